@@ -1,0 +1,366 @@
+//! From one token's router logits to a choice of experts and their weights, as each model family defines it.
+//!
+//! A choice has two steps that stay apart, so that a routing strategy can step in between: [`Gate::values`] gives the
+//! numbers that the model's own top-k sorts, and [`Gate::weights`] gives the weights of whichever experts were
+//! chosen, always from the unmodified logits.
+
+use crate::ExpertId;
+
+/// How one model turns router logits into a choice.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Gate {
+    /// Experts to choose from.
+    pub experts: usize,
+    /// Experts to choose.
+    pub top_k: usize,
+    /// What is made of the logits first.
+    pub score: Score,
+    /// Added to the scores for the choice alone, never to the weights.
+    pub bias: Option<Vec<f32>>,
+    /// Restricts the choice to the best groups of experts.
+    pub groups: Option<Groups>,
+    /// How the chosen are weighted.
+    pub weigh: Weigh,
+    /// The weight scales the expert's input instead of its output.
+    pub scales_input: bool,
+}
+
+/// What is made of the logits before they are sorted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Score {
+    /// The logits themselves.
+    Raw,
+    /// Softmax over all experts.
+    Softmax,
+    /// Sigmoid of each.
+    Sigmoid,
+}
+
+/// Choice limited to `keep` of `count` equal groups of neighbouring experts.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Groups {
+    /// Number of groups.
+    pub count: usize,
+    /// Groups that stay in the choice.
+    pub keep: usize,
+    /// What ranks a group.
+    pub rank: GroupRank,
+    /// The value that experts of other groups get.
+    pub masked: f32,
+}
+
+/// What ranks a group of experts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum GroupRank {
+    /// Its best expert.
+    Best,
+    /// The sum of its two best experts.
+    BestTwo,
+}
+
+/// How the chosen experts are weighted.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Weigh {
+    /// By their scores (without the bias), normalised and scaled.
+    Score {
+        /// What the scores are divided by.
+        renorm: Renorm,
+        /// Factor applied last.
+        scale: f32,
+    },
+    /// Softmax over the chosen logits alone.
+    SoftmaxOfChosen,
+    /// The sigmoid of each chosen logit.
+    SigmoidOfChosen,
+    /// Phi's: each of two experts is weighted by a softmax over those experts that come within `2 * eps` of it.
+    SparseMixer {
+        /// The config's `router_jitter_noise`.
+        eps: f32,
+    },
+}
+
+/// What the scores of the chosen are divided by.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Renorm {
+    /// Nothing.
+    No,
+    /// Their sum, plus a constant.
+    Sum {
+        /// The constant.
+        plus: f32,
+    },
+    /// Their sum, at least `min`.
+    Floor {
+        /// The least divisor.
+        min: f32,
+    },
+}
+
+/// A gate that could not choose.
+#[derive(Debug, PartialEq, thiserror::Error)]
+pub enum GateError {
+    /// More experts to choose than there are.
+    #[error("the config asks for {top_k} experts per token of {experts}")]
+    TopK {
+        /// Wanted.
+        top_k: usize,
+        /// There.
+        experts: usize,
+    },
+    /// Groups that do not divide the experts or leave too few of them.
+    #[error("the config's {keep} of {count} groups cannot hold a choice of {top_k} among {experts} experts")]
+    Groups {
+        /// Groups kept.
+        keep: usize,
+        /// Groups.
+        count: usize,
+        /// Wanted.
+        top_k: usize,
+        /// There.
+        experts: usize,
+    },
+    /// A correction bias of the wrong length.
+    #[error("the router's correction bias has {got} values for {experts} experts")]
+    Bias {
+        /// Values.
+        got: usize,
+        /// Experts.
+        experts: usize,
+    },
+    /// Phi's gate weighs exactly two.
+    #[error("the sparsemixer gate is defined for 2 experts per token, the config asks for {top_k}")]
+    SparseMixer {
+        /// Wanted.
+        top_k: usize,
+    },
+}
+
+impl Gate {
+    /// A softmax gate, the most common one.
+    pub fn softmax(experts: usize, top_k: usize, renorm: bool) -> Self {
+        let renorm = if renorm { Renorm::Sum { plus: 0.0 } } else { Renorm::No };
+        Gate {
+            experts,
+            top_k,
+            score: Score::Softmax,
+            bias: None,
+            groups: None,
+            weigh: Weigh::Score { renorm, scale: 1.0 },
+            scales_input: false,
+        }
+    }
+
+    /// Refuses what could not choose. Everything below relies on it.
+    pub fn checked(self) -> Result<Self, GateError> {
+        let (top_k, experts) = (self.top_k, self.experts);
+        if top_k == 0 || top_k > experts {
+            return Err(GateError::TopK { top_k, experts });
+        }
+        if let Some(g) = self.groups {
+            let per = if g.count > 0 && experts.is_multiple_of(g.count) { experts / g.count } else { 0 };
+            let two = g.rank == GroupRank::BestTwo && per < 2;
+            if per == 0 || two || g.keep == 0 || g.keep > g.count || g.keep * per < top_k {
+                return Err(GateError::Groups { keep: g.keep, count: g.count, top_k, experts });
+            }
+        }
+        if let Some(got) = self.bias.as_ref().map(Vec::len).filter(|n| *n != experts) {
+            return Err(GateError::Bias { got, experts });
+        }
+        if matches!(self.weigh, Weigh::SparseMixer { .. }) && top_k != 2 {
+            return Err(GateError::SparseMixer { top_k });
+        }
+        Ok(self)
+    }
+
+    /// The numbers that the model's own top-k sorts: scores, plus bias, with the losing groups masked.
+    ///
+    /// The caller guarantees one logit per expert.
+    pub fn values(&self, logits: &[f32], out: &mut Vec<f32>) {
+        self.scores(logits, out);
+        if let Some(bias) = &self.bias {
+            out.iter_mut().zip(bias).for_each(|(v, b)| *v += b);
+        }
+        if let Some(groups) = self.groups {
+            groups.mask(out);
+        }
+    }
+
+    /// The indices of the `top_k` largest values, largest first, the lower index first among equals.
+    pub fn choose(&self, values: &[f32], out: &mut Vec<ExpertId>) {
+        out.clear();
+        out.extend(best(values, self.top_k).into_iter().map(|i| ExpertId(i as u16)));
+    }
+
+    /// The weights of `chosen`, in its order, from the unmodified logits.
+    pub fn weights(&self, logits: &[f32], chosen: &[ExpertId], out: &mut Vec<f32>) {
+        let logit = |e: &ExpertId| logits[e.index()];
+        match self.weigh {
+            Weigh::Score { renorm, scale } => {
+                let mut scores = Vec::with_capacity(logits.len());
+                self.scores(logits, &mut scores);
+                out.clear();
+                out.extend(chosen.iter().map(|e| scores[e.index()]));
+                let sum: f32 = out.iter().sum();
+                let divisor = match renorm {
+                    Renorm::No => 1.0,
+                    Renorm::Sum { plus } => sum + plus,
+                    Renorm::Floor { min } => sum.max(min),
+                };
+                out.iter_mut().for_each(|w| *w = *w / divisor * scale);
+            }
+            Weigh::SoftmaxOfChosen => {
+                out.clear();
+                out.extend(chosen.iter().map(logit));
+                softmax(out);
+            }
+            Weigh::SigmoidOfChosen => {
+                out.clear();
+                out.extend(chosen.iter().map(|e| sigmoid(logit(e))));
+            }
+            Weigh::SparseMixer { eps } => {
+                out.clear();
+                for (rank, e) in chosen.iter().enumerate() {
+                    out.push(sparse_mixer(logits, e.index(), &chosen[..rank], eps));
+                }
+            }
+        }
+    }
+
+    fn scores(&self, logits: &[f32], out: &mut Vec<f32>) {
+        out.clear();
+        out.extend_from_slice(logits);
+        match self.score {
+            Score::Raw => {}
+            Score::Softmax => softmax(out),
+            Score::Sigmoid => out.iter_mut().for_each(|v| *v = sigmoid(*v)),
+        }
+    }
+}
+
+impl Groups {
+    fn mask(&self, values: &mut [f32]) {
+        let per = values.len() / self.count;
+        let rank: Vec<f32> = values
+            .chunks(per)
+            .map(|group| match self.rank {
+                GroupRank::Best => group.iter().copied().fold(f32::NEG_INFINITY, f32::max),
+                GroupRank::BestTwo => best(group, 2).into_iter().map(|i| group[i]).sum(),
+            })
+            .collect();
+        let kept = best(&rank, self.keep);
+        for (g, group) in values.chunks_mut(per).enumerate() {
+            if !kept.contains(&g) {
+                group.fill(self.masked);
+            }
+        }
+    }
+}
+
+/// Softmax of `logits` at `at`, over the experts whose logit comes near enough to it; `taken` are out of the running.
+fn sparse_mixer(logits: &[f32], at: usize, taken: &[ExpertId], eps: f32) -> f32 {
+    let top = logits[at];
+    let near = |j: usize| {
+        let l = logits[j];
+        let far = (top - l) / l.abs().max(top) > 2.0 * eps;
+        !far && !taken.iter().any(|t| t.index() == j)
+    };
+    let sum: f32 = (0..logits.len()).filter(|j| near(*j)).map(|j| (logits[j] - top).exp()).sum();
+    1.0 / sum
+}
+
+fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+fn softmax(values: &mut [f32]) {
+    let top = values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let mut sum = 0.0;
+    for v in values.iter_mut() {
+        *v = (*v - top).exp();
+        sum += *v;
+    }
+    values.iter_mut().for_each(|v| *v /= sum);
+}
+
+/// The indices of the `k` largest values in falling order; the lower index wins a tie, NaN comes last.
+fn best(values: &[f32], k: usize) -> Vec<usize> {
+    let key = |i: &usize| if values[*i].is_nan() { f32::NEG_INFINITY } else { values[*i] };
+    let mut order: Vec<usize> = (0..values.len()).collect();
+    let falling = |a: &usize, b: &usize| key(b).total_cmp(&key(a)).then(a.cmp(b));
+    if k < order.len() {
+        order.select_nth_unstable_by(k, falling);
+        order.truncate(k);
+    }
+    order.sort_unstable_by(falling);
+    order
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(gate: &Gate, logits: &[f32]) -> (Vec<u16>, Vec<f32>) {
+        let (mut values, mut ids, mut weights) = (vec![], vec![], vec![]);
+        gate.values(logits, &mut values);
+        gate.choose(&values, &mut ids);
+        gate.weights(logits, &ids, &mut weights);
+        (ids.into_iter().map(|e| e.0).collect(), weights)
+    }
+
+    #[test]
+    fn softmax_gate_ranks_and_normalises() {
+        let (ids, weights) = run(&Gate::softmax(4, 2, true), &[0.0, 2.0, 1.0, -1.0]);
+        assert_eq!(ids, [1, 2]);
+        assert!((weights.iter().sum::<f32>() - 1.0).abs() < 1e-6);
+        assert!((weights[0] / weights[1] - 1f32.exp()).abs() < 1e-5);
+    }
+
+    #[test]
+    fn the_bias_moves_the_choice_and_not_the_weight() {
+        let gate = Gate {
+            score: Score::Sigmoid,
+            bias: Some(vec![0.0, 0.0, 5.0, 0.0]),
+            weigh: Weigh::Score { renorm: Renorm::No, scale: 2.0 },
+            ..Gate::softmax(4, 1, false)
+        };
+        let (ids, weights) = run(&gate, &[3.0, 1.0, 0.0, -1.0]);
+        assert_eq!((ids, weights), (vec![2], vec![1.0]));
+    }
+
+    #[test]
+    fn groups_mask_by_the_sum_of_the_two_best() {
+        let groups = Groups { count: 2, keep: 1, rank: GroupRank::BestTwo, masked: f32::NEG_INFINITY };
+        let gate = Gate { score: Score::Raw, groups: Some(groups), ..Gate::softmax(6, 2, false) };
+        // The best single expert is in the losing group.
+        assert_eq!(run(&gate, &[9.0, 0.0, 0.0, 5.0, 5.0, 5.0]).0, [3, 4]);
+    }
+
+    #[test]
+    fn sparse_mixer_weighs_each_of_the_two_among_its_neighbours() {
+        let gate = Gate { score: Score::Raw, weigh: Weigh::SparseMixer { eps: 0.01 }, ..Gate::softmax(4, 2, false) };
+        let (ids, weights) = run(&gate, &[1.0, 1.01, 0.5, -3.0]);
+        assert_eq!(ids, [1, 0]);
+        // 1.0 is within 2 % of 1.01; nothing else is within 2 % of 1.0 once 1.01 is taken.
+        assert!((weights[0] - 1.0 / (1.0 + (-0.01f32).exp())).abs() < 1e-6);
+        assert_eq!(weights[1], 1.0);
+    }
+
+    #[test]
+    fn ties_go_to_the_lower_index_and_nan_is_last() {
+        assert_eq!(best(&[1.0, 2.0, 2.0, f32::NAN], 4), [1, 2, 0, 3]);
+    }
+
+    #[test]
+    fn impossible_gates_are_refused() {
+        assert!(Gate::softmax(4, 5, false).checked().is_err());
+        assert!(Gate::softmax(4, 0, false).checked().is_err());
+        let groups = |count, keep| {
+            let groups = Some(Groups { count, keep, rank: GroupRank::Best, masked: 0.0 });
+            Gate { groups, ..Gate::softmax(8, 3, false) }.checked()
+        };
+        assert!(groups(4, 2).is_ok());
+        assert!(groups(4, 1).is_err());
+        assert!(groups(3, 2).is_err());
+        assert!(groups(0, 0).is_err());
+    }
+}

@@ -1,0 +1,18 @@
+//! The words that all of larder shares: which layer and expert, how numbers are stored, what one expert looks like
+//! in bytes, how a router's logits become a choice, and where a checkpoint keeps each of these.
+//!
+//! Nothing here opens a file, holds a weight or measures time.
+
+mod blueprint;
+mod expert;
+mod gate;
+mod ids;
+mod kind;
+mod tensors;
+
+pub use blueprint::{Blueprint, ExpertNames, Geometry, Pick, Piece, TensorSpec};
+pub use expert::{ExpertLayout, LayoutError, PART_ALIGN, Part, SHARD_ALIGN};
+pub use gate::{Gate, GateError, GroupRank, Groups, Renorm, Score, Weigh};
+pub use ids::{ExpertId, LayerIdx};
+pub use kind::{Kind, UnknownKind};
+pub use tensors::{TensorMeta, Tensors, TensorsError};

@@ -1,0 +1,150 @@
+//! Every stored format, widened to f32: the definition that all products are measured against.
+
+use half::{bf16, f16};
+use larder_core::Kind;
+
+/// Widens stored values to f32.
+///
+/// # Panics
+/// If `bytes` is not exactly `out.len()` values of `kind`.
+pub fn widen(kind: Kind, bytes: &[u8], out: &mut [f32]) {
+    assert_eq!(kind.row_bytes(out.len()), Some(bytes.len()), "stored row does not fit {} values", out.len());
+    match kind {
+        Kind::F32 => each(bytes, out, |b: &[u8; 4], o: &mut [f32; 1]| o[0] = f32::from_le_bytes(*b)),
+        Kind::F16 => each(bytes, out, |b: &[u8; 2], o: &mut [f32; 1]| o[0] = half(*b)),
+        Kind::Bf16 => each(bytes, out, |b: &[u8; 2], o: &mut [f32; 1]| o[0] = bf16::from_le_bytes(*b).to_f32()),
+        Kind::Q8_0 => each(bytes, out, q8_0),
+        Kind::Q4_0 => each(bytes, out, q4_0),
+        Kind::Q4K => each(bytes, out, q4_k),
+        Kind::Q5K => each(bytes, out, q5_k),
+        Kind::Q6K => each(bytes, out, q6_k),
+    }
+}
+
+fn each<const B: usize, const N: usize>(bytes: &[u8], out: &mut [f32], block: impl Fn(&[u8; B], &mut [f32; N])) {
+    for (b, o) in bytes.as_chunks::<B>().0.iter().zip(out.as_chunks_mut::<N>().0) {
+        block(b, o);
+    }
+}
+
+fn half(bytes: [u8; 2]) -> f32 {
+    f16::from_le_bytes(bytes).to_f32()
+}
+
+fn q8_0(block: &[u8; 34], out: &mut [f32; 32]) {
+    let d = half([block[0], block[1]]);
+    for (o, q) in out.iter_mut().zip(&block[2..]) {
+        *o = d * (*q as i8) as f32;
+    }
+}
+
+fn q4_0(block: &[u8; 18], out: &mut [f32; 32]) {
+    let d = half([block[0], block[1]]);
+    for (i, q) in block[2..].iter().enumerate() {
+        out[i] = d * ((q & 15) as i32 - 8) as f32;
+        out[i + 16] = d * ((q >> 4) as i32 - 8) as f32;
+    }
+}
+
+/// The 6-bit scale and minimum of group `g`, packed over 12 bytes: the first four groups in the low six bits of bytes
+/// 0..4 and 4..8, the last four in the nibbles of bytes 8..12 with their top bits in the high bits of the others.
+fn scale_min(packed: &[u8], g: usize) -> (f32, f32) {
+    let (scale, min) = match g {
+        0..4 => (packed[g] & 63, packed[g + 4] & 63),
+        _ => ((packed[g + 4] & 15) | (packed[g - 4] >> 6 << 4), (packed[g + 4] >> 4) | (packed[g] >> 6 << 4)),
+    };
+    (scale as f32, min as f32)
+}
+
+fn q4_k(block: &[u8; 144], out: &mut [f32; 256]) {
+    let (d, dmin) = (half([block[0], block[1]]), half([block[2], block[3]]));
+    let (scales, quants) = (&block[4..16], &block[16..]);
+    for (g, out) in out.chunks_exact_mut(32).enumerate() {
+        let (scale, min) = scale_min(scales, g);
+        let (d, m) = (d * scale, dmin * min);
+        // Two groups share 32 bytes: the even one has the low nibbles.
+        let bytes = &quants[g / 2 * 32..][..32];
+        for (o, q) in out.iter_mut().zip(bytes) {
+            *o = d * (q >> (4 * (g % 2)) & 15) as f32 - m;
+        }
+    }
+}
+
+fn q5_k(block: &[u8; 176], out: &mut [f32; 256]) {
+    let (d, dmin) = (half([block[0], block[1]]), half([block[2], block[3]]));
+    let (scales, high, quants) = (&block[4..16], &block[16..48], &block[48..]);
+    for (g, out) in out.chunks_exact_mut(32).enumerate() {
+        let (scale, min) = scale_min(scales, g);
+        let (d, m) = (d * scale, dmin * min);
+        let bytes = &quants[g / 2 * 32..][..32];
+        for ((o, q), h) in out.iter_mut().zip(bytes).zip(high) {
+            let fifth = (h >> g & 1) << 4;
+            *o = d * ((q >> (4 * (g % 2)) & 15) | fifth) as f32 - m;
+        }
+    }
+}
+
+fn q6_k(block: &[u8; 210], out: &mut [f32; 256]) {
+    let (low, high, scales) = (&block[..128], &block[128..192], &block[192..208]);
+    let d = half([block[208], block[209]]);
+    for (i, o) in out.iter_mut().enumerate() {
+        // Each half of 128 values: four runs of 32; runs 0 and 1 in the low nibbles of 64 bytes, 2 and 3 in the high
+        // ones; two more bits of each in 32 bytes, a run per bit pair.
+        let (half, run, at) = (i / 128, i / 32 % 4, i % 32);
+        let nibble = low[half * 64 + run % 2 * 32 + at] >> (4 * (run / 2)) & 15;
+        let top = high[half * 32 + at] >> (2 * run) & 3;
+        let q = (nibble | top << 4) as i32 - 32;
+        *o = d * (scales[i / 16] as i8) as f32 * q as f32;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::quantized::{GgmlDType, QTensor};
+    use candle_core::{Device, Tensor};
+
+    use super::*;
+
+    fn noise(n: usize) -> Vec<f32> {
+        let mut state = 0x9e37_79b9_7f4a_7c15u64;
+        (0..n)
+            .map(|_| {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+            })
+            .collect()
+    }
+
+    /// candle quantises and widens; our widening of its bytes must agree with its own.
+    #[test]
+    fn block_formats_agree_with_candle() {
+        let values = Tensor::from_vec(noise(1024), (2, 512), &Device::Cpu).unwrap();
+        for (kind, theirs) in [
+            (Kind::Q8_0, GgmlDType::Q8_0),
+            (Kind::Q4_0, GgmlDType::Q4_0),
+            (Kind::Q4K, GgmlDType::Q4K),
+            (Kind::Q5K, GgmlDType::Q5K),
+            (Kind::Q6K, GgmlDType::Q6K),
+        ] {
+            let stored = QTensor::quantize(&values, theirs).unwrap();
+            let bytes = stored.data().unwrap();
+            let want: Vec<f32> = stored.dequantize(&Device::Cpu).unwrap().flatten_all().unwrap().to_vec1().unwrap();
+            let mut got = vec![0.0; 1024];
+            widen(kind, &bytes, &mut got);
+            for (g, w) in got.iter().zip(&want) {
+                assert!((g - w).abs() <= 1e-6, "{kind}: {g} is not {w}");
+            }
+        }
+    }
+
+    #[test]
+    fn floats_widen_exactly() {
+        let mut out = [0.0; 2];
+        widen(Kind::F16, &[0x00, 0x3c, 0x00, 0xc0], &mut out);
+        assert_eq!(out, [1.0, -2.0]);
+        widen(Kind::Bf16, &[0x80, 0x3f, 0x00, 0xc0], &mut out);
+        assert_eq!(out, [1.0, -2.0]);
+    }
+}

@@ -1,0 +1,210 @@
+//! What most architectures say in the same words.
+
+use larder_core::{ExpertNames, Gate, Geometry, LayerIdx};
+
+use crate::config::{Config, bad};
+use crate::decoder::{Factors, Ffn, Layer, Stack};
+use crate::error::Result;
+use crate::matrix::{Linear, Matrix};
+use crate::nn::{
+    Activation, Attention, AttentionShape, HeadNorm, Mixer, Mlp, MlpNames, Moe, Norm, Rope, Rotary, Visible,
+};
+use crate::weights::Weights;
+
+/// More layers than any model has; each costs memory before a single tensor is read.
+const MOST_LAYERS: usize = 2048;
+
+/// The sizes that every config names.
+pub struct Basics {
+    pub vocab: usize,
+    pub hidden: usize,
+    pub layers: usize,
+    pub context: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    pub eps: f64,
+    pub act: Activation,
+    pub tied: bool,
+    pub head_bias: bool,
+}
+
+impl Basics {
+    /// `eps` names the key of the norms' epsilon.
+    pub fn parse(c: &mut Config, eps: &str) -> Result<Self> {
+        let (hidden, heads) = (c.size(&["hidden_size"])?, c.size(&["num_attention_heads"])?);
+        let head_dim = match c.opt_size(&["head_dim"])? {
+            Some(dim) => dim,
+            None if hidden.is_multiple_of(heads) => hidden / heads,
+            None => return Err(bad(format!("hidden_size {hidden} is not a multiple of {heads} attention heads"))),
+        };
+        let kv_heads = c.size_or(&["num_key_value_heads"], heads)?;
+        if !heads.is_multiple_of(kv_heads) {
+            return Err(bad(format!("{heads} attention heads cannot share {kv_heads} key-value heads")));
+        }
+        let layers = c.size(&["num_hidden_layers"])?;
+        if layers > MOST_LAYERS {
+            return Err(bad(format!("num_hidden_layers is {layers}, more than {MOST_LAYERS}")));
+        }
+        Ok(Basics {
+            vocab: c.size(&["vocab_size"])?,
+            hidden,
+            layers,
+            context: c.size(&["max_position_embeddings"])?,
+            heads,
+            kv_heads,
+            head_dim,
+            eps: c.positive_or(eps, 1e-5)?,
+            act: Activation::named(c.opt_text("hidden_act")?.unwrap_or("silu"))?,
+            tied: c.flag_or("tie_word_embeddings", false)?,
+            head_bias: false,
+        })
+    }
+
+    pub fn embed(&self, w: &mut Weights) -> Result<Matrix> {
+        w.matrix("model.embed_tokens.weight", self.vocab, self.hidden)
+    }
+
+    /// The head of its own, or the embedding again.
+    pub fn head(&self, w: &mut Weights, embed: &Matrix) -> Result<Linear> {
+        if !self.tied {
+            return w.linear("lm_head", self.vocab, self.hidden, self.head_bias);
+        }
+        let bias = if self.head_bias { Some(w.tensor("lm_head.bias", &[self.vocab])?) } else { None };
+        Ok(Linear::new(embed.clone(), bias))
+    }
+
+    pub fn geometry(&self, moe_layers: Vec<usize>, experts: usize, top_k: usize, inter: usize) -> Result<Geometry> {
+        if experts > u16::MAX as usize {
+            return Err(bad(format!("{experts} experts per layer are more than {}", u16::MAX)));
+        }
+        let moe_layers = moe_layers.into_iter().map(|l| LayerIdx(l as u16)).collect();
+        let (layers, hidden) = (self.layers, self.hidden);
+        Ok(Geometry { layers, moe_layers, experts, top_k, hidden, inter, bias: false })
+    }
+
+    /// Plain attention below `prefix`: grouped queries, rotation in halves, every earlier position visible.
+    pub fn attention(&self, w: &mut Weights, prefix: &str, bias: Bias, rotary: Rotary) -> Result<Attention> {
+        self.attention_as(w, prefix, "o_proj", self.heads * self.head_dim, bias, rotary)
+    }
+
+    /// As [`attention`](Self::attention), with another name for the output product and another height of the query's.
+    pub fn attention_as(
+        &self,
+        w: &mut Weights,
+        prefix: &str,
+        output: &str,
+        query_rows: usize,
+        bias: Bias,
+        rotary: Rotary,
+    ) -> Result<Attention> {
+        let (mixed, kv) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
+        Ok(Attention {
+            shape: AttentionShape { heads: self.heads, kv_heads: self.kv_heads, head_dim: self.head_dim },
+            q: w.linear(&format!("{prefix}.q_proj"), query_rows, self.hidden, bias.qkv)?,
+            k: w.linear(&format!("{prefix}.k_proj"), kv, self.hidden, bias.qkv)?,
+            v: w.linear(&format!("{prefix}.v_proj"), kv, self.hidden, bias.qkv)?,
+            o: w.linear(&format!("{prefix}.{output}"), self.hidden, mixed, bias.o)?,
+            norm: HeadNorm::No,
+            clip: None,
+            rotary: Some(rotary),
+            visible: Visible::All,
+            scale: (self.head_dim as f64).powf(-0.5),
+            sinks: None,
+            temperature: None,
+            output_gate: false,
+        })
+    }
+
+    /// `prefix.q_norm`, `prefix.k_norm`, each over a head.
+    pub fn head_norm(&self, w: &mut Weights, prefix: &str) -> Result<HeadNorm> {
+        let mut norm = |name: &str| Norm::rms(w, &format!("{prefix}.{name}"), self.head_dim, self.eps);
+        Ok(HeadNorm::PerHead(norm("q_norm")?, norm("k_norm")?))
+    }
+
+    /// The experts of layer `l`: their router and nothing beside them.
+    pub fn moe(&self, w: &mut Weights, l: usize, router: &str, gate: Gate) -> Result<Moe> {
+        let router = w.linear(router, gate.experts, self.hidden, false)?;
+        Ok(Moe { layer: LayerIdx(l as u16), router, gate, act: self.act, shared: None })
+    }
+
+    /// A dense MLP with the usual names.
+    pub fn mlp(&self, w: &mut Weights, prefix: &str, inter: usize, bias: bool) -> Result<Mlp> {
+        Mlp::new(w, prefix, &MlpNames::PROJ, (self.hidden, inter), self.act, bias)
+    }
+
+    /// A layer with the usual two norms below `prefix`.
+    pub fn layer(&self, w: &mut Weights, prefix: &str, mixer: impl Mixer + 'static, ffn: Ffn) -> Result<Layer> {
+        Ok(Layer {
+            mixer_norm: Norm::rms(w, &format!("{prefix}.input_layernorm"), self.hidden, self.eps)?,
+            mixer: Box::new(mixer),
+            ffn_norm: Norm::rms(w, &format!("{prefix}.post_attention_layernorm"), self.hidden, self.eps)?,
+            ffn,
+        })
+    }
+
+    /// The usual model around its layers.
+    pub fn stack(
+        &self,
+        w: &mut Weights,
+        rope: Rope,
+        geometry: Geometry,
+        experts: ExpertNames,
+        layer: impl FnMut(&mut Weights, usize) -> Result<Layer>,
+    ) -> Result<Stack> {
+        let embed = self.embed(w)?;
+        let layers = self.layers(w, layer)?;
+        let norm = Norm::rms(w, "model.norm", self.hidden, self.eps)?;
+        let head = self.head(w, &embed)?;
+        let (vocab, context) = (self.vocab, self.context);
+        let factors = Factors::default();
+        Ok(Stack { vocab, context, geometry, experts, embed, layers, norm, head, rope: Some(rope), factors })
+    }
+
+    pub fn layers(
+        &self,
+        w: &mut Weights,
+        mut layer: impl FnMut(&mut Weights, usize) -> Result<Layer>,
+    ) -> Result<Vec<Layer>> {
+        (0..self.layers).map(|l| layer(w, l)).collect()
+    }
+}
+
+/// Which products of an attention have biases.
+#[derive(Clone, Copy)]
+pub struct Bias {
+    pub qkv: bool,
+    pub o: bool,
+}
+
+impl Bias {
+    pub const NO: Bias = Bias { qkv: false, o: false };
+
+    pub fn all(on: bool) -> Self {
+        Bias { qkv: on, o: on }
+    }
+}
+
+/// A window of `width`, or everything.
+pub fn window(width: Option<usize>) -> Visible {
+    width.map_or(Visible::All, Visible::Window)
+}
+
+/// The kinds of layers that a config lists, checked against their number and the names that are known.
+pub fn layer_types<'a>(c: &mut Config<'a>, layers: usize, known: &[&str]) -> Result<Option<Vec<&'a str>>> {
+    let Some(types) = c.opt_texts("layer_types")? else { return Ok(None) };
+    if types.len() != layers {
+        return Err(bad(format!("layer_types names {} layers of {layers}", types.len())));
+    }
+    match types.iter().find(|t| !known.contains(t)) {
+        Some(other) => Err(bad(format!("layer type '{other}' is unknown; known are {}", known.join(" and ")))),
+        None => Ok(Some(types)),
+    }
+}
+
+/// Which layers have experts, as the Qwen family says it.
+pub fn sparse_layers(c: &mut Config, layers: usize) -> Result<Vec<usize>> {
+    let step = c.size_or(&["decoder_sparse_step"], 1)?;
+    let dense = c.opt_counts("mlp_only_layers")?.unwrap_or_default();
+    Ok((0..layers).filter(|l| !dense.contains(l) && (l + 1).is_multiple_of(step)).collect())
+}

@@ -1,0 +1,42 @@
+//! DeepSeek-V3: version 2 with sigmoid scores, a correction bias for the choice, and groups ranked by their best two.
+
+use larder_core::{Gate, GroupRank, Groups, Renorm, Score, Weigh};
+
+use super::deepseek_v2::build_with;
+use crate::config::{Config, bad};
+use crate::decoder::Stack;
+use crate::error::Result;
+use crate::nn::Rotary;
+use crate::weights::Weights;
+
+pub fn build(c: &mut Config, w: &mut Weights) -> Result<Stack> {
+    let rotary = |r: Rotary, c: &mut Config| Ok(Rotary { interleaved: c.flag_or("rope_interleave", true)?, ..r });
+    build_with(c, w, rotary, parse_gate, with_bias)
+}
+
+/// The gate that version 3 and GLM-4 share, still without a layer's bias.
+pub fn parse_gate(c: &mut Config) -> Result<Gate> {
+    let experts = c.size(&["n_routed_experts", "num_local_experts", "num_experts"])?;
+    let top_k = c.size(&["num_experts_per_tok"])?;
+    let (count, keep) = (c.size_or(&["n_group"], 1)?, c.size_or(&["topk_group"], 1)?);
+    let renorm = match c.flag_or("norm_topk_prob", true)? {
+        true => Renorm::Sum { plus: 1e-20 },
+        false => Renorm::No,
+    };
+    let scale = c.number_or("routed_scaling_factor", 1.0)? as f32;
+    for (key, known) in [("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")] {
+        if let Some(other) = c.opt_text(key)?.filter(|s| *s != known) {
+            return Err(bad(format!("{key} '{other}' is unknown for this model; known is {known}")));
+        }
+    }
+    let groups = Groups { count, keep, rank: GroupRank::BestTwo, masked: f32::NEG_INFINITY };
+    let groups = if count == 1 { None } else { Some(groups) };
+    let weigh = Weigh::Score { renorm, scale };
+    Ok(Gate { score: Score::Sigmoid, groups, weigh, ..Gate::softmax(experts, top_k, false) }.checked()?)
+}
+
+/// `gate` with the correction bias of the layer below `prefix`.
+pub fn with_bias(w: &mut Weights, prefix: &str, gate: &Gate) -> Result<Gate> {
+    let bias = w.vector(&format!("{prefix}.gate.e_score_correction_bias"), &[gate.experts])?;
+    Ok(Gate { bias: Some(bias), ..gate.clone() })
+}

@@ -1,0 +1,69 @@
+//! gpt-oss: attention with sinks, sliding in every other layer, and experts with biases and a clamped activation.
+
+use larder_core::{ExpertNames, Gate, Geometry, LayerIdx, Pick, Piece, Score, Weigh};
+
+use super::common::{Basics, Bias, layer_types};
+use crate::config::{Config, bad};
+use crate::decoder::{Ffn, Stack};
+use crate::error::Result;
+use crate::nn::{Activation, Attention, Moe, Rope, Visible};
+use crate::weights::Weights;
+
+pub fn build(c: &mut Config, w: &mut Weights) -> Result<Stack> {
+    let b = Basics::parse(c, "rms_norm_eps")?;
+    c.ignore(&["initial_context_length"]); // the same number as in the rope's parameters
+    let (rope, rotary) = Rope::parse(c, b.head_dim, 150_000.0, b.context, None)?;
+    let visible = visible(c, b.layers)?;
+    let bias = Bias::all(c.flag_or("attention_bias", true)?);
+    let alpha = c.number_or("swiglu_alpha", 1.702)? as f32;
+    let limit = c.positive_or("swiglu_limit", 7.0)? as f32;
+    let act = Activation::ClampedSwiglu { alpha, limit };
+    let experts = c.size(&["num_local_experts", "num_experts"])?;
+    let top_k = c.size_or(&["num_experts_per_tok", "experts_per_token"], 4)?;
+    let weigh = Weigh::SoftmaxOfChosen;
+    let gate = Gate { score: Score::Raw, weigh, ..Gate::softmax(experts, top_k, false) }.checked()?;
+    let inter = c.size(&["intermediate_size"])?;
+
+    let geometry = b.geometry((0..b.layers).collect(), experts, top_k, inter)?;
+    b.stack(w, rope, Geometry { bias: true, ..geometry }, names(), |w, l| {
+        let prefix = format!("model.layers.{l}");
+        let own = format!("{prefix}.self_attn");
+        let attention = b.attention(w, &own, bias, rotary)?;
+        let sinks = Some(w.tensor(&format!("{own}.sinks"), &[b.heads])?);
+        let router = w.linear(&format!("{prefix}.mlp.router"), experts, b.hidden, true)?;
+        let moe = Moe { layer: LayerIdx(l as u16), router, gate: gate.clone(), act, shared: None };
+        b.layer(w, &prefix, Attention { visible: visible[l], sinks, ..attention }, Ffn::Moe(moe))
+    })
+}
+
+/// All experts of a layer in one tensor, gate and up in alternating columns.
+fn names() -> ExpertNames {
+    let piece = |name: &str, transposed, pick| {
+        Piece::stacked(format!("model.layers.{{l}}.mlp.experts.{name}"), transposed, pick)
+    };
+    ExpertNames {
+        gate: piece("gate_up_proj", true, Pick::Even),
+        up: piece("gate_up_proj", true, Pick::Odd),
+        down: piece("down_proj", true, Pick::All),
+        bias: Some([
+            piece("gate_up_proj_bias", false, Pick::Even),
+            piece("gate_up_proj_bias", false, Pick::Odd),
+            piece("down_proj_bias", false, Pick::All),
+        ]),
+    }
+}
+
+fn visible(c: &mut Config, layers: usize) -> Result<Vec<Visible>> {
+    let width = c.opt_size(&["sliding_window"])?;
+    let types = layer_types(c, layers, &["sliding_attention", "full_attention"])?;
+    (0..layers)
+        .map(|l| {
+            let slides = types.as_ref().map_or(l.is_multiple_of(2), |types| types[l] == "sliding_attention");
+            match (slides, width) {
+                (false, _) => Ok(Visible::All),
+                (true, Some(width)) => Ok(Visible::Window(width)),
+                (true, None) => Err(bad("has sliding layers and no sliding_window")),
+            }
+        })
+        .collect()
+}

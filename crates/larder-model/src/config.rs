@@ -1,0 +1,276 @@
+//! Reading a `config.json` so that nothing in it is overlooked: every key is used, known to be without effect on the
+//! result, or an error.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Map, Value};
+
+use crate::error::{ModelError, Result};
+
+/// Keys that cannot change what a model computes when it is only run: training, bookkeeping, and the hub's own.
+const NEUTRAL: &[&str] = &[
+    "_attn_implementation",
+    "_attn_implementation_autoset",
+    "_commit_hash",
+    "_name_or_path",
+    "architectures",
+    "attention_dropout",
+    "auto_map",
+    "aux_loss_alpha",
+    "bad_words_ids",
+    "begin_suppress_tokens",
+    "bos_token_id",
+    "chunk_size_feed_forward",
+    "diversity_penalty",
+    "do_sample",
+    "dtype",
+    "early_stopping",
+    "embd_pdrop",
+    "encoder_no_repeat_ngram_size",
+    "eos_token_id",
+    "ep_size",
+    "exponential_decay_length_penalty",
+    "finetuning_task",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "hidden_dropout",
+    "id2label",
+    "initializer_range",
+    "input_jitter_noise",
+    "label2id",
+    "length_penalty",
+    "max_length",
+    "min_length",
+    "model_type",
+    "no_repeat_ngram_size",
+    "num_beam_groups",
+    "num_beams",
+    "num_mtp_layers",
+    "num_nextn_predict_layers",
+    "num_return_sequences",
+    "output_attentions",
+    "output_hidden_states",
+    "output_router_logits",
+    "output_scores",
+    "pad_token_id",
+    "prefix",
+    "pretraining_tp",
+    "problem_type",
+    "remove_invalid_values",
+    "repetition_penalty",
+    "resid_pdrop",
+    "return_dict",
+    "return_dict_in_generate",
+    "router_aux_loss_coef",
+    "router_z_loss_coef",
+    "sep_token_id",
+    "seq_aux",
+    "suppress_tokens",
+    "task_specific_params",
+    "temperature",
+    "tie_encoder_decoder",
+    "tokenizer_class",
+    "top_k",
+    "top_p",
+    "torch_dtype",
+    "torchscript",
+    "transformers_version",
+    "typical_p",
+    "use_bfloat16",
+    "use_cache",
+];
+
+/// The largest size that a config may name; far above any model, far below what would overflow.
+const MOST: u64 = 1 << 24;
+
+/// A config, with a note of which keys have been looked at.
+pub struct Config<'a> {
+    keys: &'a Map<String, Value>,
+    /// How messages call this object: empty, or `rope_scaling.` and the like.
+    prefix: &'static str,
+    used: BTreeSet<String>,
+}
+
+impl<'a> Config<'a> {
+    /// Reads `value`, which must be a JSON object.
+    pub fn new(value: &'a Value) -> Result<Self> {
+        let keys = value.as_object().ok_or_else(|| bad("is not a JSON object"))?;
+        Ok(Self::inner(keys, ""))
+    }
+
+    fn inner(keys: &'a Map<String, Value>, prefix: &'static str) -> Self {
+        Config { keys, prefix, used: BTreeSet::new() }
+    }
+
+    /// The value of the first of `names` that is there and not null.
+    fn get(&mut self, names: &[&str]) -> Option<&'a Value> {
+        self.used.extend(names.iter().map(|n| n.to_string()));
+        names.iter().find_map(|n| self.keys.get(*n)).filter(|v| !v.is_null())
+    }
+
+    fn wrong(&self, name: &str, want: &str, got: &Value) -> ModelError {
+        let mut shown = got.to_string();
+        if let Some((cut, _)) = shown.char_indices().nth(60) {
+            shown.truncate(cut);
+            shown.push('…');
+        }
+        bad(format!("{}{name} is {shown}, not {want}", self.prefix))
+    }
+
+    /// A size of at least one. The first name is the one in messages.
+    pub fn size(&mut self, names: &[&str]) -> Result<usize> {
+        match self.opt_size(names)? {
+            Some(n) => Ok(n),
+            None => Err(bad(format!("has no {}{}", self.prefix, names[0]))),
+        }
+    }
+
+    /// A size of at least one, or `default`.
+    pub fn size_or(&mut self, names: &[&str], default: usize) -> Result<usize> {
+        Ok(self.opt_size(names)?.unwrap_or(default))
+    }
+
+    /// A size of at least one, if there.
+    pub fn opt_size(&mut self, names: &[&str]) -> Result<Option<usize>> {
+        match self.opt_count(names)? {
+            Some(0) => Err(bad(format!("{}{} is 0", self.prefix, names[0]))),
+            other => Ok(other),
+        }
+    }
+
+    /// A count that may be zero, or `default`.
+    pub fn count_or(&mut self, names: &[&str], default: usize) -> Result<usize> {
+        Ok(self.opt_count(names)?.unwrap_or(default))
+    }
+
+    fn opt_count(&mut self, names: &[&str]) -> Result<Option<usize>> {
+        let Some(v) = self.get(names) else { return Ok(None) };
+        match v.as_u64() {
+            Some(n) if n <= MOST => Ok(Some(n as usize)),
+            _ => Err(self.wrong(names[0], &format!("a count of at most {MOST}"), v)),
+        }
+    }
+
+    /// A finite number, or `default`.
+    pub fn number_or(&mut self, name: &str, default: f64) -> Result<f64> {
+        Ok(self.opt_number(name)?.unwrap_or(default))
+    }
+
+    /// A finite number, if there.
+    pub fn opt_number(&mut self, name: &str) -> Result<Option<f64>> {
+        let Some(v) = self.get(&[name]) else { return Ok(None) };
+        match v.as_f64().filter(|n| n.is_finite()) {
+            Some(n) => Ok(Some(n)),
+            None => Err(self.wrong(name, "a number", v)),
+        }
+    }
+
+    /// A finite number that must be there.
+    pub fn number(&mut self, name: &str) -> Result<f64> {
+        self.opt_number(name)?.ok_or_else(|| bad(format!("has no {}{name}", self.prefix)))
+    }
+
+    /// A positive number, or `default`.
+    pub fn positive_or(&mut self, name: &str, default: f64) -> Result<f64> {
+        match self.number_or(name, default)? {
+            n if n > 0.0 => Ok(n),
+            n => Err(bad(format!("{}{name} is {n}, not a positive number", self.prefix))),
+        }
+    }
+
+    /// A truth value, or `default`.
+    pub fn flag_or(&mut self, name: &str, default: bool) -> Result<bool> {
+        let Some(v) = self.get(&[name]) else { return Ok(default) };
+        v.as_bool().ok_or_else(|| self.wrong(name, "true or false", v))
+    }
+
+    /// A string, if there.
+    pub fn opt_text(&mut self, name: &str) -> Result<Option<&'a str>> {
+        let Some(v) = self.get(&[name]) else { return Ok(None) };
+        v.as_str().map(Some).ok_or_else(|| self.wrong(name, "a string", v))
+    }
+
+    /// A list of numbers, if there.
+    pub fn opt_numbers(&mut self, name: &str) -> Result<Option<Vec<f64>>> {
+        self.opt_list(name, "a list of numbers", |v| v.as_f64().filter(|n| n.is_finite()))
+    }
+
+    /// A list of layer numbers, if there.
+    pub fn opt_counts(&mut self, name: &str) -> Result<Option<Vec<usize>>> {
+        self.opt_list(name, "a list of counts", |v| v.as_u64().filter(|n| *n <= MOST).map(|n| n as usize))
+    }
+
+    /// A list of strings, if there.
+    pub fn opt_texts(&mut self, name: &str) -> Result<Option<Vec<&'a str>>> {
+        self.opt_list(name, "a list of strings", |v| v.as_str())
+    }
+
+    fn opt_list<T>(&mut self, name: &str, want: &str, item: impl Fn(&'a Value) -> Option<T>) -> Result<Option<Vec<T>>> {
+        let Some(v) = self.get(&[name]) else { return Ok(None) };
+        let items = v.as_array().and_then(|list| list.iter().map(item).collect());
+        items.map(Some).ok_or_else(|| self.wrong(name, want, v))
+    }
+
+    /// A nested object, if there.
+    pub fn opt_object(&mut self, name: &'static str, prefix: &'static str) -> Result<Option<Config<'a>>> {
+        let Some(v) = self.get(&[name]) else { return Ok(None) };
+        match v.as_object() {
+            Some(keys) => Ok(Some(Config::inner(keys, prefix))),
+            None => Err(self.wrong(name, "an object", v)),
+        }
+    }
+
+    /// Declares keys that this architecture carries without using them.
+    pub fn ignore(&mut self, names: &[&str]) {
+        self.used.extend(names.iter().map(|n| n.to_string()));
+    }
+
+    /// Fails on a key that nobody looked at and that could change the result. `null` and `false` switch nothing on.
+    pub fn finish(self) -> Result<()> {
+        for (key, value) in self.keys {
+            let neutral = self.prefix.is_empty() && NEUTRAL.contains(&key.as_str());
+            let off = value.is_null() || *value == Value::Bool(false);
+            if key == "quantization_config" && self.prefix.is_empty() && !off {
+                return Err(bad("the checkpoint is quantised (quantization_config); larder reads F32, F16 and BF16"));
+            }
+            if !self.used.contains(key) && !neutral && !off {
+                let what = format!("{}{key} is not understood and might change the result", self.prefix);
+                return Err(bad(what));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// An error about the config.
+pub fn bad(what: impl Into<String>) -> ModelError {
+    ModelError::Config(what.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn unknown_keys_are_errors_unless_they_are_off() {
+        let check = |v: Value| Config::new(&v).unwrap().finish().map_err(|e| e.to_string());
+        assert!(check(json!({"use_cache": true, "attention_flavour": null, "fancy": false})).is_ok());
+        assert_eq!(
+            check(json!({"attention_flavour": "x"})).unwrap_err(),
+            "config.json: attention_flavour is not understood and might change the result"
+        );
+        assert!(check(json!({"quantization_config": {"bits": 4}})).unwrap_err().contains("quantised"));
+    }
+
+    #[test]
+    fn sizes_are_bounded_and_typed() {
+        let v = json!({"zero": 0, "huge": 1e18 as u64, "minus": -4, "text": "8", "float": 1.5, "ok": 7});
+        let mut c = Config::new(&v).unwrap();
+        for key in ["zero", "huge", "minus", "text", "float", "absent"] {
+            assert!(c.size(&[key]).is_err(), "{key}");
+        }
+        assert_eq!(c.size(&["absent", "ok"]).unwrap(), 7);
+    }
+}

@@ -1,0 +1,241 @@
+//! One token's way through a model: embedding, layers, final norm, output head.
+
+use candle_core::{Device, Tensor};
+use larder_core::{Blueprint, ExpertNames, Geometry, Tensors};
+use serde_json::Value;
+
+use crate::arch;
+use crate::config::{Config, bad};
+use crate::error::{ModelError, Result};
+use crate::experts::ExpertPath;
+use crate::matrix::{Linear, Matrix, with_f32};
+use crate::nn::{Mixer, Mlp, Moe, Norm, Pass, Rope, Span, State, Visible};
+use crate::tap::Tap;
+use crate::weights::Weights;
+
+/// A decoder: what its config says, and its resident weights.
+pub struct Decoder {
+    stack: Stack,
+    visible: Vec<Visible>,
+}
+
+/// What an architecture builds.
+pub struct Stack {
+    /// Tokens in the vocabulary.
+    pub vocab: usize,
+    /// Longest sequence.
+    pub context: usize,
+    /// Sizes of the expert part.
+    pub geometry: Geometry,
+    /// Where a checkpoint keeps the experts.
+    pub experts: ExpertNames,
+    /// `[vocab, hidden]`
+    pub embed: Matrix,
+    /// In order.
+    pub layers: Vec<Layer>,
+    /// Before the head.
+    pub norm: Norm,
+    /// `[vocab, hidden]`
+    pub head: Linear,
+    /// Rotary positions, if any layer uses them.
+    pub rope: Option<Rope>,
+    /// Constant factors, one for most models.
+    pub factors: Factors,
+}
+
+/// Constant factors that some models have in the path.
+pub struct Factors {
+    /// On the embedding.
+    pub embedding: f64,
+    /// On what each half of a layer adds.
+    pub residual: f64,
+    /// On the logits.
+    pub logits: f64,
+}
+
+impl Default for Factors {
+    fn default() -> Self {
+        Factors { embedding: 1.0, residual: 1.0, logits: 1.0 }
+    }
+}
+
+/// One decoder layer.
+pub struct Layer {
+    /// Before the mixer.
+    pub mixer_norm: Norm,
+    /// Between positions.
+    pub mixer: Box<dyn Mixer>,
+    /// Before the feed-forward part.
+    pub ffn_norm: Norm,
+    /// Within a position.
+    pub ffn: Ffn,
+}
+
+/// The feed-forward part of a layer.
+pub enum Ffn {
+    /// One MLP for every token.
+    Dense(Mlp),
+    /// Experts.
+    Moe(Moe),
+}
+
+/// Which positions' logits are wanted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Rows {
+    /// Of every token of the pass.
+    All,
+    /// Of the last token only.
+    Last,
+}
+
+/// What the config alone says about a model.
+pub fn blueprint(config: &Value) -> Result<Blueprint> {
+    let mut weights = Weights::list();
+    let (model_type, stack) = build(config, &mut weights)?;
+    Ok(Blueprint {
+        model_type: model_type.to_owned(),
+        geometry: stack.geometry,
+        experts: stack.experts,
+        resident: weights.asked(),
+        vocab: stack.vocab,
+        context: stack.context,
+    })
+}
+
+fn build(config: &Value, weights: &mut Weights) -> Result<(&'static str, Stack)> {
+    let mut c = Config::new(config)?;
+    let name = c.opt_text("model_type")?.ok_or_else(|| bad("has no model_type"))?;
+    let arch = arch::find(name)?;
+    let stack = (arch.build)(&mut c, weights)?;
+    c.finish()?;
+    Ok((arch.model_type, stack))
+}
+
+impl Decoder {
+    /// Builds the model that `config` describes from `tensors`.
+    pub fn load(config: &Value, tensors: &dyn Tensors) -> Result<Self> {
+        let (_, stack) = build(config, &mut Weights::load(tensors))?;
+        let mut visible: Vec<Visible> = Vec::new();
+        for v in stack.layers.iter().filter_map(|l| l.mixer.visible()) {
+            if !visible.contains(&v) {
+                visible.push(v);
+            }
+        }
+        Ok(Decoder { stack, visible })
+    }
+
+    /// Sizes of the expert part.
+    pub fn geometry(&self) -> &Geometry {
+        &self.stack.geometry
+    }
+
+    /// Tokens in the vocabulary.
+    pub fn vocab(&self) -> usize {
+        self.stack.vocab
+    }
+
+    /// Longest sequence, in tokens.
+    pub fn context(&self) -> usize {
+        self.stack.context
+    }
+
+    /// An empty memory.
+    pub fn new_state(&self) -> State {
+        State::new(self.stack.layers.len())
+    }
+
+    /// Whether a memory made for sequences of `before` tokens still holds for `after` tokens; if not, the sequence
+    /// must be read again from its start.
+    pub fn keeps_memory(&self, before: usize, after: usize) -> bool {
+        match self.stack.rope.as_ref().and_then(Rope::switches_at) {
+            Some(at) => before > at || after <= at,
+            None => true,
+        }
+    }
+
+    /// Reads `tokens`, which follow what `state` has seen, and returns logits: `[tokens, vocab]`, or `[1, vocab]`.
+    ///
+    /// `horizon` is the length of the sequence that these tokens are part of, which some models' positions depend
+    /// on: for a prompt that is read in pieces, the length of the whole prompt. On an error the state is spoilt.
+    pub fn forward(
+        &self,
+        tokens: &[u32],
+        horizon: usize,
+        rows: Rows,
+        state: &mut State,
+        experts: &mut dyn ExpertPath,
+        tap: &mut dyn Tap,
+    ) -> Result<Vec<f32>> {
+        self.check(tokens, state)?;
+        let stack = &self.stack;
+        let pass = self.pass(state.len, tokens.len(), horizon)?;
+        let mut x = self.embed(tokens)?; // [tokens, hidden]
+        for (i, (layer, memory)) in stack.layers.iter().zip(&mut state.layers).enumerate() {
+            watch(tap, i, &x)?;
+            let mixed = layer.mixer.forward(&layer.mixer_norm.forward(&x)?, memory, &pass)?;
+            x = self.add(x, mixed)?;
+            let normed = layer.ffn_norm.forward(&x)?;
+            let y = match &layer.ffn {
+                Ffn::Dense(mlp) => mlp.forward(&normed)?,
+                Ffn::Moe(moe) => moe.forward(&normed, experts, tap)?,
+            };
+            x = self.add(x, y)?;
+        }
+        state.len += tokens.len();
+        let x = stack.norm.forward(&x)?;
+        watch(tap, stack.layers.len(), &x)?;
+        let x = match rows {
+            Rows::All => x,
+            Rows::Last => x.narrow(0, tokens.len() - 1, 1)?,
+        };
+        let logits = (stack.head.forward(&x)? * stack.factors.logits)?; // [rows, vocab]
+        Ok(logits.flatten_all()?.to_vec1()?)
+    }
+
+    fn check(&self, tokens: &[u32], state: &State) -> Result<()> {
+        let (vocab, context) = (self.stack.vocab, self.stack.context);
+        if tokens.is_empty() {
+            return Err(ModelError::Request("there are no tokens to read".into()));
+        }
+        if let Some(id) = tokens.iter().find(|id| **id as usize >= vocab) {
+            return Err(ModelError::Request(format!("token id {id} is beyond the vocabulary of {vocab}")));
+        }
+        let len = state.len + tokens.len();
+        if len > context {
+            return Err(ModelError::Request(format!("{len} tokens do not fit the model's context of {context}")));
+        }
+        Ok(())
+    }
+
+    fn pass(&self, start: usize, tokens: usize, horizon: usize) -> Result<Pass> {
+        let horizon = horizon.max(start + tokens);
+        let rope = self.stack.rope.as_ref().map(|r| r.table(start, tokens, horizon)).transpose()?;
+        let spans = self.visible.iter().map(|v| Ok((*v, Span::new(*v, start, tokens)?))).collect::<Result<_>>()?;
+        Ok(Pass { start, tokens, rope, spans })
+    }
+
+    fn embed(&self, tokens: &[u32]) -> Result<Tensor> {
+        let hidden = self.stack.geometry.hidden;
+        let mut x = vec![0.0; tokens.len() * hidden];
+        for (id, row) in tokens.iter().zip(x.chunks_exact_mut(hidden)) {
+            self.stack.embed.row(*id as usize, row);
+        }
+        let x = Tensor::from_vec(x, (tokens.len(), hidden), &Device::Cpu)?;
+        scaled(x, self.stack.factors.embedding)
+    }
+
+    fn add(&self, x: Tensor, y: Tensor) -> Result<Tensor> {
+        Ok((x + scaled(y, self.stack.factors.residual)?)?)
+    }
+}
+
+fn scaled(x: Tensor, by: f64) -> Result<Tensor> {
+    if by == 1.0 { Ok(x) } else { Ok((x * by)?) }
+}
+
+fn watch(tap: &mut dyn Tap, stage: usize, x: &Tensor) -> Result<()> {
+    if tap.wants_hidden() {
+        with_f32(x, |x| tap.hidden(stage, x))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,21 @@
+//! Mixture-of-Experts decoders in candle, one file per `model_type`, all written in one vocabulary.
+//!
+//! A model holds its resident weights and knows nothing of where experts are: each MoE layer hands its router's
+//! logits to an [`ExpertPath`]. There are no tokenizers, files or caches here.
+
+mod arch;
+mod config;
+mod decoder;
+mod error;
+mod experts;
+mod matrix;
+mod nn;
+mod tap;
+mod weights;
+
+pub use arch::model_types;
+pub use decoder::{Decoder, Rows, blueprint};
+pub use error::{ModelError, Result};
+pub use experts::{AllResident, Call, ExpertPath, Routed, expert_mlp, route};
+pub use nn::{Activation, State};
+pub use tap::Tap;

@@ -1,0 +1,90 @@
+use candle_core::cpu::erf::erf_f32;
+
+use crate::config::bad;
+use crate::error::Result;
+
+/// How the gate and up products of an MLP become one.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Activation {
+    /// `silu(gate) · up`
+    Silu,
+    /// `gelu(gate) · up`, the exact form.
+    Gelu,
+    /// `gelu(gate) · up`, the tanh form.
+    GeluTanh,
+    /// `max(gate, 0) · up`
+    Relu,
+    /// gpt-oss: `(up + 1) · gate · sigmoid(alpha · gate)`, both clamped by `limit` first.
+    ClampedSwiglu {
+        /// Slope of the sigmoid.
+        alpha: f32,
+        /// Bound of gate from above and of up on both sides.
+        limit: f32,
+    },
+}
+
+impl Activation {
+    /// From the config's `hidden_act`.
+    pub fn named(name: &str) -> Result<Self> {
+        Ok(match name {
+            "silu" | "swish" => Activation::Silu,
+            "gelu" => Activation::Gelu,
+            "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Activation::GeluTanh,
+            "relu" => Activation::Relu,
+            other => return Err(bad(format!("hidden_act '{other}' is unknown; known are silu, gelu, gelu_new, relu"))),
+        })
+    }
+
+    /// Replaces `gate` by the combination with `up`.
+    pub fn combine(self, gate: &mut [f32], up: &[f32]) {
+        let each = |gate: &mut [f32], f: fn(f32) -> f32| gate.iter_mut().zip(up).for_each(|(g, u)| *g = f(*g) * u);
+        match self {
+            Activation::Silu => each(gate, silu),
+            Activation::Gelu => each(gate, |g| 0.5 * g * (1.0 + erf_f32(g * std::f32::consts::FRAC_1_SQRT_2))),
+            Activation::GeluTanh => each(gate, gelu_tanh),
+            Activation::Relu => each(gate, |g| g.max(0.0)),
+            Activation::ClampedSwiglu { alpha, limit } => {
+                for (g, u) in gate.iter_mut().zip(up) {
+                    let (gate, up) = (g.min(limit), u.clamp(-limit, limit));
+                    *g = (up + 1.0) * gate * sigmoid(alpha * gate);
+                }
+            }
+        }
+    }
+}
+
+/// `1 / (1 + e^-x)`
+pub fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+/// `x · sigmoid(x)`
+pub fn silu(x: f32) -> f32 {
+    x * sigmoid(x)
+}
+
+fn gelu_tanh(x: f32) -> f32 {
+    let inner = (2.0 / std::f32::consts::PI).sqrt() * (x + 0.044715 * x * x * x);
+    0.5 * x * (1.0 + inner.tanh())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn known_values() {
+        let at = |act: Activation, gate: f32, up: f32| {
+            let mut g = [gate];
+            act.combine(&mut g, &[up]);
+            g[0]
+        };
+        assert!((at(Activation::Silu, 1.0, 2.0) - 1.462_117).abs() < 1e-5);
+        assert!((at(Activation::Gelu, 1.0, 1.0) - 0.841_345).abs() < 1e-5);
+        assert!((at(Activation::GeluTanh, 1.0, 1.0) - 0.841_192).abs() < 1e-5);
+        assert_eq!(at(Activation::Relu, -1.0, 3.0), 0.0);
+        let clamped = Activation::ClampedSwiglu { alpha: 1.702, limit: 7.0 };
+        assert!((at(clamped, 100.0, -100.0) - -6.0 * 7.0 * sigmoid(1.702 * 7.0)).abs() < 1e-4);
+        assert!(Activation::named("tanh").is_err());
+    }
+}

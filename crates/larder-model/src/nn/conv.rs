@@ -1,0 +1,88 @@
+use candle_core::{Device, Tensor};
+
+use super::{LayerState, Mixer, Pass};
+use crate::error::Result;
+use crate::matrix::{Linear, with_f32};
+use crate::weights::Weights;
+
+/// A causal convolution of each channel by itself.
+pub struct CausalConv {
+    kernel: Vec<f32>, // [channels, width]
+    bias: Option<Vec<f32>>,
+    channels: usize,
+    width: usize,
+}
+
+impl CausalConv {
+    /// `prefix.weight [channels, 1, width]`, `prefix.bias [channels]` if `bias`
+    pub fn new(w: &mut Weights, prefix: &str, channels: usize, width: usize, bias: bool) -> Result<Self> {
+        let kernel = w.vector(&format!("{prefix}.weight"), &[channels, 1, width])?;
+        let bias = match bias {
+            true => Some(w.vector(&format!("{prefix}.bias"), &[channels])?),
+            false => None,
+        };
+        Ok(CausalConv { kernel, bias, channels, width })
+    }
+
+    /// `x [tokens, channels]` → same shape. `window` holds the inputs just before `x`, and afterwards the last of them.
+    pub fn forward(&self, x: &[f32], window: &mut Vec<f32>) -> Vec<f32> {
+        let before = (self.width - 1) * self.channels;
+        window.resize(before, 0.0);
+        window.extend_from_slice(x);
+        let mut out = vec![0.0; x.len()];
+        for (t, out) in out.chunks_exact_mut(self.channels).enumerate() {
+            for (c, out) in out.iter_mut().enumerate() {
+                let start = self.bias.as_ref().map_or(0.0, |b| b[c]);
+                let kernel = &self.kernel[c * self.width..][..self.width];
+                *out =
+                    kernel.iter().enumerate().fold(start, |sum, (i, k)| sum + k * window[(t + i) * self.channels + c]);
+            }
+        }
+        window.drain(..x.len());
+        out
+    }
+}
+
+/// LFM2's gated short convolution: `out(c · conv(b · x))`, where one product yields b, c and x.
+pub struct ShortConv {
+    /// `[3 · hidden, hidden]`
+    pub input: Linear,
+    /// Over `hidden` channels.
+    pub conv: CausalConv,
+    /// `[hidden, hidden]`
+    pub output: Linear,
+}
+
+impl Mixer for ShortConv {
+    fn forward(&self, x: &Tensor, state: &mut LayerState, _: &Pass) -> Result<Tensor> {
+        let (tokens, hidden) = x.dims2()?;
+        let bcx = self.input.forward(x)?; // [tokens, 3 · hidden]
+        let part = |at: usize| bcx.narrow(1, at * hidden, hidden);
+        let gated = (part(0)? * part(2)?)?;
+        let conv = with_f32(&gated, |gated| self.conv.forward(gated, &mut state.window))?;
+        let conv = Tensor::from_vec(conv, (tokens, hidden), &Device::Cpu)?;
+        self.output.forward(&(part(1)? * conv)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_give_the_bits_of_one_call() {
+        let conv = CausalConv {
+            kernel: vec![0.5, -1.0, 2.0, 1.0, 0.25, -0.5],
+            bias: Some(vec![0.1, -0.2]),
+            channels: 2,
+            width: 3,
+        };
+        let x: Vec<f32> = (0..14).map(|i| (i as f32).cos()).collect();
+        let whole = conv.forward(&x, &mut Vec::new());
+        // The first output sees only itself: the last tap, plus the bias.
+        assert_eq!(whole[0], 2.0f32.mul_add(x[0], 0.1));
+        let mut window = Vec::new();
+        let parts: Vec<f32> = [0..2, 2..8, 8..14].into_iter().flat_map(|r| conv.forward(&x[r], &mut window)).collect();
+        assert_eq!(whole, parts);
+    }
+}

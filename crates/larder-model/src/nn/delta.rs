@@ -1,0 +1,178 @@
+use candle_core::{Device, Tensor};
+
+use super::activation::{sigmoid, silu};
+use super::{CausalConv, LayerState, Mixer, Pass};
+use crate::error::Result;
+use crate::matrix::{Linear, with_f32};
+use crate::weights::Weights;
+
+/// Heads and widths of the gated delta rule.
+#[derive(Clone, Copy)]
+pub struct DeltaShape {
+    /// Query and key heads.
+    pub k_heads: usize,
+    /// Value heads, a multiple of `k_heads`.
+    pub v_heads: usize,
+    /// Width of a key.
+    pub k_dim: usize,
+    /// Width of a value.
+    pub v_dim: usize,
+    /// Width of the convolution.
+    pub conv: usize,
+}
+
+/// Qwen3-Next's linear attention: a memory per head, `[k_dim, v_dim]`, that decays and is corrected token by token.
+pub struct GatedDelta {
+    shape: DeltaShape,
+    qkvz: Linear, // [2 · k_heads · k_dim + 2 · v_heads · v_dim, hidden], grouped by key head
+    ba: Linear,   // [2 · v_heads, hidden], grouped by key head
+    conv: CausalConv,
+    decay: Vec<f32>,   // [v_heads], e^A_log
+    dt_bias: Vec<f32>, // [v_heads]
+    norm: Vec<f32>,    // [v_dim]
+    eps: f32,
+    output: Linear, // [hidden, v_heads · v_dim]
+}
+
+/// One token's inputs to the recurrence.
+struct Step<'a> {
+    qkv: &'a [f32],  // queries, keys, values of all heads
+    z: &'a [f32],    // [v_heads, v_dim]
+    beta: &'a [f32], // [v_heads]
+    g: &'a [f32],    // [v_heads]
+}
+
+impl GatedDelta {
+    /// Reads the tensors below `prefix`.
+    pub fn new(w: &mut Weights, prefix: &str, hidden: usize, shape: DeltaShape, eps: f64) -> Result<Self> {
+        let DeltaShape { k_heads, v_heads, k_dim, v_dim, conv } = shape;
+        let name = |part: &str| format!("{prefix}.{part}");
+        let (keys, values) = (k_heads * k_dim, v_heads * v_dim);
+        let decay = w.vector(&name("A_log"), &[v_heads])?.into_iter().map(f32::exp).collect();
+        Ok(GatedDelta {
+            shape,
+            qkvz: w.linear(&name("in_proj_qkvz"), 2 * keys + 2 * values, hidden, false)?,
+            ba: w.linear(&name("in_proj_ba"), 2 * v_heads, hidden, false)?,
+            conv: CausalConv::new(w, &name("conv1d"), 2 * keys + values, conv, false)?,
+            decay,
+            dt_bias: w.vector(&name("dt_bias"), &[v_heads])?,
+            norm: w.vector(&name("norm.weight"), &[v_dim])?,
+            eps: eps as f32,
+            output: w.linear(&name("out_proj"), hidden, values, false)?,
+        })
+    }
+
+    /// One token's row of the two input products, in the order that the convolution and the recurrence want.
+    fn ungroup(&self, qkvz: &[f32], ba: &[f32], out: &mut Ungrouped) {
+        let DeltaShape { k_heads, v_heads, k_dim, v_dim, .. } = self.shape;
+        let per = v_heads / k_heads;
+        let groups = qkvz.chunks_exact(2 * k_dim + 2 * per * v_dim);
+        for group in groups.clone() {
+            out.qkv.extend_from_slice(&group[..k_dim]);
+        }
+        for group in groups.clone() {
+            out.qkv.extend_from_slice(&group[k_dim..2 * k_dim]);
+        }
+        for group in groups {
+            let (v, z) = group[2 * k_dim..].split_at(per * v_dim);
+            out.qkv.extend_from_slice(v);
+            out.z.extend_from_slice(z);
+        }
+        for (head, ba) in ba.chunks_exact(2 * per).enumerate() {
+            for (i, (b, a)) in ba[..per].iter().zip(&ba[per..]).enumerate() {
+                let at = head * per + i;
+                out.beta.push(sigmoid(*b));
+                out.g.push(-self.decay[at] * softplus(a + self.dt_bias[at]));
+            }
+        }
+    }
+
+    /// Moves the memory `[v_heads, k_dim, v_dim]` on by one token and reads it: `out [v_heads, v_dim]`.
+    fn step(&self, step: &Step, memory: &mut [f32], out: &mut [f32]) {
+        let DeltaShape { k_heads, v_heads, k_dim, v_dim, .. } = self.shape;
+        let (q, rest) = step.qkv.split_at(k_heads * k_dim);
+        let (k, v) = rest.split_at(k_heads * k_dim);
+        for head in 0..v_heads {
+            let of_key = head / (v_heads / k_heads) * k_dim;
+            let q = unit(&q[of_key..][..k_dim], 1.0 / (k_dim as f32).sqrt());
+            let k = unit(&k[of_key..][..k_dim], 1.0);
+            let v = &v[head * v_dim..][..v_dim];
+            let memory = &mut memory[head * k_dim * v_dim..][..k_dim * v_dim];
+            let out = &mut out[head * v_dim..][..v_dim];
+
+            let keep = step.g[head].exp();
+            memory.iter_mut().for_each(|m| *m *= keep);
+            read(memory, &k, out);
+            let delta: Vec<f32> = v.iter().zip(&*out).map(|(v, known)| (v - known) * step.beta[head]).collect();
+            for (row, k) in memory.chunks_exact_mut(v_dim).zip(&k) {
+                row.iter_mut().zip(&delta).for_each(|(m, d)| *m += k * d);
+            }
+            read(memory, &q, out);
+            self.gated_norm(out, &step.z[head * v_dim..][..v_dim]);
+        }
+    }
+
+    fn gated_norm(&self, x: &mut [f32], z: &[f32]) {
+        let mean = x.iter().map(|v| v * v).sum::<f32>() / x.len() as f32;
+        let scale = 1.0 / (mean + self.eps).sqrt();
+        for ((x, w), z) in x.iter_mut().zip(&self.norm).zip(z) {
+            *x = w * (*x * scale) * silu(*z);
+        }
+    }
+}
+
+#[derive(Default)]
+struct Ungrouped {
+    qkv: Vec<f32>,
+    z: Vec<f32>,
+    beta: Vec<f32>,
+    g: Vec<f32>,
+}
+
+impl Mixer for GatedDelta {
+    fn forward(&self, x: &Tensor, state: &mut LayerState, pass: &Pass) -> Result<Tensor> {
+        let DeltaShape { k_heads, v_heads, k_dim, v_dim, .. } = self.shape;
+        let (n, mixed, values) = (pass.tokens, 2 * k_heads * k_dim + v_heads * v_dim, v_heads * v_dim);
+        let mut all = Ungrouped::default();
+        let (qkvz, ba) = (self.qkvz.forward(x)?, self.ba.forward(x)?);
+        with_f32(&qkvz, |qkvz| {
+            with_f32(&ba, |ba| {
+                for (qkvz, ba) in qkvz.chunks_exact(qkvz.len() / n).zip(ba.chunks_exact(2 * v_heads)) {
+                    self.ungroup(qkvz, ba, &mut all);
+                }
+            })
+        })??;
+        let mut qkv = self.conv.forward(&all.qkv, &mut state.window); // [n, mixed]
+        qkv.iter_mut().for_each(|v| *v = silu(*v));
+
+        state.recurrent.resize(v_heads * k_dim * v_dim, 0.0);
+        let mut out = vec![0.0; n * values];
+        for (t, out) in out.chunks_exact_mut(values).enumerate() {
+            let step = Step {
+                qkv: &qkv[t * mixed..][..mixed],
+                z: &all.z[t * values..][..values],
+                beta: &all.beta[t * v_heads..][..v_heads],
+                g: &all.g[t * v_heads..][..v_heads],
+            };
+            self.step(&step, &mut state.recurrent, out);
+        }
+        self.output.forward(&Tensor::from_vec(out, (n, values), &Device::Cpu)?)
+    }
+}
+
+/// `out[j] = Σ_i at[i] · memory[i, j]`
+fn read(memory: &[f32], at: &[f32], out: &mut [f32]) {
+    out.fill(0.0);
+    for (row, a) in memory.chunks_exact(out.len()).zip(at) {
+        out.iter_mut().zip(row).for_each(|(o, m)| *o += a * m);
+    }
+}
+
+fn unit(x: &[f32], scale: f32) -> Vec<f32> {
+    let norm = (x.iter().map(|v| v * v).sum::<f32>() + 1e-6).sqrt();
+    x.iter().map(|v| v / norm * scale).collect()
+}
+
+fn softplus(x: f32) -> f32 {
+    if x > 20.0 { x } else { x.exp().ln_1p() }
+}

@@ -1,0 +1,124 @@
+use candle_core::{D, Tensor};
+
+use super::{LayerState, Mixer, Norm, Pass, Rotary, Visible};
+use crate::error::Result;
+use crate::matrix::Linear;
+use crate::weights::Weights;
+
+/// Heads and widths of latent attention.
+#[derive(Clone, Copy)]
+pub struct LatentShape {
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Heads.
+    pub heads: usize,
+    /// Rank of the query, if it is low.
+    pub q_rank: Option<usize>,
+    /// Rank of keys and values: what is remembered of a token.
+    pub kv_rank: usize,
+    /// Width of a head's unrotated part.
+    pub nope: usize,
+    /// Width of a head's rotated part, which all heads share in the key.
+    pub rope: usize,
+    /// Width of a head's value.
+    pub value: usize,
+}
+
+/// Attention over latents (MLA): what is remembered of a token is one vector of `kv_rank + rope` numbers.
+///
+/// Keys and values are never expanded: the query is taken into the latent space, and the result out of it.
+pub struct Latent {
+    shape: LatentShape,
+    q: Query,
+    kv_a: Linear,     // [kv_rank + rope, hidden]
+    kv_norm: Norm,    // [kv_rank]
+    to_key: Tensor,   // [heads, nope, kv_rank]
+    to_value: Tensor, // [heads, value, kv_rank]
+    o: Linear,        // [hidden, heads · value]
+    rotary: Rotary,
+    scale: f64,
+}
+
+enum Query {
+    Full(Linear),              // [heads · (nope + rope), hidden]
+    Low(Linear, Norm, Linear), // [q_rank, hidden], [q_rank], [heads · (nope + rope), q_rank]
+}
+
+/// The inner norms have an epsilon of their own, whatever the config says.
+const NORM_EPS: f64 = 1e-6;
+
+impl Latent {
+    /// Reads the tensors below `prefix`; `bias` is for the products that the config's `attention_bias` concerns.
+    pub fn new(
+        w: &mut Weights,
+        prefix: &str,
+        shape: LatentShape,
+        bias: bool,
+        rotary: Rotary,
+        scale: f64,
+    ) -> Result<Self> {
+        let LatentShape { hidden, heads, kv_rank, nope, rope, value, .. } = shape;
+        let name = |part: &str| format!("{prefix}.{part}");
+        let q = match shape.q_rank {
+            None => Query::Full(w.linear(&name("q_proj"), heads * (nope + rope), hidden, false)?),
+            Some(rank) => Query::Low(
+                w.linear(&name("q_a_proj"), rank, hidden, bias)?,
+                Norm::rms(w, &name("q_a_layernorm"), rank, NORM_EPS)?,
+                w.linear(&name("q_b_proj"), heads * (nope + rope), rank, false)?,
+            ),
+        };
+        let kv_a = w.linear(&name("kv_a_proj_with_mqa"), kv_rank + rope, hidden, bias)?;
+        let kv_norm = Norm::rms(w, &name("kv_a_layernorm"), kv_rank, NORM_EPS)?;
+        let [to_key, to_value] = w.split_heads(&name("kv_b_proj.weight"), heads, [nope, value], kv_rank)?;
+        let o = w.linear(&name("o_proj"), hidden, heads * value, bias)?;
+        Ok(Latent { shape, q, kv_a, kv_norm, to_key, to_value, o, rotary, scale })
+    }
+
+    /// `[heads, n, kv_rank + rope]`: each head's query, its unrotated part in the latent space.
+    fn query(&self, x: &Tensor, pass: &Pass) -> Result<Tensor> {
+        let LatentShape { heads, nope, rope, .. } = self.shape;
+        let q = match &self.q {
+            Query::Full(q) => q.forward(x)?,
+            Query::Low(a, norm, b) => b.forward(&norm.forward(&a.forward(x)?)?)?,
+        };
+        let q = q.reshape((pass.tokens, heads, nope + rope))?.transpose(0, 1)?;
+        let latent = q.narrow(2, 0, nope)?.contiguous()?.matmul(&self.to_key)?; // [heads, n, kv_rank]
+        let rotated = self.rotary.apply(&q.narrow(2, nope, rope)?.contiguous()?, pass)?;
+        Ok(Tensor::cat(&[latent, rotated], D::Minus1)?)
+    }
+
+    /// `[1, n, kv_rank + rope]`: what is remembered of these tokens.
+    fn key(&self, x: &Tensor, pass: &Pass) -> Result<Tensor> {
+        let LatentShape { kv_rank, rope, .. } = self.shape;
+        let both = self.kv_a.forward(x)?.unsqueeze(0)?;
+        let latent = self.kv_norm.forward(&both.narrow(2, 0, kv_rank)?)?;
+        let rotated = self.rotary.apply(&both.narrow(2, kv_rank, rope)?.contiguous()?, pass)?;
+        Ok(Tensor::cat(&[latent, rotated], D::Minus1)?)
+    }
+}
+
+impl Mixer for Latent {
+    fn forward(&self, x: &Tensor, state: &mut LayerState, pass: &Pass) -> Result<Tensor> {
+        let LatentShape { heads, kv_rank, rope, value, .. } = self.shape;
+        let n = pass.tokens;
+        let q = self.query(x, pass)?.reshape((1, heads * n, kv_rank + rope))?;
+        let span = pass.span(Visible::All);
+        let k = state.keys.append(&self.key(x, pass)?, span.from)?; // [1, t, kv_rank + rope]
+        let t = k.dim(1)?;
+
+        let scores = (q.matmul(&k.transpose(1, 2)?)? * self.scale)?.reshape((heads, n, t))?;
+        let scores = match &span.mask {
+            Some(mask) => scores.broadcast_add(mask)?,
+            None => scores,
+        };
+        let weights = candle_nn::ops::softmax_last_dim(&scores)?.reshape((1, heads * n, t))?;
+        let latents = k.narrow(2, 0, kv_rank)?.contiguous()?; // [1, t, kv_rank]
+        let mixed = weights.matmul(&latents)?.reshape((heads, n, kv_rank))?;
+        let mixed = mixed.matmul(&self.to_value.transpose(1, 2)?)?; // [heads, n, value]
+        self.o.forward(&mixed.transpose(0, 1)?.reshape((n, heads * value))?)
+    }
+
+    fn visible(&self) -> Option<Visible> {
+        Some(Visible::All)
+    }
+}

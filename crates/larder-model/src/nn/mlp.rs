@@ -1,0 +1,59 @@
+use candle_core::{Device, Tensor};
+
+use super::Activation;
+use crate::error::Result;
+use crate::matrix::{Linear, with_f32};
+use crate::weights::Weights;
+
+/// How a checkpoint names the three products of an MLP.
+pub struct MlpNames {
+    /// `[inter, hidden]`
+    pub gate: &'static str,
+    /// `[inter, hidden]`
+    pub up: &'static str,
+    /// `[hidden, inter]`
+    pub down: &'static str,
+}
+
+impl MlpNames {
+    /// The usual names.
+    pub const PROJ: MlpNames = MlpNames { gate: "gate_proj", up: "up_proj", down: "down_proj" };
+    /// The numbered names of Mixtral and others.
+    pub const NUMBERED: MlpNames = MlpNames { gate: "w1", up: "w3", down: "w2" };
+}
+
+/// A dense gated MLP: `down(act(gate(x), up(x)))`.
+pub struct Mlp {
+    gate: Linear,
+    up: Linear,
+    down: Linear,
+    act: Activation,
+}
+
+impl Mlp {
+    /// Reads the three products below `prefix`.
+    pub fn new(
+        w: &mut Weights,
+        prefix: &str,
+        names: &MlpNames,
+        (hidden, inter): (usize, usize),
+        act: Activation,
+        bias: bool,
+    ) -> Result<Self> {
+        Ok(Mlp {
+            gate: w.linear(&format!("{prefix}.{}", names.gate), inter, hidden, bias)?,
+            up: w.linear(&format!("{prefix}.{}", names.up), inter, hidden, bias)?,
+            down: w.linear(&format!("{prefix}.{}", names.down), hidden, inter, bias)?,
+            act,
+        })
+    }
+
+    /// `x [tokens, hidden]` → same shape
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let gate = self.gate.forward(x)?; // [tokens, inter]
+        let up = self.up.forward(x)?; // [tokens, inter]
+        let mut combined = with_f32(&gate, <[f32]>::to_vec)?;
+        with_f32(&up, |up| self.act.combine(&mut combined, up))?;
+        self.down.forward(&Tensor::from_vec(combined, gate.dims(), &Device::Cpu)?)
+    }
+}

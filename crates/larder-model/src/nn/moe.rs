@@ -1,0 +1,61 @@
+use candle_core::{Device, Tensor};
+use larder_core::{Gate, LayerIdx};
+
+use super::{Activation, Mlp};
+use crate::error::Result;
+use crate::experts::{Call, ExpertPath};
+use crate::matrix::{Linear, with_f32};
+use crate::tap::Tap;
+
+/// A layer's router, the experts it stands for, and what is computed beside them.
+pub struct Moe {
+    /// Which layer.
+    pub layer: LayerIdx,
+    /// `[experts, hidden]`
+    pub router: Linear,
+    /// From logits to a choice.
+    pub gate: Gate,
+    /// The experts' activation.
+    pub act: Activation,
+    /// Experts that every token uses.
+    pub shared: Option<Shared>,
+}
+
+/// An expert that every token uses.
+pub struct Shared {
+    /// Itself.
+    pub mlp: Mlp,
+    /// `[1, hidden]`: its output is scaled by the sigmoid of this product.
+    pub gate: Option<Linear>,
+}
+
+impl Moe {
+    /// `x [tokens, hidden]` → same shape
+    pub fn forward(&self, x: &Tensor, experts: &mut dyn ExpertPath, tap: &mut dyn Tap) -> Result<Tensor> {
+        let (tokens, hidden) = x.dims2()?;
+        let logits = self.router.forward(x)?; // [tokens, experts]
+        let mut out = vec![0.0; tokens * hidden];
+        let routed = with_f32(&logits, |logits| {
+            with_f32(x, |x| {
+                let call = Call { layer: self.layer, gate: &self.gate, act: self.act, logits, x, tokens };
+                experts.forward(&call, &mut out)
+            })
+        })???;
+        with_f32(&logits, |logits| tap.routed(self.layer, logits, &routed))?;
+        let out = Tensor::from_vec(out, (tokens, hidden), &Device::Cpu)?;
+        match &self.shared {
+            Some(shared) => Ok((out + shared.forward(x)?)?),
+            None => Ok(out),
+        }
+    }
+}
+
+impl Shared {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let y = self.mlp.forward(x)?;
+        match &self.gate {
+            Some(gate) => Ok(y.broadcast_mul(&candle_nn::ops::sigmoid(&gate.forward(x)?)?)?),
+            None => Ok(y),
+        }
+    }
+}

@@ -1,0 +1,363 @@
+//! Rotary positions in all their scalings.
+
+use std::f64::consts::PI;
+
+use candle_core::{D, Device, Tensor};
+
+use super::Pass;
+use crate::config::{Config, bad};
+use crate::error::Result;
+
+/// How positions become angles.
+#[derive(Clone, Debug)]
+pub struct Rope {
+    dim: usize,
+    theta: f64,
+    scaling: Scaling,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Scaling {
+    None,
+    Linear { factor: f64 },
+    Dynamic { factor: f64, trained: f64 },
+    Yarn(Yarn),
+    Long(Long),
+    Llama3 { factor: f64, low: f64, high: f64, trained: f64 },
+}
+
+#[derive(Clone, Debug, PartialEq)]
+struct Yarn {
+    factor: f64,
+    trained: f64,
+    beta_fast: f64,
+    beta_slow: f64,
+    truncate: bool,
+    amplitude: f64,
+    mscale_all_dim: Option<f64>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+struct Long {
+    trained: usize,
+    short: Vec<f64>,
+    long: Vec<f64>,
+    short_amplitude: f64,
+    long_amplitude: f64,
+}
+
+/// Cosines and sines for a run of positions, each `[positions, dim / 2]`.
+pub struct RopeTable {
+    cos: Tensor,
+    sin: Tensor,
+}
+
+/// How an attention uses the table.
+#[derive(Clone, Copy, Debug)]
+pub struct Rotary {
+    /// How many of a head's leading values are rotated.
+    pub dim: usize,
+    /// Pairs are neighbours (2i, 2i+1) instead of halves (i, i + dim/2).
+    pub interleaved: bool,
+}
+
+impl Rotary {
+    /// `x [heads, n, width]` → same shape
+    pub fn apply(&self, x: &Tensor, pass: &Pass) -> Result<Tensor> {
+        let table = pass.rope.as_ref().expect("a model with rotary attention has a rope");
+        let width = x.dim(D::Minus1)?;
+        let turned = x.narrow(D::Minus1, 0, self.dim)?.contiguous()?.unsqueeze(0)?;
+        let turned = match self.interleaved {
+            true => candle_nn::rotary_emb::rope_i(&turned, &table.cos, &table.sin)?,
+            false => candle_nn::rotary_emb::rope(&turned, &table.cos, &table.sin)?,
+        };
+        let turned = turned.squeeze(0)?;
+        if self.dim == width {
+            return Ok(turned);
+        }
+        let rest = x.narrow(D::Minus1, self.dim, width - self.dim)?;
+        Ok(Tensor::cat(&[turned, rest.contiguous()?], D::Minus1)?)
+    }
+}
+
+impl Rope {
+    /// From a config in old keys (`rope_theta`, `rope_scaling`) or new ones (`rope_parameters`).
+    ///
+    /// `partial` is the architecture's default share of a head that is rotated, `None` if it always is whole.
+    pub fn parse(
+        c: &mut Config,
+        head_dim: usize,
+        theta: f64,
+        context: usize,
+        partial: Option<f64>,
+    ) -> Result<(Rope, Rotary)> {
+        let outer_theta = c.opt_number("rope_theta")?;
+        let outer_trained = c.opt_size(&["original_max_position_embeddings"])?;
+        let mut share = match partial {
+            Some(default) => c.number_or("partial_rotary_factor", default)?,
+            None => 1.0,
+        };
+        let (mut theta, mut scaling) = (outer_theta.unwrap_or(theta), Scaling::None);
+        if let Some(mut inner) = rope_object(c)? {
+            theta = inner.number_or("rope_theta", theta)?;
+            if partial.is_some() {
+                share = inner.number_or("partial_rotary_factor", share)?;
+            }
+            scaling = Scaling::parse(&mut inner, context, outer_trained)?;
+            inner.finish()?;
+        }
+        let dim = (head_dim as f64 * share) as usize;
+        if theta <= 1.0 || !(dim as f64 <= head_dim as f64 && dim >= 2 && dim.is_multiple_of(2)) {
+            let what = format!("rotary positions cannot turn {dim} of {head_dim} values with rope_theta {theta}");
+            return Err(bad(what));
+        }
+        let rope = Rope { dim, theta, scaling };
+        rope.check()?;
+        Ok((rope, Rotary { dim, interleaved: false }))
+    }
+
+    fn check(&self) -> Result<()> {
+        if let Scaling::Long(long) = &self.scaling
+            && (long.short.len() != self.dim / 2 || long.long.len() != self.dim / 2)
+        {
+            let (short, long) = (long.short.len(), long.long.len());
+            let want = self.dim / 2;
+            return Err(bad(format!("longrope has {short} short and {long} long factors, the heads need {want}")));
+        }
+        Ok(())
+    }
+
+    /// The length beyond which all positions, earlier ones too, turn differently, if there is one.
+    pub fn switches_at(&self) -> Option<usize> {
+        match &self.scaling {
+            Scaling::Long(long) => Some(long.trained),
+            _ => None,
+        }
+    }
+
+    /// Angles for `tokens` positions from `start` on, in a sequence of `horizon` tokens.
+    pub fn table(&self, start: usize, tokens: usize, horizon: usize) -> Result<RopeTable> {
+        let (frequencies, amplitude) = self.frequencies(horizon);
+        let angles = (start..start + tokens).flat_map(|p| frequencies.iter().map(move |f| (p as f32 * f) as f64));
+        let (cos, sin): (Vec<f32>, Vec<f32>) =
+            angles.map(|a| ((a.cos() * amplitude) as f32, (a.sin() * amplitude) as f32)).unzip();
+        let shape = (tokens, self.dim / 2);
+        Ok(RopeTable {
+            cos: Tensor::from_vec(cos, shape, &Device::Cpu)?,
+            sin: Tensor::from_vec(sin, shape, &Device::Cpu)?,
+        })
+    }
+
+    /// The frequencies `[dim / 2]`, and the factor on cosines and sines.
+    fn frequencies(&self, horizon: usize) -> (Vec<f32>, f64) {
+        let plain = |theta: f64| (0..self.dim / 2).map(move |i| theta.powf(-2.0 * i as f64 / self.dim as f64));
+        let (frequencies, amplitude): (Vec<f64>, f64) = match &self.scaling {
+            Scaling::None => (plain(self.theta).collect(), 1.0),
+            Scaling::Linear { factor } => (plain(self.theta).map(|f| f / factor).collect(), 1.0),
+            Scaling::Dynamic { factor, trained } => {
+                let length = (horizon as f64).max(*trained);
+                let stretch = factor * length / trained - (factor - 1.0);
+                let theta = self.theta * stretch.powf(self.dim as f64 / (self.dim as f64 - 2.0));
+                (plain(theta).collect(), 1.0)
+            }
+            Scaling::Yarn(yarn) => (yarn.frequencies(plain(self.theta), self.dim, self.theta), yarn.amplitude),
+            Scaling::Long(long) => {
+                let (factors, amplitude) = match horizon > long.trained {
+                    true => (&long.long, long.long_amplitude),
+                    false => (&long.short, long.short_amplitude),
+                };
+                (plain(self.theta).zip(factors).map(|(f, by)| f / by).collect(), amplitude)
+            }
+            Scaling::Llama3 { factor, low, high, trained } => {
+                let scale = |f: f64| {
+                    let turns = trained * f / (2.0 * PI);
+                    let smooth = ((turns - low) / (high - low)).clamp(0.0, 1.0);
+                    (1.0 - smooth) * f / factor + smooth * f
+                };
+                (plain(self.theta).map(scale).collect(), 1.0)
+            }
+        };
+        (frequencies.into_iter().map(|f| f as f32).collect(), amplitude)
+    }
+}
+
+/// The factor on attention scores of a head of `width`: `width^-0.5`, and DeepSeek's correction for scaled positions.
+pub fn attention_scale(width: usize, rope: &Rope) -> f64 {
+    let plain = (width as f64).powf(-0.5);
+    match &rope.scaling {
+        Scaling::Yarn(Yarn { factor, mscale_all_dim: Some(mscale), .. }) if *mscale != 0.0 => {
+            plain * log_scale(*factor, *mscale).powi(2)
+        }
+        _ => plain,
+    }
+}
+
+fn log_scale(factor: f64, mscale: f64) -> f64 {
+    if factor <= 1.0 { 1.0 } else { 0.1 * mscale * factor.ln() + 1.0 }
+}
+
+fn rope_object<'a>(c: &mut Config<'a>) -> Result<Option<Config<'a>>> {
+    let new = c.opt_object("rope_parameters", "rope_parameters.")?;
+    let old = c.opt_object("rope_scaling", "rope_scaling.")?;
+    match (new, old) {
+        (Some(_), Some(_)) => Err(bad("has both rope_parameters and rope_scaling; keep the one that is meant")),
+        (new, old) => Ok(new.or(old)),
+    }
+}
+
+impl Scaling {
+    fn parse(c: &mut Config, context: usize, outer_trained: Option<usize>) -> Result<Self> {
+        let new = c.opt_text("rope_type")?;
+        let kind = c.opt_text("type")?;
+        let kind = new.or(kind).unwrap_or("default");
+        let inner_trained = c.opt_size(&["original_max_position_embeddings"])?;
+        let trained = outer_trained.or(inner_trained).unwrap_or(context);
+        Ok(match kind {
+            "default" => Scaling::None,
+            "linear" => Scaling::Linear { factor: factor(c)? },
+            "dynamic" => Scaling::Dynamic { factor: factor(c)?, trained: context as f64 },
+            "yarn" => Scaling::Yarn(Yarn::parse(c, context, trained as f64)?),
+            "longrope" | "su" => Scaling::Long(Long::parse(c, context, trained)?),
+            "llama3" => {
+                let (low, high) = (c.number("low_freq_factor")?, c.number("high_freq_factor")?);
+                if high <= low {
+                    return Err(bad(format!("rope high_freq_factor {high} is not above low_freq_factor {low}")));
+                }
+                Scaling::Llama3 { factor: factor(c)?, low, high, trained: trained as f64 }
+            }
+            other => {
+                let known = "default, linear, dynamic, yarn, longrope and llama3";
+                return Err(bad(format!("rope type '{other}' is unknown; known are {known}")));
+            }
+        })
+    }
+}
+
+fn factor(c: &mut Config) -> Result<f64> {
+    match c.number("factor")? {
+        n if n > 0.0 => Ok(n),
+        n => Err(bad(format!("rope factor {n} is not positive"))),
+    }
+}
+
+impl Yarn {
+    fn parse(c: &mut Config, context: usize, trained: f64) -> Result<Self> {
+        let factor = match c.opt_number("factor")? {
+            Some(factor) if factor > 0.0 => factor,
+            Some(factor) => return Err(bad(format!("rope factor {factor} is not positive"))),
+            None => context as f64 / trained,
+        };
+        let (mscale, mscale_all_dim) = (c.opt_number("mscale")?, c.opt_number("mscale_all_dim")?);
+        let amplitude = match (c.opt_number("attention_factor")?, mscale, mscale_all_dim) {
+            (Some(given), ..) => given,
+            (None, Some(m), Some(all)) if m != 0.0 && all != 0.0 => log_scale(factor, m) / log_scale(factor, all),
+            _ => log_scale(factor, 1.0),
+        };
+        let or = |value: f64, default: f64| if value == 0.0 { default } else { value };
+        Ok(Yarn {
+            factor,
+            trained,
+            beta_fast: or(c.number_or("beta_fast", 32.0)?, 32.0),
+            beta_slow: or(c.number_or("beta_slow", 1.0)?, 1.0),
+            truncate: c.flag_or("truncate", true)?,
+            amplitude,
+            mscale_all_dim,
+        })
+    }
+
+    /// Fast turning values keep their frequency, slow ones are stretched, with a ramp between.
+    fn frequencies(&self, plain: impl Iterator<Item = f64>, dim: usize, theta: f64) -> Vec<f64> {
+        let at = |turns: f64| dim as f64 * (self.trained / (turns * 2.0 * PI)).ln() / (2.0 * theta.ln());
+        let (mut low, mut high) = (at(self.beta_fast), at(self.beta_slow));
+        if self.truncate {
+            (low, high) = (low.floor(), high.ceil());
+        }
+        let (low, mut high) = (low.max(0.0), high.min(dim as f64 - 1.0));
+        if low == high {
+            high += 0.001;
+        }
+        let stretched = |i: usize| ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
+        plain.enumerate().map(|(i, f)| f / self.factor * stretched(i) + f * (1.0 - stretched(i))).collect()
+    }
+}
+
+impl Long {
+    fn parse(c: &mut Config, context: usize, trained: usize) -> Result<Self> {
+        let mut factors = |name| match c.opt_numbers(name)? {
+            Some(list) if list.iter().all(|f| *f > 0.0) => Ok(list),
+            _ => Err(bad(format!("longrope needs {name}, a list of positive numbers"))),
+        };
+        let (short, long) = (factors("short_factor")?, factors("long_factor")?);
+        let factor = c.number_or("factor", context as f64 / trained as f64)?;
+        let derived = match factor <= 1.0 {
+            true => 1.0,
+            false => (1.0 + factor.ln() / (trained as f64).ln()).sqrt(),
+        };
+        let amplitude = c.number_or("attention_factor", derived)?;
+        Ok(Long {
+            trained,
+            short,
+            long,
+            short_amplitude: c.number_or("short_mscale", amplitude)?,
+            long_amplitude: c.number_or("long_mscale", amplitude)?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn parse(value: serde_json::Value) -> Result<Rope> {
+        let mut c = Config::new(&value)?;
+        let (rope, _) = Rope::parse(&mut c, 8, 10_000.0, 4096, None)?;
+        c.finish()?;
+        Ok(rope)
+    }
+
+    #[test]
+    fn old_and_new_keys_mean_the_same() {
+        let old = parse(json!({"rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 4.0}})).unwrap();
+        let new =
+            parse(json!({"rope_parameters": {"rope_theta": 500.0, "rope_type": "linear", "factor": 4.0}})).unwrap();
+        assert_eq!((old.theta, &old.scaling), (new.theta, &new.scaling));
+        assert_eq!(old.frequencies(1).0[0], 0.25);
+    }
+
+    #[test]
+    fn long_rope_switches_with_the_length_of_the_sequence() {
+        let rope = parse(json!({"rope_scaling": {
+            "type": "su", "short_factor": [1.0, 1.0, 1.0, 1.0], "long_factor": [2.0, 2.0, 2.0, 2.0],
+            "short_mscale": 1.5, "long_mscale": 3.0, "original_max_position_embeddings": 16
+        }}))
+        .unwrap();
+        assert_eq!(rope.switches_at(), Some(16));
+        assert_eq!((rope.frequencies(16).0[0], rope.frequencies(16).1), (1.0, 1.5));
+        assert_eq!((rope.frequencies(17).0[0], rope.frequencies(17).1), (0.5, 3.0));
+    }
+
+    #[test]
+    fn dynamic_scaling_begins_beyond_the_trained_length() {
+        let rope = parse(json!({"rope_scaling": {"type": "dynamic", "factor": 2.0}})).unwrap();
+        let plain = parse(json!({})).unwrap();
+        assert_eq!(rope.frequencies(4096), plain.frequencies(1));
+        assert!(rope.frequencies(8192).0[1] < plain.frequencies(1).0[1]);
+    }
+
+    #[test]
+    fn what_is_not_understood_is_refused() {
+        for bad in [
+            json!({"rope_scaling": {"type": "spiral"}}),
+            json!({"rope_scaling": {"type": "linear"}}),
+            json!({"rope_scaling": {"type": "linear", "factor": -1.0}}),
+            json!({"rope_scaling": {"type": "linear", "factor": 2.0, "twist": 1}}),
+            json!({"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}}),
+            json!({"rope_scaling": 7}),
+            json!({"rope_theta": 0}),
+        ] {
+            assert!(parse(bad.clone()).is_err(), "{bad}");
+        }
+    }
+}

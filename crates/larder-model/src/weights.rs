@@ -1,0 +1,107 @@
+//! Handing out the tensors that an architecture asks for, and noting what it asked for.
+
+use std::sync::Arc;
+
+use candle_core::{Device, Tensor};
+use larder_core::{TensorMeta, TensorSpec, Tensors};
+
+use crate::error::{ModelError, Result};
+use crate::matrix::{Linear, Matrix};
+
+/// Where an architecture gets its resident weights from.
+///
+/// The same code that builds a model also lists what the model needs: without a source every tensor comes back empty
+/// and only the list counts.
+pub struct Weights<'a> {
+    source: Option<&'a dyn Tensors>,
+    asked: Vec<TensorSpec>,
+}
+
+impl<'a> Weights<'a> {
+    /// Reads from `source`.
+    pub fn load(source: &'a dyn Tensors) -> Self {
+        Weights { source: Some(source), asked: Vec::new() }
+    }
+
+    /// Reads nothing; see [`asked`](Self::asked).
+    pub fn list() -> Self {
+        Weights { source: None, asked: Vec::new() }
+    }
+
+    /// Every tensor asked for so far.
+    pub fn asked(self) -> Vec<TensorSpec> {
+        self.asked
+    }
+
+    /// The weight of a product, `[rows, cols]`, in whatever format it is stored.
+    pub fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<Matrix> {
+        match self.bytes(name, &[rows, cols], true)? {
+            Some((meta, bytes)) => Ok(Matrix::new(meta.kind, rows, cols, bytes.into())),
+            None => Ok(Matrix::new(larder_core::Kind::F32, 0, cols, Arc::new([]))),
+        }
+    }
+
+    /// `prefix.weight [rows, cols]`, and `prefix.bias [rows]` if `bias`.
+    pub fn linear(&mut self, prefix: &str, rows: usize, cols: usize, bias: bool) -> Result<Linear> {
+        let matrix = self.matrix(&format!("{prefix}.weight"), rows, cols)?;
+        let bias = match bias {
+            true => Some(self.tensor(&format!("{prefix}.bias"), &[rows])?),
+            false => None,
+        };
+        Ok(Linear::new(matrix, bias))
+    }
+
+    /// A small tensor as f32: a norm, a bias, a convolution.
+    pub fn tensor(&mut self, name: &str, shape: &[usize]) -> Result<Tensor> {
+        Ok(match self.values(name, shape)? {
+            Some(values) => Tensor::from_vec(values, shape, &Device::Cpu)?,
+            None => Tensor::zeros(1, candle_core::DType::F32, &Device::Cpu)?,
+        })
+    }
+
+    /// The values of a small tensor; empty when only listing.
+    pub fn vector(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
+        Ok(self.values(name, shape)?.unwrap_or_default())
+    }
+
+    /// A matrix whose rows are `heads` equal runs, each cut into parts of `parts` rows:
+    /// one tensor `[heads, part, cols]` per part.
+    pub fn split_heads(&mut self, name: &str, heads: usize, parts: [usize; 2], cols: usize) -> Result<[Tensor; 2]> {
+        let per_head = parts[0] + parts[1];
+        let matrix = self.matrix(name, heads * per_head, cols)?;
+        if self.source.is_none() {
+            let empty = Tensor::zeros(1, candle_core::DType::F32, &Device::Cpu)?;
+            return Ok([empty.clone(), empty]);
+        }
+        let all = Tensor::from_vec(matrix.widen(), (heads, per_head, cols), &Device::Cpu)?;
+        Ok([all.narrow(1, 0, parts[0])?.contiguous()?, all.narrow(1, parts[0], parts[1])?.contiguous()?])
+    }
+
+    fn values(&mut self, name: &str, shape: &[usize]) -> Result<Option<Vec<f32>>> {
+        let Some((meta, bytes)) = self.bytes(name, shape, false)? else { return Ok(None) };
+        let mut values = vec![0.0; shape.iter().product()];
+        larder_kernels::widen(meta.kind, &bytes, &mut values);
+        Ok(Some(values))
+    }
+
+    fn bytes(&mut self, name: &str, shape: &[usize], product: bool) -> Result<Option<(TensorMeta, Vec<u8>)>> {
+        self.asked.push(TensorSpec { name: name.to_owned(), shape: shape.to_vec(), product });
+        let Some(source) = self.source else { return Ok(None) };
+        let meta = check_shape(source, name, shape)?.clone();
+        if !product && !meta.kind.is_float() {
+            return Err(ModelError::Weights(format!("tensor {name} is stored as {}, not as floats", meta.kind)));
+        }
+        let mut bytes = vec![0; meta.bytes];
+        source.read(name, 0, &mut bytes)?;
+        Ok(Some((meta, bytes)))
+    }
+}
+
+fn check_shape<'a>(source: &'a dyn Tensors, name: &str, shape: &[usize]) -> Result<&'a TensorMeta> {
+    let meta = source.meta(name).ok_or_else(|| ModelError::Weights(format!("the model has no tensor {name}")))?;
+    if meta.shape != shape {
+        let what = format!("tensor {name} has shape {:?}, the config calls for {shape:?}", meta.shape);
+        return Err(ModelError::Weights(what));
+    }
+    Ok(meta)
+}
