@@ -106,8 +106,11 @@ fn build(config: &Value, weights: &mut Weights) -> Result<(&'static str, Stack)>
     let mut c = Config::new(config)?;
     let name = c.opt_text("model_type")?.ok_or_else(|| bad("has no model_type"))?;
     let arch = arch::find(name)?;
-    let stack = (arch.build)(&mut c, weights)?;
+    let mut stack = (arch.build)(&mut c, weights)?;
     c.finish()?;
+    if let Some(rope) = &stack.rope {
+        stack.context = rope.reach(stack.context);
+    }
     Ok((arch.model_type, stack))
 }
 

@@ -8,6 +8,9 @@ use super::Pass;
 use crate::config::{Config, bad};
 use crate::error::Result;
 
+/// Longer than any sequence; beyond it positions are no longer exact in f32.
+const DYNAMIC_REACH: usize = 1 << 24;
+
 /// How positions become angles.
 #[derive(Clone, Debug)]
 pub struct Rope {
@@ -125,6 +128,16 @@ impl Rope {
             return Err(bad(format!("longrope has {short} short and {long} long factors, the heads need {want}")));
         }
         Ok(())
+    }
+
+    /// The longest sequence, where scaling takes it beyond the `context` that the config names. Dynamic scaling grows
+    /// with the sequence and has no end of its own.
+    pub fn reach(&self, context: usize) -> usize {
+        match &self.scaling {
+            Scaling::Dynamic { .. } => context.max(DYNAMIC_REACH),
+            Scaling::Yarn(Yarn { factor, trained, .. }) => context.max((factor * trained) as usize),
+            _ => context,
+        }
     }
 
     /// The length beyond which all positions, earlier ones too, turn differently, if there is one.

@@ -1,0 +1,164 @@
+use serde_json::{Map, Value};
+
+use crate::{
+    sampler::Sampling,
+    tokenizer_config::{ConfigError, json_object},
+};
+
+const FILE: &str = "generation_config.json";
+const MODEL_FILE: &str = "config.json";
+
+/// What `generation_config.json` says about generating; a value that is not given is `None`.
+#[derive(Clone, Default, PartialEq, Debug)]
+pub struct GenerationConfig {
+    /// Ids that end the text.
+    pub eos: Vec<u32>,
+    /// The id that begins a text.
+    pub bos: Option<u32>,
+    /// Draw tokens instead of taking the most likely one.
+    pub do_sample: Option<bool>,
+    /// See [`Sampling::temperature`].
+    pub temperature: Option<f32>,
+    /// See [`Sampling::top_k`].
+    pub top_k: Option<usize>,
+    /// See [`Sampling::top_p`].
+    pub top_p: Option<f32>,
+    /// See [`Sampling::min_p`].
+    pub min_p: Option<f32>,
+    /// See [`Sampling::repetition_penalty`].
+    pub repetition_penalty: Option<f32>,
+}
+
+impl GenerationConfig {
+    /// Reads a model's `generation_config.json`, if it has one; the ids that it lacks come from the `config.json`.
+    pub fn from_bytes(generation: Option<&[u8]>, config: &[u8]) -> Result<Self, ConfigError> {
+        let mut own = match generation {
+            Some(bytes) => Self::read(&Keys { file: FILE, json: json_object(FILE, bytes)? })?,
+            None => Self::default(),
+        };
+        let model = Keys { file: MODEL_FILE, json: json_object(MODEL_FILE, config)? };
+        let text = match model.json.get("text_config") {
+            Some(Value::Object(text)) => Keys { file: MODEL_FILE, json: text.clone() },
+            _ => Keys { file: MODEL_FILE, json: Map::new() },
+        };
+        for keys in [model, text] {
+            if own.eos.is_empty() {
+                own.eos = keys.ids("eos_token_id")?;
+            }
+            own.bos = own.bos.or(keys.ids("bos_token_id")?.first().copied());
+        }
+        Ok(own)
+    }
+
+    /// How to draw as the file recommends: the most likely token unless it says `do_sample`. What the file leaves out
+    /// is off.
+    pub fn sampling(&self) -> Sampling {
+        let off = Sampling::default();
+        Sampling {
+            temperature: if self.do_sample == Some(true) { self.temperature.unwrap_or(1.0) } else { 0.0 },
+            top_k: self.top_k.unwrap_or(off.top_k),
+            top_p: self.top_p.unwrap_or(off.top_p),
+            min_p: self.min_p.unwrap_or(off.min_p),
+            repetition_penalty: self.repetition_penalty.unwrap_or(off.repetition_penalty),
+        }
+    }
+
+    fn read(keys: &Keys) -> Result<Self, ConfigError> {
+        Ok(GenerationConfig {
+            eos: keys.ids("eos_token_id")?,
+            bos: keys.ids("bos_token_id")?.first().copied(),
+            do_sample: keys.get("do_sample", "true or false", Value::as_bool)?,
+            temperature: keys.number("temperature")?,
+            top_k: keys.get("top_k", "a whole number", Value::as_u64)?.map(|k| k as usize),
+            top_p: keys.number("top_p")?,
+            min_p: keys.number("min_p")?,
+            repetition_penalty: keys.number("repetition_penalty")?,
+        })
+    }
+}
+
+struct Keys {
+    file: &'static str,
+    json: Map<String, Value>,
+}
+
+impl Keys {
+    fn get<T>(&self, key: &str, wanted: &str, read: impl Fn(&Value) -> Option<T>) -> Result<Option<T>, ConfigError> {
+        match self.json.get(key) {
+            None | Some(Value::Null) => Ok(None),
+            Some(value) => match read(value) {
+                Some(value) => Ok(Some(value)),
+                None => Err(ConfigError::new(self.file, format!("`{key}` is not {wanted}"))),
+            },
+        }
+    }
+
+    fn number(&self, key: &str) -> Result<Option<f32>, ConfigError> {
+        self.get(key, "a number", |value| value.as_f64().map(|number| number as f32))
+    }
+
+    /// One id or a list of them.
+    fn ids(&self, key: &str) -> Result<Vec<u32>, ConfigError> {
+        let id = |value: &Value| u32::try_from(value.as_u64()?).ok();
+        let list = |value: &Value| match value {
+            Value::Array(list) => list.iter().map(id).collect(),
+            value => Some(vec![id(value)?]),
+        };
+        Ok(self.get(key, "a token id or a list of them", list)?.unwrap_or_default())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(generation: &str, config: &str) -> Result<GenerationConfig, ConfigError> {
+        GenerationConfig::from_bytes(Some(generation.as_bytes()), config.as_bytes())
+    }
+
+    #[test]
+    fn everything_that_matters_is_read_and_the_rest_ignored() {
+        let got = read(
+            r#"{"eos_token_id": [7, 9], "bos_token_id": 1, "do_sample": true, "temperature": 0.5, "top_k": 20,
+                "top_p": 0.9, "min_p": 0.125, "repetition_penalty": 1.25, "transformers_version": "4.45.0"}"#,
+            r#"{"eos_token_id": 3, "bos_token_id": 4}"#,
+        )
+        .unwrap();
+        assert_eq!((got.eos.as_slice(), got.bos), ([7, 9].as_slice(), Some(1)));
+        let sampling = Sampling { temperature: 0.5, top_k: 20, top_p: 0.9, min_p: 0.125, repetition_penalty: 1.25 };
+        assert_eq!(got.sampling(), sampling);
+    }
+
+    #[test]
+    fn ids_fall_back_to_the_model() {
+        let got = GenerationConfig::from_bytes(None, br#"{"eos_token_id": [5], "bos_token_id": null}"#).unwrap();
+        assert_eq!((got.eos, got.bos), (vec![5], None));
+        let nested = read("{}", r#"{"text_config": {"eos_token_id": 6, "bos_token_id": 2}}"#).unwrap();
+        assert_eq!((nested.eos, nested.bos), (vec![6], Some(2)));
+        assert!(read("{}", r#"{"eos_token_id": null}"#).unwrap().eos.is_empty());
+    }
+
+    #[test]
+    fn without_do_sample_the_most_likely_token_is_taken() {
+        assert_eq!(read(r#"{"temperature": 0.7}"#, "{}").unwrap().sampling().temperature, 0.0);
+        assert_eq!(read(r#"{"do_sample": true}"#, "{}").unwrap().sampling().temperature, 1.0);
+    }
+
+    #[test]
+    fn wrong_types_are_named() {
+        for (generation, config, part) in [
+            (r#"{"eos_token_id": "x"}"#, "{}", "generation_config.json: `eos_token_id`"),
+            (r#"{"eos_token_id": [-1]}"#, "{}", "generation_config.json: `eos_token_id`"),
+            (r#"{"bos_token_id": 4294967296}"#, "{}", "generation_config.json: `bos_token_id`"),
+            (r#"{"temperature": "hot"}"#, "{}", "`temperature`"),
+            (r#"{"top_k": 1.5}"#, "{}", "`top_k`"),
+            (r#"{"do_sample": 1}"#, "{}", "`do_sample`"),
+            ("{}", r#"{"eos_token_id": {}}"#, "config.json: `eos_token_id`"),
+            ("[]", "{}", "generation_config.json: is not a JSON object"),
+            ("{}", "nope", "config.json: is not valid JSON"),
+        ] {
+            let error = read(generation, config).unwrap_err().to_string();
+            assert!(error.contains(part), "{error}");
+        }
+    }
+}

@@ -1,0 +1,32 @@
+//! One token end to end: tokenizers, chat templates, sampling and the text that streams out.
+//!
+//! Nothing here opens a file: the files of a model arrive as bytes.
+
+mod decoder;
+mod generate;
+mod generation;
+mod outline;
+mod overlap;
+mod rng;
+mod sampler;
+mod session;
+mod stop;
+mod stream;
+mod template;
+mod tokenizer;
+mod tokenizer_config;
+mod utf8;
+
+#[cfg(test)]
+mod reference;
+
+pub use generate::{Finish, GenerateError, Request, Written, generate};
+pub use generation::GenerationConfig;
+pub use rng::Rng;
+pub use sampler::{Sampler, SamplerError, Sampling};
+pub use session::{CHUNK, Session};
+pub use stop::{StopError, StopMatcher};
+pub use stream::Detokenizer;
+pub use template::{ChatInput, ChatTemplate, Moment, TemplateError};
+pub use tokenizer::{EncodeError, Tokenizer};
+pub use tokenizer_config::{ConfigError, TokenizerConfig};

@@ -1,0 +1,79 @@
+use serde::Deserialize;
+use serde_json::Value;
+
+/// The parts of a `tokenizer.json` that are looked at before the `tokenizers` crate sees the file, because it panics on
+/// some broken ones.
+#[derive(Deserialize)]
+pub(crate) struct Outline {
+    pub(crate) decoder: Option<Value>,
+    normalizer: Option<Value>,
+    post_processor: Option<Value>,
+    #[serde(rename = "model")]
+    _model: ModelOutline,
+}
+
+#[derive(Deserialize)]
+struct ModelOutline {
+    #[serde(rename = "vocab")]
+    _vocab: serde::de::IgnoredAny,
+}
+
+impl Outline {
+    /// Reads the parts; the error says what the file is or has.
+    pub(crate) fn read(json: &[u8]) -> Result<Self, String> {
+        let outline: Self = serde_json::from_slice(json).map_err(|error| format!("is not a tokenizer: {error}"))?;
+        if outline.normalizer.as_ref().is_some_and(is_precompiled) {
+            return Err("has a Precompiled normalizer, which is not supported".into());
+        }
+        match outline.post_processor.as_ref().and_then(unexplained) {
+            Some(token) => Err(format!("has a post_processor that adds {token} without saying which id that is")),
+            None => Ok(outline),
+        }
+    }
+}
+
+fn is_precompiled(normalizer: &Value) -> bool {
+    let parts = normalizer.get("normalizers").and_then(Value::as_array);
+    normalizer["type"] == "Precompiled"
+        || normalizer.get("precompiled_charsmap").is_some()
+        || parts.is_some_and(|parts| parts.iter().any(is_precompiled))
+}
+
+/// A token that a template adds and that is not among the template's special tokens.
+fn unexplained(post_processor: &Value) -> Option<&Value> {
+    if let Some(parts) = post_processor.get("processors").and_then(Value::as_array) {
+        return parts.iter().find_map(unexplained);
+    }
+    let known = post_processor.get("special_tokens");
+    let pieces = ["single", "pair"].into_iter().filter_map(|key| post_processor.get(key)?.as_array()).flatten();
+    pieces.filter_map(|piece| piece.get("SpecialToken")?.get("id")).find(|token| {
+        let name = token.as_str().unwrap_or_default();
+        known.is_none_or(|known| known.get(name).is_none_or(|entry| entry["id"] != **token))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn read(part: &str, value: Value) -> Result<(), String> {
+        let json = json!({"model": {"vocab": {}}, part: value});
+        Outline::read(json.to_string().as_bytes()).map(drop)
+    }
+
+    #[test]
+    fn what_the_crate_would_panic_on_is_refused() {
+        let nested = json!({"type": "Sequence", "normalizers": [{"type": "Precompiled", "precompiled_charsmap": "x"}]});
+        assert!(read("normalizer", nested).unwrap_err().contains("Precompiled"));
+        let template = |key: &str, id: &str| {
+            json!({"type": "Sequence", "processors": [{
+                "type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}], "pair": [],
+                "special_tokens": {key: {"id": id, "ids": [1], "tokens": ["<s>"]}}}]})
+        };
+        assert!(read("post_processor", template("</s>", "</s>")).unwrap_err().contains("\"<s>\""));
+        assert!(read("post_processor", template("<s>", "</s>")).is_err());
+        assert_eq!(read("post_processor", template("<s>", "<s>")), Ok(()));
+    }
+}

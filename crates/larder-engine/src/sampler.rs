@@ -1,0 +1,338 @@
+//! From one row of logits to one token id.
+//!
+//! The order is that of transformers: repetition penalty, temperature, top-k, top-p, min-p, draw.
+
+use std::cmp::Ordering;
+
+use crate::rng::Rng;
+
+/// How to choose the next token.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Sampling {
+    /// What the logits are divided by; 0 takes the most likely token, of equal ones that with the lowest id.
+    pub temperature: f32,
+    /// Keeps the `top_k` most likely tokens and those equal to the last of them; 0 keeps all.
+    pub top_k: usize,
+    /// Keeps the most likely tokens whose probabilities first reach `top_p`; 1 keeps all.
+    pub top_p: f32,
+    /// Keeps tokens with at least `min_p` times the highest probability; 0 keeps all.
+    pub min_p: f32,
+    /// Divides positive and multiplies negative logits of tokens that came before, once each; 1 does nothing.
+    pub repetition_penalty: f32,
+}
+
+impl Default for Sampling {
+    /// The most likely token, nothing else.
+    fn default() -> Self {
+        Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, repetition_penalty: 1.0 }
+    }
+}
+
+/// Settings or logits that cannot be sampled from.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum SamplerError {
+    /// Negative or not a number.
+    #[error("the temperature is {0}, it must be 0 or more")]
+    Temperature(f32),
+    /// Not a probability.
+    #[error("top-p is {0}, it must be above 0 and at most 1")]
+    TopP(f32),
+    /// Not a probability.
+    #[error("min-p is {0}, it must be from 0 to 1")]
+    MinP(f32),
+    /// Zero, negative or not a number.
+    #[error("the repetition penalty is {0}, it must be above 0")]
+    RepetitionPenalty(f32),
+    /// The model computed something that is no probability.
+    #[error("the model's logit for token {id} is {value}")]
+    Logit {
+        /// The token.
+        id: usize,
+        /// Its logit.
+        value: f32,
+    },
+    /// Every logit is minus infinity, or there is none.
+    #[error("none of the model's {0} logits allows a token")]
+    NoToken(usize),
+}
+
+impl Sampling {
+    /// These settings, if each is in its range.
+    pub fn checked(self) -> Result<Self, SamplerError> {
+        if !(self.temperature >= 0.0 && self.temperature.is_finite()) {
+            return Err(SamplerError::Temperature(self.temperature));
+        }
+        if !(self.top_p > 0.0 && self.top_p <= 1.0) {
+            return Err(SamplerError::TopP(self.top_p));
+        }
+        if !(0.0..=1.0).contains(&self.min_p) {
+            return Err(SamplerError::MinP(self.min_p));
+        }
+        if !(self.repetition_penalty > 0.0 && self.repetition_penalty.is_finite()) {
+            return Err(SamplerError::RepetitionPenalty(self.repetition_penalty));
+        }
+        Ok(self)
+    }
+}
+
+/// Chooses tokens by fixed settings and a seed: equal logits and an equal seed give equal tokens.
+#[derive(Clone, Debug)]
+pub struct Sampler {
+    sampling: Sampling,
+    rng: Rng,
+    seen: Vec<bool>,
+    candidates: Vec<Candidate>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Candidate {
+    id: u32,
+    logit: f32,
+    /// Relative to the most likely token's.
+    weight: f64,
+}
+
+impl Sampler {
+    /// A sampler for checked settings.
+    pub fn new(sampling: Sampling, seed: u64) -> Result<Self, SamplerError> {
+        let (seen, candidates) = (Vec::new(), Vec::new());
+        Ok(Sampler { sampling: sampling.checked()?, rng: Rng::new(seed), seen, candidates })
+    }
+
+    /// The token that follows `previous` (prompt and answer so far) by `logits`, which are changed by the penalty.
+    pub fn sample(&mut self, logits: &mut [f32], previous: &[u32]) -> Result<u32, SamplerError> {
+        if let Some((id, &value)) = logits.iter().enumerate().find(|(_, l)| l.is_nan() || **l == f32::INFINITY) {
+            return Err(SamplerError::Logit { id, value });
+        }
+        self.penalise(logits, previous);
+        let best = most_likely(logits).ok_or(SamplerError::NoToken(logits.len()))?;
+        if self.sampling.temperature == 0.0 {
+            return Ok(best as u32);
+        }
+        self.weigh(logits, logits[best]);
+        self.keep_top_k();
+        self.keep_top_p();
+        self.keep_min_p();
+        Ok(self.draw())
+    }
+
+    fn penalise(&mut self, logits: &mut [f32], previous: &[u32]) {
+        let penalty = self.sampling.repetition_penalty;
+        if penalty == 1.0 {
+            return;
+        }
+        self.seen.clear();
+        self.seen.resize(logits.len(), false);
+        for &id in previous {
+            let Some(seen) = self.seen.get_mut(id as usize) else { continue };
+            if !std::mem::replace(seen, true) {
+                let logit = &mut logits[id as usize];
+                *logit = if *logit < 0.0 { *logit * penalty } else { *logit / penalty };
+            }
+        }
+    }
+
+    fn weigh(&mut self, logits: &[f32], best: f32) {
+        let temperature = f64::from(self.sampling.temperature);
+        let weight = |logit: f32| ((f64::from(logit) - f64::from(best)) / temperature).exp();
+        let candidate = |(id, &logit): (usize, &f32)| Candidate { id: id as u32, logit, weight: weight(logit) };
+        self.candidates.clear();
+        self.candidates.extend(logits.iter().enumerate().map(candidate));
+    }
+
+    fn keep_top_k(&mut self) {
+        let k = self.sampling.top_k;
+        if k == 0 || k >= self.candidates.len() {
+            return;
+        }
+        let (_, last, _) = self.candidates.select_nth_unstable_by(k - 1, by_rank);
+        let least = last.logit;
+        self.candidates.retain(|candidate| candidate.logit >= least);
+        self.candidates.sort_unstable_by(by_rank);
+    }
+
+    /// Sorts no more than it needs: few tokens usually hold most of the probability.
+    fn keep_top_p(&mut self) {
+        if self.sampling.top_p == 1.0 {
+            return;
+        }
+        let enough = f64::from(self.sampling.top_p) * self.candidates.iter().map(|c| c.weight).sum::<f64>();
+        let mut sorted = 256;
+        loop {
+            let part = sorted_front(&mut self.candidates, sorted);
+            let mut before = 0.0;
+            let reached = part.iter().position(|candidate| {
+                let full = before >= enough;
+                before += candidate.weight;
+                full
+            });
+            let keep = reached.unwrap_or(part.len());
+            if keep < part.len() || part.len() == self.candidates.len() {
+                return self.candidates.truncate(keep);
+            }
+            sorted *= 8;
+        }
+    }
+
+    fn keep_min_p(&mut self) {
+        let least = f64::from(self.sampling.min_p);
+        self.candidates.retain(|candidate| candidate.weight >= least);
+    }
+
+    fn draw(&mut self) -> u32 {
+        let total: f64 = self.candidates.iter().map(|c| c.weight).sum();
+        let mut left = self.rng.unit() * total;
+        let drawn = self.candidates.iter().find(|candidate| {
+            left -= candidate.weight;
+            left < 0.0
+        });
+        // Rounding may leave a rest: it belongs to the last token that can be drawn.
+        let last = self.candidates.iter().rfind(|candidate| candidate.weight > 0.0);
+        drawn.or(last).map_or(0, |candidate| candidate.id)
+    }
+}
+
+/// The highest logit's place, the first of equal ones; none if every logit is minus infinity.
+fn most_likely(logits: &[f32]) -> Option<usize> {
+    let better = |best: usize, id: usize| if logits[id] > logits[best] { id } else { best };
+    let best = (0..logits.len()).reduce(better)?;
+    (logits[best] > f32::NEG_INFINITY).then_some(best)
+}
+
+/// More likely first, then the lower id.
+fn by_rank(a: &Candidate, b: &Candidate) -> Ordering {
+    b.logit.total_cmp(&a.logit).then(a.id.cmp(&b.id))
+}
+
+/// Brings the `count` best candidates to the front, sorted.
+fn sorted_front(candidates: &mut [Candidate], count: usize) -> &[Candidate] {
+    if count < candidates.len() {
+        candidates.select_nth_unstable_by(count, by_rank);
+    }
+    let front = count.min(candidates.len());
+    candidates[..front].sort_unstable_by(by_rank);
+    &candidates[..front]
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const DRAWING: Sampling = Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, repetition_penalty: 1.0 };
+
+    fn sampler(sampling: Sampling) -> Sampler {
+        Sampler::new(sampling, 1).unwrap()
+    }
+
+    /// The probabilities by the definitions, each step a mask over a plain softmax.
+    fn naive(sampling: Sampling, logits: &[f32]) -> Vec<f64> {
+        let scaled: Vec<f64> = logits.iter().map(|&l| f64::from(l) / f64::from(sampling.temperature)).collect();
+        let mut keep = vec![true; logits.len()];
+        let mut ranks: Vec<usize> = (0..logits.len()).collect();
+        ranks.sort_by(|&a, &b| scaled[b].total_cmp(&scaled[a]).then(a.cmp(&b)));
+        if sampling.top_k > 0 {
+            let least = scaled[ranks[sampling.top_k.min(logits.len()) - 1]];
+            (0..logits.len()).for_each(|i| keep[i] &= scaled[i] >= least);
+        }
+        let softmax = |keep: &[bool]| {
+            let weight = |i: usize| if keep[i] { scaled[i].exp() } else { 0.0 };
+            let total: f64 = (0..logits.len()).map(weight).sum();
+            (0..logits.len()).map(|i| weight(i) / total).collect::<Vec<f64>>()
+        };
+        let p = softmax(&keep);
+        for (rank, &i) in ranks.iter().enumerate() {
+            let below: f64 = ranks[rank..].iter().map(|&j| p[j]).sum();
+            keep[i] &= below > 1.0 - f64::from(sampling.top_p) || rank == 0;
+        }
+        let p = softmax(&keep);
+        (0..logits.len()).for_each(|i| keep[i] &= p[i] >= f64::from(sampling.min_p) * p[ranks[0]]);
+        softmax(&keep)
+    }
+
+    proptest! {
+        #[test]
+        fn the_candidates_have_the_naive_probabilities(
+            logits in prop::collection::vec(-40i32..40, 1..600),
+            temperature in 0.3f32..2.0,
+            top_k in 0usize..40,
+            top_p in prop_oneof![Just(1.0f32), 0.05f32..0.99],
+            min_p in prop_oneof![Just(0.0f32), 0.01f32..0.9],
+        ) {
+            let sampling = Sampling { temperature, top_k, top_p, min_p, ..DRAWING };
+            let mut logits: Vec<f32> = logits.into_iter().map(|l| l as f32 / 8.0).collect();
+            let want = naive(sampling, &logits);
+            let mut sampler = sampler(sampling);
+            let drawn = sampler.sample(&mut logits, &[]).unwrap();
+            let total: f64 = sampler.candidates.iter().map(|c| c.weight).sum();
+            let mut got = vec![0.0; logits.len()];
+            sampler.candidates.iter().for_each(|c| got[c.id as usize] = c.weight / total);
+            let away = got.iter().zip(&want).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+            prop_assert!(away < 1e-9, "{away}");
+            prop_assert!(got[drawn as usize] > 0.0);
+        }
+    }
+
+    #[test]
+    fn tokens_are_drawn_as_often_as_they_are_likely() {
+        let sampling = Sampling { temperature: 0.8, top_k: 4, ..DRAWING };
+        let logits = [0.0, 1.0, 2.0, 0.5, -3.0];
+        let mut sampler = sampler(sampling);
+        let mut counts = [0.0; 5];
+        for _ in 0..40_000 {
+            counts[sampler.sample(&mut logits.clone(), &[]).unwrap() as usize] += 1.0 / 40_000.0;
+        }
+        let away = counts.iter().zip(naive(sampling, &logits)).map(|(a, b)| (a - b).abs());
+        assert!(away.fold(0.0, f64::max) < 0.01, "{counts:?}");
+        assert_eq!(counts[4], 0.0);
+    }
+
+    #[test]
+    fn zero_temperature_takes_the_first_of_the_best() {
+        let mut greedy = sampler(Sampling::default());
+        assert_eq!(greedy.sample(&mut [1.0, 3.0, 3.0, f32::NEG_INFINITY], &[]), Ok(1));
+    }
+
+    #[test]
+    fn what_came_before_is_penalised_once() {
+        let mut logits = [2.0, -2.0, 1.5, 0.0];
+        let penalty = Sampling { repetition_penalty: 2.0, ..Sampling::default() };
+        assert_eq!(sampler(penalty).sample(&mut logits, &[0, 1, 0, 3, 99]), Ok(2));
+        assert_eq!(logits, [1.0, -4.0, 1.5, 0.0]);
+    }
+
+    #[test]
+    fn a_seed_repeats() {
+        let draw = |seed| -> Vec<u32> {
+            let mut sampler = Sampler::new(DRAWING, seed).unwrap();
+            (0..12).map(|_| sampler.sample(&mut [0.0; 10], &[]).unwrap()).collect()
+        };
+        assert_eq!(draw(42), GOLDEN);
+        assert_ne!(draw(43), GOLDEN);
+    }
+
+    const GOLDEN: [u32; 12] = [8, 3, 9, 7, 7, 5, 1, 6, 2, 9, 5, 8];
+
+    #[test]
+    fn logits_that_are_no_numbers_are_errors() {
+        let mut greedy = sampler(Sampling::default());
+        let error = greedy.sample(&mut [0.0, f32::NAN], &[]).unwrap_err();
+        assert_eq!(error.to_string(), "the model's logit for token 1 is NaN");
+        assert!(greedy.sample(&mut [f32::INFINITY], &[]).is_err());
+        assert_eq!(greedy.sample(&mut [f32::NEG_INFINITY; 2], &[]), Err(SamplerError::NoToken(2)));
+        assert_eq!(greedy.sample(&mut [], &[]), Err(SamplerError::NoToken(0)));
+    }
+
+    #[test]
+    fn settings_out_of_range_are_errors() {
+        let bad = |sampling: Sampling| sampling.checked().unwrap_err().to_string();
+        assert!(bad(Sampling { temperature: -1.0, ..DRAWING }).contains("temperature is -1"));
+        assert!(bad(Sampling { temperature: f32::NAN, ..DRAWING }).contains("temperature"));
+        assert!(bad(Sampling { top_p: 0.0, ..DRAWING }).contains("top-p"));
+        assert!(bad(Sampling { top_p: 1.1, ..DRAWING }).contains("top-p"));
+        assert!(bad(Sampling { min_p: -0.1, ..DRAWING }).contains("min-p"));
+        assert!(bad(Sampling { repetition_penalty: 0.0, ..DRAWING }).contains("penalty"));
+        assert!(DRAWING.checked().is_ok());
+    }
+}

@@ -1,0 +1,102 @@
+//! A sequence in progress: what has been read, what is remembered of it, and the logits that follow.
+
+use larder_model::{Decoder, ExpertPath, ModelError, Rows, State, Tap};
+
+/// How many tokens of a prompt are read at once unless said otherwise.
+pub const CHUNK: usize = 256;
+
+/// A sequence being read and written.
+pub struct Session<'m> {
+    decoder: &'m Decoder,
+    experts: &'m mut dyn ExpertPath,
+    state: State,
+    tokens: Vec<u32>,
+    horizon: usize,
+}
+
+impl<'m> Session<'m> {
+    /// An empty sequence.
+    pub fn new(decoder: &'m Decoder, experts: &'m mut dyn ExpertPath) -> Self {
+        Session { decoder, experts, state: decoder.new_state(), tokens: Vec::new(), horizon: 0 }
+    }
+
+    /// All tokens so far.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// Tokens that still fit.
+    pub fn room(&self) -> usize {
+        self.decoder.context() - self.tokens.len()
+    }
+
+    /// Bytes that the sequence's memory holds.
+    pub fn state_bytes(&self) -> usize {
+        self.state.bytes()
+    }
+
+    /// Reads `tokens`, at most `chunk` at once, and returns the logits of every one or of the last one.
+    ///
+    /// However they are cut, the logits are those of one call. On an error nothing has been read.
+    pub fn read(
+        &mut self,
+        tokens: &[u32],
+        chunk: usize,
+        rows: Rows,
+        tap: &mut dyn Tap,
+    ) -> Result<Vec<f32>, ModelError> {
+        self.check_room(tokens.len())?;
+        let before = self.tokens.len();
+        let horizon = before + tokens.len();
+        self.tokens.extend_from_slice(tokens);
+        let mut logits = Vec::new();
+        if before > 0 && !self.decoder.keeps_memory(self.horizon, horizon) {
+            self.state = self.decoder.new_state();
+        }
+        self.horizon = horizon;
+        // Usually nothing lies between the two; all tokens do once a longer sequence turns its positions differently.
+        let result = self
+            .advance(before, chunk, Rows::Last, &mut (), &mut Vec::new())
+            .and_then(|()| self.advance(horizon, chunk, rows, tap, &mut logits));
+        if let Err(error) = result {
+            self.forget(before);
+            return Err(error);
+        }
+        Ok(logits)
+    }
+
+    /// Reads on until `end`, appending logits.
+    fn advance(
+        &mut self,
+        end: usize,
+        chunk: usize,
+        rows: Rows,
+        tap: &mut dyn Tap,
+        logits: &mut Vec<f32>,
+    ) -> Result<(), ModelError> {
+        while self.state.len < end {
+            let part = &self.tokens[self.state.len..end.min(self.state.len + chunk.max(1))];
+            let new = self.decoder.forward(part, self.horizon, rows, &mut self.state, self.experts, tap)?;
+            if rows == Rows::Last {
+                logits.clear();
+            }
+            logits.extend_from_slice(&new);
+        }
+        Ok(())
+    }
+
+    /// Goes back to the first `len` tokens. Their memory is made again at the next read.
+    fn forget(&mut self, len: usize) {
+        self.tokens.truncate(len);
+        self.state = self.decoder.new_state();
+        self.horizon = len;
+    }
+
+    fn check_room(&self, more: usize) -> Result<(), ModelError> {
+        if more <= self.room() {
+            return Ok(());
+        }
+        let (len, context) = (self.tokens.len() + more, self.decoder.context());
+        Err(ModelError::Request(format!("{len} tokens do not fit the model's context of {context}")))
+    }
+}

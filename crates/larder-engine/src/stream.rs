@@ -1,0 +1,78 @@
+use crate::{decoder::Step, tokenizer::Tokenizer};
+
+/// Turns token ids into text one at a time.
+///
+/// All pieces together are what decoding all ids at once gives. A piece never ends within a character: what is not yet
+/// known waits for the next id or for the end. The work per id does not grow with the text.
+#[derive(Clone, Debug)]
+pub struct Detokenizer<'a> {
+    tokenizer: &'a Tokenizer,
+    steps: Vec<Step>,
+    skip_special: bool,
+}
+
+impl<'a> Detokenizer<'a> {
+    pub(crate) fn new(tokenizer: &'a Tokenizer, steps: Vec<Step>, skip_special: bool) -> Self {
+        Detokenizer { tokenizer, steps, skip_special }
+    }
+
+    /// The text that `id` makes certain, often empty; an id that the vocabulary lacks adds nothing.
+    pub fn push(&mut self, id: u32) -> String {
+        let Some(token) = self.tokenizer.token_text(id, self.skip_special) else {
+            return String::new();
+        };
+        let mut tokens = vec![token];
+        for step in &mut self.steps {
+            tokens = through(step, tokens);
+        }
+        tokens.concat()
+    }
+
+    /// Ends the text and returns what was held back; a character that was never completed becomes U+FFFD.
+    pub fn finish(mut self) -> String {
+        let mut tokens = Vec::new();
+        for step in &mut self.steps {
+            tokens = through(step, tokens);
+            step.finish(&mut tokens);
+        }
+        tokens.concat()
+    }
+}
+
+fn through(step: &mut Step, tokens: Vec<String>) -> Vec<String> {
+    let mut out = Vec::with_capacity(tokens.len());
+    tokens.into_iter().for_each(|token| step.push(token, &mut out));
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use crate::tokenizer::{Tokenizer, tests::sentence_piece};
+
+    fn pieces(tokenizer: &Tokenizer, ids: &[u32], skip_special: bool) -> Vec<String> {
+        let mut stream = tokenizer.stream(skip_special);
+        let mut pieces: Vec<String> = ids.iter().map(|id| stream.push(*id)).collect();
+        pieces.push(stream.finish());
+        pieces
+    }
+
+    #[test]
+    fn bytes_wait_for_their_character_and_the_first_space_goes() {
+        let tokenizer = sentence_piece();
+        let id = |token: &str| tokenizer.id(token).unwrap();
+        let ids = [id("<s>"), id("▁a"), id("<0xC3>"), id("<0xA9>"), id("▁a"), id("<0xC3>")];
+        assert_eq!(pieces(&tokenizer, &ids, true), ["", "a", "", "", "é a", "", "\u{fffd}"]);
+        assert_eq!(pieces(&tokenizer, &ids[..2], false), ["<s>", " a", ""]);
+        assert_eq!(pieces(&tokenizer, &[9999, id("a")], true), ["", "a", ""]);
+    }
+
+    proptest! {
+        #[test]
+        fn the_pieces_are_what_the_crate_decodes(ids in prop::collection::vec(0u32..14, 0..20), skip in any::<bool>()) {
+            let tokenizer = sentence_piece();
+            prop_assert_eq!(pieces(&tokenizer, &ids, skip).concat(), tokenizer.inner().decode(&ids, skip).unwrap());
+        }
+    }
+}

@@ -1,0 +1,101 @@
+/// Makes `{% generation %}` … `{% endgeneration %}`, which mark what the model wrote, into `{% with %}` blocks, which
+/// render the same; the signs for white space stay as they are.
+pub(super) fn without_generation(source: &str) -> String {
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(at) = ["{%", "{{", "{#"].iter().filter_map(|open| rest.find(open)).min() {
+        let (before, tag) = rest.split_at(at);
+        out.push_str(before);
+        let length = tag_length(tag);
+        let (tag, after) = tag.split_at(length);
+        push_tag(tag, &mut out);
+        rest = after;
+    }
+    out.push_str(rest);
+    out
+}
+
+fn push_tag(tag: &str, out: &mut String) {
+    match name(tag) {
+        "generation" => out.push_str(&tag.replacen("generation", "with", 1)),
+        "endgeneration" => out.push_str(&tag.replacen("endgeneration", "endwith", 1)),
+        _ => out.push_str(tag),
+    }
+}
+
+/// What stands in a `{% … %}`, without the signs around it.
+fn name(tag: &str) -> &str {
+    let inside = tag.strip_prefix("{%").and_then(|tag| tag.strip_suffix("%}")).unwrap_or_default();
+    inside.trim_matches(|c: char| c == '-' || c == '+' || c.is_whitespace())
+}
+
+/// Bytes of the tag, comment or raw block that `text` begins with; all of it where the end is missing.
+fn tag_length(text: &str) -> usize {
+    if text.starts_with("{#") {
+        return text.find("#}").map_or(text.len(), |at| at + 2);
+    }
+    let close = if text.starts_with("{%") { "%}" } else { "}}" };
+    let length = closed_at(text, close);
+    if name(&text[..length]) != "raw" {
+        return length;
+    }
+    let mut at = length;
+    while let Some(found) = text[at..].find("{%") {
+        at += found;
+        let end = at + text[at..].find("%}").map_or(text.len() - at, |close| close + 2);
+        if name(&text[at..end]) == "endraw" {
+            return end;
+        }
+        at += 2;
+    }
+    text.len()
+}
+
+/// The byte after `close`, wherever it is not within a string or a bracket.
+fn closed_at(text: &str, close: &str) -> usize {
+    let mut depth = 0usize;
+    let mut quote = None;
+    let mut escaped = false;
+    for (at, c) in text.char_indices().skip(2) {
+        match quote {
+            Some(_) if escaped => escaped = false,
+            Some(_) if c == '\\' => escaped = true,
+            Some(open) => quote = Some(open).filter(|open| *open != c),
+            None if depth == 0 && text[at..].starts_with(close) => return at + 2,
+            None => match c {
+                '\'' | '"' => quote = Some(c),
+                '(' | '[' | '{' => depth += 1,
+                ')' | ']' | '}' => depth = depth.saturating_sub(1),
+                _ => {}
+            },
+        }
+    }
+    text.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::without_generation;
+
+    #[test]
+    fn the_tags_become_blocks_with_the_same_white_space() {
+        assert_eq!(without_generation("a {%- generation -%} b {%+endgeneration%}"), "a {%- with -%} b {%+endwith%}");
+    }
+
+    #[test]
+    fn what_only_looks_like_a_tag_stays() {
+        for source in [
+            "{# {% generation %} #}x",
+            "{{ '{% generation %}' }}",
+            "{{ \"\\\"{% generation %}\" }}",
+            "{{ {'a': {'b': '}}'}}['a'] }} generation",
+            "{% raw %}{% generation %}{%- endraw -%}",
+            "{% set generation = 1 %}",
+            "{% generation",
+            "{{ 'open",
+            "é{%",
+        ] {
+            assert_eq!(without_generation(source), source);
+        }
+    }
+}

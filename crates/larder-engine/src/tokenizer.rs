@@ -1,0 +1,213 @@
+use std::collections::HashSet;
+
+use tokenizers::{AddedToken, Model, ModelWrapper};
+
+use crate::{
+    decoder::{self, Step},
+    outline::Outline,
+    stream::Detokenizer,
+    tokenizer_config::{ConfigError, TokenizerConfig},
+};
+
+const FILE: &str = "tokenizer.json";
+
+/// Text to token ids and back, as transformers does it with the same files.
+#[derive(Clone, Debug)]
+pub struct Tokenizer {
+    inner: tokenizers::Tokenizer,
+    steps: Vec<Step>,
+}
+
+/// A text that could not be made into tokens.
+#[derive(Debug, PartialEq, thiserror::Error)]
+#[error("the text of {bytes} bytes cannot be tokenised: {what}")]
+pub struct EncodeError {
+    /// How long the text is.
+    pub bytes: usize,
+    /// What the tokenizer said.
+    pub what: String,
+}
+
+impl Tokenizer {
+    /// A tokenizer from the bytes of a `tokenizer.json`, with what the model's `tokenizer_config.json` adds to it.
+    pub fn from_bytes(json: &[u8], config: &TokenizerConfig) -> Result<Self, ConfigError> {
+        let wrong = |what: String| ConfigError::new(FILE, what);
+        let outline = Outline::read(json).map_err(wrong)?;
+        let mut inner =
+            tokenizers::Tokenizer::from_bytes(json).map_err(|error| wrong(format!("is not a tokenizer: {error}")))?;
+        register(&mut inner, config).map_err(|error| wrong(format!("cannot take the config's tokens: {error}")))?;
+        inner.with_padding(None);
+        inner.with_truncation(None).map_err(|error| wrong(error.to_string()))?;
+        inner.set_encode_special_tokens(config.split_special);
+        let mut steps = decoder::steps(outline.decoder.as_ref()).map_err(wrong)?;
+        let is_bpe = matches!(inner.get_model(), ModelWrapper::BPE(_));
+        if config.clean_up && (!is_bpe || config.clean_up_bpe_too) {
+            steps.extend(decoder::clean_up());
+        }
+        Ok(Tokenizer { inner, steps })
+    }
+
+    /// The ids of `text`; with `add_special` the tokens that the model expects around a text are added.
+    pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, EncodeError> {
+        match self.inner.encode_fast(text, add_special) {
+            Ok(encoding) => Ok(encoding.get_ids().to_vec()),
+            Err(error) => Err(EncodeError { bytes: text.len(), what: error.to_string() }),
+        }
+    }
+
+    /// The text of `ids`; ids that the vocabulary lacks add nothing.
+    pub fn decode(&self, ids: &[u32], skip_special: bool) -> String {
+        let mut stream = self.stream(skip_special);
+        let mut text: String = ids.iter().map(|id| stream.push(*id)).collect();
+        text.push_str(&stream.finish());
+        text
+    }
+
+    /// A stream that decodes one id at a time.
+    pub fn stream(&self, skip_special: bool) -> Detokenizer<'_> {
+        Detokenizer::new(self, self.steps.clone(), skip_special)
+    }
+
+    /// The id of a token, given as the vocabulary spells it.
+    pub fn id(&self, token: &str) -> Option<u32> {
+        self.inner.token_to_id(token)
+    }
+
+    /// One more than the highest id.
+    pub fn vocab_size(&self) -> usize {
+        let ids = self.inner.get_vocab(true);
+        ids.values().max().map_or(0, |id| *id as usize + 1)
+    }
+
+    /// The vocabulary's spelling of `id`, unless it is special and those are skipped.
+    pub(crate) fn token_text(&self, id: u32, skip_special: bool) -> Option<String> {
+        let added = self.inner.get_added_vocabulary();
+        let token = added.simple_id_to_token(id).or_else(|| self.inner.get_model().id_to_token(id))?;
+        if skip_special && added.is_special_token(&token) { None } else { Some(token) }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn inner(&self) -> &tokenizers::Tokenizer {
+        &self.inner
+    }
+}
+
+/// Adds the config's tokens where `tokenizer.json` lacks them or says something else about them, in the order in which
+/// transformers does, because a new token gets the next free id.
+fn register(inner: &mut tokenizers::Tokenizer, config: &TokenizerConfig) -> tokenizers::Result<()> {
+    let known = inner.get_added_tokens_decoder();
+    let mut tokens: Vec<AddedToken> = config.added.iter().map(|(_, token)| token.clone()).collect();
+    let mut seen: HashSet<&str> = known.values().map(|token| token.content.as_str()).collect();
+    seen.extend(config.added.iter().map(|(_, token)| token.content.as_str()));
+    let named = config.special.iter().map(|(_, text)| text).chain(&config.extra_special);
+    for text in named {
+        if seen.insert(text) {
+            tokens.push(AddedToken::from(text.clone(), true));
+        }
+    }
+    inner.add_tokens(tokens)?;
+    Ok(())
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// A SentencePiece-like tokenizer with byte tokens and one special token.
+    pub(crate) fn sentence_piece() -> Tokenizer {
+        Tokenizer::from_bytes(&sentence_piece_json(), &TokenizerConfig::default()).unwrap()
+    }
+
+    fn sentence_piece_json() -> Vec<u8> {
+        let vocab = ["<unk>", "<s>", "a", "b", "▁", "▁a", "é", "<0xC3>", "<0xA9>", "<0x61>", "ab", ".", "▁."];
+        let vocab: serde_json::Map<String, Value> =
+            vocab.iter().enumerate().map(|(id, token)| (token.to_string(), json!(id))).collect();
+        let json = json!({
+            "version": "1.0", "truncation": {"direction": "Right", "max_length": 1, "strategy": "LongestFirst", "stride": 0},
+            "padding": null,
+            "added_tokens": [{"id": 1, "content": "<s>", "single_word": false, "lstrip": false, "rstrip": false,
+                              "normalized": false, "special": true}],
+            "normalizer": {"type": "Sequence", "normalizers": [
+                {"type": "Prepend", "prepend": "▁"}, {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]},
+            "pre_tokenizer": null,
+            "post_processor": {"type": "TemplateProcessing",
+                "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+                "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+                "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}}},
+            "decoder": {"type": "Sequence", "decoders": [
+                {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"},
+                {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]},
+            "model": {"type": "BPE", "unk_token": "<unk>", "fuse_unk": true, "byte_fallback": true,
+                      "vocab": vocab, "merges": ["▁ a", "▁ ."]}
+        });
+        serde_json::to_vec(&json).unwrap()
+    }
+
+    fn with_config(config: &str) -> Tokenizer {
+        let config = TokenizerConfig::from_bytes(config.as_bytes()).unwrap();
+        Tokenizer::from_bytes(&sentence_piece_json(), &config).unwrap()
+    }
+
+    #[test]
+    fn special_tokens_are_added_on_request_and_nothing_is_cut() {
+        let tokenizer = sentence_piece();
+        assert_eq!(tokenizer.encode("a a b", true).unwrap(), [1, 5, 5, 4, 3]);
+        assert_eq!(tokenizer.encode("a a b", false).unwrap(), [5, 5, 4, 3]);
+        assert_eq!(tokenizer.encode("", true).unwrap(), [1]);
+        assert!(tokenizer.encode("", false).unwrap().is_empty());
+        assert_eq!(tokenizer.decode(&[1, 5, 5, 4, 3], true), "a a b");
+        assert_eq!(tokenizer.decode(&[], true), "");
+        assert_eq!(tokenizer.vocab_size(), 13);
+    }
+
+    #[test]
+    fn the_configs_tokens_become_special() {
+        let tokenizer = with_config(r#"{"eos_token": "ab", "pad_token": "<pad>", "extra_special_tokens": ["<x>"]}"#);
+        assert_eq!((tokenizer.id("ab"), tokenizer.id("<pad>"), tokenizer.id("<x>")), (Some(10), Some(13), Some(14)));
+        assert_eq!(tokenizer.decode(&[5, 10, 13, 14], true), "a");
+        assert_eq!(sentence_piece().decode(&[5, 10], true), "aab");
+    }
+
+    #[test]
+    fn the_configs_matching_rules_win() {
+        let rules = r#"{"added_tokens_decoder": {"1": {"content": "<s>", "rstrip": true, "special": true}}}"#;
+        assert_eq!(with_config(rules).encode("<s> a", false).unwrap(), [1, 5]);
+        assert_eq!(sentence_piece().encode("<s> a", false).unwrap(), [1, 4, 5]);
+    }
+
+    #[test]
+    fn bos_and_eos_switches_have_no_effect_beside_a_post_processor() {
+        assert_eq!(
+            with_config(r#"{"add_bos_token": false, "add_eos_token": true}"#).encode("a", true).unwrap(),
+            [1, 5]
+        );
+    }
+
+    #[test]
+    fn special_tokens_can_be_read_as_text() {
+        let split = with_config(r#"{"split_special_tokens": true}"#);
+        assert!(!split.encode("<s>", false).unwrap().contains(&1));
+    }
+
+    #[test]
+    fn cleaning_up_is_for_other_models_than_bpe_unless_forced() {
+        assert_eq!(with_config(r#"{"clean_up_tokenization_spaces": true}"#).decode(&[5, 12], true), "a .");
+        let forced = r#"{"clean_up_tokenization_spaces": true,
+                         "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output": true}"#;
+        assert_eq!(with_config(forced).decode(&[5, 12], true), "a.");
+    }
+
+    #[test]
+    fn broken_files_are_one_sentence() {
+        let whole = sentence_piece_json();
+        let none = TokenizerConfig::default();
+        for length in (0..whole.len()).step_by(7) {
+            let error = Tokenizer::from_bytes(&whole[..length], &none).unwrap_err().to_string();
+            assert!(error.starts_with("tokenizer.json: is not a tokenizer: "), "{error}");
+        }
+        let error = Tokenizer::from_bytes(br#"{"version": "1.0", "model": {"type": "BPE", "merges": []}}"#, &none);
+        assert!(error.unwrap_err().to_string().contains("missing field `vocab`"));
+    }
+}

@@ -1,0 +1,148 @@
+//! Experts put together from a source, wherever and however it keeps their matrices.
+
+use std::collections::BTreeMap;
+
+use larder_core::{Blueprint, ExpertId, ExpertLayout, ExpertNames, Geometry, Kind, LayerIdx, Piece};
+
+use crate::{
+    error::{Fault, Result, StoreError},
+    experts::Experts,
+    piece::{Form, Found, Scratch, Which, choose_kind},
+    source::Source,
+};
+
+/// More experts per layer than an [`ExpertId`] can count.
+const MAX_EXPERTS: usize = 1 << 16;
+
+/// Reads experts from a source and lays them out as a store would.
+pub struct Assembler<'a> {
+    source: &'a dyn Source,
+    geometry: Geometry,
+    names: ExpertNames,
+    layouts: BTreeMap<LayerIdx, ExpertLayout>,
+    notes: Vec<String>,
+}
+
+impl<'a> Assembler<'a> {
+    /// Checks every expert's tensors against the blueprint and fixes the layouts; `wanted` of `None` keeps the kinds.
+    pub fn new(source: &'a dyn Source, blueprint: &Blueprint, wanted: Option<Kind>) -> Result<Self> {
+        let geometry = blueprint.geometry.clone();
+        let names = source.expert_names().unwrap_or_else(|| blueprint.experts.clone());
+        if geometry.experts == 0 || geometry.experts > MAX_EXPERTS {
+            let what = format!("asks for {} experts per layer", geometry.experts);
+            return Err(StoreError::new(Fault::Unsupported, source.path(), what));
+        }
+        if geometry.hidden == 0 || geometry.inter == 0 || geometry.moe_layers.is_empty() {
+            return Err(StoreError::new(Fault::Unsupported, source.path(), "is a model without experts"));
+        }
+        if geometry.bias && names.bias.is_none() {
+            return Err(StoreError::new(Fault::Missing, source.path(), "has no biases for its experts"));
+        }
+        let mut assembler = Assembler { source, geometry, names, layouts: BTreeMap::new(), notes: Vec::new() };
+        for layer in assembler.geometry.moe_layers.clone() {
+            let layout = assembler.check_layer(layer, wanted)?;
+            assembler.layouts.insert(layer, layout);
+        }
+        Ok(assembler)
+    }
+
+    /// What was stored otherwise than asked for, one sentence each.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    /// The layouts of all layers that have experts.
+    pub fn layouts(&self) -> &BTreeMap<LayerIdx, ExpertLayout> {
+        &self.layouts
+    }
+
+    /// Fills `into` with one expert, as [`Experts::read_expert`] does.
+    pub fn expert(&self, layer: LayerIdx, expert: ExpertId, into: &mut [u8], scratch: &mut Scratch) -> Result<()> {
+        let layout = self.layout(layer);
+        assert_eq!(into.len(), layout.bytes, "a buffer of the layout's length");
+        let mut end = 0;
+        for ((_, part), (piece, form)) in layout.parts().zip(self.pieces()) {
+            into[end..part.offset].fill(0);
+            end = part.offset + part.bytes;
+            let found = Found::locate(self.source, piece, self.which(layer, expert), form)?;
+            found.fill(part.kind, &mut into[part.offset..end], scratch)?;
+        }
+        into[end..].fill(0);
+        Ok(())
+    }
+
+    /// The pieces of an expert and their shapes, in the order of [`ExpertLayout::parts`].
+    fn pieces(&self) -> impl Iterator<Item = (&Piece, Form)> {
+        let Geometry { hidden, inter, bias, .. } = self.geometry;
+        let biases = self.names.bias.iter().filter(move |_| bias).flatten();
+        let lengths = [inter, inter, hidden].map(Form::Vector);
+        let matrices = [
+            (&self.names.gate, Form::Matrix(inter, hidden)),
+            (&self.names.up, Form::Matrix(inter, hidden)),
+            (&self.names.down, Form::Matrix(hidden, inter)),
+        ];
+        matrices.into_iter().chain(biases.zip(lengths))
+    }
+
+    fn which(&self, layer: LayerIdx, expert: ExpertId) -> Which {
+        Which { layer, expert, of: self.geometry.experts }
+    }
+
+    /// The layout of a layer, whose experts must all agree on it.
+    fn check_layer(&mut self, layer: LayerIdx, wanted: Option<Kind>) -> Result<ExpertLayout> {
+        let first = self.check_expert(layer, ExpertId(0), wanted)?;
+        for e in 1..self.geometry.experts {
+            let kinds = self.check_expert(layer, ExpertId(e as u16), wanted)?;
+            if let Some(i) = (0..kinds.len()).find(|i| kinds[*i] != first[*i]) {
+                let what = format!(
+                    "the experts of {layer} are stored in different formats: {} of expert 0 as {}, of expert {e} as {}",
+                    ["gate", "up", "down"][i],
+                    first[i],
+                    kinds[i]
+                );
+                return Err(StoreError::new(Fault::Mismatch, self.source.path(), what));
+            }
+        }
+        let Geometry { hidden, inter, bias, .. } = self.geometry;
+        ExpertLayout::new(hidden, inter, first, bias)
+            .map_err(|e| StoreError::new(Fault::Unsupported, self.source.path(), e.to_string()))
+    }
+
+    /// The kinds of gate, up and down of one expert.
+    fn check_expert(&mut self, layer: LayerIdx, expert: ExpertId, wanted: Option<Kind>) -> Result<[Kind; 3]> {
+        let mut kinds = [Kind::F32; 3];
+        let mut notes = Vec::new();
+        for (i, (piece, form)) in self.pieces().enumerate() {
+            let found = Found::locate(self.source, piece, self.which(layer, expert), form)?;
+            match form {
+                Form::Vector(_) => drop(choose_kind(self.source, &found.name, found.kind, Some(Kind::F32), 1)?),
+                Form::Matrix(_, cols) => {
+                    let (kind, fallback) = choose_kind(self.source, &found.name, found.kind, wanted, cols)?;
+                    kinds[i] = kind;
+                    if let Some(wanted) = wanted.filter(|_| fallback) {
+                        let part = ["gate", "up", "down"][i];
+                        notes.push(format!(
+                            "{part} is stored as {kind}: its rows of {cols} values are not whole blocks of {wanted}"
+                        ));
+                    }
+                }
+            }
+        }
+        notes.retain(|note| !self.notes.contains(note));
+        self.notes.append(&mut notes);
+        Ok(kinds)
+    }
+}
+
+impl Experts for Assembler<'_> {
+    fn layout(&self, layer: LayerIdx) -> &ExpertLayout {
+        &self.layouts[&layer]
+    }
+
+    fn read_expert(&self, layer: LayerIdx, expert: ExpertId, into: &mut [u8]) -> Result<()> {
+        self.expert(layer, expert, into, &mut Scratch::default())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,282 @@
+//! From a source to a store: streaming, atomic, and resumable where it was stopped.
+//!
+//! The order of writing is the whole protocol. `convert.json` comes first and says what is being made of what; every
+//! other file appears whole, under its name, or not at all; `larder.json` comes last and makes the folder a store.
+
+mod target;
+
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use larder_core::{Blueprint, ExpertId, Kind, LayerIdx};
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::{
+    assemble::Assembler,
+    draft::{AlignedBuffer, Draft, sync_folder, write_whole},
+    error::Result,
+    manifest::{ExpertFiles, FORMAT, MANIFEST, Manifest, Provenance, RESIDENT, ResidentFile, SidecarFile},
+    parallel::parallel,
+    piece::Scratch,
+    resident,
+    shard::{DATA_START, LAYOUT, Shard, checksum_of, layer_folder, shard_path},
+    source::{SIDECARS, Source},
+};
+pub use target::CONVERTING;
+use target::{State, Target};
+
+/// Threads that read, convert and write, one expert each.
+const THREADS: usize = 3;
+/// What the experts in flight may take together, unless a single one takes more.
+const IN_FLIGHT_BYTES: usize = 768 << 20;
+
+/// How to convert.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct ConvertOptions {
+    /// The experts' kind; `None` keeps the source's.
+    pub experts: Option<Kind>,
+    /// The kind of the resident weights of products; `None` keeps the source's.
+    pub resident: Option<Kind>,
+}
+
+/// Somebody who watches long work.
+pub trait Progress: Sync {
+    /// Work over `bytes` bytes begins.
+    fn begin(&self, bytes: u64);
+
+    /// `bytes` more are done.
+    fn advance(&self, bytes: u64);
+}
+
+/// Nobody watches.
+impl Progress for () {
+    fn begin(&self, _: u64) {}
+
+    fn advance(&self, _: u64) {}
+}
+
+/// What a conversion did.
+#[derive(Clone, Debug)]
+pub struct ConvertReport {
+    /// Length of the source's weights.
+    pub source_bytes: u64,
+    /// Length of the store's weights.
+    pub store_bytes: u64,
+    /// Experts in the store.
+    pub experts: usize,
+    /// Experts that an earlier, interrupted conversion had finished.
+    pub resumed: usize,
+    /// What is stored otherwise than asked for, one sentence each.
+    pub notes: Vec<String>,
+    /// From start to end.
+    pub took: Duration,
+}
+
+/// Makes a store of `source` in the folder `target`, or continues where an earlier attempt was stopped.
+pub fn convert(
+    source: &dyn Source,
+    blueprint: &Blueprint,
+    target: &Path,
+    options: &ConvertOptions,
+    progress: &dyn Progress,
+) -> Result<ConvertReport> {
+    let started = Instant::now();
+    let assembler = Assembler::new(source, blueprint, options.experts)?;
+    let resident = resident::Plan::new(source, blueprint, options.resident)?;
+    let data_bytes = assembler.layouts().values().map(|l| l.bytes).max().unwrap_or_default();
+    let job = Job { source, blueprint, options, progress, assembler, resident, data_bytes };
+    let mut report = job.report();
+    let state = State::new(job.fingerprint(), options);
+    if let Some(target) = Target::prepare(target, &state, &job.files())? {
+        progress.begin(job.store_bytes());
+        report.resumed = job.write(&target)?;
+    }
+    report.took = started.elapsed();
+    Ok(report)
+}
+
+struct Job<'a> {
+    source: &'a dyn Source,
+    blueprint: &'a Blueprint,
+    options: &'a ConvertOptions,
+    progress: &'a dyn Progress,
+    assembler: Assembler<'a>,
+    resident: resident::Plan,
+    /// Of the largest expert.
+    data_bytes: usize,
+}
+
+/// What one task of a conversion left behind.
+enum Done {
+    Resident(ResidentFile),
+    Expert { checksum: String, resumed: bool },
+}
+
+/// Buffers of one thread.
+struct Buffers {
+    file: AlignedBuffer,
+    scratch: Scratch,
+}
+
+impl Job<'_> {
+    fn report(&self) -> ConvertReport {
+        ConvertReport {
+            source_bytes: self.source.files().iter().map(|f| f.bytes).sum(),
+            store_bytes: self.store_bytes(),
+            experts: self.blueprint.geometry.expert_count(),
+            resumed: 0,
+            notes: [self.assembler.notes(), &self.resident.notes].concat(),
+            took: Duration::ZERO,
+        }
+    }
+
+    fn file_bytes(&self) -> usize {
+        self.data_bytes + DATA_START
+    }
+
+    fn store_bytes(&self) -> u64 {
+        self.files().iter().map(|(_, bytes)| bytes).sum()
+    }
+
+    /// Of everything that decides what is written.
+    fn fingerprint(&self) -> u64 {
+        xxh3_64(format!("{:x} {:?}", self.source.fingerprint(), self.blueprint).as_bytes())
+    }
+
+    /// Every large file of the store and its length.
+    fn files(&self) -> Vec<(std::path::PathBuf, u64)> {
+        let shards = (0..self.blueprint.geometry.expert_count()).map(|i| {
+            let (layer, expert) = self.expert_at(i);
+            (shard_path(layer, expert), self.file_bytes() as u64)
+        });
+        std::iter::once((RESIDENT.into(), self.resident.file_bytes() as u64)).chain(shards).collect()
+    }
+
+    /// Experts are numbered layer by layer, in the order in which a checkpoint usually holds them.
+    fn expert_at(&self, i: usize) -> (LayerIdx, ExpertId) {
+        let geometry = &self.blueprint.geometry;
+        (geometry.moe_layers[i / geometry.experts], ExpertId((i % geometry.experts) as u16))
+    }
+
+    /// Writes everything that is not there yet; returns how many experts were.
+    fn write(&self, target: &Target) -> Result<usize> {
+        for layer in &self.blueprint.geometry.moe_layers {
+            target.create_folder(&layer_folder(*layer))?;
+        }
+        let sidecars = self.write_sidecars(target)?;
+        let threads = (IN_FLIGHT_BYTES / self.file_bytes()).clamp(1, THREADS);
+        let buffers = || Buffers { file: AlignedBuffer::new(self.file_bytes()), scratch: Scratch::default() };
+        let count = 1 + self.blueprint.geometry.expert_count();
+        let done = parallel(threads, count, buffers, |buffers, task| match task {
+            0 => self.write_resident(target),
+            task => self.write_expert(target, task - 1, buffers),
+        })?;
+        let (resident, checksums, resumed) = self.sort_out(done);
+        target.sync(&self.blueprint.geometry.moe_layers)?;
+        let manifest = self.manifest(sidecars, resident, checksums);
+        write_whole(&target.path().join(MANIFEST), &manifest.to_bytes())?;
+        sync_folder(target.path())?;
+        target.finish()?;
+        Ok(resumed)
+    }
+
+    fn write_sidecars(&self, target: &Target) -> Result<Vec<SidecarFile>> {
+        let mut written = Vec::new();
+        for name in SIDECARS {
+            if let Some(bytes) = self.source.sidecar(name)? {
+                write_whole(&target.path().join(name), &bytes)?;
+                let checksum = checksum_of(&bytes);
+                written.push(SidecarFile { name: name.to_owned(), bytes: bytes.len() as u64, checksum });
+            }
+        }
+        Ok(written)
+    }
+
+    fn write_resident(&self, target: &Target) -> Result<Done> {
+        let path = target.path().join(RESIDENT);
+        let found = if target.is_resumed() { resident::check_written(&self.resident, &path).ok() } else { None };
+        if let Some(written) = found {
+            self.progress.advance(written.bytes);
+            return Ok(Done::Resident(written));
+        }
+        resident::write(self.source, &self.resident, &path, self.progress).map(Done::Resident)
+    }
+
+    fn write_expert(&self, target: &Target, i: usize, Buffers { file, scratch }: &mut Buffers) -> Result<Done> {
+        let (layer, expert) = self.expert_at(i);
+        let layout = &self.assembler.layouts()[&layer];
+        let shard = Shard { layer, expert, layout, file_bytes: self.file_bytes() };
+        let path = target.path().join(shard_path(layer, expert));
+        let (header, data) = file.split_at_mut(DATA_START);
+        // A shard that is there and not whole is written again, whatever is wrong with it.
+        let found = if target.is_resumed() { shard.check_by_itself(&path, data).ok() } else { None };
+        let resumed = found.is_some();
+        let checksum = match found {
+            Some(checksum) => checksum,
+            None => {
+                let (data, tail) = data.split_at_mut(layout.bytes);
+                self.assembler.expert(layer, expert, data, scratch)?;
+                tail.fill(0);
+                let checksum = checksum_of(data);
+                header.copy_from_slice(&shard.header(&checksum));
+                let draft = Draft::create(&path)?;
+                draft.write_direct(file)?;
+                draft.publish()?;
+                checksum
+            }
+        };
+        self.progress.advance(self.file_bytes() as u64);
+        Ok(Done::Expert { checksum, resumed })
+    }
+
+    fn sort_out(&self, done: Vec<Done>) -> (ResidentFile, Vec<Vec<String>>, usize) {
+        let mut resident = ResidentFile { bytes: 0, header_checksum: String::new() };
+        let mut all = Vec::with_capacity(done.len());
+        let mut count = 0;
+        for done in done {
+            match done {
+                Done::Resident(file) => resident = file,
+                Done::Expert { checksum, resumed } => {
+                    all.push(checksum);
+                    count += usize::from(resumed);
+                }
+            }
+        }
+        (resident, all.chunks(self.blueprint.geometry.experts).map(<[_]>::to_vec).collect(), count)
+    }
+
+    fn manifest(&self, sidecars: Vec<SidecarFile>, resident: ResidentFile, checksums: Vec<Vec<String>>) -> Manifest {
+        let mut kinds: Vec<_> =
+            self.assembler.layouts().values().map(|l| [l.gate.kind, l.up.kind, l.down.kind]).collect();
+        if kinds.iter().all(|k| *k == kinds[0]) {
+            kinds.truncate(1);
+        }
+        let named = |kind: Option<Kind>| kind.map_or("keep", Kind::name).to_owned();
+        Manifest {
+            format: FORMAT,
+            larder: env!("CARGO_PKG_VERSION").to_owned(),
+            model_type: self.blueprint.model_type.clone(),
+            geometry: self.blueprint.geometry.clone(),
+            experts: ExpertFiles {
+                layout: LAYOUT.to_owned(),
+                kinds,
+                data_bytes: self.data_bytes,
+                file_bytes: self.file_bytes(),
+                checksums,
+            },
+            resident,
+            sidecars,
+            source: Provenance {
+                files: self.source.files(),
+                experts: named(self.options.experts),
+                resident: named(self.options.resident),
+            },
+            config: self.source.config().clone(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

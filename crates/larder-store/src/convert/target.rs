@@ -1,0 +1,164 @@
+use std::{
+    fs::{self, File},
+    io,
+    path::{Path, PathBuf},
+};
+
+use larder_core::{Kind, LayerIdx};
+use rustix::fs::{FlockOperation, flock, statvfs};
+use serde::{Deserialize, Serialize};
+
+use super::ConvertOptions;
+use crate::{
+    draft::{sync_folder, temp_path, write_whole},
+    error::{Fault, Result, StoreError},
+    file::read_small,
+    manifest::MANIFEST,
+    shard::layer_folder,
+};
+
+/// The file that marks a store in the making.
+pub const CONVERTING: &str = "convert.json";
+
+const STATE_LIMIT: u64 = 1 << 20;
+
+/// What is being made of what: a conversion continues only its own.
+#[derive(PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct State {
+    larder: String,
+    fingerprint: String,
+    experts: Option<Kind>,
+    resident: Option<Kind>,
+}
+
+impl State {
+    pub fn new(fingerprint: u64, options: &ConvertOptions) -> Self {
+        State {
+            larder: env!("CARGO_PKG_VERSION").to_owned(),
+            fingerprint: format!("{fingerprint:016x}"),
+            experts: options.experts,
+            resident: options.resident,
+        }
+    }
+}
+
+/// The folder that becomes a store, locked against other conversions as long as this lives.
+pub(super) struct Target {
+    path: PathBuf,
+    resumed: bool,
+    _lock: File,
+}
+
+impl Target {
+    /// Takes the folder, or returns `None` if there is nothing left to do: an earlier attempt was stopped right
+    /// after its last step. `files` are those to come and their lengths.
+    pub fn prepare(path: &Path, state: &State, files: &[(PathBuf, u64)]) -> Result<Option<Self>> {
+        let fresh = !path.exists();
+        fs::create_dir_all(path).map_err(|e| match e.kind() {
+            io::ErrorKind::AlreadyExists => StoreError::new(Fault::Taken, path, "is a file, not a folder"),
+            _ => StoreError::io(path, "creating the folder", e),
+        })?;
+        let prepared = Self::take(path, state, files);
+        if fresh && prepared.is_err() {
+            // Only succeeds if nothing was written.
+            let _ = fs::remove_dir(path);
+        }
+        prepared
+    }
+
+    fn take(path: &Path, state: &State, files: &[(PathBuf, u64)]) -> Result<Option<Self>> {
+        let lock = lock(path)?;
+        let found = read_small(&path.join(CONVERTING), STATE_LIMIT)?;
+        let ours = found.as_ref().map(|bytes| serde_json::from_slice(bytes).is_ok_and(|found: State| found == *state));
+        let target = Target { path: path.to_owned(), resumed: found.is_some(), _lock: lock };
+        let taken = |what: &str| Err(StoreError::new(Fault::Taken, path, what));
+        match (path.join(MANIFEST).exists(), ours) {
+            (true, Some(true)) => target.finish().map(|()| None),
+            (true, _) => taken("already holds a store; remove it or choose another target"),
+            (false, Some(false)) => taken(
+                "holds an unfinished conversion of another model or with other options; remove the folder or choose \
+                 another target",
+            ),
+            (false, ours) => {
+                if ours.is_none() {
+                    check_empty(path)?;
+                }
+                check_space(path, files)?;
+                if ours.is_none() {
+                    let state = serde_json::to_vec(state).expect("text is JSON");
+                    write_whole(&path.join(CONVERTING), &state)?;
+                    sync_folder(path)?;
+                }
+                Ok(Some(target))
+            }
+        }
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether an earlier attempt may have left finished files.
+    pub fn is_resumed(&self) -> bool {
+        self.resumed
+    }
+
+    pub fn create_folder(&self, name: &Path) -> Result<()> {
+        let path = self.path.join(name);
+        fs::create_dir_all(&path).map_err(|e| StoreError::io(&path, "creating the folder", e))
+    }
+
+    /// Makes the names of all shards durable.
+    pub fn sync(&self, layers: &[LayerIdx]) -> Result<()> {
+        for layer in layers {
+            sync_folder(&self.path.join(layer_folder(*layer)))?;
+        }
+        sync_folder(&self.path.join("experts"))?;
+        sync_folder(&self.path)
+    }
+
+    /// Removes the mark of a store in the making.
+    pub fn finish(&self) -> Result<()> {
+        let path = self.path.join(CONVERTING);
+        fs::remove_file(&path).map_err(|e| StoreError::io(&path, "removing", e))?;
+        sync_folder(&self.path)
+    }
+}
+
+fn lock(path: &Path) -> Result<File> {
+    let folder = File::open(path).map_err(|e| StoreError::io(path, "opening", e))?;
+    flock(&folder, FlockOperation::NonBlockingLockExclusive).map_err(|e| match e {
+        rustix::io::Errno::WOULDBLOCK => StoreError::new(Fault::Taken, path, "is being written by another conversion"),
+        e => StoreError::io(path, "locking", e.into()),
+    })?;
+    Ok(folder)
+}
+
+/// Refuses a folder with anything in it but what a conversion leaves that was stopped at its very first step.
+fn check_empty(path: &Path) -> Result<()> {
+    let first = temp_path(Path::new(CONVERTING));
+    let mut entries = fs::read_dir(path).map_err(|e| StoreError::io(path, "listing", e))?.flatten();
+    match entries.find(|e| e.file_name() != first.as_os_str()) {
+        Some(entry) => {
+            let name = entry.file_name();
+            let what = format!("holds '{}', so it is no place for a new store", name.to_string_lossy());
+            Err(StoreError::new(Fault::Taken, path, what))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Refuses to begin what cannot end.
+fn check_space(path: &Path, files: &[(PathBuf, u64)]) -> Result<()> {
+    let there = |name: &Path| fs::metadata(path.join(name)).map_or(0, |m| m.len());
+    let needed: u64 = files.iter().map(|(name, bytes)| bytes.saturating_sub(there(name))).sum();
+    let stat = statvfs(path).map_err(|e| StoreError::io(path, "asking for free space", e.into()))?;
+    let free = stat.f_bavail.saturating_mul(stat.f_frsize);
+    if needed <= free {
+        return Ok(());
+    }
+    let gb = |bytes: u64| bytes as f64 / 1e9;
+    let what = format!("needs {:.2} GB more, the file system has {:.2} GB free", gb(needed), gb(free));
+    Err(StoreError::new(Fault::NoSpace, path, what))
+}

@@ -1,0 +1,252 @@
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use larder_core::{TensorMeta, Tensors};
+
+use super::*;
+use crate::{
+    error::Fault,
+    experts::Experts,
+    source::Checkpoint,
+    store::Store,
+    testing::{EXPERTS, FORMS, Form, LAYERS, Tiny},
+    verify::verify,
+};
+
+struct Bench {
+    dir: tempfile::TempDir,
+    tiny: Tiny,
+    source: Checkpoint,
+}
+
+impl Bench {
+    fn new(form: Form) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let tiny = Tiny::new(form);
+        tiny.write(&dir.path().join("source"));
+        let source = Checkpoint::open(&dir.path().join("source")).unwrap();
+        Bench { dir, tiny, source }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn convert(&self, name: &str, experts: Option<Kind>, resident: Option<Kind>) -> Result<ConvertReport> {
+        let options = ConvertOptions { experts, resident };
+        convert(&self.source, &self.tiny.blueprint(), &self.path(name), &options, &())
+    }
+}
+
+/// Every file below `root` with its content.
+fn files(root: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut found = BTreeMap::new();
+    let mut folders = vec![root.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap().map(|e| e.unwrap().path()) {
+            match entry.is_dir() {
+                true => folders.push(entry),
+                false => drop(found.insert(entry.strip_prefix(root).unwrap().to_owned(), fs::read(&entry).unwrap())),
+            }
+        }
+    }
+    found
+}
+
+fn write(root: &Path, name: &Path, bytes: &[u8]) {
+    let path = root.join(name);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, bytes).unwrap();
+}
+
+#[test]
+fn a_store_gives_back_what_the_source_holds() {
+    for form in FORMS {
+        let bench = Bench::new(form);
+        for wanted in [None, Some(Kind::F32), Some(Kind::F16), Some(Kind::Q8_0), Some(Kind::Q4_0)] {
+            let name = format!("{wanted:?}");
+            bench.convert(&name, wanted, None).unwrap();
+            let store = Store::open(&bench.path(&name)).unwrap();
+            store.check(&bench.tiny.blueprint()).unwrap();
+            let blueprint = bench.tiny.blueprint();
+            let assembler = Assembler::new(&bench.source, &blueprint, wanted).unwrap();
+            for (layer, e) in LAYERS.into_iter().flat_map(|l| (0..EXPERTS).map(move |e| (l, e))) {
+                let layout = store.layout(layer);
+                assert_eq!(layout, assembler.layout(layer));
+                let (mut got, mut want) = (vec![1; layout.bytes], vec![2; layout.bytes]);
+                store.read_expert(layer, ExpertId(e as u16), &mut got).unwrap();
+                assembler.read_expert(layer, ExpertId(e as u16), &mut want).unwrap();
+                assert!(got == want, "{form:?} {wanted:?} {layer} {e}");
+            }
+            assert!(verify(&bench.path(&name), &()).unwrap().is_good());
+        }
+    }
+}
+
+#[test]
+fn resident_tensors_keep_their_kind_or_take_the_one_asked_for() {
+    let bench = Bench::new(Form::Separate);
+    let meta = |store: &Store, name: &str| store.meta(name).unwrap().clone();
+    bench.convert("keep", None, None).unwrap();
+    let keep = Store::open(&bench.path("keep")).unwrap();
+    assert_eq!(keep.names(), ["conv", "embed", "head", "norm"]);
+    for name in keep.names() {
+        let TensorMeta { bytes, .. } = meta(&keep, name);
+        assert_eq!(meta(&keep, name), *bench.source.meta(name).unwrap());
+        let (mut got, mut want) = (vec![1; bytes], vec![2; bytes]);
+        keep.read(name, 0, &mut got).unwrap();
+        bench.source.read(name, 0, &mut want).unwrap();
+        assert_eq!(got, want, "{name}");
+    }
+    let report = bench.convert("q8", None, Some(Kind::Q8_0)).unwrap();
+    let q8 = Store::open(&bench.path("q8")).unwrap();
+    assert_eq!(meta(&q8, "embed"), TensorMeta::new(Kind::Q8_0, vec![7, 64]).unwrap());
+    assert_eq!(meta(&q8, "head").kind, Kind::F16);
+    assert_eq!(report.notes, ["head is stored as f16: its rows of 80 values are not whole blocks of q8_0"]);
+    assert_eq!((meta(&q8, "norm").kind, meta(&q8, "conv").kind), (Kind::Bf16, Kind::Bf16));
+    assert!(q8.check(&bench.tiny.blueprint()).is_ok());
+    assert_eq!(q8.config(), bench.source.config());
+    assert_eq!(q8.sidecar("tokenizer.json").unwrap().unwrap(), br#"{"a":1}"#);
+    assert_eq!(q8.sidecar("chat_template.jinja").unwrap(), None);
+}
+
+/// The order in which a conversion makes its files appear.
+fn in_order(whole: &BTreeMap<PathBuf, Vec<u8>>) -> Vec<PathBuf> {
+    let rank = |p: &PathBuf| match p.to_str().unwrap() {
+        CONVERTING => 0,
+        "tokenizer.json" => 1,
+        RESIDENT => 2,
+        MANIFEST => 4,
+        _ => 3,
+    };
+    let mut names: Vec<PathBuf> = whole.keys().cloned().collect();
+    names.sort_by_key(|name| (rank(name), name.clone()));
+    names
+}
+
+#[test]
+fn stopped_anywhere_it_ends_the_same() {
+    let bench = Bench::new(Form::Halves);
+    bench.convert("whole", Some(Kind::Q8_0), Some(Kind::F16)).unwrap();
+    let whole = files(&bench.path("whole"));
+    let state = {
+        let options = ConvertOptions { experts: Some(Kind::Q8_0), resident: Some(Kind::F16) };
+        let fingerprint = format!("{:x} {:?}", bench.source.fingerprint(), bench.tiny.blueprint());
+        serde_json::to_vec(&State::new(xxh3_64(fingerprint.as_bytes()), &options)).unwrap()
+    };
+    let mut with_state = whole.clone();
+    with_state.insert(CONVERTING.into(), state);
+    let names = in_order(&with_state);
+    for (done, cut) in (0..=names.len()).flat_map(|done| [0usize, 1, 100, 5000].map(|cut| (done, cut))) {
+        let name = format!("{done}-{cut}");
+        let root = bench.path(&name);
+        fs::create_dir_all(&root).unwrap();
+        for file in &names[..done] {
+            write(&root, file, &with_state[file]);
+        }
+        // The next file is under way, under its temporary name.
+        if let Some(next) = names.get(done).filter(|_| cut > 0) {
+            let bytes = &with_state[next];
+            write(&root, &crate::draft::temp_path(next), &bytes[..cut.min(bytes.len())]);
+        }
+        let report = bench.convert(&name, Some(Kind::Q8_0), Some(Kind::F16)).unwrap();
+        assert!(files(&root) == whole, "stopped after {done} files and {cut} bytes");
+        if done < names.len() {
+            assert_eq!(report.resumed, done.saturating_sub(3).min(EXPERTS * LAYERS.len()));
+        }
+    }
+}
+
+#[test]
+fn a_damaged_shard_is_written_again_on_resuming() {
+    let bench = Bench::new(Form::Separate);
+    bench.convert("whole", None, None).unwrap();
+    let whole = files(&bench.path("whole"));
+    let fingerprint = format!("{:x} {:?}", bench.source.fingerprint(), bench.tiny.blueprint());
+    let state = State::new(xxh3_64(fingerprint.as_bytes()), &ConvertOptions::default());
+    for name in [Path::new(RESIDENT), &shard_path(LAYERS[1], ExpertId(1))] {
+        for at in [0, 9, 4096, whole[name].len() - 1] {
+            let root = bench.path("damaged");
+            for (file, bytes) in whole.iter().filter(|(file, _)| *file != Path::new(MANIFEST)) {
+                write(&root, file, bytes);
+            }
+            write(&root, Path::new(CONVERTING), &serde_json::to_vec(&state).unwrap());
+            let mut bad = whole[name].clone();
+            bad[at] ^= 4;
+            write(&root, name, &bad);
+            bench.convert("damaged", None, None).unwrap();
+            assert!(files(&root) == whole, "{} at {at}", name.display());
+            fs::remove_dir_all(&root).unwrap();
+        }
+    }
+}
+
+#[test]
+fn targets_that_are_taken_are_left_alone() {
+    let bench = Bench::new(Form::Separate);
+    let refusal = |name: &str, kind| {
+        let error = bench.convert(name, kind, None).unwrap_err();
+        (error.fault, error.what)
+    };
+    bench.convert("store", None, None).unwrap();
+    assert_eq!(refusal("store", None).0, Fault::Taken);
+    fs::write(bench.path("file"), "x").unwrap();
+    assert_eq!(refusal("file", None), (Fault::Taken, "is a file, not a folder".into()));
+    assert!(refusal("source", None).1.contains("no place for a new store"));
+    fs::create_dir(bench.path("other")).unwrap();
+    fs::write(bench.path("other").join(CONVERTING), br#"{"of":"another"}"#).unwrap();
+    assert!(refusal("other", None).1.contains("unfinished conversion of another model"));
+    assert_eq!(files(&bench.path("other")).len(), 1);
+    fs::create_dir(bench.path("locked")).unwrap();
+    let held = fs::File::open(bench.path("locked")).unwrap();
+    rustix::fs::flock(&held, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    assert_eq!(refusal("locked", None), (Fault::Taken, "is being written by another conversion".into()));
+    drop(held);
+    bench.convert("locked", None, None).unwrap();
+}
+
+#[test]
+fn other_options_do_not_continue_a_conversion() {
+    let bench = Bench::new(Form::Separate);
+    fs::create_dir(bench.path("store")).unwrap();
+    let state = State::new(1, &ConvertOptions::default());
+    write_whole(&bench.path("store").join(CONVERTING), &serde_json::to_vec(&state).unwrap()).unwrap();
+    assert_eq!(bench.convert("store", None, None).unwrap_err().fault, Fault::Taken);
+}
+
+#[test]
+fn a_failing_conversion_leaves_what_is_done_and_no_drafts() {
+    let bench = Bench::new(Form::Separate);
+    let file = bench.path("source/model.safetensors");
+    let good = fs::read(&file).unwrap();
+    // The source loses its end under our hands: layer 3 cannot be read.
+    fs::write(&file, &good[..good.len() - 20000]).unwrap();
+    assert_eq!(bench.convert("store", None, None).unwrap_err().fault, Fault::Io);
+    let left = files(&bench.path("store"));
+    assert!(left.keys().all(|name| name.extension().is_none_or(|e| e != "tmp")), "{left:?}");
+    assert!(left.contains_key(&shard_path(LAYERS[0], ExpertId(0))) && !left.contains_key(Path::new(MANIFEST)));
+    assert_eq!(Store::open(&bench.path("store")).err().unwrap().fault, Fault::Missing);
+    fs::write(&file, &good).unwrap();
+    assert!(bench.convert("store", None, None).unwrap().resumed > 0);
+    bench.convert("again", None, None).unwrap();
+    assert!(files(&bench.path("store")) == files(&bench.path("again")));
+}
+
+#[test]
+fn a_missing_resident_tensor_is_named_before_anything_is_written() {
+    let bench = Bench::new(Form::Separate);
+    let mut blueprint = bench.tiny.blueprint();
+    blueprint.resident[1].name = "embedding".into();
+    blueprint.resident[2].name = "convolution".into();
+    let target = bench.path("store");
+    let error = convert(&bench.source, &blueprint, &target, &ConvertOptions::default(), &()).unwrap_err();
+    assert_eq!(error.what, "has no tensor 'embedding', and 1 more are missing");
+    blueprint = bench.tiny.blueprint();
+    blueprint.resident[1].shape[0] = 8;
+    let error = convert(&bench.source, &blueprint, &target, &ConvertOptions::default(), &()).unwrap_err();
+    assert_eq!(error.what, "tensor 'embed' has shape [7, 64], the config calls for [8, 64]");
+    assert!(!target.exists());
+}

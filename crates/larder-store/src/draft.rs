@@ -1,0 +1,164 @@
+//! Files that appear whole or not at all.
+
+use std::{
+    fs::{self, File},
+    io::{self, Write},
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+};
+
+use crate::error::{Result, StoreError};
+
+/// A file under a temporary name, which is removed unless the draft is published.
+pub(crate) struct Draft {
+    file: File,
+    temp: PathBuf,
+    path: PathBuf,
+    published: bool,
+}
+
+impl Draft {
+    /// Begins a file that is to become `path`. A draft that was left behind is overwritten.
+    pub fn create(path: &Path) -> Result<Self> {
+        let temp = temp_path(path);
+        let file = File::create(&temp).map_err(|e| StoreError::io(&temp, "creating", e))?;
+        Ok(Draft { file, temp, path: path.to_owned(), published: false })
+    }
+
+    /// Appends `bytes`.
+    pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        self.file.write_all(bytes).map_err(|e| StoreError::io(&self.path, "writing", e))
+    }
+
+    /// Writes `bytes` at `offset`.
+    pub fn write_at(&self, bytes: &[u8], offset: u64) -> Result<()> {
+        self.file.write_all_at(bytes, offset).map_err(|e| StoreError::io(&self.path, "writing", e))
+    }
+
+    /// Writes the whole file past the page cache where the file system allows it.
+    pub fn write_direct(&self, bytes: &AlignedBuffer) -> Result<()> {
+        if set_direct(&self.file, true) {
+            match self.file.write_all_at(bytes, 0) {
+                Err(e) if e.kind() == io::ErrorKind::InvalidInput => set_direct(&self.file, false),
+                done => return done.map_err(|e| StoreError::io(&self.path, "writing", e)),
+            };
+        }
+        self.write_at(bytes, 0)
+    }
+
+    /// Makes the content durable and gives the file its name.
+    pub fn publish(mut self) -> Result<()> {
+        self.file.sync_all().map_err(|e| StoreError::io(&self.path, "syncing", e))?;
+        fs::rename(&self.temp, &self.path).map_err(|e| StoreError::io(&self.path, "renaming", e))?;
+        self.published = true;
+        Ok(())
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        if !self.published {
+            // What cannot be removed is overwritten by the next attempt.
+            let _ = fs::remove_file(&self.temp);
+        }
+    }
+}
+
+/// Writes a small file whole.
+pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
+    let mut draft = Draft::create(path)?;
+    draft.write(bytes)?;
+    draft.publish()
+}
+
+/// Makes the names in a folder durable.
+pub(crate) fn sync_folder(path: &Path) -> Result<()> {
+    File::open(path).and_then(|folder| folder.sync_all()).map_err(|e| StoreError::io(path, "syncing", e))
+}
+
+/// The name that a file has until it is whole.
+pub(crate) fn temp_path(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".tmp");
+    name.into()
+}
+
+/// Bytes that begin at a page, as direct I/O wants them.
+pub(crate) struct AlignedBuffer {
+    bytes: Vec<u8>,
+    start: usize,
+    len: usize,
+}
+
+impl AlignedBuffer {
+    const ALIGN: usize = larder_core::SHARD_ALIGN;
+
+    /// A buffer of `len` zeros.
+    pub fn new(len: usize) -> Self {
+        let bytes = vec![0; len + Self::ALIGN];
+        let start = bytes.as_ptr().align_offset(Self::ALIGN);
+        AlignedBuffer { bytes, start, len }
+    }
+}
+
+impl std::ops::Deref for AlignedBuffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes[self.start..][..self.len]
+    }
+}
+
+impl std::ops::DerefMut for AlignedBuffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes[self.start..][..self.len]
+    }
+}
+
+/// Turns direct I/O on or off; whether that worked.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn set_direct(file: &File, on: bool) -> bool {
+    use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+    let set = |mut flags: OFlags| {
+        flags.set(OFlags::DIRECT, on);
+        fcntl_setfl(file, flags)
+    };
+    fcntl_getfl(file).and_then(set).is_ok()
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+fn set_direct(_: &File, _: bool) -> bool {
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_draft_appears_only_when_published() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        let mut draft = Draft::create(&path).unwrap();
+        draft.write(b"half").unwrap();
+        assert!(temp_path(&path).exists() && !path.exists());
+        drop(draft);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+        write_whole(&path, b"whole").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"whole");
+        assert!(!temp_path(&path).exists());
+    }
+
+    #[test]
+    fn direct_writes_hold_the_same_bytes() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        let mut buffer = AlignedBuffer::new(8192);
+        assert_eq!(buffer.as_ptr() as usize % 4096, 0);
+        buffer.iter_mut().enumerate().for_each(|(i, b)| *b = i as u8);
+        let draft = Draft::create(&path).unwrap();
+        draft.write_direct(&buffer).unwrap();
+        draft.publish().unwrap();
+        assert_eq!(fs::read(&path).unwrap(), *buffer);
+    }
+}

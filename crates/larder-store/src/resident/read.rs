@@ -1,0 +1,113 @@
+use std::{collections::BTreeMap, path::Path};
+
+use larder_core::{TensorMeta, Tensors, TensorsError};
+use xxhash_rust::xxh3::Xxh3;
+
+use super::{ALIGN, STEP_BYTES, parse_line};
+use crate::{
+    convert::Progress,
+    describe::stored_shape,
+    error::{Fault, Result, StoreError},
+    file::ReadAt,
+    manifest::ResidentFile,
+    safetensors::{Entry, Header, PAD, dtype_of},
+    shard::checksum_of,
+};
+
+/// An open resident file.
+pub struct Resident {
+    file: ReadAt,
+    tensors: BTreeMap<String, Tensor>,
+    pads: Vec<(u64, usize)>,
+}
+
+struct Tensor {
+    meta: TensorMeta,
+    start: u64,
+    checksum: String,
+}
+
+impl Resident {
+    /// Opens the file and checks its header, which it also identifies.
+    pub fn open(path: &Path) -> Result<(Self, ResidentFile)> {
+        let file = ReadAt::open(path)?;
+        let Header { tensors, mut metadata, data_start } = Header::read(&file)?;
+        let header = file.read_vec(0, data_start)?;
+        let written = ResidentFile { bytes: file.len(), header_checksum: checksum_of(&header) };
+        let mut resident = Resident { file, tensors: BTreeMap::new(), pads: vec![] };
+        for (name, entry) in tensors {
+            if name.starts_with(PAD) && entry.bytes < ALIGN {
+                resident.pads.push((entry.start, entry.bytes));
+                continue;
+            }
+            let described = metadata.remove(&name).as_deref().and_then(parse_line);
+            let (meta, checksum) = described.filter(|(meta, _)| agrees(meta, &entry)).ok_or_else(|| {
+                StoreError::malformed(path, format!("does not say in its metadata what tensor '{name}' is"))
+            })?;
+            resident.tensors.insert(name, Tensor { meta, start: entry.start, checksum });
+        }
+        Ok((resident, written))
+    }
+
+    /// All tensor names, sorted.
+    pub fn names(&self) -> Vec<&str> {
+        self.tensors.keys().map(String::as_str).collect()
+    }
+
+    /// The checksum that the header holds for a tensor.
+    pub(crate) fn checksum(&self, name: &str) -> Option<&str> {
+        self.tensors.get(name).map(|t| t.checksum.as_str())
+    }
+
+    /// Reads everything and compares it with the header's checksums.
+    pub(crate) fn check(&self, progress: &dyn Progress) -> Result<()> {
+        let mut buffer = vec![0; STEP_BYTES];
+        for (name, tensor) in &self.tensors {
+            let mut checksum = Xxh3::new();
+            for offset in (0..tensor.meta.bytes).step_by(STEP_BYTES) {
+                let piece = &mut buffer[..STEP_BYTES.min(tensor.meta.bytes - offset)];
+                self.file.read(tensor.start + offset as u64, piece)?;
+                checksum.update(piece);
+                progress.advance(piece.len() as u64);
+            }
+            self.compare(name, tensor, checksum.digest128())?;
+        }
+        for (start, bytes) in &self.pads {
+            if let Some(at) = self.file.read_vec(*start, *bytes as u64)?.iter().position(|b| *b != 0) {
+                let what = format!("its padding is not zero at byte {}", start + at as u64);
+                return Err(StoreError::new(Fault::Mismatch, self.file.path(), what));
+            }
+        }
+        Ok(())
+    }
+
+    fn compare(&self, name: &str, tensor: &Tensor, got: u128) -> Result<()> {
+        let Tensor { meta, start, checksum } = tensor;
+        if format!("{got:032x}") == *checksum {
+            return Ok(());
+        }
+        let what = format!("tensor '{name}', {} bytes at {start}, does not match its checksum", meta.bytes);
+        Err(StoreError::new(Fault::Mismatch, self.file.path(), what))
+    }
+}
+
+impl Tensors for Resident {
+    fn meta(&self, name: &str) -> Option<&TensorMeta> {
+        self.tensors.get(name).map(|t| &t.meta)
+    }
+
+    /// A read of a whole tensor is checked against its checksum, a read of a part cannot be.
+    fn read(&self, name: &str, offset: usize, into: &mut [u8]) -> Result<(), TensorsError> {
+        let missing = || StoreError::new(Fault::Missing, self.file.path(), format!("has no tensor '{name}'"));
+        let tensor = self.tensors.get(name).ok_or_else(missing)?;
+        self.file.read(tensor.start + offset as u64, into)?;
+        if into.len() == tensor.meta.bytes {
+            self.compare(name, tensor, xxhash_rust::xxh3::xxh3_128(into))?;
+        }
+        Ok(())
+    }
+}
+
+fn agrees(meta: &TensorMeta, entry: &Entry) -> bool {
+    dtype_of(meta.kind) == entry.dtype && stored_shape(meta) == entry.shape && meta.bytes == entry.bytes
+}

@@ -1,0 +1,75 @@
+use std::path::Path;
+
+use xxhash_rust::xxh3::Xxh3;
+
+use super::{Item, Plan, Resident, STEP_BYTES};
+use crate::{
+    convert::Progress,
+    draft::Draft,
+    error::{Fault, Result, StoreError},
+    manifest::ResidentFile,
+    piece::convert,
+    shard::checksum_of,
+    source::Source,
+};
+
+/// Writes the file at `path`, a few megabytes at a time.
+pub(crate) fn write(source: &dyn Source, plan: &Plan, path: &Path, progress: &dyn Progress) -> Result<ResidentFile> {
+    let mut writer = Writer { source, progress, draft: Draft::create(path)?, raw: vec![], values: vec![], out: vec![] };
+    let header_bytes = plan.header_bytes();
+    writer.draft.write(&vec![0; header_bytes])?;
+    let mut end = 0;
+    let mut checksums = Vec::with_capacity(plan.items.len());
+    for item in &plan.items {
+        writer.draft.write(&vec![0; item.offset - end])?;
+        checksums.push(writer.item(item)?);
+        end = item.offset + item.meta.bytes;
+    }
+    let header = plan.header(checksums.iter().map(String::as_str));
+    writer.draft.write_at(&header, 0)?;
+    writer.draft.publish()?;
+    Ok(ResidentFile { bytes: (header_bytes + end) as u64, header_checksum: checksum_of(&header) })
+}
+
+/// Checks that the file at `path` is what [`write`] would write, as far as that shows in the file itself.
+pub(crate) fn check_written(plan: &Plan, path: &Path) -> Result<ResidentFile> {
+    let (resident, written) = Resident::open(path)?;
+    let checksums = plan.items.iter().map(|item| resident.checksum(&item.name).unwrap_or_default());
+    if checksum_of(&plan.header(checksums)) != written.header_checksum {
+        return Err(StoreError::new(Fault::Mismatch, path, "holds other tensors than this conversion makes"));
+    }
+    resident.check(&())?;
+    Ok(written)
+}
+
+struct Writer<'a> {
+    source: &'a dyn Source,
+    progress: &'a dyn Progress,
+    draft: Draft,
+    raw: Vec<u8>,
+    values: Vec<f32>,
+    out: Vec<u8>,
+}
+
+impl Writer<'_> {
+    /// Writes one tensor and returns its checksum.
+    fn item(&mut self, Item { name, from, meta, .. }: &Item) -> Result<String> {
+        let mut checksum = Xxh3::new();
+        // Rows are whole blocks in both kinds, so the tensor can be cut anywhere between blocks.
+        let block = from.block_len().max(meta.kind.block_len());
+        let values = meta.bytes / meta.kind.block_bytes() * meta.kind.block_len();
+        let step = (STEP_BYTES / 4).next_multiple_of(block);
+        for begin in (0..values).step_by(step) {
+            let count = step.min(values - begin);
+            let bytes_as = |kind: larder_core::Kind, n: usize| kind.row_bytes(n).expect("steps are whole blocks");
+            self.raw.resize(bytes_as(*from, count), 0);
+            self.source.read(name, bytes_as(*from, begin), &mut self.raw)?;
+            self.out.resize(bytes_as(meta.kind, count), 0);
+            convert(self.source, name, (*from, &self.raw), (meta.kind, &mut self.out), &mut self.values)?;
+            checksum.update(&self.out);
+            self.draft.write(&self.out)?;
+            self.progress.advance(self.out.len() as u64);
+        }
+        Ok(format!("{:032x}", checksum.digest128()))
+    }
+}

@@ -1,0 +1,196 @@
+//! One expert as a file: a safetensors header that ends at byte 4096, then the expert's bytes as they are computed with.
+//!
+//! A header follows from the layout and the checksum alone, so a shard's header is checked by making it again.
+
+use std::path::{Path, PathBuf};
+
+use larder_core::{ExpertId, ExpertLayout, LayerIdx, SHARD_ALIGN, TensorMeta};
+use xxhash_rust::xxh3::xxh3_128;
+
+use crate::{
+    describe::{describe, stored_shape},
+    error::{Fault, Result, StoreError},
+    file::ReadAt,
+    safetensors::{Header, HeaderWriter, dtype_of},
+};
+
+/// The first byte of the data in every shard.
+pub const DATA_START: usize = SHARD_ALIGN;
+/// The only byte order inside a tensor so far: row after row.
+pub const LAYOUT: &str = "rows";
+
+const CHECKSUM: &str = "xxh3_128";
+
+/// What a shard has to be.
+#[derive(Clone, Copy)]
+pub struct Shard<'a> {
+    /// Its layer.
+    pub layer: LayerIdx,
+    /// Its expert.
+    pub expert: ExpertId,
+    /// Where everything lies in its data.
+    pub layout: &'a ExpertLayout,
+    /// The length that all shards of the store have.
+    pub file_bytes: usize,
+}
+
+impl Shard<'_> {
+    /// The first [`DATA_START`] bytes of a shard whose data have `checksum`.
+    pub fn header(&self, checksum: &str) -> Vec<u8> {
+        let mut header = HeaderWriter::default();
+        header.describe("layer", self.layer.0.to_string());
+        header.describe("expert", self.expert.0.to_string());
+        header.describe("layout", LAYOUT);
+        header.describe(CHECKSUM, checksum);
+        for (name, part) in self.layout.parts() {
+            let shape = vec![part.rows, part.cols];
+            header.describe(name, describe(part.kind, &shape));
+            header.pad_to(part.offset);
+            let meta = TensorMeta { kind: part.kind, shape, bytes: part.bytes };
+            header.push(name, dtype_of(part.kind), &stored_shape(&meta), part.bytes);
+        }
+        header.pad_to(self.file_bytes - DATA_START);
+        let bytes = header.finish(SHARD_ALIGN);
+        assert_eq!(bytes.len(), DATA_START, "six parts are described in far less");
+        bytes
+    }
+
+    /// Opens the shard at `path`, which must have the store's length.
+    pub fn open(&self, path: &Path) -> Result<ReadAt> {
+        let file = ReadAt::open(path).map_err(|e| StoreError { what: format!("{} of {self}", e.what), ..e })?;
+        if file.len() != self.file_bytes as u64 {
+            let what = format!("{self} is {} bytes long, {} were written", file.len(), self.file_bytes);
+            return Err(StoreError::malformed(path, what));
+        }
+        Ok(file)
+    }
+
+    /// Checks that the header of `file` is the one that belongs to `checksum`.
+    pub fn check_header(&self, file: &ReadAt, checksum: &str) -> Result<()> {
+        let got = file.read_vec(0, DATA_START as u64)?;
+        let want = self.header(checksum);
+        let Some(at) = got.iter().zip(&want).position(|(g, w)| g != w) else { return Ok(()) };
+        let header = Header::read(file)?;
+        let whose = |key| header.metadata.get(key).map_or("?", String::as_str);
+        if whose("layer") != self.layer.0.to_string() || whose("expert") != self.expert.0.to_string() {
+            let what = format!("holds layer {}, expert {} in the place of {self}", whose("layer"), whose("expert"));
+            return Err(StoreError::new(Fault::Mismatch, file.path(), what));
+        }
+        let what = format!("the header of {self} is not the one that was written: it differs at byte {at}");
+        Err(StoreError::new(Fault::Mismatch, file.path(), what))
+    }
+
+    /// Checks the data, all of the layout's bytes, against `checksum`.
+    pub fn check_data(&self, path: &Path, data: &[u8], checksum: &str) -> Result<()> {
+        let got = checksum_of(data);
+        if got == checksum {
+            return Ok(());
+        }
+        let what =
+            format!("the data of {self}, {} bytes at {DATA_START}, have checksum {got}, not {checksum}", data.len());
+        Err(StoreError::new(Fault::Mismatch, path, what))
+    }
+
+    /// Checks the bytes behind the layout's, which fill the shard up to the store's length.
+    pub fn check_tail(&self, path: &Path, tail: &[u8]) -> Result<()> {
+        match tail.iter().position(|b| *b != 0) {
+            None => Ok(()),
+            Some(at) => {
+                let at = DATA_START + self.layout.bytes + at;
+                Err(StoreError::new(Fault::Mismatch, path, format!("the padding of {self} is not zero at byte {at}")))
+            }
+        }
+    }
+
+    /// Checks all of a shard against the checksum that it carries itself, which is returned. `data` is what lies
+    /// behind the header.
+    pub fn check_by_itself(&self, path: &Path, data: &mut [u8]) -> Result<String> {
+        let file = self.open(path)?;
+        let checksum = Header::read(&file)?.metadata.remove(CHECKSUM).unwrap_or_default();
+        self.check_header(&file, &checksum)?;
+        file.read(DATA_START as u64, data)?;
+        let (expert, tail) = data.split_at(self.layout.bytes);
+        self.check_data(path, expert, &checksum)?;
+        self.check_tail(path, tail)?;
+        Ok(checksum)
+    }
+}
+
+impl std::fmt::Display for Shard<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        write!(f, "{}, {}", self.layer, self.expert)
+    }
+}
+
+/// The checksum that larder keeps: xxh3-128 in hex.
+pub fn checksum_of(bytes: &[u8]) -> String {
+    format!("{:032x}", xxh3_128(bytes))
+}
+
+/// The folder of a layer's shards, inside the store.
+pub fn layer_folder(layer: LayerIdx) -> PathBuf {
+    PathBuf::from(format!("experts/L{:03}", layer.0))
+}
+
+/// The place of a shard, inside the store.
+pub fn shard_path(layer: LayerIdx, expert: ExpertId) -> PathBuf {
+    layer_folder(layer).join(format!("E{:03}.safetensors", expert.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use larder_core::Kind;
+
+    fn written(dir: &Path) -> (PathBuf, ExpertLayout, usize) {
+        let layout = ExpertLayout::new(96, 32, [Kind::Q8_0, Kind::F32, Kind::Bf16], true).unwrap();
+        let file_bytes = DATA_START + layout.bytes + SHARD_ALIGN;
+        let shard = Shard { layer: LayerIdx(7), expert: ExpertId(42), layout: &layout, file_bytes };
+        let mut data = vec![0; file_bytes - DATA_START];
+        data[..layout.bytes].iter_mut().enumerate().for_each(|(i, b)| *b = i as u8);
+        let mut bytes = shard.header(&checksum_of(&data[..layout.bytes]));
+        bytes.extend(data);
+        let path = dir.join("shard");
+        std::fs::write(&path, bytes).unwrap();
+        (path, layout, file_bytes)
+    }
+
+    #[test]
+    fn a_shard_is_a_safetensors_file_with_aligned_parts() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, layout, _) = written(dir.path());
+        let bytes = std::fs::read(path).unwrap();
+        let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        assert_eq!(file.tensor("gate").unwrap().shape(), [32, 102]);
+        assert_eq!(file.tensor("up").unwrap().dtype(), safetensors::Dtype::F32);
+        assert_eq!(file.tensor("down_bias").unwrap().shape(), [1, 96]);
+        assert_eq!(file.tensor("down").unwrap().data(), layout.down.of(&bytes[DATA_START..]));
+    }
+
+    #[test]
+    fn a_changed_byte_anywhere_is_found() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, layout, file_bytes) = written(dir.path());
+        let shard = Shard { layer: LayerIdx(7), expert: ExpertId(42), layout: &layout, file_bytes };
+        let mut data = vec![0; file_bytes - DATA_START];
+        shard.check_by_itself(&path, &mut data).unwrap();
+        let good = std::fs::read(&path).unwrap();
+        for at in (0..64).chain((64..file_bytes).step_by(97)).chain([DATA_START - 1, DATA_START, file_bytes - 1]) {
+            let mut bad = good.clone();
+            bad[at] ^= 1;
+            std::fs::write(&path, bad).unwrap();
+            assert!(shard.check_by_itself(&path, &mut data).is_err(), "byte {at}");
+        }
+        std::fs::write(&path, &good[..file_bytes - 1]).unwrap();
+        assert!(shard.check_by_itself(&path, &mut data).is_err());
+    }
+
+    #[test]
+    fn a_shard_in_the_wrong_place_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, layout, file_bytes) = written(dir.path());
+        let shard = Shard { layer: LayerIdx(7), expert: ExpertId(43), layout: &layout, file_bytes };
+        let error = shard.check_by_itself(&path, &mut vec![0; file_bytes - DATA_START]).unwrap_err();
+        assert!(error.to_string().contains("holds layer 7, expert 42 in the place of layer 7, expert 43"), "{error}");
+    }
+}

@@ -1,0 +1,272 @@
+//! A folder as the Hugging Face hub lays it out: `config.json` and one or more safetensors files.
+
+use std::{
+    collections::BTreeMap,
+    path::{Component, Path, PathBuf},
+};
+
+use larder_core::{TensorMeta, Tensors, TensorsError};
+use serde_json::Value;
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::{
+    error::{Fault, Result, StoreError},
+    file::{ReadAt, read_small},
+    safetensors::{Header, kind_of},
+    source::{SIDECAR_LIMIT, Source, SourceFile},
+};
+
+const CONFIG_LIMIT: u64 = 16 << 20;
+const INDEX_LIMIT: u64 = 100 << 20;
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+
+/// A checkpoint folder.
+pub struct Checkpoint {
+    path: PathBuf,
+    config: Value,
+    files: Vec<ReadAt>,
+    tensors: BTreeMap<String, Place>,
+    fingerprint: u64,
+}
+
+/// Where a tensor is.
+struct Place {
+    file: usize,
+    start: u64,
+    /// What it is, or the name of a dtype that larder does not read.
+    meta: Result<TensorMeta, String>,
+}
+
+impl Checkpoint {
+    /// Opens a folder; reads its config and all headers, none of the data.
+    pub fn open(path: &Path) -> Result<Self> {
+        let mut fingerprint = Xxh3::new();
+        let config_path = path.join("config.json");
+        let config = read_small(&config_path, CONFIG_LIMIT)?
+            .ok_or_else(|| StoreError::new(Fault::Missing, path, "has no config.json"))?;
+        fingerprint.update(&config);
+        let config = parse_json(&config_path, &config)?;
+        let mut checkpoint =
+            Checkpoint { path: path.to_owned(), config, files: vec![], tensors: BTreeMap::new(), fingerprint: 0 };
+        match weight_map(path)? {
+            Some(map) => checkpoint.add_indexed(&map, &mut fingerprint)?,
+            None => checkpoint.add_file(&single_file(path)?, &mut fingerprint, |_| true)?,
+        }
+        checkpoint.fingerprint = fingerprint.digest();
+        Ok(checkpoint)
+    }
+
+    fn add_indexed(&mut self, map: &BTreeMap<String, String>, fingerprint: &mut Xxh3) -> Result<()> {
+        let mut shards: Vec<&str> = map.values().map(String::as_str).collect();
+        shards.sort_unstable();
+        shards.dedup();
+        for shard in shards {
+            self.add_file(shard, fingerprint, |tensor| map.get(tensor).is_some_and(|file| file == shard))?;
+        }
+        match map.iter().find(|(tensor, _)| !self.tensors.contains_key(*tensor)) {
+            Some((tensor, shard)) => {
+                let what = format!("says that {shard} holds tensor '{tensor}', which it does not");
+                Err(StoreError::new(Fault::Mismatch, &self.path.join(INDEX), what))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn add_file(&mut self, name: &str, fingerprint: &mut Xxh3, wanted: impl Fn(&str) -> bool) -> Result<()> {
+        let file = ReadAt::open(&self.path.join(name))?;
+        let json = Header::read_json(&file)?;
+        fingerprint.update(name.as_bytes());
+        fingerprint.update(&file.len().to_le_bytes());
+        fingerprint.update(&json);
+        for (tensor, entry) in Header::parse(&file, &json)?.tensors {
+            if wanted(&tensor) {
+                let meta = kind_of(entry.dtype).ok_or_else(|| format!("{:?}", entry.dtype));
+                let meta = meta.map(|kind| TensorMeta { kind, shape: entry.shape, bytes: entry.bytes });
+                self.tensors.insert(tensor, Place { file: self.files.len(), start: entry.start, meta });
+            }
+        }
+        self.files.push(file);
+        Ok(())
+    }
+}
+
+impl Tensors for Checkpoint {
+    fn meta(&self, name: &str) -> Option<&TensorMeta> {
+        self.tensors.get(name)?.meta.as_ref().ok()
+    }
+
+    fn read(&self, name: &str, offset: usize, into: &mut [u8]) -> Result<(), TensorsError> {
+        let missing = || StoreError::new(Fault::Missing, &self.path, format!("has no tensor '{name}'"));
+        let place = self.tensors.get(name).ok_or_else(missing)?;
+        Ok(self.files[place.file].read(place.start + offset as u64, into)?)
+    }
+}
+
+impl Source for Checkpoint {
+    fn config(&self) -> &Value {
+        &self.config
+    }
+
+    fn names(&self) -> Vec<&str> {
+        self.tensors.keys().map(String::as_str).collect()
+    }
+
+    fn foreign_dtype(&self, name: &str) -> Option<&str> {
+        self.tensors.get(name)?.meta.as_ref().err().map(String::as_str)
+    }
+
+    fn sidecar(&self, name: &str) -> Result<Option<Vec<u8>>> {
+        read_small(&self.path.join(name), SIDECAR_LIMIT)
+    }
+
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn files(&self) -> Vec<SourceFile> {
+        self.files.iter().map(SourceFile::of).collect()
+    }
+
+    fn fingerprint(&self) -> u64 {
+        self.fingerprint
+    }
+}
+
+/// The index's map from tensors to files, or `None` if the model is in one file.
+fn weight_map(path: &Path) -> Result<Option<BTreeMap<String, String>>> {
+    #[derive(serde::Deserialize)]
+    struct Index {
+        weight_map: BTreeMap<String, String>,
+    }
+    let index_path = path.join(INDEX);
+    if path.join(SINGLE).exists() {
+        return Ok(None);
+    }
+    let Some(bytes) = read_small(&index_path, INDEX_LIMIT)? else { return Ok(None) };
+    let index: Index = parse_json(&index_path, &bytes)?;
+    for file in index.weight_map.values() {
+        if !is_plain_name(file) {
+            let what = format!("names '{file}', which is not a file of its own folder");
+            return Err(StoreError::malformed(&index_path, what));
+        }
+        if !path.join(file).exists() {
+            return Err(StoreError::new(Fault::Missing, &index_path, format!("names {file}, which is not there")));
+        }
+    }
+    Ok(Some(index.weight_map))
+}
+
+/// `model.safetensors`, or else the only safetensors file there is.
+fn single_file(path: &Path) -> Result<String> {
+    if path.join(SINGLE).exists() {
+        return Ok(SINGLE.to_owned());
+    }
+    let entries = std::fs::read_dir(path).map_err(|e| StoreError::io(path, "listing", e))?;
+    let mut names = entries.filter_map(|e| e.ok()?.file_name().into_string().ok());
+    let mut found = names.by_ref().filter(|n| n.ends_with(".safetensors"));
+    let missing = |what| StoreError::new(Fault::Missing, path, what);
+    let name = found.next().ok_or_else(|| missing("has no safetensors file"))?;
+    match found.next() {
+        Some(_) => Err(missing("has several safetensors files and no model.safetensors.index.json to join them")),
+        None => Ok(name),
+    }
+}
+
+/// Whether `name` can only mean a file in the folder it is looked up in.
+pub(crate) fn is_plain_name(name: &str) -> bool {
+    let mut components = Path::new(name).components();
+    let plain = matches!(components.next(), Some(Component::Normal(first)) if first == name);
+    plain && components.next().is_none() && !name.contains(['\\', '\0'])
+}
+
+fn parse_json<T: serde::de::DeserializeOwned>(path: &Path, bytes: &[u8]) -> Result<T> {
+    serde_json::from_slice(bytes).map_err(|e| StoreError::malformed(path, format!("is not the JSON it should be: {e}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::safetensors::{Dtype, HeaderWriter};
+
+    fn write_weights(path: &Path, tensors: &[(&str, Dtype, u8)]) {
+        let mut header = HeaderWriter::default();
+        let mut data = vec![];
+        for (name, dtype, fill) in tensors {
+            let bytes = 4 * dtype.bitsize() / 8;
+            header.push(name, *dtype, &[4], bytes);
+            data.resize(data.len() + bytes, *fill);
+        }
+        let mut bytes = header.finish(8);
+        bytes.extend(data);
+        std::fs::write(path, bytes).unwrap();
+    }
+
+    fn folder() -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("config.json"), r#"{"model_type":"x"}"#).unwrap();
+        dir
+    }
+
+    fn index(dir: &Path, map: &str) {
+        std::fs::write(dir.join(INDEX), format!(r#"{{"metadata":{{}},"weight_map":{map}}}"#)).unwrap();
+    }
+
+    fn refusal(dir: &Path) -> String {
+        Checkpoint::open(dir).err().expect("refused").to_string()
+    }
+
+    #[test]
+    fn a_single_file_is_read_whatever_its_name() {
+        let dir = folder();
+        write_weights(&dir.path().join("other.safetensors"), &[("a", Dtype::F32, 7), ("ids", Dtype::I64, 0)]);
+        let checkpoint = Checkpoint::open(dir.path()).unwrap();
+        assert_eq!(checkpoint.names(), ["a", "ids"]);
+        assert_eq!(checkpoint.meta("a").unwrap().shape, [4]);
+        assert_eq!((checkpoint.meta("ids"), checkpoint.foreign_dtype("ids")), (None, Some("I64")));
+        let mut two = [0; 2];
+        checkpoint.read("a", 14, &mut two).unwrap();
+        assert_eq!(two, [7, 7]);
+        write_weights(&dir.path().join("third.safetensors"), &[]);
+        assert!(refusal(dir.path()).contains("several"));
+    }
+
+    #[test]
+    fn shards_are_joined_by_the_index() {
+        let dir = folder();
+        write_weights(&dir.path().join("1.safetensors"), &[("a", Dtype::F16, 1), ("b", Dtype::F16, 2)]);
+        write_weights(&dir.path().join("2.safetensors"), &[("b", Dtype::F16, 3)]);
+        index(dir.path(), r#"{"a":"1.safetensors","b":"2.safetensors"}"#);
+        let checkpoint = Checkpoint::open(dir.path()).unwrap();
+        let mut byte = [0];
+        checkpoint.read("b", 0, &mut byte).unwrap();
+        assert_eq!(byte, [3]);
+        let before = checkpoint.fingerprint();
+        write_weights(&dir.path().join("2.safetensors"), &[("b", Dtype::F32, 3)]);
+        assert_ne!(Checkpoint::open(dir.path()).unwrap().fingerprint(), before);
+    }
+
+    #[test]
+    fn an_index_that_lies_or_leads_outside_is_refused() {
+        let dir = folder();
+        write_weights(&dir.path().join("1.safetensors"), &[("a", Dtype::F16, 1)]);
+        index(dir.path(), r#"{"a":"1.safetensors","c":"1.safetensors"}"#);
+        assert!(refusal(dir.path()).contains("holds tensor 'c', which it does not"));
+        index(dir.path(), r#"{"a":"3.safetensors"}"#);
+        assert!(refusal(dir.path()).contains("names 3.safetensors, which is not there"));
+        for name in ["../1.safetensors", "/etc/passwd", "x/1.safetensors", "..", ".", "", "1.safetensors/", r"x\\1"] {
+            index(dir.path(), &format!(r#"{{"a":"{name}"}}"#));
+            assert!(refusal(dir.path()).contains("not a file of its own folder"), "{name}");
+        }
+        index(dir.path(), "[1]");
+        assert!(refusal(dir.path()).contains("not the JSON"));
+    }
+
+    #[test]
+    fn folders_without_config_or_weights_are_refused() {
+        let dir = folder();
+        assert!(refusal(dir.path()).contains("has no safetensors file"));
+        std::fs::remove_file(dir.path().join("config.json")).unwrap();
+        assert!(refusal(dir.path()).contains("has no config.json"));
+    }
+}

@@ -1,0 +1,92 @@
+use crate::{
+    error::{Result, StoreError},
+    file::ReadAt,
+};
+
+/// The largest header that is read. Vocabularies of a few hundred thousand tokens take a tenth of it.
+const HEADER_MAX_BYTES: u64 = 64 << 20;
+/// How much is read from the file at a time.
+const CHUNK_BYTES: u64 = 1 << 20;
+
+/// Walks through a header from its first byte on, in large reads, and never past its limit or the end of the file.
+pub(super) struct Cursor<'a> {
+    file: &'a ReadAt,
+    at: u64,
+    end: u64,
+    chunk: Vec<u8>,
+    chunk_at: u64,
+}
+
+impl<'a> Cursor<'a> {
+    pub fn new(file: &'a ReadAt) -> Self {
+        Cursor { file, at: 0, end: file.len().min(HEADER_MAX_BYTES), chunk: Vec::new(), chunk_at: 0 }
+    }
+
+    /// Where the next byte comes from.
+    pub fn at(&self) -> u64 {
+        self.at
+    }
+
+    /// The file being read.
+    pub fn file(&self) -> &'a ReadAt {
+        self.file
+    }
+
+    /// An error of the file's format.
+    pub fn malformed(&self, what: impl Into<String>) -> StoreError {
+        StoreError::malformed(self.file.path(), what)
+    }
+
+    /// The next `len` bytes.
+    pub fn bytes(&mut self, len: u64) -> Result<&[u8]> {
+        self.expect(len, 1, "bytes")?;
+        let end = self.at + len;
+        if end > self.chunk_at + self.chunk.len() as u64 {
+            let want = len.max(CHUNK_BYTES).min(self.end - self.at);
+            self.chunk = self.file.read_vec(self.at, want)?;
+            self.chunk_at = self.at;
+        }
+        let from = (self.at - self.chunk_at) as usize;
+        self.at = end;
+        Ok(&self.chunk[from..from + len as usize])
+    }
+
+    /// The next `N` bytes as an array.
+    pub fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
+        let mut out = [0; N];
+        out.copy_from_slice(self.bytes(N as u64)?);
+        Ok(out)
+    }
+
+    pub fn u32(&mut self) -> Result<u32> {
+        self.array().map(u32::from_le_bytes)
+    }
+
+    pub fn u64(&mut self) -> Result<u64> {
+        self.array().map(u64::from_le_bytes)
+    }
+
+    /// A length and so many bytes of UTF-8. `what` names it in errors.
+    pub fn text(&mut self, what: &str) -> Result<String> {
+        let start = self.at;
+        let len = self.u64()?;
+        let text = String::from_utf8(self.bytes(len)?.to_vec());
+        text.map_err(|_| self.malformed(format!("has a {what} at byte {start} that is not UTF-8")))
+    }
+
+    /// Refuses a `count` of `what` that cannot fit into what is left, if each takes `least` bytes or more.
+    pub fn expect(&self, count: u64, least: u64, what: &str) -> Result<()> {
+        let left = self.end - self.at;
+        if count <= left / least {
+            return Ok(());
+        }
+        let at = self.at;
+        Err(match self.end < self.file.len() {
+            true => self.malformed(format!(
+                "promises {count} {what} at byte {at}, more than a header of {} MiB can hold",
+                HEADER_MAX_BYTES >> 20
+            )),
+            false => self.malformed(format!("promises {count} {what} at byte {at}, where only {left} bytes are left")),
+        })
+    }
+}

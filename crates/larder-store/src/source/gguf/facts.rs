@@ -1,0 +1,242 @@
+//! What the metadata of a GGUF file say of a model, with the values that llama.cpp takes for what they leave out.
+
+use std::collections::HashMap;
+
+use serde_json::{Map, Value, json};
+
+use super::{metadata::Metadata, names::View};
+use crate::error::{Fault, Result, StoreError};
+
+/// Keys of a config.
+pub(super) type Keys = Map<String, Value>;
+
+/// The keys of a JSON object.
+pub(super) fn keys(value: Value) -> Keys {
+    match value {
+        Value::Object(keys) => keys,
+        _ => Keys::new(),
+    }
+}
+
+/// How many of the file's blocks are layers of the model; the rest predict further tokens.
+pub(super) fn layer_count(metadata: &Metadata) -> Result<u64> {
+    let number = |key: &str| metadata.uint(&metadata.under_architecture(key)?);
+    let blocks = metadata.need("block_count", number("block_count")?)?;
+    let further = number("nextn_predict_layers")?.unwrap_or(0);
+    blocks.checked_sub(further).filter(|layers| *layers > 0).ok_or_else(|| {
+        let what = format!("has {blocks} blocks, of which {further} predict further tokens; no layer is left");
+        StoreError::new(Fault::Mismatch, metadata.path(), what)
+    })
+}
+
+/// What the file says of the model; keys are below the architecture's name.
+pub(super) struct Facts<'a> {
+    pub metadata: &'a Metadata,
+    views: &'a HashMap<String, View>,
+}
+
+impl<'a> Facts<'a> {
+    pub fn of(metadata: &'a Metadata, views: &'a HashMap<String, View>) -> Self {
+        Facts { metadata, views }
+    }
+
+    pub fn layers(&self) -> Result<u64> {
+        layer_count(self.metadata)
+    }
+
+    /// The keys that most architectures have.
+    pub fn common(&self) -> Result<Keys> {
+        let heads = self.heads()?;
+        let arch = self.metadata.architecture()?;
+        let shared_heads = match arch {
+            "lfm2moe" => Value::Null,
+            _ => self.uint_or("attention.head_count_kv", heads)?.into(),
+        };
+        let embedding = self.views.get("model.embed_tokens.weight");
+        let embedding = self.metadata.need("token_embd.weight", embedding.and_then(|v| v.meta.shape.first()))?;
+        let id = |what: &str| self.metadata.uint(&format!("tokenizer.ggml.{what}_token_id"));
+        Ok(keys(json!({
+            "vocab_size": embedding,
+            "hidden_size": self.uint("embedding_length")?,
+            "num_hidden_layers": self.layers()?,
+            "num_attention_heads": heads,
+            "num_key_value_heads": shared_heads,
+            "hidden_act": "silu",
+            "max_position_embeddings": self.uint("context_length")?,
+            "rms_norm_eps": self.float("attention.layer_norm_rms_epsilon")?,
+            "rope_theta": self.opt_float("rope.freq_base")?.unwrap_or(10000.0),
+            "rope_scaling": self.rope_scaling()?,
+            "tie_word_embeddings": !self.has("lm_head.weight"),
+            "bos_token_id": id("bos")?,
+            "eos_token_id": id("eos")?,
+            "pad_token_id": id("padding")?,
+        })))
+    }
+
+    pub fn qwen(&self, model_type: &str, normalised: bool) -> Result<Keys> {
+        self.whole_heads_rotate()?;
+        let (dense, used) = (self.uint("feed_forward_length")?, self.uint("expert_used_count")?);
+        let width = match self.opt_uint("expert_feed_forward_length")?.filter(|w| *w > 0) {
+            Some(width) => width,
+            None => dense.checked_div(used).unwrap_or(0),
+        };
+        Ok(keys(json!({
+            "model_type": model_type,
+            "intermediate_size": dense,
+            "moe_intermediate_size": width,
+            "num_experts": self.uint("expert_count")?,
+            "num_experts_per_tok": used,
+            "norm_topk_prob": self.flag_or("expert_weights_norm", normalised)?,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+            "use_sliding_window": false,
+        })))
+    }
+
+    fn rope_scaling(&self) -> Result<Value> {
+        let factor = match self.opt_float("rope.scaling.factor")? {
+            None => self.opt_float("rope.scale_linear")?,
+            some => some,
+        };
+        let factor = factor.filter(|f| *f != 0.0).unwrap_or(1.0);
+        match self.metadata.text(&self.key("rope.scaling.type")?)?.unwrap_or("linear") {
+            "none" => Ok(Value::Null),
+            "linear" if factor == 1.0 => Ok(Value::Null),
+            "linear" => Ok(json!({ "rope_type": "linear", "factor": factor })),
+            "yarn" => self.yarn(factor),
+            other => Err(self.unsupported(format!("scales its positions by '{other}', which is not supported"))),
+        }
+    }
+
+    fn yarn(&self, factor: f64) -> Result<Value> {
+        if self.opt_float("rope.scaling.yarn_ext_factor")?.is_some_and(|f| f != 1.0) {
+            return Err(self.unsupported("extrapolates its positions by a factor of its own, which is not supported"));
+        }
+        let mut yarn = keys(json!({
+            "rope_type": "yarn",
+            "factor": factor,
+            "original_max_position_embeddings": self.uint_or("rope.scaling.original_context_length", self.uint("context_length")?)?,
+        }));
+        let mut set = |name: &str, value: Option<f64>| {
+            yarn.extend(value.map(|v| (name.to_owned(), v.into())));
+        };
+        set("beta_fast", self.opt_float("rope.scaling.yarn_beta_fast")?);
+        set("beta_slow", self.opt_float("rope.scaling.yarn_beta_slow")?);
+        let times = self.opt_float("rope.scaling.attn_factor")?.filter(|f| *f != 1.0);
+        let given = self.opt_float("rope.scaling.yarn_attn_factor")?;
+        set("attention_factor", given.or(times.map(|t| t * (0.1 * factor.ln() + 1.0))));
+        if self.metadata.architecture()? == "deepseek2" {
+            // Written as a tenth of what the hub calls it; a rounding removes what the division added.
+            let mscale = self.opt_float("rope.scaling.yarn_log_multiplier")?.map(|m| (m * 1e7).round() / 1e6);
+            set("mscale", mscale);
+            set("mscale_all_dim", mscale);
+        }
+        if self.metadata.architecture()? == "gpt-oss" {
+            yarn.insert("truncate".into(), false.into());
+        }
+        Ok(Value::Object(yarn))
+    }
+
+    pub fn heads(&self) -> Result<u64> {
+        let heads = self.uint("attention.head_count")?;
+        self.metadata.need("attention.head_count above 0", Some(heads).filter(|h| *h > 0))
+    }
+
+    fn derived_head_dim(&self) -> Result<u64> {
+        Ok(self.uint("embedding_length")? / self.heads()?)
+    }
+
+    pub fn head_dim(&self) -> Result<u64> {
+        let keys = self.uint_or("attention.key_length", self.derived_head_dim()?)?;
+        match self.opt_uint("attention.value_length")? {
+            Some(values) if values != keys => {
+                Err(self.unsupported(format!("has heads of {keys} keys and {values} values, which must be as many")))
+            }
+            _ if keys == 0 => Err(self.unsupported("has heads of no size")),
+            _ => Ok(keys),
+        }
+    }
+
+    /// The size of a head, if it is not what the width and the number of heads make it.
+    pub fn unusual_head_dim(&self) -> Result<Option<u64>> {
+        let usual = self.derived_head_dim()?;
+        Ok(Some(self.head_dim()?).filter(|d| *d != usual))
+    }
+
+    /// Refuses a size of heads for which the architecture has no key.
+    pub fn usual_head_dim(&self) -> Result<()> {
+        self.whole_heads_rotate()?;
+        match self.unusual_head_dim()? {
+            None => Ok(()),
+            Some(odd) => {
+                Err(self.unsupported(format!("has heads of {odd} values, which its architecture cannot have")))
+            }
+        }
+    }
+
+    pub fn whole_heads_rotate(&self) -> Result<()> {
+        let whole = self.head_dim()?;
+        match self.uint_or("rope.dimension_count", whole)? {
+            rotated if rotated == whole => Ok(()),
+            rotated => {
+                Err(self.unsupported(format!("rotates {rotated} of {whole} values, which its architecture cannot do")))
+            }
+        }
+    }
+
+    pub fn scores_are(&self, wanted: u64) -> Result<()> {
+        match self.uint_or("expert_gating_func", wanted)? {
+            scores if scores == wanted => Ok(()),
+            other => {
+                Err(self.unsupported(format!("scores its experts in a way ({other}) that its architecture lacks")))
+            }
+        }
+    }
+
+    pub fn expert_width(&self) -> Result<u64> {
+        match self.opt_uint("expert_feed_forward_length")?.filter(|w| *w > 0) {
+            Some(width) => Ok(width),
+            None => self.uint("feed_forward_length"),
+        }
+    }
+
+    pub fn scale(&self) -> Result<f64> {
+        Ok(self.opt_float("expert_weights_scale")?.filter(|s| *s != 0.0).unwrap_or(1.0))
+    }
+
+    pub fn has(&self, tensor: &str) -> bool {
+        self.views.contains_key(tensor)
+    }
+
+    pub fn key(&self, key: &str) -> Result<String> {
+        self.metadata.under_architecture(key)
+    }
+
+    pub fn opt_uint(&self, key: &str) -> Result<Option<u64>> {
+        self.metadata.uint(&self.key(key)?)
+    }
+
+    pub fn uint(&self, key: &str) -> Result<u64> {
+        self.metadata.need(&self.key(key)?, self.opt_uint(key)?)
+    }
+
+    pub fn uint_or(&self, key: &str, default: u64) -> Result<u64> {
+        Ok(self.opt_uint(key)?.unwrap_or(default))
+    }
+
+    pub fn opt_float(&self, key: &str) -> Result<Option<f64>> {
+        self.metadata.float(&self.key(key)?)
+    }
+
+    pub fn float(&self, key: &str) -> Result<f64> {
+        self.metadata.need(&self.key(key)?, self.opt_float(key)?)
+    }
+
+    pub fn flag_or(&self, key: &str, default: bool) -> Result<bool> {
+        Ok(self.metadata.flag(&self.key(key)?)?.unwrap_or(default))
+    }
+
+    pub fn unsupported(&self, what: impl Into<String>) -> StoreError {
+        StoreError::new(Fault::Unsupported, self.metadata.path(), what)
+    }
+}

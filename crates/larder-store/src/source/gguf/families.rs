@@ -1,0 +1,176 @@
+//! What GGUF calls the tensors of each architecture, and what the Hugging Face hub calls them.
+
+use super::names::Fit::{self, AsChannels, AsRow, KeyRows, QueryRows, Same};
+
+/// A tensor's name in GGUF, its name on the hub, and how the one becomes the other. Names of layers are given below
+/// `blk.N.` and `model.layers.N.`.
+pub(super) type Rename = (&'static str, &'static str, Fit);
+
+/// An architecture that is understood.
+pub(super) struct Family {
+    /// `general.architecture`.
+    pub arch: &'static str,
+    /// Tensors outside the layers.
+    pub outer: &'static [Rename],
+    /// Tensors of a layer; experts are not among them.
+    pub layer: &'static [&'static [Rename]],
+}
+
+impl Family {
+    /// The architecture of this name, if it is understood.
+    pub fn of(arch: &str) -> Option<&'static Family> {
+        FAMILIES.iter().find(|f| f.arch == arch)
+    }
+
+    /// All names that are understood, for messages.
+    pub fn known() -> String {
+        FAMILIES.iter().map(|f| f.arch).collect::<Vec<_>>().join(", ")
+    }
+}
+
+const FAMILIES: [Family; 10] = [
+    Family { arch: "llama", outer: OUTER, layer: &[NORMS, ROTATED, OUTPUT, MIXTRAL_ROUTER] },
+    Family {
+        arch: "qwen2moe",
+        outer: OUTER,
+        layer: &[NORMS, ATTENTION, OUTPUT, ATTENTION_BIAS, ROUTER, SHARED_EXPERT],
+    },
+    Family { arch: "qwen3moe", outer: OUTER, layer: &[NORMS, ATTENTION, OUTPUT, HEAD_NORMS, ROUTER] },
+    Family { arch: "olmoe", outer: OUTER, layer: &[NORMS, ATTENTION, OUTPUT, HEAD_NORMS, ROUTER] },
+    Family {
+        arch: "gpt-oss",
+        outer: OUTER,
+        layer: &[POST_NORMS, ATTENTION, OUTPUT, ATTENTION_BIAS, OUTPUT_BIAS, GPT_OSS_PARTS],
+    },
+    Family {
+        arch: "glm4moe",
+        outer: OUTER,
+        layer: &[POST_NORMS, ATTENTION, OUTPUT, ATTENTION_BIAS, HEAD_NORMS, ROUTER, ROUTER_BIAS, SHARED_EXPERTS, DENSE],
+    },
+    Family { arch: "granitemoe", outer: OUTER, layer: &[NORMS, ROTATED, OUTPUT, GRANITE_ROUTER] },
+    Family {
+        arch: "deepseek2",
+        outer: OUTER,
+        layer: &[NORMS, LATENT, OUTPUT, ROUTER, ROUTER_BIAS, SHARED_EXPERTS, DENSE],
+    },
+    Family {
+        arch: "ernie4_5-moe",
+        outer: OUTER,
+        layer: &[NORMS, ATTENTION, OUTPUT, ROUTER, ERNIE_ROUTER_BIAS, SHARED_EXPERTS, DENSE],
+    },
+    Family { arch: "lfm2moe", outer: LFM_OUTER, layer: &[LFM_LAYER] },
+];
+
+const OUTER: &[Rename] = &[
+    ("token_embd.weight", "model.embed_tokens.weight", Same),
+    ("output_norm.weight", "model.norm.weight", Same),
+    ("output.weight", "lm_head.weight", Same),
+];
+
+const NORMS: &[Rename] = &[
+    ("attn_norm.weight", "input_layernorm.weight", Same),
+    ("ffn_norm.weight", "post_attention_layernorm.weight", Same),
+];
+
+const POST_NORMS: &[Rename] = &[
+    ("attn_norm.weight", "input_layernorm.weight", Same),
+    ("post_attention_norm.weight", "post_attention_layernorm.weight", Same),
+];
+
+const ATTENTION: &[Rename] = &[
+    ("attn_q.weight", "self_attn.q_proj.weight", Same),
+    ("attn_k.weight", "self_attn.k_proj.weight", Same),
+    ("attn_v.weight", "self_attn.v_proj.weight", Same),
+];
+
+/// Attention whose positions GGUF rotates in neighbouring pairs, and the hub in halves of a head.
+const ROTATED: &[Rename] = &[
+    ("attn_q.weight", "self_attn.q_proj.weight", QueryRows),
+    ("attn_k.weight", "self_attn.k_proj.weight", KeyRows),
+    ("attn_v.weight", "self_attn.v_proj.weight", Same),
+];
+
+const OUTPUT: &[Rename] = &[("attn_output.weight", "self_attn.o_proj.weight", Same)];
+
+const OUTPUT_BIAS: &[Rename] = &[("attn_output.bias", "self_attn.o_proj.bias", Same)];
+
+const ATTENTION_BIAS: &[Rename] = &[
+    ("attn_q.bias", "self_attn.q_proj.bias", Same),
+    ("attn_k.bias", "self_attn.k_proj.bias", Same),
+    ("attn_v.bias", "self_attn.v_proj.bias", Same),
+];
+
+const HEAD_NORMS: &[Rename] =
+    &[("attn_q_norm.weight", "self_attn.q_norm.weight", Same), ("attn_k_norm.weight", "self_attn.k_norm.weight", Same)];
+
+const LATENT: &[Rename] = &[
+    ("attn_q.weight", "self_attn.q_proj.weight", Same),
+    ("attn_q_a.weight", "self_attn.q_a_proj.weight", Same),
+    ("attn_q_a_norm.weight", "self_attn.q_a_layernorm.weight", Same),
+    ("attn_q_b.weight", "self_attn.q_b_proj.weight", Same),
+    ("attn_kv_a_mqa.weight", "self_attn.kv_a_proj_with_mqa.weight", Same),
+    ("attn_kv_a_norm.weight", "self_attn.kv_a_layernorm.weight", Same),
+    ("attn_kv_b.weight", "self_attn.kv_b_proj.weight", Same),
+];
+
+const ROUTER: &[Rename] = &[("ffn_gate_inp.weight", "mlp.gate.weight", Same)];
+
+const MIXTRAL_ROUTER: &[Rename] = &[("ffn_gate_inp.weight", "block_sparse_moe.gate.weight", Same)];
+
+const GRANITE_ROUTER: &[Rename] = &[("ffn_gate_inp.weight", "block_sparse_moe.router.layer.weight", Same)];
+
+const GPT_OSS_PARTS: &[Rename] = &[
+    ("ffn_gate_inp.weight", "mlp.router.weight", Same),
+    ("ffn_gate_inp.bias", "mlp.router.bias", Same),
+    ("attn_sinks.weight", "self_attn.sinks", Same),
+];
+
+const ROUTER_BIAS: &[Rename] = &[("exp_probs_b.bias", "mlp.gate.e_score_correction_bias", Same)];
+
+const ERNIE_ROUTER_BIAS: &[Rename] = &[("exp_probs_b.bias", "mlp.moe_statics.e_score_correction_bias", AsRow)];
+
+const SHARED_EXPERT: &[Rename] = &[
+    ("ffn_gate_shexp.weight", "mlp.shared_expert.gate_proj.weight", Same),
+    ("ffn_up_shexp.weight", "mlp.shared_expert.up_proj.weight", Same),
+    ("ffn_down_shexp.weight", "mlp.shared_expert.down_proj.weight", Same),
+    ("ffn_gate_inp_shexp.weight", "mlp.shared_expert_gate.weight", AsRow),
+];
+
+const SHARED_EXPERTS: &[Rename] = &[
+    ("ffn_gate_shexp.weight", "mlp.shared_experts.gate_proj.weight", Same),
+    ("ffn_up_shexp.weight", "mlp.shared_experts.up_proj.weight", Same),
+    ("ffn_down_shexp.weight", "mlp.shared_experts.down_proj.weight", Same),
+];
+
+const DENSE: &[Rename] = &[
+    ("ffn_gate.weight", "mlp.gate_proj.weight", Same),
+    ("ffn_up.weight", "mlp.up_proj.weight", Same),
+    ("ffn_down.weight", "mlp.down_proj.weight", Same),
+];
+
+const LFM_OUTER: &[Rename] = &[
+    ("token_embd.weight", "model.embed_tokens.weight", Same),
+    ("output_norm.weight", "model.embedding_norm.weight", Same),
+    // Older files call the last norm after its place on the hub.
+    ("token_embd_norm.weight", "model.embedding_norm.weight", Same),
+    ("output.weight", "lm_head.weight", Same),
+];
+
+const LFM_LAYER: &[Rename] = &[
+    ("attn_norm.weight", "operator_norm.weight", Same),
+    ("ffn_norm.weight", "ffn_norm.weight", Same),
+    ("attn_q.weight", "self_attn.q_proj.weight", Same),
+    ("attn_k.weight", "self_attn.k_proj.weight", Same),
+    ("attn_v.weight", "self_attn.v_proj.weight", Same),
+    ("attn_output.weight", "self_attn.out_proj.weight", Same),
+    ("attn_q_norm.weight", "self_attn.q_layernorm.weight", Same),
+    ("attn_k_norm.weight", "self_attn.k_layernorm.weight", Same),
+    ("shortconv.conv.weight", "conv.conv.weight", AsChannels),
+    ("shortconv.in_proj.weight", "conv.in_proj.weight", Same),
+    ("shortconv.out_proj.weight", "conv.out_proj.weight", Same),
+    ("ffn_gate_inp.weight", "feed_forward.gate.weight", Same),
+    ("exp_probs_b.bias", "feed_forward.expert_bias", Same),
+    ("ffn_gate.weight", "feed_forward.w1.weight", Same),
+    ("ffn_up.weight", "feed_forward.w3.weight", Same),
+    ("ffn_down.weight", "feed_forward.w2.weight", Same),
+];

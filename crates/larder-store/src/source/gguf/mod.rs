@@ -1,0 +1,155 @@
+//! A GGUF file as a source: its tensors, config and tokenizer as the Hugging Face hub would have them.
+
+use std::path::Path;
+
+use larder_core::{ExpertNames, TensorMeta, Tensors, TensorsError};
+use xxhash_rust::xxh3::Xxh3Default;
+
+use self::{
+    families::Family,
+    metadata::Metadata,
+    names::{Names, View},
+    reader::Header,
+};
+use super::{Source, SourceFile};
+use crate::{
+    error::{Fault, Result, StoreError},
+    file::ReadAt,
+};
+
+mod config;
+mod cursor;
+mod facts;
+mod families;
+mod metadata;
+mod names;
+mod pretokenizer;
+mod reader;
+mod tokenizer;
+
+#[cfg(test)]
+mod tests;
+
+/// One GGUF file.
+///
+/// Experts keep the names of GGUF ([`Source::expert_names`] tells them); everything else has the hub's.
+pub struct Gguf {
+    file: ReadAt,
+    metadata: Metadata,
+    names: Names,
+    config: serde_json::Value,
+    fingerprint: u64,
+}
+
+impl Gguf {
+    /// Reads and checks the header of the file at `path`; the tensors are read when asked for.
+    pub fn open(path: &Path) -> Result<Self> {
+        let file = ReadAt::open(path)?;
+        let Header { metadata, tensors, bytes } = Header::read(&file)?;
+        refuse_pieces(&metadata)?;
+        let arch = metadata.architecture()?;
+        let family = Family::of(arch).ok_or_else(|| {
+            let what = format!("is of the architecture '{arch}'; known are {}", Family::known());
+            StoreError::new(Fault::Unsupported, path, what)
+        })?;
+        let names = Names::of(family, &metadata, &tensors, facts::layer_count(&metadata)?)?;
+        let config = config::hub_config(&metadata, &names.views)?;
+        let fingerprint = fingerprint(&file, bytes)?;
+        Ok(Gguf { file, metadata, names, config, fingerprint })
+    }
+
+    fn view(&self, name: &str) -> Result<&View> {
+        let view = self.names.views.get(name);
+        view.ok_or_else(|| StoreError::new(Fault::Missing, self.file.path(), format!("holds no tensor '{name}'")))
+    }
+
+    /// Reads bytes of a tensor whose rows are kept in another order, row by row.
+    fn read_rows(&self, view: &View, head_rows: usize, offset: usize, into: &mut [u8]) -> Result<()> {
+        let rows = view.meta.shape.first().copied().unwrap_or(1);
+        let row_bytes = view.meta.bytes / rows;
+        let (mut at, mut rest) = (offset, into);
+        while !rest.is_empty() {
+            let (row, within) = (at / row_bytes, at % row_bytes);
+            let (piece, after) = rest.split_at_mut(rest.len().min(row_bytes - within));
+            let stored = names::stored_row(row, head_rows) * row_bytes + within;
+            self.file.read(view.offset + stored as u64, piece)?;
+            at += piece.len();
+            rest = after;
+        }
+        Ok(())
+    }
+}
+
+fn refuse_pieces(metadata: &Metadata) -> Result<()> {
+    match metadata.uint("split.count")? {
+        Some(pieces) if pieces > 1 => {
+            let what = format!("is one of {pieces} pieces of a model; put them together into one file first");
+            Err(StoreError::new(Fault::Unsupported, metadata.path(), what))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn fingerprint(file: &ReadAt, header_bytes: u64) -> Result<u64> {
+    let mut hash = Xxh3Default::new();
+    hash.update(file.path().file_name().unwrap_or_default().as_encoded_bytes());
+    hash.update(&file.len().to_le_bytes());
+    let mut at = 0;
+    while at < header_bytes {
+        let chunk = file.read_vec(at, (header_bytes - at).min(1 << 20))?;
+        hash.update(&chunk);
+        at += chunk.len() as u64;
+    }
+    Ok(hash.digest())
+}
+
+impl Tensors for Gguf {
+    fn meta(&self, name: &str) -> Option<&TensorMeta> {
+        self.names.views.get(name).map(|view| &view.meta)
+    }
+
+    fn read(&self, name: &str, offset: usize, into: &mut [u8]) -> Result<(), TensorsError> {
+        let read = self.view(name).and_then(|view| match view.head_rows {
+            None => self.file.read(view.offset + offset as u64, into),
+            Some(head_rows) => self.read_rows(view, head_rows, offset, into),
+        });
+        read.map_err(|e| TensorsError(format!("{e} (tensor '{name}')")))
+    }
+}
+
+impl Source for Gguf {
+    fn config(&self) -> &serde_json::Value {
+        &self.config
+    }
+
+    fn names(&self) -> Vec<&str> {
+        self.names.order.iter().map(String::as_str).collect()
+    }
+
+    fn expert_names(&self) -> Option<ExpertNames> {
+        Some(self.names.experts.clone())
+    }
+
+    fn sidecar(&self, name: &str) -> Result<Option<Vec<u8>>> {
+        let json = match name {
+            _ if self.metadata.text("tokenizer.ggml.model")?.is_none() => return Ok(None),
+            "tokenizer.json" => tokenizer::tokenizer(&self.metadata)?,
+            "tokenizer_config.json" => tokenizer::tokenizer_config(&self.metadata)?,
+            "generation_config.json" => tokenizer::generation_config(&self.metadata)?,
+            _ => return Ok(None),
+        };
+        Ok(Some(json.to_string().into_bytes()))
+    }
+
+    fn path(&self) -> &Path {
+        self.file.path()
+    }
+
+    fn files(&self) -> Vec<SourceFile> {
+        vec![SourceFile::of(&self.file)]
+    }
+
+    fn fingerprint(&self) -> u64 {
+        self.fingerprint
+    }
+}

@@ -1,0 +1,208 @@
+//! The tensors of a GGUF file under the names and in the shapes that the Hugging Face hub gives them.
+
+use std::{collections::HashMap, path::Path};
+
+use larder_core::{ExpertNames, Pick, Piece, TensorMeta};
+
+use super::{
+    families::{Family, Rename},
+    metadata::Metadata,
+    reader::Entry,
+};
+use crate::error::{Fault, Result, StoreError};
+
+/// How a tensor as GGUF has it becomes the hub's.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(super) enum Fit {
+    /// It is the hub's.
+    Same,
+    /// The hub has a matrix of one row where GGUF has a vector.
+    AsRow,
+    /// The hub has a dimension of one in the middle: channels of a convolution.
+    AsChannels,
+    /// The rows of each query head are in another order.
+    QueryRows,
+    /// The rows of each key head are in another order.
+    KeyRows,
+}
+
+/// A tensor as the model sees it.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) struct View {
+    pub meta: TensorMeta,
+    /// Its first byte in the file.
+    pub offset: u64,
+    /// Rows per head, if the rows of each head must be put into another order.
+    pub head_rows: Option<usize>,
+}
+
+/// All tensors by the names the model knows, and those names in the order of the file.
+pub(super) struct Names {
+    pub views: HashMap<String, View>,
+    pub order: Vec<String>,
+    pub experts: ExpertNames,
+}
+
+impl Names {
+    /// Names every tensor; one that the architecture does not have is an error, for leaving it out could change the
+    /// result.
+    pub fn of(family: &Family, metadata: &Metadata, tensors: &[Entry], layers: u64) -> Result<Self> {
+        let path = metadata.path();
+        let experts = find_experts(path, tensors)?;
+        let mut names = Names { views: HashMap::new(), order: Vec::new(), experts };
+        let whole = tensors.iter().any(|t| t.name.ends_with(".attn_kv_b.weight"));
+        for entry in tensors {
+            if whole && is_half(&entry.name) {
+                continue;
+            }
+            let Some((name, fit)) = family.name_of(path, &entry.name, layers)? else { continue };
+            let view = fit.view(metadata, entry)?;
+            if names.views.insert(name.clone(), view).is_some() {
+                return Err(StoreError::malformed(path, format!("holds '{name}' under two names")));
+            }
+            names.order.push(name);
+        }
+        Ok(names)
+    }
+}
+
+impl Family {
+    /// What the model calls a tensor, or `None` if it needs no such tensor.
+    fn name_of(&self, path: &Path, name: &str, layers: u64) -> Result<Option<(String, Fit)>> {
+        let find = |groups: &[&[Rename]], name: &str| {
+            groups.iter().copied().flatten().find(|(gguf, ..)| *gguf == name).map(|(_, hub, fit)| (*hub, *fit))
+        };
+        let found = match split_layer(name) {
+            // What follows the last layer predicts further tokens, and takes no part in the next one.
+            Some((layer, _)) if layer >= layers => return Ok(None),
+            Some((_, part)) if is_expert(part) => Some((name.to_owned(), Fit::Same)),
+            Some((layer, part)) => {
+                find(self.layer, part).map(|(hub, fit)| (format!("model.layers.{layer}.{hub}"), fit))
+            }
+            None => find(&[self.outer], name).map(|(hub, fit)| (hub.to_owned(), fit)),
+        };
+        found.map(Some).ok_or_else(|| {
+            let what = match is_half(name) {
+                true => format!(
+                    "holds '{name}': attention split for llama.cpp's own use, from which kv_b_proj cannot be had back; \
+                     convert the original checkpoint instead"
+                ),
+                false => format!("holds the tensor '{name}', which is not known of the architecture '{}'", self.arch),
+            };
+            StoreError::new(Fault::Unsupported, path, what)
+        })
+    }
+}
+
+impl Fit {
+    fn view(self, metadata: &Metadata, entry: &Entry) -> Result<View> {
+        let Entry { meta, offset, .. } = entry;
+        let mut view = View { meta: meta.clone(), offset: *offset, head_rows: None };
+        match (self, meta.shape.as_slice()) {
+            (Fit::AsRow, [n]) => view.meta.shape = vec![1, *n],
+            (Fit::AsChannels, [channels, width]) => view.meta.shape = vec![*channels, 1, *width],
+            (Fit::QueryRows, [rows, ..]) => view.head_rows = Some(head_rows(metadata, entry, *rows, "head_count")?),
+            (Fit::KeyRows, [rows, ..]) => view.head_rows = Some(head_rows(metadata, entry, *rows, "head_count_kv")?),
+            _ => {}
+        }
+        Ok(view)
+    }
+}
+
+fn head_rows(metadata: &Metadata, entry: &Entry, rows: usize, key: &str) -> Result<usize> {
+    let count = metadata.uint(&metadata.under_architecture(&format!("attention.{key}"))?)?;
+    let count = match count {
+        None => metadata.uint(&metadata.under_architecture("attention.head_count")?)?,
+        some => some,
+    };
+    let heads = usize::try_from(metadata.need("attention.head_count", count)?).unwrap_or(0);
+    let per_head = rows.checked_div(heads).filter(|per| per.is_multiple_of(2) && per * heads == rows);
+    per_head.ok_or_else(|| {
+        let what = format!("has {rows} rows in the tensor '{}', which {heads} heads cannot share evenly", entry.name);
+        StoreError::new(Fault::Mismatch, metadata.path(), what)
+    })
+}
+
+/// Which row of the file holds the hub's row `row`, where GGUF keeps both halves of a head interleaved.
+pub(super) fn stored_row(row: usize, head_rows: usize) -> usize {
+    let (head, within) = (row / head_rows, row % head_rows);
+    let (half, pair) = (within / (head_rows / 2), within % (head_rows / 2));
+    head * head_rows + 2 * pair + half
+}
+
+/// `blk.7.attn_q.weight` into 7 and the rest.
+fn split_layer(name: &str) -> Option<(u64, &str)> {
+    let (layer, part) = name.strip_prefix("blk.")?.split_once('.')?;
+    Some((layer.parse().ok()?, part))
+}
+
+/// One of the two parts into which newer files split `attn_kv_b`.
+fn is_half(name: &str) -> bool {
+    name.ends_with(".attn_k_b.weight") || name.ends_with(".attn_v_b.weight")
+}
+
+/// `ffn_gate_exps.weight`, or `ffn_gate.3.weight` of older files.
+fn is_expert(part: &str) -> bool {
+    if part.contains("_exps.") {
+        return true;
+    }
+    let number = ["ffn_gate.", "ffn_up.", "ffn_down."].iter().find_map(|p| part.strip_prefix(p));
+    number.and_then(|n| n.strip_suffix(".weight")).is_some_and(|n| n.parse::<u16>().is_ok())
+}
+
+fn find_experts(path: &Path, tensors: &[Entry]) -> Result<ExpertNames> {
+    let part = tensors.iter().filter_map(|t| split_layer(&t.name)).map(|(_, part)| part).find(|part| is_expert(part));
+    let part = part.ok_or_else(|| {
+        StoreError::new(Fault::Unsupported, path, "has no experts; larder runs Mixture-of-Experts models only")
+    })?;
+    if !part.contains("_exps.") {
+        let own = |matrix: &str| Piece::own(format!("blk.{{l}}.ffn_{matrix}.{{e}}.weight"));
+        return Ok(ExpertNames { gate: own("gate"), up: own("up"), down: own("down"), bias: None });
+    }
+    let has = |suffix: &str| tensors.iter().any(|t| t.name.ends_with(suffix));
+    let piece = |tensor: &str, pick| Piece::stacked(format!("blk.{{l}}.ffn_{tensor}"), false, pick);
+    let (gate, up) = match has(".ffn_gate_up_exps.weight") {
+        true => (piece("gate_up_exps.weight", Pick::FirstHalf), piece("gate_up_exps.weight", Pick::SecondHalf)),
+        false => (piece("gate_exps.weight", Pick::All), piece("up_exps.weight", Pick::All)),
+    };
+    let bias = has(".ffn_gate_exps.bias")
+        .then(|| ["gate_exps.bias", "up_exps.bias", "down_exps.bias"].map(|t| piece(t, Pick::All)));
+    Ok(ExpertNames { gate, up, down: piece("down_exps.weight", Pick::All), bias })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_of_a_head_are_taken_apart_into_halves() {
+        let order: Vec<usize> = (0..8).map(|r| stored_row(r, 4)).collect();
+        assert_eq!(order, [0, 2, 1, 3, 4, 6, 5, 7]);
+    }
+
+    #[test]
+    fn experts_are_told_from_the_rest() {
+        for part in ["ffn_gate_exps.weight", "ffn_down_exps.bias", "ffn_gate_up_exps.weight", "ffn_up.12.weight"] {
+            assert!(is_expert(part), "{part}");
+        }
+        for part in
+            ["ffn_gate.weight", "ffn_gate_inp.weight", "ffn_gate_shexp.weight", "ffn_up.x.weight", "exp_probs_b.bias"]
+        {
+            assert!(!is_expert(part), "{part}");
+        }
+    }
+
+    #[test]
+    fn unknown_split_and_surplus_tensors() {
+        let name = |arch: &str, tensor: &str| {
+            Family::of(arch).unwrap().name_of(Path::new("m.gguf"), tensor, 2).map(|n| n.map(|(name, _)| name))
+        };
+        assert_eq!(name("llama", "blk.1.attn_q.weight").unwrap().unwrap(), "model.layers.1.self_attn.q_proj.weight");
+        assert_eq!(name("glm4moe", "blk.2.nextn.eh_proj.weight").unwrap(), None);
+        let unknown = name("olmoe", "blk.0.attn_q.bias").unwrap_err().to_string();
+        assert!(unknown.contains("'blk.0.attn_q.bias', which is not known of the architecture 'olmoe'"), "{unknown}");
+        assert!(name("llama", "rope_freqs.weight").is_err());
+        let split = name("deepseek2", "blk.0.attn_k_b.weight").unwrap_err().to_string();
+        assert!(split.contains("kv_b_proj cannot be had back"), "{split}");
+    }
+}

@@ -1,0 +1,177 @@
+//! GGUF files put together byte by byte.
+
+use std::io::Write;
+
+use crate::{
+    error::Result,
+    source::gguf::{Gguf, metadata::Metadata, reader::Header},
+};
+
+/// Numbers of GGUF's tensor types.
+pub const F32: u32 = 0;
+pub const Q8_0: u32 = 8;
+
+/// A file being built; every field may be made to lie.
+#[derive(Clone)]
+pub struct File {
+    pub magic: [u8; 4],
+    pub version: u32,
+    pub tensor_count: Option<u64>,
+    pub entry_count: Option<u64>,
+    pub alignment: usize,
+    pub entries: Vec<Vec<u8>>,
+    pub tensors: Vec<Vec<u8>>,
+    pub data: Vec<u8>,
+}
+
+impl File {
+    pub fn new() -> Self {
+        File {
+            magic: *b"GGUF",
+            version: 3,
+            tensor_count: None,
+            entry_count: None,
+            alignment: 32,
+            entries: Vec::new(),
+            tensors: Vec::new(),
+            data: Vec::new(),
+        }
+    }
+
+    /// A metadata entry of any type: the number of the type and the bytes of the value.
+    pub fn entry(mut self, key: &str, tag: u32, value: &[u8]) -> Self {
+        self.entries.push([&text(key)[..], &tag.to_le_bytes(), value].concat());
+        self
+    }
+
+    pub fn uint(self, key: &str, value: u32) -> Self {
+        self.entry(key, 4, &value.to_le_bytes())
+    }
+
+    pub fn float(self, key: &str, value: f32) -> Self {
+        self.entry(key, 6, &value.to_le_bytes())
+    }
+
+    pub fn text(self, key: &str, value: &str) -> Self {
+        self.entry(key, 8, &text(value))
+    }
+
+    pub fn texts(self, key: &str, values: &[&str]) -> Self {
+        let body: Vec<u8> = values.iter().flat_map(|v| text(v)).collect();
+        self.list(key, 8, values.len() as u64, &body)
+    }
+
+    pub fn ints(self, key: &str, values: &[i32]) -> Self {
+        self.list(key, 5, values.len() as u64, &values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<_>>())
+    }
+
+    pub fn floats(self, key: &str, values: &[f32]) -> Self {
+        self.list(key, 6, values.len() as u64, &values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<_>>())
+    }
+
+    /// A list that says it has `count` values of the type `tag`.
+    pub fn list(self, key: &str, tag: u32, count: u64, body: &[u8]) -> Self {
+        self.entry(key, 9, &[&tag.to_le_bytes()[..], &count.to_le_bytes(), body].concat())
+    }
+
+    /// What a tensor's entry says, with nothing behind it.
+    pub fn claim(mut self, name: &[u8], dims: &[u64], kind: u32, offset: u64) -> Self {
+        let mut entry = (name.len() as u64).to_le_bytes().to_vec();
+        entry.extend_from_slice(name);
+        entry.extend((dims.len() as u32).to_le_bytes());
+        entry.extend(dims.iter().flat_map(|d| d.to_le_bytes()));
+        entry.extend(kind.to_le_bytes());
+        entry.extend(offset.to_le_bytes());
+        self.tensors.push(entry);
+        self
+    }
+
+    /// A tensor with its bytes; `dims` innermost first, as GGUF has them.
+    pub fn tensor(mut self, name: &str, dims: &[u64], kind: u32, bytes: &[u8]) -> Self {
+        self.data.resize(self.data.len().next_multiple_of(self.alignment), 0);
+        let offset = self.data.len() as u64;
+        self.data.extend_from_slice(bytes);
+        self.claim(name.as_bytes(), dims, kind, offset)
+    }
+
+    /// A tensor of 32-bit floats that count up from `first`.
+    pub fn counting(self, name: &str, dims: &[u64], first: u32) -> Self {
+        let count = dims.iter().product::<u64>() as u32;
+        let bytes: Vec<u8> = (first..first + count).flat_map(|v| (v as f32).to_le_bytes()).collect();
+        self.tensor(name, dims, F32, &bytes)
+    }
+
+    pub fn bytes(&self) -> Vec<u8> {
+        let mut out = self.magic.to_vec();
+        out.extend(self.version.to_le_bytes());
+        out.extend(self.tensor_count.unwrap_or(self.tensors.len() as u64).to_le_bytes());
+        out.extend(self.entry_count.unwrap_or(self.entries.len() as u64).to_le_bytes());
+        out.extend(self.entries.iter().flatten());
+        out.extend(self.tensors.iter().flatten());
+        out.resize(out.len().next_multiple_of(self.alignment), 0);
+        out.extend(&self.data);
+        out
+    }
+
+    pub fn header(&self) -> Result<Header> {
+        header(&self.bytes())
+    }
+
+    pub fn metadata(&self) -> Metadata {
+        self.header().expect("a sound header").metadata
+    }
+
+    /// The file as a source. It stays open when its name is gone.
+    pub fn open(&self) -> Result<Gguf> {
+        Gguf::open(on_disk(&self.bytes()).path())
+    }
+}
+
+pub fn header(bytes: &[u8]) -> Result<Header> {
+    Header::read(&crate::file::ReadAt::open(on_disk(bytes).path())?)
+}
+
+/// A short Mixtral whose query and key tensors count up; the experts are fused or, as in old files, apart.
+pub fn mixtral(fused: bool) -> File {
+    let mut file = File::new()
+        .text("general.architecture", "llama")
+        .uint("llama.block_count", 1)
+        .uint("llama.context_length", 64)
+        .uint("llama.embedding_length", 8)
+        .uint("llama.feed_forward_length", 4)
+        .uint("llama.attention.head_count", 2)
+        .uint("llama.attention.head_count_kv", 1)
+        .uint("llama.expert_count", 2)
+        .uint("llama.expert_used_count", 1)
+        .float("llama.attention.layer_norm_rms_epsilon", 1e-5)
+        .counting("token_embd.weight", &[8, 5], 0)
+        .counting("output_norm.weight", &[8], 0)
+        .counting("blk.0.attn_norm.weight", &[8], 0)
+        .counting("blk.0.attn_q.weight", &[8, 8], 100)
+        .counting("blk.0.attn_k.weight", &[8, 4], 200)
+        .counting("blk.0.attn_v.weight", &[8, 4], 300)
+        .counting("blk.0.attn_output.weight", &[8, 8], 400)
+        .counting("blk.0.ffn_norm.weight", &[8], 0)
+        .counting("blk.0.ffn_gate_inp.weight", &[8, 2], 500);
+    for (matrix, dims) in [("gate", [8, 4]), ("up", [8, 4]), ("down", [4, 8])] {
+        file = match fused {
+            true => file.counting(&format!("blk.0.ffn_{matrix}_exps.weight"), &[dims[0], dims[1], 2], 600),
+            false => file.counting(&format!("blk.0.ffn_{matrix}.0.weight"), &dims, 600).counting(
+                &format!("blk.0.ffn_{matrix}.1.weight"),
+                &dims,
+                700,
+            ),
+        };
+    }
+    file
+}
+
+fn on_disk(bytes: &[u8]) -> tempfile::NamedTempFile {
+    let mut file = tempfile::NamedTempFile::new().expect("a temporary file");
+    file.write_all(bytes).expect("room for it");
+    file
+}
+
+fn text(value: &str) -> Vec<u8> {
+    [&(value.len() as u64).to_le_bytes()[..], value.as_bytes()].concat()
+}

@@ -1,0 +1,4 @@
+mod builder;
+mod hostile;
+mod models;
+mod tokens;

@@ -1,0 +1,172 @@
+//! Whole files: names, shapes, order of rows, and configs.
+
+use std::path::Path;
+
+use larder_core::{ExpertId, Kind, LayerIdx, Pick, Tensors};
+use serde_json::json;
+
+use super::builder::{File, Q8_0, mixtral};
+use crate::source::{Source, gguf::Gguf};
+
+fn floats(source: &Gguf, name: &str) -> Vec<f32> {
+    let mut bytes = vec![0; source.meta(name).unwrap().bytes];
+    source.read(name, 0, &mut bytes).unwrap();
+    bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+}
+
+fn fixture(name: &str) -> Gguf {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/gguf");
+    Gguf::open(&folder.join(name)).unwrap()
+}
+
+#[test]
+fn rows_of_queries_and_keys_are_put_back_into_halves() {
+    let source = mixtral(true).open().unwrap();
+    let query = "model.layers.0.self_attn.q_proj.weight";
+    let firsts: Vec<f32> = floats(&source, query).chunks(8).map(|row| row[0]).collect();
+    // Two heads of four rows: 0, 2, 1, 3 of each.
+    assert_eq!(firsts, [100.0, 116.0, 108.0, 124.0, 132.0, 148.0, 140.0, 156.0]);
+    let keys: Vec<f32> = floats(&source, "model.layers.0.self_attn.k_proj.weight").chunks(8).map(|r| r[0]).collect();
+    assert_eq!(keys, [200.0, 216.0, 208.0, 224.0]);
+    assert_eq!(floats(&source, "model.layers.0.self_attn.v_proj.weight")[8], 308.0);
+    // Any range of bytes is that of the whole.
+    let mut whole = vec![0; 256];
+    source.read(query, 0, &mut whole).unwrap();
+    for (from, len) in [(0, 1), (31, 2), (5, 100), (64, 192), (255, 1)] {
+        let mut part = vec![0; len];
+        source.read(query, from, &mut part).unwrap();
+        assert_eq!(part, whole[from..from + len]);
+    }
+}
+
+#[test]
+fn quantised_rows_move_whole() {
+    let rows: Vec<u8> = (0..4).flat_map(|row| [row; 34]).collect();
+    let file = mixtral(true).uint("llama.attention.key_length", 4);
+    let file = file.tensor("blk.0.attn_q.bias", &[4], 0, &[0; 16]);
+    assert!(file.open().err().unwrap().what.contains("'blk.0.attn_q.bias', which is not known"));
+    let file = File::new()
+        .text("general.architecture", "llama")
+        .uint("llama.block_count", 1)
+        .uint("llama.context_length", 64)
+        .uint("llama.embedding_length", 32)
+        .uint("llama.feed_forward_length", 4)
+        .uint("llama.attention.head_count", 1)
+        .uint("llama.attention.key_length", 4)
+        .uint("llama.expert_count", 1)
+        .uint("llama.expert_used_count", 1)
+        .float("llama.attention.layer_norm_rms_epsilon", 1e-5)
+        .counting("token_embd.weight", &[32, 2], 0)
+        .tensor("blk.0.attn_q.weight", &[32, 4], Q8_0, &rows)
+        .counting("blk.0.ffn_gate_exps.weight", &[32, 4, 1], 0);
+    let source = file.open().unwrap();
+    let mut read = vec![0; 4 * 34];
+    source.read("model.layers.0.self_attn.q_proj.weight", 0, &mut read).unwrap();
+    assert_eq!(read.chunks(34).map(|row| row[0]).collect::<Vec<_>>(), [0, 2, 1, 3]);
+}
+
+#[test]
+fn mixtral_gets_the_hubs_config_and_keeps_its_experts() {
+    let source = mixtral(true).open().unwrap();
+    assert_eq!(
+        source.config(),
+        &json!({
+            "vocab_size": 5, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
+            "num_key_value_heads": 1, "hidden_act": "silu", "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
+            "rope_theta": 10000.0, "tie_word_embeddings": true, "model_type": "mixtral", "intermediate_size": 4,
+            "num_local_experts": 2, "num_experts_per_tok": 1,
+        })
+    );
+    let experts = source.expert_names().unwrap();
+    assert!(experts.gate.stacked && experts.gate.pick == Pick::All && experts.bias.is_none());
+    let down = experts.down.tensor(LayerIdx(0), ExpertId(1));
+    assert_eq!(source.meta(&down).unwrap().shape, [2, 8, 4]);
+    assert!(source.names().contains(&down.as_str()));
+}
+
+#[test]
+fn old_files_have_a_tensor_per_expert() {
+    let source = mixtral(false).open().unwrap();
+    let experts = source.expert_names().unwrap();
+    assert!(!experts.up.stacked);
+    assert_eq!(floats(&source, &experts.up.tensor(LayerIdx(0), ExpertId(1)))[0], 700.0);
+}
+
+#[test]
+fn gate_and_up_may_be_one_tensor() {
+    let file = mixtral(true).counting("blk.0.ffn_gate_up_exps.weight", &[8, 8, 2], 0);
+    let experts = file.open().unwrap().expert_names().unwrap();
+    assert_eq!(experts.gate.name, "blk.{l}.ffn_gate_up_exps.weight");
+    assert_eq!((experts.gate.pick, experts.up.pick), (Pick::FirstHalf, Pick::SecondHalf));
+}
+
+#[test]
+fn what_cannot_be_run_is_said() {
+    let what = |file: File| file.open().err().unwrap().what;
+    let bare = |arch| File::new().text("general.architecture", arch).uint(&format!("{arch}.block_count"), 1);
+    assert!(what(File::new()).contains("no metadata 'general.architecture'"));
+    assert!(what(bare("gpt2")).contains("is of the architecture 'gpt2'; known are llama, qwen2moe,"));
+    assert!(what(bare("llama")).contains("has no experts"));
+    assert!(what(mixtral(true).uint("split.count", 3)).contains("one of 3 pieces"));
+    assert!(what(mixtral(true).counting("rope_freqs.weight", &[4], 0)).contains("'rope_freqs.weight'"));
+    assert!(what(mixtral(true).uint("llama.rope.dimension_count", 2)).contains("rotates 2 of 4 values"));
+    let linear = mixtral(true).float("llama.rope.scaling.factor", 4.0);
+    assert_eq!(linear.open().unwrap().config()["rope_scaling"], json!({ "rope_type": "linear", "factor": 4.0 }));
+    let odd = mixtral(true).text("llama.rope.scaling.type", "spiral");
+    assert!(what(odd).contains("scales its positions by 'spiral'"));
+}
+
+#[test]
+fn heads_that_do_not_divide_the_rows_are_refused() {
+    for heads in [0, 3, 8] {
+        let file = File::new()
+            .text("general.architecture", "llama")
+            .uint("llama.block_count", 1)
+            .uint("llama.attention.head_count", heads)
+            .counting("blk.0.attn_q.weight", &[8, 8], 0)
+            .counting("blk.0.ffn_gate_exps.weight", &[8, 4, 2], 0);
+        let said = file.open().err().unwrap().what;
+        assert!(said.contains(&format!("which {heads} heads cannot share evenly")), "{said}");
+    }
+}
+
+#[test]
+fn the_fixtures_have_what_their_decoders_ask_for() {
+    let rows = [
+        ("tiny-mixtral-q4_0.gguf", "mixtral", Kind::Q4_0, "model.layers.1.block_sparse_moe.gate.weight"),
+        ("tiny-olmoe-q4_0.gguf", "olmoe", Kind::Q4_0, "model.layers.1.self_attn.q_norm.weight"),
+        ("tiny-qwen2moe-q8_0.gguf", "qwen2_moe", Kind::Q8_0, "model.layers.0.self_attn.k_proj.bias"),
+        ("tiny-qwen3moe-q4_k.gguf", "qwen3_moe", Kind::Q4K, "model.layers.0.self_attn.k_norm.weight"),
+    ];
+    for (file, model_type, kind, own) in rows {
+        let source = fixture(file);
+        assert_eq!(source.config()["model_type"], model_type);
+        assert_eq!(source.meta("model.embed_tokens.weight").unwrap().kind, kind, "{file}");
+        assert!(source.meta(own).is_some(), "{file} has no {own}");
+        assert_eq!(source.meta("lm_head.weight").is_none(), source.config()["tie_word_embeddings"] == true);
+        for name in source.names() {
+            let mut bytes = vec![0; source.meta(name).unwrap().bytes];
+            source.read(name, 0, &mut bytes).unwrap();
+        }
+        for sidecar in ["tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
+            assert!(source.sidecar(sidecar).unwrap().is_some(), "{file} has no {sidecar}");
+        }
+    }
+    let shared = fixture("tiny-qwen2moe-q8_0.gguf");
+    assert_eq!(shared.meta("model.layers.0.mlp.shared_expert_gate.weight").unwrap().shape, [1, 96]);
+    assert_eq!(shared.config()["norm_topk_prob"], false);
+    assert_eq!(fixture("tiny-qwen3moe-q4_k.gguf").config()["norm_topk_prob"], true);
+}
+
+#[test]
+fn the_fingerprint_follows_the_header() {
+    let print = |file: &File| {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m.gguf");
+        std::fs::write(&path, file.bytes()).unwrap();
+        Gguf::open(&path).unwrap().fingerprint()
+    };
+    let file = mixtral(true).uint("general.note", 1);
+    assert_eq!(print(&file), print(&file.clone()));
+    assert_ne!(print(&file), print(&mixtral(true).uint("general.note", 2)));
+}

@@ -1,0 +1,115 @@
+//! Tokenizers out of metadata.
+
+use serde_json::{Value, json};
+
+use super::builder::File;
+use crate::{
+    error::{Fault, Result},
+    source::gguf::tokenizer::{generation_config, tokenizer, tokenizer_config},
+};
+
+const CONTROL: i32 = 3;
+
+fn pieces() -> File {
+    File::new()
+        .text("tokenizer.ggml.model", "llama")
+        .texts(
+            "tokenizer.ggml.tokens",
+            &["<unk>", "<s>", "</s>", "<0x0A>", "\u{2581}", "a", "b", "ab", "\u{2581}ab", "abb"],
+        )
+        .floats("tokenizer.ggml.scores", &[0.0, 0.0, 0.0, 0.0, -9.0, -8.0, -7.0, -1.0, -3.0, -2.0])
+        .ints("tokenizer.ggml.token_type", &[2, CONTROL, CONTROL, 6, 1, 1, 1, 1, 1, 1])
+        .uint("tokenizer.ggml.bos_token_id", 1)
+        .uint("tokenizer.ggml.eos_token_id", 2)
+        .uint("tokenizer.ggml.unknown_token_id", 0)
+}
+
+fn bytes(pre: &str) -> File {
+    File::new()
+        .text("tokenizer.ggml.model", "gpt2")
+        .text("tokenizer.ggml.pre", pre)
+        .texts("tokenizer.ggml.tokens", &["a", "b", "ab", "<end>", "<x>"])
+        .texts("tokenizer.ggml.merges", &["a b"])
+        .ints("tokenizer.ggml.token_type", &[1, 1, 1, CONTROL, 4])
+        .uint("tokenizer.ggml.eos_token_id", 3)
+}
+
+fn json(file: &File) -> Value {
+    tokenizer(&file.metadata()).unwrap()
+}
+
+fn said(result: Result<Value>) -> String {
+    result.unwrap_err().what
+}
+
+#[test]
+fn merges_follow_the_scores() {
+    let json = json(&pieces());
+    assert_eq!(json["model"]["merges"], json!([["a", "b"], ["ab", "b"], ["\u{2581}", "ab"]]));
+    assert_eq!(json["model"]["unk_token"], "<unk>");
+    assert_eq!(json["normalizer"]["normalizers"][0], json!({ "type": "Prepend", "prepend": "\u{2581}" }));
+    let added: Vec<&Value> = json["added_tokens"].as_array().unwrap().iter().map(|t| &t["content"]).collect();
+    assert_eq!(added, ["<unk>", "<s>", "</s>"]);
+    assert_eq!(json["post_processor"]["single"][0]["SpecialToken"]["id"], "<s>");
+    assert_eq!(json["post_processor"]["special_tokens"]["<s>"]["ids"], json!([1]));
+}
+
+#[test]
+fn the_leading_space_can_be_off() {
+    let json = json(&pieces().entry("tokenizer.ggml.add_space_prefix", 7, &[0]));
+    assert_eq!(json["normalizer"]["normalizers"].as_array().unwrap().len(), 1);
+    assert_eq!(json["decoder"]["decoders"].as_array().unwrap().len(), 3);
+}
+
+#[test]
+fn byte_pairs_keep_their_ids_and_what_is_special() {
+    let json = json(&bytes("qwen2"));
+    assert_eq!(json["model"]["vocab"], json!({ "a": 0, "b": 1, "ab": 2, "<end>": 3, "<x>": 4 }));
+    assert_eq!(json["model"]["merges"], json!([["a", "b"]]));
+    assert_eq!(json["normalizer"]["type"], "NFC");
+    let special: Vec<_> = json["added_tokens"].as_array().unwrap().iter().map(|t| (&t["id"], &t["special"])).collect();
+    assert_eq!(special, [(&json!(3), &json!(true)), (&json!(4), &json!(false))]);
+    assert_eq!(json["post_processor"]["type"], "ByteLevel");
+}
+
+#[test]
+fn the_beginning_is_marked_as_the_file_or_its_kind_says() {
+    let marked = |file: File| tokenizer_config(&file.metadata()).unwrap()["add_bos_token"].clone();
+    let with = |pre| bytes(pre).uint("tokenizer.ggml.bos_token_id", 4);
+    assert_eq!(marked(with("qwen2")), false);
+    assert_eq!(marked(with("llama-bpe")), true);
+    assert_eq!(marked(with("llama-bpe").entry("tokenizer.ggml.add_bos_token", 7, &[0])), false);
+    assert_eq!(marked(pieces()), true);
+}
+
+#[test]
+fn configs_name_the_ends_and_the_template() {
+    let file = bytes("olmo").text("tokenizer.chat_template", "{{ x }}").uint("tokenizer.ggml.eot_token_id", 4);
+    let file = file.float("general.sampling.temp", 0.7);
+    let config = tokenizer_config(&file.metadata()).unwrap();
+    assert_eq!((&config["eos_token"], &config["chat_template"]), (&json!("<end>"), &json!("{{ x }}")));
+    let generation = generation_config(&file.metadata()).unwrap();
+    assert_eq!(generation, json!({ "eos_token_id": [3, 4], "temperature": 0.7 }));
+}
+
+#[test]
+fn vocabularies_that_contradict_themselves() {
+    let unknown = tokenizer(&bytes("martian").metadata()).unwrap_err();
+    assert_eq!(unknown.fault, Fault::Unsupported);
+    assert!(unknown.what.contains("'martian' (tokenizer.ggml.pre)"), "{}", unknown.what);
+    let other = File::new().text("tokenizer.ggml.model", "rwkv").texts("tokenizer.ggml.tokens", &["a"]);
+    assert!(said(tokenizer(&other.metadata())).contains("kind 'rwkv'"));
+    let twice = File::new().text("tokenizer.ggml.model", "llama").texts("tokenizer.ggml.tokens", &["a", "a"]);
+    assert!(said(tokenizer(&twice.metadata())).contains("\"a\" twice, as 0 and 1"));
+    assert!(said(tokenizer(&pieces().uint("tokenizer.ggml.padding_token_id", 10).metadata())).contains("only 10"));
+    let stray = File::new()
+        .text("tokenizer.ggml.model", "gpt2")
+        .texts("tokenizer.ggml.tokens", &["a"])
+        .texts("tokenizer.ggml.merges", &["a c"]);
+    assert!(said(tokenizer(&stray.metadata())).contains("merges \"a c\""));
+    let short = File::new()
+        .text("tokenizer.ggml.model", "llama")
+        .texts("tokenizer.ggml.tokens", &["a", "b"])
+        .floats("tokenizer.ggml.scores", &[0.0]);
+    assert!(said(tokenizer(&short.metadata())).contains("2 tokens and the scores of 1"));
+}

@@ -1,0 +1,151 @@
+//! A finished store, opened for use.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+use larder_core::{Blueprint, ExpertId, ExpertLayout, LayerIdx, TensorMeta, Tensors, TensorsError};
+use serde_json::Value;
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::{
+    error::{Fault, Result, StoreError},
+    experts::Experts,
+    file::{ReadAt, read_small},
+    manifest::{Manifest, RESIDENT},
+    resident::{Resident, check_resident},
+    shard::{DATA_START, Shard, checksum_of, shard_path},
+    source::{SIDECAR_LIMIT, Source, SourceFile},
+};
+
+/// An open store: its resident tensors by name, its experts by layer and id.
+pub struct Store {
+    path: PathBuf,
+    manifest: Manifest,
+    layouts: BTreeMap<LayerIdx, ExpertLayout>,
+    resident: Resident,
+    /// Per shard, layer by layer: whether header and checksum were found good in this run.
+    checked: Vec<AtomicBool>,
+    fingerprint: u64,
+}
+
+impl Store {
+    /// Opens the store in the folder `path`. Every file must be there and have its length; data are checked when they
+    /// are first read.
+    pub fn open(path: &Path) -> Result<Self> {
+        let (manifest, bytes) = Manifest::read(path)?;
+        let resident_path = path.join(RESIDENT);
+        let (resident, found) = Resident::open(&resident_path)?;
+        if found != manifest.resident {
+            let what = "is not the file that the manifest describes: its header or its length differ";
+            return Err(StoreError::new(Fault::Mismatch, &resident_path, what));
+        }
+        let layouts = manifest.layouts().map_err(|what| StoreError::malformed(path, what))?;
+        let checked = (0..manifest.geometry.expert_count()).map(|_| AtomicBool::new(false)).collect();
+        let fingerprint = xxh3_64(&bytes);
+        let store = Store { path: path.to_owned(), manifest, layouts, resident, checked, fingerprint };
+        store.shards().try_for_each(|shard| shard.open(&store.shard_path(&shard)).map(drop))?;
+        Ok(store)
+    }
+
+    /// What the store holds.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// Checks that the store holds the model that `blueprint` describes.
+    pub fn check(&self, blueprint: &Blueprint) -> Result<()> {
+        if self.manifest.geometry != blueprint.geometry {
+            let what = format!("holds {:?}, its config describes {:?}", self.manifest.geometry, blueprint.geometry);
+            return Err(StoreError::new(Fault::Mismatch, &self.path, what));
+        }
+        check_resident(self, blueprint)
+    }
+
+    /// All shards, layer by layer.
+    pub(crate) fn shards(&self) -> impl Iterator<Item = Shard<'_>> {
+        let experts = self.manifest.geometry.experts;
+        self.layouts.keys().flat_map(move |layer| (0..experts).map(|e| self.shard(*layer, ExpertId(e as u16))))
+    }
+
+    pub(crate) fn shard_path(&self, shard: &Shard) -> PathBuf {
+        self.path.join(shard_path(shard.layer, shard.expert))
+    }
+
+    fn shard(&self, layer: LayerIdx, expert: ExpertId) -> Shard<'_> {
+        Shard { layer, expert, layout: self.layout(layer), file_bytes: self.manifest.experts.file_bytes }
+    }
+
+    /// The checksum of a shard and whether it was found good.
+    fn record(&self, layer: LayerIdx, expert: ExpertId) -> (&str, &AtomicBool) {
+        let row = self.layouts.range(..layer).count();
+        let checksum = &self.manifest.experts.checksums[row][expert.index()];
+        (checksum, &self.checked[row * self.manifest.geometry.experts + expert.index()])
+    }
+}
+
+impl Experts for Store {
+    fn layout(&self, layer: LayerIdx) -> &ExpertLayout {
+        &self.layouts[&layer]
+    }
+
+    fn read_expert(&self, layer: LayerIdx, expert: ExpertId, into: &mut [u8]) -> Result<()> {
+        let shard = self.shard(layer, expert);
+        assert_eq!(into.len(), shard.layout.bytes, "a buffer of the layout's length");
+        let path = self.shard_path(&shard);
+        let file: ReadAt = shard.open(&path)?;
+        let (checksum, checked) = self.record(layer, expert);
+        file.read(DATA_START as u64, into)?;
+        if !checked.load(Ordering::Relaxed) {
+            shard.check_header(&file, checksum)?;
+            shard.check_data(&path, into, checksum)?;
+            checked.store(true, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}
+
+impl Tensors for Store {
+    fn meta(&self, name: &str) -> Option<&TensorMeta> {
+        self.resident.meta(name)
+    }
+
+    fn read(&self, name: &str, offset: usize, into: &mut [u8]) -> Result<(), TensorsError> {
+        self.resident.read(name, offset, into)
+    }
+}
+
+impl Source for Store {
+    fn config(&self) -> &Value {
+        &self.manifest.config
+    }
+
+    fn names(&self) -> Vec<&str> {
+        self.resident.names()
+    }
+
+    fn sidecar(&self, name: &str) -> Result<Option<Vec<u8>>> {
+        let Some(listed) = self.manifest.sidecars.iter().find(|s| s.name == name) else { return Ok(None) };
+        let path = self.path.join(name);
+        let bytes = read_small(&path, SIDECAR_LIMIT)?;
+        let bytes = bytes.ok_or_else(|| StoreError::new(Fault::Missing, &path, "is listed and not there"))?;
+        if checksum_of(&bytes) != listed.checksum {
+            return Err(StoreError::new(Fault::Mismatch, &path, "does not match its checksum"));
+        }
+        Ok(Some(bytes))
+    }
+
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn files(&self) -> Vec<SourceFile> {
+        vec![SourceFile { name: RESIDENT.to_owned(), bytes: self.manifest.resident.bytes }]
+    }
+
+    fn fingerprint(&self) -> u64 {
+        self.fingerprint
+    }
+}

@@ -1,0 +1,209 @@
+//! A tiny model for tests, kept in every form that a checkpoint may have.
+
+use std::path::Path;
+
+use larder_core::{Blueprint, ExpertId, ExpertNames, Geometry, Kind, LayerIdx, Pick, Piece, TensorSpec};
+
+use crate::{
+    describe::stored_shape,
+    quantize::narrow,
+    safetensors::{HeaderWriter, dtype_of},
+};
+use larder_core::TensorMeta;
+
+pub const HIDDEN: usize = 64;
+pub const EXPERTS: usize = 3;
+pub const LAYERS: [LayerIdx; 2] = [LayerIdx(1), LayerIdx(3)];
+
+/// How a checkpoint keeps its experts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Form {
+    /// Three tensors per expert.
+    Separate,
+    /// `[experts, 2 * inter, hidden]`, gate before up.
+    Halves,
+    /// `[experts, hidden, 2 * inter]`, gate before up.
+    TransposedHalves,
+    /// `[experts, hidden, 2 * inter]`, gate and up in turns; with biases.
+    TransposedTurns,
+    /// `[experts, 2 * inter, hidden]`, gate and up in turns.
+    Turns,
+}
+
+pub const FORMS: [Form; 5] = [Form::Separate, Form::Halves, Form::TransposedHalves, Form::TransposedTurns, Form::Turns];
+
+/// The tiny model: experts in one form, `inter` wide, all in one kind.
+#[derive(Clone, Copy)]
+pub struct Tiny {
+    pub form: Form,
+    pub inter: usize,
+    pub kind: Kind,
+}
+
+impl Tiny {
+    pub fn new(form: Form) -> Self {
+        Tiny { form, inter: 32, kind: Kind::Bf16 }
+    }
+
+    pub fn bias(&self) -> bool {
+        self.form == Form::TransposedTurns
+    }
+
+    pub fn blueprint(&self) -> Blueprint {
+        let stacked = |name: &str, transposed, pick| Piece::stacked(format!("l.{{l}}.{name}"), transposed, pick);
+        let fused = |transposed, [gate, up]: [Pick; 2]| ExpertNames {
+            gate: stacked("gate_up", transposed, gate),
+            up: stacked("gate_up", transposed, up),
+            down: stacked("down", transposed, Pick::All),
+            bias: None,
+        };
+        let (halves, turns) = ([Pick::FirstHalf, Pick::SecondHalf], [Pick::Even, Pick::Odd]);
+        let mut experts = match self.form {
+            Form::Separate => ExpertNames::separate("l.{l}", "gate", "up", "down"),
+            Form::Halves => fused(false, halves),
+            Form::TransposedHalves => fused(true, halves),
+            Form::TransposedTurns => fused(true, turns),
+            Form::Turns => fused(false, turns),
+        };
+        if self.bias() {
+            let bias = |name, pick| stacked(name, false, pick);
+            experts.bias =
+                Some([bias("gate_up_b", Pick::Even), bias("gate_up_b", Pick::Odd), bias("down_b", Pick::All)]);
+        }
+        let spec =
+            |name: &str, shape: &[usize], product| TensorSpec { name: name.into(), shape: shape.into(), product };
+        Blueprint {
+            model_type: "tiny".into(),
+            geometry: Geometry {
+                layers: 4,
+                moe_layers: LAYERS.to_vec(),
+                experts: EXPERTS,
+                top_k: 2,
+                hidden: HIDDEN,
+                inter: self.inter,
+                bias: self.bias(),
+            },
+            experts,
+            resident: vec![
+                spec("norm", &[5], false),
+                spec("embed", &[7, HIDDEN], true),
+                spec("conv", &[2, 1, 3], false),
+                spec("head", &[3, 80], true),
+            ],
+            vocab: 7,
+            context: 16,
+        }
+    }
+
+    /// One value of an expert: `part` counts gate, up, down, then their biases. Exact in every float kind.
+    fn value(layer: LayerIdx, expert: ExpertId, part: usize, row: usize, col: usize) -> f32 {
+        let seed = layer.index() * 31 + expert.index() * 17 + part * 7 + row * 13 + col * 5;
+        (seed % 61) as f32 * 0.0625 - 1.875
+    }
+
+    /// A part of an expert as a model computes with it: `[rows, cols]`.
+    pub fn part(&self, layer: LayerIdx, expert: ExpertId, part: usize) -> Vec<f32> {
+        let (rows, cols) = [
+            (self.inter, HIDDEN),
+            (self.inter, HIDDEN),
+            (HIDDEN, self.inter),
+            (1, self.inter),
+            (1, self.inter),
+            (1, HIDDEN),
+        ][part];
+        grid(rows, cols, |r, c| Self::value(layer, expert, part, r, c))
+    }
+
+    /// All tensors of the checkpoint.
+    pub fn tensors(&self) -> Vec<(String, Vec<usize>, Vec<f32>)> {
+        let mut all = vec![
+            ("norm".into(), vec![5], grid(1, 5, |_, c| c as f32)),
+            ("embed".into(), vec![7, HIDDEN], grid(7, HIDDEN, |r, c| (r * 3 + c) as f32 * 0.25)),
+            ("conv".into(), vec![2, 1, 3], grid(2, 3, |r, c| (r + c) as f32)),
+            ("head".into(), vec![3, 80], grid(3, 80, |r, c| (r * c % 9) as f32)),
+        ];
+        for layer in LAYERS {
+            match self.form {
+                Form::Separate => self.separate(layer, &mut all),
+                _ => self.stacked(layer, &mut all),
+            }
+        }
+        all
+    }
+
+    fn separate(&self, layer: LayerIdx, all: &mut Vec<(String, Vec<usize>, Vec<f32>)>) {
+        for e in 0..EXPERTS {
+            let expert = ExpertId(e as u16);
+            let shapes = [("gate", [self.inter, HIDDEN]), ("up", [self.inter, HIDDEN]), ("down", [HIDDEN, self.inter])];
+            for (i, (name, shape)) in shapes.into_iter().enumerate() {
+                all.push((format!("l.{}.{e}.{name}.weight", layer.0), shape.to_vec(), self.part(layer, expert, i)));
+            }
+        }
+    }
+
+    fn stacked(&self, layer: LayerIdx, all: &mut Vec<(String, Vec<usize>, Vec<f32>)>) {
+        let (inter, turns) = (self.inter, matches!(self.form, Form::Turns | Form::TransposedTurns));
+        let transposed = matches!(self.form, Form::TransposedHalves | Form::TransposedTurns);
+        // Row `r` of the fused matrix: which part it belongs to, and which row of that part it is.
+        let fused = |r: usize| if turns { (r % 2, r / 2) } else { (r / inter, r % inter) };
+        let each = |one: &dyn Fn(ExpertId) -> Vec<f32>| (0..EXPERTS).flat_map(|e| one(ExpertId(e as u16))).collect();
+        let matrix = |rows: usize, cols: usize, value: &dyn Fn(usize, usize) -> f32| match transposed {
+            true => grid(cols, rows, |c, r| value(r, c)),
+            false => grid(rows, cols, value),
+        };
+        let shape = |rows, cols| if transposed { vec![EXPERTS, cols, rows] } else { vec![EXPERTS, rows, cols] };
+        let gate_up = each(&|e| {
+            matrix(2 * inter, HIDDEN, &|r, c| {
+                let (part, row) = fused(r);
+                Self::value(layer, e, part, row, c)
+            })
+        });
+        all.push((format!("l.{}.gate_up", layer.0), shape(2 * inter, HIDDEN), gate_up));
+        let down = each(&|e| matrix(HIDDEN, inter, &|r, c| Self::value(layer, e, 2, r, c)));
+        all.push((format!("l.{}.down", layer.0), shape(HIDDEN, inter), down));
+        if self.bias() {
+            let gate_up = each(&|e| {
+                grid(1, 2 * inter, |_, r| {
+                    let (part, row) = fused(r);
+                    Self::value(layer, e, 3 + part, 0, row)
+                })
+            });
+            all.push((format!("l.{}.gate_up_b", layer.0), vec![EXPERTS, 2 * inter], gate_up));
+            let down = each(&|e| grid(1, HIDDEN, |_, c| Self::value(layer, e, 5, 0, c)));
+            all.push((format!("l.{}.down_b", layer.0), vec![EXPERTS, HIDDEN], down));
+        }
+    }
+
+    /// Writes the checkpoint folder.
+    pub fn write(&self, folder: &Path) {
+        write_checkpoint(folder, self.kind, &self.tensors());
+    }
+}
+
+fn grid(rows: usize, cols: usize, value: impl Fn(usize, usize) -> f32) -> Vec<f32> {
+    (0..rows).flat_map(|r| (0..cols).map(move |c| (r, c))).map(|(r, c)| value(r, c)).collect()
+}
+
+/// Values as bytes of `kind`.
+pub fn bytes_as(kind: Kind, values: &[f32]) -> Vec<u8> {
+    let mut bytes = vec![0; kind.row_bytes(values.len()).unwrap()];
+    narrow(kind, values, &mut bytes).unwrap();
+    bytes
+}
+
+/// Writes a checkpoint folder with the given tensors, all in one float kind.
+pub fn write_checkpoint(folder: &Path, kind: Kind, tensors: &[(String, Vec<usize>, Vec<f32>)]) {
+    std::fs::create_dir_all(folder).unwrap();
+    std::fs::write(folder.join("config.json"), r#"{"model_type":"tiny","b":1,"a":2.5}"#).unwrap();
+    std::fs::write(folder.join("tokenizer.json"), r#"{"a":1}"#).unwrap();
+    let mut header = HeaderWriter::default();
+    let mut data = vec![];
+    for (name, shape, values) in tensors {
+        let meta = TensorMeta::new(kind, shape.clone()).unwrap();
+        header.push(name, dtype_of(kind), &stored_shape(&meta), meta.bytes);
+        data.extend(bytes_as(kind, values));
+    }
+    let mut bytes = header.finish(8);
+    bytes.extend(data);
+    std::fs::write(folder.join("model.safetensors"), bytes).unwrap();
+}

@@ -1,0 +1,148 @@
+//! Checking every byte of a store.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+    sync::Mutex,
+};
+
+use larder_core::{ExpertId, ExpertLayout, LayerIdx};
+
+use crate::{
+    convert::Progress,
+    error::{Fault, Result, StoreError},
+    file::read_small,
+    manifest::{MANIFEST, Manifest, RESIDENT},
+    parallel::parallel,
+    resident::Resident,
+    shard::{DATA_START, Shard, checksum_of, layer_folder, shard_path},
+};
+
+/// Problems and unknown files beyond this many are only counted.
+const LISTED: usize = 100;
+const THREADS: usize = 2;
+/// A file that a store may have and the manifest does not list.
+const EVICTOR: &str = "evictor.safetensors";
+
+/// What a verification found.
+#[derive(Debug, Default)]
+pub struct VerifyReport {
+    /// Files that were checked.
+    pub files: usize,
+    /// Their bytes.
+    pub bytes: u64,
+    /// What is wrong, at most 100 of it.
+    pub problems: Vec<StoreError>,
+    /// How many problems there are in all.
+    pub problem_count: usize,
+    /// Files that do not belong to the store, at most 100.
+    pub unknown: Vec<PathBuf>,
+}
+
+impl VerifyReport {
+    /// Whether the store is whole.
+    pub fn is_good(&self) -> bool {
+        self.problem_count == 0
+    }
+
+    fn note(&mut self, bytes: u64, outcome: Result<()>) {
+        self.files += 1;
+        self.bytes += bytes;
+        if let Err(problem) = outcome {
+            self.problem_count += 1;
+            if self.problems.len() < LISTED {
+                self.problems.push(problem);
+            }
+        }
+    }
+}
+
+/// Checks every file of the store at `path`: that it is there, its length, its header and its checksum.
+///
+/// Fails only if there is no manifest to check by; everything else that is wrong is in the report.
+pub fn verify(path: &Path, progress: &dyn Progress) -> Result<VerifyReport> {
+    let (manifest, _) = Manifest::read(path)?;
+    let layouts = manifest.layouts().map_err(|what| StoreError::malformed(path, what))?;
+    let shards: Vec<(Shard, &str)> = shards(&manifest, &layouts).collect();
+    let file_bytes = manifest.experts.file_bytes as u64;
+    progress.begin(manifest.resident.bytes + file_bytes * shards.len() as u64);
+    let report = Mutex::new(VerifyReport::default());
+    let note = |bytes, outcome| report.lock().expect("no thread panics with it").note(bytes, outcome);
+    note(manifest.resident.bytes, check_resident(path, &manifest, progress));
+    for sidecar in &manifest.sidecars {
+        note(sidecar.bytes, check_sidecar(&path.join(&sidecar.name), sidecar.bytes, &sidecar.checksum));
+    }
+    parallel(THREADS, shards.len(), Vec::new, |data, i| {
+        let (shard, checksum) = &shards[i];
+        note(file_bytes, check_shard(path, shard, checksum, data));
+        progress.advance(file_bytes);
+        Ok(())
+    })?;
+    let mut report = report.into_inner().expect("no thread panicked with it");
+    report.problems.sort_by(|a, b| a.path.cmp(&b.path));
+    report.unknown = unknown_files(path, &manifest);
+    Ok(report)
+}
+
+fn shards<'a>(
+    manifest: &'a Manifest,
+    layouts: &'a std::collections::BTreeMap<LayerIdx, ExpertLayout>,
+) -> impl Iterator<Item = (Shard<'a>, &'a str)> {
+    let file_bytes = manifest.experts.file_bytes;
+    layouts.iter().zip(&manifest.experts.checksums).flat_map(move |((layer, layout), checksums)| {
+        checksums.iter().enumerate().map(move |(e, checksum)| {
+            (Shard { layer: *layer, expert: ExpertId(e as u16), layout, file_bytes }, checksum.as_str())
+        })
+    })
+}
+
+fn check_shard(store: &Path, shard: &Shard, checksum: &str, data: &mut Vec<u8>) -> Result<()> {
+    let path = store.join(shard_path(shard.layer, shard.expert));
+    let file = shard.open(&path)?;
+    shard.check_header(&file, checksum)?;
+    // The file has this length, so a manifest cannot ask for more than there is.
+    data.resize(shard.file_bytes - DATA_START, 0);
+    file.read(DATA_START as u64, data)?;
+    let (expert, tail) = data.split_at(shard.layout.bytes);
+    shard.check_data(&path, expert, checksum)?;
+    shard.check_tail(&path, tail)
+}
+
+fn check_resident(store: &Path, manifest: &Manifest, progress: &dyn Progress) -> Result<()> {
+    let path = store.join(RESIDENT);
+    let (resident, found) = Resident::open(&path)?;
+    if found != manifest.resident {
+        let what = "is not the file that the manifest describes: its header or its length differ";
+        return Err(StoreError::new(Fault::Mismatch, &path, what));
+    }
+    resident.check(progress)
+}
+
+fn check_sidecar(path: &Path, bytes: u64, checksum: &str) -> Result<()> {
+    let content = read_small(path, bytes)?.ok_or_else(|| StoreError::new(Fault::Missing, path, "is not there"))?;
+    if checksum_of(&content) != checksum {
+        return Err(StoreError::new(Fault::Mismatch, path, "does not match its checksum"));
+    }
+    Ok(())
+}
+
+/// Everything in the store's folders that the manifest does not call for.
+fn unknown_files(store: &Path, manifest: &Manifest) -> Vec<PathBuf> {
+    let geometry = &manifest.geometry;
+    let mut known: BTreeSet<PathBuf> = [MANIFEST, RESIDENT, EVICTOR, "experts"].map(PathBuf::from).into();
+    known.extend(manifest.sidecars.iter().map(|s| PathBuf::from(&s.name)));
+    known.extend(geometry.moe_layers.iter().map(|layer| layer_folder(*layer)));
+    for layer in &geometry.moe_layers {
+        known.extend((0..geometry.experts).map(|e| shard_path(*layer, ExpertId(e as u16))));
+    }
+    let folders = known.iter().filter(|p| p.extension().is_none() && p.starts_with("experts")).cloned();
+    let folders: Vec<PathBuf> = std::iter::once(PathBuf::new()).chain(folders).collect();
+    let listed = folders.iter().flat_map(|folder| {
+        let entries = fs::read_dir(store.join(folder)).into_iter().flatten().flatten();
+        entries.map(|e| folder.join(e.file_name()))
+    });
+    let mut unknown: Vec<PathBuf> = listed.filter(|path| !known.contains(path)).take(LISTED).collect();
+    unknown.sort();
+    unknown
+}

@@ -1,0 +1,184 @@
+//! The flags, as typed.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use larder_core::Kind;
+
+/// Runs Mixture-of-Experts language models bigger than memory.
+#[derive(Parser)]
+#[command(name = "larder", version, propagate_version = true, max_term_width = 100)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Subcommand)]
+pub enum Command {
+    /// Make a store from a checkpoint folder or a GGUF file.
+    Convert(Convert),
+    /// Check every byte of a store.
+    Verify(Verify),
+    /// Show what a model consists of and how much of it fits in how much memory.
+    Inspect(Inspect),
+    /// Write on from a prompt.
+    Run(Run),
+    /// Compute logits and routing of given tokens, for checking numerics from outside.
+    Logits(Logits),
+    /// Turn text into tokens as the model does.
+    Tokenize(Tokenize),
+}
+
+/// Make a store from a checkpoint folder or a GGUF file.
+#[derive(Args)]
+pub struct Convert {
+    /// A checkpoint folder of the Hugging Face hub, or a .gguf file.
+    pub source: PathBuf,
+    /// The store to make. A conversion that was interrupted goes on where it stopped.
+    pub store: PathBuf,
+    /// How to store the experts: f32, f16, bf16, q8_0, q4_0, or keep.
+    #[arg(long, default_value = "keep", value_name = "KIND", value_parser = stored_as)]
+    pub experts: StoredAs,
+    /// How to store the other products' weights: f32, f16, bf16, q8_0, q4_0, or keep.
+    #[arg(long, default_value = "keep", value_name = "KIND", value_parser = stored_as)]
+    pub resident: StoredAs,
+    /// Print the report as JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `keep`, or a kind that larder writes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StoredAs(pub Option<Kind>);
+
+fn stored_as(text: &str) -> Result<StoredAs, String> {
+    match text {
+        "keep" => Ok(StoredAs(None)),
+        other => match other.parse::<Kind>() {
+            Ok(kind @ (Kind::F32 | Kind::F16 | Kind::Bf16 | Kind::Q8_0 | Kind::Q4_0)) => Ok(StoredAs(Some(kind))),
+            _ => Err("larder writes f32, f16, bf16, q8_0 and q4_0, or keeps what there is".into()),
+        },
+    }
+}
+
+/// Check every byte of a store.
+#[derive(Args)]
+pub struct Verify {
+    /// The store.
+    pub store: PathBuf,
+    /// Print the findings as JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Show what a model consists of and how much of it fits in how much memory.
+#[derive(Args)]
+pub struct Inspect {
+    /// A store, a checkpoint folder or a .gguf file.
+    pub model: PathBuf,
+    /// Print the numbers as JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Write on from a prompt.
+#[derive(Args)]
+pub struct Run {
+    /// A store, a checkpoint folder or a .gguf file.
+    #[arg(short, long)]
+    pub model: PathBuf,
+    /// The text to go on from; `-` reads it from standard input.
+    #[arg(short, long)]
+    pub prompt: String,
+    /// Put the prompt into the model's chat template, as a user's message.
+    #[arg(long)]
+    pub chat: bool,
+    /// A system message before the prompt; implies --chat.
+    #[arg(long, value_name = "TEXT")]
+    pub system: Option<String>,
+    /// Most tokens to write.
+    #[arg(short = 'n', long, default_value_t = 256, value_name = "N")]
+    pub max_tokens: usize,
+    #[command(flatten)]
+    pub sampling: SamplingFlags,
+    /// Stop before this text; may be given several times.
+    #[arg(long, value_name = "TEXT")]
+    pub stop: Vec<String>,
+    /// Write on where the model would end its text.
+    #[arg(long)]
+    pub ignore_eos: bool,
+    /// Print one JSON object instead of the text.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// How tokens are drawn. Without any of these the most likely token is taken.
+#[derive(Args)]
+pub struct SamplingFlags {
+    /// Draw tokens, with logits divided by this; 0 takes the most likely one.
+    #[arg(long, default_value_t = 0.0, value_name = "T", allow_negative_numbers = true)]
+    pub temperature: f32,
+    /// Draw from the K most likely tokens only; 0 from all.
+    #[arg(long, default_value_t = 0, value_name = "K")]
+    pub top_k: usize,
+    /// Draw from the most likely tokens that together have probability P.
+    #[arg(long, default_value_t = 1.0, value_name = "P", allow_negative_numbers = true)]
+    pub top_p: f32,
+    /// Draw from tokens with at least P times the probability of the most likely one.
+    #[arg(long, default_value_t = 0.0, value_name = "P", allow_negative_numbers = true)]
+    pub min_p: f32,
+    /// Make tokens that came before less likely; 1 does nothing.
+    #[arg(long, default_value_t = 1.0, value_name = "R", allow_negative_numbers = true)]
+    pub repetition_penalty: f32,
+    /// Repeats a drawn text exactly.
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub seed: u64,
+}
+
+/// Compute logits and routing of given tokens, for checking numerics from outside.
+#[derive(Args)]
+pub struct Logits {
+    /// A store, a checkpoint folder or a .gguf file.
+    #[arg(short, long)]
+    pub model: PathBuf,
+    /// A JSON array of token ids.
+    #[arg(long, value_name = "FILE")]
+    pub tokens: PathBuf,
+    /// The safetensors file to write.
+    #[arg(long, value_name = "FILE")]
+    pub out: PathBuf,
+    /// Also write on greedily for N tokens, without stopping at the end of the text.
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub generate: usize,
+    /// Read the tokens N at a time.
+    #[arg(long, default_value_t = larder_engine::CHUNK, value_name = "N", value_parser = at_least_one)]
+    pub chunk: usize,
+}
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) => Err("must be at least 1".into()),
+        Ok(n) => Ok(n),
+        Err(e) => Err(format!("{e}")),
+    }
+}
+
+/// Turn text into tokens as the model does.
+#[derive(Args)]
+pub struct Tokenize {
+    /// A store, a checkpoint folder or a .gguf file.
+    #[arg(short, long)]
+    pub model: PathBuf,
+    /// The text; `-` reads it from standard input.
+    #[arg(required_unless_present = "messages")]
+    pub text: Option<String>,
+    /// A JSON array of chat messages, put into the model's chat template; `-` reads it from standard input.
+    #[arg(long, value_name = "FILE", conflicts_with = "text")]
+    pub messages: Option<PathBuf>,
+    /// Leave out the beginning of an answer that the template would add.
+    #[arg(long, requires = "messages")]
+    pub no_generation_prompt: bool,
+    /// Leave out the tokens that the model expects around a text.
+    #[arg(long)]
+    pub no_special: bool,
+}

@@ -1,0 +1,49 @@
+use anyhow::Result;
+use larder_store::{ConvertOptions, convert, open_source};
+use serde_json::json;
+
+use crate::cli::Convert;
+use crate::{print, progress::Watch};
+
+/// Makes a store.
+pub fn run(args: &Convert) -> Result<()> {
+    let source = open_source(&args.source)?;
+    let mut blueprint =
+        larder_model::blueprint(source.config()).map_err(|e| anyhow::anyhow!("{}: {e}", args.source.display()))?;
+    if let Some(names) = source.expert_names() {
+        blueprint.experts = names;
+    }
+    let options = ConvertOptions { experts: args.experts.0, resident: args.resident.0 };
+    let watch = Watch::new("converting");
+    let report = convert(source.as_ref(), &blueprint, &args.store, &options, &watch)?;
+    watch.finish();
+
+    let seconds = report.took.as_secs_f64().max(1e-9);
+    if args.json {
+        let json = json!({
+            "source_bytes": report.source_bytes,
+            "store_bytes": report.store_bytes,
+            "experts": report.experts,
+            "experts_done_before": report.resumed,
+            "notes": report.notes,
+            "seconds": seconds,
+        });
+        println!("{json}");
+        return Ok(());
+    }
+    for note in &report.notes {
+        eprintln!("note: {note}");
+    }
+    if report.resumed > 0 {
+        eprintln!("{} of {} experts were done before", report.resumed, report.experts);
+    }
+    println!(
+        "{}: {} experts, {} from {} in {seconds:.1} s ({}/s written)",
+        args.store.display(),
+        report.experts,
+        print::bytes(report.store_bytes),
+        print::bytes(report.source_bytes),
+        print::bytes((report.store_bytes as f64 / seconds) as u64),
+    );
+    Ok(())
+}

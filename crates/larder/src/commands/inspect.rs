@@ -1,0 +1,145 @@
+use std::collections::BTreeMap;
+
+use anyhow::Result;
+use larder_core::{Geometry, TensorMeta};
+use larder_store::Experts;
+use serde_json::json;
+
+use crate::cli::Inspect;
+use crate::open::Model;
+use crate::print;
+
+/// Memory sizes that people have, in GB.
+const MEMORIES: [u64; 8] = [2, 4, 8, 12, 16, 24, 32, 64];
+
+/// Shows what a model consists of.
+pub fn run(args: &Inspect) -> Result<()> {
+    let model = Model::open(&args.model)?;
+    let experts = model.experts()?;
+    let found = Found::of(&model, experts.as_dyn());
+    if args.json {
+        println!("{}", found.json());
+        return Ok(());
+    }
+    print!("{}", print::table(&found.facts()));
+    println!("\nHow many experts fit beside the resident weights (context and scratch not counted):");
+    print!("{}", print::table(&found.fits()));
+    Ok(())
+}
+
+struct Found {
+    model_type: String,
+    form: &'static str,
+    geometry: Geometry,
+    vocab: usize,
+    context: usize,
+    resident: BTreeMap<&'static str, u64>,
+    expert_bytes: usize,
+    expert_kinds: Vec<String>,
+}
+
+impl Found {
+    fn of(model: &Model, experts: &dyn Experts) -> Self {
+        let blueprint = &model.blueprint;
+        let mut resident = BTreeMap::new();
+        let metas = blueprint.resident.iter().filter_map(|t| model.source().meta(&t.name));
+        for TensorMeta { kind, bytes, .. } in metas {
+            *resident.entry(kind.name()).or_default() += *bytes as u64;
+        }
+        let layouts = blueprint.geometry.moe_layers.iter().map(|l| experts.layout(*l));
+        let mut expert_kinds: Vec<String> = Vec::new();
+        let mut expert_bytes = 0;
+        for layout in layouts {
+            let kinds = format!("gate {}, up {}, down {}", layout.gate.kind, layout.up.kind, layout.down.kind);
+            if !expert_kinds.contains(&kinds) {
+                expert_kinds.push(kinds);
+            }
+            expert_bytes = expert_bytes.max(layout.bytes);
+        }
+        Found {
+            model_type: blueprint.model_type.clone(),
+            form: if model.store().is_some() { "store" } else { "not converted" },
+            geometry: blueprint.geometry.clone(),
+            vocab: blueprint.vocab,
+            context: blueprint.context,
+            resident,
+            expert_bytes,
+            expert_kinds,
+        }
+    }
+
+    fn resident_bytes(&self) -> u64 {
+        self.resident.values().sum()
+    }
+
+    fn experts_bytes(&self) -> u64 {
+        (self.geometry.expert_count() * self.expert_bytes) as u64
+    }
+
+    /// What one token reads: the resident weights, and its experts in each layer.
+    fn token_experts(&self) -> usize {
+        self.geometry.moe_layers.len() * self.geometry.top_k
+    }
+
+    fn facts(&self) -> Vec<Vec<String>> {
+        let g = &self.geometry;
+        let resident: Vec<String> = self.resident.iter().map(|(k, b)| format!("{k} {}", print::bytes(*b))).collect();
+        let row = |name: &str, value: String| vec![format!("{name:<12}{value}")];
+        let per_token = (self.token_experts() * self.expert_bytes) as u64;
+        vec![
+            row("model", format!("{} ({})", self.model_type, self.form)),
+            row("layers", format!("{}, {} of them with experts", g.layers, g.moe_layers.len())),
+            row("experts", format!("{} per layer, {} per token, {} in all", g.experts, g.top_k, g.expert_count())),
+            row("widths", format!("hidden {}, expert {}, vocabulary {}", g.hidden, g.inter, self.vocab)),
+            row("context", format!("{} tokens", self.context)),
+            row("resident", format!("{} ({})", print::bytes(self.resident_bytes()), resident.join(", "))),
+            row("one expert", format!("{} ({})", print::bytes(self.expert_bytes as u64), self.expert_kinds.join("; "))),
+            row("all experts", print::bytes(self.experts_bytes())),
+            row("per token", format!("{} of experts", print::bytes(per_token))),
+        ]
+    }
+
+    /// How many experts fit into `memory` bytes beside the resident weights, if those do.
+    fn fit(&self, memory: u64) -> Option<usize> {
+        let room = memory.checked_sub(self.resident_bytes())?;
+        Some(((room / self.expert_bytes.max(1) as u64) as usize).min(self.geometry.expert_count()))
+    }
+
+    fn fits(&self) -> Vec<Vec<String>> {
+        let heading = vec!["memory".into(), "experts".into(), "of all".into()];
+        let rows = MEMORIES.iter().map(|gb| {
+            let (experts, share, remark) = self.fit_row(gb * 1_000_000_000);
+            vec![format!("{gb} GB"), experts, share, remark.into()]
+        });
+        std::iter::once(heading).chain(rows).collect()
+    }
+
+    fn fit_row(&self, memory: u64) -> (String, String, &'static str) {
+        let Some(n) = self.fit(memory) else {
+            return ("-".into(), "-".into(), "too small for the resident weights");
+        };
+        let all = self.geometry.expert_count();
+        let remark = match n {
+            n if n == all => "everything",
+            n if n < self.token_experts() => "fewer than one token uses",
+            _ => "",
+        };
+        (n.to_string(), format!("{:.0} %", 100.0 * n as f64 / all.max(1) as f64), remark)
+    }
+
+    fn json(&self) -> serde_json::Value {
+        json!({
+            "model_type": self.model_type,
+            "store": self.form == "store",
+            "geometry": self.geometry,
+            "vocab": self.vocab,
+            "context": self.context,
+            "resident_bytes": self.resident_bytes(),
+            "resident_bytes_by_kind": self.resident,
+            "expert_bytes": self.expert_bytes,
+            "expert_kinds": self.expert_kinds,
+            "experts_bytes": self.experts_bytes(),
+            "token_experts": self.token_experts(),
+        })
+    }
+}

@@ -1,0 +1,143 @@
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use larder_core::LayerIdx;
+use larder_engine::{Sampler, Sampling, Session};
+use larder_model::{Routed, Rows, Tap};
+use safetensors::tensor::{Dtype, View};
+
+use crate::cli::Logits;
+use crate::open::Model;
+
+/// Most tokens that a file may hold; the logits of each take a row of the vocabulary's width.
+const MOST_TOKENS: usize = 1 << 20;
+
+/// Writes logits, routing and hidden states of given tokens.
+pub fn run(args: &Logits) -> Result<()> {
+    let tokens = read_tokens(&args.tokens)?;
+    let model = Model::open(&args.model)?;
+    let decoder = model.decoder()?;
+    let (vocab, top_k) = (decoder.vocab(), decoder.geometry().top_k);
+    let mut experts = model.all_resident()?;
+    let mut session = Session::new(&decoder, &mut experts);
+
+    let mut seen = Seen::default();
+    let logits = session.read(&tokens, args.chunk, Rows::All, &mut seen)?;
+    let mut last = logits[logits.len() - vocab..].to_vec();
+    let mut out = seen.tensors(tokens.len(), top_k);
+    out.insert("full_logits".into(), Out::f32(&[tokens.len(), vocab], &logits));
+
+    if args.generate > 0 {
+        let mut sampler = Sampler::new(Sampling::default(), 0)?;
+        let (mut ids, mut rows) = (Vec::new(), Vec::new());
+        for i in 0..args.generate {
+            if i > 0 {
+                last = session.read(&ids[i - 1..], 1, Rows::Last, &mut ())?;
+            }
+            rows.extend_from_slice(&last);
+            ids.push(sampler.sample(&mut last, session.tokens())?);
+        }
+        let written: Vec<i32> = ids.iter().map(|id| *id as i32).collect();
+        out.insert("generated_ids".into(), Out::i32(&[written.len()], &written));
+        out.insert("decode_logits".into(), Out::f32(&[written.len(), vocab], &rows));
+    }
+    let bytes = safetensors::serialize(&out, None).context("the tensors cannot be written")?;
+    std::fs::write(&args.out, bytes).with_context(|| args.out.display().to_string())
+}
+
+fn read_tokens(path: &Path) -> Result<Vec<u32>> {
+    let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+    let tokens: Vec<u32> =
+        serde_json::from_str(&text).with_context(|| format!("{}: is not a JSON array of token ids", path.display()))?;
+    match tokens.len() {
+        0 => bail!("{}: holds no tokens", path.display()),
+        n if n > MOST_TOKENS => bail!("{}: holds {n} tokens, more than {MOST_TOKENS}", path.display()),
+        _ => Ok(tokens),
+    }
+}
+
+/// Everything that passes by, in order of tokens.
+#[derive(Default)]
+struct Seen {
+    hidden: BTreeMap<usize, Vec<f32>>,
+    layers: BTreeMap<LayerIdx, Layer>,
+}
+
+#[derive(Default)]
+struct Layer {
+    logits: Vec<f32>,
+    ids: Vec<i32>,
+    weights: Vec<f32>,
+}
+
+impl Tap for Seen {
+    fn wants_hidden(&self) -> bool {
+        true
+    }
+
+    fn hidden(&mut self, stage: usize, x: &[f32]) {
+        self.hidden.entry(stage).or_default().extend_from_slice(x);
+    }
+
+    fn routed(&mut self, layer: LayerIdx, logits: &[f32], routed: &Routed) {
+        let seen = self.layers.entry(layer).or_default();
+        seen.logits.extend_from_slice(logits);
+        seen.ids.extend(routed.ids.iter().map(|e| e.0 as i32));
+        seen.weights.extend_from_slice(&routed.weights);
+    }
+}
+
+impl Seen {
+    fn tensors(&self, tokens: usize, top_k: usize) -> BTreeMap<String, Out> {
+        let mut out = BTreeMap::new();
+        for (stage, x) in &self.hidden {
+            out.insert(format!("hidden.{stage}"), Out::f32(&[tokens, x.len() / tokens], x));
+        }
+        for (LayerIdx(l), layer) in &self.layers {
+            let experts = layer.logits.len() / tokens;
+            out.insert(format!("router_logits.{l}"), Out::f32(&[tokens, experts], &layer.logits));
+            out.insert(format!("topk_weights.{l}"), Out::f32(&[tokens, top_k], &layer.weights));
+            out.insert(format!("topk_ids.{l}"), Out::i32(&[tokens, top_k], &layer.ids));
+        }
+        out
+    }
+}
+
+/// A tensor to be written.
+struct Out {
+    dtype: Dtype,
+    shape: Vec<usize>,
+    bytes: Vec<u8>,
+}
+
+impl Out {
+    fn f32(shape: &[usize], values: &[f32]) -> Self {
+        let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        Out { dtype: Dtype::F32, shape: shape.to_vec(), bytes }
+    }
+
+    fn i32(shape: &[usize], values: &[i32]) -> Self {
+        let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        Out { dtype: Dtype::I32, shape: shape.to_vec(), bytes }
+    }
+}
+
+impl View for &Out {
+    fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        Cow::Borrowed(&self.bytes)
+    }
+
+    fn data_len(&self) -> usize {
+        self.bytes.len()
+    }
+}

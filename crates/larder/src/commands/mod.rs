@@ -1,0 +1,36 @@
+//! One file per command.
+
+use std::io::Read;
+
+use anyhow::{Context, Result};
+
+use crate::cli::Command;
+
+mod convert;
+mod inspect;
+mod logits;
+mod run;
+mod tokenize;
+mod verify;
+
+/// Runs a command.
+pub fn run(command: Command) -> Result<()> {
+    match command {
+        Command::Convert(args) => convert::run(&args),
+        Command::Verify(args) => verify::run(&args),
+        Command::Inspect(args) => inspect::run(&args),
+        Command::Run(args) => run::run(args),
+        Command::Logits(args) => logits::run(&args),
+        Command::Tokenize(args) => tokenize::run(&args),
+    }
+}
+
+/// The text itself, or standard input for `-`.
+fn text_or_stdin(text: &str) -> Result<String> {
+    if text != "-" {
+        return Ok(text.to_owned());
+    }
+    let mut all = String::new();
+    std::io::stdin().read_to_string(&mut all).context("standard input is not text")?;
+    Ok(all)
+}

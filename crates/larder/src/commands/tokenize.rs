@@ -1,0 +1,32 @@
+use anyhow::{Context, Result, bail};
+use larder_engine::ChatInput;
+use serde_json::{Value, json};
+
+use crate::cli::Tokenize;
+use crate::commands::text_or_stdin;
+use crate::open::Model;
+
+/// Prints the tokens of a text or a chat as JSON.
+pub fn run(args: &Tokenize) -> Result<()> {
+    let text = Model::open(&args.model)?.text()?;
+    let (text_in, special) = match (&args.messages, &args.text) {
+        (Some(file), _) => {
+            let json = match file.to_str() {
+                Some("-") => text_or_stdin("-")?,
+                _ => std::fs::read_to_string(file).with_context(|| file.display().to_string())?,
+            };
+            let messages: Vec<Value> =
+                serde_json::from_str(&json).with_context(|| format!("{}: is not a JSON array", file.display()))?;
+            let Some(template) = &text.template else { bail!("the model has no chat template") };
+            let mut input = ChatInput::new(&messages);
+            input.add_generation_prompt = !args.no_generation_prompt;
+            (template.render(&input)?, false)
+        }
+        (None, Some(text)) => (text_or_stdin(text)?, !args.no_special),
+        (None, None) => bail!("there is no text"),
+    };
+    let ids = text.tokenizer.encode(&text_in, special)?;
+    let decoded = text.tokenizer.decode(&ids, true);
+    println!("{}", json!({"text": text_in, "ids": ids, "decoded": decoded}));
+    Ok(())
+}

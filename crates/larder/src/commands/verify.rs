@@ -1,0 +1,42 @@
+use anyhow::{Result, bail};
+use larder_store::verify;
+use serde_json::json;
+
+use crate::cli::Verify;
+use crate::{print, progress::Watch};
+
+/// Checks every byte of a store.
+pub fn run(args: &Verify) -> Result<()> {
+    let watch = Watch::new("verifying");
+    let report = verify(&args.store, &watch)?;
+    watch.finish();
+    if args.json {
+        let problems: Vec<String> = report.problems.iter().map(ToString::to_string).collect();
+        println!(
+            "{}",
+            json!({
+                "good": report.is_good(),
+                "files": report.files,
+                "bytes": report.bytes,
+                "problems": problems,
+                "problem_count": report.problem_count,
+                "unknown_files": report.unknown,
+            })
+        );
+    } else {
+        for problem in &report.problems {
+            println!("{problem}");
+        }
+        for file in &report.unknown {
+            eprintln!("note: {} does not belong to the store", file.display());
+        }
+    }
+    if !report.is_good() {
+        let files = if report.problem_count == 1 { "problem" } else { "problems" };
+        bail!("{}: {} {files} found; convert the model again", args.store.display(), report.problem_count);
+    }
+    if !args.json {
+        println!("{}: {} files, {}, all good", args.store.display(), report.files, print::bytes(report.bytes));
+    }
+    Ok(())
+}

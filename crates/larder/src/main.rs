@@ -1,0 +1,5 @@
+//! The `larder` command.
+
+fn main() -> std::process::ExitCode {
+    larder::main()
+}

@@ -1,0 +1,75 @@
+//! How much memory there is to use.
+
+use std::fs;
+
+/// Bytes that can be used without pushing anything out: what the system calls available, within the limits of the
+/// control group. `None` where neither can be read.
+pub fn available() -> Option<u64> {
+    let system = fs::read_to_string("/proc/meminfo").ok().and_then(|text| meminfo(&text, "MemAvailable:"));
+    let group = group_room();
+    match (system, group) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (a, b) => a.or(b),
+    }
+}
+
+fn meminfo(text: &str, key: &str) -> Option<u64> {
+    let line = text.lines().find(|l| l.starts_with(key))?;
+    line.split_whitespace().nth(1)?.parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// What is left below the nearest limit, of version 2 or version 1 of control groups.
+fn group_room() -> Option<u64> {
+    let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    own.lines().filter_map(|line| line_room(line, "/sys/fs/cgroup")).min()
+}
+
+fn line_room(line: &str, root: &str) -> Option<u64> {
+    let mut fields = line.splitn(3, ':');
+    let (_, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
+    let (base, limit, used) = match controllers {
+        "" => (root.to_owned(), "memory.max", "memory.current"),
+        c if c.split(',').any(|c| c == "memory") => {
+            (format!("{root}/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes")
+        }
+        _ => return None,
+    };
+    let read = |dir: &str, name: &str| fs::read_to_string(format!("{dir}/{name}")).ok()?.trim().parse::<u64>().ok();
+    // A limit may be set on any group above; a container often sees its own group as the root.
+    let mut dirs = vec![base.clone()];
+    let mut dir = base;
+    for part in path.split('/').filter(|p| !p.is_empty()) {
+        dir = format!("{dir}/{part}");
+        dirs.push(dir.clone());
+    }
+    let room = |dir: &String| Some(read(dir, limit)?.saturating_sub(read(dir, used)?));
+    dirs.iter().filter_map(room).min()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tightest_group_on_the_way_counts() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = |path: &str, limit: &str, used: &str| {
+            let dir = root.path().join(path);
+            fs::create_dir_all(&dir).unwrap();
+            fs::write(dir.join("memory.max"), limit).unwrap();
+            fs::write(dir.join("memory.current"), used).unwrap();
+        };
+        dir("a", "1000\n", "400\n");
+        dir("a/b", "max\n", "100\n");
+        let root = root.path().to_str().unwrap();
+        assert_eq!(line_room("0::/a/b", root), Some(600));
+        assert_eq!(line_room("0::/", root), None);
+        assert_eq!(line_room("3:cpu,cpuacct:/a", root), None);
+    }
+
+    #[test]
+    fn meminfo_is_in_kibibytes() {
+        assert_eq!(meminfo("MemTotal:  10 kB\nMemAvailable:   8 kB\n", "MemAvailable:"), Some(8192));
+        assert_eq!(meminfo("MemTotal:  10 kB\n", "MemAvailable:"), None);
+    }
+}

@@ -1,0 +1,221 @@
+//! From what a person calls a model to something that runs.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use anyhow::{Context, Result, bail};
+use larder_core::{Blueprint, ExpertId};
+use larder_engine::{ChatTemplate, GenerationConfig, Tokenizer, TokenizerConfig};
+use larder_model::{AllResident, Decoder};
+use larder_store::{
+    Assembler, CONVERTING, Experts, Fault, MANIFEST, Result as StoreResult, Source, Store, StoreError, check_resident,
+    open_source,
+};
+use serde_json::Value;
+
+use crate::{memory, print, progress};
+
+enum Form {
+    Store(Box<Store>),
+    /// A checkpoint folder or GGUF file, used as it is.
+    Source(Box<dyn Source>),
+}
+
+/// A model on disk, and what its config says.
+pub struct Model {
+    form: Form,
+    /// What the config says.
+    pub blueprint: Blueprint,
+}
+
+impl Form {
+    fn source(&self) -> &dyn Source {
+        match self {
+            Form::Store(store) => store.as_ref(),
+            Form::Source(source) => source.as_ref(),
+        }
+    }
+}
+
+impl Model {
+    /// Opens a store, a checkpoint folder or a GGUF file.
+    pub fn open(path: &Path) -> Result<Self> {
+        let form = match path.join(MANIFEST).exists() {
+            true => Form::Store(Box::new(Store::open(path)?)),
+            false if path.join(CONVERTING).exists() => {
+                let what = "is a store whose conversion has not finished; run the same `larder convert` again";
+                return Err(StoreError::new(Fault::Missing, path, what).into());
+            }
+            false => Form::Source(open_source(path)?),
+        };
+        let source = form.source();
+        let mut blueprint = larder_model::blueprint(source.config()).with_context(|| shown(path))?;
+        if let Some(names) = source.expert_names() {
+            blueprint.experts = names;
+        }
+        match &form {
+            Form::Store(store) => store.check(&blueprint)?,
+            Form::Source(source) => check_resident(source.as_ref(), &blueprint)?,
+        }
+        Ok(Model { form, blueprint })
+    }
+
+    /// Its files, as named tensors and sidecars.
+    pub fn source(&self) -> &dyn Source {
+        self.form.source()
+    }
+
+    /// The store, if it is one.
+    pub fn store(&self) -> Option<&Store> {
+        match &self.form {
+            Form::Store(store) => Some(store),
+            Form::Source(_) => None,
+        }
+    }
+
+    /// Its experts, in the formats in which they are stored.
+    pub fn experts(&self) -> Result<ModelExperts<'_>> {
+        match &self.form {
+            Form::Store(store) => Ok(ModelExperts::Store(store)),
+            Form::Source(source) => {
+                let assembler = Assembler::new(source.as_ref(), &self.blueprint, None)?;
+                Ok(ModelExperts::Source(Box::new(assembler)))
+            }
+        }
+    }
+
+    /// Bytes of its resident weights and of all its experts.
+    pub fn bytes(&self) -> Result<(u64, u64)> {
+        let resident =
+            self.blueprint.resident.iter().filter_map(|t| self.source().meta(&t.name)).map(|m| m.bytes as u64);
+        let experts = self.experts()?;
+        let experts = experts.as_dyn();
+        let geometry = &self.blueprint.geometry;
+        let layers = geometry.moe_layers.iter().map(|l| (experts.layout(*l).bytes * geometry.experts) as u64);
+        Ok((resident.sum(), layers.sum()))
+    }
+
+    /// The decoder with its resident weights.
+    pub fn decoder(&self) -> Result<Decoder> {
+        Decoder::load(self.source().config(), self.source()).with_context(|| shown(self.source().path()))
+    }
+
+    /// Every expert, read into memory.
+    pub fn all_resident(&self) -> Result<AllResident> {
+        let (resident, in_experts) = self.bytes()?;
+        check_memory(resident, in_experts)?;
+        let geometry = &self.blueprint.geometry;
+        let experts = self.experts()?;
+        let experts = experts.as_dyn();
+        let bar = progress::bar("reading experts", in_experts);
+        let mut path = AllResident::new(geometry.layers);
+        for layer in &geometry.moe_layers {
+            let layout = experts.layout(*layer).clone();
+            let all = read_layer(geometry.experts, |e| {
+                let mut data = vec![0; layout.bytes];
+                experts.read_expert(*layer, ExpertId(e as u16), &mut data)?;
+                bar.advance(data.len() as u64);
+                Ok(data)
+            })?;
+            path.set(*layer, layout, all);
+        }
+        bar.finish();
+        Ok(path)
+    }
+
+    /// The tokenizer and what belongs to it.
+    pub fn text(&self) -> Result<Text> {
+        let source = self.source();
+        let path = source.path();
+        let Some(json) = source.sidecar("tokenizer.json")? else {
+            bail!("{}: has no tokenizer.json, so it cannot read or write text", path.display());
+        };
+        let config = match source.sidecar("tokenizer_config.json")? {
+            Some(bytes) => TokenizerConfig::from_bytes(&bytes).with_context(|| shown(path))?,
+            None => TokenizerConfig::default(),
+        };
+        let jinja = source.sidecar("chat_template.jinja")?;
+        Ok(Text {
+            tokenizer: Tokenizer::from_bytes(&json, &config).with_context(|| shown(path))?,
+            template: ChatTemplate::new(jinja.as_deref(), &config).with_context(|| shown(path))?,
+        })
+    }
+
+    /// How the model's makers want it to write, and which tokens end its texts.
+    pub fn generation(&self) -> Result<GenerationConfig> {
+        let bytes = self.source().sidecar("generation_config.json")?;
+        let config: &Value = self.source().config();
+        GenerationConfig::from_bytes(bytes.as_deref(), config.to_string().as_bytes())
+            .with_context(|| shown(self.source().path()))
+    }
+}
+
+/// The experts of a model, wherever they are.
+pub enum ModelExperts<'a> {
+    /// In shards.
+    Store(&'a Store),
+    /// Put together from a checkpoint's tensors.
+    Source(Box<Assembler<'a>>),
+}
+
+impl ModelExperts<'_> {
+    /// As the seam that readers of experts share.
+    pub fn as_dyn(&self) -> &dyn Experts {
+        match self {
+            ModelExperts::Store(store) => *store,
+            ModelExperts::Source(assembler) => assembler.as_ref(),
+        }
+    }
+}
+
+/// What turns text into tokens and back.
+pub struct Text {
+    /// The tokenizer.
+    pub tokenizer: Tokenizer,
+    /// The chat template, if the model has one.
+    pub template: Option<ChatTemplate>,
+}
+
+fn shown(path: &Path) -> String {
+    path.display().to_string()
+}
+
+fn check_memory(resident: u64, experts: u64) -> Result<()> {
+    let need = resident + experts;
+    match memory::available() {
+        Some(there) if there < need => bail!(
+            "the model's weights need {} of memory ({} resident, {} in experts) and {} are available",
+            print::bytes(need),
+            print::bytes(resident),
+            print::bytes(experts),
+            print::bytes(there)
+        ),
+        _ => Ok(()),
+    }
+}
+
+/// The experts of a layer, read by a few threads: each read waits for the disk or widens and checks.
+fn read_layer(count: usize, read: impl Fn(usize) -> StoreResult<Vec<u8>> + Sync) -> StoreResult<Vec<Vec<u8>>> {
+    let next = AtomicUsize::new(0);
+    let worker = || -> StoreResult<Vec<(usize, Vec<u8>)>> {
+        let mut done = Vec::new();
+        loop {
+            let e = next.fetch_add(1, Ordering::Relaxed);
+            if e >= count {
+                return Ok(done);
+            }
+            done.push((e, read(e)?));
+        }
+    };
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get().min(4));
+    let mut all = std::thread::scope(|scope| -> StoreResult<Vec<(usize, Vec<u8>)>> {
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(worker)).collect();
+        let mut all = Vec::new();
+        for worker in workers {
+            all.extend(worker.join().expect("a reading thread does not panic")?);
+        }
+        Ok(all)
+    })?;
+    all.sort_unstable_by_key(|(e, _)| *e);
+    Ok(all.into_iter().map(|(_, data)| data).collect())
+}

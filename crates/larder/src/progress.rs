@@ -1,0 +1,105 @@
+//! Progress of long work: a bar on a terminal, plain lines elsewhere, nothing for what is over at once.
+
+use std::io::IsTerminal;
+use std::sync::{Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::print;
+
+/// Work that is over before this is not worth a line.
+const PATIENCE: Duration = Duration::from_millis(1500);
+/// Between two plain lines.
+const PLAIN_EVERY: Duration = Duration::from_secs(10);
+
+/// How far some work over bytes has come.
+pub struct Bar {
+    what: &'static str,
+    total: u64,
+    start: Instant,
+    kind: Kind,
+}
+
+enum Kind {
+    Terminal(ProgressBar),
+    Plain(Mutex<Plain>),
+}
+
+struct Plain {
+    done: u64,
+    next: Duration,
+}
+
+/// A bar for `total` bytes of `what`, on standard error.
+pub fn bar(what: &'static str, total: u64) -> Bar {
+    let kind = match std::io::stderr().is_terminal() {
+        true => Kind::Terminal(terminal(what, total)),
+        false => Kind::Plain(Mutex::new(Plain { done: 0, next: PATIENCE })),
+    };
+    Bar { what, total, start: Instant::now(), kind }
+}
+
+fn terminal(what: &'static str, total: u64) -> ProgressBar {
+    let style = "{msg} {wide_bar:.cyan/dim} {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {eta}";
+    let style = ProgressStyle::with_template(style).expect("the template above is valid");
+    let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr_with_hz(8));
+    bar.set_style(style);
+    bar.set_message(what);
+    bar
+}
+
+impl Bar {
+    /// So many more bytes are done.
+    pub fn advance(&self, bytes: u64) {
+        match &self.kind {
+            Kind::Terminal(bar) => bar.inc(bytes),
+            Kind::Plain(plain) => {
+                let mut plain = plain.lock().unwrap_or_else(|e| e.into_inner());
+                plain.done += bytes;
+                let passed = self.start.elapsed();
+                if passed >= plain.next {
+                    plain.next = passed + PLAIN_EVERY;
+                    let rate = print::bytes((plain.done as f64 / passed.as_secs_f64()) as u64);
+                    let (done, total) = (print::bytes(plain.done), print::bytes(self.total));
+                    eprintln!("{}: {done} of {total}, {rate}/s", self.what);
+                }
+            }
+        }
+    }
+
+    /// Removes the bar.
+    pub fn finish(&self) {
+        if let Kind::Terminal(bar) = &self.kind {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+/// A bar for work of the store, which says how much it is when it begins.
+pub struct Watch {
+    what: &'static str,
+    bar: OnceLock<Bar>,
+}
+
+impl Watch {
+    /// A bar for `what`, still to begin.
+    pub fn new(what: &'static str) -> Self {
+        Watch { what, bar: OnceLock::new() }
+    }
+
+    /// Removes the bar.
+    pub fn finish(&self) {
+        self.bar.get().into_iter().for_each(Bar::finish);
+    }
+}
+
+impl larder_store::Progress for Watch {
+    fn begin(&self, bytes: u64) {
+        self.bar.get_or_init(|| bar(self.what, bytes));
+    }
+
+    fn advance(&self, bytes: u64) {
+        self.bar.get().into_iter().for_each(|bar| bar.advance(bytes));
+    }
+}

@@ -1,0 +1,40 @@
+"""What transformers 5.23.0 computes otherwise than the models were made for."""
+
+import types
+
+import torch
+
+
+def apply(model):
+    """Lets phimoe's longrope switch to the long factors, and shows lfm2's expert bias to its router."""
+    if model.config.model_type == "phimoe" and model.config.rope_parameters["rope_type"] == "longrope":
+        rotary = model.model.rotary_emb
+        rotary.forward = types.MethodType(phimoe_rotary, rotary)
+    if model.config.model_type == "lfm2_moe" and model.config.use_expert_bias:
+        for layer in model.model.layers:
+            block = layer.feed_forward
+            if hasattr(block, "gate"):
+                # A view, so that it follows the weights; only the margins look at it.
+                object.__setattr__(block.gate, "expert_bias_for_margin", block.expert_bias)
+
+
+@torch.no_grad()
+def phimoe_rotary(self, x, position_ids=None):
+    """The factors and the mscale both follow the length; 5.23.0 itself keeps the short factors at every length."""
+    rope = self.config.rope_parameters
+    long = int(position_ids.max()) + 1 > rope["original_max_position_embeddings"]
+    factors = torch.tensor(rope["long_factor" if long else "short_factor"], dtype=torch.float32)
+    mscale = rope["long_mscale" if long else "short_mscale"]
+    dim = 2 * len(factors)
+    inv_freq = 1.0 / (factors * rope["rope_theta"] ** (torch.arange(0, dim, 2).float() / dim))
+    angles = position_ids[..., None].float() * inv_freq
+    angles = torch.cat((angles, angles), dim=-1)
+    return (angles.cos() * mscale).to(x.dtype), (angles.sin() * mscale).to(x.dtype)
+
+
+def fresh_rope(model):
+    """Forgets the length that dynamic rope has grown to, so that a result does not depend on earlier calls."""
+    rotary = getattr(model.model, "rotary_emb", None) or model.model.pos_emb
+    if getattr(rotary, "rope_type", None) == "dynamic":
+        rotary.register_buffer("inv_freq", rotary.original_inv_freq.clone(), persistent=False)
+        rotary.max_seq_len_cached = rotary.original_max_seq_len

@@ -1,0 +1,176 @@
+"""Runs a model, records what an engine is compared with, and measures how far each decision is from flipping."""
+
+import torch
+
+from golden import patches
+
+SELECTION_MARGIN = 4e-4
+GREEDY_MARGIN = 1e-2
+CUT_WEIGHT = 4.0  # the cut of phimoe's router is relative, so it may be this much nearer
+
+
+class TooClose(Exception):
+    """A choice of expert or token that rounding could flip; another seed is tried."""
+
+
+class Probe:
+    """Records the input of the first layer, the output of each layer and norm, and what every router did."""
+
+    def __init__(self, model):
+        self.config = model.config
+        self.hidden, self.routers = {}, {}
+        decoder = model.model
+        layers = len(decoder.layers)
+        norm = getattr(decoder, "embedding_norm", None) or decoder.norm
+        decoder.layers[0].register_forward_pre_hook(self.first_input, with_kwargs=True)
+        for i, layer in enumerate(decoder.layers[:-1]):
+            layer.register_forward_hook(self.keep_hidden(i + 1))
+        norm.register_forward_hook(self.keep_hidden(layers))
+        for name, module in model.named_modules():
+            if type(module).__name__.lower().endswith("router"):
+                module.register_forward_hook(self.keep_router(int(name.split("layers.")[1].split(".")[0])))
+
+    def first_input(self, _module, args, kwargs):
+        self.hidden[0] = (args[0] if args else kwargs["hidden_states"])[0].detach().clone()
+
+    def keep_hidden(self, i):
+        def hook(_module, _args, out):
+            out = out[0] if isinstance(out, tuple) else out
+            self.hidden[i] = out.detach().reshape(-1, out.shape[-1]).clone()
+
+        return hook
+
+    def keep_router(self, layer):
+        def hook(module, _args, out):
+            if self.config.model_type == "llama4_text":
+                scores, logits = out
+                ids = logits.topk(module.top_k, dim=-1).indices
+                weights = scores.gather(-1, ids)
+            else:
+                logits, weights, ids = out
+            self.routers[layer] = (module, logits.detach(), weights.detach(), ids.detach())
+
+        return hook
+
+    def margins(self):
+        """The smallest selection margin of each layer in the last pass."""
+        return {layer: selection_margin(self.config, m, logits) for layer, (m, logits, _, _) in self.routers.items()}
+
+
+def selection_margin(config, router, logits):
+    """How much closer the last chosen and the first rejected expert may come, in the numbers that decide."""
+    logits = logits.double()
+    if config.model_type == "phimoe":
+        return sparsemixer_margin(logits, router.router_jitter_noise)
+    values, group_rank = deciding_values(config, router, logits)
+    groups = getattr(router, "num_group", None) or 1
+    if groups == 1 or router.topk_group == groups or getattr(config, "topk_method", "") == "greedy":
+        return gap(values, router.top_k)
+    grouped = values.view(len(values), groups, -1)
+    ranks = grouped.topk(group_rank, dim=-1).values.sum(-1)
+    lost = ranks.argsort(-1, descending=True)[:, router.topk_group :]
+    mask = torch.zeros_like(ranks, dtype=torch.bool).scatter_(1, lost, True)
+    kept = grouped.masked_fill(mask[..., None], -torch.inf).view_as(values)
+    return min(gap(ranks, router.topk_group), gap(kept, router.top_k))
+
+
+def deciding_values(config, router, logits):
+    """What the router sorts, or the logits where the order is the same; and how many experts rank a group."""
+    kind = config.model_type
+    if kind in ("deepseek_v3", "glm4_moe"):
+        return logits.sigmoid() + router.e_score_correction_bias.double(), 2
+    if kind == "ernie4_5_moe":
+        return logits.softmax(-1) + router.moe_statics.e_score_correction_bias.double(), 1
+    if kind == "lfm2_moe" and router.use_expert_bias:
+        return logits.sigmoid() + router.expert_bias_for_margin.double(), 1
+    return logits, 1
+
+
+def gap(values, k):
+    if k >= values.shape[-1]:
+        return float("inf")
+    top = values.topk(k + 1, dim=-1).values
+    return (top[:, k - 1] - top[:, k]).min().item()
+
+
+def sparsemixer_margin(logits, eps):
+    """Order of the best three, and the distance of every expert from the cut at 2 * eps."""
+    top = logits.topk(3, dim=-1)
+    margin = (top.values[:, :-1] - top.values[:, 1:]).min().item()
+    for rank in (0, 1):
+        best = top.values[:, rank : rank + 1]
+        cut = (best - logits) / torch.maximum(logits.abs(), best) - 2 * eps
+        cut = cut.masked_fill(logits == best, torch.inf)
+        margin = min(margin, CUT_WEIGHT * cut.abs().min().item())
+    return margin
+
+
+def check(probe, logits):
+    if min(probe.margins().values()) < SELECTION_MARGIN:
+        raise TooClose
+    top = logits[-1].topk(2).values
+    if (top[0] - top[1]).item() < GREEDY_MARGIN:
+        raise TooClose
+
+
+@torch.no_grad()
+def generate(model, probe, prompt, count):
+    """Greedy decoding with a cache: the new ids and the logits that chose them."""
+    patches.fresh_rope(model)
+    out = model(torch.tensor([prompt]), use_cache=True)
+    rows, ids = [], []
+    for step in range(count):
+        logits = out.logits[0]
+        check(probe, logits)
+        rows.append(logits[-1])
+        ids.append(int(logits[-1].argmax()))
+        if step + 1 < count:
+            out = model(torch.tensor([[ids[-1]]]), past_key_values=out.past_key_values, use_cache=True)
+    return ids, torch.stack(rows)
+
+
+@torch.no_grad()
+def capture(model, probe, prompt, count):
+    """All tensors of reference.safetensors and the margins, or TooClose."""
+    generated, decode = generate(model, probe, prompt, count)
+    full_ids = prompt + generated
+    full = whole(model, full_ids)
+    margins = probe.margins()
+    if min(margins.values()) < SELECTION_MARGIN:
+        raise TooClose
+    ids = {"input_ids": prompt, "generated_ids": generated, "full_ids": full_ids}
+    tensors = {name: torch.tensor(values, dtype=torch.int32) for name, values in ids.items()}
+    tensors |= {"full_logits": full, "decode_logits": decode}
+    tensors |= {f"hidden.{i}": h for i, h in probe.hidden.items()}
+    for layer, (_, logits, weights, chosen) in probe.routers.items():
+        tensors[f"router_logits.{layer}"] = logits
+        tensors[f"topk_weights.{layer}"] = weights
+        tensors[f"topk_ids.{layer}"] = chosen.to(torch.int32)
+    tensors["prompt_logits"] = whole(model, prompt)
+    report = summary(margins, full, decode)
+    return {k: v.contiguous().clone() for k, v in tensors.items()}, report
+
+
+def summary(margins, full, decode):
+    top = decode.topk(2, dim=-1).values
+    return {
+        "greedy_top1_top2_min": (top[:, 0] - top[:, 1]).min().item(),
+        "expert_selection_min_per_layer": {str(k): v for k, v in sorted(margins.items()) if v != float("inf")},
+        "cached_vs_full_max_abs": (decode - full[-len(decode) - 1 : -1]).abs().max().item(),
+        "logits_std": full.std().item(),
+    }
+
+
+@torch.no_grad()
+def whole(model, ids):
+    """Logits of all positions in one pass without a cache."""
+    patches.fresh_rope(model)
+    return model(torch.tensor([ids]), use_cache=False).logits[0]
+
+
+@torch.no_grad()
+def double_difference(model, full_ids, full_logits):
+    """How far float32 is from float64: the noise that any engine has as well."""
+    exact = whole(model.double(), full_ids)
+    model.float()
+    return (exact - full_logits).abs().max().item()

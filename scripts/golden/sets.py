@@ -1,0 +1,161 @@
+"""The golden models of the repository."""
+
+from dataclasses import dataclass, field
+
+from golden.bases import BASES
+from golden.variants import VARIANTS_OF
+
+
+@dataclass
+class Spec:
+    """One folder to write."""
+
+    name: str
+    model_type: str
+    notes: str
+    config: dict
+    dtype: str = "float32"
+    vocab: int = 288
+    vocab_padding: int = 0  # rows of the vocabulary that the tokenizer never produces
+    prompt: int = 12
+    generated: int = 12
+    seed: int = 0
+    shard_size: str = "1GB"
+    generation: dict = field(default_factory=dict)
+
+
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+SMALL_MLA = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2,
+    "kv_lora_rank": 12, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 12, "intermediate_size": 40,
+}
+
+GOLDEN_CONFIGS = {
+    "mixtral": (
+        "multi-query, head_dim 12 instead of 8, sliding window 5, tied, 6 experts, f16; expert sizes fit q8_0 and q4_0",
+        {**SMALL, "num_key_value_heads": 1, "head_dim": 12, "intermediate_size": 32, "num_local_experts": 6,
+         "sliding_window": 5, "tie_word_embeddings": True},
+        {"dtype": "float16"},
+    ),
+    "phimoe": (
+        "longrope beyond the original length (long factors, other mscale), window 7, no biases, wide sparsemixer cut",
+        {**SMALL, "intermediate_size": 24, "num_local_experts": 6, "router_jitter_noise": 0.1, "sliding_window": 7,
+         "attention_bias": False, "lm_head_bias": False, "original_max_position_embeddings": 8,
+         "rope_scaling": {"type": "longrope", "short_factor": [1.0, 1.1, 1.4, 2.0], "long_factor": [1.0, 2.0, 4.0, 9.0],
+                          "short_mscale": 1.1, "long_mscale": 1.3, "original_max_position_embeddings": 8}},
+        {},
+    ),
+    "deepseek_v2": (
+        "q-LoRA, group-limited choice 2 of 4 groups, scale 2.5, attention biases, all layers sparse, two mscales",
+        {**SMALL_MLA, "moe_intermediate_size": 16, "q_lora_rank": 10, "n_routed_experts": 8, "num_experts_per_tok": 3,
+         "n_shared_experts": 1, "topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2,
+         "routed_scaling_factor": 2.5, "attention_bias": True, "first_k_dense_replace": 0,
+         "rope_scaling": {"type": "yarn", "factor": 4, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0,
+                          "mscale_all_dim": 0.5, "original_max_position_embeddings": 16}},
+        {},
+    ),
+    "qwen2_moe": (
+        "grouped queries, renormalised, layer 1 dense, window 4 in layer 0 only, three bf16 shards, padded vocabulary",
+        {**SMALL, "num_hidden_layers": 3, "intermediate_size": 40, "moe_intermediate_size": 16,
+         "shared_expert_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 3, "norm_topk_prob": True,
+         "mlp_only_layers": [1], "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1},
+        {"dtype": "bfloat16", "shard_size": "90KB", "vocab_padding": 5},
+    ),
+    "olmoe": (
+        "clip_qkv 0.8, grouped queries, biases, tied, renormalised, linear rope, bf16; sizes fit q8_0 and q4_0",
+        {**SMALL, "intermediate_size": 32, "num_experts": 6, "num_experts_per_tok": 3, "norm_topk_prob": True,
+         "clip_qkv": 0.8, "attention_bias": True, "tie_word_embeddings": True,
+         "rope_scaling": {"type": "linear", "factor": 4.0}},
+        {"dtype": "bfloat16"},
+    ),
+    "qwen3_moe": (
+        "attention biases, head_dim 10, sparse step 2, window 6 everywhere, not renormalised, yarn attention_factor",
+        {**SMALL, "num_hidden_layers": 3, "head_dim": 10, "intermediate_size": 40, "moe_intermediate_size": 20,
+         "num_experts": 7, "num_experts_per_tok": 3, "norm_topk_prob": False, "attention_bias": True,
+         "decoder_sparse_step": 2, "use_sliding_window": True, "sliding_window": 6, "max_window_layers": 2,
+         "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "attention_factor": 1.2,
+                          "original_max_position_embeddings": 64}},
+        {},
+    ),
+    "gpt_oss": (
+        "multi-query, 5 experts of odd width, top-2, window 4, clamp at 1.5 so that it acts, yarn truncated",
+        {**SMALL, "num_key_value_heads": 1, "head_dim": 8, "intermediate_size": 20, "num_local_experts": 5,
+         "num_experts_per_tok": 2, "experts_per_token": 2, "sliding_window": 4, "swiglu_limit": 1.5,
+         "layer_types": ["full_attention", "sliding_attention"],
+         "rope_scaling": {"rope_type": "yarn", "factor": 8.0, "beta_fast": 16.0, "beta_slow": 2.0, "truncate": True,
+                          "original_max_position_embeddings": 32}},
+        {},
+    ),
+    "deepseek_v3": (
+        "no q-LoRA, 1 of 2 groups, not renormalised, scale 1.7, all layers sparse, plain rope, bf16 with f32 biases",
+        {**SMALL_MLA, "moe_intermediate_size": 16, "q_lora_rank": None, "n_routed_experts": 8,
+         "num_experts_per_tok": 3, "n_group": 2, "topk_group": 1, "norm_topk_prob": False,
+         "routed_scaling_factor": 1.7, "first_k_dense_replace": 0},
+        {"dtype": "bfloat16"},
+    ),
+    "glm4_moe": (
+        "no q/k norm, no biases, tied, 1 of 2 groups, two shared experts, linear rope on a quarter of the head",
+        {**SMALL, "head_dim": 16, "intermediate_size": 40, "moe_intermediate_size": 16, "n_routed_experts": 6,
+         "num_experts_per_tok": 2, "n_shared_experts": 2, "n_group": 2, "topk_group": 1, "norm_topk_prob": False,
+         "use_qk_norm": False, "attention_bias": False, "tie_word_embeddings": True, "partial_rotary_factor": 0.25,
+         "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+        {},
+    ),
+    "granitemoe": (
+        "multi-head, attention biases, tied, gelu, other multipliers, 6 experts top-3",
+        {**SMALL, "num_key_value_heads": 4, "intermediate_size": 24, "num_local_experts": 6, "num_experts_per_tok": 3,
+         "attention_bias": True, "tie_word_embeddings": True, "hidden_act": "gelu", "attention_multiplier": 0.25,
+         "embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 2.0},
+        {},
+    ),
+    "ernie4_5_moe": (
+        "untied, biases, no shared experts, every second layer sparse, last layer given as -1, norm_min that acts",
+        {**SMALL, "num_hidden_layers": 3, "intermediate_size": 40, "moe_intermediate_size": 16, "moe_num_experts": 6,
+         "moe_k": 2, "moe_num_shared_experts": 0, "moe_layer_start_index": 0, "moe_layer_end_index": -1,
+         "moe_layer_interval": 2, "moe_norm_min": 0.7, "use_bias": True, "tie_word_embeddings": False},
+        {},
+    ),
+    "lfm2_moe": (
+        "attention first, convolution with bias and 4 taps, no expert bias, not renormalised, scale 1.5",
+        {**SMALL, "num_hidden_layers": 3, "intermediate_size": 40, "moe_intermediate_size": 16, "num_experts": 6,
+         "num_experts_per_tok": 2, "layer_types": ["full_attention", "conv", "conv"], "conv_L_cache": 4,
+         "conv_bias": True, "use_expert_bias": False, "norm_topk_prob": False, "routed_scaling_factor": 1.5},
+        {},
+    ),
+    "qwen3_next": (
+        "every second layer full attention with biases, one key head for two value heads, 3 taps, not renormalised",
+        {**SMALL, "num_key_value_heads": 1, "head_dim": 8, "intermediate_size": 40, "moe_intermediate_size": 16,
+         "shared_expert_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2, "norm_topk_prob": False,
+         "full_attention_interval": 2, "linear_conv_kernel_dim": 3, "linear_key_head_dim": 8,
+         "linear_num_key_heads": 1, "linear_num_value_heads": 2, "linear_value_head_dim": 12,
+         "partial_rotary_factor": 0.5, "attention_bias": True},
+        {},
+    ),
+    "llama4_text": (
+        "sparse every second layer, no q/k norm, top-2, chunks of 6, layer 0 without rope, temperature, llama3, bf16",
+        {**SMALL, "num_hidden_layers": 3, "head_dim": 12, "intermediate_size": 24, "intermediate_size_mlp": 40,
+         "num_local_experts": 5, "num_experts_per_tok": 2, "interleave_moe_layer_step": 2, "use_qk_norm": False,
+         "attention_chunk_size": 6, "no_rope_layers": [0, 1, 1], "floor_scale": 4, "attn_scale": 0.3,
+         "attention_bias": True,
+         "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                          "original_max_position_embeddings": 32}},
+        {"dtype": "bfloat16"},
+    ),
+}
+
+
+def golden():
+    for i, (kind, (notes, config, more)) in enumerate(GOLDEN_CONFIGS.items()):
+        yield Spec(kind, kind, notes, config, seed=1000 * (i + 1), **more)
+
+
+def variants():
+    for i, kind in enumerate(BASES):
+        for j, (notes, config, more) in enumerate(VARIANTS_OF[kind], start=1):
+            seed = 100_000 + 10_000 * i + 1000 * j
+            sizes = {"vocab": 320, "prompt": 24, "generated": 32, "seed": seed}
+            yield Spec(f"{kind}-v{j}", kind, notes, config, **(sizes | more))
+
+
+GOLDEN = list(golden())
+VARIANTS = list(variants())

@@ -1,0 +1,252 @@
+"""Stress variants: (notes, overrides of the base config, overrides of the spec), several per architecture."""
+
+from golden.bases import DROP
+
+BF16, F16 = {"dtype": "bfloat16"}, {"dtype": "float16"}
+SHARDED = {"shard_size": "200KB"}
+
+
+def yarn(**more):
+    return {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32} | more
+
+
+def old_yarn(**more):
+    return {"type": "yarn", "factor": 8, "beta_fast": 32, "beta_slow": 1, "original_max_position_embeddings": 32} | more
+
+
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+def longrope(short, long, short_mscale, long_mscale, original):
+    return {
+        "original_max_position_embeddings": original,
+        "rope_scaling": {
+            "type": "longrope", "short_factor": short, "long_factor": long, "short_mscale": short_mscale,
+            "long_mscale": long_mscale, "original_max_position_embeddings": original,
+        },
+    }
+
+
+EIGHT_SHORT, EIGHT_LONG = [1.0, 1.0, 1.1, 1.2, 1.4, 1.7, 2.1, 2.6], [1.0, 1.5, 2.5, 4.0, 7.0, 12.0, 20.0, 33.0]
+
+VARIANTS_OF = {
+    "mixtral": [
+        ("multi-head, tied, window 8 in every layer, 6 experts top-1, f16",
+         {"num_key_value_heads": 4, "tie_word_embeddings": True, "sliding_window": 8, "num_local_experts": 6,
+          "num_experts_per_tok": 1}, F16),
+        ("multi-query, head_dim 24 where hidden/heads is 16, 7 experts all chosen, yarn, sharded",
+         {"num_key_value_heads": 1, "head_dim": 24, "num_local_experts": 7, "num_experts_per_tok": 7,
+          "rope_scaling": yarn()}, SHARDED),
+        ("hidden 60 with 3 heads of 20, llama3 rope, gelu, 12 experts top-3, bf16",
+         {"hidden_size": 60, "num_attention_heads": 3, "num_key_value_heads": 3, "num_local_experts": 12,
+          "num_experts_per_tok": 3, "hidden_act": "gelu", "rope_scaling": LLAMA3}, BF16),
+        ("linear rope in the old key, window longer than the text, head_dim given and as usual",
+         {"rope_scaling": {"type": "linear", "factor": 3.0}, "sliding_window": 100, "head_dim": 16}, {}),
+        ("dynamic rope beyond max_position_embeddings 16: one pass uses the base of its whole length; a cached run of "
+         "transformers keeps keys that were rotated for shorter lengths, so decode_logits and full_logits differ",
+         {"rope_scaling": {"type": "dynamic", "factor": 2.0}, "max_position_embeddings": 16, "head_dim": 16}, {}),
+    ],
+    "phimoe": [
+        ("long regime, prompt beyond the original 16, window 9, no biases",
+         longrope(EIGHT_SHORT, EIGHT_LONG, 1.05, 1.35, 16)
+         | {"sliding_window": 9, "attention_bias": False, "lm_head_bias": False}, {}),
+        ("short regime, multi-head, wide sparsemixer cut 0.15, 6 experts, gelu, tied, bf16",
+         longrope(EIGHT_SHORT, EIGHT_LONG, 1.2, 1.3, 64)
+         | {"num_key_value_heads": 4, "router_jitter_noise": 0.15, "num_local_experts": 6, "hidden_act": "gelu",
+            "tie_word_embeddings": True, "lm_head_bias": False}, BF16),
+        ("default rope, multi-query, no window, jitter 0, 7 experts, sharded",
+         {"rope_scaling": None, "original_max_position_embeddings": DROP, "num_key_value_heads": 1,
+          "sliding_window": None, "router_jitter_noise": 0.0, "num_local_experts": 7}, SHARDED),
+        ("rope_theta 500, hidden 60 with 3 heads of 20, long regime, f16",
+         longrope([1.0] * 5 + [1.5] * 5, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 12.0, 16.0], 1.0, 1.25, 20)
+         | {"hidden_size": 60, "num_attention_heads": 3, "num_key_value_heads": 1, "rope_theta": 500.0}, F16),
+    ],
+    "deepseek_v2": [
+        ("group_limited_greedy 3 of 8 groups top-6, q-LoRA, scale 4, two mscales, dense first two layers",
+         {"topk_method": "group_limited_greedy", "n_group": 8, "topk_group": 3, "num_experts_per_tok": 6,
+          "routed_scaling_factor": 4.0, "first_k_dense_replace": 2, "num_hidden_layers": 4,
+          "rope_scaling": old_yarn(mscale=1.0, mscale_all_dim=0.707)}, {}),
+        ("no q-LoRA, no dense layer, attention biases, odd head sizes, 7 experts top-1, one shared expert, tied, f16",
+         {"q_lora_rank": None, "first_k_dense_replace": 0, "attention_bias": True, "qk_nope_head_dim": 12,
+          "qk_rope_head_dim": 4, "v_head_dim": 20, "kv_lora_rank": 20, "n_routed_experts": 7,
+          "num_experts_per_tok": 1, "n_shared_experts": 1, "tie_word_embeddings": True}, F16),
+        ("yarn without mscale, 12 experts all chosen, greedy although groups are given, gelu, sharded bf16",
+         {"topk_method": "greedy", "n_routed_experts": 12, "num_experts_per_tok": 12, "hidden_act": "gelu",
+          "n_group": 3, "topk_group": 1,
+          "rope_scaling": old_yarn()}, BF16 | SHARDED),
+        ("group_limited_greedy 1 of 3 groups top-3 of 12, linear rope, no q-LoRA",
+         {"topk_method": "group_limited_greedy", "n_group": 3, "topk_group": 1, "n_routed_experts": 12,
+          "num_experts_per_tok": 3, "q_lora_rank": None, "rope_scaling": {"type": "linear", "factor": 2.0}}, {}),
+    ],
+    "qwen2_moe": [
+        ("window 8 in even layers below max_window_layers 3 of 4 (transformers 5.23), grouped queries, renormalised",
+         {"num_hidden_layers": 4, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 3,
+          "num_key_value_heads": 2, "norm_topk_prob": True}, {}),
+        ("sparse step 2, layer 3 dense, no qkv bias, tied, 7 experts top-1, multi-query, f16",
+         {"num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3], "qkv_bias": False,
+          "tie_word_embeddings": True, "num_experts": 7, "num_experts_per_tok": 1, "num_key_value_heads": 1}, F16),
+        ("head_dim 24, 12 experts all chosen, yarn with attention_factor, gelu, bf16 sharded",
+         {"head_dim": 24, "num_experts": 12, "num_experts_per_tok": 12, "hidden_act": "gelu_pytorch_tanh",
+          "rope_scaling": yarn(attention_factor=1.3)}, BF16 | SHARDED),
+        ("dynamic rope below max_position_embeddings, layer 0 dense, hidden 60 with 3 heads of 20",
+         {"rope_scaling": {"type": "dynamic", "factor": 4.0}, "mlp_only_layers": [0], "hidden_size": 60,
+          "num_attention_heads": 3, "num_key_value_heads": 3}, {}),
+        ("layer_types given, window 6 in the last layer only, padded vocabulary",
+         {"use_sliding_window": True, "sliding_window": 6,
+          "layer_types": ["full_attention", "full_attention", "sliding_attention"]}, {"vocab_padding": 7}),
+    ],
+    "olmoe": [
+        ("clip_qkv 0.7, grouped queries, renormalised", {"clip_qkv": 0.7, "num_key_value_heads": 2,
+                                                         "norm_topk_prob": True}, {}),
+        ("attention biases, tied, multi-query, 7 experts top-1, clip 1.5, f16",
+         {"attention_bias": True, "tie_word_embeddings": True, "num_key_value_heads": 1, "num_experts": 7,
+          "num_experts_per_tok": 1, "clip_qkv": 1.5}, F16),
+        ("hidden 60 with 3 heads of 20, 12 experts all chosen, gelu, yarn, bf16 sharded",
+         {"hidden_size": 60, "num_attention_heads": 3, "num_key_value_heads": 3, "num_experts": 12,
+          "num_experts_per_tok": 12, "hidden_act": "gelu", "rope_scaling": yarn(beta_fast=20.0, beta_slow=2.0)},
+         BF16 | SHARDED),
+        ("dynamic rope below the limit, 6 experts top-3, padded vocabulary",
+         {"rope_scaling": {"type": "dynamic", "factor": 8.0}, "num_experts": 6, "num_experts_per_tok": 3},
+         {"vocab_padding": 9}),
+    ],
+    "qwen3_moe": [
+        ("window 8 in every layer (max_window_layers has no effect in transformers), attention biases, tied",
+         {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1, "attention_bias": True,
+          "tie_word_embeddings": True}, {}),
+        ("multi-head, head_dim 20, sparse step 2, not renormalised, 7 experts top-1, f16",
+         {"num_key_value_heads": 4, "head_dim": 20, "decoder_sparse_step": 2, "norm_topk_prob": False,
+          "num_experts": 7, "num_experts_per_tok": 1, "num_hidden_layers": 4}, F16),
+        ("multi-query, head_dim 24, layers 0 and 2 dense, 12 experts all chosen, yarn, gelu, bf16 sharded",
+         {"num_key_value_heads": 1, "head_dim": 24, "mlp_only_layers": [0, 2], "num_hidden_layers": 4,
+          "num_experts": 12, "num_experts_per_tok": 12, "hidden_act": "gelu", "rope_scaling": yarn(truncate=False)},
+         BF16 | SHARDED),
+        ("llama3 rope, use_sliding_window false with a window given, head_dim absent",
+         {"head_dim": DROP, "sliding_window": 4, "rope_scaling": LLAMA3}, {}),
+        ("linear rope, top-3 of 6, renormalised, num_key_value_heads equal to heads",
+         {"rope_scaling": {"rope_type": "linear", "factor": 2.5}, "num_experts": 6, "num_experts_per_tok": 3,
+          "num_key_value_heads": 4, "norm_topk_prob": True}, {}),
+    ],
+    "gpt_oss": [
+        ("7 experts top-1 of width 20, multi-query, window 5, layer_types absent, clamp 1.0",
+         {"num_local_experts": 7, "num_experts_per_tok": 1, "experts_per_token": 1, "intermediate_size": 20,
+          "num_key_value_heads": 1, "sliding_window": 5, "swiglu_limit": 1.0}, {}),
+        ("multi-head, head_dim 24, all 5 experts, all layers full, yarn truncated, tied, bf16",
+         {"num_key_value_heads": 4, "head_dim": 24, "num_local_experts": 5, "num_experts_per_tok": 5,
+          "experts_per_token": 5, "layer_types": ["full_attention"] * 4, "tie_word_embeddings": True,
+          "rope_scaling": {"rope_type": "yarn", "factor": 8.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": True,
+                           "original_max_position_embeddings": 64}}, BF16),
+        ("no attention biases, hidden 60, 12 experts top-3, swiglu_alpha 1.2, sharded f16, window longer than the text",
+         {"attention_bias": False, "hidden_size": 60, "num_local_experts": 12, "num_experts_per_tok": 3,
+          "experts_per_token": 3, "swiglu_alpha": 1.2, "sliding_window": 128}, F16 | SHARDED),
+        ("plain rope, every layer sliding 7",
+         {"rope_scaling": {"rope_type": "default"}, "layer_types": ["sliding_attention"] * 4, "sliding_window": 7},
+         {}),
+    ],
+    "deepseek_v3": [
+        ("8 groups of 2, 3 kept, top-6, q-LoRA, two mscales, dense first two layers",
+         {"n_group": 8, "topk_group": 3, "num_experts_per_tok": 6, "first_k_dense_replace": 2,
+          "num_hidden_layers": 4, "rope_scaling": old_yarn(mscale=1.0, mscale_all_dim=0.8)}, {}),
+        ("one group, no q-LoRA, no dense layer, not renormalised, attention biases, odd head sizes, top-1 of 7, f16",
+         {"n_group": 1, "topk_group": 1, "q_lora_rank": None, "first_k_dense_replace": 0, "norm_topk_prob": False,
+          "attention_bias": True, "qk_nope_head_dim": 12, "qk_rope_head_dim": 4, "v_head_dim": 20,
+          "kv_lora_rank": 20, "n_routed_experts": 7, "num_experts_per_tok": 1}, F16),
+        ("12 experts all chosen, 3 groups all kept, two shared experts, gelu, tied, yarn, bf16 sharded",
+         {"n_routed_experts": 12, "num_experts_per_tok": 12, "n_group": 3, "topk_group": 3, "n_shared_experts": 2,
+          "hidden_act": "gelu", "tie_word_embeddings": True, "rope_scaling": old_yarn(mscale=0.5, mscale_all_dim=1.0)},
+         BF16 | SHARDED),
+        ("rope_interleave false, linear rope, 2 groups 1 kept",
+         {"rope_interleave": False, "n_group": 2, "topk_group": 1,
+          "rope_scaling": {"type": "linear", "factor": 2.0}}, {}),
+    ],
+    "glm4_moe": [
+        ("4 groups 2 kept, no biases, no q/k norm, tied, dense first two layers",
+         {"n_group": 4, "topk_group": 2, "attention_bias": False, "use_qk_norm": False, "tie_word_embeddings": True,
+          "first_k_dense_replace": 2, "num_hidden_layers": 4}, {}),
+        ("multi-query, head_dim 20 with 0.4 rotary, no dense layer, not renormalised, top-1 of 7, f16",
+         {"num_key_value_heads": 1, "head_dim": 20, "partial_rotary_factor": 0.4, "first_k_dense_replace": 0,
+          "norm_topk_prob": False, "n_routed_experts": 7, "num_experts_per_tok": 1}, F16),
+        ("multi-head, whole head rotary, 12 experts all chosen, two shared, gelu, yarn, bf16 sharded",
+         {"num_key_value_heads": 4, "partial_rotary_factor": 1.0, "n_routed_experts": 12, "num_experts_per_tok": 12,
+          "n_shared_experts": 2, "hidden_act": "gelu", "rope_scaling": yarn()}, BF16 | SHARDED),
+        ("partial_rotary_factor absent (0.5), llama3 rope, scale 1",
+         {"partial_rotary_factor": DROP, "rope_scaling": LLAMA3, "routed_scaling_factor": 1.0}, {}),
+    ],
+    "granitemoe": [
+        ("multi-head, attention biases, tied, 7 experts top-1",
+         {"num_key_value_heads": 4, "attention_bias": True, "tie_word_embeddings": True, "num_local_experts": 7,
+          "num_experts_per_tok": 1, "embedding_multiplier": 2.0, "logits_scaling": 2.0}, {}),
+        ("multi-query, other multipliers, 12 experts all chosen, linear rope, f16",
+         {"num_key_value_heads": 1, "embedding_multiplier": 5.0, "attention_multiplier": 0.5,
+          "residual_multiplier": 0.7, "logits_scaling": 0.5, "num_local_experts": 12, "num_experts_per_tok": 12,
+          "rope_scaling": {"type": "linear", "factor": 2.0}}, F16),
+        ("hidden 60 with 3 heads of 20, gelu, yarn, top-3 of 6, bf16 sharded",
+         {"hidden_size": 60, "num_attention_heads": 3, "num_key_value_heads": 3, "hidden_act": "gelu",
+          "num_local_experts": 6, "num_experts_per_tok": 3, "rope_scaling": yarn()}, BF16 | SHARDED),
+    ],
+    "ernie4_5_moe": [
+        ("layers 1 to 2 of 5 sparse, untied, no shared experts, top-1 of 7",
+         {"num_hidden_layers": 5, "moe_layer_start_index": 1, "moe_layer_end_index": 2, "tie_word_embeddings": False,
+          "moe_num_shared_experts": 0, "moe_num_experts": 7, "moe_k": 1}, {}),
+        ("every second layer to the end (-1), use_bias, multi-head, three shared experts, norm_min 0.8, f16",
+         {"num_hidden_layers": 4, "moe_layer_start_index": 0, "moe_layer_end_index": -1, "moe_layer_interval": 2,
+          "use_bias": True, "num_key_value_heads": 4, "moe_num_shared_experts": 3, "moe_norm_min": 0.8}, F16),
+        ("multi-query, 12 experts all chosen, gelu, all layers sparse, yarn, bf16 sharded",
+         {"num_key_value_heads": 1, "moe_num_experts": 12, "moe_k": 12, "hidden_act": "gelu",
+          "moe_layer_start_index": 0, "rope_scaling": yarn()}, BF16 | SHARDED),
+        ("head_dim 24, linear rope, interval 2 from layer 1",
+         {"head_dim": 24, "num_hidden_layers": 4, "moe_layer_start_index": 1, "moe_layer_end_index": 3,
+          "moe_layer_interval": 2, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}, {}),
+    ],
+    "lfm2_moe": [
+        ("convolution with bias and 4 taps, no expert bias, two dense layers, untied",
+         {"conv_bias": True, "conv_L_cache": 4, "use_expert_bias": False, "num_dense_layers": 2,
+          "tie_word_embeddings": False}, {}),
+        ("attention only, multi-head, not renormalised, scale 2, top-1 of 7, no dense layer, f16",
+         {"layer_types": ["full_attention"] * 3, "num_hidden_layers": 3, "num_key_value_heads": 4,
+          "norm_topk_prob": False, "routed_scaling_factor": 2.0, "num_experts": 7, "num_experts_per_tok": 1,
+          "num_dense_layers": 0}, F16),
+        ("convolution only but the last, 2 taps, multi-query, 12 experts all chosen, bf16 sharded",
+         {"layer_types": ["conv", "conv", "conv", "conv", "full_attention"], "num_hidden_layers": 5,
+          "conv_L_cache": 2, "num_key_value_heads": 1, "num_experts": 12, "num_experts_per_tok": 12}, BF16 | SHARDED),
+        ("hidden 60 with 3 heads of 20, 5 taps, top-3 of 6, attention first",
+         {"hidden_size": 60, "num_attention_heads": 3, "num_key_value_heads": 3, "conv_L_cache": 5,
+          "num_experts": 6, "num_experts_per_tok": 3,
+          "layer_types": ["full_attention", "conv", "full_attention", "conv"]}, {}),
+    ],
+    "qwen3_next": [
+        ("interval 2, key heads 1, value heads 3, 3 taps, not renormalised, top-1 of 7",
+         {"full_attention_interval": 2, "linear_num_key_heads": 1, "linear_num_value_heads": 3,
+          "linear_conv_kernel_dim": 3, "norm_topk_prob": False, "num_experts": 7, "num_experts_per_tok": 1}, {}),
+        ("equal key and value heads of unequal size, 2 taps, multi-query, attention biases, tied, layer 1 dense, f16",
+         {"linear_num_key_heads": 3, "linear_num_value_heads": 3, "linear_key_head_dim": 12,
+          "linear_value_head_dim": 20, "linear_conv_kernel_dim": 2, "num_key_value_heads": 1,
+          "attention_bias": True, "tie_word_embeddings": True, "mlp_only_layers": [1]}, F16),
+        ("layer_types and no interval, head_dim 24 half rotary, yarn, sparse step 2, all 12 experts, bf16 sharded",
+         {"full_attention_interval": DROP,
+          "layer_types": ["full_attention", "linear_attention", "full_attention", "linear_attention"],
+          "head_dim": 24, "partial_rotary_factor": 0.5, "rope_scaling": yarn(), "decoder_sparse_step": 2,
+          "num_experts": 12, "num_experts_per_tok": 12, "num_key_value_heads": 4}, BF16 | SHARDED),
+        ("full attention only in the last of 3 layers, wide value heads, prompt longer than the 64 tokens that "
+         "transformers takes at a time",
+         {"layer_types": ["linear_attention", "linear_attention", "full_attention"], "num_hidden_layers": 3,
+          "full_attention_interval": DROP, "linear_value_head_dim": 24}, {"prompt": 70, "vocab": 300}),
+    ],
+    "llama4_text": [
+        ("every second layer sparse, no rope in layers 0 and 2, temperature with floor_scale 4, chunks of 7",
+         {"interleave_moe_layer_step": 2, "no_rope_layers": [0, 1, 0, 1], "floor_scale": 4, "attn_scale": 0.4,
+          "attention_chunk_size": 7}, {}),
+        ("no q/k norm, top-2, multi-head, attention biases, llama3 rope, f16",
+         {"use_qk_norm": False, "num_experts_per_tok": 2, "num_key_value_heads": 4, "attention_bias": True,
+          "rope_scaling": LLAMA3}, F16),
+        ("multi-query, head_dim 24, all 5 experts, no temperature, tied, no_rope_layers absent, bf16 sharded",
+         {"num_key_value_heads": 1, "head_dim": 24, "num_local_experts": 5, "num_experts_per_tok": 5,
+          "attn_temperature_tuning": False, "tie_word_embeddings": True, "no_rope_layers": DROP}, BF16 | SHARDED),
+        ("moe_layers given, hidden 60, gelu, no_rope_layer_interval 2, top-3 of 7, chunks longer than the text",
+         {"moe_layers": [0, 3], "hidden_size": 60, "hidden_act": "gelu", "no_rope_layers": DROP,
+          "no_rope_layer_interval": 2, "num_local_experts": 7, "num_experts_per_tok": 3,
+          "attention_chunk_size": 8192}, {}),
+    ],
+}

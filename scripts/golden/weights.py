@@ -1,0 +1,58 @@
+"""Random weights under which every part of a model matters: no norm is one, no bias is zero, routers are decisive."""
+
+import torch
+
+TRANSPOSED_EXPERTS = ("gpt_oss", "llama4_text")  # experts stored as [in, out]
+
+
+def fill(model, seed):
+    """Draws every parameter and persistent buffer anew. The result depends on the seed and the names alone."""
+    generator = torch.Generator().manual_seed(seed)
+    state = model.state_dict()
+    tied = "lm_head.weight" in state and model.config.tie_word_embeddings
+    with torch.no_grad():
+        for name in sorted(state):
+            if not (tied and name == "lm_head.weight"):
+                state[name].copy_(draw(model.config, name, state[name].shape, generator))
+
+
+def draw(config, name, shape, generator):
+    noise = torch.randn(shape, generator=generator)
+    kind = name.removesuffix(".weight").rsplit(".", 1)[-1]
+    if name.endswith("embed_tokens.weight"):
+        return noise * embedding_std(config)
+    if name == "lm_head.weight":
+        return noise * 1.7 * getattr(config, "logits_scaling", 1.0) / shape[-1] ** 0.5
+    if kind == "A_log":
+        return noise * 0.5
+    if kind in ("dt_bias", "sinks"):
+        return noise * 0.7
+    if "correction_bias" in kind or kind == "expert_bias":
+        return noise * 0.15
+    if len(shape) == 1 and "norm" in name and name.endswith(".weight"):
+        return noise * 0.2 + (0.0 if zero_centred(config, name) else 1.0)
+    if kind.endswith("bias"):
+        return noise * 0.2
+    return noise * gain(kind) / fan_in(config, name, shape) ** 0.5
+
+
+def embedding_std(config):
+    if config.tie_word_embeddings:
+        return 0.25 * getattr(config, "logits_scaling", 1.0)
+    return 1.0 / getattr(config, "embedding_multiplier", 1.0)
+
+
+def zero_centred(config, name):
+    return config.model_type == "qwen3_next" and not name.endswith("linear_attn.norm.weight")
+
+
+def fan_in(config, name, shape):
+    if "experts." in name and config.model_type in TRANSPOSED_EXPERTS and "shared" not in name:
+        return shape[-2]
+    return shape[-1]
+
+
+def gain(kind):
+    if kind in ("gate", "router"):
+        return 2.0
+    return 1.5 if kind in ("q_proj", "k_proj", "q_b_proj") else 1.0

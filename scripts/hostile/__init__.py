@@ -1,0 +1,1 @@
+"""What make_hostile.py is made of, one module per kind of file."""

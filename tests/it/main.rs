@@ -1,0 +1,8 @@
+//! Tests that need more than one crate: one binary, one file per subject.
+
+mod cli;
+mod golden;
+mod hostile;
+mod reference;
+mod store;
+mod support;

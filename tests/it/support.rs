@@ -1,0 +1,45 @@
+//! What the tests share.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// A file or folder below `tests/`.
+pub fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
+}
+
+/// The golden models, one folder per `model_type`.
+pub fn golden_models() -> Vec<PathBuf> {
+    folders(&fixture("golden"))
+}
+
+/// The folders in a folder, sorted.
+pub fn folders(path: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let mut all: Vec<PathBuf> = entries.map(|e| e.unwrap().path()).filter(|p| p.is_dir()).collect();
+    all.sort();
+    all
+}
+
+/// Runs the command.
+pub fn larder<S: AsRef<std::ffi::OsStr>>(args: &[S]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_larder-under-test")).args(args).output().expect("the command starts")
+}
+
+/// Runs the command, which must succeed, and returns what it printed.
+pub fn larder_ok<S: AsRef<std::ffi::OsStr>>(args: &[S]) -> String {
+    let output = larder(args);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("output is text")
+}
+
+/// Runs the command, which must fail with exit code 1 and one sentence, and returns the sentence.
+pub fn larder_refuses<S: AsRef<std::ffi::OsStr>>(args: &[S]) -> String {
+    let output = larder(args);
+    let said = String::from_utf8(output.stderr).expect("messages are text");
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    let errors: Vec<&str> = said.lines().filter(|l| l.starts_with("error: ")).collect();
+    assert_eq!(errors.len(), 1, "{said}");
+    assert!(!said.contains("panicked"), "{said}");
+    errors[0].to_owned()
+}

@@ -1,0 +1,5 @@
+//! The `larder` command, for the tests to start.
+
+fn main() -> std::process::ExitCode {
+    larder::main()
+}

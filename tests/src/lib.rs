@@ -1,1 +1,0 @@
-//! Tests that need more than one crate.
