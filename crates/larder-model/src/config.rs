@@ -108,6 +108,11 @@ impl<'a> Config<'a> {
         names.iter().find_map(|n| self.keys.get(*n)).filter(|v| !v.is_null())
     }
 
+    /// Whether a key is there and not null.
+    pub fn has(&self, name: &str) -> bool {
+        self.keys.get(name).is_some_and(|v| !v.is_null())
+    }
+
     fn wrong(&self, name: &str, want: &str, got: &Value) -> ModelError {
         let mut shown = got.to_string();
         if let Some((cut, _)) = shown.char_indices().nth(60) {

@@ -7,7 +7,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::error::{Result, StoreError};
+use crate::{
+    direct::{AlignedBuffer, set_direct},
+    error::{Result, StoreError},
+};
 
 /// A file under a temporary name, which is removed unless the draft is published.
 pub(crate) struct Draft {
@@ -81,54 +84,6 @@ pub(crate) fn temp_path(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".tmp");
     name.into()
-}
-
-/// Bytes that begin at a page, as direct I/O wants them.
-pub(crate) struct AlignedBuffer {
-    bytes: Vec<u8>,
-    start: usize,
-    len: usize,
-}
-
-impl AlignedBuffer {
-    const ALIGN: usize = larder_core::SHARD_ALIGN;
-
-    /// A buffer of `len` zeros.
-    pub fn new(len: usize) -> Self {
-        let bytes = vec![0; len + Self::ALIGN];
-        let start = bytes.as_ptr().align_offset(Self::ALIGN);
-        AlignedBuffer { bytes, start, len }
-    }
-}
-
-impl std::ops::Deref for AlignedBuffer {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        &self.bytes[self.start..][..self.len]
-    }
-}
-
-impl std::ops::DerefMut for AlignedBuffer {
-    fn deref_mut(&mut self) -> &mut [u8] {
-        &mut self.bytes[self.start..][..self.len]
-    }
-}
-
-/// Turns direct I/O on or off; whether that worked.
-#[cfg(any(target_os = "linux", target_os = "android"))]
-fn set_direct(file: &File, on: bool) -> bool {
-    use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
-    let set = |mut flags: OFlags| {
-        flags.set(OFlags::DIRECT, on);
-        fcntl_setfl(file, flags)
-    };
-    fcntl_getfl(file).and_then(set).is_ok()
-}
-
-#[cfg(not(any(target_os = "linux", target_os = "android")))]
-fn set_direct(_: &File, _: bool) -> bool {
-    false
 }
 
 #[cfg(test)]

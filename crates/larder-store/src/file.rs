@@ -3,9 +3,13 @@ use std::{
     io,
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
+    sync::OnceLock,
 };
 
-use crate::error::{Fault, Result, StoreError};
+use crate::{
+    direct::{DirectFile, WORTHWHILE_BYTES},
+    error::{Fault, Result, StoreError},
+};
 
 /// A file that is only read, at given offsets. Its length is taken once; reads beyond it are refused, and a file that
 /// shrinks meanwhile gives an error instead of a fault.
@@ -13,6 +17,8 @@ pub struct ReadAt {
     file: File,
     path: PathBuf,
     len: u64,
+    /// Set once the data are to be read past the page cache; `None` inside where that cannot be.
+    direct: OnceLock<Option<DirectFile>>,
 }
 
 impl ReadAt {
@@ -23,7 +29,7 @@ impl ReadAt {
         if !meta.is_file() {
             return Err(StoreError::new(Fault::Unsupported, path, "is not a regular file"));
         }
-        Ok(ReadAt { file, path: path.to_owned(), len: meta.len() })
+        Ok(ReadAt { file, path: path.to_owned(), len: meta.len(), direct: OnceLock::new() })
     }
 
     /// The path it was opened by.
@@ -41,8 +47,18 @@ impl ReadAt {
         self.len == 0
     }
 
+    /// From now on large reads go past the page cache, where the file system allows it: they come only once.
+    pub fn read_once(&self) {
+        self.direct.get_or_init(|| DirectFile::open(&self.path));
+    }
+
     /// Fills `into` from `offset` on, or fails naming the offset.
     pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<()> {
+        let direct = self.direct.get().and_then(Option::as_ref).filter(|_| into.len() >= WORTHWHILE_BYTES);
+        // Whatever a direct read stumbles over, the usual one succeeds or says what is wrong.
+        if direct.is_some_and(|direct| direct.read(offset, into).is_ok()) {
+            return Ok(());
+        }
         self.file.read_exact_at(into, offset).map_err(|e| match e.kind() {
             io::ErrorKind::UnexpectedEof => StoreError::malformed(
                 &self.path,

@@ -5,6 +5,7 @@
 mod assemble;
 mod convert;
 mod describe;
+mod direct;
 mod draft;
 mod error;
 mod experts;

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::{
+    convert::CONVERTING,
     error::{Fault, Result, StoreError},
     file::read_small,
     shard::{DATA_START, LAYOUT},
@@ -104,8 +105,7 @@ impl Manifest {
             format: u64,
         }
         let path = store.join(MANIFEST);
-        let bytes = read_small(&path, MANIFEST_LIMIT)?
-            .ok_or_else(|| StoreError::new(Fault::Missing, store, format!("is not a store: it has no {MANIFEST}")))?;
+        let bytes = read_small(&path, MANIFEST_LIMIT)?.ok_or_else(|| no_manifest(store))?;
         let broken = |e: serde_json::Error| StoreError::malformed(&path, format!("is not a store's manifest: {e}"));
         let Version { format } = serde_json::from_slice(&bytes).map_err(broken)?;
         if format > FORMAT {
@@ -164,6 +164,14 @@ impl Manifest {
             None => Ok(()),
         }
     }
+}
+
+fn no_manifest(store: &Path) -> StoreError {
+    let what = match store.join(CONVERTING).exists() {
+        true => "is no store yet: its conversion was not finished; run the same conversion again",
+        false => "is not a store: it has no larder.json",
+    };
+    StoreError::new(Fault::Missing, store, what)
 }
 
 #[cfg(test)]

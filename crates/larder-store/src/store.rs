@@ -149,3 +149,6 @@ impl Source for Store {
         self.fingerprint
     }
 }
+
+#[cfg(test)]
+mod tests;

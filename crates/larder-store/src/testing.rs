@@ -207,3 +207,14 @@ pub fn write_checkpoint(folder: &Path, kind: Kind, tensors: &[(String, Vec<usize
     bytes.extend(data);
     std::fs::write(folder.join("model.safetensors"), bytes).unwrap();
 }
+
+/// A small store in `folder/store`, made of the tiny model; returns its path.
+pub fn small_store(folder: &Path, form: Form) -> std::path::PathBuf {
+    let tiny = Tiny::new(form);
+    tiny.write(&folder.join("source"));
+    let source = crate::source::Checkpoint::open(&folder.join("source")).unwrap();
+    let target = folder.join("store");
+    let options = crate::convert::ConvertOptions { experts: Some(Kind::Q8_0), resident: None };
+    crate::convert::convert(&source, &tiny.blueprint(), &target, &options, &()).unwrap();
+    target
+}

@@ -146,3 +146,6 @@ fn unknown_files(store: &Path, manifest: &Manifest) -> Vec<PathBuf> {
     unknown.sort();
     unknown
 }
+
+#[cfg(test)]
+mod tests;

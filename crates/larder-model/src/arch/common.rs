@@ -61,12 +61,8 @@ impl Basics {
         })
     }
 
-    pub fn embed(&self, w: &mut Weights) -> Result<Matrix> {
-        w.matrix("model.embed_tokens.weight", self.vocab, self.hidden)
-    }
-
     /// The head of its own, or the embedding again.
-    pub fn head(&self, w: &mut Weights, embed: &Matrix) -> Result<Linear> {
+    fn head(&self, w: &mut Weights, embed: &Matrix) -> Result<Linear> {
         if !self.tied {
             return w.linear("lm_head", self.vocab, self.hidden, self.head_bias);
         }
@@ -152,21 +148,36 @@ impl Basics {
         experts: ExpertNames,
         layer: impl FnMut(&mut Weights, usize) -> Result<Layer>,
     ) -> Result<Stack> {
-        let embed = self.embed(w)?;
-        let layers = self.layers(w, layer)?;
-        let norm = Norm::rms(w, "model.norm", self.hidden, self.eps)?;
-        let head = self.head(w, &embed)?;
-        let (vocab, context) = (self.vocab, self.context);
-        let factors = Factors::default();
-        Ok(Stack { vocab, context, geometry, experts, embed, layers, norm, head, rope: Some(rope), factors })
+        let norm = |w: &mut Weights| Norm::rms(w, "model.norm", self.hidden, self.eps);
+        self.stack_with(w, rope, geometry, experts, layer, norm)
     }
 
-    pub fn layers(
+    /// As [`stack`](Self::stack), with another final norm.
+    pub fn stack_with(
         &self,
         w: &mut Weights,
+        rope: Rope,
+        geometry: Geometry,
+        experts: ExpertNames,
         mut layer: impl FnMut(&mut Weights, usize) -> Result<Layer>,
-    ) -> Result<Vec<Layer>> {
-        (0..self.layers).map(|l| layer(w, l)).collect()
+        norm: impl FnOnce(&mut Weights) -> Result<Norm>,
+    ) -> Result<Stack> {
+        let embed = w.matrix("model.embed_tokens.weight", self.vocab, self.hidden)?;
+        let layers = (0..self.layers).map(|l| layer(w, l)).collect::<Result<_>>()?;
+        let norm = norm(w)?;
+        let head = self.head(w, &embed)?;
+        Ok(Stack {
+            vocab: self.vocab,
+            context: self.context,
+            geometry,
+            experts,
+            embed,
+            layers,
+            norm,
+            head,
+            rope: Some(rope),
+            factors: Factors::default(),
+        })
     }
 }
 

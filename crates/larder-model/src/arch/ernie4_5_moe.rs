@@ -21,6 +21,7 @@ pub fn build(c: &mut Config, w: &mut Weights) -> Result<Stack> {
     let weigh = Weigh::Score { renorm, scale: 1.0 };
     let gate = Gate { weigh, ..Gate::softmax(experts, top_k, true) }.checked()?;
     let sparse = sparse_layers(c, b.layers)?;
+    c.ignore(&["moe_capacity", "moe_gate", "moe_use_aux_free"]); // of the training code
     let dense_width = c.size(&["intermediate_size"])?;
     let inter = c.size(&["moe_intermediate_size"])?;
     let shared = c.count_or(&["moe_num_shared_experts"], 2)?;

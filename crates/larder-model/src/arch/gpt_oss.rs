@@ -12,7 +12,9 @@ use crate::weights::Weights;
 pub fn build(c: &mut Config, w: &mut Weights) -> Result<Stack> {
     let b = Basics::parse(c, "rms_norm_eps")?;
     c.ignore(&["initial_context_length"]); // the same number as in the rope's parameters
+    let stretched = c.has("rope_scaling") || c.has("rope_parameters");
     let (rope, rotary) = Rope::parse(c, b.head_dim, 150_000.0, b.context, None)?;
+    let rope = if stretched { rope } else { rope.with_yarn(32.0, 4096.0) };
     let visible = visible(c, b.layers)?;
     let bias = Bias::all(c.flag_or("attention_bias", true)?);
     let alpha = c.number_or("swiglu_alpha", 1.702)? as f32;

@@ -4,7 +4,7 @@ use larder_core::{ExpertNames, Gate, Renorm, Score, Weigh};
 
 use super::common::{Basics, Bias, layer_types};
 use crate::config::{Config, bad};
-use crate::decoder::{Factors, Ffn, Layer, Stack};
+use crate::decoder::{Ffn, Layer, Stack};
 use crate::error::Result;
 use crate::nn::{Activation, Attention, CausalConv, HeadNorm, Mixer, Mlp, MlpNames, Norm, Rope, Rotary, ShortConv};
 use crate::weights::Weights;
@@ -29,8 +29,9 @@ pub fn build(c: &mut Config, w: &mut Weights) -> Result<Stack> {
     let inter = c.size(&["moe_intermediate_size"])?;
 
     let geometry = b.geometry((dense..b.layers).collect(), experts, top_k, inter)?;
-    let embed = b.embed(w)?;
-    let layers = b.layers(w, |w, l| {
+    let names = ExpertNames::separate("model.layers.{l}.feed_forward.experts", "w1", "w3", "w2");
+    let norm = |w: &mut Weights| Norm::rms(w, "model.embedding_norm", b.hidden, b.eps);
+    let layer = |w: &mut Weights, l: usize| {
         let prefix = format!("model.layers.{l}");
         let mixer: Box<dyn Mixer> = match types[l] {
             "conv" => Box::new(short_conv(&b, w, &format!("{prefix}.conv"), width, bias)?),
@@ -53,21 +54,8 @@ pub fn build(c: &mut Config, w: &mut Weights) -> Result<Stack> {
             ffn_norm: Norm::rms(w, &format!("{prefix}.ffn_norm"), b.hidden, b.eps)?,
             ffn,
         })
-    })?;
-    let norm = Norm::rms(w, "model.embedding_norm", b.hidden, b.eps)?;
-    let head = b.head(w, &embed)?;
-    Ok(Stack {
-        vocab: b.vocab,
-        context: b.context,
-        geometry,
-        experts: ExpertNames::separate("model.layers.{l}.feed_forward.experts", "w1", "w3", "w2"),
-        embed,
-        layers,
-        norm,
-        head,
-        rope: Some(rope),
-        factors: Factors::default(),
-    })
+    };
+    b.stack_with(w, rope, geometry, names, layer, norm)
 }
 
 /// Tied unless said otherwise, under either of two names.

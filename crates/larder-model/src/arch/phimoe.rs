@@ -4,7 +4,7 @@ use larder_core::{ExpertNames, Gate, Score, Weigh};
 
 use super::common::{Basics, Bias, window};
 use crate::config::Config;
-use crate::decoder::{Factors, Ffn, Layer, Stack};
+use crate::decoder::{Ffn, Layer, Stack};
 use crate::error::Result;
 use crate::nn::{Attention, Norm, Rope};
 use crate::weights::Weights;
@@ -23,8 +23,9 @@ pub fn build(c: &mut Config, w: &mut Weights) -> Result<Stack> {
     let inter = c.size(&["intermediate_size"])?;
 
     let geometry = b.geometry((0..b.layers).collect(), experts, top_k, inter)?;
-    let embed = b.embed(w)?;
-    let layers = b.layers(w, |w, l| {
+    let names = ExpertNames::separate("model.layers.{l}.block_sparse_moe.experts", "w1", "w3", "w2");
+    let norm = |w: &mut Weights| Norm::layer(w, "model.norm", b.hidden, b.eps);
+    let layer = |w: &mut Weights, l: usize| {
         let prefix = format!("model.layers.{l}");
         let attention = b.attention(w, &format!("{prefix}.self_attn"), bias, rotary)?;
         Ok(Layer {
@@ -33,19 +34,6 @@ pub fn build(c: &mut Config, w: &mut Weights) -> Result<Stack> {
             ffn_norm: Norm::layer(w, &format!("{prefix}.post_attention_layernorm"), b.hidden, b.eps)?,
             ffn: Ffn::Moe(b.moe(w, l, &format!("{prefix}.block_sparse_moe.gate"), gate.clone())?),
         })
-    })?;
-    let norm = Norm::layer(w, "model.norm", b.hidden, b.eps)?;
-    let head = b.head(w, &embed)?;
-    Ok(Stack {
-        vocab: b.vocab,
-        context: b.context,
-        geometry,
-        experts: ExpertNames::separate("model.layers.{l}.block_sparse_moe.experts", "w1", "w3", "w2"),
-        embed,
-        layers,
-        norm,
-        head,
-        rope: Some(rope),
-        factors: Factors::default(),
-    })
+    };
+    b.stack_with(w, rope, geometry, names, layer, norm)
 }

@@ -5,7 +5,7 @@ use larder_core::{ExpertNames, Gate};
 use super::common::{Basics, Bias, layer_types, sparse_layers};
 use super::qwen2_moe::with_shared;
 use crate::config::{Config, bad};
-use crate::decoder::{Factors, Ffn, Layer, Stack};
+use crate::decoder::{Ffn, Layer, Stack};
 use crate::error::Result;
 use crate::nn::{Activation, Attention, DeltaShape, GatedDelta, HeadNorm, Mixer, Norm, Rope, Rotary};
 use crate::weights::Weights;
@@ -28,8 +28,9 @@ pub fn build(c: &mut Config, w: &mut Weights) -> Result<Stack> {
     let shared_width = c.size(&["shared_expert_intermediate_size"])?;
 
     let geometry = b.geometry(sparse.clone(), experts, top_k, inter)?;
-    let embed = b.embed(w)?;
-    let layers = b.layers(w, |w, l| {
+    let names = ExpertNames::separate("model.layers.{l}.mlp.experts", "gate_proj", "up_proj", "down_proj");
+    let norm = |w: &mut Weights| Norm::rms_plus_one(w, "model.norm", b.hidden, b.eps);
+    let layer = |w: &mut Weights, l: usize| {
         let prefix = format!("model.layers.{l}");
         let mixer: Box<dyn Mixer> = match linear[l] {
             true => Box::new(GatedDelta::new(w, &format!("{prefix}.linear_attn"), b.hidden, delta, b.eps)?),
@@ -45,21 +46,8 @@ pub fn build(c: &mut Config, w: &mut Weights) -> Result<Stack> {
             ffn_norm: Norm::rms_plus_one(w, &format!("{prefix}.post_attention_layernorm"), b.hidden, b.eps)?,
             ffn,
         })
-    })?;
-    let norm = Norm::rms_plus_one(w, "model.norm", b.hidden, b.eps)?;
-    let head = b.head(w, &embed)?;
-    Ok(Stack {
-        vocab: b.vocab,
-        context: b.context,
-        geometry,
-        experts: ExpertNames::separate("model.layers.{l}.mlp.experts", "gate_proj", "up_proj", "down_proj"),
-        embed,
-        layers,
-        norm,
-        head,
-        rope: Some(rope),
-        factors: Factors::default(),
-    })
+    };
+    b.stack_with(w, rope, geometry, names, layer, norm)
 }
 
 /// Softmax attention whose query product also yields a gate for its output.

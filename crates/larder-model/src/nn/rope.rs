@@ -119,6 +119,14 @@ impl Rope {
         Ok((rope, Rotary { dim, interleaved: false }))
     }
 
+    /// The same angles stretched by `factor` from `trained` positions, with yarn's usual ramp and no rounding of it.
+    pub fn with_yarn(self, factor: f64, trained: f64) -> Self {
+        let (beta_fast, beta_slow, truncate, amplitude) = (32.0, 1.0, false, log_scale(factor, 1.0));
+        let mscale_all_dim = None;
+        let yarn = Yarn { factor, trained, beta_fast, beta_slow, truncate, amplitude, mscale_all_dim };
+        Rope { scaling: Scaling::Yarn(yarn), ..self }
+    }
+
     fn check(&self) -> Result<()> {
         if let Scaling::Long(long) = &self.scaling
             && (long.short.len() != self.dim / 2 || long.long.len() != self.dim / 2)

@@ -15,7 +15,8 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{
     assemble::Assembler,
-    draft::{AlignedBuffer, Draft, sync_folder, write_whole},
+    direct::AlignedBuffer,
+    draft::{Draft, sync_folder, write_whole},
     error::Result,
     manifest::{ExpertFiles, FORMAT, MANIFEST, Manifest, Provenance, RESIDENT, ResidentFile, SidecarFile},
     parallel::parallel,
@@ -90,6 +91,7 @@ pub fn convert(
     let mut report = job.report();
     let state = State::new(job.fingerprint(), options);
     if let Some(target) = Target::prepare(target, &state, &job.files())? {
+        source.read_once();
         progress.begin(job.store_bytes());
         report.resumed = job.write(&target)?;
     }

@@ -124,6 +124,10 @@ impl Source for Checkpoint {
         &self.path
     }
 
+    fn read_once(&self) {
+        self.files.iter().for_each(ReadAt::read_once);
+    }
+
     fn files(&self) -> Vec<SourceFile> {
         self.files.iter().map(SourceFile::of).collect()
     }

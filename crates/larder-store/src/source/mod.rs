@@ -64,6 +64,9 @@ pub trait Source: Tensors + Send + Sync {
     /// The file or folder.
     fn path(&self) -> &Path;
 
+    /// Says that all data are about to be read once, so that they need not pass through the page cache.
+    fn read_once(&self) {}
+
     /// The files that hold the weights.
     fn files(&self) -> Vec<SourceFile>;
 

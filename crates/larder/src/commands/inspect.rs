@@ -107,11 +107,15 @@ impl Found {
 
     fn fits(&self) -> Vec<Vec<String>> {
         let heading = vec!["memory".into(), "experts".into(), "of all".into()];
-        let rows = MEMORIES.iter().map(|gb| {
+        let mut rows = vec![heading];
+        for gb in MEMORIES {
             let (experts, share, remark) = self.fit_row(gb * 1_000_000_000);
-            vec![format!("{gb} GB"), experts, share, remark.into()]
-        });
-        std::iter::once(heading).chain(rows).collect()
+            rows.push(vec![format!("{gb} GB"), experts, share, remark.into()]);
+            if self.fit(gb * 1_000_000_000) == Some(self.geometry.expert_count()) {
+                break;
+            }
+        }
+        rows
     }
 
     fn fit_row(&self, memory: u64) -> (String, String, &'static str) {

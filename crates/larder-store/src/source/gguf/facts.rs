@@ -52,11 +52,9 @@ impl<'a> Facts<'a> {
             "lfm2moe" => Value::Null,
             _ => self.uint_or("attention.head_count_kv", heads)?.into(),
         };
-        let embedding = self.views.get("model.embed_tokens.weight");
-        let embedding = self.metadata.need("token_embd.weight", embedding.and_then(|v| v.meta.shape.first()))?;
         let id = |what: &str| self.metadata.uint(&format!("tokenizer.ggml.{what}_token_id"));
         Ok(keys(json!({
-            "vocab_size": embedding,
+            "vocab_size": self.vocabulary()?,
             "hidden_size": self.uint("embedding_length")?,
             "num_hidden_layers": self.layers()?,
             "num_attention_heads": heads,
@@ -71,6 +69,20 @@ impl<'a> Facts<'a> {
             "eos_token_id": id("eos")?,
             "pad_token_id": id("padding")?,
         })))
+    }
+
+    fn vocabulary(&self) -> Result<usize> {
+        let rows = self.views.get("model.embed_tokens.weight").and_then(|v| v.meta.shape.first()).copied();
+        let rows = rows.ok_or_else(|| {
+            StoreError::new(Fault::Missing, self.metadata.path(), "holds no tensor 'token_embd.weight'")
+        })?;
+        match self.metadata.texts("tokenizer.ggml.tokens")? {
+            Some(tokens) if tokens.len() != rows => {
+                let what = format!("has {} tokens, and {rows} rows in 'token_embd.weight'", tokens.len());
+                Err(StoreError::new(Fault::Mismatch, self.metadata.path(), what))
+            }
+            _ => Ok(rows),
+        }
     }
 
     pub fn qwen(&self, model_type: &str, normalised: bool) -> Result<Keys> {

@@ -145,6 +145,10 @@ impl Source for Gguf {
         self.file.path()
     }
 
+    fn read_once(&self) {
+        self.file.read_once();
+    }
+
     fn files(&self) -> Vec<SourceFile> {
         vec![SourceFile::of(&self.file)]
     }

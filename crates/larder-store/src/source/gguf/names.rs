@@ -49,6 +49,11 @@ impl Names {
     pub fn of(family: &Family, metadata: &Metadata, tensors: &[Entry], layers: u64) -> Result<Self> {
         let path = metadata.path();
         let experts = find_experts(path, tensors)?;
+        let stored = tensors.iter().filter_map(|t| split_layer(&t.name)).map(|(layer, _)| layer).max();
+        if let Some(last) = stored.filter(|last| last.checked_add(1).is_none_or(|stored| stored < layers)) {
+            let what = format!("says it has {layers} layers, and the last it holds is blk.{last}");
+            return Err(StoreError::new(Fault::Mismatch, path, what));
+        }
         let mut names = Names { views: HashMap::new(), order: Vec::new(), experts };
         let whole = tensors.iter().any(|t| t.name.ends_with(".attn_kv_b.weight"));
         for entry in tensors {

@@ -1,4 +1,5 @@
 mod builder;
+mod families;
 mod hostile;
 mod models;
 mod tokens;

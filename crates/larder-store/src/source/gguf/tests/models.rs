@@ -42,9 +42,6 @@ fn rows_of_queries_and_keys_are_put_back_into_halves() {
 #[test]
 fn quantised_rows_move_whole() {
     let rows: Vec<u8> = (0..4).flat_map(|row| [row; 34]).collect();
-    let file = mixtral(true).uint("llama.attention.key_length", 4);
-    let file = file.tensor("blk.0.attn_q.bias", &[4], 0, &[0; 16]);
-    assert!(file.open().err().unwrap().what.contains("'blk.0.attn_q.bias', which is not known"));
     let file = File::new()
         .text("general.architecture", "llama")
         .uint("llama.block_count", 1)
@@ -103,6 +100,8 @@ fn gate_and_up_may_be_one_tensor() {
 #[test]
 fn what_cannot_be_run_is_said() {
     let what = |file: File| file.open().err().unwrap().what;
+    assert!(what(mixtral(true).counting("blk.0.attn_q.bias", &[8], 0)).contains("'blk.0.attn_q.bias', which is not"));
+    assert!(what(mixtral(true).texts("tokenizer.ggml.tokens", &["a"])).contains("has 1 tokens, and 5 rows"));
     let bare = |arch| File::new().text("general.architecture", arch).uint(&format!("{arch}.block_count"), 1);
     assert!(what(File::new()).contains("no metadata 'general.architecture'"));
     assert!(what(bare("gpt2")).contains("is of the architecture 'gpt2'; known are llama, qwen2moe,"));
@@ -114,6 +113,19 @@ fn what_cannot_be_run_is_said() {
     assert_eq!(linear.open().unwrap().config()["rope_scaling"], json!({ "rope_type": "linear", "factor": 4.0 }));
     let odd = mixtral(true).text("llama.rope.scaling.type", "spiral");
     assert!(what(odd).contains("scales its positions by 'spiral'"));
+}
+
+#[test]
+fn layers_that_are_not_there_are_refused() {
+    for blocks in [2, u32::MAX] {
+        let file = File::new().text("general.architecture", "gpt-oss").uint("gpt-oss.block_count", blocks).counting(
+            "blk.0.ffn_gate_exps.weight",
+            &[8, 4, 2],
+            0,
+        );
+        let said = file.open().err().unwrap().what;
+        assert_eq!(said, format!("says it has {blocks} layers, and the last it holds is blk.0"));
+    }
 }
 
 #[test]

@@ -1,0 +1,115 @@
+//! Reads and writes past the page cache, for data that pass through once.
+
+use std::{cell::RefCell, fs::File, io, os::unix::fs::FileExt, path::Path};
+
+/// Reads below this length gain nothing.
+pub(crate) const WORTHWHILE_BYTES: usize = 256 << 10;
+/// Bytes that are read at a time.
+const CHUNK_BYTES: usize = 4 << 20;
+
+thread_local! {
+    static CHUNK: RefCell<Option<AlignedBuffer>> = const { RefCell::new(None) };
+}
+
+/// A file that is read past the page cache.
+pub(crate) struct DirectFile(File);
+
+impl DirectFile {
+    /// Opens `path`, or returns `None` where direct I/O is not to be had.
+    pub fn open(path: &Path) -> Option<Self> {
+        let file = File::open(path).ok()?;
+        set_direct(&file, true).then_some(DirectFile(file))
+    }
+
+    /// Fills `into` from `offset` on: whole pages are read to an aligned buffer and copied from there.
+    pub fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        CHUNK.with_borrow_mut(|chunk| {
+            let chunk = chunk.get_or_insert_with(|| AlignedBuffer::new(CHUNK_BYTES));
+            let (mut at, mut rest) = (offset, into);
+            while !rest.is_empty() {
+                let before = (at % AlignedBuffer::ALIGN as u64) as usize;
+                let wanted = (before + rest.len()).next_multiple_of(AlignedBuffer::ALIGN).min(CHUNK_BYTES);
+                let got = self.0.read_at(&mut chunk[..wanted], at - before as u64)?;
+                let useful = got.saturating_sub(before).min(rest.len());
+                if useful == 0 {
+                    return Err(io::ErrorKind::UnexpectedEof.into());
+                }
+                let (piece, after) = rest.split_at_mut(useful);
+                piece.copy_from_slice(&chunk[before..before + useful]);
+                at += useful as u64;
+                rest = after;
+            }
+            Ok(())
+        })
+    }
+}
+
+/// Bytes that begin at a page, as direct I/O wants them.
+pub(crate) struct AlignedBuffer {
+    bytes: Vec<u8>,
+    start: usize,
+    len: usize,
+}
+
+impl AlignedBuffer {
+    /// Where it begins, and what direct I/O counts in.
+    pub const ALIGN: usize = larder_core::SHARD_ALIGN;
+
+    /// A buffer of `len` zeros.
+    pub fn new(len: usize) -> Self {
+        let bytes = vec![0; len + Self::ALIGN];
+        let start = bytes.as_ptr().align_offset(Self::ALIGN);
+        AlignedBuffer { bytes, start, len }
+    }
+}
+
+impl std::ops::Deref for AlignedBuffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes[self.start..][..self.len]
+    }
+}
+
+impl std::ops::DerefMut for AlignedBuffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes[self.start..][..self.len]
+    }
+}
+
+/// Turns direct I/O on or off; whether that worked.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+pub(crate) fn set_direct(file: &File, on: bool) -> bool {
+    use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+    let set = |mut flags: OFlags| {
+        flags.set(OFlags::DIRECT, on);
+        fcntl_setfl(file, flags)
+    };
+    fcntl_getfl(file).and_then(set).is_ok()
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+pub(crate) fn set_direct(_: &File, _: bool) -> bool {
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn direct_reads_give_the_same_bytes_at_any_offset() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        let bytes: Vec<u8> = (0..CHUNK_BYTES + 70_000).map(|i| (i * 7 + i / 251) as u8).collect();
+        std::fs::write(&path, &bytes).unwrap();
+        let Some(file) = DirectFile::open(&path) else { return };
+        for (from, to) in [(0, bytes.len()), (1, bytes.len()), (4095, 4097), (5000, CHUNK_BYTES + 5001), (8192, 12288)]
+        {
+            let mut got = vec![0; to - from];
+            file.read(from as u64, &mut got).unwrap();
+            assert!(got == bytes[from..to], "{from}..{to}");
+        }
+        assert!(file.read(bytes.len() as u64 - 1, &mut [0; 2]).is_err());
+    }
+}

@@ -1,0 +1,160 @@
+//! The config of each further architecture, where it is not that of Mixtral.
+
+use serde_json::{Value, json};
+
+use super::builder::File;
+
+/// One layer of `arch` that has an embedding and experts, and these parts besides.
+fn layer(arch: &str, parts: &[&str]) -> File {
+    let mut file = File::new()
+        .text("general.architecture", arch)
+        .uint(&format!("{arch}.block_count"), 1)
+        .uint(&format!("{arch}.context_length"), 64)
+        .uint(&format!("{arch}.embedding_length"), 8)
+        .uint(&format!("{arch}.feed_forward_length"), 12)
+        .uint(&format!("{arch}.expert_feed_forward_length"), 4)
+        .uint(&format!("{arch}.attention.head_count"), 2)
+        .uint(&format!("{arch}.expert_count"), 4)
+        .uint(&format!("{arch}.expert_used_count"), 2)
+        .float(&format!("{arch}.attention.layer_norm_rms_epsilon"), 1e-6)
+        .counting("token_embd.weight", &[8, 5], 0)
+        .counting("blk.0.ffn_gate_exps.weight", &[8, 4, 4], 0);
+    for part in parts {
+        file = file.counting(&format!("blk.0.{part}"), &[8], 0);
+    }
+    file
+}
+
+fn config(file: &File) -> Value {
+    use crate::source::Source;
+    file.open().unwrap().config().clone()
+}
+
+/// Asserts that `config` has these keys with these values; null stands for a key that is not there.
+fn has(config: &Value, wanted: Value) {
+    for (key, value) in wanted.as_object().unwrap() {
+        assert_eq!(config.get(key).unwrap_or(&Value::Null), value, "{key} of {config}");
+    }
+}
+
+#[test]
+fn the_qwens_differ_in_the_weights_of_experts() {
+    let config2 = config(&layer("qwen2moe", &["attn_q.bias"]));
+    has(
+        &config2,
+        json!({
+            "model_type": "qwen2_moe", "norm_topk_prob": false, "moe_intermediate_size": 4, "intermediate_size": 12,
+            "shared_expert_intermediate_size": 12, "qkv_bias": true, "mlp_only_layers": [],
+        }),
+    );
+    let file = layer("qwen3moe", &[]).uint("qwen3moe.attention.key_length", 16);
+    has(&config(&file), json!({ "model_type": "qwen3_moe", "norm_topk_prob": true, "head_dim": 16 }));
+}
+
+#[test]
+fn olmoe_may_clip() {
+    has(&config(&layer("olmoe", &[])), json!({ "clip_qkv": null, "norm_topk_prob": false, "intermediate_size": 4 }));
+    let clipped = layer("olmoe", &[]).float("olmoe.attention.clamp_kqv", 8.0);
+    has(&config(&clipped), json!({ "clip_qkv": 8.0 }));
+}
+
+#[test]
+fn gpt_oss_alternates_and_does_not_round_its_yarn() {
+    let file = layer("gpt-oss", &[])
+        .uint("gpt-oss.attention.sliding_window", 16)
+        .text("gpt-oss.rope.scaling.type", "yarn")
+        .float("gpt-oss.rope.scaling.factor", 32.0)
+        .uint("gpt-oss.rope.scaling.original_context_length", 4096);
+    has(
+        &config(&file),
+        json!({
+            "model_type": "gpt_oss", "layer_types": ["sliding_attention"], "sliding_window": 16, "num_local_experts": 4,
+            "rope_scaling": {
+                "rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "truncate": false,
+            },
+        }),
+    );
+}
+
+#[test]
+fn glm_leaves_out_the_blocks_that_predict_further() {
+    let file = layer("glm4moe", &["attn_q_norm.weight"])
+        .counting("blk.1.nextn.eh_proj.weight", &[8], 0)
+        .uint("glm4moe.nextn_predict_layers", 1)
+        .uint("glm4moe.attention.key_length", 8)
+        .uint("glm4moe.rope.dimension_count", 4)
+        .uint("glm4moe.expert_shared_count", 1);
+    let said = file.open().err().unwrap().what;
+    assert!(said.contains("no layer is left"), "{said}");
+    let mut two = file;
+    // The same file with a count of two blocks.
+    two.entries.remove(1);
+    let two = two.uint("glm4moe.block_count", 2);
+    has(
+        &config(&two),
+        json!({
+            "num_hidden_layers": 1, "partial_rotary_factor": 0.5, "use_qk_norm": true, "attention_bias": false,
+            "n_routed_experts": 4, "n_group": 1, "routed_scaling_factor": 1.0,
+        }),
+    );
+    let softmax = two.uint("glm4moe.expert_gating_func", 1);
+    assert!(softmax.open().err().unwrap().what.contains("in a way (1)"));
+}
+
+#[test]
+fn granite_multiplies_by_one_unless_told() {
+    let file = layer("granitemoe", &[]).float("granitemoe.embedding_scale", 12.0);
+    let file = file.float("granitemoe.logit_scale", 6.0);
+    has(
+        &config(&file),
+        json!({
+            "attention_multiplier": 0.5, "embedding_multiplier": 12.0, "residual_multiplier": 1.0, "logits_scaling": 6.0,
+        }),
+    );
+}
+
+#[test]
+fn deepseek_is_two_models_by_its_scores() {
+    let file = layer("deepseek2", &["attn_kv_b.weight", "attn_k_b.weight"])
+        .uint("deepseek2.attention.key_length", 24)
+        .uint("deepseek2.attention.value_length", 16)
+        .uint("deepseek2.attention.kv_lora_rank", 32)
+        .uint("deepseek2.attention.head_count_kv", 1)
+        .uint("deepseek2.rope.dimension_count", 8)
+        .uint("deepseek2.expert_shared_count", 2)
+        .text("deepseek2.rope.scaling.type", "yarn")
+        .float("deepseek2.rope.scaling.factor", 40.0)
+        .float("deepseek2.rope.scaling.yarn_log_multiplier", 0.0707);
+    let second = config(&file);
+    has(
+        &second,
+        json!({
+            "model_type": "deepseek_v2", "topk_method": "greedy", "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
+            "v_head_dim": 16, "num_key_value_heads": 2, "q_lora_rank": null, "norm_topk_prob": false,
+        }),
+    );
+    has(&second["rope_scaling"], json!({ "mscale": 0.707, "mscale_all_dim": 0.707 }));
+    let third = file.uint("deepseek2.expert_gating_func", 2).uint("deepseek2.attention.q_lora_rank", 24);
+    has(&config(&third), json!({ "model_type": "deepseek_v3", "topk_method": "noaux_tc", "q_lora_rank": 24 }));
+}
+
+#[test]
+fn ernie_counts_the_last_layer_in() {
+    let ernie = config(&layer("ernie4_5-moe", &["exp_probs_b.bias"]));
+    has(&ernie, json!({ "moe_layer_start_index": 0, "moe_layer_end_index": 0, "moe_layer_interval": 1, "moe_k": 2 }));
+}
+
+#[test]
+fn lfm_tells_its_layers_by_their_heads() {
+    let file = layer("lfm2moe", &[])
+        .ints("lfm2moe.attention.head_count_kv", &[0])
+        .uint("lfm2moe.shortconv.l_cache", 3)
+        .counting("blk.0.shortconv.conv.weight", &[3, 8], 0);
+    has(
+        &config(&file),
+        json!({ "layer_types": ["conv"], "norm_eps": 1e-6, "rms_norm_eps": null, "conv_L_cache": 3, "use_expert_bias": true }),
+    );
+    use larder_core::Tensors;
+    let source = file.open().unwrap();
+    assert_eq!(source.meta("model.layers.0.conv.conv.weight").unwrap().shape, [8, 1, 3]);
+}

@@ -1,0 +1,58 @@
+use std::path::PathBuf;
+
+use super::*;
+use crate::testing::{Form, LAYERS, small_store};
+
+fn store() -> (tempfile::TempDir, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = small_store(dir.path(), Form::TransposedTurns);
+    (dir, path)
+}
+
+#[test]
+fn a_whole_store_is_good() {
+    let (_dir, path) = store();
+    let report = verify(&path, &()).unwrap();
+    assert!(report.is_good() && report.unknown.is_empty(), "{report:?}");
+    assert_eq!(report.files, 6 + 1 + 1);
+}
+
+#[test]
+fn a_changed_byte_in_any_file_is_found() {
+    let (_dir, path) = store();
+    for name in [PathBuf::from(RESIDENT), shard_path(LAYERS[1], ExpertId(2)), "tokenizer.json".into()] {
+        let good = fs::read(path.join(&name)).unwrap();
+        for at in (0..good.len()).step_by(1 + good.len() / 40).chain([good.len() - 1]) {
+            let mut bad = good.clone();
+            bad[at] ^= 32;
+            fs::write(path.join(&name), bad).unwrap();
+            let report = verify(&path, &()).unwrap();
+            assert_eq!(report.problem_count, 1, "{} at {at}: {report:?}", name.display());
+            assert_eq!(report.problems[0].path, path.join(&name));
+        }
+        fs::write(path.join(&name), good).unwrap();
+    }
+    assert!(verify(&path, &()).unwrap().is_good());
+}
+
+#[test]
+fn all_problems_are_found_and_strangers_are_named() {
+    let (_dir, path) = store();
+    fs::remove_file(path.join(shard_path(LAYERS[0], ExpertId(0)))).unwrap();
+    fs::write(path.join(shard_path(LAYERS[1], ExpertId(1))), "short").unwrap();
+    fs::remove_file(path.join(RESIDENT)).unwrap();
+    fs::remove_file(path.join("tokenizer.json")).unwrap();
+    fs::write(path.join("notes.txt"), "x").unwrap();
+    fs::write(path.join("experts/L001/E007.safetensors"), "x").unwrap();
+    fs::write(path.join(EVICTOR), "x").unwrap();
+    let report = verify(&path, &()).unwrap();
+    assert_eq!((report.problem_count, report.problems.len()), (4, 4), "{report:?}");
+    assert_eq!(report.unknown, [PathBuf::from("experts/L001/E007.safetensors"), PathBuf::from("notes.txt")]);
+}
+
+#[test]
+fn without_a_manifest_there_is_nothing_to_verify() {
+    let (_dir, path) = store();
+    fs::remove_file(path.join(MANIFEST)).unwrap();
+    assert_eq!(verify(&path, &()).unwrap_err().fault, Fault::Missing);
+}
