@@ -4,7 +4,7 @@
     make_shape.py olmoe-1b-7b --kind q4_0 --reuse 0.43 --out olmoe.gguf
     make_shape.py --tiny tests/fixtures/gguf          (the fixtures of the tests, the same bytes every time)
 
-Requirements: Python 3.10, `pip install gguf==0.19.0 numpy==2.4.6`. llama.cpp and larder can both run the files.
+Requirements: Python 3.10, `pip install gguf==0.19.0 numpy==2.4.6 safetensors==0.8.0`. llama.cpp and larder can both run the files.
 
 How each property comes about:
 
@@ -42,6 +42,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Q
+from safetensors.numpy import save_file
 
 from shapes.forward import Shape
 from shapes.model import Maker
@@ -58,6 +59,7 @@ SHAPES = {
     "tiny-qwen3moe": Shape("qwen3moe", 1, 256, 2, 1, 16, 32, 2, 1, 264, 256, 1e4, 1e-6, "qwen2", dense=64, tied=True),
     "tiny-mixtral": Shape("llama", 2, 96, 4, 2, 24, 32, 3, 2, 272, 256, 1e4, 1e-5, "gpt-2"),
 }
+FIXTURE_TOKENS = 24
 FIXTURES = {"tiny-olmoe": "q4_0", "tiny-qwen2moe": "q8_0", "tiny-qwen3moe": "q4_k", "tiny-mixtral": "q4_0"}
 KINDS = {"q4_0": (Q.Q4_0, 2), "q8_0": (Q.Q8_0, 7), "q4_k": (Q.Q4_K, 14)}  # with llama.cpp's number of the file type
 
@@ -161,6 +163,16 @@ def write(name, kind_name, seed, reuse, out):
     os.replace(part, out)
     seconds = time.monotonic() - started
     print(f"{out}: {out.stat().st_size / 1e9:.3f} GB in {seconds:.0f} s, {written / 1e6 / seconds:.0f} MB/s")
+    return maker
+
+
+def write_fixture(name, kind, folder):
+    """A tiny shape, and beside it the logits that numpy computed in float64 from the very same blocks."""
+    out = folder / f"{name}-{kind}.gguf"
+    maker = write(name, kind, 0, 0.43, out)
+    ids = maker.ids[:FIXTURE_TOKENS].astype(np.int32)
+    logits = np.ascontiguousarray(maker.logits[:FIXTURE_TOKENS], dtype=np.float32)
+    save_file({"ids": ids, "full_logits": logits}, out.with_suffix(".safetensors"))
 
 
 def report(maker):
@@ -197,7 +209,7 @@ def main():
     if args.tiny:
         args.tiny.mkdir(parents=True, exist_ok=True)
         for name, kind in FIXTURES.items():
-            write(name, kind, 0, 0.43, args.tiny / f"{name}-{kind}.gguf")
+            write_fixture(name, kind, args.tiny)
         return
     if not args.shape:
         parser.error("name a shape, or --tiny FOLDER")

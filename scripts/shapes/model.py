@@ -75,7 +75,7 @@ class Maker:
         embedding.fill_columns(slice(None), range(CONSTANT), std)
         embedding.fill_columns(slice(None), range(self.slow.start, self.slow.stop), 0)
         yield embedding.bytes()
-        ids = self.rng.permutation(s.vocab)[: min(TOKENS, s.vocab)]
+        ids = self.ids = self.rng.permutation(s.vocab)[: min(TOKENS, s.vocab)]
         picked = embedding.blocks[ids].reshape(len(ids), -1)
         x = gguf.quants.dequantize(picked, embedding.kind).astype(np.float64)
         for layer in range(s.layers):
