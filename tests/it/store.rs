@@ -166,21 +166,44 @@ fn bad_targets_are_refused() {
     assert_eq!(larder(&["convert", text(&model), text(&store), "--experts", "q3_k"]).status.code(), Some(2));
 }
 
+/// A file system of a few kilobytes, unmounted when dropped; `None` where mounting is not allowed.
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    fn mount(at: &Path, options: &str) -> Option<Self> {
+        std::fs::create_dir(at).unwrap();
+        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", options, "tmpfs", text(at)]).output();
+        match mounted.is_ok_and(|o| o.status.success()) {
+            true => Some(SmallDisk(at.to_owned())),
+            false => {
+                println!("skipped: a file system cannot be mounted here");
+                None
+            }
+        }
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(&self.0).status();
+    }
+}
+
 #[test]
 fn a_full_disk_is_said_and_nothing_is_lost() {
     let dir = tempfile::tempdir().unwrap();
-    let mount = dir.path().join("small");
-    std::fs::create_dir(&mount).unwrap();
-    let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=64k", "tmpfs", text(&mount)]).output();
-    if !mounted.is_ok_and(|o| o.status.success()) {
-        println!("skipped: a small file system cannot be mounted here");
-        return;
-    }
-    let said = larder(&["convert", text(&fixture("golden/olmoe")), text(&mount.join("store"))]);
-    Command::new("umount").arg(&mount).status().unwrap();
-    let message = String::from_utf8_lossy(&said.stderr).into_owned();
-    assert_eq!(said.status.code(), Some(1), "{message}");
-    assert!(message.contains("space") || message.contains("free"), "{message}");
+    let Some(disk) = SmallDisk::mount(&dir.path().join("small"), "size=64k") else { return };
+    let said = larder_refuses(&["convert", text(&fixture("golden/olmoe")), text(&disk.0.join("store"))]);
+    assert!(said.contains("space") || said.contains("free"), "{said}");
+    assert_eq!(std::fs::read_dir(&disk.0).unwrap().count(), 0, "something was left behind");
+}
+
+#[test]
+fn a_read_only_target_is_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(disk) = SmallDisk::mount(&dir.path().join("fixed"), "ro") else { return };
+    let said = larder_refuses(&["convert", text(&fixture("golden/olmoe")), text(&disk.0.join("store"))]);
+    assert!(said.contains("read-only"), "{said}");
 }
 
 /// Python's own reader opens every shard, where it is installed; `LARDER_PYTHON` names an interpreter that has it.

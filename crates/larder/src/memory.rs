@@ -13,6 +13,11 @@ pub fn available() -> Option<u64> {
     }
 }
 
+/// The most memory that this process has held so far, in bytes.
+pub fn peak() -> Option<u64> {
+    meminfo(&fs::read_to_string("/proc/self/status").ok()?, "VmHWM:")
+}
+
 fn meminfo(text: &str, key: &str) -> Option<u64> {
     let line = text.lines().find(|l| l.starts_with(key))?;
     line.split_whitespace().nth(1)?.parse::<u64>().ok()?.checked_mul(1024)

@@ -120,3 +120,15 @@ fn a_file_cut_short_behind_our_back_is_an_error() {
     let error = assembler.read_expert(LAYERS[1], ExpertId(2), &mut data).unwrap_err();
     assert!(error.to_string().contains("model.safetensors: ends before byte"), "{error}");
 }
+
+#[test]
+fn what_is_quantised_can_only_be_kept() {
+    let (_dir, source) = open(&Tiny::new(Kept::Separate));
+    let choose = |from, wanted| choose_kind(&source, "w", from, wanted, 256).map_err(|e| e.what);
+    assert_eq!(choose(Kind::Q4K, None), Ok((Kind::Q4K, false)));
+    assert_eq!(choose(Kind::Q8_0, Some(Kind::Q8_0)), Ok((Kind::Q8_0, false)));
+    for wanted in [Kind::Q4_0, Kind::F16] {
+        let said = format!("tensor 'w' is already quantised as q8_0 and cannot become {wanted}, only be kept");
+        assert_eq!(choose(Kind::Q8_0, Some(wanted)), Err(said));
+    }
+}

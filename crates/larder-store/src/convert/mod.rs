@@ -29,7 +29,7 @@ pub use target::CONVERTING;
 use target::{State, Target};
 
 /// Threads that read, convert and write, one expert each.
-const THREADS: usize = 6;
+const THREADS: usize = 3;
 /// What the experts in flight may take together, unless a single one takes more.
 const IN_FLIGHT_BYTES: usize = 768 << 20;
 

@@ -3,7 +3,7 @@ use larder_store::{ConvertOptions, convert, open_source};
 use serde_json::json;
 
 use crate::cli::Convert;
-use crate::{print, progress::Watch};
+use crate::{memory, print, progress::Watch};
 
 /// Makes a store.
 pub fn run(args: &Convert) -> Result<()> {
@@ -27,6 +27,7 @@ pub fn run(args: &Convert) -> Result<()> {
             "experts_done_before": report.resumed,
             "notes": report.notes,
             "seconds": seconds,
+            "peak_memory_bytes": memory::peak(),
         });
         println!("{json}");
         return Ok(());
@@ -37,8 +38,9 @@ pub fn run(args: &Convert) -> Result<()> {
     if report.resumed > 0 {
         eprintln!("{} of {} experts were done before", report.resumed, report.experts);
     }
+    let peak = memory::peak().map_or_else(String::new, |peak| format!(", peak memory {}", print::bytes(peak)));
     println!(
-        "{}: {} experts, {} from {} in {seconds:.1} s ({}/s written)",
+        "{}: {} experts, {} from {} in {seconds:.1} s ({}/s written{peak})",
         args.store.display(),
         report.experts,
         print::bytes(report.store_bytes),
