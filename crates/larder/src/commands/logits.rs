@@ -10,6 +10,7 @@ use safetensors::tensor::{Dtype, View};
 
 use crate::cli::Logits;
 use crate::open::Model;
+use crate::{memory, print};
 
 /// Most tokens that a file may hold; the logits of each take a row of the vocabulary's width.
 const MOST_TOKENS: usize = 1 << 20;
@@ -20,6 +21,7 @@ pub fn run(args: &Logits) -> Result<()> {
     let model = Model::open(&args.model)?;
     let decoder = model.decoder()?;
     let (vocab, top_k) = (decoder.vocab(), decoder.geometry().top_k);
+    check_room(tokens.len().saturating_add(args.generate), vocab)?;
     let mut experts = model.all_resident()?;
     let mut session = Session::new(&decoder, &mut experts);
 
@@ -55,6 +57,18 @@ fn read_tokens(path: &Path) -> Result<Vec<u32>> {
         0 => bail!("{}: holds no tokens", path.display()),
         n if n > MOST_TOKENS => bail!("{}: holds {n} tokens, more than {MOST_TOKENS}", path.display()),
         _ => Ok(tokens),
+    }
+}
+
+/// Logits are held three times: as numbers, as bytes and as the file.
+fn check_room(tokens: usize, vocab: usize) -> Result<()> {
+    let need = (tokens as u64).saturating_mul(vocab as u64).saturating_mul(3 * size_of::<f32>() as u64);
+    match memory::available() {
+        Some(there) if there < need => {
+            let (need, there) = (print::bytes(need), print::bytes(there));
+            bail!("the logits of {tokens} tokens need {need} of memory and {there} are available; give fewer tokens")
+        }
+        _ => Ok(()),
     }
 }
 
