@@ -6,4 +6,5 @@ mod golden;
 mod hostile;
 mod reference;
 mod store;
+mod streaming;
 mod support;

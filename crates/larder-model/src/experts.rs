@@ -97,19 +97,20 @@ pub fn route(call: &Call) -> Routed {
 }
 
 /// Every chosen expert's output, kept apart until all are there, so that the sum does not depend on who came first.
-struct RankedOutputs {
+pub struct RankedOutputs {
     hidden: usize,
     outputs: Vec<f32>, // [tokens, k, hidden]
 }
 
 impl RankedOutputs {
-    fn new(call: &Call) -> Self {
+    /// Room for the outputs of a call.
+    pub fn new(call: &Call) -> Self {
         let hidden = call.x.len() / call.tokens;
         RankedOutputs { hidden, outputs: vec![0.0; call.tokens * call.gate.top_k * hidden] }
     }
 
     /// Computes one expert for all tokens that chose it, in one batch.
-    fn compute(&mut self, call: &Call, routed: &Routed, expert: ExpertId, layout: &ExpertLayout, data: &[u8]) {
+    pub fn compute(&mut self, call: &Call, routed: &Routed, expert: ExpertId, layout: &ExpertLayout, data: &[u8]) {
         let (k, hidden) = (call.gate.top_k, self.hidden);
         let places: Vec<usize> = (0..routed.ids.len()).filter(|i| routed.ids[*i] == expert).collect();
         if places.is_empty() {
@@ -126,7 +127,8 @@ impl RankedOutputs {
         }
     }
 
-    fn sum(&self, call: &Call, routed: &Routed, out: &mut [f32]) {
+    /// The weighted sum of each token's experts, in the order of their rank: `out [tokens, hidden]`.
+    pub fn sum(&self, call: &Call, routed: &Routed, out: &mut [f32]) {
         let (k, hidden) = (call.gate.top_k, self.hidden);
         out.fill(0.0);
         for (place, output) in self.outputs.chunks_exact(hidden).enumerate() {

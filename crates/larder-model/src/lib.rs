@@ -16,6 +16,6 @@ mod weights;
 pub use arch::model_types;
 pub use decoder::{Decoder, Rows, blueprint};
 pub use error::{ModelError, Result};
-pub use experts::{AllResident, Call, ExpertPath, Routed, expert_mlp, route};
+pub use experts::{AllResident, Call, ExpertPath, RankedOutputs, Routed, expert_mlp, route};
 pub use nn::{Activation, State};
 pub use tap::Tap;

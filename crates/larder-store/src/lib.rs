@@ -14,6 +14,7 @@ mod manifest;
 mod parallel;
 mod piece;
 mod quantize;
+pub mod reader;
 mod resident;
 mod safetensors;
 mod shard;

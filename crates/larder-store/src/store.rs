@@ -64,6 +64,25 @@ impl Store {
         check_resident(self, blueprint)
     }
 
+    /// Checks an expert's data, and the header of its shard, the first time it is asked in a run.
+    pub fn check_expert(&self, layer: LayerIdx, expert: ExpertId, data: &[u8]) -> Result<()> {
+        let (checksum, checked) = self.record(layer, expert);
+        if checked.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let shard = self.shard(layer, expert);
+        let path = self.shard_path(&shard);
+        shard.check_header(&shard.open(&path)?, checksum)?;
+        shard.check_data(&path, data, checksum)?;
+        checked.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// The file of every expert, layer by layer, and the length that each has.
+    pub fn shard_files(&self) -> (Vec<PathBuf>, u64) {
+        (self.shards().map(|s| self.shard_path(&s)).collect(), self.manifest.experts.file_bytes as u64)
+    }
+
     /// All shards, layer by layer.
     pub(crate) fn shards(&self) -> impl Iterator<Item = Shard<'_>> {
         let experts = self.manifest.geometry.experts;
@@ -94,16 +113,9 @@ impl Experts for Store {
     fn read_expert(&self, layer: LayerIdx, expert: ExpertId, into: &mut [u8]) -> Result<()> {
         let shard = self.shard(layer, expert);
         assert_eq!(into.len(), shard.layout.bytes, "a buffer of the layout's length");
-        let path = self.shard_path(&shard);
-        let file: ReadAt = shard.open(&path)?;
-        let (checksum, checked) = self.record(layer, expert);
+        let file: ReadAt = shard.open(&self.shard_path(&shard))?;
         file.read(DATA_START as u64, into)?;
-        if !checked.load(Ordering::Relaxed) {
-            shard.check_header(&file, checksum)?;
-            shard.check_data(&path, into, checksum)?;
-            checked.store(true, Ordering::Relaxed);
-        }
-        Ok(())
+        self.check_expert(layer, expert, into)
     }
 }
 

@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use larder_cache::Scope;
 use larder_core::Kind;
 
 /// Runs Mixture-of-Experts language models bigger than memory.
@@ -101,6 +102,8 @@ pub struct Run {
     pub max_tokens: usize,
     #[command(flatten)]
     pub sampling: SamplingFlags,
+    #[command(flatten)]
+    pub cache: CacheFlags,
     /// Stop before this text; may be given several times.
     #[arg(long, value_name = "TEXT")]
     pub stop: Vec<String>,
@@ -110,6 +113,70 @@ pub struct Run {
     /// Print one JSON object instead of the text.
     #[arg(long)]
     pub json: bool,
+}
+
+/// Where experts are kept. Without any of these they all stay in memory if they fit; otherwise, of a store, as many as
+/// fit do and the others are read when they are needed.
+#[derive(Args)]
+pub struct CacheFlags {
+    /// Keep N experts per layer in memory and read the others from the store.
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub cache_experts: Option<usize>,
+    /// Keep as many experts in memory as fit into SIZE (4G, 512M, 1.5GiB).
+    #[arg(long, value_name = "SIZE", value_parser = byte_size, conflicts_with = "cache_experts")]
+    pub cache_mem: Option<ByteSize>,
+    /// What shares the slots: the experts of one layer, or all.
+    #[arg(long, value_name = "SCOPE", default_value = "layer")]
+    pub cache_scope: ScopeFlag,
+    /// Who leaves when room is needed: lru.
+    #[arg(long, value_name = "POLICY", default_value = "lru")]
+    pub eviction: String,
+    /// How shards are read: auto, uring or pread.
+    #[arg(long, value_name = "READER", default_value = "auto")]
+    pub reader: String,
+}
+
+/// A number of bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ByteSize(pub u64);
+
+fn byte_size(text: &str) -> Result<ByteSize, String> {
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let factor: u64 = match unit.to_ascii_lowercase().as_str() {
+        "" | "b" => 1,
+        "k" | "kb" => 1000,
+        "m" | "mb" => 1000_u64.pow(2),
+        "g" | "gb" => 1000_u64.pow(3),
+        "t" | "tb" => 1000_u64.pow(4),
+        "ki" | "kib" => 1 << 10,
+        "mi" | "mib" => 1 << 20,
+        "gi" | "gib" => 1 << 30,
+        "ti" | "tib" => 1 << 40,
+        _ => return Err(format!("'{unit}' is no unit of memory; use G, M, GiB or MiB")),
+    };
+    match number.parse::<f64>() {
+        Ok(n) if n >= 0.0 => Ok(ByteSize((n * factor as f64) as u64)),
+        _ => Err("is not a number with a unit, like 4G".into()),
+    }
+}
+
+/// What shares the slots.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum ScopeFlag {
+    /// The experts of one layer.
+    Layer,
+    /// All experts.
+    Global,
+}
+
+impl From<ScopeFlag> for Scope {
+    fn from(flag: ScopeFlag) -> Self {
+        match flag {
+            ScopeFlag::Layer => Scope::Layer,
+            ScopeFlag::Global => Scope::Global,
+        }
+    }
 }
 
 /// How tokens are drawn. Without any of these the most likely token is taken.
@@ -153,6 +220,8 @@ pub struct Logits {
     /// Read the tokens N at a time.
     #[arg(long, default_value_t = larder_engine::CHUNK, value_name = "N", value_parser = at_least_one)]
     pub chunk: usize,
+    #[command(flatten)]
+    pub cache: CacheFlags,
 }
 
 fn at_least_one(text: &str) -> Result<usize, String> {
@@ -181,4 +250,19 @@ pub struct Tokenize {
     /// Leave out the tokens that the model expects around a text.
     #[arg(long)]
     pub no_special: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_decimal_unless_they_say_otherwise() {
+        let of = |text| byte_size(text).map(|b| b.0);
+        assert_eq!(of("4G"), Ok(4_000_000_000));
+        assert_eq!(of("1.5GiB"), Ok(3 << 29));
+        assert_eq!(of("512m"), Ok(512_000_000));
+        assert_eq!(of("77"), Ok(77));
+        assert!(of("4X").is_err() && of("G").is_err() && of("-1G").is_err() && of("").is_err());
+    }
 }

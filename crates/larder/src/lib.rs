@@ -7,8 +7,10 @@ use clap::Parser;
 mod advice;
 mod cli;
 mod commands;
+mod experts;
 mod memory;
 mod open;
+mod plan;
 mod print;
 mod progress;
 

@@ -1,6 +1,7 @@
 //! From what a person calls a model to something that runs.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context, Result, bail};
@@ -13,10 +14,10 @@ use larder_store::{
 };
 use serde_json::Value;
 
-use crate::{memory, print, progress};
+use crate::progress;
 
 enum Form {
-    Store(Box<Store>),
+    Store(Arc<Store>),
     /// A checkpoint folder or GGUF file, used as it is.
     Source(Box<dyn Source>),
 }
@@ -41,7 +42,7 @@ impl Model {
     /// Opens a store, a checkpoint folder or a GGUF file.
     pub fn open(path: &Path) -> Result<Self> {
         let form = match path.join(MANIFEST).exists() {
-            true => Form::Store(Box::new(Store::open(path)?)),
+            true => Form::Store(Arc::new(Store::open(path)?)),
             false if path.join(CONVERTING).exists() => {
                 let what = "is a store whose conversion has not finished; run the same `larder convert` again";
                 return Err(StoreError::new(Fault::Missing, path, what).into());
@@ -66,7 +67,7 @@ impl Model {
     }
 
     /// The store, if it is one.
-    pub fn store(&self) -> Option<&Store> {
+    pub fn store(&self) -> Option<&Arc<Store>> {
         match &self.form {
             Form::Store(store) => Some(store),
             Form::Source(_) => None,
@@ -102,8 +103,7 @@ impl Model {
 
     /// Every expert, read into memory.
     pub fn all_resident(&self) -> Result<AllResident> {
-        let (resident, in_experts) = self.bytes()?;
-        check_memory(resident, in_experts)?;
+        let (_, in_experts) = self.bytes()?;
         let geometry = &self.blueprint.geometry;
         let experts = self.experts()?;
         let experts = experts.as_dyn();
@@ -178,20 +178,6 @@ pub struct Text {
 
 fn shown(path: &Path) -> String {
     path.display().to_string()
-}
-
-fn check_memory(resident: u64, experts: u64) -> Result<()> {
-    let need = resident + experts;
-    match memory::available() {
-        Some(there) if there < need => bail!(
-            "the model's weights need {} of memory ({} resident, {} in experts) and {} are available",
-            print::bytes(need),
-            print::bytes(resident),
-            print::bytes(experts),
-            print::bytes(there)
-        ),
-        _ => Ok(()),
-    }
 }
 
 /// The experts of a layer, read by a few threads: each read waits for the disk or widens and checks.

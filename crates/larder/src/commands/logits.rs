@@ -10,7 +10,7 @@ use safetensors::tensor::{Dtype, View};
 
 use crate::cli::Logits;
 use crate::open::Model;
-use crate::{memory, print};
+use crate::{experts, memory, print};
 
 /// Most tokens that a file may hold; the logits of each take a row of the vocabulary's width.
 const MOST_TOKENS: usize = 1 << 20;
@@ -22,7 +22,7 @@ pub fn run(args: &Logits) -> Result<()> {
     let decoder = model.decoder()?;
     let (vocab, top_k) = (decoder.vocab(), decoder.geometry().top_k);
     check_room(tokens.len().saturating_add(args.generate), vocab)?;
-    let mut experts = model.all_resident()?;
+    let mut experts = experts::open(&model, &args.cache)?;
     let mut session = Session::new(&decoder, &mut experts);
 
     let mut seen = Seen::default();

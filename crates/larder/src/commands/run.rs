@@ -1,12 +1,15 @@
 use std::io::Write;
 
 use anyhow::{Result, bail};
+use larder_cache::Traffic;
 use larder_engine::{ChatInput, Finish, Request, Sampler, Sampling, Session, StopMatcher, Written, generate};
 use serde_json::json;
 
 use crate::cli::{Run, SamplingFlags};
 use crate::commands::text_or_stdin;
+use crate::experts;
 use crate::open::{Model, Text};
+use crate::print;
 
 /// Writes on from a prompt.
 pub fn run(args: Run) -> Result<()> {
@@ -19,7 +22,7 @@ pub fn run(args: Run) -> Result<()> {
     let eos: &[u32] = if args.ignore_eos { &[] } else { &generation.eos };
 
     let decoder = model.decoder()?;
-    let mut experts = model.all_resident()?;
+    let mut experts = experts::open(&model, &args.cache)?;
     let mut session = Session::new(&decoder, &mut experts);
     let request = Request { prompt: &prompt, sampler, eos, stop, max_tokens: args.max_tokens };
     let mut all = String::new();
@@ -29,12 +32,13 @@ pub fn run(args: Run) -> Result<()> {
         broken = !args.json && show(piece).is_err();
         !broken
     })?;
+    let traffic = experts.traffic();
     match (args.json, broken) {
-        (true, _) => println!("{}", report(&all, prompt.len(), &written)),
+        (true, _) => println!("{}", report(&all, prompt.len(), &written, traffic)),
         (false, true) => {}
         (false, false) => {
             let _ = show("\n"); // whoever read the text may have gone by now
-            eprintln!("{}", footer(prompt.len(), &written));
+            eprintln!("{}", footer(prompt.len(), &written, traffic));
         }
     }
     Ok(())
@@ -77,21 +81,31 @@ fn rate(tokens: usize, time: std::time::Duration) -> f64 {
     tokens as f64 / time.as_secs_f64().max(1e-9)
 }
 
-fn footer(prompt: usize, written: &Written) -> String {
+fn footer(prompt: usize, written: &Written, traffic: Option<Traffic>) -> String {
     let end = match written.finish {
         Finish::EndOfText | Finish::StopString | Finish::Cancelled => "",
         Finish::Length => "; stopped at --max-tokens",
         Finish::Context => "; stopped because the context is full",
     };
     format!(
-        "[{prompt} prompt tokens at {:.1}/s, {} written at {:.1}/s, all experts in memory{end}]",
+        "[{prompt} prompt tokens at {:.1}/s, {} written at {:.1}/s, {}{end}]",
         rate(prompt, written.prompt_time),
         written.ids.len(),
         rate(written.ids.len(), written.decode_time),
+        traffic.map_or_else(|| "all experts in memory".into(), passed),
     )
 }
 
-fn report(text: &str, prompt: usize, written: &Written) -> serde_json::Value {
+fn passed(Traffic { counts, bytes }: Traffic) -> String {
+    let wanted = (counts.hits + counts.misses).max(1);
+    format!(
+        "{:.0} % of experts found in memory, {} read",
+        100.0 * counts.hits as f64 / wanted as f64,
+        print::bytes(bytes)
+    )
+}
+
+fn report(text: &str, prompt: usize, written: &Written, traffic: Option<Traffic>) -> serde_json::Value {
     let finish = match written.finish {
         Finish::EndOfText => "eos",
         Finish::StopString => "stop",
@@ -99,6 +113,15 @@ fn report(text: &str, prompt: usize, written: &Written) -> serde_json::Value {
         Finish::Context => "context",
         Finish::Cancelled => "cancelled",
     };
+    let cache = traffic.map(|Traffic { counts, bytes }| {
+        json!({
+            "hits": counts.hits,
+            "misses": counts.misses,
+            "evictions": counts.evictions,
+            "rereads": counts.rereads,
+            "bytes_read": bytes,
+        })
+    });
     json!({
         "text": text,
         "ids": written.ids,
@@ -106,5 +129,6 @@ fn report(text: &str, prompt: usize, written: &Written) -> serde_json::Value {
         "prompt_tokens": prompt,
         "prompt_seconds": written.prompt_time.as_secs_f64(),
         "decode_seconds": written.decode_time.as_secs_f64(),
+        "cache": cache,
     })
 }

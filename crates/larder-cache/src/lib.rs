@@ -1,0 +1,10 @@
+//! A fixed number of slots through which experts pass.
+//!
+//! The [`Ledger`] says which expert is in which slot and who may leave; it moves no bytes. The [`Cache`] moves them: it
+//! asks the ledger, submits reads, and hands each expert to whoever computes with it.
+
+mod cache;
+mod ledger;
+
+pub use cache::{Cache, CacheError, Shards, Traffic, slot_count};
+pub use ledger::{Counts, Ledger, Scope, Wave};

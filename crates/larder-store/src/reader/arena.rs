@@ -1,0 +1,219 @@
+//! The memory that experts are read into: one anonymous map, cut into slots of one size.
+//!
+//! A map is shared by handles that each own a disjoint part of it, which the borrow checker cannot express; hence the
+//! `unsafe` here, and nowhere above.
+#![allow(unsafe_code)]
+
+use std::{
+    io,
+    ops::{Deref, DerefMut},
+    ptr::NonNull,
+    sync::Arc,
+};
+
+use larder_core::SHARD_ALIGN;
+use memmap2::MmapMut;
+
+/// Where the first slot begins: at a huge page.
+const ARENA_ALIGN: usize = 2 << 20;
+/// The longest slot; the kernel neither reads much more at a time nor registers longer buffers.
+pub(super) const SLOT_BYTES_MAX: usize = 1 << 30;
+
+/// All slots together. It hands out no bytes; those belong to the slots.
+#[derive(Clone)]
+pub struct Arena {
+    map: Arc<MmapMut>,
+    first: NonNull<u8>,
+    slots: usize,
+    slot_bytes: usize,
+}
+
+// SAFETY: `first` is only used to name addresses; the bytes behind it are reached through slots alone.
+unsafe impl Send for Arena {}
+// SAFETY: as above, and `MmapMut` is `Sync`.
+unsafe impl Sync for Arena {}
+
+impl Arena {
+    /// Maps `slots` slots of `slot_bytes` zeros and returns the one handle to each, in order.
+    ///
+    /// `slot_bytes` must be a multiple of [`SHARD_ALIGN`] and at most 1 GiB. Memory is taken from the system when it is first touched.
+    pub fn new(slots: usize, slot_bytes: usize) -> io::Result<(Arena, Vec<Slot>)> {
+        let invalid = |what: String| io::Error::new(io::ErrorKind::InvalidInput, what);
+        if slot_bytes == 0 || !slot_bytes.is_multiple_of(SHARD_ALIGN) {
+            return Err(invalid(format!("a slot of {slot_bytes} bytes is not a multiple of {SHARD_ALIGN}")));
+        }
+        if slot_bytes > SLOT_BYTES_MAX {
+            return Err(invalid(format!("a slot of {slot_bytes} bytes is longer than {SLOT_BYTES_MAX}")));
+        }
+        let bytes = slots.checked_mul(slot_bytes).and_then(|b| b.checked_add(ARENA_ALIGN));
+        let bytes = bytes.filter(|b| isize::try_from(*b).is_ok());
+        let bytes = bytes
+            .ok_or_else(|| invalid(format!("{slots} slots of {slot_bytes} bytes are more than can be addressed")))?;
+        let mut map = MmapMut::map_anon(bytes)?;
+        ask_for_huge_pages(&map);
+        let before = map.as_ptr().align_offset(ARENA_ALIGN);
+        let first = NonNull::from(&mut map[before..]).cast::<u8>();
+        let arena = Arena { map: Arc::new(map), first, slots, slot_bytes };
+        let slots = (0..slots).map(|index| arena.slot(index)).collect();
+        Ok((arena, slots))
+    }
+
+    /// How many slots there are.
+    pub fn slots(&self) -> usize {
+        self.slots
+    }
+
+    /// The length of each.
+    pub fn slot_bytes(&self) -> usize {
+        self.slot_bytes
+    }
+
+    /// What [`Arena::lock`] locks: the slots, and what lies around them for their alignment.
+    pub fn mapped_bytes(&self) -> usize {
+        self.map.len()
+    }
+
+    /// Takes all memory now and keeps the system from paging it out, as far as RLIMIT_MEMLOCK allows.
+    pub fn lock(&self) -> io::Result<()> {
+        self.map.lock()
+    }
+
+    /// The slots as few long stretches of as many slots each (the last may have fewer) and at most [`SLOT_BYTES_MAX`]:
+    /// how many slots, and where each stretch begins and how long it is.
+    #[cfg(target_os = "linux")]
+    pub(super) fn stretches(&self) -> (usize, Vec<(NonNull<u8>, usize)>) {
+        let per = SLOT_BYTES_MAX / self.slot_bytes;
+        let stretch = |first: usize| (self.address(first), per.min(self.slots - first) * self.slot_bytes);
+        (per, (0..self.slots).step_by(per).map(stretch).collect())
+    }
+
+    fn address(&self, index: usize) -> NonNull<u8> {
+        assert!(index < self.slots, "one of the arena's slots");
+        // SAFETY: the map holds `slots * slot_bytes` bytes behind `first`, checked for overflow in `new`.
+        unsafe { self.first.add(index * self.slot_bytes) }
+    }
+
+    /// Called once per slot, by `new` alone.
+    fn slot(&self, index: usize) -> Slot {
+        Slot { map: self.map.clone(), start: self.address(index), bytes: self.slot_bytes, index }
+    }
+
+    /// Whether no slot and no other handle is left.
+    #[cfg(test)]
+    pub(super) fn is_last(&self) -> bool {
+        Arc::strong_count(&self.map) == 1
+    }
+
+    /// The slots' memory, which by then belongs to nobody else.
+    #[cfg(test)]
+    pub(super) fn leftovers(&self) -> Vec<u8> {
+        assert!(self.is_last(), "no slot is left");
+        // SAFETY: within the map, as in `address`; no slot is left that could write to it.
+        unsafe { std::slice::from_raw_parts(self.first.as_ptr(), self.slots * self.slot_bytes) }.to_vec()
+    }
+}
+
+/// The only handle to one slot's bytes. They stay where they are when the handle moves, and as long as it lives.
+pub struct Slot {
+    map: Arc<MmapMut>,
+    start: NonNull<u8>,
+    bytes: usize,
+    index: usize,
+}
+
+// SAFETY: a slot is the only way to its bytes, so it can be handed over like a `Vec<u8>`.
+unsafe impl Send for Slot {}
+// SAFETY: a shared slot only gives shared bytes.
+unsafe impl Sync for Slot {}
+
+impl Slot {
+    /// Which slot of its arena this is.
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// Whether it is one of this arena's.
+    pub fn is_of(&self, arena: &Arena) -> bool {
+        Arc::ptr_eq(&self.map, &arena.map)
+    }
+}
+
+impl Deref for Slot {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the bytes are mapped and initialised as long as `map` lives, and no other slot overlaps them.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.bytes) }
+    }
+}
+
+impl DerefMut for Slot {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `deref`, and this handle is borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.bytes) }
+    }
+}
+
+/// Huge pages save time; where the system has none, the slots are the same.
+#[cfg(target_os = "linux")]
+fn ask_for_huge_pages(map: &MmapMut) {
+    let _ = map.advise(memmap2::Advice::HugePage);
+}
+
+#[cfg(not(target_os = "linux"))]
+fn ask_for_huge_pages(_: &MmapMut) {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_are_aligned_zeroed_disjoint_and_stay_where_they_are() {
+        let (arena, mut slots) = Arena::new(5, 12 << 10).unwrap();
+        assert_eq!(slots[0].as_ptr().align_offset(ARENA_ALIGN), 0);
+        assert!(slots.iter().all(|s| s.len() == 12 << 10 && s.iter().all(|b| *b == 0) && s.is_of(&arena)));
+        let places: Vec<_> = slots.iter().map(|s| s.as_ptr()).collect();
+        slots.iter_mut().enumerate().for_each(|(i, slot)| slot.fill(i as u8 + 1));
+        slots.reverse();
+        drop(arena);
+        for slot in &slots {
+            assert_eq!(slot.as_ptr(), places[slot.index()]);
+            assert!(slot.iter().all(|b| *b == slot.index() as u8 + 1));
+        }
+    }
+
+    #[test]
+    fn the_map_lives_as_long_as_any_slot() {
+        let (arena, mut slots) = Arena::new(2, SHARD_ALIGN).unwrap();
+        assert!(!arena.is_last());
+        slots.pop();
+        assert!(!arena.is_last());
+        slots.pop();
+        assert!(arena.is_last());
+    }
+
+    #[test]
+    fn impossible_arenas_are_refused() {
+        assert!(Arena::new(1, 0).is_err());
+        assert!(Arena::new(1, 4095).is_err());
+        assert!(Arena::new(1, SLOT_BYTES_MAX + SHARD_ALIGN).is_err());
+        assert!(Arena::new(usize::MAX / 4096, 8192).is_err());
+        assert!(Arena::new(usize::MAX / 4096, 4096).is_err());
+        assert_eq!(Arena::new(0, 4096).unwrap().1.len(), 0);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn stretches_are_of_whole_slots_and_cover_all() {
+        // Nothing touches it, so it takes no memory.
+        let (arena, slots) = Arena::new(5, SLOT_BYTES_MAX / 2 - SHARD_ALIGN).unwrap();
+        let (per, stretches) = arena.stretches();
+        let lengths: Vec<_> = stretches.iter().map(|(_, bytes)| bytes / arena.slot_bytes()).collect();
+        assert_eq!((per, lengths), (2, vec![2, 2, 1]));
+        for slot in &slots {
+            let (start, bytes) = stretches[slot.index() / per];
+            let at = slot.as_ptr() as usize - start.as_ptr() as usize;
+            assert!(at + slot.len() <= bytes);
+        }
+    }
+}

@@ -1,0 +1,241 @@
+use std::{
+    fs::File,
+    io,
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use rustix::{
+    io::Errno,
+    process::{Resource, Rlimit, getrlimit, setrlimit},
+};
+
+use crate::{
+    direct::{AlignedBuffer, set_direct},
+    error::{Fault, Result, StoreError},
+};
+
+/// Descriptors that are left to the rest of the process, where there are that many.
+const OTHERS: u64 = 256;
+
+/// The shards of a model by number, opened when they are first needed and closed when too many are open.
+pub struct Files {
+    path: Box<dyn Fn(usize) -> PathBuf + Send + Sync>,
+    shards: usize,
+    file_bytes: u64,
+    /// Why reads go through the page cache, if they do.
+    buffered: Option<String>,
+    open_max: usize,
+    pool: Mutex<Pool>,
+}
+
+impl Files {
+    /// `shards` files of `file_bytes` each; `path` says where each of them is.
+    ///
+    /// The first is opened, and a read of it tells whether this file system takes direct I/O.
+    pub fn new(
+        shards: usize,
+        file_bytes: u64,
+        path: impl Fn(usize) -> PathBuf + Send + Sync + 'static,
+    ) -> Result<Self> {
+        let mut files = Files {
+            path: Box::new(path),
+            shards,
+            file_bytes,
+            buffered: None,
+            open_max: open_max(shards),
+            pool: Mutex::new(Pool::new(shards)),
+        };
+        let first = File::open(files.checked_path(0)?).map_err(|e| StoreError::io(&files.path(0), "opening", e))?;
+        files.buffered = probe_direct(&first).err();
+        files.get(0)?;
+        Ok(files)
+    }
+
+    /// How many shards there are.
+    pub fn shards(&self) -> usize {
+        self.shards
+    }
+
+    /// The most that are open at a time, besides those that are being read.
+    pub fn open_max(&self) -> usize {
+        self.open_max
+    }
+
+    /// Whether reads go past the page cache.
+    pub fn is_direct(&self) -> bool {
+        self.buffered.is_none()
+    }
+
+    /// How the files are read, in half a sentence.
+    pub fn how(&self) -> String {
+        match &self.buffered {
+            None => "past the page cache".into(),
+            Some(why) => format!("through the page cache ({why})"),
+        }
+    }
+
+    /// Where a shard is.
+    pub(super) fn path(&self, shard: usize) -> PathBuf {
+        (self.path)(shard)
+    }
+
+    /// An open shard. It stays open as long as it is held.
+    pub(super) fn get(&self, shard: usize) -> Result<Arc<File>> {
+        let mut pool = self.pool.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(file) = pool.touch(shard) {
+            return Ok(file);
+        }
+        let path = self.checked_path(shard)?;
+        while pool.open.len() >= self.open_max && pool.close_one() {}
+        let file = Arc::new(self.open(&path, &mut pool)?);
+        pool.insert(shard, file.clone());
+        Ok(file)
+    }
+
+    fn checked_path(&self, shard: usize) -> Result<PathBuf> {
+        if shard < self.shards {
+            return Ok(self.path(shard));
+        }
+        let what = format!("shard {shard} is not one of {}", self.shards);
+        Err(StoreError::new(Fault::Missing, Path::new(""), what))
+    }
+
+    fn open(&self, path: &Path, pool: &mut Pool) -> Result<File> {
+        let failed = |e| StoreError::io(path, "opening", e);
+        let file = loop {
+            match File::open(path) {
+                // The rest of the process has taken more descriptors than were left to it.
+                Err(e) if Errno::from_io_error(&e) == Some(Errno::MFILE) && pool.close_one() => {}
+                result => break result.map_err(failed)?,
+            }
+        };
+        let len = file.metadata().map_err(failed)?.len();
+        if len != self.file_bytes {
+            return Err(StoreError::malformed(path, format!("is {len} bytes long, not {}", self.file_bytes)));
+        }
+        if self.is_direct() && !set_direct(&file, true) {
+            return Err(failed(io::Error::other("direct I/O is refused, and was granted for another shard")));
+        }
+        Ok(file)
+    }
+}
+
+/// The open files, and when each was used last.
+struct Pool {
+    /// Per shard.
+    files: Vec<Option<(Arc<File>, u64)>>,
+    /// The shards that are open.
+    open: Vec<usize>,
+    uses: u64,
+}
+
+impl Pool {
+    fn new(shards: usize) -> Self {
+        Pool { files: (0..shards).map(|_| None).collect(), open: vec![], uses: 0 }
+    }
+
+    fn touch(&mut self, shard: usize) -> Option<Arc<File>> {
+        let (file, used) = self.files.get_mut(shard)?.as_mut()?;
+        self.uses += 1;
+        *used = self.uses;
+        Some(file.clone())
+    }
+
+    fn insert(&mut self, shard: usize, file: Arc<File>) {
+        self.uses += 1;
+        self.files[shard] = Some((file, self.uses));
+        self.open.push(shard);
+    }
+
+    /// Closes the file whose last use is longest ago; `false` if all are being read.
+    fn close_one(&mut self) -> bool {
+        let idle = |shard: usize| {
+            let (file, used) = self.files[shard].as_ref().expect("listed as open");
+            (Arc::strong_count(file) == 1).then_some(*used)
+        };
+        let oldest = self.open.iter().enumerate().filter_map(|(at, shard)| Some((idle(*shard)?, at))).min();
+        let Some((_, at)) = oldest else { return false };
+        let shard = self.open.swap_remove(at);
+        self.files[shard] = None;
+        true
+    }
+}
+
+/// Reads the first block as direct I/O would, or says why that does not work.
+fn probe_direct(file: &File) -> Result<(), String> {
+    if !set_direct(file, true) {
+        return Err("the file system refuses direct I/O".into());
+    }
+    let mut block = AlignedBuffer::new(AlignedBuffer::ALIGN);
+    file.read_at(&mut block, 0).map(drop).map_err(|e| format!("a direct read failed: {e}"))
+}
+
+/// How many of `shards` files may be open at a time, after asking for all of them.
+fn open_max(shards: usize) -> usize {
+    let allowed = raise_limit(shards as u64 + OTHERS);
+    let ours = allowed - OTHERS.min(allowed / 2);
+    usize::try_from(ours).unwrap_or(usize::MAX).max(1)
+}
+
+/// Raises the limit of open files to `wanted` or as near to it as the system allows, and returns it.
+fn raise_limit(wanted: u64) -> u64 {
+    let Rlimit { current: Some(current), maximum } = getrlimit(Resource::Nofile) else { return wanted };
+    let better = wanted.min(maximum.unwrap_or(wanted));
+    if better <= current || setrlimit(Resource::Nofile, Rlimit { current: Some(better), maximum }).is_err() {
+        return current;
+    }
+    better
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn files(count: usize, open_max: usize) -> (tempfile::TempDir, Files) {
+        let dir = tempfile::tempdir().unwrap();
+        (0..count).for_each(|i| std::fs::write(dir.path().join(i.to_string()), vec![i as u8; 4096]).unwrap());
+        let folder = dir.path().to_owned();
+        let mut files = Files::new(count, 4096, move |i| folder.join(i.to_string())).unwrap();
+        files.open_max = open_max;
+        (dir, files)
+    }
+
+    fn open(files: &Files) -> Vec<usize> {
+        let mut open = files.pool.lock().unwrap().open.clone();
+        open.sort();
+        open
+    }
+
+    #[test]
+    fn the_least_recently_used_is_closed() {
+        let (_dir, files) = files(5, 3);
+        [0, 1, 2, 0, 3].into_iter().for_each(|i| drop(files.get(i).unwrap()));
+        assert_eq!(open(&files), [0, 2, 3]);
+    }
+
+    #[test]
+    fn what_is_being_read_stays_open() {
+        let (_dir, files) = files(5, 2);
+        let held = [files.get(0).unwrap(), files.get(1).unwrap()];
+        drop(files.get(2).unwrap());
+        assert_eq!(open(&files), [0, 1, 2]);
+        drop(held);
+        drop(files.get(3).unwrap());
+        assert_eq!(open(&files), [2, 3]);
+    }
+
+    #[test]
+    fn wrong_lengths_and_absent_shards_are_errors() {
+        let (dir, files) = files(3, 3);
+        std::fs::write(dir.path().join("1"), [0; 4095]).unwrap();
+        std::fs::remove_file(dir.path().join("2")).unwrap();
+        assert_eq!(files.get(1).unwrap_err().what, "is 4095 bytes long, not 4096");
+        assert_eq!(files.get(2).unwrap_err().fault, Fault::Io);
+        assert_eq!(files.get(3).unwrap_err().what, "shard 3 is not one of 3");
+        assert!(Files::new(0, 4096, |_| PathBuf::new()).is_err());
+        let folder = dir.path().to_owned();
+        assert!(Files::new(1, 8192, move |i| folder.join(i.to_string())).is_err());
+    }
+}

@@ -1,0 +1,274 @@
+//! A double for tests: shards that are bytes in memory, and everything that can go wrong with a disk, by seed.
+
+use std::{
+    collections::VecDeque,
+    io,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use rustix::io::Errno;
+
+use super::{Done, Read, Reader};
+use crate::error::{Result, StoreError};
+
+/// What goes wrong with one attempt to read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mishap {
+    /// The disk fails: tried again a few times.
+    Disk,
+    /// The attempt is interrupted: tried again many times.
+    Interrupted,
+    /// The file ends after so many bytes of the read.
+    Short(usize),
+    /// The file is not there.
+    Gone,
+    /// All looks well, but the lowest bit of this byte of the read is wrong; counted modulo the read's length.
+    Flipped(usize),
+}
+
+/// Which attempts a mishap befalls.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum When {
+    /// Those on this shard.
+    Shard(usize),
+    /// One in so many, by chance.
+    OneIn(u32),
+}
+
+/// A mishap, when it happens, and how many times at most: `u64::MAX` is lasting.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Upset {
+    /// Which attempts.
+    pub when: When,
+    /// What happens to them.
+    pub mishap: Mishap,
+    /// To how many, in order.
+    pub times: u64,
+}
+
+/// A reader of shards in memory. The same seed and the same calls give the same completions in the same order.
+pub struct Memory {
+    shards: Arc<Vec<Vec<u8>>>,
+    capacity: usize,
+    overtaken_max: u64,
+    upsets: Vec<Upset>,
+    upsets_done: Arc<AtomicU64>,
+    random: u64,
+    submitted: u64,
+    /// When each read is over, as a count of reads, and the read.
+    flights: Vec<(u64, Read)>,
+}
+
+impl Memory {
+    /// A reader of `shards` without mishaps, with 8 reads in flight that come back in order.
+    pub fn new(shards: Arc<Vec<Vec<u8>>>, seed: u64) -> Self {
+        Memory {
+            shards,
+            capacity: 8,
+            overtaken_max: 0,
+            upsets: vec![],
+            upsets_done: Arc::default(),
+            random: seed,
+            submitted: 0,
+            flights: vec![],
+        }
+    }
+
+    /// The most reads in flight, at least one: with 1 the queue is nearly always full.
+    pub fn capacity(mut self, reads: usize) -> Self {
+        self.capacity = reads.max(1);
+        self
+    }
+
+    /// Latency: a read may be overtaken by so many that were submitted after it.
+    pub fn overtaken(mut self, reads_max: u64) -> Self {
+        self.overtaken_max = reads_max;
+        self
+    }
+
+    /// Adds a mishap. Of several that befall one attempt, the first that was added happens.
+    pub fn upset(mut self, when: When, mishap: Mishap, times: u64) -> Self {
+        self.upsets.push(Upset { when, mishap, times });
+        self
+    }
+
+    /// Counts the mishaps that have happened, also once the reader has been given away.
+    pub fn upsets(&self) -> Arc<AtomicU64> {
+        self.upsets_done.clone()
+    }
+
+    fn perform(&mut self, read: &mut Read) -> Result<()> {
+        let path = || PathBuf::from(format!("shard {} in memory", read.shard));
+        read.check(path)?;
+        let mut failures = 0;
+        loop {
+            let mishap = self.mishap(read.shard);
+            let (bytes, slot) = (self.shards.get(read.shard), &mut read.slot[..read.len]);
+            let Some(bytes) = bytes.filter(|_| mishap != Some(Mishap::Gone)) else {
+                return Err(StoreError::io(&path(), "opening", Errno::NOENT.into()));
+            };
+            let got = attempt(bytes, read.offset, slot, mishap);
+            if let Some(result) = read.judge(path, got, &mut failures) {
+                return result;
+            }
+        }
+    }
+
+    fn mishap(&mut self, shard: usize) -> Option<Mishap> {
+        for at in 0..self.upsets.len() {
+            let Upset { when, mishap, times } = self.upsets[at];
+            let befalls = match when {
+                When::Shard(of) => of == shard,
+                When::OneIn(many) => self.below(many.into()) == 0,
+            };
+            if befalls && times > 0 {
+                self.upsets[at].times = if times == u64::MAX { times } else { times - 1 };
+                self.upsets_done.fetch_add(1, Ordering::Relaxed);
+                return Some(mishap);
+            }
+        }
+        None
+    }
+
+    /// The next random number below `limit`, which is at least 1: splitmix64.
+    fn below(&mut self, limit: u64) -> u64 {
+        self.random = self.random.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.random;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        (z ^ (z >> 31)) % limit.max(1)
+    }
+}
+
+impl Reader for Memory {
+    fn name(&self) -> &'static str {
+        "memory"
+    }
+
+    fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    fn submit(&mut self, reads: &mut VecDeque<Read>) {
+        let taken = reads.len().min(self.capacity - self.flights.len());
+        for read in reads.drain(..taken) {
+            let over = self.submitted + self.below(self.overtaken_max + 1);
+            self.submitted += 1;
+            self.flights.push((over, read));
+        }
+    }
+
+    fn wait(&mut self) -> Option<Done> {
+        // Among those that are over at the same time, the first submitted: `min_by_key` takes the first.
+        let next = self.flights.iter().enumerate().min_by_key(|(_, (over, _))| *over)?.0;
+        let (_, mut read) = self.flights.remove(next);
+        let result = self.perform(&mut read);
+        if result.is_err() {
+            // Nobody may rely on what a failed read has left.
+            read.slot.fill(0xA5);
+        }
+        Some(Done { slot: read.slot, tag: read.tag, result })
+    }
+
+    fn in_flight(&self) -> usize {
+        self.flights.len()
+    }
+}
+
+fn attempt(bytes: &[u8], offset: u64, into: &mut [u8], mishap: Option<Mishap>) -> io::Result<usize> {
+    let rest = usize::try_from(offset).ok().and_then(|offset| bytes.get(offset..)).unwrap_or_default();
+    let mut len = rest.len().min(into.len());
+    match mishap {
+        Some(Mishap::Disk) => return Err(Errno::IO.into()),
+        Some(Mishap::Interrupted) => return Err(Errno::INTR.into()),
+        Some(Mishap::Short(short)) => len = len.min(short),
+        _ => {}
+    }
+    into[..len].copy_from_slice(&rest[..len]);
+    if let (Some(Mishap::Flipped(at)), 1..) = (mishap, len) {
+        into[at % len] ^= 1;
+    }
+    Ok(len)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reader::{Arena, Slot};
+
+    const BYTES: usize = 8192;
+
+    fn memory(seed: u64) -> Memory {
+        let shard = |i: usize| (0..BYTES).map(|b| (b * 7 + i * 31) as u8).collect();
+        Memory::new(Arc::new((0..16).map(shard).collect()), seed)
+    }
+
+    fn read(shard: usize, slot: Slot) -> Read {
+        Read { shard, offset: 4096, len: 4000, slot, tag: shard as u64 }
+    }
+
+    /// Reads all shards at once: the tags in the order of completion, and the results.
+    fn all(mut memory: Memory) -> Vec<(u64, Result<bool, String>)> {
+        let shards = memory.shards.clone();
+        let slots = Arena::new(shards.len(), 4096).unwrap().1;
+        let mut reads: VecDeque<_> = slots.into_iter().enumerate().map(|(i, slot)| read(i, slot)).collect();
+        let mut done = vec![];
+        while done.len() < shards.len() {
+            memory.submit(&mut reads);
+            assert!(memory.in_flight() <= memory.capacity);
+            let Done { slot, tag, result } = memory.wait().unwrap();
+            let right = slot[..4000] == shards[tag as usize][4096..][..4000];
+            done.push((tag, result.map(|()| right).map_err(|e| e.to_string())));
+        }
+        assert!(memory.wait().is_none());
+        done
+    }
+
+    fn one(memory: Memory, shard: usize) -> Result<bool, String> {
+        all(memory).into_iter().find(|(tag, _)| *tag == shard as u64).unwrap().1
+    }
+
+    #[test]
+    fn latency_reorders_by_seed() {
+        let order = |memory| all(memory).into_iter().map(|(tag, _)| tag).collect::<Vec<_>>();
+        assert_eq!(order(memory(1)), (0..16).collect::<Vec<_>>());
+        let late = |seed| order(memory(seed).overtaken(5));
+        assert_eq!(late(1), late(1));
+        assert_ne!(late(1), late(2));
+        assert_eq!(order(memory(1).overtaken(5).capacity(1)), (0..16).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_disk_that_fails_for_a_while_is_survived_and_one_that_stays_so_is_named() {
+        assert_eq!(one(memory(1).upset(When::Shard(3), Mishap::Disk, 2), 3), Ok(true));
+        let error = "shard 3 in memory: reading 4000 bytes at 4096 failed: input/output error, 3 times";
+        assert_eq!(one(memory(1).upset(When::Shard(3), Mishap::Disk, 3), 3), Err(error.into()));
+        assert_eq!(one(memory(1).upset(When::Shard(3), Mishap::Disk, u64::MAX), 3), Err(error.into()));
+        assert_eq!(one(memory(1).upset(When::Shard(3), Mishap::Disk, u64::MAX), 4), Ok(true));
+        assert_eq!(one(memory(1).upset(When::Shard(3), Mishap::Interrupted, 9), 3), Ok(true));
+    }
+
+    #[test]
+    fn short_gone_and_flipped_are_what_they_say() {
+        let error = |mishap| one(memory(1).upset(When::Shard(5), mishap, 1), 5).unwrap_err();
+        assert!(error(Mishap::Short(99)).contains("reading 4000 bytes at 4096 gave only 99"));
+        assert!(error(Mishap::Gone).contains("opening failed: no such file"));
+        assert_eq!(one(memory(1).upset(When::Shard(5), Mishap::Flipped(77), 1), 5), Ok(false));
+    }
+
+    #[test]
+    fn chance_strikes_by_seed_and_is_counted() {
+        let unlucky = |seed| memory(seed).upset(When::OneIn(4), Mishap::Gone, u64::MAX);
+        let memory = unlucky(7);
+        let count = memory.upsets();
+        let failed = all(memory).iter().filter(|(_, result)| result.is_err()).count() as u64;
+        assert_eq!(count.load(Ordering::Relaxed), failed);
+        assert!((1..16).contains(&failed), "{failed}");
+        assert_eq!(all(unlucky(7)), all(unlucky(7)));
+        assert_ne!(all(unlucky(7)), all(unlucky(8)));
+    }
+}

@@ -1,0 +1,146 @@
+//! Threads that each wait for one read at a time: works everywhere.
+
+use std::{
+    collections::VecDeque,
+    io,
+    os::unix::fs::FileExt,
+    path::Path,
+    sync::{
+        Arc, Condvar, Mutex,
+        mpsc::{Receiver, Sender, channel},
+    },
+    thread::{self, JoinHandle},
+};
+
+use super::{Done, Files, Read, Reader};
+use crate::error::{Result, StoreError};
+
+/// Enough for an SSD to be busy; a thread that waits costs nothing.
+const THREADS: usize = 8;
+/// Reads that are in flight: one in each thread, and the next few for it.
+const CAPACITY: usize = 4 * THREADS;
+
+/// A bounded queue of reads and the threads that do them.
+pub(super) struct Pread {
+    queue: Arc<Queue>,
+    done: Receiver<Done>,
+    in_flight: usize,
+    workers: Vec<JoinHandle<()>>,
+}
+
+impl Pread {
+    /// Starts the threads.
+    pub fn open(files: &Arc<Files>) -> Result<Self> {
+        let queue = Arc::new(Queue::default());
+        let (finished, done) = channel();
+        let mut reader = Pread { queue, done, in_flight: 0, workers: vec![] };
+        for _ in 0..THREADS.min(files.open_max()) {
+            let worker = reader.spawn(files.clone(), finished.clone());
+            let worker = worker.map_err(|e| StoreError::io(Path::new(""), "starting a thread that reads", e))?;
+            reader.workers.push(worker);
+        }
+        Ok(reader)
+    }
+
+    /// How many threads there are.
+    pub fn threads(&self) -> usize {
+        self.workers.len()
+    }
+
+    fn spawn(&self, files: Arc<Files>, finished: Sender<Done>) -> io::Result<JoinHandle<()>> {
+        let queue = self.queue.clone();
+        thread::Builder::new().name("larder-read".into()).spawn(move || {
+            while let Some(mut read) = queue.next() {
+                let result = perform(&files, &mut read);
+                // Nobody listens once the reader is being dropped.
+                let _ = finished.send(Done { slot: read.slot, tag: read.tag, result });
+            }
+        })
+    }
+}
+
+impl Reader for Pread {
+    fn name(&self) -> &'static str {
+        "pread"
+    }
+
+    fn capacity(&self) -> usize {
+        CAPACITY
+    }
+
+    fn submit(&mut self, reads: &mut VecDeque<Read>) {
+        let taken = reads.len().min(CAPACITY - self.in_flight);
+        self.in_flight += taken;
+        self.queue.push(reads.drain(..taken));
+    }
+
+    fn wait(&mut self) -> Option<Done> {
+        if self.in_flight == 0 {
+            return None;
+        }
+        let done = self.done.recv().expect("workers outlive the reader");
+        self.in_flight -= 1;
+        Some(done)
+    }
+
+    fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+}
+
+impl Drop for Pread {
+    fn drop(&mut self) {
+        self.queue.close();
+        for worker in self.workers.drain(..) {
+            // A worker that panicked has given its slot back while unwinding.
+            let _ = worker.join();
+        }
+    }
+}
+
+fn perform(files: &Files, read: &mut Read) -> Result<()> {
+    let file = read.open(files)?;
+    let (wanted, offset, mut failures) = (read.wanted(), read.offset, 0);
+    loop {
+        let got = file.read_at(&mut read.slot[..wanted], offset);
+        if let Some(result) = read.judge(|| files.path(read.shard), got, &mut failures) {
+            return result;
+        }
+    }
+}
+
+/// Reads that no thread has taken yet; `None` once the reader is gone.
+struct Queue {
+    waiting: Mutex<Option<VecDeque<Read>>>,
+    changed: Condvar,
+}
+
+const UNPOISONED: &str = "nothing panics while it is held";
+
+impl Default for Queue {
+    fn default() -> Self {
+        Queue { waiting: Mutex::new(Some(VecDeque::with_capacity(CAPACITY))), changed: Condvar::new() }
+    }
+}
+
+impl Queue {
+    fn push(&self, reads: impl Iterator<Item = Read>) {
+        self.waiting.lock().expect(UNPOISONED).as_mut().expect("the reader is alive").extend(reads);
+        self.changed.notify_all();
+    }
+
+    fn next(&self) -> Option<Read> {
+        let mut waiting = self.waiting.lock().expect(UNPOISONED);
+        loop {
+            if let Some(read) = waiting.as_mut()?.pop_front() {
+                return Some(read);
+            }
+            waiting = self.changed.wait(waiting).expect(UNPOISONED);
+        }
+    }
+
+    fn close(&self) {
+        self.waiting.lock().expect(UNPOISONED).take();
+        self.changed.notify_all();
+    }
+}

@@ -1,0 +1,239 @@
+//! What every reader has to do, tried on each of them.
+
+use std::{path::PathBuf, process::Command, time::Duration};
+
+use larder_core::SHARD_ALIGN;
+use rustix::process::{Resource, getrlimit};
+use tempfile::TempDir;
+
+use super::*;
+
+const SHARDS: usize = 12;
+/// Shards end within a page, as no real one does, to see that nothing depends on it.
+const SHARD_BYTES: usize = 300 * 1024 + 100;
+const SLOT_BYTES: usize = 300 * 1024 + SHARD_ALIGN;
+const NAMES: [&str; 4] = ["auto", "uring", "pread", "memory"];
+
+/// Shards on disk, and the same in memory.
+struct Shards {
+    dir: TempDir,
+    bytes: Arc<Vec<Vec<u8>>>,
+}
+
+impl Shards {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let byte = |shard: usize, at: usize| (at * 7 + at / 251 + shard * 31 + 1) as u8;
+        let bytes: Vec<Vec<u8>> = (0..SHARDS).map(|s| (0..SHARD_BYTES).map(|at| byte(s, at)).collect()).collect();
+        bytes.iter().enumerate().for_each(|(s, bytes)| std::fs::write(dir.path().join(s.to_string()), bytes).unwrap());
+        Shards { dir, bytes: Arc::new(bytes) }
+    }
+
+    fn path(&self, shard: usize) -> PathBuf {
+        self.dir.path().join(shard.to_string())
+    }
+
+    fn files(&self) -> Arc<Files> {
+        let folder = self.dir.path().to_owned();
+        Arc::new(Files::new(SHARDS, SHARD_BYTES as u64, move |s| folder.join(s.to_string())).unwrap())
+    }
+
+    /// A reader by name; `None`, with a line that says why, where this system has no such reader.
+    fn reader(&self, name: &str, arena: &Arena) -> Option<Box<dyn Reader>> {
+        if name == "memory" {
+            return Some(Box::new(Memory::new(self.bytes.clone(), 5).overtaken(6).capacity(5)));
+        }
+        match open_reader(name, &self.files(), arena) {
+            Ok((reader, _)) => Some(reader),
+            Err(e) if name == "uring" => {
+                println!("uring is not tested: {e}");
+                None
+            }
+            Err(e) => panic!("{name}: {e}"),
+        }
+    }
+}
+
+/// Each read with its tag, shard, offset and length, in an order that jumps about.
+fn requests(count: usize) -> impl Iterator<Item = (u64, usize, u64, usize)> {
+    let mut random = 12345u64;
+    let mut below = move |limit: usize| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (random >> 33) as usize % limit
+    };
+    (0..count as u64).map(move |tag| {
+        let offset = below(SHARD_BYTES / SHARD_ALIGN) * SHARD_ALIGN;
+        (tag, below(SHARDS), offset as u64, below(SHARD_BYTES - offset + 1))
+    })
+}
+
+#[test]
+fn every_reader_of_the_table_is_known_here() {
+    assert!(READERS.iter().all(|row| NAMES.contains(&row.name) && !row.about.is_empty()));
+    let (shards, (arena, _)) = (Shards::new(), Arena::new(1, SHARD_ALIGN).unwrap());
+    let error = open_reader("mmap", &shards.files(), &arena).err().unwrap();
+    assert_eq!(error.to_string(), r#"there is no reader "mmap"; there are auto, uring, pread"#);
+    let (reader, how) = open_reader("auto", &shards.files(), &arena).unwrap();
+    println!("{how}");
+    assert!(how.starts_with(reader.name()));
+}
+
+#[test]
+fn each_read_comes_back_once_with_the_bytes_of_the_file() {
+    const READS: usize = 600;
+    let shards = Shards::new();
+    for name in NAMES {
+        let (arena, mut slots) = Arena::new(100, SLOT_BYTES).unwrap();
+        let Some(mut reader) = shards.reader(name, &arena) else { continue };
+        let requests: Vec<_> = requests(READS).collect();
+        let (mut left, mut reads, mut seen, mut full) = (requests.iter(), VecDeque::new(), [false; READS], false);
+        for _ in 0..READS {
+            while let Some(slot) = slots.pop() {
+                let Some(&(tag, shard, offset, len)) = left.next() else { break };
+                reads.push_back(Read { shard, offset, len, slot, tag });
+            }
+            reader.submit(&mut reads);
+            assert!(reader.in_flight() <= reader.capacity(), "{name}");
+            full |= !reads.is_empty();
+            let done = reader.wait().unwrap();
+            done.result.unwrap();
+            let (tag, shard, offset, len) = requests[done.tag as usize];
+            assert_eq!((done.tag, std::mem::replace(&mut seen[tag as usize], true)), (tag, false), "{name}");
+            assert!(done.slot[..len] == shards.bytes[shard][offset as usize..][..len], "{name}: read {tag}");
+            slots.push(done.slot);
+        }
+        assert!(full && reads.is_empty() && seen.iter().all(|s| *s), "{name}");
+        assert!(reader.wait().is_none() && reader.in_flight() == 0, "{name}");
+    }
+}
+
+#[test]
+fn a_slot_of_another_arena_works_as_well() {
+    let shards = Shards::new();
+    for name in NAMES {
+        let (arena, _slots) = Arena::new(4, SLOT_BYTES).unwrap();
+        let Some(mut reader) = shards.reader(name, &arena) else { continue };
+        let slot = Arena::new(1, SLOT_BYTES).unwrap().1.remove(0);
+        reader.submit(&mut VecDeque::from([Read { shard: 3, offset: 0, len: SHARD_BYTES, slot, tag: 0 }]));
+        let done = reader.wait().unwrap();
+        assert!(done.result.is_ok() && done.slot[..SHARD_BYTES] == shards.bytes[3], "{name}");
+    }
+}
+
+/// The error of one read of the last shard.
+fn error_of(reader: &mut dyn Reader, slot: &mut Vec<Slot>, offset: u64, len: usize) -> String {
+    let read = Read { shard: SHARDS - 1, offset, len, slot: slot.pop().unwrap(), tag: 9 };
+    reader.submit(&mut VecDeque::from([read]));
+    let done = reader.wait().unwrap();
+    assert_eq!((done.tag, reader.in_flight()), (9, 0));
+    slot.push(done.slot);
+    done.result.unwrap_err().to_string()
+}
+
+#[test]
+fn what_cannot_be_read_is_an_error_that_says_where() {
+    for name in ["uring", "pread"] {
+        let shards = Shards::new();
+        let (arena, mut slot) = Arena::new(1, SLOT_BYTES).unwrap();
+        let Some(mut reader) = shards.reader(name, &arena) else { continue };
+        let path = shards.path(SHARDS - 1);
+        let cut = |bytes| std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(bytes).unwrap();
+        let mut error = |offset, len| {
+            let error = error_of(&mut *reader, &mut slot, offset, len);
+            error.strip_prefix(&format!("{}: ", path.display())).unwrap_or(&error).to_owned()
+        };
+
+        cut(SHARD_BYTES as u64 - 1);
+        assert_eq!(error(0, 10), "reading 10 bytes at 0: is 307299 bytes long, not 307300", "{name}");
+        cut(SHARD_BYTES as u64);
+        assert_eq!(error(4096, SHARD_BYTES), "reading 307300 bytes at 4096 gave only 303204: the file ends there");
+        assert!(error(100, 10).contains("reading 10 bytes at 100 into a slot"), "{name}");
+        assert!(error(0, SLOT_BYTES + 1).contains("is not possible"), "{name}");
+        // By now it is open.
+        cut(8192);
+        assert_eq!(error(4096, 10_000), "reading 10000 bytes at 4096 gave only 4096: the file ends there", "{name}");
+
+        let mut slot = slot;
+        std::fs::remove_file(&path).unwrap();
+        let mut reader = shards.reader(name, &arena).unwrap();
+        let error = error_of(&mut *reader, &mut slot, 4096, 10);
+        assert!(error.ends_with("reading 10 bytes at 4096: opening failed: no such file or directory"), "{error}");
+        // It can go on with others.
+        reader.submit(&mut VecDeque::from([Read { shard: 0, offset: 0, len: 10, slot: slot.remove(0), tag: 1 }]));
+        reader.wait().unwrap().result.unwrap();
+    }
+}
+
+#[test]
+fn after_a_reader_is_dropped_nothing_writes_to_its_slots_and_nothing_leaks() {
+    const SLOTS: usize = 8;
+    let shards = Shards::new();
+    for name in NAMES {
+        let mut written = 0;
+        for round in 0..1000 {
+            let (arena, slots) = Arena::new(SLOTS, SLOT_BYTES).unwrap();
+            let Some(mut reader) = shards.reader(name, &arena) else { break };
+            let read = |slot: Slot| Read { shard: slot.index(), offset: 0, len: SHARD_BYTES, slot, tag: 0 };
+            let mut reads: VecDeque<_> = slots.into_iter().map(read).collect();
+            reader.submit(&mut reads);
+            for _ in 0..round % 4 {
+                reader.wait().unwrap();
+            }
+            drop((reader, reads));
+            assert!(arena.is_last(), "{name}");
+            // Ten of a thousand are enough to see a write that comes late, if there were any.
+            if round % 100 == 1 {
+                let before = arena.leftovers();
+                std::thread::sleep(Duration::from_millis(5));
+                assert!(before == arena.leftovers(), "{name}");
+                written += before.iter().filter(|b| **b != 0).count();
+            }
+        }
+        println!("{name}: {written} bytes were written");
+    }
+}
+
+#[test]
+fn two_thousand_shards_are_read_under_a_limit_of_64_descriptors() {
+    const MANY: usize = 2000;
+    let limit = getrlimit(Resource::Nofile).maximum;
+    if limit != Some(64) {
+        let script = r#"ulimit -n 64 && exec "$0" --exact --nocapture "$1""#;
+        let this = "reader::tests::two_thousand_shards_are_read_under_a_limit_of_64_descriptors";
+        let child = Command::new("sh").args(["-c", script]).arg(std::env::current_exe().unwrap()).arg(this).output();
+        let child = child.unwrap();
+        let said = String::from_utf8_lossy(&child.stdout);
+        assert!(
+            child.status.success() && said.contains("1 passed"),
+            "{said}{}",
+            String::from_utf8_lossy(&child.stderr)
+        );
+        print!("{said}");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = |folder: &std::path::Path, shard: usize| folder.join(shard.to_string());
+    (0..MANY).for_each(|s| std::fs::write(path(dir.path(), s), vec![s as u8; SHARD_ALIGN]).unwrap());
+    for name in ["uring", "pread"] {
+        let folder = dir.path().to_owned();
+        let files = Arc::new(Files::new(MANY, SHARD_ALIGN as u64, move |s| path(&folder, s)).unwrap());
+        assert!((1..64).contains(&files.open_max()));
+        let (arena, slots) = Arena::new(200, SHARD_ALIGN).unwrap();
+        let Ok((mut reader, how)) = open_reader(name, &files, &arena) else { continue };
+        println!("{how}");
+        let read = |shard: usize, slot| Read { shard, offset: 0, len: SHARD_ALIGN, slot, tag: shard as u64 };
+        let mut reads: VecDeque<_> = slots.into_iter().enumerate().map(|(s, slot)| read(s, slot)).collect();
+        let mut next = reads.len();
+        for _ in 0..2 * MANY {
+            reader.submit(&mut reads);
+            let Done { slot, tag, result } = reader.wait().unwrap();
+            result.unwrap();
+            assert!(slot.iter().all(|b| *b == tag as u8), "{name}: shard {tag}");
+            if next < 2 * MANY {
+                reads.push_back(read(next * 7 % MANY, slot));
+                next += 1;
+            }
+        }
+        assert!(reader.wait().is_none());
+    }
+}

@@ -1,0 +1,227 @@
+//! Reads by io_uring: all of a layer's misses with one system call, and no thread that waits.
+//!
+//! The kernel writes to slots on its own. What makes that sound: a slot and its file lie in `flights` from before the
+//! entry is queued until after its completion has been seen, and `drop` sees all completions before it lets go of any.
+#![allow(unsafe_code)]
+
+use std::{collections::VecDeque, fs::File, io, os::fd::AsRawFd, path::Path, sync::Arc, thread, time::Duration};
+
+use io_uring::{IoUring, opcode, squeue::Entry, types::Fd};
+use larder_core::SHARD_ALIGN;
+use rustix::{
+    io::Errno,
+    process::{Resource, getrlimit},
+};
+
+use super::{Arena, Done, Files, Read, Reader, Slot};
+use crate::error::{Fault, Result, StoreError};
+
+/// Reads in flight; the kernel splits large ones, so the SSD sees more.
+const CAPACITY: usize = 64;
+
+/// A ring, and the reads that the kernel is working on.
+pub(super) struct Uring {
+    ring: IoUring,
+    files: Arc<Files>,
+    registered: Result<Registered, String>,
+    flights: Vec<Option<Flight>>,
+    /// The places in `flights` that are empty.
+    free: Vec<usize>,
+    /// Reads that are over and were not asked for yet.
+    over: VecDeque<Done>,
+}
+
+/// The arena's memory, known to the kernel as few long buffers.
+struct Registered {
+    arena: Arena,
+    slots_per_buffer: usize,
+}
+
+struct Flight {
+    read: Read,
+    file: Arc<File>,
+    failures: u32,
+}
+
+impl Uring {
+    /// Sets up a ring, registers the arena's memory and reads a block, or says why io_uring is not to be had.
+    pub fn open(files: &Arc<Files>, arena: &Arena) -> Result<Self> {
+        // There the setup call would not fail but end the process.
+        if is_android() {
+            return Err(unsupported("Android does not allow io_uring".into()));
+        }
+        let capacity = CAPACITY.min(files.open_max());
+        let ring = IoUring::new(capacity as u32).map_err(|e| unsupported(system("io_uring_setup", e)))?;
+        // With nothing in it yet, so that nothing is left behind where this is what is not allowed.
+        ring.submit().map_err(|e| unsupported(system("io_uring_enter", e)))?;
+        let registered = register(&ring, arena).map_err(why_not_registered);
+        let free = (0..capacity).rev().collect();
+        let flights = (0..capacity).map(|_| None).collect();
+        let mut reader = Uring { ring, files: files.clone(), registered, flights, free, over: VecDeque::new() };
+        reader.probe().map_err(|e| unsupported(format!("a first read by io_uring: {e}")))?;
+        Ok(reader)
+    }
+
+    /// Whether the kernel knows the slots' memory, in half a sentence.
+    pub fn buffers(&self) -> String {
+        match &self.registered {
+            Ok(_) => "registered buffers".into(),
+            Err(why) => format!("buffers not registered ({why})"),
+        }
+    }
+
+    /// Really reads: a filter may let a ring be set up and its reads fail.
+    fn probe(&mut self) -> Result<()> {
+        let (_, slots) = Arena::new(1, SHARD_ALIGN).map_err(|e| StoreError::io(Path::new(""), "taking memory", e))?;
+        let read = |slot| Read { shard: 0, offset: 0, len: 1, slot, tag: 0 };
+        self.submit(&mut slots.into_iter().map(read).collect());
+        self.wait().expect("one read is in flight").result
+    }
+
+    fn start(&mut self, read: Read) {
+        match read.open(&self.files) {
+            Err(error) => self.over.push_back(Done { slot: read.slot, tag: read.tag, result: Err(error) }),
+            Ok(file) => {
+                let place = self.free.pop().expect("fewer are in flight than there are places");
+                self.flights[place] = Some(Flight { read, file, failures: 0 });
+                self.queue(place);
+            }
+        }
+    }
+
+    fn queue(&mut self, place: usize) {
+        let flight = self.flights[place].as_mut().expect("it was just put or left there");
+        let buffer = self.registered.as_ref().ok().and_then(|registered| registered.buffer(&flight.read.slot));
+        let entry = flight.entry(buffer).user_data(place as u64);
+        // SAFETY: the file and the slot that the entry names stay in `flights` until its completion has been seen, see
+        // the top of this file; its length is within the slot, which `Read::open` has checked.
+        let queued = unsafe { self.ring.submission().push(&entry) };
+        queued.expect("the ring has an entry for each place");
+    }
+
+    fn reap(&mut self) {
+        loop {
+            let next = self.ring.completion().next();
+            let Some(entry) = next else { return };
+            self.land(entry.user_data() as usize, entry.result());
+        }
+    }
+
+    fn land(&mut self, place: usize, result: i32) {
+        let flight = self.flights[place].as_mut().expect("an entry completes once");
+        let got = usize::try_from(result).map_err(|_| io::Error::from_raw_os_error(-result));
+        let path = || self.files.path(flight.read.shard);
+        let Some(result) = flight.read.judge(path, got, &mut flight.failures) else { return self.queue(place) };
+        let Flight { read, .. } = self.flights[place].take().expect("it was there just now");
+        self.free.push(place);
+        self.over.push_back(Done { slot: read.slot, tag: read.tag, result });
+    }
+
+    fn is_flying(&self) -> bool {
+        self.free.len() < self.flights.len()
+    }
+
+    /// Waits in the kernel for a completion. All it can complain about, with entries as they are made here, is lack of
+    /// memory or an interruption: entries that it did not take are still queued, so the next call offers them again.
+    fn enter(&self) {
+        if self.ring.submit_and_wait(1).is_err() {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+impl Reader for Uring {
+    fn name(&self) -> &'static str {
+        "uring"
+    }
+
+    fn capacity(&self) -> usize {
+        self.flights.len()
+    }
+
+    fn submit(&mut self, reads: &mut VecDeque<Read>) {
+        while self.in_flight() < self.capacity()
+            && let Some(read) = reads.pop_front()
+        {
+            self.start(read);
+        }
+        // What the kernel does not take now stays queued and goes with the next wait.
+        let _ = self.ring.submit();
+    }
+
+    fn wait(&mut self) -> Option<Done> {
+        loop {
+            self.reap();
+            if let Some(done) = self.over.pop_front() {
+                return Some(done);
+            }
+            if !self.is_flying() {
+                return None;
+            }
+            self.enter();
+        }
+    }
+
+    fn in_flight(&self) -> usize {
+        self.flights.len() - self.free.len() + self.over.len()
+    }
+}
+
+impl Drop for Uring {
+    fn drop(&mut self) {
+        while self.wait().is_some() {}
+        // Closing the ring would do it as well, but some time later: the memory is to be free now.
+        let _ = self.ring.submitter().unregister_buffers();
+    }
+}
+
+impl Registered {
+    fn buffer(&self, slot: &Slot) -> Option<u16> {
+        let index = slot.is_of(&self.arena).then(|| slot.index() / self.slots_per_buffer)?;
+        u16::try_from(index).ok()
+    }
+}
+
+impl Flight {
+    fn entry(&mut self, buffer: Option<u16>) -> Entry {
+        let (fd, offset, wanted) = (Fd(self.file.as_raw_fd()), self.read.offset, self.read.wanted() as u32);
+        let start = self.read.slot.as_mut_ptr();
+        match buffer {
+            Some(buffer) => opcode::ReadFixed::new(fd, start, wanted, buffer).offset(offset).build(),
+            None => opcode::Read::new(fd, start, wanted).offset(offset).build(),
+        }
+    }
+}
+
+/// Lets the kernel find and pin the arena's pages once, instead of with each read.
+fn register(ring: &IoUring, arena: &Arena) -> io::Result<Registered> {
+    let (slots_per_buffer, stretches) = arena.stretches();
+    let buffers: Vec<_> = stretches
+        .into_iter()
+        .map(|(start, bytes)| libc::iovec { iov_base: start.as_ptr().cast(), iov_len: bytes })
+        .collect();
+    // SAFETY: the memory is mapped as long as the arena lives, of which a handle is kept beside the ring.
+    unsafe { ring.submitter().register_buffers(&buffers)? };
+    Ok(Registered { arena: arena.clone(), slots_per_buffer })
+}
+
+fn why_not_registered(error: io::Error) -> String {
+    let memlock = getrlimit(Resource::Memlock).current;
+    match (Errno::from_io_error(&error), memlock) {
+        (Some(Errno::NOMEM), Some(bytes)) => format!("RLIMIT_MEMLOCK allows {bytes} bytes"),
+        _ => system("io_uring_register", error),
+    }
+}
+
+fn system(call: &str, error: io::Error) -> String {
+    StoreError::io(Path::new(""), call, error).what
+}
+
+fn unsupported(what: String) -> StoreError {
+    StoreError::new(Fault::Unsupported, Path::new(""), what)
+}
+
+fn is_android() -> bool {
+    let release = rustix::system::uname();
+    std::env::var_os("ANDROID_ROOT").is_some() || release.release().to_string_lossy().contains("android")
+}
