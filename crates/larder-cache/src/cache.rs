@@ -213,3 +213,6 @@ impl Cache {
         compute(ExpertId(expert as u16), self.shards.layout(layer), self.data(layer, at));
     }
 }
+
+#[cfg(test)]
+mod tests;

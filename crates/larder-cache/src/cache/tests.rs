@@ -1,0 +1,127 @@
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use larder_core::Kind;
+use larder_policy::eviction::find;
+use larder_store::Fault;
+use larder_store::reader::{Arena, Memory, Mishap, When};
+use proptest::prelude::*;
+
+use super::*;
+
+const LAYERS: usize = 3;
+const EXPERTS: usize = 6;
+const START: u64 = 4096;
+
+/// Every expert's data are its own number over and over.
+struct Numbered(ExpertLayout);
+
+fn number(layer: LayerIdx, expert: ExpertId) -> u8 {
+    (layer.index() * EXPERTS + expert.index()) as u8 + 1
+}
+
+impl Shards for Numbered {
+    fn layout(&self, _: LayerIdx) -> &ExpertLayout {
+        &self.0
+    }
+
+    fn data_start(&self) -> u64 {
+        START
+    }
+
+    fn check(&self, layer: LayerIdx, expert: ExpertId, data: &[u8]) -> Result<(), StoreError> {
+        match data.iter().all(|b| *b == number(layer, expert)) {
+            true => Ok(()),
+            false => Err(StoreError::new(Fault::Mismatch, Path::new("shard"), "does not match its checksum")),
+        }
+    }
+}
+
+fn geometry() -> Geometry {
+    let moe_layers = (0..LAYERS as u16).map(LayerIdx).collect();
+    Geometry { layers: LAYERS, moe_layers, experts: EXPERTS, top_k: 2, hidden: 8, inter: 8, bias: false }
+}
+
+fn cache(slots: usize, scope: Scope, prepare: impl FnOnce(Memory) -> Memory) -> (Cache, std::sync::Arc<AtomicU64>) {
+    let layout = ExpertLayout::new(8, 8, [Kind::F32; 3], false).unwrap();
+    let shard = |i: usize| [vec![0; START as usize], vec![i as u8 + 1; layout.bytes]].concat();
+    let shards = (0..LAYERS * EXPERTS).map(shard).collect::<Vec<_>>();
+    let memory = prepare(Memory::new(Arc::new(shards), 7));
+    let upsets = memory.upsets();
+    let (_arena, pieces) = Arena::new(slot_count(&geometry(), slots, scope), layout.bytes).unwrap();
+    let lru = find("lru").unwrap();
+    (Cache::new(&geometry(), slots, scope, lru, pieces, Box::new(memory), Box::new(Numbered(layout))), upsets)
+}
+
+/// Visits experts and checks that each was handed over once with its own bytes.
+fn visit(cache: &mut Cache, layer: u16, wanted: &[u16]) -> Result<(), CacheError> {
+    let layer = LayerIdx(layer);
+    let wanted: Vec<ExpertId> = wanted.iter().map(|e| ExpertId(*e)).collect();
+    let mut got = Vec::new();
+    cache.visit(layer, &wanted, &mut |expert, layout, data| {
+        assert_eq!(data.len(), layout.bytes);
+        assert!(data.iter().all(|b| *b == number(layer, expert)), "wrong bytes for {expert} of {layer}");
+        got.push(expert);
+    })?;
+    let mut want = wanted;
+    got.sort();
+    want.sort();
+    assert_eq!(got, want);
+    Ok(())
+}
+
+proptest! {
+    #[test]
+    fn every_expert_is_handed_over_once_with_its_bytes(
+        visits in prop::collection::vec((0..LAYERS as u16, prop::sample::subsequence((0..EXPERTS as u16).collect::<Vec<_>>(), 1..=EXPERTS).prop_shuffle()), 1..60),
+        slots in 1usize..8,
+        global in any::<bool>(),
+        queue in 1usize..4,
+        overtaken in 0u64..5,
+    ) {
+        let scope = if global { Scope::Global } else { Scope::Layer };
+        let (mut cache, _) = cache(slots, scope, |m| m.capacity(queue).overtaken(overtaken));
+        for (layer, wanted) in &visits {
+            visit(&mut cache, *layer, wanted).unwrap();
+        }
+        let Traffic { counts, bytes } = cache.traffic();
+        let wanted: usize = visits.iter().map(|(_, w)| w.len()).sum();
+        prop_assert_eq!(counts.hits + counts.misses, wanted as u64);
+        prop_assert_eq!(bytes, counts.misses * 4096);
+    }
+}
+
+#[test]
+fn errors_that_pass_are_not_noticed() {
+    for (mishap, one_in) in [(Mishap::Interrupted, 4), (Mishap::Disk, 40)] {
+        let prepare = |m: Memory| m.overtaken(3).upset(When::OneIn(one_in), mishap, u64::MAX);
+        let (mut cache, upsets) = cache(2, Scope::Layer, prepare);
+        for round in 0..300u16 {
+            visit(&mut cache, round % 3, &[round % 6, (round + 1) % 6]).unwrap();
+        }
+        assert!(upsets.load(Ordering::Relaxed) > 5, "{mishap:?} never happened");
+    }
+}
+
+#[test]
+fn a_lasting_error_names_the_expert_and_leaves_the_cache_usable() {
+    let broken = EXPERTS + 4; // layer 1, expert 4
+    for mishap in [Mishap::Disk, Mishap::Gone, Mishap::Short(100), Mishap::Flipped(9)] {
+        let prepare = |m: Memory| m.overtaken(2).upset(When::Shard(broken), mishap, u64::MAX);
+        let (mut cache, upsets) = cache(3, Scope::Layer, prepare);
+        for round in 0..50 {
+            let error = visit(&mut cache, 1, &[0, 4, 2]).unwrap_err();
+            assert_eq!((error.layer, error.expert), (LayerIdx(1), ExpertId(4)), "{mishap:?}");
+            visit(&mut cache, 1, &[round % 4, 5, 3 - round % 2]).unwrap_or_else(|e| panic!("{mishap:?}: {e}"));
+        }
+        assert!(upsets.load(Ordering::Relaxed) >= 50, "{mishap:?}");
+        visit(&mut cache, 1, &[0, 1, 2, 3, 5]).unwrap();
+    }
+}
+
+#[test]
+fn a_flipped_bit_is_read_again_the_next_time() {
+    let (mut cache, _) = cache(2, Scope::Global, |m| m.upset(When::Shard(3), Mishap::Flipped(77), 1));
+    assert!(visit(&mut cache, 0, &[3]).unwrap_err().to_string().contains("checksum"));
+    visit(&mut cache, 0, &[3]).unwrap();
+}
