@@ -114,3 +114,26 @@ fn impossible_caches_are_refused() {
     let said = larder_refuses(&["run", "-m", text(&fixture("golden/olmoe")), "-p", "a", "--cache-experts", "2"]);
     assert!(said.contains("larder convert"), "{said}");
 }
+
+#[test]
+fn plan_and_bench_measure_what_they_print() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = store_of(&fixture("golden/olmoe"), dir.path());
+    let json = |args: &[&str]| -> Value { serde_json::from_str(&larder_ok(args)).unwrap() };
+    let plan = json(&["plan", "-m", text(&store), "--cache-experts", "2", "--json"]);
+    assert_eq!(plan["slots"], 2);
+    let rate = |value: &Value| value.as_f64().unwrap();
+    let (least, most) =
+        (rate(&plan["tokens_per_second_none_in_memory"]), rate(&plan["tokens_per_second_all_in_memory"]));
+    assert!(least > 0.0 && least <= most && rate(&plan["memory_bytes_per_second"]) > 1e8, "{plan}");
+
+    let flags = ["-p", "8", "-n", "12", "--repeats", "2", "--cache-experts", "2", "--vs-resident", "--json"];
+    let bench = json(&[&["bench", "-m", text(&store)][..], &flags].concat());
+    let series = bench["series"].as_array().unwrap();
+    assert_eq!(series.len(), 2);
+    let run = &series[0]["runs"][1];
+    let wanted = run["hits"].as_u64().unwrap() + run["misses"].as_u64().unwrap();
+    assert_eq!(wanted, 12 * 2 * 3, "twelve tokens, two layers, three experts: {bench}");
+    assert!(run["bytes_read"].as_u64().unwrap() > 0 && rate(&run["decode_seconds"]) > 0.0);
+    assert!(series[1]["runs"][0]["hits"].is_null());
+}

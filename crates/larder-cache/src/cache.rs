@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use larder_core::{ExpertId, ExpertLayout, Geometry, LayerIdx};
 use larder_policy::eviction::Policy;
@@ -55,6 +56,31 @@ pub struct Traffic {
     pub counts: Counts,
     /// Bytes asked of the reader.
     pub bytes: u64,
+    /// Time in which nothing could be computed because nothing had arrived.
+    pub waited: Duration,
+    /// Time spent computing experts.
+    pub computed: Duration,
+}
+
+impl std::ops::Sub for Traffic {
+    type Output = Traffic;
+
+    /// What passed between two looks.
+    fn sub(self, before: Traffic) -> Traffic {
+        let (now, then) = (self.counts, before.counts);
+        let counts = Counts {
+            hits: now.hits - then.hits,
+            misses: now.misses - then.misses,
+            evictions: now.evictions - then.evictions,
+            rereads: now.rereads - then.rereads,
+        };
+        Traffic {
+            counts,
+            bytes: self.bytes - before.bytes,
+            waited: self.waited - before.waited,
+            computed: self.computed - before.computed,
+        }
+    }
 }
 
 /// Slots, the ledger over them, and the reader that fills them.
@@ -68,6 +94,8 @@ pub struct Cache {
     rows: Vec<Option<usize>>,
     experts: usize,
     bytes: u64,
+    waited: Duration,
+    computed: Duration,
 }
 
 /// How many slots a cache needs.
@@ -103,12 +131,15 @@ impl Cache {
             rows,
             experts: geometry.experts,
             bytes: 0,
+            waited: Duration::ZERO,
+            computed: Duration::ZERO,
         }
     }
 
     /// What passed through so far.
     pub fn traffic(&self) -> Traffic {
-        Traffic { counts: self.ledger.counts(), bytes: self.bytes }
+        let Cache { bytes, waited, computed, .. } = *self;
+        Traffic { counts: self.ledger.counts(), bytes, waited, computed }
     }
 
     /// Hands each of `wanted` (distinct, in order of rank) to `compute` once, those that are in memory first and the
@@ -190,7 +221,10 @@ impl Cache {
         if !waiting.is_empty() {
             self.reader.submit(waiting);
         }
-        self.reader.wait()
+        let start = Instant::now();
+        let done = self.reader.wait();
+        self.waited += start.elapsed();
+        done
     }
 
     fn check(&self, layer: LayerIdx, expert: usize, at: SlotIndex) -> Result<(), StoreError> {
@@ -204,13 +238,15 @@ impl Cache {
     }
 
     fn hand_over(
-        &self,
+        &mut self,
         layer: LayerIdx,
         expert: usize,
         at: SlotIndex,
         compute: &mut dyn FnMut(ExpertId, &ExpertLayout, &[u8]),
     ) {
+        let start = Instant::now();
         compute(ExpertId(expert as u16), self.shards.layout(layer), self.data(layer, at));
+        self.computed += start.elapsed();
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use larder_model::{ModelError, Rows};
+use larder_model::{ExpertPath, ModelError, Rows};
 
 use crate::sampler::{Sampler, SamplerError};
 use crate::session::{CHUNK, Session};
@@ -63,8 +63,8 @@ pub struct Request<'a> {
 }
 
 /// Reads the prompt and writes on, handing each piece of valid text to `sink` until it returns `false`.
-pub fn generate(
-    session: &mut Session,
+pub fn generate<P: ExpertPath>(
+    session: &mut Session<P>,
     tokenizer: &Tokenizer,
     mut request: Request,
     sink: &mut dyn FnMut(&str) -> bool,

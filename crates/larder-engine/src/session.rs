@@ -6,23 +6,28 @@ use larder_model::{Decoder, ExpertPath, ModelError, Rows, State, Tap};
 pub const CHUNK: usize = 256;
 
 /// A sequence being read and written.
-pub struct Session<'m> {
+pub struct Session<'m, P> {
     decoder: &'m Decoder,
-    experts: &'m mut dyn ExpertPath,
+    experts: &'m mut P,
     state: State,
     tokens: Vec<u32>,
     horizon: usize,
 }
 
-impl<'m> Session<'m> {
+impl<'m, P: ExpertPath> Session<'m, P> {
     /// An empty sequence.
-    pub fn new(decoder: &'m Decoder, experts: &'m mut dyn ExpertPath) -> Self {
+    pub fn new(decoder: &'m Decoder, experts: &'m mut P) -> Self {
         Session { decoder, experts, state: decoder.new_state(), tokens: Vec::new(), horizon: 0 }
     }
 
     /// All tokens so far.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
+    }
+
+    /// Where the experts come from.
+    pub fn experts(&self) -> &P {
+        self.experts
     }
 
     /// Tokens that still fit.

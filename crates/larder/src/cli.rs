@@ -24,6 +24,10 @@ pub enum Command {
     Inspect(Inspect),
     /// Write on from a prompt.
     Run(Run),
+    /// Say what would stay in memory, and how fast memory and SSD would allow.
+    Plan(Plan),
+    /// Measure reading and writing, beside what memory and SSD allow in the same run.
+    Bench(Bench),
     /// Compute logits and routing of given tokens, for checking numerics from outside.
     Logits(Logits),
     /// Turn text into tokens as the model does.
@@ -177,6 +181,44 @@ impl From<ScopeFlag> for Scope {
             ScopeFlag::Global => Scope::Global,
         }
     }
+}
+
+/// Say what would stay in memory, and how fast memory and SSD would allow.
+#[derive(Args)]
+pub struct Plan {
+    /// A store, a checkpoint folder or a .gguf file.
+    #[arg(short, long)]
+    pub model: PathBuf,
+    #[command(flatten)]
+    pub cache: CacheFlags,
+    /// Print the numbers as JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Measure reading and writing, beside what memory and SSD allow in the same run.
+#[derive(Args)]
+pub struct Bench {
+    /// A store, a checkpoint folder or a .gguf file.
+    #[arg(short, long)]
+    pub model: PathBuf,
+    /// Tokens of the prompt, drawn at random.
+    #[arg(short, long, default_value_t = 64, value_name = "N", value_parser = at_least_one)]
+    pub prompt: usize,
+    /// Tokens to write.
+    #[arg(short = 'n', long, default_value_t = 32, value_name = "N", value_parser = at_least_one)]
+    pub tokens: usize,
+    /// How often; the first run begins with an empty cache, the median is shown.
+    #[arg(short, long, default_value_t = 3, value_name = "N", value_parser = at_least_one)]
+    pub repeats: usize,
+    #[command(flatten)]
+    pub cache: CacheFlags,
+    /// Measure also with every expert in memory.
+    #[arg(long)]
+    pub vs_resident: bool,
+    /// Print every run as JSON.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// How tokens are drawn. Without any of these the most likely token is taken.

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use larder_cache::{Cache, Scope, Traffic, slot_count};
-use larder_core::ExpertLayout;
 use larder_engine::Streaming;
 use larder_model::{AllResident, Call, ExpertPath, ModelError, Routed};
 use larder_store::Store;
@@ -27,10 +26,8 @@ pub enum Experts {
 pub fn open(model: &Model, flags: &CacheFlags) -> Result<Experts> {
     let geometry = &model.blueprint.geometry;
     let (resident, _) = model.bytes()?;
-    let experts = model.experts()?;
-    let layouts = geometry.moe_layers.iter().map(|l| experts.as_dyn().layout(*l));
-    let slot = layouts.map(|l: &ExpertLayout| l.bytes).max().unwrap_or_default();
-    let facts = Facts { geometry, resident, slot: slot as u64, available: memory::available() };
+    let slot = slot_bytes(model)?;
+    let facts = Facts { geometry, resident, slot, available: memory::available() };
     let plan = decide(&facts, flags)?;
     match plan {
         Plan::AllResident => Ok(Experts::AllResident(model.all_resident()?)),
@@ -42,9 +39,16 @@ pub fn open(model: &Model, flags: &CacheFlags) -> Result<Experts> {
                 );
             };
             eprintln!("{}", plan.sentence(&facts));
-            stream(store, slots, scope, slot, flags)
+            stream(store, slots, scope, slot as usize, flags)
         }
     }
+}
+
+/// Bytes of the largest expert.
+pub fn slot_bytes(model: &Model) -> Result<u64> {
+    let experts = model.experts()?;
+    let layouts = model.blueprint.geometry.moe_layers.iter().map(|l| experts.as_dyn().layout(*l));
+    Ok(layouts.map(|l| l.bytes).max().unwrap_or_default() as u64)
 }
 
 fn stream(store: &Arc<Store>, slots: usize, scope: Scope, slot_bytes: usize, flags: &CacheFlags) -> Result<Experts> {

@@ -12,6 +12,7 @@ mod memory;
 mod open;
 mod plan;
 mod print;
+mod probe;
 mod progress;
 
 pub use open::Model;

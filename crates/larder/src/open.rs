@@ -96,6 +96,17 @@ impl Model {
         Ok((resident.sum(), layers.sum()))
     }
 
+    /// Bytes of the resident weights that every token reads: all of them, but of an embedding that is not the head as
+    /// well only a row.
+    pub fn touched_resident(&self) -> Result<u64> {
+        let embedding = self
+            .source()
+            .meta("model.embed_tokens.weight")
+            .filter(|_| self.blueprint.resident.iter().any(|t| t.name == "lm_head.weight"));
+        let (resident, _) = self.bytes()?;
+        Ok(resident - embedding.map_or(0, |m| m.bytes as u64))
+    }
+
     /// The decoder with its resident weights.
     pub fn decoder(&self) -> Result<Decoder> {
         Decoder::load(self.source().config(), self.source()).with_context(|| shown(self.source().path()))

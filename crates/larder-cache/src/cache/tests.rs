@@ -84,7 +84,7 @@ proptest! {
         for (layer, wanted) in &visits {
             visit(&mut cache, *layer, wanted).unwrap();
         }
-        let Traffic { counts, bytes } = cache.traffic();
+        let Traffic { counts, bytes, .. } = cache.traffic();
         let wanted: usize = visits.iter().map(|(_, w)| w.len()).sum();
         prop_assert_eq!(counts.hits + counts.misses, wanted as u64);
         prop_assert_eq!(bytes, counts.misses * 4096);

@@ -6,9 +6,11 @@ use anyhow::{Context, Result};
 
 use crate::cli::Command;
 
+mod bench;
 mod convert;
 mod inspect;
 mod logits;
+mod plan;
 mod run;
 mod tokenize;
 mod verify;
@@ -20,6 +22,8 @@ pub fn run(command: Command) -> Result<()> {
         Command::Verify(args) => verify::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Run(args) => run::run(args),
+        Command::Plan(args) => plan::run(&args),
+        Command::Bench(args) => bench::run(&args),
         Command::Logits(args) => logits::run(&args),
         Command::Tokenize(args) => tokenize::run(&args),
     }

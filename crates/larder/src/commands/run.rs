@@ -96,12 +96,14 @@ fn footer(prompt: usize, written: &Written, traffic: Option<Traffic>) -> String 
     )
 }
 
-fn passed(Traffic { counts, bytes }: Traffic) -> String {
+fn passed(traffic: Traffic) -> String {
+    let Traffic { counts, bytes, waited, .. } = traffic;
     let wanted = (counts.hits + counts.misses).max(1);
     format!(
-        "{:.0} % of experts found in memory, {} read",
+        "{:.0} % of experts found in memory, {} read, {:.1} s waiting for it",
         100.0 * counts.hits as f64 / wanted as f64,
-        print::bytes(bytes)
+        print::bytes(bytes),
+        waited.as_secs_f64(),
     )
 }
 
@@ -113,13 +115,15 @@ fn report(text: &str, prompt: usize, written: &Written, traffic: Option<Traffic>
         Finish::Context => "context",
         Finish::Cancelled => "cancelled",
     };
-    let cache = traffic.map(|Traffic { counts, bytes }| {
+    let cache = traffic.map(|t| {
         json!({
-            "hits": counts.hits,
-            "misses": counts.misses,
-            "evictions": counts.evictions,
-            "rereads": counts.rereads,
-            "bytes_read": bytes,
+            "hits": t.counts.hits,
+            "misses": t.counts.misses,
+            "evictions": t.counts.evictions,
+            "rereads": t.counts.rereads,
+            "bytes_read": t.bytes,
+            "seconds_waiting": t.waited.as_secs_f64(),
+            "seconds_computing": t.computed.as_secs_f64(),
         })
     });
     json!({

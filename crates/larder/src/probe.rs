@@ -1,0 +1,77 @@
+//! What the machine gives: how fast memory and the SSD can be read, measured in the same way in which the engine reads.
+
+use std::collections::VecDeque;
+use std::hint::black_box;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use larder_store::reader::{Arena, Files, Read, open_reader};
+use larder_store::{DATA_START, Store};
+
+/// How long each probe may take.
+const PATIENCE: Duration = Duration::from_millis(1500);
+/// Larger than any cache of the processor, together for all threads.
+const MEMORY_BYTES: usize = 512 << 20;
+/// Reads in flight: enough to keep an SSD busy at the size of an expert.
+const IN_FLIGHT: usize = 8;
+
+/// Bytes per second that `threads` threads together read from memory; the best of a few passes.
+pub fn memory_rate(threads: usize) -> f64 {
+    let words = MEMORY_BYTES / threads.max(1) / size_of::<u64>();
+    let buffers: Vec<Vec<u64>> = (0..threads.max(1)).map(|t| vec![t as u64 + 1; words]).collect();
+    let (start, mut best) = (Instant::now(), 0.0f64);
+    while start.elapsed() < PATIENCE {
+        let pass = Instant::now();
+        std::thread::scope(|scope| {
+            for buffer in &buffers {
+                scope.spawn(move || black_box(sum(buffer)));
+            }
+        });
+        best = best.max(MEMORY_BYTES as f64 / pass.elapsed().as_secs_f64());
+    }
+    best
+}
+
+/// Sums in lanes of their own, so that memory and not the addition is measured.
+fn sum(buffer: &[u64]) -> u64 {
+    let mut lanes = [0u64; 16];
+    for chunk in buffer.as_chunks::<16>().0 {
+        for (lane, word) in lanes.iter_mut().zip(chunk) {
+            *lane = lane.wrapping_add(*word);
+        }
+    }
+    lanes.iter().fold(0, |a, b| a.wrapping_add(*b))
+}
+
+/// Bytes per second at which whole experts of a store are read, spread over all of it, and how they are read.
+pub fn ssd_rate(store: &Arc<Store>, reader: &str) -> Result<(f64, String)> {
+    let (paths, bytes) = store.shard_files();
+    let shards = paths.len();
+    let len = store.manifest().experts.data_bytes;
+    let (arena, slots) = Arena::new(IN_FLIGHT, len).context("no memory for a few experts")?;
+    let files = Arc::new(Files::new(shards, bytes, move |shard| paths[shard].clone())?);
+    let (mut reader, how) = open_reader(reader, &files, &arena)?;
+    // A stride that shares no factor with the count visits every shard before any twice.
+    let stride = (shards * 5 / 8).max(1);
+    let stride = (stride..).find(|s| gcd(*s, shards) == 1).unwrap_or(1);
+    let mut next = (0..shards).map(|i| i * stride % shards);
+    let mut request = |slot| next.next().map(|shard| Read { shard, offset: DATA_START as u64, len, slot, tag: 0 });
+
+    let mut waiting: VecDeque<Read> = slots.into_iter().filter_map(&mut request).collect();
+    let (start, mut done) = (Instant::now(), 0u64);
+    loop {
+        reader.submit(&mut waiting);
+        let Some(read) = reader.wait() else { break };
+        read.result?;
+        done += len as u64;
+        if start.elapsed() < PATIENCE {
+            waiting.extend(request(read.slot));
+        }
+    }
+    Ok((done as f64 / start.elapsed().as_secs_f64(), how))
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
