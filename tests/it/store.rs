@@ -56,13 +56,17 @@ fn quantised_stores_stay_near_the_checkpoint() {
     for model in golden_models() {
         let dir = tempfile::tempdir().unwrap();
         let exact = full_logits(&logits(&model, &dir.path().join("exact")));
-        for (kind, most) in [("f16", 0.02), ("bf16", 0.1), ("q8_0", 0.2), ("q4_0", 1.0)] {
-            let store = dir.path().join(kind);
-            convert(&model, &store, &["--experts", kind]);
+        let experts =
+            [("f16", 0.02), ("bf16", 0.1), ("q8_0", 0.2), ("q4_0", 1.0)].map(|(k, most)| ("--experts", k, most));
+        let resident = [("f32", 0.0), ("f16", 0.02), ("q8_0", 0.2)].map(|(k, most)| ("--resident", k, most));
+        for (flag, kind, most) in experts.into_iter().chain(resident) {
+            let store = dir.path().join(format!("{flag}{kind}"));
+            convert(&model, &store, &[flag, kind]);
             larder_ok(&["verify", text(&store)]);
             let off = relative_error(&full_logits(&logits(&store, &dir.path().join("out"))), &exact);
-            assert!(off < most, "{} in {kind}: {off} off", model.display());
-            assert!(off > 0.0 || !kind.starts_with('q'), "{} in {kind}: nothing was quantised", model.display());
+            assert!(off <= most, "{} with {flag} {kind}: {off} off", model.display());
+            let quantised = kind.starts_with('q');
+            assert!(off > 0.0 || !quantised, "{} with {flag} {kind}: nothing was quantised", model.display());
         }
     }
 }

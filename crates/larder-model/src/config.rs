@@ -108,6 +108,11 @@ impl<'a> Config<'a> {
         names.iter().find_map(|n| self.keys.get(*n)).filter(|v| !v.is_null())
     }
 
+    /// Whether a key is there, be it null.
+    pub fn names(&self, name: &str) -> bool {
+        self.keys.contains_key(name)
+    }
+
     /// Whether a key is there and not null.
     pub fn has(&self, name: &str) -> bool {
         self.keys.get(name).is_some_and(|v| !v.is_null())

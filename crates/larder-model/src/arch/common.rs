@@ -29,16 +29,37 @@ pub struct Basics {
     pub head_bias: bool,
 }
 
+/// What the reference implementation takes where a config names nothing.
+#[derive(Clone, Copy)]
+pub struct Defaults {
+    /// Epsilon of the norms.
+    pub eps: f64,
+    /// Key and value heads; as many as query heads if `None`, and if the config says `null`.
+    pub kv_heads: Option<usize>,
+    /// Width of a head; the hidden size over the heads if `None`.
+    pub head_dim: Option<usize>,
+    /// Whether the embedding is the head.
+    pub tied: bool,
+}
+
+impl Defaults {
+    /// Those that most architectures share.
+    pub const COMMON: Defaults = Defaults { eps: 1e-5, kv_heads: None, head_dim: None, tied: false };
+}
+
 impl Basics {
     /// `eps` names the key of the norms' epsilon.
-    pub fn parse(c: &mut Config, eps: &str) -> Result<Self> {
+    pub fn parse(c: &mut Config, eps: &str, defaults: Defaults) -> Result<Self> {
         let (hidden, heads) = (c.size(&["hidden_size"])?, c.size(&["num_attention_heads"])?);
-        let head_dim = match c.opt_size(&["head_dim"])? {
+        let own = |name: &str, default: Option<usize>| default.filter(|_| !c.names(name));
+        let (default_dim, default_kv) =
+            (own("head_dim", defaults.head_dim), own("num_key_value_heads", defaults.kv_heads));
+        let head_dim = match c.opt_size(&["head_dim"])?.or(default_dim) {
             Some(dim) => dim,
             None if hidden.is_multiple_of(heads) => hidden / heads,
             None => return Err(bad(format!("hidden_size {hidden} is not a multiple of {heads} attention heads"))),
         };
-        let kv_heads = c.size_or(&["num_key_value_heads"], heads)?;
+        let kv_heads = c.size_or(&["num_key_value_heads"], default_kv.unwrap_or(heads))?;
         if !heads.is_multiple_of(kv_heads) {
             return Err(bad(format!("{heads} attention heads cannot share {kv_heads} key-value heads")));
         }
@@ -54,9 +75,9 @@ impl Basics {
             heads,
             kv_heads,
             head_dim,
-            eps: c.positive_or(eps, 1e-5)?,
+            eps: c.positive_or(eps, defaults.eps)?,
             act: Activation::named(c.opt_text("hidden_act")?.unwrap_or("silu"))?,
-            tied: c.flag_or("tie_word_embeddings", false)?,
+            tied: c.flag_or("tie_word_embeddings", defaults.tied)?,
             head_bias: false,
         })
     }
@@ -218,4 +239,29 @@ pub fn sparse_layers(c: &mut Config, layers: usize) -> Result<Vec<usize>> {
     let step = c.size_or(&["decoder_sparse_step"], 1)?;
     let dense = c.opt_counts("mlp_only_layers")?.unwrap_or_default();
     Ok((0..layers).filter(|l| !dense.contains(l) && (l + 1).is_multiple_of(step)).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_is_absent_is_the_references_default_and_null_is_derived() {
+        let defaults = Defaults { eps: 1e-6, kv_heads: Some(2), head_dim: Some(24), tied: true };
+        let parse = |extra: serde_json::Value| {
+            let mut config = json!({
+                "vocab_size": 10, "hidden_size": 64, "num_attention_heads": 4,
+                "num_hidden_layers": 1, "max_position_embeddings": 16
+            });
+            config.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+            let b = Basics::parse(&mut Config::new(&config).unwrap(), "rms_norm_eps", defaults).unwrap();
+            (b.kv_heads, b.head_dim, b.eps, b.tied)
+        };
+        assert_eq!(parse(json!({})), (2, 24, 1e-6, true));
+        assert_eq!(parse(json!({"num_key_value_heads": null, "head_dim": null})), (4, 16, 1e-6, true));
+        let given = json!({"num_key_value_heads": 1, "head_dim": 8, "rms_norm_eps": 0.5, "tie_word_embeddings": false});
+        assert_eq!(parse(given), (1, 8, 0.5, false));
+    }
 }

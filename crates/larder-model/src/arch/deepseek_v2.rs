@@ -2,7 +2,7 @@
 
 use larder_core::{ExpertNames, Gate, GroupRank, Groups, Renorm, Weigh};
 
-use super::common::Basics;
+use super::common::{Basics, Defaults};
 use crate::config::{Config, bad};
 use crate::decoder::{Ffn, Stack};
 use crate::error::Result;
@@ -12,19 +12,23 @@ use crate::weights::Weights;
 pub fn build(c: &mut Config, w: &mut Weights) -> Result<Stack> {
     let rotary = |r: Rotary, _: &mut Config| Ok(Rotary { interleaved: true, ..r });
     let gate = |_: &mut Weights, _: &str, gate: &Gate| Ok(gate.clone());
-    build_with(c, w, rotary, parse_gate, gate)
+    build_with(c, w, PARTS, rotary, parse_gate, gate)
 }
+
+/// What the reference takes where a config names nothing.
+const PARTS: PartsDefaults = PartsDefaults { dense: 0, shared: 2 };
 
 /// The model around a gate: what version 2 and version 3 have in common.
 pub fn build_with(
     c: &mut Config,
     w: &mut Weights,
+    defaults: PartsDefaults,
     rotary: impl Fn(Rotary, &mut Config) -> Result<Rotary>,
     parse_gate: impl Fn(&mut Config) -> Result<Gate>,
     layer_gate: impl Fn(&mut Weights, &str, &Gate) -> Result<Gate>,
 ) -> Result<Stack> {
     c.ignore(&["qk_head_dim"]); // always the sum of its parts
-    let b = Basics::parse(c, "rms_norm_eps")?;
+    let b = Basics::parse(c, "rms_norm_eps", Defaults { eps: 1e-6, ..Defaults::COMMON })?;
     let shape = LatentShape {
         hidden: b.hidden,
         heads: b.heads,
@@ -40,7 +44,7 @@ pub fn build_with(
     let bias = c.flag_or("attention_bias", false)?;
     let mlp_bias = c.flag_or("mlp_bias", false)?;
     let gate = parse_gate(c)?;
-    let parts = Parts::parse(c)?;
+    let parts = Parts::parse(c, defaults)?;
 
     let geometry = b.geometry((parts.dense..b.layers).collect(), gate.experts, gate.top_k, parts.inter)?;
     let names = ExpertNames::separate("model.layers.{l}.mlp.experts", "gate_proj", "up_proj", "down_proj");
@@ -71,18 +75,27 @@ pub struct Parts {
     pub shared: usize,
 }
 
+/// What an architecture's reference takes where a config names nothing.
+#[derive(Clone, Copy)]
+pub struct PartsDefaults {
+    /// Layers with one MLP.
+    pub dense: usize,
+    /// Experts that every token uses.
+    pub shared: usize,
+}
+
 impl Parts {
     /// From the config.
-    pub fn parse(c: &mut Config) -> Result<Self> {
+    pub fn parse(c: &mut Config, defaults: PartsDefaults) -> Result<Self> {
         match c.size_or(&["moe_layer_freq"], 1)? {
             1 => {}
             n => return Err(bad(format!("moe_layer_freq is {n}; only 1 is supported"))),
         }
         Ok(Parts {
-            dense: c.count_or(&["first_k_dense_replace"], 0)?,
+            dense: c.count_or(&["first_k_dense_replace"], defaults.dense)?,
             dense_width: c.size(&["intermediate_size"])?,
             inter: c.size(&["moe_intermediate_size"])?,
-            shared: c.count_or(&["n_shared_experts"], 0)?,
+            shared: c.count_or(&["n_shared_experts"], defaults.shared)?,
         })
     }
 

@@ -2,7 +2,7 @@
 
 use larder_core::{Gate, GroupRank, Groups, Renorm, Score, Weigh};
 
-use super::deepseek_v2::build_with;
+use super::deepseek_v2::{PartsDefaults, build_with};
 use crate::config::{Config, bad};
 use crate::decoder::Stack;
 use crate::error::Result;
@@ -11,19 +11,32 @@ use crate::weights::Weights;
 
 pub fn build(c: &mut Config, w: &mut Weights) -> Result<Stack> {
     let rotary = |r: Rotary, c: &mut Config| Ok(Rotary { interleaved: c.flag_or("rope_interleave", true)?, ..r });
-    build_with(c, w, rotary, parse_gate, with_bias)
+    let parts = PartsDefaults { dense: 3, shared: 1 };
+    let gate = |c: &mut Config| parse_gate(c, GateDefaults { groups: 8, keep: 4, scale: 2.5 });
+    build_with(c, w, parts, rotary, gate, with_bias)
+}
+
+/// What an architecture's reference takes where a config names nothing.
+#[derive(Clone, Copy)]
+pub struct GateDefaults {
+    /// Groups of experts.
+    pub groups: usize,
+    /// Groups that stay in the choice.
+    pub keep: usize,
+    /// Factor on the weights.
+    pub scale: f64,
 }
 
 /// The gate that version 3 and GLM-4 share, still without a layer's bias.
-pub fn parse_gate(c: &mut Config) -> Result<Gate> {
+pub fn parse_gate(c: &mut Config, defaults: GateDefaults) -> Result<Gate> {
     let experts = c.size(&["n_routed_experts", "num_local_experts", "num_experts"])?;
     let top_k = c.size(&["num_experts_per_tok"])?;
-    let (count, keep) = (c.size_or(&["n_group"], 1)?, c.size_or(&["topk_group"], 1)?);
+    let (count, keep) = (c.size_or(&["n_group"], defaults.groups)?, c.size_or(&["topk_group"], defaults.keep)?);
     let renorm = match c.flag_or("norm_topk_prob", true)? {
         true => Renorm::Sum { plus: 1e-20 },
         false => Renorm::No,
     };
-    let scale = c.number_or("routed_scaling_factor", 1.0)? as f32;
+    let scale = c.number_or("routed_scaling_factor", defaults.scale)? as f32;
     for (key, known) in [("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")] {
         if let Some(other) = c.opt_text(key)?.filter(|s| *s != known) {
             return Err(bad(format!("{key} '{other}' is unknown for this model; known is {known}")));

@@ -2,7 +2,7 @@
 
 use larder_core::{ExpertNames, Gate, Renorm, Weigh};
 
-use super::common::{Basics, Bias};
+use super::common::{Basics, Bias, Defaults};
 use crate::config::Config;
 use crate::decoder::{Ffn, Stack};
 use crate::error::Result;
@@ -10,7 +10,7 @@ use crate::nn::{Moe, Rope, Rotary, Shared};
 use crate::weights::Weights;
 
 pub fn build(c: &mut Config, w: &mut Weights) -> Result<Stack> {
-    let mut b = Basics::parse(c, "rms_norm_eps")?;
+    let mut b = Basics::parse(c, "rms_norm_eps", Defaults { kv_heads: Some(4), tied: true, ..Defaults::COMMON })?;
     let bias = c.flag_or("use_bias", false)?;
     b.head_bias = bias;
     let (rope, rotary) = Rope::parse(c, b.head_dim, 5e5, b.context, None)?;

@@ -2,15 +2,15 @@
 
 use larder_core::{ExpertNames, Gate, Geometry, LayerIdx, Pick, Piece, Score, Weigh};
 
-use super::common::{Basics, Bias, layer_types};
-use crate::config::{Config, bad};
+use super::common::{Basics, Bias, Defaults, layer_types};
+use crate::config::Config;
 use crate::decoder::{Ffn, Stack};
 use crate::error::Result;
 use crate::nn::{Activation, Attention, Moe, Rope, Visible};
 use crate::weights::Weights;
 
 pub fn build(c: &mut Config, w: &mut Weights) -> Result<Stack> {
-    let b = Basics::parse(c, "rms_norm_eps")?;
+    let b = Basics::parse(c, "rms_norm_eps", Defaults { kv_heads: Some(8), head_dim: Some(64), ..Defaults::COMMON })?;
     c.ignore(&["initial_context_length"]); // the same number as in the rope's parameters
     let stretched = c.has("rope_scaling") || c.has("rope_parameters");
     let (rope, rotary) = Rope::parse(c, b.head_dim, 150_000.0, b.context, None)?;
@@ -56,16 +56,8 @@ fn names() -> ExpertNames {
 }
 
 fn visible(c: &mut Config, layers: usize) -> Result<Vec<Visible>> {
-    let width = c.opt_size(&["sliding_window"])?;
+    let width = c.size_or(&["sliding_window"], 128)?;
     let types = layer_types(c, layers, &["sliding_attention", "full_attention"])?;
-    (0..layers)
-        .map(|l| {
-            let slides = types.as_ref().map_or(l.is_multiple_of(2), |types| types[l] == "sliding_attention");
-            match (slides, width) {
-                (false, _) => Ok(Visible::All),
-                (true, Some(width)) => Ok(Visible::Window(width)),
-                (true, None) => Err(bad("has sliding layers and no sliding_window")),
-            }
-        })
-        .collect()
+    let slides = |l: usize| types.as_ref().map_or(l.is_multiple_of(2), |types| types[l] == "sliding_attention");
+    Ok((0..layers).map(|l| if slides(l) { Visible::Window(width) } else { Visible::All }).collect())
 }

@@ -2,7 +2,7 @@
 
 use larder_core::{ExpertNames, Gate, Pick, Piece, Score, Weigh};
 
-use super::common::{Basics, Bias};
+use super::common::{Basics, Bias, Defaults};
 use crate::config::Config;
 use crate::decoder::{Factors, Ffn, Stack};
 use crate::error::Result;
@@ -10,7 +10,7 @@ use crate::nn::{Attention, Rope};
 use crate::weights::Weights;
 
 pub fn build(c: &mut Config, w: &mut Weights) -> Result<Stack> {
-    let b = Basics::parse(c, "rms_norm_eps")?;
+    let b = Basics::parse(c, "rms_norm_eps", Defaults { eps: 1e-6, ..Defaults::COMMON })?;
     let (rope, rotary) = Rope::parse(c, b.head_dim, 1e4, b.context, None)?;
     let bias = Bias::all(c.flag_or("attention_bias", false)?);
     let scale = c.number_or("attention_multiplier", 1.0)?;

@@ -2,7 +2,7 @@
 
 use larder_core::{ExpertNames, Gate, Renorm, Score, Weigh};
 
-use super::common::{Basics, Bias, layer_types};
+use super::common::{Basics, Bias, Defaults, layer_types};
 use crate::config::{Config, bad};
 use crate::decoder::{Ffn, Layer, Stack};
 use crate::error::Result;
@@ -10,11 +10,11 @@ use crate::nn::{Activation, Attention, CausalConv, HeadNorm, Mixer, Mlp, MlpName
 use crate::weights::Weights;
 
 pub fn build(c: &mut Config, w: &mut Weights) -> Result<Stack> {
-    let mut b = Basics::parse(c, "norm_eps")?;
+    let mut b = Basics::parse(c, "norm_eps", Defaults { kv_heads: Some(8), tied: true, ..Defaults::COMMON })?;
     if b.act != Activation::Silu {
         return Err(bad("lfm2_moe is defined for hidden_act silu only"));
     }
-    b.tied = tied(c)?;
+    b.tied = c.flag_or("tie_embedding", b.tied)?; // an older name, which goes first
     let (rope, rotary) = Rope::parse(c, b.head_dim, 1e6, b.context, None)?;
     let types = layer_types(c, b.layers, &["conv", "full_attention"])?.ok_or_else(|| bad("has no layer_types"))?;
     let (width, bias) = (c.size_or(&["conv_L_cache"], 3)?, c.flag_or("conv_bias", false)?);
@@ -56,12 +56,6 @@ pub fn build(c: &mut Config, w: &mut Weights) -> Result<Stack> {
         })
     };
     b.stack_with(w, rope, geometry, names, layer, norm)
-}
-
-/// Tied unless said otherwise, under either of two names.
-fn tied(c: &mut Config) -> Result<bool> {
-    let tied = c.flag_or("tie_word_embeddings", true)?;
-    c.flag_or("tie_embedding", tied)
 }
 
 fn short_conv(b: &Basics, w: &mut Weights, prefix: &str, width: usize, bias: bool) -> Result<ShortConv> {

@@ -2,7 +2,7 @@
 
 use larder_core::{ExpertNames, Gate, Pick, Piece, Score, Weigh};
 
-use super::common::{Basics, Bias, layer_types};
+use super::common::{Basics, Bias, Defaults, layer_types};
 use crate::config::{Config, bad};
 use crate::decoder::{Ffn, Stack};
 use crate::error::Result;
@@ -10,7 +10,7 @@ use crate::nn::{Attention, HeadNorm, Moe, Rope, Rotary, Shared, Temperature, Vis
 use crate::weights::Weights;
 
 pub fn build(c: &mut Config, w: &mut Weights) -> Result<Stack> {
-    let b = Basics::parse(c, "rms_norm_eps")?;
+    let b = Basics::parse(c, "rms_norm_eps", Defaults { kv_heads: Some(8), head_dim: Some(128), ..Defaults::COMMON })?;
     let (rope, rotary) = Rope::parse(c, b.head_dim, 5e5, b.context, None)?;
     let rotary = Rotary { interleaved: true, ..rotary };
     let rotated = rotated_layers(c, b.layers)?;
@@ -75,18 +75,10 @@ fn rotated_layers(c: &mut Config, layers: usize) -> Result<Vec<bool>> {
 }
 
 fn visible(c: &mut Config, rotated: &[bool]) -> Result<Vec<Visible>> {
-    let width = c.opt_size(&["attention_chunk_size"])?;
+    let width = c.size_or(&["attention_chunk_size"], 8192)?;
     let types = layer_types(c, rotated.len(), &["chunked_attention", "full_attention"])?;
-    (0..rotated.len())
-        .map(|l| {
-            let chunked = types.as_ref().map_or(rotated[l], |types| types[l] == "chunked_attention");
-            match (chunked, width) {
-                (false, _) => Ok(Visible::All),
-                (true, Some(width)) => Ok(Visible::Chunk(width)),
-                (true, None) => Err(bad("has chunked layers and no attention_chunk_size")),
-            }
-        })
-        .collect()
+    let chunked = |l: usize| types.as_ref().map_or(rotated[l], |types| types[l] == "chunked_attention");
+    Ok((0..rotated.len()).map(|l| if chunked(l) { Visible::Chunk(width) } else { Visible::All }).collect())
 }
 
 fn temperature(c: &mut Config) -> Result<Option<Temperature>> {

@@ -2,7 +2,7 @@
 
 use larder_core::{ExpertNames, Gate};
 
-use super::common::{Basics, Bias, window};
+use super::common::{Basics, Bias, Defaults, window};
 use crate::config::Config;
 use crate::decoder::{Ffn, Stack};
 use crate::error::Result;
@@ -10,7 +10,7 @@ use crate::nn::{Attention, Rope};
 use crate::weights::Weights;
 
 pub fn build(c: &mut Config, w: &mut Weights) -> Result<Stack> {
-    let b = Basics::parse(c, "rms_norm_eps")?;
+    let b = Basics::parse(c, "rms_norm_eps", Defaults { kv_heads: Some(8), ..Defaults::COMMON })?;
     let (rope, rotary) = Rope::parse(c, b.head_dim, 1e6, b.context, None)?;
     let visible = window(c.opt_size(&["sliding_window"])?);
     let experts = c.size(&["num_local_experts", "num_experts"])?;

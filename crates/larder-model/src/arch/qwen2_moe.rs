@@ -2,15 +2,15 @@
 
 use larder_core::{ExpertNames, Gate};
 
-use super::common::{Basics, Bias, layer_types, sparse_layers};
-use crate::config::{Config, bad};
+use super::common::{Basics, Bias, Defaults, layer_types, sparse_layers};
+use crate::config::Config;
 use crate::decoder::{Ffn, Stack};
 use crate::error::Result;
 use crate::nn::{Attention, Moe, Rope, Shared, Visible};
 use crate::weights::Weights;
 
 pub fn build(c: &mut Config, w: &mut Weights) -> Result<Stack> {
-    let b = Basics::parse(c, "rms_norm_eps")?;
+    let b = Basics::parse(c, "rms_norm_eps", Defaults { eps: 1e-6, kv_heads: Some(16), ..Defaults::COMMON })?;
     let (rope, rotary) = Rope::parse(c, b.head_dim, 1e4, b.context, None)?;
     let visible = visible(c, b.layers)?;
     let bias = Bias { qkv: c.flag_or("qkv_bias", true)?, o: false };
@@ -57,6 +57,6 @@ fn visible(c: &mut Config, layers: usize) -> Result<Vec<Visible>> {
         c.ignore(&["sliding_window"]);
         return Ok(vec![Visible::All; layers]);
     }
-    let width = c.opt_size(&["sliding_window"])?.ok_or_else(|| bad("has sliding layers and no sliding_window"))?;
+    let width = c.size_or(&["sliding_window"], 4096)?;
     Ok((0..layers).map(|l| if slides(l) { Visible::Window(width) } else { Visible::All }).collect())
 }

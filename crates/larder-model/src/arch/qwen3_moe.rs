@@ -2,7 +2,7 @@
 
 use larder_core::{ExpertNames, Gate};
 
-use super::common::{Basics, Bias, sparse_layers, window};
+use super::common::{Basics, Bias, Defaults, sparse_layers, window};
 use crate::config::Config;
 use crate::decoder::{Ffn, Stack};
 use crate::error::Result;
@@ -10,11 +10,11 @@ use crate::nn::{Attention, Rope};
 use crate::weights::Weights;
 
 pub fn build(c: &mut Config, w: &mut Weights) -> Result<Stack> {
-    let b = Basics::parse(c, "rms_norm_eps")?;
+    let b = Basics::parse(c, "rms_norm_eps", Defaults { eps: 1e-6, kv_heads: Some(4), ..Defaults::COMMON })?;
     let (rope, rotary) = Rope::parse(c, b.head_dim, 1e4, b.context, None)?;
     let slides = c.flag_or("use_sliding_window", false)?;
     c.ignore(&["sliding_window", "max_window_layers"]); // the first counts only with the flag, the second never
-    let visible = window(if slides { c.opt_size(&["sliding_window"])? } else { None });
+    let visible = window(if slides { Some(c.size_or(&["sliding_window"], 4096)?) } else { None });
     let bias = Bias::all(c.flag_or("attention_bias", false)?);
     let experts = c.size(&["num_experts", "num_local_experts"])?;
     let top_k = c.size_or(&["num_experts_per_tok"], 8)?;

@@ -2,7 +2,7 @@
 
 use larder_core::{ExpertNames, Gate};
 
-use super::common::{Basics, Bias, layer_types, sparse_layers};
+use super::common::{Basics, Bias, Defaults, layer_types, sparse_layers};
 use super::qwen2_moe::with_shared;
 use crate::config::{Config, bad};
 use crate::decoder::{Ffn, Layer, Stack};
@@ -11,7 +11,11 @@ use crate::nn::{Activation, Attention, DeltaShape, GatedDelta, HeadNorm, Mixer, 
 use crate::weights::Weights;
 
 pub fn build(c: &mut Config, w: &mut Weights) -> Result<Stack> {
-    let b = Basics::parse(c, "rms_norm_eps")?;
+    let b = Basics::parse(
+        c,
+        "rms_norm_eps",
+        Defaults { eps: 1e-6, kv_heads: Some(2), head_dim: Some(256), ..Defaults::COMMON },
+    )?;
     if b.act != Activation::Silu {
         return Err(bad("qwen3_next is defined for hidden_act silu only"));
     }

@@ -49,6 +49,25 @@ struct Long {
     long_amplitude: f64,
 }
 
+/// Every key that some scaling knows. One that the scaling in use does not need has no effect.
+const SCALING_KEYS: &[&str] = &[
+    "attention_factor",
+    "beta_fast",
+    "beta_slow",
+    "factor",
+    "finetuned",
+    "high_freq_factor",
+    "long_factor",
+    "long_mscale",
+    "low_freq_factor",
+    "mscale",
+    "mscale_all_dim",
+    "original_max_position_embeddings",
+    "short_factor",
+    "short_mscale",
+    "truncate",
+];
+
 /// Cosines and sines for a run of positions, each `[positions, dim / 2]`.
 pub struct RopeTable {
     cos: Tensor,
@@ -107,6 +126,7 @@ impl Rope {
                 share = inner.number_or("partial_rotary_factor", share)?;
             }
             scaling = Scaling::parse(&mut inner, context, outer_trained)?;
+            inner.ignore(SCALING_KEYS);
             inner.finish()?;
         }
         let dim = (head_dim as f64 * share) as usize;
