@@ -87,14 +87,18 @@ fn q5_k(block: &[u8; 176], out: &mut [f32; 256]) {
 fn q6_k(block: &[u8; 210], out: &mut [f32; 256]) {
     let (low, high, scales) = (&block[..128], &block[128..192], &block[192..208]);
     let d = half([block[208], block[209]]);
-    for (i, o) in out.iter_mut().enumerate() {
-        // Each half of 128 values: four runs of 32; runs 0 and 1 in the low nibbles of 64 bytes, 2 and 3 in the high
-        // ones; two more bits of each in 32 bytes, a run per bit pair.
-        let (half, run, at) = (i / 128, i / 32 % 4, i % 32);
-        let nibble = low[half * 64 + run % 2 * 32 + at] >> (4 * (run / 2)) & 15;
-        let top = high[half * 32 + at] >> (2 * run) & 3;
-        let q = (nibble | top << 4) as i32 - 32;
-        *o = d * (scales[i / 16] as i8) as f32 * q as f32;
+    // Each half of 128 values: four runs of 32; runs 0 and 1 in the low nibbles of 64 bytes, 2 and 3 in the high ones;
+    // two more bits of each in 32 bytes, a run per bit pair. Every 16 values have a scale of their own.
+    for (group, out) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
+        let (half, run, at) = (group / 8, group / 2 % 4, group % 2 * 16);
+        let scale = d * (scales[group] as i8) as f32;
+        let low = &low[half * 64 + run % 2 * 32 + at..][..16];
+        let high = &high[half * 32 + at..][..16];
+        let (nibble, pair) = (4 * (run / 2) as u32, 2 * run as u32);
+        for ((o, l), h) in out.iter_mut().zip(low).zip(high) {
+            let q = (l >> nibble & 15) | (h >> pair & 3) << 4;
+            *o = scale * (q as i32 - 32) as f32;
+        }
     }
 }
 

@@ -39,12 +39,11 @@ impl Read {
     }
 
     /// What an attempt means that `got` so many bytes: the read's result, or `None` if it is to be tried again.
-    /// `failures` counts the attempts that failed before.
     pub(super) fn judge(
         &self,
         path: impl FnOnce() -> PathBuf,
         got: io::Result<usize>,
-        failures: &mut u32,
+        failures: &mut Failures,
     ) -> Option<Result<()>> {
         match got {
             Ok(got) if got >= self.len => Some(Ok(())),
@@ -52,14 +51,11 @@ impl Read {
                 let what = format!("{} gave only {got}: the file ends there", self.describe());
                 Some(Err(StoreError::malformed(&path(), what)))
             }
-            Err(e) if *failures < failures_max(&e) => {
-                *failures += 1;
-                None
-            }
+            Err(e) if failures.may_pass(&e) => None,
             Err(e) => {
                 let mut error = StoreError::io(&path(), &self.describe(), e);
-                if *failures > 0 {
-                    error.what += &format!(", {} times", *failures + 1);
+                if failures.disk > 0 {
+                    error.what += &format!(", {} times", failures.disk + 1);
                 }
                 Some(Err(error))
             }
@@ -67,12 +63,25 @@ impl Read {
     }
 }
 
-fn failures_max(error: &io::Error) -> u32 {
-    match Errno::from_io_error(error) {
-        // Cancelled: the thread that submitted it has ended.
-        Some(Errno::INTR | Errno::AGAIN | Errno::CANCELED) => PASSING_FAILURES_MAX,
-        Some(Errno::IO) => DISK_FAILURES_MAX,
-        _ => 0,
+/// The attempts at one read that failed so far.
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct Failures {
+    passing: u32,
+    disk: u32,
+}
+
+impl Failures {
+    /// Whether a read that failed so may be tried again, which is counted.
+    fn may_pass(&mut self, error: &io::Error) -> bool {
+        let (count, most) = match Errno::from_io_error(error) {
+            // Cancelled: the thread that submitted it has ended.
+            Some(Errno::INTR | Errno::AGAIN | Errno::CANCELED) => (&mut self.passing, PASSING_FAILURES_MAX),
+            Some(Errno::IO) => (&mut self.disk, DISK_FAILURES_MAX),
+            _ => return false,
+        };
+        let again = *count < most;
+        *count += u32::from(again);
+        again
     }
 }
 
@@ -84,7 +93,7 @@ mod tests {
     fn attempts(errno: Errno) -> (u32, String) {
         let slot = Arena::new(1, SHARD_ALIGN).unwrap().1.remove(0);
         let read = Read { shard: 0, offset: 4096, len: 100, slot, tag: 0 };
-        let (mut failures, mut attempts) = (0, 0);
+        let (mut failures, mut attempts) = (Failures::default(), 0);
         loop {
             attempts += 1;
             if let Some(result) = read.judge(|| "p".into(), Err(errno.into()), &mut failures) {
@@ -102,12 +111,20 @@ mod tests {
     }
 
     #[test]
+    fn interruptions_do_not_use_up_the_patience_with_a_disk() {
+        let mut failures = Failures::default();
+        assert!((0..5).all(|_| failures.may_pass(&Errno::INTR.into())));
+        assert!((0..DISK_FAILURES_MAX).all(|_| failures.may_pass(&Errno::IO.into())));
+        assert!(!failures.may_pass(&Errno::IO.into()));
+    }
+
+    #[test]
     fn a_read_ends_well_when_the_bytes_that_count_are_there() {
         let slot = Arena::new(1, SHARD_ALIGN).unwrap().1.remove(0);
         let read = Read { shard: 0, offset: 0, len: 100, slot, tag: 0 };
         assert_eq!(read.wanted(), 4096);
         for (got, good) in [(4096, true), (100, true), (99, false), (0, false)] {
-            assert_eq!(read.judge(|| "p".into(), Ok(got), &mut 0).unwrap().is_ok(), good, "{got}");
+            assert_eq!(read.judge(|| "p".into(), Ok(got), &mut Failures::default()).unwrap().is_ok(), good, "{got}");
         }
         assert!(read.check(|| "p".into()).is_ok());
         assert!(Read { offset: 512, ..read }.check(|| "p".into()).is_err());

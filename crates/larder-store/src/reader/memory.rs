@@ -12,6 +12,7 @@ use std::{
 
 use rustix::io::Errno;
 
+use super::attempt::Failures;
 use super::{Done, Read, Reader};
 use crate::error::{Result, StoreError};
 
@@ -104,7 +105,7 @@ impl Memory {
     fn perform(&mut self, read: &mut Read) -> Result<()> {
         let path = || PathBuf::from(format!("shard {} in memory", read.shard));
         read.check(path)?;
-        let mut failures = 0;
+        let mut failures = Failures::default();
         loop {
             let mishap = self.mishap(read.shard);
             let (bytes, slot) = (self.shards.get(read.shard), &mut read.slot[..read.len]);

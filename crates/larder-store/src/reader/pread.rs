@@ -12,6 +12,7 @@ use std::{
     thread::{self, JoinHandle},
 };
 
+use super::attempt::Failures;
 use super::{Done, Files, Read, Reader};
 use crate::error::{Result, StoreError};
 
@@ -100,7 +101,7 @@ impl Drop for Pread {
 
 fn perform(files: &Files, read: &mut Read) -> Result<()> {
     let file = read.open(files)?;
-    let (wanted, offset, mut failures) = (read.wanted(), read.offset, 0);
+    let (wanted, offset, mut failures) = (read.wanted(), read.offset, Failures::default());
     loop {
         let got = file.read_at(&mut read.slot[..wanted], offset);
         if let Some(result) = read.judge(|| files.path(read.shard), got, &mut failures) {

@@ -13,6 +13,7 @@ use rustix::{
     process::{Resource, getrlimit},
 };
 
+use super::attempt::Failures;
 use super::{Arena, Done, Files, Read, Reader, Slot};
 use crate::error::{Fault, Result, StoreError};
 
@@ -40,7 +41,7 @@ struct Registered {
 struct Flight {
     read: Read,
     file: Arc<File>,
-    failures: u32,
+    failures: Failures,
 }
 
 impl Uring {
@@ -83,7 +84,7 @@ impl Uring {
             Err(error) => self.over.push_back(Done { slot: read.slot, tag: read.tag, result: Err(error) }),
             Ok(file) => {
                 let place = self.free.pop().expect("fewer are in flight than there are places");
-                self.flights[place] = Some(Flight { read, file, failures: 0 });
+                self.flights[place] = Some(Flight { read, file, failures: Failures::default() });
                 self.queue(place);
             }
         }
