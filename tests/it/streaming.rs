@@ -110,6 +110,13 @@ fn impossible_caches_are_refused() {
     for flags in [["--cache-experts", "2", "--eviction", "psychic"], ["--cache-experts", "2", "--reader", "tape"]] {
         assert_eq!(run(&flags).status.code(), Some(1), "{flags:?}");
     }
+    for flags in [["--eviction", "psychic"], ["--reader", "tape"]] {
+        assert_eq!(run(&flags).status.code(), Some(1), "{flags:?} without a cache");
+    }
+    let most = usize::MAX.to_string();
+    let said = larder_refuses(&["bench", "-m", text(&store), "-p", &most, "-n", "1"]);
+    assert!(said.contains("context"), "{said}");
+    assert_eq!(run(&["--cache-experts", &most, "--cache-scope", "global"]).status.code(), Some(0));
     assert_eq!(run(&["--cache-mem", "1k"]).status.code(), Some(1));
     let said = larder_refuses(&["run", "-m", text(&fixture("golden/olmoe")), "-p", "a", "--cache-experts", "2"]);
     assert!(said.contains("larder convert"), "{said}");

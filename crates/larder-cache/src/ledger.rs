@@ -116,7 +116,7 @@ impl Ledger {
     /// The caller guarantees that no wave is open, and reports each miss by [`arrived`](Self::arrived) or
     /// [`failed`](Self::failed) and then closes the wave.
     pub fn open(&mut self, layer: usize, wanted: &[usize]) -> Wave {
-        let wanted = &wanted[..self.fitting(layer, wanted)];
+        let wanted = &wanted[..wanted.len().min(self.capacity)];
         for expert in wanted {
             let at = self.at(layer, *expert);
             self.entries[at].pinned = true;
@@ -170,15 +170,6 @@ impl Ledger {
             let at = self.at(layer, *expert);
             self.entries[at].pinned = false;
         }
-    }
-
-    /// How many of `wanted` can be in memory together: all that fit into the slots.
-    fn fitting(&self, layer: usize, wanted: &[usize]) -> usize {
-        let at = self.at(layer, 0);
-        debug_assert!(self.entries.iter().all(|e| !e.pinned), "one wave at a time");
-        let pool = &self.pools[self.pool(at)];
-        debug_assert!(pool.free.len() <= self.capacity);
-        wanted.len().min(self.capacity)
     }
 
     /// A free slot, or that of an expert which leaves.

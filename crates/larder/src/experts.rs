@@ -6,8 +6,9 @@ use anyhow::{Context, Result, bail};
 use larder_cache::{Cache, Scope, Traffic, slot_count};
 use larder_engine::Streaming;
 use larder_model::{AllResident, Call, ExpertPath, ModelError, Routed};
+use larder_policy::eviction::{Policy, find};
 use larder_store::Store;
-use larder_store::reader::{Arena, Files, open_reader};
+use larder_store::reader::{Arena, Files, check_reader, open_reader};
 
 use crate::cli::CacheFlags;
 use crate::open::Model;
@@ -24,6 +25,9 @@ pub enum Experts {
 
 /// Experts by the plan that the flags and the memory allow; the plan and the reader are said on standard error.
 pub fn open(model: &Model, flags: &CacheFlags) -> Result<Experts> {
+    // A misspelt name is an error even where nothing streams and the flag would have no effect.
+    let policy = find(&flags.eviction)?;
+    check_reader(&flags.reader)?;
     let geometry = &model.blueprint.geometry;
     let (resident, _) = model.bytes()?;
     let slot = slot_bytes(model)?;
@@ -39,7 +43,7 @@ pub fn open(model: &Model, flags: &CacheFlags) -> Result<Experts> {
                 );
             };
             eprintln!("{}", plan.sentence(&facts));
-            stream(store, slots, scope, slot as usize, flags)
+            stream(store, slots, scope, slot as usize, policy, &flags.reader)
         }
     }
 }
@@ -51,15 +55,21 @@ pub fn slot_bytes(model: &Model) -> Result<u64> {
     Ok(layouts.map(|l| l.bytes).max().unwrap_or_default() as u64)
 }
 
-fn stream(store: &Arc<Store>, slots: usize, scope: Scope, slot_bytes: usize, flags: &CacheFlags) -> Result<Experts> {
-    let policy = larder_policy::eviction::find(&flags.eviction)?;
+fn stream(
+    store: &Arc<Store>,
+    slots: usize,
+    scope: Scope,
+    slot_bytes: usize,
+    policy: &Policy,
+    reader: &str,
+) -> Result<Experts> {
     let geometry = &store.manifest().geometry;
     let total = slot_count(geometry, slots, scope);
     let (arena, memory) = Arena::new(total, slot_bytes)
         .with_context(|| format!("{total} slots of {} cannot be had", print::bytes(slot_bytes as u64)))?;
     let (paths, bytes) = store.shard_files();
     let files = Arc::new(Files::new(paths.len(), bytes, move |shard| paths[shard].clone())?);
-    let (reader, how) = open_reader(&flags.reader, &files, &arena)?;
+    let (reader, how) = open_reader(reader, &files, &arena)?;
     eprintln!("{how}");
     let cache = Cache::new(geometry, slots, scope, policy, memory, reader, Box::new(store.clone()));
     Ok(Experts::Streaming(Box::new(Streaming::new(cache))))

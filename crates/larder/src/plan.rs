@@ -68,7 +68,7 @@ pub fn decide(facts: &Facts, flags: &CacheFlags) -> Result<Plan> {
     let asked = match (flags.cache_experts, flags.cache_mem) {
         (Some(per_layer), _) => Some(match scope {
             Scope::Layer => per_layer.min(facts.geometry.experts),
-            Scope::Global => (per_layer * layers).min(facts.geometry.expert_count()),
+            Scope::Global => per_layer.saturating_mul(layers).min(facts.geometry.expert_count()),
         }),
         (None, Some(bytes)) => Some(facts.slots_in(bytes.0, scope)),
         (None, None) => None,

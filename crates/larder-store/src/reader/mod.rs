@@ -87,12 +87,20 @@ pub const READERS: &[ReaderChoice] = &[
 
 /// Opens the reader of that name, for reads of `files` into slots of `arena`.
 pub fn open_reader(choice: &str, files: &Arc<Files>, arena: &Arena) -> Result<Opened> {
-    let Some(row) = READERS.iter().find(|row| row.name == choice) else {
+    (find(choice)?.open)(files, arena)
+}
+
+/// Checks that there is a reader of that name.
+pub fn check_reader(choice: &str) -> Result<()> {
+    find(choice).map(drop)
+}
+
+fn find(choice: &str) -> Result<&'static ReaderChoice> {
+    READERS.iter().find(|row| row.name == choice).ok_or_else(|| {
         let names: Vec<_> = READERS.iter().map(|row| row.name).collect();
         let what = format!("there is no reader {choice:?}; there are {}", names.join(", "));
-        return Err(StoreError { fault: Fault::Unsupported, path: Default::default(), what });
-    };
-    (row.open)(files, arena)
+        StoreError { fault: Fault::Unsupported, path: Default::default(), what }
+    })
 }
 
 fn open_auto(files: &Arc<Files>, arena: &Arena) -> Result<Opened> {
