@@ -5,8 +5,8 @@
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use larder_core::Kind;
-use larder_kernels::{Weights, matmul};
+use larder_core::{Kind, Order};
+use larder_kernels::{Inputs, Pool, Product, Weights, products as compute};
 
 const ROWS: usize = 1024;
 const COLS: usize = 2048;
@@ -21,14 +21,16 @@ fn products(c: &mut Criterion) {
     for tokens in [1, 32] {
         let mut group = c.benchmark_group(format!("{tokens} tokens"));
         let x: Vec<f32> = (0..tokens * COLS).map(|i| (i as f32 * 0.37).sin()).collect();
-        let mut out = vec![0.0; tokens * ROWS];
+        let (pool, mut inputs, mut out) = (Pool::alone(), Inputs::new(), vec![0.0; tokens * ROWS]);
         for kind in Kind::ALL {
             let bytes = weights(kind);
             group.throughput(Throughput::Bytes(bytes.len() as u64));
             group.bench_function(BenchmarkId::from_parameter(kind), |b| {
                 b.iter(|| {
-                    let weights = Weights { kind, rows: ROWS, cols: COLS, bytes: black_box(&bytes) };
-                    matmul(weights, black_box(&x), &mut out);
+                    let order = Order::best(kind);
+                    let weights = Weights { kind, order, rows: ROWS, cols: COLS, bytes: black_box(&bytes) };
+                    inputs.fill(black_box(&x), COLS, !kind.is_float());
+                    compute(&pool, &mut [Product { weights, x: &inputs, pick: None, out: &mut out }]);
                 });
             });
         }

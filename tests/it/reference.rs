@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use larder::Model;
 use larder_core::LayerIdx;
 use larder_engine::{Sampler, Sampling, Session};
-use larder_model::{AllResident, Decoder, Routed, Rows, Tap};
+use larder_model::{AllResident, Compute, Decoder, Routed, Rows, Tap};
+use larder_store::reader::Slot;
 use safetensors::SafeTensors;
 use serde_json::Value;
 
@@ -60,10 +62,13 @@ impl Reference {
     }
 }
 
+/// Tokens that every sequence here fits in.
+const ROOM: usize = 4096;
+
 /// A model ready to run.
 pub struct Loaded {
     pub decoder: Decoder,
-    pub experts: AllResident,
+    pub experts: AllResident<Slot>,
     pub model_type: String,
 }
 
@@ -71,9 +76,10 @@ pub struct Loaded {
 pub fn load(folder: &Path, config: &str) -> Loaded {
     let copy = with_config(folder, config);
     let model = Model::open(copy.path()).unwrap_or_else(|e| panic!("{} {config}: {e:#}", folder.display()));
+    let compute = Arc::new(Compute::new(2, false).unwrap());
     Loaded {
-        decoder: model.decoder().unwrap_or_else(|e| panic!("{} {config}: {e:#}", folder.display())),
-        experts: model.all_resident().unwrap(),
+        decoder: model.decoder(&compute).unwrap_or_else(|e| panic!("{} {config}: {e:#}", folder.display())),
+        experts: model.all_resident(&compute).unwrap(),
         model_type: model.blueprint.model_type.clone(),
     }
 }
@@ -98,7 +104,7 @@ pub fn check(folder: &Path, config: &str) {
     let tokens = reference.tokens("full_ids");
 
     let mut tap = Compare { name: &name, reference: &reference, bars: &bars };
-    let mut session = Session::new(&loaded.decoder, &mut loaded.experts);
+    let mut session = Session::new(&loaded.decoder, &mut loaded.experts, ROOM);
     let logits = session.read(&tokens, usize::MAX, Rows::All, &mut tap).unwrap();
     let worst = furthest(&logits, &reference.floats["full_logits"]);
     assert!(worst <= bars.logits, "{name}: logits are {worst:e} off");
@@ -109,7 +115,7 @@ pub fn check(folder: &Path, config: &str) {
 fn check_writing(name: &str, reference: &Reference, loaded: &mut Loaded, bars: &Bars) {
     let want = reference.tokens("generated_ids");
     let vocab = loaded.decoder.vocab();
-    let mut session = Session::new(&loaded.decoder, &mut loaded.experts);
+    let mut session = Session::new(&loaded.decoder, &mut loaded.experts, ROOM);
     let mut sampler = Sampler::new(Sampling::default(), 0).unwrap();
     let mut logits = session.read(&reference.tokens("input_ids"), usize::MAX, Rows::Last, &mut ()).unwrap();
     let mut got = Vec::new();
@@ -129,8 +135,9 @@ pub fn check_chunks(folder: &Path) {
     let reference = Reference::read(folder);
     let mut loaded = load(folder, "config.json");
     let tokens = reference.tokens("full_ids");
-    let mut read =
-        |chunk| Session::new(&loaded.decoder, &mut loaded.experts).read(&tokens, chunk, Rows::All, &mut ()).unwrap();
+    let mut read = |chunk| {
+        Session::new(&loaded.decoder, &mut loaded.experts, ROOM).read(&tokens, chunk, Rows::All, &mut ()).unwrap()
+    };
     let whole = read(usize::MAX);
     for chunk in [1, 2, 5, 7, 16] {
         let worst = furthest(&read(chunk), &whole);

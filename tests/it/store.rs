@@ -34,9 +34,14 @@ fn contents(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
 }
 
 fn logits(model: &Path, out: &Path) -> Vec<u8> {
+    logits_with(model, out, &[])
+}
+
+fn logits_with(model: &Path, out: &Path, flags: &[&str]) -> Vec<u8> {
     let tokens = out.with_extension("json");
     std::fs::write(&tokens, "[5, 17, 3, 3, 60, 41, 8]").unwrap();
-    larder_ok(&["logits", "-m", text(model), "--tokens", text(&tokens), "--out", text(out), "--generate", "5"]);
+    let base = ["logits", "-m", text(model), "--tokens", text(&tokens), "--out", text(out), "--generate", "5"];
+    larder_ok(&[&base[..], flags].concat());
     std::fs::read(out).unwrap()
 }
 
@@ -63,8 +68,12 @@ fn quantised_stores_stay_near_the_checkpoint() {
             let store = dir.path().join(format!("{flag}{kind}"));
             convert(&model, &store, &[flag, kind]);
             larder_ok(&["verify", text(&store)]);
-            let off = relative_error(&full_logits(&logits(&store, &dir.path().join("out"))), &exact);
+            let near = full_logits(&logits_with(&store, &dir.path().join("out"), &["--exact"]));
+            let off = relative_error(&near, &exact);
             assert!(off <= most, "{} with {flag} {kind}: {off} off", model.display());
+            // Rounded activations may turn a close choice of experts, which in a model this small is much.
+            let fast = relative_error(&full_logits(&logits(&store, &dir.path().join("fast"))), &near);
+            assert!(fast <= 0.5, "{} with {flag} {kind}: rounded activations are {fast} off", model.display());
             let quantised = kind.starts_with('q');
             assert!(off > 0.0 || !quantised, "{} with {flag} {kind}: nothing was quantised", model.display());
         }

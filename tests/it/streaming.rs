@@ -43,7 +43,8 @@ fn g1_streamed_logits_are_those_of_all_experts_in_memory() {
     for model in golden_models() {
         let dir = tempfile::tempdir().unwrap();
         let store = store_of(&model, dir.path());
-        let resident = logits(&store, dir.path(), &[]);
+        let resident = logits(&store, dir.path(), &["--threads", "1"]);
+        assert!(logits(&store, dir.path(), &["--threads", "2"]) == resident, "{}: threads", model.display());
         let geometry: Value = serde_json::from_str(&larder_ok(&["inspect", text(&store), "--json"])).unwrap();
         let number = |name: &str| geometry["geometry"][name].as_u64().unwrap();
         let (experts, top_k) = (number("experts"), number("top_k"));
@@ -51,9 +52,12 @@ fn g1_streamed_logits_are_those_of_all_experts_in_memory() {
             for slots in [1, top_k, experts / 2, experts] {
                 for scope in ["layer", "global"] {
                     let slots = slots.max(1).to_string();
-                    let flags = ["--cache-experts", &slots, "--cache-scope", scope, "--reader", reader];
-                    let streamed = logits(&store, dir.path(), &flags);
-                    assert!(streamed == resident, "{} with {flags:?}", model.display());
+                    let cache = ["--cache-experts", &slots, "--cache-scope", scope, "--reader", reader];
+                    for (threads, prefetch) in [("1", "off"), ("2", "off"), ("1", "2"), ("2", "3")] {
+                        let flags = [&cache[..], &["--threads", threads, "--prefetch", prefetch]].concat();
+                        let streamed = logits(&store, dir.path(), &flags);
+                        assert!(streamed == resident, "{} with {flags:?}", model.display());
+                    }
                 }
             }
         }
@@ -67,15 +71,18 @@ fn g1_is_not_vacuous() {
     let base = ["run", "-m", text(&store), "-p", "the ducks", "-n", "40", "--ignore-eos", "--json"];
     let cache = |flags: &[&str]| -> Value {
         let json: Value = serde_json::from_str(&larder_ok(&[&base[..], flags].concat())).unwrap();
-        json["cache"].clone()
+        json["decode"]["cache"].clone()
     };
     assert!(cache(&[]).is_null(), "everything fits, so nothing streams");
     let tight = cache(&["--cache-experts", "2"]);
     let count = |cache: &Value, name: &str| cache[name].as_u64().unwrap();
     assert!(count(&tight, "evictions") > 20 && count(&tight, "rereads") > 20, "{tight}");
-    assert!(count(&tight, "hits") > 20 && count(&tight, "bytes_read") > 0, "{tight}");
+    assert!(count(&tight, "hits") > 20 && count(&tight, "demanded_bytes") > 0, "{tight}");
     let roomy = cache(&["--cache-experts", "6"]);
     assert_eq!((count(&roomy, "evictions"), count(&roomy, "rereads")), (0, 0), "{roomy}");
+    let ahead = cache(&["--cache-experts", "3", "--prefetch", "2"]);
+    assert!(count(&ahead, "guesses") > 5 && count(&ahead, "useful_guesses") > 0, "{ahead}");
+    assert!(count(&ahead, "guessed_bytes") > 0 && count(&tight, "guessed_bytes") == 0, "{ahead}");
 }
 
 #[test]
@@ -138,9 +145,64 @@ fn plan_and_bench_measure_what_they_print() {
     let bench = json(&[&["bench", "-m", text(&store)][..], &flags].concat());
     let series = bench["series"].as_array().unwrap();
     assert_eq!(series.len(), 2);
-    let run = &series[0]["runs"][1];
-    let wanted = run["hits"].as_u64().unwrap() + run["misses"].as_u64().unwrap();
+    let run = &series[0]["runs"][1]["decode"];
+    let wanted = run["cache"]["hits"].as_u64().unwrap() + run["cache"]["misses"].as_u64().unwrap();
     assert_eq!(wanted, 12 * 2 * 3, "twelve tokens, two layers, three experts: {bench}");
-    assert!(run["bytes_read"].as_u64().unwrap() > 0 && rate(&run["decode_seconds"]) > 0.0);
-    assert!(series[1]["runs"][0]["hits"].is_null());
+    assert!(run["cache"]["demanded_bytes"].as_u64().unwrap() > 0 && rate(&run["seconds"]) > 0.0);
+    assert!(series[1]["runs"][0]["decode"]["cache"].is_null());
+}
+
+#[test]
+fn telemetry_has_a_line_for_each_step_and_adds_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = store_of(&fixture("golden/olmoe"), dir.path());
+    let file = dir.path().join("telemetry.csv");
+    let base = ["run", "-m", text(&store), "-p", "the ducks", "-n", "20", "--ignore-eos", "--json"];
+    let flags = ["--cache-experts", "2", "--telemetry", text(&file)];
+    let json: Value = serde_json::from_str(&larder_ok(&[&base[..], &flags].concat())).unwrap();
+    let csv = std::fs::read_to_string(&file).unwrap();
+    let mut lines = csv.lines().map(|line| line.split(',').collect::<Vec<_>>());
+    let names = lines.next().unwrap();
+    let rows: Vec<_> = lines.collect();
+    assert_eq!(rows.len(), 1 + 19, "the prompt, and every written token but the last is read: {csv}");
+    let column = |name: &str| names.iter().position(|n| *n == name).unwrap();
+    let sum = |name: &str| rows[1..].iter().map(|row| row[column(name)].parse::<f64>().unwrap()).sum::<f64>();
+    for (name, said) in
+        [("hits", "hits"), ("misses", "misses"), ("evictions", "evictions"), ("demanded_bytes", "demanded_bytes")]
+    {
+        assert_eq!(sum(name), json["decode"]["cache"][said].as_f64().unwrap(), "{name}");
+    }
+    let parts = ["attention", "routing", "experts", "other"].map(sum).iter().sum::<f64>();
+    assert!((parts - sum("seconds")).abs() < 1e-4, "{parts} and not {}", sum("seconds"));
+    assert!(sum("experts") > 0.0 && sum("attention") > 0.0 && sum("waiting") <= sum("experts"));
+    assert!(
+        rows.iter().all(|row| row.len() == names.len() && row[column("peak_bytes")].parse::<u64>().unwrap() > 1 << 20)
+    );
+
+    let nowhere = dir.path().join("none/telemetry.csv");
+    assert!(larder_refuses(&[&base[..], &["--telemetry", text(&nowhere)]].concat()).contains("none/telemetry.csv"));
+}
+
+#[test]
+fn g2_writing_more_tokens_allocates_nothing_of_an_experts_size() {
+    for model in ["golden/olmoe", "golden/gpt_oss", "golden/mixtral", "golden/qwen3_next"] {
+        let dir = tempfile::tempdir().unwrap();
+        let store = store_of(&fixture(model), dir.path());
+        let facts: Value = serde_json::from_str(&larder_ok(&["inspect", text(&store), "--json"])).unwrap();
+        let expert = facts["expert_bytes"].as_u64().unwrap();
+        let count = |tokens: &str, flags: &[&str]| -> u64 {
+            // Room for the same sequence in both runs.
+            let base = ["run", "-m", text(&store), "-p", "the ducks", "-n", tokens, "--ignore-eos", "--context", "100"];
+            let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_larder-under-test"));
+            let output = command.args(base).args(flags).env("LARDER_COUNT_FROM", expert.to_string()).output().unwrap();
+            let said = String::from_utf8(output.stderr).unwrap();
+            assert!(output.status.success(), "{said}");
+            said.lines().find_map(|l| l.strip_prefix("large allocations: ")).unwrap().parse().unwrap()
+        };
+        for flags in [&["--cache-experts", "2"][..], &["--cache-experts", "2", "--prefetch", "2"], &[]] {
+            let few = count("5", flags);
+            assert!(few > 0, "{model}: weights are larger than an expert");
+            assert_eq!(count("60", flags), few, "{model} with {flags:?}");
+        }
+    }
 }

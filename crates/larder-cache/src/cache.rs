@@ -9,7 +9,8 @@ use larder_policy::eviction::Policy;
 use larder_store::reader::{Done, Read, Reader, Slot};
 use larder_store::{DATA_START, Experts, Store, StoreError};
 
-use crate::ledger::{Counts, Ledger, Scope, SlotIndex, Wave};
+use crate::ledger::{Ledger, Scope, SlotIndex, Wave};
+use crate::traffic::{Busy, Traffic};
 
 /// What the cache needs to know of the store: where experts are and whether what was read is right.
 pub trait Shards: Send {
@@ -49,39 +50,8 @@ pub struct CacheError {
     pub cause: StoreError,
 }
 
-/// What passed through the cache so far.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Traffic {
-    /// What the ledger counted.
-    pub counts: Counts,
-    /// Bytes asked of the reader.
-    pub bytes: u64,
-    /// Time in which nothing could be computed because nothing had arrived.
-    pub waited: Duration,
-    /// Time spent computing experts.
-    pub computed: Duration,
-}
-
-impl std::ops::Sub for Traffic {
-    type Output = Traffic;
-
-    /// What passed between two looks.
-    fn sub(self, before: Traffic) -> Traffic {
-        let (now, then) = (self.counts, before.counts);
-        let counts = Counts {
-            hits: now.hits - then.hits,
-            misses: now.misses - then.misses,
-            evictions: now.evictions - then.evictions,
-            rereads: now.rereads - then.rereads,
-        };
-        Traffic {
-            counts,
-            bytes: self.bytes - before.bytes,
-            waited: self.waited - before.waited,
-            computed: self.computed - before.computed,
-        }
-    }
-}
+/// Computes with experts of one layout, each beside its bytes.
+pub type Compute<'a> = &'a mut dyn FnMut(&ExpertLayout, &[(ExpertId, &[u8])]);
 
 /// Slots, the ledger over them, and the reader that fills them.
 pub struct Cache {
@@ -90,12 +60,18 @@ pub struct Cache {
     slots: Vec<Option<Slot>>,
     reader: Box<dyn Reader>,
     shards: Box<dyn Shards>,
+    /// The decoder layers that have experts.
+    layers: Vec<LayerIdx>,
     /// Position of each decoder layer among those with experts.
     rows: Vec<Option<usize>>,
     experts: usize,
-    bytes: u64,
+    /// What will probably be wanted next: row and expert, likeliest first.
+    guesses: VecDeque<(usize, usize)>,
+    demanded: u64,
+    guessed: u64,
     waited: Duration,
     computed: Duration,
+    busy: Busy,
 }
 
 /// How many slots a cache needs.
@@ -128,40 +104,60 @@ impl Cache {
             slots: memory.into_iter().map(Some).collect(),
             reader,
             shards,
+            layers: geometry.moe_layers.clone(),
             rows,
             experts: geometry.experts,
-            bytes: 0,
+            guesses: VecDeque::new(),
+            demanded: 0,
+            guessed: 0,
             waited: Duration::ZERO,
             computed: Duration::ZERO,
+            busy: Busy::default(),
         }
     }
 
     /// What passed through so far.
     pub fn traffic(&self) -> Traffic {
-        let Cache { bytes, waited, computed, .. } = *self;
-        Traffic { counts: self.ledger.counts(), bytes, waited, computed }
+        let Cache { demanded, guessed, waited, computed, .. } = *self;
+        Traffic { counts: self.ledger.counts(), demanded, guessed, waited, computed, busy: self.busy.total() }
     }
 
-    /// Hands each of `wanted` (distinct, in order of rank) to `compute` once, those that are in memory first and the
-    /// others as they arrive. As many as fit are in memory together; each is read at most once.
+    /// How the experts of `layer` are laid out.
+    pub fn layout(&self, layer: LayerIdx) -> &ExpertLayout {
+        self.shards.layout(layer)
+    }
+
+    /// What `layer` will probably want, likeliest first. It is read as soon as the SSD would idle; what was expected
+    /// before and not begun is forgotten.
+    pub fn expect(&mut self, layer: LayerIdx, experts: &[ExpertId]) {
+        let row = self.row(layer);
+        self.guesses.clear();
+        self.guesses.extend(experts.iter().map(|e| (row, e.index())));
+    }
+
+    /// Hands each of `wanted` (distinct, in order of rank) to `compute` once: those that are in memory together and
+    /// first, the others as they arrive. As many as fit are in memory together; each is read at most once.
     ///
-    /// On an error the cache stays usable: nothing is in flight and no slot is lost.
-    pub fn visit(
-        &mut self,
-        layer: LayerIdx,
-        wanted: &[ExpertId],
-        compute: &mut dyn FnMut(ExpertId, &ExpertLayout, &[u8]),
-    ) -> Result<(), CacheError> {
-        let row = self.rows[layer.index()].expect("only layers with experts are visited");
+    /// On an error the cache stays usable: nothing that was wanted is in flight and no slot is lost.
+    pub fn visit(&mut self, layer: LayerIdx, wanted: &[ExpertId], compute: Compute) -> Result<(), CacheError> {
+        let row = self.row(layer);
         let mut rest = self.in_order(row, wanted);
         while !rest.is_empty() {
             let wave = self.ledger.open(row, &rest);
+            if wave.is_empty() {
+                self.land(&mut VecDeque::new());
+                continue;
+            }
             let outcome = self.serve(layer, row, &wave, compute);
             self.ledger.close(row, &wave);
             outcome?;
-            rest.drain(..wave.len());
+            rest.retain(|e| !wave.covers(*e));
         }
         Ok(())
+    }
+
+    fn row(&self, layer: LayerIdx) -> usize {
+        self.rows[layer.index()].expect("only layers with experts are visited")
     }
 
     /// If not all fit together, those that are there go first, before others take their slots.
@@ -173,63 +169,84 @@ impl Cache {
         order
     }
 
-    fn serve(
-        &mut self,
-        layer: LayerIdx,
-        row: usize,
-        wave: &Wave,
-        compute: &mut dyn FnMut(ExpertId, &ExpertLayout, &[u8]),
-    ) -> Result<(), CacheError> {
-        let mut waiting = self.reads(layer, row, wave);
-        self.reader.submit(&mut waiting);
-        for (expert, slot) in &wave.hits {
-            self.hand_over(layer, *expert, *slot, compute);
-        }
+    fn serve(&mut self, layer: LayerIdx, row: usize, wave: &Wave, compute: Compute) -> Result<(), CacheError> {
+        let mut waiting: VecDeque<Read> = wave.misses.iter().map(|(e, at)| self.read(row, *e, *at)).collect();
+        self.demanded += waiting.iter().map(|r| r.len as u64).sum::<u64>();
+        self.submit(&mut waiting);
+        let mut awaited = wave.misses.len() + wave.awaited.len();
+        self.guess_if_idle(wave.misses.len());
+        self.hand_over(layer, &wave.hits, compute);
         let mut first_error = None;
-        while let Some(Done { slot, tag, result }) = self.next_done(&mut waiting) {
-            let (expert, at) = wave.misses[tag as usize];
-            self.slots[at] = Some(slot);
-            match result.and_then(|()| self.check(layer, expert, at)) {
-                Ok(()) => {
-                    self.ledger.arrived(row, expert);
-                    if first_error.is_none() {
-                        self.hand_over(layer, expert, at, compute);
-                    }
-                }
+        let mut demanded = wave.misses.len();
+        while awaited > 0 {
+            let landed = self.land(&mut waiting);
+            if landed.row != row || !wave.covers(landed.expert) {
+                continue;
+            }
+            awaited -= 1;
+            demanded -= usize::from(wave.misses.iter().any(|(e, _)| *e == landed.expert));
+            self.guess_if_idle(demanded);
+            match landed.result {
+                Ok(at) if first_error.is_none() => self.hand_over(layer, &[(landed.expert, at)], compute),
+                Ok(_) => {}
                 Err(cause) => {
-                    self.ledger.failed(row, expert);
-                    first_error.get_or_insert(CacheError { layer, expert: ExpertId(expert as u16), cause });
+                    let expert = ExpertId(landed.expert as u16);
+                    first_error.get_or_insert(CacheError { layer, expert, cause });
                 }
             }
         }
         first_error.map_or(Ok(()), Err)
     }
 
-    fn reads(&mut self, layer: LayerIdx, row: usize, wave: &Wave) -> VecDeque<Read> {
-        let (len, offset) = (self.shards.layout(layer).bytes, self.shards.data_start());
-        self.bytes += (len * wave.misses.len()) as u64;
-        let mut reads = VecDeque::with_capacity(wave.misses.len());
-        for (tag, (expert, at)) in wave.misses.iter().enumerate() {
-            let slot = self.slots[*at].take().expect("a slot given out for a miss is here");
-            reads.push_back(Read { shard: row * self.experts + expert, offset, len, slot, tag: tag as u64 });
-        }
-        reads
+    /// A request for an expert into a slot that the ledger gave out for it.
+    fn read(&mut self, row: usize, expert: usize, at: SlotIndex) -> Read {
+        let (len, offset) = (self.shards.layout(self.layers[row]).bytes, self.shards.data_start());
+        let slot = self.slots[at].take().expect("a slot that is given out is here");
+        let shard = row * self.experts + expert;
+        Read { shard, offset, len, slot, tag: shard as u64 }
     }
 
-    /// The next completion, keeping the reader's queue full.
-    fn next_done(&mut self, waiting: &mut VecDeque<Read>) -> Option<Done> {
+    fn submit(&mut self, reads: &mut VecDeque<Read>) {
+        self.reader.submit(reads);
+        self.busy.is(self.reader.in_flight() > 0);
+    }
+
+    /// Reads what is expected while nothing that is wanted is being read.
+    fn guess_if_idle(&mut self, demanded: usize) {
+        while demanded == 0
+            && self.reader.in_flight() < self.reader.capacity()
+            && let Some((row, expert)) = self.guesses.pop_front()
+        {
+            let Some(at) = self.ledger.guess(row, expert) else { continue };
+            let read = self.read(row, expert, at);
+            self.guessed += read.len as u64;
+            self.submit(&mut VecDeque::from([read]));
+        }
+    }
+
+    /// Waits for the next read that is over, keeping the reader's queue full. The caller guarantees that there is one.
+    fn land(&mut self, waiting: &mut VecDeque<Read>) -> Landed {
         if !waiting.is_empty() {
-            self.reader.submit(waiting);
+            self.submit(waiting);
         }
         let start = Instant::now();
-        let done = self.reader.wait();
+        let Done { slot, tag, result } = self.reader.wait().expect("a read is under way");
         self.waited += start.elapsed();
-        done
+        self.busy.is(self.reader.in_flight() > 0);
+        let (row, expert) = (tag as usize / self.experts, tag as usize % self.experts);
+        let at = self.ledger.in_flight(row, expert).expect("the ledger knows what is being read");
+        self.slots[at] = Some(slot);
+        let result = result.and_then(|()| self.check(row, expert, at));
+        match &result {
+            Ok(()) => self.ledger.arrived(row, expert),
+            Err(_) => self.ledger.failed(row, expert),
+        }
+        Landed { row, expert, result: result.map(|()| at) }
     }
 
-    fn check(&self, layer: LayerIdx, expert: usize, at: SlotIndex) -> Result<(), StoreError> {
-        let data = self.data(layer, at);
-        self.shards.check(layer, ExpertId(expert as u16), data)
+    fn check(&self, row: usize, expert: usize, at: SlotIndex) -> Result<(), StoreError> {
+        let layer = self.layers[row];
+        self.shards.check(layer, ExpertId(expert as u16), self.data(layer, at))
     }
 
     fn data(&self, layer: LayerIdx, at: SlotIndex) -> &[u8] {
@@ -237,17 +254,22 @@ impl Cache {
         &slot[..self.shards.layout(layer).bytes]
     }
 
-    fn hand_over(
-        &mut self,
-        layer: LayerIdx,
-        expert: usize,
-        at: SlotIndex,
-        compute: &mut dyn FnMut(ExpertId, &ExpertLayout, &[u8]),
-    ) {
+    fn hand_over(&mut self, layer: LayerIdx, experts: &[(usize, SlotIndex)], compute: Compute) {
+        if experts.is_empty() {
+            return;
+        }
         let start = Instant::now();
-        compute(ExpertId(expert as u16), self.shards.layout(layer), self.data(layer, at));
+        let group: Vec<_> = experts.iter().map(|(e, at)| (ExpertId(*e as u16), self.data(layer, *at))).collect();
+        compute(self.shards.layout(layer), &group);
         self.computed += start.elapsed();
     }
+}
+
+/// A read that is over: whose it was, and the slot with its bytes.
+struct Landed {
+    row: usize,
+    expert: usize,
+    result: Result<SlotIndex, StoreError>,
 }
 
 #[cfg(test)]

@@ -5,6 +5,8 @@
 
 mod cache;
 mod ledger;
+mod traffic;
 
-pub use cache::{Cache, CacheError, Shards, Traffic, slot_count};
+pub use cache::{Cache, CacheError, Compute, Shards, slot_count};
 pub use ledger::{Counts, Ledger, Scope, Wave};
+pub use traffic::Traffic;

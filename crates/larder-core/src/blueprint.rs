@@ -26,6 +26,29 @@ impl Geometry {
     }
 }
 
+/// Bytes in which a model remembers a sequence.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct MemoryNeed {
+    /// For every token.
+    pub per_token: usize,
+    /// However long it is.
+    pub fixed: usize,
+}
+
+impl MemoryNeed {
+    /// For a sequence of `tokens` tokens.
+    pub fn bytes(&self, tokens: usize) -> u64 {
+        (self.per_token as u64).saturating_mul(tokens as u64).saturating_add(self.fixed as u64)
+    }
+}
+
+impl std::iter::Sum for MemoryNeed {
+    fn sum<I: Iterator<Item = Self>>(parts: I) -> Self {
+        parts
+            .fold(Self::default(), |a, b| MemoryNeed { per_token: a.per_token + b.per_token, fixed: a.fixed + b.fixed })
+    }
+}
+
 /// A tensor that a model needs besides its experts.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TensorSpec {
@@ -118,4 +141,6 @@ pub struct Blueprint {
     pub vocab: usize,
     /// Longest sequence, in tokens.
     pub context: usize,
+    /// What it takes to remember one.
+    pub memory: MemoryNeed,
 }

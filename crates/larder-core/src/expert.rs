@@ -1,4 +1,4 @@
-use crate::Kind;
+use crate::{Kind, Order, interleave};
 
 /// Each matrix of an expert begins at a multiple of this many bytes.
 pub const PART_ALIGN: usize = 64;
@@ -10,6 +10,8 @@ pub const SHARD_ALIGN: usize = 4096;
 pub struct Part {
     /// How its numbers are stored.
     pub kind: Kind,
+    /// How its rows lie beside each other.
+    pub order: Order,
     /// Outputs.
     pub rows: usize,
     /// Inputs.
@@ -85,7 +87,7 @@ impl ExpertLayout {
                 .and_then(|e| e.checked_next_multiple_of(PART_ALIGN))
                 .filter(|e| *e <= isize::MAX as usize)
                 .ok_or_else(overflow)?;
-            Ok(Part { kind, rows, cols, offset, bytes })
+            Ok(Part { kind, order: Order::Rows, rows, cols, offset, bytes })
         };
         let gate = part("gate", kinds[0], inter, hidden)?;
         let up = part("up", kinds[1], inter, hidden)?;
@@ -100,6 +102,32 @@ impl ExpertLayout {
         };
         let bytes = end.checked_next_multiple_of(SHARD_ALIGN).ok_or_else(overflow)?;
         Ok(ExpertLayout { gate, up, down, bias, bytes })
+    }
+
+    /// The same with the rows of quantised matrices in `order`.
+    pub fn in_order(mut self, order: Order) -> Self {
+        for part in [&mut self.gate, &mut self.up, &mut self.down] {
+            part.order = if part.kind.is_float() { Order::Rows } else { order };
+        }
+        self
+    }
+
+    /// The order of its quantised matrices.
+    pub fn order(&self) -> Order {
+        let mut orders = [&self.gate, &self.up, &self.down].into_iter().map(|part| part.order);
+        orders.find(|order| *order != Order::Rows).unwrap_or_default()
+    }
+
+    /// Brings an expert of this layout into the order in which products are fastest, in place, and returns the layout
+    /// that it has then.
+    pub fn rearrange(&self, data: &mut [u8]) -> Self {
+        let best = self.clone().in_order(Order::Rows8);
+        for (part, now) in [&self.gate, &self.up, &self.down].into_iter().zip([&best.gate, &best.up, &best.down]) {
+            if part.order != now.order {
+                interleave(part.kind, part.rows, part.cols, &mut data[part.offset..part.offset + part.bytes]);
+            }
+        }
+        best
     }
 
     /// All parts with the names they carry in a shard, in order of their offsets.

@@ -8,11 +8,13 @@ mod expert;
 mod gate;
 mod ids;
 mod kind;
+mod order;
 mod tensors;
 
-pub use blueprint::{Blueprint, ExpertNames, Geometry, Pick, Piece, TensorSpec};
+pub use blueprint::{Blueprint, ExpertNames, Geometry, MemoryNeed, Pick, Piece, TensorSpec};
 pub use expert::{ExpertLayout, LayoutError, PART_ALIGN, Part, SHARD_ALIGN};
 pub use gate::{Gate, GateError, GroupRank, Groups, Renorm, Score, Weigh};
 pub use ids::{ExpertId, LayerIdx};
 pub use kind::{Kind, UnknownKind};
+pub use order::{BlockParts, GROUP, Order, UnknownOrder, deinterleave, interleave};
 pub use tensors::{TensorMeta, Tensors, TensorsError};

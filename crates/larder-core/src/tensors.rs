@@ -1,10 +1,12 @@
-use crate::Kind;
+use crate::{Kind, Order};
 
 /// What a named tensor is, before any of it is read.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TensorMeta {
     /// How its numbers are stored.
     pub kind: Kind,
+    /// How its rows lie beside each other.
+    pub order: Order,
     /// Logical shape, outermost dimension first. The last dimension is whole blocks of `kind`.
     pub shape: Vec<usize>,
     /// Length in bytes: the product of the shape, in blocks.
@@ -17,7 +19,7 @@ impl TensorMeta {
         let (cols, outer) = shape.split_last().map_or((1, &[][..]), |(c, o)| (*c, o));
         let rows = outer.iter().try_fold(1usize, |n, d| n.checked_mul(*d))?;
         let bytes = kind.matrix_bytes(rows, cols)?;
-        Some(TensorMeta { kind, shape, bytes })
+        Some(TensorMeta { kind, order: Order::Rows, shape, bytes })
     }
 }
 

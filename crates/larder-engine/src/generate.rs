@@ -7,6 +7,7 @@ use larder_model::{ExpertPath, ModelError, Rows};
 use crate::sampler::{Sampler, SamplerError};
 use crate::session::{CHUNK, Session};
 use crate::stop::StopMatcher;
+use crate::times::Times;
 use crate::tokenizer::Tokenizer;
 
 /// Why a text ended.
@@ -62,15 +63,37 @@ pub struct Request<'a> {
     pub max_tokens: usize,
 }
 
-/// Reads the prompt and writes on, handing each piece of valid text to `sink` until it returns `false`.
+/// A reading of tokens that is over: the prompt, or one token that was written.
+#[derive(Clone, Copy, Debug)]
+pub struct Step {
+    /// How many tokens were read.
+    pub tokens: usize,
+    /// How long it took.
+    pub time: Duration,
+    /// On what.
+    pub times: Times,
+}
+
+/// Who listens while a text is written.
+pub trait Listener<P> {
+    /// A piece of valid text; `false` ends the writing.
+    fn text(&mut self, piece: &str) -> bool;
+
+    /// Tokens have been read, with experts from `experts`.
+    fn step(&mut self, step: &Step, experts: &P) {
+        let _ = (step, experts);
+    }
+}
+
+/// Reads the prompt and writes on, telling `listener` of each piece of text and each step.
 pub fn generate<P: ExpertPath>(
     session: &mut Session<P>,
     tokenizer: &Tokenizer,
     mut request: Request,
-    sink: &mut dyn FnMut(&str) -> bool,
+    listener: &mut dyn Listener<P>,
 ) -> Result<Written, GenerateError> {
     let start = Instant::now();
-    let mut logits = session.read(request.prompt, CHUNK, Rows::Last, &mut ())?;
+    let mut logits = read(session, request.prompt, listener)?;
     let prompt_time = start.elapsed();
 
     let mut text = tokenizer.stream(true);
@@ -85,7 +108,7 @@ pub fn generate<P: ExpertPath>(
             break Finish::EndOfText;
         }
         let piece = request.stop.push(&text.push(id));
-        if !piece.is_empty() && !sink(&piece) {
+        if !piece.is_empty() && !listener.text(&piece) {
             break Finish::Cancelled;
         }
         if request.stop.stopped().is_some() {
@@ -95,15 +118,27 @@ pub fn generate<P: ExpertPath>(
             break Finish::Context;
         }
         if ids.len() < request.max_tokens {
-            logits = session.read(&[id], 1, Rows::Last, &mut ())?;
+            logits = read(session, &[id], listener)?;
         }
     };
     if finish != Finish::Cancelled && finish != Finish::StopString {
         let mut rest = request.stop.push(&text.finish());
         rest.push_str(&request.stop.finish());
         if !rest.is_empty() {
-            sink(&rest);
+            listener.text(&rest);
         }
     }
     Ok(Written { ids, finish, prompt_time, decode_time: start.elapsed() - prompt_time })
+}
+
+fn read<P: ExpertPath>(
+    session: &mut Session<P>,
+    tokens: &[u32],
+    listener: &mut dyn Listener<P>,
+) -> Result<Vec<f32>, ModelError> {
+    let (start, before) = (Instant::now(), session.times());
+    let logits = session.read(tokens, CHUNK, Rows::Last, &mut ())?;
+    let step = Step { tokens: tokens.len(), time: start.elapsed(), times: session.times() - before };
+    listener.step(&step, session.experts());
+    Ok(logits)
 }

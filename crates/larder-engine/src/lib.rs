@@ -14,6 +14,7 @@ mod stop;
 mod stream;
 mod streaming;
 mod template;
+mod times;
 mod tokenizer;
 mod tokenizer_config;
 mod utf8;
@@ -21,7 +22,7 @@ mod utf8;
 #[cfg(test)]
 mod reference;
 
-pub use generate::{Finish, GenerateError, Request, Written, generate};
+pub use generate::{Finish, GenerateError, Listener, Request, Step, Written, generate};
 pub use generation::GenerationConfig;
 pub use rng::Rng;
 pub use sampler::{Sampler, SamplerError, Sampling};
@@ -30,5 +31,6 @@ pub use stop::{StopError, StopMatcher};
 pub use stream::Detokenizer;
 pub use streaming::Streaming;
 pub use template::{ChatInput, ChatTemplate, Moment, TemplateError};
+pub use times::Times;
 pub use tokenizer::{EncodeError, Tokenizer};
 pub use tokenizer_config::{ConfigError, TokenizerConfig};

@@ -2,6 +2,8 @@
 
 use larder_model::{Decoder, ExpertPath, ModelError, Rows, State, Tap};
 
+use crate::times::{Timed, Times};
+
 /// How many tokens of a prompt are read at once unless said otherwise.
 pub const CHUNK: usize = 256;
 
@@ -11,13 +13,17 @@ pub struct Session<'m, P> {
     experts: &'m mut P,
     state: State,
     tokens: Vec<u32>,
+    context: usize,
     horizon: usize,
+    times: Times,
 }
 
 impl<'m, P: ExpertPath> Session<'m, P> {
-    /// An empty sequence.
-    pub fn new(decoder: &'m Decoder, experts: &'m mut P) -> Self {
-        Session { decoder, experts, state: decoder.new_state(), tokens: Vec::new(), horizon: 0 }
+    /// An empty sequence that may grow to `context` tokens, or to what the model allows if that is less.
+    pub fn new(decoder: &'m Decoder, experts: &'m mut P, context: usize) -> Self {
+        let context = context.min(decoder.context());
+        let state = decoder.new_state(context);
+        Session { decoder, experts, state, tokens: Vec::new(), context, horizon: 0, times: Times::default() }
     }
 
     /// All tokens so far.
@@ -32,7 +38,12 @@ impl<'m, P: ExpertPath> Session<'m, P> {
 
     /// Tokens that still fit.
     pub fn room(&self) -> usize {
-        self.decoder.context() - self.tokens.len()
+        self.context - self.tokens.len()
+    }
+
+    /// Where time went so far.
+    pub fn times(&self) -> Times {
+        self.times
     }
 
     /// Bytes that the sequence's memory holds.
@@ -56,7 +67,7 @@ impl<'m, P: ExpertPath> Session<'m, P> {
         self.tokens.extend_from_slice(tokens);
         let mut logits = Vec::new();
         if before > 0 && !self.decoder.keeps_memory(self.horizon, horizon) {
-            self.state = self.decoder.new_state();
+            self.state = self.decoder.new_state(self.context);
         }
         self.horizon = horizon;
         // Usually nothing lies between the two; all tokens do once a longer sequence turns its positions differently.
@@ -81,7 +92,8 @@ impl<'m, P: ExpertPath> Session<'m, P> {
     ) -> Result<(), ModelError> {
         while self.state.len < end {
             let part = &self.tokens[self.state.len..end.min(self.state.len + chunk.max(1))];
-            let new = self.decoder.forward(part, self.horizon, rows, &mut self.state, self.experts, tap)?;
+            let mut tap = Timed { times: &mut self.times, tap };
+            let new = self.decoder.forward(part, self.horizon, rows, &mut self.state, self.experts, &mut tap)?;
             if rows == Rows::Last {
                 logits.clear();
             }
@@ -93,7 +105,7 @@ impl<'m, P: ExpertPath> Session<'m, P> {
     /// Goes back to the first `len` tokens. Their memory is made again at the next read.
     fn forget(&mut self, len: usize) {
         self.tokens.truncate(len);
-        self.state = self.decoder.new_state();
+        self.state = self.decoder.new_state(self.context);
         self.horizon = len;
     }
 
@@ -101,7 +113,7 @@ impl<'m, P: ExpertPath> Session<'m, P> {
         if more <= self.room() {
             return Ok(());
         }
-        let (len, context) = (self.tokens.len() + more, self.decoder.context());
-        Err(ModelError::Request(format!("{len} tokens do not fit the model's context of {context}")))
+        let (len, context) = (self.tokens.len() + more, self.context);
+        Err(ModelError::Request(format!("{len} tokens do not fit the context of {context}")))
     }
 }

@@ -1,18 +1,23 @@
 //! Experts that pass through a cache: the path of one token where the model is larger than memory.
 
+use std::sync::Arc;
+
 use larder_cache::{Cache, Traffic};
-use larder_core::ExpertId;
-use larder_model::{Call, ExpertPath, ModelError, RankedOutputs, Routed, route};
+use larder_core::{Gate, LayerIdx};
+use larder_model::{Call, Compute, ExpertPath, ModelError, Routed, Workbench, distinct, route};
 
 /// Routes as the model does, has the experts brought in, computes each as it is there, and sums in rank order.
 pub struct Streaming {
     cache: Cache,
+    bench: Workbench,
+    prefetch: usize,
 }
 
 impl Streaming {
-    /// Experts from `cache`.
-    pub fn new(cache: Cache) -> Self {
-        Streaming { cache }
+    /// Experts from `cache`, computed by `compute`. Of what the next layer will probably choose, the `prefetch` likeliest
+    /// are read ahead.
+    pub fn new(cache: Cache, compute: Arc<Compute>, prefetch: usize) -> Self {
+        Streaming { cache, bench: Workbench::new(compute), prefetch }
     }
 
     /// What passed through the cache so far.
@@ -25,30 +30,23 @@ impl ExpertPath for Streaming {
     fn forward(&mut self, call: &Call, out: &mut [f32]) -> Result<Routed, ModelError> {
         let routed = route(call);
         let wanted = distinct(&routed.ids, call.gate.experts);
-        let mut outputs = RankedOutputs::new(call);
+        self.bench.begin(call, &routed, self.cache.layout(call.layer));
         self.cache
-            .visit(call.layer, &wanted, &mut |expert, layout, data| {
-                outputs.compute(call, &routed, expert, layout, data);
-            })
+            .visit(call.layer, &wanted, &mut |layout, group| self.bench.compute(call, &routed, layout, group))
             .map_err(|e| ModelError::Expert(e.to_string()))?;
-        outputs.sum(call, &routed, out);
+        self.bench.sum(call, &routed, out);
         Ok(routed)
     }
-}
 
-/// Each expert once, token by token in the order of their rank.
-fn distinct(ids: &[ExpertId], experts: usize) -> Vec<ExpertId> {
-    let mut seen = vec![false; experts];
-    ids.iter().copied().filter(|id| !std::mem::replace(&mut seen[id.index()], true)).collect()
-}
+    fn looks_ahead(&self) -> bool {
+        self.prefetch > 0
+    }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn each_expert_is_wanted_once_in_order_of_first_use() {
-        let ids = [3, 1, 1, 0, 3, 2].map(ExpertId);
-        assert_eq!(distinct(&ids, 4), [3, 1, 0, 2].map(ExpertId));
+    fn expect(&mut self, layer: LayerIdx, gate: &Gate, logits: &[f32]) {
+        let (mut values, mut ids) = (Vec::new(), Vec::new());
+        gate.values(logits, &mut values);
+        gate.choose(&values, &mut ids);
+        ids.truncate(self.prefetch);
+        self.cache.expect(layer, &ids);
     }
 }

@@ -27,7 +27,8 @@ fn each<const B: usize, const N: usize>(bytes: &[u8], out: &mut [f32], block: im
     }
 }
 
-fn half(bytes: [u8; 2]) -> f32 {
+/// A stored f16 as f32.
+pub fn half(bytes: [u8; 2]) -> f32 {
     f16::from_le_bytes(bytes).to_f32()
 }
 
@@ -40,65 +41,105 @@ fn q8_0(block: &[u8; 34], out: &mut [f32; 32]) {
 
 fn q4_0(block: &[u8; 18], out: &mut [f32; 32]) {
     let d = half([block[0], block[1]]);
-    for (i, q) in block[2..].iter().enumerate() {
-        out[i] = d * ((q & 15) as i32 - 8) as f32;
-        out[i + 16] = d * ((q >> 4) as i32 - 8) as f32;
+    for (o, q) in out.iter_mut().zip(q4_0_quants(block)) {
+        *o = d * q as f32;
     }
-}
-
-/// The 6-bit scale and minimum of group `g`, packed over 12 bytes: the first four groups in the low six bits of bytes
-/// 0..4 and 4..8, the last four in the nibbles of bytes 8..12 with their top bits in the high bits of the others.
-fn scale_min(packed: &[u8], g: usize) -> (f32, f32) {
-    let (scale, min) = match g {
-        0..4 => (packed[g] & 63, packed[g + 4] & 63),
-        _ => ((packed[g + 4] & 15) | (packed[g - 4] >> 6 << 4), (packed[g + 4] >> 4) | (packed[g] >> 6 << 4)),
-    };
-    (scale as f32, min as f32)
 }
 
 fn q4_k(block: &[u8; 144], out: &mut [f32; 256]) {
-    let (d, dmin) = (half([block[0], block[1]]), half([block[2], block[3]]));
-    let (scales, quants) = (&block[4..16], &block[16..]);
-    for (g, out) in out.chunks_exact_mut(32).enumerate() {
-        let (scale, min) = scale_min(scales, g);
-        let (d, m) = (d * scale, dmin * min);
-        // Two groups share 32 bytes: the even one has the low nibbles.
-        let bytes = &quants[g / 2 * 32..][..32];
-        for (o, q) in out.iter_mut().zip(bytes) {
-            *o = d * (q >> (4 * (g % 2)) & 15) as f32 - m;
-        }
-    }
+    with_minima(block[..16].as_array().expect("16 bytes"), q4_k_quants(block), out);
 }
 
 fn q5_k(block: &[u8; 176], out: &mut [f32; 256]) {
-    let (d, dmin) = (half([block[0], block[1]]), half([block[2], block[3]]));
-    let (scales, high, quants) = (&block[4..16], &block[16..48], &block[48..]);
-    for (g, out) in out.chunks_exact_mut(32).enumerate() {
-        let (scale, min) = scale_min(scales, g);
-        let (d, m) = (d * scale, dmin * min);
-        let bytes = &quants[g / 2 * 32..][..32];
-        for ((o, q), h) in out.iter_mut().zip(bytes).zip(high) {
-            let fifth = (h >> g & 1) << 4;
-            *o = d * ((q >> (4 * (g % 2)) & 15) | fifth) as f32 - m;
+    with_minima(block[..16].as_array().expect("16 bytes"), q5_k_quants(block), out);
+}
+
+fn with_minima(head: &[u8; 16], quants: [i8; 256], out: &mut [f32; 256]) {
+    let (d, dmin) = (half([head[0], head[1]]), half([head[2], head[3]]));
+    for (g, (out, quants)) in out.as_chunks_mut::<32>().0.iter_mut().zip(quants.as_chunks::<32>().0).enumerate() {
+        let (scale, min) = scale_min(&head[4..], g);
+        let (d, m) = (d * scale as f32, dmin * min as f32);
+        for (o, q) in out.iter_mut().zip(quants) {
+            *o = d * *q as f32 - m;
         }
     }
 }
 
 fn q6_k(block: &[u8; 210], out: &mut [f32; 256]) {
-    let (low, high, scales) = (&block[..128], &block[128..192], &block[192..208]);
     let d = half([block[208], block[209]]);
-    // Each half of 128 values: four runs of 32; runs 0 and 1 in the low nibbles of 64 bytes, 2 and 3 in the high ones;
-    // two more bits of each in 32 bytes, a run per bit pair. Every 16 values have a scale of their own.
-    for (group, out) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
-        let (half, run, at) = (group / 8, group / 2 % 4, group % 2 * 16);
-        let scale = d * (scales[group] as i8) as f32;
-        let low = &low[half * 64 + run % 2 * 32 + at..][..16];
-        let high = &high[half * 32 + at..][..16];
+    let quants = q6_k_quants(block);
+    for (g, (out, quants)) in out.as_chunks_mut::<16>().0.iter_mut().zip(quants.as_chunks::<16>().0).enumerate() {
+        let scale = d * (block[192 + g] as i8) as f32;
+        for (o, q) in out.iter_mut().zip(quants) {
+            *o = scale * *q as f32;
+        }
+    }
+}
+
+/// The integers of a `q4_0` block, −8 to 7.
+#[inline]
+pub fn q4_0_quants(block: &[u8; 18]) -> [i8; 32] {
+    let mut quants = [0; 32];
+    for (i, q) in block[2..].iter().enumerate() {
+        quants[i] = (q & 15) as i8 - 8;
+        quants[i + 16] = (q >> 4) as i8 - 8;
+    }
+    quants
+}
+
+/// The integers of a `q4_k` block, 0 to 15. Two groups of 32 share 32 bytes: the even one has the low nibbles.
+#[inline]
+pub fn q4_k_quants(block: &[u8; 144]) -> [i8; 256] {
+    let mut quants = [0; 256];
+    for (g, out) in quants.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+        let bytes = &block[16 + g / 2 * 32..][..32];
+        for (o, q) in out.iter_mut().zip(bytes) {
+            *o = (q >> (4 * (g % 2)) & 15) as i8;
+        }
+    }
+    quants
+}
+
+/// The integers of a `q5_k` block, 0 to 31: as in `q4_k`, and bit `g` of 32 more bytes is the fifth bit of group `g`.
+#[inline]
+pub fn q5_k_quants(block: &[u8; 176]) -> [i8; 256] {
+    let mut quants = [0; 256];
+    for (g, out) in quants.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+        let bytes = &block[48 + g / 2 * 32..][..32];
+        for ((o, q), h) in out.iter_mut().zip(bytes).zip(&block[16..48]) {
+            *o = ((q >> (4 * (g % 2)) & 15) | (h >> g & 1) << 4) as i8;
+        }
+    }
+    quants
+}
+
+/// The integers of a `q6_k` block, −32 to 31.
+///
+/// Each half of 128 values: four runs of 32; runs 0 and 1 in the low nibbles of 64 bytes, 2 and 3 in the high ones; two
+/// more bits of each in 32 bytes, a run per bit pair.
+#[inline]
+pub fn q6_k_quants(block: &[u8; 210]) -> [i8; 256] {
+    let (low, high) = (&block[..128], &block[128..192]);
+    let mut quants = [0; 256];
+    for (at, out) in quants.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+        let (half, run) = (at / 4, at % 4);
+        let low = &low[half * 64 + run % 2 * 32..][..32];
+        let high = &high[half * 32..][..32];
         let (nibble, pair) = (4 * (run / 2) as u32, 2 * run as u32);
         for ((o, l), h) in out.iter_mut().zip(low).zip(high) {
-            let q = (l >> nibble & 15) | (h >> pair & 3) << 4;
-            *o = scale * (q as i32 - 32) as f32;
+            *o = ((l >> nibble & 15) | (h >> pair & 3) << 4) as i8 - 32;
         }
+    }
+    quants
+}
+
+/// The 6-bit scale and minimum of group `g`, packed over 12 bytes: the first four groups in the low six bits of bytes
+/// 0..4 and 4..8, the last four in the nibbles of bytes 8..12 with their top bits in the high bits of the others.
+#[inline]
+pub fn scale_min(packed: &[u8], g: usize) -> (u8, u8) {
+    match g {
+        0..4 => (packed[g] & 63, packed[g + 4] & 63),
+        _ => ((packed[g + 4] & 15) | (packed[g - 4] >> 6 << 4), (packed[g + 4] >> 4) | (packed[g] >> 6 << 4)),
     }
 }
 

@@ -1,18 +1,23 @@
-use larder_core::Kind;
-
-use crate::widen;
-
 /// Independent sums, so that the compiler can use vector registers without changing the order of additions.
-const LANES: usize = 16;
+pub const LANES: usize = 16;
 
 /// The dot product, summed in [`LANES`] interleaved lanes, then pairwise, then the tail.
+#[inline(always)]
 pub fn dot(a: &[f32], b: &[f32]) -> f32 {
+    dot_of(a, b, |a| a)
+}
+
+/// The same with numbers in another form.
+///
+/// Inlined so that it is compiled for the instruction set of whoever calls it.
+#[inline(always)]
+pub fn dot_of<T: Copy>(a: &[T], b: &[f32], widen: impl Fn(T) -> f32) -> f32 {
     let mut lanes = [0.0f32; LANES];
     let (a_body, a_tail) = a.as_chunks::<LANES>();
     let (b_body, b_tail) = b.as_chunks::<LANES>();
     for (a, b) in a_body.iter().zip(b_body) {
         for i in 0..LANES {
-            lanes[i] += a[i] * b[i];
+            lanes[i] += widen(a[i]) * b[i];
         }
     }
     let mut width = LANES;
@@ -22,17 +27,5 @@ pub fn dot(a: &[f32], b: &[f32]) -> f32 {
             lanes[i] += lanes[i + width];
         }
     }
-    a_tail.iter().zip(b_tail).fold(lanes[0], |sum, (a, b)| sum + a * b)
-}
-
-/// A stored row as f32: borrowed where it already is, widened into `buffer` otherwise.
-pub fn as_f32<'a>(kind: Kind, row: &'a [u8], buffer: &'a mut [f32]) -> &'a [f32] {
-    if kind == Kind::F32
-        && cfg!(target_endian = "little")
-        && let Ok(values) = bytemuck::try_cast_slice(row)
-    {
-        return values;
-    }
-    widen(kind, row, buffer);
-    buffer
+    a_tail.iter().zip(b_tail).fold(lanes[0], |sum, (a, b)| sum + widen(*a) * b)
 }

@@ -1,22 +1,24 @@
 //! One token's way through a model: embedding, layers, final norm, output head.
 
+use std::sync::Arc;
+
 use candle_core::{Device, Tensor};
 use larder_core::{Blueprint, ExpertNames, Geometry, Tensors};
 use serde_json::Value;
 
 use crate::arch;
+use crate::compute::Compute;
 use crate::config::{Config, bad};
 use crate::error::{ModelError, Result};
 use crate::experts::ExpertPath;
 use crate::matrix::{Linear, Matrix, with_f32};
-use crate::nn::{Mixer, Mlp, Moe, Norm, Pass, Rope, Span, State, Visible};
-use crate::tap::Tap;
+use crate::nn::{Mixer, Mlp, Moe, Norm, Pass, Rope, State};
+use crate::tap::{Clock, Phase, Tap};
 use crate::weights::Weights;
 
 /// A decoder: what its config says, and its resident weights.
 pub struct Decoder {
     stack: Stack,
-    visible: Vec<Visible>,
 }
 
 /// What an architecture builds.
@@ -76,7 +78,14 @@ pub enum Ffn {
     /// One MLP for every token.
     Dense(Mlp),
     /// Experts.
-    Moe(Moe),
+    Moe(Box<Moe>),
+}
+
+impl Ffn {
+    /// With experts.
+    pub fn moe(moe: Moe) -> Self {
+        Ffn::Moe(Box::new(moe))
+    }
 }
 
 /// Which positions' logits are wanted.
@@ -99,6 +108,7 @@ pub fn blueprint(config: &Value) -> Result<Blueprint> {
         resident: weights.asked(),
         vocab: stack.vocab,
         context: stack.context,
+        memory: stack.layers.iter().map(|l| l.mixer.memory()).sum(),
     })
 }
 
@@ -115,16 +125,10 @@ fn build(config: &Value, weights: &mut Weights) -> Result<(&'static str, Stack)>
 }
 
 impl Decoder {
-    /// Builds the model that `config` describes from `tensors`.
-    pub fn load(config: &Value, tensors: &dyn Tensors) -> Result<Self> {
-        let (_, stack) = build(config, &mut Weights::load(tensors))?;
-        let mut visible: Vec<Visible> = Vec::new();
-        for v in stack.layers.iter().filter_map(|l| l.mixer.visible()) {
-            if !visible.contains(&v) {
-                visible.push(v);
-            }
-        }
-        Ok(Decoder { stack, visible })
+    /// Builds the model that `config` describes from `tensors`. Its products are computed by `compute`.
+    pub fn load(config: &Value, tensors: &dyn Tensors, compute: Arc<Compute>) -> Result<Self> {
+        let (_, stack) = build(config, &mut Weights::load(tensors, compute))?;
+        Ok(Decoder { stack })
     }
 
     /// Sizes of the expert part.
@@ -142,9 +146,9 @@ impl Decoder {
         self.stack.context
     }
 
-    /// An empty memory.
-    pub fn new_state(&self) -> State {
-        State::new(self.stack.layers.len())
+    /// An empty memory with room for `tokens` tokens, taken at once; it grows if there are more.
+    pub fn new_state(&self, tokens: usize) -> State {
+        State::new(self.stack.layers.len(), tokens)
     }
 
     /// Whether a memory made for sequences of `before` tokens still holds for `after` tokens; if not, the sequence
@@ -171,18 +175,25 @@ impl Decoder {
     ) -> Result<Vec<f32>> {
         self.check(tokens, state)?;
         let stack = &self.stack;
-        let pass = self.pass(state.len, tokens.len(), horizon)?;
+        let mut clock = Clock::start();
+        let pass = self.pass(state.len, tokens.len(), horizon);
         let mut x = self.embed(tokens)?; // [tokens, hidden]
+        clock.lap(Phase::Ends, tap);
         for (i, (layer, memory)) in stack.layers.iter().zip(&mut state.layers).enumerate() {
             watch(tap, i, &x)?;
             let mixed = layer.mixer.forward(&layer.mixer_norm.forward(&x)?, memory, &pass)?;
             x = self.add(x, mixed)?;
+            clock.lap(Phase::Mixing, tap);
+            if tokens.len() == 1 && experts.looks_ahead() {
+                self.look_ahead(i, &x, experts)?;
+            }
             let normed = layer.ffn_norm.forward(&x)?;
             let y = match &layer.ffn {
                 Ffn::Dense(mlp) => mlp.forward(&normed)?,
-                Ffn::Moe(moe) => moe.forward(&normed, experts, tap)?,
+                Ffn::Moe(moe) => moe.forward(&normed, experts, tap, &mut clock)?,
             };
             x = self.add(x, y)?;
+            clock.lap(Phase::Experts, tap);
         }
         state.len += tokens.len();
         let x = stack.norm.forward(&x)?;
@@ -192,7 +203,19 @@ impl Decoder {
             Rows::Last => x.narrow(0, tokens.len() - 1, 1)?,
         };
         let logits = (stack.head.forward(&x)? * stack.factors.logits)?; // [rows, vocab]
-        Ok(logits.flatten_all()?.to_vec1()?)
+        let logits = logits.flatten_all()?.to_vec1()?;
+        clock.lap(Phase::Ends, tap);
+        Ok(logits)
+    }
+
+    /// Asks the next router what it would choose if the layer before it left `x [1, hidden]` as it is.
+    fn look_ahead(&self, layer: usize, x: &Tensor, experts: &mut dyn ExpertPath) -> Result<()> {
+        let next = self.stack.layers[layer + 1..].iter().find_map(|l| match &l.ffn {
+            Ffn::Moe(moe) => Some((&l.ffn_norm, moe)),
+            Ffn::Dense(_) => None,
+        });
+        let Some((norm, moe)) = next else { return Ok(()) };
+        with_f32(&moe.router.forward(&norm.forward(x)?)?, |logits| experts.expect(moe.layer, &moe.gate, logits))
     }
 
     fn check(&self, tokens: &[u32], state: &State) -> Result<()> {
@@ -210,11 +233,10 @@ impl Decoder {
         Ok(())
     }
 
-    fn pass(&self, start: usize, tokens: usize, horizon: usize) -> Result<Pass> {
+    fn pass(&self, start: usize, tokens: usize, horizon: usize) -> Pass {
         let horizon = horizon.max(start + tokens);
-        let rope = self.stack.rope.as_ref().map(|r| r.table(start, tokens, horizon)).transpose()?;
-        let spans = self.visible.iter().map(|v| Ok((*v, Span::new(*v, start, tokens)?))).collect::<Result<_>>()?;
-        Ok(Pass { start, tokens, rope, spans })
+        let rope = self.stack.rope.as_ref().map(|r| r.table(start, tokens, horizon));
+        Pass { start, tokens, rope }
     }
 
     fn embed(&self, tokens: &[u32]) -> Result<Tensor> {

@@ -1,10 +1,14 @@
 //! The seam between a model and wherever its experts are.
 
-use larder_core::{ExpertId, ExpertLayout, Gate, LayerIdx, Part};
-use larder_kernels::{Weights, matmul};
+use std::ops::Deref;
+use std::sync::Arc;
 
+use larder_core::{ExpertId, ExpertLayout, Gate, LayerIdx};
+
+use crate::compute::Compute;
 use crate::error::Result;
 use crate::nn::Activation;
+use crate::workbench::Workbench;
 
 /// What a layer hands over once its router has spoken.
 pub struct Call<'a> {
@@ -39,45 +43,54 @@ pub trait ExpertPath {
     /// nothing but the call and the weights, and is summed in the order of [`Routed::ids`]; on an error `out` is
     /// unspecified and the path stays usable.
     fn forward(&mut self, call: &Call, out: &mut [f32]) -> Result<Routed>;
+
+    /// Whether [`expect`](Self::expect) is wanted.
+    fn looks_ahead(&self) -> bool {
+        false
+    }
+
+    /// The logits that the router of a later `layer` gives before the layers between have spoken: a guess at what it
+    /// will choose. Comes before the call of the layer before it, for one token at a time.
+    fn expect(&mut self, layer: LayerIdx, gate: &Gate, logits: &[f32]) {
+        let _ = (layer, gate, logits);
+    }
 }
 
 /// Every expert in memory and the model's own choice: the reference that all else is compared with.
-pub struct AllResident {
-    layers: Vec<Option<ResidentLayer>>,
+///
+/// `B` is what holds an expert's bytes.
+pub struct AllResident<B = Vec<u8>> {
+    layers: Vec<Option<ResidentLayer<B>>>,
+    bench: Workbench,
 }
 
-struct ResidentLayer {
+struct ResidentLayer<B> {
     layout: ExpertLayout,
-    experts: Vec<Vec<u8>>,
+    experts: Vec<B>,
 }
 
-impl AllResident {
-    /// Room for the experts of `layers` decoder layers.
-    pub fn new(layers: usize) -> Self {
-        AllResident { layers: (0..layers).map(|_| None).collect() }
+impl<B: Deref<Target = [u8]>> AllResident<B> {
+    /// Room for the experts of `layers` decoder layers, computed by `compute`.
+    pub fn new(layers: usize, compute: Arc<Compute>) -> Self {
+        AllResident { layers: (0..layers).map(|_| None).collect(), bench: Workbench::new(compute) }
     }
 
-    /// Sets a layer's experts, all of `layout`.
-    pub fn set(&mut self, layer: LayerIdx, layout: ExpertLayout, experts: Vec<Vec<u8>>) {
-        debug_assert!(experts.iter().all(|e| e.len() == layout.bytes));
+    /// Sets a layer's experts, all of `layout`; what lies behind it does not matter.
+    pub fn set(&mut self, layer: LayerIdx, layout: ExpertLayout, experts: Vec<B>) {
+        debug_assert!(experts.iter().all(|e| e.len() >= layout.bytes));
         self.layers[layer.index()] = Some(ResidentLayer { layout, experts });
     }
-
-    /// Bytes held.
-    pub fn bytes(&self) -> usize {
-        self.layers.iter().flatten().flat_map(|l| &l.experts).map(Vec::len).sum()
-    }
 }
 
-impl ExpertPath for AllResident {
+impl<B: Deref<Target = [u8]>> ExpertPath for AllResident<B> {
     fn forward(&mut self, call: &Call, out: &mut [f32]) -> Result<Routed> {
         let layer = self.layers[call.layer.index()].as_ref().expect("every MoE layer was given its experts");
         let routed = route(call);
-        let mut outputs = RankedOutputs::new(call);
-        for (expert, data) in layer.experts.iter().enumerate() {
-            outputs.compute(call, &routed, ExpertId(expert as u16), &layer.layout, data);
-        }
-        outputs.sum(call, &routed, out);
+        self.bench.begin(call, &routed, &layer.layout);
+        let wanted = distinct(&routed.ids, call.gate.experts);
+        let group: Vec<_> = wanted.iter().map(|e| (*e, &layer.experts[e.index()][..layer.layout.bytes])).collect();
+        self.bench.compute(call, &routed, &layer.layout, &group);
+        self.bench.sum(call, &routed, out);
         Ok(routed)
     }
 }
@@ -96,68 +109,19 @@ pub fn route(call: &Call) -> Routed {
     routed
 }
 
-/// Every chosen expert's output, kept apart until all are there, so that the sum does not depend on who came first.
-pub struct RankedOutputs {
-    hidden: usize,
-    outputs: Vec<f32>, // [tokens, k, hidden]
+/// Each expert once, token by token in the order of their rank.
+pub fn distinct(ids: &[ExpertId], experts: usize) -> Vec<ExpertId> {
+    let mut seen = vec![false; experts];
+    ids.iter().copied().filter(|id| !std::mem::replace(&mut seen[id.index()], true)).collect()
 }
 
-impl RankedOutputs {
-    /// Room for the outputs of a call.
-    pub fn new(call: &Call) -> Self {
-        let hidden = call.x.len() / call.tokens;
-        RankedOutputs { hidden, outputs: vec![0.0; call.tokens * call.gate.top_k * hidden] }
-    }
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-    /// Computes one expert for all tokens that chose it, in one batch.
-    pub fn compute(&mut self, call: &Call, routed: &Routed, expert: ExpertId, layout: &ExpertLayout, data: &[u8]) {
-        let (k, hidden) = (call.gate.top_k, self.hidden);
-        let places: Vec<usize> = (0..routed.ids.len()).filter(|i| routed.ids[*i] == expert).collect();
-        if places.is_empty() {
-            return;
-        }
-        let mut x = Vec::with_capacity(places.len() * hidden); // [places, hidden]
-        for place in &places {
-            let scale = if call.gate.scales_input { routed.weights[*place] } else { 1.0 };
-            x.extend(call.x[place / k * hidden..][..hidden].iter().map(|v| v * scale));
-        }
-        let y = expert_mlp(layout, data, call.act, &x); // [places, hidden]
-        for (place, y) in places.iter().zip(y.chunks_exact(hidden)) {
-            self.outputs[place * hidden..][..hidden].copy_from_slice(y);
-        }
+    #[test]
+    fn each_expert_is_wanted_once_in_order_of_first_use() {
+        let ids = [3, 1, 1, 0, 3, 2].map(ExpertId);
+        assert_eq!(distinct(&ids, 4), [3, 1, 0, 2].map(ExpertId));
     }
-
-    /// The weighted sum of each token's experts, in the order of their rank: `out [tokens, hidden]`.
-    pub fn sum(&self, call: &Call, routed: &Routed, out: &mut [f32]) {
-        let (k, hidden) = (call.gate.top_k, self.hidden);
-        out.fill(0.0);
-        for (place, output) in self.outputs.chunks_exact(hidden).enumerate() {
-            let weight = if call.gate.scales_input { 1.0 } else { routed.weights[place] };
-            let out = &mut out[place / k * hidden..][..hidden];
-            out.iter_mut().zip(output).for_each(|(o, y)| *o += weight * y);
-        }
-    }
-}
-
-/// One expert: `down(act(gate(x), up(x)))` for `x [tokens, hidden]`.
-pub fn expert_mlp(layout: &ExpertLayout, data: &[u8], act: Activation, x: &[f32]) -> Vec<f32> {
-    let [gate_bias, up_bias, down_bias] = match &layout.bias {
-        Some(parts) => parts.map(Some),
-        None => [None; 3],
-    };
-    let mut gate = product(&layout.gate, gate_bias, data, x); // [tokens, inter]
-    let up = product(&layout.up, up_bias, data, x); // [tokens, inter]
-    act.combine(&mut gate, &up);
-    product(&layout.down, down_bias, data, &gate) // [tokens, hidden]
-}
-
-fn product(part: &Part, bias: Option<Part>, data: &[u8], x: &[f32]) -> Vec<f32> {
-    let mut out = vec![0.0; x.len() / part.cols * part.rows];
-    matmul(Weights { kind: part.kind, rows: part.rows, cols: part.cols, bytes: part.of(data) }, x, &mut out);
-    if let Some(bias) = bias {
-        let mut values = vec![0.0; part.rows];
-        larder_kernels::widen(bias.kind, bias.of(data), &mut values);
-        out.chunks_exact_mut(part.rows).for_each(|row| row.iter_mut().zip(&values).for_each(|(o, b)| *o += b));
-    }
-    out
 }

@@ -4,6 +4,7 @@
 //! logits to an [`ExpertPath`]. There are no tokenizers, files or caches here.
 
 mod arch;
+mod compute;
 mod config;
 mod decoder;
 mod error;
@@ -12,10 +13,13 @@ mod matrix;
 mod nn;
 mod tap;
 mod weights;
+mod workbench;
 
 pub use arch::model_types;
+pub use compute::Compute;
 pub use decoder::{Decoder, Rows, blueprint};
 pub use error::{ModelError, Result};
-pub use experts::{AllResident, Call, ExpertPath, RankedOutputs, Routed, expert_mlp, route};
+pub use experts::{AllResident, Call, ExpertPath, Routed, distinct, route};
 pub use nn::{Activation, State};
-pub use tap::Tap;
+pub use tap::{Phase, Tap};
+pub use workbench::Workbench;

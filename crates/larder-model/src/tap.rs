@@ -1,6 +1,21 @@
+use std::time::{Duration, Instant};
+
 use larder_core::LayerIdx;
 
 use crate::experts::Routed;
+
+/// The parts of a forward pass, for telling where time goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Phase {
+    /// Between positions: attention and its relatives, with the norm before.
+    Mixing,
+    /// The router's product, with the norm before.
+    Routing,
+    /// Choosing experts, having them brought in and computing them, shared ones included; or a dense MLP.
+    Experts,
+    /// Embedding, final norm, output head.
+    Ends,
+}
 
 /// Watches a forward pass; what it does not override costs nothing.
 pub trait Tap {
@@ -19,7 +34,28 @@ pub trait Tap {
     fn routed(&mut self, layer: LayerIdx, logits: &[f32], routed: &Routed) {
         let _ = (layer, logits, routed);
     }
+
+    /// A part of the pass took so long.
+    fn spent(&mut self, phase: Phase, time: Duration) {
+        let _ = (phase, time);
+    }
 }
 
 /// Watches nothing.
 impl Tap for () {}
+
+/// Tells a tap how long each part took; every moment is counted once.
+pub(crate) struct Clock(Instant);
+
+impl Clock {
+    pub fn start() -> Self {
+        Clock(Instant::now())
+    }
+
+    /// What passed since the last call belongs to `phase`.
+    pub fn lap(&mut self, phase: Phase, tap: &mut dyn Tap) {
+        let now = Instant::now();
+        tap.spent(phase, now - self.0);
+        self.0 = now;
+    }
+}

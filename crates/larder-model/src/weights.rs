@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use candle_core::{Device, Tensor};
-use larder_core::{TensorMeta, TensorSpec, Tensors};
+use larder_core::{Kind, Order, TensorMeta, TensorSpec, Tensors, interleave};
 
+use crate::compute::Compute;
 use crate::error::{ModelError, Result};
 use crate::matrix::{Linear, Matrix};
 
@@ -14,18 +15,19 @@ use crate::matrix::{Linear, Matrix};
 /// and only the list counts.
 pub struct Weights<'a> {
     source: Option<&'a dyn Tensors>,
+    compute: Arc<Compute>,
     asked: Vec<TensorSpec>,
 }
 
 impl<'a> Weights<'a> {
-    /// Reads from `source`.
-    pub fn load(source: &'a dyn Tensors) -> Self {
-        Weights { source: Some(source), asked: Vec::new() }
+    /// Reads from `source`; products are computed by `compute`.
+    pub fn load(source: &'a dyn Tensors, compute: Arc<Compute>) -> Self {
+        Weights { source: Some(source), compute, asked: Vec::new() }
     }
 
     /// Reads nothing; see [`asked`](Self::asked).
     pub fn list() -> Self {
-        Weights { source: None, asked: Vec::new() }
+        Weights { source: None, compute: Arc::new(Compute::alone()), asked: Vec::new() }
     }
 
     /// Every tensor asked for so far.
@@ -36,8 +38,8 @@ impl<'a> Weights<'a> {
     /// The weight of a product, `[rows, cols]`, in whatever format it is stored.
     pub fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<Matrix> {
         match self.bytes(name, &[rows, cols], true)? {
-            Some((meta, bytes)) => Ok(Matrix::new(meta.kind, rows, cols, bytes.into())),
-            None => Ok(Matrix::new(larder_core::Kind::F32, 0, cols, Arc::new([]))),
+            Some((meta, bytes)) => Ok(self.arranged(&meta, rows, cols, bytes)),
+            None => Ok(Matrix::new(Kind::F32, Order::Rows, 0, cols, Arc::new([]), self.compute.clone())),
         }
     }
 
@@ -75,6 +77,15 @@ impl<'a> Weights<'a> {
         }
         let all = Tensor::from_vec(matrix.widen(), (heads, per_head, cols), &Device::Cpu)?;
         Ok([all.narrow(1, 0, parts[0])?.contiguous()?, all.narrow(1, parts[0], parts[1])?.contiguous()?])
+    }
+
+    /// In the order in which products are fastest.
+    fn arranged(&self, meta: &TensorMeta, rows: usize, cols: usize, mut bytes: Vec<u8>) -> Matrix {
+        let order = Order::best(meta.kind);
+        if meta.order != order {
+            interleave(meta.kind, rows, cols, &mut bytes);
+        }
+        Matrix::new(meta.kind, order, rows, cols, bytes.into(), self.compute.clone())
     }
 
     fn values(&mut self, name: &str, shape: &[usize]) -> Result<Option<Vec<f32>>> {

@@ -34,7 +34,7 @@ pub use piece::Scratch;
 pub use quantize::{Unfit, can_write, narrow, widen};
 pub use resident::check_resident;
 pub use safetensors::{Dtype, Entry, Header};
-pub use shard::{DATA_START, LAYOUT, checksum_of, shard_path};
+pub use shard::{DATA_START, checksum_of, shard_path};
 pub use source::{Checkpoint, Gguf, SIDECARS, Source, SourceFile, open_source, require};
 pub use store::Store;
 pub use verify::{VerifyReport, verify};

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, path::Path};
 
-use larder_core::{ExpertLayout, Geometry, Kind, LayerIdx};
+use larder_core::{ExpertLayout, Geometry, Kind, LayerIdx, Order};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -10,7 +10,7 @@ use crate::{
     convert::CONVERTING,
     error::{Fault, Result, StoreError},
     file::read_small,
-    shard::{DATA_START, LAYOUT},
+    shard::DATA_START,
     source::{SIDECARS, SourceFile},
 };
 
@@ -51,8 +51,8 @@ pub struct Manifest {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ExpertFiles {
-    /// Byte order inside the tensors.
-    pub layout: String,
+    /// How the rows of quantised matrices lie beside each other.
+    pub layout: Order,
     /// Kinds of gate, up and down: per MoE layer, or once if all layers agree.
     pub kinds: Vec<[Kind; 3]>,
     /// Bytes of the largest expert.
@@ -133,7 +133,8 @@ impl Manifest {
         }
         let layout = |(i, layer): (usize, &LayerIdx)| {
             let kinds = kinds[if kinds.len() == 1 { 0 } else { i }];
-            Ok((*layer, ExpertLayout::new(hidden, inter, kinds, bias).map_err(|e| e.to_string())?))
+            let layout = ExpertLayout::new(hidden, inter, kinds, bias).map_err(|e| e.to_string())?;
+            Ok((*layer, layout.in_order(self.experts.layout)))
         };
         moe_layers.iter().enumerate().map(layout).collect()
     }
@@ -150,9 +151,6 @@ impl Manifest {
         let (rows, counts) = (self.experts.checksums.len(), self.experts.checksums.iter().map(Vec::len));
         if rows != moe_layers.len() || counts.clone().any(|n| n != experts) {
             return Err(format!("does not have a checksum for each of {} x {experts} experts", moe_layers.len()));
-        }
-        if self.experts.layout != LAYOUT {
-            return Err(format!("names the layout '{}', this larder reads '{LAYOUT}'", self.experts.layout));
         }
         let largest = self.layouts()?.values().map(|l| l.bytes).max().unwrap_or_default();
         let ExpertFiles { data_bytes, file_bytes, .. } = self.experts;
@@ -195,7 +193,7 @@ mod tests {
             model_type: "olmoe".into(),
             geometry,
             experts: ExpertFiles {
-                layout: LAYOUT.into(),
+                layout: Order::Rows,
                 kinds: vec![[Kind::F16; 3]],
                 data_bytes: bytes,
                 file_bytes: bytes + DATA_START,

@@ -16,8 +16,6 @@ use crate::{
 
 /// The first byte of the data in every shard.
 pub const DATA_START: usize = SHARD_ALIGN;
-/// The only byte order inside a tensor so far: row after row.
-pub const LAYOUT: &str = "rows";
 
 const CHECKSUM: &str = "xxh3_128";
 
@@ -40,13 +38,13 @@ impl Shard<'_> {
         let mut header = HeaderWriter::default();
         header.describe("layer", self.layer.0.to_string());
         header.describe("expert", self.expert.0.to_string());
-        header.describe("layout", LAYOUT);
+        header.describe("layout", self.layout.order().name());
         header.describe(CHECKSUM, checksum);
         for (name, part) in self.layout.parts() {
             let shape = vec![part.rows, part.cols];
             header.describe(name, describe(part.kind, &shape));
             header.pad_to(part.offset);
-            let meta = TensorMeta { kind: part.kind, shape, bytes: part.bytes };
+            let meta = TensorMeta { kind: part.kind, order: part.order, shape, bytes: part.bytes };
             header.push(name, dtype_of(part.kind), &stored_shape(&meta), part.bytes);
         }
         header.pad_to(self.file_bytes - DATA_START);

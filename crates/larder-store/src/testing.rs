@@ -92,6 +92,7 @@ impl Tiny {
             ],
             vocab: 7,
             context: 16,
+            memory: Default::default(),
         }
     }
 

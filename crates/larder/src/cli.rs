@@ -107,22 +107,28 @@ pub struct Run {
     #[command(flatten)]
     pub sampling: SamplingFlags,
     #[command(flatten)]
-    pub cache: CacheFlags,
+    pub engine: EngineFlags,
+    /// Tokens to have room for, the prompt's included; as many as can be needed unless said otherwise.
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub context: Option<usize>,
     /// Stop before this text; may be given several times.
     #[arg(long, value_name = "TEXT")]
     pub stop: Vec<String>,
     /// Write on where the model would end its text.
     #[arg(long)]
     pub ignore_eos: bool,
+    /// Write a line for each token to FILE (CSV): where its time went and what was read for it.
+    #[arg(long, value_name = "FILE")]
+    pub telemetry: Option<PathBuf>,
     /// Print one JSON object instead of the text.
     #[arg(long)]
     pub json: bool,
 }
 
-/// Where experts are kept. Without any of these they all stay in memory if they fit; otherwise, of a store, as many as
-/// fit do and the others are read when they are needed.
+/// How the engine runs. Without any of the cache flags all experts stay in memory if they fit; otherwise, of a store,
+/// as many as fit do and the others are read when they are needed.
 #[derive(Args)]
-pub struct CacheFlags {
+pub struct EngineFlags {
     /// Keep N experts per layer in memory and read the others from the store.
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub cache_experts: Option<usize>,
@@ -138,6 +144,45 @@ pub struct CacheFlags {
     /// How shards are read: auto, uring or pread.
     #[arg(long, value_name = "READER", default_value = "auto")]
     pub reader: String,
+    /// Read ahead the N experts that the next layer will most likely choose, or none.
+    #[arg(long, value_name = "off|N", default_value = "off", value_parser = off_or_number)]
+    pub prefetch: usize,
+    /// Threads that compute; as many as there are processors unless said otherwise.
+    #[arg(long, value_name = "N", value_parser = threads)]
+    pub threads: Option<usize>,
+    /// Bind each computing thread to a processor of its own.
+    #[arg(long)]
+    pub pin: bool,
+    /// Multiply quantised weights with activations as they are, not rounded to eight bits: slower.
+    #[arg(long)]
+    pub exact: bool,
+    /// Keep the system from paging out what stays in memory.
+    #[arg(long)]
+    pub mlock: bool,
+}
+
+impl EngineFlags {
+    /// How many threads compute.
+    pub fn threads(&self) -> usize {
+        self.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get().min(THREADS_MAX)))
+    }
+}
+
+/// More would only wait for each other.
+const THREADS_MAX: usize = 64;
+
+fn threads(text: &str) -> Result<usize, String> {
+    match at_least_one(text)? {
+        n if n > THREADS_MAX => Err(format!("must be at most {THREADS_MAX}")),
+        n => Ok(n),
+    }
+}
+
+fn off_or_number(text: &str) -> Result<usize, String> {
+    match text {
+        "off" => Ok(0),
+        n => n.parse().map_err(|_| "is neither off nor a number".into()),
+    }
 }
 
 /// A number of bytes.
@@ -189,8 +234,11 @@ pub struct Plan {
     /// A store, a checkpoint folder or a .gguf file.
     #[arg(short, long)]
     pub model: PathBuf,
+    /// Tokens to have room for.
+    #[arg(long, default_value_t = 4096, value_name = "N", value_parser = at_least_one)]
+    pub context: usize,
     #[command(flatten)]
-    pub cache: CacheFlags,
+    pub engine: EngineFlags,
     /// Print the numbers as JSON.
     #[arg(long)]
     pub json: bool,
@@ -212,7 +260,7 @@ pub struct Bench {
     #[arg(short, long, default_value_t = 3, value_name = "N", value_parser = at_least_one)]
     pub repeats: usize,
     #[command(flatten)]
-    pub cache: CacheFlags,
+    pub engine: EngineFlags,
     /// Measure also with every expert in memory.
     #[arg(long)]
     pub vs_resident: bool,
@@ -263,7 +311,7 @@ pub struct Logits {
     #[arg(long, default_value_t = larder_engine::CHUNK, value_name = "N", value_parser = at_least_one)]
     pub chunk: usize,
     #[command(flatten)]
-    pub cache: CacheFlags,
+    pub engine: EngineFlags,
 }
 
 fn at_least_one(text: &str) -> Result<usize, String> {

@@ -7,13 +7,15 @@ use clap::Parser;
 mod advice;
 mod cli;
 mod commands;
-mod experts;
+mod engine;
+mod load;
 mod memory;
 mod open;
 mod plan;
 mod print;
 mod probe;
 mod progress;
+mod telemetry;
 
 pub use open::Model;
 

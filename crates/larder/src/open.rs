@@ -2,19 +2,18 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context, Result, bail};
-use larder_core::{Blueprint, ExpertId};
+use larder_core::Blueprint;
 use larder_engine::{ChatTemplate, GenerationConfig, Tokenizer, TokenizerConfig};
-use larder_model::{AllResident, Decoder};
+use larder_model::{AllResident, Compute, Decoder};
+use larder_store::reader::Slot;
 use larder_store::{
-    Assembler, CONVERTING, Experts, Fault, MANIFEST, Result as StoreResult, Source, Store, StoreError, check_resident,
-    open_source,
+    Assembler, CONVERTING, Experts, Fault, MANIFEST, Source, Store, StoreError, check_resident, open_source,
 };
 use serde_json::Value;
 
-use crate::progress;
+use crate::load;
 
 enum Form {
     Store(Arc<Store>),
@@ -107,31 +106,18 @@ impl Model {
         Ok(resident - embedding.map_or(0, |m| m.bytes as u64))
     }
 
-    /// The decoder with its resident weights.
-    pub fn decoder(&self) -> Result<Decoder> {
-        Decoder::load(self.source().config(), self.source()).with_context(|| shown(self.source().path()))
+    /// The decoder with its resident weights, computing by `compute`.
+    pub fn decoder(&self, compute: &Arc<Compute>) -> Result<Decoder> {
+        Decoder::load(self.source().config(), self.source(), compute.clone())
+            .with_context(|| shown(self.source().path()))
     }
 
-    /// Every expert, read into memory.
-    pub fn all_resident(&self) -> Result<AllResident> {
-        let (_, in_experts) = self.bytes()?;
-        let geometry = &self.blueprint.geometry;
-        let experts = self.experts()?;
-        let experts = experts.as_dyn();
-        let bar = progress::bar("reading experts", in_experts);
-        let mut path = AllResident::new(geometry.layers);
-        for layer in &geometry.moe_layers {
-            let layout = experts.layout(*layer).clone();
-            let all = read_layer(geometry.experts, |e| {
-                let mut data = vec![0; layout.bytes];
-                experts.read_expert(*layer, ExpertId(e as u16), &mut data)?;
-                bar.advance(data.len() as u64);
-                Ok(data)
-            })?;
-            path.set(*layer, layout, all);
+    /// Every expert, read into memory, to be computed by `compute`.
+    pub fn all_resident(&self, compute: &Arc<Compute>) -> Result<AllResident<Slot>> {
+        match &self.form {
+            Form::Store(store) => load::from_store(store, compute),
+            Form::Source(_) => load::from_source(self.experts()?.as_dyn(), &self.blueprint.geometry, compute),
         }
-        bar.finish();
-        Ok(path)
     }
 
     /// The tokenizer and what belongs to it.
@@ -189,30 +175,4 @@ pub struct Text {
 
 fn shown(path: &Path) -> String {
     path.display().to_string()
-}
-
-/// The experts of a layer, read by a few threads: each read waits for the disk or widens and checks.
-fn read_layer(count: usize, read: impl Fn(usize) -> StoreResult<Vec<u8>> + Sync) -> StoreResult<Vec<Vec<u8>>> {
-    let next = AtomicUsize::new(0);
-    let worker = || -> StoreResult<Vec<(usize, Vec<u8>)>> {
-        let mut done = Vec::new();
-        loop {
-            let e = next.fetch_add(1, Ordering::Relaxed);
-            if e >= count {
-                return Ok(done);
-            }
-            done.push((e, read(e)?));
-        }
-    };
-    let threads = std::thread::available_parallelism().map_or(1, |n| n.get().min(4));
-    let mut all = std::thread::scope(|scope| -> StoreResult<Vec<(usize, Vec<u8>)>> {
-        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(worker)).collect();
-        let mut all = Vec::new();
-        for worker in workers {
-            all.extend(worker.join().expect("a reading thread does not panic")?);
-        }
-        Ok(all)
-    })?;
-    all.sort_unstable_by_key(|(e, _)| *e);
-    Ok(all.into_iter().map(|(_, data)| data).collect())
 }

@@ -2,22 +2,29 @@
 
 use anyhow::{Result, bail};
 use larder_cache::{Scope, slot_count};
-use larder_core::Geometry;
+use larder_core::Blueprint;
+use serde_json::{Value, json};
 
-use crate::cli::CacheFlags;
+use crate::cli::EngineFlags;
 use crate::print;
 
-/// Left for the context, activations and everything else that is not weights.
-const SPARE_BYTES: u64 = 256 << 20;
+/// Left over, for what the system does on the process's behalf and for what nobody thought of.
+const SPARE_BYTES: u64 = 64 << 20;
 
 /// What a plan is made from.
 pub struct Facts<'a> {
-    /// The model's sizes.
-    pub geometry: &'a Geometry,
+    /// The model, as its config has it.
+    pub blueprint: &'a Blueprint,
     /// Bytes of the resident weights.
     pub resident: u64,
     /// Bytes of the largest expert.
     pub slot: u64,
+    /// Tokens to have room for.
+    pub context: usize,
+    /// Tokens that are read at once.
+    pub chunk: usize,
+    /// Bytes that the process holds before anything is loaded.
+    pub process: u64,
     /// Bytes of memory that can be used, where the system tells.
     pub available: Option<u64>,
 }
@@ -37,38 +44,74 @@ pub enum Plan {
 }
 
 impl Facts<'_> {
+    fn layers(&self) -> usize {
+        self.blueprint.geometry.moe_layers.len().max(1)
+    }
+
     fn all_experts(&self) -> u64 {
-        self.geometry.expert_count() as u64 * self.slot
+        self.blueprint.geometry.expert_count() as u64 * self.slot
+    }
+
+    /// Bytes that remember the sequence.
+    pub fn memory(&self) -> u64 {
+        self.blueprint.memory.bytes(self.context)
+    }
+
+    /// Bytes of activations while a chunk is read, beside what the process holds anyway.
+    pub fn scratch(&self) -> u64 {
+        let g = &self.blueprint.geometry;
+        let float = size_of::<f32>();
+        // Per token: the stream and what attention and norms make of it; per expert of a token: gate, up and what
+        // goes into down, quantised as well, then down's output, before and after it is put in its place.
+        let stream = 12 * g.hidden * float;
+        let expert = g.inter * (3 * float + 2) + 2 * g.hidden * float;
+        let logits = 3 * self.blueprint.vocab * float;
+        (self.chunk * (stream + g.top_k * expert) + logits) as u64
+    }
+
+    /// All but the experts.
+    fn base(&self) -> u64 {
+        self.process + self.resident + self.memory() + self.scratch()
     }
 
     /// Bytes for slots beside everything else.
     fn room(&self) -> Option<u64> {
-        Some(self.available?.saturating_sub(self.resident + SPARE_BYTES))
+        Some((self.available? + self.process).saturating_sub(self.base() + SPARE_BYTES))
     }
 
     /// Slots per layer, or in all, that fit into `bytes`.
     fn slots_in(&self, bytes: u64, scope: Scope) -> usize {
         let total = bytes / self.slot.max(1);
-        let layers = self.geometry.moe_layers.len().max(1) as u64;
         match scope {
-            Scope::Layer => (total / layers).min(self.geometry.experts as u64) as usize,
-            Scope::Global => total.min(self.geometry.expert_count() as u64) as usize,
+            Scope::Layer => (total / self.layers() as u64).min(self.blueprint.geometry.experts as u64) as usize,
+            Scope::Global => total.min(self.blueprint.geometry.expert_count() as u64) as usize,
         }
     }
 
     fn bytes_of(&self, slots: usize, scope: Scope) -> u64 {
-        slot_count(self.geometry, slots, scope) as u64 * self.slot
+        slot_count(&self.blueprint.geometry, slots, scope) as u64 * self.slot
+    }
+
+    fn beside(&self) -> String {
+        format!(
+            "{} of resident weights, {} for {} tokens of context, {} of scratch and {} to spare",
+            print::bytes(self.resident),
+            print::bytes(self.memory()),
+            self.context,
+            print::bytes(self.scratch() + self.process),
+            print::bytes(SPARE_BYTES)
+        )
     }
 }
 
 /// Decides by what was asked for and what there is.
-pub fn decide(facts: &Facts, flags: &CacheFlags) -> Result<Plan> {
+pub fn decide(facts: &Facts, flags: &EngineFlags) -> Result<Plan> {
     let scope = flags.cache_scope.into();
-    let layers = facts.geometry.moe_layers.len();
+    let geometry = &facts.blueprint.geometry;
     let asked = match (flags.cache_experts, flags.cache_mem) {
         (Some(per_layer), _) => Some(match scope {
-            Scope::Layer => per_layer.min(facts.geometry.experts),
-            Scope::Global => per_layer.saturating_mul(layers).min(facts.geometry.expert_count()),
+            Scope::Layer => per_layer.min(geometry.experts),
+            Scope::Global => per_layer.saturating_mul(facts.layers()).min(geometry.expert_count()),
         }),
         (None, Some(bytes)) => Some(facts.slots_in(bytes.0, scope)),
         (None, None) => None,
@@ -80,14 +123,10 @@ pub fn decide(facts: &Facts, flags: &CacheFlags) -> Result<Plan> {
     };
     if slots == 0 {
         let least = print::bytes(facts.bytes_of(1, scope));
-        bail!("not even one slot fits: that takes {least} for experts beside {}", beside(facts));
+        bail!("not even one slot fits: that takes {least} for experts beside {}", facts.beside());
     }
     check_fits(facts, slots, scope)?;
     Ok(Plan::Slots { slots, scope })
-}
-
-fn beside(facts: &Facts) -> String {
-    format!("{} of resident weights and {} to spare", print::bytes(facts.resident), print::bytes(SPARE_BYTES))
 }
 
 fn check_fits(facts: &Facts, slots: usize, scope: Scope) -> Result<()> {
@@ -99,79 +138,151 @@ fn check_fits(facts: &Facts, slots: usize, scope: Scope) -> Result<()> {
     let fits = facts.slots_in(room, scope);
     let per_layer = match scope {
         Scope::Layer => fits,
-        Scope::Global => fits / facts.geometry.moe_layers.len().max(1),
+        Scope::Global => fits / facts.layers(),
+    };
+    let nearest = match per_layer {
+        0 => "not even one expert per layer would; a shorter context might".into(),
+        n => format!("--cache-experts {n} would"),
     };
     bail!(
-        "{} of slots do not fit beside {} into the {} that are available; --cache-experts {per_layer} would",
+        "{} of slots do not fit beside {} into the {} that are available; {nearest}",
         print::bytes(need),
-        beside(facts),
+        facts.beside(),
         print::bytes(facts.available.unwrap_or_default()),
     )
 }
 
 impl Plan {
-    /// One line for a person.
-    pub fn sentence(&self, facts: &Facts) -> String {
-        let all = facts.geometry.expert_count();
-        let resident = print::bytes(facts.resident);
+    /// Bytes of experts in memory.
+    pub fn experts(&self, facts: &Facts) -> u64 {
         match *self {
-            Plan::AllResident => {
-                let experts = print::bytes(facts.all_experts());
-                format!("plan: {resident} resident, all {all} experts in memory ({experts})")
-            }
+            Plan::AllResident => facts.all_experts(),
+            Plan::Slots { slots, scope } => facts.bytes_of(slots, scope),
+        }
+    }
+
+    /// Everything that the process will hold.
+    pub fn total(&self, facts: &Facts) -> u64 {
+        facts.base() + self.experts(facts)
+    }
+
+    /// A few lines for a person.
+    pub fn sentences(&self, facts: &Facts) -> String {
+        let all = facts.blueprint.geometry.expert_count();
+        let held = match *self {
+            Plan::AllResident => format!("all {all} experts"),
             Plan::Slots { slots, scope } => {
-                let total = slot_count(facts.geometry, slots, scope);
+                let total = slot_count(&facts.blueprint.geometry, slots, scope);
                 let share = 100.0 * total as f64 / all.max(1) as f64;
-                let bytes = print::bytes(facts.bytes_of(slots, scope));
                 let cut = match scope {
                     Scope::Layer => format!("{slots} per layer"),
                     Scope::Global => "shared by all layers".into(),
                 };
-                let warning = if self.thrashes(facts.geometry) {
-                    "; fewer than one token uses, so hardly any expert will be found in memory"
-                } else {
-                    ""
-                };
-                format!("plan: {resident} resident, {total} of {all} experts ({share:.0} %) in {bytes}, {cut}{warning}")
+                format!("slots for {total} of {all} experts ({share:.0} %, {cut})")
+            }
+        };
+        let mut said = format!(
+            "plan: {} = {} resident + {} context of {} tokens + {} scratch + {} {held}",
+            print::bytes(self.total(facts)),
+            print::bytes(facts.resident),
+            print::bytes(facts.memory()),
+            facts.context,
+            print::bytes(facts.scratch() + facts.process),
+            print::bytes(self.experts(facts)),
+        );
+        if let Some(available) = facts.available {
+            said += &format!("; {} available", print::bytes(available));
+        }
+        if let Plan::Slots { scope, .. } = *self {
+            let floor = facts.blueprint.geometry.top_k;
+            said += &format!("\n      at least {floor} per layer, which one token uses");
+            if let Some(room) = facts.room() {
+                let ceiling = facts.slots_in(room, scope) / if scope == Scope::Global { facts.layers() } else { 1 };
+                said += &format!("; at most {ceiling}, which fit");
+            }
+            if self.thrashes(facts) {
+                said += "\n      warning: fewer than one token uses, so hardly any expert will be found in memory";
             }
         }
+        said
+    }
+
+    /// The same for a program.
+    pub fn json(&self, facts: &Facts) -> Value {
+        let slots = match *self {
+            Plan::AllResident => None,
+            Plan::Slots { slots, .. } => Some(slots),
+        };
+        json!({
+            "resident_bytes": facts.resident,
+            "context_tokens": facts.context,
+            "context_bytes": facts.memory(),
+            "scratch_bytes": facts.scratch() + facts.process,
+            "expert_bytes": facts.slot,
+            "slots": slots,
+            "slot_bytes": self.experts(facts),
+            "total_bytes": self.total(facts),
+            "available_bytes": facts.available,
+            "floor_experts_per_layer": facts.blueprint.geometry.top_k,
+            "ceiling_experts_per_layer": facts.room().map(|room| facts.slots_in(room, Scope::Layer)),
+        })
     }
 
     /// Whether one token alone needs more slots than there are.
-    fn thrashes(&self, geometry: &Geometry) -> bool {
+    fn thrashes(&self, facts: &Facts) -> bool {
+        let top_k = facts.blueprint.geometry.top_k;
         match *self {
             Plan::AllResident => false,
-            Plan::Slots { slots, scope: Scope::Layer } => slots < geometry.top_k,
-            Plan::Slots { slots, scope: Scope::Global } => slots < geometry.top_k * geometry.moe_layers.len(),
+            Plan::Slots { slots, scope: Scope::Layer } => slots < top_k,
+            Plan::Slots { slots, scope: Scope::Global } => slots < top_k * facts.layers(),
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use larder_core::LayerIdx;
+    use larder_core::{ExpertNames, Geometry, LayerIdx, MemoryNeed};
 
     use super::*;
     use crate::cli::{ByteSize, ScopeFlag};
 
-    fn geometry() -> Geometry {
+    const MEGA: u64 = 1 << 20;
+
+    fn blueprint() -> Blueprint {
         let moe_layers = (0..4).map(LayerIdx).collect();
-        Geometry { layers: 4, moe_layers, experts: 8, top_k: 2, hidden: 8, inter: 8, bias: false }
+        Blueprint {
+            model_type: "olmoe".into(),
+            geometry: Geometry { layers: 4, moe_layers, experts: 8, top_k: 2, hidden: 8, inter: 8, bias: false },
+            experts: ExpertNames::separate("experts", "gate", "up", "down"),
+            resident: vec![],
+            vocab: 8,
+            context: 100,
+            memory: MemoryNeed { per_token: 1 << 10, fixed: 0 },
+        }
     }
 
-    fn flags(cache_experts: Option<usize>, cache_mem: Option<u64>, cache_scope: ScopeFlag) -> CacheFlags {
+    fn flags(cache_experts: Option<usize>, cache_mem: Option<u64>, cache_scope: ScopeFlag) -> EngineFlags {
         let (eviction, reader) = ("lru".into(), "auto".into());
-        CacheFlags { cache_experts, cache_mem: cache_mem.map(ByteSize), cache_scope, eviction, reader }
+        let cache_mem = cache_mem.map(ByteSize);
+        let (prefetch, threads, pin, exact, mlock) = (0, None, false, false, false);
+        EngineFlags { cache_experts, cache_mem, cache_scope, eviction, reader, prefetch, threads, pin, exact, mlock }
     }
 
     #[test]
     fn memory_decides_unless_somebody_does() {
-        let geometry = geometry();
-        let mega = 1 << 20;
-        let facts = |available| Facts { geometry: &geometry, resident: mega, slot: mega, available };
+        let blueprint = blueprint();
+        let facts = |available| Facts {
+            blueprint: &blueprint,
+            resident: MEGA,
+            slot: MEGA,
+            context: 1024,
+            chunk: 1,
+            process: MEGA,
+            available,
+        };
         let (layer, global) = (ScopeFlag::Layer, ScopeFlag::Global);
-        let enough = Some(SPARE_BYTES + 40 * mega);
-        let tight = Some(SPARE_BYTES + 10 * mega);
+        let enough = Some(SPARE_BYTES + 40 * MEGA);
+        let tight = Some(SPARE_BYTES + 12 * MEGA);
         let none = flags(None, None, layer);
         assert_eq!(decide(&facts(enough), &none).unwrap(), Plan::AllResident);
         assert_eq!(decide(&facts(None), &none).unwrap(), Plan::AllResident);
@@ -180,9 +291,22 @@ mod tests {
         assert_eq!(decide(&facts(tight), &flags(None, None, global)).unwrap(), slots(9, Scope::Global));
         assert_eq!(decide(&facts(enough), &flags(Some(3), None, layer)).unwrap(), slots(3, Scope::Layer));
         assert_eq!(decide(&facts(enough), &flags(Some(3), None, global)).unwrap(), slots(12, Scope::Global));
-        assert_eq!(decide(&facts(enough), &flags(None, Some(8 * mega), layer)).unwrap(), slots(2, Scope::Layer));
+        assert_eq!(decide(&facts(enough), &flags(None, Some(8 * MEGA), layer)).unwrap(), slots(2, Scope::Layer));
         let said = decide(&facts(tight), &flags(Some(5), None, layer)).unwrap_err().to_string();
         assert!(said.ends_with("--cache-experts 2 would"), "{said}");
-        assert!(decide(&facts(Some(mega)), &none).unwrap_err().to_string().contains("not even one slot"));
+        assert!(decide(&facts(Some(MEGA)), &none).unwrap_err().to_string().contains("not even one slot"));
+        assert!(decide(&facts(Some(MEGA)), &flags(Some(5), None, layer)).unwrap_err().to_string().contains("context"));
+    }
+
+    #[test]
+    fn everything_is_in_the_total() {
+        let blueprint = blueprint();
+        let (context, chunk, available) = (1024, 1, Some(SPARE_BYTES + 40 * MEGA));
+        let facts =
+            Facts { blueprint: &blueprint, resident: MEGA, slot: MEGA, context, chunk, process: MEGA, available };
+        let plan = decide(&facts, &flags(Some(1), None, ScopeFlag::Layer)).unwrap();
+        assert_eq!(plan.total(&facts), 3 * MEGA + facts.scratch() + 4 * MEGA);
+        let said = plan.sentences(&facts);
+        assert!(said.contains("at least 2 per layer") && said.contains("warning"), "{said}");
     }
 }

@@ -58,10 +58,12 @@ fn visit(cache: &mut Cache, layer: u16, wanted: &[u16]) -> Result<(), CacheError
     let layer = LayerIdx(layer);
     let wanted: Vec<ExpertId> = wanted.iter().map(|e| ExpertId(*e)).collect();
     let mut got = Vec::new();
-    cache.visit(layer, &wanted, &mut |expert, layout, data| {
-        assert_eq!(data.len(), layout.bytes);
-        assert!(data.iter().all(|b| *b == number(layer, expert)), "wrong bytes for {expert} of {layer}");
-        got.push(expert);
+    cache.visit(layer, &wanted, &mut |layout, group| {
+        for (expert, data) in group {
+            assert_eq!(data.len(), layout.bytes);
+            assert!(data.iter().all(|b| *b == number(layer, *expert)), "wrong bytes for {expert} of {layer}");
+            got.push(*expert);
+        }
     })?;
     let mut want = wanted;
     got.sort();
@@ -78,16 +80,25 @@ proptest! {
         global in any::<bool>(),
         queue in 1usize..4,
         overtaken in 0u64..5,
+        guesses in 0u16..4,
     ) {
         let scope = if global { Scope::Global } else { Scope::Layer };
         let (mut cache, _) = cache(slots, scope, |m| m.capacity(queue).overtaken(overtaken));
-        for (layer, wanted) in &visits {
+        for (i, (layer, wanted)) in visits.iter().enumerate() {
+            // Half of the time what really comes next, else something else.
+            let (next, first) = match visits.get(i + 1) {
+                Some((next, experts)) if i % 2 == 0 => (*next, experts[0]),
+                _ => (i as u16 % LAYERS as u16, i as u16),
+            };
+            let expected: Vec<_> = (0..guesses).map(|g| ExpertId((first + g) % EXPERTS as u16)).collect();
+            cache.expect(LayerIdx(next), &expected);
             visit(&mut cache, *layer, wanted).unwrap();
         }
-        let Traffic { counts, bytes, .. } = cache.traffic();
+        let Traffic { counts, demanded, guessed, .. } = cache.traffic();
         let wanted: usize = visits.iter().map(|(_, w)| w.len()).sum();
-        prop_assert_eq!(counts.hits + counts.misses, wanted as u64);
-        prop_assert_eq!(bytes, counts.misses * 4096);
+        prop_assert_eq!(counts.wanted(), wanted as u64);
+        prop_assert_eq!((demanded, guessed), (counts.misses * 4096, counts.guesses * 4096));
+        prop_assert!(guesses > 0 || counts.guesses + counts.awaited == 0);
     }
 }
 
@@ -117,6 +128,31 @@ fn a_lasting_error_names_the_expert_and_leaves_the_cache_usable() {
         assert!(upsets.load(Ordering::Relaxed) >= 50, "{mishap:?}");
         visit(&mut cache, 1, &[0, 1, 2, 3, 5]).unwrap();
     }
+}
+
+#[test]
+fn what_was_expected_is_found() {
+    let (mut cache, _) = cache(2, Scope::Layer, |m| m);
+    cache.expect(LayerIdx(1), &[ExpertId(2), ExpertId(5)]);
+    visit(&mut cache, 0, &[1]).unwrap();
+    visit(&mut cache, 1, &[5, 2]).unwrap();
+    let counts = cache.traffic().counts;
+    assert_eq!((counts.misses, counts.guesses, counts.useful, counts.hits + counts.awaited), (1, 2, 2, 2));
+}
+
+#[test]
+fn a_guess_that_cannot_be_read_is_an_error_only_when_it_is_wanted() {
+    let broken = EXPERTS + 4; // layer 1, expert 4
+    let (mut cache, upsets) = cache(2, Scope::Layer, |m| m.upset(When::Shard(broken), Mishap::Gone, u64::MAX));
+    for round in 0..20 {
+        cache.expect(LayerIdx(1), &[ExpertId(4)]);
+        visit(&mut cache, 0, &[round % 3]).unwrap();
+        visit(&mut cache, 1, &[round % 4]).unwrap();
+        visit(&mut cache, 2, &[round % 5]).unwrap();
+    }
+    assert!(upsets.load(Ordering::Relaxed) > 10);
+    assert!(visit(&mut cache, 1, &[4]).is_err());
+    visit(&mut cache, 1, &[0, 1, 2]).unwrap();
 }
 
 #[test]

@@ -26,7 +26,7 @@ fn the_best_ranked_of_those_that_came_together_leaves_first() {
     visit(&mut ledger, 0, &[7]);
     assert!(!ledger.is_resident(0, 3));
     assert!(ledger.is_resident(0, 1));
-    assert_eq!(ledger.counts(), Counts { hits: 0, misses: 5, evictions: 1, rereads: 0 });
+    assert_eq!(ledger.counts(), Counts { misses: 5, evictions: 1, ..Counts::default() });
 }
 
 #[test]
@@ -51,6 +51,40 @@ fn layers_share_slots_only_in_global_scope() {
         visit(&mut ledger, 1, &[0, 1]);
         assert_eq!(ledger.is_resident(0, 0), kept, "{scope:?}");
     }
+}
+
+#[test]
+fn a_guess_holds_its_slot_until_it_has_landed() {
+    let mut ledger = lru(1, 8, 3, Scope::Layer);
+    visit(&mut ledger, 0, &[0, 1]);
+    assert!(ledger.guess(0, 0).is_none(), "it is there");
+    let slot = ledger.guess(0, 5).unwrap();
+    assert!(ledger.guess(0, 5).is_none(), "it is being read");
+    let wave = ledger.open(0, &[1, 2, 3]);
+    assert_eq!(wave.len(), 2, "one slot of three is being read into");
+    wave.misses.iter().for_each(|(e, _)| ledger.arrived(0, *e));
+    ledger.close(0, &wave);
+    let wave = ledger.open(0, &[5, 3]);
+    assert_eq!((wave.awaited.as_slice(), wave.misses.len()), (&[(5, slot)][..], 1));
+    ledger.arrived(0, 3);
+    ledger.arrived(0, 5);
+    ledger.close(0, &wave);
+    let counts = ledger.counts();
+    assert_eq!((counts.awaited, counts.guesses, counts.useful), (1, 1, 1));
+    visit(&mut ledger, 0, &[5]);
+    assert_eq!(ledger.counts().useful, 1, "a guess is useful once");
+}
+
+#[test]
+fn when_guesses_are_read_into_all_slots_nobody_fits() {
+    let mut ledger = lru(1, 8, 2, Scope::Layer);
+    let slots = [ledger.guess(0, 0).unwrap(), ledger.guess(0, 1).unwrap()];
+    assert!(ledger.guess(0, 2).is_none(), "a guess never takes the slot of a read");
+    assert!(ledger.open(0, &[2]).is_empty());
+    ledger.failed(0, 1);
+    let wave = ledger.open(0, &[2, 0]);
+    assert_eq!(wave.misses, [(2, slots[1])]);
+    assert_eq!(wave.awaited, [(0, slots[0])]);
 }
 
 /// The same in the plainest words: a list of residents per pool, oldest first.

@@ -56,7 +56,7 @@ pub fn build_with(
             true => Ffn::Dense(b.mlp(w, &mlp, parts.dense_width, mlp_bias)?),
             false => {
                 let gate = layer_gate(w, &mlp, &gate)?;
-                Ffn::Moe(parts.moe(&b, w, l, gate, mlp_bias)?)
+                Ffn::moe(parts.moe(&b, w, l, gate, mlp_bias)?)
             }
         };
         b.layer(w, &prefix, mixer, ffn)

@@ -43,7 +43,7 @@ pub fn build(c: &mut Config, w: &mut Weights) -> Result<Stack> {
             0 => None,
             n => Some(Shared { mlp: b.mlp(w, &format!("{mlp}.shared_experts"), inter * n, bias)?, gate: None }),
         };
-        b.layer(w, &prefix, attention, Ffn::Moe(Moe { shared, ..moe }))
+        b.layer(w, &prefix, attention, Ffn::moe(Moe { shared, ..moe }))
     })
 }
 

@@ -31,7 +31,7 @@ pub fn build(c: &mut Config, w: &mut Weights) -> Result<Stack> {
             true => Ffn::Dense(b.mlp(w, &mlp, parts.dense_width, false)?),
             false => {
                 let gate = with_bias(w, &mlp, &gate)?;
-                Ffn::Moe(parts.moe(&b, w, l, gate, false)?)
+                Ffn::moe(parts.moe(&b, w, l, gate, false)?)
             }
         };
         b.layer(w, &prefix, Attention { norm, ..attention }, ffn)

@@ -31,10 +31,10 @@ pub fn build(c: &mut Config, w: &mut Weights) -> Result<Stack> {
         let prefix = format!("model.layers.{l}");
         let own = format!("{prefix}.self_attn");
         let attention = b.attention(w, &own, bias, rotary)?;
-        let sinks = Some(w.tensor(&format!("{own}.sinks"), &[b.heads])?);
+        let sinks = Some(w.vector(&format!("{own}.sinks"), &[b.heads])?);
         let router = w.linear(&format!("{prefix}.mlp.router"), experts, b.hidden, true)?;
         let moe = Moe { layer: LayerIdx(l as u16), router, gate: gate.clone(), act, shared: None };
-        b.layer(w, &prefix, Attention { visible: visible[l], sinks, ..attention }, Ffn::Moe(moe))
+        b.layer(w, &prefix, Attention { visible: visible[l], sinks, ..attention }, Ffn::moe(moe))
     })
 }
 

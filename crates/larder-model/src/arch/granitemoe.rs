@@ -38,7 +38,7 @@ pub fn build(c: &mut Config, w: &mut Weights) -> Result<Stack> {
         let prefix = format!("model.layers.{l}");
         let attention = b.attention(w, &format!("{prefix}.self_attn"), bias, rotary)?;
         let moe = b.moe(w, l, &format!("{prefix}.block_sparse_moe.router.layer"), gate.clone())?;
-        b.layer(w, &prefix, Attention { scale, ..attention }, Ffn::Moe(moe))
+        b.layer(w, &prefix, Attention { scale, ..attention }, Ffn::moe(moe))
     })?;
     Ok(Stack { factors, ..stack })
 }

@@ -45,7 +45,7 @@ pub fn build(c: &mut Config, w: &mut Weights) -> Result<Stack> {
                     true => Some(w.vector(&format!("{own}.expert_bias"), &[experts])?),
                     false => None,
                 };
-                Ffn::Moe(b.moe(w, l, &format!("{own}.gate"), Gate { bias, ..gate.clone() })?)
+                Ffn::moe(b.moe(w, l, &format!("{own}.gate"), Gate { bias, ..gate.clone() })?)
             }
         };
         Ok(Layer {

@@ -44,7 +44,7 @@ pub fn build(c: &mut Config, w: &mut Weights) -> Result<Stack> {
             true => {
                 let moe = b.moe(w, l, &format!("{own}.router"), gate.clone())?;
                 let mlp = b.mlp(w, &format!("{own}.shared_expert"), inter, false)?;
-                Ffn::Moe(Moe { shared: Some(Shared { mlp, gate: None }), ..moe })
+                Ffn::moe(Moe { shared: Some(Shared { mlp, gate: None }), ..moe })
             }
             false => Ffn::Dense(b.mlp(w, &own, dense_width, false)?),
         };

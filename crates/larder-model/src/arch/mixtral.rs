@@ -24,6 +24,6 @@ pub fn build(c: &mut Config, w: &mut Weights) -> Result<Stack> {
         let prefix = format!("model.layers.{l}");
         let attention = b.attention(w, &format!("{prefix}.self_attn"), Bias::NO, rotary)?;
         let moe = b.moe(w, l, &format!("{prefix}.block_sparse_moe.gate"), gate.clone())?;
-        b.layer(w, &prefix, Attention { visible, ..attention }, Ffn::Moe(moe))
+        b.layer(w, &prefix, Attention { visible, ..attention }, Ffn::moe(moe))
     })
 }

@@ -29,6 +29,6 @@ pub fn build(c: &mut Config, w: &mut Weights) -> Result<Stack> {
         let k_norm = Norm::rms(w, &format!("{own}.k_norm"), b.kv_heads * b.head_dim, b.eps)?;
         let attention = Attention { norm: HeadNorm::Whole(q_norm, k_norm), clip, ..attention };
         let moe = b.moe(w, l, &format!("{prefix}.mlp.gate"), gate.clone())?;
-        b.layer(w, &prefix, attention, Ffn::Moe(moe))
+        b.layer(w, &prefix, attention, Ffn::moe(moe))
     })
 }

@@ -32,7 +32,7 @@ pub fn build(c: &mut Config, w: &mut Weights) -> Result<Stack> {
             mixer_norm: Norm::layer(w, &format!("{prefix}.input_layernorm"), b.hidden, b.eps)?,
             mixer: Box::new(Attention { visible, ..attention }),
             ffn_norm: Norm::layer(w, &format!("{prefix}.post_attention_layernorm"), b.hidden, b.eps)?,
-            ffn: Ffn::Moe(b.moe(w, l, &format!("{prefix}.block_sparse_moe.gate"), gate.clone())?),
+            ffn: Ffn::moe(b.moe(w, l, &format!("{prefix}.block_sparse_moe.gate"), gate.clone())?),
         })
     };
     b.stack_with(w, rope, geometry, names, layer, norm)

@@ -28,7 +28,7 @@ pub fn build(c: &mut Config, w: &mut Weights) -> Result<Stack> {
         let prefix = format!("model.layers.{l}");
         let attention = b.attention(w, &format!("{prefix}.self_attn"), bias, rotary)?;
         let ffn = match sparse.contains(&l) {
-            true => Ffn::Moe(with_shared(&b, w, l, gate.clone(), shared_width)?),
+            true => Ffn::moe(with_shared(&b, w, l, gate.clone(), shared_width)?),
             false => Ffn::Dense(b.mlp(w, &format!("{prefix}.mlp"), dense_width, false)?),
         };
         b.layer(w, &prefix, Attention { visible: visible[l], ..attention }, ffn)

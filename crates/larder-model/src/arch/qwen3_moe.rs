@@ -31,7 +31,7 @@ pub fn build(c: &mut Config, w: &mut Weights) -> Result<Stack> {
         let attention = b.attention(w, &own, bias, rotary)?;
         let attention = Attention { norm: b.head_norm(w, &own)?, visible, ..attention };
         let ffn = match sparse.contains(&l) {
-            true => Ffn::Moe(b.moe(w, l, &format!("{prefix}.mlp.gate"), gate.clone())?),
+            true => Ffn::moe(b.moe(w, l, &format!("{prefix}.mlp.gate"), gate.clone())?),
             false => Ffn::Dense(b.mlp(w, &format!("{prefix}.mlp"), dense_width, false)?),
         };
         b.layer(w, &prefix, attention, ffn)

@@ -1,4 +1,5 @@
 use candle_core::cpu::erf::erf_f32;
+use larder_kernels::exp;
 
 use crate::config::bad;
 use crate::error::Result;
@@ -55,7 +56,7 @@ impl Activation {
 
 /// `1 / (1 + e^-x)`
 pub fn sigmoid(x: f32) -> f32 {
-    1.0 / (1.0 + (-x).exp())
+    1.0 / (1.0 + exp(-x))
 }
 
 /// `x · sigmoid(x)`

@@ -1,9 +1,11 @@
-use candle_core::{D, Device, Tensor};
+use candle_core::{Device, Tensor};
+use larder_core::MemoryNeed;
+use larder_kernels::{Look, attend};
 
 use super::norm::rms;
 use super::{LayerState, Mixer, Norm, Pass, Rotary, Visible};
 use crate::error::Result;
-use crate::matrix::Linear;
+use crate::matrix::{Linear, with_f32};
 
 /// Heads and widths of attention.
 #[derive(Clone, Copy)]
@@ -63,7 +65,7 @@ pub struct Attention {
     /// Factor on the scores.
     pub scale: f64,
     /// `[heads]`: a score per head that takes part in the softmax and leads nowhere.
-    pub sinks: Option<Tensor>,
+    pub sinks: Option<Vec<f32>>,
     /// Scaling of queries with the position.
     pub temperature: Option<Temperature>,
     /// The query product also yields, per head, a gate for the output.
@@ -74,40 +76,48 @@ impl Mixer for Attention {
     fn forward(&self, x: &Tensor, state: &mut LayerState, pass: &Pass) -> Result<Tensor> {
         let AttentionShape { heads, kv_heads, head_dim } = self.shape;
         let n = pass.tokens;
-        let (q, gate) = self.query(x, n)?; // [n, heads · head_dim]
-        let (q, k) = self.norm_whole(q, self.k.forward(x)?)?;
-        let [q, k, v] = [q, k, self.v.forward(x)?].map(|t| self.clip(t));
+        let [q, k, v] = Linear::forward_all([&self.q, &self.k, &self.v], x)?;
+        let (q, gate) = self.part(q, n)?; // [n, heads · head_dim]
+        let (q, k) = self.norm_whole(q, k)?;
+        let [q, k, v] = [q, k, v].map(|t| self.clip(t));
 
-        let q = self.position(self.heads(q?, heads, true)?, pass)?; // [heads, n, head_dim]
-        let k = self.position(self.heads(k?, kv_heads, false)?, pass)?; // [kv, n, head_dim]
-        let v = v?.reshape((n, kv_heads, head_dim))?.transpose(0, 1)?; // [kv, n, head_dim]
-        let q = self.warm(q, pass)?;
+        let q = self.warm(self.position(self.heads(q?, heads, true)?, pass)?, pass)?; // [n, heads, head_dim]
+        let k = self.position(self.heads(k?, kv_heads, false)?, pass)?; // [n, kv, head_dim]
+        with_f32(&k, |k| state.keys.append(k, kv_heads, head_dim))?;
+        with_f32(&v?, |v| state.values.append(v, kv_heads, head_dim))?;
 
-        let span = pass.span(self.visible);
-        let k = state.keys.append(&k, span.from)?; // [kv, t, head_dim]
-        let v = state.values.append(&v, span.from)?; // [kv, t, head_dim]
-        let q = q.reshape((kv_heads, heads / kv_heads * n, head_dim))?;
-        let scores = (q.contiguous()?.matmul(&k.transpose(1, 2)?)? * self.scale)?; // [kv, group · n, t]
-        let weights = self.softmax(scores, span.mask.as_ref(), n)?; // [kv, group · n, t]
-        let mixed = weights.matmul(&v.contiguous()?)?; // [kv, group · n, head_dim]
-
-        let mixed = mixed.reshape((heads, n, head_dim))?.transpose(0, 1)?.reshape((n, heads * head_dim))?;
+        let seen = pass.seen(self.visible);
+        let mut mixed = vec![0.0; n * heads * head_dim]; // [n, heads, head_dim]
+        with_f32(&q, |q| {
+            let look = Look {
+                queries: q,
+                heads,
+                keys: state.keys.table(head_dim),
+                values: state.values.table(head_dim),
+                kv_heads,
+                seen: &seen,
+                scale: self.scale as f32,
+                sinks: self.sinks.as_deref(),
+            };
+            attend(self.o.pool(), &look, &mut mixed);
+        })?;
+        let mixed = Tensor::from_vec(mixed, (n, heads * head_dim), &Device::Cpu)?;
         self.o.forward(&match gate {
             Some(gate) => (mixed * candle_nn::ops::sigmoid(&gate)?)?,
             None => mixed,
         })
     }
 
-    fn visible(&self) -> Option<Visible> {
-        Some(self.visible)
+    fn memory(&self) -> MemoryNeed {
+        let AttentionShape { kv_heads, head_dim, .. } = self.shape;
+        MemoryNeed { per_token: 2 * kv_heads * head_dim * size_of::<f32>(), fixed: 0 }
     }
 }
 
 impl Attention {
     /// Queries `[n, heads · head_dim]`, and the output gate of the same shape if there is one.
-    fn query(&self, x: &Tensor, n: usize) -> Result<(Tensor, Option<Tensor>)> {
+    fn part(&self, q: Tensor, n: usize) -> Result<(Tensor, Option<Tensor>)> {
         let AttentionShape { heads, head_dim, .. } = self.shape;
-        let q = self.q.forward(x)?;
         if !self.output_gate {
             return Ok((q, None));
         }
@@ -130,14 +140,13 @@ impl Attention {
         }
     }
 
-    /// `[n, heads · head_dim]` → `[heads, n, head_dim]`
+    /// `[n, heads · head_dim]` → `[n, heads, head_dim]`
     fn heads(&self, x: Tensor, heads: usize, query: bool) -> Result<Tensor> {
         let x = x.reshape(((), heads, self.shape.head_dim))?;
-        let x = match &self.norm {
-            HeadNorm::PerHead(q_norm, k_norm) => if query { q_norm } else { k_norm }.forward(&x)?,
-            _ => x,
-        };
-        Ok(x.transpose(0, 1)?.contiguous()?)
+        match &self.norm {
+            HeadNorm::PerHead(q_norm, k_norm) => if query { q_norm } else { k_norm }.forward(&x),
+            _ => Ok(x),
+        }
     }
 
     fn position(&self, x: Tensor, pass: &Pass) -> Result<Tensor> {
@@ -153,25 +162,6 @@ impl Attention {
         let Some(Temperature { floor, scale }) = self.temperature else { return Ok(q) };
         let at = |i| (((pass.start + i + 1) as f64 / floor).floor().ln_1p() * scale + 1.0) as f32;
         let scales: Vec<f32> = (0..pass.tokens).map(at).collect();
-        Ok(q.broadcast_mul(&Tensor::from_vec(scales, (1, pass.tokens, 1), &Device::Cpu)?)?)
-    }
-
-    /// `scores [kv, group · n, t]` → weights of the same shape
-    fn softmax(&self, scores: Tensor, mask: Option<&Tensor>, n: usize) -> Result<Tensor> {
-        let (kv, rows, t) = scores.dims3()?;
-        let scores = scores.reshape((kv, rows / n, n, t))?;
-        let scores = match mask {
-            Some(mask) => scores.broadcast_add(mask)?,
-            None => scores,
-        };
-        let weights = match &self.sinks {
-            Some(sinks) => {
-                let sinks = sinks.reshape((kv, rows / n, 1, 1))?.broadcast_as((kv, rows / n, n, 1))?;
-                let all = Tensor::cat(&[&scores, &sinks.contiguous()?], D::Minus1)?;
-                candle_nn::ops::softmax_last_dim(&all)?.narrow(D::Minus1, 0, t)?.contiguous()?
-            }
-            None => candle_nn::ops::softmax_last_dim(&scores)?,
-        };
-        Ok(weights.reshape((kv, rows, t))?)
+        Ok(q.broadcast_mul(&Tensor::from_vec(scales, (pass.tokens, 1, 1), &Device::Cpu)?)?)
     }
 }

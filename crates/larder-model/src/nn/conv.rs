@@ -1,4 +1,5 @@
 use candle_core::{Device, Tensor};
+use larder_core::MemoryNeed;
 
 use super::{LayerState, Mixer, Pass};
 use crate::error::Result;
@@ -22,6 +23,11 @@ impl CausalConv {
             false => None,
         };
         Ok(CausalConv { kernel, bias, channels, width })
+    }
+
+    /// Bytes of its window.
+    pub fn memory_bytes(&self) -> usize {
+        (self.width - 1) * self.channels * size_of::<f32>()
     }
 
     /// `x [tokens, channels]` → same shape. `window` holds the inputs just before `x`, and afterwards the last of them.
@@ -62,6 +68,10 @@ impl Mixer for ShortConv {
         let conv = with_f32(&gated, |gated| self.conv.forward(gated, &mut state.window))?;
         let conv = Tensor::from_vec(conv, (tokens, hidden), &Device::Cpu)?;
         self.output.forward(&(part(1)? * conv)?)
+    }
+
+    fn memory(&self) -> MemoryNeed {
+        MemoryNeed { per_token: 0, fixed: self.conv.memory_bytes() }
     }
 }
 

@@ -1,4 +1,5 @@
 use candle_core::{Device, Tensor};
+use larder_core::MemoryNeed;
 
 use super::activation::{sigmoid, silu};
 use super::{CausalConv, LayerState, Mixer, Pass};
@@ -157,6 +158,11 @@ impl Mixer for GatedDelta {
             self.step(&step, &mut state.recurrent, out);
         }
         self.output.forward(&Tensor::from_vec(out, (n, values), &Device::Cpu)?)
+    }
+
+    fn memory(&self) -> MemoryNeed {
+        let DeltaShape { v_heads, k_dim, v_dim, .. } = self.shape;
+        MemoryNeed { per_token: 0, fixed: v_heads * k_dim * v_dim * size_of::<f32>() + self.conv.memory_bytes() }
     }
 }
 

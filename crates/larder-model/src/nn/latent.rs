@@ -1,8 +1,10 @@
-use candle_core::{D, Tensor};
+use candle_core::{D, Device, Tensor};
+use larder_core::MemoryNeed;
+use larder_kernels::{Look, attend};
 
 use super::{LayerState, Mixer, Norm, Pass, Rotary, Visible};
 use crate::error::Result;
-use crate::matrix::Linear;
+use crate::matrix::{Linear, with_f32};
 use crate::weights::Weights;
 
 /// Heads and widths of latent attention.
@@ -74,23 +76,24 @@ impl Latent {
         Ok(Latent { shape, q, kv_a, kv_norm, to_key, to_value, o, rotary, scale })
     }
 
-    /// `[heads, n, kv_rank + rope]`: each head's query, its unrotated part in the latent space.
+    /// `[n, heads, kv_rank + rope]`: each head's query, its unrotated part in the latent space.
     fn query(&self, x: &Tensor, pass: &Pass) -> Result<Tensor> {
         let LatentShape { heads, nope, rope, .. } = self.shape;
         let q = match &self.q {
             Query::Full(q) => q.forward(x)?,
             Query::Low(a, norm, b) => b.forward(&norm.forward(&a.forward(x)?)?)?,
         };
-        let q = q.reshape((pass.tokens, heads, nope + rope))?.transpose(0, 1)?;
-        let latent = q.narrow(2, 0, nope)?.contiguous()?.matmul(&self.to_key)?; // [heads, n, kv_rank]
+        let q = q.reshape((pass.tokens, heads, nope + rope))?;
+        let latent = q.narrow(2, 0, nope)?.transpose(0, 1)?.contiguous()?.matmul(&self.to_key)?; // [heads, n, kv_rank]
+        let latent = latent.transpose(0, 1)?;
         let rotated = self.rotary.apply(&q.narrow(2, nope, rope)?.contiguous()?, pass)?;
         Ok(Tensor::cat(&[latent, rotated], D::Minus1)?)
     }
 
-    /// `[1, n, kv_rank + rope]`: what is remembered of these tokens.
+    /// `[n, 1, kv_rank + rope]`: what is remembered of these tokens.
     fn key(&self, x: &Tensor, pass: &Pass) -> Result<Tensor> {
         let LatentShape { kv_rank, rope, .. } = self.shape;
-        let both = self.kv_a.forward(x)?.unsqueeze(0)?;
+        let both = self.kv_a.forward(x)?.unsqueeze(1)?;
         let latent = self.kv_norm.forward(&both.narrow(2, 0, kv_rank)?)?;
         let rotated = self.rotary.apply(&both.narrow(2, kv_rank, rope)?.contiguous()?, pass)?;
         Ok(Tensor::cat(&[latent, rotated], D::Minus1)?)
@@ -101,24 +104,29 @@ impl Mixer for Latent {
     fn forward(&self, x: &Tensor, state: &mut LayerState, pass: &Pass) -> Result<Tensor> {
         let LatentShape { heads, kv_rank, rope, value, .. } = self.shape;
         let n = pass.tokens;
-        let q = self.query(x, pass)?.reshape((1, heads * n, kv_rank + rope))?;
-        let span = pass.span(Visible::All);
-        let k = state.keys.append(&self.key(x, pass)?, span.from)?; // [1, t, kv_rank + rope]
-        let t = k.dim(1)?;
-
-        let scores = (q.matmul(&k.transpose(1, 2)?)? * self.scale)?.reshape((heads, n, t))?;
-        let scores = match &span.mask {
-            Some(mask) => scores.broadcast_add(mask)?,
-            None => scores,
-        };
-        let weights = candle_nn::ops::softmax_last_dim(&scores)?.reshape((1, heads * n, t))?;
-        let latents = k.narrow(2, 0, kv_rank)?.contiguous()?; // [1, t, kv_rank]
-        let mixed = weights.matmul(&latents)?.reshape((heads, n, kv_rank))?;
+        with_f32(&self.key(x, pass)?, |k| state.keys.append(k, 1, kv_rank + rope))?;
+        let seen = pass.seen(Visible::All);
+        let mut mixed = vec![0.0; n * heads * kv_rank]; // [n, heads, kv_rank]
+        with_f32(&self.query(x, pass)?, |q| {
+            let look = Look {
+                queries: q,
+                heads,
+                keys: state.keys.table(kv_rank + rope),
+                values: state.keys.table(kv_rank),
+                kv_heads: 1,
+                seen: &seen,
+                scale: self.scale as f32,
+                sinks: None,
+            };
+            attend(self.o.pool(), &look, &mut mixed);
+        })?;
+        let mixed = Tensor::from_vec(mixed, (n, heads, kv_rank), &Device::Cpu)?.transpose(0, 1)?.contiguous()?;
         let mixed = mixed.matmul(&self.to_value.transpose(1, 2)?)?; // [heads, n, value]
         self.o.forward(&mixed.transpose(0, 1)?.reshape((n, heads * value))?)
     }
 
-    fn visible(&self) -> Option<Visible> {
-        Some(Visible::All)
+    fn memory(&self) -> MemoryNeed {
+        let LatentShape { kv_rank, rope, .. } = self.shape;
+        MemoryNeed { per_token: (kv_rank + rope) * size_of::<f32>(), fixed: 0 }
     }
 }

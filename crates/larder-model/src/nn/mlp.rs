@@ -50,8 +50,7 @@ impl Mlp {
 
     /// `x [tokens, hidden]` → same shape
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let gate = self.gate.forward(x)?; // [tokens, inter]
-        let up = self.up.forward(x)?; // [tokens, inter]
+        let [gate, up] = Linear::forward_all([&self.gate, &self.up], x)?; // [tokens, inter]
         let mut combined = with_f32(&gate, <[f32]>::to_vec)?;
         with_f32(&up, |up| self.act.combine(&mut combined, up))?;
         self.down.forward(&Tensor::from_vec(combined, gate.dims(), &Device::Cpu)?)

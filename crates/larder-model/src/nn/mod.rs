@@ -21,11 +21,12 @@ pub use latent::{Latent, LatentShape};
 pub use mlp::{Mlp, MlpNames};
 pub use moe::{Moe, Shared};
 pub use norm::Norm;
-pub use pass::{Pass, Span, Visible};
+pub use pass::{Pass, Visible};
 pub use rope::{Rope, Rotary, attention_scale};
 pub use state::{LayerState, State};
 
 use candle_core::Tensor;
+use larder_core::MemoryNeed;
 
 use crate::error::Result;
 
@@ -37,8 +38,6 @@ pub trait Mixer: Send + Sync {
     /// implementation leaves in it all that later passes need.
     fn forward(&self, x: &Tensor, state: &mut LayerState, pass: &Pass) -> Result<Tensor>;
 
-    /// Which earlier positions it looks at, if it attends.
-    fn visible(&self) -> Option<Visible> {
-        None
-    }
+    /// What it takes to remember a sequence.
+    fn memory(&self) -> MemoryNeed;
 }

@@ -5,7 +5,7 @@ use super::{Activation, Mlp};
 use crate::error::Result;
 use crate::experts::{Call, ExpertPath};
 use crate::matrix::{Linear, with_f32};
-use crate::tap::Tap;
+use crate::tap::{Clock, Phase, Tap};
 
 /// A layer's router, the experts it stands for, and what is computed beside them.
 pub struct Moe {
@@ -31,9 +31,16 @@ pub struct Shared {
 
 impl Moe {
     /// `x [tokens, hidden]` → same shape
-    pub fn forward(&self, x: &Tensor, experts: &mut dyn ExpertPath, tap: &mut dyn Tap) -> Result<Tensor> {
+    pub(crate) fn forward(
+        &self,
+        x: &Tensor,
+        experts: &mut dyn ExpertPath,
+        tap: &mut dyn Tap,
+        clock: &mut Clock,
+    ) -> Result<Tensor> {
         let (tokens, hidden) = x.dims2()?;
         let logits = self.router.forward(x)?; // [tokens, experts]
+        clock.lap(Phase::Routing, tap);
         let mut out = vec![0.0; tokens * hidden];
         let routed = with_f32(&logits, |logits| {
             with_f32(x, |x| {

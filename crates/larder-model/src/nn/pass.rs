@@ -1,7 +1,6 @@
-use candle_core::{Device, Tensor};
+use std::ops::Range;
 
 use super::rope::RopeTable;
-use crate::error::Result;
 
 /// Which earlier positions a query may look at.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -25,31 +24,6 @@ impl Visible {
     }
 }
 
-/// The keys that a run of queries looks at.
-pub struct Span {
-    /// The first position that any of them sees.
-    pub from: usize,
-    /// `[queries, keys from `from` on]`: 0 where a query sees, −∞ where it does not. `None` if each sees all.
-    pub mask: Option<Tensor>,
-}
-
-impl Span {
-    /// For queries at `start..start + tokens`.
-    pub fn new(visible: Visible, start: usize, tokens: usize) -> Result<Self> {
-        let from = visible.first(start);
-        let keys = start + tokens - from;
-        if tokens == 1 {
-            return Ok(Span { from, mask: None });
-        }
-        let mut mask = vec![f32::NEG_INFINITY; tokens * keys];
-        for (i, row) in mask.chunks_exact_mut(keys).enumerate() {
-            let at = start + i;
-            row[visible.first(at) - from..=at - from].fill(0.0);
-        }
-        Ok(Span { from, mask: Some(Tensor::from_vec(mask, (tokens, keys), &Device::Cpu)?) })
-    }
-}
-
 /// What every layer needs to know about one forward pass.
 pub struct Pass {
     /// Position of the first token.
@@ -58,15 +32,12 @@ pub struct Pass {
     pub tokens: usize,
     /// Rotations for these positions, if the model has any.
     pub rope: Option<RopeTable>,
-    /// One span for each kind of visibility that the model's layers have.
-    pub spans: Vec<(Visible, Span)>,
 }
 
 impl Pass {
-    /// The span of one kind of visibility.
-    pub fn span(&self, visible: Visible) -> &Span {
-        let found = self.spans.iter().find(|(v, _)| *v == visible);
-        &found.expect("a pass is made with the visibilities of all layers").1
+    /// The positions that each token sees, itself included.
+    pub fn seen(&self, visible: Visible) -> Vec<Range<usize>> {
+        (self.start..self.start + self.tokens).map(|at| visible.first(at)..at + 1).collect()
     }
 }
 
@@ -74,18 +45,8 @@ impl Pass {
 mod tests {
     use super::*;
 
-    fn seen(visible: Visible, start: usize, tokens: usize) -> Vec<Vec<usize>> {
-        let span = Span::new(visible, start, tokens).unwrap();
-        let keys = start + tokens - span.from;
-        let rows = match &span.mask {
-            Some(mask) => mask.to_vec2::<f32>().unwrap(),
-            None => vec![vec![0.0; keys]],
-        };
-        rows.iter().map(|row| (0..keys).filter(|k| row[*k] == 0.0).map(|k| k + span.from).collect()).collect()
-    }
-
     #[test]
-    fn masks_follow_the_definition() {
+    fn what_is_seen_follows_the_definition() {
         for visible in [Visible::All, Visible::Window(3), Visible::Window(1), Visible::Chunk(4)] {
             for (start, tokens) in [(0, 1), (0, 6), (5, 1), (5, 4), (8, 2)] {
                 let want: Vec<Vec<usize>> = (start..start + tokens)
@@ -98,7 +59,9 @@ mod tests {
                         (0..=i).filter(sees).collect()
                     })
                     .collect();
-                assert_eq!(seen(visible, start, tokens), want, "{visible:?} at {start}+{tokens}");
+                let seen = Pass { start, tokens, rope: None }.seen(visible);
+                let seen: Vec<Vec<usize>> = seen.into_iter().map(Iterator::collect).collect();
+                assert_eq!(seen, want, "{visible:?} at {start}+{tokens}");
             }
         }
     }

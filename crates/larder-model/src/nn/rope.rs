@@ -2,11 +2,12 @@
 
 use std::f64::consts::PI;
 
-use candle_core::{D, Device, Tensor};
+use candle_core::{Device, Tensor};
 
 use super::Pass;
 use crate::config::{Config, bad};
 use crate::error::Result;
+use crate::matrix::with_f32;
 
 /// Longer than any sequence; beyond it positions are no longer exact in f32.
 const DYNAMIC_REACH: usize = 1 << 24;
@@ -68,11 +69,8 @@ const SCALING_KEYS: &[&str] = &[
     "truncate",
 ];
 
-/// Cosines and sines for a run of positions, each `[positions, dim / 2]`.
-pub struct RopeTable {
-    cos: Tensor,
-    sin: Tensor,
-}
+/// Cosines and sines for a run of positions, `[positions, dim / 2]`.
+pub struct RopeTable(Vec<(f32, f32)>);
 
 /// How an attention uses the table.
 #[derive(Clone, Copy, Debug)]
@@ -84,21 +82,26 @@ pub struct Rotary {
 }
 
 impl Rotary {
-    /// `x [heads, n, width]` → same shape
+    /// `x [n, heads, width]` → same shape
     pub fn apply(&self, x: &Tensor, pass: &Pass) -> Result<Tensor> {
-        let table = pass.rope.as_ref().expect("a model with rotary attention has a rope");
-        let width = x.dim(D::Minus1)?;
-        let turned = x.narrow(D::Minus1, 0, self.dim)?.contiguous()?.unsqueeze(0)?;
-        let turned = match self.interleaved {
-            true => candle_nn::rotary_emb::rope_i(&turned, &table.cos, &table.sin)?,
-            false => candle_nn::rotary_emb::rope(&turned, &table.cos, &table.sin)?,
-        };
-        let turned = turned.squeeze(0)?;
-        if self.dim == width {
-            return Ok(turned);
+        let RopeTable(turns) = pass.rope.as_ref().expect("a model with rotary attention has a rope");
+        let (n, heads, width) = x.dims3()?;
+        let mut values = with_f32(x, <[f32]>::to_vec)?;
+        for (token, turns) in values.chunks_exact_mut(heads * width).zip(turns.chunks_exact(self.dim / 2)) {
+            token.chunks_exact_mut(width).for_each(|head| self.turn(&mut head[..self.dim], turns));
         }
-        let rest = x.narrow(D::Minus1, self.dim, width - self.dim)?;
-        Ok(Tensor::cat(&[turned, rest.contiguous()?], D::Minus1)?)
+        Ok(Tensor::from_vec(values, (n, heads, width), &Device::Cpu)?)
+    }
+
+    fn turn(&self, x: &mut [f32], turns: &[(f32, f32)]) {
+        let turn =
+            |a: &mut f32, b: &mut f32, (cos, sin): (f32, f32)| (*a, *b) = (*a * cos - *b * sin, *a * sin + *b * cos);
+        if self.interleaved {
+            x.as_chunks_mut::<2>().0.iter_mut().zip(turns).for_each(|([a, b], t)| turn(a, b, *t));
+        } else {
+            let (first, second) = x.split_at_mut(self.dim / 2);
+            first.iter_mut().zip(second).zip(turns).for_each(|((a, b), t)| turn(a, b, *t));
+        }
     }
 }
 
@@ -177,16 +180,10 @@ impl Rope {
     }
 
     /// Angles for `tokens` positions from `start` on, in a sequence of `horizon` tokens.
-    pub fn table(&self, start: usize, tokens: usize, horizon: usize) -> Result<RopeTable> {
+    pub fn table(&self, start: usize, tokens: usize, horizon: usize) -> RopeTable {
         let (frequencies, amplitude) = self.frequencies(horizon);
         let angles = (start..start + tokens).flat_map(|p| frequencies.iter().map(move |f| (p as f32 * f) as f64));
-        let (cos, sin): (Vec<f32>, Vec<f32>) =
-            angles.map(|a| ((a.cos() * amplitude) as f32, (a.sin() * amplitude) as f32)).unzip();
-        let shape = (tokens, self.dim / 2);
-        Ok(RopeTable {
-            cos: Tensor::from_vec(cos, shape, &Device::Cpu)?,
-            sin: Tensor::from_vec(sin, shape, &Device::Cpu)?,
-        })
+        RopeTable(angles.map(|a| ((a.cos() * amplitude) as f32, (a.sin() * amplitude) as f32)).collect())
     }
 
     /// The frequencies `[dim / 2]`, and the factor on cosines and sines.

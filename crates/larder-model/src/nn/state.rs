@@ -1,6 +1,4 @@
-use candle_core::{Device, Tensor};
-
-use crate::error::Result;
+use larder_kernels::Table;
 
 /// What a model remembers of a sequence.
 pub struct State {
@@ -11,9 +9,9 @@ pub struct State {
 }
 
 impl State {
-    /// An empty memory for `layers` layers.
-    pub fn new(layers: usize) -> Self {
-        State { len: 0, layers: (0..layers).map(|_| LayerState::default()).collect() }
+    /// An empty memory for `layers` layers, with room for `tokens` tokens.
+    pub fn new(layers: usize, tokens: usize) -> Self {
+        State { len: 0, layers: (0..layers).map(|_| LayerState::new(tokens)).collect() }
     }
 
     /// Bytes held.
@@ -23,7 +21,6 @@ impl State {
 }
 
 /// What one layer remembers; each kind of mixer uses the fields it needs.
-#[derive(Default)]
 pub struct LayerState {
     /// Keys of attention, or the latents of latent attention.
     pub keys: Rows,
@@ -36,43 +33,62 @@ pub struct LayerState {
 }
 
 impl LayerState {
+    /// Nothing yet, with room for `tokens` tokens.
+    pub fn new(tokens: usize) -> Self {
+        let rows = || Rows { room: tokens, ..Rows::default() };
+        LayerState { keys: rows(), values: rows(), window: Vec::new(), recurrent: Vec::new() }
+    }
+
     fn bytes(&self) -> usize {
-        self.keys.bytes() + self.values.bytes() + (self.window.len() + self.recurrent.len()) * size_of::<f32>()
+        let values = self.keys.data.len() + self.values.data.len() + self.window.len() + self.recurrent.len();
+        values * size_of::<f32>()
     }
 }
 
-/// A tensor `[heads, positions, width]` that grows along its positions.
+/// Vectors `[heads, positions, width]` that grow along their positions, each head's in one piece.
 #[derive(Default)]
 pub struct Rows {
-    buffer: Option<Tensor>,
+    data: Vec<f32>,
+    heads: usize,
+    width: usize,
+    /// Positions that fit.
+    room: usize,
     len: usize,
 }
 
 impl Rows {
-    /// Appends `new [heads, n, width]` and returns all rows from position `from` on, `[heads, len - from, width]`.
-    pub fn append(&mut self, new: &Tensor, from: usize) -> Result<Tensor> {
-        let (heads, n, width) = new.dims3()?;
-        let need = self.len + n;
-        let buffer = match self.buffer.take() {
-            Some(buffer) if buffer.dim(1)? >= need => buffer,
-            old => {
-                let capacity = need.next_power_of_two().max(64);
-                let grown = Tensor::zeros((heads, capacity, width), new.dtype(), &Device::Cpu)?;
-                if let Some(old) = old {
-                    grown.slice_set(&old.narrow(1, 0, self.len)?.contiguous()?, 1, 0)?;
-                }
-                grown
+    /// Appends `new [n, heads, width]`. Memory is taken from the system at the first call, for as many positions as
+    /// there is to be room for, and again only if there are more.
+    pub fn append(&mut self, new: &[f32], heads: usize, width: usize) {
+        let need = self.len + new.len() / (heads * width);
+        if self.data.is_empty() {
+            (self.heads, self.width) = (heads, width);
+            self.room = self.room.max(need);
+            self.data = vec![0.0; heads * self.room * width];
+        } else if need > self.room {
+            self.grow(need.next_power_of_two());
+        }
+        debug_assert_eq!((self.heads, self.width), (heads, width));
+        for token in new.chunks_exact(heads * width) {
+            for (head, row) in token.chunks_exact(width).enumerate() {
+                self.data[(head * self.room + self.len) * width..][..width].copy_from_slice(row);
             }
-        };
-        buffer.slice_set(&new.contiguous()?, 1, self.len)?;
-        self.len = need;
-        let rows = buffer.narrow(1, from, need - from)?;
-        self.buffer = Some(buffer);
-        Ok(rows)
+            self.len += 1;
+        }
     }
 
-    fn bytes(&self) -> usize {
-        self.buffer.as_ref().map_or(0, |b| b.elem_count() * size_of::<f32>())
+    /// All rows, or the first `width` values of each.
+    pub fn table(&self, width: usize) -> Table<'_> {
+        Table { data: &self.data, head: self.room * self.width, row: self.width, width }
+    }
+
+    fn grow(&mut self, room: usize) {
+        let (used, from, to) = (self.len * self.width, self.room * self.width, room * self.width);
+        let mut data = vec![0.0; self.heads * to];
+        for (old, new) in self.data.chunks_exact(from).zip(data.chunks_exact_mut(to)) {
+            new[..used].copy_from_slice(&old[..used]);
+        }
+        (self.data, self.room) = (data, room);
     }
 }
 
@@ -82,14 +98,18 @@ mod tests {
 
     #[test]
     fn rows_survive_growth() {
-        let mut rows = Rows::default();
-        for i in 0..100 {
-            let new = Tensor::full(i as f32, (2, 1, 3), &Device::Cpu).unwrap();
-            let all = rows.append(&new, i / 2).unwrap();
-            assert_eq!(all.dims(), [2, i + 1 - i / 2, 3]);
-            let column: Vec<f32> =
-                all.get(1).unwrap().narrow(1, 2, 1).unwrap().flatten_all().unwrap().to_vec1().unwrap();
-            assert_eq!(column, (i / 2..=i).map(|v| v as f32).collect::<Vec<_>>());
+        for room in [0, 1, 7, 100] {
+            let mut rows = Rows { room, ..Rows::default() };
+            for i in 0..100 {
+                let value = |head: usize| [i as f32, head as f32, 0.5];
+                rows.append(&[value(0), value(1)].concat(), 2, 3);
+                let table = rows.table(2);
+                for head in 0..2 {
+                    for at in 0..=i {
+                        assert_eq!(table.row(head, at), [at as f32, head as f32]);
+                    }
+                }
+            }
         }
     }
 }

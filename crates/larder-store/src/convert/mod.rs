@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use larder_core::{Blueprint, ExpertId, Kind, LayerIdx};
+use larder_core::{Blueprint, ExpertId, Kind, LayerIdx, Order};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{
@@ -22,7 +22,7 @@ use crate::{
     parallel::parallel,
     piece::Scratch,
     resident,
-    shard::{DATA_START, LAYOUT, Shard, checksum_of, layer_folder, shard_path},
+    shard::{DATA_START, Shard, checksum_of, layer_folder, shard_path},
     source::{SIDECARS, Source},
 };
 pub use target::CONVERTING;
@@ -138,6 +138,12 @@ impl Job<'_> {
         self.data_bytes + DATA_START
     }
 
+    /// The order in which products are fastest; of floats there is only one.
+    fn order(&self) -> Order {
+        let layouts = self.assembler.layouts().values();
+        layouts.map(|l| l.clone().in_order(Order::Rows8).order()).find(|o| *o != Order::Rows).unwrap_or_default()
+    }
+
     fn store_bytes(&self) -> u64 {
         self.files().iter().map(|(_, bytes)| bytes).sum()
     }
@@ -209,7 +215,8 @@ impl Job<'_> {
     fn write_expert(&self, target: &Target, i: usize, Buffers { file, scratch }: &mut Buffers) -> Result<Done> {
         let (layer, expert) = self.expert_at(i);
         let layout = &self.assembler.layouts()[&layer];
-        let shard = Shard { layer, expert, layout, file_bytes: self.file_bytes() };
+        let written = layout.clone().in_order(self.order());
+        let shard = Shard { layer, expert, layout: &written, file_bytes: self.file_bytes() };
         let path = target.path().join(shard_path(layer, expert));
         let (header, data) = file.split_at_mut(DATA_START);
         // A shard that is there and not whole is written again, whatever is wrong with it.
@@ -220,6 +227,7 @@ impl Job<'_> {
             None => {
                 let (data, tail) = data.split_at_mut(layout.bytes);
                 self.assembler.expert(layer, expert, data, scratch)?;
+                layout.rearrange(data);
                 tail.fill(0);
                 let checksum = checksum_of(data);
                 header.copy_from_slice(&shard.header(&checksum));
@@ -262,7 +270,7 @@ impl Job<'_> {
             model_type: self.blueprint.model_type.clone(),
             geometry: self.blueprint.geometry.clone(),
             experts: ExpertFiles {
-                layout: LAYOUT.to_owned(),
+                layout: self.order(),
                 kinds,
                 data_bytes: self.data_bytes,
                 file_bytes: self.file_bytes(),

@@ -106,14 +106,14 @@ impl Arena {
 
     /// The slots' memory, which by then belongs to nobody else.
     #[cfg(test)]
-    pub(super) fn leftovers(&self) -> Vec<u8> {
+    pub(super) fn leftovers(&self) -> &[u8] {
         assert!(self.is_last(), "no slot is left");
         // SAFETY: within the map, as in `address`; no slot is left that could write to it.
-        unsafe { std::slice::from_raw_parts(self.first.as_ptr(), self.slots * self.slot_bytes) }.to_vec()
+        unsafe { std::slice::from_raw_parts(self.first.as_ptr(), self.slots * self.slot_bytes) }
     }
 }
 
-/// The only handle to one slot's bytes. They stay where they are when the handle moves, and as long as it lives.
+/// The only handle to the bytes of one slot, or of a part of one. They stay where they are when the handle moves, and as long as it lives.
 pub struct Slot {
     map: Arc<MmapMut>,
     start: NonNull<u8>,
@@ -127,9 +127,38 @@ unsafe impl Send for Slot {}
 unsafe impl Sync for Slot {}
 
 impl Slot {
-    /// Which slot of its arena this is.
+    /// Which slot of its arena this is, or is a part of.
     pub fn index(&self) -> usize {
         self.index
+    }
+
+    /// Cuts it in two: its first `bytes`, and the rest, for two reads that are over at different times. Each part is a
+    /// slot of its own, with the same index, until [`Slot::join`] puts them together.
+    ///
+    /// # Panics
+    ///
+    /// If `bytes` is not a multiple of [`SHARD_ALIGN`], or more than there are.
+    pub fn split_at(mut self, bytes: usize) -> (Slot, Slot) {
+        // Reads fill whole pages, so a part that ended within one would be written to by the read of the other.
+        assert!(bytes.is_multiple_of(SHARD_ALIGN), "a slot cannot be cut at {bytes}, within a page");
+        assert!(bytes <= self.bytes, "a slot of {} bytes cannot be cut at {bytes}", self.bytes);
+        // SAFETY: within the slot's bytes, or just behind them.
+        let start = unsafe { self.start.add(bytes) };
+        let rest = Slot { map: self.map.clone(), start, bytes: self.bytes - bytes, index: self.index };
+        self.bytes = bytes;
+        (self, rest)
+    }
+
+    /// Puts together what [`Slot::split_at`] cut.
+    ///
+    /// # Panics
+    ///
+    /// If these are not the two parts of one cut, in order.
+    pub fn join(mut self, rest: Slot) -> Slot {
+        assert!(Arc::ptr_eq(&self.map, &rest.map) && self.index == rest.index, "both are parts of one slot");
+        assert_eq!(self.as_ptr_range().end, rest.as_ptr(), "one part begins where the other ends");
+        self.bytes += rest.bytes;
+        self
     }
 
     /// Whether it is one of this arena's.
@@ -190,6 +219,61 @@ mod tests {
         assert!(!arena.is_last());
         slots.pop();
         assert!(arena.is_last());
+    }
+
+    #[test]
+    fn parts_of_a_slot_are_disjoint_and_make_it_whole_again() {
+        let (arena, mut slots) = Arena::new(2, 12 << 10).unwrap();
+        let slot = slots.remove(0);
+        let whole = slot.as_ptr_range();
+        let (mut front, back) = slot.split_at(SHARD_ALIGN);
+        let (mut middle, mut back) = back.split_at(SHARD_ALIGN);
+        front.fill(1);
+        middle.fill(2);
+        back.fill(3);
+        assert!([&front, &middle, &back].iter().all(|s| s.len() == SHARD_ALIGN && s.index() == 0 && s.is_of(&arena)));
+        let slot = front.join(middle).join(back);
+        assert_eq!(slot.as_ptr_range(), whole);
+        assert!((0..slot.len()).all(|at| slot[at] == (at / SHARD_ALIGN) as u8 + 1));
+        assert!(slots[0].iter().all(|b| *b == 0));
+        let (front, back) = slot.split_at(12 << 10);
+        assert!(back.is_empty() && front.join(back).len() == 12 << 10);
+        drop(slots);
+        assert!(arena.is_last());
+    }
+
+    #[test]
+    #[should_panic(expected = "cut at 512, within a page")]
+    fn a_part_is_of_whole_pages() {
+        Arena::new(1, 8192).unwrap().1.remove(0).split_at(512);
+    }
+
+    #[test]
+    #[should_panic(expected = "a slot of 8192 bytes cannot be cut at 12288")]
+    fn a_part_is_within_the_slot() {
+        Arena::new(2, 8192).unwrap().1.remove(0).split_at(12288);
+    }
+
+    #[test]
+    #[should_panic(expected = "parts of one slot")]
+    fn neighbouring_slots_are_not_joined() {
+        let mut slots = Arena::new(2, SHARD_ALIGN).unwrap().1;
+        let second = slots.remove(1);
+        slots.remove(0).join(second);
+    }
+
+    #[test]
+    #[should_panic(expected = "parts of one slot")]
+    fn parts_of_different_arenas_are_not_joined() {
+        let [a, b] = [(); 2].map(|()| Arena::new(1, 8192).unwrap().1.remove(0).split_at(SHARD_ALIGN));
+        a.0.join(b.1);
+    }
+
+    #[test]
+    #[should_panic(expected = "begins where the other ends")]
+    fn parts_are_joined_in_order() {
+        let (front, back) = Arena::new(1, 8192).unwrap().1.remove(0).split_at(SHARD_ALIGN);
+        back.join(front);
     }
 
     #[test]

@@ -1,11 +1,11 @@
 //! What all readers agree on: which reads are possible, which failures pass, and what is said about the others.
 
-use std::{fs::File, io, path::PathBuf, sync::Arc};
+use std::{io, path::PathBuf, sync::Arc};
 
 use larder_core::SHARD_ALIGN;
 use rustix::io::Errno;
 
-use super::{Files, Read};
+use super::{Files, Read, files::OpenFile};
 use crate::error::{Fault, Result, StoreError};
 
 /// Failures that say nothing about the disk: somebody interrupted, or the kernel was short of something.
@@ -33,7 +33,7 @@ impl Read {
     }
 
     /// The open file, for a read that is possible.
-    pub(super) fn open(&self, files: &Files) -> Result<Arc<File>> {
+    pub(super) fn open(&self, files: &Files) -> Result<Arc<OpenFile>> {
         self.check(|| files.path(self.shard))?;
         files.get(self.shard).map_err(|e| StoreError { what: format!("{}: {}", self.describe(), e.what), ..e })
     }

@@ -30,6 +30,14 @@ pub struct Files {
     pool: Mutex<Pool>,
 }
 
+/// A shard that is open.
+pub(super) struct OpenFile {
+    /// The file.
+    pub file: File,
+    /// Its place among those that are open: a small number that no other has as long as this one is held.
+    pub place: usize,
+}
+
 impl Files {
     /// `shards` files of `file_bytes` each; `path` says where each of them is.
     ///
@@ -82,16 +90,15 @@ impl Files {
     }
 
     /// An open shard. It stays open as long as it is held.
-    pub(super) fn get(&self, shard: usize) -> Result<Arc<File>> {
+    pub(super) fn get(&self, shard: usize) -> Result<Arc<OpenFile>> {
         let mut pool = self.pool.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(file) = pool.touch(shard) {
             return Ok(file);
         }
         let path = self.checked_path(shard)?;
         while pool.open.len() >= self.open_max && pool.close_one() {}
-        let file = Arc::new(self.open(&path, &mut pool)?);
-        pool.insert(shard, file.clone());
-        Ok(file)
+        let file = self.open(&path, &mut pool)?;
+        Ok(pool.insert(shard, file))
     }
 
     fn checked_path(&self, shard: usize) -> Result<PathBuf> {
@@ -125,28 +132,33 @@ impl Files {
 /// The open files, and when each was used last.
 struct Pool {
     /// Per shard.
-    files: Vec<Option<(Arc<File>, u64)>>,
+    files: Vec<Option<(Arc<OpenFile>, u64)>>,
     /// The shards that are open.
     open: Vec<usize>,
+    /// The places below `open.len() + empty.len()` that no open file has.
+    empty: Vec<usize>,
     uses: u64,
 }
 
 impl Pool {
     fn new(shards: usize) -> Self {
-        Pool { files: (0..shards).map(|_| None).collect(), open: vec![], uses: 0 }
+        Pool { files: (0..shards).map(|_| None).collect(), open: vec![], empty: vec![], uses: 0 }
     }
 
-    fn touch(&mut self, shard: usize) -> Option<Arc<File>> {
+    fn touch(&mut self, shard: usize) -> Option<Arc<OpenFile>> {
         let (file, used) = self.files.get_mut(shard)?.as_mut()?;
         self.uses += 1;
         *used = self.uses;
         Some(file.clone())
     }
 
-    fn insert(&mut self, shard: usize, file: Arc<File>) {
+    fn insert(&mut self, shard: usize, file: File) -> Arc<OpenFile> {
         self.uses += 1;
-        self.files[shard] = Some((file, self.uses));
+        let place = self.empty.pop().unwrap_or(self.open.len());
+        let file = Arc::new(OpenFile { file, place });
+        self.files[shard] = Some((file.clone(), self.uses));
         self.open.push(shard);
+        file
     }
 
     /// Closes the file whose last use is longest ago; `false` if all are being read.
@@ -158,7 +170,8 @@ impl Pool {
         let oldest = self.open.iter().enumerate().filter_map(|(at, shard)| Some((idle(*shard)?, at))).min();
         let Some((_, at)) = oldest else { return false };
         let shard = self.open.swap_remove(at);
-        self.files[shard] = None;
+        let (file, _) = self.files[shard].take().expect("listed as open");
+        self.empty.push(file.place);
         true
     }
 }
@@ -227,13 +240,30 @@ mod tests {
     }
 
     #[test]
+    fn a_place_has_one_file_and_is_given_out_again_when_it_is_closed() {
+        let (_dir, files) = files(6, 3);
+        let held = files.get(1).unwrap();
+        let mut places: Vec<_> = (0..3).map(|i| files.get(i).unwrap().place).collect();
+        places.sort();
+        assert_eq!(places, [0, 1, 2]);
+        for _ in 0..3 {
+            for shard in [3, 4, 5, 0, 2] {
+                let place = files.get(shard).unwrap().place;
+                assert!(place < 3 && place != held.place, "{place}");
+            }
+        }
+        assert_eq!(files.get(1).unwrap().place, held.place);
+    }
+
+    #[test]
     fn wrong_lengths_and_absent_shards_are_errors() {
         let (dir, files) = files(3, 3);
         std::fs::write(dir.path().join("1"), [0; 4095]).unwrap();
         std::fs::remove_file(dir.path().join("2")).unwrap();
-        assert_eq!(files.get(1).unwrap_err().what, "is 4095 bytes long, not 4096");
-        assert_eq!(files.get(2).unwrap_err().fault, Fault::Io);
-        assert_eq!(files.get(3).unwrap_err().what, "shard 3 is not one of 3");
+        let error = |shard| files.get(shard).err().unwrap();
+        assert_eq!(error(1).what, "is 4095 bytes long, not 4096");
+        assert_eq!(error(2).fault, Fault::Io);
+        assert_eq!(error(3).what, "shard 3 is not one of 3");
         assert!(Files::new(0, 4096, |_| PathBuf::new()).is_err());
         let folder = dir.path().to_owned();
         assert!(Files::new(1, 8192, move |i| folder.join(i.to_string())).is_err());

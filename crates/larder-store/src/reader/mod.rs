@@ -13,13 +13,16 @@ mod files;
 mod memory;
 mod pread;
 #[cfg(target_os = "linux")]
+mod table;
+#[cfg(target_os = "linux")]
 mod uring;
 
 pub use arena::{Arena, Slot};
 pub use files::Files;
 pub use memory::{Memory, Mishap, Upset, When};
 
-/// A request: bytes of one shard, to be put at the beginning of a slot.
+/// A request: bytes of one shard, to be put at the beginning of a slot. Two requests fill one slot if each has a part of it,
+/// see [`Slot::split_at`].
 pub struct Read {
     /// Which shard, as its [`Files`] count them.
     pub shard: usize,
@@ -113,7 +116,7 @@ fn open_auto(files: &Arc<Files>, arena: &Arena) -> Result<Opened> {
 #[cfg(target_os = "linux")]
 fn open_uring(files: &Arc<Files>, arena: &Arena) -> Result<Opened> {
     let reader = uring::Uring::open(files, arena)?;
-    let how = format!("uring: {} reads in flight, {}, {}", reader.capacity(), reader.buffers(), files.how());
+    let how = format!("uring: {} reads in flight, {}, {}", reader.capacity(), reader.registered(), files.how());
     Ok((Box::new(reader), how))
 }
 

@@ -103,7 +103,7 @@ fn perform(files: &Files, read: &mut Read) -> Result<()> {
     let file = read.open(files)?;
     let (wanted, offset, mut failures) = (read.wanted(), read.offset, Failures::default());
     loop {
-        let got = file.read_at(&mut read.slot[..wanted], offset);
+        let got = file.file.read_at(&mut read.slot[..wanted], offset);
         if let Some(result) = read.judge(|| files.path(read.shard), got, &mut failures) {
             return result;
         }

@@ -4,17 +4,21 @@
 //! entry is queued until after its completion has been seen, and `drop` sees all completions before it lets go of any.
 #![allow(unsafe_code)]
 
-use std::{collections::VecDeque, fs::File, io, os::fd::AsRawFd, path::Path, sync::Arc, thread, time::Duration};
+use std::{collections::VecDeque, io, os::fd::AsRawFd, path::Path, sync::Arc, thread, time::Duration};
 
-use io_uring::{IoUring, opcode, squeue::Entry, types::Fd};
+use io_uring::{
+    IoUring, opcode,
+    squeue::Entry,
+    types::{Fd, Fixed},
+};
 use larder_core::SHARD_ALIGN;
 use rustix::{
     io::Errno,
     process::{Resource, getrlimit},
 };
 
-use super::attempt::Failures;
 use super::{Arena, Done, Files, Read, Reader, Slot};
+use super::{attempt::Failures, files::OpenFile, table::Table};
 use crate::error::{Fault, Result, StoreError};
 
 /// Reads in flight; the kernel splits large ones, so the SSD sees more.
@@ -24,7 +28,8 @@ const CAPACITY: usize = 64;
 pub(super) struct Uring {
     ring: IoUring,
     files: Arc<Files>,
-    registered: Result<Registered, String>,
+    buffers: Result<Buffers, String>,
+    table: Result<Table, String>,
     flights: Vec<Option<Flight>>,
     /// The places in `flights` that are empty.
     free: Vec<usize>,
@@ -33,19 +38,19 @@ pub(super) struct Uring {
 }
 
 /// The arena's memory, known to the kernel as few long buffers.
-struct Registered {
+struct Buffers {
     arena: Arena,
     slots_per_buffer: usize,
 }
 
 struct Flight {
     read: Read,
-    file: Arc<File>,
+    file: Arc<OpenFile>,
     failures: Failures,
 }
 
 impl Uring {
-    /// Sets up a ring, registers the arena's memory and reads a block, or says why io_uring is not to be had.
+    /// Sets up a ring, registers the arena's memory and a table of files, and reads a block, or says why io_uring is not to be had.
     pub fn open(files: &Arc<Files>, arena: &Arena) -> Result<Self> {
         // There the setup call would not fail but end the process.
         if is_android() {
@@ -55,20 +60,24 @@ impl Uring {
         let ring = IoUring::new(capacity as u32).map_err(|e| unsupported(system("io_uring_setup", e)))?;
         // With nothing in it yet, so that nothing is left behind where this is what is not allowed.
         ring.submit().map_err(|e| unsupported(system("io_uring_enter", e)))?;
-        let registered = register(&ring, arena).map_err(why_not_registered);
+        let buffers = register(&ring, arena).map_err(why_not_registered);
+        let places = files.shards().min(files.open_max());
+        let table = Table::register(&ring, places).map_err(|e| system("io_uring_register", e));
         let free = (0..capacity).rev().collect();
         let flights = (0..capacity).map(|_| None).collect();
-        let mut reader = Uring { ring, files: files.clone(), registered, flights, free, over: VecDeque::new() };
+        let mut reader = Uring { ring, files: files.clone(), buffers, table, flights, free, over: VecDeque::new() };
         reader.probe().map_err(|e| unsupported(format!("a first read by io_uring: {e}")))?;
         Ok(reader)
     }
 
-    /// Whether the kernel knows the slots' memory, in half a sentence.
-    pub fn buffers(&self) -> String {
-        match &self.registered {
-            Ok(_) => "registered buffers".into(),
-            Err(why) => format!("buffers not registered ({why})"),
-        }
+    /// What the kernel was told in advance, in half a sentence.
+    pub fn registered(&self) -> String {
+        let say = |what, refused: Option<&String>| match refused {
+            None => format!("registered {what}"),
+            Some(why) => format!("{what} not registered ({why})"),
+        };
+        let (buffers, files) = (self.buffers.as_ref().err(), self.table.as_ref().err());
+        format!("{}, {}", say("buffers", buffers), say("files", files))
     }
 
     /// Really reads: a filter may let a ring be set up and its reads fail.
@@ -92,10 +101,12 @@ impl Uring {
 
     fn queue(&mut self, place: usize) {
         let flight = self.flights[place].as_mut().expect("it was just put or left there");
-        let buffer = self.registered.as_ref().ok().and_then(|registered| registered.buffer(&flight.read.slot));
-        let entry = flight.entry(buffer).user_data(place as u64);
+        let buffer = self.buffers.as_ref().ok().and_then(|buffers| buffers.find(&flight.read.slot));
+        let number = number(&mut self.table, &self.ring, &flight.file);
+        let entry = flight.entry(number, buffer).user_data(place as u64);
         // SAFETY: the file and the slot that the entry names stay in `flights` until its completion has been seen, see
-        // the top of this file; its length is within the slot, which `Read::open` has checked.
+        // the top of this file, and the file's number stays its own as long; the length is within the slot, which
+        // `Read::open` has checked.
         let queued = unsafe { self.ring.submission().push(&entry) };
         queued.expect("the ring has an entry for each place");
     }
@@ -171,31 +182,45 @@ impl Reader for Uring {
 impl Drop for Uring {
     fn drop(&mut self) {
         while self.wait().is_some() {}
-        // Closing the ring would do it as well, but some time later: the memory is to be free now.
+        // Closing the ring would do it as well, but some time later: memory and files are to be free now.
         let _ = self.ring.submitter().unregister_buffers();
+        let _ = self.ring.submitter().unregister_files();
     }
 }
 
-impl Registered {
-    fn buffer(&self, slot: &Slot) -> Option<u16> {
+impl Buffers {
+    fn find(&self, slot: &Slot) -> Option<u16> {
         let index = slot.is_of(&self.arena).then(|| slot.index() / self.slots_per_buffer)?;
         u16::try_from(index).ok()
     }
 }
 
 impl Flight {
-    fn entry(&mut self, buffer: Option<u16>) -> Entry {
-        let (fd, offset, wanted) = (Fd(self.file.as_raw_fd()), self.read.offset, self.read.wanted() as u32);
+    fn entry(&mut self, number: Option<Fixed>, buffer: Option<u16>) -> Entry {
+        let (fd, offset, wanted) = (Fd(self.file.file.as_raw_fd()), self.read.offset, self.read.wanted() as u32);
         let start = self.read.slot.as_mut_ptr();
-        match buffer {
-            Some(buffer) => opcode::ReadFixed::new(fd, start, wanted, buffer).offset(offset).build(),
-            None => opcode::Read::new(fd, start, wanted).offset(offset).build(),
+        match (number, buffer) {
+            (Some(file), Some(buffer)) => opcode::ReadFixed::new(file, start, wanted, buffer).offset(offset).build(),
+            (Some(file), None) => opcode::Read::new(file, start, wanted).offset(offset).build(),
+            (None, Some(buffer)) => opcode::ReadFixed::new(fd, start, wanted, buffer).offset(offset).build(),
+            (None, None) => opcode::Read::new(fd, start, wanted).offset(offset).build(),
+        }
+    }
+}
+
+/// By which number the kernel knows the file, if it does. Once it has refused one it is told no more.
+fn number(table: &mut Result<Table, String>, ring: &IoUring, file: &Arc<OpenFile>) -> Option<Fixed> {
+    match table.as_mut().ok()?.number(ring, file) {
+        Ok(number) => number,
+        Err(e) => {
+            *table = Err(system("io_uring_register", e));
+            None
         }
     }
 }
 
 /// Lets the kernel find and pin the arena's pages once, instead of with each read.
-fn register(ring: &IoUring, arena: &Arena) -> io::Result<Registered> {
+fn register(ring: &IoUring, arena: &Arena) -> io::Result<Buffers> {
     let (slots_per_buffer, stretches) = arena.stretches();
     let buffers: Vec<_> = stretches
         .into_iter()
@@ -203,7 +228,7 @@ fn register(ring: &IoUring, arena: &Arena) -> io::Result<Registered> {
         .collect();
     // SAFETY: the memory is mapped as long as the arena lives, of which a handle is kept beside the ring.
     unsafe { ring.submitter().register_buffers(&buffers)? };
-    Ok(Registered { arena: arena.clone(), slots_per_buffer })
+    Ok(Buffers { arena: arena.clone(), slots_per_buffer })
 }
 
 fn why_not_registered(error: io::Error) -> String {
@@ -225,4 +250,60 @@ fn unsupported(what: String) -> StoreError {
 fn is_android() -> bool {
     let release = rustix::system::uname();
     std::env::var_os("ANDROID_ROOT").is_some() || release.release().to_string_lossy().contains("android")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A shard of two pages, the first of ones and the second of twos, and a ring that reads it; `None` where there is none.
+    fn uring() -> Option<(tempfile::TempDir, Vec<Slot>, Uring)> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("shard");
+        std::fs::write(&path, [[1; SHARD_ALIGN], [2; SHARD_ALIGN]].concat()).unwrap();
+        let files = Arc::new(Files::new(1, 2 * SHARD_ALIGN as u64, move |_| path.clone()).unwrap());
+        let (arena, slots) = Arena::new(3, 2 * SHARD_ALIGN).unwrap();
+        match Uring::open(&files, &arena) {
+            Ok(uring) => Some((dir, slots, uring)),
+            Err(e) => {
+                println!("uring is not tested: {e}");
+                None
+            }
+        }
+    }
+
+    fn read(uring: &mut Uring, offset: usize, slot: Slot) -> Slot {
+        let read = Read { shard: 0, offset: offset as u64, len: SHARD_ALIGN, slot, tag: 0 };
+        uring.submit(&mut VecDeque::from([read]));
+        let done = uring.wait().unwrap();
+        done.result.unwrap();
+        done.slot
+    }
+
+    #[test]
+    fn both_parts_of_a_slot_lie_in_its_registered_buffer() {
+        let Some((_dir, mut slots, mut uring)) = uring() else { return };
+        let Ok(buffers) = &uring.buffers else { return println!("{}", uring.registered()) };
+        let whole = buffers.find(&slots[1]);
+        let (front, back) = slots.remove(1).split_at(SHARD_ALIGN);
+        assert!(whole.is_some() && buffers.find(&front) == whole && buffers.find(&back) == whole);
+        // The kernel refuses a read whose place is not in the buffer that it names.
+        let back = read(&mut uring, SHARD_ALIGN, back);
+        let slot = read(&mut uring, 0, front).join(back);
+        assert!(slot[..SHARD_ALIGN].iter().all(|b| *b == 1) && slot[SHARD_ALIGN..].iter().all(|b| *b == 2));
+        assert!(slots.iter().all(|slot| slot.iter().all(|b| *b == 0)));
+    }
+
+    #[test]
+    fn what_the_kernel_refuses_to_register_is_done_without() {
+        let Some((_dir, mut slots, mut uring)) = uring() else { return };
+        // A ring has one table.
+        uring.table = Table::register(&uring.ring, 1).map_err(|e| system("io_uring_register", e));
+        uring.buffers = Err("no memory".into());
+        assert_eq!(
+            uring.registered(),
+            "buffers not registered (no memory), files not registered (io_uring_register failed: device or resource busy)"
+        );
+        assert!(read(&mut uring, 0, slots.remove(0))[..SHARD_ALIGN].iter().all(|b| *b == 1));
+    }
 }

@@ -5,7 +5,7 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-use larder_core::{TensorMeta, Tensors, TensorsError};
+use larder_core::{Order, TensorMeta, Tensors, TensorsError};
 use serde_json::Value;
 use xxhash_rust::xxh3::Xxh3;
 
@@ -82,7 +82,8 @@ impl Checkpoint {
         for (tensor, entry) in Header::parse(&file, &json)?.tensors {
             if wanted(&tensor) {
                 let meta = kind_of(entry.dtype).ok_or_else(|| format!("{:?}", entry.dtype));
-                let meta = meta.map(|kind| TensorMeta { kind, shape: entry.shape, bytes: entry.bytes });
+                let meta =
+                    meta.map(|kind| TensorMeta { kind, order: Order::Rows, shape: entry.shape, bytes: entry.bytes });
                 self.tensors.insert(tensor, Place { file: self.files.len(), start: entry.start, meta });
             }
         }

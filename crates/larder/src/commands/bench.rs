@@ -3,14 +3,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use larder_cache::Traffic;
-use larder_engine::{CHUNK, Rng, Sampler, Sampling, Session};
-use larder_model::{Decoder, Rows};
+use larder_engine::{CHUNK, Rng, Sampler, Sampling, Session, Times};
+use larder_model::Rows;
 use larder_store::Store;
 use serde_json::{Value, json};
 
-use crate::cli::Bench;
-use crate::experts::{self, Experts, slot_bytes};
+use crate::cli::{Bench, EngineFlags};
+use crate::engine::{Engine, Experts, slot_bytes};
 use crate::open::Model;
+use crate::telemetry::Totals;
 use crate::{print, probe};
 
 /// Measures reading a prompt and writing on, and how near that comes to what the machine allows.
@@ -20,21 +21,20 @@ pub fn run(args: &Bench) -> Result<()> {
     if need > model.blueprint.context {
         bail!("{need} tokens do not fit the model's context of {}", model.blueprint.context);
     }
-    let limits = Limits::measure(&model, &args.cache.reader)?;
-    let decoder = model.decoder()?;
-    let mut series = vec![("as planned", measure(&decoder, &mut experts::open(&model, &args.cache)?, args)?)];
+    let limits = Limits::measure(&model, &args.engine)?;
+    let mut engine = Engine::start(&model, &args.engine, need)?;
+    let mut series = vec![("as planned", measure(&mut engine, args)?)];
     if args.vs_resident {
-        let mut all = Experts::AllResident(model.all_resident()?);
-        series.push(("all in memory", measure(&decoder, &mut all, args)?));
+        engine.all_resident(&model)?;
+        series.push(("all in memory", measure(&mut engine, args)?));
     }
     if args.json {
-        let rows: Vec<Value> =
-            series.iter().map(|(name, runs)| json!({"name": name, "runs": rows(runs, args)})).collect();
-        println!("{}", json!({"limits": limits.json(), "series": rows}));
+        let rows: Vec<Value> = series.iter().map(|(name, runs)| json!({"name": name, "runs": rows(runs)})).collect();
+        println!("{}", json!({"limits": limits.json(), "plan": engine.plan, "series": rows}));
         return Ok(());
     }
     println!("{}", limits.sentence());
-    print!("{}", print::table(&table(&series, args, &limits)));
+    print!("{}", print::table(&table(&series, &limits)));
     Ok(())
 }
 
@@ -47,22 +47,21 @@ struct Limits {
 }
 
 impl Limits {
-    fn measure(model: &Model, reader: &str) -> Result<Self> {
-        let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-        let ssd = |store: &Arc<Store>| probe::ssd_rate(store, reader).map(|(rate, _)| rate);
+    fn measure(model: &Model, flags: &EngineFlags) -> Result<Self> {
+        let ssd = |store: &Arc<Store>| probe::ssd_rate(store, &flags.reader).map(|(rate, _)| rate);
         let geometry = &model.blueprint.geometry;
         let per_token = slot_bytes(model)? * (geometry.top_k * geometry.moe_layers.len()) as u64;
         Ok(Limits {
-            memory: probe::memory_rate(threads),
+            memory: probe::memory_rate(flags.threads()),
             ssd: model.store().map(ssd).transpose()?,
             touched: (model.touched_resident()? + per_token) as f64,
         })
     }
 
     /// The least time that writing could have taken: the slower of memory and SSD.
-    fn least(&self, run: &Run, tokens: usize) -> f64 {
-        let memory = tokens as f64 * self.touched / self.memory;
-        let ssd = self.ssd.map_or(0.0, |rate| run.traffic.map_or(0, |t| t.bytes) as f64 / rate);
+    fn least(&self, run: &Run) -> f64 {
+        let memory = run.decode.tokens as f64 * self.touched / self.memory;
+        let ssd = self.ssd.map_or(0.0, |rate| run.decode.traffic.bytes() as f64 / rate);
         memory.max(ssd)
     }
 
@@ -85,78 +84,86 @@ impl Limits {
 
 /// One repeat.
 struct Run {
-    prompt: Duration,
-    decode: Duration,
-    /// While writing.
-    traffic: Option<Traffic>,
+    prompt: Totals,
+    decode: Totals,
+    streams: bool,
 }
 
 /// The first run begins with an empty cache and is cold; the others are warm. Reads go past the page cache.
-fn measure(decoder: &Decoder, experts: &mut Experts, args: &Bench) -> Result<Vec<Run>> {
-    (0..args.repeats).map(|repeat| once(decoder, experts, args, repeat as u64)).collect()
+fn measure(engine: &mut Engine, args: &Bench) -> Result<Vec<Run>> {
+    (0..args.repeats).map(|repeat| once(engine, args, repeat as u64)).collect()
 }
 
-fn once(decoder: &Decoder, experts: &mut Experts, args: &Bench, repeat: u64) -> Result<Run> {
+fn once(engine: &mut Engine, args: &Bench, repeat: u64) -> Result<Run> {
     let mut rng = Rng::new(repeat);
-    let prompt: Vec<u32> = (0..args.prompt).map(|_| (rng.bits() % decoder.vocab() as u64) as u32).collect();
+    let vocab = engine.decoder.vocab() as u64;
+    let prompt: Vec<u32> = (0..args.prompt).map(|_| (rng.bits() % vocab) as u32).collect();
     let mut sampler = Sampler::new(Sampling::default(), 0)?;
 
-    let start = Instant::now();
-    let mut session = Session::new(decoder, experts);
+    let mut session = engine.session();
+    let mut meter = Meter::new(&session);
     let mut logits = session.read(&prompt, CHUNK, Rows::Last, &mut ())?;
-    let prompt = start.elapsed();
-
-    let (before, start) = (session.experts().traffic(), Instant::now());
+    let prompt = meter.lap(&session, args.prompt);
     for _ in 0..args.tokens {
         let id = sampler.sample(&mut logits, session.tokens())?;
         logits = session.read(&[id], 1, Rows::Last, &mut ())?;
     }
-    let decode = start.elapsed();
-    let after = session.experts().traffic();
-    Ok(Run { prompt, decode, traffic: after.zip(before).map(|(after, before)| after - before) })
+    let decode = meter.lap(&session, args.tokens);
+    Ok(Run { prompt, decode, streams: session.experts().traffic().is_some() })
 }
 
-fn rows(runs: &[Run], args: &Bench) -> Vec<Value> {
-    let row = |run: &Run| {
-        json!({
-            "prompt_tokens": args.prompt,
-            "prompt_seconds": run.prompt.as_secs_f64(),
-            "decode_tokens": args.tokens,
-            "decode_seconds": run.decode.as_secs_f64(),
-            "hits": run.traffic.map(|t| t.counts.hits),
-            "misses": run.traffic.map(|t| t.counts.misses),
-            "bytes_read": run.traffic.map(|t| t.bytes),
-            "seconds_waiting": run.traffic.map(|t| t.waited.as_secs_f64()),
-            "seconds_computing": run.traffic.map(|t| t.computed.as_secs_f64()),
-        })
-    };
+/// What passed since it last looked.
+struct Meter {
+    start: Instant,
+    times: Times,
+    traffic: Traffic,
+}
+
+impl Meter {
+    fn new(session: &Session<Experts>) -> Self {
+        let traffic = session.experts().traffic().unwrap_or_default();
+        Meter { start: Instant::now(), times: session.times(), traffic }
+    }
+
+    fn lap(&mut self, session: &Session<Experts>, tokens: usize) -> Totals {
+        let now = Meter::new(session);
+        let then = std::mem::replace(self, now);
+        let (time, times) = (self.start - then.start, self.times - then.times);
+        Totals { tokens, time, times, traffic: self.traffic - then.traffic }
+    }
+}
+
+fn rows(runs: &[Run]) -> Vec<Value> {
+    let row = |run: &Run| json!({"prompt": run.prompt.json(run.streams), "decode": run.decode.json(run.streams)});
     runs.iter().map(row).collect()
 }
 
-fn table(series: &[(&str, Vec<Run>)], args: &Bench, limits: &Limits) -> Vec<Vec<String>> {
-    let heading = ["", "prompt/s", "written/s", "least", "most", "found", "read/token", "waiting", "of the limit"];
-    let mut rows = vec![heading.map(str::to_owned).to_vec()];
+fn table(series: &[(&str, Vec<Run>)], limits: &Limits) -> Vec<Vec<String>> {
+    let heading = ["", "prompt/s", "written/s", "least", "most", "found", "read/token", "of the limit"];
+    let shares = ["attention", "routing", "experts", "waiting", "other"];
+    let mut rows = vec![heading.into_iter().chain(shares).map(str::to_owned).collect()];
+    let percent = |share: f64| format!("{:.0} %", 100.0 * share);
     for (name, runs) in series {
-        let rates: Vec<f64> = runs.iter().map(|r| args.tokens as f64 / r.decode.as_secs_f64()).collect();
+        let rates: Vec<f64> = runs.iter().map(|r| r.decode.rate()).collect();
         let middle = &runs[median_index(&rates)];
-        let rate = args.tokens as f64 / middle.decode.as_secs_f64();
-        let traffic = |f: fn(Traffic, f64) -> String| middle.traffic.map_or("-".into(), |t| f(t, args.tokens as f64));
+        let Totals { tokens, time, times, traffic } = middle.decode;
+        let of_cache = |text: String| if middle.streams { text } else { "-".into() };
+        let share = |part: Duration| percent(part.as_secs_f64() / time.as_secs_f64());
+        let other = time.saturating_sub(times.mixing + times.routing + times.experts);
         rows.push(vec![
             (*name).to_owned(),
-            format!("{:.1}", args.prompt as f64 / middle.prompt.as_secs_f64()),
-            format!("{rate:.2}"),
+            format!("{:.1}", middle.prompt.rate()),
+            format!("{:.2}", middle.decode.rate()),
             format!("{:.2}", rates.iter().copied().fold(f64::INFINITY, f64::min)),
             format!("{:.2}", rates.iter().copied().fold(0.0, f64::max)),
-            traffic(|t, _| {
-                let wanted = (t.counts.hits + t.counts.misses).max(1);
-                format!("{:.0} %", 100.0 * t.counts.hits as f64 / wanted as f64)
-            }),
-            traffic(|t, tokens| print::bytes((t.bytes as f64 / tokens) as u64)),
-            match middle.traffic {
-                Some(t) => format!("{:.0} %", 100.0 * t.waited.as_secs_f64() / middle.decode.as_secs_f64()),
-                None => "-".into(),
-            },
-            format!("{:.0} %", 100.0 * limits.least(middle, args.tokens) / middle.decode.as_secs_f64()),
+            of_cache(percent(traffic.hit_rate())),
+            of_cache(print::bytes(traffic.bytes() / tokens as u64)),
+            percent(limits.least(middle) / time.as_secs_f64()),
+            share(times.mixing),
+            share(times.routing),
+            share(times.experts.saturating_sub(traffic.waited)),
+            of_cache(share(traffic.waited)),
+            share(other),
         ]);
     }
     rows

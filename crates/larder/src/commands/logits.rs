@@ -4,13 +4,14 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use larder_core::LayerIdx;
-use larder_engine::{Sampler, Sampling, Session};
+use larder_engine::{Sampler, Sampling};
 use larder_model::{Routed, Rows, Tap};
 use safetensors::tensor::{Dtype, View};
 
 use crate::cli::Logits;
+use crate::engine::Engine;
 use crate::open::Model;
-use crate::{experts, memory, print};
+use crate::{memory, print};
 
 /// Most tokens that a file may hold; the logits of each take a row of the vocabulary's width.
 const MOST_TOKENS: usize = 1 << 20;
@@ -19,11 +20,11 @@ const MOST_TOKENS: usize = 1 << 20;
 pub fn run(args: &Logits) -> Result<()> {
     let tokens = read_tokens(&args.tokens)?;
     let model = Model::open(&args.model)?;
-    let decoder = model.decoder()?;
-    let (vocab, top_k) = (decoder.vocab(), decoder.geometry().top_k);
-    check_room(tokens.len().saturating_add(args.generate), vocab)?;
-    let mut experts = experts::open(&model, &args.cache)?;
-    let mut session = Session::new(&decoder, &mut experts);
+    let (vocab, top_k) = (model.blueprint.vocab, model.blueprint.geometry.top_k);
+    let context = tokens.len().saturating_add(args.generate);
+    check_room(context, vocab)?;
+    let mut engine = Engine::start(&model, &args.engine, context)?;
+    let mut session = engine.session();
 
     let mut seen = Seen::default();
     let logits = session.read(&tokens, args.chunk, Rows::All, &mut seen)?;

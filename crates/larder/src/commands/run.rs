@@ -1,15 +1,15 @@
 use std::io::Write;
 
 use anyhow::{Result, bail};
-use larder_cache::Traffic;
-use larder_engine::{ChatInput, Finish, Request, Sampler, Sampling, Session, StopMatcher, Written, generate};
-use serde_json::json;
+use larder_engine::{ChatInput, Finish, Listener, Request, Sampler, Sampling, Step, StopMatcher, Written, generate};
+use serde_json::{Value, json};
 
 use crate::cli::{Run, SamplingFlags};
 use crate::commands::text_or_stdin;
-use crate::experts;
+use crate::engine::{Engine, Experts};
 use crate::open::{Model, Text};
-use crate::print;
+use crate::telemetry::{Telemetry, Totals};
+use crate::{memory, print};
 
 /// Writes on from a prompt.
 pub fn run(args: Run) -> Result<()> {
@@ -21,27 +21,46 @@ pub fn run(args: Run) -> Result<()> {
     let generation = model.generation()?;
     let eos: &[u32] = if args.ignore_eos { &[] } else { &generation.eos };
 
-    let decoder = model.decoder()?;
-    let mut experts = experts::open(&model, &args.cache)?;
-    let mut session = Session::new(&decoder, &mut experts);
+    let mut telemetry = Telemetry::new(args.telemetry.as_deref())?;
+    let context = args.context.unwrap_or(prompt.len().saturating_add(args.max_tokens));
+    let mut engine = Engine::start(&model, &args.engine, context)?;
+    let plan = std::mem::take(&mut engine.plan);
+    let mut session = engine.session();
     let request = Request { prompt: &prompt, sampler, eos, stop, max_tokens: args.max_tokens };
-    let mut all = String::new();
-    let mut broken = false;
-    let written = generate(&mut session, &text.tokenizer, request, &mut |piece| {
-        all.push_str(piece);
-        broken = !args.json && show(piece).is_err();
-        !broken
-    })?;
-    let traffic = experts.traffic();
+    let mut teller = Teller { text: String::new(), silent: args.json, broken: false, telemetry: &mut telemetry };
+    let written = generate(&mut session, &text.tokenizer, request, &mut teller)?;
+    let (all, broken) = (teller.text, teller.broken);
+    telemetry.finish()?;
+    let streams = engine.experts.traffic().is_some();
     match (args.json, broken) {
-        (true, _) => println!("{}", report(&all, prompt.len(), &written, traffic)),
+        (true, _) => println!("{}", report(&all, prompt.len(), &written, &telemetry, streams, plan)),
         (false, true) => {}
         (false, false) => {
             let _ = show("\n"); // whoever read the text may have gone by now
-            eprintln!("{}", footer(prompt.len(), &written, traffic));
+            eprintln!("{}", footer(prompt.len(), &written, &telemetry, streams));
         }
     }
     Ok(())
+}
+
+/// Shows the text as it comes and notes where time goes.
+struct Teller<'a> {
+    text: String,
+    silent: bool,
+    broken: bool,
+    telemetry: &'a mut Telemetry,
+}
+
+impl Listener<Experts> for Teller<'_> {
+    fn text(&mut self, piece: &str) -> bool {
+        self.text.push_str(piece);
+        self.broken = !self.silent && show(piece).is_err();
+        !self.broken
+    }
+
+    fn step(&mut self, step: &Step, experts: &Experts) {
+        self.telemetry.step(step, experts.traffic());
+    }
 }
 
 fn show(piece: &str) -> std::io::Result<()> {
@@ -81,33 +100,33 @@ fn rate(tokens: usize, time: std::time::Duration) -> f64 {
     tokens as f64 / time.as_secs_f64().max(1e-9)
 }
 
-fn footer(prompt: usize, written: &Written, traffic: Option<Traffic>) -> String {
+fn footer(prompt: usize, written: &Written, telemetry: &Telemetry, streams: bool) -> String {
     let end = match written.finish {
         Finish::EndOfText | Finish::StopString | Finish::Cancelled => "",
         Finish::Length => "; stopped at --max-tokens",
         Finish::Context => "; stopped because the context is full",
     };
     format!(
-        "[{prompt} prompt tokens at {:.1}/s, {} written at {:.1}/s, {}{end}]",
+        "[{prompt} prompt tokens at {:.1}/s, {} written at {:.1}/s, {}, {} of memory at most{end}]",
         rate(prompt, written.prompt_time),
         written.ids.len(),
         rate(written.ids.len(), written.decode_time),
-        traffic.map_or_else(|| "all experts in memory".into(), passed),
+        if streams { passed(&telemetry.written) } else { "all experts in memory".into() },
+        print::bytes(memory::peak().unwrap_or_default()),
     )
 }
 
-fn passed(traffic: Traffic) -> String {
-    let Traffic { counts, bytes, waited, .. } = traffic;
-    let wanted = (counts.hits + counts.misses).max(1);
+fn passed(totals: &Totals) -> String {
+    let Totals { tokens, time, traffic, .. } = totals;
     format!(
-        "{:.0} % of experts found in memory, {} read, {:.1} s waiting for it",
-        100.0 * counts.hits as f64 / wanted as f64,
-        print::bytes(bytes),
-        waited.as_secs_f64(),
+        "{:.0} % of experts found in memory, {} read per token, {:.0} % of the time waiting for it",
+        100.0 * traffic.hit_rate(),
+        print::bytes(traffic.bytes() / (*tokens).max(1) as u64),
+        100.0 * traffic.waited.as_secs_f64() / time.as_secs_f64().max(1e-9),
     )
 }
 
-fn report(text: &str, prompt: usize, written: &Written, traffic: Option<Traffic>) -> serde_json::Value {
+fn report(text: &str, prompt: usize, written: &Written, telemetry: &Telemetry, streams: bool, plan: Value) -> Value {
     let finish = match written.finish {
         Finish::EndOfText => "eos",
         Finish::StopString => "stop",
@@ -115,17 +134,6 @@ fn report(text: &str, prompt: usize, written: &Written, traffic: Option<Traffic>
         Finish::Context => "context",
         Finish::Cancelled => "cancelled",
     };
-    let cache = traffic.map(|t| {
-        json!({
-            "hits": t.counts.hits,
-            "misses": t.counts.misses,
-            "evictions": t.counts.evictions,
-            "rereads": t.counts.rereads,
-            "bytes_read": t.bytes,
-            "seconds_waiting": t.waited.as_secs_f64(),
-            "seconds_computing": t.computed.as_secs_f64(),
-        })
-    });
     json!({
         "text": text,
         "ids": written.ids,
@@ -133,6 +141,9 @@ fn report(text: &str, prompt: usize, written: &Written, traffic: Option<Traffic>
         "prompt_tokens": prompt,
         "prompt_seconds": written.prompt_time.as_secs_f64(),
         "decode_seconds": written.decode_time.as_secs_f64(),
-        "cache": cache,
+        "prompt": telemetry.prompt.json(streams),
+        "decode": telemetry.written.json(streams),
+        "peak_bytes": memory::peak(),
+        "plan": plan,
     })
 }

@@ -1,0 +1,110 @@
+use std::ops::{Add, Sub};
+use std::time::{Duration, Instant};
+
+use crate::ledger::Counts;
+
+/// What passed through a cache so far.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Traffic {
+    /// What the ledger counted.
+    pub counts: Counts,
+    /// Bytes read because they were wanted.
+    pub demanded: u64,
+    /// Bytes read on a guess.
+    pub guessed: u64,
+    /// Time in which nothing could be computed because nothing had arrived.
+    pub waited: Duration,
+    /// Time spent computing experts.
+    pub computed: Duration,
+    /// Time in which reads were under way, as far as the cache saw.
+    pub busy: Duration,
+}
+
+impl Traffic {
+    /// All bytes read.
+    pub fn bytes(&self) -> u64 {
+        self.demanded + self.guessed
+    }
+
+    /// The share of wanted experts that were in memory.
+    pub fn hit_rate(&self) -> f64 {
+        self.counts.hits as f64 / self.counts.wanted().max(1) as f64
+    }
+}
+
+impl Add for Traffic {
+    type Output = Traffic;
+
+    fn add(self, other: Traffic) -> Traffic {
+        Traffic {
+            counts: self.counts + other.counts,
+            demanded: self.demanded + other.demanded,
+            guessed: self.guessed + other.guessed,
+            waited: self.waited + other.waited,
+            computed: self.computed + other.computed,
+            busy: self.busy + other.busy,
+        }
+    }
+}
+
+impl Sub for Traffic {
+    type Output = Traffic;
+
+    /// What passed between two looks.
+    fn sub(self, then: Traffic) -> Traffic {
+        Traffic {
+            counts: self.counts - then.counts,
+            demanded: self.demanded - then.demanded,
+            guessed: self.guessed - then.guessed,
+            waited: self.waited - then.waited,
+            computed: self.computed - then.computed,
+            busy: self.busy - then.busy,
+        }
+    }
+}
+
+/// Adds up the time in which something is under way.
+#[derive(Default)]
+pub(crate) struct Busy {
+    total: Duration,
+    since: Option<Instant>,
+}
+
+impl Busy {
+    /// Something may have begun or ended: whether anything is under way now.
+    pub fn is(&mut self, busy: bool) {
+        match (self.since, busy) {
+            (None, true) => self.since = Some(Instant::now()),
+            (Some(since), false) => {
+                self.total += since.elapsed();
+                self.since = None;
+            }
+            _ => {}
+        }
+    }
+
+    /// The time so far.
+    pub fn total(&self) -> Duration {
+        self.total + self.since.map_or(Duration::ZERO, |since| since.elapsed())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_busy_time_counts() {
+        let mut busy = Busy::default();
+        busy.is(false);
+        assert_eq!(busy.total(), Duration::ZERO);
+        busy.is(true);
+        std::thread::sleep(Duration::from_millis(5));
+        busy.is(true);
+        busy.is(false);
+        let total = busy.total();
+        assert!(total >= Duration::from_millis(5));
+        std::thread::sleep(Duration::from_millis(5));
+        assert_eq!(busy.total(), total);
+    }
+}

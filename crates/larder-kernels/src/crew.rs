@@ -1,0 +1,179 @@
+//! What the threads of a pool share, and how work passes between them.
+//!
+//! A run stores its job, then the number of tasks `left`. Whoever lowers `left` by one has claimed a task; only then
+//! is the job read, which cannot be replaced before that task is done, because the run waits until none is `pending`.
+//! Whoever has nothing to do spins and then sleeps. A sleeper counts itself before it looks at `left` for the last
+//! time, and a run counts sleepers after it has stored `left`, both sequentially consistent, so one sees the other.
+#![allow(unsafe_code)]
+
+use std::any::Any;
+use std::cell::UnsafeCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long a thread waits awake. Between two fork-joins of a layer lie a norm, a softmax or a router, which take 5 to
+/// 20 µs; to sleep and be woken takes about 50. Longer would take a processor from the threads that read the disk.
+const SPIN: Duration = Duration::from_micros(20);
+
+/// Looks at the condition between two looks at the clock.
+const LOOKS: usize = 32;
+
+/// What a panic carries.
+pub type Panic = Box<dyn Any + Send>;
+
+#[derive(Clone, Copy)]
+struct Job {
+    task: *const (dyn Fn(usize) + Sync),
+    tasks: usize,
+}
+
+/// A value on cache lines of its own, two of them because processors fetch them in pairs.
+#[repr(align(128))]
+struct Apart<T>(T);
+
+/// The shared state of a pool.
+pub struct Crew {
+    left: Apart<AtomicUsize>,
+    pending: Apart<AtomicUsize>,
+    job: Apart<UnsafeCell<Job>>,
+    panic: Mutex<Option<Panic>>,
+    spin: Duration,
+    bed: Mutex<()>,
+    sleepers: AtomicUsize,
+    work: Condvar,
+    run_sleeps: AtomicBool,
+    done: Condvar,
+    dismissed: AtomicBool,
+}
+
+// SAFETY: the job is the only part that is not Send and Sync by itself; it is written by the one run there is while no
+// task is left or pending, and read by holders of a claimed task only.
+unsafe impl Send for Crew {}
+// SAFETY: as above.
+unsafe impl Sync for Crew {}
+
+impl Crew {
+    /// For `threads` threads. If there are fewer processors, nobody spins, since that would keep others from working.
+    pub fn new(threads: usize) -> Crew {
+        let crowded = std::thread::available_parallelism().is_ok_and(|n| n.get() < threads);
+        Crew {
+            left: Apart(AtomicUsize::new(0)),
+            pending: Apart(AtomicUsize::new(0)),
+            job: Apart(UnsafeCell::new(Job { task: &|_| {}, tasks: 0 })),
+            panic: Mutex::new(None),
+            spin: if crowded { Duration::ZERO } else { SPIN },
+            bed: Mutex::new(()),
+            sleepers: AtomicUsize::new(0),
+            work: Condvar::new(),
+            run_sleeps: AtomicBool::new(false),
+            done: Condvar::new(),
+            dismissed: AtomicBool::new(false),
+        }
+    }
+
+    /// Has all tasks done by whoever serves and by the caller, and says whether one panicked.
+    ///
+    /// # Safety
+    /// Nobody else calls it at the same time.
+    pub unsafe fn run(&self, tasks: usize, task: &(dyn Fn(usize) + Sync)) -> Result<(), Panic> {
+        // SAFETY: only the lifetime changes, and this function returns after the last use of the reference: a task is
+        // called by holders of a claim only, and none is pending at the end.
+        let task = unsafe {
+            std::mem::transmute::<*const (dyn Fn(usize) + Sync), *const (dyn Fn(usize) + Sync + 'static)>(task)
+        };
+        // SAFETY: no other run, and no task is left or pending, so nobody reads the job.
+        unsafe { *self.job.0.get() = Job { task, tasks } };
+        self.pending.0.store(tasks, Relaxed);
+        self.left.0.store(tasks, SeqCst);
+        self.rouse(tasks - 1);
+        self.work();
+        self.wait_for_the_rest();
+        self.panic.lock().unwrap_or_else(PoisonError::into_inner).take().map_or(Ok(()), Err)
+    }
+
+    /// Works on one run after the other until dismissed.
+    pub fn serve(&self) {
+        while !self.dismissed.load(Acquire) {
+            self.work();
+            self.wait_for_work();
+        }
+    }
+
+    /// Ends all [`serve`](Crew::serve) calls.
+    pub fn dismiss(&self) {
+        let _bed = self.bed();
+        self.dismissed.store(true, SeqCst);
+        self.work.notify_all();
+    }
+
+    /// Does tasks while there are any.
+    fn work(&self) {
+        while let Ok(left) = self.left.0.fetch_update(AcqRel, Relaxed, |left| left.checked_sub(1)) {
+            // SAFETY: the run that stored the job waits for the task just claimed.
+            let job = unsafe { *self.job.0.get() };
+            // SAFETY: as above, so what the job borrows is alive.
+            let task = unsafe { &*job.task };
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| task(job.tasks - left))) {
+                self.panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(panic);
+            }
+            if self.pending.0.fetch_sub(1, SeqCst) == 1 && self.run_sleeps.load(SeqCst) {
+                let _bed = self.bed();
+                self.done.notify_one();
+            }
+        }
+    }
+
+    fn wait_for_the_rest(&self) {
+        let over = || self.pending.0.load(SeqCst) == 0;
+        if self.spin_until(over) {
+            return;
+        }
+        let bed = self.bed();
+        self.run_sleeps.store(true, SeqCst);
+        drop(self.done.wait_while(bed, |()| !over()).unwrap_or_else(PoisonError::into_inner));
+        self.run_sleeps.store(false, SeqCst);
+    }
+
+    fn wait_for_work(&self) {
+        let called = || self.left.0.load(SeqCst) > 0 || self.dismissed.load(SeqCst);
+        if self.spin_until(called) {
+            return;
+        }
+        let bed = self.bed();
+        self.sleepers.fetch_add(1, SeqCst);
+        drop(self.work.wait_while(bed, |()| !called()).unwrap_or_else(PoisonError::into_inner));
+        self.sleepers.fetch_sub(1, SeqCst);
+    }
+
+    /// Wakes as many sleepers as there is work for.
+    fn rouse(&self, wanted: usize) {
+        let sleepers = self.sleepers.load(SeqCst).min(wanted);
+        if sleepers > 0 {
+            // A sleeper that has counted itself holds the bed until it is asleep: from here on it hears the call.
+            drop(self.bed());
+            (0..sleepers).for_each(|_| self.work.notify_one());
+        }
+    }
+
+    fn spin_until(&self, condition: impl Fn() -> bool) -> bool {
+        let start = Instant::now();
+        loop {
+            for _ in 0..LOOKS {
+                if condition() {
+                    return true;
+                }
+                std::hint::spin_loop();
+            }
+            if start.elapsed() >= self.spin {
+                return false;
+            }
+        }
+    }
+
+    fn bed(&self) -> MutexGuard<'_, ()> {
+        self.bed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

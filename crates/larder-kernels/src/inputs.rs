@@ -1,0 +1,179 @@
+//! Activations, and the integers that stand for them in products with quantised weights.
+#![allow(unsafe_code)]
+
+use crate::disjoint::Disjoint;
+use crate::pool::Pool;
+use crate::set::Set;
+
+/// Values that share a scale.
+pub const BLOCK: usize = 32;
+
+/// Values that one task copies and quantises at least.
+const TASK_VALUES: usize = 32 * 1024;
+
+/// 32 activations as integers: `value ≈ d · q`.
+///
+/// With `amax` the largest magnitude, `d = amax / 127` and `q = round(value · (127 / amax))`, ties to even. A block
+/// whose `127 / amax` is not finite counts as nothing but zeros. If a value is not finite, then `d` is NaN, and so is
+/// all that comes of it.
+#[derive(Clone, Copy, PartialEq, Default, Debug)]
+#[repr(C, align(16))]
+pub struct Block {
+    /// −127 to 127.
+    pub q: [i8; BLOCK],
+    /// The scale.
+    pub d: f32,
+    /// `d · Σ q`
+    pub d_sum: f32,
+    /// `8 · Σ q`
+    pub sum8: i32,
+    /// `Σ q` of the first and the second half.
+    pub halves: [i16; 2],
+}
+
+impl Block {
+    /// The block of these integers.
+    #[inline]
+    pub fn new(q: [i8; BLOCK], d: f32) -> Block {
+        let half = |q: &[i8]| q.iter().map(|q| *q as i16).sum::<i16>();
+        let halves = [half(&q[..16]), half(&q[16..])];
+        let sum = halves[0] as i32 + halves[1] as i32;
+        Block { q, d, d_sum: d * sum as f32, sum8: 8 * sum, halves }
+    }
+
+    /// The two factors of a block by the bits of its largest magnitude: the scale, and what brings values to integers.
+    #[inline]
+    pub fn factors(amax_bits: u32) -> (f32, f32) {
+        let amax = f32::from_bits(amax_bits);
+        let (d, inverse) = (amax / 127.0, 127.0 / amax);
+        match (amax.is_finite(), inverse.is_finite()) {
+            (true, true) => (d, inverse),
+            (true, false) => (0.0, 0.0),
+            (false, _) => (f32::NAN, 0.0),
+        }
+    }
+}
+
+/// Activations `[tokens, cols]`, in buffers that are used again and again.
+#[derive(Default)]
+pub struct Inputs {
+    cols: usize,
+    values: Vec<f32>,
+    /// `[tokens, cols / 32]`, or none if they are not quantised.
+    blocks: Vec<Block>,
+}
+
+impl Inputs {
+    /// No activations yet.
+    pub fn new() -> Self {
+        Inputs::default()
+    }
+
+    /// Takes activations `[tokens, cols]` in the place of what was there, and also in quantised form if they meet
+    /// quantised weights. Allocates only if there are more than ever before.
+    ///
+    /// # Panics
+    /// If `x` is not whole rows, or rows to be quantised are not whole blocks of 32.
+    pub fn fill(&mut self, x: &[f32], cols: usize, quantise: bool) {
+        self.fill_on(&Pool::alone(), x, cols, quantise);
+    }
+
+    /// As [`fill`](Inputs::fill), by several threads if there is much to do.
+    ///
+    /// # Panics
+    /// As `fill` does.
+    pub fn fill_on(&mut self, pool: &Pool, x: &[f32], cols: usize, quantise: bool) {
+        assert!(cols > 0 && x.len().is_multiple_of(cols), "activations are not whole rows of {cols}");
+        assert!(!quantise || cols.is_multiple_of(BLOCK), "rows of {cols} activations are not whole blocks of {BLOCK}");
+        self.cols = cols;
+        self.values.resize(x.len(), 0.0);
+        self.blocks.resize(if quantise { x.len() / BLOCK } else { 0 }, Block::default());
+        let set = Set::best();
+        let (values, blocks) = (Disjoint::new(&mut self.values), Disjoint::new(&mut self.blocks));
+        pool.run(x.len().div_ceil(TASK_VALUES), &|task| {
+            let at = task * TASK_VALUES;
+            let x = &x[at..x.len().min(at + TASK_VALUES)];
+            // SAFETY: every task has its own stretch of the values.
+            unsafe { values.slice(at, x.len()) }.copy_from_slice(x);
+            if quantise {
+                // SAFETY: and of the blocks, because a task is whole blocks.
+                set.quantise(x, unsafe { blocks.slice(at / BLOCK, x.len() / BLOCK) });
+            }
+        });
+    }
+
+    /// Values per token.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// How many tokens there are.
+    pub fn tokens(&self) -> usize {
+        self.values.len() / self.cols.max(1)
+    }
+
+    pub(crate) fn is_quantised(&self) -> bool {
+        self.blocks.len() * BLOCK == self.values.len()
+    }
+
+    pub(crate) fn values(&self, token: usize) -> &[f32] {
+        &self.values[token * self.cols..][..self.cols]
+    }
+
+    pub(crate) fn blocks(&self, token: usize) -> &[Block] {
+        let blocks = self.cols / BLOCK;
+        &self.blocks[token * blocks..][..blocks]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantised_values_are_within_half_a_step() {
+        let x: Vec<f32> = (0..3 * 96).map(|i| (i as f32 * 0.7).sin() * (i + 1) as f32).collect();
+        let mut inputs = Inputs::new();
+        inputs.fill(&x, 96, true);
+        assert_eq!((inputs.tokens(), inputs.cols()), (3, 96));
+        for token in 0..3 {
+            for (block, x) in inputs.blocks(token).iter().zip(inputs.values(token).chunks(BLOCK)) {
+                for (q, x) in block.q.iter().zip(x) {
+                    assert!((block.d * *q as f32 - x).abs() <= block.d * 0.5001);
+                }
+                assert_eq!(*block, Block::new(block.q, block.d));
+            }
+        }
+    }
+
+    #[test]
+    fn odd_values_become_zeros_or_nan() {
+        let mut inputs = Inputs::new();
+        for (odd, d_is_nan) in
+            [(0.0, false), (1e-42, false), (f32::NAN, true), (f32::INFINITY, true), (f32::NEG_INFINITY, true)]
+        {
+            let mut x = [0.0; BLOCK];
+            x[17] = odd;
+            inputs.fill(&x, BLOCK, true);
+            let block = inputs.blocks(0)[0];
+            assert_eq!(block.q, [0; BLOCK]);
+            assert_eq!((block.d.is_nan(), block.d_sum.is_nan()), (d_is_nan, d_is_nan), "{odd}");
+            assert!(d_is_nan || block.d == 0.0);
+        }
+    }
+
+    #[test]
+    fn threads_change_nothing() {
+        let x: Vec<f32> = (0..5 * TASK_VALUES + 64).map(|i| (i as f32).cos()).collect();
+        let (mut one, mut many) = (Inputs::new(), Inputs::new());
+        one.fill(&x, 64, true);
+        many.fill_on(&Pool::new(3, false).unwrap(), &x, 64, true);
+        assert!(one.values == many.values && one.blocks == many.blocks);
+    }
+
+    #[test]
+    #[should_panic(expected = "not whole blocks of 32")]
+    fn rows_that_are_no_blocks_cannot_be_quantised() {
+        Inputs::new().fill(&[0.0; 40], 40, true);
+    }
+}

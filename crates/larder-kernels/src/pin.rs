@@ -1,0 +1,30 @@
+//! Binding a thread to one processor, where the system can.
+
+use std::io;
+
+/// The processors that this thread may use.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+pub fn allowed() -> io::Result<Vec<usize>> {
+    let set = rustix::thread::sched_getaffinity(None)?;
+    Ok((0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect())
+}
+
+/// Binds this thread to a processor.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+pub fn bind(processor: usize) -> io::Result<()> {
+    let mut set = rustix::thread::CpuSet::new();
+    set.set(processor);
+    Ok(rustix::thread::sched_setaffinity(None, &set)?)
+}
+
+/// The processors that this thread may use.
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+pub fn allowed() -> io::Result<Vec<usize>> {
+    Err(io::Error::new(io::ErrorKind::Unsupported, "threads cannot be bound to processors on this system"))
+}
+
+/// Binds this thread to a processor.
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+pub fn bind(_: usize) -> io::Result<()> {
+    allowed().map(drop)
+}

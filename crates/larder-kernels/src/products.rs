@@ -1,0 +1,179 @@
+//! Many products at once.
+#![allow(unsafe_code)]
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use larder_core::GROUP;
+
+use crate::disjoint::Disjoint;
+use crate::dot::dot;
+use crate::inputs::Inputs;
+use crate::pool::Pool;
+use crate::set::{Set, Sums, TOKENS};
+use crate::weights::{Panel, Weights, widen_row};
+
+/// The least work for one task, in bytes of weights times tokens: to claim a task takes a tenth of a microsecond, and
+/// to read this much from memory a whole one.
+const LEAST_WORK: usize = 16 * 1024;
+
+/// Tasks per thread, so that a thread that is held up leaves its share to the others.
+const TASKS_PER_THREAD: usize = 8;
+
+/// Tokens that a task takes in a row, so that they and the weights stay in the second cache.
+const NEAR_TOKENS: usize = 64;
+
+/// One product: `out[t, r] = Σ_c weights[r, c] · x[t, c]`.
+pub struct Product<'a> {
+    /// `[rows, cols]`
+    pub weights: Weights<'a>,
+    /// `[any, cols]`. Quantised if the weights are; if not, the weights' rows are widened one by one, which is slow and
+    /// what the fast way is compared with.
+    pub x: &'a Inputs,
+    /// Which tokens of `x` take part, in this order; all of them if there is no choice.
+    pub pick: Option<&'a [u32]>,
+    /// `[tokens that take part, rows]`
+    pub out: &'a mut [f32],
+}
+
+/// Computes all products in one go. Nothing is allocated.
+///
+/// A result depends on its row and its token only: not on the other tokens, the order of bytes, the threads, or the
+/// instruction set.
+///
+/// # Panics
+/// If a length does not fit the shapes: they are checked once here, and nowhere below.
+pub fn products(pool: &Pool, products: &mut [Product]) {
+    products.iter().for_each(Product::check);
+    let work: usize = products.iter().map(Product::work).sum();
+    let share = LEAST_WORK.max(work / (pool.threads() * TASKS_PER_THREAD));
+    let tasks = products.iter().map(|p| p.tasks(share)).sum();
+    let (set, all) = (Set::best(), Shared::new(products));
+    pool.run(tasks, &|task| {
+        let (product, task, out) = all.find(task, share);
+        let panels = product.panels_per_task(share);
+        let first = task * panels;
+        product.compute(set, first..product.weights.panels().min(first + panels), &out);
+    });
+}
+
+impl Product<'_> {
+    fn check(&self) {
+        self.weights.check();
+        let Weights { rows, cols, .. } = self.weights;
+        assert!(self.x.tokens() == 0 || self.x.cols() == cols, "activations are not rows of {cols}");
+        let known = |pick: &[u32]| pick.iter().all(|t| (*t as usize) < self.x.tokens());
+        assert!(self.pick.is_none_or(known), "a token is picked that is not there");
+        assert_eq!(self.out.len(), self.tokens() * rows, "output does not fit the shape");
+    }
+
+    fn tokens(&self) -> usize {
+        self.pick.map_or(self.x.tokens(), <[u32]>::len)
+    }
+
+    /// In bytes of weights times tokens.
+    fn work(&self) -> usize {
+        self.weights.bytes.len() * self.tokens()
+    }
+
+    fn panels_per_task(&self, share: usize) -> usize {
+        let panel_work = GROUP * self.weights.row_bytes() * self.tokens();
+        (share / panel_work.max(1)).max(1)
+    }
+
+    fn tasks(&self, share: usize) -> usize {
+        match self.tokens() {
+            0 => 0,
+            _ => self.weights.panels().div_ceil(self.panels_per_task(share)),
+        }
+    }
+
+    /// The results of some panels for all tokens.
+    fn compute(&self, set: &Set, panels: Range<usize>, out: &Disjoint<f32>) {
+        let tokens = self.tokens();
+        if !self.weights.kind.is_float() && !self.x.is_quantised() {
+            return self.compute_widened(panels, out);
+        }
+        for near in (0..tokens).step_by(NEAR_TOKENS) {
+            for index in panels.clone() {
+                let panel = self.weights.panel(index);
+                for first in (near..tokens.min(near + NEAR_TOKENS)).step_by(TOKENS) {
+                    let count = TOKENS.min(tokens - first);
+                    let sums = self.tile(set, &panel, first, count);
+                    for (t, sums) in (first..).zip(&sums[..count]) {
+                        let at = t * self.weights.rows + index * GROUP;
+                        // SAFETY: every panel is in one task, and only its rows are written here.
+                        unsafe { out.slice(at, panel.rows) }.copy_from_slice(&sums[..panel.rows]);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The same with weights as f32 and activations as they are.
+    fn compute_widened(&self, panels: Range<usize>, out: &Disjoint<f32>) {
+        let rows = self.weights.rows;
+        let mut wide = vec![0.0; self.weights.cols];
+        for row in panels.start * GROUP..rows.min(panels.end * GROUP) {
+            widen_row(self.weights, row, &mut wide);
+            for t in 0..self.tokens() {
+                let x = self.x.values(self.pick.map_or(t, |pick| pick[t] as usize));
+                // SAFETY: every panel is in one task, and only its rows are written here.
+                let out = unsafe { out.slice(t * rows + row, 1) };
+                out[0] = dot(&wide, x);
+            }
+        }
+    }
+
+    #[inline]
+    fn tile(&self, set: &Set, panel: &Panel, first: usize, count: usize) -> [Sums; TOKENS] {
+        let token = |i: usize| {
+            let t = first + i.min(count - 1);
+            self.pick.map_or(t, |pick| pick[t] as usize)
+        };
+        let mut sums = [Sums::default(); TOKENS];
+        if panel.kind.is_float() {
+            let x: [_; TOKENS] = std::array::from_fn(|i| self.x.values(token(i)));
+            (set.floats)(panel, &x[..count], &mut sums[..count]);
+        } else {
+            let x: [_; TOKENS] = std::array::from_fn(|i| self.x.blocks(token(i)));
+            (set.blocks)(panel, &x[..count], &mut sums[..count]);
+        }
+        sums
+    }
+}
+
+/// The products as all threads see them: everything can be read, and the outputs written through [`Disjoint`].
+struct Shared<'a, 'b> {
+    first: *mut Product<'a>,
+    len: usize,
+    products: PhantomData<&'b mut [Product<'a>]>,
+}
+
+// SAFETY: what is shared is Sync, but for the outputs, which are f32 and written in disjoint stretches.
+unsafe impl Sync for Shared<'_, '_> {}
+
+impl<'a, 'b> Shared<'a, 'b> {
+    fn new(products: &'b mut [Product<'a>]) -> Self {
+        Shared { first: products.as_mut_ptr(), len: products.len(), products: PhantomData }
+    }
+
+    /// Of all tasks of all products: the product that this one belongs to, its number there, and the output.
+    fn find(&self, mut task: usize, share: usize) -> (&Product<'a>, usize, Disjoint<'_, f32>) {
+        for i in 0..self.len {
+            // SAFETY: inside the slice, which is borrowed while this value lives; nobody has a unique reference to it.
+            let product = unsafe { &*self.first.add(i) };
+            let tasks = product.tasks(share);
+            if task < tasks {
+                // SAFETY: as above. No reference to the values of the output is made on the way.
+                let out = unsafe { Disjoint::from_raw(&raw mut *(*self.first.add(i)).out) };
+                return (product, task, out);
+            }
+            task -= tasks;
+        }
+        unreachable!("there are as many tasks as all products have together")
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,140 @@
+use larder_core::{Kind, Order};
+
+use super::*;
+use crate::testing::{Noise, ordered};
+
+fn alone(weights: Weights, x: &Inputs) -> Vec<f32> {
+    let mut out = vec![0.0; x.tokens() * weights.rows];
+    products(&Pool::alone(), &mut [Product { weights, x, pick: None, out: &mut out }]);
+    out
+}
+
+#[test]
+fn threads_orders_and_company_change_no_bit() {
+    let mut noise = Noise::new(3);
+    let (cols, tokens) = (512, 70);
+    let mut x = Inputs::new();
+    x.fill(&noise.values(tokens * cols), cols, true);
+    let plain: Vec<_> = Kind::ALL.iter().map(|kind| (*kind, 8 + noise.below(60))).collect();
+    let plain: Vec<_> = plain.into_iter().map(|(kind, rows)| (kind, rows, noise.weights(kind, rows, cols))).collect();
+    let weights = |(kind, rows, bytes): &'_ (Kind, usize, Vec<u8>)| (*kind, *rows, bytes.clone());
+    let want: Vec<_> = plain
+        .iter()
+        .map(weights)
+        .map(|(kind, rows, bytes)| alone(Weights { kind, order: Order::Rows, rows, cols, bytes: &bytes }, &x))
+        .collect();
+    for threads in [1, 2, 5] {
+        let pool = Pool::new(threads, false).unwrap();
+        for order in Order::ALL {
+            let stored: Vec<_> = plain.iter().map(|(k, r, bytes)| ordered(*k, order, *r, cols, bytes)).collect();
+            let mut outs: Vec<_> = want.iter().map(|w| vec![f32::NAN; w.len()]).collect();
+            let mut all: Vec<_> = plain
+                .iter()
+                .zip(&stored)
+                .zip(&mut outs)
+                .map(|(((kind, rows, _), bytes), out)| {
+                    let weights = Weights { kind: *kind, order, rows: *rows, cols, bytes: &bytes[1..] };
+                    Product { weights, x: &x, pick: None, out }
+                })
+                .collect();
+            products(&pool, &mut all);
+            assert!(outs == want, "{threads} threads, {order}");
+        }
+    }
+}
+
+#[test]
+fn picked_tokens_are_those_of_the_whole_batch() {
+    let mut noise = Noise::new(4);
+    let (rows, cols, tokens) = (21, 96, 9);
+    let mut x = Inputs::new();
+    x.fill(&noise.values(tokens * cols), cols, true);
+    for kind in [Kind::F32, Kind::Q4_0] {
+        let bytes = noise.weights(kind, rows, cols);
+        let weights = Weights { kind, order: Order::Rows, rows, cols, bytes: &bytes };
+        let whole = alone(weights, &x);
+        for pick in [&[][..], &[8], &[3, 3, 0], &[7, 1, 8, 2, 0, 5]] {
+            let mut out = vec![f32::NAN; pick.len() * rows];
+            products(&Pool::alone(), &mut [Product { weights, x: &x, pick: Some(pick), out: &mut out }]);
+            let want: Vec<f32> = pick.iter().flat_map(|t| &whole[*t as usize * rows..][..rows]).copied().collect();
+            assert_eq!(out, want, "{kind} {pick:?}");
+        }
+    }
+}
+
+#[test]
+fn a_product_matches_its_definition() {
+    let (rows, cols, tokens) = (5, 37, 3);
+    let mut noise = Noise::new(5);
+    let (w, values) = (noise.values(rows * cols), noise.values(tokens * cols));
+    let bytes: Vec<u8> = w.iter().flat_map(|v| v.to_le_bytes()).collect();
+    let mut x = Inputs::new();
+    x.fill(&values, cols, false);
+    let out = alone(Weights { kind: Kind::F32, order: Order::Rows, rows, cols, bytes: &bytes }, &x);
+    for t in 0..tokens {
+        for r in 0..rows {
+            let exact: f64 = (0..cols).map(|c| w[r * cols + c] as f64 * values[t * cols + c] as f64).sum();
+            assert!((out[t * rows + r] as f64 - exact).abs() < 1e-5);
+        }
+    }
+}
+
+#[test]
+fn activations_that_are_not_quantised_meet_widened_weights() {
+    let (rows, cols, tokens) = (11, 64, 3);
+    let mut noise = Noise::new(8);
+    let (plain, values) = (noise.weights(Kind::Q4_0, rows, cols), noise.values(tokens * cols));
+    let mut x = Inputs::new();
+    x.fill(&values, cols, false);
+    for order in Order::ALL {
+        let bytes = ordered(Kind::Q4_0, order, rows, cols, &plain);
+        let weights = Weights { kind: Kind::Q4_0, order, rows, cols, bytes: &bytes[1..] };
+        let out = alone(weights, &x);
+        for r in 0..rows {
+            let mut wide = vec![0.0; cols];
+            widen_row(weights, r, &mut wide);
+            for t in 0..tokens {
+                assert_eq!(out[t * rows + r], dot(&wide, x.values(t)), "{order}, row {r}");
+            }
+        }
+    }
+}
+
+#[test]
+fn work_is_cut_into_several_tasks_per_thread_but_not_into_crumbs() {
+    let mut noise = Noise::new(6);
+    let mut x = Inputs::new();
+    x.fill(&noise.values(1024), 1024, true);
+    for (rows, least, most) in [(8, 1, 1), (64, 1, 4), (4096, 16, 40)] {
+        let bytes = noise.weights(Kind::Q4_0, rows, 1024);
+        let weights = Weights { kind: Kind::Q4_0, order: Order::Rows, rows, cols: 1024, bytes: &bytes };
+        let product = Product { weights, x: &x, pick: None, out: &mut vec![0.0; rows] };
+        let tasks = product.tasks(LEAST_WORK.max(product.work() / (2 * TASKS_PER_THREAD)));
+        assert!((least..=most).contains(&tasks), "{tasks} tasks for {rows} rows");
+    }
+}
+
+fn product_of(bytes: &[u8], x: &[f32], quantise: bool, pick: Option<&[u32]>, out: usize) {
+    let mut inputs = Inputs::new();
+    inputs.fill(x, 32, quantise);
+    let weights = Weights { kind: Kind::Q8_0, order: Order::Rows, rows: 2, cols: 32, bytes };
+    products(&Pool::alone(), &mut [Product { weights, x: &inputs, pick, out: &mut vec![0.0; out] }]);
+}
+
+#[test]
+#[should_panic(expected = "weight bytes do not fit")]
+fn short_weights_are_caught_at_the_edge() {
+    product_of(&[0; 67], &[0.0; 32], true, None, 2);
+}
+
+#[test]
+#[should_panic(expected = "output does not fit")]
+fn a_short_output_is_caught_at_the_edge() {
+    product_of(&[0; 68], &[0.0; 64], true, None, 2);
+}
+
+#[test]
+#[should_panic(expected = "picked that is not there")]
+fn unknown_tokens_are_caught_at_the_edge() {
+    product_of(&[0; 68], &[0.0; 32], true, Some(&[1]), 2);
+}

@@ -1,0 +1,60 @@
+//! The kernels of each instruction set, and the choice between them.
+
+use std::sync::OnceLock;
+
+use larder_core::GROUP;
+
+use crate::inputs::Block;
+use crate::portable;
+use crate::weights::Panel;
+
+/// The most tokens that a kernel takes at once.
+pub const TOKENS: usize = 4;
+
+/// The results of a panel for one token; those beyond its rows mean nothing.
+pub type Sums = [f32; GROUP];
+
+/// What an instruction set has kernels for. All of them give the bits of [`portable`].
+#[derive(Clone, Copy)]
+pub struct Set {
+    pub(crate) name: &'static str,
+    /// Products of a panel of quantised weights with 1 to [`TOKENS`] tokens.
+    pub(crate) blocks: fn(&Panel, &[&[Block]], &mut [Sums]),
+    /// Products of a panel of floats with 1 to [`TOKENS`] tokens.
+    pub(crate) floats: fn(&Panel, &[&[f32]], &mut [Sums]),
+    /// Values as integers, 32 for each block.
+    pub(crate) quantise: fn(&[f32], &mut [Block]),
+}
+
+/// The name of the instruction set that products use on this processor.
+pub fn instruction_set() -> &'static str {
+    Set::best().name
+}
+
+/// One row for each instruction set, the best first: its kernels, if this processor can run them.
+const TABLE: &[fn() -> Option<Set>] = &[
+    #[cfg(target_arch = "x86_64")]
+    crate::avx2::set,
+    portable::set,
+];
+
+impl Set {
+    /// Those that this processor can run, the best first.
+    pub fn all() -> impl Iterator<Item = Set> {
+        TABLE.iter().filter_map(|set| set())
+    }
+
+    /// The best of them, chosen once.
+    pub fn best() -> &'static Set {
+        static BEST: OnceLock<Set> = OnceLock::new();
+        BEST.get_or_init(|| Set::all().next().expect("every processor runs the portable kernels"))
+    }
+
+    /// The values in quantised form.
+    pub fn quantise(&self, x: &[f32], out: &mut [Block]) {
+        (self.quantise)(x, out);
+    }
+}
+
+#[cfg(test)]
+mod tests;

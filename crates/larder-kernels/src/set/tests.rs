@@ -1,0 +1,165 @@
+use larder_core::{Kind, Order};
+use proptest::prelude::*;
+
+use super::*;
+use crate::inputs::{BLOCK, Inputs};
+use crate::testing::{Noise, ordered};
+use crate::weights::{Weights, widen_row};
+
+/// Every panel of a matrix with some tokens: `[tokens][rows]`.
+fn product(set: &Set, weights: Weights, x: &Inputs) -> Vec<Vec<f32>> {
+    let mut out = vec![vec![]; x.tokens()];
+    for panel in (0..weights.panels()).map(|i| weights.panel(i)) {
+        let mut sums = vec![Sums::default(); x.tokens()];
+        if weights.kind.is_float() {
+            let x: Vec<_> = (0..x.tokens()).map(|t| x.values(t)).collect();
+            (set.floats)(&panel, &x, &mut sums);
+        } else {
+            let x: Vec<_> = (0..x.tokens()).map(|t| x.blocks(t)).collect();
+            (set.blocks)(&panel, &x, &mut sums);
+        }
+        out.iter_mut().zip(&sums).for_each(|(out, sums)| out.extend(&sums[..panel.rows]));
+    }
+    out
+}
+
+fn bits(out: &[Vec<f32>]) -> Vec<Vec<u32>> {
+    out.iter().map(|row| row.iter().map(|v| v.to_bits()).collect()).collect()
+}
+
+fn cols(kind: Kind, size: usize) -> usize {
+    if kind.is_float() { size } else { kind.block_len() * size.div_ceil(BLOCK) }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(200) })]
+
+    /// Odd sizes, tails, one row, unaligned starts.
+    #[test]
+    fn every_set_gives_the_bits_of_the_definition(
+        seed: u64, kind in 0..Kind::ALL.len(), rows in 1..27usize, size in 1..150usize, tokens in 1..=TOKENS,
+    ) {
+        let kind = Kind::ALL[kind];
+        let cols = cols(kind, size);
+        let mut noise = Noise::new(seed);
+        let plain = noise.weights(kind, rows, cols);
+        let mut x = Inputs::new();
+        x.fill(&noise.values(tokens * cols), cols, !kind.is_float());
+        let weights = Weights { kind, order: Order::Rows, rows, cols, bytes: &plain };
+        let want = product(&portable::set().unwrap(), weights, &x);
+        for set in Set::all() {
+            for order in Order::ALL {
+                let bytes = ordered(kind, order, rows, cols, &plain);
+                let got = product(&set, Weights { order, bytes: &bytes[1..], ..weights }, &x);
+                prop_assert_eq!(bits(&got), bits(&want), "{} {} {}", set.name, kind, order);
+            }
+        }
+    }
+
+    /// The result is near the exact product with the widened weights: each activation is off by half a step of its
+    /// block at most, and the sums of f32 by a little for each block.
+    #[test]
+    fn the_definition_is_within_its_bound(
+        seed: u64, kind in 0..Kind::ALL.len(), rows in 1..9usize, size in 1..300usize,
+    ) {
+        let kind = Kind::ALL[kind];
+        let cols = cols(kind, size);
+        let mut noise = Noise::new(seed);
+        let plain = noise.weights(kind, rows, cols);
+        let values = noise.values(cols);
+        let mut x = Inputs::new();
+        x.fill(&values, cols, !kind.is_float());
+        let weights = Weights { kind, order: Order::Rows, rows, cols, bytes: &plain };
+        let out = product(&portable::set().unwrap(), weights, &x);
+        for (row, got) in out[0].iter().enumerate() {
+            let mut wide = vec![0.0; cols];
+            widen_row(weights, row, &mut wide);
+            let (mut exact, mut bound) = (0.0, 1e-30);
+            for (w, x) in wide.chunks(BLOCK).zip(values.chunks(BLOCK)) {
+                let amax = x.iter().fold(0.0, |a: f32, v| a.max(v.abs())) as f64;
+                let step = if kind.is_float() { 0.0 } else { amax / 127.0 * 0.5001 };
+                for (w, x) in w.iter().zip(x) {
+                    exact += *w as f64 * *x as f64;
+                    bound += w.abs() as f64 * step;
+                    // Minima are subtracted from sums that may be larger than their difference.
+                    bound += (w.abs() as f64 + 64.0 / 8.0) * amax * 1e-5;
+                }
+            }
+            prop_assert!((*got as f64 - exact).abs() <= bound, "{kind}: {} and not {exact} ± {bound}", got);
+        }
+    }
+
+    #[test]
+    fn every_set_quantises_to_the_same_bits(seed: u64, blocks in 1..9usize, size in -44i32..38) {
+        let mut noise = Noise::new(seed);
+        let scale = 10f64.powi(size);
+        let mut x: Vec<f32> = noise.values(blocks * BLOCK).iter().map(|v| (*v as f64 * scale) as f32).collect();
+        // Ties, and values at the edge.
+        x[noise.below(blocks * BLOCK)] = scale as f32;
+        x[noise.below(blocks * BLOCK)] = (scale / 254.0) as f32;
+        let odd = [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, -0.0, f32::MIN_POSITIVE];
+        if let Some(odd) = odd.get(noise.below(2 * odd.len())) {
+            x[noise.below(blocks * BLOCK)] = *odd;
+        }
+        let quantised = |set: &Set| {
+            let mut out = vec![Block::default(); blocks];
+            set.quantise(&x, &mut out);
+            let scale = |d: f32| if d.is_nan() { "nan".to_owned() } else { d.to_bits().to_string() };
+            out.iter().map(|b| (b.q, scale(b.d), scale(b.d_sum), b.sum8, b.halves)).collect::<Vec<_>>()
+        };
+        let want = quantised(&portable::set().unwrap());
+        for set in Set::all() {
+            prop_assert_eq!(quantised(&set), want.clone(), "{}", set.name);
+        }
+    }
+}
+
+/// The largest integers that blocks can hold, so that a sum in too few bits shows.
+#[test]
+fn sums_of_integers_never_overflow() {
+    for kind in Kind::ALL.into_iter().filter(|k| !k.is_float()) {
+        let (rows, cols) = (8, 512);
+        for fill in [0x00, 0xff, 0x7f, 0x80] {
+            let mut plain = vec![fill; kind.matrix_bytes(rows, cols).unwrap()];
+            let parts = larder_core::BlockParts::of(kind).unwrap();
+            for block in plain.chunks_exact_mut(kind.block_bytes()) {
+                for half in block[parts.halves_at..][..2 * parts.halves].chunks_exact_mut(2) {
+                    half.copy_from_slice(&0x3c00u16.to_le_bytes());
+                }
+            }
+            for sign in [1.0, -1.0] {
+                let mut x = Inputs::new();
+                x.fill(&vec![sign; TOKENS * cols], cols, true);
+                let weights = Weights { kind, order: Order::Rows, rows, cols, bytes: &plain };
+                let want = product(&portable::set().unwrap(), weights, &x);
+                for set in Set::all() {
+                    for order in Order::ALL {
+                        let bytes = ordered(kind, order, rows, cols, &plain);
+                        let got = product(&set, Weights { order, bytes: &bytes[1..], ..weights }, &x);
+                        assert_eq!(bits(&got), bits(&want), "{} {kind} {order} {fill:x}", set.name);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_not_finite_stays_visible_and_stays_with_its_token() {
+    let mut noise = Noise::new(7);
+    for kind in Kind::ALL {
+        let cols = cols(kind, 70);
+        let plain = noise.weights(kind, 9, cols);
+        for odd in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let mut values = noise.values(3 * cols);
+            values[cols + noise.below(cols)] = odd;
+            let mut x = Inputs::new();
+            x.fill(&values, cols, !kind.is_float());
+            for set in Set::all() {
+                let out = product(&set, Weights { kind, order: Order::Rows, rows: 9, cols, bytes: &plain }, &x);
+                assert!(out[1].iter().all(|v| !v.is_finite()), "{} {kind} {odd}", set.name);
+                assert!(out[0].iter().chain(&out[2]).all(|v| v.is_finite()), "{} {kind} {odd}", set.name);
+            }
+        }
+    }
+}

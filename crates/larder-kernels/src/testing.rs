@@ -1,0 +1,62 @@
+//! Numbers for tests: always the same, and of every size.
+
+use larder_core::{BlockParts, Kind, Order, interleave};
+
+/// A stream of numbers that looks random.
+pub struct Noise(u64);
+
+impl Noise {
+    pub fn new(seed: u64) -> Self {
+        Noise(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    pub fn bits(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    pub fn below(&mut self, n: usize) -> usize {
+        (self.bits() >> 32) as usize % n
+    }
+
+    /// −1 to 1.
+    pub fn value(&mut self) -> f32 {
+        (self.bits() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    }
+
+    pub fn values(&mut self, n: usize) -> Vec<f32> {
+        (0..n).map(|_| self.value()).collect()
+    }
+
+    /// Stored weights with every bit at random, but for the scales, which are finite; in plain order.
+    pub fn weights(&mut self, kind: Kind, rows: usize, cols: usize) -> Vec<u8> {
+        let mut bytes: Vec<u8> = match kind {
+            Kind::F32 => self.values(rows * cols).iter().flat_map(|v| v.to_le_bytes()).collect(),
+            Kind::F16 => self.values(rows * cols).iter().flat_map(|v| half::f16::from_f32(*v).to_le_bytes()).collect(),
+            Kind::Bf16 => {
+                self.values(rows * cols).iter().flat_map(|v| half::bf16::from_f32(*v).to_le_bytes()).collect()
+            }
+            _ => (0..kind.matrix_bytes(rows, cols).unwrap()).map(|_| self.bits() as u8).collect(),
+        };
+        if let Some(parts) = BlockParts::of(kind) {
+            for block in bytes.chunks_exact_mut(kind.block_bytes()) {
+                for half in block[parts.halves_at..][..2 * parts.halves].chunks_exact_mut(2) {
+                    half.copy_from_slice(&half::f16::from_f32(self.value() / 16.0).to_le_bytes());
+                }
+            }
+        }
+        bytes
+    }
+}
+
+/// The bytes in an order, and at an address that is a multiple of nothing.
+pub fn ordered(kind: Kind, order: Order, rows: usize, cols: usize, plain: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![0];
+    bytes.extend(plain);
+    if order == Order::Rows8 {
+        interleave(kind, rows, cols, &mut bytes[1..]);
+    }
+    bytes
+}

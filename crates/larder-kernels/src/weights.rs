@@ -1,0 +1,124 @@
+//! Weights in stored form, and their rows as plain numbers.
+
+use larder_core::{BlockParts, GROUP, Kind, Order};
+
+use crate::blocks::widen;
+
+/// Bytes of the largest block.
+const MOST_BLOCK_BYTES: usize = Kind::Q6K.block_bytes();
+
+/// A weight matrix `[rows, cols]` in stored form.
+#[derive(Clone, Copy)]
+pub struct Weights<'a> {
+    /// How its numbers are stored.
+    pub kind: Kind,
+    /// In which order its bytes are.
+    pub order: Order,
+    /// Outputs.
+    pub rows: usize,
+    /// Inputs.
+    pub cols: usize,
+    /// Exactly `kind.matrix_bytes(rows, cols)` bytes, at any alignment.
+    pub bytes: &'a [u8],
+}
+
+impl<'a> Weights<'a> {
+    pub(crate) fn check(&self) {
+        let Weights { kind, rows, cols, bytes, .. } = *self;
+        assert_eq!(Some(bytes.len()), kind.matrix_bytes(rows, cols), "weight bytes do not fit the shape");
+    }
+
+    pub(crate) fn row_bytes(&self) -> usize {
+        self.kind.row_bytes(self.cols).expect("a matrix has rows of whole blocks")
+    }
+
+    pub(crate) fn panels(&self) -> usize {
+        self.rows.div_ceil(GROUP)
+    }
+
+    /// Rows `8 · index` and the seven that follow, or as many as there are.
+    pub(crate) fn panel(&self, index: usize) -> Panel<'a> {
+        let row_bytes = self.row_bytes();
+        let first = index * GROUP;
+        let rows = GROUP.min(self.rows - first);
+        let interleaved = self.order == Order::Rows8 && rows == GROUP && !self.kind.is_float();
+        let bytes = &self.bytes[first * row_bytes..][..rows * row_bytes];
+        Panel { kind: self.kind, cols: self.cols, rows, row_bytes, interleaved, bytes }
+    }
+}
+
+/// Widens one row to f32.
+///
+/// # Panics
+/// If there is no such row, or a length does not fit.
+pub fn widen_row(weights: Weights, row: usize, out: &mut [f32]) {
+    weights.check();
+    assert!(row < weights.rows, "row {row} of {}", weights.rows);
+    let panel = weights.panel(row / GROUP);
+    if !panel.interleaved {
+        widen(weights.kind, panel.row(row % GROUP), out);
+        return;
+    }
+    assert_eq!(out.len(), weights.cols, "output does not fit the shape");
+    let values = weights.kind.block_len();
+    for (i, out) in out.chunks_exact_mut(values).enumerate() {
+        panel.with_block(row % GROUP, i, |block| widen(weights.kind, block, out));
+    }
+}
+
+/// Up to eight rows that follow each other: what a kernel computes at once.
+#[derive(Clone, Copy)]
+pub struct Panel<'a> {
+    pub kind: Kind,
+    pub cols: usize,
+    /// 1 to 8.
+    pub rows: usize,
+    pub row_bytes: usize,
+    /// Whether they are as [`Order::Rows8`] says; then there are eight.
+    pub interleaved: bool,
+    /// `rows · row_bytes` of them.
+    pub bytes: &'a [u8],
+}
+
+impl<'a> Panel<'a> {
+    /// A row's bytes, which lie together because the panel is not interleaved.
+    pub fn row(&self, row: usize) -> &'a [u8] {
+        &self.bytes[row * self.row_bytes..][..self.row_bytes]
+    }
+
+    /// Hands over one block of a row, as it is in a plain row.
+    #[inline]
+    pub fn with_block<T>(&self, row: usize, index: usize, take: impl FnOnce(&[u8]) -> T) -> T {
+        let len = self.kind.block_bytes();
+        if !self.interleaved {
+            return take(&self.row(row)[index * len..][..len]);
+        }
+        let parts = BlockParts::of(self.kind).expect("only blocks are interleaved");
+        let mut block = [0; MOST_BLOCK_BYTES];
+        parts.pick(&self.bytes[index * len * GROUP..][..len * GROUP], row, &mut block[..len]);
+        take(&block[..len])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use larder_core::interleave;
+
+    use super::*;
+
+    #[test]
+    fn rows_are_the_same_in_either_order() {
+        for kind in Kind::ALL {
+            let (rows, cols) = (19, 2 * kind.block_len());
+            let plain: Vec<u8> = (0..kind.matrix_bytes(rows, cols).unwrap()).map(|i| (i * 151 % 61) as u8).collect();
+            let mut mixed = plain.clone();
+            interleave(kind, rows, cols, &mut mixed);
+            for row in 0..rows {
+                let (mut a, mut b) = (vec![0.0; cols], vec![1.0; cols]);
+                widen_row(Weights { kind, order: Order::Rows, rows, cols, bytes: &plain }, row, &mut a);
+                widen_row(Weights { kind, order: Order::Rows8, rows, cols, bytes: &mixed }, row, &mut b);
+                assert_eq!(a, b, "{kind}, row {row}");
+            }
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! Computing experts, several at a time: one round of products for gate and up, one for down.
+
+use std::sync::Arc;
+
+use larder_core::{ExpertId, ExpertLayout, Part};
+use larder_kernels::{Inputs, Product, Weights, products};
+
+use crate::compute::Compute;
+use crate::experts::{Call, Routed};
+
+/// Where a layer's experts are computed. Its buffers stay from call to call.
+pub struct Workbench {
+    compute: Arc<Compute>,
+    /// `[tokens, hidden]`, or `[tokens · k, hidden]` where the routing weight scales the input.
+    x: Inputs,
+    /// `[rows, inter]` after the activation.
+    inner: Inputs,
+    gate: Vec<f32>,
+    up: Vec<f32>,
+    down: Vec<f32>,
+    /// `[tokens, k, hidden]`: kept apart until all are there, so that the sum does not depend on who came first.
+    outputs: Vec<f32>,
+    /// Of each expert at hand, the places `token · k + rank` that it has.
+    places: Vec<u32>,
+    /// Of each place, its row in `x`.
+    picks: Vec<u32>,
+    /// 0, 1, 2, …
+    rows: Vec<u32>,
+}
+
+impl Workbench {
+    /// An empty one.
+    pub fn new(compute: Arc<Compute>) -> Self {
+        let (x, inner) = (Inputs::new(), Inputs::new());
+        let (gate, up, down, outputs) = Default::default();
+        let (places, picks, rows) = Default::default();
+        Workbench { compute, x, inner, gate, up, down, outputs, places, picks, rows }
+    }
+
+    /// Takes a call's inputs. `layout` is that of the experts to come.
+    pub fn begin(&mut self, call: &Call, routed: &Routed, layout: &ExpertLayout) {
+        let hidden = call.x.len() / call.tokens;
+        let quantise = !layout.gate.kind.is_float() || !layout.up.kind.is_float();
+        if call.gate.scales_input {
+            let k = call.gate.top_k;
+            self.down.clear();
+            for (place, weight) in routed.weights.iter().enumerate() {
+                self.down.extend(call.x[place / k * hidden..][..hidden].iter().map(|v| v * weight));
+            }
+            self.compute.fill(&mut self.x, &self.down, hidden, quantise);
+        } else {
+            self.compute.fill(&mut self.x, call.x, hidden, quantise);
+        }
+        self.outputs.resize(routed.ids.len() * hidden, 0.0);
+    }
+
+    /// Computes some of the experts that the call's tokens chose, each beside its bytes, for all tokens that chose it.
+    pub fn compute(&mut self, call: &Call, routed: &Routed, layout: &ExpertLayout, group: &[(ExpertId, &[u8])]) {
+        let counts = self.find_places(call, routed, group);
+        let total = self.places.len();
+        let inter = layout.gate.rows;
+        self.gate.resize(total * inter, 0.0);
+        self.up.resize(total * inter, 0.0);
+
+        let (mut gates, mut ups, mut picks) = (&mut self.gate[..], &mut self.up[..], &self.picks[..]);
+        let mut round = Vec::with_capacity(2 * group.len());
+        for ((_, data), n) in group.iter().zip(&counts) {
+            let (pick, gate, up) =
+                (front(&mut picks, *n), front_mut(&mut gates, n * inter), front_mut(&mut ups, n * inter));
+            round.push(Product { weights: weights(&layout.gate, data), x: &self.x, pick: Some(pick), out: gate });
+            round.push(Product { weights: weights(&layout.up, data), x: &self.x, pick: Some(pick), out: up });
+        }
+        products(&self.compute.pool, &mut round);
+
+        if let Some([gate, up, _]) = &layout.bias {
+            add_biases(gate, group, &counts, &mut self.gate);
+            add_biases(up, group, &counts, &mut self.up);
+        }
+        call.act.combine(&mut self.gate, &self.up);
+        self.compute.fill(&mut self.inner, &self.gate, inter, !layout.down.kind.is_float());
+
+        let hidden = layout.down.rows;
+        self.down.resize(total * hidden, 0.0);
+        self.rows.clear();
+        self.rows.extend(0..total as u32);
+        let (mut downs, mut rows) = (&mut self.down[..], &self.rows[..]);
+        let mut round = Vec::with_capacity(group.len());
+        for ((_, data), n) in group.iter().zip(&counts) {
+            let (pick, out) = (front(&mut rows, *n), front_mut(&mut downs, n * hidden));
+            round.push(Product { weights: weights(&layout.down, data), x: &self.inner, pick: Some(pick), out });
+        }
+        products(&self.compute.pool, &mut round);
+        if let Some([.., down]) = &layout.bias {
+            add_biases(down, group, &counts, &mut self.down);
+        }
+        for (place, y) in self.places.iter().zip(self.down.chunks_exact(hidden)) {
+            self.outputs[*place as usize * hidden..][..hidden].copy_from_slice(y);
+        }
+    }
+
+    /// The weighted sum of each token's experts, in the order of their rank: `out [tokens, hidden]`.
+    pub fn sum(&self, call: &Call, routed: &Routed, out: &mut [f32]) {
+        let (k, hidden) = (call.gate.top_k, out.len() / call.tokens);
+        out.fill(0.0);
+        for (place, output) in self.outputs.chunks_exact(hidden).enumerate() {
+            let weight = if call.gate.scales_input { 1.0 } else { routed.weights[place] };
+            let out = &mut out[place / k * hidden..][..hidden];
+            out.iter_mut().zip(output).for_each(|(o, y)| *o += weight * y);
+        }
+    }
+
+    /// Notes the places of each expert, one expert after the other, and says how many each has.
+    fn find_places(&mut self, call: &Call, routed: &Routed, group: &[(ExpertId, &[u8])]) -> Vec<usize> {
+        let k = call.gate.top_k as u32;
+        self.places.clear();
+        let counts = group.iter().map(|(expert, _)| {
+            let before = self.places.len();
+            let places = (0..).zip(&routed.ids).filter(|(_, id)| *id == expert);
+            self.places.extend(places.map(|(place, _)| place));
+            self.places.len() - before
+        });
+        let counts = counts.collect();
+        let row = |place: &u32| if call.gate.scales_input { *place } else { place / k };
+        self.picks.clear();
+        self.picks.extend(self.places.iter().map(row));
+        counts
+    }
+}
+
+fn weights<'a>(part: &Part, data: &'a [u8]) -> Weights<'a> {
+    Weights { kind: part.kind, order: part.order, rows: part.rows, cols: part.cols, bytes: part.of(data) }
+}
+
+/// To each expert's rows its own bias.
+fn add_biases(part: &Part, group: &[(ExpertId, &[u8])], counts: &[usize], mut out: &mut [f32]) {
+    let mut bias = vec![0.0; part.cols];
+    for ((_, data), n) in group.iter().zip(counts) {
+        larder_kernels::widen(part.kind, part.of(data), &mut bias);
+        for row in front_mut(&mut out, n * part.cols).chunks_exact_mut(part.cols) {
+            row.iter_mut().zip(&bias).for_each(|(o, b)| *o += b);
+        }
+    }
+}
+
+/// Cuts the first `n` off.
+fn front<'a, T>(rest: &mut &'a [T], n: usize) -> &'a [T] {
+    let (front, behind) = rest.split_at(n);
+    *rest = behind;
+    front
+}
+
+/// Cuts the first `n` off.
+fn front_mut<'a, T>(rest: &mut &'a mut [T], n: usize) -> &'a mut [T] {
+    let (front, behind) = std::mem::take(rest).split_at_mut(n);
+    *rest = behind;
+    front
+}
+
+#[cfg(test)]
+mod tests {
+    use larder_core::{Gate, Kind, LayerIdx};
+
+    use super::*;
+    use crate::nn::Activation;
+
+    /// Experts of numbers that are not all alike.
+    fn expert(layout: &ExpertLayout, seed: usize) -> Vec<u8> {
+        let mut data = vec![0; layout.bytes];
+        for (_, part) in layout.parts() {
+            let values =
+                (0..part.rows * part.cols).map(|i| ((i * 31 + seed * 17 + part.offset) % 97) as f32 / 97.0 - 0.5);
+            let bytes: Vec<u8> = values.flat_map(f32::to_le_bytes).collect();
+            data[part.offset..][..part.bytes].copy_from_slice(&bytes);
+        }
+        data
+    }
+
+    /// The definition, one place at a time.
+    fn plainly(layout: &ExpertLayout, data: &[u8], act: Activation, x: &[f32]) -> Vec<f32> {
+        let floats = |part: &Part| -> Vec<f32> {
+            part.of(data).as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
+        };
+        let product = |part: &Part, x: &[f32]| -> Vec<f32> {
+            let w = floats(part);
+            w.chunks_exact(part.cols).map(|row| row.iter().zip(x).map(|(a, b)| a * b).sum()).collect()
+        };
+        let [gate_bias, up_bias, down_bias] = layout.bias.as_ref().map(|b| b.each_ref().map(floats)).unwrap();
+        let add = |v: Vec<f32>, b: &[f32]| -> Vec<f32> { v.iter().zip(b).map(|(a, b)| a + b).collect() };
+        let mut gate = add(product(&layout.gate, x), &gate_bias);
+        act.combine(&mut gate, &add(product(&layout.up, x), &up_bias));
+        add(product(&layout.down, &gate), &down_bias)
+    }
+
+    #[test]
+    fn groups_and_batches_follow_the_definition() {
+        let (hidden, inter, experts, k, tokens) = (24, 16, 5, 2, 7);
+        let layout = ExpertLayout::new(hidden, inter, [Kind::F32; 3], true).unwrap();
+        let data: Vec<Vec<u8>> = (0..experts).map(|e| expert(&layout, e)).collect();
+        let x: Vec<f32> = (0..tokens * hidden).map(|i| (i as f32 * 0.3).cos()).collect();
+        let ids: Vec<ExpertId> = (0..tokens * k).map(|i| ExpertId(((i / k * 3 + i % k) % experts) as u16)).collect();
+        let weights: Vec<f32> = (0..tokens * k).map(|i| 0.1 + i as f32 * 0.01).collect();
+        let routed = Routed { ids, weights };
+        for scales_input in [false, true] {
+            let gate = Gate { scales_input, ..Gate::softmax(experts, k, false) };
+            let act = Activation::Silu;
+            let call = Call { layer: LayerIdx(0), gate: &gate, act, logits: &[], x: &x, tokens };
+            let mut bench = Workbench::new(Arc::new(Compute::new(2, false).unwrap()));
+            bench.begin(&call, &routed, &layout);
+            for group in [&[3, 1][..], &[0, 2, 4]] {
+                let group: Vec<_> = group.iter().map(|e| (ExpertId(*e), data[*e as usize].as_slice())).collect();
+                bench.compute(&call, &routed, &layout, &group);
+            }
+            let mut out = vec![f32::NAN; tokens * hidden];
+            bench.sum(&call, &routed, &mut out);
+            for t in 0..tokens {
+                let mut want = vec![0.0; hidden];
+                for (id, weight) in routed.ids[t * k..][..k].iter().zip(&routed.weights[t * k..]) {
+                    let (inside, outside) = if scales_input { (*weight, 1.0) } else { (1.0, *weight) };
+                    let x: Vec<f32> = x[t * hidden..][..hidden].iter().map(|v| v * inside).collect();
+                    let y = plainly(&layout, &data[id.index()], act, &x);
+                    want.iter_mut().zip(y).for_each(|(w, y)| *w += outside * y);
+                }
+                for (got, want) in out[t * hidden..][..hidden].iter().zip(want) {
+                    assert!((got - want).abs() < 1e-4, "{got} and not {want}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! A model made ready to run: what the flags and the memory allow, said before anything is loaded.
+
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use larder_cache::{Cache, Scope, Traffic, slot_count};
+use larder_core::{Gate, LayerIdx};
+use larder_engine::{CHUNK, Session, Streaming};
+use larder_model::{AllResident, Call, Compute, Decoder, ExpertPath, ModelError, Routed};
+use larder_policy::eviction::find;
+use larder_store::Store;
+use larder_store::reader::{Arena, Files, Slot, check_reader, open_reader};
+use serde_json::Value;
+
+use crate::cli::EngineFlags;
+use crate::open::Model;
+use crate::plan::{Facts, Plan, decide};
+use crate::{memory, print};
+
+/// A decoder with its experts.
+pub struct Engine {
+    /// The resident part.
+    pub decoder: Decoder,
+    /// The rest.
+    pub experts: Experts,
+    compute: Arc<Compute>,
+    context: usize,
+    /// What was planned.
+    pub plan: Value,
+}
+
+/// Either way in which a model gets at its experts.
+pub enum Experts {
+    /// All in memory.
+    AllResident(AllResident<Slot>),
+    /// Through slots.
+    Streaming(Box<Streaming>),
+}
+
+impl Engine {
+    /// Makes a model ready for sequences of `context` tokens; the plan and the reader are said on standard error.
+    pub fn start(model: &Model, flags: &EngineFlags, context: usize) -> Result<Self> {
+        // A misspelt name is an error even where nothing streams and the flag would have no effect.
+        find(&flags.eviction)?;
+        check_reader(&flags.reader)?;
+        let facts = facts(model, context)?;
+        let plan = decide(&facts, flags)?;
+        if matches!(plan, Plan::Slots { .. }) && model.store().is_none() {
+            let path = model.source().path().display();
+            bail!(
+                "{path}: experts can be read one by one from a store only; make one with `larder convert {path} STORE`"
+            );
+        }
+        eprintln!("{}", plan.sentences(&facts));
+        let compute = Compute::new(flags.threads(), flags.pin).context("threads to compute on cannot be had")?;
+        let compute = Arc::new(Compute { exact: flags.exact, ..compute });
+        // Slots first: if there is no room for them, that is known before weights are read.
+        let experts = match (plan, model.store()) {
+            (Plan::Slots { slots, scope }, Some(store)) => stream(store, slots, scope, &compute, flags)?,
+            _ => Experts::AllResident(model.all_resident(&compute)?),
+        };
+        let decoder = model.decoder(&compute)?;
+        if flags.mlock {
+            eprintln!("locked: {} of memory", print::bytes(memory::lock_all()?));
+        }
+        Ok(Engine { decoder, experts, compute, context: facts.context, plan: plan.json(&facts) })
+    }
+
+    /// An empty sequence.
+    pub fn session(&mut self) -> Session<'_, Experts> {
+        Session::new(&self.decoder, &mut self.experts, self.context)
+    }
+
+    /// The same model with every expert in memory, whatever the plan was.
+    pub fn all_resident(&mut self, model: &Model) -> Result<()> {
+        self.experts = Experts::AllResident(model.all_resident(&self.compute)?);
+        Ok(())
+    }
+}
+
+/// What there is to plan with.
+pub fn facts(model: &Model, context: usize) -> Result<Facts<'_>> {
+    let context = context.min(model.blueprint.context);
+    Ok(Facts {
+        blueprint: &model.blueprint,
+        resident: model.bytes()?.0,
+        slot: slot_bytes(model)?,
+        context,
+        chunk: context.min(CHUNK),
+        process: memory::current().unwrap_or_default(),
+        available: memory::available(),
+    })
+}
+
+/// Bytes of the largest expert.
+pub fn slot_bytes(model: &Model) -> Result<u64> {
+    let experts = model.experts()?;
+    let layouts = model.blueprint.geometry.moe_layers.iter().map(|l| experts.as_dyn().layout(*l));
+    Ok(layouts.map(|l| l.bytes).max().unwrap_or_default() as u64)
+}
+
+fn stream(
+    store: &Arc<Store>,
+    slots: usize,
+    scope: Scope,
+    compute: &Arc<Compute>,
+    flags: &EngineFlags,
+) -> Result<Experts> {
+    let manifest = store.manifest();
+    let (geometry, slot_bytes) = (&manifest.geometry, manifest.experts.data_bytes);
+    let total = slot_count(geometry, slots, scope);
+    let (arena, memory) = Arena::new(total, slot_bytes)
+        .with_context(|| format!("{total} slots of {} cannot be had", print::bytes(slot_bytes as u64)))?;
+    let (paths, bytes) = store.shard_files();
+    let files = Arc::new(Files::new(paths.len(), bytes, move |shard| paths[shard].clone())?);
+    let (reader, how) = open_reader(&flags.reader, &files, &arena)?;
+    eprintln!("{how}");
+    let policy = find(&flags.eviction)?;
+    let cache = Cache::new(geometry, slots, scope, policy, memory, reader, Box::new(store.clone()));
+    Ok(Experts::Streaming(Box::new(Streaming::new(cache, compute.clone(), flags.prefetch))))
+}
+
+impl Experts {
+    /// What passed through the cache, if there is one.
+    pub fn traffic(&self) -> Option<Traffic> {
+        match self {
+            Experts::AllResident(_) => None,
+            Experts::Streaming(streaming) => Some(streaming.traffic()),
+        }
+    }
+
+    fn path(&self) -> &dyn ExpertPath {
+        match self {
+            Experts::AllResident(all) => all,
+            Experts::Streaming(streaming) => streaming.as_ref(),
+        }
+    }
+
+    fn path_mut(&mut self) -> &mut dyn ExpertPath {
+        match self {
+            Experts::AllResident(all) => all,
+            Experts::Streaming(streaming) => streaming.as_mut(),
+        }
+    }
+}
+
+impl ExpertPath for Experts {
+    fn forward(&mut self, call: &Call, out: &mut [f32]) -> Result<Routed, ModelError> {
+        self.path_mut().forward(call, out)
+    }
+
+    fn looks_ahead(&self) -> bool {
+        self.path().looks_ahead()
+    }
+
+    fn expect(&mut self, layer: LayerIdx, gate: &Gate, logits: &[f32]) {
+        self.path_mut().expect(layer, gate, logits);
+    }
+}

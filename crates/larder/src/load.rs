@@ -1,0 +1,102 @@
+//! All experts of a model into memory.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::{Context, Result};
+use larder_core::{ExpertId, Geometry, Order};
+use larder_model::{AllResident, Compute};
+use larder_store::reader::{Arena, Files, Read, Slot, open_reader};
+use larder_store::{DATA_START, Experts, Result as StoreResult, Store};
+
+use crate::progress::{self, Bar};
+
+/// Threads that put experts together: some wait for the disk while others widen and check.
+const THREADS: usize = 4;
+
+/// From a store's shards, as fast as the SSD gives them.
+pub fn from_store(store: &Arc<Store>, compute: &Arc<Compute>) -> Result<AllResident<Slot>> {
+    let geometry = &store.manifest().geometry;
+    let (arena, slots) = arena(store.as_ref(), geometry)?;
+    let (paths, bytes) = store.shard_files();
+    let files = Arc::new(Files::new(paths.len(), bytes, move |shard| paths[shard].clone())?);
+    let (mut reader, _) = open_reader("auto", &files, &arena)?;
+    let bar = bar(slots.len(), arena.slot_bytes());
+    let expert = |shard: usize| {
+        let layer = geometry.moe_layers[shard / geometry.experts];
+        (layer, ExpertId((shard % geometry.experts) as u16), store.layout(layer))
+    };
+    let read =
+        |(shard, slot)| Read { shard, offset: DATA_START as u64, len: expert(shard).2.bytes, slot, tag: shard as u64 };
+    let mut waiting: VecDeque<Read> = slots.into_iter().enumerate().map(read).collect();
+    let mut done = Vec::with_capacity(waiting.len());
+    loop {
+        reader.submit(&mut waiting);
+        let Some(mut read) = reader.wait() else { break };
+        let (layer, id, layout) = expert(read.tag as usize);
+        read.result.with_context(|| format!("{layer}, {id}"))?;
+        store.check_expert(layer, id, &read.slot[..layout.bytes])?;
+        layout.rearrange(&mut read.slot);
+        bar.advance(layout.bytes as u64);
+        done.push(read.slot);
+    }
+    bar.finish();
+    Ok(resident(store.as_ref(), geometry, done, compute))
+}
+
+/// From whatever a checkpoint or GGUF file keeps them in.
+pub fn from_source(experts: &dyn Experts, geometry: &Geometry, compute: &Arc<Compute>) -> Result<AllResident<Slot>> {
+    let (arena, slots) = arena(experts, geometry)?;
+    let bar = bar(slots.len(), arena.slot_bytes());
+    let rest = Mutex::new(slots.into_iter());
+    let worker = || -> StoreResult<Vec<Slot>> {
+        let mut done = Vec::new();
+        loop {
+            let next = rest.lock().unwrap_or_else(PoisonError::into_inner).next();
+            let Some(mut slot) = next else { return Ok(done) };
+            let layer = geometry.moe_layers[slot.index() / geometry.experts];
+            let layout = experts.layout(layer);
+            let id = ExpertId((slot.index() % geometry.experts) as u16);
+            experts.read_expert(layer, id, &mut slot[..layout.bytes])?;
+            layout.rearrange(&mut slot);
+            bar.advance(layout.bytes as u64);
+            done.push(slot);
+        }
+    };
+    let done = std::thread::scope(|scope| -> StoreResult<Vec<Slot>> {
+        let workers: Vec<_> = (0..THREADS).map(|_| scope.spawn(worker)).collect();
+        let mut done = Vec::new();
+        for worker in workers {
+            done.extend(worker.join().expect("a reading thread does not panic")?);
+        }
+        Ok(done)
+    })?;
+    bar.finish();
+    Ok(resident(experts, geometry, done, compute))
+}
+
+/// A slot for every expert, in the order of layers and experts.
+fn arena(experts: &dyn Experts, geometry: &Geometry) -> Result<(Arena, Vec<Slot>)> {
+    let largest = geometry.moe_layers.iter().map(|l| experts.layout(*l).bytes).max().unwrap_or_default();
+    Arena::new(geometry.expert_count(), largest).context("no memory for all experts")
+}
+
+fn bar(slots: usize, bytes: usize) -> Bar {
+    progress::bar("reading experts", slots as u64 * bytes as u64)
+}
+
+fn resident(
+    experts: &dyn Experts,
+    geometry: &Geometry,
+    mut slots: Vec<Slot>,
+    compute: &Arc<Compute>,
+) -> AllResident<Slot> {
+    slots.sort_unstable_by_key(Slot::index);
+    let mut slots = slots.into_iter();
+    let mut all = AllResident::new(geometry.layers, compute.clone());
+    for layer in &geometry.moe_layers {
+        let layout = experts.layout(*layer).clone().in_order(Order::Rows8);
+        all.set(*layer, layout, slots.by_ref().take(geometry.experts).collect());
+    }
+    all
+}

@@ -1,0 +1,152 @@
+//! Where each token's time went and what was read for it.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use larder_cache::Traffic;
+use larder_engine::{Step, Times};
+use serde_json::{Value, json};
+
+use crate::memory;
+
+/// The columns of the file.
+const COLUMNS: &str = "step,phase,tokens,seconds,attention,routing,experts,waiting,computing,other,hits,awaited,misses,\
+                       evictions,demanded_bytes,guessed_bytes,device_busy,peak_bytes";
+
+/// Adds up what passes, and writes a line for each step if that is wanted.
+pub struct Telemetry {
+    file: Option<(PathBuf, BufWriter<File>)>,
+    steps: usize,
+    before: Traffic,
+    /// The prompt's step.
+    pub prompt: Totals,
+    /// All others.
+    pub written: Totals,
+    failed: Option<std::io::Error>,
+}
+
+/// The sum over some steps.
+#[derive(Clone, Copy, Default)]
+pub struct Totals {
+    /// Tokens that were read.
+    pub tokens: usize,
+    /// How long it took.
+    pub time: Duration,
+    /// On what.
+    pub times: Times,
+    /// What passed through the cache.
+    pub traffic: Traffic,
+}
+
+impl Telemetry {
+    /// Writes to `path` if there is one.
+    pub fn new(path: Option<&Path>) -> Result<Self> {
+        let open = |path: &Path| -> Result<_> {
+            let mut file = BufWriter::new(File::create(path).with_context(|| path.display().to_string())?);
+            writeln!(file, "{COLUMNS}").with_context(|| path.display().to_string())?;
+            Ok((path.to_owned(), file))
+        };
+        let file = path.map(open).transpose()?;
+        let (prompt, written) = Default::default();
+        Ok(Telemetry { file, steps: 0, before: Traffic::default(), prompt, written, failed: None })
+    }
+
+    /// A step is over; `traffic` is what passed through the cache so far.
+    pub fn step(&mut self, step: &Step, traffic: Option<Traffic>) {
+        let now = traffic.unwrap_or_default();
+        let passed = now - std::mem::replace(&mut self.before, now);
+        let (phase, totals) = match self.steps {
+            0 => ("prompt", &mut self.prompt),
+            _ => ("decode", &mut self.written),
+        };
+        totals.tokens += step.tokens;
+        totals.time += step.time;
+        totals.times = totals.times + step.times;
+        totals.traffic = totals.traffic + passed;
+        if let Some((_, file)) = &mut self.file {
+            let line = line(self.steps, phase, step, &passed);
+            if let Err(error) = writeln!(file, "{line}") {
+                self.failed.get_or_insert(error);
+            }
+        }
+        self.steps += 1;
+    }
+
+    /// Makes sure that the file is whole.
+    pub fn finish(&mut self) -> Result<()> {
+        let Some((path, file)) = &mut self.file else { return Ok(()) };
+        let outcome = self.failed.take().map_or_else(|| file.flush(), Err);
+        outcome.with_context(|| format!("{}: the telemetry could not be written", path.display()))
+    }
+}
+
+fn line(number: usize, phase: &str, step: &Step, passed: &Traffic) -> String {
+    let s = |time: Duration| time.as_secs_f64();
+    let (times, counts) = (step.times, passed.counts);
+    let seconds = [
+        step.time,
+        times.mixing,
+        times.routing,
+        times.experts,
+        passed.waited,
+        passed.computed,
+        step.time.saturating_sub(times.mixing + times.routing + times.experts),
+    ];
+    let seconds: Vec<String> = seconds.iter().map(|t| format!("{:.6}", s(*t))).collect();
+    format!(
+        "{number},{phase},{},{},{},{},{},{},{},{},{:.3},{}",
+        step.tokens,
+        seconds.join(","),
+        counts.hits,
+        counts.awaited,
+        counts.misses,
+        counts.evictions,
+        passed.demanded,
+        passed.guessed,
+        s(passed.busy) / s(step.time).max(1e-9),
+        memory::peak().unwrap_or_default(),
+    )
+}
+
+impl Totals {
+    /// Tokens per second.
+    pub fn rate(&self) -> f64 {
+        self.tokens as f64 / self.time.as_secs_f64().max(1e-9)
+    }
+
+    /// For a program.
+    pub fn json(&self, streams: bool) -> Value {
+        let s = |time: Duration| time.as_secs_f64();
+        let Totals { tokens, time, times, traffic } = self;
+        let counts = traffic.counts;
+        let cache = streams.then(|| {
+            json!({
+                "hits": counts.hits,
+                "awaited": counts.awaited,
+                "misses": counts.misses,
+                "evictions": counts.evictions,
+                "rereads": counts.rereads,
+                "guesses": counts.guesses,
+                "useful_guesses": counts.useful,
+                "hit_rate": traffic.hit_rate(),
+                "demanded_bytes": traffic.demanded,
+                "guessed_bytes": traffic.guessed,
+                "seconds_waiting": s(traffic.waited),
+                "seconds_computing": s(traffic.computed),
+                "device_busy": s(traffic.busy) / s(*time).max(1e-9),
+            })
+        });
+        json!({
+            "tokens": tokens,
+            "seconds": s(*time),
+            "seconds_attention": s(times.mixing),
+            "seconds_routing": s(times.routing),
+            "seconds_experts": s(times.experts),
+            "seconds_other": s(time.saturating_sub(times.mixing + times.routing + times.experts)),
+            "cache": cache,
+        })
+    }
+}
