@@ -96,8 +96,7 @@ fn write_random(path: &Path, seed: u64) -> std::io::Result<()> {
     file.sync_all()
 }
 
-/// The medians, by size and depth. The readers take turns, so that what disturbs one
-/// disturbs the other.
+/// The medians, by size and depth. The readers take turns, so that what disturbs one disturbs the other.
 fn measure_all(work: &mut Work) -> Result<Vec<Row>, Box<dyn Error>> {
     println!("reader,read_bytes,in_flight,gb_per_s,cpu_s_per_gb");
     let mut rows = vec![];

@@ -113,7 +113,8 @@ impl Arena {
     }
 }
 
-/// The only handle to the bytes of one slot, or of a part of one. They stay where they are when the handle moves, and as long as it lives.
+/// The only handle to the bytes of one slot, or of a part of one. They stay where they are when the handle moves, and
+/// as long as it lives.
 pub struct Slot {
     map: Arc<MmapMut>,
     start: NonNull<u8>,

@@ -21,8 +21,8 @@ pub use arena::{Arena, Slot};
 pub use files::Files;
 pub use memory::{Memory, Mishap, Upset, When};
 
-/// A request: bytes of one shard, to be put at the beginning of a slot. Two requests fill one slot if each has a part of it,
-/// see [`Slot::split_at`].
+/// A request: bytes of one shard, to be put at the beginning of a slot. Two requests fill one slot if each has a part
+/// of it, see [`Slot::split_at`].
 pub struct Read {
     /// Which shard, as its [`Files`] count them.
     pub shard: usize,

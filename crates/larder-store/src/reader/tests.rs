@@ -264,8 +264,8 @@ fn is_repeated_with_descriptors(limit: u64, test: &str) -> bool {
     true
 }
 
-/// Reads each of `count` tiny shards, then each once more in another order. There are 251 contents, and all shards of one
-/// content are one file under many names: that is made quickly, and each name is opened for itself.
+/// Reads each of `count` tiny shards, then each once more in another order. There are 251 contents, and all shards of
+/// one content are one file under many names: that is made quickly, and each name is opened for itself.
 fn read_many(count: usize, open_max: usize) {
     const CONTENTS: usize = 251;
     let dir = tempfile::tempdir().unwrap();
