@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 /// How long a thread waits awake. Between two fork-joins of a layer lie a norm, a softmax or a router, which take 5 to
 /// 20 µs; to sleep and be woken takes about 50. Longer would take a processor from the threads that read the disk.
-const SPIN: Duration = Duration::from_micros(20);
+const SPIN: Duration = Duration::from_micros(1000);
 
 /// Looks at the condition between two looks at the clock.
 const LOOKS: usize = 32;

@@ -17,7 +17,7 @@ pub struct Matrix {
     order: Order,
     rows: usize,
     cols: usize,
-    bytes: Arc<[u8]>,
+    bytes: Arc<Vec<u8>>,
     compute: Arc<Compute>,
 }
 
@@ -27,7 +27,7 @@ thread_local! {
 
 impl Matrix {
     /// Products with it are computed by `compute`. The caller guarantees `kind.matrix_bytes(rows, cols)` bytes.
-    pub fn new(kind: Kind, order: Order, rows: usize, cols: usize, bytes: Arc<[u8]>, compute: Arc<Compute>) -> Self {
+    pub fn new(kind: Kind, order: Order, rows: usize, cols: usize, bytes: Arc<Vec<u8>>, compute: Arc<Compute>) -> Self {
         Matrix { kind, order, rows, cols, bytes, compute }
     }
 

@@ -39,7 +39,7 @@ impl<'a> Weights<'a> {
     pub fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<Matrix> {
         match self.bytes(name, &[rows, cols], true)? {
             Some((meta, bytes)) => Ok(self.arranged(&meta, rows, cols, bytes)),
-            None => Ok(Matrix::new(Kind::F32, Order::Rows, 0, cols, Arc::new([]), self.compute.clone())),
+            None => Ok(Matrix::new(Kind::F32, Order::Rows, 0, cols, Arc::default(), self.compute.clone())),
         }
     }
 
@@ -85,7 +85,7 @@ impl<'a> Weights<'a> {
         if meta.order != order {
             interleave(meta.kind, rows, cols, &mut bytes);
         }
-        Matrix::new(meta.kind, order, rows, cols, bytes.into(), self.compute.clone())
+        Matrix::new(meta.kind, order, rows, cols, Arc::new(bytes), self.compute.clone())
     }
 
     fn values(&mut self, name: &str, shape: &[usize]) -> Result<Option<Vec<f32>>> {

@@ -1,6 +1,6 @@
 //! How a tensor of any kind is written down in a file that knows only plain dtypes.
 
-use larder_core::{Kind, TensorMeta};
+use larder_core::{Kind, Order, TensorMeta};
 
 /// Kind and logical shape as one line of metadata, for example `q8_0 1408x2048`.
 pub(crate) fn describe(kind: Kind, shape: &[usize]) -> String {
@@ -8,9 +8,21 @@ pub(crate) fn describe(kind: Kind, shape: &[usize]) -> String {
     format!("{kind} {}", dims.join("x"))
 }
 
-/// The tensor that [`describe`] wrote, or `None` if the text is none of its.
+/// The same with the order of its rows, if they do not lie one after the other: `q8_0 1408x2048 rows8`.
+pub(crate) fn describe_all(meta: &TensorMeta) -> String {
+    let plain = describe(meta.kind, &meta.shape);
+    if meta.order == Order::Rows { plain } else { format!("{plain} {}", meta.order) }
+}
+
+/// The tensor that [`describe_all`] wrote, or `None` if the text is none of its.
 pub(crate) fn parse(text: &str) -> Option<TensorMeta> {
-    let (kind, dims) = text.split_once(' ')?;
+    let (kind, rest) = text.split_once(' ')?;
+    if let Some((dims, order)) = rest.split_once(' ') {
+        let meta = parse(&format!("{kind} {dims}"))?;
+        let order = order.parse().ok().filter(|o| *o == Order::best(meta.kind) && meta.shape.len() == 2)?;
+        return Some(TensorMeta { order, ..meta });
+    }
+    let dims = rest;
     let dims = dims.split('x').filter(|d| !d.is_empty());
     TensorMeta::new(kind.parse().ok()?, dims.map(|d| d.parse().ok()).collect::<Option<_>>()?)
 }
@@ -34,8 +46,11 @@ mod tests {
             let meta = parse(&describe(kind, &shape)).unwrap();
             assert_eq!((meta.kind, &meta.shape), (kind, &shape));
         }
+        let mixed = TensorMeta { order: Order::Rows8, ..parse("q8_0 16x64").unwrap() };
+        assert_eq!(describe_all(&mixed), "q8_0 16x64 rows8");
+        assert_eq!(parse("q8_0 16x64 rows8"), Some(mixed));
         assert_eq!(stored_shape(&parse("q8_0 3x64").unwrap()), [3, 68]);
-        for text in ["", "q8_0", "q9 32", "q8_0 33", "q8_0 -1", "f32 99999999999999x99999999999999"] {
+        for text in ["", "q8_0", "q9 32", "q8_0 33", "q8_0 -1", "f32 99999999999999x99999999999999", "f32 8x8 rows8"] {
             assert_eq!(parse(text), None, "{text}");
         }
     }

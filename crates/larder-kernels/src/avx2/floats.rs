@@ -3,8 +3,6 @@
 
 use std::arch::x86_64::*;
 
-use half::{bf16, f16};
-
 use crate::dot::LANES;
 use crate::set::Sums;
 use crate::weights::Panel;
@@ -16,73 +14,81 @@ pub const F16: u8 = 1;
 /// As above.
 pub const BF16: u8 = 2;
 
-/// The dot products of all rows with all tokens, in tiles that leave enough registers for their sums.
+/// The dot products of all rows with one to four tokens, in tiles that leave enough registers for their sums.
 ///
 /// # Safety
 /// The panel is whole rows of `KIND`, and every token has as many values as it has columns.
 #[target_feature(enable = "avx2,f16c")]
 pub unsafe fn panel<const KIND: u8>(panel: &Panel, x: &[&[f32]], out: &mut [Sums]) {
-    let (pairs, last) = x.as_chunks::<2>();
-    for (t, pair) in pairs.iter().enumerate() {
-        for r in (0..panel.rows).step_by(2) {
-            // SAFETY: as the caller guarantees; a row that is missing is replaced by the last one.
-            let sums = unsafe { tile::<KIND, 2, 2>(panel, r, pair) };
-            store(&mut out[2 * t..], sums, r);
-        }
-    }
-    if let [token] = *last {
-        for r in (0..panel.rows).step_by(4) {
-            // SAFETY: as above.
-            let sums = unsafe { tile::<KIND, 4, 1>(panel, r, &[token]) };
-            store(&mut out[x.len() - 1..], sums, r);
+    // SAFETY: as the caller guarantees.
+    unsafe {
+        match *x {
+            [a] => tiles::<KIND, 4, 1, 2>(panel, [a], out),
+            [a, b] => tiles::<KIND, 4, 2, 1>(panel, [a, b], out),
+            [a, b, c] => tiles::<KIND, 2, 3, 1>(panel, [a, b, c], out),
+            [a, b, c, d] => tiles::<KIND, 2, 4, 1>(panel, [a, b, c, d], out),
+            _ => unreachable!("a kernel takes one to four tokens"),
         }
     }
 }
 
-fn store<const R: usize, const N: usize>(out: &mut [Sums], sums: [[f32; R]; N], row: usize) {
-    for (out, sums) in out.iter_mut().zip(sums) {
-        out[row..row + R].copy_from_slice(&sums);
-    }
-}
-
+/// `R` rows at a time. Of the sixteen lanes, `H` times eight are summed in one pass.
 #[target_feature(enable = "avx2,f16c")]
 #[inline]
-unsafe fn tile<const KIND: u8, const R: usize, const N: usize>(
+unsafe fn tiles<const KIND: u8, const R: usize, const N: usize, const H: usize>(
     panel: &Panel,
-    first: usize,
-    x: &[&[f32]; N],
-) -> [[f32; R]; N] {
-    let rows: [*const u8; R] = std::array::from_fn(|r| panel.row((first + r).min(panel.rows - 1)).as_ptr());
-    let x = x.map(<[f32]>::as_ptr);
-    let mut lanes = [[[_mm256_setzero_ps(); 2]; R]; N];
-    let body = panel.cols / LANES * LANES;
-    for c in (0..body).step_by(LANES) {
-        for half in 0..2 {
-            let mut w = [_mm256_setzero_ps(); R];
+    x: [&[f32]; N],
+    out: &mut [Sums],
+) {
+    for first in (0..panel.rows).step_by(R) {
+        // A row that is missing is replaced by the last one.
+        let rows: [*const u8; R] = std::array::from_fn(|r| panel.row((first + r).min(panel.rows - 1)).as_ptr());
+        let mut lanes = [[[_mm256_setzero_ps(); R]; N]; 2];
+        for half in (0..2).step_by(H) {
+            // SAFETY: as the caller guarantees.
+            unsafe { pass::<KIND, R, N, H>(rows, x, 8 * half, &mut lanes[half..half + H]) };
+        }
+        for t in 0..N {
             for r in 0..R {
-                // SAFETY: eight values from there are inside the row.
-                w[r] = unsafe { eight::<KIND>(rows[r], c + 8 * half) };
+                let body = panel.cols / LANES * LANES;
+                let tail = (body..).zip(&x[t][body..]);
+                let start = reduce(lanes[0][t][r], lanes[1][t][r]);
+                // SAFETY: the row is as long as the token.
+                let sum = tail.fold(start, |sum, (c, x)| unsafe { sum + one::<KIND>(rows[r], c) * x });
+                out[t][first + r] = sum;
             }
-            for t in 0..N {
-                // SAFETY: as above, and of the token as well.
-                let x = unsafe { _mm256_loadu_ps(x[t].add(c + 8 * half)) };
-                for r in 0..R {
-                    lanes[t][r][half] = _mm256_add_ps(lanes[t][r][half], _mm256_mul_ps(w[r], x));
+        }
+    }
+}
+
+/// Sums lanes `from` to `from + 8 · H` over all whole groups of sixteen columns.
+#[target_feature(enable = "avx2,f16c")]
+#[inline]
+unsafe fn pass<const KIND: u8, const R: usize, const N: usize, const H: usize>(
+    rows: [*const u8; R],
+    x: [&[f32]; N],
+    from: usize,
+    lanes: &mut [[[__m256; R]; N]],
+) {
+    let mut sums = [[[_mm256_setzero_ps(); R]; N]; H];
+    for c in (from..x[0].len() / LANES * LANES).step_by(LANES) {
+        for (half, sums) in sums.iter_mut().enumerate() {
+            let c = c + 8 * half;
+            let mut w = [_mm256_setzero_ps(); R];
+            for (w, row) in w.iter_mut().zip(rows) {
+                // SAFETY: eight values from there are inside the row.
+                *w = unsafe { eight::<KIND>(row, c) };
+            }
+            for (sums, x) in sums.iter_mut().zip(&x) {
+                // SAFETY: as above, and of the token.
+                let x = unsafe { _mm256_loadu_ps(x.as_ptr().add(c)) };
+                for (sum, w) in sums.iter_mut().zip(w) {
+                    *sum = _mm256_add_ps(*sum, _mm256_mul_ps(w, x));
                 }
             }
         }
     }
-    let mut sums = [[0.0; R]; N];
-    for t in 0..N {
-        for r in 0..R {
-            sums[t][r] = reduce(lanes[t][r]);
-            for c in body..panel.cols {
-                // SAFETY: the values from `body` on are inside as well.
-                sums[t][r] += unsafe { one::<KIND>(rows[r], c) * *x[t].add(c) };
-            }
-        }
-    }
-    sums
+    lanes.copy_from_slice(&sums);
 }
 
 /// Eight weights from column `c`.
@@ -102,14 +108,18 @@ unsafe fn eight<const KIND: u8>(row: *const u8, c: usize) -> __m256 {
     }
 }
 
+#[target_feature(enable = "avx2,f16c")]
 #[inline]
 unsafe fn one<const KIND: u8>(row: *const u8, c: usize) -> f32 {
     // SAFETY: it is inside the row, as the caller guarantees.
     unsafe {
         match KIND {
             F32 => row.add(4 * c).cast::<f32>().read_unaligned(),
-            F16 => row.add(2 * c).cast::<f16>().read_unaligned().to_f32(),
-            _ => row.add(2 * c).cast::<bf16>().read_unaligned().to_f32(),
+            F16 => {
+                let bits = row.add(2 * c).cast::<u16>().read_unaligned();
+                _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(bits.into())))
+            }
+            _ => f32::from_bits(u32::from(row.add(2 * c).cast::<u16>().read_unaligned()) << 16),
         }
     }
 }
@@ -117,7 +127,7 @@ unsafe fn one<const KIND: u8>(row: *const u8, c: usize) -> f32 {
 /// Lane i with lane i + 8, then + 4, + 2, + 1.
 #[target_feature(enable = "avx2")]
 #[inline]
-fn reduce([low, high]: [__m256; 2]) -> f32 {
+fn reduce(low: __m256, high: __m256) -> f32 {
     let sum = _mm256_add_ps(low, high);
     let sum = _mm_add_ps(_mm256_castps256_ps128(sum), _mm256_extractf128_ps::<1>(sum));
     let sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));

@@ -6,6 +6,7 @@ mod floats;
 mod load;
 mod quantise;
 mod scales;
+mod tile;
 
 use std::arch::is_x86_feature_detected;
 

@@ -4,7 +4,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use larder_core::{TensorMeta, Tensors};
+use larder_core::{Order, TensorMeta, Tensors};
 
 use super::*;
 use crate::{
@@ -103,7 +103,8 @@ fn resident_tensors_keep_their_kind_or_take_the_one_asked_for() {
     }
     let report = bench.convert("q8", None, Some(Kind::Q8_0)).unwrap();
     let q8 = Store::open(&bench.path("q8")).unwrap();
-    assert_eq!(meta(&q8, "embed"), TensorMeta::new(Kind::Q8_0, vec![7, 64]).unwrap());
+    let embed = TensorMeta { order: Order::Rows8, ..TensorMeta::new(Kind::Q8_0, vec![7, 64]).unwrap() };
+    assert_eq!(meta(&q8, "embed"), embed);
     assert_eq!(meta(&q8, "head").kind, Kind::F16);
     assert_eq!(report.notes, ["head is stored as f16: its rows of 80 values are not whole blocks of q8_0"]);
     assert_eq!((meta(&q8, "norm").kind, meta(&q8, "conv").kind), (Kind::Bf16, Kind::Bf16));

@@ -78,13 +78,10 @@ impl Arena {
         self.map.lock()
     }
 
-    /// The slots as few long stretches of as many slots each (the last may have fewer) and at most [`SLOT_BYTES_MAX`]:
-    /// how many slots, and where each stretch begins and how long it is.
+    /// Where a slot begins, and how long it is.
     #[cfg(target_os = "linux")]
-    pub(super) fn stretches(&self) -> (usize, Vec<(NonNull<u8>, usize)>) {
-        let per = SLOT_BYTES_MAX / self.slot_bytes;
-        let stretch = |first: usize| (self.address(first), per.min(self.slots - first) * self.slot_bytes);
-        (per, (0..self.slots).step_by(per).map(stretch).collect())
+    pub(super) fn whole(&self, index: usize) -> (NonNull<u8>, usize) {
+        (self.address(index), self.slot_bytes)
     }
 
     fn address(&self, index: usize) -> NonNull<u8> {
@@ -285,20 +282,5 @@ mod tests {
         assert!(Arena::new(usize::MAX / 4096, 8192).is_err());
         assert!(Arena::new(usize::MAX / 4096, 4096).is_err());
         assert_eq!(Arena::new(0, 4096).unwrap().1.len(), 0);
-    }
-
-    #[cfg(target_os = "linux")]
-    #[test]
-    fn stretches_are_of_whole_slots_and_cover_all() {
-        // Nothing touches it, so it takes no memory.
-        let (arena, slots) = Arena::new(5, SLOT_BYTES_MAX / 2 - SHARD_ALIGN).unwrap();
-        let (per, stretches) = arena.stretches();
-        let lengths: Vec<_> = stretches.iter().map(|(_, bytes)| bytes / arena.slot_bytes()).collect();
-        assert_eq!((per, lengths), (2, vec![2, 2, 1]));
-        for slot in &slots {
-            let (start, bytes) = stretches[slot.index() / per];
-            let at = slot.as_ptr() as usize - start.as_ptr() as usize;
-            assert!(at + slot.len() <= bytes);
-        }
     }
 }

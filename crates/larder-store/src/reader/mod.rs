@@ -9,6 +9,8 @@ use crate::error::{Fault, Result, StoreError};
 
 mod arena;
 mod attempt;
+#[cfg(target_os = "linux")]
+mod buffers;
 mod files;
 mod memory;
 mod pread;

@@ -18,7 +18,7 @@ use rustix::{
 };
 
 use super::{Arena, Done, Files, Read, Reader, Slot};
-use super::{attempt::Failures, files::OpenFile, table::Table};
+use super::{attempt::Failures, buffers::Buffers, files::OpenFile, table::Table};
 use crate::error::{Fault, Result, StoreError};
 
 /// Reads in flight; the kernel splits large ones, so the SSD sees more.
@@ -37,12 +37,6 @@ pub(super) struct Uring {
     over: VecDeque<Done>,
 }
 
-/// The arena's memory, known to the kernel as few long buffers.
-struct Buffers {
-    arena: Arena,
-    slots_per_buffer: usize,
-}
-
 struct Flight {
     read: Read,
     file: Arc<OpenFile>,
@@ -50,7 +44,7 @@ struct Flight {
 }
 
 impl Uring {
-    /// Sets up a ring, registers the arena's memory and a table of files, and reads a block, or says why io_uring is not to be had.
+    /// Sets up a ring with tables of slots and files, and reads a block, or says why io_uring is not to be had.
     pub fn open(files: &Arc<Files>, arena: &Arena) -> Result<Self> {
         // There the setup call would not fail but end the process.
         if is_android() {
@@ -60,7 +54,7 @@ impl Uring {
         let ring = IoUring::new(capacity as u32).map_err(|e| unsupported(system("io_uring_setup", e)))?;
         // With nothing in it yet, so that nothing is left behind where this is what is not allowed.
         ring.submit().map_err(|e| unsupported(system("io_uring_enter", e)))?;
-        let buffers = register(&ring, arena).map_err(why_not_registered);
+        let buffers = Buffers::register(&ring, arena).map_err(why_not_registered);
         let places = files.shards().min(files.open_max());
         let table = Table::register(&ring, places).map_err(|e| system("io_uring_register", e));
         let free = (0..capacity).rev().collect();
@@ -101,7 +95,7 @@ impl Uring {
 
     fn queue(&mut self, place: usize) {
         let flight = self.flights[place].as_mut().expect("it was just put or left there");
-        let buffer = self.buffers.as_ref().ok().and_then(|buffers| buffers.find(&flight.read.slot));
+        let buffer = buffer(&mut self.buffers, &self.ring, &flight.read.slot);
         let number = number(&mut self.table, &self.ring, &flight.file);
         let entry = flight.entry(number, buffer).user_data(place as u64);
         // SAFETY: the file and the slot that the entry names stay in `flights` until its completion has been seen, see
@@ -188,13 +182,6 @@ impl Drop for Uring {
     }
 }
 
-impl Buffers {
-    fn find(&self, slot: &Slot) -> Option<u16> {
-        let index = slot.is_of(&self.arena).then(|| slot.index() / self.slots_per_buffer)?;
-        u16::try_from(index).ok()
-    }
-}
-
 impl Flight {
     fn entry(&mut self, number: Option<Fixed>, buffer: Option<u16>) -> Entry {
         let (fd, offset, wanted) = (Fd(self.file.file.as_raw_fd()), self.read.offset, self.read.wanted() as u32);
@@ -219,16 +206,15 @@ fn number(table: &mut Result<Table, String>, ring: &IoUring, file: &Arc<OpenFile
     }
 }
 
-/// Lets the kernel find and pin the arena's pages once, instead of with each read.
-fn register(ring: &IoUring, arena: &Arena) -> io::Result<Buffers> {
-    let (slots_per_buffer, stretches) = arena.stretches();
-    let buffers: Vec<_> = stretches
-        .into_iter()
-        .map(|(start, bytes)| libc::iovec { iov_base: start.as_ptr().cast(), iov_len: bytes })
-        .collect();
-    // SAFETY: the memory is mapped as long as the arena lives, of which a handle is kept beside the ring.
-    unsafe { ring.submitter().register_buffers(&buffers)? };
-    Ok(Buffers { arena: arena.clone(), slots_per_buffer })
+/// By which number the kernel knows the slot, if it does. Once it has refused one it is told no more.
+fn buffer(buffers: &mut Result<Buffers, String>, ring: &IoUring, slot: &Slot) -> Option<u16> {
+    match buffers.as_mut().ok()?.number(ring, slot) {
+        Ok(number) => number,
+        Err(e) => {
+            *buffers = Err(why_not_registered(e));
+            None
+        }
+    }
 }
 
 fn why_not_registered(error: io::Error) -> String {
@@ -283,10 +269,10 @@ mod tests {
     #[test]
     fn both_parts_of_a_slot_lie_in_its_registered_buffer() {
         let Some((_dir, mut slots, mut uring)) = uring() else { return };
-        let Ok(buffers) = &uring.buffers else { return println!("{}", uring.registered()) };
-        let whole = buffers.find(&slots[1]);
         let (front, back) = slots.remove(1).split_at(SHARD_ALIGN);
-        assert!(whole.is_some() && buffers.find(&front) == whole && buffers.find(&back) == whole);
+        let Ok(buffers) = &mut uring.buffers else { return println!("{}", uring.registered()) };
+        let [first, second] = [&back, &front].map(|part| buffers.number(&uring.ring, part).unwrap());
+        assert_eq!((first, second), (Some(1), Some(1)));
         // The kernel refuses a read whose place is not in the buffer that it names.
         let back = read(&mut uring, SHARD_ALIGN, back);
         let slot = read(&mut uring, 0, front).join(back);

@@ -24,7 +24,7 @@ const STEP_BYTES: usize = 4 << 20;
 
 /// A tensor's line of metadata.
 fn line(meta: &TensorMeta, checksum: &str) -> String {
-    format!("{} {checksum}", describe::describe(meta.kind, &meta.shape))
+    format!("{} {checksum}", describe::describe_all(meta))
 }
 
 /// What [`line`] wrote.

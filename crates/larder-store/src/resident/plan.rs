@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 
-use larder_core::{Blueprint, Kind, TensorMeta, TensorSpec};
+use larder_core::{Blueprint, Kind, Order, TensorMeta, TensorSpec};
 
 use super::{ALIGN, DATA_ALIGN, line};
 use crate::{
@@ -64,6 +64,8 @@ impl Plan {
             StoreError::new(Fault::Unsupported, source.path(), what)
         };
         let meta = TensorMeta::new(kind, spec.shape.clone()).ok_or_else(too_large)?;
+        let order = if spec.product && spec.shape.len() == 2 { Order::best(kind) } else { Order::Rows };
+        let meta = TensorMeta { order, ..meta };
         let end = self.items.last().map_or(0, |last| last.offset + last.meta.bytes);
         let offset = end.checked_next_multiple_of(ALIGN).ok_or_else(too_large)?;
         offset.checked_add(meta.bytes).filter(|end| *end < isize::MAX as usize).ok_or_else(too_large)?;

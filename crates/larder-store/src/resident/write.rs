@@ -1,5 +1,6 @@
 use std::path::Path;
 
+use larder_core::{GROUP, Order, interleave};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::{Item, Plan, Resident, STEP_BYTES};
@@ -57,6 +58,9 @@ impl Writer<'_> {
         let mut checksum = Xxh3::new();
         // Rows are whole blocks in both kinds, so the tensor can be cut anywhere between blocks.
         let block = from.block_len().max(meta.kind.block_len());
+        // Where rows are interleaved, between groups of them.
+        let cols = meta.shape.last().copied().unwrap_or(1);
+        let block = if meta.order == Order::Rows { block } else { GROUP * cols };
         let values = meta.bytes / meta.kind.block_bytes() * meta.kind.block_len();
         let step = (STEP_BYTES / 4).next_multiple_of(block);
         for begin in (0..values).step_by(step) {
@@ -66,6 +70,9 @@ impl Writer<'_> {
             self.source.read(name, bytes_as(*from, begin), &mut self.raw)?;
             self.out.resize(bytes_as(meta.kind, count), 0);
             convert(self.source, name, (*from, &self.raw), (meta.kind, &mut self.out), &mut self.values)?;
+            if meta.order != Order::Rows {
+                interleave(meta.kind, count / cols, cols, &mut self.out);
+            }
             checksum.update(&self.out);
             self.draft.write(&self.out)?;
             self.progress.advance(self.out.len() as u64);

@@ -1,0 +1,46 @@
+//! The slots that a ring knows by number, so that their pages need not be found and pinned again with every read.
+//!
+//! A slot is registered when it is first read into, not before: that takes all of its memory from the system, and a
+//! large arena's all at once would hold up the first token by seconds.
+#![allow(unsafe_code)]
+
+use std::io;
+
+use io_uring::IoUring;
+
+use super::{Arena, Slot};
+
+/// More the kernel does not register; further slots are read into without.
+const MOST: usize = 1 << 14;
+
+/// What the kernel was told about the slots of an arena.
+pub(super) struct Buffers {
+    arena: Arena,
+    /// Per slot, whether it is registered.
+    known: Vec<bool>,
+}
+
+impl Buffers {
+    /// Registers a place for each slot, in which there is nothing yet.
+    pub fn register(ring: &IoUring, arena: &Arena) -> io::Result<Self> {
+        let places = arena.slots().min(MOST);
+        ring.submitter().register_buffers_sparse(places as u32)?;
+        Ok(Buffers { arena: arena.clone(), known: vec![false; places] })
+    }
+
+    /// The number by which the kernel knows the slot that `slot` is, or is a part of; the kernel is told first if it
+    /// does not. `None` if it is not one of the registered places.
+    pub fn number(&mut self, ring: &IoUring, slot: &Slot) -> io::Result<Option<u16>> {
+        let index = slot.index();
+        let Some(known) = self.known.get_mut(index).filter(|_| slot.is_of(&self.arena)) else { return Ok(None) };
+        if !*known {
+            let (start, bytes) = self.arena.whole(index);
+            let buffer = libc::iovec { iov_base: start.as_ptr().cast(), iov_len: bytes };
+            // SAFETY: the memory is mapped as long as the arena lives, of which a handle is kept here, and that is kept
+            // beside the ring.
+            unsafe { ring.submitter().register_buffers_update(index as u32, &[buffer], None)? };
+            *known = true;
+        }
+        Ok(u16::try_from(index).ok())
+    }
+}
