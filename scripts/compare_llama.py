@@ -111,7 +111,7 @@ def llama(args, limit, device, readahead):
     command = [args.llama_bench, "-m", args.gguf, "-t", str(args.threads), "-p", "0", "-n", str(args.llama_tokens)]
     try:
         queue.write_text(str(readahead))
-        out, row = measured([*command, "-r", "1", "-o", "jsonl", "--mmap", "1"], limit, device, env)
+        out, row = measured([*command, "-r", "1", "-o", "jsonl", "-lm", "mmap", "--repack", "0"], limit, device, env)
     finally:
         queue.write_text(usual)
     return row | {"readahead_kb": readahead, "tokens_per_second": json.loads(out.splitlines()[-1])["avg_ts"]}

@@ -1,7 +1,7 @@
 //! How fast products are beside what the machine allows, in one table: decoding (one token) in GB of weights per
 //! second beside the rate at which memory can be read, and batches in GFLOP per second, both also with candle.
 //!
-//! `cargo bench -p larder-benches --bench rates [THREADS] [KIND]`
+//! `cargo bench -p larder-benches --bench rates -- [THREADS] [KIND]`
 
 use std::time::{Duration, Instant};
 
@@ -15,6 +15,9 @@ const COLS: usize = 1024;
 
 /// More than any cache holds, so that every read is one from memory.
 const WEIGHT_BYTES: usize = 512 << 20;
+
+/// What a thread reads in a row when only the rate of memory is wanted.
+const CHUNK: usize = 256 << 10;
 
 /// Matrices in one go, as a layer with eight active experts has.
 const TOGETHER: usize = 16;
@@ -74,21 +77,28 @@ fn rate(mut call: impl FnMut()) -> f64 {
     1.0 / best.as_secs_f64()
 }
 
+/// The best of reading one, two and four places at a time.
 fn read_rate(pool: &Pool, bytes: &[u8]) -> f64 {
-    let chunks = bytes.len() >> 18;
-    let call = || {
-        pool.run(chunks, &|i| {
-            let words = bytes[i << 18..(i + 1) << 18].as_chunks::<64>().0;
-            let mut sums = [0u64; 8];
-            for line in words {
-                for (sum, word) in sums.iter_mut().zip(line.as_chunks::<8>().0) {
-                    *sum ^= u64::from_ne_bytes(*word);
-                }
-            }
-            std::hint::black_box(sums);
-        });
+    let chunks = bytes.len() / CHUNK;
+    let of = |call: fn(&[u8])| {
+        let call = || pool.run(chunks, &|i| call(&bytes[i * CHUNK..(i + 1) * CHUNK]));
+        rate(call) * bytes.len() as f64 / 1e9
     };
-    rate(call) * bytes.len() as f64 / 1e9
+    of(read::<1>).max(of(read::<2>)).max(of(read::<4>))
+}
+
+fn read<const STREAMS: usize>(bytes: &[u8]) {
+    let lines = bytes.as_chunks::<64>().0;
+    let each = lines.len() / STREAMS;
+    let mut sums = [[0u64; 8]; STREAMS];
+    for i in 0..each {
+        for (stream, sums) in sums.iter_mut().enumerate() {
+            for (sum, word) in sums.iter_mut().zip(lines[stream * each + i].as_chunks::<8>().0) {
+                *sum ^= u64::from_ne_bytes(*word);
+            }
+        }
+    }
+    std::hint::black_box(sums);
 }
 
 fn inputs(tokens: usize) -> Inputs {

@@ -133,7 +133,7 @@ fn damage_is_found_and_named() {
     let whole = std::fs::read(&shard).unwrap();
     let tokens = dir.path().join("tokens.json");
     std::fs::write(&tokens, "[5, 17, 3]").unwrap();
-    let run = ["logits", "-m", text(&store), "--tokens", text(&tokens), "--out", "/dev/null"];
+    let run = ["logits", "-m", text(&store), "--tokens", text(&tokens), "--out", "/dev/null", "--preload"];
 
     let mut flipped = whole.clone();
     flipped[4096 + 77] ^= 4;

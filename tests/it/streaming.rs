@@ -43,8 +43,10 @@ fn g1_streamed_logits_are_those_of_all_experts_in_memory() {
     for model in golden_models() {
         let dir = tempfile::tempdir().unwrap();
         let store = store_of(&model, dir.path());
-        let resident = logits(&store, dir.path(), &["--threads", "1"]);
-        assert!(logits(&store, dir.path(), &["--threads", "2"]) == resident, "{}: threads", model.display());
+        let resident = logits(&store, dir.path(), &["--threads", "1", "--preload"]);
+        for flags in [&["--threads", "2", "--preload"][..], &[]] {
+            assert!(logits(&store, dir.path(), flags) == resident, "{} with {flags:?}", model.display());
+        }
         let geometry: Value = serde_json::from_str(&larder_ok(&["inspect", text(&store), "--json"])).unwrap();
         let number = |name: &str| geometry["geometry"][name].as_u64().unwrap();
         let (experts, top_k) = (number("experts"), number("top_k"));
@@ -73,9 +75,10 @@ fn g1_is_not_vacuous() {
         let json: Value = serde_json::from_str(&larder_ok(&[&base[..], flags].concat())).unwrap();
         json["decode"]["cache"].clone()
     };
-    assert!(cache(&[]).is_null(), "everything fits, so nothing streams");
-    let tight = cache(&["--cache-experts", "2"]);
     let count = |cache: &Value, name: &str| cache[name].as_u64().unwrap();
+    assert!(cache(&["--preload"]).is_null(), "everything is there, so nothing streams");
+    assert_eq!(count(&cache(&[]), "evictions"), 0, "everything fits");
+    let tight = cache(&["--cache-experts", "2"]);
     assert!(count(&tight, "evictions") > 20 && count(&tight, "rereads") > 20, "{tight}");
     assert!(count(&tight, "hits") > 20 && count(&tight, "demanded_bytes") > 0, "{tight}");
     let roomy = cache(&["--cache-experts", "6"]);
@@ -199,10 +202,23 @@ fn g2_writing_more_tokens_allocates_nothing_of_an_experts_size() {
             assert!(output.status.success(), "{said}");
             said.lines().find_map(|l| l.strip_prefix("large allocations: ")).unwrap().parse().unwrap()
         };
-        for flags in [&["--cache-experts", "2"][..], &["--cache-experts", "2", "--prefetch", "2"], &[]] {
+        for flags in [&["--cache-experts", "2"][..], &["--cache-experts", "2", "--prefetch", "2"], &["--preload"]] {
             let few = count("5", flags);
             assert!(few > 0, "{model}: weights are larger than an expert");
             assert_eq!(count("60", flags), few, "{model} with {flags:?}");
         }
+    }
+}
+
+#[test]
+fn memory_is_locked_or_it_is_said_why_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = store_of(&fixture("golden/olmoe"), dir.path());
+    let base = ["run", "-m", text(&store), "-p", "a", "-n", "2", "--ignore-eos", "--cache-experts", "2", "--mlock"];
+    let output = larder(&base);
+    let said = String::from_utf8(output.stderr).unwrap();
+    match output.status.success() {
+        true => assert!(said.lines().any(|l| l.starts_with("locked: ") && !l.starts_with("locked: 0 B")), "{said}"),
+        false => assert!(said.contains("RLIMIT_MEMLOCK") || said.contains("--mlock"), "{said}"),
     }
 }

@@ -127,12 +127,12 @@ impl Cache {
         self.shards.layout(layer)
     }
 
-    /// What `layer` will probably want, likeliest first. It is read as soon as the SSD would idle; what was expected
-    /// before and not begun is forgotten.
-    pub fn expect(&mut self, layer: LayerIdx, experts: &[ExpertId]) {
+    /// What `layer` will probably want, likeliest first. The first `most` of them that are not there are read as soon
+    /// as the SSD would idle; what was expected before and not begun is forgotten.
+    pub fn expect(&mut self, layer: LayerIdx, experts: &[ExpertId], most: usize) {
         let row = self.row(layer);
-        self.guesses.clear();
-        self.guesses.extend(experts.iter().map(|e| (row, e.index())));
+        let absent = experts.iter().map(|e| (row, e.index())).filter(|(row, e)| self.ledger.is_absent(*row, *e));
+        self.guesses = absent.take(most).collect();
     }
 
     /// Hands each of `wanted` (distinct, in order of rank) to `compute` once: those that are in memory together and

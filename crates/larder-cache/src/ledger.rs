@@ -174,6 +174,11 @@ impl Ledger {
         matches!(self.entries[self.at(layer, expert)].state, State::Resident(_))
     }
 
+    /// Whether an expert is neither in memory nor being read.
+    pub fn is_absent(&self, layer: usize, expert: usize) -> bool {
+        self.entries[self.at(layer, expert)].state == State::Absent
+    }
+
     /// The slot that an expert is being read into.
     pub fn in_flight(&self, layer: usize, expert: usize) -> Option<SlotIndex> {
         match self.entries[self.at(layer, expert)].state {
@@ -222,10 +227,10 @@ impl Ledger {
     /// A slot to read an absent expert into before anybody wants it, if one can be had. The caller reports it like a
     /// miss.
     pub fn guess(&mut self, layer: usize, expert: usize) -> Option<SlotIndex> {
-        let at = self.at(layer, expert);
-        if self.entries[at].state != State::Absent {
+        if !self.is_absent(layer, expert) {
             return None;
         }
+        let at = self.at(layer, expert);
         let slot = self.make_room(layer)?;
         self.counts.guesses += 1;
         self.admit(at, State::Guessed(slot));

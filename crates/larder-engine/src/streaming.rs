@@ -14,8 +14,8 @@ pub struct Streaming {
 }
 
 impl Streaming {
-    /// Experts from `cache`, computed by `compute`. Of what the next layer will probably choose, the `prefetch` likeliest
-    /// are read ahead.
+    /// Experts from `cache`, computed by `compute`. Of what the next layer will probably choose and is not there, the
+    /// `prefetch` likeliest are read ahead.
     pub fn new(cache: Cache, compute: Arc<Compute>, prefetch: usize) -> Self {
         Streaming { cache, bench: Workbench::new(compute), prefetch }
     }
@@ -46,7 +46,6 @@ impl ExpertPath for Streaming {
         let (mut values, mut ids) = (Vec::new(), Vec::new());
         gate.values(logits, &mut values);
         gate.choose(&values, &mut ids);
-        ids.truncate(self.prefetch);
-        self.cache.expect(layer, &ids);
+        self.cache.expect(layer, &ids, self.prefetch);
     }
 }

@@ -14,9 +14,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::pin;
+
 /// How long a thread waits awake. Between two fork-joins of a layer lie a norm, a softmax or a router, which take 5 to
 /// 20 µs; to sleep and be woken takes about 50. Longer would take a processor from the threads that read the disk.
-const SPIN: Duration = Duration::from_micros(1000);
+const SPIN: Duration = Duration::from_micros(50);
 
 /// Looks at the condition between two looks at the clock.
 const LOOKS: usize = 32;
@@ -40,6 +42,8 @@ pub struct Crew {
     pending: Apart<AtomicUsize>,
     job: Apart<UnsafeCell<Job>>,
     panic: Mutex<Option<Panic>>,
+    /// The processor that the run was called on.
+    caller: AtomicUsize,
     spin: Duration,
     bed: Mutex<()>,
     sleepers: AtomicUsize,
@@ -64,6 +68,7 @@ impl Crew {
             pending: Apart(AtomicUsize::new(0)),
             job: Apart(UnsafeCell::new(Job { task: &|_| {}, tasks: 0 })),
             panic: Mutex::new(None),
+            caller: AtomicUsize::new(usize::MAX),
             spin: if crowded { Duration::ZERO } else { SPIN },
             bed: Mutex::new(()),
             sleepers: AtomicUsize::new(0),
@@ -86,6 +91,7 @@ impl Crew {
         };
         // SAFETY: no other run, and no task is left or pending, so nobody reads the job.
         unsafe { *self.job.0.get() = Job { task, tasks } };
+        self.caller.store(pin::current().unwrap_or(usize::MAX), Relaxed);
         self.pending.0.store(tasks, Relaxed);
         self.left.0.store(tasks, SeqCst);
         self.rouse(tasks - 1);
@@ -95,8 +101,15 @@ impl Crew {
     }
 
     /// Works on one run after the other until dismissed.
-    pub fn serve(&self) {
+    ///
+    /// Systems like to wake a thread where it was called from, and take long to notice that the two then share a
+    /// processor; so it moves away from there by itself, to another one that it is `allowed`.
+    pub fn serve(&self, allowed: &[usize]) {
         while !self.dismissed.load(Acquire) {
+            let caller = self.caller.load(Relaxed);
+            if pin::current() == Some(caller) {
+                pin::leave(caller, allowed);
+            }
             self.work();
             self.wait_for_work();
         }

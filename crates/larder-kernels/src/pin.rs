@@ -17,6 +17,33 @@ pub fn bind(processor: usize) -> io::Result<()> {
     Ok(rustix::thread::sched_setaffinity(None, &set)?)
 }
 
+/// Moves this thread to another of the `allowed` processors than `processor`, if there is one.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+pub fn leave(processor: usize, allowed: &[usize]) {
+    let mut set = rustix::thread::CpuSet::new();
+    allowed.iter().filter(|p| **p != processor).for_each(|p| set.set(*p));
+    if set.count() > 0 {
+        // What cannot be done is done without: it would only have been faster.
+        let _ = rustix::thread::sched_setaffinity(None, &set);
+    }
+}
+
+/// The processor that this thread is on.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+pub fn current() -> Option<usize> {
+    Some(rustix::thread::sched_getcpu())
+}
+
+/// Moves this thread to another of the `allowed` processors than `processor`, if there is one.
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+pub fn leave(_: usize, _: &[usize]) {}
+
+/// The processor that this thread is on.
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+pub fn current() -> Option<usize> {
+    None
+}
+
 /// The processors that this thread may use.
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 pub fn allowed() -> io::Result<Vec<usize>> {

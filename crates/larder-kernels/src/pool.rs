@@ -46,10 +46,12 @@ impl Pool {
             let (report, started) = mpsc::channel();
             let worker = std::thread::Builder::new().name(format!("larder-{i}")).spawn(move || {
                 let bound = processor.map_or(Ok(()), pin::bind);
+                // A thread that is bound stays where it is.
+                let allowed = pin::allowed().unwrap_or_default();
                 let fine = bound.is_ok();
                 if report.send(bound).is_ok() && fine {
                     INSIDE.set(true);
-                    crew.serve();
+                    crew.serve(&allowed);
                 }
             })?;
             pool.workers.push(worker);

@@ -26,7 +26,13 @@ pub fn set() -> Option<Set> {
     Some(Set { name: "portable", blocks, floats, quantise })
 }
 
-fn blocks(panel: &Panel, x: &[&[Block]], out: &mut [Sums]) {
+fn blocks(panels: &[Panel], x: &[&[Block]], out: &mut [Sums]) {
+    for (panel, out) in panels.iter().zip(out.chunks_mut(x.len())) {
+        blocks_of(panel, x, out);
+    }
+}
+
+fn blocks_of(panel: &Panel, x: &[&[Block]], out: &mut [Sums]) {
     out.fill(Sums::default());
     let add: fn(&[u8], &[Block], f32) -> f32 = match panel.kind {
         Kind::Q8_0 => q8_0,
@@ -38,7 +44,7 @@ fn blocks(panel: &Panel, x: &[&[Block]], out: &mut [Sums]) {
     };
     let each = panel.kind.block_len() / BLOCK;
     for row in 0..panel.rows {
-        for i in 0..panel.cols / panel.kind.block_len() {
+        for i in 0..panel.blocks {
             panel.with_block(row, i, |block| {
                 for (x, out) in x.iter().zip(&mut *out) {
                     out[row] = add(block, &x[i * each..][..each], out[row]);
@@ -93,7 +99,13 @@ fn integer_dot(a: &[i8], b: &[i8]) -> i32 {
     a.iter().zip(b).map(|(a, b)| *a as i32 * *b as i32).sum()
 }
 
-fn floats(panel: &Panel, x: &[&[f32]], out: &mut [Sums]) {
+fn floats(panels: &[Panel], x: &[&[f32]], out: &mut [Sums]) {
+    for (panel, out) in panels.iter().zip(out.chunks_mut(x.len())) {
+        floats_of(panel, x, out);
+    }
+}
+
+fn floats_of(panel: &Panel, x: &[&[f32]], out: &mut [Sums]) {
     for row in 0..panel.rows {
         let bytes = panel.row(row);
         for (x, out) in x.iter().zip(&mut *out) {

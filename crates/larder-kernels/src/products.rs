@@ -10,8 +10,8 @@ use crate::disjoint::Disjoint;
 use crate::dot::dot;
 use crate::inputs::Inputs;
 use crate::pool::Pool;
-use crate::set::{Set, Sums, TOKENS};
-use crate::weights::{Panel, Weights, widen_row};
+use crate::set::{PANELS, Set, Sums, TOKENS};
+use crate::weights::{Panel, Panels, Weights, widen_row};
 
 /// The least work for one task, in bytes of weights times tokens: to claim a task takes a tenth of a microsecond, and
 /// to read this much from memory a whole one.
@@ -53,7 +53,7 @@ pub fn products(pool: &Pool, products: &mut [Product]) {
         let (product, task, out) = all.find(task, share);
         let panels = product.panels_per_task(share);
         let first = task * panels;
-        product.compute(set, first..product.weights.panels().min(first + panels), &out);
+        product.compute(set, first..product.weights.panels().count().min(first + panels), &out);
     });
 }
 
@@ -77,14 +77,15 @@ impl Product<'_> {
     }
 
     fn panels_per_task(&self, share: usize) -> usize {
-        let panel_work = GROUP * self.weights.row_bytes() * self.tokens();
-        (share / panel_work.max(1)).max(1)
+        let panel_work = GROUP * self.weights.panels().row_bytes * self.tokens();
+        let panels = (share / panel_work.max(1)).max(1);
+        if self.tokens() == 1 { panels.next_multiple_of(PANELS) } else { panels }
     }
 
     fn tasks(&self, share: usize) -> usize {
         match self.tokens() {
             0 => 0,
-            _ => self.weights.panels().div_ceil(self.panels_per_task(share)),
+            _ => self.weights.panels().count().div_ceil(self.panels_per_task(share)),
         }
     }
 
@@ -94,17 +95,21 @@ impl Product<'_> {
         if !self.weights.kind.is_float() && !self.x.is_quantised() {
             return self.compute_widened(panels, out);
         }
+        let stored = self.weights.panels();
+        if tokens == 1 {
+            // In several places at a time.
+            let step = panels.len().div_ceil(PANELS);
+            for first in panels.start..panels.start + step {
+                let these: [_; PANELS] = std::array::from_fn(|i| (first + i * step).min(panels.end - 1));
+                let count = (first..panels.end).step_by(step).len();
+                self.tile::<1>(set, &stored, &these[..count], 0..1, out);
+            }
+            return;
+        }
         for near in (0..tokens).step_by(NEAR_TOKENS) {
             for index in panels.clone() {
-                let panel = self.weights.panel(index);
                 for first in (near..tokens.min(near + NEAR_TOKENS)).step_by(TOKENS) {
-                    let count = TOKENS.min(tokens - first);
-                    let sums = self.tile(set, &panel, first, count);
-                    for (t, sums) in (first..).zip(&sums[..count]) {
-                        let at = t * self.weights.rows + index * GROUP;
-                        // SAFETY: every panel is in one task, and only its rows are written here.
-                        unsafe { out.slice(at, panel.rows) }.copy_from_slice(&sums[..panel.rows]);
-                    }
+                    self.tile::<TOKENS>(set, &stored, &[index], first..tokens.min(first + TOKENS), out);
                 }
             }
         }
@@ -125,21 +130,41 @@ impl Product<'_> {
         }
     }
 
+    /// The results of some panels for some tokens, at most [`PANELS`] and `T`.
     #[inline]
-    fn tile(&self, set: &Set, panel: &Panel, first: usize, count: usize) -> [Sums; TOKENS] {
-        let token = |i: usize| {
-            let t = first + i.min(count - 1);
-            self.pick.map_or(t, |pick| pick[t] as usize)
-        };
-        let mut sums = [Sums::default(); TOKENS];
-        if panel.kind.is_float() {
-            let x: [_; TOKENS] = std::array::from_fn(|i| self.x.values(token(i)));
-            (set.floats)(panel, &x[..count], &mut sums[..count]);
+    fn tile<const T: usize>(
+        &self,
+        set: &Set,
+        stored: &Panels,
+        panels: &[usize],
+        tokens: Range<usize>,
+        out: &Disjoint<f32>,
+    ) {
+        let stored: [_; PANELS] = std::array::from_fn(|i| {
+            let panel = stored.get(panels[i.min(panels.len() - 1)]);
+            // For later tokens all is near already.
+            if tokens.start == 0 { panel } else { Panel { next: &[], ..panel } }
+        });
+        let (stored, count) = (&stored[..panels.len()], tokens.len());
+        let token = |t: usize| self.pick.map_or(t, |pick| pick[t] as usize);
+        let mut sums = [[Sums::default(); T]; PANELS];
+        let sums = &mut sums.as_flattened_mut()[..panels.len() * count];
+        if self.weights.kind.is_float() {
+            let mut x = [&[][..]; T];
+            x.iter_mut().zip(tokens.clone()).for_each(|(x, t)| *x = self.x.values(token(t)));
+            (set.floats)(stored, &x[..count], sums);
         } else {
-            let x: [_; TOKENS] = std::array::from_fn(|i| self.x.blocks(token(i)));
-            (set.blocks)(panel, &x[..count], &mut sums[..count]);
+            let mut x = [&[][..]; T];
+            x.iter_mut().zip(tokens.clone()).for_each(|(x, t)| *x = self.x.blocks(token(t)));
+            (set.blocks)(stored, &x[..count], sums);
         }
-        sums
+        for ((index, panel), sums) in panels.iter().zip(stored).zip(sums.chunks(count)) {
+            for (t, sums) in tokens.clone().zip(sums) {
+                let at = t * self.weights.rows + index * GROUP;
+                // SAFETY: every panel is in one task, and only its rows are written here.
+                unsafe { out.slice(at, panel.rows) }.copy_from_slice(&sums[..panel.rows]);
+            }
+        }
     }
 }
 

@@ -28,22 +28,40 @@ impl<'a> Weights<'a> {
         assert_eq!(Some(bytes.len()), kind.matrix_bytes(rows, cols), "weight bytes do not fit the shape");
     }
 
-    pub(crate) fn row_bytes(&self) -> usize {
-        self.kind.row_bytes(self.cols).expect("a matrix has rows of whole blocks")
+    pub(crate) fn panels(&self) -> Panels<'a> {
+        let blocks = self.cols / self.kind.block_len();
+        let row_bytes = blocks * self.kind.block_bytes();
+        let mixed = self.order == Order::Rows8 && !self.kind.is_float();
+        Panels { kind: self.kind, mixed, rows: self.rows, blocks, row_bytes, bytes: self.bytes }
     }
+}
 
-    pub(crate) fn panels(&self) -> usize {
+/// A matrix as rows in groups of eight.
+#[derive(Clone, Copy)]
+pub struct Panels<'a> {
+    kind: Kind,
+    mixed: bool,
+    rows: usize,
+    blocks: usize,
+    pub row_bytes: usize,
+    bytes: &'a [u8],
+}
+
+impl<'a> Panels<'a> {
+    /// How many there are.
+    pub fn count(&self) -> usize {
         self.rows.div_ceil(GROUP)
     }
 
     /// Rows `8 · index` and the seven that follow, or as many as there are.
-    pub(crate) fn panel(&self, index: usize) -> Panel<'a> {
-        let row_bytes = self.row_bytes();
+    #[inline]
+    pub fn get(&self, index: usize) -> Panel<'a> {
+        let Panels { kind, mixed, blocks, row_bytes, .. } = *self;
         let first = index * GROUP;
         let rows = GROUP.min(self.rows - first);
-        let interleaved = self.order == Order::Rows8 && rows == GROUP && !self.kind.is_float();
-        let bytes = &self.bytes[first * row_bytes..][..rows * row_bytes];
-        Panel { kind: self.kind, cols: self.cols, rows, row_bytes, interleaved, bytes }
+        let (bytes, rest) = self.bytes[first * row_bytes..].split_at(rows * row_bytes);
+        let next = &rest[..rest.len().min(bytes.len())];
+        Panel { kind, blocks, rows, row_bytes, interleaved: mixed && rows == GROUP, bytes, next }
     }
 }
 
@@ -54,7 +72,7 @@ impl<'a> Weights<'a> {
 pub fn widen_row(weights: Weights, row: usize, out: &mut [f32]) {
     weights.check();
     assert!(row < weights.rows, "row {row} of {}", weights.rows);
-    let panel = weights.panel(row / GROUP);
+    let panel = weights.panels().get(row / GROUP);
     if !panel.interleaved {
         widen(weights.kind, panel.row(row % GROUP), out);
         return;
@@ -70,7 +88,8 @@ pub fn widen_row(weights: Weights, row: usize, out: &mut [f32]) {
 #[derive(Clone, Copy)]
 pub struct Panel<'a> {
     pub kind: Kind,
-    pub cols: usize,
+    /// In every row.
+    pub blocks: usize,
     /// 1 to 8.
     pub rows: usize,
     pub row_bytes: usize,
@@ -78,9 +97,16 @@ pub struct Panel<'a> {
     pub interleaved: bool,
     /// `rows · row_bytes` of them.
     pub bytes: &'a [u8],
+    /// What is likely to be read after them, and may be fetched on the way.
+    pub next: &'a [u8],
 }
 
 impl<'a> Panel<'a> {
+    /// Values in every row.
+    pub fn cols(&self) -> usize {
+        self.blocks * self.kind.block_len()
+    }
+
     /// A row's bytes, which lie together because the panel is not interleaved.
     pub fn row(&self, row: usize) -> &'a [u8] {
         &self.bytes[row * self.row_bytes..][..self.row_bytes]

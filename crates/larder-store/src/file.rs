@@ -52,6 +52,11 @@ impl ReadAt {
         self.direct.get_or_init(|| DirectFile::open(&self.path));
     }
 
+    /// Lets the system begin to read all of it.
+    pub fn read_soon(&self) {
+        let _ = rustix::fs::fadvise(&self.file, 0, None, rustix::fs::Advice::WillNeed);
+    }
+
     /// Fills `into` from `offset` on, or fails naming the offset.
     pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<()> {
         let direct = self.direct.get().and_then(Option::as_ref).filter(|_| into.len() >= WORTHWHILE_BYTES);

@@ -160,6 +160,10 @@ impl Source for Store {
     fn fingerprint(&self) -> u64 {
         self.fingerprint
     }
+
+    fn read_soon(&self) {
+        self.resident.read_soon();
+    }
 }
 
 #[cfg(test)]

@@ -135,6 +135,9 @@ pub struct EngineFlags {
     /// Keep as many experts in memory as fit into SIZE (4G, 512M, 1.5GiB).
     #[arg(long, value_name = "SIZE", value_parser = byte_size, conflicts_with = "cache_experts")]
     pub cache_mem: Option<ByteSize>,
+    /// If all experts fit, read them before the first token, and not when they are first wanted.
+    #[arg(long, conflicts_with_all = ["cache_experts", "cache_mem"])]
+    pub preload: bool,
     /// What shares the slots: the experts of one layer, or all.
     #[arg(long, value_name = "SCOPE", default_value = "layer")]
     pub cache_scope: ScopeFlag,
@@ -256,7 +259,7 @@ pub struct Bench {
     /// Tokens to write.
     #[arg(short = 'n', long, default_value_t = 32, value_name = "N", value_parser = at_least_one)]
     pub tokens: usize,
-    /// How often; the first run begins with an empty cache, the median is shown.
+    /// How often. The first run begins with an empty cache (cold); of the others (warm) the median is shown.
     #[arg(short, long, default_value_t = 3, value_name = "N", value_parser = at_least_one)]
     pub repeats: usize,
     #[command(flatten)]

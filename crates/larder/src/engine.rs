@@ -25,14 +25,14 @@ pub struct Engine {
     pub experts: Experts,
     compute: Arc<Compute>,
     context: usize,
-    /// What was planned.
+    /// What was planned, and how experts are read.
     pub plan: Value,
 }
 
 /// Either way in which a model gets at its experts.
 pub enum Experts {
     /// All in memory.
-    AllResident(AllResident<Slot>),
+    AllResident(Box<AllResident<Slot>>),
     /// Through slots.
     Streaming(Box<Streaming>),
 }
@@ -55,15 +55,27 @@ impl Engine {
         let compute = Compute::new(flags.threads(), flags.pin).context("threads to compute on cannot be had")?;
         let compute = Arc::new(Compute { exact: flags.exact, ..compute });
         // Slots first: if there is no room for them, that is known before weights are read.
+        let mut said = plan.json(&facts);
         let experts = match (plan, model.store()) {
-            (Plan::Slots { slots, scope }, Some(store)) => stream(store, slots, scope, &compute, flags)?,
-            _ => Experts::AllResident(model.all_resident(&compute)?),
+            (Plan::Slots { slots, scope }, Some(store)) => {
+                let (experts, how) = stream(store, slots, scope, &compute, flags)?;
+                eprintln!("{how}");
+                said["reader"] = how.into();
+                experts
+            }
+            // With a slot for every expert the first token need not wait until all are read.
+            (Plan::AllResident, Some(store)) if !flags.preload => {
+                let (experts, how) = stream(store, facts.blueprint.geometry.experts, Scope::Layer, &compute, flags)?;
+                said["reader"] = how.into();
+                experts
+            }
+            _ => Experts::AllResident(Box::new(model.all_resident(&compute)?)),
         };
         let decoder = model.decoder(&compute)?;
         if flags.mlock {
             eprintln!("locked: {} of memory", print::bytes(memory::lock_all()?));
         }
-        Ok(Engine { decoder, experts, compute, context: facts.context, plan: plan.json(&facts) })
+        Ok(Engine { decoder, experts, compute, context: facts.context, plan: said })
     }
 
     /// An empty sequence.
@@ -73,7 +85,7 @@ impl Engine {
 
     /// The same model with every expert in memory, whatever the plan was.
     pub fn all_resident(&mut self, model: &Model) -> Result<()> {
-        self.experts = Experts::AllResident(model.all_resident(&self.compute)?);
+        self.experts = Experts::AllResident(Box::new(model.all_resident(&self.compute)?));
         Ok(())
     }
 }
@@ -105,7 +117,7 @@ fn stream(
     scope: Scope,
     compute: &Arc<Compute>,
     flags: &EngineFlags,
-) -> Result<Experts> {
+) -> Result<(Experts, String)> {
     let manifest = store.manifest();
     let (geometry, slot_bytes) = (&manifest.geometry, manifest.experts.data_bytes);
     let total = slot_count(geometry, slots, scope);
@@ -114,10 +126,9 @@ fn stream(
     let (paths, bytes) = store.shard_files();
     let files = Arc::new(Files::new(paths.len(), bytes, move |shard| paths[shard].clone())?);
     let (reader, how) = open_reader(&flags.reader, &files, &arena)?;
-    eprintln!("{how}");
     let policy = find(&flags.eviction)?;
     let cache = Cache::new(geometry, slots, scope, policy, memory, reader, Box::new(store.clone()));
-    Ok(Experts::Streaming(Box::new(Streaming::new(cache, compute.clone(), flags.prefetch))))
+    Ok((Experts::Streaming(Box::new(Streaming::new(cache, compute.clone(), flags.prefetch))), how))
 }
 
 impl Experts {
@@ -131,14 +142,14 @@ impl Experts {
 
     fn path(&self) -> &dyn ExpertPath {
         match self {
-            Experts::AllResident(all) => all,
+            Experts::AllResident(all) => all.as_ref(),
             Experts::Streaming(streaming) => streaming.as_ref(),
         }
     }
 
     fn path_mut(&mut self) -> &mut dyn ExpertPath {
         match self {
-            Experts::AllResident(all) => all,
+            Experts::AllResident(all) => all.as_mut(),
             Experts::Streaming(streaming) => streaming.as_mut(),
         }
     }

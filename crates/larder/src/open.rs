@@ -108,6 +108,7 @@ impl Model {
 
     /// The decoder with its resident weights, computing by `compute`.
     pub fn decoder(&self, compute: &Arc<Compute>) -> Result<Decoder> {
+        self.source().read_soon();
         Decoder::load(self.source().config(), self.source(), compute.clone())
             .with_context(|| shown(self.source().path()))
     }

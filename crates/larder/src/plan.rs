@@ -264,8 +264,21 @@ mod tests {
     fn flags(cache_experts: Option<usize>, cache_mem: Option<u64>, cache_scope: ScopeFlag) -> EngineFlags {
         let (eviction, reader) = ("lru".into(), "auto".into());
         let cache_mem = cache_mem.map(ByteSize);
-        let (prefetch, threads, pin, exact, mlock) = (0, None, false, false, false);
-        EngineFlags { cache_experts, cache_mem, cache_scope, eviction, reader, prefetch, threads, pin, exact, mlock }
+        let (prefetch, threads, pin, exact) = (0, None, false, false);
+        let (preload, mlock) = (false, false);
+        EngineFlags {
+            cache_experts,
+            cache_mem,
+            preload,
+            cache_scope,
+            eviction,
+            reader,
+            prefetch,
+            threads,
+            pin,
+            exact,
+            mlock,
+        }
     }
 
     #[test]

@@ -91,7 +91,7 @@ proptest! {
                 _ => (i as u16 % LAYERS as u16, i as u16),
             };
             let expected: Vec<_> = (0..guesses).map(|g| ExpertId((first + g) % EXPERTS as u16)).collect();
-            cache.expect(LayerIdx(next), &expected);
+            cache.expect(LayerIdx(next), &expected, usize::from(guesses));
             visit(&mut cache, *layer, wanted).unwrap();
         }
         let Traffic { counts, demanded, guessed, .. } = cache.traffic();
@@ -133,7 +133,7 @@ fn a_lasting_error_names_the_expert_and_leaves_the_cache_usable() {
 #[test]
 fn what_was_expected_is_found() {
     let (mut cache, _) = cache(2, Scope::Layer, |m| m);
-    cache.expect(LayerIdx(1), &[ExpertId(2), ExpertId(5)]);
+    cache.expect(LayerIdx(1), &[ExpertId(2), ExpertId(5)], 2);
     visit(&mut cache, 0, &[1]).unwrap();
     visit(&mut cache, 1, &[5, 2]).unwrap();
     let counts = cache.traffic().counts;
@@ -145,7 +145,7 @@ fn a_guess_that_cannot_be_read_is_an_error_only_when_it_is_wanted() {
     let broken = EXPERTS + 4; // layer 1, expert 4
     let (mut cache, upsets) = cache(2, Scope::Layer, |m| m.upset(When::Shard(broken), Mishap::Gone, u64::MAX));
     for round in 0..20 {
-        cache.expect(LayerIdx(1), &[ExpertId(4)]);
+        cache.expect(LayerIdx(1), &[ExpertId(4)], 1);
         visit(&mut cache, 0, &[round % 3]).unwrap();
         visit(&mut cache, 1, &[round % 4]).unwrap();
         visit(&mut cache, 2, &[round % 5]).unwrap();

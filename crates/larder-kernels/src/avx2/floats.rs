@@ -3,6 +3,7 @@
 
 use std::arch::x86_64::*;
 
+use super::load::fetch;
 use crate::dot::LANES;
 use crate::set::Sums;
 use crate::weights::Panel;
@@ -14,21 +15,24 @@ pub const F16: u8 = 1;
 /// As above.
 pub const BF16: u8 = 2;
 
-/// The dot products of all rows with one to four tokens, in tiles that leave enough registers for their sums.
+/// The dot products of all rows with some tokens, in tiles that leave enough registers for their sums.
 ///
 /// # Safety
-/// The panel is whole rows of `KIND`, and every token has as many values as it has columns.
+/// The panel is whole rows of `KIND`, and every token has as many values as they have.
 #[target_feature(enable = "avx2,f16c")]
-pub unsafe fn panel<const KIND: u8>(panel: &Panel, x: &[&[f32]], out: &mut [Sums]) {
-    // SAFETY: as the caller guarantees.
-    unsafe {
-        match *x {
-            [a] => tiles::<KIND, 4, 1, 2>(panel, [a], out),
-            [a, b] => tiles::<KIND, 4, 2, 1>(panel, [a, b], out),
-            [a, b, c] => tiles::<KIND, 2, 3, 1>(panel, [a, b, c], out),
-            [a, b, c, d] => tiles::<KIND, 2, 4, 1>(panel, [a, b, c, d], out),
-            _ => unreachable!("a kernel takes one to four tokens"),
+pub unsafe fn panel<const KIND: u8>(mut panel: Panel, x: &[&[f32]], out: &mut [Sums]) {
+    for (x, out) in x.chunks(4).zip(out.chunks_mut(4)) {
+        // SAFETY: as the caller guarantees.
+        unsafe {
+            match *x {
+                [a] => tiles::<KIND, 4, 1, 2>(&panel, [a], out),
+                [a, b] => tiles::<KIND, 4, 2, 1>(&panel, [a, b], out),
+                [a, b, c] => tiles::<KIND, 2, 3, 1>(&panel, [a, b, c], out),
+                [a, b, c, d] => tiles::<KIND, 2, 4, 1>(&panel, [a, b, c, d], out),
+                _ => unreachable!("chunks of one to four"),
+            }
         }
+        panel.next = &[];
     }
 }
 
@@ -40,17 +44,20 @@ unsafe fn tiles<const KIND: u8, const R: usize, const N: usize, const H: usize>(
     x: [&[f32]; N],
     out: &mut [Sums],
 ) {
+    // Rows of f32 are so long that the processor foresees enough, and is only held up.
+    let fetches = KIND != F32 && !panel.next.is_empty();
     for first in (0..panel.rows).step_by(R) {
         // A row that is missing is replaced by the last one.
         let rows: [*const u8; R] = std::array::from_fn(|r| panel.row((first + r).min(panel.rows - 1)).as_ptr());
         let mut lanes = [[[_mm256_setzero_ps(); R]; N]; 2];
         for half in (0..2).step_by(H) {
+            let next = fetches.then(|| panel.next.as_ptr().wrapping_add(first * panel.row_bytes));
             // SAFETY: as the caller guarantees.
-            unsafe { pass::<KIND, R, N, H>(rows, x, 8 * half, &mut lanes[half..half + H]) };
+            unsafe { pass::<KIND, R, N, H>(rows, x, 8 * half, next, &mut lanes[half..half + H]) };
         }
         for t in 0..N {
             for r in 0..R {
-                let body = panel.cols / LANES * LANES;
+                let body = panel.cols() / LANES * LANES;
                 let tail = (body..).zip(&x[t][body..]);
                 let start = reduce(lanes[0][t][r], lanes[1][t][r]);
                 // SAFETY: the row is as long as the token.
@@ -68,10 +75,15 @@ unsafe fn pass<const KIND: u8, const R: usize, const N: usize, const H: usize>(
     rows: [*const u8; R],
     x: [&[f32]; N],
     from: usize,
+    next: Option<*const u8>,
     lanes: &mut [[[__m256; R]; N]],
 ) {
     let mut sums = [[[_mm256_setzero_ps(); R]; N]; H];
     for c in (from..x[0].len() / LANES * LANES).step_by(LANES) {
+        if let Some(next) = next {
+            let step = R * if KIND == F32 { 4 } else { 2 };
+            fetch(next.wrapping_add(c * step), LANES * step);
+        }
         for (half, sums) in sums.iter_mut().enumerate() {
             let c = c + 8 * half;
             let mut w = [_mm256_setzero_ps(); R];

@@ -3,6 +3,7 @@
 
 mod blocks;
 mod floats;
+mod groups;
 mod load;
 mod quantise;
 mod scales;
@@ -22,30 +23,43 @@ pub fn set() -> Option<Set> {
     able.then_some(Set { name: "avx2", blocks, floats, quantise })
 }
 
-fn blocks(panel: &Panel, x: &[&[Block]], out: &mut [Sums]) {
-    check(panel, x.iter().map(|x| x.len() * BLOCK), out.len());
+fn blocks(panels: &[Panel], x: &[&[Block]], out: &mut [Sums]) {
+    check(panels, x.iter().map(|x| x.len() * BLOCK), out.len());
     // SAFETY: `set` gives this function away on processors that have the features, and the lengths are as they should.
     unsafe {
-        match *x {
-            [a] => blocks::tile(panel, [a], out),
-            [a, b] => blocks::tile(panel, [a, b], out),
-            [a, b, c] => blocks::tile(panel, [a, b, c], out),
-            [a, b, c, d] => blocks::tile(panel, [a, b, c, d], out),
-            _ => unreachable!("a kernel takes one to four tokens"),
+        if let ([p, q], [a]) = (panels, x)
+            && p.interleaved == q.interleaved
+        {
+            return blocks::tile([p, q], [a], out);
+        }
+        for (panel, out) in panels.iter().zip(out.chunks_mut(x.len())) {
+            let mut panel = *panel;
+            for (x, out) in x.chunks(4).zip(out.chunks_mut(4)) {
+                match *x {
+                    [a] => blocks::tile([&panel], [a], out),
+                    [a, b] => blocks::tile([&panel], [a, b], out),
+                    [a, b, c] => blocks::tile([&panel], [a, b, c], out),
+                    [a, b, c, d] => blocks::tile([&panel], [a, b, c, d], out),
+                    _ => unreachable!("chunks of one to four"),
+                }
+                panel.next = &[];
+            }
         }
     }
 }
 
-fn floats(panel: &Panel, x: &[&[f32]], out: &mut [Sums]) {
-    check(panel, x.iter().map(|x| x.len()), out.len());
-    // SAFETY: as above.
-    unsafe {
-        match panel.kind {
-            Kind::F32 => floats::panel::<{ floats::F32 }>(panel, x, out),
-            Kind::F16 => floats::panel::<{ floats::F16 }>(panel, x, out),
-            Kind::Bf16 => floats::panel::<{ floats::BF16 }>(panel, x, out),
-            Kind::Q8_0 | Kind::Q4_0 | Kind::Q4K | Kind::Q5K | Kind::Q6K => {
-                unreachable!("blocks have kernels of their own")
+fn floats(panels: &[Panel], x: &[&[f32]], out: &mut [Sums]) {
+    check(panels, x.iter().map(|x| x.len()), out.len());
+    for (panel, out) in panels.iter().zip(out.chunks_mut(x.len())) {
+        // SAFETY: as above.
+        unsafe {
+            match panel.kind {
+                Kind::F32 => floats::panel::<{ floats::F32 }>(*panel, x, out),
+                Kind::F16 => floats::panel::<{ floats::F16 }>(*panel, x, out),
+                Kind::Bf16 => floats::panel::<{ floats::BF16 }>(*panel, x, out),
+                Kind::Q8_0 | Kind::Q4_0 | Kind::Q4K | Kind::Q5K | Kind::Q6K => {
+                    unreachable!("blocks have kernels of their own")
+                }
             }
         }
     }
@@ -59,8 +73,12 @@ fn quantise(x: &[f32], out: &mut [Block]) {
 }
 
 /// What the kernels rely on, once for each tile.
-fn check(panel: &Panel, x: impl ExactSizeIterator<Item = usize>, out: usize) {
-    assert!(panel.rows > 0 && panel.bytes.len() == panel.rows * panel.row_bytes, "a panel is whole rows");
-    assert!(panel.kind.row_bytes(panel.cols) == Some(panel.row_bytes), "a row is whole blocks");
-    assert!(x.len() == out && { x }.all(|len| len == panel.cols), "activations do not fit the rows");
+fn check(panels: &[Panel], mut x: impl ExactSizeIterator<Item = usize>, out: usize) {
+    let first = &panels[0];
+    for panel in panels {
+        assert!(panel.rows > 0 && panel.bytes.len() == panel.rows * first.row_bytes, "a panel is whole rows");
+        assert!(panel.kind == first.kind && panel.blocks == first.blocks, "panels are of the same kind and length");
+    }
+    assert!(first.row_bytes == first.blocks * first.kind.block_bytes(), "a row is whole blocks");
+    assert!(panels.len() * x.len() == out && x.all(|len| len == first.cols()), "activations do not fit the rows");
 }

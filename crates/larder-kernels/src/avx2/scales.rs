@@ -45,6 +45,7 @@ impl Minima {
 }
 
 /// The scales of a block's halves in `q6_k`.
+#[derive(Clone, Copy)]
 pub struct Halves {
     /// The first, in both 16-bit halves of each lane.
     pub first: __m256i,

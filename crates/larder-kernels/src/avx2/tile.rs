@@ -7,6 +7,7 @@ use std::arch::x86_64::*;
 use crate::inputs::Block;
 
 /// Some tokens, and for each the sums of eight rows.
+#[derive(Clone, Copy)]
 pub struct Tile<'a, const N: usize> {
     x: [&'a [Block]; N],
     pub sums: [__m256; N],
@@ -33,8 +34,8 @@ impl<'a, const N: usize> Tile<'a, N> {
     #[target_feature(enable = "avx2")]
     #[inline]
     pub fn add(&mut self, x: Blocks<N>, dots: [__m256i; N], d: __m256) {
-        for ((sum, dots), x) in self.sums.iter_mut().zip(&dots).zip(x.0) {
-            *sum = _mm256_add_ps(*sum, scaled(*dots, d, x));
+        for ((sum, dots), x) in self.sums.iter_mut().zip(dots).zip(x.0) {
+            *sum = _mm256_add_ps(*sum, scaled(dots, d, x));
         }
     }
 
@@ -42,9 +43,9 @@ impl<'a, const N: usize> Tile<'a, N> {
     #[target_feature(enable = "avx2")]
     #[inline]
     pub fn add_above(&mut self, x: Blocks<N>, dots: [__m256i; N], d: __m256, min: __m256) {
-        for ((sum, dots), x) in self.sums.iter_mut().zip(&dots).zip(x.0) {
+        for ((sum, dots), x) in self.sums.iter_mut().zip(dots).zip(x.0) {
             let offset = _mm256_mul_ps(min, _mm256_set1_ps(x.d_sum));
-            *sum = _mm256_add_ps(*sum, _mm256_sub_ps(scaled(*dots, d, x), offset));
+            *sum = _mm256_add_ps(*sum, _mm256_sub_ps(scaled(dots, d, x), offset));
         }
     }
 }
@@ -62,8 +63,6 @@ pub struct Blocks<'a, const N: usize>(pub [&'a Block; N]);
 impl<const N: usize> Blocks<'_, N> {
     /// Adds the products of four unsigned weights of each row with activations `4 · k` and the next three: in each
     /// lane two sums of 16 bits.
-    ///
-    /// The tokens take turns, so that the processor always sees something to do that does not wait for a result.
     #[target_feature(enable = "avx2")]
     #[inline]
     pub fn add_pairs(&self, sums: &mut [__m256i; N], w: __m256i, k: usize) {
@@ -72,11 +71,11 @@ impl<const N: usize> Blocks<'_, N> {
         }
     }
 
-    /// Keeps the compiler from bringing additions into another order, in which one token comes after the other. A
-    /// single token is better off if it does.
+    /// Keeps the compiler from bringing the steps of several sums into another order, in which one sum comes after the
+    /// other: they take turns so that the processor always sees something to do that does not wait for a result.
     #[target_feature(enable = "avx2")]
     #[inline]
-    pub fn in_turn(&self, mut sum: __m256i) -> __m256i {
+    fn in_turn(&self, mut sum: __m256i) -> __m256i {
         if N > 1 {
             // SAFETY: there are no instructions.
             unsafe { asm!("/* {} */", inout(ymm_reg) sum, options(nomem, nostack, preserves_flags)) };
@@ -89,8 +88,8 @@ impl<const N: usize> Blocks<'_, N> {
     #[inline]
     pub fn pairs<const K: usize>(&self, w: [__m256i; K], first: usize) -> [__m256i; N] {
         let mut sums = [_mm256_setzero_si256(); N];
-        for (k, w) in (first..).zip(&w) {
-            self.add_pairs(&mut sums, *w, k);
+        for (k, w) in (first..).zip(w) {
+            self.add_pairs(&mut sums, w, k);
         }
         sums
     }
@@ -118,8 +117,8 @@ pub fn widened<const N: usize>(mut pairs: [__m256i; N], factors: __m256i) -> [__
 #[target_feature(enable = "avx2")]
 #[inline]
 pub fn sum<const N: usize>(mut a: [__m256i; N], b: [__m256i; N]) -> [__m256i; N] {
-    for (a, b) in a.iter_mut().zip(&b) {
-        *a = _mm256_add_epi32(*a, *b);
+    for (a, b) in a.iter_mut().zip(b) {
+        *a = _mm256_add_epi32(*a, b);
     }
     a
 }

@@ -9,16 +9,19 @@ use crate::weights::{Weights, widen_row};
 /// Every panel of a matrix with some tokens: `[tokens][rows]`.
 fn product(set: &Set, weights: Weights, x: &Inputs) -> Vec<Vec<f32>> {
     let mut out = vec![vec![]; x.tokens()];
-    for panel in (0..weights.panels()).map(|i| weights.panel(i)) {
-        let mut sums = vec![Sums::default(); x.tokens()];
+    let panels: Vec<_> = (0..weights.panels().count()).map(|i| weights.panels().get(i)).collect();
+    for panels in panels.chunks(PANELS) {
+        let mut sums = vec![Sums::default(); panels.len() * x.tokens()];
         if weights.kind.is_float() {
             let x: Vec<_> = (0..x.tokens()).map(|t| x.values(t)).collect();
-            (set.floats)(&panel, &x, &mut sums);
+            (set.floats)(panels, &x, &mut sums);
         } else {
             let x: Vec<_> = (0..x.tokens()).map(|t| x.blocks(t)).collect();
-            (set.blocks)(&panel, &x, &mut sums);
+            (set.blocks)(panels, &x, &mut sums);
         }
-        out.iter_mut().zip(&sums).for_each(|(out, sums)| out.extend(&sums[..panel.rows]));
+        for (panel, sums) in panels.iter().zip(sums.chunks(x.tokens())) {
+            out.iter_mut().zip(sums).for_each(|(out, sums)| out.extend(&sums[..panel.rows]));
+        }
     }
     out
 }

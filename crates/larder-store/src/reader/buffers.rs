@@ -28,19 +28,19 @@ impl Buffers {
         Ok(Buffers { arena: arena.clone(), known: vec![false; places] })
     }
 
-    /// The number by which the kernel knows the slot that `slot` is, or is a part of; the kernel is told first if it
-    /// does not. `None` if it is not one of the registered places.
-    pub fn number(&mut self, ring: &IoUring, slot: &Slot) -> io::Result<Option<u16>> {
+    /// The number by which the kernel knows the slot that `slot` is, or is a part of, and whether the kernel had to be
+    /// told first. `None` if it is not one of the registered places.
+    pub fn number(&mut self, ring: &IoUring, slot: &Slot) -> io::Result<Option<(u16, bool)>> {
         let index = slot.index();
         let Some(known) = self.known.get_mut(index).filter(|_| slot.is_of(&self.arena)) else { return Ok(None) };
-        if !*known {
+        let new = !std::mem::replace(known, true);
+        if new {
             let (start, bytes) = self.arena.whole(index);
             let buffer = libc::iovec { iov_base: start.as_ptr().cast(), iov_len: bytes };
             // SAFETY: the memory is mapped as long as the arena lives, of which a handle is kept here, and that is kept
             // beside the ring.
             unsafe { ring.submitter().register_buffers_update(index as u32, &[buffer], None)? };
-            *known = true;
         }
-        Ok(u16::try_from(index).ok())
+        Ok(u16::try_from(index).ok().map(|number| (number, new)))
     }
 }

@@ -96,6 +96,8 @@ impl Uring {
     fn queue(&mut self, place: usize) {
         let flight = self.flights[place].as_mut().expect("it was just put or left there");
         let buffer = buffer(&mut self.buffers, &self.ring, &flight.read.slot);
+        let new = buffer.is_some_and(|(_, new)| new);
+        let buffer = buffer.map(|(number, _)| number);
         let number = number(&mut self.table, &self.ring, &flight.file);
         let entry = flight.entry(number, buffer).user_data(place as u64);
         // SAFETY: the file and the slot that the entry names stay in `flights` until its completion has been seen, see
@@ -103,6 +105,10 @@ impl Uring {
         // `Read::open` has checked.
         let queued = unsafe { self.ring.submission().push(&entry) };
         queued.expect("the ring has an entry for each place");
+        if new {
+            // To register a slot takes as long as to read it: this read is not kept waiting for the next slot.
+            let _ = self.ring.submit();
+        }
     }
 
     fn reap(&mut self) {
@@ -206,8 +212,9 @@ fn number(table: &mut Result<Table, String>, ring: &IoUring, file: &Arc<OpenFile
     }
 }
 
-/// By which number the kernel knows the slot, if it does. Once it has refused one it is told no more.
-fn buffer(buffers: &mut Result<Buffers, String>, ring: &IoUring, slot: &Slot) -> Option<u16> {
+/// By which number the kernel knows the slot, if it does, and whether it was told just now. Once it has refused one it is
+/// told no more.
+fn buffer(buffers: &mut Result<Buffers, String>, ring: &IoUring, slot: &Slot) -> Option<(u16, bool)> {
     match buffers.as_mut().ok()?.number(ring, slot) {
         Ok(number) => number,
         Err(e) => {
@@ -272,7 +279,7 @@ mod tests {
         let (front, back) = slots.remove(1).split_at(SHARD_ALIGN);
         let Ok(buffers) = &mut uring.buffers else { return println!("{}", uring.registered()) };
         let [first, second] = [&back, &front].map(|part| buffers.number(&uring.ring, part).unwrap());
-        assert_eq!((first, second), (Some(1), Some(1)));
+        assert_eq!((first, second), (Some((1, true)), Some((1, false))));
         // The kernel refuses a read whose place is not in the buffer that it names.
         let back = read(&mut uring, SHARD_ALIGN, back);
         let slot = read(&mut uring, 0, front).join(back);

@@ -49,6 +49,11 @@ impl Resident {
         Ok((resident, written))
     }
 
+    /// Lets the system begin to read all of it.
+    pub fn read_soon(&self) {
+        self.file.read_soon();
+    }
+
     /// All tensor names, sorted.
     pub fn names(&self) -> Vec<&str> {
         self.tensors.keys().map(String::as_str).collect()

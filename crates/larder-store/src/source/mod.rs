@@ -67,6 +67,9 @@ pub trait Source: Tensors + Send + Sync {
     /// Says that all data are about to be read once, so that they need not pass through the page cache.
     fn read_once(&self) {}
 
+    /// All tensors will be read soon, so the system may begin.
+    fn read_soon(&self) {}
+
     /// The files that hold the weights.
     fn files(&self) -> Vec<SourceFile>;
 

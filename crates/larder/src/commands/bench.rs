@@ -89,7 +89,7 @@ struct Run {
     streams: bool,
 }
 
-/// The first run begins with an empty cache and is cold; the others are warm. Reads go past the page cache.
+/// The first run begins with an empty cache and is cold; the others are warm.
 fn measure(engine: &mut Engine, args: &Bench) -> Result<Vec<Run>> {
     (0..args.repeats).map(|repeat| once(engine, args, repeat as u64)).collect()
 }
@@ -143,7 +143,7 @@ fn table(series: &[(&str, Vec<Run>)], limits: &Limits) -> Vec<Vec<String>> {
     let shares = ["attention", "routing", "experts", "waiting", "other"];
     let mut rows = vec![heading.into_iter().chain(shares).map(str::to_owned).collect()];
     let percent = |share: f64| format!("{:.0} %", 100.0 * share);
-    for (name, runs) in series {
+    for (name, runs) in series.iter().flat_map(|(name, runs)| cold_and_warm(name, runs)) {
         let rates: Vec<f64> = runs.iter().map(|r| r.decode.rate()).collect();
         let middle = &runs[median_index(&rates)];
         let Totals { tokens, time, times, traffic } = middle.decode;
@@ -151,7 +151,7 @@ fn table(series: &[(&str, Vec<Run>)], limits: &Limits) -> Vec<Vec<String>> {
         let share = |part: Duration| percent(part.as_secs_f64() / time.as_secs_f64());
         let other = time.saturating_sub(times.mixing + times.routing + times.experts);
         rows.push(vec![
-            (*name).to_owned(),
+            name,
             format!("{:.1}", middle.prompt.rate()),
             format!("{:.2}", middle.decode.rate()),
             format!("{:.2}", rates.iter().copied().fold(f64::INFINITY, f64::min)),
@@ -167,6 +167,15 @@ fn table(series: &[(&str, Vec<Run>)], limits: &Limits) -> Vec<Vec<String>> {
         ]);
     }
     rows
+}
+
+/// The first run of slots begins with none filled; the others find what it left.
+fn cold_and_warm<'a>(name: &str, runs: &'a [Run]) -> Vec<(String, &'a [Run])> {
+    match runs {
+        [first, ..] if !first.streams => vec![(name.to_owned(), runs)],
+        [_] => vec![(format!("{name}, cold"), runs)],
+        _ => vec![(format!("{name}, cold"), &runs[..1]), (format!("{name}, warm"), &runs[1..])],
+    }
 }
 
 /// Where the median of `values` stands; of an even number the lower one.
