@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use crate::pin;
 
 /// How long a thread waits awake. Between two fork-joins of a layer lie a norm, a softmax or a router, which take 5 to
-/// 20 µs; to sleep and be woken takes about 50. Longer would take a processor from the threads that read the disk.
+/// 40 µs; to sleep and be woken takes about 20. Longer would take a processor from whoever else could use it.
 const SPIN: Duration = Duration::from_micros(50);
 
 /// Looks at the condition between two looks at the clock.

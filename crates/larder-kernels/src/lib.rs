@@ -1,7 +1,7 @@
 //! Products of activations with weights in the format they are stored in, on borrowed bytes, and the threads that they
 //! are computed on.
 //!
-//! [`portable`] defines every product to the bit; other instruction sets are chosen at run time and give the same bits.
+//! `portable.rs` defines every product to the bit; other instruction sets are chosen at run time and give the same bits.
 //! So a result depends neither on the machine, nor on the number of threads, nor on what else is computed with it.
 
 mod attention;
