@@ -4,6 +4,7 @@
 //! logits to an [`ExpertPath`]. There are no tokenizers, files or caches here.
 
 mod arch;
+mod bytes;
 mod compute;
 mod config;
 mod decoder;

@@ -7,6 +7,7 @@ use candle_core::{CpuStorage, Device, Storage, Tensor};
 use larder_core::{Kind, Order};
 use larder_kernels::{Inputs, Pool, Product, Weights as Stored, products};
 
+use crate::bytes::Bytes;
 use crate::compute::Compute;
 use crate::error::Result;
 
@@ -17,7 +18,7 @@ pub struct Matrix {
     order: Order,
     rows: usize,
     cols: usize,
-    bytes: Arc<Vec<u8>>,
+    bytes: Arc<Bytes>,
     compute: Arc<Compute>,
 }
 
@@ -27,7 +28,7 @@ thread_local! {
 
 impl Matrix {
     /// Products with it are computed by `compute`. The caller guarantees `kind.matrix_bytes(rows, cols)` bytes.
-    pub fn new(kind: Kind, order: Order, rows: usize, cols: usize, bytes: Arc<Vec<u8>>, compute: Arc<Compute>) -> Self {
+    pub fn new(kind: Kind, order: Order, rows: usize, cols: usize, bytes: Arc<Bytes>, compute: Arc<Compute>) -> Self {
         Matrix { kind, order, rows, cols, bytes, compute }
     }
 

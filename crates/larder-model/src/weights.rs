@@ -5,6 +5,7 @@ use std::sync::Arc;
 use candle_core::{Device, Tensor};
 use larder_core::{Kind, Order, TensorMeta, TensorSpec, Tensors, interleave};
 
+use crate::bytes::Bytes;
 use crate::compute::Compute;
 use crate::error::{ModelError, Result};
 use crate::matrix::{Linear, Matrix};
@@ -39,7 +40,7 @@ impl<'a> Weights<'a> {
     pub fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<Matrix> {
         match self.bytes(name, &[rows, cols], true)? {
             Some((meta, bytes)) => Ok(self.arranged(&meta, rows, cols, bytes)),
-            None => Ok(Matrix::new(Kind::F32, Order::Rows, 0, cols, Arc::default(), self.compute.clone())),
+            None => Ok(Matrix::new(Kind::F32, Order::Rows, 0, cols, Arc::new(Bytes::zeroed(0)), self.compute.clone())),
         }
     }
 
@@ -80,7 +81,7 @@ impl<'a> Weights<'a> {
     }
 
     /// In the order in which products are fastest.
-    fn arranged(&self, meta: &TensorMeta, rows: usize, cols: usize, mut bytes: Vec<u8>) -> Matrix {
+    fn arranged(&self, meta: &TensorMeta, rows: usize, cols: usize, mut bytes: Bytes) -> Matrix {
         let order = Order::best(meta.kind);
         if meta.order != order {
             interleave(meta.kind, rows, cols, &mut bytes);
@@ -95,14 +96,14 @@ impl<'a> Weights<'a> {
         Ok(Some(values))
     }
 
-    fn bytes(&mut self, name: &str, shape: &[usize], product: bool) -> Result<Option<(TensorMeta, Vec<u8>)>> {
+    fn bytes(&mut self, name: &str, shape: &[usize], product: bool) -> Result<Option<(TensorMeta, Bytes)>> {
         self.asked.push(TensorSpec { name: name.to_owned(), shape: shape.to_vec(), product });
         let Some(source) = self.source else { return Ok(None) };
         let meta = check_shape(source, name, shape)?.clone();
         if !product && !meta.kind.is_float() {
             return Err(ModelError::Weights(format!("tensor {name} is stored as {}, not as floats", meta.kind)));
         }
-        let mut bytes = vec![0; meta.bytes];
+        let mut bytes = Bytes::zeroed(meta.bytes);
         source.read(name, 0, &mut bytes)?;
         Ok(Some((meta, bytes)))
     }
