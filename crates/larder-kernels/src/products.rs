@@ -36,7 +36,7 @@ pub struct Product<'a> {
     pub out: &'a mut [f32],
 }
 
-/// Computes all products in one go. Nothing is allocated.
+/// Computes all products in one go. Nothing is allocated, but for a widened row where activations are not quantised.
 ///
 /// A result depends on its row and its token only: not on the other tokens, the order of bytes, the threads, or the
 /// instruction set.
