@@ -26,19 +26,20 @@ impl Geometry {
     }
 }
 
-/// Bytes in which a model remembers a sequence.
+/// What a model remembers of a sequence.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct MemoryNeed {
-    /// For every token.
+    /// Numbers for every token.
     pub per_token: usize,
-    /// However long it is.
+    /// Bytes however long it is.
     pub fixed: usize,
 }
 
 impl MemoryNeed {
-    /// For a sequence of `tokens` tokens.
-    pub fn bytes(&self, tokens: usize) -> u64 {
-        (self.per_token as u64).saturating_mul(tokens as u64).saturating_add(self.fixed as u64)
+    /// Bytes for a sequence of `tokens` tokens whose numbers take `number` bytes.
+    pub fn bytes(&self, tokens: usize, number: usize) -> u64 {
+        let numbers = (self.per_token as u64).saturating_mul(tokens as u64);
+        numbers.saturating_mul(number as u64).saturating_add(self.fixed as u64)
     }
 }
 

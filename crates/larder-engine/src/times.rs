@@ -2,7 +2,7 @@ use std::ops::{Add, AddAssign, Sub};
 use std::time::Duration;
 
 use larder_core::LayerIdx;
-use larder_model::{Phase, Routed, Tap};
+use larder_model::{Phase, Routed, Tap, Work};
 
 /// Where time went.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -15,6 +15,10 @@ pub struct Times {
     pub experts: Duration,
     /// Embedding, final norm, output head.
     pub ends: Duration,
+    /// Of all that, products on all threads.
+    pub products: Duration,
+    /// Of all that, attention over what is remembered.
+    pub attending: Duration,
 }
 
 impl Times {
@@ -44,6 +48,8 @@ impl Add for Times {
             routing: self.routing + other.routing,
             experts: self.experts + other.experts,
             ends: self.ends + other.ends,
+            products: self.products + other.products,
+            attending: self.attending + other.attending,
         }
     }
 }
@@ -58,6 +64,8 @@ impl Sub for Times {
             routing: self.routing - then.routing,
             experts: self.experts - then.experts,
             ends: self.ends - then.ends,
+            products: self.products - then.products,
+            attending: self.attending - then.attending,
         }
     }
 }
@@ -84,5 +92,11 @@ impl Tap for Timed<'_> {
     fn spent(&mut self, phase: Phase, time: Duration) {
         *self.times += (phase, time);
         self.tap.spent(phase, time);
+    }
+
+    fn worked(&mut self, work: Work) {
+        self.times.products += work.products;
+        self.times.attending += work.attending;
+        self.tap.worked(work);
     }
 }

@@ -1,40 +1,48 @@
 //! Softmax attention of a few queries over remembered rows.
 //!
-//! One source for every instruction set: the arithmetic is written in lanes that the compiler maps to whatever vectors
-//! there are, and nothing in it depends on how wide they are, so the bits are the same everywhere.
+//! What is compared and what is mixed are rows of floats, so the kernels of an instruction set do the work; all of them
+//! give the same bits, and a query's result depends on nothing but itself and what it sees.
 #![allow(unsafe_code)]
 
 use std::cell::RefCell;
 use std::ops::Range;
 
+use larder_core::{GROUP, Kind};
+
 use crate::disjoint::Disjoint;
-use crate::dot::dot;
 use crate::exp::exp;
 use crate::pool::Pool;
+use crate::set::{Set, Sums, TOKENS};
+use crate::weights::Panel;
 
-/// Rows `[heads, positions, width]` in memory that may hold more than them.
+/// Rows of floats `[heads, positions, width]` in memory that may hold more than them.
 #[derive(Clone, Copy)]
 pub struct Table<'a> {
+    /// How its numbers are stored.
+    pub kind: Kind,
     /// Where they lie.
-    pub data: &'a [f32],
-    /// From one head's first row to the next head's.
+    pub data: &'a [u8],
+    /// Bytes from one head's first row to the next head's.
     pub head: usize,
-    /// From one row to the next.
+    /// Bytes from one row to the next.
     pub row: usize,
-    /// How much of a row counts.
+    /// How many numbers of a row count.
     pub width: usize,
 }
 
 impl<'a> Table<'a> {
-    /// One row.
-    pub fn row(&self, head: usize, position: usize) -> &'a [f32] {
-        &self.data[head * self.head + position * self.row..][..self.width]
+    /// Some rows of a head, from the first byte of the first one on.
+    fn rows(&self, head: usize, rows: Range<usize>) -> &'a [u8] {
+        let end = (rows.end - 1) * self.row + self.width * self.kind.block_bytes();
+        &self.data[head * self.head..][rows.start * self.row..end]
     }
 
-    fn reaches(&self, heads: usize, positions: usize) -> bool {
-        heads == 0
-            || positions == 0
-            || (heads - 1) * self.head + (positions - 1) * self.row + self.width <= self.data.len()
+    fn check(&self, heads: usize, positions: usize) {
+        assert!(self.kind.is_float(), "floats are remembered");
+        let bytes = self.width * self.kind.block_bytes();
+        assert!(self.width > 0 && bytes <= self.row, "a row has the numbers that count");
+        let end = (heads - 1) * self.head + (positions - 1) * self.row + bytes;
+        assert!(end <= self.data.len(), "too few rows");
     }
 }
 
@@ -44,7 +52,7 @@ pub struct Look<'a> {
     pub queries: &'a [f32],
     /// Query heads.
     pub heads: usize,
-    /// What queries are compared with.
+    /// What queries are compared with; its rows have no gaps between them.
     pub keys: Table<'a>,
     /// What is mixed.
     pub values: Table<'a>,
@@ -58,8 +66,8 @@ pub struct Look<'a> {
     pub sinks: Option<&'a [f32]>,
 }
 
-/// Queries that one task takes in a row, so that a head's keys stay near.
-const QUERIES: usize = 16;
+/// Tasks per thread, so that a thread that is held up leaves its share to the others.
+const TASKS_PER_THREAD: usize = 4;
 
 thread_local! {
     static SCORES: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
@@ -76,73 +84,139 @@ pub fn attend(pool: &Pool, look: &Look, out: &mut [f32]) {
     assert_eq!(out.len(), queries * heads * width, "output does not fit the shape");
     assert!(look.kv_heads > 0 && heads.is_multiple_of(look.kv_heads), "each key head serves as many query heads");
     assert!(look.sinks.is_none_or(|s| s.len() == heads), "one sink per head");
-    for seen in look.seen {
-        assert!(seen.start < seen.end, "a query sees something");
-        assert!(
-            look.keys.reaches(look.kv_heads, seen.end) && look.values.reaches(look.kv_heads, seen.end),
-            "too few rows"
-        );
-    }
-    let blocks = queries.div_ceil(QUERIES);
-    let out = Disjoint::new(out);
-    pool.run(heads * blocks, &|task| {
-        let (head, block) = (task / blocks, task % blocks);
-        SCORES.with_borrow_mut(|scores| {
-            for query in block * QUERIES..queries.min((block + 1) * QUERIES) {
-                let at = (query * heads + head) * width;
-                // SAFETY: every query and head is in one task, and their stretches of the output do not overlap.
-                let out = unsafe { out.slice(at, width) };
-                mix(look, query, head, scores, out);
-            }
-        });
+    assert!(look.seen.iter().all(|seen| seen.start < seen.end), "a query sees something");
+    let Some(end) = look.seen.iter().map(|seen| seen.end).max() else { return };
+    look.keys.check(look.kv_heads, end);
+    look.values.check(look.kv_heads, end);
+    assert_eq!(look.keys.row, look.keys.width * look.keys.kind.block_bytes(), "keys follow each other");
+
+    // All queries that look at the same head of keys, some of them in each task.
+    let pairs = queries * (heads / look.kv_heads);
+    let share = (look.kv_heads * pairs / (TASKS_PER_THREAD * pool.threads())).clamp(1, TOKENS);
+    let tasks = pairs.div_ceil(share);
+    let (set, out) = (Set::best(), Disjoint::new(out));
+    pool.run(look.kv_heads * tasks, &|task| {
+        let first = task % tasks * share;
+        let few = Few { look, set, kv: task / tasks, first, count: share.min(pairs - first) };
+        SCORES.with_borrow_mut(|scores| few.attend(scores, &out));
     });
 }
 
+/// Some of the queries that look at one head of keys, at most [`TOKENS`].
+struct Few<'a> {
+    look: &'a Look<'a>,
+    set: &'a Set,
+    kv: usize,
+    /// They are counted query by query, and within a query by head.
+    first: usize,
+    count: usize,
+}
+
+impl Few<'_> {
+    /// Which query and head one of them is.
+    fn pair(&self, i: usize) -> (usize, usize) {
+        let group = self.look.heads / self.look.kv_heads;
+        let pair = self.first + i;
+        (pair / group, self.kv * group + pair % group)
+    }
+
+    fn attend(&self, scores: &mut Vec<f32>, out: &Disjoint<f32>) {
+        let Look { values, seen, heads, .. } = *self.look;
+        let (from, width) = self.score(scores);
+        for (i, scores) in scores.chunks_exact_mut(width).take(self.count).enumerate() {
+            let (query, head) = self.pair(i);
+            let seen = seen[query].clone();
+            let scores = &mut scores[seen.start - from..seen.end - from];
+            let share = soften(scores, self.look.sinks.map(|s| s[head]));
+            // SAFETY: every query and head is in one task, and their stretches of the output do not overlap.
+            let out = unsafe { out.slice((query * heads + head) * values.width, values.width) };
+            out.fill(0.0);
+            let run = Run { kind: values.kind, bytes: values.rows(self.kv, seen), row_bytes: values.row };
+            (self.set.blend)(run, scores, out);
+            out.iter_mut().for_each(|o| *o *= share);
+        }
+    }
+
+    /// Every query with every key that any of them sees: `[count, width]`, the first column being position `from`.
+    fn score(&self, scores: &mut Vec<f32>) -> (usize, usize) {
+        let Look { queries, keys, seen, heads, scale, .. } = *self.look;
+        let seen = |i: usize| &seen[self.pair(i).0];
+        let from = (0..self.count).map(|i| seen(i).start).min().expect("a task has queries");
+        let to = (0..self.count).map(|i| seen(i).end).max().expect("a task has queries");
+        let width = (to - from).next_multiple_of(GROUP);
+        scores.resize(scores.len().max(self.count * width), 0.0);
+
+        let mut x = [&[][..]; TOKENS];
+        for (i, x) in x.iter_mut().take(self.count).enumerate() {
+            let (query, head) = self.pair(i);
+            *x = &queries[(query * heads + head) * keys.width..][..keys.width];
+        }
+        let mut sums = [Sums::default(); TOKENS];
+        let sums = &mut sums[..self.count];
+        for first in (from..to).step_by(GROUP) {
+            let rows = GROUP.min(to - first);
+            let bytes = keys.rows(self.kv, first..first + rows);
+            let next = &keys.rows(self.kv, first..to)[bytes.len()..];
+            let next = &next[..next.len().min(bytes.len())];
+            let Table { kind, width: blocks, row: row_bytes, .. } = keys;
+            let panel = Panel { kind, blocks, rows, row_bytes, interleaved: false, bytes, next };
+            (self.set.floats)(&[panel], &x[..self.count], sums);
+            for (scores, sums) in scores.chunks_exact_mut(width).zip(&*sums) {
+                let scores = &mut scores[first - from..][..GROUP];
+                scores.iter_mut().zip(sums).for_each(|(score, sum)| *score = sum * scale);
+            }
+        }
+        (from, width)
+    }
+}
+
+/// Rows of floats, one after the other.
+pub(crate) struct Run<'a> {
+    pub kind: Kind,
+    /// Up to the last byte that counts.
+    pub bytes: &'a [u8],
+    /// From one row to the next.
+    pub row_bytes: usize,
+}
+
+/// Replaces scores by `e^(score - most)`, and returns what makes them sum to one.
 #[cfg(target_arch = "x86_64")]
-fn mix(look: &Look, query: usize, head: usize, scores: &mut Vec<f32>, out: &mut [f32]) {
+fn soften(scores: &mut [f32], sink: Option<f32>) -> f32 {
     #[target_feature(enable = "avx2")]
-    fn with_avx2(look: &Look, query: usize, head: usize, scores: &mut Vec<f32>, out: &mut [f32]) {
-        mix_in_lanes(look, query, head, scores, out);
+    fn with_avx2(scores: &mut [f32], sink: Option<f32>) -> f32 {
+        soften_in_lanes(scores, sink)
     }
     if std::arch::is_x86_feature_detected!("avx2") {
         // SAFETY: the processor has what the function is compiled for.
-        unsafe { with_avx2(look, query, head, scores, out) }
+        unsafe { with_avx2(scores, sink) }
     } else {
-        mix_in_lanes(look, query, head, scores, out);
+        soften_in_lanes(scores, sink)
     }
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn mix(look: &Look, query: usize, head: usize, scores: &mut Vec<f32>, out: &mut [f32]) {
-    mix_in_lanes(look, query, head, scores, out);
+fn soften(scores: &mut [f32], sink: Option<f32>) -> f32 {
+    soften_in_lanes(scores, sink)
 }
 
 #[inline(always)]
-fn mix_in_lanes(look: &Look, query: usize, head: usize, scores: &mut Vec<f32>, out: &mut [f32]) {
-    let kv = head / (look.heads / look.kv_heads);
-    let seen = look.seen[query].clone();
-    let q = &look.queries[(query * look.heads + head) * look.keys.width..][..look.keys.width];
-    scores.clear();
-    scores.extend(seen.clone().map(|at| dot(q, look.keys.row(kv, at)) * look.scale));
-    let sink = look.sinks.map(|s| s[head]);
-    let most = scores.iter().copied().fold(sink.unwrap_or(f32::NEG_INFINITY), f32::max);
+fn soften_in_lanes(scores: &mut [f32], sink: Option<f32>) -> f32 {
+    let most = largest(scores).max(sink.unwrap_or(f32::NEG_INFINITY));
     scores.iter_mut().for_each(|s| *s = exp(*s - most));
-    let total = sum(scores) + sink.map_or(0.0, |s| exp(s - most));
+    1.0 / (sum(scores) + sink.map_or(0.0, |s| exp(s - most)))
+}
 
-    out.fill(0.0);
-    let (fours, rest) = scores.as_chunks::<4>();
-    for (i, w) in fours.iter().enumerate() {
-        let [a, b, c, d] = [0, 1, 2, 3].map(|j| look.values.row(kv, seen.start + 4 * i + j));
-        for (j, o) in out.iter_mut().enumerate() {
-            *o = *o + w[0] * a[j] + w[1] * b[j] + w[2] * c[j] + w[3] * d[j];
+/// In eight interleaved lanes.
+#[inline(always)]
+fn largest(values: &[f32]) -> f32 {
+    let (body, tail) = values.as_chunks::<8>();
+    let mut lanes = [f32::NEG_INFINITY; 8];
+    for chunk in body {
+        for i in 0..8 {
+            lanes[i] = lanes[i].max(chunk[i]);
         }
     }
-    for (i, w) in rest.iter().enumerate() {
-        let row = look.values.row(kv, seen.start + 4 * fours.len() + i);
-        out.iter_mut().zip(row).for_each(|(o, v)| *o += w * v);
-    }
-    let share = 1.0 / total;
-    out.iter_mut().for_each(|o| *o *= share);
+    lanes.iter().chain(tail).copied().fold(f32::NEG_INFINITY, f32::max)
 }
 
 /// In eight interleaved lanes.
@@ -161,9 +235,19 @@ fn sum(values: &[f32]) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::blocks::{narrow, widen};
 
     fn values(len: usize, seed: f32) -> Vec<f32> {
         (0..len).map(|i| ((i as f32 + seed) * 0.731).sin()).collect()
+    }
+
+    /// As stored, and what that stands for.
+    fn stored(kind: Kind, values: &[f32]) -> (Vec<u8>, Vec<f32>) {
+        let mut bytes = vec![0; values.len() * kind.block_bytes()];
+        narrow(kind, values, &mut bytes);
+        let mut back = vec![0.0; values.len()];
+        widen(kind, &bytes, &mut back);
+        (bytes, back)
     }
 
     #[test]
@@ -176,16 +260,19 @@ mod tests {
             (1, 1, 1, 1, 2, 0),
         ] {
             let (positions, room) = (start + queries, start + queries + 3);
-            let (q, k) = (values(queries * heads * key, 0.1), values(kv_heads * room * key, 0.2));
-            let v = values(kv_heads * room * value, 0.3);
+            let q = values(queries * heads * key, 0.1);
             let sinks = values(heads, 0.4);
             let seen: Vec<Range<usize>> = (start..positions).map(|at| at / 3..at + 1).collect();
-            for sinks in [None, Some(&sinks[..])] {
+            for (sinks, kind) in [None, Some(&sinks[..])].into_iter().flat_map(|s| [(s, Kind::F32), (s, Kind::F16)]) {
+                let (k, plain_k) = stored(kind, &values(kv_heads * room * key, 0.2));
+                let (v, plain_v) = stored(kind, &values(kv_heads * room * value, 0.3));
+                let row = |width: usize| width * kind.block_bytes();
+                let (kr, vr) = (row(key), row(value));
                 let look = Look {
                     queries: &q,
                     heads,
-                    keys: Table { data: &k, head: room * key, row: key, width: key },
-                    values: Table { data: &v, head: room * value, row: value, width: value },
+                    keys: Table { kind, data: &k, head: room * kr, row: kr, width: key },
+                    values: Table { kind, data: &v, head: room * vr, row: vr, width: value },
                     kv_heads,
                     seen: &seen,
                     scale: 0.7,
@@ -193,21 +280,19 @@ mod tests {
                 };
                 let mut out = vec![f32::NAN; queries * heads * value];
                 attend(&Pool::new(2, false).unwrap(), &look, &mut out);
-                for (i, seen) in seen.iter().enumerate() {
-                    for h in 0..heads {
-                        let kv = h / (heads / kv_heads);
-                        let q = &q[(i * heads + h) * key..][..key];
-                        let score = |at: usize| {
-                            let k = look.keys.row(kv, at);
-                            (q.iter().zip(k).map(|(a, b)| *a as f64 * *b as f64).sum::<f64>() * 0.7).exp()
-                        };
-                        let total = seen.clone().map(score).sum::<f64>() + sinks.map_or(0.0, |s| (s[h] as f64).exp());
-                        for j in 0..value {
-                            let exact: f64 =
-                                seen.clone().map(|at| score(at) / total * look.values.row(kv, at)[j] as f64).sum();
-                            let got = out[(i * heads + h) * value + j];
-                            assert!((got as f64 - exact).abs() < 1e-5, "query {i}, head {h}: {got} and not {exact}");
-                        }
+                for (i, h) in (0..queries).flat_map(|i| (0..heads).map(move |h| (i, h))) {
+                    let kv = h / (heads / kv_heads);
+                    let q = &q[(i * heads + h) * key..][..key];
+                    let score = |at: usize| {
+                        let k = &plain_k[(kv * room + at) * key..][..key];
+                        (q.iter().zip(k).map(|(a, b)| *a as f64 * *b as f64).sum::<f64>() * 0.7).exp()
+                    };
+                    let total = seen[i].clone().map(score).sum::<f64>() + sinks.map_or(0.0, |s| (s[h] as f64).exp());
+                    for j in 0..value {
+                        let v = |at: usize| plain_v[(kv * room + at) * value + j] as f64;
+                        let exact: f64 = seen[i].clone().map(|at| score(at) / total * v(at)).sum();
+                        let got = out[(i * heads + h) * value + j];
+                        assert!((got as f64 - exact).abs() < 1e-5, "query {i}, head {h}: {got} and not {exact}");
                     }
                 }
             }
@@ -216,33 +301,34 @@ mod tests {
 
     #[test]
     fn threads_and_batches_change_no_bit() {
-        let (heads, width, queries) = (3, 32, 40);
-        let (q, k, v) = (
-            values(queries * heads * width, 0.1),
-            values(heads * queries * width, 0.2),
-            values(heads * queries * width, 0.3),
-        );
-        let run = |threads: usize, range: Range<usize>| {
-            let seen: Vec<Range<usize>> = range.clone().map(|at| 0..at + 1).collect();
-            let table = |data| Table { data, head: queries * width, row: width, width };
-            let q = &q[range.start * heads * width..range.end * heads * width];
-            let look = Look {
-                queries: q,
-                heads,
-                keys: table(&k),
-                values: table(&v),
-                kv_heads: heads,
-                seen: &seen,
-                scale: 0.2,
-                sinks: None,
+        let (heads, kv_heads, width, queries) = (6, 3, 33, 40);
+        let q = values(queries * heads * width, 0.1);
+        for kind in [Kind::F32, Kind::F16] {
+            let (k, _) = stored(kind, &values(kv_heads * queries * width, 0.2));
+            let (v, _) = stored(kind, &values(kv_heads * queries * width, 0.3));
+            let run = |threads: usize, range: Range<usize>| {
+                let seen: Vec<Range<usize>> = range.clone().map(|at| at / 5..at + 1).collect();
+                let row = width * kind.block_bytes();
+                let queries_of = &q[range.start * heads * width..range.end * heads * width];
+                let look = Look {
+                    queries: queries_of,
+                    heads,
+                    keys: Table { kind, data: &k, head: queries * row, row, width },
+                    // Values in a part of the rows, as latent attention has them.
+                    values: Table { kind, data: &v, head: queries * row, row, width: width - 4 },
+                    kv_heads,
+                    seen: &seen,
+                    scale: 0.2,
+                    sinks: None,
+                };
+                let mut out = vec![0.0; range.len() * heads * (width - 4)];
+                attend(&Pool::new(threads, false).unwrap(), &look, &mut out);
+                out
             };
-            let mut out = vec![0.0; q.len()];
-            attend(&Pool::new(threads, false).unwrap(), &look, &mut out);
-            out
-        };
-        let whole = run(1, 0..queries);
-        assert_eq!(run(4, 0..queries), whole);
-        let pieces: Vec<f32> = (0..queries).flat_map(|i| run(2, i..i + 1)).collect();
-        assert_eq!(pieces, whole);
+            let whole = run(1, 0..queries);
+            assert_eq!(run(4, 0..queries), whole);
+            let pieces: Vec<f32> = (0..queries).flat_map(|i| run(2, i..i + 1)).collect();
+            assert_eq!(pieces, whole);
+        }
     }
 }

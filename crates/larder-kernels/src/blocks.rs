@@ -21,6 +21,24 @@ pub fn widen(kind: Kind, bytes: &[u8], out: &mut [f32]) {
     }
 }
 
+/// Stores f32 values as `kind`, which are floats.
+///
+/// # Panics
+/// If `kind` is of blocks, or `bytes` is not exactly `values.len()` values of it.
+pub fn narrow(kind: Kind, values: &[f32], bytes: &mut [u8]) {
+    assert_eq!(kind.row_bytes(values.len()), Some(bytes.len()), "stored row does not fit {} values", values.len());
+    match kind {
+        Kind::F32 => store(values, bytes, f32::to_le_bytes),
+        Kind::F16 => store(values, bytes, |v| f16::from_f32(v).to_le_bytes()),
+        Kind::Bf16 => store(values, bytes, |v| bf16::from_f32(v).to_le_bytes()),
+        Kind::Q8_0 | Kind::Q4_0 | Kind::Q4K | Kind::Q5K | Kind::Q6K => panic!("{kind} are blocks, not floats"),
+    }
+}
+
+fn store<const B: usize>(values: &[f32], bytes: &mut [u8], one: impl Fn(f32) -> [u8; B]) {
+    values.iter().zip(bytes.as_chunks_mut::<B>().0).for_each(|(v, b)| *b = one(*v));
+}
+
 fn each<const B: usize, const N: usize>(bytes: &[u8], out: &mut [f32], block: impl Fn(&[u8; B], &mut [f32; N])) {
     for (b, o) in bytes.as_chunks::<B>().0.iter().zip(out.as_chunks_mut::<N>().0) {
         block(b, o);

@@ -20,9 +20,13 @@ mod weights;
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+#[cfg(target_arch = "aarch64")]
+mod neon;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod rows;
 
 pub use attention::{Look, Table, attend};
-pub use blocks::widen;
+pub use blocks::{narrow, widen};
 pub use exp::exp;
 pub use inputs::Inputs;
 pub use pool::Pool;

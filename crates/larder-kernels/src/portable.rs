@@ -15,6 +15,7 @@
 use half::bf16;
 use larder_core::Kind;
 
+use crate::attention::Run;
 use crate::blocks::{half, q4_0_quants, q4_k_quants, q5_k_quants, q6_k_quants, scale_min};
 use crate::dot::dot_of;
 use crate::inputs::{BLOCK, Block};
@@ -23,7 +24,7 @@ use crate::weights::Panel;
 
 /// The portable kernels.
 pub fn set() -> Option<Set> {
-    Some(Set { name: "portable", blocks, floats, quantise })
+    Some(Set { name: "portable", blocks, floats, blend, quantise })
 }
 
 fn blocks(panels: &[Panel], x: &[&[Block]], out: &mut [Sums]) {
@@ -52,6 +53,21 @@ fn blocks_of(panel: &Panel, x: &[&[Block]], out: &mut [Sums]) {
             });
         }
     }
+}
+
+/// `out[j] += factors[i] · rows[i][j]`, for one row after the other.
+pub fn blend(run: Run, factors: &[f32], out: &mut [f32]) {
+    for (row, factor) in run.bytes.chunks(run.row_bytes).zip(factors) {
+        match run.kind {
+            Kind::F32 => blend_row(row, *factor, out, f32::from_le_bytes),
+            Kind::F16 => blend_row(row, *factor, out, half),
+            _ => blend_row(row, *factor, out, |b| bf16::from_le_bytes(b).to_f32()),
+        }
+    }
+}
+
+fn blend_row<const B: usize>(row: &[u8], factor: f32, out: &mut [f32], widen: impl Fn([u8; B]) -> f32) {
+    out.iter_mut().zip(row.as_chunks::<B>().0).for_each(|(o, v)| *o += factor * widen(*v));
 }
 
 fn q8_0(block: &[u8], x: &[Block], sum: f32) -> f32 {

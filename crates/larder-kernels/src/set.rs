@@ -4,6 +4,7 @@ use std::sync::OnceLock;
 
 use larder_core::GROUP;
 
+use crate::attention::Run;
 use crate::inputs::Block;
 use crate::portable;
 use crate::weights::Panel;
@@ -26,6 +27,8 @@ pub struct Set {
     pub(crate) blocks: fn(&[Panel], &[&[Block]], &mut [Sums]),
     /// The same of floats.
     pub(crate) floats: fn(&[Panel], &[&[f32]], &mut [Sums]),
+    /// Adds rows of floats, a factor for each, to the output, one row after the other.
+    pub(crate) blend: fn(Run, &[f32], &mut [f32]),
     /// Values as integers, 32 for each block.
     pub(crate) quantise: fn(&[f32], &mut [Block]),
 }
@@ -39,6 +42,10 @@ pub fn instruction_set() -> &'static str {
 const TABLE: &[fn() -> Option<Set>] = &[
     #[cfg(target_arch = "x86_64")]
     crate::avx2::set,
+    #[cfg(target_arch = "aarch64")]
+    crate::neon::with_dot_products,
+    #[cfg(target_arch = "aarch64")]
+    crate::neon::set,
     portable::set,
 ];
 

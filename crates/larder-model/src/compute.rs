@@ -1,29 +1,89 @@
 use std::io;
+use std::ops::Sub;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
-use larder_kernels::{Inputs, Pool};
+use larder_kernels::{Inputs, Look, Pool, Product, attend, products};
 
-/// How products are computed.
+use crate::nn::Memory;
+
+/// How products are computed, and how exactly.
 pub struct Compute {
     /// On which threads.
     pub pool: Pool,
     /// Whether activations meet quantised weights as they are, not rounded to eight bits: slow, and what the fast way
     /// is compared with.
     pub exact: bool,
+    /// How keys and values are remembered.
+    pub memory: Memory,
+    /// Where time went.
+    pub spent: Spent,
+}
+
+/// Nanoseconds so far, for all who compute here.
+#[derive(Default)]
+pub struct Spent {
+    products: AtomicU64,
+    attending: AtomicU64,
+}
+
+/// Time that a pass took where all threads work together; the rest of it is overhead.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Work {
+    /// Products with weights.
+    pub products: Duration,
+    /// Attention over what is remembered.
+    pub attending: Duration,
+}
+
+impl Sub for Work {
+    type Output = Work;
+
+    /// What passed between two looks.
+    fn sub(self, then: Work) -> Work {
+        Work { products: self.products - then.products, attending: self.attending - then.attending }
+    }
 }
 
 impl Compute {
     /// The fast way on so many threads, each bound to a processor of its own if `pin`.
     pub fn new(threads: usize, pin: bool) -> io::Result<Self> {
-        Ok(Compute { pool: Pool::new(threads, pin)?, exact: false })
+        Ok(Compute::on(Pool::new(threads, pin)?))
     }
 
     /// On the caller's thread.
     pub(crate) fn alone() -> Self {
-        Compute { pool: Pool::alone(), exact: false }
+        Compute::on(Pool::alone())
+    }
+
+    fn on(pool: Pool) -> Self {
+        Compute { pool, exact: false, memory: Memory::F32, spent: Spent::default() }
+    }
+
+    /// What was computed so far, by everybody.
+    pub(crate) fn work(&self) -> Work {
+        let read = |nanos: &AtomicU64| Duration::from_nanos(nanos.load(Relaxed));
+        Work { products: read(&self.spent.products), attending: read(&self.spent.attending) }
     }
 
     /// Takes `x [tokens, cols]` into `inputs`; `quantised` says whether it will meet quantised weights.
     pub(crate) fn fill(&self, inputs: &mut Inputs, x: &[f32], cols: usize, quantised: bool) {
         inputs.fill_on(&self.pool, x, cols, quantised && !self.exact);
     }
+
+    /// Several products at once.
+    pub(crate) fn multiply(&self, round: &mut [Product]) {
+        timed(&self.spent.products, || products(&self.pool, round));
+    }
+
+    /// Attention over remembered rows.
+    pub(crate) fn attend(&self, look: &Look, out: &mut [f32]) {
+        timed(&self.spent.attending, || attend(&self.pool, look, out));
+    }
+}
+
+fn timed(nanos: &AtomicU64, work: impl FnOnce()) {
+    let start = Instant::now();
+    work();
+    nanos.fetch_add(start.elapsed().as_nanos() as u64, Relaxed);
 }

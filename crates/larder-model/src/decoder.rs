@@ -148,7 +148,7 @@ impl Decoder {
 
     /// An empty memory with room for `tokens` tokens, taken at once; it grows if there are more.
     pub fn new_state(&self, tokens: usize) -> State {
-        State::new(self.stack.layers.len(), tokens)
+        State::new(self.stack.layers.len(), tokens, self.stack.head.compute().memory)
     }
 
     /// Whether a memory made for sequences of `before` tokens still holds for `after` tokens; if not, the sequence
@@ -175,7 +175,7 @@ impl Decoder {
     ) -> Result<Vec<f32>> {
         self.check(tokens, state)?;
         let stack = &self.stack;
-        let mut clock = Clock::start();
+        let (mut clock, before) = (Clock::start(), stack.head.compute().work());
         let pass = self.pass(state.len, tokens.len(), horizon);
         let mut x = self.embed(tokens)?; // [tokens, hidden]
         clock.lap(Phase::Ends, tap);
@@ -205,6 +205,7 @@ impl Decoder {
         let logits = (stack.head.forward(&x)? * stack.factors.logits)?; // [rows, vocab]
         let logits = logits.flatten_all()?.to_vec1()?;
         clock.lap(Phase::Ends, tap);
+        tap.worked(stack.head.compute().work() - before);
         Ok(logits)
     }
 

@@ -17,10 +17,10 @@ mod weights;
 mod workbench;
 
 pub use arch::model_types;
-pub use compute::Compute;
+pub use compute::{Compute, Work};
 pub use decoder::{Decoder, Rows, blueprint};
 pub use error::{ModelError, Result};
 pub use experts::{AllResident, Call, ExpertPath, Routed, distinct, route};
-pub use nn::{Activation, State};
+pub use nn::{Activation, Memory, State};
 pub use tap::{Phase, Tap};
 pub use workbench::Workbench;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use candle_core::{CpuStorage, Device, Storage, Tensor};
 use larder_core::{Kind, Order};
-use larder_kernels::{Inputs, Pool, Product, Weights as Stored, products};
+use larder_kernels::{Inputs, Product, Weights as Stored};
 
 use crate::bytes::Bytes;
 use crate::compute::Compute;
@@ -41,11 +41,34 @@ impl Matrix {
         larder_kernels::widen_row(self.stored(), row, out);
     }
 
-    /// All of it as f32 `[rows, cols]`, for the few weights that are used other than in a product.
-    pub fn widen(&self) -> Vec<f32> {
-        let mut out = vec![0.0; self.rows * self.cols];
-        out.chunks_exact_mut(self.cols).enumerate().for_each(|(r, out)| self.row(r, out));
-        out
+    /// In which format it is stored.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// Each head's matrix with each head's part of `x [tokens, heads, in]`: `[tokens, heads, out]`.
+    ///
+    /// The caller guarantees at least one head, and that all are alike.
+    pub fn forward_heads(heads: &[Matrix], x: &Tensor) -> Result<Tensor> {
+        let Matrix { rows, cols, kind, .. } = heads[0];
+        let (compute, tokens) = (&heads[0].compute, x.elem_count() / (heads.len() * cols));
+        let place = |head: usize, t: usize| t * heads.len() + head;
+        let picks: Vec<u32> = (0..heads.len()).flat_map(|h| (0..tokens).map(move |t| place(h, t) as u32)).collect();
+        let mut by_head = vec![0.0; heads.len() * tokens * rows]; // [heads, tokens, out]
+        with_f32(x, |x| {
+            INPUTS.with_borrow_mut(|inputs| {
+                compute.fill(inputs, x, cols, !kind.is_float());
+                let inputs = &*inputs;
+                let mut round = Vec::with_capacity(heads.len());
+                let outs = by_head.chunks_exact_mut(tokens * rows);
+                for ((head, pick), out) in heads.iter().zip(picks.chunks_exact(tokens)).zip(outs) {
+                    round.push(Product { weights: head.stored(), x: inputs, pick: Some(pick), out });
+                }
+                compute.multiply(&mut round);
+            });
+        })?;
+        let y = Tensor::from_vec(by_head, (heads.len(), tokens, rows), &Device::Cpu)?;
+        Ok(y.transpose(0, 1)?.contiguous()?)
     }
 }
 
@@ -63,8 +86,8 @@ impl Linear {
     }
 
     /// Where it is computed.
-    pub fn pool(&self) -> &Pool {
-        &self.matrix.compute.pool
+    pub fn compute(&self) -> &Compute {
+        &self.matrix.compute
     }
 
     /// `x [tokens, in]` → `[tokens, out]`
@@ -87,7 +110,7 @@ impl Linear {
                     let out = outs.next().expect("one output per product");
                     Product { weights: l.matrix.stored(), x: &*inputs, pick: None, out }
                 });
-                products(linears[0].pool(), &mut round);
+                linears[0].compute().multiply(&mut round);
             });
         })?;
         let mut outs = outs.into_iter();

@@ -2,6 +2,7 @@ use std::time::{Duration, Instant};
 
 use larder_core::LayerIdx;
 
+use crate::compute::Work;
 use crate::experts::Routed;
 
 /// The parts of a forward pass, for telling where time goes.
@@ -38,6 +39,11 @@ pub trait Tap {
     /// A part of the pass took so long.
     fn spent(&mut self, phase: Phase, time: Duration) {
         let _ = (phase, time);
+    }
+
+    /// The pass is over; so much of it was computing on all threads.
+    fn worked(&mut self, work: Work) {
+        let _ = work;
     }
 }
 

@@ -67,17 +67,41 @@ impl<'a> Weights<'a> {
         Ok(self.values(name, shape)?.unwrap_or_default())
     }
 
-    /// A matrix whose rows are `heads` equal runs, each cut into parts of `parts` rows:
-    /// one tensor `[heads, part, cols]` per part.
-    pub fn split_heads(&mut self, name: &str, heads: usize, parts: [usize; 2], cols: usize) -> Result<[Tensor; 2]> {
+    /// A matrix whose rows are `heads` equal runs, each cut into parts of `parts` rows: for each head the first part
+    /// transposed, `[cols, part]`, and the second as it is, `[part, cols]`.
+    ///
+    /// Quantised blocks lie along rows and cannot be transposed: both parts become f16 then.
+    pub fn split_heads(
+        &mut self,
+        name: &str,
+        heads: usize,
+        parts: [usize; 2],
+        cols: usize,
+    ) -> Result<[Vec<Matrix>; 2]> {
         let per_head = parts[0] + parts[1];
         let matrix = self.matrix(name, heads * per_head, cols)?;
         if self.source.is_none() {
-            let empty = Tensor::zeros(1, candle_core::DType::F32, &Device::Cpu)?;
-            return Ok([empty.clone(), empty]);
+            return Ok([vec![], vec![]]);
         }
-        let all = Tensor::from_vec(matrix.widen(), (heads, per_head, cols), &Device::Cpu)?;
-        Ok([all.narrow(1, 0, parts[0])?.contiguous()?, all.narrow(1, parts[0], parts[1])?.contiguous()?])
+        let kind = if matrix.kind().is_float() { matrix.kind() } else { Kind::F16 };
+        let mut split = [Vec::with_capacity(heads), Vec::with_capacity(heads)];
+        let mut head = vec![0.0; per_head * cols];
+        for at in 0..heads {
+            head.chunks_exact_mut(cols).enumerate().for_each(|(r, row)| matrix.row(at * per_head + r, row));
+            let (first, second) = head.split_at(parts[0] * cols);
+            let turned: Vec<f32> = (0..cols).flat_map(|c| first[c..].iter().step_by(cols)).copied().collect();
+            split[0].push(self.floats(kind, cols, parts[0], &turned));
+            split[1].push(self.floats(kind, parts[1], cols, second));
+        }
+        Ok(split)
+    }
+
+    /// A matrix of floats, which `kind` holds.
+    fn floats(&self, kind: Kind, rows: usize, cols: usize, values: &[f32]) -> Matrix {
+        let mut bytes = Bytes::zeroed(values.len() * kind.block_bytes());
+        larder_kernels::narrow(kind, values, &mut bytes);
+        let meta = TensorMeta { kind, order: Order::Rows, shape: vec![rows, cols], bytes: bytes.len() };
+        self.arranged(&meta, rows, cols, bytes)
     }
 
     /// In the order in which products are fastest.

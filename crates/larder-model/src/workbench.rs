@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use larder_core::{ExpertId, ExpertLayout, Part};
-use larder_kernels::{Inputs, Product, Weights, products};
+use larder_kernels::{Inputs, Product, Weights};
 
 use crate::compute::Compute;
 use crate::experts::{Call, Routed};
@@ -70,7 +70,7 @@ impl Workbench {
             round.push(Product { weights: weights(&layout.gate, data), x: &self.x, pick: Some(pick), out: gate });
             round.push(Product { weights: weights(&layout.up, data), x: &self.x, pick: Some(pick), out: up });
         }
-        products(&self.compute.pool, &mut round);
+        self.compute.multiply(&mut round);
 
         if let Some([gate, up, _]) = &layout.bias {
             add_biases(gate, group, &counts, &mut self.gate);
@@ -89,7 +89,7 @@ impl Workbench {
             let (pick, out) = (front(&mut rows, *n), front_mut(&mut downs, n * hidden));
             round.push(Product { weights: weights(&layout.down, data), x: &self.inner, pick: Some(pick), out });
         }
-        products(&self.compute.pool, &mut round);
+        self.compute.multiply(&mut round);
         if let Some([.., down]) = &layout.bias {
             add_biases(down, group, &counts, &mut self.down);
         }

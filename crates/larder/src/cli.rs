@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use larder_cache::Scope;
 use larder_core::Kind;
+use larder_model::Memory;
 
 /// Runs Mixture-of-Experts language models bigger than memory.
 #[derive(Parser)]
@@ -159,6 +160,9 @@ pub struct EngineFlags {
     /// Multiply quantised weights with activations as they are, not rounded to eight bits: slower.
     #[arg(long)]
     pub exact: bool,
+    /// How keys and values are remembered; f16 where experts are quantised, else f32, unless said otherwise.
+    #[arg(long, value_name = "FORMAT")]
+    pub kv: Option<KvFlag>,
     /// Keep the system from paging out what stays in memory.
     #[arg(long)]
     pub mlock: bool,
@@ -210,6 +214,24 @@ fn byte_size(text: &str) -> Result<ByteSize, String> {
     match number.parse::<f64>() {
         Ok(n) if n >= 0.0 => Ok(ByteSize((n * factor as f64) as u64)),
         _ => Err("is not a number with a unit, like 4G".into()),
+    }
+}
+
+/// How keys and values are remembered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum KvFlag {
+    /// As they are.
+    F32,
+    /// Rounded, in half the memory.
+    F16,
+}
+
+impl From<KvFlag> for Memory {
+    fn from(flag: KvFlag) -> Self {
+        match flag {
+            KvFlag::F32 => Memory::F32,
+            KvFlag::F16 => Memory::F16,
+        }
     }
 }
 

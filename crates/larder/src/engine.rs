@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use larder_cache::{Cache, Scope, Traffic, slot_count};
 use larder_core::{Gate, LayerIdx};
 use larder_engine::{CHUNK, Session, Streaming};
-use larder_model::{AllResident, Call, Compute, Decoder, ExpertPath, ModelError, Routed};
+use larder_model::{AllResident, Call, Compute, Decoder, ExpertPath, Memory, ModelError, Routed};
 use larder_policy::eviction::find;
 use larder_store::Store;
 use larder_store::reader::{Arena, Files, Slot, check_reader, open_reader};
@@ -43,7 +43,7 @@ impl Engine {
         // A misspelt name is an error even where nothing streams and the flag would have no effect.
         find(&flags.eviction)?;
         check_reader(&flags.reader)?;
-        let facts = facts(model, context)?;
+        let facts = facts(model, flags, context)?;
         let plan = decide(&facts, flags)?;
         if matches!(plan, Plan::Slots { .. }) && model.store().is_none() {
             let path = model.source().path().display();
@@ -53,7 +53,7 @@ impl Engine {
         }
         eprintln!("{}", plan.sentences(&facts));
         let compute = Compute::new(flags.threads(), flags.pin).context("threads to compute on cannot be had")?;
-        let compute = Arc::new(Compute { exact: flags.exact, ..compute });
+        let compute = Arc::new(Compute { exact: flags.exact, memory: facts.memory, ..compute });
         // Slots first: if there is no room for them, that is known before weights are read.
         let mut said = plan.json(&facts);
         let experts = match (plan, model.store()) {
@@ -91,17 +91,27 @@ impl Engine {
 }
 
 /// What there is to plan with.
-pub fn facts(model: &Model, context: usize) -> Result<Facts<'_>> {
+pub fn facts<'a>(model: &'a Model, flags: &EngineFlags, context: usize) -> Result<Facts<'a>> {
     let context = context.min(model.blueprint.context);
     Ok(Facts {
         blueprint: &model.blueprint,
         resident: model.bytes()?.0,
         slot: slot_bytes(model)?,
         context,
+        memory: memory_of(model, flags)?,
         chunk: context.min(CHUNK),
         process: memory::current().unwrap_or_default(),
         available: memory::available(),
     })
+}
+
+/// What is computed with quantised weights loses nothing by rounded keys and values; floats stay exact.
+fn memory_of(model: &Model, flags: &EngineFlags) -> Result<Memory> {
+    let experts = model.experts()?;
+    let mut layers = model.blueprint.geometry.moe_layers.iter();
+    let quantised = layers.any(|l| !experts.as_dyn().layout(*l).gate.kind.is_float());
+    let usual = if quantised && !flags.exact { Memory::F16 } else { Memory::F32 };
+    Ok(flags.kv.map_or(usual, Memory::from))
 }
 
 /// Bytes of the largest expert.

@@ -3,6 +3,7 @@
 use anyhow::{Result, bail};
 use larder_cache::{Scope, slot_count};
 use larder_core::Blueprint;
+use larder_model::Memory;
 use serde_json::{Value, json};
 
 use crate::cli::EngineFlags;
@@ -21,6 +22,8 @@ pub struct Facts<'a> {
     pub slot: u64,
     /// Tokens to have room for.
     pub context: usize,
+    /// How they are remembered.
+    pub memory: Memory,
     /// Tokens that are read at once.
     pub chunk: usize,
     /// Bytes that the process holds before anything is loaded.
@@ -53,8 +56,8 @@ impl Facts<'_> {
     }
 
     /// Bytes that remember the sequence.
-    pub fn memory(&self) -> u64 {
-        self.blueprint.memory.bytes(self.context)
+    pub fn remembered(&self) -> u64 {
+        self.blueprint.memory.bytes(self.context, self.memory.bytes())
     }
 
     /// Bytes of activations while a chunk is read, beside what the process holds anyway.
@@ -71,7 +74,7 @@ impl Facts<'_> {
 
     /// All but the experts.
     fn base(&self) -> u64 {
-        self.process + self.resident + self.memory() + self.scratch()
+        self.process + self.resident + self.remembered() + self.scratch()
     }
 
     /// Bytes for slots beside everything else.
@@ -96,7 +99,7 @@ impl Facts<'_> {
         format!(
             "{} of resident weights, {} for {} tokens of context, {} of scratch and {} to spare",
             print::bytes(self.resident),
-            print::bytes(self.memory()),
+            print::bytes(self.remembered()),
             self.context,
             print::bytes(self.scratch() + self.process),
             print::bytes(SPARE_BYTES)
@@ -185,7 +188,7 @@ impl Plan {
             "plan: {} = {} resident + {} context of {} tokens + {} scratch + {} {held}",
             print::bytes(self.total(facts)),
             print::bytes(facts.resident),
-            print::bytes(facts.memory()),
+            print::bytes(facts.remembered()),
             facts.context,
             print::bytes(facts.scratch() + facts.process),
             print::bytes(self.experts(facts)),
@@ -216,7 +219,7 @@ impl Plan {
         json!({
             "resident_bytes": facts.resident,
             "context_tokens": facts.context,
-            "context_bytes": facts.memory(),
+            "context_bytes": facts.remembered(),
             "scratch_bytes": facts.scratch() + facts.process,
             "expert_bytes": facts.slot,
             "slots": slots,
@@ -257,7 +260,7 @@ mod tests {
             resident: vec![],
             vocab: 8,
             context: 100,
-            memory: MemoryNeed { per_token: 1 << 10, fixed: 0 },
+            memory: MemoryNeed { per_token: 1 << 9, fixed: 0 },
         }
     }
 
@@ -265,7 +268,7 @@ mod tests {
         let (eviction, reader) = ("lru".into(), "auto".into());
         let cache_mem = cache_mem.map(ByteSize);
         let (prefetch, threads, pin, exact) = (0, None, false, false);
-        let (preload, mlock) = (false, false);
+        let (preload, mlock, kv) = (false, false, None);
         EngineFlags {
             cache_experts,
             cache_mem,
@@ -277,6 +280,7 @@ mod tests {
             threads,
             pin,
             exact,
+            kv,
             mlock,
         }
     }
@@ -286,6 +290,7 @@ mod tests {
         let blueprint = blueprint();
         let facts = |available| Facts {
             blueprint: &blueprint,
+            memory: Memory::F16,
             resident: MEGA,
             slot: MEGA,
             context: 1024,
@@ -315,8 +320,16 @@ mod tests {
     fn everything_is_in_the_total() {
         let blueprint = blueprint();
         let (context, chunk, available) = (1024, 1, Some(SPARE_BYTES + 40 * MEGA));
-        let facts =
-            Facts { blueprint: &blueprint, resident: MEGA, slot: MEGA, context, chunk, process: MEGA, available };
+        let facts = Facts {
+            blueprint: &blueprint,
+            resident: MEGA,
+            slot: MEGA,
+            context,
+            memory: Memory::F16,
+            chunk,
+            process: MEGA,
+            available,
+        };
         let plan = decide(&facts, &flags(Some(1), None, ScopeFlag::Layer)).unwrap();
         assert_eq!(plan.total(&facts), 3 * MEGA + facts.scratch() + 4 * MEGA);
         let said = plan.sentences(&facts);

@@ -146,6 +146,8 @@ impl Totals {
             "seconds_routing": s(times.routing),
             "seconds_experts": s(times.experts),
             "seconds_other": s(time.saturating_sub(times.mixing + times.routing + times.experts)),
+            "seconds_products": s(times.products),
+            "seconds_attending": s(times.attending),
             "cache": cache,
         })
     }

@@ -12,9 +12,10 @@ use std::arch::x86_64::*;
 use larder_core::{GROUP, Kind};
 
 use super::groups::{Q4K, Q5K, Q6K};
-use super::load::{Eight, Rows, fetch};
+use super::load::fetch;
 use super::tile::{Tile, widened};
 use crate::inputs::{BLOCK, Block};
+use crate::rows::{Eight, Rows};
 use crate::set::Sums;
 use crate::weights::Panel;
 

@@ -106,7 +106,7 @@ unsafe fn pass<const KIND: u8, const R: usize, const N: usize, const H: usize>(
 /// Eight weights from column `c`.
 #[target_feature(enable = "avx2,f16c")]
 #[inline]
-unsafe fn eight<const KIND: u8>(row: *const u8, c: usize) -> __m256 {
+pub unsafe fn eight<const KIND: u8>(row: *const u8, c: usize) -> __m256 {
     // SAFETY: they are inside the row, as the caller guarantees.
     unsafe {
         match KIND {
@@ -122,7 +122,7 @@ unsafe fn eight<const KIND: u8>(row: *const u8, c: usize) -> __m256 {
 
 #[target_feature(enable = "avx2,f16c")]
 #[inline]
-unsafe fn one<const KIND: u8>(row: *const u8, c: usize) -> f32 {
+pub unsafe fn one<const KIND: u8>(row: *const u8, c: usize) -> f32 {
     // SAFETY: it is inside the row, as the caller guarantees.
     unsafe {
         match KIND {

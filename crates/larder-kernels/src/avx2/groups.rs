@@ -6,9 +6,9 @@ use std::arch::x86_64::*;
 use larder_core::Kind;
 
 use super::blocks::{Weight, nibbles};
-use super::load::Eight;
 use super::scales::{Halves, Minima};
 use super::tile::{Blocks, Tile, sum, widened};
+use crate::rows::Eight;
 
 /// A kind of weights whose blocks have eight groups.
 trait Grouped {

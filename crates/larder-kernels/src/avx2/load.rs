@@ -1,41 +1,11 @@
-//! Loading the same part of eight rows' blocks, whichever order they are in, from one panel or several.
+//! Loading the same part of eight rows' blocks, whichever order they are in: the rows are the lanes.
 #![allow(unsafe_code)]
 
 use std::arch::x86_64::*;
 
-use larder_core::{BlockParts, GROUP, Kind};
+use larder_core::GROUP;
 
-use crate::weights::Panel;
-
-/// Where eight rows begin. If they are interleaved (`MIXED`), only the first pointer counts; if there are fewer, the
-/// last one stands for those that are missing.
-pub struct Rows<const MIXED: bool>([*const u8; GROUP]);
-
-impl<const MIXED: bool> Rows<MIXED> {
-    #[inline]
-    pub fn of(panel: &Panel) -> Self {
-        Rows(std::array::from_fn(|r| panel.bytes[r.min(panel.rows - 1) * panel.row_bytes..].as_ptr()))
-    }
-
-    /// The block at `index` of all rows.
-    ///
-    /// # Safety
-    /// The rows have that many blocks of this kind.
-    #[inline]
-    pub unsafe fn block(&self, kind: Kind, index: usize) -> Eight<'_, MIXED> {
-        let parts = BlockParts::of(kind).expect("kernels for blocks get blocks");
-        let at = index * kind.block_bytes() * if MIXED { GROUP } else { 1 };
-        Eight { rows: &self.0, at, parts }
-    }
-}
-
-/// One block of each of eight rows, which are the lanes of what is loaded from it.
-#[derive(Clone, Copy)]
-pub struct Eight<'a, const MIXED: bool> {
-    rows: &'a [*const u8; GROUP],
-    at: usize,
-    parts: BlockParts,
-}
+use crate::rows::Eight;
 
 impl<const MIXED: bool> Eight<'_, MIXED> {
     /// The f16 number `i` of every block, as f32.
@@ -48,10 +18,9 @@ impl<const MIXED: bool> Eight<'_, MIXED> {
         // SAFETY: inside the blocks, as the caller guarantees.
         let bits = unsafe {
             if MIXED {
-                _mm_loadu_si128(self.rows[0].add(self.at + 2 * GROUP * i).cast())
+                _mm_loadu_si128(self.half_at(i, 0).cast())
             } else {
-                let at = self.at + self.parts.halves_at + 2 * i;
-                let one = |r: usize| self.rows[r].add(at).cast::<i16>().read_unaligned();
+                let one = |r: usize| self.half_at(i, r).cast::<i16>().read_unaligned();
                 _mm_setr_epi16(one(0), one(1), one(2), one(3), one(4), one(5), one(6), one(7))
             }
         };
@@ -68,8 +37,8 @@ impl<const MIXED: bool> Eight<'_, MIXED> {
         // SAFETY: inside the blocks, as the caller guarantees.
         unsafe {
             match MIXED {
-                true => together(self.rows[0].add(self.at + 2 * GROUP * self.parts.halves + 4 * GROUP * first)),
-                false => apart(self.rows, self.at + self.parts.fours_at + 4 * first),
+                true => together(self.four_at(first, 0)),
+                false => apart(std::array::from_fn(|r| self.four_at(first, r))),
             }
         }
     }
@@ -97,9 +66,9 @@ unsafe fn together(at: *const u8) -> [__m256i; 4] {
 
 #[target_feature(enable = "avx2")]
 #[inline]
-unsafe fn apart(rows: &[*const u8; GROUP], at: usize) -> [__m256i; 4] {
+unsafe fn apart(rows: [*const u8; GROUP]) -> [__m256i; 4] {
     // SAFETY: every row has sixteen bytes there, as the caller guarantees.
-    let row = |r: usize| unsafe { _mm_loadu_si128(rows[r].add(at).cast()) };
+    let row = |r: usize| unsafe { _mm_loadu_si128(rows[r].cast()) };
     let (a, b) = (_mm256_set_m128i(row(4), row(0)), _mm256_set_m128i(row(5), row(1)));
     let (c, d) = (_mm256_set_m128i(row(6), row(2)), _mm256_set_m128i(row(7), row(3)));
     let (ab, cd) = (_mm256_unpacklo_epi32(a, b), _mm256_unpacklo_epi32(c, d));

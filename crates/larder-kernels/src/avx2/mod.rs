@@ -1,6 +1,7 @@
 //! Kernels for processors with AVX2 and F16C.
 #![allow(unsafe_code)]
 
+mod blend;
 mod blocks;
 mod floats;
 mod groups;
@@ -13,18 +14,20 @@ use std::arch::is_x86_feature_detected;
 
 use larder_core::Kind;
 
+use crate::attention::Run;
 use crate::inputs::{BLOCK, Block};
+use crate::rows::check;
 use crate::set::{Set, Sums};
 use crate::weights::Panel;
 
 /// The kernels, if this processor can run them.
 pub fn set() -> Option<Set> {
     let able = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c");
-    able.then_some(Set { name: "avx2", blocks, floats, quantise })
+    able.then_some(Set { name: "avx2", blocks, floats, blend, quantise })
 }
 
 fn blocks(panels: &[Panel], x: &[&[Block]], out: &mut [Sums]) {
-    check(panels, x.iter().map(|x| x.len() * BLOCK), out.len());
+    check(panels, x.iter().map(|x| x.len() * BLOCK), out);
     // SAFETY: `set` gives this function away on processors that have the features, and the lengths are as they should.
     unsafe {
         if let ([p, q], [a]) = (panels, x)
@@ -49,7 +52,7 @@ fn blocks(panels: &[Panel], x: &[&[Block]], out: &mut [Sums]) {
 }
 
 fn floats(panels: &[Panel], x: &[&[f32]], out: &mut [Sums]) {
-    check(panels, x.iter().map(|x| x.len()), out.len());
+    check(panels, x.iter().map(|x| x.len()), out);
     for (panel, out) in panels.iter().zip(out.chunks_mut(x.len())) {
         // SAFETY: as above.
         unsafe {
@@ -65,20 +68,23 @@ fn floats(panels: &[Panel], x: &[&[f32]], out: &mut [Sums]) {
     }
 }
 
+fn blend(run: Run, factors: &[f32], out: &mut [f32]) {
+    assert!(!factors.is_empty(), "there are rows");
+    let end = (factors.len() - 1) * run.row_bytes + out.len() * run.kind.block_bytes();
+    assert!(end <= run.bytes.len(), "rows are as long as the output");
+    // SAFETY: as above.
+    unsafe {
+        match run.kind {
+            Kind::F32 => blend::rows::<{ floats::F32 }>(run, factors, out),
+            Kind::F16 => blend::rows::<{ floats::F16 }>(run, factors, out),
+            _ => blend::rows::<{ floats::BF16 }>(run, factors, out),
+        }
+    }
+}
+
 fn quantise(x: &[f32], out: &mut [Block]) {
     for (x, out) in x.as_chunks::<BLOCK>().0.iter().zip(out) {
         // SAFETY: as above.
         *out = unsafe { quantise::block(x) };
     }
-}
-
-/// What the kernels rely on, once for each tile.
-fn check(panels: &[Panel], mut x: impl ExactSizeIterator<Item = usize>, out: usize) {
-    let first = &panels[0];
-    for panel in panels {
-        assert!(panel.rows > 0 && panel.bytes.len() == panel.rows * first.row_bytes, "a panel is whole rows");
-        assert!(panel.kind == first.kind && panel.blocks == first.blocks, "panels are of the same kind and length");
-    }
-    assert!(first.row_bytes == first.blocks * first.kind.block_bytes(), "a row is whole blocks");
-    assert!(panels.len() * x.len() == out && x.all(|len| len == first.cols()), "activations do not fit the rows");
 }

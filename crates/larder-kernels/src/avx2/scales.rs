@@ -3,7 +3,7 @@
 
 use std::arch::x86_64::*;
 
-use super::load::Eight;
+use crate::rows::Eight;
 
 /// The scales and minima of `q4_k` and `q5_k`.
 pub struct Minima {

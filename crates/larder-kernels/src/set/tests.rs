@@ -2,6 +2,7 @@ use larder_core::{Kind, Order};
 use proptest::prelude::*;
 
 use super::*;
+use crate::blocks::narrow;
 use crate::inputs::{BLOCK, Inputs};
 use crate::testing::{Noise, ordered};
 use crate::weights::{Weights, widen_row};
@@ -89,6 +90,30 @@ proptest! {
                 }
             }
             prop_assert!((*got as f64 - exact).abs() <= bound, "{kind}: {} and not {exact} ± {bound}", got);
+        }
+    }
+
+    /// Rows with gaps between them, odd widths, unaligned starts.
+    #[test]
+    fn every_set_blends_to_the_same_bits(
+        seed: u64, kind in 0..3usize, rows in 1..20usize, width in 1..200usize, gap in 0..7usize,
+    ) {
+        let kind = [Kind::F32, Kind::F16, Kind::Bf16][kind];
+        let mut noise = Noise::new(seed);
+        let row_bytes = width * kind.block_bytes() + gap;
+        let mut bytes = vec![0xff; 1 + rows * row_bytes];
+        for row in bytes[1..].chunks_exact_mut(row_bytes) {
+            narrow(kind, &noise.values(width), &mut row[..width * kind.block_bytes()]);
+        }
+        let (factors, start) = (noise.values(rows), noise.values(width));
+        let blended = |set: &Set| {
+            let mut out = start.clone();
+            (set.blend)(Run { kind, bytes: &bytes[1..bytes.len() - gap], row_bytes }, &factors, &mut out);
+            out.iter().map(|v| v.to_bits()).collect::<Vec<_>>()
+        };
+        let want = blended(&portable::set().unwrap());
+        for set in Set::all() {
+            prop_assert_eq!(blended(&set), want.clone(), "{} {}", set.name, kind);
         }
     }
 

@@ -1,6 +1,6 @@
 use candle_core::{Device, Tensor};
 use larder_core::MemoryNeed;
-use larder_kernels::{Look, attend};
+use larder_kernels::Look;
 
 use super::norm::rms;
 use super::{LayerState, Mixer, Norm, Pass, Rotary, Visible};
@@ -99,7 +99,7 @@ impl Mixer for Attention {
                 scale: self.scale as f32,
                 sinks: self.sinks.as_deref(),
             };
-            attend(self.o.pool(), &look, &mut mixed);
+            self.o.compute().attend(&look, &mut mixed);
         })?;
         let mixed = Tensor::from_vec(mixed, (n, heads * head_dim), &Device::Cpu)?;
         self.o.forward(&match gate {
@@ -110,7 +110,7 @@ impl Mixer for Attention {
 
     fn memory(&self) -> MemoryNeed {
         let AttentionShape { kv_heads, head_dim, .. } = self.shape;
-        MemoryNeed { per_token: 2 * kv_heads * head_dim * size_of::<f32>(), fixed: 0 }
+        MemoryNeed { per_token: 2 * kv_heads * head_dim, fixed: 0 }
     }
 }
 

@@ -1,10 +1,10 @@
 use candle_core::{D, Device, Tensor};
 use larder_core::MemoryNeed;
-use larder_kernels::{Look, attend};
+use larder_kernels::Look;
 
 use super::{LayerState, Mixer, Norm, Pass, Rotary, Visible};
 use crate::error::Result;
-use crate::matrix::{Linear, with_f32};
+use crate::matrix::{Linear, Matrix, with_f32};
 use crate::weights::Weights;
 
 /// Heads and widths of latent attention.
@@ -32,11 +32,11 @@ pub struct LatentShape {
 pub struct Latent {
     shape: LatentShape,
     q: Query,
-    kv_a: Linear,     // [kv_rank + rope, hidden]
-    kv_norm: Norm,    // [kv_rank]
-    to_key: Tensor,   // [heads, nope, kv_rank]
-    to_value: Tensor, // [heads, value, kv_rank]
-    o: Linear,        // [hidden, heads · value]
+    kv_a: Linear,           // [kv_rank + rope, hidden]
+    kv_norm: Norm,          // [kv_rank]
+    to_latent: Vec<Matrix>, // heads × [kv_rank, nope]
+    to_value: Vec<Matrix>,  // heads × [value, kv_rank]
+    o: Linear,              // [hidden, heads · value]
     rotary: Rotary,
     scale: f64,
 }
@@ -71,9 +71,9 @@ impl Latent {
         };
         let kv_a = w.linear(&name("kv_a_proj_with_mqa"), kv_rank + rope, hidden, bias)?;
         let kv_norm = Norm::rms(w, &name("kv_a_layernorm"), kv_rank, NORM_EPS)?;
-        let [to_key, to_value] = w.split_heads(&name("kv_b_proj.weight"), heads, [nope, value], kv_rank)?;
+        let [to_latent, to_value] = w.split_heads(&name("kv_b_proj.weight"), heads, [nope, value], kv_rank)?;
         let o = w.linear(&name("o_proj"), hidden, heads * value, bias)?;
-        Ok(Latent { shape, q, kv_a, kv_norm, to_key, to_value, o, rotary, scale })
+        Ok(Latent { shape, q, kv_a, kv_norm, to_latent, to_value, o, rotary, scale })
     }
 
     /// `[n, heads, kv_rank + rope]`: each head's query, its unrotated part in the latent space.
@@ -84,8 +84,7 @@ impl Latent {
             Query::Low(a, norm, b) => b.forward(&norm.forward(&a.forward(x)?)?)?,
         };
         let q = q.reshape((pass.tokens, heads, nope + rope))?;
-        let latent = q.narrow(2, 0, nope)?.transpose(0, 1)?.contiguous()?.matmul(&self.to_key)?; // [heads, n, kv_rank]
-        let latent = latent.transpose(0, 1)?;
+        let latent = Matrix::forward_heads(&self.to_latent, &q.narrow(2, 0, nope)?)?; // [n, heads, kv_rank]
         let rotated = self.rotary.apply(&q.narrow(2, nope, rope)?.contiguous()?, pass)?;
         Ok(Tensor::cat(&[latent, rotated], D::Minus1)?)
     }
@@ -118,15 +117,15 @@ impl Mixer for Latent {
                 scale: self.scale as f32,
                 sinks: None,
             };
-            attend(self.o.pool(), &look, &mut mixed);
+            self.o.compute().attend(&look, &mut mixed);
         })?;
-        let mixed = Tensor::from_vec(mixed, (n, heads, kv_rank), &Device::Cpu)?.transpose(0, 1)?.contiguous()?;
-        let mixed = mixed.matmul(&self.to_value.transpose(1, 2)?)?; // [heads, n, value]
-        self.o.forward(&mixed.transpose(0, 1)?.reshape((n, heads * value))?)
+        let mixed = Tensor::from_vec(mixed, (n, heads, kv_rank), &Device::Cpu)?;
+        let mixed = Matrix::forward_heads(&self.to_value, &mixed)?; // [n, heads, value]
+        self.o.forward(&mixed.reshape((n, heads * value))?)
     }
 
     fn memory(&self) -> MemoryNeed {
         let LatentShape { kv_rank, rope, .. } = self.shape;
-        MemoryNeed { per_token: (kv_rank + rope) * size_of::<f32>(), fixed: 0 }
+        MemoryNeed { per_token: kv_rank + rope, fixed: 0 }
     }
 }

@@ -23,7 +23,7 @@ pub use moe::{Moe, Shared};
 pub use norm::Norm;
 pub use pass::{Pass, Visible};
 pub use rope::{Rope, Rotary, attention_scale};
-pub use state::{LayerState, State};
+pub use state::{LayerState, Memory, State};
 
 use candle_core::Tensor;
 use larder_core::MemoryNeed;

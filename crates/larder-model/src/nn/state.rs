@@ -1,4 +1,28 @@
-use larder_kernels::Table;
+use larder_core::Kind;
+use larder_kernels::{Table, narrow};
+
+/// How keys and values are remembered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Memory {
+    /// As they are.
+    F32,
+    /// Rounded, in half the bytes.
+    F16,
+}
+
+impl Memory {
+    /// Bytes of a number.
+    pub fn bytes(self) -> usize {
+        self.kind().block_bytes()
+    }
+
+    fn kind(self) -> Kind {
+        match self {
+            Memory::F32 => Kind::F32,
+            Memory::F16 => Kind::F16,
+        }
+    }
+}
 
 /// What a model remembers of a sequence.
 pub struct State {
@@ -10,8 +34,8 @@ pub struct State {
 
 impl State {
     /// An empty memory for `layers` layers, with room for `tokens` tokens.
-    pub fn new(layers: usize, tokens: usize) -> Self {
-        State { len: 0, layers: (0..layers).map(|_| LayerState::new(tokens)).collect() }
+    pub fn new(layers: usize, tokens: usize, memory: Memory) -> Self {
+        State { len: 0, layers: (0..layers).map(|_| LayerState::new(tokens, memory)).collect() }
     }
 
     /// Bytes held.
@@ -34,44 +58,49 @@ pub struct LayerState {
 
 impl LayerState {
     /// Nothing yet, with room for `tokens` tokens.
-    pub fn new(tokens: usize) -> Self {
-        let rows = || Rows { room: tokens, ..Rows::default() };
+    pub fn new(tokens: usize, memory: Memory) -> Self {
+        let rows = || Rows::new(tokens, memory);
         LayerState { keys: rows(), values: rows(), window: Vec::new(), recurrent: Vec::new() }
     }
 
     fn bytes(&self) -> usize {
-        let values = self.keys.data.len() + self.values.data.len() + self.window.len() + self.recurrent.len();
-        values * size_of::<f32>()
+        self.keys.data.len() + self.values.data.len() + (self.window.len() + self.recurrent.len()) * size_of::<f32>()
     }
 }
 
 /// Vectors `[heads, positions, width]` that grow along their positions, each head's in one piece.
-#[derive(Default)]
 pub struct Rows {
-    data: Vec<f32>,
+    kind: Kind,
+    data: Vec<u8>,
     heads: usize,
-    width: usize,
+    /// Bytes of one vector.
+    row: usize,
     /// Positions that fit.
     room: usize,
     len: usize,
 }
 
 impl Rows {
+    /// None yet, with room for `room` positions.
+    pub fn new(room: usize, memory: Memory) -> Self {
+        Rows { kind: memory.kind(), data: Vec::new(), heads: 0, row: 0, room, len: 0 }
+    }
+
     /// Appends `new [n, heads, width]`. Memory is taken from the system at the first call, for as many positions as
     /// there is to be room for, and again only if there are more.
     pub fn append(&mut self, new: &[f32], heads: usize, width: usize) {
-        let need = self.len + new.len() / (heads * width);
+        let (need, row) = (self.len + new.len() / (heads * width), width * self.kind.block_bytes());
         if self.data.is_empty() {
-            (self.heads, self.width) = (heads, width);
+            (self.heads, self.row) = (heads, row);
             self.room = self.room.max(need);
-            self.data = vec![0.0; heads * self.room * width];
+            self.data = vec![0; heads * self.room * row];
         } else if need > self.room {
             self.grow(need.next_power_of_two());
         }
-        debug_assert_eq!((self.heads, self.width), (heads, width));
+        debug_assert_eq!((self.heads, self.row), (heads, row));
         for token in new.chunks_exact(heads * width) {
-            for (head, row) in token.chunks_exact(width).enumerate() {
-                self.data[(head * self.room + self.len) * width..][..width].copy_from_slice(row);
+            for (head, values) in token.chunks_exact(width).enumerate() {
+                narrow(self.kind, values, &mut self.data[(head * self.room + self.len) * row..][..row]);
             }
             self.len += 1;
         }
@@ -79,12 +108,12 @@ impl Rows {
 
     /// All rows, or the first `width` values of each.
     pub fn table(&self, width: usize) -> Table<'_> {
-        Table { data: &self.data, head: self.room * self.width, row: self.width, width }
+        Table { kind: self.kind, data: &self.data, head: self.room * self.row, row: self.row, width }
     }
 
     fn grow(&mut self, room: usize) {
-        let (used, from, to) = (self.len * self.width, self.room * self.width, room * self.width);
-        let mut data = vec![0.0; self.heads * to];
+        let (used, from, to) = (self.len * self.row, self.room * self.row, room * self.row);
+        let mut data = vec![0; self.heads * to];
         for (old, new) in self.data.chunks_exact(from).zip(data.chunks_exact_mut(to)) {
             new[..used].copy_from_slice(&old[..used]);
         }
@@ -98,16 +127,18 @@ mod tests {
 
     #[test]
     fn rows_survive_growth() {
-        for room in [0, 1, 7, 100] {
-            let mut rows = Rows { room, ..Rows::default() };
+        for (room, memory) in [0, 1, 7, 100].into_iter().flat_map(|r| [(r, Memory::F32), (r, Memory::F16)]) {
+            let mut rows = Rows::new(room, memory);
             for i in 0..100 {
                 let value = |head: usize| [i as f32, head as f32, 0.5];
                 rows.append(&[value(0), value(1)].concat(), 2, 3);
                 let table = rows.table(2);
-                for head in 0..2 {
-                    for at in 0..=i {
-                        assert_eq!(table.row(head, at), [at as f32, head as f32]);
-                    }
+                for (head, at) in (0..2).flat_map(|head| (0..=i).map(move |at| (head, at))) {
+                    let from = head * table.head + at * table.row;
+                    let mut kept = [0.0; 2];
+                    let bytes = 2 * table.kind.block_bytes();
+                    larder_kernels::widen(table.kind, &table.data[from..][..bytes], &mut kept);
+                    assert_eq!(kept, [at as f32, head as f32]);
                 }
             }
         }

@@ -140,7 +140,7 @@ fn rows(runs: &[Run]) -> Vec<Value> {
 
 fn table(series: &[(&str, Vec<Run>)], limits: &Limits) -> Vec<Vec<String>> {
     let heading = ["", "prompt/s", "written/s", "least", "most", "found", "read/token", "of the limit"];
-    let shares = ["attention", "routing", "experts", "waiting", "other"];
+    let shares = ["attention", "routing", "experts", "waiting", "other", "in products", "attending", "overhead"];
     let mut rows = vec![heading.into_iter().chain(shares).map(str::to_owned).collect()];
     let percent = |share: f64| format!("{:.0} %", 100.0 * share);
     for (name, runs) in series.iter().flat_map(|(name, runs)| cold_and_warm(name, runs)) {
@@ -164,6 +164,9 @@ fn table(series: &[(&str, Vec<Run>)], limits: &Limits) -> Vec<Vec<String>> {
             share(times.experts.saturating_sub(traffic.waited)),
             of_cache(share(traffic.waited)),
             share(other),
+            share(times.products),
+            share(times.attending),
+            share(time.saturating_sub(times.products + times.attending + traffic.waited)),
         ]);
     }
     rows

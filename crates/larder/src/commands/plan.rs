@@ -11,7 +11,7 @@ use crate::{print, probe};
 pub fn run(args: &Args) -> Result<()> {
     let model = Model::open(&args.model)?;
     let geometry = &model.blueprint.geometry;
-    let facts = facts(&model, args.context)?;
+    let facts = facts(&model, &args.engine, args.context)?;
     let plan = decide(&facts, &args.engine)?;
 
     let threads = args.engine.threads();

@@ -1,0 +1,131 @@
+//! Products with quantised weights: four rows in the lanes of a register, up to four tokens for each block loaded.
+//!
+//! Every 32-bit lane belongs to a row. A load brings four consecutive weights of each, which meet the same four
+//! activations in all lanes. The offset of weights that have one is taken off through the activations' sums.
+#![allow(unsafe_code)]
+
+use std::arch::aarch64::*;
+
+use larder_core::{GROUP, Kind};
+
+use super::dots::Dot;
+use super::groups::{Q4K, Q5K, Q6K};
+use super::load::{Four, Runs, fetch};
+use super::tile::Tile;
+use crate::inputs::{BLOCK, Block};
+use crate::rows::Rows;
+use crate::set::Sums;
+use crate::weights::Panel;
+
+/// Products of a panel with `N` tokens.
+///
+/// # Safety
+/// The panel is whole rows, every token has as many blocks as they have, and the processor has what `D` uses.
+#[target_feature(enable = "neon")]
+pub unsafe fn tile<D: Dot, const N: usize>(panel: &Panel, x: [&[Block]; N], out: &mut [Sums]) {
+    // SAFETY: as the caller guarantees.
+    let [first, second] = unsafe {
+        match panel.interleaved {
+            true => by_kind::<D, true, N>(panel, x),
+            false => by_kind::<D, false, N>(panel, x),
+        }
+    };
+    for ((out, first), second) in out.iter_mut().zip(first).zip(second) {
+        // SAFETY: eight values.
+        unsafe {
+            vst1q_f32(out.as_mut_ptr(), first);
+            vst1q_f32(out[4..].as_mut_ptr(), second);
+        }
+    }
+}
+
+#[target_feature(enable = "neon")]
+#[inline]
+unsafe fn by_kind<D: Dot, const MIXED: bool, const N: usize>(panel: &Panel, x: [&[Block]; N]) -> [[float32x4_t; N]; 2] {
+    // SAFETY: as the caller guarantees.
+    unsafe {
+        match panel.kind {
+            Kind::Q8_0 => rows::<Q8_0, D, MIXED, N>(panel, x),
+            Kind::Q4_0 => rows::<Q4_0, D, MIXED, N>(panel, x),
+            Kind::Q4K => rows::<Q4K, D, MIXED, N>(panel, x),
+            Kind::Q5K => rows::<Q5K, D, MIXED, N>(panel, x),
+            Kind::Q6K => rows::<Q6K, D, MIXED, N>(panel, x),
+            Kind::F32 | Kind::F16 | Kind::Bf16 => unreachable!("floats have kernels of their own"),
+        }
+    }
+}
+
+/// The sums of the first and the last four rows.
+#[target_feature(enable = "neon")]
+#[inline(never)]
+unsafe fn rows<K: Weight, D: Dot, const MIXED: bool, const N: usize>(
+    panel: &Panel,
+    x: [&[Block]; N],
+) -> [[float32x4_t; N]; 2] {
+    let rows = Rows::<MIXED>::of(panel);
+    let step = GROUP * K::KIND.block_bytes();
+    let mut tiles = [Tile::new(x); 2];
+    for i in 0..panel.blocks {
+        if !panel.next.is_empty() {
+            fetch(panel.next.as_ptr().wrapping_add(i * step), step);
+        }
+        let (rows, at) = (rows.block(K::KIND, i), i * K::KIND.block_len() / BLOCK);
+        for (half, tile) in tiles.iter_mut().enumerate() {
+            // SAFETY: the rows have that many blocks, and the tokens that many times 32 values.
+            unsafe { K::add::<D, MIXED, N>(Four { rows, first: 4 * half }, at, tile) };
+        }
+    }
+    tiles.map(|tile| tile.sums)
+}
+
+/// A kind of weights.
+pub trait Weight {
+    const KIND: Kind;
+
+    /// Adds what a block of every row gives with each token's blocks from number `at`.
+    ///
+    /// # Safety
+    /// The blocks are of this kind, the tokens have these blocks, and the processor has what `D` uses.
+    unsafe fn add<D: Dot, const MIXED: bool, const N: usize>(block: Four<MIXED>, at: usize, tile: &mut Tile<N>);
+}
+
+struct Q8_0;
+
+impl Weight for Q8_0 {
+    const KIND: Kind = Kind::Q8_0;
+
+    #[target_feature(enable = "neon")]
+    #[inline]
+    unsafe fn add<D: Dot, const MIXED: bool, const N: usize>(block: Four<MIXED>, at: usize, tile: &mut Tile<N>) {
+        // SAFETY: a block of q8_0 has these parts, and the rest is as the caller guarantees. 2 · 128 · 127 fits 16 bits.
+        unsafe {
+            let x = tile.at(at);
+            let dots = D::dot::<2, 2, N>([block.runs(0), block.runs(4)], x, 0, [0; N]);
+            tile.add(x, dots, block.half(0));
+        }
+    }
+}
+
+struct Q4_0;
+
+impl Weight for Q4_0 {
+    const KIND: Kind = Kind::Q4_0;
+
+    #[target_feature(enable = "neon")]
+    #[inline]
+    unsafe fn add<D: Dot, const MIXED: bool, const N: usize>(block: Four<MIXED>, at: usize, tile: &mut Tile<N>) {
+        // SAFETY: as above. The weights are 8 too large, and 8 · 15 · 127 fits 16 bits.
+        unsafe {
+            let (w, x) = (block.runs(0), tile.at(at));
+            let dots = D::dot::<8, 2, N>([nibbles(w, 0), nibbles(w, 1)], x, 0, x.0.map(|x| -x.sum8));
+            tile.add(x, dots, block.half(0));
+        }
+    }
+}
+
+/// The low (0) or the high (1) half of every byte.
+#[target_feature(enable = "neon")]
+#[inline]
+pub fn nibbles(w: Runs, half: usize) -> Runs {
+    w.map(|w| if half == 0 { vandq_u8(w, vdupq_n_u8(15)) } else { vshrq_n_u8::<4>(w) })
+}

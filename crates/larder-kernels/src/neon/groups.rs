@@ -1,0 +1,172 @@
+//! The kinds of weights with blocks of eight groups, which have scales of their own in integers.
+#![allow(unsafe_code)]
+
+use std::arch::aarch64::*;
+
+use larder_core::Kind;
+
+use super::blocks::{Weight, nibbles};
+use super::dots::Dot;
+use super::load::{Four, Runs};
+use super::scales::{Minima, signed};
+use super::tile::{Blocks, Tile};
+
+/// A kind of weights whose blocks have eight groups.
+trait Grouped {
+    const KIND: Kind;
+
+    /// What all groups of a block need.
+    type Head;
+
+    /// # Safety
+    /// The block is of this kind.
+    unsafe fn head<const MIXED: bool>(block: Four<MIXED>) -> Self::Head;
+
+    /// Adds what group `g` gives with a block of each token.
+    ///
+    /// # Safety
+    /// The block is of this kind, and the processor has what `D` uses.
+    unsafe fn group<D: Dot, const MIXED: bool, const N: usize>(
+        block: Four<MIXED>,
+        head: &Self::Head,
+        g: usize,
+        x: Blocks<N>,
+        tile: &mut Tile<N>,
+    );
+}
+
+impl<K: Grouped> Weight for K {
+    const KIND: Kind = K::KIND;
+
+    #[target_feature(enable = "neon")]
+    #[inline]
+    unsafe fn add<D: Dot, const MIXED: bool, const N: usize>(block: Four<MIXED>, at: usize, tile: &mut Tile<N>) {
+        // SAFETY: as the caller guarantees.
+        unsafe {
+            let head = K::head(block);
+            for g in 0..8 {
+                K::group::<D, MIXED, N>(block, &head, g, tile.at(at + g), tile);
+            }
+        }
+    }
+}
+
+pub struct Q4K;
+
+impl Grouped for Q4K {
+    const KIND: Kind = Kind::Q4K;
+    type Head = Minima;
+
+    #[target_feature(enable = "neon")]
+    #[inline]
+    unsafe fn head<const MIXED: bool>(block: Four<MIXED>) -> Minima {
+        // SAFETY: as the caller guarantees.
+        unsafe { Minima::of(block) }
+    }
+
+    #[target_feature(enable = "neon")]
+    #[inline]
+    unsafe fn group<D: Dot, const MIXED: bool, const N: usize>(
+        block: Four<MIXED>,
+        minima: &Minima,
+        g: usize,
+        x: Blocks<N>,
+        tile: &mut Tile<N>,
+    ) {
+        // SAFETY: the block has these parts, as the caller guarantees. Two groups share their bytes. 8 · 15 · 127 fits
+        // 16 bits.
+        let dots = unsafe {
+            let at = 3 + 8 * (g / 2);
+            let w = [block.runs(at), block.runs(at + 4)].map(|w| nibbles(w, g % 2));
+            D::dot::<8, 2, N>(w, x, 0, [0; N])
+        };
+        minima.add(g, dots, x, tile);
+    }
+}
+
+pub struct Q5K;
+
+impl Grouped for Q5K {
+    const KIND: Kind = Kind::Q5K;
+    type Head = Minima;
+
+    #[target_feature(enable = "neon")]
+    #[inline]
+    unsafe fn head<const MIXED: bool>(block: Four<MIXED>) -> Minima {
+        // SAFETY: as the caller guarantees.
+        unsafe { Minima::of(block) }
+    }
+
+    #[target_feature(enable = "neon")]
+    #[inline]
+    unsafe fn group<D: Dot, const MIXED: bool, const N: usize>(
+        block: Four<MIXED>,
+        minima: &Minima,
+        g: usize,
+        x: Blocks<N>,
+        tile: &mut Tile<N>,
+    ) {
+        // SAFETY: as above. All groups share the bytes of their fifth bits. 8 · 31 · 127 fits 16 bits.
+        let dots = unsafe {
+            let at = 11 + 8 * (g / 2);
+            let first = with_top(nibbles(block.runs(at), g % 2), block.runs(3), g, 1);
+            let second = with_top(nibbles(block.runs(at + 4), g % 2), block.runs(7), g, 1);
+            D::dot::<8, 2, N>([first, second], x, 0, [0; N])
+        };
+        minima.add(g, dots, x, tile);
+    }
+}
+
+pub struct Q6K;
+
+impl Grouped for Q6K {
+    const KIND: Kind = Kind::Q6K;
+    /// The packed scales, and the scale of scales.
+    type Head = (Runs, float32x4_t);
+
+    #[target_feature(enable = "neon")]
+    #[inline]
+    unsafe fn head<const MIXED: bool>(block: Four<MIXED>) -> Self::Head {
+        // SAFETY: a block of q6_k has them, as the caller guarantees.
+        unsafe { (block.runs(48), block.half(0)) }
+    }
+
+    #[target_feature(enable = "neon")]
+    #[inline]
+    unsafe fn group<D: Dot, const MIXED: bool, const N: usize>(
+        block: Four<MIXED>,
+        (scales, d): &Self::Head,
+        g: usize,
+        x: Blocks<N>,
+        tile: &mut Tile<N>,
+    ) {
+        let (half, run) = (g / 4, g % 4);
+        let (low, high) = (16 * half + 8 * (run % 2), 32 + 8 * half);
+        let mut dots = [vdupq_n_s32(0); N];
+        for part in 0..2 {
+            // SAFETY: as above. Two runs share the bytes of their low bits, and four those of their high ones. The
+            // weights are 32 too large, and 4 · 63 · 127 fits 16 bits.
+            let part_dots = unsafe {
+                let low = nibbles(block.runs(low + 4 * part), run / 2);
+                let w = with_top(low, block.runs(high + 4 * part), 2 * run, 3);
+                D::dot::<4, 1, N>([w], x, part, x.0.map(|x| -32 * i32::from(x.halves[part])))
+            };
+            let scale = signed(scales[g / 2], 2 * (g % 2) + part);
+            for (dots, part_dots) in dots.iter_mut().zip(part_dots) {
+                *dots = vmlaq_s32(*dots, part_dots, scale);
+            }
+        }
+        tile.add(x, dots, *d);
+    }
+}
+
+/// Above the low half of every byte, the bits of `mask` from bit `at` of the byte in `tops`.
+#[target_feature(enable = "neon")]
+#[inline]
+fn with_top(mut low: Runs, tops: Runs, at: usize, mask: u8) -> Runs {
+    for (low, top) in low.iter_mut().zip(tops) {
+        let top = vshlq_u8(top, vdupq_n_s8(4 - at as i8));
+        *low = vorrq_u8(*low, vandq_u8(top, vdupq_n_u8(mask << 4)));
+    }
+    low
+}

@@ -1,0 +1,80 @@
+//! Kernels for 64-bit Arm processors, with NEON, which all of them have, and dot products of bytes where there are some.
+//!
+//! They were checked by emulation (`scripts/cross.sh test`), and never timed.
+#![allow(unsafe_code)]
+
+mod blocks;
+mod dots;
+mod floats;
+mod groups;
+mod load;
+mod quantise;
+mod scales;
+mod tile;
+
+use std::arch::is_aarch64_feature_detected;
+
+use larder_core::Kind;
+
+use self::dots::{Dot, Sdot, Smull};
+use crate::inputs::{BLOCK, Block};
+use crate::portable::blend;
+use crate::rows::check;
+use crate::set::{Set, Sums};
+use crate::weights::Panel;
+
+/// The kernels that use dot products of bytes, if this processor has them.
+pub fn with_dot_products() -> Option<Set> {
+    let able = is_aarch64_feature_detected!("dotprod");
+    able.then_some(Set { name: "neon+dotprod", blocks: blocks::<Sdot>, floats, blend, quantise })
+}
+
+/// The kernels that every processor can run.
+pub fn set() -> Option<Set> {
+    Some(Set { name: "neon", blocks: blocks::<Smull>, floats, blend, quantise })
+}
+
+/// For processors that have what `D` uses.
+fn blocks<D: Dot>(panels: &[Panel], x: &[&[Block]], out: &mut [Sums]) {
+    check(panels, x.iter().map(|x| x.len() * BLOCK), out);
+    for (panel, out) in panels.iter().zip(out.chunks_mut(x.len())) {
+        let mut panel = *panel;
+        for (x, out) in x.chunks(4).zip(out.chunks_mut(4)) {
+            // SAFETY: a set gives this function away on processors that can run it, and the lengths are as they should.
+            unsafe {
+                match *x {
+                    [a] => blocks::tile::<D, 1>(&panel, [a], out),
+                    [a, b] => blocks::tile::<D, 2>(&panel, [a, b], out),
+                    [a, b, c] => blocks::tile::<D, 3>(&panel, [a, b, c], out),
+                    [a, b, c, d] => blocks::tile::<D, 4>(&panel, [a, b, c, d], out),
+                    _ => unreachable!("chunks of one to four"),
+                }
+            }
+            panel.next = &[];
+        }
+    }
+}
+
+fn floats(panels: &[Panel], x: &[&[f32]], out: &mut [Sums]) {
+    check(panels, x.iter().map(|x| x.len()), out);
+    for (panel, out) in panels.iter().zip(out.chunks_mut(x.len())) {
+        // SAFETY: as above.
+        unsafe {
+            match panel.kind {
+                Kind::F32 => floats::panel::<{ floats::F32 }>(panel, x, out),
+                Kind::F16 => floats::panel::<{ floats::F16 }>(panel, x, out),
+                Kind::Bf16 => floats::panel::<{ floats::BF16 }>(panel, x, out),
+                Kind::Q8_0 | Kind::Q4_0 | Kind::Q4K | Kind::Q5K | Kind::Q6K => {
+                    unreachable!("blocks have kernels of their own")
+                }
+            }
+        }
+    }
+}
+
+fn quantise(x: &[f32], out: &mut [Block]) {
+    for (x, out) in x.as_chunks::<BLOCK>().0.iter().zip(out) {
+        // SAFETY: every processor of this architecture has NEON.
+        *out = unsafe { quantise::block(x) };
+    }
+}

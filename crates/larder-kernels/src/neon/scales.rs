@@ -1,0 +1,52 @@
+//! Scales that are integers themselves.
+#![allow(unsafe_code)]
+
+use std::arch::aarch64::*;
+
+use super::load::Four;
+use super::tile::{Blocks, Tile};
+
+/// The scales and minima of `q4_k` and `q5_k`.
+pub struct Minima {
+    /// The scale of scales.
+    d: float32x4_t,
+    dmin: float32x4_t,
+    /// A byte for each of the first and the last four groups.
+    scales: [uint8x16_t; 2],
+    minima: [uint8x16_t; 2],
+}
+
+impl Minima {
+    /// Those of a block, which are packed as [`scale_min`](crate::blocks::scale_min) says.
+    ///
+    /// # Safety
+    /// It is of one of these kinds.
+    #[target_feature(enable = "neon")]
+    #[inline]
+    pub unsafe fn of<const MIXED: bool>(block: Four<MIXED>) -> Self {
+        // SAFETY: blocks of these kinds begin with two f16 and twelve bytes of scales.
+        let ([a, b, c, _], d, dmin) = unsafe { (block.runs(0), block.half(0), block.half(1)) };
+        let six = |v| vandq_u8(v, vdupq_n_u8(63));
+        let top = |v| vandq_u8(vshrq_n_u8::<2>(v), vdupq_n_u8(48));
+        let scales = [six(a), vorrq_u8(vandq_u8(c, vdupq_n_u8(15)), top(a))];
+        let minima = [six(b), vorrq_u8(vshrq_n_u8::<4>(c), top(b))];
+        Minima { d, dmin, scales, minima }
+    }
+
+    /// Adds what a group gives, before it is scaled.
+    #[target_feature(enable = "neon")]
+    #[inline]
+    pub fn add<const N: usize>(&self, g: usize, dots: [int32x4_t; N], x: Blocks<N>, tile: &mut Tile<N>) {
+        let scale = signed(self.scales[g / 4], g % 4);
+        let min = vmulq_f32(self.dmin, vcvtq_f32_s32(signed(self.minima[g / 4], g % 4)));
+        tile.add_above(x, dots.map(|dots| vmulq_s32(dots, scale)), self.d, min);
+    }
+}
+
+/// The byte at a place of every lane.
+#[target_feature(enable = "neon")]
+#[inline]
+pub fn signed(bytes: uint8x16_t, at: usize) -> int32x4_t {
+    let top = vshlq_s32(vreinterpretq_s32_u8(bytes), vdupq_n_s32(24 - 8 * at as i32));
+    vshrq_n_s32::<24>(top)
+}

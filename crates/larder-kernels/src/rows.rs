@@ -1,0 +1,65 @@
+//! Eight rows beside each other, whichever order their bytes are in, for kernels that have a row in every lane.
+
+use larder_core::{BlockParts, GROUP, Kind};
+
+use crate::set::Sums;
+use crate::weights::Panel;
+
+/// Where eight rows begin. If they are interleaved (`MIXED`), only the first pointer counts; if there are fewer, the
+/// last one stands for those that are missing.
+pub struct Rows<const MIXED: bool>([*const u8; GROUP]);
+
+impl<const MIXED: bool> Rows<MIXED> {
+    #[inline]
+    pub fn of(panel: &Panel) -> Self {
+        Rows(std::array::from_fn(|r| panel.bytes[r.min(panel.rows - 1) * panel.row_bytes..].as_ptr()))
+    }
+
+    /// The block at `index` of all rows.
+    #[inline]
+    pub fn block(&self, kind: Kind, index: usize) -> Eight<'_, MIXED> {
+        let parts = BlockParts::of(kind).expect("kernels for blocks get blocks");
+        let at = index * kind.block_bytes() * if MIXED { GROUP } else { 1 };
+        Eight { rows: &self.0, at, parts }
+    }
+}
+
+/// One block of each of eight rows.
+#[derive(Clone, Copy)]
+pub struct Eight<'a, const MIXED: bool> {
+    rows: &'a [*const u8; GROUP],
+    at: usize,
+    parts: BlockParts,
+}
+
+impl<const MIXED: bool> Eight<'_, MIXED> {
+    /// The address of the f16 number `i` of a row's block. Those of the next rows follow if the rows are interleaved.
+    #[inline]
+    pub fn half_at(self, i: usize, row: usize) -> *const u8 {
+        match MIXED {
+            true => self.rows[0].wrapping_add(self.at + 2 * (GROUP * i + row)),
+            false => self.rows[row].wrapping_add(self.at + self.parts.halves_at + 2 * i),
+        }
+    }
+
+    /// The address of the run `i` of four bytes of a row's block. Those of the next rows follow if the rows are
+    /// interleaved, and else the row's own next run.
+    #[inline]
+    pub fn four_at(self, i: usize, row: usize) -> *const u8 {
+        match MIXED {
+            true => self.rows[0].wrapping_add(self.at + 2 * GROUP * self.parts.halves + 4 * (GROUP * i + row)),
+            false => self.rows[row].wrapping_add(self.at + self.parts.fours_at + 4 * i),
+        }
+    }
+}
+
+/// What kernels rely on, once for each tile: given some panels, the lengths of some tokens, and the room for results.
+pub fn check(panels: &[Panel], mut x: impl ExactSizeIterator<Item = usize>, out: &[Sums]) {
+    let first = &panels[0];
+    for panel in panels {
+        assert!(panel.rows > 0 && panel.bytes.len() == panel.rows * first.row_bytes, "a panel is whole rows");
+        assert!(panel.kind == first.kind && panel.blocks == first.blocks, "panels are of the same kind and length");
+    }
+    assert!(first.row_bytes == first.blocks * first.kind.block_bytes(), "a row is whole blocks");
+    assert!(panels.len() * x.len() == out.len() && x.all(|len| len == first.cols()), "activations do not fit the rows");
+}
