@@ -1,82 +1,14 @@
 //! Disks that fail under a running model.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use larder_cache::{Cache, Scope, slot_count};
-use larder_engine::{Session, Streaming};
-use larder_model::{AllResident, Compute, Decoder, ExpertPath, Rows};
-use larder_policy::eviction::find;
-use larder_store::reader::{Arena, Memory, Mishap, When};
-use larder_store::{ConvertOptions, Experts, Source, Store, convert, open_source};
+use larder_core::Scope;
+use larder_engine::Session;
+use larder_model::Rows;
+use larder_store::reader::{Mishap, When};
 
+use crate::rig::{TOKENS, model, read_and_write};
 use crate::support::{fixture, golden_models};
-
-const TOKENS: [u32; 12] = [5, 17, 3, 3, 60, 41, 8, 101, 7, 12, 90, 33];
-
-/// A golden model's store, and everything needed to run it.
-struct Model {
-    _dir: tempfile::TempDir,
-    store: Arc<Store>,
-    decoder: Decoder,
-    compute: Arc<Compute>,
-}
-
-fn model(folder: &std::path::Path) -> Model {
-    let dir = tempfile::tempdir().unwrap();
-    let source = open_source(folder).unwrap();
-    let blueprint = larder_model::blueprint(source.config()).unwrap();
-    let path = dir.path().join("store");
-    convert(source.as_ref(), &blueprint, &path, &ConvertOptions::default(), &()).unwrap();
-    let store = Arc::new(Store::open(&path).unwrap());
-    let compute = Arc::new(Compute::new(2, false).unwrap());
-    let decoder = Decoder::load(store.config(), store.as_ref(), compute.clone()).unwrap();
-    Model { _dir: dir, store, decoder, compute }
-}
-
-impl Model {
-    fn resident(&self) -> AllResident {
-        let geometry = self.decoder.geometry();
-        let mut all = AllResident::new(geometry.layers, self.compute.clone());
-        for layer in &geometry.moe_layers {
-            let layout = self.store.layout(*layer).clone();
-            let experts = (0..geometry.experts).map(|e| {
-                let mut data = vec![0; layout.bytes];
-                self.store.read_expert(*layer, larder_core::ExpertId(e as u16), &mut data).unwrap();
-                data
-            });
-            let experts = experts.collect();
-            all.set(*layer, layout, experts);
-        }
-        all
-    }
-
-    /// The store's shards read from memory, with whatever `prepare` does to the reads.
-    fn streaming(&self, slots: usize, scope: Scope, prefetch: usize, memory: Memory) -> Streaming {
-        let geometry = self.decoder.geometry();
-        let bytes = geometry.moe_layers.iter().map(|l| self.store.layout(*l).bytes).max().unwrap();
-        let (_arena, pieces) = Arena::new(slot_count(geometry, slots, scope), bytes).unwrap();
-        let lru = find("lru").unwrap();
-        // A store of its own, which has not found any shard good yet.
-        let shards = Box::new(Arc::new(Store::open(self.store.path()).unwrap()));
-        let cache = Cache::new(geometry, slots, scope, lru, pieces, Box::new(memory), shards);
-        Streaming::new(cache, self.compute.clone(), prefetch)
-    }
-
-    fn memory(&self) -> Memory {
-        let (paths, _) = self.store.shard_files();
-        Memory::new(Arc::new(paths.iter().map(|p| std::fs::read(p).unwrap()).collect()), 11)
-    }
-}
-
-/// Logits of a prompt in pieces, and of as many tokens after it one by one.
-fn read_and_write<P: ExpertPath>(session: &mut Session<P>) -> Vec<f32> {
-    let mut logits = session.read(&TOKENS, 5, Rows::All, &mut ()).unwrap();
-    for token in TOKENS {
-        logits.extend(session.read(&[token], 1, Rows::Last, &mut ()).unwrap());
-    }
-    logits
-}
 
 #[test]
 fn g1_latency_and_a_full_queue_change_no_bit() {

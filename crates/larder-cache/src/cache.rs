@@ -4,12 +4,12 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use larder_core::{ExpertId, ExpertLayout, Geometry, LayerIdx};
-use larder_policy::eviction::Policy;
+use larder_core::{ExpertId, ExpertLayout, Geometry, LayerIdx, Residency, Scope};
+use larder_policy::eviction::{Eviction, Setting};
 use larder_store::reader::{Done, Read, Reader, Slot};
 use larder_store::{DATA_START, Experts, Store, StoreError};
 
-use crate::ledger::{Ledger, Scope, SlotIndex, Wave};
+use crate::ledger::{Ledger, SlotIndex, Wave};
 use crate::traffic::{Busy, Traffic};
 
 /// What the cache needs to know of the store: where experts are and whether what was read is right.
@@ -56,6 +56,8 @@ pub type Compute<'a> = &'a mut dyn FnMut(&ExpertLayout, &[(ExpertId, &[u8])]);
 /// Slots, the ledger over them, and the reader that fills them.
 pub struct Cache {
     ledger: Ledger,
+    /// Of the visit that is under way.
+    wave: Wave,
     /// `None` while a slot is with the reader.
     slots: Vec<Option<Slot>>,
     reader: Box<dyn Reader>,
@@ -74,33 +76,31 @@ pub struct Cache {
     busy: Busy,
 }
 
-/// How many slots a cache needs.
+/// How many slots a cache needs that has no scratch slots.
 pub fn slot_count(geometry: &Geometry, slots: usize, scope: Scope) -> usize {
-    match scope {
-        Scope::Layer => geometry.moe_layers.len() * slots,
-        Scope::Global => slots,
-    }
+    Setting::new(geometry, slots, scope).all_slots()
 }
 
 impl Cache {
-    /// A cache of `slots` per layer or, for [`Scope::Global`], in all, over `memory`, which holds exactly
-    /// [`slot_count`] slots, each large enough for every expert.
+    /// A cache as `setting` says, with one of `policies` for each pool, over `memory`, which holds exactly
+    /// [`all_slots`](Setting::all_slots) slots, each large enough for every expert.
     pub fn new(
         geometry: &Geometry,
-        slots: usize,
-        scope: Scope,
-        policy: &Policy,
+        setting: &Setting,
+        policies: Vec<Box<dyn Eviction>>,
         memory: Vec<Slot>,
         reader: Box<dyn Reader>,
         shards: Box<dyn Shards>,
     ) -> Self {
-        assert_eq!(memory.len(), slot_count(geometry, slots, scope), "one piece of memory per slot");
+        assert_eq!(memory.len(), setting.all_slots(), "one piece of memory per slot");
+        assert_eq!((setting.rows, setting.experts), (geometry.moe_layers.len(), geometry.experts), "one model");
         let mut rows = vec![None; geometry.layers];
         for (row, layer) in geometry.moe_layers.iter().enumerate() {
             rows[layer.index()] = Some(row);
         }
         Cache {
-            ledger: Ledger::new(geometry.moe_layers.len(), geometry.experts, slots, scope, policy),
+            ledger: Ledger::new(setting, policies),
+            wave: Wave::default(),
             slots: memory.into_iter().map(Some).collect(),
             reader,
             shards,
@@ -122,6 +122,21 @@ impl Cache {
         Traffic { counts: self.ledger.counts(), demanded, guessed, waited, computed, busy: self.busy.total() }
     }
 
+    /// What routing may know.
+    pub fn residency(&self) -> &dyn Residency {
+        &self.ledger
+    }
+
+    /// The position of a layer among those with experts. The caller guarantees that it has some.
+    pub fn row(&self, layer: LayerIdx) -> usize {
+        self.rows[layer.index()].expect("only layers with experts are visited")
+    }
+
+    /// What comes has nothing to do with what was.
+    pub fn new_sequence(&mut self) {
+        self.ledger.new_sequence();
+    }
+
     /// How the experts of `layer` are laid out.
     pub fn layout(&self, layer: LayerIdx) -> &ExpertLayout {
         self.shards.layout(layer)
@@ -136,37 +151,35 @@ impl Cache {
     }
 
     /// Hands each of `wanted` (distinct, in order of rank) to `compute` once: those that are in memory together and
-    /// first, the others as they arrive. As many as fit are in memory together; each is read at most once.
+    /// first, the others as they arrive. As many as fit are in memory together; each is read at most once. `logits`
+    /// are what the layer's router said if it chose for one token, else empty.
     ///
     /// On an error the cache stays usable: nothing that was wanted is in flight and no slot is lost.
-    pub fn visit(&mut self, layer: LayerIdx, wanted: &[ExpertId], compute: Compute) -> Result<(), CacheError> {
+    pub fn visit(
+        &mut self,
+        layer: LayerIdx,
+        wanted: &[ExpertId],
+        logits: &[f32],
+        compute: Compute,
+    ) -> Result<(), CacheError> {
         let row = self.row(layer);
-        let mut rest = self.in_order(row, wanted);
-        while !rest.is_empty() {
-            let wave = self.ledger.open(row, &rest);
+        let mut rest: Vec<usize> = wanted.iter().map(|e| e.index()).collect();
+        self.ledger.begin(row, &rest, logits);
+        self.ledger.put_in_order(row, &mut rest);
+        let mut wave = std::mem::take(&mut self.wave);
+        let mut outcome = Ok(());
+        while outcome.is_ok() && !rest.is_empty() {
+            self.ledger.open(row, &rest, &mut wave);
             if wave.is_empty() {
                 self.land(&mut VecDeque::new());
                 continue;
             }
-            let outcome = self.serve(layer, row, &wave, compute);
-            self.ledger.close(row, &wave);
-            outcome?;
+            outcome = self.serve(layer, row, &wave, compute);
+            self.ledger.close(row, &mut wave);
             rest.retain(|e| !wave.covers(*e));
         }
-        Ok(())
-    }
-
-    fn row(&self, layer: LayerIdx) -> usize {
-        self.rows[layer.index()].expect("only layers with experts are visited")
-    }
-
-    /// If not all fit together, those that are there go first, before others take their slots.
-    fn in_order(&self, row: usize, wanted: &[ExpertId]) -> Vec<usize> {
-        let mut order: Vec<usize> = wanted.iter().map(|e| e.index()).collect();
-        if order.len() > self.ledger.capacity() {
-            order.sort_by_key(|e| !self.ledger.is_resident(row, *e));
-        }
-        order
+        self.wave = wave;
+        outcome
     }
 
     fn serve(&mut self, layer: LayerIdx, row: usize, wave: &Wave, compute: Compute) -> Result<(), CacheError> {

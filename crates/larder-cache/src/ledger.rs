@@ -1,116 +1,25 @@
 //! Which expert is in which slot. A state machine without bytes, files or clocks: the simulator runs the same one.
 
-use larder_policy::eviction::{Eviction, Key, Policy};
+mod counts;
+mod wave;
 
-/// What shares one set of slots.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Scope {
-    /// The experts of one layer.
-    Layer,
-    /// All experts.
-    Global,
-}
+use larder_core::{Presence, Residency, Scope};
+use larder_policy::eviction::{Eviction, Key, Setting, Step};
 
-/// What happened so far.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Counts {
-    /// Experts that were in memory when they were wanted.
-    pub hits: u64,
-    /// Experts that had to be read.
-    pub misses: u64,
-    /// Experts that left to make room.
-    pub evictions: u64,
-    /// Misses of experts that had been in memory before.
-    pub rereads: u64,
-    /// Experts that were wanted while they were being read on a guess: neither hits nor misses.
-    pub awaited: u64,
-    /// Experts read on a guess.
-    pub guesses: u64,
-    /// Guesses that were wanted before they left again.
-    pub useful: u64,
-}
-
-impl Counts {
-    /// Experts that were wanted.
-    pub fn wanted(&self) -> u64 {
-        self.hits + self.awaited + self.misses
-    }
-}
-
-impl std::ops::Add for Counts {
-    type Output = Counts;
-
-    fn add(self, other: Counts) -> Counts {
-        Counts {
-            hits: self.hits + other.hits,
-            misses: self.misses + other.misses,
-            evictions: self.evictions + other.evictions,
-            rereads: self.rereads + other.rereads,
-            awaited: self.awaited + other.awaited,
-            guesses: self.guesses + other.guesses,
-            useful: self.useful + other.useful,
-        }
-    }
-}
-
-impl std::ops::Sub for Counts {
-    type Output = Counts;
-
-    /// What happened between two looks.
-    fn sub(self, then: Counts) -> Counts {
-        Counts {
-            hits: self.hits - then.hits,
-            misses: self.misses - then.misses,
-            evictions: self.evictions - then.evictions,
-            rereads: self.rereads - then.rereads,
-            awaited: self.awaited - then.awaited,
-            guesses: self.guesses - then.guesses,
-            useful: self.useful - then.useful,
-        }
-    }
-}
-
-/// A slot, counted over all pools.
-pub type SlotIndex = usize;
-
-/// Experts of one layer that can be in memory together.
-#[derive(Clone, PartialEq, Eq, Default, Debug)]
-pub struct Wave {
-    /// Experts that are there, in the order wanted.
-    pub hits: Vec<(usize, SlotIndex)>,
-    /// Experts that are being read on a guess, in the order wanted.
-    pub awaited: Vec<(usize, SlotIndex)>,
-    /// Experts that have to be read, in the order wanted, into the slots they were given.
-    pub misses: Vec<(usize, SlotIndex)>,
-}
-
-impl Wave {
-    /// How many experts it covers.
-    pub fn len(&self) -> usize {
-        self.hits.len() + self.awaited.len() + self.misses.len()
-    }
-
-    /// Whether it covers this expert.
-    pub fn covers(&self, expert: usize) -> bool {
-        self.hits.iter().chain(&self.awaited).chain(&self.misses).any(|(e, _)| *e == expert)
-    }
-
-    /// Whether it covers none.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-}
+pub use counts::Counts;
+pub use wave::{SlotIndex, Wave};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
     Absent,
     /// Being read because it is wanted.
-    InFlight(SlotIndex),
+    InFlight(u32),
     /// Being read on a guess.
-    Guessed(SlotIndex),
-    Resident(SlotIndex),
+    Guessed(u32),
+    Resident(u32),
 }
 
+#[derive(Clone)]
 struct Entry {
     state: State,
     pinned: bool,
@@ -121,47 +30,49 @@ struct Entry {
 
 struct Pool {
     policy: Box<dyn Eviction>,
-    free: Vec<SlotIndex>,
+    free: Vec<u32>,
+    /// Scratch slots that it holds.
+    borrowed: usize,
     /// Slots that a guess is being read into.
     guessing: usize,
 }
 
-/// Experts of `layers` rows of `experts` each, and the slots they share.
+/// Every expert of every row, and the slots they share.
 pub struct Ledger {
-    experts: usize,
-    scope: Scope,
-    capacity: usize,
+    setting: Setting,
     entries: Vec<Entry>,
     pools: Vec<Pool>,
+    /// Scratch slots that no pool holds: all of them while no wave is open.
+    scratch: Vec<u32>,
     counts: Counts,
 }
 
 impl Ledger {
-    /// `slots` per layer or, for [`Scope::Global`], in all. The caller guarantees at least one.
-    pub fn new(layers: usize, experts: usize, slots: usize, scope: Scope, policy: &Policy) -> Self {
-        let (pools, keys) = match scope {
-            Scope::Layer => (layers, experts),
-            Scope::Global => (1, layers * experts),
-        };
-        let pool = |p: usize| Pool {
-            policy: (policy.make)(keys),
-            free: (p * slots..(p + 1) * slots).rev().collect(),
-            guessing: 0,
-        };
-        let entry = || Entry { state: State::Absent, pinned: false, seen: false, guessed: false };
+    /// The caller guarantees one policy for each pool of `setting`, and at least one slot.
+    pub fn new(setting: &Setting, policies: Vec<Box<dyn Eviction>>) -> Self {
+        assert_eq!(policies.len(), setting.pools(), "one policy per pool");
+        assert!(setting.slots > 0, "a pool without slots");
+        let descending = |from: usize, count: usize| (from as u32..(from + count) as u32).rev().collect();
+        let pool =
+            |(p, policy)| Pool { policy, free: descending(p * setting.slots, setting.slots), borrowed: 0, guessing: 0 };
+        let entry = Entry { state: State::Absent, pinned: false, seen: false, guessed: false };
         Ledger {
-            experts,
-            scope,
-            capacity: slots,
-            entries: (0..layers * experts).map(|_| entry()).collect(),
-            pools: (0..pools).map(pool).collect(),
+            setting: *setting,
+            entries: vec![entry; setting.rows * setting.experts],
+            pools: policies.into_iter().enumerate().map(pool).collect(),
+            scratch: descending(setting.pools() * setting.slots, setting.scratch),
             counts: Counts::default(),
         }
     }
 
     /// How many experts of one layer can be in memory together.
     pub fn capacity(&self) -> usize {
-        self.capacity
+        self.setting.slots + self.setting.scratch
+    }
+
+    /// What it was made for.
+    pub fn setting(&self) -> &Setting {
+        &self.setting
     }
 
     /// What happened so far.
@@ -170,131 +81,170 @@ impl Ledger {
     }
 
     /// Whether an expert is in memory.
-    pub fn is_resident(&self, layer: usize, expert: usize) -> bool {
-        matches!(self.entries[self.at(layer, expert)].state, State::Resident(_))
+    pub fn is_resident(&self, row: usize, expert: usize) -> bool {
+        self.presence(row, expert) == Presence::Resident
     }
 
     /// Whether an expert is neither in memory nor being read.
-    pub fn is_absent(&self, layer: usize, expert: usize) -> bool {
-        self.entries[self.at(layer, expert)].state == State::Absent
+    pub fn is_absent(&self, row: usize, expert: usize) -> bool {
+        self.presence(row, expert) == Presence::Absent
     }
 
     /// The slot that an expert is being read into.
-    pub fn in_flight(&self, layer: usize, expert: usize) -> Option<SlotIndex> {
-        match self.entries[self.at(layer, expert)].state {
-            State::InFlight(slot) | State::Guessed(slot) => Some(slot),
+    pub fn in_flight(&self, row: usize, expert: usize) -> Option<SlotIndex> {
+        match self.entries[self.at(row, expert)].state {
+            State::InFlight(slot) | State::Guessed(slot) => Some(slot as usize),
             State::Absent | State::Resident(_) => None,
         }
     }
 
+    /// What comes has nothing to do with what was.
+    pub fn new_sequence(&mut self) {
+        self.pools.iter_mut().for_each(|pool| pool.policy.new_sequence());
+    }
+
+    /// A layer has chosen: `wanted` are distinct and in order of rank, `logits` are those of its one token or empty.
+    /// Comes before the waves that bring them in.
+    pub fn begin(&mut self, row: usize, wanted: &[usize], logits: &[f32]) {
+        let pool = self.setting.pool(row);
+        self.pools[pool].policy.begin(&Step { row, wanted, logits });
+    }
+
+    /// If not all of `wanted` fit together, those that are there go first, before others take their slots.
+    pub fn put_in_order(&self, row: usize, wanted: &mut [usize]) {
+        if wanted.len() > self.capacity() {
+            wanted.sort_by_key(|e| !self.is_resident(row, *e));
+        }
+    }
+
     /// Pins as many of the first of `wanted` (distinct, in order of rank) as fit, giving slots to those that are not
-    /// there. The policy hears of them in this order. Covers nobody only if guesses are being read into all slots.
+    /// there, and writes them to `wave`. The policy hears of them in this order. Covers nobody only if guesses are
+    /// being read into all slots.
+    ///
+    /// A miss gets a free slot, else a scratch slot, else that of an expert which leaves.
     ///
     /// The caller guarantees that no wave is open, reports each miss and each awaited expert by
     /// [`arrived`](Self::arrived) or [`failed`](Self::failed), and then closes the wave.
-    pub fn open(&mut self, layer: usize, wanted: &[usize]) -> Wave {
-        let wanted = &wanted[..self.fitting(layer, wanted)];
+    pub fn open(&mut self, row: usize, wanted: &[usize], wave: &mut Wave) {
+        wave.clear();
+        let wanted = &wanted[..self.fitting(row, wanted)];
+        let first = self.at(row, 0);
         for expert in wanted {
-            let at = self.at(layer, *expert);
-            self.entries[at].pinned = true;
+            self.entries[first + expert].pinned = true;
         }
-        let mut wave = Wave::default();
-        for expert in wanted {
-            let at = self.at(layer, *expert);
-            match self.entries[at].state {
+        for &expert in wanted {
+            match self.entries[first + expert].state {
                 State::Resident(slot) => {
                     self.counts.hits += 1;
-                    self.use_again(at);
-                    wave.hits.push((*expert, slot));
+                    self.use_again(row, expert);
+                    wave.hits.push((expert, slot as usize));
                 }
                 State::InFlight(slot) | State::Guessed(slot) => {
                     self.counts.awaited += 1;
-                    self.use_again(at);
-                    wave.awaited.push((*expert, slot));
+                    self.use_again(row, expert);
+                    wave.awaited.push((expert, slot as usize));
                 }
                 State::Absent => {
-                    let slot = self.make_room(layer).expect("the wave fits, so somebody is not pinned");
+                    let slot = self.make_room(row, true, &mut wave.evicted);
+                    let slot = slot.expect("the wave fits, so somebody is not pinned");
                     self.counts.misses += 1;
-                    self.counts.rereads += u64::from(self.entries[at].seen);
-                    self.admit(at, State::InFlight(slot));
-                    wave.misses.push((*expert, slot));
+                    self.counts.rereads += u64::from(self.entries[first + expert].seen);
+                    self.admit(row, expert, State::InFlight(slot));
+                    wave.misses.push((expert, slot as usize));
                 }
             }
         }
-        wave
     }
 
     /// A slot to read an absent expert into before anybody wants it, if one can be had. The caller reports it like a
     /// miss.
-    pub fn guess(&mut self, layer: usize, expert: usize) -> Option<SlotIndex> {
-        if !self.is_absent(layer, expert) {
+    pub fn guess(&mut self, row: usize, expert: usize) -> Option<SlotIndex> {
+        if !self.is_absent(row, expert) {
             return None;
         }
-        let at = self.at(layer, expert);
-        let slot = self.make_room(layer)?;
+        let slot = self.make_room(row, false, &mut Vec::new())?;
         self.counts.guesses += 1;
-        self.admit(at, State::Guessed(slot));
+        self.admit(row, expert, State::Guessed(slot));
+        let at = self.at(row, expert);
         self.entries[at].guessed = true;
-        let pool = self.pool(at);
-        self.pools[pool].guessing += 1;
-        Some(slot)
+        self.pools[self.setting.pool(row)].guessing += 1;
+        Some(slot as usize)
     }
 
     /// An expert has been read.
-    pub fn arrived(&mut self, layer: usize, expert: usize) {
-        let at = self.at(layer, expert);
-        let slot = self.land(at);
+    pub fn arrived(&mut self, row: usize, expert: usize) {
+        let slot = self.land(row, expert);
+        let at = self.at(row, expert);
         self.entries[at].state = State::Resident(slot);
     }
 
     /// An expert could not be read: its slot is free again.
-    pub fn failed(&mut self, layer: usize, expert: usize) {
-        let at = self.at(layer, expert);
-        let slot = self.land(at);
+    pub fn failed(&mut self, row: usize, expert: usize) {
+        let slot = self.land(row, expert);
+        let at = self.at(row, expert);
         let entry = &mut self.entries[at];
         (entry.state, entry.pinned, entry.guessed) = (State::Absent, false, false);
-        self.tell(at, |policy, key| policy.forget(key));
-        let pool = self.pool(at);
-        self.pools[pool].free.push(slot);
+        let key = self.setting.key(row, expert);
+        let pool = &mut self.pools[self.setting.pool(row)];
+        pool.policy.forget(key);
+        if pool.borrowed > 0 {
+            pool.borrowed -= 1;
+            self.scratch.push(slot);
+        } else {
+            pool.free.push(slot);
+        }
     }
 
-    /// Lets the experts of a wave go.
-    pub fn close(&mut self, layer: usize, wave: &Wave) {
-        for (expert, _) in wave.hits.iter().chain(&wave.awaited).chain(&wave.misses) {
-            let at = self.at(layer, *expert);
-            self.entries[at].pinned = false;
+    /// Lets the experts of a wave go. If it took scratch slots, as many experts leave, which may be its own.
+    pub fn close(&mut self, row: usize, wave: &mut Wave) {
+        let first = self.at(row, 0);
+        for expert in wave.experts() {
+            self.entries[first + expert].pinned = false;
+        }
+        let pool = self.setting.pool(row);
+        while self.pools[pool].borrowed > 0 {
+            let slot = self.evict(row, &mut wave.evicted).expect("guesses never take scratch slots");
+            self.pools[pool].borrowed -= 1;
+            self.scratch.push(slot);
         }
     }
 
     /// How many of the first of `wanted` can be there together, beside guesses that nobody of them wanted.
-    fn fitting(&self, layer: usize, wanted: &[usize]) -> usize {
-        let pool = &self.pools[self.pool(self.at(layer, 0))];
-        let guessing = |expert: &usize| self.in_flight(layer, *expert).is_some();
-        let fits = |n: &usize| {
-            let others = pool.guessing - wanted[..*n].iter().filter(|e| guessing(e)).count();
-            n + others <= self.capacity
-        };
-        (0..=wanted.len()).rev().find(fits).unwrap_or(0)
+    fn fitting(&self, row: usize, wanted: &[usize]) -> usize {
+        let guessing = self.pools[self.setting.pool(row)].guessing;
+        if guessing == 0 {
+            return wanted.len().min(self.capacity());
+        }
+        let mut others = guessing;
+        let mut fits = 0;
+        for (i, expert) in wanted.iter().enumerate() {
+            others -= usize::from(self.in_flight(row, *expert).is_some());
+            if i + 1 + others <= self.capacity() {
+                fits = i + 1;
+            }
+        }
+        fits
     }
 
-    fn admit(&mut self, at: usize, state: State) {
+    fn admit(&mut self, row: usize, expert: usize, state: State) {
+        let at = self.at(row, expert);
         self.entries[at].state = state;
         self.entries[at].seen = true;
-        self.tell(at, |policy, key| policy.admit(key));
+        self.pools[self.setting.pool(row)].policy.admit(self.setting.key(row, expert));
     }
 
-    fn use_again(&mut self, at: usize) {
+    fn use_again(&mut self, row: usize, expert: usize) {
+        let at = self.at(row, expert);
         self.counts.useful += u64::from(std::mem::take(&mut self.entries[at].guessed));
-        self.tell(at, |policy, key| policy.touch(key));
+        self.pools[self.setting.pool(row)].policy.touch(self.setting.key(row, expert));
     }
 
     /// The slot of a read that is over.
-    fn land(&mut self, at: usize) -> SlotIndex {
-        match self.entries[at].state {
+    fn land(&mut self, row: usize, expert: usize) -> u32 {
+        match self.entries[self.at(row, expert)].state {
             State::InFlight(slot) => slot,
             State::Guessed(slot) => {
-                let pool = self.pool(at);
-                self.pools[pool].guessing -= 1;
+                self.pools[self.setting.pool(row)].guessing -= 1;
                 slot
             }
             State::Absent | State::Resident(_) => unreachable!("only what is being read can be reported"),
@@ -302,51 +252,55 @@ impl Ledger {
     }
 
     /// A free slot, or that of an expert which leaves, if anybody can.
-    fn make_room(&mut self, layer: usize) -> Option<SlotIndex> {
-        let at = self.at(layer, 0);
-        let pool = self.pool(at);
-        if let Some(slot) = self.pools[pool].free.pop() {
+    fn make_room(&mut self, row: usize, scratch: bool, evicted: &mut Vec<(usize, usize)>) -> Option<u32> {
+        let pool = &mut self.pools[self.setting.pool(row)];
+        if let Some(slot) = pool.free.pop() {
             return Some(slot);
         }
-        let (entries, scope, experts) = (&self.entries, self.scope, self.experts);
-        let global = |key: Key| match scope {
-            Scope::Layer => layer * experts + key.index(),
-            Scope::Global => key.index(),
+        if scratch && let Some(slot) = self.scratch.pop() {
+            pool.borrowed += 1;
+            return Some(slot);
+        }
+        self.evict(row, evicted)
+    }
+
+    /// The slot of an expert of the row's pool that leaves, if anybody can.
+    fn evict(&mut self, row: usize, evicted: &mut Vec<(usize, usize)>) -> Option<u32> {
+        let entries = &mut self.entries;
+        let first = match self.setting.scope {
+            Scope::Layer => row * self.setting.experts,
+            Scope::Global => 0,
         };
         let evictable = |key: Key| {
-            let entry = &entries[global(key)];
+            let entry = &entries[first + key.index()];
             !entry.pinned && matches!(entry.state, State::Resident(_))
         };
-        let victim = self.pools[pool].policy.victim(&evictable)?;
-        let out = global(victim);
-        let State::Resident(slot) = self.entries[out].state else {
+        let pool = self.setting.pool(row);
+        let policy = &mut self.pools[pool].policy;
+        let victim = policy.victim(&evictable)?;
+        let entry = &mut entries[first + victim.index()];
+        let State::Resident(slot) = entry.state else {
             unreachable!("only residents are evictable");
         };
-        self.entries[out].state = State::Absent;
-        self.entries[out].guessed = false;
-        self.pools[pool].policy.forget(victim);
+        (entry.state, entry.guessed) = (State::Absent, false);
+        policy.forget(victim);
+        evicted.push(self.setting.at(pool, victim));
         self.counts.evictions += 1;
         Some(slot)
     }
 
-    fn at(&self, layer: usize, expert: usize) -> usize {
-        layer * self.experts + expert
+    fn at(&self, row: usize, expert: usize) -> usize {
+        row * self.setting.experts + expert
     }
+}
 
-    fn pool(&self, at: usize) -> usize {
-        match self.scope {
-            Scope::Layer => at / self.experts,
-            Scope::Global => 0,
+impl Residency for Ledger {
+    fn presence(&self, row: usize, expert: usize) -> Presence {
+        match self.entries[self.at(row, expert)].state {
+            State::Absent => Presence::Absent,
+            State::InFlight(_) | State::Guessed(_) => Presence::InFlight,
+            State::Resident(_) => Presence::Resident,
         }
-    }
-
-    fn tell(&mut self, at: usize, what: impl FnOnce(&mut dyn Eviction, Key)) {
-        let key = match self.scope {
-            Scope::Layer => at % self.experts,
-            Scope::Global => at,
-        };
-        let pool = self.pool(at);
-        what(self.pools[pool].policy.as_mut(), Key(key as u32));
     }
 }
 

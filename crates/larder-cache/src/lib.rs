@@ -8,5 +8,6 @@ mod ledger;
 mod traffic;
 
 pub use cache::{Cache, CacheError, Compute, Shards, slot_count};
-pub use ledger::{Counts, Ledger, Scope, Wave};
+pub use larder_core::Scope;
+pub use ledger::{Counts, Ledger, SlotIndex, Wave};
 pub use traffic::Traffic;

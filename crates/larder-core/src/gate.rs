@@ -4,7 +4,12 @@
 //! numbers that the model's own top-k sorts, and [`Gate::weights`] gives the weights of whichever experts were
 //! chosen, always from the unmodified logits.
 
+use std::ops::Range;
+
 use crate::ExpertId;
+
+/// The most groups a gate may have.
+const MOST_GROUPS: usize = 1024;
 
 /// How one model turns router logits into a choice.
 #[derive(Clone, PartialEq, Debug)]
@@ -159,7 +164,7 @@ impl Gate {
         if let Some(g) = self.groups {
             let per = if g.count > 0 && experts.is_multiple_of(g.count) { experts / g.count } else { 0 };
             let two = g.rank == GroupRank::BestTwo && per < 2;
-            if per == 0 || two || g.keep == 0 || g.keep > g.count || g.keep * per < top_k {
+            if per == 0 || g.count > MOST_GROUPS || two || g.keep == 0 || g.keep > g.count || g.keep * per < top_k {
                 return Err(GateError::Groups { keep: g.keep, count: g.count, top_k, experts });
             }
         }
@@ -176,12 +181,35 @@ impl Gate {
     ///
     /// The caller guarantees one logit per expert.
     pub fn values(&self, logits: &[f32], out: &mut Vec<f32>) {
-        self.scores(logits, out);
-        if let Some(bias) = &self.bias {
-            out.iter_mut().zip(bias).for_each(|(v, b)| *v += b);
-        }
+        self.unmasked(logits, out);
         if let Some(groups) = self.groups {
-            groups.mask(out);
+            groups.mask(out, |_| {});
+        }
+    }
+
+    /// As [`values`](Self::values), and for each expert whether its group is in the running.
+    pub fn values_and_running(&self, logits: &[f32], out: &mut Vec<f32>, running: &mut Vec<bool>) {
+        self.unmasked(logits, out);
+        running.clear();
+        running.resize(out.len(), true);
+        if let Some(groups) = self.groups {
+            groups.mask(out, |lost| running[lost].fill(false));
+        }
+    }
+
+    /// Each expert's share of the router's attention, in all 1: the softmax of the logits or, where scores are
+    /// sigmoids, each one's part of their sum.
+    ///
+    /// The caller guarantees one logit per expert.
+    pub fn shares(&self, logits: &[f32], out: &mut Vec<f32>) {
+        self.scores(logits, out);
+        match self.score {
+            Score::Raw => softmax(out),
+            Score::Softmax => {}
+            Score::Sigmoid => {
+                let sum: f32 = out.iter().sum();
+                out.iter_mut().for_each(|v| *v /= sum.max(f32::MIN_POSITIVE));
+            }
         }
     }
 
@@ -206,7 +234,8 @@ impl Gate {
                     Renorm::Sum { plus } => sum + plus,
                     Renorm::Floor { min } => sum.max(min),
                 };
-                out.iter_mut().for_each(|w| *w = *w / divisor * scale);
+                // A forced choice may hold nothing but scores that round to 0; their sum divides nothing.
+                out.iter_mut().filter(|w| **w != 0.0).for_each(|w| *w = *w / divisor * scale);
             }
             Weigh::SoftmaxOfChosen => {
                 out.clear();
@@ -226,6 +255,13 @@ impl Gate {
         }
     }
 
+    fn unmasked(&self, logits: &[f32], out: &mut Vec<f32>) {
+        self.scores(logits, out);
+        if let Some(bias) = &self.bias {
+            out.iter_mut().zip(bias).for_each(|(v, b)| *v += b);
+        }
+    }
+
     fn scores(&self, logits: &[f32], out: &mut Vec<f32>) {
         out.clear();
         out.extend_from_slice(logits);
@@ -238,20 +274,40 @@ impl Gate {
 }
 
 impl Groups {
-    fn mask(&self, values: &mut [f32]) {
+    /// Masks the losing groups and tells which experts those are.
+    fn mask(&self, values: &mut [f32], mut lost: impl FnMut(Range<usize>)) {
         let per = values.len() / self.count;
-        let rank: Vec<f32> = values
-            .chunks(per)
-            .map(|group| match self.rank {
-                GroupRank::Best => group.iter().copied().fold(f32::NEG_INFINITY, f32::max),
-                GroupRank::BestTwo => best(group, 2).into_iter().map(|i| group[i]).sum(),
-            })
-            .collect();
-        let kept = best(&rank, self.keep);
+        // Ranks are taken before anything is masked; a gate has few groups.
+        let mut kept = [0u64; MOST_GROUPS / 64];
+        for g in 0..self.count {
+            let mine = self.worth(&values[g * per..][..per]);
+            let better = values.chunks(per).enumerate().filter(|(other, group)| {
+                let theirs = self.worth(group);
+                theirs.total_cmp(&mine).then(g.cmp(other)).is_gt()
+            });
+            kept[g / 64] |= u64::from(better.count() < self.keep) << (g % 64);
+        }
         for (g, group) in values.chunks_mut(per).enumerate() {
-            if !kept.contains(&g) {
+            if kept[g / 64] >> (g % 64) & 1 == 0 {
                 group.fill(self.masked);
+                lost(g * per..(g + 1) * per);
             }
+        }
+    }
+
+    /// What ranks a group; one that cannot be ranked comes last.
+    fn worth(&self, group: &[f32]) -> f32 {
+        let (mut best, mut second) = (f32::NEG_INFINITY, f32::NEG_INFINITY);
+        for v in group {
+            if *v > best {
+                (best, second) = (*v, best);
+            } else if *v > second {
+                second = *v;
+            }
+        }
+        match self.rank {
+            GroupRank::Best => best,
+            GroupRank::BestTwo => best + second,
         }
     }
 }
@@ -332,7 +388,12 @@ mod tests {
         let groups = Groups { count: 2, keep: 1, rank: GroupRank::BestTwo, masked: f32::NEG_INFINITY };
         let gate = Gate { score: Score::Raw, groups: Some(groups), ..Gate::softmax(6, 2, false) };
         // The best single expert is in the losing group.
-        assert_eq!(run(&gate, &[9.0, 0.0, 0.0, 5.0, 5.0, 5.0]).0, [3, 4]);
+        let logits = [9.0, 0.0, 0.0, 5.0, 5.0, 5.0];
+        assert_eq!(run(&gate, &logits).0, [3, 4]);
+        let (mut values, mut running) = (vec![], vec![]);
+        gate.values_and_running(&logits, &mut values, &mut running);
+        assert_eq!(running, [false, false, false, true, true, true]);
+        assert_eq!(values[..3], [f32::NEG_INFINITY; 3]);
     }
 
     #[test]
@@ -343,6 +404,26 @@ mod tests {
         // 1.0 is within 2 % of 1.01; nothing else is within 2 % of 1.0 once 1.01 is taken.
         assert!((weights[0] - 1.0 / (1.0 + (-0.01f32).exp())).abs() < 1e-6);
         assert_eq!(weights[1], 1.0);
+    }
+
+    #[test]
+    fn of_equal_groups_the_first_stay() {
+        let groups = Groups { count: 3, keep: 2, rank: GroupRank::Best, masked: -1.0 };
+        let gate = Gate { score: Score::Raw, groups: Some(groups), ..Gate::softmax(6, 2, false) };
+        let mut values = vec![];
+        gate.values(&[1.0, 0.0, f32::NAN, 1.0, 0.0, 1.0], &mut values);
+        assert_eq!((values[0], values[3], values[4], values[5]), (1.0, 1.0, -1.0, -1.0));
+    }
+
+    #[test]
+    fn shares_sum_to_one() {
+        let logits = [0.5, -1.0, 2.0, 0.0];
+        for score in [Score::Raw, Score::Softmax, Score::Sigmoid] {
+            let (gate, mut shares) = (Gate { score, ..Gate::softmax(4, 1, false) }, vec![]);
+            gate.shares(&logits, &mut shares);
+            assert!((shares.iter().sum::<f32>() - 1.0).abs() < 1e-6, "{score:?}");
+            assert!(shares[2] > shares[0] && shares[0] > shares[3] && shares[3] > shares[1], "{score:?}");
+        }
     }
 
     #[test]

@@ -18,6 +18,9 @@ impl LayerIdx {
 }
 
 impl ExpertId {
+    /// A place that a lossy routing strategy left empty.
+    pub const NONE: ExpertId = ExpertId(u16::MAX);
+
     /// As an index into a slice over one layer's experts.
     pub fn index(self) -> usize {
         self.0 as usize

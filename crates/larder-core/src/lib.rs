@@ -1,7 +1,7 @@
 //! The words that all of larder shares: which layer and expert, how numbers are stored, what one expert looks like
 //! in bytes, how a router's logits become a choice, and where a checkpoint keeps each of these.
 //!
-//! Nothing here opens a file, holds a weight or measures time.
+//! Nothing here holds a weight or measures time, and of files only a [`Trace`]'s are opened.
 
 mod blueprint;
 mod expert;
@@ -9,7 +9,10 @@ mod gate;
 mod ids;
 mod kind;
 mod order;
+mod residency;
+mod scope;
 mod tensors;
+mod trace;
 
 pub use blueprint::{Blueprint, ExpertNames, Geometry, MemoryNeed, Pick, Piece, TensorSpec};
 pub use expert::{ExpertLayout, LayoutError, PART_ALIGN, Part, SHARD_ALIGN};
@@ -17,4 +20,7 @@ pub use gate::{Gate, GateError, GroupRank, Groups, Renorm, Score, Weigh};
 pub use ids::{ExpertId, LayerIdx};
 pub use kind::{Kind, UnknownKind};
 pub use order::{BlockParts, GROUP, Order, UnknownOrder, deinterleave, interleave};
+pub use residency::{Presence, Residency};
+pub use scope::Scope;
 pub use tensors::{TensorMeta, Tensors, TensorsError};
+pub use trace::{EXPERTS_MAX, Pass, Steps, Trace, TraceError, TraceStep, UNUSED};

@@ -4,35 +4,54 @@ use std::sync::Arc;
 
 use larder_cache::{Cache, Traffic};
 use larder_core::{Gate, LayerIdx};
-use larder_model::{Call, Compute, ExpertPath, ModelError, Routed, Workbench, distinct, route};
+use larder_model::{Call, Compute, ExpertPath, ModelError, Routed, Workbench, distinct};
 
-/// Routes as the model does, has the experts brought in, computes each as it is there, and sums in rank order.
+use crate::routing::Routing;
+
+/// Routes, has the experts brought in, computes each as it is there, and sums in rank order.
 pub struct Streaming {
+    routing: Routing,
     cache: Cache,
     bench: Workbench,
     prefetch: usize,
 }
 
 impl Streaming {
-    /// Experts from `cache`, computed by `compute`. Of what the next layer will probably choose and is not there, the
-    /// `prefetch` likeliest are read ahead.
-    pub fn new(cache: Cache, compute: Arc<Compute>, prefetch: usize) -> Self {
-        Streaming { cache, bench: Workbench::new(compute), prefetch }
+    /// Experts chosen by `routing` from `cache`, computed by `compute`. Of what the next layer will probably choose and
+    /// is not there, the `prefetch` likeliest are read ahead.
+    pub fn new(routing: Routing, cache: Cache, compute: Arc<Compute>, prefetch: usize) -> Self {
+        Streaming { routing, cache, bench: Workbench::new(compute), prefetch }
     }
 
     /// What passed through the cache so far.
     pub fn traffic(&self) -> Traffic {
         self.cache.traffic()
     }
+
+    /// How experts are chosen.
+    pub fn routing(&self) -> &Routing {
+        &self.routing
+    }
+
+    /// Chooses in another way from now on.
+    pub fn set_routing(&mut self, routing: Routing) {
+        self.routing = routing;
+    }
+
+    /// What comes has nothing to do with what was.
+    pub fn new_sequence(&mut self) {
+        self.cache.new_sequence();
+    }
 }
 
 impl ExpertPath for Streaming {
     fn forward(&mut self, call: &Call, out: &mut [f32]) -> Result<Routed, ModelError> {
-        let routed = route(call);
+        let routed = self.routing.route(call, self.cache.row(call.layer), self.cache.residency());
         let wanted = distinct(&routed.ids, call.gate.experts);
         self.bench.begin(call, &routed, self.cache.layout(call.layer));
+        let logits = if call.tokens == 1 { call.logits } else { &[] };
         self.cache
-            .visit(call.layer, &wanted, &mut |layout, group| self.bench.compute(call, &routed, layout, group))
+            .visit(call.layer, &wanted, logits, &mut |layout, group| self.bench.compute(call, &routed, layout, group))
             .map_err(|e| ModelError::Expert(e.to_string()))?;
         self.bench.sum(call, &routed, out);
         Ok(routed)

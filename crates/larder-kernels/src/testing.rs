@@ -34,7 +34,7 @@ impl Noise {
     pub fn weights(&mut self, kind: Kind, rows: usize, cols: usize) -> Vec<u8> {
         let mut bytes: Vec<u8> = match kind {
             Kind::F32 => self.values(rows * cols).iter().flat_map(|v| v.to_le_bytes()).collect(),
-            Kind::F16 => self.values(rows * cols).iter().flat_map(|v| half::f16::from_f32(*v).to_le_bytes()).collect(),
+            Kind::F16 => self.values(rows * cols).iter().flat_map(|v| f16_bytes(*v)).collect(),
             Kind::Bf16 => {
                 self.values(rows * cols).iter().flat_map(|v| half::bf16::from_f32(*v).to_le_bytes()).collect()
             }
@@ -43,12 +43,17 @@ impl Noise {
         if let Some(parts) = BlockParts::of(kind) {
             for block in bytes.chunks_exact_mut(kind.block_bytes()) {
                 for half in block[parts.halves_at..][..2 * parts.halves].chunks_exact_mut(2) {
-                    half.copy_from_slice(&half::f16::from_f32(self.value() / 16.0).to_le_bytes());
+                    half.copy_from_slice(&f16_bytes(self.value() / 16.0));
                 }
             }
         }
         bytes
     }
+}
+
+/// Without the processor's own instruction, which Miri does not know.
+fn f16_bytes(value: f32) -> [u8; 2] {
+    half::f16::from_f32_const(value).to_le_bytes()
 }
 
 /// The bytes in an order, and at an address that is a multiple of nothing.

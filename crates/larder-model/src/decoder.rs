@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use candle_core::{Device, Tensor};
-use larder_core::{Blueprint, ExpertNames, Geometry, Tensors};
+use larder_core::{Blueprint, ExpertNames, Gate, Geometry, Tensors};
 use serde_json::Value;
 
 use crate::arch;
@@ -134,6 +134,14 @@ impl Decoder {
     /// Sizes of the expert part.
     pub fn geometry(&self) -> &Geometry {
         &self.stack.geometry
+    }
+
+    /// How each layer that has experts turns logits into a choice.
+    pub fn gates(&self) -> impl Iterator<Item = &Gate> {
+        self.stack.layers.iter().filter_map(|layer| match &layer.ffn {
+            Ffn::Moe(moe) => Some(&moe.gate),
+            Ffn::Dense(_) => None,
+        })
     }
 
     /// Tokens in the vocabulary.

@@ -29,7 +29,7 @@ pub struct Call<'a> {
 /// Which experts each token got.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Routed {
-    /// `[tokens, k]`, best first.
+    /// `[tokens, k]`, best first; [`ExpertId::NONE`] behind them where a lossy routing strategy chose fewer.
     pub ids: Vec<ExpertId>,
     /// `[tokens, k]`, in the order of `ids`.
     pub weights: Vec<f32>,
@@ -112,7 +112,8 @@ pub fn route(call: &Call) -> Routed {
 /// Each expert once, token by token in the order of their rank.
 pub fn distinct(ids: &[ExpertId], experts: usize) -> Vec<ExpertId> {
     let mut seen = vec![false; experts];
-    ids.iter().copied().filter(|id| !std::mem::replace(&mut seen[id.index()], true)).collect()
+    let there = ids.iter().copied().filter(|id| *id != ExpertId::NONE);
+    there.filter(|id| !std::mem::replace(&mut seen[id.index()], true)).collect()
 }
 
 #[cfg(test)]
@@ -121,7 +122,7 @@ mod tests {
 
     #[test]
     fn each_expert_is_wanted_once_in_order_of_first_use() {
-        let ids = [3, 1, 1, 0, 3, 2].map(ExpertId);
+        let ids = [3, 1, 1, u16::MAX, 0, 3, 2].map(ExpertId);
         assert_eq!(distinct(&ids, 4), [3, 1, 0, 2].map(ExpertId));
     }
 }

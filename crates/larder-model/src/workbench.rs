@@ -103,6 +103,9 @@ impl Workbench {
         let (k, hidden) = (call.gate.top_k, out.len() / call.tokens);
         out.fill(0.0);
         for (place, output) in self.outputs.chunks_exact(hidden).enumerate() {
+            if routed.ids[place] == ExpertId::NONE {
+                continue;
+            }
             let weight = if call.gate.scales_input { 1.0 } else { routed.weights[place] };
             let out = &mut out[place / k * hidden..][..hidden];
             out.iter_mut().zip(output).for_each(|(o, y)| *o += weight * y);

@@ -7,6 +7,8 @@ use larder_cache::Scope;
 use larder_core::Kind;
 use larder_model::Memory;
 
+pub mod lab;
+
 /// Runs Mixture-of-Experts language models bigger than memory.
 #[derive(Parser)]
 #[command(name = "larder", version, propagate_version = true, max_term_width = 100)]
@@ -33,6 +35,8 @@ pub enum Command {
     Logits(Logits),
     /// Turn text into tokens as the model does.
     Tokenize(Tokenize),
+    /// Record, draw, replay and compare routing.
+    Lab(lab::Lab),
 }
 
 /// Make a store from a checkpoint folder or a GGUF file.
@@ -142,9 +146,25 @@ pub struct EngineFlags {
     /// What shares the slots: the experts of one layer, or all.
     #[arg(long, value_name = "SCOPE", default_value = "layer")]
     pub cache_scope: ScopeFlag,
-    /// Who leaves when room is needed: lru.
+    /// Who leaves when room is needed: lru, lfu, lfru, learned and others, with options as in random:seed=7.
     #[arg(long, value_name = "POLICY", default_value = "lru")]
     pub eviction: String,
+    /// Trained weights for --eviction learned; the store's own unless said otherwise.
+    #[arg(long, value_name = "FILE")]
+    pub evictor: Option<PathBuf>,
+    /// Slots beside the others for experts that may leave as soon as they were used.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub cache_scratch: usize,
+    /// Which experts a token gets: original, or by what is in memory, which may change the text: prior:lambda=0.2,
+    /// prior:budget=0.01, max-rank:m=8, cumsum:p=0.9, prune:h=4.
+    #[arg(long, value_name = "STRATEGY", default_value = "original")]
+    pub routing: String,
+    /// Write down which experts were chosen, for the lab.
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+    /// With --trace: the router's logits as well.
+    #[arg(long, requires = "trace")]
+    pub trace_logits: bool,
     /// How shards are read: auto, uring or pread.
     #[arg(long, value_name = "READER", default_value = "auto")]
     pub reader: String,

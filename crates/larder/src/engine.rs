@@ -1,14 +1,16 @@
 //! A model made ready to run: what the flags and the memory allow, said before anything is loaded.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use larder_cache::{Cache, Scope, Traffic, slot_count};
+use larder_cache::{Cache, Scope, Traffic};
 use larder_core::{Gate, LayerIdx};
-use larder_engine::{CHUNK, Session, Streaming};
+use larder_engine::{CHUNK, Recorder, Routing, Session, Streaming};
 use larder_model::{AllResident, Call, Compute, Decoder, ExpertPath, Memory, ModelError, Routed};
-use larder_policy::eviction::find;
-use larder_store::Store;
+use larder_policy::eviction::{EvictionSpec, Help, Setting};
+use larder_policy::routing::RoutingSpec;
+use larder_store::{Source, Store};
 use larder_store::reader::{Arena, Files, Slot, check_reader, open_reader};
 use serde_json::Value;
 
@@ -29,8 +31,14 @@ pub struct Engine {
     pub plan: Value,
 }
 
+/// A model's way to its experts, and who writes down what it chooses.
+pub struct Experts {
+    path: Path,
+    recorder: Option<(PathBuf, Recorder)>,
+}
+
 /// Either way in which a model gets at its experts.
-pub enum Experts {
+enum Path {
     /// All in memory.
     AllResident(Box<AllResident<Slot>>),
     /// Through slots.
@@ -41,7 +49,8 @@ impl Engine {
     /// Makes a model ready for sequences of `context` tokens; the plan and the reader are said on standard error.
     pub fn start(model: &Model, flags: &EngineFlags, context: usize) -> Result<Self> {
         // A misspelt name is an error even where nothing streams and the flag would have no effect.
-        find(&flags.eviction)?;
+        flags.eviction.parse::<EvictionSpec>()?;
+        let routing: RoutingSpec = flags.routing.parse()?;
         check_reader(&flags.reader)?;
         let facts = facts(model, flags, context)?;
         let plan = decide(&facts, flags)?;
@@ -56,22 +65,26 @@ impl Engine {
         let compute = Arc::new(Compute { exact: flags.exact, memory: facts.memory, ..compute });
         // Slots first: if there is no room for them, that is known before weights are read.
         let mut said = plan.json(&facts);
-        let experts = match (plan, model.store()) {
+        let path = match (plan, model.store()) {
             (Plan::Slots { slots, scope }, Some(store)) => {
-                let (experts, how) = stream(store, slots, scope, &compute, flags)?;
+                let (path, how) = stream(store, slots, scope, &compute, flags)?;
                 eprintln!("{how}");
                 said["reader"] = how.into();
-                experts
+                path
             }
             // With a slot for every expert the first token need not wait until all are read.
             (Plan::AllResident, Some(store)) if !flags.preload => {
-                let (experts, how) = stream(store, facts.blueprint.geometry.experts, Scope::Layer, &compute, flags)?;
+                let (path, how) = stream(store, facts.blueprint.geometry.experts, Scope::Layer, &compute, flags)?;
                 said["reader"] = how.into();
-                experts
+                path
             }
-            _ => Experts::AllResident(Box::new(model.all_resident(&compute)?)),
+            _ => Path::AllResident(Box::new(model.all_resident(&compute)?)),
         };
         let decoder = model.decoder(&compute)?;
+        let recorder = flags.trace.as_ref().map(|to| (to.clone(), Recorder::new(decoder.geometry(), flags.trace_logits)));
+        let mut experts = Experts { path, recorder };
+        experts.route_by(&routing, &decoder, model)?;
+        said["routing"] = routing.to_string().into();
         if flags.mlock {
             eprintln!("locked: {} of memory", print::bytes(memory::lock_all()?));
         }
@@ -80,12 +93,13 @@ impl Engine {
 
     /// An empty sequence.
     pub fn session(&mut self) -> Session<'_, Experts> {
+        self.experts.new_sequence();
         Session::new(&self.decoder, &mut self.experts, self.context)
     }
 
     /// The same model with every expert in memory, whatever the plan was.
     pub fn all_resident(&mut self, model: &Model) -> Result<()> {
-        self.experts = Experts::AllResident(Box::new(model.all_resident(&self.compute)?));
+        self.experts.path = Path::AllResident(Box::new(model.all_resident(&self.compute)?));
         Ok(())
     }
 }
@@ -97,6 +111,7 @@ pub fn facts<'a>(model: &'a Model, flags: &EngineFlags, context: usize) -> Resul
         blueprint: &model.blueprint,
         resident: model.bytes()?.0,
         slot: slot_bytes(model)?,
+        scratch_slots: flags.cache_scratch,
         context,
         memory: memory_of(model, flags)?,
         chunk: context.min(CHUNK),
@@ -127,47 +142,120 @@ fn stream(
     scope: Scope,
     compute: &Arc<Compute>,
     flags: &EngineFlags,
-) -> Result<(Experts, String)> {
+) -> Result<(Path, String)> {
     let manifest = store.manifest();
     let (geometry, slot_bytes) = (&manifest.geometry, manifest.experts.data_bytes);
-    let total = slot_count(geometry, slots, scope);
+    let setting = Setting { scratch: flags.cache_scratch, ..Setting::new(geometry, slots, scope) };
+    let eviction: EvictionSpec = flags.eviction.parse()?;
+    let policies = eviction.make(&setting, &help(&eviction, store, flags)?)?;
+    let total = setting.all_slots();
     let (arena, memory) = Arena::new(total, slot_bytes)
         .with_context(|| format!("{total} slots of {} cannot be had", print::bytes(slot_bytes as u64)))?;
     let (paths, bytes) = store.shard_files();
     let files = Arc::new(Files::new(paths.len(), bytes, move |shard| paths[shard].clone())?);
     let (reader, how) = open_reader(&flags.reader, &files, &arena)?;
-    let policy = find(&flags.eviction)?;
-    let cache = Cache::new(geometry, slots, scope, policy, memory, reader, Box::new(store.clone()));
-    Ok((Experts::Streaming(Box::new(Streaming::new(cache, compute.clone(), flags.prefetch))), how))
+    let cache = Cache::new(geometry, &setting, policies, memory, reader, Box::new(store.clone()));
+    let streaming = Streaming::new(Routing::default(), cache, compute.clone(), flags.prefetch);
+    Ok((Path::Streaming(Box::new(streaming)), how))
+}
+
+/// The trained weights that a policy asks for.
+fn help(eviction: &EvictionSpec, store: &Store, flags: &EngineFlags) -> Result<Help> {
+    if eviction.name() != "learned" {
+        return Ok(Help::default());
+    }
+    let own = store.path().join("evictor.safetensors");
+    let file = flags.evictor.as_ref().unwrap_or(&own);
+    if flags.evictor.is_none() && !own.exists() {
+        bail!(
+            "{}: the store has no trained weights for --eviction learned; make them with `larder lab train`, or name \
+             them with --evictor",
+            own.display()
+        );
+    }
+    bail!("{}: not yet", file.display())
 }
 
 impl Experts {
     /// What passed through the cache, if there is one.
     pub fn traffic(&self) -> Option<Traffic> {
-        match self {
-            Experts::AllResident(_) => None,
-            Experts::Streaming(streaming) => Some(streaming.traffic()),
+        match &self.path {
+            Path::AllResident(_) => None,
+            Path::Streaming(streaming) => Some(streaming.traffic()),
         }
     }
 
+    /// What routing did, if it chose otherwise than the model.
+    pub fn routing(&self) -> Option<&Routing> {
+        match &self.path {
+            Path::AllResident(_) => None,
+            Path::Streaming(streaming) => Some(streaming.routing()),
+        }
+    }
+
+    /// Chooses by this strategy from now on.
+    pub fn route_by(&mut self, spec: &RoutingSpec, decoder: &Decoder, model: &Model) -> Result<()> {
+        let routing = match spec.is_lossless() {
+            true => Routing::default(),
+            false => {
+                let router = spec.make(decoder.geometry().moe_layers.len(), None)?;
+                decoder.gates().try_for_each(|gate| router.suits(gate))?;
+                Routing::lossy(router)
+            }
+        };
+        match &mut self.path {
+            Path::Streaming(streaming) => streaming.set_routing(routing),
+            Path::AllResident(_) if spec.is_lossless() => {}
+            Path::AllResident(_) => bail!(
+                "--routing {spec} chooses by what is in the slots of a store, and {} is read whole",
+                model.source().path().display()
+            ),
+        }
+        Ok(())
+    }
+
+    /// What comes has nothing to do with what was.
+    fn new_sequence(&mut self) {
+        if let Path::Streaming(streaming) = &mut self.path {
+            streaming.new_sequence();
+        }
+        if let Some((_, recorder)) = &mut self.recorder {
+            recorder.new_sequence();
+        }
+    }
+
+    /// Writes what was recorded, if anything was to be.
+    pub fn write_trace(&mut self, note: &str) -> Result<()> {
+        let Some((path, recorder)) = self.recorder.take() else { return Ok(()) };
+        let mut trace = recorder.into_trace()?;
+        trace.meta.insert("source".into(), note.into());
+        trace.write(&path)?;
+        eprintln!("trace: {} tokens in {}", trace.tokens(), path.display());
+        Ok(())
+    }
+
     fn path(&self) -> &dyn ExpertPath {
-        match self {
-            Experts::AllResident(all) => all.as_ref(),
-            Experts::Streaming(streaming) => streaming.as_ref(),
+        match &self.path {
+            Path::AllResident(all) => all.as_ref(),
+            Path::Streaming(streaming) => streaming.as_ref(),
         }
     }
 
     fn path_mut(&mut self) -> &mut dyn ExpertPath {
-        match self {
-            Experts::AllResident(all) => all.as_mut(),
-            Experts::Streaming(streaming) => streaming.as_mut(),
+        match &mut self.path {
+            Path::AllResident(all) => all.as_mut(),
+            Path::Streaming(streaming) => streaming.as_mut(),
         }
     }
 }
 
 impl ExpertPath for Experts {
     fn forward(&mut self, call: &Call, out: &mut [f32]) -> Result<Routed, ModelError> {
-        self.path_mut().forward(call, out)
+        let routed = self.path_mut().forward(call, out)?;
+        if let Some((_, recorder)) = &mut self.recorder {
+            recorder.note(call, &routed);
+        }
+        Ok(routed)
     }
 
     fn looks_ahead(&self) -> bool {

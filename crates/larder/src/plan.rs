@@ -20,6 +20,8 @@ pub struct Facts<'a> {
     pub resident: u64,
     /// Bytes of the largest expert.
     pub slot: u64,
+    /// Slots beside those that are planned.
+    pub scratch_slots: usize,
     /// Tokens to have room for.
     pub context: usize,
     /// How they are remembered.
@@ -74,7 +76,7 @@ impl Facts<'_> {
 
     /// All but the experts.
     fn base(&self) -> u64 {
-        self.process + self.resident + self.remembered() + self.scratch()
+        self.process + self.resident + self.remembered() + self.scratch() + self.scratch_slots as u64 * self.slot
     }
 
     /// Bytes for slots beside everything else.
@@ -269,12 +271,18 @@ mod tests {
         let cache_mem = cache_mem.map(ByteSize);
         let (prefetch, threads, pin, exact) = (0, None, false, false);
         let (preload, mlock, kv) = (false, false, None);
+        let (evictor, cache_scratch, trace, trace_logits) = (None, 0, None, false);
         EngineFlags {
             cache_experts,
             cache_mem,
             preload,
             cache_scope,
             eviction,
+            evictor,
+            cache_scratch,
+            routing: "original".into(),
+            trace,
+            trace_logits,
             reader,
             prefetch,
             threads,
@@ -292,7 +300,7 @@ mod tests {
             blueprint: &blueprint,
             memory: Memory::F16,
             resident: MEGA,
-            slot: MEGA,
+            slot: MEGA, scratch_slots: 0,
             context: 1024,
             chunk: 1,
             process: MEGA,
@@ -320,16 +328,8 @@ mod tests {
     fn everything_is_in_the_total() {
         let blueprint = blueprint();
         let (context, chunk, available) = (1024, 1, Some(SPARE_BYTES + 40 * MEGA));
-        let facts = Facts {
-            blueprint: &blueprint,
-            resident: MEGA,
-            slot: MEGA,
-            context,
-            memory: Memory::F16,
-            chunk,
-            process: MEGA,
-            available,
-        };
+        let facts =
+            Facts { blueprint: &blueprint, resident: MEGA, slot: MEGA, scratch_slots: 0, context, memory: Memory::F16, chunk, process: MEGA, available };
         let plan = decide(&facts, &flags(Some(1), None, ScopeFlag::Layer)).unwrap();
         assert_eq!(plan.total(&facts), 3 * MEGA + facts.scratch() + 4 * MEGA);
         let said = plan.sentences(&facts);

@@ -1,5 +1,33 @@
 //! Numbers as people read them.
 
+use larder_engine::Routing;
+use larder_policy::routing::quality::Quality;
+use serde_json::{Value, json};
+
+/// What routing by the cache has cost, in words.
+pub fn quality(strategy: &str, quality: &Quality) -> String {
+    format!(
+        "{strategy}: {:.1} % of the experts are not the model's own choice, {:.1} % of the router's probability kept, KL \
+         {:.4}",
+        100.0 * quality.substituted_share(),
+        100.0 * quality.kept_mass(),
+        quality.mean_kl(),
+    )
+}
+
+/// The same for a program; null if every choice was the model's own.
+pub fn routing(routing: &Routing) -> Value {
+    let (Some(quality), Some(report)) = (routing.quality(), routing.report()) else { return Value::Null };
+    json!({
+        "choices": quality.choices,
+        "substituted": quality.substituted_share(),
+        "kept_mass": quality.kept_mass(),
+        "kl": quality.mean_kl(),
+        "lambda": report.lambda,
+        "delta": report.delta,
+    })
+}
+
 /// Bytes with a decimal unit and three digits or so.
 pub fn bytes(n: u64) -> String {
     const UNITS: [&str; 5] = ["B", "kB", "MB", "GB", "TB"];

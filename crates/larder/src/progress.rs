@@ -13,12 +13,29 @@ const PATIENCE: Duration = Duration::from_millis(1500);
 /// Between two plain lines.
 const PLAIN_EVERY: Duration = Duration::from_secs(10);
 
-/// How far some work over bytes has come.
+/// How far some work has come.
 pub struct Bar {
     what: &'static str,
+    unit: Unit,
     total: u64,
     start: Instant,
     kind: Kind,
+}
+
+/// What is counted.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Unit {
+    Bytes,
+    Things(&'static str),
+}
+
+impl Unit {
+    fn shown(self, n: u64) -> String {
+        match self {
+            Unit::Bytes => print::bytes(n),
+            Unit::Things(what) => format!("{:.1} million {what}", n as f64 / 1e6),
+        }
+    }
 }
 
 enum Kind {
@@ -33,15 +50,27 @@ struct Plain {
 
 /// A bar for `total` bytes of `what`, on standard error.
 pub fn bar(what: &'static str, total: u64) -> Bar {
-    let kind = match std::io::stderr().is_terminal() {
-        true => Kind::Terminal(terminal(what, total)),
-        false => Kind::Plain(Mutex::new(Plain { done: 0, next: PATIENCE })),
-    };
-    Bar { what, total, start: Instant::now(), kind }
+    begin(what, Unit::Bytes, total)
 }
 
-fn terminal(what: &'static str, total: u64) -> ProgressBar {
-    let style = "{msg} {wide_bar:.cyan/dim} {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {eta}";
+/// A bar for `total` things, many of them, on standard error.
+pub fn count(what: &'static str, things: &'static str, total: u64) -> Bar {
+    begin(what, Unit::Things(things), total)
+}
+
+fn begin(what: &'static str, unit: Unit, total: u64) -> Bar {
+    let kind = match std::io::stderr().is_terminal() {
+        true => Kind::Terminal(terminal(what, unit, total)),
+        false => Kind::Plain(Mutex::new(Plain { done: 0, next: PATIENCE })),
+    };
+    Bar { what, unit, total, start: Instant::now(), kind }
+}
+
+fn terminal(what: &'static str, unit: Unit, total: u64) -> ProgressBar {
+    let style = match unit {
+        Unit::Bytes => "{msg} {wide_bar:.cyan/dim} {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {eta}",
+        Unit::Things(_) => "{msg} {wide_bar:.cyan/dim} {percent} % {per_sec} {eta}",
+    };
     let style = ProgressStyle::with_template(style).expect("the template above is valid");
     let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr_with_hz(8));
     bar.set_style(style);
@@ -50,18 +79,18 @@ fn terminal(what: &'static str, total: u64) -> ProgressBar {
 }
 
 impl Bar {
-    /// So many more bytes are done.
-    pub fn advance(&self, bytes: u64) {
+    /// So much more is done.
+    pub fn advance(&self, amount: u64) {
         match &self.kind {
-            Kind::Terminal(bar) => bar.inc(bytes),
+            Kind::Terminal(bar) => bar.inc(amount),
             Kind::Plain(plain) => {
                 let mut plain = plain.lock().unwrap_or_else(|e| e.into_inner());
-                plain.done += bytes;
+                plain.done += amount;
                 let passed = self.start.elapsed();
                 if passed >= plain.next {
                     plain.next = passed + PLAIN_EVERY;
-                    let rate = print::bytes((plain.done as f64 / passed.as_secs_f64()) as u64);
-                    let (done, total) = (print::bytes(plain.done), print::bytes(self.total));
+                    let rate = self.unit.shown((plain.done as f64 / passed.as_secs_f64()) as u64);
+                    let (done, total) = (self.unit.shown(plain.done), self.unit.shown(self.total));
                     eprintln!("{}: {done} of {total}, {rate}/s", self.what);
                 }
             }

@@ -2,7 +2,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use larder_core::Kind;
-use larder_policy::eviction::find;
+use larder_policy::eviction::{EvictionSpec, Help};
 use larder_store::Fault;
 use larder_store::reader::{Arena, Memory, Mishap, When};
 use proptest::prelude::*;
@@ -43,14 +43,18 @@ fn geometry() -> Geometry {
 }
 
 fn cache(slots: usize, scope: Scope, prepare: impl FnOnce(Memory) -> Memory) -> (Cache, std::sync::Arc<AtomicU64>) {
+    cache_as(&Setting::new(&geometry(), slots, scope), prepare)
+}
+
+fn cache_as(setting: &Setting, prepare: impl FnOnce(Memory) -> Memory) -> (Cache, std::sync::Arc<AtomicU64>) {
     let layout = ExpertLayout::new(8, 8, [Kind::F32; 3], false).unwrap();
     let shard = |i: usize| [vec![0; START as usize], vec![i as u8 + 1; layout.bytes]].concat();
     let shards = (0..LAYERS * EXPERTS).map(shard).collect::<Vec<_>>();
     let memory = prepare(Memory::new(Arc::new(shards), 7));
     let upsets = memory.upsets();
-    let (_arena, pieces) = Arena::new(slot_count(&geometry(), slots, scope), layout.bytes).unwrap();
-    let lru = find("lru").unwrap();
-    (Cache::new(&geometry(), slots, scope, lru, pieces, Box::new(memory), Box::new(Numbered(layout))), upsets)
+    let (_arena, pieces) = Arena::new(setting.all_slots(), layout.bytes).unwrap();
+    let lru = "lru".parse::<EvictionSpec>().unwrap().make(setting, &Help::default()).unwrap();
+    (Cache::new(&geometry(), setting, lru, pieces, Box::new(memory), Box::new(Numbered(layout))), upsets)
 }
 
 /// Visits experts and checks that each was handed over once with its own bytes.
@@ -58,7 +62,7 @@ fn visit(cache: &mut Cache, layer: u16, wanted: &[u16]) -> Result<(), CacheError
     let layer = LayerIdx(layer);
     let wanted: Vec<ExpertId> = wanted.iter().map(|e| ExpertId(*e)).collect();
     let mut got = Vec::new();
-    cache.visit(layer, &wanted, &mut |layout, group| {
+    cache.visit(layer, &wanted, &[], &mut |layout, group| {
         for (expert, data) in group {
             assert_eq!(data.len(), layout.bytes);
             assert!(data.iter().all(|b| *b == number(layer, *expert)), "wrong bytes for {expert} of {layer}");
@@ -81,9 +85,11 @@ proptest! {
         queue in 1usize..4,
         overtaken in 0u64..5,
         guesses in 0u16..4,
+        scratch in 0usize..3,
     ) {
         let scope = if global { Scope::Global } else { Scope::Layer };
-        let (mut cache, _) = cache(slots, scope, |m| m.capacity(queue).overtaken(overtaken));
+        let setting = Setting { scratch, ..Setting::new(&geometry(), slots, scope) };
+        let (mut cache, _) = cache_as(&setting, |m| m.capacity(queue).overtaken(overtaken));
         for (i, (layer, wanted)) in visits.iter().enumerate() {
             // Half of the time what really comes next, else something else.
             let (next, first) = match visits.get(i + 1) {

@@ -1,19 +1,34 @@
-use larder_policy::eviction::find;
+mod scratch;
+
+use larder_policy::eviction::{EvictionSpec, Help};
 use proptest::prelude::*;
 
 use super::*;
 
-fn lru(layers: usize, experts: usize, slots: usize, scope: Scope) -> Ledger {
-    Ledger::new(layers, experts, slots, scope, find("lru").unwrap())
+fn lru(rows: usize, experts: usize, slots: usize, scope: Scope) -> Ledger {
+    let setting = Setting { rows, experts, top_k: 2, slots, scope, scratch: 0 };
+    with("lru", &setting, &Help::default())
+}
+
+fn with(policy: &str, setting: &Setting, help: &Help) -> Ledger {
+    let spec: EvictionSpec = policy.parse().unwrap();
+    Ledger::new(setting, spec.make(setting, help).unwrap())
+}
+
+fn open(ledger: &mut Ledger, row: usize, wanted: &[usize]) -> Wave {
+    let mut wave = Wave::default();
+    ledger.open(row, wanted, &mut wave);
+    wave
 }
 
 /// Opens and closes waves until all of `wanted` had their turn; every miss is read well.
 fn visit(ledger: &mut Ledger, layer: usize, wanted: &[usize]) {
+    ledger.begin(layer, wanted, &[]);
     let mut rest = wanted;
     while !rest.is_empty() {
-        let wave = ledger.open(layer, rest);
+        let mut wave = open(ledger, layer, rest);
         wave.misses.iter().for_each(|(e, _)| ledger.arrived(layer, *e));
-        ledger.close(layer, &wave);
+        ledger.close(layer, &mut wave);
         rest = &rest[wave.len()..];
     }
 }
@@ -32,10 +47,10 @@ fn the_best_ranked_of_those_that_came_together_leaves_first() {
 #[test]
 fn a_failed_read_leaves_nothing_behind() {
     let mut ledger = lru(1, 4, 2, Scope::Layer);
-    let wave = ledger.open(0, &[0, 1]);
+    let mut wave = open(&mut ledger, 0, &[0, 1]);
     ledger.arrived(0, 0);
     ledger.failed(0, 1);
-    ledger.close(0, &wave);
+    ledger.close(0, &mut wave);
     assert!(ledger.is_resident(0, 0) && !ledger.is_resident(0, 1));
     visit(&mut ledger, 0, &[2]);
     assert_eq!(ledger.counts().evictions, 0, "the slot of the failed read is free");
@@ -60,15 +75,15 @@ fn a_guess_holds_its_slot_until_it_has_landed() {
     assert!(ledger.guess(0, 0).is_none(), "it is there");
     let slot = ledger.guess(0, 5).unwrap();
     assert!(ledger.guess(0, 5).is_none(), "it is being read");
-    let wave = ledger.open(0, &[1, 2, 3]);
+    let mut wave = open(&mut ledger, 0, &[1, 2, 3]);
     assert_eq!(wave.len(), 2, "one slot of three is being read into");
     wave.misses.iter().for_each(|(e, _)| ledger.arrived(0, *e));
-    ledger.close(0, &wave);
-    let wave = ledger.open(0, &[5, 3]);
+    ledger.close(0, &mut wave);
+    let mut wave = open(&mut ledger, 0, &[5, 3]);
     assert_eq!((wave.awaited.as_slice(), wave.misses.len()), (&[(5, slot)][..], 1));
     ledger.arrived(0, 3);
     ledger.arrived(0, 5);
-    ledger.close(0, &wave);
+    ledger.close(0, &mut wave);
     let counts = ledger.counts();
     assert_eq!((counts.awaited, counts.guesses, counts.useful), (1, 1, 1));
     visit(&mut ledger, 0, &[5]);
@@ -80,9 +95,9 @@ fn when_guesses_are_read_into_all_slots_nobody_fits() {
     let mut ledger = lru(1, 8, 2, Scope::Layer);
     let slots = [ledger.guess(0, 0).unwrap(), ledger.guess(0, 1).unwrap()];
     assert!(ledger.guess(0, 2).is_none(), "a guess never takes the slot of a read");
-    assert!(ledger.open(0, &[2]).is_empty());
+    assert!(open(&mut ledger, 0, &[2]).is_empty());
     ledger.failed(0, 1);
-    let wave = ledger.open(0, &[2, 0]);
+    let wave = open(&mut ledger, 0, &[2, 0]);
     assert_eq!(wave.misses, [(2, slots[1])]);
     assert_eq!(wave.awaited, [(0, slots[0])]);
 }

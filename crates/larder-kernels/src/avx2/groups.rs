@@ -165,7 +165,7 @@ fn q6_k_dots<const N: usize>([a, b, c, d, e, f, g, h]: [__m256i; 8], scales: Hal
 /// Above the low half of every byte, the bits of `mask` from bit `at` of the byte in `tops`.
 #[target_feature(enable = "avx2")]
 #[inline]
-fn with_top(mut low: [__m256i; 8], tops: [__m256i; 8], at: usize, mask: i8) -> [__m256i; 8] {
+pub fn with_top(mut low: [__m256i; 8], tops: [__m256i; 8], at: usize, mask: i8) -> [__m256i; 8] {
     for (low, top) in low.iter_mut().zip(tops) {
         let top = _mm256_and_si256(_mm256_srlv_epi32(top, _mm256_set1_epi32(at as i32)), _mm256_set1_epi8(mask));
         *low = _mm256_or_si256(*low, _mm256_slli_epi16::<4>(top));

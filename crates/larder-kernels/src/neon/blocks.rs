@@ -64,18 +64,19 @@ unsafe fn rows<K: Weight, D: Dot, const MIXED: bool, const N: usize>(
 ) -> [[float32x4_t; N]; 2] {
     let rows = Rows::<MIXED>::of(panel);
     let step = GROUP * K::KIND.block_bytes();
-    let mut tiles = [Tile::new(x); 2];
+    let (mut first, mut second) = (Tile::new(x), Tile::new(x));
     for i in 0..panel.blocks {
         if !panel.next.is_empty() {
             fetch(panel.next.as_ptr().wrapping_add(i * step), step);
         }
         let (rows, at) = (rows.block(K::KIND, i), i * K::KIND.block_len() / BLOCK);
-        for (half, tile) in tiles.iter_mut().enumerate() {
-            // SAFETY: the rows have that many blocks, and the tokens that many times 32 values.
-            unsafe { K::add::<D, MIXED, N>(Four { rows, first: 4 * half }, at, tile) };
+        // SAFETY: the rows have that many blocks, and the tokens that many times 32 values.
+        unsafe {
+            K::add::<D, MIXED, N>(Four { rows, first: 0 }, at, &mut first);
+            K::add::<D, MIXED, N>(Four { rows, first: 4 }, at, &mut second);
         }
     }
-    tiles.map(|tile| tile.sums)
+    [first.sums, second.sums]
 }
 
 /// A kind of weights.
@@ -94,8 +95,7 @@ struct Q8_0;
 impl Weight for Q8_0 {
     const KIND: Kind = Kind::Q8_0;
 
-    #[target_feature(enable = "neon")]
-    #[inline]
+    #[inline(always)]
     unsafe fn add<D: Dot, const MIXED: bool, const N: usize>(block: Four<MIXED>, at: usize, tile: &mut Tile<N>) {
         // SAFETY: a block of q8_0 has these parts, and the rest is as the caller guarantees. 2 · 128 · 127 fits 16 bits.
         unsafe {
@@ -111,8 +111,7 @@ struct Q4_0;
 impl Weight for Q4_0 {
     const KIND: Kind = Kind::Q4_0;
 
-    #[target_feature(enable = "neon")]
-    #[inline]
+    #[inline(always)]
     unsafe fn add<D: Dot, const MIXED: bool, const N: usize>(block: Four<MIXED>, at: usize, tile: &mut Tile<N>) {
         // SAFETY: as above. The weights are 8 too large, and 8 · 15 · 127 fits 16 bits.
         unsafe {

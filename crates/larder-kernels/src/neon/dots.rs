@@ -73,31 +73,34 @@ unsafe fn sdot<const I: usize, const N: usize>(sums: &mut [int32x4_t; N], w: uin
 pub struct Smull;
 
 impl Dot for Smull {
-    #[target_feature(enable = "neon")]
-    #[inline]
+    // A call would pass the weights through memory.
+    #[inline(always)]
     unsafe fn dot<const FIT: usize, const S: usize, const N: usize>(
         w: [Runs; S],
         x: Blocks<N>,
         first: usize,
         start: [i32; N],
     ) -> [int32x4_t; N] {
-        let mut sums = [[vdupq_n_s32(0); 2]; N];
-        for (k, w) in (4 * first..).step_by(FIT).zip(w.as_flattened().chunks_exact(FIT)) {
-            for (t, [low, high]) in sums.iter_mut().enumerate() {
-                let mut products = [vdupq_n_s16(0); 2];
-                for (k, w) in (k..).zip(w) {
-                    let (w, x) = (vreinterpretq_s8_u8(*w), x.four(t, k));
-                    products[0] = vmlal_s8(products[0], vget_low_s8(w), vget_low_s8(x));
-                    products[1] = vmlal_high_s8(products[1], w, x);
+        // SAFETY: every processor has NEON.
+        unsafe {
+            let mut sums = [[vdupq_n_s32(0); 2]; N];
+            for (k, w) in (4 * first..).step_by(FIT).zip(w.as_flattened().chunks_exact(FIT)) {
+                for (t, [low, high]) in sums.iter_mut().enumerate() {
+                    let mut products = [vdupq_n_s16(0); 2];
+                    for (k, w) in (k..).zip(w) {
+                        let (w, x) = (vreinterpretq_s8_u8(*w), x.four(t, k));
+                        products[0] = vmlal_s8(products[0], vget_low_s8(w), vget_low_s8(x));
+                        products[1] = vmlal_high_s8(products[1], w, x);
+                    }
+                    *low = vpadalq_s16(*low, products[0]);
+                    *high = vpadalq_s16(*high, products[1]);
                 }
-                *low = vpadalq_s16(*low, products[0]);
-                *high = vpadalq_s16(*high, products[1]);
             }
+            let mut out = start.map(|start| vdupq_n_s32(start));
+            for (out, [low, high]) in out.iter_mut().zip(sums) {
+                *out = vaddq_s32(*out, vpaddq_s32(low, high));
+            }
+            out
         }
-        let mut out = start.map(|start| vdupq_n_s32(start));
-        for (out, [low, high]) in out.iter_mut().zip(sums) {
-            *out = vaddq_s32(*out, vpaddq_s32(low, high));
-        }
-        out
     }
 }

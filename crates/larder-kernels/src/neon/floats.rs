@@ -95,7 +95,7 @@ unsafe fn sum<const KIND: u8, const R: usize, const N: usize, const Q: usize>(
 /// Four weights from column `c`.
 #[target_feature(enable = "neon")]
 #[inline]
-unsafe fn four<const KIND: u8>(row: *const u8, c: usize) -> float32x4_t {
+pub unsafe fn four<const KIND: u8>(row: *const u8, c: usize) -> float32x4_t {
     // SAFETY: they are inside the row, as the caller guarantees.
     unsafe {
         match KIND {
@@ -111,7 +111,7 @@ unsafe fn four<const KIND: u8>(row: *const u8, c: usize) -> float32x4_t {
 
 #[target_feature(enable = "neon")]
 #[inline]
-unsafe fn one<const KIND: u8>(row: *const u8, c: usize) -> f32 {
+pub unsafe fn one<const KIND: u8>(row: *const u8, c: usize) -> f32 {
     // SAFETY: it is inside the row, as the caller guarantees.
     unsafe {
         match KIND {

@@ -22,14 +22,13 @@ trait Grouped {
     /// The block is of this kind.
     unsafe fn head<const MIXED: bool>(block: Four<MIXED>) -> Self::Head;
 
-    /// Adds what group `g` gives with a block of each token.
+    /// Adds what group `G` gives with a block of each token.
     ///
     /// # Safety
     /// The block is of this kind, and the processor has what `D` uses.
-    unsafe fn group<D: Dot, const MIXED: bool, const N: usize>(
+    unsafe fn group<D: Dot, const MIXED: bool, const G: usize, const N: usize>(
         block: Four<MIXED>,
         head: &Self::Head,
-        g: usize,
         x: Blocks<N>,
         tile: &mut Tile<N>,
     );
@@ -44,9 +43,14 @@ impl<K: Grouped> Weight for K {
         // SAFETY: as the caller guarantees.
         unsafe {
             let head = K::head(block);
-            for g in 0..8 {
-                K::group::<D, MIXED, N>(block, &head, g, tile.at(at + g), tile);
-            }
+            K::group::<D, MIXED, 0, N>(block, &head, tile.at(at), tile);
+            K::group::<D, MIXED, 1, N>(block, &head, tile.at(at + 1), tile);
+            K::group::<D, MIXED, 2, N>(block, &head, tile.at(at + 2), tile);
+            K::group::<D, MIXED, 3, N>(block, &head, tile.at(at + 3), tile);
+            K::group::<D, MIXED, 4, N>(block, &head, tile.at(at + 4), tile);
+            K::group::<D, MIXED, 5, N>(block, &head, tile.at(at + 5), tile);
+            K::group::<D, MIXED, 6, N>(block, &head, tile.at(at + 6), tile);
+            K::group::<D, MIXED, 7, N>(block, &head, tile.at(at + 7), tile);
         }
     }
 }
@@ -66,21 +70,20 @@ impl Grouped for Q4K {
 
     #[target_feature(enable = "neon")]
     #[inline]
-    unsafe fn group<D: Dot, const MIXED: bool, const N: usize>(
+    unsafe fn group<D: Dot, const MIXED: bool, const G: usize, const N: usize>(
         block: Four<MIXED>,
         minima: &Minima,
-        g: usize,
         x: Blocks<N>,
         tile: &mut Tile<N>,
     ) {
         // SAFETY: the block has these parts, as the caller guarantees. Two groups share their bytes. 8 · 15 · 127 fits
         // 16 bits.
         let dots = unsafe {
-            let at = 3 + 8 * (g / 2);
-            let w = [block.runs(at), block.runs(at + 4)].map(|w| nibbles(w, g % 2));
+            let at = 3 + 8 * (G / 2);
+            let w = [block.runs(at), block.runs(at + 4)].map(|w| nibbles(w, G % 2));
             D::dot::<8, 2, N>(w, x, 0, [0; N])
         };
-        minima.add(g, dots, x, tile);
+        minima.add(G, dots, x, tile);
     }
 }
 
@@ -99,21 +102,20 @@ impl Grouped for Q5K {
 
     #[target_feature(enable = "neon")]
     #[inline]
-    unsafe fn group<D: Dot, const MIXED: bool, const N: usize>(
+    unsafe fn group<D: Dot, const MIXED: bool, const G: usize, const N: usize>(
         block: Four<MIXED>,
         minima: &Minima,
-        g: usize,
         x: Blocks<N>,
         tile: &mut Tile<N>,
     ) {
         // SAFETY: as above. All groups share the bytes of their fifth bits. 8 · 31 · 127 fits 16 bits.
         let dots = unsafe {
-            let at = 11 + 8 * (g / 2);
-            let first = with_top(nibbles(block.runs(at), g % 2), block.runs(3), g, 1);
-            let second = with_top(nibbles(block.runs(at + 4), g % 2), block.runs(7), g, 1);
+            let at = 11 + 8 * (G / 2);
+            let first = with_top(nibbles(block.runs(at), G % 2), block.runs(3), G, 1);
+            let second = with_top(nibbles(block.runs(at + 4), G % 2), block.runs(7), G, 1);
             D::dot::<8, 2, N>([first, second], x, 0, [0; N])
         };
-        minima.add(g, dots, x, tile);
+        minima.add(G, dots, x, tile);
     }
 }
 
@@ -133,14 +135,13 @@ impl Grouped for Q6K {
 
     #[target_feature(enable = "neon")]
     #[inline]
-    unsafe fn group<D: Dot, const MIXED: bool, const N: usize>(
+    unsafe fn group<D: Dot, const MIXED: bool, const G: usize, const N: usize>(
         block: Four<MIXED>,
         (scales, d): &Self::Head,
-        g: usize,
         x: Blocks<N>,
         tile: &mut Tile<N>,
     ) {
-        let (half, run) = (g / 4, g % 4);
+        let (half, run) = (G / 4, G % 4);
         let (low, high) = (16 * half + 8 * (run % 2), 32 + 8 * half);
         let mut dots = [vdupq_n_s32(0); N];
         for part in 0..2 {
@@ -151,7 +152,7 @@ impl Grouped for Q6K {
                 let w = with_top(low, block.runs(high + 4 * part), 2 * run, 3);
                 D::dot::<4, 1, N>([w], x, part, x.0.map(|x| -32 * i32::from(x.halves[part])))
             };
-            let scale = signed(scales[g / 2], 2 * (g % 2) + part);
+            let scale = signed(scales[G / 2], 2 * (G % 2) + part);
             for (dots, part_dots) in dots.iter_mut().zip(part_dots) {
                 *dots = vmlaq_s32(*dots, part_dots, scale);
             }

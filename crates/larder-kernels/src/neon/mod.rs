@@ -3,6 +3,7 @@
 //! They were checked by emulation (`scripts/cross.sh test`), and never timed.
 #![allow(unsafe_code)]
 
+mod blend;
 mod blocks;
 mod dots;
 mod floats;
@@ -17,8 +18,8 @@ use std::arch::is_aarch64_feature_detected;
 use larder_core::Kind;
 
 use self::dots::{Dot, Sdot, Smull};
+use crate::attention::Run;
 use crate::inputs::{BLOCK, Block};
-use crate::portable::blend;
 use crate::rows::check;
 use crate::set::{Set, Sums};
 use crate::weights::Panel;
@@ -68,6 +69,20 @@ fn floats(panels: &[Panel], x: &[&[f32]], out: &mut [Sums]) {
                     unreachable!("blocks have kernels of their own")
                 }
             }
+        }
+    }
+}
+
+fn blend(run: Run, factors: &[f32], out: &mut [f32]) {
+    assert!(!factors.is_empty(), "there are rows");
+    let end = (factors.len() - 1) * run.row_bytes + out.len() * run.kind.block_bytes();
+    assert!(end <= run.bytes.len(), "rows are as long as the output");
+    // SAFETY: as above.
+    unsafe {
+        match run.kind {
+            Kind::F32 => blend::rows::<{ floats::F32 }>(&run, factors, out),
+            Kind::F16 => blend::rows::<{ floats::F16 }>(&run, factors, out),
+            _ => blend::rows::<{ floats::BF16 }>(&run, factors, out),
         }
     }
 }

@@ -1,11 +1,37 @@
 //! Who leaves when room is needed. One policy per file; to add one, copy the nearest file and add its row to the table.
 
+mod arc;
+mod arrivals;
+mod belady;
+mod fifo;
+mod frequencies;
+mod future;
+mod heap;
+pub mod learned;
+mod lecar;
+mod lfru;
+mod lfu;
+mod llru;
 mod lru;
+mod marking;
+mod members;
+mod queues;
+mod random;
+mod s3fifo;
+mod setting;
 
-pub use lru::Lru;
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
 
-/// An expert among all that one cache may hold, counted densely from 0.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub use future::{Future, NEVER};
+pub use learned::Evictor;
+pub use setting::Setting;
+
+use crate::spec::{Domain, Knob, Named, Options, PolicyError};
+
+/// An expert among all that one pool may hold, counted densely from 0.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Key(pub u32);
 
 impl Key {
@@ -15,11 +41,31 @@ impl Key {
     }
 }
 
-/// Ranks what is in memory. The ledger owns capacity, pins and counts; a policy only answers who next.
+/// One layer's choice.
+#[derive(Clone, Copy, Debug)]
+pub struct Step<'a> {
+    /// Which layer, among those with experts.
+    pub row: usize,
+    /// The experts that it wants, each once, token by token in the order of their rank, best first.
+    pub wanted: &'a [usize],
+    /// The router's logits if it chose for one token and they are known, else empty.
+    pub logits: &'a [f32],
+}
+
+/// Ranks what one pool of slots holds. The ledger owns capacity, pins and counts; a policy only answers who next.
 ///
 /// Experts that one token uses in one layer arrive together. The ledger tells of them in the order of their rank, best
 /// first, so that a policy which goes by recency gives up the best of them first.
 pub trait Eviction: Send {
+    /// A layer of this pool has chosen. Comes before the admits and touches that follow from it; what is read on a
+    /// guess is admitted without it.
+    fn begin(&mut self, step: &Step) {
+        let _ = step;
+    }
+
+    /// What comes has nothing to do with what was. All pools are told.
+    fn new_sequence(&mut self) {}
+
     /// `key` has come in. The caller guarantees that it was out.
     fn admit(&mut self, key: Key);
 
@@ -34,29 +80,106 @@ pub trait Eviction: Send {
     fn forget(&mut self, key: Key);
 }
 
+/// What some policies cannot do without.
+#[derive(Clone, Default)]
+pub struct Help {
+    /// The requests to come, for `belady`.
+    pub future: Option<Arc<Future>>,
+    /// Trained weights, for `learned`.
+    pub evictor: Option<Arc<Evictor>>,
+}
+
 /// A policy by name.
 pub struct Policy {
     /// The name in flags and reports.
     pub name: &'static str,
-    /// Makes one for keys below `keys`.
-    pub make: fn(keys: usize) -> Box<dyn Eviction>,
+    /// What it does, in a few words.
+    pub about: &'static str,
+    /// Its options.
+    pub knobs: &'static [Knob],
+    make: Make,
+}
+
+/// Makes one object for each pool.
+type Make = fn(&Options, &Setting, &Help) -> Result<Vec<Box<dyn Eviction>>, PolicyError>;
+
+impl Named for Policy {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn knobs(&self) -> &'static [Knob] {
+        self.knobs
+    }
 }
 
 /// Every policy.
-pub const POLICIES: &[Policy] = &[Policy { name: "lru", make: |keys| Box::new(Lru::new(keys)) }];
+pub const POLICIES: &[Policy] = &[
+    lru::POLICY,
+    lfu::POLICY,
+    fifo::POLICY,
+    random::POLICY,
+    arc::POLICY,
+    lecar::POLICY,
+    marking::POLICY,
+    llru::POLICY,
+    lfru::POLICY,
+    s3fifo::POLICY,
+    belady::POLICY,
+    learned::POLICY,
+];
 
-/// A name that is no policy.
-#[derive(Debug, thiserror::Error)]
-#[error("unknown eviction policy '{name}'; known are {known}")]
-pub struct UnknownPolicy {
-    name: String,
-    known: String,
+/// A policy and its options.
+#[derive(Clone)]
+pub struct EvictionSpec {
+    policy: &'static Policy,
+    options: Options,
 }
 
-/// The policy called `name`.
-pub fn find(name: &str) -> Result<&'static Policy, UnknownPolicy> {
-    POLICIES.iter().find(|p| p.name == name).ok_or_else(|| {
-        let known: Vec<_> = POLICIES.iter().map(|p| p.name).collect();
-        UnknownPolicy { name: name.to_owned(), known: known.join(", ") }
-    })
+impl EvictionSpec {
+    /// The policy's name.
+    pub fn name(&self) -> &'static str {
+        self.policy.name
+    }
+
+    /// The policy for every pool of `setting`.
+    pub fn make(&self, setting: &Setting, help: &Help) -> Result<Vec<Box<dyn Eviction>>, PolicyError> {
+        (self.policy.make)(&self.options, setting, help)
+    }
 }
+
+impl FromStr for EvictionSpec {
+    type Err = PolicyError;
+
+    fn from_str(spec: &str) -> Result<Self, PolicyError> {
+        let (policy, options) = Options::parse(spec, "eviction policy", POLICIES)?;
+        Ok(EvictionSpec { policy, options })
+    }
+}
+
+/// What it was parsed from.
+impl fmt::Display for EvictionSpec {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        self.options.fmt(f)
+    }
+}
+
+/// One object for each pool, which know nothing of each other.
+fn each<E: Eviction + 'static>(setting: &Setting, mut make: impl FnMut(usize) -> E) -> Vec<Box<dyn Eviction>> {
+    (0..setting.pools()).map(|pool| Box::new(make(pool)) as Box<dyn Eviction>).collect()
+}
+
+/// The option of policies that draw.
+const SEED: Knob = Knob {
+    name: "seed",
+    about: "what is drawn follows from it",
+    domain: Domain::Count(0..=u64::MAX),
+    default: Some("0"),
+};
+
+fn seed(options: &Options) -> u64 {
+    options.count("seed").expect("it has a default")
+}
+
+#[cfg(test)]
+mod tests;

@@ -9,6 +9,7 @@ use crate::cli::Command;
 mod bench;
 mod convert;
 mod inspect;
+mod lab;
 mod logits;
 mod plan;
 mod run;
@@ -26,6 +27,7 @@ pub fn run(command: Command) -> Result<()> {
         Command::Bench(args) => bench::run(&args),
         Command::Logits(args) => logits::run(&args),
         Command::Tokenize(args) => tokenize::run(&args),
+        Command::Lab(args) => lab::run(&args),
     }
 }
 

@@ -1,7 +1,7 @@
 use std::io::Write;
 
 use anyhow::{Result, bail};
-use larder_engine::{ChatInput, Finish, Listener, Request, Sampler, Sampling, Step, StopMatcher, Written, generate};
+use larder_engine::{ChatInput, Finish, Listener, Request, Routing, Sampler, Sampling, Step, StopMatcher, Written, generate};
 use serde_json::{Value, json};
 
 use crate::cli::{Run, SamplingFlags};
@@ -31,13 +31,22 @@ pub fn run(args: Run) -> Result<()> {
     let written = generate(&mut session, &text.tokenizer, request, &mut teller)?;
     let (all, broken) = (teller.text, teller.broken);
     telemetry.finish()?;
+    engine.experts.write_trace("larder run")?;
+    let routing = engine.experts.routing().and_then(Routing::quality);
     let streams = engine.experts.traffic().is_some();
     match (args.json, broken) {
-        (true, _) => println!("{}", report(&all, prompt.len(), &written, &telemetry, streams, plan)),
+        (true, _) => println!("{}", {
+            let mut report = report(&all, prompt.len(), &written, &telemetry, streams, plan);
+            report["routing"] = engine.experts.routing().map_or(Value::Null, print::routing);
+            report
+        }),
         (false, true) => {}
         (false, false) => {
             let _ = show("\n"); // whoever read the text may have gone by now
             eprintln!("{}", footer(prompt.len(), &written, &telemetry, streams));
+            if let Some(quality) = routing {
+                eprintln!("[{}]", print::quality(&args.engine.routing, &quality));
+            }
         }
     }
     Ok(())

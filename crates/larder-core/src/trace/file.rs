@@ -1,0 +1,216 @@
+//! The file of a trace: safetensors that other programs open too.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use half::f16;
+use safetensors::Dtype;
+use safetensors::tensor::{Metadata, TensorInfo};
+use serde_json::{Value, json};
+
+use super::{Trace, TraceError};
+
+const FORMAT: &str = "larder-trace";
+const VERSION: &str = "1";
+/// A header beyond this is none of ours.
+const HEADER_MAX: u64 = 16 << 20;
+/// What the file says of itself, beside what [`Trace::meta`] holds.
+const OWN_KEYS: [&str; 5] = ["format", "version", "layers", "experts", "top_k"];
+
+impl Trace {
+    /// Reads a file, which is checked from end to end.
+    pub fn read(path: impl AsRef<Path>) -> Result<Self, TraceError> {
+        let mut open = Open::new(path.as_ref())?;
+        let trace = open.trace()?;
+        trace.check().map_err(|e| match e {
+            TraceError::Content(why) => open.malformed(why),
+            other => other,
+        })?;
+        Ok(trace)
+    }
+
+    /// Writes a file, which appears whole or not at all.
+    pub fn write(&self, path: impl AsRef<Path>) -> Result<(), TraceError> {
+        self.check()?;
+        let path = path.as_ref();
+        let mut temp = path.as_os_str().to_owned();
+        temp.push(".tmp");
+        let temp = PathBuf::from(temp);
+        let io = |doing| move |source| TraceError::Io { path: path.to_owned(), doing, source };
+        let written = File::create(&temp).and_then(|file| {
+            let mut out = BufWriter::new(file);
+            self.write_to(&mut out)?;
+            out.into_inner().map_err(|e| e.into_error())?.sync_all()
+        });
+        written.map_err(io("writing")).and_then(|()| fs::rename(&temp, path).map_err(io("renaming"))).inspect_err(
+            |_| {
+                // What cannot be removed is overwritten by the next attempt.
+                let _ = fs::remove_file(&temp);
+            },
+        )
+    }
+
+    fn write_to(&self, out: &mut impl Write) -> std::io::Result<()> {
+        let tokens = self.tokens();
+        let (places, all) = (vec![tokens, self.rows, self.top_k], vec![tokens, self.rows, self.experts]);
+        // The widest numbers first, so that each tensor is aligned.
+        let mut tensors: Vec<(&str, &str, Vec<usize>, Vec<u8>)> = Vec::new();
+        if !self.logits.is_empty() {
+            tensors.push(("logits", "F32", all, self.logits.iter().flat_map(|l| l.to_le_bytes()).collect()));
+        }
+        for (name, lengths) in [("passes", &self.passes), ("sequences", &self.sequences)] {
+            let bytes = lengths.iter().flat_map(|n| n.to_le_bytes()).collect();
+            tensors.push((name, "U32", vec![lengths.len()], bytes));
+        }
+        tensors.push(("experts", "U16", places.clone(), self.ids.iter().flat_map(|id| id.to_le_bytes()).collect()));
+        if !self.weights.is_empty() {
+            tensors.push(("weights", "F16", places, self.weights.iter().flat_map(|w| w.to_le_bytes()).collect()));
+        }
+        let mut header = serde_json::Map::new();
+        header.insert("__metadata__".into(), json!(self.metadata()));
+        let mut end = 0;
+        for (name, dtype, shape, bytes) in &tensors {
+            let info = json!({"dtype": dtype, "shape": shape, "data_offsets": [end, end + bytes.len()]});
+            header.insert((*name).into(), info);
+            end += bytes.len();
+        }
+        let mut header = Value::Object(header).to_string().into_bytes();
+        header.resize(header.len().next_multiple_of(8), b' ');
+        out.write_all(&(header.len() as u64).to_le_bytes())?;
+        out.write_all(&header)?;
+        tensors.iter().try_for_each(|(_, _, _, bytes)| out.write_all(bytes))
+    }
+
+    fn metadata(&self) -> BTreeMap<String, String> {
+        let sizes = [self.rows, self.experts, self.top_k].map(|n| n.to_string());
+        let own = [FORMAT.to_owned(), VERSION.to_owned()].into_iter().chain(sizes);
+        let mut all = self.meta.clone();
+        all.extend(OWN_KEYS.map(str::to_owned).into_iter().zip(own));
+        all
+    }
+}
+
+/// A file whose header has been read.
+struct Open {
+    path: PathBuf,
+    file: File,
+    /// Where the data begin.
+    start: u64,
+    header: Metadata,
+}
+
+impl Open {
+    fn new(path: &Path) -> Result<Self, TraceError> {
+        let io = |source| TraceError::Io { path: path.to_owned(), doing: "reading", source };
+        let foreign = |why: String| TraceError::Foreign { path: path.to_owned(), why };
+        let mut file = File::open(path).map_err(io)?;
+        let about = file.metadata().map_err(io)?;
+        if !about.is_file() {
+            return Err(foreign("it is not a regular file".into()));
+        }
+        let mut length = [0; 8];
+        if about.len() < 8 {
+            return Err(foreign(format!("it is {} bytes long", about.len())));
+        }
+        file.read_exact(&mut length).map_err(io)?;
+        let length = u64::from_le_bytes(length);
+        if length > HEADER_MAX || length > about.len() - 8 {
+            return Err(foreign("it has no safetensors header".into()));
+        }
+        let mut header = vec![0; length as usize];
+        file.read_exact(&mut header).map_err(io)?;
+        let header: Metadata =
+            serde_json::from_slice(&header).map_err(|e| foreign(format!("its safetensors header is broken ({e})")))?;
+        let open = Open { path: path.to_owned(), file, start: 8 + length, header };
+        let (has, wants) = (about.len() - open.start, open.header.data_len() as u64);
+        match has == wants {
+            true => Ok(open),
+            false => Err(open.malformed(format!("holds {has} bytes of data where its header speaks of {wants}"))),
+        }
+    }
+
+    fn malformed(&self, why: String) -> TraceError {
+        TraceError::Malformed { path: self.path.clone(), why }
+    }
+
+    fn trace(&mut self) -> Result<Trace, TraceError> {
+        let mut meta: BTreeMap<String, String> =
+            self.header.metadata().clone().unwrap_or_default().into_iter().collect();
+        if meta.get("format").map(String::as_str) != Some(FORMAT) {
+            let why = format!("its metadata have no 'format' of '{FORMAT}'");
+            return Err(TraceError::Foreign { path: self.path.clone(), why });
+        }
+        match meta.get("version").map_or("none", String::as_str) {
+            VERSION => {}
+            other => return Err(self.malformed(format!("has version {other}; this larder reads version {VERSION}"))),
+        }
+        let experts = self.number(&meta, "experts")?;
+        let places = self.shape("experts", 3)?;
+        let (tokens, rows, top_k) = (places[0], places[1], places[2]);
+        if rows != self.number(&meta, "layers")? || top_k != self.number(&meta, "top_k")? {
+            return Err(self.malformed(format!("has 'experts' of a shape {places:?} that its metadata deny")));
+        }
+        OWN_KEYS.iter().for_each(|key| drop(meta.remove(*key)));
+        let logits = match self.header.info("logits").map(|info| info.dtype) {
+            None => Vec::new(),
+            Some(Dtype::F16) => self.halves("logits", &[tokens, rows, experts])?.into_iter().map(f16::to_f32).collect(),
+            Some(_) => self.read("logits", Dtype::F32, &[tokens, rows, experts], f32::from_le_bytes)?,
+        };
+        let weights = match self.header.info("weights") {
+            None => Vec::new(),
+            Some(_) => self.halves("weights", &places)?,
+        };
+        let lengths = |open: &mut Self, name| {
+            let shape = open.shape(name, 1)?;
+            open.read(name, Dtype::U32, &shape, u32::from_le_bytes)
+        };
+        let ids = self.read("experts", Dtype::U16, &places, u16::from_le_bytes)?;
+        let (passes, sequences) = (lengths(self, "passes")?, lengths(self, "sequences")?);
+        Ok(Trace { rows, experts, top_k, ids, weights, logits, passes, sequences, meta })
+    }
+
+    fn number(&self, meta: &BTreeMap<String, String>, key: &str) -> Result<usize, TraceError> {
+        let number = meta.get(key).and_then(|n| n.parse().ok());
+        number.ok_or_else(|| self.malformed(format!("has no number '{key}' in its metadata")))
+    }
+
+    fn info(&self, name: &str) -> Result<&TensorInfo, TraceError> {
+        self.header.info(name).ok_or_else(|| self.malformed(format!("has no tensor '{name}'")))
+    }
+
+    fn shape(&self, name: &str, dimensions: usize) -> Result<Vec<usize>, TraceError> {
+        let shape = &self.info(name)?.shape;
+        match shape.len() == dimensions {
+            true => Ok(shape.clone()),
+            false => Err(self.malformed(format!("has '{name}' of shape {shape:?}, not of {dimensions} dimensions"))),
+        }
+    }
+
+    fn halves(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f16>, TraceError> {
+        self.read(name, Dtype::F16, shape, f16::from_le_bytes)
+    }
+
+    /// The header's own checks make sure that a tensor's bytes are those of its shape, and lie inside the file.
+    fn read<const N: usize, T>(
+        &mut self,
+        name: &str,
+        dtype: Dtype,
+        shape: &[usize],
+        value: impl Fn([u8; N]) -> T,
+    ) -> Result<Vec<T>, TraceError> {
+        let info = self.info(name)?;
+        if info.dtype != dtype || info.shape != shape {
+            let (got, has) = (info.dtype, &info.shape);
+            let why = format!("has '{name}' as {got:?} of shape {has:?}, not as {dtype:?} of shape {shape:?}");
+            return Err(self.malformed(why));
+        }
+        let (from, to) = info.data_offsets;
+        let mut bytes = vec![0; to - from];
+        let read =
+            self.file.seek(SeekFrom::Start(self.start + from as u64)).and_then(|_| self.file.read_exact(&mut bytes));
+        read.map_err(|source| TraceError::Io { path: self.path.clone(), doing: "reading", source })?;
+        Ok(bytes.as_chunks().0.iter().map(|chunk| value(*chunk)).collect())
+    }
+}

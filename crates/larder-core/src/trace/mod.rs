@@ -1,0 +1,261 @@
+//! What a router chose, token by token: recorded from a run, drawn at random or imported, and replayed in the lab.
+
+mod error;
+mod file;
+mod steps;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use half::f16;
+
+pub use error::TraceError;
+pub use steps::{Steps, TraceStep};
+
+/// Marks a place among a token's experts that a lossy routing strategy left empty.
+pub const UNUSED: u16 = u16::MAX;
+
+/// The most experts that a trace may speak of, over all rows: tables are made of this size.
+pub const EXPERTS_MAX: usize = 1 << 20;
+
+/// The experts that each token chose in each layer that has experts.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Trace {
+    /// Layers that have experts.
+    pub rows: usize,
+    /// Experts per such layer.
+    pub experts: usize,
+    /// Places for a token's experts per such layer.
+    pub top_k: usize,
+    /// `[tokens, rows, top_k]`, in order of rank; [`UNUSED`] where fewer were chosen, after all others.
+    pub ids: Vec<u16>,
+    /// `[tokens, rows, top_k]`, or empty.
+    pub weights: Vec<f16>,
+    /// `[tokens, rows, experts]`, or empty: what the router said of every expert.
+    pub logits: Vec<f32>,
+    /// Tokens of each forward pass; a prompt that is read in one piece is one entry.
+    pub passes: Vec<u32>,
+    /// Tokens of each sequence; each begins with a pass.
+    pub sequences: Vec<u32>,
+    /// Where it comes from, in words.
+    pub meta: BTreeMap<String, String>,
+}
+
+/// One forward pass, as it is recorded.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Pass<'a> {
+    /// `[tokens, rows, top_k]`
+    pub ids: &'a [u16],
+    /// `[tokens, rows, top_k]`, or empty in every pass of a trace.
+    pub weights: &'a [f16],
+    /// `[tokens, rows, experts]`, or empty in every pass of a trace.
+    pub logits: &'a [f32],
+    /// Whether a sequence begins with it.
+    pub starts_sequence: bool,
+}
+
+impl Trace {
+    /// A trace to record into.
+    pub fn new(rows: usize, experts: usize, top_k: usize) -> Self {
+        Trace { rows, experts, top_k, ..Trace::default() }
+    }
+
+    /// How many tokens it holds.
+    pub fn tokens(&self) -> usize {
+        self.ids.len() / (self.rows * self.top_k).max(1)
+    }
+
+    /// Whether it holds none.
+    pub fn is_empty(&self) -> bool {
+        self.ids.is_empty()
+    }
+
+    /// The experts of one token in one row, in order of rank, without empty places.
+    pub fn chosen(&self, token: usize, row: usize) -> &[u16] {
+        let at = (token * self.rows + row) * self.top_k;
+        let all = &self.ids[at..at + self.top_k];
+        &all[..all.iter().position(|id| *id == UNUSED).unwrap_or(all.len())]
+    }
+
+    /// The logits of one token in one row; empty if there are none.
+    pub fn logits_of(&self, token: usize, row: usize) -> &[f32] {
+        if self.logits.is_empty() {
+            return &[];
+        }
+        let at = (token * self.rows + row) * self.experts;
+        &self.logits[at..at + self.experts]
+    }
+
+    /// The tokens of each sequence.
+    pub fn sequence_ranges(&self) -> impl Iterator<Item = Range<usize>> + '_ {
+        self.sequences.iter().scan(0, |end, len| {
+            let start = *end;
+            *end += *len as usize;
+            Some(start..*end)
+        })
+    }
+
+    /// What is asked of the cache: pass by pass, row by row.
+    pub fn steps(&self) -> Steps<'_> {
+        Steps::new(self)
+    }
+
+    /// Adds a forward pass. The first one of a trace starts a sequence whatever it says.
+    pub fn push(&mut self, pass: &Pass) -> Result<(), TraceError> {
+        let tokens = self.fit(pass)?;
+        self.ids.extend_from_slice(pass.ids);
+        self.weights.extend_from_slice(pass.weights);
+        self.logits.extend_from_slice(pass.logits);
+        self.passes.push(tokens);
+        match self.sequences.last_mut() {
+            Some(last) if !pass.starts_sequence => *last += tokens,
+            _ => self.sequences.push(tokens),
+        }
+        Ok(())
+    }
+
+    /// How many tokens a pass has, if it fits in.
+    fn fit(&self, pass: &Pass) -> Result<u32, TraceError> {
+        let place = (self.rows * self.top_k).max(1);
+        let tokens = pass.ids.len() / place;
+        let misfit = |what| Err(TraceError::Misfit { what, tokens, rows: self.rows, experts: self.experts });
+        let first = self.is_empty();
+        if tokens == 0 || !pass.ids.len().is_multiple_of(place) {
+            return misfit("a number of experts that is not whole tokens");
+        }
+        let weights = if first { !pass.weights.is_empty() } else { !self.weights.is_empty() };
+        if pass.weights.len() != if weights { pass.ids.len() } else { 0 } {
+            return misfit("weights for some of its experts only");
+        }
+        let logits = if first { !pass.logits.is_empty() } else { !self.logits.is_empty() };
+        if pass.logits.len() != if logits { tokens * self.rows * self.experts } else { 0 } {
+            return misfit("logits for some of its experts only");
+        }
+        u32::try_from(self.tokens() + tokens).map_err(|_| TraceError::TooLong)?;
+        Ok(tokens as u32)
+    }
+
+    /// Adds the sequences of another trace of the same geometry. Weights and logits stay only if both have them.
+    pub fn append(&mut self, other: &Trace) -> Result<(), TraceError> {
+        let (ours, theirs) = ([self.rows, self.experts, self.top_k], [other.rows, other.experts, other.top_k]);
+        if ours != theirs {
+            return Err(TraceError::Geometry { ours, theirs });
+        }
+        u32::try_from(self.tokens() + other.tokens()).map_err(|_| TraceError::TooLong)?;
+        let first = self.is_empty();
+        join(&mut self.weights, &other.weights, first);
+        join(&mut self.logits, &other.logits, first);
+        self.ids.extend_from_slice(&other.ids);
+        self.passes.extend_from_slice(&other.passes);
+        self.sequences.extend_from_slice(&other.sequences);
+        Ok(())
+    }
+
+    /// Some of its sequences. The caller guarantees that they are there.
+    pub fn select(&self, sequences: Range<usize>) -> Trace {
+        let ranges: Vec<Range<usize>> = self.sequence_ranges().collect();
+        let tokens = match &ranges[sequences.clone()] {
+            [] => 0..0,
+            some => some[0].start..some[some.len() - 1].end,
+        };
+        let cut = |per_token: usize| tokens.start * per_token..tokens.end * per_token;
+        let mut at = 0;
+        let inside = |pass: &&u32| {
+            at += **pass as usize;
+            tokens.start < at && at <= tokens.end
+        };
+        Trace {
+            ids: self.ids[cut(self.rows * self.top_k)].to_vec(),
+            weights: self.weights.get(cut(self.rows * self.top_k)).unwrap_or_default().to_vec(),
+            logits: self.logits.get(cut(self.rows * self.experts)).unwrap_or_default().to_vec(),
+            passes: self.passes.iter().filter(inside).copied().collect(),
+            sequences: self.sequences[sequences].to_vec(),
+            meta: self.meta.clone(),
+            ..*self
+        }
+    }
+
+    /// Whether everything in it agrees; the error says what does not.
+    pub fn check(&self) -> Result<(), TraceError> {
+        let wrong = |what: String| Err(TraceError::Content(what));
+        if self.is_empty() {
+            return wrong("holds no tokens".into());
+        }
+        if self.rows.checked_mul(self.experts).is_none_or(|n| n == 0 || n > EXPERTS_MAX) {
+            return wrong(format!(
+                "speaks of {} layers of {} experts, and larder counts up to {EXPERTS_MAX} experts",
+                self.rows, self.experts
+            ));
+        }
+        if self.top_k == 0 || self.top_k > self.experts || self.experts >= UNUSED as usize {
+            return wrong(format!("has tokens that choose {} of {} experts", self.top_k, self.experts));
+        }
+        let tokens = self.tokens();
+        let places = tokens * self.rows * self.top_k;
+        let sizes = [
+            ("experts", self.ids.len(), places),
+            ("weights", self.weights.len(), if self.weights.is_empty() { 0 } else { places }),
+            ("logits", self.logits.len(), if self.logits.is_empty() { 0 } else { tokens * self.rows * self.experts }),
+        ];
+        if let Some((name, got, want)) = sizes.into_iter().find(|(_, got, want)| got != want) {
+            return wrong(format!("has {got} values in '{name}', where {tokens} tokens need {want}"));
+        }
+        self.check_lengths()?;
+        self.check_ids()?;
+        match self.logits.iter().position(|l| !l.is_finite()) {
+            Some(at) => wrong(format!("has a logit at token {} that is no number", at / (self.rows * self.experts))),
+            None => Ok(()),
+        }
+    }
+
+    fn check_lengths(&self) -> Result<(), TraceError> {
+        for (name, lengths) in [("passes", &self.passes), ("sequences", &self.sequences)] {
+            let sum: u64 = lengths.iter().map(|n| u64::from(*n)).sum();
+            if lengths.contains(&0) || sum != self.tokens() as u64 {
+                let tokens = self.tokens();
+                return Err(TraceError::Content(format!("has '{name}' that do not add up to its {tokens} tokens")));
+            }
+        }
+        let ends = |lengths: &[u32]| -> Vec<u64> {
+            let mut at = 0;
+            lengths.iter().map(|n| (at += u64::from(*n), at).1).collect()
+        };
+        let passes = ends(&self.passes);
+        match ends(&self.sequences).iter().find(|end| passes.binary_search(end).is_err()) {
+            Some(end) => Err(TraceError::Content(format!("has a pass over the end of a sequence at token {end}"))),
+            None => Ok(()),
+        }
+    }
+
+    fn check_ids(&self) -> Result<(), TraceError> {
+        let mut seen = vec![usize::MAX; self.experts];
+        for (at, all) in self.ids.chunks_exact(self.top_k).enumerate() {
+            let wrong = |what: String| {
+                let (token, row) = (at / self.rows, at % self.rows);
+                Err(TraceError::Content(format!("has {what} at token {token}, layer {row}")))
+            };
+            let chosen = all.iter().position(|id| *id == UNUSED).unwrap_or(all.len());
+            if chosen == 0 || all[chosen..].iter().any(|id| *id != UNUSED) {
+                return wrong("a gap among the chosen experts".into());
+            }
+            for id in &all[..chosen] {
+                match seen.get_mut(*id as usize) {
+                    None => return wrong(format!("expert {id} of {}", self.experts)),
+                    Some(last) if *last == at => return wrong(format!("expert {id} twice")),
+                    Some(last) => *last = at,
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Appends `more`, or drops all if only one of the two has something.
+fn join<T: Copy>(all: &mut Vec<T>, more: &[T], first: bool) {
+    match first || (!all.is_empty() && !more.is_empty()) {
+        true => all.extend_from_slice(more),
+        false => all.clear(),
+    }
+}

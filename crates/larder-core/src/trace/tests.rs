@@ -1,0 +1,205 @@
+use proptest::prelude::*;
+
+use super::*;
+
+fn small() -> Trace {
+    let mut trace = Trace::new(2, 4, 2);
+    let pass = |ids: &'static [u16], starts_sequence| Pass { ids, starts_sequence, ..Pass::default() };
+    trace.push(&pass(&[0, 1, 2, 3, 1, 2, 3, 0], true)).unwrap();
+    trace.push(&pass(&[3, UNUSED, 1, 0], false)).unwrap();
+    trace.push(&pass(&[2, 0, 0, 2], true)).unwrap();
+    trace.meta.insert("model".into(), "a \"small\" one\n".into());
+    trace
+}
+
+fn said(result: Result<Trace, TraceError>) -> String {
+    result.unwrap_err().to_string()
+}
+
+#[test]
+fn steps_ask_for_each_expert_once_pass_by_pass() {
+    let trace = small();
+    let steps: Vec<_> = trace.steps().map(|s| (s.row, s.wanted, s.starts_sequence)).collect();
+    let want = [
+        (0, vec![0, 1, 2], true),
+        (1, vec![2, 3, 0], false),
+        (0, vec![3], false),
+        (1, vec![1, 0], false),
+        (0, vec![2, 0], true),
+        (1, vec![0, 2], false),
+    ];
+    assert_eq!(steps, want);
+    assert_eq!((trace.passes, trace.sequences), (vec![2, 1, 1], vec![3, 1]));
+}
+
+#[test]
+fn logits_go_with_passes_of_one_token() {
+    let mut trace = Trace::new(1, 2, 1);
+    trace.push(&Pass { ids: &[0, 1], logits: &[1.0, 2.0, 3.0, 4.0], ..Pass::default() }).unwrap();
+    trace.push(&Pass { ids: &[1], logits: &[5.0, 6.0], ..Pass::default() }).unwrap();
+    let logits: Vec<_> = trace.steps().map(|s| s.logits).collect();
+    assert_eq!(logits, [&[][..], &[5.0, 6.0]]);
+}
+
+#[test]
+fn passes_that_do_not_fit_are_refused() {
+    let mut trace = small();
+    let before = trace.clone();
+    let odd = Pass { ids: &[0, 1, 2], ..Pass::default() };
+    assert!(trace.push(&odd).unwrap_err().to_string().contains("not whole tokens"));
+    let weights = vec![half::f16::ONE; 4];
+    let some = Pass { ids: &[0, 1, 2, 3], weights: &weights, ..Pass::default() };
+    assert!(trace.push(&some).unwrap_err().to_string().contains("weights for some"));
+    let logits = Pass { ids: &[0, 1, 2, 3], logits: &[0.0; 8], ..Pass::default() };
+    assert!(trace.push(&logits).unwrap_err().to_string().contains("logits for some"));
+    assert_eq!(trace, before);
+}
+
+#[test]
+fn traces_are_joined_and_cut_by_sequence() {
+    let one = small();
+    let mut two = one.clone();
+    two.append(&one).unwrap();
+    assert_eq!(two.check().map(|()| two.sequences.clone()).unwrap(), [3, 1, 3, 1]);
+    assert_eq!(two.select(2..4), one);
+    assert_eq!(two.select(1..2).passes, [1]);
+    let other = Trace::new(2, 8, 2);
+    assert!(two.append(&other).unwrap_err().to_string().contains("2 of 4 experts in 2 layers, and 2 of 8 in 2"));
+}
+
+#[test]
+fn what_does_not_agree_is_refused() {
+    let broken = |change: fn(&mut Trace)| {
+        let mut trace = small();
+        change(&mut trace);
+        trace.check().unwrap_err().to_string()
+    };
+    assert!(broken(|t| t.ids[1] = 0).contains("expert 0 twice at token 0, layer 0"));
+    assert!(broken(|t| t.ids[2] = 4).contains("expert 4 of 4 at token 0, layer 1"));
+    assert!(broken(|t| t.ids[0] = UNUSED).contains("gap"));
+    assert!(broken(|t| t.ids.clear()).contains("no tokens"));
+    assert!(broken(|t| t.passes[0] = 3).contains("'passes'"));
+    assert!(broken(|t| t.sequences = vec![4, 0]).contains("'sequences'"));
+    assert!(broken(|t| t.sequences = vec![1, 3]).contains("pass over the end"));
+    assert!(broken(|t| t.weights = vec![half::f16::ONE]).contains("'weights'"));
+    assert!(broken(|t| t.logits = vec![f32::NAN; 32]).contains("no number"));
+    assert!(broken(|t| t.experts = 1 << 30).contains("counts up to"));
+}
+
+#[test]
+fn files_of_others_are_refused_in_one_sentence() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("x.safetensors");
+    let refused = |bytes: &[u8]| {
+        std::fs::write(&path, bytes).unwrap();
+        let said = said(Trace::read(&path));
+        assert!(said.contains("x.safetensors") && !said.contains('\n'), "{said}");
+        said
+    };
+    assert!(refused(b"").contains("0 bytes long"));
+    assert!(refused(b"token,layer,expert\n").contains("no safetensors header"));
+    assert!(refused(&[&8u64.to_le_bytes()[..], b"notjson!"].concat()).contains("header is broken"));
+    let header = br#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#;
+    let whole = [&(header.len() as u64).to_le_bytes()[..], header, b"x"].concat();
+    assert!(refused(&whole).contains("'format'"));
+    assert!(refused(&whole[..whole.len() - 1]).contains("0 bytes of data"));
+    assert!(said(Trace::read(dir.path())).contains("regular file"));
+    assert!(said(Trace::read(dir.path().join("none"))).contains("reading failed"));
+}
+
+#[test]
+fn every_damaged_byte_is_refused_or_harmless() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("t.safetensors");
+    small().write(&path).unwrap();
+    let whole = std::fs::read(&path).unwrap();
+    for at in 0..whole.len() {
+        for change in [1, 0x80, 0xff] {
+            let mut bytes = whole.clone();
+            bytes[at] ^= change;
+            std::fs::write(&path, &bytes).unwrap();
+            if let Ok(trace) = Trace::read(&path) {
+                assert_eq!(trace.steps().count(), trace.passes.len() * trace.rows);
+            }
+        }
+        std::fs::write(&path, &whole[..at]).unwrap();
+        assert!(Trace::read(&path).is_err());
+    }
+}
+
+#[test]
+fn a_file_is_a_function_of_its_trace_and_old_ones_stay_until_the_new_is_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("t.safetensors");
+    let bytes = |trace: &Trace| trace.write(&path).map(|()| std::fs::read(&path).unwrap());
+    let first = bytes(&small()).unwrap();
+    assert_eq!(bytes(&small()).unwrap(), first);
+    assert!(bytes(&Trace::new(1, 1, 1)).is_err());
+    assert_eq!(std::fs::read(&path).unwrap(), first);
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn half_precision_logits_are_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("t.safetensors");
+    let view = |dtype, shape: &[usize], data: &[u8]| (dtype, shape.to_vec(), data.to_vec());
+    let tensors = [
+        ("experts", view(safetensors::Dtype::U16, &[1, 1, 1], &[1, 0])),
+        ("logits", view(safetensors::Dtype::F16, &[1, 1, 2], &[0, 0x3c, 0, 0x40])),
+        ("passes", view(safetensors::Dtype::U32, &[1], &[1, 0, 0, 0])),
+        ("sequences", view(safetensors::Dtype::U32, &[1], &[1, 0, 0, 0])),
+    ];
+    let views = tensors.iter().map(|(name, (dtype, shape, data))| {
+        (*name, safetensors::tensor::TensorView::new(*dtype, shape.clone(), data).unwrap())
+    });
+    let meta = [("format", "larder-trace"), ("version", "1"), ("layers", "1"), ("experts", "2"), ("top_k", "1")];
+    let meta = meta.into_iter().map(|(k, v)| (k.to_owned(), v.to_owned())).collect();
+    std::fs::write(&path, safetensors::serialize(views, Some(meta)).unwrap()).unwrap();
+    let trace = Trace::read(&path).unwrap();
+    assert_eq!((trace.logits, trace.ids), (vec![1.0, 2.0], vec![1]));
+}
+
+/// A trace of any shape, with passes of one and of several tokens.
+fn any_trace() -> impl Strategy<Value = Trace> {
+    let sizes = (1usize..4, 1usize..9, 1usize..5, any::<[bool; 2]>());
+    let passes = prop::collection::vec((1usize..4, any::<bool>(), any::<u64>()), 1..12);
+    (sizes, passes).prop_map(|((rows, experts, k, [weights, logits]), passes)| {
+        let k = k.min(experts);
+        let mut trace = Trace::new(rows, experts, k);
+        for (tokens, starts_sequence, seed) in passes {
+            let places = tokens * rows * k;
+            let id = |place: usize| ((seed as usize / 7 + place / k * 3 + place % k) % experts) as u16;
+            let weights: Vec<_> =
+                (0..if weights { places } else { 0 }).map(|i| half::f16::from_f32(i as f32)).collect();
+            let logits: Vec<_> =
+                (0..if logits { tokens * rows * experts } else { 0 }).map(|i| i as f32 - 0.5).collect();
+            let ids: Vec<_> = (0..places).map(id).collect();
+            trace.push(&Pass { ids: &ids, weights: &weights, logits: &logits, starts_sequence }).unwrap();
+        }
+        trace
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn what_is_written_is_read_again(trace in any_trace()) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("t.safetensors");
+        trace.write(&path).unwrap();
+        prop_assert_eq!(Trace::read(&path).unwrap(), trace);
+    }
+
+    #[test]
+    fn sequences_cut_apart_and_joined_are_the_same(trace in any_trace()) {
+        let mut joined = Trace { meta: trace.meta.clone(), ..Trace::new(trace.rows, trace.experts, trace.top_k) };
+        for at in 0..trace.sequences.len() {
+            let one = trace.select(at..at + 1);
+            prop_assert!(one.check().is_ok());
+            joined.append(&one).unwrap();
+        }
+        prop_assert_eq!(joined, trace);
+    }
+}

@@ -1,0 +1,88 @@
+//! Writing down what a model chose.
+
+use half::f16;
+use larder_core::{Geometry, Pass, Trace, TraceError};
+use larder_model::{Call, Routed};
+
+/// Takes the choices of every layer and makes a trace of them, pass by pass.
+pub struct Recorder {
+    trace: Trace,
+    /// Position of each decoder layer among those with experts.
+    rows: Vec<Option<usize>>,
+    with_logits: bool,
+    starts_sequence: bool,
+    /// The pass under way: `[rows, tokens, k]`, and `[rows, tokens, experts]` if logits are wanted.
+    ids: Vec<u16>,
+    weights: Vec<f16>,
+    logits: Vec<f32>,
+    failed: Option<TraceError>,
+}
+
+impl Recorder {
+    /// Nothing yet, of a model of this geometry.
+    pub fn new(geometry: &Geometry, with_logits: bool) -> Self {
+        let mut rows = vec![None; geometry.layers];
+        geometry.moe_layers.iter().enumerate().for_each(|(row, layer)| rows[layer.index()] = Some(row));
+        let trace = Trace::new(geometry.moe_layers.len(), geometry.experts, geometry.top_k);
+        let (ids, weights, logits) = Default::default();
+        Recorder { trace, rows, with_logits, starts_sequence: true, ids, weights, logits, failed: None }
+    }
+
+    /// The next pass begins a sequence.
+    pub fn new_sequence(&mut self) {
+        self.starts_sequence = true;
+    }
+
+    /// A layer has chosen. A pass whose layers do not all choose, because it failed, is left out.
+    pub fn note(&mut self, call: &Call, routed: &Routed) {
+        let Some(row) = self.rows[call.layer.index()] else { return };
+        if row == 0 {
+            self.ids.clear();
+            self.weights.clear();
+            self.logits.clear();
+        }
+        self.ids.extend(routed.ids.iter().map(|e| e.0));
+        self.weights.extend(routed.weights.iter().map(|w| f16::from_f32(*w)));
+        if self.with_logits {
+            self.logits.extend_from_slice(call.logits);
+        }
+        if row + 1 == self.trace.rows {
+            self.finish_pass(call.tokens);
+        }
+    }
+
+    fn finish_pass(&mut self, tokens: usize) {
+        let Trace { rows, experts, top_k, .. } = self.trace;
+        let ids = by_token(&self.ids, rows, tokens, top_k);
+        let weights = by_token(&self.weights, rows, tokens, top_k);
+        let logits = if self.with_logits { by_token(&self.logits, rows, tokens, experts) } else { vec![] };
+        let starts_sequence = std::mem::take(&mut self.starts_sequence);
+        let pass = Pass { ids: &ids, weights: &weights, logits: &logits, starts_sequence };
+        if let Err(error) = self.trace.push(&pass) {
+            self.failed.get_or_insert(error);
+        }
+    }
+
+    /// All that was noted.
+    pub fn into_trace(self) -> Result<Trace, TraceError> {
+        self.failed.map_or(Ok(self.trace), Err)
+    }
+}
+
+/// `[rows, tokens, width]` → `[tokens, rows, width]`
+fn by_token<T: Copy>(values: &[T], rows: usize, tokens: usize, width: usize) -> Vec<T> {
+    let at = |token: usize, row: usize| &values[(row * tokens + token) * width..][..width];
+    (0..tokens).flat_map(|token| (0..rows).flat_map(move |row| at(token, row))).copied().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_become_tokens() {
+        // Two rows of three tokens with two numbers each.
+        let values = [0, 1, 2, 3, 4, 5, 10, 11, 12, 13, 14, 15];
+        assert_eq!(by_token(&values, 2, 3, 2), [0, 1, 10, 11, 2, 3, 12, 13, 4, 5, 14, 15]);
+    }
+}

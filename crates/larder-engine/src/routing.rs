@@ -1,0 +1,66 @@
+//! A routing strategy at work: it chooses, and what it costs is counted.
+
+use larder_core::{ExpertId, Residency};
+use larder_model::{Call, Routed, route};
+use larder_policy::routing::quality::{Comparison, Quality};
+use larder_policy::routing::{Ask, Router, RouterReport};
+
+/// Chooses experts as the model does, or as a strategy that looks at the cache.
+#[derive(Default)]
+pub struct Routing {
+    lossy: Option<Lossy>,
+}
+
+struct Lossy {
+    router: Box<dyn Router>,
+    comparison: Comparison,
+    quality: Quality,
+    chosen: Vec<ExpertId>,
+    weights: Vec<f32>,
+}
+
+impl Routing {
+    /// By a strategy whose choices may differ from the model's.
+    pub fn lossy(router: Box<dyn Router>) -> Self {
+        let (comparison, quality, chosen, weights) = Default::default();
+        Routing { lossy: Some(Lossy { router, comparison, quality, chosen, weights }) }
+    }
+
+    /// The experts and weights of every token of a call, the layer being the `row`th that has experts.
+    pub fn route(&mut self, call: &Call, row: usize, residency: &dyn Residency) -> Routed {
+        match &mut self.lossy {
+            None => route(call),
+            Some(lossy) => lossy.route(call, row, residency),
+        }
+    }
+
+    /// How far decoded tokens were from the model's own choice; `None` if every choice was its own.
+    pub fn quality(&self) -> Option<Quality> {
+        self.lossy.as_ref().map(|lossy| lossy.quality)
+    }
+
+    /// What the strategy did; `None` if every choice was the model's own.
+    pub fn report(&self) -> Option<RouterReport> {
+        self.lossy.as_ref().map(|lossy| lossy.router.report())
+    }
+}
+
+impl Lossy {
+    fn route(&mut self, call: &Call, row: usize, residency: &dyn Residency) -> Routed {
+        let (gate, decode) = (call.gate, call.tokens == 1);
+        let mut routed = Routed::default();
+        for logits in call.logits.chunks_exact(gate.experts) {
+            self.router.choose(&Ask { row, gate, logits, decode }, residency, &mut self.chosen);
+            gate.weights(logits, &self.chosen, &mut self.weights);
+            if decode {
+                self.quality += self.comparison.compare(gate, logits, &self.chosen);
+            }
+            let places = routed.ids.len() + gate.top_k;
+            routed.ids.extend_from_slice(&self.chosen);
+            routed.weights.extend_from_slice(&self.weights);
+            routed.ids.resize(places, ExpertId::NONE);
+            routed.weights.resize(places, 0.0);
+        }
+        routed
+    }
+}

@@ -1,0 +1,55 @@
+//! Rows of floats added up, a factor for each.
+#![allow(unsafe_code)]
+
+use std::arch::aarch64::*;
+
+use super::floats::{four, one};
+use crate::attention::Run;
+
+/// Columns that are summed at once, in as many registers as leave room for what is added.
+const STRIP: usize = 64;
+
+/// Adds `factors[i] · rows[i]` to `out`, one row after the other, in strips of columns that fit the registers.
+///
+/// # Safety
+/// There are as many rows of `KIND` as factors, each at least as long as `out`.
+#[target_feature(enable = "neon")]
+pub unsafe fn rows<const KIND: u8>(run: &Run, factors: &[f32], out: &mut [f32]) {
+    let (strips, rest) = out.as_chunks_mut::<STRIP>();
+    let (fours, tail) = rest.as_chunks_mut::<4>();
+    let (body, whole) = (STRIP * strips.len(), STRIP * strips.len() + 4 * fours.len());
+    // SAFETY: as the caller guarantees.
+    unsafe {
+        for (column, strip) in (0..).step_by(STRIP).zip(strips) {
+            columns::<KIND, { STRIP / 4 }>(run, factors, column, strip);
+        }
+        for (column, few) in (body..).step_by(4).zip(fours) {
+            columns::<KIND, 1>(run, factors, column, few);
+        }
+        for (column, out) in (whole..).zip(tail) {
+            for (i, factor) in factors.iter().enumerate() {
+                *out += factor * one::<KIND>(run.bytes.as_ptr().add(i * run.row_bytes), column);
+            }
+        }
+    }
+}
+
+/// The same for `4 · N` columns from `column` on.
+#[target_feature(enable = "neon")]
+#[inline]
+unsafe fn columns<const KIND: u8, const N: usize>(run: &Run, factors: &[f32], column: usize, out: &mut [f32]) {
+    // SAFETY: the output has so many columns.
+    let mut sums: [_; N] = std::array::from_fn(|i| unsafe { vld1q_f32(out.as_ptr().add(4 * i)) });
+    for (i, factor) in factors.iter().enumerate() {
+        let row = run.bytes.as_ptr().wrapping_add(i * run.row_bytes);
+        for (column, sum) in (column..).step_by(4).zip(&mut sums) {
+            // SAFETY: every row has so many columns.
+            let values = unsafe { four::<KIND>(row, column) };
+            *sum = vaddq_f32(*sum, vmulq_n_f32(values, *factor));
+        }
+    }
+    for (i, sum) in sums.into_iter().enumerate() {
+        // SAFETY: as above.
+        unsafe { vst1q_f32(out.as_mut_ptr().add(4 * i), sum) };
+    }
+}

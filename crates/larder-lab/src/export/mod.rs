@@ -1,0 +1,54 @@
+//! Traces for other programs.
+
+mod oracle;
+
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use larder_core::Trace;
+
+use crate::LabError;
+
+pub use oracle::oracle_general;
+
+/// Writes a line for each chosen expert, with a header. [`crate::import::import`] reads it again.
+pub fn csv(trace: &Trace, path: &Path) -> Result<(), LabError> {
+    whole(path, |out| {
+        let weighted = !trace.weights.is_empty();
+        writeln!(out, "sequence,pass,token,layer,rank,expert{}", if weighted { ",weight" } else { "" })?;
+        let mut passes = trace.passes.iter().enumerate().flat_map(|(pass, n)| (0..*n).map(move |_| pass));
+        for (sequence, range) in trace.sequence_ranges().enumerate() {
+            for token in range {
+                let pass = passes.next().unwrap_or_default();
+                for row in 0..trace.rows {
+                    for (rank, expert) in trace.chosen(token, row).iter().enumerate() {
+                        write!(out, "{sequence},{pass},{token},{row},{rank},{expert}")?;
+                        match trace.weights.get((token * trace.rows + row) * trace.top_k + rank) {
+                            Some(weight) => writeln!(out, ",{weight}")?,
+                            None => writeln!(out)?,
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Writes a file that appears whole or not at all.
+pub(crate) fn whole(path: &Path, write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) -> Result<(), LabError> {
+    let mut temp = path.as_os_str().to_owned();
+    temp.push(".tmp");
+    let temp = PathBuf::from(temp);
+    let written = File::create(&temp).and_then(|file| {
+        let mut out = BufWriter::new(file);
+        write(&mut out)?;
+        out.into_inner().map_err(|e| e.into_error())?.sync_all()?;
+        fs::rename(&temp, path)
+    });
+    written.map_err(LabError::io(path, "writing")).inspect_err(|_| {
+        // What cannot be removed is overwritten by the next attempt.
+        let _ = fs::remove_file(&temp);
+    })
+}

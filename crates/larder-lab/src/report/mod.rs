@@ -1,0 +1,13 @@
+//! What a sweep found, as numbers and as one page that needs nothing else.
+
+mod chart;
+mod heat;
+mod html;
+mod outcome;
+mod page;
+mod table;
+
+pub use heat::{Heat, Window};
+pub use outcome::{About, Outcome, Row};
+pub use page::page;
+pub use table::csv;

@@ -1,0 +1,179 @@
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use larder_core::Trace;
+use serde::{Deserialize, Serialize};
+
+use crate::{Cell, Interval, LabError, Load, Profile, SequenceCounts, Start, gap_closed};
+
+/// What a trace is, as far as a report tells.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct About {
+    /// Layers that have experts.
+    pub layers: usize,
+    /// Experts per layer.
+    pub experts: usize,
+    /// Experts per token and layer.
+    pub top_k: usize,
+    /// Tokens.
+    pub tokens: usize,
+    /// Sequences.
+    pub sequences: usize,
+    /// Where it comes from.
+    pub meta: BTreeMap<String, String>,
+}
+
+/// What a sweep found.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Outcome {
+    /// Which trace.
+    pub trace: About,
+    /// `cold` or `carried`.
+    pub start: String,
+    /// The device that times are for.
+    pub profile: Option<Profile>,
+    /// One policy at one capacity each.
+    pub rows: Vec<Row>,
+}
+
+/// One policy at one capacity.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Row {
+    /// Its spec.
+    pub policy: String,
+    /// `layer` or `global`.
+    pub scope: String,
+    /// Slots for each layer.
+    pub slots: usize,
+    /// Slots beside them, for all layers together.
+    pub scratch: usize,
+    /// Experts that were wanted.
+    pub wanted: u64,
+    /// Experts that were not there.
+    pub misses: u64,
+    /// Experts that left.
+    pub evictions: u64,
+    /// Misses of experts that had been there before.
+    pub rereads: u64,
+    /// Misses of experts that had left at most five passes before.
+    pub refetches: u64,
+    /// Passes that an expert stays, on average.
+    pub lifetime: f64,
+    /// Stays that ended, by length: below 1 pass, 2, 4, and so on.
+    pub lifetimes: Vec<u64>,
+    /// Misses as a multiple of Belady's.
+    pub over_belady: Option<f64>,
+    /// The share of the misses between LRU's and Belady's that it avoids.
+    pub gap_closed: Option<Interval>,
+    /// As the profile has it.
+    pub tokens_per_second: Option<f64>,
+    /// Misses of each sequence.
+    pub sequence_misses: Vec<u64>,
+    /// Misses of each layer.
+    pub layer_misses: Vec<u64>,
+}
+
+impl Row {
+    /// The share of wanted experts that were not there.
+    pub fn miss_rate(&self) -> f64 {
+        self.misses as f64 / self.wanted.max(1) as f64
+    }
+
+    /// The share that were.
+    pub fn hit_rate(&self) -> f64 {
+        1.0 - self.miss_rate()
+    }
+}
+
+impl Outcome {
+    /// Compares the cells of a sweep over `trace`.
+    pub fn new(trace: &Trace, start: Start, cells: &[Cell], profile: Option<Profile>) -> Self {
+        let about = About {
+            layers: trace.rows,
+            experts: trace.experts,
+            top_k: trace.top_k,
+            tokens: trace.tokens(),
+            sequences: trace.sequences.len(),
+            meta: trace.meta.clone(),
+        };
+        let rows = cells.iter().map(|cell| row(cell, cells, profile.as_ref())).collect();
+        Outcome { trace: about, start: start.to_string(), profile, rows }
+    }
+
+    /// Reads what [`to_json`](Self::to_json) gave.
+    pub fn read(path: &Path) -> Result<Self, LabError> {
+        let text = std::fs::read(path).map_err(LabError::io(path, "reading"))?;
+        let outcome: Outcome = serde_json::from_slice(&text)
+            .map_err(|e| LabError::malformed(path, format!("is not what 'larder lab sweep --json' prints: {e}")))?;
+        match outcome.rows.is_empty() {
+            true => Err(LabError::malformed(path, "holds no results")),
+            false => Ok(outcome),
+        }
+    }
+
+    /// All of it, as one JSON object.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string(self).expect("only names and numbers, which JSON can hold")
+    }
+
+    /// The scopes that occur, in their order.
+    pub fn scopes(&self) -> Vec<&str> {
+        distinct(self.rows.iter().map(|r| r.scope.as_str()))
+    }
+
+    /// The policies that occur, in their order.
+    pub fn policies(&self) -> Vec<&str> {
+        distinct(self.rows.iter().map(|r| r.policy.as_str()))
+    }
+
+    /// The capacities that occur, ascending.
+    pub fn capacities(&self) -> Vec<usize> {
+        let mut all = distinct(self.rows.iter().map(|r| r.slots));
+        all.sort();
+        all
+    }
+
+    /// One row.
+    pub fn row(&self, policy: &str, scope: &str, slots: usize) -> Option<&Row> {
+        self.rows.iter().find(|r| r.policy == policy && r.scope == scope && r.slots == slots)
+    }
+}
+
+fn distinct<T: PartialEq>(all: impl Iterator<Item = T>) -> Vec<T> {
+    all.fold(Vec::new(), |mut seen, item| {
+        if !seen.contains(&item) {
+            seen.push(item);
+        }
+        seen
+    })
+}
+
+fn row(cell: &Cell, all: &[Cell], profile: Option<&Profile>) -> Row {
+    let beside = |name: &str| {
+        let same =
+            |c: &&Cell| c.policy == name && (c.scope, c.slots, c.scratch) == (cell.scope, cell.slots, cell.scratch);
+        all.iter().find(same).map(|c| &c.replayed)
+    };
+    let found = &cell.replayed;
+    let (lru, belady) = (beside("lru"), beside("belady"));
+    let misses = |all: &[SequenceCounts]| all.iter().map(|s| s.misses).collect();
+    let load = Load { tokens: found.tokens, wanted: found.counts.wanted(), misses: found.counts.misses };
+    Row {
+        policy: cell.policy.clone(),
+        scope: cell.scope.to_string(),
+        slots: cell.slots,
+        scratch: cell.scratch,
+        wanted: found.counts.wanted(),
+        misses: found.counts.misses,
+        evictions: found.counts.evictions,
+        rereads: found.counts.rereads,
+        refetches: found.lives.refetches,
+        lifetime: found.lives.mean(),
+        lifetimes: found.lives.lengths.clone(),
+        over_belady: belady.map(|b| found.counts.misses as f64 / b.counts.misses.max(1) as f64),
+        gap_closed: lru.zip(belady).and_then(|(l, b)| gap_closed(&found.sequences, &l.sequences, &b.sequences)),
+        tokens_per_second: profile.map(|p| p.tokens_per_second(&load)),
+        sequence_misses: misses(&found.sequences),
+        layer_misses: found.rows.iter().map(|row| row.misses).collect(),
+    }
+}

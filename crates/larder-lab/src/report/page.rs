@@ -1,0 +1,298 @@
+use std::fmt::Write;
+
+use super::chart::{Boxes, Chart, Line, Style};
+use super::heat::Heat;
+use super::html::{STYLE, escape, table};
+use super::{Outcome, Row};
+
+/// The whole report as one page, which loads nothing and runs nothing.
+pub fn page(outcome: &Outcome, heats: &[Heat]) -> String {
+    let mut out = format!(
+        "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\
+         <title>Eviction policies compared</title><style>{STYLE}</style></head><body>\n"
+    );
+    intro(&mut out, outcome);
+    for scope in outcome.scopes() {
+        let title = match scope {
+            "global" => "One pool for all layers",
+            _ => "A pool for each layer",
+        };
+        let _ = write!(out, "<h2>{title}</h2>\n<div class=\"charts\">\n");
+        for svg in charts(outcome, scope) {
+            let _ = write!(out, "<figure>{svg}</figure>\n");
+        }
+        out.push_str("</div>\n");
+        out.push_str(&overview(outcome, scope));
+    }
+    if let Some(svg) = scopes_compared(outcome) {
+        let _ = write!(out, "<h2>What separate pools cost</h2>\n<div class=\"charts\"><figure>{svg}</figure></div>\n");
+    }
+    if !heats.is_empty() {
+        out.push_str(
+            "<h2>One layer, pass by pass</h2>\n<p class=\"faint\">Green: wanted and in memory. Red: wanted and missed. \
+             Pale: in memory, not wanted. A cross: leaves memory in this pass, or before the layer's next turn.</p>\n",
+        );
+        for heat in heats {
+            let _ = write!(out, "<figure>{}</figure>\n", heat.svg());
+        }
+    }
+    let _ =
+        write!(out, "<h2>All numbers</h2>\n<details open><summary>one line for each policy and capacity</summary>\n");
+    out.push_str(&numbers(outcome));
+    out.push_str("</details>\n</body></html>\n");
+    out
+}
+
+fn intro(out: &mut String, outcome: &Outcome) {
+    let trace = &outcome.trace;
+    let start = match outcome.start.as_str() {
+        "carried" => "What one sequence leaves in memory is there for the next.",
+        _ => "Each sequence begins with nothing in memory.",
+    };
+    let _ = write!(
+        out,
+        "<h1>Eviction policies compared</h1>\n<p>{} tokens in {} sequences choose {} of {} experts in each of {} layers. \
+         {start} Capacities are slots per layer; one pool for all layers has that many times {}.</p>\n",
+        grouped(trace.tokens as u64),
+        trace.sequences,
+        trace.top_k,
+        trace.experts,
+        trace.layers,
+        trace.layers
+    );
+    let facts: Vec<String> =
+        trace.meta.iter().map(|(key, value)| format!("{}: {}", escape(key), escape(value))).collect();
+    if !facts.is_empty() {
+        let _ = write!(out, "<p class=\"faint\">{}</p>\n", facts.join(" · "));
+    }
+    if let Some(p) = &outcome.profile {
+        let _ = write!(
+            out,
+            "<p>Times are computed, not measured: experts of {:.2} MB, read at {:.2} GB/s after {:.0} µs, used at {:.1} GB/s; \
+             {:.2} ms per token for all else; {:.0} % of computing passes while the SSD reads.</p>\n",
+            p.expert_bytes / 1e6,
+            p.ssd_rate / 1e9,
+            p.latency_s * 1e6,
+            p.memory_rate / 1e9,
+            p.compute_s * 1e3,
+            p.overlap * 100.0
+        );
+    }
+}
+
+/// The curves of one scope.
+fn charts(outcome: &Outcome, scope: &str) -> Vec<String> {
+    let tokens = outcome.trace.tokens.max(1) as f64;
+    let chart = |title: &str, y: &str, percent, y_range, value: &dyn Fn(&Row) -> Option<Point>| Chart {
+        title: title.into(),
+        x: "slots per layer".into(),
+        y: y.into(),
+        lines: lines(outcome, scope, value),
+        percent,
+        y_range,
+    };
+    let mut all = vec![
+        chart("Hit rate", "wanted experts in memory", true, Some((0.0, 1.0)), &|row| Some((row.hit_rate(), None))),
+        chart("Misses", "experts read per token", false, Some((0.0, 0.0)), &|row| {
+            Some((row.misses as f64 / tokens, None))
+        }),
+    ];
+    let has = |some: fn(&Row) -> bool| outcome.rows.iter().any(|row| row.scope == scope && some(row));
+    if has(|row| row.over_belady.is_some()) {
+        all.push(chart("Misses against Belady's", "times Belady's", false, Some((1.0, 1.0)), &|row| {
+            row.over_belady.map(|n| (n, None))
+        }));
+    }
+    if has(|row| row.gap_closed.is_some()) {
+        let title = "Gap from LRU to Belady closed, from −50 % on (95 % interval)";
+        all.push(chart(title, "share of the misses between", true, Some((0.0, 1.0)), &|row| {
+            row.gap_closed.filter(|gap| gap.value >= -0.5).map(|gap| (gap.value, Some((gap.low, gap.high))))
+        }));
+    }
+    if has(|row| row.tokens_per_second.is_some()) {
+        all.push(chart("Speed by the profile", "tokens per second", false, Some((0.0, 0.0)), &|row| {
+            row.tokens_per_second.map(|n| (n, None))
+        }));
+    }
+    all.push(chart("Lifetime", "passes that an expert stays", false, Some((0.0, 0.0)), &|row| {
+        (row.evictions > 0).then_some((row.lifetime, None))
+    }));
+    all.iter().map(Chart::svg).chain(spread(outcome, scope)).collect()
+}
+
+/// A value and its interval.
+type Point = (f64, Option<(f64, f64)>);
+
+fn lines(outcome: &Outcome, scope: &str, value: &dyn Fn(&Row) -> Option<Point>) -> Vec<Line> {
+    let line = |(i, policy): (usize, &str)| {
+        let rows = outcome.rows.iter().filter(|row| row.policy == policy && row.scope == scope);
+        let points = rows.filter_map(|row| value(row).map(|(y, range)| (row.slots as f64, y, range))).collect();
+        Line { name: policy.to_owned(), color: color(outcome, i), style: style(policy), points }
+    };
+    outcome.policies().into_iter().enumerate().map(line).collect()
+}
+
+fn is_baseline(policy: &str) -> bool {
+    matches!(policy, "lru" | "belady")
+}
+
+fn style(policy: &str) -> Style {
+    match policy {
+        "lru" => Style::Strong,
+        "belady" => Style::Dashed,
+        _ => Style::Plain,
+    }
+}
+
+/// LRU and Belady are grey, the others have colours of their own.
+fn color(outcome: &Outcome, policy: usize) -> usize {
+    let policies = outcome.policies();
+    match is_baseline(policies[policy]) {
+        true => 0,
+        false => 1 + policies[..policy].iter().filter(|p| !is_baseline(p)).count() % 11,
+    }
+}
+
+/// How misses against Belady's are spread over sequences, at a capacity where there is a gap to close.
+fn spread(outcome: &Outcome, scope: &str) -> Option<String> {
+    let capacities = outcome.capacities();
+    let quarter = outcome.trace.experts / 4;
+    let slots = capacities.iter().copied().min_by_key(|c| c.abs_diff(quarter))?;
+    let belady = outcome.row("belady", scope, slots)?;
+    if belady.sequence_misses.len() < 4 {
+        return None;
+    }
+    let group = |(i, policy): (usize, &str)| {
+        let row = outcome.row(policy, scope, slots).filter(|_| policy != "belady")?;
+        let pairs = row.sequence_misses.iter().zip(&belady.sequence_misses);
+        let ratios = pairs.filter(|(_, b)| **b > 0).map(|(m, b)| *m as f64 / *b as f64).collect();
+        Some((policy.to_owned(), color(outcome, i), ratios))
+    };
+    let groups = outcome.policies().into_iter().enumerate().filter_map(group).collect();
+    let title = format!("Spread over sequences at {slots} slots per layer");
+    Some(Boxes { title, x: "misses, times Belady's".into(), groups }.svg())
+}
+
+/// Misses with a pool for each layer as a multiple of those with one pool.
+fn scopes_compared(outcome: &Outcome) -> Option<String> {
+    let ratio = |policy: &str, slots| {
+        let misses = |scope| outcome.row(policy, scope, slots).map(|row| row.misses as f64);
+        let (apart, together) = (misses("layer")?, misses("global")?);
+        (together > 0.0).then_some((slots as f64, apart / together, None))
+    };
+    let line = |(i, policy): (usize, &str)| {
+        let points: Vec<_> = outcome.capacities().into_iter().filter_map(|slots| ratio(policy, slots)).collect();
+        Line { name: policy.to_owned(), color: color(outcome, i), style: style(policy), points }
+    };
+    let lines: Vec<Line> = outcome.policies().into_iter().enumerate().map(line).collect();
+    lines.iter().any(|line| !line.points.is_empty()).then(|| {
+        let title = "Misses with separate pools against one pool".into();
+        let (x, y) = ("slots per layer".into(), "times those of one pool".into());
+        Chart { title, x, y, lines, percent: false, y_range: Some((1.0, 1.0)) }.svg()
+    })
+}
+
+/// Miss rates of all policies over all capacities, with the share of the gap below.
+fn overview(outcome: &Outcome, scope: &str) -> String {
+    let capacities = outcome.capacities();
+    let mut rows = vec![vec!["misses (gap closed)".to_owned()]];
+    rows[0].extend(capacities.iter().map(|slots| format!("{slots} slots")));
+    for policy in outcome.policies() {
+        let cell = |slots: &usize| {
+            let Some(row) = outcome.row(policy, scope, *slots) else { return "–".to_owned() };
+            let misses = format!("{:.2} %", 100.0 * row.miss_rate());
+            match row.gap_closed.filter(|_| !is_baseline(policy)) {
+                Some(gap) => format!("{misses} <span class=\"faint\">({:.0} %)</span>", 100.0 * gap.value),
+                None => misses,
+            }
+        };
+        rows.push(std::iter::once(escape(policy)).chain(capacities.iter().map(cell)).collect());
+    }
+    table(&rows)
+}
+
+fn numbers(outcome: &Outcome) -> String {
+    let heads = [
+        "policy",
+        "scope",
+        "slots",
+        "scratch",
+        "wanted",
+        "misses",
+        "hit rate",
+        "evictions",
+        "re-read",
+        "within 5 passes",
+        "lifetime",
+        "× Belady",
+        "gap closed",
+        "95 % interval",
+        "tokens/s",
+    ];
+    let mut rows = vec![heads.map(str::to_owned).to_vec()];
+    for row in &outcome.rows {
+        let some = |n: Option<String>| n.unwrap_or_else(|| "–".into());
+        let percent = |n: f64| format!("{:.1} %", 100.0 * n);
+        rows.push(vec![
+            escape(&row.policy),
+            row.scope.clone(),
+            row.slots.to_string(),
+            row.scratch.to_string(),
+            grouped(row.wanted),
+            grouped(row.misses),
+            format!("{:.2} %", 100.0 * row.hit_rate()),
+            grouped(row.evictions),
+            grouped(row.rereads),
+            grouped(row.refetches),
+            format!("{:.1}", row.lifetime),
+            some(row.over_belady.map(|n| format!("{n:.3}"))),
+            some(row.gap_closed.map(|gap| percent(gap.value))),
+            some(row.gap_closed.map(|gap| format!("{} to {}", percent(gap.low), percent(gap.high)))),
+            some(row.tokens_per_second.map(|n| format!("{n:.2}"))),
+        ]);
+    }
+    table(&rows)
+}
+
+/// Digits in threes.
+fn grouped(n: u64) -> String {
+    let digits = n.to_string();
+    let first = digits.len() % 3;
+    let (head, tail) = digits.split_at(first);
+    let threes = tail.as_bytes().chunks(3).map(|three| String::from_utf8_lossy(three).into_owned());
+    let parts: Vec<String> = (!head.is_empty()).then(|| head.to_owned()).into_iter().chain(threes).collect();
+    parts.join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use larder_core::Scope;
+    use larder_policy::eviction::Help;
+
+    use super::*;
+    use crate::{Start, Sweep, Synth, eighths};
+
+    #[test]
+    fn digits_are_in_threes() {
+        assert_eq!([0, 999, 1000, 1234567].map(grouped), ["0", "999", "1,000", "1,234,567"]);
+    }
+
+    #[test]
+    fn a_page_needs_nothing_from_elsewhere() {
+        let mut trace = Synth { tokens: 30, rows: 2, experts: 8, top_k: 2, ..Synth::default() }.draw().unwrap();
+        trace.meta.insert("source".into(), "<script>alert(1)</script>".into());
+        let (policies, help) = (["lru".parse().unwrap()], Help::default());
+        let axes = (&eighths(8)[..], &[Scope::Layer, Scope::Global][..], 0);
+        let cells = Sweep::new(&trace, &policies, &help, axes, Start::Cold).unwrap().run(1, &|_| ()).unwrap();
+        let outcome = Outcome::new(&trace, Start::Cold, &cells, None);
+        let made = page(&outcome, &[]);
+        for word in ["<script", "src=", "href=", "@import", "url(", "NaN"] {
+            assert!(!made.contains(word), "{word}");
+        }
+        assert!(made.contains("prefers-color-scheme: dark") && made.contains("<svg"));
+        assert_eq!(made.matches("<table>").count(), 3);
+        let again: Outcome = serde_json::from_str(&outcome.to_json()).unwrap();
+        assert_eq!(page(&again, &[]), made);
+    }
+}

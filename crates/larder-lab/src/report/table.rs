@@ -1,0 +1,40 @@
+use std::fmt::Display;
+use std::io::Write;
+use std::path::Path;
+
+use super::Outcome;
+use crate::LabError;
+use crate::export::whole;
+
+const COLUMNS: &str = "policy,scope,slots,scratch,start,tokens,wanted,hits,misses,hit_rate,evictions,rereads,refetches_within_5,\
+                       lifetime_passes,misses_over_belady,gap_closed,gap_low,gap_high,tokens_per_second";
+
+/// Writes a line for each policy at each capacity.
+pub fn csv(outcome: &Outcome, path: &Path) -> Result<(), LabError> {
+    whole(path, |out| {
+        writeln!(out, "{COLUMNS}")?;
+        for row in &outcome.rows {
+            let (start, tokens, hits) = (&outcome.start, outcome.trace.tokens, row.wanted - row.misses.min(row.wanted));
+            write!(out, "{},{},{},{},{start},{tokens}", quoted(&row.policy), row.scope, row.slots, row.scratch)?;
+            write!(out, ",{},{hits},{},{:.6}", row.wanted, row.misses, row.hit_rate())?;
+            write!(out, ",{},{},{},{:.3}", row.evictions, row.rereads, row.refetches, row.lifetime)?;
+            let gap = row.gap_closed;
+            let numbers = [row.over_belady, gap.map(|g| g.value), gap.map(|g| g.low), gap.map(|g| g.high)];
+            numbers.iter().try_for_each(|n| write!(out, ",{}", cell(n.map(|n| format!("{n:.4}")))))?;
+            writeln!(out, ",{}", cell(row.tokens_per_second.map(|n| format!("{n:.3}"))))?;
+        }
+        Ok(())
+    })
+}
+
+fn cell<T: Display>(value: Option<T>) -> String {
+    value.map(|v| v.to_string()).unwrap_or_default()
+}
+
+/// A spec with several options has commas.
+fn quoted(text: &str) -> String {
+    match text.contains(',') {
+        true => format!("\"{text}\""),
+        false => text.to_owned(),
+    }
+}

@@ -1,0 +1,126 @@
+use std::ops::Range;
+use std::sync::{Arc, OnceLock};
+
+use larder_core::{Scope, Trace};
+use larder_policy::eviction::{Future, Help, Setting};
+
+use crate::LabError;
+
+/// What a trace asks of the cache, laid out once for many replays.
+pub struct Requests<'a> {
+    pub(crate) rows: usize,
+    pub(crate) experts: usize,
+    pub(crate) top_k: usize,
+    pub(crate) tokens: u64,
+    steps: Vec<Asked<'a>>,
+    wanted: Vec<usize>,
+    future: OnceLock<Arc<Future>>,
+}
+
+/// One step, its experts kept apart.
+struct Asked<'a> {
+    row: u32,
+    starts_sequence: bool,
+    /// Where its experts end among all.
+    end: usize,
+    logits: &'a [f32],
+}
+
+/// One step as it is replayed.
+#[derive(Clone, Copy)]
+pub(crate) struct Ask<'a> {
+    pub row: usize,
+    pub wanted: &'a [usize],
+    pub logits: &'a [f32],
+    pub starts_sequence: bool,
+}
+
+impl<'a> Requests<'a> {
+    /// Of all sequences, one after the other. The caller guarantees that the trace passes its check.
+    pub fn all(trace: &'a Trace) -> Self {
+        let mut all = Requests::none(trace);
+        trace.steps().for_each(|step| all.push(step.row, &step.wanted, step.logits, step.starts_sequence));
+        all.tokens = trace.tokens() as u64;
+        all
+    }
+
+    /// Of each sequence apart.
+    pub fn by_sequence(trace: &'a Trace) -> Vec<Self> {
+        let mut all: Vec<Self> = Vec::with_capacity(trace.sequences.len());
+        for step in trace.steps() {
+            if step.starts_sequence {
+                let mut next = Requests::none(trace);
+                next.tokens = u64::from(trace.sequences[all.len()]);
+                all.push(next);
+            }
+            let last = all.last_mut().expect("a trace begins with a sequence");
+            last.push(step.row, &step.wanted, step.logits, step.starts_sequence);
+        }
+        all
+    }
+
+    fn none(trace: &Trace) -> Self {
+        let Trace { rows, experts, top_k, .. } = *trace;
+        Requests { rows, experts, top_k, tokens: 0, steps: Vec::new(), wanted: Vec::new(), future: OnceLock::new() }
+    }
+
+    fn push(&mut self, row: usize, wanted: &[usize], logits: &'a [f32], starts_sequence: bool) {
+        self.wanted.extend_from_slice(wanted);
+        self.steps.push(Asked { row: row as u32, starts_sequence, end: self.wanted.len(), logits });
+    }
+
+    /// How many experts are asked for.
+    pub fn len(&self) -> usize {
+        self.wanted.len()
+    }
+
+    /// Whether none are.
+    pub fn is_empty(&self) -> bool {
+        self.wanted.is_empty()
+    }
+
+    /// How many tokens ask.
+    pub fn tokens(&self) -> u64 {
+        self.tokens
+    }
+
+    /// What policies are made for, with `slots` for each layer, in one pool or apart.
+    pub fn setting(&self, slots: usize, scope: Scope, scratch: usize) -> Result<Setting, LabError> {
+        if slots == 0 {
+            return Err(LabError::Impossible("a capacity of 0 holds no expert; give at least 1 per layer".into()));
+        }
+        if slots > self.experts {
+            let experts = self.experts;
+            return Err(LabError::Impossible(format!(
+                "a capacity of {slots} per layer is more than the {experts} experts that each layer has"
+            )));
+        }
+        if scratch > self.rows * self.experts {
+            let all = self.rows * self.experts;
+            return Err(LabError::Impossible(format!("{scratch} scratch slots are more than all {all} experts")));
+        }
+        let slots = match scope {
+            Scope::Layer => slots,
+            Scope::Global => slots * self.rows,
+        };
+        Ok(Setting { rows: self.rows, experts: self.experts, top_k: self.top_k, slots, scope, scratch })
+    }
+
+    /// The same help and, beside it, the future that these requests are.
+    pub fn help(&self, help: &Help) -> Help {
+        let future = self.future.get_or_init(|| {
+            Arc::new(Future::new(self.rows, self.experts, self.iter().map(|ask| (ask.row, ask.wanted))))
+        });
+        Help { future: Some(future.clone()), ..help.clone() }
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = Ask<'_>> {
+        let starts = std::iter::once(0).chain(self.steps.iter().map(|step| step.end));
+        self.steps.iter().zip(starts).map(|(step, start)| Ask {
+            row: step.row as usize,
+            wanted: &self.wanted[Range { start, end: step.end }],
+            logits: step.logits,
+            starts_sequence: step.starts_sequence,
+        })
+    }
+}

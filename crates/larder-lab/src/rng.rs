@@ -1,0 +1,67 @@
+/// Random numbers from a seed, the same everywhere (SplitMix64).
+#[derive(Clone, Debug)]
+pub struct Rng(u64);
+
+impl Rng {
+    /// Equal seeds give equal numbers.
+    pub fn new(seed: u64) -> Self {
+        Rng(seed)
+    }
+
+    /// Any 64 bits.
+    pub fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// At least 0 and below 1.
+    pub fn unit(&mut self) -> f64 {
+        (self.bits() >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    /// Below `end`, which is at least 1.
+    pub fn below(&mut self, end: usize) -> usize {
+        ((u128::from(self.bits()) * end as u128) >> 64) as usize
+    }
+
+    /// Brings `all` into a random order.
+    pub fn shuffle<T>(&mut self, all: &mut [T]) {
+        for last in (1..all.len()).rev() {
+            all.swap(last, self.below(last + 1));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_repeat_with_their_seed_and_are_spread_evenly() {
+        let draw = |seed| {
+            let mut rng = Rng::new(seed);
+            (0..6000).map(|_| rng.below(6)).collect::<Vec<_>>()
+        };
+        assert_eq!(draw(1), draw(1));
+        assert_ne!(draw(1), draw(2));
+        for side in 0..6 {
+            let count = draw(3).into_iter().filter(|n| *n == side).count();
+            assert!((850..1150).contains(&count), "{side}: {count}");
+        }
+        let mut rng = Rng::new(4);
+        let mean = (0..4000).map(|_| rng.unit()).sum::<f64>() / 4000.0;
+        assert!((mean - 0.5).abs() < 0.02, "{mean}");
+    }
+
+    #[test]
+    fn shuffling_keeps_everything() {
+        let mut all: Vec<_> = (0..50).collect();
+        Rng::new(5).shuffle(&mut all);
+        assert_ne!(all, (0..50).collect::<Vec<_>>());
+        all.sort();
+        assert_eq!(all, (0..50).collect::<Vec<_>>());
+    }
+}

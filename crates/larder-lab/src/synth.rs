@@ -1,0 +1,197 @@
+use larder_core::{EXPERTS_MAX, Pass, Trace};
+
+use crate::{LabError, Rng};
+
+/// Routing drawn at random: in each layer the j-th most popular expert is drawn with a probability that goes with
+/// 1 / (j + h)^a, and which expert that is differs from layer to layer.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Synth {
+    /// Layers that have experts.
+    pub rows: usize,
+    /// Experts per layer.
+    pub experts: usize,
+    /// Distinct experts per token and layer.
+    pub top_k: usize,
+    /// Tokens of each sequence.
+    pub tokens: usize,
+    /// Sequences.
+    pub sequences: usize,
+    /// The exponent; 0 makes all experts equally popular.
+    pub a: f64,
+    /// Flattens the head; above -1.
+    pub h: f64,
+    /// The chance that an expert of the token before is kept, from 0 to 1.
+    pub repeat: f64,
+    /// Equal seeds give equal traces.
+    pub seed: u64,
+}
+
+impl Default for Synth {
+    /// The geometry of gpt-oss-20b, and about its popularity and repeats.
+    fn default() -> Self {
+        Synth { rows: 24, experts: 32, top_k: 4, tokens: 256, sequences: 4, a: 0.7, h: 2.0, repeat: 0.3, seed: 0 }
+    }
+}
+
+/// Choices that a trace may have: beyond this it would not fit into memory.
+const PLACES_MAX: usize = 1 << 32;
+
+impl Synth {
+    /// Draws the trace.
+    pub fn draw(&self) -> Result<Trace, LabError> {
+        self.check().map_err(LabError::Impossible)?;
+        let mut rng = Rng::new(self.seed);
+        let popular: Vec<Vec<u16>> = (0..self.rows)
+            .map(|_| {
+                let mut all: Vec<u16> = (0..self.experts as u16).collect();
+                rng.shuffle(&mut all);
+                all
+            })
+            .collect();
+        let weights: Vec<f64> = (1..=self.experts).map(|j| (j as f64 + self.h).powf(-self.a)).collect();
+        let mut trace = Trace::new(self.rows, self.experts, self.top_k);
+        for _ in 0..self.sequences {
+            let mut last = vec![Vec::new(); self.rows];
+            for token in 0..self.tokens {
+                let ids: Vec<u16> = (0..self.rows)
+                    .flat_map(|row| {
+                        last[row] = self.choose(&last[row], &weights, &mut rng);
+                        last[row].iter().map(|place| popular[row][*place]).collect::<Vec<_>>()
+                    })
+                    .collect();
+                trace.push(&Pass { ids: &ids, starts_sequence: token == 0, ..Pass::default() })?;
+            }
+        }
+        trace.meta = self.meta();
+        Ok(trace)
+    }
+
+    /// Places in the order of popularity: some of the token before, the others drawn, in random order.
+    fn choose(&self, last: &[usize], weights: &[f64], rng: &mut Rng) -> Vec<usize> {
+        let mut chosen: Vec<usize> = last.iter().copied().filter(|_| rng.unit() < self.repeat).collect();
+        while chosen.len() < self.top_k {
+            let free = || (0..self.experts).filter(|e| !chosen.contains(e));
+            let mut at = rng.unit() * free().map(|e| weights[e]).sum::<f64>();
+            let mut free = free().peekable();
+            let drawn = loop {
+                let expert = free.next().expect("fewer are chosen than there are");
+                at -= weights[expert];
+                // Rounding must not run past the last one.
+                if at < 0.0 || free.peek().is_none() {
+                    break expert;
+                }
+            };
+            chosen.push(drawn);
+        }
+        rng.shuffle(&mut chosen);
+        chosen
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let Synth { rows, experts, top_k, tokens, sequences, a, h, repeat, .. } = *self;
+        let sizes =
+            [("layers", rows), ("experts", experts), ("k", top_k), ("tokens", tokens), ("sequences", sequences)];
+        if let Some((name, _)) = sizes.into_iter().find(|(_, n)| *n == 0) {
+            return Err(format!("a trace needs at least 1 of {name}"));
+        }
+        if top_k > experts {
+            return Err(format!("{top_k} of {experts} experts cannot be chosen"));
+        }
+        if experts >= u16::MAX as usize || rows.checked_mul(experts).is_none_or(|n| n > EXPERTS_MAX) {
+            return Err(format!(
+                "{rows} layers of {experts} experts are more than the {EXPERTS_MAX} that larder counts"
+            ));
+        }
+        let places = [rows, top_k, tokens, sequences].into_iter().try_fold(1usize, usize::checked_mul);
+        if places.is_none_or(|n| n > PLACES_MAX) {
+            return Err(format!("{sequences} sequences of {tokens} tokens are more than fits into a trace"));
+        }
+        if !(0.0..=100.0).contains(&a) {
+            return Err(format!("the exponent a must be from 0 to 100, not {a}"));
+        }
+        if !(h > -1.0 && h <= 1e6) {
+            return Err(format!("h must be above -1 and at most 1000000, not {h}"));
+        }
+        match (0.0..=1.0).contains(&repeat) {
+            true => Ok(()),
+            false => Err(format!("the chance of a repeat must be from 0 to 1, not {repeat}")),
+        }
+    }
+
+    fn meta(&self) -> std::collections::BTreeMap<String, String> {
+        let Synth { a, h, repeat, seed, .. } = self;
+        let law = format!("p_j ~ 1/(j+{h})^{a}, repeats {repeat}, seed {seed}");
+        [("source".to_owned(), "larder lab synth".to_owned()), ("law".to_owned(), law)].into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn traces_repeat_with_their_seed_and_pass_the_check() {
+        let synth = Synth { tokens: 20, ..Synth::default() };
+        let one = synth.draw().unwrap();
+        one.check().unwrap();
+        assert_eq!(one, synth.draw().unwrap());
+        assert_ne!(one.ids, Synth { seed: 1, ..synth }.draw().unwrap().ids);
+        assert_eq!(one.sequences, [20; 4]);
+    }
+
+    /// With one expert per token the law can be read off directly.
+    #[test]
+    fn popularity_follows_the_law_in_an_order_of_each_layers_own() {
+        let synth =
+            Synth { rows: 2, experts: 6, top_k: 1, tokens: 20_000, sequences: 1, repeat: 0.0, a: 1.5, h: 0.5, seed: 3 };
+        let trace = synth.draw().unwrap();
+        let mut orders = Vec::new();
+        for row in 0..2 {
+            let mut counts = vec![(0u32, 0usize); 6];
+            (0..trace.tokens()).for_each(|t| counts[trace.chosen(t, row)[0] as usize].0 += 1);
+            counts.iter_mut().enumerate().for_each(|(e, c)| c.1 = e);
+            counts.sort_by(|a, b| b.cmp(a));
+            let sum: f64 = (1..=6).map(|j| (j as f64 + 0.5).powf(-1.5)).sum();
+            for (j, (count, _)) in counts.iter().enumerate() {
+                let want = (j as f64 + 1.5).powf(-1.5) / sum;
+                let got = f64::from(*count) / 20_000.0;
+                assert!((got - want).abs() < 0.012, "row {row}, rank {j}: {got} instead of {want}");
+            }
+            orders.push(counts.iter().map(|c| c.1).collect::<Vec<_>>());
+        }
+        assert_ne!(orders[0], orders[1]);
+    }
+
+    #[test]
+    fn repeats_follow_their_chance() {
+        let kept = |repeat| {
+            let synth = Synth { rows: 1, experts: 64, a: 0.0, tokens: 4000, sequences: 1, repeat, ..Synth::default() };
+            let trace = synth.draw().unwrap();
+            let both = |t: usize| trace.chosen(t, 0).iter().filter(|e| trace.chosen(t - 1, 0).contains(e)).count();
+            (1..4000).map(both).sum::<usize>() as f64 / (3999.0 * 4.0)
+        };
+        assert!((kept(0.0) - 4.0 / 64.0).abs() < 0.01, "{}", kept(0.0));
+        assert!((kept(0.5) - 0.5 - 0.5 * 0.03).abs() < 0.02, "{}", kept(0.5));
+        assert_eq!(kept(1.0), 1.0);
+    }
+
+    #[test]
+    fn extreme_laws_still_give_distinct_experts() {
+        for (a, experts, top_k) in [(100.0, 300, 8), (0.0, 4, 4), (3.0, 1, 1)] {
+            let synth = Synth { a, experts, top_k, tokens: 5, rows: 2, h: -0.99, ..Synth::default() };
+            synth.draw().unwrap().check().unwrap();
+        }
+    }
+
+    #[test]
+    fn impossible_requests_are_one_sentence() {
+        let said = |synth: Synth| synth.draw().unwrap_err().to_string();
+        assert!(said(Synth { top_k: 33, ..Synth::default() }).contains("33 of 32"));
+        assert!(said(Synth { tokens: 0, ..Synth::default() }).contains("tokens"));
+        assert!(said(Synth { tokens: usize::MAX, ..Synth::default() }).contains("more than fits"));
+        assert!(said(Synth { a: f64::NAN, ..Synth::default() }).contains("exponent"));
+        assert!(said(Synth { h: -1.0, ..Synth::default() }).contains("h must"));
+        assert!(said(Synth { repeat: 1.1, ..Synth::default() }).contains("repeat"));
+        assert!(said(Synth { rows: 1 << 20, ..Synth::default() }).contains("counts"));
+    }
+}

@@ -1,0 +1,133 @@
+use larder_policy::eviction::learned::Size;
+
+use crate::Requests;
+
+/// Passes until an expert is wanted again are told apart up to this many.
+pub(super) const FAR: u16 = 4096;
+
+/// One sequence of a trace, laid out for training.
+pub(super) struct Sequence<'a> {
+    rows: usize,
+    /// `[passes, rows]`
+    wanted: Vec<&'a [usize]>,
+}
+
+impl<'a> Sequence<'a> {
+    pub fn new(requests: &'a Requests) -> Self {
+        Sequence { rows: requests.rows, wanted: requests.iter().map(|ask| ask.wanted).collect() }
+    }
+
+    /// How many forward passes it has.
+    pub fn passes(&self) -> usize {
+        self.wanted.len() / self.rows
+    }
+
+    /// The experts that a row wants in a pass.
+    pub fn wanted(&self, pass: usize, row: usize) -> &'a [usize] {
+        self.wanted[pass * self.rows + row]
+    }
+
+    /// For each pass, row and expert the passes until it is wanted again; 0 if it never is.
+    pub fn next_uses(&self, size: Size) -> Vec<u16> {
+        let cells = size.rows * size.experts;
+        let mut all = vec![0; self.passes() * cells];
+        let mut ahead = vec![0u16; cells];
+        for (pass, labels) in all.chunks_mut(cells).enumerate().rev() {
+            labels.copy_from_slice(&ahead);
+            ahead.iter_mut().filter(|d| **d > 0).for_each(|d| *d = (*d + 1).min(FAR));
+            for row in 0..size.rows {
+                self.wanted(pass, row).iter().for_each(|expert| ahead[row * size.experts + expert] = 1);
+            }
+        }
+        all
+    }
+}
+
+/// Whom Belady's rule keeps in a row, pass by pass: what the paper's form is trained on.
+pub(super) struct Belady {
+    slots: usize,
+    resident: Vec<bool>,
+}
+
+impl Belady {
+    pub fn new(size: Size, slots: usize) -> Self {
+        Belady { slots, resident: vec![false; size.rows * size.experts] }
+    }
+
+    /// A row whose experts start at `at` wants these; `ahead` are the next uses of its experts.
+    pub fn serve(&mut self, at: usize, wanted: &[usize], ahead: &[u16]) {
+        let resident = &mut self.resident[at..at + ahead.len()];
+        wanted.iter().for_each(|expert| resident[*expert] = true);
+        let mut many = resident.iter().filter(|r| **r).count();
+        while many > self.slots.max(wanted.len()) {
+            let distance = |e: &usize| if ahead[*e] == 0 { u32::MAX } else { u32::from(ahead[*e]) };
+            let furthest = (0..ahead.len()).filter(|e| resident[*e] && !wanted.contains(e)).max_by_key(distance);
+            let Some(furthest) = furthest else { return };
+            resident[furthest] = false;
+            many -= 1;
+        }
+    }
+
+    /// Of the row whose experts start at `at`, who is kept.
+    pub fn kept(&self, at: usize, experts: usize) -> &[bool] {
+        &self.resident[at..at + experts]
+    }
+}
+
+/// How often each expert is wanted per pass: `[rows, experts]`.
+pub(super) fn popularity(size: Size, sequences: &[Sequence]) -> Vec<f32> {
+    let mut count = vec![0u64; size.rows * size.experts];
+    let mut passes = 0;
+    for sequence in sequences {
+        passes += sequence.passes();
+        for pass in 0..sequence.passes() {
+            for row in 0..size.rows {
+                let wanted = sequence.wanted(pass, row);
+                let single = wanted.len() <= size.top_k;
+                wanted.iter().filter(|_| single).for_each(|expert| count[row * size.experts + expert] += 1);
+            }
+        }
+    }
+    count.iter().map(|n| (*n as f64 / passes.max(1) as f64) as f32).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use larder_core::{Pass, Trace};
+
+    use super::*;
+
+    fn trace() -> Trace {
+        let mut trace = Trace::new(1, 4, 1);
+        for expert in [0, 1, 2, 0, 1, 0] {
+            trace.push(&Pass { ids: &[expert], ..Pass::default() }).unwrap();
+        }
+        trace
+    }
+
+    const SIZE: Size = Size { rows: 1, experts: 4, top_k: 1 };
+
+    #[test]
+    fn next_uses_are_counted_from_the_end() {
+        let trace = trace();
+        let requests = Requests::by_sequence(&trace);
+        let sequence = Sequence::new(&requests[0]);
+        let labels = sequence.next_uses(SIZE);
+        assert_eq!(labels[..8], [3, 1, 2, 0, 2, 3, 1, 0]);
+        assert_eq!(labels[20..], [0, 0, 0, 0]);
+        assert_eq!(popularity(SIZE, &[sequence])[..2], [0.5, 2.0 / 6.0]);
+    }
+
+    #[test]
+    fn belady_keeps_who_is_needed_first() {
+        let trace = trace();
+        let requests = Requests::by_sequence(&trace);
+        let sequence = Sequence::new(&requests[0]);
+        let labels = sequence.next_uses(SIZE);
+        let mut belady = Belady::new(SIZE, 2);
+        for pass in 0..3 {
+            belady.serve(0, sequence.wanted(pass, 0), &labels[pass * 4..pass * 4 + 4]);
+        }
+        assert_eq!(belady.kept(0, 4), [true, false, true, false]);
+    }
+}

@@ -1,0 +1,161 @@
+use larder_policy::eviction::learned::{FEATURES, Features, Scores, Size};
+
+use super::labels::Sequence;
+use crate::Rng;
+
+/// What a network sees of past choices.
+pub(super) trait Seen {
+    /// Numbers per row.
+    fn width(size: Size) -> usize;
+    /// Forgets what was.
+    fn new_sequence(&mut self);
+    /// A row has chosen.
+    fn observe(&mut self, row: usize, wanted: &[usize]);
+    /// What is seen of a row.
+    fn write(&self, row: usize, into: &mut [f32]);
+}
+
+impl Seen for Features {
+    fn width(size: Size) -> usize {
+        FEATURES * size.experts
+    }
+
+    fn new_sequence(&mut self) {
+        Features::new_sequence(self);
+    }
+
+    fn observe(&mut self, row: usize, wanted: &[usize]) {
+        Features::observe(self, row, wanted);
+    }
+
+    fn write(&self, row: usize, into: &mut [f32]) {
+        into.copy_from_slice(self.row(row));
+    }
+}
+
+impl Seen for Scores {
+    fn width(size: Size) -> usize {
+        2 * size.experts
+    }
+
+    fn new_sequence(&mut self) {
+        Scores::new_sequence(self);
+    }
+
+    fn observe(&mut self, row: usize, wanted: &[usize]) {
+        Scores::observe(self, row, wanted);
+    }
+
+    fn write(&self, row: usize, into: &mut [f32]) {
+        self.input(row, into);
+    }
+}
+
+/// Some passes of several sequences.
+pub(super) struct Batch {
+    pub lanes: usize,
+    pub passes: usize,
+    /// `[rows, lanes, 1 + passes, width]`: before the first pass, and after each.
+    pub seen: Vec<f32>,
+    /// `[rows, lanes, passes, experts]`: passes until the next use, 0 for none.
+    pub ahead: Vec<u16>,
+    /// The same shape: whom Belady keeps.
+    pub kept: Vec<bool>,
+    /// `[lanes, passes]`: passes that follow in the sequence; `None` where there is no pass.
+    pub left: Vec<Option<u32>>,
+}
+
+/// Sequences side by side, each from its start to its end, so that memory does not grow with the trace.
+pub(super) struct Lanes<'a, S> {
+    size: Size,
+    slots: usize,
+    sequences: &'a [Sequence<'a>],
+    waiting: Vec<usize>,
+    lanes: Vec<Lane<S>>,
+}
+
+struct Lane<S> {
+    seen: S,
+    belady: super::labels::Belady,
+    /// The sequence, its next pass and its labels; `None` when there are no more.
+    at: Option<(usize, usize, Vec<u16>)>,
+}
+
+impl<'a, S: Seen> Lanes<'a, S> {
+    /// In an order that goes with the seed. `slots` are Belady's, per row.
+    pub fn new(
+        size: Size,
+        sequences: &'a [Sequence<'a>],
+        (lanes, slots): (usize, usize),
+        rng: Option<&mut Rng>,
+        seen: impl Fn() -> S,
+    ) -> Self {
+        let mut waiting: Vec<usize> = (0..sequences.len()).rev().collect();
+        if let Some(rng) = rng {
+            rng.shuffle(&mut waiting);
+        }
+        let lane = |_| Lane { seen: seen(), belady: super::labels::Belady::new(size, slots), at: None };
+        Lanes { size, slots, sequences, waiting, lanes: (0..lanes.min(sequences.len())).map(lane).collect() }
+    }
+
+    /// The next `passes` of each lane; `None` when all sequences are over.
+    pub fn next(&mut self, passes: usize) -> Option<Batch> {
+        for lane in &mut self.lanes {
+            if lane.at.is_none()
+                && let Some(next) = self.waiting.pop()
+            {
+                lane.seen.new_sequence();
+                lane.belady = super::labels::Belady::new(self.size, self.slots);
+                lane.at = Some((next, 0, self.sequences[next].next_uses(self.size)));
+            }
+        }
+        if self.lanes.iter().all(|lane| lane.at.is_none()) {
+            return None;
+        }
+        let Size { rows, experts, .. } = self.size;
+        let (lanes, width) = (self.lanes.len(), S::width(self.size));
+        let mut batch = Batch {
+            lanes,
+            passes,
+            seen: vec![0.0; rows * lanes * (1 + passes) * width],
+            ahead: vec![0; rows * lanes * passes * experts],
+            kept: vec![false; rows * lanes * passes * experts],
+            left: vec![None; lanes * passes],
+        };
+        for (i, lane) in self.lanes.iter_mut().enumerate() {
+            lane.fill(self.size, self.sequences, i, &mut batch);
+        }
+        Some(batch)
+    }
+}
+
+impl<S: Seen> Lane<S> {
+    fn fill(&mut self, size: Size, sequences: &[Sequence], nth: usize, batch: &mut Batch) {
+        let Some((sequence, from, labels)) = self.at.take() else { return };
+        let Size { rows, experts, .. } = size;
+        let (width, cells) = (S::width(size), rows * experts);
+        let place = |row: usize, pass: usize| (row * batch.lanes + nth) * (1 + batch.passes) + pass;
+        for row in 0..rows {
+            self.seen.write(row, &mut batch.seen[place(row, 0) * width..][..width]);
+        }
+        let all = &sequences[sequence];
+        let to = (from + batch.passes).min(all.passes());
+        for pass in from..to {
+            let now = pass - from;
+            batch.left[nth * batch.passes + now] = Some((all.passes() - 1 - pass) as u32);
+            for row in 0..rows {
+                let wanted = all.wanted(pass, row);
+                let ahead = &labels[pass * cells + row * experts..][..experts];
+                self.seen.observe(row, wanted);
+                self.seen.write(row, &mut batch.seen[place(row, now + 1) * width..][..width]);
+                self.belady.serve(row * experts, wanted, ahead);
+                let label = ((row * batch.lanes + nth) * batch.passes + now) * experts;
+                batch.ahead[label..label + experts].copy_from_slice(ahead);
+                batch.kept[label..label + experts].copy_from_slice(self.belady.kept(row * experts, experts));
+            }
+        }
+        if to < all.passes() {
+            self.at = Some((sequence, to, labels));
+        }
+    }
+}

@@ -1,0 +1,56 @@
+use larder_core::{Trace, TraceError};
+
+use crate::Rng;
+
+/// Which sequences of a trace serve what; never the same for two things.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Split {
+    /// To learn from.
+    pub train: Vec<usize>,
+    /// To choose by among what was learned.
+    pub choose: Vec<usize>,
+    /// To judge by at the end, and nothing else.
+    pub judge: Vec<usize>,
+}
+
+impl Split {
+    /// Draws `judge` and then `choose` of `sequences`, by seed; the others are to learn from.
+    pub fn draw(sequences: usize, choose: usize, judge: usize, seed: u64) -> Self {
+        let mut all: Vec<usize> = (0..sequences).collect();
+        Rng::new(seed).shuffle(&mut all);
+        let mut take = |count: usize| {
+            let mut some: Vec<usize> = all.drain(..count.min(all.len())).collect();
+            some.sort_unstable();
+            some
+        };
+        let (judge, choose) = (take(judge), take(choose));
+        all.sort_unstable();
+        Split { train: all, choose, judge }
+    }
+}
+
+/// Some sequences of a trace, in the order given.
+pub fn subset(trace: &Trace, sequences: &[usize]) -> Result<Trace, TraceError> {
+    let mut all = trace.select(0..0);
+    for sequence in sequences {
+        all.append(&trace.select(*sequence..sequence + 1))?;
+    }
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_sequence_serves_one_thing() {
+        let split = Split::draw(20, 3, 5, 7);
+        let mut all = [split.train.clone(), split.choose.clone(), split.judge.clone()].concat();
+        all.sort_unstable();
+        assert_eq!(all, (0..20).collect::<Vec<_>>());
+        assert_eq!((split.train.len(), split.choose.len(), split.judge.len()), (12, 3, 5));
+        assert_eq!(split, Split::draw(20, 3, 5, 7));
+        assert_ne!(split, Split::draw(20, 3, 5, 8));
+        assert_eq!(Split::draw(20, 0, 5, 7).judge, split.judge);
+    }
+}

@@ -1,0 +1,103 @@
+use std::sync::Arc;
+
+use larder_core::{Pass, Scope, Trace};
+use larder_policy::eviction::Help;
+use larder_policy::eviction::learned::Evictor;
+
+use super::*;
+use crate::{Start, replay};
+
+const ROWS: usize = 2;
+const EXPERTS: usize = 16;
+
+/// Each sequence goes round through topics of its own, each of which has its experts: who looks at what is active now
+/// can tell what comes next, who looks at an expert's own past cannot.
+fn planted(sequences: usize, seed: u64) -> Trace {
+    let mut rng = Rng::new(seed);
+    let mut trace = Trace::new(ROWS, EXPERTS, 2);
+    for _ in 0..sequences {
+        let mut topic = rng.below(8);
+        for token in 0..64 {
+            let ids = [topic, 8 + topic, (topic + 3) % 8, 8 + (topic + 5) % 8].map(|e| e as u16);
+            trace.push(&Pass { ids: &ids, starts_sequence: token == 0, ..Pass::default() }).unwrap();
+            if rng.below(3) == 0 {
+                topic = (topic * 3 + 1) % 8;
+            }
+        }
+    }
+    trace
+}
+
+fn recipe(form: Form) -> Recipe {
+    Recipe { hidden: 16, epochs: 6, lanes: 2, rate: 1e-2, seed: 3, ..Recipe::new(form, EXPERTS) }
+}
+
+fn trained(form: Form, seed: u64) -> Arrays {
+    let split = Split { train: (0..8).collect(), choose: vec![8, 9], judge: vec![] };
+    train(&planted(10, 1), &split, &Recipe { seed, ..recipe(form) }, &mut |_| {}).unwrap()
+}
+
+fn misses(spec: &str, evictor: Option<Evictor>, scope: Scope) -> u64 {
+    let help = Help { evictor: evictor.map(Arc::new), ..Help::default() };
+    let spec = spec.parse().unwrap();
+    replay(&planted(6, 2), (4, scope, 0), &spec, &help, Start::Cold).unwrap().counts.misses
+}
+
+#[test]
+fn both_forms_learn_what_is_planted() {
+    for form in [Form::Crosslayer, Form::Flashmoe] {
+        let arrays = trained(form, 3);
+        for scope in [Scope::Layer, Scope::Global] {
+            let [lru, belady] = ["lru", "belady"].map(|spec| misses(spec, None, scope));
+            let learned = misses("learned", Some(Evictor::from_arrays(&arrays).unwrap()), scope);
+            let closed = (lru as f64 - learned as f64) / (lru as f64 - belady as f64);
+            let asked = if form == Form::Crosslayer { 0.5 } else { 0.1 };
+            assert!(closed > asked, "{form:?} {scope}: {lru} {learned} {belady}");
+        }
+    }
+}
+
+#[test]
+fn a_seed_gives_the_same_bits_again() {
+    for form in [Form::Crosslayer, Form::Flashmoe] {
+        assert_eq!(trained(form, 3), trained(form, 3));
+        assert_ne!(trained(form, 3).all, trained(form, 4).all);
+    }
+}
+
+#[test]
+fn weights_come_back_from_their_file() {
+    let folder = tempfile::tempdir().unwrap();
+    for form in [Form::Crosslayer, Form::Flashmoe] {
+        let path = folder.path().join("evictor.safetensors");
+        let arrays = trained(form, 3);
+        write_evictor(&path, &arrays).unwrap();
+        assert_eq!(file::read_arrays(&path).unwrap(), arrays);
+        assert_eq!(read_evictor(&path).unwrap().size(), Size { rows: ROWS, experts: EXPERTS, top_k: 2 });
+    }
+}
+
+#[test]
+fn other_files_are_refused_in_a_sentence() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("evictor.safetensors");
+    let said = |bytes: &[u8]| {
+        std::fs::write(&path, bytes).unwrap();
+        read_evictor(&path).err().unwrap().to_string()
+    };
+    assert!(said(b"no").contains("is no safetensors file"));
+    let trace = folder.path().join("trace");
+    planted(1, 1).write(&trace).unwrap();
+    assert!(said(&std::fs::read(&trace).unwrap()).contains("which weights for eviction never are"));
+    let mut arrays = trained(Form::Crosslayer, 3);
+    arrays.meta.insert("features".into(), "0".into());
+    write_evictor(&path, &arrays).unwrap();
+    assert!(read_evictor(&path).err().unwrap().to_string().contains("were trained on features 0"));
+    assert!(read_evictor(folder.path()).is_err() && read_evictor(&folder.path().join("none")).is_err());
+}
+
+#[test]
+fn nothing_to_train_on_is_said() {
+    let error = train(&planted(1, 1), &Split::default(), &recipe(Form::Crosslayer), &mut |_| {}).unwrap_err();
+    assert_eq!(error.to_string(), "there is no sequence to train on");
+}

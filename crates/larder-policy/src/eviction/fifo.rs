@@ -1,0 +1,28 @@
+use super::queues::Queues;
+use super::{Eviction, Key, Policy, each};
+
+pub(super) const POLICY: Policy = Policy {
+    name: "fifo",
+    about: "who has been in for longest; of those that came together, the best ranked leaves first",
+    knobs: &[],
+    make: |_, setting, _| Ok(each(setting, |_| Fifo(Queues::new(setting.keys(), 1)))),
+};
+
+/// First in, first out: uses do not count.
+struct Fifo(Queues);
+
+impl Eviction for Fifo {
+    fn admit(&mut self, key: Key) {
+        self.0.push(0, key);
+    }
+
+    fn touch(&mut self, _: Key) {}
+
+    fn victim(&mut self, evictable: &dyn Fn(Key) -> bool) -> Option<Key> {
+        self.0.find(0, evictable)
+    }
+
+    fn forget(&mut self, key: Key) {
+        self.0.remove(key);
+    }
+}

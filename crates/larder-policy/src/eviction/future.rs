@@ -1,0 +1,50 @@
+use larder_core::Scope;
+
+use super::{Key, Setting};
+
+/// Of an expert that is not needed again.
+pub const NEVER: u32 = u32::MAX;
+
+/// The requests to come: what replays know and nobody else.
+///
+/// Time is counted in steps, one for each layer's choice.
+pub struct Future {
+    experts: usize,
+    /// For each row, the steps that were its.
+    visits: Vec<Vec<u32>>,
+    /// For each expert of each row, the steps in which it is wanted.
+    uses: Vec<Vec<u32>>,
+}
+
+impl Future {
+    /// From the row and the experts of each step, in order. The caller guarantees that all of them exist.
+    pub fn new<W: AsRef<[usize]>>(rows: usize, experts: usize, steps: impl IntoIterator<Item = (usize, W)>) -> Self {
+        let mut future = Future { experts, visits: vec![Vec::new(); rows], uses: vec![Vec::new(); rows * experts] };
+        for (step, (row, wanted)) in steps.into_iter().enumerate() {
+            future.visits[row].push(step as u32);
+            for expert in wanted.as_ref() {
+                future.uses[row * experts + expert].push(step as u32);
+            }
+        }
+        future
+    }
+
+    /// Whether it is about a model of this size.
+    pub fn fits(&self, setting: &Setting) -> bool {
+        (self.visits.len(), self.experts) == (setting.rows, setting.experts)
+    }
+
+    /// The step of a pool's `visit`, counted from 0; [`NEVER`] beyond the end.
+    pub(super) fn step(&self, scope: Scope, pool: usize, visit: usize) -> u32 {
+        match scope {
+            Scope::Layer => self.visits[pool].get(visit).copied().unwrap_or(NEVER),
+            Scope::Global => visit as u32,
+        }
+    }
+
+    /// The steps in which a pool's key is wanted.
+    pub(super) fn uses(&self, setting: &Setting, pool: usize, key: Key) -> &[u32] {
+        let (row, expert) = setting.at(pool, key);
+        &self.uses[row * self.experts + expert]
+    }
+}

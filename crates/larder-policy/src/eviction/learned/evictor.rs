@@ -1,0 +1,79 @@
+use std::sync::Arc;
+
+use super::arrays::Arrays;
+use super::crosslayer::{self, Crosslayer};
+use super::flashmoe::{self, Flashmoe};
+use super::{EvictorError, Scorer, Size};
+
+/// What `format` is in the metadata of weights.
+pub const FORMAT: &str = "larder-evictor";
+/// What `version` is in the metadata of weights.
+pub const VERSION: &str = "1";
+/// The most experts, over all layers, that weights may be for: tables are made of this size.
+const EXPERTS_MAX: usize = 1 << 16;
+
+/// Trained weights.
+pub struct Evictor {
+    size: Size,
+    form: Form,
+}
+
+enum Form {
+    Crosslayer(Arc<crosslayer::Weights>),
+    Flashmoe(Arc<flashmoe::Weights>),
+}
+
+impl Evictor {
+    /// From what a file of weights holds, which is checked from end to end.
+    pub fn from_arrays(arrays: &Arrays) -> Result<Self, EvictorError> {
+        expect(arrays, "format", FORMAT)?;
+        expect(arrays, "version", VERSION)?;
+        let size = size(arrays)?;
+        let form = match arrays.said("form")? {
+            crosslayer::FORM => Form::Crosslayer(Arc::new(crosslayer::Weights::from_arrays(size, arrays)?)),
+            flashmoe::FORM => Form::Flashmoe(Arc::new(flashmoe::Weights::from_arrays(size, arrays)?)),
+            other => {
+                let wanted = format!("{}' or '{}", crosslayer::FORM, flashmoe::FORM);
+                return Err(EvictorError::Foreign { key: "form", said: other.to_owned(), wanted });
+            }
+        };
+        Ok(Evictor { size, form })
+    }
+
+    /// The model that it is for.
+    pub fn size(&self) -> Size {
+        self.size
+    }
+
+    /// What kind it is.
+    pub fn form(&self) -> &'static str {
+        match self.form {
+            Form::Crosslayer(_) => crosslayer::FORM,
+            Form::Flashmoe(_) => flashmoe::FORM,
+        }
+    }
+
+    pub(super) fn scorer(&self) -> Box<dyn Scorer> {
+        match &self.form {
+            Form::Crosslayer(weights) => Box::new(Crosslayer::new(weights.clone())),
+            Form::Flashmoe(weights) => Box::new(Flashmoe::new(weights.clone())),
+        }
+    }
+}
+
+fn expect(arrays: &Arrays, key: &'static str, wanted: &str) -> Result<(), EvictorError> {
+    let said = arrays.said(key)?;
+    if said != wanted {
+        return Err(EvictorError::Foreign { key, said: said.to_owned(), wanted: wanted.to_owned() });
+    }
+    Ok(())
+}
+
+fn size(arrays: &Arrays) -> Result<Size, EvictorError> {
+    let [layers, experts, top_k] = [arrays.count("layers")?, arrays.count("experts")?, arrays.count("top_k")?];
+    let all = layers.checked_mul(experts).unwrap_or(usize::MAX);
+    if all == 0 || all > EXPERTS_MAX || top_k == 0 || top_k > experts {
+        return Err(EvictorError::Size { layers, experts, top_k });
+    }
+    Ok(Size { rows: layers, experts, top_k })
+}

@@ -1,0 +1,229 @@
+use super::echo::{self, Echo};
+use super::math::exp;
+use super::{Size, fnv};
+
+/// After how many tokens an expert's past weighs half as much, for each of the moving averages.
+pub const HALF_LIVES: [f32; 4] = [1.5, 5.0, 16.0, 60.0];
+/// The choice of now, and its moving averages.
+pub const SCALES: usize = 1 + HALF_LIVES.len();
+/// How many tokens ahead predictions look; 0 is the next token alone.
+pub const HORIZONS: [f32; 3] = [0.0, 5.0, 25.0];
+/// What is known of each expert of a row.
+pub const FEATURES: usize = SCALES + RECENCIES + 2 * HORIZONS.len();
+const RECENCIES: usize = 3;
+/// Uses longer ago than this many tokens are as good as none.
+const OLD: u16 = 600;
+
+/// What is known when a layer has chosen: the one function of past choices that training and use share.
+///
+/// For each expert: whether it is chosen now and how often it was lately, less its popularity; how long ago it was
+/// last chosen; and what the [`Echo`] says of its next use.
+pub struct Features {
+    size: Size,
+    /// `[rows, experts]`: how often each is chosen in general, from 0 to 1.
+    popularity: Vec<f32>,
+    /// What a moving average keeps per token.
+    keep: [f32; HALF_LIVES.len()],
+    /// `[rows, experts]`: tokens since the last use, that of now counting 1.
+    age: Vec<u16>,
+    /// By age: what the network is told.
+    recency: Vec<[f32; RECENCIES]>,
+    echo: Echo,
+    /// By the tokens until a use: how much it counts for each horizon.
+    nearness: Vec<[f32; HORIZONS.len()]>,
+    /// `[rows, FEATURES, experts]`
+    known: Vec<f32>,
+}
+
+impl Features {
+    /// Of a model of this size whose experts are chosen so often: `[rows, experts]`.
+    pub fn new(size: Size, popularity: &[f32]) -> Self {
+        let cells = size.rows * size.experts;
+        let mut features = Features {
+            size,
+            popularity: popularity.to_vec(),
+            keep: HALF_LIVES.map(halving),
+            age: vec![OLD; cells],
+            recency: (0..=OLD).map(|age| recency(f32::from(age.max(1)))).collect(),
+            echo: Echo::new(size),
+            nearness: (0..=255).map(|d| HORIZONS.map(|horizon| nearness(d, horizon))).collect(),
+            known: vec![0.0; cells * FEATURES],
+        };
+        features.new_sequence();
+        features
+    }
+
+    /// Forgets what was.
+    pub fn new_sequence(&mut self) {
+        self.age.fill(OLD);
+        self.echo.clear();
+        self.known.fill(0.0);
+        let experts = self.size.experts;
+        for (known, popularity) in self.known.chunks_mut(FEATURES * experts).zip(self.popularity.chunks(experts)) {
+            known.iter_mut().zip(popularity).for_each(|(now, p)| *now = -p);
+        }
+    }
+
+    /// A row has chosen.
+    pub fn observe(&mut self, row: usize, wanted: &[usize]) {
+        let single = wanted.len() <= self.size.top_k;
+        self.echo.observe(row, if single { wanted } else { &[] });
+        let experts = self.size.experts;
+        let cells = row * experts..(row + 1) * experts;
+        let known = &mut self.known[cells.start * FEATURES..cells.end * FEATURES];
+        let (chosen, own) = known.split_at_mut(SCALES * experts);
+        let (now, averages) = chosen.split_at_mut(experts);
+        now.iter_mut().zip(&self.popularity[cells.clone()]).for_each(|(now, p)| *now = -p);
+        let mass = mass(self.size, wanted);
+        wanted.iter().for_each(|expert| now[*expert] += mass);
+        for (average, keep) in averages.chunks_mut(experts).zip(self.keep) {
+            average.iter_mut().zip(&*now).for_each(|(a, now)| *a = keep * *a + (1.0 - keep) * now);
+        }
+        let age = &mut self.age[cells];
+        age.iter_mut().for_each(|age| *age = (*age + 1).min(OLD));
+        wanted.iter().for_each(|expert| age[*expert] = 1);
+        for (expert, age) in age.iter().enumerate() {
+            for (i, value) in self.recency[usize::from(*age)].iter().enumerate() {
+                own[i * experts + expert] = *value;
+            }
+        }
+        let (soft, clear) = own[RECENCIES * experts..].split_at_mut(HORIZONS.len() * experts);
+        soft.fill(0.0);
+        let nearness = &self.nearness;
+        self.echo.listen(row, |weight, ahead| {
+            for (expert, ahead) in ahead.iter().enumerate() {
+                for (i, near) in nearness[usize::from(*ahead)].iter().enumerate() {
+                    soft[i * experts + expert] += weight * near;
+                }
+            }
+        });
+        let clarity = (self.echo.clarity() - 0.6) * 3.0;
+        clear.iter_mut().zip(&*soft).for_each(|(clear, soft)| *clear = clarity * soft);
+    }
+
+    /// What is known of a row's experts since it last chose: `[FEATURES, experts]`, the first [`SCALES`] of which are
+    /// also what other rows are told of it.
+    pub fn row(&self, row: usize) -> &[f32] {
+        let row_len = FEATURES * self.size.experts;
+        &self.known[row * row_len..(row + 1) * row_len]
+    }
+
+    /// What each moving average keeps per token.
+    pub fn keep(&self) -> [f32; HALF_LIVES.len()] {
+        self.keep
+    }
+
+    /// A number that changes when these features mean something else.
+    pub fn hash() -> String {
+        let (memory, fade, sharpness, listened) = (echo::MEMORY, echo::FADE, echo::SHARPNESS, echo::LISTENED);
+        let definition = format!(
+            "now and averages of half-lives {HALF_LIVES:?} less popularity; 1/age, 2^(-age/4), log2 age up to {OLD}; \
+             echo of {memory} tokens, fade {fade}, sharpness {sharpness}, best {listened}, horizons {HORIZONS:?}, \
+             plain and times clarity; version 1"
+        );
+        format!("{:016x}", fnv(definition.as_bytes()))
+    }
+}
+
+/// How much each of `wanted` counts: a token's experts 1 each, and those of a pass over many tokens as much together.
+pub(super) fn mass(size: Size, wanted: &[usize]) -> f32 {
+    if wanted.len() <= size.top_k { 1.0 } else { size.top_k as f32 / wanted.len() as f32 }
+}
+
+fn recency(age: f32) -> [f32; RECENCIES] {
+    [age.recip(), halving(4.0 / age), age.log2() / 9.0 - 0.4]
+}
+
+/// How much a use this many tokens ahead counts; 0 tokens stand for none.
+pub(super) fn nearness(tokens: u32, horizon: f32) -> f32 {
+    match (tokens, horizon > 0.0) {
+        (0, _) => 0.0,
+        (tokens, true) => exp(-((tokens - 1) as f32) / horizon),
+        (tokens, false) => f32::from(u8::from(tokens == 1)),
+    }
+}
+
+/// What is left after one token of what halves after `half`.
+fn halving(half: f32) -> f32 {
+    exp(-std::f32::consts::LN_2 / half)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const SIZE: Size = Size { rows: 2, experts: 5, top_k: 2 };
+    const POPULARITY: [f32; 10] = [0.2, 0.6, 0.4, 0.4, 0.4, 0.9, 0.3, 0.3, 0.3, 0.2];
+
+    /// From the definition: what is known of an expert after its row chose these, the last one now.
+    fn known(row: usize, expert: usize, choices: &[Vec<usize>]) -> Vec<f32> {
+        let popularity = POPULARITY[row * SIZE.experts + expert];
+        let used = |wanted: &Vec<usize>| f32::from(u8::from(wanted.contains(&expert))) * mass(SIZE, wanted);
+        let last = choices.last().expect("has chosen");
+        let average = |half: f32| {
+            let keep = 0.5f32.powf(1.0 / half);
+            choices.iter().fold(popularity, |a, wanted| keep * a + (1.0 - keep) * used(wanted)) - popularity
+        };
+        let age = choices.iter().rev().position(|w| w.contains(&expert)).map_or(f32::from(OLD), |a| a as f32 + 1.0);
+        let chosen = std::iter::once(used(last) - popularity).chain(HALF_LIVES.map(average));
+        chosen.chain(recency(age)).collect()
+    }
+
+    fn step() -> impl Strategy<Value = Vec<usize>> {
+        prop::sample::subsequence((0..SIZE.experts).collect::<Vec<_>>(), 0..=SIZE.experts)
+    }
+
+    proptest! {
+        #[test]
+        fn step_by_step_is_what_the_definition_says(tokens in prop::collection::vec([step(), step()], 1..30)) {
+            let mut features = Features::new(SIZE, &POPULARITY);
+            for now in 0..tokens.len() {
+                for row in 0..SIZE.rows {
+                    features.observe(row, &tokens[now][row]);
+                    let choices: Vec<_> = tokens[..=now].iter().map(|t| t[row].clone()).collect();
+                    for expert in 0..SIZE.experts {
+                        for (i, wanted) in known(row, expert, &choices).into_iter().enumerate() {
+                            let got = features.row(row)[i * SIZE.experts + expert];
+                            prop_assert!((got - wanted).abs() < 1e-4, "feature {} of {}: {} {}", i, expert, got, wanted);
+                        }
+                    }
+                }
+            }
+        }
+
+        #[test]
+        fn a_new_sequence_is_a_new_beginning(tokens in prop::collection::vec([step(), step()], 1..12)) {
+            let (mut used, mut fresh) = (Features::new(SIZE, &POPULARITY), Features::new(SIZE, &POPULARITY));
+            let play = |features: &mut Features| {
+                for token in &tokens {
+                    (0..SIZE.rows).for_each(|row| features.observe(row, &token[row]));
+                }
+            };
+            play(&mut used);
+            used.new_sequence();
+            for row in 0..SIZE.rows {
+                prop_assert_eq!(used.row(row), fresh.row(row));
+            }
+            play(&mut used);
+            play(&mut fresh);
+            for row in 0..SIZE.rows {
+                prop_assert_eq!(used.row(row), fresh.row(row));
+            }
+        }
+    }
+
+    #[test]
+    fn what_repeats_is_heard() {
+        let mut features = Features::new(SIZE, &POPULARITY);
+        let cycle = [[0, 1], [2, 3], [0, 4], [1, 2]];
+        for token in 0..40 {
+            (0..SIZE.rows).for_each(|row| features.observe(row, &cycle[token % 4]));
+        }
+        let next_token = &features.row(1)[(SCALES + RECENCIES) * SIZE.experts..][..SIZE.experts];
+        for (expert, p) in next_token.iter().enumerate() {
+            assert!(if expert < 2 { *p > 0.6 } else { *p < 0.4 }, "{expert}: {p}");
+        }
+    }
+}

@@ -1,0 +1,168 @@
+use std::sync::Arc;
+
+use super::arrays::Arrays;
+use super::math::silu;
+use super::{EvictorError, Scorer, Size};
+
+/// The name of this form.
+pub const FORM: &str = "flashmoe";
+/// Units of each hidden layer.
+pub const HIDDEN: usize = 128;
+/// The network speaks of distances as shares of this many tokens; uses further away are all alike.
+pub const FAR: f32 = 64.0;
+/// The names of the arrays, from the first layer to the last.
+const LAYERS: [&str; 3] = ["first", "second", "third"];
+
+/// For each expert how long ago it was used and how often: what this form sees, in training and in use.
+pub struct Scores {
+    experts: usize,
+    /// `[rows, experts]`: the tokens since the last use, that of now counting 1; 0 before the first.
+    age: Vec<u32>,
+    /// `[rows, experts]`: the number of uses.
+    count: Vec<u32>,
+}
+
+impl Scores {
+    /// Nothing has been used.
+    pub fn new(size: Size) -> Self {
+        let cells = size.rows * size.experts;
+        Scores { experts: size.experts, age: vec![0; cells], count: vec![0; cells] }
+    }
+
+    /// Forgets what was.
+    pub fn new_sequence(&mut self) {
+        self.age.fill(0);
+        self.count.fill(0);
+    }
+
+    /// A row has chosen.
+    pub fn observe(&mut self, row: usize, wanted: &[usize]) {
+        let at = row * self.experts;
+        let ages = &mut self.age[at..at + self.experts];
+        ages.iter_mut().filter(|age| **age > 0).for_each(|age| *age = age.saturating_add(1));
+        for expert in wanted {
+            self.age[at + expert] = 1;
+            self.count[at + expert] += 1;
+        }
+    }
+
+    /// For each expert of a row 1 / age and, after them, count / largest count.
+    pub fn input(&self, row: usize, into: &mut [f32]) {
+        let range = row * self.experts..(row + 1) * self.experts;
+        let (recency, frequency) = into.split_at_mut(self.experts);
+        for (to, age) in recency.iter_mut().zip(&self.age[range.clone()]) {
+            *to = if *age > 0 { (*age as f32).recip() } else { 0.0 };
+        }
+        let counts = &self.count[range];
+        let most = counts.iter().copied().max().unwrap_or(0).max(1) as f32;
+        frequency.iter_mut().zip(counts).for_each(|(to, count)| *to = *count as f32 / most);
+    }
+
+    /// A number that changes when these scores mean something else.
+    pub fn hash() -> String {
+        format!("{:016x}", super::fnv(b"1/age in tokens and count/largest count of a row's experts; version 1"))
+    }
+}
+
+/// The trained numbers.
+pub struct Weights {
+    size: Size,
+    /// For each layer of the network `[rows, outputs, inputs]` and `[rows, outputs]`.
+    layers: [(Vec<f32>, Vec<f32>); 3],
+}
+
+impl Weights {
+    pub fn from_arrays(size: Size, arrays: &Arrays) -> Result<Self, EvictorError> {
+        let (theirs, ours) = (arrays.said("features")?.to_owned(), Scores::hash());
+        if theirs != ours {
+            return Err(EvictorError::Features { theirs, ours });
+        }
+        let Size { rows, experts, .. } = size;
+        let sizes = [2 * experts, HIDDEN, HIDDEN, experts];
+        let layer = |i: usize| -> Result<_, EvictorError> {
+            let (name, inputs, outputs) = (LAYERS[i], sizes[i], sizes[i + 1]);
+            let weights = arrays.floats(name, &[rows, outputs, inputs])?.to_vec();
+            Ok((weights, arrays.floats(&format!("{name}_bias"), &[rows, outputs])?.to_vec()))
+        };
+        Ok(Weights { size, layers: [layer(0)?, layer(1)?, layer(2)?] })
+    }
+}
+
+/// The form of the FlashMoE paper: in each layer, a network of three layers from recency and frequency of all its
+/// experts to the distance of their next use.
+pub(super) struct Flashmoe {
+    weights: Arc<Weights>,
+    scores: Scores,
+    /// `[rows, experts]`: tokens from a row's last choice to the next use, as far as they are predicted.
+    distance: Vec<f32>,
+    from: Vec<f32>,
+    to: Vec<f32>,
+}
+
+impl Flashmoe {
+    pub fn new(weights: Arc<Weights>) -> Self {
+        let cells = weights.size.rows * weights.size.experts;
+        let (scores, distance) = (Scores::new(weights.size), vec![FAR; cells]);
+        Flashmoe { weights, scores, distance, from: Vec::new(), to: Vec::new() }
+    }
+}
+
+impl Scorer for Flashmoe {
+    fn observe(&mut self, row: usize, wanted: &[usize]) {
+        self.scores.observe(row, wanted);
+        let experts = self.weights.size.experts;
+        self.from.resize(2 * experts, 0.0);
+        self.scores.input(row, &mut self.from);
+        for (i, (weights, bias)) in self.weights.layers.iter().enumerate() {
+            let outputs = bias.len() / self.weights.size.rows;
+            let inputs = self.from.len();
+            let weights = weights[row * outputs * inputs..(row + 1) * outputs * inputs].chunks(inputs);
+            self.to.clear();
+            self.to.extend(weights.zip(&bias[row * outputs..]).map(|(weights, bias)| bias + dot(weights, &self.from)));
+            if i + 1 < LAYERS.len() {
+                self.to.iter_mut().for_each(|x| *x = silu(*x));
+            }
+            std::mem::swap(&mut self.from, &mut self.to);
+        }
+        let distances = &mut self.distance[row * experts..(row + 1) * experts];
+        distances.iter_mut().zip(&self.from).for_each(|(distance, share)| *distance = share * FAR);
+    }
+
+    fn new_sequence(&mut self) {
+        self.scores.new_sequence();
+    }
+
+    fn worth(&self, row: usize, expert: usize, steps: usize) -> f32 {
+        let Size { rows, experts, .. } = self.weights.size;
+        -(self.distance[row * experts + expert] + steps as f32 / rows as f32)
+    }
+}
+
+/// In eight sums, which compilers can make at once.
+fn dot(a: &[f32], b: &[f32]) -> f32 {
+    let (a, a_rest) = a.as_chunks::<8>();
+    let (b, b_rest) = b.as_chunks::<8>();
+    let mut sums = [0.0; 8];
+    for (a, b) in a.iter().zip(b) {
+        (0..8).for_each(|i| sums[i] += a[i] * b[i]);
+    }
+    sums.iter().sum::<f32>() + a_rest.iter().zip(b_rest).map(|(a, b)| a * b).sum::<f32>()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scores_are_those_of_the_paper() {
+        let mut scores = Scores::new(Size { rows: 2, experts: 3, top_k: 1 });
+        let mut input = [0.0; 6];
+        for expert in [0, 1, 0, 0] {
+            scores.observe(1, &[expert]);
+        }
+        scores.input(1, &mut input);
+        assert_eq!(input, [1.0, 1.0 / 3.0, 0.0, 1.0, 1.0 / 3.0, 0.0]);
+        scores.input(0, &mut input);
+        assert_eq!(input, [0.0; 6]);
+    }
+}

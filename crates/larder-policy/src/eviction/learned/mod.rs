@@ -1,0 +1,69 @@
+//! Who leaves is scored by a small trained network.
+//!
+//! [`Features`] turns past choices into numbers, the same way in training and in use; a form of network turns those
+//! into the worth of keeping each expert; [`POLICY`] evicts what is worth least. The pools of layer scope share one
+//! network, since what a layer chooses says much about what other layers will.
+
+mod arrays;
+mod crosslayer;
+mod echo;
+mod error;
+mod evictor;
+mod features;
+mod flashmoe;
+mod math;
+mod policy;
+#[cfg(test)]
+pub(super) mod testing;
+
+use super::Setting;
+
+pub use arrays::{Array, Arrays, Numbers};
+pub use crosslayer::{FORM as CROSSLAYER, HEAD_HIDDEN};
+pub use error::EvictorError;
+pub use evictor::{Evictor, FORMAT, VERSION};
+pub use features::{FEATURES, Features, HALF_LIVES, HORIZONS, SCALES};
+pub use flashmoe::{FAR, FORM as FLASHMOE, HIDDEN as FLASHMOE_HIDDEN, Scores};
+pub(super) use policy::POLICY;
+
+/// How large the part of a model is that has experts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Size {
+    /// Layers that have experts.
+    pub rows: usize,
+    /// Experts of each.
+    pub experts: usize,
+    /// Experts that one token uses in one layer.
+    pub top_k: usize,
+}
+
+impl Size {
+    /// Of the model that a policy is made for.
+    pub fn of(setting: &Setting) -> Self {
+        Size { rows: setting.rows, experts: setting.experts, top_k: setting.top_k }
+    }
+}
+
+impl std::fmt::Display for Size {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        write!(f, "{} layers of {} experts, {} for each token", self.rows, self.experts, self.top_k)
+    }
+}
+
+/// A network with all that it remembers.
+trait Scorer: Send {
+    /// A row has chosen. Rows come in order, token by token.
+    fn observe(&mut self, row: usize, wanted: &[usize]);
+
+    /// What comes has nothing to do with what was.
+    fn new_sequence(&mut self);
+
+    /// What it is worth to keep an expert whose row's turn comes after `steps` further choices, at least one and at
+    /// most as many as there are rows. Worths of all rows can be compared.
+    fn worth(&self, row: usize, expert: usize, steps: usize) -> f32;
+}
+
+/// FNV-1a.
+fn fnv(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
+}

@@ -1,0 +1,136 @@
+use super::frequencies::Frequencies;
+use super::queues::Queues;
+use super::{Eviction, Key, Policy, Setting, Step, each, seed};
+use crate::spec::{Domain, Knob};
+
+pub(super) const POLICY: Policy = Policy {
+    name: "lecar",
+    about: "lru or lfu, drawn by weights that follow from whose victims are missed",
+    knobs: &[Knob {
+        name: "seed",
+        about: "what is drawn follows from it",
+        domain: Domain::Count(1..=u32::MAX as u64),
+        default: Some("3735928559"),
+    }],
+    make: |options, setting, _| Ok(each(setting, |pool| Lecar::new(setting, seed(options) + pool as u64))),
+};
+
+/// In memory, least recently used first.
+const IN: usize = 0;
+/// Left because it was least recently used.
+const LRU_GHOST: usize = 1;
+/// Left because it was least frequently used.
+const LFU_GHOST: usize = 2;
+
+/// How fast weights follow.
+const LEARNING_RATE: f64 = 0.45;
+/// What a miss counts for after as many requests as there are slots.
+const DISCOUNT: f64 = 0.005;
+/// Keeps weights off 0.
+const TINY: f64 = 1e-10;
+
+/// Learning cache replacement. Where both rules name the same expert, nothing is drawn or learned. Experts that a
+/// layer wants together are looked up together, before anybody leaves.
+struct Lecar {
+    setting: Setting,
+    queues: Queues,
+    frequencies: Frequencies,
+    /// The weight of LRU; that of LFU is the rest.
+    weights: [f64; 2],
+    discount: f64,
+    requests: u64,
+    /// When each ghost left, in requests.
+    left: Vec<u64>,
+    draw: Lehmer,
+    /// The last victim, and the ghosts it goes to.
+    leaving: Option<(Key, Option<usize>)>,
+}
+
+/// Lehmer's generator. From its default seed it draws what libCacheSim does, so that results can be compared.
+struct Lehmer(u128);
+
+impl Lehmer {
+    fn share(&mut self) -> f64 {
+        self.0 = self.0.wrapping_mul(0xda94_2042_e4dd_58b5);
+        ((self.0 >> 64) as u64 % 100) as f64 / 100.0
+    }
+}
+
+impl Lecar {
+    fn new(setting: &Setting, seed: u64) -> Self {
+        Lecar {
+            setting: *setting,
+            queues: Queues::new(setting.keys(), 3),
+            frequencies: Frequencies::new(setting.keys()),
+            weights: [0.5, 0.5],
+            discount: DISCOUNT.powf(1.0 / setting.slots as f64),
+            requests: 0,
+            left: vec![0; setting.keys()],
+            draw: Lehmer(seed as u128),
+            leaving: None,
+        }
+    }
+
+    /// A ghost that is wanted again costs the rule that sent it away some weight, and is a ghost no more.
+    fn look_up(&mut self, key: Key) {
+        let Some(ghosts @ (LRU_GHOST | LFU_GHOST)) = self.queues.place(key) else { return };
+        self.queues.remove(key);
+        let regret = self.discount.powf((self.requests - self.left[key.index()]) as f64);
+        let (at_fault, other) = if ghosts == LRU_GHOST { (0, 1) } else { (1, 0) };
+        let w = &mut self.weights;
+        w[at_fault] = w[at_fault] * (-LEARNING_RATE * regret).exp() + TINY;
+        let sum = w[at_fault] + w[other] + 2.0 * TINY;
+        w[at_fault] /= sum;
+        w[other] = (w[other] + TINY) / sum;
+    }
+}
+
+impl Eviction for Lecar {
+    fn begin(&mut self, step: &Step) {
+        for expert in step.wanted {
+            self.requests += 1;
+            self.look_up(self.setting.key(step.row, *expert));
+        }
+    }
+
+    fn admit(&mut self, key: Key) {
+        // Unless it was read on a guess, it is no ghost any more.
+        self.look_up(key);
+        self.queues.push(IN, key);
+        self.frequencies.add(key);
+    }
+
+    fn touch(&mut self, key: Key) {
+        self.queues.push(IN, key);
+        self.frequencies.raise(key);
+    }
+
+    fn victim(&mut self, evictable: &dyn Fn(Key) -> bool) -> Option<Key> {
+        let recent = self.queues.find(IN, evictable)?;
+        let frequent = self.frequencies.find(evictable)?;
+        let leaving = if recent == frequent {
+            (recent, None)
+        } else if self.draw.share() < self.weights[0] {
+            (recent, Some(LRU_GHOST))
+        } else {
+            (frequent, Some(LFU_GHOST))
+        };
+        self.leaving = Some(leaving);
+        Some(leaving.0)
+    }
+
+    fn forget(&mut self, key: Key) {
+        self.queues.remove(key);
+        self.frequencies.remove(key);
+        if let Some((leaving, Some(ghosts))) = self.leaving.take()
+            && leaving == key
+        {
+            self.left[key.index()] = self.requests;
+            self.queues.push(ghosts, key);
+            if self.queues.len(ghosts) > self.setting.slots / 2 {
+                let oldest = self.queues.oldest(ghosts).expect("it has one more than it may");
+                self.queues.remove(oldest);
+            }
+        }
+    }
+}

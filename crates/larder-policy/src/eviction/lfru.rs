@@ -1,0 +1,82 @@
+use super::heap::Heap;
+use super::{Eviction, Key, Policy, Setting, Step, each};
+use crate::spec::{Domain, Knob};
+
+pub(super) const POLICY: Policy = Policy {
+    name: "lfru",
+    about: "least frequently used of late: a use counts for less the longer ago it was, in memory or not",
+    knobs: &[Knob {
+        name: "half-life",
+        about: "after how many tokens a use counts half",
+        domain: Domain::Number(0.01..=1e9),
+        default: Some("16"),
+    }],
+    make: |options, setting, _| {
+        let half_life = options.number("half-life").expect("it has a default");
+        Ok(each(setting, |_| Lfru::new(setting, half_life)))
+    },
+};
+
+/// Evicts the lowest of the sums, over all uses, of 2^(-age / half-life). All of them fade alike, so that their order
+/// changes by uses alone: what is ranked is the logarithm of the sum, seen from the beginning.
+///
+/// What is kept of an expert stays when it leaves.
+struct Lfru {
+    /// Half-lives from one step to the next.
+    pace: f64,
+    steps: u64,
+    /// Of each key, the sum when it was last used.
+    sum: Vec<f64>,
+    /// Of each key, when it was last used, in half-lives.
+    last: Vec<f64>,
+    /// How often anybody was used.
+    uses: u64,
+    queue: Heap<(u64, u64)>,
+}
+
+impl Lfru {
+    fn new(setting: &Setting, half_life: f64) -> Self {
+        let keys = setting.keys();
+        let steps_per_token = (keys / setting.experts) as f64;
+        Lfru {
+            pace: 1.0 / (half_life * steps_per_token),
+            steps: 0,
+            sum: vec![0.0; keys],
+            last: vec![0.0; keys],
+            uses: 0,
+            queue: Heap::new(keys),
+        }
+    }
+
+    fn used(&mut self, key: Key) {
+        let (now, at) = (self.steps as f64 * self.pace, key.index());
+        self.sum[at] = 1.0 + self.sum[at] * (self.last[at] - now).exp2();
+        self.last[at] = now;
+        self.uses += 1;
+        // The sum is at least 1, so the rank is not negative, and such numbers sort as their bits do.
+        let rank = now + self.sum[at].log2();
+        self.queue.set(key, (rank.to_bits(), self.uses));
+    }
+}
+
+impl Eviction for Lfru {
+    fn begin(&mut self, _: &Step) {
+        self.steps += 1;
+    }
+
+    fn admit(&mut self, key: Key) {
+        self.used(key);
+    }
+
+    fn touch(&mut self, key: Key) {
+        self.used(key);
+    }
+
+    fn victim(&mut self, evictable: &dyn Fn(Key) -> bool) -> Option<Key> {
+        self.queue.find(evictable)
+    }
+
+    fn forget(&mut self, key: Key) {
+        self.queue.remove(key);
+    }
+}

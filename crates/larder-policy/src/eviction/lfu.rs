@@ -1,0 +1,30 @@
+use super::frequencies::Frequencies;
+use super::{Eviction, Key, Policy, each};
+
+pub(super) const POLICY: Policy = Policy {
+    name: "lfu",
+    about: "least often used since it came in, and among equals least recently",
+    knobs: &[],
+    make: |_, setting, _| Ok(each(setting, |_| Lfu(Frequencies::new(setting.keys())))),
+};
+
+/// Least frequently used: an expert that leaves and comes again starts anew.
+struct Lfu(Frequencies);
+
+impl Eviction for Lfu {
+    fn admit(&mut self, key: Key) {
+        self.0.add(key);
+    }
+
+    fn touch(&mut self, key: Key) {
+        self.0.raise(key);
+    }
+
+    fn victim(&mut self, evictable: &dyn Fn(Key) -> bool) -> Option<Key> {
+        self.0.find(evictable)
+    }
+
+    fn forget(&mut self, key: Key) {
+        self.0.remove(key);
+    }
+}

@@ -1,0 +1,98 @@
+use super::queues::Queues;
+use super::{Eviction, Key, Policy, Setting, Step, each};
+
+pub(super) const POLICY: Policy = Policy {
+    name: "llru",
+    about: "who was not used for most rounds through the layers, and among equals whose layer's turn comes last",
+    knobs: &[],
+    make: |_, setting, _| Ok(each(setting, |_| Llru::new(setting))),
+};
+
+/// Layered LRU. With several experts per layer, those that a layer wants together are used at the same time; of
+/// equals in both respects the one that was told first leaves, which is the best ranked.
+///
+/// In layer scope a round is one step and all distances are equal: that is LRU.
+struct Llru {
+    /// Rows of this pool.
+    rows: usize,
+    /// Experts of each.
+    experts: usize,
+    /// Who is in, one queue for each row, least recently used first.
+    queues: Vec<Queues>,
+    /// When each key was last used, in steps.
+    last: Vec<u64>,
+    now: u64,
+    /// The row of the last step.
+    row: usize,
+}
+
+impl Llru {
+    fn new(setting: &Setting) -> Self {
+        let rows = setting.keys() / setting.experts;
+        Llru {
+            rows,
+            experts: setting.experts,
+            queues: (0..rows).map(|_| Queues::new(setting.experts, 1)).collect(),
+            last: vec![0; setting.keys()],
+            now: 0,
+            row: 0,
+        }
+    }
+
+    fn split(&self, key: Key) -> (usize, Key) {
+        (key.index() / self.experts, Key(key.0 % self.experts as u32))
+    }
+
+    fn join(&self, row: usize, expert: Key) -> Key {
+        Key((row * self.experts) as u32 + expert.0)
+    }
+
+    fn used(&mut self, key: Key) {
+        let (row, expert) = self.split(key);
+        self.last[key.index()] = self.now;
+        self.queues[row].push(0, expert);
+    }
+
+    /// Full rounds since a key was last used.
+    fn rounds(&self, key: Key) -> u64 {
+        (self.now - self.last[key.index()]) / self.rows as u64
+    }
+}
+
+impl Eviction for Llru {
+    fn begin(&mut self, step: &Step) {
+        self.now += 1;
+        self.row = step.row % self.rows;
+    }
+
+    fn admit(&mut self, key: Key) {
+        self.used(key);
+    }
+
+    fn touch(&mut self, key: Key) {
+        self.used(key);
+    }
+
+    /// Goes through the rows from the one just left, whose turn comes last, to the present one, which is at distance 0.
+    fn victim(&mut self, evictable: &dyn Fn(Key) -> bool) -> Option<Key> {
+        let mut best: Option<(u64, Key)> = None;
+        for distance in (0..self.rows).rev() {
+            let row = (self.row + distance) % self.rows;
+            let more = |key: Key| best.is_none_or(|(rounds, _)| self.rounds(key) > rounds);
+            let oldest = self.queues[row].oldest(0).map(|e| self.join(row, e));
+            if !oldest.is_some_and(more) {
+                continue;
+            }
+            let found = self.queues[row].find(0, &|e| evictable(self.join(row, e))).map(|e| self.join(row, e));
+            if let Some(key) = found.filter(|key| more(*key)) {
+                best = Some((self.rounds(key), key));
+            }
+        }
+        best.map(|(_, key)| key)
+    }
+
+    fn forget(&mut self, key: Key) {
+        let (row, expert) = self.split(key);
+        self.queues[row].remove(expert);
+    }
+}

@@ -1,0 +1,35 @@
+use super::members::Members;
+use super::{Eviction, Key, Policy, SEED, each, seed};
+use crate::rng::Rng;
+
+pub(super) const POLICY: Policy = Policy {
+    name: "random",
+    about: "anybody",
+    knobs: &[SEED],
+    make: |options, setting, _| {
+        let members = || Members::new(setting.keys());
+        Ok(each(setting, |pool| Random { members: members(), rng: Rng::new(seed(options), pool as u64) }))
+    },
+};
+
+/// Each as likely as the others.
+struct Random {
+    members: Members,
+    rng: Rng,
+}
+
+impl Eviction for Random {
+    fn admit(&mut self, key: Key) {
+        self.members.add(key);
+    }
+
+    fn touch(&mut self, _: Key) {}
+
+    fn victim(&mut self, evictable: &dyn Fn(Key) -> bool) -> Option<Key> {
+        self.members.draw(&mut self.rng, evictable)
+    }
+
+    fn forget(&mut self, key: Key) {
+        self.members.remove(key);
+    }
+}

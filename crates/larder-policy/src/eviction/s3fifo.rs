@@ -1,0 +1,135 @@
+use super::arrivals::Arrivals;
+use super::queues::Queues;
+use super::{Eviction, Key, Policy, Setting, Step, each};
+
+pub(super) const POLICY: Policy = Policy {
+    name: "s3fifo",
+    about: "a small queue that most only pass, and a main one where each use saves from leaving once",
+    knobs: &[],
+    make: |_, setting, _| Ok(each(setting, |_| S3Fifo::new(setting))),
+};
+
+/// Where experts come in.
+const SMALL: usize = 0;
+/// Where those are that proved useful.
+const MAIN: usize = 1;
+/// Those that left the small queue.
+const GHOST: usize = 2;
+
+/// The small queue's share of the slots.
+const SMALL_SHARE: f64 = 0.1;
+/// How many ghosts there are for each slot.
+const GHOST_SHARE: f64 = 0.9;
+/// Uses after which one moves from the small queue to the main one.
+const MOVE_TO_MAIN: u32 = 2;
+/// Uses beyond which more do not count in the main queue.
+const MOST: u32 = 3;
+
+/// Three first-in-first-out queues. Until somebody has left, who finds the small queue full goes to the main one.
+/// Experts that a layer wants together are looked up together, before anybody leaves.
+struct S3Fifo {
+    setting: Setting,
+    small: usize,
+    main: usize,
+    ghosts: usize,
+    queues: Queues,
+    /// Uses of each key since it entered its queue.
+    uses: Vec<u32>,
+    /// Whether each that comes in was a ghost.
+    arrivals: Arrivals<bool>,
+    full: bool,
+    leaving: Option<Key>,
+}
+
+impl S3Fifo {
+    fn new(setting: &Setting) -> Self {
+        let small = (setting.slots as f64 * SMALL_SHARE) as usize;
+        S3Fifo {
+            setting: *setting,
+            small,
+            main: setting.slots - small,
+            ghosts: (setting.slots as f64 * GHOST_SHARE) as usize,
+            queues: Queues::new(setting.keys(), 3),
+            uses: vec![0; setting.keys()],
+            arrivals: Arrivals::new(),
+            full: false,
+            leaving: None,
+        }
+    }
+
+    /// Whether one that is not in was a ghost, which it is no more. `None` for one that is in.
+    fn look_up(queues: &mut Queues, key: Key) -> Option<bool> {
+        match queues.place(key) {
+            Some(GHOST) => {
+                queues.remove(key);
+                Some(true)
+            }
+            Some(_) => None,
+            None => Some(false),
+        }
+    }
+
+    fn enter(&mut self, queue: usize, key: Key, uses: u32) {
+        self.queues.push(queue, key);
+        self.uses[key.index()] = uses;
+    }
+
+    fn leaves_small(&mut self, evictable: &dyn Fn(Key) -> bool) -> Option<Key> {
+        loop {
+            let key = self.queues.find(SMALL, evictable)?;
+            if self.uses[key.index()] < MOVE_TO_MAIN {
+                return Some(key);
+            }
+            self.enter(MAIN, key, 0);
+        }
+    }
+
+    fn leaves_main(&mut self, evictable: &dyn Fn(Key) -> bool) -> Option<Key> {
+        loop {
+            let key = self.queues.find(MAIN, evictable)?;
+            match self.uses[key.index()].min(MOST) {
+                0 => return Some(key),
+                uses => self.enter(MAIN, key, uses - 1),
+            }
+        }
+    }
+}
+
+impl Eviction for S3Fifo {
+    fn begin(&mut self, step: &Step) {
+        let S3Fifo { setting, arrivals, queues, .. } = self;
+        arrivals.expect(setting, step, |key| S3Fifo::look_up(queues, key));
+    }
+
+    fn admit(&mut self, key: Key) {
+        let ghost = self.arrivals.admit(key).or_else(|| S3Fifo::look_up(&mut self.queues, key));
+        let small = ghost == Some(false) && (self.full || self.queues.len(SMALL) < self.small);
+        self.enter(if small { SMALL } else { MAIN }, key, 0);
+    }
+
+    fn touch(&mut self, key: Key) {
+        self.uses[key.index()] += 1;
+    }
+
+    fn victim(&mut self, evictable: &dyn Fn(Key) -> bool) -> Option<Key> {
+        self.full = true;
+        let small = if self.queues.len(MAIN) > self.main { None } else { self.leaves_small(evictable) };
+        let victim = small.or_else(|| self.leaves_main(evictable));
+        // Nobody in the main queue may leave.
+        let victim = victim.or_else(|| self.leaves_small(evictable)).or_else(|| self.leaves_main(evictable));
+        self.leaving = victim;
+        victim
+    }
+
+    fn forget(&mut self, key: Key) {
+        let was_small = self.queues.place(key) == Some(SMALL);
+        self.queues.remove(key);
+        if self.leaving.take() == Some(key) && was_small && self.ghosts > 0 {
+            if self.queues.len(GHOST) == self.ghosts {
+                let oldest = self.queues.oldest(GHOST).expect("it is full");
+                self.queues.remove(oldest);
+            }
+            self.queues.push(GHOST, key);
+        }
+    }
+}

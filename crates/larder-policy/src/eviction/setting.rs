@@ -1,0 +1,95 @@
+use larder_core::{Geometry, Scope};
+
+use super::Key;
+
+/// What a policy is made for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Setting {
+    /// Layers that have experts.
+    pub rows: usize,
+    /// Experts of each.
+    pub experts: usize,
+    /// Experts that one token uses in one layer.
+    pub top_k: usize,
+    /// Slots of each pool, without [`scratch`](Self::scratch).
+    pub slots: usize,
+    /// What shares one pool.
+    pub scope: Scope,
+    /// Slots that all pools share for experts that may leave as soon as they were used.
+    pub scratch: usize,
+}
+
+impl Setting {
+    /// For a model of this geometry, without scratch slots.
+    pub fn new(geometry: &Geometry, slots: usize, scope: Scope) -> Self {
+        let Geometry { experts, top_k, .. } = *geometry;
+        Setting { rows: geometry.moe_layers.len(), experts, top_k, slots, scope, scratch: 0 }
+    }
+
+    /// How many pools there are.
+    pub fn pools(&self) -> usize {
+        match self.scope {
+            Scope::Layer => self.rows,
+            Scope::Global => 1,
+        }
+    }
+
+    /// How many keys each pool has.
+    pub fn keys(&self) -> usize {
+        match self.scope {
+            Scope::Layer => self.experts,
+            Scope::Global => self.rows * self.experts,
+        }
+    }
+
+    /// Slots of all pools, scratch included.
+    pub fn all_slots(&self) -> usize {
+        self.pools() * self.slots + self.scratch
+    }
+
+    /// The pool that a row's experts are in.
+    pub fn pool(&self, row: usize) -> usize {
+        match self.scope {
+            Scope::Layer => row,
+            Scope::Global => 0,
+        }
+    }
+
+    /// An expert's key in its pool.
+    pub fn key(&self, row: usize, expert: usize) -> Key {
+        match self.scope {
+            Scope::Layer => Key(expert as u32),
+            Scope::Global => Key((row * self.experts + expert) as u32),
+        }
+    }
+
+    /// The row and expert of a pool's key.
+    pub fn at(&self, pool: usize, key: Key) -> (usize, usize) {
+        match self.scope {
+            Scope::Layer => (pool, key.index()),
+            Scope::Global => (key.index() / self.experts, key.index() % self.experts),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_and_experts_correspond() {
+        for scope in [Scope::Layer, Scope::Global] {
+            let setting = Setting { rows: 3, experts: 5, top_k: 2, slots: 4, scope, scratch: 1 };
+            let mut all: Vec<_> = (0..setting.pools())
+                .flat_map(|p| (0..setting.keys()).map(move |k| (p, Key(k as u32))))
+                .map(|(p, key)| {
+                    let (row, expert) = setting.at(p, key);
+                    assert_eq!((setting.pool(row), setting.key(row, expert)), (p, key));
+                    (row, expert)
+                })
+                .collect();
+            all.dedup();
+            assert_eq!(all.len(), 15, "{scope}");
+        }
+    }
+}

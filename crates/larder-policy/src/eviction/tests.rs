@@ -1,0 +1,111 @@
+mod adaptive;
+mod optimum;
+mod orders;
+mod rig;
+mod theorems;
+
+use larder_core::Scope;
+use proptest::prelude::*;
+
+use super::*;
+use rig::{EXPERTS, ROWS, Rig, groups, setting};
+
+/// A policy of the table that needs nothing but the future.
+pub(super) fn heuristics() -> impl Iterator<Item = &'static Policy> {
+    POLICIES.iter().filter(|p| p.name != "learned")
+}
+
+/// What may happen to a pool beside the choices of its layers.
+#[derive(Clone, Debug)]
+enum Event {
+    Choice(usize, Vec<usize>),
+    Guess(usize, usize),
+    Failure(usize, usize),
+    NewSequence,
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        8 => groups(4).prop_map(|(row, wanted)| Event::Choice(row, wanted)),
+        1 => (0..ROWS, 0..EXPERTS).prop_map(|(row, e)| Event::Guess(row, e)),
+        1 => (0..ROWS, 0..EXPERTS).prop_map(|(row, e)| Event::Failure(row, e)),
+        1 => Just(Event::NewSequence),
+    ]
+}
+
+/// Victims in order; the rig checks each of them.
+fn play(policy: &Policy, setting: &Setting, events: &[Event]) -> Vec<(usize, usize)> {
+    let choices = events.iter().filter_map(|e| match e {
+        Event::Choice(row, wanted) => Some((*row, wanted.clone())),
+        _ => None,
+    });
+    let future = Arc::new(Future::new(ROWS, EXPERTS, choices));
+    let mut rig = Rig::new(policy.name, setting, future);
+    for event in events {
+        match event {
+            Event::Choice(row, wanted) => rig.serve(*row, wanted),
+            Event::Guess(row, expert) => rig.guess(*row, *expert),
+            Event::Failure(row, expert) => rig.fail(*row, *expert),
+            Event::NewSequence => rig.policies.iter_mut().for_each(|p| p.new_sequence()),
+        }
+        rig.check_refusal();
+    }
+    rig.victims
+}
+
+proptest! {
+    /// The contract, for each row of the table: who is named is in and may leave; nobody is named only if nobody may;
+    /// the same events give the same victims.
+    #[test]
+    fn every_policy_keeps_the_contract(
+        events in prop::collection::vec(event(), 1..120),
+        slots in 4usize..12,
+        global in any::<bool>(),
+    ) {
+        let scope = if global { Scope::Global } else { Scope::Layer };
+        for policy in heuristics() {
+            let setting = setting(slots, scope);
+            prop_assert_eq!(play(policy, &setting, &events), play(policy, &setting, &events), "{}", policy.name);
+        }
+    }
+}
+
+#[test]
+fn seeds_differ_where_something_is_drawn() {
+    let setting = setting(6, Scope::Global);
+    let choices: Vec<_> = (0..300usize).map(|i| (i % ROWS, vec![(i * i + i / 7) % EXPERTS])).collect();
+    let victims = |spec: &str| {
+        let mut rig = Rig::new(spec, &setting, Arc::new(Future::new(ROWS, EXPERTS, choices.clone())));
+        choices.iter().for_each(|(row, wanted)| rig.serve(*row, wanted));
+        rig.victims
+    };
+    for name in ["random", "marking", "lecar"] {
+        assert_ne!(victims(&format!("{name}:seed=1")), victims(&format!("{name}:seed=2")), "{name}");
+    }
+}
+
+#[test]
+fn what_cannot_be_made_is_refused() {
+    let error = |spec: &str, help: Help| {
+        let spec: EvictionSpec = spec.parse()?;
+        spec.make(&setting(4, Scope::Layer), &help).map(|_| ())
+    };
+    let of_another_size = Future::new(ROWS + 1, EXPERTS, [(0, [0])]);
+    let message = |spec: &str, help: Help| error(spec, help).unwrap_err().to_string();
+    assert!(message("belady", Help::default()).contains("needs the requests to come"));
+    let help = Help { future: Some(Arc::new(of_another_size)), ..Help::default() };
+    assert!(message("belady", help).contains("another size"));
+    assert!(message("lru:seed=1", Help::default()).contains("it has none"));
+    assert!(message("psychic", Help::default()).contains("known are lru, lfu, "));
+    assert!(message("lfru:half-life=0", Help::default()).contains("half-life must be a number from"));
+}
+
+#[test]
+fn names_are_distinct_and_specs_print_themselves() {
+    for (i, policy) in POLICIES.iter().enumerate() {
+        assert!(POLICIES[..i].iter().all(|p| p.name != policy.name));
+        assert!(!policy.about.is_empty());
+        assert_eq!(policy.name.parse::<EvictionSpec>().unwrap().to_string(), policy.name);
+    }
+    assert_eq!("random:seed=7".parse::<EvictionSpec>().unwrap().to_string(), "random:seed=7");
+}

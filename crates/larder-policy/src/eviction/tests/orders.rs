@@ -1,0 +1,120 @@
+//! Policies that are an order among residents, against that order computed from everything that happened so far.
+
+use larder_core::Scope;
+use proptest::prelude::*;
+
+use super::rig::{Judge, Rig, Use, groups, nothing, setting};
+use super::*;
+
+/// The uses of a key so far, each with its position among all.
+fn uses(rig: &Rig, pool: usize, key: Key) -> impl DoubleEndedIterator<Item = (usize, &Use)> {
+    rig.uses.iter().enumerate().filter(move |(_, u)| u.pool == pool && u.key == key)
+}
+
+fn last(rig: &Rig, pool: usize, key: Key) -> usize {
+    uses(rig, pool, key).next_back().unwrap().0
+}
+
+/// Where in the order of leaving a key is: the lowest leaves.
+type Order = fn(&Rig, usize, Key) -> Vec<f64>;
+
+fn lru(rig: &Rig, pool: usize, key: Key) -> Vec<f64> {
+    vec![last(rig, pool, key) as f64]
+}
+
+fn fifo(rig: &Rig, pool: usize, key: Key) -> Vec<f64> {
+    vec![uses(rig, pool, key).rfind(|(_, u)| u.came).unwrap().0 as f64]
+}
+
+fn lfu(rig: &Rig, pool: usize, key: Key) -> Vec<f64> {
+    let came = fifo(rig, pool, key)[0] as usize;
+    let since = uses(rig, pool, key).filter(|(at, _)| *at >= came).count();
+    vec![since as f64, last(rig, pool, key) as f64]
+}
+
+fn llru(rig: &Rig, pool: usize, key: Key) -> Vec<f64> {
+    let rows = rig.setting.keys() / rig.setting.experts;
+    let then = uses(rig, pool, key).next_back().unwrap().1.time;
+    let rounds = (rig.time[pool] - then) / rows;
+    let distance = (rig.setting.at(pool, key).0 + rows - rig.row % rows) % rows;
+    vec![-(rounds as f64), -(distance as f64), last(rig, pool, key) as f64]
+}
+
+/// With a half-life of 2 tokens.
+fn lfru(rig: &Rig, pool: usize, key: Key) -> Vec<f64> {
+    let rows = rig.setting.keys() / rig.setting.experts;
+    let age = |u: &Use| (rig.time[pool] - u.time) as f64 / (2 * rows) as f64;
+    vec![uses(rig, pool, key).map(|(_, u)| (-age(u)).exp2()).sum()]
+}
+
+/// The victim is the lowest; numbers that differ by rounding alone are equal.
+fn judge(order: Order) -> Judge {
+    Box::new(move |rig, pool, victim, others| {
+        let mine = order(rig, pool, victim);
+        for other in others {
+            for (mine, theirs) in mine.iter().zip(order(rig, pool, *other)) {
+                let same = (mine - theirs).abs() <= 1e-9 * mine.abs();
+                assert!(same || *mine < theirs, "{other:?} should leave before {victim:?}");
+                if !same {
+                    break;
+                }
+            }
+        }
+    })
+}
+
+proptest! {
+    #[test]
+    fn who_leaves_is_the_lowest_of_the_order(
+        choices in prop::collection::vec((groups(4), any::<bool>()), 1..150),
+        slots in 4usize..12,
+        global in any::<bool>(),
+    ) {
+        let scope = if global { Scope::Global } else { Scope::Layer };
+        let orders: [(&str, Order); 5] =
+            [("lru", lru), ("fifo", fifo), ("lfu", lfu), ("llru", llru), ("lfru:half-life=2", lfru)];
+        for (spec, order) in orders {
+            let mut rig = Rig::new(spec, &setting(slots, scope), nothing());
+            rig.judge = Some(judge(order));
+            for ((row, wanted), guess) in &choices {
+                rig.serve(*row, wanted);
+                if *guess {
+                    rig.guess((row + 1) % 3, wanted[0]);
+                }
+            }
+        }
+    }
+
+    /// Who has no mark leaves first; when nobody without one may leave, all marks go.
+    #[test]
+    fn marking_spares_who_was_used_in_this_phase(
+        choices in prop::collection::vec(groups(4), 1..150),
+        slots in 4usize..12,
+    ) {
+        let mut rig = Rig::new("marking:seed=3", &setting(slots, Scope::Global), nothing());
+        let phase = std::cell::Cell::new(0);
+        rig.judge = Some(Box::new(move |rig, pool, victim, others| {
+            let marked = |key: Key| last(rig, pool, key) >= phase.get();
+            if others.iter().all(|k| marked(*k)) {
+                phase.set(rig.uses.len());
+            }
+            assert!(!marked(victim));
+        }));
+        choices.iter().for_each(|(row, wanted)| rig.serve(*row, wanted));
+    }
+}
+
+#[test]
+fn anybody_may_be_drawn() {
+    let mut rig = Rig::new("random:seed=5", &setting(6, Scope::Layer), nothing());
+    for expert in 0..6 {
+        rig.serve(0, &[expert]);
+    }
+    let mut drawn = [0; 6];
+    for _ in 0..4000 {
+        let victim = rig.policies[0].victim(&|k| k != Key(2) && k != Key(4)).unwrap();
+        drawn[victim.index()] += 1;
+    }
+    assert_eq!((drawn[2], drawn[4]), (0, 0));
+    assert!([0, 1, 3, 5].into_iter().all(|k| (850..1150).contains(&drawn[k])), "{drawn:?}");
+}

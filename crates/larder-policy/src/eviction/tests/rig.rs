@@ -1,0 +1,141 @@
+//! A plain ledger: sets of residents, every victim checked.
+
+use std::collections::BTreeSet;
+
+use larder_core::Scope;
+use proptest::prelude::*;
+
+use super::*;
+
+pub const ROWS: usize = 3;
+pub const EXPERTS: usize = 6;
+
+pub fn setting(slots: usize, scope: Scope) -> Setting {
+    Setting { rows: ROWS, experts: EXPERTS, top_k: 2, slots, scope, scratch: 0 }
+}
+
+/// A row and up to `most` of its experts.
+pub fn groups(most: usize) -> impl Strategy<Value = (usize, Vec<usize>)> {
+    let experts: Vec<usize> = (0..EXPERTS).collect();
+    (0..ROWS, prop::sample::subsequence(experts, 1..=most).prop_shuffle())
+}
+
+/// The future of those who need none.
+pub fn nothing() -> Arc<Future> {
+    Arc::new(Future::new(0, 0, std::iter::empty::<(usize, [usize; 0])>()))
+}
+
+/// A key of a pool was used.
+#[derive(Clone, Copy)]
+pub struct Use {
+    pub pool: usize,
+    pub key: Key,
+    /// Whether it came in.
+    pub came: bool,
+    /// How many choices the layers of the pool had made.
+    pub time: usize,
+}
+
+pub struct Rig {
+    pub setting: Setting,
+    pub policies: Vec<Box<dyn Eviction>>,
+    pub residents: Vec<BTreeSet<Key>>,
+    pub uses: Vec<Use>,
+    /// Choices per pool.
+    pub time: Vec<usize>,
+    /// The row that chose last.
+    pub row: usize,
+    pub victims: Vec<(usize, usize)>,
+    pub misses: usize,
+    /// Says of each victim whether it is the right one among those that might have left.
+    pub judge: Option<Judge>,
+}
+
+pub type Judge = Box<dyn Fn(&Rig, usize, Key, &[Key])>;
+
+impl Rig {
+    pub fn new(spec: &str, setting: &Setting, future: Arc<Future>) -> Self {
+        let evictor = learned::testing::evictor(learned::Size::of(setting));
+        let help = Help { future: Some(future), evictor: Some(Arc::new(evictor)) };
+        Rig {
+            setting: *setting,
+            policies: spec.parse::<EvictionSpec>().unwrap().make(setting, &help).unwrap(),
+            residents: vec![BTreeSet::new(); setting.pools()],
+            uses: Vec::new(),
+            time: vec![0; setting.pools()],
+            row: 0,
+            victims: Vec::new(),
+            misses: 0,
+            judge: None,
+        }
+    }
+
+    /// A layer chooses; the caller guarantees that all of `wanted` fit.
+    pub fn serve(&mut self, row: usize, wanted: &[usize]) {
+        let pool = self.setting.pool(row);
+        let keys: Vec<Key> = wanted.iter().map(|e| self.setting.key(row, *e)).collect();
+        self.time[pool] += 1;
+        self.row = row;
+        self.policies[pool].begin(&Step { row, wanted, logits: &[] });
+        for key in &keys {
+            if self.residents[pool].contains(key) {
+                self.policies[pool].touch(*key);
+                self.used(pool, *key, false);
+            } else {
+                self.misses += 1;
+                self.admit(pool, *key, &keys);
+            }
+        }
+    }
+
+    /// An expert comes in that nobody chose.
+    pub fn guess(&mut self, row: usize, expert: usize) {
+        let (pool, key) = (self.setting.pool(row), self.setting.key(row, expert));
+        if !self.residents[pool].contains(&key) {
+            self.admit(pool, key, &[]);
+        }
+    }
+
+    /// An expert goes for a reason of its own.
+    pub fn fail(&mut self, row: usize, expert: usize) {
+        let (pool, key) = (self.setting.pool(row), self.setting.key(row, expert));
+        if self.residents[pool].remove(&key) {
+            self.policies[pool].forget(key);
+        }
+    }
+
+    /// Where nobody may leave, nobody is named.
+    pub fn check_refusal(&mut self) {
+        self.policies.iter_mut().for_each(|p| assert_eq!(p.victim(&|_| false), None));
+    }
+
+    fn admit(&mut self, pool: usize, key: Key, pinned: &[Key]) {
+        if self.residents[pool].len() == self.setting.slots {
+            self.evict(pool, pinned);
+        }
+        self.policies[pool].admit(key);
+        self.residents[pool].insert(key);
+        self.used(pool, key, true);
+    }
+
+    fn evict(&mut self, pool: usize, pinned: &[Key]) {
+        let residents = &self.residents[pool];
+        let evictable = |key: Key| {
+            assert!(key.index() < self.setting.keys(), "{key:?} is no key");
+            residents.contains(&key) && !pinned.contains(&key)
+        };
+        let victim = self.policies[pool].victim(&evictable).expect("somebody may leave");
+        assert!(evictable(victim), "{victim:?} may not leave");
+        if let Some(judge) = &self.judge {
+            let others: Vec<Key> = residents.iter().copied().filter(|k| evictable(*k)).collect();
+            judge(self, pool, victim, &others);
+        }
+        self.policies[pool].forget(victim);
+        self.residents[pool].remove(&victim);
+        self.victims.push(self.setting.at(pool, victim));
+    }
+
+    fn used(&mut self, pool: usize, key: Key, came: bool) {
+        self.uses.push(Use { pool, key, came, time: self.time[pool] });
+    }
+}

@@ -1,0 +1,57 @@
+use larder_core::Gate;
+
+use super::budget::Account;
+use super::prior::Prior;
+use super::quality::cost;
+use super::{Ask, Pick, Ranking, RouterReport};
+
+/// A prior whose λ follows, for each row, from a budget of quality.
+pub(super) struct ClosedLoop {
+    prior: Prior,
+    accounts: Vec<Account>,
+    /// The budget is of lost mass rather than of KL.
+    mass: bool,
+    shares: Vec<f32>,
+}
+
+/// How often λ is halved for a choice that costs too much before the model's own is taken.
+const HALVINGS: usize = 4;
+
+impl ClosedLoop {
+    pub fn new(prior: Prior, accounts: Vec<Account>, mass: bool) -> Self {
+        ClosedLoop { prior, accounts, mass, shares: Vec::new() }
+    }
+}
+
+impl Pick for ClosedLoop {
+    fn objection(&self, gate: &Gate) -> Option<String> {
+        self.prior.objection(gate)
+    }
+
+    fn watch(&mut self, row: usize, gate: &Gate, ranking: &Ranking) {
+        self.prior.watch(row, gate, ranking);
+    }
+
+    fn pick(&mut self, ask: &Ask, ranking: &mut Ranking, present: &dyn Fn(usize) -> bool) {
+        ask.gate.shares(ask.logits, &mut self.shares);
+        let account = &mut self.accounts[ask.row];
+        let mut lambda = account.open();
+        for _ in 0..=HALVINGS {
+            ranking.clear();
+            self.prior.pick(ask, lambda, ranking, present);
+            let cost = cost(ranking, ask.gate.top_k, &self.shares);
+            let cost = if self.mass { cost.lost } else { cost.kl };
+            if account.affords(cost) {
+                return account.pay(lambda, cost);
+            }
+            lambda /= 2.0;
+        }
+        ranking.clear();
+        ranking.mark_first(ask.gate.top_k);
+        account.pay(0.0, 0.0);
+    }
+
+    fn report(&self) -> RouterReport {
+        RouterReport { lambda: self.accounts.iter().map(Account::mean).collect(), delta: self.prior.deltas() }
+    }
+}

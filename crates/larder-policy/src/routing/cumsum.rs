@@ -1,0 +1,42 @@
+use larder_core::Gate;
+
+use super::max_rank::promote;
+use super::{Ask, KEEP, PHASE, Pick, Ranking, Strategy, beyond, keep};
+use crate::spec::{Domain, Knob};
+
+pub(super) const STRATEGY: Strategy = Strategy {
+    name: "cumsum",
+    about: "as max-rank, with M chosen for each token so that the probabilities of the first M sum to P",
+    knobs: &[
+        Knob { name: "p", about: "the sum that is reached", domain: Domain::Number(0.0..=1.0), default: None },
+        KEEP,
+        PHASE,
+    ],
+    make: |options, _| {
+        let enough = options.required("p", options.number("p"))? as f32;
+        Ok(Box::new(Cumsum { enough, keep: keep(options), shares: Vec::new() }))
+    },
+};
+
+/// Algorithm 2 of "Mixture of Cache-Conditional Experts".
+struct Cumsum {
+    enough: f32,
+    keep: usize,
+    shares: Vec<f32>,
+}
+
+impl Pick for Cumsum {
+    fn objection(&self, gate: &Gate) -> Option<String> {
+        beyond("j", self.keep, gate)
+    }
+
+    fn pick(&mut self, ask: &Ask, ranking: &mut Ranking, present: &dyn Fn(usize) -> bool) {
+        ask.gate.shares(ask.logits, &mut self.shares);
+        let (mut sum, mut most) = (0.0, 0);
+        while sum < self.enough && most < ranking.len() {
+            sum += self.shares[ranking.at(most)];
+            most += 1;
+        }
+        promote(ranking, ask.gate.top_k, self.keep, most, present);
+    }
+}

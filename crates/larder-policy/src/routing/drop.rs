@@ -1,0 +1,36 @@
+use larder_core::Gate;
+
+use super::{Ask, PHASE, Pick, Ranking, Strategy, beyond};
+use crate::spec::{Domain, Knob};
+
+pub(super) const STRATEGY: Strategy = Strategy {
+    name: "drop",
+    about: "a probe: without the experts of rank K and after, the best being of rank 1",
+    knobs: &[
+        Knob {
+            name: "k",
+            about: "the first rank that is dropped",
+            domain: Domain::Count(2..=u16::MAX as u64),
+            default: None,
+        },
+        PHASE,
+    ],
+    make: |options, _| {
+        let rank = options.required("k", options.count("k"))? as usize;
+        Ok(Box::new(Drop { rank }))
+    },
+};
+
+struct Drop {
+    rank: usize,
+}
+
+impl Pick for Drop {
+    fn objection(&self, gate: &Gate) -> Option<String> {
+        beyond("k", self.rank, gate)
+    }
+
+    fn pick(&mut self, _: &Ask, ranking: &mut Ranking, _: &dyn Fn(usize) -> bool) {
+        ranking.mark_first(self.rank - 1);
+    }
+}

@@ -1,0 +1,54 @@
+use larder_core::Gate;
+
+use super::{Ask, KEEP, PHASE, Pick, Ranking, Strategy, beyond, keep};
+use crate::spec::{Domain, Knob};
+
+pub(super) const STRATEGY: Strategy = Strategy {
+    name: "max-rank",
+    about: "who is in memory among the first M comes before who is not; the first J are always chosen",
+    knobs: &[
+        Knob {
+            name: "m",
+            about: "the last rank that is promoted",
+            domain: Domain::Count(1..=u16::MAX as u64),
+            default: None,
+        },
+        KEEP,
+        PHASE,
+    ],
+    make: |options, _| {
+        let most = options.required("m", options.count("m"))? as usize;
+        Ok(Box::new(MaxRank { most, keep: keep(options) }))
+    },
+};
+
+/// Algorithm 1 of "Mixture of Cache-Conditional Experts".
+struct MaxRank {
+    most: usize,
+    keep: usize,
+}
+
+impl Pick for MaxRank {
+    fn objection(&self, gate: &Gate) -> Option<String> {
+        let experts = gate.experts;
+        let more = || format!("has m={}, but there are {experts} experts", self.most);
+        beyond("j", self.keep, gate).or_else(|| (self.most > experts).then(more))
+    }
+
+    fn pick(&mut self, ask: &Ask, ranking: &mut Ranking, present: &dyn Fn(usize) -> bool) {
+        promote(ranking, ask.gate.top_k, self.keep, self.most, present);
+    }
+}
+
+/// Marks `top_k` experts: the first `keep`, then who is present among the first `most`, then the others, each in the
+/// order of the ranking.
+pub(super) fn promote(ranking: &mut Ranking, top_k: usize, keep: usize, most: usize, present: &dyn Fn(usize) -> bool) {
+    ranking.mark_first(keep);
+    for rank in 0..most {
+        let expert = ranking.at(rank);
+        if ranking.count() < top_k && ranking.running(expert) && present(expert) {
+            ranking.mark(expert);
+        }
+    }
+    ranking.fill(top_k);
+}

@@ -1,0 +1,238 @@
+//! Which experts a token gets. One strategy per file; to add one, copy the nearest file and add its row to the table.
+//!
+//! A strategy marks experts in the model's own [`Ranking`]; what it marked comes out in the order of that ranking, so
+//! that sums run as they would without it. Weights are none of its business: they follow from the unmodified logits.
+
+mod budget;
+mod closed;
+mod cumsum;
+mod drop;
+mod max_rank;
+mod original;
+mod prior;
+mod prune;
+pub mod quality;
+mod ranking;
+mod replace;
+
+use std::fmt;
+use std::str::FromStr;
+
+use larder_core::{ExpertId, Gate, Presence, Residency};
+
+pub use ranking::Ranking;
+
+use crate::spec::{Domain, Knob, Named, Options, PolicyError};
+
+/// One token of one layer.
+#[derive(Clone, Copy)]
+pub struct Ask<'a> {
+    /// Which layer, among those with experts.
+    pub row: usize,
+    /// How it turns logits into a choice.
+    pub gate: &'a Gate,
+    /// One for each expert.
+    pub logits: &'a [f32],
+    /// Whether the token is decoded, alone, rather than read with others.
+    pub decode: bool,
+}
+
+/// Chooses experts with an eye on the cache.
+pub trait Router: Send {
+    /// Refuses a gate that this strategy cannot work with. Everything below relies on it.
+    fn suits(&self, gate: &Gate) -> Result<(), PolicyError>;
+
+    /// Chooses for one token of one layer into `out`, which may be fewer than the gate's `top_k`.
+    ///
+    /// The caller guarantees a gate that suits, one logit per expert and a row that exists. The implementation
+    /// guarantees distinct experts, at least one, in the order of the model's own ranking.
+    fn choose(&mut self, ask: &Ask, residency: &dyn Residency, out: &mut Vec<ExpertId>);
+
+    /// What it did so far.
+    fn report(&self) -> RouterReport;
+}
+
+/// What a strategy did so far, one number for each row; empty where it has none.
+#[derive(Clone, Default, PartialEq, Debug)]
+pub struct RouterReport {
+    /// The mean λ of all choices it made.
+    pub lambda: Vec<f64>,
+    /// The scale of a layer's values, Δ: what `delta=calibrated` wants to be given.
+    pub delta: Vec<f64>,
+}
+
+/// Marks the experts of one token.
+trait Pick: Send {
+    /// Why it cannot work with a gate.
+    fn objection(&self, gate: &Gate) -> Option<String> {
+        let _ = gate;
+        None
+    }
+
+    /// Every token of every phase comes by here, whether or not [`pick`](Pick::pick) follows.
+    fn watch(&mut self, row: usize, gate: &Gate, ranking: &Ranking) {
+        let _ = (row, gate, ranking);
+    }
+
+    /// Marks at least one and at most `top_k` experts in a ranking where none is marked. `present` are in memory or
+    /// on their way.
+    fn pick(&mut self, ask: &Ask, ranking: &mut Ranking, present: &dyn Fn(usize) -> bool);
+
+    /// What it did so far.
+    fn report(&self) -> RouterReport {
+        RouterReport::default()
+    }
+}
+
+/// A strategy by name.
+pub struct Strategy {
+    /// The name in flags and reports.
+    pub name: &'static str,
+    /// What it does, in a few words.
+    pub about: &'static str,
+    /// Its options.
+    pub knobs: &'static [Knob],
+    make: Make,
+}
+
+type Make = fn(&Options, &Model) -> Result<Box<dyn Pick>, PolicyError>;
+
+/// What a strategy is made for.
+struct Model<'a> {
+    rows: usize,
+    /// Calibrated Δ of each row.
+    deltas: Option<&'a [f32]>,
+}
+
+impl Named for Strategy {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn knobs(&self) -> &'static [Knob] {
+        self.knobs
+    }
+}
+
+/// Every strategy.
+pub const STRATEGIES: &[Strategy] = &[
+    original::STRATEGY,
+    prune::STRATEGY,
+    max_rank::STRATEGY,
+    cumsum::STRATEGY,
+    prior::STRATEGY,
+    replace::STRATEGY,
+    drop::STRATEGY,
+];
+
+/// A strategy and its options.
+#[derive(Clone)]
+pub struct RoutingSpec {
+    strategy: &'static Strategy,
+    options: Options,
+}
+
+impl RoutingSpec {
+    /// The strategy's name.
+    pub fn name(&self) -> &'static str {
+        self.strategy.name
+    }
+
+    /// Whether every choice is the model's own.
+    pub fn is_lossless(&self) -> bool {
+        self.strategy.name == original::STRATEGY.name
+    }
+
+    /// Whether Δ has to be given when it is made.
+    pub fn needs_calibration(&self) -> bool {
+        self.strategy.name == prior::STRATEGY.name && self.options.text("delta") == Some("calibrated")
+    }
+
+    /// The strategy for a model with experts in `rows` layers; `deltas` is the calibrated Δ of each, if there is one.
+    pub fn make(&self, rows: usize, deltas: Option<&[f32]>) -> Result<Box<dyn Router>, PolicyError> {
+        let all = self.strategy.knobs.iter().any(|k| k.name == PHASE.name) && self.options.text("phase") == Some("all");
+        let pick = (self.strategy.make)(&self.options, &Model { rows, deltas })?;
+        Ok(Box::new(Chooser { name: self.strategy.name, pick, all, ranking: Ranking::default() }))
+    }
+}
+
+impl FromStr for RoutingSpec {
+    type Err = PolicyError;
+
+    fn from_str(spec: &str) -> Result<Self, PolicyError> {
+        let (strategy, options) = Options::parse(spec, "routing strategy", STRATEGIES)?;
+        let spec = RoutingSpec { strategy, options };
+        // What is wrong with any model is said at once.
+        spec.make(1, Some(&[1.0]))?;
+        Ok(spec)
+    }
+}
+
+/// What it was parsed from.
+impl fmt::Display for RoutingSpec {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        self.options.fmt(f)
+    }
+}
+
+/// Ranks, lets a strategy mark where it applies, and gives what is marked.
+struct Chooser {
+    name: &'static str,
+    pick: Box<dyn Pick>,
+    /// Not while decoding alone.
+    all: bool,
+    ranking: Ranking,
+}
+
+impl Router for Chooser {
+    fn suits(&self, gate: &Gate) -> Result<(), PolicyError> {
+        match self.pick.objection(gate) {
+            Some(problem) => Err(PolicyError::Unsuitable { name: self.name, problem }),
+            None => Ok(()),
+        }
+    }
+
+    fn choose(&mut self, ask: &Ask, residency: &dyn Residency, out: &mut Vec<ExpertId>) {
+        self.ranking.rank(ask.gate, ask.logits);
+        self.pick.watch(ask.row, ask.gate, &self.ranking);
+        if ask.decode || self.all {
+            let present = |expert: usize| residency.presence(ask.row, expert) != Presence::Absent;
+            self.pick.pick(ask, &mut self.ranking, &present);
+        } else {
+            self.ranking.mark_first(ask.gate.top_k);
+        }
+        self.ranking.marked(out);
+    }
+
+    fn report(&self) -> RouterReport {
+        self.pick.report()
+    }
+}
+
+/// The option that says where a strategy applies.
+const PHASE: Knob = Knob {
+    name: "phase",
+    about: "decoded tokens alone, or those of the prompt too",
+    domain: Domain::Word(&["decode", "all"]),
+    default: Some("decode"),
+};
+
+/// The option that keeps the best experts whatever the cache holds.
+const KEEP: Knob = Knob {
+    name: "j",
+    about: "how many of the best experts are always chosen",
+    domain: Domain::Count(0..=u16::MAX as u64),
+    default: Some("0"),
+};
+
+fn keep(options: &Options) -> usize {
+    options.count("j").expect("it has a default") as usize
+}
+
+/// Why rank `rank` means nothing to a gate, if so.
+fn beyond(what: &str, rank: usize, gate: &Gate) -> Option<String> {
+    (rank > gate.top_k).then(|| format!("has {what}={rank}, but the model chooses {} experts", gate.top_k))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,185 @@
+use larder_core::{Gate, Score};
+
+use super::budget::Account;
+use super::closed::ClosedLoop;
+use super::{Ask, KEEP, Model, PHASE, Pick, Ranking, RouterReport, Strategy, beyond, keep};
+use crate::PolicyError;
+use crate::spec::{Domain, Knob, Options};
+
+pub(super) const STRATEGY: Strategy = Strategy {
+    name: "prior",
+    about: "a bonus of λ·Δ for who is in memory, by a fixed λ or by one that keeps to a budget of quality",
+    knobs: &[
+        Knob {
+            name: "lambda",
+            about: "the bonus as a part of Δ, the scale of the layer's values",
+            domain: Domain::Number(0.0..=f64::MAX),
+            default: None,
+        },
+        Knob {
+            name: "budget",
+            about: "what a choice may cost on average, measured as 'measure' says; λ follows from it",
+            domain: Domain::Number(1e-6..=f64::MAX),
+            default: None,
+        },
+        Knob {
+            name: "measure",
+            about: "what the budget is of: KL to the model's own choice in nats, or the share of probability lost",
+            domain: Domain::Word(&["kl", "mass"]),
+            default: None,
+        },
+        Knob {
+            name: "delta",
+            about: "the spread of a layer's values on average so far, of this token, or as calibrated",
+            domain: Domain::Word(&["running", "token", "calibrated"]),
+            default: Some("running"),
+        },
+        KEEP,
+        PHASE,
+    ],
+    make,
+};
+
+fn make(options: &Options, model: &Model) -> Result<Box<dyn Pick>, PolicyError> {
+    let prior = Prior::new(options, model)?;
+    match (options.number("lambda"), options.number("budget")) {
+        (Some(_), None) if options.text("measure").is_some() => {
+            Err(options.wrong("measure goes with budget, not with lambda".to_owned()))
+        }
+        (Some(lambda), None) => Ok(Box::new(Fixed { lambda, prior })),
+        (None, Some(budget)) => {
+            let mass = options.text("measure") == Some("mass");
+            let accounts = (0..model.rows).map(|_| Account::new(budget)).collect();
+            Ok(Box::new(ClosedLoop::new(prior, accounts, mass)))
+        }
+        (None, None) => Err(options.wrong("either lambda or budget has to be given".to_owned())),
+        (Some(_), Some(_)) => Err(options.wrong("lambda and budget exclude each other".to_owned())),
+    }
+}
+
+/// Equations 9 and 10 of "Mixture of Cache-Conditional Experts".
+pub(super) struct Prior {
+    spread: Spread,
+    keep: usize,
+    /// How many tokens each row's Δ is the mean of, and that mean.
+    seen: Vec<(u64, f64)>,
+    keys: Vec<(f64, u16)>,
+}
+
+/// Where Δ comes from.
+enum Spread {
+    Running,
+    Token,
+    Calibrated(Vec<f64>),
+}
+
+impl Prior {
+    fn new(options: &Options, model: &Model) -> Result<Self, PolicyError> {
+        let unsuitable = |problem: String| PolicyError::Unsuitable { name: "prior", problem };
+        let spread = match options.text("delta") {
+            Some("token") => Spread::Token,
+            Some("calibrated") => {
+                let deltas = model.deltas.ok_or_else(|| unsuitable("has no calibrated Δ for this model".to_owned()))?;
+                if deltas.len() != model.rows || !deltas.iter().all(|d| d.is_finite() && *d >= 0.0) {
+                    let (got, rows) = (deltas.len(), model.rows);
+                    let problem = format!("was given {got} calibrated Δ for {rows} layers, or one that is no scale");
+                    return Err(unsuitable(problem));
+                }
+                Spread::Calibrated(deltas.iter().map(|d| f64::from(*d)).collect())
+            }
+            _ => Spread::Running,
+        };
+        Ok(Prior { spread, keep: keep(options), seen: vec![(0, 0.0); model.rows], keys: Vec::new() })
+    }
+
+    pub fn objection(&self, gate: &Gate) -> Option<String> {
+        beyond("j", self.keep, gate)
+    }
+
+    /// Counts a token into its row's mean spread.
+    pub fn watch(&mut self, row: usize, gate: &Gate, ranking: &Ranking) {
+        let spread = spread(gate, ranking);
+        let (tokens, mean) = &mut self.seen[row];
+        *tokens += 1;
+        *mean += (spread - *mean) / *tokens as f64;
+    }
+
+    /// Marks the `top_k` best after a bonus of λ·Δ for the present and the first J.
+    pub fn pick(&mut self, ask: &Ask, lambda: f64, ranking: &mut Ranking, present: &dyn Fn(usize) -> bool) {
+        let delta = match &self.spread {
+            Spread::Running => self.seen[ask.row].1,
+            Spread::Token => spread(ask.gate, ranking),
+            Spread::Calibrated(deltas) => deltas[ask.row],
+        };
+        let bonus = lambda * delta;
+        self.keys.clear();
+        for (rank, expert) in ranking.order().enumerate() {
+            let promoted = bonus > 0.0 && (rank < self.keep || (ranking.running(expert) && present(expert)));
+            let key = key(ask.gate, ranking.values()[expert]);
+            self.keys.push((if promoted { key + bonus } else { key }, expert as u16));
+        }
+        // The ranking is in order of value and index, so that a stable order among equals is the model's own; sorting
+        // by both does not allocate.
+        self.keys.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        self.keys[..ask.gate.top_k].iter().for_each(|(_, expert)| ranking.mark(usize::from(*expert)));
+    }
+
+    pub fn deltas(&self) -> Vec<f64> {
+        match &self.spread {
+            Spread::Calibrated(deltas) => deltas.clone(),
+            Spread::Running | Spread::Token => self.seen.iter().map(|(_, mean)| *mean).collect(),
+        }
+    }
+}
+
+/// Below the logarithm of any probability: one that rounds to nothing.
+const NOTHING: f64 = -104.0;
+
+/// The number that a bonus is added to: the logit, where the model sorts its softmax; else what it sorts. Logarithms
+/// of probabilities are logits up to a constant, and in double precision they sort as the probabilities do.
+fn key(gate: &Gate, value: f32) -> f64 {
+    match value {
+        v if v.is_nan() => f64::NEG_INFINITY,
+        v if !sorts_softmax(gate) => f64::from(v),
+        v if v > 0.0 => f64::from(v).ln(),
+        0.0 => NOTHING,
+        _ => f64::NEG_INFINITY,
+    }
+}
+
+fn sorts_softmax(gate: &Gate) -> bool {
+    gate.score == Score::Softmax && gate.bias.is_none()
+}
+
+/// The largest less the smallest among experts in the running.
+fn spread(gate: &Gate, ranking: &Ranking) -> f64 {
+    let keys = ranking.order().filter(|e| ranking.running(*e)).map(|e| key(gate, ranking.values()[e]));
+    let finite = keys.filter(|k| k.is_finite());
+    let (least, most) = finite.fold((f64::INFINITY, f64::NEG_INFINITY), |(a, b), k| (a.min(k), b.max(k)));
+    (most - least).max(0.0)
+}
+
+/// The plain form: one λ for all.
+struct Fixed {
+    lambda: f64,
+    prior: Prior,
+}
+
+impl Pick for Fixed {
+    fn objection(&self, gate: &Gate) -> Option<String> {
+        self.prior.objection(gate)
+    }
+
+    fn watch(&mut self, row: usize, gate: &Gate, ranking: &Ranking) {
+        self.prior.watch(row, gate, ranking);
+    }
+
+    fn pick(&mut self, ask: &Ask, ranking: &mut Ranking, present: &dyn Fn(usize) -> bool) {
+        self.prior.pick(ask, self.lambda, ranking, present);
+    }
+
+    fn report(&self) -> RouterReport {
+        let delta = self.prior.deltas();
+        RouterReport { lambda: vec![self.lambda; delta.len()], delta }
+    }
+}

@@ -1,0 +1,111 @@
+use std::cmp::Ordering;
+
+use larder_core::{ExpertId, Gate, Score};
+
+/// All experts of a layer in the order in which the model prefers them for one token, and marks on some.
+#[derive(Default)]
+pub struct Ranking {
+    values: Vec<f32>,
+    running: Vec<bool>,
+    order: Vec<u16>,
+    marks: Vec<bool>,
+    marked: usize,
+}
+
+impl Ranking {
+    /// Ranks anew, with no marks: the first `top_k` are what [`Gate::choose`] would give. Allocates nothing once it
+    /// has seen a gate as large.
+    pub fn rank(&mut self, gate: &Gate, logits: &[f32]) {
+        gate.values_and_running(logits, &mut self.values, &mut self.running);
+        if gate.score == Score::Softmax && gate.bias.is_none() {
+            self.running.iter_mut().zip(&self.values).for_each(|(running, share)| *running &= *share > 0.0);
+        }
+        self.order.clear();
+        self.order.extend(0..self.values.len() as u16);
+        let values = &self.values;
+        self.order.sort_unstable_by(|a, b| falling(values, *a, *b));
+        self.clear();
+    }
+
+    /// The numbers that the model's own top-k sorts.
+    pub fn values(&self) -> &[f32] {
+        &self.values
+    }
+
+    /// Whether an expert is in the running: its group is, and its probability does not round to nothing, by which the
+    /// weights of a choice could not be divided. Who is not must not be promoted.
+    pub fn running(&self, expert: usize) -> bool {
+        self.running[expert]
+    }
+
+    /// All experts, best first.
+    pub fn order(&self) -> impl DoubleEndedIterator<Item = usize> + ExactSizeIterator + '_ {
+        self.order.iter().map(|e| usize::from(*e))
+    }
+
+    /// The expert at a rank, counted from 0.
+    pub fn at(&self, rank: usize) -> usize {
+        usize::from(self.order[rank])
+    }
+
+    /// How many experts there are.
+    pub fn len(&self) -> usize {
+        self.order.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.order.is_empty()
+    }
+
+    /// Marks an expert.
+    pub fn mark(&mut self, expert: usize) {
+        self.marked += usize::from(!std::mem::replace(&mut self.marks[expert], true));
+    }
+
+    /// Marks the best `count`.
+    pub fn mark_first(&mut self, count: usize) {
+        (0..count).for_each(|rank| self.mark(self.at(rank)));
+    }
+
+    /// Marks the best of those that are not marked until `count` are.
+    pub fn fill(&mut self, count: usize) {
+        let mut rank = 0;
+        while self.marked < count && rank < self.len() {
+            self.mark(self.at(rank));
+            rank += 1;
+        }
+    }
+
+    /// How many are marked.
+    pub fn count(&self) -> usize {
+        self.marked
+    }
+
+    /// Whether an expert is marked.
+    pub fn is_marked(&self, expert: usize) -> bool {
+        self.marks[expert]
+    }
+
+    /// Wipes all marks off.
+    pub fn clear(&mut self) {
+        self.marks.clear();
+        self.marks.resize(self.order.len(), false);
+        self.marked = 0;
+    }
+
+    /// The marked, best first.
+    pub fn marked(&self, out: &mut Vec<ExpertId>) {
+        out.clear();
+        out.extend(self.order().filter(|e| self.marks[*e]).take(self.marked).map(|e| ExpertId(e as u16)));
+    }
+}
+
+/// Larger values first, the lower index first among equals, what is no number last: as gates sort.
+fn falling(values: &[f32], a: u16, b: u16) -> Ordering {
+    let key = |i: u16| match values[usize::from(i)] {
+        v if v.is_nan() => f32::NEG_INFINITY,
+        v => v,
+    };
+    key(b).total_cmp(&key(a)).then(a.cmp(&b))
+}

@@ -1,0 +1,54 @@
+use larder_core::Gate;
+
+use super::{Ask, PHASE, Pick, Ranking, Strategy, beyond};
+use crate::rng::Rng;
+use crate::spec::{Domain, Knob};
+
+pub(super) const STRATEGY: Strategy = Strategy {
+    name: "replace",
+    about: "a probe: anybody who was not chosen instead of the expert of rank K, the best being of rank 1",
+    knobs: &[
+        Knob {
+            name: "k",
+            about: "the rank that is replaced",
+            domain: Domain::Count(1..=u16::MAX as u64),
+            default: None,
+        },
+        Knob {
+            name: "seed",
+            about: "what is drawn follows from it",
+            domain: Domain::Count(0..=u64::MAX),
+            default: Some("0"),
+        },
+        PHASE,
+    ],
+    make: |options, _| {
+        let rank = options.required("k", options.count("k"))? as usize;
+        let seed = options.count("seed").expect("it has a default");
+        Ok(Box::new(Replace { rank, rng: Rng::new(seed, 0) }))
+    },
+};
+
+struct Replace {
+    rank: usize,
+    rng: Rng,
+}
+
+impl Pick for Replace {
+    fn objection(&self, gate: &Gate) -> Option<String> {
+        let in_the_running = gate.groups.map_or(gate.experts, |g| gate.experts / g.count * g.keep);
+        let nobody = || "finds nobody to take the place: the model always chooses every expert it can".to_owned();
+        beyond("k", self.rank, gate).or_else(|| (in_the_running == gate.top_k).then(nobody))
+    }
+
+    fn pick(&mut self, ask: &Ask, ranking: &mut Ranking, _: &dyn Fn(usize) -> bool) {
+        let top_k = ask.gate.top_k;
+        (0..top_k).filter(|rank| rank + 1 != self.rank).for_each(|rank| ranking.mark(ranking.at(rank)));
+        let out = ranking.at(self.rank - 1);
+        let free = |e: &usize| *e != out && !ranking.is_marked(*e) && ranking.running(*e);
+        let others = ranking.order().filter(free).count();
+        // Everybody else may have a probability of nothing.
+        let instead = if others == 0 { None } else { ranking.order().filter(free).nth(self.rng.below(others)) };
+        ranking.mark(instead.unwrap_or(out));
+    }
+}

@@ -1,0 +1,21 @@
+use anyhow::Result;
+use larder_lab::export::{csv, oracle_general};
+
+use super::{load, summary};
+use crate::cli::lab::{Export as Args, ExportFormat};
+
+/// Writes a trace for other programs.
+pub fn run(args: &Args) -> Result<()> {
+    let trace = load(&args.input)?;
+    match args.to {
+        ExportFormat::Csv => {
+            csv(&trace, &args.out)?;
+            println!("{}: {}", args.out.display(), summary(&trace));
+        }
+        ExportFormat::OracleGeneral => {
+            let requests = oracle_general(&trace, &args.out)?;
+            println!("{}: {requests} requests of {} objects", args.out.display(), trace.rows * trace.experts);
+        }
+    }
+    Ok(())
+}

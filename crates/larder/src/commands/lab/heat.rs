@@ -1,0 +1,30 @@
+use anyhow::{Result, bail};
+use larder_core::{Scope, Trace};
+use larder_lab::Requests;
+use larder_lab::report::{Heat, Window};
+use larder_policy::eviction::Help;
+
+use crate::cli::lab::HeatFlags;
+
+/// Passes that are drawn unless said otherwise.
+const PASSES: usize = 72;
+
+/// One picture for each policy, with a pool for each layer.
+pub fn draw(flags: &HeatFlags, trace: &Trace, help: &Help) -> Result<Vec<Heat>> {
+    let there = trace.sequences.len();
+    if flags.heat_sequence >= there {
+        bail!("--heat-sequence {} is not among the {there} sequences that there are", flags.heat_sequence);
+    }
+    let sequence = trace.select(flags.heat_sequence..flags.heat_sequence + 1);
+    let requests = Requests::all(&sequence);
+    let slots = flags.heat_experts.unwrap_or((trace.experts / 4).max(1));
+    let setting = requests.setting(slots, Scope::Layer, 0)?;
+    let passes = flags.heat_passes.clone().unwrap_or_else(|| {
+        let all = sequence.passes.len();
+        let from = (all / 2).min(all.saturating_sub(PASSES));
+        from..all.min(from + PASSES)
+    });
+    let window = Window { row: flags.heat_layer.unwrap_or(trace.rows / 2), passes };
+    let heats = flags.heat_eviction.iter().map(|spec| Heat::replay(&requests, &setting, spec, help, &window));
+    Ok(heats.collect::<Result<_, _>>()?)
+}

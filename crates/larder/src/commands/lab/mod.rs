@@ -1,0 +1,90 @@
+//! One file per command of the lab.
+
+use std::path::Path;
+
+use anyhow::{Result, bail};
+use larder_core::Trace;
+use larder_lab::Start;
+use larder_lab::import::{Import, import};
+use serde_json::{Value, json};
+
+use crate::cli::lab::{Lab, LabCommand, ReplayFlags, TraceFlags};
+
+mod export;
+mod heat;
+mod import;
+mod replay;
+mod report;
+mod sweep;
+mod synth;
+
+/// Runs a command of the lab.
+pub fn run(args: &Lab) -> Result<()> {
+    match &args.command {
+        LabCommand::Import(args) => import::run(args),
+        LabCommand::Export(args) => export::run(args),
+        LabCommand::Synth(args) => synth::run(args),
+        LabCommand::Replay(args) => replay::run(args),
+        LabCommand::Sweep(args) => sweep::run(args),
+        LabCommand::Report(args) => report::run(args),
+    }
+}
+
+/// The traces that were named, as one.
+fn load(flags: &TraceFlags) -> Result<Trace> {
+    let mut traces = flags.traces.iter();
+    let Some(first) = traces.next() else { bail!("no trace is given") };
+    let mut all = read(first)?;
+    for path in traces {
+        all.append(&read(path)?)?;
+    }
+    let there = all.sequences.len();
+    match &flags.sequences {
+        Some(range) if range.end > there => {
+            bail!("--sequences {}..{} goes beyond the {there} sequences that there are", range.start, range.end)
+        }
+        Some(range) => Ok(all.select(range.clone())),
+        None => Ok(all),
+    }
+}
+
+/// A trace of larder, or one that can be imported.
+fn read(path: &Path) -> Result<Trace> {
+    let foreign = path.is_dir() || path.extension().is_some_and(|e| e.eq_ignore_ascii_case("csv"));
+    Ok(match foreign {
+        true => import(path, &Import::default())?,
+        false => Trace::read(path)?,
+    })
+}
+
+fn start(flags: &ReplayFlags) -> Start {
+    if flags.carry { Start::Carried } else { Start::Cold }
+}
+
+/// What a trace holds, in words.
+fn summary(trace: &Trace) -> String {
+    format!(
+        "{} tokens in {} sequences, {} of {} experts in {} layers{}",
+        trace.tokens(),
+        trace.sequences.len(),
+        trace.top_k,
+        trace.experts,
+        trace.rows,
+        if trace.logits.is_empty() { "" } else { ", with logits" }
+    )
+}
+
+/// What a trace holds, in numbers.
+fn facts(trace: &Trace) -> Value {
+    json!({
+        "tokens": trace.tokens(),
+        "passes": trace.passes.len(),
+        "sequences": trace.sequences.len(),
+        "layers": trace.rows,
+        "experts": trace.experts,
+        "top_k": trace.top_k,
+        "weights": !trace.weights.is_empty(),
+        "logits": !trace.logits.is_empty(),
+        "meta": trace.meta,
+    })
+}

@@ -1,0 +1,98 @@
+use std::time::Instant;
+
+use anyhow::{Error, Result};
+use larder_core::Trace;
+use larder_lab::{Load, Replayed, Requests, Start, replay_requests};
+use larder_policy::eviction::Help;
+use serde_json::{Value, json};
+
+use super::{load, start, summary};
+use crate::cli::lab::Replay as Args;
+use crate::print;
+
+/// Replays a trace with one eviction policy.
+pub fn run(args: &Args) -> Result<()> {
+    let profile = args.how.device.profile().map_err(Error::msg)?;
+    let trace = load(&args.input)?;
+    let slots = args.cache_experts.unwrap_or((trace.experts / 4).max(1));
+    let (found, seconds) = replay(args, &trace, slots)?;
+    let load = Load { tokens: found.tokens, wanted: found.counts.wanted(), misses: found.counts.misses };
+    let speed = profile.map(|p| p.tokens_per_second(&load));
+    if args.json {
+        println!("{}", numbers(args, &trace, slots, &found, speed, seconds));
+        return Ok(());
+    }
+    let counts = found.counts;
+    let (wanted, tokens) = (counts.wanted(), found.tokens.max(1) as f64);
+    println!("{}", summary(&trace));
+    println!(
+        "{}: {slots} slots per layer{}, {}",
+        args.eviction,
+        if args.how.scratch > 0 { format!(" and {} beside", args.how.scratch) } else { String::new() },
+        if args.how.carry { "carried from sequence to sequence" } else { "empty before each sequence" },
+    );
+    println!("{:.2} % of {wanted} wanted experts were in memory", 100.0 * found.hit_rate());
+    println!("{} misses, {:.2} a token, {} of them for the first time", counts.misses, counts.misses as f64 / tokens, {
+        counts.misses - counts.rereads
+    });
+    println!("{} evictions; an expert stays for {:.1} passes", counts.evictions, found.lives.mean());
+    println!("{} misses came within {} passes of leaving", found.lives.refetches, larder_lab::REFETCH_WITHIN);
+    if let Some(speed) = speed {
+        println!("{speed:.2} tokens/s on such a device");
+    }
+    if args.layers {
+        print!("{}", layers(&found));
+    }
+    eprintln!("[{:.1} million requests/s]", wanted as f64 / seconds.max(1e-9) / 1e6);
+    Ok(())
+}
+
+/// What was found and how long it took, the trace being laid out before.
+fn replay(args: &Args, trace: &Trace, slots: usize) -> Result<(Replayed, f64)> {
+    let pieces = match start(&args.how) {
+        Start::Cold => Requests::by_sequence(trace),
+        Start::Carried => vec![Requests::all(trace)],
+    };
+    let help = Help::default();
+    pieces.iter().for_each(|requests| drop(requests.help(&help)));
+    let begin = Instant::now();
+    let mut all = Replayed::default();
+    for requests in &pieces {
+        let setting = requests.setting(slots, args.cache_scope.into(), args.how.scratch)?;
+        all.add(&replay_requests(requests, &setting, &args.eviction, &help)?);
+    }
+    Ok((all, begin.elapsed().as_secs_f64()))
+}
+
+fn layers(found: &Replayed) -> String {
+    let mut rows = vec![["layer", "hits", "misses", "hit rate"].map(str::to_owned).to_vec()];
+    for (at, row) in found.rows.iter().enumerate() {
+        let rate = 100.0 * row.hits as f64 / (row.hits + row.misses).max(1) as f64;
+        rows.push(vec![at.to_string(), row.hits.to_string(), row.misses.to_string(), format!("{rate:.2} %")]);
+    }
+    print::table(&rows)
+}
+
+fn numbers(args: &Args, trace: &Trace, slots: usize, found: &Replayed, speed: Option<f64>, seconds: f64) -> Value {
+    let layer = |row: &larder_lab::RowCounts| json!({"hits": row.hits, "misses": row.misses});
+    json!({
+        "trace": super::facts(trace),
+        "eviction": args.eviction.to_string(),
+        "slots": slots,
+        "scope": larder_core::Scope::from(args.cache_scope).to_string(),
+        "scratch": args.how.scratch,
+        "start": start(&args.how).to_string(),
+        "wanted": found.counts.wanted(),
+        "hits": found.counts.hits,
+        "misses": found.counts.misses,
+        "evictions": found.counts.evictions,
+        "rereads": found.counts.rereads,
+        "refetches": found.lives.refetches,
+        "lifetime": found.lives.mean(),
+        "lifetimes": found.lives.lengths,
+        "layers": found.rows.iter().map(layer).collect::<Vec<_>>(),
+        "sequence_misses": found.sequences.iter().map(|s| s.misses).collect::<Vec<_>>(),
+        "tokens_per_second": speed,
+        "requests_per_second": found.counts.wanted() as f64 / seconds.max(1e-9),
+    })
+}

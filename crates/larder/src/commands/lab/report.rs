@@ -1,0 +1,29 @@
+use anyhow::{Context, Result, bail};
+use larder_lab::report::{Outcome, page};
+use larder_policy::eviction::Help;
+
+use super::{heat, read};
+use crate::cli::lab::Report as Args;
+
+/// Makes a page of what a sweep found.
+pub fn run(args: &Args) -> Result<()> {
+    let outcome = Outcome::read(&args.sweep)?;
+    let heats = match &args.trace {
+        Some(path) => {
+            let trace = read(path)?;
+            let (has, had) = ([trace.rows, trace.experts], [outcome.trace.layers, outcome.trace.experts]);
+            if has != had {
+                let (path, sweep) = (path.display(), args.sweep.display());
+                bail!(
+                    "{path} has {} layers of {} experts, and {sweep} is about {} of {}",
+                    has[0], has[1], had[0], had[1]
+                );
+            }
+            heat::draw(&args.heat, &trace, &Help::default())?
+        }
+        None => Vec::new(),
+    };
+    std::fs::write(&args.out, page(&outcome, &heats)).with_context(|| args.out.display().to_string())?;
+    println!("{}: {} results", args.out.display(), outcome.rows.len());
+    Ok(())
+}

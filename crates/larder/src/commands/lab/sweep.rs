@@ -1,0 +1,92 @@
+use std::time::Instant;
+
+use anyhow::{Context, Error, Result, bail};
+use larder_core::Trace;
+use larder_lab::report::{Outcome, csv, page};
+use larder_lab::{Cell, Requests, Start, Sweep, eighths};
+use larder_policy::eviction::{EvictionSpec, Help, POLICIES};
+
+use super::{heat, load, start, summary};
+use crate::cli::lab::Sweep as Args;
+use crate::{print, progress};
+
+/// Compares eviction policies over many capacities.
+pub fn run(args: &Args) -> Result<()> {
+    let profile = args.how.device.profile().map_err(Error::msg)?;
+    let trace = load(&args.input)?;
+    let help = Help::default();
+    let start = start(&args.how);
+    let policies = policies(args, &trace, &help)?;
+    let begin = Instant::now();
+    let cells = replay(args, &trace, &policies, &help, start)?;
+    let seconds = begin.elapsed().as_secs_f64();
+    let outcome = Outcome::new(&trace, start, &cells, profile);
+    if let Some(path) = &args.csv {
+        csv(&outcome, path)?;
+    }
+    if let Some(path) = &args.html {
+        let heats = heat::draw(&args.heat, &trace, &help)?;
+        std::fs::write(path, page(&outcome, &heats)).with_context(|| path.display().to_string())?;
+    }
+    if args.json {
+        println!("{}", outcome.to_json());
+        return Ok(());
+    }
+    println!("{}, {start}", summary(&trace));
+    for scope in outcome.scopes() {
+        println!("\nscope {scope}: misses in %, in brackets the share of the gap from LRU to Belady closed");
+        print!("{}", table(&outcome, scope));
+    }
+    let requests: u64 = cells.iter().map(|c| c.replayed.counts.wanted()).sum();
+    eprintln!("[{requests} requests in {seconds:.1} s, {:.1} million/s]", requests as f64 / seconds.max(1e-9) / 1e6);
+    Ok(())
+}
+
+/// Those that were asked for, or all that need nothing more than the trace.
+fn policies(args: &Args, trace: &Trace, help: &Help) -> Result<Vec<EvictionSpec>> {
+    if !args.eviction.is_empty() {
+        return Ok(args.eviction.clone());
+    }
+    let requests = Requests::all(trace);
+    let setting = requests.setting(1, larder_core::Scope::Layer, args.how.scratch)?;
+    let help = requests.help(help);
+    let specs = POLICIES.iter().map(|p| p.name.parse().expect("a policy's name is a spec"));
+    let can: Vec<EvictionSpec> = specs.filter(|spec: &EvictionSpec| spec.make(&setting, &help).is_ok()).collect();
+    match can.is_empty() {
+        true => bail!("no policy can be had; name one with --eviction"),
+        false => Ok(can),
+    }
+}
+
+fn replay(args: &Args, trace: &Trace, policies: &[EvictionSpec], help: &Help, start: Start) -> Result<Vec<Cell>> {
+    let slots = match args.cache_experts.is_empty() {
+        true => eighths(trace.experts),
+        false => args.cache_experts.clone(),
+    };
+    let axes = (&slots[..], args.cache_scope.scopes(), args.how.scratch);
+    let sweep = Sweep::new(trace, policies, help, axes, start)?;
+    let threads = args.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
+    let bar = progress::count("replaying", "requests", sweep.work());
+    let cells = sweep.run(threads, &|requests| bar.advance(requests));
+    bar.finish();
+    Ok(cells?)
+}
+
+/// Policies downwards, capacities to the right.
+fn table(outcome: &Outcome, scope: &str) -> String {
+    let capacities = outcome.capacities();
+    let mut rows = vec![vec!["slots per layer".to_owned()]];
+    rows[0].extend(capacities.iter().map(usize::to_string));
+    for policy in outcome.policies() {
+        let cell = |slots: &usize| {
+            let Some(row) = outcome.row(policy, scope, *slots) else { return String::new() };
+            let misses = 100.0 * row.miss_rate();
+            match row.gap_closed.filter(|_| !matches!(policy, "lru" | "belady")) {
+                Some(gap) => format!("{misses:.2} ({:>4.0})", 100.0 * gap.value),
+                None => format!("{misses:.2}       "),
+            }
+        };
+        rows.push(std::iter::once(policy.to_owned()).chain(capacities.iter().map(cell)).collect());
+    }
+    print::table(&rows)
+}

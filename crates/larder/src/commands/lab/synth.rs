@@ -1,0 +1,24 @@
+use anyhow::Result;
+use larder_lab::Synth;
+
+use super::summary;
+use crate::cli::lab::Synth as Args;
+
+/// Draws a trace at random.
+pub fn run(args: &Args) -> Result<()> {
+    let synth = Synth {
+        rows: args.layers,
+        experts: args.experts,
+        top_k: args.top_k,
+        tokens: args.tokens,
+        sequences: args.sequences,
+        a: args.zipf_a,
+        h: args.zipf_h,
+        repeat: args.repeat,
+        seed: args.seed,
+    };
+    let trace = synth.draw()?;
+    trace.write(&args.out)?;
+    println!("{}: {}", args.out.display(), summary(&trace));
+    Ok(())
+}
