@@ -42,8 +42,9 @@ prepare_programs() {
         rm -rf "$place.part"
         mkdir -p "$place.part"
         echo "$programs" >"$place.part/programs.txt"
-        python3 -m pip install --quiet --no-deps --only-binary :all: --require-hashes --target "$place.part" \
-            -r "$place.part/programs.txt" >&2 || fail "pip could not install these versions of Zig and cargo-zigbuild"
+        python3 -m pip install --quiet --root-user-action ignore --no-deps --only-binary :all: --require-hashes \
+            --target "$place.part" -r "$place.part/programs.txt" >&2 ||
+            fail "pip could not install these versions of Zig and cargo-zigbuild"
         mv "$place.part" "$place"
     fi
     export PATH="$place/bin:$PATH" CARGO_ZIGBUILD_ZIG_PATH="$place/ziglang/zig"

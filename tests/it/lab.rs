@@ -64,7 +64,7 @@ fn nobody_beats_belady_and_everybody_is_equal_when_all_fits() {
             let name = format!("{} {} {} {start}", cell.policy, cell.scope, cell.slots);
             assert!(counts.misses >= best.misses, "{name}: {} against {}", counts.misses, best.misses);
             assert!(cell.slots < 32 || (counts.rereads, counts.evictions) == (0, 0), "{name}");
-            assert!(cell.slots >= 32 || counts.evictions > 100, "{name}: nothing was evicted");
+            assert!(cell.slots > 16 || counts.evictions > 100, "{name}: nothing was evicted");
         }
     }
 }
@@ -93,7 +93,10 @@ fn a_drawn_trace_goes_through_every_command() {
     larder_ok(&["lab", "report", text(&json), "-o", text(&page), "--trace", text(&trace), "--heat-passes", "3..20"]);
     let pages = [html, page].map(|path| std::fs::read_to_string(path).unwrap());
     assert_eq!(pages[0], pages[1]);
-    assert!(pages[0].contains("belady: ") && pages[0].contains("tokens per second"), "the page lacks its pictures");
+    assert!(
+        pages[0].contains("belady, layer 1, 2 slots: ") && pages[0].contains("tokens per second"),
+        "the page lacks its pictures"
+    );
 
     let sizes = ["--to", "oracle-general", "--sequences", "1..3"];
     let said = larder_ok(&[&["lab", "export", text(&trace), "-o", text(&csv)][..], &sizes].concat());

@@ -1,6 +1,7 @@
 //! Tests that need more than one crate: one binary, one file per subject.
 
 mod cli;
+mod eval;
 mod faults;
 mod gguf;
 mod golden;

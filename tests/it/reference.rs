@@ -52,8 +52,14 @@ impl Reference {
         Reference { folder: folder.to_owned(), floats, ids }
     }
 
-    fn tokens(&self, name: &str) -> Vec<u32> {
+    /// Token ids by name.
+    pub fn tokens(&self, name: &str) -> Vec<u32> {
         self.ids[name].iter().map(|id| *id as u32).collect()
+    }
+
+    /// Numbers by name.
+    pub fn floats(&self, name: &str) -> &[f32] {
+        &self.floats[name]
     }
 
     /// Prompt, written text, tokenizer cases and other facts about the folder.

@@ -82,4 +82,3 @@ pub fn read_and_write<P: ExpertPath>(session: &mut Session<P>) -> Vec<f32> {
     }
     logits
 }
-

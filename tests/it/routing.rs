@@ -2,7 +2,7 @@
 
 use larder_core::{Geometry, Scope};
 use larder_engine::{Recorder, Routing, Session, Streaming};
-use larder_lab::{Start, replay};
+use larder_lab::{GATES, Start, replay, reroute};
 use larder_model::{Call, ExpertPath, ModelError, Routed};
 use larder_policy::eviction::{EvictionSpec, Help, POLICIES, Setting};
 use larder_policy::routing::RoutingSpec;
@@ -76,7 +76,8 @@ fn a_replay_of_a_recorded_run_gives_the_engines_counts() {
     let model = model(&fixture("golden/qwen3_moe"));
     let geometry: &Geometry = model.decoder.geometry();
     for policy in POLICIES.iter().filter(|p| !["belady", "learned"].contains(&p.name)) {
-        for (slots, scope, scratch) in [(1, Scope::Layer, 0), (3, Scope::Layer, 2), (2, Scope::Global, 0), (3, Scope::Global, 3)]
+        for (slots, scope, scratch) in
+            [(1, Scope::Layer, 0), (3, Scope::Layer, 2), (2, Scope::Global, 0), (3, Scope::Global, 3)]
         {
             for strategy in ["original", "prior:lambda=0.5,phase=all", "prune:h=1,phase=all"] {
                 let of_pool = if scope == Scope::Global { slots * geometry.moe_layers.len() } else { slots };
@@ -86,6 +87,8 @@ fn a_replay_of_a_recorded_run_gives_the_engines_counts() {
                     path.set_routing(routing(strategy, &model).unwrap());
                 }
                 let mut recorded = Recorded { path, recorder: Recorder::new(geometry, true) };
+                let gates: Vec<_> = model.decoder.gates().collect();
+                recorded.recorder.say(GATES, serde_json::to_string(&gates).unwrap());
                 for _ in 0..2 {
                     recorded.path.new_sequence();
                     recorded.recorder.new_sequence();
@@ -96,6 +99,14 @@ fn a_replay_of_a_recorded_run_gives_the_engines_counts() {
                 assert_eq!((trace.tokens(), trace.sequences.len()), (4 * TOKENS.len(), 2));
                 let spec: EvictionSpec = policy.name.parse().unwrap();
                 let again = replay(&trace, (slots, scope, scratch), &spec, &Help::default(), Start::Carried).unwrap();
+                if strategy != "original" {
+                    // Choosing again from the same logits beside the same cache is choosing the same.
+                    let routing = strategy.parse().unwrap();
+                    let room = (slots, scope, scratch);
+                    let chosen = reroute(&trace, room, &spec, &Help::default(), &routing, Start::Carried).unwrap();
+                    assert!(chosen.0.ids == trace.ids, "{} {strategy}", policy.name);
+                    assert_eq!(chosen.1, recorded.path.routing().quality().unwrap());
+                }
                 let what = format!("{} {slots} {scope} {scratch} {strategy}", policy.name);
                 assert_eq!(again.counts, recorded.path.traffic().counts, "{what}");
             }

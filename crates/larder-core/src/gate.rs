@@ -12,7 +12,7 @@ use crate::ExpertId;
 const MOST_GROUPS: usize = 1024;
 
 /// How one model turns router logits into a choice.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug, serde::Serialize, serde::Deserialize)]
 pub struct Gate {
     /// Experts to choose from.
     pub experts: usize,
@@ -31,7 +31,7 @@ pub struct Gate {
 }
 
 /// What is made of the logits before they are sorted.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize, serde::Deserialize)]
 pub enum Score {
     /// The logits themselves.
     Raw,
@@ -42,7 +42,7 @@ pub enum Score {
 }
 
 /// Choice limited to `keep` of `count` equal groups of neighbouring experts.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug, serde::Serialize, serde::Deserialize)]
 pub struct Groups {
     /// Number of groups.
     pub count: usize,
@@ -51,11 +51,25 @@ pub struct Groups {
     /// What ranks a group.
     pub rank: GroupRank,
     /// The value that experts of other groups get.
+    #[serde(with = "bits")]
     pub masked: f32,
 }
 
+/// Numbers that JSON may have no word for.
+mod bits {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub fn serialize<S: Serializer>(value: &f32, to: S) -> Result<S::Ok, S::Error> {
+        value.to_bits().serialize(to)
+    }
+
+    pub fn deserialize<'d, D: Deserializer<'d>>(from: D) -> Result<f32, D::Error> {
+        u32::deserialize(from).map(f32::from_bits)
+    }
+}
+
 /// What ranks a group of experts.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize, serde::Deserialize)]
 pub enum GroupRank {
     /// Its best expert.
     Best,
@@ -64,7 +78,7 @@ pub enum GroupRank {
 }
 
 /// How the chosen experts are weighted.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug, serde::Serialize, serde::Deserialize)]
 pub enum Weigh {
     /// By their scores (without the bias), normalised and scaled.
     Score {
@@ -85,7 +99,7 @@ pub enum Weigh {
 }
 
 /// What the scores of the chosen are divided by.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug, serde::Serialize, serde::Deserialize)]
 pub enum Renorm {
     /// Nothing.
     No,

@@ -63,6 +63,11 @@ impl Recorder {
         }
     }
 
+    /// A word on where the trace comes from.
+    pub fn say(&mut self, key: &str, value: String) {
+        self.trace.meta.insert(key.to_owned(), value);
+    }
+
     /// All that was noted.
     pub fn into_trace(self) -> Result<Trace, TraceError> {
         self.failed.map_or(Ok(self.trace), Err)

@@ -15,6 +15,7 @@ pub struct Session<'m, P> {
     tokens: Vec<u32>,
     context: usize,
     horizon: usize,
+    planned: usize,
     times: Times,
 }
 
@@ -23,7 +24,22 @@ impl<'m, P: ExpertPath> Session<'m, P> {
     pub fn new(decoder: &'m Decoder, experts: &'m mut P, context: usize) -> Self {
         let context = context.min(decoder.context());
         let state = decoder.new_state(context);
-        Session { decoder, experts, state, tokens: Vec::new(), context, horizon: 0, times: Times::default() }
+        Session {
+            decoder,
+            experts,
+            state,
+            tokens: Vec::new(),
+            context,
+            horizon: 0,
+            planned: 0,
+            times: Times::default(),
+        }
+    }
+
+    /// The sequence will have `len` tokens in the end: where positions depend on that, they do from the start, however
+    /// few are read at once.
+    pub fn plan(&mut self, len: usize) {
+        self.planned = len;
     }
 
     /// All tokens so far.
@@ -63,7 +79,8 @@ impl<'m, P: ExpertPath> Session<'m, P> {
     ) -> Result<Vec<f32>, ModelError> {
         self.check_room(tokens.len())?;
         let before = self.tokens.len();
-        let horizon = before + tokens.len();
+        let end = before + tokens.len();
+        let horizon = end.max(self.planned);
         self.tokens.extend_from_slice(tokens);
         let mut logits = Vec::new();
         if before > 0 && !self.decoder.keeps_memory(self.horizon, horizon) {
@@ -73,7 +90,7 @@ impl<'m, P: ExpertPath> Session<'m, P> {
         // Usually nothing lies between the two; all tokens do once a longer sequence turns its positions differently.
         let result = self
             .advance(before, chunk, Rows::Last, &mut (), &mut Vec::new())
-            .and_then(|()| self.advance(horizon, chunk, rows, tap, &mut logits));
+            .and_then(|()| self.advance(end, chunk, rows, tap, &mut logits));
         if let Err(error) = result {
             self.forget(before);
             return Err(error);

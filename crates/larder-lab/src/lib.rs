@@ -4,6 +4,7 @@
 //! A replay is a function of trace, spec and seed. There are no clocks here: times come from a stated [`Profile`].
 
 mod error;
+pub mod eval;
 pub mod export;
 pub mod import;
 mod lives;
@@ -12,6 +13,7 @@ mod profile;
 mod replay;
 pub mod report;
 mod requests;
+mod reroute;
 mod rng;
 mod sweep;
 mod synth;
@@ -23,6 +25,7 @@ pub use measure::{Interval, gap_closed};
 pub use profile::{Load, Profile};
 pub use replay::{Replayed, RowCounts, SequenceCounts, Start, replay, replay_requests};
 pub use requests::Requests;
+pub use reroute::{GATES, reroute};
 pub use rng::Rng;
 pub use sweep::{Cell, Progress, Sweep, eighths};
 pub use synth::Synth;

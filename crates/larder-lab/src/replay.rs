@@ -153,24 +153,29 @@ pub(crate) fn drive(
             ledger.new_sequence();
         }
         observer.visit(&ask, &ledger);
-        ledger.begin(ask.row, ask.wanted, ask.logits);
-        let in_order: Vec<usize>;
-        let mut rest = ask.wanted;
-        if rest.len() > ledger.capacity() {
-            let mut wanted = rest.to_vec();
-            ledger.put_in_order(ask.row, &mut wanted);
-            in_order = wanted;
-            rest = &in_order;
-        }
-        while !rest.is_empty() {
-            ledger.open(ask.row, rest, &mut wave);
-            wave.misses.iter().for_each(|(expert, _)| ledger.arrived(ask.row, *expert));
-            ledger.close(ask.row, &mut wave);
-            observer.wave(&ask, &wave);
-            rest = &rest[wave.len()..];
-        }
+        visit(&mut ledger, &ask, &mut wave, |wave| observer.wave(&ask, wave));
     }
     Ok(ledger.counts())
+}
+
+/// One visit, wave by wave.
+pub(crate) fn visit(ledger: &mut Ledger, ask: &Ask, wave: &mut Wave, mut then: impl FnMut(&Wave)) {
+    ledger.begin(ask.row, ask.wanted, ask.logits);
+    let in_order: Vec<usize>;
+    let mut rest = ask.wanted;
+    if rest.len() > ledger.capacity() {
+        let mut wanted = rest.to_vec();
+        ledger.put_in_order(ask.row, &mut wanted);
+        in_order = wanted;
+        rest = &in_order;
+    }
+    while !rest.is_empty() {
+        ledger.open(ask.row, rest, wave);
+        wave.misses.iter().for_each(|(expert, _)| ledger.arrived(ask.row, *expert));
+        ledger.close(ask.row, wave);
+        then(wave);
+        rest = &rest[wave.len()..];
+    }
 }
 
 /// Adds up what happens.

@@ -59,7 +59,7 @@ impl<'a> Requests<'a> {
         all
     }
 
-    fn none(trace: &Trace) -> Self {
+    pub(crate) fn none(trace: &Trace) -> Self {
         let Trace { rows, experts, top_k, .. } = *trace;
         Requests { rows, experts, top_k, tokens: 0, steps: Vec::new(), wanted: Vec::new(), future: OnceLock::new() }
     }

@@ -147,7 +147,7 @@ mod tests {
         let trace = synth.draw().unwrap();
         let mut orders = Vec::new();
         for row in 0..2 {
-            let mut counts = vec![(0u32, 0usize); 6];
+            let mut counts = [(0u32, 0usize); 6];
             (0..trace.tokens()).for_each(|t| counts[trace.chosen(t, row)[0] as usize].0 += 1);
             counts.iter_mut().enumerate().for_each(|(e, c)| c.1 = e);
             counts.sort_by(|a, b| b.cmp(a));

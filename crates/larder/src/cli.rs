@@ -7,7 +7,9 @@ use larder_cache::Scope;
 use larder_core::Kind;
 use larder_model::Memory;
 
+pub mod eval;
 pub mod lab;
+pub mod train;
 
 /// Runs Mixture-of-Experts language models bigger than memory.
 #[derive(Parser)]
@@ -35,6 +37,8 @@ pub enum Command {
     Logits(Logits),
     /// Turn text into tokens as the model does.
     Tokenize(Tokenize),
+    /// Measure how well a model reads and answers, and what routing by the cache costs it.
+    Eval(eval::Eval),
     /// Record, draw, replay and compare routing.
     Lab(lab::Lab),
 }

@@ -7,11 +7,12 @@ use anyhow::{Context, Result, bail};
 use larder_cache::{Cache, Scope, Traffic};
 use larder_core::{Gate, LayerIdx};
 use larder_engine::{CHUNK, Recorder, Routing, Session, Streaming};
+use larder_lab::eval::Calibration;
 use larder_model::{AllResident, Call, Compute, Decoder, ExpertPath, Memory, ModelError, Routed};
 use larder_policy::eviction::{EvictionSpec, Help, Setting};
 use larder_policy::routing::RoutingSpec;
-use larder_store::{Source, Store};
 use larder_store::reader::{Arena, Files, Slot, check_reader, open_reader};
+use larder_store::{Source, Store};
 use serde_json::Value;
 
 use crate::cli::EngineFlags;
@@ -81,7 +82,7 @@ impl Engine {
             _ => Path::AllResident(Box::new(model.all_resident(&compute)?)),
         };
         let decoder = model.decoder(&compute)?;
-        let recorder = flags.trace.as_ref().map(|to| (to.clone(), Recorder::new(decoder.geometry(), flags.trace_logits)));
+        let recorder = flags.trace.as_ref().map(|to| recorder(to, &decoder, flags)).transpose()?;
         let mut experts = Experts { path, recorder };
         experts.route_by(&routing, &decoder, model)?;
         said["routing"] = routing.to_string().into();
@@ -95,6 +96,20 @@ impl Engine {
     pub fn session(&mut self) -> Session<'_, Experts> {
         self.experts.new_sequence();
         Session::new(&self.decoder, &mut self.experts, self.context)
+    }
+
+    /// The same model with an empty cache of `slots` for each layer, which were no more than planned.
+    pub fn empty_cache(&mut self, model: &Model, flags: &EngineFlags, slots: usize) -> Result<()> {
+        let Some(store) = model.store() else { bail!("{}: is no store", model.source().path().display()) };
+        let scope = flags.cache_scope.into();
+        let slots = match scope {
+            Scope::Layer => slots,
+            Scope::Global => slots * self.decoder.geometry().moe_layers.len(),
+        };
+        // The old slots go before there are new ones.
+        self.experts.path = Path::AllResident(Box::new(AllResident::new(0, self.compute.clone())));
+        self.experts.path = stream(store, slots, scope, &self.compute, flags)?.0;
+        Ok(())
     }
 
     /// The same model with every expert in memory, whatever the plan was.
@@ -159,6 +174,17 @@ fn stream(
     Ok((Path::Streaming(Box::new(streaming)), how))
 }
 
+/// Who writes down what is chosen, and how the model chooses.
+fn recorder(to: &std::path::Path, decoder: &Decoder, flags: &EngineFlags) -> Result<(PathBuf, Recorder)> {
+    let mut recorder = Recorder::new(decoder.geometry(), flags.trace_logits);
+    recorder.say("routing", flags.routing.clone());
+    if flags.trace_logits {
+        let gates: Vec<&Gate> = decoder.gates().collect();
+        recorder.say(larder_lab::GATES, serde_json::to_string(&gates)?);
+    }
+    Ok((to.to_owned(), recorder))
+}
+
 /// The trained weights that a policy asks for.
 fn help(eviction: &EvictionSpec, store: &Store, flags: &EngineFlags) -> Result<Help> {
     if eviction.name() != "learned" {
@@ -173,7 +199,24 @@ fn help(eviction: &EvictionSpec, store: &Store, flags: &EngineFlags) -> Result<H
             own.display()
         );
     }
-    bail!("{}: not yet", file.display())
+    Ok(Help { evictor: Some(Arc::new(larder_lab::read_evictor(file)?)), ..Help::default() })
+}
+
+/// Where a store keeps the spread of its routers.
+pub const CALIBRATION: &str = "calibration.json";
+
+/// The calibrated spread of each layer's router, if the strategy wants it.
+pub fn deltas(spec: &RoutingSpec, model: &Model) -> Result<Option<Vec<f32>>> {
+    if !spec.needs_calibration() {
+        return Ok(None);
+    }
+    let path = model.source().path().join(CALIBRATION);
+    if !path.exists() {
+        let store = model.source().path().display();
+        bail!("{}: is not there; `larder eval calibrate -m {store} TEXT` makes it", path.display());
+    }
+    let blueprint = &model.blueprint;
+    Ok(Some(Calibration::read(&path, &blueprint.model_type, &blueprint.geometry)?.delta))
 }
 
 impl Experts {
@@ -193,12 +236,20 @@ impl Experts {
         }
     }
 
+    /// Chooses in this way from now on, if experts pass through slots.
+    pub fn set_routing(&mut self, routing: Routing) {
+        if let Path::Streaming(streaming) = &mut self.path {
+            streaming.set_routing(routing);
+        }
+    }
+
     /// Chooses by this strategy from now on.
     pub fn route_by(&mut self, spec: &RoutingSpec, decoder: &Decoder, model: &Model) -> Result<()> {
         let routing = match spec.is_lossless() {
             true => Routing::default(),
             false => {
-                let router = spec.make(decoder.geometry().moe_layers.len(), None)?;
+                let deltas = deltas(spec, model)?;
+                let router = spec.make(decoder.geometry().moe_layers.len(), deltas.as_deref())?;
                 decoder.gates().try_for_each(|gate| router.suits(gate))?;
                 Routing::lossy(router)
             }
@@ -215,7 +266,7 @@ impl Experts {
     }
 
     /// What comes has nothing to do with what was.
-    fn new_sequence(&mut self) {
+    pub fn new_sequence(&mut self) {
         if let Path::Streaming(streaming) = &mut self.path {
             streaming.new_sequence();
         }

@@ -300,7 +300,8 @@ mod tests {
             blueprint: &blueprint,
             memory: Memory::F16,
             resident: MEGA,
-            slot: MEGA, scratch_slots: 0,
+            slot: MEGA,
+            scratch_slots: 0,
             context: 1024,
             chunk: 1,
             process: MEGA,
@@ -328,8 +329,17 @@ mod tests {
     fn everything_is_in_the_total() {
         let blueprint = blueprint();
         let (context, chunk, available) = (1024, 1, Some(SPARE_BYTES + 40 * MEGA));
-        let facts =
-            Facts { blueprint: &blueprint, resident: MEGA, slot: MEGA, scratch_slots: 0, context, memory: Memory::F16, chunk, process: MEGA, available };
+        let facts = Facts {
+            blueprint: &blueprint,
+            resident: MEGA,
+            slot: MEGA,
+            scratch_slots: 0,
+            context,
+            memory: Memory::F16,
+            chunk,
+            process: MEGA,
+            available,
+        };
         let plan = decide(&facts, &flags(Some(1), None, ScopeFlag::Layer)).unwrap();
         assert_eq!(plan.total(&facts), 3 * MEGA + facts.scratch() + 4 * MEGA);
         let said = plan.sentences(&facts);

@@ -28,6 +28,12 @@ pub fn routing(routing: &Routing) -> Value {
     })
 }
 
+/// A share in percent, with a digit behind the point where there is need of it.
+pub fn share(share: f64) -> String {
+    let digits = usize::from((100.0 * share).fract().abs() > 1e-9);
+    format!("{:.digits$} %", 100.0 * share)
+}
+
 /// Bytes with a decimal unit and three digits or so.
 pub fn bytes(n: u64) -> String {
     const UNITS: [&str; 5] = ["B", "kB", "MB", "GB", "TB"];

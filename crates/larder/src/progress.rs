@@ -33,6 +33,7 @@ impl Unit {
     fn shown(self, n: u64) -> String {
         match self {
             Unit::Bytes => print::bytes(n),
+            Unit::Things(what) if n < 1_000_000 => format!("{n} {what}"),
             Unit::Things(what) => format!("{:.1} million {what}", n as f64 / 1e6),
         }
     }
@@ -53,7 +54,7 @@ pub fn bar(what: &'static str, total: u64) -> Bar {
     begin(what, Unit::Bytes, total)
 }
 
-/// A bar for `total` things, many of them, on standard error.
+/// A bar for `total` things on standard error.
 pub fn count(what: &'static str, things: &'static str, total: u64) -> Bar {
     begin(what, Unit::Things(things), total)
 }

@@ -29,14 +29,16 @@ impl Style {
     }
 }
 
+/// x, y, and how far y could lie to both sides.
+pub(super) type Point = (f64, f64, Option<(f64, f64)>);
+
 /// A curve.
 pub(super) struct Line {
     pub name: String,
     /// One of the style's colours.
     pub color: usize,
     pub style: Style,
-    /// x, y, and how far y could lie to both sides.
-    pub points: Vec<(f64, f64, Option<(f64, f64)>)>,
+    pub points: Vec<Point>,
 }
 
 /// Curves over one axis.
@@ -72,7 +74,7 @@ impl Chart {
         let points = || self.lines.iter().flat_map(|line| &line.points);
         let x = span(points().map(|p| p.0), None);
         let y = span(points().map(|p| p.1), self.y_range);
-        let ticks = ticks(y);
+        let ticks = round_numbers(y);
         let frame = Frame { x, y: (ticks[0].min(y.0), ticks[ticks.len() - 1].max(y.1)) };
         let mut out = begin(&self.title);
         self.axes(&mut out, &frame, &ticks);
@@ -112,13 +114,17 @@ impl Chart {
         let mut xs: Vec<f64> = self.lines.iter().flat_map(|line| line.points.iter().map(|p| p.0)).collect();
         xs.sort_by(f64::total_cmp);
         xs.dedup();
-        let every = xs.len().div_ceil(12).max(1);
-        for x in xs.iter().step_by(every) {
-            let at = frame.at_x(*x);
+        // Capacities stand where they are; anything else is told by round numbers.
+        let xs = match xs.iter().all(|x| x.fract() == 0.0) {
+            true => xs.iter().copied().step_by(xs.len().div_ceil(12).max(1)).collect(),
+            false => round_numbers(frame.x),
+        };
+        for x in xs.iter().filter(|x| (frame.x.0..=frame.x.1).contains(*x)) {
+            let (at, text) = (frame.at_x(*x), number(*x, false));
             let _ = write!(
                 out,
                 "<line x1=\"{at:.1}\" y1=\"{bottom}\" x2=\"{at:.1}\" y2=\"{}\" class=\"axis\"/>\
-                 <text x=\"{at:.1}\" y=\"{}\" text-anchor=\"middle\" class=\"faint\">{x}</text>",
+                 <text x=\"{at:.1}\" y=\"{}\" text-anchor=\"middle\" class=\"faint\">{text}</text>",
                 bottom + 5.0,
                 bottom + 19.0
             );
@@ -188,7 +194,7 @@ impl Boxes {
         let all: Vec<_> =
             self.groups.iter().filter(|g| !g.2.is_empty()).map(|g| (&g.0, g.1, quantiles(&g.2))).collect();
         let range = span(all.iter().flat_map(|g| g.2), None);
-        let ticks = ticks(range);
+        let ticks = round_numbers(range);
         let frame = Frame { x: (ticks[0].min(range.0), ticks[ticks.len() - 1].max(range.1)), y: (0.0, 1.0) };
         let (left, right, bottom) = (LEFT + 60.0, WIDTH - 30.0, HEIGHT - BOTTOM);
         let at = |v: f64| left + (frame.at_x(v) - LEFT) / (WIDTH - LEFT - RIGHT) * (right - left);
@@ -269,7 +275,7 @@ fn span(values: impl Iterator<Item = f64>, least: Option<(f64, f64)>) -> (f64, f
 }
 
 /// Round numbers that cover a range.
-fn ticks((low, high): (f64, f64)) -> Vec<f64> {
+fn round_numbers((low, high): (f64, f64)) -> Vec<f64> {
     let rough = (high - low) / 5.0;
     let power = 10f64.powf(rough.log10().floor());
     let step = [1.0, 2.0, 2.5, 5.0, 10.0].into_iter().map(|s| s * power).find(|s| *s >= rough * 0.999).unwrap_or(rough);
@@ -283,21 +289,20 @@ mod tests {
 
     #[test]
     fn ticks_are_round_and_cover_the_range() {
-        assert_eq!(ticks((0.0, 1.0)), [0.0, 0.2, 0.4, 0.6000000000000001, 0.8, 1.0]);
-        assert_eq!(ticks((1.0, 2.4)), [1.0, 1.5, 2.0, 2.5]);
-        assert_eq!(ticks((0.0, 1234.0)), [0.0, 250.0, 500.0, 750.0, 1000.0, 1250.0]);
+        assert_eq!(round_numbers((0.0, 1.0)), [0.0, 0.2, 0.4, 0.6000000000000001, 0.8, 1.0]);
+        assert_eq!(round_numbers((1.0, 2.4)), [1.0, 1.5, 2.0, 2.5]);
+        assert_eq!(round_numbers((0.0, 1234.0)), [0.0, 250.0, 500.0, 750.0, 1000.0, 1250.0]);
     }
 
     #[test]
     fn drawings_hold_no_number_that_is_none() {
+        let at = |x, range| (x, 0.5, range);
         let line = |points| Line { name: "a<b".into(), color: 1, style: Style::Plain, points };
         let chart =
             |lines| Chart { title: "t".into(), x: "x".into(), y: "y".into(), lines, percent: true, y_range: None };
-        for lines in [
-            vec![],
-            vec![line(vec![(1.0, 0.5, None)])],
-            vec![line(vec![(1.0, 0.5, Some((0.1, 0.7))), (2.0, 0.5, None)])],
-        ] {
+        for lines in
+            [vec![], vec![line(vec![at(1.0, None)])], vec![line(vec![at(1.0, Some((0.1, 0.7))), at(2.0, None)])]]
+        {
             let svg = chart(lines).svg();
             assert!(!svg.contains("NaN") && !svg.contains("inf") && !svg.contains("a<b"), "{svg}");
         }

@@ -38,6 +38,7 @@ struct Column {
 /// The experts of one layer over some passes: wanted and there, wanted and missed, there without being wanted, leaving.
 pub struct Heat {
     name: String,
+    slots: usize,
     window: Window,
     columns: Vec<Column>,
     /// Passes of that layer so far.
@@ -59,7 +60,8 @@ impl Heat {
             return Err(LabError::Impossible(format!("layer {} is not among the {rows} of the trace", window.row)));
         }
         let window = window.clone();
-        let mut heat = Heat { name: spec.to_string(), window, columns: Vec::new(), seen: 0, experts: setting.experts };
+        let Setting { slots, experts, .. } = *setting;
+        let mut heat = Heat { name: spec.to_string(), slots, window, columns: Vec::new(), seen: 0, experts };
         drive(requests, setting, spec, help, &mut heat)?;
         match heat.columns.is_empty() {
             true => {
@@ -91,11 +93,13 @@ impl Heat {
         let (hits, misses) = self.counts();
         let mut out = format!(
             "<svg viewBox=\"0 0 {:.1} {:.1}\" role=\"img\" style=\"max-width:{:.0}px\">\
-             <text x=\"{left}\" y=\"18\" class=\"title\">{}: {hits} hits, {misses} misses</text>",
+             <text x=\"{left}\" y=\"18\" class=\"title\">{}, layer {}, {} slots: {hits} hits, {misses} misses</text>",
             right + 10.0,
             bottom + 36.0,
             right + 10.0,
-            escape(&self.name)
+            escape(&self.name),
+            self.window.row,
+            self.slots
         );
         let spot = |out: &mut String, column: usize, count: usize, expert: usize, class: &str| {
             let (x, y) = (left + wide * column as f64, top + high * expert as f64);
@@ -192,7 +196,7 @@ mod tests {
         assert_eq!(spots, [[Hit, Stays, Absent], [Stays, Stays, Miss], [Stays, Miss, Stays]]);
         let left: Vec<_> = heat.columns.iter().map(|c| c.left.clone()).collect();
         assert_eq!(left, [[false; 3], [false, true, false], [true, false, false]]);
-        assert!(heat.svg().contains("lru: 1 hits, 2 misses"));
+        assert!(heat.svg().contains("lru, layer 0, 2 slots: 1 hits, 2 misses"));
     }
 
     #[test]

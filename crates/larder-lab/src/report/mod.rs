@@ -6,8 +6,10 @@ mod html;
 mod outcome;
 mod page;
 mod table;
+mod tradeoffs;
 
 pub use heat::{Heat, Window};
 pub use outcome::{About, Outcome, Row};
 pub use page::page;
 pub use table::csv;
+pub use tradeoffs::tradeoffs_page;

@@ -18,15 +18,15 @@ pub fn page(outcome: &Outcome, heats: &[Heat]) -> String {
             "global" => "One pool for all layers",
             _ => "A pool for each layer",
         };
-        let _ = write!(out, "<h2>{title}</h2>\n<div class=\"charts\">\n");
+        let _ = writeln!(out, "<h2>{title}</h2>\n<div class=\"charts\">");
         for svg in charts(outcome, scope) {
-            let _ = write!(out, "<figure>{svg}</figure>\n");
+            let _ = writeln!(out, "<figure>{svg}</figure>");
         }
         out.push_str("</div>\n");
         out.push_str(&overview(outcome, scope));
     }
     if let Some(svg) = scopes_compared(outcome) {
-        let _ = write!(out, "<h2>What separate pools cost</h2>\n<div class=\"charts\"><figure>{svg}</figure></div>\n");
+        let _ = writeln!(out, "<h2>What separate pools cost</h2>\n<div class=\"charts\"><figure>{svg}</figure></div>");
     }
     if !heats.is_empty() {
         out.push_str(
@@ -34,11 +34,11 @@ pub fn page(outcome: &Outcome, heats: &[Heat]) -> String {
              Pale: in memory, not wanted. A cross: leaves memory in this pass, or before the layer's next turn.</p>\n",
         );
         for heat in heats {
-            let _ = write!(out, "<figure>{}</figure>\n", heat.svg());
+            let _ = writeln!(out, "<figure>{}</figure>", heat.svg());
         }
     }
     let _ =
-        write!(out, "<h2>All numbers</h2>\n<details open><summary>one line for each policy and capacity</summary>\n");
+        writeln!(out, "<h2>All numbers</h2>\n<details open><summary>one line for each policy and capacity</summary>");
     out.push_str(&numbers(outcome));
     out.push_str("</details>\n</body></html>\n");
     out
@@ -50,10 +50,10 @@ fn intro(out: &mut String, outcome: &Outcome) {
         "carried" => "What one sequence leaves in memory is there for the next.",
         _ => "Each sequence begins with nothing in memory.",
     };
-    let _ = write!(
+    let _ = writeln!(
         out,
         "<h1>Eviction policies compared</h1>\n<p>{} tokens in {} sequences choose {} of {} experts in each of {} layers. \
-         {start} Capacities are slots per layer; one pool for all layers has that many times {}.</p>\n",
+         {start} Capacities are slots per layer; one pool for all layers has that many times {}.</p>",
         grouped(trace.tokens as u64),
         trace.sequences,
         trace.top_k,
@@ -64,13 +64,13 @@ fn intro(out: &mut String, outcome: &Outcome) {
     let facts: Vec<String> =
         trace.meta.iter().map(|(key, value)| format!("{}: {}", escape(key), escape(value))).collect();
     if !facts.is_empty() {
-        let _ = write!(out, "<p class=\"faint\">{}</p>\n", facts.join(" · "));
+        let _ = writeln!(out, "<p class=\"faint\">{}</p>", facts.join(" · "));
     }
     if let Some(p) = &outcome.profile {
-        let _ = write!(
+        let _ = writeln!(
             out,
             "<p>Times are computed, not measured: experts of {:.2} MB, read at {:.2} GB/s after {:.0} µs, used at {:.1} GB/s; \
-             {:.2} ms per token for all else; {:.0} % of computing passes while the SSD reads.</p>\n",
+             {:.2} ms per token for all else; {:.0} % of computing passes while the SSD reads.</p>",
             p.expert_bytes / 1e6,
             p.ssd_rate / 1e9,
             p.latency_s * 1e6,
@@ -84,7 +84,7 @@ fn intro(out: &mut String, outcome: &Outcome) {
 /// The curves of one scope.
 fn charts(outcome: &Outcome, scope: &str) -> Vec<String> {
     let tokens = outcome.trace.tokens.max(1) as f64;
-    let chart = |title: &str, y: &str, percent, y_range, value: &dyn Fn(&Row) -> Option<Point>| Chart {
+    let chart = |title: &str, y: &str, percent, y_range, value: &dyn Fn(&Row) -> Option<Value>| Chart {
         title: title.into(),
         x: "slots per layer".into(),
         y: y.into(),
@@ -122,9 +122,9 @@ fn charts(outcome: &Outcome, scope: &str) -> Vec<String> {
 }
 
 /// A value and its interval.
-type Point = (f64, Option<(f64, f64)>);
+type Value = (f64, Option<(f64, f64)>);
 
-fn lines(outcome: &Outcome, scope: &str, value: &dyn Fn(&Row) -> Option<Point>) -> Vec<Line> {
+fn lines(outcome: &Outcome, scope: &str, value: &dyn Fn(&Row) -> Option<Value>) -> Vec<Line> {
     let line = |(i, policy): (usize, &str)| {
         let rows = outcome.rows.iter().filter(|row| row.policy == policy && row.scope == scope);
         let points = rows.filter_map(|row| value(row).map(|(y, range)| (row.slots as f64, y, range))).collect();

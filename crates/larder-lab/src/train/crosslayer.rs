@@ -1,8 +1,6 @@
 use candle_core::{D, Device, Result, Tensor, Var};
 use candle_nn::{AdamW, Optimizer, ParamsAdamW};
-use larder_policy::eviction::learned::{
-    Arrays, CROSSLAYER, FEATURES, Features, HEAD_HIDDEN, HORIZONS, SCALES, Size,
-};
+use larder_policy::eviction::learned::{Arrays, CROSSLAYER, FEATURES, Features, HEAD_HIDDEN, HORIZONS, SCALES, Size};
 
 use super::lanes::Batch;
 use super::learner::{Learner, normal, transposed};
@@ -126,7 +124,14 @@ impl Crosslayer {
             let bits = self.rng.bits();
             mask.extend([bits as u32, (bits >> 32) as u32].map(|b| if b < bar { scale } else { 0.0 }));
         }
-        Tensor::from_vec({ mask.truncate(count); mask }, count, &Device::Cpu)
+        Tensor::from_vec(
+            {
+                mask.truncate(count);
+                mask
+            },
+            count,
+            &Device::Cpu,
+        )
     }
 
     /// The mean cross entropy against the targets, and its gradient by the logits. What lies beyond the sequence's

@@ -25,6 +25,7 @@ impl Memory {
 }
 
 /// What a model remembers of a sequence.
+#[derive(Clone)]
 pub struct State {
     /// Tokens seen.
     pub len: usize,
@@ -45,6 +46,7 @@ impl State {
 }
 
 /// What one layer remembers; each kind of mixer uses the fields it needs.
+#[derive(Clone)]
 pub struct LayerState {
     /// Keys of attention, or the latents of latent attention.
     pub keys: Rows,
@@ -69,6 +71,7 @@ impl LayerState {
 }
 
 /// Vectors `[heads, positions, width]` that grow along their positions, each head's in one piece.
+#[derive(Clone)]
 pub struct Rows {
     kind: Kind,
     data: Vec<u8>,

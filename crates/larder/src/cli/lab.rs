@@ -7,6 +7,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use larder_core::Scope;
 use larder_lab::Profile;
 use larder_policy::eviction::EvictionSpec;
+use larder_policy::routing::RoutingSpec;
 
 use super::{ByteSize, ScopeFlag, at_least_one, byte_size};
 
@@ -31,6 +32,8 @@ pub enum LabCommand {
     Sweep(Sweep),
     /// Make a page of what a sweep found.
     Report(Report),
+    /// Train the weights of the eviction policy `learned`.
+    Train(super::train::Train),
 }
 
 /// Make a trace from those of other programs.
@@ -137,6 +140,9 @@ pub struct ReplayFlags {
     /// Begin each sequence with what the one before it left, not with an empty cache.
     #[arg(long)]
     pub carry: bool,
+    /// Trained weights, for the policy `learned`.
+    #[arg(long, value_name = "FILE")]
+    pub evictor: Option<PathBuf>,
     #[command(flatten)]
     pub device: DeviceFlags,
 }
@@ -194,6 +200,12 @@ pub struct Replay {
     /// What shares the slots: the experts of one layer, or all.
     #[arg(long, value_name = "SCOPE", default_value = "layer")]
     pub cache_scope: ScopeFlag,
+    /// Choose again by this strategy, from the router's logits in the trace.
+    #[arg(long, value_name = "SPEC")]
+    pub routing: Option<RoutingSpec>,
+    /// With --routing: keep the new choices as a trace.
+    #[arg(long, value_name = "FILE", requires = "routing")]
+    pub trace: Option<PathBuf>,
     #[command(flatten)]
     pub how: ReplayFlags,
     /// Also print the counts of each layer.

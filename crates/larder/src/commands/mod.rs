@@ -8,6 +8,7 @@ use crate::cli::Command;
 
 mod bench;
 mod convert;
+mod eval;
 mod inspect;
 mod lab;
 mod logits;
@@ -27,6 +28,7 @@ pub fn run(command: Command) -> Result<()> {
         Command::Bench(args) => bench::run(&args),
         Command::Logits(args) => logits::run(&args),
         Command::Tokenize(args) => tokenize::run(&args),
+        Command::Eval(args) => eval::run(args),
         Command::Lab(args) => lab::run(&args),
     }
 }

@@ -1,7 +1,9 @@
 use std::io::Write;
 
 use anyhow::{Result, bail};
-use larder_engine::{ChatInput, Finish, Listener, Request, Routing, Sampler, Sampling, Step, StopMatcher, Written, generate};
+use larder_engine::{
+    ChatInput, Finish, Listener, Request, Routing, Sampler, Sampling, Step, StopMatcher, Written, generate,
+};
 use serde_json::{Value, json};
 
 use crate::cli::{Run, SamplingFlags};

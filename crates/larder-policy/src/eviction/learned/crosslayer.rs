@@ -147,6 +147,12 @@ impl Crosslayer {
         new
     }
 
+    /// What the units between the layers say.
+    #[cfg(test)]
+    pub fn active(&self) -> &[f32] {
+        &self.active
+    }
+
     /// Nothing is chosen now, and averages are as usual.
     fn begin(&mut self) {
         let hidden = self.weights.hidden;

@@ -15,6 +15,8 @@ mod math;
 mod policy;
 #[cfg(test)]
 pub(super) mod testing;
+#[cfg(test)]
+mod tests;
 
 use super::Setting;
 

@@ -107,6 +107,13 @@ fn the_bonus_is_lambda_times_the_mean_range() {
 }
 
 #[test]
+fn no_bonus_at_all_is_not_a_bonus_of_zero() {
+    let mut logits = [-1.0; EXPERTS];
+    (logits[0], logits[1]) = (-0.0, 0.0);
+    assert_eq!(ids(choose("prior:lambda=0", &raw(1), &logits, &BTreeSet::from([0]))), [1], "gates sort -0 below 0");
+}
+
+#[test]
 fn what_is_on_its_way_counts_as_there() {
     struct OnItsWay;
     impl Residency for OnItsWay {

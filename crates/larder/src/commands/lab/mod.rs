@@ -1,11 +1,13 @@
 //! One file per command of the lab.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use larder_core::Trace;
-use larder_lab::Start;
 use larder_lab::import::{Import, import};
+use larder_lab::{Start, read_evictor};
+use larder_policy::eviction::Help;
 use serde_json::{Value, json};
 
 use crate::cli::lab::{Lab, LabCommand, ReplayFlags, TraceFlags};
@@ -17,6 +19,7 @@ mod replay;
 mod report;
 mod sweep;
 mod synth;
+mod train;
 
 /// Runs a command of the lab.
 pub fn run(args: &Lab) -> Result<()> {
@@ -27,6 +30,7 @@ pub fn run(args: &Lab) -> Result<()> {
         LabCommand::Replay(args) => replay::run(args),
         LabCommand::Sweep(args) => sweep::run(args),
         LabCommand::Report(args) => report::run(args),
+        LabCommand::Train(args) => train::run(args),
     }
 }
 
@@ -59,6 +63,12 @@ fn read(path: &Path) -> Result<Trace> {
 
 fn start(flags: &ReplayFlags) -> Start {
     if flags.carry { Start::Carried } else { Start::Cold }
+}
+
+/// What policies get beside the requests.
+fn help(flags: &ReplayFlags) -> Result<Help> {
+    let evictor = flags.evictor.as_deref().map(read_evictor).transpose()?;
+    Ok(Help { evictor: evictor.map(Arc::new), ..Help::default() })
 }
 
 /// What a trace holds, in words.

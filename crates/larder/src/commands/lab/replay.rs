@@ -2,24 +2,25 @@ use std::time::Instant;
 
 use anyhow::{Error, Result};
 use larder_core::Trace;
-use larder_lab::{Load, Replayed, Requests, Start, replay_requests};
-use larder_policy::eviction::Help;
+use larder_lab::{Load, Replayed, Requests, Start, replay_requests, reroute};
+use larder_policy::routing::quality::Quality;
 use serde_json::{Value, json};
 
-use super::{load, start, summary};
+use super::{help, load, start, summary};
 use crate::cli::lab::Replay as Args;
 use crate::print;
 
 /// Replays a trace with one eviction policy.
 pub fn run(args: &Args) -> Result<()> {
     let profile = args.how.device.profile().map_err(Error::msg)?;
-    let trace = load(&args.input)?;
+    let mut trace = load(&args.input)?;
     let slots = args.cache_experts.unwrap_or((trace.experts / 4).max(1));
+    let quality = choose_again(args, &mut trace, slots)?;
     let (found, seconds) = replay(args, &trace, slots)?;
     let load = Load { tokens: found.tokens, wanted: found.counts.wanted(), misses: found.counts.misses };
     let speed = profile.map(|p| p.tokens_per_second(&load));
     if args.json {
-        println!("{}", numbers(args, &trace, slots, &found, speed, seconds));
+        println!("{}", numbers(args, &trace, slots, &found, quality.as_ref(), speed, seconds));
         return Ok(());
     }
     let counts = found.counts;
@@ -32,11 +33,17 @@ pub fn run(args: &Args) -> Result<()> {
         if args.how.carry { "carried from sequence to sequence" } else { "empty before each sequence" },
     );
     println!("{:.2} % of {wanted} wanted experts were in memory", 100.0 * found.hit_rate());
-    println!("{} misses, {:.2} a token, {} of them for the first time", counts.misses, counts.misses as f64 / tokens, {
-        counts.misses - counts.rereads
-    });
+    println!(
+        "{} misses, {:.2} a token, {} of them for the first time",
+        counts.misses,
+        counts.misses as f64 / tokens,
+        { counts.misses - counts.rereads }
+    );
     println!("{} evictions; an expert stays for {:.1} passes", counts.evictions, found.lives.mean());
     println!("{} misses came within {} passes of leaving", found.lives.refetches, larder_lab::REFETCH_WITHIN);
+    if let (Some(quality), Some(routing)) = (&quality, &args.routing) {
+        println!("{}", print::quality(&routing.to_string(), quality));
+    }
     if let Some(speed) = speed {
         println!("{speed:.2} tokens/s on such a device");
     }
@@ -47,13 +54,25 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
+/// Replaces the trace's choices by those of another strategy, if one is given.
+fn choose_again(args: &Args, trace: &mut Trace, slots: usize) -> Result<Option<Quality>> {
+    let Some(routing) = &args.routing else { return Ok(None) };
+    let room = (slots, args.cache_scope.into(), args.how.scratch);
+    let (new, quality) = reroute(trace, room, &args.eviction, &help(&args.how)?, routing, start(&args.how))?;
+    if let Some(path) = &args.trace {
+        new.write(path)?;
+    }
+    *trace = new;
+    Ok(Some(quality))
+}
+
 /// What was found and how long it took, the trace being laid out before.
 fn replay(args: &Args, trace: &Trace, slots: usize) -> Result<(Replayed, f64)> {
     let pieces = match start(&args.how) {
         Start::Cold => Requests::by_sequence(trace),
         Start::Carried => vec![Requests::all(trace)],
     };
-    let help = Help::default();
+    let help = help(&args.how)?;
     pieces.iter().for_each(|requests| drop(requests.help(&help)));
     let begin = Instant::now();
     let mut all = Replayed::default();
@@ -73,11 +92,23 @@ fn layers(found: &Replayed) -> String {
     print::table(&rows)
 }
 
-fn numbers(args: &Args, trace: &Trace, slots: usize, found: &Replayed, speed: Option<f64>, seconds: f64) -> Value {
+fn numbers(
+    args: &Args,
+    trace: &Trace,
+    slots: usize,
+    found: &Replayed,
+    quality: Option<&Quality>,
+    speed: Option<f64>,
+    seconds: f64,
+) -> Value {
+    let cost =
+        |q: &Quality| json!({"substituted": q.substituted_share(), "kept_mass": q.kept_mass(), "kl": q.mean_kl()});
     let layer = |row: &larder_lab::RowCounts| json!({"hits": row.hits, "misses": row.misses});
     json!({
         "trace": super::facts(trace),
         "eviction": args.eviction.to_string(),
+        "routing": args.routing.as_ref().map(ToString::to_string),
+        "quality": quality.map(cost),
         "slots": slots,
         "scope": larder_core::Scope::from(args.cache_scope).to_string(),
         "scratch": args.how.scratch,

@@ -16,7 +16,10 @@ pub fn run(args: &Args) -> Result<()> {
                 let (path, sweep) = (path.display(), args.sweep.display());
                 bail!(
                     "{path} has {} layers of {} experts, and {sweep} is about {} of {}",
-                    has[0], has[1], had[0], had[1]
+                    has[0],
+                    has[1],
+                    had[0],
+                    had[1]
                 );
             }
             heat::draw(&args.heat, &trace, &Help::default())?

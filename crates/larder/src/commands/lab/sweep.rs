@@ -6,7 +6,7 @@ use larder_lab::report::{Outcome, csv, page};
 use larder_lab::{Cell, Requests, Start, Sweep, eighths};
 use larder_policy::eviction::{EvictionSpec, Help, POLICIES};
 
-use super::{heat, load, start, summary};
+use super::{heat, help, load, start, summary};
 use crate::cli::lab::Sweep as Args;
 use crate::{print, progress};
 
@@ -14,7 +14,7 @@ use crate::{print, progress};
 pub fn run(args: &Args) -> Result<()> {
     let profile = args.how.device.profile().map_err(Error::msg)?;
     let trace = load(&args.input)?;
-    let help = Help::default();
+    let help = help(&args.how)?;
     let start = start(&args.how);
     let policies = policies(args, &trace, &help)?;
     let begin = Instant::now();

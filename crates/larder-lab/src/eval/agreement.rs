@@ -1,0 +1,181 @@
+use larder_cache::{Counts, Ledger, Wave};
+use larder_core::{ExpertId, Gate, Geometry, LayerIdx};
+use larder_model::{Routed, Tap};
+use larder_policy::routing::quality::{Comparison, Quality};
+use larder_policy::routing::{Ask, Router};
+
+/// Watches a model that chooses for itself, asks a strategy at each token what it would choose instead, and keeps the
+/// cache that the strategy would have.
+pub struct Shadow<'a> {
+    gates: Vec<&'a Gate>,
+    rows: Rows,
+    router: Box<dyn Router>,
+    ledger: Ledger,
+    wave: Wave,
+    comparison: Comparison,
+    qualities: Vec<Quality>,
+    chosen: Vec<ExpertId>,
+    /// The logits of the pass under way, row by row.
+    logits: Vec<Vec<f32>>,
+}
+
+impl<'a> Shadow<'a> {
+    /// Of a model of this geometry, whose layers choose by `gates`. The caller guarantees that they suit the router,
+    /// and that the ledger is for this geometry.
+    pub fn new(geometry: &Geometry, gates: Vec<&'a Gate>, router: Box<dyn Router>, ledger: Ledger) -> Self {
+        let (count, rows) = (gates.len(), Rows::new(geometry));
+        let (wave, comparison, chosen) = Default::default();
+        let (qualities, logits) = (vec![Quality::default(); count], vec![Vec::new(); count]);
+        Shadow { gates, rows, router, ledger, wave, comparison, qualities, chosen, logits }
+    }
+
+    /// What comes has nothing to do with what was.
+    pub fn new_sequence(&mut self) {
+        self.ledger.new_sequence();
+    }
+
+    /// How far each layer's choices would have been from its own.
+    pub fn qualities(&self) -> &[Quality] {
+        &self.qualities
+    }
+
+    /// What would have passed through the cache.
+    pub fn counts(&self) -> Counts {
+        self.ledger.counts()
+    }
+
+    /// All layers have chosen for all tokens of a pass. The cache sees them token by token.
+    fn settle(&mut self, tokens: usize) {
+        for token in 0..tokens {
+            for row in 0..self.gates.len() {
+                self.ask(row, token);
+            }
+        }
+    }
+
+    fn ask(&mut self, row: usize, token: usize) {
+        let gate = self.gates[row];
+        let logits = &self.logits[row][token * gate.experts..][..gate.experts];
+        self.router.choose(&Ask { row, gate, logits, decode: true }, &self.ledger, &mut self.chosen);
+        self.qualities[row] += self.comparison.compare(gate, logits, &self.chosen);
+        let wanted: Vec<usize> = self.chosen.iter().map(|e| e.index()).collect();
+        self.ledger.begin(row, &wanted, logits);
+        let mut rest = &wanted[..];
+        while !rest.is_empty() {
+            self.ledger.open(row, rest, &mut self.wave);
+            self.wave.misses.iter().for_each(|(expert, _)| self.ledger.arrived(row, *expert));
+            self.ledger.close(row, &mut self.wave);
+            rest = &rest[self.wave.len()..];
+        }
+    }
+}
+
+impl Tap for Shadow<'_> {
+    fn routed(&mut self, layer: LayerIdx, logits: &[f32], _: &Routed) {
+        let Some(row) = self.rows.of(layer) else { return };
+        self.logits[row].clear();
+        self.logits[row].extend_from_slice(logits);
+        if row + 1 == self.gates.len() {
+            self.settle(logits.len() / self.gates[row].experts);
+        }
+    }
+}
+
+/// Watches a model that a strategy chooses for, and compares with what each layer would have chosen for itself.
+pub struct Followed<'a> {
+    gates: Vec<&'a Gate>,
+    rows: Rows,
+    comparison: Comparison,
+    qualities: Vec<Quality>,
+}
+
+impl<'a> Followed<'a> {
+    /// Of a model of this geometry, whose layers choose by `gates`.
+    pub fn new(geometry: &Geometry, gates: Vec<&'a Gate>) -> Self {
+        let qualities = vec![Quality::default(); gates.len()];
+        Followed { gates, rows: Rows::new(geometry), comparison: Comparison::default(), qualities }
+    }
+
+    /// How far each layer's choices were from its own.
+    pub fn qualities(&self) -> &[Quality] {
+        &self.qualities
+    }
+}
+
+impl Tap for Followed<'_> {
+    fn routed(&mut self, layer: LayerIdx, logits: &[f32], routed: &Routed) {
+        let Some(row) = self.rows.of(layer) else { return };
+        let gate = self.gates[row];
+        for (logits, ids) in logits.chunks_exact(gate.experts).zip(routed.ids.chunks_exact(gate.top_k)) {
+            let used = ids.iter().position(|id| *id == ExpertId::NONE).unwrap_or(ids.len());
+            self.qualities[row] += self.comparison.compare(gate, logits, &ids[..used]);
+        }
+    }
+}
+
+/// Position of each decoder layer among those with experts.
+pub(super) struct Rows(Vec<Option<usize>>);
+
+impl Rows {
+    pub fn new(geometry: &Geometry) -> Self {
+        let mut rows = vec![None; geometry.layers];
+        geometry.moe_layers.iter().enumerate().for_each(|(row, layer)| rows[layer.index()] = Some(row));
+        Rows(rows)
+    }
+
+    pub fn of(&self, layer: LayerIdx) -> Option<usize> {
+        self.0.get(layer.index()).copied().flatten()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use larder_core::Scope;
+    use larder_policy::eviction::{EvictionSpec, Help, Setting};
+    use larder_policy::routing::RoutingSpec;
+
+    use super::*;
+
+    fn geometry() -> Geometry {
+        let moe_layers = vec![LayerIdx(1), LayerIdx(2)];
+        Geometry { layers: 3, moe_layers, experts: 4, top_k: 1, hidden: 8, inter: 8, bias: false }
+    }
+
+    /// Two tokens in one pass: both prefer expert 0, by far and by a little.
+    fn watch(tap: &mut dyn Tap) {
+        let logits = [4.0, 1.0, 0.0, 0.0, 2.1, 2.0, 0.0, 0.0];
+        for layer in 1..3 {
+            let routed = Routed { ids: vec![ExpertId(0), ExpertId(1)], weights: vec![1.0, 1.0] };
+            tap.routed(LayerIdx(layer), &logits, &routed);
+        }
+    }
+
+    fn shadow<'a>(gate: &'a Gate, spec: &str) -> Shadow<'a> {
+        let router = spec.parse::<RoutingSpec>().unwrap().make(2, None).unwrap();
+        let setting = Setting::new(&geometry(), 1, Scope::Layer);
+        let policies = "lru".parse::<EvictionSpec>().unwrap().make(&setting, &Help::default()).unwrap();
+        Shadow::new(&geometry(), vec![gate; 2], router, Ledger::new(&setting, policies))
+    }
+
+    #[test]
+    fn a_shadow_has_the_cache_of_its_own_choices() {
+        let gate = Gate::softmax(4, 1, false);
+        let mut own = shadow(&gate, "prior:lambda=0");
+        watch(&mut own);
+        assert_eq!((own.qualities()[1].substituted, own.counts().misses), (0, 2));
+        let mut other = shadow(&gate, "replace:k=1");
+        watch(&mut other);
+        assert!(other.qualities().iter().all(|q| (q.choices, q.substituted) == (2, 2)));
+        assert!(other.qualities()[0].kl > 2.0);
+    }
+
+    #[test]
+    fn what_is_followed_is_what_was_routed() {
+        let gate = Gate::softmax(4, 1, false);
+        let mut followed = Followed::new(&geometry(), vec![&gate; 2]);
+        watch(&mut followed);
+        assert!(followed.qualities().iter().all(|q| (q.choices, q.substituted) == (2, 1)));
+        let kl = followed.qualities()[0].kl;
+        assert!((kl - 0.1).abs() < 1e-5, "the log of the two probabilities' ratio, not {kl}");
+    }
+}

@@ -1,0 +1,139 @@
+use std::fs;
+use std::path::Path;
+
+use larder_core::{ExpertId, Gate, Geometry, LayerIdx, Presence, Residency};
+use larder_model::{Routed, Tap};
+use larder_policy::routing::{Ask, Router, RoutingSpec};
+use serde::{Deserialize, Serialize};
+
+use super::agreement::Rows;
+use crate::LabError;
+use crate::export::whole;
+
+/// No such file is larger.
+const BYTES_MAX: u64 = 1 << 20;
+
+/// The spread Δ of the numbers that each layer's router sorts, measured on a text.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Calibration {
+    /// The model's type.
+    pub model_type: String,
+    /// Experts of each layer.
+    pub experts: usize,
+    /// The text it was measured on.
+    pub text: String,
+    /// How many of its tokens.
+    pub tokens: usize,
+    /// Of each layer that has experts.
+    pub delta: Vec<f32>,
+}
+
+impl Calibration {
+    /// Reads what [`write`](Self::write) wrote, for a model of this type and geometry.
+    pub fn read(path: &Path, model_type: &str, geometry: &Geometry) -> Result<Self, LabError> {
+        let wrong = |why: String| LabError::malformed(path, why);
+        let bytes = fs::metadata(path).map_err(LabError::io(path, "opening"))?.len();
+        if bytes > BYTES_MAX {
+            return Err(wrong(format!("is no calibration: {bytes} bytes are too many")));
+        }
+        let text = fs::read(path).map_err(LabError::io(path, "reading"))?;
+        let found: Calibration = serde_json::from_slice(&text)
+            .map_err(|e| wrong(format!("is not what `larder eval calibrate` wrote: {e}")))?;
+        let (rows, experts) = (geometry.moe_layers.len(), geometry.experts);
+        if (found.model_type.as_str(), found.delta.len(), found.experts) != (model_type, rows, experts) {
+            return Err(wrong(format!(
+                "is for {} with {} layers of {} experts, and this is {model_type} with {rows} of {experts}",
+                found.model_type,
+                found.delta.len(),
+                found.experts
+            )));
+        }
+        match found.delta.iter().all(|d| d.is_finite() && *d >= 0.0) {
+            true => Ok(found),
+            false => Err(wrong("holds a Δ that is no scale".into())),
+        }
+    }
+
+    /// Writes it, whole or not at all.
+    pub fn write(&self, path: &Path) -> Result<(), LabError> {
+        whole(path, |out| Ok(serde_json::to_writer_pretty(out, self)?))
+    }
+}
+
+/// Watches a model and averages the spread of each layer's router, as `prior` does while it runs.
+pub struct Spread<'a> {
+    gates: Vec<&'a Gate>,
+    rows: Rows,
+    router: Box<dyn Router>,
+    chosen: Vec<ExpertId>,
+}
+
+/// A cache that holds nothing.
+struct Nobody;
+
+impl Residency for Nobody {
+    fn presence(&self, _: usize, _: usize) -> Presence {
+        Presence::Absent
+    }
+}
+
+impl<'a> Spread<'a> {
+    /// Of a model of this geometry, whose layers choose by `gates`.
+    pub fn new(geometry: &Geometry, gates: Vec<&'a Gate>) -> Self {
+        let spec: RoutingSpec = "prior:lambda=0".parse().expect("a spec that is one");
+        let router = spec.make(gates.len(), None).expect("it needs nothing");
+        Spread { gates, rows: Rows::new(geometry), router, chosen: Vec::new() }
+    }
+
+    /// The mean so far, of each layer that has experts.
+    pub fn delta(&self) -> Vec<f32> {
+        self.router.report().delta.iter().map(|d| *d as f32).collect()
+    }
+}
+
+impl Tap for Spread<'_> {
+    fn routed(&mut self, layer: LayerIdx, logits: &[f32], _: &Routed) {
+        let Some(row) = self.rows.of(layer) else { return };
+        let gate = self.gates[row];
+        for logits in logits.chunks_exact(gate.experts) {
+            self.router.choose(&Ask { row, gate, logits, decode: true }, &Nobody, &mut self.chosen);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn geometry(experts: usize) -> Geometry {
+        let moe_layers = vec![LayerIdx(0), LayerIdx(2)];
+        Geometry { layers: 3, moe_layers, experts, top_k: 1, hidden: 8, inter: 8, bias: false }
+    }
+
+    #[test]
+    fn the_spread_is_the_mean_of_each_layer() {
+        let gate = Gate::softmax(3, 1, false);
+        let mut spread = Spread::new(&geometry(3), vec![&gate; 2]);
+        spread.routed(LayerIdx(0), &[1.0, 3.0, 0.0, 1.0, 2.0, 2.0], &Routed::default());
+        spread.routed(LayerIdx(2), &[-1.0, 4.0, 0.0], &Routed::default());
+        let delta = spread.delta();
+        assert!((delta[0] - 2.0).abs() < 1e-5 && (delta[1] - 5.0).abs() < 1e-5, "{delta:?}");
+    }
+
+    #[test]
+    fn a_calibration_is_for_one_model() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("calibration.json");
+        let delta = vec![1.25, 3.5];
+        let made = Calibration { model_type: "olmoe".into(), experts: 4, text: "a.txt".into(), tokens: 9, delta };
+        made.write(&path).unwrap();
+        assert_eq!(Calibration::read(&path, "olmoe", &geometry(4)).unwrap(), made);
+        let said = |kind, experts| Calibration::read(&path, kind, &geometry(experts)).unwrap_err().to_string();
+        assert!(said("olmoe", 5).contains("2 layers of 4 experts"));
+        assert!(said("mixtral", 4).contains("this is mixtral"));
+        Calibration { delta: vec![1.0, -1.0], ..made }.write(&path).unwrap();
+        assert!(said("olmoe", 4).contains("no scale"));
+        fs::write(&path, "{}").unwrap();
+        assert!(said("olmoe", 4).contains("larder eval calibrate"));
+    }
+}

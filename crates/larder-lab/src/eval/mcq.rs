@@ -1,0 +1,162 @@
+//! Questions with four answers to choose from, as in MMLU: the model's answer is the letter it finds likeliest.
+
+use std::path::Path;
+
+use super::csv::records;
+use super::read_text;
+use crate::LabError;
+
+/// How many answers a question offers.
+pub const CHOICES: usize = 4;
+
+const LETTERS: [char; CHOICES] = ['A', 'B', 'C', 'D'];
+
+/// A question.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Question {
+    /// What is asked.
+    pub text: String,
+    /// The answers offered.
+    pub choices: [String; CHOICES],
+    /// Which of them is right.
+    pub answer: usize,
+}
+
+/// The questions of a CSV file with the columns question, four answers, and the right one as a number from 0 or as a
+/// letter. A first line that names the columns is passed over.
+pub fn questions(path: &Path) -> Result<Vec<Question>, LabError> {
+    let wrong = |why: String| LabError::malformed(path, why);
+    let mut all = Vec::new();
+    for (at, record) in records(&read_text(path)?).map_err(wrong)?.into_iter().enumerate() {
+        let (line, count) = (record.line, record.cells.len());
+        let Ok([text, a, b, c, d, answer]) = <[String; CHOICES + 2]>::try_from(record.cells) else {
+            let columns = "a question, four answers and the right one";
+            return Err(wrong(format!("has {count} columns in line {line}, and not 6: {columns}")));
+        };
+        if at == 0 && answer.trim().eq_ignore_ascii_case("answer") {
+            continue;
+        }
+        let Some(answer) = place(&answer) else {
+            let answer = answer.trim();
+            return Err(wrong(format!(
+                "has the answer '{answer}' in line {line}, which is not one of A to D or 0 to 3"
+            )));
+        };
+        all.push(Question { text, choices: [a, b, c, d], answer });
+    }
+    match all.is_empty() {
+        true => Err(wrong("holds no questions".into())),
+        false => Ok(all),
+    }
+}
+
+fn place(answer: &str) -> Option<usize> {
+    match answer.trim() {
+        digit @ ("0" | "1" | "2" | "3") => digit.parse().ok(),
+        letter => LETTERS.iter().position(|l| letter.chars().eq([*l])),
+    }
+}
+
+/// What a file's name says that it is about.
+pub fn subject(path: &Path) -> String {
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+    let ends = ["_test", "_dev", "_val", "_train"];
+    let bare = ends.iter().find_map(|end| stem.strip_suffix(end)).unwrap_or(&stem);
+    bare.replace('_', " ")
+}
+
+/// What stands before the first question.
+pub fn opening(subject: &str) -> String {
+    format!("The following are multiple choice questions (with answers) about {subject}.\n\n")
+}
+
+impl Question {
+    /// The question and what it offers, up to where the answer's letter would follow.
+    pub fn asked(&self) -> String {
+        let choices: String = LETTERS.iter().zip(&self.choices).map(|(l, c)| format!("{l}. {}\n", c.trim())).collect();
+        format!("{}\n{choices}Answer:", self.text.trim())
+    }
+
+    /// The same with its answer, as an example for others.
+    pub fn answered(&self) -> String {
+        format!("{} {}\n\n", self.asked(), LETTERS[self.answer])
+    }
+}
+
+/// A prompt in tokens, and the token with which each answer would go on.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Sheet {
+    /// What is read.
+    pub prompt: Vec<u32>,
+    /// The tokens of A to D.
+    pub letters: [u32; CHOICES],
+}
+
+impl Sheet {
+    /// From `prompt`, which a letter is to follow. A tokenizer may draw a letter and the space before it together, so
+    /// the prompt's tokens are those that it has in common with every answer. `None` if letters cannot be told apart.
+    pub fn new<E>(prompt: &str, encode: impl Fn(&str) -> Result<Vec<u32>, E>) -> Result<Option<Self>, E> {
+        let mut all = Vec::with_capacity(CHOICES);
+        for letter in LETTERS {
+            all.push(encode(&format!("{prompt} {letter}"))?);
+        }
+        let same = |at: &usize| all.iter().all(|ids| ids.get(*at).is_some_and(|id| *id == all[0][*at]));
+        let common = (0..all[0].len()).take_while(same).count();
+        let next: Option<Vec<u32>> = all.iter().map(|ids| ids.get(common).copied()).collect();
+        let Some(letters) = next.and_then(|next| <[u32; CHOICES]>::try_from(next).ok()) else { return Ok(None) };
+        let distinct = (1..CHOICES).all(|i| !letters[..i].contains(&letters[i]));
+        Ok((distinct && common > 0).then(|| Sheet { prompt: all[0][..common].to_vec(), letters }))
+    }
+
+    /// Which answer the logits after the prompt prefer.
+    pub fn choose(&self, logits: &[f32]) -> usize {
+        let of = |choice: usize| logits.get(self.letters[choice] as usize).copied().unwrap_or(f32::NEG_INFINITY);
+        (1..CHOICES).fold(0, |best, choice| if of(choice) > of(best) { choice } else { best })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(text: &str) -> (tempfile::TempDir, std::path::PathBuf) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("high_school_physics_test.csv");
+        std::fs::write(&path, text).unwrap();
+        (dir, path)
+    }
+
+    #[test]
+    fn questions_come_with_or_without_a_header() {
+        let (_a, with) = file("question,choice0,choice1,choice2,choice3,answer\n\"1, 2?\",1,2,3,4,2\n");
+        let (_b, without) = file("\"1, 2?\",1,2,3,4,C\n");
+        let all = questions(&with).unwrap();
+        assert_eq!(all, questions(&without).unwrap());
+        assert_eq!(all[0].answered(), "1, 2?\nA. 1\nB. 2\nC. 3\nD. 4\nAnswer: C\n\n");
+        assert_eq!(subject(&with), "high school physics");
+    }
+
+    #[test]
+    fn wrong_columns_and_answers_are_named_with_their_line() {
+        let said = |text| questions(&file(text).1).unwrap_err().to_string();
+        assert!(said("what?,1,2,3,4\n").contains("5 columns in line 1"));
+        assert!(said("a,1,2,3,4,A\nb,1,2,3,4,E\n").contains("'E' in line 2"));
+        assert!(said("question,a,b,c,d,answer\n").contains("no questions"));
+    }
+
+    #[test]
+    fn a_sheet_ends_before_the_letter_however_it_is_cut() {
+        // Spaces belong to what follows, and each word is a token of its own.
+        let words = |text: &str| -> Result<Vec<u32>, ()> {
+            Ok(text.split_inclusive(' ').map(|w| w.bytes().map(u32::from).sum()).collect())
+        };
+        let sheet = Sheet::new("x Answer:", words).unwrap().unwrap();
+        assert_eq!((sheet.prompt.len(), sheet.letters), (2, [65, 66, 67, 68]));
+        let mut logits = [0.0; 100];
+        logits[67] = 1.0;
+        assert_eq!(sheet.choose(&logits), 2);
+        assert_eq!(sheet.choose(&[0.0; 100]), 0);
+        let blind = |_: &str| -> Result<Vec<u32>, ()> { Ok(vec![1, 2]) };
+        assert_eq!(Sheet::new("x", blind).unwrap(), None);
+    }
+}

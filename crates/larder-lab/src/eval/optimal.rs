@@ -1,0 +1,170 @@
+use larder_core::{Gate, Geometry, LayerIdx};
+use larder_engine::CHUNK;
+use larder_model::{Decoder, ExpertPath, ModelError, Routed, Rows as LogitRows, State, Tap};
+use larder_policy::routing::Ranking;
+use serde::Serialize;
+
+use super::agreement::Rows;
+use super::{Order, Swap, loss};
+
+/// How often the router's expert at a rank was the best there was, in one layer.
+#[derive(Clone, Copy, PartialEq, Default, Debug, Serialize)]
+pub struct Optimal {
+    /// Tokens for which all were tried.
+    pub tokens: u64,
+    /// Tokens for which no other expert foretold the next token better.
+    pub best: u64,
+    /// Experts that were tried, the router's own included, over all tokens.
+    pub tried: u64,
+    /// Experts that were better than the router's, over all tokens.
+    pub better: u64,
+    /// Nats that the best expert would have saved, over all tokens.
+    pub saved: f64,
+}
+
+impl Optimal {
+    /// The share of tokens for which the router's choice was the best.
+    pub fn share(&self) -> f64 {
+        self.best as f64 / self.tokens.max(1) as f64
+    }
+
+    /// What that share would be if the choice were drawn.
+    pub fn chance(&self) -> f64 {
+        self.tokens as f64 / self.tried.max(1) as f64
+    }
+
+    /// Where the router's choice stands among those tried, 1 being the best.
+    pub fn place(&self) -> f64 {
+        1.0 + self.better as f64 / self.tokens.max(1) as f64
+    }
+
+    /// Adds another layer, or other tokens of the same.
+    pub fn add(&mut self, other: &Optimal) {
+        self.tokens += other.tokens;
+        self.best += other.best;
+        self.tried += other.tried;
+        self.better += other.better;
+        self.saved += other.saved;
+    }
+
+    /// The losses of the next token with the router's expert and with each other one.
+    fn note(&mut self, own: f64, others: &[f64]) {
+        let least = others.iter().copied().fold(own, f64::min);
+        self.tokens += 1;
+        self.tried += 1 + others.len() as u64;
+        self.better += others.iter().filter(|l| **l < own).count() as u64;
+        self.best += u64::from(own <= least);
+        self.saved += own - least;
+    }
+}
+
+/// Tries every expert at one rank, layer by layer, the others as the router has them.
+pub struct Probe<'a, P> {
+    /// The model.
+    pub decoder: &'a Decoder,
+    /// Its experts, chosen by a [`Forced`](super::Forced) router that obeys `order`.
+    pub experts: &'a mut P,
+    /// What it obeys.
+    pub order: Order,
+    /// The rank, the best being of rank 1.
+    pub rank: usize,
+}
+
+impl<P: ExpertPath> Probe<'_, P> {
+    /// How many passes it takes to try all for `tokens` tokens, if no layer leaves experts out of the running.
+    pub fn passes(&self, tokens: usize) -> usize {
+        tokens * self.decoder.gates().map(|gate| gate.experts - gate.top_k).sum::<usize>()
+    }
+
+    /// Tries at the positions `at` of `ids`, ascending, each with a token behind it. `told` hears of every pass.
+    pub fn run(&mut self, ids: &[u32], at: &[usize], told: &mut dyn FnMut()) -> Result<Vec<Optimal>, ModelError> {
+        let gates: Vec<&Gate> = self.decoder.gates().collect();
+        let mut found = vec![Optimal::default(); gates.len()];
+        let mut state = self.decoder.new_state(ids.len());
+        for position in at {
+            self.order.set(None);
+            let end = position + 1;
+            for piece in ids[state.len..*position].chunks(CHUNK) {
+                self.decoder.forward(piece, ids.len(), LogitRows::Last, &mut state, self.experts, &mut ())?;
+            }
+            let mut seen = Seen::new(self.decoder.geometry(), gates.len());
+            let step = (&ids[*position..end], ids[end], ids.len());
+            let own = self.pass(step, &state, &mut seen)?;
+            for (row, gate) in gates.iter().enumerate() {
+                let mut others = Vec::new();
+                for expert in candidates(gate, &seen.logits[row]) {
+                    self.order.set(Some(Swap { row, rank: self.rank, expert }));
+                    others.push(self.pass(step, &state, &mut ())?);
+                    told();
+                }
+                found[row].note(own, &others);
+            }
+        }
+        self.order.set(None);
+        Ok(found)
+    }
+
+    /// What the next token costs after one more, in a text of `horizon` tokens.
+    fn pass(
+        &mut self,
+        (token, next, horizon): (&[u32], u32, usize),
+        state: &State,
+        tap: &mut dyn Tap,
+    ) -> Result<f64, ModelError> {
+        let mut state = state.clone();
+        let logits = self.decoder.forward(token, horizon, LogitRows::Last, &mut state, self.experts, tap)?;
+        match logits.len() > next as usize {
+            true => Ok(loss(&logits, next)),
+            false => Err(ModelError::Request(format!("token id {next} is beyond the vocabulary of {}", logits.len()))),
+        }
+    }
+}
+
+/// Who could be chosen and is not.
+fn candidates(gate: &Gate, logits: &[f32]) -> Vec<usize> {
+    let mut ranking = Ranking::default();
+    ranking.rank(gate, logits);
+    ranking.order().skip(gate.top_k).filter(|e| ranking.running(*e)).collect()
+}
+
+/// The logits of every row in one pass of one token.
+struct Seen {
+    rows: Rows,
+    logits: Vec<Vec<f32>>,
+}
+
+impl Seen {
+    fn new(geometry: &Geometry, rows: usize) -> Self {
+        Seen { rows: Rows::new(geometry), logits: vec![Vec::new(); rows] }
+    }
+}
+
+impl Tap for Seen {
+    fn routed(&mut self, layer: LayerIdx, logits: &[f32], _: &Routed) {
+        if let Some(row) = self.rows.of(layer) {
+            self.logits[row] = logits.to_vec();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_places_and_savings_add_up() {
+        let mut found = Optimal::default();
+        found.note(1.0, &[2.0, 1.5, 1.0]);
+        found.note(3.0, &[2.0, 1.5, 9.0]);
+        assert_eq!((found.share(), found.chance(), found.place(), found.saved), (0.5, 0.25, 2.0, 1.5));
+        let mut twice = found;
+        twice.add(&found);
+        assert_eq!((twice.tokens, twice.share(), twice.place()), (4, 0.5, 2.0));
+    }
+
+    #[test]
+    fn who_is_chosen_already_is_no_candidate() {
+        let gate = Gate::softmax(4, 2, false);
+        assert_eq!(candidates(&gate, &[0.0, 3.0, 1.0, 2.0]), [2, 0]);
+    }
+}

@@ -1,0 +1,32 @@
+use larder_core::{Gate, LayerIdx};
+use larder_engine::Recorder;
+use larder_model::{Call, ExpertPath, ModelError, Routed};
+
+/// A way to experts, with somebody who writes down what passes.
+pub struct Recording<'a, P> {
+    path: &'a mut P,
+    recorder: &'a mut Recorder,
+}
+
+impl<'a, P: ExpertPath> Recording<'a, P> {
+    /// Does what `path` does.
+    pub fn new(path: &'a mut P, recorder: &'a mut Recorder) -> Self {
+        Recording { path, recorder }
+    }
+}
+
+impl<P: ExpertPath> ExpertPath for Recording<'_, P> {
+    fn forward(&mut self, call: &Call, out: &mut [f32]) -> Result<Routed, ModelError> {
+        let routed = self.path.forward(call, out)?;
+        self.recorder.note(call, &routed);
+        Ok(routed)
+    }
+
+    fn looks_ahead(&self) -> bool {
+        self.path.looks_ahead()
+    }
+
+    fn expect(&mut self, layer: LayerIdx, gate: &Gate, logits: &[f32]) {
+        self.path.expect(layer, gate, logits);
+    }
+}

@@ -1,0 +1,131 @@
+use std::sync::Arc;
+
+use larder_core::Scope;
+
+use super::testing::{arrays, evictor};
+use super::*;
+use crate::eviction::{EvictionSpec, Help};
+
+const SIZE: Size = Size { rows: 3, experts: 6, top_k: 2 };
+
+fn setting(scope: Scope) -> Setting {
+    Setting { rows: SIZE.rows, experts: SIZE.experts, top_k: SIZE.top_k, slots: 4, scope, scratch: 0 }
+}
+
+/// Which experts each of many tokens chooses in each row.
+fn choices() -> impl Iterator<Item = (usize, [usize; 2])> {
+    (0..60).map(|step| (step % SIZE.rows, [step * 7 % 5, 5 - step * 7 % 5 / 2]))
+}
+
+#[test]
+fn what_does_not_fit_is_one_sentence() {
+    let help = |evictor| Help { evictor, ..Help::default() };
+    let said = |setting: &Setting, help: &Help| {
+        let spec: EvictionSpec = "learned".parse().unwrap();
+        spec.make(setting, help).err().map(|e| e.to_string())
+    };
+    let weights = Some(Arc::new(evictor(SIZE)));
+    assert_eq!(said(&setting(Scope::Layer), &help(None)).unwrap(), "learned needs trained weights");
+    let other = Setting { experts: 8, ..setting(Scope::Global) };
+    assert_eq!(
+        said(&other, &help(weights.clone())).unwrap(),
+        "learned has weights for a model of 3 layers of 6 experts, 2 for each token; this one has 3 layers of 8 \
+         experts, 2 for each token"
+    );
+    assert_eq!(said(&setting(Scope::Global), &help(weights)), None);
+}
+
+#[test]
+fn weights_of_something_else_are_refused() {
+    let said = |key: &str, value: &str| {
+        let mut arrays = arrays(CROSSLAYER, SIZE, 1);
+        arrays.meta.insert(key.to_owned(), value.to_owned());
+        Evictor::from_arrays(&arrays).err().map_or("fits".to_owned(), |e| e.to_string())
+    };
+    assert_eq!(said("seed", "7"), "fits");
+    assert_eq!(said("format", "x"), "'format' is 'x' where 'larder-evictor' is needed");
+    assert_eq!(said("version", "2"), "'version' is '2' where '1' is needed");
+    assert_eq!(said("form", "oracle"), "'form' is 'oracle' where 'crosslayer' or 'flashmoe' is needed");
+    assert!(said("features", "0").contains("were trained on features 0, and this larder computes "));
+    assert_eq!(said("layers", "many"), "'layers' is 'many' and no whole number");
+    assert!(said("layers", "18446744073709551615").ends_with("are the size of no model"));
+    assert!(said("top_k", "7").ends_with("are the size of no model"));
+    assert_eq!(said("experts", "5"), "the array 'popularity' has the shape [3, 6] where [3, 5] is needed");
+    assert_eq!(said("hidden", "100000"), "'hidden' is '100000' where '1 to 512' is needed");
+    let mut arrays = arrays(FLASHMOE, SIZE, 1);
+    assert!(Evictor::from_arrays(&arrays).is_ok());
+    arrays.meta.remove("features");
+    assert_eq!(Evictor::from_arrays(&arrays).err().unwrap().to_string(), "the metadata do not say 'features'");
+}
+
+/// From the definition, in double precision, with everything a row has done so far.
+fn hidden(weights: &Arrays, past: &[(usize, [usize; 2])], popularity: &[f32], hidden: usize) -> Vec<f64> {
+    let (wholes, scales) = weights.scaled("gather", &[SIZE.rows, SCALES, SIZE.experts, hidden]).unwrap();
+    let row_now = past.last().unwrap().0;
+    let bias = &weights.floats("gather_bias", &[SIZE.rows, hidden]).unwrap()[row_now * hidden..][..hidden];
+    let mut sum: Vec<f64> = bias.iter().map(|b| f64::from(*b)).collect();
+    for row in 0..SIZE.rows {
+        let mine: Vec<_> = past.iter().filter(|(r, _)| *r == row).collect();
+        for scale in 0..SCALES {
+            for expert in 0..SIZE.experts {
+                let usual = f64::from(popularity[row * SIZE.experts + expert]);
+                let start = if scale == 0 { 0.0 } else { usual };
+                let keep = if scale == 0 { 0.0 } else { 0.5f64.powf(f64::from(HALF_LIVES[scale - 1]).recip()) };
+                let value = mine.iter().fold(start, |value, (_, wanted)| {
+                    keep * value + (1.0 - keep) * f64::from(u8::from(wanted.contains(&expert)))
+                });
+                let at = (row * SCALES + scale) * SIZE.experts + expert;
+                for (unit, sum) in sum.iter_mut().enumerate() {
+                    *sum += (value - usual) * f64::from(wholes[at * hidden + unit]) * f64::from(scales[at]);
+                }
+            }
+        }
+    }
+    sum.iter().map(|x| x / (1.0 + (-x).exp())).collect()
+}
+
+#[test]
+fn what_is_kept_up_to_date_is_what_making_it_anew_gives() {
+    let arrays = arrays(CROSSLAYER, SIZE, 5);
+    let units = arrays.count("hidden").unwrap();
+    let popularity = arrays.floats("popularity", &[SIZE.rows, SIZE.experts]).unwrap();
+    let weights = Arc::new(crosslayer::Weights::from_arrays(SIZE, &arrays).unwrap());
+    let mut scorer = crosslayer::Crosslayer::new(weights);
+    let mut past = Vec::new();
+    for (row, wanted) in choices() {
+        scorer.observe(row, &wanted);
+        past.push((row, wanted));
+        let anew = hidden(&arrays, &past, popularity, units);
+        for (kept, anew) in scorer.active().iter().zip(anew) {
+            assert!((f64::from(*kept) - anew).abs() < 1e-3 * anew.abs().max(1.0), "{kept} {anew} {}", past.len());
+        }
+    }
+}
+
+#[test]
+fn pools_of_layers_share_what_one_pool_knows() {
+    let help = Help { evictor: Some(Arc::new(evictor(SIZE))), ..Help::default() };
+    let spec: EvictionSpec = "learned".parse().unwrap();
+    let mut apart = spec.make(&setting(Scope::Layer), &help).unwrap();
+    let mut together = spec.make(&setting(Scope::Global), &help).unwrap();
+    let all = |policies: &mut Vec<Box<dyn super::super::Eviction>>, scope| {
+        for row in 0..SIZE.rows {
+            for expert in 0..SIZE.experts {
+                policies[setting(scope).pool(row)].admit(setting(scope).key(row, expert));
+            }
+        }
+    };
+    all(&mut apart, Scope::Layer);
+    all(&mut together, Scope::Global);
+    for (nth, (row, wanted)) in choices().enumerate() {
+        if nth == 30 {
+            apart.iter_mut().chain(&mut together).for_each(|p| p.new_sequence());
+        }
+        let step = super::super::Step { row, wanted: &wanted, logits: &[] };
+        apart[row].begin(&step);
+        together[0].begin(&step);
+        let of_row = |key: super::super::Key| setting(Scope::Global).at(0, key).0 == row;
+        let found = together[0].victim(&of_row).map(|key| setting(Scope::Global).at(0, key).1);
+        assert_eq!(apart[row].victim(&|_| true).map(|key| key.index()), found);
+    }
+}

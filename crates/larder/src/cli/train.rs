@@ -1,0 +1,55 @@
+//! The flags of `larder lab train`.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use larder_lab::train::Form;
+
+use super::at_least_one;
+use super::lab::TraceFlags;
+
+/// Train the weights of the eviction policy `learned`.
+#[derive(Args)]
+pub struct Train {
+    #[command(flatten)]
+    pub input: TraceFlags,
+    /// Which network.
+    #[arg(long, value_name = "FORM", default_value = "crosslayer")]
+    pub form: FormFlag,
+    /// The weights to write.
+    #[arg(short, long, value_name = "FILE")]
+    pub out: PathBuf,
+    /// Sequences by which the best epoch is chosen; an eighth unless said otherwise. With 0 the last epoch counts.
+    #[arg(long, value_name = "N")]
+    pub choose: Option<usize>,
+    /// Sequences that are kept for judging the weights at the end; a quarter unless said otherwise.
+    #[arg(long, value_name = "N")]
+    pub judge: Option<usize>,
+    /// How often every sequence is seen, at most.
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub epochs: Option<usize>,
+    /// Scratch slots when the weights are judged, beside the capacity.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub scratch: usize,
+    /// Draws other sequences and other first weights.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum FormFlag {
+    /// Ours: from the recent choices of all layers.
+    Crosslayer,
+    /// The FlashMoE paper's: from recency and frequency in each layer.
+    Flashmoe,
+}
+
+impl FormFlag {
+    /// The same as the lab calls it.
+    pub fn form(self) -> Form {
+        match self {
+            FormFlag::Crosslayer => Form::Crosslayer,
+            FormFlag::Flashmoe => Form::Flashmoe,
+        }
+    }
+}

@@ -1,0 +1,127 @@
+use anyhow::{Result, bail};
+use larder_cache::Ledger;
+use larder_core::{Gate, Geometry, Scope};
+use larder_lab::eval::{Followed, Shadow, piece_of};
+use larder_policy::eviction::{EvictionSpec, Help, Setting};
+use larder_policy::routing::RoutingSpec;
+use larder_policy::routing::quality::Quality;
+use serde_json::{Value, json};
+
+use super::measure::{bar, read_all, read_as};
+use super::passage::Passage;
+use crate::cli::EngineFlags;
+use crate::cli::eval::Agreement as Args;
+use crate::engine::{Engine, deltas};
+use crate::open::Model;
+use crate::print;
+
+/// How each layer's choices compare, and how often an expert would not have been there.
+struct Found {
+    /// Tokens that were read at once.
+    piece: usize,
+    qualities: Vec<Quality>,
+    miss_rate: Option<f64>,
+}
+
+/// Compares a strategy's choices with the model's own.
+pub fn run(mut args: Args) -> Result<()> {
+    let spec: RoutingSpec = args.engine.routing.parse()?;
+    if spec.is_lossless() {
+        bail!("original agrees with itself; name a strategy with --routing");
+    }
+    let model = Model::open(&args.model)?;
+    let passage = Passage::open(&model, &args.text)?;
+    if !args.under_strategy {
+        args.engine.routing = "original".into();
+    }
+    let mut engine = Engine::start(&model, &args.engine, passage.chunk)?;
+    let geometry = engine.decoder.geometry().clone();
+    let gates: Vec<Gate> = engine.decoder.gates().cloned().collect();
+    let piece = if args.under_strategy { 1 } else { piece_of(engine.decoder.vocab()) };
+    let bar = bar(passage.reads());
+    let found = match args.under_strategy {
+        true => {
+            let mut tap = Followed::new(&geometry, gates.iter().collect());
+            let measured = read_all(&mut engine, &passage, piece, &mut tap, &bar)?;
+            let miss_rate = measured.traffic.map(|t| 1.0 - t.hit_rate());
+            Found { piece, qualities: tap.qualities().to_vec(), miss_rate }
+        }
+        false => {
+            let router = spec.make(geometry.moe_layers.len(), deltas(&spec, &model)?.as_deref())?;
+            gates.iter().try_for_each(|gate| router.suits(gate))?;
+            let mut tap = Shadow::new(&geometry, gates.iter().collect(), router, ledger(&geometry, &args.engine)?);
+            read_all(&mut engine, &passage, piece, &mut tap, &bar)?;
+            let counts = tap.counts();
+            let miss_rate = counts.misses as f64 / counts.wanted().max(1) as f64;
+            Found { piece, qualities: tap.qualities().to_vec(), miss_rate: Some(miss_rate) }
+        }
+    };
+    bar.finish();
+    engine.experts.write_trace("larder eval agreement")?;
+    tell(&args, &spec.to_string(), &passage, &geometry, &found);
+    Ok(())
+}
+
+/// The cache that the strategy is given in thought: of the size that the flags ask for, else a quarter of the experts.
+fn ledger(geometry: &Geometry, flags: &EngineFlags) -> Result<Ledger> {
+    if flags.cache_mem.is_some() {
+        bail!("the cache of a strategy that is only asked has no bytes; give its size with --cache-experts");
+    }
+    let per_layer = flags.cache_experts.unwrap_or((geometry.experts / 4).max(1)).min(geometry.experts);
+    let scope = flags.cache_scope.into();
+    let slots = match scope {
+        Scope::Layer => per_layer,
+        Scope::Global => per_layer * geometry.moe_layers.len(),
+    };
+    let setting = Setting { scratch: flags.cache_scratch, ..Setting::new(geometry, slots, scope) };
+    let eviction: EvictionSpec = flags.eviction.parse()?;
+    Ok(Ledger::new(&setting, eviction.make(&setting, &Help::default())?))
+}
+
+fn tell(args: &Args, routing: &str, passage: &Passage, geometry: &Geometry, found: &Found) {
+    let total = found.qualities.iter().fold(Quality::default(), |sum, q| sum + *q);
+    let who = if args.under_strategy { "the strategy chooses" } else { "the model chooses for itself" };
+    if args.json {
+        let layers = geometry.moe_layers.iter().zip(&found.qualities);
+        let layers: Vec<Value> = layers.map(|(layer, q)| row(Some(layer.index()), q)).collect();
+        let all = json!({
+            "text": passage.json(),
+            "routing": routing,
+            "under_strategy": args.under_strategy,
+            "tokens_at_once": found.piece,
+            "miss_rate": found.miss_rate,
+            "overall": row(None, &total),
+            "layers": layers,
+        });
+        println!("{all}");
+        return;
+    }
+    println!("{}, {}; {who}, and {} is compared", passage.about(), read_as(found.piece), routing);
+    let mut rows = vec![["layer", "equal experts", "probability kept", "KL"].map(str::to_owned).to_vec()];
+    let cells = |name: String, q: &Quality| {
+        let percent = |share: f64| format!("{:.2} %", 100.0 * share);
+        vec![name, percent(q.agreement()), percent(q.kept_mass()), format!("{:.4}", q.mean_kl())]
+    };
+    for (layer, quality) in geometry.moe_layers.iter().zip(&found.qualities) {
+        rows.push(cells(layer.index().to_string(), quality));
+    }
+    rows.push(cells("all".into(), &total));
+    print!("{}", print::table(&rows));
+    if let Some(rate) = found.miss_rate {
+        println!(
+            "{:.1} % of its experts {} missing",
+            100.0 * rate,
+            if args.under_strategy { "were" } else { "would be" }
+        );
+    }
+}
+
+fn row(layer: Option<usize>, quality: &Quality) -> Value {
+    json!({
+        "layer": layer,
+        "choices": quality.choices,
+        "equal": quality.agreement(),
+        "kept_mass": quality.kept_mass(),
+        "kl": quality.mean_kl(),
+    })
+}

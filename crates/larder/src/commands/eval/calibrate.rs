@@ -1,0 +1,47 @@
+use anyhow::{Result, bail};
+use larder_lab::eval::{Calibration, Spread, piece_of};
+use serde_json::json;
+
+use super::measure::{bar, read_all, refuse};
+use super::passage::Passage;
+use crate::cli::eval::Calibrate as Args;
+use crate::engine::{CALIBRATION, Engine};
+use crate::open::Model;
+
+/// Measures the spread of each layer's router and writes it beside the store.
+pub fn run(args: &Args) -> Result<()> {
+    refuse(&args.engine, "what is measured is the model's own")?;
+    let model = Model::open(&args.model)?;
+    let path = match (&args.out, model.store()) {
+        (Some(path), _) => path.clone(),
+        (None, Some(_)) => model.source().path().join(CALIBRATION),
+        (None, None) => bail!("{}: is no store, so say with --out where to write", args.model.display()),
+    };
+    let passage = Passage::open(&model, &args.text)?;
+    let mut engine = Engine::start(&model, &args.engine, passage.chunk)?;
+    let bar = bar(passage.reads());
+    let (delta, tokens) = measure(&mut engine, &passage, &bar)?;
+    bar.finish();
+    let geometry = &model.blueprint.geometry;
+    let model_type = model.blueprint.model_type.clone();
+    let made = Calibration { model_type, experts: geometry.experts, text: passage.name.clone(), tokens, delta };
+    made.write(&path)?;
+    if args.json {
+        println!("{}", json!({"file": path, "calibration": made}));
+        return Ok(());
+    }
+    println!("{}: the spread Δ of {} layers over {tokens} tokens of {}", path.display(), made.delta.len(), made.text);
+    for (row, delta) in geometry.moe_layers.iter().zip(&made.delta) {
+        println!("{row}: {delta:.3}");
+    }
+    Ok(())
+}
+
+fn measure(engine: &mut Engine, passage: &Passage, bar: &crate::progress::Bar) -> Result<(Vec<f32>, usize)> {
+    let piece = piece_of(engine.decoder.vocab());
+    let Engine { decoder, .. } = engine;
+    let gates: Vec<_> = decoder.gates().cloned().collect();
+    let mut spread = Spread::new(&decoder.geometry().clone(), gates.iter().collect());
+    let tokens = read_all(engine, passage, piece, &mut spread, bar)?.tokens;
+    Ok((spread.delta(), tokens))
+}

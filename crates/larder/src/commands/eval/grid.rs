@@ -1,0 +1,106 @@
+use anyhow::Result;
+use larder_core::Geometry;
+use larder_policy::routing::RoutingSpec;
+
+use crate::cli::eval::{DeltaFlag, Grid};
+
+/// A strategy to be tried.
+pub struct Trial {
+    /// The strategy.
+    pub spec: RoutingSpec,
+    /// What it is called together with others that differ by one number.
+    pub family: String,
+}
+
+/// The model's own routing, and what the flags ask for or, if they ask for nothing, a few of each kind.
+pub fn trials(grid: &Grid, geometry: &Geometry) -> Result<Vec<Trial>> {
+    let grid = if is_empty(grid) { usual(grid, geometry) } else { grid.clone() };
+    let keep = match grid.keep.unwrap_or(usize::from(geometry.top_k > 1)) {
+        0 => String::new(),
+        j => format!(",j={j}"),
+    };
+    let mut all = vec![trial("original", "original")?];
+    for delta in &grid.delta {
+        let (of, named) = match delta {
+            DeltaFlag::Running => (String::new(), String::new()),
+            other => (format!(",delta={other}"), format!(", {other} Δ")),
+        };
+        for lambda in &grid.lambda {
+            all.push(trial(&format!("prior:lambda={lambda}{keep}{of}"), &format!("prior{named}"))?);
+        }
+        for budget in &grid.budget {
+            all.push(trial(&format!("prior:budget={budget}{keep}{of}"), &format!("budget{named}"))?);
+        }
+    }
+    for p in &grid.cumsum {
+        all.push(trial(&format!("cumsum:p={p}{keep}"), "cumsum")?);
+    }
+    for m in &grid.max_rank {
+        all.push(trial(&format!("max-rank:m={m}{keep}"), "max-rank")?);
+    }
+    for h in &grid.prune {
+        all.push(trial(&format!("prune:h={h}"), "prune")?);
+    }
+    Ok(all)
+}
+
+fn trial(spec: &str, family: &str) -> Result<Trial> {
+    Ok(Trial { spec: spec.parse()?, family: family.to_owned() })
+}
+
+fn is_empty(grid: &Grid) -> bool {
+    let Grid { lambda, budget, max_rank, cumsum, prune, .. } = grid;
+    [lambda, budget, max_rank, cumsum, prune].into_iter().all(Vec::is_empty)
+}
+
+fn usual(grid: &Grid, geometry: &Geometry) -> Grid {
+    let (experts, top_k) = (geometry.experts, geometry.top_k);
+    let texts = |all: &[&str]| all.iter().map(|text| (*text).to_owned()).collect();
+    let between = |from: usize, to: usize, most: usize| -> Vec<String> {
+        let mut all: Vec<usize> = (1..=most).map(|i| from + (to - from) * i / most).collect();
+        all.dedup();
+        all.retain(|n| *n > from);
+        all.iter().map(usize::to_string).collect()
+    };
+    Grid {
+        lambda: texts(&["0.05", "0.1", "0.2", "0.4", "0.8"]),
+        budget: texts(&["0.003", "0.01", "0.03"]),
+        max_rank: between(top_k, (2 * top_k).max(experts / 2).min(experts), 3),
+        cumsum: texts(&["0.5", "0.7", "0.9"]),
+        prune: (1..top_k).rev().take(3).map(|h| h.to_string()).collect(),
+        ..grid.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn specs(grid: &Grid, experts: usize, top_k: usize) -> Vec<String> {
+        let moe_layers = vec![larder_core::LayerIdx(0)];
+        let geometry = Geometry { layers: 1, moe_layers, experts, top_k, hidden: 8, inter: 8, bias: false };
+        trials(grid, &geometry).unwrap().iter().map(|trial| trial.spec.to_string()).collect()
+    }
+
+    #[test]
+    fn what_is_asked_for_is_all_there_is() {
+        let delta = vec![DeltaFlag::Running, DeltaFlag::Token];
+        let grid = Grid { lambda: vec!["0.1".into()], delta, ..Grid::default() };
+        let all = specs(&grid, 8, 2);
+        assert_eq!(all, ["original", "prior:lambda=0.1,j=1", "prior:lambda=0.1,j=1,delta=token"]);
+        let plain = Grid { max_rank: vec!["4".into()], keep: Some(0), ..Grid::default() };
+        assert_eq!(specs(&plain, 8, 2), ["original", "max-rank:m=4"]);
+    }
+
+    #[test]
+    fn the_usual_suits_every_geometry() {
+        let grid = Grid { delta: vec![DeltaFlag::Running], ..Grid::default() };
+        for (experts, top_k) in [(8, 2), (64, 8), (16, 1), (6, 6), (128, 8)] {
+            let all = specs(&grid, experts, top_k);
+            assert!(all.len() >= 12, "{all:?}");
+            let ranks = all.iter().filter_map(|s| s.strip_prefix("max-rank:m="));
+            let ranks: Vec<usize> = ranks.map(|s| s.split(',').next().unwrap().parse().unwrap()).collect();
+            assert!(ranks.iter().all(|m| *m > top_k && *m <= experts), "{ranks:?}");
+        }
+    }
+}

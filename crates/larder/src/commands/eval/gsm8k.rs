@@ -1,0 +1,140 @@
+use std::path::Path;
+
+use anyhow::{Result, bail};
+use larder_engine::{Finish, Listener, Request, Sampler, Sampling, StopMatcher, generate};
+use larder_lab::eval::{Problem, final_number, problems, wilson};
+use serde_json::{Value, json};
+
+use super::measure::{Meter, warn_if_all_fit};
+use crate::cli::eval::Gsm8k as Args;
+use crate::engine::{Engine, Experts};
+use crate::open::{Model, Text};
+use crate::progress;
+
+/// What begins the next problem, and so ends a solution.
+const NEXT: &str = "\nQuestion:";
+
+/// What became of one problem.
+struct Solved {
+    found: Option<f64>,
+    right: bool,
+    tokens: usize,
+    finish: Finish,
+    text: String,
+}
+
+/// Has problems solved in words, and compares the number at the end.
+pub fn run(args: &Args) -> Result<()> {
+    let model = Model::open(&args.model)?;
+    let text = model.text()?;
+    let mut asked = problems(&args.problems)?;
+    asked.truncate(args.limit.unwrap_or(usize::MAX));
+    let shots = shots(args)?;
+    let prompts: Vec<Vec<u32>> = asked.iter().map(|p| prompt(args, &shots, p, &model, &text)).collect::<Result<_>>()?;
+    let longest = prompts.iter().map(Vec::len).max().unwrap_or(1);
+    let eos = model.generation()?.eos;
+    let mut engine = Engine::start(&model, &args.engine, longest + args.max_tokens)?;
+    warn_if_all_fit(&engine, &args.engine);
+    let bar = progress::count("solving", "problems", asked.len() as u64);
+    let meter = Meter::new(&engine.experts);
+    let mut all = Vec::new();
+    for (problem, prompt) in asked.iter().zip(&prompts) {
+        all.push(solve(&mut engine, problem, prompt, &eos, &text, args.max_tokens)?);
+        bar.advance(1);
+    }
+    bar.finish();
+    let written: usize = all.iter().map(|s| s.tokens).sum();
+    let found = meter.finish(&engine.experts, prompts.iter().map(Vec::len).sum::<usize>() + written, Vec::new());
+    engine.experts.write_trace("larder eval gsm8k")?;
+    let right = all.iter().filter(|s| s.right).count();
+    let share = wilson(right, all.len());
+    if args.json {
+        let mut numbers = found.json(engine.experts.routing());
+        numbers["shots"] = args.shots.into();
+        numbers["right"] = right.into();
+        numbers["asked"] = all.len().into();
+        numbers["accuracy"] = json!(share);
+        numbers["tokens_written"] = written.into();
+        numbers["problems"] = asked.iter().zip(&all).map(|(problem, solved)| row(problem, solved)).collect();
+        println!("{numbers}");
+        return Ok(());
+    }
+    println!(
+        "{right} of {} problems right: {:.1} %, 95 % interval {:.1} to {:.1} %; {} examples before each",
+        all.len(),
+        100.0 * share.value,
+        100.0 * share.low,
+        100.0 * share.high,
+        args.shots
+    );
+    let cut = all.iter().filter(|s| matches!(s.finish, Finish::Length | Finish::Context)).count();
+    let silent = all.iter().filter(|s| s.found.is_none()).count();
+    println!("{written} tokens written; {cut} solutions were cut off, {silent} name no number");
+    print!("{}", found.lines(&args.engine.routing));
+    Ok(())
+}
+
+fn shots(args: &Args) -> Result<Vec<Problem>> {
+    if args.shots == 0 {
+        return Ok(Vec::new());
+    }
+    let beside = args.problems.parent().unwrap_or(Path::new("")).join("train.jsonl");
+    let path = args.dev.as_ref().unwrap_or(&beside);
+    if !path.exists() {
+        bail!("{}: is not there, so there are no examples; name them with --dev, or give --shots 0", path.display());
+    }
+    let mut all = problems(path)?;
+    if all.len() < args.shots {
+        bail!("{}: holds {} problems, and --shots asks for {}", path.display(), all.len(), args.shots);
+    }
+    all.truncate(args.shots);
+    Ok(all)
+}
+
+fn prompt(args: &Args, shots: &[Problem], problem: &Problem, model: &Model, text: &Text) -> Result<Vec<u32>> {
+    let examples: String = shots.iter().map(Problem::solved).collect();
+    let ids = text.tokenizer.encode(&format!("{examples}{}", problem.asked()), true)?;
+    let (need, context) = (ids.len() + args.max_tokens, model.blueprint.context);
+    match need > context {
+        true => bail!(
+            "{} examples, a problem and {} tokens for its solution take {need} tokens, and the model's context is \
+             {context}; give fewer --shots",
+            shots.len(),
+            args.max_tokens
+        ),
+        false => Ok(ids),
+    }
+}
+
+/// Keeps what is written.
+#[derive(Default)]
+struct Solution(String);
+
+impl Listener<Experts> for Solution {
+    fn text(&mut self, piece: &str) -> bool {
+        self.0.push_str(piece);
+        true
+    }
+}
+
+fn solve(
+    engine: &mut Engine,
+    problem: &Problem,
+    prompt: &[u32],
+    eos: &[u32],
+    text: &Text,
+    max_tokens: usize,
+) -> Result<Solved> {
+    let sampler = Sampler::new(Sampling::default(), 0)?;
+    let stop = StopMatcher::new(vec![NEXT.into()])?;
+    let mut solution = Solution::default();
+    let request = Request { prompt, sampler, eos, stop, max_tokens };
+    let written = generate(&mut engine.session(), &text.tokenizer, request, &mut solution)?;
+    let found = final_number(&solution.0);
+    let right = found == Some(problem.number);
+    Ok(Solved { found, right, tokens: written.ids.len(), finish: written.finish, text: solution.0 })
+}
+
+fn row(problem: &Problem, solved: &Solved) -> Value {
+    json!({"number": problem.number, "found": solved.found, "right": solved.right, "text": solved.text})
+}

@@ -1,0 +1,165 @@
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use larder_lab::Interval;
+use larder_lab::eval::{Question, Sheet, opening, questions, subject, wilson};
+use larder_model::Rows;
+use serde_json::{Value, json};
+
+use super::measure::{Measured, Meter, bar, piece, read_as, warn_if_all_fit};
+use crate::cli::eval::Mcq as Args;
+use crate::engine::Engine;
+use crate::open::{Model, Text};
+use crate::{print, progress};
+
+/// The questions of one subject, made ready to be read.
+struct Subject {
+    name: String,
+    sheets: Vec<(Sheet, usize)>,
+    /// Examples that did not fit before some question.
+    left_out: usize,
+}
+
+/// How many were answered rightly.
+struct Marks {
+    name: String,
+    right: usize,
+    asked: usize,
+}
+
+/// Asks questions with four answers.
+pub fn run(args: &Args) -> Result<()> {
+    let model = Model::open(&args.model)?;
+    let text = model.text()?;
+    let files = files(&args.questions)?;
+    let subjects: Vec<Subject> = files.iter().map(|file| prepare(args, file, &model, &text)).collect::<Result<_>>()?;
+    let lengths = || subjects.iter().flat_map(|s| &s.sheets).map(|(sheet, _)| sheet.prompt.len());
+    let piece = piece(&args.how, &args.engine, model.blueprint.vocab)?;
+    let mut engine = Engine::start(&model, &args.engine, lengths().max().unwrap_or(1))?;
+    warn_if_all_fit(&engine, &args.engine);
+    let bar = bar(lengths().sum());
+    let meter = Meter::new(&engine.experts);
+    let marks = subjects.iter().map(|s| ask(&mut engine, s, piece, &bar)).collect::<Result<Vec<Marks>>>()?;
+    bar.finish();
+    let found = meter.finish(&engine.experts, lengths().sum(), Vec::new());
+    engine.experts.write_trace("larder eval mcq")?;
+    let (right, asked) = marks.iter().fold((0, 0), |(r, a), m| (r + m.right, a + m.asked));
+    let all = Marks { name: "all".into(), right, asked };
+    match args.json {
+        true => {
+            let mut numbers = found.json(engine.experts.routing());
+            numbers["shots"] = args.shots.into();
+            numbers["tokens_at_once"] = piece.into();
+            numbers["overall"] = all.json();
+            numbers["subjects"] = marks.iter().map(Marks::json).collect();
+            println!("{numbers}");
+        }
+        false => tell(args, &subjects, &marks, &all, &found, piece),
+    }
+    Ok(())
+}
+
+/// The file, or those in the folder, by name.
+fn files(path: &Path) -> Result<Vec<PathBuf>> {
+    if !path.is_dir() {
+        return Ok(vec![path.to_owned()]);
+    }
+    let entries = std::fs::read_dir(path).with_context(|| path.display().to_string())?;
+    let mut all: Vec<PathBuf> = entries.map(|e| e.map(|e| e.path())).collect::<std::io::Result<_>>()?;
+    all.retain(|p| p.extension().is_some_and(|e| e.eq_ignore_ascii_case("csv")));
+    all.sort();
+    match all.is_empty() {
+        true => bail!("{}: holds no .csv files", path.display()),
+        false => Ok(all),
+    }
+}
+
+fn prepare(args: &Args, file: &Path, model: &Model, text: &Text) -> Result<Subject> {
+    let name = subject(file);
+    let mut asked = questions(file)?;
+    asked.truncate(args.limit.unwrap_or(usize::MAX));
+    let shots = shots(args, file)?;
+    let (mut sheets, mut left_out) = (Vec::new(), 0);
+    for question in &asked {
+        let (sheet, without) = sheet(&name, question, &shots, model, text)?;
+        left_out += without;
+        sheets.push((sheet, question.answer));
+    }
+    Ok(Subject { name, sheets, left_out })
+}
+
+/// The examples for the questions of a file.
+fn shots(args: &Args, file: &Path) -> Result<Vec<Question>> {
+    if args.shots == 0 {
+        return Ok(Vec::new());
+    }
+    let stem = file.file_stem().unwrap_or_default().to_string_lossy();
+    let name = format!("{}_dev.csv", stem.strip_suffix("_test").unwrap_or(&stem));
+    let path = match &args.dev {
+        Some(path) if path.is_dir() => path.join(name),
+        Some(path) => path.clone(),
+        None => file.parent().unwrap_or(Path::new("")).join("../dev").join(name),
+    };
+    if !path.exists() {
+        bail!("{}: is not there, so there are no examples; name them with --dev, or give --shots 0", path.display());
+    }
+    let mut all = questions(&path)?;
+    if all.len() < args.shots {
+        bail!("{}: holds {} questions, and --shots asks for {}", path.display(), all.len(), args.shots);
+    }
+    all.truncate(args.shots);
+    Ok(all)
+}
+
+/// The prompt with as many examples as the context has room for, and how many it has not.
+fn sheet(name: &str, question: &Question, shots: &[Question], model: &Model, text: &Text) -> Result<(Sheet, usize)> {
+    for first in 0..=shots.len() {
+        let examples: String = shots[first..].iter().map(Question::answered).collect();
+        let prompt = format!("{}{examples}{}", opening(name), question.asked());
+        let Some(sheet) = Sheet::new(&prompt, |text_of| text.tokenizer.encode(text_of, true))? else {
+            bail!("the model's tokenizer does not keep the letters A to D apart");
+        };
+        if sheet.prompt.len() <= model.blueprint.context {
+            return Ok((sheet, first));
+        }
+    }
+    bail!("a question about {name} is longer than the model's context of {}", model.blueprint.context)
+}
+
+fn ask(engine: &mut Engine, subject: &Subject, piece: usize, bar: &progress::Bar) -> Result<Marks> {
+    let mut right = 0;
+    for (sheet, answer) in &subject.sheets {
+        let logits = engine.session().read(&sheet.prompt, piece, Rows::Last, &mut ())?;
+        bar.advance(sheet.prompt.len() as u64);
+        right += usize::from(sheet.choose(&logits) == *answer);
+    }
+    Ok(Marks { name: subject.name.clone(), right, asked: subject.sheets.len() })
+}
+
+impl Marks {
+    fn share(&self) -> Interval {
+        wilson(self.right, self.asked)
+    }
+
+    fn json(&self) -> Value {
+        json!({"subject": self.name, "right": self.right, "asked": self.asked, "accuracy": self.share()})
+    }
+}
+
+fn tell(args: &Args, subjects: &[Subject], marks: &[Marks], all: &Marks, found: &Measured, piece: usize) {
+    let mut rows = vec![["subject", "right", "of", "accuracy", "95 % interval"].map(str::to_owned).to_vec()];
+    let several = (marks.len() > 1).then_some(all);
+    for mark in marks.iter().chain(several) {
+        let Interval { value, low, high } = mark.share();
+        let interval = format!("{:.1} to {:.1} %", 100.0 * low, 100.0 * high);
+        let (right, asked) = (mark.right.to_string(), mark.asked.to_string());
+        rows.push(vec![mark.name.clone(), right, asked, format!("{:.1} %", 100.0 * value), interval]);
+    }
+    println!("{} examples before each question, {}; guessing gives 25 %", args.shots, read_as(piece));
+    print!("{}", print::table(&rows));
+    let left_out: usize = subjects.iter().map(|s| s.left_out).sum();
+    if left_out > 0 {
+        println!("{left_out} examples were left out where the context had no room for them");
+    }
+    print!("{}", found.lines(&args.engine.routing));
+}

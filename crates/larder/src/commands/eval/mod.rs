@@ -1,0 +1,31 @@
+//! One file per command of evaluation.
+
+use anyhow::Result;
+
+use crate::cli::eval::{Eval, EvalCommand};
+
+mod agreement;
+mod calibrate;
+mod grid;
+mod gsm8k;
+mod mcq;
+mod measure;
+mod optimal;
+mod passage;
+mod ppl;
+mod sensitivity;
+mod sweep;
+
+/// Runs a command of evaluation.
+pub fn run(args: Eval) -> Result<()> {
+    match args.command {
+        EvalCommand::Ppl(args) => ppl::run(&args),
+        EvalCommand::Mcq(args) => mcq::run(&args),
+        EvalCommand::Gsm8k(args) => gsm8k::run(&args),
+        EvalCommand::Agreement(args) => agreement::run(args),
+        EvalCommand::Sensitivity(args) => sensitivity::run(&args),
+        EvalCommand::Optimal(args) => optimal::run(args),
+        EvalCommand::Calibrate(args) => calibrate::run(&args),
+        EvalCommand::Sweep(args) => sweep::run(args),
+    }
+}

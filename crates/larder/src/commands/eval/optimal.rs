@@ -1,0 +1,93 @@
+use anyhow::{Result, bail};
+use larder_engine::Routing;
+use larder_lab::eval::{Forced, Optimal, Order, Probe};
+use serde_json::{Value, json};
+
+use super::measure::refuse;
+use super::passage::Passage;
+use crate::cli::eval::Optimal as Args;
+use crate::engine::Engine;
+use crate::open::Model;
+use crate::{print, progress};
+
+/// Tries every expert at one rank.
+pub fn run(args: Args) -> Result<()> {
+    refuse(&args.engine, "every expert at a rank is tried")?;
+    let model = Model::open(&args.model)?;
+    let geometry = &model.blueprint.geometry;
+    if args.rank > geometry.top_k {
+        bail!("--rank {} is beyond the {} experts that the model chooses", args.rank, geometry.top_k);
+    }
+    if model.store().is_none() {
+        let path = args.model.display();
+        bail!("{path}: who is chosen can be changed in a store only; make one with `larder convert {path} STORE`");
+    }
+    let passage = Passage::open(&model, &args.text)?;
+    let mut engine = Engine::start(&model, &args.engine, passage.chunk)?;
+    let order = Order::default();
+    engine.experts.set_routing(Routing::lossy(Box::new(Forced::new(&order))));
+    let places = places(&passage, args.samples);
+    let mut probe = Probe { decoder: &engine.decoder, experts: &mut engine.experts, order, rank: args.rank };
+    let bar = progress::count("trying", "experts", probe.passes(places.iter().map(Vec::len).sum()) as u64);
+    let mut found: Vec<Optimal> = Vec::new();
+    for (chunk, at) in passage.chunks().zip(&places).filter(|(_, at)| !at.is_empty()) {
+        let rows = probe.run(chunk, at, &mut || bar.advance(1))?;
+        found.resize(rows.len(), Optimal::default());
+        found.iter_mut().zip(&rows).for_each(|(sum, row)| sum.add(row));
+    }
+    bar.finish();
+    let mut total = Optimal::default();
+    found.iter().for_each(|row| total.add(row));
+    let layers: Vec<usize> = geometry.moe_layers.iter().map(|l| l.index()).collect();
+    if args.json {
+        let rows: Vec<Value> = layers.iter().zip(&found).map(|(layer, row)| numbers(Some(*layer), row)).collect();
+        let all = json!({"text": passage.json(), "rank": args.rank, "overall": numbers(None, &total), "layers": rows});
+        println!("{all}");
+        return Ok(());
+    }
+    println!(
+        "{}; every expert at rank {} tried at {} tokens",
+        passage.about(),
+        args.rank,
+        total.tokens / layers.len() as u64
+    );
+    let heads = ["layer", "router's is the best", "by chance", "its place on average", "best would save, nats"];
+    let mut rows = vec![heads.map(str::to_owned).to_vec()];
+    let named = layers.iter().map(usize::to_string).zip(&found).chain([("all".to_owned(), &total)]);
+    rows.extend(named.map(|(name, row)| cells(name, row)));
+    print!("{}", print::table(&rows));
+    Ok(())
+}
+
+/// Positions spread evenly over all chunks, each with a token before and one behind it.
+fn places(passage: &Passage, samples: usize) -> Vec<Vec<usize>> {
+    let lengths: Vec<usize> = passage.chunks().map(|chunk| chunk.len().saturating_sub(2)).collect();
+    let all: usize = lengths.iter().sum();
+    let samples = samples.min(all);
+    let mut wanted = (0..samples).map(|i| (2 * i + 1) * all / (2 * samples)).peekable();
+    let mut start = 0;
+    let mut places = Vec::new();
+    for length in lengths {
+        let end = start + length;
+        places.push(std::iter::from_fn(|| wanted.next_if(|at| *at < end)).map(|at| at - start + 1).collect());
+        start = end;
+    }
+    places
+}
+
+fn cells(name: String, row: &Optimal) -> Vec<String> {
+    let percent = |share: f64| format!("{:.1} %", 100.0 * share);
+    let saved = row.saved / row.tokens.max(1) as f64;
+    vec![name, percent(row.share()), percent(row.chance()), format!("{:.1}", row.place()), format!("{saved:.4}")]
+}
+
+fn numbers(layer: Option<usize>, row: &Optimal) -> Value {
+    json!({
+        "layer": layer,
+        "tokens": row.tokens,
+        "best": row.share(),
+        "chance": row.chance(),
+        "place": row.place(),
+        "saved_nats": row.saved / row.tokens.max(1) as f64,
+    })
+}

@@ -1,0 +1,67 @@
+use anyhow::{Result, bail};
+use larder_lab::eval::{chunks, head, read_ids, read_text};
+use serde_json::{Value, json};
+
+use crate::cli::eval::TextFlags;
+use crate::open::{Model, Text};
+
+/// A text in tokens, and how it is cut.
+pub struct Passage {
+    /// The file's name.
+    pub name: String,
+    /// Tokens of a chunk.
+    pub chunk: usize,
+    ids: Vec<u32>,
+    text: Option<Text>,
+}
+
+impl Passage {
+    /// Reads what the flags name, for this model.
+    pub fn open(model: &Model, flags: &TextFlags) -> Result<Self> {
+        let (path, context) = (&flags.file, model.blueprint.context);
+        if flags.chunk > context {
+            bail!("chunks of {} tokens are longer than the model's context of {context}; give --chunk", flags.chunk);
+        }
+        let most = flags.tokens.unwrap_or(usize::MAX);
+        let is_ids = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("json"));
+        let (mut ids, text) = match is_ids {
+            true => (read_ids(path)?, None),
+            false => {
+                let (all, text) = (read_text(path)?, model.text()?);
+                (text.tokenizer.encode(head(&all, most), true)?, Some(text))
+            }
+        };
+        ids.truncate(most);
+        if ids.len() < 2 {
+            bail!("{}: holds {} tokens, and at least 2 are needed to foretell one", path.display(), ids.len());
+        }
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        Ok(Passage { name, chunk: flags.chunk, ids, text })
+    }
+
+    /// Its chunks.
+    pub fn chunks(&self) -> impl Iterator<Item = &[u32]> {
+        chunks(&self.ids, self.chunk)
+    }
+
+    /// How many tokens are read of it: of each chunk all but the last.
+    pub fn reads(&self) -> usize {
+        self.chunks().map(|chunk| chunk.len() - 1).sum()
+    }
+
+    /// Bytes of text that the foretold tokens stand for, if it is a text.
+    pub fn bytes(&self) -> Option<usize> {
+        let tokenizer = &self.text.as_ref()?.tokenizer;
+        Some(self.chunks().map(|chunk| tokenizer.decode(&chunk[1..], false).len()).sum())
+    }
+
+    /// What it is, in words.
+    pub fn about(&self) -> String {
+        format!("{}: {} tokens in chunks of {}", self.name, self.ids.len(), self.chunk.min(self.ids.len()))
+    }
+
+    /// What it is, for a program.
+    pub fn json(&self) -> Value {
+        json!({"file": self.name, "tokens": self.ids.len(), "chunk": self.chunk, "bytes": self.bytes()})
+    }
+}

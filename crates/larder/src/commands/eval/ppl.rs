@@ -1,0 +1,61 @@
+use std::f64::consts::LN_2;
+
+use anyhow::Result;
+use larder_lab::eval::{Estimate, perplexity};
+use serde_json::json;
+
+use super::measure::{Measured, bar, piece, read_all, read_as, warn_if_all_fit};
+use super::passage::Passage;
+use crate::cli::eval::Ppl as Args;
+use crate::engine::Engine;
+use crate::open::Model;
+
+/// Measures the perplexity of a text.
+pub fn run(args: &Args) -> Result<()> {
+    let model = Model::open(&args.model)?;
+    let passage = Passage::open(&model, &args.text)?;
+    let piece = piece(&args.how, &args.engine, model.blueprint.vocab)?;
+    let mut engine = Engine::start(&model, &args.engine, passage.chunk)?;
+    warn_if_all_fit(&engine, &args.engine);
+    let bar = bar(passage.reads());
+    let found = read_all(&mut engine, &passage, piece, &mut (), &bar)?;
+    bar.finish();
+    engine.experts.write_trace("larder eval ppl")?;
+    let ppl = perplexity(&found.chunks);
+    let bits = passage.bytes().map(|bytes| bits_per_byte(&found, bytes));
+    if args.json {
+        let mut all = found.json(engine.experts.routing());
+        all["text"] = passage.json();
+        all["tokens_at_once"] = piece.into();
+        all["perplexity"] = ppl.value.into();
+        all["standard_error"] = ppl.error.into();
+        all["nats"] = nats(&found).into();
+        all["tokens_scored"] = found.tokens.into();
+        all["bits_per_byte"] = bits.into();
+        all["chunks"] = json!(found.chunks);
+        all["plan"] = engine.plan;
+        println!("{all}");
+        return Ok(());
+    }
+    println!("{}, {}", passage.about(), read_as(piece));
+    let bits = bits.map(|bits| format!(", {bits:.4} bits per byte")).unwrap_or_default();
+    println!("perplexity: {}{bits}, over {} tokens", shown(&ppl), found.tokens);
+    print!("{}", found.lines(&args.engine.routing));
+    Ok(())
+}
+
+/// A perplexity with its standard error.
+pub fn shown(ppl: &Estimate) -> String {
+    match ppl.error {
+        Some(error) => format!("{:.4} ± {error:.4}", ppl.value),
+        None => format!("{:.4}", ppl.value),
+    }
+}
+
+fn nats(found: &Measured) -> f64 {
+    found.chunks.iter().map(|c| c.nats).sum()
+}
+
+fn bits_per_byte(found: &Measured, bytes: usize) -> f64 {
+    nats(found) / LN_2 / bytes.max(1) as f64
+}

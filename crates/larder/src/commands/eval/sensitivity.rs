@@ -1,0 +1,86 @@
+use anyhow::Result;
+use larder_lab::eval::{Estimate, Scored, change, perplexity, piece_of};
+use larder_policy::routing::RoutingSpec;
+use serde_json::{Value, json};
+
+use super::measure::{bar, read_all, read_as, refuse};
+use super::passage::Passage;
+use super::ppl::shown;
+use crate::cli::eval::Sensitivity as Args;
+use crate::engine::Engine;
+use crate::open::Model;
+use crate::print;
+
+/// One rank: what it costs to be without it and what follows it, and what it costs to have another in its place.
+struct Rank {
+    rank: usize,
+    dropped: Option<Vec<Scored>>,
+    replaced: Option<Vec<Scored>>,
+}
+
+/// Measures what each rank is worth. What these probes choose does not depend on the cache, so texts are read in whole
+/// chunks, with the probe in every phase.
+pub fn run(args: &Args) -> Result<()> {
+    refuse(&args.engine, "each rank is a strategy of its own")?;
+    let model = Model::open(&args.model)?;
+    let passage = Passage::open(&model, &args.text)?;
+    let geometry = &model.blueprint.geometry;
+    let top_k = geometry.top_k;
+    let mut engine = Engine::start(&model, &args.engine, passage.chunk)?;
+    let piece = piece_of(engine.decoder.vocab());
+    let bar = bar(passage.reads() * 2 * top_k);
+    let mut probe = |spec: String| -> Result<Vec<Scored>> {
+        engine.experts.route_by(&spec.parse::<RoutingSpec>()?, &engine.decoder, &model)?;
+        Ok(read_all(&mut engine, &passage, piece, &mut (), &bar)?.chunks)
+    };
+    let own = probe("original".into())?;
+    let mut ranks = Vec::new();
+    for rank in 1..=top_k {
+        let drop = (rank > 1).then(|| probe(format!("drop:k={rank},phase=all"))).transpose()?;
+        let others = geometry.experts > top_k;
+        let replace = others.then(|| probe(format!("replace:k={rank},seed={},phase=all", args.seed))).transpose()?;
+        ranks.push(Rank { rank, dropped: drop, replaced: replace });
+    }
+    bar.finish();
+    if args.json {
+        println!("{}", numbers(&passage, &own, &ranks));
+        return Ok(());
+    }
+    println!("{}, {}", passage.about(), read_as(piece));
+    println!("perplexity: {}", shown(&perplexity(&own)));
+    print!("{}", print::table(&table(&own, &ranks)));
+    Ok(())
+}
+
+fn table(own: &[Scored], ranks: &[Rank]) -> Vec<Vec<String>> {
+    let heads = ["rank", "dropped from here", "more", "replaced", "more"];
+    let mut rows = vec![heads.map(str::to_owned).to_vec()];
+    for Rank { rank, dropped, replaced } in ranks {
+        let cells = |chunks: &Option<Vec<Scored>>| match chunks {
+            Some(chunks) => [shown(&perplexity(chunks)), risen(&change(chunks, own))],
+            None => ["-".to_owned(), String::new()],
+        };
+        rows.push([rank.to_string()].into_iter().chain(cells(dropped)).chain(cells(replaced)).collect());
+    }
+    rows
+}
+
+/// By how much perplexity rose, with its standard error.
+pub fn risen(change: &Estimate) -> String {
+    match change.error {
+        Some(error) => format!("{:+.2} ± {:.2} %", 100.0 * change.value, 100.0 * error),
+        None => format!("{:+.2} %", 100.0 * change.value),
+    }
+}
+
+fn numbers(passage: &Passage, own: &[Scored], ranks: &[Rank]) -> Value {
+    let of = |chunks: &Option<Vec<Scored>>| {
+        chunks.as_ref().map(|chunks| json!({"perplexity": perplexity(chunks), "loss": change(chunks, own)}))
+    };
+    let rank = |r: &Rank| json!({"rank": r.rank, "dropped": of(&r.dropped), "replaced": of(&r.replaced)});
+    json!({
+        "text": passage.json(),
+        "perplexity": perplexity(own),
+        "ranks": ranks.iter().map(rank).collect::<Vec<_>>(),
+    })
+}

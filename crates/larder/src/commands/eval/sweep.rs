@@ -1,0 +1,230 @@
+use anyhow::{Context, Result, bail};
+use larder_core::Trace;
+use larder_engine::{Recorder, Session};
+use larder_lab::eval::{Recording, Run, Scored, Setup, Tradeoff, Tradeoffs, score, tradeoffs_csv};
+use larder_lab::report::tradeoffs_page;
+use larder_lab::{Start, replay};
+use larder_policy::eviction::{EvictionSpec, Help};
+use larder_policy::routing::RouterReport;
+
+use super::grid::{Trial, trials};
+use super::measure::{Meter, bar, refuse};
+use super::passage::Passage;
+use super::sensitivity::risen;
+use crate::cli::eval::Sweep as Args;
+use crate::engine::Engine;
+use crate::open::Model;
+use crate::print;
+use crate::progress::Bar;
+
+/// Measures perplexity and misses for many strategies and cache sizes.
+pub fn run(mut args: Args) -> Result<()> {
+    check(&args)?;
+    let model = Model::open(&args.model)?;
+    if model.store().is_none() {
+        let path = args.model.display();
+        bail!("{path}: experts can be read one by one from a store only; make one with `larder convert {path} STORE`");
+    }
+    let geometry = &model.blueprint.geometry;
+    let sizes = sizes(&args, geometry.experts)?;
+    let trials = trials(&args.grid, geometry)?;
+    let passage = Passage::open(&model, &args.text)?;
+    args.engine.cache_experts = sizes.iter().copied().max();
+    let mut engine = Engine::start(&model, &args.engine, passage.chunk)?;
+    // What does not suit the model is known before the first hour has passed.
+    trials.iter().try_for_each(|trial| engine.experts.route_by(&trial.spec, &engine.decoder, &model))?;
+    let bar = bar(passage.reads() * trials.len() * sizes.len());
+    let (mut runs, mut optimum) = (Vec::new(), Vec::new());
+    for slots in sizes {
+        for trial in &trials {
+            engine.empty_cache(&model, &args.engine, slots)?;
+            engine.experts.route_by(&trial.spec, &engine.decoder, &model)?;
+            let (run, trace) = once(&mut engine, &args, trial, slots, &passage, &bar)?;
+            if trial.spec.is_lossless() {
+                optimum.push((slots, replayed(&args, &trace, "belady", slots)?.counts.misses));
+            }
+            runs.push(run);
+        }
+    }
+    bar.finish();
+    let found = Tradeoffs::new(setup(&args, &model, &passage), &runs, &optimum);
+    tell(&args, &found)
+}
+
+fn check(args: &Args) -> Result<()> {
+    refuse(&args.engine, "the strategies are those of --lambda, --max-rank and so on")?;
+    if args.engine.cache_experts.is_some() || args.engine.cache_mem.is_some() {
+        bail!("a sweep is over the cache sizes of --sizes, not of --cache-experts or --cache-mem");
+    }
+    Ok(())
+}
+
+fn sizes(args: &Args, experts: usize) -> Result<Vec<usize>> {
+    let mut sizes = match args.sizes.is_empty() {
+        true => vec![(experts / 4).max(1), (experts / 2).max(1)],
+        false => args.sizes.clone(),
+    };
+    sizes.sort_unstable();
+    sizes.dedup();
+    match sizes.last() {
+        Some(most) if *most > experts => {
+            bail!("--sizes has {most} slots per layer, more than the {experts} experts that each layer has")
+        }
+        _ => Ok(sizes),
+    }
+}
+
+fn setup(args: &Args, model: &Model, passage: &Passage) -> Setup {
+    let geometry = &model.blueprint.geometry;
+    Setup {
+        model: args.model.file_name().unwrap_or(args.model.as_os_str()).to_string_lossy().into_owned(),
+        text: passage.name.clone(),
+        tokens: passage.reads() as u64,
+        chunk: passage.chunk,
+        layers: geometry.moe_layers.len(),
+        experts: geometry.experts,
+        top_k: geometry.top_k,
+        eviction: args.engine.eviction.clone(),
+        scope: larder_core::Scope::from(args.engine.cache_scope).to_string(),
+        max_loss: args.max_loss,
+    }
+}
+
+/// Reads the passage one token at a time, beginning with an empty cache, and writes down what is chosen.
+fn once(
+    engine: &mut Engine,
+    args: &Args,
+    trial: &Trial,
+    slots: usize,
+    passage: &Passage,
+    bar: &Bar,
+) -> Result<(Run, Trace)> {
+    let with_logits = args.engine.eviction.starts_with("learned");
+    let mut recorder = Recorder::new(engine.decoder.geometry(), with_logits);
+    let meter = Meter::new(&engine.experts);
+    let mut chunks: Vec<Scored> = Vec::new();
+    for chunk in passage.chunks() {
+        recorder.new_sequence();
+        engine.experts.new_sequence();
+        let mut experts = Recording::new(&mut engine.experts, &mut recorder);
+        let mut session = Session::new(&engine.decoder, &mut experts, chunk.len());
+        chunks.push(score(&mut session, chunk, 1, &mut (), &mut |n| bar.advance(n as u64))?);
+    }
+    let found = meter.finish(&engine.experts, passage.reads(), chunks);
+    let trace = recorder.into_trace()?;
+    let misses = found.traffic.map(|t| t.counts.misses).unwrap_or_default();
+    // Who needs more than a trace cannot be replayed; then lifetimes are not known.
+    let lifetime = replayed(args, &trace, &args.engine.eviction, slots).ok().map(|found| found.lives.mean());
+    let report = engine.experts.routing().and_then(|routing| routing.report());
+    let run = Run {
+        routing: trial.spec.to_string(),
+        family: trial.family.clone(),
+        slots,
+        misses,
+        lifetime,
+        tokens_per_second: found.rate(),
+        quality: found.quality.unwrap_or_default(),
+        lambda: report.and_then(|report| mean_lambda(&report)),
+        chunks: found.chunks,
+    };
+    Ok((run, trace))
+}
+
+fn mean_lambda(report: &RouterReport) -> Option<f64> {
+    let count = report.lambda.len();
+    (count > 0).then(|| report.lambda.iter().sum::<f64>() / count as f64)
+}
+
+/// What the cache did, or would have done with another policy.
+fn replayed(args: &Args, trace: &Trace, eviction: &str, slots: usize) -> Result<larder_lab::Replayed> {
+    let spec: EvictionSpec = eviction.parse()?;
+    let axes = (slots, args.engine.cache_scope.into(), args.engine.cache_scratch);
+    Ok(replay(trace, axes, &spec, &Help::default(), Start::Carried)?)
+}
+
+fn tell(args: &Args, found: &Tradeoffs) -> Result<()> {
+    if let Some(path) = &args.csv {
+        tradeoffs_csv(found, path)?;
+    }
+    if let Some(path) = &args.html {
+        std::fs::write(path, tradeoffs_page(found)).with_context(|| path.display().to_string())?;
+    }
+    if args.json {
+        println!("{}", found.to_json());
+        return Ok(());
+    }
+    let setup = &found.setup;
+    println!("{}: {} tokens in chunks of {}, one token at a time", setup.text, setup.tokens, setup.chunk);
+    for slots in found.sizes() {
+        println!("\n{slots} of {} experts of each layer in memory, {} evicts", setup.experts, setup.eviction);
+        print!("{}", print::table(&table(found, slots)));
+        println!("{}", prices(found, slots));
+    }
+    warn(found);
+    Ok(())
+}
+
+fn table(found: &Tradeoffs, slots: usize) -> Vec<Vec<String>> {
+    let heads = ["routing", "perplexity", "more", "misses", "a token", "lifetime", "tokens/s", "kept", "KL", "λ", ""];
+    let mut rows = vec![heads.map(str::to_owned).to_vec()];
+    for row in found.rows.iter().filter(|row| row.slots == slots) {
+        let some = |n: Option<f64>, digits: usize| n.map_or_else(|| "-".to_owned(), |n| format!("{n:.digits$}"));
+        rows.push(vec![
+            row.routing.clone(),
+            format!("{:.4}", row.perplexity.value),
+            risen(&row.loss),
+            format!("{:.2} %", 100.0 * row.miss_rate),
+            format!("{:.2}", row.misses_per_token),
+            some(row.lifetime, 1),
+            format!("{:.1}", row.tokens_per_second),
+            format!("{:.1} %", 100.0 * row.kept_mass),
+            format!("{:.4}", row.kl),
+            some(row.lambda, 3),
+            verdict(row).to_owned(),
+        ]);
+    }
+    rows
+}
+
+fn verdict(row: &Tradeoff) -> &'static str {
+    match (row.beyond, row.pareto) {
+        (true, _) => "too lossy",
+        (false, true) => "front",
+        (false, false) => "",
+    }
+}
+
+/// The fewest misses at each price, beside what the best eviction could do.
+fn prices(found: &Tradeoffs, slots: usize) -> String {
+    let percent = |share: f64| format!("{:.1} %", 100.0 * share);
+    let rate = |rate: Option<f64>| rate.map_or_else(|| "-".to_owned(), percent);
+    let own = rate(found.original(slots).map(|row| row.miss_rate));
+    let optimum = rate(found.optimum.iter().find(|(at, _)| *at == slots).map(|(_, rate)| *rate));
+    let mut out = format!("misses: {own} with {}, {optimum} if the future were known", found.setup.eviction);
+    for within in found.within(slots) {
+        if let Some(row) = within.best {
+            out += &format!(
+                "; {} for up to {} more perplexity ({})",
+                percent(row.miss_rate),
+                print::share(within.share),
+                row.routing
+            );
+        }
+    }
+    out
+}
+
+/// What must not be believed.
+fn warn(found: &Tradeoffs) {
+    let beyond: Vec<&Tradeoff> = found.rows.iter().filter(|row| row.beyond).collect();
+    if beyond.is_empty() {
+        return;
+    }
+    let share = print::share(found.setup.max_loss);
+    println!(
+        "\ntoo lossy: {} of {} settings raise perplexity by more than {share}. What they write still reads fluently, and \
+         that misleads: sense goes before grammar does. Do not choose λ by looking at a text.",
+        beyond.len(),
+        found.rows.len()
+    );
+}

@@ -1,0 +1,115 @@
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use larder_core::Trace;
+use larder_lab::train::{Judgement, Progress, Recipe, Split, judge, subset, train};
+use larder_lab::{read_evictor, write_evictor};
+use larder_policy::eviction::learned::Evictor;
+
+use super::{load, summary};
+use crate::cli::train::Train as Args;
+use crate::{print, progress};
+
+/// Trains weights, writes them, and shows how they do on sequences that they have not seen.
+pub fn run(args: &Args) -> Result<()> {
+    let trace = load(&args.input)?;
+    let split = split(args, &trace)?;
+    eprintln!("{}", summary(&trace));
+    eprintln!(
+        "learning from {}, choosing by {}, judging by {}",
+        listed(&split.train),
+        listed(&split.choose),
+        listed(&split.judge)
+    );
+    let base = Recipe::new(args.form.form(), trace.experts);
+    let recipe = Recipe { seed: args.seed, epochs: args.epochs.unwrap_or(base.epochs), ..base };
+    let mut arrays = train(&trace, &split, &recipe, &mut reporter(&trace, &split))?;
+    let mut say = |key: &str, value: String| arrays.meta.insert(key.to_owned(), value);
+    say("seed", args.seed.to_string());
+    say("learned_from", listed(&split.train));
+    say("chosen_by", listed(&split.choose));
+    say("judged_by", listed(&split.judge));
+    trace.meta.get("source").into_iter().for_each(|source| drop(say("source", source.clone())));
+    write_evictor(&args.out, &arrays)?;
+    let bytes = std::fs::metadata(&args.out).with_context(|| args.out.display().to_string())?.len();
+    println!("{}: {}", args.out.display(), print::bytes(bytes));
+    if split.judge.is_empty() {
+        return Ok(());
+    }
+    let judged = subset(&trace, &split.judge)?;
+    show(&judged, read_evictor(&args.out)?, args.scratch)
+}
+
+fn split(args: &Args, trace: &Trace) -> Result<Split> {
+    let all = trace.sequences.len();
+    let choose = args.choose.unwrap_or(all / 8);
+    let judge = args.judge.unwrap_or(all / 4);
+    if choose.saturating_add(judge) >= all {
+        bail!("of {all} sequences, {choose} to choose by and {judge} to judge by leave none to learn from");
+    }
+    Ok(Split::draw(all, choose, judge, args.seed))
+}
+
+/// Ranges instead of long lists.
+fn listed(sequences: &[usize]) -> String {
+    let mut ranges: Vec<(usize, usize)> = Vec::new();
+    for at in sequences {
+        match ranges.last_mut() {
+            Some((_, last)) if *last + 1 == *at => *last = *at,
+            _ => ranges.push((*at, *at)),
+        }
+    }
+    let range = |(from, to): &(usize, usize)| if from == to { from.to_string() } else { format!("{from}-{to}") };
+    let text: Vec<_> = ranges.iter().map(range).collect();
+    if text.is_empty() { "none".to_owned() } else { text.join(" ") }
+}
+
+/// A bar for each epoch, and a line when it is over.
+fn reporter(trace: &Trace, split: &Split) -> impl FnMut(Progress) + use<> {
+    let lengths: Vec<usize> = trace.sequences.iter().map(|n| *n as usize).collect();
+    let total: usize = split.train.iter().map(|i| lengths[*i]).sum();
+    let mut bar = None;
+    let mut shown = 0;
+    move |progress| match progress {
+        Progress::Passes(done, _) => {
+            let bar = bar.get_or_insert_with(|| progress::count("learning", "tokens", total as u64));
+            bar.advance((done - shown) as u64);
+            shown = done;
+        }
+        Progress::Epoch { epoch, train, choose } => {
+            shown = 0;
+            bar.take().into_iter().for_each(|bar: progress::Bar| bar.finish());
+            let choose = choose.map_or(String::new(), |loss| format!(", to choose by {loss:.4}"));
+            eprintln!("epoch {epoch}: loss {train:.4}{choose}");
+        }
+    }
+}
+
+fn show(judged: &Trace, evictor: Evictor, scratch: usize) -> Result<()> {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let judgements = judge(judged, Arc::new(evictor), scratch, threads)?;
+    println!("on {} sequences that were not seen, misses in %:", judged.sequences.len());
+    let header = ["start", "scope", "slots per layer", "lru", "learned", "belady", "gap closed, with 95 % interval"];
+    let row = |j: &Judgement| {
+        let closed = j.closed.map_or("none to close".to_owned(), |c| {
+            format!("{:.1} % [{:.1}, {:.1}]", 100.0 * c.value, 100.0 * c.low, 100.0 * c.high)
+        });
+        let plain = [j.start.to_string(), j.scope.to_string(), j.slots.to_string()];
+        plain.into_iter().chain(j.misses.map(|m| format!("{:.2}", 100.0 * m))).chain([closed]).collect::<Vec<_>>()
+    };
+    let rows: Vec<Vec<String>> =
+        std::iter::once(header.map(str::to_owned).to_vec()).chain(judgements.iter().map(row)).collect();
+    print!("{}", print::table(&rows));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_are_listed_as_ranges() {
+        assert_eq!(listed(&[0, 1, 2, 5, 7, 8]), "0-2 5 7-8");
+        assert_eq!(listed(&[]), "none");
+    }
+}
