@@ -22,8 +22,8 @@ use crate::{
 /// Problems and unknown files beyond this many are only counted.
 const LISTED: usize = 100;
 const THREADS: usize = 2;
-/// A file that a store may have and the manifest does not list.
-const EVICTOR: &str = "evictor.safetensors";
+/// Files that a store may have and the manifest does not list.
+const OPTIONAL: [&str; 2] = ["evictor.safetensors", "calibration.json"];
 
 /// What a verification found.
 #[derive(Debug, Default)]
@@ -131,7 +131,7 @@ fn check_sidecar(path: &Path, bytes: u64, checksum: &str) -> Result<()> {
 /// Everything in the store's folders that the manifest does not call for.
 fn unknown_files(store: &Path, manifest: &Manifest) -> Vec<PathBuf> {
     let geometry = &manifest.geometry;
-    let mut known: BTreeSet<PathBuf> = [MANIFEST, RESIDENT, EVICTOR, "experts"].map(PathBuf::from).into();
+    let mut known: BTreeSet<PathBuf> = [MANIFEST, RESIDENT, "experts"].into_iter().chain(OPTIONAL).map(PathBuf::from).collect();
     known.extend(manifest.sidecars.iter().map(|s| PathBuf::from(&s.name)));
     known.extend(geometry.moe_layers.iter().map(|layer| layer_folder(*layer)));
     for layer in &geometry.moe_layers {

@@ -4,6 +4,9 @@ use super::chart::{Chart, Line, Style};
 use super::html::{STYLE, escape, table};
 use crate::eval::{Tradeoff, Tradeoffs};
 
+/// Plots leave out what costs more than so many times the loss that is allowed.
+const SHOWN: f64 = 10.0;
+
 /// What routing by the cache gives and costs, as one page, which loads nothing and runs nothing.
 pub fn tradeoffs_page(found: &Tradeoffs) -> String {
     let mut out = format!(
@@ -14,11 +17,11 @@ pub fn tradeoffs_page(found: &Tradeoffs) -> String {
     intro(&mut out, found);
     out.push_str("<h2>Perplexity against misses</h2>\n<div class=\"charts\">\n");
     for slots in found.sizes() {
-        let _ = write!(out, "<figure>{}</figure>\n", against_misses(found, slots));
+        let _ = writeln!(out, "<figure>{}</figure>", against_misses(found, slots));
     }
     out.push_str("</div>\n<h2>Cache sizes</h2>\n<div class=\"charts\">\n");
     for svg in [sizes(found), lifetimes(found)] {
-        let _ = write!(out, "<figure>{svg}</figure>\n");
+        let _ = writeln!(out, "<figure>{svg}</figure>");
     }
     out.push_str("</div>\n");
     out.push_str(&at_a_price(found));
@@ -51,9 +54,10 @@ fn intro(out: &mut String, found: &Tradeoffs) {
 
 /// One curve for each family, from the setting with the fewest misses to the one with the most.
 fn against_misses(found: &Tradeoffs, slots: usize) -> String {
+    let most = SHOWN * found.setup.max_loss;
+    let shown: Vec<&Tradeoff> = found.rows.iter().filter(|r| r.slots == slots && r.loss.value <= most).collect();
     let line = |(i, family): (usize, &str)| {
-        let mut rows: Vec<&Tradeoff> =
-            found.rows.iter().filter(|row| row.slots == slots && row.family == family).collect();
+        let mut rows: Vec<&Tradeoff> = shown.iter().filter(|row| row.family == family).copied().collect();
         rows.sort_by(|a, b| a.miss_rate.total_cmp(&b.miss_rate));
         let points = rows.iter().map(|row| (100.0 * row.miss_rate, row.perplexity.value, None)).collect();
         Line { name: family.to_owned(), color: i % 12, style: Style::Plain, points }
@@ -63,8 +67,14 @@ fn against_misses(found: &Tradeoffs, slots: usize) -> String {
     if let Some(((_, rate), original)) = optimum {
         let points = vec![(100.0 * rate, original.perplexity.value, None)];
         lines.push(Line { name: "optimal".into(), color: 0, style: Style::Dashed, points });
+        let limit = original.perplexity.value * (1.0 + found.setup.max_loss);
+        let rates = || shown.iter().map(|row| 100.0 * row.miss_rate);
+        let ends = [rates().fold(f64::INFINITY, f64::min), rates().fold(0.0, f64::max)];
+        let points = ends.map(|x| (x, limit, None)).into();
+        let name = format!("{} more", percent(found.setup.max_loss));
+        lines.push(Line { name, color: 4, style: Style::Dashed, points });
     }
-    let title = format!("{slots} of {} experts in memory", found.setup.experts);
+    let title = format!("{slots} of {} experts in memory, up to {} more", found.setup.experts, percent(most));
     Chart { title, x: "misses, %".into(), y: "perplexity".into(), lines, percent: false, y_range: None }.svg()
 }
 
@@ -94,7 +104,8 @@ fn lifetimes(found: &Tradeoffs) -> String {
     let line = |(i, name): (usize, &str)| {
         let rows = found.rows.iter().filter(|row| row.routing == name);
         let points = rows.filter_map(|row| Some((row.slots as f64, row.lifetime?, None))).collect();
-        Line { name: name.to_owned(), color: i % 12, style: Style::Plain, points }
+        let short = name.split([':', ',']).nth(1).unwrap_or(name);
+        Line { name: short.to_owned(), color: i % 12, style: Style::Plain, points }
     };
     let mut names: Vec<&str> = Vec::new();
     found.rows.iter().filter(|row| !row.beyond).for_each(|row| {
@@ -133,6 +144,7 @@ fn numbers(found: &Tradeoffs) -> String {
     let heads = [
         "routing",
         "slots",
+        "",
         "perplexity",
         "more",
         "misses",
@@ -143,7 +155,6 @@ fn numbers(found: &Tradeoffs) -> String {
         "kept",
         "KL",
         "λ",
-        "",
     ];
     let mut rows = vec![heads.map(str::to_owned).to_vec()];
     for row in &found.rows {
@@ -153,13 +164,15 @@ fn numbers(found: &Tradeoffs) -> String {
             None => value,
         };
         let verdict = match (row.beyond, row.pareto) {
-            (true, _) => "too lossy",
+            (true, true) => "front, too lossy",
+            (true, false) => "too lossy",
             (false, true) => "front",
             (false, false) => "",
         };
         rows.push(vec![
             escape(&row.routing),
             row.slots.to_string(),
+            verdict.to_owned(),
             with_error(format!("{:.4}", row.perplexity.value), row.perplexity.error.map(|e| format!("{e:.3}"))),
             with_error(
                 format!("{:+.2} %", 100.0 * row.loss.value),
@@ -173,7 +186,6 @@ fn numbers(found: &Tradeoffs) -> String {
             percent(row.kept_mass),
             format!("{:.4}", row.kl),
             some(row.lambda, 3),
-            verdict.to_owned(),
         ]);
     }
     table(&rows)

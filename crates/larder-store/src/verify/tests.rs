@@ -44,7 +44,7 @@ fn all_problems_are_found_and_strangers_are_named() {
     fs::remove_file(path.join("tokenizer.json")).unwrap();
     fs::write(path.join("notes.txt"), "x").unwrap();
     fs::write(path.join("experts/L001/E007.safetensors"), "x").unwrap();
-    fs::write(path.join(EVICTOR), "x").unwrap();
+    OPTIONAL.iter().for_each(|name| fs::write(path.join(name), "x").unwrap());
     let report = verify(&path, &()).unwrap();
     assert_eq!((report.problem_count, report.problems.len()), (4, 4), "{report:?}");
     assert_eq!(report.unknown, [PathBuf::from("experts/L001/E007.safetensors"), PathBuf::from("notes.txt")]);

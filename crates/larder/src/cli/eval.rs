@@ -30,7 +30,7 @@ pub enum EvalCommand {
     /// Measure the spread of each layer's router, for --routing prior:…,delta=calibrated.
     Calibrate(Calibrate),
     /// Perplexity against misses for many routing strategies and cache sizes.
-    Sweep(Sweep),
+    Sweep(Box<Sweep>),
 }
 
 /// What is read.

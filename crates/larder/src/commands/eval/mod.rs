@@ -26,6 +26,6 @@ pub fn run(args: Eval) -> Result<()> {
         EvalCommand::Sensitivity(args) => sensitivity::run(&args),
         EvalCommand::Optimal(args) => optimal::run(args),
         EvalCommand::Calibrate(args) => calibrate::run(&args),
-        EvalCommand::Sweep(args) => sweep::run(args),
+        EvalCommand::Sweep(args) => sweep::run(*args),
     }
 }

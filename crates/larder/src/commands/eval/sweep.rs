@@ -188,7 +188,8 @@ fn table(found: &Tradeoffs, slots: usize) -> Vec<Vec<String>> {
 
 fn verdict(row: &Tradeoff) -> &'static str {
     match (row.beyond, row.pareto) {
-        (true, _) => "too lossy",
+        (true, true) => "front, too lossy",
+        (true, false) => "too lossy",
         (false, true) => "front",
         (false, false) => "",
     }
