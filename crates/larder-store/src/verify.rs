@@ -131,7 +131,8 @@ fn check_sidecar(path: &Path, bytes: u64, checksum: &str) -> Result<()> {
 /// Everything in the store's folders that the manifest does not call for.
 fn unknown_files(store: &Path, manifest: &Manifest) -> Vec<PathBuf> {
     let geometry = &manifest.geometry;
-    let mut known: BTreeSet<PathBuf> = [MANIFEST, RESIDENT, "experts"].into_iter().chain(OPTIONAL).map(PathBuf::from).collect();
+    let mut known: BTreeSet<PathBuf> =
+        [MANIFEST, RESIDENT, "experts"].into_iter().chain(OPTIONAL).map(PathBuf::from).collect();
     known.extend(manifest.sidecars.iter().map(|s| PathBuf::from(&s.name)));
     known.extend(geometry.moe_layers.iter().map(|layer| layer_folder(*layer)));
     for layer in &geometry.moe_layers {

@@ -11,8 +11,8 @@ use larder_lab::eval::Calibration;
 use larder_model::{AllResident, Call, Compute, Decoder, ExpertPath, Memory, ModelError, Routed};
 use larder_policy::eviction::{EvictionSpec, Help, Setting};
 use larder_policy::routing::RoutingSpec;
+use larder_store::Store;
 use larder_store::reader::{Arena, Files, Slot, check_reader, open_reader};
-use larder_store::{Source, Store};
 use serde_json::Value;
 
 use crate::cli::EngineFlags;
@@ -26,6 +26,8 @@ pub struct Engine {
     pub decoder: Decoder,
     /// The rest.
     pub experts: Experts,
+    /// What the eviction policy was given.
+    pub help: Help,
     compute: Arc<Compute>,
     context: usize,
     /// What was planned, and how experts are read.
@@ -50,7 +52,7 @@ impl Engine {
     /// Makes a model ready for sequences of `context` tokens; the plan and the reader are said on standard error.
     pub fn start(model: &Model, flags: &EngineFlags, context: usize) -> Result<Self> {
         // A misspelt name is an error even where nothing streams and the flag would have no effect.
-        flags.eviction.parse::<EvictionSpec>()?;
+        let help = help(&flags.eviction.parse()?, model, flags)?;
         let routing: RoutingSpec = flags.routing.parse()?;
         check_reader(&flags.reader)?;
         let facts = facts(model, flags, context)?;
@@ -68,14 +70,15 @@ impl Engine {
         let mut said = plan.json(&facts);
         let path = match (plan, model.store()) {
             (Plan::Slots { slots, scope }, Some(store)) => {
-                let (path, how) = stream(store, slots, scope, &compute, flags)?;
+                let (path, how) = stream(store, slots, scope, &compute, flags, &help)?;
                 eprintln!("{how}");
                 said["reader"] = how.into();
                 path
             }
             // With a slot for every expert the first token need not wait until all are read.
             (Plan::AllResident, Some(store)) if !flags.preload => {
-                let (path, how) = stream(store, facts.blueprint.geometry.experts, Scope::Layer, &compute, flags)?;
+                let (path, how) =
+                    stream(store, facts.blueprint.geometry.experts, Scope::Layer, &compute, flags, &help)?;
                 said["reader"] = how.into();
                 path
             }
@@ -89,7 +92,7 @@ impl Engine {
         if flags.mlock {
             eprintln!("locked: {} of memory", print::bytes(memory::lock_all()?));
         }
-        Ok(Engine { decoder, experts, compute, context: facts.context, plan: said })
+        Ok(Engine { decoder, experts, help, compute, context: facts.context, plan: said })
     }
 
     /// An empty sequence.
@@ -108,7 +111,7 @@ impl Engine {
         };
         // The old slots go before there are new ones.
         self.experts.path = Path::AllResident(Box::new(AllResident::new(0, self.compute.clone())));
-        self.experts.path = stream(store, slots, scope, &self.compute, flags)?.0;
+        self.experts.path = stream(store, slots, scope, &self.compute, flags, &self.help)?.0;
         Ok(())
     }
 
@@ -157,12 +160,13 @@ fn stream(
     scope: Scope,
     compute: &Arc<Compute>,
     flags: &EngineFlags,
+    help: &Help,
 ) -> Result<(Path, String)> {
     let manifest = store.manifest();
     let (geometry, slot_bytes) = (&manifest.geometry, manifest.experts.data_bytes);
     let setting = Setting { scratch: flags.cache_scratch, ..Setting::new(geometry, slots, scope) };
     let eviction: EvictionSpec = flags.eviction.parse()?;
-    let policies = eviction.make(&setting, &help(&eviction, store, flags)?)?;
+    let policies = eviction.make(&setting, help)?;
     let total = setting.all_slots();
     let (arena, memory) = Arena::new(total, slot_bytes)
         .with_context(|| format!("{total} slots of {} cannot be had", print::bytes(slot_bytes as u64)))?;
@@ -186,16 +190,16 @@ fn recorder(to: &std::path::Path, decoder: &Decoder, flags: &EngineFlags) -> Res
 }
 
 /// The trained weights that a policy asks for.
-fn help(eviction: &EvictionSpec, store: &Store, flags: &EngineFlags) -> Result<Help> {
+fn help(eviction: &EvictionSpec, model: &Model, flags: &EngineFlags) -> Result<Help> {
     if eviction.name() != "learned" {
         return Ok(Help::default());
     }
-    let own = store.path().join("evictor.safetensors");
+    let own = model.source().path().join("evictor.safetensors");
     let file = flags.evictor.as_ref().unwrap_or(&own);
     if flags.evictor.is_none() && !own.exists() {
         bail!(
-            "{}: the store has no trained weights for --eviction learned; make them with `larder lab train`, or name \
-             them with --evictor",
+            "{}: there are no trained weights for --eviction learned; make them with `larder lab train`, or name them \
+             with --evictor",
             own.display()
         );
     }

@@ -49,7 +49,8 @@ pub fn run(mut args: Args) -> Result<()> {
         false => {
             let router = spec.make(geometry.moe_layers.len(), deltas(&spec, &model)?.as_deref())?;
             gates.iter().try_for_each(|gate| router.suits(gate))?;
-            let mut tap = Shadow::new(&geometry, gates.iter().collect(), router, ledger(&geometry, &args.engine)?);
+            let mut tap =
+                Shadow::new(&geometry, gates.iter().collect(), router, ledger(&geometry, &args.engine, &engine.help)?);
             read_all(&mut engine, &passage, piece, &mut tap, &bar)?;
             let counts = tap.counts();
             let miss_rate = counts.misses as f64 / counts.wanted().max(1) as f64;
@@ -63,7 +64,7 @@ pub fn run(mut args: Args) -> Result<()> {
 }
 
 /// The cache that the strategy is given in thought: of the size that the flags ask for, else a quarter of the experts.
-fn ledger(geometry: &Geometry, flags: &EngineFlags) -> Result<Ledger> {
+fn ledger(geometry: &Geometry, flags: &EngineFlags, help: &Help) -> Result<Ledger> {
     if flags.cache_mem.is_some() {
         bail!("the cache of a strategy that is only asked has no bytes; give its size with --cache-experts");
     }
@@ -75,7 +76,7 @@ fn ledger(geometry: &Geometry, flags: &EngineFlags) -> Result<Ledger> {
     };
     let setting = Setting { scratch: flags.cache_scratch, ..Setting::new(geometry, slots, scope) };
     let eviction: EvictionSpec = flags.eviction.parse()?;
-    Ok(Ledger::new(&setting, eviction.make(&setting, &Help::default())?))
+    Ok(Ledger::new(&setting, eviction.make(&setting, help)?))
 }
 
 fn tell(args: &Args, routing: &str, passage: &Passage, geometry: &Geometry, found: &Found) {

@@ -41,7 +41,7 @@ pub fn run(mut args: Args) -> Result<()> {
             engine.experts.route_by(&trial.spec, &engine.decoder, &model)?;
             let (run, trace) = once(&mut engine, &args, trial, slots, &passage, &bar)?;
             if trial.spec.is_lossless() {
-                optimum.push((slots, replayed(&args, &trace, "belady", slots)?.counts.misses));
+                optimum.push((slots, replayed(&args, &engine.help, &trace, "belady", slots)?.counts.misses));
             }
             runs.push(run);
         }
@@ -113,15 +113,14 @@ fn once(
     let found = meter.finish(&engine.experts, passage.reads(), chunks);
     let trace = recorder.into_trace()?;
     let misses = found.traffic.map(|t| t.counts.misses).unwrap_or_default();
-    // Who needs more than a trace cannot be replayed; then lifetimes are not known.
-    let lifetime = replayed(args, &trace, &args.engine.eviction, slots).ok().map(|found| found.lives.mean());
+    let lifetime = replayed(args, &engine.help, &trace, &args.engine.eviction, slots)?.lives.mean();
     let report = engine.experts.routing().and_then(|routing| routing.report());
     let run = Run {
         routing: trial.spec.to_string(),
         family: trial.family.clone(),
         slots,
         misses,
-        lifetime,
+        lifetime: Some(lifetime),
         tokens_per_second: found.rate(),
         quality: found.quality.unwrap_or_default(),
         lambda: report.and_then(|report| mean_lambda(&report)),
@@ -136,10 +135,10 @@ fn mean_lambda(report: &RouterReport) -> Option<f64> {
 }
 
 /// What the cache did, or would have done with another policy.
-fn replayed(args: &Args, trace: &Trace, eviction: &str, slots: usize) -> Result<larder_lab::Replayed> {
+fn replayed(args: &Args, help: &Help, trace: &Trace, eviction: &str, slots: usize) -> Result<larder_lab::Replayed> {
     let spec: EvictionSpec = eviction.parse()?;
     let axes = (slots, args.engine.cache_scope.into(), args.engine.cache_scratch);
-    Ok(replay(trace, axes, &spec, &Help::default(), Start::Carried)?)
+    Ok(replay(trace, axes, &spec, help, Start::Carried)?)
 }
 
 fn tell(args: &Args, found: &Tradeoffs) -> Result<()> {
