@@ -29,7 +29,12 @@ impl Seen for Features {
     }
 
     fn write(&self, row: usize, into: &mut [f32]) {
-        into.copy_from_slice(self.row(row));
+        let experts = into.len() / FEATURES;
+        for expert in 0..experts {
+            for (feature, value) in self.of(row, expert).into_iter().enumerate() {
+                into[feature * experts + expert] = value;
+            }
+        }
     }
 }
 

@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use super::arrays::Arrays;
 use super::features::{FEATURES, Features, HORIZONS, SCALES, mass};
-use super::math::{exp, sigmoid, silu};
+use super::math::{exp, sigmoid, silu, whole};
 use super::{EvictorError, Scorer, Size};
 
 /// The name of this form.
@@ -16,32 +16,40 @@ const HIDDEN_MAX: usize = 512;
 /// Activations become whole numbers up to this one.
 const STEPS: f32 = 8191.0;
 
+/// One number for each horizon and one more, so that processors can do all of them at once.
+type Lanes = [f32; HORIZONS.len() + 1];
+
+/// What makes one expert's logits.
+struct Output {
+    scale: Lanes,
+    bias: Lanes,
+    /// What its own past says.
+    own: [Lanes; FEATURES],
+}
+
 /// The trained numbers.
 pub struct Weights {
     size: Size,
     hidden: usize,
     /// `[rows, experts]`
     popularity: Vec<f32>,
-    /// `[rows, SCALES, experts, hidden]`: what a choice says.
-    gather: Vec<f32>,
+    /// `[rows, experts, SCALES, hidden]`: what a choice says, in one piece for each expert.
+    gather: Vec<i8>,
+    /// `[rows, experts, SCALES]`
+    gather_scale: Vec<f32>,
     /// `[rows, SCALES, hidden]`: what choices as usual say in all.
     usual: Vec<f32>,
     /// `[rows, hidden]`
     gather_bias: Vec<f32>,
-    /// `[rows, HORIZONS, experts, hidden]`, of 8 bits; wider here, as products want them.
+    /// `[rows, experts, HORIZONS, hidden]`, of 8 bits; wider here, as products want them.
     emit: Vec<i16>,
-    /// `[rows, HORIZONS, experts]`
-    emit_scale: Vec<f32>,
-    /// `[rows, HORIZONS, experts]`
-    emit_bias: Vec<f32>,
-    /// `[rows, HORIZONS, FEATURES, experts]`: what an expert's own past says.
-    own: Vec<f32>,
-    /// `[HEAD_HIDDEN, HEAD_IN]`
-    head: Vec<f32>,
-    /// `[HEAD_HIDDEN]`
-    head_bias: Vec<f32>,
-    /// `[HORIZONS, HEAD_HIDDEN]`
-    head_out: Vec<f32>,
+    /// `[rows, experts]`
+    outputs: Vec<Output>,
+    /// What the small network makes of each input.
+    head: [[f32; HEAD_HIDDEN]; HEAD_IN],
+    head_bias: [f32; HEAD_HIDDEN],
+    /// What each of its units says.
+    head_out: [Lanes; HEAD_HIDDEN],
     /// `[HORIZONS, rows]`: how much less a use counts that is 1, 2, … choices later.
     fade: Vec<f32>,
 }
@@ -60,37 +68,64 @@ impl Weights {
         let Size { rows, experts, .. } = size;
         let horizons = HORIZONS.len();
         let popularity = arrays.floats("popularity", &[rows, experts])?.to_vec();
-        let gather = dequantized(arrays.scaled("gather", &[rows, SCALES, experts, hidden])?, hidden);
+        let (gather, gather_scale) = arrays.scaled("gather", &[rows, SCALES, experts, hidden])?;
         let (emit, emit_scale) = arrays.scaled("emit", &[rows, horizons, experts, hidden])?;
+        let head = arrays.floats("head", &[HEAD_HIDDEN, HEAD_IN])?;
+        let head_bias = arrays.floats("head_bias", &[HEAD_HIDDEN])?;
+        let head_out = arrays.floats("head_out", &[horizons, HEAD_HIDDEN])?;
         Ok(Weights {
             size,
             hidden,
-            usual: usual(size, hidden, &gather, &popularity),
+            usual: usual(size, hidden, (gather, gather_scale), &popularity),
             popularity,
-            gather,
+            gather: permuted([rows, SCALES, experts, hidden], gather).collect(),
+            gather_scale: permuted([rows, SCALES, experts, 1], gather_scale).collect(),
             gather_bias: arrays.floats("gather_bias", &[rows, hidden])?.to_vec(),
-            emit: emit.iter().map(|w| i16::from(*w)).collect(),
-            emit_scale: emit_scale.to_vec(),
-            emit_bias: arrays.floats("emit_bias", &[rows, horizons, experts])?.to_vec(),
-            own: arrays.floats("own", &[rows, horizons, FEATURES, experts])?.to_vec(),
-            head: arrays.floats("head", &[HEAD_HIDDEN, HEAD_IN])?.to_vec(),
-            head_bias: arrays.floats("head_bias", &[HEAD_HIDDEN])?.to_vec(),
-            head_out: arrays.floats("head_out", &[horizons, HEAD_HIDDEN])?.to_vec(),
+            emit: permuted([rows, horizons, experts, hidden], emit).map(i16::from).collect(),
+            outputs: outputs(size, arrays, emit_scale)?,
+            head: std::array::from_fn(|input| std::array::from_fn(|unit| head[unit * HEAD_IN + input])),
+            head_bias: std::array::from_fn(|unit| head_bias[unit]),
+            head_out: std::array::from_fn(|unit| lanes(|horizon| head_out[horizon * HEAD_HIDDEN + unit])),
             fade: fades(rows),
         })
     }
 }
 
-fn dequantized((wholes, scales): (&[i8], &[f32]), run: usize) -> Vec<f32> {
-    wholes.chunks(run).zip(scales).flat_map(|(run, scale)| run.iter().map(move |w| f32::from(*w) * scale)).collect()
+/// From `[a, b, c, d]` to `[a, c, b, d]`.
+fn permuted<T: Copy>([a, b, c, d]: [usize; 4], all: &[T]) -> impl Iterator<Item = T> {
+    let pieces = (0..a).flat_map(move |i| (0..c).flat_map(move |k| (0..b).map(move |j| ((i * b + j) * c + k) * d)));
+    pieces.flat_map(move |at| &all[at..at + d]).copied()
 }
 
-fn usual(size: Size, hidden: usize, gather: &[f32], popularity: &[f32]) -> Vec<f32> {
+fn lanes(of: impl Fn(usize) -> f32) -> Lanes {
+    std::array::from_fn(|horizon| if horizon < HORIZONS.len() { of(horizon) } else { 0.0 })
+}
+
+fn outputs(size: Size, arrays: &Arrays, scale: &[f32]) -> Result<Vec<Output>, EvictorError> {
+    let (Size { rows, experts, .. }, horizons) = (size, HORIZONS.len());
+    let bias = arrays.floats("emit_bias", &[rows, horizons, experts])?;
+    let own = arrays.floats("own", &[rows, horizons, FEATURES, experts])?;
+    let output = |cell: usize| {
+        let (row, expert) = (cell / experts, cell % experts);
+        let at = |horizon: usize| (row * horizons + horizon) * experts + expert;
+        let own_at =
+            |horizon: usize, feature: usize| own[((row * horizons + horizon) * FEATURES + feature) * experts + expert];
+        Output {
+            scale: lanes(|horizon| scale[at(horizon)]),
+            bias: lanes(|horizon| bias[at(horizon)]),
+            own: std::array::from_fn(|feature| lanes(|horizon| own_at(horizon, feature))),
+        }
+    };
+    Ok((0..rows * experts).map(output).collect())
+}
+
+fn usual(size: Size, hidden: usize, (gather, scales): (&[i8], &[f32]), popularity: &[f32]) -> Vec<f32> {
     let mut usual = vec![0.0; size.rows * SCALES * hidden];
-    for (at, (sum, inputs)) in usual.chunks_mut(hidden).zip(gather.chunks(size.experts * hidden)).enumerate() {
-        let row = at / SCALES;
-        let popularity = &popularity[row * size.experts..(row + 1) * size.experts];
-        inputs.chunks(hidden).zip(popularity).for_each(|(input, p)| add(sum, input, *p));
+    for (at, sum) in usual.chunks_mut(hidden).enumerate() {
+        for expert in 0..size.experts {
+            let (from, often) = (at * size.experts + expert, popularity[at / SCALES * size.experts + expert]);
+            add_wholes(sum, &gather[from * hidden..(from + 1) * hidden], scales[from] * often);
+        }
     }
     usual
 }
@@ -116,16 +151,12 @@ pub(super) struct Crosslayer {
     sum: Vec<f32>,
     /// `[hidden]`
     active: Vec<f32>,
-    /// `[hidden]`
+    /// `[rows, hidden]`: the same when each row last chose, in whole numbers.
     whole: Vec<i16>,
-    /// `[HEAD_IN, experts]`
-    inputs: Vec<f32>,
-    /// `[experts]`
-    unit: Vec<f32>,
-    /// `[HORIZONS, experts]`
-    logits: Vec<f32>,
-    /// `[rows, HORIZONS, experts]`
-    chances: Vec<f32>,
+    /// `[rows]`: what one of these is worth.
+    step: Vec<f32>,
+    /// `[rows, experts]`: each expert's chances since its row last chose, if they have been asked for.
+    chances: Vec<Option<Lanes>>,
 }
 
 impl Crosslayer {
@@ -136,11 +167,9 @@ impl Crosslayer {
             parts: vec![0.0; rows * SCALES * weights.hidden],
             sum: vec![0.0; weights.hidden],
             active: vec![0.0; weights.hidden],
-            whole: vec![0; weights.hidden],
-            inputs: vec![0.0; HEAD_IN * experts],
-            unit: vec![0.0; experts],
-            logits: vec![0.0; HORIZONS.len() * experts],
-            chances: vec![0.0; rows * HORIZONS.len() * experts],
+            whole: vec![0; rows * weights.hidden],
+            step: vec![0.0; rows],
+            chances: vec![None; rows * experts],
             weights,
         };
         new.begin();
@@ -161,6 +190,7 @@ impl Crosslayer {
             add(&mut parts[..hidden], &usual[..hidden], -1.0);
         }
         self.sum_up();
+        (0..self.weights.size.rows).for_each(|row| self.keep(row));
     }
 
     fn sum_up(&mut self) {
@@ -171,64 +201,64 @@ impl Crosslayer {
     /// Brings one row's part up to date. The sum is made anew once per token, so that rounding does not add up.
     fn gather(&mut self, row: usize, wanted: &[usize]) {
         let (hidden, experts) = (self.weights.hidden, self.weights.size.experts);
+        let keep = |scale: usize| if scale == 0 { 0.0 } else { self.features.keep()[scale - 1] };
         let mass = mass(self.weights.size, wanted);
-        for scale in 0..SCALES {
-            let at = row * SCALES + scale;
-            let part = &mut self.parts[at * hidden..(at + 1) * hidden];
-            let usual = &self.weights.usual[at * hidden..(at + 1) * hidden];
-            let keep = if scale == 0 { 0.0 } else { self.features.keep()[scale - 1] };
-            self.sum.iter_mut().zip(&*part).for_each(|(sum, part)| *sum -= part);
+        let range = row * SCALES * hidden..(row + 1) * SCALES * hidden;
+        let (parts, usual) = (&mut self.parts[range.clone()], &self.weights.usual[range]);
+        for (scale, (part, usual)) in parts.chunks_mut(hidden).zip(usual.chunks(hidden)).enumerate() {
+            add(&mut self.sum, part, -1.0);
+            let keep = keep(scale);
             part.iter_mut().zip(usual).for_each(|(part, usual)| *part = keep * *part - (1.0 - keep) * usual);
-            for expert in wanted {
-                let from = (at * experts + expert) * hidden;
-                add(part, &self.weights.gather[from..from + hidden], (1.0 - keep) * mass);
-            }
-            add(&mut self.sum, part, 1.0);
         }
+        for expert in wanted {
+            let from = (row * experts + expert) * SCALES;
+            let said = self.weights.gather[from * hidden..(from + SCALES) * hidden].chunks(hidden);
+            let scales = &self.weights.gather_scale[from..from + SCALES];
+            for (scale, ((part, said), by)) in parts.chunks_mut(hidden).zip(said).zip(scales).enumerate() {
+                add_wholes(part, said, (1.0 - keep(scale)) * mass * by);
+            }
+        }
+        parts.chunks(hidden).for_each(|part| add(&mut self.sum, part, 1.0));
         if row == 0 {
             self.sum_up();
         }
+    }
+
+    /// Keeps what all layers' choices say, in whole numbers, until somebody asks for a row's experts.
+    fn keep(&mut self, row: usize) {
+        let hidden = self.weights.hidden;
         let bias = &self.weights.gather_bias[row * hidden..(row + 1) * hidden];
         for ((active, sum), bias) in self.active.iter_mut().zip(&self.sum).zip(bias) {
             *active = silu(sum + bias);
         }
-    }
-
-    /// What all layers' choices say of a row's experts.
-    fn emit(&mut self, row: usize) {
         let most = self.active.iter().fold(f32::MIN_POSITIVE, |most, x| most.max(x.abs()));
         let by = STEPS / most;
-        self.whole.iter_mut().zip(&self.active).for_each(|(whole, x)| *whole = (x * by) as i16);
-        let outputs = self.logits.len();
-        let range = row * outputs..(row + 1) * outputs;
-        let hidden = self.weights.hidden;
-        let tables = self.weights.emit[range.start * hidden..range.end * hidden].chunks(hidden);
-        let scales = self.weights.emit_scale[range.clone()].iter().zip(&self.weights.emit_bias[range]);
-        for ((logit, table), (scale, bias)) in self.logits.iter_mut().zip(tables).zip(scales) {
-            *logit = dot(&self.whole, table) as f32 * scale / by + bias;
-        }
+        let kept = &mut self.whole[row * hidden..(row + 1) * hidden];
+        kept.iter_mut().zip(&self.active).for_each(|(to, x)| *to = whole(x * by));
+        self.step[row] = most / STEPS;
+        let experts = self.weights.size.experts;
+        self.chances[row * experts..(row + 1) * experts].fill(None);
     }
 
-    /// What their own past says of a row's experts.
-    fn own(&mut self, row: usize) {
-        let experts = self.weights.size.experts;
-        let known = self.features.row(row);
-        let own = &self.weights.own[row * HORIZONS.len() * known.len()..][..HORIZONS.len() * known.len()];
-        for (logits, own) in self.logits.chunks_mut(experts).zip(own.chunks(known.len())) {
-            for (own, known) in own.chunks(experts).zip(known.chunks(experts)) {
-                logits.iter_mut().zip(own.iter().zip(known)).for_each(|(logit, (w, x))| *logit += w * x);
-            }
+    /// For each horizon the chance that an expert is needed within it, when its row last chose.
+    fn chances(&self, row: usize, expert: usize) -> Lanes {
+        let Weights { size, hidden, emit, outputs, head, head_bias, head_out, .. } = &*self.weights;
+        let cell = row * size.experts + expert;
+        let output = &outputs[cell];
+        let active = &self.whole[row * hidden..(row + 1) * hidden];
+        let mut logits = output.bias;
+        let tables = emit[cell * HORIZONS.len() * hidden..].chunks(*hidden).take(HORIZONS.len());
+        for (horizon, table) in tables.enumerate() {
+            logits[horizon] += dot(active, table) as f32 * output.scale[horizon] * self.step[row];
         }
-        self.inputs[..known.len()].copy_from_slice(known);
-        self.inputs[known.len()..].copy_from_slice(&self.logits);
-        for (i, (weights, bias)) in self.weights.head.chunks(HEAD_IN).zip(&self.weights.head_bias).enumerate() {
-            self.unit.fill(*bias);
-            weights.iter().zip(self.inputs.chunks(experts)).for_each(|(w, input)| add(&mut self.unit, input, *w));
-            self.unit.iter_mut().for_each(|x| *x = silu(*x));
-            for (horizon, logits) in self.logits.chunks_mut(experts).enumerate() {
-                add(logits, &self.unit, self.weights.head_out[horizon * HEAD_HIDDEN + i]);
-            }
-        }
+        let known = self.features.of(row, expert);
+        known.iter().zip(&output.own).for_each(|(x, own)| add(&mut logits, own, *x));
+        let mut units = *head_bias;
+        let inputs = known.iter().chain(&logits[..HORIZONS.len()]);
+        inputs.zip(head).for_each(|(x, weights)| add(&mut units, weights, *x));
+        units.iter_mut().for_each(|x| *x = silu(*x));
+        units.iter().zip(head_out).for_each(|(x, out)| add(&mut logits, out, *x));
+        logits.map(sigmoid)
     }
 }
 
@@ -236,10 +266,7 @@ impl Scorer for Crosslayer {
     fn observe(&mut self, row: usize, wanted: &[usize]) {
         self.features.observe(row, wanted);
         self.gather(row, wanted);
-        self.emit(row);
-        self.own(row);
-        let chances = &mut self.chances[row * self.logits.len()..(row + 1) * self.logits.len()];
-        chances.iter_mut().zip(&self.logits).for_each(|(chance, logit)| *chance = sigmoid(*logit));
+        self.keep(row);
     }
 
     fn new_sequence(&mut self) {
@@ -247,12 +274,14 @@ impl Scorer for Crosslayer {
         self.begin();
     }
 
-    fn worth(&self, row: usize, expert: usize, steps: usize) -> f32 {
+    fn worth(&mut self, row: usize, expert: usize, steps: usize) -> f32 {
         let Size { rows, experts, .. } = self.weights.size;
-        let chances = &self.chances[(row * HORIZONS.len()) * experts + expert..];
+        let cell = row * experts + expert;
+        let chances = self.chances[cell].unwrap_or_else(|| self.chances(row, expert));
+        self.chances[cell] = Some(chances);
         let wait = steps as f32 / rows as f32;
         let rate = |i: usize| {
-            let chance = chances[i * experts] * self.weights.fade[i * rows + steps - 1];
+            let chance = chances[i] * self.weights.fade[i * rows + steps - 1];
             let horizon = HORIZONS[i];
             if horizon > 0.0 { chance / (horizon * (1.0 - chance)) } else { chance / wait }
         };
@@ -264,6 +293,15 @@ fn add(to: &mut [f32], from: &[f32], by: f32) {
     to.iter_mut().zip(from).for_each(|(to, from)| *to += by * from);
 }
 
+fn add_wholes(to: &mut [f32], from: &[i8], by: f32) {
+    to.iter_mut().zip(from).for_each(|(to, from)| *to += by * f32::from(*from));
+}
+
+/// In runs of sixteen, which compilers turn into products of many numbers at once.
 fn dot(a: &[i16], b: &[i16]) -> i32 {
-    a.iter().zip(b).map(|(a, b)| i32::from(*a) * i32::from(*b)).sum()
+    let (a, a_rest) = a.as_chunks::<16>();
+    let (b, b_rest) = b.as_chunks::<16>();
+    let product = |(a, b): (&i16, &i16)| i32::from(*a) * i32::from(*b);
+    let runs = a.iter().zip(b).map(|(a, b)| a.iter().zip(b).map(product).sum::<i32>());
+    runs.sum::<i32>() + a_rest.iter().zip(b_rest).map(product).sum::<i32>()
 }

@@ -28,7 +28,20 @@ pub(super) struct Echo {
     before: Vec<f32>,
     /// `[MEMORY]`: choices that the present token has in common with each remembered one, so far.
     common: Vec<u16>,
+    /// `[MEMORY]`: how well each remembered token matches.
+    scores: Vec<f32>,
+    /// The best of them and their places, best first.
     best: Vec<(f32, u32)>,
+    /// For each row, who was listened to when it last chose.
+    heard: Vec<Heard>,
+}
+
+/// Whom a row listens to.
+#[derive(Clone, Default)]
+struct Heard {
+    /// Weights, of 1 in all, and places.
+    voices: Vec<(f32, u32)>,
+    clarity: f32,
 }
 
 impl Echo {
@@ -42,7 +55,9 @@ impl Echo {
             ahead: vec![0; cells],
             before: vec![0.0; MEMORY],
             common: vec![0; MEMORY],
-            best: Vec::with_capacity(LISTENED + 1),
+            scores: vec![0.0; MEMORY],
+            best: Vec::with_capacity(LISTENED),
+            heard: vec![Heard { voices: Vec::with_capacity(LISTENED), clarity: 0.0 }; size.rows],
         }
     }
 
@@ -53,6 +68,10 @@ impl Echo {
         self.before.fill(0.0);
         self.common.fill(0);
         self.best.clear();
+        self.heard.iter_mut().for_each(|heard| {
+            heard.voices.clear();
+            heard.clarity = 0.0;
+        });
     }
 
     /// A row has chosen. Experts of a pass over many tokens are not the choice of one of them: pass none.
@@ -78,24 +97,32 @@ impl Echo {
             self.tell_earlier(row, *expert, token);
         }
         self.rank();
+        self.weigh(row);
     }
 
-    /// How long it took until experts were chosen again: each of the best matching tokens gives its weight, of 1 in
-    /// all, and for every expert of the row the tokens that passed, 0 if it was not chosen since.
-    pub fn listen(&self, row: usize, mut hear: impl FnMut(f32, &[u8])) {
-        let Some((most, _)) = self.best.first() else { return };
-        let weight = |score: f32| exp((score - most) * SHARPNESS);
-        let all: f32 = self.best.iter().map(|(score, _)| weight(*score)).sum();
-        for (score, slot) in &self.best {
-            let at = (row * MEMORY + *slot as usize) * self.size.experts;
-            hear(weight(*score) / all, &self.ahead[at..at + self.size.experts]);
-        }
+    /// How long it took until an expert of a row was chosen again: each of the tokens that match best gives its weight,
+    /// of 1 in all, and the tokens that passed, 0 if it was not chosen since.
+    pub fn listen(&self, row: usize, expert: usize) -> impl Iterator<Item = (f32, u8)> {
+        let voice = move |(weight, slot): &(f32, u32)| {
+            (*weight, self.ahead[(row * MEMORY + *slot as usize) * self.size.experts + expert])
+        };
+        self.heard[row].voices.iter().map(voice)
     }
 
-    /// How much of what could match does match in the best case, from 0 to 1.
-    pub fn clarity(&self) -> f32 {
-        let possible = (self.last_row + 1) as f32 / self.size.rows as f32 + FADE / (1.0 - FADE);
-        self.best.first().map_or(0.0, |(score, _)| (score / possible).min(1.0))
+    /// How much of what could match did match in the best case when a row last chose, from 0 to 1.
+    pub fn clarity(&self, row: usize) -> f32 {
+        self.heard[row].clarity
+    }
+
+    fn weigh(&mut self, row: usize) {
+        let heard = &mut self.heard[row];
+        let most = self.best.first().map_or(0.0, |(score, _)| *score);
+        heard.voices.clear();
+        heard.voices.extend(self.best.iter().map(|(score, slot)| (exp((score - most) * SHARPNESS), *slot)));
+        let all: f32 = heard.voices.iter().map(|(weight, _)| weight).sum();
+        heard.voices.iter_mut().for_each(|(weight, _)| *weight /= all);
+        let possible = (row + 1) as f32 / self.size.rows as f32 + FADE / (1.0 - FADE);
+        heard.clarity = (most / possible).min(1.0);
     }
 
     fn next_token(&mut self) {
@@ -108,6 +135,7 @@ impl Echo {
         self.before.rotate_right(1);
         self.before[(last + 1) % MEMORY] = 0.0;
         self.common.fill(0);
+        self.best.clear();
         self.token = Some(last + 1);
     }
 
@@ -130,23 +158,26 @@ impl Echo {
 
     /// Finds the best matching tokens, the latest first among equals.
     fn rank(&mut self) {
-        self.best.clear();
         let Some(token) = self.token else { return };
         let unit = self.unit();
-        let oldest = token.saturating_sub(MEMORY - 1);
-        let mut bar = f32::NEG_INFINITY;
-        for earlier in (oldest..token).rev() {
-            let slot = earlier % MEMORY;
-            let score = self.before[slot] + f32::from(self.common[slot]) * unit;
-            if score <= bar {
+        for ((score, before), common) in self.scores.iter_mut().zip(&self.before).zip(&self.common) {
+            *score = before + f32::from(*common) * unit;
+        }
+        // Scores of one token only grow, so whoever is among the best now beats the worst of those who were.
+        let full = self.best.len() == LISTENED;
+        let worst = self.best.iter().map(|(_, slot)| self.scores[*slot as usize]).fold(f32::INFINITY, f32::min);
+        let least = if full { worst } else { f32::NEG_INFINITY };
+        self.best.clear();
+        let slot = token % MEMORY;
+        let oldest = if token < MEMORY { MEMORY } else { slot + 1 };
+        for slot in (0..slot).rev().chain((oldest..MEMORY).rev()) {
+            let score = self.scores[slot];
+            if score < least || self.best.get(LISTENED - 1).is_some_and(|(worst, _)| score <= *worst) {
                 continue;
             }
             let at = self.best.partition_point(|(other, _)| *other >= score);
+            self.best.truncate(LISTENED - 1);
             self.best.insert(at, (score, slot as u32));
-            self.best.truncate(LISTENED);
-            if self.best.len() == LISTENED {
-                bar = self.best[LISTENED - 1].0;
-            }
         }
     }
 }
@@ -189,20 +220,18 @@ mod tests {
                 let mut wanted = scores(&seen, row + 1);
                 wanted.sort_by(|a, b| b.0.total_cmp(&a.0));
                 wanted.truncate(LISTENED);
-                let mut heard = 0;
-                let mut all = 0.0;
-                echo.listen(row, |weight, ahead| {
-                    let (score, _) = echo.best[heard];
-                    assert!((score - wanted[heard].0).abs() < 1e-5, "{score} {:?}", wanted[heard]);
-                    let earlier = (0..now).rev().find(|s| s % MEMORY == echo.best[heard].1 as usize).unwrap();
-                    for (expert, d) in ahead.iter().enumerate() {
-                        assert_eq!(*d, distance(&seen, row, earlier, expert), "token {earlier} expert {expert}");
+                prop_assert_eq!(echo.best.len(), wanted.len());
+                for expert in 0..SIZE.experts {
+                    let heard: Vec<_> = echo.listen(row, expert).collect();
+                    for (nth, (_, ahead)) in heard.iter().enumerate() {
+                        let (score, slot) = echo.best[nth];
+                        prop_assert!((score - wanted[nth].0).abs() < 1e-5, "{} {:?}", score, wanted[nth]);
+                        let earlier = (0..now).rev().find(|s| s % MEMORY == slot as usize).unwrap();
+                        prop_assert_eq!(*ahead, distance(&seen, row, earlier, expert));
                     }
-                    heard += 1;
-                    all += weight;
-                });
-                prop_assert_eq!(heard, wanted.len());
-                prop_assert!(heard == 0 || (all - 1.0).abs() < 1e-5);
+                    let all: f32 = heard.iter().map(|(weight, _)| weight).sum();
+                    prop_assert!(heard.len() == wanted.len() && (heard.is_empty() || (all - 1.0).abs() < 1e-5));
+                }
             }
         }
         Ok(())
@@ -224,15 +253,10 @@ mod tests {
         for token in 0..MEMORY * 2 + 9 {
             (0..SIZE.rows).for_each(|row| echo.observe(row, &[token % 3, 3 + (token + row) % 3]));
         }
-        assert_eq!(echo.clarity(), 1.0);
-        let mut heard = 0;
-        echo.listen(2, |_, ahead| {
-            heard += 1;
-            let next = (MEMORY * 2 + 9) % 3;
-            assert_eq!(ahead[next], 1, "{ahead:?}");
-        });
-        assert_eq!(heard, LISTENED);
+        assert_eq!(echo.clarity(2), 1.0);
+        let next = (MEMORY * 2 + 9) % 3;
+        assert_eq!(echo.listen(2, next).map(|(_, ahead)| ahead).collect::<Vec<_>>(), [1; LISTENED]);
         echo.clear();
-        assert_eq!(echo.clarity(), 0.0);
+        assert_eq!((echo.clarity(2), echo.listen(2, next).count()), (0.0, 0));
     }
 }

@@ -71,7 +71,7 @@ fn expect(arrays: &Arrays, key: &'static str, wanted: &str) -> Result<(), Evicto
 
 fn size(arrays: &Arrays) -> Result<Size, EvictorError> {
     let [layers, experts, top_k] = [arrays.count("layers")?, arrays.count("experts")?, arrays.count("top_k")?];
-    let all = layers.checked_mul(experts).unwrap_or(usize::MAX);
+    let all = layers.saturating_mul(experts);
     if all == 0 || all > EXPERTS_MAX || top_k == 0 || top_k > experts {
         return Err(EvictorError::Size { layers, experts, top_k });
     }

@@ -11,6 +11,8 @@ pub const HORIZONS: [f32; 3] = [0.0, 5.0, 25.0];
 /// What is known of each expert of a row.
 pub const FEATURES: usize = SCALES + RECENCIES + 2 * HORIZONS.len();
 const RECENCIES: usize = 3;
+/// The horizons and one more, so that processors can add all of them at once.
+const LANES: usize = HORIZONS.len() + 1;
 /// Uses longer ago than this many tokens are as good as none.
 const OLD: u16 = 600;
 
@@ -30,9 +32,9 @@ pub struct Features {
     recency: Vec<[f32; RECENCIES]>,
     echo: Echo,
     /// By the tokens until a use: how much it counts for each horizon.
-    nearness: Vec<[f32; HORIZONS.len()]>,
-    /// `[rows, FEATURES, experts]`
-    known: Vec<f32>,
+    nearness: Vec<[f32; LANES]>,
+    /// `[rows, SCALES, experts]`: whether each is chosen now and how often it was, less its popularity.
+    chosen: Vec<f32>,
 }
 
 impl Features {
@@ -46,8 +48,8 @@ impl Features {
             age: vec![OLD; cells],
             recency: (0..=OLD).map(|age| recency(f32::from(age.max(1)))).collect(),
             echo: Echo::new(size),
-            nearness: (0..=255).map(|d| HORIZONS.map(|horizon| nearness(d, horizon))).collect(),
-            known: vec![0.0; cells * FEATURES],
+            nearness: (0..=255).map(nearnesses).collect(),
+            chosen: vec![0.0; cells * SCALES],
         };
         features.new_sequence();
         features
@@ -57,10 +59,10 @@ impl Features {
     pub fn new_sequence(&mut self) {
         self.age.fill(OLD);
         self.echo.clear();
-        self.known.fill(0.0);
+        self.chosen.fill(0.0);
         let experts = self.size.experts;
-        for (known, popularity) in self.known.chunks_mut(FEATURES * experts).zip(self.popularity.chunks(experts)) {
-            known.iter_mut().zip(popularity).for_each(|(now, p)| *now = -p);
+        for (chosen, popularity) in self.chosen.chunks_mut(SCALES * experts).zip(self.popularity.chunks(experts)) {
+            chosen.iter_mut().zip(popularity).for_each(|(now, p)| *now = -p);
         }
     }
 
@@ -70,8 +72,7 @@ impl Features {
         self.echo.observe(row, if single { wanted } else { &[] });
         let experts = self.size.experts;
         let cells = row * experts..(row + 1) * experts;
-        let known = &mut self.known[cells.start * FEATURES..cells.end * FEATURES];
-        let (chosen, own) = known.split_at_mut(SCALES * experts);
+        let chosen = &mut self.chosen[cells.start * SCALES..cells.end * SCALES];
         let (now, averages) = chosen.split_at_mut(experts);
         now.iter_mut().zip(&self.popularity[cells.clone()]).for_each(|(now, p)| *now = -p);
         let mass = mass(self.size, wanted);
@@ -82,30 +83,27 @@ impl Features {
         let age = &mut self.age[cells];
         age.iter_mut().for_each(|age| *age = (*age + 1).min(OLD));
         wanted.iter().for_each(|expert| age[*expert] = 1);
-        for (expert, age) in age.iter().enumerate() {
-            for (i, value) in self.recency[usize::from(*age)].iter().enumerate() {
-                own[i * experts + expert] = *value;
-            }
-        }
-        let (soft, clear) = own[RECENCIES * experts..].split_at_mut(HORIZONS.len() * experts);
-        soft.fill(0.0);
-        let nearness = &self.nearness;
-        self.echo.listen(row, |weight, ahead| {
-            for (expert, ahead) in ahead.iter().enumerate() {
-                for (i, near) in nearness[usize::from(*ahead)].iter().enumerate() {
-                    soft[i * experts + expert] += weight * near;
-                }
-            }
-        });
-        let clarity = (self.echo.clarity() - 0.6) * 3.0;
-        clear.iter_mut().zip(&*soft).for_each(|(clear, soft)| *clear = clarity * soft);
     }
 
-    /// What is known of a row's experts since it last chose: `[FEATURES, experts]`, the first [`SCALES`] of which are
-    /// also what other rows are told of it.
-    pub fn row(&self, row: usize) -> &[f32] {
-        let row_len = FEATURES * self.size.experts;
-        &self.known[row * row_len..(row + 1) * row_len]
+    /// What is known of an expert since its row last chose. The first [`SCALES`] are also what other rows are told of
+    /// it.
+    pub fn of(&self, row: usize, expert: usize) -> [f32; FEATURES] {
+        let experts = self.size.experts;
+        let mut all = [0.0; FEATURES];
+        for (scale, to) in all[..SCALES].iter_mut().enumerate() {
+            *to = self.chosen[(row * SCALES + scale) * experts + expert];
+        }
+        all[SCALES..SCALES + RECENCIES].copy_from_slice(&self.recency[usize::from(self.age[row * experts + expert])]);
+        let mut soft = [0.0; LANES];
+        for (weight, ahead) in self.echo.listen(row, expert) {
+            soft.iter_mut().zip(&self.nearness[usize::from(ahead)]).for_each(|(sum, near)| *sum += weight * near);
+        }
+        let clarity = (self.echo.clarity(row) - 0.6) * 3.0;
+        let (plain, clear) = all[SCALES + RECENCIES..].split_at_mut(HORIZONS.len());
+        for ((plain, clear), soft) in plain.iter_mut().zip(clear).zip(soft) {
+            (*plain, *clear) = (soft, clarity * soft);
+        }
+        all
     }
 
     /// What each moving average keeps per token.
@@ -134,8 +132,14 @@ fn recency(age: f32) -> [f32; RECENCIES] {
     [age.recip(), halving(4.0 / age), age.log2() / 9.0 - 0.4]
 }
 
+fn nearnesses(tokens: u32) -> [f32; LANES] {
+    let mut all = [0.0; LANES];
+    all.iter_mut().zip(HORIZONS).for_each(|(near, horizon)| *near = nearness(tokens, horizon));
+    all
+}
+
 /// How much a use this many tokens ahead counts; 0 tokens stand for none.
-pub(super) fn nearness(tokens: u32, horizon: f32) -> f32 {
+fn nearness(tokens: u32, horizon: f32) -> f32 {
     match (tokens, horizon > 0.0) {
         (0, _) => 0.0,
         (tokens, true) => exp(-((tokens - 1) as f32) / horizon),
@@ -171,6 +175,11 @@ mod tests {
         chosen.chain(recency(age)).collect()
     }
 
+    fn all(features: &Features) -> Vec<[f32; FEATURES]> {
+        let of_row = |row| (0..SIZE.experts).map(move |expert| features.of(row, expert));
+        (0..SIZE.rows).flat_map(of_row).collect()
+    }
+
     fn step() -> impl Strategy<Value = Vec<usize>> {
         prop::sample::subsequence((0..SIZE.experts).collect::<Vec<_>>(), 0..=SIZE.experts)
     }
@@ -185,7 +194,7 @@ mod tests {
                     let choices: Vec<_> = tokens[..=now].iter().map(|t| t[row].clone()).collect();
                     for expert in 0..SIZE.experts {
                         for (i, wanted) in known(row, expert, &choices).into_iter().enumerate() {
-                            let got = features.row(row)[i * SIZE.experts + expert];
+                            let got = features.of(row, expert)[i];
                             prop_assert!((got - wanted).abs() < 1e-4, "feature {} of {}: {} {}", i, expert, got, wanted);
                         }
                     }
@@ -203,14 +212,10 @@ mod tests {
             };
             play(&mut used);
             used.new_sequence();
-            for row in 0..SIZE.rows {
-                prop_assert_eq!(used.row(row), fresh.row(row));
-            }
+            prop_assert_eq!(all(&used), all(&fresh));
             play(&mut used);
             play(&mut fresh);
-            for row in 0..SIZE.rows {
-                prop_assert_eq!(used.row(row), fresh.row(row));
-            }
+            prop_assert_eq!(all(&used), all(&fresh));
         }
     }
 
@@ -221,9 +226,9 @@ mod tests {
         for token in 0..40 {
             (0..SIZE.rows).for_each(|row| features.observe(row, &cycle[token % 4]));
         }
-        let next_token = &features.row(1)[(SCALES + RECENCIES) * SIZE.experts..][..SIZE.experts];
-        for (expert, p) in next_token.iter().enumerate() {
-            assert!(if expert < 2 { *p > 0.6 } else { *p < 0.4 }, "{expert}: {p}");
+        for expert in 0..SIZE.experts {
+            let next_token = features.of(1, expert)[SCALES + RECENCIES];
+            assert!(if expert < 2 { next_token > 0.6 } else { next_token < 0.4 }, "{expert}: {next_token}");
         }
     }
 }

@@ -132,7 +132,7 @@ impl Scorer for Flashmoe {
         self.scores.new_sequence();
     }
 
-    fn worth(&self, row: usize, expert: usize, steps: usize) -> f32 {
+    fn worth(&mut self, row: usize, expert: usize, steps: usize) -> f32 {
         let Size { rows, experts, .. } = self.weights.size;
         -(self.distance[row * experts + expert] + steps as f32 / rows as f32)
     }

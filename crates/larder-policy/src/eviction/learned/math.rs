@@ -1,17 +1,24 @@
 //! Functions that give the same bits on every machine, and that compilers can do for many numbers at once.
 
+/// Adding it to a small number puts the number, rounded to a whole one, into the lowest bits.
+const ROUNDS: f32 = 12_582_912.0;
+
 /// e to the power of `x`, within a few parts in ten million.
 pub(super) fn exp(x: f32) -> f32 {
-    /// Adding and taking it away again rounds to whole numbers.
-    const ROUNDS: f32 = 12_582_912.0;
     const LN_2_HIGH: f32 = 0.693_359_4;
     const LN_2_LOW: f32 = -2.121_944_4e-4;
     let x = x.clamp(-87.0, 87.0);
-    let whole = (x * std::f32::consts::LOG2_E + ROUNDS) - ROUNDS;
+    let shifted = x * std::f32::consts::LOG2_E + ROUNDS;
+    let whole = shifted - ROUNDS;
     let rest = x - whole * LN_2_HIGH - whole * LN_2_LOW;
     let terms = [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0];
     let fraction = terms.iter().fold(0.0, |sum, term| sum * rest + term);
-    fraction * f32::from_bits((((whole as i32) + 127) as u32) << 23)
+    fraction * f32::from_bits((shifted.to_bits() << 23).wrapping_add(1f32.to_bits()))
+}
+
+/// The nearest whole number, of one that fits into 16 bits.
+pub(super) fn whole(x: f32) -> i16 {
+    (x + ROUNDS).to_bits() as i16
 }
 
 /// From 0 to 1.
@@ -37,6 +44,9 @@ mod tests {
         }
         assert_eq!(exp(0.0), 1.0);
         assert!(exp(1e9).is_finite() && exp(-1e9) > 0.0);
+        for x in [0.0, 0.4, 0.6, -0.4, -0.6, 8191.0, -8191.0, 1234.5678] {
+            assert_eq!(f32::from(whole(x)), x.round(), "{x}");
+        }
         assert!((sigmoid(2.0) - 0.880_797_1).abs() < 1e-6);
     }
 }

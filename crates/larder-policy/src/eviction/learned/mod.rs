@@ -62,7 +62,7 @@ trait Scorer: Send {
 
     /// What it is worth to keep an expert whose row's turn comes after `steps` further choices, at least one and at
     /// most as many as there are rows. Worths of all rows can be compared.
-    fn worth(&self, row: usize, expert: usize, steps: usize) -> f32;
+    fn worth(&mut self, row: usize, expert: usize, steps: usize) -> f32;
 }
 
 /// FNV-1a.

@@ -62,7 +62,7 @@ impl Learned {
     }
 
     fn weigh(&mut self) {
-        let shared = Self::shared(&self.shared);
+        let mut shared = Self::shared(&self.shared);
         if self.weighed != shared.steps {
             self.weighed = shared.steps;
             self.worth.clear();
@@ -70,7 +70,7 @@ impl Learned {
         let rows = self.setting.rows;
         for key in &self.keys[self.worth.len()..] {
             let (row, expert) = self.setting.at(self.pool, *key);
-            let steps = (row + rows - shared.row + rows - 1) % rows + 1;
+            let steps = (row + 2 * rows - shared.row - 1) % rows + 1;
             self.worth.push(shared.scorer.worth(row, expert, steps));
         }
     }

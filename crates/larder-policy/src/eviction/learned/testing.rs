@@ -6,6 +6,9 @@ use super::{
 };
 use crate::rng::Rng;
 
+/// A tensor's name and shape.
+type Shape = (&'static str, Vec<usize>);
+
 const HIDDEN: usize = 12;
 
 /// Arrays of either form with random numbers.
@@ -30,7 +33,7 @@ pub fn arrays(form: &str, size: Size, seed: u64) -> Arrays {
     };
     let Size { rows, experts, .. } = size;
     let horizons = HORIZONS.len();
-    let (floats, scaled): (Vec<(&str, Vec<usize>)>, Vec<(&str, Vec<usize>)>) = match form {
+    let (floats, scaled): (Vec<Shape>, Vec<Shape>) = match form {
         FLASHMOE => (
             vec![
                 ("first", vec![rows, FLASHMOE_HIDDEN, 2 * experts]),
