@@ -41,8 +41,6 @@ pub fn instruction_set() -> &'static str {
 /// One row for each instruction set, the best first: its kernels, if this processor can run them.
 const TABLE: &[fn() -> Option<Set>] = &[
     #[cfg(target_arch = "x86_64")]
-    crate::avx512::set,
-    #[cfg(target_arch = "x86_64")]
     crate::avx2::set,
     #[cfg(target_arch = "aarch64")]
     crate::neon::with_dot_products,

@@ -14,11 +14,6 @@ use std::arch::is_x86_feature_detected;
 
 use larder_core::Kind;
 
-pub use self::blocks::nibbles;
-pub use self::groups::with_top;
-pub use self::load::fetch;
-pub use self::scales::{Halves, Minima};
-pub use self::tile::{Blocks, Tile, sum};
 use crate::attention::Run;
 use crate::inputs::{BLOCK, Block};
 use crate::rows::check;
