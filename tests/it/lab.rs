@@ -18,9 +18,9 @@ fn cells(start: Start) -> Vec<Cell> {
     let trace = slice();
     let requests = Requests::all(&trace);
     let setting = requests.setting(1, Scope::Layer, 0).unwrap();
-    let help = requests.help(&Help::default());
     let specs = POLICIES.iter().map(|policy| policy.name.parse::<EvictionSpec>().unwrap());
-    let specs: Vec<_> = specs.filter(|spec| spec.make(&setting, &help).is_ok()).collect();
+    let can = |spec: &EvictionSpec| spec.make(&setting, &requests.help(spec, &Help::default())).is_ok();
+    let specs: Vec<_> = specs.filter(can).collect();
     let axes = (&eighths(trace.experts)[..], &[Scope::Layer, Scope::Global][..], 0);
     Sweep::new(&trace, &specs, &Help::default(), axes, start).unwrap().run(2, &|_| ()).unwrap()
 }

@@ -145,7 +145,7 @@ pub(crate) fn drive(
     help: &Help,
     observer: &mut impl Observer,
 ) -> Result<Counts, LabError> {
-    let mut ledger = Ledger::new(setting, spec.make(setting, &requests.help(help))?);
+    let mut ledger = Ledger::new(setting, spec.make(setting, &requests.help(spec, help))?);
     let mut wave = Wave::default();
     for ask in requests.iter() {
         if ask.starts_sequence {

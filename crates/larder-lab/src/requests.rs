@@ -2,7 +2,7 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use larder_core::{Scope, Trace};
-use larder_policy::eviction::{Future, Help, Setting};
+use larder_policy::eviction::{EvictionSpec, Future, Help, Setting};
 
 use crate::LabError;
 
@@ -106,8 +106,11 @@ impl<'a> Requests<'a> {
         Ok(Setting { rows: self.rows, experts: self.experts, top_k: self.top_k, slots, scope, scratch })
     }
 
-    /// The same help and, beside it, the future that these requests are.
-    pub fn help(&self, help: &Help) -> Help {
+    /// The same help and, for a policy that foresees, the future that these requests are.
+    pub fn help(&self, spec: &EvictionSpec, help: &Help) -> Help {
+        if !spec.foresees() {
+            return help.clone();
+        }
         let future = self.future.get_or_init(|| {
             Arc::new(Future::new(self.rows, self.experts, self.iter().map(|ask| (ask.row, ask.wanted))))
         });

@@ -142,6 +142,11 @@ impl EvictionSpec {
         self.policy.name
     }
 
+    /// Whether it needs the requests to come.
+    pub fn foresees(&self) -> bool {
+        self.policy.name == belady::POLICY.name
+    }
+
     /// The policy for every pool of `setting`.
     pub fn make(&self, setting: &Setting, help: &Help) -> Result<Vec<Box<dyn Eviction>>, PolicyError> {
         (self.policy.make)(&self.options, setting, help)

@@ -10,11 +10,6 @@ use proptest::prelude::*;
 use super::*;
 use rig::{EXPERTS, ROWS, Rig, groups, setting};
 
-/// A policy of the table that needs nothing but the future.
-pub(super) fn heuristics() -> impl Iterator<Item = &'static Policy> {
-    POLICIES.iter().filter(|p| p.name != "learned")
-}
-
 /// What may happen to a pool beside the choices of its layers.
 #[derive(Clone, Debug)]
 enum Event {
@@ -63,7 +58,7 @@ proptest! {
         global in any::<bool>(),
     ) {
         let scope = if global { Scope::Global } else { Scope::Layer };
-        for policy in heuristics() {
+        for policy in POLICIES {
             let setting = setting(slots, scope);
             prop_assert_eq!(play(policy, &setting, &events), play(policy, &setting, &events), "{}", policy.name);
         }

@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use super::arrays::Arrays;
 use super::features::{FEATURES, Features, HORIZONS, SCALES, mass};
-use super::math::{exp, sigmoid, silu, whole};
+use super::math::{exp, sigmoid_all, silu_all, whole};
 use super::{EvictorError, Scorer, Size};
 
 /// The name of this form.
@@ -228,9 +228,8 @@ impl Crosslayer {
     fn keep(&mut self, row: usize) {
         let hidden = self.weights.hidden;
         let bias = &self.weights.gather_bias[row * hidden..(row + 1) * hidden];
-        for ((active, sum), bias) in self.active.iter_mut().zip(&self.sum).zip(bias) {
-            *active = silu(sum + bias);
-        }
+        self.active.iter_mut().zip(&self.sum).zip(bias).for_each(|((active, sum), bias)| *active = sum + bias);
+        silu_all(&mut self.active);
         let most = self.active.iter().fold(f32::MIN_POSITIVE, |most, x| most.max(x.abs()));
         let by = STEPS / most;
         let kept = &mut self.whole[row * hidden..(row + 1) * hidden];
@@ -256,9 +255,10 @@ impl Crosslayer {
         let mut units = *head_bias;
         let inputs = known.iter().chain(&logits[..HORIZONS.len()]);
         inputs.zip(head).for_each(|(x, weights)| add(&mut units, weights, *x));
-        units.iter_mut().for_each(|x| *x = silu(*x));
+        silu_all(&mut units);
         units.iter().zip(head_out).for_each(|(x, out)| add(&mut logits, out, *x));
-        logits.map(sigmoid)
+        sigmoid_all(&mut logits);
+        logits
     }
 }
 
@@ -297,11 +297,6 @@ fn add_wholes(to: &mut [f32], from: &[i8], by: f32) {
     to.iter_mut().zip(from).for_each(|(to, from)| *to += by * f32::from(*from));
 }
 
-/// In runs of sixteen, which compilers turn into products of many numbers at once.
 fn dot(a: &[i16], b: &[i16]) -> i32 {
-    let (a, a_rest) = a.as_chunks::<16>();
-    let (b, b_rest) = b.as_chunks::<16>();
-    let product = |(a, b): (&i16, &i16)| i32::from(*a) * i32::from(*b);
-    let runs = a.iter().zip(b).map(|(a, b)| a.iter().zip(b).map(product).sum::<i32>());
-    runs.sum::<i32>() + a_rest.iter().zip(b_rest).map(product).sum::<i32>()
+    a.iter().zip(b).map(|(a, b)| i32::from(*a) * i32::from(*b)).sum()
 }

@@ -9,6 +9,8 @@ pub(super) const FADE: f32 = 0.5;
 pub(super) const SHARPNESS: f32 = 8.0;
 /// How many of the best matching tokens are listened to.
 pub(super) const LISTENED: usize = 16;
+/// In place of an expert where a token chose fewer.
+const NOBODY: u32 = u32::MAX;
 /// The longest distance that is told from longer ones.
 const FAR: usize = 255;
 
@@ -22,6 +24,8 @@ pub(super) struct Echo {
     last_row: usize,
     /// `[rows, experts, MEMORY]`: 1 where a token chose the expert.
     chose: Vec<u8>,
+    /// `[rows, MEMORY, top_k]`: which experts that are, or [`NOBODY`].
+    choices: Vec<u32>,
     /// `[rows, MEMORY, experts]`: how many tokens later the expert was chosen next; 0 if it was not so far.
     ahead: Vec<u8>,
     /// `[MEMORY]`: how well the tokens before match those before each remembered token.
@@ -52,6 +56,7 @@ impl Echo {
             token: None,
             last_row: 0,
             chose: vec![0; cells],
+            choices: vec![NOBODY; size.rows * MEMORY * size.top_k],
             ahead: vec![0; cells],
             before: vec![0.0; MEMORY],
             common: vec![0; MEMORY],
@@ -65,6 +70,7 @@ impl Echo {
     pub fn clear(&mut self) {
         self.token = None;
         self.chose.fill(0);
+        self.choices.fill(NOBODY);
         self.before.fill(0.0);
         self.common.fill(0);
         self.best.clear();
@@ -82,10 +88,13 @@ impl Echo {
         self.last_row = row;
         let token = self.token.expect("has just begun, or before");
         let slot = token % MEMORY;
-        let Size { experts, .. } = self.size;
-        for expert in 0..experts {
-            self.chose[(row * experts + expert) * MEMORY + slot] = 0;
+        let Size { experts, top_k, .. } = self.size;
+        let choices = &mut self.choices[(row * MEMORY + slot) * top_k..][..top_k];
+        for expert in choices.iter().filter(|expert| **expert != NOBODY) {
+            self.chose[(row * experts + *expert as usize) * MEMORY + slot] = 0;
         }
+        choices.fill(NOBODY);
+        choices.iter_mut().zip(wanted).for_each(|(to, expert)| *to = *expert as u32);
         for expert in wanted {
             let at = (row * experts + expert) * MEMORY;
             self.common.iter_mut().zip(&self.chose[at..at + MEMORY]).for_each(|(n, chose)| *n += u16::from(*chose));
@@ -170,14 +179,23 @@ impl Echo {
         self.best.clear();
         let slot = token % MEMORY;
         let oldest = if token < MEMORY { MEMORY } else { slot + 1 };
-        for slot in (0..slot).rev().chain((oldest..MEMORY).rev()) {
-            let score = self.scores[slot];
-            if score < least || self.best.get(LISTENED - 1).is_some_and(|(worst, _)| score <= *worst) {
-                continue;
+        for range in [0..slot, oldest..MEMORY] {
+            let (start, scores) = (range.start, &self.scores[range]);
+            for (nth, chunk) in scores.rchunks(16).enumerate() {
+                // Most hold nobody, which is seen for all at once.
+                if !chunk.iter().fold(false, |any, score| any | (*score >= least)) {
+                    continue;
+                }
+                let first = start + scores.len().saturating_sub(16 * (nth + 1));
+                for (score, slot) in chunk.iter().zip(first..first + chunk.len()).rev() {
+                    if *score < least || self.best.get(LISTENED - 1).is_some_and(|(worst, _)| score <= worst) {
+                        continue;
+                    }
+                    let at = self.best.partition_point(|(other, _)| other >= score);
+                    self.best.truncate(LISTENED - 1);
+                    self.best.insert(at, (*score, slot as u32));
+                }
             }
-            let at = self.best.partition_point(|(other, _)| *other >= score);
-            self.best.truncate(LISTENED - 1);
-            self.best.insert(at, (score, slot as u32));
         }
     }
 }

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use super::arrays::Arrays;
-use super::math::silu;
+use super::math::silu_all;
 use super::{EvictorError, Scorer, Size};
 
 /// The name of this form.
@@ -120,7 +120,7 @@ impl Scorer for Flashmoe {
             self.to.clear();
             self.to.extend(weights.zip(&bias[row * outputs..]).map(|(weights, bias)| bias + dot(weights, &self.from)));
             if i + 1 < LAYERS.len() {
-                self.to.iter_mut().for_each(|x| *x = silu(*x));
+                silu_all(&mut self.to);
             }
             std::mem::swap(&mut self.from, &mut self.to);
         }

@@ -31,6 +31,18 @@ pub(super) fn silu(x: f32) -> f32 {
     x * sigmoid(x)
 }
 
+/// [`sigmoid`] of each. A loop of its own, since compilers do not see that few numbers can be done at once.
+#[inline(never)]
+pub(super) fn sigmoid_all(all: &mut [f32]) {
+    all.iter_mut().for_each(|x| *x = sigmoid(*x));
+}
+
+/// [`silu`] of each.
+#[inline(never)]
+pub(super) fn silu_all(all: &mut [f32]) {
+    all.iter_mut().for_each(|x| *x = silu(*x));
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

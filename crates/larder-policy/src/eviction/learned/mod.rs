@@ -61,7 +61,8 @@ trait Scorer: Send {
     fn new_sequence(&mut self);
 
     /// What it is worth to keep an expert whose row's turn comes after `steps` further choices, at least one and at
-    /// most as many as there are rows. Worths of all rows can be compared.
+    /// most as many as there are rows. Worths of all rows can be compared. Between two choices of its row, an expert is
+    /// worth at least as much after fewer steps.
     fn worth(&mut self, row: usize, expert: usize, steps: usize) -> f32;
 }
 

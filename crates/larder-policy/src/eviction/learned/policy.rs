@@ -18,7 +18,7 @@ fn make(setting: &Setting, help: &Help) -> Result<Vec<Box<dyn Eviction>>, Policy
     if theirs != ours {
         return Err(wrong(format!("has weights for a model of {theirs}; this one has {ours}")));
     }
-    let shared = Arc::new(Mutex::new(Shared { scorer: evictor.scorer(), row: 0, steps: 0, sequences: 0 }));
+    let shared = Arc::new(Mutex::new(Shared { scorer: evictor.scorer(), row: 0, jumps: 0, sequences: 0 }));
     let pool = |pool| Box::new(Learned::new(*setting, pool, shared.clone())) as Box<dyn Eviction>;
     Ok((0..setting.pools()).map(pool).collect())
 }
@@ -28,60 +28,72 @@ struct Shared {
     scorer: Box<dyn Scorer>,
     /// The row that chose last.
     row: usize,
-    /// How many choices there were.
-    steps: u64,
+    /// How often a row other than the next one chose, or everything was forgotten.
+    jumps: u64,
     /// How many sequences the scorer has been told of.
     sequences: u64,
 }
 
 /// Evicts what is worth least.
+///
+/// Keeping an expert is worth more the nearer its row's turn comes, so what it was worth when it was last weighed is
+/// the least that it can be worth now, until its row chooses again. Only those whose least is below the best candidate
+/// are weighed anew.
 struct Learned {
     setting: Setting,
     pool: usize,
     shared: Arc<Mutex<Shared>>,
     /// Who is in.
     keys: Vec<Key>,
-    /// Where each key is among them.
+    /// What each of them is worth at least.
+    least: Vec<f32>,
+    /// Where each key is among them, or [`OUT`].
     place: Vec<u32>,
-    /// What the first of them were worth after so many choices.
-    worth: Vec<f32>,
-    weighed: u64,
+    /// How many jumps this pool knows of.
+    jumps: u64,
     /// How many sequences this pool has been told of.
     sequences: u64,
 }
 
+/// The place of a key that is out.
+const OUT: u32 = u32::MAX;
+/// What is worth nothing that is known.
+const UNKNOWN: f32 = f32::NEG_INFINITY;
+
 impl Learned {
     fn new(setting: Setting, pool: usize, shared: Arc<Mutex<Shared>>) -> Self {
-        let (keys, place) = (Vec::new(), vec![0; setting.keys()]);
-        Learned { setting, pool, shared, keys, place, worth: Vec::new(), weighed: 0, sequences: 0 }
+        let place = vec![OUT; setting.keys()];
+        Learned { setting, pool, shared, keys: Vec::new(), least: Vec::new(), place, jumps: 0, sequences: 0 }
     }
 
     /// Nothing that is shared is left half done by a thread that panics, so poison does no harm.
     fn shared(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
         shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
 
-    fn weigh(&mut self) {
-        let mut shared = Self::shared(&self.shared);
-        if self.weighed != shared.steps {
-            self.weighed = shared.steps;
-            self.worth.clear();
-        }
-        let rows = self.setting.rows;
-        for key in &self.keys[self.worth.len()..] {
-            let (row, expert) = self.setting.at(self.pool, *key);
-            let steps = (row + 2 * rows - shared.row - 1) % rows + 1;
-            self.worth.push(shared.scorer.worth(row, expert, steps));
-        }
+impl Shared {
+    /// What a key is worth now.
+    fn weigh(&mut self, setting: &Setting, pool: usize, key: Key) -> f32 {
+        let (row, expert) = setting.at(pool, key);
+        let rows = setting.rows;
+        let steps = (row + 2 * rows - self.row - 1) % rows + 1;
+        self.scorer.worth(row, expert, steps)
     }
 }
 
 impl Eviction for Learned {
     fn begin(&mut self, step: &Step) {
         let mut shared = Self::shared(&self.shared);
+        shared.jumps += u64::from(step.row != (shared.row + 1) % self.setting.rows);
         shared.row = step.row;
-        shared.steps += 1;
         shared.scorer.observe(step.row, step.wanted);
+        for expert in 0..self.setting.experts {
+            let place = self.place[self.setting.key(step.row, expert).index()];
+            if place != OUT {
+                self.least[place as usize] = UNKNOWN;
+            }
+        }
     }
 
     fn new_sequence(&mut self) {
@@ -89,6 +101,7 @@ impl Eviction for Learned {
         self.sequences += 1;
         if self.sequences > shared.sequences {
             shared.sequences = self.sequences;
+            shared.jumps += 1;
             shared.scorer.new_sequence();
         }
     }
@@ -96,31 +109,47 @@ impl Eviction for Learned {
     fn admit(&mut self, key: Key) {
         self.place[key.index()] = self.keys.len() as u32;
         self.keys.push(key);
+        self.least.push(UNKNOWN);
     }
 
     fn touch(&mut self, _: Key) {}
 
     fn victim(&mut self, evictable: &dyn Fn(Key) -> bool) -> Option<Key> {
-        self.weigh();
-        let mut least: Option<(f32, Key)> = None;
-        for (key, worth) in self.keys.iter().zip(&self.worth) {
-            if least.is_none_or(|(other, _)| *worth < other) && evictable(*key) {
-                least = Some((*worth, *key));
+        let mut shared = Self::shared(&self.shared);
+        if self.jumps != shared.jumps {
+            self.jumps = shared.jumps;
+            self.least.fill(UNKNOWN);
+        }
+        let mut weigh = |least: &mut [f32], at: usize| {
+            least[at] = shared.weigh(&self.setting, self.pool, self.keys[at]);
+            (least[at], at)
+        };
+        for at in 0..self.keys.len() {
+            if self.least[at] == UNKNOWN {
+                weigh(&mut self.least, at);
             }
         }
-        least.map(|(_, key)| key)
+        // Who seemed to be worth least when last weighed is a good candidate to compare the others with.
+        let mut first: Option<(f32, usize)> = None;
+        for (at, least) in self.least.iter().enumerate() {
+            if first.is_none_or(|(other, _)| *least < other) && evictable(self.keys[at]) {
+                first = Some((*least, at));
+            }
+        }
+        let mut best = weigh(&mut self.least, first?.1);
+        for at in 0..self.keys.len() {
+            if (self.least[at], at) < best && evictable(self.keys[at]) {
+                let now = weigh(&mut self.least, at);
+                best = if now < best { now } else { best };
+            }
+        }
+        Some(self.keys[best.1])
     }
 
     fn forget(&mut self, key: Key) {
-        let at = self.place[key.index()] as usize;
+        let at = std::mem::replace(&mut self.place[key.index()], OUT) as usize;
         self.keys.swap_remove(at);
-        if at < self.worth.len() {
-            // The last key takes the place; if it has not been weighed, it and all after the place are weighed anew.
-            match self.worth.len() > self.keys.len() {
-                true => drop(self.worth.swap_remove(at)),
-                false => self.worth.truncate(at),
-            }
-        }
+        self.least.swap_remove(at);
         if let Some(moved) = self.keys.get(at) {
             self.place[moved.index()] = at as u32;
         }

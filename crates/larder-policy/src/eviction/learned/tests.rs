@@ -1,10 +1,11 @@
 use std::sync::Arc;
 
 use larder_core::Scope;
+use proptest::prelude::*;
 
 use super::testing::{arrays, evictor};
 use super::*;
-use crate::eviction::{EvictionSpec, Help};
+use crate::eviction::{EvictionSpec, Help, Key, Step};
 
 const SIZE: Size = Size { rows: 3, experts: 6, top_k: 2 };
 
@@ -108,7 +109,7 @@ fn pools_of_layers_share_what_one_pool_knows() {
     let spec: EvictionSpec = "learned".parse().unwrap();
     let mut apart = spec.make(&setting(Scope::Layer), &help).unwrap();
     let mut together = spec.make(&setting(Scope::Global), &help).unwrap();
-    let all = |policies: &mut Vec<Box<dyn super::super::Eviction>>, scope| {
+    let all = |policies: &mut Vec<Box<dyn crate::eviction::Eviction>>, scope| {
         for row in 0..SIZE.rows {
             for expert in 0..SIZE.experts {
                 policies[setting(scope).pool(row)].admit(setting(scope).key(row, expert));
@@ -121,11 +122,62 @@ fn pools_of_layers_share_what_one_pool_knows() {
         if nth == 30 {
             apart.iter_mut().chain(&mut together).for_each(|p| p.new_sequence());
         }
-        let step = super::super::Step { row, wanted: &wanted, logits: &[] };
+        let step = Step { row, wanted: &wanted, logits: &[] };
         apart[row].begin(&step);
         together[0].begin(&step);
-        let of_row = |key: super::super::Key| setting(Scope::Global).at(0, key).0 == row;
+        let of_row = |key: Key| setting(Scope::Global).at(0, key).0 == row;
         let found = together[0].victim(&of_row).map(|key| setting(Scope::Global).at(0, key).1);
         assert_eq!(apart[row].victim(&|_| true).map(|key| key.index()), found);
+    }
+}
+
+proptest! {
+    /// Whoever leaves is worth least when everybody who may leave is weighed anew, whatever order rows choose in.
+    #[test]
+    fn who_leaves_is_worth_least(
+        steps in prop::collection::vec(
+            (prop_oneof![9 => Just(1usize), 1 => 0..SIZE.rows], prop::sample::subsequence(vec![0usize, 1, 2, 3, 4, 5], 2),
+             0u8..30), 1..80),
+        form in prop::sample::select(vec![CROSSLAYER, FLASHMOE]),
+        global in any::<bool>(),
+    ) {
+        let setting = setting(if global { Scope::Global } else { Scope::Layer });
+        let evictor = Arc::new(Evictor::from_arrays(&arrays(form, SIZE, 3)).unwrap());
+        let mut scorer = evictor.scorer();
+        let help = Help { evictor: Some(evictor), ..Help::default() };
+        let mut policies = "learned".parse::<EvictionSpec>().unwrap().make(&setting, &help).unwrap();
+        let mut inside = vec![Vec::<Key>::new(); setting.pools()];
+        let mut row = SIZE.rows - 1;
+        for (ahead, wanted, event) in steps {
+            if event == 0 {
+                policies.iter_mut().for_each(|policy| policy.new_sequence());
+                scorer.new_sequence();
+            }
+            row = (row + ahead) % SIZE.rows;
+            let pool = setting.pool(row);
+            policies[pool].begin(&Step { row, wanted: &wanted, logits: &[] });
+            scorer.observe(row, &wanted);
+            for key in wanted.iter().map(|expert| setting.key(row, *expert)) {
+                if inside[pool].contains(&key) {
+                    policies[pool].touch(key);
+                    continue;
+                }
+                policies[pool].admit(key);
+                inside[pool].push(key);
+                if inside[pool].len() <= setting.slots {
+                    continue;
+                }
+                let may_leave = |other: Key| other != key;
+                let victim = policies[pool].victim(&may_leave).unwrap();
+                let mut worth = |key: Key| {
+                    let (of, expert) = setting.at(pool, key);
+                    scorer.worth(of, expert, (of + 2 * SIZE.rows - row - 1) % SIZE.rows + 1)
+                };
+                let least = inside[pool].iter().filter(|k| may_leave(**k)).map(|k| worth(*k)).fold(f32::INFINITY, f32::min);
+                prop_assert_eq!(worth(victim), least);
+                policies[pool].forget(victim);
+                inside[pool].retain(|k| *k != victim);
+            }
+        }
     }
 }

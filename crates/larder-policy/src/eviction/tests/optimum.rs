@@ -50,7 +50,7 @@ proptest! {
     ) {
         let setting = setting(slots, if global { Scope::Global } else { Scope::Layer });
         let optimum = misses("belady", &setting, &choices);
-        for policy in heuristics() {
+        for policy in POLICIES {
             prop_assert!(misses(policy.name, &setting, &choices) >= optimum, "{}", policy.name);
         }
     }

@@ -73,7 +73,7 @@ fn replay(args: &Args, trace: &Trace, slots: usize) -> Result<(Replayed, f64)> {
         Start::Carried => vec![Requests::all(trace)],
     };
     let help = help(&args.how)?;
-    pieces.iter().for_each(|requests| drop(requests.help(&help)));
+    pieces.iter().for_each(|requests| drop(requests.help(&args.eviction, &help)));
     let begin = Instant::now();
     let mut all = Replayed::default();
     for requests in &pieces {

@@ -49,9 +49,9 @@ fn policies(args: &Args, trace: &Trace, help: &Help) -> Result<Vec<EvictionSpec>
     }
     let requests = Requests::all(trace);
     let setting = requests.setting(1, larder_core::Scope::Layer, args.how.scratch)?;
-    let help = requests.help(help);
     let specs = POLICIES.iter().map(|p| p.name.parse().expect("a policy's name is a spec"));
-    let can: Vec<EvictionSpec> = specs.filter(|spec: &EvictionSpec| spec.make(&setting, &help).is_ok()).collect();
+    let can: Vec<EvictionSpec> =
+        specs.filter(|spec: &EvictionSpec| spec.make(&setting, &requests.help(spec, help)).is_ok()).collect();
     match can.is_empty() {
         true => bail!("no policy can be had; name one with --eviction"),
         false => Ok(can),
