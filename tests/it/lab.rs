@@ -4,9 +4,10 @@ use std::fmt::Write;
 use std::path::Path;
 
 use larder_core::{Scope, Trace};
-use larder_lab::{Cell, Requests, Start, Sweep, eighths};
+use larder_lab::{Axes, Cell, Requests, Start, Sweep, eighths};
 use larder_policy::eviction::{EvictionSpec, Help, POLICIES};
 
+use crate::reference::Reference;
 use crate::support::{fixture, larder, larder_ok, larder_refuses};
 
 fn slice() -> Trace {
@@ -21,8 +22,9 @@ fn cells(start: Start) -> Vec<Cell> {
     let specs = POLICIES.iter().map(|policy| policy.name.parse::<EvictionSpec>().unwrap());
     let can = |spec: &EvictionSpec| spec.make(&setting, &requests.help(spec, &Help::default())).is_ok();
     let specs: Vec<_> = specs.filter(can).collect();
-    let axes = (&eighths(trace.experts)[..], &[Scope::Layer, Scope::Global][..], 0);
-    Sweep::new(&trace, &specs, &Help::default(), axes, start).unwrap().run(2, &|_| ()).unwrap()
+    let (slots, scopes) = (eighths(trace.experts), [Scope::Layer, Scope::Global]);
+    let axes = Axes { policies: &specs, routings: &[], slots: &slots, scopes: &scopes, scratch: 0 };
+    Sweep::new(&trace, &axes, &Help::default(), start).unwrap().run(2, &|_| ()).unwrap()
 }
 
 /// A line for each policy, scope and start, the misses at each capacity behind it.
@@ -102,6 +104,61 @@ fn a_drawn_trace_goes_through_every_command() {
     let said = larder_ok(&[&["lab", "export", text(&trace), "-o", text(&csv)][..], &sizes].concat());
     assert!(said.contains("480 requests of 24 objects"), "{said}");
     assert_eq!(std::fs::metadata(&csv).unwrap().len(), 480 * 24);
+}
+
+#[test]
+fn a_sweep_over_routing_is_its_replays() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    let (ids, trace) = (at("ids.json"), at("trace.safetensors"));
+    let folder = fixture("golden/olmoe");
+    let tokens = Reference::read(&folder).tokens("full_ids");
+    std::fs::write(&ids, serde_json::to_string(&tokens.repeat(3)).unwrap()).unwrap();
+    let record = ["--chunk", "24", "--one-by-one", "--trace", text(&trace), "--trace-logits"];
+    larder_ok(&[&["eval", "ppl", text(&ids), "-m", text(&folder)][..], &record].concat());
+
+    let flags = ["--eviction", "lru", "--eviction", "belady", "--routing", "prior:lambda=1", "--cache-experts", "3,4"];
+    let sweep = [&["lab", "sweep", text(&trace)][..], &flags, &["--cache-scope", "layer", "--json"]].concat();
+    let found: serde_json::Value = serde_json::from_str(&larder_ok(&sweep)).unwrap();
+    let rows = found["rows"].as_array().unwrap();
+    let policies: Vec<_> = rows.iter().map(|row| row["policy"].as_str().unwrap()).collect();
+    assert_eq!(policies[..3], ["lru", "belady", "prior:lambda=1 + lru"]);
+    assert_eq!(policies.len(), 6);
+    for (row, slots) in [(&rows[0], "3"), (&rows[2], "3"), (&rows[3], "4"), (&rows[5], "4")] {
+        let routing = row["policy"].as_str().unwrap().split_once(" + ").map(|(routing, _)| routing);
+        let again = routing.map_or(vec![], |routing| vec!["--routing", routing]);
+        let replay = [&["lab", "replay", text(&trace), "--cache-experts", slots, "--json"][..], &again].concat();
+        let alone: serde_json::Value = serde_json::from_str(&larder_ok(&replay)).unwrap();
+        assert_eq!(alone["sequence_misses"], row["sequence_misses"], "{slots} {routing:?}");
+        assert_eq!(routing.is_some(), row["kept_mass"].as_f64().is_some_and(|kept| kept > 0.5 && kept < 1.0));
+    }
+}
+
+#[test]
+fn trained_weights_are_judged_on_what_they_have_not_seen() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    let (trace, ours, theirs) = (at("trace.safetensors"), at("ours.safetensors"), at("theirs.safetensors"));
+    let shape = ["--layers", "2", "--experts", "8", "-k", "2", "-n", "40", "--sequences", "8"];
+    larder_ok(&[&["lab", "synth", "-o", text(&trace)][..], &shape].concat());
+    let mut said = String::new();
+    for (form, out) in [("flashmoe", &theirs), ("crosslayer", &ours)] {
+        let flags = ["--form", form, "--epochs", "2", "--choose", "1", "--judge", "3"];
+        said = larder_ok(&[&["lab", "train", text(&trace), "-o", text(out)][..], &flags].concat());
+    }
+    let judge = ["lab", "judge", text(&trace), "--evictor", text(&ours)];
+    let against = ["--unseen", "--against", text(&theirs), "--against", "lru", "--against", "belady"];
+    let judged = larder_ok(&[&judge[..], &against].concat());
+    let table = said.split_once('\n').unwrap().1;
+    assert!(judged.starts_with(table), "{judged}\n{said}");
+    assert!(judged.contains("theirs.safetensors") && judged.contains("100.0; -"), "{judged}");
+    let refused = |more: &[&str]| larder_refuses(&[&judge[..], more].concat());
+    assert!(refused(&["--against", "psychic"]).contains("neither a file nor an eviction policy"));
+    assert!(refused(&["--against", text(&trace)]).contains("weights for eviction"));
+    let shorter = at("shorter.safetensors");
+    larder_ok(&[&["lab", "synth", "-o", text(&shorter)][..], &shape[..8], &["--sequences", "2"]].concat());
+    let other = ["lab", "judge", text(&shorter), "--evictor", text(&ours), "--unseen"];
+    assert!(larder_refuses(&other).contains("it is another one"));
 }
 
 #[test]

@@ -21,12 +21,12 @@ pub mod train;
 
 pub use error::LabError;
 pub use lives::{Lives, REFETCH_WITHIN};
-pub use measure::{Interval, gap_closed};
+pub use measure::{Interval, gap_closed, lead};
 pub use profile::{Load, Profile};
 pub use replay::{Replayed, RowCounts, SequenceCounts, Start, replay, replay_requests};
 pub use requests::Requests;
 pub use reroute::{GATES, reroute};
 pub use rng::Rng;
-pub use sweep::{Cell, Progress, Sweep, eighths};
+pub use sweep::{Axes, Cell, Progress, Sweep, eighths};
 pub use synth::Synth;
 pub use train::{read_evictor, write_evictor};

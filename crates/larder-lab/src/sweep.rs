@@ -3,20 +3,69 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use larder_core::{Scope, Trace};
 use larder_policy::eviction::{EvictionSpec, Help, Setting};
+use larder_policy::routing::RoutingSpec;
+use larder_policy::routing::quality::Quality;
 
-use crate::replay::{Replayed, Start, replay_requests};
+use crate::replay::{Replayed, Start, replay, replay_requests};
+use crate::reroute::reroute;
 use crate::{LabError, Requests};
 
 /// Hears how many more requests have been replayed; called from several threads.
 pub type Progress<'a> = &'a (dyn Fn(u64) + Sync);
 
-/// Policies × capacities × scopes over the sequences of a trace.
+/// What is swept over.
+#[derive(Clone, Copy)]
+pub struct Axes<'a> {
+    /// Who leaves.
+    pub policies: &'a [EvictionSpec],
+    /// Strategies by which choices are made again, beside those that were recorded. Policies that foresee do not run
+    /// under them, since what is chosen depends on what is in memory.
+    pub routings: &'a [RoutingSpec],
+    /// Slots for each layer.
+    pub slots: &'a [usize],
+    /// What shares them.
+    pub scopes: &'a [Scope],
+    /// Slots beside them, for all layers together.
+    pub scratch: usize,
+}
+
+/// Policies × capacities × scopes, and routing strategies, over the sequences of a trace.
 pub struct Sweep<'a> {
-    policies: &'a [EvictionSpec],
+    trace: &'a Trace,
     help: &'a Help,
     start: Start,
-    settings: Vec<(usize, Setting)>,
+    plans: Vec<Plan<'a>>,
     pieces: Vec<Requests<'a>>,
+}
+
+/// What becomes one cell.
+struct Plan<'a> {
+    slots: usize,
+    setting: Setting,
+    policy: &'a EvictionSpec,
+    routing: Option<&'a RoutingSpec>,
+}
+
+impl Plan<'_> {
+    /// Nothing found yet.
+    fn cell(&self) -> Cell {
+        Cell {
+            policy: self.policy.to_string(),
+            scope: self.setting.scope,
+            slots: self.slots,
+            scratch: self.setting.scratch,
+            rerouted: self.routing.map(|routing| (routing.to_string(), Quality::default())),
+            replayed: Replayed::default(),
+        }
+    }
+}
+
+/// What one thread does at a time.
+enum Job<'a> {
+    /// One of the pieces is replayed.
+    Piece(usize),
+    /// All choices are made again by this strategy, and replayed.
+    Rerouted(&'a RoutingSpec),
 }
 
 /// One policy at one capacity.
@@ -30,8 +79,17 @@ pub struct Cell {
     pub slots: usize,
     /// Slots beside them, for all layers together.
     pub scratch: usize,
+    /// By which strategy choices were made again, and how far they were from the model's own.
+    pub rerouted: Option<(String, Quality)>,
     /// What was found.
     pub replayed: Replayed,
+}
+
+impl Cell {
+    /// Whether it is that of a policy under the recorded choices.
+    pub fn is(&self, policy: &str) -> bool {
+        self.policy == policy && self.rerouted.is_none()
+    }
 }
 
 /// The capacities at every eighth of all experts, at least one each.
@@ -42,14 +100,8 @@ pub fn eighths(experts: usize) -> Vec<usize> {
 }
 
 impl<'a> Sweep<'a> {
-    /// Says what to sweep over. `slots` are those for each layer.
-    pub fn new(
-        trace: &'a Trace,
-        policies: &'a [EvictionSpec],
-        help: &'a Help,
-        (slots, scopes, scratch): (&[usize], &[Scope], usize),
-        start: Start,
-    ) -> Result<Self, LabError> {
+    /// Says what to sweep over.
+    pub fn new(trace: &'a Trace, axes: &Axes<'a>, help: &'a Help, start: Start) -> Result<Self, LabError> {
         let pieces = match start {
             Start::Cold => Requests::by_sequence(trace),
             Start::Carried => vec![Requests::all(trace)],
@@ -57,19 +109,25 @@ impl<'a> Sweep<'a> {
         let Some(first) = pieces.first() else {
             return Err(LabError::Impossible("the trace holds no sequence".into()));
         };
-        let mut settings = Vec::new();
-        for scope in scopes {
-            for slots in slots {
-                settings.push((*slots, first.setting(*slots, *scope, scratch)?));
+        let mut plans = Vec::new();
+        for scope in axes.scopes {
+            for &slots in axes.slots {
+                let setting = first.setting(slots, *scope, axes.scratch)?;
+                let plan = |policy, routing| Plan { slots, setting, policy, routing };
+                plans.extend(axes.policies.iter().map(|policy| plan(policy, None)));
+                for routing in axes.routings {
+                    let policies = axes.policies.iter().filter(|policy| !policy.foresees());
+                    plans.extend(policies.map(|policy| plan(policy, Some(routing))));
+                }
             }
         }
-        Ok(Sweep { policies, help, start, settings, pieces })
+        Ok(Sweep { trace, help, start, plans, pieces })
     }
 
     /// How many requests it replays in all.
     pub fn work(&self) -> u64 {
         let once: usize = self.pieces.iter().map(Requests::len).sum();
-        (once * self.settings.len() * self.policies.len()) as u64
+        (once * self.plans.len()) as u64
     }
 
     /// What each sequence finds in memory.
@@ -80,51 +138,67 @@ impl<'a> Sweep<'a> {
     /// Replays everything on `threads` threads. The result does not depend on how many there are: scope by scope,
     /// capacity by capacity, policy by policy.
     pub fn run(&self, threads: usize, progress: Progress) -> Result<Vec<Cell>, LabError> {
-        let cells: Vec<(&(usize, Setting), &EvictionSpec)> = self
-            .settings
-            .iter()
-            .flat_map(|setting| self.policies.iter().map(move |policy| (setting, policy)))
-            .collect();
-        let jobs = cells.len() * self.pieces.len();
+        let jobs: Vec<(usize, Job)> =
+            self.plans.iter().enumerate().flat_map(|(at, plan)| self.jobs(at, plan)).collect();
         let next = AtomicUsize::new(0);
         let failed: Mutex<Option<LabError>> = Mutex::new(None);
         let work = || {
             let mut done = Vec::new();
             loop {
-                let job = next.fetch_add(1, Ordering::Relaxed);
-                if job >= jobs {
-                    return done;
-                }
-                let (piece, ((_, setting), policy)) = (job % self.pieces.len(), cells[job / self.pieces.len()]);
-                match replay_requests(&self.pieces[piece], setting, policy, self.help) {
-                    Ok(replayed) => done.push((job, replayed)),
+                let at = next.fetch_add(1, Ordering::Relaxed);
+                let Some((plan, job)) = jobs.get(at) else { return done };
+                match self.perform(&self.plans[*plan], job) {
+                    Ok(found) => done.push((at, found)),
                     Err(error) => {
-                        next.store(jobs, Ordering::Relaxed);
+                        next.store(jobs.len(), Ordering::Relaxed);
                         *failed.lock().unwrap_or_else(|e| e.into_inner()) = Some(error);
                         return done;
                     }
                 }
-                progress(self.pieces[piece].len() as u64);
+                progress(self.requests(job) as u64);
             }
         };
-        let mut results: Vec<(usize, Replayed)> = std::thread::scope(|scope| {
-            let threads: Vec<_> = (0..threads.clamp(1, jobs.max(1))).map(|_| scope.spawn(work)).collect();
+        let mut results: Vec<(usize, (Replayed, Option<Quality>))> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..threads.clamp(1, jobs.len().max(1))).map(|_| scope.spawn(work)).collect();
             threads.into_iter().flat_map(|t| t.join().unwrap_or_else(|e| std::panic::resume_unwind(e))).collect()
         });
         if let Some(error) = failed.into_inner().unwrap_or_else(|e| e.into_inner()) {
             return Err(error);
         }
         results.sort_by_key(|(job, _)| *job);
-        let mut found = vec![Replayed::default(); cells.len()];
-        results.iter().for_each(|(job, replayed)| found[job / self.pieces.len()].add(replayed));
-        let cell = |(((slots, setting), policy), replayed): ((&(usize, Setting), &EvictionSpec), Replayed)| Cell {
-            policy: policy.to_string(),
-            scope: setting.scope,
-            slots: *slots,
-            scratch: setting.scratch,
-            replayed,
-        };
-        Ok(cells.into_iter().zip(found).map(cell).collect())
+        let mut cells: Vec<Cell> = self.plans.iter().map(Plan::cell).collect();
+        for (at, (replayed, quality)) in results {
+            let cell = &mut cells[jobs[at].0];
+            cell.replayed.add(&replayed);
+            cell.rerouted.iter_mut().zip(quality).for_each(|((_, sum), quality)| *sum += quality);
+        }
+        Ok(cells)
+    }
+
+    fn jobs(&self, at: usize, plan: &Plan<'a>) -> Vec<(usize, Job<'a>)> {
+        match plan.routing {
+            Some(routing) => vec![(at, Job::Rerouted(routing))],
+            None => (0..self.pieces.len()).map(|piece| (at, Job::Piece(piece))).collect(),
+        }
+    }
+
+    fn requests(&self, job: &Job) -> usize {
+        match job {
+            Job::Piece(piece) => self.pieces[*piece].len(),
+            Job::Rerouted(_) => self.pieces.iter().map(Requests::len).sum(),
+        }
+    }
+
+    fn perform(&self, plan: &Plan, job: &Job) -> Result<(Replayed, Option<Quality>), LabError> {
+        let Plan { slots, setting, policy, .. } = plan;
+        match job {
+            Job::Piece(piece) => Ok((replay_requests(&self.pieces[*piece], setting, policy, self.help)?, None)),
+            Job::Rerouted(routing) => {
+                let room = (*slots, setting.scope, setting.scratch);
+                let (trace, quality) = reroute(self.trace, room, policy, self.help, routing, self.start)?;
+                Ok((replay(&trace, room, policy, self.help, self.start)?, Some(quality)))
+            }
+        }
     }
 }
 
@@ -133,7 +207,11 @@ mod tests {
     use std::sync::atomic::AtomicU64;
 
     use super::*;
-    use crate::{Synth, replay};
+    use crate::Synth;
+
+    fn axes<'a>(policies: &'a [EvictionSpec], slots: &'a [usize], scopes: &'a [Scope], scratch: usize) -> Axes<'a> {
+        Axes { policies, routings: &[], slots, scopes, scratch }
+    }
 
     #[test]
     fn a_sweep_is_its_replays_on_any_number_of_threads() {
@@ -142,8 +220,8 @@ mod tests {
         let policies = ["lru".parse().unwrap()];
         let help = Help::default();
         for start in [Start::Cold, Start::Carried] {
-            let axes = (&[2, 5][..], &[Scope::Layer, Scope::Global][..], 1);
-            let sweep = Sweep::new(&trace, &policies, &help, axes, start).unwrap();
+            let sweep =
+                Sweep::new(&trace, &axes(&policies, &[2, 5], &[Scope::Layer, Scope::Global], 1), &help, start).unwrap();
             let told = AtomicU64::new(0);
             let one = sweep.run(1, &|n| _ = told.fetch_add(n, Ordering::Relaxed)).unwrap();
             assert_eq!(told.into_inner(), sweep.work());
@@ -165,7 +243,8 @@ mod tests {
     #[test]
     fn a_capacity_of_nothing_is_refused_before_anything_runs() {
         let trace = Synth::default().draw().unwrap();
-        let sweep = Sweep::new(&trace, &[], &Help::default(), (&[4, 0], &[Scope::Layer], 0), Start::Cold).map(drop);
+        let axes = axes(&[], &[4, 0], &[Scope::Layer], 0);
+        let sweep = Sweep::new(&trace, &axes, &Help::default(), Start::Cold).map(drop);
         assert!(sweep.unwrap_err().to_string().contains("capacity of 0"));
     }
 }

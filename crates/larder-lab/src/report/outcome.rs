@@ -2,6 +2,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use larder_core::Trace;
+use larder_policy::routing::quality::Quality;
 use serde::{Deserialize, Serialize};
 
 use crate::{Cell, Interval, LabError, Load, Profile, SequenceCounts, Start, gap_closed};
@@ -39,7 +40,7 @@ pub struct Outcome {
 /// One policy at one capacity.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Row {
-    /// Its spec.
+    /// Its spec; behind that of a routing strategy, if choices were made again.
     pub policy: String,
     /// `layer` or `global`.
     pub scope: String,
@@ -65,6 +66,15 @@ pub struct Row {
     pub over_belady: Option<f64>,
     /// The share of the misses between LRU's and Belady's that it avoids.
     pub gap_closed: Option<Interval>,
+    /// The share of the model's own experts that were not chosen, if choices were made again.
+    #[serde(default)]
+    pub substituted: Option<f64>,
+    /// The mean probability that the choices kept, that of the model's own being 1.
+    #[serde(default)]
+    pub kept_mass: Option<f64>,
+    /// The mean KL divergence to the model's own choices, in nats.
+    #[serde(default)]
+    pub kl: Option<f64>,
     /// As the profile has it.
     pub tokens_per_second: Option<f64>,
     /// Misses of each sequence.
@@ -150,16 +160,19 @@ fn distinct<T: PartialEq>(all: impl Iterator<Item = T>) -> Vec<T> {
 
 fn row(cell: &Cell, all: &[Cell], profile: Option<&Profile>) -> Row {
     let beside = |name: &str| {
-        let same =
-            |c: &&Cell| c.policy == name && (c.scope, c.slots, c.scratch) == (cell.scope, cell.slots, cell.scratch);
+        let same = |c: &&Cell| c.is(name) && (c.scope, c.slots, c.scratch) == (cell.scope, cell.slots, cell.scratch);
         all.iter().find(same).map(|c| &c.replayed)
     };
     let found = &cell.replayed;
     let (lru, belady) = (beside("lru"), beside("belady"));
     let misses = |all: &[SequenceCounts]| all.iter().map(|s| s.misses).collect();
+    let quality = cell.rerouted.as_ref().map(|(_, quality)| quality);
     let load = Load { tokens: found.tokens, wanted: found.counts.wanted(), misses: found.counts.misses };
     Row {
-        policy: cell.policy.clone(),
+        policy: match &cell.rerouted {
+            Some((routing, _)) => format!("{routing} + {}", cell.policy),
+            None => cell.policy.clone(),
+        },
         scope: cell.scope.to_string(),
         slots: cell.slots,
         scratch: cell.scratch,
@@ -172,6 +185,9 @@ fn row(cell: &Cell, all: &[Cell], profile: Option<&Profile>) -> Row {
         lifetimes: found.lives.lengths.clone(),
         over_belady: belady.map(|b| found.counts.misses as f64 / b.counts.misses.max(1) as f64),
         gap_closed: lru.zip(belady).and_then(|(l, b)| gap_closed(&found.sequences, &l.sequences, &b.sequences)),
+        substituted: quality.map(Quality::substituted_share),
+        kept_mass: quality.map(Quality::kept_mass),
+        kl: quality.map(Quality::mean_kl),
         tokens_per_second: profile.map(|p| p.tokens_per_second(&load)),
         sequence_misses: misses(&found.sequences),
         layer_misses: found.rows.iter().map(|row| row.misses).collect(),

@@ -271,7 +271,7 @@ mod tests {
     use larder_policy::eviction::Help;
 
     use super::*;
-    use crate::{Start, Sweep, Synth, eighths};
+    use crate::{Axes, Start, Sweep, Synth, eighths};
 
     #[test]
     fn digits_are_in_threes() {
@@ -283,8 +283,9 @@ mod tests {
         let mut trace = Synth { tokens: 30, rows: 2, experts: 8, top_k: 2, ..Synth::default() }.draw().unwrap();
         trace.meta.insert("source".into(), "<script>alert(1)</script>".into());
         let (policies, help) = (["lru".parse().unwrap()], Help::default());
-        let axes = (&eighths(8)[..], &[Scope::Layer, Scope::Global][..], 0);
-        let cells = Sweep::new(&trace, &policies, &help, axes, Start::Cold).unwrap().run(1, &|_| ()).unwrap();
+        let (slots, scopes) = (eighths(8), [Scope::Layer, Scope::Global]);
+        let axes = Axes { policies: &policies, routings: &[], slots: &slots, scopes: &scopes, scratch: 0 };
+        let cells = Sweep::new(&trace, &axes, &help, Start::Cold).unwrap().run(1, &|_| ()).unwrap();
         let outcome = Outcome::new(&trace, Start::Cold, &cells, None);
         let made = page(&outcome, &[]);
         for word in ["<script", "src=", "href=", "@import", "url(", "NaN"] {

@@ -7,7 +7,8 @@ use crate::LabError;
 use crate::export::whole;
 
 const COLUMNS: &str = "policy,scope,slots,scratch,start,tokens,wanted,hits,misses,hit_rate,evictions,rereads,refetches_within_5,\
-                       lifetime_passes,misses_over_belady,gap_closed,gap_low,gap_high,tokens_per_second";
+                       lifetime_passes,misses_over_belady,gap_closed,gap_low,gap_high,\
+                       substituted,kept_mass,kl,tokens_per_second";
 
 /// Writes a line for each policy at each capacity.
 pub fn csv(outcome: &Outcome, path: &Path) -> Result<(), LabError> {
@@ -19,7 +20,8 @@ pub fn csv(outcome: &Outcome, path: &Path) -> Result<(), LabError> {
             write!(out, ",{},{hits},{},{:.6}", row.wanted, row.misses, row.hit_rate())?;
             write!(out, ",{},{},{},{:.3}", row.evictions, row.rereads, row.refetches, row.lifetime)?;
             let gap = row.gap_closed;
-            let numbers = [row.over_belady, gap.map(|g| g.value), gap.map(|g| g.low), gap.map(|g| g.high)];
+            let gap = [gap.map(|g| g.value), gap.map(|g| g.low), gap.map(|g| g.high)];
+            let numbers = [[row.over_belady].as_slice(), &gap, &[row.substituted, row.kept_mass, row.kl]].concat();
             numbers.iter().try_for_each(|n| write!(out, ",{}", cell(n.map(|n| format!("{n:.4}")))))?;
             writeln!(out, ",{}", cell(row.tokens_per_second.map(|n| format!("{n:.3}"))))?;
         }

@@ -1,6 +1,6 @@
 //! The file of trained weights: safetensors that other programs open too.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -18,6 +18,11 @@ const BYTES_MAX: u64 = 256 << 20;
 pub fn read_evictor(path: &Path) -> Result<Evictor, LabError> {
     let refused = |why: String| LabError::malformed(path, format!("has no weights for eviction: {why}"));
     Evictor::from_arrays(&read_arrays(path)?).map_err(|e| refused(e.to_string()))
+}
+
+/// What a file of weights says about itself.
+pub fn evictor_notes(path: &Path) -> Result<BTreeMap<String, String>, LabError> {
+    Ok(read_arrays(path)?.meta.into_iter().collect())
 }
 
 /// Reads what a file of weights holds.

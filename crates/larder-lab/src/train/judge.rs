@@ -4,7 +4,7 @@ use larder_core::{Scope, Trace};
 use larder_policy::eviction::learned::Evictor;
 use larder_policy::eviction::{EvictionSpec, Help};
 
-use crate::{Interval, LabError, Start, Sweep, gap_closed};
+use crate::{Axes, Cell, Interval, LabError, Start, Sweep, gap_closed, lead};
 
 /// How a policy did at one capacity.
 #[derive(Clone, PartialEq, Debug)]
@@ -19,32 +19,53 @@ pub struct Judgement {
     pub misses: [f64; 3],
     /// The share of the gap between `lru` and `belady` that the policy closes, if there is a gap.
     pub closed: Option<Interval>,
+    /// What each rival closes of it, and how much more the policy does.
+    pub leads: Vec<(f64, Interval)>,
 }
 
-/// Replays weights against `lru` and `belady`, at an eighth, a quarter and half of all experts.
-pub fn judge(trace: &Trace, evictor: Arc<Evictor>, scratch: usize, threads: usize) -> Result<Vec<Judgement>, LabError> {
-    let policies: Vec<EvictionSpec> =
-        ["lru", "learned", "belady"].iter().map(|spec| spec.parse()).collect::<Result<_, _>>()?;
-    let help = Help { evictor: Some(evictor), ..Help::default() };
+/// Whom weights are compared with, on the same sequences.
+pub struct Rival {
+    /// A policy.
+    pub policy: EvictionSpec,
+    /// Its own weights, if it is `learned`.
+    pub evictor: Option<Arc<Evictor>>,
+}
+
+/// Replays weights against `lru`, `belady` and rivals, at an eighth, a quarter and half of all experts.
+pub fn judge(
+    trace: &Trace,
+    evictor: Arc<Evictor>,
+    rivals: &[&Rival],
+    scratch: usize,
+    threads: usize,
+) -> Result<Vec<Judgement>, LabError> {
+    let named = |spec: &str| spec.parse::<EvictionSpec>();
     let mut slots = [8, 4, 2].map(|part| (trace.experts / part).max(1)).to_vec();
     slots.dedup();
     let mut all = Vec::new();
     for start in [Start::Cold, Start::Carried] {
-        let grid = (slots.as_slice(), [Scope::Layer, Scope::Global].as_slice(), scratch);
-        let cells = Sweep::new(trace, &policies, &help, grid, start)?.run(threads, &|_| {})?;
-        for cell in cells.iter().filter(|cell| cell.policy == "learned") {
-            let same = |policy: &str| {
-                let at = |c: &&crate::Cell| (c.scope, c.slots, c.policy.as_str()) == (cell.scope, cell.slots, policy);
-                &cells.iter().find(at).expect("every policy runs at every capacity").replayed
-            };
-            let replayed = [same("lru"), &cell.replayed, same("belady")];
+        let cells = |policy: &EvictionSpec, evictor: Option<Arc<Evictor>>| -> Result<Vec<Cell>, LabError> {
+            let (policies, scopes) = ([policy.clone()], [Scope::Layer, Scope::Global]);
+            let axes = Axes { policies: &policies, routings: &[], slots: &slots, scopes: &scopes, scratch };
+            Sweep::new(trace, &axes, &Help { evictor, ..Help::default() }, start)?.run(threads, &|_| {})
+        };
+        let [lru, belady] = [cells(&named("lru")?, None)?, cells(&named("belady")?, None)?];
+        let ours = cells(&named("learned")?, Some(evictor.clone()))?;
+        let rivals: Vec<_> = rivals.iter().map(|r| cells(&r.policy, r.evictor.clone())).collect::<Result<_, _>>()?;
+        for (at, cell) in ours.iter().enumerate() {
+            let replayed = [&lru[at].replayed, &cell.replayed, &belady[at].replayed];
             let [lru, ours, belady] = replayed.map(|r| r.sequences.as_slice());
+            let leads = rivals.iter().filter_map(|rival| {
+                let rival = rival[at].replayed.sequences.as_slice();
+                Some((gap_closed(rival, lru, belady)?.value, lead(ours, rival, lru, belady)?))
+            });
             all.push(Judgement {
                 scope: cell.scope,
                 slots: cell.slots,
                 start,
                 misses: replayed.map(|r| 1.0 - r.hit_rate()),
                 closed: gap_closed(ours, lru, belady),
+                leads: leads.collect(),
             });
         }
     }

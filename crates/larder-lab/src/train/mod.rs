@@ -20,8 +20,8 @@ use labels::Sequence;
 use lanes::Lanes;
 use learner::Learner;
 
-pub use file::{read_evictor, write_evictor};
-pub use judge::{Judgement, judge};
+pub use file::{evictor_notes, read_evictor, write_evictor};
+pub use judge::{Judgement, Rival, judge};
 pub use split::{Split, subset};
 
 /// Passes of each sequence in a batch.

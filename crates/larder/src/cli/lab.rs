@@ -34,6 +34,8 @@ pub enum LabCommand {
     Report(Report),
     /// Train the weights of the eviction policy `learned`.
     Train(super::train::Train),
+    /// Compare trained weights with other policies, on the same sequences.
+    Judge(super::train::Judge),
 }
 
 /// Make a trace from those of other programs.
@@ -224,6 +226,10 @@ pub struct Sweep {
     /// A policy; may be given several times. All that can be had unless said otherwise.
     #[arg(long, value_name = "SPEC")]
     pub eviction: Vec<EvictionSpec>,
+    /// Choose again by this strategy, from the router's logits in the trace, and replay that beside the recorded
+    /// choices; may be given several times.
+    #[arg(long, value_name = "SPEC")]
+    pub routing: Vec<RoutingSpec>,
     /// Slots per layer, as in 4,8,16; every eighth of the experts unless said otherwise.
     #[arg(long, value_name = "N,N", value_delimiter = ',')]
     pub cache_experts: Vec<usize>,

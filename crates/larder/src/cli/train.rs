@@ -1,4 +1,4 @@
-//! The flags of `larder lab train`.
+//! The flags of `larder lab train` and `larder lab judge`.
 
 use std::path::PathBuf;
 
@@ -34,6 +34,25 @@ pub struct Train {
     /// Draws other sequences and other first weights.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub seed: u64,
+}
+
+/// Compare trained weights with `lru`, `belady` and others, on the same sequences.
+#[derive(Args)]
+pub struct Judge {
+    #[command(flatten)]
+    pub input: TraceFlags,
+    /// The weights to judge.
+    #[arg(long, value_name = "FILE")]
+    pub evictor: PathBuf,
+    /// Whom to compare them with: a policy, or a file with other weights; may be given several times.
+    #[arg(long, value_name = "SPEC|FILE")]
+    pub against: Vec<String>,
+    /// Only sequences that training kept for judging, by the word of the weights.
+    #[arg(long, conflicts_with = "sequences")]
+    pub unseen: bool,
+    /// Scratch slots, beside the capacity.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub scratch: usize,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]

@@ -15,6 +15,7 @@ use crate::cli::lab::{Lab, LabCommand, ReplayFlags, TraceFlags};
 mod export;
 mod heat;
 mod import;
+mod judge;
 mod replay;
 mod report;
 mod sweep;
@@ -31,6 +32,7 @@ pub fn run(args: &Lab) -> Result<()> {
         LabCommand::Sweep(args) => sweep::run(args),
         LabCommand::Report(args) => report::run(args),
         LabCommand::Train(args) => train::run(args),
+        LabCommand::Judge(args) => judge::run(args),
     }
 }
 

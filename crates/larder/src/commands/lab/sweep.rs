@@ -3,7 +3,7 @@ use std::time::Instant;
 use anyhow::{Context, Error, Result, bail};
 use larder_core::Trace;
 use larder_lab::report::{Outcome, csv, page};
-use larder_lab::{Cell, Requests, Start, Sweep, eighths};
+use larder_lab::{Axes, Cell, Requests, Start, Sweep, eighths};
 use larder_policy::eviction::{EvictionSpec, Help, POLICIES};
 
 use super::{heat, help, load, start, summary};
@@ -63,8 +63,14 @@ fn replay(args: &Args, trace: &Trace, policies: &[EvictionSpec], help: &Help, st
         true => eighths(trace.experts),
         false => args.cache_experts.clone(),
     };
-    let axes = (&slots[..], args.cache_scope.scopes(), args.how.scratch);
-    let sweep = Sweep::new(trace, policies, help, axes, start)?;
+    let axes = Axes {
+        policies,
+        routings: &args.routing,
+        slots: &slots,
+        scopes: args.cache_scope.scopes(),
+        scratch: args.how.scratch,
+    };
+    let sweep = Sweep::new(trace, &axes, help, start)?;
     let threads = args.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
     let bar = progress::count("replaying", "requests", sweep.work());
     let cells = sweep.run(threads, &|requests| bar.advance(requests));

@@ -1,12 +1,9 @@
-use std::sync::Arc;
-
 use anyhow::{Context, Result, bail};
 use larder_core::Trace;
-use larder_lab::train::{Judgement, Progress, Recipe, Split, judge, subset, train};
+use larder_lab::train::{Progress, Recipe, Split, subset, train};
 use larder_lab::{read_evictor, write_evictor};
-use larder_policy::eviction::learned::Evictor;
 
-use super::{load, summary};
+use super::{judge, load, summary};
 use crate::cli::train::Train as Args;
 use crate::{print, progress};
 
@@ -37,7 +34,7 @@ pub fn run(args: &Args) -> Result<()> {
         return Ok(());
     }
     let judged = subset(&trace, &split.judge)?;
-    show(&judged, read_evictor(&args.out)?, args.scratch)
+    judge::show(&judged, read_evictor(&args.out)?, &[], args.scratch)
 }
 
 fn split(args: &Args, trace: &Trace) -> Result<Split> {
@@ -83,24 +80,6 @@ fn reporter(trace: &Trace, split: &Split) -> impl FnMut(Progress) + use<> {
             eprintln!("epoch {epoch}: loss {train:.4}{choose}");
         }
     }
-}
-
-fn show(judged: &Trace, evictor: Evictor, scratch: usize) -> Result<()> {
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let judgements = judge(judged, Arc::new(evictor), scratch, threads)?;
-    println!("on {} sequences that were not seen, misses in %:", judged.sequences.len());
-    let header = ["start", "scope", "slots per layer", "lru", "learned", "belady", "gap closed, with 95 % interval"];
-    let row = |j: &Judgement| {
-        let closed = j.closed.map_or("none to close".to_owned(), |c| {
-            format!("{:.1} % [{:.1}, {:.1}]", 100.0 * c.value, 100.0 * c.low, 100.0 * c.high)
-        });
-        let plain = [j.start.to_string(), j.scope.to_string(), j.slots.to_string()];
-        plain.into_iter().chain(j.misses.map(|m| format!("{:.2}", 100.0 * m))).chain([closed]).collect::<Vec<_>>()
-    };
-    let rows: Vec<Vec<String>> =
-        std::iter::once(header.map(str::to_owned).to_vec()).chain(judgements.iter().map(row)).collect();
-    print!("{}", print::table(&rows));
-    Ok(())
 }
 
 #[cfg(test)]

@@ -1,0 +1,123 @@
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use larder_core::Trace;
+use larder_lab::read_evictor;
+use larder_lab::train::{Judgement, Rival, evictor_notes, judge, subset};
+use larder_policy::eviction::learned::Evictor;
+
+use super::{load, summary};
+use crate::cli::train::Judge as Args;
+use crate::print;
+
+/// Compares trained weights with other policies.
+pub fn run(args: &Args) -> Result<()> {
+    let mut trace = load(&args.input)?;
+    if args.unseen {
+        trace = subset(&trace, &unseen(&args.evictor, trace.sequences.len())?)?;
+    }
+    eprintln!("{}", summary(&trace));
+    let rivals: Vec<(String, Rival)> = args.against.iter().map(|name| rival(name)).collect::<Result<_>>()?;
+    show(&trace, read_evictor(&args.evictor)?, &rivals, args.scratch)
+}
+
+/// A file of weights, or else the spec of a policy.
+fn rival(name: &str) -> Result<(String, Rival)> {
+    let path = Path::new(name);
+    let rival = match path.is_file() {
+        true => Rival { policy: "learned".parse()?, evictor: Some(Arc::new(read_evictor(path)?)) },
+        false => Rival {
+            policy: name.parse().with_context(|| format!("'{name}' is neither a file nor an eviction policy"))?,
+            evictor: None,
+        },
+    };
+    let short = path.file_name().filter(|_| rival.evictor.is_some()).map(|name| name.to_string_lossy().into_owned());
+    Ok((short.unwrap_or(name.to_owned()), rival))
+}
+
+/// The sequences that weights were judged by when they were trained, in a trace of `all`.
+fn unseen(weights: &Path, all: usize) -> Result<Vec<usize>> {
+    let notes = evictor_notes(weights)?;
+    let said = notes.get("judged_by").map_or("none", String::as_str);
+    let sequences = listed(said).with_context(|| {
+        format!("{}: the weights say '{said}' of the sequences that training kept for judging", weights.display())
+    })?;
+    match sequences.last() {
+        Some(last) if *last < all => Ok(sequences),
+        Some(last) => {
+            bail!("the weights were trained beside a sequence {last}, and the trace has {all}: it is another one")
+        }
+        None => bail!("{}: training kept no sequences for judging", weights.display()),
+    }
+}
+
+/// Ascending numbers from ranges as in `0-2 5 7-8`, or none.
+fn listed(text: &str) -> Option<Vec<usize>> {
+    if text == "none" {
+        return Some(Vec::new());
+    }
+    let mut all: Vec<usize> = Vec::new();
+    for part in text.split(' ') {
+        let (from, to) = part.split_once('-').unwrap_or((part, part));
+        let (from, to): (usize, usize) = (from.parse().ok()?, to.parse().ok()?);
+        let ascends = all.last().is_none_or(|last| from > *last) && from <= to;
+        if !ascends || to > u32::MAX as usize || to - from > 1 << 20 {
+            return None;
+        }
+        all.extend(from..=to);
+    }
+    Some(all)
+}
+
+/// Prints how weights do on sequences, and by how much they are ahead of rivals.
+pub fn show(judged: &Trace, evictor: Evictor, rivals: &[(String, Rival)], scratch: usize) -> Result<()> {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let (names, rivals): (Vec<_>, Vec<_>) = rivals.iter().map(|(name, rival)| (name.as_str(), rival)).unzip();
+    let judgements = judge(judged, Arc::new(evictor), &rivals, scratch, threads)?;
+    println!("on {} sequences, misses in %:", judged.sequences.len());
+    let header = ["start", "scope", "slots per layer", "lru", "learned", "belady", "gap closed, with 95 % interval"];
+    let row = |j: &Judgement| {
+        let closed = j.closed.map_or("none to close".to_owned(), |c| {
+            format!("{:.1} % [{:.1}, {:.1}]", 100.0 * c.value, 100.0 * c.low, 100.0 * c.high)
+        });
+        let plain = [j.start.to_string(), j.scope.to_string(), j.slots.to_string()];
+        plain.into_iter().chain(j.misses.map(|m| format!("{:.2}", 100.0 * m))).chain([closed]).collect::<Vec<_>>()
+    };
+    let rows: Vec<Vec<String>> =
+        std::iter::once(header.map(str::to_owned).to_vec()).chain(judgements.iter().map(row)).collect();
+    print!("{}", print::table(&rows));
+    if names.is_empty() {
+        return Ok(());
+    }
+    println!("\ngap closed by others, and by how much the weights are ahead, with 95 % intervals, in points:");
+    let header = ["start", "scope", "slots per layer"]
+        .map(str::to_owned)
+        .into_iter()
+        .chain(names.iter().map(|n| (*n).to_owned()));
+    let row = |j: &Judgement| {
+        let lead = |(closed, lead): &(f64, larder_lab::Interval)| {
+            let [value, low, high] = [lead.value, lead.low, lead.high].map(|x| 100.0 * x);
+            format!("{:.1}; {value:+.1} [{low:.1}, {high:.1}]", 100.0 * closed)
+        };
+        let plain = [j.start.to_string(), j.scope.to_string(), j.slots.to_string()];
+        plain.into_iter().chain(j.leads.iter().map(lead)).collect::<Vec<_>>()
+    };
+    let rows: Vec<Vec<String>> = std::iter::once(header.collect()).chain(judgements.iter().map(row)).collect();
+    print!("{}", print::table(&rows));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_read_as_training_writes_them() {
+        assert_eq!(listed("0-2 5 7-8"), Some(vec![0, 1, 2, 5, 7, 8]));
+        assert_eq!(listed("none"), Some(vec![]));
+        for wrong in ["", "a", "3-1", "4 4", "5 3", "0-99999999999", "1-2-3"] {
+            assert_eq!(listed(wrong), None, "{wrong}");
+        }
+    }
+}
