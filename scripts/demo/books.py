@@ -16,10 +16,11 @@ NOT_PROSE = {
     "whitman-leaves",
 }
 
-PLAIN = str.maketrans({
+PLAIN_PUNCTUATION = {
     "\u201c": '"', "\u201d": '"', "\u2018": "'", "\u2019": "'",
-    "\u2014": "--", "\u2013": "-", "\u2026": "...", "\u00a0": " ", "\ufeff": "", "_": "",
-})
+    "\u2014": "--", "\u2013": "-", "\u2026": "...", "\u00a0": " ",
+}
+PLAIN = str.maketrans(PLAIN_PUNCTUATION | {"\ufeff": "", "_": ""})
 ABOUT_THE_FILE = re.compile(r"gutenberg|transcriber|proofread|produced by|e-?text|\{pg|=>|https?:|www\.", re.IGNORECASE)
 SENTENCE_END = re.compile(r"[.?!:;,\-]['\")\]]*$")
 

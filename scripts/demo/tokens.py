@@ -3,8 +3,10 @@
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
+
+from demo.books import PLAIN_PUNCTUATION
 
 END_OF_TEXT = "<|endoftext|>"  # id 0, before and after each book
 PADDING = "<|padding|>"  # id 1, never trained
@@ -42,6 +44,8 @@ def prepare(books: list[str], vocabulary: int, folder: Path) -> tuple[Tokenizer,
 
 
 def save_tokenizer(tokenizer: Tokenizer, context: int, folder: Path) -> None:
+    """In use, texts are given the plain quotes and dashes that the books were given."""
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Replace(*pair) for pair in PLAIN_PUNCTUATION.items()])
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token=END_OF_TEXT, pad_token=PADDING, model_max_length=context
     ).save_pretrained(folder)

@@ -7,6 +7,8 @@ use larder_cache::Scope;
 use larder_core::Kind;
 use larder_model::Memory;
 
+use crate::open::default_model;
+
 pub mod eval;
 pub mod lab;
 pub mod train;
@@ -98,8 +100,8 @@ pub struct Inspect {
 /// Write on from a prompt.
 #[derive(Args)]
 pub struct Run {
-    /// A store, a checkpoint folder or a .gguf file.
-    #[arg(short, long)]
+    /// A store, a checkpoint folder or a .gguf file; the demo model unless said otherwise.
+    #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true)]
     pub model: PathBuf,
     /// The text to go on from; `-` reads it from standard input.
     #[arg(short, long)]
@@ -280,8 +282,8 @@ impl From<ScopeFlag> for Scope {
 /// Say what would stay in memory, and how fast memory and SSD would allow.
 #[derive(Args)]
 pub struct Plan {
-    /// A store, a checkpoint folder or a .gguf file.
-    #[arg(short, long)]
+    /// A store, a checkpoint folder or a .gguf file; the demo model unless said otherwise.
+    #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true)]
     pub model: PathBuf,
     /// Tokens to have room for.
     #[arg(long, default_value_t = 4096, value_name = "N", value_parser = at_least_one)]
@@ -296,8 +298,8 @@ pub struct Plan {
 /// Measure reading and writing, beside what memory and SSD allow in the same run.
 #[derive(Args)]
 pub struct Bench {
-    /// A store, a checkpoint folder or a .gguf file.
-    #[arg(short, long)]
+    /// A store, a checkpoint folder or a .gguf file; the demo model unless said otherwise.
+    #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true)]
     pub model: PathBuf,
     /// Tokens of the prompt, drawn at random.
     #[arg(short, long, default_value_t = 64, value_name = "N", value_parser = at_least_one)]
@@ -344,8 +346,8 @@ pub struct SamplingFlags {
 /// Compute logits and routing of given tokens, for checking numerics from outside.
 #[derive(Args)]
 pub struct Logits {
-    /// A store, a checkpoint folder or a .gguf file.
-    #[arg(short, long)]
+    /// A store, a checkpoint folder or a .gguf file; the demo model unless said otherwise.
+    #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true)]
     pub model: PathBuf,
     /// A JSON array of token ids.
     #[arg(long, value_name = "FILE")]
@@ -374,8 +376,8 @@ fn at_least_one(text: &str) -> Result<usize, String> {
 /// Turn text into tokens as the model does.
 #[derive(Args)]
 pub struct Tokenize {
-    /// A store, a checkpoint folder or a .gguf file.
-    #[arg(short, long)]
+    /// A store, a checkpoint folder or a .gguf file; the demo model unless said otherwise.
+    #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true)]
     pub model: PathBuf,
     /// The text; `-` reads it from standard input.
     #[arg(required_unless_present = "messages")]

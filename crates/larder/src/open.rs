@@ -1,6 +1,6 @@
 //! From what a person calls a model to something that runs.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
@@ -14,6 +14,17 @@ use larder_store::{
 use serde_json::Value;
 
 use crate::load;
+
+/// Where the demo model is in the project.
+const DEMO: &str = "models/demo";
+
+/// The demo model: in the present folder or above it, else above the program itself.
+pub fn default_model() -> PathBuf {
+    let starts = [std::env::current_dir(), std::env::current_exe()];
+    let above =
+        |start: &PathBuf| start.ancestors().map(|folder| folder.join(DEMO)).find(|demo| demo.join(MANIFEST).exists());
+    starts.iter().flatten().find_map(above).unwrap_or_else(|| DEMO.into())
+}
 
 enum Form {
     Store(Arc<Store>),
@@ -44,6 +55,10 @@ impl Model {
             true => Form::Store(Arc::new(Store::open(path)?)),
             false if path.join(CONVERTING).exists() => {
                 let what = "is a store whose conversion has not finished; run the same `larder convert` again";
+                return Err(StoreError::new(Fault::Missing, path, what).into());
+            }
+            false if !path.exists() && path == Path::new(DEMO) => {
+                let what = "is the demo model, which is not here; name a model with -m";
                 return Err(StoreError::new(Fault::Missing, path, what).into());
             }
             false => Form::Source(open_source(path)?),

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 
 use super::{EngineFlags, at_least_one};
+use crate::open::default_model;
 
 /// Measure how well a model reads and answers, and what routing by the cache costs it.
 #[derive(Args)]
@@ -57,8 +58,8 @@ fn at_least_two(text: &str) -> Result<usize, String> {
 /// Perplexity of a text.
 #[derive(Args)]
 pub struct Ppl {
-    /// A store, a checkpoint folder or a .gguf file.
-    #[arg(short, long)]
+    /// A store, a checkpoint folder or a .gguf file; the demo model unless said otherwise.
+    #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true)]
     pub model: PathBuf,
     #[command(flatten)]
     pub text: TextFlags,
@@ -82,8 +83,8 @@ pub struct Reading {
 /// Questions with four answers to choose from: the model's answer is the letter that it finds likeliest.
 #[derive(Args)]
 pub struct Mcq {
-    /// A store, a checkpoint folder or a .gguf file.
-    #[arg(short, long)]
+    /// A store, a checkpoint folder or a .gguf file; the demo model unless said otherwise.
+    #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true)]
     pub model: PathBuf,
     /// A CSV file with columns question, four answers, and the right one; or a folder of such files, one for each
     /// subject.
@@ -109,8 +110,8 @@ pub struct Mcq {
 /// Problems whose answer is a number. The model writes a solution; what counts is the number at its end.
 #[derive(Args)]
 pub struct Gsm8k {
-    /// A store, a checkpoint folder or a .gguf file.
-    #[arg(short, long)]
+    /// A store, a checkpoint folder or a .gguf file; the demo model unless said otherwise.
+    #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true)]
     pub model: PathBuf,
     /// A file with a JSON object on each line: question, and answer with the number behind ####.
     pub problems: PathBuf,
@@ -137,8 +138,8 @@ pub struct Gsm8k {
 /// strategy is asked what it would choose with the cache that its own choices would have left.
 #[derive(Args)]
 pub struct Agreement {
-    /// A store, a checkpoint folder or a .gguf file.
-    #[arg(short, long)]
+    /// A store, a checkpoint folder or a .gguf file; the demo model unless said otherwise.
+    #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true)]
     pub model: PathBuf,
     #[command(flatten)]
     pub text: TextFlags,
@@ -155,8 +156,8 @@ pub struct Agreement {
 /// Perplexity without the experts of a rank and after, and with others drawn in the place of a rank.
 #[derive(Args)]
 pub struct Sensitivity {
-    /// A store, a checkpoint folder or a .gguf file.
-    #[arg(short, long)]
+    /// A store, a checkpoint folder or a .gguf file; the demo model unless said otherwise.
+    #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true)]
     pub model: PathBuf,
     #[command(flatten)]
     pub text: TextFlags,
@@ -174,8 +175,8 @@ pub struct Sensitivity {
 /// layer by layer, and the loss of the next token compared.
 #[derive(Args)]
 pub struct Optimal {
-    /// A store, a checkpoint folder or a .gguf file.
-    #[arg(short, long)]
+    /// A store, a checkpoint folder or a .gguf file; the demo model unless said otherwise.
+    #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true)]
     pub model: PathBuf,
     #[command(flatten)]
     pub text: TextFlags,
@@ -195,8 +196,8 @@ pub struct Optimal {
 /// Measure the spread Δ of each layer's router on a text, for --routing prior:…,delta=calibrated.
 #[derive(Args)]
 pub struct Calibrate {
-    /// A store, a checkpoint folder or a .gguf file.
-    #[arg(short, long)]
+    /// A store, a checkpoint folder or a .gguf file; the demo model unless said otherwise.
+    #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true)]
     pub model: PathBuf,
     #[command(flatten)]
     pub text: TextFlags,
@@ -213,8 +214,8 @@ pub struct Calibrate {
 /// Perplexity, one token at a time, against misses for many routing strategies and cache sizes.
 #[derive(Args)]
 pub struct Sweep {
-    /// A store.
-    #[arg(short, long)]
+    /// A store; the demo model unless said otherwise.
+    #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true)]
     pub model: PathBuf,
     #[command(flatten)]
     pub text: TextFlags,
