@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Trains the demo model: OLMoE with 8 layers of 32 experts, 21 million parameters, on books in the public domain.
+"""Trains the demo model: OLMoE with 8 layers of 32 experts, 20.9 million parameters, on books in the public domain.
 
     train_demo.py --data BOOKS --out RUN                       (trains until it is stopped; start again to continue)
     train_demo.py --data BOOKS --out RUN --finish 6000000      (decays the learning rate over 6 M tokens and exports)

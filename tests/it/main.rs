@@ -1,6 +1,9 @@
 //! Tests that need more than one crate: one binary, one file per subject.
 
+mod chat;
 mod cli;
+mod config;
+mod doctor;
 mod eval;
 mod faults;
 mod gguf;

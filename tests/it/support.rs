@@ -21,9 +21,18 @@ pub fn folders(path: &Path) -> Vec<PathBuf> {
     all
 }
 
+/// The command, of somebody who has configured nothing.
+pub fn command() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_larder-under-test"));
+    for name in ["XDG_CONFIG_HOME", "XDG_STATE_HOME"] {
+        command.env(name, fixture("nobody"));
+    }
+    command
+}
+
 /// Runs the command.
 pub fn larder<S: AsRef<std::ffi::OsStr>>(args: &[S]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_larder-under-test")).args(args).output().expect("the command starts")
+    command().args(args).output().expect("the command starts")
 }
 
 /// Runs the command, which must succeed, and returns what it printed.

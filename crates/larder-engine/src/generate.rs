@@ -79,6 +79,11 @@ pub trait Listener<P> {
     /// A piece of valid text; `false` ends the writing.
     fn text(&mut self, piece: &str) -> bool;
 
+    /// A token has been drawn; its text, if it has any, follows once that is certain.
+    fn token(&mut self, id: u32) {
+        let _ = id;
+    }
+
     /// Tokens have been read, with experts from `experts`.
     fn step(&mut self, step: &Step, experts: &P) {
         let _ = (step, experts);
@@ -104,6 +109,7 @@ pub fn generate<P: ExpertPath>(
         }
         let id = request.sampler.sample(&mut logits, session.tokens())?;
         ids.push(id);
+        listener.token(id);
         if request.eos.contains(&id) {
             break Finish::EndOfText;
         }

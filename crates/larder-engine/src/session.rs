@@ -52,6 +52,16 @@ impl<'m, P: ExpertPath> Session<'m, P> {
         self.experts
     }
 
+    /// The same, to be changed.
+    pub fn experts_mut(&mut self) -> &mut P {
+        self.experts
+    }
+
+    /// The model's resident part.
+    pub fn decoder(&self) -> &'m Decoder {
+        self.decoder
+    }
+
     /// Tokens that still fit.
     pub fn room(&self) -> usize {
         self.context - self.tokens.len()
@@ -65,6 +75,15 @@ impl<'m, P: ExpertPath> Session<'m, P> {
     /// Bytes that the sequence's memory holds.
     pub fn state_bytes(&self) -> usize {
         self.state.bytes()
+    }
+
+    /// Goes back to the first `len` tokens, or stays if there are no more. Returns of how many the memory is kept; that
+    /// of the others is made again at the next read.
+    pub fn rewind(&mut self, len: usize) -> usize {
+        if len < self.tokens.len() {
+            self.forget(len);
+        }
+        self.state.len
     }
 
     /// Reads `tokens`, at most `chunk` at once, and returns the logits of every one or of the last one.

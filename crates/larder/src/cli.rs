@@ -5,13 +5,18 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use larder_cache::Scope;
 use larder_core::Kind;
+use larder_engine::Sampling;
 use larder_model::Memory;
 
 use crate::open::default_model;
 
+pub mod chat;
 pub mod eval;
 pub mod lab;
+pub mod machine;
 pub mod train;
+
+pub use chat::ThinkingFlag;
 
 /// Runs Mixture-of-Experts language models bigger than memory.
 #[derive(Parser)]
@@ -31,6 +36,8 @@ pub enum Command {
     Inspect(Inspect),
     /// Write on from a prompt.
     Run(Run),
+    /// Talk with a model.
+    Chat(Box<chat::Chat>),
     /// Say what would stay in memory, and how fast memory and SSD would allow.
     Plan(Plan),
     /// Measure reading and writing, beside what memory and SSD allow in the same run.
@@ -43,6 +50,14 @@ pub enum Command {
     Eval(eval::Eval),
     /// Record, draw, replay and compare routing.
     Lab(lab::Lab),
+    /// Say what this machine has, and what could be mended.
+    Doctor(machine::Doctor),
+    /// Show what is set where.
+    Config(machine::Config),
+    /// Print what makes a shell complete this command.
+    Completions(machine::Completions),
+    /// Print the manual page, or write those of all commands.
+    Man(machine::Man),
 }
 
 /// Make a store from a checkpoint folder or a GGUF file.
@@ -341,6 +356,19 @@ pub struct SamplingFlags {
     /// Repeats a drawn text exactly.
     #[arg(long, default_value_t = 0, value_name = "N")]
     pub seed: u64,
+}
+
+impl SamplingFlags {
+    /// How tokens are drawn, apart from the seed.
+    pub fn sampling(&self) -> Sampling {
+        Sampling {
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            repetition_penalty: self.repetition_penalty,
+        }
+    }
 }
 
 /// Compute logits and routing of given tokens, for checking numerics from outside.

@@ -2,15 +2,20 @@
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use anyhow::Result;
+use clap::{CommandFactory, Parser};
 
 mod advice;
+mod chat;
 mod cli;
 mod commands;
+mod config;
+mod doctor;
 mod engine;
 mod load;
 mod memory;
 mod open;
+mod places;
 mod plan;
 mod print;
 mod probe;
@@ -22,12 +27,19 @@ pub use open::Model;
 /// Parses the command line, runs it, and turns an error into one sentence and an exit code: 0 done, 1 failed, 2 bad
 /// usage.
 pub fn main() -> ExitCode {
-    let cli = cli::Cli::parse();
-    match commands::run(cli.command) {
+    match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {}", advice::sentence(&error));
             ExitCode::FAILURE
         }
     }
+}
+
+/// What is typed wrong is told by the parser itself, which then ends the program.
+fn run() -> Result<()> {
+    let typed: Vec<_> = std::env::args_os().collect();
+    let matches = cli::Cli::command().get_matches_from(&typed);
+    let line = config::applied(typed, &matches)?;
+    commands::run(cli::Cli::parse_from(line).command)
 }

@@ -19,6 +19,17 @@ pub fn available() -> Option<u64> {
     }
 }
 
+/// Bytes that the machine has.
+pub fn total() -> Option<u64> {
+    meminfo(&fs::read_to_string("/proc/meminfo").ok()?, "MemTotal:")
+}
+
+/// The nearest limit of the control group, in bytes.
+pub fn group_limit() -> Option<u64> {
+    let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    own.lines().filter_map(|line| Group::of(line, ROOT)?.limit()).min()
+}
+
 /// The most memory that this process has held so far, in bytes.
 pub fn peak() -> Option<u64> {
     meminfo(&fs::read_to_string("/proc/self/status").ok()?, "VmHWM:")
@@ -57,32 +68,58 @@ fn meminfo(text: &str, key: &str) -> Option<u64> {
     line.split_whitespace().nth(1)?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
+/// Where control groups are.
+const ROOT: &str = "/sys/fs/cgroup";
+/// What version 1 says where there is no limit, rounded down to pages of any size.
+const NO_LIMIT: u64 = 1 << 62;
+
 /// What is left below the nearest limit, of version 2 or version 1 of control groups.
 fn group_room() -> Option<u64> {
     let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    own.lines().filter_map(|line| line_room(line, "/sys/fs/cgroup")).min()
+    own.lines().filter_map(|line| Group::of(line, ROOT)?.room()).min()
 }
 
-fn line_room(line: &str, root: &str) -> Option<u64> {
-    let mut fields = line.splitn(3, ':');
-    let (_, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
-    let (base, limit, used) = match controllers {
-        "" => (root.to_owned(), "memory.max", "memory.current"),
-        c if c.split(',').any(|c| c == "memory") => {
-            (format!("{root}/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes")
+/// A control group and those above it.
+struct Group {
+    dirs: Vec<String>,
+    limit: &'static str,
+    used: &'static str,
+}
+
+impl Group {
+    /// That of a line of `/proc/self/cgroup`, if it limits memory.
+    fn of(line: &str, root: &str) -> Option<Self> {
+        let mut fields = line.splitn(3, ':');
+        let (_, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
+        let (base, limit, used) = match controllers {
+            "" => (root.to_owned(), "memory.max", "memory.current"),
+            c if c.split(',').any(|c| c == "memory") => {
+                (format!("{root}/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes")
+            }
+            _ => return None,
+        };
+        // A limit may be set on any group above; a container often sees its own group as the root.
+        let mut dirs = vec![base.clone()];
+        let mut dir = base;
+        for part in path.split('/').filter(|p| !p.is_empty()) {
+            dir = format!("{dir}/{part}");
+            dirs.push(dir.clone());
         }
-        _ => return None,
-    };
-    let read = |dir: &str, name: &str| fs::read_to_string(format!("{dir}/{name}")).ok()?.trim().parse::<u64>().ok();
-    // A limit may be set on any group above; a container often sees its own group as the root.
-    let mut dirs = vec![base.clone()];
-    let mut dir = base;
-    for part in path.split('/').filter(|p| !p.is_empty()) {
-        dir = format!("{dir}/{part}");
-        dirs.push(dir.clone());
+        Some(Group { dirs, limit, used })
     }
-    let room = |dir: &String| Some(read(dir, limit)?.saturating_sub(read(dir, used)?));
-    dirs.iter().filter_map(room).min()
+
+    fn limit(&self) -> Option<u64> {
+        self.dirs.iter().filter_map(|dir| number(dir, self.limit)).filter(|limit| *limit < NO_LIMIT).min()
+    }
+
+    fn room(&self) -> Option<u64> {
+        let room = |dir: &String| Some(number(dir, self.limit)?.saturating_sub(number(dir, self.used)?));
+        self.dirs.iter().filter_map(room).min()
+    }
+}
+
+fn number(dir: &str, name: &str) -> Option<u64> {
+    fs::read_to_string(format!("{dir}/{name}")).ok()?.trim().parse().ok()
 }
 
 #[cfg(test)]
@@ -101,9 +138,10 @@ mod tests {
         dir("a", "1000\n", "400\n");
         dir("a/b", "max\n", "100\n");
         let root = root.path().to_str().unwrap();
-        assert_eq!(line_room("0::/a/b", root), Some(600));
-        assert_eq!(line_room("0::/", root), None);
-        assert_eq!(line_room("3:cpu,cpuacct:/a", root), None);
+        let group = Group::of("0::/a/b", root).unwrap();
+        assert_eq!((group.room(), group.limit()), (Some(600), Some(1000)));
+        assert_eq!(Group::of("0::/", root).unwrap().room(), None);
+        assert!(Group::of("3:cpu,cpuacct:/a", root).is_none());
     }
 
     #[test]

@@ -34,6 +34,11 @@ pub fn share(share: f64) -> String {
     format!("{:.digits$} %", 100.0 * share)
 }
 
+/// A number of things, of which one has a name of its own.
+pub fn count(n: usize, one: &str, many: &str) -> String {
+    format!("{n} {}", if n == 1 { one } else { many })
+}
+
 /// Bytes with a decimal unit and three digits or so.
 pub fn bytes(n: u64) -> String {
     const UNITS: [&str; 5] = ["B", "kB", "MB", "GB", "TB"];
@@ -72,6 +77,21 @@ pub fn table(rows: &[Vec<String>]) -> String {
     out
 }
 
+/// Columns of words, each as wide as it must be.
+pub fn columns(rows: &[Vec<String>]) -> String {
+    let count = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |c: usize| rows.iter().filter_map(|r| r.get(c)).map(|cell| cell.chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..count).map(width).collect();
+    let mut out = String::new();
+    for row in rows {
+        let padded = |(cell, width): (&String, &usize)| format!("{cell:<width$}");
+        let cells: Vec<String> = row.iter().zip(&widths).map(padded).collect();
+        out.push_str(cells.join("  ").trim_end());
+        out.push('\n');
+    }
+    out
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -86,5 +106,6 @@ mod tests {
     fn columns_line_up() {
         let rows = [vec!["a".into(), "1".into()], vec!["long".into(), "1000".into()]];
         assert_eq!(table(&rows), "a        1\nlong  1000\n");
+        assert_eq!(columns(&rows), "a     1\nlong  1000\n");
     }
 }

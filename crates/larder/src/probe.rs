@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::hint::black_box;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -46,30 +47,64 @@ fn sum(buffer: &[u64]) -> u64 {
 
 /// Bytes per second at which whole experts of a store are read, spread over all of it, and how they are read.
 pub fn ssd_rate(store: &Arc<Store>, reader: &str) -> Result<(f64, String)> {
-    let (paths, bytes) = store.shard_files();
-    let shards = paths.len();
-    let len = store.manifest().experts.data_bytes;
-    let (arena, slots) = Arena::new(IN_FLIGHT, len).context("no memory for a few experts")?;
-    let files = Arc::new(Files::new(shards, bytes, move |shard| paths[shard].clone())?);
-    let (mut reader, how) = open_reader(reader, &files, &arena)?;
-    // A stride that shares no factor with the count visits every shard before any twice.
-    let stride = (shards * 5 / 8).max(1);
-    let stride = (stride..).find(|s| gcd(*s, shards) == 1).unwrap_or(1);
-    let mut next = (0..shards).map(|i| i * stride % shards);
-    let mut request = |slot| next.next().map(|shard| Read { shard, offset: DATA_START as u64, len, slot, tag: 0 });
+    let spread = Spread::of_store(store)?;
+    spread.rate(reader, IN_FLIGHT, PATIENCE, spread.places.len())
+}
 
-    let mut waiting: VecDeque<Read> = slots.into_iter().filter_map(&mut request).collect();
-    let (start, mut done) = (Instant::now(), 0u64);
-    loop {
-        reader.submit(&mut waiting);
-        let Some(read) = reader.wait() else { break };
-        read.result?;
-        done += len as u64;
-        if start.elapsed() < PATIENCE {
-            waiting.extend(request(read.slot));
-        }
+/// Where reads of one length go, in files of one length.
+pub struct Spread {
+    /// The files.
+    pub files: Arc<Files>,
+    /// Bytes of a read.
+    pub len: usize,
+    /// Number of the file, and offset.
+    places: Vec<(usize, u64)>,
+}
+
+impl Spread {
+    /// Every expert of a store.
+    pub fn of_store(store: &Arc<Store>) -> Result<Self> {
+        let (paths, bytes) = store.shard_files();
+        let places = (0..paths.len()).map(|shard| (shard, DATA_START as u64)).collect();
+        let files = Arc::new(Files::new(paths.len(), bytes, move |shard| paths[shard].clone())?);
+        Ok(Spread { files, len: store.manifest().experts.data_bytes, places })
     }
-    Ok((done as f64 / start.elapsed().as_secs_f64(), how))
+
+    /// All of one file, in pieces of `len`.
+    pub fn of_file(path: PathBuf, bytes: u64, len: usize) -> Result<Self> {
+        let places = (0..bytes / len as u64).map(|i| (0, i * len as u64)).collect();
+        Ok(Spread { files: Arc::new(Files::new(1, bytes, move |_| path.clone())?), len, places })
+    }
+
+    /// Bytes per second of at most `count` reads by this reader, `depth` of them at a time, for no longer than
+    /// `patience` or little more; and how they are read.
+    pub fn rate(&self, reader: &str, depth: usize, patience: Duration, count: usize) -> Result<(f64, String)> {
+        let (arena, slots) = Arena::new(depth, self.len).context("no memory for a few experts")?;
+        let (mut reader, how) = open_reader(reader, &self.files, &arena)?;
+        let mut next = self.order().take(count);
+        let mut request = |slot| next.next().map(|(shard, offset)| Read { shard, offset, len: self.len, slot, tag: 0 });
+        let mut waiting: VecDeque<Read> = slots.into_iter().filter_map(&mut request).collect();
+        let (start, mut done) = (Instant::now(), 0u64);
+        loop {
+            reader.submit(&mut waiting);
+            let Some(read) = reader.wait() else { break };
+            read.result?;
+            done += self.len as u64;
+            if start.elapsed() < patience {
+                waiting.extend(request(read.slot));
+            }
+        }
+        Ok((done as f64 / start.elapsed().as_secs_f64(), how))
+    }
+
+    /// All places, far from each other, over and over. A stride that shares no factor with the count visits each before
+    /// any twice.
+    fn order(&self) -> impl Iterator<Item = (usize, u64)> {
+        let count = self.places.len();
+        let stride = (count * 5 / 8).max(1);
+        let stride = (stride..).find(|s| gcd(*s, count) == 1).unwrap_or(1);
+        (0..usize::MAX).map(move |i| self.places[i.wrapping_mul(stride) % count])
+    }
 }
 
 fn gcd(a: usize, b: usize) -> usize {

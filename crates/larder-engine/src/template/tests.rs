@@ -135,3 +135,133 @@ fn hostile_templates_end() {
     let error = ChatTemplate::new(Some(&huge), &TokenizerConfig::default()).unwrap_err();
     assert!(matches!(error, TemplateError::Source { .. }));
 }
+
+/// A template of the kind that models with tools and thinking come with.
+const TOOLS: &str = r##"{%- if tools %}
+    {{- '<|im_start|>system\n' }}
+    {%- if messages[0].role == 'system' %}
+        {{- messages[0].content + '\n\n' }}
+    {%- endif %}
+    {{- "# Tools\n<tools>" }}
+    {%- for tool in tools %}
+        {{- "\n" }}
+        {{- tool | tojson }}
+    {%- endfor %}
+    {{- "\n</tools><|im_end|>\n" }}
+{%- endif %}
+{%- set ns = namespace(multi_step_tool=true, last=messages|length - 1) %}
+{%- for message in messages[::-1] %}
+    {%- set index = (messages|length - 1) - loop.index0 %}
+    {%- if ns.multi_step_tool and message.role == "user" and message.content is string and not(message.content.startswith('<tool_response>') and message.content.endswith('</tool_response>')) %}
+        {%- set ns.multi_step_tool = false %}
+        {%- set ns.last = index %}
+    {%- endif %}
+{%- endfor %}
+{%- for message in messages %}
+    {%- set content = message.content if message.content is string else '' %}
+    {%- if message.role == 'assistant' %}
+        {%- set reasoning = '' %}
+        {%- if message.reasoning_content is string %}
+            {%- set reasoning = message.reasoning_content %}
+        {%- elif '</think>' in content %}
+            {%- set reasoning = content.split('</think>')[0].rstrip('\n').split('<think>')[-1].lstrip('\n') %}
+            {%- set content = content.split('</think>')[-1].lstrip('\n') %}
+        {%- endif %}
+        {%- generation %}
+        {%- if loop.index0 > ns.last and reasoning %}
+            {{- '<|im_start|>assistant\n<think>\n' + reasoning.strip('\n') + '\n</think>\n\n' + content }}
+        {%- else %}
+            {{- '<|im_start|>assistant\n' + content }}
+        {%- endif %}
+        {%- if message.tool_calls %}
+            {%- for tool_call in message.tool_calls %}
+                {%- if tool_call.function %}{%- set tool_call = tool_call.function %}{%- endif %}
+                {{- '<tool_call>{"name": "' ~ tool_call.name ~ '", "arguments": ' }}
+                {{- tool_call.arguments if tool_call.arguments is string else tool_call.arguments | tojson }}
+                {{- '}</tool_call>' }}
+            {%- endfor %}
+        {%- endif %}
+        {{- '<|im_end|>\n' }}
+        {%- endgeneration %}
+    {%- elif message.role == "tool" %}
+        {{- '<|im_start|>tool\n' + content + '<|im_end|>\n' }}
+    {%- elif message.role == 'user' %}
+        {{- '<|im_start|>user\n' + content + '<|im_end|>\n' }}
+    {%- elif message.role != 'system' %}
+        {{- raise_exception('Unexpected role: ' + message.role) }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\n\n</think>\n\n' }}{%- endif %}
+{%- endif %}"##;
+
+#[test]
+fn tools_their_calls_and_results_are_rendered() {
+    let tools = [json!({"type": "function", "function": {"name": "add", "parameters": {"x": 1}}})];
+    let call = json!({"type": "function", "function": {"name": "add", "arguments": {"a": [1, 2]}}});
+    let messages = [
+        json!({"role": "system", "content": "Be brief."}),
+        json!({"role": "user", "content": "1+2?"}),
+        json!({"role": "assistant", "content": null, "tool_calls": [call]}),
+        json!({"role": "tool", "content": "3"}),
+        json!({"role": "assistant", "content": "<think>\nso 3\n</think>\n\n3."}),
+        json!({"role": "user", "content": "And?"}),
+    ];
+    let extra = Map::from_iter([("enable_thinking".to_owned(), json!(false))]);
+    let input = ChatInput { tools: Some(&tools), extra: &extra, ..ChatInput::new(&messages) };
+    let expected = concat!(
+        "<|im_start|>system\nBe brief.\n\n# Tools\n<tools>\n",
+        r#"{"type": "function", "function": {"name": "add", "parameters": {"x": 1}}}"#,
+        "\n</tools><|im_end|>\n<|im_start|>user\n1+2?<|im_end|>\n",
+        "<|im_start|>assistant\n",
+        r#"<tool_call>{"name": "add", "arguments": {"a": [1, 2]}}</tool_call>"#,
+        "<|im_end|>\n<|im_start|>tool\n3<|im_end|>\n<|im_start|>assistant\n3.<|im_end|>\n",
+        "<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
+    );
+    assert_eq!(template(TOOLS).render(&input).unwrap(), expected);
+    let raised = template(TOOLS).render(&ChatInput::new(&[json!({"role": "judge", "content": ""})])).unwrap_err();
+    assert_eq!(raised, TemplateError::Raised("Unexpected role: judge".into()));
+}
+
+#[test]
+fn thinking_after_the_last_question_stays() {
+    let messages = [
+        json!({"role": "user", "content": "1?"}),
+        json!({"role": "assistant", "content": "1.", "reasoning_content": "\none\n"}),
+    ];
+    let input = ChatInput { add_generation_prompt: false, ..ChatInput::new(&messages) };
+    assert_eq!(
+        template(TOOLS).render(&input).unwrap(),
+        "<|im_start|>user\n1?<|im_end|>\n<|im_start|>assistant\n<think>\none\n</think>\n\n1.<|im_end|>\n"
+    );
+}
+
+#[test]
+fn what_templates_of_models_use_is_there() {
+    for (source, expected) in [
+        ("{{ 'a b'.title() }}{{ 'aXa'.count('a') }}{{ 'abc'.find('c') }}{{ 'a'.join(['x', 'y']) }}", "A B22xay"),
+        ("{{ 'x'.isdigit() }}{{ '12'.isnumeric() }}{{ 'aB'.lower() }}{{ 'ab'.capitalize() }}", "FalseTrueabAb"),
+        ("{{ 'a-b'.replace('-', '+') }}{{ ' a'.lstrip() }}{{ 'a\n\nb'.splitlines() | length }}", "a+ba3"),
+        ("{{ messages | selectattr('role', 'equalto', 'user') | list | length }}", "1"),
+        ("{{ messages | map(attribute='content') | join(', ') }}{{ [3, 1] | sort | first }}", "Hi1"),
+        ("{% for k, v in {'a': 1}.items() %}{{ k }}={{ v }}{% endfor %}{{ {'a': 1} | items | list }}", "a=1[('a', 1)]"),
+        ("{% macro f(x, y='d') %}{{ x }}{{ y }}{% endmacro %}{{ f('a') }}{{ f('a', y='b') }}", "adab"),
+        ("{{ [1, 2, 3][-1] }}{{ [1, 2, 3][:-1] | length }}{{ 'abc'[1:] }}{{ 'b' not in 'abc' }}", "32bcFalse"),
+        (
+            "{{ {} is mapping }}{{ [] is sequence }}{{ 'a' is iterable }}{{ none is none }}{{ 1 is number }}",
+            "TrueTrueTrueTrueTrue",
+        ),
+        ("{{ x | default('d') }}{{ (x or 'e') if x is defined else 'u' }}{{ 7 // 2 }}{{ 7 % 2 }}{{ 2 ** 3 }}", "du318"),
+        ("{%- set x %}a{% endset -%}{{ x }}{{ 'é' | upper }}{{ ' a ' | trim }}{{ 'a' ~ 1 ~ none }}", "aÉaa1None"),
+        ("{{ 'a,b'.split(',', 1)[1] }}{{ 'abc'.startswith(('x', 'a')) }}{{ dict(a=1).a }}", "bTrue1"),
+        ("{{ '%s-%d' % ('a', 3) if false else '{}-{}'.format('a', 3) }}{{ 'a' * 3 }}", "a-3aaa"),
+        (
+            "{{ messages[0]['content'] | length }}{{ [1, 2] + [3] }}{{ range(3) | list }}{{ loop is defined }}",
+            "2[1, 2, 3][0, 1, 2]False",
+        ),
+        ("{{ [{'a': 1}] | tojson(indent=4) }}", "[\n    {\n        \"a\": 1\n    }\n]"),
+    ] {
+        assert_eq!(render(source), expected, "{source}");
+    }
+}

@@ -5,8 +5,10 @@ use std::io::Read;
 use anyhow::{Context, Result};
 
 use crate::cli::Command;
+use crate::{chat, config, doctor};
 
 mod bench;
+mod completions;
 mod convert;
 mod eval;
 mod inspect;
@@ -24,12 +26,17 @@ pub fn run(command: Command) -> Result<()> {
         Command::Verify(args) => verify::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Run(args) => run::run(args),
+        Command::Chat(args) => chat::run(*args),
         Command::Plan(args) => plan::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Logits(args) => logits::run(&args),
         Command::Tokenize(args) => tokenize::run(&args),
         Command::Eval(args) => eval::run(args),
         Command::Lab(args) => lab::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
+        Command::Config(args) => config::run(&args),
+        Command::Completions(args) => completions::run(&args),
+        Command::Man(args) => completions::man(&args),
     }
 }
 

@@ -1,12 +1,10 @@
 use std::io::Write;
 
 use anyhow::{Result, bail};
-use larder_engine::{
-    ChatInput, Finish, Listener, Request, Routing, Sampler, Sampling, Step, StopMatcher, Written, generate,
-};
+use larder_engine::{ChatInput, Finish, Listener, Request, Routing, Sampler, Step, StopMatcher, Written, generate};
 use serde_json::{Value, json};
 
-use crate::cli::{Run, SamplingFlags};
+use crate::cli::Run;
 use crate::commands::text_or_stdin;
 use crate::engine::{Engine, Experts};
 use crate::open::{Model, Text};
@@ -15,7 +13,7 @@ use crate::{memory, print};
 
 /// Writes on from a prompt.
 pub fn run(args: Run) -> Result<()> {
-    let sampler = Sampler::new(sampling(&args.sampling), args.sampling.seed)?;
+    let sampler = Sampler::new(args.sampling.sampling(), args.sampling.seed)?;
     let stop = StopMatcher::new(args.stop.clone())?;
     let model = Model::open(&args.model)?;
     let text = model.text()?;
@@ -78,16 +76,6 @@ fn show(piece: &str) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
     out.write_all(piece.as_bytes())?;
     out.flush()
-}
-
-fn sampling(flags: &SamplingFlags) -> Sampling {
-    Sampling {
-        temperature: flags.temperature,
-        top_k: flags.top_k,
-        top_p: flags.top_p,
-        min_p: flags.min_p,
-        repetition_penalty: flags.repetition_penalty,
-    }
 }
 
 fn prompt(args: &Run, text: &Text) -> Result<Vec<u32>> {

@@ -1,0 +1,211 @@
+//! What can be changed while a conversation goes on.
+
+use anyhow::{Result, anyhow, bail};
+use larder_engine::Sampling;
+use larder_policy::routing::RoutingSpec;
+use serde_json::{Map, Value, json};
+
+use crate::cli::ThinkingFlag;
+use crate::cli::chat::Chat;
+
+/// How answers are drawn and shown.
+#[derive(Clone)]
+pub struct Settings {
+    /// How tokens are drawn.
+    pub sampling: Sampling,
+    /// Repeats what was drawn.
+    pub seed: u64,
+    /// Most tokens of an answer.
+    pub max_tokens: Option<usize>,
+    /// Which experts a token gets.
+    pub routing: RoutingSpec,
+    /// How thinking is shown.
+    pub thinking: ThinkingFlag,
+    /// Whether something is said about speed.
+    pub footer: bool,
+}
+
+/// A setting by name.
+struct Row {
+    name: &'static str,
+    show: fn(&Settings) -> String,
+    set: fn(&mut Settings, &str) -> Result<()>,
+}
+
+/// Every setting.
+const TABLE: &[Row] = &[
+    Row {
+        name: "temperature",
+        show: |s| s.sampling.temperature.to_string(),
+        set: |s, v| number(v).map(|n| s.sampling.temperature = n),
+    },
+    Row { name: "top-k", show: |s| s.sampling.top_k.to_string(), set: |s, v| number(v).map(|n| s.sampling.top_k = n) },
+    Row { name: "top-p", show: |s| s.sampling.top_p.to_string(), set: |s, v| number(v).map(|n| s.sampling.top_p = n) },
+    Row { name: "min-p", show: |s| s.sampling.min_p.to_string(), set: |s, v| number(v).map(|n| s.sampling.min_p = n) },
+    Row {
+        name: "repetition-penalty",
+        show: |s| s.sampling.repetition_penalty.to_string(),
+        set: |s, v| number(v).map(|n| s.sampling.repetition_penalty = n),
+    },
+    Row { name: "seed", show: |s| s.seed.to_string(), set: |s, v| number(v).map(|n| s.seed = n) },
+    Row { name: "max-tokens", show: |s| s.max_tokens.map_or("off".into(), |n| n.to_string()), set: set_max_tokens },
+    Row { name: "routing", show: |s| s.routing.to_string(), set: set_routing },
+    Row { name: "thinking", show: |s| thinking_name(s.thinking).into(), set: set_thinking },
+    Row { name: "footer", show: |s| if s.footer { "on" } else { "off" }.into(), set: set_footer },
+];
+
+impl Settings {
+    /// As the flags have it.
+    pub fn new(args: &Chat, terminal: bool) -> Result<Self> {
+        let usual = if terminal { ThinkingFlag::Dim } else { ThinkingFlag::Off };
+        Ok(Settings {
+            sampling: args.sampling.sampling().checked()?,
+            seed: args.sampling.seed,
+            max_tokens: args.max_tokens,
+            routing: args.engine.routing.parse()?,
+            thinking: args.thinking.unwrap_or(usual),
+            footer: !args.no_footer,
+        })
+    }
+
+    /// The settings with one of them changed; `lambda` stands for that of routing by prior.
+    pub fn with(&self, name: &str, value: &str) -> Result<Settings> {
+        let mut new = self.clone();
+        if name == "lambda" {
+            set_routing(&mut new, &with_lambda(&self.routing.to_string(), value))?;
+            return Ok(new);
+        }
+        let Some(row) = TABLE.iter().find(|row| row.name == name) else {
+            let names: Vec<_> = TABLE.iter().map(|row| row.name).collect();
+            bail!("there is no setting {name}; there are {} and lambda", names.join(", "));
+        };
+        (row.set)(&mut new, value).map_err(|e| anyhow!("{name}: {e:#}"))?;
+        new.sampling = new.sampling.checked()?;
+        Ok(new)
+    }
+
+    /// A row for each.
+    pub fn table(&self) -> Vec<Vec<String>> {
+        TABLE.iter().map(|row| vec![row.name.to_owned(), (row.show)(self)]).collect()
+    }
+
+    /// For a file.
+    pub fn json(&self) -> Value {
+        TABLE.iter().map(|row| (row.name.to_owned(), json!((row.show)(self)))).collect::<Map<_, _>>().into()
+    }
+
+    /// What a file says, laid over these.
+    pub fn with_json(&self, json: &Value) -> Result<Settings> {
+        let Value::Object(pairs) = json else { bail!("`settings` is not an object") };
+        pairs.iter().try_fold(self.clone(), |settings, (name, value)| match value {
+            Value::String(text) => settings.with(name, text),
+            _ => Err(anyhow!("{name}: is not a text")),
+        })
+    }
+}
+
+fn number<T: std::str::FromStr>(text: &str) -> Result<T> {
+    text.parse().map_err(|_| anyhow!("{text:?} is not a number that it can be"))
+}
+
+fn set_max_tokens(settings: &mut Settings, value: &str) -> Result<()> {
+    settings.max_tokens = match value {
+        "off" => None,
+        n => match number(n)? {
+            0 => bail!("must be at least 1, or off"),
+            n => Some(n),
+        },
+    };
+    Ok(())
+}
+
+fn set_routing(settings: &mut Settings, value: &str) -> Result<()> {
+    settings.routing = value.parse()?;
+    Ok(())
+}
+
+/// A strategy with this λ: the one at hand if it is `prior`, without a budget, which would choose λ itself.
+fn with_lambda(routing: &str, lambda: &str) -> String {
+    let options = routing.strip_prefix("prior:").unwrap_or_default().split(',');
+    let others = options.filter(|o| !o.is_empty() && !o.starts_with("lambda=") && !o.starts_with("budget="));
+    let all: Vec<String> = std::iter::once(format!("lambda={lambda}")).chain(others.map(str::to_owned)).collect();
+    format!("prior:{}", all.join(","))
+}
+
+fn thinking_name(thinking: ThinkingFlag) -> &'static str {
+    match thinking {
+        ThinkingFlag::On => "on",
+        ThinkingFlag::Off => "off",
+        ThinkingFlag::Dim => "dim",
+    }
+}
+
+fn set_thinking(settings: &mut Settings, value: &str) -> Result<()> {
+    let all = [ThinkingFlag::On, ThinkingFlag::Off, ThinkingFlag::Dim];
+    let found = all.into_iter().find(|t| thinking_name(*t) == value);
+    settings.thinking = found.ok_or_else(|| anyhow!("{value:?} is none of on, off and dim"))?;
+    Ok(())
+}
+
+fn set_footer(settings: &mut Settings, value: &str) -> Result<()> {
+    settings.footer = match value {
+        "on" => true,
+        "off" => false,
+        _ => bail!("{value:?} is neither on nor off"),
+    };
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings() -> Settings {
+        Settings {
+            sampling: Sampling::default(),
+            seed: 7,
+            max_tokens: None,
+            routing: "original".parse().unwrap(),
+            thinking: ThinkingFlag::Dim,
+            footer: true,
+        }
+    }
+
+    #[test]
+    fn every_setting_takes_what_it_shows() {
+        let settings = settings();
+        for row in settings.table() {
+            assert!(settings.with(&row[0], &row[1]).is_ok(), "{row:?}");
+        }
+        let other = settings.with("temperature", "0.7").unwrap().with("max-tokens", "9").unwrap();
+        let back = settings.with_json(&other.json()).unwrap();
+        assert_eq!(back.table(), other.table());
+        assert_ne!(back.table(), settings.table());
+    }
+
+    #[test]
+    fn what_is_out_of_range_is_refused() {
+        for (name, value) in [
+            ("temperature", "-1"),
+            ("temperature", "hot"),
+            ("top-p", "2"),
+            ("top-k", "-3"),
+            ("max-tokens", "0"),
+            ("routing", "nearest"),
+            ("lambda", "x"),
+            ("thinking", "loud"),
+            ("footer", "maybe"),
+            ("colour", "red"),
+        ] {
+            assert!(settings().with(name, value).is_err(), "{name} {value}");
+        }
+    }
+
+    #[test]
+    fn lambda_keeps_the_other_options() {
+        let routed = |lambda, before: &str| with_lambda(before, lambda).parse::<RoutingSpec>().unwrap().to_string();
+        assert_eq!(routed("0.3", "original"), "prior:lambda=0.3");
+        assert_eq!(routed("0.3", "prior:lambda=0.1,j=2"), "prior:lambda=0.3,j=2");
+        assert_eq!(routed("0.3", "prior:budget=0.1"), "prior:lambda=0.3");
+    }
+}

@@ -1,0 +1,274 @@
+//! One answer: which tokens ask for it, which of them are remembered already, and the writing.
+
+use std::time::Instant;
+
+use anyhow::{Result, bail};
+use larder_cache::Traffic;
+use larder_engine::{CHUNK, Finish, Listener, Request, Sampler, Session, Step, StopMatcher, Tokenizer, generate};
+use larder_model::Rows;
+
+use super::conversation::{Conversation, Message};
+use super::interrupt::Interrupt;
+use super::settings::Settings;
+use super::show::{Pen, Screen};
+use super::thinking::{Part, Splitter};
+use crate::engine::Experts;
+use crate::open::Text;
+use crate::telemetry::Totals;
+
+/// A sequence that follows a conversation.
+pub struct Talk<'a> {
+    /// What the model remembers.
+    pub session: Session<'a, Experts>,
+    text: &'a Text,
+    eos: &'a [u32],
+    stop: StopMatcher,
+    context: usize,
+    /// What the tokens that were read and written stand for, if that is certain.
+    spoken: Option<(Vec<u32>, String)>,
+    /// Answers so far, which are to be drawn in different ways.
+    drawn: u64,
+}
+
+/// What became of a question.
+pub struct Answer {
+    /// The model's message.
+    pub message: Message,
+    /// Why it ended.
+    pub finish: Finish,
+    /// Turns that had to be forgotten first.
+    pub dropped: usize,
+    /// Tokens that were remembered.
+    pub kept: usize,
+    /// What reading the others took.
+    pub prompt: Totals,
+    /// What writing took.
+    pub written: Totals,
+    /// Whether nobody takes the text any more.
+    pub broken: bool,
+}
+
+impl<'a> Talk<'a> {
+    /// Nothing said yet.
+    pub fn new(
+        session: Session<'a, Experts>,
+        text: &'a Text,
+        eos: &'a [u32],
+        stop: StopMatcher,
+        context: usize,
+    ) -> Self {
+        Talk { session, text, eos, stop, context, spoken: None, drawn: 0 }
+    }
+
+    /// Tokens that the conversation may have.
+    pub fn context(&self) -> usize {
+        self.context
+    }
+
+    /// Answers what was said last, forgetting the oldest turns where all do not fit. There is no answer if somebody
+    /// says stop before it begins.
+    pub fn answer(
+        &mut self,
+        conversation: &mut Conversation,
+        settings: &Settings,
+        screen: Screen,
+        interrupt: &Interrupt,
+    ) -> Result<Option<Answer>> {
+        let sampler = Sampler::new(settings.sampling, settings.seed.wrapping_add(self.drawn))?;
+        let (asked, tokens, dropped) = self.fitting(conversation, settings)?;
+        let kept = self.keep(&tokens);
+        let before = self.traffic();
+        let start = Instant::now();
+        let Some(last) = self.read_ahead(&tokens[self.session.tokens().len()..], interrupt)? else { return Ok(None) };
+        self.drawn += 1;
+        let ahead = start.elapsed();
+        let tokenizer = &self.text.tokenizer;
+        let mut teller = Teller {
+            pen: Pen::new(std::io::stdout().lock(), screen, settings.thinking),
+            splitter: Splitter::new(tokenizer, &asked),
+            interrupt,
+            message: Message::assistant(),
+            broken: false,
+            after_prompt: None,
+        };
+        let request = Request {
+            prompt: last,
+            sampler,
+            eos: self.eos,
+            stop: self.stop.clone(),
+            max_tokens: settings.max_tokens.unwrap_or(usize::MAX),
+        };
+        let made = generate(&mut self.session, tokenizer, request, &mut teller)?;
+        teller.finish();
+        let Teller { message, broken, after_prompt, .. } = teller;
+        let after_prompt = after_prompt.unwrap_or_default();
+        let prompt = Totals {
+            tokens: tokens.len() - kept,
+            time: ahead + made.prompt_time,
+            traffic: after_prompt - before,
+            ..Totals::default()
+        };
+        let written = Totals {
+            tokens: made.ids.len(),
+            time: made.decode_time,
+            traffic: self.traffic() - after_prompt,
+            ..Totals::default()
+        };
+        self.spoken = Some(spoken(tokenizer, tokens, asked, made.ids, self.eos));
+        Ok(Some(Answer { message, finish: made.finish, dropped, kept, prompt, written, broken }))
+    }
+
+    /// What passed through the cache so far.
+    pub fn traffic(&self) -> Traffic {
+        self.session.experts().traffic().unwrap_or_default()
+    }
+
+    /// The text and tokens that ask for an answer, and how many turns were forgotten so that both fit.
+    fn fitting(&self, conversation: &mut Conversation, settings: &Settings) -> Result<(String, Vec<u32>, usize)> {
+        // Room for an answer: as much as it may need, but what was said before has three quarters.
+        let answer = settings.max_tokens.unwrap_or(usize::MAX).min(self.context / 4).max(1);
+        let mut shorter = conversation.clone();
+        let mut dropped = 0;
+        loop {
+            let asked = shorter.text(self.text.template.as_ref())?;
+            let tokens = self.tokens(&asked)?;
+            let fits = tokens.len().saturating_add(answer) <= self.context;
+            // The last turn alone may use what there is.
+            if fits || !shorter.drop_oldest() {
+                if tokens.len() >= self.context {
+                    bail!(
+                        "this message makes {} tokens, and the context has {}; shorten it, or start with --context {}",
+                        tokens.len(),
+                        self.context,
+                        tokens.len().saturating_add(answer)
+                    );
+                }
+                *conversation = shorter;
+                return Ok((asked, tokens, dropped));
+            }
+            dropped += 1;
+        }
+    }
+
+    /// The tokens of a text. If it goes on from what was read and written, it begins with those very tokens: the model
+    /// may have written a text in others than those that the tokenizer would choose.
+    fn tokens(&self, asked: &str) -> Result<Vec<u32>> {
+        let tokenizer = &self.text.tokenizer;
+        let plain = self.text.template.is_none();
+        if let Some((tokens, rest)) = self.spoken.as_ref().and_then(|(t, s)| Some((t, asked.strip_prefix(s.as_str())?)))
+        {
+            let new = tokenizer.encode(rest, false)?;
+            // Only before a special token is it certain that text is cut here anyway.
+            if new.first().is_some_and(|id| plain || tokenizer.decode(&[*id], true).is_empty()) {
+                return Ok([tokens.as_slice(), &new].concat());
+            }
+        }
+        let tokens = tokenizer.encode(asked, plain)?;
+        if tokens.is_empty() {
+            bail!("this makes no tokens, and the model begins a text with nothing of its own; say something");
+        }
+        Ok(tokens)
+    }
+
+    /// Goes back to what `tokens` begin with, and says how many of them are still remembered.
+    fn keep(&mut self, tokens: &[u32]) -> usize {
+        let kept = self.session.rewind(common(self.session.tokens(), tokens));
+        if kept == 0 {
+            self.session.experts_mut().new_sequence();
+        }
+        self.spoken = None;
+        kept
+    }
+
+    /// Reads all but the last piece of `tokens`, which is returned, or nothing if somebody says stop.
+    fn read_ahead<'t>(&mut self, tokens: &'t [u32], interrupt: &Interrupt) -> Result<Option<&'t [u32]>> {
+        let (ahead, last) = tokens.split_at((tokens.len() - 1) / CHUNK * CHUNK);
+        for piece in ahead.chunks(CHUNK) {
+            if interrupt.came() {
+                return Ok(None);
+            }
+            self.session.read(piece, CHUNK, Rows::Last, &mut ())?;
+        }
+        Ok(Some(last).filter(|_| !interrupt.came()))
+    }
+}
+
+/// How many tokens both begin with; fewer than are wanted, because the last of those must be read for its logits.
+fn common(held: &[u32], wanted: &[u32]) -> usize {
+    let read = wanted.len().saturating_sub(1);
+    held.iter().zip(&wanted[..read]).take_while(|(held, wanted)| held == wanted).count()
+}
+
+/// All that was read and written, but for the token that ended it, and its text.
+fn spoken(
+    tokenizer: &Tokenizer,
+    mut tokens: Vec<u32>,
+    mut text: String,
+    ids: Vec<u32>,
+    eos: &[u32],
+) -> (Vec<u32>, String) {
+    let written = ids.iter().take_while(|id| !eos.contains(id)).count();
+    text.push_str(&tokenizer.decode(&ids[..written], false));
+    tokens.extend_from_slice(&ids[..written]);
+    (tokens, text)
+}
+
+/// Shows the text as it comes.
+struct Teller<'a, W> {
+    pen: Pen<W>,
+    splitter: Splitter,
+    interrupt: &'a Interrupt,
+    message: Message,
+    broken: bool,
+    /// What had passed through the cache when the prompt was read.
+    after_prompt: Option<Traffic>,
+}
+
+impl<W: std::io::Write> Teller<'_, W> {
+    fn show(&mut self, parts: Vec<(Part, String)>) {
+        for (part, text) in parts {
+            match part {
+                Part::Thinking => self.message.reasoning.push_str(&text),
+                Part::Answer => self.message.content.push_str(&text),
+            }
+            self.broken |= self.pen.write(part, &text).is_err();
+        }
+    }
+
+    fn finish(&mut self) {
+        let rest = self.splitter.finish();
+        self.show(rest);
+        self.broken |= self.pen.finish().is_err();
+    }
+}
+
+impl<W: std::io::Write> Listener<Experts> for Teller<'_, W> {
+    fn token(&mut self, id: u32) {
+        self.splitter.token(id);
+    }
+
+    fn text(&mut self, piece: &str) -> bool {
+        let parts = self.splitter.text(piece);
+        self.show(parts);
+        !self.broken && !self.interrupt.came()
+    }
+
+    fn step(&mut self, _: &Step, experts: &Experts) {
+        self.after_prompt.get_or_insert_with(|| experts.traffic().unwrap_or_default());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_both_begin_with_is_common_but_for_the_last() {
+        assert_eq!(common(&[], &[1]), 0);
+        assert_eq!(common(&[1, 2], &[1, 2, 3]), 2);
+        assert_eq!(common(&[1, 2], &[1, 2]), 1);
+        assert_eq!(common(&[1, 2], &[1, 3, 4]), 1);
+        assert_eq!(common(&[1, 2, 3], &[1, 2]), 1);
+        assert_eq!(common(&[1], &[]), 0);
+    }
+}

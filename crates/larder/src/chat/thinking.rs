@@ -1,0 +1,208 @@
+//! Tells what a model thinks from what it answers.
+
+use larder_engine::Tokenizer;
+
+/// What a piece of text belongs to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Part {
+    /// Thinking aloud.
+    Thinking,
+    /// The answer.
+    Answer,
+}
+
+const OPEN: &str = "<think>";
+const CLOSE: &str = "</think>";
+/// A channel's name is short; what is longer is no name.
+const HEADER_BYTES: usize = 256;
+
+/// Splits an answer as it comes, by `<think>` and `</think>` or by the channels of gpt-oss.
+///
+/// Marks may be special tokens, of which no text is seen, or text, in any pieces.
+pub struct Splitter {
+    specials: Vec<(u32, Mark)>,
+    part: Part,
+    /// Within the head of a channel: its name so far.
+    header: Option<String>,
+    /// What may be the beginning of a mark.
+    held: String,
+    /// Nothing but white space has come so far.
+    blank: bool,
+    thought: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mark {
+    Open,
+    Close,
+    Head,
+    Body,
+}
+
+const MARKS: [(&str, Mark); 5] = [
+    (OPEN, Mark::Open),
+    (CLOSE, Mark::Close),
+    ("<|start|>", Mark::Head),
+    ("<|channel|>", Mark::Head),
+    ("<|message|>", Mark::Body),
+];
+
+impl Splitter {
+    /// For an answer to `prompt`, which may end where the model is to think.
+    pub fn new(tokenizer: &Tokenizer, prompt: &str) -> Self {
+        let special = |(text, mark): &(&str, Mark)| {
+            let id = tokenizer.id(text)?;
+            tokenizer.decode(&[id], true).is_empty().then_some((id, *mark))
+        };
+        let specials = MARKS.iter().filter_map(special).collect();
+        Self::marked_by(specials, prompt)
+    }
+
+    fn marked_by(specials: Vec<(u32, Mark)>, prompt: &str) -> Self {
+        let thought = prompt.trim_end().ends_with(OPEN);
+        let part = if thought { Part::Thinking } else { Part::Answer };
+        Splitter { specials, part, header: None, held: String::new(), blank: true, thought }
+    }
+
+    /// Takes a token, whose text follows if it has any.
+    pub fn token(&mut self, id: u32) {
+        let Some((_, mark)) = self.specials.iter().find(|(special, _)| *special == id) else { return };
+        match mark {
+            Mark::Open => self.turn(Part::Thinking),
+            Mark::Close => self.turn(Part::Answer),
+            Mark::Head => self.header = Some(String::new()),
+            Mark::Body => match self.header.take() {
+                Some(name) if !name.trim_start().starts_with("final") => self.turn(Part::Thinking),
+                _ => self.turn(Part::Answer),
+            },
+        }
+    }
+
+    /// Takes text and returns what is certain, piece by piece.
+    pub fn text(&mut self, piece: &str) -> Vec<(Part, String)> {
+        if let Some(name) = &mut self.header {
+            if name.len() + piece.len() <= HEADER_BYTES {
+                name.push_str(piece);
+            }
+            return vec![];
+        }
+        self.held.push_str(piece);
+        let mut out = Vec::new();
+        while let Some((at, mark)) = self.next_mark() {
+            let rest = self.held.split_off(at + mark.len());
+            self.held.truncate(at);
+            self.release(at, &mut out);
+            self.held = rest;
+            self.turn(if mark == OPEN { Part::Thinking } else { Part::Answer });
+        }
+        let undecided = self.beginning_of_a_mark();
+        self.release(self.held.len() - undecided, &mut out);
+        out
+    }
+
+    /// Ends the answer and returns what was held back.
+    pub fn finish(&mut self) -> Vec<(Part, String)> {
+        let mut out = Vec::new();
+        self.release(self.held.len(), &mut out);
+        out
+    }
+
+    fn turn(&mut self, part: Part) {
+        self.thought |= part == Part::Thinking;
+        self.part = part;
+        self.blank = true;
+    }
+
+    /// The mark that would mean something here: thinking begins before anything else is said.
+    fn wanted(&self) -> Option<&'static str> {
+        match self.part {
+            Part::Thinking => Some(CLOSE),
+            Part::Answer if self.blank && !self.thought => Some(OPEN),
+            Part::Answer => None,
+        }
+    }
+
+    fn next_mark(&self) -> Option<(usize, &'static str)> {
+        let mark = self.wanted()?;
+        let at = self.held.find(mark)?;
+        let first = mark == CLOSE || self.held[..at].trim().is_empty();
+        first.then_some((at, mark))
+    }
+
+    fn beginning_of_a_mark(&self) -> usize {
+        let Some(mark) = self.wanted() else { return 0 };
+        (1..mark.len()).rev().find(|n| self.held.ends_with(&mark[..*n])).unwrap_or(0)
+    }
+
+    /// Lets go of the first `bytes`. White space between thinking and answer is nobody's.
+    fn release(&mut self, bytes: usize, out: &mut Vec<(Part, String)>) {
+        let mut text: String = self.held.drain(..bytes).collect();
+        if self.blank && self.thought {
+            text = text.trim_start().to_owned();
+        }
+        self.blank &= text.trim().is_empty();
+        if !text.is_empty() {
+            out.push((self.part, text));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn split(prompt: &str, pieces: &[&str]) -> (String, String) {
+        let mut splitter = Splitter::marked_by(vec![], prompt);
+        let mut all: Vec<_> = pieces.iter().flat_map(|piece| splitter.text(piece)).collect();
+        all.extend(splitter.finish());
+        let of = |part| all.iter().filter(|(p, _)| *p == part).map(|(_, text)| text.as_str()).collect();
+        (of(Part::Thinking), of(Part::Answer))
+    }
+
+    fn pair(thinking: &str, answer: &str) -> (String, String) {
+        (thinking.into(), answer.into())
+    }
+
+    #[test]
+    fn marks_are_found_in_any_pieces() {
+        let whole = "<think>\nhm, a<b</think>\n\nYes: 1</think>";
+        assert_eq!(split("", &[whole]), pair("hm, a<b", "Yes: 1</think>"));
+        let single: Vec<String> = whole.chars().map(String::from).collect();
+        let single: Vec<&str> = single.iter().map(String::as_str).collect();
+        assert_eq!(split("", &single), pair("hm, a<b", "Yes: 1</think>"));
+    }
+
+    #[test]
+    fn a_prompt_may_have_begun_the_thinking() {
+        assert_eq!(split("assistant\n<think>\n", &["so", "</think>x"]), pair("so", "x"));
+    }
+
+    #[test]
+    fn an_answer_may_speak_of_the_marks() {
+        assert_eq!(split("", &["Use <thi", "nk> here"]), pair("", "Use <think> here"));
+        assert_eq!(split("", &["  a <", "b"]), pair("", "  a <b"));
+        assert_eq!(split("", &["<thi"]), pair("", "<thi"));
+    }
+
+    #[test]
+    fn channels_are_told_by_their_names() {
+        let mut splitter = Splitter::marked_by(vec![(1, Mark::Head), (2, Mark::Head), (3, Mark::Body)], "");
+        let mut all = Vec::new();
+        for (id, text) in [
+            (2, ""),
+            (9, "analysis"),
+            (3, ""),
+            (9, "hm"),
+            (1, ""),
+            (9, "assistant"),
+            (2, ""),
+            (9, "final"),
+            (3, ""),
+            (9, "Yes"),
+        ] {
+            splitter.token(id);
+            all.extend(splitter.text(text));
+        }
+        assert_eq!(all, [(Part::Thinking, "hm".into()), (Part::Answer, "Yes".into())]);
+    }
+}

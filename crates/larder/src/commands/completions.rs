@@ -1,0 +1,34 @@
+use std::io::Write;
+
+use anyhow::{Context, Result};
+use clap::CommandFactory;
+
+use crate::cli::Cli;
+use crate::cli::machine::{Completions, Man};
+
+/// Prints what makes a shell complete this command.
+pub fn run(args: &Completions) -> Result<()> {
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut Cli::command(), "larder", &mut script);
+    print_all(&script)
+}
+
+/// Prints the manual page, or writes those of all commands.
+pub fn man(args: &Man) -> Result<()> {
+    let Some(dir) = &args.out else {
+        let mut page = Vec::new();
+        clap_mangen::Man::new(Cli::command()).render(&mut page)?;
+        return print_all(&page);
+    };
+    let shown = || dir.display().to_string();
+    std::fs::create_dir_all(dir).with_context(shown)?;
+    clap_mangen::generate_to(Cli::command(), dir).with_context(shown)
+}
+
+/// A reader that has seen enough is no error.
+fn print_all(bytes: &[u8]) -> Result<()> {
+    match std::io::stdout().write_all(bytes) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error).context("standard output"),
+        _ => Ok(()),
+    }
+}

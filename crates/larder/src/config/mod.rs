@@ -1,0 +1,136 @@
+//! Settings from files and the environment, below what is typed.
+//!
+//! They become flags of the command line, so that whatever holds for flags holds for them.
+
+mod known;
+mod layers;
+mod show;
+
+use std::ffi::OsString;
+use std::path::Path;
+
+use anyhow::{Result, bail};
+use clap::parser::ValueSource;
+use clap::{Arg, ArgMatches};
+
+use known::Leaf;
+use layers::Said;
+
+pub use show::run;
+
+/// The command line with what files and the environment add to it; `matches` is what was understood of it.
+pub fn applied(line: Vec<OsString>, matches: &ArgMatches) -> Result<Vec<OsString>> {
+    let (path, matches) = leaf(matches);
+    let leaves = Leaf::all();
+    let Some(leaf) = leaves.iter().find(|leaf| leaf.path == path) else { return Ok(line) };
+    let model = matches.try_get_raw("model").ok().flatten().and_then(|mut values| values.next());
+    let said = layers::all(&leaves, model.filter(|m| Path::new(m).is_dir()).map(Path::new), variable)?;
+    let typed = |arg: &Arg| matches.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine);
+    let typed: Vec<&Arg> = leaf.flags().filter(|arg| typed(arg)).collect();
+    let chosen = chosen(leaf, &typed, &said)?;
+    let added = chosen.iter().flat_map(|(_, said)| flags(said));
+    let at = 1 + path.len();
+    Ok(line[..at].iter().cloned().chain(added.map(OsString::from)).chain(line[at..].iter().cloned()).collect())
+}
+
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+/// The innermost command, by its names.
+fn leaf(matches: &ArgMatches) -> (Vec<String>, &ArgMatches) {
+    let (mut path, mut inner) = (Vec::new(), matches);
+    while let Some((name, below)) = inner.subcommand() {
+        path.push(name.to_owned());
+        inner = below;
+    }
+    (path, inner)
+}
+
+/// Of each flag what counts: of all that is said the last, unless it was typed or what counts more excludes it.
+fn chosen<'a>(leaf: &'a Leaf, typed: &[&Arg], said: &'a [Said]) -> Result<Vec<(&'a Arg, &'a Said)>> {
+    let mut order: Vec<&Said> =
+        said.iter().filter(|s| s.section.as_deref().is_none_or(|n| n == leaf.section())).collect();
+    order.sort_by_key(|said| std::cmp::Reverse(said.rank()));
+    let mut chosen: Vec<(&Arg, &Said)> = Vec::new();
+    for said in order {
+        let Some(arg) = leaf.flag(&said.key) else { continue };
+        let known = |other: &Arg| other.get_id() == arg.get_id();
+        if typed.iter().any(|t| known(t) || leaf.excludes(t, arg)) || chosen.iter().any(|(c, _)| known(c)) {
+            continue;
+        }
+        let rival = chosen.iter().find(|(other, theirs)| leaf.excludes(other, arg) && !is_off(theirs) && !is_off(said));
+        match rival {
+            Some((_, theirs)) if theirs.rank() == said.rank() => {
+                bail!("{}: {} and {} exclude each other", show::place(&said.origin), said.key, theirs.key)
+            }
+            Some(_) => {}
+            None => chosen.push((arg, said)),
+        }
+    }
+    Ok(chosen)
+}
+
+/// Whether this is a flag that is said to be absent.
+fn is_off(said: &Said) -> bool {
+    said.values == ["false"]
+}
+
+fn flags(said: &Said) -> Vec<String> {
+    let leaves_out = is_off(said);
+    let switch = said.values == ["true"];
+    let one = |value: &String| if switch { format!("--{}", said.key) } else { format!("--{}={value}", said.key) };
+    said.values.iter().filter(|_| !leaves_out).map(one).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::layers::Origin;
+    use super::*;
+
+    fn said(section: Option<&str>, key: &str, value: &str, origin: Origin) -> Said {
+        Said { section: section.map(str::to_owned), key: key.into(), values: vec![value.into()], origin }
+    }
+
+    fn flags_of(typed: &[&str], said: &[Said]) -> Result<Vec<String>> {
+        let leaves = Leaf::all();
+        let leaf = leaves.iter().find(|leaf| leaf.path == ["run"]).unwrap();
+        let typed: Vec<&Arg> = typed.iter().map(|key| leaf.flag(key).unwrap()).collect();
+        let mut all: Vec<String> = chosen(leaf, &typed, said)?.iter().flat_map(|(_, said)| flags(said)).collect();
+        all.sort();
+        Ok(all)
+    }
+
+    #[test]
+    fn what_is_nearer_counts() {
+        let (user, store) = (|| Origin::User("u".into()), || Origin::Store("s".into()));
+        let env = || Origin::Environment("E".into());
+        let all = [
+            said(None, "seed", "1", user()),
+            said(Some("run"), "seed", "2", user()),
+            said(Some("chat"), "seed", "9", user()),
+            said(None, "seed", "3", store()),
+            said(None, "seed", "4", env()),
+        ];
+        assert_eq!(flags_of(&[], &all).unwrap(), ["--seed=4"]);
+        assert_eq!(flags_of(&[], &all[..4]).unwrap(), ["--seed=3"]);
+        assert_eq!(flags_of(&[], &all[..3]).unwrap(), ["--seed=2"]);
+        assert!(flags_of(&["seed"], &all).unwrap().is_empty());
+    }
+
+    #[test]
+    fn what_excludes_each_other_gives_way_to_the_nearer() {
+        let user = || Origin::User("u".into());
+        let all = [
+            said(None, "cache-mem", "1G", user()),
+            said(None, "preload", "true", user()),
+            said(None, "cache-experts", "3", Origin::Store("s".into())),
+        ];
+        assert_eq!(flags_of(&[], &all).unwrap(), ["--cache-experts=3"]);
+        assert_eq!(flags_of(&["cache-experts"], &all[..1]).unwrap(), Vec::<String>::new());
+        let error = flags_of(&[], &all[..2]).unwrap_err().to_string();
+        assert!(error.contains("exclude each other"), "{error}");
+        let off = said(None, "preload", "false", Origin::Environment("E".into()));
+        assert_eq!(flags_of(&[], &[all[0].clone(), all[1].clone(), off]).unwrap(), ["--cache-mem=1G"]);
+    }
+}

@@ -1,0 +1,117 @@
+//! Heat and power, as far as the system tells.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::json;
+
+use super::Finding;
+
+/// Most processors slow down not far above, in thousandths of a degree.
+const HOT: i64 = 85_000;
+
+pub fn look() -> Vec<Finding> {
+    look_in(Path::new("/sys"))
+}
+
+fn look_in(sys: &Path) -> Vec<Finding> {
+    [temperature(sys), governor(sys), supply(sys)].into_iter().flatten().collect()
+}
+
+/// The sub-folders of a folder, sorted; none if it cannot be read.
+fn folders(path: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(path).into_iter().flatten();
+    let mut all: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    all.sort();
+    all
+}
+
+fn word(dir: &Path, name: &str) -> Option<String> {
+    Some(fs::read_to_string(dir.join(name)).ok()?.trim().to_owned())
+}
+
+fn temperature(sys: &Path) -> Option<Finding> {
+    let zones = folders(&sys.join("class/thermal"));
+    let reading = |dir: &PathBuf| Some((word(dir, "temp")?.parse::<i64>().ok()?, word(dir, "type")?));
+    let (hottest, zone) = zones.iter().filter_map(reading).max()?;
+    let degrees = hottest as f64 / 1000.0;
+    let numbers = json!({"celsius": degrees, "zone": zone});
+    Some(Finding::good("temperature", format!("{degrees:.0} °C at most ({zone})"), numbers).unless(
+        hottest >= HOT,
+        "it is so hot that the processor may run slower than it could",
+        "let it cool down; clean the fan, lift the machine, or use fewer threads (--threads)",
+    ))
+}
+
+fn governor(sys: &Path) -> Option<Finding> {
+    let dir = sys.join("devices/system/cpu/cpu0/cpufreq");
+    let (governor, driver) = (word(&dir, "scaling_governor")?, word(&dir, "scaling_driver").unwrap_or_default());
+    // These drivers' powersave is the usual setting, which goes to the full clock under load.
+    let adapts = driver.starts_with("intel_pstate") || driver.starts_with("amd-pstate");
+    let numbers = json!({"governor": governor, "driver": driver});
+    Some(Finding::good("clock", format!("governor {governor} ({driver})"), numbers).unless(
+        governor == "powersave" && !adapts,
+        "the processor stays at its lowest clock",
+        "sudo cpupower frequency-set -g performance",
+    ))
+}
+
+fn supply(sys: &Path) -> Option<Finding> {
+    let supplies = folders(&sys.join("class/power_supply"));
+    let of = |kind: &str, what: &str| {
+        let mut all = supplies.iter().filter(|dir| word(dir, "type").as_deref() == Some(kind));
+        all.find_map(|dir| word(dir, what))
+    };
+    let battery = of("Battery", "status")?;
+    let discharging = battery == "Discharging";
+    let found = format!("battery {}", battery.to_lowercase());
+    let numbers = json!({"battery": battery, "mains": of("Mains", "online").map(|online| online == "1")});
+    Some(Finding::good("power", found, numbers).unless(
+        discharging,
+        "on battery most machines run slower than they could",
+        "plug it in; powerprofilesctl set performance may help too",
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sys(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        for (name, text) in files {
+            let path = root.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        root
+    }
+
+    #[test]
+    fn a_hot_laptop_on_battery_is_told_so() {
+        let root = sys(&[
+            ("class/thermal/thermal_zone0/temp", "40000\n"),
+            ("class/thermal/thermal_zone0/type", "acpitz\n"),
+            ("class/thermal/thermal_zone1/temp", "91000\n"),
+            ("class/thermal/thermal_zone1/type", "x86_pkg_temp\n"),
+            ("class/power_supply/BAT0/type", "Battery\n"),
+            ("class/power_supply/BAT0/status", "Discharging\n"),
+            ("devices/system/cpu/cpu0/cpufreq/scaling_governor", "powersave\n"),
+            ("devices/system/cpu/cpu0/cpufreq/scaling_driver", "acpi-cpufreq\n"),
+        ]);
+        let all = look_in(root.path());
+        assert_eq!(all.iter().filter(|f| f.ail.is_some()).count(), 3);
+        assert!(all[0].found.contains("91 °C") && all[0].found.contains("x86_pkg_temp"));
+    }
+
+    #[test]
+    fn what_is_usual_is_good_and_what_is_absent_is_not_mentioned() {
+        let root = sys(&[
+            ("devices/system/cpu/cpu0/cpufreq/scaling_governor", "powersave\n"),
+            ("devices/system/cpu/cpu0/cpufreq/scaling_driver", "intel_pstate\n"),
+        ]);
+        let all = look_in(root.path());
+        assert_eq!((all.len(), all[0].ail.is_some()), (1, false));
+        assert!(look_in(&root.path().join("absent")).is_empty());
+    }
+}

@@ -1,0 +1,84 @@
+//! What remembers.
+
+use std::fs;
+
+use rustix::process::{Resource, getrlimit};
+use serde_json::json;
+
+use super::Finding;
+use crate::{memory, print, probe};
+
+/// The bit of CAP_IPC_LOCK.
+const MAY_LOCK: u32 = 14;
+
+pub fn look() -> Vec<Finding> {
+    let mut all: Vec<Finding> = size().into_iter().collect();
+    all.push(group());
+    all.push(rate());
+    all.push(locking());
+    all
+}
+
+fn size() -> Option<Finding> {
+    let (total, available) = (memory::total()?, memory::available()?);
+    let found = format!("{}, {} available", print::bytes(total), print::bytes(available));
+    let numbers = json!({"total_bytes": total, "available_bytes": available});
+    Some(Finding::good("memory", found, numbers).unless(
+        available < total / 4,
+        "most memory is in use, so fewer experts stay in it",
+        "ps aux --sort=-rss | head shows who holds it",
+    ))
+}
+
+fn group() -> Finding {
+    let (limit, total) = (memory::group_limit(), memory::total());
+    let numbers = json!({"limit_bytes": limit});
+    let found = limit.map_or("no limit".into(), |limit| format!("{} at most", print::bytes(limit)));
+    let tight = limit.zip(total).is_some_and(|(limit, total)| limit < total);
+    Finding::good("cgroup", found, numbers).unless(
+        tight,
+        "the control group allows less than the machine has, and its page cache counts",
+        "a container's limit is raised with --memory, a unit's with systemctl set-property UNIT MemoryMax=SIZE",
+    )
+}
+
+fn rate() -> Finding {
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let rate = probe::memory_rate(threads);
+    let found = format!("{}/s read by {threads} threads", print::bytes(rate as u64));
+    Finding::good("memory rate", found, json!({"bytes_per_second": rate, "threads": threads}))
+}
+
+fn locking() -> Finding {
+    let limit = getrlimit(Resource::Memlock).current;
+    let free = fs::read_to_string("/proc/self/status").is_ok_and(|status| has_capability(&status, MAY_LOCK));
+    let found = match limit {
+        _ if free => "any amount, by the process's capabilities".to_owned(),
+        Some(limit) => format!("{} at most", print::bytes(limit)),
+        None => "any amount".to_owned(),
+    };
+    let numbers = json!({"limit_bytes": if free { None } else { limit }});
+    let little = limit.zip(memory::available()).is_some_and(|(limit, available)| limit < available / 2);
+    Finding::good("memlock", found, numbers).unless(
+        !free && little,
+        "--mlock cannot lock a model's memory, so the system may page it out",
+        "ulimit -l unlimited as root, or `* - memlock unlimited` in /etc/security/limits.conf and a new login",
+    )
+}
+
+fn has_capability(status: &str, bit: u32) -> bool {
+    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    line.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).is_some_and(|bits| bits >> bit & 1 == 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn capabilities_are_bits() {
+        assert!(has_capability("Name:\tx\nCapEff:\t0000000000004000\n", MAY_LOCK));
+        assert!(!has_capability("CapEff:\t0000000000003fff\n", MAY_LOCK));
+        assert!(!has_capability("", MAY_LOCK));
+    }
+}

@@ -1,0 +1,35 @@
+//! Where a person's own files are, by the rules of the XDG base directories.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+/// The folder of larder's configuration.
+pub fn config() -> Option<PathBuf> {
+    folder(std::env::var_os("XDG_CONFIG_HOME"), std::env::var_os("HOME"), ".config")
+}
+
+/// The folder of what larder remembers between two runs.
+pub fn state() -> Option<PathBuf> {
+    folder(std::env::var_os("XDG_STATE_HOME"), std::env::var_os("HOME"), ".local/state")
+}
+
+/// A relative path in the environment counts for nothing.
+fn folder(named: Option<OsString>, home: Option<OsString>, usual: &str) -> Option<PathBuf> {
+    let absolute = |path: OsString| Some(PathBuf::from(path)).filter(|path| path.is_absolute());
+    let base = named.and_then(absolute).or_else(|| Some(home.and_then(absolute)?.join(usual)))?;
+    Some(base.join("larder"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_named_folder_goes_before_the_usual_one() {
+        let of = |named: &str, home: &str| folder(Some(named.into()), Some(home.into()), ".config");
+        assert_eq!(of("/x", "/h"), Some("/x/larder".into()));
+        assert_eq!(of("x", "/h"), Some("/h/.config/larder".into()));
+        assert_eq!(of("", ""), None);
+        assert_eq!(folder(None, None, ".config"), None);
+    }
+}
