@@ -50,6 +50,37 @@ pub struct CacheError {
     pub cause: StoreError,
 }
 
+/// What a visit found, experts in the order wanted.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Visit {
+    /// Experts that were in memory.
+    pub hits: Vec<usize>,
+    /// Experts that were being read on a guess.
+    pub awaited: Vec<usize>,
+    /// Experts that had to be read.
+    pub misses: Vec<usize>,
+    /// Row and expert of those that left for them.
+    pub evicted: Vec<(usize, usize)>,
+}
+
+impl Visit {
+    fn clear(&mut self) {
+        self.hits.clear();
+        self.awaited.clear();
+        self.misses.clear();
+        self.evicted.clear();
+    }
+
+    fn add(&mut self, wave: &Wave) {
+        let kinds =
+            [(&mut self.hits, &wave.hits), (&mut self.awaited, &wave.awaited), (&mut self.misses, &wave.misses)];
+        for (all, new) in kinds {
+            all.extend(new.iter().map(|(expert, _)| expert));
+        }
+        self.evicted.extend_from_slice(&wave.evicted);
+    }
+}
+
 /// Computes with experts of one layout, each beside its bytes.
 pub type Compute<'a> = &'a mut dyn FnMut(&ExpertLayout, &[(ExpertId, &[u8])]);
 
@@ -58,6 +89,8 @@ pub struct Cache {
     ledger: Ledger,
     /// Of the visit that is under way.
     wave: Wave,
+    /// The last one.
+    visit: Visit,
     /// `None` while a slot is with the reader.
     slots: Vec<Option<Slot>>,
     reader: Box<dyn Reader>,
@@ -101,6 +134,7 @@ impl Cache {
         Cache {
             ledger: Ledger::new(setting, policies),
             wave: Wave::default(),
+            visit: Visit::default(),
             slots: memory.into_iter().map(Some).collect(),
             reader,
             shards,
@@ -120,6 +154,11 @@ impl Cache {
     pub fn traffic(&self) -> Traffic {
         let Cache { demanded, guessed, waited, computed, .. } = *self;
         Traffic { counts: self.ledger.counts(), demanded, guessed, waited, computed, busy: self.busy.total() }
+    }
+
+    /// What the last visit found.
+    pub fn last_visit(&self) -> &Visit {
+        &self.visit
     }
 
     /// What routing may know.
@@ -167,6 +206,7 @@ impl Cache {
         self.ledger.begin(row, &rest, logits);
         self.ledger.put_in_order(row, &mut rest);
         let mut wave = std::mem::take(&mut self.wave);
+        self.visit.clear();
         let mut outcome = Ok(());
         while outcome.is_ok() && !rest.is_empty() {
             self.ledger.open(row, &rest, &mut wave);
@@ -176,6 +216,7 @@ impl Cache {
             }
             outcome = self.serve(layer, row, &wave, compute);
             self.ledger.close(row, &mut wave);
+            self.visit.add(&wave);
             rest.retain(|e| !wave.covers(*e));
         }
         self.wave = wave;

@@ -7,7 +7,7 @@ mod cache;
 mod ledger;
 mod traffic;
 
-pub use cache::{Cache, CacheError, Compute, Shards, slot_count};
+pub use cache::{Cache, CacheError, Compute, Shards, Visit, slot_count};
 pub use larder_core::Scope;
 pub use ledger::{Counts, Ledger, SlotIndex, Wave};
 pub use traffic::Traffic;

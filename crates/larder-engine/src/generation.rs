@@ -60,6 +60,7 @@ impl GenerationConfig {
             top_p: self.top_p.unwrap_or(off.top_p),
             min_p: self.min_p.unwrap_or(off.min_p),
             repetition_penalty: self.repetition_penalty.unwrap_or(off.repetition_penalty),
+            ..off
         }
     }
 
@@ -125,7 +126,14 @@ mod tests {
         )
         .unwrap();
         assert_eq!((got.eos.as_slice(), got.bos), ([7, 9].as_slice(), Some(1)));
-        let sampling = Sampling { temperature: 0.5, top_k: 20, top_p: 0.9, min_p: 0.125, repetition_penalty: 1.25 };
+        let sampling = Sampling {
+            temperature: 0.5,
+            top_k: 20,
+            top_p: 0.9,
+            min_p: 0.125,
+            repetition_penalty: 1.25,
+            ..Sampling::default()
+        };
         assert_eq!(got.sampling(), sampling);
     }
 

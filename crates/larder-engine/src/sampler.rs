@@ -1,6 +1,6 @@
 //! From one row of logits to one token id.
 //!
-//! The order is that of transformers: repetition penalty, temperature, top-k, top-p, min-p, draw.
+//! The order is that of transformers: penalties, temperature, top-k, top-p, min-p, draw.
 
 use std::cmp::Ordering;
 
@@ -19,12 +19,24 @@ pub struct Sampling {
     pub min_p: f32,
     /// Divides positive and multiplies negative logits of tokens that came before, once each; 1 does nothing.
     pub repetition_penalty: f32,
+    /// Taken from the logit of a token once for each time that the answer has it; 0 does nothing.
+    pub frequency_penalty: f32,
+    /// Taken from the logit of a token that the answer has; 0 does nothing.
+    pub presence_penalty: f32,
 }
 
 impl Default for Sampling {
     /// The most likely token, nothing else.
     fn default() -> Self {
-        Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, repetition_penalty: 1.0 }
+        Sampling {
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            frequency_penalty: 0.0,
+            presence_penalty: 0.0,
+        }
     }
 }
 
@@ -43,6 +55,9 @@ pub enum SamplerError {
     /// Zero, negative or not a number.
     #[error("the repetition penalty is {0}, it must be above 0")]
     RepetitionPenalty(f32),
+    /// Not a number.
+    #[error("the {0} penalty is {1}, it must be a number")]
+    Penalty(&'static str, f32),
     /// The model computed something that is no probability.
     #[error("the model's logit for token {id} is {value}")]
     Logit {
@@ -71,6 +86,11 @@ impl Sampling {
         if !(self.repetition_penalty > 0.0 && self.repetition_penalty.is_finite()) {
             return Err(SamplerError::RepetitionPenalty(self.repetition_penalty));
         }
+        for (name, penalty) in [("frequency", self.frequency_penalty), ("presence", self.presence_penalty)] {
+            if !penalty.is_finite() {
+                return Err(SamplerError::Penalty(name, penalty));
+            }
+        }
         Ok(self)
     }
 }
@@ -82,6 +102,8 @@ pub struct Sampler {
     rng: Rng,
     seen: Vec<bool>,
     candidates: Vec<Candidate>,
+    /// Tokens before the answer.
+    prompt: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -96,7 +118,12 @@ impl Sampler {
     /// A sampler for checked settings.
     pub fn new(sampling: Sampling, seed: u64) -> Result<Self, SamplerError> {
         let (seen, candidates) = (Vec::new(), Vec::new());
-        Ok(Sampler { sampling: sampling.checked()?, rng: Rng::new(seed), seen, candidates })
+        Ok(Sampler { sampling: sampling.checked()?, rng: Rng::new(seed), seen, candidates, prompt: 0 })
+    }
+
+    /// The same where the first `prompt` tokens are not the answer's.
+    pub fn after(self, prompt: usize) -> Self {
+        Sampler { prompt, ..self }
     }
 
     /// The token that follows `previous` (prompt and answer so far) by `logits`, which are changed by the penalty.
@@ -105,6 +132,7 @@ impl Sampler {
             return Err(SamplerError::Logit { id, value });
         }
         self.penalise(logits, previous);
+        self.penalise_answer(logits, previous.get(self.prompt..).unwrap_or_default());
         let best = most_likely(logits).ok_or(SamplerError::NoToken(logits.len()))?;
         if self.sampling.temperature == 0.0 {
             return Ok(best as u32);
@@ -129,6 +157,20 @@ impl Sampler {
                 let logit = &mut logits[id as usize];
                 *logit = if *logit < 0.0 { *logit * penalty } else { *logit / penalty };
             }
+        }
+    }
+
+    fn penalise_answer(&mut self, logits: &mut [f32], answer: &[u32]) {
+        let Sampling { frequency_penalty, presence_penalty, .. } = self.sampling;
+        if frequency_penalty == 0.0 && presence_penalty == 0.0 {
+            return;
+        }
+        self.seen.clear();
+        self.seen.resize(logits.len(), false);
+        for &id in answer {
+            let Some(seen) = self.seen.get_mut(id as usize) else { continue };
+            let first = !std::mem::replace(seen, true);
+            logits[id as usize] -= frequency_penalty + if first { presence_penalty } else { 0.0 };
         }
     }
 
@@ -220,7 +262,15 @@ mod tests {
 
     use super::*;
 
-    const DRAWING: Sampling = Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, repetition_penalty: 1.0 };
+    const DRAWING: Sampling = Sampling {
+        temperature: 1.0,
+        top_k: 0,
+        top_p: 1.0,
+        min_p: 0.0,
+        repetition_penalty: 1.0,
+        frequency_penalty: 0.0,
+        presence_penalty: 0.0,
+    };
 
     fn sampler(sampling: Sampling) -> Sampler {
         Sampler::new(sampling, 1).unwrap()
@@ -303,6 +353,15 @@ mod tests {
     }
 
     #[test]
+    fn what_the_answer_has_is_penalised_by_how_often() {
+        let mut logits = [3.0, 3.0, 3.0, 0.5];
+        let penalties = Sampling { frequency_penalty: 1.0, presence_penalty: 0.5, ..Sampling::default() };
+        let mut sampler = sampler(penalties).after(2);
+        assert_eq!(sampler.sample(&mut logits, &[2, 2, 0, 1, 0, 99]), Ok(2));
+        assert_eq!(logits, [0.5, 1.5, 3.0, 0.5]);
+    }
+
+    #[test]
     fn a_seed_repeats() {
         let draw = |seed| -> Vec<u32> {
             let mut sampler = Sampler::new(DRAWING, seed).unwrap();
@@ -333,6 +392,7 @@ mod tests {
         assert!(bad(Sampling { top_p: 1.1, ..DRAWING }).contains("top-p"));
         assert!(bad(Sampling { min_p: -0.1, ..DRAWING }).contains("min-p"));
         assert!(bad(Sampling { repetition_penalty: 0.0, ..DRAWING }).contains("penalty"));
+        assert!(bad(Sampling { presence_penalty: f32::NAN, ..DRAWING }).contains("presence penalty"));
         assert!(DRAWING.checked().is_ok());
     }
 }

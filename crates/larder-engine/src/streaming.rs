@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use larder_cache::{Cache, Traffic};
-use larder_core::{Gate, LayerIdx};
+use larder_cache::{Cache, Traffic, Visit};
+use larder_core::{Gate, LayerIdx, Residency};
 use larder_model::{Call, Compute, ExpertPath, ModelError, Routed, Workbench, distinct};
 
 use crate::routing::Routing;
@@ -26,6 +26,16 @@ impl Streaming {
     /// What passed through the cache so far.
     pub fn traffic(&self) -> Traffic {
         self.cache.traffic()
+    }
+
+    /// What the last layer that was computed found in the cache.
+    pub fn last_visit(&self) -> &Visit {
+        self.cache.last_visit()
+    }
+
+    /// Which experts are in memory.
+    pub fn residency(&self) -> &dyn Residency {
+        self.cache.residency()
     }
 
     /// How experts are chosen.

@@ -168,6 +168,12 @@ impl Decoder {
         }
     }
 
+    /// Whether what was remembered in a sequence of `before` tokens is what a sequence of `after` tokens, read afresh,
+    /// would remember.
+    pub fn remembers_alike(&self, before: usize, after: usize) -> bool {
+        self.stack.rope.as_ref().is_none_or(|rope| rope.turns_alike(before, after))
+    }
+
     /// Reads `tokens`, which follow what `state` has seen, and returns logits: `[tokens, vocab]`, or `[1, vocab]`.
     ///
     /// `horizon` is the length of the sequence that these tokens are part of, which some models' positions depend

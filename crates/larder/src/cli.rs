@@ -14,6 +14,8 @@ pub mod chat;
 pub mod eval;
 pub mod lab;
 pub mod machine;
+#[cfg(feature = "serve")]
+pub mod serve;
 pub mod train;
 
 pub use chat::ThinkingFlag;
@@ -38,6 +40,9 @@ pub enum Command {
     Run(Run),
     /// Talk with a model.
     Chat(Box<chat::Chat>),
+    /// Answer over HTTP in OpenAI's form.
+    #[cfg(feature = "serve")]
+    Serve(serve::Serve),
     /// Say what would stay in memory, and how fast memory and SSD would allow.
     Plan(Plan),
     /// Measure reading and writing, beside what memory and SSD allow in the same run.
@@ -367,6 +372,7 @@ impl SamplingFlags {
             top_p: self.top_p,
             min_p: self.min_p,
             repetition_penalty: self.repetition_penalty,
+            ..Sampling::default()
         }
     }
 }

@@ -4,11 +4,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use larder_cache::{Cache, Scope, Traffic};
+use larder_cache::{Cache, Scope, Traffic, Visit};
 use larder_core::{Gate, LayerIdx};
 use larder_engine::{CHUNK, Recorder, Routing, Session, Streaming};
 use larder_lab::eval::Calibration;
-use larder_model::{AllResident, Call, Compute, Decoder, ExpertPath, Memory, ModelError, Routed};
+use larder_model::{AllResident, Call, Compute, Decoder, ExpertPath, Memory, ModelError, Routed, distinct};
 use larder_policy::eviction::{EvictionSpec, Help, Setting};
 use larder_policy::routing::RoutingSpec;
 use larder_store::Store;
@@ -38,6 +38,8 @@ pub struct Engine {
 pub struct Experts {
     path: Path,
     recorder: Option<(PathBuf, Recorder)>,
+    /// What layers found in the cache, while somebody wants to know.
+    visits: Option<Vec<(LayerIdx, Visit)>>,
 }
 
 /// Either way in which a model gets at its experts.
@@ -51,11 +53,16 @@ enum Path {
 impl Engine {
     /// Makes a model ready for sequences of `context` tokens; the plan and the reader are said on standard error.
     pub fn start(model: &Model, flags: &EngineFlags, context: usize) -> Result<Self> {
+        Engine::start_many(model, flags, context, 1)
+    }
+
+    /// The same for so many sequences at a time.
+    pub fn start_many(model: &Model, flags: &EngineFlags, context: usize, sequences: usize) -> Result<Self> {
         // A misspelt name is an error even where nothing streams and the flag would have no effect.
         let help = help(&flags.eviction.parse()?, model, flags)?;
         let routing: RoutingSpec = flags.routing.parse()?;
         check_reader(&flags.reader)?;
-        let facts = facts(model, flags, context)?;
+        let facts = Facts { sequences, ..facts(model, flags, context)? };
         let plan = decide(&facts, flags)?;
         if matches!(plan, Plan::Slots { .. }) && model.store().is_none() {
             let path = model.source().path().display();
@@ -86,7 +93,7 @@ impl Engine {
         };
         let decoder = model.decoder(&compute)?;
         let recorder = flags.trace.as_ref().map(|to| recorder(to, &decoder, flags)).transpose()?;
-        let mut experts = Experts { path, recorder };
+        let mut experts = Experts { path, recorder, visits: None };
         experts.route_by(&routing, &decoder, model)?;
         said["routing"] = routing.to_string().into();
         if flags.mlock {
@@ -131,6 +138,7 @@ pub fn facts<'a>(model: &'a Model, flags: &EngineFlags, context: usize) -> Resul
         slot: slot_bytes(model)?,
         scratch_slots: flags.cache_scratch,
         context,
+        sequences: 1,
         memory: memory_of(model, flags)?,
         chunk: context.min(CHUNK),
         process: memory::current().unwrap_or_default(),
@@ -232,6 +240,32 @@ impl Experts {
         }
     }
 
+    /// Whether to remember what layers find in the cache.
+    #[cfg(feature = "serve")]
+    pub fn watch(&mut self, on: bool) {
+        match on {
+            true => {
+                self.visits.get_or_insert_default();
+            }
+            false => self.visits = None,
+        }
+    }
+
+    /// What layers found in the cache since the last call.
+    #[cfg(feature = "serve")]
+    pub fn visits(&mut self) -> Vec<(LayerIdx, Visit)> {
+        self.visits.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// Which experts are in memory; `None` if all are.
+    #[cfg(feature = "serve")]
+    pub fn residency(&self) -> Option<&dyn larder_core::Residency> {
+        match &self.path {
+            Path::AllResident(_) => None,
+            Path::Streaming(streaming) => Some(streaming.residency()),
+        }
+    }
+
     /// What routing did, if it chose otherwise than the model.
     pub fn routing(&self) -> Option<&Routing> {
         match &self.path {
@@ -309,6 +343,16 @@ impl ExpertPath for Experts {
         let routed = self.path_mut().forward(call, out)?;
         if let Some((_, recorder)) = &mut self.recorder {
             recorder.note(call, &routed);
+        }
+        if let Some(visits) = &mut self.visits {
+            let visit = match &self.path {
+                Path::Streaming(streaming) => streaming.last_visit().clone(),
+                Path::AllResident(_) => {
+                    let hits = distinct(&routed.ids, call.gate.experts).iter().map(|e| e.index()).collect();
+                    Visit { hits, ..Visit::default() }
+                }
+            };
+            visits.push((call.layer, visit));
         }
         Ok(routed)
     }

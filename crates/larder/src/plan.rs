@@ -24,6 +24,8 @@ pub struct Facts<'a> {
     pub scratch_slots: usize,
     /// Tokens to have room for.
     pub context: usize,
+    /// Sequences of so many tokens that are remembered at a time.
+    pub sequences: usize,
     /// How they are remembered.
     pub memory: Memory,
     /// Tokens that are read at once.
@@ -57,9 +59,9 @@ impl Facts<'_> {
         self.blueprint.geometry.expert_count() as u64 * self.slot
     }
 
-    /// Bytes that remember the sequence.
+    /// Bytes that remember the sequences.
     pub fn remembered(&self) -> u64 {
-        self.blueprint.memory.bytes(self.context, self.memory.bytes())
+        self.sequences as u64 * self.blueprint.memory.bytes(self.context, self.memory.bytes())
     }
 
     /// Bytes of activations while a chunk is read, beside what the process holds anyway.
@@ -97,12 +99,19 @@ impl Facts<'_> {
         slot_count(&self.blueprint.geometry, slots, scope) as u64 * self.slot
     }
 
+    fn contexts(&self) -> String {
+        match self.sequences {
+            1 => format!("{} tokens", self.context),
+            n => format!("{n} × {} tokens", self.context),
+        }
+    }
+
     fn beside(&self) -> String {
         format!(
-            "{} of resident weights, {} for {} tokens of context, {} of scratch and {} to spare",
+            "{} of resident weights, {} for {} of context, {} of scratch and {} to spare",
             print::bytes(self.resident),
             print::bytes(self.remembered()),
-            self.context,
+            self.contexts(),
             print::bytes(self.scratch() + self.process),
             print::bytes(SPARE_BYTES)
         )
@@ -187,11 +196,11 @@ impl Plan {
             }
         };
         let mut said = format!(
-            "plan: {} = {} resident + {} context of {} tokens + {} scratch + {} {held}",
+            "plan: {} = {} resident + {} context of {} + {} scratch + {} {held}",
             print::bytes(self.total(facts)),
             print::bytes(facts.resident),
             print::bytes(facts.remembered()),
-            facts.context,
+            facts.contexts(),
             print::bytes(facts.scratch() + facts.process),
             print::bytes(self.experts(facts)),
         );
@@ -221,6 +230,7 @@ impl Plan {
         json!({
             "resident_bytes": facts.resident,
             "context_tokens": facts.context,
+            "sequences": facts.sequences,
             "context_bytes": facts.remembered(),
             "scratch_bytes": facts.scratch() + facts.process,
             "expert_bytes": facts.slot,
@@ -303,6 +313,7 @@ mod tests {
             slot: MEGA,
             scratch_slots: 0,
             context: 1024,
+            sequences: 1,
             chunk: 1,
             process: MEGA,
             available,
@@ -335,13 +346,14 @@ mod tests {
             slot: MEGA,
             scratch_slots: 0,
             context,
+            sequences: 2,
             memory: Memory::F16,
             chunk,
             process: MEGA,
             available,
         };
         let plan = decide(&facts, &flags(Some(1), None, ScopeFlag::Layer)).unwrap();
-        assert_eq!(plan.total(&facts), 3 * MEGA + facts.scratch() + 4 * MEGA);
+        assert_eq!(plan.total(&facts), 4 * MEGA + facts.scratch() + 4 * MEGA);
         let said = plan.sentences(&facts);
         assert!(said.contains("at least 2 per layer") && said.contains("warning"), "{said}");
     }

@@ -137,6 +137,17 @@ fn a_lasting_error_names_the_expert_and_leaves_the_cache_usable() {
 }
 
 #[test]
+fn a_visit_is_told_as_it_was() {
+    let (mut cache, _) = cache(2, Scope::Layer, |memory| memory);
+    visit(&mut cache, 1, &[0, 1]).unwrap();
+    visit(&mut cache, 1, &[1, 3]).unwrap();
+    let told = Visit { hits: vec![1], awaited: vec![], misses: vec![3], evicted: vec![(1, 0)] };
+    assert_eq!(cache.last_visit(), &told);
+    visit(&mut cache, 1, &[0, 4, 5]).unwrap();
+    assert_eq!(cache.last_visit().misses, [0, 4, 5]);
+}
+
+#[test]
 fn what_was_expected_is_found() {
     let (mut cache, _) = cache(2, Scope::Layer, |m| m);
     cache.expect(LayerIdx(1), &[ExpertId(2), ExpertId(5)], 2);

@@ -179,6 +179,15 @@ impl Rope {
         }
     }
 
+    /// Whether positions turn in a sequence of `before` tokens as they do in one of `after`, whatever was between.
+    pub fn turns_alike(&self, before: usize, after: usize) -> bool {
+        match &self.scaling {
+            Scaling::Long(long) => (before > long.trained) == (after > long.trained),
+            Scaling::Dynamic { trained, .. } => before.max(after) as f64 <= *trained,
+            _ => true,
+        }
+    }
+
     /// Angles for `tokens` positions from `start` on, in a sequence of `horizon` tokens.
     pub fn table(&self, start: usize, tokens: usize, horizon: usize) -> RopeTable {
         let (frequencies, amplitude) = self.frequencies(horizon);

@@ -43,6 +43,20 @@ impl State {
     pub fn bytes(&self) -> usize {
         self.layers.iter().map(LayerState::bytes).sum()
     }
+
+    /// Goes back to the first `len` tokens, if what is remembered of them can be told from the rest; otherwise nothing
+    /// changes. Windows and recurrences know only how the sequence ended.
+    pub fn cut(&mut self, len: usize) -> bool {
+        if len >= self.len {
+            return len == self.len;
+        }
+        let whole = self.layers.iter().all(LayerState::is_rows);
+        if whole {
+            self.len = len;
+            self.layers.iter_mut().for_each(|layer| layer.cut(len));
+        }
+        whole
+    }
 }
 
 /// What one layer remembers; each kind of mixer uses the fields it needs.
@@ -63,6 +77,16 @@ impl LayerState {
     pub fn new(tokens: usize, memory: Memory) -> Self {
         let rows = || Rows::new(tokens, memory);
         LayerState { keys: rows(), values: rows(), window: Vec::new(), recurrent: Vec::new() }
+    }
+
+    /// Whether each token is remembered by itself.
+    fn is_rows(&self) -> bool {
+        self.window.is_empty() && self.recurrent.is_empty()
+    }
+
+    fn cut(&mut self, len: usize) {
+        self.keys.len = self.keys.len.min(len);
+        self.values.len = self.values.len.min(len);
     }
 
     fn bytes(&self) -> usize {
@@ -127,6 +151,18 @@ impl Rows {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_rows_can_be_cut() {
+        let mut state = State::new(2, 4, Memory::F32);
+        state.layers.iter_mut().for_each(|layer| layer.keys.append(&[1.0, 2.0, 3.0], 1, 1));
+        state.len = 3;
+        assert!(!state.cut(4) && state.cut(3) && state.cut(1));
+        assert_eq!((state.len, state.layers[1].keys.len, state.layers[1].values.len), (1, 1, 0));
+        state.layers[0].window = vec![0.5];
+        assert!(!state.cut(0));
+        assert_eq!(state.len, 1);
+    }
 
     #[test]
     fn rows_survive_growth() {

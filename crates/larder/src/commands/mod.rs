@@ -16,6 +16,8 @@ mod lab;
 mod logits;
 mod plan;
 mod run;
+#[cfg(feature = "serve")]
+mod serve;
 mod tokenize;
 mod verify;
 
@@ -27,6 +29,8 @@ pub fn run(command: Command) -> Result<()> {
         Command::Inspect(args) => inspect::run(&args),
         Command::Run(args) => run::run(args),
         Command::Chat(args) => chat::run(*args),
+        #[cfg(feature = "serve")]
+        Command::Serve(args) => serve::run(args),
         Command::Plan(args) => plan::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Logits(args) => logits::run(&args),

@@ -1,0 +1,119 @@
+//! Connections: accepted up to a number, given up where the other side stalls, ended with grace.
+
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::Router;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, Sleep, sleep, timeout};
+
+/// Most connections at a time; others wait in the system's queue.
+const CONNECTIONS: usize = 512;
+/// How long connections may take to end once nothing is left to answer.
+const GRACE: Duration = Duration::from_secs(5);
+/// How long to wait after a connection could not be accepted, mostly because there are too many files.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Serves connections until `end`. `patience` is how long a client may be silent while it is its turn.
+pub async fn accept(listener: TcpListener, router: Router, patience: Duration, end: impl Future<Output = ()>) {
+    let (places, graceful) = (Arc::new(Semaphore::new(CONNECTIONS)), GracefulShutdown::new());
+    let mut server = http1::Builder::new();
+    server.timer(TokioTimer::new()).header_read_timeout(patience).max_buf_size(64 << 10);
+    let mut end = std::pin::pin!(end);
+    loop {
+        let accepted = async {
+            let place = places.clone().acquire_owned().await;
+            (place, listener.accept().await)
+        };
+        let (place, stream) = tokio::select! {
+            accepted = accepted => accepted,
+            () = &mut end => break,
+        };
+        let Ok((stream, _)) = stream else {
+            sleep(PAUSE).await;
+            continue;
+        };
+        // A token is a small packet that should not wait for the next.
+        let _ = stream.set_nodelay(true);
+        let io = TokioIo::new(Impatient::new(stream, patience));
+        let connection = graceful.watch(server.serve_connection(io, TowerToHyperService::new(router.clone())));
+        tokio::spawn(async move {
+            // Whatever went wrong is the other side's affair.
+            let _ = connection.await;
+            drop(place);
+        });
+    }
+    drop(listener);
+    let _ = timeout(GRACE, graceful.shutdown()).await;
+}
+
+/// A connection that fails once what is written has not been taken for too long.
+struct Impatient {
+    stream: TcpStream,
+    patience: Duration,
+    stalled: Option<Pin<Box<Sleep>>>,
+}
+
+impl Impatient {
+    fn new(stream: TcpStream, patience: Duration) -> Self {
+        Impatient { stream, patience, stalled: None }
+    }
+
+    fn watch<T>(&mut self, written: Poll<io::Result<T>>, context: &mut Context<'_>) -> Poll<io::Result<T>> {
+        if written.is_ready() {
+            self.stalled = None;
+            return written;
+        }
+        let patience = self.patience;
+        let timer = self.stalled.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(Instant::now() + patience)));
+        match timer.as_mut().poll(context) {
+            Poll::Ready(()) => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
+            Poll::Pending => Poll::Pending,
+        }
+    }
+}
+
+impl AsyncRead for Impatient {
+    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, buf)
+    }
+}
+
+impl AsyncWrite for Impatient {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write(context, data);
+        self.watch(written, context)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        data: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write_vectored(context, data);
+        self.watch(written, context)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let flushed = Pin::new(&mut self.stream).poll_flush(context);
+        self.watch(flushed, context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}

@@ -1,0 +1,138 @@
+//! Who may ask: keys, and pages of other sites.
+
+use std::hint::black_box;
+use std::net::IpAddr;
+
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+
+use crate::error::ApiError;
+use crate::server::App;
+
+/// Lets a request through or refuses it, and counts the response.
+pub async fn guard(State(app): State<App>, request: Request, next: Next) -> Response {
+    let route = route_of(&request);
+    let origin = request.headers().get(header::ORIGIN).cloned();
+    let mut response = match check(&app, &request) {
+        Err(error) => error.into_response(),
+        Ok(()) if is_preflight(&app, &request) => StatusCode::NO_CONTENT.into_response(),
+        Ok(()) => next.run(request).await,
+    };
+    if let (Some(allowed), Some(origin)) = (&app.options.cors, origin)
+        && (allowed == "*" || allowed.as_bytes() == origin.as_bytes())
+    {
+        allow(response.headers_mut(), origin);
+    }
+    app.metrics.lock().responded(route, response.status().as_u16());
+    response
+}
+
+/// The route by its pattern: there are few of those, whatever is asked for.
+fn route_of(request: &Request) -> &'static str {
+    const ROUTES: [&str; 9] = [
+        "/health",
+        "/metrics",
+        "/events",
+        "/engine",
+        "/v1/models",
+        "/v1/models/{*id}",
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/embeddings",
+    ];
+    let path = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str);
+    ROUTES.into_iter().find(|route| *route == path).unwrap_or("other")
+}
+
+fn check(app: &App, request: &Request) -> Result<(), ApiError> {
+    check_origin(app, request.headers())?;
+    if request.uri().path() == "/health" || is_preflight(app, request) {
+        return Ok(());
+    }
+    let Some(key) = &app.options.api_key else { return Ok(()) };
+    let given = request.headers().get(header::AUTHORIZATION).map(HeaderValue::as_bytes);
+    let given = given.and_then(|value| {
+        let (scheme, key) = value.split_at_checked(7)?;
+        scheme.eq_ignore_ascii_case(b"bearer ").then_some(key)
+    });
+    match given {
+        Some(given) if same(given, key.as_bytes()) => Ok(()),
+        Some(_) => Err(ApiError::new(StatusCode::UNAUTHORIZED, "invalid_api_key", "The API key is not the right one.")),
+        None => {
+            let message = "This server wants an API key: send it as 'Authorization: Bearer KEY'.";
+            Err(ApiError::new(StatusCode::UNAUTHORIZED, "missing_api_key", message))
+        }
+    }
+}
+
+/// A page of another site may make a browser ask here. Only those that were named may, and this server's own pages.
+fn check_origin(app: &App, headers: &HeaderMap) -> Result<(), ApiError> {
+    let Some(origin) = headers.get(header::ORIGIN) else { return Ok(()) };
+    let origin = origin.to_str().unwrap_or_default();
+    let named = app.options.cors.as_deref().is_some_and(|allowed| allowed == "*" || allowed == origin);
+    let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
+    let own = origin.split_once("://").is_some_and(|(_, authority)| authority == host);
+    // A name that is made to point here is not this server's own, wherever it claims to come from.
+    if named || own && (!app.options.is_local || is_here(host)) {
+        return Ok(());
+    }
+    let message = format!("Pages of {origin} may not ask this server; --cors would allow it.");
+    Err(ApiError::new(StatusCode::FORBIDDEN, "origin_not_allowed", message))
+}
+
+fn is_here(host: &str) -> bool {
+    let name = match host.strip_prefix('[') {
+        Some(rest) => rest.split(']').next().unwrap_or_default(),
+        None => host.rsplit_once(':').map_or(host, |(name, _)| name),
+    };
+    name == "localhost" || name.parse::<IpAddr>().is_ok()
+}
+
+fn is_preflight(app: &App, request: &Request) -> bool {
+    let asks = request.headers().contains_key(header::ACCESS_CONTROL_REQUEST_METHOD);
+    app.options.cors.is_some() && request.method() == Method::OPTIONS && asks
+}
+
+fn allow(headers: &mut HeaderMap, origin: HeaderValue) {
+    headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+    headers.insert(header::VARY, HeaderValue::from_static("Origin"));
+    headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST"));
+    headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, HeaderValue::from_static("Authorization, Content-Type"));
+    headers.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("600"));
+}
+
+/// Compares in a time that depends on the length of `given` alone.
+fn same(given: &[u8], key: &[u8]) -> bool {
+    let mut differ = given.len() ^ key.len();
+    for (i, byte) in given.iter().enumerate() {
+        let other = if key.is_empty() { 0 } else { key[i % key.len()] };
+        differ |= usize::from(black_box(byte ^ other));
+    }
+    black_box(differ) == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_key_itself_is_the_same() {
+        assert!(same(b"secret", b"secret") && same(b"", b""));
+        for other in ["", "s", "secreT", "secretsecret", "secret ", "Secret"] {
+            assert!(!same(other.as_bytes(), b"secret"), "{other}");
+        }
+        assert!(!same(b"x", b""));
+    }
+
+    #[test]
+    fn names_are_not_here() {
+        for here in ["localhost", "localhost:8080", "127.0.0.1:80", "[::1]:8080", "[::1]", "10.0.0.7:1"] {
+            assert!(is_here(here), "{here}");
+        }
+        for other in ["evil.example:8080", "localhost.evil.example", "", "[evil]:1"] {
+            assert!(!is_here(other), "{other}");
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! Routes and what they do.
+
+use std::convert::Infallible;
+use std::hash::{BuildHasher, RandomState};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+use axum::body::Body;
+use axum::extract::{Path, Request, State};
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Router, middleware};
+use bytes::Bytes;
+use larder_engine::{Sampler, StopMatcher};
+use serde_json::json;
+use tokio::sync::{broadcast, mpsc, oneshot};
+
+use crate::error::{ApiError, Json};
+use crate::guard::guard;
+use crate::job::{CHANNEL, Job};
+use crate::queue::Question;
+use crate::reply::{Form, Kind, Stream, whole};
+use crate::request::{self, ChatRequest, CompletionRequest, Wish};
+use crate::server::App;
+
+mod body;
+
+type Result<T> = std::result::Result<T, ApiError>;
+
+/// Most listeners to events at a time.
+const LISTENERS: usize = 32;
+
+/// All routes.
+pub fn router(app: App) -> Router {
+    Router::new()
+        .route("/health", get(health))
+        .route("/metrics", get(metrics))
+        .route("/events", get(events))
+        .route("/engine", get(engine).post(set_engine))
+        .route("/v1/models", get(models))
+        .route("/v1/models/{*id}", get(model))
+        .route("/v1/chat/completions", post(chat))
+        .route("/v1/completions", post(complete))
+        .route("/v1/embeddings", post(embeddings))
+        .fallback(missing)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(middleware::from_fn_with_state(app.clone(), guard))
+        .with_state(app)
+}
+
+async fn missing(request: Request) -> ApiError {
+    let message = format!("There is no {} here.", request.uri().path());
+    ApiError::new(StatusCode::NOT_FOUND, "not_found", message)
+}
+
+async fn wrong_method(request: Request) -> ApiError {
+    let message = format!("{} does not take {}.", request.uri().path(), request.method());
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
+}
+
+async fn health(State(app): State<App>) -> Response {
+    let (queued, active) = app.queue.lengths();
+    let (code, status) = match app.queue.is_closed() {
+        false => (StatusCode::OK, "ok"),
+        true => (StatusCode::SERVICE_UNAVAILABLE, "shutting down"),
+    };
+    (code, Json(json!({"status": status, "active": active, "queued": queued}))).into_response()
+}
+
+async fn metrics(State(app): State<App>) -> Response {
+    let text = app.metrics.lock().text(app.queue.lengths());
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
+}
+
+async fn models(State(app): State<App>) -> Json {
+    Json(json!({"object": "list", "data": [described(&app, &app.model.name)]}))
+}
+
+async fn model(State(app): State<App>, Path(id): Path<String>) -> Result<Json> {
+    check_model(&app, Some(&id))?;
+    Ok(Json(described(&app, &id)))
+}
+
+fn described(app: &App, id: &str) -> serde_json::Value {
+    json!({
+        "id": id, "object": "model", "created": 0, "owned_by": "larder",
+        "context_length": app.model.context, "aliases": app.model.aliases,
+    })
+}
+
+async fn embeddings() -> ApiError {
+    let message = "This model writes text; it makes no embeddings.";
+    ApiError::new(StatusCode::BAD_REQUEST, "unsupported_operation", message)
+}
+
+async fn chat(State(app): State<App>, request: Request) -> Result<Response> {
+    let since = Instant::now();
+    let body = body::read(&app, request).await?;
+    let (wish, tokens, stop) = prepare(&app, move |app| {
+        let request = ChatRequest::parse(&body)?;
+        check_model(app, request.wish.model.as_deref())?;
+        let chat = app.model.chat(&request)?;
+        Ok((request.wish, chat.tokens, chat.stop))
+    })
+    .await?;
+    answer(&app, Kind::Chat, since, wish, tokens, stop).await
+}
+
+async fn complete(State(app): State<App>, request: Request) -> Result<Response> {
+    /// As many as OpenAI's server writes unless told.
+    const USUAL_TOKENS: usize = 16;
+    let since = Instant::now();
+    let body = body::read(&app, request).await?;
+    let (mut wish, tokens) = prepare(&app, move |app| {
+        let request = CompletionRequest::parse(&body)?;
+        check_model(app, request.wish.model.as_deref())?;
+        Ok((request.wish, app.model.prompt(&request.prompt)?))
+    })
+    .await?;
+    wish.max_tokens.get_or_insert(USUAL_TOKENS);
+    answer(&app, Kind::Completion, since, wish, tokens, vec![]).await
+}
+
+/// Runs what takes time on a thread of its own, a few at a time.
+async fn prepare<T: Send + 'static>(app: &App, work: impl FnOnce(&App) -> Result<T> + Send + 'static) -> Result<T> {
+    let failed = || ApiError::failed("The request could not be prepared.");
+    let _place = app.preparers.acquire().await.map_err(|_| failed())?;
+    let own = app.clone();
+    tokio::task::spawn_blocking(move || work(&own)).await.map_err(|_| failed())?
+}
+
+fn check_model(app: &App, name: Option<&str>) -> Result<()> {
+    match name {
+        Some(name) if !app.model.answers_to(name) => {
+            let message = format!("The model '{name}' does not exist; this server has '{}'.", app.model.name);
+            Err(ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message).about("model"))
+        }
+        _ => Ok(()),
+    }
+}
+
+async fn answer(
+    app: &App,
+    kind: Kind,
+    since: Instant,
+    wish: Wish,
+    prompt: Vec<u32>,
+    more_stops: Vec<String>,
+) -> Result<Response> {
+    let number = app.requests.fetch_add(1, Ordering::Relaxed);
+    let wrong = |error: &dyn std::fmt::Display| ApiError::bad(format!("The request cannot be met: {error}."));
+    let sampling = wish.draw.over(app.model.generation.sampling());
+    let seed = wish.seed.unwrap_or_else(|| RandomState::new().hash_one(number));
+    let sampler = Sampler::new(sampling, seed).map_err(|error| wrong(&error))?.after(prompt.len());
+    let stops = wish.stop.into_iter().chain(more_stops).collect();
+    let stop = StopMatcher::new(stops).map_err(|error| wrong(&error).about("stop"))?;
+    let (to, events) = mpsc::channel(CHANNEL);
+    let job = Job {
+        number,
+        max_tokens: wish.max_tokens.unwrap_or(usize::MAX).min(app.model.context - prompt.len()),
+        prompt,
+        sampler,
+        stop,
+        ignore_eos: wish.ignore_eos,
+        logprobs: wish.logprobs,
+        since,
+        deadline: since + app.options.timeout,
+        to,
+    };
+    let seconds = app.metrics.lock().answer_seconds();
+    app.queue.submit(job, seconds)?;
+    let form = Form::new(kind, number, &app.model.name, wish.logprobs.is_some(), wish.include_usage);
+    match wish.stream {
+        true => Ok(event_stream(Body::from_stream(Stream::new(events, form)))),
+        false => Ok(whole(events, form).await),
+    }
+}
+
+fn event_stream(body: Body) -> Response {
+    let headers = [
+        (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8")),
+        (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
+        // Otherwise some proxies keep the text until it is complete.
+        (header::HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
+    ];
+    (headers, body).into_response()
+}
+
+async fn engine(State(app): State<App>) -> Result<Json> {
+    let (to, state) = oneshot::channel();
+    app.queue.ask(Question::State(to))?;
+    state.await.map(Json).map_err(|_| ApiError::closing())
+}
+
+async fn set_engine(State(app): State<App>, request: Request) -> Result<Json> {
+    let body = body::read(&app, request).await?;
+    let spec = request::routing(&body)?;
+    let (to, routed) = oneshot::channel();
+    app.queue.ask(Question::Route(spec, to))?;
+    let routed = routed.await.map_err(|_| ApiError::closing())?;
+    routed.map(Json).map_err(|said| ApiError::field("routing", "invalid_value", format!("{said}.")))
+}
+
+async fn events(State(app): State<App>) -> Result<Response> {
+    if app.live.listeners() >= LISTENERS {
+        return Err(ApiError::busy(LISTENERS, 5));
+    }
+    let listener = app.live.listen();
+    Ok(event_stream(Body::from_stream(Told { waiting: wait(listener) })))
+}
+
+type Waiting = Pin<Box<dyn Future<Output = (Option<Arc<str>>, broadcast::Receiver<Arc<str>>)> + Send>>;
+
+/// What listeners hear; those who lag miss some.
+struct Told {
+    waiting: Waiting,
+}
+
+fn wait(mut listener: broadcast::Receiver<Arc<str>>) -> Waiting {
+    Box::pin(async move {
+        loop {
+            match listener.recv().await {
+                Ok(event) => return (Some(event), listener),
+                Err(broadcast::error::RecvError::Lagged(_)) => {}
+                Err(broadcast::error::RecvError::Closed) => return (None, listener),
+            }
+        }
+    })
+}
+
+impl futures_core::Stream for Told {
+    type Item = std::result::Result<Bytes, Infallible>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let Poll::Ready((event, listener)) = self.waiting.as_mut().poll(context) else { return Poll::Pending };
+        self.waiting = wait(listener);
+        Poll::Ready(event.map(|event| Ok(format!("data: {event}\n\n").into())))
+    }
+}

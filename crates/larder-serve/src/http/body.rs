@@ -1,0 +1,50 @@
+//! Bodies: within their size, within their time, and not too many at once.
+
+use axum::body::Body;
+use axum::extract::Request;
+use axum::http::{StatusCode, header};
+use bytes::{Bytes, BytesMut};
+use http_body_util::BodyExt;
+use tokio::time::timeout;
+
+use crate::error::ApiError;
+use crate::server::App;
+
+/// What is read and thrown away of a body that is too large, so that its sender gets to hear that it is.
+const DRAINED_BYTES: usize = 256 << 20;
+
+/// The whole body.
+pub async fn read(app: &App, request: Request) -> Result<Bytes, ApiError> {
+    let limit = app.options.body_bytes;
+    let length = request.headers().get(header::CONTENT_LENGTH);
+    let length = length.and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
+    let slow = |_| {
+        let message = format!("The request body did not arrive within {} s.", app.options.patience.as_secs());
+        ApiError::new(StatusCode::REQUEST_TIMEOUT, "timeout", message)
+    };
+    let permits = app.options.permits(length.unwrap_or(limit));
+    let reading = async {
+        let _place = app.bodies.acquire_many(permits).await.map_err(|_| ApiError::closing())?;
+        collect(request.into_body(), limit).await
+    };
+    timeout(app.options.patience, reading).await.map_err(slow)?
+}
+
+async fn collect(mut body: Body, limit: usize) -> Result<Bytes, ApiError> {
+    let (mut all, mut seen) = (BytesMut::new(), 0);
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| ApiError::bad(format!("The request body broke off: {error}.")))?;
+        let Ok(data) = frame.into_data() else { continue };
+        seen += data.len();
+        match seen {
+            n if n <= limit => all.extend_from_slice(&data),
+            n if n > DRAINED_BYTES => break,
+            _ => all.clear(),
+        }
+    }
+    if seen > limit {
+        let message = format!("The request body is larger than the limit of {limit} bytes.");
+        return Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message));
+    }
+    Ok(all.freeze())
+}

@@ -1,0 +1,168 @@
+//! Numbers for Prometheus.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use larder_cache::Traffic;
+
+use crate::answer::Step;
+use crate::engine::Standing;
+
+/// Upper bounds of the buckets of the time to the first token, in seconds.
+const BUCKETS: [f64; 12] = [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
+
+/// Counts, shared by all threads.
+#[derive(Default)]
+pub struct Metrics(Mutex<Counts>);
+
+/// What was counted.
+#[derive(Default)]
+pub struct Counts {
+    /// Responses by route and status code. Routes are few.
+    responses: BTreeMap<(&'static str, u16), u64>,
+    read: u64,
+    remembered: u64,
+    written: u64,
+    standing: Standing,
+    buckets: [u64; BUCKETS.len()],
+    firsts: u64,
+    first_seconds: f64,
+    /// A moving mean of how long an answer takes.
+    answer_seconds: f64,
+}
+
+impl Metrics {
+    /// To count.
+    pub fn lock(&self) -> MutexGuard<'_, Counts> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Counts {
+    /// A response left.
+    pub fn responded(&mut self, route: &'static str, code: u16) {
+        *self.responses.entry((route, code)).or_default() += 1;
+    }
+
+    /// Tokens of a prompt need not be read.
+    pub fn remembered(&mut self, tokens: usize) {
+        self.remembered += tokens as u64;
+    }
+
+    /// The engine made a step.
+    pub fn step(&mut self, step: Step, standing: &Standing) {
+        match step {
+            Step::Read(tokens) => self.read += tokens as u64,
+            Step::Wrote { first } => {
+                self.written += 1;
+                first.into_iter().for_each(|time| self.first(time));
+            }
+            Step::Stalled => {}
+        }
+        self.standing = standing.clone();
+    }
+
+    /// An answer is complete.
+    pub fn answered(&mut self, time: Duration) {
+        let seconds = time.as_secs_f64();
+        self.answer_seconds =
+            if self.answer_seconds == 0.0 { seconds } else { 0.8 * self.answer_seconds + 0.2 * seconds };
+    }
+
+    /// How long an answer takes, about.
+    pub fn answer_seconds(&self) -> f64 {
+        self.answer_seconds
+    }
+
+    fn first(&mut self, time: Duration) {
+        let seconds = time.as_secs_f64();
+        self.firsts += 1;
+        self.first_seconds += seconds;
+        for (bucket, bound) in self.buckets.iter_mut().zip(BUCKETS) {
+            *bucket += u64::from(seconds <= bound);
+        }
+    }
+
+    /// Everything in Prometheus' text form.
+    pub fn text(&self, (queued, active): (usize, usize)) -> String {
+        let mut out = String::new();
+        head(&mut out, "http_responses_total", "counter", "Responses by route and status code.");
+        for ((route, code), n) in &self.responses {
+            let _ = writeln!(out, "larder_http_responses_total{{route=\"{route}\",code=\"{code}\"}} {n}");
+        }
+        let traffic = self.standing.traffic.unwrap_or_default();
+        let Traffic { counts, waited, computed, .. } = traffic;
+        let seconds = |time: Duration| time.as_secs_f64();
+        for (name, kind, help, value) in [
+            ("prompt_tokens_total", "counter", "Tokens of prompts that were read.", self.read as f64),
+            ("remembered_tokens_total", "counter", "Tokens of prompts that need not be read.", self.remembered as f64),
+            ("generated_tokens_total", "counter", "Tokens written.", self.written as f64),
+            ("expert_hits_total", "counter", "Wanted experts that were in memory.", counts.hits as f64),
+            ("expert_awaited_total", "counter", "Wanted experts that were being read ahead.", counts.awaited as f64),
+            ("expert_misses_total", "counter", "Wanted experts that had to be read.", counts.misses as f64),
+            ("expert_evictions_total", "counter", "Experts that left memory.", counts.evictions as f64),
+            ("expert_hit_rate", "gauge", "Share of wanted experts in memory, since the start.", traffic.hit_rate()),
+            ("read_bytes_total", "counter", "Bytes of experts read.", traffic.bytes() as f64),
+            ("wait_seconds_total", "counter", "Time in which computing waited for reading.", seconds(waited)),
+            ("compute_seconds_total", "counter", "Time in which experts were computed.", seconds(computed)),
+            ("routing_agreement", "gauge", "Share of the model's own experts that were chosen.", self.agreement()),
+            ("queue_length", "gauge", "Requests that wait.", queued as f64),
+            ("active_requests", "gauge", "Requests that are being answered.", active as f64),
+        ] {
+            head(&mut out, name, kind, help);
+            let _ = writeln!(out, "larder_{name} {value}");
+        }
+        self.histogram(&mut out);
+        out
+    }
+
+    fn agreement(&self) -> f64 {
+        self.standing.quality.map_or(1.0, |quality| quality.agreement)
+    }
+
+    fn histogram(&self, out: &mut String) {
+        let name = "time_to_first_token_seconds";
+        head(out, name, "histogram", "Time from a request to the first token of its answer.");
+        for (count, bound) in self.buckets.iter().zip(BUCKETS) {
+            let _ = writeln!(out, "larder_{name}_bucket{{le=\"{bound}\"}} {count}");
+        }
+        let _ = writeln!(out, "larder_{name}_bucket{{le=\"+Inf\"}} {}", self.firsts);
+        let _ = writeln!(out, "larder_{name}_sum {}\nlarder_{name}_count {}", self.first_seconds, self.firsts);
+    }
+}
+
+fn head(out: &mut String, name: &str, kind: &str, help: &str) {
+    let _ = writeln!(out, "# HELP larder_{name} {help}\n# TYPE larder_{name} {kind}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_buckets_add_up() {
+        let metrics = Metrics::default();
+        let mut counts = metrics.lock();
+        for millis in [20, 300, 90_000] {
+            let first = Some(Duration::from_millis(millis));
+            counts.step(Step::Wrote { first }, &Standing::default());
+        }
+        counts.step(Step::Read(7), &Standing::default());
+        counts.responded("/v1/models", 200);
+        let text = counts.text((2, 1));
+        for line in [
+            "larder_generated_tokens_total 3",
+            "larder_prompt_tokens_total 7",
+            "larder_queue_length 2",
+            "larder_time_to_first_token_seconds_bucket{le=\"0.01\"} 0",
+            "larder_time_to_first_token_seconds_bucket{le=\"0.025\"} 1",
+            "larder_time_to_first_token_seconds_bucket{le=\"60\"} 2",
+            "larder_time_to_first_token_seconds_bucket{le=\"+Inf\"} 3",
+            "larder_http_responses_total{route=\"/v1/models\",code=\"200\"} 1",
+        ] {
+            assert!(text.lines().any(|l| l == line), "{line} in\n{text}");
+        }
+    }
+}

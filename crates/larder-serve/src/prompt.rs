@@ -1,0 +1,100 @@
+//! From what was asked to tokens.
+
+use larder_engine::{ChatInput, ChatTemplate};
+use serde_json::Value;
+
+use crate::error::ApiError;
+use crate::model::Model;
+use crate::request::{ChatRequest, Prompt};
+
+type Result<T> = std::result::Result<T, ApiError>;
+
+/// What a chat becomes: its tokens, and strings that end the answer beside those that were asked for.
+#[derive(Debug)]
+pub struct Chat {
+    /// The tokens.
+    pub tokens: Vec<u32>,
+    /// Where the answer ends although the model goes on.
+    pub stop: Vec<String>,
+}
+
+impl Model {
+    /// The tokens of a chat, ending where its answer begins.
+    pub fn chat(&self, request: &ChatRequest) -> Result<Chat> {
+        let chat = match &self.template {
+            Some(template) => Chat { tokens: self.encode(&render(template, request)?, false)?, stop: vec![] },
+            None => {
+                Chat { tokens: self.encode(&plain(request)?, true)?, stop: vec![format!("\n{}:", name_of("user"))] }
+            }
+        };
+        self.check(&chat.tokens, "messages")?;
+        Ok(chat)
+    }
+
+    /// The tokens of a text.
+    pub fn prompt(&self, prompt: &Prompt) -> Result<Vec<u32>> {
+        let tokens = match prompt {
+            Prompt::Text(text) => self.encode(text, true)?,
+            Prompt::Tokens(tokens) => tokens.clone(),
+        };
+        if let Some(id) = tokens.iter().find(|id| **id as usize >= self.vocab) {
+            let message = format!("Token id {id} is beyond the vocabulary of {}.", self.vocab);
+            return Err(ApiError::field("prompt", "invalid_value", message));
+        }
+        self.check(&tokens, "prompt")?;
+        Ok(tokens)
+    }
+
+    fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>> {
+        self.tokenizer.encode(text, special).map_err(|error| ApiError::bad(format!("{error}.")))
+    }
+
+    fn check(&self, tokens: &[u32], param: &str) -> Result<()> {
+        if tokens.is_empty() {
+            let message = "The prompt is empty, and this model begins a text with nothing of its own.";
+            return Err(ApiError::field(param, "empty_prompt", message));
+        }
+        if tokens.len() >= self.context {
+            let message = format!(
+                "This model's maximum context length is {} tokens, and the prompt alone has {}.",
+                self.context,
+                tokens.len()
+            );
+            return Err(ApiError::field(param, "context_length_exceeded", message));
+        }
+        Ok(())
+    }
+}
+
+fn render(template: &ChatTemplate, request: &ChatRequest) -> Result<String> {
+    let input =
+        ChatInput { tools: request.tools.as_deref(), extra: &request.extra, ..ChatInput::new(&request.messages) };
+    let said =
+        |error| ApiError::field("messages", "invalid_value", format!("The chat cannot be put into words: {error}."));
+    template.render(&input).map_err(said)
+}
+
+/// A model without a template was not trained on chats. One that only goes on with texts understands a dialogue as it is
+/// printed; of tools it knows nothing.
+fn plain(request: &ChatRequest) -> Result<String> {
+    if request.tools.is_some() {
+        return Err(ApiError::unsupported("tools", "This model has no chat template, so it cannot be told of tools."));
+    }
+    let mut text = String::new();
+    for message in &request.messages {
+        let part = |key: &str| message.get(key).and_then(Value::as_str).unwrap_or_default();
+        match (part("role"), part("content")) {
+            ("tool", _) => {
+                let message = "This model has no chat template, so it cannot be told what a tool said.";
+                return Err(ApiError::unsupported("messages", message));
+            }
+            ("system", content) => text += &format!("{content}\n\n"),
+            (role, content) => text += &format!("{}: {content}\n", name_of(role)),
+        }
+    }
+    Ok(text + name_of("assistant") + ":")
+}
+
+fn name_of(role: &str) -> &'static str {
+    if role == "user" { "User" } else { "Assistant" }
+}

@@ -1,0 +1,311 @@
+//! What may be asked: the bodies of requests, read from bytes that anybody may have sent.
+
+mod fields;
+mod messages;
+
+use larder_engine::Sampling;
+use serde_json::{Map, Value};
+
+use crate::error::ApiError;
+use fields::{Fields, wrong_type};
+
+type Result<T> = std::result::Result<T, ApiError>;
+
+/// Most tokens that are told beside each one that was drawn.
+const TOP_LOGPROBS: u64 = 20;
+/// Most stop strings, as with OpenAI.
+const STOPS: usize = 4;
+
+/// How an answer is to be written, whatever it answers.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Wish {
+    /// The model's name, if one was given.
+    pub model: Option<String>,
+    /// Most tokens to write.
+    pub max_tokens: Option<usize>,
+    /// How to draw, where it was said.
+    pub draw: Draw,
+    /// Repeats a drawn text.
+    pub seed: Option<u64>,
+    /// Strings that end the text.
+    pub stop: Vec<String>,
+    /// Send the text as it comes.
+    pub stream: bool,
+    /// When streaming, tell the usage at the end.
+    pub include_usage: bool,
+    /// Tell each token's log-probability, and those of so many others.
+    pub logprobs: Option<usize>,
+    /// Write on where the model would end its text.
+    pub ignore_eos: bool,
+}
+
+/// How tokens are drawn, where it was said.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Draw {
+    temperature: Option<f32>,
+    top_p: Option<f32>,
+    top_k: Option<usize>,
+    min_p: Option<f32>,
+    repetition_penalty: Option<f32>,
+    frequency_penalty: Option<f32>,
+    presence_penalty: Option<f32>,
+}
+
+/// A chat to go on with.
+#[derive(Clone, PartialEq, Debug)]
+pub struct ChatRequest {
+    /// How.
+    pub wish: Wish,
+    /// The messages, as templates read them.
+    pub messages: Vec<Value>,
+    /// Schemas of tools that may be called.
+    pub tools: Option<Vec<Value>>,
+    /// Further variables for the template.
+    pub extra: Map<String, Value>,
+}
+
+/// A text to go on with.
+#[derive(Clone, PartialEq, Debug)]
+pub struct CompletionRequest {
+    /// How.
+    pub wish: Wish,
+    /// What to go on from.
+    pub prompt: Prompt,
+}
+
+/// What to go on from.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Prompt {
+    /// Text.
+    Text(String),
+    /// Token ids.
+    Tokens(Vec<u32>),
+}
+
+/// The JSON in a body.
+pub fn json(body: &[u8]) -> Result<Value> {
+    if let Err(error) = std::str::from_utf8(body) {
+        return Err(ApiError::bad(format!("The request body is not UTF-8, from byte {} on.", error.valid_up_to())));
+    }
+    serde_json::from_slice(body).map_err(|error| ApiError::bad(format!("The request body is not valid JSON: {error}.")))
+}
+
+impl ChatRequest {
+    /// Reads the body of a request for a chat's next message.
+    pub fn parse(body: &[u8]) -> Result<Self> {
+        let json = json(body)?;
+        let fields = Fields::of(&json, "")?;
+        for (field, why) in [
+            ("logit_bias", "Biases on logits are not supported."),
+            ("functions", "Functions are not supported; use 'tools'."),
+            ("audio", "This server writes text only."),
+        ] {
+            refuse_unless_empty(&fields, field, why)?;
+        }
+        only_text(&fields)?;
+        let mut wish = wish(&fields)?;
+        let asked = fields.flag("logprobs")?.unwrap_or(false);
+        wish.logprobs = match (asked, fields.whole("top_logprobs", 0..=TOP_LOGPROBS)?) {
+            (true, top) => Some(top.unwrap_or(0) as usize),
+            (false, None | Some(0)) => None,
+            (false, Some(_)) => {
+                let message = "The 'top_logprobs' parameter is only allowed when 'logprobs' is true.";
+                return Err(ApiError::field("top_logprobs", "invalid_value", message));
+            }
+        };
+        let messages = messages::read(fields.needed("messages")?)?;
+        Ok(ChatRequest { wish, messages, tools: tools(&fields)?, extra: extra(&fields)? })
+    }
+}
+
+impl CompletionRequest {
+    /// Reads the body of a request for a text's continuation.
+    pub fn parse(body: &[u8]) -> Result<Self> {
+        let json = json(body)?;
+        let fields = Fields::of(&json, "")?;
+        refuse_unless_empty(&fields, "logit_bias", "Biases on logits are not supported.")?;
+        refuse_unless_empty(&fields, "suffix", "Text after the completion is not supported.")?;
+        if fields.flag("echo")? == Some(true) {
+            return Err(ApiError::unsupported("echo", "Repeating the prompt is not supported."));
+        }
+        only_one(&fields, "best_of")?;
+        let mut wish = wish(&fields)?;
+        wish.logprobs = fields.whole("logprobs", 0..=TOP_LOGPROBS)?.map(|n| n as usize);
+        Ok(CompletionRequest { wish, prompt: prompt(fields.needed("prompt")?)? })
+    }
+}
+
+impl Draw {
+    /// All settings, `usual` being those that nobody named.
+    pub fn over(&self, usual: Sampling) -> Sampling {
+        Sampling {
+            temperature: self.temperature.unwrap_or(usual.temperature),
+            top_k: self.top_k.unwrap_or(usual.top_k),
+            // OpenAI allows 0, which leaves the likeliest token alone.
+            top_p: self.top_p.unwrap_or(usual.top_p).max(f32::MIN_POSITIVE),
+            min_p: self.min_p.unwrap_or(usual.min_p),
+            repetition_penalty: self.repetition_penalty.unwrap_or(usual.repetition_penalty),
+            frequency_penalty: self.frequency_penalty.unwrap_or(usual.frequency_penalty),
+            presence_penalty: self.presence_penalty.unwrap_or(usual.presence_penalty),
+        }
+    }
+}
+
+/// Reads the body of a request to choose experts in another way: the strategy.
+pub fn routing(body: &[u8]) -> Result<String> {
+    let json = json(body)?;
+    let fields = Fields::of(&json, "")?;
+    match (fields.text("routing")?, fields.number("lambda", 0.0..=100.0)?) {
+        (Some(spec), None) => Ok(spec.to_owned()),
+        (None, Some(0.0)) => Ok("original".into()),
+        (None, Some(lambda)) => Ok(format!("prior:lambda={lambda}")),
+        (None, None) => Err(ApiError::bad("Name what to change: 'lambda', a number, or 'routing', a strategy.")),
+        (Some(_), Some(_)) => Err(ApiError::bad("Name either 'lambda' or 'routing', not both.")),
+    }
+}
+
+fn wish(fields: &Fields) -> Result<Wish> {
+    only_one(fields, "n")?;
+    let stream = fields.flag("stream")?.unwrap_or(false);
+    let options = fields.object("stream_options")?;
+    if options.is_some() && !stream {
+        let message = "The 'stream_options' parameter is only allowed when 'stream' is enabled.";
+        return Err(ApiError::field("stream_options", "invalid_value", message));
+    }
+    let include_usage = options.map_or(Ok(None), |options| options.flag("include_usage"))?.unwrap_or(false);
+    let newer = fields.whole("max_completion_tokens", 1..=u32::MAX.into())?;
+    let older = fields.whole("max_tokens", 1..=u32::MAX.into())?;
+    Ok(Wish {
+        model: fields.text("model")?.map(str::to_owned),
+        max_tokens: newer.or(older).map(|n| n as usize),
+        draw: draw(fields)?,
+        seed: seed(fields)?,
+        stop: stop(fields)?,
+        stream,
+        include_usage,
+        logprobs: None,
+        ignore_eos: fields.flag("ignore_eos")?.unwrap_or(false),
+    })
+}
+
+fn draw(fields: &Fields) -> Result<Draw> {
+    Ok(Draw {
+        temperature: fields.number("temperature", 0.0..=2.0)?,
+        top_p: fields.number("top_p", 0.0..=1.0)?,
+        top_k: fields.whole("top_k", 0..=u32::MAX.into())?.map(|k| k as usize),
+        min_p: fields.number("min_p", 0.0..=1.0)?,
+        repetition_penalty: fields.number("repetition_penalty", 0.01..=100.0)?,
+        frequency_penalty: fields.number("frequency_penalty", -2.0..=2.0)?,
+        presence_penalty: fields.number("presence_penalty", -2.0..=2.0)?,
+    })
+}
+
+/// Any whole number of 64 bits, with or without a sign.
+fn seed(fields: &Fields) -> Result<Option<u64>> {
+    let Some(value) = fields.get("seed") else { return Ok(None) };
+    let seed = value.as_u64().or_else(|| value.as_i64().map(|seed| seed as u64));
+    seed.map(Some).ok_or_else(|| wrong_type("seed", "an integer", value))
+}
+
+fn stop(fields: &Fields) -> Result<Vec<String>> {
+    let Some(value) = fields.get("stop") else { return Ok(vec![]) };
+    let wrong = || wrong_type("stop", "a string or an array of strings", value);
+    let stops: Vec<String> = match value {
+        Value::String(stop) => vec![stop.clone()],
+        Value::Array(list) => {
+            list.iter().map(|stop| stop.as_str().map(str::to_owned)).collect::<Option<_>>().ok_or_else(wrong)?
+        }
+        _ => return Err(wrong()),
+    };
+    let message = match (stops.len(), stops.iter().any(String::is_empty)) {
+        (n, _) if n > STOPS => format!("Invalid value for 'stop': {n} strings are more than {STOPS}."),
+        (_, true) => "Invalid value for 'stop': a stop string must not be empty.".into(),
+        _ => return Ok(stops),
+    };
+    Err(ApiError::field("stop", "invalid_value", message))
+}
+
+fn only_one(fields: &Fields, field: &str) -> Result<()> {
+    match fields.whole(field, 1..=u64::from(u32::MAX))? {
+        None | Some(1) => Ok(()),
+        Some(n) => {
+            let message = format!("Invalid value for '{field}': this server writes 1 answer per request, not {n}.");
+            Err(ApiError::unsupported(field, message))
+        }
+    }
+}
+
+fn refuse_unless_empty(fields: &Fields, field: &str, why: &str) -> Result<()> {
+    match fields.get(field) {
+        None => Ok(()),
+        Some(Value::Object(map)) if map.is_empty() => Ok(()),
+        Some(Value::Array(list)) if list.is_empty() => Ok(()),
+        Some(Value::String(text)) if text.is_empty() => Ok(()),
+        Some(_) => Err(ApiError::unsupported(field, why)),
+    }
+}
+
+fn only_text(fields: &Fields) -> Result<()> {
+    let Some(format) = fields.object("response_format")? else { return Ok(()) };
+    match format.text("type")? {
+        None | Some("text") => Ok(()),
+        Some(other) => {
+            let message = format!("Answers of the format '{other}' are not supported, only 'text'.");
+            Err(ApiError::unsupported("response_format", message))
+        }
+    }
+}
+
+fn tools(fields: &Fields) -> Result<Option<Vec<Value>>> {
+    let tools = fields.list("tools")?.unwrap_or_default();
+    if let Some(other) = tools.iter().find(|tool| !tool.is_object()) {
+        return Err(wrong_type("tools", "an array of objects", other));
+    }
+    match fields.get("tool_choice") {
+        Some(Value::String(choice)) if choice == "none" => Ok(None),
+        Some(Value::String(choice)) if choice == "auto" => Ok(Some(tools.to_vec()).filter(|t| !t.is_empty())),
+        None => Ok(Some(tools.to_vec()).filter(|t| !t.is_empty())),
+        Some(_) => {
+            let message = "A model cannot be made to call a tool; 'tool_choice' may be 'auto' or 'none'.";
+            Err(ApiError::unsupported("tool_choice", message))
+        }
+    }
+}
+
+/// What templates of some models read beside the messages.
+fn extra(fields: &Fields) -> Result<Map<String, Value>> {
+    let mut extra = match fields.get("chat_template_kwargs") {
+        None => Map::new(),
+        Some(Value::Object(map)) => map.clone(),
+        Some(other) => return Err(wrong_type("chat_template_kwargs", "an object", other)),
+    };
+    if let Some(effort) = fields.text("reasoning_effort")? {
+        extra.entry("reasoning_effort").or_insert(effort.into());
+    }
+    Ok(extra)
+}
+
+fn prompt(value: &Value) -> Result<Prompt> {
+    let wanted = "a string, an array of one string, or an array of token ids";
+    let wrong = || wrong_type("prompt", wanted, value);
+    match value {
+        Value::String(text) => Ok(Prompt::Text(text.clone())),
+        Value::Array(list) => match list.as_slice() {
+            [Value::String(text)] => Ok(Prompt::Text(text.clone())),
+            [Value::Array(ids)] => ids.iter().map(id).collect::<Option<_>>().map(Prompt::Tokens).ok_or_else(wrong),
+            [Value::String(_) | Value::Array(_), ..] => {
+                let message = format!("This server takes 1 prompt per request, not {}.", list.len());
+                Err(ApiError::unsupported("prompt", message))
+            }
+            ids => ids.iter().map(id).collect::<Option<_>>().map(Prompt::Tokens).ok_or_else(wrong),
+        },
+        _ => Err(wrong()),
+    }
+}
+
+fn id(value: &Value) -> Option<u32> {
+    u32::try_from(value.as_u64()?).ok()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,148 @@
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::*;
+
+fn chat(body: Value) -> Result<ChatRequest> {
+    ChatRequest::parse(body.to_string().as_bytes())
+}
+
+fn with(field: &str, value: Value) -> Value {
+    let mut body = json!({"messages": [{"role": "user", "content": "hi"}]});
+    body[field] = value;
+    body
+}
+
+#[test]
+fn everything_that_is_said_is_read() {
+    let body = json!({
+        "model": "m", "max_tokens": 7, "max_completion_tokens": 5, "temperature": 0.5, "top_p": 0, "top_k": 3,
+        "min_p": 0.25, "repetition_penalty": 1.5, "frequency_penalty": -2, "presence_penalty": 2, "seed": -1,
+        "stop": ["a", "b"], "stream": true, "stream_options": {"include_usage": true}, "logprobs": true,
+        "top_logprobs": 4, "n": 1, "user": "x", "metadata": {"a": 1}, "store": false, "unheard_of": [1, {}],
+        "logit_bias": {}, "response_format": {"type": "text"}, "tools": [{"type": "function"}], "tool_choice": "auto",
+        "reasoning_effort": "low", "ignore_eos": true,
+        "messages": [{"role": "developer", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}],
+    });
+    let got = chat(body).unwrap();
+    let wish = got.wish;
+    assert_eq!((wish.model.as_deref(), wish.max_tokens, wish.seed), (Some("m"), Some(5), Some(u64::MAX)));
+    assert_eq!((wish.stop.len(), wish.stream, wish.include_usage, wish.logprobs), (2, true, true, Some(4)));
+    assert!(wish.ignore_eos);
+    let drawn = wish.draw.over(Sampling::default());
+    let want = Sampling {
+        temperature: 0.5,
+        top_k: 3,
+        top_p: f32::MIN_POSITIVE,
+        min_p: 0.25,
+        repetition_penalty: 1.5,
+        frequency_penalty: -2.0,
+        presence_penalty: 2.0,
+    };
+    assert_eq!(drawn, want);
+    assert_eq!(got.messages, [json!({"role": "system", "content": "a\nb"})]);
+    assert_eq!((got.tools.map(|tools| tools.len()), &got.extra["reasoning_effort"]), (Some(1), &json!("low")));
+}
+
+#[test]
+fn null_is_as_good_as_absent() {
+    let mut body = json!({"messages": [{"role": "user", "content": "hi", "name": null}]});
+    for field in ["model", "temperature", "stop", "seed", "n", "tools", "stream_options", "logit_bias", "tool_choice"] {
+        body[field] = Value::Null;
+    }
+    assert_eq!(chat(body).unwrap(), chat(json!({"messages": [{"role": "user", "content": "hi"}]})).unwrap());
+}
+
+#[test]
+fn what_is_wrong_is_named() {
+    for (field, value, param, part) in [
+        ("temperature", json!("hot"), "temperature", "expected a number, but got a string"),
+        ("temperature", json!(3), "temperature", "3 is not from 0 to 2"),
+        ("max_tokens", json!(1.5), "max_tokens", "expected an integer, but got a decimal number"),
+        ("max_tokens", json!(0), "max_tokens", "0 is not from 1"),
+        ("max_tokens", json!(-1), "max_tokens", "-1 is not from 1"),
+        ("n", json!(2), "n", "1 answer per request, not 2"),
+        ("stop", json!(["a", 1]), "stop", "array of strings"),
+        ("stop", json!(["a", "b", "c", "d", "e"]), "stop", "more than 4"),
+        ("stop", json!(""), "stop", "must not be empty"),
+        ("stream", json!(1), "stream", "expected a boolean, but got an integer"),
+        ("stream_options", json!({}), "stream_options", "only allowed when 'stream'"),
+        ("top_logprobs", json!(2), "top_logprobs", "only allowed when 'logprobs'"),
+        ("logit_bias", json!({"1": 2}), "logit_bias", "not supported"),
+        ("response_format", json!({"type": "json_object"}), "response_format", "json_object"),
+        ("tool_choice", json!("required"), "tool_choice", "cannot be made"),
+        ("tools", json!([1]), "tools", "array of objects"),
+        ("messages", json!([]), "messages", "at least one"),
+        ("messages", json!("hi"), "messages", "expected an array of objects"),
+        ("messages", json!([1]), "messages[0]", "expected an object"),
+        ("messages", json!([{"content": "x"}]), "messages[0].role", "Missing"),
+        ("messages", json!([{"role": "king", "content": "x"}]), "messages[0].role", "'king' is none of"),
+        ("messages", json!([{"role": "user"}]), "messages[0].content", "Missing"),
+        ("messages", json!([{"role": "user", "content": 5}]), "messages[0].content", "array of text parts"),
+        (
+            "messages",
+            json!([{"role": "user", "content": [{"type": "image_url"}]}]),
+            "messages[0].content[0]",
+            "reads text only",
+        ),
+    ] {
+        let error = chat(with(field, value)).unwrap_err();
+        assert_eq!((error.status.as_u16(), error.param.as_deref()), (400, Some(param)), "{error}");
+        assert!(error.message.contains(part), "{error}");
+    }
+}
+
+#[test]
+fn bodies_that_are_no_objects_are_one_sentence() {
+    for (body, part) in [
+        (&b""[..], "not valid JSON"),
+        (b"{", "not valid JSON"),
+        (b"[1]", "must be a JSON object, but it is an array"),
+        (b"{\"a\": \"\xff\"}", "not UTF-8, from byte 7"),
+        (b"{\"temperature\": 1e999}", "not valid JSON"),
+        (b"{}", "'messages'"),
+    ] {
+        let error = ChatRequest::parse(body).unwrap_err();
+        assert!(error.message.contains(part), "{error}");
+    }
+    let deep = "[".repeat(100_000);
+    assert!(ChatRequest::parse(deep.as_bytes()).is_err());
+}
+
+#[test]
+fn prompts_come_in_four_forms() {
+    let read = |prompt: Value| {
+        CompletionRequest::parse(json!({"prompt": prompt, "logprobs": 2}).to_string().as_bytes()).map(|r| r.prompt)
+    };
+    assert_eq!(read(json!("a")).unwrap(), Prompt::Text("a".into()));
+    assert_eq!(read(json!(["a"])).unwrap(), Prompt::Text("a".into()));
+    assert_eq!(read(json!([1, 2])).unwrap(), Prompt::Tokens(vec![1, 2]));
+    assert_eq!(read(json!([[1, 2]])).unwrap(), Prompt::Tokens(vec![1, 2]));
+    assert!(read(json!(["a", "b"])).unwrap_err().message.contains("1 prompt per request, not 2"));
+    assert!(read(json!([-1])).is_err() && read(json!(7)).is_err() && read(json!([1, "a"])).is_err());
+    assert!(CompletionRequest::parse(b"{\"prompt\": \"a\", \"echo\": true}").is_err());
+}
+
+#[test]
+fn arguments_of_tool_calls_become_objects() {
+    let calls = json!([{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{\"a\": 1}"}}]);
+    let got = chat(json!({"messages": [{"role": "assistant", "content": null, "tool_calls": calls}]})).unwrap();
+    assert_eq!(got.messages[0]["tool_calls"][0]["function"]["arguments"], json!({"a": 1}));
+    assert_eq!(got.messages[0]["content"], "");
+}
+
+#[test]
+fn a_routing_is_a_lambda_or_a_strategy() {
+    assert_eq!(routing(b"{\"lambda\": 0.5}").unwrap(), "prior:lambda=0.5");
+    assert_eq!(routing(b"{\"lambda\": 0}").unwrap(), "original");
+    assert_eq!(routing(b"{\"routing\": \"prune:h=2\"}").unwrap(), "prune:h=2");
+    assert!(routing(b"{}").is_err() && routing(b"{\"lambda\": -1}").is_err());
+    assert!(routing(b"{\"lambda\": 1, \"routing\": \"original\"}").is_err());
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        let _ = (ChatRequest::parse(&bytes), CompletionRequest::parse(&bytes), routing(&bytes));
+    }
+}

@@ -1,0 +1,86 @@
+//! Sequences that wait to be used again.
+
+use larder_engine::Sequence;
+use larder_model::Decoder;
+
+/// A fixed number of sequences. What the idle ones remember is kept until somebody else needs them.
+pub struct Shelf {
+    /// Least recently used first.
+    idle: Vec<Sequence>,
+    /// How many may still be made.
+    unmade: usize,
+    context: usize,
+}
+
+impl Shelf {
+    /// Room for `count` sequences of `context` tokens.
+    pub fn new(count: usize, context: usize) -> Self {
+        Shelf { idle: Vec::new(), unmade: count, context }
+    }
+
+    /// The sequence that is best for `prompt`, gone back to as much of its beginning as both share and is remembered,
+    /// always less than all of it. The caller guarantees that not all are taken.
+    pub fn take(&mut self, prompt: &[u32], decoder: &Decoder) -> Sequence {
+        let shared: Vec<usize> = self.idle.iter().map(|sequence| common(sequence.tokens(), prompt)).collect();
+        let best = (0..self.idle.len()).max_by_key(|i| shared[*i]);
+        let mut sequence = match best {
+            Some(best) if worthwhile(shared[best], self.idle[best].tokens().len(), prompt.len()) => {
+                self.idle.remove(best)
+            }
+            _ if self.unmade > 0 => {
+                self.unmade -= 1;
+                Sequence::new(decoder, self.context)
+            }
+            _ => self.idle.remove(0),
+        };
+        let common = common(sequence.tokens(), prompt);
+        let remembered = sequence.rewind(decoder, common);
+        if remembered < common {
+            // It would all be read again in one go; as part of the prompt it is read in pieces.
+            sequence.rewind(decoder, 0);
+        }
+        sequence
+    }
+
+    /// Puts a sequence back, the most recently used one.
+    pub fn put(&mut self, sequence: Sequence) {
+        self.idle.push(sequence);
+    }
+
+    /// Nothing that is remembered holds any longer.
+    pub fn forget(&mut self, decoder: &Decoder) {
+        for sequence in &mut self.idle {
+            sequence.rewind(decoder, 0);
+        }
+    }
+}
+
+/// Tokens at the beginning that need not be read again: the last one is, for its logits.
+fn common(tokens: &[u32], prompt: &[u32]) -> usize {
+    let most = prompt.len().saturating_sub(1);
+    tokens.iter().zip(&prompt[..most]).take_while(|(a, b)| a == b).count()
+}
+
+/// A few tokens in common, which all prompts of a model may have, are no reason to give up a long text.
+fn worthwhile(shared: usize, own: usize, prompt: usize) -> bool {
+    2 * shared >= own.min(prompt) && shared > 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_token_of_a_prompt_is_always_read() {
+        assert_eq!(common(&[1, 2, 3, 4], &[1, 2, 3]), 2);
+        assert_eq!(common(&[1, 2], &[1, 2, 3]), 2);
+        assert_eq!(common(&[1, 2, 3], &[1, 9, 3]), 1);
+        assert_eq!((common(&[], &[1]), common(&[1], &[1])), (0, 0));
+    }
+
+    #[test]
+    fn a_beginning_that_everybody_has_is_not_worth_a_long_text() {
+        assert!(worthwhile(60, 100, 80) && worthwhile(5, 9, 1000) && worthwhile(5, 1000, 9));
+        assert!(!worthwhile(3, 1000, 100) && !worthwhile(0, 0, 10) && !worthwhile(0, 10, 1));
+    }
+}

@@ -1,0 +1,137 @@
+use std::net::{SocketAddr, TcpListener};
+
+use anyhow::{Context, Result, bail};
+use larder_core::Presence;
+use larder_engine::Routing;
+use larder_model::{Decoder, ExpertPath};
+use larder_policy::routing::RoutingSpec;
+use larder_serve::{Closeness, LayerVisit, Options, Standing};
+use std::time::Duration;
+
+use crate::cli::serve::Serve;
+use crate::engine::Engine;
+use crate::open::Model;
+
+/// Answers over HTTP until told to end.
+pub fn run(args: Serve) -> Result<()> {
+    if args.engine.trace.is_some() {
+        bail!("--trace writes down every token of a run and would grow for ever; use it with `larder run`");
+    }
+    if args.api_key.as_deref().is_some_and(str::is_empty) {
+        bail!("the API key is empty; leave it out or give one");
+    }
+    let address = SocketAddr::new(args.host, args.port);
+    // A port that is taken is known before a model is loaded.
+    let listener = TcpListener::bind(address).with_context(|| format!("{address} cannot be listened on"))?;
+    let address = listener.local_addr()?;
+    let options = options(&args);
+    let model = Model::open(&args.model)?;
+    let mut engine = Engine::start_many(&model, &args.engine, args.context, options.sessions)?;
+    let facts = facts(&args, &model, &mut engine)?;
+    if !options.is_local && options.api_key.is_none() {
+        eprintln!("warning: everybody who reaches {address} can use the model; --api-key would ask for a key");
+    }
+    eprintln!("serving {} on http://{address}", facts.name);
+    let routing = args.engine.routing.parse()?;
+    Ok(larder_serve::serve(listener, options, facts, Box::new(Served { engine, model, routing }))?)
+}
+
+fn options(args: &Serve) -> Options {
+    Options {
+        parallel: args.parallel,
+        sessions: args.sessions.unwrap_or(args.parallel).max(args.parallel),
+        queue: args.queue,
+        timeout: Duration::from_secs(args.timeout),
+        patience: Duration::from_secs(args.client_timeout),
+        body_bytes: usize::try_from(args.max_body.0).unwrap_or(usize::MAX),
+        api_key: args.api_key.clone(),
+        cors: args.cors.clone(),
+        is_local: args.host.is_loopback(),
+    }
+}
+
+fn facts(args: &Serve, model: &Model, engine: &mut Engine) -> Result<larder_serve::Model> {
+    let text = model.text()?;
+    let geometry = &model.blueprint.geometry;
+    let mut names = args.alias.iter().cloned();
+    let of_path = || {
+        let path = args.model.canonicalize().unwrap_or_else(|_| args.model.clone());
+        path.file_name().map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned())
+    };
+    Ok(larder_serve::Model {
+        name: names.next().unwrap_or_else(of_path),
+        aliases: names.collect(),
+        tokenizer: text.tokenizer,
+        template: text.template,
+        generation: model.generation()?,
+        context: args.context.min(model.blueprint.context),
+        vocab: model.blueprint.vocab,
+        layers: geometry.moe_layers.iter().map(|layer| layer.index()).collect(),
+        experts: geometry.experts,
+        top_k: geometry.top_k,
+        plan: std::mem::take(&mut engine.plan),
+    })
+}
+
+/// A started engine with the model that it came from.
+struct Served {
+    engine: Engine,
+    model: Model,
+    routing: RoutingSpec,
+}
+
+impl larder_serve::Engine for Served {
+    fn parts(&mut self) -> (&Decoder, &mut dyn ExpertPath) {
+        (&self.engine.decoder, &mut self.engine.experts)
+    }
+
+    fn new_sequence(&mut self) {
+        self.engine.experts.new_sequence();
+    }
+
+    fn standing(&self) -> Standing {
+        let experts = &self.engine.experts;
+        let quality = experts.routing().and_then(Routing::quality).map(|quality| Closeness {
+            agreement: quality.agreement(),
+            kept_mass: quality.kept_mass(),
+            kl: quality.mean_kl(),
+        });
+        let routing = self.routing.to_string();
+        Standing { traffic: experts.traffic(), lambda: lambda(&routing), routing, quality }
+    }
+
+    fn route_by(&mut self, spec: &str) -> Result<(), String> {
+        let routing: RoutingSpec = spec.parse().map_err(|error| format!("{error}"))?;
+        let Engine { decoder, experts, .. } = &mut self.engine;
+        experts.route_by(&routing, decoder, &self.model).map_err(|error| format!("{error:#}"))?;
+        self.routing = routing;
+        Ok(())
+    }
+
+    fn watch(&mut self, on: bool) {
+        self.engine.experts.watch(on);
+    }
+
+    fn visits(&mut self) -> Vec<LayerVisit> {
+        let layers = &self.engine.decoder.geometry().moe_layers;
+        let visits = self.engine.experts.visits().into_iter();
+        let visit = |(layer, visit)| Some(LayerVisit { row: layers.iter().position(|l| *l == layer)?, visit });
+        visits.filter_map(visit).collect()
+    }
+
+    fn resident(&self) -> Vec<Vec<usize>> {
+        let geometry = self.engine.decoder.geometry();
+        let residency = self.engine.experts.residency();
+        let there = |row, e: &usize| residency.is_none_or(|all| all.presence(row, *e) == Presence::Resident);
+        let row = |row| (0..geometry.experts).filter(|e| there(row, e)).collect();
+        (0..geometry.moe_layers.len()).map(row).collect()
+    }
+}
+
+/// The λ that a strategy was given: none at all is as good as 0.
+fn lambda(routing: &str) -> Option<f64> {
+    match routing {
+        "original" => Some(0.0),
+        other => other.strip_prefix("prior:")?.split(',').find_map(|o| o.strip_prefix("lambda="))?.parse().ok(),
+    }
+}

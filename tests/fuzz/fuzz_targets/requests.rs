@@ -1,0 +1,15 @@
+//! The server's reader of requests, on any bytes: it accepts or refuses, and what it refuses it says in one sentence.
+
+#![no_main]
+
+use larder_serve::request::{ChatRequest, CompletionRequest, routing};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    let errors =
+        [ChatRequest::parse(bytes).err(), CompletionRequest::parse(bytes).err(), routing(bytes).err()];
+    for error in errors.into_iter().flatten() {
+        assert!(error.status.is_client_error() && !error.message.is_empty(), "{error:?}");
+        assert!(error.json()["error"]["message"].is_string(), "{error:?}");
+    }
+});
