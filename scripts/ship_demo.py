@@ -27,6 +27,17 @@ SHIPPED = ROOT / "models/demo"
 SEQUENCE = 512  # tokens that the model was trained on at once
 TRACED = 160  # sequences of the training text whose routing the evictor learns from
 HELD_OUT_BYTES = 80_000
+CONFIG = """# A quarter of the experts in memory, so that something passes through the slots; and text that does not go in circles.
+[run]
+cache-experts = 8
+temperature = 0.7
+top-p = 0.9
+
+[chat]
+cache-experts = 8
+temperature = 0.7
+top-p = 0.9
+"""
 
 
 class Steps:
@@ -133,7 +144,7 @@ the training text. On passages that it did not learn from:
 {judged.strip()}
 ```
 
-`calibration.json` holds the spread of each router's logits over the same text, for `prior` with `delta=calibrated`.
+`larder.toml` says how `run` and `chat` use it where no flag says otherwise. `calibration.json` holds the spread of each router's logits over the same text, for `prior` with `delta=calibrated`.
 
 ## Data and licence
 
@@ -175,6 +186,7 @@ def main() -> None:
     shutil.copytree(store, SHIPPED)
     shutil.copy(evictor, SHIPPED)
     shutil.copy(calibration, SHIPPED)
+    (SHIPPED / "larder.toml").write_text(CONFIG)
     cut = held_out.encode()[:HELD_OUT_BYTES].decode(errors="ignore")
     (SHIPPED / "held-out.txt").write_text(cut[: cut.rfind("\n\n")] + "\n")
     evaluation = json.loads((args.run / "evaluation.json").read_text())

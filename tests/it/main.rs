@@ -3,6 +3,7 @@
 mod chat;
 mod cli;
 mod config;
+mod demo;
 mod doctor;
 mod eval;
 mod faults;
