@@ -12,13 +12,14 @@ use crate::reference::Reference;
 use crate::support::{fixture, golden_models, larder_ok, larder_refuses};
 
 /// A server, ended when it is dropped.
-struct Server {
+pub struct Server {
     child: Child,
     address: String,
 }
 
 impl Server {
-    fn start(model: &Path, flags: &[&str]) -> Server {
+    /// With a model and further flags.
+    pub fn start(model: &Path, flags: &[&str]) -> Server {
         let mut child = Command::new(env!("CARGO_BIN_EXE_larder-under-test"))
             .args(["serve", "-m", model.to_str().unwrap(), "--port", "0", "--threads", "2"])
             .args(flags)
@@ -54,7 +55,8 @@ impl Server {
         Response::of(&all)
     }
 
-    fn send(&self, method: &str, path: &str, headers: &str, body: &[u8]) -> Response {
+    /// Sends a request and waits for all of its answer.
+    pub fn send(&self, method: &str, path: &str, headers: &str, body: &[u8]) -> Response {
         let head = format!(
             "{method} {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\nContent-Length: {}\r\n{headers}\r\n",
             self.address,
@@ -63,7 +65,8 @@ impl Server {
         self.raw(&[head.as_bytes(), body].concat())
     }
 
-    fn get(&self, path: &str) -> Response {
+    /// Asks for a path.
+    pub fn get(&self, path: &str) -> Response {
         self.send("GET", path, "", b"")
     }
 
@@ -103,10 +106,11 @@ impl Drop for Server {
     }
 }
 
-struct Response {
-    status: u16,
-    head: String,
-    body: String,
+/// What was answered, its head in lower case.
+pub struct Response {
+    pub status: u16,
+    pub head: String,
+    pub body: String,
 }
 
 impl Response {
@@ -119,7 +123,8 @@ impl Response {
         Response { status, head: head.to_ascii_lowercase(), body }
     }
 
-    fn json(&self) -> Value {
+    /// Its body.
+    pub fn json(&self) -> Value {
         serde_json::from_str(&self.body).unwrap_or_else(|e| panic!("{e}: {}", self.body))
     }
 

@@ -31,7 +31,8 @@ pub async fn guard(State(app): State<App>, request: Request, next: Next) -> Resp
 
 /// The route by its pattern: there are few of those, whatever is asked for.
 fn route_of(request: &Request) -> &'static str {
-    const ROUTES: [&str; 9] = [
+    const ROUTES: [&str; 10] = [
+        "/",
         "/health",
         "/metrics",
         "/events",
@@ -48,7 +49,8 @@ fn route_of(request: &Request) -> &'static str {
 
 fn check(app: &App, request: &Request) -> Result<(), ApiError> {
     check_origin(app, request.headers())?;
-    if request.uri().path() == "/health" || is_preflight(app, request) {
+    // The page itself tells nothing, and asks for the key.
+    if matches!(request.uri().path(), "/" | "/health") || is_preflight(app, request) {
         return Ok(());
     }
     let Some(key) = &app.options.api_key else { return Ok(()) };

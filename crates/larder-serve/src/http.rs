@@ -22,6 +22,7 @@ use tokio::sync::{broadcast, mpsc, oneshot};
 use crate::error::{ApiError, Json};
 use crate::guard::guard;
 use crate::job::{CHANNEL, Job};
+use crate::page;
 use crate::queue::Question;
 use crate::reply::{Form, Kind, Stream, whole};
 use crate::request::{self, ChatRequest, CompletionRequest, Wish};
@@ -37,6 +38,7 @@ const LISTENERS: usize = 32;
 /// All routes.
 pub fn router(app: App) -> Router {
     Router::new()
+        .route("/", get(|| async { page::response() }))
         .route("/health", get(health))
         .route("/metrics", get(metrics))
         .route("/events", get(events))

@@ -3,7 +3,7 @@
 //! A request is read and checked ([`request`]), turned into tokens (`prompt.rs`), and waits in a bounded queue
 //! (`queue.rs`). One thread of its own has the decoder (`decode.rs`): it takes requests from the queue, lets the answers
 //! under way (`answer.rs`) take turns token by token, and hands what they write to whoever waits for it (`reply/`).
-//! Nothing here opens a file.
+//! `page/` is what a browser gets to see. Nothing here opens a file.
 
 mod answer;
 mod connection;
@@ -16,6 +16,7 @@ mod job;
 mod live;
 mod metrics;
 mod model;
+mod page;
 mod prompt;
 mod queue;
 mod reply;

@@ -128,6 +128,7 @@ impl Watch {
         (queued, active): (usize, usize),
     ) -> Value {
         let rates = self.rates(Instant::now());
+        let sampling = model.generation.sampling();
         let resident: serde_json::Map<String, Value> =
             model.layers.iter().zip(resident).map(|(layer, experts)| (layer.to_string(), json!(experts))).collect();
         let mut state = json!({
@@ -153,6 +154,7 @@ impl Watch {
             })),
             "resident": resident,
             "plan": model.plan,
+            "sampling": {"temperature": sampling.temperature, "top_p": sampling.top_p},
         });
         routing(&mut state, standing);
         state

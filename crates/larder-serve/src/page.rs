@@ -1,0 +1,70 @@
+//! The page at `/`: one file with its style, its script and its icon in it, and a policy that allows those and no others.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::LazyLock;
+
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+
+const PAGE: &str = include_str!("page/page.html");
+const STYLE: &str = include_str!("page/page.css");
+const ICON: &str = include_str!("page/icon.txt");
+/// One script, in parts by subject.
+const SCRIPT: &str = concat!(
+    include_str!("page/api.js"),
+    include_str!("page/markdown.js"),
+    include_str!("page/chat.js"),
+    include_str!("page/grid.js"),
+    include_str!("page/engine.js"),
+);
+
+/// The page, but for the word that each response has for its own parts.
+static WHOLE: LazyLock<String> =
+    LazyLock::new(|| PAGE.replace("{style}", STYLE).replace("{script}", SCRIPT).replace("{icon}", ICON.trim()));
+
+/// The page.
+pub fn response() -> Response {
+    let nonce = nonce();
+    let headers = [
+        (header::CONTENT_TYPE, "text/html; charset=utf-8".to_owned()),
+        (header::CONTENT_SECURITY_POLICY, policy(&nonce)),
+        (header::CACHE_CONTROL, "no-store".to_owned()),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff".to_owned()),
+        (header::REFERRER_POLICY, "no-referrer".to_owned()),
+    ];
+    (headers, WHOLE.replace("{nonce}", &nonce)).into_response()
+}
+
+fn policy(nonce: &str) -> String {
+    format!(
+        "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; img-src data:; connect-src 'self'; \
+         base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+}
+
+/// A word that nobody can guess: its keys come from the system.
+fn nonce() -> String {
+    let part = || RandomState::new().hash_one("page");
+    format!("{:016x}{:016x}", part(), part())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_part_is_in_its_place() {
+        for name in ["{style}", "{script}", "{icon}"] {
+            assert!(PAGE.contains(name) && !WHOLE.contains(name), "{name}");
+        }
+        assert!(WHOLE.contains(STYLE) && WHOLE.contains(SCRIPT));
+        // Otherwise a part could end the element that it is in.
+        assert!(!STYLE.contains("</") && !SCRIPT.contains("</script") && !SCRIPT.contains("<!--"));
+    }
+
+    #[test]
+    fn no_two_responses_share_a_nonce() {
+        assert_ne!(nonce(), nonce());
+        assert!(nonce().len() == 32 && policy("abc").matches("'nonce-abc'").count() == 2);
+    }
+}
