@@ -35,6 +35,12 @@ impl Sequence {
         &self.tokens
     }
 
+    /// How many tokens at the beginning need not be read again for `prompt`: those that both begin with, but never the
+    /// last one of the prompt, which is read for its logits.
+    pub fn shared_with(&self, prompt: &[u32]) -> usize {
+        common(&self.tokens, prompt)
+    }
+
     /// Tokens that still fit.
     pub fn room(&self) -> usize {
         self.context - self.tokens.len()
@@ -148,4 +154,26 @@ struct Pass<'a> {
     decoder: &'a Decoder,
     experts: &'a mut dyn ExpertPath,
     chunk: usize,
+}
+
+fn common(held: &[u32], prompt: &[u32]) -> usize {
+    let most = prompt.len().saturating_sub(1);
+    held.iter().zip(&prompt[..most]).take_while(|(a, b)| a == b).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_token_of_a_prompt_is_always_read() {
+        assert_eq!(common(&[], &[1]), 0);
+        assert_eq!(common(&[1, 2], &[1, 2, 3]), 2);
+        assert_eq!(common(&[1, 2, 3, 4], &[1, 2, 3]), 2);
+        assert_eq!(common(&[1, 2], &[1, 2]), 1);
+        assert_eq!(common(&[1, 2], &[1, 3, 4]), 1);
+        assert_eq!(common(&[1, 2, 3], &[1, 2]), 1);
+        assert_eq!(common(&[1, 2, 3], &[1, 9, 3]), 1);
+        assert_eq!((common(&[1], &[]), common(&[1], &[1])), (0, 0));
+    }
 }

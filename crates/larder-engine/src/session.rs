@@ -72,6 +72,11 @@ impl<'m, P: ExpertPath> Session<'m, P> {
         self.sequence.state_bytes()
     }
 
+    /// Tokens that need not be read again for `prompt`; see [`Sequence::shared_with`].
+    pub fn shared_with(&self, prompt: &[u32]) -> usize {
+        self.sequence.shared_with(prompt)
+    }
+
     /// Goes back to the first `len` tokens; see [`Sequence::rewind`].
     pub fn rewind(&mut self, len: usize) -> usize {
         self.sequence.rewind(self.decoder, len)

@@ -21,7 +21,7 @@ impl Shelf {
     /// The sequence that is best for `prompt`, gone back to as much of its beginning as both share and is remembered,
     /// always less than all of it. The caller guarantees that not all are taken.
     pub fn take(&mut self, prompt: &[u32], decoder: &Decoder) -> Sequence {
-        let shared: Vec<usize> = self.idle.iter().map(|sequence| common(sequence.tokens(), prompt)).collect();
+        let shared: Vec<usize> = self.idle.iter().map(|sequence| sequence.shared_with(prompt)).collect();
         let best = (0..self.idle.len()).max_by_key(|i| shared[*i]);
         let mut sequence = match best {
             Some(best) if worthwhile(shared[best], self.idle[best].tokens().len(), prompt.len()) => {
@@ -33,7 +33,7 @@ impl Shelf {
             }
             _ => self.idle.remove(0),
         };
-        let common = common(sequence.tokens(), prompt);
+        let common = sequence.shared_with(prompt);
         let remembered = sequence.rewind(decoder, common);
         if remembered < common {
             // It would all be read again in one go; as part of the prompt it is read in pieces.
@@ -55,12 +55,6 @@ impl Shelf {
     }
 }
 
-/// Tokens at the beginning that need not be read again: the last one is, for its logits.
-fn common(tokens: &[u32], prompt: &[u32]) -> usize {
-    let most = prompt.len().saturating_sub(1);
-    tokens.iter().zip(&prompt[..most]).take_while(|(a, b)| a == b).count()
-}
-
 /// A few tokens in common, which all prompts of a model may have, are no reason to give up a long text.
 fn worthwhile(shared: usize, own: usize, prompt: usize) -> bool {
     2 * shared >= own.min(prompt) && shared > 0
@@ -69,14 +63,6 @@ fn worthwhile(shared: usize, own: usize, prompt: usize) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_last_token_of_a_prompt_is_always_read() {
-        assert_eq!(common(&[1, 2, 3, 4], &[1, 2, 3]), 2);
-        assert_eq!(common(&[1, 2], &[1, 2, 3]), 2);
-        assert_eq!(common(&[1, 2, 3], &[1, 9, 3]), 1);
-        assert_eq!((common(&[], &[1]), common(&[1], &[1])), (0, 0));
-    }
 
     #[test]
     fn a_beginning_that_everybody_has_is_not_worth_a_long_text() {

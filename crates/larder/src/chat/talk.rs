@@ -172,7 +172,7 @@ impl<'a> Talk<'a> {
 
     /// Goes back to what `tokens` begin with, and says how many of them are still remembered.
     fn keep(&mut self, tokens: &[u32]) -> usize {
-        let kept = self.session.rewind(common(self.session.tokens(), tokens));
+        let kept = self.session.rewind(self.session.shared_with(tokens));
         if kept == 0 {
             self.session.experts_mut().new_sequence();
         }
@@ -191,12 +191,6 @@ impl<'a> Talk<'a> {
         }
         Ok(Some(last).filter(|_| !interrupt.came()))
     }
-}
-
-/// How many tokens both begin with; fewer than are wanted, because the last of those must be read for its logits.
-fn common(held: &[u32], wanted: &[u32]) -> usize {
-    let read = wanted.len().saturating_sub(1);
-    held.iter().zip(&wanted[..read]).take_while(|(held, wanted)| held == wanted).count()
 }
 
 /// All that was read and written, but for the token that ended it, and its text.
@@ -255,20 +249,5 @@ impl<W: std::io::Write> Listener<Experts> for Teller<'_, W> {
 
     fn step(&mut self, _: &Step, experts: &Experts) {
         self.after_prompt.get_or_insert_with(|| experts.traffic().unwrap_or_default());
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_both_begin_with_is_common_but_for_the_last() {
-        assert_eq!(common(&[], &[1]), 0);
-        assert_eq!(common(&[1, 2], &[1, 2, 3]), 2);
-        assert_eq!(common(&[1, 2], &[1, 2]), 1);
-        assert_eq!(common(&[1, 2], &[1, 3, 4]), 1);
-        assert_eq!(common(&[1, 2, 3], &[1, 2]), 1);
-        assert_eq!(common(&[1], &[]), 0);
     }
 }
