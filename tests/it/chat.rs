@@ -164,6 +164,23 @@ fn routing_changes_while_a_store_streams() {
     assert!(said.contains("routing             original") && said.contains("found in memory"), "{said}");
 }
 
+#[test]
+fn eviction_changes_and_the_text_does_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = dir.path().join("store");
+    larder_ok(&["convert", text(&fixture("golden/olmoe")), text(&store)]);
+    let talk = |lines: &str| answers(&["-m", text(&store), "-n", "8", "--cache-experts", "4"], lines);
+    let (usual, _) = talk("hi\nhi\nhi\n");
+    let (changed, said) = talk("hi\n/set eviction lfu\nhi\n/set eviction random:seed=3\nhi\n/set\n");
+    assert_eq!(changed, usual);
+    assert!(said.contains("eviction            random:seed=3"), "{said}");
+    // What cannot be had leaves all as it was.
+    for bad in ["youngest", "belady", "learned"] {
+        let (_, said) = answers(&["-m", text(&store), "--cache-experts", "4"], &format!("/set eviction {bad}\n/set\n"));
+        assert!(said.contains("error: ") && said.contains("eviction            lru"), "{bad}: {said}");
+    }
+}
+
 fn interrupt(child: &Child) {
     let sent = Command::new("kill").args(["-INT", &child.id().to_string()]).status().expect("kill starts");
     assert!(sent.success());

@@ -11,6 +11,7 @@ mod gguf;
 mod golden;
 mod hostile;
 mod lab;
+mod models;
 mod page;
 mod reference;
 mod rewind;

@@ -166,6 +166,16 @@ impl Cache {
         &self.ledger
     }
 
+    /// What its policies were made for.
+    pub fn setting(&self) -> &Setting {
+        self.ledger.setting()
+    }
+
+    /// Lets other policies say who leaves from now on, one for each pool.
+    pub fn set_policies(&mut self, policies: Vec<Box<dyn Eviction>>) {
+        self.ledger.set_policies(policies);
+    }
+
     /// The position of a layer among those with experts. The caller guarantees that it has some.
     pub fn row(&self, layer: LayerIdx) -> usize {
         self.rows[layer.index()].expect("only layers with experts are visited")

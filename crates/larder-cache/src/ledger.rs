@@ -98,6 +98,21 @@ impl Ledger {
         }
     }
 
+    /// Lets other policies say who leaves from now on. They hear of who is there in the order in which those before
+    /// them would have let go.
+    ///
+    /// The caller guarantees one policy for each pool, and that no wave is open.
+    pub fn set_policies(&mut self, policies: Vec<Box<dyn Eviction>>) {
+        assert_eq!(policies.len(), self.pools.len(), "one policy per pool");
+        for (pool, policy) in self.pools.iter_mut().zip(policies) {
+            let mut old = std::mem::replace(&mut pool.policy, policy);
+            while let Some(key) = old.victim(&|_| true) {
+                old.forget(key);
+                pool.policy.admit(key);
+            }
+        }
+    }
+
     /// What comes has nothing to do with what was.
     pub fn new_sequence(&mut self) {
         self.pools.iter_mut().for_each(|pool| pool.policy.new_sequence());

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use larder_cache::{Cache, Traffic, Visit};
 use larder_core::{Gate, LayerIdx, Residency};
 use larder_model::{Call, Compute, ExpertPath, ModelError, Routed, Workbench, distinct};
+use larder_policy::eviction::{Eviction, Setting};
 
 use crate::routing::Routing;
 
@@ -46,6 +47,16 @@ impl Streaming {
     /// Chooses in another way from now on.
     pub fn set_routing(&mut self, routing: Routing) {
         self.routing = routing;
+    }
+
+    /// Lets other policies say who leaves from now on, one for each pool of the setting that `make` is given.
+    pub fn set_eviction<E>(
+        &mut self,
+        make: impl FnOnce(&Setting) -> Result<Vec<Box<dyn Eviction>>, E>,
+    ) -> Result<(), E> {
+        let policies = make(self.cache.setting())?;
+        self.cache.set_policies(policies);
+        Ok(())
     }
 
     /// What comes has nothing to do with what was.

@@ -1,7 +1,7 @@
 //! The decode thread: answers take turns, a token or a piece of a prompt each.
 
 use std::collections::VecDeque;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::answer::{Answer, Progress, Step};
 use crate::engine::Engine;
@@ -71,11 +71,12 @@ impl Decode<'_> {
     /// The first in the row makes a step and goes to its end; whether it had anything to do.
     fn turn(&mut self) -> bool {
         let Some(mut answer) = self.active.pop_front() else { return false };
+        let began = Instant::now();
         let (step, over) = match answer.step(self.engine.as_mut(), self.active.is_empty()) {
             Progress::More(step) => (step, false),
             Progress::Over(step) => (step, true),
         };
-        self.note(&answer, step);
+        self.note(&answer, step, began.elapsed());
         match over {
             true => {
                 self.shared.metrics.lock().answered(answer.age());
@@ -86,12 +87,12 @@ impl Decode<'_> {
         over || step != Step::Stalled
     }
 
-    fn note(&mut self, answer: &Answer, step: Step) {
+    fn note(&mut self, answer: &Answer, step: Step, took: Duration) {
         if step == Step::Stalled {
             return;
         }
         let standing = self.engine.standing();
-        let event = self.watch.step(step, &standing);
+        let event = self.watch.step(step, took, &standing);
         if self.shared.live.is_heard() {
             let visits = self.engine.visits();
             let lengths = self.shared.queue.lengths();

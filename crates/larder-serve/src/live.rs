@@ -55,8 +55,16 @@ impl Live {
 pub struct Watch {
     start: Instant,
     before: Traffic,
-    recent: VecDeque<(Instant, usize, Traffic)>,
-    tokens: u64,
+    recent: VecDeque<Past>,
+    steps: u64,
+}
+
+/// A step that counts for rates.
+struct Past {
+    at: Instant,
+    took: Duration,
+    is_token: bool,
+    passed: Traffic,
 }
 
 /// What a step was.
@@ -79,11 +87,11 @@ struct Rates {
 impl Watch {
     /// Nothing happened yet.
     pub fn new() -> Self {
-        Watch { start: Instant::now(), before: Traffic::default(), recent: VecDeque::new(), tokens: 0 }
+        Watch { start: Instant::now(), before: Traffic::default(), recent: VecDeque::new(), steps: 0 }
     }
 
-    /// A step is over.
-    pub fn step(&mut self, step: Step, standing: &Standing) -> StepEvent {
+    /// A step is over that took so long.
+    pub fn step(&mut self, step: Step, took: Duration, standing: &Standing) -> StepEvent {
         let (kind, tokens) = match step {
             Step::Read(tokens) => ("prompt", tokens),
             Step::Wrote { .. } => ("token", 1),
@@ -92,29 +100,29 @@ impl Watch {
         let now = Instant::now();
         let traffic = standing.traffic.unwrap_or_default();
         let passed = traffic - std::mem::replace(&mut self.before, traffic);
-        self.recent.push_back((now, usize::from(kind == "token"), passed));
-        while self.recent.len() > STEPS || self.recent.front().is_some_and(|(at, ..)| now - *at > WINDOW) {
+        self.recent.push_back(Past { at: now, took, is_token: kind == "token", passed });
+        while self.recent.len() > STEPS || self.recent.front().is_some_and(|past| now - past.at > WINDOW) {
             self.recent.pop_front();
         }
-        self.tokens += 1;
-        let (at, number) = (now - self.start, self.tokens);
+        self.steps += 1;
+        let (at, number) = (now - self.start, self.steps);
         StepEvent { kind, tokens, passed, rates: self.rates(now), at, number }
     }
 
+    /// Per second of work: what passes while nobody asks for anything does not count, nor do prompts for the tokens.
     fn rates(&self, now: Instant) -> Rates {
-        let (mut tokens, mut passed) = (0, Traffic::default());
-        for (_, n, traffic) in &self.recent {
-            tokens += n;
-            passed = passed + *traffic;
+        let (mut tokens, mut writing, mut working, mut passed) =
+            (0, Duration::ZERO, Duration::ZERO, Traffic::default());
+        for past in self.recent.iter().filter(|past| now - past.at <= WINDOW) {
+            tokens += usize::from(past.is_token);
+            writing += past.took * u32::from(past.is_token);
+            working += past.took;
+            passed = passed + past.passed;
         }
-        let Some((first, ..)) = self.recent.front() else { return Rates::default() };
-        let seconds = (now - *first).as_secs_f64();
-        if seconds < 1e-3 || now - *first > 2 * WINDOW {
-            return Rates::default();
-        }
+        let per = |amount: f64, time: Duration| if time.is_zero() { 0.0 } else { amount / time.as_secs_f64() };
         Rates {
-            tokens_per_second: tokens as f64 / seconds,
-            bytes_per_second: passed.bytes() as f64 / seconds,
+            tokens_per_second: per(tokens as f64, writing),
+            bytes_per_second: per(passed.bytes() as f64, working),
             hit_rate: (passed.counts.wanted() > 0).then(|| passed.hit_rate()),
         }
     }
@@ -212,4 +220,21 @@ fn routing(value: &mut Value, standing: &Standing) {
     value["agreement"] = standing.quality.map_or(1.0, |quality| quality.agreement).into();
     value["kept_mass"] = standing.quality.map_or(1.0, |quality| quality.kept_mass).into();
     value["kl"] = standing.quality.map_or(0.0, |quality| quality.kl).into();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_those_of_the_time_at_work() {
+        let (mut watch, standing) = (Watch::new(), Standing::default());
+        let ms = Duration::from_millis;
+        watch.step(Step::Read(100), ms(500), &standing);
+        watch.step(Step::Wrote { first: None }, ms(20), &standing);
+        let event = watch.step(Step::Wrote { first: None }, ms(20), &standing);
+        assert!((event.rates.tokens_per_second - 50.0).abs() < 1e-6, "{}", event.rates.tokens_per_second);
+        let later = watch.rates(Instant::now() + 2 * WINDOW);
+        assert_eq!((later.tokens_per_second, later.hit_rate), (0.0, None));
+    }
 }

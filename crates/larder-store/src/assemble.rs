@@ -71,6 +71,20 @@ impl<'a> Assembler<'a> {
         Ok(())
     }
 
+    /// When the last of an expert's bytes comes, if its model is still on its way.
+    pub(crate) fn arrival(&self, layer: LayerIdx, expert: ExpertId) -> Option<usize> {
+        self.pieces().filter_map(|(piece, _)| self.source.arrival(&piece.tensor(layer, expert))).max()
+    }
+
+    /// Tells the source that an expert is done with.
+    pub(crate) fn used(&self, layer: LayerIdx, expert: ExpertId) -> Result<()> {
+        for (piece, form) in self.pieces() {
+            let found = Found::locate(self.source, piece, self.which(layer, expert), form)?;
+            self.source.used(&found.name, found.offset, found.bytes)?;
+        }
+        Ok(())
+    }
+
     /// The pieces of an expert and their shapes, in the order of [`ExpertLayout::parts`].
     fn pieces(&self) -> impl Iterator<Item = (&Piece, Form)> {
         let Geometry { hidden, inter, bias, .. } = self.geometry;

@@ -35,6 +35,6 @@ pub use quantize::{Unfit, can_write, narrow, widen};
 pub use resident::check_resident;
 pub use safetensors::{Dtype, Entry, Header};
 pub use shard::{DATA_START, checksum_of, shard_path};
-pub use source::{Checkpoint, Gguf, SIDECARS, Source, SourceFile, open_source, require};
+pub use source::{Arrivals, Checkpoint, Gguf, SIDECARS, Source, SourceFile, is_plain_name, open_source, require};
 pub use store::Store;
 pub use verify::{VerifyReport, verify};

@@ -51,9 +51,9 @@ pub struct Found<'a> {
     /// How its numbers are stored.
     pub kind: Kind,
     /// The expert's first byte in the tensor.
-    offset: usize,
+    pub offset: usize,
     /// The expert's bytes in the tensor.
-    bytes: usize,
+    pub bytes: usize,
     /// Outputs that the tensor holds for the expert, of which `pick` takes some.
     rows: usize,
     cols: usize,

@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, HashMap},
     fmt,
+    path::Path,
 };
 
 use larder_core::Kind;
@@ -52,7 +53,7 @@ pub struct Header {
 impl Header {
     /// Reads and checks the header of `file`.
     pub fn read(file: &ReadAt) -> Result<Self> {
-        Self::parse(file, &Self::read_json(file)?)
+        Self::parse(file.path(), file.len(), &Self::read_json(file)?)
     }
 
     /// The header's JSON as it stands in `file`, which is long enough to hold it.
@@ -73,17 +74,17 @@ impl Header {
         file.read_vec(PREFIX_BYTES, len)
     }
 
-    /// Checks the header `json` of `file`.
-    pub fn parse(file: &ReadAt, json: &[u8]) -> Result<Self> {
-        let bad = |what: String| StoreError::malformed(file.path(), format!("has a broken header: {what}"));
+    /// Checks the header `json` of a file of `len` bytes.
+    pub fn parse(path: &Path, len: u64, json: &[u8]) -> Result<Self> {
+        let bad = |what: String| StoreError::malformed(path, format!("has a broken header: {what}"));
         let raw: RawHeader = serde_json::from_slice(json).map_err(|e| bad(e.to_string()))?;
         let mut tensors: Vec<_> = raw.tensors.into_iter().collect();
         tensors.sort_by_key(|(_, info)| info.data_offsets);
         let checked = Metadata::new(None, tensors).map_err(|e| bad(e.to_string()))?;
         let data_start = PREFIX_BYTES + json.len() as u64;
         let end = data_start.checked_add(checked.data_len() as u64);
-        if end != Some(file.len()) {
-            let (want, got) = (checked.data_len(), file.len() - data_start);
+        if end != Some(len) {
+            let (want, got) = (checked.data_len(), len.saturating_sub(data_start));
             return Err(bad(format!("it describes {want} bytes of data, the file holds {got}")));
         }
         let entry = |info: &TensorInfo| Entry {

@@ -7,6 +7,8 @@ use larder_cache::Scope;
 use larder_core::Kind;
 use larder_engine::Sampling;
 use larder_model::Memory;
+use larder_policy::eviction::EvictionSpec;
+use larder_policy::routing::RoutingSpec;
 
 use crate::open::default_model;
 
@@ -57,6 +59,8 @@ pub enum Command {
     Lab(lab::Lab),
     /// Say what this machine has, and what could be mended.
     Doctor(machine::Doctor),
+    /// List, find and remove the models that larder keeps.
+    Models(machine::Models),
     /// Show what is set where.
     Config(machine::Config),
     /// Print what makes a shell complete this command.
@@ -68,7 +72,7 @@ pub enum Command {
 /// Make a store from a checkpoint folder or a GGUF file.
 #[derive(Args)]
 pub struct Convert {
-    /// A checkpoint folder of the Hugging Face hub, or a .gguf file.
+    /// A checkpoint folder of the Hugging Face hub, a .gguf file, or a model's name on the hub (org/name).
     pub source: PathBuf,
     /// The store to make. A conversion that was interrupted goes on where it stopped.
     pub store: PathBuf,
@@ -160,6 +164,9 @@ pub struct Run {
 /// as many as fit do and the others are read when they are needed.
 #[derive(Args)]
 pub struct EngineFlags {
+    /// Run a GGUF file as it is, and make no store beside it.
+    #[arg(long)]
+    pub no_store: bool,
     /// Keep N experts per layer in memory and read the others from the store.
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub cache_experts: Option<usize>,
@@ -174,7 +181,7 @@ pub struct EngineFlags {
     pub cache_scope: ScopeFlag,
     /// Who leaves when room is needed: lru, lfu, lfru, learned and others, with options as in random:seed=7.
     #[arg(long, value_name = "POLICY", default_value = "lru")]
-    pub eviction: String,
+    pub eviction: EvictionSpec,
     /// Trained weights for --eviction learned; the store's own unless said otherwise.
     #[arg(long, value_name = "FILE")]
     pub evictor: Option<PathBuf>,
@@ -184,7 +191,7 @@ pub struct EngineFlags {
     /// Which experts a token gets: original, or by what is in memory, which may change the text: prior:lambda=0.2,
     /// prior:budget=0.01, max-rank:m=8, cumsum:p=0.9, prune:h=4.
     #[arg(long, value_name = "STRATEGY", default_value = "original")]
-    pub routing: String,
+    pub routing: RoutingSpec,
     /// Write down which experts were chosen, for the lab.
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,

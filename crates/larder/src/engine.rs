@@ -58,9 +58,7 @@ impl Engine {
 
     /// The same for so many sequences at a time.
     pub fn start_many(model: &Model, flags: &EngineFlags, context: usize, sequences: usize) -> Result<Self> {
-        // A misspelt name is an error even where nothing streams and the flag would have no effect.
-        let help = help(&flags.eviction.parse()?, model, flags)?;
-        let routing: RoutingSpec = flags.routing.parse()?;
+        let help = help(&flags.eviction, model, flags.evictor.as_deref())?;
         check_reader(&flags.reader)?;
         let facts = Facts { sequences, ..facts(model, flags, context)? };
         let plan = decide(&facts, flags)?;
@@ -94,8 +92,8 @@ impl Engine {
         let decoder = model.decoder(&compute)?;
         let recorder = flags.trace.as_ref().map(|to| recorder(to, &decoder, flags)).transpose()?;
         let mut experts = Experts { path, recorder, visits: None };
-        experts.route_by(&routing, &decoder, model)?;
-        said["routing"] = routing.to_string().into();
+        experts.route_by(&flags.routing, &decoder, model)?;
+        said["routing"] = flags.routing.to_string().into();
         if flags.mlock {
             eprintln!("locked: {} of memory", print::bytes(memory::lock_all()?));
         }
@@ -173,8 +171,7 @@ fn stream(
     let manifest = store.manifest();
     let (geometry, slot_bytes) = (&manifest.geometry, manifest.experts.data_bytes);
     let setting = Setting { scratch: flags.cache_scratch, ..Setting::new(geometry, slots, scope) };
-    let eviction: EvictionSpec = flags.eviction.parse()?;
-    let policies = eviction.make(&setting, help)?;
+    let policies = flags.eviction.make(&setting, help)?;
     let total = setting.all_slots();
     let (arena, memory) = Arena::new(total, slot_bytes)
         .with_context(|| format!("{total} slots of {} cannot be had", print::bytes(slot_bytes as u64)))?;
@@ -189,7 +186,7 @@ fn stream(
 /// Who writes down what is chosen, and how the model chooses.
 fn recorder(to: &std::path::Path, decoder: &Decoder, flags: &EngineFlags) -> Result<(PathBuf, Recorder)> {
     let mut recorder = Recorder::new(decoder.geometry(), flags.trace_logits);
-    recorder.say("routing", flags.routing.clone());
+    recorder.say("routing", flags.routing.to_string());
     if flags.trace_logits {
         let gates: Vec<&Gate> = decoder.gates().collect();
         recorder.say(larder_lab::GATES, serde_json::to_string(&gates)?);
@@ -198,20 +195,19 @@ fn recorder(to: &std::path::Path, decoder: &Decoder, flags: &EngineFlags) -> Res
 }
 
 /// The trained weights that a policy asks for.
-fn help(eviction: &EvictionSpec, model: &Model, flags: &EngineFlags) -> Result<Help> {
+fn help(eviction: &EvictionSpec, model: &Model, evictor: Option<&std::path::Path>) -> Result<Help> {
     if eviction.name() != "learned" {
         return Ok(Help::default());
     }
     let own = model.source().path().join("evictor.safetensors");
-    let file = flags.evictor.as_ref().unwrap_or(&own);
-    if flags.evictor.is_none() && !own.exists() {
+    if evictor.is_none() && !own.exists() {
         bail!(
             "{}: there are no trained weights for --eviction learned; make them with `larder lab train`, or name them \
              with --evictor",
             own.display()
         );
     }
-    Ok(Help { evictor: Some(Arc::new(larder_lab::read_evictor(file)?)), ..Help::default() })
+    Ok(Help { evictor: Some(Arc::new(larder_lab::read_evictor(evictor.unwrap_or(&own))?)), ..Help::default() })
 }
 
 /// Where a store keeps the spread of its routers.
@@ -299,6 +295,18 @@ impl Experts {
                 "--routing {spec} chooses by what is in the slots of a store, and {} is read whole",
                 model.source().path().display()
             ),
+        }
+        Ok(())
+    }
+
+    /// Lets this policy say who leaves from now on; `evictor` has its trained weights, if not the model itself.
+    pub fn evict_by(&mut self, spec: &EvictionSpec, model: &Model, evictor: Option<&std::path::Path>) -> Result<()> {
+        let help = help(spec, model, evictor)?;
+        match &mut self.path {
+            Path::Streaming(streaming) => streaming.set_eviction(|setting| spec.make(setting, &help))?,
+            Path::AllResident(_) => {
+                bail!("nobody leaves: all experts of {} are in memory", model.source().path().display())
+            }
         }
         Ok(())
     }

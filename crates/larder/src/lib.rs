@@ -14,6 +14,7 @@ mod doctor;
 mod engine;
 mod load;
 mod memory;
+mod models;
 mod open;
 mod places;
 mod plan;

@@ -13,7 +13,7 @@ use larder_store::{
 };
 use serde_json::Value;
 
-use crate::load;
+use crate::{load, models};
 
 /// Where the demo model is in the project.
 const DEMO: &str = "models/demo";
@@ -49,8 +49,23 @@ impl Form {
 }
 
 impl Model {
-    /// Opens a store, a checkpoint folder or a GGUF file.
+    /// Opens a store, a checkpoint folder or a GGUF file, or a model by its name on the hub.
     pub fn open(path: &Path) -> Result<Self> {
+        match models::named(path) {
+            Some(name) if path != Path::new(DEMO) => Self::open_path(&models::obtain(&name)?),
+            _ => Self::open_path(path),
+        }
+    }
+
+    /// As [`Self::open`], to write many tokens: of a GGUF file a store is made beside it unless `as_it_is`.
+    pub fn open_to_run(path: &Path, as_it_is: bool) -> Result<Self> {
+        match as_it_is || !models::is_gguf(path) {
+            true => Self::open(path),
+            false => Self::open_path(&models::store_beside(path)?),
+        }
+    }
+
+    fn open_path(path: &Path) -> Result<Self> {
         let form = match path.join(MANIFEST).exists() {
             true => Form::Store(Arc::new(Store::open(path)?)),
             false if path.join(CONVERTING).exists() => {
@@ -64,10 +79,7 @@ impl Model {
             false => Form::Source(open_source(path)?),
         };
         let source = form.source();
-        let mut blueprint = larder_model::blueprint(source.config()).with_context(|| shown(path))?;
-        if let Some(names) = source.expert_names() {
-            blueprint.experts = names;
-        }
+        let blueprint = blueprint_of(source)?;
         match &form {
             Form::Store(store) => store.check(&blueprint)?,
             Form::Source(source) => check_resident(source.as_ref(), &blueprint)?,
@@ -161,6 +173,15 @@ impl Model {
         GenerationConfig::from_bytes(bytes.as_deref(), config.to_string().as_bytes())
             .with_context(|| shown(self.source().path()))
     }
+}
+
+/// What the config of a source says, with the names that the source has for its experts.
+pub fn blueprint_of(source: &dyn Source) -> Result<Blueprint> {
+    let mut blueprint = larder_model::blueprint(source.config()).with_context(|| shown(source.path()))?;
+    if let Some(names) = source.expert_names() {
+        blueprint.experts = names;
+    }
+    Ok(blueprint)
 }
 
 /// The experts of a model, wherever they are.

@@ -13,6 +13,13 @@ pub fn state() -> Option<PathBuf> {
     folder(std::env::var_os("XDG_STATE_HOME"), std::env::var_os("HOME"), ".local/state")
 }
 
+/// The folder of the models that larder keeps: `LARDER_MODELS`, or that of a person's data.
+pub fn models() -> Option<PathBuf> {
+    let named = std::env::var_os("LARDER_MODELS").map(PathBuf::from).filter(|path| !path.as_os_str().is_empty());
+    let data = || folder(std::env::var_os("XDG_DATA_HOME"), std::env::var_os("HOME"), ".local/share");
+    named.or_else(|| Some(data()?.join("models")))
+}
+
 /// A relative path in the environment counts for nothing.
 fn folder(named: Option<OsString>, home: Option<OsString>, usual: &str) -> Option<PathBuf> {
     let absolute = |path: OsString| Some(PathBuf::from(path)).filter(|path| path.is_absolute());

@@ -260,6 +260,7 @@ mod tests {
 
     use super::*;
     use crate::cli::{ByteSize, ScopeFlag};
+    use larder_policy::routing::RoutingSpec;
 
     const MEGA: u64 = 1 << 20;
 
@@ -277,12 +278,13 @@ mod tests {
     }
 
     fn flags(cache_experts: Option<usize>, cache_mem: Option<u64>, cache_scope: ScopeFlag) -> EngineFlags {
-        let (eviction, reader) = ("lru".into(), "auto".into());
+        let (eviction, reader) = ("lru".parse().unwrap(), "auto".into());
         let cache_mem = cache_mem.map(ByteSize);
         let (prefetch, threads, pin, exact) = (0, None, false, false);
-        let (preload, mlock, kv) = (false, false, None);
+        let (no_store, preload, mlock, kv) = (false, false, false, None);
         let (evictor, cache_scratch, trace, trace_logits) = (None, 0, None, false);
         EngineFlags {
+            no_store,
             cache_experts,
             cache_mem,
             preload,
@@ -290,7 +292,7 @@ mod tests {
             eviction,
             evictor,
             cache_scratch,
-            routing: "original".into(),
+            routing: RoutingSpec::default(),
             trace,
             trace_logits,
             reader,

@@ -15,7 +15,7 @@ const PLAIN_EVERY: Duration = Duration::from_secs(10);
 
 /// How far some work has come.
 pub struct Bar {
-    what: &'static str,
+    what: String,
     unit: Unit,
     total: u64,
     start: Instant,
@@ -50,24 +50,24 @@ struct Plain {
 }
 
 /// A bar for `total` bytes of `what`, on standard error.
-pub fn bar(what: &'static str, total: u64) -> Bar {
+pub fn bar(what: &str, total: u64) -> Bar {
     begin(what, Unit::Bytes, total)
 }
 
 /// A bar for `total` things on standard error.
-pub fn count(what: &'static str, things: &'static str, total: u64) -> Bar {
+pub fn count(what: &str, things: &'static str, total: u64) -> Bar {
     begin(what, Unit::Things(things), total)
 }
 
-fn begin(what: &'static str, unit: Unit, total: u64) -> Bar {
+fn begin(what: &str, unit: Unit, total: u64) -> Bar {
     let kind = match std::io::stderr().is_terminal() {
         true => Kind::Terminal(terminal(what, unit, total)),
         false => Kind::Plain(Mutex::new(Plain { done: 0, next: PATIENCE })),
     };
-    Bar { what, unit, total, start: Instant::now(), kind }
+    Bar { what: what.to_owned(), unit, total, start: Instant::now(), kind }
 }
 
-fn terminal(what: &'static str, unit: Unit, total: u64) -> ProgressBar {
+fn terminal(what: &str, unit: Unit, total: u64) -> ProgressBar {
     let style = match unit {
         Unit::Bytes => "{msg} {wide_bar:.cyan/dim} {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {eta}",
         Unit::Things(_) => "{msg} {wide_bar:.cyan/dim} {percent} % {per_sec} {eta}",
@@ -75,7 +75,7 @@ fn terminal(what: &'static str, unit: Unit, total: u64) -> ProgressBar {
     let style = ProgressStyle::with_template(style).expect("the template above is valid");
     let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr_with_hz(8));
     bar.set_style(style);
-    bar.set_message(what);
+    bar.set_message(what.to_owned());
     bar
 }
 
@@ -95,6 +95,15 @@ impl Bar {
                     eprintln!("{}: {done} of {total}, {rate}/s", self.what);
                 }
             }
+        }
+    }
+
+    /// So much was done before.
+    #[cfg(feature = "hub")]
+    pub fn resume(&self, amount: u64) {
+        match &self.kind {
+            Kind::Terminal(bar) => bar.set_position(amount),
+            Kind::Plain(plain) => plain.lock().unwrap_or_else(|e| e.into_inner()).done = amount,
         }
     }
 

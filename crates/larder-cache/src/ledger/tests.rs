@@ -59,6 +59,37 @@ fn a_failed_read_leaves_nothing_behind() {
 }
 
 #[test]
+fn policies_change_and_nobody_is_lost() {
+    let names = larder_policy::eviction::POLICIES.iter().map(|p| p.name).filter(|n| !["belady", "learned"].contains(n));
+    let names: Vec<&str> = names.collect();
+    let setting = Setting { rows: 2, experts: 8, top_k: 2, slots: 5, scope: Scope::Global, scratch: 0 };
+    let make = |name: &str| name.parse::<EvictionSpec>().unwrap().make(&setting, &Help::default()).unwrap();
+    let steps = |ledger: &mut Ledger, salt: usize| {
+        (0..40).for_each(|i| visit(ledger, i % 2, &[(3 * i + salt) % 8, (5 * i * i + 1 + salt) % 7]));
+    };
+    for (before, after) in names.iter().flat_map(|b| names.iter().map(move |a| (b, a))) {
+        let mut ledger = Ledger::new(&setting, make(before));
+        steps(&mut ledger, 0);
+        let there = |l: &Ledger| (0..16).filter(|i| l.is_resident(i / 8, i % 8)).collect::<Vec<_>>();
+        let residents = there(&ledger);
+        ledger.set_policies(make(after));
+        assert_eq!(there(&ledger), residents, "{before} to {after}");
+        steps(&mut ledger, 1);
+        assert_eq!(there(&ledger).len(), 5, "{before} to {after}");
+    }
+    // Who would have left first still does.
+    let (mut same, mut changed) = (Ledger::new(&setting, make("lru")), Ledger::new(&setting, make("lru")));
+    for ledger in [&mut same, &mut changed] {
+        steps(ledger, 0);
+    }
+    changed.set_policies(make("lru"));
+    for ledger in [&mut same, &mut changed] {
+        steps(ledger, 1);
+    }
+    assert_eq!(changed.counts(), same.counts());
+}
+
+#[test]
 fn layers_share_slots_only_in_global_scope() {
     for (scope, kept) in [(Scope::Layer, true), (Scope::Global, false)] {
         let mut ledger = lru(2, 4, 2, scope);

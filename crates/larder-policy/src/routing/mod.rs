@@ -156,6 +156,13 @@ impl RoutingSpec {
     }
 }
 
+/// The model's own choice.
+impl Default for RoutingSpec {
+    fn default() -> Self {
+        original::STRATEGY.name.parse().expect("it is in the table and needs no options")
+    }
+}
+
 impl FromStr for RoutingSpec {
     type Err = PolicyError;
 

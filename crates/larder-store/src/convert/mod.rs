@@ -110,10 +110,17 @@ struct Job<'a> {
     data_bytes: usize,
 }
 
+/// One step of a conversion.
+enum Task {
+    Resident,
+    /// An expert by its number.
+    Expert(usize),
+}
+
 /// What one task of a conversion left behind.
 enum Done {
     Resident(ResidentFile),
-    Expert { checksum: String, resumed: bool },
+    Expert { number: usize, checksum: String, resumed: bool },
 }
 
 /// Buffers of one thread.
@@ -176,10 +183,10 @@ impl Job<'_> {
         let sidecars = self.write_sidecars(target)?;
         let threads = (IN_FLIGHT_BYTES / self.file_bytes()).clamp(1, THREADS);
         let buffers = || Buffers { file: AlignedBuffer::new(self.file_bytes()), scratch: Scratch::default() };
-        let count = 1 + self.blueprint.geometry.expert_count();
-        let done = parallel(threads, count, buffers, |buffers, task| match task {
-            0 => self.write_resident(target),
-            task => self.write_expert(target, task - 1, buffers),
+        let tasks = self.tasks();
+        let done = parallel(threads, tasks.len(), buffers, |buffers, i| match tasks[i] {
+            Task::Resident => self.write_resident(target),
+            Task::Expert(expert) => self.write_expert(target, expert, buffers),
         })?;
         let (resident, checksums, resumed) = self.sort_out(done);
         target.sync(&self.blueprint.geometry.moe_layers)?;
@@ -188,6 +195,24 @@ impl Job<'_> {
         sync_folder(target.path())?;
         target.finish()?;
         Ok(resumed)
+    }
+
+    /// The order of the work. The resident weights are long to write, so they come first; if the model is still on its
+    /// way they come last, for they are in all of its files, and the experts in the order in which they arrive.
+    fn tasks(&self) -> Vec<Task> {
+        let experts = 0..self.blueprint.geometry.expert_count();
+        let arrival = |i: &usize| {
+            let (layer, expert) = self.expert_at(*i);
+            self.assembler.arrival(layer, expert)
+        };
+        let mut experts: Vec<_> = experts.map(|i| (arrival(&i), i)).collect();
+        experts.sort_unstable();
+        let coming = experts.iter().any(|(arrival, _)| arrival.is_some());
+        let experts = experts.into_iter().map(|(_, i)| Task::Expert(i));
+        match coming {
+            false => std::iter::once(Task::Resident).chain(experts).collect(),
+            true => experts.chain(std::iter::once(Task::Resident)).collect(),
+        }
     }
 
     fn write_sidecars(&self, target: &Target) -> Result<Vec<SidecarFile>> {
@@ -237,19 +262,24 @@ impl Job<'_> {
                 checksum
             }
         };
+        if self.assembler.arrival(layer, expert).is_some() {
+            // The shard must outlive a power failure before what it was made of may go.
+            sync_folder(&target.path().join(layer_folder(layer)))?;
+            self.assembler.used(layer, expert)?;
+        }
         self.progress.advance(self.file_bytes() as u64);
-        Ok(Done::Expert { checksum, resumed })
+        Ok(Done::Expert { number: i, checksum, resumed })
     }
 
     fn sort_out(&self, done: Vec<Done>) -> (ResidentFile, Vec<Vec<String>>, usize) {
         let mut resident = ResidentFile { bytes: 0, header_checksum: String::new() };
-        let mut all = Vec::with_capacity(done.len());
+        let mut all = vec![String::new(); self.blueprint.geometry.expert_count()];
         let mut count = 0;
         for done in done {
             match done {
                 Done::Resident(file) => resident = file,
-                Done::Expert { checksum, resumed } => {
-                    all.push(checksum);
+                Done::Expert { number, checksum, resumed } => {
+                    all[number] = checksum;
                     count += usize::from(resumed);
                 }
             }

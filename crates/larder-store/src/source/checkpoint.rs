@@ -13,7 +13,7 @@ use crate::{
     error::{Fault, Result, StoreError},
     file::{ReadAt, read_small},
     safetensors::{Header, kind_of},
-    source::{SIDECAR_LIMIT, Source, SourceFile},
+    source::{Arrivals, SIDECAR_LIMIT, Source, SourceFile},
 };
 
 const CONFIG_LIMIT: u64 = 16 << 20;
@@ -25,9 +25,17 @@ const INDEX: &str = "model.safetensors.index.json";
 pub struct Checkpoint {
     path: PathBuf,
     config: Value,
-    files: Vec<ReadAt>,
+    files: Vec<File>,
+    arrivals: Option<Box<dyn Arrivals>>,
     tensors: BTreeMap<String, Place>,
     fingerprint: u64,
+}
+
+/// A file of weights.
+enum File {
+    Here(ReadAt),
+    /// On its way, or no longer whole.
+    Coming(SourceFile),
 }
 
 /// Where a tensor is.
@@ -41,17 +49,44 @@ struct Place {
 impl Checkpoint {
     /// Opens a folder; reads its config and all headers, none of the data.
     pub fn open(path: &Path) -> Result<Self> {
+        Self::load(path, None)
+    }
+
+    /// A folder that has its small files already, and whose weights are `arrivals`.
+    pub fn arriving(path: &Path, arrivals: Box<dyn Arrivals>) -> Result<Self> {
+        Self::load(path, Some(arrivals))
+    }
+
+    /// The files that hold the weights of the folder at `path`, of which `listed` are to be had.
+    pub fn weight_files(path: &Path, listed: &[&str]) -> Result<Vec<String>> {
+        if listed.contains(&SINGLE) {
+            return Ok(vec![SINGLE.to_owned()]);
+        }
+        let map = read_map(path, |file| listed.contains(&file))?;
+        let map = map.ok_or_else(|| StoreError::new(Fault::Missing, path, "has no safetensors file"))?;
+        let mut files: Vec<String> = map.into_values().collect();
+        files.sort_unstable();
+        files.dedup();
+        Ok(files)
+    }
+
+    fn load(path: &Path, arrivals: Option<Box<dyn Arrivals>>) -> Result<Self> {
         let mut fingerprint = Xxh3::new();
         let config_path = path.join("config.json");
         let config = read_small(&config_path, CONFIG_LIMIT)?
             .ok_or_else(|| StoreError::new(Fault::Missing, path, "has no config.json"))?;
         fingerprint.update(&config);
         let config = parse_json(&config_path, &config)?;
-        let mut checkpoint =
-            Checkpoint { path: path.to_owned(), config, files: vec![], tensors: BTreeMap::new(), fingerprint: 0 };
-        match weight_map(path)? {
+        let map = match &arrivals {
+            Some(_) => read_map(path, |_| true)?,
+            None => weight_map(path)?,
+        };
+        let (path, files, tensors) = (path.to_owned(), vec![], BTreeMap::new());
+        let mut checkpoint = Checkpoint { path, config, files, arrivals, tensors, fingerprint: 0 };
+        match map {
             Some(map) => checkpoint.add_indexed(&map, &mut fingerprint)?,
-            None => checkpoint.add_file(&single_file(path)?, &mut fingerprint, |_| true)?,
+            None if checkpoint.arrivals.is_some() => checkpoint.add_file(SINGLE, &mut fingerprint, |_| true)?,
+            None => checkpoint.add_file(&single_file(&checkpoint.path)?, &mut fingerprint, |_| true)?,
         }
         checkpoint.fingerprint = fingerprint.digest();
         Ok(checkpoint)
@@ -74,12 +109,22 @@ impl Checkpoint {
     }
 
     fn add_file(&mut self, name: &str, fingerprint: &mut Xxh3, wanted: impl Fn(&str) -> bool) -> Result<()> {
-        let file = ReadAt::open(&self.path.join(name))?;
-        let json = Header::read_json(&file)?;
+        let path = self.path.join(name);
+        let (file, bytes, json) = match &self.arrivals {
+            Some(arrivals) => {
+                let (bytes, json) = arrivals.header(name)?;
+                (File::Coming(SourceFile { name: name.to_owned(), bytes }), bytes, json)
+            }
+            None => {
+                let file = ReadAt::open(&path)?;
+                let (bytes, json) = (file.len(), Header::read_json(&file)?);
+                (File::Here(file), bytes, json)
+            }
+        };
         fingerprint.update(name.as_bytes());
-        fingerprint.update(&file.len().to_le_bytes());
+        fingerprint.update(&bytes.to_le_bytes());
         fingerprint.update(&json);
-        for (tensor, entry) in Header::parse(&file, &json)?.tensors {
+        for (tensor, entry) in Header::parse(&path, bytes, &json)?.tensors {
             if wanted(&tensor) {
                 let meta = kind_of(entry.dtype).ok_or_else(|| format!("{:?}", entry.dtype));
                 let meta =
@@ -92,15 +137,29 @@ impl Checkpoint {
     }
 }
 
+impl Checkpoint {
+    fn place(&self, name: &str) -> Result<&Place> {
+        let missing = || StoreError::new(Fault::Missing, &self.path, format!("has no tensor '{name}'"));
+        self.tensors.get(name).ok_or_else(missing)
+    }
+}
+
 impl Tensors for Checkpoint {
     fn meta(&self, name: &str) -> Option<&TensorMeta> {
         self.tensors.get(name)?.meta.as_ref().ok()
     }
 
     fn read(&self, name: &str, offset: usize, into: &mut [u8]) -> Result<(), TensorsError> {
-        let missing = || StoreError::new(Fault::Missing, &self.path, format!("has no tensor '{name}'"));
-        let place = self.tensors.get(name).ok_or_else(missing)?;
-        Ok(self.files[place.file].read(place.start + offset as u64, into)?)
+        let place = self.place(name)?;
+        let start = place.start + offset as u64;
+        match (&self.files[place.file], &self.arrivals) {
+            (File::Here(file), _) => file.read(start, into)?,
+            (File::Coming(file), arrivals) => {
+                let arrivals = arrivals.as_ref().expect("files come only if somebody brings them");
+                arrivals.file(&file.name, start..start + into.len() as u64)?.read(start, into)?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -126,11 +185,25 @@ impl Source for Checkpoint {
     }
 
     fn read_once(&self) {
-        self.files.iter().for_each(ReadAt::read_once);
+        self.files.iter().filter_map(File::here).for_each(ReadAt::read_once);
+    }
+
+    fn arrival(&self, name: &str) -> Option<usize> {
+        let place = self.tensors.get(name)?;
+        matches!(self.files[place.file], File::Coming(_)).then_some(place.file)
+    }
+
+    fn used(&self, name: &str, offset: usize, bytes: usize) -> Result<()> {
+        let place = self.place(name)?;
+        let start = place.start + offset as u64;
+        match (&self.files[place.file], &self.arrivals) {
+            (File::Coming(file), Some(arrivals)) => arrivals.used(&file.name, start..start + bytes as u64),
+            _ => Ok(()),
+        }
     }
 
     fn files(&self) -> Vec<SourceFile> {
-        self.files.iter().map(SourceFile::of).collect()
+        self.files.iter().map(File::described).collect()
     }
 
     fn fingerprint(&self) -> u64 {
@@ -138,16 +211,37 @@ impl Source for Checkpoint {
     }
 }
 
+impl File {
+    fn here(&self) -> Option<&ReadAt> {
+        match self {
+            File::Here(file) => Some(file),
+            File::Coming(_) => None,
+        }
+    }
+
+    fn described(&self) -> SourceFile {
+        match self {
+            File::Here(file) => SourceFile::of(file),
+            File::Coming(file) => file.clone(),
+        }
+    }
+}
+
 /// The index's map from tensors to files, or `None` if the model is in one file.
 fn weight_map(path: &Path) -> Result<Option<BTreeMap<String, String>>> {
+    match path.join(SINGLE).exists() {
+        true => Ok(None),
+        false => read_map(path, |file| path.join(file).exists()),
+    }
+}
+
+/// The map from tensors to files if there is an index, all of whose files must be there.
+fn read_map(path: &Path, is_there: impl Fn(&str) -> bool) -> Result<Option<BTreeMap<String, String>>> {
     #[derive(serde::Deserialize)]
     struct Index {
         weight_map: BTreeMap<String, String>,
     }
     let index_path = path.join(INDEX);
-    if path.join(SINGLE).exists() {
-        return Ok(None);
-    }
     let Some(bytes) = read_small(&index_path, INDEX_LIMIT)? else { return Ok(None) };
     let index: Index = parse_json(&index_path, &bytes)?;
     for file in index.weight_map.values() {
@@ -155,7 +249,7 @@ fn weight_map(path: &Path) -> Result<Option<BTreeMap<String, String>>> {
             let what = format!("names '{file}', which is not a file of its own folder");
             return Err(StoreError::malformed(&index_path, what));
         }
-        if !path.join(file).exists() {
+        if !is_there(file) {
             return Err(StoreError::new(Fault::Missing, &index_path, format!("names {file}, which is not there")));
         }
     }
@@ -179,7 +273,7 @@ fn single_file(path: &Path) -> Result<String> {
 }
 
 /// Whether `name` can only mean a file in the folder it is looked up in.
-pub(crate) fn is_plain_name(name: &str) -> bool {
+pub fn is_plain_name(name: &str) -> bool {
     let mut components = Path::new(name).components();
     let plain = matches!(components.next(), Some(Component::Normal(first)) if first == name);
     plain && components.next().is_none() && !name.contains(['\\', '\0'])

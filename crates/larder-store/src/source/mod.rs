@@ -9,10 +9,12 @@ use crate::{
     file::ReadAt,
 };
 
+mod arrivals;
 mod checkpoint;
 mod gguf;
 
-pub use checkpoint::Checkpoint;
+pub use arrivals::Arrivals;
+pub use checkpoint::{Checkpoint, is_plain_name};
 pub use gguf::Gguf;
 
 /// The files that travel with a model, in the order in which a store lists them.
@@ -69,6 +71,16 @@ pub trait Source: Tensors + Send + Sync {
 
     /// All tensors will be read soon, so the system may begin.
     fn read_soon(&self) {}
+
+    /// When a tensor comes, if the model is still on its way: those of a lower number are there earlier.
+    fn arrival(&self, _name: &str) -> Option<usize> {
+        None
+    }
+
+    /// These bytes of a tensor have been converted for good, so a source that owns its files need not keep them.
+    fn used(&self, _name: &str, _offset: usize, _bytes: usize) -> Result<()> {
+        Ok(())
+    }
 
     /// The files that hold the weights.
     fn files(&self) -> Vec<SourceFile>;

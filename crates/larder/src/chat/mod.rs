@@ -14,7 +14,7 @@ mod talk;
 mod thinking;
 
 use std::io::IsTerminal;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, anyhow, bail};
 use larder_engine::{Finish, Routing, StopMatcher};
@@ -39,7 +39,7 @@ pub fn run(args: Chat) -> Result<()> {
     let interactive = screen.terminal && std::io::stdin().is_terminal();
     let settings = Settings::new(&args, screen.terminal)?;
     let stop = StopMatcher::new(args.stop.clone())?;
-    let model = Model::open(&args.model)?;
+    let model = Model::open_to_run(&args.model, args.engine.no_store)?;
     let text = model.text()?;
     let generation = model.generation()?;
     let mut engine = Engine::start(&model, &args.engine, args.context)?;
@@ -54,6 +54,7 @@ pub fn run(args: Chat) -> Result<()> {
     let mut room = Room {
         talk: Talk::new(engine.session(), &text, &generation.eos, stop, context),
         model: &model,
+        evictor: args.engine.evictor.clone(),
         conversation: Conversation { system: args.system, messages: vec![] },
         settings,
         stats: Stats::default(),
@@ -71,6 +72,8 @@ pub fn run(args: Chat) -> Result<()> {
 struct Room<'a> {
     talk: Talk<'a>,
     model: &'a Model,
+    /// Trained weights that are not the model's.
+    evictor: Option<PathBuf>,
     conversation: Conversation,
     settings: Settings,
     stats: Stats,
@@ -223,6 +226,10 @@ impl Room<'_> {
 
     /// Takes new settings, all or none.
     fn change(&mut self, new: Settings) -> Result<()> {
+        if new.eviction.to_string() != self.settings.eviction.to_string() {
+            let evictor = self.evictor.as_deref();
+            self.talk.session.experts_mut().evict_by(&new.eviction, self.model, evictor)?;
+        }
         if new.routing.to_string() != self.settings.routing.to_string() {
             let decoder = self.talk.session.decoder();
             self.talk.session.experts_mut().route_by(&new.routing, decoder, self.model)?;

@@ -2,6 +2,7 @@
 
 use anyhow::{Result, anyhow, bail};
 use larder_engine::Sampling;
+use larder_policy::eviction::EvictionSpec;
 use larder_policy::routing::RoutingSpec;
 use serde_json::{Map, Value, json};
 
@@ -19,6 +20,8 @@ pub struct Settings {
     pub max_tokens: Option<usize>,
     /// Which experts a token gets.
     pub routing: RoutingSpec,
+    /// Who leaves the cache when room is needed.
+    pub eviction: EvictionSpec,
     /// How thinking is shown.
     pub thinking: ThinkingFlag,
     /// Whether something is said about speed.
@@ -50,6 +53,7 @@ const TABLE: &[Row] = &[
     Row { name: "seed", show: |s| s.seed.to_string(), set: |s, v| number(v).map(|n| s.seed = n) },
     Row { name: "max-tokens", show: |s| s.max_tokens.map_or("off".into(), |n| n.to_string()), set: set_max_tokens },
     Row { name: "routing", show: |s| s.routing.to_string(), set: set_routing },
+    Row { name: "eviction", show: |s| s.eviction.to_string(), set: set_eviction },
     Row { name: "thinking", show: |s| thinking_name(s.thinking).into(), set: set_thinking },
     Row { name: "footer", show: |s| if s.footer { "on" } else { "off" }.into(), set: set_footer },
 ];
@@ -62,7 +66,8 @@ impl Settings {
             sampling: args.sampling.sampling().checked()?,
             seed: args.sampling.seed,
             max_tokens: args.max_tokens,
-            routing: args.engine.routing.parse()?,
+            routing: args.engine.routing.clone(),
+            eviction: args.engine.eviction.clone(),
             thinking: args.thinking.unwrap_or(usual),
             footer: !args.no_footer,
         })
@@ -124,6 +129,11 @@ fn set_routing(settings: &mut Settings, value: &str) -> Result<()> {
     Ok(())
 }
 
+fn set_eviction(settings: &mut Settings, value: &str) -> Result<()> {
+    settings.eviction = value.parse()?;
+    Ok(())
+}
+
 /// A strategy with this λ: the one at hand if it is `prior`, without a budget, which would choose λ itself.
 fn with_lambda(routing: &str, lambda: &str) -> String {
     let options = routing.strip_prefix("prior:").unwrap_or_default().split(',');
@@ -166,6 +176,7 @@ mod tests {
             seed: 7,
             max_tokens: None,
             routing: "original".parse().unwrap(),
+            eviction: "lru".parse().unwrap(),
             thinking: ThinkingFlag::Dim,
             footer: true,
         }
@@ -193,6 +204,7 @@ mod tests {
             ("max-tokens", "0"),
             ("routing", "nearest"),
             ("lambda", "x"),
+            ("eviction", "youngest"),
             ("thinking", "loud"),
             ("footer", "maybe"),
             ("colour", "red"),

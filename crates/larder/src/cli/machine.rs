@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 use clap_complete::Shell;
 
+use crate::models::Name;
+
 /// Say what this machine has, and what could be mended.
 #[derive(Args)]
 pub struct Doctor {
@@ -56,4 +58,48 @@ pub struct Man {
     /// Write a page for each command into this folder.
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
+}
+
+/// List, find and remove the models that larder keeps.
+#[derive(Args)]
+pub struct Models {
+    #[command(subcommand)]
+    pub command: ModelsCommand,
+}
+
+#[derive(Subcommand)]
+pub enum ModelsCommand {
+    /// Print each model, its size on disk, and whether it is complete.
+    List(ListModels),
+    /// Remove a model.
+    Rm(RemoveModel),
+    /// Print where a model is, or where all are.
+    Path(ModelPath),
+}
+
+/// Print each model, its size on disk, and whether it is complete.
+#[derive(Args)]
+pub struct ListModels {
+    /// Print the models as JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Remove a model.
+#[derive(Args)]
+pub struct RemoveModel {
+    /// Its name: org/name, org/name@revision or org/name:FILE.gguf.
+    #[arg(value_parser = Name::parse)]
+    pub name: Name,
+    /// Do not ask.
+    #[arg(long, short)]
+    pub yes: bool,
+}
+
+/// Print where a model is, or where all are.
+#[derive(Args)]
+pub struct ModelPath {
+    /// Its name; without it, the folder of all models is printed.
+    #[arg(value_parser = Name::parse)]
+    pub name: Option<Name>,
 }

@@ -16,7 +16,7 @@ use crate::{print, probe};
 
 /// Measures reading a prompt and writing on, and how near that comes to what the machine allows.
 pub fn run(args: &Bench) -> Result<()> {
-    let model = Model::open(&args.model)?;
+    let model = Model::open_to_run(&args.model, args.engine.no_store)?;
     let need = args.prompt.saturating_add(args.tokens);
     if need > model.blueprint.context {
         bail!("{need} tokens do not fit the model's context of {}", model.blueprint.context);

@@ -3,20 +3,22 @@ use larder_store::{ConvertOptions, convert, open_source};
 use serde_json::json;
 
 use crate::cli::Convert;
-use crate::{memory, print, progress::Watch};
+use crate::{memory, models, open, print, progress::Watch};
 
 /// Makes a store.
 pub fn run(args: &Convert) -> Result<()> {
-    let source = open_source(&args.source)?;
-    let mut blueprint =
-        larder_model::blueprint(source.config()).map_err(|e| anyhow::anyhow!("{}: {e}", args.source.display()))?;
-    if let Some(names) = source.expert_names() {
-        blueprint.experts = names;
-    }
     let options = ConvertOptions { experts: args.experts.0, resident: args.resident.0 };
-    let watch = Watch::new("converting");
-    let report = convert(source.as_ref(), &blueprint, &args.store, &options, &watch)?;
-    watch.finish();
+    let report = match models::named(&args.source) {
+        Some(name) => models::fetch(&name, &args.store, &options)?,
+        None => {
+            let source = open_source(&args.source)?;
+            let watch = Watch::new("converting");
+            let report =
+                convert(source.as_ref(), &open::blueprint_of(source.as_ref())?, &args.store, &options, &watch)?;
+            watch.finish();
+            report
+        }
+    };
 
     let seconds = report.took.as_secs_f64().max(1e-9);
     if args.json {

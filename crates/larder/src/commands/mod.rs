@@ -14,6 +14,7 @@ mod eval;
 mod inspect;
 mod lab;
 mod logits;
+mod models;
 mod plan;
 mod run;
 #[cfg(feature = "serve")]
@@ -38,6 +39,7 @@ pub fn run(command: Command) -> Result<()> {
         Command::Eval(args) => eval::run(args),
         Command::Lab(args) => lab::run(&args),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Models(args) => models::run(&args),
         Command::Config(args) => config::run(&args),
         Command::Completions(args) => completions::run(&args),
         Command::Man(args) => completions::man(&args),

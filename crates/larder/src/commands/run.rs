@@ -15,7 +15,7 @@ use crate::{memory, print};
 pub fn run(args: Run) -> Result<()> {
     let sampler = Sampler::new(args.sampling.sampling(), args.sampling.seed)?;
     let stop = StopMatcher::new(args.stop.clone())?;
-    let model = Model::open(&args.model)?;
+    let model = Model::open_to_run(&args.model, args.engine.no_store)?;
     let text = model.text()?;
     let prompt = prompt(&args, &text)?;
     let generation = model.generation()?;
@@ -45,7 +45,7 @@ pub fn run(args: Run) -> Result<()> {
             let _ = show("\n"); // whoever read the text may have gone by now
             eprintln!("{}", footer(prompt.len(), &written, &telemetry, streams));
             if let Some(quality) = routing {
-                eprintln!("[{}]", print::quality(&args.engine.routing, &quality));
+                eprintln!("[{}]", print::quality(&args.engine.routing.to_string(), &quality));
             }
         }
     }

@@ -25,14 +25,14 @@ pub fn run(args: Serve) -> Result<()> {
     let listener = TcpListener::bind(address).with_context(|| format!("{address} cannot be listened on"))?;
     let address = listener.local_addr()?;
     let options = options(&args);
-    let model = Model::open(&args.model)?;
+    let model = Model::open_to_run(&args.model, args.engine.no_store)?;
     let mut engine = Engine::start_many(&model, &args.engine, args.context, options.sessions)?;
     let facts = facts(&args, &model, &mut engine)?;
     if !options.is_local && options.api_key.is_none() {
         eprintln!("warning: everybody who reaches {address} can use the model; --api-key would ask for a key");
     }
     eprintln!("serving {} on http://{address}", facts.name);
-    let routing = args.engine.routing.parse()?;
+    let routing = args.engine.routing.clone();
     Ok(larder_serve::serve(listener, options, facts, Box::new(Served { engine, model, routing }))?)
 }
 

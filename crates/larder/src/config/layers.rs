@@ -228,6 +228,8 @@ mod tests {
             ("[runn]\nseed = 1", ["[runn]", "there are bench, chat"]),
             ("[run]\nseeed = 1", ["[run] seeed", "seed"]),
             ("temperature = \"hot\"", ["temperature", "invalid"]),
+            ("eviction = \"youngest\"", ["eviction", "youngest"]),
+            ("[chat]\nrouting = \"prior:lambda=x\"", ["[chat] routing", "lambda"]),
             ("temperature = true", ["temperature", "must be a text or a number"]),
             ("mlock = 1", ["mlock", "true or false"]),
             ("cache-scope = \"town\"", ["cache-scope", "layer"]),

@@ -16,6 +16,8 @@ use clap::{Arg, ArgMatches};
 use known::Leaf;
 use layers::Said;
 
+use crate::models;
+
 pub use show::run;
 
 /// The command line with what files and the environment add to it; `matches` is what was understood of it.
@@ -24,7 +26,8 @@ pub fn applied(line: Vec<OsString>, matches: &ArgMatches) -> Result<Vec<OsString
     let leaves = Leaf::all();
     let Some(leaf) = leaves.iter().find(|leaf| leaf.path == path) else { return Ok(line) };
     let model = matches.try_get_raw("model").ok().flatten().and_then(|mut values| values.next());
-    let said = layers::all(&leaves, model.filter(|m| Path::new(m).is_dir()).map(Path::new), variable)?;
+    let store = model.and_then(|model| models::store_of(Path::new(model)));
+    let said = layers::all(&leaves, store.as_deref(), variable)?;
     let typed = |arg: &Arg| matches.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine);
     let typed: Vec<&Arg> = leaf.flags().filter(|arg| typed(arg)).collect();
     let chosen = chosen(leaf, &typed, &said)?;

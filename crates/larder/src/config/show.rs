@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::known::{self, Leaf};
 use super::layers::{self, Origin, Said};
 use crate::cli::machine::{Config, ConfigCommand, Show};
-use crate::print;
+use crate::{models, print};
 
 /// Shows what is set where.
 pub fn run(args: &Config) -> Result<()> {
@@ -41,9 +41,10 @@ struct Row {
 
 fn show(args: &Show) -> Result<()> {
     let leaves = Leaf::all();
-    let said = layers::all(&leaves, args.model.as_deref(), super::variable)?;
+    let store = args.model.as_deref().map(|model| models::store_of(model).unwrap_or_else(|| model.to_owned()));
+    let said = layers::all(&leaves, store.as_deref(), super::variable)?;
     let rows = rows(&leaves, &said);
-    let store = args.model.as_deref().map(layers::store_file);
+    let store = store.as_deref().map(layers::store_file);
     if args.json {
         let files = json!({"user": layers::user_file(), "store": store});
         let values: Vec<Value> = rows.iter().map(Row::json).collect();

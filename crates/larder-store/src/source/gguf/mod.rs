@@ -9,7 +9,7 @@ use self::{
     families::Family,
     metadata::Metadata,
     names::{Names, View},
-    reader::Header,
+    parts::Parts,
 };
 use super::{Source, SourceFile};
 use crate::{
@@ -23,6 +23,7 @@ mod facts;
 mod families;
 mod metadata;
 mod names;
+mod parts;
 mod pretokenizer;
 mod reader;
 mod tokenizer;
@@ -30,11 +31,12 @@ mod tokenizer;
 #[cfg(test)]
 mod tests;
 
-/// One GGUF file.
+/// One GGUF file, or several that are the parts of one model.
 ///
 /// Experts keep the names of GGUF ([`Source::expert_names`] tells them); everything else has the hub's.
 pub struct Gguf {
-    file: ReadAt,
+    /// In the order of the parts.
+    files: Vec<ReadAt>,
     metadata: Metadata,
     names: Names,
     config: serde_json::Value,
@@ -42,11 +44,10 @@ pub struct Gguf {
 }
 
 impl Gguf {
-    /// Reads and checks the header of the file at `path`; the tensors are read when asked for.
+    /// Reads and checks the header of the file at `path`, and of the others if it is one of several; the tensors are
+    /// read when asked for.
     pub fn open(path: &Path) -> Result<Self> {
-        let file = ReadAt::open(path)?;
-        let Header { metadata, tensors, bytes } = Header::read(&file)?;
-        refuse_pieces(&metadata)?;
+        let Parts { files, header_bytes, metadata, tensors } = Parts::open(path)?;
         let arch = metadata.architecture()?;
         let family = Family::of(arch).ok_or_else(|| {
             let what = format!("is of the architecture '{arch}'; known are {}", Family::known());
@@ -54,13 +55,13 @@ impl Gguf {
         })?;
         let names = Names::of(family, &metadata, &tensors, facts::layer_count(&metadata)?)?;
         let config = config::hub_config(&metadata, &names.views)?;
-        let fingerprint = fingerprint(&file, bytes)?;
-        Ok(Gguf { file, metadata, names, config, fingerprint })
+        let fingerprint = fingerprint(&files, &header_bytes)?;
+        Ok(Gguf { files, metadata, names, config, fingerprint })
     }
 
     fn view(&self, name: &str) -> Result<&View> {
         let view = self.names.views.get(name);
-        view.ok_or_else(|| StoreError::new(Fault::Missing, self.file.path(), format!("holds no tensor '{name}'")))
+        view.ok_or_else(|| StoreError::new(Fault::Missing, self.path(), format!("holds no tensor '{name}'")))
     }
 
     /// Reads bytes of a tensor whose rows are kept in another order, row by row.
@@ -72,7 +73,7 @@ impl Gguf {
             let (row, within) = (at / row_bytes, at % row_bytes);
             let (piece, after) = rest.split_at_mut(rest.len().min(row_bytes - within));
             let stored = names::stored_row(row, head_rows) * row_bytes + within;
-            self.file.read(view.offset + stored as u64, piece)?;
+            self.files[view.file].read(view.offset + stored as u64, piece)?;
             at += piece.len();
             rest = after;
         }
@@ -80,25 +81,17 @@ impl Gguf {
     }
 }
 
-fn refuse_pieces(metadata: &Metadata) -> Result<()> {
-    match metadata.uint("split.count")? {
-        Some(pieces) if pieces > 1 => {
-            let what = format!("is one of {pieces} pieces of a model; put them together into one file first");
-            Err(StoreError::new(Fault::Unsupported, metadata.path(), what))
-        }
-        _ => Ok(()),
-    }
-}
-
-fn fingerprint(file: &ReadAt, header_bytes: u64) -> Result<u64> {
+fn fingerprint(files: &[ReadAt], header_bytes: &[u64]) -> Result<u64> {
     let mut hash = Xxh3Default::new();
-    hash.update(file.path().file_name().unwrap_or_default().as_encoded_bytes());
-    hash.update(&file.len().to_le_bytes());
-    let mut at = 0;
-    while at < header_bytes {
-        let chunk = file.read_vec(at, (header_bytes - at).min(1 << 20))?;
-        hash.update(&chunk);
-        at += chunk.len() as u64;
+    for (file, header_bytes) in files.iter().zip(header_bytes) {
+        hash.update(file.path().file_name().unwrap_or_default().as_encoded_bytes());
+        hash.update(&file.len().to_le_bytes());
+        let mut at = 0;
+        while at < *header_bytes {
+            let chunk = file.read_vec(at, (header_bytes - at).min(1 << 20))?;
+            hash.update(&chunk);
+            at += chunk.len() as u64;
+        }
     }
     Ok(hash.digest())
 }
@@ -110,7 +103,7 @@ impl Tensors for Gguf {
 
     fn read(&self, name: &str, offset: usize, into: &mut [u8]) -> Result<(), TensorsError> {
         let read = self.view(name).and_then(|view| match view.head_rows {
-            None => self.file.read(view.offset + offset as u64, into),
+            None => self.files[view.file].read(view.offset + offset as u64, into),
             Some(head_rows) => self.read_rows(view, head_rows, offset, into),
         });
         read.map_err(|e| TensorsError(format!("{e} (tensor '{name}')")))
@@ -142,15 +135,15 @@ impl Source for Gguf {
     }
 
     fn path(&self) -> &Path {
-        self.file.path()
+        self.files[0].path()
     }
 
     fn read_once(&self) {
-        self.file.read_once();
+        self.files.iter().for_each(ReadAt::read_once);
     }
 
     fn files(&self) -> Vec<SourceFile> {
-        vec![SourceFile::of(&self.file)]
+        self.files.iter().map(SourceFile::of).collect()
     }
 
     fn fingerprint(&self) -> u64 {

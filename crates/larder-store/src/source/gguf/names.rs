@@ -30,7 +30,9 @@ pub(super) enum Fit {
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct View {
     pub meta: TensorMeta,
-    /// Its first byte in the file.
+    /// Which of the model's files it is in.
+    pub file: usize,
+    /// Its first byte in that file.
     pub offset: u64,
     /// Rows per head, if the rows of each head must be put into another order.
     pub head_rows: Option<usize>,
@@ -101,8 +103,8 @@ impl Family {
 
 impl Fit {
     fn view(self, metadata: &Metadata, entry: &Entry) -> Result<View> {
-        let Entry { meta, offset, .. } = entry;
-        let mut view = View { meta: meta.clone(), offset: *offset, head_rows: None };
+        let Entry { meta, file, offset, .. } = entry;
+        let mut view = View { meta: meta.clone(), file: *file, offset: *offset, head_rows: None };
         match (self, meta.shape.as_slice()) {
             (Fit::AsRow, [n]) => view.meta.shape = vec![1, *n],
             (Fit::AsChannels, [channels, width]) => view.meta.shape = vec![*channels, 1, *width],

@@ -26,7 +26,9 @@ const LEAST_TENSOR_BYTES: u64 = 8 + 4 + 4 + 8;
 pub(super) struct Entry {
     pub name: String,
     pub meta: TensorMeta,
-    /// Its first byte, counted from the start of the file.
+    /// Which of the model's files it is in.
+    pub file: usize,
+    /// Its first byte, counted from the start of that file.
     pub offset: u64,
 }
 
@@ -178,7 +180,7 @@ fn read_entry(cursor: &mut Cursor) -> Result<Entry> {
     let meta = TensorMeta::new(kind, shape.clone()).ok_or_else(|| {
         cursor.malformed(format!("gives the tensor '{name}' the shape {shape:?}, which {kind} cannot have"))
     })?;
-    Ok(Entry { name, meta, offset })
+    Ok(Entry { name, meta, file: 0, offset })
 }
 
 /// The names of GGUF's tensor types by number; an empty one was never given out or is gone.
@@ -212,7 +214,7 @@ fn place(file: &ReadAt, header: u64, alignment: u64, tensors: &mut [Entry]) -> R
     let bad = |what: String| StoreError::malformed(file.path(), what);
     let data = header.checked_next_multiple_of(alignment);
     for tensor in tensors.iter_mut() {
-        let Entry { name, meta, offset } = tensor;
+        let Entry { name, meta, offset, .. } = tensor;
         if !offset.is_multiple_of(alignment) {
             return Err(bad(format!("puts the tensor '{name}' at {offset}, which is not a multiple of {alignment}")));
         }

@@ -2,7 +2,7 @@ use anyhow::{Result, bail};
 use larder_cache::Ledger;
 use larder_core::{Gate, Geometry, Scope};
 use larder_lab::eval::{Followed, Shadow, piece_of};
-use larder_policy::eviction::{EvictionSpec, Help, Setting};
+use larder_policy::eviction::{Help, Setting};
 use larder_policy::routing::RoutingSpec;
 use larder_policy::routing::quality::Quality;
 use serde_json::{Value, json};
@@ -25,14 +25,14 @@ struct Found {
 
 /// Compares a strategy's choices with the model's own.
 pub fn run(mut args: Args) -> Result<()> {
-    let spec: RoutingSpec = args.engine.routing.parse()?;
+    let spec = args.engine.routing.clone();
     if spec.is_lossless() {
         bail!("original agrees with itself; name a strategy with --routing");
     }
     let model = Model::open(&args.model)?;
     let passage = Passage::open(&model, &args.text)?;
     if !args.under_strategy {
-        args.engine.routing = "original".into();
+        args.engine.routing = RoutingSpec::default();
     }
     let mut engine = Engine::start(&model, &args.engine, passage.chunk)?;
     let geometry = engine.decoder.geometry().clone();
@@ -75,8 +75,7 @@ fn ledger(geometry: &Geometry, flags: &EngineFlags, help: &Help) -> Result<Ledge
         Scope::Global => per_layer * geometry.moe_layers.len(),
     };
     let setting = Setting { scratch: flags.cache_scratch, ..Setting::new(geometry, slots, scope) };
-    let eviction: EvictionSpec = flags.eviction.parse()?;
-    Ok(Ledger::new(&setting, eviction.make(&setting, help)?))
+    Ok(Ledger::new(&setting, flags.eviction.make(&setting, help)?))
 }
 
 fn tell(args: &Args, routing: &str, passage: &Passage, geometry: &Geometry, found: &Found) {

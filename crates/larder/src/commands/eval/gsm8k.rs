@@ -70,7 +70,7 @@ pub fn run(args: &Args) -> Result<()> {
     let cut = all.iter().filter(|s| matches!(s.finish, Finish::Length | Finish::Context)).count();
     let silent = all.iter().filter(|s| s.found.is_none()).count();
     println!("{written} tokens written; {cut} solutions were cut off, {silent} name no number");
-    print!("{}", found.lines(&args.engine.routing));
+    print!("{}", found.lines(&args.engine.routing.to_string()));
     Ok(())
 }
 

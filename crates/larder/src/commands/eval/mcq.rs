@@ -34,7 +34,7 @@ pub fn run(args: &Args) -> Result<()> {
     let files = files(&args.questions)?;
     let subjects: Vec<Subject> = files.iter().map(|file| prepare(args, file, &model, &text)).collect::<Result<_>>()?;
     let lengths = || subjects.iter().flat_map(|s| &s.sheets).map(|(sheet, _)| sheet.prompt.len());
-    let piece = piece(&args.how, &args.engine, model.blueprint.vocab)?;
+    let piece = piece(&args.how, &args.engine, model.blueprint.vocab);
     let mut engine = Engine::start(&model, &args.engine, lengths().max().unwrap_or(1))?;
     warn_if_all_fit(&engine, &args.engine);
     let bar = bar(lengths().sum());
@@ -161,5 +161,5 @@ fn tell(args: &Args, subjects: &[Subject], marks: &[Marks], all: &Marks, found: 
     if left_out > 0 {
         println!("{left_out} examples were left out where the context had no room for them");
     }
-    print!("{}", found.lines(&args.engine.routing));
+    print!("{}", found.lines(&args.engine.routing.to_string()));
 }

@@ -7,7 +7,6 @@ use larder_cache::Traffic;
 use larder_engine::{Routing, Session};
 use larder_lab::eval::{Scored, piece_of, score};
 use larder_model::{ModelError, Tap};
-use larder_policy::routing::RoutingSpec;
 use larder_policy::routing::quality::Quality;
 use serde_json::{Value, json};
 
@@ -19,12 +18,11 @@ use crate::print;
 use crate::progress::{self, Bar};
 
 /// How many tokens to read at once: one where the cache is part of the model, or where that is wanted.
-pub fn piece(reading: &Reading, flags: &EngineFlags, vocab: usize) -> Result<usize> {
-    let routing: RoutingSpec = flags.routing.parse()?;
-    Ok(match reading.one_by_one || !routing.is_lossless() {
+pub fn piece(reading: &Reading, flags: &EngineFlags, vocab: usize) -> usize {
+    match reading.one_by_one || !flags.routing.is_lossless() {
         true => 1,
         false => piece_of(vocab),
-    })
+    }
 }
 
 /// The same in words.
@@ -37,7 +35,7 @@ pub fn read_as(piece: usize) -> String {
 
 /// A strategy that looks at the cache finds everybody there if all experts fit.
 pub fn warn_if_all_fit(engine: &Engine, flags: &EngineFlags) {
-    if flags.routing != "original" && engine.plan["slots"].is_null() {
+    if !flags.routing.is_lossless() && engine.plan["slots"].is_null() {
         eprintln!(
             "note: all experts fit in memory, so there is little to choose by; --cache-experts makes room scarce"
         );
@@ -159,7 +157,7 @@ impl Measured {
 
 /// Where a command sets the routing itself, another one has no meaning, nor has one trace of all that it does.
 pub fn refuse(flags: &EngineFlags, why: &str) -> Result<()> {
-    if flags.routing != "original" {
+    if !flags.routing.is_lossless() {
         bail!("--routing {} has no meaning here: {why}", flags.routing);
     }
     if flags.trace.is_some() {

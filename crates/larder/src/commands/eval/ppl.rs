@@ -14,7 +14,7 @@ use crate::open::Model;
 pub fn run(args: &Args) -> Result<()> {
     let model = Model::open(&args.model)?;
     let passage = Passage::open(&model, &args.text)?;
-    let piece = piece(&args.how, &args.engine, model.blueprint.vocab)?;
+    let piece = piece(&args.how, &args.engine, model.blueprint.vocab);
     let mut engine = Engine::start(&model, &args.engine, passage.chunk)?;
     warn_if_all_fit(&engine, &args.engine);
     let bar = bar(passage.reads());
@@ -40,7 +40,7 @@ pub fn run(args: &Args) -> Result<()> {
     println!("{}, {}", passage.about(), read_as(piece));
     let bits = bits.map(|bits| format!(", {bits:.4} bits per byte")).unwrap_or_default();
     println!("perplexity: {}{bits}, over {} tokens", shown(&ppl), found.tokens);
-    print!("{}", found.lines(&args.engine.routing));
+    print!("{}", found.lines(&args.engine.routing.to_string()));
     Ok(())
 }
 

@@ -41,7 +41,7 @@ pub fn run(mut args: Args) -> Result<()> {
             engine.experts.route_by(&trial.spec, &engine.decoder, &model)?;
             let (run, trace) = once(&mut engine, &args, trial, slots, &passage, &bar)?;
             if trial.spec.is_lossless() {
-                optimum.push((slots, replayed(&args, &engine.help, &trace, "belady", slots)?.counts.misses));
+                optimum.push((slots, replayed(&args, &engine.help, &trace, &"belady".parse()?, slots)?.counts.misses));
             }
             runs.push(run);
         }
@@ -84,7 +84,7 @@ fn setup(args: &Args, model: &Model, passage: &Passage) -> Setup {
         layers: geometry.moe_layers.len(),
         experts: geometry.experts,
         top_k: geometry.top_k,
-        eviction: args.engine.eviction.clone(),
+        eviction: args.engine.eviction.to_string(),
         scope: larder_core::Scope::from(args.engine.cache_scope).to_string(),
         max_loss: args.max_loss,
     }
@@ -99,7 +99,7 @@ fn once(
     passage: &Passage,
     bar: &Bar,
 ) -> Result<(Run, Trace)> {
-    let with_logits = args.engine.eviction.starts_with("learned");
+    let with_logits = args.engine.eviction.name() == "learned";
     let mut recorder = Recorder::new(engine.decoder.geometry(), with_logits);
     let meter = Meter::new(&engine.experts);
     let mut chunks: Vec<Scored> = Vec::new();
@@ -135,10 +135,15 @@ fn mean_lambda(report: &RouterReport) -> Option<f64> {
 }
 
 /// What the cache did, or would have done with another policy.
-fn replayed(args: &Args, help: &Help, trace: &Trace, eviction: &str, slots: usize) -> Result<larder_lab::Replayed> {
-    let spec: EvictionSpec = eviction.parse()?;
+fn replayed(
+    args: &Args,
+    help: &Help,
+    trace: &Trace,
+    spec: &EvictionSpec,
+    slots: usize,
+) -> Result<larder_lab::Replayed> {
     let axes = (slots, args.engine.cache_scope.into(), args.engine.cache_scratch);
-    Ok(replay(trace, axes, &spec, help, Start::Carried)?)
+    Ok(replay(trace, axes, spec, help, Start::Carried)?)
 }
 
 fn tell(args: &Args, found: &Tradeoffs) -> Result<()> {

@@ -101,6 +101,12 @@ impl File {
         self.tensor(name, dims, F32, &bytes)
     }
 
+    /// Where the tensors begin in the data.
+    pub fn offsets(&self) -> Vec<usize> {
+        let offset = |entry: &Vec<u8>| u64::from_le_bytes(entry[entry.len() - 8..].try_into().expect("eight bytes"));
+        self.tensors.iter().map(|entry| offset(entry) as usize).collect()
+    }
+
     pub fn bytes(&self) -> Vec<u8> {
         let mut out = self.magic.to_vec();
         out.extend(self.version.to_le_bytes());

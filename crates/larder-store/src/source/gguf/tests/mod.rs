@@ -2,4 +2,5 @@ mod builder;
 mod families;
 mod hostile;
 mod models;
+mod parts;
 mod tokens;

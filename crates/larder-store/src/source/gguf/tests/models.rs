@@ -106,7 +106,7 @@ fn what_cannot_be_run_is_said() {
     assert!(what(File::new()).contains("no metadata 'general.architecture'"));
     assert!(what(bare("gpt2")).contains("is of the architecture 'gpt2'; known are llama, qwen2moe,"));
     assert!(what(bare("llama")).contains("has no experts"));
-    assert!(what(mixtral(true).uint("split.count", 3)).contains("one of 3 pieces"));
+    assert!(what(mixtral(true).uint("split.count", 3)).contains("one of 3 parts"));
     assert!(what(mixtral(true).counting("rope_freqs.weight", &[4], 0)).contains("'rope_freqs.weight'"));
     assert!(what(mixtral(true).uint("llama.rope.dimension_count", 2)).contains("rotates 2 of 4 values"));
     let linear = mixtral(true).float("llama.rope.scaling.factor", 4.0);

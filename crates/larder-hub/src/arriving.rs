@@ -1,0 +1,227 @@
+//! Files of weights that are fetched in the background while those before them are converted.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread;
+
+use larder_store::{Arrivals, Fault, Header, ReadAt, Result, StoreError};
+
+use crate::Watch;
+use crate::client::Hub;
+use crate::download::{self, Order};
+use crate::errors::failure;
+use crate::fetch::encoded;
+use crate::listing::Remote;
+use crate::used::Used;
+
+/// Most headers are shorter and come with the first answer.
+const FIRST_BYTES: u64 = 64 << 10;
+/// The format's own limit of a header.
+const HEADER_MAX: u64 = 100_000_000;
+
+/// The files of one model.
+pub struct Arriving(Arc<Shared>);
+
+struct Shared {
+    hub: Arc<Hub>,
+    folder: PathBuf,
+    /// What the addresses of the files begin with.
+    base: String,
+    files: Vec<Remote>,
+    by_name: BTreeMap<String, usize>,
+    watch: Arc<dyn Watch>,
+    stop: AtomicBool,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    files: Vec<Place>,
+    used: Vec<Used>,
+    headers: Vec<Option<Vec<u8>>>,
+    /// Files that somebody waits for.
+    awaited: BTreeSet<usize>,
+    /// The last file that was asked for, in their order; the one after it is fetched ahead.
+    latest: Option<usize>,
+}
+
+enum Place {
+    Absent,
+    Here(Arc<ReadAt>),
+    Failed(Fault, String),
+}
+
+impl Arriving {
+    /// The files `files` of the model whose addresses begin with `base`, to be kept in `folder`.
+    pub fn start(hub: Arc<Hub>, folder: &Path, base: &str, files: Vec<Remote>, watch: Arc<dyn Watch>) -> Result<Self> {
+        let mut state = State { files: vec![], used: vec![], headers: vec![], awaited: BTreeSet::new(), latest: None };
+        for file in &files {
+            let path = folder.join(&file.name);
+            let whole = std::fs::metadata(&path).is_ok_and(|m| m.len() == file.bytes);
+            state.used.push(Used::load(&path)?);
+            state.headers.push(None);
+            state.files.push(if whole { Place::Here(opened(&path)?) } else { Place::Absent });
+        }
+        let by_name = files.iter().enumerate().map(|(i, f)| (f.name.clone(), i)).collect();
+        let shared = Arc::new(Shared {
+            hub,
+            folder: folder.to_owned(),
+            base: base.to_owned(),
+            files,
+            by_name,
+            watch,
+            stop: AtomicBool::new(false),
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+        });
+        let worker = shared.clone();
+        let spawned = thread::Builder::new().name("hub".into()).spawn(move || worker.work());
+        spawned.map_err(|e| failure(Fault::Io, format!("starting a thread failed: {e}")))?;
+        Ok(Arriving(shared))
+    }
+}
+
+impl Drop for Arriving {
+    fn drop(&mut self) {
+        self.0.stop.store(true, Ordering::Relaxed);
+        self.0.changed.notify_all();
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        self.changed.wait(state).unwrap_or_else(|e| e.into_inner())
+    }
+
+    fn index(&self, name: &str) -> Result<usize> {
+        let missing = || failure(Fault::Missing, format!("the model's files name {name}, which the hub does not list"));
+        self.by_name.get(name).copied().ok_or_else(missing)
+    }
+
+    fn url(&self, i: usize) -> String {
+        format!("{}/{}", self.base, encoded(&self.files[i].name))
+    }
+
+    /// Fetches one file after the other until told to stop.
+    fn work(&self) {
+        let mut state = self.lock();
+        while !self.stop.load(Ordering::Relaxed) {
+            let Some(next) = state.next() else {
+                state = self.wait(state);
+                continue;
+            };
+            let header = state.headers[next].clone();
+            drop(state);
+            let place = match self.fetch(next, header) {
+                Ok(file) => Place::Here(file),
+                Err(e) => Place::Failed(e.fault, e.to_string()),
+            };
+            state = self.lock();
+            state.files[next] = place;
+            self.changed.notify_all();
+        }
+    }
+
+    fn fetch(&self, i: usize, header: Option<Vec<u8>>) -> Result<Arc<ReadAt>> {
+        let path = self.folder.join(&self.files[i].name);
+        let url = self.url(i);
+        let (remote, watch, stop) = (&self.files[i], self.watch.as_ref(), &self.stop);
+        download::fetch(&Order { hub: &self.hub, url: &url, remote, watch, stop }, &path)?;
+        let file = opened(&path)?;
+        if header.is_some_and(|header| Header::read_json(&file).ok() != Some(header)) {
+            return Err(StoreError::new(Fault::Mismatch, &path, "begins otherwise than the hub said before"));
+        }
+        Ok(file)
+    }
+
+    /// The header of a file that is still to come.
+    fn header_ahead(&self, i: usize) -> Result<Vec<u8>> {
+        let (url, bytes) = (self.url(i), self.files[i].bytes);
+        let bad = |what: &str| failure(Fault::Malformed, format!("{url}: {what}"));
+        if bytes < 8 {
+            return Err(bad("is too short for a safetensors file"));
+        }
+        let first = self.hub.part(&url, 0..bytes.min(FIRST_BYTES), self.watch.as_ref())?;
+        let len = u64::from_le_bytes(*first.first_chunk().ok_or_else(|| bad("is cut short"))?);
+        if len > HEADER_MAX || len > bytes - 8 {
+            return Err(bad(&format!("claims a header of {len} bytes in a file of {bytes}")));
+        }
+        let end = 8 + len;
+        let mut all = first;
+        if end > all.len() as u64 {
+            let rest = self.hub.part(&url, all.len() as u64..end, self.watch.as_ref())?;
+            all.extend(rest);
+        }
+        Ok(all[8..end as usize].to_vec())
+    }
+}
+
+impl State {
+    /// What to fetch next.
+    fn next(&self) -> Option<usize> {
+        let is_absent = |i: &usize| matches!(self.files.get(*i), Some(Place::Absent));
+        let ahead = self.latest.map(|latest| latest + 1);
+        self.awaited.iter().copied().find(is_absent).or(ahead.filter(is_absent))
+    }
+}
+
+impl Arrivals for Arriving {
+    fn header(&self, name: &str) -> Result<(u64, Vec<u8>)> {
+        let i = self.0.index(name)?;
+        let here = match &self.0.lock().files[i] {
+            Place::Here(file) => Some(file.clone()),
+            _ => None,
+        };
+        let json = match here {
+            Some(file) => Header::read_json(&file)?,
+            None => self.0.header_ahead(i)?,
+        };
+        self.0.lock().headers[i] = Some(json.clone());
+        Ok((self.0.files[i].bytes, json))
+    }
+
+    fn file(&self, name: &str, range: Range<u64>) -> Result<Arc<ReadAt>> {
+        let i = self.0.index(name)?;
+        let mut state = self.0.lock();
+        state.latest = state.latest.max(Some(i));
+        if state.used[i].touches(&range) {
+            // A shard that was made of these bytes is gone or broken: they have to come once more.
+            state.used[i].forget()?;
+            state.files[i] = Place::Absent;
+        }
+        state.awaited.insert(i);
+        self.0.changed.notify_all();
+        let outcome = loop {
+            match &state.files[i] {
+                Place::Here(file) => break Ok(file.clone()),
+                Place::Failed(fault, what) => break Err(failure(*fault, what)),
+                Place::Absent => state = self.0.wait(state),
+            }
+        };
+        state.awaited.remove(&i);
+        outcome
+    }
+
+    fn used(&self, name: &str, range: Range<u64>) -> Result<()> {
+        let i = self.0.index(name)?;
+        let mut state = self.0.lock();
+        match state.files[i] {
+            Place::Here(_) => state.used[i].give_back(range),
+            // Not there, so there is nothing to give back.
+            _ => Ok(()),
+        }
+    }
+}
+
+fn opened(path: &Path) -> Result<Arc<ReadAt>> {
+    let file = ReadAt::open(path)?;
+    file.read_once();
+    Ok(Arc::new(file))
+}

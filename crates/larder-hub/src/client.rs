@@ -1,0 +1,208 @@
+use std::io::Read;
+use std::time::Duration;
+
+use larder_store::{Fault, Result};
+use ureq::Agent;
+use ureq::http::{HeaderMap, Response};
+
+use crate::Watch;
+use crate::errors::{Trouble, failure};
+
+const PUBLIC: &str = "https://huggingface.co";
+const REDIRECTS_MAX: usize = 5;
+/// The longest pause that a server may ask for.
+const PAUSE_MAX: Duration = Duration::from_secs(300);
+
+/// How long to wait for the hub, and how often.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    /// Failures in a row before a request is given up.
+    pub attempts: u32,
+    /// The pause after the first failure; each further one is twice as long.
+    pub pause: Duration,
+    /// A connection, or the beginning of an answer, that takes longer has failed.
+    pub answer: Duration,
+    /// After so long a transfer is begun anew where it is, in case it has stalled.
+    pub transfer: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        let of = Duration::from_secs;
+        Patience { attempts: 6, pause: of(1), answer: of(30), transfer: of(120) }
+    }
+}
+
+/// The hub, or a mirror of it.
+pub struct Hub {
+    agent: Agent,
+    /// Without a slash at its end.
+    endpoint: String,
+    token: Option<String>,
+    patience: Patience,
+}
+
+/// An answer with the status 200 or 206.
+pub struct Answer {
+    pub headers: HeaderMap,
+    /// Whether it is the part that was asked for, and not the whole.
+    pub partial: bool,
+    pub body: Box<dyn Read>,
+}
+
+impl Hub {
+    /// The hub that the usual variables name: `HF_ENDPOINT`, and `HF_TOKEN` or `HUGGING_FACE_HUB_TOKEN`.
+    pub fn from_environment(variable: impl Fn(&str) -> Option<String>) -> Result<Self> {
+        let set = |name| variable(name).map(|v| v.trim().to_owned()).filter(|v| !v.is_empty());
+        let endpoint = set("HF_ENDPOINT").unwrap_or_else(|| PUBLIC.into());
+        let token = set("HF_TOKEN").or_else(|| set("HUGGING_FACE_HUB_TOKEN"));
+        Self::new(&endpoint, token, Patience::default())
+    }
+
+    /// The hub at `endpoint`.
+    pub fn new(endpoint: &str, token: Option<String>, patience: Patience) -> Result<Self> {
+        let endpoint = endpoint.trim_end_matches('/').to_owned();
+        if origin(&endpoint).is_none() {
+            let what = format!("'{endpoint}' is no address of a hub; it begins with https:// or http://");
+            return Err(failure(Fault::Unsupported, what));
+        }
+        if token.as_ref().is_some_and(|token| !token.bytes().all(|b| b.is_ascii_graphic())) {
+            return Err(failure(Fault::Unsupported, "the token holds characters that no token of the hub has"));
+        }
+        let agent = Agent::config_builder()
+            .http_status_as_error(false)
+            .max_redirects(0)
+            .max_redirects_will_error(false)
+            .timeout_connect(Some(patience.answer))
+            .timeout_recv_response(Some(patience.answer))
+            .timeout_recv_body(Some(patience.transfer))
+            .user_agent(concat!("larder/", env!("CARGO_PKG_VERSION")))
+            .build()
+            .into();
+        Ok(Hub { agent, endpoint, token, patience })
+    }
+
+    /// What its addresses begin with.
+    pub fn endpoint(&self) -> &str {
+        &self.endpoint
+    }
+
+    /// Asks until there is an answer, it is clear that there will be none, or patience ends.
+    pub fn patiently<T>(&self, watch: &dyn Watch, mut ask: impl FnMut() -> Result<T, Trouble>) -> Result<T> {
+        let mut failures = 0;
+        loop {
+            match ask() {
+                Ok(answer) => return Ok(answer),
+                Err(trouble) => {
+                    failures += 1;
+                    self.pause(failures, trouble, watch)?;
+                }
+            }
+        }
+    }
+
+    /// Waits after the failure number `failures`, or fails.
+    pub fn pause(&self, failures: u32, trouble: Trouble, watch: &dyn Watch) -> Result<()> {
+        if !trouble.passing || failures >= self.patience.attempts {
+            return Err(trouble.error);
+        }
+        let usual = self.patience.pause * 2_u32.pow((failures - 1).min(10));
+        let pause = trouble.after.unwrap_or(usual).min(PAUSE_MAX);
+        watch.pause(&trouble.error.what, pause);
+        std::thread::sleep(pause);
+        Ok(())
+    }
+
+    /// Asks once for `url`, from byte `first` to `last` if those are given, wherever that leads.
+    pub fn get(&self, url: &str, range: Option<(u64, Option<u64>)>) -> Result<Answer, Trouble> {
+        let mut at = url.to_owned();
+        for _ in 0..=REDIRECTS_MAX {
+            let response = self.get_once(&at, range)?;
+            let status = response.status().as_u16();
+            let header = |name| response.headers().get(name).and_then(|v| v.to_str().ok());
+            match status {
+                200 | 206 => {
+                    let (parts, body) = response.into_parts();
+                    return Ok(Answer {
+                        headers: parts.headers,
+                        partial: status == 206,
+                        body: Box::new(body.into_reader()),
+                    });
+                }
+                301 | 302 | 303 | 307 | 308 => {
+                    let location = header("location").unwrap_or_default();
+                    at = redirected(&at, location).ok_or_else(|| {
+                        Trouble::lasting(Fault::Io, format!("{url}: is said to be at '{location}', which is no place"))
+                    })?;
+                }
+                status => {
+                    let after = header("retry-after").and_then(|v| v.trim().parse().ok()).map(Duration::from_secs);
+                    return Err(Trouble::status(url, status, self.token.is_some(), after));
+                }
+            }
+        }
+        Err(Trouble::lasting(Fault::Io, format!("{url}: leads from one place to the next without end")))
+    }
+
+    fn get_once(&self, url: &str, range: Option<(u64, Option<u64>)>) -> Result<Response<ureq::Body>, Trouble> {
+        let mut request = self.agent.get(url);
+        if let Some((first, last)) = range {
+            let last = last.map_or_else(String::new, |last| last.to_string());
+            request = request.header("Range", format!("bytes={first}-{last}"));
+        }
+        // The token is for the hub alone, not for those it sends us to.
+        if let Some(token) = self.token.as_ref().filter(|_| origin(url) == origin(&self.endpoint)) {
+            request = request.header("Authorization", format!("Bearer {token}"));
+        }
+        request.call().map_err(|e| match e {
+            ureq::Error::BadUri(_) | ureq::Error::Tls(_) => Trouble::lasting(Fault::Io, format!("{url}: {e}")),
+            e => Trouble::passing(format!("{url}: {e}")),
+        })
+    }
+}
+
+/// Scheme, host and port of an address.
+fn origin(url: &str) -> Option<&str> {
+    let scheme = ["https://", "http://"].into_iter().find(|scheme| url.starts_with(scheme))?;
+    let host = url[scheme.len()..].find(['/', '?', '#']).unwrap_or(url.len() - scheme.len());
+    (host > 0 && !url[scheme.len()..scheme.len() + host].contains(['@', ' '])).then(|| &url[..scheme.len() + host])
+}
+
+/// Where a redirect leads; not from an encrypted place to an open one.
+fn redirected(from: &str, location: &str) -> Option<String> {
+    let to = match location.starts_with('/') && !location.starts_with("//") {
+        true => format!("{}{location}", origin(from)?),
+        false => location.to_owned(),
+    };
+    origin(&to)?;
+    (to.starts_with("https://") || from.starts_with("http://")).then_some(to)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn redirects_lead_to_addresses_and_never_to_open_ones() {
+        let from = |from, to| redirected(from, to);
+        assert_eq!(from("https://h/a/b", "/c?d"), Some("https://h/c?d".into()));
+        assert_eq!(from("http://h:1/a", "http://k/c"), Some("http://k/c".into()));
+        assert_eq!(from("https://h/a", "https://k/c"), Some("https://k/c".into()));
+        for bad in ["http://h/c", "file:///etc/passwd", "", "//k/c", "https://", "https://u@k/"] {
+            assert_eq!(from("https://h/a", bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn the_environment_names_hub_and_token() {
+        let hub = |pairs: &'static [(&str, &str)]| {
+            Hub::from_environment(|name| pairs.iter().find(|p| p.0 == name).map(|p| p.1.to_owned()))
+        };
+        let usual = hub(&[]).unwrap();
+        assert_eq!((usual.endpoint(), &usual.token), (PUBLIC, &None));
+        let named =
+            hub(&[("HF_ENDPOINT", "http://m:8/"), ("HUGGING_FACE_HUB_TOKEN", " t\n"), ("HF_TOKEN", "")]).unwrap();
+        assert_eq!((named.endpoint(), named.token.as_deref()), ("http://m:8", Some("t")));
+        assert!(hub(&[("HF_ENDPOINT", "m")]).is_err() && hub(&[("HF_TOKEN", "a b")]).is_err());
+    }
+}

@@ -1,0 +1,189 @@
+//! What the hub says of a model: which commit it is, and its files with sizes and checksums.
+
+use std::collections::BTreeMap;
+
+use larder_store::{Fault, Result};
+use ring::digest::{Context, SHA1_FOR_LEGACY_USE_ONLY, SHA256};
+use serde::Deserialize;
+
+use crate::errors::failure;
+
+/// No file of a model is longer.
+const FILE_MAX: u64 = 1 << 42;
+
+/// A model's files at one commit.
+pub struct Listing {
+    pub commit: String,
+    files: BTreeMap<String, Remote>,
+}
+
+/// A file as the hub describes it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Remote {
+    pub name: String,
+    pub bytes: u64,
+    pub check: Check,
+}
+
+/// What a file's bytes are compared with.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Check {
+    /// SHA-256 of the bytes, of large files.
+    Sha256(String),
+    /// SHA-1 of the bytes as a git blob, of the others.
+    Blob(String),
+    /// The hub named none.
+    Nothing,
+}
+
+#[derive(Deserialize)]
+struct Info {
+    sha: String,
+    #[serde(default)]
+    siblings: Vec<Sibling>,
+}
+
+#[derive(Deserialize)]
+struct Sibling {
+    rfilename: String,
+    size: Option<u64>,
+    #[serde(rename = "blobId")]
+    blob: Option<String>,
+    lfs: Option<Lfs>,
+}
+
+#[derive(Deserialize)]
+struct Lfs {
+    sha256: String,
+    size: u64,
+}
+
+impl Listing {
+    /// Reads the answer about the model `repo`.
+    pub fn parse(repo: &str, json: &[u8]) -> Result<Self> {
+        let bad = |what: String| failure(Fault::Malformed, format!("{repo}: the hub's description {what}"));
+        let info: Info = serde_json::from_slice(json).map_err(|e| bad(format!("is not the JSON it should be: {e}")))?;
+        if !is_hex(&info.sha, 40) && !is_hex(&info.sha, 64) {
+            return Err(bad("names no commit".into()));
+        }
+        let mut files = BTreeMap::new();
+        for file in info.siblings {
+            let Some(remote) = file.remote().map_err(bad)? else { continue };
+            if let Some(twice) = files.insert(remote.name.clone(), remote) {
+                return Err(bad(format!("names {} twice", twice.name)));
+            }
+        }
+        Ok(Listing { commit: info.sha, files })
+    }
+
+    pub fn get(&self, name: &str) -> Option<&Remote> {
+        self.files.get(name)
+    }
+
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.files.keys().map(String::as_str)
+    }
+}
+
+impl Sibling {
+    /// The file, or `None` if its length is not told.
+    fn remote(self) -> Result<Option<Remote>, String> {
+        let Sibling { rfilename: name, size, blob, lfs } = self;
+        let bytes = lfs.as_ref().map(|lfs| lfs.size).or(size);
+        let Some(bytes) = bytes else { return Ok(None) };
+        if bytes > FILE_MAX {
+            return Err(format!("claims that a file has {bytes} bytes"));
+        }
+        let check = match (lfs, blob) {
+            (Some(lfs), _) if is_hex(&lfs.sha256, 64) => Check::Sha256(lfs.sha256.to_ascii_lowercase()),
+            (Some(_), _) => return Err("names a checksum that is none".into()),
+            (None, Some(blob)) if is_hex(&blob, 40) => Check::Blob(blob.to_ascii_lowercase()),
+            (None, _) => Check::Nothing,
+        };
+        Ok(Some(Remote { name, bytes, check }))
+    }
+}
+
+fn is_hex(text: &str, len: usize) -> bool {
+    text.len() == len && text.bytes().all(|b| b.is_ascii_hexdigit())
+}
+
+/// The checksum of a file in the making.
+pub struct Checking<'a> {
+    check: &'a Check,
+    context: Context,
+}
+
+impl<'a> Checking<'a> {
+    pub fn new(remote: &'a Remote) -> Self {
+        let context = match &remote.check {
+            Check::Blob(_) => {
+                let mut context = Context::new(&SHA1_FOR_LEGACY_USE_ONLY);
+                context.update(format!("blob {}\0", remote.bytes).as_bytes());
+                context
+            }
+            Check::Sha256(_) | Check::Nothing => Context::new(&SHA256),
+        };
+        Checking { check: &remote.check, context }
+    }
+
+    pub fn update(&mut self, bytes: &[u8]) {
+        self.context.update(bytes);
+    }
+
+    /// Whether the bytes were the right ones.
+    pub fn fits(self) -> bool {
+        let found: String = self.context.finish().as_ref().iter().map(|b| format!("{b:02x}")).collect();
+        match self.check {
+            Check::Sha256(wanted) | Check::Blob(wanted) => *wanted == found,
+            Check::Nothing => true,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(siblings: &str) -> Result<Listing> {
+        let json = format!(r#"{{"sha":"{}","siblings":[{siblings}],"other":1}}"#, "a".repeat(40));
+        Listing::parse("o/n", json.as_bytes())
+    }
+
+    #[test]
+    fn files_have_sizes_and_the_checksum_that_fits() {
+        let sha = "B".repeat(64);
+        let listing = parse(&format!(
+            r#"{{"rfilename":"w","size":7,"blobId":"{0}","lfs":{{"sha256":"{sha}","size":9,"pointerSize":1}}}},
+               {{"rfilename":"c","size":3,"blobId":"{0}"}},{{"rfilename":"d","size":3}},{{"rfilename":"e"}}"#,
+            "c".repeat(40)
+        ))
+        .unwrap();
+        assert_eq!(listing.names().collect::<Vec<_>>(), ["c", "d", "w"]);
+        let of = |name: &str| listing.get(name).map(|r| (r.bytes, r.check.clone())).unwrap();
+        assert_eq!(of("w"), (9, Check::Sha256("b".repeat(64))));
+        assert_eq!(of("c"), (3, Check::Blob("c".repeat(40))));
+        assert_eq!(of("d"), (3, Check::Nothing));
+    }
+
+    #[test]
+    fn descriptions_that_lie_are_refused() {
+        assert!(Listing::parse("o/n", br#"{"sha":"../../x"}"#).is_err());
+        assert!(Listing::parse("o/n", b"[]").is_err());
+        assert!(parse(r#"{"rfilename":"w","size":99999999999999}"#).is_err());
+        assert!(parse(r#"{"rfilename":"w","lfs":{"sha256":"x","size":1}}"#).is_err());
+        assert!(parse(r#"{"rfilename":"w","size":1},{"rfilename":"w","size":2}"#).is_err());
+    }
+
+    #[test]
+    fn a_blob_is_hashed_as_git_does() {
+        let of = |check| Remote { name: "f".into(), bytes: 6, check };
+        let git = of(Check::Blob("ce013625030ba8dba906f756967f9e9ca394464a".into()));
+        let mut checking = Checking::new(&git);
+        checking.update(b"hello\n");
+        assert!(checking.fits());
+        let mut wrong = Checking::new(&git);
+        wrong.update(b"hallo\n");
+        assert!(!wrong.fits());
+    }
+}

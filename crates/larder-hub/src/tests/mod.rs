@@ -1,0 +1,340 @@
+//! Fetching from a server that behaves like the hub, in good and in bad mood.
+
+mod server;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use larder_store::{ConvertOptions, Fault, Header, ReadAt, Result, Source, convert, open_source};
+use serde_json::json;
+
+use self::server::{Act, Asked, Server};
+use crate::{Hub, Patience, Repo, Watch};
+
+const SHARDS: usize = 4;
+
+/// A real model's files, its weights dealt out over several.
+fn files() -> BTreeMap<String, Vec<u8>> {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/mixtral");
+    let mut files = BTreeMap::new();
+    for name in ["config.json", "tokenizer.json", "generation_config.json"] {
+        files.insert(name.to_owned(), fs::read(golden.join(name)).unwrap());
+    }
+    files.insert("README.md".into(), b"not needed".to_vec());
+    files.insert("q/small.gguf".into(), vec![7; 3_000_000]);
+    let weights = ReadAt::open(&golden.join("model.safetensors")).unwrap();
+    let tensors: Vec<_> = Header::read(&weights).unwrap().tensors.into_iter().collect();
+    let mut map = serde_json::Map::new();
+    for (i, part) in tensors.chunks(tensors.len().div_ceil(SHARDS)).enumerate() {
+        let name = format!("model-{:05}-of-{SHARDS:05}.safetensors", i + 1);
+        let (mut header, mut data) = (serde_json::Map::new(), vec![]);
+        for (tensor, entry) in part {
+            let begin = data.len();
+            data.extend(weights.read_vec(entry.start, entry.bytes as u64).unwrap());
+            let offsets = [begin, data.len()];
+            let dtype = format!("{:?}", entry.dtype);
+            header.insert(tensor.clone(), json!({"dtype": dtype, "shape": entry.shape, "data_offsets": offsets}));
+            map.insert(tensor.clone(), name.clone().into());
+        }
+        let header = serde_json::Value::from(header).to_string();
+        files.insert(name, [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat());
+    }
+    let index = json!({"metadata": {}, "weight_map": map}).to_string();
+    files.insert("model.safetensors.index.json".into(), index.into_bytes());
+    files
+}
+
+fn shard(n: usize) -> String {
+    format!("model-{n:05}-of-{SHARDS:05}.safetensors")
+}
+
+fn patience() -> Patience {
+    let ms = Duration::from_millis;
+    Patience { attempts: 4, pause: ms(10), answer: ms(3000), transfer: ms(1500) }
+}
+
+fn make(source: &dyn Source, store: &Path) -> Result<()> {
+    let blueprint = larder_model::blueprint(source.config()).unwrap();
+    convert(source, &blueprint, store, &ConvertOptions::default(), &()).map(drop)
+}
+
+/// Fetches and converts in one go.
+fn fetch(endpoint: &str, token: Option<&str>, dir: &Path) -> Result<()> {
+    let hub = Hub::new(endpoint, token.map(str::to_owned), patience())?;
+    let repo = Repo::open(hub, "o/n", "main", &dir.join("download"), Arc::new(()))?;
+    make(&repo.checkpoint()?, &dir.join("store"))
+}
+
+/// Every file below `root` with its content.
+fn tree(root: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut found = BTreeMap::new();
+    let mut folders = vec![root.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for path in fs::read_dir(folder).unwrap().map(|e| e.unwrap().path()) {
+            match path.is_dir() {
+                true => folders.push(path),
+                false => drop(found.insert(path.strip_prefix(root).unwrap().to_owned(), fs::read(&path).unwrap())),
+            }
+        }
+    }
+    found
+}
+
+/// What the same files give without a hub.
+fn expected() -> BTreeMap<PathBuf, Vec<u8>> {
+    let dir = tempfile::tempdir().unwrap();
+    let source = dir.path().join("source");
+    fs::create_dir(&source).unwrap();
+    for (name, bytes) in files().into_iter().filter(|(name, _)| !name.contains('/')) {
+        fs::write(source.join(name), bytes).unwrap();
+    }
+    let store = dir.path().join("store");
+    make(open_source(&source).unwrap().as_ref(), &store).unwrap();
+    tree(&store)
+}
+
+/// Fetches from a hub in this mood; the store must be what it always is.
+fn survives(mood: impl Fn(&Asked, usize) -> Act + Send + Sync + 'static) -> Server {
+    let server = Server::start(files(), None, Box::new(mood));
+    let dir = tempfile::tempdir().unwrap();
+    fetch(&server.endpoint(), None, dir.path()).unwrap();
+    assert!(tree(&dir.path().join("store")) == expected());
+    server
+}
+
+/// Fetches from a hub in this mood, which must fail.
+fn fails(mood: impl Fn(&Asked, usize) -> Act + Send + Sync + 'static) -> String {
+    let server = Server::start(files(), None, Box::new(mood));
+    let dir = tempfile::tempdir().unwrap();
+    let error = fetch(&server.endpoint(), None, dir.path()).unwrap_err();
+    assert!(!dir.path().join("store/larder.json").exists());
+    error.to_string()
+}
+
+#[test]
+fn a_model_is_converted_while_it_arrives() {
+    let server = survives(|_, _| Act::Answer);
+    let asked = server.log();
+    assert!(asked.iter().all(|a| !a.path.contains("README") && !a.path.contains("gguf")), "{asked:?}");
+    for n in 1..=SHARDS {
+        assert_eq!(server.ranges(&shard(n)).iter().filter(|range| range.is_none()).count(), 1, "shard {n}, once");
+    }
+}
+
+#[test]
+fn the_token_goes_to_the_hub_and_to_nobody_else() {
+    let server = Server::start(files(), Some("secret"), Box::new(|_, _| Act::Answer));
+    let dir = tempfile::tempdir().unwrap();
+    let without = fetch(&server.endpoint(), None, dir.path()).unwrap_err().to_string();
+    assert!(without.contains("401") && without.contains("set HF_TOKEN"), "{without}");
+    let wrong = fetch(&server.endpoint(), Some("other"), dir.path()).unwrap_err().to_string();
+    assert!(wrong.contains("does not accept the token") && !wrong.contains("other"), "{wrong}");
+    fetch(&server.endpoint(), Some("secret"), dir.path()).unwrap();
+    let (elsewhere, here): (Vec<_>, Vec<_>) = server.log().into_iter().partition(|a| a.host.starts_with("localhost"));
+    assert!(elsewhere.len() >= SHARDS && elsewhere.iter().all(|a| a.token.is_none()));
+    assert!(here.iter().any(|a| a.token.as_deref() == Some("Bearer secret")));
+}
+
+#[test]
+fn troubles_that_pass_are_waited_out() {
+    survives(|asked, before| match asked.path.as_str() {
+        path if path.starts_with("/api/") && before < 2 => Act::Status(503, ""),
+        path if path.ends_with("config.json") && before == 0 => Act::Status(429, "Retry-After: 0\r\n"),
+        path if path.starts_with("/cdn/") && before == 0 => Act::Status(500, ""),
+        path if path.starts_with("/cdn/") && before == 1 => Act::Cut(100),
+        _ => Act::Answer,
+    });
+}
+
+#[test]
+fn retry_after_is_obeyed() {
+    #[derive(Default)]
+    struct Pauses(Mutex<Vec<Duration>>);
+    impl Watch for Pauses {
+        fn begin(&self, _: &str, _: u64, _: u64) {}
+        fn advance(&self, _: u64) {}
+        fn end(&self) {}
+        fn pause(&self, _: &str, pause: Duration) {
+            self.0.lock().unwrap().push(pause);
+        }
+    }
+    let mood =
+        |_: &Asked, before: usize| if before == 0 { Act::Status(429, "Retry-After: 1\r\n") } else { Act::Answer };
+    let server = Server::start(files(), None, Box::new(mood));
+    let dir = tempfile::tempdir().unwrap();
+    let pauses = Arc::new(Pauses::default());
+    let hub = Hub::new(&server.endpoint(), None, patience()).unwrap();
+    Repo::open(hub, "o/n", "main", dir.path(), pauses.clone()).unwrap();
+    assert_eq!(*pauses.0.lock().unwrap(), [Duration::from_secs(1)]);
+}
+
+#[test]
+fn broken_transfers_go_on_where_they_were() {
+    let name = shard(2);
+    let server = survives(move |asked, _| match (asked.path.ends_with(&name), &asked.range) {
+        (true, None) if asked.path.starts_with("/cdn/") => Act::Cut(5000),
+        _ => Act::Answer,
+    });
+    assert!(server.ranges(&shard(2)).contains(&Some("bytes=5000-".into())), "{:?}", server.ranges(&shard(2)));
+}
+
+#[test]
+fn a_stalled_transfer_is_begun_anew() {
+    let name = format!("/cdn/{}", shard(1));
+    let server = survives(move |asked, _| match asked.path == name && asked.range.is_none() {
+        true => Act::Stall(4000),
+        false => Act::Answer,
+    });
+    assert!(server.ranges(&shard(1)).iter().flatten().any(|range| range.starts_with("bytes=4000")));
+}
+
+#[test]
+fn servers_without_ranges_send_all_again() {
+    survives(|asked, _| match &asked.range {
+        None if asked.path.starts_with("/cdn/") => Act::Cut(3000),
+        Some(_) => Act::Whole,
+        None => Act::Answer,
+    });
+}
+
+#[test]
+fn what_is_wrong_is_fetched_once_more_and_then_refused() {
+    let path = format!("/cdn/{}", shard(3));
+    let at = path.clone();
+    // The header ahead is one request, the data another.
+    survives(move |asked, _| match asked.path == at && asked.range.is_none() {
+        true if WRONG_ONCE.lock().unwrap().replace(()).is_none() => Act::Corrupt,
+        _ => Act::Answer,
+    });
+    let said = fails(move |asked, _| match asked.path == path && asked.range.is_none() {
+        true => Act::Corrupt,
+        false => Act::Answer,
+    });
+    assert!(said.contains("checksum says, twice") && said.contains(&shard(3)), "{said}");
+    let small = fails(|asked, _| if asked.path.ends_with("/config.json") { Act::Corrupt } else { Act::Answer });
+    assert!(small.contains("checksum says, twice") && small.contains("config.json"), "{small}");
+}
+
+static WRONG_ONCE: Mutex<Option<()>> = Mutex::new(None);
+
+#[test]
+fn lasting_troubles_are_told() {
+    let at_weights = |act: Act| {
+        move |asked: &Asked, _: usize| if asked.path.starts_with("/cdn/") { act.clone() } else { Act::Answer }
+    };
+    assert!(fails(|_, _| Act::Status(404, "")).contains("no such model, revision or file"));
+    assert!(fails(|_, _| Act::Status(403, "")).contains("accept the model's terms"));
+    assert!(fails(|_, _| Act::Status(302, "Location: file:///etc/passwd\r\n")).contains("which is no place"));
+    assert!(fails(|_, _| Act::Status(302, "Location: /api\r\n")).contains("without end"));
+    assert!(fails(|_, _| Act::Status(418, "")).contains("418"));
+    assert!(fails(at_weights(Act::Status(503, ""))).contains("503"));
+    assert!(fails(at_weights(Act::Cut(0))).contains("model-0000"));
+    let lie = |asked: &Asked, _: usize| match asked.path.starts_with("/cdn/") && asked.range.is_none() {
+        true => Act::Lie,
+        false => Act::Answer,
+    };
+    assert!(fails(lie).contains("was to come"));
+}
+
+#[test]
+fn a_gguf_file_is_fetched_alone() {
+    let server = Server::start(files(), None, Box::new(|_, _| Act::Answer));
+    let dir = tempfile::tempdir().unwrap();
+    let hub = Hub::new(&server.endpoint(), None, patience()).unwrap();
+    let repo = Repo::open(hub, "o/n", "main", dir.path(), Arc::new(())).unwrap();
+    let path = repo.gguf("q/small.gguf").unwrap();
+    assert_eq!((path.parent(), fs::read(&path).unwrap()), (Some(dir.path()), vec![7; 3_000_000]));
+    let missing = repo.gguf("q/other.gguf").unwrap_err().to_string();
+    assert!(missing.contains("has no file 'q/other.gguf'") && missing.contains("q/small.gguf"), "{missing}");
+}
+
+#[test]
+fn two_downloads_into_one_folder_are_refused() {
+    let server = Server::start(files(), None, Box::new(|_, _| Act::Answer));
+    let dir = tempfile::tempdir().unwrap();
+    let open = || {
+        let hub = Hub::new(&server.endpoint(), None, patience())?;
+        Repo::open(hub, "o/n", "main", dir.path(), Arc::new(()))
+    };
+    let first = open().unwrap();
+    assert_eq!(open().err().unwrap().fault, Fault::Taken);
+    drop(first);
+    open().unwrap();
+}
+
+#[test]
+fn a_shard_that_was_lost_brings_its_file_back() {
+    let server = Server::start(files(), None, Box::new(|_, _| Act::Answer));
+    let dir = tempfile::tempdir().unwrap();
+    fetch(&server.endpoint(), None, dir.path()).unwrap();
+    let store = dir.path().join("store");
+    let whole = tree(&store);
+    // As if it had been stopped at its end, and a finished shard were damaged since.
+    let state = fs::read(dir.path().join("download/commit")).unwrap();
+    assert_eq!(state, server::COMMIT.as_bytes());
+    let dir2 = tempfile::tempdir().unwrap();
+    let stop = Server::start(
+        files(),
+        None,
+        Box::new(|asked, _| match asked.path.ends_with(&shard(SHARDS)) {
+            true if asked.range.is_none() => Act::Status(403, ""),
+            _ => Act::Answer,
+        }),
+    );
+    fetch(&stop.endpoint(), None, dir2.path()).unwrap_err();
+    let store = dir2.path().join("store");
+    let lost = tree(&store).into_keys().find(|p| p.to_str().unwrap().contains("E000")).unwrap();
+    fs::remove_file(store.join(&lost)).unwrap();
+    fetch(&server.endpoint(), None, dir2.path()).unwrap();
+    assert!(tree(&store) == whole);
+}
+
+/// What the killed process of the test below does; alone it does nothing.
+#[test]
+fn child() {
+    if let (Ok(endpoint), Ok(dir)) = (std::env::var("HUB_TEST_ENDPOINT"), std::env::var("HUB_TEST_DIR")) {
+        fetch(&endpoint, None, Path::new(&dir)).unwrap();
+    }
+}
+
+#[test]
+fn a_killed_process_goes_on_where_it_was() {
+    let name = format!("/cdn/{}", shard(3));
+    let at = name.clone();
+    let server = Server::start(
+        files(),
+        None,
+        Box::new(move |asked, before| match asked.path == at && asked.range.is_none() && before < 2 {
+            true => Act::Stall(6000),
+            false => Act::Answer,
+        }),
+    );
+    let dir = tempfile::tempdir().unwrap();
+    let part = dir.path().join("download").join(format!("{}.part", shard(3)));
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "tests::child"])
+        .env("HUB_TEST_ENDPOINT", server.endpoint())
+        .env("HUB_TEST_DIR", dir.path())
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let started = Instant::now();
+    while fs::metadata(&part).map_or(0, |m| m.len()) < 6000 {
+        assert!(started.elapsed() < Duration::from_secs(10), "{:?}", server.log());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let before = server.log().len();
+    fetch(&server.endpoint(), None, dir.path()).unwrap();
+    assert!(tree(&dir.path().join("store")) == expected());
+    let after = &server.log()[before..];
+    let first = format!("/cdn/{}", shard(1));
+    assert!(after.iter().all(|a| a.path != first), "the first file came again: {after:?}");
+    assert!(after.iter().any(|a| a.path == name && a.range.as_deref() == Some("bytes=6000-")), "{after:?}");
+}

@@ -1,0 +1,70 @@
+//! The store that is made beside a GGUF file the first time it is run.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, bail};
+use larder_store::{ConvertOptions, Fault, Source, Store, StoreError, convert, open_source};
+
+use super::is_complete;
+use crate::open::blueprint_of;
+use crate::progress::Watch;
+
+/// Whether `path` is a GGUF file that is here.
+pub fn is_gguf(path: &Path) -> bool {
+    path.is_file() && path.extension().is_some_and(|e| e == "gguf")
+}
+
+/// The store beside the GGUF file `gguf`, made or finished if need be; the file itself where there is no room for one.
+pub fn store_beside(gguf: &Path) -> Result<PathBuf> {
+    let source = open_source(gguf)?;
+    let store = place(gguf);
+    if is_complete(&store) {
+        check_same(source.as_ref(), &store)?;
+        eprintln!("store: {}, made of {}", store.display(), gguf.display());
+        return Ok(store);
+    }
+    let blueprint = blueprint_of(source.as_ref())?;
+    eprintln!("store: making {} once; --no-store runs the file as it is", store.display());
+    let watch = Watch::new("converting");
+    let made = convert(source.as_ref(), &blueprint, &store, &ConvertOptions::default(), &watch);
+    watch.finish();
+    match made {
+        Ok(_) => Ok(store),
+        Err(e) if matches!(e.fault, Fault::Io | Fault::NoSpace) => {
+            eprintln!("note: no store was made ({e}); the file runs as it is");
+            Ok(gguf.to_owned())
+        }
+        Err(e) => Err(e.into()),
+    }
+}
+
+/// `model.gguf` has `model.larder`, and so has `model-00001-of-00003.gguf`.
+pub fn place(gguf: &Path) -> PathBuf {
+    let stem = gguf.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let five = |text: &str| text.len() == 5 && text.bytes().all(|b| b.is_ascii_digit());
+    let whole = stem.rsplit_once("-of-").filter(|(_, count)| five(count)).map(|(rest, _)| rest);
+    let whole = whole.and_then(|rest| rest.rsplit_once('-')).filter(|(_, number)| five(number)).map(|(name, _)| name);
+    gguf.with_file_name(format!("{}.larder", whole.unwrap_or(&stem)))
+}
+
+/// Refuses a store that was made of another file of that name.
+fn check_same(source: &dyn Source, path: &Path) -> Result<()> {
+    let store = Store::open(path)?;
+    if store.manifest().source.files == source.files() {
+        return Ok(());
+    }
+    let what = "is a store that was made of another GGUF file; remove it, or say --no-store";
+    bail!(StoreError::new(Fault::Taken, path, what))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_parts_share_one_store() {
+        assert_eq!(place(Path::new("/d/m.q4.gguf")), Path::new("/d/m.q4.larder"));
+        assert_eq!(place(Path::new("m-00002-of-00003.gguf")), Path::new("m.larder"));
+        assert_eq!(place(Path::new("m-2-of-3.gguf")), Path::new("m-2-of-3.larder"));
+    }
+}

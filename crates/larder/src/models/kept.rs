@@ -1,0 +1,83 @@
+//! What is in the folder of models.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use super::{DOWNLOAD, Name, download_of, is_complete};
+
+/// What `stat` counts blocks in.
+const BLOCK_BYTES: u64 = 512;
+
+/// A model in the folder.
+pub struct Kept {
+    /// What it is called.
+    pub name: Name,
+    /// Its store.
+    pub path: PathBuf,
+    /// What it takes on the disk, with all that was fetched for it.
+    pub bytes: u64,
+    /// Whether it can be run without fetching anything.
+    pub complete: bool,
+}
+
+/// All models in the folder, by name.
+pub fn all(folder: &Path) -> Result<Vec<Kept>> {
+    let mut found: Vec<Kept> = Vec::new();
+    for org in entries(folder)? {
+        for entry in entries(&folder.join(&org))? {
+            let stem = entry.strip_suffix(DOWNLOAD).unwrap_or(&entry);
+            let Some(name) = Name::of_folder(&org, stem) else { continue };
+            if found.iter().any(|kept| kept.name == name) {
+                continue;
+            }
+            let path = folder.join(name.folder());
+            let complete = is_complete(&path);
+            let bytes = disk_bytes(&path) + disk_bytes(&download_of(&path));
+            found.push(Kept { name, path, bytes, complete });
+        }
+    }
+    found.sort_by_key(|kept| kept.name.to_string());
+    Ok(found)
+}
+
+/// Removes a model and what was fetched for it.
+pub fn forget(path: &Path) -> Result<()> {
+    for path in [path.to_owned(), download_of(path)] {
+        match fs::remove_dir_all(&path) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                return Err(e).with_context(|| format!("{}: removing failed", path.display()));
+            }
+            _ => {}
+        }
+    }
+    // The folder of its makers stays if it holds other models.
+    path.parent().map(fs::remove_dir);
+    Ok(())
+}
+
+/// The names of the folders in a folder, sorted; none if it is not there.
+fn entries(folder: &Path) -> Result<Vec<String>> {
+    let entries = match fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(vec![]),
+        Err(e) => return Err(e).with_context(|| format!("{}: listing failed", folder.display())),
+    };
+    let folders = entries.flatten().filter(|e| e.path().is_dir());
+    let mut names: Vec<String> = folders.filter_map(|e| e.file_name().into_string().ok()).collect();
+    names.sort();
+    Ok(names)
+}
+
+/// What a folder takes on the disk; holes in its files take nothing.
+fn disk_bytes(folder: &Path) -> u64 {
+    let Ok(entries) = fs::read_dir(folder) else { return 0 };
+    let of = |entry: fs::DirEntry| match entry.metadata() {
+        Ok(meta) if meta.is_dir() => disk_bytes(&entry.path()),
+        Ok(meta) => meta.blocks() * BLOCK_BYTES,
+        Err(_) => 0,
+    };
+    entries.flatten().map(of).sum()
+}

@@ -1,0 +1,80 @@
+//! Models that are named and not only found: those of the hub, kept in a folder of the user's, and stores made beside
+//! GGUF files.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use larder_store::{CONVERTING, MANIFEST};
+
+mod beside;
+#[cfg(feature = "hub")]
+mod hub;
+mod kept;
+mod name;
+
+pub use beside::{is_gguf, store_beside};
+#[cfg(feature = "hub")]
+pub use hub::fetch;
+pub use kept::{Kept, all, forget};
+pub use name::Name;
+
+/// What a download's folder is called beside the store that is made of it.
+const DOWNLOAD: &str = ".download";
+
+/// The name that somebody means by `path`, if nothing of that path is here.
+pub fn named(path: &Path) -> Option<Name> {
+    match path.exists() {
+        true => None,
+        false => Name::parse(path.to_str()?).ok(),
+    }
+}
+
+/// The folder that `model` leads to, if it is there: of a path, of a name, or beside a GGUF file.
+pub fn store_of(model: &Path) -> Option<PathBuf> {
+    let store = match named(model) {
+        Some(name) => place(&name).ok()?,
+        None if is_gguf(model) => beside::place(model),
+        None => model.to_owned(),
+    };
+    store.is_dir().then_some(store)
+}
+
+/// The folder of the models that larder keeps.
+pub fn folder() -> Result<PathBuf> {
+    crate::places::models().context("there is no place for models: neither LARDER_MODELS nor HOME is set")
+}
+
+/// Where the store of a model is or would be.
+pub fn place(name: &Name) -> Result<PathBuf> {
+    Ok(folder()?.join(name.folder()))
+}
+
+/// The store of a model, which is fetched unless it is there.
+pub fn obtain(name: &Name) -> Result<PathBuf> {
+    let store = place(name)?;
+    if !is_complete(&store) {
+        fetch(name, &store, &larder_store::ConvertOptions::default())?;
+    }
+    Ok(store)
+}
+
+/// Whether a folder is a store, its conversion done to the end.
+fn is_complete(store: &Path) -> bool {
+    store.join(MANIFEST).exists() && !store.join(CONVERTING).exists()
+}
+
+/// The folder that holds what is fetched for `store` until it is made.
+fn download_of(store: &Path) -> PathBuf {
+    let mut name = store.as_os_str().to_owned();
+    name.push(DOWNLOAD);
+    name.into()
+}
+
+/// Says that this larder fetches nothing.
+#[cfg(not(feature = "hub"))]
+pub fn fetch(name: &Name, _: &Path, _: &larder_store::ConvertOptions) -> Result<larder_store::ConvertReport> {
+    anyhow::bail!(
+        "{name}: is no file or folder here and no model that was fetched; this larder was built without the hub \
+         (cargo build --features hub)"
+    )
+}
