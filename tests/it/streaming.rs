@@ -119,7 +119,8 @@ fn impossible_caches_are_refused() {
     assert_eq!(run(&["--cache-mem", "lots"]).status.code(), Some(2));
     // A misspelt name is an error even where nothing streams and the flag would have no effect.
     for cache in [&["--cache-experts", "2"][..], &[]] {
-        for (flags, code) in [(["--eviction", "psychic"], 2), (["--routing", "nearest"], 2), (["--reader", "tape"], 1)] {
+        for (flags, code) in [(["--eviction", "psychic"], 2), (["--routing", "nearest"], 2), (["--reader", "tape"], 1)]
+        {
             assert_eq!(run(&[cache, &flags].concat()).status.code(), Some(code), "{cache:?} {flags:?}");
         }
     }
