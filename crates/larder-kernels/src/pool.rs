@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 
 use crate::crew::Crew;
-use crate::pin;
+use crate::{pin, processors};
 
 thread_local! {
     /// Whether this thread is working on a task.
@@ -29,13 +29,13 @@ pub struct Pool {
 impl Pool {
     /// A pool of `threads` threads (at least one), the caller's among them.
     ///
-    /// With `pin`, each of the others is bound to one processor of those that the caller may use, beginning with the
-    /// second. The caller's thread is left as it is, because threads that it starts later would be bound with it.
+    /// With `pin`, each of the others is bound to one of the strong processors that the caller may use, beginning with
+    /// the second strongest. The caller's thread is left as it is, because threads that it starts later would be bound with it.
     ///
     /// # Errors
     /// If a thread cannot be had or cannot be bound.
     pub fn new(threads: usize, pin: bool) -> io::Result<Pool> {
-        let processors = if pin { pin::allowed()? } else { Vec::new() };
+        let processors = if pin { processors::strong()? } else { Vec::new() };
         let mut pool = Pool::alone();
         if threads <= 1 {
             return Ok(pool);

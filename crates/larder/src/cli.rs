@@ -6,6 +6,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use larder_cache::Scope;
 use larder_core::Kind;
 use larder_engine::Sampling;
+use larder_kernels::strong_processors;
 use larder_model::Memory;
 use larder_policy::eviction::EvictionSpec;
 use larder_policy::routing::RoutingSpec;
@@ -204,7 +205,8 @@ pub struct EngineFlags {
     /// Read ahead the N experts that the next layer will most likely choose, or none.
     #[arg(long, value_name = "off|N", default_value = "off", value_parser = off_or_number)]
     pub prefetch: usize,
-    /// Threads that compute; as many as there are processors unless said otherwise.
+    /// Threads that compute; as many as there are processors, without those that are less than half as strong as others,
+    /// unless said otherwise.
     #[arg(long, value_name = "N", value_parser = threads)]
     pub threads: Option<usize>,
     /// Bind each computing thread to a processor of its own.
@@ -224,7 +226,7 @@ pub struct EngineFlags {
 impl EngineFlags {
     /// How many threads compute.
     pub fn threads(&self) -> usize {
-        self.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get().min(THREADS_MAX)))
+        self.threads.unwrap_or_else(|| strong_processors().min(THREADS_MAX))
     }
 }
 

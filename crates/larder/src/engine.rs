@@ -1,5 +1,6 @@
 //! A model made ready to run: what the flags and the memory allow, said before anything is loaded.
 
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -18,7 +19,7 @@ use serde_json::Value;
 use crate::cli::EngineFlags;
 use crate::open::Model;
 use crate::plan::{Facts, Plan, decide};
-use crate::{memory, print};
+use crate::{lock, memory, print};
 
 /// A decoder with its experts.
 pub struct Engine {
@@ -73,21 +74,21 @@ impl Engine {
         let compute = Arc::new(Compute { exact: flags.exact, memory: facts.memory, ..compute });
         // Slots first: if there is no room for them, that is known before weights are read.
         let mut said = plan.json(&facts);
-        let path = match (plan, model.store()) {
+        let (path, slots) = match (plan, model.store()) {
             (Plan::Slots { slots, scope }, Some(store)) => {
-                let (path, how) = stream(store, slots, scope, &compute, flags, &help)?;
+                let (path, how, slots) = stream(store, slots, scope, &compute, flags, &help)?;
                 eprintln!("{how}");
                 said["reader"] = how.into();
-                path
+                (path, slots)
             }
             // With a slot for every expert the first token need not wait until all are read.
             (Plan::AllResident, Some(store)) if !flags.preload => {
-                let (path, how) =
+                let (path, how, slots) =
                     stream(store, facts.blueprint.geometry.experts, Scope::Layer, &compute, flags, &help)?;
                 said["reader"] = how.into();
-                path
+                (path, slots)
             }
-            _ => Path::AllResident(Box::new(model.all_resident(&compute)?)),
+            _ => (Path::AllResident(Box::new(model.all_resident(&compute)?)), 0..0),
         };
         let decoder = model.decoder(&compute)?;
         let recorder = flags.trace.as_ref().map(|to| recorder(to, &decoder, flags)).transpose()?;
@@ -95,7 +96,7 @@ impl Engine {
         experts.route_by(&flags.routing, &decoder, model)?;
         said["routing"] = flags.routing.to_string().into();
         if flags.mlock {
-            eprintln!("locked: {} of memory", print::bytes(memory::lock_all()?));
+            eprintln!("{}", lock::lock(slots).sentence());
         }
         Ok(Engine { decoder, experts, help, compute, context: facts.context, plan: said })
     }
@@ -167,7 +168,7 @@ fn stream(
     compute: &Arc<Compute>,
     flags: &EngineFlags,
     help: &Help,
-) -> Result<(Path, String)> {
+) -> Result<(Path, String, Range<usize>)> {
     let manifest = store.manifest();
     let (geometry, slot_bytes) = (&manifest.geometry, manifest.experts.data_bytes);
     let setting = Setting { scratch: flags.cache_scratch, ..Setting::new(geometry, slots, scope) };
@@ -180,7 +181,7 @@ fn stream(
     let (reader, how) = open_reader(&flags.reader, &files, &arena)?;
     let cache = Cache::new(geometry, &setting, policies, memory, reader, Box::new(store.clone()));
     let streaming = Streaming::new(Routing::default(), cache, compute.clone(), flags.prefetch);
-    Ok((Path::Streaming(Box::new(streaming)), how))
+    Ok((Path::Streaming(Box::new(streaming)), how, arena.range()))
 }
 
 /// Who writes down what is chosen, and how the model chooses.

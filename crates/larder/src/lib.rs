@@ -13,6 +13,7 @@ mod config;
 mod doctor;
 mod engine;
 mod load;
+mod lock;
 mod memory;
 mod models;
 mod open;

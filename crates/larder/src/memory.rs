@@ -2,12 +2,6 @@
 
 use std::fs;
 
-use anyhow::{Result, bail};
-use rustix::mm::{MlockAllFlags, mlockall};
-use rustix::process::{Resource, getrlimit};
-
-use crate::print;
-
 /// Bytes that can be used without pushing anything out: what the system calls available, within the limits of the
 /// control group. `None` where neither can be read.
 pub fn available() -> Option<u64> {
@@ -41,26 +35,8 @@ pub fn current() -> Option<u64> {
 }
 
 /// The memory of this process that is locked, in bytes.
-fn locked() -> Option<u64> {
+pub fn locked() -> Option<u64> {
     meminfo(&fs::read_to_string("/proc/self/status").ok()?, "VmLck:")
-}
-
-/// Takes all memory that is mapped so far and keeps the system from paging it out; says how much that is.
-pub fn lock_all() -> Result<u64> {
-    match mlockall(MlockAllFlags::CURRENT) {
-        Ok(()) => Ok(locked().unwrap_or_default()),
-        Err(error) => {
-            let (cause, most) = (std::io::Error::from(error), getrlimit(Resource::Memlock).current);
-            match most {
-                Some(most) => bail!(
-                    "--mlock: memory cannot be locked ({cause}); RLIMIT_MEMLOCK allows {}, raise it with `ulimit -l` as \
-                     root or in limits.conf, or leave --mlock out",
-                    print::bytes(most)
-                ),
-                None => bail!("--mlock: memory cannot be locked ({cause}); leave --mlock out or ask for less memory"),
-            }
-        }
-    }
 }
 
 fn meminfo(text: &str, key: &str) -> Option<u64> {

@@ -6,7 +6,7 @@
 
 use std::{
     io,
-    ops::{Deref, DerefMut},
+    ops::{Deref, DerefMut, Range},
     ptr::NonNull,
     sync::Arc,
 };
@@ -68,14 +68,10 @@ impl Arena {
         self.slot_bytes
     }
 
-    /// What [`Arena::lock`] locks: the slots, and what lies around them for their alignment.
-    pub fn mapped_bytes(&self) -> usize {
-        self.map.len()
-    }
-
-    /// Takes all memory now and keeps the system from paging it out, as far as RLIMIT_MEMLOCK allows.
-    pub fn lock(&self) -> io::Result<()> {
-        self.map.lock()
+    /// The addresses of all slots.
+    pub fn range(&self) -> Range<usize> {
+        let first = self.first.as_ptr() as usize;
+        first..first + self.slots * self.slot_bytes
     }
 
     /// Where a slot begins, and how long it is.

@@ -1,0 +1,104 @@
+//! Keeping the system from paging memory out, as far as it allows: what every token needs first, then the slots.
+#![allow(unsafe_code)]
+
+use std::fs;
+use std::io;
+use std::ops::Range;
+
+use rustix::mm::{MlockAllFlags, mlock, mlockall};
+use rustix::param::page_size;
+use rustix::process::{Resource, getrlimit};
+
+use crate::{memory, print};
+
+/// What was locked of what there is.
+pub struct Locked {
+    bytes: u64,
+    all: u64,
+    /// Why it is not all.
+    refused: Option<io::Error>,
+}
+
+/// Takes all memory that is mapped so far and locks it. Where only some may be locked, that is of weights and all else
+/// that every token needs, and if there is room beyond that, of the `slots`.
+pub fn lock(slots: Range<usize>) -> Locked {
+    let Err(refused) = mlockall(MlockAllFlags::CURRENT) else {
+        let bytes = memory::locked().unwrap_or_default();
+        return Locked { bytes, all: bytes, refused: None };
+    };
+    let ranges = order(&fs::read_to_string("/proc/self/maps").unwrap_or_default(), &slots);
+    let all = ranges.iter().map(|range| range.len() as u64).sum();
+    let limit = getrlimit(Resource::Memlock).current.unwrap_or(u64::MAX);
+    let mut room = limit.saturating_sub(memory::locked().unwrap_or_default()) as usize;
+    for range in ranges {
+        let bytes = range.len().min(room) / page_size() * page_size();
+        // SAFETY: neither reads nor writes; of what is not mapped any more the system says so.
+        if bytes > 0 && unsafe { mlock(range.start as *mut _, bytes) }.is_ok() {
+            room -= bytes;
+        }
+    }
+    Locked { bytes: memory::locked().unwrap_or_default(), all, refused: Some(refused.into()) }
+}
+
+/// What to lock, in this order: the memory of this process that is no file's, the largest pieces first, and then the
+/// slots.
+fn order(maps: &str, slots: &Range<usize>) -> Vec<Range<usize>> {
+    let mut others: Vec<Range<usize>> =
+        maps.lines().filter_map(anonymous).flat_map(|map| outside(map, slots)).collect();
+    others.retain(|range| !range.is_empty());
+    others.sort_by_key(|range| usize::MAX - range.len());
+    others.extend([slots.clone()].into_iter().filter(|slots| !slots.is_empty()));
+    others
+}
+
+/// The range of a line of `/proc/self/maps`, if it can be written to and is not a file's.
+fn anonymous(line: &str) -> Option<Range<usize>> {
+    let mut fields = line.split_whitespace();
+    let (range, access) = (fields.next()?, fields.next()?);
+    let of_no_file = fields.nth(2)? == "0" && fields.next().is_none_or(|name| name == "[heap]");
+    let (start, end) = range.split_once('-')?;
+    let range = usize::from_str_radix(start, 16).ok()?..usize::from_str_radix(end, 16).ok()?;
+    (access.starts_with("rw") && of_no_file).then_some(range)
+}
+
+/// What of `map` lies before and behind the slots, with which it may have grown together.
+fn outside(map: Range<usize>, slots: &Range<usize>) -> [Range<usize>; 2] {
+    match slots.is_empty() {
+        true => [map, 0..0],
+        false => [map.start..map.end.min(slots.start), map.start.max(slots.end)..map.end],
+    }
+}
+
+impl Locked {
+    /// In one line.
+    pub fn sentence(&self) -> String {
+        let bytes = print::bytes(self.bytes);
+        match (&self.refused, getrlimit(Resource::Memlock).current) {
+            (None, _) => format!("locked: {bytes} of memory"),
+            (Some(cause), limit) => format!(
+                "locked: {bytes} of {} of memory, weights before experts; the rest may be paged out ({cause}{}); `ulimit \
+                 -l unlimited` as root allows more",
+                print::bytes(self.all),
+                limit.map(|limit| format!(", RLIMIT_MEMLOCK is {}", print::bytes(limit))).unwrap_or_default(),
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_come_last_even_where_their_map_is_shared() {
+        let maps = "1000-3000 r-xp 00002000 fe:00 247030   /usr/bin/larder\n\
+                    3000-4000 rw-p 0000a000 fe:00 247030   /usr/bin/larder\n\
+                    5000-7000 rw-p 00000000 00:00 0        [heap]\n\
+                    8000-f000 rw-p 00000000 00:00 0 \n\
+                    f000-10000 ---p 00000000 00:00 0 \n\
+                    20000-21000 rw-p 00000000 00:00 0      [stack]\n";
+        assert_eq!(order(maps, &(0xa000..0xc000)), [0xc000..0xf000, 0x5000..0x7000, 0x8000..0xa000, 0xa000..0xc000]);
+        assert_eq!(order(maps, &(0..0)), [0x8000..0xf000, 0x5000..0x7000]);
+        assert!(order("nonsense\n\n1-2\n", &(0..0)).is_empty());
+    }
+}
