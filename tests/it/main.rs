@@ -14,6 +14,7 @@ mod lab;
 mod models;
 mod page;
 mod reference;
+mod report;
 mod rewind;
 mod rig;
 mod routing;

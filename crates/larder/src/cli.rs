@@ -50,6 +50,8 @@ pub enum Command {
     Plan(Plan),
     /// Measure reading and writing, beside what memory and SSD allow in the same run.
     Bench(Bench),
+    /// Measure some strategies on this machine, run after run, in a form for others to read.
+    Report(Box<machine::Report>),
     /// Compute logits and routing of given tokens, for checking numerics from outside.
     Logits(Logits),
     /// Turn text into tokens as the model does.
@@ -163,7 +165,7 @@ pub struct Run {
 
 /// How the engine runs. Without any of the cache flags all experts stay in memory if they fit; otherwise, of a store,
 /// as many as fit do and the others are read when they are needed.
-#[derive(Args)]
+#[derive(Args, Clone)]
 pub struct EngineFlags {
     /// Run a GGUF file as it is, and make no store beside it.
     #[arg(long)]

@@ -5,11 +5,13 @@ mod heat;
 mod html;
 mod outcome;
 mod page;
+mod speeds;
 mod table;
 mod tradeoffs;
 
 pub use heat::{Heat, Window};
 pub use outcome::{About, Outcome, Row};
 pub use page::page;
+pub use speeds::{Part, Speeds, speeds_page};
 pub use table::csv;
 pub use tradeoffs::tradeoffs_page;

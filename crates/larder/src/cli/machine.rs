@@ -5,6 +5,9 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 use clap_complete::Shell;
 
+use larder_policy::routing::RoutingSpec;
+
+use super::{EngineFlags, at_least_one};
 use crate::models::Name;
 
 /// Say what this machine has, and what could be mended.
@@ -17,6 +20,45 @@ pub struct Doctor {
     /// Print the findings as JSON.
     #[arg(long)]
     pub json: bool,
+}
+
+/// Measure some strategies on this machine, run after run, in a form for others to read: the machine, the plan, and the
+/// speed of each run.
+#[derive(Args)]
+pub struct Report {
+    /// A store, or STORE=N with N experts of each layer in memory; half of them unless said otherwise.
+    #[arg(required = true, value_name = "STORE[=N]", value_parser = Room::parse)]
+    pub stores: Vec<Room>,
+    /// Runs of each strategy; they take turns.
+    #[arg(short, long, default_value_t = 10, value_name = "N", value_parser = at_least_one)]
+    pub runs: usize,
+    /// Tokens that each run writes.
+    #[arg(short = 'n', long, default_value_t = 64, value_name = "N", value_parser = at_least_one)]
+    pub tokens: usize,
+    /// What is compared with the first of them, as --routing of other commands.
+    #[arg(
+        long,
+        value_name = "STRATEGY",
+        default_values = ["original", "prior:lambda=0.2", "prior:lambda=0.8"]
+    )]
+    pub compare: Vec<RoutingSpec>,
+    #[command(flatten)]
+    pub engine: EngineFlags,
+    /// Write a page with box plots.
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+    /// Print every run as JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A store and how many experts of each layer stay in memory.
+#[derive(Clone)]
+pub struct Room {
+    /// The store.
+    pub store: PathBuf,
+    /// Half of the experts if there is none.
+    pub slots: Option<usize>,
 }
 
 /// Show what is set where: by larder.toml of the user or of a store, by the environment, or not at all.

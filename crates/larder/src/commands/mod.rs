@@ -16,6 +16,7 @@ mod lab;
 mod logits;
 mod models;
 mod plan;
+mod report;
 mod run;
 #[cfg(feature = "serve")]
 mod serve;
@@ -34,6 +35,7 @@ pub fn run(command: Command) -> Result<()> {
         Command::Serve(args) => serve::run(args),
         Command::Plan(args) => plan::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Report(args) => report::run(&args),
         Command::Logits(args) => logits::run(&args),
         Command::Tokenize(args) => tokenize::run(&args),
         Command::Eval(args) => eval::run(args),

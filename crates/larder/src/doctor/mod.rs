@@ -5,6 +5,8 @@ mod power;
 mod processor;
 mod ram;
 
+use std::path::Path;
+
 use anyhow::Result;
 use serde_json::{Value, json};
 
@@ -54,12 +56,23 @@ impl Finding {
     }
 }
 
-/// Looks at everything.
-pub fn run(args: &Doctor) -> Result<()> {
+/// Looks at everything; the disk is that of `model`.
+fn look(model: Option<&Path>) -> Result<Vec<Finding>> {
     let mut findings = processor::look();
     findings.extend(ram::look());
-    findings.extend(disk::look(args.model.as_deref())?);
+    findings.extend(disk::look(model)?);
     findings.extend(power::look());
+    Ok(findings)
+}
+
+/// What everything is, and what was found.
+pub fn facts(model: Option<&Path>) -> Result<Vec<(String, String)>> {
+    Ok(look(model)?.into_iter().map(|finding| (finding.id.to_owned(), finding.found)).collect())
+}
+
+/// Says what was found and what could be mended.
+pub fn run(args: &Doctor) -> Result<()> {
+    let findings = look(args.model.as_deref())?;
     if args.json {
         let all: Vec<Value> = findings.iter().map(Finding::json).collect();
         println!("{}", json!({"format": FORMAT, "findings": all}));

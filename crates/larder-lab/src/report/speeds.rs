@@ -1,0 +1,74 @@
+use std::fmt::Write;
+
+use super::chart::Boxes;
+use super::html::{STYLE, escape, table};
+
+/// What one machine made of some models, run after run.
+pub struct Speeds {
+    /// Of what it is.
+    pub title: String,
+    /// What the machine is and has: a name and what was found.
+    pub facts: Vec<(String, String)>,
+    /// The models.
+    pub parts: Vec<Part>,
+}
+
+/// One model in one cache.
+pub struct Part {
+    /// Which, and in how much room.
+    pub title: String,
+    /// What was planned and how experts are read.
+    pub notes: Vec<String>,
+    /// Tokens per second of each run of each setting.
+    pub runs: Vec<(String, Vec<f64>)>,
+    /// What stands below the boxes; the first row are headings.
+    pub table: Vec<Vec<String>>,
+}
+
+/// The whole as one page, which loads nothing and runs nothing.
+pub fn speeds_page(speeds: &Speeds) -> String {
+    let mut out = format!(
+        "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\
+         <title>{0}</title><style>{STYLE}</style></head><body>\n<h1>{0}</h1>\n",
+        escape(&speeds.title)
+    );
+    for part in &speeds.parts {
+        let _ = writeln!(out, "<h2>{}</h2>", escape(&part.title));
+        for note in &part.notes {
+            let _ = writeln!(out, "<p class=\"faint\">{}</p>", escape(note));
+        }
+        let groups = part.runs.iter().enumerate().map(|(i, (name, runs))| (name.clone(), i, runs.clone())).collect();
+        let boxes = Boxes { title: "Tokens per second".into(), x: "tokens per second".into(), groups };
+        let _ = writeln!(out, "<div class=\"charts\"><figure>{}</figure></div>", boxes.svg());
+        let cells = |row: &Vec<String>| row.iter().map(|cell| escape(cell)).collect();
+        out.push_str(&table(&part.table.iter().map(cells).collect::<Vec<_>>()));
+    }
+    out.push_str("<h2>The machine</h2>\n");
+    let facts = speeds.facts.iter().map(|(name, found)| vec![escape(name), escape(found)]);
+    let heading = vec!["what".to_owned(), "found".to_owned()];
+    out.push_str(&table(&std::iter::once(heading).chain(facts).collect::<Vec<_>>()));
+    out.push_str("</body></html>\n");
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_cannot_break_the_page() {
+        let part = Part {
+            title: "a<b".into(),
+            notes: vec!["1 & 2".into()],
+            runs: vec![("x<y".into(), vec![1.0, 2.0]), ("none".into(), vec![])],
+            table: vec![vec!["<i>".into()], vec!["\"".into()]],
+        };
+        let page =
+            speeds_page(&Speeds { title: "<t>".into(), facts: vec![("<k>".into(), "v".into())], parts: vec![part] });
+        for bad in ["a<b", "x<y", "<i>", "<t>", "<k>", "NaN"] {
+            assert!(!page.contains(bad), "{bad}");
+        }
+        assert!(page.contains("a&lt;b") && page.contains("<rect"));
+    }
+}
