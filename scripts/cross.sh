@@ -4,6 +4,8 @@
 #   scripts/cross.sh build [FLAGS…]               a static binary of the larder command, for any Linux and for adb shell
 #   scripts/cross.sh check-android [FLAGS…]       whether the larder command compiles for Android
 #   scripts/cross.sh test [--cpu CPU] [FLAGS…]    tests on an emulated processor: cortex-a53, cortex-a76, max (default), …
+#   scripts/cross.sh e2e [--cpu CPU] [FILTER…]    the command built for such a processor, emulated, under the tests in
+#                                                 tests/it that go through it; all of them, or those whose names fit
 #   scripts/cross.sh lint [FLAGS…]                clippy, which sees other code than it does for this machine
 #
 # FLAGS are cargo's, such as `-p larder-kernels`. Needs cargo and Python on Linux with an x86-64 processor, and for tests
@@ -104,7 +106,12 @@ on_musl() {
     cargo-zigbuild "$command" $std --release --target $musl "$@"
 }
 
-[ $# -gt 0 ] || fail "say what to do: build, check-android, test or lint"
+find_emulator() {
+    emulator=$(command -v qemu-aarch64-static || command -v qemu-aarch64) ||
+        fail "qemu-aarch64 is missing: it runs the tests (Debian: apt-get install qemu-user-static)"
+}
+
+[ $# -gt 0 ] || fail "say what to do: build, check-android, test, e2e or lint"
 command=$1
 shift
 case $command in
@@ -127,10 +134,26 @@ case $command in
             esac
             shift
         done
-        emulator=$(command -v qemu-aarch64-static || command -v qemu-aarch64) ||
-            fail "qemu-aarch64 is missing: it runs the tests (Debian: apt-get install qemu-user-static)"
+        find_emulator
         export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_RUNNER="$emulator -cpu $cpu"
         on_musl test "${flags[@]}"
         ;;
-    *) fail "no such command: $command; there are build, check-android, test and lint" ;;
+    e2e)
+        cpu=max filters=()
+        while [ $# -gt 0 ]; do
+            case $1 in
+                --cpu) cpu=${2?"--cpu wants a processor"} && shift ;;
+                *) filters+=("$1") ;;
+            esac
+            shift
+        done
+        find_emulator
+        # In a shell of its own: what the linker needs is not for the tests, which run on this machine.
+        (on_musl zigbuild -p larder)
+        [ ${#filters[@]} -gt 0 ] || filters=(cli:: config:: demo:: eval:: lab:: models:: report:: store:: streaming::)
+        export LARDER_UNDER_TEST="$emulator -cpu $cpu ${CARGO_TARGET_DIR:-$PWD/target}/$musl/release/larder"
+        unset RUSTC_BOOTSTRAP
+        cargo test --release --workspace --test it -- "${filters[@]}"
+        ;;
+    *) fail "no such command: $command; there are build, check-android, test, e2e and lint" ;;
 esac

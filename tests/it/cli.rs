@@ -1,6 +1,6 @@
 //! What a person types and what comes back.
 
-use crate::reference::{Reference, with_config};
+use crate::reference::{Bars, Reference, with_config};
 use crate::support::{fixture, golden_models, larder, larder_ok, larder_refuses};
 
 fn text(path: &std::path::Path) -> &str {
@@ -19,6 +19,25 @@ fn run_writes_the_text_that_transformers_writes() {
             serde_json::from_str(&larder_ok(&[&args[..], &["--json"]].concat())).expect("one JSON object");
         assert_eq!(json["ids"], facts["generated_ids"], "{}", model.display());
         assert_eq!(larder_ok(&args), format!("{}\n", json["text"].as_str().unwrap()));
+    }
+}
+
+#[test]
+fn logits_are_those_of_transformers() {
+    let dir = tempfile::tempdir().unwrap();
+    let (tokens, out) = (dir.path().join("tokens.json"), dir.path().join("out.safetensors"));
+    for model in golden_models() {
+        let reference = Reference::read(&model);
+        std::fs::write(&tokens, format!("{:?}", reference.tokens("full_ids"))).unwrap();
+        larder_ok(&["logits", "-m", text(&model), "--tokens", text(&tokens), "--out", text(&out)]);
+        let bytes = std::fs::read(&out).unwrap();
+        let found = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        let found = found.tensor("full_logits").unwrap().data().as_chunks::<4>().0;
+        let wanted = reference.floats("full_logits");
+        assert_eq!(found.len(), wanted.len(), "{}", model.display());
+        let apart = found.iter().zip(wanted).map(|(f, w)| (f32::from_le_bytes(*f) - w).abs()).fold(0.0, f32::max);
+        let bar = Bars::of(&model.file_name().unwrap().to_string_lossy()).logits;
+        assert!(apart <= bar, "{}: {apart} apart", model.display());
     }
 }
 

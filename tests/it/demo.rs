@@ -43,6 +43,15 @@ fn the_cache_changes_no_word() {
     }
 }
 
+/// The kernels' bits are the same on every processor, so the words are; `scripts/cross.sh e2e` has another one say them.
+#[test]
+fn the_words_are_the_same_on_every_machine() {
+    assert_eq!(written(&["--cache-experts", "8"])["text"], WORDS);
+}
+
+const WORDS: &str = " he was in the same place as before.\n\n\"I am not afraid of you,\" said the old man, \"but I am not \
+                     afraid of you. I am not afraid of you, but I am not afraid of you.";
+
 #[test]
 fn it_runs_in_little_memory_and_says_what_it_did() {
     let found = written(&["--cache-experts", "8"]);

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use crate::support::{fixture, golden_models, larder, larder_ok, larder_refuses};
+use crate::support::{command, fixture, golden_models, larder, larder_ok, larder_refuses};
 
 fn text(path: &Path) -> &str {
     path.to_str().unwrap()
@@ -102,12 +102,7 @@ fn a_killed_conversion_ends_as_an_undisturbed_one() {
     let (mut killed, store) = (0, dir.path().join("store"));
     for round in 0..30 {
         let args = ["convert", text(&model), text(&store), "--experts", "q8_0"];
-        let mut child = Command::new(env!("CARGO_BIN_EXE_larder-under-test"))
-            .args(args)
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
+        let mut child = command().args(args).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         std::thread::sleep(Duration::from_micros(700 * (round + 1)));
         child.kill().unwrap();
         child.wait().unwrap();

@@ -21,9 +21,18 @@ pub fn folders(path: &Path) -> Vec<PathBuf> {
     all
 }
 
-/// The command, of somebody who has configured nothing.
+/// What `LARDER_UNDER_TEST` names, such as an emulator and a binary for another processor.
+fn named() -> Option<Command> {
+    let named = std::env::var("LARDER_UNDER_TEST").ok()?;
+    let mut words = named.split_whitespace();
+    let mut command = Command::new(words.next()?);
+    command.args(words);
+    Some(command)
+}
+
+/// The command, of somebody who has configured nothing: the one that was built with the tests, unless another is named.
 pub fn command() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_larder-under-test"));
+    let mut command = named().unwrap_or_else(|| Command::new(env!("CARGO_BIN_EXE_larder-under-test")));
     for name in ["XDG_CONFIG_HOME", "XDG_STATE_HOME"] {
         command.env(name, fixture("nobody"));
     }
