@@ -6,6 +6,7 @@
 #   scripts/cross.sh test [--cpu CPU] [FLAGS…]    tests on an emulated processor: cortex-a53, cortex-a76, max (default), …
 #   scripts/cross.sh e2e [--cpu CPU] [FILTER…]    the command built for such a processor, emulated, under the tests in
 #                                                 tests/it that go through it; all of them, or those whose names fit
+#   scripts/cross.sh ready                        whether all that tests take is there, so that nothing is fetched
 #   scripts/cross.sh lint [FLAGS…]                clippy, which sees other code than it does for this machine
 #
 # FLAGS are cargo's, such as `-p larder-kernels`. Needs cargo and Python on Linux with an x86-64 processor, and for tests
@@ -34,10 +35,14 @@ need() { command -v "$1" >/dev/null || fail "$1 is missing: $2"; }
 
 has_sum() { echo "$2  $1" | sha256sum --check --status 2>/dev/null; }
 
+programs_place() { echo "$cache/programs-$(sha256sum <<<"$programs" | cut -c1-8)"; }
+
+has_own_source() { [ -d "$(rustc --print sysroot)/lib/rustlib/src/rust/library" ]; }
+
 # The linker, and what makes cargo use it.
 prepare_programs() {
     local place
-    place="$cache/programs-$(sha256sum <<<"$programs" | cut -c1-8)"
+    place=$(programs_place)
     if [ ! -d "$place" ]; then
         need python3 "it installs the linker"
         echo "installing Zig and cargo-zigbuild to $place" >&2
@@ -56,8 +61,8 @@ prepare_programs() {
 prepare_toolchain() {
     need cargo "see https://rustup.rs"
     local sysroot place
+    ! has_own_source || return 0
     sysroot=$(rustc --print sysroot)
-    [ ! -d "$sysroot/lib/rustlib/src/rust/library" ] || return 0
     [[ $(rustc --version) == "rustc $source_version "* ]] ||
         fail "$(rustc --version) comes without the standard library's source: rustup component add rust-src"
     place="$cache/rust-$source_version"
@@ -111,7 +116,7 @@ find_emulator() {
         fail "qemu-aarch64 is missing: it runs the tests (Debian: apt-get install qemu-user-static)"
 }
 
-[ $# -gt 0 ] || fail "say what to do: build, check-android, test, e2e or lint"
+[ $# -gt 0 ] || fail "say what to do: build, check-android, test, e2e, ready or lint"
 command=$1
 shift
 case $command in
@@ -155,5 +160,11 @@ case $command in
         unset RUSTC_BOOTSTRAP
         cargo test --release --workspace --test it -- "${filters[@]}"
         ;;
-    *) fail "no such command: $command; there are build, check-android, test, e2e and lint" ;;
+    ready)
+        find_emulator
+        [ -d "$(programs_place)" ] || fail "no linker was fetched yet; scripts/cross.sh build does it"
+        has_own_source || [ -d "$cache/rust-$source_version" ] ||
+            fail "the standard library's source was not fetched yet; scripts/cross.sh build does it"
+        ;;
+    *) fail "no such command: $command; there are build, check-android, test, e2e, ready and lint" ;;
 esac

@@ -1,10 +1,11 @@
 //! Experts read from the SSD while the model runs: the same bits as with every expert in memory.
 
 use std::path::Path;
+use std::process::Command;
 
 use serde_json::Value;
 
-use crate::support::{fixture, golden_models, larder, larder_ok, larder_refuses};
+use crate::support::{command, fixture, golden_models, larder, larder_ok, larder_refuses};
 
 fn text(path: &Path) -> &str {
     path.to_str().unwrap()
@@ -197,7 +198,7 @@ fn g2_writing_more_tokens_allocates_nothing_of_an_experts_size() {
         let count = |tokens: &str, flags: &[&str]| -> u64 {
             // Room for the same sequence in both runs.
             let base = ["run", "-m", text(&store), "-p", "the ducks", "-n", tokens, "--ignore-eos", "--context", "100"];
-            let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_larder-under-test"));
+            let mut command = Command::new(env!("CARGO_BIN_EXE_larder-under-test"));
             let output = command.args(base).args(flags).env("LARDER_COUNT_FROM", expert.to_string()).output().unwrap();
             let said = String::from_utf8(output.stderr).unwrap();
             assert!(output.status.success(), "{said}");
@@ -208,6 +209,31 @@ fn g2_writing_more_tokens_allocates_nothing_of_an_experts_size() {
             assert!(few > 0, "{model}: weights are larger than an expert");
             assert_eq!(count("60", flags), few, "{model} with {flags:?}");
         }
+    }
+}
+
+/// Android ends a process that makes such a call.
+#[test]
+fn no_ring_is_made_where_android_forbids_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = store_of(&fixture("golden/olmoe"), dir.path());
+    let run = ["run", "-m", text(&store), "-p", "a", "-n", "2", "--ignore-eos", "--cache-experts", "2"];
+    let output = command().args(run).env("ANDROID_ROOT", "/system").output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success() && said.contains("\npread: "), "{said}");
+    let forced = command().args(run).args(["--reader", "uring"]).env("ANDROID_ROOT", "/system").output().unwrap();
+    assert!(String::from_utf8_lossy(&forced.stderr).contains("Android does not allow io_uring"));
+
+    let calls = dir.path().join("calls");
+    let mut traced = Command::new("strace");
+    traced.args(["-f", "-e", "trace=io_uring_setup,io_uring_enter,io_uring_register", "-o", text(&calls)]);
+    traced.arg(command().get_program()).args(command().get_args()).args(run).env("ANDROID_ROOT", "/system");
+    match traced.output() {
+        Ok(output) if output.status.success() => {
+            let calls = std::fs::read_to_string(&calls).unwrap();
+            assert!(!calls.contains("io_uring"), "{calls}");
+        }
+        _ => println!("skipped: strace cannot look at the calls here"),
     }
 }
 

@@ -115,6 +115,13 @@ fn open_auto(files: &Arc<Files>, arena: &Arena) -> Result<Opened> {
     })
 }
 
+/// Whether this is Android, whatever the program was built for: there nobody may use io_uring.
+pub fn is_android() -> bool {
+    let release = rustix::system::uname();
+    let named = release.release().to_string_lossy().contains("android");
+    cfg!(target_os = "android") || named || std::env::var_os("ANDROID_ROOT").is_some()
+}
+
 #[cfg(target_os = "linux")]
 fn open_uring(files: &Arc<Files>, arena: &Arena) -> Result<Opened> {
     let reader = uring::Uring::open(files, arena)?;

@@ -47,7 +47,7 @@ impl Uring {
     /// Sets up a ring with tables of slots and files, and reads a block, or says why io_uring is not to be had.
     pub fn open(files: &Arc<Files>, arena: &Arena) -> Result<Self> {
         // There the setup call would not fail but end the process.
-        if is_android() {
+        if super::is_android() {
             return Err(unsupported("Android does not allow io_uring".into()));
         }
         let capacity = CAPACITY.min(files.open_max());
@@ -238,11 +238,6 @@ fn system(call: &str, error: io::Error) -> String {
 
 fn unsupported(what: String) -> StoreError {
     StoreError::new(Fault::Unsupported, Path::new(""), what)
-}
-
-fn is_android() -> bool {
-    let release = rustix::system::uname();
-    std::env::var_os("ANDROID_ROOT").is_some() || release.release().to_string_lossy().contains("android")
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use larder_engine::Rng;
-use larder_store::reader::{Arena, open_reader};
+use larder_store::reader::{Arena, is_android, open_reader};
 use larder_store::{MANIFEST, Store};
 use rustix::fs::statvfs;
 use rustix::process::{Resource, getrlimit};
@@ -109,7 +109,7 @@ fn ring(spread: &Spread) -> Result<Finding> {
         _ => "sudo sysctl kernel.io_uring_disabled=0",
     };
     Ok(Finding::good("io_uring", found, json!({"works": works})).unless(
-        !works,
+        !works && !is_android(),
         "threads that wait read instead, which costs a little more of the processor",
         mend,
     ))
