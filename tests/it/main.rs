@@ -5,6 +5,7 @@ mod cli;
 mod config;
 mod demo;
 mod doctor;
+mod edge_plan;
 mod eval;
 mod faults;
 mod gguf;

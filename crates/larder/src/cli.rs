@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use larder_cache::Scope;
-use larder_core::Kind;
+use larder_core::{Kind, parse_bytes};
 use larder_engine::Sampling;
 use larder_kernels::strong_processors;
 use larder_model::Memory;
@@ -14,6 +14,7 @@ use larder_policy::routing::RoutingSpec;
 use crate::open::default_model;
 
 pub mod chat;
+pub mod edge;
 pub mod eval;
 pub mod lab;
 pub mod machine;
@@ -60,6 +61,8 @@ pub enum Command {
     Eval(eval::Eval),
     /// Record, draw, replay and compare routing.
     Lab(lab::Lab),
+    /// Several machines: which experts lie on which, and what a token then costs.
+    Edge(edge::Edge),
     /// Say what this machine has, and what could be mended.
     Doctor(machine::Doctor),
     /// List, find and remove the models that larder keeps.
@@ -254,24 +257,7 @@ fn off_or_number(text: &str) -> Result<usize, String> {
 pub struct ByteSize(pub u64);
 
 fn byte_size(text: &str) -> Result<ByteSize, String> {
-    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
-    let (number, unit) = text.split_at(digits);
-    let factor: u64 = match unit.to_ascii_lowercase().as_str() {
-        "" | "b" => 1,
-        "k" | "kb" => 1000,
-        "m" | "mb" => 1000_u64.pow(2),
-        "g" | "gb" => 1000_u64.pow(3),
-        "t" | "tb" => 1000_u64.pow(4),
-        "ki" | "kib" => 1 << 10,
-        "mi" | "mib" => 1 << 20,
-        "gi" | "gib" => 1 << 30,
-        "ti" | "tib" => 1 << 40,
-        _ => return Err(format!("'{unit}' is no unit of memory; use G, M, GiB or MiB")),
-    };
-    match number.parse::<f64>() {
-        Ok(n) if n >= 0.0 => Ok(ByteSize((n * factor as f64) as u64)),
-        _ => Err("is not a number with a unit, like 4G".into()),
-    }
+    parse_bytes(text).map(ByteSize)
 }
 
 /// How keys and values are remembered.
@@ -436,19 +422,4 @@ pub struct Tokenize {
     /// Leave out the tokens that the model expects around a text.
     #[arg(long)]
     pub no_special: bool,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes_are_decimal_unless_they_say_otherwise() {
-        let of = |text| byte_size(text).map(|b| b.0);
-        assert_eq!(of("4G"), Ok(4_000_000_000));
-        assert_eq!(of("1.5GiB"), Ok(3 << 29));
-        assert_eq!(of("512m"), Ok(512_000_000));
-        assert_eq!(of("77"), Ok(77));
-        assert!(of("4X").is_err() && of("G").is_err() && of("-1G").is_err() && of("").is_err());
-    }
 }

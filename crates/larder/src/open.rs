@@ -26,6 +26,12 @@ pub fn default_model() -> PathBuf {
     starts.iter().flatten().find_map(above).unwrap_or_else(|| DEMO.into())
 }
 
+/// What a model is called unless somebody says otherwise: its folder's or file's own name.
+pub fn called(path: &Path) -> String {
+    let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    path.file_name().map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned())
+}
+
 enum Form {
     Store(Arc<Store>),
     /// A checkpoint folder or GGUF file, used as it is.

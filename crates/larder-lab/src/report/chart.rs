@@ -13,9 +13,12 @@ const BOTTOM: f64 = 48.0;
 
 /// How a curve is drawn.
 #[derive(Clone, Copy)]
-pub(super) enum Style {
+pub enum Style {
+    /// As most are.
     Plain,
+    /// So that it stands out.
     Strong,
+    /// As something to compare with.
     Dashed,
 }
 
@@ -30,22 +33,29 @@ impl Style {
 }
 
 /// x, y, and how far y could lie to both sides.
-pub(super) type Point = (f64, f64, Option<(f64, f64)>);
+pub type Point = (f64, f64, Option<(f64, f64)>);
 
 /// A curve.
-pub(super) struct Line {
+pub struct Line {
+    /// What it is called.
     pub name: String,
-    /// One of the style's colours.
+    /// One of the style's twelve colours.
     pub color: usize,
+    /// How it is drawn.
     pub style: Style,
+    /// Where it leads, in order.
     pub points: Vec<Point>,
 }
 
 /// Curves over one axis.
-pub(super) struct Chart {
+pub struct Chart {
+    /// What stands above it.
     pub title: String,
+    /// What stands at the x axis.
     pub x: String,
+    /// What stands at the y axis.
     pub y: String,
+    /// The curves.
     pub lines: Vec<Line>,
     /// Whether numbers at the y axis are shares.
     pub percent: bool,
@@ -70,6 +80,7 @@ impl Frame {
 }
 
 impl Chart {
+    /// The drawing.
     pub fn svg(&self) -> String {
         let points = || self.lines.iter().flat_map(|line| &line.points);
         let x = span(points().map(|p| p.0), None);

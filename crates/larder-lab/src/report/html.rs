@@ -1,7 +1,7 @@
 //! Pieces of a page.
 
 /// Text as it may stand in HTML and SVG.
-pub(super) fn escape(text: &str) -> String {
+pub fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
         match c {
@@ -15,8 +15,21 @@ pub(super) fn escape(text: &str) -> String {
     out
 }
 
+/// How a page begins that loads nothing and runs nothing; it ends with [`END`].
+pub fn begin(title: &str) -> String {
+    format!(
+        "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\
+         <title>{}</title><style>{STYLE}</style></head><body>\n",
+        escape(title)
+    )
+}
+
+/// How a page ends.
+pub const END: &str = "</body></html>\n";
+
 /// A table whose first row are headings. Cells are HTML.
-pub(super) fn table(rows: &[Vec<String>]) -> String {
+pub fn table(rows: &[Vec<String>]) -> String {
     let line = |row: &Vec<String>, tag: &str| -> String {
         let cells: String = row.iter().map(|cell| format!("<{tag}>{cell}</{tag}>")).collect();
         format!("<tr>{cells}</tr>\n")
@@ -27,7 +40,7 @@ pub(super) fn table(rows: &[Vec<String>]) -> String {
 }
 
 /// The look of all pages, by day and by night.
-pub(super) const STYLE: &str = "
+const STYLE: &str = "
 :root { color-scheme: light dark; --paper: #ffffff; --ink: #1c2430; --faint: #667085; --line: #d8dde5; --soft: #f4f6f9;
   --c0: #6b7280; --c1: #1f77b4; --c2: #e8710a; --c3: #2a9d55; --c4: #c92a2a; --c5: #7048e8; --c6: #0ba5b5; --c7: #8a5a2b;
   --c8: #e64fa6; --c9: #a3a30a; --c10: #22357a; --c11: #94ba4c;

@@ -2,13 +2,14 @@
 
 mod chart;
 mod heat;
-mod html;
+pub mod html;
 mod outcome;
 mod page;
 mod speeds;
 mod table;
 mod tradeoffs;
 
+pub use chart::{Chart, Line, Point, Style};
 pub use heat::{Heat, Window};
 pub use outcome::{About, Outcome, Row};
 pub use page::page;

@@ -2,16 +2,12 @@ use std::fmt::Write;
 
 use super::chart::{Boxes, Chart, Line, Style};
 use super::heat::Heat;
-use super::html::{STYLE, escape, table};
+use super::html::{END, begin, escape, table};
 use super::{Outcome, Row};
 
 /// The whole report as one page, which loads nothing and runs nothing.
 pub fn page(outcome: &Outcome, heats: &[Heat]) -> String {
-    let mut out = format!(
-        "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\
-         <title>Eviction policies compared</title><style>{STYLE}</style></head><body>\n"
-    );
+    let mut out = begin("Eviction policies compared");
     intro(&mut out, outcome);
     for scope in outcome.scopes() {
         let title = match scope {
@@ -40,7 +36,8 @@ pub fn page(outcome: &Outcome, heats: &[Heat]) -> String {
     let _ =
         writeln!(out, "<h2>All numbers</h2>\n<details open><summary>one line for each policy and capacity</summary>");
     out.push_str(&numbers(outcome));
-    out.push_str("</details>\n</body></html>\n");
+    out.push_str("</details>\n");
+    out.push_str(END);
     out
 }
 

@@ -1,7 +1,7 @@
 use std::fmt::Write;
 
 use super::chart::Boxes;
-use super::html::{STYLE, escape, table};
+use super::html::{END, begin, escape, table};
 
 /// What one machine made of some models, run after run.
 pub struct Speeds {
@@ -27,12 +27,8 @@ pub struct Part {
 
 /// The whole as one page, which loads nothing and runs nothing.
 pub fn speeds_page(speeds: &Speeds) -> String {
-    let mut out = format!(
-        "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\
-         <title>{0}</title><style>{STYLE}</style></head><body>\n<h1>{0}</h1>\n",
-        escape(&speeds.title)
-    );
+    let mut out = begin(&speeds.title);
+    let _ = writeln!(out, "<h1>{}</h1>", escape(&speeds.title));
     for part in &speeds.parts {
         let _ = writeln!(out, "<h2>{}</h2>", escape(&part.title));
         for note in &part.notes {
@@ -48,7 +44,7 @@ pub fn speeds_page(speeds: &Speeds) -> String {
     let facts = speeds.facts.iter().map(|(name, found)| vec![escape(name), escape(found)]);
     let heading = vec!["what".to_owned(), "found".to_owned()];
     out.push_str(&table(&std::iter::once(heading).chain(facts).collect::<Vec<_>>()));
-    out.push_str("</body></html>\n");
+    out.push_str(END);
     out
 }
 

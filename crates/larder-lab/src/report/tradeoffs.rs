@@ -1,7 +1,7 @@
 use std::fmt::Write;
 
 use super::chart::{Chart, Line, Style};
-use super::html::{STYLE, escape, table};
+use super::html::{END, begin, escape, table};
 use crate::eval::{Tradeoff, Tradeoffs};
 
 /// Plots leave out what costs more than so many times the loss that is allowed.
@@ -9,11 +9,7 @@ const SHOWN: f64 = 10.0;
 
 /// What routing by the cache gives and costs, as one page, which loads nothing and runs nothing.
 pub fn tradeoffs_page(found: &Tradeoffs) -> String {
-    let mut out = format!(
-        "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\
-         <title>Routing by the cache</title><style>{STYLE}</style></head><body>\n"
-    );
+    let mut out = begin("Routing by the cache");
     intro(&mut out, found);
     out.push_str("<h2>Perplexity against misses</h2>\n<div class=\"charts\">\n");
     for slots in found.sizes() {
@@ -27,7 +23,7 @@ pub fn tradeoffs_page(found: &Tradeoffs) -> String {
     out.push_str(&at_a_price(found));
     out.push_str("<h2>All numbers</h2>\n");
     out.push_str(&numbers(found));
-    out.push_str("</body></html>\n");
+    out.push_str(END);
     out
 }
 

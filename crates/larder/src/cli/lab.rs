@@ -10,6 +10,7 @@ use larder_policy::eviction::EvictionSpec;
 use larder_policy::routing::RoutingSpec;
 
 use super::{ByteSize, ScopeFlag, at_least_one, byte_size};
+use crate::open::default_model;
 
 /// Record, draw, replay and compare routing.
 #[derive(Args)]
@@ -24,6 +25,8 @@ pub enum LabCommand {
     Import(Import),
     /// Write a trace for other programs.
     Export(Export),
+    /// Count which experts a trace asks for together, for `larder edge plan`.
+    Activations(Activations),
     /// Draw a trace at random.
     Synth(Synth),
     /// Replay a trace with one eviction policy.
@@ -77,6 +80,28 @@ pub enum ExportFormat {
     Csv,
     /// libCacheSim's oracleGeneral: one request after the other, with the next use of each.
     OracleGeneral,
+}
+
+/// Count which experts the traces of a model ask for together, for `larder edge plan`.
+#[derive(Args)]
+pub struct Activations {
+    #[command(flatten)]
+    pub input: TraceFlags,
+    /// The model that they are of: a store, a checkpoint folder or a .gguf file; the demo model unless said otherwise.
+    #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true)]
+    pub model: PathBuf,
+    /// The file to write.
+    #[arg(short, long, value_name = "FILE")]
+    pub out: PathBuf,
+    /// What the model is called where it is served; its own name unless said otherwise.
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+    /// Count only tokens that went through the model alone, as those of an answer do and those of a prompt do not.
+    #[arg(long)]
+    pub written: bool,
+    /// Print what was counted as JSON.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Draw a trace at random: in each layer the j-th most popular expert has a probability that goes with 1/(j+h)^a.

@@ -10,6 +10,7 @@ use crate::{chat, config, doctor};
 mod bench;
 mod completions;
 mod convert;
+mod edge;
 mod eval;
 mod inspect;
 mod lab;
@@ -40,6 +41,7 @@ pub fn run(command: Command) -> Result<()> {
         Command::Tokenize(args) => tokenize::run(&args),
         Command::Eval(args) => eval::run(args),
         Command::Lab(args) => lab::run(&args),
+        Command::Edge(args) => edge::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Models(args) => models::run(&args),
         Command::Config(args) => config::run(&args),

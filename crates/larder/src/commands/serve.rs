@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::cli::serve::Serve;
 use crate::engine::Engine;
-use crate::open::Model;
+use crate::open::{Model, called};
 
 /// Answers over HTTP until told to end.
 pub fn run(args: Serve) -> Result<()> {
@@ -54,12 +54,8 @@ fn facts(args: &Serve, model: &Model, engine: &mut Engine) -> Result<larder_serv
     let text = model.text()?;
     let geometry = &model.blueprint.geometry;
     let mut names = args.alias.iter().cloned();
-    let of_path = || {
-        let path = args.model.canonicalize().unwrap_or_else(|_| args.model.clone());
-        path.file_name().map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned())
-    };
     Ok(larder_serve::Model {
-        name: names.next().unwrap_or_else(of_path),
+        name: names.next().unwrap_or_else(|| called(&args.model)),
         aliases: names.collect(),
         tokenizer: text.tokenizer,
         template: text.template,

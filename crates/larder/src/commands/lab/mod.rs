@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 use crate::cli::lab::{Lab, LabCommand, ReplayFlags, TraceFlags};
 
+mod activations;
 mod export;
 mod heat;
 mod import;
@@ -27,6 +28,7 @@ pub fn run(args: &Lab) -> Result<()> {
     match &args.command {
         LabCommand::Import(args) => import::run(args),
         LabCommand::Export(args) => export::run(args),
+        LabCommand::Activations(args) => activations::run(args),
         LabCommand::Synth(args) => synth::run(args),
         LabCommand::Replay(args) => replay::run(args),
         LabCommand::Sweep(args) => sweep::run(args),

@@ -1,0 +1,236 @@
+//! Which experts tokens ask for together: what remains of traces when only frequencies matter.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{EXPERTS_MAX, Geometry, Trace};
+
+const VERSION: u32 = 1;
+
+/// Experts of one layer that a token chose together, ascending, and how many tokens did.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Group(pub Vec<u16>, pub u64);
+
+/// How often the experts of a model are chosen, and which of them together.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Activations {
+    version: u32,
+    /// What the model is called.
+    pub model: String,
+    /// Its sizes.
+    pub geometry: Geometry,
+    /// Bytes of one expert as it is stored.
+    pub expert_bytes: u64,
+    /// Tokens that were counted.
+    pub tokens: u64,
+    /// The groups of each layer that has experts.
+    pub layers: Vec<Vec<Group>>,
+}
+
+/// Statistics that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ActivationsError {
+    /// The file cannot be read, or holds something else.
+    #[error("{} {why}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        why: String,
+    },
+    /// The trace is not of this model.
+    #[error(
+        "the trace is of another model: it chooses {} of {} experts in {} layers, and {model} chooses {} of {} in {}",
+        theirs[2], theirs[1], theirs[0], ours[2], ours[1], ours[0]
+    )]
+    Foreign {
+        /// What the model is called.
+        model: String,
+        /// Layers, experts and experts per token of the model.
+        ours: [usize; 3],
+        /// The same of the trace.
+        theirs: [usize; 3],
+    },
+    /// There is nothing to count.
+    #[error("the trace has no tokens that were read one at a time")]
+    Nothing,
+}
+
+impl Activations {
+    /// Counts what a trace of the model holds; with `written`, only tokens that went through the model alone, as those
+    /// of an answer do.
+    pub fn count(
+        trace: &Trace,
+        model: &str,
+        geometry: &Geometry,
+        expert_bytes: u64,
+        written: bool,
+    ) -> Result<Self, ActivationsError> {
+        let ours = [geometry.moe_layers.len(), geometry.experts, geometry.top_k];
+        let theirs = [trace.rows, trace.experts, trace.top_k];
+        if ours != theirs {
+            return Err(ActivationsError::Foreign { model: model.to_owned(), ours, theirs });
+        }
+        let mut layers = vec![BTreeMap::<Vec<u16>, u64>::new(); trace.rows];
+        let (mut at, mut tokens) = (0, 0);
+        for pass in &trace.passes {
+            let pass = *pass as usize;
+            if pass == 1 || !written {
+                tokens += pass as u64;
+                for token in at..at + pass {
+                    for (row, counts) in layers.iter_mut().enumerate() {
+                        let mut group = trace.chosen(token, row).to_vec();
+                        group.sort_unstable();
+                        *counts.entry(group).or_default() += 1;
+                    }
+                }
+            }
+            at += pass;
+        }
+        if tokens == 0 {
+            return Err(ActivationsError::Nothing);
+        }
+        let listed = |counts: BTreeMap<Vec<u16>, u64>| counts.into_iter().map(|(e, n)| Group(e, n)).collect();
+        let layers = layers.into_iter().map(listed).collect();
+        let (model, geometry) = (model.to_owned(), geometry.clone());
+        Ok(Activations { version: VERSION, model, geometry, expert_bytes, tokens, layers })
+    }
+
+    /// Reads a file, which is checked from end to end.
+    pub fn read(path: &Path) -> Result<Self, ActivationsError> {
+        let wrong = |why: String| ActivationsError::File { path: path.to_owned(), why };
+        let bytes = fs::read(path).map_err(|e| wrong(format!("cannot be read: {e}")))?;
+        let all: Activations = serde_json::from_slice(&bytes)
+            .map_err(|e| wrong(format!("is not what `larder lab activations` writes: {e}")))?;
+        all.check().map_err(wrong)?;
+        Ok(all)
+    }
+
+    /// Writes a file, which appears whole or not at all.
+    pub fn write(&self, path: &Path) -> Result<(), ActivationsError> {
+        let wrong = |e: std::io::Error| ActivationsError::File {
+            path: path.to_owned(),
+            why: format!("cannot be written: {e}"),
+        };
+        let text = serde_json::to_string(self).expect("names and numbers, which JSON can hold");
+        let mut temp = path.as_os_str().to_owned();
+        temp.push(".tmp");
+        fs::write(&temp, text + "\n").and_then(|()| fs::rename(&temp, path)).map_err(wrong)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let Geometry { layers, moe_layers, experts, top_k, hidden, inter, .. } = &self.geometry;
+        if self.version != VERSION {
+            return Err(format!("has version {}; this larder reads version {VERSION}", self.version));
+        }
+        let sizes = [("experts", *experts), ("top_k", *top_k), ("hidden", *hidden), ("inter", *inter)];
+        if let Some((name, _)) = sizes.iter().find(|(_, n)| *n == 0) {
+            return Err(format!("has a geometry in which '{name}' is 0"));
+        }
+        if self.expert_bytes == 0 || self.tokens == 0 {
+            return Err("speaks of experts without bytes, or counts no tokens".into());
+        }
+        if *layers > u16::MAX as usize || *experts >= u16::MAX as usize {
+            return Err(format!(
+                "has a geometry of {layers} layers and {experts} experts, which is beyond what is counted"
+            ));
+        }
+        if top_k > experts || moe_layers.len().checked_mul(*experts).is_none_or(|n| n > EXPERTS_MAX) {
+            return Err(format!("has a geometry that cannot be: {top_k} of {experts} in {} layers", moe_layers.len()));
+        }
+        let ordered = moe_layers.windows(2).all(|pair| pair[0] < pair[1]);
+        if !ordered || moe_layers.last().is_none_or(|last| last.index() >= *layers) {
+            return Err("has a geometry whose layers with experts are not some of its layers".into());
+        }
+        if self.layers.len() != moe_layers.len() {
+            return Err(format!("counts {} layers of {} that have experts", self.layers.len(), moe_layers.len()));
+        }
+        self.layers
+            .iter()
+            .zip(moe_layers)
+            .try_for_each(|(groups, layer)| self.check_layer(groups).map_err(|why| format!("has {why} in {layer}")))
+    }
+
+    fn check_layer(&self, groups: &[Group]) -> Result<(), String> {
+        let mut tokens = 0u64;
+        for Group(experts, count) in groups {
+            let ascending = experts.windows(2).all(|pair| pair[0] < pair[1]);
+            let known = experts.last().is_some_and(|last| (*last as usize) < self.geometry.experts);
+            if !ascending || !known || experts.len() > self.geometry.top_k {
+                return Err(format!("a group {experts:?} that no token can choose"));
+            }
+            tokens = tokens.saturating_add(*count);
+        }
+        match tokens == self.tokens {
+            true => Ok(()),
+            false => Err(format!("{tokens} tokens instead of {}", self.tokens)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{LayerIdx, Pass};
+
+    fn geometry() -> Geometry {
+        let moe_layers = vec![LayerIdx(1), LayerIdx(3)];
+        Geometry { layers: 4, moe_layers, experts: 4, top_k: 2, hidden: 8, inter: 4, bias: false }
+    }
+
+    fn trace() -> Trace {
+        let mut trace = Trace::new(2, 4, 2);
+        // A prompt of two tokens, then a token.
+        trace.push(&Pass { ids: &[1, 0, 3, 2, 0, 1, 2, 0], ..Pass::default() }).unwrap();
+        trace.push(&Pass { ids: &[3, 0, 2, 3], ..Pass::default() }).unwrap();
+        trace
+    }
+
+    #[test]
+    fn groups_are_counted_whatever_the_rank() {
+        let all = Activations::count(&trace(), "m", &geometry(), 100, false).unwrap();
+        assert_eq!(all.layers[0], [Group(vec![0, 1], 2), Group(vec![0, 3], 1)]);
+        assert_eq!(all.layers[1], [Group(vec![0, 2], 1), Group(vec![2, 3], 2)]);
+        let written = Activations::count(&trace(), "m", &geometry(), 100, true).unwrap();
+        assert_eq!((written.tokens, &written.layers[0]), (1, &vec![Group(vec![0, 3], 1)]));
+    }
+
+    #[test]
+    fn a_trace_of_another_model_is_refused() {
+        let other = Geometry { experts: 8, ..geometry() };
+        let said = Activations::count(&trace(), "m", &other, 100, false).unwrap_err().to_string();
+        assert!(said.contains("2 of 4 experts in 2 layers, and m chooses 2 of 8 in 2"), "{said}");
+        let prompt = trace().select(0..1);
+        let only = Trace { ids: prompt.ids[..8].to_vec(), passes: vec![2], sequences: vec![2], ..prompt };
+        assert!(Activations::count(&only, "m", &geometry(), 100, true).is_err());
+    }
+
+    #[test]
+    fn what_is_written_is_read_and_what_is_damaged_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.json");
+        let all = Activations::count(&trace(), "m", &geometry(), 100, false).unwrap();
+        all.write(&path).unwrap();
+        assert_eq!(Activations::read(&path).unwrap(), all);
+        let good = std::fs::read_to_string(&path).unwrap();
+        for (from, to, why) in [
+            ("\"version\":1", "\"version\":2", "version 2"),
+            ("[[0,1],2]", "[[1,0],2]", "no token can choose"),
+            ("[[0,1],2]", "[[0,4],2]", "no token can choose"),
+            ("[[0,1],2]", "[[0,1],3]", "4 tokens instead of 3 in layer 1"),
+            ("\"experts\":4", "\"experts\":0", "'experts' is 0"),
+            ("\"moe_layers\":[1,3]", "\"moe_layers\":[1,4]", "not some of its layers"),
+            ("\"layers\":4", "\"layers\":99999999999", "beyond what is counted"),
+            ("{", "", "is not what"),
+        ] {
+            assert!(good.contains(from), "{from}");
+            std::fs::write(&path, good.replacen(from, to, 1)).unwrap();
+            let said = Activations::read(&path).unwrap_err().to_string();
+            assert!(said.contains(why) && said.contains("a.json"), "{said}");
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! What a token takes, and where: equations 11, 12 and 14.
+
+use crate::toll::{Cost, Serving};
+use crate::wants::Worth;
+use crate::{Placement, Problem, User};
+
+/// Seconds for one token of the average user, by where they are spent.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Latency {
+    /// The device computes.
+    pub local: f64,
+    /// Between the device and the place where its requests enter.
+    pub access: f64,
+    /// At the associated server.
+    pub associated: Cost,
+    /// At other servers.
+    pub others: Cost,
+    /// At the machine that holds all.
+    pub cloud: Cost,
+    /// Who served how much.
+    pub served: Served,
+}
+
+/// Experts that one token of the average user asks for, by who has them.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Served {
+    /// The device.
+    pub local: f64,
+    /// The associated server.
+    pub associated: f64,
+    /// Other servers.
+    pub others: f64,
+    /// The machine that holds all.
+    pub cloud: f64,
+}
+
+impl Served {
+    /// All that are asked for.
+    pub fn total(&self) -> f64 {
+        self.local + self.associated + self.others + self.cloud
+    }
+}
+
+impl Latency {
+    /// All of it.
+    pub fn total(&self) -> f64 {
+        self.compute() + self.transmission()
+    }
+
+    /// What is spent on the way.
+    pub fn transmission(&self) -> f64 {
+        self.access + self.associated.transmission + self.others.transmission + self.cloud.transmission
+    }
+
+    /// What is spent computing.
+    pub fn compute(&self) -> f64 {
+        self.local + self.associated.compute + self.others.compute + self.cloud.compute
+    }
+}
+
+/// The expected latency of a token.
+pub fn latency(problem: &Problem, placement: &Placement) -> Latency {
+    let mut found = Latency::default();
+    let each = 1.0 / problem.users.len().max(1) as f64;
+    problem.users.iter().for_each(|user| at_the_device(problem, user, each, &mut found));
+    let worth = Worth::new(problem);
+    for want in problem.wants.all() {
+        let tolls = worth.tolls(want);
+        let near = problem.sites[want.site as usize].associated;
+        let experts = problem.wants.experts(want).iter();
+        let (_, shared) = tolls.share(experts.map(|e| placement.holders(*e as usize)));
+        let mut asked = 0u32;
+        for machine in shared.machines() {
+            let (toll, enters) = (tolls.of(machine), asked >> machine & 1 == 0);
+            asked |= 1 << machine;
+            let (cost, served) = match machine {
+                m if m == tolls.cloud() => (&mut found.cloud, &mut found.served.cloud),
+                m if Some(m) == near => (&mut found.associated, &mut found.served.associated),
+                _ => (&mut found.others, &mut found.served.others),
+            };
+            *served += want.weight;
+            *cost += toll.each.times(want.weight);
+            if enters {
+                *cost += toll.enter.times(want.weight);
+            }
+        }
+    }
+    found
+}
+
+/// What does not depend on the placement: the device's own experts, and the way to where requests enter.
+fn at_the_device(problem: &Problem, user: &User, weight: f64, found: &mut Latency) {
+    for demand in &user.demands {
+        let model = &problem.library.models()[demand.model];
+        let compute = problem.serving.compute(model, user.compute);
+        let (up, down) = (user.way.go(model.state_bits), user.way.back(model.state_bits));
+        for (row, likely) in demand.rows.iter().enumerate() {
+            let first = problem.library.first(demand.model, row);
+            for likely in likely {
+                let weight = weight * demand.share * likely.share;
+                let asked = likely.experts.len();
+                let local = likely.experts.iter().filter(|e| user.local[first + **e as usize]).count();
+                found.served.local += weight * local as f64;
+                found.local += weight
+                    * match problem.serving {
+                        // What the device computes while others do is not waited for.
+                        Serving::Relayed if local < asked => 0.0,
+                        Serving::Relayed => compute,
+                        Serving::Direct | Serving::Apart => compute * local as f64,
+                    };
+                if local < asked {
+                    found.access += weight * (up + (asked - local) as f64 * down);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::{Demand, Library, Likely, Model, Server, Site, Way};
+
+    fn way(ms: f64) -> Way {
+        Way { delay: ms / 1e3, back_delay: 2.0 * ms / 1e3, ..Way::default() }
+    }
+
+    /// A device with expert 0, servers at 0, 4 and 8 ms from where it enters, and a cloud at 100 ms; answers take twice
+    /// as long as questions.
+    fn problem(groups: &[(&[u16], f64)], serving: Serving) -> Problem {
+        let model = Model {
+            name: "m".into(),
+            rows: 1,
+            experts: 4,
+            top_k: 2,
+            expert_bytes: 1,
+            state_bits: 1000.0,
+            expert_flops: 1e6,
+        };
+        let rows = groups.iter().map(|(experts, share)| Likely { experts: experts.to_vec(), share: *share }).collect();
+        let demand = Demand { model: 0, share: 1.0, rows: Arc::new(vec![rows]) };
+        let access = Way { per_bit: 1e-6, back_per_bit: 3e-6, ..Way::default() };
+        let local = vec![true, false, false, false];
+        let user = User { site: 0, way: access, compute: 4e8, local, demands: vec![demand] };
+        let site = Site { associated: Some(0), ways: vec![way(0.0), way(4.0), way(8.0)], cloud: way(100.0) };
+        let servers = vec![Server { storage: 4, compute: 4e9 }; 3];
+        Problem::new(Library::new(vec![model]), servers, 4e10, vec![site], vec![user], serving).unwrap()
+    }
+
+    fn ms(problem: &Problem, placement: &Placement) -> f64 {
+        1e3 * latency(problem, placement).total()
+    }
+
+    #[test]
+    fn the_paper_s_cases_by_hand() {
+        // Computing takes 10 ms on the device, 1 ms on a server and 0.1 ms in the cloud.
+        let close = |got: f64, want: f64| assert!((got - want).abs() < 1e-9, "{got} instead of {want}");
+        let of = |group: &[u16], placed: &[(usize, usize)]| {
+            let problem = problem(&[(group, 1.0)], Serving::Relayed);
+            let mut placement = Placement::empty(&problem);
+            placed.iter().for_each(|(server, expert)| placement.put(*server, *expert));
+            ms(&problem, &placement)
+        };
+        close(of(&[0], &[]), 10.0);
+        // Up 1 ms, an answer 3 ms down; the cloud 100 ms there, 200 back.
+        close(of(&[0, 1], &[]), 1.0 + 3.0 + 100.0 + 0.1 + 200.0);
+        close(of(&[1, 2], &[]), 1.0 + 6.0 + 100.0 + 0.1 + 400.0);
+        // The associated server computes both at once.
+        close(of(&[1, 2], &[(0, 1), (0, 2)]), 1.0 + 6.0 + 1.0);
+        close(of(&[1, 2], &[(0, 1), (1, 2)]), 1.0 + 6.0 + 1.0 + (4.0 + 1.0 + 8.0));
+        // Both from the farther one would be 41 ms.
+        close(of(&[1, 2], &[(1, 1), (2, 1), (2, 2)]), 1.0 + 6.0 + (4.0 + 1.0 + 8.0) + (8.0 + 1.0 + 16.0));
+        close(of(&[1, 2], &[(1, 1)]), 1.0 + 6.0 + (4.0 + 1.0 + 8.0) + (100.0 + 0.1 + 200.0));
+    }
+
+    #[test]
+    fn parts_add_up_and_say_who_served() {
+        let problem = problem(&[(&[0, 1], 0.5), (&[2, 3], 0.25), (&[0], 0.25)], Serving::Relayed);
+        let mut placement = Placement::empty(&problem);
+        [(0, 1), (1, 2)].into_iter().for_each(|(server, expert)| placement.put(server, expert));
+        let found = latency(&problem, &placement);
+        assert_eq!(found.served, Served { local: 0.75, associated: 0.5, others: 0.25, cloud: 0.25 });
+        let near = |got: f64, want: f64| assert!((got - want / 1e3).abs() < 1e-12, "{got}");
+        near(found.local, 0.25 * 10.0);
+        near(found.access, 0.5 * (1.0 + 3.0) + 0.25 * (1.0 + 6.0));
+        near(found.associated.compute, 0.5);
+        near(found.others.transmission, 0.25 * 12.0);
+        near(found.cloud.total(), 0.25 * 300.1);
+        assert_eq!(found.total(), found.transmission() + found.compute());
+    }
+
+    #[test]
+    fn asked_directly_a_server_answers_once() {
+        let problem = problem(&[(&[1, 2], 1.0)], Serving::Direct);
+        let mut placement = Placement::empty(&problem);
+        [(1, 1), (1, 2)].into_iter().for_each(|(server, expert)| placement.put(server, expert));
+        // There 4 ms, back 8 ms, and each expert a quarter of a millisecond.
+        let found = latency(&problem, &placement);
+        assert!((1e3 * found.others.total() - 12.5).abs() < 1e-9, "{found:?}");
+    }
+}

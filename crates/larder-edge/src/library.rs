@@ -1,0 +1,84 @@
+/// A model, as far as placing its experts goes.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Model {
+    /// What it is called.
+    pub name: String,
+    /// Layers that have experts.
+    pub rows: usize,
+    /// Experts of each such layer.
+    pub experts: usize,
+    /// Experts that a token asks for in each such layer, at most.
+    pub top_k: usize,
+    /// Bytes of an expert.
+    pub expert_bytes: u64,
+    /// Bits of a hidden state on its way.
+    pub state_bits: f64,
+    /// What an expert computes for a token, in FLOP.
+    pub expert_flops: f64,
+}
+
+/// Models side by side. Their experts are counted through: those of the first model layer by layer, then those of the
+/// second, and so on.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Library {
+    models: Vec<Model>,
+    first: Vec<usize>,
+}
+
+impl Library {
+    /// These models, in this order.
+    pub fn new(models: Vec<Model>) -> Self {
+        let mut end = 0;
+        let mut first: Vec<usize> = models.iter().map(|m| (end, end += m.rows * m.experts).0).collect();
+        first.push(end);
+        Library { models, first }
+    }
+
+    /// The models.
+    pub fn models(&self) -> &[Model] {
+        &self.models
+    }
+
+    /// Experts of all models.
+    pub fn experts(&self) -> usize {
+        self.first.last().copied().unwrap_or(0)
+    }
+
+    /// The number of the first expert of a model's layer.
+    pub fn first(&self, model: usize, row: usize) -> usize {
+        self.first[model] + row * self.models[model].experts
+    }
+
+    /// The model that an expert belongs to.
+    pub fn model_of(&self, expert: usize) -> usize {
+        self.first.partition_point(|first| *first <= expert) - 1
+    }
+
+    /// Bytes of an expert.
+    pub fn bytes(&self, expert: usize) -> u64 {
+        self.models[self.model_of(expert)].expert_bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn experts_are_counted_through() {
+        let model = |rows, experts, expert_bytes| Model {
+            name: String::new(),
+            rows,
+            experts,
+            top_k: 1,
+            expert_bytes,
+            state_bits: 1.0,
+            expert_flops: 1.0,
+        };
+        let library = Library::new(vec![model(2, 3, 10), model(1, 4, 20)]);
+        assert_eq!((library.experts(), library.first(0, 1), library.first(1, 0)), (10, 3, 6));
+        let models: Vec<_> = (0..10).map(|e| library.model_of(e)).collect();
+        assert_eq!(models, [0, 0, 0, 0, 0, 0, 1, 1, 1, 1]);
+        assert_eq!((library.bytes(5), library.bytes(6)), (10, 20));
+    }
+}

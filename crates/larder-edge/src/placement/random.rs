@@ -1,0 +1,16 @@
+use larder_core::Rng;
+
+use super::{Placement, fill};
+use crate::Problem;
+
+/// Whatever comes, as much as fits.
+pub(super) fn place(problem: &Problem, seed: u64) -> Placement {
+    let mut rng = Rng::new(seed);
+    let mut placement = Placement::empty(problem);
+    for server in 0..problem.servers.len() {
+        let mut experts: Vec<usize> = (0..problem.library.experts()).collect();
+        rng.shuffle(&mut experts);
+        fill(problem, server, experts.into_iter(), &mut placement);
+    }
+    placement
+}

@@ -1,0 +1,118 @@
+//! The paper's figures: what is varied in each, and what one run gives.
+
+use crate::{Algorithm, EdgeError, Placement, Problem, Setting, latency, u_shaped};
+
+/// One thing varied, all else being as in the setting.
+#[derive(Clone, Debug)]
+pub struct Sweep {
+    /// What it is called.
+    pub name: &'static str,
+    /// The paper's figure of latencies, if there is one.
+    pub latency: Option<&'static str>,
+    /// The paper's figure of running times, if there is one.
+    pub time: Option<&'static str>,
+    /// What is varied, in its unit.
+    pub x: &'static str,
+    /// The values, and the setting that each makes.
+    pub points: Vec<(f64, Setting)>,
+}
+
+/// All of them.
+pub fn sweeps(base: &Setting) -> Vec<Sweep> {
+    let vary = |values: &[f64], set: fn(&mut Setting, f64)| {
+        let point = |x: &f64| {
+            let mut setting = base.clone();
+            set(&mut setting, *x);
+            (*x, setting)
+        };
+        values.iter().map(point).collect::<Vec<_>>()
+    };
+    let sweep = |name, latency, time, x, points| Sweep { name, latency, time, x, points };
+    vec![
+        sweep(
+            "storage",
+            Some("6a"),
+            Some("9a"),
+            "storage of a server, GB",
+            vary(&[1.25, 2.5, 3.75, 5.0, 6.25, 7.5], |s, x| s.storage = (x * 1e9) as u64),
+        ),
+        sweep(
+            "local",
+            Some("6b"),
+            None,
+            "experts that a device holds",
+            vary(&[100.0, 150.0, 200.0, 250.0, 300.0], |s, x| s.local = x as usize),
+        ),
+        sweep(
+            "asked",
+            Some("7a"),
+            None,
+            "models that a user asks",
+            vary(&[2.0, 3.0, 4.0, 5.0, 6.0], |s, x| s.asked = (x as usize, x as usize)),
+        ),
+        sweep(
+            "bandwidth",
+            Some("7b"),
+            None,
+            "bandwidth of a user, MHz",
+            vary(&[1.0, 2.5, 5.0, 7.5, 10.0], |s, x| s.bandwidth = x * 1e6),
+        ),
+        sweep(
+            "servers",
+            Some("8a"),
+            Some("10a"),
+            "servers",
+            vary(&[2.0, 4.0, 6.0, 8.0, 10.0], |s, x| s.servers = x as usize),
+        ),
+        sweep(
+            "users",
+            Some("8b"),
+            Some("10b"),
+            "users, who share the bandwidth",
+            vary(&[10.0, 20.0, 30.0, 40.0, 50.0], |s, x| {
+                s.bandwidth *= s.users as f64 / x;
+                s.users = x as usize;
+            }),
+        ),
+        sweep(
+            "models",
+            None,
+            Some("9b"),
+            "models in the library",
+            vary(&[6.0, 9.0, 12.0, 15.0, 18.0], |s, x| s.models = x as usize),
+        ),
+    ]
+}
+
+/// What a placement gives.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Outcome {
+    /// Seconds for a token.
+    pub seconds: f64,
+    /// Seconds for a token whose hidden state leaves the device once. Only of whole layers.
+    pub once: Option<f64>,
+    /// Layers with experts that a token goes through.
+    pub layers: f64,
+    /// The share of the wanted experts that nobody but the cloud has.
+    pub cloud: f64,
+}
+
+/// What the placement of this algorithm gives. Of layers placed as a whole only whole models are used.
+pub fn outcome(problem: &Problem, algorithm: &Algorithm, placement: &Placement) -> Outcome {
+    let layers_only = algorithm.name == "u-shaped";
+    let found = match layers_only {
+        true => latency(problem, &u_shaped::usable(problem, placement)),
+        false => latency(problem, placement),
+    };
+    Outcome {
+        seconds: found.total(),
+        once: layers_only.then(|| u_shaped::once(problem, placement)),
+        layers: problem.layers_per_token(),
+        cloud: found.served.cloud / found.served.total(),
+    }
+}
+
+/// The problem of one point and repetition. Repetitions of equal number are alike in all points.
+pub fn problem(setting: &Setting, seed: u64, repetition: u64) -> Result<Problem, EdgeError> {
+    setting.draw(seed.wrapping_mul(1_000_003).wrapping_add(repetition))
+}

@@ -1,0 +1,17 @@
+//! One file per command for several machines.
+
+use anyhow::Result;
+
+use crate::cli::edge::{Edge, EdgeCommand};
+
+mod plan;
+mod report;
+mod simulate;
+
+/// Runs a command for several machines.
+pub fn run(args: &Edge) -> Result<()> {
+    match &args.command {
+        EdgeCommand::Plan(args) => plan::run(args),
+        EdgeCommand::Simulate(args) => simulate::run(args),
+    }
+}

@@ -1,0 +1,191 @@
+//! What a simulation found, as numbers and as a page.
+
+use std::fmt::Write;
+
+use larder_edge::ALGORITHMS;
+use larder_edge::simulate::Sweep;
+use larder_lab::report::html::{END, begin, table};
+use larder_lab::report::{Chart, Line, Style};
+
+use super::simulate::Run;
+
+/// Algorithms whose running times are drawn: the others take next to none.
+const TIMED: [&str; 4] = ["accelerated", "dp", "greedy", "greedy-gain"];
+
+/// Where the paper states numbers: the sweep, GB of a server, and how far its algorithm is below others, in percent.
+pub const STATED_IN: &str = "storage";
+const STATED_AT: f64 = 2.5;
+const STATED: [(&str, f64); 2] = [("greedy-gain", 16.7), ("lfu", 19.5)];
+
+/// One algorithm beside the accelerated one.
+pub struct Comparison {
+    pub name: &'static str,
+    /// Seconds a token.
+    pub seconds: f64,
+    pub per_layer: f64,
+    /// How far the accelerated algorithm is below it: the mean, the least and the most over networks.
+    pub below: Option<[f64; 3]>,
+    /// Seconds that the algorithm takes.
+    pub running: f64,
+    /// Seconds a token if a model were split by layers.
+    pub once: Option<f64>,
+}
+
+/// A line for each run.
+pub fn csv(sweeps: &[Sweep], runs: &[Run]) -> String {
+    let mut out =
+        String::from("sweep,x,repetition,algorithm,latency_s,latency_per_layer_s,cloud_share,once_s,running_s\n");
+    for run in runs {
+        let (sweep, o) = (&sweeps[run.sweep], &run.outcome);
+        let _ = writeln!(
+            out,
+            "{},{},{},{},{:.9},{:.9},{:.6},{},{:.6}",
+            sweep.name,
+            sweep.points[run.point].0,
+            run.repetition,
+            ALGORITHMS[run.algorithm].name,
+            o.seconds,
+            o.seconds / o.layers,
+            o.cloud,
+            o.once.map_or(String::new(), |once| format!("{once:.9}")),
+            run.seconds
+        );
+    }
+    out
+}
+
+/// The algorithms where the paper states numbers; empty if that was not simulated.
+pub fn comparisons(sweeps: &[Sweep], runs: &[Run]) -> Vec<Comparison> {
+    let Some(s) = sweeps.iter().position(|sweep| sweep.name == STATED_IN) else { return Vec::new() };
+    let here = |run: &&Run| run.sweep == s && sweeps[s].points[run.point].0 == STATED_AT;
+    let of = |name: &str| -> Vec<&Run> {
+        runs.iter().filter(here).filter(|run| ALGORITHMS[run.algorithm].name == name).collect()
+    };
+    let ours = of("accelerated");
+    let row = |name: &'static str| {
+        let found = of(name);
+        let mean = |value: &dyn Fn(&Run) -> f64| found.iter().map(|run| value(run)).sum::<f64>() / found.len() as f64;
+        let each: Vec<f64> =
+            ours.iter().zip(&found).map(|(ours, run)| 1.0 - ours.outcome.seconds / run.outcome.seconds).collect();
+        let mean_below = each.iter().sum::<f64>() / each.len() as f64;
+        let ends = [each.iter().copied().fold(f64::INFINITY, f64::min), each.iter().copied().fold(-1.0, f64::max)];
+        Comparison {
+            name,
+            seconds: mean(&|run| run.outcome.seconds),
+            per_layer: mean(&|run| run.outcome.seconds / run.outcome.layers),
+            below: (name != "accelerated").then_some([mean_below, ends[0], ends[1]]),
+            running: mean(&|run| run.seconds),
+            once: found[0].outcome.once.map(|_| mean(&|run| run.outcome.once.unwrap_or(0.0))),
+        }
+    };
+    ALGORITHMS.iter().map(|a| row(a.name)).collect()
+}
+
+/// The same as a table.
+pub fn compared(rows: &[Comparison]) -> Vec<Vec<String>> {
+    let head = ["algorithm", "ms a token", "and layer", "accelerated is below by", "paper", "running"];
+    let row = |row: &Comparison| {
+        let percent = |share: f64| format!("{:.1}", 100.0 * share);
+        let below =
+            row.below.map(|[mean, low, high]| format!("{} % ({} to {})", percent(mean), percent(low), percent(high)));
+        let stated = STATED.iter().find(|(name, _)| *name == row.name).map(|(_, n)| format!("{n} %"));
+        vec![
+            row.name.to_owned(),
+            format!("{:.1}", 1e3 * row.seconds),
+            format!("{:.2}", 1e3 * row.per_layer),
+            below.unwrap_or_default(),
+            stated.unwrap_or_default(),
+            format!("{:.3} s", row.running),
+        ]
+    };
+    std::iter::once(head.map(str::to_owned).to_vec()).chain(rows.iter().map(row)).collect()
+}
+
+/// All of it on one page.
+pub fn page(seed: u64, repeats: usize, sweeps: &[Sweep], runs: &[Run]) -> String {
+    let mut out = begin("Experts on several machines");
+    let _ = writeln!(
+        out,
+        "<h1>Experts on several machines</h1>\n<p>Servers with room for some experts, users whose devices hold a few, and a \
+         cloud that holds all: the setting of the SlimCaching paper. Unless it is varied: 4 servers with 5 GB, 20 users at \
+         5 MHz, 200 experts on a device, 18 models with 3872 experts. Each point is the mean of {repeats} networks drawn from \
+         seed {seed}.</p>\n<p class=\"faint\">Chosen here because the paper leaves it open: which of its seven models occur how \
+         often, two bytes for a number, how unevenly models and experts are asked for, and that servers and users stand \
+         anywhere.</p>"
+    );
+    let found = comparisons(sweeps, runs);
+    if !found.is_empty() {
+        let _ = writeln!(out, "<h2>At {STATED_AT} GB</h2>\n{}", table(&compared(&found)));
+        if let Some(once) = found.iter().find_map(|row| row.once) {
+            let _ = writeln!(
+                out,
+                "<p>In brackets: the least and the most over networks. 'greedy' is the paper's Algorithm 1, which looks at \
+                 bytes; 'greedy-gain' is the one that its experiments describe, which does not. Latencies add up over the \
+                 layers of a model, each of which may ask a machine anew; split inference, whose hidden state leaves the \
+                 device once, would take {:.1} ms a token.</p>",
+                1e3 * once
+            );
+        }
+    }
+    out.push_str("<h2>Latency</h2>\n<div class=\"charts\">\n");
+    for (s, sweep) in sweeps.iter().enumerate() {
+        if let Some(figure) = sweep.latency {
+            let all = |name: &str| name != "dp";
+            let svg = chart(sweep, s, runs, figure, "ms a token", &all, &|run| 1e3 * run.outcome.seconds);
+            let _ = writeln!(out, "<figure>{svg}</figure>");
+        }
+    }
+    out.push_str("</div>\n<h2>Running time</h2>\n<div class=\"charts\">\n");
+    for (s, sweep) in sweeps.iter().enumerate() {
+        if let Some(figure) = sweep.time {
+            let timed = |name: &str| TIMED.contains(&name);
+            let svg = chart(sweep, s, runs, figure, "seconds", &timed, &|run| run.seconds);
+            let _ = writeln!(out, "<figure>{svg}</figure>");
+        }
+    }
+    out.push_str("</div>\n");
+    out.push_str(END);
+    out
+}
+
+/// One figure: a curve for each algorithm.
+fn chart(
+    sweep: &Sweep,
+    s: usize,
+    runs: &[Run],
+    figure: &str,
+    y: &str,
+    shown: &dyn Fn(&str) -> bool,
+    value: &dyn Fn(&Run) -> f64,
+) -> String {
+    let line = |(at, name): (usize, &'static str)| {
+        let point = |(p, (x, _)): (usize, &(f64, _))| {
+            let here = runs.iter().filter(|run| (run.sweep, run.point, run.algorithm) == (s, p, at));
+            let values: Vec<f64> = here.map(value).collect();
+            let mean = values.iter().sum::<f64>() / values.len().max(1) as f64;
+            (!values.is_empty()).then_some((*x, mean, None))
+        };
+        // The two that nearly coincide are both to be seen.
+        let style = match name {
+            "accelerated" => Style::Strong,
+            "greedy" => Style::Dashed,
+            _ => Style::Plain,
+        };
+        Line {
+            name: name.into(),
+            color: at + 1,
+            style,
+            points: sweep.points.iter().enumerate().filter_map(point).collect(),
+        }
+    };
+    let names = ALGORITHMS.iter().map(|a| a.name).enumerate().filter(|(_, name)| shown(name));
+    Chart {
+        title: format!("Figure {figure}: {y}, by {}", sweep.name),
+        x: sweep.x.into(),
+        y: y.into(),
+        lines: names.map(line).collect(),
+        percent: false,
+        y_range: Some((0.0, 0.0)),
+    }
+    .svg()
+}

@@ -1,0 +1,34 @@
+use anyhow::{Result, bail};
+use larder_core::Activations;
+use serde_json::json;
+
+use super::{load, summary};
+use crate::cli::lab::Activations as Args;
+use crate::open::{Model, called};
+use crate::print;
+
+/// Counts which experts are asked for together.
+pub fn run(args: &Args) -> Result<()> {
+    let trace = load(&args.input)?;
+    let model = Model::open(&args.model)?;
+    let geometry = &model.blueprint.geometry;
+    let experts = model.experts()?;
+    // Of layers that are stored differently the largest counts, so that what is placed always fits.
+    let sizes = geometry.moe_layers.iter().map(|layer| experts.as_dyn().layout(*layer).bytes as u64);
+    let Some(bytes) = sizes.max() else { bail!("{} has no experts", args.model.display()) };
+    let name = args.name.clone().unwrap_or_else(|| called(&args.model));
+    let all = Activations::count(&trace, &name, geometry, bytes, args.written)?;
+    all.write(&args.out)?;
+    let groups: usize = all.layers.iter().map(Vec::len).sum();
+    match args.json {
+        true => println!(
+            "{}",
+            json!({"model": name, "tokens": all.tokens, "groups": groups, "expert_bytes": bytes, "experts": geometry.expert_count()})
+        ),
+        false => {
+            println!("{}: {name}, {}", args.out.display(), summary(&trace));
+            println!("{} tokens counted in {groups} groups; an expert has {}", all.tokens, print::bytes(bytes));
+        }
+    }
+    Ok(())
+}
