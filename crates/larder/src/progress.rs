@@ -30,6 +30,14 @@ enum Unit {
 }
 
 impl Unit {
+    /// So much of what is named right behind it.
+    fn part(self, n: u64) -> String {
+        match self {
+            Unit::Things(_) if n < 1_000_000 => n.to_string(),
+            _ => self.shown(n),
+        }
+    }
+
     fn shown(self, n: u64) -> String {
         match self {
             Unit::Bytes => print::bytes(n),
@@ -91,7 +99,7 @@ impl Bar {
                 if passed >= plain.next {
                     plain.next = passed + PLAIN_EVERY;
                     let rate = self.unit.shown((plain.done as f64 / passed.as_secs_f64()) as u64);
-                    let (done, total) = (self.unit.shown(plain.done), self.unit.shown(self.total));
+                    let (done, total) = (self.unit.part(plain.done), self.unit.shown(self.total));
                     eprintln!("{}: {done} of {total}, {rate}/s", self.what);
                 }
             }

@@ -83,7 +83,7 @@ pub fn comparisons(sweeps: &[Sweep], runs: &[Run]) -> Vec<Comparison> {
 
 /// The same as a table.
 pub fn compared(rows: &[Comparison]) -> Vec<Vec<String>> {
-    let head = ["algorithm", "ms a token", "and layer", "accelerated is below by", "paper", "running"];
+    let head = ["algorithm", "ms a token", "ms a layer", "accelerated is below by", "paper", "running"];
     let row = |row: &Comparison| {
         let percent = |share: f64| format!("{:.1}", 100.0 * share);
         let below =
