@@ -11,6 +11,8 @@ use crate::print;
 
 /// Left over, for what the system does on the process's behalf and for what nobody thought of.
 const SPARE_BYTES: u64 = 64 << 20;
+/// But no more than this part of what is available: a small control group has no such surprises.
+const SPARE_SHARE: u64 = 8;
 
 /// What a plan is made from.
 pub struct Facts<'a> {
@@ -81,9 +83,14 @@ impl Facts<'_> {
         self.process + self.resident + self.remembered() + self.scratch() + self.scratch_slots as u64 * self.slot
     }
 
+    /// Bytes that are left to whatever else happens.
+    fn spare(&self) -> u64 {
+        self.available.map_or(SPARE_BYTES, |available| SPARE_BYTES.min(available / SPARE_SHARE))
+    }
+
     /// Bytes for slots beside everything else.
     fn room(&self) -> Option<u64> {
-        Some((self.available? + self.process).saturating_sub(self.base() + SPARE_BYTES))
+        Some((self.available? + self.process).saturating_sub(self.base() + self.spare()))
     }
 
     /// Slots per layer, or in all, that fit into `bytes`.
@@ -113,7 +120,7 @@ impl Facts<'_> {
             print::bytes(self.remembered()),
             self.contexts(),
             print::bytes(self.scratch() + self.process),
-            print::bytes(SPARE_BYTES)
+            print::bytes(self.spare())
         )
     }
 }
@@ -277,6 +284,11 @@ mod tests {
         }
     }
 
+    /// What has to be available so that this much is left.
+    fn beside_spare(bytes: u64) -> u64 {
+        (bytes * SPARE_SHARE).div_ceil(SPARE_SHARE - 1)
+    }
+
     fn flags(cache_experts: Option<usize>, cache_mem: Option<u64>, cache_scope: ScopeFlag) -> EngineFlags {
         let (eviction, reader) = ("lru".parse().unwrap(), "auto".into());
         let cache_mem = cache_mem.map(ByteSize);
@@ -321,8 +333,8 @@ mod tests {
             available,
         };
         let (layer, global) = (ScopeFlag::Layer, ScopeFlag::Global);
-        let enough = Some(SPARE_BYTES + 40 * MEGA);
-        let tight = Some(SPARE_BYTES + 12 * MEGA);
+        let enough = Some(beside_spare(40 * MEGA));
+        let tight = Some(beside_spare(12 * MEGA));
         let none = flags(None, None, layer);
         assert_eq!(decide(&facts(enough), &none).unwrap(), Plan::AllResident);
         assert_eq!(decide(&facts(None), &none).unwrap(), Plan::AllResident);
@@ -341,7 +353,7 @@ mod tests {
     #[test]
     fn everything_is_in_the_total() {
         let blueprint = blueprint();
-        let (context, chunk, available) = (1024, 1, Some(SPARE_BYTES + 40 * MEGA));
+        let (context, chunk, available) = (1024, 1, Some(beside_spare(40 * MEGA)));
         let facts = Facts {
             blueprint: &blueprint,
             resident: MEGA,
