@@ -181,6 +181,11 @@ impl Cache {
         self.rows[layer.index()].expect("only layers with experts are visited")
     }
 
+    /// Slots into which experts of `layer` can be read without another leaving.
+    pub fn free_slots(&self, layer: LayerIdx) -> usize {
+        self.ledger.free_slots(self.row(layer))
+    }
+
     /// What comes has nothing to do with what was.
     pub fn new_sequence(&mut self) {
         self.ledger.new_sequence();

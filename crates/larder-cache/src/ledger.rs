@@ -90,6 +90,11 @@ impl Ledger {
         self.presence(row, expert) == Presence::Absent
     }
 
+    /// Slots of a row's pool that nobody has ever needed, or that a failed read left.
+    pub fn free_slots(&self, row: usize) -> usize {
+        self.pools[self.setting.pool(row)].free.len()
+    }
+
     /// The slot that an expert is being read into.
     pub fn in_flight(&self, row: usize, expert: usize) -> Option<SlotIndex> {
         match self.entries[self.at(row, expert)].state {

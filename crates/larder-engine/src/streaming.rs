@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use larder_cache::{Cache, Traffic, Visit};
-use larder_core::{Gate, LayerIdx, Residency};
+use larder_core::{ExpertId, Gate, LayerIdx, Presence, Residency};
 use larder_model::{Call, Compute, ExpertPath, ModelError, Routed, Workbench, distinct};
 use larder_policy::eviction::{Eviction, Setting};
 
@@ -65,15 +65,48 @@ impl Streaming {
     }
 }
 
+/// The steps of a layer, for who lets others compute some of its experts.
+impl Streaming {
+    /// The experts of every token of a call.
+    pub fn route(&mut self, call: &Call) -> Routed {
+        self.routing.route(call, self.cache.row(call.layer), self.cache.residency())
+    }
+
+    /// Takes a call's inputs.
+    pub fn begin(&mut self, call: &Call, routed: &Routed) {
+        self.bench.begin(call, routed, self.cache.layout(call.layer));
+    }
+
+    /// Computes some of the experts that the call's tokens chose, distinct and in order of rank.
+    pub fn compute(&mut self, call: &Call, routed: &Routed, wanted: &[ExpertId]) -> Result<(), ModelError> {
+        let Streaming { cache, bench, .. } = self;
+        let logits = if call.tokens == 1 { call.logits } else { &[] };
+        cache
+            .visit(call.layer, wanted, logits, &mut |layout, group| bench.compute(call, routed, layout, group))
+            .map_err(|e| ModelError::Expert(e.to_string()))
+    }
+
+    /// Where the outputs of what was computed are.
+    pub fn bench(&self) -> &Workbench {
+        &self.bench
+    }
+
+    /// Whether an expert is in memory.
+    pub fn is_resident(&self, layer: LayerIdx, expert: ExpertId) -> bool {
+        self.cache.residency().presence(self.cache.row(layer), expert.index()) == Presence::Resident
+    }
+
+    /// Slots into which experts of a layer can be read without another leaving.
+    pub fn free_slots(&self, layer: LayerIdx) -> usize {
+        self.cache.free_slots(layer)
+    }
+}
+
 impl ExpertPath for Streaming {
     fn forward(&mut self, call: &Call, out: &mut [f32]) -> Result<Routed, ModelError> {
-        let routed = self.routing.route(call, self.cache.row(call.layer), self.cache.residency());
-        let wanted = distinct(&routed.ids, call.gate.experts);
-        self.bench.begin(call, &routed, self.cache.layout(call.layer));
-        let logits = if call.tokens == 1 { call.logits } else { &[] };
-        self.cache
-            .visit(call.layer, &wanted, logits, &mut |layout, group| self.bench.compute(call, &routed, layout, group))
-            .map_err(|e| ModelError::Expert(e.to_string()))?;
+        let routed = self.route(call);
+        self.begin(call, &routed);
+        self.compute(call, &routed, &distinct(&routed.ids, call.gate.experts))?;
         self.bench.sum(call, &routed, out);
         Ok(routed)
     }

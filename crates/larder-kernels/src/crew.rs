@@ -3,7 +3,9 @@
 //! A run stores its job, then the number of tasks `left`. Whoever lowers `left` by one has claimed a task; only then
 //! is the job read, which cannot be replaced before that task is done, because the run waits until none is `pending`.
 //! Whoever has nothing to do spins and then sleeps. A sleeper counts itself before it looks at `left` for the last
-//! time, and a run counts sleepers after it has stored `left`, both sequentially consistent, so one sees the other.
+//! time, and a run counts sleepers after it has stored `left`, both sequentially consistent, so one sees the other. The
+//! same holds for the run that sleeps and the last task. What is stored before such a look is swapped in: a processor's own
+//! store and load would do, but QEMU, which tests this for Arm on x86, lets the load overtake the store.
 #![allow(unsafe_code)]
 
 use std::any::Any;
@@ -93,7 +95,7 @@ impl Crew {
         unsafe { *self.job.0.get() = Job { task, tasks } };
         self.caller.store(pin::current().unwrap_or(usize::MAX), Relaxed);
         self.pending.0.store(tasks, Relaxed);
-        self.left.0.store(tasks, SeqCst);
+        self.left.0.swap(tasks, SeqCst);
         self.rouse(tasks - 1);
         self.work();
         self.wait_for_the_rest();
@@ -145,7 +147,7 @@ impl Crew {
             return;
         }
         let bed = self.bed();
-        self.run_sleeps.store(true, SeqCst);
+        self.run_sleeps.swap(true, SeqCst);
         drop(self.done.wait_while(bed, |()| !over()).unwrap_or_else(PoisonError::into_inner));
         self.run_sleeps.store(false, SeqCst);
     }

@@ -102,14 +102,16 @@ impl Workbench {
     pub fn sum(&self, call: &Call, routed: &Routed, out: &mut [f32]) {
         let (k, hidden) = (call.gate.top_k, out.len() / call.tokens);
         out.fill(0.0);
-        for (place, output) in self.outputs.chunks_exact(hidden).enumerate() {
-            if routed.ids[place] == ExpertId::NONE {
-                continue;
-            }
-            let weight = if call.gate.scales_input { 1.0 } else { routed.weights[place] };
-            let out = &mut out[place / k * hidden..][..hidden];
-            out.iter_mut().zip(output).for_each(|(o, y)| *o += weight * y);
+        for (place, _) in routed.ids.iter().enumerate().filter(|(_, id)| **id != ExpertId::NONE) {
+            self.add(call, routed, place, &mut out[place / k * hidden..][..hidden]);
         }
+    }
+
+    /// Adds the output of one place, `token · k + rank`, times its weight to `out [hidden]`.
+    pub fn add(&self, call: &Call, routed: &Routed, place: usize, out: &mut [f32]) {
+        let weight = if call.gate.scales_input { 1.0 } else { routed.weights[place] };
+        let output = &self.outputs[place * out.len()..][..out.len()];
+        out.iter_mut().zip(output).for_each(|(o, y)| *o += weight * y);
     }
 
     /// Notes the places of each expert, one expert after the other, and says how many each has.

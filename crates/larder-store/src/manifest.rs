@@ -10,7 +10,7 @@ use crate::{
     convert::CONVERTING,
     error::{Fault, Result, StoreError},
     file::read_small,
-    shard::DATA_START,
+    shard::{DATA_START, checksum_of},
     source::{SIDECARS, SourceFile},
 };
 
@@ -124,6 +124,12 @@ impl Manifest {
         bytes
     }
 
+    /// What tells experts apart from those of another model, and from the same ones stored otherwise.
+    pub fn experts_fingerprint(&self) -> String {
+        let facts = serde_json::to_vec(&(&self.model_type, &self.geometry, &self.experts));
+        checksum_of(&facts.expect("text and numbers are JSON"))
+    }
+
     /// The layouts that geometry and kinds call for.
     pub fn layouts(&self) -> Result<BTreeMap<LayerIdx, ExpertLayout>, String> {
         let Geometry { hidden, inter, bias, ref moe_layers, .. } = self.geometry;
@@ -218,6 +224,15 @@ mod tests {
         let back = read(&bytes).unwrap();
         assert_eq!(back, manifest());
         assert_eq!(back.to_bytes(), bytes);
+    }
+
+    #[test]
+    fn other_experts_have_another_fingerprint() {
+        let (one, mut other, mut resident) = (manifest(), manifest(), manifest());
+        other.experts.checksums[1][0] = "e".into();
+        resident.resident.header_checksum = "r".into();
+        assert_ne!(one.experts_fingerprint(), other.experts_fingerprint());
+        assert_eq!(one.experts_fingerprint(), resident.experts_fingerprint());
     }
 
     #[test]

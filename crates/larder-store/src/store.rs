@@ -1,7 +1,7 @@
 //! A finished store, opened for use.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
     sync::atomic::{AtomicBool, Ordering},
 };
@@ -28,6 +28,8 @@ pub struct Store {
     resident: Resident,
     /// Per shard, layer by layer: whether header and checksum were found good in this run.
     checked: Vec<AtomicBool>,
+    /// The shards that are not there.
+    missing: BTreeSet<(LayerIdx, ExpertId)>,
     fingerprint: u64,
 }
 
@@ -35,6 +37,13 @@ impl Store {
     /// Opens the store in the folder `path`. Every file must be there and have its length; data are checked when they
     /// are first read.
     pub fn open(path: &Path) -> Result<Self> {
+        let store = Store::open_partial(path)?;
+        store.require_all()?;
+        Ok(store)
+    }
+
+    /// The same where shards may be missing, for who does not need all experts.
+    pub fn open_partial(path: &Path) -> Result<Self> {
         let (manifest, bytes) = Manifest::read(path)?;
         let resident_path = path.join(RESIDENT);
         let (resident, found) = Resident::open(&resident_path)?;
@@ -45,9 +54,33 @@ impl Store {
         let layouts = manifest.layouts().map_err(|what| StoreError::malformed(path, what))?;
         let checked = (0..manifest.geometry.expert_count()).map(|_| AtomicBool::new(false)).collect();
         let fingerprint = xxh3_64(&bytes);
-        let store = Store { path: path.to_owned(), manifest, layouts, resident, checked, fingerprint };
-        store.shards().try_for_each(|shard| shard.open(&store.shard_path(&shard)).map(drop))?;
+        let missing = BTreeSet::new();
+        let mut store = Store { path: path.to_owned(), manifest, layouts, resident, checked, missing, fingerprint };
+        let missing = |shard: Shard| {
+            let path = store.shard_path(&shard);
+            match shard.open(&path) {
+                Err(_) if !path.exists() => Some(Ok((shard.layer, shard.expert))),
+                opened => opened.err().map(Err),
+            }
+        };
+        store.missing = store.shards().filter_map(missing).collect::<Result<_>>()?;
         Ok(store)
+    }
+
+    /// Whether an expert's shard is there.
+    pub fn has(&self, layer: LayerIdx, expert: ExpertId) -> bool {
+        self.layouts.contains_key(&layer) && !self.missing.contains(&(layer, expert))
+    }
+
+    /// Refuses a store that lacks a shard.
+    pub fn require_all(&self) -> Result<()> {
+        match self.missing.first() {
+            Some((layer, expert)) => {
+                let shard = self.shard(*layer, *expert);
+                shard.open(&self.shard_path(&shard)).map(drop)
+            }
+            None => Ok(()),
+        }
     }
 
     /// What the store holds.

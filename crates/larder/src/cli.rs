@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use larder_cache::Scope;
-use larder_core::{Kind, parse_bytes};
+use larder_core::Kind;
 use larder_engine::Sampling;
 use larder_kernels::strong_processors;
 use larder_model::Memory;
@@ -15,14 +15,20 @@ use crate::open::default_model;
 
 pub mod chat;
 pub mod edge;
+#[cfg(feature = "edge")]
+pub mod edge_flags;
+#[cfg(feature = "edge")]
+pub mod edge_worker;
 pub mod eval;
 pub mod lab;
 pub mod machine;
 #[cfg(feature = "serve")]
 pub mod serve;
+mod size;
 pub mod train;
 
 pub use chat::ThinkingFlag;
+pub use size::{ByteSize, byte_size};
 
 /// Runs Mixture-of-Experts language models bigger than memory.
 #[derive(Parser)]
@@ -61,7 +67,7 @@ pub enum Command {
     Eval(eval::Eval),
     /// Record, draw, replay and compare routing.
     Lab(lab::Lab),
-    /// Several machines: which experts lie on which, and what a token then costs.
+    /// Let several machines compute the experts of a model.
     Edge(edge::Edge),
     /// Say what this machine has, and what could be mended.
     Doctor(machine::Doctor),
@@ -226,13 +232,30 @@ pub struct EngineFlags {
     /// Keep the system from paging out what stays in memory.
     #[arg(long)]
     pub mlock: bool,
+    /// Who else computes experts.
+    #[cfg(feature = "edge")]
+    #[command(flatten)]
+    pub edge: edge_flags::EdgeFlags,
 }
 
 impl EngineFlags {
     /// How many threads compute.
     pub fn threads(&self) -> usize {
-        self.threads.unwrap_or_else(|| strong_processors().min(THREADS_MAX))
+        self.threads.unwrap_or_else(all_threads)
     }
+
+    /// Whether others compute experts as well.
+    pub fn has_help(&self) -> bool {
+        #[cfg(feature = "edge")]
+        return self.edge.topology.is_some();
+        #[cfg(not(feature = "edge"))]
+        false
+    }
+}
+
+/// As many threads as there are processors that are worth it, within reason.
+pub fn all_threads() -> usize {
+    strong_processors().min(THREADS_MAX)
 }
 
 /// More would only wait for each other.
@@ -250,14 +273,6 @@ fn off_or_number(text: &str) -> Result<usize, String> {
         "off" => Ok(0),
         n => n.parse().map_err(|_| "is neither off nor a number".into()),
     }
-}
-
-/// A number of bytes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct ByteSize(pub u64);
-
-fn byte_size(text: &str) -> Result<ByteSize, String> {
-    parse_bytes(text).map(ByteSize)
 }
 
 /// How keys and values are remembered.

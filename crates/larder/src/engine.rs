@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use larder_cache::{Cache, Scope, Traffic, Visit};
+use larder_cache::{Scope, Traffic, Visit};
 use larder_core::{Gate, LayerIdx};
 use larder_engine::{CHUNK, Recorder, Routing, Session, Streaming};
 use larder_lab::eval::Calibration;
@@ -13,13 +13,13 @@ use larder_model::{AllResident, Call, Compute, Decoder, ExpertPath, Memory, Mode
 use larder_policy::eviction::{EvictionSpec, Help, Setting};
 use larder_policy::routing::RoutingSpec;
 use larder_store::Store;
-use larder_store::reader::{Arena, Files, Slot, check_reader, open_reader};
+use larder_store::reader::{Slot, check_reader};
 use serde_json::Value;
 
 use crate::cli::EngineFlags;
 use crate::open::Model;
 use crate::plan::{Facts, Plan, decide};
-use crate::{lock, memory, print};
+use crate::{lock, memory, slots};
 
 /// A decoder with its experts.
 pub struct Engine {
@@ -43,12 +43,15 @@ pub struct Experts {
     visits: Option<Vec<(LayerIdx, Visit)>>,
 }
 
-/// Either way in which a model gets at its experts.
+/// A way in which a model gets at its experts.
 enum Path {
     /// All in memory.
     AllResident(Box<AllResident<Slot>>),
     /// Through slots.
     Streaming(Box<Streaming>),
+    /// Through slots, or computed by others.
+    #[cfg(feature = "edge")]
+    Edge(Box<larder_remote::Edge>),
 }
 
 impl Engine {
@@ -69,6 +72,9 @@ impl Engine {
                 "{path}: experts can be read one by one from a store only; make one with `larder convert {path} STORE`"
             );
         }
+        if let Some(store) = model.store().filter(|_| !flags.has_help()) {
+            store.require_all()?;
+        }
         eprintln!("{}", plan.sentences(&facts));
         let compute = Compute::new(flags.threads(), flags.pin).context("threads to compute on cannot be had")?;
         let compute = Arc::new(Compute { exact: flags.exact, memory: facts.memory, ..compute });
@@ -76,18 +82,20 @@ impl Engine {
         let mut said = plan.json(&facts);
         let (path, slots) = match (plan, model.store()) {
             (Plan::Slots { slots, scope }, Some(store)) => {
-                let (path, how, slots) = stream(store, slots, scope, &compute, flags, &help)?;
+                let Streamed { experts, how, slots } = stream(store, slots, scope, &compute, flags, &help)?;
                 eprintln!("{how}");
                 said["reader"] = how.into();
-                (path, slots)
+                (join(experts, store, flags)?, slots)
             }
             // With a slot for every expert the first token need not wait until all are read.
             (Plan::AllResident, Some(store)) if !flags.preload => {
-                let (path, how, slots) =
-                    stream(store, facts.blueprint.geometry.experts, Scope::Layer, &compute, flags, &help)?;
+                let all = facts.blueprint.geometry.experts;
+                let Streamed { experts, how, slots } = stream(store, all, Scope::Layer, &compute, flags, &help)?;
                 said["reader"] = how.into();
-                (path, slots)
+                (join(experts, store, flags)?, slots)
             }
+            #[cfg(feature = "edge")]
+            (_, None) if flags.has_help() => crate::edge::no_store(model)?,
             _ => (Path::AllResident(Box::new(model.all_resident(&compute)?)), 0..0),
         };
         let decoder = model.decoder(&compute)?;
@@ -115,9 +123,13 @@ impl Engine {
             Scope::Layer => slots,
             Scope::Global => slots * self.decoder.geometry().moe_layers.len(),
         };
+        if flags.has_help() {
+            bail!("--edge: what a cache of another size would do cannot be told where others compute experts");
+        }
         // The old slots go before there are new ones.
         self.experts.path = Path::AllResident(Box::new(AllResident::new(0, self.compute.clone())));
-        self.experts.path = stream(store, slots, scope, &self.compute, flags, &self.help)?.0;
+        let Streamed { experts: local, .. } = stream(store, slots, scope, &self.compute, flags, &self.help)?;
+        self.experts.path = Path::Streaming(Box::new(local));
         Ok(())
     }
 
@@ -161,6 +173,15 @@ pub fn slot_bytes(model: &Model) -> Result<u64> {
     Ok(layouts.map(|l| l.bytes).max().unwrap_or_default() as u64)
 }
 
+/// Experts through slots.
+struct Streamed {
+    experts: Streaming,
+    /// How shards are read.
+    how: String,
+    /// The addresses of the slots.
+    slots: Range<usize>,
+}
+
 fn stream(
     store: &Arc<Store>,
     slots: usize,
@@ -168,20 +189,22 @@ fn stream(
     compute: &Arc<Compute>,
     flags: &EngineFlags,
     help: &Help,
-) -> Result<(Path, String, Range<usize>)> {
-    let manifest = store.manifest();
-    let (geometry, slot_bytes) = (&manifest.geometry, manifest.experts.data_bytes);
-    let setting = Setting { scratch: flags.cache_scratch, ..Setting::new(geometry, slots, scope) };
+) -> Result<Streamed> {
+    let setting = Setting { scratch: flags.cache_scratch, ..Setting::new(&store.manifest().geometry, slots, scope) };
     let policies = flags.eviction.make(&setting, help)?;
-    let total = setting.all_slots();
-    let (arena, memory) = Arena::new(total, slot_bytes)
-        .with_context(|| format!("{total} slots of {} cannot be had", print::bytes(slot_bytes as u64)))?;
-    let (paths, bytes) = store.shard_files();
-    let files = Arc::new(Files::new(paths.len(), bytes, move |shard| paths[shard].clone())?);
-    let (reader, how) = open_reader(&flags.reader, &files, &arena)?;
-    let cache = Cache::new(geometry, &setting, policies, memory, reader, Box::new(store.clone()));
-    let streaming = Streaming::new(Routing::default(), cache, compute.clone(), flags.prefetch);
-    Ok((Path::Streaming(Box::new(streaming)), how, arena.range()))
+    let (cache, how, slots) = slots::cache(store, &setting, policies, &flags.reader)?;
+    let experts = Streaming::new(Routing::default(), cache, compute.clone(), flags.prefetch);
+    Ok(Streamed { experts, how, slots })
+}
+
+/// Experts through slots, with the help of others if there are any.
+fn join(local: Streaming, store: &Arc<Store>, flags: &EngineFlags) -> Result<Path> {
+    #[cfg(feature = "edge")]
+    if let Some(topology) = &flags.edge.topology {
+        return Ok(Path::Edge(Box::new(crate::edge::join(local, store, topology, flags)?)));
+    }
+    let _ = (store, flags);
+    Ok(Path::Streaming(Box::new(local)))
 }
 
 /// Who writes down what is chosen, and how the model chooses.
@@ -231,10 +254,7 @@ pub fn deltas(spec: &RoutingSpec, model: &Model) -> Result<Option<Vec<f32>>> {
 impl Experts {
     /// What passed through the cache, if there is one.
     pub fn traffic(&self) -> Option<Traffic> {
-        match &self.path {
-            Path::AllResident(_) => None,
-            Path::Streaming(streaming) => Some(streaming.traffic()),
-        }
+        self.streaming().map(Streaming::traffic)
     }
 
     /// Whether to remember what layers find in the cache.
@@ -257,23 +277,29 @@ impl Experts {
     /// Which experts are in memory; `None` if all are.
     #[cfg(feature = "serve")]
     pub fn residency(&self) -> Option<&dyn larder_core::Residency> {
-        match &self.path {
-            Path::AllResident(_) => None,
-            Path::Streaming(streaming) => Some(streaming.residency()),
-        }
+        self.streaming().map(Streaming::residency)
     }
 
     /// What routing did, if it chose otherwise than the model.
     pub fn routing(&self) -> Option<&Routing> {
+        self.streaming().map(Streaming::routing)
+    }
+
+    /// Who else computed experts, in words and for a program; `None` if nobody was to.
+    pub fn others(&self) -> Option<(String, Value)> {
         match &self.path {
-            Path::AllResident(_) => None,
-            Path::Streaming(streaming) => Some(streaming.routing()),
+            Path::AllResident(_) | Path::Streaming(_) => None,
+            #[cfg(feature = "edge")]
+            Path::Edge(edge) => {
+                let report = edge.report();
+                Some((report.sentence(), serde_json::to_value(&report).expect("text and numbers are JSON")))
+            }
         }
     }
 
     /// Chooses in this way from now on, if experts pass through slots.
     pub fn set_routing(&mut self, routing: Routing) {
-        if let Path::Streaming(streaming) = &mut self.path {
+        if let Some(streaming) = self.streaming_mut() {
             streaming.set_routing(routing);
         }
     }
@@ -289,10 +315,10 @@ impl Experts {
                 Routing::lossy(router)
             }
         };
-        match &mut self.path {
-            Path::Streaming(streaming) => streaming.set_routing(routing),
-            Path::AllResident(_) if spec.is_lossless() => {}
-            Path::AllResident(_) => bail!(
+        match self.streaming_mut() {
+            Some(streaming) => streaming.set_routing(routing),
+            None if spec.is_lossless() => {}
+            None => bail!(
                 "--routing {spec} chooses by what is in the slots of a store, and {} is read whole",
                 model.source().path().display()
             ),
@@ -303,18 +329,15 @@ impl Experts {
     /// Lets this policy say who leaves from now on; `evictor` has its trained weights, if not the model itself.
     pub fn evict_by(&mut self, spec: &EvictionSpec, model: &Model, evictor: Option<&std::path::Path>) -> Result<()> {
         let help = help(spec, model, evictor)?;
-        match &mut self.path {
-            Path::Streaming(streaming) => streaming.set_eviction(|setting| spec.make(setting, &help))?,
-            Path::AllResident(_) => {
-                bail!("nobody leaves: all experts of {} are in memory", model.source().path().display())
-            }
-        }
-        Ok(())
+        let Some(streaming) = self.streaming_mut() else {
+            bail!("nobody leaves: all experts of {} are in memory", model.source().path().display())
+        };
+        Ok(streaming.set_eviction(|setting| spec.make(setting, &help))?)
     }
 
     /// What comes has nothing to do with what was.
     pub fn new_sequence(&mut self) {
-        if let Path::Streaming(streaming) = &mut self.path {
+        if let Some(streaming) = self.streaming_mut() {
             streaming.new_sequence();
         }
         if let Some((_, recorder)) = &mut self.recorder {
@@ -336,6 +359,8 @@ impl Experts {
         match &self.path {
             Path::AllResident(all) => all.as_ref(),
             Path::Streaming(streaming) => streaming.as_ref(),
+            #[cfg(feature = "edge")]
+            Path::Edge(edge) => edge.as_ref(),
         }
     }
 
@@ -343,6 +368,27 @@ impl Experts {
         match &mut self.path {
             Path::AllResident(all) => all.as_mut(),
             Path::Streaming(streaming) => streaming.as_mut(),
+            #[cfg(feature = "edge")]
+            Path::Edge(edge) => edge.as_mut(),
+        }
+    }
+
+    /// What passes through slots, if anything does.
+    fn streaming(&self) -> Option<&Streaming> {
+        match &self.path {
+            Path::AllResident(_) => None,
+            Path::Streaming(streaming) => Some(streaming),
+            #[cfg(feature = "edge")]
+            Path::Edge(edge) => Some(edge.local()),
+        }
+    }
+
+    fn streaming_mut(&mut self) -> Option<&mut Streaming> {
+        match &mut self.path {
+            Path::AllResident(_) => None,
+            Path::Streaming(streaming) => Some(streaming),
+            #[cfg(feature = "edge")]
+            Path::Edge(edge) => Some(edge.local_mut()),
         }
     }
 }
@@ -353,15 +399,15 @@ impl ExpertPath for Experts {
         if let Some((_, recorder)) = &mut self.recorder {
             recorder.note(call, &routed);
         }
-        if let Some(visits) = &mut self.visits {
-            let visit = match &self.path {
-                Path::Streaming(streaming) => streaming.last_visit().clone(),
-                Path::AllResident(_) => {
+        if self.visits.is_some() {
+            let visit = match self.streaming() {
+                Some(streaming) => streaming.last_visit().clone(),
+                None => {
                     let hits = distinct(&routed.ids, call.gate.experts).iter().map(|e| e.index()).collect();
                     Visit { hits, ..Visit::default() }
                 }
             };
-            visits.push((call.layer, visit));
+            self.visits.get_or_insert_default().push((call.layer, visit));
         }
         Ok(routed)
     }

@@ -11,6 +11,8 @@ mod cli;
 mod commands;
 mod config;
 mod doctor;
+#[cfg(feature = "edge")]
+mod edge;
 mod engine;
 mod load;
 mod lock;
@@ -22,6 +24,7 @@ mod plan;
 mod print;
 mod probe;
 mod progress;
+mod slots;
 mod telemetry;
 
 pub use open::Model;

@@ -55,7 +55,8 @@ impl Form {
 }
 
 impl Model {
-    /// Opens a store, a checkpoint folder or a GGUF file, or a model by its name on the hub.
+    /// Opens a store, which may lack shards as long as nobody needs them, a checkpoint folder or a GGUF file, or a model by
+    /// its name on the hub.
     pub fn open(path: &Path) -> Result<Self> {
         match models::named(path) {
             Some(name) if path != Path::new(DEMO) => Self::open_path(&models::obtain(&name)?),
@@ -73,7 +74,7 @@ impl Model {
 
     fn open_path(path: &Path) -> Result<Self> {
         let form = match path.join(MANIFEST).exists() {
-            true => Form::Store(Arc::new(Store::open(path)?)),
+            true => Form::Store(Arc::new(Store::open_partial(path)?)),
             false if path.join(CONVERTING).exists() => {
                 let what = "is a store whose conversion has not finished; run the same `larder convert` again";
                 return Err(StoreError::new(Fault::Missing, path, what).into());

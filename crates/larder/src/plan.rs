@@ -314,6 +314,8 @@ mod tests {
             exact,
             kv,
             mlock,
+            #[cfg(feature = "edge")]
+            edge: Default::default(),
         }
     }
 

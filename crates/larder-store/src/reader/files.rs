@@ -24,6 +24,8 @@ pub struct Files {
     path: Box<dyn Fn(usize) -> PathBuf + Send + Sync>,
     shards: usize,
     file_bytes: u64,
+    /// A shard that is there.
+    first: usize,
     /// Why reads go through the page cache, if they do.
     buffered: Option<String>,
     open_max: usize,
@@ -41,7 +43,7 @@ pub(super) struct OpenFile {
 impl Files {
     /// `shards` files of `file_bytes` each; `path` says where each of them is.
     ///
-    /// The first is opened, and a read of it tells whether this file system takes direct I/O.
+    /// The first that is there is opened, and a read of it tells whether this file system takes direct I/O.
     pub fn new(
         shards: usize,
         file_bytes: u64,
@@ -51,19 +53,27 @@ impl Files {
             path: Box::new(path),
             shards,
             file_bytes,
+            first: 0,
             buffered: None,
             open_max: open_max(shards),
             pool: Mutex::new(Pool::new(shards)),
         };
-        let first = File::open(files.checked_path(0)?).map_err(|e| StoreError::io(&files.path(0), "opening", e))?;
-        files.buffered = probe_direct(&first).err();
-        files.get(0)?;
+        files.first = (0..shards).find(|shard| files.path(*shard).exists()).unwrap_or_default();
+        let path = files.checked_path(files.first)?;
+        let file = File::open(&path).map_err(|e| StoreError::io(&path, "opening", e))?;
+        files.buffered = probe_direct(&file).err();
+        files.get(files.first)?;
         Ok(files)
     }
 
     /// How many shards there are.
     pub fn shards(&self) -> usize {
         self.shards
+    }
+
+    /// A shard that is there, for whoever wants to try a read.
+    pub fn first(&self) -> usize {
+        self.first
     }
 
     /// The most that are open at a time, besides those that are being read.
@@ -264,6 +274,10 @@ mod tests {
         assert_eq!(error(1).what, "is 4095 bytes long, not 4096");
         assert_eq!(error(2).fault, Fault::Io);
         assert_eq!(error(3).what, "shard 3 is not one of 3");
+        std::fs::remove_file(dir.path().join("0")).unwrap();
+        let folder = dir.path().to_owned();
+        std::fs::write(dir.path().join("1"), [0; 4096]).unwrap();
+        assert_eq!(Files::new(3, 4096, move |i| folder.join(i.to_string())).unwrap().first(), 1);
         assert!(Files::new(0, 4096, |_| PathBuf::new()).is_err());
         let folder = dir.path().to_owned();
         assert!(Files::new(1, 8192, move |i| folder.join(i.to_string())).is_err());

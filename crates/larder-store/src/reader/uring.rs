@@ -77,7 +77,8 @@ impl Uring {
     /// Really reads: a filter may let a ring be set up and its reads fail.
     fn probe(&mut self) -> Result<()> {
         let (_, slots) = Arena::new(1, SHARD_ALIGN).map_err(|e| StoreError::io(Path::new(""), "taking memory", e))?;
-        let read = |slot| Read { shard: 0, offset: 0, len: 1, slot, tag: 0 };
+        let shard = self.files.first();
+        let read = |slot| Read { shard, offset: 0, len: 1, slot, tag: 0 };
         self.submit(&mut slots.into_iter().map(read).collect());
         self.wait().expect("one read is in flight").result
     }

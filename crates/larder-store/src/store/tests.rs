@@ -47,6 +47,19 @@ fn a_damaged_expert_is_an_error_that_says_where() {
 }
 
 #[test]
+fn a_store_may_lack_shards_for_who_says_so() {
+    let (_dir, path) = store();
+    let (layer, expert) = (LAYERS[1], ExpertId(2));
+    fs::remove_file(path.join(shard_path(layer, expert))).unwrap();
+    assert!(refusal(&path).to_string().contains("layer 3, expert 2"));
+    let store = Store::open_partial(&path).unwrap();
+    assert!(!store.has(layer, expert) && store.has(layer, ExpertId(1)) && !store.has(LayerIdx(0), expert));
+    assert_eq!(store.require_all().unwrap_err().to_string(), refusal(&path).to_string());
+    fs::write(path.join(shard_path(layer, ExpertId(1))), b"short").unwrap();
+    assert!(Store::open_partial(&path).is_err());
+}
+
+#[test]
 fn a_shard_is_checked_once_and_its_length_always() {
     let (_dir, path) = store();
     let store = Store::open(&path).unwrap();

@@ -1,4 +1,4 @@
-//! The flags for several machines.
+//! The flags of what several machines do together.
 
 use std::path::PathBuf;
 
@@ -6,8 +6,10 @@ use clap::{Args, Subcommand, ValueEnum};
 use larder_edge::{Algorithm, Serving, Wire, algorithm};
 
 use super::at_least_one;
+#[cfg(feature = "edge")]
+use super::edge_worker::EdgeWorker;
 
-/// Several machines: which experts lie on which, and what a token then costs.
+/// Let several machines compute the experts of a model.
 #[derive(Args)]
 pub struct Edge {
     #[command(subcommand)]
@@ -20,6 +22,9 @@ pub enum EdgeCommand {
     Plan(Plan),
     /// Compare ways to place experts in a simulated network, and make a page of it.
     Simulate(Simulate),
+    /// Hold a share of a model's experts, and compute them for others.
+    #[cfg(feature = "edge")]
+    Worker(EdgeWorker),
 }
 
 /// Decide which experts the device and the servers hold, and say what a token is expected to take.
@@ -76,11 +81,12 @@ impl From<PathsFlag> for Serving {
 }
 
 /// How numbers of hidden states travel.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum)]
 pub enum WireFlag {
     /// As they are.
+    #[default]
     F32,
-    /// In half the bytes.
+    /// Rounded, in half the bytes.
     Bf16,
 }
 

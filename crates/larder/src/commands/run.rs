@@ -38,6 +38,9 @@ pub fn run(args: Run) -> Result<()> {
         (true, _) => println!("{}", {
             let mut report = report(&all, prompt.len(), &written, &telemetry, streams, plan);
             report["routing"] = engine.experts.routing().map_or(Value::Null, print::routing);
+            if let Some((_, others)) = engine.experts.others() {
+                report["edge"] = others;
+            }
             report
         }),
         (false, true) => {}
@@ -46,6 +49,9 @@ pub fn run(args: Run) -> Result<()> {
             eprintln!("{}", footer(prompt.len(), &written, &telemetry, streams));
             if let Some(quality) = routing {
                 eprintln!("[{}]", print::quality(&args.engine.routing.to_string(), &quality));
+            }
+            if let Some((others, _)) = engine.experts.others() {
+                eprintln!("[{others}]");
             }
         }
     }

@@ -7,11 +7,15 @@ use crate::cli::edge::{Edge, EdgeCommand};
 mod plan;
 mod report;
 mod simulate;
+#[cfg(feature = "edge")]
+mod worker;
 
 /// Runs a command for several machines.
 pub fn run(args: &Edge) -> Result<()> {
     match &args.command {
         EdgeCommand::Plan(args) => plan::run(args),
         EdgeCommand::Simulate(args) => simulate::run(args),
+        #[cfg(feature = "edge")]
+        EdgeCommand::Worker(args) => worker::run(args),
     }
 }

@@ -1,0 +1,18 @@
+//! Turns `proto/experts.proto` into messages, client and server, and keeps its description for reflection.
+
+use std::path::PathBuf;
+
+use protox::prost::Message;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    println!("cargo::rerun-if-changed=proto/experts.proto");
+    let files = protox::Compiler::new(["proto"])?
+        .include_source_info(true)
+        .include_imports(true)
+        .open_file("experts.proto")?
+        .file_descriptor_set();
+    let out = PathBuf::from(std::env::var("OUT_DIR")?);
+    std::fs::write(out.join("experts.bin"), files.encode_to_vec())?;
+    tonic_prost_build::configure().compile_fds(files)?;
+    Ok(())
+}

@@ -1,0 +1,164 @@
+//! A request, checked: nothing of it is believed before it is known to fit the model.
+
+use std::ops::Range;
+
+use larder_core::{ExpertId, Gate, LayerIdx};
+use larder_model::{Activation, Call, Routed};
+
+use crate::agreed::{Agreed, MOST_TOKENS, VERSION, short};
+use crate::numbers;
+use crate::wire::{Activation as Act, ComputeRequest, Format};
+
+/// Why a request is not computed.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Refusal {
+    /// It asks in a way that no model would.
+    #[error("{0}")]
+    Malformed(String),
+    /// It is about something else than this worker has.
+    #[error("{0}")]
+    Elsewhere(String),
+}
+
+/// What a worker computes.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Job {
+    /// Which layer.
+    pub layer: LayerIdx,
+    /// Format of the answer's rows.
+    pub format: Format,
+    /// The activation.
+    pub act: Activation,
+    /// Stands in for the layer's own: as many places for each state as the fullest needs.
+    pub gate: Gate,
+    /// `[states, hidden]`
+    pub x: Vec<f32>,
+    /// How many states.
+    pub states: usize,
+    /// Who is wanted at which place.
+    pub routed: Routed,
+    /// Of each term, its places.
+    pub terms: Vec<Range<usize>>,
+}
+
+impl Job {
+    /// Takes a request apart. Lengths are compared before anything is made of them.
+    pub fn read(request: &ComputeRequest, agreed: &Agreed) -> Result<Self, Refusal> {
+        check_subject(request, agreed)?;
+        let format = match request.format() {
+            Format::Unspecified => return Err(malformed("names no format that is known here")),
+            format => format,
+        };
+        let hidden = agreed.geometry.hidden;
+        let states = request.states.len() / (hidden * numbers::width(format));
+        if states == 0 || states > MOST_TOKENS {
+            return Err(malformed(format!("has {states} states; there may be 1 to {MOST_TOKENS}")));
+        }
+        let Some(x) = numbers::decode(format, &request.states, states * hidden) else {
+            return Err(malformed(format!("has {} bytes of states, no whole number of them", request.states.len())));
+        };
+        let (routed, terms, places) = read_terms(request, states, agreed)?;
+        let gate = Gate { scales_input: request.scales_input, ..Gate::softmax(agreed.geometry.experts, places, false) };
+        let act = activation(request).ok_or_else(|| malformed("names no activation that is known here"))?;
+        Ok(Job { layer: LayerIdx(request.layer as u16), format, act, gate, x, states, routed, terms })
+    }
+
+    /// As the workbench wants it.
+    pub fn call(&self) -> Call<'_> {
+        Call { layer: self.layer, gate: &self.gate, act: self.act, logits: &[], x: &self.x, tokens: self.states }
+    }
+}
+
+/// Version, model and layer.
+fn check_subject(request: &ComputeRequest, agreed: &Agreed) -> Result<(), Refusal> {
+    let ComputeRequest { version, layer, ref model, .. } = *request;
+    if version != VERSION {
+        return Err(malformed(format!("speaks version {version} of the protocol, and this worker version {VERSION}")));
+    }
+    if *model != agreed.model {
+        let what = format!("is about the experts {}, and this worker has {}", short(model), short(&agreed.model));
+        return Err(Refusal::Elsewhere(format!("the request {what}")));
+    }
+    match u16::try_from(layer).is_ok_and(|layer| agreed.has(LayerIdx(layer))) {
+        true => Ok(()),
+        false => Err(malformed(format!("is about layer {layer}, which has no experts"))),
+    }
+}
+
+/// Puts the terms' experts into places, those of one state beside each other, and says how many each state has.
+fn read_terms(
+    request: &ComputeRequest,
+    states: usize,
+    agreed: &Agreed,
+) -> Result<(Routed, Vec<Range<usize>>, usize), Refusal> {
+    let ComputeRequest { term_state, term_experts, experts, weights, .. } = request;
+    let (most, known) = (agreed.geometry.top_k, agreed.geometry.experts);
+    if term_state.len() != term_experts.len() || experts.len() != weights.len() || experts.len() > states * most {
+        return Err(malformed("has lists whose lengths do not belong together"));
+    }
+    if experts.iter().any(|expert| *expert as usize >= known) {
+        return Err(malformed(format!("names an expert that is none of {known}")));
+    }
+    let total = term_experts.iter().try_fold(0u32, |sum, n| sum.checked_add(*n).filter(|_| *n > 0));
+    if total.map(|n| n as usize) != Some(experts.len()) || experts.is_empty() {
+        return Err(malformed("has terms whose experts are not those that it lists"));
+    }
+    let mut filled = vec![0; states];
+    for (state, n) in term_state.iter().zip(term_experts) {
+        let Some(filled) = filled.get_mut(*state as usize) else {
+            return Err(malformed(format!("has a term about state {state} of {states}")));
+        };
+        *filled += *n as usize;
+    }
+    let places = filled.iter().copied().max().unwrap_or_default();
+    if places > most {
+        return Err(malformed(format!("wants {places} experts for one state, and the model uses {most}")));
+    }
+    let mut routed = Routed { ids: vec![ExpertId::NONE; states * places], weights: vec![0.0; states * places] };
+    let mut next: Vec<usize> = (0..states).map(|state| state * places).collect();
+    let mut given = experts.iter().zip(weights);
+    let terms = term_state.iter().zip(term_experts).map(|(state, n)| {
+        let first = next[*state as usize];
+        let place = first..first + *n as usize;
+        next[*state as usize] = place.end;
+        for (place, (expert, weight)) in place.clone().zip(given.by_ref()) {
+            (routed.ids[place], routed.weights[place]) = (ExpertId(*expert as u16), *weight);
+        }
+        place
+    });
+    let terms = terms.collect();
+    Ok((routed, terms, places))
+}
+
+fn activation(request: &ComputeRequest) -> Option<Activation> {
+    Some(match request.activation() {
+        Act::Unspecified => return None,
+        Act::Silu => Activation::Silu,
+        Act::Gelu => Activation::Gelu,
+        Act::GeluTanh => Activation::GeluTanh,
+        Act::Relu => Activation::Relu,
+        // A bound of less than nothing bounds nothing.
+        Act::ClampedSwiglu if request.limit >= 0.0 => {
+            Activation::ClampedSwiglu { alpha: request.alpha, limit: request.limit }
+        }
+        Act::ClampedSwiglu => return None,
+    })
+}
+
+/// The activation's name on the wire, with slope and bound.
+pub fn spoken(act: Activation) -> (Act, f32, f32) {
+    match act {
+        Activation::Silu => (Act::Silu, 0.0, 0.0),
+        Activation::Gelu => (Act::Gelu, 0.0, 0.0),
+        Activation::GeluTanh => (Act::GeluTanh, 0.0, 0.0),
+        Activation::Relu => (Act::Relu, 0.0, 0.0),
+        Activation::ClampedSwiglu { alpha, limit } => (Act::ClampedSwiglu, alpha, limit),
+    }
+}
+
+fn malformed(what: impl std::fmt::Display) -> Refusal {
+    Refusal::Malformed(format!("the request {what}"))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,131 @@
+use std::time::{Duration, Instant};
+
+use tonic::Status;
+
+use super::rig::*;
+use crate::{Agreed, Tls};
+
+/// Everything that a worker can do to an answer.
+const SPOILS: [(&str, Spoil); 9] = [
+    ("of 4 bytes", |r| {
+        r.rows.truncate(4);
+        Ok(Duration::ZERO)
+    }),
+    ("bytes for", |r| {
+        r.rows.extend([0; 96]);
+        Ok(Duration::ZERO)
+    }),
+    ("to request", |r| {
+        r.id += 1;
+        Ok(Duration::ZERO)
+    }),
+    ("about layer 1", |r| {
+        r.layer = 1;
+        Ok(Duration::ZERO)
+    }),
+    ("about the experts beef", |r| {
+        r.model = "beef".into();
+        Ok(Duration::ZERO)
+    }),
+    ("another format", |r| {
+        r.format = 2;
+        Ok(Duration::ZERO)
+    }),
+    ("of version 0", |r| {
+        r.version = 0;
+        Ok(Duration::ZERO)
+    }),
+    ("refused: no", |_| Err(Status::internal("no"))),
+    ("in time", |_| Ok(Duration::from_secs(60))),
+];
+
+#[test]
+fn after_a_bad_answer_somebody_else_is_asked() {
+    let good = worker(some(|_| true));
+    for (trouble, spoil) in SPOILS {
+        let bad = bad_worker(spoil);
+        let start = Instant::now();
+        let mut edge = edge(&[("bad", &bad), ("good", &good)], some(|_| false));
+        assert_eq!(outputs(&mut edge, false).unwrap(), wanted(false), "{trouble}");
+        let report = edge.report();
+        assert!(report.workers[0].failures > 0 && report.workers[0].answers == 0, "{trouble}: {report:?}");
+        assert!(report.fallbacks > 0 && report.workers[1].answers > 0, "{trouble}: {report:?}");
+        assert!(start.elapsed() < Duration::from_secs(20), "{trouble}");
+    }
+}
+
+#[test]
+fn after_a_bad_answer_the_ssd_is_read_if_nobody_else_is_there() {
+    for (trouble, spoil) in SPOILS {
+        let bad = bad_worker(spoil);
+        let mut edge = edge(&[("bad", &bad)], some(|_| true));
+        assert_eq!(outputs(&mut edge, false).unwrap(), wanted(false), "{trouble}");
+        assert!(edge.report().from_ssd > 0);
+    }
+}
+
+#[test]
+fn without_anybody_else_the_error_says_who_failed_and_how() {
+    for (trouble, spoil) in SPOILS {
+        let bad = bad_worker(spoil);
+        let mut edge = edge(&[("bad", &bad)], some(|_| false));
+        let start = Instant::now();
+        let said = outputs(&mut edge, false).unwrap_err();
+        assert!(start.elapsed() < Duration::from_secs(2), "{trouble}");
+        assert!(said.contains("is not stored here, and nobody who holds it can be asked: bad "), "{said}");
+        assert!(said.contains(trouble), "{said}");
+    }
+}
+
+#[test]
+fn a_worker_with_another_model_is_never_asked() {
+    let other = Agreed { model: "beef".into(), ..agreed() };
+    let exact = Agreed { exact: true, ..agreed() };
+    for (other, part) in [(other, "serves another model"), (exact, "with --exact")] {
+        let other = worker_with(options(), other, some(|_| true));
+        let mut edge = edge(&[("other", &other)], some(|_| true));
+        assert_eq!(outputs(&mut edge, false).unwrap(), wanted(false));
+        let worker = &edge.report().workers[0];
+        assert_eq!((worker.sent_bytes, worker.failures), (0, 0));
+        assert!(worker.trouble.as_ref().unwrap().contains(part), "{worker:?}");
+    }
+}
+
+#[test]
+fn a_worker_that_comes_back_is_asked_again() {
+    let good = worker(some(|_| true));
+    let topology = topology(&[("worker", &good)], Tls::default());
+    let port = good.address.rsplit(':').next().unwrap().parse::<u16>().unwrap();
+    let mut edge = edge_with(&topology, manner(), some(|_| false));
+    outputs(&mut edge, false).unwrap();
+    drop(good);
+    assert!(outputs(&mut edge, false).is_err());
+    let listener = std::net::TcpListener::bind(("127.0.0.1", port)).unwrap();
+    let (_end, ended) = tokio::sync::oneshot::channel::<()>();
+    std::thread::spawn(move || {
+        let end = async {
+            let _ = ended.await;
+        };
+        crate::serve_until(listener, options(), agreed(), some(|_| true), bank(), end).unwrap();
+    });
+    let start = Instant::now();
+    let outputs = loop {
+        assert!(start.elapsed() < Duration::from_secs(30), "{:?}", edge.report());
+        std::thread::sleep(Duration::from_millis(50));
+        if let Ok(outputs) = outputs(&mut edge, false) {
+            break outputs;
+        }
+    };
+    assert_eq!(outputs, wanted(false));
+}
+
+#[test]
+fn who_is_not_there_at_all_is_told() {
+    let gone = worker(some(|_| true)).address.clone();
+    let mut topology = topology(&[], Tls::default());
+    let server = |name: &str| crate::Machine { name: name.into(), address: gone.clone() };
+    topology.all.push(server("gone"));
+    let edge = edge_with(&topology, manner(), some(|_| true));
+    let trouble = edge.report().workers[0].trouble.clone().unwrap();
+    assert!(trouble.contains("cannot be reached"), "{trouble}");
+}

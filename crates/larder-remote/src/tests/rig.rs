@@ -1,0 +1,234 @@
+//! A model of two layers with experts, workers that hold them, and the same experts all in memory.
+
+use std::net::TcpListener;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use larder_cache::{Cache, Scope, Shards};
+use larder_core::{ExpertId, ExpertLayout, Gate, Geometry, Kind, LayerIdx};
+use larder_engine::{Routing, Streaming};
+use larder_model::{Activation, AllResident, Call, Compute, ExpertPath};
+use larder_policy::eviction::{EvictionSpec, Help, Setting};
+use larder_store::StoreError;
+use larder_store::reader::{Arena, Memory};
+use tokio::sync::oneshot;
+use tonic::{Request, Response, Status};
+
+use crate::wire::experts_server::{Experts, ExpertsServer};
+use crate::wire::{ComputeReply, ComputeRequest, DescribeRequest, Description, Format};
+use crate::{Agreed, Bank, Crowd, Edge, Held, Job, Machine, Machines, Manner, Options, Tls, VERSION, serve_until};
+
+pub const HIDDEN: usize = 24;
+const EXPERTS: usize = 8;
+pub const LAYERS: [LayerIdx; 2] = [LayerIdx(0), LayerIdx(2)];
+
+pub fn geometry() -> Geometry {
+    Geometry {
+        layers: 3,
+        moe_layers: LAYERS.to_vec(),
+        experts: EXPERTS,
+        top_k: 3,
+        hidden: HIDDEN,
+        inter: 16,
+        bias: false,
+    }
+}
+
+pub fn agreed() -> Agreed {
+    Agreed { model: "feed".into(), geometry: geometry(), exact: false }
+}
+
+struct Plain(ExpertLayout);
+
+impl Shards for Plain {
+    fn layout(&self, _: LayerIdx) -> &ExpertLayout {
+        &self.0
+    }
+
+    fn data_start(&self) -> u64 {
+        0
+    }
+
+    fn check(&self, _: LayerIdx, _: ExpertId, _: &[u8]) -> Result<(), StoreError> {
+        Ok(())
+    }
+}
+
+fn layout() -> ExpertLayout {
+    ExpertLayout::new(HIDDEN, 16, [Kind::F32; 3], false).unwrap()
+}
+
+/// The bytes of every expert, layer by layer.
+fn experts() -> Vec<Vec<u8>> {
+    let value = |expert: usize, i: usize| ((i * 31 + expert * 17 + i * expert % 7) % 97) as f32 / 97.0 - 0.5;
+    let floats = layout().bytes / 4;
+    (0..2 * EXPERTS).map(|e| (0..floats).flat_map(|i| value(e, i).to_le_bytes()).collect()).collect()
+}
+
+fn cache(slots: usize) -> Cache {
+    let setting = Setting::new(&geometry(), slots, Scope::Global);
+    let policies = "lru".parse::<EvictionSpec>().unwrap().make(&setting, &Help::default()).unwrap();
+    let (_arena, memory) = Arena::new(setting.all_slots(), layout().bytes).unwrap();
+    let reader = Box::new(Memory::new(Arc::new(experts()), 3));
+    Cache::new(&geometry(), &setting, policies, memory, reader, Box::new(Plain(layout())))
+}
+
+fn compute() -> Arc<Compute> {
+    Arc::new(Compute::new(1, false).unwrap())
+}
+
+pub fn bank() -> Bank {
+    Bank::new(cache(2 * EXPERTS), compute())
+}
+
+/// Those experts whose number `is_held` likes, of both layers.
+pub fn some(is_held: impl Fn(u16) -> bool) -> Held {
+    Held::of(&geometry(), |_, expert| is_held(expert.0))
+}
+
+/// Something that listens, ended when it is dropped.
+pub struct Listening {
+    pub address: String,
+    end: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        let ended = self.thread.take().map(JoinHandle::join);
+        assert!(matches!(ended, Some(Ok(()))) || std::thread::panicking(), "a worker panicked");
+    }
+}
+
+pub fn listen(scheme: &str, serve: impl FnOnce(TcpListener, oneshot::Receiver<()>) + Send + 'static) -> Listening {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("{scheme}://{}", listener.local_addr().unwrap());
+    let (end, ended) = oneshot::channel();
+    let thread = std::thread::spawn(move || serve(listener, ended));
+    Listening { address, end: Some(end), thread: Some(thread) }
+}
+
+pub fn options() -> Options {
+    Options { name: "worker".into(), in_flight: 4, connections: 8, patience: Duration::from_secs(5), tls: None }
+}
+
+/// A worker as it should be.
+pub fn worker(held: Held) -> Listening {
+    worker_with(options(), agreed(), held)
+}
+
+pub fn worker_with(options: Options, agreed: Agreed, held: Held) -> Listening {
+    let scheme = if options.tls.is_some() { "https" } else { "http" };
+    listen(scheme, move |listener, ended| {
+        let end = async {
+            let _ = ended.await;
+        };
+        serve_until(listener, options, agreed, held, bank(), end).unwrap();
+    })
+}
+
+/// What a bad worker does to its answers.
+pub type Spoil = fn(&mut ComputeReply) -> Result<Duration, Status>;
+
+struct Fake {
+    bank: Mutex<Bank>,
+    spoil: Spoil,
+}
+
+#[tonic::async_trait]
+impl Experts for Fake {
+    async fn describe(&self, _: Request<DescribeRequest>) -> Result<Response<Description>, Status> {
+        let held = some(|_| true).to_wire();
+        Ok(Response::new(Description { version: VERSION, model: agreed().model, held, ..Default::default() }))
+    }
+
+    async fn compute(&self, request: Request<ComputeRequest>) -> Result<Response<ComputeReply>, Status> {
+        let request = request.into_inner();
+        let job = Job::read(&request, &agreed()).map_err(|e| Status::internal(e.to_string()))?;
+        let computed = self.bank.lock().unwrap().compute(&job).map_err(Status::internal)?;
+        let mut reply = ComputeReply {
+            version: VERSION,
+            id: request.id,
+            model: request.model,
+            layer: request.layer,
+            format: request.format,
+            rows: crate::numbers::encode(Format::F32, &computed.rows),
+            ..Default::default()
+        };
+        let delay = (self.spoil)(&mut reply)?;
+        tokio::time::sleep(delay).await;
+        Ok(Response::new(reply))
+    }
+}
+
+/// A worker that holds everything, computes rightly, and then does something to its answer.
+pub fn bad_worker(spoil: Spoil) -> Listening {
+    listen("http", move |listener, ended| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            listener.set_nonblocking(true).unwrap();
+            let incoming =
+                tokio_stream::wrappers::TcpListenerStream::new(tokio::net::TcpListener::from_std(listener).unwrap());
+            let service = ExpertsServer::new(Fake { bank: Mutex::new(bank()), spoil });
+            let serving = tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming);
+            tokio::select! {
+                served = serving => served.unwrap(),
+                _ = ended => {}
+            }
+        });
+    })
+}
+
+/// Machines by name.
+pub fn topology(workers: &[(&str, &Listening)], tls: Tls) -> Machines {
+    let machine =
+        |(name, worker): &(&str, &Listening)| Machine { name: (*name).into(), address: worker.address.clone() };
+    Machines { all: workers.iter().map(machine).collect(), tls }
+}
+
+pub fn manner() -> Manner {
+    Manner { format: Format::F32, deadline: Duration::from_millis(400) }
+}
+
+/// Who asks these workers, and can read `stored` himself into two slots.
+pub fn edge(workers: &[(&str, &Listening)], stored: Held) -> Edge {
+    edge_with(&topology(workers, Tls::default()), manner(), stored)
+}
+
+pub fn edge_with(topology: &Machines, manner: Manner, stored: Held) -> Edge {
+    let crowd = Crowd::start(topology, agreed(), manner).unwrap();
+    // Without an own share free slots would be filled first.
+    let own = Some(some(|_| false));
+    Edge::new(Streaming::new(Routing::default(), cache(2), compute(), 0), crowd, own, stored)
+}
+
+/// The outputs of some calls, one and several tokens at a time, in both layers.
+pub fn outputs(path: &mut dyn ExpertPath, scales_input: bool) -> Result<Vec<Vec<u32>>, String> {
+    let gate = Gate { scales_input, ..Gate::softmax(EXPERTS, 3, true) };
+    let mut all = Vec::new();
+    for (round, tokens) in [1, 1, 7, 1, 300].into_iter().enumerate() {
+        for layer in LAYERS {
+            let number = |i: usize| ((i * 37 + round * 11 + layer.index() * 5) % 101) as f32 / 25.0 - 2.0;
+            let x: Vec<f32> = (0..tokens * HIDDEN).map(number).collect();
+            let logits: Vec<f32> = (0..tokens * EXPERTS).map(|i| number(i * 3 + 1)).collect();
+            let act = Activation::ClampedSwiglu { alpha: 1.7, limit: 7.0 };
+            let call = Call { layer, gate: &gate, act, logits: &logits, x: &x, tokens };
+            let mut out = vec![f32::NAN; tokens * HIDDEN];
+            path.forward(&call, &mut out).map_err(|e| e.to_string())?;
+            all.push(out.iter().map(|v| v.to_bits()).collect());
+        }
+    }
+    Ok(all)
+}
+
+/// The same with all experts in memory.
+pub fn wanted(scales_input: bool) -> Vec<Vec<u32>> {
+    let mut all = AllResident::new(3, compute());
+    let mut experts = experts().into_iter();
+    for layer in LAYERS {
+        all.set(layer, layout(), experts.by_ref().take(EXPERTS).collect());
+    }
+    outputs(&mut all, scales_input).unwrap()
+}

@@ -1,0 +1,73 @@
+//! A worker's experts, and the thread that computes them: one job after the other, never on the runtime.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use std::{io, thread};
+
+use larder_cache::Cache;
+use larder_model::{Compute, Workbench, distinct};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::job::Job;
+
+/// Experts that pass through slots, and where they are computed.
+pub struct Bank {
+    cache: Cache,
+    bench: Workbench,
+}
+
+/// What became of a job.
+#[derive(Debug)]
+pub struct Computed {
+    /// A row for each term.
+    pub rows: Vec<f32>,
+    /// How long it took.
+    pub busy: Duration,
+    /// Experts that had to be read.
+    pub missed: usize,
+}
+
+/// A job on its way to the thread.
+pub struct Order {
+    /// What to compute.
+    pub job: Job,
+    /// When nobody waits for it any more.
+    pub until: Instant,
+    /// Who waits: for rows, or for a sentence that says why there are none.
+    pub to: oneshot::Sender<Result<Computed, String>>,
+}
+
+impl Bank {
+    /// Experts out of `cache`, computed by `compute`.
+    pub fn new(cache: Cache, compute: Arc<Compute>) -> Self {
+        Bank { cache, bench: Workbench::new(compute) }
+    }
+
+    /// The weighted sums that a job asks for.
+    pub fn compute(&mut self, job: &Job) -> Result<Computed, String> {
+        let start = Instant::now();
+        let (call, Bank { cache, bench }) = (job.call(), self);
+        bench.begin(&call, &job.routed, cache.layout(job.layer));
+        let wanted = distinct(&job.routed.ids, job.gate.experts);
+        cache
+            .visit(job.layer, &wanted, &[], &mut |layout, group| bench.compute(&call, &job.routed, layout, group))
+            .map_err(|e| e.to_string())?;
+        let mut rows = vec![0.0; job.terms.len() * (job.x.len() / job.states)];
+        for (term, row) in job.terms.iter().zip(rows.chunks_exact_mut(job.x.len() / job.states)) {
+            term.clone().for_each(|place| bench.add(&call, &job.routed, place, row));
+        }
+        Ok(Computed { rows, busy: start.elapsed(), missed: cache.last_visit().misses.len() })
+    }
+
+    /// A thread that takes orders until nobody can give any.
+    pub fn open(mut self, mut orders: mpsc::Receiver<Order>) -> io::Result<thread::JoinHandle<()>> {
+        thread::Builder::new().name("experts".into()).spawn(move || {
+            while let Some(Order { job, until, to }) = orders.blocking_recv() {
+                // Who asked may have gone, or gone elsewhere.
+                if !to.is_closed() && Instant::now() < until {
+                    let _ = to.send(self.compute(&job));
+                }
+            }
+        })
+    }
+}

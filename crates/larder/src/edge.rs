@@ -1,0 +1,180 @@
+//! The help of machines nearby.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Error, Result, anyhow, bail};
+use larder_core::Geometry;
+use larder_edge::{PlacementFile, ServerEntry, Topology};
+use larder_engine::Streaming;
+use larder_remote::{Agreed, Crowd, Edge, Held, Machine, Machines, Manner, Tls};
+use larder_store::{Source, Store};
+
+use crate::cli::EngineFlags;
+use crate::open::{Model, called};
+
+/// Experts through slots, others from the workers that `topology` names; those are asked at once what they are.
+pub fn join(local: Streaming, store: &Arc<Store>, topology: &Path, flags: &EngineFlags) -> Result<Edge> {
+    let agreed = agreed(store, flags.exact);
+    let own = match &flags.edge.placement {
+        None => None,
+        Some(path) => Placement::read(path)?.of_device(&called(store.path()), &agreed.geometry)?,
+    };
+    let stored = Held::of(&agreed.geometry, |layer, expert| store.has(layer, expert));
+    let deadline = Duration::from_millis(flags.edge.deadline.max(1));
+    let manner = Manner { format: flags.edge.format.into(), deadline };
+    let crowd = Crowd::start(&machines(topology)?, agreed, manner).map_err(Error::msg)?;
+    crowd.sentences().iter().for_each(|line| eprintln!("{line}"));
+    Ok(Edge::new(local, crowd, own, stored))
+}
+
+/// The refusal of what is no store.
+pub fn no_store<T>(model: &Model) -> Result<T> {
+    let path = model.source().path().display();
+    bail!("{path}: experts can be asked for one by one of a store only; make one with `larder convert {path} STORE`")
+}
+
+/// What workers and whoever asks them must agree on.
+pub fn agreed(store: &Store, exact: bool) -> Agreed {
+    let manifest = store.manifest();
+    Agreed { model: manifest.experts_fingerprint(), geometry: manifest.geometry.clone(), exact }
+}
+
+/// The machines of a topology that can be asked: the associated one first, those that hold everything last.
+fn machines(path: &Path) -> Result<Machines> {
+    let said = |what: String| anyhow!("{}: {what}", path.display());
+    let Topology { mut servers, tls, .. } = Topology::read(path)?;
+    servers.sort_by_key(|server| (!server.associated, server.all));
+    let machine = |ServerEntry { name, address, .. }: ServerEntry| match address {
+        Some(address) if address.starts_with("http://") || address.starts_with("https://") => {
+            Ok(Machine { name, address })
+        }
+        Some(_) => Err(said(format!("the address of {name} begins with neither http:// nor https://"))),
+        None => Err(said(format!("the server {name} has no address"))),
+    };
+    let all = servers.into_iter().map(machine).collect::<Result<_>>()?;
+    // Beside the topology, wherever the command was started.
+    let beside = |file: Option<PathBuf>| Some(path.parent()?.join(file?));
+    let larder_edge::Tls { ca, cert, key } = tls.unwrap_or_default();
+    let tls = Tls::read(beside(ca).as_deref(), beside(cert).as_deref(), beside(key).as_deref()).map_err(said)?;
+    Ok(Machines { all, tls })
+}
+
+/// A placement that was read, and where.
+pub struct Placement {
+    path: PathBuf,
+    file: PlacementFile,
+}
+
+impl Placement {
+    /// Reads a placement.
+    pub fn read(path: &Path) -> Result<Self> {
+        Ok(Placement { path: path.to_owned(), file: PlacementFile::read(path)? })
+    }
+
+    /// What a worker holds of a model.
+    pub fn of_server(&self, name: &str, model: &str, geometry: &Geometry) -> Result<Held> {
+        let Some(models) = self.file.server.get(name) else {
+            let known: Vec<&str> = self.file.server.keys().map(String::as_str).collect();
+            bail!("{}: places nothing on {name}; it knows {}", self.path.display(), known.join(", "));
+        };
+        self.of_model(models, name, model, geometry)
+    }
+
+    /// What the device keeps of a model for itself, if that is said.
+    pub fn of_device(&self, model: &str, geometry: &Geometry) -> Result<Option<Held>> {
+        match &self.file.device {
+            none if none.is_empty() => Ok(None),
+            models => self.of_model(models, "the device", model, geometry).map(Some),
+        }
+    }
+
+    /// The share of the model of that name, or of the only one there is, whatever its folder is called here.
+    fn of_model(
+        &self,
+        models: &BTreeMap<String, larder_edge::Held>,
+        owner: &str,
+        model: &str,
+        geometry: &Geometry,
+    ) -> Result<Held> {
+        let said = |what: String| anyhow!("{}: {what}, among the experts of {owner}", self.path.display());
+        let only = models.values().next().filter(|_| models.len() == 1);
+        let Some(share) = models.get(model).or(only) else {
+            let known: Vec<&str> = models.keys().map(String::as_str).collect();
+            return Err(said(format!("knows the models {}, and not {model}", known.join(", "))));
+        };
+        Held::of_lists(&share.experts, geometry).map_err(said)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use larder_core::{ExpertId, LayerIdx};
+
+    use super::*;
+
+    fn written(text: &str) -> (tempfile::TempDir, PathBuf) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file.toml");
+        std::fs::write(&path, text).unwrap();
+        (dir, path)
+    }
+
+    fn geometry() -> Geometry {
+        let moe_layers = vec![LayerIdx(1)];
+        Geometry { layers: 2, moe_layers, experts: 4, top_k: 2, hidden: 8, inter: 8, bias: false }
+    }
+
+    #[test]
+    fn the_nearest_is_first_and_certificates_lie_beside_the_file() {
+        let server =
+            |name: &str, rest: &str| format!("[[server]]\nname = \"{name}\"\naddress = \"http://x:1\"\n{rest}\n");
+        let text = [
+            "[device]\nstorage = \"4 GB\"\n",
+            &server("cloud", "all = true"),
+            &server("shelf", "delay = \"2 ms\""),
+            &server("desk", "associated = true"),
+            "[tls]\nca = \"ca.pem\"\n",
+        ];
+        let (dir, path) = written(&text.concat());
+        assert!(machines(&path).unwrap_err().to_string().contains("ca.pem"));
+        std::fs::write(dir.path().join("ca.pem"), "-----BEGIN CERTIFICATE-----").unwrap();
+        let found = machines(&path).unwrap();
+        let names: Vec<&str> = found.all.iter().map(|machine| machine.name.as_str()).collect();
+        assert_eq!(names, ["desk", "shelf", "cloud"]);
+        assert!(found.tls.ca.is_some());
+    }
+
+    #[test]
+    fn a_topology_that_nobody_can_be_asked_by_is_refused() {
+        for (text, part) in [
+            ("", "names no server"),
+            ("[[server]]\nname = \"a\"\n", "the server a has no address"),
+            ("[[server]]\nname = \"a\"\naddress = \"x:1\"\n", "neither http:// nor https://"),
+        ] {
+            let (_dir, path) = written(text);
+            let said = machines(&path).unwrap_err().to_string();
+            assert!(said.contains(part) && said.contains("file.toml") && !said.contains('\n'), "{said}");
+        }
+    }
+
+    #[test]
+    fn shares_are_found_by_name_and_model() {
+        let (_dir, path) = written(
+            "version = 1\n[server.desk.a]\nexperts = [[], [1]]\n[server.desk.b]\nexperts = [[], [2, 3]]\n\
+             [server.shelf.a]\nexperts = [[], [9]]\n[device.a]\nexperts = [[], [0]]\n",
+        );
+        let placement = Placement::read(&path).unwrap();
+        let held = placement.of_server("desk", "b", &geometry()).unwrap();
+        assert_eq!(held.iter().collect::<Vec<_>>(), [(LayerIdx(1), ExpertId(2)), (LayerIdx(1), ExpertId(3))]);
+        assert_eq!(placement.of_device("z", &geometry()).unwrap().unwrap().count(), 1);
+        let refused = |name, model| placement.of_server(name, model, &geometry()).unwrap_err().to_string();
+        assert!(refused("desk", "z").ends_with("knows the models a, b, and not z, among the experts of desk"));
+        assert!(refused("attic", "a").ends_with("places nothing on attic; it knows desk, shelf"));
+        assert!(refused("shelf", "a").contains("expert 9 of layer 1, which the model does not have"));
+        let (_dir, path) = written("version = 1\n");
+        assert!(Placement::read(&path).unwrap().of_device("a", &geometry()).unwrap().is_none());
+    }
+}
