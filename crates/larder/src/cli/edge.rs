@@ -24,7 +24,7 @@ pub enum EdgeCommand {
     Simulate(Simulate),
     /// Hold a share of a model's experts, and compute them for others.
     #[cfg(feature = "edge")]
-    Worker(EdgeWorker),
+    Worker(Box<EdgeWorker>),
 }
 
 /// Decide which experts the device and the servers hold, and say what a token is expected to take.
