@@ -13,6 +13,7 @@ mod numbers;
 #[cfg(test)]
 mod tests;
 mod tls;
+mod vigil;
 pub mod wire;
 mod worker;
 

@@ -7,7 +7,6 @@ use larder_core::ExpertId;
 use larder_model::{Call, Routed};
 use prost::Message;
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
-use tokio::task::yield_now;
 
 use crate::agreed::Agreed;
 use crate::asker::drive::Drive;
@@ -16,13 +15,14 @@ use crate::asker::machines::Machines;
 use crate::asker::neighbour::{Answer, Neighbour};
 use crate::asker::report::{Report, WorkerReport};
 use crate::asker::share::{Share, Source};
+use crate::vigil::Vigil;
 use crate::wire::Format;
 
 /// How long the workers may take at the start to say what they are.
 const START: Duration = Duration::from_secs(3);
 /// What is waited for an answer beyond its deadline, which whoever asks for it keeps himself.
 const SLACK: Duration = Duration::from_millis(200);
-/// An answer that is here within so long is looked for all the time: to sleep and be woken would take longer.
+/// An answer that is here within so long is looked for all the time.
 const SPIN: Duration = Duration::from_micros(500);
 /// For so many tokens the deadline of one is enough; for more it grows.
 const TOKENS_PER_DEADLINE: usize = 32;
@@ -44,6 +44,7 @@ pub struct Crowd {
     estimates: Vec<Estimate>,
     to: UnboundedSender<Answer>,
     answers: UnboundedReceiver<Answer>,
+    vigil: Vigil,
     next_id: u64,
     /// What happened so far.
     pub report: Report,
@@ -90,7 +91,18 @@ impl Crowd {
         let workers = neighbours.iter().map(|n| WorkerReport { name: n.name.clone(), ..Default::default() });
         let report = Report { workers: workers.collect(), ..Default::default() };
         let estimates = vec![Estimate::default(); neighbours.len()];
-        Ok(Crowd { agreed, manner, neighbours, estimates, to, answers, next_id: 0, report, drive })
+        Ok(Crowd {
+            agreed,
+            manner,
+            neighbours,
+            estimates,
+            to,
+            answers,
+            vigil: Vigil::new(SPIN),
+            next_id: 0,
+            report,
+            drive,
+        })
     }
 
     /// A line about each worker, for a person.
@@ -157,7 +169,7 @@ impl Crowd {
         let start = Instant::now();
         let mut lost = Vec::new();
         while let Some(until) = round.sent.iter().map(|sent| sent.until).max() {
-            let Some(answer) = self.drive.wait(next(&mut self.answers, until)) else {
+            let Some(answer) = self.drive.wait(next(&self.vigil, &mut self.answers, until)) else {
                 // Nobody keeps a deadline that whoever asks does not keep.
                 for sent in std::mem::take(&mut round.sent) {
                     lost.extend(self.give_up(sent, "did not answer in time".into(), round));
@@ -204,15 +216,9 @@ impl Crowd {
 }
 
 /// The next answer, if one comes in time.
-async fn next(answers: &mut UnboundedReceiver<Answer>, until: Instant) -> Option<Answer> {
-    let start = Instant::now();
-    while start.elapsed() < SPIN {
-        if let Ok(answer) = answers.try_recv() {
-            return Some(answer);
-        }
-        // Whoever else wants the processor goes first.
-        std::thread::yield_now();
-        yield_now().await;
+async fn next(vigil: &Vigil, answers: &mut UnboundedReceiver<Answer>, until: Instant) -> Option<Answer> {
+    match vigil.keep(|| answers.try_recv().ok()).await {
+        Some(answer) => Some(answer),
+        None => tokio::time::timeout_at(until.into(), answers.recv()).await.ok().flatten(),
     }
-    tokio::time::timeout_at(until.into(), answers.recv()).await.ok().flatten()
 }

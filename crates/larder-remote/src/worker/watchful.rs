@@ -1,11 +1,12 @@
-//! The moment after an answer, in which the next request is looked for: to sleep and be woken would take longer.
+//! The moment after an answer, in which the next request is looked for.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::sync::Notify;
-use tokio::task::yield_now;
+
+use crate::vigil::Vigil;
 
 /// How long the moment is: layers of small models come as quickly.
 const MOMENT: Duration = Duration::from_micros(300);
@@ -29,14 +30,10 @@ impl Watchful {
 
     /// Stays awake for a moment whenever everything is done. Ends with the runtime.
     pub async fn watch(self: Arc<Self>) {
+        let vigil = Vigil::new(MOMENT);
         loop {
             self.idle.notified().await;
-            let start = Instant::now();
-            while self.busy.load(Ordering::Relaxed) == 0 && start.elapsed() < MOMENT {
-                // Whoever else wants the processor goes first.
-                std::thread::yield_now();
-                yield_now().await;
-            }
+            vigil.keep(|| (self.busy.load(Ordering::Relaxed) > 0).then_some(())).await;
         }
     }
 }
