@@ -5,7 +5,6 @@ use std::io::Read;
 use anyhow::{Context, Result};
 
 use crate::cli::Command;
-#[cfg(feature = "edge")]
 use crate::{chat, config, doctor};
 
 mod bench;
