@@ -111,6 +111,18 @@ on_musl() {
     cargo-zigbuild "$command" $std --release --target $musl "$@"
 }
 
+# Takes the processor to emulate out of the words; the others are the rest.
+read_cpu() {
+    cpu=max rest=()
+    while [ $# -gt 0 ]; do
+        case $1 in
+            --cpu) cpu=${2?"--cpu wants a processor"} && shift ;;
+            *) rest+=("$1") ;;
+        esac
+        shift
+    done
+}
+
 find_emulator() {
     emulator=$(command -v qemu-aarch64-static || command -v qemu-aarch64) ||
         fail "qemu-aarch64 is missing: it runs the tests (Debian: apt-get install qemu-user-static)"
@@ -131,34 +143,20 @@ case $command in
         on_musl clippy --all-targets "$@" -- -D warnings
         ;;
     test)
-        cpu=max flags=()
-        while [ $# -gt 0 ]; do
-            case $1 in
-                --cpu) cpu=${2?"--cpu wants a processor"} && shift ;;
-                *) flags+=("$1") ;;
-            esac
-            shift
-        done
+        read_cpu "$@"
         find_emulator
         export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_RUNNER="$emulator -cpu $cpu"
-        on_musl test "${flags[@]}"
+        on_musl test "${rest[@]}"
         ;;
     e2e)
-        cpu=max filters=()
-        while [ $# -gt 0 ]; do
-            case $1 in
-                --cpu) cpu=${2?"--cpu wants a processor"} && shift ;;
-                *) filters+=("$1") ;;
-            esac
-            shift
-        done
+        read_cpu "$@"
         find_emulator
         # In a shell of its own: what the linker needs is not for the tests, which run on this machine.
         (on_musl zigbuild -p larder)
-        [ ${#filters[@]} -gt 0 ] || filters=(cli:: demo:: eval:: lab:: report:: streaming::)
+        [ ${#rest[@]} -gt 0 ] || rest=(cli:: demo:: eval:: lab:: report:: streaming::)
         export LARDER_UNDER_TEST="$emulator -cpu $cpu ${CARGO_TARGET_DIR:-$PWD/target}/$musl/release/larder"
         unset RUSTC_BOOTSTRAP
-        cargo test --release --workspace --test it -- "${filters[@]}"
+        cargo test --release --workspace --test it -- "${rest[@]}"
         ;;
     ready)
         find_emulator

@@ -226,13 +226,19 @@ impl Room<'_> {
 
     /// Takes new settings, all or none.
     fn change(&mut self, new: Settings) -> Result<()> {
-        if new.eviction.to_string() != self.settings.eviction.to_string() {
-            let evictor = self.evictor.as_deref();
-            self.talk.session.experts_mut().evict_by(&new.eviction, self.model, evictor)?;
+        let decoder = self.talk.session.decoder();
+        let experts = self.talk.session.experts_mut();
+        let reroutes = new.routing.to_string() != self.settings.routing.to_string();
+        if reroutes {
+            experts.route_by(&new.routing, decoder, self.model)?;
         }
-        if new.routing.to_string() != self.settings.routing.to_string() {
-            let decoder = self.talk.session.decoder();
-            self.talk.session.experts_mut().route_by(&new.routing, decoder, self.model)?;
+        if new.eviction.to_string() != self.settings.eviction.to_string()
+            && let Err(refused) = experts.evict_by(&new.eviction, self.model, self.evictor.as_deref())
+        {
+            if reroutes {
+                experts.route_by(&self.settings.routing, decoder, self.model)?;
+            }
+            return Err(refused);
         }
         self.settings = new;
         Ok(())
