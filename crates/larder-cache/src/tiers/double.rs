@@ -1,0 +1,180 @@
+//! A double for tests: a device whose memory is a few vectors, and everything that can go wrong with one, by seed.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::{Device, DeviceError, Direction, Transfer, Transferred};
+use crate::ledger::SlotIndex;
+
+/// What a copy that failed leaves behind.
+const RUBBISH: u8 = 0xA5;
+
+/// The slots of a device, to be looked at from outside.
+#[derive(Clone, Default)]
+pub struct DeviceSlots(Arc<Mutex<Vec<Vec<u8>>>>);
+
+impl DeviceSlots {
+    /// The bytes of a slot.
+    pub fn bytes(&self, at: SlotIndex) -> Vec<u8> {
+        self.lock()[at].clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Vec<u8>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A device that copies when it is waited for. The same seed and the same calls give the same completions in the same
+/// order.
+pub struct DeviceDouble {
+    slots: DeviceSlots,
+    free_bytes: u64,
+    overtaken_max: u64,
+    seconds_per_byte: f64,
+    /// One copy in so many fails, by chance: in and out; 0 for none.
+    failing: [u64; 2],
+    random: u64,
+    submitted: u64,
+    /// When each transfer is over, as a count of transfers, and the transfer; in the order submitted.
+    flights: Vec<(u64, Transfer)>,
+}
+
+impl DeviceDouble {
+    /// A device with so much memory, on which nothing fails and all comes back in order.
+    pub fn new(free_bytes: u64, seed: u64) -> Self {
+        DeviceDouble {
+            slots: DeviceSlots::default(),
+            free_bytes,
+            overtaken_max: 0,
+            seconds_per_byte: 0.0,
+            failing: [0, 0],
+            random: seed,
+            submitted: 0,
+            flights: Vec::new(),
+        }
+    }
+
+    /// Latency: a transfer may be overtaken by so many that were submitted after it, if they concern other slots.
+    pub fn overtaken(mut self, transfers_max: u64) -> Self {
+        self.overtaken_max = transfers_max;
+        self
+    }
+
+    /// One transfer in so many fails that goes this way.
+    pub fn failing(mut self, direction: Direction, one_in: u64) -> Self {
+        self.failing[direction as usize] = one_in;
+        self
+    }
+
+    /// How fast the link is said to be.
+    pub fn link(mut self, seconds_per_byte: f64) -> Self {
+        self.seconds_per_byte = seconds_per_byte;
+        self
+    }
+
+    /// Its slots, also once the device has been given away.
+    pub fn slots(&self) -> DeviceSlots {
+        self.slots.clone()
+    }
+
+    fn perform(&mut self, transfer: &mut Transfer) -> Result<Duration, DeviceError> {
+        let Transfer { direction, at, len, .. } = *transfer;
+        let one_in = self.failing[direction as usize];
+        let fails = one_in > 0 && self.below(one_in) == 0;
+        let mut slots = self.slots.lock();
+        let (here, there) = (&mut transfer.slot[..len], &mut slots[at][..len]);
+        match (direction, fails) {
+            (Direction::In, false) => there.copy_from_slice(here),
+            (Direction::Out, false) => here.copy_from_slice(there),
+            (Direction::In, true) => there.fill(RUBBISH),
+            (Direction::Out, true) => here.fill(RUBBISH),
+        }
+        match fails {
+            false => Ok(Duration::from_secs_f64(self.seconds_per_byte * len as f64)),
+            true => Err(DeviceError::Copy { len, direction, at, cause: "the link is down".into() }),
+        }
+    }
+
+    /// The next random number below `limit`, which is at least 1: splitmix64.
+    fn below(&mut self, limit: u64) -> u64 {
+        self.random = self.random.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.random;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        (z ^ (z >> 31)) % limit
+    }
+}
+
+impl Device for DeviceDouble {
+    fn allocate(&mut self, slots: usize, slot_bytes: usize) -> Result<(), DeviceError> {
+        let free_bytes = self.free_bytes;
+        if slots as u64 * slot_bytes as u64 > free_bytes {
+            return Err(DeviceError::OutOfMemory { slots, slot_bytes, free_bytes });
+        }
+        *self.slots.lock() = vec![vec![0; slot_bytes]; slots];
+        Ok(())
+    }
+
+    fn submit(&mut self, transfer: Transfer) {
+        let over = self.submitted + self.below(self.overtaken_max + 1);
+        self.submitted += 1;
+        self.flights.push((over, transfer));
+    }
+
+    fn wait(&mut self) -> Option<Transferred> {
+        let first_of_its_slot =
+            |(i, (_, t)): &(usize, &(u64, Transfer))| self.flights[..*i].iter().all(|(_, earlier)| earlier.at != t.at);
+        let flights = self.flights.iter().enumerate().filter(first_of_its_slot);
+        // Among those that are over at the same time, the first submitted: `min_by_key` takes the first.
+        let next = flights.min_by_key(|(_, (over, _))| *over)?.0;
+        let (_, mut transfer) = self.flights.remove(next);
+        let result = self.perform(&mut transfer);
+        let Transfer { direction, slot, at, len, tag } = transfer;
+        Some(Transferred { direction, slot, at, len, tag, result })
+    }
+
+    fn in_flight(&self) -> usize {
+        self.flights.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use larder_core::SHARD_ALIGN;
+    use larder_store::reader::Arena;
+
+    use super::*;
+
+    /// Copies slots with numbers in, to four slots in turn, and out again; the order in which all is over.
+    fn order(mut device: DeviceDouble) -> Vec<(Direction, u64)> {
+        device.allocate(4, SHARD_ALIGN).unwrap();
+        let (_, mut slots) = Arena::new(16, SHARD_ALIGN).unwrap();
+        let outs = slots.split_off(8);
+        for (tag, (mut slot, out)) in slots.into_iter().zip(outs).enumerate() {
+            slot.fill(tag as u8 + 1);
+            let (at, len, tag) = (tag % 4, SHARD_ALIGN, tag as u64);
+            device.submit(Transfer { direction: Direction::In, slot, at, len, tag });
+            device.submit(Transfer { direction: Direction::Out, slot: out, at, len, tag });
+        }
+        let mut order = Vec::new();
+        while let Some(over) = device.wait() {
+            assert!(over.slot.iter().all(|b| *b == over.tag as u8 + 1), "what is copied out was copied in before");
+            order.push((over.direction, over.tag));
+        }
+        order
+    }
+
+    #[test]
+    fn latency_reorders_by_seed_but_never_what_concerns_one_slot() {
+        let late = |seed| order(DeviceDouble::new(1 << 20, seed).overtaken(9));
+        assert_eq!(late(1), late(1));
+        assert_ne!(late(1), late(2));
+        assert_ne!(late(1), order(DeviceDouble::new(1 << 20, 1)));
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_with_the_numbers() {
+        let error = DeviceDouble::new(10_000, 1).allocate(3, 4096).unwrap_err().to_string();
+        assert_eq!(error, "3 slots of 4096 bytes do not fit into the 10000 bytes of device memory that are free");
+    }
+}

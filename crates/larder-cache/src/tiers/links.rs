@@ -1,0 +1,249 @@
+//! The tiers' decisions carried out: reads and copies submitted, slots that come back put where they belong.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use larder_core::{ExpertId, Geometry, LayerIdx};
+use larder_store::StoreError;
+use larder_store::reader::{Done, Read, Reader, Slot};
+
+use super::{
+    Costs, Demotion, Device, DeviceError, Direction, Promotion, TierTraffic, Tiers, Transfer, Transferred, Wish,
+};
+use crate::cache::Shards;
+use crate::ledger::SlotIndex;
+
+/// Why an expert could not be had.
+#[derive(Debug, thiserror::Error)]
+#[error("{layer}, {expert}: {cause}")]
+pub struct TierError {
+    /// Which layer.
+    pub layer: LayerIdx,
+    /// Which expert.
+    pub expert: ExpertId,
+    /// What went wrong.
+    pub cause: Cause,
+}
+
+/// What went wrong on an expert's way.
+#[derive(Debug, thiserror::Error)]
+pub enum Cause {
+    /// On the way from the SSD.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// On the way to the device.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}
+
+/// Where experts come from, and the memory that they come into.
+pub struct Supply {
+    /// Exactly the slots of [`TierSetting::host`](super::TierSetting::host), in order, each large enough for every
+    /// expert.
+    pub memory: Vec<Slot>,
+    /// Fills them.
+    pub reader: Box<dyn Reader>,
+    /// Knows where experts are and whether what was read is right.
+    pub shards: Box<dyn Shards>,
+}
+
+/// Slots in memory, and what moves bytes into and out of them.
+pub(super) struct Links {
+    pub tiers: Tiers,
+    pub costs: Costs,
+    pub traffic: TierTraffic,
+    pub shards: Box<dyn Shards>,
+    /// The decoder layers that have experts.
+    pub layers: Vec<LayerIdx>,
+    experts: usize,
+    /// `None` while a slot is with the reader or the device.
+    slots: Vec<Option<Slot>>,
+    reader: Box<dyn Reader>,
+    device: Box<dyn Device>,
+    /// Reads that the reader had no room for.
+    waiting: VecDeque<Read>,
+    /// Bytes that are on their way to the device.
+    queued_bytes: usize,
+}
+
+type CopyResult = Result<Duration, DeviceError>;
+
+/// Something that was under way is over.
+pub(super) struct Landed {
+    pub row: usize,
+    pub expert: usize,
+    pub result: Result<(), Cause>,
+}
+
+impl Links {
+    /// Nothing is under way. Takes the device's arena, with slots as long as those of `memory`.
+    pub fn new(
+        geometry: &Geometry,
+        tiers: Tiers,
+        supply: Supply,
+        mut device: Box<dyn Device>,
+        costs: Costs,
+    ) -> Result<Self, DeviceError> {
+        let Supply { memory, reader, shards } = supply;
+        let setting = tiers.setting();
+        assert_eq!(memory.len(), setting.host.all_slots(), "one piece of memory per slot");
+        device.allocate(setting.device.all_slots(), memory[0].len())?;
+        Ok(Links {
+            tiers,
+            costs,
+            traffic: TierTraffic::default(),
+            shards,
+            layers: geometry.moe_layers.clone(),
+            experts: geometry.experts,
+            slots: memory.into_iter().map(Some).collect(),
+            reader,
+            device,
+            waiting: VecDeque::new(),
+            queued_bytes: 0,
+        })
+    }
+
+    /// Bytes of an expert of this row.
+    pub fn bytes(&self, row: usize) -> usize {
+        self.shards.layout(self.layers[row]).bytes
+    }
+
+    /// Bytes that are on their way to the device.
+    pub fn queued_bytes(&self) -> usize {
+        self.queued_bytes
+    }
+
+    /// Whether no copy is under way.
+    pub fn link_idles(&self) -> bool {
+        self.device.in_flight() == 0
+    }
+
+    /// The bytes of an expert that is in memory.
+    pub fn data(&self, row: usize, at: SlotIndex) -> &[u8] {
+        let slot = self.slots[at].as_ref().expect("the slot of an expert in memory is here");
+        &slot[..self.bytes(row)]
+    }
+
+    /// Begins to read those of `experts` that are absent, as far as there are slots.
+    pub fn read(&mut self, row: usize, experts: impl Iterator<Item = usize>) {
+        for expert in experts {
+            let Some(at) = self.tiers.read(row, expert) else { break };
+            let (len, offset) = (self.bytes(row), self.shards.data_start());
+            let slot = self.slots[at].take().expect("a slot that is given out is here");
+            self.traffic.read_bytes += len as u64;
+            let shard = row * self.experts + expert;
+            self.waiting.push_back(Read { shard, offset, len, slot, tag: shard as u64 });
+        }
+        self.submit_reads();
+    }
+
+    /// Begins to copy an expert to the device, if there is a slot for it.
+    pub fn promote(&mut self, row: usize, expert: usize, wish: Wish) {
+        let Some(Promotion { from, to, demotion }) = self.tiers.promote(row, expert, wish) else { return };
+        // The device keeps the order of what concerns one slot, so both may begin at once.
+        if let Some(Demotion { row, expert, to: memory }) = demotion {
+            self.copy(Direction::Out, row, expert, memory, to);
+        }
+        self.queued_bytes += self.bytes(row);
+        self.copy(Direction::In, row, expert, from, to);
+    }
+
+    fn copy(&mut self, direction: Direction, row: usize, expert: usize, memory: SlotIndex, at: SlotIndex) {
+        let slot = self.slots[memory].take().expect("a slot that is lent is here");
+        let tag = (row * self.experts + expert) as u64;
+        self.device.submit(Transfer { direction, slot, at, len: self.bytes(row), tag });
+    }
+
+    fn submit_reads(&mut self) {
+        if !self.waiting.is_empty() {
+            self.reader.submit(&mut self.waiting);
+        }
+    }
+
+    /// Waits for the next read or copy that is over. `None` if nothing is under way.
+    pub fn land(&mut self) -> Option<Landed> {
+        self.submit_reads();
+        let start = Instant::now();
+        // Copies first: each takes less time than a read, and what was read meanwhile would queue behind it anyway.
+        let copied = self.device.wait();
+        let read = if copied.is_none() { self.reader.wait() } else { None };
+        self.traffic.waited += start.elapsed();
+        match (copied, read) {
+            (Some(copied), _) => Some(self.copied(copied)),
+            (None, Some(read)) => Some(self.arrived(read)),
+            (None, None) => None,
+        }
+    }
+
+    fn arrived(&mut self, Done { slot, tag, result }: Done) -> Landed {
+        let (row, expert) = self.named(tag);
+        let at = slot.index();
+        self.slots[at] = Some(slot);
+        let layer = self.layers[row];
+        let check = || self.shards.check(layer, ExpertId(expert as u16), self.data(row, at));
+        let result = result.and_then(|()| check()).map_err(Cause::from);
+        match &result {
+            Ok(()) => self.tiers.arrived(row, expert),
+            Err(_) => self.tiers.read_failed(row, expert),
+        }
+        Landed { row, expert, result }
+    }
+
+    fn copied(&mut self, copied: Transferred) -> Landed {
+        let Transferred { direction, slot, len, tag, result, .. } = copied;
+        let (row, expert) = self.named(tag);
+        let at = slot.index();
+        self.slots[at] = Some(slot);
+        self.traffic.failed_copies += u64::from(result.is_err());
+        let result = match direction {
+            Direction::In => self.copied_in(row, expert, len, result),
+            Direction::Out => {
+                self.copied_out(row, expert, len, result);
+                Ok(())
+            }
+        };
+        Landed { row, expert, result: result.map_err(Cause::from) }
+    }
+
+    fn copied_in(&mut self, row: usize, expert: usize, len: usize, result: CopyResult) -> Result<(), DeviceError> {
+        self.queued_bytes -= len;
+        match result {
+            Ok(took) => {
+                self.costs.copied(len, took);
+                self.traffic.in_bytes += len as u64;
+                self.traffic.in_busy += took;
+                self.tiers.promoted(row, expert);
+                Ok(())
+            }
+            Err(e) => {
+                self.tiers.promotion_failed(row, expert);
+                Err(e)
+            }
+        }
+    }
+
+    /// If it failed nothing is wrong but that the expert has to be read when it is wanted again.
+    fn copied_out(&mut self, row: usize, expert: usize, len: usize, result: CopyResult) {
+        match result {
+            Ok(took) => {
+                self.traffic.out_bytes += len as u64;
+                self.traffic.out_busy += took;
+                self.tiers.demoted(row, expert);
+            }
+            Err(_) => self.tiers.demotion_failed(row, expert),
+        }
+    }
+
+    fn named(&self, tag: u64) -> (usize, usize) {
+        (tag as usize / self.experts, tag as usize % self.experts)
+    }
+
+    /// Whether every slot in memory is in its place, or with the reader or the device.
+    #[cfg(test)]
+    pub fn is_whole(&self) -> bool {
+        let away = self.slots.iter().filter(|slot| slot.is_none()).count();
+        let here = self.slots.iter().enumerate().filter_map(|(at, slot)| Some((at, slot.as_ref()?)));
+        away == self.reader.in_flight() + self.waiting.len() + self.device.in_flight()
+            && here.into_iter().all(|(at, slot)| slot.index() == at)
+    }
+}

@@ -1,0 +1,320 @@
+mod faults;
+mod machine;
+mod naive;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use larder_core::{ExpertId, ExpertLayout, Kind, LayerIdx};
+use larder_policy::eviction::{EvictionSpec, Help, POLICIES};
+use larder_store::reader::{Arena, Memory};
+use larder_store::{Fault, StoreError};
+
+use super::*;
+use crate::cache::Shards;
+
+const LAYERS: usize = 3;
+const EXPERTS: usize = 6;
+const START: u64 = 4096;
+const SLOT: usize = 4096;
+const ROOMY: u64 = 1 << 30;
+
+/// Copying is as good as free.
+const COPY: Measured = Measured { copy: 0.0, host: 1.0, device: 0.0 };
+/// The CPU is.
+const HOST: Measured = Measured { copy: 1.0, host: 0.0, device: 1.0 };
+
+/// Every expert's data are its own number over and over.
+struct Numbered(ExpertLayout);
+
+fn number(layer: LayerIdx, expert: ExpertId) -> u8 {
+    (layer.index() * EXPERTS + expert.index()) as u8 + 1
+}
+
+impl Shards for Numbered {
+    fn layout(&self, _: LayerIdx) -> &ExpertLayout {
+        &self.0
+    }
+
+    fn data_start(&self) -> u64 {
+        START
+    }
+
+    fn check(&self, layer: LayerIdx, expert: ExpertId, data: &[u8]) -> Result<(), StoreError> {
+        match data.iter().all(|b| *b == number(layer, expert)) {
+            true => Ok(()),
+            false => Err(StoreError::new(Fault::Mismatch, Path::new("shard"), "does not match its checksum")),
+        }
+    }
+}
+
+fn geometry() -> Geometry {
+    let moe_layers = (0..LAYERS as u16).map(LayerIdx).collect();
+    Geometry { layers: LAYERS, moe_layers, experts: EXPERTS, top_k: 2, hidden: 8, inter: 8, bias: false }
+}
+
+fn layout() -> ExpertLayout {
+    ExpertLayout::new(8, 8, [Kind::F32; 3], false).unwrap()
+}
+
+fn setting(scope: Scope, device: usize, host: usize) -> TierSetting {
+    TierSetting::new(&geometry(), scope, device, host, 2)
+}
+
+/// A cache, and what one can see of its device.
+struct Bench {
+    cache: TieredCache,
+    slots: DeviceSlots,
+    /// What computing on the CPU and on the device is said to take.
+    takes: [Option<Duration>; 2],
+}
+
+impl Bench {
+    fn new(setting: &TierSetting, measured: Measured) -> Self {
+        Bench::with(setting, measured, "lru", |m| m, |d| d).unwrap()
+    }
+
+    fn with(
+        setting: &TierSetting,
+        measured: Measured,
+        policy: &str,
+        prepare: impl FnOnce(Memory) -> Memory,
+        equip: impl FnOnce(DeviceDouble) -> DeviceDouble,
+    ) -> Result<Self, DeviceError> {
+        let shard = |i: usize| [vec![0; START as usize], vec![i as u8 + 1; layout().bytes]].concat();
+        let shards = (0..LAYERS * EXPERTS).map(shard).collect::<Vec<_>>();
+        let reader = Box::new(prepare(Memory::new(Arc::new(shards), 7)));
+        let (_, memory) = Arena::new(setting.host.all_slots(), SLOT).unwrap();
+        let device = equip(DeviceDouble::new(ROOMY, 11));
+        let slots = device.slots();
+        let policies = policy.parse::<EvictionSpec>().unwrap().make(&setting.policies(), &Help::default()).unwrap();
+        let supply = Supply { memory, reader, shards: Box::new(Numbered(layout())) };
+        let cache = TieredCache::new(&geometry(), setting, policies, supply, Box::new(device), measured)?;
+        Ok(Bench { cache, slots, takes: [None; 2] })
+    }
+
+    /// Visits experts and checks that each was computed once from its own bytes, and what is left behind.
+    fn visit(&mut self, layer: u16, wanted: &[u16], tokens: usize) -> Result<(), TierError> {
+        let layer = LayerIdx(layer);
+        let wanted: Vec<Wanted> = wanted.iter().map(|e| Wanted { expert: ExpertId(*e), tokens }).collect();
+        let mut watch = Watch { layer, slots: &self.slots, computed: Vec::new(), takes: self.takes };
+        let outcome = self.cache.visit(layer, &wanted, &[], &mut watch);
+        let mut computed = watch.computed;
+        let total = computed.len();
+        computed.sort();
+        computed.dedup();
+        assert_eq!(computed.len(), total, "each once");
+        assert!(computed.iter().all(|e| wanted.iter().any(|w| w.expert == *e)), "nobody else");
+        assert!(outcome.is_err() || total == wanted.len(), "all of them");
+        let moves = |w: &Wanted| self.cache.residency().presence(layer.index(), w.expert.index()) == Presence::InFlight;
+        assert!(outcome.is_ok() || !wanted.iter().any(moves), "an error leaves nothing under way");
+        self.check();
+        outcome
+    }
+
+    /// No slot is lost or held twice, and who is said to be there is.
+    fn check(&self) {
+        let links = &self.cache.links;
+        let shelves = &links.tiers.shelves;
+        assert!(links.is_whole() && shelves.host.is_whole() && shelves.device.is_whole());
+        assert!(shelves.pinned.iter().all(|pinned| !pinned), "nobody is wanted any more");
+        for (row, expert) in (0..LAYERS).flat_map(|row| (0..EXPERTS).map(move |e| (row, e))) {
+            let at = shelves.number(row, expert);
+            let right = |data: &[u8]| data.iter().all(|b| *b == at as u8 + 1);
+            if let Place::There(slot) = shelves.host.place(at) {
+                assert!(right(links.data(row, slot)), "wrong bytes in memory");
+                assert!(!shelves.host.is_passing(slot), "what passed through has left, or has a slot of its own");
+            }
+            if let Place::There(slot) = shelves.device.place(at) {
+                assert!(right(&self.slots.bytes(slot)[..layout().bytes]), "wrong bytes on the device");
+            }
+        }
+    }
+
+    fn traffic(&self) -> TierTraffic {
+        self.cache.traffic()
+    }
+
+    fn is_on_device(&self, row: usize, expert: usize) -> bool {
+        matches!(self.cache.links.tiers.find(row, expert), Whereabouts::Device(_))
+    }
+
+    fn is_in_memory(&self, row: usize, expert: usize) -> bool {
+        let shelves = &self.cache.links.tiers.shelves;
+        shelves.host.has(shelves.number(row, expert))
+    }
+}
+
+/// Computes nothing, but looks at every byte.
+struct Watch<'a> {
+    layer: LayerIdx,
+    slots: &'a DeviceSlots,
+    computed: Vec<ExpertId>,
+    takes: [Option<Duration>; 2],
+}
+
+impl Watch<'_> {
+    fn see(&mut self, expert: ExpertId, data: &[u8]) {
+        assert!(data.iter().all(|b| *b == number(self.layer, expert)), "wrong bytes for {expert} of {}", self.layer);
+        self.computed.push(expert);
+    }
+}
+
+impl Work for Watch<'_> {
+    fn host(&mut self, layout: &ExpertLayout, experts: &[(ExpertId, &[u8])]) -> Option<Duration> {
+        assert!(experts.iter().all(|(_, data)| data.len() == layout.bytes));
+        experts.iter().for_each(|(expert, data)| self.see(*expert, data));
+        self.takes[0]
+    }
+
+    fn device(&mut self, layout: &ExpertLayout, experts: &[(ExpertId, SlotIndex)]) -> Option<Duration> {
+        for (expert, slot) in experts {
+            let data = self.slots.bytes(*slot);
+            self.see(*expert, &data[..layout.bytes]);
+        }
+        self.takes[1]
+    }
+}
+
+#[test]
+fn an_arena_that_does_not_fit_is_refused_with_the_numbers() {
+    let small = |_| DeviceDouble::new(5 * SLOT as u64, 1);
+    let error = Bench::with(&setting(Scope::Layer, 2, 2), COPY, "lru", |m| m, small).err().unwrap();
+    let (slots, slot_bytes) = (2 * LAYERS, SLOT);
+    assert_eq!(error, DeviceError::OutOfMemory { slots, slot_bytes, free_bytes: 5 * SLOT as u64 });
+}
+
+#[test]
+fn who_leaves_the_device_stays_in_memory_while_there_is_room() {
+    let mut bench = Bench::new(&setting(Scope::Layer, 2, 2), COPY);
+    for expert in 0..3 {
+        bench.visit(0, &[expert], 1).unwrap();
+    }
+    assert!(!bench.is_on_device(0, 0) && bench.is_in_memory(0, 0));
+    assert_eq!(bench.traffic().counts.kept, 1, "it had never left memory");
+    bench.visit(0, &[3], 1).unwrap();
+    assert!(!bench.is_on_device(0, 1) && bench.is_in_memory(0, 1));
+    let there = |bench: &Bench| (0..EXPERTS).filter(|e| bench.is_on_device(0, *e) || bench.is_in_memory(0, *e)).count();
+    assert_eq!(there(&bench), 4, "both tiers together hold as many as they have slots");
+    bench.visit(0, &[0], 1).unwrap();
+    let counts = bench.traffic().counts;
+    assert_eq!((counts.misses, counts.host_hits), (4, 1));
+    bench.visit(0, &[4], 1).unwrap();
+    bench.visit(0, &[5], 1).unwrap();
+    assert_eq!(there(&bench), 4);
+    assert!(bench.traffic().counts.demotions > 0 && bench.traffic().out_bytes > 0);
+    assert!(!bench.is_in_memory(0, 1), "the one that nobody used for longest has left both");
+}
+
+#[test]
+fn without_slots_in_memory_all_passes_through() {
+    let mut bench = Bench::new(&setting(Scope::Layer, 3, 0), HOST);
+    for round in 0..20u16 {
+        bench.visit(round % 3, &[round % 6, (round + 1) % 6, (round + 3) % 6, (round + 4) % 6], 1).unwrap();
+        assert!((0..LAYERS * EXPERTS).all(|at| !bench.is_in_memory(at / EXPERTS, at % EXPERTS)));
+    }
+    let TierTraffic { counts, on_host, on_device, read_bytes, in_bytes, out_bytes, .. } = bench.traffic();
+    assert_eq!((counts.host_hits, counts.demotions, counts.kept, on_host, on_device, out_bytes), (0, 0, 0, 0, 80, 0));
+    assert_eq!(read_bytes, in_bytes);
+    assert!(counts.device_hits > 0 && counts.misses > 0);
+}
+
+#[test]
+fn where_a_copy_takes_longer_the_cpu_computes_and_the_best_follows_in_the_background() {
+    let mut bench = Bench::new(&setting(Scope::Layer, 2, 4), HOST);
+    bench.visit(0, &[0, 1], 1).unwrap();
+    assert_eq!((bench.traffic().on_host, bench.traffic().on_device), (2, 0));
+    assert_eq!(bench.traffic().counts.promotions, 1, "one at a time");
+    bench.visit(0, &[1, 0], 1).unwrap();
+    let traffic = bench.traffic();
+    assert_eq!((traffic.on_host, traffic.on_device), (3, 1), "the best of the first two was on its way");
+    assert_eq!(traffic.counts.awaited, 1);
+    assert!(bench.is_on_device(0, 0));
+    assert!(bench.is_in_memory(0, 0), "nobody needed the room");
+}
+
+#[test]
+fn one_copy_at_a_time_is_made_in_the_background() {
+    let mut bench = Bench::new(&setting(Scope::Layer, 2, 4), HOST);
+    bench.visit(0, &[0, 1, 2, 3], 1).unwrap();
+    for expert in 1..4 {
+        bench.visit(0, &[expert], 1).unwrap();
+    }
+    let traffic = bench.traffic();
+    assert_eq!((traffic.on_host, traffic.counts.promotions), (7, 1), "nobody waited for the first");
+    bench.visit(1, &[0], 1).unwrap();
+    bench.visit(0, &[3], 1).unwrap();
+    assert_eq!(bench.traffic().counts.promotions, 2);
+}
+
+#[test]
+fn what_copies_take_is_learned() {
+    let mut bench = Bench::with(&setting(Scope::Layer, 1, 1), COPY, "lru", |m| m, |d| d.link(1e-9)).unwrap();
+    assert_eq!(bench.cache.costs().copy_s(1000), 0.0);
+    (0..40u16).for_each(|i| bench.visit(0, &[i % 6], 1).unwrap());
+    assert!((bench.cache.costs().copy_s(1000) - 1e-6).abs() < 1e-8);
+    let TierTraffic { in_bytes, in_busy, out_bytes, out_busy, .. } = bench.traffic();
+    for (bytes, busy) in [(in_bytes, in_busy), (out_bytes, out_busy)] {
+        assert!(bytes > 0 && (busy.as_secs_f64() / (bytes as f64 * 1e-9) - 1.0).abs() < 1e-3);
+    }
+}
+
+#[test]
+fn what_things_take_decides_where_they_are_computed() {
+    let mut bench = Bench::with(
+        &setting(Scope::Global, 2, 9),
+        Measured { copy: 1e-9, host: 1e-10, device: 1e-12 },
+        "lru",
+        |m| m,
+        |d| d.link(1e-9),
+    )
+    .unwrap();
+    let round = |bench: &mut Bench| {
+        let before = bench.traffic();
+        (0..12u16).for_each(|i| bench.visit(i % 3, &[i % 6, (i + 1) % 6], 1).unwrap());
+        (bench.traffic().on_host - before.on_host, bench.traffic().on_device - before.on_device)
+    };
+    let (host, device) = round(&mut bench);
+    assert!(host > 2 * device, "{host} {device}");
+    bench.takes[0] = Some(Duration::from_millis(1));
+    round(&mut bench);
+    let (host, device) = round(&mut bench);
+    assert!(device > 2 * host, "it turned out that the CPU is slow: {host} {device}");
+}
+
+#[test]
+fn every_policy_ranks_both_tiers() {
+    for policy in POLICIES.iter().map(|p| p.name).filter(|name| !["belady", "learned"].contains(name)) {
+        for scope in [Scope::Layer, Scope::Global] {
+            for measured in [COPY, HOST] {
+                let setting = setting(scope, 2, 2);
+                let mut bench =
+                    Bench::with(&setting, measured, policy, |m| m.overtaken(3), |d| d.overtaken(3)).unwrap();
+                for i in 0..90u16 {
+                    let wanted: Vec<u16> = (0..=i % 5).map(|j| (i * i / 7 + j) % 6).collect();
+                    bench.visit(i % 3, &wanted, 1).unwrap_or_else(|e| panic!("{policy}: {e}"));
+                }
+                let TierTraffic { counts, read_bytes, .. } = bench.traffic();
+                assert_eq!(read_bytes, counts.misses * SLOT as u64, "{policy}: each is read once");
+                assert!(counts.lost > 0 && counts.device_hits + counts.host_hits > 0, "{policy} {counts:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn policies_change_and_nobody_is_lost() {
+    let setting = setting(Scope::Global, 3, 4);
+    let mut bench = Bench::new(&setting, COPY);
+    let round = |bench: &mut Bench| (0..30u16).for_each(|i| bench.visit(i % 3, &[i % 6, (i + 2) % 6], 1).unwrap());
+    round(&mut bench);
+    let there = |bench: &Bench| -> Vec<Whereabouts> {
+        (0..LAYERS * EXPERTS).map(|at| bench.cache.links.tiers.find(at / EXPERTS, at % EXPERTS)).collect()
+    };
+    let before = there(&bench);
+    let arc = "arc".parse::<EvictionSpec>().unwrap().make(&setting.policies(), &Help::default()).unwrap();
+    bench.cache.set_policies(arc);
+    assert_eq!(there(&bench), before);
+    round(&mut bench);
+}

@@ -1,0 +1,102 @@
+//! The tiers against the plainest words: a list of all, oldest first, and who of them is where.
+
+use std::collections::BTreeSet;
+
+use proptest::prelude::*;
+
+use super::*;
+
+type Expert = (usize, usize);
+
+/// One pool under LRU where everything is computed on the device.
+#[derive(Default)]
+struct Pool {
+    /// All that are in either tier, the one that was not used for longest first.
+    order: Vec<Expert>,
+    device: BTreeSet<Expert>,
+    memory: BTreeSet<Expert>,
+}
+
+impl Pool {
+    fn oldest(&self, fits: impl Fn(&Expert) -> bool) -> Option<Expert> {
+        self.order.iter().copied().find(fits)
+    }
+
+    fn visit(&mut self, who: Expert, device_slots: usize, memory_slots: usize) {
+        let was_known = self.order.contains(&who);
+        self.order.retain(|e| *e != who);
+        self.order.push(who);
+        if self.device.contains(&who) {
+            return;
+        }
+        let mut passes = false;
+        if !was_known {
+            passes = self.memory.len() == memory_slots;
+            if !passes {
+                self.memory.insert(who);
+            }
+        }
+        if self.device.len() == device_slots {
+            let victim = self.oldest(|e| self.device.contains(e)).unwrap();
+            self.device.remove(&victim);
+            self.demote(victim, who, memory_slots);
+        }
+        self.device.insert(who);
+        if passes && memory_slots > 0 {
+            // It stays in memory as well, if not somebody is there who is on the device and was not used for longer.
+            if self.memory.len() == memory_slots {
+                let copy = self.oldest(|e| self.device.contains(e) && (self.memory.contains(e) || *e == who)).unwrap();
+                if copy == who {
+                    return;
+                }
+                self.memory.remove(&copy);
+            }
+            self.memory.insert(who);
+        }
+    }
+
+    fn demote(&mut self, victim: Expert, who: Expert, memory_slots: usize) {
+        if self.memory.contains(&victim) {
+            return;
+        }
+        if self.memory.len() == memory_slots {
+            let copy = self.oldest(|e| self.device.contains(e) && self.memory.contains(e));
+            let alone =
+                || self.oldest(|e| self.memory.contains(e) && !self.device.contains(e) && *e != who || *e == victim);
+            let leaves = if memory_slots == 0 { victim } else { copy.or_else(alone).unwrap() };
+            if !self.device.contains(&leaves) {
+                self.order.retain(|e| *e != leaves);
+            }
+            if leaves == victim {
+                return;
+            }
+            self.memory.remove(&leaves);
+        }
+        self.memory.insert(victim);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn behaves_as_lists_do(
+        visits in prop::collection::vec((0..LAYERS, 0..EXPERTS), 100..300),
+        device in 1usize..6,
+        host in 0usize..6,
+        global in any::<bool>(),
+    ) {
+        let scope = if global { Scope::Global } else { Scope::Layer };
+        let mut bench = Bench::new(&setting(scope, device, host), COPY);
+        let mut pools: Vec<Pool> = (0..LAYERS).map(|_| Pool::default()).collect();
+        for (row, expert) in visits {
+            bench.visit(row as u16, &[expert as u16], 1).unwrap();
+            pools[if global { 0 } else { row }].visit((row, expert), device, host);
+            for (row, expert) in (0..LAYERS).flat_map(|row| (0..EXPERTS).map(move |e| (row, e))) {
+                let there = |tier: fn(&Pool) -> &BTreeSet<Expert>| pools.iter().any(|p| tier(p).contains(&(row, expert)));
+                prop_assert_eq!(bench.is_on_device(row, expert), there(|p| &p.device), "{} {} on the device", row, expert);
+                prop_assert_eq!(bench.is_in_memory(row, expert), there(|p| &p.memory), "{} {} in memory", row, expert);
+            }
+        }
+    }
+}
