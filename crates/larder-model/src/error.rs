@@ -13,6 +13,9 @@ pub enum ModelError {
     /// An expert could not be had.
     #[error("{0}")]
     Expert(String),
+    /// A device did not do what it was asked for.
+    #[error("{0}")]
+    Device(String),
     /// A tensor operation failed, which a checked model does not do.
     #[error("internal tensor error: {0}")]
     Tensor(#[from] candle_core::Error),

@@ -1,0 +1,57 @@
+//! The seams to a processor with memory of its own. What it computes has the bits of this processor's kernels, so a
+//! result does not depend on where it was computed.
+
+use std::time::Duration;
+
+use larder_core::{ExpertId, ExpertLayout};
+use larder_kernels::{Inputs, Weights};
+
+use crate::error::Result;
+use crate::experts::{Call, Routed};
+use crate::nn::Activation;
+
+/// Computes experts that lie in a device's slots, as a [`Workbench`](crate::Workbench) does those in memory.
+pub trait DeviceBench: Send {
+    /// Whether it has what experts of this layout and activation take, or a sentence that says what it lacks.
+    fn check(&self, layout: &ExpertLayout, act: Activation) -> Result<()>;
+
+    /// Takes a call's inputs. `layout` is that of the experts to come.
+    fn begin(&mut self, call: &Call, routed: &Routed, layout: &ExpertLayout);
+
+    /// Begins to compute some of the experts that the call's tokens chose, each beside the number of its slot, for all
+    /// tokens that chose it. May return before it is over; what concerns a slot happens in the order asked for, copies
+    /// included. Says how long computing took on the device, where it knows by now. What goes wrong is said by
+    /// [`finish`](Self::finish).
+    fn compute(
+        &mut self,
+        call: &Call,
+        routed: &Routed,
+        layout: &ExpertLayout,
+        group: &[(ExpertId, usize)],
+    ) -> Option<Duration>;
+
+    /// Waits until all that was begun since [`begin`](Self::begin) is over, and hands the output `[hidden]` of every
+    /// place, `token · k + rank`, that was computed here to `put`.
+    fn finish(&mut self, put: &mut dyn FnMut(usize, &[f32])) -> Result<()>;
+}
+
+/// Multiplies with weights that stay in a device's memory.
+pub trait DeviceProducts: Send + Sync {
+    /// Copies a matrix into the device's memory, and returns the number by which it is known there.
+    fn keep(&self, weights: Weights) -> Result<usize>;
+
+    /// Computes all products in one go, and waits for them.
+    ///
+    /// The caller guarantees activations that are quantised if the weights are, and outputs of the right length.
+    fn multiply(&self, x: &Inputs, round: &mut [DeviceProduct]) -> Result<()>;
+}
+
+/// One product with weights that a device has: `out[t, r] = Σ_c weights[r, c] · x[t, c]`.
+pub struct DeviceProduct<'a> {
+    /// The number of the weights.
+    pub weights: usize,
+    /// Which tokens of the activations take part, in this order; all of them if there is no choice.
+    pub pick: Option<&'a [u32]>,
+    /// `[tokens that take part, rows]`
+    pub out: &'a mut [f32],
+}
