@@ -3,18 +3,19 @@
 use std::sync::Arc;
 
 use larder_cache::Cache;
+use larder_cache::tiers::{DeviceDouble, Measured, Supply, TierSetting, TieredCache};
 use larder_core::Scope;
-use larder_engine::{Routing, Session, Streaming};
-use larder_model::{AllResident, Compute, Decoder, ExpertPath, Rows};
+use larder_engine::{BenchDouble, Routing, Session, Streaming, Tiered};
+use larder_model::{AllResident, Compute, Decoder, DeviceProducts, ExpertPath, ModelError, Rows};
 use larder_policy::eviction::{EvictionSpec, Help, Setting};
 use larder_store::reader::{Arena, Memory};
 use larder_store::{ConvertOptions, Experts, Source, Store, convert, open_source};
 
 pub const TOKENS: [u32; 12] = [5, 17, 3, 3, 60, 41, 8, 101, 7, 12, 90, 33];
 
-/// A golden model's store, and everything needed to run it.
+/// A model's store, and everything needed to run it.
 pub struct Model {
-    _dir: tempfile::TempDir,
+    _dir: Option<tempfile::TempDir>,
     pub store: Arc<Store>,
     pub decoder: Decoder,
     pub compute: Arc<Compute>,
@@ -27,10 +28,26 @@ pub fn model(folder: &std::path::Path) -> Model {
     let blueprint = larder_model::blueprint(source.config()).unwrap();
     let path = dir.path().join("store");
     convert(source.as_ref(), &blueprint, &path, &ConvertOptions::default(), &()).unwrap();
-    let store = Arc::new(Store::open(&path).unwrap());
+    Model { _dir: Some(dir), ..open(&path) }
+}
+
+/// The model in a store.
+pub fn open(store: &std::path::Path) -> Model {
+    let store = Arc::new(Store::open(store).unwrap());
     let compute = Arc::new(Compute::new(2, false).unwrap());
     let decoder = Decoder::load(store.config(), store.as_ref(), compute.clone()).unwrap();
-    Model { _dir: dir, store, decoder, compute }
+    Model { _dir: None, store, decoder, compute }
+}
+
+/// What a run over two tiers is made of, beside the model.
+pub struct Tiers {
+    pub setting: TierSetting,
+    pub measured: Measured,
+    pub prefetch: usize,
+    pub memory: Memory,
+    pub device: DeviceDouble,
+    /// One call in so many fails on the device; 0 for none.
+    pub failing: u64,
 }
 
 impl Model {
@@ -59,13 +76,38 @@ impl Model {
     /// The same with any policy.
     pub fn evicting(&self, policy: &str, setting: &Setting, prefetch: usize, memory: Memory) -> Streaming {
         let geometry = self.decoder.geometry();
-        let bytes = geometry.moe_layers.iter().map(|l| self.store.layout(*l).bytes).max().unwrap();
-        let (_arena, pieces) = Arena::new(setting.all_slots(), bytes).unwrap();
+        let (_arena, pieces) = Arena::new(setting.all_slots(), self.slot_bytes()).unwrap();
         let policies = policy.parse::<EvictionSpec>().unwrap().make(setting, &Help::default()).unwrap();
         // A store of its own, which has not found any shard good yet.
         let shards = Box::new(Arc::new(Store::open(self.store.path()).unwrap()));
         let cache = Cache::new(geometry, setting, policies, pieces, Box::new(memory), shards);
         Streaming::new(Routing::default(), cache, self.compute.clone(), prefetch)
+    }
+
+    /// The same through the slots of a device, those in memory below them, and a bench on either side.
+    pub fn tiered(&self, tiers: Tiers) -> Tiered {
+        let Tiers { setting, measured, prefetch, memory, device, failing } = tiers;
+        let (slots, policies) = (device.slots(), setting.policies());
+        let policies = "lru".parse::<EvictionSpec>().unwrap().make(&policies, &Help::default()).unwrap();
+        let (_arena, pieces) = Arena::new(setting.host.all_slots(), self.slot_bytes()).unwrap();
+        let shards = Box::new(Arc::new(Store::open(self.store.path()).unwrap()));
+        let supply = Supply { memory: pieces, reader: Box::new(memory), shards };
+        let geometry = self.decoder.geometry();
+        let cache = TieredCache::new(geometry, &setting, policies, supply, Box::new(device), measured).unwrap();
+        let bench = BenchDouble::new(slots, self.compute.clone(), 3).failing(failing);
+        let mut tiered = Tiered::new(Routing::default(), cache, self.compute.clone(), Box::new(bench), prefetch);
+        tiered.prepare(&self.decoder, 8).unwrap();
+        tiered
+    }
+
+    /// The decoder again, with the weights of its products on a device.
+    pub fn decoder_on(&self, device: Arc<dyn DeviceProducts>) -> Result<Decoder, ModelError> {
+        let compute = Compute { device: Some(device), ..Compute::new(2, false).unwrap() };
+        Decoder::load(self.store.config(), self.store.as_ref(), Arc::new(compute))
+    }
+
+    fn slot_bytes(&self) -> usize {
+        self.decoder.geometry().moe_layers.iter().map(|l| self.store.layout(*l).bytes).max().unwrap()
     }
 
     pub fn memory(&self) -> Memory {

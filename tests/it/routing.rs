@@ -1,7 +1,7 @@
 //! Routing by the cache, and what is recorded of it.
 
 use larder_core::{Geometry, Scope};
-use larder_engine::{Recorder, Routing, Session, Streaming};
+use larder_engine::{Cached, Recorder, Routing, Session, Streaming};
 use larder_lab::{GATES, Start, replay, reroute};
 use larder_model::{Call, ExpertPath, ModelError, Routed};
 use larder_policy::eviction::{EvictionSpec, Help, POLICIES, Setting};

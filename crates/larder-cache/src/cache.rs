@@ -55,7 +55,7 @@ pub struct CacheError {
 pub struct Visit {
     /// Experts that were in memory.
     pub hits: Vec<usize>,
-    /// Experts that were being read on a guess.
+    /// Experts that were on their way: being read on a guess, or being copied.
     pub awaited: Vec<usize>,
     /// Experts that had to be read.
     pub misses: Vec<usize>,
@@ -64,7 +64,7 @@ pub struct Visit {
 }
 
 impl Visit {
-    fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.hits.clear();
         self.awaited.clear();
         self.misses.clear();
@@ -153,7 +153,15 @@ impl Cache {
     /// What passed through so far.
     pub fn traffic(&self) -> Traffic {
         let Cache { demanded, guessed, waited, computed, .. } = *self;
-        Traffic { counts: self.ledger.counts(), demanded, guessed, waited, computed, busy: self.busy.total() }
+        Traffic {
+            counts: self.ledger.counts(),
+            demanded,
+            guessed,
+            waited,
+            computed,
+            busy: self.busy.total(),
+            tiers: None,
+        }
     }
 
     /// What the last visit found.

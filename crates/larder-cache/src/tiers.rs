@@ -10,8 +10,11 @@ mod counts;
 mod device;
 mod double;
 mod links;
+mod record;
 mod shelves;
 mod tier;
+
+use std::collections::VecDeque;
 
 use larder_core::{Geometry, Presence, Residency, Scope};
 use larder_policy::eviction::{Eviction, Setting, Step};
@@ -20,10 +23,12 @@ pub use cache::{TieredCache, Wanted, Work};
 pub use costs::{Costs, Measured, Side};
 pub use counts::{TierCounts, TierTraffic};
 pub use device::{Device, DeviceError, Direction, Transfer, Transferred};
-pub use double::{DeviceDouble, DeviceSlots};
+pub use double::{Begun, DeviceDouble, DeviceSlots};
 pub use links::{Cause, Supply, TierError};
 
+use crate::cache::Visit;
 use crate::ledger::SlotIndex;
+use record::Record;
 use shelves::Shelves;
 use tier::Place;
 
@@ -40,10 +45,12 @@ impl TierSetting {
     /// For a model of this geometry: slots of each pool on the device and in memory, and slots in memory that all pools
     /// share for what passes through.
     ///
-    /// Without slots in memory all that is kept is on the device.
+    /// Without slots in memory all that is kept is on the device, and guesses are read into those for what passes
+    /// through.
     pub fn new(geometry: &Geometry, scope: Scope, device_slots: usize, host_slots: usize, passing: usize) -> Self {
-        let device = Setting::new(geometry, device_slots, scope);
-        TierSetting { device, host: Setting { slots: host_slots, scratch: passing, ..device } }
+        let all = Setting::new(geometry, 0, scope);
+        let slots = |slots: usize, scratch| Setting { slots: slots.min(all.keys()), scratch, ..all };
+        TierSetting { device: slots(device_slots, 0), host: slots(host_slots, passing) }
     }
 
     /// What policies are made for that rank both tiers.
@@ -104,7 +111,9 @@ pub struct Demotion {
 pub struct Tiers {
     shelves: Shelves,
     policies: Vec<Box<dyn Eviction>>,
-    counts: TierCounts,
+    /// Who was read on a guess to where experts only pass through, and was not wanted since; the oldest first.
+    strays: VecDeque<usize>,
+    record: Record,
 }
 
 impl Tiers {
@@ -113,12 +122,18 @@ impl Tiers {
     pub fn new(setting: &TierSetting, policies: Vec<Box<dyn Eviction>>) -> Self {
         assert_eq!(policies.len(), setting.host.pools(), "one policy per pool");
         assert!(setting.device.slots > 0 && setting.host.scratch > 0, "no way to the device");
-        Tiers { shelves: Shelves::new(setting), policies, counts: TierCounts::default() }
+        let experts = setting.host.rows * setting.host.experts;
+        Tiers { shelves: Shelves::new(setting), policies, strays: VecDeque::new(), record: Record::new(experts) }
     }
 
     /// What happened so far.
     pub fn counts(&self) -> TierCounts {
-        self.counts
+        self.record.counts
+    }
+
+    /// What the last layer that has chosen found, and who left both tiers since.
+    pub fn last_visit(&self) -> &Visit {
+        &self.record.visit
     }
 
     /// What its policies were made for.
@@ -165,16 +180,13 @@ impl Tiers {
     pub fn begin(&mut self, row: usize, wanted: &[usize], logits: &[f32]) {
         let pool = self.pool(row);
         self.policies[pool].begin(&Step { row, wanted, logits });
+        self.record.visit.clear();
         for &expert in wanted {
             let number = self.shelves.number(row, expert);
             self.shelves.pinned[number] = true;
             let found = self.find(row, expert);
-            *match found {
-                Whereabouts::Device(_) => &mut self.counts.device_hits,
-                Whereabouts::Host(_) => &mut self.counts.host_hits,
-                Whereabouts::Moving => &mut self.counts.awaited,
-                Whereabouts::Absent => &mut self.counts.misses,
-            } += 1;
+            self.record.wanted(number, expert, found);
+            self.strays.retain(|stray| *stray != number);
             if found != Whereabouts::Absent {
                 self.policies[pool].touch(self.shelves.host.setting.key(row, expert));
             }
@@ -184,14 +196,29 @@ impl Tiers {
     /// A slot in memory to read an absent expert into, if one can be had now. The caller reports
     /// [`arrived`](Self::arrived) or [`read_failed`](Self::read_failed).
     pub fn read(&mut self, row: usize, expert: usize) -> Option<SlotIndex> {
-        let host = &mut self.shelves.host;
-        let free = host.take(row).or_else(|| host.take_passing());
+        let free = self.shelves.host.take(row).or_else(|| self.room_to_pass());
         let slot = free.or_else(|| self.drop_copy(row))?;
+        self.record.reads(self.shelves.number(row, expert), false);
+        Some(self.admit(row, expert, slot))
+    }
+
+    /// A slot in memory to read an expert into before anybody wants it, if it is absent and such a slot can be had. The
+    /// caller reports it like one that is wanted.
+    pub fn guess(&mut self, row: usize, expert: usize) -> Option<SlotIndex> {
         let number = self.shelves.number(row, expert);
-        self.shelves.host.expect(number, slot);
-        let pool = self.pool(row);
-        self.policies[pool].admit(self.shelves.host.setting.key(row, expert));
-        Some(slot)
+        if self.find(row, expert) != Whereabouts::Absent || self.shelves.pinned[number] {
+            return None;
+        }
+        let slot = match self.keeps_in_memory() {
+            true => self.room_in_memory(row, number)?,
+            false => {
+                let slot = self.room_to_pass()?;
+                self.strays.push_back(number);
+                slot
+            }
+        };
+        self.record.reads(number, true);
+        Some(self.admit(row, expert, slot))
     }
 
     /// An expert has been read.
@@ -203,7 +230,9 @@ impl Tiers {
     /// An expert could not be read: its slot is free again.
     pub fn read_failed(&mut self, row: usize, expert: usize) {
         let number = self.shelves.number(row, expert);
-        self.leave_memory(number);
+        let slot = self.shelves.host.leave(number);
+        self.shelves.host.give_back(row, slot);
+        self.forget(number);
     }
 
     /// Slots for an expert that is in memory alone and goes to the device, if it can. The caller copies the one who is
@@ -225,7 +254,7 @@ impl Tiers {
         };
         self.shelves.device.expect(number, to);
         self.shelves.host.lend(number).expect("it is in memory");
-        self.counts.promotions += 1;
+        self.record.counts.promotions += 1;
         let demotion = victim.and_then(|victim| self.demote(row, victim));
         Some(Promotion { from, to, demotion })
     }
@@ -286,14 +315,14 @@ impl Tiers {
     /// Where an expert goes that has left the device: it is still in memory, is to be copied there, or is lost.
     fn demote(&mut self, row: usize, victim: usize) -> Option<Demotion> {
         if self.shelves.host.has(victim) {
-            self.counts.kept += 1;
+            self.record.counts.kept += 1;
             return None;
         }
         let Some(to) = self.room_in_memory(row, victim) else {
-            self.forget(victim);
+            self.lose(victim);
             return None;
         };
-        self.counts.demotions += 1;
+        self.record.counts.demotions += 1;
         self.shelves.host.expect(victim, to);
         let experts = self.shelves.host.setting.experts;
         Some(Demotion { row: victim / experts, expert: victim % experts, to })
@@ -312,8 +341,19 @@ impl Tiers {
             return None;
         }
         let slot = self.shelves.host.leave(leaves);
-        self.forget(leaves);
+        self.lose(leaves);
         Some(slot)
+    }
+
+    /// A slot for what passes through: a free one, or that of the oldest whom nobody wanted.
+    fn room_to_pass(&mut self) -> Option<SlotIndex> {
+        let free = self.shelves.host.take_passing();
+        free.or_else(|| {
+            let stray = *self.strays.iter().find(|stray| self.shelves.host.has(**stray))?;
+            self.strays.retain(|other| *other != stray);
+            self.leave_memory(stray);
+            self.shelves.host.take_passing()
+        })
     }
 
     /// The slot in memory of an expert of the row's pool that is on the device as well, if there is one.
@@ -328,15 +368,32 @@ impl Tiers {
         let row = number / self.shelves.host.setting.experts;
         self.shelves.host.give_back(row, slot);
         if self.shelves.device.place(number) == Place::Absent {
-            self.forget(number);
+            self.lose(number);
         }
     }
 
-    /// An expert is in no tier any more.
+    /// An absent expert comes into a slot in memory.
+    fn admit(&mut self, row: usize, expert: usize, slot: SlotIndex) -> SlotIndex {
+        let number = self.shelves.number(row, expert);
+        self.shelves.host.expect(number, slot);
+        let pool = self.pool(row);
+        self.policies[pool].admit(self.shelves.host.setting.key(row, expert));
+        slot
+    }
+
+    /// An expert has left both tiers.
+    fn lose(&mut self, number: usize) {
+        let experts = self.shelves.host.setting.experts;
+        self.record.lost(number / experts, number % experts);
+        self.forget(number);
+    }
+
+    /// An expert is in no tier any more, or has not come into any.
     fn forget(&mut self, number: usize) {
         let setting = self.shelves.host.setting;
         let (row, expert) = (number / setting.experts, number % setting.experts);
-        self.counts.lost += 1;
+        self.record.gone(number);
+        self.strays.retain(|stray| *stray != number);
         self.policies[setting.pool(row)].forget(setting.key(row, expert));
     }
 

@@ -2,6 +2,7 @@ use std::ops::{Add, Sub};
 use std::time::{Duration, Instant};
 
 use crate::ledger::Counts;
+use crate::tiers::TierTraffic;
 
 /// What passed through a cache so far.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -18,6 +19,8 @@ pub struct Traffic {
     pub computed: Duration,
     /// Time in which reads were under way, as far as the cache saw.
     pub busy: Duration,
+    /// What of it was where, if there are two tiers.
+    pub tiers: Option<TierTraffic>,
 }
 
 impl Traffic {
@@ -43,6 +46,7 @@ impl Add for Traffic {
             waited: self.waited + other.waited,
             computed: self.computed + other.computed,
             busy: self.busy + other.busy,
+            tiers: either(self.tiers, other.tiers, |a, b| a + b),
         }
     }
 }
@@ -59,8 +63,18 @@ impl Sub for Traffic {
             waited: self.waited - then.waited,
             computed: self.computed - then.computed,
             busy: self.busy - then.busy,
+            tiers: either(self.tiers, then.tiers, |a, b| a - b),
         }
     }
+}
+
+/// Nothing counts as zeros where there is something else.
+fn either(
+    a: Option<TierTraffic>,
+    b: Option<TierTraffic>,
+    f: fn(TierTraffic, TierTraffic) -> TierTraffic,
+) -> Option<TierTraffic> {
+    (a.is_some() || b.is_some()).then(|| f(a.unwrap_or_default(), b.unwrap_or_default()))
 }
 
 /// Adds up the time in which something is under way.

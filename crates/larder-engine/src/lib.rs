@@ -2,7 +2,9 @@
 //!
 //! Nothing here opens a file: the files of a model arrive as bytes.
 
+mod cached;
 mod decoder;
+mod double;
 mod generate;
 mod generation;
 mod outline;
@@ -17,6 +19,7 @@ mod stop;
 mod stream;
 mod streaming;
 mod template;
+mod tiered;
 mod times;
 mod tokenizer;
 mod tokenizer_config;
@@ -25,6 +28,8 @@ mod utf8;
 #[cfg(test)]
 mod reference;
 
+pub use cached::Cached;
+pub use double::BenchDouble;
 pub use generate::{Finish, GenerateError, Listener, Request, Step, Written, generate};
 pub use generation::GenerationConfig;
 pub use record::Recorder;
@@ -37,6 +42,7 @@ pub use stop::{StopError, StopMatcher};
 pub use stream::Detokenizer;
 pub use streaming::Streaming;
 pub use template::{ChatInput, ChatTemplate, Moment, TemplateError};
+pub use tiered::Tiered;
 pub use times::Times;
 pub use tokenizer::{EncodeError, Tokenizer};
 pub use tokenizer_config::{ConfigError, TokenizerConfig};

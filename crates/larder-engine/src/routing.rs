@@ -1,6 +1,6 @@
 //! A routing strategy at work: it chooses, and what it costs is counted.
 
-use larder_core::{ExpertId, Residency};
+use larder_core::{ExpertId, Gate, Residency};
 use larder_model::{Call, Routed, route};
 use larder_policy::routing::quality::{Comparison, Quality};
 use larder_policy::routing::{Ask, Router, RouterReport};
@@ -43,6 +43,14 @@ impl Routing {
     pub fn report(&self) -> Option<RouterReport> {
         self.lossy.as_ref().map(|lossy| lossy.router.report())
     }
+}
+
+/// What the model itself would choose by these logits, likeliest first.
+pub(crate) fn likeliest(gate: &Gate, logits: &[f32]) -> Vec<ExpertId> {
+    let (mut values, mut ids) = (Vec::new(), Vec::new());
+    gate.values(logits, &mut values);
+    gate.choose(&values, &mut ids);
+    ids
 }
 
 impl Lossy {

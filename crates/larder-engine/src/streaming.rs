@@ -7,7 +7,8 @@ use larder_core::{ExpertId, Gate, LayerIdx, Presence, Residency};
 use larder_model::{Call, Compute, ExpertPath, ModelError, Routed, Workbench, distinct};
 use larder_policy::eviction::{Eviction, Setting};
 
-use crate::routing::Routing;
+use crate::cached::Cached;
+use crate::routing::{Routing, likeliest};
 
 /// Routes, has the experts brought in, computes each as it is there, and sums in rank order.
 pub struct Streaming {
@@ -22,46 +23,6 @@ impl Streaming {
     /// is not there, the `prefetch` likeliest are read ahead.
     pub fn new(routing: Routing, cache: Cache, compute: Arc<Compute>, prefetch: usize) -> Self {
         Streaming { routing, cache, bench: Workbench::new(compute), prefetch }
-    }
-
-    /// What passed through the cache so far.
-    pub fn traffic(&self) -> Traffic {
-        self.cache.traffic()
-    }
-
-    /// What the last layer that was computed found in the cache.
-    pub fn last_visit(&self) -> &Visit {
-        self.cache.last_visit()
-    }
-
-    /// Which experts are in memory.
-    pub fn residency(&self) -> &dyn Residency {
-        self.cache.residency()
-    }
-
-    /// How experts are chosen.
-    pub fn routing(&self) -> &Routing {
-        &self.routing
-    }
-
-    /// Chooses in another way from now on.
-    pub fn set_routing(&mut self, routing: Routing) {
-        self.routing = routing;
-    }
-
-    /// Lets other policies say who leaves from now on, one for each pool of the setting that `make` is given.
-    pub fn set_eviction<E>(
-        &mut self,
-        make: impl FnOnce(&Setting) -> Result<Vec<Box<dyn Eviction>>, E>,
-    ) -> Result<(), E> {
-        let policies = make(self.cache.setting())?;
-        self.cache.set_policies(policies);
-        Ok(())
-    }
-
-    /// What comes has nothing to do with what was.
-    pub fn new_sequence(&mut self) {
-        self.cache.new_sequence();
     }
 }
 
@@ -80,9 +41,10 @@ impl Streaming {
     /// Computes some of the experts that the call's tokens chose, distinct and in order of rank.
     pub fn compute(&mut self, call: &Call, routed: &Routed, wanted: &[ExpertId]) -> Result<(), ModelError> {
         let Streaming { cache, bench, .. } = self;
-        let logits = if call.tokens == 1 { call.logits } else { &[] };
         cache
-            .visit(call.layer, wanted, logits, &mut |layout, group| bench.compute(call, routed, layout, group))
+            .visit(call.layer, wanted, call.logits_of_one(), &mut |layout, group| {
+                bench.compute(call, routed, layout, group)
+            })
             .map_err(|e| ModelError::Expert(e.to_string()))
     }
 
@@ -102,6 +64,40 @@ impl Streaming {
     }
 }
 
+impl Cached for Streaming {
+    fn traffic(&self) -> Traffic {
+        self.cache.traffic()
+    }
+
+    fn last_visit(&self) -> &Visit {
+        self.cache.last_visit()
+    }
+
+    fn residency(&self) -> &dyn Residency {
+        self.cache.residency()
+    }
+
+    fn routing(&self) -> &Routing {
+        &self.routing
+    }
+
+    fn set_routing(&mut self, routing: Routing) {
+        self.routing = routing;
+    }
+
+    fn setting(&self) -> Setting {
+        *self.cache.setting()
+    }
+
+    fn set_policies(&mut self, policies: Vec<Box<dyn Eviction>>) {
+        self.cache.set_policies(policies);
+    }
+
+    fn new_sequence(&mut self) {
+        self.cache.new_sequence();
+    }
+}
+
 impl ExpertPath for Streaming {
     fn forward(&mut self, call: &Call, out: &mut [f32]) -> Result<Routed, ModelError> {
         let routed = self.route(call);
@@ -116,9 +112,6 @@ impl ExpertPath for Streaming {
     }
 
     fn expect(&mut self, layer: LayerIdx, gate: &Gate, logits: &[f32]) {
-        let (mut values, mut ids) = (Vec::new(), Vec::new());
-        gate.values(logits, &mut values);
-        gate.choose(&values, &mut ids);
-        self.cache.expect(layer, &ids, self.prefetch);
+        self.cache.expect(layer, &likeliest(gate, logits), self.prefetch);
     }
 }

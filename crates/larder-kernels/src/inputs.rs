@@ -1,6 +1,8 @@
 //! Activations, and the integers that stand for them in products with quantised weights.
 #![allow(unsafe_code)]
 
+use std::slice;
+
 use crate::disjoint::Disjoint;
 use crate::pool::Pool;
 use crate::set::Set;
@@ -112,6 +114,19 @@ impl Inputs {
         self.values.len() / self.cols.max(1)
     }
 
+    /// All values, `[tokens, cols]`.
+    pub fn all_values(&self) -> &[f32] {
+        &self.values
+    }
+
+    /// All blocks of the quantised form, `[tokens, cols / 32]`, as bytes in this machine's order: of each block 32
+    /// integers, the scale, the scale times their sum, eight times their sum, and the sums of either half. None if
+    /// there is no quantised form.
+    pub fn all_blocks(&self) -> &[u8] {
+        // SAFETY: blocks are plain numbers without padding.
+        unsafe { slice::from_raw_parts(self.blocks.as_ptr().cast(), size_of_val(&self.blocks[..])) }
+    }
+
     pub(crate) fn is_quantised(&self) -> bool {
         self.blocks.len() * BLOCK == self.values.len()
     }
@@ -144,6 +159,20 @@ mod tests {
                 assert_eq!(*block, Block::new(block.q, block.d));
             }
         }
+    }
+
+    #[test]
+    fn blocks_are_laid_out_as_others_read_them() {
+        let x: Vec<f32> = (0..64).map(|i| i as f32 - 20.0).collect();
+        let mut inputs = Inputs::new();
+        inputs.fill(&x, 64, true);
+        let (block, bytes) = (inputs.blocks(0)[1], inputs.all_blocks());
+        assert_eq!((bytes.len(), bytes[48 + 3]), (96, block.q[3] as u8));
+        assert_eq!(bytes[48 + 32..][..4], block.d.to_ne_bytes());
+        assert_eq!(bytes[48 + 36..][..4], block.d_sum.to_ne_bytes());
+        assert_eq!(bytes[48 + 40..][..4], block.sum8.to_ne_bytes());
+        assert_eq!(bytes[48 + 46..], block.halves[1].to_ne_bytes());
+        assert_eq!(inputs.all_values(), x);
     }
 
     #[test]

@@ -9,6 +9,7 @@ mod blocks;
 mod crew;
 mod disjoint;
 mod dot;
+mod erf;
 mod exp;
 mod inputs;
 mod pin;
@@ -17,6 +18,7 @@ mod portable;
 mod processors;
 mod products;
 mod set;
+mod tanh;
 mod weights;
 
 #[cfg(target_arch = "x86_64")]
@@ -28,12 +30,14 @@ mod rows;
 
 pub use attention::{Look, Table, attend};
 pub use blocks::{narrow, widen};
+pub use erf::erf;
 pub use exp::exp;
 pub use inputs::Inputs;
 pub use pool::Pool;
 pub use processors::strong_processors;
 pub use products::{Product, products};
 pub use set::instruction_set;
+pub use tanh::tanh;
 pub use weights::{Weights, widen_row};
 
 #[cfg(test)]

@@ -1,10 +1,13 @@
 use std::io;
 use std::ops::Sub;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use larder_kernels::{Inputs, Look, Pool, Product, attend, products};
 
+use crate::device::{DeviceProduct, DeviceProducts};
+use crate::error::Result;
 use crate::nn::Memory;
 
 /// How products are computed, and how exactly.
@@ -14,6 +17,9 @@ pub struct Compute {
     /// Whether activations meet quantised weights as they are, not rounded to eight bits: slow, and what the fast way
     /// is compared with.
     pub exact: bool,
+    /// Who keeps the weights of products and multiplies with them, if this processor does not. Not together with
+    /// [`exact`](Self::exact).
+    pub device: Option<Arc<dyn DeviceProducts>>,
     /// How keys and values are remembered.
     pub memory: Memory,
     /// Where time went.
@@ -57,7 +63,7 @@ impl Compute {
     }
 
     fn on(pool: Pool) -> Self {
-        Compute { pool, exact: false, memory: Memory::F32, spent: Spent::default() }
+        Compute { pool, exact: false, device: None, memory: Memory::F32, spent: Spent::default() }
     }
 
     /// What was computed so far, by everybody.
@@ -76,14 +82,25 @@ impl Compute {
         timed(&self.spent.products, || products(&self.pool, round));
     }
 
+    /// Several products of one `x` with weights that `device` keeps.
+    pub(crate) fn multiply_there(
+        &self,
+        device: &dyn DeviceProducts,
+        x: &Inputs,
+        round: &mut [DeviceProduct],
+    ) -> Result<()> {
+        timed(&self.spent.products, || device.multiply(x, round))
+    }
+
     /// Attention over remembered rows.
     pub(crate) fn attend(&self, look: &Look, out: &mut [f32]) {
         timed(&self.spent.attending, || attend(&self.pool, look, out));
     }
 }
 
-fn timed(nanos: &AtomicU64, work: impl FnOnce()) {
+fn timed<R>(nanos: &AtomicU64, work: impl FnOnce() -> R) -> R {
     let start = Instant::now();
-    work();
+    let result = work();
     nanos.fetch_add(start.elapsed().as_nanos() as u64, Relaxed);
+    result
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use candle_core::{Device, Tensor};
-use larder_core::{Blueprint, ExpertNames, Gate, Geometry, Tensors};
+use larder_core::{Blueprint, ExpertNames, Gate, Geometry, LayerIdx, Tensors};
 use serde_json::Value;
 
 use crate::arch;
@@ -12,7 +12,7 @@ use crate::config::{Config, bad};
 use crate::error::{ModelError, Result};
 use crate::experts::ExpertPath;
 use crate::matrix::{Linear, Matrix, with_f32};
-use crate::nn::{Mixer, Mlp, Moe, Norm, Pass, Rope, State};
+use crate::nn::{Activation, Mixer, Mlp, Moe, Norm, Pass, Rope, State};
 use crate::tap::{Clock, Phase, Tap};
 use crate::weights::Weights;
 
@@ -138,8 +138,13 @@ impl Decoder {
 
     /// How each layer that has experts turns logits into a choice.
     pub fn gates(&self) -> impl Iterator<Item = &Gate> {
+        self.moe_layers().map(|(_, gate, _)| gate)
+    }
+
+    /// Each layer that has experts, how it chooses, and their activation.
+    pub fn moe_layers(&self) -> impl Iterator<Item = (LayerIdx, &Gate, Activation)> {
         self.stack.layers.iter().filter_map(|layer| match &layer.ffn {
-            Ffn::Moe(moe) => Some(&moe.gate),
+            Ffn::Moe(moe) => Some((moe.layer, &moe.gate, moe.act)),
             Ffn::Dense(_) => None,
         })
     }

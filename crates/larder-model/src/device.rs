@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use larder_core::{ExpertId, ExpertLayout};
+use larder_core::{ExpertId, ExpertLayout, Gate};
 use larder_kernels::{Inputs, Weights};
 
 use crate::error::Result;
@@ -12,8 +12,9 @@ use crate::nn::Activation;
 
 /// Computes experts that lie in a device's slots, as a [`Workbench`](crate::Workbench) does those in memory.
 pub trait DeviceBench: Send {
-    /// Whether it has what experts of this layout and activation take, or a sentence that says what it lacks.
-    fn check(&self, layout: &ExpertLayout, act: Activation) -> Result<()>;
+    /// Makes ready for experts of this layout in calls with at most so many tokens, so that no memory is missing later;
+    /// or says what it lacks.
+    fn prepare(&mut self, layout: &ExpertLayout, act: Activation, gate: &Gate, tokens: usize) -> Result<()>;
 
     /// Takes a call's inputs. `layout` is that of the experts to come.
     fn begin(&mut self, call: &Call, routed: &Routed, layout: &ExpertLayout);

@@ -26,6 +26,13 @@ pub struct Call<'a> {
     pub tokens: usize,
 }
 
+impl<'a> Call<'a> {
+    /// The logits if the layer chose for one token, else none.
+    pub fn logits_of_one(&self) -> &'a [f32] {
+        if self.tokens == 1 { self.logits } else { &[] }
+    }
+}
+
 /// Which experts each token got.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Routed {

@@ -1,4 +1,4 @@
-//! Resident weights of products, kept in the format they are stored in.
+//! Resident weights of products, kept in the format they are stored in: in memory, or in that of a device.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -9,9 +9,10 @@ use larder_kernels::{Inputs, Product, Weights as Stored};
 
 use crate::bytes::Bytes;
 use crate::compute::Compute;
+use crate::device::{DeviceProduct, DeviceProducts};
 use crate::error::Result;
 
-/// A weight matrix `[rows, cols]` in stored form. Cloning shares the bytes.
+/// A weight matrix `[rows, cols]` in stored form, in memory. Cloning shares the bytes.
 #[derive(Clone)]
 pub struct Matrix {
     kind: Kind,
@@ -46,11 +47,38 @@ impl Matrix {
         self.kind
     }
 
+    /// Made ready for products: if there is a device that computes them, the bytes go there, and those in memory are let
+    /// go of unless somebody else has them.
+    pub fn placed(self) -> Result<Placed> {
+        let place = match &self.compute.device {
+            Some(device) => Place::Device(device.clone(), device.keep(self.stored())?),
+            None => Place::Memory(self.order, self.bytes),
+        };
+        Ok(Placed { kind: self.kind, rows: self.rows, cols: self.cols, place, compute: self.compute })
+    }
+}
+
+/// A weight matrix `[rows, cols]` where products with it are computed.
+pub struct Placed {
+    kind: Kind,
+    rows: usize,
+    cols: usize,
+    place: Place,
+    compute: Arc<Compute>,
+}
+
+enum Place {
+    Memory(Order, Arc<Bytes>),
+    /// By the number that the device knows it by.
+    Device(Arc<dyn DeviceProducts>, usize),
+}
+
+impl Placed {
     /// Each head's matrix with each head's part of `x [tokens, heads, in]`: `[tokens, heads, out]`.
     ///
     /// The caller guarantees at least one head, and that all are alike.
-    pub fn forward_heads(heads: &[Matrix], x: &Tensor) -> Result<Tensor> {
-        let Matrix { rows, cols, kind, .. } = heads[0];
+    pub fn forward_heads(heads: &[Placed], x: &Tensor) -> Result<Tensor> {
+        let Placed { rows, cols, kind, .. } = heads[0];
         let (compute, tokens) = (&heads[0].compute, x.elem_count() / (heads.len() * cols));
         let place = |head: usize, t: usize| t * heads.len() + head;
         let picks: Vec<u32> = (0..heads.len()).flat_map(|h| (0..tokens).map(move |t| place(h, t) as u32)).collect();
@@ -58,31 +86,69 @@ impl Matrix {
         with_f32(x, |x| {
             INPUTS.with_borrow_mut(|inputs| {
                 compute.fill(inputs, x, cols, !kind.is_float());
-                let inputs = &*inputs;
-                let mut round = Vec::with_capacity(heads.len());
+                let mut round = Round::new(compute, inputs, heads.len());
                 let outs = by_head.chunks_exact_mut(tokens * rows);
                 for ((head, pick), out) in heads.iter().zip(picks.chunks_exact(tokens)).zip(outs) {
-                    round.push(Product { weights: head.stored(), x: inputs, pick: Some(pick), out });
+                    round.add(head, Some(pick), out);
                 }
-                compute.multiply(&mut round);
-            });
-        })?;
+                round.multiply()
+            })
+        })??;
         let y = Tensor::from_vec(by_head, (heads.len(), tokens, rows), &Device::Cpu)?;
         Ok(y.transpose(0, 1)?.contiguous()?)
     }
 }
 
+/// Products of one `x`, to be computed together.
+struct Round<'a> {
+    compute: &'a Compute,
+    x: &'a Inputs,
+    here: Vec<Product<'a>>,
+    there: Vec<DeviceProduct<'a>>,
+    device: Option<&'a dyn DeviceProducts>,
+}
+
+impl<'a> Round<'a> {
+    /// Of so many products.
+    fn new(compute: &'a Compute, x: &'a Inputs, products: usize) -> Self {
+        Round { compute, x, here: Vec::with_capacity(products), there: Vec::new(), device: None }
+    }
+
+    fn add(&mut self, weights: &'a Placed, pick: Option<&'a [u32]>, out: &'a mut [f32]) {
+        let Placed { kind, rows, cols, .. } = *weights;
+        match &weights.place {
+            Place::Memory(order, bytes) => {
+                let weights = Stored { kind, order: *order, rows, cols, bytes };
+                self.here.push(Product { weights, x: self.x, pick, out });
+            }
+            Place::Device(device, number) => {
+                self.device = Some(device.as_ref());
+                self.there.push(DeviceProduct { weights: *number, pick, out });
+            }
+        }
+    }
+
+    fn multiply(mut self) -> Result<()> {
+        match self.device {
+            Some(device) => self.compute.multiply_there(device, self.x, &mut self.there),
+            None => {
+                self.compute.multiply(&mut self.here);
+                Ok(())
+            }
+        }
+    }
+}
+
 /// A product with an optional bias.
-#[derive(Clone)]
 pub struct Linear {
-    matrix: Matrix,
+    matrix: Placed,
     bias: Option<Tensor>,
 }
 
 impl Linear {
     /// `bias [rows]`
-    pub fn new(matrix: Matrix, bias: Option<Tensor>) -> Self {
-        Linear { matrix, bias }
+    pub fn new(matrix: Matrix, bias: Option<Tensor>) -> Result<Self> {
+        Ok(Linear { matrix: matrix.placed()?, bias })
     }
 
     /// Where it is computed.
@@ -96,7 +162,7 @@ impl Linear {
         Ok(y)
     }
 
-    /// Several products of one `x [tokens, in]`, in one round of the pool.
+    /// Several products of one `x [tokens, in]`, in one round.
     pub fn forward_all<const N: usize>(linears: [&Linear; N], x: &Tensor) -> Result<[Tensor; N]> {
         let cols = linears[0].matrix.cols;
         let tokens = x.elem_count() / cols;
@@ -104,15 +170,12 @@ impl Linear {
         let quantise = linears.iter().any(|l| !l.matrix.kind.is_float());
         with_f32(x, |x| {
             INPUTS.with_borrow_mut(|inputs| {
-                linears[0].matrix.compute.fill(inputs, x, cols, quantise);
-                let mut outs = outs.iter_mut();
-                let mut round = linears.map(|l| {
-                    let out = outs.next().expect("one output per product");
-                    Product { weights: l.matrix.stored(), x: &*inputs, pick: None, out }
-                });
-                linears[0].compute().multiply(&mut round);
-            });
-        })?;
+                linears[0].compute().fill(inputs, x, cols, quantise);
+                let mut round = Round::new(linears[0].compute(), inputs, N);
+                linears.iter().zip(&mut outs).for_each(|(linear, out)| round.add(&linear.matrix, None, out));
+                round.multiply()
+            })
+        })??;
         let mut outs = outs.into_iter();
         let finished = linears.map(|l| l.finish(outs.next().expect("one output per product"), tokens));
         let all: Vec<Tensor> = finished.into_iter().collect::<Result<_>>()?;
@@ -135,5 +198,76 @@ pub fn with_f32<R>(x: &Tensor, f: impl FnOnce(&[f32]) -> R) -> Result<R> {
     match (&*storage, layout.contiguous_offsets()) {
         (Storage::Cpu(CpuStorage::F32(values)), Some((from, to))) => Ok(f(&values[from..to])),
         _ => Ok(f(&x.flatten_all()?.to_vec1::<f32>()?)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::double::ProductsDouble;
+    use crate::error::ModelError;
+
+    fn matrix(rows: usize, cols: usize, seed: usize, compute: &Arc<Compute>) -> Matrix {
+        let value = |i: usize| ((i * 37 + seed * 11) % 101) as f32 / 101.0 - 0.5;
+        let mut bytes = Bytes::zeroed(rows * cols * 4);
+        larder_kernels::narrow(Kind::F32, &(0..rows * cols).map(value).collect::<Vec<_>>(), &mut bytes);
+        Matrix::new(Kind::F32, Order::best(Kind::F32), rows, cols, Arc::new(bytes), compute.clone())
+    }
+
+    fn x(shape: &[usize]) -> Tensor {
+        let values: Vec<f32> = (0..shape.iter().product()).map(|i| (i as f32 * 0.7).sin()).collect();
+        Tensor::from_vec(values, shape, &Device::Cpu).unwrap()
+    }
+
+    /// On the CPU, and on a device.
+    fn both(double: ProductsDouble) -> ([Arc<Compute>; 2], Arc<ProductsDouble>) {
+        let double = Arc::new(double);
+        let there = Compute { device: Some(double.clone()), ..Compute::alone() };
+        ([Arc::new(Compute::alone()), Arc::new(there)], double)
+    }
+
+    #[test]
+    fn a_device_computes_all_products_of_one_input_in_one_round() {
+        let (computes, device) = both(ProductsDouble::new(1 << 20));
+        let results = computes.map(|compute| {
+            let bias = x(&[7]);
+            let linears = [
+                Linear::new(matrix(7, 24, 1, &compute), Some(bias)).unwrap(),
+                Linear::new(matrix(16, 24, 2, &compute), None).unwrap(),
+            ];
+            let [a, b] = Linear::forward_all(linears.each_ref(), &x(&[3, 24])).unwrap();
+            let heads: Vec<Placed> = (0..4).map(|h| matrix(5, 8, h, &compute).placed().unwrap()).collect();
+            let c = Placed::forward_heads(&heads, &x(&[3, 4, 8])).unwrap();
+            assert_eq!(c.dims(), [3, 4, 5]);
+            [a, b, c].map(|y| with_f32(&y, <[f32]>::to_vec).unwrap())
+        });
+        assert_eq!(results[0], results[1]);
+        assert_eq!((device.kept(), device.rounds()), (6, 2));
+    }
+
+    #[test]
+    fn bytes_that_a_device_has_are_let_go_of_unless_rows_are_needed() {
+        let (computes, _) = both(ProductsDouble::new(1 << 20));
+        for (compute, on_device) in computes.iter().zip([false, true]) {
+            let embedding = matrix(9, 8, 5, compute);
+            let bytes = Arc::downgrade(&embedding.bytes);
+            let head = Linear::new(embedding.clone(), None).unwrap();
+            let mut row = [0.0; 8];
+            embedding.row(3, &mut row);
+            let product = head.forward(&Tensor::from_slice(&row, (1, 8), &Device::Cpu).unwrap()).unwrap();
+            assert!(with_f32(&product, |y| y[3] > 0.0).unwrap(), "a row times itself");
+            drop(embedding);
+            assert_eq!(bytes.upgrade().is_none(), on_device);
+        }
+    }
+
+    #[test]
+    fn what_a_device_cannot_do_is_an_error() {
+        let ([_, compute], _) = both(ProductsDouble::new(100).failing(1));
+        let error = Linear::new(matrix(7, 24, 1, &compute), None).err().unwrap();
+        let said = "a matrix of 672 bytes does not fit into the 100 bytes that are free";
+        assert!(matches!(&error, ModelError::Device(_)) && error.to_string() == said, "{error}");
+        let small = Linear::new(matrix(3, 8, 1, &compute), None).unwrap();
+        assert!(matches!(small.forward(&x(&[1, 8])), Err(ModelError::Device(_))));
     }
 }

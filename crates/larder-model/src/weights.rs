@@ -8,7 +8,7 @@ use larder_core::{Kind, Order, TensorMeta, TensorSpec, Tensors, interleave};
 use crate::bytes::Bytes;
 use crate::compute::Compute;
 use crate::error::{ModelError, Result};
-use crate::matrix::{Linear, Matrix};
+use crate::matrix::{Linear, Matrix, Placed};
 
 /// Where an architecture gets its resident weights from.
 ///
@@ -51,7 +51,7 @@ impl<'a> Weights<'a> {
             true => Some(self.tensor(&format!("{prefix}.bias"), &[rows])?),
             false => None,
         };
-        Ok(Linear::new(matrix, bias))
+        Linear::new(matrix, bias)
     }
 
     /// A small tensor as f32: a norm, a bias, a convolution.
@@ -77,7 +77,7 @@ impl<'a> Weights<'a> {
         heads: usize,
         parts: [usize; 2],
         cols: usize,
-    ) -> Result<[Vec<Matrix>; 2]> {
+    ) -> Result<[Vec<Placed>; 2]> {
         let per_head = parts[0] + parts[1];
         let matrix = self.matrix(name, heads * per_head, cols)?;
         if self.source.is_none() {
@@ -90,8 +90,8 @@ impl<'a> Weights<'a> {
             head.chunks_exact_mut(cols).enumerate().for_each(|(r, row)| matrix.row(at * per_head + r, row));
             let (first, second) = head.split_at(parts[0] * cols);
             let turned: Vec<f32> = (0..cols).flat_map(|c| first[c..].iter().step_by(cols)).copied().collect();
-            split[0].push(self.floats(kind, cols, parts[0], &turned));
-            split[1].push(self.floats(kind, parts[1], cols, second));
+            split[0].push(self.floats(kind, cols, parts[0], &turned).placed()?);
+            split[1].push(self.floats(kind, parts[1], cols, second).placed()?);
         }
         Ok(split)
     }

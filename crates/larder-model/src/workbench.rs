@@ -51,7 +51,13 @@ impl Workbench {
         } else {
             self.compute.fill(&mut self.x, call.x, hidden, quantise);
         }
-        self.outputs.resize(routed.ids.len() * hidden, 0.0);
+        self.make_room(call, routed);
+    }
+
+    /// Room for the outputs of a call of which others compute some experts, or all: then there is no need to
+    /// [`begin`](Self::begin).
+    pub fn make_room(&mut self, call: &Call, routed: &Routed) {
+        self.outputs.resize(routed.ids.len() * (call.x.len() / call.tokens), 0.0);
     }
 
     /// Computes some of the experts that the call's tokens chose, each beside its bytes, for all tokens that chose it.
@@ -98,6 +104,16 @@ impl Workbench {
         }
     }
 
+    /// Takes the output `[hidden]` of a place, `token · k + rank`, whose expert somebody else has computed.
+    pub fn put(&mut self, place: usize, output: &[f32]) {
+        self.outputs[place * output.len()..][..output.len()].copy_from_slice(output);
+    }
+
+    /// The output of a place.
+    pub fn output(&self, place: usize, hidden: usize) -> &[f32] {
+        &self.outputs[place * hidden..][..hidden]
+    }
+
     /// The weighted sum of each token's experts, in the order of their rank: `out [tokens, hidden]`.
     pub fn sum(&self, call: &Call, routed: &Routed, out: &mut [f32]) {
         let (k, hidden) = (call.gate.top_k, out.len() / call.tokens);
@@ -110,7 +126,7 @@ impl Workbench {
     /// Adds the output of one place, `token · k + rank`, times its weight to `out [hidden]`.
     pub fn add(&self, call: &Call, routed: &Routed, place: usize, out: &mut [f32]) {
         let weight = if call.gate.scales_input { 1.0 } else { routed.weights[place] };
-        let output = &self.outputs[place * out.len()..][..out.len()];
+        let output = self.output(place, out.len());
         out.iter_mut().zip(output).for_each(|(o, y)| *o += weight * y);
     }
 

@@ -14,6 +14,7 @@ use larder_policy::routing::RoutingSpec;
 use crate::open::default_model;
 
 pub mod chat;
+pub mod device;
 pub mod edge;
 #[cfg(feature = "edge")]
 pub mod edge_flags;
@@ -232,6 +233,9 @@ pub struct EngineFlags {
     /// Keep the system from paging out what stays in memory.
     #[arg(long)]
     pub mlock: bool,
+    /// What computes.
+    #[command(flatten)]
+    pub device: device::DeviceFlags,
     /// Who else computes experts.
     #[cfg(feature = "edge")]
     #[command(flatten)]

@@ -1,25 +1,28 @@
 //! A model made ready to run: what the flags and the memory allow, said before anything is loaded.
 
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use larder_cache::{Scope, Traffic, Visit};
-use larder_core::{Gate, LayerIdx};
+use larder_cache::{Cache, Scope};
+use larder_core::Gate;
 use larder_engine::{CHUNK, Recorder, Routing, Session, Streaming};
 use larder_lab::eval::Calibration;
-use larder_model::{AllResident, Call, Compute, Decoder, ExpertPath, Memory, ModelError, Routed, distinct};
+use larder_model::{AllResident, Compute, Decoder, DeviceProducts, Memory};
 use larder_policy::eviction::{EvictionSpec, Help, Setting};
 use larder_policy::routing::RoutingSpec;
 use larder_store::Store;
-use larder_store::reader::{Slot, check_reader};
+use larder_store::reader::check_reader;
 use serde_json::Value;
 
 use crate::cli::EngineFlags;
+use crate::experts::{Experts, Path};
 use crate::open::Model;
 use crate::plan::{Facts, Plan, decide};
-use crate::{lock, memory, slots};
+use crate::slots::Slots;
+use crate::tiers::OnGpu;
+use crate::{gpu, lock, memory, tiers};
 
 /// A decoder with its experts.
 pub struct Engine {
@@ -33,25 +36,8 @@ pub struct Engine {
     context: usize,
     /// What was planned, and how experts are read.
     pub plan: Value,
-}
-
-/// A model's way to its experts, and who writes down what it chooses.
-pub struct Experts {
-    path: Path,
-    recorder: Option<(PathBuf, Recorder)>,
-    /// What layers found in the cache, while somebody wants to know.
-    visits: Option<Vec<(LayerIdx, Visit)>>,
-}
-
-/// A way in which a model gets at its experts.
-enum Path {
-    /// All in memory.
-    AllResident(Box<AllResident<Slot>>),
-    /// Through slots.
-    Streaming(Box<Streaming>),
-    /// Through slots, or computed by others.
-    #[cfg(feature = "edge")]
-    Edge(Box<larder_remote::Edge>),
+    /// What a GPU has of it, if there is one.
+    pub gpu: Option<OnGpu>,
 }
 
 impl Engine {
@@ -65,48 +51,22 @@ impl Engine {
         let help = help(&flags.eviction, model, flags.evictor.as_deref())?;
         check_reader(&flags.reader)?;
         let facts = Facts { sequences, ..facts(model, flags, context)? };
-        let plan = decide(&facts, flags)?;
-        if matches!(plan, Plan::Slots { .. }) && model.store().is_none() {
-            let path = model.source().path().display();
-            bail!(
-                "{path}: experts can be read one by one from a store only; make one with `larder convert {path} STORE`"
-            );
-        }
-        if let Some(store) = model.store().filter(|_| !flags.has_help()) {
-            store.require_all()?;
-        }
-        eprintln!("{}", plan.sentences(&facts));
-        let compute = Compute::new(flags.threads(), flags.pin).context("threads to compute on cannot be had")?;
-        let compute = Arc::new(Compute { exact: flags.exact, memory: facts.memory, ..compute });
-        // Slots first: if there is no room for them, that is known before weights are read.
-        let mut said = plan.json(&facts);
-        let (path, slots) = match (plan, model.store()) {
-            (Plan::Slots { slots, scope }, Some(store)) => {
-                let Streamed { experts, how, slots } = stream(store, slots, scope, &compute, flags, &help)?;
-                eprintln!("{how}");
-                said["reader"] = how.into();
-                (join(experts, store, flags)?, slots)
-            }
-            // With a slot for every expert the first token need not wait until all are read.
-            (Plan::AllResident, Some(store)) if !flags.preload => {
-                let all = facts.blueprint.geometry.experts;
-                let Streamed { experts, how, slots } = stream(store, all, Scope::Layer, &compute, flags, &help)?;
-                said["reader"] = how.into();
-                (join(experts, store, flags)?, slots)
-            }
-            #[cfg(feature = "edge")]
-            (_, None) if flags.has_help() => crate::edge::no_store(model)?,
-            _ => (Path::AllResident(Box::new(model.all_resident(&compute)?)), 0..0),
+        let (context, chunk) = (facts.context, facts.chunk);
+        let ready = match gpu::open(&flags.device)? {
+            Some(gpu) => tiers::ready(model, flags, facts, &help, gpu)?,
+            None => ready(model, flags, &facts, &help)?,
         };
+        let Ready { path, slots, compute, mut said, gpu } = ready;
         let decoder = model.decoder(&compute)?;
         let recorder = flags.trace.as_ref().map(|to| recorder(to, &decoder, flags)).transpose()?;
-        let mut experts = Experts { path, recorder, visits: None };
+        let mut experts = Experts::new(path, recorder);
+        experts.prepare(&decoder, chunk)?;
         experts.route_by(&flags.routing, &decoder, model)?;
         said["routing"] = flags.routing.to_string().into();
         if flags.mlock {
             eprintln!("{}", lock::lock(slots).sentence());
         }
-        Ok(Engine { decoder, experts, help, compute, context: facts.context, plan: said })
+        Ok(Engine { decoder, experts, help, compute, context, plan: said, gpu })
     }
 
     /// An empty sequence.
@@ -126,18 +86,83 @@ impl Engine {
         if flags.has_help() {
             bail!("--edge: what a cache of another size would do cannot be told where others compute experts");
         }
+        if flags.device.is_gpu() {
+            bail!("--device: what a cache of another size would do is told of memory alone; leave it out");
+        }
         // The old slots go before there are new ones.
-        self.experts.path = Path::AllResident(Box::new(AllResident::new(0, self.compute.clone())));
+        self.experts.set_path(Path::AllResident(Box::new(AllResident::new(0, self.compute.clone()))));
         let Streamed { experts: local, .. } = stream(store, slots, scope, &self.compute, flags, &self.help)?;
-        self.experts.path = Path::Streaming(Box::new(local));
+        self.experts.set_path(Path::Streaming(Box::new(local)));
         Ok(())
     }
 
     /// The same model with every expert in memory, whatever the plan was.
     pub fn all_resident(&mut self, model: &Model) -> Result<()> {
-        self.experts.path = Path::AllResident(Box::new(model.all_resident(&self.compute)?));
+        self.experts.set_path(Path::AllResident(Box::new(model.all_resident(&self.compute)?)));
         Ok(())
     }
+}
+
+/// A way to experts, before the resident weights are read.
+pub struct Ready {
+    /// The way.
+    pub path: Path,
+    /// The addresses of its slots in memory.
+    pub slots: Range<usize>,
+    /// Who computes products.
+    pub compute: Arc<Compute>,
+    /// What was planned, and how experts are read.
+    pub said: Value,
+    /// What a GPU has of the model, if there is one.
+    pub gpu: Option<OnGpu>,
+}
+
+/// On this processor. Slots come before weights: if there is no room for them, that is known before those are read.
+fn ready(model: &Model, flags: &EngineFlags, facts: &Facts, help: &Help) -> Result<Ready> {
+    let plan = decide(facts, flags)?;
+    if matches!(plan, Plan::Slots { .. }) {
+        needs_store(model)?;
+    }
+    if let Some(store) = model.store().filter(|_| !flags.has_help()) {
+        store.require_all()?;
+    }
+    eprintln!("{}", plan.sentences(facts));
+    let compute = compute(flags, facts, None)?;
+    let mut said = plan.json(facts);
+    let (path, slots) = match (plan, model.store()) {
+        (Plan::Slots { slots, scope }, Some(store)) => {
+            let Streamed { experts, how, slots } = stream(store, slots, scope, &compute, flags, help)?;
+            eprintln!("{how}");
+            said["reader"] = how.into();
+            (join(experts, store, flags)?, slots)
+        }
+        // With a slot for every expert the first token need not wait until all are read.
+        (Plan::AllResident, Some(store)) if !flags.preload => {
+            let all = facts.blueprint.geometry.experts;
+            let Streamed { experts, how, slots } = stream(store, all, Scope::Layer, &compute, flags, help)?;
+            said["reader"] = how.into();
+            (join(experts, store, flags)?, slots)
+        }
+        #[cfg(feature = "edge")]
+        (_, None) if flags.has_help() => crate::edge::no_store(model)?,
+        _ => (Path::AllResident(Box::new(model.all_resident(&compute)?)), 0..0),
+    };
+    Ok(Ready { path, slots, compute, said, gpu: None })
+}
+
+/// The store, without which experts cannot be had one by one.
+pub fn needs_store(model: &Model) -> Result<&Arc<Store>> {
+    let Some(store) = model.store() else {
+        let path = model.source().path().display();
+        bail!("{path}: experts can be read one by one from a store only; make one with `larder convert {path} STORE`")
+    };
+    Ok(store)
+}
+
+/// Who computes products: `device`, if there is one, those with resident weights.
+pub fn compute(flags: &EngineFlags, facts: &Facts, device: Option<Arc<dyn DeviceProducts>>) -> Result<Arc<Compute>> {
+    let compute = Compute::new(flags.threads(), flags.pin).context("threads to compute on cannot be had")?;
+    Ok(Arc::new(Compute { exact: flags.exact, memory: facts.memory, device, ..compute }))
 }
 
 /// What there is to plan with.
@@ -192,9 +217,11 @@ fn stream(
 ) -> Result<Streamed> {
     let setting = Setting { scratch: flags.cache_scratch, ..Setting::new(&store.manifest().geometry, slots, scope) };
     let policies = flags.eviction.make(&setting, help)?;
-    let (cache, how, slots) = slots::cache(store, &setting, policies, &flags.reader)?;
+    let Slots { memory, reader, how, addresses } = Slots::new(store, setting.all_slots(), &flags.reader)?;
+    let geometry = &store.manifest().geometry;
+    let cache = Cache::new(geometry, &setting, policies, memory, reader, Box::new(store.clone()));
     let experts = Streaming::new(Routing::default(), cache, compute.clone(), flags.prefetch);
-    Ok(Streamed { experts, how, slots })
+    Ok(Streamed { experts, how, slots: addresses })
 }
 
 /// Experts through slots, with the help of others if there are any.
@@ -208,7 +235,7 @@ fn join(local: Streaming, store: &Arc<Store>, flags: &EngineFlags) -> Result<Pat
 }
 
 /// Who writes down what is chosen, and how the model chooses.
-fn recorder(to: &std::path::Path, decoder: &Decoder, flags: &EngineFlags) -> Result<(PathBuf, Recorder)> {
+fn recorder(to: &FilePath, decoder: &Decoder, flags: &EngineFlags) -> Result<(PathBuf, Recorder)> {
     let mut recorder = Recorder::new(decoder.geometry(), flags.trace_logits);
     recorder.say("routing", flags.routing.to_string());
     if flags.trace_logits {
@@ -219,7 +246,7 @@ fn recorder(to: &std::path::Path, decoder: &Decoder, flags: &EngineFlags) -> Res
 }
 
 /// The trained weights that a policy asks for.
-fn help(eviction: &EvictionSpec, model: &Model, evictor: Option<&std::path::Path>) -> Result<Help> {
+pub fn help(eviction: &EvictionSpec, model: &Model, evictor: Option<&FilePath>) -> Result<Help> {
     if eviction.name() != "learned" {
         return Ok(Help::default());
     }
@@ -249,174 +276,4 @@ pub fn deltas(spec: &RoutingSpec, model: &Model) -> Result<Option<Vec<f32>>> {
     }
     let blueprint = &model.blueprint;
     Ok(Some(Calibration::read(&path, &blueprint.model_type, &blueprint.geometry)?.delta))
-}
-
-impl Experts {
-    /// What passed through the cache, if there is one.
-    pub fn traffic(&self) -> Option<Traffic> {
-        self.streaming().map(Streaming::traffic)
-    }
-
-    /// Whether to remember what layers find in the cache.
-    #[cfg(feature = "serve")]
-    pub fn watch(&mut self, on: bool) {
-        match on {
-            true => {
-                self.visits.get_or_insert_default();
-            }
-            false => self.visits = None,
-        }
-    }
-
-    /// What layers found in the cache since the last call.
-    #[cfg(feature = "serve")]
-    pub fn visits(&mut self) -> Vec<(LayerIdx, Visit)> {
-        self.visits.as_mut().map(std::mem::take).unwrap_or_default()
-    }
-
-    /// Which experts are in memory; `None` if all are.
-    #[cfg(feature = "serve")]
-    pub fn residency(&self) -> Option<&dyn larder_core::Residency> {
-        self.streaming().map(Streaming::residency)
-    }
-
-    /// What routing did, if it chose otherwise than the model.
-    pub fn routing(&self) -> Option<&Routing> {
-        self.streaming().map(Streaming::routing)
-    }
-
-    /// Who else computed experts, in words and for a program; `None` if nobody was to.
-    pub fn others(&self) -> Option<(String, Value)> {
-        match &self.path {
-            Path::AllResident(_) | Path::Streaming(_) => None,
-            #[cfg(feature = "edge")]
-            Path::Edge(edge) => {
-                let report = edge.report();
-                Some((report.sentence(), serde_json::to_value(&report).expect("text and numbers are JSON")))
-            }
-        }
-    }
-
-    /// Chooses in this way from now on, if experts pass through slots.
-    pub fn set_routing(&mut self, routing: Routing) {
-        if let Some(streaming) = self.streaming_mut() {
-            streaming.set_routing(routing);
-        }
-    }
-
-    /// Chooses by this strategy from now on.
-    pub fn route_by(&mut self, spec: &RoutingSpec, decoder: &Decoder, model: &Model) -> Result<()> {
-        let routing = match spec.is_lossless() {
-            true => Routing::default(),
-            false => {
-                let deltas = deltas(spec, model)?;
-                let router = spec.make(decoder.geometry().moe_layers.len(), deltas.as_deref())?;
-                decoder.gates().try_for_each(|gate| router.suits(gate))?;
-                Routing::lossy(router)
-            }
-        };
-        match self.streaming_mut() {
-            Some(streaming) => streaming.set_routing(routing),
-            None if spec.is_lossless() => {}
-            None => bail!(
-                "--routing {spec} chooses by what is in the slots of a store, and {} is read whole",
-                model.source().path().display()
-            ),
-        }
-        Ok(())
-    }
-
-    /// Lets this policy say who leaves from now on; `evictor` has its trained weights, if not the model itself.
-    pub fn evict_by(&mut self, spec: &EvictionSpec, model: &Model, evictor: Option<&std::path::Path>) -> Result<()> {
-        let help = help(spec, model, evictor)?;
-        let Some(streaming) = self.streaming_mut() else {
-            bail!("nobody leaves: all experts of {} are in memory", model.source().path().display())
-        };
-        Ok(streaming.set_eviction(|setting| spec.make(setting, &help))?)
-    }
-
-    /// What comes has nothing to do with what was.
-    pub fn new_sequence(&mut self) {
-        if let Some(streaming) = self.streaming_mut() {
-            streaming.new_sequence();
-        }
-        if let Some((_, recorder)) = &mut self.recorder {
-            recorder.new_sequence();
-        }
-    }
-
-    /// Writes what was recorded, if anything was to be.
-    pub fn write_trace(&mut self, note: &str) -> Result<()> {
-        let Some((path, recorder)) = self.recorder.take() else { return Ok(()) };
-        let mut trace = recorder.into_trace()?;
-        trace.meta.insert("source".into(), note.into());
-        trace.write(&path)?;
-        eprintln!("trace: {} tokens in {}", trace.tokens(), path.display());
-        Ok(())
-    }
-
-    fn path(&self) -> &dyn ExpertPath {
-        match &self.path {
-            Path::AllResident(all) => all.as_ref(),
-            Path::Streaming(streaming) => streaming.as_ref(),
-            #[cfg(feature = "edge")]
-            Path::Edge(edge) => edge.as_ref(),
-        }
-    }
-
-    fn path_mut(&mut self) -> &mut dyn ExpertPath {
-        match &mut self.path {
-            Path::AllResident(all) => all.as_mut(),
-            Path::Streaming(streaming) => streaming.as_mut(),
-            #[cfg(feature = "edge")]
-            Path::Edge(edge) => edge.as_mut(),
-        }
-    }
-
-    /// What passes through slots, if anything does.
-    fn streaming(&self) -> Option<&Streaming> {
-        match &self.path {
-            Path::AllResident(_) => None,
-            Path::Streaming(streaming) => Some(streaming),
-            #[cfg(feature = "edge")]
-            Path::Edge(edge) => Some(edge.local()),
-        }
-    }
-
-    fn streaming_mut(&mut self) -> Option<&mut Streaming> {
-        match &mut self.path {
-            Path::AllResident(_) => None,
-            Path::Streaming(streaming) => Some(streaming),
-            #[cfg(feature = "edge")]
-            Path::Edge(edge) => Some(edge.local_mut()),
-        }
-    }
-}
-
-impl ExpertPath for Experts {
-    fn forward(&mut self, call: &Call, out: &mut [f32]) -> Result<Routed, ModelError> {
-        let routed = self.path_mut().forward(call, out)?;
-        if let Some((_, recorder)) = &mut self.recorder {
-            recorder.note(call, &routed);
-        }
-        if self.visits.is_some() {
-            let visit = match self.streaming() {
-                Some(streaming) => streaming.last_visit().clone(),
-                None => {
-                    let hits = distinct(&routed.ids, call.gate.experts).iter().map(|e| e.index()).collect();
-                    Visit { hits, ..Visit::default() }
-                }
-            };
-            self.visits.get_or_insert_default().push((call.layer, visit));
-        }
-        Ok(routed)
-    }
-
-    fn looks_ahead(&self) -> bool {
-        self.path().looks_ahead()
-    }
-
-    fn expect(&mut self, layer: LayerIdx, gate: &Gate, logits: &[f32]) {
-        self.path_mut().expect(layer, gate, logits);
-    }
 }

@@ -14,6 +14,8 @@ mod doctor;
 #[cfg(feature = "edge")]
 mod edge;
 mod engine;
+mod experts;
+mod gpu;
 mod load;
 mod lock;
 mod memory;
@@ -26,6 +28,7 @@ mod probe;
 mod progress;
 mod slots;
 mod telemetry;
+mod tiers;
 
 pub use open::Model;
 

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use larder_core::Blueprint;
+use larder_core::{Blueprint, TensorSpec};
 use larder_engine::{ChatTemplate, GenerationConfig, Tokenizer, TokenizerConfig};
 use larder_model::{AllResident, Compute, Decoder};
 use larder_store::reader::Slot;
@@ -17,6 +17,9 @@ use crate::{load, models};
 
 /// Where the demo model is in the project.
 const DEMO: &str = "models/demo";
+
+/// The embedding, of which a token takes a row.
+const EMBEDDING: &str = "model.embed_tokens.weight";
 
 /// The demo model: in the present folder or above it, else above the program itself.
 pub fn default_model() -> PathBuf {
@@ -132,12 +135,26 @@ impl Model {
     /// Bytes of the resident weights that every token reads: all of them, but of an embedding that is not the head as
     /// well only a row.
     pub fn touched_resident(&self) -> Result<u64> {
-        let embedding = self
-            .source()
-            .meta("model.embed_tokens.weight")
-            .filter(|_| self.blueprint.resident.iter().any(|t| t.name == "lm_head.weight"));
+        let embedding = self.source().meta(EMBEDDING).filter(|_| self.has_own_head());
         let (resident, _) = self.bytes()?;
         Ok(resident - embedding.map_or(0, |m| m.bytes as u64))
+    }
+
+    /// Bytes of the resident weights that a device keeps, which products have, and of those that stay in memory: small
+    /// ones, and the embedding, also where it is the head as well.
+    pub fn resident_on_device(&self) -> Result<(u64, u64)> {
+        let (all, _) = self.bytes()?;
+        let product = |t: &&TensorSpec| t.product;
+        let bytes = |t: &TensorSpec| self.source().meta(&t.name).map_or(0, |m| m.bytes as u64);
+        let products: u64 = self.blueprint.resident.iter().filter(product).map(bytes).sum();
+        let embedding = self.source().meta(EMBEDDING).map_or(0, |m| m.bytes as u64);
+        let (there, here) = (products, all - products + embedding);
+        Ok(if self.has_own_head() { (there - embedding, here) } else { (there, here) })
+    }
+
+    /// Whether the head is a matrix of its own, and not the embedding.
+    fn has_own_head(&self) -> bool {
+        self.blueprint.resident.iter().any(|t| t.name == "lm_head.weight")
     }
 
     /// The decoder with its resident weights, computing by `compute`.

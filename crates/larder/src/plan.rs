@@ -9,6 +9,8 @@ use serde_json::{Value, json};
 use crate::cli::EngineFlags;
 use crate::print;
 
+pub mod tiers;
+
 /// Left over, for what the system does on the process's behalf and for what nobody thought of.
 const SPARE_BYTES: u64 = 64 << 20;
 /// But no more than this part of what is available: a small control group has no such surprises.
@@ -102,6 +104,23 @@ impl Facts<'_> {
         }
     }
 
+    /// Slots per layer, or in all, for so many experts of each layer.
+    fn slots_of(&self, per_layer: usize, scope: Scope) -> usize {
+        let geometry = &self.blueprint.geometry;
+        match scope {
+            Scope::Layer => per_layer.min(geometry.experts),
+            Scope::Global => per_layer.saturating_mul(self.layers()).min(geometry.expert_count()),
+        }
+    }
+
+    /// Experts of each layer for which so many slots are.
+    fn per_layer(&self, slots: usize, scope: Scope) -> usize {
+        match scope {
+            Scope::Layer => slots,
+            Scope::Global => slots / self.layers(),
+        }
+    }
+
     fn bytes_of(&self, slots: usize, scope: Scope) -> u64 {
         slot_count(&self.blueprint.geometry, slots, scope) as u64 * self.slot
     }
@@ -128,16 +147,7 @@ impl Facts<'_> {
 /// Decides by what was asked for and what there is.
 pub fn decide(facts: &Facts, flags: &EngineFlags) -> Result<Plan> {
     let scope = flags.cache_scope.into();
-    let geometry = &facts.blueprint.geometry;
-    let asked = match (flags.cache_experts, flags.cache_mem) {
-        (Some(per_layer), _) => Some(match scope {
-            Scope::Layer => per_layer.min(geometry.experts),
-            Scope::Global => per_layer.saturating_mul(facts.layers()).min(geometry.expert_count()),
-        }),
-        (None, Some(bytes)) => Some(facts.slots_in(bytes.0, scope)),
-        (None, None) => None,
-    };
-    let slots = match (asked, facts.room()) {
+    let slots = match (asked(facts, flags), facts.room()) {
         (Some(slots), _) => slots,
         (None, Some(room)) if room < facts.all_experts() => facts.slots_in(room, scope),
         (None, _) => return Ok(Plan::AllResident),
@@ -150,6 +160,16 @@ pub fn decide(facts: &Facts, flags: &EngineFlags) -> Result<Plan> {
     Ok(Plan::Slots { slots, scope })
 }
 
+/// The slots in memory that somebody wants, if anybody does.
+fn asked(facts: &Facts, flags: &EngineFlags) -> Option<usize> {
+    let scope = flags.cache_scope.into();
+    match (flags.cache_experts, flags.cache_mem) {
+        (Some(per_layer), _) => Some(facts.slots_of(per_layer, scope)),
+        (None, Some(bytes)) => Some(facts.slots_in(bytes.0, scope)),
+        (None, None) => None,
+    }
+}
+
 fn check_fits(facts: &Facts, slots: usize, scope: Scope) -> Result<()> {
     let Some(room) = facts.room() else { return Ok(()) };
     let need = facts.bytes_of(slots, scope);
@@ -157,11 +177,7 @@ fn check_fits(facts: &Facts, slots: usize, scope: Scope) -> Result<()> {
         return Ok(());
     }
     let fits = facts.slots_in(room, scope);
-    let per_layer = match scope {
-        Scope::Layer => fits,
-        Scope::Global => fits / facts.layers(),
-    };
-    let nearest = match per_layer {
+    let nearest = match facts.per_layer(fits, scope) {
         0 => "not even one expert per layer would; a shorter context might".into(),
         n => format!("--cache-experts {n} would"),
     };
@@ -189,18 +205,9 @@ impl Plan {
 
     /// A few lines for a person.
     pub fn sentences(&self, facts: &Facts) -> String {
-        let all = facts.blueprint.geometry.expert_count();
         let held = match *self {
-            Plan::AllResident => format!("all {all} experts"),
-            Plan::Slots { slots, scope } => {
-                let total = slot_count(&facts.blueprint.geometry, slots, scope);
-                let share = 100.0 * total as f64 / all.max(1) as f64;
-                let cut = match scope {
-                    Scope::Layer => format!("{slots} per layer"),
-                    Scope::Global => "shared by all layers".into(),
-                };
-                format!("slots for {total} of {all} experts ({share:.0} %, {cut})")
-            }
+            Plan::AllResident => format!("all {} experts", facts.blueprint.geometry.expert_count()),
+            Plan::Slots { slots, scope } => held(facts, slots, scope),
         };
         let mut said = format!(
             "plan: {} = {} resident + {} context of {} + {} scratch + {} {held}",
@@ -218,8 +225,7 @@ impl Plan {
             let floor = facts.blueprint.geometry.top_k;
             said += &format!("\n      at least {floor} per layer, which one token uses");
             if let Some(room) = facts.room() {
-                let ceiling = facts.slots_in(room, scope) / if scope == Scope::Global { facts.layers() } else { 1 };
-                said += &format!("; at most {ceiling}, which fit");
+                said += &format!("; at most {}, which fit", facts.per_layer(facts.slots_in(room, scope), scope));
             }
             if self.thrashes(facts) {
                 said += "\n      warning: fewer than one token uses, so hardly any expert will be found in memory";
@@ -261,6 +267,18 @@ impl Plan {
     }
 }
 
+/// How many experts so many slots hold, for a person.
+fn held(facts: &Facts, slots: usize, scope: Scope) -> String {
+    let all = facts.blueprint.geometry.expert_count();
+    let total = slot_count(&facts.blueprint.geometry, slots, scope);
+    let share = 100.0 * total as f64 / all.max(1) as f64;
+    let cut = match scope {
+        Scope::Layer => format!("{slots} per layer"),
+        Scope::Global => "shared by all layers".into(),
+    };
+    format!("slots for {total} of {all} experts ({share:.0} %, {cut})")
+}
+
 #[cfg(test)]
 mod tests {
     use larder_core::{ExpertNames, Geometry, LayerIdx, MemoryNeed};
@@ -269,9 +287,9 @@ mod tests {
     use crate::cli::{ByteSize, ScopeFlag};
     use larder_policy::routing::RoutingSpec;
 
-    const MEGA: u64 = 1 << 20;
+    pub const MEGA: u64 = 1 << 20;
 
-    fn blueprint() -> Blueprint {
+    pub fn blueprint() -> Blueprint {
         let moe_layers = (0..4).map(LayerIdx).collect();
         Blueprint {
             model_type: "olmoe".into(),
@@ -285,11 +303,11 @@ mod tests {
     }
 
     /// What has to be available so that this much is left.
-    fn beside_spare(bytes: u64) -> u64 {
+    pub fn beside_spare(bytes: u64) -> u64 {
         (bytes * SPARE_SHARE).div_ceil(SPARE_SHARE - 1)
     }
 
-    fn flags(cache_experts: Option<usize>, cache_mem: Option<u64>, cache_scope: ScopeFlag) -> EngineFlags {
+    pub fn flags(cache_experts: Option<usize>, cache_mem: Option<u64>, cache_scope: ScopeFlag) -> EngineFlags {
         let (eviction, reader) = ("lru".parse().unwrap(), "auto".into());
         let cache_mem = cache_mem.map(ByteSize);
         let (prefetch, threads, pin, exact) = (0, None, false, false);
@@ -314,16 +332,15 @@ mod tests {
             exact,
             kv,
             mlock,
+            device: Default::default(),
             #[cfg(feature = "edge")]
             edge: Default::default(),
         }
     }
 
-    #[test]
-    fn memory_decides_unless_somebody_does() {
-        let blueprint = blueprint();
-        let facts = |available| Facts {
-            blueprint: &blueprint,
+    pub fn facts(blueprint: &Blueprint, available: Option<u64>) -> Facts<'_> {
+        Facts {
+            blueprint,
             memory: Memory::F16,
             resident: MEGA,
             slot: MEGA,
@@ -333,7 +350,13 @@ mod tests {
             chunk: 1,
             process: MEGA,
             available,
-        };
+        }
+    }
+
+    #[test]
+    fn memory_decides_unless_somebody_does() {
+        let blueprint = blueprint();
+        let facts = |available| facts(&blueprint, available);
         let (layer, global) = (ScopeFlag::Layer, ScopeFlag::Global);
         let enough = Some(beside_spare(40 * MEGA));
         let tight = Some(beside_spare(12 * MEGA));
@@ -355,19 +378,7 @@ mod tests {
     #[test]
     fn everything_is_in_the_total() {
         let blueprint = blueprint();
-        let (context, chunk, available) = (1024, 1, Some(beside_spare(40 * MEGA)));
-        let facts = Facts {
-            blueprint: &blueprint,
-            resident: MEGA,
-            slot: MEGA,
-            scratch_slots: 0,
-            context,
-            sequences: 2,
-            memory: Memory::F16,
-            chunk,
-            process: MEGA,
-            available,
-        };
+        let facts = Facts { sequences: 2, ..facts(&blueprint, Some(beside_spare(40 * MEGA))) };
         let plan = decide(&facts, &flags(Some(1), None, ScopeFlag::Layer)).unwrap();
         assert_eq!(plan.total(&facts), 4 * MEGA + facts.scratch() + 4 * MEGA);
         let said = plan.sentences(&facts);

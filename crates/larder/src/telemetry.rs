@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use larder_cache::Traffic;
+use larder_cache::tiers::TierTraffic;
 use larder_engine::{Step, Times};
 use serde_json::{Value, json};
 
@@ -14,7 +15,8 @@ use crate::memory;
 
 /// The columns of the file.
 const COLUMNS: &str = "step,phase,tokens,seconds,attention,routing,experts,waiting,computing,other,hits,awaited,misses,\
-                       evictions,demanded_bytes,guessed_bytes,device_busy,peak_bytes";
+                       evictions,demanded_bytes,guessed_bytes,device_busy,peak_bytes,gpu_hits,memory_hits,gpu_computed,\
+                       processor_computed,bytes_to_gpu,bytes_from_gpu";
 
 /// Adds up what passes, and writes a line for each step if that is wanted.
 pub struct Telemetry {
@@ -85,6 +87,7 @@ impl Telemetry {
 
 fn line(number: usize, phase: &str, step: &Step, passed: &Traffic) -> String {
     let s = |time: Duration| time.as_secs_f64();
+    let tiers = passed.tiers.unwrap_or_default();
     let (times, counts) = (step.times, passed.counts);
     let seconds = [
         step.time,
@@ -97,7 +100,7 @@ fn line(number: usize, phase: &str, step: &Step, passed: &Traffic) -> String {
     ];
     let seconds: Vec<String> = seconds.iter().map(|t| format!("{:.6}", s(*t))).collect();
     format!(
-        "{number},{phase},{},{},{},{},{},{},{},{},{:.3},{}",
+        "{number},{phase},{},{},{},{},{},{},{},{},{:.3},{},{},{},{},{},{},{}",
         step.tokens,
         seconds.join(","),
         counts.hits,
@@ -108,6 +111,12 @@ fn line(number: usize, phase: &str, step: &Step, passed: &Traffic) -> String {
         passed.guessed,
         s(passed.busy) / s(step.time).max(1e-9),
         memory::peak().unwrap_or_default(),
+        tiers.counts.device_hits,
+        tiers.counts.host_hits,
+        tiers.on_device,
+        tiers.on_host,
+        tiers.in_bytes,
+        tiers.out_bytes,
     )
 }
 
@@ -149,6 +158,30 @@ impl Totals {
             "seconds_products": s(times.products),
             "seconds_attending": s(times.attending),
             "cache": cache,
+            "tiers": traffic.tiers.map(|tiers| of_tiers(&tiers, *time)),
         })
     }
+}
+
+/// For a program.
+fn of_tiers(tiers: &TierTraffic, time: Duration) -> Value {
+    let share = |busy: Duration| busy.as_secs_f64() / time.as_secs_f64().max(1e-9);
+    let counts = tiers.counts;
+    json!({
+        "gpu_hits": counts.device_hits,
+        "memory_hits": counts.host_hits,
+        "awaited": counts.awaited,
+        "misses": counts.misses,
+        "gpu_computed": tiers.on_device,
+        "processor_computed": tiers.on_host,
+        "promotions": counts.promotions,
+        "demotions": counts.demotions,
+        "kept_in_memory": counts.kept,
+        "left_both": counts.lost,
+        "bytes_to_gpu": tiers.in_bytes,
+        "bytes_from_gpu": tiers.out_bytes,
+        "link_in_busy": share(tiers.in_busy),
+        "link_out_busy": share(tiers.out_busy),
+        "failed_copies": tiers.failed_copies,
+    })
 }

@@ -1,6 +1,6 @@
 //! Experts brought to where they are computed: on the device, or on the CPU where that is sooner.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use larder_core::{ExpertId, ExpertLayout, Geometry, LayerIdx, Residency};
 use larder_policy::eviction::Eviction;
@@ -10,6 +10,7 @@ use super::links::{Links, Supply};
 use super::{
     Costs, Device, DeviceError, Measured, Side, TierError, TierSetting, TierTraffic, Tiers, Whereabouts, Wish,
 };
+use crate::cache::Visit;
 use crate::ledger::SlotIndex;
 
 /// An expert that a layer's tokens chose.
@@ -63,12 +64,17 @@ impl TieredCache {
 
     /// What passed through so far.
     pub fn traffic(&self) -> TierTraffic {
-        TierTraffic { counts: self.links.tiers.counts(), ..self.links.traffic }
+        self.links.traffic()
     }
 
     /// What copying and computing take.
     pub fn costs(&self) -> &Costs {
         &self.links.costs
+    }
+
+    /// What the last visit found: hits are those in either tier, evicted are who left both.
+    pub fn last_visit(&self) -> &Visit {
+        self.links.tiers.last_visit()
     }
 
     /// What routing may know.
@@ -101,6 +107,15 @@ impl TieredCache {
         self.links.shards.layout(layer)
     }
 
+    /// What `layer` will probably want, likeliest first. The first `most` of them that are in neither tier are read into
+    /// memory as soon as the SSD would idle; what was expected before and not begun is forgotten.
+    pub fn expect(&mut self, layer: LayerIdx, experts: &[ExpertId], most: usize) {
+        let (row, tiers) = (self.row(layer), &self.links.tiers);
+        let absent =
+            experts.iter().map(|e| (row, e.index())).filter(|(row, e)| tiers.find(*row, *e) == Whereabouts::Absent);
+        self.links.guesses = absent.take(most).collect();
+    }
+
     /// Hands each of `wanted` (distinct, in order of rank) to `work` once: those on the device together and first, the
     /// others where and when they can be computed soonest. Each is read at most once. `logits` are what the layer's
     /// router said if it chose for one token, else empty.
@@ -116,18 +131,18 @@ impl TieredCache {
         let row = self.row(layer);
         let experts: Vec<usize> = wanted.iter().map(|w| w.expert.index()).collect();
         self.links.tiers.begin(row, &experts, logits);
-        let mut visit = Visit { links: &mut self.links, layer, row, rest: wanted.to_vec(), on_host: Vec::new() };
-        let outcome = visit.serve(work);
+        let mut service = Service { links: &mut self.links, layer, row, rest: wanted.to_vec(), on_host: Vec::new() };
+        let outcome = service.serve(work);
         match outcome {
-            Ok(()) => visit.promote_best(),
-            Err(_) => visit.give_up(),
+            Ok(()) => service.promote_best(),
+            Err(_) => service.give_up(),
         }
         outcome
     }
 }
 
 /// A layer's experts on their way.
-struct Visit<'a> {
+struct Service<'a> {
     links: &'a mut Links,
     layer: LayerIdx,
     row: usize,
@@ -137,7 +152,7 @@ struct Visit<'a> {
     on_host: Vec<usize>,
 }
 
-impl Visit<'_> {
+impl Service<'_> {
     fn serve(&mut self, work: &mut dyn Work) -> Result<(), TierError> {
         while !self.rest.is_empty() {
             self.begin_reads();
@@ -159,7 +174,9 @@ impl Visit<'_> {
         let tiers = &self.links.tiers;
         let experts = self.rest.iter().map(|w| w.expert.index());
         let absent: Vec<usize> = experts.filter(|e| tiers.find(self.row, *e) == Whereabouts::Absent).collect();
-        self.links.read(self.row, absent.into_iter());
+        if self.links.read(self.row, absent.into_iter()) {
+            self.links.guess_if_idle();
+        }
     }
 
     /// Begins to copy those in memory that are done sooner on the device, and returns the others.
@@ -192,7 +209,9 @@ impl Visit<'_> {
         if group.is_empty() {
             return false;
         }
+        let start = Instant::now();
         let took = work.device(self.links.shards.layout(self.layer), &group);
+        self.links.traffic.computed += start.elapsed();
         self.links.traffic.on_device += group.len() as u64;
         self.finish(Side::Device, &there, took);
         true
@@ -207,8 +226,10 @@ impl Visit<'_> {
             _ => unreachable!("what is wanted in memory stays there"),
         };
         let group: Vec<_> = experts.iter().map(bytes).collect();
+        let start = Instant::now();
         let took = work.host(self.links.shards.layout(self.layer), &group);
-        self.links.traffic.on_host += group.len() as u64;
+        self.links.traffic.computed += start.elapsed();
+        self.links.traffic.on_host += experts.len() as u64;
         self.on_host.extend(experts.iter().map(|w| w.expert.index()));
         self.finish(Side::Host, experts, took);
         true

@@ -1,6 +1,6 @@
 //! A double for tests: a device whose memory is a few vectors, and everything that can go wrong with one, by seed.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use super::{Device, DeviceError, Direction, Transfer, Transferred};
@@ -11,16 +11,53 @@ const RUBBISH: u8 = 0xA5;
 
 /// The slots of a device, to be looked at from outside.
 #[derive(Clone, Default)]
-pub struct DeviceSlots(Arc<Mutex<Vec<Vec<u8>>>>);
+pub struct DeviceSlots(Arc<Mutex<Vec<SlotDouble>>>);
+
+#[derive(Clone)]
+struct SlotDouble {
+    bytes: Vec<u8>,
+    /// Who has begun to compute with these bytes and has not looked at them yet.
+    begun: Vec<Arc<OnceLock<Vec<u8>>>>,
+}
+
+/// Computing with a slot that has begun: whenever it happens, the bytes are those of before the next copy into the slot.
+pub struct Begun {
+    slots: DeviceSlots,
+    at: SlotIndex,
+    saved: Arc<OnceLock<Vec<u8>>>,
+}
 
 impl DeviceSlots {
     /// The bytes of a slot.
     pub fn bytes(&self, at: SlotIndex) -> Vec<u8> {
-        self.lock()[at].clone()
+        self.lock()[at].bytes.clone()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Vec<u8>>> {
+    /// Computing with a slot begins.
+    pub fn begin(&self, at: SlotIndex) -> Begun {
+        let saved = Arc::new(OnceLock::new());
+        self.lock()[at].begun.push(saved.clone());
+        Begun { slots: self.clone(), at, saved }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<SlotDouble>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Begun {
+    /// The bytes that are computed with.
+    pub fn bytes(self) -> Vec<u8> {
+        match self.saved.get() {
+            Some(saved) => saved.clone(),
+            None => self.slots.bytes(self.at),
+        }
+    }
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        self.slots.lock()[self.at].begun.retain(|saved| !Arc::ptr_eq(saved, &self.saved));
     }
 }
 
@@ -31,6 +68,7 @@ pub struct DeviceDouble {
     free_bytes: u64,
     overtaken_max: u64,
     seconds_per_byte: f64,
+    heedless: bool,
     /// One copy in so many fails, by chance: in and out; 0 for none.
     failing: [u64; 2],
     random: u64,
@@ -47,6 +85,7 @@ impl DeviceDouble {
             free_bytes,
             overtaken_max: 0,
             seconds_per_byte: 0.0,
+            heedless: false,
             failing: [0, 0],
             random: seed,
             submitted: 0,
@@ -66,6 +105,12 @@ impl DeviceDouble {
         self
     }
 
+    /// A broken one, whose copies do not wait for computing that has begun.
+    pub fn heedless(mut self) -> Self {
+        self.heedless = true;
+        self
+    }
+
     /// How fast the link is said to be.
     pub fn link(mut self, seconds_per_byte: f64) -> Self {
         self.seconds_per_byte = seconds_per_byte;
@@ -82,7 +127,11 @@ impl DeviceDouble {
         let one_in = self.failing[direction as usize];
         let fails = one_in > 0 && self.below(one_in) == 0;
         let mut slots = self.slots.lock();
-        let (here, there) = (&mut transfer.slot[..len], &mut slots[at][..len]);
+        let SlotDouble { bytes, begun } = &mut slots[at];
+        if direction == Direction::In && !self.heedless {
+            begun.drain(..).for_each(|saved| saved.set(bytes.clone()).expect("bytes are saved once"));
+        }
+        let (here, there) = (&mut transfer.slot[..len], &mut bytes[..len]);
         match (direction, fails) {
             (Direction::In, false) => there.copy_from_slice(here),
             (Direction::Out, false) => here.copy_from_slice(there),
@@ -111,7 +160,7 @@ impl Device for DeviceDouble {
         if slots as u64 * slot_bytes as u64 > free_bytes {
             return Err(DeviceError::OutOfMemory { slots, slot_bytes, free_bytes });
         }
-        *self.slots.lock() = vec![vec![0; slot_bytes]; slots];
+        *self.slots.lock() = vec![SlotDouble { bytes: vec![0; slot_bytes], begun: Vec::new() }; slots];
         Ok(())
     }
 
@@ -170,6 +219,27 @@ mod tests {
         assert_eq!(late(1), late(1));
         assert_ne!(late(1), late(2));
         assert_ne!(late(1), order(DeviceDouble::new(1 << 20, 1)));
+    }
+
+    #[test]
+    fn computing_that_has_begun_sees_the_bytes_of_then() {
+        for heedless in [false, true] {
+            let mut device = DeviceDouble::new(1 << 20, 1);
+            device.heedless = heedless;
+            device.allocate(1, SHARD_ALIGN).unwrap();
+            let slots = device.slots();
+            let (_, mut memory) = Arena::new(1, SHARD_ALIGN).unwrap();
+            let (mut slot, mut begun) = (memory.remove(0), Vec::new());
+            for round in 1..4 {
+                slot.fill(round);
+                device.submit(Transfer { direction: Direction::In, slot, at: 0, len: SHARD_ALIGN, tag: 0 });
+                slot = device.wait().unwrap().slot;
+                begun.push(slots.begin(0));
+            }
+            let saw: Vec<u8> = begun.into_iter().map(|begun| begun.bytes()[0]).collect();
+            assert_eq!(saw, if heedless { [3, 3, 3] } else { [1, 2, 3] });
+            assert!(slots.lock()[0].begun.is_empty());
+        }
     }
 
     #[test]

@@ -12,6 +12,7 @@ use super::{
 };
 use crate::cache::Shards;
 use crate::ledger::SlotIndex;
+use crate::traffic::Busy;
 
 /// Why an expert could not be had.
 #[derive(Debug, thiserror::Error)]
@@ -56,12 +57,18 @@ pub(super) struct Links {
     /// The decoder layers that have experts.
     pub layers: Vec<LayerIdx>,
     experts: usize,
+    /// Before the slots, which it may have page-locked: it lets go of them first.
+    device: Box<dyn Device>,
     /// `None` while a slot is with the reader or the device.
     slots: Vec<Option<Slot>>,
     reader: Box<dyn Reader>,
-    device: Box<dyn Device>,
     /// Reads that the reader had no room for.
     waiting: VecDeque<Read>,
+    /// How many of the reads under way are not guesses.
+    demanded: usize,
+    /// What will probably be wanted next: row and expert, likeliest first.
+    pub guesses: VecDeque<(usize, usize)>,
+    busy: Busy,
     /// Bytes that are on their way to the device.
     queued_bytes: usize,
 }
@@ -99,8 +106,16 @@ impl Links {
             reader,
             device,
             waiting: VecDeque::new(),
+            demanded: 0,
+            guesses: VecDeque::new(),
+            busy: Busy::default(),
             queued_bytes: 0,
         })
+    }
+
+    /// What passed through so far.
+    pub fn traffic(&self) -> TierTraffic {
+        TierTraffic { counts: self.tiers.counts(), read_busy: self.busy.total(), ..self.traffic }
     }
 
     /// Bytes of an expert of this row.
@@ -124,17 +139,40 @@ impl Links {
         &slot[..self.bytes(row)]
     }
 
-    /// Begins to read those of `experts` that are absent, as far as there are slots.
-    pub fn read(&mut self, row: usize, experts: impl Iterator<Item = usize>) {
+    /// Begins to read absent experts, as far as there are slots, and says whether there were for all.
+    pub fn read(&mut self, row: usize, experts: impl Iterator<Item = usize>) -> bool {
+        let mut slots_for_all = true;
         for expert in experts {
-            let Some(at) = self.tiers.read(row, expert) else { break };
-            let (len, offset) = (self.bytes(row), self.shards.data_start());
-            let slot = self.slots[at].take().expect("a slot that is given out is here");
-            self.traffic.read_bytes += len as u64;
-            let shard = row * self.experts + expert;
-            self.waiting.push_back(Read { shard, offset, len, slot, tag: shard as u64 });
+            let Some(at) = self.tiers.read(row, expert) else {
+                slots_for_all = false;
+                break;
+            };
+            self.demanded += 1;
+            self.traffic.read_bytes += self.bytes(row) as u64;
+            self.begin_read(row, expert, at, false);
         }
         self.submit_reads();
+        slots_for_all
+    }
+
+    /// Reads what is expected while nothing that is wanted is being read.
+    pub fn guess_if_idle(&mut self) {
+        while self.demanded == 0
+            && self.reader.in_flight() < self.reader.capacity()
+            && let Some((row, expert)) = self.guesses.pop_front()
+        {
+            let Some(at) = self.tiers.guess(row, expert) else { continue };
+            self.traffic.guessed_bytes += self.bytes(row) as u64;
+            self.begin_read(row, expert, at, true);
+            self.submit_reads();
+        }
+    }
+
+    fn begin_read(&mut self, row: usize, expert: usize, at: SlotIndex, guess: bool) {
+        let (len, offset) = (self.bytes(row), self.shards.data_start());
+        let slot = self.slots[at].take().expect("a slot that is given out is here");
+        let shard = row * self.experts + expert;
+        self.waiting.push_back(Read { shard, offset, len, slot, tag: (shard as u64) << 1 | u64::from(guess) });
     }
 
     /// Begins to copy an expert to the device, if there is a slot for it.
@@ -157,6 +195,7 @@ impl Links {
     fn submit_reads(&mut self) {
         if !self.waiting.is_empty() {
             self.reader.submit(&mut self.waiting);
+            self.busy.is(self.reader.in_flight() > 0);
         }
     }
 
@@ -176,7 +215,9 @@ impl Links {
     }
 
     fn arrived(&mut self, Done { slot, tag, result }: Done) -> Landed {
-        let (row, expert) = self.named(tag);
+        let (row, expert) = self.named(tag >> 1);
+        self.demanded -= usize::from(tag & 1 == 0);
+        self.busy.is(self.reader.in_flight() > 0);
         let at = slot.index();
         self.slots[at] = Some(slot);
         let layer = self.layers[row];

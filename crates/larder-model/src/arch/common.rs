@@ -88,7 +88,7 @@ impl Basics {
             return w.linear("lm_head", self.vocab, self.hidden, self.head_bias);
         }
         let bias = if self.head_bias { Some(w.tensor("lm_head.bias", &[self.vocab])?) } else { None };
-        Ok(Linear::new(embed.clone(), bias))
+        Linear::new(embed.clone(), bias)
     }
 
     pub fn geometry(&self, moe_layers: Vec<usize>, experts: usize, top_k: usize, inter: usize) -> Result<Geometry> {

@@ -1,10 +1,13 @@
-use candle_core::cpu::erf::erf_f32;
-use larder_kernels::exp;
+use std::f32::consts::FRAC_1_SQRT_2;
+
+use larder_kernels::{erf, exp, tanh};
 
 use crate::config::bad;
 use crate::error::Result;
 
-/// How the gate and up products of an MLP become one.
+/// How the gate and up products of an MLP become one. What is no number stays so.
+///
+/// Only with operations that every machine rounds alike: a GPU computes the same steps.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Activation {
     /// `silu(gate) · up`
@@ -41,12 +44,13 @@ impl Activation {
         let each = |gate: &mut [f32], f: fn(f32) -> f32| gate.iter_mut().zip(up).for_each(|(g, u)| *g = f(*g) * u);
         match self {
             Activation::Silu => each(gate, silu),
-            Activation::Gelu => each(gate, |g| 0.5 * g * (1.0 + erf_f32(g * std::f32::consts::FRAC_1_SQRT_2))),
+            Activation::Gelu => each(gate, gelu),
             Activation::GeluTanh => each(gate, gelu_tanh),
-            Activation::Relu => each(gate, |g| g.max(0.0)),
+            Activation::Relu => each(gate, |g| if g < 0.0 { 0.0 } else { g }),
             Activation::ClampedSwiglu { alpha, limit } => {
                 for (g, u) in gate.iter_mut().zip(up) {
-                    let (gate, up) = (g.min(limit), u.clamp(-limit, limit));
+                    let gate = if *g > limit { limit } else { *g };
+                    let up = u.clamp(-limit, limit);
                     *g = (up + 1.0) * gate * sigmoid(alpha * gate);
                 }
             }
@@ -64,9 +68,13 @@ pub fn silu(x: f32) -> f32 {
     x * sigmoid(x)
 }
 
+fn gelu(x: f32) -> f32 {
+    0.5 * x * (1.0 + erf(x * FRAC_1_SQRT_2))
+}
+
 fn gelu_tanh(x: f32) -> f32 {
-    let inner = (2.0 / std::f32::consts::PI).sqrt() * (x + 0.044715 * x * x * x);
-    0.5 * x * (1.0 + inner.tanh())
+    const SQRT_2_BY_PI: f32 = 0.797_884_6;
+    0.5 * x * (1.0 + tanh(SQRT_2_BY_PI * (x + 0.044715 * x * x * x)))
 }
 
 #[cfg(test)]

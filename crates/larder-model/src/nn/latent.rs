@@ -4,7 +4,7 @@ use larder_kernels::Look;
 
 use super::{LayerState, Mixer, Norm, Pass, Rotary, Visible};
 use crate::error::Result;
-use crate::matrix::{Linear, Matrix, with_f32};
+use crate::matrix::{Linear, Placed, with_f32};
 use crate::weights::Weights;
 
 /// Heads and widths of latent attention.
@@ -34,8 +34,8 @@ pub struct Latent {
     q: Query,
     kv_a: Linear,           // [kv_rank + rope, hidden]
     kv_norm: Norm,          // [kv_rank]
-    to_latent: Vec<Matrix>, // heads × [kv_rank, nope]
-    to_value: Vec<Matrix>,  // heads × [value, kv_rank]
+    to_latent: Vec<Placed>, // heads × [kv_rank, nope]
+    to_value: Vec<Placed>,  // heads × [value, kv_rank]
     o: Linear,              // [hidden, heads · value]
     rotary: Rotary,
     scale: f64,
@@ -84,7 +84,7 @@ impl Latent {
             Query::Low(a, norm, b) => b.forward(&norm.forward(&a.forward(x)?)?)?,
         };
         let q = q.reshape((pass.tokens, heads, nope + rope))?;
-        let latent = Matrix::forward_heads(&self.to_latent, &q.narrow(2, 0, nope)?)?; // [n, heads, kv_rank]
+        let latent = Placed::forward_heads(&self.to_latent, &q.narrow(2, 0, nope)?)?; // [n, heads, kv_rank]
         let rotated = self.rotary.apply(&q.narrow(2, nope, rope)?.contiguous()?, pass)?;
         Ok(Tensor::cat(&[latent, rotated], D::Minus1)?)
     }
@@ -120,7 +120,7 @@ impl Mixer for Latent {
             self.o.compute().attend(&look, &mut mixed);
         })?;
         let mixed = Tensor::from_vec(mixed, (n, heads, kv_rank), &Device::Cpu)?;
-        let mixed = Matrix::forward_heads(&self.to_value, &mixed)?; // [n, heads, value]
+        let mixed = Placed::forward_heads(&self.to_value, &mixed)?; // [n, heads, value]
         self.o.forward(&mixed.reshape((n, heads * value))?)
     }
 

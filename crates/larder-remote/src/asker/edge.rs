@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use larder_cache::Traffic;
 use larder_core::{ExpertId, Gate, LayerIdx};
-use larder_engine::Streaming;
+use larder_engine::{Cached, Streaming};
 use larder_model::{Call, ExpertPath, ModelError, Routed, distinct};
 
 use crate::agreed::MOST_TOKENS;

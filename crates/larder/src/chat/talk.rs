@@ -12,7 +12,7 @@ use super::interrupt::Interrupt;
 use super::settings::Settings;
 use super::show::{Pen, Screen};
 use super::thinking::{Part, Splitter};
-use crate::engine::Experts;
+use crate::experts::Experts;
 use crate::open::Text;
 use crate::telemetry::Totals;
 

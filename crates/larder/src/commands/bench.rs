@@ -9,9 +9,11 @@ use larder_store::Store;
 use serde_json::{Value, json};
 
 use crate::cli::{Bench, EngineFlags};
-use crate::engine::{Engine, Experts, slot_bytes};
+use crate::engine::{Engine, slot_bytes};
+use crate::experts::Experts;
 use crate::open::Model;
 use crate::telemetry::Totals;
+use crate::tiers::OnGpu;
 use crate::{print, probe};
 
 /// Measures reading a prompt and writing on, and how near that comes to what the machine allows.
@@ -23,13 +25,15 @@ pub fn run(args: &Bench) -> Result<()> {
     }
     let limits = Limits::measure(&model, &args.engine)?;
     let mut engine = Engine::start(&model, &args.engine, need)?;
+    let limits = Limits { gpu: engine.gpu, ..limits };
     let mut series = vec![("as planned", measure(&mut engine, args)?)];
     if args.vs_resident {
         engine.all_resident(&model)?;
         series.push(("all in memory", measure(&mut engine, args)?));
     }
     if args.json {
-        let rows: Vec<Value> = series.iter().map(|(name, runs)| json!({"name": name, "runs": rows(runs)})).collect();
+        let rows: Vec<Value> =
+            series.iter().map(|(name, runs)| json!({"name": name, "runs": rows(runs, &limits)})).collect();
         println!("{}", json!({"limits": limits.json(), "plan": engine.plan, "series": rows}));
         return Ok(());
     }
@@ -42,42 +46,82 @@ pub fn run(args: &Bench) -> Result<()> {
 struct Limits {
     memory: f64,
     ssd: Option<f64>,
-    /// Bytes that every token reads from memory.
-    touched: f64,
+    gpu: Option<OnGpu>,
+    /// Bytes of the resident weights that every token reads.
+    resident: f64,
+    /// Bytes of an expert.
+    expert: f64,
+    /// Experts that every token reads.
+    experts: f64,
 }
 
 impl Limits {
     fn measure(model: &Model, flags: &EngineFlags) -> Result<Self> {
         let ssd = |store: &Arc<Store>| probe::ssd_rate(store, &flags.reader).map(|(rate, _)| rate);
         let geometry = &model.blueprint.geometry;
-        let per_token = slot_bytes(model)? * (geometry.top_k * geometry.moe_layers.len()) as u64;
         Ok(Limits {
             memory: probe::memory_rate(flags.threads()),
             ssd: model.store().map(ssd).transpose()?,
-            touched: (model.touched_resident()? + per_token) as f64,
+            gpu: None,
+            resident: model.touched_resident()? as f64,
+            expert: slot_bytes(model)? as f64,
+            experts: (geometry.top_k * geometry.moe_layers.len()) as f64,
         })
     }
 
-    /// The least time that writing could have taken: the slower of memory and SSD.
-    fn least(&self, run: &Run) -> f64 {
-        let memory = run.decode.tokens as f64 * self.touched / self.memory;
-        let ssd = self.ssd.map_or(0.0, |rate| run.decode.traffic.bytes() as f64 / rate);
-        memory.max(ssd)
+    /// Bytes that every token reads, wherever they are.
+    fn touched(&self) -> f64 {
+        self.resident + self.experts * self.expert
+    }
+
+    /// The least time that writing could have taken by each link, and its name.
+    fn least(&self, run: &Run) -> Vec<(&'static str, f64)> {
+        let Totals { tokens, traffic, .. } = run.decode;
+        let ssd = self.ssd.map(|rate| ("SSD", traffic.bytes() as f64 / rate));
+        let (Some(gpu), Some(tiers)) = (self.gpu, traffic.tiers) else {
+            let memory = tokens as f64 * self.touched() / self.memory;
+            return [("memory", memory)].into_iter().chain(ssd).collect();
+        };
+        let on_gpu = tokens as f64 * gpu.resident as f64 + tiers.on_device as f64 * self.expert;
+        let here = [
+            ("VRAM", on_gpu / gpu.rates.vram),
+            ("to the GPU", tiers.in_bytes as f64 / gpu.rates.link_in),
+            ("from the GPU", tiers.out_bytes as f64 / gpu.rates.link_out),
+            ("memory", tiers.on_host as f64 * self.expert / self.memory),
+        ];
+        here.into_iter().chain(ssd).collect()
+    }
+
+    /// The slowest of them.
+    fn slowest(&self, run: &Run) -> (&'static str, f64) {
+        let least = self.least(run);
+        least.into_iter().max_by(|a, b| a.1.total_cmp(&b.1)).expect("memory is always one of them")
     }
 
     fn sentence(&self) -> String {
-        let memory = print::bytes(self.memory as u64);
-        match self.ssd {
-            Some(rate) => format!("memory {memory}/s, SSD {}/s at the size of an expert", print::bytes(rate as u64)),
-            None => format!("memory {memory}/s"),
+        let per_second = |rate: f64| format!("{}/s", print::bytes(rate as u64));
+        let mut said = format!("memory {}", per_second(self.memory));
+        if let Some(OnGpu { rates, .. }) = self.gpu {
+            let [vram, to, from] = [rates.vram, rates.link_in, rates.link_out].map(per_second);
+            said += &format!(", GPU {vram} of its own, {to} to it and {from} back");
         }
+        if let Some(rate) = self.ssd {
+            said += &format!(", SSD {} at the size of an expert", per_second(rate));
+        }
+        said
     }
 
     fn json(&self) -> Value {
         json!({
             "memory_bytes_per_second": self.memory,
             "ssd_bytes_per_second": self.ssd,
-            "bytes_touched_per_token": self.touched,
+            "bytes_touched_per_token": self.touched(),
+            "gpu": self.gpu.map(|gpu| json!({
+                "vram_bytes_per_second": gpu.rates.vram,
+                "to_gpu_bytes_per_second": gpu.rates.link_in,
+                "from_gpu_bytes_per_second": gpu.rates.link_out,
+                "resident_bytes": gpu.resident,
+            })),
         })
     }
 }
@@ -133,8 +177,12 @@ impl Meter {
     }
 }
 
-fn rows(runs: &[Run]) -> Vec<Value> {
-    let row = |run: &Run| json!({"prompt": run.prompt.json(run.streams), "decode": run.decode.json(run.streams)});
+fn rows(runs: &[Run], limits: &Limits) -> Vec<Value> {
+    let row = |run: &Run| {
+        let least: serde_json::Map<_, _> = limits.least(run).into_iter().map(|(n, s)| (n.into(), json!(s))).collect();
+        let (prompt, decode) = (run.prompt.json(run.streams), run.decode.json(run.streams));
+        json!({"prompt": prompt, "decode": decode, "decode_seconds_at_least": least})
+    };
     runs.iter().map(row).collect()
 }
 
@@ -147,6 +195,7 @@ fn table(series: &[(&str, Vec<Run>)], limits: &Limits) -> Vec<Vec<String>> {
         let rates: Vec<f64> = runs.iter().map(|r| r.decode.rate()).collect();
         let middle = &runs[median_index(&rates)];
         let Totals { tokens, time, times, traffic } = middle.decode;
+        let (slowest, least) = limits.slowest(middle);
         let of_cache = |text: String| if middle.streams { text } else { "-".into() };
         let share = |part: Duration| percent(part.as_secs_f64() / time.as_secs_f64());
         let other = time.saturating_sub(times.mixing + times.routing + times.experts);
@@ -158,7 +207,7 @@ fn table(series: &[(&str, Vec<Run>)], limits: &Limits) -> Vec<Vec<String>> {
             format!("{:.2}", rates.iter().copied().fold(0.0, f64::max)),
             of_cache(percent(traffic.hit_rate())),
             of_cache(print::bytes(traffic.bytes() / tokens as u64)),
-            percent(limits.least(middle) / time.as_secs_f64()),
+            format!("{} ({slowest})", percent(least / time.as_secs_f64())),
             share(times.mixing),
             share(times.routing),
             share(times.experts.saturating_sub(traffic.waited)),

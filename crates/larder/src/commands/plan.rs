@@ -3,15 +3,20 @@ use serde_json::json;
 
 use crate::cli::Plan as Args;
 use crate::engine::facts;
+use crate::gpu::Gpu;
 use crate::open::Model;
-use crate::plan::decide;
-use crate::{print, probe};
+use crate::plan::{Facts, decide, tiers};
+use crate::tiers::both;
+use crate::{gpu, print, probe};
 
 /// Says what would stay in memory, and what that allows at most.
 pub fn run(args: &Args) -> Result<()> {
     let model = Model::open(&args.model)?;
     let geometry = &model.blueprint.geometry;
     let facts = facts(&model, &args.engine, args.context)?;
+    if let Some(gpu) = gpu::open(&args.engine.device)? {
+        return on_gpu(args, &model, facts, &gpu);
+    }
     let plan = decide(&facts, &args.engine)?;
 
     let threads = args.engine.threads();
@@ -40,6 +45,17 @@ pub fn run(args: &Args) -> Result<()> {
             println!("at least {least:.1} tokens/s by the SSD, if none is ({} a token)", print::bytes(per_token));
         }
         _ => println!("SSD: not measured, because only a store is read expert by expert"),
+    }
+    Ok(())
+}
+
+/// The same with a GPU: what would be where. What that allows depends on what is found where; `bench` measures it.
+fn on_gpu(args: &Args, model: &Model, facts: Facts, gpu: &Gpu) -> Result<()> {
+    let (facts, vram) = both(model, &args.engine, facts, gpu)?;
+    let plan = tiers::decide(&facts, &vram, &args.engine)?;
+    match args.json {
+        true => println!("{}", plan.json(&facts, &vram)),
+        false => println!("{}", plan.sentences(&facts, &vram)),
     }
     Ok(())
 }

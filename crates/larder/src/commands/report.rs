@@ -12,7 +12,8 @@ use serde_json::{Value, json};
 
 use crate::cli::EngineFlags;
 use crate::cli::machine::{Report, Room};
-use crate::engine::{Engine, Experts};
+use crate::engine::Engine;
+use crate::experts::Experts;
 use crate::open::{Model, Text};
 use crate::{doctor, memory, print, progress};
 

@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 
 use crate::cli::Run;
 use crate::commands::text_or_stdin;
-use crate::engine::{Engine, Experts};
+use crate::engine::Engine;
+use crate::experts::Experts;
 use crate::open::{Model, Text};
 use crate::telemetry::{Telemetry, Totals};
 use crate::{memory, print};
@@ -38,8 +39,8 @@ pub fn run(args: Run) -> Result<()> {
         (true, _) => println!("{}", {
             let mut report = report(&all, prompt.len(), &written, &telemetry, streams, plan);
             report["routing"] = engine.experts.routing().map_or(Value::Null, print::routing);
-            if let Some((_, others)) = engine.experts.others() {
-                report["edge"] = others;
+            if let Some((name, _, others)) = engine.experts.others() {
+                report[name] = others;
             }
             report
         }),
@@ -50,7 +51,7 @@ pub fn run(args: Run) -> Result<()> {
             if let Some(quality) = routing {
                 eprintln!("[{}]", print::quality(&args.engine.routing.to_string(), &quality));
             }
-            if let Some((others, _)) = engine.experts.others() {
+            if let Some((_, others, _)) = engine.experts.others() {
                 eprintln!("[{others}]");
             }
         }
@@ -123,11 +124,25 @@ fn footer(prompt: usize, written: &Written, telemetry: &Telemetry, streams: bool
 
 fn passed(totals: &Totals) -> String {
     let Totals { tokens, time, traffic, .. } = totals;
+    let per_token = |bytes: u64| print::bytes(bytes / (*tokens).max(1) as u64);
+    let waiting =
+        format!("{:.0} % of the time waiting", 100.0 * traffic.waited.as_secs_f64() / time.as_secs_f64().max(1e-9));
+    let read = per_token(traffic.bytes());
+    let Some(tiers) = traffic.tiers else {
+        return format!(
+            "{:.0} % of experts found in memory, {read} read per token, {waiting} for it",
+            100.0 * traffic.hit_rate()
+        );
+    };
+    let share = |n: u64, of: u64| 100.0 * n as f64 / of.max(1) as f64;
+    let (counts, wanted) = (tiers.counts, tiers.counts.wanted());
     format!(
-        "{:.0} % of experts found in memory, {} read per token, {:.0} % of the time waiting for it",
-        100.0 * traffic.hit_rate(),
-        print::bytes(traffic.bytes() / (*tokens).max(1) as u64),
-        100.0 * traffic.waited.as_secs_f64() / time.as_secs_f64().max(1e-9),
+        "{:.0} % of experts found on the GPU and {:.0} % in memory, {:.0} % computed on the GPU, {read} read and {} copied \
+         there per token, {waiting}",
+        share(counts.device_hits, wanted),
+        share(counts.host_hits, wanted),
+        share(tiers.on_device, tiers.on_device + tiers.on_host),
+        per_token(tiers.in_bytes),
     )
 }
 

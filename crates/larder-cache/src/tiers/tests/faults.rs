@@ -5,9 +5,11 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn wanted() -> impl Strategy<Value = (u16, Vec<u16>)> {
+/// A layer, the experts that it wants, and those that the next one probably will.
+fn wanted() -> impl Strategy<Value = (u16, Vec<u16>, Vec<u16>)> {
     let experts: Vec<u16> = (0..EXPERTS as u16).collect();
-    (0..LAYERS as u16, prop::sample::subsequence(experts, 1..=EXPERTS).prop_shuffle())
+    let some = |least| prop::sample::subsequence(experts.clone(), least..=EXPERTS).prop_shuffle();
+    (0..LAYERS as u16, some(1), some(0))
 }
 
 proptest! {
@@ -35,8 +37,9 @@ proptest! {
         };
         let mut bench = Bench::with(&setting, measured, "lru", prepare, equip).unwrap();
         let mut total = 0;
-        for (layer, wanted) in &visits {
+        for (layer, wanted, next) in &visits {
             total += wanted.len() as u64;
+            bench.expect((layer + 1) % LAYERS as u16, next, 2);
             match bench.visit(*layer, wanted, tokens) {
                 Ok(()) => {}
                 Err(TierError { layer: at, expert, cause }) => {
@@ -51,6 +54,8 @@ proptest! {
         }
         let traffic = bench.traffic();
         prop_assert_eq!(traffic.counts.wanted(), total);
+        prop_assert!(traffic.counts.useful <= traffic.counts.guesses);
+        prop_assert_eq!(traffic.guessed_bytes, traffic.counts.guesses * layout().bytes as u64);
         if bad_reads == 0 && bad_ins == 0 {
             prop_assert_eq!(traffic.on_host + traffic.on_device, total);
         }

@@ -3,6 +3,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Error, Result, bail};
+use larder_cache::Cache;
 use larder_core::Scope;
 use larder_model::Compute;
 use larder_policy::eviction::{Help, Setting};
@@ -12,7 +13,8 @@ use larder_store::{Source, Store};
 use crate::cli::edge_worker::EdgeWorker;
 use crate::edge::{self, Placement};
 use crate::open::called;
-use crate::{memory, print, slots};
+use crate::slots::Slots;
+use crate::{memory, print};
 
 /// Left over for requests, answers and what the system does on the process's behalf.
 const SPARE_BYTES: u64 = 256 << 20;
@@ -28,7 +30,9 @@ pub fn run(args: &EdgeWorker) -> Result<()> {
     let held = held(args, &store, &agreed)?;
     let setting = setting(args, &store, &held)?;
     let policies = args.eviction.make(&setting, &Help::default())?;
-    let (cache, how, _) = slots::cache(&store, &setting, policies, &args.reader)?;
+    let Slots { memory, reader, how, .. } = Slots::new(&store, setting.all_slots(), &args.reader)?;
+    let geometry = &store.manifest().geometry;
+    let cache = Cache::new(geometry, &setting, policies, memory, reader, Box::new(store.clone()));
     eprintln!("{how}");
     let threads = args.threads.unwrap_or_else(crate::cli::all_threads);
     let compute = Compute::new(threads, false).context("threads to compute on cannot be had")?;

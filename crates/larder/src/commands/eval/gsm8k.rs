@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 
 use super::measure::{Meter, warn_if_all_fit};
 use crate::cli::eval::Gsm8k as Args;
-use crate::engine::{Engine, Experts};
+use crate::engine::Engine;
+use crate::experts::Experts;
 use crate::open::{Model, Text};
 use crate::progress;
 

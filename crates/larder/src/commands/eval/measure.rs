@@ -13,7 +13,8 @@ use serde_json::{Value, json};
 use super::passage::Passage;
 use crate::cli::EngineFlags;
 use crate::cli::eval::Reading;
-use crate::engine::{Engine, Experts};
+use crate::engine::Engine;
+use crate::experts::Experts;
 use crate::print;
 use crate::progress::{self, Bar};
 

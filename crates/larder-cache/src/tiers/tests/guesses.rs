@@ -1,0 +1,129 @@
+//! What is expected is read while the SSD would idle, and what each visit says that it found.
+
+use super::*;
+use crate::traffic::Traffic;
+use larder_store::reader::{Mishap, When};
+
+#[test]
+fn what_is_expected_is_there_when_it_is_wanted() {
+    for measured in [COPY, HOST] {
+        let mut bench = Bench::new(&setting(Scope::Layer, 2, 3), measured);
+        bench.expect(1, &[3, 4, 5], 2);
+        bench.visit(0, &[0, 1], 1).unwrap();
+        bench.visit(1, &[3], 1).unwrap();
+        let TierTraffic { counts, read_bytes, guessed_bytes, .. } = bench.traffic();
+        assert_eq!((counts.guesses, counts.useful, counts.misses), (2, 1, 2), "five was not among the first two");
+        assert_eq!((read_bytes, guessed_bytes), (2 * SLOT as u64, 2 * SLOT as u64));
+        let found = bench.cache.last_visit();
+        assert_eq!(found.hits.len() + found.awaited.len(), 1, "{found:?}");
+        bench.visit(1, &[3, 4], 1).unwrap();
+        assert_eq!(bench.traffic().counts.useful, 2, "each once");
+    }
+}
+
+#[test]
+fn guesses_wait_until_nothing_that_is_wanted_is_read_and_make_way_for_newer_ones() {
+    let prepare = |m: Memory| m.capacity(1);
+    let mut bench = Bench::with(&setting(Scope::Layer, 2, 3), COPY, "lru", prepare, |d| d).unwrap();
+    bench.expect(1, &[0, 1, 2], 3);
+    bench.visit(0, &[0, 1, 2], 1).unwrap();
+    let begun = bench.traffic().counts.guesses;
+    assert_eq!(begun, 1, "one fits the queue once the last of those wanted is read");
+    bench.expect(2, &[5], 1);
+    bench.visit(0, &[0], 1).unwrap();
+    bench.visit(1, &[1], 1).unwrap();
+    assert_eq!(bench.traffic().counts.misses, 4, "what was not begun is forgotten");
+}
+
+#[test]
+fn what_is_in_either_tier_is_not_read_ahead() {
+    let mut bench = Bench::new(&setting(Scope::Layer, 1, 2), COPY);
+    (0..2).for_each(|expert| bench.visit(1, &[expert], 1).unwrap());
+    assert!(bench.is_on_device(1, 1) && !bench.is_on_device(1, 0));
+    bench.expect(1, &[0, 1, 2], 3);
+    bench.visit(0, &[0], 1).unwrap();
+    assert_eq!(bench.traffic().counts.guesses, 1);
+}
+
+#[test]
+fn without_slots_in_memory_guesses_wait_where_experts_pass_through_and_make_way() {
+    let mut bench = Bench::new(&setting(Scope::Layer, 3, 0), COPY);
+    bench.expect(1, &[0, 1, 2], 3);
+    bench.visit(0, &[0], 1).unwrap();
+    // Two slots, of which the one that was wanted had one at first.
+    assert_eq!(bench.traffic().counts.guesses, 1);
+    bench.visit(0, &[0], 1).unwrap();
+    assert_eq!(bench.traffic().counts.guesses, 1, "what was expected once is not read later");
+    bench.expect(1, &[0, 1, 2], 2);
+    bench.visit(0, &[0], 1).unwrap();
+    bench.visit(1, &[0, 1], 1).unwrap();
+    let counts = bench.traffic().counts;
+    assert_eq!((counts.guesses, counts.useful, counts.misses), (2, 2, 1));
+    assert!(bench.is_on_device(1, 0) && bench.is_on_device(1, 1));
+    bench.expect(2, &[0, 1], 2);
+    bench.visit(1, &[0], 1).unwrap();
+    bench.visit(0, &[3, 4, 5], 1).unwrap();
+    assert!(!bench.is_in_memory(2, 0) && !bench.is_in_memory(2, 1), "what is wanted has the right of way");
+}
+
+#[test]
+fn a_guess_that_could_not_be_read_is_nobodys_error() {
+    let broken = EXPERTS + 4; // layer 1, expert 4
+    let prepare = |m: Memory| m.upset(When::Shard(broken), Mishap::Gone, 1);
+    let mut bench = Bench::with(&setting(Scope::Layer, 2, 2), COPY, "lru", prepare, |d| d).unwrap();
+    bench.expect(1, &[4], 1);
+    bench.visit(0, &[0], 1).unwrap();
+    (1..4).for_each(|expert| bench.visit(0, &[expert], 1).unwrap());
+    let counts = bench.traffic().counts;
+    assert_eq!((counts.guesses, counts.useful), (1, 0));
+    bench.visit(1, &[4], 1).unwrap();
+    assert_eq!(bench.traffic().counts.rereads, 1);
+}
+
+#[test]
+fn a_visit_says_what_was_where_and_who_left() {
+    let mut bench = Bench::new(&setting(Scope::Layer, 1, 1), COPY);
+    bench.visit(0, &[0, 1], 1).unwrap();
+    let found = bench.cache.last_visit();
+    assert_eq!((&found.hits[..], &found.misses[..], &found.evicted[..]), (&[][..], &[0, 1][..], &[][..]));
+    bench.visit(0, &[2, 1, 0], 1).unwrap();
+    let found = bench.cache.last_visit();
+    assert_eq!((&found.hits[..], &found.misses[..]), (&[1, 0][..], &[2][..]), "in the order wanted");
+    assert_eq!(found.evicted.len(), 1, "three of two slots: {found:?}");
+    let (row, left) = found.evicted[0];
+    assert!(row == 0 && !bench.is_on_device(0, left) && !bench.is_in_memory(0, left));
+}
+
+#[test]
+fn between_two_looks_there_is_what_passed_and_both_tiers_seen_as_one() {
+    let mut bench = Bench::with(&setting(Scope::Layer, 1, 2), COPY, "lru", |m| m, |d| d.link(1e-9)).unwrap();
+    let round = |bench: &mut Bench| {
+        for i in 0..12u16 {
+            bench.expect((i + 1) % 3, &[(i + 2) % 6, (i + 1) % 6], 2);
+            bench.visit(i % 3, &[i % 6, (i + 2) % 6], 1).unwrap();
+        }
+    };
+    round(&mut bench);
+    let before = bench.traffic();
+    assert_eq!(before - before, TierTraffic::default());
+    round(&mut bench);
+    let passed = bench.traffic() - before;
+    assert_eq!(passed.counts.wanted(), 24);
+    assert_eq!(passed.on_device, 24);
+    let counts = passed.counts;
+    let Traffic { counts: seen, demanded, guessed, busy, .. } = passed.into();
+    assert_eq!((seen.wanted(), seen.hits), (24, counts.device_hits + counts.host_hits));
+    assert_eq!((seen.misses, seen.evictions, seen.guesses), (counts.misses, counts.lost, counts.guesses));
+    assert_eq!((demanded, guessed), (seen.misses * SLOT as u64, seen.guesses * SLOT as u64));
+    assert!(seen.rereads > 0 && seen.guesses > 0 && seen.evictions > 0 && !busy.is_zero(), "{passed:?}");
+}
+
+#[test]
+fn no_tier_has_more_slots_than_there_are_experts() {
+    for (scope, all) in [(Scope::Layer, EXPERTS), (Scope::Global, LAYERS * EXPERTS)] {
+        let setting = setting(scope, usize::MAX, usize::MAX);
+        assert_eq!((setting.device.slots, setting.host.slots, setting.policies().slots), (all, all, all));
+        let mut bench = Bench::new(&setting, COPY);
+        (0..9u16).for_each(|i| bench.visit(i % 3, &[i % 6, (i + 1) % 6], 1).unwrap());
+    }
+}

@@ -1,0 +1,174 @@
+// What happens between products: biases are added, gate and up become one, activations become integers, and outputs are
+// summed by rank. Also what measures the memory.
+#include "common.cuh"
+
+// e^x in the same steps as on the CPU.
+__device__ inline float exp_in_steps(float x) {
+    const float round = 12582912.0f; // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
+    x = x < -87.0f ? -87.0f : x;
+    x = x > 88.0f ? 88.0f : x;
+    float shifted = plus(times(x, 1.44269504088896340736f), round);
+    float n = minus(shifted, round);
+    float r = minus(minus(x, times(n, 0.6933594f)), times(n, -2.1219444e-4f));
+    const float c[7] = {1.0f / 720.0f, 1.0f / 120.0f, 1.0f / 24.0f, 1.0f / 6.0f, 0.5f, 1.0f, 1.0f};
+    float p = 1.0f / 5040.0f;
+    for (int i = 0; i < 7; i++) p = plus(times(p, r), c[i]);
+    u32 power = (__float_as_uint(shifted) - __float_as_uint(round) + 127u) << 23;
+    return times(p, __uint_as_float(power));
+}
+
+// The error function in the same steps as on the CPU.
+__device__ inline float erf_in_steps(float x) {
+    float size = fabsf(x), square = times(x, x);
+    if (size < 0.75f) {
+        const float c[7] = {1.0f / 9360.0f, -1.0f / 1320.0f, 1.0f / 216.0f, -1.0f / 42.0f, 0.1f, -1.0f / 3.0f, 1.0f};
+        float p = -1.0f / 75600.0f;
+        for (int i = 0; i < 7; i++) p = plus(times(p, square), c[i]);
+        return times(times(1.12837916709551257390f, x), p);
+    }
+    float t = over(1.0f, plus(1.0f, times(0.5f, size)));
+    const float c[4] = {0.5704438f, 0.01669021f, 0.34727642f, 0.2747535f};
+    float p = -0.20925336f;
+    for (int i = 0; i < 4; i++) p = plus(times(p, t), c[i]);
+    float whole = minus(1.0f, times(times(p, t), exp_in_steps(-square)));
+    return x < 0.0f ? -whole : whole;
+}
+
+// The hyperbolic tangent in the same steps as on the CPU.
+__device__ inline float tanh_in_steps(float x) {
+    float size = fabsf(x), square = times(x, x);
+    if (size < 0.7f) {
+        float above = plus(times(plus(square, 105.0f), square), 945.0f);
+        float below = plus(times(plus(times(15.0f, square), 420.0f), square), 945.0f);
+        return times(x, over(above, below));
+    }
+    float whole = minus(1.0f, over(2.0f, plus(exp_in_steps(times(2.0f, size)), 1.0f)));
+    return x < 0.0f ? -whole : whole;
+}
+
+__device__ inline float sigmoid(float x) { return over(1.0f, plus(1.0f, exp_in_steps(-x))); }
+
+__device__ inline float silu_of(float x) { return times(x, sigmoid(x)); }
+
+// What is no number stays so.
+__device__ inline float relu_of(float x) { return x < 0.0f ? 0.0f : x; }
+
+__device__ inline float gelu_of(float x) {
+    return times(times(0.5f, x), plus(1.0f, erf_in_steps(times(x, 0.70710678118654752440f))));
+}
+
+__device__ inline float gelu_tanh_of(float x) {
+    float cube = times(times(times(0.044715f, x), x), x);
+    return times(times(0.5f, x), plus(1.0f, tanh_in_steps(times(0.7978846f, plus(x, cube)))));
+}
+
+__device__ inline u32 index_of_thread() { return blockIdx.x * blockDim.x + threadIdx.x; }
+
+// gate = f(gate) * up
+#define ACTIVATION(name)                                                                                               \
+    extern "C" __global__ void name(float *gate, const float *up, u32 count) {                                         \
+        u32 i = index_of_thread();                                                                                     \
+        if (i < count) gate[i] = times(name##_of(gate[i]), up[i]);                                                     \
+    }
+
+ACTIVATION(silu)
+ACTIVATION(relu)
+ACTIVATION(gelu)
+ACTIVATION(gelu_tanh)
+
+// gate = (up + 1) * gate * sigmoid(alpha * gate), both clamped by limit first
+extern "C" __global__ void clamped_swiglu(float *gate, const float *up, u32 count, float alpha, float limit) {
+    u32 i = index_of_thread();
+    if (i >= count) return;
+    float g = gate[i], u = up[i];
+    g = g > limit ? limit : g;
+    u = u < -limit ? -limit : u > limit ? limit : u;
+    gate[i] = times(times(plus(u, 1.0f), g), sigmoid(times(alpha, g)));
+}
+
+// Biases of one product.
+struct Bias {
+    // [cols]
+    const float *bias;
+    // [tokens, cols]
+    float *out;
+    u32 tokens;
+    u32 cols;
+};
+static_assert(sizeof(Bias) == 24, "as on the other side");
+
+// To every token of each product its bias. The grid's y is the product.
+extern "C" __global__ void add_biases(const Bias *biases) {
+    Bias of = biases[blockIdx.y];
+    u32 i = index_of_thread();
+    if (i < of.tokens * of.cols) of.out[i] = plus(of.out[i], of.bias[i % of.cols]);
+}
+
+// A warp makes a block of 32 values.
+extern "C" __global__ void quantise(const float *x, Block *out, u32 blocks) {
+    u32 block = group_of_warp(), lane = threadIdx.x % WARP;
+    if (block >= blocks) return;
+    float value = x[(u64)block * BLOCK + lane];
+    // The bits of magnitudes are in the order of magnitudes, and what is no number comes last.
+    u32 amax_bits = __float_as_uint(fabsf(value));
+    for (int step = 16; step > 0; step /= 2) {
+        u32 other = __shfl_xor_sync(ALL, amax_bits, step);
+        amax_bits = other > amax_bits ? other : amax_bits;
+    }
+    float amax = __uint_as_float(amax_bits), d = over(amax, 127.0f), inverse = over(127.0f, amax);
+    if (!isfinite(amax)) {
+        d = __uint_as_float(0x7FC00000u);
+        inverse = 0.0f;
+    } else if (!isfinite(inverse)) {
+        d = inverse = 0.0f;
+    }
+    // What is no number becomes the integer 0.
+    float scaled = times(value, inverse);
+    int q = scaled == scaled ? (int)rintf(scaled) : 0;
+    int sum = q;
+    for (int step = 8; step > 0; step /= 2) sum += __shfl_xor_sync(ALL, sum, step);
+    int other = __shfl_xor_sync(ALL, sum, 16), whole = sum + other;
+    ((signed char *)out[block].q)[lane] = (signed char)q;
+    if (lane == 0) {
+        out[block].d = d;
+        out[block].d_sum = times(d, (float)whole);
+        out[block].sum8 = 8 * whole;
+        out[block].halves[0] = (short)sum;
+        out[block].halves[1] = (short)other;
+    }
+}
+
+// out[token] = the weighted sum of its experts' outputs [tokens, k, hidden] in the order of their rank. The grid's y is
+// the token. A place without an expert has a weight that is not a number.
+extern "C" __global__ void sum_by_rank(const float *outputs, const float *weights, float *out, u32 hidden, u32 k) {
+    u32 i = index_of_thread(), token = blockIdx.y;
+    if (i >= hidden) return;
+    float sum = 0.0f;
+    for (u32 rank = 0; rank < k; rank++) {
+        u64 place = (u64)token * k + rank;
+        float weight = weights[place];
+        if (weight == weight) sum = plus(sum, times(weight, outputs[place * hidden + i]));
+    }
+    out[(u64)token * hidden + i] = sum;
+}
+
+struct __align__(16) Sixteen {
+    u32 words[4];
+};
+
+// Reads all bytes, from an address that is a multiple of 16. Each block's word of out becomes the exclusive or of what
+// it was and of all words that the block has read; the last bytes count as a word each.
+extern "C" __global__ void read_all(const u8 *from, u64 bytes, u32 *out) {
+    const Sixteen *pieces = (const Sixteen *)from;
+    u64 all = bytes / sizeof(Sixteen), threads = (u64)gridDim.x * blockDim.x;
+    u32 word = 0;
+#pragma unroll 8
+    for (u64 i = index_of_thread(); i < all; i += threads) {
+        Sixteen piece = pieces[i];
+        word ^= piece.words[0] ^ piece.words[1] ^ piece.words[2] ^ piece.words[3];
+    }
+    u64 tail = all * sizeof(Sixteen) + index_of_thread();
+    if (tail < bytes) word ^= from[tail];
+    for (int step = 16; step > 0; step /= 2) word ^= __shfl_xor_sync(ALL, word, step);
+    if (threadIdx.x % WARP == 0) atomicXor(&out[blockIdx.x], word);
+}

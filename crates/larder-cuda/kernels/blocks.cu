@@ -1,0 +1,283 @@
+// Products with weights in blocks, straight from the bytes of slots: all experts of a layer in one launch.
+//
+// A warp has eight rows. Its lane l has row l % 8 and part l / 8 of every step, so that four pieces of eight rows are
+// read at once, and lie beside each other if the rows are interleaved. Sums of integers are exact in any order; the
+// floats that become of them are passed round and added in the order of the columns.
+//
+// What differs between kinds: `load` takes a lane's piece of a step, for any number of tokens; `add` adds what the four
+// pieces of the lane's row give with one token.
+#include "common.cuh"
+
+// A lane's row, the first of its blocks at base. MIXED: base is where the row's group of eight begins.
+template <bool MIXED, int HALVES, int HALVES_AT, int FOURS_AT, int BYTES> struct Row {
+    const u8 *base;
+    int row;
+
+    // The f16 number i of block b.
+    __device__ float half(int b, int i) const {
+        if (MIXED) return half_at(base + (u64)b * BYTES * GROUP + 2 * (GROUP * i + row));
+        return half_at(base + (u64)b * BYTES + HALVES_AT + 2 * i);
+    }
+
+    // The run i of four of the other bytes of block b.
+    __device__ u32 four(int b, int i) const {
+        if (MIXED) return *(const u32 *)(base + (u64)b * BYTES * GROUP + 2 * GROUP * HALVES + 4 * (GROUP * i + row));
+        // Blocks of an even length begin at even addresses only.
+        const u16 *at = (const u16 *)(base + (u64)b * BYTES + FOURS_AT + 4 * i);
+        return at[0] | (u32)at[1] << 16;
+    }
+};
+
+// What the lane with this part of the row has.
+__device__ inline float from_part(float term, int row, int part) { return __shfl_sync(ALL, term, row + GROUP * part); }
+
+// Of blocks of 32 values a step has four, a lane one. In the last step lanes may be left over: they have the last block
+// too, which is not added again.
+struct Small {
+    static constexpr int VALUES = 32, UNROLL = 4;
+
+    __device__ static int steps(int blocks) { return (blocks + 3) / 4; }
+    __device__ static int block(int step, int part, int blocks) { return min(4 * step + part, blocks - 1); }
+
+    __device__ static float add_parts(float sum, float term, int step, int row, int blocks) {
+        int left = blocks - 4 * step;
+        if (left >= 4) {
+            for (int part = 0; part < 4; part++) sum = plus(sum, from_part(term, row, part));
+        } else {
+            for (int part = 0; part < left; part++) sum = plus(sum, from_part(term, row, part));
+        }
+        return sum;
+    }
+};
+
+struct Q8_0 : Small {
+    static constexpr int BYTES = 34;
+    template <bool MIXED> using Rows = Row<MIXED, 1, 0, 2, BYTES>;
+    u32 q[8];
+    float d;
+
+    template <bool MIXED> __device__ void load(const Rows<MIXED> &rows, int step, int part, int blocks) {
+        int b = block(step, part, blocks);
+        for (int i = 0; i < 8; i++) q[i] = rows.four(b, i);
+        d = rows.half(b, 0);
+    }
+
+    __device__ float add(float sum, const Block *blocks_of_x, int step, int part, int row, int blocks) const {
+        const Block x = blocks_of_x[block(step, part, blocks)];
+        int dot = 0;
+        for (int i = 0; i < 8; i++) dot = __dp4a((int)q[i], x.q[i], dot);
+        return add_parts(sum, times((float)dot, times(d, x.d)), step, row, blocks);
+    }
+};
+
+struct Q4_0 : Small {
+    static constexpr int BYTES = 18;
+    template <bool MIXED> using Rows = Row<MIXED, 1, 0, 2, BYTES>;
+    u32 q[4];
+    float d;
+
+    template <bool MIXED> __device__ void load(const Rows<MIXED> &rows, int step, int part, int blocks) {
+        int b = block(step, part, blocks);
+        for (int i = 0; i < 4; i++) q[i] = rows.four(b, i);
+        d = rows.half(b, 0);
+    }
+
+    __device__ float add(float sum, const Block *blocks_of_x, int step, int part, int row, int blocks) const {
+        const Block x = blocks_of_x[block(step, part, blocks)];
+        // The integers are stored 8 too large.
+        int dot = -x.sum8;
+        for (int i = 0; i < 4; i++) {
+            dot = __dp4a((int)(q[i] & 0x0F0F0F0Fu), x.q[i], dot);
+            dot = __dp4a((int)(q[i] >> 4 & 0x0F0F0F0Fu), x.q[4 + i], dot);
+        }
+        return add_parts(sum, times((float)dot, times(d, x.d)), step, row, blocks);
+    }
+};
+
+// A block of 256 values is a step, and eight groups of 32 values are in it. A lane has two that share bytes.
+struct Large {
+    static constexpr int VALUES = 256, UNROLL = 2;
+
+    __device__ static int steps(int blocks) { return blocks; }
+};
+
+// A lane has groups 2 * part and 2 * part + 1: the low and the high nibbles of 32 bytes.
+struct WithMinima : Large {
+    float d, dmin;
+    int scale[2], min_of[2];
+
+    // The 6-bit scales and minima are packed over three runs of four: the first four groups have the low six bits of
+    // two runs, the last four groups the nibbles of the third, with their top bits in the high bits of the others.
+    template <typename Rows> __device__ void load_scales(const Rows &rows, int b, int part) {
+        d = rows.half(b, 0);
+        dmin = rows.half(b, 1);
+        u32 packed[3] = {rows.four(b, 0), rows.four(b, 1), rows.four(b, 2)};
+        for (int i = 0; i < 2; i++) {
+            int group = 2 * part + i, at = 8 * (group % 4);
+            u32 first = packed[0] >> at & 255, second = packed[1] >> at & 255, third = packed[2] >> at & 255;
+            scale[i] = group < 4 ? first & 63 : (third & 15) | first >> 6 << 4;
+            min_of[i] = group < 4 ? second & 63 : third >> 4 | second >> 6 << 4;
+        }
+    }
+
+    __device__ float term(int i, int dot, const Block &x) const {
+        float product = times((float)(scale[i] * dot), times(d, x.d));
+        return minus(product, times(times(dmin, (float)min_of[i]), x.d_sum));
+    }
+
+    __device__ static float add_parts(float sum, const float (&terms)[2], int row) {
+        for (int part = 0; part < 4; part++) {
+            sum = plus(sum, from_part(terms[0], row, part));
+            sum = plus(sum, from_part(terms[1], row, part));
+        }
+        return sum;
+    }
+};
+
+struct Q4K : WithMinima {
+    static constexpr int BYTES = 144;
+    template <bool MIXED> using Rows = Row<MIXED, 2, 0, 4, BYTES>;
+    u32 q[8];
+
+    template <bool MIXED> __device__ void load(const Rows<MIXED> &rows, int b, int part, int) {
+        for (int i = 0; i < 8; i++) q[i] = rows.four(b, 3 + 8 * part + i);
+        load_scales(rows, b, part);
+    }
+
+    __device__ float add(float sum, const Block *x, int b, int part, int row, int) const {
+        float terms[2];
+        for (int i = 0; i < 2; i++) {
+            const Block block = x[8 * b + 2 * part + i];
+            int dot = 0;
+            for (int j = 0; j < 8; j++) dot = __dp4a((int)(q[j] >> 4 * i & 0x0F0F0F0Fu), block.q[j], dot);
+            terms[i] = term(i, dot, block);
+        }
+        return add_parts(sum, terms, row);
+    }
+};
+
+struct Q5K : WithMinima {
+    static constexpr int BYTES = 176;
+    template <bool MIXED> using Rows = Row<MIXED, 2, 0, 4, BYTES>;
+    // Four values each: of the first group in q[0], of the second in q[1].
+    u32 q[2][8];
+
+    template <bool MIXED> __device__ void load(const Rows<MIXED> &rows, int b, int part, int) {
+        for (int i = 0; i < 8; i++) {
+            // Bit g of the first 32 bytes is the fifth bit of group g.
+            u32 fifth = rows.four(b, 3 + i) >> 2 * part, nibbles = rows.four(b, 11 + 8 * part + i);
+            q[0][i] = (nibbles & 0x0F0F0F0Fu) | (fifth & 0x01010101u) << 4;
+            q[1][i] = (nibbles >> 4 & 0x0F0F0F0Fu) | (fifth >> 1 & 0x01010101u) << 4;
+        }
+        load_scales(rows, b, part);
+    }
+
+    __device__ float add(float sum, const Block *x, int b, int part, int row, int) const {
+        float terms[2];
+        for (int i = 0; i < 2; i++) {
+            const Block block = x[8 * b + 2 * part + i];
+            int dot = 0;
+            for (int j = 0; j < 8; j++) dot = __dp4a((int)q[i][j], block.q[j], dot);
+            terms[i] = term(i, dot, block);
+        }
+        return add_parts(sum, terms, row);
+    }
+};
+
+// Each half of the block has four groups. Groups n and n + 2 of a half share bytes, n = 0 or 1; a lane has these two.
+struct Q6K : Large {
+    static constexpr int BYTES = 210;
+    template <bool MIXED> using Rows = Row<MIXED, 1, 208, 0, BYTES>;
+    u32 q[2][8];
+    // Of the first and the last 16 values of each group.
+    int scale[2][2];
+    float d;
+
+    template <bool MIXED> __device__ void load(const Rows<MIXED> &rows, int b, int part, int) {
+        int half = part / 2, n = part % 2;
+        for (int i = 0; i < 8; i++) {
+            // Two more bits of each value: group n of the half has the bit pair n.
+            u32 nibbles = rows.four(b, 8 * part + i), pairs = rows.four(b, 32 + 8 * half + i) >> 2 * n;
+            q[0][i] = (nibbles & 0x0F0F0F0Fu) | (pairs & 0x03030303u) << 4;
+            q[1][i] = (nibbles >> 4 & 0x0F0F0F0Fu) | (pairs >> 4 & 0x03030303u) << 4;
+        }
+        for (int i = 0; i < 2; i++) {
+            u32 four = rows.four(b, 48 + 2 * half + i) >> 16 * n;
+            scale[i][0] = (signed char)four;
+            scale[i][1] = (signed char)(four >> 8);
+        }
+        d = rows.half(b, 0);
+    }
+
+    __device__ float add(float sum, const Block *x, int b, int part, int row, int) const {
+        float terms[2];
+        for (int i = 0; i < 2; i++) {
+            const Block block = x[8 * b + 4 * (part / 2) + part % 2 + 2 * i];
+            // The integers are stored 32 too large.
+            int first = -32 * block.halves[0], last = -32 * block.halves[1];
+            for (int j = 0; j < 4; j++) {
+                first = __dp4a((int)q[i][j], block.q[j], first);
+                last = __dp4a((int)q[i][4 + j], block.q[4 + j], last);
+            }
+            terms[i] = times((float)(scale[i][0] * first + scale[i][1] * last), times(d, block.d));
+        }
+        for (int half = 0; half < 4; half += 2) {
+            for (int i = 0; i < 2; i++) {
+                sum = plus(sum, from_part(terms[i], row, half));
+                sum = plus(sum, from_part(terms[i], row, half + 1));
+            }
+        }
+        return sum;
+    }
+};
+
+// Eight rows with TOKENS tokens at a time, for whom the weights are read once.
+template <typename Kind, bool MIXED, int TOKENS> __device__ void eight_rows(const Product &p, u32 group) {
+    int lane = threadIdx.x % WARP, row = lane % GROUP, part = lane / GROUP, blocks = p.cols / Kind::VALUES;
+    // Lanes beyond the last row compute it as well, and keep it to themselves.
+    u32 first = group * GROUP, own = min(first + row, p.rows - 1);
+    u64 row_bytes = (u64)blocks * Kind::BYTES;
+    typename Kind::template Rows<MIXED> rows = {p.weights + (MIXED ? first : own) * row_bytes, row};
+    for (u32 from = 0; from < p.tokens; from += TOKENS) {
+        float sums[TOKENS];
+        const Block *x[TOKENS];
+        for (int t = 0; t < TOKENS; t++) {
+            sums[t] = 0.0f;
+            x[t] = (const Block *)p.x + p.x_row(min(from + t, p.tokens - 1)) * (p.cols / BLOCK);
+        }
+#pragma unroll(TOKENS == 1 ? Kind::UNROLL : 1)
+        for (int step = 0; step < Kind::steps(blocks); step++) {
+            Kind piece;
+            piece.template load<MIXED>(rows, step, part, blocks);
+            for (int t = 0; t < TOKENS; t++) sums[t] = piece.add(sums[t], x[t], step, part, row, blocks);
+        }
+        for (int t = 0; t < TOKENS; t++) {
+            bool wanted = part == 0 && first + row < p.rows && from + t < p.tokens;
+            if (wanted) p.out[(u64)(from + t) * p.rows + own] = sums[t];
+        }
+    }
+}
+
+template <typename Kind, int TOKENS> __device__ void blocks_round(const Product *products, u32 count, u32 groups) {
+    u32 group = group_of_warp();
+    if (group >= groups) return;
+    const Product &p = *find(products, count, group);
+    u32 own = group - p.first_group;
+    // The last rows are never interleaved if they are no whole group.
+    if (p.mixed && (own + 1) * GROUP <= p.rows) eight_rows<Kind, true, TOKENS>(p, own);
+    else eight_rows<Kind, false, TOKENS>(p, own);
+}
+
+#define ROUND(name, Kind)                                                                                              \
+    extern "C" __global__ void name##_one(const Product *products, u32 count, u32 groups) {                            \
+        blocks_round<Kind, 1>(products, count, groups);                                                                \
+    }                                                                                                                  \
+    extern "C" __global__ void name##_many(const Product *products, u32 count, u32 groups) {                           \
+        blocks_round<Kind, 8>(products, count, groups);                                                                \
+    }
+
+ROUND(q8_0, Q8_0)
+ROUND(q4_0, Q4_0)
+ROUND(q4_k, Q4K)
+ROUND(q5_k, Q5K)
+ROUND(q6_k, Q6K)

@@ -1,0 +1,85 @@
+// What all kernels share: how numbers are stored, and arithmetic that is rounded after every single operation.
+//
+// The results have the bits of the kernels for CPUs, so an expert gives the same output wherever it is computed. Hence
+// products and sums of floats are never fused, and those of one output are added up in one given order. No header of
+// the toolkit is needed, because these files are compiled where there may be none.
+#pragma once
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+// Rows that one group has, interleaved or not.
+constexpr int GROUP = 8;
+// Values that share a scale.
+constexpr int BLOCK = 32;
+constexpr int WARP = 32;
+constexpr u32 ALL = 0xFFFFFFFFu;
+
+// 32 activations as integers: value = d * q.
+struct __align__(16) Block {
+    // Four signed bytes each.
+    int q[8];
+    float d;
+    // d times the sum of all q
+    float d_sum;
+    // 8 times the sum of all q
+    int sum8;
+    // The sums of the first 16 and the last 16.
+    short halves[2];
+};
+static_assert(sizeof(Block) == 48, "as on the other side");
+
+// One product of a round: out[token][row] for some rows of x.
+struct Product {
+    // [rows, cols] as they are stored: a part of a slot, at a multiple of 64 bytes.
+    const u8 *weights;
+    // [inputs, cols / 32] blocks, or [inputs, cols] floats.
+    const void *x;
+    // Of each token its row in x. Null: token t has row t.
+    const u32 *pick;
+    // [tokens, rows]
+    float *out;
+    u32 rows;
+    u32 cols;
+    u32 tokens;
+    // Whether whole groups of eight rows are interleaved.
+    u32 mixed;
+    // The first of the launch's groups of rows that is this product's.
+    u32 first_group;
+
+    __device__ u64 x_row(u32 token) const { return pick ? pick[token] : token; }
+};
+static_assert(sizeof(Product) == 56, "as on the other side");
+
+__device__ inline float times(float a, float b) { return __fmul_rn(a, b); }
+__device__ inline float plus(float a, float b) { return __fadd_rn(a, b); }
+__device__ inline float minus(float a, float b) { return __fsub_rn(a, b); }
+__device__ inline float over(float a, float b) { return __fdiv_rn(a, b); }
+
+// The f16 number at an even address.
+__device__ inline float half_at(const u8 *at) {
+#ifdef EMULATED
+    return widen_half(*(const u16 *)at);
+#else
+    // What the toolkit's header would have done.
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(*(const u16 *)at));
+    return value;
+#endif
+}
+
+// The group of the launch's rows that this warp has.
+__device__ inline u32 group_of_warp() { return blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP; }
+
+// The last product that begins at or before this group: an empty one begins where the next one does.
+__device__ inline const Product *find(const Product *products, u32 count, u32 group) {
+    u32 low = 0, high = count;
+    while (high - low > 1) {
+        u32 middle = (low + high) / 2;
+        if (products[middle].first_group <= group) low = middle;
+        else high = middle;
+    }
+    return &products[low];
+}

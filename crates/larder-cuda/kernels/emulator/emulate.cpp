@@ -1,0 +1,321 @@
+// The kernels on a CPU, for tests where there is no GPU: one warp at a time, its 32 lanes in turns.
+//
+// A lane runs until it needs what others have: then the next one runs, and so on round. So the lanes of a warp meet
+// where they do on a GPU. Warps and blocks, of whose order nothing may be assumed, come one after the other. Each
+// thread of the CPU has a GPU of its own.
+//
+// c++ -std=c++20 -O2 -ffp-contract=off -shared -fPIC emulate.cpp
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+#if !defined(__x86_64__) && !defined(__aarch64__)
+#define SWITCH_BY_UCONTEXT
+#endif
+#ifdef SWITCH_BY_UCONTEXT
+#include <ucontext.h>
+#endif
+
+namespace emulator {
+
+[[noreturn]] void fail(const char *what) {
+    fprintf(stderr, "emulated GPU: %s\n", what);
+    abort();
+}
+
+// ---- Lanes, which have a stack each ----
+
+// A place in a program that has been left, and can be gone on from.
+struct Place {
+#ifdef SWITCH_BY_UCONTEXT
+    ucontext_t context;
+#else
+    void *stack;
+#endif
+};
+
+#ifdef SWITCH_BY_UCONTEXT
+
+void change(Place &from, Place &to) { swapcontext(&from.context, &to.context); }
+
+void prepare(Place &place, char *stack, size_t bytes, void (*entry)()) {
+    getcontext(&place.context);
+    place.context.uc_stack.ss_sp = stack;
+    place.context.uc_stack.ss_size = bytes;
+    place.context.uc_link = nullptr;
+    makecontext(&place.context, entry, 0);
+}
+
+#else
+
+// Puts what a function must preserve on the stack, leaves the stack's address in *from, and takes the same from the
+// other stack. swapcontext would do so too, and call the system for the signal mask each time.
+extern "C" void larder_switch(void **from, void *to) __asm__("larder_switch") __attribute__((visibility("hidden")));
+
+#if defined(__x86_64__)
+constexpr size_t SAVED = 7 * 8, RETURN_AT = 6 * 8, ABOVE = 8;
+__asm__(R"(
+.text
+larder_switch:
+    push %rbp
+    push %rbx
+    push %r12
+    push %r13
+    push %r14
+    push %r15
+    mov %rsp, (%rdi)
+    mov %rsi, %rsp
+    pop %r15
+    pop %r14
+    pop %r13
+    pop %r12
+    pop %rbx
+    pop %rbp
+    ret
+)");
+#else
+constexpr size_t SAVED = 20 * 8, RETURN_AT = 11 * 8, ABOVE = 0;
+__asm__(R"(
+.text
+.p2align 2
+larder_switch:
+    sub sp, sp, #160
+    stp x19, x20, [sp, #0]
+    stp x21, x22, [sp, #16]
+    stp x23, x24, [sp, #32]
+    stp x25, x26, [sp, #48]
+    stp x27, x28, [sp, #64]
+    stp x29, x30, [sp, #80]
+    stp d8, d9, [sp, #96]
+    stp d10, d11, [sp, #112]
+    stp d12, d13, [sp, #128]
+    stp d14, d15, [sp, #144]
+    mov x2, sp
+    str x2, [x0]
+    mov sp, x1
+    ldp x19, x20, [sp, #0]
+    ldp x21, x22, [sp, #16]
+    ldp x23, x24, [sp, #32]
+    ldp x25, x26, [sp, #48]
+    ldp x27, x28, [sp, #64]
+    ldp x29, x30, [sp, #80]
+    ldp d8, d9, [sp, #96]
+    ldp d10, d11, [sp, #112]
+    ldp d12, d13, [sp, #128]
+    ldp d14, d15, [sp, #144]
+    add sp, sp, #160
+    ret
+)");
+#endif
+
+void change(Place &from, Place &to) { larder_switch(&from.stack, to.stack); }
+
+// As if it had been left just before its first instruction.
+void prepare(Place &place, char *stack, size_t bytes, void (*entry)()) {
+    uintptr_t top = (uintptr_t)(stack + bytes) / 16 * 16;
+    char *saved = (char *)(top - ABOVE - SAVED);
+    memset(saved, 0, SAVED + ABOVE);
+    memcpy(saved + RETURN_AT, &entry, sizeof entry);
+    place.stack = saved;
+}
+
+#endif
+
+// ---- A warp ----
+
+constexpr unsigned LANES_OF_WARP = 32;
+constexpr size_t STACK_BYTES = 64 * 1024;
+
+struct Dim {
+    unsigned x, y, z;
+};
+
+// What the lanes of a warp share, and the numbers that the running lane knows itself by.
+struct Gpu {
+    Dim grid, block, block_index, thread_index;
+    void (*call)(void **);
+    void **arguments;
+    Place caller, lanes[LANES_OF_WARP];
+    unsigned first, lane, ended;
+    // Two sets of values to be exchanged: a lane may be at the next exchange before others have read from this one.
+    uint32_t values[2][LANES_OF_WARP];
+    unsigned set;
+    char *stacks;
+};
+
+thread_local Gpu gpu;
+
+// Frees the stacks when the thread ends.
+thread_local std::unique_ptr<char[]> stacks;
+
+void go_on_with(Gpu &gpu, unsigned lane) {
+    Place &from = gpu.lanes[gpu.lane];
+    gpu.lane = lane;
+    gpu.thread_index.x = gpu.first + lane;
+    change(from, gpu.lanes[lane]);
+}
+
+// What a lane does from warp to warp.
+void lane_main() {
+    Gpu &gpu = emulator::gpu;
+    while (true) {
+        gpu.call(gpu.arguments);
+        gpu.ended++;
+        if (gpu.lane + 1 < LANES_OF_WARP) go_on_with(gpu, gpu.lane + 1);
+        else if (gpu.ended == LANES_OF_WARP) change(gpu.lanes[gpu.lane], gpu.caller);
+        else fail("some lanes of a warp wait for others that have ended");
+    }
+}
+
+void run_warp(Gpu &gpu, unsigned first) {
+    gpu.first = first;
+    gpu.lane = gpu.ended = 0;
+    gpu.thread_index = {first, 0, 0};
+    change(gpu.caller, gpu.lanes[0]);
+}
+
+void run_grid(Gpu &gpu, unsigned grid_x, unsigned grid_y, unsigned block) {
+    if (block % LANES_OF_WARP != 0) fail("a block is no whole warps");
+    if (!gpu.stacks) {
+        stacks.reset(new char[LANES_OF_WARP * STACK_BYTES]);
+        gpu.stacks = stacks.get();
+        for (unsigned i = 0; i < LANES_OF_WARP; i++) {
+            prepare(gpu.lanes[i], gpu.stacks + i * STACK_BYTES, STACK_BYTES, lane_main);
+        }
+    }
+    gpu.grid = {grid_x, grid_y, 1};
+    gpu.block = {block, 1, 1};
+    for (unsigned y = 0; y < grid_y; y++) {
+        for (unsigned x = 0; x < grid_x; x++) {
+            gpu.block_index = {x, y, 0};
+            for (unsigned first = 0; first < block; first += LANES_OF_WARP) run_warp(gpu, first);
+        }
+    }
+}
+
+// Shows the others a value, waits until all have shown theirs, and returns that of one of them.
+template <typename T> T exchange(T value, unsigned lane_wanted) {
+    static_assert(sizeof(T) == 4);
+    Gpu &gpu = emulator::gpu;
+    if (gpu.ended) fail("a lane waits for others that have ended");
+    if (gpu.lane == 0) gpu.set ^= 1;
+    uint32_t *values = gpu.values[gpu.set];
+    memcpy(&values[gpu.lane], &value, 4);
+    go_on_with(gpu, (gpu.lane + 1) % LANES_OF_WARP);
+    T wanted;
+    memcpy(&wanted, &values[lane_wanted], 4);
+    return wanted;
+}
+
+} // namespace emulator
+
+// ---- What the language and the toolkit have ----
+
+#define EMULATED
+#define __device__
+#define __global__
+#define __align__(n) alignas(n)
+#define gridDim (emulator::gpu.grid)
+#define blockDim (emulator::gpu.block)
+#define blockIdx (emulator::gpu.block_index)
+#define threadIdx (emulator::gpu.thread_index)
+
+namespace {
+
+using std::isfinite;
+
+template <typename To, typename From> To same_bits(From from) {
+    static_assert(sizeof(To) == sizeof(From));
+    To to;
+    memcpy(&to, &from, sizeof to);
+    return to;
+}
+
+int min(int a, int b) { return b < a ? b : a; }
+unsigned min(unsigned a, unsigned b) { return b < a ? b : a; }
+
+float __fmul_rn(float a, float b) { return a * b; }
+float __fadd_rn(float a, float b) { return a + b; }
+float __fsub_rn(float a, float b) { return a - b; }
+float __fdiv_rn(float a, float b) { return a / b; }
+float __uint_as_float(unsigned bits) { return same_bits<float>(bits); }
+unsigned __float_as_uint(float value) { return same_bits<unsigned>(value); }
+
+int __dp4a(int a, int b, int sum) {
+    for (int i = 0; i < 4; i++) sum += (int8_t)(a >> 8 * i) * (int8_t)(b >> 8 * i);
+    return sum;
+}
+
+float widen_half(unsigned short half) {
+    unsigned sign = (half & 0x8000u) << 16, exponent = half >> 10 & 31, fraction = half & 1023;
+    if (exponent == 0) return (sign ? -1.0f : 1.0f) * (float)fraction * 0x1p-24f;
+    return __uint_as_float(sign | (exponent == 31 ? 255 : exponent + 112) << 23 | fraction << 13);
+}
+
+template <typename T> T __shfl_sync(unsigned, T value, int lane) { return emulator::exchange(value, lane % 32); }
+
+template <typename T> T __shfl_xor_sync(unsigned, T value, int mask) {
+    return emulator::exchange(value, emulator::gpu.lane ^ mask);
+}
+
+// Whoever would look beyond its part of the warp keeps its own.
+template <typename T> T __shfl_down_sync(unsigned, T value, unsigned by, unsigned width) {
+    unsigned lane = emulator::gpu.lane;
+    return emulator::exchange(value, lane % width + by < width ? lane + by : lane);
+}
+
+unsigned atomicXor(unsigned *at, unsigned value) {
+    unsigned before = *at;
+    *at = before ^ value;
+    return before;
+}
+
+#include "../between.cu"
+#include "../blocks.cu"
+#include "../floats.cu"
+
+// ---- Launches ----
+
+template <typename... A, size_t... I>
+void call_with(void (*kernel)(A...), void **arguments, std::index_sequence<I...>) {
+    kernel(*(A *)arguments[I]...);
+}
+
+template <typename... A> void call(void (*kernel)(A...), void **arguments) {
+    call_with(kernel, arguments, std::index_sequence_for<A...>());
+}
+
+struct Kernel {
+    const char *name;
+    void (*call)(void **arguments);
+};
+
+#define KERNEL(name) {#name, [](void **arguments) { call(name, arguments); }}
+
+constexpr Kernel KERNELS[] = {
+    KERNEL(q8_0_one), KERNEL(q8_0_many), KERNEL(q4_0_one), KERNEL(q4_0_many),
+    KERNEL(q4_k_one), KERNEL(q4_k_many), KERNEL(q5_k_one), KERNEL(q5_k_many), KERNEL(q6_k_one), KERNEL(q6_k_many),
+    KERNEL(f32_round), KERNEL(f16_round), KERNEL(bf16_round),
+    KERNEL(silu), KERNEL(relu), KERNEL(gelu), KERNEL(gelu_tanh), KERNEL(clamped_swiglu),
+    KERNEL(quantise), KERNEL(add_biases), KERNEL(sum_by_rank), KERNEL(read_all),
+};
+
+} // namespace
+
+// Runs a kernel to its end: 0, or 1 if there is none of this name. The arguments are pointers to the arguments' values,
+// and addresses of the device are plain addresses.
+extern "C" int larder_launch(const char *name, unsigned grid_x, unsigned grid_y, unsigned block, void **arguments) {
+    for (const Kernel &kernel : KERNELS) {
+        if (strcmp(kernel.name, name) != 0) continue;
+        emulator::gpu.call = kernel.call;
+        emulator::gpu.arguments = arguments;
+        emulator::run_grid(emulator::gpu, grid_x, grid_y, block);
+        return 0;
+    }
+    return 1;
+}

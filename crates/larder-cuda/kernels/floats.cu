@@ -1,0 +1,72 @@
+// Products with weights that are floats. Each output is summed in 16 interleaved lanes, then pairwise, then the tail.
+#include "common.cuh"
+
+constexpr int LANES = 16;
+
+struct F32 {
+    static constexpr int BYTES = 4;
+    __device__ static float widen(const u8 *row, u32 i) { return ((const float *)row)[i]; }
+};
+
+struct F16 {
+    static constexpr int BYTES = 2;
+    __device__ static float widen(const u8 *row, u32 i) { return half_at(row + 2 * (u64)i); }
+};
+
+struct Bf16 {
+    static constexpr int BYTES = 2;
+    __device__ static float widen(const u8 *row, u32 i) { return __uint_as_float((u32)((const u16 *)row)[i] << 16); }
+};
+
+// One row with TOKENS tokens at a time, for whom the weights are read once. By half a warp; the other half has another
+// row, or computes the same one and keeps it to itself.
+template <typename Kind, int TOKENS> __device__ void one_row(const Product &p, u32 wanted) {
+    u32 lane = threadIdx.x % LANES, row = min(wanted, p.rows - 1), body = p.cols / LANES * LANES;
+    const u8 *weights = p.weights + (u64)row * p.cols * Kind::BYTES;
+    for (u32 from = 0; from < p.tokens; from += TOKENS) {
+        float sums[TOKENS];
+        const float *x[TOKENS];
+        for (int t = 0; t < TOKENS; t++) {
+            sums[t] = 0.0f;
+            x[t] = (const float *)p.x + p.x_row(min(from + t, p.tokens - 1)) * p.cols;
+        }
+#pragma unroll(TOKENS == 1 ? 8 : 4)
+        for (u32 i = lane; i < body; i += LANES) {
+            float weight = Kind::widen(weights, i);
+            for (int t = 0; t < TOKENS; t++) sums[t] = plus(sums[t], times(weight, x[t][i]));
+        }
+        for (int t = 0; t < TOKENS; t++) {
+            float sum = sums[t];
+            for (int width = LANES / 2; width > 0; width /= 2) {
+                sum = plus(sum, __shfl_down_sync(ALL, sum, width, LANES));
+            }
+            for (u32 i = body; i < p.cols; i++) sum = plus(sum, times(Kind::widen(weights, i), x[t][i]));
+            bool mine = lane == 0 && wanted < p.rows && from + t < p.tokens;
+            if (mine) p.out[(u64)(from + t) * p.rows + row] = sum;
+        }
+    }
+}
+
+// A warp has eight rows, two at a time.
+template <typename Kind> __device__ void floats_round(const Product *products, u32 count, u32 groups) {
+    u32 group = group_of_warp();
+    if (group >= groups) return;
+    const Product &p = *find(products, count, group);
+    u32 first = (group - p.first_group) * GROUP + threadIdx.x % WARP / LANES;
+    for (u32 pair = 0; pair < GROUP; pair += 2) {
+        if (p.tokens == 1) one_row<Kind, 1>(p, first + pair);
+        else one_row<Kind, 4>(p, first + pair);
+    }
+}
+
+extern "C" __global__ void f32_round(const Product *products, u32 count, u32 groups) {
+    floats_round<F32>(products, count, groups);
+}
+
+extern "C" __global__ void f16_round(const Product *products, u32 count, u32 groups) {
+    floats_round<F16>(products, count, groups);
+}
+
+extern "C" __global__ void bf16_round(const Product *products, u32 count, u32 groups) {
+    floats_round<Bf16>(products, count, groups);
+}

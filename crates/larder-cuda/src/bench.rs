@@ -1,0 +1,219 @@
+//! Computes experts in a GPU's slots.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use larder_core::{ExpertId, ExpertLayout, Gate, Kind};
+use larder_kernels::Inputs;
+use larder_model::{Activation, Call, DeviceBench, Routed};
+
+use crate::driver::{Driver, Stream};
+use crate::error::{GpuError, Result};
+use crate::experts::{Activations, BLOCK, BLOCK_BYTES, Experts, Group};
+use crate::memory::{Download, Mark, Room, Upload};
+use crate::order::Order;
+
+/// A layer's experts, computed in the slots where they are.
+pub struct Bench {
+    order: Arc<Order>,
+    experts: Experts,
+    /// `[tokens, hidden]`, or `[tokens · k, hidden]` where the routing weight scales the input.
+    inputs: Inputs,
+    scaled: Vec<f32>,
+    upload: Upload,
+    x: Activations,
+    hidden: usize,
+    /// `[places, hidden]`, in the order computed.
+    outputs: Room,
+    download: Download,
+    /// The places `token · k + rank` that were computed since the call began.
+    places: Vec<u32>,
+    /// Of each place of the group at hand, its row in the inputs.
+    picks: Vec<u32>,
+    /// Of each expert of the group at hand, where it is, and for how many tokens.
+    group: Vec<(u64, usize)>,
+    clock: Clock,
+    /// What went wrong since the call began.
+    failed: Option<GpuError>,
+}
+
+impl Bench {
+    pub(crate) fn new(driver: &Arc<dyn Driver>, order: Arc<Order>) -> Result<Self> {
+        Ok(Bench {
+            order,
+            experts: Experts::new(driver)?,
+            inputs: Inputs::new(),
+            scaled: Vec::new(),
+            upload: Upload::new(driver)?,
+            x: Activations::default(),
+            hidden: 0,
+            outputs: Room::new(driver),
+            download: Download::new(driver)?,
+            places: Vec::new(),
+            picks: Vec::new(),
+            group: Vec::new(),
+            clock: Clock { begin: Mark::new(driver)?, end: Mark::new(driver)?, running: None },
+            failed: None,
+        })
+    }
+
+    /// Takes all the memory that calls with so many tokens will need.
+    fn reserve(&mut self, layout: &ExpertLayout, gate: &Gate, tokens: usize) -> Result<()> {
+        let (places, hidden) = (tokens * gate.top_k, layout.gate.cols);
+        let rows = if gate.scales_input { places } else { tokens };
+        self.upload.begin(rows * hidden * size_of::<f32>() + rows * hidden / BLOCK * BLOCK_BYTES)?;
+        self.outputs.ensure(places * hidden * size_of::<f32>())?;
+        self.download.reserve(places * hidden * size_of::<f32>())?;
+        self.experts.reserve(layout, places.min(gate.experts), places)
+    }
+
+    fn take_inputs(&mut self, call: &Call, routed: &Routed, layout: &ExpertLayout) -> Result<()> {
+        self.hidden = call.x.len() / call.tokens;
+        self.places.clear();
+        let quantise = !layout.gate.kind.is_float() || !layout.up.kind.is_float();
+        let widely = layout.gate.kind.is_float() || layout.up.kind.is_float();
+        let mut x = call.x;
+        if call.gate.scales_input {
+            self.scaled.clear();
+            for (row, weights) in x.chunks_exact(self.hidden).zip(routed.weights.chunks_exact(call.gate.top_k)) {
+                weights.iter().for_each(|weight| self.scaled.extend(row.iter().map(|v| v * weight)));
+            }
+            x = &self.scaled;
+        }
+        self.inputs.fill(x, self.hidden, quantise);
+        self.x = Activations::send(&mut self.upload, &self.inputs, widely)?;
+        self.outputs.ensure(4 * routed.ids.len() * self.hidden)
+    }
+
+    fn begin_group(
+        &mut self,
+        call: &Call,
+        routed: &Routed,
+        layout: &ExpertLayout,
+        group: &[(ExpertId, usize)],
+    ) -> Result<Option<Duration>> {
+        let done = self.places.len();
+        self.find_places(call, routed, group);
+        let out = self.outputs.at() + (4 * done * self.hidden) as u64;
+        let (experts, picks) = (&self.group, &self.picks);
+        let size = Size { bytes: layout.bytes * experts.len(), tokens: picks.len().div_ceil(experts.len().max(1)) };
+        let took = self.clock.begin(size)?;
+        let begun = self.experts.compute(&Group { layout, act: call.act, experts, picks, x: self.x, out });
+        // Also after an error: some of it may be under way.
+        self.order.computes(group.iter().map(|(_, slot)| *slot))?;
+        begun?;
+        self.clock.end(size)?;
+        Ok(took)
+    }
+
+    /// Notes the places of each expert, one expert after the other.
+    fn find_places(&mut self, call: &Call, routed: &Routed, group: &[(ExpertId, usize)]) {
+        let (k, done) = (call.gate.top_k as u32, self.places.len());
+        self.group.clear();
+        for (expert, slot) in group {
+            let before = self.places.len();
+            let places = (0..).zip(&routed.ids).filter(|(_, id)| *id == expert);
+            self.places.extend(places.map(|(place, _)| place));
+            self.group.push((self.order.address(*slot), self.places.len() - before));
+        }
+        let row = |place: &u32| if call.gate.scales_input { *place } else { place / k };
+        self.picks.clear();
+        self.picks.extend(self.places[done..].iter().map(row));
+    }
+}
+
+impl DeviceBench for Bench {
+    fn prepare(
+        &mut self,
+        layout: &ExpertLayout,
+        _: Activation,
+        gate: &Gate,
+        tokens: usize,
+    ) -> larder_model::Result<()> {
+        let odd = layout.bias.iter().flatten().find(|bias| bias.kind != Kind::F32);
+        if let Some(bias) = odd {
+            let what = format!("biases of experts are {} here, and the GPU has kernels for f32 alone", bias.kind);
+            return Err(GpuError::Unsupported(what).into());
+        }
+        Ok(self.reserve(layout, gate, tokens)?)
+    }
+
+    fn begin(&mut self, call: &Call, routed: &Routed, layout: &ExpertLayout) {
+        self.failed = self.take_inputs(call, routed, layout).err();
+    }
+
+    fn compute(
+        &mut self,
+        call: &Call,
+        routed: &Routed,
+        layout: &ExpertLayout,
+        group: &[(ExpertId, usize)],
+    ) -> Option<Duration> {
+        if self.failed.is_some() {
+            return None;
+        }
+        match self.begin_group(call, routed, layout, group) {
+            Ok(took) => took,
+            Err(e) => {
+                self.failed = Some(e);
+                None
+            }
+        }
+    }
+
+    fn finish(&mut self, put: &mut dyn FnMut(usize, &[f32])) -> larder_model::Result<()> {
+        let failed = self.failed.take();
+        // Waits also after an error, as some of it may be under way.
+        let outputs = self.download.fetch(self.outputs.at(), 4 * self.places.len() * self.hidden);
+        if let Some(e) = failed {
+            return Err(e.into());
+        }
+        let outputs: &[f32] = bytemuck::cast_slice(outputs?);
+        for (place, output) in self.places.iter().zip(outputs.chunks_exact(self.hidden)) {
+            put(*place as usize, output);
+        }
+        Ok(())
+    }
+}
+
+/// How much there is to compute: bytes of experts, and tokens of each on average.
+#[derive(Clone, Copy)]
+struct Size {
+    bytes: usize,
+    tokens: usize,
+}
+
+/// Says how long a group takes, from one that was computed before.
+struct Clock {
+    begin: Mark,
+    end: Mark,
+    running: Option<Size>,
+}
+
+impl Clock {
+    /// Begins to time a group unless another is being timed. What was timed before says how long this one takes, if it
+    /// was alike.
+    fn begin(&mut self, size: Size) -> Result<Option<Duration>> {
+        let Some(before) = self.running else {
+            self.begin.record(Stream::Compute)?;
+            return Ok(None);
+        };
+        if !self.end.is_over()? {
+            return Ok(None);
+        }
+        self.running = None;
+        let took = self.end.since(&self.begin)?;
+        self.begin.record(Stream::Compute)?;
+        let alike = before.tokens.max(1).ilog2() == size.tokens.max(1).ilog2() && before.bytes > 0;
+        Ok(alike.then(|| took.mul_f64(size.bytes as f64 / before.bytes as f64)))
+    }
+
+    /// The group is through.
+    fn end(&mut self, size: Size) -> Result<()> {
+        if self.running.is_none() {
+            self.end.record(Stream::Compute)?;
+            self.running = Some(size);
+        }
+        Ok(())
+    }
+}

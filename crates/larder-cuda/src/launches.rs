@@ -1,0 +1,263 @@
+//! The kernels by what they do: what they take, and how many threads.
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+
+use larder_core::{GROUP, Kind, Order, Part};
+use larder_model::Activation;
+
+use crate::driver::{Argument, Driver, Launch, Stream};
+use crate::error::{GpuError, Result};
+
+/// Threads of a block that computes products or quantises: four warps, each with rows or values of its own.
+const WARPS: u32 = 4;
+/// Threads of a block that has one value for each.
+const THREADS: u32 = 256;
+
+/// All that are called here.
+#[cfg(all(test, feature = "cuda"))]
+pub const KERNELS: [&str; 21] = [
+    "f32_round",
+    "f16_round",
+    "bf16_round",
+    "q8_0_one",
+    "q8_0_many",
+    "q4_0_one",
+    "q4_0_many",
+    "q4_k_one",
+    "q4_k_many",
+    "q5_k_one",
+    "q5_k_many",
+    "q6_k_one",
+    "q6_k_many",
+    "silu",
+    "gelu",
+    "gelu_tanh",
+    "relu",
+    "clamped_swiglu",
+    "quantise",
+    "add_biases",
+    "read_all",
+];
+
+/// One product of a round, as kernels read it.
+#[derive(Clone, Copy, Debug)]
+pub struct Product {
+    /// Where the weights begin.
+    pub weights: u64,
+    /// Where the inputs begin: floats or blocks, as the weights' kind takes them.
+    pub x: u64,
+    /// Where the rows of the inputs are named, or 0 for all of them in order.
+    pub pick: u64,
+    /// `[tokens, rows]`
+    pub out: u64,
+    /// Outputs of each token.
+    pub rows: u32,
+    /// Inputs of each token.
+    pub cols: u32,
+    /// How many tokens take part.
+    pub tokens: u32,
+    /// Whether rows are in groups of eight.
+    pub mixed: bool,
+}
+
+/// A bias, as the kernel reads it.
+#[derive(Clone, Copy, Debug)]
+pub struct Bias {
+    /// `[cols]`
+    pub bias: u64,
+    /// `[tokens, cols]`
+    pub out: u64,
+    /// Rows it is added to.
+    pub tokens: u32,
+    /// Values of each.
+    pub cols: u32,
+}
+
+impl Bias {
+    /// Its length for kernels.
+    pub const BYTES: usize = 24;
+
+    /// For kernels.
+    pub fn to_bytes(self) -> [u8; Bias::BYTES] {
+        pack([self.bias, self.out], [self.tokens, self.cols])
+    }
+}
+
+/// Products that one launch computes: all with weights of one kind.
+#[derive(Default)]
+pub struct Round {
+    kind: Option<Kind>,
+    products: Vec<Product>,
+}
+
+impl Round {
+    /// The length of one product for kernels.
+    pub const BYTES: usize = 56;
+
+    /// No products yet, all of this kind.
+    pub fn begin(&mut self, kind: Kind) {
+        self.kind = Some(kind);
+        self.products.clear();
+    }
+
+    /// One more.
+    pub fn push(&mut self, product: Product) {
+        self.products.push(product);
+    }
+
+    /// Their length for kernels.
+    pub fn bytes(&self) -> usize {
+        self.products.len() * Round::BYTES
+    }
+
+    /// For kernels, which find a product by the first of the launch's groups of rows that is its own.
+    pub fn write(&self, out: &mut [u8]) {
+        let mut first_group = 0;
+        for (p, out) in self.products.iter().zip(out.chunks_exact_mut(Round::BYTES)) {
+            let words = [p.rows, p.cols, p.tokens, u32::from(p.mixed), first_group, 0];
+            out.copy_from_slice(&pack::<{ Round::BYTES }, 4, 6>([p.weights, p.x, p.pick, p.out], words));
+            first_group += p.groups();
+        }
+    }
+
+    fn groups(&self) -> u32 {
+        self.products.iter().map(Product::groups).sum()
+    }
+
+    /// The kernel for one token per product, or for any number.
+    fn kernel(&self) -> Option<&'static str> {
+        let one = self.products.iter().all(|p| p.tokens <= 1);
+        Some(match (self.kind?, one) {
+            (Kind::F32, _) => "f32_round",
+            (Kind::F16, _) => "f16_round",
+            (Kind::Bf16, _) => "bf16_round",
+            (Kind::Q8_0, true) => "q8_0_one",
+            (Kind::Q8_0, false) => "q8_0_many",
+            (Kind::Q4_0, true) => "q4_0_one",
+            (Kind::Q4_0, false) => "q4_0_many",
+            (Kind::Q4K, true) => "q4_k_one",
+            (Kind::Q4K, false) => "q4_k_many",
+            (Kind::Q5K, true) => "q5_k_one",
+            (Kind::Q5K, false) => "q5_k_many",
+            (Kind::Q6K, true) => "q6_k_one",
+            (Kind::Q6K, false) => "q6_k_many",
+        })
+    }
+}
+
+impl Product {
+    /// With a matrix that begins there; all else is to be filled in.
+    pub fn with(part: &Part, weights: u64) -> Result<Self> {
+        let mixed = part.order == Order::Rows8 && !part.kind.is_float();
+        let (rows, cols) = (word(part.rows)?, word(part.cols)?);
+        Ok(Product { weights, x: 0, pick: 0, out: 0, rows, cols, tokens: 0, mixed })
+    }
+
+    fn groups(&self) -> u32 {
+        self.rows.div_ceil(GROUP as u32)
+    }
+}
+
+/// A count as kernels take it.
+pub fn word(count: usize) -> Result<u32> {
+    u32::try_from(count).map_err(|_| GpuError::Unsupported(format!("{count} values are more than one launch can have")))
+}
+
+/// Calls kernels, on the stream for them.
+pub struct Launches(Arc<dyn Driver>);
+
+impl Launches {
+    /// On this device.
+    pub fn new(driver: &Arc<dyn Driver>) -> Self {
+        Launches(driver.clone())
+    }
+
+    /// Computes products, which were written to `list`.
+    pub fn products(&self, round: &Round, list: u64) -> Result<()> {
+        let (count, groups) = (round.products.len() as u32, round.groups());
+        let Some(kernel) = round.kernel().filter(|_| groups > 0) else { return Ok(()) };
+        let arguments = [Argument::Address(list), Argument::Word(count), Argument::Word(groups)];
+        self.launch(kernel, [groups.div_ceil(WARPS), 1], 32 * WARPS, &arguments)
+    }
+
+    /// Replaces `gate` by its combination with `up`, both of `count` values.
+    pub fn combine(&self, act: Activation, gate: u64, up: u64, count: u32) -> Result<()> {
+        let [gate, up, count_of] = [Argument::Address(gate), Argument::Address(up), Argument::Word(count)];
+        let grid = [count.div_ceil(THREADS), 1];
+        let kernel = match act {
+            Activation::Silu => "silu",
+            Activation::Gelu => "gelu",
+            Activation::GeluTanh => "gelu_tanh",
+            Activation::Relu => "relu",
+            Activation::ClampedSwiglu { alpha, limit } => {
+                let arguments = [gate, up, count_of, Argument::Float(alpha), Argument::Float(limit)];
+                return self.launch("clamped_swiglu", grid, THREADS, &arguments);
+            }
+        };
+        self.launch(kernel, grid, THREADS, &[gate, up, count_of])
+    }
+
+    /// Makes blocks of activations.
+    pub fn quantise(&self, x: u64, out: u64, blocks: u32) -> Result<()> {
+        let arguments = [Argument::Address(x), Argument::Address(out), Argument::Word(blocks)];
+        self.launch("quantise", [blocks.div_ceil(WARPS), 1], 32 * WARPS, &arguments)
+    }
+
+    /// Adds biases, `count` of which were written to `list`; the largest is added to `most_values`.
+    pub fn add_biases(&self, list: u64, count: u32, most_values: u32) -> Result<()> {
+        self.launch("add_biases", [most_values.div_ceil(THREADS), count], THREADS, &[Argument::Address(list)])
+    }
+
+    /// Reads bytes and does nothing with them, but that each of `blocks` writes a word to `out`.
+    pub fn read_all(&self, from: u64, bytes: u64, out: u64, blocks: u32) -> Result<()> {
+        let arguments = [Argument::Address(from), Argument::Bytes(bytes), Argument::Address(out)];
+        self.launch("read_all", [blocks, 1], THREADS, &arguments)
+    }
+
+    fn launch(&self, kernel: &'static str, grid: [u32; 2], block: u32, arguments: &[Argument]) -> Result<()> {
+        let launch = Launch { kernel, grid, block, arguments };
+        // SAFETY: these are the kernel's arguments. What they name belongs to buffers that wait for the device before
+        // they are given back.
+        unsafe { self.0.launch(Stream::Compute, &launch) }
+    }
+}
+
+/// Addresses, then words, as a C compiler lays them out.
+fn pack<const BYTES: usize, const ADDRESSES: usize, const WORDS: usize>(
+    addresses: [u64; ADDRESSES],
+    words: [u32; WORDS],
+) -> [u8; BYTES] {
+    let mut bytes = [0; BYTES];
+    let (front, back) = bytes.split_at_mut(8 * ADDRESSES);
+    front.as_chunks_mut().0.iter_mut().zip(addresses).for_each(|(b, a)| *b = a.to_ne_bytes());
+    back.as_chunks_mut().0.iter_mut().zip(words).for_each(|(b, w)| *b = w.to_ne_bytes());
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn products_are_written_as_kernels_read_them() {
+        let product = Product { weights: 1, x: 2, pick: 3, out: 4, rows: 17, cols: 64, tokens: 5, mixed: true };
+        let mut round = Round::default();
+        round.begin(Kind::Q4_0);
+        round.push(product);
+        round.push(product);
+        let mut bytes = vec![0xAA; round.bytes()];
+        round.write(&mut bytes);
+        let words: Vec<u32> = bytes.as_chunks().0.iter().map(|b| u32::from_ne_bytes(*b)).collect();
+        assert_eq!(words[14 + 8..], [17, 64, 5, 1, 3, 0], "the second begins behind three groups");
+        assert_eq!((words[13], bytes[8], bytes[56 + 24]), (0, 2, 4));
+        assert_eq!((round.groups(), round.kernel()), (6, Some("q4_0_many")));
+    }
+
+    #[test]
+    fn a_count_that_kernels_cannot_have_is_refused() {
+        assert_eq!(word(7), Ok(7));
+        let error = word(1 << 32).unwrap_err().to_string();
+        assert_eq!(error, "4294967296 values are more than one launch can have");
+    }
+}

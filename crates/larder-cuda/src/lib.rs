@@ -1,0 +1,153 @@
+//! The memory of a GPU as a tier for experts, and a place for resident weights, with the products that they take.
+//!
+//! Results have the bits of `larder-kernels`: it does not matter where something was computed.
+//!
+//! # The way of bytes
+//!
+//! ```text
+//! slot in memory ──[stream In]──▶ slot of the arena ──[stream Out]──▶ slot in memory          (link)
+//!                                        │ weights
+//! inputs, lists ──[stream Compute]──▶ kernels ──[stream Compute]──▶ outputs                   (bench, products)
+//! ```
+//!
+//! The arena is one allocation, cut into slots. Slots in memory are page-locked when they are first used; where that is
+//! refused, copies go through a few buffers that are. A copy into a slot waits until nobody computes with it and nobody
+//! copies out of it, a copy out until nobody computes with it and what goes in is there; each by an event, so that
+//! nothing else waits. Computing waits for nothing: an expert is computed only after its copy has come back.
+//!
+//! # The launches of a layer
+//!
+//! Of all experts at hand, for all tokens that chose them:
+//!
+//! | | kernel | |
+//! |---|---|---|
+//! | 1 | `KIND_one`, `KIND_many`, `KIND_round` | gate and up (a launch each if their kinds differ) |
+//! | | `add_biases` | of both, if there are any |
+//! | 2 | `silu`, `gelu`, … | gate and up become one |
+//! | 3 | `quantise` | if down is quantised |
+//! | 4 | `KIND_…` | down |
+//! | | `add_biases` | if there are any |
+//!
+//! In front of them goes one copy of the lists of products, and once per call one of the inputs; one copy brings all
+//! outputs of a call back.
+//!
+//! # Memory
+//!
+//! The arena should take what is left when all else has its place: open, [`keep`](larder_model::DeviceProducts::keep)
+//! resident weights, [`reserve`](Bench::reserve) for the longest call, and let the link allocate last. After that nothing
+//! is taken but for calls that are longer.
+//!
+//! # Without a GPU
+//!
+//! Everything but `cuda.rs` stands on the trait [`Driver`]. The feature `emulator` has another implementation, which runs
+//! the same kernels on the CPU, in every order of the streams that events allow.
+
+mod bench;
+mod driver;
+mod error;
+mod experts;
+mod launches;
+mod link;
+mod measure;
+mod memory;
+mod order;
+mod products;
+
+#[cfg(feature = "cuda")]
+mod cuda;
+#[cfg(feature = "emulator")]
+mod emulator;
+#[cfg(any(feature = "cuda", test))]
+mod images;
+#[cfg(any(feature = "cuda", test))]
+mod sources;
+
+use std::sync::Arc;
+
+use larder_core::ExpertLayout;
+use larder_model::Activation;
+
+pub use bench::Bench;
+pub use driver::{Argument, Driver, Event, Facts, Launch, Stream};
+#[cfg(feature = "emulator")]
+pub use emulator::{Emulator, Fault};
+pub use error::{GpuError, Result};
+pub use link::{How, Link};
+pub use measure::Rates;
+use order::Order;
+pub use products::Products;
+
+/// A GPU that is ready to be used.
+pub struct Gpu {
+    driver: Arc<dyn Driver>,
+    order: Arc<Order>,
+    how: How,
+}
+
+/// The GPU of this number. The first time on a machine this takes some seconds, as its kernels are compiled.
+#[cfg(feature = "cuda")]
+pub fn open(ordinal: usize) -> Result<Gpu> {
+    Gpu::over(Arc::new(cuda::Cuda::open(ordinal)?))
+}
+
+/// The GPU of this number, which this build cannot use.
+#[cfg(not(feature = "cuda"))]
+pub fn open(_: usize) -> Result<Gpu> {
+    Err(GpuError::Missing("this build has no support for GPUs: it was built without the feature 'cuda'".into()))
+}
+
+impl Gpu {
+    /// One behind this driver.
+    pub fn over(driver: Arc<dyn Driver>) -> Result<Self> {
+        let order = Arc::new(Order::new(&driver)?);
+        Ok(Gpu { driver, order, how: How::default() })
+    }
+
+    /// What it is, and how much of its memory is free now.
+    pub fn facts(&self) -> Result<Facts> {
+        self.driver.facts()
+    }
+
+    /// The way to its slots. There is one at a time.
+    pub fn link(&self) -> Link {
+        Link::new(&self.driver, self.order.clone(), self.how.clone())
+    }
+
+    /// How copies between slots find their bytes in memory, as a sentence once it is printed.
+    pub fn how(&self) -> How {
+        self.how.clone()
+    }
+
+    /// Computes experts in the slots that [`link`](Self::link) fills.
+    pub fn bench(&self) -> Result<Bench> {
+        Bench::new(&self.driver, self.order.clone())
+    }
+
+    /// Multiplies with matrices that it keeps.
+    pub fn products(&self) -> Result<Products> {
+        Products::new(&self.driver)
+    }
+
+    /// How fast it is, for experts of this layout, so many of which are computed together. Takes some milliseconds, and
+    /// for that long an eighth of the memory that is free.
+    pub fn measure(&self, layout: &ExpertLayout, act: Activation, experts: usize) -> Result<Rates> {
+        measure::measure(&self.driver, layout, act, experts)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[cfg(feature = "cuda")]
+    #[test]
+    fn what_is_missing_is_said() {
+        let error = super::open(usize::MAX).err().unwrap().to_string();
+        assert!(error.contains("there is no NVIDIA driver") || error.contains("there is no GPU 18446"), "{error}");
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    #[test]
+    fn a_build_without_gpus_says_so() {
+        let error = super::open(0).err().unwrap().to_string();
+        assert_eq!(error, "this build has no support for GPUs: it was built without the feature 'cuda'");
+    }
+}

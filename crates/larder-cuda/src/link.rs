@@ -1,0 +1,200 @@
+//! Copies between slots in memory and those of the device, each way on a stream of its own.
+#![allow(unsafe_code)]
+
+mod lock;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use larder_cache::tiers::{Device, DeviceError, Direction, Transfer, Transferred};
+
+use crate::driver::{Driver, Stream};
+use crate::error::Result;
+use crate::memory::{Mark, Room};
+use crate::order::Order;
+use lock::{Locked, Way};
+
+pub use lock::How;
+
+/// The way between memory and a GPU's arena.
+///
+/// Whoever hands in slots keeps them mapped until the link is dropped, or uses their addresses for nothing else before.
+pub struct Link {
+    driver: Arc<dyn Driver>,
+    order: Arc<Order>,
+    locked: Locked,
+    /// How many were taken.
+    taken: u64,
+    /// Under way in and out, each in the order in which they will be over.
+    flights: [VecDeque<Flight>; 2],
+    /// Those that found no buffer, and all behind them.
+    waiting: VecDeque<(u64, Transfer)>,
+    /// Those that could not be begun.
+    failed: VecDeque<Transferred>,
+    spare_marks: Vec<Marks>,
+}
+
+struct Flight {
+    number: u64,
+    transfer: Transfer,
+    way: Way,
+    marks: Marks,
+}
+
+struct Marks {
+    begin: Mark,
+    end: Mark,
+}
+
+impl Link {
+    pub(crate) fn new(driver: &Arc<dyn Driver>, order: Arc<Order>, how: How) -> Self {
+        Link {
+            driver: driver.clone(),
+            order,
+            locked: Locked::new(driver, how),
+            taken: 0,
+            flights: Default::default(),
+            waiting: VecDeque::new(),
+            failed: VecDeque::new(),
+            spare_marks: Vec::new(),
+        }
+    }
+
+    /// Begins what waits, as far as there are buffers. What cannot be begun comes back with its error.
+    fn begin_waiting(&mut self) {
+        while let Some((number, mut transfer)) = self.waiting.pop_front() {
+            let mut way = match self.locked.way(&transfer) {
+                Ok(Some(way)) => way,
+                Ok(None) => {
+                    self.waiting.push_front((number, transfer));
+                    return;
+                }
+                Err(e) => {
+                    self.failed.push_back(failed(transfer, e.to_string()));
+                    continue;
+                }
+            };
+            match self.begin(&mut transfer, &mut way) {
+                Ok(marks) => {
+                    let flight = Flight { number, transfer, way, marks };
+                    self.flights[flight.transfer.direction as usize].push_back(flight);
+                }
+                Err(e) => {
+                    self.driver.drain(); // The copy may have begun.
+                    self.locked.give_back(way);
+                    self.failed.push_back(failed(transfer, e.to_string()));
+                }
+            }
+        }
+    }
+
+    fn begin(&mut self, transfer: &mut Transfer, way: &mut Way) -> Result<Marks> {
+        let Transfer { direction, at, len, .. } = *transfer;
+        let stream = stream(direction);
+        let marks = match self.spare_marks.pop() {
+            Some(marks) => marks,
+            None => Marks { begin: Mark::new(&self.driver)?, end: Mark::new(&self.driver)? },
+        };
+        self.order.hold(stream, at)?;
+        // What goes the same way is in order anyway.
+        let other_way = &self.flights[1 - direction as usize];
+        if let Some(before) = other_way.iter().rev().find(|flight| flight.transfer.at == at) {
+            before.marks.end.hold(stream)?;
+        }
+        marks.begin.record(stream)?;
+        if direction == Direction::In {
+            way.fill(transfer);
+        }
+        let (here, there) = (way.address(transfer), self.order.address(at));
+        // SAFETY: the slot, or the buffer, is this flight's until `end` is over, and has so many bytes, as has the device's
+        // slot.
+        unsafe {
+            match direction {
+                Direction::In => self.driver.copy_in(stream, here, there, len)?,
+                Direction::Out => self.driver.copy_out(stream, there, here, len)?,
+            }
+        }
+        marks.end.record(stream)?;
+        Ok(marks)
+    }
+
+    /// The way of the flight to be waited for: one that is over, else the one begun first.
+    fn next(&self) -> Option<usize> {
+        let number = |way: &usize| self.flights[*way].front().map_or(u64::MAX, |flight| flight.number);
+        let oldest = [0, 1].into_iter().min_by_key(number).filter(|way| !self.flights[*way].is_empty())?;
+        let is_over = |way: usize| {
+            let flight = self.flights[way].front();
+            flight.is_some_and(|flight| flight.marks.end.is_over().unwrap_or(true))
+        };
+        Some(if !is_over(oldest) && is_over(1 - oldest) { 1 - oldest } else { oldest })
+    }
+
+    fn land(&mut self, way: usize) -> Option<Transferred> {
+        let Flight { mut transfer, way, marks, .. } = self.flights[way].pop_front()?;
+        let took = marks.end.synchronise().and_then(|()| marks.end.since(&marks.begin));
+        if took.is_ok() {
+            way.empty(&mut transfer);
+        }
+        self.locked.give_back(way);
+        self.spare_marks.push(marks);
+        match took {
+            Ok(took) => {
+                let Transfer { direction, slot, at, len, tag } = transfer;
+                Some(Transferred { direction, slot, at, len, tag, result: Ok(took) })
+            }
+            Err(e) => Some(failed(transfer, e.to_string())),
+        }
+    }
+}
+
+impl Device for Link {
+    fn allocate(&mut self, slots: usize, slot_bytes: usize) -> Result<(), DeviceError> {
+        let facts = self.driver.facts();
+        let free_bytes = facts.map_or(0, |facts| facts.free_bytes);
+        let refused = || DeviceError::OutOfMemory { slots, slot_bytes, free_bytes };
+        let bytes = slots.checked_mul(slot_bytes).filter(|bytes| *bytes as u64 <= free_bytes).ok_or_else(refused)?;
+        let arena = Room::of(&self.driver, bytes).map_err(|_| refused())?;
+        self.order.set_arena(arena, slots, slot_bytes);
+        self.locked.set_slot_bytes(slot_bytes);
+        Ok(())
+    }
+
+    fn submit(&mut self, transfer: Transfer) {
+        self.taken += 1;
+        self.waiting.push_back((self.taken, transfer));
+        self.begin_waiting();
+    }
+
+    fn wait(&mut self) -> Option<Transferred> {
+        if let Some(failed) = self.failed.pop_front() {
+            return Some(failed);
+        }
+        let next = self.next()?;
+        let landed = self.land(next);
+        self.begin_waiting();
+        landed
+    }
+
+    fn in_flight(&self) -> usize {
+        let flights: usize = self.flights.iter().map(VecDeque::len).sum();
+        flights + self.waiting.len() + self.failed.len()
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.driver.drain();
+    }
+}
+
+fn stream(direction: Direction) -> Stream {
+    match direction {
+        Direction::In => Stream::In,
+        Direction::Out => Stream::Out,
+    }
+}
+
+fn failed(transfer: Transfer, cause: String) -> Transferred {
+    let Transfer { direction, slot, at, len, tag } = transfer;
+    Transferred { direction, slot, at, len, tag, result: Err(DeviceError::Copy { len, direction, at, cause }) }
+}

@@ -1,0 +1,138 @@
+//! Which memory copies use here: the slots themselves where they can be page-locked, else a few buffers that are.
+#![allow(unsafe_code)]
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+use larder_cache::tiers::{Direction, Transfer};
+use larder_store::reader::Slot;
+
+use crate::driver::Driver;
+use crate::error::Result;
+use crate::memory::Pinned;
+
+/// As many copies can be under way where slots cannot be page-locked: two each way.
+const BUFFERS: usize = 4;
+
+/// How copies find their bytes, as a sentence.
+#[derive(Clone, Default)]
+pub struct How(Arc<OnceLock<String>>);
+
+impl fmt::Display for How {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self.0.get() {
+            None => f.write_str("slots in memory are page-locked and copied straight"),
+            Some(cause) => write!(
+                f,
+                "slots in memory cannot be page-locked ({cause}), so copies go through {BUFFERS} buffers that are"
+            ),
+        }
+    }
+}
+
+/// Where a copy's bytes are here.
+pub enum Way {
+    /// In the slot itself.
+    Straight,
+    /// In a buffer.
+    Through(Pinned),
+}
+
+impl Way {
+    /// Where a copy's bytes are.
+    pub fn address(&mut self, transfer: &mut Transfer) -> *mut u8 {
+        match self {
+            Way::Straight => transfer.slot.as_mut_ptr(),
+            Way::Through(buffer) => buffer.as_mut_ptr(),
+        }
+    }
+
+    /// Before a copy in: brings the bytes to where it takes them from.
+    pub fn fill(&mut self, transfer: &Transfer) {
+        if let Way::Through(buffer) = self {
+            buffer[..transfer.len].copy_from_slice(&transfer.slot[..transfer.len]);
+        }
+    }
+
+    /// After a copy: brings the bytes from where it put them, if it was one out.
+    pub fn empty(&self, transfer: &mut Transfer) {
+        if let (Direction::Out, Way::Through(buffer)) = (transfer.direction, self) {
+            transfer.slot[..transfer.len].copy_from_slice(&buffer[..transfer.len]);
+        }
+    }
+}
+
+/// Slots that were page-locked when they were first used, and buffers for the others.
+pub struct Locked {
+    driver: Arc<dyn Driver>,
+    how: How,
+    slot_bytes: usize,
+    /// By where they begin: how long they were then.
+    slots: HashMap<usize, usize>,
+    /// Buffers that nobody uses.
+    buffers: Vec<Pinned>,
+    /// Buffers there are.
+    made: usize,
+}
+
+impl Locked {
+    pub fn new(driver: &Arc<dyn Driver>, how: How) -> Self {
+        let (slots, buffers) = (HashMap::new(), Vec::new());
+        Locked { driver: driver.clone(), how, slot_bytes: 0, slots, buffers, made: 0 }
+    }
+
+    /// The length of the longest copy.
+    pub fn set_slot_bytes(&mut self, bytes: usize) {
+        self.slot_bytes = bytes;
+    }
+
+    /// The way of a copy; `None` if it has to wait for a buffer.
+    pub fn way(&mut self, transfer: &Transfer) -> Result<Option<Way>> {
+        if self.is_locked(&transfer.slot, transfer.len) {
+            return Ok(Some(Way::Straight));
+        }
+        if self.buffers.is_empty() && self.made < BUFFERS {
+            self.buffers.push(Pinned::of(&self.driver, self.slot_bytes)?);
+            self.made += 1;
+        }
+        Ok(self.buffers.pop().map(Way::Through))
+    }
+
+    /// A copy is over.
+    pub fn give_back(&mut self, way: Way) {
+        if let Way::Through(buffer) = way {
+            self.buffers.push(buffer);
+        }
+    }
+
+    fn is_locked(&mut self, slot: &Slot, len: usize) -> bool {
+        let (from, bytes) = (slot.as_ptr(), slot.len());
+        if let Some(locked) = self.slots.get(&(from as usize)) {
+            return *locked >= len;
+        }
+        if self.how.0.get().is_some() {
+            return false;
+        }
+        // SAFETY: whoever hands in slots keeps them mapped, see `Link`.
+        match unsafe { self.driver.register(from, bytes) } {
+            Ok(()) => {
+                self.slots.insert(from as usize, bytes);
+                true
+            }
+            Err(e) => {
+                let _ = self.how.0.set(e.to_string());
+                false
+            }
+        }
+    }
+}
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        for from in self.slots.keys() {
+            // SAFETY: it was registered, and the link has waited for all copies.
+            unsafe { self.driver.unregister(*from as *const u8) };
+        }
+    }
+}

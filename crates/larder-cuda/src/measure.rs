@@ -1,0 +1,111 @@
+//! How fast a GPU and the way to it are, measured in a few milliseconds.
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+
+use larder_cache::tiers::Measured;
+use larder_core::ExpertLayout;
+use larder_model::Activation;
+
+use crate::driver::{Driver, Stream};
+use crate::error::Result;
+use crate::experts::{Activations, BLOCK_BYTES, Experts, Group};
+use crate::launches::Launches;
+use crate::memory::{Mark, Pinned, Room};
+
+/// The middle of so many runs counts.
+const RUNS: usize = 5;
+/// The longest copy.
+const MOST_COPIED: usize = 64 << 20;
+/// What is read of the device's memory: more than its caches hold.
+const MOST_READ: u64 = 256 << 20;
+/// Blocks that read it.
+const READERS: u32 = 2048;
+/// Of the memory that is free this part is used for a while.
+const PART_OF_FREE: u64 = 8;
+
+/// Seconds per byte.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Rates {
+    /// Copying from page-locked memory to the device.
+    pub copy_in: f64,
+    /// Copying from the device to page-locked memory.
+    pub copy_out: f64,
+    /// Reading the device's own memory.
+    pub read: f64,
+    /// Computing experts for one token, several at a time.
+    pub compute: f64,
+}
+
+impl Rates {
+    /// What a tiered cache starts from, where the CPU takes so many seconds per byte of an expert.
+    pub fn measured(&self, host: f64) -> Measured {
+        Measured { copy: self.copy_in, host, device: self.compute }
+    }
+}
+
+/// Measures all rates; those of computing and copying for experts like this one, so many at a time.
+pub fn measure(driver: &Arc<dyn Driver>, layout: &ExpertLayout, act: Activation, experts: usize) -> Result<Rates> {
+    let room = driver.facts()?.free_bytes / PART_OF_FREE;
+    let timer = Timer { begin: Mark::new(driver)?, end: Mark::new(driver)? };
+    let (copy_in, copy_out) = copies(driver, &timer, layout.bytes.min(MOST_COPIED).min(room as usize))?;
+    let read = read(driver, &timer, MOST_READ.min(room))?;
+    let compute = compute(driver, &timer, layout, act, experts.clamp(1, (room as usize / layout.bytes).max(1)))?;
+    Ok(Rates { copy_in, copy_out, read, compute })
+}
+
+/// Seconds per byte in and out.
+fn copies(driver: &Arc<dyn Driver>, timer: &Timer, bytes: usize) -> Result<(f64, f64)> {
+    let (there, mut here) = (Room::of(driver, bytes)?, Pinned::of(driver, bytes)?);
+    // SAFETY: both have so many bytes, and are waited for below.
+    let copy_in = || unsafe { driver.copy_in(Stream::In, here.as_ptr(), there.at(), bytes) };
+    let into = timer.per_byte(bytes, Stream::In, copy_in);
+    // SAFETY: as above.
+    let copy_out = || unsafe { driver.copy_out(Stream::Out, there.at(), here.as_mut_ptr(), bytes) };
+    let out_of = timer.per_byte(bytes, Stream::Out, copy_out);
+    // After an error one may be under way.
+    driver.drain();
+    Ok((into?, out_of?))
+}
+
+fn read(driver: &Arc<dyn Driver>, timer: &Timer, bytes: u64) -> Result<f64> {
+    let (room, out) = (Room::of(driver, bytes as usize)?, Room::of(driver, 4 * READERS as usize)?);
+    let launches = Launches::new(driver);
+    let read = || launches.read_all(room.at(), bytes, out.at(), READERS);
+    timer.per_byte(bytes as usize, Stream::Compute, read)
+}
+
+fn compute(driver: &Arc<dyn Driver>, timer: &Timer, layout: &ExpertLayout, act: Activation, n: usize) -> Result<f64> {
+    let hidden = layout.gate.cols;
+    let data = Room::of(driver, n * layout.bytes)?;
+    let x = Room::of(driver, 4 * hidden + hidden * BLOCK_BYTES)?;
+    let out = Room::of(driver, 4 * n * hidden)?;
+    let mut bench = Experts::new(driver)?;
+    bench.reserve(layout, n, n)?;
+    let experts: Vec<(u64, usize)> = (0..n).map(|i| (data.at() + (i * layout.bytes) as u64, 1)).collect();
+    let x = Activations { values: x.at(), blocks: x.at() };
+    let group = Group { layout, act, experts: &experts, picks: &vec![0; n], x, out: out.at() };
+    timer.per_byte(n * layout.bytes, Stream::Compute, || bench.compute(&group))
+}
+
+struct Timer {
+    begin: Mark,
+    end: Mark,
+}
+
+impl Timer {
+    /// The middle of several runs, after one that does not count.
+    fn per_byte(&self, bytes: usize, stream: Stream, mut ask: impl FnMut() -> Result<()>) -> Result<f64> {
+        let mut took = [0.0; RUNS];
+        ask()?;
+        for took in &mut took {
+            self.begin.record(stream)?;
+            ask()?;
+            self.end.record(stream)?;
+            self.end.synchronise()?;
+            *took = self.end.since(&self.begin)?.as_secs_f64();
+        }
+        took.sort_by(f64::total_cmp);
+        Ok(took[RUNS / 2] / bytes.max(1) as f64)
+    }
+}

@@ -1,0 +1,182 @@
+//! Experts computed in a device's slots have the bits of those computed in memory.
+
+use std::sync::Arc;
+
+use larder_core::{ExpertId, ExpertLayout, Gate, Kind, Order};
+use larder_cuda::{Fault, Gpu};
+use larder_model::{Activation, DeviceBench};
+
+use crate::common::{Layer, Random, bring, emulator, gpu, numbered};
+
+const CLAMPED: Activation = Activation::ClampedSwiglu { alpha: 1.702, limit: 0.8 };
+/// Gate, up, down; whether there are biases; hidden and inter; the activation.
+type Case = ([Kind; 3], bool, (usize, usize), Activation);
+const CASES: [Case; 10] = [
+    ([Kind::Q4_0; 3], false, (96, 64), Activation::Silu),
+    ([Kind::Q8_0; 3], true, (64, 96), CLAMPED),
+    ([Kind::Q4K, Kind::Q4K, Kind::Q6K], false, (256, 256), Activation::Silu),
+    ([Kind::Q5K, Kind::Q5K, Kind::Q5K], false, (512, 256), Activation::Relu),
+    ([Kind::Q6K, Kind::Q4K, Kind::Q8_0], true, (256, 64), Activation::Silu),
+    ([Kind::F32; 3], true, (40, 24), Activation::GeluTanh),
+    ([Kind::Bf16; 3], false, (72, 40), Activation::Gelu),
+    ([Kind::F16; 3], false, (33, 17), CLAMPED),
+    ([Kind::F16, Kind::Q8_0, Kind::F32], true, (64, 24), Activation::Relu),
+    ([Kind::Q8_0, Kind::F32, Kind::Q4_0], false, (32, 32), Activation::Silu),
+];
+
+fn layout(kinds: [Kind; 3], bias: bool, (hidden, inter): (usize, usize)) -> ExpertLayout {
+    ExpertLayout::new(hidden, inter, kinds, bias).unwrap()
+}
+
+/// Computes each case on the device made for it and on the CPU.
+pub fn compare(mut device: impl FnMut(u64) -> Option<Gpu>) {
+    for (case, (kinds, bias, shape, act)) in CASES.into_iter().enumerate() {
+        for (tokens, scales_input, order) in
+            [(1, false, Order::Rows8), (1, true, Order::Rows), (13, false, Order::Rows), (11, true, Order::Rows8)]
+        {
+            let Some(gpu) = device(case as u64) else { return };
+            let mut random = Random::new(case as u64 * 100 + tokens as u64);
+            let mut layout = layout(kinds, bias, shape);
+            let mut experts: Vec<_> = (0..5).map(|_| random.expert(&layout)).collect();
+            if order == Order::Rows8 {
+                let plain = layout.clone();
+                experts.iter_mut().for_each(|data| layout = plain.rearrange(data));
+            }
+            let layer = Layer::new(&mut random, layout, act, tokens, (3, 5), scales_input);
+            let (mut link, mut bench) = (gpu.link(), gpu.bench().unwrap());
+            bring(&mut link, &layer.layout, &experts);
+            let id = |i: usize| (ExpertId(i as u16), i);
+            layer.begin(&mut bench, &[&[id(3), id(1)], &[id(0)], &[id(2), id(4)]]);
+            let found = layer.finish(&mut bench).unwrap();
+            assert!(found == layer.by_cpu(&numbered(&experts)), "{kinds:?}, {act:?}, {tokens} tokens, {order:?}");
+            assert!(found.iter().flatten().flatten().any(|bits| *bits != 0), "something was computed");
+        }
+    }
+}
+
+#[test]
+fn every_kind_bias_and_activation_gives_the_same_bits() {
+    compare(|seed| emulator(seed).map(gpu));
+}
+
+#[test]
+fn one_bench_serves_calls_of_any_size_and_each_group_of_a_call() {
+    // More than what the device does meanwhile.
+    const EXPERTS: usize = 24;
+    let Some(emulator) = emulator(3) else { return };
+    let (mut random, gpu) = (Random::new(3), gpu(emulator));
+    let layout = layout([Kind::Q4_0; 3], false, (64, 64));
+    let experts: Vec<_> = (0..EXPERTS).map(|_| random.expert(&layout)).collect();
+    let (mut link, mut bench) = (gpu.link(), gpu.bench().unwrap());
+    bring(&mut link, &layout, &experts);
+    for tokens in [1, 40, 1, 20, 7, 1] {
+        let layer = Layer::new(&mut random, layout.clone(), Activation::Silu, tokens, (2, EXPERTS), false);
+        // More groups than lists can be on their way, and some of the experts were not chosen.
+        let groups: Vec<_> = (0..EXPERTS).map(|i| [(ExpertId(i as u16), i)]).collect();
+        let groups: Vec<&[_]> = groups.iter().map(|group| &group[..]).collect();
+        layer.begin(&mut bench, &groups);
+        assert!(layer.finish(&mut bench).unwrap() == layer.by_cpu(&numbered(&experts)), "{tokens} tokens");
+    }
+}
+
+#[test]
+fn memory_is_taken_before_the_first_call() {
+    // Enough for each buffer to be more than the least.
+    const TOKENS: usize = 300;
+    for case in [0, 1, 5, 9] {
+        let (kinds, bias, shape, act) = CASES[case];
+        let Some(emulator) = emulator(case as u64) else { return };
+        let emulator = Arc::new(emulator);
+        let (mut random, gpu) = (Random::new(2), Gpu::over(emulator.clone()).unwrap());
+        let layout = layout(kinds, bias, shape);
+        let experts: Vec<_> = (0..8).map(|_| random.expert(&layout)).collect();
+        let (mut link, mut bench) = (gpu.link(), gpu.bench().unwrap());
+        bring(&mut link, &layout, &experts);
+        let layer = Layer::new(&mut random, layout, act, TOKENS, (4, 8), case % 2 == 1);
+        bench.prepare(&layer.layout, act, &layer.gate, TOKENS).unwrap();
+        let taken = emulator.taken();
+        let group: Vec<_> = (0..8).map(|i| (ExpertId(i), usize::from(i))).collect();
+        layer.begin(&mut bench, &[&group]);
+        layer.finish(&mut bench).unwrap();
+        assert_eq!(emulator.taken(), taken, "{kinds:?}");
+    }
+}
+
+#[test]
+fn only_what_was_computed_here_is_handed_out() {
+    let Some(emulator) = emulator(4) else { return };
+    let (mut random, gpu) = (Random::new(4), gpu(emulator));
+    let layout = layout([Kind::Q8_0; 3], false, (32, 32));
+    let experts: Vec<_> = (0..4).map(|_| random.expert(&layout)).collect();
+    let (mut link, mut bench) = (gpu.link(), gpu.bench().unwrap());
+    bring(&mut link, &layout, &experts);
+    let layer = Layer::new(&mut random, layout, Activation::Silu, 9, (2, 4), false);
+    layer.begin(&mut bench, &[&[(ExpertId(2), 2)]]);
+    let all = numbered(&experts);
+    assert!(layer.finish(&mut bench).unwrap() == layer.by_cpu(&all[2..3]));
+    layer.begin(&mut bench, &[]);
+    assert!(layer.finish(&mut bench).unwrap().iter().all(Option::is_none));
+}
+
+#[test]
+fn a_layer_takes_four_launches_and_says_how_long_one_before_took() {
+    let Some(emulator) = emulator(5) else { return };
+    let launch = std::time::Duration::from_millis(3);
+    let emulator = Arc::new(emulator.taking(std::time::Duration::ZERO, 1e15, launch));
+    let (mut random, gpu) = (Random::new(5), Gpu::over(emulator.clone()).unwrap());
+    let layout = layout([Kind::Q4_0; 3], false, (32, 32));
+    let experts: Vec<_> = (0..4).map(|_| random.expert(&layout)).collect();
+    let (mut link, mut bench) = (gpu.link(), gpu.bench().unwrap());
+    bring(&mut link, &layout, &experts);
+    let layer = Layer::new(&mut random, layout, Activation::Silu, 1, (4, 4), false);
+    let mut took = Vec::new();
+    for group in [&[(0), 1, 2, 3][..], &[0, 1]] {
+        let group: Vec<_> = group.iter().map(|i| (ExpertId(*i), usize::from(*i))).collect();
+        bench.begin(&layer.call(), &layer.routed, &layer.layout);
+        took.push(bench.compute(&layer.call(), &layer.routed, &layer.layout, &group));
+        layer.finish(&mut bench).unwrap();
+    }
+    assert_eq!(emulator.launches(), 8);
+    assert_eq!(took[0], None);
+    // Half as many experts: half of what the others took.
+    let micros = took[1].map(|took| took.as_micros());
+    assert!(micros.is_some_and(|micros| (5990..6010).contains(&micros)), "{micros:?}");
+}
+
+#[test]
+fn what_fails_on_the_device_is_an_error_and_never_wrong_bytes() {
+    let (mut failed, mut passed) = (0, 0);
+    for seed in 0..60 {
+        let Some(emulator) = emulator(seed) else { return };
+        let (mut random, gpu) = (Random::new(seed), gpu(emulator.failing(Fault::Launch, 12)));
+        let layout = layout([Kind::Q8_0; 3], false, (32, 32));
+        let experts: Vec<_> = (0..2).map(|_| random.expert(&layout)).collect();
+        let (mut link, mut bench) = (gpu.link(), gpu.bench().unwrap());
+        bring(&mut link, &layout, &experts);
+        let layer = Layer::new(&mut random, layout, Activation::Silu, 2, (2, 2), false);
+        layer.begin(&mut bench, &[&[(ExpertId(0), 0)], &[(ExpertId(1), 1)]]);
+        match layer.finish(&mut bench) {
+            Ok(found) => {
+                passed += 1;
+                assert!(found == layer.by_cpu(&numbered(&experts)), "seed {seed}");
+            }
+            Err(e) => {
+                failed += 1;
+                let said = e.to_string();
+                assert!(said.contains("the kernel ") && said.contains("told to fail"), "{said}");
+            }
+        }
+    }
+    assert!(failed > 5 && passed > 5, "{failed} failed, {passed} passed");
+}
+
+#[test]
+fn biases_without_kernels_are_refused() {
+    let Some(emulator) = emulator(6) else { return };
+    let mut layout = layout([Kind::Q8_0; 3], true, (32, 32));
+    let (mut bench, gate) = (gpu(emulator).bench().unwrap(), Gate::softmax(4, 2, false));
+    assert!(bench.prepare(&layout, Activation::Silu, &gate, 3).is_ok());
+    layout.bias.as_mut().unwrap()[1].kind = Kind::F16;
+    let error = bench.prepare(&layout, Activation::Silu, &gate, 3).unwrap_err().to_string();
+    assert_eq!(error, "biases of experts are f16 here, and the GPU has kernels for f32 alone");
+}

@@ -1,0 +1,46 @@
+//! The same with a GPU, where there is one.
+
+use larder_core::{ExpertLayout, Kind};
+use larder_cuda::{Gpu, GpuError};
+use larder_model::Activation;
+
+use crate::{bench, link, order, products};
+
+fn card() -> Option<Gpu> {
+    match larder_cuda::open(0) {
+        Ok(gpu) => Some(gpu),
+        Err(GpuError::Missing(what)) => {
+            println!("skipped: {what}");
+            None
+        }
+        Err(e) => panic!("{e}"),
+    }
+}
+
+#[test]
+fn a_card_gives_the_same_bits() {
+    let Some(gpu) = card() else { return };
+    products::compare(&gpu);
+    let mut first = Some(gpu);
+    bench::compare(|_| first.take().or_else(card));
+}
+
+#[test]
+fn a_card_keeps_the_order() {
+    let Some(gpu) = card() else { return };
+    for seed in 0..200 {
+        assert_eq!(link::play(&gpu, seed, false), 0);
+        assert!(order::all_right(&gpu, seed), "seed {seed}");
+    }
+    println!("{}", gpu.how());
+}
+
+#[test]
+fn a_card_can_be_measured() {
+    let Some(gpu) = card() else { return };
+    let layout = ExpertLayout::new(2048, 1024, [Kind::Q4_0; 3], false).unwrap();
+    let start = std::time::Instant::now();
+    let rates = gpu.measure(&layout, Activation::Silu, 8).unwrap();
+    println!("{}: {rates:?} in {:?}", gpu.facts().unwrap(), start.elapsed());
+    assert!([rates.copy_in, rates.copy_out, rates.read, rates.compute].into_iter().all(|rate| rate > 0.0));
+}

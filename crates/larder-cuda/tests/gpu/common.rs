@@ -1,0 +1,190 @@
+//! Experts of random numbers, and a GPU that is none.
+
+use std::sync::Arc;
+
+use larder_cache::tiers::{Device, Direction, Transfer, Transferred};
+use larder_core::{BlockParts, ExpertId, ExpertLayout, Gate, Kind, LayerIdx};
+use larder_cuda::{Emulator, Gpu};
+use larder_model::{Activation, Call, Compute, DeviceBench, Routed, Workbench};
+use larder_store::reader::{Arena, Slot};
+
+pub const MEMORY: u64 = 64 << 20;
+
+/// A GPU, unless there is no compiler for it.
+pub fn emulator(seed: u64) -> Option<Emulator> {
+    match Emulator::new(MEMORY, seed) {
+        Ok(emulator) => Some(emulator),
+        Err(larder_cuda::GpuError::Missing(what)) => {
+            println!("skipped: {what}");
+            None
+        }
+        Err(e) => panic!("{e}"),
+    }
+}
+
+pub fn gpu(emulator: Emulator) -> Gpu {
+    Gpu::over(Arc::new(emulator)).unwrap()
+}
+
+/// xorshift.
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Self {
+        Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
+    }
+
+    pub fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    pub fn below(&mut self, limit: usize) -> usize {
+        (self.next() % limit as u64) as usize
+    }
+
+    /// −1 to 1.
+    pub fn float(&mut self) -> f32 {
+        self.below(20_001) as f32 / 10_000.0 - 1.0
+    }
+
+    pub fn floats(&mut self, count: usize) -> Vec<f32> {
+        (0..count).map(|_| self.float()).collect()
+    }
+
+    /// Numbers of a kind: any, but with scales that are small.
+    pub fn weights(&mut self, kind: Kind, out: &mut [u8]) {
+        for block in out.chunks_exact_mut(kind.block_bytes()) {
+            match BlockParts::of(kind) {
+                None => larder_kernels::narrow(kind, &[self.float()], block),
+                Some(parts) => {
+                    block.iter_mut().for_each(|byte| *byte = self.next() as u8);
+                    for i in 0..parts.halves {
+                        let sign = if self.below(4) == 0 { 0x8000 } else { 0 };
+                        let half = (0x1400 + self.below(0x1000) as u16) | sign;
+                        block[parts.halves_at + 2 * i..][..2].copy_from_slice(&half.to_le_bytes());
+                    }
+                }
+            }
+        }
+    }
+
+    pub fn expert(&mut self, layout: &ExpertLayout) -> Vec<u8> {
+        let mut data = vec![0; layout.bytes];
+        for (_, part) in layout.parts() {
+            self.weights(part.kind, &mut data[part.offset..part.offset + part.bytes]);
+        }
+        data
+    }
+}
+
+/// Memory for experts, with these in it.
+pub fn slots(layout: &ExpertLayout, experts: &[Vec<u8>]) -> Vec<Slot> {
+    let (_, mut slots) = Arena::new(experts.len(), layout.bytes).unwrap();
+    slots.iter_mut().zip(experts).for_each(|(slot, data)| slot.copy_from_slice(data));
+    slots
+}
+
+pub fn transfer(direction: Direction, slot: Slot, at: usize) -> Transfer {
+    let (len, tag) = (slot.len(), at as u64);
+    Transfer { direction, slot, at, len, tag }
+}
+
+pub fn wait_for_all(link: &mut dyn Device) -> Vec<Transferred> {
+    let over: Vec<_> = std::iter::from_fn(|| link.wait()).collect();
+    assert_eq!(link.in_flight(), 0);
+    over
+}
+
+/// Brings experts to the device's slots of the same numbers.
+pub fn bring(link: &mut dyn Device, layout: &ExpertLayout, experts: &[Vec<u8>]) {
+    link.allocate(experts.len(), layout.bytes).unwrap();
+    for (at, slot) in slots(layout, experts).into_iter().enumerate() {
+        link.submit(transfer(Direction::In, slot, at));
+    }
+    for over in wait_for_all(link) {
+        over.result.unwrap();
+    }
+}
+
+/// A layer's call.
+pub struct Layer {
+    pub layout: ExpertLayout,
+    pub gate: Gate,
+    pub act: Activation,
+    pub x: Vec<f32>,
+    pub tokens: usize,
+    pub routed: Routed,
+}
+
+impl Layer {
+    /// Of `experts` experts each token chooses `k`, but some choose fewer.
+    pub fn new(
+        random: &mut Random,
+        layout: ExpertLayout,
+        act: Activation,
+        tokens: usize,
+        (k, experts): (usize, usize),
+        scales_input: bool,
+    ) -> Self {
+        let gate = Gate { scales_input, ..Gate::softmax(experts, k, false) };
+        let x = random.floats(tokens * layout.gate.cols);
+        let mut routed = Routed::default();
+        for token in 0..tokens {
+            let first = random.below(experts);
+            for rank in 0..k {
+                let none = token > 0 && rank + 1 == k && random.below(5) == 0;
+                routed.ids.push(if none { ExpertId::NONE } else { ExpertId(((first + rank) % experts) as u16) });
+                routed.weights.push(random.float());
+            }
+        }
+        Layer { layout, gate, act, x, tokens, routed }
+    }
+
+    pub fn call(&self) -> Call<'_> {
+        Call { layer: LayerIdx(0), gate: &self.gate, act: self.act, logits: &[], x: &self.x, tokens: self.tokens }
+    }
+
+    /// What each place of these experts adds to the sum, by the CPU's kernels.
+    pub fn by_cpu(&self, experts: &[(ExpertId, &[u8])]) -> Vec<Option<Vec<u32>>> {
+        let call = self.call();
+        let mut bench = Workbench::new(Arc::new(Compute::new(1, false).unwrap()));
+        bench.begin(&call, &self.routed, &self.layout);
+        bench.compute(&call, &self.routed, &self.layout, experts);
+        let places = self.routed.ids.iter().enumerate().map(|(place, id)| {
+            experts.iter().any(|(expert, _)| expert == id).then(|| {
+                let mut out = vec![0.0; self.layout.down.rows];
+                bench.add(&call, &self.routed, place, &mut out);
+                out.into_iter().map(f32::to_bits).collect()
+            })
+        });
+        places.collect()
+    }
+
+    /// Begins to compute groups of experts in these slots.
+    pub fn begin(&self, bench: &mut dyn DeviceBench, groups: &[&[(ExpertId, usize)]]) {
+        bench.prepare(&self.layout, self.act, &self.gate, self.call().tokens).unwrap();
+        bench.begin(&self.call(), &self.routed, &self.layout);
+        for group in groups {
+            bench.compute(&self.call(), &self.routed, &self.layout, group);
+        }
+    }
+
+    /// What each place adds to the sum that was computed on the device.
+    pub fn finish(&self, bench: &mut dyn DeviceBench) -> larder_model::Result<Vec<Option<Vec<u32>>>> {
+        let mut places = vec![None; self.routed.ids.len()];
+        bench.finish(&mut |place, y| {
+            let weight = if self.gate.scales_input { 1.0 } else { self.routed.weights[place] };
+            let added = y.iter().map(|y| (0.0 + weight * y).to_bits()).collect();
+            assert!(places[place].replace(added).is_none(), "each place once");
+        })?;
+        Ok(places)
+    }
+}
+
+/// All of these, by number.
+pub fn numbered(experts: &[Vec<u8>]) -> Vec<(ExpertId, &[u8])> {
+    experts.iter().enumerate().map(|(i, data)| (ExpertId(i as u16), data.as_slice())).collect()
+}

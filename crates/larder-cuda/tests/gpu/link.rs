@@ -1,0 +1,189 @@
+//! Copies keep the order of what concerns one slot, and the bytes, whatever the streams do.
+
+use std::sync::Arc;
+
+use larder_cache::tiers::{Device, DeviceError, Direction, Transferred};
+use larder_core::{ExpertLayout, Kind};
+use larder_cuda::{Emulator, Fault, Gpu, Link};
+use larder_store::reader::{Arena, Slot};
+
+use crate::common::{Random, emulator, gpu, slots, transfer, wait_for_all};
+
+const SLOTS: usize = 3;
+const IN_MEMORY: usize = 9;
+const BYTES: usize = 8192;
+
+/// What a naive model says of the device, and of memory.
+struct Model {
+    /// What was last copied in and has not failed, by slot of the device; `None` if that is not known.
+    there: Vec<Option<u8>>,
+    /// By slot in memory that is away: what it held, or is to hold if that is known.
+    away: Vec<Option<(Direction, Option<u8>)>>,
+    here: Vec<Slot>,
+    number: u8,
+    errors: usize,
+}
+
+impl Model {
+    fn submit(&mut self, link: &mut Link, random: &mut Random) {
+        let Some(mut slot) = self.here.pop() else { return };
+        let at = random.below(SLOTS);
+        let (direction, holds) = match random.below(2) {
+            0 => {
+                self.number = self.number.wrapping_add(1);
+                slot.fill(self.number);
+                self.there[at] = Some(self.number);
+                (Direction::In, Some(self.number))
+            }
+            _ => (Direction::Out, self.there[at]),
+        };
+        self.away[slot.index()] = Some((direction, holds));
+        link.submit(transfer(direction, slot, at));
+    }
+
+    fn landed(&mut self, over: Transferred) {
+        let (direction, holds) = self.away[over.slot.index()].take().expect("it was under way");
+        assert_eq!((over.direction, over.tag, over.len), (direction, over.at as u64, BYTES));
+        match over.result {
+            Ok(_) => {
+                if let Some(byte) = holds {
+                    assert!(over.slot.iter().all(|b| *b == byte), "{direction:?} slot {}", over.at);
+                }
+            }
+            Err(e) => {
+                let DeviceError::Copy { len, direction, at, cause } = &e else { panic!("{e}") };
+                assert_eq!((*len, *direction, *at), (BYTES, over.direction, over.at));
+                assert!(cause.contains("told to fail"), "{cause}");
+                self.errors += 1;
+            }
+        }
+        self.here.push(over.slot);
+    }
+}
+
+/// Copies at random; how many failed.
+pub fn play(gpu: &Gpu, seed: u64, faults: bool) -> usize {
+    let (mut link, mut random) = (gpu.link(), Random::new(seed));
+    link.allocate(SLOTS, BYTES).unwrap();
+    let (_, here) = Arena::new(IN_MEMORY, BYTES).unwrap();
+    let away = vec![None; IN_MEMORY];
+    let mut model = Model { there: vec![None; SLOTS], away, here, number: 0, errors: 0 };
+    for _ in 0..120 {
+        match random.below(3) {
+            0 if link.in_flight() > 0 => model.landed(link.wait().expect("some are in flight")),
+            _ => model.submit(&mut link, &mut random),
+        }
+        if faults {
+            // What a copy that fails leaves behind is anybody's guess.
+            model.there.fill(None);
+        }
+        assert_eq!(link.in_flight() + model.here.len(), IN_MEMORY, "no slot is lost");
+    }
+    wait_for_all(&mut link).into_iter().for_each(|over| model.landed(over));
+    assert_eq!(model.here.len(), IN_MEMORY);
+    model.errors
+}
+
+#[test]
+fn every_copy_brings_the_bytes_that_were_there_when_it_was_asked_for() {
+    for seed in 0..40 {
+        let Some(emulator) = emulator(seed) else { return };
+        assert_eq!(play(&gpu(emulator), seed, false), 0);
+    }
+}
+
+#[test]
+fn so_it_does_through_buffers() {
+    for seed in 0..40 {
+        let Some(emulator) = emulator(seed) else { return };
+        assert_eq!(play(&gpu(emulator.refusing_to_register()), seed, false), 0);
+    }
+}
+
+#[test]
+fn copies_that_fail_come_back_with_their_slot() {
+    let mut errors = 0;
+    for seed in 0..40 {
+        let Some(emulator) = emulator(seed) else { return };
+        let mut emulator = emulator.failing(Fault::CopyIn, 5).failing(Fault::CopyOut, 5);
+        if seed % 2 == 0 {
+            emulator = emulator.refusing_to_register();
+        }
+        errors += play(&gpu(emulator), seed, true);
+    }
+    assert!(errors > 100, "{errors} failed");
+}
+
+#[test]
+fn how_copies_go_is_said() {
+    let expect = |emulator: Emulator, sentence: &str| {
+        let gpu = gpu(emulator);
+        let mut link = gpu.link();
+        link.allocate(1, BYTES).unwrap();
+        let (_, mut slots) = Arena::new(1, BYTES).unwrap();
+        link.submit(transfer(Direction::In, slots.remove(0), 0));
+        wait_for_all(&mut link);
+        assert_eq!(gpu.how().to_string(), sentence);
+    };
+    let Some(straight) = emulator(1) else { return };
+    expect(straight, "slots in memory are page-locked and copied straight");
+    let Some(refusing) = emulator(1) else { return };
+    let sentence = "slots in memory cannot be page-locked (page-locking memory failed: the emulator was told to refuse), so \
+                    copies go through 4 buffers that are";
+    expect(refusing.refusing_to_register(), sentence);
+}
+
+#[test]
+fn what_does_not_fit_is_refused_with_the_numbers() {
+    let Some(small) = emulator(1) else { return };
+    let free = small_facts(&small);
+    let mut link = gpu(small).link();
+    let slots = free as usize / 4096 + 1;
+    let error = link.allocate(slots, 4096).unwrap_err();
+    assert_eq!(error, DeviceError::OutOfMemory { slots, slot_bytes: 4096, free_bytes: free });
+    assert!(link.allocate(usize::MAX, 4096).is_err());
+    let Some(failing) = emulator(1) else { return };
+    let error = gpu(failing.failing(Fault::Allocate, 1)).link().allocate(2, 4096).unwrap_err();
+    assert_eq!(error, DeviceError::OutOfMemory { slots: 2, slot_bytes: 4096, free_bytes: free });
+}
+
+fn small_facts(emulator: &Emulator) -> u64 {
+    larder_cuda::Driver::facts(emulator).unwrap().free_bytes
+}
+
+#[test]
+fn a_copy_says_how_long_the_link_was_busy() {
+    let Some(emulator) = emulator(1) else { return };
+    let (latency, launch) = (std::time::Duration::from_micros(10), std::time::Duration::ZERO);
+    let gpu = gpu(emulator.taking(latency, 1e9, launch));
+    let mut link = gpu.link();
+    link.allocate(1, BYTES).unwrap();
+    let layout = ExpertLayout::new(32, 32, [Kind::F32; 3], false).unwrap();
+    let two = [vec![0; layout.bytes], vec![1; layout.bytes]];
+    for slot in slots(&layout, &two) {
+        link.submit(larder_cache::tiers::Transfer { len: 4096, ..transfer(Direction::In, slot, 0) });
+    }
+    for over in wait_for_all(&mut link) {
+        let took = over.result.unwrap().as_nanos();
+        assert!((14_090..14_110).contains(&took), "{took} ns");
+    }
+}
+
+#[test]
+fn everything_is_given_back() {
+    for seed in 0..8 {
+        let Some(emulator) = emulator(seed) else { return };
+        let emulator = Arc::new(emulator);
+        let gpu = Gpu::over(emulator.clone()).unwrap();
+        let mut link = gpu.link();
+        link.allocate(SLOTS, BYTES).unwrap();
+        let (_, memory) = Arena::new(SLOTS, BYTES).unwrap();
+        // All are dropped while some are under way.
+        for (at, slot) in memory.into_iter().enumerate() {
+            link.submit(transfer(Direction::In, slot, at));
+        }
+        assert_eq!(emulator.taken(), ((SLOTS * BYTES) as u64, (SLOTS * BYTES) as u64));
+        drop((link, gpu));
+        assert_eq!(emulator.taken(), (0, 0));
+    }
+}

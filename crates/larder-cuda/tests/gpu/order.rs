@@ -1,0 +1,56 @@
+//! Copies wait for computing, and nothing of it is luck: without events the same comes out wrong.
+
+use larder_cache::tiers::{Device, Direction};
+use larder_core::{ExpertId, ExpertLayout, Kind};
+use larder_cuda::Gpu;
+use larder_model::Activation;
+
+use crate::common::{Layer, Random, bring, emulator, gpu, slots, transfer, wait_for_all};
+
+/// Lets experts change places while they are computed; whether all came out as if each had waited for the other.
+pub fn all_right(gpu: &Gpu, seed: u64) -> bool {
+    let mut random = Random::new(seed);
+    let layout = ExpertLayout::new(64, 32, [Kind::Q8_0; 3], false).unwrap();
+    let mut there: Vec<_> = (0..2).map(|_| random.expert(&layout)).collect();
+    let (mut link, mut bench) = (gpu.link(), gpu.bench().unwrap());
+    bring(&mut link, &layout, &there);
+    let mut right = true;
+    for _ in 0..6 {
+        let next: Vec<_> = (0..2).map(|_| random.expert(&layout)).collect();
+        let layer = Layer::new(&mut random, layout.clone(), Activation::Silu, 3, (2, 2), false);
+        let experts: Vec<_> = there.iter().enumerate().map(|(i, data)| (ExpertId(i as u16), data.as_slice())).collect();
+        let wanted = layer.by_cpu(&experts);
+        layer.begin(&mut bench, &[&[(ExpertId(0), 0)], &[(ExpertId(1), 1)]]);
+        // Who is there goes, and others come, before anything is waited for.
+        let empty = slots(&layout, &[vec![0; layout.bytes], vec![0; layout.bytes]]);
+        for (at, (out, slot)) in empty.into_iter().zip(slots(&layout, &next)).enumerate() {
+            link.submit(transfer(Direction::Out, out, at));
+            link.submit(transfer(Direction::In, slot, at));
+        }
+        right &= layer.finish(&mut bench).unwrap() == wanted;
+        for over in wait_for_all(&mut link) {
+            over.result.unwrap();
+            right &= over.direction == Direction::In || over.slot[..] == there[over.at][..];
+        }
+        there = next;
+    }
+    right
+}
+
+#[test]
+fn experts_change_places_only_after_they_were_computed() {
+    for seed in 0..30 {
+        let Some(emulator) = emulator(seed) else { return };
+        assert!(all_right(&gpu(emulator), seed), "seed {seed}");
+    }
+}
+
+#[test]
+fn without_events_they_would_not() {
+    let mut wrong = 0;
+    for seed in 0..30 {
+        let Some(emulator) = emulator(seed) else { return };
+        wrong += usize::from(!all_right(&gpu(emulator.ignoring_events()), seed));
+    }
+    assert!(wrong > 10, "only {wrong} of 30 noticed");
+}

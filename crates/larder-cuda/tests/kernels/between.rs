@@ -1,0 +1,137 @@
+//! What happens between products.
+
+use larder_cuda::Argument;
+use larder_kernels::Inputs;
+use larder_model::Activation;
+
+use crate::noise::Noise;
+use crate::{Aligned, BLOCK_BYTES, assert_same, emulator, input, launch, output, quantise, word};
+
+/// A bias as kernels read it.
+#[repr(C)]
+struct Bias {
+    bias: *const f32,
+    out: *mut f32,
+    tokens: u32,
+    cols: u32,
+}
+
+#[test]
+fn activations_are_the_same_to_the_bit() {
+    let Some(emulator) = &emulator() else { return };
+    const COUNT: usize = 400_001;
+    let noise = &mut Noise(5);
+    let gates = noise.all_sizes(COUNT);
+    let mut ups: Vec<f32> = (0..COUNT).map(|_| noise.value() * noise.one_of(&[1.0, 20.0])).collect();
+    ups[7..10].copy_from_slice(&[f32::NAN, f32::INFINITY, f32::NEG_INFINITY]);
+    let clamped = Activation::ClampedSwiglu { alpha: 1.702, limit: 7.0 };
+    for (kernel, act) in [
+        ("silu", Activation::Silu),
+        ("relu", Activation::Relu),
+        ("gelu", Activation::Gelu),
+        ("gelu_tanh", Activation::GeluTanh),
+        ("clamped_swiglu", clamped),
+    ] {
+        let (mut got, mut want) = (gates.clone(), gates.clone());
+        act.combine(&mut want, &ups);
+        let mut arguments = vec![output(&mut got), input(&ups), word(COUNT)];
+        if act == clamped {
+            arguments.extend([Argument::Float(1.702), Argument::Float(7.0)]);
+        }
+        // SAFETY: there are so many values.
+        unsafe { launch(emulator, kernel, [COUNT.div_ceil(256), 1], 256, &arguments) };
+        assert_same(&got, &want, kernel);
+        let nan = gates.iter().position(|g| g.is_nan()).unwrap();
+        assert!(got[nan].is_nan() && want.iter().filter(|v| v.is_finite() && **v != 0.0).count() > COUNT / 3);
+    }
+}
+
+#[test]
+fn activations_become_the_same_integers() {
+    let Some(emulator) = &emulator() else { return };
+    let noise = &mut Noise(6);
+    let mut x: Vec<f32> = (0..300).flat_map(|_| noise.activations(32)).collect();
+    // Ties between two integers.
+    x.extend((0..32).map(|i| if i == 31 { 127.0 } else { i as f32 - 15.5 }));
+    x.extend(noise.all_sizes(32 * 50));
+    let mut inputs = Inputs::new();
+    inputs.fill(&x, 32, true);
+    let got = quantise(emulator, &x);
+    let mut odd = 0;
+    let both = got.bytes().chunks_exact(BLOCK_BYTES).zip(inputs.all_blocks().chunks_exact(BLOCK_BYTES));
+    for (i, (got, want)) in both.enumerate() {
+        // Two floats in the middle, integers around them.
+        let floats = |block: &[u8]| [32, 36].map(|at| f32::from_ne_bytes(*block[at..].first_chunk().unwrap()));
+        odd += floats(want)[0].is_nan() as usize;
+        assert_same(&floats(got), &floats(want), format!("block {i}"));
+        assert_eq!((&got[..32], &got[40..]), (&want[..32], &want[40..]), "block {i}");
+    }
+    assert!(odd > 10, "{odd} blocks with something that is no number");
+}
+
+#[test]
+fn biases_are_added_to_every_token() {
+    let Some(emulator) = &emulator() else { return };
+    let noise = &mut Noise(8);
+    let shapes = [(3, 40), (1, 1), (0, 9), (7, 300)];
+    let biases: Vec<Vec<f32>> = shapes.iter().map(|(_, cols)| noise.activations(*cols)).collect();
+    let mut outputs: Vec<Vec<f32>> = shapes.iter().map(|(tokens, cols)| noise.activations(tokens * cols + 1)).collect();
+    let mut want = outputs.clone();
+    for ((bias, out), (tokens, cols)) in biases.iter().zip(&mut want).zip(shapes) {
+        for row in out[..tokens * cols].chunks_mut(cols) {
+            row.iter_mut().zip(bias).for_each(|(o, b)| *o += b);
+        }
+    }
+    let list: Vec<Bias> = biases
+        .iter()
+        .zip(&mut outputs)
+        .zip(shapes)
+        .map(|((bias, out), (tokens, cols))| Bias {
+            bias: bias.as_ptr(),
+            out: out.as_mut_ptr(),
+            tokens: tokens as u32,
+            cols: cols as u32,
+        })
+        .collect();
+    // SAFETY: every pointer is to as much as the shapes say, and no product has more values than 2100.
+    unsafe { launch(emulator, "add_biases", [2100usize.div_ceil(256), 4], 256, &[input(&list)]) };
+    outputs.iter().zip(&want).for_each(|(got, want)| assert_same(got, want, "biases"));
+}
+
+#[test]
+fn outputs_are_summed_by_rank() {
+    let Some(emulator) = &emulator() else { return };
+    let noise = &mut Noise(9);
+    let (tokens, k, hidden) = (5, 4, 300);
+    let outputs: Vec<f32> = (0..tokens * k * hidden).map(|_| noise.value()).collect();
+    let mut weights: Vec<f32> = (0..tokens * k).map(|_| noise.value()).collect();
+    weights[6] = f32::NAN;
+    let mut want = vec![0.0; tokens * hidden];
+    for (place, weight) in weights.iter().enumerate().filter(|(_, weight)| !weight.is_nan()) {
+        let out = &mut want[place / k * hidden..][..hidden];
+        out.iter_mut().zip(&outputs[place * hidden..]).for_each(|(o, y)| *o += weight * y);
+    }
+    let mut got = vec![f32::NAN; tokens * hidden];
+    let arguments = [input(&outputs), input(&weights), output(&mut got), word(hidden), word(k)];
+    // SAFETY: these are the shapes.
+    unsafe { launch(emulator, "sum_by_rank", [hidden.div_ceil(256), tokens], 256, &arguments) };
+    assert_same(&got, &want, "sums");
+}
+
+#[test]
+fn all_bytes_are_read() {
+    let Some(emulator) = &emulator() else { return };
+    let noise = &mut Noise(10);
+    for bytes in [0, 5, 16, 4096, 100_003] {
+        let mut data = Aligned::new(bytes);
+        data.bytes_mut().iter_mut().for_each(|b| *b = noise.bits() as u8);
+        let (pieces, tail) = data.bytes().as_chunks::<16>();
+        let words = pieces.as_flattened().as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b));
+        let want = words.chain(tail.iter().map(|b| *b as u32)).fold(0, |all, word| all ^ word);
+        let mut out = vec![0u32; 3];
+        let arguments = [input(data.bytes()), Argument::Bytes(bytes as u64), output(&mut out)];
+        // SAFETY: there are so many bytes, and a word for each block.
+        unsafe { launch(emulator, "read_all", [3, 1], 256, &arguments) };
+        assert_eq!(out.iter().fold(0, |all, word| all ^ word), want, "{bytes} bytes");
+    }
+}

@@ -1,0 +1,182 @@
+//! Products, by one token and by many.
+
+use larder_core::{Kind, Order};
+use larder_cuda::Emulator;
+use larder_kernels::{Inputs, Pool, Weights, products};
+
+use crate::noise::Noise;
+use crate::{Aligned, assert_same, emulator, input, launch, quantise, word};
+
+/// A product as kernels read it.
+#[repr(C)]
+struct Product {
+    weights: *const u8,
+    x: *const u8,
+    pick: *const u32,
+    out: *mut f32,
+    rows: u32,
+    cols: u32,
+    tokens: u32,
+    mixed: u32,
+    first_group: u32,
+}
+
+/// A matrix, what it is multiplied with, and the result by the kernels for CPUs.
+struct Case {
+    kind: Kind,
+    order: Order,
+    rows: usize,
+    cols: usize,
+    weights: Aligned,
+    x: Vec<f32>,
+    pick: Option<Vec<u32>>,
+    want: Vec<f32>,
+}
+
+impl Case {
+    fn new(noise: &mut Noise, kind: Kind, order: Order, rows: usize, cols: usize, tokens: usize, picks: bool) -> Self {
+        let weights = noise.weights(kind, order, rows, cols);
+        let inputs = if picks { noise.one_of(&[1, 3, 12]) } else { tokens };
+        let x = noise.activations(inputs * cols);
+        let pick = picks.then(|| (0..tokens).map(|_| (noise.bits() % inputs as u64) as u32).collect::<Vec<_>>());
+        let mut want = vec![0.0; tokens * rows];
+        let mut stored = Inputs::new();
+        stored.fill(&x, cols, !kind.is_float());
+        let bytes = weights.bytes();
+        products(
+            &Pool::alone(),
+            &mut [larder_kernels::Product {
+                weights: Weights { kind, order, rows, cols, bytes },
+                x: &stored,
+                pick: pick.as_deref(),
+                out: &mut want,
+            }],
+        );
+        Case { kind, order, rows, cols, weights, x, pick, want }
+    }
+
+    fn tokens(&self) -> usize {
+        self.want.len() / self.rows
+    }
+}
+
+/// For one token, and for any number.
+fn kernels(kind: Kind) -> [&'static str; 2] {
+    match kind {
+        Kind::F32 => ["f32_round"; 2],
+        Kind::F16 => ["f16_round"; 2],
+        Kind::Bf16 => ["bf16_round"; 2],
+        Kind::Q8_0 => ["q8_0_one", "q8_0_many"],
+        Kind::Q4_0 => ["q4_0_one", "q4_0_many"],
+        Kind::Q4K => ["q4_k_one", "q4_k_many"],
+        Kind::Q5K => ["q5_k_one", "q5_k_many"],
+        Kind::Q6K => ["q6_k_one", "q6_k_many"],
+    }
+}
+
+/// Computes all cases, which are of one kind, in one launch.
+fn check(emulator: &Emulator, kernel: &'static str, cases: &[Case]) {
+    let inputs: Vec<Option<Aligned>> =
+        cases.iter().map(|c| (!c.kind.is_float()).then(|| quantise(emulator, &c.x))).collect();
+    // One more than there is, which must stay as it is.
+    let mut outputs: Vec<Vec<f32>> = cases.iter().map(|c| vec![-7.5; c.want.len() + 1]).collect();
+    let mut first_group = 0;
+    let mut round = Vec::new();
+    for ((case, blocks), out) in cases.iter().zip(&inputs).zip(&mut outputs) {
+        round.push(Product {
+            weights: case.weights.bytes().as_ptr(),
+            x: blocks.as_ref().map_or(case.x.as_ptr().cast(), |blocks| blocks.bytes().as_ptr()),
+            pick: case.pick.as_ref().map_or(std::ptr::null(), |pick| pick.as_ptr()),
+            out: out.as_mut_ptr(),
+            rows: case.rows as u32,
+            cols: case.cols as u32,
+            tokens: case.tokens() as u32,
+            mixed: (case.order == Order::Rows8) as u32,
+            first_group: first_group as u32,
+        });
+        first_group += case.rows.div_ceil(8);
+    }
+    let arguments = [input(&round), word(round.len()), word(first_group)];
+    // SAFETY: every pointer is to as much as the shapes say.
+    unsafe { launch(emulator, kernel, [first_group.div_ceil(4), 1], 128, &arguments) };
+    for (case, out) in cases.iter().zip(&outputs) {
+        let Case { order, rows, cols, pick, .. } = case;
+        let what = format!("{kernel}, {order}, {rows} x {cols}, {} tokens, picked {pick:?}", case.tokens());
+        let (out, behind) = out.split_at(case.want.len());
+        assert_same(out, &case.want, what);
+        assert_eq!(behind, [-7.5]);
+    }
+}
+
+fn widths(kind: Kind) -> &'static [usize] {
+    match kind.block_len() {
+        1 => &[1, 15, 16, 17, 40, 96, 130],
+        32 => &[32, 64, 96, 128, 160, 192, 288],
+        _ => &[256, 512, 768, 1280],
+    }
+}
+
+const HEIGHTS: [usize; 8] = [1, 7, 8, 9, 16, 19, 33, 64];
+
+/// Every kind in both orders, many shapes, and products of different shapes in one launch.
+#[test]
+fn products_are_the_same_to_the_bit() {
+    let Some(emulator) = &emulator() else { return };
+    let noise = &mut Noise(0x9e37_79b9_7f4a_7c15);
+    for kind in Kind::ALL {
+        for order in Order::ALL.into_iter().filter(|order| *order == Order::Rows || !kind.is_float()) {
+            for (kernel, tokens) in kernels(kind).into_iter().zip([&[1][..], &[0, 1, 2, 4, 7, 8, 9, 17]]) {
+                for count in [1, 1, 2, 3, 5, 8, 21] {
+                    let mut case = || {
+                        let (rows, cols) = (noise.one_of(&HEIGHTS), noise.one_of(widths(kind)));
+                        let (tokens, picks) = (noise.one_of(tokens), noise.one_of(&[true, false]));
+                        Case::new(noise, kind, order, rows, cols, tokens, picks)
+                    };
+                    let cases: Vec<_> = (0..count).map(|_| case()).collect();
+                    check(emulator, kernel, &cases);
+                }
+            }
+        }
+    }
+}
+
+/// Each shape once by itself.
+#[test]
+fn no_shape_is_too_odd() {
+    let Some(emulator) = &emulator() else { return };
+    let noise = &mut Noise(77);
+    for kind in Kind::ALL {
+        let order = Order::best(kind);
+        for rows in HEIGHTS {
+            for cols in widths(kind) {
+                for kernel in kernels(kind) {
+                    let case = Case::new(noise, kind, order, rows, *cols, 1, true);
+                    check(emulator, kernel, &[case]);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_launch_ends_where_its_groups_end() {
+    let Some(emulator) = &emulator() else { return };
+    let mut out = [-7.5f32; 16];
+    let product = Product {
+        weights: std::ptr::null(),
+        x: std::ptr::null(),
+        pick: std::ptr::null(),
+        out: out.as_mut_ptr(),
+        rows: 16,
+        cols: 32,
+        tokens: 1,
+        mixed: 0,
+        first_group: 0,
+    };
+    for kernel in ["q8_0_one", "q8_0_many", "f32_round"] {
+        let arguments = [input(std::slice::from_ref(&product)), word(1), word(0)];
+        // SAFETY: no group, so nothing is looked at.
+        unsafe { launch(emulator, kernel, [1, 1], 128, &arguments) };
+    }
+    assert_eq!(out, [-7.5; 16]);
+}

@@ -1,0 +1,134 @@
+//! The command with a GPU: real kernels and all that is around them, on an emulator.
+
+use std::path::PathBuf;
+
+use serde_json::Value;
+
+use crate::support::{fixture, golden_models, larder, larder_ok, larder_refuses};
+
+fn demo() -> String {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../models/demo").to_str().unwrap().into()
+}
+
+/// Whether there is an emulator, for which there must be a C++ compiler; says so if there is none.
+fn no_emulator() -> bool {
+    let planned = larder(&["plan", "-m", &demo(), "--device", "emulated"]);
+    let said = String::from_utf8_lossy(&planned.stderr).into_owned();
+    let missing = said.contains("needs a C++ compiler");
+    assert!(planned.status.success() || missing, "{said}");
+    if missing {
+        println!("skipped: {said}");
+    }
+    missing
+}
+
+fn written(flags: &[&str]) -> Value {
+    let demo = demo();
+    let base = ["run", "-m", &demo, "-p", "The old man looked", "-n", "12", "--temperature", "0", "--json"];
+    serde_json::from_str(&larder_ok(&[&base[..], flags].concat())).unwrap()
+}
+
+#[test]
+fn tiers_of_any_size_change_no_word() {
+    if no_emulator() {
+        return;
+    }
+    let resident = written(&["--preload"]);
+    for (flags, kept) in [
+        (&["--vram-experts", "32"][..], false),
+        (&["--vram-experts", "4", "--cache-experts", "6"], true),
+        (&["--vram-experts", "2", "--cache-mem", "0"], false),
+        (&["--vram-mem", "4M", "--cache-mem", "2M", "--cache-scope", "global", "--eviction", "learned"], true),
+        (&["--vram-experts", "3", "--cache-experts", "8", "--prefetch", "2", "--reader", "pread"], true),
+    ] {
+        let tiered = written(&[&["--device", "emulated"], flags].concat());
+        assert_eq!(tiered["ids"], resident["ids"], "{flags:?}");
+        let (cache, tiers) = (&tiered["decode"]["cache"], &tiered["decode"]["tiers"]);
+        let number = |of: &Value, name: &str| of[name].as_u64().unwrap();
+        let wanted: u64 = ["gpu_hits", "memory_hits", "awaited", "misses"].iter().map(|n| number(tiers, n)).sum();
+        assert_eq!(wanted, 11 * 8 * 4, "four experts of eight layers for each token but the first: {flags:?}");
+        assert_eq!(number(tiers, "gpu_computed") + number(tiers, "processor_computed"), wanted, "{flags:?}");
+        assert_eq!(number(tiers, "gpu_hits") + number(tiers, "memory_hits"), number(cache, "hits"), "{flags:?}");
+        assert!(number(tiers, "gpu_computed") > 0 && number(tiers, "failed_copies") == 0, "{flags:?}");
+        assert_eq!(number(tiers, "memory_hits") > 0, kept, "{flags:?}");
+    }
+}
+
+#[test]
+fn logits_of_golden_models_are_those_of_the_processor() {
+    if no_emulator() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let tokens = folder.path().join("tokens.json");
+    std::fs::write(&tokens, "[1,5,9,2,7,3,11,4]").unwrap();
+    for golden in golden_models() {
+        let model = golden.file_name().unwrap().to_str().unwrap();
+        let store = folder.path().join(model);
+        larder_ok(&["convert", golden.to_str().unwrap(), store.to_str().unwrap()]);
+        let logits = |name: &str, flags: &[&str]| {
+            let out = folder.path().join(format!("{model}-{name}"));
+            let (tokens, out_name) = (tokens.to_str().unwrap(), out.to_str().unwrap());
+            let store = store.to_str().unwrap();
+            let base =
+                ["logits", "-m", store, "--tokens", tokens, "--out", out_name, "--generate", "4", "--chunk", "3"];
+            larder_ok(&[&base[..], flags].concat());
+            std::fs::read(out).unwrap()
+        };
+        let resident = logits("resident", &["--preload"]);
+        let tiered = logits("tiered", &["--device", "emulated", "--vram-experts", "2", "--cache-experts", "1"]);
+        assert!(resident == tiered, "{model}");
+    }
+}
+
+#[test]
+fn routing_by_what_is_there_sees_both_tiers() {
+    if no_emulator() {
+        return;
+    }
+    let of = |routing: &str| {
+        let flags = ["--device", "emulated", "--vram-experts", "4", "--cache-experts", "4", "--routing", routing];
+        let found = written(&flags);
+        found["decode"]["tiers"]["misses"].as_u64().unwrap()
+    };
+    let (original, prior) = (of("original"), of("prior:lambda=0.5"));
+    assert!(2 * prior < original, "{prior} misses, {original} without");
+}
+
+#[test]
+fn plan_and_bench_name_both_memories() {
+    if no_emulator() {
+        return;
+    }
+    let (demo, sizes) = (demo(), ["--device", "emulated", "--vram-experts", "8", "--cache-experts", "16"]);
+    let plan = larder_ok(&[&["plan", "-m", &demo, "--json"][..], &sizes].concat());
+    let plan: Value = serde_json::from_str(&plan).unwrap();
+    assert_eq!((&plan["device"]["slots"], &plan["slots"]), (&8.into(), &16.into()));
+    let bench = ["bench", "-m", &demo, "--json", "-p", "4", "-n", "4", "-r", "1"];
+    let bench: Value = serde_json::from_str(&larder_ok(&[&bench[..], &sizes].concat())).unwrap();
+    let limits = &bench["limits"]["gpu"];
+    for rate in ["vram_bytes_per_second", "to_gpu_bytes_per_second", "from_gpu_bytes_per_second"] {
+        assert!(limits[rate].as_f64().unwrap() > 0.0, "{limits}");
+    }
+    let least = &bench["series"][0]["runs"][0]["decode_seconds_at_least"];
+    assert!(["VRAM", "to the GPU", "memory", "SSD"].iter().all(|link| least[link].is_number()), "{least}");
+}
+
+#[test]
+fn what_cannot_be_is_refused_before_anything_is_loaded() {
+    let demo = demo();
+    let refused = |flags: &[&str]| larder_refuses(&[&["run", "-m", &demo, "-p", "a", "-n", "1"], flags].concat());
+    assert!(refused(&["--vram-experts", "2"]).contains("which --device cuda asks for"));
+    if no_emulator() {
+        return;
+    }
+    let refused = |flags: &[&str]| refused(&[&["--device", "emulated"], flags].concat());
+    assert!(refused(&["--exact"]).starts_with("error: --exact does not go with --device"));
+    assert!(refused(&["--preload"]).starts_with("error: --preload does not go with --device"));
+    assert!(refused(&["--vram-mem", "2G"]).contains("more than the 1.07 GB that are free on emulator"));
+    let said = refused(&["--vram-mem", "1M"]);
+    assert!(said.contains("2.14 MB of resident weights") && said.contains("1.00 MB of memory of emulator"), "{said}");
+    let golden = fixture("golden/olmoe");
+    let no_store = ["run", "-m", golden.to_str().unwrap(), "-p", "a", "--device", "emulated"];
+    assert!(larder_refuses(&no_store).contains("from a store only"));
+}
