@@ -1,5 +1,6 @@
 //! Tests that need more than one crate: one binary, one file per subject.
 
+mod attention;
 mod chat;
 mod cli;
 mod config;

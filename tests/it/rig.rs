@@ -6,7 +6,7 @@ use larder_cache::Cache;
 use larder_cache::tiers::{DeviceDouble, Measured, Supply, TierSetting, TieredCache};
 use larder_core::Scope;
 use larder_engine::{BenchDouble, Routing, Session, Streaming, Tiered};
-use larder_model::{AllResident, Compute, Decoder, DeviceProducts, ExpertPath, ModelError, Rows};
+use larder_model::{AllResident, Compute, Decoder, DeviceAttention, DeviceProducts, ExpertPath, ModelError, Rows};
 use larder_policy::eviction::{EvictionSpec, Help, Setting};
 use larder_store::reader::{Arena, Memory};
 use larder_store::{ConvertOptions, Experts, Source, Store, convert, open_source};
@@ -102,7 +102,19 @@ impl Model {
 
     /// The decoder again, with the weights of its products on a device.
     pub fn decoder_on(&self, device: Arc<dyn DeviceProducts>) -> Result<Decoder, ModelError> {
-        let compute = Compute { device: Some(device), ..Compute::new(2, false).unwrap() };
+        self.decoder_by(Compute { device: Some(device), ..Compute::new(2, false).unwrap() })
+    }
+
+    /// The decoder again, which remembers keys and values in this way, on a device if there is one.
+    pub fn decoder_remembering(
+        &self,
+        memory: larder_model::Memory,
+        attention: Option<Arc<dyn DeviceAttention>>,
+    ) -> Decoder {
+        self.decoder_by(Compute { memory, attention, ..Compute::new(2, false).unwrap() }).unwrap()
+    }
+
+    fn decoder_by(&self, compute: Compute) -> Result<Decoder, ModelError> {
         Decoder::load(self.store.config(), self.store.as_ref(), Arc::new(compute))
     }
 

@@ -1,4 +1,4 @@
-use crate::{ExpertId, LayerIdx};
+use crate::{ExpertId, Kind, LayerIdx, TensorMeta};
 
 /// The sizes that decide how experts are stored, cached and routed.
 #[derive(Clone, PartialEq, Eq, Debug, serde::Serialize, serde::Deserialize)]
@@ -59,6 +59,19 @@ pub struct TensorSpec {
     pub shape: Vec<usize>,
     /// A weight of a product, which may be stored quantised; everything else stays in full precision.
     pub product: bool,
+    /// A product of each head by itself, with parts of the weight that are turned: quantised blocks cannot be, and become
+    /// f16 when it is loaded.
+    pub by_head: bool,
+}
+
+impl TensorSpec {
+    /// Bytes that it takes once it is loaded, of a tensor that is stored like this.
+    pub fn loaded_bytes(&self, stored: &TensorMeta) -> usize {
+        match self.by_head && !stored.kind.is_float() {
+            true => self.shape.iter().product::<usize>() * Kind::F16.block_bytes(),
+            false => stored.bytes,
+        }
+    }
 }
 
 /// Which rows of the source matrix belong to the piece.

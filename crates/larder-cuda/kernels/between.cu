@@ -2,21 +2,6 @@
 // summed by rank. Also what measures the memory.
 #include "common.cuh"
 
-// e^x in the same steps as on the CPU.
-__device__ inline float exp_in_steps(float x) {
-    const float round = 12582912.0f; // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
-    x = x < -87.0f ? -87.0f : x;
-    x = x > 88.0f ? 88.0f : x;
-    float shifted = plus(times(x, 1.44269504088896340736f), round);
-    float n = minus(shifted, round);
-    float r = minus(minus(x, times(n, 0.6933594f)), times(n, -2.1219444e-4f));
-    const float c[7] = {1.0f / 720.0f, 1.0f / 120.0f, 1.0f / 24.0f, 1.0f / 6.0f, 0.5f, 1.0f, 1.0f};
-    float p = 1.0f / 5040.0f;
-    for (int i = 0; i < 7; i++) p = plus(times(p, r), c[i]);
-    u32 power = (__float_as_uint(shifted) - __float_as_uint(round) + 127u) << 23;
-    return times(p, __uint_as_float(power));
-}
-
 // The error function in the same steps as on the CPU.
 __device__ inline float erf_in_steps(float x) {
     float size = fabsf(x), square = times(x, x);
@@ -61,8 +46,6 @@ __device__ inline float gelu_tanh_of(float x) {
     float cube = times(times(times(0.044715f, x), x), x);
     return times(times(0.5f, x), plus(1.0f, tanh_in_steps(times(0.7978846f, plus(x, cube)))));
 }
-
-__device__ inline u32 index_of_thread() { return blockIdx.x * blockDim.x + threadIdx.x; }
 
 // gate = f(gate) * up
 #define ACTIVATION(name)                                                                                               \

@@ -15,6 +15,8 @@ constexpr int GROUP = 8;
 // Values that share a scale.
 constexpr int BLOCK = 32;
 constexpr int WARP = 32;
+// Interleaved sums that a product of floats has.
+constexpr int LANES = 16;
 constexpr u32 ALL = 0xFFFFFFFFu;
 
 // 32 activations as integers: value = d * q.
@@ -69,6 +71,45 @@ __device__ inline float half_at(const u8 *at) {
     return value;
 #endif
 }
+
+// How floats are stored.
+struct F32 {
+    static constexpr int BYTES = 4;
+    __device__ static float widen(const u8 *row, u32 i) { return ((const float *)row)[i]; }
+};
+
+struct F16 {
+    static constexpr int BYTES = 2;
+    __device__ static float widen(const u8 *row, u32 i) { return half_at(row + 2 * (u64)i); }
+};
+
+struct Bf16 {
+    static constexpr int BYTES = 2;
+    __device__ static float widen(const u8 *row, u32 i) { return __uint_as_float((u32)((const u16 *)row)[i] << 16); }
+};
+
+// In the first of 16 lanes what they have, pairwise.
+__device__ inline float sum_of_lanes(float sum) {
+    for (int width = LANES / 2; width > 0; width /= 2) sum = plus(sum, __shfl_down_sync(ALL, sum, width, LANES));
+    return sum;
+}
+
+// e^x in the same steps as on the CPU.
+__device__ inline float exp_in_steps(float x) {
+    const float round = 12582912.0f; // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
+    x = x < -87.0f ? -87.0f : x;
+    x = x > 88.0f ? 88.0f : x;
+    float shifted = plus(times(x, 1.44269504088896340736f), round);
+    float n = minus(shifted, round);
+    float r = minus(minus(x, times(n, 0.6933594f)), times(n, -2.1219444e-4f));
+    const float c[7] = {1.0f / 720.0f, 1.0f / 120.0f, 1.0f / 24.0f, 1.0f / 6.0f, 0.5f, 1.0f, 1.0f};
+    float p = 1.0f / 5040.0f;
+    for (int i = 0; i < 7; i++) p = plus(times(p, r), c[i]);
+    u32 power = (__float_as_uint(shifted) - __float_as_uint(round) + 127u) << 23;
+    return times(p, __uint_as_float(power));
+}
+
+__device__ inline u32 index_of_thread() { return blockIdx.x * blockDim.x + threadIdx.x; }
 
 // The group of the launch's rows that this warp has.
 __device__ inline u32 group_of_warp() { return blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP; }

@@ -1,23 +1,6 @@
 // Products with weights that are floats. Each output is summed in 16 interleaved lanes, then pairwise, then the tail.
 #include "common.cuh"
 
-constexpr int LANES = 16;
-
-struct F32 {
-    static constexpr int BYTES = 4;
-    __device__ static float widen(const u8 *row, u32 i) { return ((const float *)row)[i]; }
-};
-
-struct F16 {
-    static constexpr int BYTES = 2;
-    __device__ static float widen(const u8 *row, u32 i) { return half_at(row + 2 * (u64)i); }
-};
-
-struct Bf16 {
-    static constexpr int BYTES = 2;
-    __device__ static float widen(const u8 *row, u32 i) { return __uint_as_float((u32)((const u16 *)row)[i] << 16); }
-};
-
 // One row with TOKENS tokens at a time, for whom the weights are read once. By half a warp; the other half has another
 // row, or computes the same one and keeps it to itself.
 template <typename Kind, int TOKENS> __device__ void one_row(const Product &p, u32 wanted) {
@@ -36,10 +19,7 @@ template <typename Kind, int TOKENS> __device__ void one_row(const Product &p, u
             for (int t = 0; t < TOKENS; t++) sums[t] = plus(sums[t], times(weight, x[t][i]));
         }
         for (int t = 0; t < TOKENS; t++) {
-            float sum = sums[t];
-            for (int width = LANES / 2; width > 0; width /= 2) {
-                sum = plus(sum, __shfl_down_sync(ALL, sum, width, LANES));
-            }
+            float sum = sum_of_lanes(sums[t]);
             for (u32 i = body; i < p.cols; i++) sum = plus(sum, times(Kind::widen(weights, i), x[t][i]));
             bool mine = lane == 0 && wanted < p.rows && from + t < p.tokens;
             if (mine) p.out[(u64)(from + t) * p.rows + row] = sum;

@@ -1,6 +1,8 @@
 //! The kernels by what they do: what they take, and how many threads.
 #![allow(unsafe_code)]
 
+mod look;
+
 use std::sync::Arc;
 
 use larder_core::{GROUP, Kind, Order, Part};
@@ -8,6 +10,7 @@ use larder_model::Activation;
 
 use crate::driver::{Argument, Driver, Launch, Stream};
 use crate::error::{GpuError, Result};
+pub use look::{Copied, FEW, Look};
 
 /// Threads of a block that computes products or quantises: four warps, each with rows or values of its own.
 const WARPS: u32 = 4;
@@ -16,7 +19,7 @@ const THREADS: u32 = 256;
 
 /// All that are called here.
 #[cfg(all(test, feature = "cuda"))]
-pub const KERNELS: [&str; 21] = [
+pub const KERNELS: [&str; 27] = [
     "f32_round",
     "f16_round",
     "bf16_round",
@@ -38,6 +41,12 @@ pub const KERNELS: [&str; 21] = [
     "quantise",
     "add_biases",
     "read_all",
+    "scores_f32",
+    "scores_f16",
+    "soften",
+    "blend_f32",
+    "blend_f16",
+    "copy_rows",
 ];
 
 /// One product of a round, as kernels read it.

@@ -1,4 +1,5 @@
-//! The memory of a GPU as a tier for experts, and a place for resident weights, with the products that they take.
+//! The memory of a GPU as a tier for experts, and a place for resident weights, keys and values, with the products and the
+//! attention that they take.
 //!
 //! Results have the bits of `larder-kernels`: it does not matter where something was computed.
 //!
@@ -7,7 +8,7 @@
 //! ```text
 //! slot in memory ──[stream In]──▶ slot of the arena ──[stream Out]──▶ slot in memory          (link)
 //!                                        │ weights
-//! inputs, lists ──[stream Compute]──▶ kernels ──[stream Compute]──▶ outputs                   (bench, products)
+//! inputs, lists ──[stream Compute]──▶ kernels ──[stream Compute]──▶ outputs                   (bench, products, attention)
 //! ```
 //!
 //! The arena is one allocation, cut into slots. Slots in memory are page-locked when they are first used; where that is
@@ -31,6 +32,10 @@
 //! In front of them goes one copy of the lists of products, and once per call one of the inputs; one copy brings all
 //! outputs of a call back.
 //!
+//! Attention is three launches over keys and values, which only ever come up: `scores_…`, `soften`, `blend_…`. In front of
+//! them goes one copy of queries and of what they see, behind them one of what was mixed. New rows are copied up and put
+//! in their places by `copy_rows`.
+//!
 //! # Memory
 //!
 //! The arena should take what is left when all else has its place: open, [`keep`](larder_model::DeviceProducts::keep)
@@ -42,6 +47,7 @@
 //! Everything but `cuda.rs` stands on the trait [`Driver`]. The feature `emulator` has another implementation, which runs
 //! the same kernels on the CPU, in every order of the streams that events allow.
 
+mod attention;
 mod bench;
 mod driver;
 mod error;
@@ -67,6 +73,7 @@ use std::sync::Arc;
 use larder_core::ExpertLayout;
 use larder_model::Activation;
 
+pub use attention::Attention;
 pub use bench::Bench;
 pub use driver::{Argument, Driver, Event, Facts, Launch, Stream};
 #[cfg(feature = "emulator")]
@@ -126,6 +133,11 @@ impl Gpu {
     /// Multiplies with matrices that it keeps.
     pub fn products(&self) -> Result<Products> {
         Products::new(&self.driver)
+    }
+
+    /// Remembers keys and values, and attends to them.
+    pub fn attention(&self) -> Result<Attention> {
+        Attention::new(&self.driver)
     }
 
     /// How fast it is, for experts of this layout, so many of which are computed together. Takes some milliseconds, and

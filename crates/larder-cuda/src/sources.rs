@@ -12,10 +12,11 @@ pub struct Source {
 }
 
 /// All of them. No two have kernels of one name.
-pub const SOURCES: [Source; 3] = [
+pub const SOURCES: [Source; 4] = [
     Source { file: "blocks.cu", text: include_str!("../kernels/blocks.cu") },
     Source { file: "floats.cu", text: include_str!("../kernels/floats.cu") },
     Source { file: "between.cu", text: include_str!("../kernels/between.cu") },
+    Source { file: "attention.cu", text: include_str!("../kernels/attention.cu") },
 ];
 
 impl Source {

@@ -46,16 +46,16 @@ impl<'a> Table<'a> {
     }
 }
 
-/// Who looks at what.
-pub struct Look<'a> {
+/// Who looks at what, whose tables may also lie elsewhere.
+pub struct Look<'a, T = Table<'a>> {
     /// `[queries, heads, keys.width]`
     pub queries: &'a [f32],
     /// Query heads.
     pub heads: usize,
     /// What queries are compared with; its rows have no gaps between them.
-    pub keys: Table<'a>,
+    pub keys: T,
     /// What is mixed.
-    pub values: Table<'a>,
+    pub values: T,
     /// Heads of keys and values; each serves `heads / kv_heads` query heads in turn.
     pub kv_heads: usize,
     /// The positions that each query sees; at least one.
@@ -64,6 +64,14 @@ pub struct Look<'a> {
     pub scale: f32,
     /// `[heads]`: a score per head that takes part in the softmax and leads nowhere.
     pub sinks: Option<&'a [f32]>,
+}
+
+impl<'a, T> Look<'a, T> {
+    /// The same at other tables.
+    pub fn at<U>(&self, keys: U, values: U) -> Look<'a, U> {
+        let Look { queries, heads, kv_heads, seen, scale, sinks, .. } = *self;
+        Look { queries, heads, keys, values, kv_heads, seen, scale, sinks }
+    }
 }
 
 /// Tasks per thread, so that a thread that is held up leaves its share to the others.

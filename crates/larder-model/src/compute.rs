@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use larder_kernels::{Inputs, Look, Pool, Product, attend, products};
 
-use crate::device::{DeviceProduct, DeviceProducts};
+use crate::device::{DeviceAttention, DeviceProduct, DeviceProducts};
 use crate::error::Result;
-use crate::nn::Memory;
+use crate::nn::{Memory, View, Where};
 
 /// How products are computed, and how exactly.
 pub struct Compute {
@@ -20,6 +20,8 @@ pub struct Compute {
     /// Who keeps the weights of products and multiplies with them, if this processor does not. Not together with
     /// [`exact`](Self::exact).
     pub device: Option<Arc<dyn DeviceProducts>>,
+    /// Who remembers keys and values and attends to them, if this processor does not.
+    pub attention: Option<Arc<dyn DeviceAttention>>,
     /// How keys and values are remembered.
     pub memory: Memory,
     /// Where time went.
@@ -63,7 +65,7 @@ impl Compute {
     }
 
     fn on(pool: Pool) -> Self {
-        Compute { pool, exact: false, device: None, memory: Memory::F32, spent: Spent::default() }
+        Compute { pool, exact: false, device: None, attention: None, memory: Memory::F32, spent: Spent::default() }
     }
 
     /// What was computed so far, by everybody.
@@ -92,9 +94,16 @@ impl Compute {
         timed(&self.spent.products, || device.multiply(x, round))
     }
 
-    /// Attention over remembered rows.
-    pub(crate) fn attend(&self, look: &Look, out: &mut [f32]) {
-        timed(&self.spent.attending, || attend(&self.pool, look, out));
+    /// Attention over remembered rows, where they are.
+    pub(crate) fn attend(&self, look: &Look<View>, out: &mut [f32]) -> Result<()> {
+        timed(&self.spent.attending, || match (look.keys.place(), look.values.place()) {
+            (Where::Here(keys), Where::Here(values)) => {
+                attend(&self.pool, &look.at(keys, values), out);
+                Ok(())
+            }
+            (Where::There(device, keys), Where::There(_, values)) => device.attend(&look.at(keys, values), out),
+            _ => unreachable!("a layer's rows are in one place"),
+        })
     }
 }
 

@@ -161,7 +161,8 @@ impl Decoder {
 
     /// An empty memory with room for `tokens` tokens, taken at once; it grows if there are more.
     pub fn new_state(&self, tokens: usize) -> State {
-        State::new(self.stack.layers.len(), tokens, self.stack.head.compute().memory)
+        let compute = self.stack.head.compute();
+        State::new(self.stack.layers.len(), tokens, compute.memory, compute.attention.as_ref())
     }
 
     /// Whether a memory made for sequences of `before` tokens still holds for `after` tokens; if not, the sequence

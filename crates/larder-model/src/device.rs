@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use larder_core::{ExpertId, ExpertLayout, Gate};
-use larder_kernels::{Inputs, Weights};
+use larder_core::{ExpertId, ExpertLayout, Gate, Kind};
+use larder_kernels::{Inputs, Look, Weights};
 
 use crate::error::Result;
 use crate::experts::{Call, Routed};
@@ -55,4 +55,53 @@ pub struct DeviceProduct<'a> {
     pub pick: Option<&'a [u32]>,
     /// `[tokens that take part, rows]`
     pub out: &'a mut [f32],
+}
+
+/// Remembers rows of floats in a device's memory, and attends to them there.
+pub trait DeviceAttention: Send + Sync {
+    /// Takes memory for rows, and returns the number by which they are known there. What is in them is unspecified.
+    fn allocate(&self, rows: DeviceRows) -> Result<usize>;
+
+    /// Gives the memory of rows back. The caller guarantees that nobody uses their number from now on.
+    fn free(&self, rows: usize);
+
+    /// Writes `bytes [n, heads, row]` to the positions from `at` on. May return before it is over; what concerns rows
+    /// happens in the order asked for.
+    fn append(&self, rows: usize, at: usize, bytes: &[u8]) -> Result<()>;
+
+    /// Copies each head's first `len` positions to rows of the same heads and form that have room for them. May return
+    /// before it is over, as above.
+    fn copy(&self, from: usize, to: usize, len: usize) -> Result<()>;
+
+    /// As [`larder_kernels::attend`], and waits for it. What cannot be is an error.
+    fn attend(&self, look: &Look<DeviceTable>, out: &mut [f32]) -> Result<()>;
+}
+
+/// The form of rows `[heads, room, row]`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DeviceRows {
+    /// How numbers are stored.
+    pub kind: Kind,
+    /// How many are remembered at each position.
+    pub heads: usize,
+    /// Positions that fit.
+    pub room: usize,
+    /// Bytes of one.
+    pub row: usize,
+}
+
+impl DeviceRows {
+    /// Of all of them.
+    pub fn bytes(&self) -> usize {
+        self.heads * self.room * self.row
+    }
+}
+
+/// Rows that a device remembers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DeviceTable {
+    /// Their number.
+    pub rows: usize,
+    /// How many numbers of each count.
+    pub width: usize,
 }

@@ -1,4 +1,6 @@
-//! A double for tests: a device that multiplies, whose memory is a list of copies, and which can fail.
+//! Doubles for tests: devices that multiply and attend, whose memory is a list of copies, and which can fail.
+
+mod attention;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -7,6 +9,7 @@ use larder_kernels::{Inputs, Pool, Product, Weights, products};
 
 use crate::device::{DeviceProduct, DeviceProducts};
 use crate::error::{ModelError, Result};
+pub use attention::AttentionDouble;
 
 /// Keeps copies of matrices and multiplies with this processor's kernels.
 #[derive(Default)]

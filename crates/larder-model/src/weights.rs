@@ -80,6 +80,9 @@ impl<'a> Weights<'a> {
     ) -> Result<[Vec<Placed>; 2]> {
         let per_head = parts[0] + parts[1];
         let matrix = self.matrix(name, heads * per_head, cols)?;
+        if let Some(spec) = self.asked.last_mut() {
+            spec.by_head = true;
+        }
         if self.source.is_none() {
             return Ok([vec![], vec![]]);
         }
@@ -121,7 +124,7 @@ impl<'a> Weights<'a> {
     }
 
     fn bytes(&mut self, name: &str, shape: &[usize], product: bool) -> Result<Option<(TensorMeta, Bytes)>> {
-        self.asked.push(TensorSpec { name: name.to_owned(), shape: shape.to_vec(), product });
+        self.asked.push(TensorSpec { name: name.to_owned(), shape: shape.to_vec(), product, by_head: false });
         let Some(source) = self.source else { return Ok(None) };
         let meta = check_shape(source, name, shape)?.clone();
         if !product && !meta.kind.is_float() {

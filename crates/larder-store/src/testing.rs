@@ -70,8 +70,12 @@ impl Tiny {
             experts.bias =
                 Some([bias("gate_up_b", Pick::Even), bias("gate_up_b", Pick::Odd), bias("down_b", Pick::All)]);
         }
-        let spec =
-            |name: &str, shape: &[usize], product| TensorSpec { name: name.into(), shape: shape.into(), product };
+        let spec = |name: &str, shape: &[usize], product| TensorSpec {
+            name: name.into(),
+            shape: shape.into(),
+            product,
+            by_head: false,
+        };
         Blueprint {
             model_type: "tiny".into(),
             geometry: Geometry {

@@ -9,7 +9,7 @@ use larder_cache::{Cache, Scope};
 use larder_core::Gate;
 use larder_engine::{CHUNK, Recorder, Routing, Session, Streaming};
 use larder_lab::eval::Calibration;
-use larder_model::{AllResident, Compute, Decoder, DeviceProducts, Memory};
+use larder_model::{AllResident, Compute, Decoder, Memory};
 use larder_policy::eviction::{EvictionSpec, Help, Setting};
 use larder_policy::routing::RoutingSpec;
 use larder_store::Store;
@@ -50,9 +50,11 @@ impl Engine {
     pub fn start_many(model: &Model, flags: &EngineFlags, context: usize, sequences: usize) -> Result<Self> {
         let help = help(&flags.eviction, model, flags.evictor.as_deref())?;
         check_reader(&flags.reader)?;
+        // A GPU comes first, as its driver takes memory for itself.
+        let gpu = gpu::open(&flags.device)?;
         let facts = Facts { sequences, ..facts(model, flags, context)? };
         let (context, chunk) = (facts.context, facts.chunk);
-        let ready = match gpu::open(&flags.device)? {
+        let ready = match gpu {
             Some(gpu) => tiers::ready(model, flags, facts, &help, gpu)?,
             None => ready(model, flags, &facts, &help)?,
         };
@@ -98,6 +100,8 @@ impl Engine {
 
     /// The same model with every expert in memory, whatever the plan was.
     pub fn all_resident(&mut self, model: &Model) -> Result<()> {
+        // The slots go before there is memory for all.
+        self.experts.set_path(Path::AllResident(Box::new(AllResident::new(0, self.compute.clone()))));
         self.experts.set_path(Path::AllResident(Box::new(model.all_resident(&self.compute)?)));
         Ok(())
     }
@@ -127,7 +131,7 @@ fn ready(model: &Model, flags: &EngineFlags, facts: &Facts, help: &Help) -> Resu
         store.require_all()?;
     }
     eprintln!("{}", plan.sentences(facts));
-    let compute = compute(flags, facts, None)?;
+    let compute = Arc::new(compute(flags, facts)?);
     let mut said = plan.json(facts);
     let (path, slots) = match (plan, model.store()) {
         (Plan::Slots { slots, scope }, Some(store)) => {
@@ -159,10 +163,10 @@ pub fn needs_store(model: &Model) -> Result<&Arc<Store>> {
     Ok(store)
 }
 
-/// Who computes products: `device`, if there is one, those with resident weights.
-pub fn compute(flags: &EngineFlags, facts: &Facts, device: Option<Arc<dyn DeviceProducts>>) -> Result<Arc<Compute>> {
+/// Who computes.
+pub fn compute(flags: &EngineFlags, facts: &Facts) -> Result<Compute> {
     let compute = Compute::new(flags.threads(), flags.pin).context("threads to compute on cannot be had")?;
-    Ok(Arc::new(Compute { exact: flags.exact, memory: facts.memory, device, ..compute }))
+    Ok(Compute { exact: flags.exact, memory: facts.memory, ..compute })
 }
 
 /// What there is to plan with.
@@ -179,6 +183,7 @@ pub fn facts<'a>(model: &'a Model, flags: &EngineFlags, context: usize) -> Resul
         chunk: context.min(CHUNK),
         process: memory::current().unwrap_or_default(),
         available: memory::available(),
+        on_gpu: false,
     })
 }
 

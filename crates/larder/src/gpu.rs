@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::{Result, bail};
 use larder_cache::tiers::Device;
 use larder_core::ExpertLayout;
-use larder_model::{DeviceBench, DeviceProducts};
+use larder_model::{DeviceAttention, DeviceBench, DeviceProducts};
 
 use crate::cli::device::{DeviceFlag, DeviceFlags};
 
@@ -22,6 +22,8 @@ pub struct Gpu {
     pub bench: Box<dyn DeviceBench>,
     /// Keeps resident weights and multiplies with them.
     pub products: Arc<dyn DeviceProducts>,
+    /// Remembers keys and values and attends to them.
+    pub attention: Arc<dyn DeviceAttention>,
     /// How copies find the bytes of slots in memory; known once there were some.
     pub how: Box<dyn Display + Send>,
     /// What it gives, for experts of one layout, so many of which are computed together.
@@ -72,7 +74,8 @@ mod real {
         };
         let gpu = gpu.context("--device")?;
         let facts = gpu.facts()?;
-        let (link, bench, products) = (Box::new(gpu.link()), Box::new(gpu.bench()?), Arc::new(gpu.products()?));
+        let (link, bench) = (Box::new(gpu.link()), Box::new(gpu.bench()?));
+        let (products, attention) = (Arc::new(gpu.products()?), Arc::new(gpu.attention()?));
         let how = Box::new(gpu.how());
         // What is between products takes next to no time, so any activation will do.
         let measure = move |layout: &ExpertLayout, experts| {
@@ -84,7 +87,8 @@ mod real {
                 compute: 1.0 / rates.compute,
             })
         };
-        Ok(Gpu { name: facts.name, free: facts.free_bytes, link, bench, products, how, measure: Box::new(measure) })
+        let (name, free) = (facts.name, facts.free_bytes);
+        Ok(Gpu { name, free, link, bench, products, attention, how, measure: Box::new(measure) })
     }
 
     /// Memory that a small model does not fill, and that costs nothing until it is used.

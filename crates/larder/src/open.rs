@@ -123,13 +123,12 @@ impl Model {
 
     /// Bytes of its resident weights and of all its experts.
     pub fn bytes(&self) -> Result<(u64, u64)> {
-        let resident =
-            self.blueprint.resident.iter().filter_map(|t| self.source().meta(&t.name)).map(|m| m.bytes as u64);
+        let resident: u64 = self.blueprint.resident.iter().map(|t| self.resident_bytes(t)).sum();
         let experts = self.experts()?;
         let experts = experts.as_dyn();
         let geometry = &self.blueprint.geometry;
         let layers = geometry.moe_layers.iter().map(|l| (experts.layout(*l).bytes * geometry.experts) as u64);
-        Ok((resident.sum(), layers.sum()))
+        Ok((resident, layers.sum()))
     }
 
     /// Bytes of the resident weights that every token reads: all of them, but of an embedding that is not the head as
@@ -140,16 +139,21 @@ impl Model {
         Ok(resident - embedding.map_or(0, |m| m.bytes as u64))
     }
 
-    /// Bytes of the resident weights that a device keeps, which products have, and of those that stay in memory: small
+    /// Bytes of each resident weight that a device keeps, which products have, and of those that stay in memory: small
     /// ones, and the embedding, also where it is the head as well.
-    pub fn resident_on_device(&self) -> Result<(u64, u64)> {
+    pub fn resident_on_device(&self) -> Result<(Vec<u64>, u64)> {
         let (all, _) = self.bytes()?;
-        let product = |t: &&TensorSpec| t.product;
-        let bytes = |t: &TensorSpec| self.source().meta(&t.name).map_or(0, |m| m.bytes as u64);
-        let products: u64 = self.blueprint.resident.iter().filter(product).map(bytes).sum();
-        let embedding = self.source().meta(EMBEDDING).map_or(0, |m| m.bytes as u64);
-        let (there, here) = (products, all - products + embedding);
-        Ok(if self.has_own_head() { (there - embedding, here) } else { (there, here) })
+        let own_head = self.has_own_head();
+        let there = |t: &&TensorSpec| t.product && (t.name != EMBEDDING || !own_head);
+        let there: Vec<u64> = self.blueprint.resident.iter().filter(there).map(|t| self.resident_bytes(t)).collect();
+        let kept = if own_head { 0 } else { self.source().meta(EMBEDDING).map_or(0, |m| m.bytes as u64) };
+        let here = all - there.iter().sum::<u64>() + kept;
+        Ok((there, here))
+    }
+
+    /// Bytes of a resident weight once it is loaded.
+    fn resident_bytes(&self, spec: &TensorSpec) -> u64 {
+        self.source().meta(&spec.name).map_or(0, |stored| spec.loaded_bytes(stored) as u64)
     }
 
     /// Whether the head is a matrix of its own, and not the embedding.

@@ -13,6 +13,10 @@ pub mod tiers;
 
 /// Left over, for what the system does on the process's behalf and for what nobody thought of.
 const SPARE_BYTES: u64 = 64 << 20;
+/// The same where slots are page-locked, so that the system cannot take them back, and a driver is at work.
+const SPARE_BYTES_BESIDE_GPU: u64 = 512 << 20;
+/// Buffers through which weights go to a GPU.
+const PIECES_BYTES: u64 = 8 << 20;
 /// But no more than this part of what is available: a small control group has no such surprises.
 const SPARE_SHARE: u64 = 8;
 
@@ -38,6 +42,9 @@ pub struct Facts<'a> {
     pub process: u64,
     /// Bytes of memory that can be used, where the system tells.
     pub available: Option<u64>,
+    /// Whether a GPU computes: then it remembers sequences, and what goes there and comes back lies in buffers that cannot
+    /// be paged out.
+    pub on_gpu: bool,
 }
 
 /// Where the experts are while the model runs.
@@ -68,6 +75,11 @@ impl Facts<'_> {
         self.sequences as u64 * self.blueprint.memory.bytes(self.context, self.memory.bytes())
     }
 
+    /// Those of them that are in memory.
+    fn remembered_here(&self) -> u64 {
+        if self.on_gpu { 0 } else { self.remembered() }
+    }
+
     /// Bytes of activations while a chunk is read, beside what the process holds anyway.
     pub fn scratch(&self) -> u64 {
         let g = &self.blueprint.geometry;
@@ -80,14 +92,21 @@ impl Facts<'_> {
         (self.chunk * (stream + g.top_k * expert) + logits) as u64
     }
 
+    /// Bytes of memory through which a GPU gets what it computes with and gives back what it computed.
+    fn buffers(&self) -> u64 {
+        if self.on_gpu { self.scratch() + PIECES_BYTES } else { 0 }
+    }
+
     /// All but the experts.
     fn base(&self) -> u64 {
-        self.process + self.resident + self.remembered() + self.scratch() + self.scratch_slots as u64 * self.slot
+        let slots = self.scratch_slots as u64 * self.slot;
+        self.process + self.resident + self.remembered_here() + self.scratch() + self.buffers() + slots
     }
 
     /// Bytes that are left to whatever else happens.
     fn spare(&self) -> u64 {
-        self.available.map_or(SPARE_BYTES, |available| SPARE_BYTES.min(available / SPARE_SHARE))
+        let most = if self.on_gpu { SPARE_BYTES_BESIDE_GPU } else { SPARE_BYTES };
+        self.available.map_or(most, |available| most.min(available / SPARE_SHARE))
     }
 
     /// Bytes for slots beside everything else.
@@ -133,11 +152,13 @@ impl Facts<'_> {
     }
 
     fn beside(&self) -> String {
+        let context = match self.on_gpu {
+            false => format!(" {} for {} of context,", print::bytes(self.remembered()), self.contexts()),
+            true => format!(" {} of buffers for the GPU,", print::bytes(self.buffers())),
+        };
         format!(
-            "{} of resident weights, {} for {} of context, {} of scratch and {} to spare",
+            "{} of resident weights,{context} {} of scratch and {} to spare",
             print::bytes(self.resident),
-            print::bytes(self.remembered()),
-            self.contexts(),
             print::bytes(self.scratch() + self.process),
             print::bytes(self.spare())
         )
@@ -350,6 +371,7 @@ mod tests {
             chunk: 1,
             process: MEGA,
             available,
+            on_gpu: false,
         }
     }
 

@@ -1,4 +1,4 @@
-//! A model on a GPU: resident weights and some experts in its memory, others in that of the machine, all on the SSD.
+//! A model on a GPU: resident weights, keys and values and some experts in its memory, others in that of the machine, all on the SSD.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -22,8 +22,8 @@ use crate::plan::tiers::{Tiers, Vram, decide, passing};
 use crate::print;
 use crate::slots::Slots;
 
-/// How often computing is measured on the processor.
-const MEASURED: usize = 5;
+/// Experts that the processor computes to see how long that takes: more than caches hold.
+const PROBED_BYTES: usize = 128 << 20;
 
 /// What a GPU has of a model, and what it gives.
 #[derive(Clone, Copy, Debug)]
@@ -53,11 +53,12 @@ pub fn ready(model: &Model, flags: &EngineFlags, facts: Facts, help: &Help, gpu:
     eprintln!("{reading}");
     said["reader"] = reading.into();
 
-    let Gpu { link, bench, products, how, measure, .. } = gpu;
-    let compute = compute(flags, &facts, Some(products))?;
+    let Gpu { link, bench, products, attention, how, measure, .. } = gpu;
+    let compute = compute(flags, &facts)?;
+    let compute = Arc::new(Compute { device: Some(products), attention: Some(attention), ..compute });
     let layout = store.layout(geometry.moe_layers[0]);
     let rates = measure(layout, geometry.top_k)?;
-    let host = on_processor(&compute, layout);
+    let host = on_processor(&compute, layout, facts.available);
     let measured = Measured { copy: 1.0 / rates.link_in, host, device: 1.0 / rates.compute };
     eprintln!("{}", sentence(&rates, &measured));
     said["device"]["rates"] = json!({
@@ -78,9 +79,9 @@ pub fn ready(model: &Model, flags: &EngineFlags, facts: Facts, help: &Help, gpu:
 /// What there is to plan with on a GPU.
 pub fn both<'a>(model: &Model, flags: &EngineFlags, facts: Facts<'a>, gpu: &Gpu) -> Result<(Facts<'a>, Vram)> {
     let (there, here) = model.resident_on_device()?;
-    let vram = Vram { name: gpu.name.clone(), free: gpu.free, resident: there };
+    let vram = Vram { name: gpu.name.clone(), free: gpu.free, resident: there.iter().sum() };
     let scratch_slots = passing(&facts, flags.prefetch).max(flags.cache_scratch);
-    Ok((Facts { resident: here, scratch_slots, ..facts }, vram))
+    Ok((Facts { resident: here, scratch_slots, on_gpu: true, ..facts }, vram))
 }
 
 /// Refuses what a GPU has no part in.
@@ -96,22 +97,31 @@ fn check(flags: &EngineFlags) -> Result<()> {
     }
 }
 
-/// Seconds for each byte of an expert that the processor computes for one token: the median of some.
-fn on_processor(compute: &Arc<Compute>, layout: &ExpertLayout) -> f64 {
-    let (data, x) = (vec![0; layout.bytes], vec![1.0; layout.gate.cols]);
+/// Seconds for each byte of an expert that the processor computes for one token, out of memory: over more experts than
+/// its caches hold.
+fn on_processor(compute: &Arc<Compute>, layout: &ExpertLayout, available: Option<u64>) -> f64 {
+    let most = available.map_or(PROBED_BYTES, |bytes| PROBED_BYTES.min(bytes as usize / 8));
+    // Numbers of any format, none of them extreme. Zeros would be one page of the system's, over and over.
+    let experts = vec![0x3C; (most / layout.bytes).max(2) * layout.bytes];
+    let x = vec![1.0; layout.gate.cols];
     let gate = Gate::softmax(1, 1, false);
     let call = Call { layer: LayerIdx(0), gate: &gate, act: Activation::Silu, logits: &[], x: &x, tokens: 1 };
     let routed = Routed { ids: vec![ExpertId(0)], weights: vec![1.0] };
     let mut bench = Workbench::new(compute.clone());
-    let mut once = || {
-        let start = Instant::now();
+    let mut experts = experts.chunks_exact(layout.bytes);
+    let mut compute_next = || {
+        let data = experts.next()?;
         bench.begin(&call, &routed, layout);
-        bench.compute(&call, &routed, layout, &[(ExpertId(0), &data)]);
-        start.elapsed().as_secs_f64()
+        bench.compute(&call, &routed, layout, &[(ExpertId(0), data)]);
+        Some(())
     };
-    let mut times: Vec<f64> = (0..MEASURED).map(|_| once()).collect();
-    times.sort_by(f64::total_cmp);
-    times[MEASURED / 2] / layout.bytes as f64
+    // The first takes memory for itself.
+    compute_next();
+    let (start, mut count) = (Instant::now(), 0);
+    while compute_next().is_some() {
+        count += 1;
+    }
+    start.elapsed().as_secs_f64() / (count * layout.bytes) as f64
 }
 
 fn sentence(rates: &Rates, measured: &Measured) -> String {

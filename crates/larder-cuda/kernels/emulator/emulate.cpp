@@ -275,6 +275,7 @@ unsigned atomicXor(unsigned *at, unsigned value) {
     return before;
 }
 
+#include "../attention.cu"
 #include "../between.cu"
 #include "../blocks.cu"
 #include "../floats.cu"
@@ -303,6 +304,7 @@ constexpr Kernel KERNELS[] = {
     KERNEL(f32_round), KERNEL(f16_round), KERNEL(bf16_round),
     KERNEL(silu), KERNEL(relu), KERNEL(gelu), KERNEL(gelu_tanh), KERNEL(clamped_swiglu),
     KERNEL(quantise), KERNEL(add_biases), KERNEL(sum_by_rank), KERNEL(read_all),
+    KERNEL(scores_f32), KERNEL(scores_f16), KERNEL(soften), KERNEL(blend_f32), KERNEL(blend_f16), KERNEL(copy_rows),
 };
 
 } // namespace

@@ -205,7 +205,9 @@ impl State {
             }
             Act::Launch { kernel, grid, block, arguments } => {
                 self.queues[stream].clock_s += self.launch_s;
-                if op.fails { Ok(()) } else { kernels.launch(kernel, grid, block, &arguments) }
+                // Behind a failure no kernel runs: what it would read may not be there.
+                let runs = !op.fails && self.queues[stream].failure.is_none();
+                if runs { kernels.launch(kernel, grid, block, &arguments) } else { Ok(()) }
             }
             Act::Record(event, recording) => {
                 self.record(stream, event, recording);

@@ -4,7 +4,7 @@ use larder_core::{ExpertLayout, Kind};
 use larder_cuda::{Gpu, GpuError};
 use larder_model::Activation;
 
-use crate::{bench, link, order, products};
+use crate::{attention, bench, link, order, products};
 
 fn card() -> Option<Gpu> {
     match larder_cuda::open(0) {
@@ -21,6 +21,7 @@ fn card() -> Option<Gpu> {
 fn a_card_gives_the_same_bits() {
     let Some(gpu) = card() else { return };
     products::compare(&gpu);
+    attention::compare(&gpu);
     let mut first = Some(gpu);
     bench::compare(|_| first.take().or_else(card));
 }

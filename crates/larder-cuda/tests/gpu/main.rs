@@ -1,5 +1,6 @@
 //! All but the driver, over a GPU that is none.
 
+mod attention;
 mod bench;
 #[cfg(feature = "cuda")]
 mod card;

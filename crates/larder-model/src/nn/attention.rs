@@ -83,8 +83,8 @@ impl Mixer for Attention {
 
         let q = self.warm(self.position(self.heads(q?, heads, true)?, pass)?, pass)?; // [n, heads, head_dim]
         let k = self.position(self.heads(k?, kv_heads, false)?, pass)?; // [n, kv, head_dim]
-        with_f32(&k, |k| state.keys.append(k, kv_heads, head_dim))?;
-        with_f32(&v?, |v| state.values.append(v, kv_heads, head_dim))?;
+        with_f32(&k, |k| state.keys.append(k, kv_heads, head_dim))??;
+        with_f32(&v?, |v| state.values.append(v, kv_heads, head_dim))??;
 
         let seen = pass.seen(self.visible);
         let mut mixed = vec![0.0; n * heads * head_dim]; // [n, heads, head_dim]
@@ -92,15 +92,15 @@ impl Mixer for Attention {
             let look = Look {
                 queries: q,
                 heads,
-                keys: state.keys.table(head_dim),
-                values: state.values.table(head_dim),
+                keys: state.keys.view(head_dim),
+                values: state.values.view(head_dim),
                 kv_heads,
                 seen: &seen,
                 scale: self.scale as f32,
                 sinks: self.sinks.as_deref(),
             };
-            self.o.compute().attend(&look, &mut mixed);
-        })?;
+            self.o.compute().attend(&look, &mut mixed)
+        })??;
         let mixed = Tensor::from_vec(mixed, (n, heads * head_dim), &Device::Cpu)?;
         self.o.forward(&match gate {
             Some(gate) => (mixed * candle_nn::ops::sigmoid(&gate)?)?,

@@ -103,22 +103,22 @@ impl Mixer for Latent {
     fn forward(&self, x: &Tensor, state: &mut LayerState, pass: &Pass) -> Result<Tensor> {
         let LatentShape { heads, kv_rank, rope, value, .. } = self.shape;
         let n = pass.tokens;
-        with_f32(&self.key(x, pass)?, |k| state.keys.append(k, 1, kv_rank + rope))?;
+        with_f32(&self.key(x, pass)?, |k| state.keys.append(k, 1, kv_rank + rope))??;
         let seen = pass.seen(Visible::All);
         let mut mixed = vec![0.0; n * heads * kv_rank]; // [n, heads, kv_rank]
         with_f32(&self.query(x, pass)?, |q| {
             let look = Look {
                 queries: q,
                 heads,
-                keys: state.keys.table(kv_rank + rope),
-                values: state.keys.table(kv_rank),
+                keys: state.keys.view(kv_rank + rope),
+                values: state.keys.view(kv_rank),
                 kv_heads: 1,
                 seen: &seen,
                 scale: self.scale as f32,
                 sinks: None,
             };
-            self.o.compute().attend(&look, &mut mixed);
-        })?;
+            self.o.compute().attend(&look, &mut mixed)
+        })??;
         let mixed = Tensor::from_vec(mixed, (n, heads, kv_rank), &Device::Cpu)?;
         let mixed = Placed::forward_heads(&self.to_value, &mixed)?; // [n, heads, value]
         self.o.forward(&mixed.reshape((n, heads * value))?)

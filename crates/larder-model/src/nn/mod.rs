@@ -11,6 +11,7 @@ mod moe;
 mod norm;
 mod pass;
 mod rope;
+mod rows;
 mod state;
 
 pub use activation::Activation;
@@ -23,6 +24,7 @@ pub use moe::{Moe, Shared};
 pub use norm::Norm;
 pub use pass::{Pass, Visible};
 pub use rope::{Rope, Rotary, attention_scale};
+pub use rows::{Rows, View, Where};
 pub use state::{LayerState, Memory, State};
 
 use candle_core::Tensor;

@@ -18,6 +18,11 @@ use crate::{print, probe};
 
 /// Measures reading a prompt and writing on, and how near that comes to what the machine allows.
 pub fn run(args: &Bench) -> Result<()> {
+    if args.vs_resident && args.engine.device.is_gpu() {
+        bail!(
+            "--vs-resident compares with all experts in memory, and --device computes elsewhere: --vram-experts sets how many are there"
+        );
+    }
     let model = Model::open_to_run(&args.model, args.engine.no_store)?;
     let need = args.prompt.saturating_add(args.tokens);
     if need > model.blueprint.context {

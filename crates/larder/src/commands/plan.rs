@@ -13,8 +13,10 @@ use crate::{gpu, print, probe};
 pub fn run(args: &Args) -> Result<()> {
     let model = Model::open(&args.model)?;
     let geometry = &model.blueprint.geometry;
+    // A GPU comes first, as its driver takes memory for itself.
+    let gpu = gpu::open(&args.engine.device)?;
     let facts = facts(&model, &args.engine, args.context)?;
-    if let Some(gpu) = gpu::open(&args.engine.device)? {
+    if let Some(gpu) = gpu {
         return on_gpu(args, &model, facts, &gpu);
     }
     let plan = decide(&facts, &args.engine)?;

@@ -8,7 +8,7 @@ use super::{Facts, asked, check_fits, held};
 use crate::cli::EngineFlags;
 use crate::print;
 
-/// Left of a GPU's memory for the driver, the kernels and whoever draws the screen.
+/// Left of a GPU's memory for the driver, the kernels, the scores of attention and whoever draws the screen.
 const SPARE_BYTES: u64 = 256 << 20;
 /// But no more than this part of what is free.
 const SPARE_SHARE: u64 = 8;
@@ -44,7 +44,7 @@ impl Vram {
 
     /// All but the experts.
     fn base(&self, facts: &Facts) -> u64 {
-        self.resident + facts.scratch()
+        self.resident + facts.remembered() + facts.scratch()
     }
 
     /// Bytes that may be used: those that somebody allows, but never those to spare.
@@ -64,7 +64,13 @@ impl Vram {
     }
 
     fn beside(&self, facts: &Facts) -> String {
-        format!("{} of resident weights and {} of scratch", print::bytes(self.resident), print::bytes(facts.scratch()),)
+        format!(
+            "{} of resident weights, {} for {} of context and {} of scratch",
+            print::bytes(self.resident),
+            print::bytes(facts.remembered()),
+            facts.contexts(),
+            print::bytes(facts.scratch()),
+        )
     }
 }
 
@@ -75,8 +81,8 @@ pub fn passing(facts: &Facts, ahead: usize) -> usize {
     (geometry.top_k + ahead.max(geometry.top_k)).min(geometry.experts)
 }
 
-/// Decides by what was asked for and what there is. Of `facts`, the resident weights are those that stay in memory, and
-/// the scratch slots are those that are [`passing`].
+/// Decides by what was asked for and what there is. Of `facts`, the resident weights are those that stay in memory, the
+/// scratch slots are those that are [`passing`], and sequences are remembered elsewhere.
 pub fn decide(facts: &Facts, vram: &Vram, flags: &EngineFlags) -> Result<Tiers> {
     let scope = flags.cache_scope.into();
     let device = on_device(facts, vram, flags, scope)?;
@@ -126,10 +132,12 @@ impl Tiers {
     /// A few lines for a person.
     pub fn sentences(&self, facts: &Facts, vram: &Vram) -> String {
         let mut said = format!(
-            "plan: {} on {} = {} resident + {} scratch + {} {}; {} free\n",
+            "plan: {} on {} = {} resident + {} context of {} + {} scratch + {} {}; {} free\n",
             print::bytes(self.on_device(facts, vram)),
             vram.name,
             print::bytes(vram.resident),
+            print::bytes(facts.remembered()),
+            facts.contexts(),
             print::bytes(facts.scratch()),
             print::bytes(facts.bytes_of(self.device, self.scope)),
             held(facts, self.device, self.scope),
@@ -140,12 +148,10 @@ impl Tiers {
             slots => format!("{} {}", print::bytes(facts.bytes_of(slots, self.scope)), held(facts, slots, self.scope)),
         };
         said += &format!(
-            "      {} of memory = {} resident + {} context of {} + {} scratch + {} for {} that pass through + {kept}",
+            "      {} of memory = {} resident + {} scratch and buffers + {} for {} that pass through + {kept}",
             print::bytes(self.in_memory(facts)),
             print::bytes(facts.resident),
-            print::bytes(facts.remembered()),
-            facts.contexts(),
-            print::bytes(facts.scratch() + facts.process),
+            print::bytes(facts.scratch() + facts.buffers() + facts.process),
             print::bytes(self.passing as u64 * facts.slot),
             print::count(self.passing, "expert", "experts"),
         );
@@ -164,8 +170,8 @@ impl Tiers {
             "resident_bytes": facts.resident,
             "context_tokens": facts.context,
             "sequences": facts.sequences,
-            "context_bytes": facts.remembered(),
-            "scratch_bytes": facts.scratch() + facts.process,
+            "context_bytes": facts.remembered_here(),
+            "scratch_bytes": facts.scratch() + facts.buffers() + facts.process,
             "expert_bytes": facts.slot,
             "slots": self.host,
             "passing_slots": self.passing,
@@ -176,6 +182,7 @@ impl Tiers {
                 "name": vram.name,
                 "free_bytes": vram.free,
                 "resident_bytes": vram.resident,
+                "context_bytes": facts.remembered(),
                 "scratch_bytes": facts.scratch(),
                 "slots": self.device,
                 "slot_bytes": facts.bytes_of(self.device, self.scope),
@@ -209,21 +216,22 @@ mod tests {
     #[test]
     fn both_memories_are_filled_unless_somebody_says_how_far() {
         let blueprint = blueprint();
-        let facts = |available| Facts { scratch_slots: 4, ..facts(&blueprint, available) };
+        let facts = |available| Facts { scratch_slots: 4, on_gpu: true, ..facts(&blueprint, available) };
         let (layer, global) = (ScopeFlag::Layer, ScopeFlag::Global);
-        let (enough, tight) = (Some(beside_spare(60 * MEGA)), Some(beside_spare(16 * MEGA)));
-        // 32 experts of 1 MiB; beside them on the GPU 1 MiB of weights, some scratch, and an eighth to spare.
+        let (enough, tight) = (Some(beside_spare(70 * MEGA)), Some(beside_spare(25 * MEGA)));
+        // 32 experts of 1 MiB; beside them on the GPU 1 MiB of weights, as much for the context, some scratch, and an eighth
+        // to spare.
         let free = 24 * MEGA;
         let decided = |available, flags: &EngineFlags| {
             let Tiers { device, host, passing, .. } = decide(&facts(available), &vram(free), flags).unwrap();
             (device, host, passing)
         };
         assert_eq!(decided(enough, &flags(None, None, layer)), (4, 4, 4));
-        assert_eq!(decided(enough, &flags(None, None, global)), (19, 13, 4));
+        assert_eq!(decided(enough, &flags(None, None, global)), (18, 14, 4));
         assert_eq!(decided(tight, &flags(None, None, layer)), (4, 2, 4));
         assert_eq!(decided(None, &flags(Some(1), None, layer)), (4, 1, 4));
         assert_eq!(decided(enough, &flags(None, Some(0), layer)), (4, 0, 4));
-        assert_eq!(decided(enough, &asking(Some(10 * MEGA), None, flags(None, None, layer))), (2, 6, 4));
+        assert_eq!(decided(enough, &asking(Some(10 * MEGA), None, flags(None, None, layer))), (1, 7, 4));
         assert_eq!(decided(enough, &asking(None, Some(3), flags(None, None, layer))), (3, 5, 4));
         let all = decide(&facts(enough), &vram(100 * MEGA), &flags(None, None, layer)).unwrap();
         assert_eq!((all.device, all.host), (8, 0));
@@ -232,7 +240,7 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_refused_with_the_numbers() {
         let blueprint = blueprint();
-        let facts = Facts { scratch_slots: 4, ..facts(&blueprint, Some(beside_spare(60 * MEGA))) };
+        let facts = Facts { scratch_slots: 4, on_gpu: true, ..facts(&blueprint, Some(beside_spare(60 * MEGA))) };
         let none = || flags(None, None, ScopeFlag::Layer);
         let said = |free, flags: &EngineFlags| decide(&facts, &vram(free), flags).unwrap_err().to_string();
         let many = said(24 * MEGA, &asking(None, Some(7), none()));
@@ -245,11 +253,14 @@ mod tests {
     #[test]
     fn everything_is_said() {
         let blueprint = blueprint();
-        let facts = Facts { scratch_slots: 4, ..facts(&blueprint, Some(beside_spare(60 * MEGA))) };
+        let facts = Facts { scratch_slots: 4, on_gpu: true, ..facts(&blueprint, Some(beside_spare(60 * MEGA))) };
         let plan = decide(&facts, &vram(24 * MEGA), &flags(None, Some(0), ScopeFlag::Layer)).unwrap();
         let said = plan.sentences(&facts, &vram(24 * MEGA));
         assert!(said.contains("16 of 32 experts (50 %, 4 per layer); 25.2 MB free"), "{said}");
+        assert!(said.contains("1.05 MB resident + 1.05 MB context of 1024 tokens + "), "{said}");
         assert!(said.contains("4 experts that pass through + none kept"), "{said}");
-        assert_eq!(plan.json(&facts, &vram(24 * MEGA))["device"]["slots"], 4);
+        let json = plan.json(&facts, &vram(24 * MEGA));
+        assert_eq!((&json["device"]["slots"], &json["device"]["context_bytes"]), (&4.into(), &MEGA.into()));
+        assert_eq!(json["context_bytes"], 0);
     }
 }

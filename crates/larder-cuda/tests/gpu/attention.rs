@@ -1,0 +1,261 @@
+//! Attention on a device has the bits of the processor's.
+
+use std::ops::Range;
+use std::slice;
+use std::sync::Arc;
+
+use larder_core::Kind;
+use larder_cuda::{Emulator, Fault, Gpu};
+use larder_kernels::{Look, Pool, Table, attend, narrow};
+use larder_model::{DeviceAttention, DeviceRows, DeviceTable};
+
+use crate::common::{Random, emulator, gpu};
+
+/// Rows in memory and on a device.
+struct Rows {
+    form: DeviceRows,
+    data: Vec<u8>,
+    number: usize,
+}
+
+impl Rows {
+    fn new(device: &dyn DeviceAttention, kind: Kind, heads: usize, room: usize, width: usize) -> Self {
+        let form = DeviceRows { kind, heads, room, row: width * kind.block_bytes() };
+        Rows { form, data: vec![0; form.bytes()], number: device.allocate(form).unwrap() }
+    }
+
+    /// Random numbers at positions from `at` on, in both places.
+    fn append(&mut self, device: &dyn DeviceAttention, random: &mut Random, at: usize, count: usize) {
+        let DeviceRows { kind, heads, room, row } = self.form;
+        let mut bytes = vec![0; count * heads * row];
+        narrow(kind, &random.floats(bytes.len() / kind.block_bytes()), &mut bytes);
+        device.append(self.number, at, &bytes).unwrap();
+        for (i, row_bytes) in bytes.chunks_exact(row).enumerate() {
+            let (token, head) = (i / heads, i % heads);
+            self.data[(head * room + at + token) * row..][..row].copy_from_slice(row_bytes);
+        }
+    }
+
+    fn here(&self, width: usize) -> Table<'_> {
+        let DeviceRows { kind, room, row, .. } = self.form;
+        Table { kind, data: &self.data, head: room * row, row, width }
+    }
+
+    fn there(&self, width: usize) -> DeviceTable {
+        DeviceTable { rows: self.number, width }
+    }
+}
+
+/// Heads and widths, as some attention has them.
+struct Shape {
+    heads: usize,
+    kv_heads: usize,
+    key: usize,
+    value: usize,
+    /// Values are a part of the keys.
+    latent: bool,
+    sinks: bool,
+    kind: Kind,
+}
+
+/// Bits on the processor, and on the device.
+fn both(
+    device: &dyn DeviceAttention,
+    random: &mut Random,
+    shape: &Shape,
+    rows: [&Rows; 2],
+    seen: &[Range<usize>],
+) -> [Vec<u32>; 2] {
+    let Shape { heads, kv_heads, key, value, .. } = *shape;
+    let (queries, sinks) = (random.floats(seen.len() * heads * key), random.floats(heads));
+    let look = Look {
+        queries: &queries,
+        heads,
+        keys: rows[0].here(key),
+        values: rows[1].here(value),
+        kv_heads,
+        seen,
+        scale: 0.37,
+        sinks: shape.sinks.then_some(&sinks[..]),
+    };
+    let (mut wanted, mut found) = (vec![0.0; seen.len() * heads * value], vec![f32::NAN; seen.len() * heads * value]);
+    attend(&Pool::new(1, false).unwrap(), &look, &mut wanted);
+    device.attend(&look.at(rows[0].there(key), rows[1].there(value)), &mut found).unwrap();
+    [wanted, found].map(|all| all.into_iter().map(f32::to_bits).collect())
+}
+
+const fn shape(heads: usize, kv_heads: usize, key: usize, value: usize) -> Shape {
+    Shape { heads, kv_heads, key, value, latent: false, sinks: false, kind: Kind::F32 }
+}
+
+/// Compares sequences of all shapes as they grow.
+pub fn compare(gpu: &Gpu) {
+    let device = gpu.attention().unwrap();
+    let mut random = Random::new(5);
+    let shapes = [
+        shape(8, 2, 32, 32),
+        Shape { sinks: true, ..shape(6, 3, 40, 40) },
+        Shape { latent: true, ..shape(5, 1, 72, 64) },
+        Shape { latent: true, sinks: true, ..shape(9, 1, 24, 17) },
+        shape(3, 3, 7, 7),
+        Shape { sinks: true, ..shape(1, 1, 1, 70) },
+    ];
+    for shape in shapes.into_iter().flat_map(|s| [Kind::F32, Kind::F16].map(|kind| Shape { kind, ..s })) {
+        let Shape { kv_heads, key, value, latent, kind, .. } = shape;
+        let mut keys = Rows::new(&device, kind, kv_heads, 150, key);
+        let mut values = Rows::new(&device, kind, kv_heads, 140, value);
+        let mut len = 0;
+        for (step, count) in [1, 5, 1, 33, 1, 1, 60, 7, 1].into_iter().enumerate() {
+            keys.append(&device, &mut random, len, count);
+            values.append(&device, &mut random, len, count);
+            let first = |at: usize| match step % 3 {
+                0 => 0,
+                1 => at.saturating_sub(4),
+                _ => at / 16 * 16,
+            };
+            let seen: Vec<Range<usize>> = (len..len + count).map(|at| first(at)..at + 1).collect();
+            len += count;
+            let rows = [&keys, if latent { &keys } else { &values }];
+            let [wanted, found] = both(&device, &mut random, &shape, rows, &seen);
+            assert!(
+                wanted == found,
+                "{kind}, {kv_heads} heads of {key} and {value}, {count} more than {}",
+                len - count
+            );
+        }
+        [keys, values].iter().for_each(|rows| device.free(rows.number));
+    }
+}
+
+#[test]
+fn all_shapes_give_the_same_bits_as_they_grow() {
+    for seed in 1..3 {
+        let Some(emulator) = emulator(seed) else { return };
+        compare(&gpu(emulator));
+    }
+}
+
+#[test]
+fn scores_of_many_queries_at_many_positions_come_in_groups() {
+    let Some(emulator) = emulator(4) else { return };
+    let emulator = Arc::new(emulator);
+    let gpu = Gpu::over(emulator.clone()).unwrap();
+    let device = gpu.attention().unwrap();
+    let (mut random, shape) = (Random::new(4), Shape { kind: Kind::F16, ..shape(4, 2, 4, 4) });
+    const ROOM: usize = 40_000;
+    let [mut keys, mut values] = [0; 2].map(|_| Rows::new(&device, Kind::F16, 2, ROOM, 4));
+    keys.append(&device, &mut random, 0, ROOM);
+    values.append(&device, &mut random, 0, ROOM);
+    // Two see nearly everything, and scores take as much room for all: 41 MB.
+    let seen: Vec<Range<usize>> = (0..64).map(|i| if i % 63 == 0 { i..ROOM } else { 9 * i..10 * i }).collect();
+    let before = emulator.launches();
+    let [wanted, found] = both(&device, &mut random, &shape, [&keys, &values], &seen);
+    assert!(wanted == found);
+    assert_eq!(emulator.launches() - before, 9, "three groups");
+    let (taken, _) = emulator.taken();
+    assert!(taken < 25 << 20, "{taken} bytes");
+}
+
+#[test]
+fn what_is_remembered_can_be_copied_to_more_room() {
+    let Some(emulator) = emulator(6) else { return };
+    let gpu = gpu(emulator);
+    let device = gpu.attention().unwrap();
+    let (mut random, shape) = (Random::new(6), shape(6, 3, 8, 8));
+    let mut old = Rows::new(&device, Kind::F32, 3, 10, 8);
+    old.append(&device, &mut random, 0, 10);
+    let mut new = Rows::new(&device, Kind::F32, 3, 25, 8);
+    device.copy(old.number, new.number, 7).unwrap();
+    for head in 0..3 {
+        let (from, to) = (head * 10 * 32, head * 25 * 32);
+        new.data[to..][..7 * 32].copy_from_slice(&old.data[from..][..7 * 32]);
+    }
+    // The old rows go on without the new ones.
+    old.append(&device, &mut random, 3, 4);
+    new.append(&device, &mut random, 7, 18);
+    for (rows, len) in [(&old, 10), (&new, 25)] {
+        let [wanted, found] = both(&device, &mut random, &shape, [rows, rows], &[0..len, len - 1..len]);
+        assert!(wanted == found, "{len}");
+    }
+    let said = device.copy(new.number, old.number, 11).unwrap_err().to_string();
+    assert_eq!(said, "11 of 25 rows in f32 cannot be copied to 10 in f32");
+}
+
+#[test]
+fn what_cannot_be_is_an_error() {
+    let Some(emulator) = emulator(7) else { return };
+    let gpu = gpu(emulator);
+    let device = gpu.attention().unwrap();
+    let mut random = Random::new(7);
+    let mut rows = Rows::new(&device, Kind::F32, 2, 10, 4);
+    rows.append(&device, &mut random, 0, 10);
+    let attend = |number, heads, width, queries: usize, seen: Range<usize>, out: usize, sinks: Option<&[f32]>| {
+        let (queries, table) = (vec![0.0; queries], DeviceTable { rows: number, width });
+        let (keys, values, seen) = (table, table, &[seen][..]);
+        let look = Look { queries: &queries, heads, keys, values, kv_heads: 2, seen, scale: 1.0, sinks };
+        device.attend(&look, &mut vec![0.0; out])
+    };
+    let number = rows.number;
+    attend(number, 4, 4, 16, 0..10, 16, Some(&[0.0; 4])).unwrap();
+    for wrong in [
+        attend(number, 3, 4, 12, 0..10, 12, None),
+        attend(number, 4, 5, 20, 0..10, 20, None),
+        attend(number, 4, 0, 0, 0..10, 0, None),
+        attend(number, 4, 4, 15, 0..10, 16, None),
+        attend(number, 4, 4, 16, 0..11, 16, None),
+        attend(number, 4, 4, 16, 4..4, 16, None),
+        attend(number, 4, 4, 16, 0..10, 15, None),
+        attend(number, 4, 4, 16, 0..10, 16, Some(&[0.0; 3])),
+    ] {
+        let said = wrong.unwrap_err().to_string();
+        assert!(said.starts_with("a look of 1 queries with ") && said.contains("does not fit"), "{said}");
+    }
+    let said = attend(99, 4, 4, 16, 0..10, 16, None).unwrap_err().to_string();
+    assert_eq!(said, "the GPU has no rows 99");
+    let said = device.append(number, 9, &[0; 64]).unwrap_err().to_string();
+    assert_eq!(said, "64 bytes are no rows from position 9 on, of 10");
+    assert!(device.append(number, 0, &[0; 33]).is_err());
+    let form = DeviceRows { kind: Kind::Q8_0, heads: 1, room: 1, row: 34 };
+    assert_eq!(device.allocate(form).unwrap_err().to_string(), "the GPU cannot remember 1 rows of 34 bytes in q8_0");
+    let said = device.allocate(DeviceRows { kind: Kind::F32, heads: 1, room: 65 << 20, row: 4 }).unwrap_err();
+    assert!(said.to_string().starts_with("272629760 bytes do not fit into the 6"), "{said}");
+}
+
+/// Reads and looks until something fails; whether what came before was right.
+fn until_it_fails(emulator: &Arc<Emulator>, seed: u64) -> Result<(), String> {
+    let gpu = Gpu::over(emulator.clone()).map_err(|e| e.to_string())?;
+    let (mut random, device) = (Random::new(seed), gpu.attention().map_err(|e| e.to_string())?);
+    let form = DeviceRows { kind: Kind::F16, heads: 1, room: 64, row: 16 };
+    let number = device.allocate(form).map_err(|e| e.to_string())?;
+    let (queries, mut data, mut out) = (random.floats(16), vec![0; form.bytes()], vec![0.0; 16]);
+    for at in 0..8 {
+        narrow(Kind::F16, &random.floats(8), &mut data[at * 16..][..16]);
+        device.append(number, at, &data[at * 16..][..16]).map_err(|e| e.to_string())?;
+        let table = Table { kind: Kind::F16, data: &data, head: data.len(), row: 16, width: 8 };
+        let (seen, sinks) = (0..at + 1, None);
+        let seen = slice::from_ref(&seen);
+        let look =
+            Look { queries: &queries, heads: 2, keys: table, values: table, kv_heads: 1, seen, scale: 1.0, sinks };
+        let there = DeviceTable { rows: number, width: 8 };
+        device.attend(&look.at(there, there), &mut out).map_err(|e| e.to_string())?;
+        let mut wanted = vec![0.0; 16];
+        attend(&Pool::new(1, false).unwrap(), &look, &mut wanted);
+        assert_eq!(out, wanted, "seed {seed}");
+    }
+    Ok(())
+}
+
+#[test]
+fn what_fails_is_an_error_and_nothing_stays_behind() {
+    for fault in [Fault::CopyIn, Fault::CopyOut, Fault::Launch, Fault::Allocate] {
+        let mut failed = 0;
+        for seed in 0..20 {
+            let Some(emulator) = emulator(seed) else { return };
+            let emulator = Arc::new(emulator.failing(fault, 12));
+            let result = until_it_fails(&emulator, seed);
+            failed += usize::from(result.is_err());
+            assert_eq!(emulator.taken(), (0, 0), "{fault:?}, seed {seed}");
+        }
+        assert!(failed > 3, "{fault:?}: {failed} of 20 failed");
+    }
+}
