@@ -63,8 +63,11 @@ fn varied(model: &Model, which: usize) -> (Tiers, String) {
     let prefetch = [0, 2][one_of(2)];
     let (queue, late) = (1 + one_of(3), one_of(4) as u64);
     let tiers = tiers(model, setting, measured, prefetch);
-    let (memory, device) = (tiers.memory.capacity(queue).overtaken(late), tiers.device.overtaken(late));
-    let what = format!("{which}: {setting:?}, {measured:?}, {prefetch} ahead, a queue of {queue}, {late} late");
+    let polled = one_of(4) as u64;
+    let (memory, device) = (tiers.memory.capacity(queue).overtaken(late), tiers.device.overtaken(late).polled(polled));
+    let what = format!(
+        "{which}: {setting:?}, {measured:?}, {prefetch} ahead, a queue of {queue}, {late} late, one of {polled} polls"
+    );
     (Tiers { memory, device, ..tiers }, what)
 }
 

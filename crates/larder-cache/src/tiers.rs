@@ -17,7 +17,7 @@ mod tier;
 use std::collections::VecDeque;
 
 use larder_core::{Geometry, Presence, Residency, Scope};
-use larder_policy::eviction::{Eviction, Setting, Step};
+use larder_policy::eviction::{Eviction, Key, Setting, Step};
 
 pub use cache::{TieredCache, Wanted, Work};
 pub use costs::{Costs, Measured, Side};
@@ -245,7 +245,7 @@ impl Tiers {
             Some(free) => (free, None),
             None => {
                 let runs = wish == Wish::Idle;
-                let victim = self.pick(row, |s, n| s.can_leave_device(n) || (runs && n == number))?;
+                let victim = self.worst(row, |s, n| s.can_leave_device(n) || (runs && n == number))?;
                 if victim == number {
                     return None;
                 }
@@ -302,8 +302,8 @@ impl Tiers {
             self.shelves.host.exchange(slot, free);
             return self.shelves.host.give_back(row, free);
         }
-        let copy = self.pick(row, |s, n| s.is_copy(n) || (n == number && s.device.has(n)));
-        let leaves = copy.or_else(|| self.pick(row, |s, n| s.can_leave_memory(n) || n == number));
+        let copy = self.worst(row, |s, n| s.is_copy(n) || (n == number && s.device.has(n)));
+        let leaves = copy.or_else(|| self.victim(row, |s, n| s.can_leave_memory(n) || n == number));
         let leaves = leaves.expect("at least it can leave itself");
         if leaves != number {
             let Place::There(instead) = self.shelves.host.place(leaves) else { unreachable!("nobody touches it") };
@@ -336,7 +336,7 @@ impl Tiers {
         if let Some(slot) = self.shelves.host.take(row).or_else(|| self.drop_copy(row)) {
             return Some(slot);
         }
-        let leaves = self.pick(row, |s, n| s.can_leave_memory(n) || n == number)?;
+        let leaves = self.victim(row, |s, n| s.can_leave_memory(n) || n == number)?;
         if leaves == number {
             return None;
         }
@@ -358,7 +358,7 @@ impl Tiers {
 
     /// The slot in memory of an expert of the row's pool that is on the device as well, if there is one.
     fn drop_copy(&mut self, row: usize) -> Option<SlotIndex> {
-        let copy = self.pick(row, Shelves::is_copy)?;
+        let copy = self.worst(row, Shelves::is_copy)?;
         Some(self.shelves.host.leave(copy))
     }
 
@@ -397,8 +397,22 @@ impl Tiers {
         self.policies[setting.pool(row)].forget(setting.key(row, expert));
     }
 
-    /// Who of the row's pool ranks worst among those for which `fits` holds.
-    fn pick(&mut self, row: usize, fits: impl Fn(&Shelves, usize) -> bool) -> Option<usize> {
+    /// Who of the row's pool ranks worst among those for which `fits` holds, and stays in one tier.
+    fn worst(&mut self, row: usize, fits: impl Fn(&Shelves, usize) -> bool) -> Option<usize> {
+        self.pick(row, fits, |policy, evictable| policy.worst(evictable))
+    }
+
+    /// Who of the row's pool leaves both tiers, among those for which `fits` holds. The caller loses it.
+    fn victim(&mut self, row: usize, fits: impl Fn(&Shelves, usize) -> bool) -> Option<usize> {
+        self.pick(row, fits, |policy, evictable| policy.victim(evictable))
+    }
+
+    fn pick(
+        &mut self,
+        row: usize,
+        fits: impl Fn(&Shelves, usize) -> bool,
+        ask: impl FnOnce(&mut dyn Eviction, &dyn Fn(Key) -> bool) -> Option<Key>,
+    ) -> Option<usize> {
         let shelves = &self.shelves;
         let setting = shelves.host.setting;
         let pool = setting.pool(row);
@@ -406,7 +420,7 @@ impl Tiers {
             let (row, expert) = setting.at(pool, key);
             shelves.number(row, expert)
         };
-        self.policies[pool].victim(&|key| fits(shelves, number(key))).map(number)
+        ask(self.policies[pool].as_mut(), &|key| fits(shelves, number(key))).map(number)
     }
 
     fn pool(&self, row: usize) -> usize {

@@ -122,11 +122,19 @@ impl Link {
     fn next(&self) -> Option<usize> {
         let number = |way: &usize| self.flights[*way].front().map_or(u64::MAX, |flight| flight.number);
         let oldest = [0, 1].into_iter().min_by_key(number).filter(|way| !self.flights[*way].is_empty())?;
-        let is_over = |way: usize| {
-            let flight = self.flights[way].front();
-            flight.is_some_and(|flight| flight.marks.end.is_over().unwrap_or(true))
-        };
-        Some(if !is_over(oldest) && is_over(1 - oldest) { 1 - oldest } else { oldest })
+        Some(if !self.is_over(oldest) && self.is_over(1 - oldest) { 1 - oldest } else { oldest })
+    }
+
+    /// Whether the first that goes this way is over, well or not.
+    fn is_over(&self, way: usize) -> bool {
+        self.flights[way].front().is_some_and(|flight| flight.marks.end.is_over().unwrap_or(true))
+    }
+
+    /// One that is over or waited for; those that waited for its buffer begin.
+    fn land_and_go_on(&mut self, way: usize) -> Option<Transferred> {
+        let landed = self.land(way);
+        self.begin_waiting();
+        landed
     }
 
     fn land(&mut self, way: usize) -> Option<Transferred> {
@@ -165,14 +173,18 @@ impl Device for Link {
         self.begin_waiting();
     }
 
+    fn poll(&mut self) -> Option<Transferred> {
+        self.failed.pop_front().or_else(|| {
+            let over = [0, 1].into_iter().find(|way| self.is_over(*way))?;
+            self.land_and_go_on(over)
+        })
+    }
+
     fn wait(&mut self) -> Option<Transferred> {
-        if let Some(failed) = self.failed.pop_front() {
-            return Some(failed);
-        }
-        let next = self.next()?;
-        let landed = self.land(next);
-        self.begin_waiting();
-        landed
+        self.failed.pop_front().or_else(|| {
+            let next = self.next()?;
+            self.land_and_go_on(next)
+        })
     }
 
     fn in_flight(&self) -> usize {

@@ -6,7 +6,7 @@ use larder_core::{ExpertId, ExpertLayout, Geometry, LayerIdx, Residency};
 use larder_policy::eviction::Eviction;
 
 use super::costs::Schedule;
-use super::links::{Links, Supply};
+use super::links::{Landed, Links, Supply};
 use super::{
     Costs, Device, DeviceError, Measured, Side, TierError, TierSetting, TierTraffic, Tiers, Whereabouts, Wish,
 };
@@ -129,9 +129,13 @@ impl TieredCache {
         work: &mut dyn Work,
     ) -> Result<(), TierError> {
         let row = self.row(layer);
+        // What nobody waited for is over without anybody having been told.
+        while self.links.collect().is_some() {}
         let experts: Vec<usize> = wanted.iter().map(|w| w.expert.index()).collect();
         self.links.tiers.begin(row, &experts, logits);
-        let mut service = Service { links: &mut self.links, layer, row, rest: wanted.to_vec(), on_host: Vec::new() };
+        let rest = wanted.to_vec();
+        let (links, on_host, grounded) = (&mut self.links, Vec::new(), Vec::new());
+        let mut service = Service { links, layer, row, rest, on_host, grounded };
         let outcome = service.serve(work);
         match outcome {
             Ok(()) => service.promote_best(),
@@ -150,22 +154,50 @@ struct Service<'a> {
     rest: Vec<Wanted>,
     /// What was computed on the CPU.
     on_host: Vec<usize>,
+    /// What was to be on the device by now and could not be copied.
+    grounded: Vec<usize>,
+}
+
+/// What the device was given, and how long that took if it is known by now.
+struct Given {
+    experts: Vec<Wanted>,
+    took: Option<Duration>,
 }
 
 impl Service<'_> {
     fn serve(&mut self, work: &mut dyn Work) -> Result<(), TierError> {
         while !self.rest.is_empty() {
+            while let Some(landed) = self.links.collect() {
+                self.take_note(landed)?;
+            }
             self.begin_reads();
+            // Before copies begin, behind which the little that it needs would have to wait.
+            let on_device = self.begin_on_device(work);
             let on_host = self.share_out();
+            if let Some(Given { experts, took }) = &on_device {
+                self.finish(Side::Device, experts, *took);
+            }
             // What was computed has let go of its slots, for which others may wait.
-            if self.compute_on_device(work) | self.compute_on_host(&on_host, work) {
+            if self.compute_on_host(&on_host, work) || on_device.is_some() {
                 continue;
             }
             let landed = self.links.land().expect("what cannot be computed is on its way, or waits for one that is");
-            let wanted = landed.row == self.row && self.rest.iter().any(|w| w.expert.index() == landed.expert);
-            if let (Err(cause), true) = (landed.result, wanted) {
-                return Err(TierError { layer: self.layer, expert: ExpertId(landed.expert as u16), cause });
+            self.take_note(landed)?;
+        }
+        Ok(())
+    }
+
+    /// A failure of what is wanted is an error, but for a copy that was made before anybody wanted it: then the bytes in
+    /// memory are as good.
+    fn take_note(&mut self, landed: Landed) -> Result<(), TierError> {
+        let Landed { row, expert, idle, result } = landed;
+        let wanted = row == self.row && self.rest.iter().any(|w| w.expert.index() == expert);
+        match result {
+            Err(_) if wanted && idle && self.links.tiers.keeps_in_memory() => self.grounded.push(expert),
+            Err(cause) if wanted => {
+                return Err(TierError { layer: self.layer, expert: ExpertId(expert as u16), cause });
             }
+            _ => {}
         }
         Ok(())
     }
@@ -184,9 +216,14 @@ impl Service<'_> {
         let (row, bytes, keeps) = (self.row, self.links.bytes(self.row), self.links.tiers.keeps_in_memory());
         let in_memory = |w: &Wanted| matches!(self.links.tiers.find(row, w.expert.index()), Whereabouts::Host(_));
         let candidates: Vec<Wanted> = self.rest.iter().copied().filter(in_memory).collect();
-        let mut schedule = Schedule::new(&self.links.costs, self.links.queued_bytes());
-        // What memory does not keep would have to be read again if it did not go to the device.
-        let side = |w: &Wanted| if keeps { schedule.give(bytes, w.tokens) } else { Side::Device };
+        let queued_bytes = self.links.queued_bytes();
+        let mut schedule = Schedule::new(&mut self.links.costs, queued_bytes);
+        let side = |w: &Wanted| match self.grounded.contains(&w.expert.index()) {
+            true => Side::Host,
+            // What memory does not keep would have to be read again if it did not go to the device.
+            false if !keeps => Side::Device,
+            false => schedule.give(bytes, w.tokens),
+        };
         let sides: Vec<Side> = candidates.iter().map(side).collect();
         let mut on_host = Vec::new();
         for (wanted, side) in candidates.into_iter().zip(sides) {
@@ -198,23 +235,24 @@ impl Service<'_> {
         on_host
     }
 
-    fn compute_on_device(&mut self, work: &mut dyn Work) -> bool {
-        let (mut group, mut there) = (Vec::new(), Vec::new());
+    /// Has those computed that are on the device. They are done only when it is said so: until then nobody takes their
+    /// slots.
+    fn begin_on_device(&mut self, work: &mut dyn Work) -> Option<Given> {
+        let (mut group, mut experts) = (Vec::new(), Vec::new());
         for wanted in &self.rest {
             if let Whereabouts::Device(slot) = self.links.tiers.find(self.row, wanted.expert.index()) {
                 group.push((wanted.expert, slot));
-                there.push(*wanted);
+                experts.push(*wanted);
             }
         }
         if group.is_empty() {
-            return false;
+            return None;
         }
         let start = Instant::now();
         let took = work.device(self.links.shards.layout(self.layer), &group);
         self.links.traffic.computed += start.elapsed();
         self.links.traffic.on_device += group.len() as u64;
-        self.finish(Side::Device, &there, took);
-        true
+        Some(Given { experts, took })
     }
 
     fn compute_on_host(&mut self, experts: &[Wanted], work: &mut dyn Work) -> bool {
@@ -248,6 +286,8 @@ impl Service<'_> {
     /// The best of what was computed on the CPU becomes a hit of the device for the next time, if the link has nothing
     /// else to do. One at a time, so that nobody who is wanted waits for more than that.
     fn promote_best(&mut self) {
+        // Nothing is wanted any more, so no failure is anybody's.
+        while self.links.collect().is_some() {}
         if let (Some(best), true) = (self.on_host.first(), self.links.link_idles()) {
             self.links.promote(self.row, *best, Wish::Idle);
         }

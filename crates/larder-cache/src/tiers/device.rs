@@ -101,6 +101,9 @@ pub trait Device: Send {
     /// are never more than those.
     fn submit(&mut self, transfer: Transfer);
 
+    /// A transfer that is over already; `None` if there is none. Never blocks.
+    fn poll(&mut self) -> Option<Transferred>;
+
     /// The next transfer that is over; blocks until there is one. `None` if none is under way.
     fn wait(&mut self) -> Option<Transferred>;
 

@@ -61,7 +61,7 @@ impl Drop for Begun {
     }
 }
 
-/// A device that copies when it is waited for. The same seed and the same calls give the same completions in the same
+/// A device that copies when it is asked for what is over. The same seed and the same calls give the same completions in the same
 /// order.
 pub struct DeviceDouble {
     slots: DeviceSlots,
@@ -69,6 +69,8 @@ pub struct DeviceDouble {
     overtaken_max: u64,
     seconds_per_byte: f64,
     heedless: bool,
+    /// One poll in so many finds something that is over, by chance; 0 for none.
+    polled: u64,
     /// One copy in so many fails, by chance: in and out; 0 for none.
     failing: [u64; 2],
     random: u64,
@@ -86,6 +88,7 @@ impl DeviceDouble {
             overtaken_max: 0,
             seconds_per_byte: 0.0,
             heedless: false,
+            polled: 0,
             failing: [0, 0],
             random: seed,
             submitted: 0,
@@ -96,6 +99,12 @@ impl DeviceDouble {
     /// Latency: a transfer may be overtaken by so many that were submitted after it, if they concern other slots.
     pub fn overtaken(mut self, transfers_max: u64) -> Self {
         self.overtaken_max = transfers_max;
+        self
+    }
+
+    /// One poll in so many finds what is over next. Otherwise everything lasts until it is waited for.
+    pub fn polled(mut self, one_in: u64) -> Self {
+        self.polled = one_in;
         self
     }
 
@@ -170,6 +179,11 @@ impl Device for DeviceDouble {
         self.flights.push((over, transfer));
     }
 
+    fn poll(&mut self) -> Option<Transferred> {
+        let is_over = self.polled > 0 && self.below(self.polled) == 0;
+        if is_over { self.wait() } else { None }
+    }
+
     fn wait(&mut self) -> Option<Transferred> {
         let first_of_its_slot =
             |(i, (_, t)): &(usize, &(u64, Transfer))| self.flights[..*i].iter().all(|(_, earlier)| earlier.at != t.at);
@@ -219,6 +233,25 @@ mod tests {
         assert_eq!(late(1), late(1));
         assert_ne!(late(1), late(2));
         assert_ne!(late(1), order(DeviceDouble::new(1 << 20, 1)));
+    }
+
+    #[test]
+    fn polls_find_what_is_over_by_chance_and_in_order() {
+        let polls_until_all_is_over = |one_in, polls: usize| {
+            let mut device = DeviceDouble::new(1 << 20, 1).polled(one_in);
+            device.allocate(4, SHARD_ALIGN).unwrap();
+            let (_, slots) = Arena::new(4, SHARD_ALIGN).unwrap();
+            for (tag, slot) in (0..).zip(slots) {
+                let at = tag as usize;
+                device.submit(Transfer { direction: Direction::In, slot, at, len: SHARD_ALIGN, tag });
+            }
+            (0..polls).filter_map(|poll| Some((poll, device.poll()?.tag))).collect::<Vec<_>>()
+        };
+        assert_eq!(polls_until_all_is_over(0, 99), []);
+        assert_eq!(polls_until_all_is_over(1, 99), [(0, 0), (1, 1), (2, 2), (3, 3)]);
+        let now_and_then = polls_until_all_is_over(5, 999);
+        assert_eq!(now_and_then.iter().map(|(_, tag)| *tag).collect::<Vec<_>>(), [0, 1, 2, 3]);
+        assert!(now_and_then[3].0 > 4, "{now_and_then:?}");
     }
 
     #[test]

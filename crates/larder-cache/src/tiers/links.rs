@@ -79,6 +79,8 @@ type CopyResult = Result<Duration, DeviceError>;
 pub(super) struct Landed {
     pub row: usize,
     pub expert: usize,
+    /// Whether it was a copy that nobody waited for when it began.
+    pub idle: bool,
     pub result: Result<(), Cause>,
 }
 
@@ -180,15 +182,22 @@ impl Links {
         let Some(Promotion { from, to, demotion }) = self.tiers.promote(row, expert, wish) else { return };
         // The device keeps the order of what concerns one slot, so both may begin at once.
         if let Some(Demotion { row, expert, to: memory }) = demotion {
-            self.copy(Direction::Out, row, expert, memory, to);
+            self.copy(Direction::Out, (row, expert), memory, to, wish);
         }
         self.queued_bytes += self.bytes(row);
-        self.copy(Direction::In, row, expert, from, to);
+        self.copy(Direction::In, (row, expert), from, to, wish);
     }
 
-    fn copy(&mut self, direction: Direction, row: usize, expert: usize, memory: SlotIndex, at: SlotIndex) {
+    fn copy(
+        &mut self,
+        direction: Direction,
+        (row, expert): (usize, usize),
+        memory: SlotIndex,
+        at: SlotIndex,
+        wish: Wish,
+    ) {
         let slot = self.slots[memory].take().expect("a slot that is lent is here");
-        let tag = (row * self.experts + expert) as u64;
+        let tag = ((row * self.experts + expert) as u64) << 1 | u64::from(wish == Wish::Idle);
         self.device.submit(Transfer { direction, slot, at, len: self.bytes(row), tag });
     }
 
@@ -197,6 +206,11 @@ impl Links {
             self.reader.submit(&mut self.waiting);
             self.busy.is(self.reader.in_flight() > 0);
         }
+    }
+
+    /// A copy that is over already. Never waits.
+    pub fn collect(&mut self) -> Option<Landed> {
+        self.device.poll().map(|copied| self.copied(copied))
     }
 
     /// Waits for the next read or copy that is over. `None` if nothing is under way.
@@ -227,12 +241,12 @@ impl Links {
             Ok(()) => self.tiers.arrived(row, expert),
             Err(_) => self.tiers.read_failed(row, expert),
         }
-        Landed { row, expert, result }
+        Landed { row, expert, idle: false, result }
     }
 
     fn copied(&mut self, copied: Transferred) -> Landed {
         let Transferred { direction, slot, len, tag, result, .. } = copied;
-        let (row, expert) = self.named(tag);
+        let ((row, expert), idle) = (self.named(tag >> 1), tag & 1 == 1);
         let at = slot.index();
         self.slots[at] = Some(slot);
         self.traffic.failed_copies += u64::from(result.is_err());
@@ -243,7 +257,7 @@ impl Links {
                 Ok(())
             }
         };
-        Landed { row, expert, result: result.map_err(Cause::from) }
+        Landed { row, expert, idle, result: result.map_err(Cause::from) }
     }
 
     fn copied_in(&mut self, row: usize, expert: usize, len: usize, result: CopyResult) -> Result<(), DeviceError> {

@@ -2,6 +2,8 @@ mod faults;
 mod guesses;
 mod machine;
 mod naive;
+mod order;
+mod remembered;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -76,19 +78,20 @@ impl Bench {
         Bench::with(setting, measured, "lru", |m| m, |d| d).unwrap()
     }
 
-    fn with(
+    fn with<D: Device + 'static>(
         setting: &TierSetting,
         measured: Measured,
         policy: &str,
         prepare: impl FnOnce(Memory) -> Memory,
-        equip: impl FnOnce(DeviceDouble) -> DeviceDouble,
+        equip: impl FnOnce(DeviceDouble) -> D,
     ) -> Result<Self, DeviceError> {
         let shard = |i: usize| [vec![0; START as usize], vec![i as u8 + 1; layout().bytes]].concat();
         let shards = (0..LAYERS * EXPERTS).map(shard).collect::<Vec<_>>();
         let reader = Box::new(prepare(Memory::new(Arc::new(shards), 7)));
         let (_, memory) = Arena::new(setting.host.all_slots(), SLOT).unwrap();
-        let device = equip(DeviceDouble::new(ROOMY, 11));
+        let device = DeviceDouble::new(ROOMY, 11);
         let slots = device.slots();
+        let device = equip(device);
         let policies = policy.parse::<EvictionSpec>().unwrap().make(&setting.policies(), &Help::default()).unwrap();
         let supply = Supply { memory, reader, shards: Box::new(Numbered(layout())) };
         let cache = TieredCache::new(&geometry(), setting, policies, supply, Box::new(device), measured)?;
@@ -268,6 +271,36 @@ fn what_copies_take_is_learned() {
 }
 
 #[test]
+fn while_all_are_in_memory_promotions_go_on_and_nobody_waits() {
+    let measured = Measured { copy: 4e-9, host: 1e-9, device: 1e-10 };
+    let equip = |d: DeviceDouble| d.polled(1).link(2e-9);
+    let mut bench = Bench::with(&setting(Scope::Layer, 2, 4), measured, "lru", |m| m, equip).unwrap();
+    (0..4).for_each(|expert| bench.visit(0, &[expert], 1).unwrap());
+    let before = bench.traffic();
+    (0..200u16).for_each(|i| bench.visit(0, &[i % 4], 1).unwrap());
+    let TierTraffic { counts, on_host, waited, .. } = bench.traffic() - before;
+    assert_eq!((counts.host_hits + counts.device_hits, on_host + counts.device_hits), (200, 200));
+    assert!(waited.is_zero() && counts.promotions > 100, "{counts:?}");
+    assert!(bench.cache.links.queued_bytes() <= SLOT, "what is over is not on its way");
+    assert!((bench.cache.costs().copy_s(1000) / 2e-6 - 1.0).abs() < 0.01);
+}
+
+#[test]
+fn what_was_far_too_dear_at_first_is_found_out_in_bounded_time() {
+    let truly = Measured { copy: 1e-8, host: 2e-8, device: 1e-9 };
+    let took = |per_byte: f64| Some(Duration::from_secs_f64(per_byte * SLOT as f64));
+    for dear in [Measured { copy: 1e-7, ..truly }, Measured { host: 2e-7, ..truly }] {
+        let equip = |d: DeviceDouble| d.link(truly.copy);
+        let mut bench = Bench::with(&setting(Scope::Layer, 1, 5), dear, "lru", |m| m, equip).unwrap();
+        bench.takes = [took(truly.host), took(truly.device)];
+        (0..64 * 40u16).for_each(|i| bench.visit(0, &[i % 5], 1).unwrap());
+        let (copy, host) = (bench.cache.costs().copy_s(1), bench.cache.costs().compute_s(Side::Host, 1, 1));
+        let right = |found: f64, truly: f64| (found / truly - 1.0).abs() < 0.1;
+        assert!(right(copy, truly.copy) && right(host, truly.host), "{copy} {host}");
+    }
+}
+
+#[test]
 fn what_things_take_decides_where_they_are_computed() {
     let mut bench = Bench::with(
         &setting(Scope::Global, 2, 9),
@@ -297,7 +330,7 @@ fn every_policy_ranks_both_tiers() {
             for measured in [COPY, HOST] {
                 let setting = setting(scope, 2, 2);
                 let mut bench =
-                    Bench::with(&setting, measured, policy, |m| m.overtaken(3), |d| d.overtaken(3)).unwrap();
+                    Bench::with(&setting, measured, policy, |m| m.overtaken(3), |d| d.overtaken(3).polled(2)).unwrap();
                 for i in 0..90u16 {
                     let wanted: Vec<u16> = (0..=i % 5).map(|j| (i * i / 7 + j) % 6).collect();
                     bench.visit(i % 3, &wanted, 1).unwrap_or_else(|e| panic!("{policy}: {e}"));

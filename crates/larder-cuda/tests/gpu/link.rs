@@ -69,8 +69,9 @@ pub fn play(gpu: &Gpu, seed: u64, faults: bool) -> usize {
     let away = vec![None; IN_MEMORY];
     let mut model = Model { there: vec![None; SLOTS], away, here, number: 0, errors: 0 };
     for _ in 0..120 {
-        match random.below(3) {
+        match random.below(4) {
             0 if link.in_flight() > 0 => model.landed(link.wait().expect("some are in flight")),
+            1 => std::iter::from_fn(|| link.poll()).for_each(|over| model.landed(over)),
             _ => model.submit(&mut link, &mut random),
         }
         if faults {
@@ -112,6 +113,33 @@ fn copies_that_fail_come_back_with_their_slot() {
         errors += play(&gpu(emulator), seed, true);
     }
     assert!(errors > 100, "{errors} failed");
+}
+
+#[test]
+fn what_is_over_is_found_without_waiting_for_the_rest() {
+    for refusing in [false, true] {
+        let Some(mut emulator) = emulator(3) else { return };
+        if refusing {
+            emulator = emulator.refusing_to_register();
+        }
+        let mut link = gpu(emulator).link();
+        link.allocate(SLOTS, BYTES).unwrap();
+        assert!(link.poll().is_none());
+        let (_, memory) = Arena::new(IN_MEMORY, BYTES).unwrap();
+        for (i, slot) in memory.into_iter().enumerate() {
+            link.submit(transfer(Direction::In, slot, i % SLOTS));
+        }
+        let (mut tags, mut in_vain) = (Vec::new(), 0);
+        while link.in_flight() > 0 {
+            match link.poll() {
+                Some(over) => tags.push((over.tag, over.result.unwrap()).0),
+                None => in_vain += 1,
+            }
+            assert!(in_vain < 10_000, "nothing goes on by itself");
+        }
+        assert_eq!(tags, (0..IN_MEMORY).map(|i| (i % SLOTS) as u64).collect::<Vec<_>>());
+        assert!(in_vain > 0, "not everything is over at once");
+    }
 }
 
 #[test]

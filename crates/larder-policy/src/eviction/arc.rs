@@ -126,6 +126,10 @@ impl Eviction for Arc {
         self.leaving.map(|(key, _)| key)
     }
 
+    fn worst(&mut self, evictable: &dyn Fn(Key) -> bool) -> Option<Key> {
+        self.replace(Origin::Nowhere, evictable).map(|(key, _)| key)
+    }
+
     fn forget(&mut self, key: Key) {
         // One that leaves for another reason, such as a failed read, is not remembered.
         match self.leaving.take() {

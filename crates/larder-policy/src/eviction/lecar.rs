@@ -119,6 +119,13 @@ impl Eviction for Lecar {
         Some(leaving.0)
     }
 
+    fn worst(&mut self, evictable: &dyn Fn(Key) -> bool) -> Option<Key> {
+        match self.weights[0] >= self.weights[1] {
+            true => self.queues.find(IN, evictable),
+            false => self.frequencies.find(evictable),
+        }
+    }
+
     fn forget(&mut self, key: Key) {
         self.queues.remove(key);
         self.frequencies.remove(key);

@@ -76,6 +76,12 @@ pub trait Eviction: Send {
     /// the key until [`forget`](Eviction::forget).
     fn victim(&mut self, evictable: &dyn Fn(Key) -> bool) -> Option<Key>;
 
+    /// Who ranks worst among those for which `evictable` holds, where that one does not leave: a policy that remembers
+    /// who left learns nothing from the question.
+    fn worst(&mut self, evictable: &dyn Fn(Key) -> bool) -> Option<Key> {
+        self.victim(evictable)
+    }
+
     /// `key` has left. The caller guarantees that it was in.
     fn forget(&mut self, key: Key);
 }

@@ -19,7 +19,7 @@ proptest! {
     fn every_expert_is_computed_once_from_its_bytes_or_the_error_is_clear(
         visits in prop::collection::vec(wanted(), 1..80),
         (device, host, passing, global) in (1usize..8, 0usize..8, 1usize..4, any::<bool>()),
-        (queue, late_reads, late_copies) in (1usize..4, 0u64..5, 0u64..5),
+        (queue, late_reads, late_copies, polled) in (1usize..4, 0u64..5, 0u64..5, 0u64..4),
         (bad_reads, bad_ins, bad_outs) in (prop::sample::select(vec![0u32, 4, 20]), prop::sample::select(vec![0u64, 3, 20]), prop::sample::select(vec![0u64, 1, 3])),
         (copy, cpu) in (0u32..4, 0u32..4),
         tokens in 1usize..40,
@@ -32,7 +32,7 @@ proptest! {
             if bad_reads > 0 { m.upset(When::OneIn(bad_reads), Mishap::Gone, u64::MAX) } else { m }
         };
         let equip = |d: DeviceDouble| {
-            let d = d.overtaken(late_copies).link(f64::from(copy));
+            let d = d.overtaken(late_copies).polled(polled).link(f64::from(copy));
             d.failing(Direction::In, bad_ins).failing(Direction::Out, bad_outs)
         };
         let mut bench = Bench::with(&setting, measured, "lru", prepare, equip).unwrap();
@@ -86,6 +86,24 @@ fn a_failed_copy_in_the_background_is_nobodys_error() {
     }
     assert!(bench.traffic().failed_copies > 10);
     assert_eq!(bench.traffic().on_device, 0);
+}
+
+#[test]
+fn who_is_wanted_when_a_copy_in_the_background_fails_is_computed_from_memory() {
+    let equip = |d: DeviceDouble| d.failing(Direction::In, 1);
+    let measured = Measured { copy: 1.5, host: 1.0, device: 0.1 };
+    let mut bench = Bench::with(&setting(Scope::Layer, 2, 3), measured, "lru", |m| m, equip).unwrap();
+    // Had nothing failed, the next time it would be for the device.
+    bench.takes[0] = Some(Duration::from_secs(100 * SLOT as u64));
+    bench.visit(0, &[0], 1).unwrap();
+    bench.takes[0] = None;
+    assert!(bench.cache.costs().compute_s(Side::Host, 1, 1) > 1.9);
+    bench.visit(0, &[0], 1).unwrap();
+    let TierTraffic { counts, on_host, on_device, failed_copies, .. } = bench.traffic();
+    assert_eq!((counts.misses, counts.awaited, on_host, on_device, failed_copies), (1, 1, 2, 0, 1));
+    assert_eq!(counts.promotions, 2, "the next copy in the background");
+    bench.cache.new_sequence();
+    bench.visit(0, &[1], 1).unwrap_err();
 }
 
 #[test]

@@ -85,11 +85,15 @@ proptest! {
         device in 1usize..6,
         host in 0usize..6,
         global in any::<bool>(),
+        polled in 0u64..3,
     ) {
         let scope = if global { Scope::Global } else { Scope::Layer };
-        let mut bench = Bench::new(&setting(scope, device, host), COPY);
+        let setting = setting(scope, device, host);
+        let mut bench = Bench::with(&setting, COPY, "lru", |m| m, |d| d.polled(polled)).unwrap();
         let mut pools: Vec<Pool> = (0..LAYERS).map(|_| Pool::default()).collect();
         for (row, expert) in visits {
+            // So that nothing is tried out on the CPU.
+            bench.cache.links.costs = Costs::new(COPY);
             bench.visit(row as u16, &[expert as u16], 1).unwrap();
             pools[if global { 0 } else { row }].visit((row, expert), device, host);
             for (row, expert) in (0..LAYERS).flat_map(|row| (0..EXPERTS).map(move |e| (row, e))) {

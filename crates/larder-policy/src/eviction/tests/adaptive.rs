@@ -201,6 +201,7 @@ proptest! {
         // Low keys far more often than high ones.
         requests in prop::collection::vec((0..KEYS, 0..KEYS).prop_map(|(a, b)| a.min(b)), 1..600),
         slots in 1usize..16,
+        asked in any::<bool>(),
     ) {
         let setting = Setting { rows: 1, experts: KEYS, top_k: 1, slots, scope: Scope::Global, scratch: 0 };
         for name in ["arc", "lecar", "s3fifo"] {
@@ -210,6 +211,9 @@ proptest! {
                 let misses = rig.misses;
                 rig.serve(0, &[*key]);
                 prop_assert_eq!(naive.request(*key), rig.misses == misses, "{} at request {}", name, i);
+                if asked && name != "s3fifo" {
+                    rig.ask_who_ranks_worst();
+                }
             }
         }
     }

@@ -106,7 +106,16 @@ impl Rig {
 
     /// Where nobody may leave, nobody is named.
     pub fn check_refusal(&mut self) {
+        self.policies.iter_mut().for_each(|p| assert_eq!(p.worst(&|_| false), None));
         self.policies.iter_mut().for_each(|p| assert_eq!(p.victim(&|_| false), None));
+    }
+
+    /// Nobody leaves.
+    pub fn ask_who_ranks_worst(&mut self) {
+        for (policy, residents) in self.policies.iter_mut().zip(&self.residents) {
+            let worst = policy.worst(&|key| residents.contains(&key)).expect("somebody is in");
+            assert!(residents.contains(&worst), "{worst:?} is not in");
+        }
     }
 
     fn admit(&mut self, pool: usize, key: Key, pinned: &[Key]) {
