@@ -1,5 +1,5 @@
 // What happens between products: biases are added, gate and up become one, activations become integers, and outputs are
-// summed by rank. Also what measures the memory.
+// summed by rank. Also what measures the memory, and what brings little bytes across the link.
 #include "common.cuh"
 
 // The error function in the same steps as on the CPU.
@@ -154,4 +154,14 @@ extern "C" __global__ void read_all(const u8 *from, u64 bytes, u32 *out) {
     if (tail < bytes) word ^= from[tail];
     for (int step = 16; step > 0; step /= 2) word ^= __shfl_xor_sync(ALL, word, step);
     if (threadIdx.x % WARP == 0) atomicXor(&out[blockIdx.x], word);
+}
+
+// Copies bytes between the device's memory and page-locked memory of the machine, from and to addresses that are
+// multiples of 16.
+extern "C" __global__ void bring(const u8 *from, u8 *to, u64 bytes) {
+    const Sixteen *pieces = (const Sixteen *)from;
+    u64 all = bytes / sizeof(Sixteen), threads = (u64)gridDim.x * blockDim.x;
+    for (u64 i = index_of_thread(); i < all; i += threads) ((Sixteen *)to)[i] = pieces[i];
+    u64 tail = all * sizeof(Sixteen) + index_of_thread();
+    if (tail < bytes) to[tail] = from[tail];
 }

@@ -96,14 +96,11 @@ impl Bench {
         self.find_places(call, routed, group);
         let out = self.outputs.at() + (4 * done * self.hidden) as u64;
         let (experts, picks) = (&self.group, &self.picks);
-        let size = Size { bytes: layout.bytes * experts.len(), tokens: picks.len().div_ceil(experts.len().max(1)) };
-        let took = self.clock.begin(size)?;
-        let begun = self.experts.compute(&Group { layout, act: call.act, experts, picks, x: self.x, out });
+        let begun =
+            self.clock.time(&mut self.experts, &Group { layout, act: call.act, experts, picks, x: self.x, out });
         // Also after an error: some of it may be under way.
         self.order.computes(group.iter().map(|(_, slot)| *slot))?;
-        begun?;
-        self.clock.end(size)?;
-        Ok(took)
+        begun
     }
 
     /// Notes the places of each expert, one expert after the other.
@@ -176,11 +173,25 @@ impl DeviceBench for Bench {
     }
 }
 
-/// How much there is to compute: bytes of experts, and tokens of each on average.
+/// How much there is to compute: experts and their bytes, and tokens of each on average.
 #[derive(Clone, Copy)]
 struct Size {
+    experts: usize,
     bytes: usize,
     tokens: usize,
+}
+
+impl Size {
+    fn of(group: &Group) -> Self {
+        let experts = group.experts.len();
+        Size { experts, bytes: experts * group.layout.bytes, tokens: group.picks.len().div_ceil(experts.max(1)) }
+    }
+
+    /// Whether one takes about as long for its bytes as the other.
+    fn is_like(self, other: Size) -> bool {
+        let experts = self.experts <= 2 * other.experts && other.experts <= 2 * self.experts;
+        experts && self.tokens.max(1).ilog2() == other.tokens.max(1).ilog2()
+    }
 }
 
 /// Says how long a group takes, from one that was computed before.
@@ -191,6 +202,15 @@ struct Clock {
 }
 
 impl Clock {
+    /// Begins to compute a group. The time is that of kernels alone, without the lists that they wait for.
+    fn time(&mut self, experts: &mut Experts, group: &Group) -> Result<Option<Duration>> {
+        let (lists, size) = (experts.send(group)?, Size::of(group));
+        let took = self.begin(size)?;
+        experts.compute(group, &lists)?;
+        self.end(size)?;
+        Ok(took)
+    }
+
     /// Begins to time a group unless another is being timed. What was timed before says how long this one takes, if it
     /// was alike.
     fn begin(&mut self, size: Size) -> Result<Option<Duration>> {
@@ -204,7 +224,7 @@ impl Clock {
         self.running = None;
         let took = self.end.since(&self.begin)?;
         self.begin.record(Stream::Compute)?;
-        let alike = before.tokens.max(1).ilog2() == size.tokens.max(1).ilog2() && before.bytes > 0;
+        let alike = before.is_like(size) && before.bytes > 0;
         Ok(alike.then(|| took.mul_f64(size.bytes as f64 / before.bytes as f64)))
     }
 

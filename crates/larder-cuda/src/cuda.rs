@@ -18,6 +18,10 @@ use crate::error::{GpuError, Result};
 
 /// No kernel takes more.
 const MOST_ARGUMENTS: usize = 8;
+/// A card that idles has the clocks of its memory and of its link down, and takes 100 ms or more to notice work.
+const WAKING: Duration = Duration::from_millis(250);
+/// What a processor reads in about the 20 µs that a round trip takes.
+const LEAST_MATRIX: usize = 256 << 10;
 
 /// The driver's library, a card, and the kernels on it.
 pub struct Cuda {
@@ -56,6 +60,10 @@ impl Cuda {
         let of_card = |which| attribute(which).map(|n| n as u32).map_err(|e| failed("asking what the GPU can do", e));
         let major = of_card(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         let minor = of_card(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        if of_card(Attribute::CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING)? == 0 {
+            let what = format!("{name} does not share its addresses with the machine, which kernels here rely on");
+            return Err(GpuError::Unsupported(what));
+        }
         let images = compiler::images((major, minor))?;
 
         // SAFETY: the device is one; the context is given back when this is dropped.
@@ -71,7 +79,7 @@ impl Cuda {
         for image in images {
             // SAFETY: it is a whole image, as the compiler made it.
             let module = unsafe { result::module::load_data(image.as_ptr().cast()) };
-            cuda.modules.push(module.map_err(|e| failed("loading kernels", e))?);
+            cuda.modules.push(module.map_err(|e| failed(&loading(), e))?);
         }
         Ok(cuda)
     }
@@ -114,6 +122,14 @@ impl Driver for Cuda {
         Ok(Facts { name: self.name.clone(), capability: self.capability, free_bytes, total_bytes })
     }
 
+    fn waking(&self) -> Duration {
+        WAKING
+    }
+
+    fn least_matrix(&self) -> usize {
+        LEAST_MATRIX
+    }
+
     fn allocate(&self, bytes: u64) -> Result<u64> {
         self.enter()?;
         // SAFETY: whoever asked gives it back.
@@ -134,8 +150,10 @@ impl Driver for Cuda {
 
     fn allocate_host(&self, bytes: usize) -> Result<NonNull<u8>> {
         let what = format!("taking {bytes} bytes of page-locked memory");
+        // As addresses are shared, it is at the same one for kernels.
+        let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
         // SAFETY: whoever asked gives it back.
-        let take = || unsafe { result::malloc_host(bytes, sys::CU_MEMHOSTALLOC_PORTABLE) };
+        let take = || unsafe { result::malloc_host(bytes, flags) };
         let at = self.ask(&what, take)?.cast::<u8>();
         // SAFETY: so many bytes were taken.
         unsafe { at.write_bytes(0, bytes) };
@@ -251,6 +269,21 @@ impl Drop for Cuda {
     }
 }
 
+/// What is done when kernels are loaded, and by whom: a driver does not know what a compiler newer than it has made.
+fn loading() -> String {
+    let mut driver = 0;
+    // SAFETY: there is room for a number.
+    let driver = unsafe { sys::cuDriverGetVersion(&raw mut driver) }.result().ok().map(|()| driver);
+    of_versions(compiler::version().ok(), driver)
+}
+
+fn of_versions(compiler: Option<(i32, i32)>, driver: Option<i32>) -> String {
+    let unknown = || "of an unknown version".to_owned();
+    let compiler = compiler.map_or_else(unknown, |(major, minor)| format!("{major}.{minor}"));
+    let driver = driver.map_or_else(unknown, |n| format!("for CUDA {}.{}", n / 1000, n % 1000 / 10));
+    format!("loading kernels compiled by NVRTC {compiler} with a driver {driver}")
+}
+
 fn raw(event: Event) -> sys::CUevent {
     event.0 as sys::CUevent
 }
@@ -259,4 +292,17 @@ fn failed(what: &str, e: DriverError) -> GpuError {
     let said = e.error_string().map(|text| text.to_string_lossy().into_owned());
     let name = e.error_name().map(|text| text.to_string_lossy().into_owned());
     GpuError::failed(what, format!("{} ({})", said.unwrap_or_default(), name.unwrap_or_else(|_| format!("{:?}", e.0))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_does_not_load_is_said_with_both_versions() {
+        let said = "loading kernels compiled by NVRTC 13.0 with a driver for CUDA 12.8";
+        assert_eq!(of_versions(Some((13, 0)), Some(12080)), said);
+        let said = "loading kernels compiled by NVRTC of an unknown version with a driver of an unknown version";
+        assert_eq!(of_versions(None, None), said);
+    }
 }

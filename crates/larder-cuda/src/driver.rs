@@ -95,6 +95,12 @@ pub trait Driver: Send + Sync {
     /// What it is, and how much of its memory is free now.
     fn facts(&self) -> Result<Facts>;
 
+    /// How much work it takes until its clocks are up, after it had nothing to do.
+    fn waking(&self) -> Duration;
+
+    /// Matrices with fewer bytes are multiplied with faster than inputs get there and outputs back.
+    fn least_matrix(&self) -> usize;
+
     /// Takes some of the device's memory. What is in it is unspecified.
     fn allocate(&self, bytes: u64) -> Result<u64>;
 
@@ -104,13 +110,14 @@ pub trait Driver: Send + Sync {
     /// It came from [`allocate`](Self::allocate), is given back once, and nothing that is asked for later uses it.
     unsafe fn free(&self, at: u64);
 
-    /// Takes some page-locked memory of this machine, aligned to 256 bytes, all zeros.
+    /// Takes some page-locked memory of this machine, aligned to 256 bytes, all zeros. Kernels may use it at the same
+    /// address.
     fn allocate_host(&self, bytes: usize) -> Result<NonNull<u8>>;
 
     /// Gives page-locked memory back.
     ///
     /// # Safety
-    /// It came from [`allocate_host`](Self::allocate_host), is given back once, and no copy that uses it is under way.
+    /// It came from [`allocate_host`](Self::allocate_host), is given back once, and no copy and no kernel that uses it is under way.
     unsafe fn free_host(&self, at: NonNull<u8>);
 
     /// Page-locks memory of this machine where it is, so that copies go there and back without a detour.

@@ -34,13 +34,14 @@ pub struct Emulator {
     state: Mutex<State>,
     kernels: &'static Kernels,
     total_bytes: u64,
+    least_matrix: usize,
 }
 
 impl Emulator {
     /// With so much memory; nothing fails. It is an error if there is no C++ compiler.
     pub fn new(total_bytes: u64, seed: u64) -> Result<Self> {
         let kernels = library::kernels()?;
-        Ok(Emulator { state: Mutex::new(State::new(seed)), kernels, total_bytes })
+        Ok(Emulator { state: Mutex::new(State::new(seed)), kernels, total_bytes, least_matrix: 0 })
     }
 
     /// One in so many of these fails, by chance: at once, or while it runs.
@@ -65,6 +66,22 @@ impl Emulator {
     pub fn taking(self, latency: Duration, bytes_per_s: f64, launch: Duration) -> Self {
         self.lock().set_times(latency, bytes_per_s, launch);
         self
+    }
+
+    /// Smaller matrices are not worth the way; else all are.
+    pub fn leaving_below(self, least_matrix: usize) -> Self {
+        Emulator { least_matrix, ..self }
+    }
+
+    /// It is slow at first: until half of this time it was busy.
+    pub fn waking_in(self, time: Duration) -> Self {
+        self.lock().waking = time;
+        self
+    }
+
+    /// How many copies, launches and events were asked for that have not happened.
+    pub fn under_way(&self) -> usize {
+        self.lock().under_way()
     }
 
     /// How many launches there were so far.
@@ -99,6 +116,14 @@ impl Driver for Emulator {
     fn facts(&self) -> Result<Facts> {
         let free_bytes = self.total_bytes - self.lock().device.bytes();
         Ok(Facts { name: "emulator".into(), capability: (0, 0), free_bytes, total_bytes: self.total_bytes })
+    }
+
+    fn waking(&self) -> Duration {
+        self.lock().waking
+    }
+
+    fn least_matrix(&self) -> usize {
+        self.least_matrix
     }
 
     fn allocate(&self, bytes: u64) -> Result<u64> {
@@ -193,8 +218,11 @@ impl Driver for Emulator {
     }
 
     unsafe fn launch(&self, stream: Stream, launch: &Launch) -> Result<()> {
-        self.lock().launches += 1;
         let Launch { kernel, grid, block, arguments } = *launch;
+        let mut state = self.lock();
+        state.check_launch(kernel, arguments)?;
+        state.launches += 1;
+        drop(state);
         self.ask(stream, Act::Launch { kernel, grid, block, arguments: arguments.to_vec() }, Some(Fault::Launch))
     }
 }

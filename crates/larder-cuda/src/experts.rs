@@ -13,7 +13,7 @@ use crate::driver::Driver;
 use crate::error::Result;
 use crate::launches::{Launches, word};
 use crate::memory::{Room, Upload};
-use lists::{Between, Lists};
+use lists::{Addresses, Between, Lists};
 
 /// Values that share a scale.
 pub const BLOCK: usize = 32;
@@ -108,17 +108,24 @@ impl Experts {
         self.blocks.ensure(if layout.down.kind.is_float() { 0 } else { values / BLOCK * BLOCK_BYTES })
     }
 
-    /// Begins to compute a group.
-    pub fn compute(&mut self, group: &Group) -> Result<()> {
+    /// Brings a group's lists to the device, behind which it can be computed.
+    pub fn send(&mut self, group: &Group) -> Result<Addresses> {
+        self.make_room(group.layout, group.picks.len())?;
+        let activations = Activations { values: self.gate.at(), blocks: self.blocks.at() };
+        let between = Between { gate: self.gate.at(), up: self.up.at(), activations };
+        let upload = self.uploads.front_mut().expect("there are some");
+        let at = self.lists.send(group, &between, upload)?;
+        self.uploads.rotate_left(1);
+        Ok(at)
+    }
+
+    /// Begins to compute the group whose lists were sent last.
+    pub fn compute(&self, group: &Group, at: &Addresses) -> Result<()> {
         let Group { layout: ExpertLayout { gate, up, down, bias, .. }, act, experts, picks, .. } = *group;
-        let values = picks.len() * gate.rows;
-        let (count, experts) = (word(values)?, word(experts.len())?);
+        let (count, experts) = (word(picks.len() * gate.rows)?, word(experts.len())?);
         if count == 0 {
             return Ok(());
         }
-        self.make_room(group.layout, picks.len())?;
-        let at = self.send_lists(group)?;
-
         let Experts { launches, lists, .. } = self;
         let most = group.experts.iter().map(|(_, tokens)| *tokens).max().unwrap_or(0);
         launches.products(&lists.gate, at.gate)?;
@@ -137,15 +144,5 @@ impl Experts {
             launches.add_biases(at.down_biases, experts, word(most * down.rows)?)?;
         }
         Ok(())
-    }
-
-    /// Copies all that kernels have to know of the group to the device, at once.
-    fn send_lists(&mut self, group: &Group) -> Result<lists::Addresses> {
-        let activations = Activations { values: self.gate.at(), blocks: self.blocks.at() };
-        let between = Between { gate: self.gate.at(), up: self.up.at(), activations };
-        let upload = self.uploads.front_mut().expect("there are some");
-        let at = self.lists.send(group, &between, upload)?;
-        self.uploads.rotate_left(1);
-        Ok(at)
     }
 }

@@ -16,10 +16,14 @@ pub use look::{Copied, FEW, Look};
 const WARPS: u32 = 4;
 /// Threads of a block that has one value for each.
 const THREADS: u32 = 256;
+/// Bytes that a thread brings at a time.
+const BROUGHT: u64 = 16;
+/// Blocks that bring bytes: with as many threads, enough is on its way to fill any link, and no more helps.
+const MOST_BRINGING: u32 = 64;
 
 /// All that are called here.
 #[cfg(all(test, feature = "cuda"))]
-pub const KERNELS: [&str; 27] = [
+pub const KERNELS: [&str; 28] = [
     "f32_round",
     "f16_round",
     "bf16_round",
@@ -47,6 +51,7 @@ pub const KERNELS: [&str; 27] = [
     "blend_f32",
     "blend_f16",
     "copy_rows",
+    "bring",
 ];
 
 /// One product of a round, as kernels read it.
@@ -222,6 +227,14 @@ impl Launches {
     pub fn read_all(&self, from: u64, bytes: u64, out: u64, blocks: u32) -> Result<()> {
         let arguments = [Argument::Address(from), Argument::Bytes(bytes), Argument::Address(out)];
         self.launch("read_all", [blocks, 1], THREADS, &arguments)
+    }
+
+    /// Copies bytes between the device and page-locked memory, without the engine that copies experts. Both addresses are
+    /// multiples of 16.
+    pub fn bring(&self, from: u64, to: u64, bytes: u64) -> Result<()> {
+        let blocks = bytes.div_ceil(BROUGHT * u64::from(THREADS)).min(u64::from(MOST_BRINGING));
+        let arguments = [Argument::Address(from), Argument::Address(to), Argument::Bytes(bytes)];
+        self.launch("bring", [blocks as u32, 1], THREADS, &arguments)
     }
 
     fn launch(&self, kernel: &'static str, grid: [u32; 2], block: u32, arguments: &[Argument]) -> Result<()> {

@@ -30,7 +30,8 @@
 //! | | `add_biases` | if there are any |
 //!
 //! In front of them goes one copy of the lists of products, and once per call one of the inputs; one copy brings all
-//! outputs of a call back.
+//! outputs of a call back. Kernels make these copies up to some size, from and to page-locked memory: the engine that
+//! copies experts takes one after the other, and computing would wait for all of them.
 //!
 //! Attention is three launches over keys and values, which only ever come up: `scores_…`, `soften`, `blend_…`. In front of
 //! them goes one copy of queries and of what they see, behind them one of what was mixed. New rows are copied up and put
@@ -58,6 +59,7 @@ mod measure;
 mod memory;
 mod order;
 mod products;
+mod resident;
 
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -83,6 +85,7 @@ pub use link::{How, Link};
 pub use measure::Rates;
 use order::Order;
 pub use products::Products;
+pub use resident::resident_room;
 
 /// A GPU that is ready to be used.
 pub struct Gpu {
@@ -130,9 +133,10 @@ impl Gpu {
         Bench::new(&self.driver, self.order.clone())
     }
 
-    /// Multiplies with matrices that it keeps.
-    pub fn products(&self) -> Result<Products> {
-        Products::new(&self.driver)
+    /// Multiplies with matrices that it keeps. Takes so many bytes for them now, which [`resident_room`] says, and more
+    /// later only if they do not suffice.
+    pub fn products(&self, bytes: u64) -> Result<Products> {
+        Products::new(&self.driver, bytes)
     }
 
     /// Remembers keys and values, and attends to them.
@@ -140,8 +144,8 @@ impl Gpu {
         Attention::new(&self.driver)
     }
 
-    /// How fast it is, for experts of this layout, so many of which are computed together. Takes some milliseconds, and
-    /// for that long an eighth of the memory that is free.
+    /// How fast it is, for experts of this layout, so many of which are computed together. Takes about half a second,
+    /// and for that long an eighth of the memory that is free.
     pub fn measure(&self, layout: &ExpertLayout, act: Activation, experts: usize) -> Result<Rates> {
         measure::measure(&self.driver, layout, act, experts)
     }

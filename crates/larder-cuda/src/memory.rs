@@ -9,9 +9,16 @@ use std::time::Duration;
 
 use crate::driver::{Driver, Event, Stream};
 use crate::error::Result;
+use crate::launches::Launches;
 
 /// What buffers grow by at least.
 const STEP: usize = 64 * 1024;
+/// The most that a kernel copies. A card copies one thing at a time each way, whatever the streams, and what kernels wait
+/// for would wait behind whole experts, of 3 to 25 MB. What is longer than this belongs to many tokens, where computing
+/// takes so long that the wait does not count.
+const MOST_BROUGHT: usize = 1 << 20;
+/// What a kernel copies begins at a multiple of this.
+const ALIGN: u64 = 16;
 
 /// An event.
 pub struct Mark {
@@ -200,10 +207,14 @@ impl Upload {
 
     /// Copies them on the stream of the kernels.
     pub fn send(&mut self) -> Result<()> {
-        self.send_to(self.device.at())
+        if !is_brought(self.device.at(), self.bytes) {
+            return self.send_to(self.device.at());
+        }
+        Launches::new(&self.driver).bring(self.host.as_ptr() as u64, self.device.at(), self.bytes as u64)?;
+        self.sent.record(Stream::Compute)
     }
 
-    /// Copies bytes to a place of the device that has room for them.
+    /// Copies bytes, of which there may be many, to a place of the device that has room for them.
     pub fn copy(&mut self, bytes: &[u8], to: u64) -> Result<()> {
         self.sent.synchronise()?;
         self.host.ensure(bytes.len())?;
@@ -249,17 +260,30 @@ impl Download {
         self.host.ensure(bytes) // Whoever fetches waits, so no copy is under way.
     }
 
-    /// Copies so many bytes of the device, which are there, behind what computes them, and waits for them.
+    /// Copies so many bytes of the device, which are there, behind what computes them, and waits for them. Waits for all
+    /// that is under way also after an error.
     pub fn fetch(&mut self, from: u64, bytes: usize) -> Result<&[u8]> {
+        let fetched = self.copy_and_wait(from, bytes);
+        if fetched.is_err() {
+            self.driver.drain();
+        }
+        fetched.map(|()| &self.host[..bytes])
+    }
+
+    fn copy_and_wait(&mut self, from: u64, bytes: usize) -> Result<()> {
         self.reserve(bytes)?;
-        if bytes > 0 {
+        if is_brought(from, bytes) {
+            Launches::new(&self.driver).bring(from, self.host.as_mut_ptr() as u64, bytes as u64)?;
+        } else if bytes > 0 {
             // SAFETY: there is room, and nobody looks at it before `arrived` is over.
             unsafe { self.driver.copy_out(Stream::Compute, from, self.host.as_mut_ptr(), bytes)? };
         }
-        let over = self.arrived.record(Stream::Compute).and_then(|()| self.arrived.synchronise());
-        if over.is_err() {
-            self.driver.drain();
-        }
-        over.map(|()| &self.host[..bytes])
+        self.arrived.record(Stream::Compute)?;
+        self.arrived.synchronise()
     }
+}
+
+/// Whether a kernel copies so many bytes from or to this place of the device.
+fn is_brought(at: u64, bytes: usize) -> bool {
+    (1..=MOST_BROUGHT).contains(&bytes) && at.is_multiple_of(ALIGN)
 }

@@ -11,18 +11,20 @@ use crate::error::{GpuError, Result};
 use crate::experts::{Activations, BLOCK, BLOCK_BYTES};
 use crate::launches::{Launches, Product, Round, word};
 use crate::memory::{Download, Room, Upload};
+use crate::resident::Resident;
 
 /// Bytes of a matrix that are copied at a time.
 const PIECE: usize = 4 << 20;
 
 /// Matrices on the device, and what products with them take.
 pub struct Products {
-    driver: Arc<dyn Driver>,
+    least: usize,
     state: Mutex<State>,
 }
 
 struct State {
     launches: Launches,
+    resident: Resident,
     kept: Vec<Matrix>,
     /// What brings matrices, one piece while the other is being copied.
     pieces: [Upload; 2],
@@ -37,14 +39,15 @@ struct State {
 /// A matrix on the device.
 struct Matrix {
     part: Part,
-    room: Room,
+    at: u64,
 }
 
 impl Products {
-    pub(crate) fn new(driver: &Arc<dyn Driver>) -> Result<Self> {
+    pub(crate) fn new(driver: &Arc<dyn Driver>, bytes: u64) -> Result<Self> {
         let upload = || Upload::new(driver);
         let state = State {
             launches: Launches::new(driver),
+            resident: Resident::new(driver, bytes)?,
             kept: Vec::new(),
             pieces: [upload()?, upload()?],
             x: upload()?,
@@ -53,7 +56,7 @@ impl Products {
             download: Download::new(driver)?,
             rounds: Default::default(),
         };
-        Ok(Products { driver: driver.clone(), state: Mutex::new(state) })
+        Ok(Products { least: driver.least_matrix(), state: Mutex::new(state) })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -62,15 +65,19 @@ impl Products {
 }
 
 impl DeviceProducts for Products {
+    fn takes(&self, bytes: usize) -> bool {
+        bytes >= self.least
+    }
+
     fn keep(&self, weights: Weights) -> larder_model::Result<usize> {
         let Weights { kind, order, rows, cols, bytes } = weights;
         let part = Part { kind, order, rows, cols, offset: 0, bytes: bytes.len() };
-        let room = Room::of(&self.driver, bytes.len())?;
         let mut state = self.lock();
+        let at = state.resident.place(bytes.len() as u64)?;
         for (i, piece) in bytes.chunks(PIECE).enumerate() {
-            state.pieces[i % 2].copy(piece, room.at() + (i * PIECE) as u64)?;
+            state.pieces[i % 2].copy(piece, at + (i * PIECE) as u64)?;
         }
-        state.kept.push(Matrix { part, room });
+        state.kept.push(Matrix { part, at });
         Ok(state.kept.len() - 1)
     }
 
@@ -108,10 +115,10 @@ impl State {
         let (mut end, mut out) = (0, self.out.at());
         self.rounds.iter_mut().zip(Kind::ALL).for_each(|(round, kind)| round.begin(kind));
         for p in round {
-            let Matrix { part, room } = &self.kept[p.weights];
+            let Matrix { part, at } = &self.kept[p.weights];
             let tokens = word(p.pick.map_or(all, <[u32]>::len))?;
             let pick = p.pick.map_or(0, |_| base + end as u64);
-            let product = Product { x: x.for_part(part), pick, out, tokens, ..Product::with(part, room.at())? };
+            let product = Product { x: x.for_part(part), pick, out, tokens, ..Product::with(part, *at)? };
             let of_kind = self.rounds.iter_mut().zip(Kind::ALL).find(|(_, kind)| *kind == part.kind);
             of_kind.expect("every kind has a round").0.push(product);
             let chosen: &[u8] = bytemuck::cast_slice(p.pick.unwrap_or_default());

@@ -38,6 +38,9 @@ pub trait DeviceBench: Send {
 
 /// Multiplies with weights that stay in a device's memory.
 pub trait DeviceProducts: Send + Sync {
+    /// Whether products with a matrix of so many bytes are worth the way there and back.
+    fn takes(&self, bytes: usize) -> bool;
+
     /// Copies a matrix into the device's memory, and returns the number by which it is known there.
     fn keep(&self, weights: Weights) -> Result<usize>;
 

@@ -15,6 +15,8 @@ pub use attention::AttentionDouble;
 #[derive(Default)]
 pub struct ProductsDouble {
     free_bytes: u64,
+    /// Matrices with fewer bytes are not worth the way.
+    least: usize,
     /// Every round whose number is a multiple of this one fails; 0 for none.
     failing: u64,
     state: Mutex<State>,
@@ -53,6 +55,12 @@ impl ProductsDouble {
         self
     }
 
+    /// Matrices with fewer bytes stay where they are.
+    pub fn leaving_below(mut self, bytes: usize) -> Self {
+        self.least = bytes;
+        self
+    }
+
     /// How many matrices it keeps.
     pub fn kept(&self) -> usize {
         self.lock().kept.len()
@@ -69,6 +77,10 @@ impl ProductsDouble {
 }
 
 impl DeviceProducts for ProductsDouble {
+    fn takes(&self, bytes: usize) -> bool {
+        bytes >= self.least
+    }
+
     fn keep(&self, weights: Weights) -> Result<usize> {
         let Weights { kind, order, rows, cols, bytes } = weights;
         let mut state = self.lock();

@@ -47,12 +47,14 @@ impl Matrix {
         self.kind
     }
 
-    /// Made ready for products: if there is a device that computes them, the bytes go there, and those in memory are let
-    /// go of unless somebody else has them.
+    /// Made ready for products: if there is a device that computes them, the bytes go there unless they are too few for
+    /// that, and those in memory are let go of unless somebody else has them.
     pub fn placed(self) -> Result<Placed> {
         let place = match &self.compute.device {
-            Some(device) => Place::Device(device.clone(), device.keep(self.stored())?),
-            None => Place::Memory(self.order, self.bytes),
+            Some(device) if device.takes(self.bytes.len()) => {
+                Place::Device(device.clone(), device.keep(self.stored())?)
+            }
+            _ => Place::Memory(self.order, self.bytes),
         };
         Ok(Placed { kind: self.kind, rows: self.rows, cols: self.cols, place, compute: self.compute })
     }
@@ -99,7 +101,7 @@ impl Placed {
     }
 }
 
-/// Products of one `x`, to be computed together.
+/// Products of one `x`, to be computed together: those of a device, and those here.
 struct Round<'a> {
     compute: &'a Compute,
     x: &'a Inputs,
@@ -129,12 +131,12 @@ impl<'a> Round<'a> {
     }
 
     fn multiply(mut self) -> Result<()> {
+        if !self.here.is_empty() {
+            self.compute.multiply(&mut self.here);
+        }
         match self.device {
             Some(device) => self.compute.multiply_there(device, self.x, &mut self.there),
-            None => {
-                self.compute.multiply(&mut self.here);
-                Ok(())
-            }
+            None => Ok(()),
         }
     }
 }
@@ -243,6 +245,20 @@ mod tests {
         });
         assert_eq!(results[0], results[1]);
         assert_eq!((device.kept(), device.rounds()), (6, 2));
+    }
+
+    #[test]
+    fn a_matrix_that_is_not_worth_the_way_is_multiplied_here_in_the_same_round() {
+        let (computes, device) = both(ProductsDouble::new(1 << 20).leaving_below(600));
+        let results = computes.map(|compute| {
+            let linears = [6, 7, 1].map(|rows| Linear::new(matrix(rows, 24, rows, &compute), None).unwrap());
+            let all = Linear::forward_all(linears.each_ref(), &x(&[3, 24])).unwrap();
+            let alone = linears[0].forward(&x(&[2, 24])).unwrap();
+            let values = |y: &Tensor| with_f32(y, <[f32]>::to_vec).unwrap();
+            (all.each_ref().map(values), values(&alone))
+        });
+        assert_eq!(results[0], results[1]);
+        assert_eq!((device.kept(), device.rounds()), (1, 1), "7 rows have 672 bytes");
     }
 
     #[test]

@@ -20,8 +20,8 @@ pub struct Gpu {
     pub link: Box<dyn Device>,
     /// Computes the experts in them.
     pub bench: Box<dyn DeviceBench>,
-    /// Keeps resident weights and multiplies with them.
-    pub products: Arc<dyn DeviceProducts>,
+    /// What keeps resident weights, in a room of so many bytes, and multiplies with them.
+    pub products: Keeper,
     /// Remembers keys and values and attends to them.
     pub attention: Arc<dyn DeviceAttention>,
     /// How copies find the bytes of slots in memory; known once there were some.
@@ -30,6 +30,7 @@ pub struct Gpu {
     pub measure: Measure,
 }
 
+type Keeper = Box<dyn FnOnce(u64) -> Result<Arc<dyn DeviceProducts>>>;
 type Measure = Box<dyn FnOnce(&ExpertLayout, usize) -> Result<Rates>>;
 
 /// What a GPU gives, measured before anything runs.
@@ -75,8 +76,14 @@ mod real {
         let gpu = gpu.context("--device")?;
         let facts = gpu.facts()?;
         let (link, bench) = (Box::new(gpu.link()), Box::new(gpu.bench()?));
-        let (products, attention) = (Arc::new(gpu.products()?), Arc::new(gpu.attention()?));
+        let attention = Arc::new(gpu.attention()?);
         let how = Box::new(gpu.how());
+        let gpu = Arc::new(gpu);
+        let keeper = gpu.clone();
+        let products = Box::new(move |bytes| {
+            let products: Arc<dyn DeviceProducts> = Arc::new(keeper.products(bytes)?);
+            Ok(products)
+        });
         // What is between products takes next to no time, so any activation will do.
         let measure = move |layout: &ExpertLayout, experts| {
             let rates = gpu.measure(layout, Activation::Silu, experts)?;

@@ -22,6 +22,8 @@ use crate::plan::tiers::{Tiers, Vram, decide, passing};
 use crate::print;
 use crate::slots::Slots;
 
+/// Each resident matrix begins at a multiple of this in a GPU's memory.
+const PLACE: u64 = 256;
 /// Experts that the processor computes to see how long that takes: more than caches hold.
 const PROBED_BYTES: usize = 128 << 20;
 
@@ -55,7 +57,7 @@ pub fn ready(model: &Model, flags: &EngineFlags, facts: Facts, help: &Help, gpu:
 
     let Gpu { link, bench, products, attention, how, measure, .. } = gpu;
     let compute = compute(flags, &facts)?;
-    let compute = Arc::new(Compute { device: Some(products), attention: Some(attention), ..compute });
+    let compute = Arc::new(Compute { device: Some(products(vram.resident)?), attention: Some(attention), ..compute });
     let layout = store.layout(geometry.moe_layers[0]);
     let rates = measure(layout, geometry.top_k)?;
     let host = on_processor(&compute, layout, facts.available);
@@ -79,7 +81,11 @@ pub fn ready(model: &Model, flags: &EngineFlags, facts: Facts, help: &Help, gpu:
 /// What there is to plan with on a GPU.
 pub fn both<'a>(model: &Model, flags: &EngineFlags, facts: Facts<'a>, gpu: &Gpu) -> Result<(Facts<'a>, Vram)> {
     let (there, here) = model.resident_on_device()?;
-    let vram = Vram { name: gpu.name.clone(), free: gpu.free, resident: there.iter().sum() };
+    let vram = Vram {
+        name: gpu.name.clone(),
+        free: gpu.free,
+        resident: there.iter().map(|bytes| bytes.next_multiple_of(PLACE)).sum(),
+    };
     let scratch_slots = passing(&facts, flags.prefetch).max(flags.cache_scratch);
     Ok((Facts { resident: here, scratch_slots, on_gpu: true, ..facts }, vram))
 }

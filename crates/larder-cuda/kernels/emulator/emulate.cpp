@@ -305,6 +305,7 @@ constexpr Kernel KERNELS[] = {
     KERNEL(silu), KERNEL(relu), KERNEL(gelu), KERNEL(gelu_tanh), KERNEL(clamped_swiglu),
     KERNEL(quantise), KERNEL(add_biases), KERNEL(sum_by_rank), KERNEL(read_all),
     KERNEL(scores_f32), KERNEL(scores_f16), KERNEL(soften), KERNEL(blend_f32), KERNEL(blend_f16), KERNEL(copy_rows),
+    KERNEL(bring),
 };
 
 } // namespace

@@ -11,13 +11,17 @@ use crate::error::{GpuError, Result};
 use crate::images::{Images, Recipe};
 use crate::sources::{SOURCES, Source};
 
+/// What to do where there is no library under any name that is looked for. That of CUDA 13 is not among them.
+const MISSING: &str = "NVIDIA's compiler of kernels is missing: neither libnvrtc.so nor libnvrtc.so.12 can be loaded. It is \
+                       in the CUDA toolkit, and in the package nvidia-cuda-nvrtc-cu12 on PyPI; LD_LIBRARY_PATH says where \
+                       it is. CUDA 13 calls it libnvrtc.so.13: a link named libnvrtc.so beside it makes it known, and it \
+                       needs a driver for CUDA 13";
+
 /// The images of all sources for a card, from the cache or compiled now.
 pub fn images(capability: (u32, u32)) -> Result<Vec<Vec<u8>>> {
     // SAFETY: it only looks for the library.
     if !unsafe { sys::is_culib_present() } {
-        let what = "NVIDIA's compiler of kernels is missing: neither libnvrtc.so nor libnvrtc.so.12 can be loaded. It is in the CUDA toolkit, and in \
-                    the package nvidia-cuda-nvrtc-cu12 on PyPI; LD_LIBRARY_PATH says where it is";
-        return Err(GpuError::Missing(what.into()));
+        return Err(GpuError::Missing(MISSING.into()));
     }
     let target = Target::of(capability, &architectures()?)?;
     let (images, target) = (&Images::of_user(), &target);
@@ -66,13 +70,18 @@ fn architectures() -> Result<Vec<u32>> {
     Ok(known.into_iter().map(|arch| arch as u32).collect())
 }
 
-fn image(source: &Source, target: &Target, images: &Images) -> Result<Vec<u8>> {
-    let (text, options) = (source.whole(), [target.option.clone(), "--fmad=false".into(), "--std=c++17".into()]);
+/// The compiler's, major and minor.
+pub fn version() -> Result<(i32, i32)> {
     let (mut major, mut minor) = (0, 0);
     // SAFETY: there is room for both.
     let asked = unsafe { sys::nvrtcVersion(&raw mut major, &raw mut minor) }.result();
     asked.map_err(|e| GpuError::failed("asking for NVRTC's version", format!("{:?}", e.0)))?;
-    let recipe = Recipe { text: &text, options: &options, compiler: (major, minor) };
+    Ok((major, minor))
+}
+
+fn image(source: &Source, target: &Target, images: &Images) -> Result<Vec<u8>> {
+    let (text, options) = (source.whole(), [target.option.clone(), "--fmad=false".into(), "--std=c++17".into()]);
+    let recipe = Recipe { text: &text, options: &options, compiler: version()? };
     images.get(&recipe, || compile(source, &text, &options, target))
 }
 

@@ -14,6 +14,8 @@ use crate::error::{GpuError, Result};
 const ALIGN: usize = 256;
 /// What a copy that failed leaves behind.
 const RUBBISH: u8 = 0x5A;
+/// How many times longer everything takes before it is awake.
+const ASLEEP: f64 = 4.0;
 
 /// Something that a stream was asked for.
 pub enum Act {
@@ -75,6 +77,9 @@ pub struct State {
     pub refuses_to_register: bool,
     pub ignores_events: bool,
     pub launches: u64,
+    /// How much work it says that it takes until it is awake.
+    pub waking: Duration,
+    worked_s: f64,
     latency_s: f64,
     s_per_byte: f64,
     launch_s: f64,
@@ -93,6 +98,8 @@ impl State {
             refuses_to_register: false,
             ignores_events: false,
             launches: 0,
+            waking: Duration::ZERO,
+            worked_s: 0.0,
             latency_s: 1e-6,
             s_per_byte: 1e-10,
             launch_s: 1e-6,
@@ -126,13 +133,34 @@ impl State {
         Ok(())
     }
 
-    /// Whether a copy is yet to use this memory.
+    /// What a kernel copies across the link is between the same.
+    pub fn check_launch(&self, kernel: &str, arguments: &[Argument]) -> Result<()> {
+        let [Argument::Address(from), Argument::Address(to), Argument::Bytes(bytes)] = *arguments else {
+            return Ok(());
+        };
+        if kernel != "bring" {
+            return Ok(());
+        }
+        let (from, to, bytes) = (from as usize, to as usize, bytes as usize);
+        if self.device.has(from, bytes) { self.check_copy(to, from, bytes) } else { self.check_copy(from, to, bytes) }
+    }
+
+    /// Whether a copy or a kernel is yet to use this memory.
     pub fn is_used(&self, from: usize, bytes: usize) -> bool {
         let uses = |op: &Op| match op.act {
             Act::Copy { from: a, to: b, bytes: len } => [a, b].iter().any(|at| *at < from + bytes && from < at + len),
+            Act::Launch { ref arguments, .. } => arguments.iter().any(|argument| match argument {
+                Argument::Address(at) => (from..from + bytes).contains(&(*at as usize)),
+                _ => false,
+            }),
             _ => false,
         };
         self.queues.iter().any(|queue| queue.ops.iter().any(uses))
+    }
+
+    /// How much was asked for that has not happened.
+    pub fn under_way(&self) -> usize {
+        self.queues.iter().map(|queue| queue.ops.len()).sum()
     }
 
     pub fn ask(&mut self, stream: Stream, op: Op) {
@@ -193,7 +221,7 @@ impl State {
         let what = op.act.name();
         let done = match op.act {
             Act::Copy { from, to, bytes } => {
-                self.queues[stream].clock_s += self.latency_s + bytes as f64 * self.s_per_byte;
+                self.work(stream, self.latency_s + bytes as f64 * self.s_per_byte);
                 // SAFETY: both were checked when it was asked for, and whoever asked keeps them until it is over.
                 unsafe {
                     match op.fails {
@@ -204,7 +232,7 @@ impl State {
                 Ok(())
             }
             Act::Launch { kernel, grid, block, arguments } => {
-                self.queues[stream].clock_s += self.launch_s;
+                self.work(stream, self.launch_s);
                 // Behind a failure no kernel runs: what it would read may not be there.
                 let runs = !op.fails && self.queues[stream].failure.is_none();
                 if runs { kernels.launch(kernel, grid, block, &arguments) } else { Ok(()) }
@@ -223,6 +251,14 @@ impl State {
         let failure = if op.fails { Some(told) } else { done.err() };
         let queue = &mut self.queues[stream];
         queue.failure = queue.failure.take().or(failure);
+    }
+
+    /// Takes its time, and more of it before half of the work is done that it says it takes to be awake.
+    fn work(&mut self, stream: usize, seconds: f64) {
+        let sleeps = self.worked_s < self.waking.as_secs_f64() / 2.0;
+        let seconds = if sleeps { ASLEEP * seconds } else { seconds };
+        self.worked_s += seconds;
+        self.queues[stream].clock_s += seconds;
     }
 
     fn record(&mut self, stream: usize, event: usize, recording: u64) {

@@ -151,7 +151,7 @@ fn scores_of_many_queries_at_many_positions_come_in_groups() {
     let before = emulator.launches();
     let [wanted, found] = both(&device, &mut random, &shape, [&keys, &values], &seen);
     assert!(wanted == found);
-    assert_eq!(emulator.launches() - before, 9, "three groups");
+    assert_eq!(emulator.launches() - before, 2 + 3 * 3, "what goes up and comes down, and three groups");
     let (taken, _) = emulator.taken();
     assert!(taken < 25 << 20, "{taken} bytes");
 }
@@ -247,7 +247,8 @@ fn until_it_fails(emulator: &Arc<Emulator>, seed: u64) -> Result<(), String> {
 
 #[test]
 fn what_fails_is_an_error_and_nothing_stays_behind() {
-    for fault in [Fault::CopyIn, Fault::CopyOut, Fault::Launch, Fault::Allocate] {
+    // What is as little as this is copied by kernels.
+    for fault in [Fault::Launch, Fault::Allocate] {
         let mut failed = 0;
         for seed in 0..20 {
             let Some(emulator) = emulator(seed) else { return };

@@ -1,11 +1,13 @@
 //! Products with weights on a device have the bits of those with weights in memory.
 
+use std::sync::Arc;
+
 use larder_core::{Kind, Order, interleave};
-use larder_cuda::{Fault, Gpu};
+use larder_cuda::{Fault, Gpu, GpuError, resident_room};
 use larder_kernels::{Inputs, Pool, Product, Weights, products};
 use larder_model::{DeviceProduct, DeviceProducts};
 
-use crate::common::{Random, emulator, gpu};
+use crate::common::{MEMORY, Random, emulator, gpu};
 
 const COLS: usize = 512;
 
@@ -34,7 +36,7 @@ impl Matrix {
 /// Computes rounds on the device and on the CPU.
 pub fn compare(gpu: &Gpu) {
     let mut random = Random::new(1);
-    let device = gpu.products().unwrap();
+    let device = gpu.products(0).unwrap();
     let both = [Order::Rows, Order::Rows8];
     let shapes = Kind::ALL.into_iter().flat_map(|kind| both.map(|order| (kind, order)));
     let matrices: Vec<_> =
@@ -74,7 +76,7 @@ fn rounds_of_all_kinds_give_the_same_bits() {
 fn floats_meet_activations_as_they_are() {
     let Some(emulator) = emulator(2) else { return };
     let (mut random, gpu) = (Random::new(2), gpu(emulator));
-    let device = gpu.products().unwrap();
+    let device = gpu.products(0).unwrap();
     // Longer than several pieces that are copied one after the other.
     const ROWS: usize = 8400;
     let matrix = Matrix::new(&mut random, Kind::F32, Order::Rows, ROWS);
@@ -92,7 +94,7 @@ fn floats_meet_activations_as_they_are() {
 fn what_does_not_fit_is_an_error() {
     let Some(emulator) = emulator(3) else { return };
     let (mut random, gpu) = (Random::new(3), gpu(emulator));
-    let device = gpu.products().unwrap();
+    let device = gpu.products(0).unwrap();
     let matrix = Matrix::new(&mut random, Kind::Q8_0, Order::Rows, 8);
     let weights = device.keep(matrix.stored()).unwrap();
     let mut x = Inputs::new();
@@ -110,7 +112,7 @@ fn what_does_not_fit_is_an_error() {
     let rows = huge.len() / 4 / COLS;
     let huge = Weights { kind: Kind::F32, order: Order::Rows, rows, cols: COLS, bytes: &huge };
     let error = device.keep(huge).unwrap_err().to_string();
-    assert!(error.starts_with("68157440 bytes do not fit into the 6"), "{error}");
+    assert!(error.starts_with("68157440 bytes do not fit into the 50331648 "), "{error}");
 }
 
 #[test]
@@ -118,8 +120,8 @@ fn what_fails_on_the_device_is_an_error() {
     let mut failed = 0;
     for seed in 0..20 {
         let Some(emulator) = emulator(seed) else { return };
-        let (mut random, gpu) = (Random::new(seed), gpu(emulator.failing(Fault::CopyOut, 2)));
-        let device = gpu.products().unwrap();
+        let (mut random, gpu) = (Random::new(seed), gpu(emulator.failing(Fault::Launch, 6)));
+        let device = gpu.products(0).unwrap();
         let matrix = Matrix::new(&mut random, Kind::F16, Order::Rows, 8);
         let weights = device.keep(matrix.stored()).unwrap();
         let mut x = Inputs::new();
@@ -133,4 +135,59 @@ fn what_fails_on_the_device_is_an_error() {
         }
     }
     assert!((4..17).contains(&failed), "{failed} of 20 failed");
+}
+
+#[test]
+fn matrices_share_the_room_that_was_taken_for_them() {
+    let Some(emulator) = emulator(4) else { return };
+    let emulator = Arc::new(emulator);
+    let (mut random, gpu) = (Random::new(4), Gpu::over(emulator.clone()).unwrap());
+    let matrices: Vec<_> = (1..9).map(|rows| Matrix::new(&mut random, Kind::Q8_0, Order::Rows, rows)).collect();
+    let room = resident_room(matrices.iter().map(|m| m.bytes.len() as u64));
+    assert_eq!(room, (1..9).map(|rows: u64| (rows * 544).div_ceil(256) * 256).sum::<u64>());
+    let device = gpu.products(room).unwrap();
+    let taken = emulator.taken().0;
+    assert!(taken >= room, "{taken} of {room} bytes");
+    for matrix in &matrices {
+        device.keep(matrix.stored()).unwrap();
+    }
+    assert_eq!(emulator.taken().0, taken, "it was enough");
+    // One that nobody counted, and another that fits behind it.
+    device.keep(matrices[0].stored()).unwrap();
+    let more = emulator.taken().0;
+    assert!(more > taken);
+    device.keep(matrices[7].stored()).unwrap();
+    assert_eq!(emulator.taken().0, more);
+
+    let mut x = Inputs::new();
+    x.fill(&random.floats(COLS), COLS, true);
+    for (weights, matrix) in matrices.iter().chain([&matrices[0], &matrices[7]]).enumerate() {
+        let (mut found, mut wanted) = (vec![0.0; matrix.rows], vec![0.0; matrix.rows]);
+        device.multiply(&x, &mut [DeviceProduct { weights, pick: None, out: &mut found }]).unwrap();
+        let product = Product { weights: matrix.stored(), x: &x, pick: None, out: &mut wanted };
+        products(&Pool::new(1, false).unwrap(), &mut [product]);
+        assert_eq!(found, wanted, "matrix {weights}");
+    }
+    drop(device);
+    assert_eq!(emulator.taken(), (0, 0));
+}
+
+#[test]
+fn room_is_taken_as_long_as_there_is_some() {
+    let Some(emulator) = emulator(5) else { return };
+    let gpu = gpu(emulator);
+    let error = gpu.products(MEMORY + 1).err().unwrap();
+    assert_eq!(error, GpuError::OutOfMemory { bytes: MEMORY + 1, free_bytes: MEMORY });
+    let device = gpu.products(MEMORY - (1 << 20)).unwrap();
+    let bytes = vec![0; 32 << 10];
+    let one = Weights { kind: Kind::F32, order: Order::Rows, rows: 16, cols: COLS, bytes: &bytes };
+    let kept = std::iter::from_fn(|| device.keep(one).ok()).count();
+    assert!(kept > 2016 && kept <= 2048, "{kept} matrices");
+}
+
+#[test]
+fn what_is_not_worth_the_way_is_left() {
+    let Some(emulator) = emulator(6) else { return };
+    let device = gpu(emulator.leaving_below(1000)).products(0).unwrap();
+    assert!(device.takes(1000) && !device.takes(999));
 }

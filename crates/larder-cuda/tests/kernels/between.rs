@@ -1,6 +1,6 @@
 //! What happens between products.
 
-use larder_cuda::Argument;
+use larder_cuda::{Argument, Driver, Launch, Stream};
 use larder_kernels::Inputs;
 use larder_model::Activation;
 
@@ -18,7 +18,7 @@ struct Bias {
 
 #[test]
 fn activations_are_the_same_to_the_bit() {
-    let Some(emulator) = &emulator() else { return };
+    let Some(emulator) = &emulator(0) else { return };
     const COUNT: usize = 400_001;
     let noise = &mut Noise(5);
     let gates = noise.all_sizes(COUNT);
@@ -48,7 +48,7 @@ fn activations_are_the_same_to_the_bit() {
 
 #[test]
 fn activations_become_the_same_integers() {
-    let Some(emulator) = &emulator() else { return };
+    let Some(emulator) = &emulator(0) else { return };
     let noise = &mut Noise(6);
     let mut x: Vec<f32> = (0..300).flat_map(|_| noise.activations(32)).collect();
     // Ties between two integers.
@@ -71,7 +71,7 @@ fn activations_become_the_same_integers() {
 
 #[test]
 fn biases_are_added_to_every_token() {
-    let Some(emulator) = &emulator() else { return };
+    let Some(emulator) = &emulator(0) else { return };
     let noise = &mut Noise(8);
     let shapes = [(3, 40), (1, 1), (0, 9), (7, 300)];
     let biases: Vec<Vec<f32>> = shapes.iter().map(|(_, cols)| noise.activations(*cols)).collect();
@@ -100,7 +100,7 @@ fn biases_are_added_to_every_token() {
 
 #[test]
 fn outputs_are_summed_by_rank() {
-    let Some(emulator) = &emulator() else { return };
+    let Some(emulator) = &emulator(0) else { return };
     let noise = &mut Noise(9);
     let (tokens, k, hidden) = (5, 4, 300);
     let outputs: Vec<f32> = (0..tokens * k * hidden).map(|_| noise.value()).collect();
@@ -120,7 +120,7 @@ fn outputs_are_summed_by_rank() {
 
 #[test]
 fn all_bytes_are_read() {
-    let Some(emulator) = &emulator() else { return };
+    let Some(emulator) = &emulator(0) else { return };
     let noise = &mut Noise(10);
     for bytes in [0, 5, 16, 4096, 100_003] {
         let mut data = Aligned::new(bytes);
@@ -134,4 +134,34 @@ fn all_bytes_are_read() {
         unsafe { launch(emulator, "read_all", [3, 1], 256, &arguments) };
         assert_eq!(out.iter().fold(0, |all, word| all ^ word), want, "{bytes} bytes");
     }
+}
+
+#[test]
+fn bytes_are_brought_across_the_link() {
+    const MOST: usize = 1 << 20;
+    let Some(emulator) = emulator(MOST as u64) else { return };
+    let noise = &mut Noise(11);
+    let (here, there) = (emulator.allocate_host(MOST).unwrap().as_ptr(), emulator.allocate(MOST as u64).unwrap());
+    // SAFETY: so many bytes were taken, and kernels are over when they are looked at.
+    let here = unsafe { std::slice::from_raw_parts_mut(here, MOST) };
+    for (bytes, blocks) in [(1, 1), (15, 1), (16, 1), (4100, 2), (100_003, 3), (MOST, 64)] {
+        let data: Vec<u8> = (0..bytes).map(|_| noise.bits() as u8).collect();
+        here.fill(7);
+        here[..bytes].copy_from_slice(&data);
+        let at = here.as_mut_ptr() as u64;
+        for (from, to) in [(at, there), (there, at)] {
+            let arguments = [Argument::Address(from), Argument::Address(to), Argument::Bytes(bytes as u64)];
+            // SAFETY: both have so many bytes.
+            unsafe { launch(&emulator, "bring", [blocks, 1], 256, &arguments) };
+            if from == at {
+                here.fill(8);
+            }
+        }
+        assert!(here[..bytes] == data && here[bytes..].iter().all(|b| *b == 8), "{bytes} bytes");
+    }
+    let arguments = [Argument::Address(there), input(&[0u8; 64]), Argument::Bytes(64)];
+    let launch = Launch { kernel: "bring", grid: [1, 1], block: 256, arguments: &arguments };
+    // SAFETY: it is refused.
+    let error = unsafe { emulator.launch(Stream::Compute, &launch) }.unwrap_err().to_string();
+    assert!(error.contains("not page-locked"), "{error}");
 }

@@ -32,9 +32,9 @@ impl Aligned {
     }
 }
 
-/// The emulator, or none where nothing can compile it.
-fn emulator() -> Option<Emulator> {
-    match Emulator::new(0, 1) {
+/// The emulator with so much memory, or none where nothing can compile it.
+fn emulator(bytes: u64) -> Option<Emulator> {
+    match Emulator::new(bytes, 1) {
         Ok(emulator) => Some(emulator),
         Err(GpuError::Missing(what)) => {
             println!("skipped: {what}");

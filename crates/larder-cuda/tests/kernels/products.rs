@@ -121,7 +121,7 @@ const HEIGHTS: [usize; 8] = [1, 7, 8, 9, 16, 19, 33, 64];
 /// Every kind in both orders, many shapes, and products of different shapes in one launch.
 #[test]
 fn products_are_the_same_to_the_bit() {
-    let Some(emulator) = &emulator() else { return };
+    let Some(emulator) = &emulator(0) else { return };
     let noise = &mut Noise(0x9e37_79b9_7f4a_7c15);
     for kind in Kind::ALL {
         for order in Order::ALL.into_iter().filter(|order| *order == Order::Rows || !kind.is_float()) {
@@ -143,7 +143,7 @@ fn products_are_the_same_to_the_bit() {
 /// Each shape once by itself.
 #[test]
 fn no_shape_is_too_odd() {
-    let Some(emulator) = &emulator() else { return };
+    let Some(emulator) = &emulator(0) else { return };
     let noise = &mut Noise(77);
     for kind in Kind::ALL {
         let order = Order::best(kind);
@@ -160,7 +160,7 @@ fn no_shape_is_too_odd() {
 
 #[test]
 fn a_launch_ends_where_its_groups_end() {
-    let Some(emulator) = &emulator() else { return };
+    let Some(emulator) = &emulator(0) else { return };
     let mut out = [-7.5f32; 16];
     let product = Product {
         weights: std::ptr::null(),
