@@ -1,5 +1,5 @@
-// What happens between products: biases are added, gate and up become one, activations become integers, and outputs are
-// summed by rank. Also what measures the memory, and what brings little bytes across the link.
+// What happens between products: biases are added, gate and up become one, and activations become
+// integers. Also what measures the memory, and what brings little bytes across the link.
 #include "common.cuh"
 
 // The error function in the same steps as on the CPU.
@@ -119,20 +119,6 @@ extern "C" __global__ void quantise(const float *x, Block *out, u32 blocks) {
         out[block].halves[0] = (short)sum;
         out[block].halves[1] = (short)other;
     }
-}
-
-// out[token] = the weighted sum of its experts' outputs [tokens, k, hidden] in the order of their rank. The grid's y is
-// the token. A place without an expert has a weight that is not a number.
-extern "C" __global__ void sum_by_rank(const float *outputs, const float *weights, float *out, u32 hidden, u32 k) {
-    u32 i = index_of_thread(), token = blockIdx.y;
-    if (i >= hidden) return;
-    float sum = 0.0f;
-    for (u32 rank = 0; rank < k; rank++) {
-        u64 place = (u64)token * k + rank;
-        float weight = weights[place];
-        if (weight == weight) sum = plus(sum, times(weight, outputs[place * hidden + i]));
-    }
-    out[(u64)token * hidden + i] = sum;
 }
 
 struct __align__(16) Sixteen {

@@ -303,7 +303,7 @@ constexpr Kernel KERNELS[] = {
     KERNEL(q4_k_one), KERNEL(q4_k_many), KERNEL(q5_k_one), KERNEL(q5_k_many), KERNEL(q6_k_one), KERNEL(q6_k_many),
     KERNEL(f32_round), KERNEL(f16_round), KERNEL(bf16_round),
     KERNEL(silu), KERNEL(relu), KERNEL(gelu), KERNEL(gelu_tanh), KERNEL(clamped_swiglu),
-    KERNEL(quantise), KERNEL(add_biases), KERNEL(sum_by_rank), KERNEL(read_all),
+    KERNEL(quantise), KERNEL(add_biases), KERNEL(read_all),
     KERNEL(scores_f32), KERNEL(scores_f16), KERNEL(soften), KERNEL(blend_f32), KERNEL(blend_f16), KERNEL(copy_rows),
     KERNEL(bring),
 };

@@ -99,26 +99,6 @@ fn biases_are_added_to_every_token() {
 }
 
 #[test]
-fn outputs_are_summed_by_rank() {
-    let Some(emulator) = &emulator(0) else { return };
-    let noise = &mut Noise(9);
-    let (tokens, k, hidden) = (5, 4, 300);
-    let outputs: Vec<f32> = (0..tokens * k * hidden).map(|_| noise.value()).collect();
-    let mut weights: Vec<f32> = (0..tokens * k).map(|_| noise.value()).collect();
-    weights[6] = f32::NAN;
-    let mut want = vec![0.0; tokens * hidden];
-    for (place, weight) in weights.iter().enumerate().filter(|(_, weight)| !weight.is_nan()) {
-        let out = &mut want[place / k * hidden..][..hidden];
-        out.iter_mut().zip(&outputs[place * hidden..]).for_each(|(o, y)| *o += weight * y);
-    }
-    let mut got = vec![f32::NAN; tokens * hidden];
-    let arguments = [input(&outputs), input(&weights), output(&mut got), word(hidden), word(k)];
-    // SAFETY: these are the shapes.
-    unsafe { launch(emulator, "sum_by_rank", [hidden.div_ceil(256), tokens], 256, &arguments) };
-    assert_same(&got, &want, "sums");
-}
-
-#[test]
 fn all_bytes_are_read() {
     let Some(emulator) = &emulator(0) else { return };
     let noise = &mut Noise(10);
