@@ -1,33 +1,26 @@
-//! Several machines: which experts lie on which of them, and what a token then costs.
+//! Experts computed by machines nearby, asked over gRPC.
 //!
-//! A [`Problem`] has models, servers with storage, and users whose tokens ask for experts with known frequencies. An
-//! algorithm of [`ALGORITHMS`] makes a [`Placement`] of it, and [`latency`] says what a token takes. All of this are
-//! pure functions: nothing here opens a connection or looks at a clock, and only [`Topology`] and [`PlacementFile`]
-//! read files.
+//! A worker ([`serve`]) holds some experts of a model and answers with weighted sums of their outputs. Whoever runs the
+//! model asks ([`Edge`]): it computes the experts that it has in memory, and has the others computed by whoever is
+//! quickest.
 
-mod error;
-mod latency;
-mod library;
-mod placement;
-mod placement_file;
-mod plan;
-mod problem;
-mod radio;
-mod scenario;
-pub mod simulate;
-mod toll;
-mod topology;
-mod units;
-mod wants;
+mod agreed;
+mod asker;
+mod gather;
+mod held;
+mod job;
+mod numbers;
+#[cfg(test)]
+mod tests;
+mod tls;
+mod vigil;
+pub mod wire;
+mod worker;
 
-pub use error::EdgeError;
-pub use latency::{Latency, Served, latency};
-pub use library::{Library, Model};
-pub use placement::{ALGORITHMS, Algorithm, Placement, UnknownAlgorithm, algorithm, u_shaped};
-pub use placement_file::{Held, PlacementFile};
-pub use plan::{Asked, Plan, Wire, plan};
-pub use problem::{Demand, Likely, Problem, Server, Site, User};
-pub use radio::Radio;
-pub use scenario::Setting;
-pub use toll::{Cost, Serving, Way};
-pub use topology::{Device, ServerEntry, Tls, Topology};
+pub use agreed::{Agreed, MOST_TOKENS, VERSION};
+pub use asker::machines::{Machine, Machines};
+pub use asker::{Crowd, Edge, Manner, Report, WorkerReport};
+pub use held::Held;
+pub use job::{Job, Refusal};
+pub use tls::Tls;
+pub use worker::{Bank, Computed, Options, serve, serve_until};

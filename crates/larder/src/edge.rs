@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use anyhow::{Error, Result, anyhow, bail};
 use larder_core::Geometry;
-use larder_edge::{PlacementFile, ServerEntry, Topology};
+use larder_edge::{Agreed, Crowd, Edge, Held, Machine, Machines, Manner, Tls};
 use larder_engine::Streaming;
-use larder_remote::{Agreed, Crowd, Edge, Held, Machine, Machines, Manner, Tls};
+use larder_placement::{PlacementFile, ServerEntry, Topology};
 use larder_store::{Source, Store};
 
 use crate::cli::EngineFlags;
@@ -57,7 +57,7 @@ fn machines(path: &Path) -> Result<Machines> {
     let all = servers.into_iter().map(machine).collect::<Result<_>>()?;
     // Beside the topology, wherever the command was started.
     let beside = |file: Option<PathBuf>| Some(path.parent()?.join(file?));
-    let larder_edge::Tls { ca, cert, key } = tls.unwrap_or_default();
+    let larder_placement::Tls { ca, cert, key } = tls.unwrap_or_default();
     let tls = Tls::read(beside(ca).as_deref(), beside(cert).as_deref(), beside(key).as_deref()).map_err(said)?;
     Ok(Machines { all, tls })
 }
@@ -94,7 +94,7 @@ impl Placement {
     /// The share of the model of that name, or of the only one there is, whatever its folder is called here.
     fn of_model(
         &self,
-        models: &BTreeMap<String, larder_edge::Held>,
+        models: &BTreeMap<String, larder_placement::Held>,
         owner: &str,
         model: &str,
         geometry: &Geometry,

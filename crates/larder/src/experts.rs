@@ -39,7 +39,7 @@ pub enum Path {
     },
     /// Through slots, or computed by others.
     #[cfg(feature = "edge")]
-    Edge(Box<larder_remote::Edge>),
+    Edge(Box<larder_edge::Edge>),
 }
 
 impl Experts {

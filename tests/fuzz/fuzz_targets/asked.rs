@@ -3,8 +3,8 @@
 #![no_main]
 
 use larder_core::{ExpertId, Geometry, LayerIdx};
-use larder_remote::wire::ComputeRequest;
-use larder_remote::{Agreed, Job, MOST_TOKENS};
+use larder_edge::wire::ComputeRequest;
+use larder_edge::{Agreed, Job, MOST_TOKENS};
 use libfuzzer_sys::fuzz_target;
 use prost::Message;
 
@@ -21,7 +21,7 @@ fuzz_target!(|bytes: &[u8]| {
     let agreed = Agreed { model: "m".into(), geometry, exact: false };
     let Ok(mut request) = ComputeRequest::decode(bytes) else { return };
     // So that more than the first two checks are reached.
-    request.version = larder_remote::VERSION;
+    request.version = larder_edge::VERSION;
     request.model = agreed.model.clone();
     match Job::read(&request, &agreed) {
         Ok(job) => {

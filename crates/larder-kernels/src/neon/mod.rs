@@ -3,7 +3,7 @@
 //! Matrix products of bytes, which some have as well, are not used: they want two rows and two tokens side by side, and
 //! bringing them there takes as many instructions as are saved.
 //!
-//! They were checked by emulation (`scripts/cross.sh test`), and never timed.
+//! They were checked by emulation (`scripts/check/cross.sh test`), and never timed.
 #![allow(unsafe_code)]
 
 mod blend;

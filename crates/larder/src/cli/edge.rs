@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
-use larder_edge::{Algorithm, Serving, Wire, algorithm};
+use larder_placement::{Algorithm, Serving, Wire, algorithm};
 
 use super::at_least_one;
 #[cfg(feature = "edge")]

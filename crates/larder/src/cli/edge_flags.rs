@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use larder_remote::wire::Format;
+use larder_edge::wire::Format;
 
 use super::edge::WireFlag;
 

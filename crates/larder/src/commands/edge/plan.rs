@@ -1,6 +1,6 @@
 use anyhow::{Result, bail};
 use larder_core::Activations;
-use larder_edge::{Asked, Cost, Latency, Plan, Topology, plan};
+use larder_placement::{Asked, Cost, Latency, Plan, Topology, plan};
 use serde_json::{Value, json};
 
 use crate::cli::edge::Plan as Args;

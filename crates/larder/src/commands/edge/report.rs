@@ -2,10 +2,10 @@
 
 use std::fmt::Write;
 
-use larder_edge::ALGORITHMS;
-use larder_edge::simulate::Sweep;
 use larder_lab::report::html::{END, begin, table};
 use larder_lab::report::{Chart, Line, Style};
+use larder_placement::ALGORITHMS;
+use larder_placement::simulate::Sweep;
 
 use super::simulate::Run;
 

@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use larder_edge::simulate::{self, Outcome, Sweep};
-use larder_edge::{ALGORITHMS, Algorithm, Setting};
+use larder_placement::simulate::{self, Outcome, Sweep};
+use larder_placement::{ALGORITHMS, Algorithm, Setting};
 use serde_json::json;
 
 use super::report::{self, Comparison};

@@ -5,9 +5,9 @@ use std::time::Duration;
 use anyhow::{Context, Error, Result, bail};
 use larder_cache::Cache;
 use larder_core::Scope;
+use larder_edge::{Agreed, Bank, Held, Options, Tls};
 use larder_model::Compute;
 use larder_policy::eviction::{Help, Setting};
-use larder_remote::{Agreed, Bank, Held, Options, Tls};
 use larder_store::{Source, Store};
 
 use crate::cli::edge_worker::EdgeWorker;
@@ -47,7 +47,7 @@ pub fn run(args: &EdgeWorker) -> Result<()> {
     eprintln!("serving {} experts of {} as {name} on {scheme}://{address}", held.count(), called(store.path()));
     let EdgeWorker { in_flight, connections, timeout, .. } = *args;
     let options = Options { name, in_flight, connections, patience: Duration::from_secs(timeout.max(1)), tls };
-    Ok(larder_remote::serve(listener, options, agreed, held, bank)?)
+    Ok(larder_edge::serve(listener, options, agreed, held, bank)?)
 }
 
 fn tls(args: &EdgeWorker) -> Result<Option<Tls>> {

@@ -1,0 +1,138 @@
+//! What asking costs beyond computing: one worker on this machine, in a process of its own, asked for one token at a
+//! time. `cargo bench -p larder-edge [-- HIDDEN]`
+
+use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use larder_cache::{Cache, Scope, Shards};
+use larder_core::{ExpertId, ExpertLayout, Gate, Geometry, Kind, LayerIdx};
+use larder_edge::wire::Format;
+use larder_edge::{Agreed, Bank, Crowd, Edge, Held, Machine, Machines, Manner, Options, Tls, serve};
+use larder_engine::{Routing, Streaming};
+use larder_model::{Activation, Call, Compute, ExpertPath};
+use larder_policy::eviction::{EvictionSpec, Help, Setting};
+use larder_store::StoreError;
+use larder_store::reader::{Arena, Memory};
+
+const ROUNDS: usize = 4000;
+const TOP_K: usize = 8;
+const LAYER: LayerIdx = LayerIdx(0);
+
+/// Experts as small as can be: what is measured is the way to them.
+struct Small(ExpertLayout);
+
+impl Shards for Small {
+    fn layout(&self, _: LayerIdx) -> &ExpertLayout {
+        &self.0
+    }
+
+    fn data_start(&self) -> u64 {
+        0
+    }
+
+    fn check(&self, _: LayerIdx, _: ExpertId, _: &[u8]) -> Result<(), StoreError> {
+        Ok(())
+    }
+}
+
+fn geometry(hidden: usize) -> Geometry {
+    Geometry { layers: 1, moe_layers: vec![LAYER], experts: 16, top_k: TOP_K, hidden, inter: 32, bias: false }
+}
+
+fn cache(geometry: &Geometry) -> Cache {
+    let layout = ExpertLayout::new(geometry.hidden, geometry.inter, [Kind::F32; 3], false).expect("a layout");
+    let setting = Setting::new(geometry, geometry.experts, Scope::Global);
+    let policies = "lru".parse::<EvictionSpec>().and_then(|spec| spec.make(&setting, &Help::default()));
+    let (_arena, slots) = Arena::new(setting.all_slots(), layout.bytes).expect("memory");
+    let reader = Memory::new(Arc::new(vec![vec![0; layout.bytes]; geometry.experts]), 1);
+    Cache::new(geometry, &setting, policies.expect("lru"), slots, Box::new(reader), Box::new(Small(layout)))
+}
+
+fn agreed(hidden: usize) -> Agreed {
+    Agreed { model: "0".repeat(32), geometry: geometry(hidden), exact: false }
+}
+
+fn compute() -> Arc<Compute> {
+    Arc::new(Compute::new(1, false).expect("no threads"))
+}
+
+fn work(hidden: usize) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    println!("{}", listener.local_addr().expect("an address"));
+    let options =
+        Options { name: "worker".into(), in_flight: 8, connections: 4, patience: Duration::from_secs(10), tls: None };
+    let bank = Bank::new(cache(&geometry(hidden)), compute());
+    serve(listener, options, agreed(hidden), Held::of(&geometry(hidden), |_, _| true), bank).expect("serving");
+}
+
+/// Ended when it is dropped.
+struct Worker(Child);
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn start(hidden: usize) -> (Worker, Machines) {
+    let program = std::env::current_exe().expect("a program");
+    let child = Command::new(program).args(["worker", &hidden.to_string()]).stdout(Stdio::piped()).spawn();
+    let mut worker = Worker(child.expect("a worker"));
+    let mut address = String::new();
+    BufReader::new(worker.0.stdout.take().expect("an output")).read_line(&mut address).expect("an address");
+    let address = format!("http://{}", address.trim());
+    let machine = Machine { name: "worker".into(), address };
+    (worker, Machines { all: vec![machine], tls: Tls::default() })
+}
+
+fn quantile(sorted: &[f64], share: f64) -> f64 {
+    sorted[((sorted.len() - 1) as f64 * share) as usize]
+}
+
+fn measure(hidden: usize, format: Format) {
+    let (_worker, topology) = start(hidden);
+    let manner = Manner { format, deadline: Duration::from_secs(5) };
+    let crowd = Crowd::start(&topology, agreed(hidden), manner).expect("a worker");
+    let local = Streaming::new(Routing::default(), cache(&geometry(hidden)), compute(), 0);
+    let mut edge = Edge::new(local, crowd, None, Held::none(&geometry(hidden)));
+    let gate = Gate::softmax(16, TOP_K, true);
+    let x: Vec<f32> = (0..hidden).map(|i| (i as f32).sin()).collect();
+    let mut out = vec![0.0; hidden];
+    let mut beyond = Vec::new();
+    for round in 0..ROUNDS {
+        let logits: Vec<f32> = (0..16).map(|e| ((e * 7 + round * 3) % 16) as f32).collect();
+        let call = Call { layer: LAYER, gate: &gate, act: Activation::Silu, logits: &logits, x: &x, tokens: 1 };
+        let busy = edge.report().workers[0].seconds_busy;
+        let start = Instant::now();
+        edge.forward(&call, &mut out).expect("an answer");
+        let took = start.elapsed().as_secs_f64();
+        beyond.push(1e6 * (took - (edge.report().workers[0].seconds_busy - busy)));
+    }
+    let report = edge.report();
+    let worker = &report.workers[0];
+    beyond.drain(..ROUNDS / 10);
+    beyond.sort_by(f64::total_cmp);
+    println!(
+        "hidden {hidden}, {TOP_K} experts, {format:?}: {:.0} µs beyond computing at p50, {:.0} µs at p90, {:.0} µs at p99 \
+         ({:.1} kB asked, {:.1} kB answered, {:.0} µs computing)",
+        quantile(&beyond, 0.5),
+        quantile(&beyond, 0.9),
+        quantile(&beyond, 0.99),
+        worker.sent_bytes as f64 / worker.answers as f64 / 1e3,
+        worker.received_bytes as f64 / worker.answers as f64 / 1e3,
+        1e6 * worker.seconds_busy / worker.answers as f64,
+    );
+}
+
+fn main() {
+    let args: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
+    let number = |at: usize| args.get(at).and_then(|arg| arg.parse().ok()).unwrap_or(2048);
+    if args.first().is_some_and(|arg| arg == "worker") {
+        return work(number(1));
+    }
+    [Format::F32, Format::Bf16].into_iter().for_each(|format| measure(number(0), format));
+}

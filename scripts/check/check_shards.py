@@ -1,0 +1,112 @@
+#!/usr/bin/env python3
+"""Opens every shard of a store with the Python package of safetensors and checks its layout.
+
+Needs Python 3.10 or newer and, from PyPI: safetensors>=0.5 numpy.
+
+    python scripts/check/check_shards.py STORE
+
+Prints one line and exits with 0, or says in one sentence what is wrong and exits with 1.
+"""
+
+import json
+import struct
+import sys
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+MATRICES = ["gate", "up", "down"]
+BIASES = ["gate_bias", "up_bias", "down_bias"]
+PAD_PREFIX = "_pad"
+DATA_START = 4096
+PART_ALIGN = 64
+
+
+class Wrong(Exception):
+    """What is wrong with the store, as one sentence."""
+
+
+def require(condition, path, what):
+    if not condition:
+        raise Wrong(f"{path}: {what}")
+
+
+def opened(path):
+    """Dtype and shape by tensor name, and the metadata, as the package sees them."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}
+            return {n: (s.get_dtype(), s.get_shape()) for n, s in slices.items()}, file.metadata() or {}
+    except (SafetensorError, OSError) as error:
+        raise Wrong(f"{path}: does not open: {error}") from error
+
+
+def ranges(path):
+    """Where the data begin, and the byte range of each tensor in the file, in order."""
+    with path.open("rb") as file:
+        length = struct.unpack("<Q", file.read(8))[0]
+        header = json.loads(file.read(length))
+    start = 8 + length
+    found = {n: [start + at for at in e["data_offsets"]] for n, e in header.items() if n != "__metadata__"}
+    return start, dict(sorted(found.items(), key=lambda item: item[1]))
+
+
+def check_expert(path):
+    """The shard's length and tensor kinds."""
+    tensors, metadata = opened(path)
+    start, where = ranges(path)
+    parts = [name for name in where if not name.startswith(PAD_PREFIX)]
+    require(parts in (MATRICES, MATRICES + BIASES), path, f"holds {parts} instead of {MATRICES} and perhaps {BIASES}")
+    require(start == DATA_START, path, f"its data begin at byte {start}, not {DATA_START}")
+    for name in parts:
+        begin = where[name][0]
+        require(begin % PART_ALIGN == 0, path, f"'{name}' begins at byte {begin}, no multiple of {PART_ALIGN}")
+    require(metadata, path, "carries no metadata")
+    for name in MATRICES:
+        dtype, shape = tensors[name]
+        told = dtype != "U8" or any(name in text for pair in metadata.items() for text in pair)
+        require(told, path, f"'{name}' is quantised and the metadata do not say how")
+        require(dtype == "U8" or len(shape) == 2, path, f"'{name}' has shape {shape}, which is no matrix")
+    return path.stat().st_size, "/".join(tensors[name][0] for name in MATRICES)
+
+
+def expected_shards(store):
+    """The shards that the manifest's geometry calls for."""
+    manifest = store / "larder.json"
+    require(manifest.is_file(), store, "is no store: it has no larder.json")
+    geometry = json.loads(manifest.read_text(encoding="utf-8")).get("geometry")
+    require(isinstance(geometry, dict), manifest, "has no geometry")
+    layers, experts = geometry["moe_layers"], geometry["experts"]
+    return {f"L{layer:03}/E{expert:03}.safetensors" for layer in layers for expert in range(experts)}
+
+
+def check(store):
+    """The summary of a store in which nothing is wrong."""
+    wanted = expected_shards(store)
+    folder = store / "experts"
+    found = {str(path.relative_to(folder)) for path in folder.glob("*/*")}
+    missing, unknown = len(wanted - found), len(found - wanted)
+    require(found == wanted, folder, f"{missing} shards are missing and {unknown} files are not known")
+    sizes, kinds = {}, set()
+    for name in sorted(wanted):
+        size, kind = check_expert(folder / name)
+        sizes.setdefault(size, name)
+        kinds.add(kind)
+    require(len(sizes) == 1, folder, f"shards differ in length: {', '.join(f'{n} has {s}' for s, n in sizes.items())}")
+    resident, _ = opened(store / "resident.safetensors")
+    require(resident, store / "resident.safetensors", "holds no tensor")
+    summary = f"{len(wanted)} shards of {next(iter(sizes))} bytes ({', '.join(sorted(kinds))})"
+    return f"{summary}, {len(resident)} resident tensors"
+
+
+def main():
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    try:
+        print(check(Path(sys.argv[1])))
+    except Wrong as wrong:
+        sys.exit(str(wrong))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+#!/usr/bin/env bash
+# Builds and tests for 64-bit Arm on a machine that has no such processor and no NDK.
+#
+#   scripts/check/cross.sh build [FLAGS…]               a static binary of the larder command, for any Linux and for adb shell
+#   scripts/check/cross.sh check-android [FLAGS…]       whether the larder command compiles for Android
+#   scripts/check/cross.sh test [--cpu CPU] [FLAGS…]    tests on an emulated processor: cortex-a53, cortex-a76, max (default), …
+#   scripts/check/cross.sh e2e [--cpu CPU] [FILTER…]    the command built for such a processor, emulated, under the tests in
+#                                                 tests/it that go through it; all of them, or those whose names fit
+#   scripts/check/cross.sh ready                        whether all that tests take is there, so that nothing is fetched
+#   scripts/check/cross.sh lint [FLAGS…]                clippy, which sees other code than it does for this machine
+#
+# FLAGS are cargo's, such as `-p larder-kernels`. Needs cargo and Python on Linux with an x86-64 processor, and for tests
+# QEMU. What else it takes is made once in $LARDER_CROSS, by default ~/.cache/larder-cross: a linker with a C library
+# (Zig, from PyPI), and the standard library's source. Where the toolchain has that (`rustup component add rust-src`), it
+# is used, else Debian's package of the same version is taken from the mirror that apt is set up with.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+cache=${LARDER_CROSS:-${XDG_CACHE_HOME:-$HOME/.cache}/larder-cross}
+musl=aarch64-unknown-linux-musl
+android=aarch64-linux-android
+
+# Debian's package of the standard library's source, for exactly this version of Rust.
+source_version=1.95.0
+source_package="rust-src_$source_version+dfsg1-2~bpo13+1_all.deb"
+source_sha256=7b76db5b880a77f9e52975d2baa6209d2f76d2c9c2789515c3088cb960e2c83b
+
+# Programs from PyPI, as wheels for x86-64.
+programs='ziglang==0.17.0 --hash=sha256:97079827064a7492cce5541ceb438ae8003ce1e54e399676da2d62fb7a5dc08b
+cargo-zigbuild==0.24.0 --hash=sha256:484412e39e4c6039474535ce97ee75a22bab22d58233056f8ec8a8f9034bb957'
+
+fail() { echo "cross.sh: $*" >&2; exit 1; }
+
+need() { command -v "$1" >/dev/null || fail "$1 is missing: $2"; }
+
+has_sum() { echo "$2  $1" | sha256sum --check --status 2>/dev/null; }
+
+programs_place() { echo "$cache/programs-$(sha256sum <<<"$programs" | cut -c1-8)"; }
+
+has_own_source() { [ -d "$(rustc --print sysroot)/lib/rustlib/src/rust/library" ]; }
+
+# The linker, and what makes cargo use it.
+prepare_programs() {
+    local place
+    place=$(programs_place)
+    if [ ! -d "$place" ]; then
+        need python3 "it installs the linker"
+        echo "installing Zig and cargo-zigbuild to $place" >&2
+        rm -rf "$place.part"
+        mkdir -p "$place.part"
+        echo "$programs" >"$place.part/programs.txt"
+        python3 -m pip install --quiet --root-user-action ignore --no-deps --only-binary :all: --require-hashes \
+            --target "$place.part" -r "$place.part/programs.txt" >&2 ||
+            fail "pip could not install these versions of Zig and cargo-zigbuild"
+        mv "$place.part" "$place"
+    fi
+    export PATH="$place/bin:$PATH" CARGO_ZIGBUILD_ZIG_PATH="$place/ziglang/zig"
+}
+
+# A toolchain with the standard library's source, because the library itself is there for this machine only.
+prepare_toolchain() {
+    need cargo "see https://rustup.rs"
+    local sysroot place
+    ! has_own_source || return 0
+    sysroot=$(rustc --print sysroot)
+    [[ $(rustc --version) == "rustc $source_version "* ]] ||
+        fail "$(rustc --version) comes without the standard library's source: rustup component add rust-src"
+    place="$cache/rust-$source_version"
+    if [ ! -d "$place" ]; then
+        need dpkg-deb "without it: rustup component add rust-src"
+        fetch_source
+        echo "making a toolchain with the standard library's source in $place" >&2
+        rm -rf "$place.part"
+        # Links where the file system can, so that it takes no space.
+        cp -al "$sysroot" "$place.part" 2>/dev/null || { rm -rf "$place.part" && cp -a "$sysroot" "$place.part"; }
+        dpkg-deb -x "$cache/$source_package" "$place.part/package"
+        mkdir -p "$place.part/lib/rustlib/src/rust"
+        mv "$place.part/package/usr/src/rustc-$source_version/library" "$place.part/lib/rustlib/src/rust/library"
+        rm -rf "$place.part/package"
+        mv "$place.part" "$place"
+    fi
+    export PATH="$place/bin:$PATH"
+}
+
+# The source package, from one of the Debian mirrors that apt knows.
+fetch_source() {
+    local file="$cache/$source_package" mirror
+    ! has_sum "$file" $source_sha256 || return 0
+    mkdir -p "$cache"
+    if command -v apt-get >/dev/null; then
+        for mirror in $(apt-get indextargets --format '$(SITE)' 'Created-By: Packages' 'Origin: Debian' | sort -u); do
+            echo "getting the standard library's source from $mirror" >&2
+            /usr/lib/apt/apt-helper download-file "$mirror/pool/main/r/rustc/$source_package" "$file" \
+                "SHA256:$source_sha256" >/dev/null 2>&1 || continue
+            ! has_sum "$file" $source_sha256 || return 0
+        done
+    fi
+    fail "no mirror of apt has $source_package: rustup component add rust-src, or put it in $cache yourself"
+}
+
+# Cargo builds the standard library on an unstable flag only, which this makes a stable toolchain take.
+export RUSTC_BOOTSTRAP=1
+std=-Zbuild-std=std,panic_unwind
+
+on_musl() {
+    local command=$1
+    shift
+    prepare_programs
+    prepare_toolchain
+    export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_RUSTFLAGS='-C link-self-contained=no'
+    cargo-zigbuild "$command" $std --release --target $musl "$@"
+}
+
+# Takes the processor to emulate out of the words; the others are the rest.
+read_cpu() {
+    cpu=max rest=()
+    while [ $# -gt 0 ]; do
+        case $1 in
+            --cpu) cpu=${2?"--cpu wants a processor"} && shift ;;
+            *) rest+=("$1") ;;
+        esac
+        shift
+    done
+}
+
+find_emulator() {
+    emulator=$(command -v qemu-aarch64-static || command -v qemu-aarch64) ||
+        fail "qemu-aarch64 is missing: it runs the tests (Debian: apt-get install qemu-user-static)"
+}
+
+[ $# -gt 0 ] || fail "say what to do: build, check-android, test, e2e, ready or lint"
+command=$1
+shift
+case $command in
+    build)
+        on_musl zigbuild -p larder "$@"
+        ;;
+    check-android)
+        prepare_toolchain
+        cargo check $std --release --target $android -p larder "$@"
+        ;;
+    lint)
+        on_musl clippy --all-targets "$@" -- -D warnings
+        ;;
+    test)
+        read_cpu "$@"
+        find_emulator
+        export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_RUNNER="$emulator -cpu $cpu"
+        on_musl test "${rest[@]}"
+        ;;
+    e2e)
+        read_cpu "$@"
+        find_emulator
+        # In a shell of its own: what the linker needs is not for the tests, which run on this machine.
+        (on_musl zigbuild -p larder)
+        [ ${#rest[@]} -gt 0 ] || rest=(cli:: demo:: eval:: lab:: report:: streaming::)
+        export LARDER_UNDER_TEST="$emulator -cpu $cpu ${CARGO_TARGET_DIR:-$PWD/target}/$musl/release/larder"
+        unset RUSTC_BOOTSTRAP
+        cargo test --release --workspace --test it -- "${rest[@]}"
+        ;;
+    ready)
+        find_emulator
+        [ -d "$(programs_place)" ] || fail "no linker was fetched yet; scripts/check/cross.sh build does it"
+        has_own_source || [ -d "$cache/rust-$source_version" ] ||
+            fail "the standard library's source was not fetched yet; scripts/check/cross.sh build does it"
+        ;;
+    *) fail "no such command: $command; there are build, check-android, test, e2e, ready and lint" ;;
+esac

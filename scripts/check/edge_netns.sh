@@ -1,0 +1,60 @@
+#!/bin/sh
+# Three workers in network namespaces of their own, with delay and loss between them and whoever asks, and the text
+# compared with that of one machine. Needs root, iproute2, and for delay and loss the kernel's netem.
+#
+#   sudo scripts/check/edge_netns.sh LARDER [STORE] [DELAY] [LOSS]        e.g. target/release/larder models/demo 5ms 1%
+set -eu
+larder=$(realpath "$1") store=$(realpath "${2:-models/demo}") delay=${3:-5ms} loss=${4:-1%}
+work=$(mktemp -d)
+id=$$
+workers=""
+
+clean() {
+    for pid in $workers; do kill "$pid" 2>/dev/null || true; done
+    for i in 1 2 3; do ip netns del "larder$id-$i" 2>/dev/null || true; done
+    ip link del "lb$id" 2>/dev/null || true
+    rm -rf "$work"
+}
+trap clean EXIT INT TERM
+
+ip link add "lb$id" type bridge
+ip addr add 10.231.7.254/24 dev "lb$id"
+ip link set "lb$id" up
+for i in 1 2 3; do
+    ip netns add "larder$id-$i"
+    ip link add "lv$id$i" type veth peer name eth0 netns "larder$id-$i"
+    ip link set "lv$id$i" master "lb$id" up
+    ip -n "larder$id-$i" addr add "10.231.7.$i/24" dev eth0
+    ip -n "larder$id-$i" link set eth0 up
+    ip -n "larder$id-$i" link set lo up
+    for side in "" "-n larder$id-$i"; do
+        device=$([ -z "$side" ] && echo "lv$id$i" || echo eth0)
+        # shellcheck disable=SC2086
+        tc $side qdisc add dev "$device" root netem delay "$delay" loss "$loss" 2>/dev/null ||
+            echo "no netem here: $device has neither delay nor loss" >&2
+    done
+    ip netns exec "larder$id-$i" "$larder" edge worker -m "$store" --name "worker$i" --threads 1 \
+        --listen "10.231.7.$i:7070" 2>"$work/worker$i.log" &
+    workers="$workers $!"
+    printf '[[server]]\nname = "worker%s"\naddress = "http://10.231.7.%s:7070"\n' "$i" "$i" >>"$work/topology.toml"
+done
+sleep 2
+# Nothing but the first shard of each layer is here, so that nearly all experts must be asked for.
+cp -r "$store" "$work/thin"
+find "$work/thin/experts" -name 'E*.safetensors' ! -name 'E000.safetensors' -delete
+
+write() { "$larder" run "$@" -p "Once upon a time" -n 1500 --ignore-eos --temperature 0; }
+write -m "$store" --preload >"$work/one" 2>/dev/null
+# On the way one cable after the other comes loose for a while.
+(
+    for i in 3 2 1; do
+        sleep 0.4
+        ip -n "larder$id-$i" link set eth0 down
+        sleep 0.4
+        ip -n "larder$id-$i" link set eth0 up
+    done
+) 2>/dev/null &
+workers="$workers $!"
+write -m "$work/thin" --edge "$work/topology.toml" --edge-deadline 300 >"$work/several"
+cmp "$work/one" "$work/several"
+echo "the same text"

@@ -1,0 +1,104 @@
+//! Keys, values and attention on a device: the same bits as in memory.
+
+use std::sync::Arc;
+
+use larder_engine::Session;
+use larder_model::{AllResident, AttentionDouble, Decoder, Memory, ModelError, Rows, State};
+
+use crate::support::rig::{TOKENS, model, read_and_write};
+use crate::support::{fixture, golden_models};
+
+const ROOMY: usize = 1 << 30;
+
+/// Logits of all tokens, read in pieces.
+fn read(decoder: &Decoder, experts: &mut AllResident, state: &mut State, tokens: &[u32], chunk: usize) -> Vec<f32> {
+    let pieces = tokens.chunks(chunk);
+    pieces.flat_map(|piece| decoder.forward(piece, 40, Rows::All, state, experts, &mut ()).unwrap()).collect()
+}
+
+#[test]
+fn all_models_give_the_same_logits_and_leave_nothing_behind() {
+    let mut there = 0;
+    for (folder, memory) in golden_models().iter().flat_map(|f| [(f, Memory::F32), (f, Memory::F16)]) {
+        let (model, device) = (model(folder), Arc::new(AttentionDouble::new(ROOMY)));
+        let here = model.decoder_remembering(memory, None);
+        let want = read_and_write(&mut Session::new(&here, &mut model.resident(), 200));
+        let decoder = model.decoder_remembering(memory, Some(device.clone()));
+        let mut experts = model.resident();
+        let mut session = Session::new(&decoder, &mut experts, 200);
+        assert!(read_and_write(&mut session) == want, "{} in {memory:?}", folder.display());
+        assert!(session.state_bytes() >= device.taken());
+        there += usize::from(device.taken() > 0 && device.looks() > 12);
+        drop(session);
+        assert_eq!((device.taken(), device.copies()), (0, 0));
+    }
+    assert!(there > 20, "{there} attended there");
+}
+
+#[test]
+fn clones_and_cut_sequences_go_their_own_way_and_grow() {
+    for (which, folder) in golden_models().iter().enumerate() {
+        let (model, device) = (model(folder), Arc::new(AttentionDouble::new(ROOMY)));
+        let memory = [Memory::F32, Memory::F16][which % 2];
+        let decoders = [None, Some(device.clone() as _)].map(|attention| model.decoder_remembering(memory, attention));
+        let [want, got] = decoders.map(|decoder| {
+            let mut experts = model.resident();
+            let mut go = |state: &mut State, tokens: &[u32], chunk| read(&decoder, &mut experts, state, tokens, chunk);
+            // With room for fewer than come.
+            let mut first = decoder.new_state(4);
+            let mut logits = go(&mut first, &TOKENS, 3);
+            let mut second = first.clone();
+            logits.extend(go(&mut first, &TOKENS[3..6], 1));
+            logits.extend(go(&mut second, &TOKENS[6..9], 2));
+            let mut third = second.clone();
+            let bytes = third.bytes();
+            drop(second);
+            let cut = third.cut(7);
+            logits.push(f32::from(u8::from(cut)));
+            logits.extend(go(&mut third, &TOKENS[1..5], 4));
+            logits.extend(go(&mut first, &TOKENS[..2], 1));
+            assert!(!cut || third.bytes() == bytes);
+            logits
+        });
+        assert!(want == got, "{}", folder.display());
+        assert_eq!(device.taken(), 0);
+        assert!(device.looks() == 0 || device.copies() > 4, "{}", folder.display());
+    }
+}
+
+#[test]
+fn memory_that_a_device_lacks_is_an_error_and_so_is_what_fails() {
+    let model = model(&fixture("golden/olmoe"));
+    let want = read_and_write(&mut Session::new(&model.decoder, &mut model.resident(), 200));
+    let mut experts = model.resident();
+    // Enough for some of the layers; or for all of them, but not for what they grow to.
+    for (bytes, room, least) in [(40_000, 200, 0), (40_000, 4, 1)] {
+        let device = Arc::new(AttentionDouble::new(bytes));
+        let decoder = model.decoder_remembering(Memory::F32, Some(device.clone()));
+        let (mut state, mut read) = (decoder.new_state(room), 0);
+        let error = TOKENS.iter().cycle().take(200).find_map(|token| {
+            read += 1;
+            decoder.forward(&[*token], 200, Rows::All, &mut state, &mut experts, &mut ()).err()
+        });
+        let error = error.expect("it does not fit");
+        let said = error.to_string();
+        assert!(matches!(error, ModelError::Device(_)) && said.contains("do not fit into the"), "{said}");
+        assert!(read > least, "{read} tokens were read");
+        drop(state);
+        assert_eq!(device.taken(), 0);
+    }
+    let device = Arc::new(AttentionDouble::new(ROOMY).failing(7));
+    let decoder = model.decoder_remembering(Memory::F32, Some(device));
+    let (mut session, mut failures) = (Session::new(&decoder, &mut experts, 200), 0);
+    for token in TOKENS {
+        while let Err(error) = session.read(&[token], 20, Rows::Last, &mut ()) {
+            assert!(matches!(error, ModelError::Device(_)), "{error:?}");
+            failures += 1;
+            assert!(failures < 100);
+        }
+    }
+    assert!(failures > 0);
+    let last = session.read(&TOKENS[..1], 1, Rows::Last, &mut ());
+    let vocab = decoder.vocab();
+    assert!(last.is_err() || last.unwrap() == want[TOKENS.len() * vocab..][..vocab], "wrong after a failure");
+}

@@ -1,0 +1,7 @@
+//! The expert cache on the decode path: streaming, device tiers, routing by residency.
+
+mod attention;
+mod gpu;
+mod routing;
+mod streaming;
+mod tiers;

@@ -1,0 +1,115 @@
+//! Routing by the cache, and what is recorded of it.
+
+use larder_core::{Geometry, Scope};
+use larder_engine::{Cached, Recorder, Routing, Session, Streaming};
+use larder_lab::{GATES, Start, replay, reroute};
+use larder_model::{Call, ExpertPath, ModelError, Routed};
+use larder_policy::eviction::{EvictionSpec, Help, POLICIES, Setting};
+use larder_policy::routing::RoutingSpec;
+
+use crate::support::rig::{Model, TOKENS, model, read_and_write};
+use crate::support::{fixture, golden_models};
+
+/// A strategy, if it suits the model.
+fn routing(spec: &str, model: &Model) -> Option<Routing> {
+    let router = spec.parse::<RoutingSpec>().unwrap().make(model.decoder.geometry().moe_layers.len(), None).unwrap();
+    model.decoder.gates().all(|gate| router.suits(gate).is_ok()).then(|| Routing::lossy(router))
+}
+
+#[test]
+fn strategies_that_change_nothing_change_no_bit() {
+    for folder in golden_models() {
+        let model = model(&folder);
+        let k = model.decoder.geometry().top_k;
+        let mut original = model.streaming(k + 1, Scope::Layer, 0, model.memory());
+        let want = read_and_write(&mut Session::new(&model.decoder, &mut original, 100));
+        let specs = ["prior:lambda=0".to_owned(), format!("max-rank:m={k}"), format!("prune:h={k}")];
+        let cumsum = ["cumsum:p=0.000001".to_owned(), "prior:lambda=0,delta=token".to_owned()];
+        for spec in specs.iter().chain(&cumsum).map(|s| format!("{s},phase=all")) {
+            let Some(routing) = routing(&spec, &model) else { continue };
+            let mut streaming = model.streaming(k + 1, Scope::Layer, 0, model.memory());
+            streaming.set_routing(routing);
+            let got = read_and_write(&mut Session::new(&model.decoder, &mut streaming, 100));
+            assert!(got == want, "{}: {spec}", folder.display());
+            let quality = streaming.routing().quality().unwrap();
+            assert_eq!((quality.substituted, quality.kl), (0, 0.0), "{}: {spec}", folder.display());
+            assert!(quality.choices > 0);
+        }
+    }
+}
+
+#[test]
+fn a_bonus_for_what_is_in_memory_saves_reads_and_says_what_it_costs() {
+    let model = model(&fixture("golden/olmoe"));
+    let slots = model.decoder.geometry().top_k + 1;
+    let misses = |spec: &str| {
+        let mut streaming = model.streaming(slots, Scope::Layer, 0, model.memory());
+        streaming.set_routing(routing(spec, &model).unwrap());
+        let logits = read_and_write(&mut Session::new(&model.decoder, &mut streaming, 100));
+        assert!(logits.iter().all(|l| l.is_finite()));
+        (streaming.traffic().counts.misses, streaming.routing().quality().unwrap())
+    };
+    let ((none, same), (most, other)) = (misses("prior:lambda=0"), misses("prior:lambda=1000"));
+    assert!(most < none, "{most} of {none}");
+    assert_eq!(same.substituted, 0);
+    assert!(other.substituted > 0 && other.kept_mass() < 1.0 && other.mean_kl() > 0.0);
+    // Fewer experts than the model has places for.
+    assert!(misses("prune:h=1").1.substituted > 0);
+}
+
+/// A path that is written down.
+struct Recorded {
+    path: Streaming,
+    recorder: Recorder,
+}
+
+impl ExpertPath for Recorded {
+    fn forward(&mut self, call: &Call, out: &mut [f32]) -> Result<Routed, ModelError> {
+        let routed = self.path.forward(call, out)?;
+        self.recorder.note(call, &routed);
+        Ok(routed)
+    }
+}
+
+#[test]
+fn a_replay_of_a_recorded_run_gives_the_engines_counts() {
+    let model = model(&fixture("golden/qwen3_moe"));
+    let geometry: &Geometry = model.decoder.geometry();
+    for policy in POLICIES.iter().filter(|p| !["belady", "learned"].contains(&p.name)) {
+        for (slots, scope, scratch) in
+            [(1, Scope::Layer, 0), (3, Scope::Layer, 2), (2, Scope::Global, 0), (3, Scope::Global, 3)]
+        {
+            for strategy in ["original", "prior:lambda=0.5,phase=all", "prune:h=1,phase=all"] {
+                let of_pool = if scope == Scope::Global { slots * geometry.moe_layers.len() } else { slots };
+                let setting = Setting { scratch, ..Setting::new(geometry, of_pool, scope) };
+                let mut path = model.evicting(policy.name, &setting, 0, model.memory());
+                if strategy != "original" {
+                    path.set_routing(routing(strategy, &model).unwrap());
+                }
+                let mut recorded = Recorded { path, recorder: Recorder::new(geometry, true) };
+                let gates: Vec<_> = model.decoder.gates().collect();
+                recorded.recorder.say(GATES, serde_json::to_string(&gates).unwrap());
+                for _ in 0..2 {
+                    recorded.path.new_sequence();
+                    recorded.recorder.new_sequence();
+                    read_and_write(&mut Session::new(&model.decoder, &mut recorded, 100));
+                }
+                let trace = recorded.recorder.into_trace().unwrap();
+                trace.check().unwrap();
+                assert_eq!((trace.tokens(), trace.sequences.len()), (4 * TOKENS.len(), 2));
+                let spec: EvictionSpec = policy.name.parse().unwrap();
+                let again = replay(&trace, (slots, scope, scratch), &spec, &Help::default(), Start::Carried).unwrap();
+                if strategy != "original" {
+                    // Choosing again from the same logits beside the same cache is choosing the same.
+                    let routing = strategy.parse().unwrap();
+                    let room = (slots, scope, scratch);
+                    let chosen = reroute(&trace, room, &spec, &Help::default(), &routing, Start::Carried).unwrap();
+                    assert!(chosen.0.ids == trace.ids, "{} {strategy}", policy.name);
+                    assert_eq!(chosen.1, recorded.path.routing().quality().unwrap());
+                }
+                let what = format!("{} {slots} {scope} {scratch} {strategy}", policy.name);
+                assert_eq!(again.counts, recorded.path.traffic().counts, "{what}");
+            }
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! The demo model in models/demo: what the first command of the README promises.
+
+use std::path::PathBuf;
+
+use serde_json::Value;
+
+use crate::support::{larder, larder_ok};
+
+fn demo() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../models/demo")
+}
+
+fn written(flags: &[&str]) -> Value {
+    let demo = demo();
+    let base = [
+        "run",
+        "-m",
+        demo.to_str().unwrap(),
+        "-p",
+        "The old man looked at the door, and",
+        "-n",
+        "48",
+        "--temperature",
+        "0",
+        "--json",
+    ];
+    serde_json::from_str(&larder_ok(&[&base[..], flags].concat())).unwrap()
+}
+
+#[test]
+fn the_cache_changes_no_word() {
+    let resident = written(&["--preload"]);
+    assert_eq!(resident["ids"].as_array().unwrap().len(), 48);
+    for flags in [
+        &["--cache-experts", "4"][..],
+        &["--cache-experts", "8", "--eviction", "learned"],
+        &["--cache-experts", "6", "--cache-scope", "global", "--eviction", "lfru", "--reader", "pread"],
+        &["--cache-mem", "3M", "--cache-scratch", "4", "--prefetch", "2"],
+    ] {
+        let streamed = written(flags);
+        assert_eq!(streamed["ids"], resident["ids"], "{flags:?}");
+        assert!(streamed["decode"]["cache"]["misses"].as_u64().unwrap() > 100, "{flags:?}");
+    }
+}
+
+/// The kernels' bits are the same on every processor, so the words are; `scripts/check/cross.sh e2e` has another one say them.
+#[test]
+fn the_words_are_the_same_on_every_machine() {
+    assert_eq!(written(&["--cache-experts", "8"])["text"], WORDS);
+}
+
+const WORDS: &str = " he was in the same place as before.\n\n\"I am not afraid of you,\" said the old man, \"but I am not \
+                     afraid of you. I am not afraid of you, but I am not afraid of you.";
+
+#[test]
+fn it_runs_in_little_memory_and_says_what_it_did() {
+    let found = written(&["--cache-experts", "8"]);
+    let peak = found["peak_bytes"].as_u64().unwrap();
+    assert!(peak < 200 << 20, "{peak} bytes");
+    let text = found["text"].as_str().unwrap();
+    assert!(text.split_whitespace().count() > 20 && text.is_ascii(), "{text}");
+    let demo = demo();
+    let out = larder(&["run", "-m", demo.to_str().unwrap(), "-p", "It was", "-n", "8", "--cache-experts", "8"]);
+    let said = String::from_utf8(out.stderr).unwrap();
+    let footer = said.lines().last().unwrap();
+    assert!(
+        footer.contains("written at") && footer.contains("found in memory") && footer.contains("read per token"),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_prior_reads_less_and_says_what_it_cost() {
+    let misses = |found: &Value| found["decode"]["cache"]["misses"].as_u64().unwrap();
+    let plain = written(&["--cache-experts", "16"]);
+    let prior = written(&["--cache-experts", "16", "--routing", "prior:budget=0.03,j=1"]);
+    assert!(misses(&prior) * 10 < misses(&plain) * 8, "{} of {}", misses(&prior), misses(&plain));
+    assert!(prior["routing"].is_object(), "{}", prior["routing"]);
+}

@@ -1,0 +1,11 @@
+//! The command, one file per subcommand.
+
+mod chat;
+mod cli;
+mod config;
+mod demo;
+mod doctor;
+mod eval;
+mod lab;
+mod models;
+mod report;

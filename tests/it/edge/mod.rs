@@ -1,0 +1,5 @@
+//! Experts computed by other machines: placement, workers, hostile peers.
+
+mod hostile;
+mod plan;
+mod run;

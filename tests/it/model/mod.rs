@@ -1,0 +1,5 @@
+//! Models: every architecture against transformers, GGUF files, sequences that go back.
+
+mod gguf;
+mod golden;
+mod rewind;

@@ -1,0 +1,4 @@
+//! `larder serve`: the HTTP API and the chat page.
+
+mod api;
+mod page;

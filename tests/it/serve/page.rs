@@ -1,0 +1,85 @@
+//! The page of the server, as a browser is given it. What it does is checked in one by `scripts/check/test_page.py`.
+
+use crate::serve::api::{Response, Server};
+use crate::support::fixture;
+
+fn page(flags: &[&str]) -> (Server, Response) {
+    let server = Server::start(&fixture("golden/olmoe"), flags);
+    let response = server.get("/");
+    assert_eq!(response.status, 200, "{}", response.body);
+    (server, response)
+}
+
+fn header<'a>(response: &'a Response, name: &str) -> &'a str {
+    let value = response.head.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
+    value.unwrap_or_else(|| panic!("no {name}: {}", response.head))
+}
+
+/// The start tags of all elements that a policy has a say in.
+fn loading_tags(html: &str) -> Vec<&str> {
+    let names = ["script", "style", "link", "img", "iframe", "object", "embed", "base", "form"];
+    let tags = html.split('<').skip(1).filter_map(|rest| rest.split_once('>').map(|(tag, _)| tag));
+    tags.filter(|tag| names.contains(&tag.split_whitespace().next().unwrap_or_default())).collect()
+}
+
+fn nonce(response: &Response) -> &str {
+    let policy = header(response, "content-security-policy");
+    policy.split("'nonce-").nth(1).and_then(|rest| rest.split('\'').next()).expect("a nonce")
+}
+
+#[test]
+fn the_policy_allows_its_own_parts_and_no_others() {
+    let (server, response) = page(&[]);
+    assert_eq!(header(&response, "content-type"), "text/html; charset=utf-8");
+    let nonce = nonce(&response);
+    let policy = format!(
+        "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; img-src data:; connect-src 'self'; \
+         base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    );
+    assert_eq!(header(&response, "content-security-policy"), policy);
+    // The page without its script, which may say what it likes.
+    let (start, end) =
+        response.body.split_once("<script").and_then(|(a, b)| Some((a, b.rsplit_once("</script>")?))).unwrap();
+    let own = format!("nonce=\"{nonce}\"");
+    assert!(end.0.trim_start().starts_with(&own));
+    let tags = loading_tags(start);
+    assert_eq!(tags.iter().filter(|tag| tag.starts_with("style")).collect::<Vec<_>>(), [&format!("style {own}")]);
+    assert!(tags.iter().all(|tag| !tag.starts_with("script")) && loading_tags(end.1).is_empty());
+    for forbidden in [" style=", " onclick=", " onload=", "srcdoc", "innerHTML", "insertAdjacentHTML", "eval("] {
+        assert!(!response.body.contains(forbidden), "{forbidden}");
+    }
+    assert_eq!(response.body.matches(nonce).count(), 2);
+    let other = server.get("/");
+    assert!(!other.head.contains(nonce) && !other.body.contains(nonce), "a nonce was used again");
+}
+
+#[test]
+fn it_points_nowhere_else() {
+    let (_server, response) = page(&[]);
+    let page = &response.body;
+    assert!(!page.contains("://") && !page.contains("@import") && !page.contains("url("), "an address");
+    for attribute in ["src=\"", "href=\"", "action=\""] {
+        for (at, _) in page.match_indices(attribute) {
+            let target = &page[at + attribute.len()..];
+            assert!(target.starts_with('#') || target.starts_with("data:image/png;base64,"), "{}", &target[..40]);
+        }
+    }
+}
+
+#[test]
+fn it_is_there_without_the_key_that_all_else_needs() {
+    let (server, response) = page(&["--api-key", "bread"]);
+    assert!(!response.body.contains("bread") && response.body.contains("key-dialog"));
+    for path in ["/engine", "/events", "/metrics", "/v1/models"] {
+        assert_eq!(server.get(path).status, 401, "{path}");
+    }
+    assert_eq!(server.send("GET", "/", "Origin: https://evil.example\r\n", b"").status, 403);
+    assert_eq!(server.send("POST", "/", "", b"").status, 405);
+}
+
+#[test]
+fn the_engine_tells_what_the_model_recommends() {
+    let server = Server::start(&fixture("golden/olmoe"), &[]);
+    let state = server.get("/engine").json();
+    assert!(state["sampling"]["temperature"].is_number() && state["sampling"]["top_p"].is_number(), "{state}");
+}

@@ -1,0 +1,66 @@
+//! Disks that fail under a running model.
+
+use std::sync::atomic::Ordering;
+
+use larder_core::Scope;
+use larder_engine::Session;
+use larder_model::Rows;
+use larder_store::reader::{Mishap, When};
+
+use crate::support::rig::{TOKENS, model, read_and_write};
+use crate::support::{fixture, golden_models};
+
+#[test]
+fn g1_latency_and_a_full_queue_change_no_bit() {
+    for folder in golden_models() {
+        let model = model(&folder);
+        let mut resident = model.resident();
+        let want = read_and_write(&mut Session::new(&model.decoder, &mut resident, 100));
+        for (queue, overtaken) in [(1, 0), (2, 3), (8, 7)] {
+            for (slots, scope) in [(1, Scope::Layer), (2, Scope::Layer), (1, Scope::Global), (5, Scope::Global)] {
+                for prefetch in [0, 2] {
+                    let memory = model.memory().capacity(queue).overtaken(overtaken);
+                    let mut streaming = model.streaming(slots, scope, prefetch, memory);
+                    let got = read_and_write(&mut Session::new(&model.decoder, &mut streaming, 100));
+                    let folder = folder.display();
+                    assert!(got == want, "{folder}: {slots} slots, {scope:?}, queue of {queue}, {prefetch} ahead");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn g3_a_failure_ends_the_reading_and_the_session_goes_on() {
+    let model = model(&fixture("golden/olmoe"));
+    let mut resident = model.resident();
+    let want = Session::new(&model.decoder, &mut resident, 100).read(&TOKENS, 4, Rows::Last, &mut ()).unwrap();
+    let mut happened = 0;
+    let often = When::OneIn(3);
+    // A flipped bit is looked for when a shard is first read in a run, so it has to come then.
+    let first = (0..12).map(|shard| (Mishap::Flipped(4321), When::Shard(shard), 1));
+    let upsets = [(Mishap::Gone, often, 4), (Mishap::Short(5000), often, 4)].into_iter().chain(first);
+    for (i, (mishap, when, times)) in upsets.enumerate() {
+        let memory = model.memory().overtaken(2).upset(when, mishap, times);
+        let upsets = memory.upsets();
+        let mut streaming = model.streaming(2, Scope::Layer, i % 3, memory);
+        let mut session = Session::new(&model.decoder, &mut streaming, 100);
+        let mut failures = 0;
+        let got = loop {
+            match session.read(&TOKENS, 4, Rows::Last, &mut ()) {
+                Ok(logits) => break logits,
+                Err(error) => {
+                    let said = error.to_string();
+                    assert!(said.contains("layer ") && said.contains("expert "), "{said}");
+                    assert!(session.tokens().is_empty(), "a failed read leaves no tokens");
+                    failures += 1;
+                    assert!(failures < 10, "{mishap:?} never passes");
+                }
+            }
+        };
+        assert_eq!(failures > 0, upsets.load(Ordering::Relaxed) > 0, "{mishap:?}");
+        happened += failures;
+        assert!(got == want, "{mishap:?}: the text is wrong after a failure");
+    }
+    assert!(happened >= 10, "only {happened} failures happened");
+}

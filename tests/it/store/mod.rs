@@ -1,0 +1,5 @@
+//! Stores: conversion, hostile files, failing disks.
+
+mod convert;
+mod faults;
+mod hostile;

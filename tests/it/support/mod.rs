@@ -1,0 +1,66 @@
+//! What the tests share.
+
+pub mod reference;
+pub mod rig;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// A file or folder below `tests/`.
+pub fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
+}
+
+/// The golden models, one folder per `model_type`.
+pub fn golden_models() -> Vec<PathBuf> {
+    folders(&fixture("golden"))
+}
+
+/// The folders in a folder, sorted.
+pub fn folders(path: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let mut all: Vec<PathBuf> = entries.map(|e| e.unwrap().path()).filter(|p| p.is_dir()).collect();
+    all.sort();
+    all
+}
+
+/// What `LARDER_UNDER_TEST` names, such as an emulator and a binary for another processor.
+fn named() -> Option<Command> {
+    let named = std::env::var("LARDER_UNDER_TEST").ok()?;
+    let mut words = named.split_whitespace();
+    let mut command = Command::new(words.next()?);
+    command.args(words);
+    Some(command)
+}
+
+/// The command, of somebody who has configured nothing: the one that was built with the tests, unless another is named.
+pub fn command() -> Command {
+    let mut command = named().unwrap_or_else(|| Command::new(env!("CARGO_BIN_EXE_larder-under-test")));
+    for name in ["XDG_CONFIG_HOME", "XDG_STATE_HOME"] {
+        command.env(name, fixture("nobody"));
+    }
+    command
+}
+
+/// Runs the command.
+pub fn larder<S: AsRef<std::ffi::OsStr>>(args: &[S]) -> Output {
+    command().args(args).output().expect("the command starts")
+}
+
+/// Runs the command, which must succeed, and returns what it printed.
+pub fn larder_ok<S: AsRef<std::ffi::OsStr>>(args: &[S]) -> String {
+    let output = larder(args);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("output is text")
+}
+
+/// Runs the command, which must fail with exit code 1 and one sentence, and returns the sentence.
+pub fn larder_refuses<S: AsRef<std::ffi::OsStr>>(args: &[S]) -> String {
+    let output = larder(args);
+    let said = String::from_utf8(output.stderr).expect("messages are text");
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    let errors: Vec<&str> = said.lines().filter(|l| l.starts_with("error: ")).collect();
+    assert_eq!(errors.len(), 1, "{said}");
+    assert!(!said.contains("panicked"), "{said}");
+    errors[0].to_owned()
+}
