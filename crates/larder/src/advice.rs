@@ -3,11 +3,11 @@
 use larder_store::{Fault, StoreError};
 
 /// The error and, where there is something to do about it, what.
-pub fn sentence(error: &anyhow::Error) -> String {
-    let said = format!("{error:#}");
+pub fn message(error: &anyhow::Error) -> String {
+    let text = format!("{error:#}");
     match error.chain().find_map(|e| e.downcast_ref::<StoreError>()).and_then(|e| advice(e.fault)) {
-        Some(advice) => format!("{said}; {advice}"),
-        None => said,
+        Some(advice) => format!("{text}; {advice}"),
+        None => text,
     }
 }
 

@@ -42,58 +42,58 @@ pub struct Cli {
 #[derive(Subcommand)]
 pub enum Command {
     /// Make a store from a checkpoint folder or a GGUF file.
-    Convert(Convert),
+    Convert(ConvertArgs),
     /// Check every byte of a store.
-    Verify(Verify),
+    Verify(VerifyArgs),
     /// Show what a model consists of and how much of it fits in how much memory.
-    Inspect(Inspect),
+    Inspect(InspectArgs),
     /// Write on from a prompt.
-    Run(Run),
+    Run(RunArgs),
     /// Talk with a model.
-    Chat(Box<chat::Chat>),
+    Chat(Box<chat::ChatArgs>),
     /// Answer over HTTP in OpenAI's form.
     #[cfg(feature = "serve")]
-    Serve(serve::Serve),
+    Serve(serve::ServeArgs),
     /// Say what would stay in memory, and how fast memory and SSD would allow.
-    Plan(Plan),
+    Plan(PlanArgs),
     /// Measure reading and writing, beside what memory and SSD allow in the same run.
-    Bench(Bench),
+    Bench(BenchArgs),
     /// Measure some strategies on this machine, run after run, in a form for others to read.
-    Report(Box<machine::Report>),
+    Report(Box<machine::ReportArgs>),
     /// Compute logits and routing of given tokens, for checking numerics from outside.
-    Logits(Logits),
+    Logits(LogitsArgs),
     /// Turn text into tokens as the model does.
-    Tokenize(Tokenize),
+    Tokenize(TokenizeArgs),
     /// Measure how well a model reads and answers, and what routing by the cache costs it.
-    Eval(eval::Eval),
+    Eval(eval::EvalArgs),
     /// Record, draw, replay and compare routing.
-    Lab(lab::Lab),
+    Lab(lab::LabArgs),
     /// Let several machines compute the experts of a model.
-    Edge(edge::Edge),
+    Edge(edge::EdgeArgs),
     /// Say what this machine has, and what could be mended.
-    Doctor(machine::Doctor),
+    Doctor(machine::DoctorArgs),
     /// List, find and remove the models that larder keeps.
-    Models(machine::Models),
+    Models(machine::ModelsArgs),
     /// Show what is set where.
-    Config(machine::Config),
+    Config(machine::ConfigArgs),
     /// Print what makes a shell complete this command.
-    Completions(machine::Completions),
+    Completions(machine::CompletionsArgs),
     /// Print the manual page, or write those of all commands.
-    Man(machine::Man),
+    Man(machine::ManArgs),
 }
 
 /// Make a store from a checkpoint folder or a GGUF file.
 #[derive(Args)]
-pub struct Convert {
+pub struct ConvertArgs {
     /// A checkpoint folder of the Hugging Face hub, a .gguf file, or a model's name on the hub (org/name).
     pub source: PathBuf,
     /// The store to make. A conversion that was interrupted goes on where it stopped.
     pub store: PathBuf,
     /// How to store the experts: f32, f16, bf16, q8_0, q4_0, or keep.
-    #[arg(long, default_value = "keep", value_name = "KIND", value_parser = stored_as)]
+    #[arg(long, default_value = "keep", value_name = "KIND", value_parser = parse_stored_as)]
     pub experts: StoredAs,
     /// How to store the other products' weights: f32, f16, bf16, q8_0, q4_0, or keep.
-    #[arg(long, default_value = "keep", value_name = "KIND", value_parser = stored_as)]
+    #[arg(long, default_value = "keep", value_name = "KIND", value_parser = parse_stored_as)]
     pub resident: StoredAs,
     /// Print the report as JSON.
     #[arg(long)]
@@ -104,7 +104,7 @@ pub struct Convert {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StoredAs(pub Option<Kind>);
 
-fn stored_as(text: &str) -> Result<StoredAs, String> {
+fn parse_stored_as(text: &str) -> Result<StoredAs, String> {
     match text {
         "keep" => Ok(StoredAs(None)),
         other => match other.parse::<Kind>() {
@@ -116,7 +116,7 @@ fn stored_as(text: &str) -> Result<StoredAs, String> {
 
 /// Check every byte of a store.
 #[derive(Args)]
-pub struct Verify {
+pub struct VerifyArgs {
     /// The store.
     pub store: PathBuf,
     /// Print the findings as JSON.
@@ -126,7 +126,7 @@ pub struct Verify {
 
 /// Show what a model consists of and how much of it fits in how much memory.
 #[derive(Args)]
-pub struct Inspect {
+pub struct InspectArgs {
     /// A store, a checkpoint folder or a .gguf file.
     pub model: PathBuf,
     /// Print the numbers as JSON.
@@ -136,7 +136,7 @@ pub struct Inspect {
 
 /// Write on from a prompt.
 #[derive(Args)]
-pub struct Run {
+pub struct RunArgs {
     /// A store, a checkpoint folder or a .gguf file; the demo model unless said otherwise.
     #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true)]
     pub model: PathBuf,
@@ -215,11 +215,11 @@ pub struct EngineFlags {
     #[arg(long, value_name = "READER", default_value = "auto")]
     pub reader: String,
     /// Read ahead the N experts that the next layer will most likely choose, or none.
-    #[arg(long, value_name = "off|N", default_value = "off", value_parser = off_or_number)]
+    #[arg(long, value_name = "off|N", default_value = "off", value_parser = parse_prefetch)]
     pub prefetch: usize,
     /// Threads that compute; as many as there are processors, without those that are less than half as strong as others,
     /// unless said otherwise.
-    #[arg(long, value_name = "N", value_parser = threads)]
+    #[arg(long, value_name = "N", value_parser = parse_threads)]
     pub threads: Option<usize>,
     /// Bind each computing thread to a processor of its own.
     #[arg(long)]
@@ -245,11 +245,11 @@ pub struct EngineFlags {
 impl EngineFlags {
     /// How many threads compute.
     pub fn threads(&self) -> usize {
-        self.threads.unwrap_or_else(all_threads)
+        self.threads.unwrap_or_else(default_threads)
     }
 
     /// Whether others compute experts as well.
-    pub fn has_help(&self) -> bool {
+    pub fn uses_edge(&self) -> bool {
         #[cfg(feature = "edge")]
         return self.edge.topology.is_some();
         #[cfg(not(feature = "edge"))]
@@ -258,21 +258,21 @@ impl EngineFlags {
 }
 
 /// As many threads as there are processors that are worth it, within reason.
-pub fn all_threads() -> usize {
+pub fn default_threads() -> usize {
     strong_processors().min(THREADS_MAX)
 }
 
 /// More would only wait for each other.
 const THREADS_MAX: usize = 64;
 
-fn threads(text: &str) -> Result<usize, String> {
+fn parse_threads(text: &str) -> Result<usize, String> {
     match at_least_one(text)? {
         n if n > THREADS_MAX => Err(format!("must be at most {THREADS_MAX}")),
         n => Ok(n),
     }
 }
 
-fn off_or_number(text: &str) -> Result<usize, String> {
+fn parse_prefetch(text: &str) -> Result<usize, String> {
     match text {
         "off" => Ok(0),
         n => n.parse().map_err(|_| "is neither off nor a number".into()),
@@ -317,7 +317,7 @@ impl From<ScopeFlag> for Scope {
 
 /// Say what would stay in memory, and how fast memory and SSD would allow.
 #[derive(Args)]
-pub struct Plan {
+pub struct PlanArgs {
     /// A store, a checkpoint folder or a .gguf file; the demo model unless said otherwise.
     #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true)]
     pub model: PathBuf,
@@ -333,7 +333,7 @@ pub struct Plan {
 
 /// Measure reading and writing, beside what memory and SSD allow in the same run.
 #[derive(Args)]
-pub struct Bench {
+pub struct BenchArgs {
     /// A store, a checkpoint folder or a .gguf file; the demo model unless said otherwise.
     #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true)]
     pub model: PathBuf,
@@ -395,7 +395,7 @@ impl SamplingFlags {
 
 /// Compute logits and routing of given tokens, for checking numerics from outside.
 #[derive(Args)]
-pub struct Logits {
+pub struct LogitsArgs {
     /// A store, a checkpoint folder or a .gguf file; the demo model unless said otherwise.
     #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true)]
     pub model: PathBuf,
@@ -425,7 +425,7 @@ fn at_least_one(text: &str) -> Result<usize, String> {
 
 /// Turn text into tokens as the model does.
 #[derive(Args)]
-pub struct Tokenize {
+pub struct TokenizeArgs {
     /// A store, a checkpoint folder or a .gguf file; the demo model unless said otherwise.
     #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true)]
     pub model: PathBuf,

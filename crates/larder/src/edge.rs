@@ -13,14 +13,14 @@ use larder_placement::{PlacementFile, ServerEntry, Topology};
 use larder_store::{Source, Store};
 
 use crate::cli::EngineFlags;
-use crate::open::{Model, called};
+use crate::open::{OpenModel, model_name};
 
 /// Experts through slots, others from the workers that `topology` names; those are asked at once what they are.
-pub fn join(local: Streaming, store: &Arc<Store>, topology: &Path, flags: &EngineFlags) -> Result<Edge> {
+pub fn connect(local: Streaming, store: &Arc<Store>, topology: &Path, flags: &EngineFlags) -> Result<Edge> {
     let agreed = agreed(store, flags.exact);
     let own = match &flags.edge.placement {
         None => None,
-        Some(path) => Placement::read(path)?.of_device(&called(store.path()), &agreed.geometry)?,
+        Some(path) => LoadedPlacement::read(path)?.device_experts(&model_name(store.path()), &agreed.geometry)?,
     };
     let stored = Held::of(&agreed.geometry, |layer, expert| store.has(layer, expert));
     let deadline = Duration::from_millis(flags.edge.deadline.max(1));
@@ -31,7 +31,7 @@ pub fn join(local: Streaming, store: &Arc<Store>, topology: &Path, flags: &Engin
 }
 
 /// The refusal of what is no store.
-pub fn no_store<T>(model: &Model) -> Result<T> {
+pub fn refuse_no_store<T>(model: &OpenModel) -> Result<T> {
     let path = model.source().path().display();
     bail!("{path}: experts can be asked for one by one of a store only; make one with `larder convert {path} STORE`")
 }
@@ -44,68 +44,68 @@ pub fn agreed(store: &Store, exact: bool) -> Agreed {
 
 /// The machines of a topology that can be asked: the associated one first, those that hold everything last.
 fn machines(path: &Path) -> Result<Machines> {
-    let said = |what: String| anyhow!("{}: {what}", path.display());
+    let in_file = |what: String| anyhow!("{}: {what}", path.display());
     let Topology { mut servers, tls, .. } = Topology::read(path)?;
     servers.sort_by_key(|server| (!server.associated, server.all));
     let machine = |ServerEntry { name, address, .. }: ServerEntry| match address {
         Some(address) if address.starts_with("http://") || address.starts_with("https://") => {
             Ok(Machine { name, address })
         }
-        Some(_) => Err(said(format!("the address of {name} begins with neither http:// nor https://"))),
-        None => Err(said(format!("the server {name} has no address"))),
+        Some(_) => Err(in_file(format!("the address of {name} begins with neither http:// nor https://"))),
+        None => Err(in_file(format!("the server {name} has no address"))),
     };
     let all = servers.into_iter().map(machine).collect::<Result<_>>()?;
     // Beside the topology, wherever the command was started.
     let beside = |file: Option<PathBuf>| Some(path.parent()?.join(file?));
     let larder_placement::Tls { ca, cert, key } = tls.unwrap_or_default();
-    let tls = Tls::read(beside(ca).as_deref(), beside(cert).as_deref(), beside(key).as_deref()).map_err(said)?;
+    let tls = Tls::read(beside(ca).as_deref(), beside(cert).as_deref(), beside(key).as_deref()).map_err(in_file)?;
     Ok(Machines { all, tls })
 }
 
 /// A placement that was read, and where.
-pub struct Placement {
+pub struct LoadedPlacement {
     path: PathBuf,
     file: PlacementFile,
 }
 
-impl Placement {
+impl LoadedPlacement {
     /// Reads a placement.
     pub fn read(path: &Path) -> Result<Self> {
-        Ok(Placement { path: path.to_owned(), file: PlacementFile::read(path)? })
+        Ok(LoadedPlacement { path: path.to_owned(), file: PlacementFile::read(path)? })
     }
 
     /// What a worker holds of a model.
-    pub fn of_server(&self, name: &str, model: &str, geometry: &Geometry) -> Result<Held> {
+    pub fn server_experts(&self, name: &str, model: &str, geometry: &Geometry) -> Result<Held> {
         let Some(models) = self.file.server.get(name) else {
             let known: Vec<&str> = self.file.server.keys().map(String::as_str).collect();
             bail!("{}: places nothing on {name}; it knows {}", self.path.display(), known.join(", "));
         };
-        self.of_model(models, name, model, geometry)
+        self.model_experts(models, name, model, geometry)
     }
 
     /// What the device keeps of a model for itself, if that is said.
-    pub fn of_device(&self, model: &str, geometry: &Geometry) -> Result<Option<Held>> {
+    pub fn device_experts(&self, model: &str, geometry: &Geometry) -> Result<Option<Held>> {
         match &self.file.device {
             none if none.is_empty() => Ok(None),
-            models => self.of_model(models, "the device", model, geometry).map(Some),
+            models => self.model_experts(models, "the device", model, geometry).map(Some),
         }
     }
 
     /// The share of the model of that name, or of the only one there is, whatever its folder is called here.
-    fn of_model(
+    fn model_experts(
         &self,
         models: &BTreeMap<String, larder_placement::Held>,
         owner: &str,
         model: &str,
         geometry: &Geometry,
     ) -> Result<Held> {
-        let said = |what: String| anyhow!("{}: {what}, among the experts of {owner}", self.path.display());
+        let in_file = |what: String| anyhow!("{}: {what}, among the experts of {owner}", self.path.display());
         let only = models.values().next().filter(|_| models.len() == 1);
         let Some(share) = models.get(model).or(only) else {
             let known: Vec<&str> = models.keys().map(String::as_str).collect();
-            return Err(said(format!("knows the models {}, and not {model}", known.join(", "))));
+            return Err(in_file(format!("knows the models {}, and not {model}", known.join(", "))));
         };
-        Held::of_lists(&share.experts, geometry).map_err(said)
+        Held::of_lists(&share.experts, geometry).map_err(in_file)
     }
 }
 
@@ -155,8 +155,8 @@ mod tests {
             ("[[server]]\nname = \"a\"\naddress = \"x:1\"\n", "neither http:// nor https://"),
         ] {
             let (_dir, path) = written(text);
-            let said = machines(&path).unwrap_err().to_string();
-            assert!(said.contains(part) && said.contains("file.toml") && !said.contains('\n'), "{said}");
+            let error = machines(&path).unwrap_err().to_string();
+            assert!(error.contains(part) && error.contains("file.toml") && !error.contains('\n'), "{error}");
         }
     }
 
@@ -166,15 +166,15 @@ mod tests {
             "version = 1\n[server.desk.a]\nexperts = [[], [1]]\n[server.desk.b]\nexperts = [[], [2, 3]]\n\
              [server.shelf.a]\nexperts = [[], [9]]\n[device.a]\nexperts = [[], [0]]\n",
         );
-        let placement = Placement::read(&path).unwrap();
-        let held = placement.of_server("desk", "b", &geometry()).unwrap();
+        let placement = LoadedPlacement::read(&path).unwrap();
+        let held = placement.server_experts("desk", "b", &geometry()).unwrap();
         assert_eq!(held.iter().collect::<Vec<_>>(), [(LayerIdx(1), ExpertId(2)), (LayerIdx(1), ExpertId(3))]);
-        assert_eq!(placement.of_device("z", &geometry()).unwrap().unwrap().count(), 1);
-        let refused = |name, model| placement.of_server(name, model, &geometry()).unwrap_err().to_string();
+        assert_eq!(placement.device_experts("z", &geometry()).unwrap().unwrap().count(), 1);
+        let refused = |name, model| placement.server_experts(name, model, &geometry()).unwrap_err().to_string();
         assert!(refused("desk", "z").ends_with("knows the models a, b, and not z, among the experts of desk"));
         assert!(refused("attic", "a").ends_with("places nothing on attic; it knows desk, shelf"));
         assert!(refused("shelf", "a").contains("expert 9 of layer 1, which the model does not have"));
         let (_dir, path) = written("version = 1\n");
-        assert!(Placement::read(&path).unwrap().of_device("a", &geometry()).unwrap().is_none());
+        assert!(LoadedPlacement::read(&path).unwrap().device_experts("a", &geometry()).unwrap().is_none());
     }
 }

@@ -1,7 +1,7 @@
 //! A model made ready to run: what the flags and the memory allow, said before anything is loaded.
 
 use std::ops::Range;
-use std::path::{Path as FilePath, PathBuf};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
@@ -17,21 +17,21 @@ use larder_store::reader::check_reader;
 use serde_json::Value;
 
 use crate::cli::EngineFlags;
-use crate::experts::{Experts, Path};
-use crate::open::Model;
-use crate::plan::{Facts, Plan, decide};
+use crate::experts::{AnyExpertPath, EngineExperts};
+use crate::open::OpenModel;
+use crate::plan::{MemoryPlan, PlanInputs, decide};
 use crate::slots::Slots;
 use crate::tiers::OnGpu;
-use crate::{gpu, lock, memory, tiers};
+use crate::{gpu, memory, mlock, tiers};
 
 /// A decoder with its experts.
-pub struct Engine {
+pub struct InferenceEngine {
     /// The resident part.
     pub decoder: Decoder,
     /// The rest.
-    pub experts: Experts,
+    pub experts: EngineExperts,
     /// What the eviction policy was given.
-    pub help: Help,
+    pub policy_inputs: Help,
     compute: Arc<Compute>,
     context: usize,
     /// What was planned, and how experts are read.
@@ -40,122 +40,130 @@ pub struct Engine {
     pub gpu: Option<OnGpu>,
 }
 
-impl Engine {
+impl InferenceEngine {
     /// Makes a model ready for sequences of `context` tokens; the plan and the reader are said on standard error.
-    pub fn start(model: &Model, flags: &EngineFlags, context: usize) -> Result<Self> {
-        Engine::start_many(model, flags, context, 1)
+    pub fn start(model: &OpenModel, flags: &EngineFlags, context: usize) -> Result<Self> {
+        InferenceEngine::start_for_sequences(model, flags, context, 1)
     }
 
     /// The same for so many sequences at a time.
-    pub fn start_many(model: &Model, flags: &EngineFlags, context: usize, sequences: usize) -> Result<Self> {
-        let help = help(&flags.eviction, model, flags.evictor.as_deref())?;
+    pub fn start_for_sequences(
+        model: &OpenModel,
+        flags: &EngineFlags,
+        context: usize,
+        sequences: usize,
+    ) -> Result<Self> {
+        let policy_inputs = policy_inputs(&flags.eviction, model, flags.evictor.as_deref())?;
         check_reader(&flags.reader)?;
         // A GPU comes first, as its driver takes memory for itself.
         let gpu = gpu::open(&flags.device)?;
-        let facts = Facts { sequences, ..facts(model, flags, context)? };
-        let (context, chunk) = (facts.context, facts.chunk);
-        let ready = match gpu {
-            Some(gpu) => tiers::ready(model, flags, facts, &help, gpu)?,
-            None => ready(model, flags, &facts, &help)?,
+        let inputs = PlanInputs { sequences, ..plan_inputs(model, flags, context)? };
+        let (context, chunk) = (inputs.context, inputs.chunk);
+        let parts = match gpu {
+            Some(gpu) => tiers::assemble(model, flags, inputs, &policy_inputs, gpu)?,
+            None => assemble(model, flags, &inputs, &policy_inputs)?,
         };
-        let Ready { path, slots, compute, mut said, gpu } = ready;
+        let EngineParts { path, slots, compute, mut report, gpu } = parts;
         let decoder = model.decoder(&compute)?;
-        let recorder = flags.trace.as_ref().map(|to| recorder(to, &decoder, flags)).transpose()?;
-        let mut experts = Experts::new(path, recorder);
+        let recorder = flags.trace.as_ref().map(|to| new_recorder(to, &decoder, flags)).transpose()?;
+        let mut experts = EngineExperts::new(path, recorder);
         experts.prepare(&decoder, chunk)?;
-        experts.route_by(&flags.routing, &decoder, model)?;
-        said["routing"] = flags.routing.to_string().into();
+        experts.set_routing_strategy(&flags.routing, &decoder, model)?;
+        report["routing"] = flags.routing.to_string().into();
         if flags.mlock {
-            eprintln!("{}", lock::lock(slots).sentence());
+            eprintln!("{}", mlock::lock(slots).describe());
         }
-        Ok(Engine { decoder, experts, help, compute, context, plan: said, gpu })
+        Ok(InferenceEngine { decoder, experts, policy_inputs, compute, context, plan: report, gpu })
     }
 
     /// An empty sequence.
-    pub fn session(&mut self) -> Session<'_, Experts> {
+    pub fn session(&mut self) -> Session<'_, EngineExperts> {
         self.experts.new_sequence();
         Session::new(&self.decoder, &mut self.experts, self.context)
     }
 
     /// The same model with an empty cache of `slots` for each layer, which were no more than planned.
-    pub fn empty_cache(&mut self, model: &Model, flags: &EngineFlags, slots: usize) -> Result<()> {
+    pub fn empty_cache(&mut self, model: &OpenModel, flags: &EngineFlags, slots: usize) -> Result<()> {
         let Some(store) = model.store() else { bail!("{}: is no store", model.source().path().display()) };
         let scope = flags.cache_scope.into();
         let slots = match scope {
             Scope::Layer => slots,
             Scope::Global => slots * self.decoder.geometry().moe_layers.len(),
         };
-        if flags.has_help() {
+        if flags.uses_edge() {
             bail!("--edge: what a cache of another size would do cannot be told where others compute experts");
         }
         if flags.device.is_gpu() {
             bail!("--device: what a cache of another size would do is told of memory alone; leave it out");
         }
         // The old slots go before there are new ones.
-        self.experts.set_path(Path::AllResident(Box::new(AllResident::new(0, self.compute.clone()))));
-        let Streamed { experts: local, .. } = stream(store, slots, scope, &self.compute, flags, &self.help)?;
-        self.experts.set_path(Path::Streaming(Box::new(local)));
+        self.experts.set_path(AnyExpertPath::AllResident(Box::new(AllResident::new(0, self.compute.clone()))));
+        let StreamingParts { experts: local, .. } =
+            streaming_parts(store, slots, scope, &self.compute, flags, &self.policy_inputs)?;
+        self.experts.set_path(AnyExpertPath::Streaming(Box::new(local)));
         Ok(())
     }
 
     /// The same model with every expert in memory, whatever the plan was.
-    pub fn all_resident(&mut self, model: &Model) -> Result<()> {
+    pub fn all_resident(&mut self, model: &OpenModel) -> Result<()> {
         // The slots go before there is memory for all.
-        self.experts.set_path(Path::AllResident(Box::new(AllResident::new(0, self.compute.clone()))));
-        self.experts.set_path(Path::AllResident(Box::new(model.all_resident(&self.compute)?)));
+        self.experts.set_path(AnyExpertPath::AllResident(Box::new(AllResident::new(0, self.compute.clone()))));
+        self.experts.set_path(AnyExpertPath::AllResident(Box::new(model.all_resident(&self.compute)?)));
         Ok(())
     }
 }
 
 /// A way to experts, before the resident weights are read.
-pub struct Ready {
+pub struct EngineParts {
     /// The way.
-    pub path: Path,
+    pub path: AnyExpertPath,
     /// The addresses of its slots in memory.
     pub slots: Range<usize>,
     /// Who computes products.
     pub compute: Arc<Compute>,
     /// What was planned, and how experts are read.
-    pub said: Value,
+    pub report: Value,
     /// What a GPU has of the model, if there is one.
     pub gpu: Option<OnGpu>,
 }
 
 /// On this processor. Slots come before weights: if there is no room for them, that is known before those are read.
-fn ready(model: &Model, flags: &EngineFlags, facts: &Facts, help: &Help) -> Result<Ready> {
-    let plan = decide(facts, flags)?;
-    if matches!(plan, Plan::Slots { .. }) {
-        needs_store(model)?;
+fn assemble(model: &OpenModel, flags: &EngineFlags, inputs: &PlanInputs, policy_inputs: &Help) -> Result<EngineParts> {
+    let plan = decide(inputs, flags)?;
+    if matches!(plan, MemoryPlan::Slots { .. }) {
+        require_store(model)?;
     }
-    if let Some(store) = model.store().filter(|_| !flags.has_help()) {
+    if let Some(store) = model.store().filter(|_| !flags.uses_edge()) {
         store.require_all()?;
     }
-    eprintln!("{}", plan.sentences(facts));
-    let compute = Arc::new(compute(flags, facts)?);
-    let mut said = plan.json(facts);
+    eprintln!("{}", plan.describe(inputs));
+    let compute = Arc::new(new_compute(flags, inputs)?);
+    let mut report = plan.json(inputs);
     let (path, slots) = match (plan, model.store()) {
-        (Plan::Slots { slots, scope }, Some(store)) => {
-            let Streamed { experts, how, slots } = stream(store, slots, scope, &compute, flags, help)?;
-            eprintln!("{how}");
-            said["reader"] = how.into();
-            (join(experts, store, flags)?, slots)
+        (MemoryPlan::Slots { slots, scope }, Some(store)) => {
+            let StreamingParts { experts, reader_note, slots } =
+                streaming_parts(store, slots, scope, &compute, flags, policy_inputs)?;
+            eprintln!("{reader_note}");
+            report["reader"] = reader_note.into();
+            (with_edge(experts, store, flags)?, slots)
         }
         // With a slot for every expert the first token need not wait until all are read.
-        (Plan::AllResident, Some(store)) if !flags.preload => {
-            let all = facts.blueprint.geometry.experts;
-            let Streamed { experts, how, slots } = stream(store, all, Scope::Layer, &compute, flags, help)?;
-            said["reader"] = how.into();
-            (join(experts, store, flags)?, slots)
+        (MemoryPlan::AllResident, Some(store)) if !flags.preload => {
+            let all = inputs.blueprint.geometry.experts;
+            let StreamingParts { experts, reader_note, slots } =
+                streaming_parts(store, all, Scope::Layer, &compute, flags, policy_inputs)?;
+            report["reader"] = reader_note.into();
+            (with_edge(experts, store, flags)?, slots)
         }
         #[cfg(feature = "edge")]
-        (_, None) if flags.has_help() => crate::edge::no_store(model)?,
-        _ => (Path::AllResident(Box::new(model.all_resident(&compute)?)), 0..0),
+        (_, None) if flags.uses_edge() => crate::edge::refuse_no_store(model)?,
+        _ => (AnyExpertPath::AllResident(Box::new(model.all_resident(&compute)?)), 0..0),
     };
-    Ok(Ready { path, slots, compute, said, gpu: None })
+    Ok(EngineParts { path, slots, compute, report, gpu: None })
 }
 
 /// The store, without which experts cannot be had one by one.
-pub fn needs_store(model: &Model) -> Result<&Arc<Store>> {
+pub fn require_store(model: &OpenModel) -> Result<&Arc<Store>> {
     let Some(store) = model.store() else {
         let path = model.source().path().display();
         bail!("{path}: experts can be read one by one from a store only; make one with `larder convert {path} STORE`")
@@ -164,31 +172,31 @@ pub fn needs_store(model: &Model) -> Result<&Arc<Store>> {
 }
 
 /// Who computes.
-pub fn compute(flags: &EngineFlags, facts: &Facts) -> Result<Compute> {
+pub fn new_compute(flags: &EngineFlags, inputs: &PlanInputs) -> Result<Compute> {
     let compute = Compute::new(flags.threads(), flags.pin).context("threads to compute on cannot be had")?;
-    Ok(Compute { exact: flags.exact, memory: facts.memory, ..compute })
+    Ok(Compute { exact: flags.exact, memory: inputs.kv_format, ..compute })
 }
 
 /// What there is to plan with.
-pub fn facts<'a>(model: &'a Model, flags: &EngineFlags, context: usize) -> Result<Facts<'a>> {
+pub fn plan_inputs<'a>(model: &'a OpenModel, flags: &EngineFlags, context: usize) -> Result<PlanInputs<'a>> {
     let context = context.min(model.blueprint.context);
-    Ok(Facts {
+    Ok(PlanInputs {
         blueprint: &model.blueprint,
-        resident: model.bytes()?.0,
-        slot: slot_bytes(model)?,
+        resident_bytes: model.bytes()?.0,
+        slot_bytes: slot_bytes(model)?,
         scratch_slots: flags.cache_scratch,
         context,
         sequences: 1,
-        memory: memory_of(model, flags)?,
+        kv_format: kv_format_of(model, flags)?,
         chunk: context.min(CHUNK),
-        process: memory::current().unwrap_or_default(),
-        available: memory::available(),
+        process_bytes: memory::current().unwrap_or_default(),
+        available_bytes: memory::available(),
         on_gpu: false,
     })
 }
 
 /// What is computed with quantised weights loses nothing by rounded keys and values; floats stay exact.
-fn memory_of(model: &Model, flags: &EngineFlags) -> Result<Memory> {
+fn kv_format_of(model: &OpenModel, flags: &EngineFlags) -> Result<Memory> {
     let experts = model.experts()?;
     let mut layers = model.blueprint.geometry.moe_layers.iter();
     let quantised = layers.any(|l| !experts.as_dyn().layout(*l).gate.kind.is_float());
@@ -197,50 +205,51 @@ fn memory_of(model: &Model, flags: &EngineFlags) -> Result<Memory> {
 }
 
 /// Bytes of the largest expert.
-pub fn slot_bytes(model: &Model) -> Result<u64> {
+pub fn slot_bytes(model: &OpenModel) -> Result<u64> {
     let experts = model.experts()?;
     let layouts = model.blueprint.geometry.moe_layers.iter().map(|l| experts.as_dyn().layout(*l));
     Ok(layouts.map(|l| l.bytes).max().unwrap_or_default() as u64)
 }
 
 /// Experts through slots.
-struct Streamed {
+struct StreamingParts {
     experts: Streaming,
     /// How shards are read.
-    how: String,
+    reader_note: String,
     /// The addresses of the slots.
     slots: Range<usize>,
 }
 
-fn stream(
+fn streaming_parts(
     store: &Arc<Store>,
     slots: usize,
     scope: Scope,
     compute: &Arc<Compute>,
     flags: &EngineFlags,
-    help: &Help,
-) -> Result<Streamed> {
+    policy_inputs: &Help,
+) -> Result<StreamingParts> {
     let setting = Setting { scratch: flags.cache_scratch, ..Setting::new(&store.manifest().geometry, slots, scope) };
-    let policies = flags.eviction.make(&setting, help)?;
-    let Slots { memory, reader, how, addresses } = Slots::new(store, setting.all_slots(), &flags.reader)?;
+    let policies = flags.eviction.make(&setting, policy_inputs)?;
+    let Slots { slots: memory, reader, reader_note, addresses } =
+        Slots::new(store, setting.all_slots(), &flags.reader)?;
     let geometry = &store.manifest().geometry;
     let cache = Cache::new(geometry, &setting, policies, memory, reader, Box::new(store.clone()));
     let experts = Streaming::new(Routing::default(), cache, compute.clone(), flags.prefetch);
-    Ok(Streamed { experts, how, slots: addresses })
+    Ok(StreamingParts { experts, reader_note, slots: addresses })
 }
 
 /// Experts through slots, with the help of others if there are any.
-fn join(local: Streaming, store: &Arc<Store>, flags: &EngineFlags) -> Result<Path> {
+fn with_edge(local: Streaming, store: &Arc<Store>, flags: &EngineFlags) -> Result<AnyExpertPath> {
     #[cfg(feature = "edge")]
     if let Some(topology) = &flags.edge.topology {
-        return Ok(Path::Edge(Box::new(crate::edge::join(local, store, topology, flags)?)));
+        return Ok(AnyExpertPath::Edge(Box::new(crate::edge::connect(local, store, topology, flags)?)));
     }
     let _ = (store, flags);
-    Ok(Path::Streaming(Box::new(local)))
+    Ok(AnyExpertPath::Streaming(Box::new(local)))
 }
 
 /// Who writes down what is chosen, and how the model chooses.
-fn recorder(to: &FilePath, decoder: &Decoder, flags: &EngineFlags) -> Result<(PathBuf, Recorder)> {
+fn new_recorder(to: &Path, decoder: &Decoder, flags: &EngineFlags) -> Result<(PathBuf, Recorder)> {
     let mut recorder = Recorder::new(decoder.geometry(), flags.trace_logits);
     recorder.say("routing", flags.routing.to_string());
     if flags.trace_logits {
@@ -251,7 +260,7 @@ fn recorder(to: &FilePath, decoder: &Decoder, flags: &EngineFlags) -> Result<(Pa
 }
 
 /// The trained weights that a policy asks for.
-pub fn help(eviction: &EvictionSpec, model: &Model, evictor: Option<&FilePath>) -> Result<Help> {
+pub fn policy_inputs(eviction: &EvictionSpec, model: &OpenModel, evictor: Option<&Path>) -> Result<Help> {
     if eviction.name() != "learned" {
         return Ok(Help::default());
     }
@@ -270,7 +279,7 @@ pub fn help(eviction: &EvictionSpec, model: &Model, evictor: Option<&FilePath>) 
 pub const CALIBRATION: &str = "calibration.json";
 
 /// The calibrated spread of each layer's router, if the strategy wants it.
-pub fn deltas(spec: &RoutingSpec, model: &Model) -> Result<Option<Vec<f32>>> {
+pub fn deltas(spec: &RoutingSpec, model: &OpenModel) -> Result<Option<Vec<f32>>> {
     if !spec.needs_calibration() {
         return Ok(None);
     }

@@ -1,7 +1,7 @@
 //! A model's way to its experts, as planned, and what can be asked and changed while it runs.
 
 use std::fmt::Display;
-use std::path::{Path as FilePath, PathBuf};
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 use larder_cache::{Traffic, Visit};
@@ -13,19 +13,19 @@ use larder_policy::routing::RoutingSpec;
 use larder_store::reader::Slot;
 use serde_json::{Value, json};
 
-use crate::engine::{deltas, help};
-use crate::open::Model;
+use crate::engine::{deltas, policy_inputs};
+use crate::open::OpenModel;
 
 /// A model's way to its experts, and who writes down what it chooses.
-pub struct Experts {
-    path: Path,
+pub struct EngineExperts {
+    path: AnyExpertPath,
     recorder: Option<(PathBuf, Recorder)>,
     /// What layers found in the cache, while somebody wants to know.
     visits: Option<Vec<(LayerIdx, Visit)>>,
 }
 
 /// A way in which a model gets at its experts.
-pub enum Path {
+pub enum AnyExpertPath {
     /// All in memory.
     AllResident(Box<AllResident<Slot>>),
     /// Through slots.
@@ -42,22 +42,22 @@ pub enum Path {
     Edge(Box<larder_edge::Edge>),
 }
 
-impl Experts {
+impl EngineExperts {
     /// By this way, written down by the recorder, if there is one.
-    pub fn new(path: Path, recorder: Option<(PathBuf, Recorder)>) -> Self {
-        Experts { path, recorder, visits: None }
+    pub fn new(path: AnyExpertPath, recorder: Option<(PathBuf, Recorder)>) -> Self {
+        EngineExperts { path, recorder, visits: None }
     }
 
     /// Has whoever computes them make ready for calls with at most so many tokens, or say what is lacking.
     pub fn prepare(&mut self, decoder: &Decoder, tokens: usize) -> Result<()> {
         match &mut self.path {
-            Path::Tiered { tiered, .. } => Ok(tiered.prepare(decoder, tokens)?),
+            AnyExpertPath::Tiered { tiered, .. } => Ok(tiered.prepare(decoder, tokens)?),
             _ => Ok(()),
         }
     }
 
     /// Goes another way from now on.
-    pub fn set_path(&mut self, path: Path) {
+    pub fn set_path(&mut self, path: AnyExpertPath) {
         self.path = path;
     }
 
@@ -68,7 +68,7 @@ impl Experts {
 
     /// Whether to remember what layers find in the cache.
     #[cfg(feature = "serve")]
-    pub fn watch(&mut self, on: bool) {
+    pub fn record_visits(&mut self, on: bool) {
         match on {
             true => {
                 self.visits.get_or_insert_default();
@@ -79,7 +79,7 @@ impl Experts {
 
     /// What layers found in the cache since the last call.
     #[cfg(feature = "serve")]
-    pub fn visits(&mut self) -> Vec<(LayerIdx, Visit)> {
+    pub fn take_visits(&mut self) -> Vec<(LayerIdx, Visit)> {
         self.visits.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
@@ -96,12 +96,12 @@ impl Experts {
 
     /// Who else computed experts: their name, and what is to be said of them, in words and for a program; `None` if
     /// nobody was to.
-    pub fn others(&self) -> Option<(&'static str, String, Value)> {
+    pub fn offload_report(&self) -> Option<(&'static str, String, Value)> {
         match &self.path {
-            Path::AllResident(_) | Path::Streaming(_) => None,
-            Path::Tiered { how, .. } => Some(("gpu", how.to_string(), json!(how.to_string()))),
+            AnyExpertPath::AllResident(_) | AnyExpertPath::Streaming(_) => None,
+            AnyExpertPath::Tiered { how, .. } => Some(("gpu", how.to_string(), json!(how.to_string()))),
             #[cfg(feature = "edge")]
-            Path::Edge(edge) => {
+            AnyExpertPath::Edge(edge) => {
                 let report = edge.report();
                 let json = serde_json::to_value(&report).expect("text and numbers are JSON");
                 Some(("edge", report.sentence(), json))
@@ -117,7 +117,7 @@ impl Experts {
     }
 
     /// Chooses by this strategy from now on.
-    pub fn route_by(&mut self, spec: &RoutingSpec, decoder: &Decoder, model: &Model) -> Result<()> {
+    pub fn set_routing_strategy(&mut self, spec: &RoutingSpec, decoder: &Decoder, model: &OpenModel) -> Result<()> {
         let routing = match spec.is_lossless() {
             true => Routing::default(),
             false => {
@@ -139,12 +139,17 @@ impl Experts {
     }
 
     /// Lets this policy say who leaves from now on; `evictor` has its trained weights, if not the model itself.
-    pub fn evict_by(&mut self, spec: &EvictionSpec, model: &Model, evictor: Option<&FilePath>) -> Result<()> {
-        let help = help(spec, model, evictor)?;
+    pub fn set_eviction_policy(
+        &mut self,
+        spec: &EvictionSpec,
+        model: &OpenModel,
+        evictor: Option<&Path>,
+    ) -> Result<()> {
+        let inputs = policy_inputs(spec, model, evictor)?;
         let Some(cached) = self.cached_mut() else {
             bail!("nobody leaves: all experts of {} are in memory", model.source().path().display())
         };
-        cached.set_policies(spec.make(&cached.setting(), &help)?);
+        cached.set_policies(spec.make(&cached.setting(), &inputs)?);
         Ok(())
     }
 
@@ -170,47 +175,47 @@ impl Experts {
 
     fn path(&self) -> &dyn ExpertPath {
         match &self.path {
-            Path::AllResident(all) => all.as_ref(),
-            Path::Streaming(streaming) => streaming.as_ref(),
-            Path::Tiered { tiered, .. } => tiered.as_ref(),
+            AnyExpertPath::AllResident(all) => all.as_ref(),
+            AnyExpertPath::Streaming(streaming) => streaming.as_ref(),
+            AnyExpertPath::Tiered { tiered, .. } => tiered.as_ref(),
             #[cfg(feature = "edge")]
-            Path::Edge(edge) => edge.as_ref(),
+            AnyExpertPath::Edge(edge) => edge.as_ref(),
         }
     }
 
     fn path_mut(&mut self) -> &mut dyn ExpertPath {
         match &mut self.path {
-            Path::AllResident(all) => all.as_mut(),
-            Path::Streaming(streaming) => streaming.as_mut(),
-            Path::Tiered { tiered, .. } => tiered.as_mut(),
+            AnyExpertPath::AllResident(all) => all.as_mut(),
+            AnyExpertPath::Streaming(streaming) => streaming.as_mut(),
+            AnyExpertPath::Tiered { tiered, .. } => tiered.as_mut(),
             #[cfg(feature = "edge")]
-            Path::Edge(edge) => edge.as_mut(),
+            AnyExpertPath::Edge(edge) => edge.as_mut(),
         }
     }
 
     /// The slots on the way, if it leads through some.
     fn cached(&self) -> Option<&dyn Cached> {
         match &self.path {
-            Path::AllResident(_) => None,
-            Path::Streaming(streaming) => Some(streaming.as_ref()),
-            Path::Tiered { tiered, .. } => Some(tiered.as_ref()),
+            AnyExpertPath::AllResident(_) => None,
+            AnyExpertPath::Streaming(streaming) => Some(streaming.as_ref()),
+            AnyExpertPath::Tiered { tiered, .. } => Some(tiered.as_ref()),
             #[cfg(feature = "edge")]
-            Path::Edge(edge) => Some(edge.local()),
+            AnyExpertPath::Edge(edge) => Some(edge.local()),
         }
     }
 
     fn cached_mut(&mut self) -> Option<&mut dyn Cached> {
         match &mut self.path {
-            Path::AllResident(_) => None,
-            Path::Streaming(streaming) => Some(streaming.as_mut()),
-            Path::Tiered { tiered, .. } => Some(tiered.as_mut()),
+            AnyExpertPath::AllResident(_) => None,
+            AnyExpertPath::Streaming(streaming) => Some(streaming.as_mut()),
+            AnyExpertPath::Tiered { tiered, .. } => Some(tiered.as_mut()),
             #[cfg(feature = "edge")]
-            Path::Edge(edge) => Some(edge.local_mut()),
+            AnyExpertPath::Edge(edge) => Some(edge.local_mut()),
         }
     }
 }
 
-impl ExpertPath for Experts {
+impl ExpertPath for EngineExperts {
     fn forward(&mut self, call: &Call, out: &mut [f32]) -> Result<Routed, ModelError> {
         let routed = self.path_mut().forward(call, out)?;
         if let Some((_, recorder)) = &mut self.recorder {

@@ -11,7 +11,7 @@ use larder_model::{DeviceAttention, DeviceBench, DeviceProducts};
 use crate::cli::device::{DeviceFlag, DeviceFlags};
 
 /// A GPU, and what it does for a model.
-pub struct Gpu {
+pub struct GpuParts {
     /// Its name.
     pub name: String,
     /// Bytes of its memory that are free.
@@ -21,7 +21,7 @@ pub struct Gpu {
     /// Computes the experts in them.
     pub bench: Box<dyn DeviceBench>,
     /// What keeps resident weights, in a room of so many bytes, and multiplies with them.
-    pub products: Keeper,
+    pub products: MakeProducts,
     /// Remembers keys and values and attends to them.
     pub attention: Arc<dyn DeviceAttention>,
     /// How copies find the bytes of slots in memory; known once there were some.
@@ -30,12 +30,12 @@ pub struct Gpu {
     pub measure: Measure,
 }
 
-type Keeper = Box<dyn FnOnce(u64) -> Result<Arc<dyn DeviceProducts>>>;
-type Measure = Box<dyn FnOnce(&ExpertLayout, usize) -> Result<Rates>>;
+type MakeProducts = Box<dyn FnOnce(u64) -> Result<Arc<dyn DeviceProducts>>>;
+type Measure = Box<dyn FnOnce(&ExpertLayout, usize) -> Result<GpuThroughput>>;
 
 /// What a GPU gives, measured before anything runs.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Rates {
+pub struct GpuThroughput {
     /// Bytes per second from memory.
     pub link_in: f64,
     /// Bytes per second to memory.
@@ -47,7 +47,7 @@ pub struct Rates {
 }
 
 /// What the flags ask for; `None` if the processor computes.
-pub fn open(flags: &DeviceFlags) -> Result<Option<Gpu>> {
+pub fn open(flags: &DeviceFlags) -> Result<Option<GpuParts>> {
     if !flags.is_gpu() && (flags.vram_mem.is_some() || flags.vram_experts.is_some()) {
         bail!("--vram-mem and --vram-experts are for a GPU, which --device cuda asks for");
     }
@@ -67,7 +67,7 @@ mod real {
 
     use super::*;
 
-    pub fn open(flag: DeviceFlag) -> Result<Gpu> {
+    pub fn open(flag: DeviceFlag) -> Result<GpuParts> {
         let gpu = match flag {
             #[cfg(feature = "emulator")]
             DeviceFlag::Emulated => larder_cuda::Gpu::over(Arc::new(emulator()?)),
@@ -79,15 +79,15 @@ mod real {
         let attention = Arc::new(gpu.attention()?);
         let how = Box::new(gpu.how());
         let gpu = Arc::new(gpu);
-        let keeper = gpu.clone();
+        let for_products = gpu.clone();
         let products = Box::new(move |bytes| {
-            let products: Arc<dyn DeviceProducts> = Arc::new(keeper.products(bytes)?);
+            let products: Arc<dyn DeviceProducts> = Arc::new(for_products.products(bytes)?);
             Ok(products)
         });
         // What is between products takes next to no time, so any activation will do.
         let measure = move |layout: &ExpertLayout, experts| {
             let rates = gpu.measure(layout, Activation::Silu, experts)?;
-            Ok(Rates {
+            Ok(GpuThroughput {
                 link_in: 1.0 / rates.copy_in,
                 link_out: 1.0 / rates.copy_out,
                 vram: 1.0 / rates.read,
@@ -95,7 +95,7 @@ mod real {
             })
         };
         let (name, free) = (facts.name, facts.free_bytes);
-        Ok(Gpu { name, free, link, bench, products, attention, how, measure: Box::new(measure) })
+        Ok(GpuParts { name, free, link, bench, products, attention, how, measure: Box::new(measure) })
     }
 
     /// Memory that a small model does not fill, and that costs nothing until it is used.

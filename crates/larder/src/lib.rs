@@ -17,11 +17,10 @@ mod engine;
 mod experts;
 mod gpu;
 mod load;
-mod lock;
 mod memory;
+mod mlock;
 mod models;
 mod open;
-mod places;
 mod plan;
 mod print;
 mod probe;
@@ -29,8 +28,9 @@ mod progress;
 mod slots;
 mod telemetry;
 mod tiers;
+mod xdg;
 
-pub use open::Model;
+pub use open::OpenModel;
 
 /// Parses the command line, runs it, and turns an error into one sentence and an exit code: 0 done, 1 failed, 2 bad
 /// usage.
@@ -38,7 +38,7 @@ pub fn main() -> ExitCode {
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {}", advice::sentence(&error));
+            eprintln!("error: {}", advice::message(&error));
             ExitCode::FAILURE
         }
     }
@@ -48,6 +48,6 @@ pub fn main() -> ExitCode {
 fn run() -> Result<()> {
     let typed: Vec<_> = std::env::args_os().collect();
     let matches = cli::Cli::command().get_matches_from(&typed);
-    let line = config::applied(typed, &matches)?;
+    let line = config::apply(typed, &matches)?;
     commands::run(cli::Cli::parse_from(line).command)
 }

@@ -6,7 +6,7 @@ use std::fs;
 /// control group. `None` where neither can be read.
 pub fn available() -> Option<u64> {
     let system = fs::read_to_string("/proc/meminfo").ok().and_then(|text| meminfo(&text, "MemAvailable:"));
-    let group = group_room();
+    let group = group_available();
     match (system, group) {
         (Some(a), Some(b)) => Some(a.min(b)),
         (a, b) => a.or(b),
@@ -21,7 +21,7 @@ pub fn total() -> Option<u64> {
 /// The nearest limit of the control group, in bytes.
 pub fn group_limit() -> Option<u64> {
     let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    own.lines().filter_map(|line| Group::of(line, ROOT)?.limit()).min()
+    own.lines().filter_map(|line| ControlGroup::of(line, CGROUP_ROOT)?.limit()).min()
 }
 
 /// The most memory that this process has held so far, in bytes.
@@ -45,24 +45,24 @@ fn meminfo(text: &str, key: &str) -> Option<u64> {
 }
 
 /// Where control groups are.
-const ROOT: &str = "/sys/fs/cgroup";
+const CGROUP_ROOT: &str = "/sys/fs/cgroup";
 /// What version 1 says where there is no limit, rounded down to pages of any size.
 const NO_LIMIT: u64 = 1 << 62;
 
 /// What is left below the nearest limit, of version 2 or version 1 of control groups.
-fn group_room() -> Option<u64> {
+fn group_available() -> Option<u64> {
     let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    own.lines().filter_map(|line| Group::of(line, ROOT)?.room()).min()
+    own.lines().filter_map(|line| ControlGroup::of(line, CGROUP_ROOT)?.available()).min()
 }
 
 /// A control group and those above it.
-struct Group {
+struct ControlGroup {
     dirs: Vec<String>,
     limit: &'static str,
     used: &'static str,
 }
 
-impl Group {
+impl ControlGroup {
     /// That of a line of `/proc/self/cgroup`, if it limits memory.
     fn of(line: &str, root: &str) -> Option<Self> {
         let mut fields = line.splitn(3, ':');
@@ -81,16 +81,16 @@ impl Group {
             dir = format!("{dir}/{part}");
             dirs.push(dir.clone());
         }
-        Some(Group { dirs, limit, used })
+        Some(ControlGroup { dirs, limit, used })
     }
 
     fn limit(&self) -> Option<u64> {
         self.dirs.iter().filter_map(|dir| number(dir, self.limit)).filter(|limit| *limit < NO_LIMIT).min()
     }
 
-    fn room(&self) -> Option<u64> {
-        let room = |dir: &String| Some(number(dir, self.limit)?.saturating_sub(number(dir, self.used)?));
-        self.dirs.iter().filter_map(room).min()
+    fn available(&self) -> Option<u64> {
+        let available = |dir: &String| Some(number(dir, self.limit)?.saturating_sub(number(dir, self.used)?));
+        self.dirs.iter().filter_map(available).min()
     }
 }
 
@@ -114,10 +114,10 @@ mod tests {
         dir("a", "1000\n", "400\n");
         dir("a/b", "max\n", "100\n");
         let root = root.path().to_str().unwrap();
-        let group = Group::of("0::/a/b", root).unwrap();
-        assert_eq!((group.room(), group.limit()), (Some(600), Some(1000)));
-        assert_eq!(Group::of("0::/", root).unwrap().room(), None);
-        assert!(Group::of("3:cpu,cpuacct:/a", root).is_none());
+        let group = ControlGroup::of("0::/a/b", root).unwrap();
+        assert_eq!((group.available(), group.limit()), (Some(600), Some(1000)));
+        assert_eq!(ControlGroup::of("0::/", root).unwrap().available(), None);
+        assert!(ControlGroup::of("3:cpu,cpuacct:/a", root).is_none());
     }
 
     #[test]

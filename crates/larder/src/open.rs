@@ -30,54 +30,54 @@ pub fn default_model() -> PathBuf {
 }
 
 /// What a model is called unless somebody says otherwise: its folder's or file's own name.
-pub fn called(path: &Path) -> String {
+pub fn model_name(path: &Path) -> String {
     let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     path.file_name().map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned())
 }
 
-enum Form {
+enum ModelForm {
     Store(Arc<Store>),
     /// A checkpoint folder or GGUF file, used as it is.
     Source(Box<dyn Source>),
 }
 
 /// A model on disk, and what its config says.
-pub struct Model {
-    form: Form,
+pub struct OpenModel {
+    form: ModelForm,
     /// What the config says.
     pub blueprint: Blueprint,
 }
 
-impl Form {
+impl ModelForm {
     fn source(&self) -> &dyn Source {
         match self {
-            Form::Store(store) => store.as_ref(),
-            Form::Source(source) => source.as_ref(),
+            ModelForm::Store(store) => store.as_ref(),
+            ModelForm::Source(source) => source.as_ref(),
         }
     }
 }
 
-impl Model {
+impl OpenModel {
     /// Opens a store, which may lack shards as long as nobody needs them, a checkpoint folder or a GGUF file, or a model by
     /// its name on the hub.
     pub fn open(path: &Path) -> Result<Self> {
-        match models::named(path) {
-            Some(name) if path != Path::new(DEMO) => Self::open_path(&models::obtain(&name)?),
+        match models::hub_name(path) {
+            Some(name) if path != Path::new(DEMO) => Self::open_path(&models::fetch_if_missing(&name)?),
             _ => Self::open_path(path),
         }
     }
 
-    /// As [`Self::open`], to write many tokens: of a GGUF file a store is made beside it unless `as_it_is`.
-    pub fn open_to_run(path: &Path, as_it_is: bool) -> Result<Self> {
-        match as_it_is || !models::is_gguf(path) {
+    /// As [`Self::open`], to write many tokens: of a GGUF file a store is made beside it unless `without_store`.
+    pub fn open_to_run(path: &Path, without_store: bool) -> Result<Self> {
+        match without_store || !models::is_gguf(path) {
             true => Self::open(path),
-            false => Self::open_path(&models::store_beside(path)?),
+            false => Self::open_path(&models::store_for_gguf(path)?),
         }
     }
 
     fn open_path(path: &Path) -> Result<Self> {
         let form = match path.join(MANIFEST).exists() {
-            true => Form::Store(Arc::new(Store::open_partial(path)?)),
+            true => ModelForm::Store(Arc::new(Store::open_partial(path)?)),
             false if path.join(CONVERTING).exists() => {
                 let what = "is a store whose conversion has not finished; run the same `larder convert` again";
                 return Err(StoreError::new(Fault::Missing, path, what).into());
@@ -86,15 +86,15 @@ impl Model {
                 let what = "is the demo model, which is not here; name a model with -m";
                 return Err(StoreError::new(Fault::Missing, path, what).into());
             }
-            false => Form::Source(open_source(path)?),
+            false => ModelForm::Source(open_source(path)?),
         };
         let source = form.source();
         let blueprint = blueprint_of(source)?;
         match &form {
-            Form::Store(store) => store.check(&blueprint)?,
-            Form::Source(source) => check_resident(source.as_ref(), &blueprint)?,
+            ModelForm::Store(store) => store.check(&blueprint)?,
+            ModelForm::Source(source) => check_resident(source.as_ref(), &blueprint)?,
         }
-        Ok(Model { form, blueprint })
+        Ok(OpenModel { form, blueprint })
     }
 
     /// Its files, as named tensors and sidecars.
@@ -105,16 +105,16 @@ impl Model {
     /// The store, if it is one.
     pub fn store(&self) -> Option<&Arc<Store>> {
         match &self.form {
-            Form::Store(store) => Some(store),
-            Form::Source(_) => None,
+            ModelForm::Store(store) => Some(store),
+            ModelForm::Source(_) => None,
         }
     }
 
     /// Its experts, in the formats in which they are stored.
     pub fn experts(&self) -> Result<ModelExperts<'_>> {
         match &self.form {
-            Form::Store(store) => Ok(ModelExperts::Store(store)),
-            Form::Source(source) => {
+            ModelForm::Store(store) => Ok(ModelExperts::Store(store)),
+            ModelForm::Source(source) => {
                 let assembler = Assembler::new(source.as_ref(), &self.blueprint, None)?;
                 Ok(ModelExperts::Source(Box::new(assembler)))
             }
@@ -133,7 +133,7 @@ impl Model {
 
     /// Bytes of the resident weights that every token reads: all of them, but of an embedding that is not the head as
     /// well only a row.
-    pub fn touched_resident(&self) -> Result<u64> {
+    pub fn resident_bytes_per_token(&self) -> Result<u64> {
         let embedding = self.source().meta(EMBEDDING).filter(|_| self.has_own_head());
         let (resident, _) = self.bytes()?;
         Ok(resident - embedding.map_or(0, |m| m.bytes as u64))
@@ -144,11 +144,12 @@ impl Model {
     pub fn resident_on_device(&self) -> Result<(Vec<u64>, u64)> {
         let (all, _) = self.bytes()?;
         let own_head = self.has_own_head();
-        let there = |t: &&TensorSpec| t.product && (t.name != EMBEDDING || !own_head);
-        let there: Vec<u64> = self.blueprint.resident.iter().filter(there).map(|t| self.resident_bytes(t)).collect();
+        let on_device = |t: &&TensorSpec| t.product && (t.name != EMBEDDING || !own_head);
+        let on_device: Vec<u64> =
+            self.blueprint.resident.iter().filter(on_device).map(|t| self.resident_bytes(t)).collect();
         let kept = if own_head { 0 } else { self.source().meta(EMBEDDING).map_or(0, |m| m.bytes as u64) };
-        let here = all - there.iter().sum::<u64>() + kept;
-        Ok((there, here))
+        let in_memory = all - on_device.iter().sum::<u64>() + kept;
+        Ok((on_device, in_memory))
     }
 
     /// Bytes of a resident weight once it is loaded.
@@ -165,32 +166,32 @@ impl Model {
     pub fn decoder(&self, compute: &Arc<Compute>) -> Result<Decoder> {
         self.source().read_soon();
         Decoder::load(self.source().config(), self.source(), compute.clone())
-            .with_context(|| shown(self.source().path()))
+            .with_context(|| display(self.source().path()))
     }
 
     /// Every expert, read into memory, to be computed by `compute`.
     pub fn all_resident(&self, compute: &Arc<Compute>) -> Result<AllResident<Slot>> {
         match &self.form {
-            Form::Store(store) => load::from_store(store, compute),
-            Form::Source(_) => load::from_source(self.experts()?.as_dyn(), &self.blueprint.geometry, compute),
+            ModelForm::Store(store) => load::from_store(store, compute),
+            ModelForm::Source(_) => load::from_source(self.experts()?.as_dyn(), &self.blueprint.geometry, compute),
         }
     }
 
     /// The tokenizer and what belongs to it.
-    pub fn text(&self) -> Result<Text> {
+    pub fn text_codec(&self) -> Result<TextCodec> {
         let source = self.source();
         let path = source.path();
         let Some(json) = source.sidecar("tokenizer.json")? else {
             bail!("{}: has no tokenizer.json, so it cannot read or write text", path.display());
         };
         let config = match source.sidecar("tokenizer_config.json")? {
-            Some(bytes) => TokenizerConfig::from_bytes(&bytes).with_context(|| shown(path))?,
+            Some(bytes) => TokenizerConfig::from_bytes(&bytes).with_context(|| display(path))?,
             None => TokenizerConfig::default(),
         };
         let jinja = source.sidecar("chat_template.jinja")?;
-        Ok(Text {
-            tokenizer: Tokenizer::from_bytes(&json, &config).with_context(|| shown(path))?,
-            template: ChatTemplate::new(jinja.as_deref(), &config).with_context(|| shown(path))?,
+        Ok(TextCodec {
+            tokenizer: Tokenizer::from_bytes(&json, &config).with_context(|| display(path))?,
+            template: ChatTemplate::new(jinja.as_deref(), &config).with_context(|| display(path))?,
         })
     }
 
@@ -199,13 +200,13 @@ impl Model {
         let bytes = self.source().sidecar("generation_config.json")?;
         let config: &Value = self.source().config();
         GenerationConfig::from_bytes(bytes.as_deref(), config.to_string().as_bytes())
-            .with_context(|| shown(self.source().path()))
+            .with_context(|| display(self.source().path()))
     }
 }
 
 /// What the config of a source says, with the names that the source has for its experts.
 pub fn blueprint_of(source: &dyn Source) -> Result<Blueprint> {
-    let mut blueprint = larder_model::blueprint(source.config()).with_context(|| shown(source.path()))?;
+    let mut blueprint = larder_model::blueprint(source.config()).with_context(|| display(source.path()))?;
     if let Some(names) = source.expert_names() {
         blueprint.experts = names;
     }
@@ -231,13 +232,13 @@ impl ModelExperts<'_> {
 }
 
 /// What turns text into tokens and back.
-pub struct Text {
+pub struct TextCodec {
     /// The tokenizer.
     pub tokenizer: Tokenizer,
     /// The chat template, if the model has one.
     pub template: Option<ChatTemplate>,
 }
 
-fn shown(path: &Path) -> String {
+fn display(path: &Path) -> String {
     path.display().to_string()
 }

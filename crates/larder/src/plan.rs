@@ -12,22 +12,22 @@ use crate::print;
 pub mod tiers;
 
 /// Left over, for what the system does on the process's behalf and for what nobody thought of.
-const SPARE_BYTES: u64 = 64 << 20;
+const RESERVE_BYTES: u64 = 64 << 20;
 /// The same where slots are page-locked, so that the system cannot take them back, and a driver is at work.
-const SPARE_BYTES_BESIDE_GPU: u64 = 512 << 20;
+const RESERVE_BYTES_WITH_GPU: u64 = 512 << 20;
 /// Buffers through which weights go to a GPU.
-const PIECES_BYTES: u64 = 8 << 20;
+const UPLOAD_BUFFER_BYTES: u64 = 8 << 20;
 /// But no more than this part of what is available: a small control group has no such surprises.
-const SPARE_SHARE: u64 = 8;
+const RESERVE_DIVISOR: u64 = 8;
 
 /// What a plan is made from.
-pub struct Facts<'a> {
+pub struct PlanInputs<'a> {
     /// The model, as its config has it.
     pub blueprint: &'a Blueprint,
     /// Bytes of the resident weights.
-    pub resident: u64,
+    pub resident_bytes: u64,
     /// Bytes of the largest expert.
-    pub slot: u64,
+    pub slot_bytes: u64,
     /// Slots beside those that are planned.
     pub scratch_slots: usize,
     /// Tokens to have room for.
@@ -35,13 +35,13 @@ pub struct Facts<'a> {
     /// Sequences of so many tokens that are remembered at a time.
     pub sequences: usize,
     /// How they are remembered.
-    pub memory: Memory,
+    pub kv_format: Memory,
     /// Tokens that are read at once.
     pub chunk: usize,
     /// Bytes that the process holds before anything is loaded.
-    pub process: u64,
+    pub process_bytes: u64,
     /// Bytes of memory that can be used, where the system tells.
-    pub available: Option<u64>,
+    pub available_bytes: Option<u64>,
     /// Whether a GPU computes: then it remembers sequences, and what goes there and comes back lies in buffers that cannot
     /// be paged out.
     pub on_gpu: bool,
@@ -49,7 +49,7 @@ pub struct Facts<'a> {
 
 /// Where the experts are while the model runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Plan {
+pub enum MemoryPlan {
     /// All in memory.
     AllResident,
     /// On disk, passing through slots: so many per layer or, in global scope, in all.
@@ -61,27 +61,27 @@ pub enum Plan {
     },
 }
 
-impl Facts<'_> {
+impl PlanInputs<'_> {
     fn layers(&self) -> usize {
         self.blueprint.geometry.moe_layers.len().max(1)
     }
 
-    fn all_experts(&self) -> u64 {
-        self.blueprint.geometry.expert_count() as u64 * self.slot
+    fn all_expert_bytes(&self) -> u64 {
+        self.blueprint.geometry.expert_count() as u64 * self.slot_bytes
     }
 
     /// Bytes that remember the sequences.
-    pub fn remembered(&self) -> u64 {
-        self.sequences as u64 * self.blueprint.memory.bytes(self.context, self.memory.bytes())
+    pub fn kv_bytes(&self) -> u64 {
+        self.sequences as u64 * self.blueprint.memory.bytes(self.context, self.kv_format.bytes())
     }
 
     /// Those of them that are in memory.
-    fn remembered_here(&self) -> u64 {
-        if self.on_gpu { 0 } else { self.remembered() }
+    fn host_kv_bytes(&self) -> u64 {
+        if self.on_gpu { 0 } else { self.kv_bytes() }
     }
 
     /// Bytes of activations while a chunk is read, beside what the process holds anyway.
-    pub fn scratch(&self) -> u64 {
+    pub fn scratch_bytes(&self) -> u64 {
         let g = &self.blueprint.geometry;
         let float = size_of::<f32>();
         // Per token: the stream and what attention and norms make of it; per expert of a token: gate, up and what
@@ -93,30 +93,35 @@ impl Facts<'_> {
     }
 
     /// Bytes of memory through which a GPU gets what it computes with and gives back what it computed.
-    fn buffers(&self) -> u64 {
-        if self.on_gpu { self.scratch() + PIECES_BYTES } else { 0 }
+    fn gpu_buffer_bytes(&self) -> u64 {
+        if self.on_gpu { self.scratch_bytes() + UPLOAD_BUFFER_BYTES } else { 0 }
     }
 
     /// All but the experts.
-    fn base(&self) -> u64 {
-        let slots = self.scratch_slots as u64 * self.slot;
-        self.process + self.resident + self.remembered_here() + self.scratch() + self.buffers() + slots
+    fn base_bytes(&self) -> u64 {
+        let slots = self.scratch_slots as u64 * self.slot_bytes;
+        self.process_bytes
+            + self.resident_bytes
+            + self.host_kv_bytes()
+            + self.scratch_bytes()
+            + self.gpu_buffer_bytes()
+            + slots
     }
 
     /// Bytes that are left to whatever else happens.
-    fn spare(&self) -> u64 {
-        let most = if self.on_gpu { SPARE_BYTES_BESIDE_GPU } else { SPARE_BYTES };
-        self.available.map_or(most, |available| most.min(available / SPARE_SHARE))
+    fn reserve_bytes(&self) -> u64 {
+        let most = if self.on_gpu { RESERVE_BYTES_WITH_GPU } else { RESERVE_BYTES };
+        self.available_bytes.map_or(most, |available| most.min(available / RESERVE_DIVISOR))
     }
 
     /// Bytes for slots beside everything else.
-    fn room(&self) -> Option<u64> {
-        Some((self.available? + self.process).saturating_sub(self.base() + self.spare()))
+    fn slot_budget(&self) -> Option<u64> {
+        Some((self.available_bytes? + self.process_bytes).saturating_sub(self.base_bytes() + self.reserve_bytes()))
     }
 
     /// Slots per layer, or in all, that fit into `bytes`.
     fn slots_in(&self, bytes: u64, scope: Scope) -> usize {
-        let total = bytes / self.slot.max(1);
+        let total = bytes / self.slot_bytes.max(1);
         match scope {
             Scope::Layer => (total / self.layers() as u64).min(self.blueprint.geometry.experts as u64) as usize,
             Scope::Global => total.min(self.blueprint.geometry.expert_count() as u64) as usize,
@@ -124,7 +129,7 @@ impl Facts<'_> {
     }
 
     /// Slots per layer, or in all, for so many experts of each layer.
-    fn slots_of(&self, per_layer: usize, scope: Scope) -> usize {
+    fn slots_for(&self, per_layer: usize, scope: Scope) -> usize {
         let geometry = &self.blueprint.geometry;
         match scope {
             Scope::Layer => per_layer.min(geometry.experts),
@@ -140,115 +145,115 @@ impl Facts<'_> {
         }
     }
 
-    fn bytes_of(&self, slots: usize, scope: Scope) -> u64 {
-        slot_count(&self.blueprint.geometry, slots, scope) as u64 * self.slot
+    fn bytes_of_slots(&self, slots: usize, scope: Scope) -> u64 {
+        slot_count(&self.blueprint.geometry, slots, scope) as u64 * self.slot_bytes
     }
 
-    fn contexts(&self) -> String {
+    fn context_text(&self) -> String {
         match self.sequences {
             1 => format!("{} tokens", self.context),
             n => format!("{n} × {} tokens", self.context),
         }
     }
 
-    fn beside(&self) -> String {
+    fn other_uses(&self) -> String {
         let context = match self.on_gpu {
-            false => format!(" {} for {} of context,", print::bytes(self.remembered()), self.contexts()),
-            true => format!(" {} of buffers for the GPU,", print::bytes(self.buffers())),
+            false => format!(" {} for {} of context,", print::bytes(self.kv_bytes()), self.context_text()),
+            true => format!(" {} of buffers for the GPU,", print::bytes(self.gpu_buffer_bytes())),
         };
         format!(
             "{} of resident weights,{context} {} of scratch and {} to spare",
-            print::bytes(self.resident),
-            print::bytes(self.scratch() + self.process),
-            print::bytes(self.spare())
+            print::bytes(self.resident_bytes),
+            print::bytes(self.scratch_bytes() + self.process_bytes),
+            print::bytes(self.reserve_bytes())
         )
     }
 }
 
 /// Decides by what was asked for and what there is.
-pub fn decide(facts: &Facts, flags: &EngineFlags) -> Result<Plan> {
+pub fn decide(inputs: &PlanInputs, flags: &EngineFlags) -> Result<MemoryPlan> {
     let scope = flags.cache_scope.into();
-    let slots = match (asked(facts, flags), facts.room()) {
+    let slots = match (requested_slots(inputs, flags), inputs.slot_budget()) {
         (Some(slots), _) => slots,
-        (None, Some(room)) if room < facts.all_experts() => facts.slots_in(room, scope),
-        (None, _) => return Ok(Plan::AllResident),
+        (None, Some(room)) if room < inputs.all_expert_bytes() => inputs.slots_in(room, scope),
+        (None, _) => return Ok(MemoryPlan::AllResident),
     };
     if slots == 0 {
-        let least = print::bytes(facts.bytes_of(1, scope));
-        bail!("not even one slot fits: that takes {least} for experts beside {}", facts.beside());
+        let least = print::bytes(inputs.bytes_of_slots(1, scope));
+        bail!("not even one slot fits: that takes {least} for experts beside {}", inputs.other_uses());
     }
-    check_fits(facts, slots, scope)?;
-    Ok(Plan::Slots { slots, scope })
+    check_fits(inputs, slots, scope)?;
+    Ok(MemoryPlan::Slots { slots, scope })
 }
 
 /// The slots in memory that somebody wants, if anybody does.
-fn asked(facts: &Facts, flags: &EngineFlags) -> Option<usize> {
+fn requested_slots(inputs: &PlanInputs, flags: &EngineFlags) -> Option<usize> {
     let scope = flags.cache_scope.into();
     match (flags.cache_experts, flags.cache_mem) {
-        (Some(per_layer), _) => Some(facts.slots_of(per_layer, scope)),
-        (None, Some(bytes)) => Some(facts.slots_in(bytes.0, scope)),
+        (Some(per_layer), _) => Some(inputs.slots_for(per_layer, scope)),
+        (None, Some(bytes)) => Some(inputs.slots_in(bytes.0, scope)),
         (None, None) => None,
     }
 }
 
-fn check_fits(facts: &Facts, slots: usize, scope: Scope) -> Result<()> {
-    let Some(room) = facts.room() else { return Ok(()) };
-    let need = facts.bytes_of(slots, scope);
+fn check_fits(inputs: &PlanInputs, slots: usize, scope: Scope) -> Result<()> {
+    let Some(room) = inputs.slot_budget() else { return Ok(()) };
+    let need = inputs.bytes_of_slots(slots, scope);
     if need <= room {
         return Ok(());
     }
-    let fits = facts.slots_in(room, scope);
-    let nearest = match facts.per_layer(fits, scope) {
+    let fits = inputs.slots_in(room, scope);
+    let nearest = match inputs.per_layer(fits, scope) {
         0 => "not even one expert per layer would; a shorter context might".into(),
         n => format!("--cache-experts {n} would"),
     };
     bail!(
         "{} of slots do not fit beside {} into the {} that are available; {nearest}",
         print::bytes(need),
-        facts.beside(),
-        print::bytes(facts.available.unwrap_or_default()),
+        inputs.other_uses(),
+        print::bytes(inputs.available_bytes.unwrap_or_default()),
     )
 }
 
-impl Plan {
+impl MemoryPlan {
     /// Bytes of experts in memory.
-    pub fn experts(&self, facts: &Facts) -> u64 {
+    pub fn expert_bytes(&self, inputs: &PlanInputs) -> u64 {
         match *self {
-            Plan::AllResident => facts.all_experts(),
-            Plan::Slots { slots, scope } => facts.bytes_of(slots, scope),
+            MemoryPlan::AllResident => inputs.all_expert_bytes(),
+            MemoryPlan::Slots { slots, scope } => inputs.bytes_of_slots(slots, scope),
         }
     }
 
     /// Everything that the process will hold.
-    pub fn total(&self, facts: &Facts) -> u64 {
-        facts.base() + self.experts(facts)
+    pub fn total_bytes(&self, inputs: &PlanInputs) -> u64 {
+        inputs.base_bytes() + self.expert_bytes(inputs)
     }
 
     /// A few lines for a person.
-    pub fn sentences(&self, facts: &Facts) -> String {
+    pub fn describe(&self, inputs: &PlanInputs) -> String {
         let held = match *self {
-            Plan::AllResident => format!("all {} experts", facts.blueprint.geometry.expert_count()),
-            Plan::Slots { slots, scope } => held(facts, slots, scope),
+            MemoryPlan::AllResident => format!("all {} experts", inputs.blueprint.geometry.expert_count()),
+            MemoryPlan::Slots { slots, scope } => slots_text(inputs, slots, scope),
         };
         let mut said = format!(
             "plan: {} = {} resident + {} context of {} + {} scratch + {} {held}",
-            print::bytes(self.total(facts)),
-            print::bytes(facts.resident),
-            print::bytes(facts.remembered()),
-            facts.contexts(),
-            print::bytes(facts.scratch() + facts.process),
-            print::bytes(self.experts(facts)),
+            print::bytes(self.total_bytes(inputs)),
+            print::bytes(inputs.resident_bytes),
+            print::bytes(inputs.kv_bytes()),
+            inputs.context_text(),
+            print::bytes(inputs.scratch_bytes() + inputs.process_bytes),
+            print::bytes(self.expert_bytes(inputs)),
         );
-        if let Some(available) = facts.available {
+        if let Some(available) = inputs.available_bytes {
             said += &format!("; {} available", print::bytes(available));
         }
-        if let Plan::Slots { scope, .. } = *self {
-            let floor = facts.blueprint.geometry.top_k;
+        if let MemoryPlan::Slots { scope, .. } = *self {
+            let floor = inputs.blueprint.geometry.top_k;
             said += &format!("\n      at least {floor} per layer, which one token uses");
-            if let Some(room) = facts.room() {
-                said += &format!("; at most {}, which fit", facts.per_layer(facts.slots_in(room, scope), scope));
+            if let Some(room) = inputs.slot_budget() {
+                said += &format!("; at most {}, which fit", inputs.per_layer(inputs.slots_in(room, scope), scope));
             }
-            if self.thrashes(facts) {
+            if self.thrashes(inputs) {
                 said += "\n      warning: fewer than one token uses, so hardly any expert will be found in memory";
             }
         }
@@ -256,42 +261,42 @@ impl Plan {
     }
 
     /// The same for a program.
-    pub fn json(&self, facts: &Facts) -> Value {
+    pub fn json(&self, inputs: &PlanInputs) -> Value {
         let slots = match *self {
-            Plan::AllResident => None,
-            Plan::Slots { slots, .. } => Some(slots),
+            MemoryPlan::AllResident => None,
+            MemoryPlan::Slots { slots, .. } => Some(slots),
         };
         json!({
-            "resident_bytes": facts.resident,
-            "context_tokens": facts.context,
-            "sequences": facts.sequences,
-            "context_bytes": facts.remembered(),
-            "scratch_bytes": facts.scratch() + facts.process,
-            "expert_bytes": facts.slot,
+            "resident_bytes": inputs.resident_bytes,
+            "context_tokens": inputs.context,
+            "sequences": inputs.sequences,
+            "context_bytes": inputs.kv_bytes(),
+            "scratch_bytes": inputs.scratch_bytes() + inputs.process_bytes,
+            "expert_bytes": inputs.slot_bytes,
             "slots": slots,
-            "slot_bytes": self.experts(facts),
-            "total_bytes": self.total(facts),
-            "available_bytes": facts.available,
-            "floor_experts_per_layer": facts.blueprint.geometry.top_k,
-            "ceiling_experts_per_layer": facts.room().map(|room| facts.slots_in(room, Scope::Layer)),
+            "slot_bytes": self.expert_bytes(inputs),
+            "total_bytes": self.total_bytes(inputs),
+            "available_bytes": inputs.available_bytes,
+            "floor_experts_per_layer": inputs.blueprint.geometry.top_k,
+            "ceiling_experts_per_layer": inputs.slot_budget().map(|room| inputs.slots_in(room, Scope::Layer)),
         })
     }
 
     /// Whether one token alone needs more slots than there are.
-    fn thrashes(&self, facts: &Facts) -> bool {
-        let top_k = facts.blueprint.geometry.top_k;
+    fn thrashes(&self, inputs: &PlanInputs) -> bool {
+        let top_k = inputs.blueprint.geometry.top_k;
         match *self {
-            Plan::AllResident => false,
-            Plan::Slots { slots, scope: Scope::Layer } => slots < top_k,
-            Plan::Slots { slots, scope: Scope::Global } => slots < top_k * facts.layers(),
+            MemoryPlan::AllResident => false,
+            MemoryPlan::Slots { slots, scope: Scope::Layer } => slots < top_k,
+            MemoryPlan::Slots { slots, scope: Scope::Global } => slots < top_k * inputs.layers(),
         }
     }
 }
 
 /// How many experts so many slots hold, for a person.
-fn held(facts: &Facts, slots: usize, scope: Scope) -> String {
-    let all = facts.blueprint.geometry.expert_count();
-    let total = slot_count(&facts.blueprint.geometry, slots, scope);
+fn slots_text(inputs: &PlanInputs, slots: usize, scope: Scope) -> String {
+    let all = inputs.blueprint.geometry.expert_count();
+    let total = slot_count(&inputs.blueprint.geometry, slots, scope);
     let share = 100.0 * total as f64 / all.max(1) as f64;
     let cut = match scope {
         Scope::Layer => format!("{slots} per layer"),
@@ -324,8 +329,8 @@ mod tests {
     }
 
     /// What has to be available so that this much is left.
-    pub fn beside_spare(bytes: u64) -> u64 {
-        (bytes * SPARE_SHARE).div_ceil(SPARE_SHARE - 1)
+    pub fn beside_reserve(bytes: u64) -> u64 {
+        (bytes * RESERVE_DIVISOR).div_ceil(RESERVE_DIVISOR - 1)
     }
 
     pub fn flags(cache_experts: Option<usize>, cache_mem: Option<u64>, cache_scope: ScopeFlag) -> EngineFlags {
@@ -359,18 +364,18 @@ mod tests {
         }
     }
 
-    pub fn facts(blueprint: &Blueprint, available: Option<u64>) -> Facts<'_> {
-        Facts {
+    pub fn inputs(blueprint: &Blueprint, available: Option<u64>) -> PlanInputs<'_> {
+        PlanInputs {
             blueprint,
-            memory: Memory::F16,
-            resident: MEGA,
-            slot: MEGA,
+            kv_format: Memory::F16,
+            resident_bytes: MEGA,
+            slot_bytes: MEGA,
             scratch_slots: 0,
             context: 1024,
             sequences: 1,
             chunk: 1,
-            process: MEGA,
-            available,
+            process_bytes: MEGA,
+            available_bytes: available,
             on_gpu: false,
         }
     }
@@ -378,32 +383,32 @@ mod tests {
     #[test]
     fn memory_decides_unless_somebody_does() {
         let blueprint = blueprint();
-        let facts = |available| facts(&blueprint, available);
+        let inputs = |available| inputs(&blueprint, available);
         let (layer, global) = (ScopeFlag::Layer, ScopeFlag::Global);
-        let enough = Some(beside_spare(40 * MEGA));
-        let tight = Some(beside_spare(12 * MEGA));
+        let enough = Some(beside_reserve(40 * MEGA));
+        let tight = Some(beside_reserve(12 * MEGA));
         let none = flags(None, None, layer);
-        assert_eq!(decide(&facts(enough), &none).unwrap(), Plan::AllResident);
-        assert_eq!(decide(&facts(None), &none).unwrap(), Plan::AllResident);
-        let slots = |slots, scope| Plan::Slots { slots, scope };
-        assert_eq!(decide(&facts(tight), &none).unwrap(), slots(2, Scope::Layer));
-        assert_eq!(decide(&facts(tight), &flags(None, None, global)).unwrap(), slots(9, Scope::Global));
-        assert_eq!(decide(&facts(enough), &flags(Some(3), None, layer)).unwrap(), slots(3, Scope::Layer));
-        assert_eq!(decide(&facts(enough), &flags(Some(3), None, global)).unwrap(), slots(12, Scope::Global));
-        assert_eq!(decide(&facts(enough), &flags(None, Some(8 * MEGA), layer)).unwrap(), slots(2, Scope::Layer));
-        let said = decide(&facts(tight), &flags(Some(5), None, layer)).unwrap_err().to_string();
+        assert_eq!(decide(&inputs(enough), &none).unwrap(), MemoryPlan::AllResident);
+        assert_eq!(decide(&inputs(None), &none).unwrap(), MemoryPlan::AllResident);
+        let slots = |slots, scope| MemoryPlan::Slots { slots, scope };
+        assert_eq!(decide(&inputs(tight), &none).unwrap(), slots(2, Scope::Layer));
+        assert_eq!(decide(&inputs(tight), &flags(None, None, global)).unwrap(), slots(9, Scope::Global));
+        assert_eq!(decide(&inputs(enough), &flags(Some(3), None, layer)).unwrap(), slots(3, Scope::Layer));
+        assert_eq!(decide(&inputs(enough), &flags(Some(3), None, global)).unwrap(), slots(12, Scope::Global));
+        assert_eq!(decide(&inputs(enough), &flags(None, Some(8 * MEGA), layer)).unwrap(), slots(2, Scope::Layer));
+        let said = decide(&inputs(tight), &flags(Some(5), None, layer)).unwrap_err().to_string();
         assert!(said.ends_with("--cache-experts 2 would"), "{said}");
-        assert!(decide(&facts(Some(MEGA)), &none).unwrap_err().to_string().contains("not even one slot"));
-        assert!(decide(&facts(Some(MEGA)), &flags(Some(5), None, layer)).unwrap_err().to_string().contains("context"));
+        assert!(decide(&inputs(Some(MEGA)), &none).unwrap_err().to_string().contains("not even one slot"));
+        assert!(decide(&inputs(Some(MEGA)), &flags(Some(5), None, layer)).unwrap_err().to_string().contains("context"));
     }
 
     #[test]
     fn everything_is_in_the_total() {
         let blueprint = blueprint();
-        let facts = Facts { sequences: 2, ..facts(&blueprint, Some(beside_spare(40 * MEGA))) };
-        let plan = decide(&facts, &flags(Some(1), None, ScopeFlag::Layer)).unwrap();
-        assert_eq!(plan.total(&facts), 4 * MEGA + facts.scratch() + 4 * MEGA);
-        let said = plan.sentences(&facts);
+        let inputs = PlanInputs { sequences: 2, ..inputs(&blueprint, Some(beside_reserve(40 * MEGA))) };
+        let plan = decide(&inputs, &flags(Some(1), None, ScopeFlag::Layer)).unwrap();
+        assert_eq!(plan.total_bytes(&inputs), 4 * MEGA + inputs.scratch_bytes() + 4 * MEGA);
+        let said = plan.describe(&inputs);
         assert!(said.contains("at least 2 per layer") && said.contains("warning"), "{said}");
     }
 }

@@ -29,7 +29,7 @@ pub fn routing(routing: &Routing) -> Value {
 }
 
 /// A share in percent, with a digit behind the point where there is need of it.
-pub fn share(share: f64) -> String {
+pub fn percent(share: f64) -> String {
     let digits = usize::from((100.0 * share).fract().abs() > 1e-9);
     format!("{:.digits$} %", 100.0 * share)
 }

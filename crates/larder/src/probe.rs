@@ -11,18 +11,18 @@ use larder_store::reader::{Arena, Files, Read, open_reader};
 use larder_store::{DATA_START, Store};
 
 /// How long each probe may take.
-const PATIENCE: Duration = Duration::from_millis(1500);
+const PROBE_TIME: Duration = Duration::from_millis(1500);
 /// Larger than any cache of the processor, together for all threads.
 const MEMORY_BYTES: usize = 512 << 20;
 /// Reads in flight: enough to keep an SSD busy at the size of an expert.
 const IN_FLIGHT: usize = 8;
 
 /// Bytes per second that `threads` threads together read from memory; the best of a few passes.
-pub fn memory_rate(threads: usize) -> f64 {
+pub fn memory_bandwidth(threads: usize) -> f64 {
     let words = MEMORY_BYTES / threads.max(1) / size_of::<u64>();
     let buffers: Vec<Vec<u64>> = (0..threads.max(1)).map(|t| vec![t as u64 + 1; words]).collect();
     let (start, mut best) = (Instant::now(), 0.0f64);
-    while start.elapsed() < PATIENCE {
+    while start.elapsed() < PROBE_TIME {
         let pass = Instant::now();
         std::thread::scope(|scope| {
             for buffer in &buffers {
@@ -46,42 +46,42 @@ fn sum(buffer: &[u64]) -> u64 {
 }
 
 /// Bytes per second at which whole experts of a store are read, spread over all of it, and how they are read.
-pub fn ssd_rate(store: &Arc<Store>, reader: &str) -> Result<(f64, String)> {
-    let spread = Spread::of_store(store)?;
-    spread.rate(reader, IN_FLIGHT, PATIENCE, spread.places.len())
+pub fn ssd_throughput(store: &Arc<Store>, reader: &str) -> Result<(f64, String)> {
+    let pattern = ReadPattern::of_store(store)?;
+    pattern.throughput(reader, IN_FLIGHT, PROBE_TIME, pattern.locations.len())
 }
 
 /// Where reads of one length go, in files of one length.
-pub struct Spread {
+pub struct ReadPattern {
     /// The files.
     pub files: Arc<Files>,
     /// Bytes of a read.
     pub len: usize,
     /// Number of the file, and offset.
-    places: Vec<(usize, u64)>,
+    locations: Vec<(usize, u64)>,
 }
 
-impl Spread {
+impl ReadPattern {
     /// Every expert of a store.
     pub fn of_store(store: &Arc<Store>) -> Result<Self> {
         let (paths, bytes) = store.shard_files();
-        let places = (0..paths.len()).map(|shard| (shard, DATA_START as u64)).collect();
+        let locations = (0..paths.len()).map(|shard| (shard, DATA_START as u64)).collect();
         let files = Arc::new(Files::new(paths.len(), bytes, move |shard| paths[shard].clone())?);
-        Ok(Spread { files, len: store.manifest().experts.data_bytes, places })
+        Ok(ReadPattern { files, len: store.manifest().experts.data_bytes, locations })
     }
 
     /// All of one file, in pieces of `len`.
     pub fn of_file(path: PathBuf, bytes: u64, len: usize) -> Result<Self> {
-        let places = (0..bytes / len as u64).map(|i| (0, i * len as u64)).collect();
-        Ok(Spread { files: Arc::new(Files::new(1, bytes, move |_| path.clone())?), len, places })
+        let locations = (0..bytes / len as u64).map(|i| (0, i * len as u64)).collect();
+        Ok(ReadPattern { files: Arc::new(Files::new(1, bytes, move |_| path.clone())?), len, locations })
     }
 
     /// Bytes per second of at most `count` reads by this reader, `depth` of them at a time, for no longer than
-    /// `patience` or little more; and how they are read.
-    pub fn rate(&self, reader: &str, depth: usize, patience: Duration, count: usize) -> Result<(f64, String)> {
+    /// `time_limit` or little more; and how they are read.
+    pub fn throughput(&self, reader: &str, depth: usize, time_limit: Duration, count: usize) -> Result<(f64, String)> {
         let (arena, slots) = Arena::new(depth, self.len).context("no memory for a few experts")?;
         let (mut reader, how) = open_reader(reader, &self.files, &arena)?;
-        let mut next = self.order().take(count);
+        let mut next = self.scattered().take(count);
         let mut request = |slot| next.next().map(|(shard, offset)| Read { shard, offset, len: self.len, slot, tag: 0 });
         let mut waiting: VecDeque<Read> = slots.into_iter().filter_map(&mut request).collect();
         let (start, mut done) = (Instant::now(), 0u64);
@@ -90,7 +90,7 @@ impl Spread {
             let Some(read) = reader.wait() else { break };
             read.result?;
             done += self.len as u64;
-            if start.elapsed() < patience {
+            if start.elapsed() < time_limit {
                 waiting.extend(request(read.slot));
             }
         }
@@ -99,11 +99,11 @@ impl Spread {
 
     /// All places, far from each other, over and over. A stride that shares no factor with the count visits each before
     /// any twice.
-    fn order(&self) -> impl Iterator<Item = (usize, u64)> {
-        let count = self.places.len();
+    fn scattered(&self) -> impl Iterator<Item = (usize, u64)> {
+        let count = self.locations.len();
         let stride = (count * 5 / 8).max(1);
         let stride = (stride..).find(|s| gcd(*s, count) == 1).unwrap_or(1);
-        (0..usize::MAX).map(move |i| self.places[i.wrapping_mul(stride) % count])
+        (0..usize::MAX).map(move |i| self.locations[i.wrapping_mul(stride) % count])
     }
 }
 

@@ -9,7 +9,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use crate::print;
 
 /// Work that is over before this is not worth a line.
-const PATIENCE: Duration = Duration::from_millis(1500);
+const QUIET_TIME: Duration = Duration::from_millis(1500);
 /// Between two plain lines.
 const PLAIN_EVERY: Duration = Duration::from_secs(10);
 
@@ -19,40 +19,40 @@ pub struct Bar {
     unit: Unit,
     total: u64,
     start: Instant,
-    kind: Kind,
+    kind: BarKind,
 }
 
 /// What is counted.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Unit {
     Bytes,
-    Things(&'static str),
+    Items(&'static str),
 }
 
 impl Unit {
     /// So much of what is named right behind it.
-    fn part(self, n: u64) -> String {
+    fn without_unit(self, n: u64) -> String {
         match self {
-            Unit::Things(_) if n < 1_000_000 => n.to_string(),
-            _ => self.shown(n),
+            Unit::Items(_) if n < 1_000_000 => n.to_string(),
+            _ => self.with_unit(n),
         }
     }
 
-    fn shown(self, n: u64) -> String {
+    fn with_unit(self, n: u64) -> String {
         match self {
             Unit::Bytes => print::bytes(n),
-            Unit::Things(what) if n < 1_000_000 => format!("{n} {what}"),
-            Unit::Things(what) => format!("{:.1} million {what}", n as f64 / 1e6),
+            Unit::Items(what) if n < 1_000_000 => format!("{n} {what}"),
+            Unit::Items(what) => format!("{:.1} million {what}", n as f64 / 1e6),
         }
     }
 }
 
-enum Kind {
+enum BarKind {
     Terminal(ProgressBar),
-    Plain(Mutex<Plain>),
+    Plain(Mutex<PlainLines>),
 }
 
-struct Plain {
+struct PlainLines {
     done: u64,
     next: Duration,
 }
@@ -63,14 +63,14 @@ pub fn bar(what: &str, total: u64) -> Bar {
 }
 
 /// A bar for `total` things on standard error.
-pub fn count(what: &str, things: &'static str, total: u64) -> Bar {
-    begin(what, Unit::Things(things), total)
+pub fn count(what: &str, items: &'static str, total: u64) -> Bar {
+    begin(what, Unit::Items(items), total)
 }
 
 fn begin(what: &str, unit: Unit, total: u64) -> Bar {
     let kind = match std::io::stderr().is_terminal() {
-        true => Kind::Terminal(terminal(what, unit, total)),
-        false => Kind::Plain(Mutex::new(Plain { done: 0, next: PATIENCE })),
+        true => BarKind::Terminal(terminal(what, unit, total)),
+        false => BarKind::Plain(Mutex::new(PlainLines { done: 0, next: QUIET_TIME })),
     };
     Bar { what: what.to_owned(), unit, total, start: Instant::now(), kind }
 }
@@ -78,7 +78,7 @@ fn begin(what: &str, unit: Unit, total: u64) -> Bar {
 fn terminal(what: &str, unit: Unit, total: u64) -> ProgressBar {
     let style = match unit {
         Unit::Bytes => "{msg} {wide_bar:.cyan/dim} {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {eta}",
-        Unit::Things(_) => "{msg} {wide_bar:.cyan/dim} {percent} % {per_sec} {eta}",
+        Unit::Items(_) => "{msg} {wide_bar:.cyan/dim} {percent} % {per_sec} {eta}",
     };
     let style = ProgressStyle::with_template(style).expect("the template above is valid");
     let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr_with_hz(8));
@@ -91,15 +91,15 @@ impl Bar {
     /// So much more is done.
     pub fn advance(&self, amount: u64) {
         match &self.kind {
-            Kind::Terminal(bar) => bar.inc(amount),
-            Kind::Plain(plain) => {
+            BarKind::Terminal(bar) => bar.inc(amount),
+            BarKind::Plain(plain) => {
                 let mut plain = plain.lock().unwrap_or_else(|e| e.into_inner());
                 plain.done += amount;
                 let passed = self.start.elapsed();
                 if passed >= plain.next {
                     plain.next = passed + PLAIN_EVERY;
-                    let rate = self.unit.shown((plain.done as f64 / passed.as_secs_f64()) as u64);
-                    let (done, total) = (self.unit.part(plain.done), self.unit.shown(self.total));
+                    let rate = self.unit.with_unit((plain.done as f64 / passed.as_secs_f64()) as u64);
+                    let (done, total) = (self.unit.without_unit(plain.done), self.unit.with_unit(self.total));
                     eprintln!("{}: {done} of {total}, {rate}/s", self.what);
                 }
             }
@@ -110,29 +110,29 @@ impl Bar {
     #[cfg(feature = "hub")]
     pub fn resume(&self, amount: u64) {
         match &self.kind {
-            Kind::Terminal(bar) => bar.set_position(amount),
-            Kind::Plain(plain) => plain.lock().unwrap_or_else(|e| e.into_inner()).done = amount,
+            BarKind::Terminal(bar) => bar.set_position(amount),
+            BarKind::Plain(plain) => plain.lock().unwrap_or_else(|e| e.into_inner()).done = amount,
         }
     }
 
     /// Removes the bar.
     pub fn finish(&self) {
-        if let Kind::Terminal(bar) = &self.kind {
+        if let BarKind::Terminal(bar) = &self.kind {
             bar.finish_and_clear();
         }
     }
 }
 
 /// A bar for work of the store, which says how much it is when it begins.
-pub struct Watch {
+pub struct StoreProgress {
     what: &'static str,
     bar: OnceLock<Bar>,
 }
 
-impl Watch {
+impl StoreProgress {
     /// A bar for `what`, still to begin.
     pub fn new(what: &'static str) -> Self {
-        Watch { what, bar: OnceLock::new() }
+        StoreProgress { what, bar: OnceLock::new() }
     }
 
     /// Removes the bar.
@@ -141,7 +141,7 @@ impl Watch {
     }
 }
 
-impl larder_store::Progress for Watch {
+impl larder_store::Progress for StoreProgress {
     fn begin(&self, bytes: u64) {
         self.bar.get_or_init(|| bar(self.what, bytes));
     }

@@ -12,11 +12,11 @@ use crate::print;
 /// Empty slots, and what fills them.
 pub struct Slots {
     /// Each large enough for every expert.
-    pub memory: Vec<Slot>,
+    pub slots: Vec<Slot>,
     /// Reads shards into them.
     pub reader: Box<dyn Reader>,
     /// How, in words.
-    pub how: String,
+    pub reader_note: String,
     /// Their addresses.
     pub addresses: Range<usize>,
 }
@@ -25,11 +25,11 @@ impl Slots {
     /// So many.
     pub fn new(store: &Arc<Store>, total: usize, reader: &str) -> Result<Self> {
         let slot_bytes = store.manifest().experts.data_bytes;
-        let (arena, memory) = Arena::new(total, slot_bytes)
+        let (arena, slots) = Arena::new(total, slot_bytes)
             .with_context(|| format!("{total} slots of {} cannot be had", print::bytes(slot_bytes as u64)))?;
         let (paths, bytes) = store.shard_files();
         let files = Arc::new(Files::new(paths.len(), bytes, move |shard| paths[shard].clone())?);
-        let (reader, how) = open_reader(reader, &files, &arena)?;
-        Ok(Slots { memory, reader, how, addresses: arena.range() })
+        let (reader, reader_note) = open_reader(reader, &files, &arena)?;
+        Ok(Slots { slots, reader, reader_note, addresses: arena.range() })
     }
 }

@@ -26,8 +26,8 @@ pub struct Telemetry {
     /// The prompt's step.
     pub prompt: Totals,
     /// All others.
-    pub written: Totals,
-    failed: Option<std::io::Error>,
+    pub decode: Totals,
+    write_error: Option<std::io::Error>,
 }
 
 /// The sum over some steps.
@@ -52,8 +52,8 @@ impl Telemetry {
             Ok((path.to_owned(), file))
         };
         let file = path.map(open).transpose()?;
-        let (prompt, written) = Default::default();
-        Ok(Telemetry { file, steps: 0, before: Traffic::default(), prompt, written, failed: None })
+        let (prompt, decode) = Default::default();
+        Ok(Telemetry { file, steps: 0, before: Traffic::default(), prompt, decode, write_error: None })
     }
 
     /// A step is over; `traffic` is what passed through the cache so far.
@@ -62,16 +62,16 @@ impl Telemetry {
         let passed = now - std::mem::replace(&mut self.before, now);
         let (phase, totals) = match self.steps {
             0 => ("prompt", &mut self.prompt),
-            _ => ("decode", &mut self.written),
+            _ => ("decode", &mut self.decode),
         };
         totals.tokens += step.tokens;
         totals.time += step.time;
         totals.times = totals.times + step.times;
         totals.traffic = totals.traffic + passed;
         if let Some((_, file)) = &mut self.file {
-            let line = line(self.steps, phase, step, &passed);
+            let line = csv_line(self.steps, phase, step, &passed);
             if let Err(error) = writeln!(file, "{line}") {
-                self.failed.get_or_insert(error);
+                self.write_error.get_or_insert(error);
             }
         }
         self.steps += 1;
@@ -80,12 +80,12 @@ impl Telemetry {
     /// Makes sure that the file is whole.
     pub fn finish(&mut self) -> Result<()> {
         let Some((path, file)) = &mut self.file else { return Ok(()) };
-        let outcome = self.failed.take().map_or_else(|| file.flush(), Err);
+        let outcome = self.write_error.take().map_or_else(|| file.flush(), Err);
         outcome.with_context(|| format!("{}: the telemetry could not be written", path.display()))
     }
 }
 
-fn line(number: usize, phase: &str, step: &Step, passed: &Traffic) -> String {
+fn csv_line(number: usize, phase: &str, step: &Step, passed: &Traffic) -> String {
     let s = |time: Duration| time.as_secs_f64();
     let tiers = passed.tiers.unwrap_or_default();
     let (times, counts) = (step.times, passed.counts);
@@ -127,11 +127,11 @@ impl Totals {
     }
 
     /// For a program.
-    pub fn json(&self, streams: bool) -> Value {
+    pub fn json(&self, streaming: bool) -> Value {
         let s = |time: Duration| time.as_secs_f64();
         let Totals { tokens, time, times, traffic } = self;
         let counts = traffic.counts;
-        let cache = streams.then(|| {
+        let cache = streaming.then(|| {
             json!({
                 "hits": counts.hits,
                 "awaited": counts.awaited,
@@ -158,13 +158,13 @@ impl Totals {
             "seconds_products": s(times.products),
             "seconds_attending": s(times.attending),
             "cache": cache,
-            "tiers": traffic.tiers.map(|tiers| of_tiers(&tiers, *time)),
+            "tiers": traffic.tiers.map(|tiers| tiers_json(&tiers, *time)),
         })
     }
 }
 
 /// For a program.
-fn of_tiers(tiers: &TierTraffic, time: Duration) -> Value {
+fn tiers_json(tiers: &TierTraffic, time: Duration) -> Value {
     let share = |busy: Duration| busy.as_secs_f64() / time.as_secs_f64().max(1e-9);
     let counts = tiers.counts;
     json!({

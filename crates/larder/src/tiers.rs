@@ -13,91 +13,109 @@ use larder_store::Experts as _;
 use serde_json::json;
 
 use crate::cli::EngineFlags;
-use crate::engine::{Ready, compute, needs_store};
-use crate::experts::Path;
-use crate::gpu::{Gpu, Rates};
-use crate::open::Model;
-use crate::plan::Facts;
-use crate::plan::tiers::{Tiers, Vram, decide, passing};
+use crate::engine::{EngineParts, new_compute, require_store};
+use crate::experts::AnyExpertPath;
+use crate::gpu::{GpuParts, GpuThroughput};
+use crate::open::OpenModel;
+use crate::plan::PlanInputs;
+use crate::plan::tiers::{TierPlan, Vram, decide, pass_through_slots};
 use crate::print;
 use crate::slots::Slots;
 
 /// Each resident matrix begins at a multiple of this in a GPU's memory.
-const PLACE: u64 = 256;
+const RESIDENT_ALIGN: u64 = 256;
 /// Experts that the processor computes to see how long that takes: more than caches hold.
-const PROBED_BYTES: usize = 128 << 20;
+const PROBE_BYTES: usize = 128 << 20;
 
 /// What a GPU has of a model, and what it gives.
 #[derive(Clone, Copy, Debug)]
 pub struct OnGpu {
     /// Bytes of resident weights.
-    pub resident: u64,
+    pub resident_bytes: u64,
     /// Measured before anything runs.
-    pub rates: Rates,
+    pub throughput: GpuThroughput,
 }
 
 /// A way to experts over both tiers. The slots of both come before weights: if there is no room for them, that is known
 /// before those are read.
-pub fn ready(model: &Model, flags: &EngineFlags, facts: Facts, help: &Help, gpu: Gpu) -> Result<Ready> {
+pub fn assemble(
+    model: &OpenModel,
+    flags: &EngineFlags,
+    inputs: PlanInputs,
+    policy_inputs: &Help,
+    gpu: GpuParts,
+) -> Result<EngineParts> {
     check(flags)?;
-    let store = needs_store(model)?;
+    let store = require_store(model)?;
     store.require_all()?;
-    let (facts, vram) = both(model, flags, facts, &gpu)?;
-    let plan = decide(&facts, &vram, flags)?;
-    eprintln!("{}", plan.sentences(&facts, &vram));
-    let mut said = plan.json(&facts, &vram);
+    let (inputs, vram) = tier_inputs(model, flags, inputs, &gpu)?;
+    let plan = decide(&inputs, &vram, flags)?;
+    eprintln!("{}", plan.describe(&inputs, &vram));
+    let mut report = plan.json(&inputs, &vram);
 
-    let Tiers { device, host, passing, scope } = plan;
+    let TierPlan { device_slots, host_slots, pass_through, scope } = plan;
     let geometry = &store.manifest().geometry;
-    let setting = TierSetting::new(geometry, scope, device, host, passing);
-    let policies = flags.eviction.make(&setting.policies(), help)?;
-    let Slots { memory, reader, how: reading, addresses } = Slots::new(store, setting.host.all_slots(), &flags.reader)?;
-    eprintln!("{reading}");
-    said["reader"] = reading.into();
+    let setting = TierSetting::new(geometry, scope, device_slots, host_slots, pass_through);
+    let policies = flags.eviction.make(&setting.policies(), policy_inputs)?;
+    let Slots { slots, reader, reader_note, addresses } = Slots::new(store, setting.host.all_slots(), &flags.reader)?;
+    eprintln!("{reader_note}");
+    report["reader"] = reader_note.into();
 
-    let Gpu { link, bench, products, attention, how, measure, .. } = gpu;
-    let compute = compute(flags, &facts)?;
-    let compute = Arc::new(Compute { device: Some(products(vram.resident)?), attention: Some(attention), ..compute });
+    let GpuParts { link, bench, products, attention, how, measure, .. } = gpu;
+    let compute = new_compute(flags, &inputs)?;
+    let compute =
+        Arc::new(Compute { device: Some(products(vram.resident_bytes)?), attention: Some(attention), ..compute });
     let layout = store.layout(geometry.moe_layers[0]);
-    let rates = measure(layout, geometry.top_k)?;
-    let host = on_processor(&compute, layout, facts.available);
-    let measured = Measured { copy: 1.0 / rates.link_in, host, device: 1.0 / rates.compute };
-    eprintln!("{}", sentence(&rates, &measured));
-    said["device"]["rates"] = json!({
-        "bytes_per_second_in": rates.link_in,
-        "bytes_per_second_out": rates.link_out,
-        "bytes_per_second_vram": rates.vram,
-        "expert_bytes_per_second": rates.compute,
+    let throughput = measure(layout, geometry.top_k)?;
+    let host = host_seconds_per_byte(&compute, layout, inputs.available_bytes);
+    let measured = Measured { copy: 1.0 / throughput.link_in, host, device: 1.0 / throughput.compute };
+    eprintln!("{}", throughput_text(&throughput, &measured));
+    report["device"]["rates"] = json!({
+        "bytes_per_second_in": throughput.link_in,
+        "bytes_per_second_out": throughput.link_out,
+        "bytes_per_second_vram": throughput.vram,
+        "expert_bytes_per_second": throughput.compute,
         "expert_bytes_per_second_on_processor": 1.0 / host,
     });
 
-    let supply = Supply { memory, reader, shards: Box::new(store.clone()) };
+    let supply = Supply { memory: slots, reader, shards: Box::new(store.clone()) };
     let cache = TieredCache::new(geometry, &setting, policies, supply, link, measured)?;
     let tiered = Tiered::new(Routing::default(), cache, compute.clone(), bench, flags.prefetch);
-    let gpu = Some(OnGpu { resident: vram.resident, rates });
-    Ok(Ready { path: Path::Tiered { tiered: Box::new(tiered), how }, slots: addresses, compute, said, gpu })
+    let gpu = Some(OnGpu { resident_bytes: vram.resident_bytes, throughput });
+    Ok(EngineParts {
+        path: AnyExpertPath::Tiered { tiered: Box::new(tiered), how },
+        slots: addresses,
+        compute,
+        report,
+        gpu,
+    })
 }
 
 /// What there is to plan with on a GPU.
-pub fn both<'a>(model: &Model, flags: &EngineFlags, facts: Facts<'a>, gpu: &Gpu) -> Result<(Facts<'a>, Vram)> {
-    let (there, here) = model.resident_on_device()?;
+pub fn tier_inputs<'a>(
+    model: &OpenModel,
+    flags: &EngineFlags,
+    inputs: PlanInputs<'a>,
+    gpu: &GpuParts,
+) -> Result<(PlanInputs<'a>, Vram)> {
+    let (on_device, in_memory) = model.resident_on_device()?;
     let vram = Vram {
         name: gpu.name.clone(),
-        free: gpu.free,
-        resident: there.iter().map(|bytes| bytes.next_multiple_of(PLACE)).sum(),
+        free_bytes: gpu.free,
+        resident_bytes: on_device.iter().map(|bytes| bytes.next_multiple_of(RESIDENT_ALIGN)).sum(),
     };
-    let scratch_slots = passing(&facts, flags.prefetch).max(flags.cache_scratch);
-    Ok((Facts { resident: here, scratch_slots, on_gpu: true, ..facts }, vram))
+    let scratch_slots = pass_through_slots(&inputs, flags.prefetch).max(flags.cache_scratch);
+    Ok((PlanInputs { resident_bytes: in_memory, scratch_slots, on_gpu: true, ..inputs }, vram))
 }
 
 /// Refuses what a GPU has no part in.
 fn check(flags: &EngineFlags) -> Result<()> {
-    let wrong = [
+    let excluded = [
         (flags.exact, "--exact", "a GPU multiplies with activations of eight bits"),
         (flags.preload, "--preload", "experts come to a GPU when they are wanted"),
-        (flags.has_help(), "--edge", "either a GPU or other machines compute experts"),
+        (flags.uses_edge(), "--edge", "either a GPU or other machines compute experts"),
     ];
-    match wrong.into_iter().find(|(set, ..)| *set) {
+    match excluded.into_iter().find(|(set, ..)| *set) {
         Some((_, flag, why)) => bail!("{flag} does not go with --device: {why}"),
         None => Ok(()),
     }
@@ -105,8 +123,8 @@ fn check(flags: &EngineFlags) -> Result<()> {
 
 /// Seconds for each byte of an expert that the processor computes for one token, out of memory: over more experts than
 /// its caches hold.
-fn on_processor(compute: &Arc<Compute>, layout: &ExpertLayout, available: Option<u64>) -> f64 {
-    let most = available.map_or(PROBED_BYTES, |bytes| PROBED_BYTES.min(bytes as usize / 8));
+fn host_seconds_per_byte(compute: &Arc<Compute>, layout: &ExpertLayout, available: Option<u64>) -> f64 {
+    let most = available.map_or(PROBE_BYTES, |bytes| PROBE_BYTES.min(bytes as usize / 8));
     // Numbers of any format, none of them extreme. Zeros would be one page of the system's, over and over.
     let experts = vec![0x3C; (most / layout.bytes).max(2) * layout.bytes];
     let x = vec![1.0; layout.gate.cols];
@@ -130,14 +148,14 @@ fn on_processor(compute: &Arc<Compute>, layout: &ExpertLayout, available: Option
     start.elapsed().as_secs_f64() / (count * layout.bytes) as f64
 }
 
-fn sentence(rates: &Rates, measured: &Measured) -> String {
+fn throughput_text(throughput: &GpuThroughput, measured: &Measured) -> String {
     let per_second = |rate: f64| print::bytes(rate as u64);
     format!(
         "GPU: {}/s of its memory, {}/s to it and {}/s back; experts of one token at {}/s there, {}/s on the processor",
-        per_second(rates.vram),
-        per_second(rates.link_in),
-        per_second(rates.link_out),
-        per_second(rates.compute),
+        per_second(throughput.vram),
+        per_second(throughput.link_in),
+        per_second(throughput.link_out),
+        per_second(throughput.compute),
         per_second(1.0 / measured.host),
     )
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use larder::Model;
+use larder::OpenModel;
 use larder_core::LayerIdx;
 use larder_engine::{Sampler, Sampling, Session};
 use larder_model::{AllResident, Compute, Decoder, Routed, Rows, Tap};
@@ -81,7 +81,7 @@ pub struct Loaded {
 /// Loads `folder` as it is, or with another config file in place of `config.json`.
 pub fn load(folder: &Path, config: &str) -> Loaded {
     let copy = with_config(folder, config);
-    let model = Model::open(copy.path()).unwrap_or_else(|e| panic!("{} {config}: {e:#}", folder.display()));
+    let model = OpenModel::open(copy.path()).unwrap_or_else(|e| panic!("{} {config}: {e:#}", folder.display()));
     let compute = Arc::new(Compute::new(2, false).unwrap());
     Loaded {
         decoder: model.decoder(&compute).unwrap_or_else(|e| panic!("{} {config}: {e:#}", folder.display())),

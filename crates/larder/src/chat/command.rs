@@ -2,7 +2,7 @@
 
 /// A line that is not for the model.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Command {
+pub enum ChatCommand {
     /// Say what there is.
     Help,
     /// Forget the conversation.
@@ -37,29 +37,29 @@ pub const HELP: &str = "\
 A line that ends in \\ goes on in the next, and all lines between two lines of \"\"\" are one message.
 Ctrl-C stops an answer. A message that begins with / needs a space before it.";
 
-impl Command {
+impl ChatCommand {
     /// The command of a line, or what is wrong with it; `None` if it is for the model.
-    pub fn parse(line: &str) -> Option<Result<Command, String>> {
+    pub fn parse(line: &str) -> Option<Result<ChatCommand, String>> {
         let (name, rest) = line.strip_prefix('/').map(|l| l.split_once(char::is_whitespace).unwrap_or((l, "")))?;
         let rest = rest.trim();
         let text = (!rest.is_empty()).then(|| rest.to_owned());
-        let file = |make: fn(String) -> Command| {
+        let file = |make: fn(String) -> ChatCommand| {
             text.clone().map(make).ok_or_else(|| format!("/{name} needs the name of a file"))
         };
-        let plain = |command: Command| match rest {
+        let plain = |command: ChatCommand| match rest {
             "" => Ok(command),
             _ => Err(format!("/{name} takes nothing behind it")),
         };
         Some(match name {
-            "help" | "?" => plain(Command::Help),
-            "reset" => plain(Command::Reset),
-            "system" => Ok(Command::System(text)),
-            "regen" => plain(Command::Regen),
-            "save" => file(Command::Save),
-            "load" => file(Command::Load),
-            "stats" => plain(Command::Stats),
-            "set" => setting(rest).map(Command::Set),
-            "quit" | "exit" => plain(Command::Quit),
+            "help" | "?" => plain(ChatCommand::Help),
+            "reset" => plain(ChatCommand::Reset),
+            "system" => Ok(ChatCommand::System(text)),
+            "regen" => plain(ChatCommand::Regen),
+            "save" => file(ChatCommand::Save),
+            "load" => file(ChatCommand::Load),
+            "stats" => plain(ChatCommand::Stats),
+            "set" => setting(rest).map(ChatCommand::Set),
+            "quit" | "exit" => plain(ChatCommand::Quit),
             _ => {
                 Err(format!("there is no command /{name}; /help lists them, and a space before the / sends it as text"))
             }
@@ -81,21 +81,21 @@ mod tests {
 
     #[test]
     fn lines_for_the_model_are_left_alone() {
-        assert_eq!(Command::parse("hi /help"), None);
-        assert_eq!(Command::parse(" /help"), None);
-        assert_eq!(Command::parse(""), None);
+        assert_eq!(ChatCommand::parse("hi /help"), None);
+        assert_eq!(ChatCommand::parse(" /help"), None);
+        assert_eq!(ChatCommand::parse(""), None);
     }
 
     #[test]
     fn commands_take_what_they_need() {
-        let parse = |line| Command::parse(line).unwrap();
-        assert_eq!(parse("/system  Be brief. "), Ok(Command::System(Some("Be brief.".into()))));
-        assert_eq!(parse("/system"), Ok(Command::System(None)));
-        assert_eq!(parse("/save a b.json"), Ok(Command::Save("a b.json".into())));
-        let set = |name: &str, value: &str| Ok(Command::Set(Some((name.into(), value.into()))));
+        let parse = |line| ChatCommand::parse(line).unwrap();
+        assert_eq!(parse("/system  Be brief. "), Ok(ChatCommand::System(Some("Be brief.".into()))));
+        assert_eq!(parse("/system"), Ok(ChatCommand::System(None)));
+        assert_eq!(parse("/save a b.json"), Ok(ChatCommand::Save("a b.json".into())));
+        let set = |name: &str, value: &str| Ok(ChatCommand::Set(Some((name.into(), value.into()))));
         assert_eq!(parse("/set top-k 40"), set("top-k", "40"));
         assert_eq!(parse("/set routing prior:lambda=0.3"), set("routing", "prior:lambda=0.3"));
-        assert_eq!(parse("/set"), Ok(Command::Set(None)));
+        assert_eq!(parse("/set"), Ok(ChatCommand::Set(None)));
         for wrong in ["/save", "/set top-k", "/help me", "/fly", "/"] {
             assert!(parse(wrong).is_err(), "{wrong}");
         }

@@ -120,7 +120,7 @@ impl Conversation {
     }
 
     /// Takes back the last answer; `false` if nothing was asked.
-    pub fn take_back(&mut self) -> bool {
+    pub fn remove_last_answer(&mut self) -> bool {
         if self.messages.last().is_some_and(|m| m.role == Role::Assistant) {
             self.messages.pop();
         }
@@ -157,9 +157,9 @@ mod tests {
     #[test]
     fn the_last_answer_can_be_taken_back() {
         let mut talk = said(&["a", "b"]);
-        assert!(talk.take_back() && talk.take_back());
+        assert!(talk.remove_last_answer() && talk.remove_last_answer());
         assert_eq!(talk, said(&["a"]));
-        assert!(!said(&[]).take_back());
+        assert!(!said(&[]).remove_last_answer());
     }
 
     #[test]

@@ -8,7 +8,7 @@ use rustyline::DefaultEditor;
 use rustyline::config::Config;
 use rustyline::error::ReadlineError;
 
-use crate::places;
+use crate::xdg;
 
 /// Lines of history that are kept.
 const HISTORY_LINES: usize = 1000;
@@ -20,13 +20,13 @@ const FENCE: &str = "\"\"\"";
 /// Where lines come from.
 pub enum Lines {
     /// A terminal, with editing and history.
-    Terminal(Box<Terminal>),
+    Terminal(Box<LineEditor>),
     /// Anything else.
     Pipe(StdinLock<'static>),
 }
 
 /// A terminal's editor.
-pub struct Terminal {
+pub struct LineEditor {
     editor: DefaultEditor,
     history: Option<PathBuf>,
 }
@@ -52,29 +52,29 @@ impl Lines {
         }
         let config = Config::builder().max_history_size(HISTORY_LINES)?.build();
         let mut editor = DefaultEditor::with_config(config).context("the terminal cannot be edited on")?;
-        let history = places::state().filter(|_| with_history).map(|dir| dir.join("history"));
+        let history = xdg::state().filter(|_| with_history).map(|dir| dir.join("history"));
         if let Some(path) = &history {
             // A first start has none, and one that cannot be read is no reason not to talk.
             let _ = editor.load_history(path);
         }
-        Ok(Lines::Terminal(Box::new(Terminal { editor, history })))
+        Ok(Lines::Terminal(Box::new(LineEditor { editor, history })))
     }
 
     /// The next message or command.
     pub fn next(&mut self) -> Result<Input> {
-        let input = gather(&mut |prompt| self.line(prompt))?;
+        let input = read_message(&mut |prompt| self.line(prompt))?;
         if let (Lines::Terminal(terminal), Input::Line(text) | Input::Block(text)) = (self, &input) {
             terminal.remember(text);
         }
         Ok(input)
     }
 
-    fn line(&mut self, prompt: &str) -> Result<Raw> {
+    fn line(&mut self, prompt: &str) -> Result<RawLine> {
         match self {
             Lines::Terminal(terminal) => match terminal.editor.readline(prompt) {
-                Ok(line) => Ok(Raw::Line(line)),
-                Err(ReadlineError::Interrupted) => Ok(Raw::Interrupt),
-                Err(ReadlineError::Eof) => Ok(Raw::End),
+                Ok(line) => Ok(RawLine::Line(line)),
+                Err(ReadlineError::Interrupted) => Ok(RawLine::Interrupt),
+                Err(ReadlineError::Eof) => Ok(RawLine::End),
                 Err(error) => Err(error).context("the terminal cannot be read"),
             },
             Lines::Pipe(pipe) => read_line(pipe),
@@ -82,7 +82,7 @@ impl Lines {
     }
 }
 
-impl Terminal {
+impl LineEditor {
     fn remember(&mut self, text: &str) {
         let new = !text.trim().is_empty() && self.editor.add_history_entry(text).unwrap_or(false);
         if let Some(path) = self.history.as_ref().filter(|_| new) {
@@ -97,22 +97,22 @@ impl Terminal {
 }
 
 /// A line as it was typed.
-enum Raw {
+enum RawLine {
     Line(String),
     Interrupt,
     End,
 }
 
-fn read_line(from: &mut impl BufRead) -> Result<Raw> {
+fn read_line(from: &mut impl BufRead) -> Result<RawLine> {
     let mut bytes = Vec::new();
     from.take(MESSAGE_BYTES as u64 + 1).read_until(b'\n', &mut bytes).context("standard input cannot be read")?;
     check_length(bytes.len())?;
     if bytes.is_empty() {
-        return Ok(Raw::End);
+        return Ok(RawLine::End);
     }
     let mut line = String::from_utf8(bytes).ok().context("standard input is not UTF-8 text")?;
     line.truncate(line.trim_end_matches(['\n', '\r']).len());
-    Ok(Raw::Line(line))
+    Ok(RawLine::Line(line))
 }
 
 fn check_length(bytes: usize) -> Result<()> {
@@ -123,11 +123,11 @@ fn check_length(bytes: usize) -> Result<()> {
 }
 
 /// Puts a message together from lines, each asked for with a prompt.
-fn gather(next: &mut dyn FnMut(&str) -> Result<Raw>) -> Result<Input> {
+fn read_message(next: &mut dyn FnMut(&str) -> Result<RawLine>) -> Result<Input> {
     let first = match next("> ")? {
-        Raw::Line(line) => line,
-        Raw::Interrupt => return Ok(Input::Interrupt),
-        Raw::End => return Ok(Input::End),
+        RawLine::Line(line) => line,
+        RawLine::Interrupt => return Ok(Input::Interrupt),
+        RawLine::End => return Ok(Input::End),
     };
     let fenced = first.trim() == FENCE;
     if !fenced && !first.ends_with('\\') {
@@ -146,11 +146,11 @@ fn gather(next: &mut dyn FnMut(&str) -> Result<Raw>) -> Result<Input> {
             check_length(text.len())?;
         }
         match next("… ")? {
-            Raw::Line(next) if fenced && next.trim() == FENCE => break,
-            Raw::Line(next) => line = Some(next),
+            RawLine::Line(next) if fenced && next.trim() == FENCE => break,
+            RawLine::Line(next) => line = Some(next),
             // Given up, like any line.
-            Raw::Interrupt => return Ok(Input::Interrupt),
-            Raw::End => break,
+            RawLine::Interrupt => return Ok(Input::Interrupt),
+            RawLine::End => break,
         }
     }
     text.truncate(text.strip_suffix('\n').unwrap_or(&text).len());
@@ -165,7 +165,7 @@ mod tests {
         let mut bytes = text.as_bytes();
         let mut all = Vec::new();
         while all.last() != Some(&Input::End) {
-            all.push(gather(&mut |_| read_line(&mut bytes)).unwrap());
+            all.push(read_message(&mut |_| read_line(&mut bytes)).unwrap());
         }
         all.pop();
         all
@@ -190,7 +190,7 @@ mod tests {
     fn bytes_and_endless_lines_are_refused() {
         assert!(read_line(&mut &b"\xff\n"[..]).is_err());
         assert!(read_line(&mut std::io::BufReader::new(std::io::repeat(b'x'))).is_err());
-        let endless = gather(&mut |_| Ok(Raw::Line("x".repeat(1 << 20) + "\\")));
+        let endless = read_message(&mut |_| Ok(RawLine::Line("x".repeat(1 << 20) + "\\")));
         assert!(endless.is_err());
     }
 }

@@ -12,36 +12,36 @@ const EXIT_CODE: i32 = 130;
 
 /// Hears of Ctrl-C.
 pub struct Interrupt {
-    came: Arc<AtomicBool>,
+    received: Arc<AtomicBool>,
     /// Whether the next one ends the program.
-    ends: Arc<AtomicBool>,
+    exits: Arc<AtomicBool>,
 }
 
 impl Interrupt {
     /// From now on.
     pub fn listen() -> Result<Self> {
-        let (came, ends) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(true)));
-        // In this order: the signal that sets `ends` does not itself end anything.
-        flag::register_conditional_shutdown(SIGINT, EXIT_CODE, ends.clone())
-            .and_then(|_| flag::register(SIGINT, came.clone()))
-            .and_then(|_| flag::register(SIGINT, ends.clone()))
+        let (received, exits) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(true)));
+        // In this order: the signal that sets `exits` does not itself end anything.
+        flag::register_conditional_shutdown(SIGINT, EXIT_CODE, exits.clone())
+            .and_then(|_| flag::register(SIGINT, received.clone()))
+            .and_then(|_| flag::register(SIGINT, exits.clone()))
             .context("signals cannot be heard")?;
-        Ok(Interrupt { came, ends })
+        Ok(Interrupt { received, exits })
     }
 
     /// An answer begins, which the next signal stops.
     pub fn arm(&self) {
-        self.came.store(false, Ordering::SeqCst);
-        self.ends.store(false, Ordering::SeqCst);
+        self.received.store(false, Ordering::SeqCst);
+        self.exits.store(false, Ordering::SeqCst);
     }
 
     /// The answer is over.
     pub fn disarm(&self) {
-        self.ends.store(true, Ordering::SeqCst);
+        self.exits.store(true, Ordering::SeqCst);
     }
 
     /// Whether a signal came since the answer began.
-    pub fn came(&self) -> bool {
-        self.came.load(Ordering::SeqCst)
+    pub fn received(&self) -> bool {
+        self.received.load(Ordering::SeqCst)
     }
 }

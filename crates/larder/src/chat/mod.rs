@@ -7,10 +7,10 @@ mod conversation;
 mod file;
 mod input;
 mod interrupt;
+mod output;
+mod reply;
 mod settings;
-mod show;
 mod stats;
-mod talk;
 mod thinking;
 
 use std::io::IsTerminal;
@@ -19,65 +19,65 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, anyhow, bail};
 use larder_engine::{Finish, Routing, StopMatcher};
 
-use crate::cli::chat::Chat;
-use crate::engine::Engine;
-use crate::open::Model;
+use crate::cli::chat::ChatArgs;
+use crate::engine::InferenceEngine;
+use crate::open::OpenModel;
 use crate::{advice, print};
 
-use command::{Command, HELP};
+use command::{ChatCommand, HELP};
 use conversation::{Conversation, Message};
 use input::{Input, Lines};
 use interrupt::Interrupt;
+use output::Output;
+use reply::{ChatSequence, Reply};
 use settings::Settings;
-use show::Screen;
-use stats::Stats;
-use talk::{Answer, Talk};
+use stats::ChatStats;
 
 /// Talks until there is nothing more to read.
-pub fn run(args: Chat) -> Result<()> {
-    let screen = Screen::find();
-    let interactive = screen.terminal && std::io::stdin().is_terminal();
-    let settings = Settings::new(&args, screen.terminal)?;
+pub fn run(args: ChatArgs) -> Result<()> {
+    let output = Output::detect();
+    let interactive = output.terminal && std::io::stdin().is_terminal();
+    let settings = Settings::new(&args, output.terminal)?;
     let stop = StopMatcher::new(args.stop.clone())?;
-    let model = Model::open_to_run(&args.model, args.engine.no_store)?;
-    let text = model.text()?;
+    let model = OpenModel::open_to_run(&args.model, args.engine.no_store)?;
+    let text = model.text_codec()?;
     let generation = model.generation()?;
-    let mut engine = Engine::start(&model, &args.engine, args.context)?;
+    let mut engine = InferenceEngine::start(&model, &args.engine, args.context)?;
     let context = args.context.min(model.blueprint.context);
     if text.template.is_none() {
-        screen.note("this model has no chat template: it writes on from what you type, and does not answer");
+        output.note("this model has no chat template: it writes on from what you type, and does not answer");
     }
     let mut lines = Lines::open(interactive, !args.no_history)?;
     if interactive {
-        screen.note("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves");
+        output.note("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves");
     }
-    let mut room = Room {
-        talk: Talk::new(engine.session(), &text, &generation.eos, stop, context),
+    let mut chat = ChatSession {
+        sequence: ChatSequence::new(engine.session(), &text, &generation.eos, stop, context),
         model: &model,
         evictor: args.engine.evictor.clone(),
         conversation: Conversation { system: args.system, messages: vec![] },
         settings,
-        stats: Stats::default(),
-        screen,
+        stats: ChatStats::default(),
+        output,
         interrupt: Interrupt::listen()?,
         interactive,
     };
-    let ended = room.visit(&mut lines);
-    drop(room);
+    let ended = chat.run_loop(&mut lines);
+    drop(chat);
     engine.experts.write_trace("larder chat")?;
     ended
 }
 
 /// Everything that a conversation takes.
-struct Room<'a> {
-    talk: Talk<'a>,
-    model: &'a Model,
+struct ChatSession<'a> {
+    sequence: ChatSequence<'a>,
+    model: &'a OpenModel,
     /// Trained weights that are not the model's.
     evictor: Option<PathBuf>,
     conversation: Conversation,
     settings: Settings,
-    stats: Stats,
-    screen: Screen,
+    stats: ChatStats,
+    output: Output,
     interrupt: Interrupt,
     interactive: bool,
 }
@@ -85,43 +85,43 @@ struct Room<'a> {
 /// Whether to go on.
 #[derive(PartialEq, Eq)]
 enum Next {
-    Go,
-    Leave,
+    Continue,
+    Quit,
 }
 
-impl Room<'_> {
-    fn visit(&mut self, lines: &mut Lines) -> Result<()> {
+impl ChatSession<'_> {
+    fn run_loop(&mut self, lines: &mut Lines) -> Result<()> {
         loop {
             let done = match lines.next()? {
                 Input::End => return Ok(()),
                 Input::Interrupt => {
-                    self.screen.note("Ctrl-D or /quit leaves");
+                    self.output.note("Ctrl-D or /quit leaves");
                     continue;
                 }
                 Input::Line(line) if line.trim().is_empty() => continue,
-                Input::Line(line) => match Command::parse(&line) {
-                    Some(Ok(command)) => self.obey(command).or_else(|error| self.complain(error)),
-                    Some(Err(wrong)) => self.complain(anyhow!(wrong)),
-                    None => self.hear(line),
+                Input::Line(line) => match ChatCommand::parse(&line) {
+                    Some(Ok(command)) => self.execute(command).or_else(|error| self.report_error(error)),
+                    Some(Err(wrong)) => self.report_error(anyhow!(wrong)),
+                    None => self.send(line),
                 },
-                Input::Block(text) => self.hear(text),
+                Input::Block(text) => self.send(text),
             };
             match done {
-                Ok(Next::Go) => {}
-                Ok(Next::Leave) => return Ok(()),
+                Ok(Next::Continue) => {}
+                Ok(Next::Quit) => return Ok(()),
                 // Whoever pipes would take the next answer for one to this message.
                 Err(error) if !self.interactive => return Err(error),
-                Err(error) => drop(self.complain(error)),
+                Err(error) => drop(self.report_error(error)),
             }
         }
     }
 
-    fn complain(&self, error: anyhow::Error) -> Result<Next> {
-        self.screen.say(&format!("error: {}", advice::sentence(&error)));
-        Ok(Next::Go)
+    fn report_error(&self, error: anyhow::Error) -> Result<Next> {
+        self.output.line(&format!("error: {}", advice::message(&error)));
+        Ok(Next::Continue)
     }
 
-    fn hear(&mut self, message: String) -> Result<Next> {
+    fn send(&mut self, message: String) -> Result<Next> {
         let before = self.conversation.clone();
         self.conversation.messages.push(Message::user(message));
         self.answer(before)
@@ -129,7 +129,7 @@ impl Room<'_> {
 
     fn answer_again(&mut self) -> Result<Next> {
         let before = self.conversation.clone();
-        if !self.conversation.take_back() {
+        if !self.conversation.remove_last_answer() {
             bail!("nothing was asked yet");
         }
         self.answer(before)
@@ -138,14 +138,14 @@ impl Room<'_> {
     /// Answers what was said last, or goes back to what was `before` if there can be no answer.
     fn answer(&mut self, before: Conversation) -> Result<Next> {
         self.interrupt.arm();
-        let answer = self.talk.answer(&mut self.conversation, &self.settings, self.screen, &self.interrupt);
+        let answer = self.sequence.answer(&mut self.conversation, &self.settings, self.output, &self.interrupt);
         self.interrupt.disarm();
         let answer = match answer {
             Ok(Some(answer)) => answer,
             Ok(None) => {
                 self.conversation = before;
-                self.screen.note("stopped before the answer began");
-                return Ok(Next::Go);
+                self.output.note("stopped before the answer began");
+                return Ok(Next::Continue);
             }
             Err(error) => {
                 self.conversation = before;
@@ -154,65 +154,65 @@ impl Room<'_> {
         };
         self.conversation.messages.push(answer.message.clone());
         self.stats.add(&answer);
-        if answer.broken {
-            return Ok(Next::Leave);
+        if answer.closed {
+            return Ok(Next::Quit);
         }
-        self.explain(&answer);
-        Ok(Next::Go)
+        self.print_notes(&answer);
+        Ok(Next::Continue)
     }
 
     /// What a person should know of how an answer came about.
-    fn explain(&self, answer: &Answer) {
-        let context = self.talk.context();
+    fn print_notes(&self, answer: &Reply) {
+        let context = self.sequence.context();
         if answer.dropped > 0 {
-            self.screen.note(&format!(
+            self.output.note(&format!(
                 "the context of {context} tokens is full: the oldest {} forgotten",
                 print::count(answer.dropped, "turn was", "turns were")
             ));
         }
         match answer.finish {
             Finish::Context => {
-                self.screen.note(&format!("the context of {context} tokens is full, so the answer ends here"));
+                self.output.note(&format!("the context of {context} tokens is full, so the answer ends here"));
             }
-            Finish::Length => self.screen.note("the answer ends here because of max-tokens"),
-            Finish::Cancelled => self.screen.note("stopped"),
+            Finish::Length => self.output.note("the answer ends here because of max-tokens"),
+            Finish::Cancelled => self.output.note("stopped"),
             Finish::EndOfText | Finish::StopString => {}
         }
         if self.settings.footer {
-            self.screen.note(&stats::footer(answer, self.talk.session.experts().traffic().is_some()));
+            self.output.note(&stats::footer(answer, self.sequence.session.experts().traffic().is_some()));
         }
     }
 
-    fn obey(&mut self, command: Command) -> Result<Next> {
+    fn execute(&mut self, command: ChatCommand) -> Result<Next> {
         match command {
-            Command::Help => self.screen.say(HELP),
-            Command::Reset => {
+            ChatCommand::Help => self.output.line(HELP),
+            ChatCommand::Reset => {
                 self.conversation.messages.clear();
-                self.screen.note("everything that was said is forgotten");
+                self.output.note("everything that was said is forgotten");
             }
-            Command::System(None) => match &self.conversation.system {
-                Some(system) => self.screen.say(system),
-                None => self.screen.note("there is no system message"),
+            ChatCommand::System(None) => match &self.conversation.system {
+                Some(system) => self.output.line(system),
+                None => self.output.note("there is no system message"),
             },
-            Command::System(text) => {
+            ChatCommand::System(text) => {
                 self.conversation.system = text;
-                self.screen.note("from the next answer on");
+                self.output.note("from the next answer on");
             }
-            Command::Regen => return self.answer_again(),
-            Command::Save(path) => {
+            ChatCommand::Regen => return self.answer_again(),
+            ChatCommand::Save(path) => {
                 file::save(Path::new(&path), &self.conversation, &self.settings)?;
-                self.screen.note(&format!("saved to {path}"));
+                self.output.note(&format!("saved to {path}"));
             }
-            Command::Load(path) => self.load(&path)?,
-            Command::Stats => self.screen.say(&self.figures()),
-            Command::Set(None) => self.screen.say(print::columns(&self.settings.table()).trim_end()),
-            Command::Set(Some((name, value))) => {
+            ChatCommand::Load(path) => self.load(&path)?,
+            ChatCommand::Stats => self.output.line(&self.stats_text()),
+            ChatCommand::Set(None) => self.output.line(print::columns(&self.settings.table()).trim_end()),
+            ChatCommand::Set(Some((name, value))) => {
                 let new = self.settings.with(&name, &value)?;
                 self.change(new)?;
             }
-            Command::Quit => return Ok(Next::Leave),
+            ChatCommand::Quit => return Ok(Next::Quit),
         }
-        Ok(Next::Go)
+        Ok(Next::Continue)
     }
 
     fn load(&mut self, path: &str) -> Result<()> {
@@ -220,23 +220,23 @@ impl Room<'_> {
         self.change(settings)?;
         let said = print::count(conversation.messages.len(), "message", "messages");
         self.conversation = conversation;
-        self.screen.note(&format!("loaded {said} from {path}"));
+        self.output.note(&format!("loaded {said} from {path}"));
         Ok(())
     }
 
     /// Takes new settings, all or none.
     fn change(&mut self, new: Settings) -> Result<()> {
-        let decoder = self.talk.session.decoder();
-        let experts = self.talk.session.experts_mut();
+        let decoder = self.sequence.session.decoder();
+        let experts = self.sequence.session.experts_mut();
         let reroutes = new.routing.to_string() != self.settings.routing.to_string();
         if reroutes {
-            experts.route_by(&new.routing, decoder, self.model)?;
+            experts.set_routing_strategy(&new.routing, decoder, self.model)?;
         }
         if new.eviction.to_string() != self.settings.eviction.to_string()
-            && let Err(refused) = experts.evict_by(&new.eviction, self.model, self.evictor.as_deref())
+            && let Err(refused) = experts.set_eviction_policy(&new.eviction, self.model, self.evictor.as_deref())
         {
             if reroutes {
-                experts.route_by(&self.settings.routing, decoder, self.model)?;
+                experts.set_routing_strategy(&self.settings.routing, decoder, self.model)?;
             }
             return Err(refused);
         }
@@ -244,15 +244,15 @@ impl Room<'_> {
         Ok(())
     }
 
-    fn figures(&self) -> String {
-        let session = &self.talk.session;
+    fn stats_text(&self) -> String {
+        let session = &self.sequence.session;
         let mut rows = self.stats.rows();
         rows.push(vec![
             "context".into(),
             format!(
                 "{} of {} tokens, {}",
                 session.tokens().len(),
-                self.talk.context(),
+                self.sequence.context(),
                 print::bytes(session.state_bytes() as u64)
             ),
         ]);

@@ -7,7 +7,7 @@ use larder_policy::routing::RoutingSpec;
 use serde_json::{Map, Value, json};
 
 use crate::cli::ThinkingFlag;
-use crate::cli::chat::Chat;
+use crate::cli::chat::ChatArgs;
 
 /// How answers are drawn and shown.
 #[derive(Clone)]
@@ -60,7 +60,7 @@ const TABLE: &[Row] = &[
 
 impl Settings {
     /// As the flags have it.
-    pub fn new(args: &Chat, terminal: bool) -> Result<Self> {
+    pub fn new(args: &ChatArgs, terminal: bool) -> Result<Self> {
         let usual = if terminal { ThinkingFlag::Dim } else { ThinkingFlag::Off };
         Ok(Settings {
             sampling: args.sampling.sampling().checked()?,

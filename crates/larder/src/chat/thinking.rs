@@ -4,7 +4,7 @@ use larder_engine::Tokenizer;
 
 /// What a piece of text belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Part {
+pub enum TextPart {
     /// Thinking aloud.
     Thinking,
     /// The answer.
@@ -19,16 +19,16 @@ const HEADER_BYTES: usize = 256;
 /// Splits an answer as it comes, by `<think>` and `</think>` or by the channels of gpt-oss.
 ///
 /// Marks may be special tokens, of which no text is seen, or text, in any pieces.
-pub struct Splitter {
+pub struct ThinkingSplitter {
     specials: Vec<(u32, Mark)>,
-    part: Part,
+    part: TextPart,
     /// Within the head of a channel: its name so far.
     header: Option<String>,
     /// What may be the beginning of a mark.
-    held: String,
+    pending: String,
     /// Nothing but white space has come so far.
     blank: bool,
-    thought: bool,
+    has_thought: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -47,7 +47,7 @@ const MARKS: [(&str, Mark); 5] = [
     ("<|message|>", Mark::Body),
 ];
 
-impl Splitter {
+impl ThinkingSplitter {
     /// For an answer to `prompt`, which may end where the model is to think.
     pub fn new(tokenizer: &Tokenizer, prompt: &str) -> Self {
         let special = |(text, mark): &(&str, Mark)| {
@@ -55,89 +55,89 @@ impl Splitter {
             tokenizer.decode(&[id], true).is_empty().then_some((id, *mark))
         };
         let specials = MARKS.iter().filter_map(special).collect();
-        Self::marked_by(specials, prompt)
+        Self::with_marks(specials, prompt)
     }
 
-    fn marked_by(specials: Vec<(u32, Mark)>, prompt: &str) -> Self {
-        let thought = prompt.trim_end().ends_with(OPEN);
-        let part = if thought { Part::Thinking } else { Part::Answer };
-        Splitter { specials, part, header: None, held: String::new(), blank: true, thought }
+    fn with_marks(specials: Vec<(u32, Mark)>, prompt: &str) -> Self {
+        let has_thought = prompt.trim_end().ends_with(OPEN);
+        let part = if has_thought { TextPart::Thinking } else { TextPart::Answer };
+        ThinkingSplitter { specials, part, header: None, pending: String::new(), blank: true, has_thought }
     }
 
     /// Takes a token, whose text follows if it has any.
     pub fn token(&mut self, id: u32) {
         let Some((_, mark)) = self.specials.iter().find(|(special, _)| *special == id) else { return };
         match mark {
-            Mark::Open => self.turn(Part::Thinking),
-            Mark::Close => self.turn(Part::Answer),
+            Mark::Open => self.enter(TextPart::Thinking),
+            Mark::Close => self.enter(TextPart::Answer),
             Mark::Head => self.header = Some(String::new()),
             Mark::Body => match self.header.take() {
-                Some(name) if !name.trim_start().starts_with("final") => self.turn(Part::Thinking),
-                _ => self.turn(Part::Answer),
+                Some(name) if !name.trim_start().starts_with("final") => self.enter(TextPart::Thinking),
+                _ => self.enter(TextPart::Answer),
             },
         }
     }
 
     /// Takes text and returns what is certain, piece by piece.
-    pub fn text(&mut self, piece: &str) -> Vec<(Part, String)> {
+    pub fn text(&mut self, piece: &str) -> Vec<(TextPart, String)> {
         if let Some(name) = &mut self.header {
             if name.len() + piece.len() <= HEADER_BYTES {
                 name.push_str(piece);
             }
             return vec![];
         }
-        self.held.push_str(piece);
+        self.pending.push_str(piece);
         let mut out = Vec::new();
         while let Some((at, mark)) = self.next_mark() {
-            let rest = self.held.split_off(at + mark.len());
-            self.held.truncate(at);
+            let rest = self.pending.split_off(at + mark.len());
+            self.pending.truncate(at);
             self.release(at, &mut out);
-            self.held = rest;
-            self.turn(if mark == OPEN { Part::Thinking } else { Part::Answer });
+            self.pending = rest;
+            self.enter(if mark == OPEN { TextPart::Thinking } else { TextPart::Answer });
         }
-        let undecided = self.beginning_of_a_mark();
-        self.release(self.held.len() - undecided, &mut out);
+        let undecided = self.partial_mark_len();
+        self.release(self.pending.len() - undecided, &mut out);
         out
     }
 
     /// Ends the answer and returns what was held back.
-    pub fn finish(&mut self) -> Vec<(Part, String)> {
+    pub fn finish(&mut self) -> Vec<(TextPart, String)> {
         let mut out = Vec::new();
-        self.release(self.held.len(), &mut out);
+        self.release(self.pending.len(), &mut out);
         out
     }
 
-    fn turn(&mut self, part: Part) {
-        self.thought |= part == Part::Thinking;
+    fn enter(&mut self, part: TextPart) {
+        self.has_thought |= part == TextPart::Thinking;
         self.part = part;
         self.blank = true;
     }
 
     /// The mark that would mean something here: thinking begins before anything else is said.
-    fn wanted(&self) -> Option<&'static str> {
+    fn expected_mark(&self) -> Option<&'static str> {
         match self.part {
-            Part::Thinking => Some(CLOSE),
-            Part::Answer if self.blank && !self.thought => Some(OPEN),
-            Part::Answer => None,
+            TextPart::Thinking => Some(CLOSE),
+            TextPart::Answer if self.blank && !self.has_thought => Some(OPEN),
+            TextPart::Answer => None,
         }
     }
 
     fn next_mark(&self) -> Option<(usize, &'static str)> {
-        let mark = self.wanted()?;
-        let at = self.held.find(mark)?;
-        let first = mark == CLOSE || self.held[..at].trim().is_empty();
+        let mark = self.expected_mark()?;
+        let at = self.pending.find(mark)?;
+        let first = mark == CLOSE || self.pending[..at].trim().is_empty();
         first.then_some((at, mark))
     }
 
-    fn beginning_of_a_mark(&self) -> usize {
-        let Some(mark) = self.wanted() else { return 0 };
-        (1..mark.len()).rev().find(|n| self.held.ends_with(&mark[..*n])).unwrap_or(0)
+    fn partial_mark_len(&self) -> usize {
+        let Some(mark) = self.expected_mark() else { return 0 };
+        (1..mark.len()).rev().find(|n| self.pending.ends_with(&mark[..*n])).unwrap_or(0)
     }
 
     /// Lets go of the first `bytes`. White space between thinking and answer is nobody's.
-    fn release(&mut self, bytes: usize, out: &mut Vec<(Part, String)>) {
-        let mut text: String = self.held.drain(..bytes).collect();
-        if self.blank && self.thought {
+    fn release(&mut self, bytes: usize, out: &mut Vec<(TextPart, String)>) {
+        let mut text: String = self.pending.drain(..bytes).collect();
+        if self.blank && self.has_thought {
             text = text.trim_start().to_owned();
         }
         self.blank &= text.trim().is_empty();
@@ -152,11 +152,11 @@ mod tests {
     use super::*;
 
     fn split(prompt: &str, pieces: &[&str]) -> (String, String) {
-        let mut splitter = Splitter::marked_by(vec![], prompt);
+        let mut splitter = ThinkingSplitter::with_marks(vec![], prompt);
         let mut all: Vec<_> = pieces.iter().flat_map(|piece| splitter.text(piece)).collect();
         all.extend(splitter.finish());
         let of = |part| all.iter().filter(|(p, _)| *p == part).map(|(_, text)| text.as_str()).collect();
-        (of(Part::Thinking), of(Part::Answer))
+        (of(TextPart::Thinking), of(TextPart::Answer))
     }
 
     fn pair(thinking: &str, answer: &str) -> (String, String) {
@@ -186,7 +186,7 @@ mod tests {
 
     #[test]
     fn channels_are_told_by_their_names() {
-        let mut splitter = Splitter::marked_by(vec![(1, Mark::Head), (2, Mark::Head), (3, Mark::Body)], "");
+        let mut splitter = ThinkingSplitter::with_marks(vec![(1, Mark::Head), (2, Mark::Head), (3, Mark::Body)], "");
         let mut all = Vec::new();
         for (id, text) in [
             (2, ""),
@@ -203,6 +203,6 @@ mod tests {
             splitter.token(id);
             all.extend(splitter.text(text));
         }
-        assert_eq!(all, [(Part::Thinking, "hm".into()), (Part::Answer, "Yes".into())]);
+        assert_eq!(all, [(TextPart::Thinking, "hm".into()), (TextPart::Answer, "Yes".into())]);
     }
 }

@@ -9,7 +9,7 @@ use crate::open::default_model;
 
 /// Talk with a model.
 #[derive(Args)]
-pub struct Chat {
+pub struct ChatArgs {
     /// A store, a checkpoint folder or a .gguf file; the demo model unless said otherwise.
     #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true)]
     pub model: PathBuf,

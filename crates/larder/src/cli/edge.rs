@@ -7,11 +7,11 @@ use larder_placement::{Algorithm, Serving, Wire, algorithm};
 
 use super::at_least_one;
 #[cfg(feature = "edge")]
-use super::edge_worker::EdgeWorker;
+use super::edge_worker::EdgeWorkerArgs;
 
 /// Let several machines compute the experts of a model.
 #[derive(Args)]
-pub struct Edge {
+pub struct EdgeArgs {
     #[command(subcommand)]
     pub command: EdgeCommand,
 }
@@ -19,17 +19,17 @@ pub struct Edge {
 #[derive(Subcommand)]
 pub enum EdgeCommand {
     /// Decide which experts the device and the servers hold, and say what a token is expected to take.
-    Plan(Plan),
+    Plan(EdgePlanArgs),
     /// Compare ways to place experts in a simulated network, and make a page of it.
-    Simulate(Simulate),
+    Simulate(SimulateArgs),
     /// Hold a share of a model's experts, and compute them for others.
     #[cfg(feature = "edge")]
-    Worker(Box<EdgeWorker>),
+    Worker(Box<EdgeWorkerArgs>),
 }
 
 /// Decide which experts the device and the servers hold, and say what a token is expected to take.
 #[derive(Args)]
-pub struct Plan {
+pub struct EdgePlanArgs {
     /// The machines, as a TOML file.
     pub topology: PathBuf,
     /// What `larder lab activations` wrote, a file for each model.
@@ -39,7 +39,7 @@ pub struct Plan {
     #[arg(long, value_name = "N,N", value_delimiter = ',')]
     pub share: Vec<f64>,
     /// How to place experts: greedy, greedy-gain, accelerated, dp, lfu, random or u-shaped.
-    #[arg(long, value_name = "NAME", default_value = "greedy", value_parser = placing)]
+    #[arg(long, value_name = "NAME", default_value = "greedy", value_parser = parse_algorithm)]
     pub algorithm: &'static Algorithm,
     /// How servers are asked.
     #[arg(long, value_name = "HOW", default_value = "direct")]
@@ -58,7 +58,7 @@ pub struct Plan {
     pub json: bool,
 }
 
-fn placing(name: &str) -> Result<&'static Algorithm, String> {
+fn parse_algorithm(name: &str) -> Result<&'static Algorithm, String> {
     algorithm(name).map_err(|e| e.to_string())
 }
 
@@ -101,7 +101,7 @@ impl From<WireFlag> for Wire {
 
 /// Compare ways to place experts in a simulated network, and make a page of it.
 #[derive(Args)]
-pub struct Simulate {
+pub struct SimulateArgs {
     /// The page to write, its numbers beside it as CSV; a name without .html is a folder for both.
     #[arg(short, long, value_name = "PATH")]
     pub out: PathBuf,

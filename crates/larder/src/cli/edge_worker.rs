@@ -6,12 +6,12 @@ use std::path::PathBuf;
 use clap::Args;
 use larder_policy::eviction::EvictionSpec;
 
-use super::{ByteSize, at_least_one, byte_size, threads};
+use super::{ByteSize, at_least_one, byte_size, parse_threads};
 use crate::open::default_model;
 
 /// Hold a share of a model's experts, and compute them for others.
 #[derive(Args)]
-pub struct EdgeWorker {
+pub struct EdgeWorkerArgs {
     /// A store; that of the demo model unless said otherwise.
     #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true)]
     pub model: PathBuf,
@@ -38,7 +38,7 @@ pub struct EdgeWorker {
     #[arg(long, value_name = "READER", default_value = "auto")]
     pub reader: String,
     /// Threads that compute; as many as there are processors unless said otherwise.
-    #[arg(long, value_name = "N", value_parser = threads)]
+    #[arg(long, value_name = "N", value_parser = parse_threads)]
     pub threads: Option<usize>,
     /// Multiply quantised weights with activations as they are, not rounded to eight bits: slower. Whoever asks must
     /// do the same.

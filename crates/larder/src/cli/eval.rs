@@ -9,7 +9,7 @@ use crate::open::default_model;
 
 /// Measure how well a model reads and answers, and what routing by the cache costs it.
 #[derive(Args)]
-pub struct Eval {
+pub struct EvalArgs {
     #[command(subcommand)]
     pub command: EvalCommand,
 }
@@ -17,21 +17,21 @@ pub struct Eval {
 #[derive(Subcommand)]
 pub enum EvalCommand {
     /// Perplexity of a text.
-    Ppl(Ppl),
+    Ppl(PplArgs),
     /// Questions with four answers to choose from, as in MMLU.
-    Mcq(Mcq),
+    Mcq(McqArgs),
     /// Problems whose answer is a number, as in GSM8K.
-    Gsm8k(Gsm8k),
+    Gsm8k(Gsm8kArgs),
     /// How far a routing strategy's choices are from the model's own.
-    Agreement(Agreement),
+    Agreement(AgreementArgs),
     /// Perplexity without the experts of a rank and after, and with others in their place.
-    Sensitivity(Sensitivity),
+    Sensitivity(SensitivityArgs),
     /// How often the router's expert at a rank is the best one.
-    Optimal(Optimal),
+    Optimal(OptimalArgs),
     /// Measure the spread of each layer's router, for --routing prior:…,delta=calibrated.
-    Calibrate(Calibrate),
+    Calibrate(CalibrateArgs),
     /// Perplexity against misses for many routing strategies and cache sizes.
-    Sweep(Box<Sweep>),
+    Sweep(Box<EvalSweepArgs>),
 }
 
 /// What is read.
@@ -57,14 +57,14 @@ fn at_least_two(text: &str) -> Result<usize, String> {
 
 /// Perplexity of a text.
 #[derive(Args)]
-pub struct Ppl {
+pub struct PplArgs {
     /// A store, a checkpoint folder or a .gguf file; the demo model unless said otherwise.
     #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true)]
     pub model: PathBuf,
     #[command(flatten)]
     pub text: TextFlags,
     #[command(flatten)]
-    pub how: Reading,
+    pub step: StepFlags,
     #[command(flatten)]
     pub engine: EngineFlags,
     /// Print the numbers as JSON.
@@ -74,7 +74,7 @@ pub struct Ppl {
 
 /// How many tokens are read at once.
 #[derive(Args)]
-pub struct Reading {
+pub struct StepFlags {
     /// Read one token at a time, as a text is written. Routing by the cache is always judged in this way.
     #[arg(long)]
     pub one_by_one: bool,
@@ -82,7 +82,7 @@ pub struct Reading {
 
 /// Questions with four answers to choose from: the model's answer is the letter that it finds likeliest.
 #[derive(Args)]
-pub struct Mcq {
+pub struct McqArgs {
     /// A store, a checkpoint folder or a .gguf file; the demo model unless said otherwise.
     #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true)]
     pub model: PathBuf,
@@ -99,7 +99,7 @@ pub struct Mcq {
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub limit: Option<usize>,
     #[command(flatten)]
-    pub how: Reading,
+    pub step: StepFlags,
     #[command(flatten)]
     pub engine: EngineFlags,
     /// Print the numbers as JSON.
@@ -109,7 +109,7 @@ pub struct Mcq {
 
 /// Problems whose answer is a number. The model writes a solution; what counts is the number at its end.
 #[derive(Args)]
-pub struct Gsm8k {
+pub struct Gsm8kArgs {
     /// A store, a checkpoint folder or a .gguf file; the demo model unless said otherwise.
     #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true)]
     pub model: PathBuf,
@@ -137,7 +137,7 @@ pub struct Gsm8k {
 /// How far a routing strategy's choices are from the model's own. The model chooses for itself; at each token the
 /// strategy is asked what it would choose with the cache that its own choices would have left.
 #[derive(Args)]
-pub struct Agreement {
+pub struct AgreementArgs {
     /// A store, a checkpoint folder or a .gguf file; the demo model unless said otherwise.
     #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true)]
     pub model: PathBuf,
@@ -155,7 +155,7 @@ pub struct Agreement {
 
 /// Perplexity without the experts of a rank and after, and with others drawn in the place of a rank.
 #[derive(Args)]
-pub struct Sensitivity {
+pub struct SensitivityArgs {
     /// A store, a checkpoint folder or a .gguf file; the demo model unless said otherwise.
     #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true)]
     pub model: PathBuf,
@@ -174,7 +174,7 @@ pub struct Sensitivity {
 /// How often the router's expert at a rank is the best one: for some tokens every other expert is tried in its place,
 /// layer by layer, and the loss of the next token compared.
 #[derive(Args)]
-pub struct Optimal {
+pub struct OptimalArgs {
     /// A store, a checkpoint folder or a .gguf file; the demo model unless said otherwise.
     #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true)]
     pub model: PathBuf,
@@ -195,7 +195,7 @@ pub struct Optimal {
 
 /// Measure the spread Δ of each layer's router on a text, for --routing prior:…,delta=calibrated.
 #[derive(Args)]
-pub struct Calibrate {
+pub struct CalibrateArgs {
     /// A store, a checkpoint folder or a .gguf file; the demo model unless said otherwise.
     #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true)]
     pub model: PathBuf,
@@ -213,7 +213,7 @@ pub struct Calibrate {
 
 /// Perplexity, one token at a time, against misses for many routing strategies and cache sizes.
 #[derive(Args)]
-pub struct Sweep {
+pub struct EvalSweepArgs {
     /// A store; the demo model unless said otherwise.
     #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true)]
     pub model: PathBuf,
@@ -223,9 +223,9 @@ pub struct Sweep {
     #[arg(long, value_name = "N,N", value_delimiter = ',', value_parser = at_least_one)]
     pub sizes: Vec<usize>,
     #[command(flatten)]
-    pub grid: Grid,
+    pub grid: GridFlags,
     /// Mark what raises perplexity by more than this share.
-    #[arg(long, value_name = "SHARE", default_value_t = 0.01, value_parser = share)]
+    #[arg(long, value_name = "SHARE", default_value_t = 0.01, value_parser = parse_share)]
     pub max_loss: f64,
     #[command(flatten)]
     pub engine: EngineFlags,
@@ -240,7 +240,7 @@ pub struct Sweep {
     pub json: bool,
 }
 
-fn share(text: &str) -> Result<f64, String> {
+fn parse_share(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(share) if (0.0..=10.0).contains(&share) => Ok(share),
         _ => Err("must be a number from 0 to 10, 0.01 being one percent".into()),
@@ -249,7 +249,7 @@ fn share(text: &str) -> Result<f64, String> {
 
 /// Which strategies are compared, beside the model's own. Without any of these a few of each kind.
 #[derive(Args, Clone, Default)]
-pub struct Grid {
+pub struct GridFlags {
     /// λ of prior.
     #[arg(long, value_name = "L,L", value_delimiter = ',')]
     pub lambda: Vec<String>,

@@ -14,7 +14,7 @@ use crate::open::default_model;
 
 /// Record, draw, replay and compare routing.
 #[derive(Args)]
-pub struct Lab {
+pub struct LabArgs {
     #[command(subcommand)]
     pub command: LabCommand,
 }
@@ -22,28 +22,28 @@ pub struct Lab {
 #[derive(Subcommand)]
 pub enum LabCommand {
     /// Make a trace from those of other programs.
-    Import(Import),
+    Import(ImportArgs),
     /// Write a trace for other programs.
-    Export(Export),
+    Export(ExportArgs),
     /// Count which experts a trace asks for together, for `larder edge plan`.
-    Activations(Activations),
+    Activations(ActivationsArgs),
     /// Draw a trace at random.
-    Synth(Synth),
+    Synth(SynthArgs),
     /// Replay a trace with one eviction policy.
-    Replay(Replay),
+    Replay(ReplayArgs),
     /// Compare eviction policies over many capacities.
-    Sweep(Sweep),
+    Sweep(LabSweepArgs),
     /// Make a page of what a sweep found.
-    Report(Report),
+    Report(LabReportArgs),
     /// Train the weights of the eviction policy `learned`.
-    Train(super::train::Train),
+    Train(super::train::TrainArgs),
     /// Compare trained weights with other policies, on the same sequences.
-    Judge(super::train::Judge),
+    Judge(super::train::JudgeArgs),
 }
 
 /// Make a trace from those of other programs.
 #[derive(Args)]
-pub struct Import {
+pub struct ImportArgs {
     /// A CSV file with columns token, layer and expert, or a folder with an index.json and a safetensors file per
     /// sequence.
     pub source: PathBuf,
@@ -63,7 +63,7 @@ pub struct Import {
 
 /// Write a trace for other programs.
 #[derive(Args)]
-pub struct Export {
+pub struct ExportArgs {
     #[command(flatten)]
     pub input: TraceFlags,
     /// The file to write.
@@ -84,7 +84,7 @@ pub enum ExportFormat {
 
 /// Count which experts the traces of a model ask for together, for `larder edge plan`.
 #[derive(Args)]
-pub struct Activations {
+pub struct ActivationsArgs {
     #[command(flatten)]
     pub input: TraceFlags,
     /// The model that they are of: a store, a checkpoint folder or a .gguf file; the demo model unless said otherwise.
@@ -106,7 +106,7 @@ pub struct Activations {
 
 /// Draw a trace at random: in each layer the j-th most popular expert has a probability that goes with 1/(j+h)^a.
 #[derive(Args)]
-pub struct Synth {
+pub struct SynthArgs {
     /// The trace to write.
     #[arg(short, long, value_name = "FILE")]
     pub out: PathBuf,
@@ -146,11 +146,11 @@ pub struct TraceFlags {
     #[arg(required = true)]
     pub traces: Vec<PathBuf>,
     /// Only these sequences, counted from 0 over all traces, the last one left out.
-    #[arg(long, value_name = "A..B", value_parser = range)]
+    #[arg(long, value_name = "A..B", value_parser = parse_range)]
     pub sequences: Option<Range<usize>>,
 }
 
-fn range(text: &str) -> Result<Range<usize>, String> {
+fn parse_range(text: &str) -> Result<Range<usize>, String> {
     let parts = text.split_once("..").and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
     match parts {
         Some((a, b)) if a < b => Ok(a..b),
@@ -171,12 +171,12 @@ pub struct ReplayFlags {
     #[arg(long, value_name = "FILE")]
     pub evictor: Option<PathBuf>,
     #[command(flatten)]
-    pub device: DeviceFlags,
+    pub profile: ProfileFlags,
 }
 
 /// A device, for which times are computed if the size of an expert is given.
 #[derive(Args)]
-pub struct DeviceFlags {
+pub struct ProfileFlags {
     /// Bytes of one expert.
     #[arg(long, value_name = "SIZE", value_parser = byte_size)]
     pub expert_bytes: Option<ByteSize>,
@@ -197,7 +197,7 @@ pub struct DeviceFlags {
     pub overlap: f64,
 }
 
-impl DeviceFlags {
+impl ProfileFlags {
     /// The device, if its expert's size is known.
     pub fn profile(&self) -> Result<Option<Profile>, String> {
         let Some(ByteSize(bytes)) = self.expert_bytes else { return Ok(None) };
@@ -215,7 +215,7 @@ impl DeviceFlags {
 
 /// Replay a trace with one eviction policy.
 #[derive(Args)]
-pub struct Replay {
+pub struct ReplayArgs {
     #[command(flatten)]
     pub input: TraceFlags,
     /// Who leaves when room is needed.
@@ -234,7 +234,7 @@ pub struct Replay {
     #[arg(long, value_name = "FILE", requires = "routing")]
     pub trace: Option<PathBuf>,
     #[command(flatten)]
-    pub how: ReplayFlags,
+    pub replay: ReplayFlags,
     /// Also print the counts of each layer.
     #[arg(long)]
     pub layers: bool,
@@ -245,7 +245,7 @@ pub struct Replay {
 
 /// Compare eviction policies over many capacities.
 #[derive(Args)]
-pub struct Sweep {
+pub struct LabSweepArgs {
     #[command(flatten)]
     pub input: TraceFlags,
     /// A policy; may be given several times. All that can be had unless said otherwise.
@@ -262,7 +262,7 @@ pub struct Sweep {
     #[arg(long, value_name = "SCOPE", default_value = "both")]
     pub cache_scope: ScopesFlag,
     #[command(flatten)]
-    pub how: ReplayFlags,
+    pub replay: ReplayFlags,
     /// Threads that replay; as many as there are processors unless said otherwise.
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub threads: Option<usize>,
@@ -303,7 +303,7 @@ impl ScopesFlag {
 
 /// Make a page of what a sweep found.
 #[derive(Args)]
-pub struct Report {
+pub struct LabReportArgs {
     /// What `larder lab sweep --json` printed.
     pub sweep: PathBuf,
     /// The page to write.
@@ -326,7 +326,7 @@ pub struct HeatFlags {
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub heat_sequence: usize,
     /// The passes of that sequence; 72 from its middle on unless said otherwise.
-    #[arg(long, value_name = "A..B", value_parser = range)]
+    #[arg(long, value_name = "A..B", value_parser = parse_range)]
     pub heat_passes: Option<Range<usize>>,
     /// The policies.
     #[arg(long, value_name = "SPEC", default_values = ["lru", "belady"])]
@@ -342,7 +342,7 @@ mod tests {
 
     #[test]
     fn ranges_are_read_as_written() {
-        assert_eq!(range("3..40"), Ok(3..40));
-        assert!(range("3..3").is_err() && range("3-4").is_err() && range("..4").is_err());
+        assert_eq!(parse_range("3..40"), Ok(3..40));
+        assert!(parse_range("3..3").is_err() && parse_range("3-4").is_err() && parse_range("..4").is_err());
     }
 }

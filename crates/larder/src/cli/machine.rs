@@ -8,11 +8,11 @@ use clap_complete::Shell;
 use larder_policy::routing::RoutingSpec;
 
 use super::{EngineFlags, at_least_one};
-use crate::models::Name;
+use crate::models::HubName;
 
 /// Say what this machine has, and what could be mended.
 #[derive(Args)]
-pub struct Doctor {
+pub struct DoctorArgs {
     /// A store, whose shards are read; or any file or folder, on whose file system a temporary file is. The current
     /// folder unless said otherwise.
     #[arg(short, long, value_name = "MODEL|PATH")]
@@ -25,10 +25,10 @@ pub struct Doctor {
 /// Measure some strategies on this machine, run after run, in a form for others to read: the machine, the plan, and the
 /// speed of each run.
 #[derive(Args)]
-pub struct Report {
+pub struct ReportArgs {
     /// A store, or STORE=N with N experts of each layer in memory; half of them unless said otherwise.
-    #[arg(required = true, value_name = "STORE[=N]", value_parser = Room::parse)]
-    pub stores: Vec<Room>,
+    #[arg(required = true, value_name = "STORE[=N]", value_parser = StoreArg::parse)]
+    pub stores: Vec<StoreArg>,
     /// Runs of each strategy; they take turns.
     #[arg(short, long, default_value_t = 10, value_name = "N", value_parser = at_least_one)]
     pub runs: usize,
@@ -54,7 +54,7 @@ pub struct Report {
 
 /// A store and how many experts of each layer stay in memory.
 #[derive(Clone)]
-pub struct Room {
+pub struct StoreArg {
     /// The store.
     pub store: PathBuf,
     /// Half of the experts if there is none.
@@ -63,7 +63,7 @@ pub struct Room {
 
 /// Show what is set where: by larder.toml of the user or of a store, by the environment, or not at all.
 #[derive(Args)]
-pub struct Config {
+pub struct ConfigArgs {
     #[command(subcommand)]
     pub command: ConfigCommand,
 }
@@ -71,14 +71,14 @@ pub struct Config {
 #[derive(Subcommand)]
 pub enum ConfigCommand {
     /// Print each value and where it comes from.
-    Show(Show),
+    Show(ConfigShowArgs),
     /// Print where the user's larder.toml is looked for.
     Path,
 }
 
 /// Print each value and where it comes from.
 #[derive(Args)]
-pub struct Show {
+pub struct ConfigShowArgs {
     /// A store, whose larder.toml counts as well.
     #[arg(short, long)]
     pub model: Option<PathBuf>,
@@ -89,14 +89,14 @@ pub struct Show {
 
 /// Print what makes a shell complete this command.
 #[derive(Args)]
-pub struct Completions {
+pub struct CompletionsArgs {
     /// The shell.
     pub shell: Shell,
 }
 
 /// Print the manual page, or write those of all commands.
 #[derive(Args)]
-pub struct Man {
+pub struct ManArgs {
     /// Write a page for each command into this folder.
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
@@ -104,7 +104,7 @@ pub struct Man {
 
 /// List, find and remove the models that larder keeps.
 #[derive(Args)]
-pub struct Models {
+pub struct ModelsArgs {
     #[command(subcommand)]
     pub command: ModelsCommand,
 }
@@ -112,16 +112,16 @@ pub struct Models {
 #[derive(Subcommand)]
 pub enum ModelsCommand {
     /// Print each model, its size on disk, and whether it is complete.
-    List(ListModels),
+    List(ListModelsArgs),
     /// Remove a model.
-    Rm(RemoveModel),
+    Rm(RemoveModelArgs),
     /// Print where a model is, or where all are.
-    Path(ModelPath),
+    Path(ModelPathArgs),
 }
 
 /// Print each model, its size on disk, and whether it is complete.
 #[derive(Args)]
-pub struct ListModels {
+pub struct ListModelsArgs {
     /// Print the models as JSON.
     #[arg(long)]
     pub json: bool,
@@ -129,10 +129,10 @@ pub struct ListModels {
 
 /// Remove a model.
 #[derive(Args)]
-pub struct RemoveModel {
+pub struct RemoveModelArgs {
     /// Its name: org/name, org/name@revision or org/name:FILE.gguf.
-    #[arg(value_parser = Name::parse)]
-    pub name: Name,
+    #[arg(value_parser = HubName::parse)]
+    pub name: HubName,
     /// Do not ask.
     #[arg(long, short)]
     pub yes: bool,
@@ -140,8 +140,8 @@ pub struct RemoveModel {
 
 /// Print where a model is, or where all are.
 #[derive(Args)]
-pub struct ModelPath {
+pub struct ModelPathArgs {
     /// Its name; without it, the folder of all models is printed.
-    #[arg(value_parser = Name::parse)]
-    pub name: Option<Name>,
+    #[arg(value_parser = HubName::parse)]
+    pub name: Option<HubName>,
 }

@@ -10,7 +10,7 @@ use crate::open::default_model;
 
 /// Answer over HTTP in OpenAI's form.
 #[derive(Args)]
-pub struct Serve {
+pub struct ServeArgs {
     /// A store, a checkpoint folder or a .gguf file; the demo model unless said otherwise.
     #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true)]
     pub model: PathBuf,

@@ -10,7 +10,7 @@ use super::lab::TraceFlags;
 
 /// Train the weights of the eviction policy `learned`.
 #[derive(Args)]
-pub struct Train {
+pub struct TrainArgs {
     #[command(flatten)]
     pub input: TraceFlags,
     /// Which network.
@@ -38,7 +38,7 @@ pub struct Train {
 
 /// Compare trained weights with `lru`, `belady` and others, on the same sequences.
 #[derive(Args)]
-pub struct Judge {
+pub struct JudgeArgs {
     #[command(flatten)]
     pub input: TraceFlags,
     /// The weights to judge.

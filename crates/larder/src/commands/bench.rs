@@ -8,28 +8,28 @@ use larder_model::Rows;
 use larder_store::Store;
 use serde_json::{Value, json};
 
-use crate::cli::{Bench, EngineFlags};
-use crate::engine::{Engine, slot_bytes};
-use crate::experts::Experts;
-use crate::open::Model;
+use crate::cli::{BenchArgs, EngineFlags};
+use crate::engine::{InferenceEngine, slot_bytes};
+use crate::experts::EngineExperts;
+use crate::open::OpenModel;
 use crate::telemetry::Totals;
 use crate::tiers::OnGpu;
 use crate::{print, probe};
 
 /// Measures reading a prompt and writing on, and how near that comes to what the machine allows.
-pub fn run(args: &Bench) -> Result<()> {
+pub fn run(args: &BenchArgs) -> Result<()> {
     if args.vs_resident && args.engine.device.is_gpu() {
         bail!(
             "--vs-resident compares with all experts in memory, and --device computes elsewhere: --vram-experts sets how many are there"
         );
     }
-    let model = Model::open_to_run(&args.model, args.engine.no_store)?;
+    let model = OpenModel::open_to_run(&args.model, args.engine.no_store)?;
     let need = args.prompt.saturating_add(args.tokens);
     if need > model.blueprint.context {
         bail!("{need} tokens do not fit the model's context of {}", model.blueprint.context);
     }
     let limits = Limits::measure(&model, &args.engine)?;
-    let mut engine = Engine::start(&model, &args.engine, need)?;
+    let mut engine = InferenceEngine::start(&model, &args.engine, need)?;
     let limits = Limits { gpu: engine.gpu, ..limits };
     let mut series = vec![("as planned", measure(&mut engine, args)?)];
     if args.vs_resident {
@@ -42,7 +42,7 @@ pub fn run(args: &Bench) -> Result<()> {
         println!("{}", json!({"limits": limits.json(), "plan": engine.plan, "series": rows}));
         return Ok(());
     }
-    println!("{}", limits.sentence());
+    println!("{}", limits.describe());
     print!("{}", print::table(&table(&series, &limits)));
     Ok(())
 }
@@ -61,53 +61,53 @@ struct Limits {
 }
 
 impl Limits {
-    fn measure(model: &Model, flags: &EngineFlags) -> Result<Self> {
-        let ssd = |store: &Arc<Store>| probe::ssd_rate(store, &flags.reader).map(|(rate, _)| rate);
+    fn measure(model: &OpenModel, flags: &EngineFlags) -> Result<Self> {
+        let ssd = |store: &Arc<Store>| probe::ssd_throughput(store, &flags.reader).map(|(rate, _)| rate);
         let geometry = &model.blueprint.geometry;
         Ok(Limits {
-            memory: probe::memory_rate(flags.threads()),
+            memory: probe::memory_bandwidth(flags.threads()),
             ssd: model.store().map(ssd).transpose()?,
             gpu: None,
-            resident: model.touched_resident()? as f64,
+            resident: model.resident_bytes_per_token()? as f64,
             expert: slot_bytes(model)? as f64,
             experts: (geometry.top_k * geometry.moe_layers.len()) as f64,
         })
     }
 
     /// Bytes that every token reads, wherever they are.
-    fn touched(&self) -> f64 {
+    fn bytes_per_token(&self) -> f64 {
         self.resident + self.experts * self.expert
     }
 
     /// The least time that writing could have taken by each link, and its name.
-    fn least(&self, run: &Run) -> Vec<(&'static str, f64)> {
+    fn least_seconds(&self, run: &BenchRun) -> Vec<(&'static str, f64)> {
         let Totals { tokens, traffic, .. } = run.decode;
         let ssd = self.ssd.map(|rate| ("SSD", traffic.bytes() as f64 / rate));
         let (Some(gpu), Some(tiers)) = (self.gpu, traffic.tiers) else {
-            let memory = tokens as f64 * self.touched() / self.memory;
+            let memory = tokens as f64 * self.bytes_per_token() / self.memory;
             return [("memory", memory)].into_iter().chain(ssd).collect();
         };
-        let on_gpu = tokens as f64 * gpu.resident as f64 + tiers.on_device as f64 * self.expert;
+        let on_gpu = tokens as f64 * gpu.resident_bytes as f64 + tiers.on_device as f64 * self.expert;
         let here = [
-            ("VRAM", on_gpu / gpu.rates.vram),
-            ("to the GPU", tiers.in_bytes as f64 / gpu.rates.link_in),
-            ("from the GPU", tiers.out_bytes as f64 / gpu.rates.link_out),
+            ("VRAM", on_gpu / gpu.throughput.vram),
+            ("to the GPU", tiers.in_bytes as f64 / gpu.throughput.link_in),
+            ("from the GPU", tiers.out_bytes as f64 / gpu.throughput.link_out),
             ("memory", tiers.on_host as f64 * self.expert / self.memory),
         ];
         here.into_iter().chain(ssd).collect()
     }
 
     /// The slowest of them.
-    fn slowest(&self, run: &Run) -> (&'static str, f64) {
-        let least = self.least(run);
+    fn slowest(&self, run: &BenchRun) -> (&'static str, f64) {
+        let least = self.least_seconds(run);
         least.into_iter().max_by(|a, b| a.1.total_cmp(&b.1)).expect("memory is always one of them")
     }
 
-    fn sentence(&self) -> String {
+    fn describe(&self) -> String {
         let per_second = |rate: f64| format!("{}/s", print::bytes(rate as u64));
         let mut said = format!("memory {}", per_second(self.memory));
-        if let Some(OnGpu { rates, .. }) = self.gpu {
-            let [vram, to, from] = [rates.vram, rates.link_in, rates.link_out].map(per_second);
+        if let Some(OnGpu { throughput, .. }) = self.gpu {
+            let [vram, to, from] = [throughput.vram, throughput.link_in, throughput.link_out].map(per_second);
             said += &format!(", GPU {vram} of its own, {to} to it and {from} back");
         }
         if let Some(rate) = self.ssd {
@@ -120,30 +120,30 @@ impl Limits {
         json!({
             "memory_bytes_per_second": self.memory,
             "ssd_bytes_per_second": self.ssd,
-            "bytes_touched_per_token": self.touched(),
+            "bytes_touched_per_token": self.bytes_per_token(),
             "gpu": self.gpu.map(|gpu| json!({
-                "vram_bytes_per_second": gpu.rates.vram,
-                "to_gpu_bytes_per_second": gpu.rates.link_in,
-                "from_gpu_bytes_per_second": gpu.rates.link_out,
-                "resident_bytes": gpu.resident,
+                "vram_bytes_per_second": gpu.throughput.vram,
+                "to_gpu_bytes_per_second": gpu.throughput.link_in,
+                "from_gpu_bytes_per_second": gpu.throughput.link_out,
+                "resident_bytes": gpu.resident_bytes,
             })),
         })
     }
 }
 
 /// One repeat.
-struct Run {
+struct BenchRun {
     prompt: Totals,
     decode: Totals,
-    streams: bool,
+    streaming: bool,
 }
 
 /// The first run begins with an empty cache and is cold; the others are warm.
-fn measure(engine: &mut Engine, args: &Bench) -> Result<Vec<Run>> {
-    (0..args.repeats).map(|repeat| once(engine, args, repeat as u64)).collect()
+fn measure(engine: &mut InferenceEngine, args: &BenchArgs) -> Result<Vec<BenchRun>> {
+    (0..args.repeats).map(|repeat| run_once(engine, args, repeat as u64)).collect()
 }
 
-fn once(engine: &mut Engine, args: &Bench, repeat: u64) -> Result<Run> {
+fn run_once(engine: &mut InferenceEngine, args: &BenchArgs, repeat: u64) -> Result<BenchRun> {
     let mut rng = Rng::new(repeat);
     let vocab = engine.decoder.vocab() as u64;
     let prompt: Vec<u32> = (0..args.prompt).map(|_| (rng.bits() % vocab) as u32).collect();
@@ -158,7 +158,7 @@ fn once(engine: &mut Engine, args: &Bench, repeat: u64) -> Result<Run> {
         logits = session.read(&[id], 1, Rows::Last, &mut ())?;
     }
     let decode = meter.lap(&session, args.tokens);
-    Ok(Run { prompt, decode, streams: session.experts().traffic().is_some() })
+    Ok(BenchRun { prompt, decode, streaming: session.experts().traffic().is_some() })
 }
 
 /// What passed since it last looked.
@@ -169,12 +169,12 @@ struct Meter {
 }
 
 impl Meter {
-    fn new(session: &Session<Experts>) -> Self {
+    fn new(session: &Session<EngineExperts>) -> Self {
         let traffic = session.experts().traffic().unwrap_or_default();
         Meter { start: Instant::now(), times: session.times(), traffic }
     }
 
-    fn lap(&mut self, session: &Session<Experts>, tokens: usize) -> Totals {
+    fn lap(&mut self, session: &Session<EngineExperts>, tokens: usize) -> Totals {
         let now = Meter::new(session);
         let then = std::mem::replace(self, now);
         let (time, times) = (self.start - then.start, self.times - then.times);
@@ -182,16 +182,17 @@ impl Meter {
     }
 }
 
-fn rows(runs: &[Run], limits: &Limits) -> Vec<Value> {
-    let row = |run: &Run| {
-        let least: serde_json::Map<_, _> = limits.least(run).into_iter().map(|(n, s)| (n.into(), json!(s))).collect();
-        let (prompt, decode) = (run.prompt.json(run.streams), run.decode.json(run.streams));
+fn rows(runs: &[BenchRun], limits: &Limits) -> Vec<Value> {
+    let row = |run: &BenchRun| {
+        let least: serde_json::Map<_, _> =
+            limits.least_seconds(run).into_iter().map(|(n, s)| (n.into(), json!(s))).collect();
+        let (prompt, decode) = (run.prompt.json(run.streaming), run.decode.json(run.streaming));
         json!({"prompt": prompt, "decode": decode, "decode_seconds_at_least": least})
     };
     runs.iter().map(row).collect()
 }
 
-fn table(series: &[(&str, Vec<Run>)], limits: &Limits) -> Vec<Vec<String>> {
+fn table(series: &[(&str, Vec<BenchRun>)], limits: &Limits) -> Vec<Vec<String>> {
     let heading = ["", "prompt/s", "written/s", "least", "most", "found", "read/token", "of the limit"];
     let shares = ["attention", "routing", "experts", "waiting", "other", "in products", "attending", "overhead"];
     let mut rows = vec![heading.into_iter().chain(shares).map(str::to_owned).collect()];
@@ -201,7 +202,7 @@ fn table(series: &[(&str, Vec<Run>)], limits: &Limits) -> Vec<Vec<String>> {
         let middle = &runs[median_index(&rates)];
         let Totals { tokens, time, times, traffic } = middle.decode;
         let (slowest, least) = limits.slowest(middle);
-        let of_cache = |text: String| if middle.streams { text } else { "-".into() };
+        let of_cache = |text: String| if middle.streaming { text } else { "-".into() };
         let share = |part: Duration| percent(part.as_secs_f64() / time.as_secs_f64());
         let other = time.saturating_sub(times.mixing + times.routing + times.experts);
         rows.push(vec![
@@ -227,9 +228,9 @@ fn table(series: &[(&str, Vec<Run>)], limits: &Limits) -> Vec<Vec<String>> {
 }
 
 /// The first run of slots begins with none filled; the others find what it left.
-fn cold_and_warm<'a>(name: &str, runs: &'a [Run]) -> Vec<(String, &'a [Run])> {
+fn cold_and_warm<'a>(name: &str, runs: &'a [BenchRun]) -> Vec<(String, &'a [BenchRun])> {
     match runs {
-        [first, ..] if !first.streams => vec![(name.to_owned(), runs)],
+        [first, ..] if !first.streaming => vec![(name.to_owned(), runs)],
         [_] => vec![(format!("{name}, cold"), runs)],
         _ => vec![(format!("{name}, cold"), &runs[..1]), (format!("{name}, warm"), &runs[1..])],
     }

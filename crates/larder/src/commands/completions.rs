@@ -4,17 +4,17 @@ use anyhow::{Context, Result};
 use clap::CommandFactory;
 
 use crate::cli::Cli;
-use crate::cli::machine::{Completions, Man};
+use crate::cli::machine::{CompletionsArgs, ManArgs};
 
 /// Prints what makes a shell complete this command.
-pub fn run(args: &Completions) -> Result<()> {
+pub fn run(args: &CompletionsArgs) -> Result<()> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "larder", &mut script);
     print_all(&script)
 }
 
 /// Prints the manual page, or writes those of all commands.
-pub fn man(args: &Man) -> Result<()> {
+pub fn man(args: &ManArgs) -> Result<()> {
     let Some(dir) = &args.out else {
         let mut page = Vec::new();
         clap_mangen::Man::new(Cli::command()).render(&mut page)?;

@@ -2,20 +2,20 @@ use anyhow::Result;
 use larder_store::{ConvertOptions, convert, open_source};
 use serde_json::json;
 
-use crate::cli::Convert;
-use crate::{memory, models, open, print, progress::Watch};
+use crate::cli::ConvertArgs;
+use crate::{memory, models, open, print, progress::StoreProgress};
 
 /// Makes a store.
-pub fn run(args: &Convert) -> Result<()> {
+pub fn run(args: &ConvertArgs) -> Result<()> {
     let options = ConvertOptions { experts: args.experts.0, resident: args.resident.0 };
-    let report = match models::named(&args.source) {
+    let report = match models::hub_name(&args.source) {
         Some(name) => models::fetch(&name, &args.store, &options)?,
         None => {
             let source = open_source(&args.source)?;
-            let watch = Watch::new("converting");
+            let progress = StoreProgress::new("converting");
             let report =
-                convert(source.as_ref(), &open::blueprint_of(source.as_ref())?, &args.store, &options, &watch)?;
-            watch.finish();
+                convert(source.as_ref(), &open::blueprint_of(source.as_ref())?, &args.store, &options, &progress)?;
+            progress.finish();
             report
         }
     };

@@ -5,16 +5,16 @@ use larder_core::{Geometry, TensorMeta};
 use larder_store::Experts;
 use serde_json::json;
 
-use crate::cli::Inspect;
-use crate::open::Model;
+use crate::cli::InspectArgs;
+use crate::open::OpenModel;
 use crate::print;
 
 /// Memory sizes that people have, in GB.
 const MEMORIES: [u64; 8] = [2, 4, 8, 12, 16, 24, 32, 64];
 
 /// Shows what a model consists of.
-pub fn run(args: &Inspect) -> Result<()> {
-    let model = Model::open(&args.model)?;
+pub fn run(args: &InspectArgs) -> Result<()> {
+    let model = OpenModel::open(&args.model)?;
     let experts = model.experts()?;
     let found = Found::of(&model, experts.as_dyn());
     if args.json {
@@ -39,7 +39,7 @@ struct Found {
 }
 
 impl Found {
-    fn of(model: &Model, experts: &dyn Experts) -> Self {
+    fn of(model: &OpenModel, experts: &dyn Experts) -> Self {
         let blueprint = &model.blueprint;
         let mut resident = BTreeMap::new();
         let metas = blueprint.resident.iter().filter_map(|t| model.source().meta(&t.name));

@@ -8,22 +8,22 @@ use larder_engine::{Sampler, Sampling};
 use larder_model::{Routed, Rows, Tap};
 use safetensors::tensor::{Dtype, View};
 
-use crate::cli::Logits;
-use crate::engine::Engine;
-use crate::open::Model;
+use crate::cli::LogitsArgs;
+use crate::engine::InferenceEngine;
+use crate::open::OpenModel;
 use crate::{memory, print};
 
 /// Most tokens that a file may hold; the logits of each take a row of the vocabulary's width.
 const MOST_TOKENS: usize = 1 << 20;
 
 /// Writes logits, routing and hidden states of given tokens.
-pub fn run(args: &Logits) -> Result<()> {
+pub fn run(args: &LogitsArgs) -> Result<()> {
     let tokens = read_tokens(&args.tokens)?;
-    let model = Model::open(&args.model)?;
+    let model = OpenModel::open(&args.model)?;
     let (vocab, top_k) = (model.blueprint.vocab, model.blueprint.geometry.top_k);
     let context = tokens.len().saturating_add(args.generate);
     check_room(context, vocab)?;
-    let mut engine = Engine::start(&model, &args.engine, context)?;
+    let mut engine = InferenceEngine::start(&model, &args.engine, context)?;
     let mut session = engine.session();
 
     let mut seen = Seen::default();

@@ -3,52 +3,53 @@ use std::io::{BufRead, IsTerminal, Write};
 use anyhow::{Result, bail};
 use serde_json::json;
 
-use crate::cli::machine::{ListModels, Models, ModelsCommand, RemoveModel};
-use crate::models::{self, Kept};
+use crate::cli::machine::{ListModelsArgs, ModelsArgs, ModelsCommand, RemoveModelArgs};
+use crate::models::{self, InstalledModel};
 use crate::print;
 
 /// Lists, finds and removes the models that larder keeps.
-pub fn run(args: &Models) -> Result<()> {
+pub fn run(args: &ModelsArgs) -> Result<()> {
     match &args.command {
         ModelsCommand::List(args) => list(args),
         ModelsCommand::Rm(args) => remove(args),
         ModelsCommand::Path(args) => {
-            let path = args.name.as_ref().map_or_else(models::folder, models::place)?;
+            let path = args.name.as_ref().map_or_else(models::folder, models::store_path)?;
             println!("{}", path.display());
             Ok(())
         }
     }
 }
 
-fn list(args: &ListModels) -> Result<()> {
+fn list(args: &ListModelsArgs) -> Result<()> {
     let folder = models::folder()?;
-    let kept = models::all(&folder)?;
+    let installed = models::installed(&folder)?;
     if args.json {
-        let of =
-            |m: &Kept| json!({"name": m.name.to_string(), "path": m.path, "bytes": m.bytes, "complete": m.complete});
-        println!("{}", json!(kept.iter().map(of).collect::<Vec<_>>()));
+        let of = |m: &InstalledModel| json!({"name": m.name.to_string(), "path": m.path, "bytes": m.bytes, "complete": m.complete});
+        println!("{}", json!(installed.iter().map(of).collect::<Vec<_>>()));
         return Ok(());
     }
-    if kept.is_empty() {
+    if installed.is_empty() {
         eprintln!("no models in {}", folder.display());
     }
-    for Kept { name, bytes, complete, .. } in &kept {
+    for InstalledModel { name, bytes, complete, .. } in &installed {
         let state = if *complete { "" } else { "  incomplete; naming it with -m goes on" };
         println!("{:>9}  {name}{state}", print::bytes(*bytes));
     }
     Ok(())
 }
 
-fn remove(RemoveModel { name, yes }: &RemoveModel) -> Result<()> {
+fn remove(RemoveModelArgs { name, yes }: &RemoveModelArgs) -> Result<()> {
     let folder = models::folder()?;
-    let Some(kept) = models::all(&folder)?.into_iter().find(|kept| kept.name == *name) else {
+    let Some(installed) = models::installed(&folder)?.into_iter().find(|installed| installed.name == *name) else {
         bail!("there is no {name} in {}", folder.display());
     };
-    if !yes && !confirmed(&format!("remove {name}, {} in {}?", print::bytes(kept.bytes), kept.path.display()))? {
+    if !yes
+        && !confirmed(&format!("remove {name}, {} in {}?", print::bytes(installed.bytes), installed.path.display()))?
+    {
         bail!("{name} was not removed");
     }
-    models::forget(&kept.path)?;
-    println!("removed {name}, {}", print::bytes(kept.bytes));
+    models::remove(&installed.path)?;
+    println!("removed {name}, {}", print::bytes(installed.bytes));
     Ok(())
 }
 

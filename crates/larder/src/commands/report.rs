@@ -11,10 +11,10 @@ use larder_policy::routing::quality::Quality;
 use serde_json::{Value, json};
 
 use crate::cli::EngineFlags;
-use crate::cli::machine::{Report, Room};
-use crate::engine::Engine;
-use crate::experts::Experts;
-use crate::open::{Model, Text};
+use crate::cli::machine::{ReportArgs, StoreArg};
+use crate::engine::InferenceEngine;
+use crate::experts::EngineExperts;
+use crate::open::{OpenModel, TextCodec};
 use crate::{doctor, memory, print, progress};
 
 /// What the runs write on from, one after the other.
@@ -33,17 +33,17 @@ const PROMPTS: &[&str] = &[
 
 /// Measures each store in turn; all strategies of a store take turns, so that a machine that grows warm or busy slows
 /// all of them.
-pub fn run(args: &Report) -> Result<()> {
-    refuse(args)?;
+pub fn run(args: &ReportArgs) -> Result<()> {
+    check_flags(args)?;
     let mut measured = Vec::new();
-    for room in &args.stores {
-        measured.push(measure(args, room)?);
+    for store in &args.stores {
+        measured.push(measure(args, store)?);
     }
-    let facts = doctor::facts(args.stores.first().map(|room| room.store.as_path()))?;
+    let facts = doctor::summary(args.stores.first().map(|arg| arg.store.as_path()))?;
     let speeds = Speeds {
         title: format!("larder {} on {} {}", env!("CARGO_PKG_VERSION"), std::env::consts::OS, std::env::consts::ARCH),
         facts,
-        parts: measured.iter().map(Measured::part).collect(),
+        parts: measured.iter().map(StoreRuns::part).collect(),
     };
     if let Some(path) = &args.html {
         write(path, &speeds_page(&speeds))?;
@@ -54,7 +54,7 @@ pub fn run(args: &Report) -> Result<()> {
             json!({
                 "larder": env!("CARGO_PKG_VERSION"),
                 "facts": speeds.facts.iter().map(|(what, found)| json!({"what": what, "found": found})).collect::<Vec<_>>(),
-                "stores": measured.iter().map(Measured::json).collect::<Vec<_>>(),
+                "stores": measured.iter().map(StoreRuns::json).collect::<Vec<_>>(),
             })
         ),
         false => print!("{}", text(&speeds)),
@@ -63,7 +63,7 @@ pub fn run(args: &Report) -> Result<()> {
 }
 
 /// What other commands take and this one cannot follow.
-fn refuse(args: &Report) -> Result<()> {
+fn check_flags(args: &ReportArgs) -> Result<()> {
     let EngineFlags { trace, cache_mem, routing, .. } = &args.engine;
     if trace.is_some() {
         bail!("--trace has no meaning here: there are many runs; `larder run` records a trace");
@@ -84,68 +84,68 @@ fn write(path: &PathBuf, page: &str) -> Result<()> {
 }
 
 /// What came of one store.
-struct Measured {
+struct StoreRuns {
     name: String,
     slots: usize,
     experts: usize,
     eviction: String,
     plan: Value,
     peak: Option<u64>,
-    settings: Vec<Setting>,
+    strategies: Vec<StrategyRuns>,
 }
 
 /// What came of one strategy.
-struct Setting {
+struct StrategyRuns {
     routing: String,
-    runs: Vec<Ran>,
+    runs: Vec<RunResult>,
     quality: Option<Quality>,
 }
 
 /// One run.
-struct Ran {
+struct RunResult {
     rate: f64,
-    found: f64,
+    hit_rate: f64,
     read_per_token: f64,
 }
 
-fn measure(args: &Report, room: &Room) -> Result<Measured> {
-    let model = Model::open(&room.store)?;
+fn measure(args: &ReportArgs, store: &StoreArg) -> Result<StoreRuns> {
+    let model = OpenModel::open(&store.store)?;
     if model.store().is_none() {
-        let path = room.store.display();
+        let path = store.store.display();
         bail!("{path}: is no store, so nothing of it can be streamed; make one with `larder convert {path} STORE`");
     }
-    let text = model.text()?;
+    let text = model.text_codec()?;
     let experts = model.blueprint.geometry.experts;
-    let slots = room.slots.or(args.engine.cache_experts).unwrap_or(experts.div_ceil(2)).min(experts);
+    let slots = store.slots.or(args.engine.cache_experts).unwrap_or(experts.div_ceil(2)).min(experts);
     let mut flags = args.engine.clone();
     (flags.cache_experts, flags.cache_mem, flags.routing) = (Some(slots), None, RoutingSpec::default());
     let prompts: Vec<Vec<u32>> = PROMPTS.iter().map(|prompt| tokens(&text, prompt)).collect::<Result<_>>()?;
     let longest = prompts.iter().map(Vec::len).max().unwrap_or_default();
-    let mut engine = Engine::start(&model, &flags, longest + args.tokens)?;
-    let mut settings: Vec<Setting> = args.compare.iter().map(Setting::new).collect();
+    let mut engine = InferenceEngine::start(&model, &flags, longest + args.tokens)?;
+    let mut strategies: Vec<StrategyRuns> = args.compare.iter().map(StrategyRuns::new).collect();
     // One run before all others, because reading the first shards and filling the slots is not what is measured.
-    let bar = progress::count("measuring", "runs", (1 + args.runs * settings.len()) as u64);
-    once(&mut engine, &text, &prompts[0], args.tokens, 0)?;
+    let bar = progress::count("measuring", "runs", (1 + args.runs * strategies.len()) as u64);
+    run_once(&mut engine, &text, &prompts[0], args.tokens, 0)?;
     bar.advance(1);
     for run in 0..args.runs {
-        for (setting, spec) in settings.iter_mut().zip(&args.compare) {
-            engine.experts.route_by(spec, &engine.decoder, &model)?;
+        for (strategy, spec) in strategies.iter_mut().zip(&args.compare) {
+            engine.experts.set_routing_strategy(spec, &engine.decoder, &model)?;
             let prompt = &prompts[run % prompts.len()];
-            setting.runs.push(once(&mut engine, &text, prompt, args.tokens, run as u64)?);
+            strategy.runs.push(run_once(&mut engine, &text, prompt, args.tokens, run as u64)?);
             if let Some(quality) = engine.experts.routing().and_then(Routing::quality) {
-                setting.quality = Some(setting.quality.unwrap_or_default() + quality);
+                strategy.quality = Some(strategy.quality.unwrap_or_default() + quality);
             }
             bar.advance(1);
         }
     }
     bar.finish();
-    let name = room.store.file_name().unwrap_or(room.store.as_os_str()).to_string_lossy().into_owned();
+    let name = store.store.file_name().unwrap_or(store.store.as_os_str()).to_string_lossy().into_owned();
     let eviction = flags.eviction.to_string();
-    Ok(Measured { name, slots, experts, eviction, plan: engine.plan, peak: memory::peak(), settings })
+    Ok(StoreRuns { name, slots, experts, eviction, plan: engine.plan, peak: memory::peak(), strategies })
 }
 
 /// A prompt as the model expects it.
-fn tokens(text: &Text, prompt: &str) -> Result<Vec<u32>> {
+fn tokens(text: &TextCodec, prompt: &str) -> Result<Vec<u32>> {
     match &text.template {
         Some(template) => {
             let messages = [json!({"role": "user", "content": prompt})];
@@ -155,33 +155,39 @@ fn tokens(text: &Text, prompt: &str) -> Result<Vec<u32>> {
     }
 }
 
-fn once(engine: &mut Engine, text: &Text, prompt: &[u32], tokens: usize, seed: u64) -> Result<Ran> {
+fn run_once(
+    engine: &mut InferenceEngine,
+    text: &TextCodec,
+    prompt: &[u32],
+    tokens: usize,
+    seed: u64,
+) -> Result<RunResult> {
     let before = engine.experts.traffic().unwrap_or_default();
     // Drawn, because greedy text goes in circles and so do its experts.
     let sampler = Sampler::new(Sampling { temperature: 0.7, ..Sampling::default() }, seed)?;
     let request = Request { prompt, sampler, eos: &[], stop: StopMatcher::new(vec![])?, max_tokens: tokens };
     let mut session = engine.session();
-    let written = generate(&mut session, &text.tokenizer, request, &mut Nobody)?;
+    let written = generate(&mut session, &text.tokenizer, request, &mut DiscardText)?;
     let passed = engine.experts.traffic().unwrap_or_default() - before;
-    Ok(Ran {
+    Ok(RunResult {
         rate: written.ids.len() as f64 / written.decode_time.as_secs_f64().max(1e-9),
-        found: passed.hit_rate(),
+        hit_rate: passed.hit_rate(),
         read_per_token: passed.bytes() as f64 / (prompt.len() + written.ids.len()) as f64,
     })
 }
 
-/// Nobody reads the text.
-struct Nobody;
+/// Discards the text.
+struct DiscardText;
 
-impl Listener<Experts> for Nobody {
+impl Listener<EngineExperts> for DiscardText {
     fn text(&mut self, _: &str) -> bool {
         true
     }
 }
 
-impl Setting {
+impl StrategyRuns {
     fn new(spec: &RoutingSpec) -> Self {
-        Setting { routing: spec.to_string(), runs: Vec::new(), quality: None }
+        StrategyRuns { routing: spec.to_string(), runs: Vec::new(), quality: None }
     }
 
     fn rates(&self) -> Vec<f64> {
@@ -191,20 +197,20 @@ impl Setting {
     }
 
     fn median(&self) -> f64 {
-        middle(&self.rates())
+        median_of_sorted(&self.rates())
     }
 
-    fn mean(&self, of: impl Fn(&Ran) -> f64) -> f64 {
+    fn mean(&self, of: impl Fn(&RunResult) -> f64) -> f64 {
         self.runs.iter().map(of).sum::<f64>() / self.runs.len() as f64
     }
 }
 
 /// The median of what is sorted.
-fn middle(sorted: &[f64]) -> f64 {
+fn median_of_sorted(sorted: &[f64]) -> f64 {
     (sorted[(sorted.len() - 1) / 2] + sorted[sorted.len() / 2]) / 2.0
 }
 
-impl Measured {
+impl StoreRuns {
     fn title(&self) -> String {
         format!("{}, {} of {} experts per layer in memory", self.name, self.slots, self.experts)
     }
@@ -212,18 +218,18 @@ impl Measured {
     fn table(&self) -> Vec<Vec<String>> {
         let heading = ["", "tokens/s", "least", "most", "of the first", "found", "read/token", "not its own choice"];
         let mut rows = vec![heading.map(str::to_owned).to_vec()];
-        let first = self.settings.first().map_or(f64::NAN, Setting::median);
-        rows.extend(self.settings.iter().map(|setting| {
-            let rates = setting.rates();
+        let first = self.strategies.first().map_or(f64::NAN, StrategyRuns::median);
+        rows.extend(self.strategies.iter().map(|strategy| {
+            let rates = strategy.rates();
             vec![
-                setting.routing.clone(),
-                format!("{:.2}", middle(&rates)),
+                strategy.routing.clone(),
+                format!("{:.2}", median_of_sorted(&rates)),
                 format!("{:.2}", rates[0]),
                 format!("{:.2}", rates[rates.len() - 1]),
-                format!("{:.2}×", middle(&rates) / first),
-                format!("{:.0} %", 100.0 * setting.mean(|run| run.found)),
-                print::bytes(setting.mean(|run| run.read_per_token) as u64),
-                setting.quality.map_or("-".into(), |q| format!("{:.1} %", 100.0 * q.substituted_share())),
+                format!("{:.2}×", median_of_sorted(&rates) / first),
+                format!("{:.0} %", 100.0 * strategy.mean(|run| run.hit_rate)),
+                print::bytes(strategy.mean(|run| run.read_per_token) as u64),
+                strategy.quality.map_or("-".into(), |q| format!("{:.1} %", 100.0 * q.substituted_share())),
             ]
         }));
         rows
@@ -236,22 +242,22 @@ impl Measured {
         )];
         notes.extend(self.plan["reader"].as_str().map(str::to_owned));
         notes.extend(self.peak.map(|peak| format!("{} of memory at most", print::bytes(peak))));
-        let runs = self.settings.iter().map(|s| (short(&s.routing), s.rates())).collect();
+        let runs = self.strategies.iter().map(|s| (short(&s.routing), s.rates())).collect();
         Part { title: self.title(), notes, runs, table: self.table() }
     }
 
     fn json(&self) -> Value {
-        let settings: Vec<Value> = self
-            .settings
+        let strategies: Vec<Value> = self
+            .strategies
             .iter()
-            .map(|setting| {
-                let runs = setting.runs.iter().map(|run| {
-                    json!({"tokens_per_second": run.rate, "hit_rate": run.found, "bytes_per_token": run.read_per_token})
+            .map(|strategy| {
+                let runs = strategy.runs.iter().map(|run| {
+                    json!({"tokens_per_second": run.rate, "hit_rate": run.hit_rate, "bytes_per_token": run.read_per_token})
                 });
                 json!({
-                    "routing": setting.routing,
-                    "median_tokens_per_second": setting.median(),
-                    "agreement": setting.quality.map(|q| q.agreement()),
+                    "routing": strategy.routing,
+                    "median_tokens_per_second": strategy.median(),
+                    "agreement": strategy.quality.map(|q| q.agreement()),
                     "runs": runs.collect::<Vec<_>>(),
                 })
             })
@@ -259,7 +265,7 @@ impl Measured {
         json!({
             "store": self.name, "experts_per_layer": self.slots, "experts": self.experts, "eviction": self.eviction,
             "plan": self.plan,
-            "peak_bytes": self.peak, "settings": settings,
+            "peak_bytes": self.peak, "settings": strategies,
         })
     }
 }
@@ -282,15 +288,15 @@ fn text(speeds: &Speeds) -> String {
     out
 }
 
-impl Room {
+impl StoreArg {
     /// `STORE`, or `STORE=N`.
     pub fn parse(text: &str) -> Result<Self, String> {
         match text.rsplit_once('=') {
             Some((store, slots)) if !Path::new(text).exists() => match slots.parse() {
-                Ok(slots) if slots > 0 => Ok(Room { store: store.into(), slots: Some(slots) }),
+                Ok(slots) if slots > 0 => Ok(StoreArg { store: store.into(), slots: Some(slots) }),
                 _ => Err(format!("'{slots}' is no number of experts per layer")),
             },
-            _ => Ok(Room { store: text.into(), slots: None }),
+            _ => Ok(StoreArg { store: text.into(), slots: None }),
         }
     }
 }
@@ -301,7 +307,7 @@ mod tests {
 
     #[test]
     fn a_store_may_name_its_slots() {
-        let of = |text| Room::parse(text).map(|room| (room.store.to_string_lossy().into_owned(), room.slots));
+        let of = |text| StoreArg::parse(text).map(|arg| (arg.store.to_string_lossy().into_owned(), arg.slots));
         assert_eq!(of("a/b"), Ok(("a/b".into(), None)));
         assert_eq!(of("a=b=30"), Ok(("a=b".into(), Some(30))));
         assert!(of("a=0").is_err() && of("a=x").is_err());
@@ -309,7 +315,7 @@ mod tests {
 
     #[test]
     fn the_middle_of_an_even_number_lies_between() {
-        assert_eq!(middle(&[1.0]), 1.0);
-        assert_eq!(middle(&[1.0, 2.0, 4.0, 9.0]), 3.0);
+        assert_eq!(median_of_sorted(&[1.0]), 1.0);
+        assert_eq!(median_of_sorted(&[1.0, 2.0, 4.0, 9.0]), 3.0);
     }
 }

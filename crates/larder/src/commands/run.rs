@@ -4,54 +4,54 @@ use anyhow::{Result, bail};
 use larder_engine::{ChatInput, Finish, Listener, Request, Routing, Sampler, Step, StopMatcher, Written, generate};
 use serde_json::{Value, json};
 
-use crate::cli::Run;
+use crate::cli::RunArgs;
 use crate::commands::text_or_stdin;
-use crate::engine::Engine;
-use crate::experts::Experts;
-use crate::open::{Model, Text};
+use crate::engine::InferenceEngine;
+use crate::experts::EngineExperts;
+use crate::open::{OpenModel, TextCodec};
 use crate::telemetry::{Telemetry, Totals};
 use crate::{memory, print};
 
 /// Writes on from a prompt.
-pub fn run(args: Run) -> Result<()> {
+pub fn run(args: RunArgs) -> Result<()> {
     let sampler = Sampler::new(args.sampling.sampling(), args.sampling.seed)?;
     let stop = StopMatcher::new(args.stop.clone())?;
-    let model = Model::open_to_run(&args.model, args.engine.no_store)?;
-    let text = model.text()?;
+    let model = OpenModel::open_to_run(&args.model, args.engine.no_store)?;
+    let text = model.text_codec()?;
     let prompt = prompt(&args, &text)?;
     let generation = model.generation()?;
     let eos: &[u32] = if args.ignore_eos { &[] } else { &generation.eos };
 
     let mut telemetry = Telemetry::new(args.telemetry.as_deref())?;
     let context = args.context.unwrap_or(prompt.len().saturating_add(args.max_tokens));
-    let mut engine = Engine::start(&model, &args.engine, context)?;
+    let mut engine = InferenceEngine::start(&model, &args.engine, context)?;
     let plan = std::mem::take(&mut engine.plan);
     let mut session = engine.session();
     let request = Request { prompt: &prompt, sampler, eos, stop, max_tokens: args.max_tokens };
-    let mut teller = Teller { text: String::new(), silent: args.json, broken: false, telemetry: &mut telemetry };
-    let written = generate(&mut session, &text.tokenizer, request, &mut teller)?;
-    let (all, broken) = (teller.text, teller.broken);
+    let mut printer = TextPrinter { text: String::new(), silent: args.json, closed: false, telemetry: &mut telemetry };
+    let written = generate(&mut session, &text.tokenizer, request, &mut printer)?;
+    let (all, closed) = (printer.text, printer.closed);
     telemetry.finish()?;
     engine.experts.write_trace("larder run")?;
     let routing = engine.experts.routing().and_then(Routing::quality);
-    let streams = engine.experts.traffic().is_some();
-    match (args.json, broken) {
+    let streaming = engine.experts.traffic().is_some();
+    match (args.json, closed) {
         (true, _) => println!("{}", {
-            let mut report = report(&all, prompt.len(), &written, &telemetry, streams, plan);
+            let mut report = report(&all, prompt.len(), &written, &telemetry, streaming, plan);
             report["routing"] = engine.experts.routing().map_or(Value::Null, print::routing);
-            if let Some((name, _, others)) = engine.experts.others() {
+            if let Some((name, _, others)) = engine.experts.offload_report() {
                 report[name] = others;
             }
             report
         }),
         (false, true) => {}
         (false, false) => {
-            let _ = show("\n"); // whoever read the text may have gone by now
-            eprintln!("{}", footer(prompt.len(), &written, &telemetry, streams));
+            let _ = print_now("\n"); // whoever read the text may have gone by now
+            eprintln!("{}", footer(prompt.len(), &written, &telemetry, streaming));
             if let Some(quality) = routing {
                 eprintln!("[{}]", print::quality(&args.engine.routing.to_string(), &quality));
             }
-            if let Some((_, others, _)) = engine.experts.others() {
+            if let Some((_, others, _)) = engine.experts.offload_report() {
                 eprintln!("[{others}]");
             }
         }
@@ -60,32 +60,32 @@ pub fn run(args: Run) -> Result<()> {
 }
 
 /// Shows the text as it comes and notes where time goes.
-struct Teller<'a> {
+struct TextPrinter<'a> {
     text: String,
     silent: bool,
-    broken: bool,
+    closed: bool,
     telemetry: &'a mut Telemetry,
 }
 
-impl Listener<Experts> for Teller<'_> {
+impl Listener<EngineExperts> for TextPrinter<'_> {
     fn text(&mut self, piece: &str) -> bool {
         self.text.push_str(piece);
-        self.broken = !self.silent && show(piece).is_err();
-        !self.broken
+        self.closed = !self.silent && print_now(piece).is_err();
+        !self.closed
     }
 
-    fn step(&mut self, step: &Step, experts: &Experts) {
+    fn step(&mut self, step: &Step, experts: &EngineExperts) {
         self.telemetry.step(step, experts.traffic());
     }
 }
 
-fn show(piece: &str) -> std::io::Result<()> {
+fn print_now(piece: &str) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
     out.write_all(piece.as_bytes())?;
     out.flush()
 }
 
-fn prompt(args: &Run, text: &Text) -> Result<Vec<u32>> {
+fn prompt(args: &RunArgs, text: &TextCodec) -> Result<Vec<u32>> {
     let prompt = text_or_stdin(&args.prompt)?;
     let ids = match args.chat || args.system.is_some() {
         false => text.tokenizer.encode(&prompt, true)?,
@@ -106,7 +106,7 @@ fn rate(tokens: usize, time: std::time::Duration) -> f64 {
     tokens as f64 / time.as_secs_f64().max(1e-9)
 }
 
-fn footer(prompt: usize, written: &Written, telemetry: &Telemetry, streams: bool) -> String {
+fn footer(prompt: usize, written: &Written, telemetry: &Telemetry, streaming: bool) -> String {
     let end = match written.finish {
         Finish::EndOfText | Finish::StopString | Finish::Cancelled => "",
         Finish::Length => "; stopped at --max-tokens",
@@ -117,12 +117,12 @@ fn footer(prompt: usize, written: &Written, telemetry: &Telemetry, streams: bool
         rate(prompt, written.prompt_time),
         written.ids.len(),
         rate(written.ids.len(), written.decode_time),
-        if streams { passed(&telemetry.written) } else { "all experts in memory".into() },
+        if streaming { cache_text(&telemetry.decode) } else { "all experts in memory".into() },
         print::bytes(memory::peak().unwrap_or_default()),
     )
 }
 
-fn passed(totals: &Totals) -> String {
+fn cache_text(totals: &Totals) -> String {
     let Totals { tokens, time, traffic, .. } = totals;
     let per_token = |bytes: u64| print::bytes(bytes / (*tokens).max(1) as u64);
     let waiting =
@@ -146,7 +146,7 @@ fn passed(totals: &Totals) -> String {
     )
 }
 
-fn report(text: &str, prompt: usize, written: &Written, telemetry: &Telemetry, streams: bool, plan: Value) -> Value {
+fn report(text: &str, prompt: usize, written: &Written, telemetry: &Telemetry, streaming: bool, plan: Value) -> Value {
     let finish = match written.finish {
         Finish::EndOfText => "eos",
         Finish::StopString => "stop",
@@ -161,8 +161,8 @@ fn report(text: &str, prompt: usize, written: &Written, telemetry: &Telemetry, s
         "prompt_tokens": prompt,
         "prompt_seconds": written.prompt_time.as_secs_f64(),
         "decode_seconds": written.decode_time.as_secs_f64(),
-        "prompt": telemetry.prompt.json(streams),
-        "decode": telemetry.written.json(streams),
+        "prompt": telemetry.prompt.json(streaming),
+        "decode": telemetry.decode.json(streaming),
         "peak_bytes": memory::peak(),
         "plan": plan,
     })

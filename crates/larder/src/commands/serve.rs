@@ -8,12 +8,12 @@ use larder_policy::routing::RoutingSpec;
 use larder_serve::{Closeness, LayerVisit, Options, Standing};
 use std::time::Duration;
 
-use crate::cli::serve::Serve;
-use crate::engine::Engine;
-use crate::open::{Model, called};
+use crate::cli::serve::ServeArgs;
+use crate::engine::InferenceEngine;
+use crate::open::{OpenModel, model_name};
 
 /// Answers over HTTP until told to end.
-pub fn run(args: Serve) -> Result<()> {
+pub fn run(args: ServeArgs) -> Result<()> {
     if args.engine.trace.is_some() {
         bail!("--trace writes down every token of a run and would grow for ever; use it with `larder run`");
     }
@@ -25,18 +25,18 @@ pub fn run(args: Serve) -> Result<()> {
     let listener = TcpListener::bind(address).with_context(|| format!("{address} cannot be listened on"))?;
     let address = listener.local_addr()?;
     let options = options(&args);
-    let model = Model::open_to_run(&args.model, args.engine.no_store)?;
-    let mut engine = Engine::start_many(&model, &args.engine, args.context, options.sessions)?;
-    let facts = facts(&args, &model, &mut engine)?;
+    let model = OpenModel::open_to_run(&args.model, args.engine.no_store)?;
+    let mut engine = InferenceEngine::start_for_sequences(&model, &args.engine, args.context, options.sessions)?;
+    let served = served_model(&args, &model, &mut engine)?;
     if !options.is_local && options.api_key.is_none() {
         eprintln!("warning: everybody who reaches {address} can use the model; --api-key would ask for a key");
     }
-    eprintln!("serving {} on http://{address}", facts.name);
+    eprintln!("serving {} on http://{address}", served.name);
     let routing = args.engine.routing.clone();
-    Ok(larder_serve::serve(listener, options, facts, Box::new(Served { engine, model, routing }))?)
+    Ok(larder_serve::serve(listener, options, served, Box::new(Served { engine, model, routing }))?)
 }
 
-fn options(args: &Serve) -> Options {
+fn options(args: &ServeArgs) -> Options {
     Options {
         parallel: args.parallel,
         sessions: args.sessions.unwrap_or(args.parallel).max(args.parallel),
@@ -50,12 +50,12 @@ fn options(args: &Serve) -> Options {
     }
 }
 
-fn facts(args: &Serve, model: &Model, engine: &mut Engine) -> Result<larder_serve::Model> {
-    let text = model.text()?;
+fn served_model(args: &ServeArgs, model: &OpenModel, engine: &mut InferenceEngine) -> Result<larder_serve::Model> {
+    let text = model.text_codec()?;
     let geometry = &model.blueprint.geometry;
     let mut names = args.alias.iter().cloned();
     Ok(larder_serve::Model {
-        name: names.next().unwrap_or_else(|| called(&args.model)),
+        name: names.next().unwrap_or_else(|| model_name(&args.model)),
         aliases: names.collect(),
         tokenizer: text.tokenizer,
         template: text.template,
@@ -71,8 +71,8 @@ fn facts(args: &Serve, model: &Model, engine: &mut Engine) -> Result<larder_serv
 
 /// A started engine with the model that it came from.
 struct Served {
-    engine: Engine,
-    model: Model,
+    engine: InferenceEngine,
+    model: OpenModel,
     routing: RoutingSpec,
 }
 
@@ -98,19 +98,19 @@ impl larder_serve::Engine for Served {
 
     fn route_by(&mut self, spec: &str) -> Result<(), String> {
         let routing: RoutingSpec = spec.parse().map_err(|error| format!("{error}"))?;
-        let Engine { decoder, experts, .. } = &mut self.engine;
-        experts.route_by(&routing, decoder, &self.model).map_err(|error| format!("{error:#}"))?;
+        let InferenceEngine { decoder, experts, .. } = &mut self.engine;
+        experts.set_routing_strategy(&routing, decoder, &self.model).map_err(|error| format!("{error:#}"))?;
         self.routing = routing;
         Ok(())
     }
 
     fn watch(&mut self, on: bool) {
-        self.engine.experts.watch(on);
+        self.engine.experts.record_visits(on);
     }
 
     fn visits(&mut self) -> Vec<LayerVisit> {
         let layers = &self.engine.decoder.geometry().moe_layers;
-        let visits = self.engine.experts.visits().into_iter();
+        let visits = self.engine.experts.take_visits().into_iter();
         let visit = |(layer, visit)| Some(LayerVisit { row: layers.iter().position(|l| *l == layer)?, visit });
         visits.filter_map(visit).collect()
     }

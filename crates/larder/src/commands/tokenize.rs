@@ -2,13 +2,13 @@ use anyhow::{Context, Result, bail};
 use larder_engine::ChatInput;
 use serde_json::{Value, json};
 
-use crate::cli::Tokenize;
+use crate::cli::TokenizeArgs;
 use crate::commands::text_or_stdin;
-use crate::open::Model;
+use crate::open::OpenModel;
 
 /// Prints the tokens of a text or a chat as JSON.
-pub fn run(args: &Tokenize) -> Result<()> {
-    let text = Model::open(&args.model)?.text()?;
+pub fn run(args: &TokenizeArgs) -> Result<()> {
+    let text = OpenModel::open(&args.model)?.text_codec()?;
     let (text_in, special) = match (&args.messages, &args.text) {
         (Some(file), _) => {
             let json = match file.to_str() {

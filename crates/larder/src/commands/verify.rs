@@ -2,14 +2,14 @@ use anyhow::{Result, bail};
 use larder_store::verify;
 use serde_json::json;
 
-use crate::cli::Verify;
-use crate::{print, progress::Watch};
+use crate::cli::VerifyArgs;
+use crate::{print, progress::StoreProgress};
 
 /// Checks every byte of a store.
-pub fn run(args: &Verify) -> Result<()> {
-    let watch = Watch::new("verifying");
-    let report = verify(&args.store, &watch)?;
-    watch.finish();
+pub fn run(args: &VerifyArgs) -> Result<()> {
+    let progress = StoreProgress::new("verifying");
+    let report = verify(&args.store, &progress)?;
+    progress.finish();
     if args.json {
         let problems: Vec<String> = report.problems.iter().map(ToString::to_string).collect();
         println!(

@@ -8,8 +8,8 @@ use clap::error::ErrorKind;
 use larder_store::read_small;
 use toml::{Table, Value};
 
-use super::known::{self, Leaf};
-use crate::places;
+use super::keys::{self, LeafCommand};
+use crate::xdg;
 
 /// What a file of settings is called.
 const FILE: &str = "larder.toml";
@@ -29,7 +29,7 @@ pub enum Origin {
 
 /// One setting that somebody made.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Said {
+pub struct Entry {
     /// The command that it is for; all that have it, if there is none.
     pub section: Option<String>,
     /// The flag's long name.
@@ -40,7 +40,7 @@ pub struct Said {
     pub origin: Origin,
 }
 
-impl Said {
+impl Entry {
     /// What goes before what: files before the environment, and what is for all commands before what is for one.
     pub fn rank(&self) -> (u8, bool) {
         let origin = match self.origin {
@@ -54,7 +54,7 @@ impl Said {
 
 /// Where the user's file is looked for.
 pub fn user_file() -> Option<PathBuf> {
-    places::config().map(|dir| dir.join(FILE))
+    xdg::config().map(|dir| dir.join(FILE))
 }
 
 /// Where a store's file is looked for.
@@ -63,86 +63,97 @@ pub fn store_file(store: &Path) -> PathBuf {
 }
 
 /// Everything that is said, by the files of the user and of `store` and by `variables`.
-pub fn all(leaves: &[Leaf], store: Option<&Path>, variable: impl Fn(&str) -> Option<String>) -> Result<Vec<Said>> {
-    let mut said = Vec::new();
+pub fn read_all(
+    leaves: &[LeafCommand],
+    store: Option<&Path>,
+    variable: impl Fn(&str) -> Option<String>,
+) -> Result<Vec<Entry>> {
+    let mut entries = Vec::new();
     if let Some(path) = user_file() {
-        said.extend(file(leaves, Origin::User(path.clone()), &path)?);
+        entries.extend(file(leaves, Origin::User(path.clone()), &path)?);
     }
     if let Some(path) = store.map(store_file) {
-        said.extend(file(leaves, Origin::Store(path.clone()), &path)?);
+        entries.extend(file(leaves, Origin::Store(path.clone()), &path)?);
     }
-    said.extend(environment(leaves, variable)?);
-    Ok(said)
+    entries.extend(environment(leaves, variable)?);
+    Ok(entries)
 }
 
-fn file(leaves: &[Leaf], origin: Origin, path: &Path) -> Result<Vec<Said>> {
+fn file(leaves: &[LeafCommand], origin: Origin, path: &Path) -> Result<Vec<Entry>> {
     let Some(bytes) = read_small(path, FILE_BYTES)? else { return Ok(vec![]) };
     let text = String::from_utf8(bytes).with_context(|| format!("{}: is not UTF-8 text", path.display()))?;
     read(leaves, &origin, &text).with_context(|| path.display().to_string())
 }
 
-fn read(leaves: &[Leaf], origin: &Origin, text: &str) -> Result<Vec<Said>> {
+fn read(leaves: &[LeafCommand], origin: &Origin, text: &str) -> Result<Vec<Entry>> {
     let table: Table = text.parse().map_err(|e: toml::de::Error| anyhow!("is not TOML: {}", one_line(&e)))?;
-    let mut said = Vec::new();
+    let mut entries = Vec::new();
     for (name, value) in table {
         match value {
             Value::Table(section) => {
-                let of = |leaf: &&Leaf| leaf.section() == name;
-                let theirs: Vec<&Leaf> = leaves.iter().filter(of).collect();
-                if theirs.is_empty() {
+                let of = |leaf: &&LeafCommand| leaf.section() == name;
+                let of_section: Vec<&LeafCommand> = leaves.iter().filter(of).collect();
+                if of_section.is_empty() {
                     bail!("[{name}] is no command that can be configured; there are {}", sections(leaves));
                 }
                 for (key, value) in section {
-                    said.push(entry(&theirs, origin, Some(&name), &key, &value)?);
+                    entries.push(parse_entry(&of_section, origin, Some(&name), &key, &value)?);
                 }
             }
-            value => said.push(entry(&leaves.iter().collect::<Vec<_>>(), origin, None, &name, &value)?),
+            value => entries.push(parse_entry(&leaves.iter().collect::<Vec<_>>(), origin, None, &name, &value)?),
         }
     }
-    Ok(said)
+    Ok(entries)
 }
 
 fn one_line(error: &toml::de::Error) -> String {
     error.message().replace('\n', ", ")
 }
 
-fn sections(leaves: &[Leaf]) -> String {
-    let mut names: Vec<&str> = leaves.iter().map(Leaf::section).collect();
+fn sections(leaves: &[LeafCommand]) -> String {
+    let mut names: Vec<&str> = leaves.iter().map(LeafCommand::section).collect();
     names.dedup();
     names.join(", ")
 }
 
-fn entry(leaves: &[&Leaf], origin: &Origin, section: Option<&str>, key: &str, value: &Value) -> Result<Said> {
+fn parse_entry(
+    leaves: &[&LeafCommand],
+    origin: &Origin,
+    section: Option<&str>,
+    key: &str,
+    value: &Value,
+) -> Result<Entry> {
     let shown = section.map_or(key.to_owned(), |section| format!("[{section}] {key}"));
-    let common = known::shared();
+    let common = keys::shared_flags();
     let is_common = |arg: &Arg| common.iter().any(|c| c.get_id() == arg.get_id());
     let open = |arg: &&Arg| section.is_some() || is_common(arg);
-    let found: Vec<(&Leaf, &Arg)> = leaves.iter().filter_map(|l| Some((*l, l.flag(key).filter(open)?))).collect();
+    let found: Vec<(&LeafCommand, &Arg)> =
+        leaves.iter().filter_map(|l| Some((*l, l.flag(key).filter(open)?))).collect();
     if found.is_empty() {
-        let mut names: Vec<&str> = leaves.iter().flat_map(|l| l.flags().filter(open)).filter_map(known::key).collect();
+        let mut names: Vec<&str> = leaves.iter().flat_map(|l| l.flags().filter(open)).filter_map(keys::key).collect();
         names.sort_unstable();
         names.dedup();
         bail!("{shown} is not known; known are {}", names.join(", "));
     }
-    if matches!(origin, Origin::Store(_)) && !known::for_stores(key) {
-        bail!("{shown} is not for a store to set, only {}", known::all_for_stores());
+    if matches!(origin, Origin::Store(_)) && !keys::is_store_key(key) {
+        bail!("{shown} is not for a store to set, only {}", keys::all_store_keys());
     }
-    let values = texts(found[0].1, value).with_context(|| shown.clone())?;
+    let values = value_texts(found[0].1, value).with_context(|| shown.clone())?;
     for (leaf, arg) in &found {
         check(leaf, arg, &values).with_context(|| shown.clone())?;
     }
-    Ok(Said { section: section.map(str::to_owned), key: key.to_owned(), values, origin: origin.clone() })
+    Ok(Entry { section: section.map(str::to_owned), key: key.to_owned(), values, origin: origin.clone() })
 }
 
 /// A value of a file as a command line has it.
-fn texts(arg: &Arg, value: &Value) -> Result<Vec<String>> {
+fn value_texts(arg: &Arg, value: &Value) -> Result<Vec<String>> {
     let one = |value: &Value| match value {
         Value::String(text) => Ok(text.clone()),
         Value::Integer(number) => Ok(number.to_string()),
         Value::Float(number) => Ok(number.to_string()),
         other => Err(anyhow!("must be a text or a number, not {}", other.type_str())),
     };
-    match (known::is_switch(arg), value) {
+    match (keys::is_switch(arg), value) {
         (true, Value::Boolean(truth)) => Ok(vec![truth.to_string()]),
         (true, other) => bail!("must be true or false, not {}", other.type_str()),
         (false, Value::Array(all)) if matches!(arg.get_action(), clap::ArgAction::Append) => {
@@ -153,8 +164,8 @@ fn texts(arg: &Arg, value: &Value) -> Result<Vec<String>> {
 }
 
 /// Lets the command line's own rules judge a value.
-fn check(leaf: &Leaf, arg: &Arg, values: &[String]) -> Result<()> {
-    let Some(key) = known::key(arg).filter(|_| !known::is_switch(arg)) else { return Ok(()) };
+fn check(leaf: &LeafCommand, arg: &Arg, values: &[String]) -> Result<()> {
+    let Some(key) = keys::key(arg).filter(|_| !keys::is_switch(arg)) else { return Ok(()) };
     let alone = leaf.command.clone().no_binary_name(true).mut_args(|arg| arg.required(false));
     let Err(error) = alone.try_get_matches_from(values.iter().map(|value| format!("--{key}={value}"))) else {
         return Ok(());
@@ -162,8 +173,8 @@ fn check(leaf: &Leaf, arg: &Arg, values: &[String]) -> Result<()> {
     match error.kind() {
         // Without the rest of the command line something else may be lacking, which is no fault of the value.
         ErrorKind::InvalidValue | ErrorKind::ValueValidation => {
-            let said = error.to_string();
-            let lines: Vec<&str> = said.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
+            let message = error.to_string();
+            let lines: Vec<&str> = message.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
             bail!("{}", lines.join(" ").trim_start_matches("error: "))
         }
         _ => Ok(()),
@@ -175,26 +186,26 @@ pub fn variable_of(key: &str) -> String {
     format!("LARDER_{}", key.to_uppercase().replace('-', "_"))
 }
 
-fn environment(leaves: &[Leaf], variable: impl Fn(&str) -> Option<String>) -> Result<Vec<Said>> {
-    let mut said: Vec<Said> = Vec::new();
+fn environment(leaves: &[LeafCommand], variable: impl Fn(&str) -> Option<String>) -> Result<Vec<Entry>> {
+    let mut entries: Vec<Entry> = Vec::new();
     for leaf in leaves {
         for arg in leaf.flags() {
-            let Some(key) = known::key(arg) else { continue };
+            let Some(key) = keys::key(arg) else { continue };
             let name = variable_of(key);
             let Some(text) = variable(&name).filter(|text| !text.is_empty()) else { continue };
-            let text = if known::is_switch(arg) { truth(&text).with_context(|| name.clone())? } else { text };
+            let text = if keys::is_switch(arg) { parse_bool(&text).with_context(|| name.clone())? } else { text };
             let values = vec![text];
             check(leaf, arg, &values).with_context(|| name.clone())?;
-            let new = Said { section: None, key: key.to_owned(), values, origin: Origin::Environment(name) };
-            if !said.contains(&new) {
-                said.push(new);
+            let new = Entry { section: None, key: key.to_owned(), values, origin: Origin::Environment(name) };
+            if !entries.contains(&new) {
+                entries.push(new);
             }
         }
     }
-    Ok(said)
+    Ok(entries)
 }
 
-fn truth(text: &str) -> Result<String> {
+fn parse_bool(text: &str) -> Result<String> {
     match text.to_ascii_lowercase().as_str() {
         "1" | "true" | "yes" | "on" => Ok("true".into()),
         "0" | "false" | "no" | "off" => Ok("false".into()),
@@ -206,14 +217,15 @@ fn truth(text: &str) -> Result<String> {
 mod tests {
     use super::*;
 
-    fn user(text: &str) -> Result<Vec<Said>> {
-        read(&Leaf::all(), &Origin::User("u".into()), text)
+    fn user(text: &str) -> Result<Vec<Entry>> {
+        read(&LeafCommand::all(), &Origin::User("u".into()), text)
     }
 
     #[test]
     fn values_arrive_as_they_would_be_typed() {
-        let said = user("temperature = 0.5\nmlock = true\ncache-mem = \"4G\"\n[run]\nstop = [\"a\", \"b\"]\n").unwrap();
-        let of = |key: &str| said.iter().find(|s| s.key == key).unwrap();
+        let entries =
+            user("temperature = 0.5\nmlock = true\ncache-mem = \"4G\"\n[run]\nstop = [\"a\", \"b\"]\n").unwrap();
+        let of = |key: &str| entries.iter().find(|s| s.key == key).unwrap();
         assert_eq!(of("temperature").values, ["0.5"]);
         assert_eq!(of("mlock").values, ["true"]);
         assert_eq!((of("stop").values.len(), of("stop").section.as_deref()), (2, Some("run")));
@@ -236,14 +248,14 @@ mod tests {
             ("seed = [1]", ["seed", "must be"]),
             ("seed 1", ["is not TOML", ""]),
         ] {
-            let said = format!("{:#}", user(text).unwrap_err());
-            assert!(parts.iter().all(|part| said.contains(part)) && !said.contains('\n'), "{text}: {said}");
+            let message = format!("{:#}", user(text).unwrap_err());
+            assert!(parts.iter().all(|part| message.contains(part)) && !message.contains('\n'), "{text}: {message}");
         }
     }
 
     #[test]
     fn a_store_may_not_set_everything() {
-        let store = |text: &str| read(&Leaf::all(), &Origin::Store("s".into()), text);
+        let store = |text: &str| read(&LeafCommand::all(), &Origin::Store("s".into()), text);
         assert_eq!(store("routing = \"prior:lambda=0.1\"\n[run]\ncache-experts = 3").unwrap().len(), 2);
         for text in ["trace = \"/x\"", "[run]\ntelemetry = \"/x\"", "mlock = true", "evictor = \"/x\""] {
             assert!(format!("{:#}", store(text).unwrap_err()).contains("not for a store"), "{text}");
@@ -253,10 +265,10 @@ mod tests {
     #[test]
     fn the_environment_is_read_by_the_names_of_flags() {
         let with = |name: &'static str, value: &'static str| {
-            environment(&Leaf::all(), move |asked| (asked == name).then(|| value.to_owned()))
+            environment(&LeafCommand::all(), move |asked| (asked == name).then(|| value.to_owned()))
         };
-        let said = with("LARDER_TOP_K", "40").unwrap();
-        assert_eq!((said.len(), said[0].key.as_str(), said[0].values[0].as_str()), (1, "top-k", "40"));
+        let entries = with("LARDER_TOP_K", "40").unwrap();
+        assert_eq!((entries.len(), entries[0].key.as_str(), entries[0].values[0].as_str()), (1, "top-k", "40"));
         assert_eq!(with("LARDER_MLOCK", "YES").unwrap()[0].values, ["true"]);
         assert!(with("LARDER_TOP_K", "").unwrap().is_empty());
         assert!(with("LARDER_TOP_K", "x").is_err() && with("LARDER_MLOCK", "perhaps").is_err());

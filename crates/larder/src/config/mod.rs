@@ -2,7 +2,7 @@
 //!
 //! They become flags of the command line, so that whatever holds for flags holds for them.
 
-mod known;
+mod keys;
 mod layers;
 mod show;
 
@@ -13,25 +13,25 @@ use anyhow::{Result, bail};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches};
 
-use known::Leaf;
-use layers::Said;
+use keys::LeafCommand;
+use layers::Entry;
 
 use crate::models;
 
 pub use show::run;
 
 /// The command line with what files and the environment add to it; `matches` is what was understood of it.
-pub fn applied(line: Vec<OsString>, matches: &ArgMatches) -> Result<Vec<OsString>> {
-    let (path, matches) = leaf(matches);
-    let leaves = Leaf::all();
+pub fn apply(line: Vec<OsString>, matches: &ArgMatches) -> Result<Vec<OsString>> {
+    let (path, matches) = innermost(matches);
+    let leaves = LeafCommand::all();
     let Some(leaf) = leaves.iter().find(|leaf| leaf.path == path) else { return Ok(line) };
     let model = matches.try_get_raw("model").ok().flatten().and_then(|mut values| values.next());
     let store = model.and_then(|model| models::store_of(Path::new(model)));
-    let said = layers::all(&leaves, store.as_deref(), variable)?;
+    let entries = layers::read_all(&leaves, store.as_deref(), variable)?;
     let typed = |arg: &Arg| matches.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine);
     let typed: Vec<&Arg> = leaf.flags().filter(|arg| typed(arg)).collect();
-    let chosen = chosen(leaf, &typed, &said)?;
-    let added = chosen.iter().flat_map(|(_, said)| flags(said));
+    let chosen = effective(leaf, &typed, &entries)?;
+    let added = chosen.iter().flat_map(|(_, entry)| flags(entry));
     let at = 1 + path.len();
     Ok(line[..at].iter().cloned().chain(added.map(OsString::from)).chain(line[at..].iter().cloned()).collect())
 }
@@ -41,7 +41,7 @@ fn variable(name: &str) -> Option<String> {
 }
 
 /// The innermost command, by its names.
-fn leaf(matches: &ArgMatches) -> (Vec<String>, &ArgMatches) {
+fn innermost(matches: &ArgMatches) -> (Vec<String>, &ArgMatches) {
     let (mut path, mut inner) = (Vec::new(), matches);
     while let Some((name, below)) = inner.subcommand() {
         path.push(name.to_owned());
@@ -51,39 +51,39 @@ fn leaf(matches: &ArgMatches) -> (Vec<String>, &ArgMatches) {
 }
 
 /// Of each flag what counts: of all that is said the last, unless it was typed or what counts more excludes it.
-fn chosen<'a>(leaf: &'a Leaf, typed: &[&Arg], said: &'a [Said]) -> Result<Vec<(&'a Arg, &'a Said)>> {
-    let mut order: Vec<&Said> =
-        said.iter().filter(|s| s.section.as_deref().is_none_or(|n| n == leaf.section())).collect();
-    order.sort_by_key(|said| std::cmp::Reverse(said.rank()));
-    let mut chosen: Vec<(&Arg, &Said)> = Vec::new();
-    for said in order {
-        let Some(arg) = leaf.flag(&said.key) else { continue };
+fn effective<'a>(leaf: &'a LeafCommand, typed: &[&Arg], entries: &'a [Entry]) -> Result<Vec<(&'a Arg, &'a Entry)>> {
+    let mut order: Vec<&Entry> =
+        entries.iter().filter(|s| s.section.as_deref().is_none_or(|n| n == leaf.section())).collect();
+    order.sort_by_key(|entry| std::cmp::Reverse(entry.rank()));
+    let mut chosen: Vec<(&Arg, &Entry)> = Vec::new();
+    for entry in order {
+        let Some(arg) = leaf.flag(&entry.key) else { continue };
         let known = |other: &Arg| other.get_id() == arg.get_id();
         if typed.iter().any(|t| known(t) || leaf.excludes(t, arg)) || chosen.iter().any(|(c, _)| known(c)) {
             continue;
         }
-        let rival = chosen.iter().find(|(other, theirs)| leaf.excludes(other, arg) && !is_off(theirs) && !is_off(said));
+        let rival = chosen.iter().find(|(other, rival)| leaf.excludes(other, arg) && !is_off(rival) && !is_off(entry));
         match rival {
-            Some((_, theirs)) if theirs.rank() == said.rank() => {
-                bail!("{}: {} and {} exclude each other", show::place(&said.origin), said.key, theirs.key)
+            Some((_, rival)) if rival.rank() == entry.rank() => {
+                bail!("{}: {} and {} exclude each other", show::origin_name(&entry.origin), entry.key, rival.key)
             }
             Some(_) => {}
-            None => chosen.push((arg, said)),
+            None => chosen.push((arg, entry)),
         }
     }
     Ok(chosen)
 }
 
 /// Whether this is a flag that is said to be absent.
-fn is_off(said: &Said) -> bool {
-    said.values == ["false"]
+fn is_off(entry: &Entry) -> bool {
+    entry.values == ["false"]
 }
 
-fn flags(said: &Said) -> Vec<String> {
-    let leaves_out = is_off(said);
-    let switch = said.values == ["true"];
-    let one = |value: &String| if switch { format!("--{}", said.key) } else { format!("--{}={value}", said.key) };
-    said.values.iter().filter(|_| !leaves_out).map(one).collect()
+fn flags(entry: &Entry) -> Vec<String> {
+    let leaves_out = is_off(entry);
+    let switch = entry.values == ["true"];
+    let one = |value: &String| if switch { format!("--{}", entry.key) } else { format!("--{}={value}", entry.key) };
+    entry.values.iter().filter(|_| !leaves_out).map(one).collect()
 }
 
 #[cfg(test)]
@@ -91,15 +91,16 @@ mod tests {
     use super::layers::Origin;
     use super::*;
 
-    fn said(section: Option<&str>, key: &str, value: &str, origin: Origin) -> Said {
-        Said { section: section.map(str::to_owned), key: key.into(), values: vec![value.into()], origin }
+    fn entry(section: Option<&str>, key: &str, value: &str, origin: Origin) -> Entry {
+        Entry { section: section.map(str::to_owned), key: key.into(), values: vec![value.into()], origin }
     }
 
-    fn flags_of(typed: &[&str], said: &[Said]) -> Result<Vec<String>> {
-        let leaves = Leaf::all();
+    fn flags_of(typed: &[&str], entries: &[Entry]) -> Result<Vec<String>> {
+        let leaves = LeafCommand::all();
         let leaf = leaves.iter().find(|leaf| leaf.path == ["run"]).unwrap();
         let typed: Vec<&Arg> = typed.iter().map(|key| leaf.flag(key).unwrap()).collect();
-        let mut all: Vec<String> = chosen(leaf, &typed, said)?.iter().flat_map(|(_, said)| flags(said)).collect();
+        let mut all: Vec<String> =
+            effective(leaf, &typed, entries)?.iter().flat_map(|(_, entry)| flags(entry)).collect();
         all.sort();
         Ok(all)
     }
@@ -109,11 +110,11 @@ mod tests {
         let (user, store) = (|| Origin::User("u".into()), || Origin::Store("s".into()));
         let env = || Origin::Environment("E".into());
         let all = [
-            said(None, "seed", "1", user()),
-            said(Some("run"), "seed", "2", user()),
-            said(Some("chat"), "seed", "9", user()),
-            said(None, "seed", "3", store()),
-            said(None, "seed", "4", env()),
+            entry(None, "seed", "1", user()),
+            entry(Some("run"), "seed", "2", user()),
+            entry(Some("chat"), "seed", "9", user()),
+            entry(None, "seed", "3", store()),
+            entry(None, "seed", "4", env()),
         ];
         assert_eq!(flags_of(&[], &all).unwrap(), ["--seed=4"]);
         assert_eq!(flags_of(&[], &all[..4]).unwrap(), ["--seed=3"]);
@@ -125,15 +126,15 @@ mod tests {
     fn what_excludes_each_other_gives_way_to_the_nearer() {
         let user = || Origin::User("u".into());
         let all = [
-            said(None, "cache-mem", "1G", user()),
-            said(None, "preload", "true", user()),
-            said(None, "cache-experts", "3", Origin::Store("s".into())),
+            entry(None, "cache-mem", "1G", user()),
+            entry(None, "preload", "true", user()),
+            entry(None, "cache-experts", "3", Origin::Store("s".into())),
         ];
         assert_eq!(flags_of(&[], &all).unwrap(), ["--cache-experts=3"]);
         assert_eq!(flags_of(&["cache-experts"], &all[..1]).unwrap(), Vec::<String>::new());
         let error = flags_of(&[], &all[..2]).unwrap_err().to_string();
         assert!(error.contains("exclude each other"), "{error}");
-        let off = said(None, "preload", "false", Origin::Environment("E".into()));
+        let off = entry(None, "preload", "false", Origin::Environment("E".into()));
         assert_eq!(flags_of(&[], &[all[0].clone(), all[1].clone(), off]).unwrap(), ["--cache-mem=1G"]);
     }
 }

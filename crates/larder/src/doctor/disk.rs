@@ -16,13 +16,13 @@ use rustix::process::{Resource, getrlimit};
 use serde_json::{Value, json};
 
 use super::Finding;
-use crate::probe::Spread;
+use crate::probe::ReadPattern;
 use crate::{memory, print};
 
 /// Reads at a time.
-const DEPTHS: [usize; 4] = [1, 4, 16, 64];
+const QUEUE_DEPTHS: [usize; 4] = [1, 4, 16, 64];
 /// For each of them.
-const PATIENCE: Duration = Duration::from_millis(700);
+const TIME_PER_DEPTH: Duration = Duration::from_millis(700);
 /// Where no store is named: a file of this size, read in pieces as large as an expert often is.
 const FILE_BYTES: u64 = 256 << 20;
 const EXPERT_BYTES: usize = 4 << 20;
@@ -31,30 +31,30 @@ const SLOT_BYTES_MAX: u64 = 1 << 30;
 /// Descriptors that a process needs beside those of shards.
 const OTHER_FILES: u64 = 256;
 /// Below this an SSD is none, or far away.
-const SLOW: f64 = 500e6;
+const SLOW_BYTES_PER_SECOND: f64 = 500e6;
 
 /// What is read from, and what it is called.
-struct Subject {
-    spread: Spread,
+struct DiskUnderTest {
+    pattern: ReadPattern,
     name: String,
     shards: Option<usize>,
     /// Lives as long as it is read.
     _file: Option<File>,
 }
 
-pub fn look(path: Option<&Path>) -> Result<Vec<Finding>> {
+pub fn check(path: Option<&Path>) -> Result<Vec<Finding>> {
     let files = getrlimit(Resource::Nofile);
     let subject = subject(path.unwrap_or(Path::new(".")))?;
-    let mut all = vec![open_files(files.maximum, subject.shards), ring(&subject.spread)?, direct(&subject)];
+    let mut all = vec![open_files(files.maximum, subject.shards), ring(&subject.pattern)?, direct(&subject)];
     all.push(rates(&subject)?);
     Ok(all)
 }
 
-fn subject(path: &Path) -> Result<Subject> {
+fn subject(path: &Path) -> Result<DiskUnderTest> {
     if path.join(MANIFEST).exists() {
         let store = Arc::new(Store::open(path)?);
         let (shards, name) = (Some(store.shard_files().0.len()), path.display().to_string());
-        return Ok(Subject { spread: Spread::of_store(&store)?, name, shards, _file: None });
+        return Ok(DiskUnderTest { pattern: ReadPattern::of_store(&store)?, name, shards, _file: None });
     }
     let kind = fs::metadata(path).with_context(|| path.display().to_string())?;
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
@@ -64,13 +64,18 @@ fn subject(path: &Path) -> Result<Subject> {
     // The file has no name any more, so nothing is left behind however this ends.
     let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
     let path = if path.exists() { path } else { PathBuf::from(format!("/dev/fd/{}", file.as_raw_fd())) };
-    Ok(Subject { spread: Spread::of_file(path, FILE_BYTES, EXPERT_BYTES)?, name, shards: None, _file: Some(file) })
+    Ok(DiskUnderTest {
+        pattern: ReadPattern::of_file(path, FILE_BYTES, EXPERT_BYTES)?,
+        name,
+        shards: None,
+        _file: Some(file),
+    })
 }
 
 /// A file of random bytes that is on the disk and in no folder.
 fn temporary(dir: &Path) -> Result<File> {
-    let room = statvfs(dir).map(|fs| fs.f_bavail.saturating_mul(fs.f_frsize)).unwrap_or(u64::MAX);
-    if room < 2 * FILE_BYTES {
+    let free = statvfs(dir).map(|fs| fs.f_bavail.saturating_mul(fs.f_frsize)).unwrap_or(u64::MAX);
+    if free < 2 * FILE_BYTES {
         bail!("has too little room for a file of {} to measure with", print::bytes(FILE_BYTES));
     }
     let path = dir.join(format!(".larder-doctor-{}", std::process::id()));
@@ -91,16 +96,16 @@ fn open_files(limit: Option<u64>, shards: Option<usize>) -> Finding {
     let wanted = shards.map_or(4096, |shards| shards as u64 + OTHER_FILES);
     let found = limit.map_or("any number".into(), |limit| format!("{limit} at most"));
     let numbers = json!({"limit": limit, "shards": shards});
-    Finding::good("open files", found, numbers).unless(
+    Finding::new("open files", found, numbers).advise_if(
         limit.is_some_and(|limit| limit < wanted),
         format!("a store has a file for each expert; all would be {wanted}, so they are opened and closed in turns"),
         "`* - nofile 65536` in /etc/security/limits.conf and a new login; a container's limit is --ulimit nofile=65536",
     )
 }
 
-fn ring(spread: &Spread) -> Result<Finding> {
+fn ring(pattern: &ReadPattern) -> Result<Finding> {
     let (arena, _slots) = Arena::new(1, EXPERT_BYTES).context("no memory for an expert")?;
-    let opened = open_reader("uring", &spread.files, &arena).map(|(_, how)| how);
+    let opened = open_reader("uring", &pattern.files, &arena).map(|(_, how)| how);
     let works = opened.is_ok();
     let found = opened.unwrap_or_else(|refused| refused.what);
     let disabled = fs::read_to_string("/proc/sys/kernel/io_uring_disabled").unwrap_or_default();
@@ -108,42 +113,42 @@ fn ring(spread: &Spread) -> Result<Finding> {
         "" | "0" => "a container's seccomp profile must allow io_uring_setup, io_uring_enter and io_uring_register",
         _ => "sudo sysctl kernel.io_uring_disabled=0",
     };
-    Ok(Finding::good("io_uring", found, json!({"works": works})).unless(
+    Ok(Finding::new("io_uring", found, json!({"works": works})).advise_if(
         !works && !is_android(),
         "threads that wait read instead, which costs a little more of the processor",
         mend,
     ))
 }
 
-fn direct(subject: &Subject) -> Finding {
-    let direct = subject.spread.files.is_direct();
-    let found = format!("{}: {}", subject.name, subject.spread.files.how());
-    Finding::good("direct I/O", found, json!({"works": direct, "where": subject.name})).unless(
+fn direct(subject: &DiskUnderTest) -> Finding {
+    let direct = subject.pattern.files.is_direct();
+    let found = format!("{}: {}", subject.name, subject.pattern.files.how());
+    Finding::new("direct I/O", found, json!({"works": direct, "where": subject.name})).advise_if(
         !direct,
         "what is read goes through the page cache, which takes memory from experts; the rates below may be memory's",
         "keep the store on a local file system such as ext4, XFS or Btrfs",
     )
 }
 
-fn rates(subject: &Subject) -> Result<Finding> {
-    let spread = &subject.spread;
-    let room = memory::available().map_or(SLOT_BYTES_MAX, |bytes| bytes / 4).min(SLOT_BYTES_MAX);
+fn rates(subject: &DiskUnderTest) -> Result<Finding> {
+    let pattern = &subject.pattern;
+    let free = memory::available().map_or(SLOT_BYTES_MAX, |bytes| bytes / 4).min(SLOT_BYTES_MAX);
     let mut rates: Vec<(usize, f64)> = Vec::new();
-    for depth in DEPTHS {
-        if depth > 1 && depth as u64 * spread.len as u64 > room {
+    for depth in QUEUE_DEPTHS {
+        if depth > 1 && depth as u64 * pattern.len as u64 > free {
             break;
         }
-        rates.push((depth, spread.rate("auto", depth, PATIENCE, usize::MAX)?.0));
+        rates.push((depth, pattern.throughput("auto", depth, TIME_PER_DEPTH, usize::MAX)?.0));
     }
     let best = rates.iter().map(|(_, rate)| *rate).fold(0.0, f64::max);
     let shown: Vec<String> =
         rates.iter().map(|(depth, rate)| format!("{depth}: {}/s", print::bytes(*rate as u64))).collect();
-    let found = format!("{} a read, by reads at a time: {}", print::bytes(spread.len as u64), shown.join(", "));
+    let found = format!("{} a read, by reads at a time: {}", print::bytes(pattern.len as u64), shown.join(", "));
     let rows: Vec<Value> =
         rates.iter().map(|(depth, rate)| json!({"depth": depth, "bytes_per_second": rate})).collect();
-    let numbers = json!({"read_bytes": spread.len, "rates": rows});
-    Ok(Finding::good("SSD rate", found, numbers).unless(
-        best < SLOW,
+    let numbers = json!({"read_bytes": pattern.len, "rates": rows});
+    Ok(Finding::new("SSD rate", found, numbers).advise_if(
+        best < SLOW_BYTES_PER_SECOND,
         format!("at {}/s reading experts takes most of the time", print::bytes(best as u64)),
         "move the store to a local NVMe SSD, or let more experts stay in memory (--cache-mem)",
     ))
@@ -159,13 +164,13 @@ mod tests {
         let subject = subject(dir.path()).unwrap();
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
         assert_eq!(subject._file.as_ref().unwrap().metadata().unwrap().len(), FILE_BYTES);
-        assert!(subject.spread.rate("pread", 2, Duration::ZERO, 3).unwrap().0 > 0.0);
+        assert!(subject.pattern.throughput("pread", 2, Duration::ZERO, 3).unwrap().0 > 0.0);
     }
 
     #[test]
     fn few_descriptors_are_told() {
-        assert!(open_files(Some(1024), Some(2000)).ail.is_some());
-        assert!(open_files(Some(1024), Some(100)).ail.is_none());
-        assert!(open_files(None, None).ail.is_none());
+        assert!(open_files(Some(1024), Some(2000)).advice.is_some());
+        assert!(open_files(Some(1024), Some(100)).advice.is_none());
+        assert!(open_files(None, None).advice.is_none());
     }
 }

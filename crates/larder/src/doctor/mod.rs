@@ -10,7 +10,7 @@ use std::path::Path;
 use anyhow::Result;
 use serde_json::{Value, json};
 
-use crate::cli::machine::Doctor;
+use crate::cli::machine::DoctorArgs;
 use crate::print;
 
 /// The shape of the JSON, which changes only with this name.
@@ -25,64 +25,64 @@ struct Finding {
     /// The same in numbers.
     numbers: Value,
     /// What is to be mended, if anything is.
-    ail: Option<Ail>,
+    advice: Option<Advice>,
 }
 
 /// Something that could be better.
-struct Ail {
+struct Advice {
     means: String,
-    mend: String,
+    fix: String,
 }
 
 impl Finding {
-    fn good(id: &'static str, found: impl Into<String>, numbers: Value) -> Self {
-        Finding { id, found: found.into(), numbers, ail: None }
+    fn new(id: &'static str, found: impl Into<String>, numbers: Value) -> Self {
+        Finding { id, found: found.into(), numbers, advice: None }
     }
 
     /// With what it means and what mends it, where `bad`.
-    fn unless(mut self, bad: bool, means: impl Into<String>, mend: impl Into<String>) -> Self {
+    fn advise_if(mut self, bad: bool, means: impl Into<String>, fix: impl Into<String>) -> Self {
         if bad {
-            self.ail = Some(Ail { means: means.into(), mend: mend.into() });
+            self.advice = Some(Advice { means: means.into(), fix: fix.into() });
         }
         self
     }
 
     fn json(&self) -> Value {
-        let (means, mend) = self.ail.as_ref().map(|ail| (&ail.means, &ail.mend)).unzip();
-        let state = if self.ail.is_some() { "mend" } else { "good" };
+        let (means, fix) = self.advice.as_ref().map(|advice| (&advice.means, &advice.fix)).unzip();
+        let state = if self.advice.is_some() { "mend" } else { "good" };
         json!({
-            "id": self.id, "state": state, "found": self.found, "means": means, "mend": mend, "numbers": self.numbers,
+            "id": self.id, "state": state, "found": self.found, "means": means, "mend": fix, "numbers": self.numbers,
         })
     }
 }
 
 /// Looks at everything; the disk is that of `model`.
-fn look(model: Option<&Path>) -> Result<Vec<Finding>> {
-    let mut findings = processor::look();
-    findings.extend(ram::look());
-    findings.extend(disk::look(model)?);
-    findings.extend(power::look());
+fn check(model: Option<&Path>) -> Result<Vec<Finding>> {
+    let mut findings = processor::check();
+    findings.extend(ram::check());
+    findings.extend(disk::check(model)?);
+    findings.extend(power::check());
     Ok(findings)
 }
 
 /// What everything is, and what was found.
-pub fn facts(model: Option<&Path>) -> Result<Vec<(String, String)>> {
-    Ok(look(model)?.into_iter().map(|finding| (finding.id.to_owned(), finding.found)).collect())
+pub fn summary(model: Option<&Path>) -> Result<Vec<(String, String)>> {
+    Ok(check(model)?.into_iter().map(|finding| (finding.id.to_owned(), finding.found)).collect())
 }
 
 /// Says what was found and what could be mended.
-pub fn run(args: &Doctor) -> Result<()> {
-    let findings = look(args.model.as_deref())?;
+pub fn run(args: &DoctorArgs) -> Result<()> {
+    let findings = check(args.model.as_deref())?;
     if args.json {
         let all: Vec<Value> = findings.iter().map(Finding::json).collect();
         println!("{}", json!({"format": FORMAT, "findings": all}));
         return Ok(());
     }
-    let mark = |finding: &Finding| if finding.ail.is_some() { "!" } else { "" };
+    let mark = |finding: &Finding| if finding.advice.is_some() { "!" } else { "" };
     let row = |finding: &Finding| vec![finding.id.to_owned(), mark(finding).to_owned(), finding.found.clone()];
     print!("{}", print::columns(&findings.iter().map(row).collect::<Vec<_>>()));
-    for (finding, ail) in findings.iter().filter_map(|f| Some((f, f.ail.as_ref()?))) {
-        println!("\n{}: {}\n  {}", finding.id, ail.means, ail.mend);
+    for (finding, advice) in findings.iter().filter_map(|f| Some((f, f.advice.as_ref()?))) {
+        println!("\n{}: {}\n  {}", finding.id, advice.means, advice.fix);
     }
     Ok(())
 }
@@ -93,10 +93,10 @@ mod tests {
 
     #[test]
     fn only_what_is_bad_has_advice() {
-        let finding = || Finding::good("x", "1 of 2", json!({"n": 1}));
-        let good = finding().unless(false, "slow", "do it").json();
+        let finding = || Finding::new("x", "1 of 2", json!({"n": 1}));
+        let good = finding().advise_if(false, "slow", "do it").json();
         assert_eq!((&good["state"], &good["means"], &good["mend"]), (&json!("good"), &Value::Null, &Value::Null));
-        let bad = finding().unless(true, "slow", "do it").json();
+        let bad = finding().advise_if(true, "slow", "do it").json();
         assert_eq!((&bad["state"], &bad["mend"], &bad["numbers"]["n"]), (&json!("mend"), &json!("do it"), &json!(1)));
     }
 }

@@ -8,13 +8,13 @@ use serde_json::json;
 use super::Finding;
 
 /// Most processors slow down not far above, in thousandths of a degree.
-const HOT: i64 = 85_000;
+const HOT_MILLIDEGREES: i64 = 85_000;
 
-pub fn look() -> Vec<Finding> {
-    look_in(Path::new("/sys"))
+pub fn check() -> Vec<Finding> {
+    check_in(Path::new("/sys"))
 }
 
-fn look_in(sys: &Path) -> Vec<Finding> {
+fn check_in(sys: &Path) -> Vec<Finding> {
     [temperature(sys), governor(sys), supply(sys)].into_iter().flatten().collect()
 }
 
@@ -26,18 +26,18 @@ fn folders(path: &Path) -> Vec<PathBuf> {
     all
 }
 
-fn word(dir: &Path, name: &str) -> Option<String> {
+fn read_word(dir: &Path, name: &str) -> Option<String> {
     Some(fs::read_to_string(dir.join(name)).ok()?.trim().to_owned())
 }
 
 fn temperature(sys: &Path) -> Option<Finding> {
     let zones = folders(&sys.join("class/thermal"));
-    let reading = |dir: &PathBuf| Some((word(dir, "temp")?.parse::<i64>().ok()?, word(dir, "type")?));
+    let reading = |dir: &PathBuf| Some((read_word(dir, "temp")?.parse::<i64>().ok()?, read_word(dir, "type")?));
     let (hottest, zone) = zones.iter().filter_map(reading).max()?;
     let degrees = hottest as f64 / 1000.0;
     let numbers = json!({"celsius": degrees, "zone": zone});
-    Some(Finding::good("temperature", format!("{degrees:.0} °C at most ({zone})"), numbers).unless(
-        hottest >= HOT,
+    Some(Finding::new("temperature", format!("{degrees:.0} °C at most ({zone})"), numbers).advise_if(
+        hottest >= HOT_MILLIDEGREES,
         "it is so hot that the processor may run slower than it could",
         "let it cool down; clean the fan, lift the machine, or use fewer threads (--threads)",
     ))
@@ -45,11 +45,12 @@ fn temperature(sys: &Path) -> Option<Finding> {
 
 fn governor(sys: &Path) -> Option<Finding> {
     let dir = sys.join("devices/system/cpu/cpu0/cpufreq");
-    let (governor, driver) = (word(&dir, "scaling_governor")?, word(&dir, "scaling_driver").unwrap_or_default());
+    let (governor, driver) =
+        (read_word(&dir, "scaling_governor")?, read_word(&dir, "scaling_driver").unwrap_or_default());
     // These drivers' powersave is the usual setting, which goes to the full clock under load.
     let adapts = driver.starts_with("intel_pstate") || driver.starts_with("amd-pstate");
     let numbers = json!({"governor": governor, "driver": driver});
-    Some(Finding::good("clock", format!("governor {governor} ({driver})"), numbers).unless(
+    Some(Finding::new("clock", format!("governor {governor} ({driver})"), numbers).advise_if(
         governor == "powersave" && !adapts,
         "the processor stays at its lowest clock",
         "sudo cpupower frequency-set -g performance",
@@ -59,14 +60,14 @@ fn governor(sys: &Path) -> Option<Finding> {
 fn supply(sys: &Path) -> Option<Finding> {
     let supplies = folders(&sys.join("class/power_supply"));
     let of = |kind: &str, what: &str| {
-        let mut all = supplies.iter().filter(|dir| word(dir, "type").as_deref() == Some(kind));
-        all.find_map(|dir| word(dir, what))
+        let mut all = supplies.iter().filter(|dir| read_word(dir, "type").as_deref() == Some(kind));
+        all.find_map(|dir| read_word(dir, what))
     };
     let battery = of("Battery", "status")?;
     let discharging = battery == "Discharging";
     let found = format!("battery {}", battery.to_lowercase());
     let numbers = json!({"battery": battery, "mains": of("Mains", "online").map(|online| online == "1")});
-    Some(Finding::good("power", found, numbers).unless(
+    Some(Finding::new("power", found, numbers).advise_if(
         discharging,
         "on battery most machines run slower than they could",
         "plug it in; powerprofilesctl set performance may help too",
@@ -99,8 +100,8 @@ mod tests {
             ("devices/system/cpu/cpu0/cpufreq/scaling_governor", "powersave\n"),
             ("devices/system/cpu/cpu0/cpufreq/scaling_driver", "acpi-cpufreq\n"),
         ]);
-        let all = look_in(root.path());
-        assert_eq!(all.iter().filter(|f| f.ail.is_some()).count(), 3);
+        let all = check_in(root.path());
+        assert_eq!(all.iter().filter(|f| f.advice.is_some()).count(), 3);
         assert!(all[0].found.contains("91 °C") && all[0].found.contains("x86_pkg_temp"));
     }
 
@@ -110,8 +111,8 @@ mod tests {
             ("devices/system/cpu/cpu0/cpufreq/scaling_governor", "powersave\n"),
             ("devices/system/cpu/cpu0/cpufreq/scaling_driver", "intel_pstate\n"),
         ]);
-        let all = look_in(root.path());
-        assert_eq!((all.len(), all[0].ail.is_some()), (1, false));
-        assert!(look_in(&root.path().join("absent")).is_empty());
+        let all = check_in(root.path());
+        assert_eq!((all.len(), all[0].advice.is_some()), (1, false));
+        assert!(check_in(&root.path().join("absent")).is_empty());
     }
 }

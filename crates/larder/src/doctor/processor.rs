@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::Finding;
 
-pub fn look() -> Vec<Finding> {
+pub fn check() -> Vec<Finding> {
     vec![instructions(), threads()]
 }
 
@@ -16,7 +16,7 @@ fn instructions() -> Finding {
     let kernels = instruction_set();
     let list = if features.is_empty() { "none that matter here".to_owned() } else { features.join(" ") };
     let numbers = json!({"kernels": kernels, "features": features});
-    Finding::good("processor", format!("{kernels} kernels; it has {list}"), numbers).unless(
+    Finding::new("processor", format!("{kernels} kernels; it has {list}"), numbers).advise_if(
         kernels == "portable",
         "there are no kernels for what this processor has, so products take several times as long",
         "in a virtual machine, give it the host's processor (qemu: -cpu host)",
@@ -60,7 +60,7 @@ fn threads() -> Finding {
         Some(online) => format!("{usable} of {online} processors"),
         None => format!("{usable} processors"),
     };
-    Finding::good("threads", found, numbers).unless(
+    Finding::new("threads", found, numbers).advise_if(
         online.is_some_and(|online| usable < online),
         "this process may use only some of the processors, by its affinity or its control group",
         "taskset -p $$ shows the affinity; a container's limit is raised with --cpus",

@@ -9,9 +9,9 @@ use super::Finding;
 use crate::{memory, print, probe};
 
 /// The bit of CAP_IPC_LOCK.
-const MAY_LOCK: u32 = 14;
+const CAP_IPC_LOCK: u32 = 14;
 
-pub fn look() -> Vec<Finding> {
+pub fn check() -> Vec<Finding> {
     let mut all: Vec<Finding> = size().into_iter().collect();
     all.push(group());
     all.push(rate());
@@ -23,7 +23,7 @@ fn size() -> Option<Finding> {
     let (total, available) = (memory::total()?, memory::available()?);
     let found = format!("{}, {} available", print::bytes(total), print::bytes(available));
     let numbers = json!({"total_bytes": total, "available_bytes": available});
-    Some(Finding::good("memory", found, numbers).unless(
+    Some(Finding::new("memory", found, numbers).advise_if(
         available < total / 4,
         "most memory is in use, so fewer experts stay in it",
         "ps aux --sort=-rss | head shows who holds it",
@@ -35,7 +35,7 @@ fn group() -> Finding {
     let numbers = json!({"limit_bytes": limit});
     let found = limit.map_or("no limit".into(), |limit| format!("{} at most", print::bytes(limit)));
     let tight = limit.zip(total).is_some_and(|(limit, total)| limit < total);
-    Finding::good("cgroup", found, numbers).unless(
+    Finding::new("cgroup", found, numbers).advise_if(
         tight,
         "the control group allows less than the machine has, and its page cache counts",
         "a container's limit is raised with --memory, a unit's with systemctl set-property UNIT MemoryMax=SIZE",
@@ -44,14 +44,14 @@ fn group() -> Finding {
 
 fn rate() -> Finding {
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let rate = probe::memory_rate(threads);
+    let rate = probe::memory_bandwidth(threads);
     let found = format!("{}/s read by {threads} threads", print::bytes(rate as u64));
-    Finding::good("memory rate", found, json!({"bytes_per_second": rate, "threads": threads}))
+    Finding::new("memory rate", found, json!({"bytes_per_second": rate, "threads": threads}))
 }
 
 fn locking() -> Finding {
     let limit = getrlimit(Resource::Memlock).current;
-    let free = fs::read_to_string("/proc/self/status").is_ok_and(|status| has_capability(&status, MAY_LOCK));
+    let free = fs::read_to_string("/proc/self/status").is_ok_and(|status| has_capability(&status, CAP_IPC_LOCK));
     let found = match limit {
         _ if free => "any amount, by the process's capabilities".to_owned(),
         Some(limit) => format!("{} at most", print::bytes(limit)),
@@ -59,7 +59,7 @@ fn locking() -> Finding {
     };
     let numbers = json!({"limit_bytes": if free { None } else { limit }});
     let little = limit.zip(memory::available()).is_some_and(|(limit, available)| limit < available / 2);
-    Finding::good("memlock", found, numbers).unless(
+    Finding::new("memlock", found, numbers).advise_if(
         !free && little,
         "--mlock cannot lock a model's memory, so the system may page it out",
         "ulimit -l unlimited as root, or `* - memlock unlimited` in /etc/security/limits.conf and a new login",
@@ -77,8 +77,8 @@ mod tests {
 
     #[test]
     fn capabilities_are_bits() {
-        assert!(has_capability("Name:\tx\nCapEff:\t0000000000004000\n", MAY_LOCK));
-        assert!(!has_capability("CapEff:\t0000000000003fff\n", MAY_LOCK));
-        assert!(!has_capability("", MAY_LOCK));
+        assert!(has_capability("Name:\tx\nCapEff:\t0000000000004000\n", CAP_IPC_LOCK));
+        assert!(!has_capability("CapEff:\t0000000000003fff\n", CAP_IPC_LOCK));
+        assert!(!has_capability("", CAP_IPC_LOCK));
     }
 }

@@ -9,24 +9,24 @@ use anyhow::{Context, Result};
 use larder_hub::{Hub, Repo};
 use larder_store::{ConvertOptions, ConvertReport, Source, convert, open_source};
 
-use super::{Name, download_of};
+use super::{HubName, download_of};
 use crate::open::blueprint_of;
-use crate::progress::{self, Bar, Watch};
+use crate::progress::{self, Bar, StoreProgress};
 
 /// Makes a store of the model `name`, fetching what is needed, or goes on where that was stopped.
-pub fn fetch(name: &Name, store: &Path, options: &ConvertOptions) -> Result<ConvertReport> {
+pub fn fetch(name: &HubName, store: &Path, options: &ConvertOptions) -> Result<ConvertReport> {
     let hub = Hub::from_environment(|name| std::env::var(name).ok())?;
     let download = download_of(store);
     eprintln!("fetching {name} into {}", store.display());
     let revision = name.revision.as_deref().unwrap_or("main");
-    let repo = Repo::open(hub, &name.repo, revision, &download, Arc::new(Shown::default()))?;
+    let repo = Repo::open(hub, &name.repo, revision, &download, Arc::new(DownloadBars::default()))?;
     let report = match &name.file {
         None => make(&repo.checkpoint()?, store, options, &()),
         Some(file) => {
             let source = open_source(&repo.gguf(file)?)?;
-            let watch = Watch::new("converting");
-            let made = make(source.as_ref(), store, options, &watch);
-            watch.finish();
+            let progress = StoreProgress::new("converting");
+            let made = make(source.as_ref(), store, options, &progress);
+            progress.finish();
             made
         }
     }?;
@@ -45,17 +45,17 @@ fn make(
 
 /// A bar for each file.
 #[derive(Default)]
-struct Shown {
+struct DownloadBars {
     bar: Mutex<Option<Bar>>,
 }
 
-impl Shown {
+impl DownloadBars {
     fn with(&self, act: impl FnOnce(&mut Option<Bar>)) {
         act(&mut self.bar.lock().unwrap_or_else(|e| e.into_inner()));
     }
 }
 
-impl larder_hub::Watch for Shown {
+impl larder_hub::Watch for DownloadBars {
     fn begin(&self, file: &str, bytes: u64, done: u64) {
         let bar = progress::bar(file, bytes);
         bar.resume(done);

@@ -8,7 +8,7 @@ const FILE_MAX: usize = 200;
 
 /// What a model is called on the hub: `org/name`, with a revision behind `@` and a GGUF file behind `:`.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Name {
+pub struct HubName {
     /// `org/name`
     pub repo: String,
     /// A branch, a tag or a commit.
@@ -17,12 +17,13 @@ pub struct Name {
     pub file: Option<String>,
 }
 
-impl Name {
+impl HubName {
     /// Reads a name; nothing that could lead out of a folder is one.
     pub fn parse(text: &str) -> Result<Self, String> {
         let (rest, file) = split(text, ':');
         let (repo, revision) = split(rest, '@');
-        let name = Name { repo: repo.to_owned(), revision: revision.map(str::to_owned), file: file.map(str::to_owned) };
+        let name =
+            HubName { repo: repo.to_owned(), revision: revision.map(str::to_owned), file: file.map(str::to_owned) };
         let repo_is_good = repo.split('/').count() == 2 && is_path(repo, PART_MAX) && !repo.ends_with(DOWNLOAD);
         let revision_is_good = revision.is_none_or(|r| is_path(r, PART_MAX));
         let file_is_good = file.is_none_or(|f| is_path(f, FILE_MAX) && f.ends_with(".gguf"));
@@ -45,7 +46,7 @@ impl Name {
     }
 }
 
-impl fmt::Display for Name {
+impl fmt::Display for HubName {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         f.write_str(&self.repo)?;
         self.revision.iter().try_for_each(|revision| write!(f, "@{revision}"))?;
@@ -76,12 +77,12 @@ mod tests {
             ("a/b@refs/pr/1", "a/b@refs%2Fpr%2F1"),
             ("a/b@main:Q4/c-00001-of-00002.gguf", "a/b@main:Q4%2Fc-00001-of-00002.gguf"),
         ] {
-            let name = Name::parse(text).unwrap();
+            let name = HubName::parse(text).unwrap();
             assert_eq!((name.to_string().as_str(), name.folder().to_str().unwrap()), (text, folder));
             let (org, rest) = folder.split_once('/').unwrap();
-            assert_eq!(Name::of_folder(org, rest), Some(name));
+            assert_eq!(HubName::of_folder(org, rest), Some(name));
         }
-        let name = Name::parse("a/b@c:d.gguf").unwrap();
+        let name = HubName::parse("a/b@c:d.gguf").unwrap();
         assert_eq!(
             (name.repo.as_str(), name.revision.as_deref(), name.file.as_deref()),
             ("a/b", Some("c"), Some("d.gguf"))
@@ -116,8 +117,8 @@ mod tests {
             "a/x..y",
             "a/b.download",
         ] {
-            assert!(Name::parse(bad).is_err(), "{bad}");
+            assert!(HubName::parse(bad).is_err(), "{bad}");
         }
-        assert!(Name::parse(&format!("a/{}", "b".repeat(200))).is_err());
+        assert!(HubName::parse(&format!("a/{}", "b".repeat(200))).is_err());
     }
 }

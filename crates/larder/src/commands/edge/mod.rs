@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use crate::cli::edge::{Edge, EdgeCommand};
+use crate::cli::edge::{EdgeArgs, EdgeCommand};
 
 mod plan;
 mod report;
@@ -11,7 +11,7 @@ mod simulate;
 mod worker;
 
 /// Runs a command for several machines.
-pub fn run(args: &Edge) -> Result<()> {
+pub fn run(args: &EdgeArgs) -> Result<()> {
     match &args.command {
         EdgeCommand::Plan(args) => plan::run(args),
         EdgeCommand::Simulate(args) => simulate::run(args),

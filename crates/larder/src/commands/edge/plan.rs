@@ -3,11 +3,11 @@ use larder_core::Activations;
 use larder_placement::{Asked, Cost, Latency, Plan, Topology, plan};
 use serde_json::{Value, json};
 
-use crate::cli::edge::Plan as Args;
+use crate::cli::edge::EdgePlanArgs;
 use crate::print;
 
 /// Decides which experts lie where.
-pub fn run(args: &Args) -> Result<()> {
+pub fn run(args: &EdgePlanArgs) -> Result<()> {
     let topology = Topology::read(&args.topology)?;
     let activations: Vec<Activations> =
         args.activations.iter().map(|path| Activations::read(path)).collect::<Result<_, _>>()?;
@@ -118,7 +118,7 @@ fn time(seconds: f64) -> String {
     }
 }
 
-fn as_json(args: &Args, plan: &Plan) -> Value {
+fn as_json(args: &EdgePlanArgs, plan: &Plan) -> Value {
     let part = |(place, served, cost): (&str, Option<f64>, Cost)| {
         let part = json!({"experts": served, "transmission_s": cost.transmission, "compute_s": cost.compute});
         (place.to_owned(), part)

@@ -7,18 +7,18 @@ use larder_lab::report::{Chart, Line, Style};
 use larder_placement::ALGORITHMS;
 use larder_placement::simulate::Sweep;
 
-use super::simulate::Run;
+use super::simulate::SimulationRun;
 
 /// Algorithms whose running times are drawn: the others take next to none.
 const TIMED: [&str; 4] = ["accelerated", "dp", "greedy", "greedy-gain"];
 
 /// Where the paper states numbers: the sweep, GB of a server, and how far its algorithm is below others, in percent.
-pub const STATED_IN: &str = "storage";
-const STATED_AT: f64 = 2.5;
-const STATED: [(&str, f64); 2] = [("greedy-gain", 16.7), ("lfu", 19.5)];
+pub const PAPER_SWEEP: &str = "storage";
+const PAPER_STORAGE_GB: f64 = 2.5;
+const PAPER_RESULTS: [(&str, f64); 2] = [("greedy-gain", 16.7), ("lfu", 19.5)];
 
 /// One algorithm beside the accelerated one.
-pub struct Comparison {
+pub struct PlacementComparison {
     pub name: &'static str,
     /// Seconds a token.
     pub seconds: f64,
@@ -32,7 +32,7 @@ pub struct Comparison {
 }
 
 /// A line for each run.
-pub fn csv(sweeps: &[Sweep], runs: &[Run]) -> String {
+pub fn csv(sweeps: &[Sweep], runs: &[SimulationRun]) -> String {
     let mut out =
         String::from("sweep,x,repetition,algorithm,latency_s,latency_per_layer_s,cloud_share,once_s,running_s\n");
     for run in runs {
@@ -55,21 +55,23 @@ pub fn csv(sweeps: &[Sweep], runs: &[Run]) -> String {
 }
 
 /// The algorithms where the paper states numbers; empty if that was not simulated.
-pub fn comparisons(sweeps: &[Sweep], runs: &[Run]) -> Vec<Comparison> {
-    let Some(s) = sweeps.iter().position(|sweep| sweep.name == STATED_IN) else { return Vec::new() };
-    let here = |run: &&Run| run.sweep == s && sweeps[s].points[run.point].0 == STATED_AT;
-    let of = |name: &str| -> Vec<&Run> {
+pub fn comparisons(sweeps: &[Sweep], runs: &[SimulationRun]) -> Vec<PlacementComparison> {
+    let Some(s) = sweeps.iter().position(|sweep| sweep.name == PAPER_SWEEP) else { return Vec::new() };
+    let here = |run: &&SimulationRun| run.sweep == s && sweeps[s].points[run.point].0 == PAPER_STORAGE_GB;
+    let of = |name: &str| -> Vec<&SimulationRun> {
         runs.iter().filter(here).filter(|run| ALGORITHMS[run.algorithm].name == name).collect()
     };
     let ours = of("accelerated");
     let row = |name: &'static str| {
         let found = of(name);
-        let mean = |value: &dyn Fn(&Run) -> f64| found.iter().map(|run| value(run)).sum::<f64>() / found.len() as f64;
+        let mean = |value: &dyn Fn(&SimulationRun) -> f64| {
+            found.iter().map(|run| value(run)).sum::<f64>() / found.len() as f64
+        };
         let each: Vec<f64> =
             ours.iter().zip(&found).map(|(ours, run)| 1.0 - ours.outcome.seconds / run.outcome.seconds).collect();
         let mean_below = each.iter().sum::<f64>() / each.len() as f64;
         let ends = [each.iter().copied().fold(f64::INFINITY, f64::min), each.iter().copied().fold(-1.0, f64::max)];
-        Comparison {
+        PlacementComparison {
             name,
             seconds: mean(&|run| run.outcome.seconds),
             per_layer: mean(&|run| run.outcome.seconds / run.outcome.layers),
@@ -82,13 +84,13 @@ pub fn comparisons(sweeps: &[Sweep], runs: &[Run]) -> Vec<Comparison> {
 }
 
 /// The same as a table.
-pub fn compared(rows: &[Comparison]) -> Vec<Vec<String>> {
+pub fn compared(rows: &[PlacementComparison]) -> Vec<Vec<String>> {
     let head = ["algorithm", "ms a token", "ms a layer", "accelerated is below by", "paper", "running"];
-    let row = |row: &Comparison| {
+    let row = |row: &PlacementComparison| {
         let percent = |share: f64| format!("{:.1}", 100.0 * share);
         let below =
             row.below.map(|[mean, low, high]| format!("{} % ({} to {})", percent(mean), percent(low), percent(high)));
-        let stated = STATED.iter().find(|(name, _)| *name == row.name).map(|(_, n)| format!("{n} %"));
+        let stated = PAPER_RESULTS.iter().find(|(name, _)| *name == row.name).map(|(_, n)| format!("{n} %"));
         vec![
             row.name.to_owned(),
             format!("{:.1}", 1e3 * row.seconds),
@@ -102,7 +104,7 @@ pub fn compared(rows: &[Comparison]) -> Vec<Vec<String>> {
 }
 
 /// All of it on one page.
-pub fn page(seed: u64, repeats: usize, sweeps: &[Sweep], runs: &[Run]) -> String {
+pub fn page(seed: u64, repeats: usize, sweeps: &[Sweep], runs: &[SimulationRun]) -> String {
     let mut out = begin("Experts on several machines");
     let _ = writeln!(
         out,
@@ -115,7 +117,7 @@ pub fn page(seed: u64, repeats: usize, sweeps: &[Sweep], runs: &[Run]) -> String
     );
     let found = comparisons(sweeps, runs);
     if !found.is_empty() {
-        let _ = writeln!(out, "<h2>At {STATED_AT} GB</h2>\n{}", table(&compared(&found)));
+        let _ = writeln!(out, "<h2>At {PAPER_STORAGE_GB} GB</h2>\n{}", table(&compared(&found)));
         if let Some(once) = found.iter().find_map(|row| row.once) {
             let _ = writeln!(
                 out,
@@ -152,11 +154,11 @@ pub fn page(seed: u64, repeats: usize, sweeps: &[Sweep], runs: &[Run]) -> String
 fn chart(
     sweep: &Sweep,
     s: usize,
-    runs: &[Run],
+    runs: &[SimulationRun],
     figure: &str,
     y: &str,
     shown: &dyn Fn(&str) -> bool,
-    value: &dyn Fn(&Run) -> f64,
+    value: &dyn Fn(&SimulationRun) -> f64,
 ) -> String {
     let line = |(at, name): (usize, &'static str)| {
         let point = |(p, (x, _)): (usize, &(f64, _))| {

@@ -8,13 +8,13 @@ use larder_placement::simulate::{self, Outcome, Sweep};
 use larder_placement::{ALGORITHMS, Algorithm, Setting};
 use serde_json::json;
 
-use super::report::{self, Comparison};
-use crate::cli::edge::Simulate as Args;
+use super::report::{self, PlacementComparison};
+use crate::cli::edge::SimulateArgs;
 use crate::{print, progress};
 
 /// One algorithm on one network.
 #[derive(Clone, Debug)]
-pub struct Run {
+pub struct SimulationRun {
     /// Which sweep, and which point of it.
     pub sweep: usize,
     pub point: usize,
@@ -27,7 +27,7 @@ pub struct Run {
 }
 
 /// Compares ways to place experts.
-pub fn run(args: &Args) -> Result<()> {
+pub fn run(args: &SimulateArgs) -> Result<()> {
     let sweeps = chosen(args)?;
     let (page, csv) = files(&args.out)?;
     let runs = all_runs(args, &sweeps)?;
@@ -53,7 +53,7 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-fn as_json(row: &Comparison) -> serde_json::Value {
+fn as_json(row: &PlacementComparison) -> serde_json::Value {
     json!({
         "algorithm": row.name,
         "latency_s": row.seconds,
@@ -64,7 +64,7 @@ fn as_json(row: &Comparison) -> serde_json::Value {
 }
 
 /// All sweeps, or those of the figures that were named.
-fn chosen(args: &Args) -> Result<Vec<Sweep>> {
+fn chosen(args: &SimulateArgs) -> Result<Vec<Sweep>> {
     let all = simulate::sweeps(&Setting::default());
     let figures: Vec<&str> = all.iter().flat_map(|sweep| [sweep.latency, sweep.time]).flatten().collect();
     if let Some(unknown) = args.figures.iter().find(|name| !figures.contains(&name.as_str())) {
@@ -87,10 +87,10 @@ fn files(out: &Path) -> Result<(PathBuf, PathBuf)> {
 /// run where both can be compared with the paper.
 fn algorithms(sweep: &Sweep) -> Vec<(usize, &'static Algorithm)> {
     const ALL: &[Algorithm] = &ALGORITHMS;
-    ALL.iter().enumerate().filter(|(_, a)| sweep.name == report::STATED_IN || a.name != "dp").collect()
+    ALL.iter().enumerate().filter(|(_, a)| sweep.name == report::PAPER_SWEEP || a.name != "dp").collect()
 }
 
-fn all_runs(args: &Args, sweeps: &[Sweep]) -> Result<Vec<Run>> {
+fn all_runs(args: &SimulateArgs, sweeps: &[Sweep]) -> Result<Vec<SimulationRun>> {
     let networks: Vec<(usize, usize, usize)> = (0..args.repeats)
         .flat_map(|repetition| {
             let points = sweeps.iter().enumerate();
@@ -115,20 +115,20 @@ fn all_runs(args: &Args, sweeps: &[Sweep]) -> Result<Vec<Run>> {
     });
     bar.finish();
     done?;
-    let mut runs: Vec<Run> = runs.into_inner().unwrap_or_else(|e| e.into_inner());
+    let mut runs: Vec<SimulationRun> = runs.into_inner().unwrap_or_else(|e| e.into_inner());
     runs.sort_by_key(|run| (run.sweep, run.point, run.repetition, run.algorithm));
     Ok(runs)
 }
 
 /// All algorithms on one network.
-fn network(seed: u64, sweep: &Sweep, (s, point, repetition): (usize, usize, usize)) -> Result<Vec<Run>> {
+fn network(seed: u64, sweep: &Sweep, (s, point, repetition): (usize, usize, usize)) -> Result<Vec<SimulationRun>> {
     let problem = simulate::problem(&sweep.points[point].1, seed, repetition as u64)?;
     let run = |(at, algorithm): (usize, &Algorithm)| {
         let start = Instant::now();
         let placement = algorithm.place(&problem, seed);
         let seconds = start.elapsed().as_secs_f64();
         let outcome = simulate::outcome(&problem, algorithm, &placement);
-        Run { sweep: s, point, repetition, algorithm: at, outcome, seconds }
+        SimulationRun { sweep: s, point, repetition, algorithm: at, outcome, seconds }
     };
     Ok(algorithms(sweep).into_iter().map(run).collect())
 }

@@ -10,9 +10,9 @@ use larder_model::Compute;
 use larder_policy::eviction::{Help, Setting};
 use larder_store::{Source, Store};
 
-use crate::cli::edge_worker::EdgeWorker;
-use crate::edge::{self, Placement};
-use crate::open::called;
+use crate::cli::edge_worker::EdgeWorkerArgs;
+use crate::edge::{self, LoadedPlacement};
+use crate::open::model_name;
 use crate::slots::Slots;
 use crate::{memory, print};
 
@@ -20,7 +20,7 @@ use crate::{memory, print};
 const SPARE_BYTES: u64 = 256 << 20;
 
 /// Holds a share of experts until told to end. Of the store nothing but the shards of these is needed.
-pub fn run(args: &EdgeWorker) -> Result<()> {
+pub fn run(args: &EdgeWorkerArgs) -> Result<()> {
     let tls = tls(args)?;
     // A port that is taken is known before anything is opened.
     let listener = TcpListener::bind(args.listen).with_context(|| format!("{} cannot be listened on", args.listen))?;
@@ -30,11 +30,11 @@ pub fn run(args: &EdgeWorker) -> Result<()> {
     let held = held(args, &store, &agreed)?;
     let setting = setting(args, &store, &held)?;
     let policies = args.eviction.make(&setting, &Help::default())?;
-    let Slots { memory, reader, how, .. } = Slots::new(&store, setting.all_slots(), &args.reader)?;
+    let Slots { slots, reader, reader_note, .. } = Slots::new(&store, setting.all_slots(), &args.reader)?;
     let geometry = &store.manifest().geometry;
-    let cache = Cache::new(geometry, &setting, policies, memory, reader, Box::new(store.clone()));
-    eprintln!("{how}");
-    let threads = args.threads.unwrap_or_else(crate::cli::all_threads);
+    let cache = Cache::new(geometry, &setting, policies, slots, reader, Box::new(store.clone()));
+    eprintln!("{reader_note}");
+    let threads = args.threads.unwrap_or_else(crate::cli::default_threads);
     let compute = Compute::new(threads, false).context("threads to compute on cannot be had")?;
     let bank = Bank::new(cache, Arc::new(Compute { exact: args.exact, ..compute }));
     if tls.is_none() && !address.ip().is_loopback() {
@@ -44,13 +44,13 @@ pub fn run(args: &EdgeWorker) -> Result<()> {
     }
     let name = args.name.clone().unwrap_or_else(|| "worker".into());
     let scheme = if tls.is_some() { "https" } else { "http" };
-    eprintln!("serving {} experts of {} as {name} on {scheme}://{address}", held.count(), called(store.path()));
-    let EdgeWorker { in_flight, connections, timeout, .. } = *args;
+    eprintln!("serving {} experts of {} as {name} on {scheme}://{address}", held.count(), model_name(store.path()));
+    let EdgeWorkerArgs { in_flight, connections, timeout, .. } = *args;
     let options = Options { name, in_flight, connections, patience: Duration::from_secs(timeout.max(1)), tls };
     Ok(larder_edge::serve(listener, options, agreed, held, bank)?)
 }
 
-fn tls(args: &EdgeWorker) -> Result<Option<Tls>> {
+fn tls(args: &EdgeWorkerArgs) -> Result<Option<Tls>> {
     if args.cert.is_none() {
         return Ok(None);
     }
@@ -58,12 +58,12 @@ fn tls(args: &EdgeWorker) -> Result<Option<Tls>> {
     tls.map(Some).map_err(Error::msg)
 }
 
-fn held(args: &EdgeWorker, store: &Store, agreed: &Agreed) -> Result<Held> {
+fn held(args: &EdgeWorkerArgs, store: &Store, agreed: &Agreed) -> Result<Held> {
     let (Some(path), Some(name)) = (&args.placement, &args.name) else {
         return Ok(Held::of(&agreed.geometry, |layer, expert| store.has(layer, expert)));
     };
-    let model = args.known_as.clone().unwrap_or_else(|| called(store.path()));
-    let held = Placement::read(path)?.of_server(name, &model, &agreed.geometry)?;
+    let model = args.known_as.clone().unwrap_or_else(|| model_name(store.path()));
+    let held = LoadedPlacement::read(path)?.server_experts(name, &model, &agreed.geometry)?;
     if held.count() == 0 {
         bail!("{}: gives {name} no experts of {model}, so there is nothing to serve", path.display());
     }
@@ -75,7 +75,7 @@ fn held(args: &EdgeWorker, store: &Store, agreed: &Agreed) -> Result<Held> {
 }
 
 /// One pool for all of its experts, as many slots as there are experts if they fit.
-fn setting(args: &EdgeWorker, store: &Store, held: &Held) -> Result<Setting> {
+fn setting(args: &EdgeWorkerArgs, store: &Store, held: &Held) -> Result<Setting> {
     let manifest = store.manifest();
     let slot = manifest.experts.data_bytes as u64;
     let room = memory::available().map(|bytes| bytes.saturating_sub(SPARE_BYTES));

@@ -7,12 +7,12 @@ use larder_policy::routing::RoutingSpec;
 use larder_policy::routing::quality::Quality;
 use serde_json::{Value, json};
 
-use super::measure::{bar, read_all, read_as};
+use super::measure::{bar, read_all, step_text};
 use super::passage::Passage;
 use crate::cli::EngineFlags;
-use crate::cli::eval::Agreement as Args;
-use crate::engine::{Engine, deltas};
-use crate::open::Model;
+use crate::cli::eval::AgreementArgs;
+use crate::engine::{InferenceEngine, deltas};
+use crate::open::OpenModel;
 use crate::print;
 
 /// How each layer's choices compare, and how often an expert would not have been there.
@@ -24,21 +24,21 @@ struct Found {
 }
 
 /// Compares a strategy's choices with the model's own.
-pub fn run(mut args: Args) -> Result<()> {
+pub fn run(mut args: AgreementArgs) -> Result<()> {
     let spec = args.engine.routing.clone();
     if spec.is_lossless() {
         bail!("original agrees with itself; name a strategy with --routing");
     }
-    let model = Model::open(&args.model)?;
+    let model = OpenModel::open(&args.model)?;
     let passage = Passage::open(&model, &args.text)?;
     if !args.under_strategy {
         args.engine.routing = RoutingSpec::default();
     }
-    let mut engine = Engine::start(&model, &args.engine, passage.chunk)?;
+    let mut engine = InferenceEngine::start(&model, &args.engine, passage.chunk)?;
     let geometry = engine.decoder.geometry().clone();
     let gates: Vec<Gate> = engine.decoder.gates().cloned().collect();
     let piece = if args.under_strategy { 1 } else { piece_of(engine.decoder.vocab()) };
-    let bar = bar(passage.reads());
+    let bar = bar(passage.tokens_read());
     let found = match args.under_strategy {
         true => {
             let mut tap = Followed::new(&geometry, gates.iter().collect());
@@ -49,8 +49,12 @@ pub fn run(mut args: Args) -> Result<()> {
         false => {
             let router = spec.make(geometry.moe_layers.len(), deltas(&spec, &model)?.as_deref())?;
             gates.iter().try_for_each(|gate| router.suits(gate))?;
-            let mut tap =
-                Shadow::new(&geometry, gates.iter().collect(), router, ledger(&geometry, &args.engine, &engine.help)?);
+            let mut tap = Shadow::new(
+                &geometry,
+                gates.iter().collect(),
+                router,
+                ledger(&geometry, &args.engine, &engine.policy_inputs)?,
+            );
             read_all(&mut engine, &passage, piece, &mut tap, &bar)?;
             let counts = tap.counts();
             let miss_rate = counts.misses as f64 / counts.wanted().max(1) as f64;
@@ -59,12 +63,12 @@ pub fn run(mut args: Args) -> Result<()> {
     };
     bar.finish();
     engine.experts.write_trace("larder eval agreement")?;
-    tell(&args, &spec.to_string(), &passage, &geometry, &found);
+    print_report(&args, &spec.to_string(), &passage, &geometry, &found);
     Ok(())
 }
 
 /// The cache that the strategy is given in thought: of the size that the flags ask for, else a quarter of the experts.
-fn ledger(geometry: &Geometry, flags: &EngineFlags, help: &Help) -> Result<Ledger> {
+fn ledger(geometry: &Geometry, flags: &EngineFlags, inputs: &Help) -> Result<Ledger> {
     if flags.cache_mem.is_some() {
         bail!("the cache of a strategy that is only asked has no bytes; give its size with --cache-experts");
     }
@@ -75,10 +79,10 @@ fn ledger(geometry: &Geometry, flags: &EngineFlags, help: &Help) -> Result<Ledge
         Scope::Global => per_layer * geometry.moe_layers.len(),
     };
     let setting = Setting { scratch: flags.cache_scratch, ..Setting::new(geometry, slots, scope) };
-    Ok(Ledger::new(&setting, flags.eviction.make(&setting, help)?))
+    Ok(Ledger::new(&setting, flags.eviction.make(&setting, inputs)?))
 }
 
-fn tell(args: &Args, routing: &str, passage: &Passage, geometry: &Geometry, found: &Found) {
+fn print_report(args: &AgreementArgs, routing: &str, passage: &Passage, geometry: &Geometry, found: &Found) {
     let total = found.qualities.iter().fold(Quality::default(), |sum, q| sum + *q);
     let who = if args.under_strategy { "the strategy chooses" } else { "the model chooses for itself" };
     if args.json {
@@ -96,7 +100,7 @@ fn tell(args: &Args, routing: &str, passage: &Passage, geometry: &Geometry, foun
         println!("{all}");
         return;
     }
-    println!("{}, {}; {who}, and {} is compared", passage.about(), read_as(found.piece), routing);
+    println!("{}, {}; {who}, and {} is compared", passage.describe(), step_text(found.piece), routing);
     let mut rows = vec![["layer", "equal experts", "probability kept", "KL"].map(str::to_owned).to_vec()];
     let cells = |name: String, q: &Quality| {
         let percent = |share: f64| format!("{:.2} %", 100.0 * share);

@@ -2,24 +2,24 @@ use anyhow::{Result, bail};
 use larder_lab::eval::{Calibration, Spread, piece_of};
 use serde_json::json;
 
-use super::measure::{bar, read_all, refuse};
+use super::measure::{bar, read_all, refuse_routing_and_trace};
 use super::passage::Passage;
-use crate::cli::eval::Calibrate as Args;
-use crate::engine::{CALIBRATION, Engine};
-use crate::open::Model;
+use crate::cli::eval::CalibrateArgs;
+use crate::engine::{CALIBRATION, InferenceEngine};
+use crate::open::OpenModel;
 
 /// Measures the spread of each layer's router and writes it beside the store.
-pub fn run(args: &Args) -> Result<()> {
-    refuse(&args.engine, "what is measured is the model's own")?;
-    let model = Model::open(&args.model)?;
+pub fn run(args: &CalibrateArgs) -> Result<()> {
+    refuse_routing_and_trace(&args.engine, "what is measured is the model's own")?;
+    let model = OpenModel::open(&args.model)?;
     let path = match (&args.out, model.store()) {
         (Some(path), _) => path.clone(),
         (None, Some(_)) => model.source().path().join(CALIBRATION),
         (None, None) => bail!("{}: is no store, so say with --out where to write", args.model.display()),
     };
     let passage = Passage::open(&model, &args.text)?;
-    let mut engine = Engine::start(&model, &args.engine, passage.chunk)?;
-    let bar = bar(passage.reads());
+    let mut engine = InferenceEngine::start(&model, &args.engine, passage.chunk)?;
+    let bar = bar(passage.tokens_read());
     let (delta, tokens) = measure(&mut engine, &passage, &bar)?;
     bar.finish();
     let geometry = &model.blueprint.geometry;
@@ -37,9 +37,9 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-fn measure(engine: &mut Engine, passage: &Passage, bar: &crate::progress::Bar) -> Result<(Vec<f32>, usize)> {
+fn measure(engine: &mut InferenceEngine, passage: &Passage, bar: &crate::progress::Bar) -> Result<(Vec<f32>, usize)> {
     let piece = piece_of(engine.decoder.vocab());
-    let Engine { decoder, .. } = engine;
+    let InferenceEngine { decoder, .. } = engine;
     let gates: Vec<_> = decoder.gates().cloned().collect();
     let mut spread = Spread::new(&decoder.geometry().clone(), gates.iter().collect());
     let tokens = read_all(engine, passage, piece, &mut spread, bar)?.tokens;

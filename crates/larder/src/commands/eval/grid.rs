@@ -2,7 +2,7 @@ use anyhow::Result;
 use larder_core::Geometry;
 use larder_policy::routing::RoutingSpec;
 
-use crate::cli::eval::{DeltaFlag, Grid};
+use crate::cli::eval::{DeltaFlag, GridFlags};
 
 /// A strategy to be tried.
 pub struct Trial {
@@ -13,8 +13,8 @@ pub struct Trial {
 }
 
 /// The model's own routing, and what the flags ask for or, if they ask for nothing, a few of each kind.
-pub fn trials(grid: &Grid, geometry: &Geometry) -> Result<Vec<Trial>> {
-    let grid = if is_empty(grid) { usual(grid, geometry) } else { grid.clone() };
+pub fn trials(grid: &GridFlags, geometry: &Geometry) -> Result<Vec<Trial>> {
+    let grid = if is_empty(grid) { default_grid(grid, geometry) } else { grid.clone() };
     let keep = match grid.keep.unwrap_or(usize::from(geometry.top_k > 1)) {
         0 => String::new(),
         j => format!(",j={j}"),
@@ -48,12 +48,12 @@ fn trial(spec: &str, family: &str) -> Result<Trial> {
     Ok(Trial { spec: spec.parse()?, family: family.to_owned() })
 }
 
-fn is_empty(grid: &Grid) -> bool {
-    let Grid { lambda, budget, max_rank, cumsum, prune, .. } = grid;
+fn is_empty(grid: &GridFlags) -> bool {
+    let GridFlags { lambda, budget, max_rank, cumsum, prune, .. } = grid;
     [lambda, budget, max_rank, cumsum, prune].into_iter().all(Vec::is_empty)
 }
 
-fn usual(grid: &Grid, geometry: &Geometry) -> Grid {
+fn default_grid(grid: &GridFlags, geometry: &Geometry) -> GridFlags {
     let (experts, top_k) = (geometry.experts, geometry.top_k);
     let texts = |all: &[&str]| all.iter().map(|text| (*text).to_owned()).collect();
     let between = |from: usize, to: usize, most: usize| -> Vec<String> {
@@ -62,7 +62,7 @@ fn usual(grid: &Grid, geometry: &Geometry) -> Grid {
         all.retain(|n| *n > from);
         all.iter().map(usize::to_string).collect()
     };
-    Grid {
+    GridFlags {
         lambda: texts(&["0.05", "0.1", "0.2", "0.4", "0.8"]),
         budget: texts(&["0.003", "0.01", "0.03"]),
         max_rank: between(top_k, (2 * top_k).max(experts / 2).min(experts), 3),
@@ -76,7 +76,7 @@ fn usual(grid: &Grid, geometry: &Geometry) -> Grid {
 mod tests {
     use super::*;
 
-    fn specs(grid: &Grid, experts: usize, top_k: usize) -> Vec<String> {
+    fn specs(grid: &GridFlags, experts: usize, top_k: usize) -> Vec<String> {
         let moe_layers = vec![larder_core::LayerIdx(0)];
         let geometry = Geometry { layers: 1, moe_layers, experts, top_k, hidden: 8, inter: 8, bias: false };
         trials(grid, &geometry).unwrap().iter().map(|trial| trial.spec.to_string()).collect()
@@ -85,16 +85,16 @@ mod tests {
     #[test]
     fn what_is_asked_for_is_all_there_is() {
         let delta = vec![DeltaFlag::Running, DeltaFlag::Token];
-        let grid = Grid { lambda: vec!["0.1".into()], delta, ..Grid::default() };
+        let grid = GridFlags { lambda: vec!["0.1".into()], delta, ..GridFlags::default() };
         let all = specs(&grid, 8, 2);
         assert_eq!(all, ["original", "prior:lambda=0.1,j=1", "prior:lambda=0.1,j=1,delta=token"]);
-        let plain = Grid { max_rank: vec!["4".into()], keep: Some(0), ..Grid::default() };
+        let plain = GridFlags { max_rank: vec!["4".into()], keep: Some(0), ..GridFlags::default() };
         assert_eq!(specs(&plain, 8, 2), ["original", "max-rank:m=4"]);
     }
 
     #[test]
     fn the_usual_suits_every_geometry() {
-        let grid = Grid { delta: vec![DeltaFlag::Running], ..Grid::default() };
+        let grid = GridFlags { delta: vec![DeltaFlag::Running], ..GridFlags::default() };
         for (experts, top_k) in [(8, 2), (64, 8), (16, 1), (6, 6), (128, 8)] {
             let all = specs(&grid, experts, top_k);
             assert!(all.len() >= 12, "{all:?}");

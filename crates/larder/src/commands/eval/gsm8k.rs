@@ -6,10 +6,10 @@ use larder_lab::eval::{Problem, final_number, problems, wilson};
 use serde_json::{Value, json};
 
 use super::measure::{Meter, warn_if_all_fit};
-use crate::cli::eval::Gsm8k as Args;
-use crate::engine::Engine;
-use crate::experts::Experts;
-use crate::open::{Model, Text};
+use crate::cli::eval::Gsm8kArgs;
+use crate::engine::InferenceEngine;
+use crate::experts::EngineExperts;
+use crate::open::{OpenModel, TextCodec};
 use crate::progress;
 
 /// What begins the next problem, and so ends a solution.
@@ -25,16 +25,16 @@ struct Solved {
 }
 
 /// Has problems solved in words, and compares the number at the end.
-pub fn run(args: &Args) -> Result<()> {
-    let model = Model::open(&args.model)?;
-    let text = model.text()?;
+pub fn run(args: &Gsm8kArgs) -> Result<()> {
+    let model = OpenModel::open(&args.model)?;
+    let text = model.text_codec()?;
     let mut asked = problems(&args.problems)?;
     asked.truncate(args.limit.unwrap_or(usize::MAX));
     let shots = shots(args)?;
     let prompts: Vec<Vec<u32>> = asked.iter().map(|p| prompt(args, &shots, p, &model, &text)).collect::<Result<_>>()?;
     let longest = prompts.iter().map(Vec::len).max().unwrap_or(1);
     let eos = model.generation()?.eos;
-    let mut engine = Engine::start(&model, &args.engine, longest + args.max_tokens)?;
+    let mut engine = InferenceEngine::start(&model, &args.engine, longest + args.max_tokens)?;
     warn_if_all_fit(&engine, &args.engine);
     let bar = progress::count("solving", "problems", asked.len() as u64);
     let meter = Meter::new(&engine.experts);
@@ -75,7 +75,7 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-fn shots(args: &Args) -> Result<Vec<Problem>> {
+fn shots(args: &Gsm8kArgs) -> Result<Vec<Problem>> {
     if args.shots == 0 {
         return Ok(Vec::new());
     }
@@ -92,7 +92,13 @@ fn shots(args: &Args) -> Result<Vec<Problem>> {
     Ok(all)
 }
 
-fn prompt(args: &Args, shots: &[Problem], problem: &Problem, model: &Model, text: &Text) -> Result<Vec<u32>> {
+fn prompt(
+    args: &Gsm8kArgs,
+    shots: &[Problem],
+    problem: &Problem,
+    model: &OpenModel,
+    text: &TextCodec,
+) -> Result<Vec<u32>> {
     let examples: String = shots.iter().map(Problem::solved).collect();
     let ids = text.tokenizer.encode(&format!("{examples}{}", problem.asked()), true)?;
     let (need, context) = (ids.len() + args.max_tokens, model.blueprint.context);
@@ -111,7 +117,7 @@ fn prompt(args: &Args, shots: &[Problem], problem: &Problem, model: &Model, text
 #[derive(Default)]
 struct Solution(String);
 
-impl Listener<Experts> for Solution {
+impl Listener<EngineExperts> for Solution {
     fn text(&mut self, piece: &str) -> bool {
         self.0.push_str(piece);
         true
@@ -119,11 +125,11 @@ impl Listener<Experts> for Solution {
 }
 
 fn solve(
-    engine: &mut Engine,
+    engine: &mut InferenceEngine,
     problem: &Problem,
     prompt: &[u32],
     eos: &[u32],
-    text: &Text,
+    text: &TextCodec,
     max_tokens: usize,
 ) -> Result<Solved> {
     let sampler = Sampler::new(Sampling::default(), 0)?;

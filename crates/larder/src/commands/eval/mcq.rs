@@ -6,10 +6,10 @@ use larder_lab::eval::{Question, Sheet, opening, questions, subject, wilson};
 use larder_model::Rows;
 use serde_json::{Value, json};
 
-use super::measure::{Measured, Meter, bar, piece, read_as, warn_if_all_fit};
-use crate::cli::eval::Mcq as Args;
-use crate::engine::Engine;
-use crate::open::{Model, Text};
+use super::measure::{Measurement, Meter, bar, step_text, tokens_per_step, warn_if_all_fit};
+use crate::cli::eval::McqArgs;
+use crate::engine::InferenceEngine;
+use crate::open::{OpenModel, TextCodec};
 use crate::{print, progress};
 
 /// The questions of one subject, made ready to be read.
@@ -28,14 +28,14 @@ struct Marks {
 }
 
 /// Asks questions with four answers.
-pub fn run(args: &Args) -> Result<()> {
-    let model = Model::open(&args.model)?;
-    let text = model.text()?;
+pub fn run(args: &McqArgs) -> Result<()> {
+    let model = OpenModel::open(&args.model)?;
+    let text = model.text_codec()?;
     let files = files(&args.questions)?;
     let subjects: Vec<Subject> = files.iter().map(|file| prepare(args, file, &model, &text)).collect::<Result<_>>()?;
     let lengths = || subjects.iter().flat_map(|s| &s.sheets).map(|(sheet, _)| sheet.prompt.len());
-    let piece = piece(&args.how, &args.engine, model.blueprint.vocab);
-    let mut engine = Engine::start(&model, &args.engine, lengths().max().unwrap_or(1))?;
+    let piece = tokens_per_step(&args.step, &args.engine, model.blueprint.vocab);
+    let mut engine = InferenceEngine::start(&model, &args.engine, lengths().max().unwrap_or(1))?;
     warn_if_all_fit(&engine, &args.engine);
     let bar = bar(lengths().sum());
     let meter = Meter::new(&engine.experts);
@@ -54,7 +54,7 @@ pub fn run(args: &Args) -> Result<()> {
             numbers["subjects"] = marks.iter().map(Marks::json).collect();
             println!("{numbers}");
         }
-        false => tell(args, &subjects, &marks, &all, &found, piece),
+        false => print_report(args, &subjects, &marks, &all, &found, piece),
     }
     Ok(())
 }
@@ -74,7 +74,7 @@ fn files(path: &Path) -> Result<Vec<PathBuf>> {
     }
 }
 
-fn prepare(args: &Args, file: &Path, model: &Model, text: &Text) -> Result<Subject> {
+fn prepare(args: &McqArgs, file: &Path, model: &OpenModel, text: &TextCodec) -> Result<Subject> {
     let name = subject(file);
     let mut asked = questions(file)?;
     asked.truncate(args.limit.unwrap_or(usize::MAX));
@@ -89,7 +89,7 @@ fn prepare(args: &Args, file: &Path, model: &Model, text: &Text) -> Result<Subje
 }
 
 /// The examples for the questions of a file.
-fn shots(args: &Args, file: &Path) -> Result<Vec<Question>> {
+fn shots(args: &McqArgs, file: &Path) -> Result<Vec<Question>> {
     if args.shots == 0 {
         return Ok(Vec::new());
     }
@@ -112,7 +112,13 @@ fn shots(args: &Args, file: &Path) -> Result<Vec<Question>> {
 }
 
 /// The prompt with as many examples as the context has room for, and how many it has not.
-fn sheet(name: &str, question: &Question, shots: &[Question], model: &Model, text: &Text) -> Result<(Sheet, usize)> {
+fn sheet(
+    name: &str,
+    question: &Question,
+    shots: &[Question],
+    model: &OpenModel,
+    text: &TextCodec,
+) -> Result<(Sheet, usize)> {
     for first in 0..=shots.len() {
         let examples: String = shots[first..].iter().map(Question::answered).collect();
         let prompt = format!("{}{examples}{}", opening(name), question.asked());
@@ -126,7 +132,7 @@ fn sheet(name: &str, question: &Question, shots: &[Question], model: &Model, tex
     bail!("a question about {name} is longer than the model's context of {}", model.blueprint.context)
 }
 
-fn ask(engine: &mut Engine, subject: &Subject, piece: usize, bar: &progress::Bar) -> Result<Marks> {
+fn ask(engine: &mut InferenceEngine, subject: &Subject, piece: usize, bar: &progress::Bar) -> Result<Marks> {
     let mut right = 0;
     for (sheet, answer) in &subject.sheets {
         let logits = engine.session().read(&sheet.prompt, piece, Rows::Last, &mut ())?;
@@ -146,7 +152,7 @@ impl Marks {
     }
 }
 
-fn tell(args: &Args, subjects: &[Subject], marks: &[Marks], all: &Marks, found: &Measured, piece: usize) {
+fn print_report(args: &McqArgs, subjects: &[Subject], marks: &[Marks], all: &Marks, found: &Measurement, piece: usize) {
     let mut rows = vec![["subject", "right", "of", "accuracy", "95 % interval"].map(str::to_owned).to_vec()];
     let several = (marks.len() > 1).then_some(all);
     for mark in marks.iter().chain(several) {
@@ -155,7 +161,7 @@ fn tell(args: &Args, subjects: &[Subject], marks: &[Marks], all: &Marks, found: 
         let (right, asked) = (mark.right.to_string(), mark.asked.to_string());
         rows.push(vec![mark.name.clone(), right, asked, format!("{:.1} %", 100.0 * value), interval]);
     }
-    println!("{} examples before each question, {}; guessing gives 25 %", args.shots, read_as(piece));
+    println!("{} examples before each question, {}; guessing gives 25 %", args.shots, step_text(piece));
     print!("{}", print::table(&rows));
     let left_out: usize = subjects.iter().map(|s| s.left_out).sum();
     if left_out > 0 {

@@ -12,22 +12,22 @@ use serde_json::{Value, json};
 
 use super::passage::Passage;
 use crate::cli::EngineFlags;
-use crate::cli::eval::Reading;
-use crate::engine::Engine;
-use crate::experts::Experts;
+use crate::cli::eval::StepFlags;
+use crate::engine::InferenceEngine;
+use crate::experts::EngineExperts;
 use crate::print;
 use crate::progress::{self, Bar};
 
 /// How many tokens to read at once: one where the cache is part of the model, or where that is wanted.
-pub fn piece(reading: &Reading, flags: &EngineFlags, vocab: usize) -> usize {
-    match reading.one_by_one || !flags.routing.is_lossless() {
+pub fn tokens_per_step(step: &StepFlags, flags: &EngineFlags, vocab: usize) -> usize {
+    match step.one_by_one || !flags.routing.is_lossless() {
         true => 1,
         false => piece_of(vocab),
     }
 }
 
 /// The same in words.
-pub fn read_as(piece: usize) -> String {
+pub fn step_text(piece: usize) -> String {
     match piece {
         1 => "one token at a time".into(),
         n => format!("up to {n} tokens at once"),
@@ -35,7 +35,7 @@ pub fn read_as(piece: usize) -> String {
 }
 
 /// A strategy that looks at the cache finds everybody there if all experts fit.
-pub fn warn_if_all_fit(engine: &Engine, flags: &EngineFlags) {
+pub fn warn_if_all_fit(engine: &InferenceEngine, flags: &EngineFlags) {
     if !flags.routing.is_lossless() && engine.plan["slots"].is_null() {
         eprintln!(
             "note: all experts fit in memory, so there is little to choose by; --cache-experts makes room scarce"
@@ -44,7 +44,7 @@ pub fn warn_if_all_fit(engine: &Engine, flags: &EngineFlags) {
 }
 
 /// What some reading cost.
-pub struct Measured {
+pub struct Measurement {
     /// Each chunk's loss.
     pub chunks: Vec<Scored>,
     /// Tokens that were read.
@@ -65,26 +65,26 @@ pub struct Meter {
 
 impl Meter {
     /// Begins.
-    pub fn new(experts: &Experts) -> Self {
+    pub fn new(experts: &EngineExperts) -> Self {
         Meter { start: Instant::now(), traffic: experts.traffic() }
     }
 
     /// What passed since.
-    pub fn finish(self, experts: &Experts, tokens: usize, chunks: Vec<Scored>) -> Measured {
+    pub fn finish(self, experts: &EngineExperts, tokens: usize, chunks: Vec<Scored>) -> Measurement {
         let traffic = experts.traffic().zip(self.traffic).map(|(now, then)| now - then);
         let quality = experts.routing().and_then(Routing::quality);
-        Measured { chunks, tokens, time: self.start.elapsed(), traffic, quality }
+        Measurement { chunks, tokens, time: self.start.elapsed(), traffic, quality }
     }
 }
 
 /// Reads every chunk of a passage with `tap` looking on.
 pub fn read_all(
-    engine: &mut Engine,
+    engine: &mut InferenceEngine,
     passage: &Passage,
     piece: usize,
     tap: &mut dyn Tap,
     bar: &Bar,
-) -> Result<Measured> {
+) -> Result<Measurement> {
     let meter = Meter::new(&engine.experts);
     let (mut tokens, mut chunks) = (0, Vec::new());
     for chunk in passage.chunks() {
@@ -96,7 +96,7 @@ pub fn read_all(
 }
 
 fn score_chunk(
-    session: &mut Session<Experts>,
+    session: &mut Session<EngineExperts>,
     chunk: &[u32],
     piece: usize,
     tap: &mut dyn Tap,
@@ -110,7 +110,7 @@ pub fn bar(tokens: usize) -> Bar {
     progress::count("reading", "tokens", tokens as u64)
 }
 
-impl Measured {
+impl Measurement {
     /// Tokens read in a second.
     pub fn rate(&self) -> f64 {
         self.tokens as f64 / self.time.as_secs_f64().max(1e-9)
@@ -157,7 +157,7 @@ impl Measured {
 }
 
 /// Where a command sets the routing itself, another one has no meaning, nor has one trace of all that it does.
-pub fn refuse(flags: &EngineFlags, why: &str) -> Result<()> {
+pub fn refuse_routing_and_trace(flags: &EngineFlags, why: &str) -> Result<()> {
     if !flags.routing.is_lossless() {
         bail!("--routing {} has no meaning here: {why}", flags.routing);
     }

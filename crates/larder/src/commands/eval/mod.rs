@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use crate::cli::eval::{Eval, EvalCommand};
+use crate::cli::eval::{EvalArgs, EvalCommand};
 
 mod agreement;
 mod calibrate;
@@ -17,7 +17,7 @@ mod sensitivity;
 mod sweep;
 
 /// Runs a command of evaluation.
-pub fn run(args: Eval) -> Result<()> {
+pub fn run(args: EvalArgs) -> Result<()> {
     match args.command {
         EvalCommand::Ppl(args) => ppl::run(&args),
         EvalCommand::Mcq(args) => mcq::run(&args),

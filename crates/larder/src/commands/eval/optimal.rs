@@ -3,17 +3,17 @@ use larder_engine::Routing;
 use larder_lab::eval::{Forced, Optimal, Order, Probe};
 use serde_json::{Value, json};
 
-use super::measure::refuse;
+use super::measure::refuse_routing_and_trace;
 use super::passage::Passage;
-use crate::cli::eval::Optimal as Args;
-use crate::engine::Engine;
-use crate::open::Model;
+use crate::cli::eval::OptimalArgs;
+use crate::engine::InferenceEngine;
+use crate::open::OpenModel;
 use crate::{print, progress};
 
 /// Tries every expert at one rank.
-pub fn run(args: Args) -> Result<()> {
-    refuse(&args.engine, "every expert at a rank is tried")?;
-    let model = Model::open(&args.model)?;
+pub fn run(args: OptimalArgs) -> Result<()> {
+    refuse_routing_and_trace(&args.engine, "every expert at a rank is tried")?;
+    let model = OpenModel::open(&args.model)?;
     let geometry = &model.blueprint.geometry;
     if args.rank > geometry.top_k {
         bail!("--rank {} is beyond the {} experts that the model chooses", args.rank, geometry.top_k);
@@ -23,14 +23,14 @@ pub fn run(args: Args) -> Result<()> {
         bail!("{path}: who is chosen can be changed in a store only; make one with `larder convert {path} STORE`");
     }
     let passage = Passage::open(&model, &args.text)?;
-    let mut engine = Engine::start(&model, &args.engine, passage.chunk)?;
+    let mut engine = InferenceEngine::start(&model, &args.engine, passage.chunk)?;
     let order = Order::default();
     engine.experts.set_routing(Routing::lossy(Box::new(Forced::new(&order))));
-    let places = places(&passage, args.samples);
+    let positions = positions(&passage, args.samples);
     let mut probe = Probe { decoder: &engine.decoder, experts: &mut engine.experts, order, rank: args.rank };
-    let bar = progress::count("trying", "experts", probe.passes(places.iter().map(Vec::len).sum()) as u64);
+    let bar = progress::count("trying", "experts", probe.passes(positions.iter().map(Vec::len).sum()) as u64);
     let mut found: Vec<Optimal> = Vec::new();
-    for (chunk, at) in passage.chunks().zip(&places).filter(|(_, at)| !at.is_empty()) {
+    for (chunk, at) in passage.chunks().zip(&positions).filter(|(_, at)| !at.is_empty()) {
         let rows = probe.run(chunk, at, &mut || bar.advance(1))?;
         found.resize(rows.len(), Optimal::default());
         found.iter_mut().zip(&rows).for_each(|(sum, row)| sum.add(row));
@@ -47,7 +47,7 @@ pub fn run(args: Args) -> Result<()> {
     }
     println!(
         "{}; every expert at rank {} tried at {} tokens",
-        passage.about(),
+        passage.describe(),
         args.rank,
         total.tokens / layers.len() as u64
     );
@@ -60,19 +60,19 @@ pub fn run(args: Args) -> Result<()> {
 }
 
 /// Positions spread evenly over all chunks, each with a token before and one behind it.
-fn places(passage: &Passage, samples: usize) -> Vec<Vec<usize>> {
+fn positions(passage: &Passage, samples: usize) -> Vec<Vec<usize>> {
     let lengths: Vec<usize> = passage.chunks().map(|chunk| chunk.len().saturating_sub(2)).collect();
     let all: usize = lengths.iter().sum();
     let samples = samples.min(all);
     let mut wanted = (0..samples).map(|i| (2 * i + 1) * all / (2 * samples)).peekable();
     let mut start = 0;
-    let mut places = Vec::new();
+    let mut positions = Vec::new();
     for length in lengths {
         let end = start + length;
-        places.push(std::iter::from_fn(|| wanted.next_if(|at| *at < end)).map(|at| at - start + 1).collect());
+        positions.push(std::iter::from_fn(|| wanted.next_if(|at| *at < end)).map(|at| at - start + 1).collect());
         start = end;
     }
-    places
+    positions
 }
 
 fn cells(name: String, row: &Optimal) -> Vec<String> {

@@ -3,7 +3,7 @@ use larder_lab::eval::{chunks, head, read_ids, read_text};
 use serde_json::{Value, json};
 
 use crate::cli::eval::TextFlags;
-use crate::open::{Model, Text};
+use crate::open::{OpenModel, TextCodec};
 
 /// A text in tokens, and how it is cut.
 pub struct Passage {
@@ -12,12 +12,12 @@ pub struct Passage {
     /// Tokens of a chunk.
     pub chunk: usize,
     ids: Vec<u32>,
-    text: Option<Text>,
+    text: Option<TextCodec>,
 }
 
 impl Passage {
     /// Reads what the flags name, for this model.
-    pub fn open(model: &Model, flags: &TextFlags) -> Result<Self> {
+    pub fn open(model: &OpenModel, flags: &TextFlags) -> Result<Self> {
         let (path, context) = (&flags.file, model.blueprint.context);
         if flags.chunk > context {
             bail!("chunks of {} tokens are longer than the model's context of {context}; give --chunk", flags.chunk);
@@ -27,7 +27,7 @@ impl Passage {
         let (mut ids, text) = match is_ids {
             true => (read_ids(path)?, None),
             false => {
-                let (all, text) = (read_text(path)?, model.text()?);
+                let (all, text) = (read_text(path)?, model.text_codec()?);
                 (text.tokenizer.encode(head(&all, most), true)?, Some(text))
             }
         };
@@ -45,7 +45,7 @@ impl Passage {
     }
 
     /// How many tokens are read of it: of each chunk all but the last.
-    pub fn reads(&self) -> usize {
+    pub fn tokens_read(&self) -> usize {
         self.chunks().map(|chunk| chunk.len() - 1).sum()
     }
 
@@ -56,7 +56,7 @@ impl Passage {
     }
 
     /// What it is, in words.
-    pub fn about(&self) -> String {
+    pub fn describe(&self) -> String {
         format!("{}: {} tokens in chunks of {}", self.name, self.ids.len(), self.chunk.min(self.ids.len()))
     }
 

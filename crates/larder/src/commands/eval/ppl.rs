@@ -4,20 +4,20 @@ use anyhow::Result;
 use larder_lab::eval::{Estimate, perplexity};
 use serde_json::json;
 
-use super::measure::{Measured, bar, piece, read_all, read_as, warn_if_all_fit};
+use super::measure::{Measurement, bar, read_all, step_text, tokens_per_step, warn_if_all_fit};
 use super::passage::Passage;
-use crate::cli::eval::Ppl as Args;
-use crate::engine::Engine;
-use crate::open::Model;
+use crate::cli::eval::PplArgs;
+use crate::engine::InferenceEngine;
+use crate::open::OpenModel;
 
 /// Measures the perplexity of a text.
-pub fn run(args: &Args) -> Result<()> {
-    let model = Model::open(&args.model)?;
+pub fn run(args: &PplArgs) -> Result<()> {
+    let model = OpenModel::open(&args.model)?;
     let passage = Passage::open(&model, &args.text)?;
-    let piece = piece(&args.how, &args.engine, model.blueprint.vocab);
-    let mut engine = Engine::start(&model, &args.engine, passage.chunk)?;
+    let piece = tokens_per_step(&args.step, &args.engine, model.blueprint.vocab);
+    let mut engine = InferenceEngine::start(&model, &args.engine, passage.chunk)?;
     warn_if_all_fit(&engine, &args.engine);
-    let bar = bar(passage.reads());
+    let bar = bar(passage.tokens_read());
     let found = read_all(&mut engine, &passage, piece, &mut (), &bar)?;
     bar.finish();
     engine.experts.write_trace("larder eval ppl")?;
@@ -37,7 +37,7 @@ pub fn run(args: &Args) -> Result<()> {
         println!("{all}");
         return Ok(());
     }
-    println!("{}, {}", passage.about(), read_as(piece));
+    println!("{}, {}", passage.describe(), step_text(piece));
     let bits = bits.map(|bits| format!(", {bits:.4} bits per byte")).unwrap_or_default();
     println!("perplexity: {}{bits}, over {} tokens", shown(&ppl), found.tokens);
     print!("{}", found.lines(&args.engine.routing.to_string()));
@@ -52,10 +52,10 @@ pub fn shown(ppl: &Estimate) -> String {
     }
 }
 
-fn nats(found: &Measured) -> f64 {
+fn nats(found: &Measurement) -> f64 {
     found.chunks.iter().map(|c| c.nats).sum()
 }
 
-fn bits_per_byte(found: &Measured, bytes: usize) -> f64 {
+fn bits_per_byte(found: &Measurement, bytes: usize) -> f64 {
     nats(found) / LN_2 / bytes.max(1) as f64
 }

@@ -3,12 +3,12 @@ use larder_lab::eval::{Estimate, Scored, change, perplexity, piece_of};
 use larder_policy::routing::RoutingSpec;
 use serde_json::{Value, json};
 
-use super::measure::{bar, read_all, read_as, refuse};
+use super::measure::{bar, read_all, refuse_routing_and_trace, step_text};
 use super::passage::Passage;
 use super::ppl::shown;
-use crate::cli::eval::Sensitivity as Args;
-use crate::engine::Engine;
-use crate::open::Model;
+use crate::cli::eval::SensitivityArgs;
+use crate::engine::InferenceEngine;
+use crate::open::OpenModel;
 use crate::print;
 
 /// One rank: what it costs to be without it and what follows it, and what it costs to have another in its place.
@@ -20,17 +20,17 @@ struct Rank {
 
 /// Measures what each rank is worth. What these probes choose does not depend on the cache, so texts are read in whole
 /// chunks, with the probe in every phase.
-pub fn run(args: &Args) -> Result<()> {
-    refuse(&args.engine, "each rank is a strategy of its own")?;
-    let model = Model::open(&args.model)?;
+pub fn run(args: &SensitivityArgs) -> Result<()> {
+    refuse_routing_and_trace(&args.engine, "each rank is a strategy of its own")?;
+    let model = OpenModel::open(&args.model)?;
     let passage = Passage::open(&model, &args.text)?;
     let geometry = &model.blueprint.geometry;
     let top_k = geometry.top_k;
-    let mut engine = Engine::start(&model, &args.engine, passage.chunk)?;
+    let mut engine = InferenceEngine::start(&model, &args.engine, passage.chunk)?;
     let piece = piece_of(engine.decoder.vocab());
-    let bar = bar(passage.reads() * 2 * top_k);
+    let bar = bar(passage.tokens_read() * 2 * top_k);
     let mut probe = |spec: String| -> Result<Vec<Scored>> {
-        engine.experts.route_by(&spec.parse::<RoutingSpec>()?, &engine.decoder, &model)?;
+        engine.experts.set_routing_strategy(&spec.parse::<RoutingSpec>()?, &engine.decoder, &model)?;
         Ok(read_all(&mut engine, &passage, piece, &mut (), &bar)?.chunks)
     };
     let own = probe("original".into())?;
@@ -46,7 +46,7 @@ pub fn run(args: &Args) -> Result<()> {
         println!("{}", numbers(&passage, &own, &ranks));
         return Ok(());
     }
-    println!("{}, {}", passage.about(), read_as(piece));
+    println!("{}, {}", passage.describe(), step_text(piece));
     println!("perplexity: {}", shown(&perplexity(&own)));
     print!("{}", print::table(&table(&own, &ranks)));
     Ok(())
@@ -57,7 +57,7 @@ fn table(own: &[Scored], ranks: &[Rank]) -> Vec<Vec<String>> {
     let mut rows = vec![heads.map(str::to_owned).to_vec()];
     for Rank { rank, dropped, replaced } in ranks {
         let cells = |chunks: &Option<Vec<Scored>>| match chunks {
-            Some(chunks) => [shown(&perplexity(chunks)), risen(&change(chunks, own))],
+            Some(chunks) => [shown(&perplexity(chunks)), change_text(&change(chunks, own))],
             None => ["-".to_owned(), String::new()],
         };
         rows.push([rank.to_string()].into_iter().chain(cells(dropped)).chain(cells(replaced)).collect());
@@ -66,7 +66,7 @@ fn table(own: &[Scored], ranks: &[Rank]) -> Vec<Vec<String>> {
 }
 
 /// By how much perplexity rose, with its standard error.
-pub fn risen(change: &Estimate) -> String {
+pub fn change_text(change: &Estimate) -> String {
     match change.error {
         Some(error) => format!("{:+.2} ± {:.2} %", 100.0 * change.value, 100.0 * error),
         None => format!("{:+.2} %", 100.0 * change.value),

@@ -8,19 +8,19 @@ use larder_policy::eviction::{EvictionSpec, Help};
 use larder_policy::routing::RouterReport;
 
 use super::grid::{Trial, trials};
-use super::measure::{Meter, bar, refuse};
+use super::measure::{Meter, bar, refuse_routing_and_trace};
 use super::passage::Passage;
-use super::sensitivity::risen;
-use crate::cli::eval::Sweep as Args;
-use crate::engine::Engine;
-use crate::open::Model;
+use super::sensitivity::change_text;
+use crate::cli::eval::EvalSweepArgs;
+use crate::engine::InferenceEngine;
+use crate::open::OpenModel;
 use crate::print;
 use crate::progress::Bar;
 
 /// Measures perplexity and misses for many strategies and cache sizes.
-pub fn run(mut args: Args) -> Result<()> {
+pub fn run(mut args: EvalSweepArgs) -> Result<()> {
     check(&args)?;
-    let model = Model::open(&args.model)?;
+    let model = OpenModel::open(&args.model)?;
     if model.store().is_none() {
         let path = args.model.display();
         bail!("{path}: experts can be read one by one from a store only; make one with `larder convert {path} STORE`");
@@ -30,36 +30,39 @@ pub fn run(mut args: Args) -> Result<()> {
     let trials = trials(&args.grid, geometry)?;
     let passage = Passage::open(&model, &args.text)?;
     args.engine.cache_experts = sizes.iter().copied().max();
-    let mut engine = Engine::start(&model, &args.engine, passage.chunk)?;
+    let mut engine = InferenceEngine::start(&model, &args.engine, passage.chunk)?;
     // What does not suit the model is known before the first hour has passed.
-    trials.iter().try_for_each(|trial| engine.experts.route_by(&trial.spec, &engine.decoder, &model))?;
-    let bar = bar(passage.reads() * trials.len() * sizes.len());
+    trials.iter().try_for_each(|trial| engine.experts.set_routing_strategy(&trial.spec, &engine.decoder, &model))?;
+    let bar = bar(passage.tokens_read() * trials.len() * sizes.len());
     let (mut runs, mut optimum) = (Vec::new(), Vec::new());
     for slots in sizes {
         for trial in &trials {
             engine.empty_cache(&model, &args.engine, slots)?;
-            engine.experts.route_by(&trial.spec, &engine.decoder, &model)?;
+            engine.experts.set_routing_strategy(&trial.spec, &engine.decoder, &model)?;
             let (run, trace) = once(&mut engine, &args, trial, slots, &passage, &bar)?;
             if trial.spec.is_lossless() {
-                optimum.push((slots, replayed(&args, &engine.help, &trace, &"belady".parse()?, slots)?.counts.misses));
+                optimum.push((
+                    slots,
+                    replayed(&args, &engine.policy_inputs, &trace, &"belady".parse()?, slots)?.counts.misses,
+                ));
             }
             runs.push(run);
         }
     }
     bar.finish();
     let found = Tradeoffs::new(setup(&args, &model, &passage), &runs, &optimum);
-    tell(&args, &found)
+    print_report(&args, &found)
 }
 
-fn check(args: &Args) -> Result<()> {
-    refuse(&args.engine, "the strategies are those of --lambda, --max-rank and so on")?;
+fn check(args: &EvalSweepArgs) -> Result<()> {
+    refuse_routing_and_trace(&args.engine, "the strategies are those of --lambda, --max-rank and so on")?;
     if args.engine.cache_experts.is_some() || args.engine.cache_mem.is_some() {
         bail!("a sweep is over the cache sizes of --sizes, not of --cache-experts or --cache-mem");
     }
     Ok(())
 }
 
-fn sizes(args: &Args, experts: usize) -> Result<Vec<usize>> {
+fn sizes(args: &EvalSweepArgs, experts: usize) -> Result<Vec<usize>> {
     let mut sizes = match args.sizes.is_empty() {
         true => vec![(experts / 4).max(1), (experts / 2).max(1)],
         false => args.sizes.clone(),
@@ -74,12 +77,12 @@ fn sizes(args: &Args, experts: usize) -> Result<Vec<usize>> {
     }
 }
 
-fn setup(args: &Args, model: &Model, passage: &Passage) -> Setup {
+fn setup(args: &EvalSweepArgs, model: &OpenModel, passage: &Passage) -> Setup {
     let geometry = &model.blueprint.geometry;
     Setup {
         model: args.model.file_name().unwrap_or(args.model.as_os_str()).to_string_lossy().into_owned(),
         text: passage.name.clone(),
-        tokens: passage.reads() as u64,
+        tokens: passage.tokens_read() as u64,
         chunk: passage.chunk,
         layers: geometry.moe_layers.len(),
         experts: geometry.experts,
@@ -92,8 +95,8 @@ fn setup(args: &Args, model: &Model, passage: &Passage) -> Setup {
 
 /// Reads the passage one token at a time, beginning with an empty cache, and writes down what is chosen.
 fn once(
-    engine: &mut Engine,
-    args: &Args,
+    engine: &mut InferenceEngine,
+    args: &EvalSweepArgs,
     trial: &Trial,
     slots: usize,
     passage: &Passage,
@@ -110,10 +113,10 @@ fn once(
         let mut session = Session::new(&engine.decoder, &mut experts, chunk.len());
         chunks.push(score(&mut session, chunk, 1, &mut (), &mut |n| bar.advance(n as u64))?);
     }
-    let found = meter.finish(&engine.experts, passage.reads(), chunks);
+    let found = meter.finish(&engine.experts, passage.tokens_read(), chunks);
     let trace = recorder.into_trace()?;
     let misses = found.traffic.map(|t| t.counts.misses).unwrap_or_default();
-    let lifetime = replayed(args, &engine.help, &trace, &args.engine.eviction, slots)?.lives.mean();
+    let lifetime = replayed(args, &engine.policy_inputs, &trace, &args.engine.eviction, slots)?.lives.mean();
     let report = engine.experts.routing().and_then(|routing| routing.report());
     let run = Run {
         routing: trial.spec.to_string(),
@@ -136,17 +139,17 @@ fn mean_lambda(report: &RouterReport) -> Option<f64> {
 
 /// What the cache did, or would have done with another policy.
 fn replayed(
-    args: &Args,
-    help: &Help,
+    args: &EvalSweepArgs,
+    inputs: &Help,
     trace: &Trace,
     spec: &EvictionSpec,
     slots: usize,
 ) -> Result<larder_lab::Replayed> {
     let axes = (slots, args.engine.cache_scope.into(), args.engine.cache_scratch);
-    Ok(replay(trace, axes, spec, help, Start::Carried)?)
+    Ok(replay(trace, axes, spec, inputs, Start::Carried)?)
 }
 
-fn tell(args: &Args, found: &Tradeoffs) -> Result<()> {
+fn print_report(args: &EvalSweepArgs, found: &Tradeoffs) -> Result<()> {
     if let Some(path) = &args.csv {
         tradeoffs_csv(found, path)?;
     }
@@ -176,7 +179,7 @@ fn table(found: &Tradeoffs, slots: usize) -> Vec<Vec<String>> {
         rows.push(vec![
             row.routing.clone(),
             format!("{:.4}", row.perplexity.value),
-            risen(&row.loss),
+            change_text(&row.loss),
             format!("{:.2} %", 100.0 * row.miss_rate),
             format!("{:.2}", row.misses_per_token),
             some(row.lifetime, 1),
@@ -211,7 +214,7 @@ fn prices(found: &Tradeoffs, slots: usize) -> String {
             out += &format!(
                 "; {} for up to {} more perplexity ({})",
                 percent(row.miss_rate),
-                print::share(within.share),
+                print::percent(within.share),
                 row.routing
             );
         }
@@ -225,7 +228,7 @@ fn warn(found: &Tradeoffs) {
     if beyond.is_empty() {
         return;
     }
-    let share = print::share(found.setup.max_loss);
+    let share = print::percent(found.setup.max_loss);
     println!(
         "\ntoo lossy: {} of {} settings raise perplexity by more than {share}. What they write still reads fluently, and \
          that misleads: sense goes before grammar does. Do not choose λ by looking at a text.",

@@ -3,20 +3,20 @@ use larder_core::Activations;
 use serde_json::json;
 
 use super::{load, summary};
-use crate::cli::lab::Activations as Args;
-use crate::open::{Model, called};
+use crate::cli::lab::ActivationsArgs;
+use crate::open::{OpenModel, model_name};
 use crate::print;
 
 /// Counts which experts are asked for together.
-pub fn run(args: &Args) -> Result<()> {
+pub fn run(args: &ActivationsArgs) -> Result<()> {
     let trace = load(&args.input)?;
-    let model = Model::open(&args.model)?;
+    let model = OpenModel::open(&args.model)?;
     let geometry = &model.blueprint.geometry;
     let experts = model.experts()?;
     // Of layers that are stored differently the largest counts, so that what is placed always fits.
     let sizes = geometry.moe_layers.iter().map(|layer| experts.as_dyn().layout(*layer).bytes as u64);
     let Some(bytes) = sizes.max() else { bail!("{} has no experts", args.model.display()) };
-    let name = args.name.clone().unwrap_or_else(|| called(&args.model));
+    let name = args.name.clone().unwrap_or_else(|| model_name(&args.model));
     let all = Activations::count(&trace, &name, geometry, bytes, args.written)?;
     all.write(&args.out)?;
     let groups: usize = all.layers.iter().map(Vec::len).sum();

@@ -2,10 +2,10 @@ use anyhow::Result;
 use larder_lab::export::{csv, oracle_general};
 
 use super::{load, summary};
-use crate::cli::lab::{Export as Args, ExportFormat};
+use crate::cli::lab::{ExportArgs, ExportFormat};
 
 /// Writes a trace for other programs.
-pub fn run(args: &Args) -> Result<()> {
+pub fn run(args: &ExportArgs) -> Result<()> {
     let trace = load(&args.input)?;
     match args.to {
         ExportFormat::Csv => {

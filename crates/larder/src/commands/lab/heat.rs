@@ -10,7 +10,7 @@ use crate::cli::lab::HeatFlags;
 const PASSES: usize = 72;
 
 /// One picture for each policy, with a pool for each layer.
-pub fn draw(flags: &HeatFlags, trace: &Trace, help: &Help) -> Result<Vec<Heat>> {
+pub fn draw(flags: &HeatFlags, trace: &Trace, inputs: &Help) -> Result<Vec<Heat>> {
     let there = trace.sequences.len();
     if flags.heat_sequence >= there {
         bail!("--heat-sequence {} is not among the {there} sequences that there are", flags.heat_sequence);
@@ -25,6 +25,6 @@ pub fn draw(flags: &HeatFlags, trace: &Trace, help: &Help) -> Result<Vec<Heat>> 
         from..all.min(from + PASSES)
     });
     let window = Window { row: flags.heat_layer.unwrap_or(trace.rows / 2), passes };
-    let heats = flags.heat_eviction.iter().map(|spec| Heat::replay(&requests, &setting, spec, help, &window));
+    let heats = flags.heat_eviction.iter().map(|spec| Heat::replay(&requests, &setting, spec, inputs, &window));
     Ok(heats.collect::<Result<_, _>>()?)
 }

@@ -8,18 +8,18 @@ use larder_lab::train::{Judgement, Rival, evictor_notes, judge, subset};
 use larder_policy::eviction::learned::Evictor;
 
 use super::{load, summary};
-use crate::cli::train::Judge as Args;
+use crate::cli::train::JudgeArgs;
 use crate::print;
 
 /// Compares trained weights with other policies.
-pub fn run(args: &Args) -> Result<()> {
+pub fn run(args: &JudgeArgs) -> Result<()> {
     let mut trace = load(&args.input)?;
     if args.unseen {
         trace = subset(&trace, &unseen(&args.evictor, trace.sequences.len())?)?;
     }
     eprintln!("{}", summary(&trace));
     let rivals: Vec<(String, Rival)> = args.against.iter().map(|name| rival(name)).collect::<Result<_>>()?;
-    show(&trace, read_evictor(&args.evictor)?, &rivals, args.scratch)
+    print_judgements(&trace, read_evictor(&args.evictor)?, &rivals, args.scratch)
 }
 
 /// A file of weights, or else the spec of a policy.
@@ -40,7 +40,7 @@ fn rival(name: &str) -> Result<(String, Rival)> {
 fn unseen(weights: &Path, all: usize) -> Result<Vec<usize>> {
     let notes = evictor_notes(weights)?;
     let said = notes.get("judged_by").map_or("none", String::as_str);
-    let sequences = listed(said).with_context(|| {
+    let sequences = parse_ranges(said).with_context(|| {
         format!("{}: the weights say '{said}' of the sequences that training kept for judging", weights.display())
     })?;
     match sequences.last() {
@@ -53,7 +53,7 @@ fn unseen(weights: &Path, all: usize) -> Result<Vec<usize>> {
 }
 
 /// Ascending numbers from ranges as in `0-2 5 7-8`, or none.
-fn listed(text: &str) -> Option<Vec<usize>> {
+fn parse_ranges(text: &str) -> Option<Vec<usize>> {
     if text == "none" {
         return Some(Vec::new());
     }
@@ -71,7 +71,7 @@ fn listed(text: &str) -> Option<Vec<usize>> {
 }
 
 /// Prints how weights do on sequences, and by how much they are ahead of rivals.
-pub fn show(judged: &Trace, evictor: Evictor, rivals: &[(String, Rival)], scratch: usize) -> Result<()> {
+pub fn print_judgements(judged: &Trace, evictor: Evictor, rivals: &[(String, Rival)], scratch: usize) -> Result<()> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let (names, rivals): (Vec<_>, Vec<_>) = rivals.iter().map(|(name, rival)| (name.as_str(), rival)).unzip();
     let judgements = judge(judged, Arc::new(evictor), &rivals, scratch, threads)?;
@@ -114,10 +114,10 @@ mod tests {
 
     #[test]
     fn ranges_are_read_as_training_writes_them() {
-        assert_eq!(listed("0-2 5 7-8"), Some(vec![0, 1, 2, 5, 7, 8]));
-        assert_eq!(listed("none"), Some(vec![]));
+        assert_eq!(parse_ranges("0-2 5 7-8"), Some(vec![0, 1, 2, 5, 7, 8]));
+        assert_eq!(parse_ranges("none"), Some(vec![]));
         for wrong in ["", "a", "3-1", "4 4", "5 3", "0-99999999999", "1-2-3"] {
-            assert_eq!(listed(wrong), None, "{wrong}");
+            assert_eq!(parse_ranges(wrong), None, "{wrong}");
         }
     }
 }

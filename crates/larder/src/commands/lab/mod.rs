@@ -10,7 +10,7 @@ use larder_lab::{Start, read_evictor};
 use larder_policy::eviction::Help;
 use serde_json::{Value, json};
 
-use crate::cli::lab::{Lab, LabCommand, ReplayFlags, TraceFlags};
+use crate::cli::lab::{LabArgs, LabCommand, ReplayFlags, TraceFlags};
 
 mod activations;
 mod export;
@@ -24,7 +24,7 @@ mod synth;
 mod train;
 
 /// Runs a command of the lab.
-pub fn run(args: &Lab) -> Result<()> {
+pub fn run(args: &LabArgs) -> Result<()> {
     match &args.command {
         LabCommand::Import(args) => import::run(args),
         LabCommand::Export(args) => export::run(args),
@@ -70,7 +70,7 @@ fn start(flags: &ReplayFlags) -> Start {
 }
 
 /// What policies get beside the requests.
-fn help(flags: &ReplayFlags) -> Result<Help> {
+fn policy_inputs(flags: &ReplayFlags) -> Result<Help> {
     let evictor = flags.evictor.as_deref().map(read_evictor).transpose()?;
     Ok(Help { evictor: evictor.map(Arc::new), ..Help::default() })
 }
@@ -89,7 +89,7 @@ fn summary(trace: &Trace) -> String {
 }
 
 /// What a trace holds, in numbers.
-fn facts(trace: &Trace) -> Value {
+fn trace_json(trace: &Trace) -> Value {
     json!({
         "tokens": trace.tokens(),
         "passes": trace.passes.len(),

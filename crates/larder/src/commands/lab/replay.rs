@@ -6,16 +6,16 @@ use larder_lab::{Load, Replayed, Requests, Start, replay_requests, reroute};
 use larder_policy::routing::quality::Quality;
 use serde_json::{Value, json};
 
-use super::{help, load, start, summary};
-use crate::cli::lab::Replay as Args;
+use super::{load, policy_inputs, start, summary};
+use crate::cli::lab::ReplayArgs;
 use crate::print;
 
 /// Replays a trace with one eviction policy.
-pub fn run(args: &Args) -> Result<()> {
-    let profile = args.how.device.profile().map_err(Error::msg)?;
+pub fn run(args: &ReplayArgs) -> Result<()> {
+    let profile = args.replay.profile.profile().map_err(Error::msg)?;
     let mut trace = load(&args.input)?;
     let slots = args.cache_experts.unwrap_or((trace.experts / 4).max(1));
-    let quality = choose_again(args, &mut trace, slots)?;
+    let quality = reroute_trace(args, &mut trace, slots)?;
     let (found, seconds) = replay(args, &trace, slots)?;
     let load = Load { tokens: found.tokens, wanted: found.counts.wanted(), misses: found.counts.misses };
     let speed = profile.map(|p| p.tokens_per_second(&load));
@@ -29,8 +29,8 @@ pub fn run(args: &Args) -> Result<()> {
     println!(
         "{}: {slots} slots per layer{}, {}",
         args.eviction,
-        if args.how.scratch > 0 { format!(" and {} beside", args.how.scratch) } else { String::new() },
-        if args.how.carry { "carried from sequence to sequence" } else { "empty before each sequence" },
+        if args.replay.scratch > 0 { format!(" and {} beside", args.replay.scratch) } else { String::new() },
+        if args.replay.carry { "carried from sequence to sequence" } else { "empty before each sequence" },
     );
     println!("{:.2} % of {wanted} wanted experts were in memory", 100.0 * found.hit_rate());
     println!(
@@ -55,10 +55,11 @@ pub fn run(args: &Args) -> Result<()> {
 }
 
 /// Replaces the trace's choices by those of another strategy, if one is given.
-fn choose_again(args: &Args, trace: &mut Trace, slots: usize) -> Result<Option<Quality>> {
+fn reroute_trace(args: &ReplayArgs, trace: &mut Trace, slots: usize) -> Result<Option<Quality>> {
     let Some(routing) = &args.routing else { return Ok(None) };
-    let room = (slots, args.cache_scope.into(), args.how.scratch);
-    let (new, quality) = reroute(trace, room, &args.eviction, &help(&args.how)?, routing, start(&args.how))?;
+    let room = (slots, args.cache_scope.into(), args.replay.scratch);
+    let (new, quality) =
+        reroute(trace, room, &args.eviction, &policy_inputs(&args.replay)?, routing, start(&args.replay))?;
     if let Some(path) = &args.trace {
         new.write(path)?;
     }
@@ -67,18 +68,18 @@ fn choose_again(args: &Args, trace: &mut Trace, slots: usize) -> Result<Option<Q
 }
 
 /// What was found and how long it took, the trace being laid out before.
-fn replay(args: &Args, trace: &Trace, slots: usize) -> Result<(Replayed, f64)> {
-    let pieces = match start(&args.how) {
+fn replay(args: &ReplayArgs, trace: &Trace, slots: usize) -> Result<(Replayed, f64)> {
+    let pieces = match start(&args.replay) {
         Start::Cold => Requests::by_sequence(trace),
         Start::Carried => vec![Requests::all(trace)],
     };
-    let help = help(&args.how)?;
-    pieces.iter().for_each(|requests| drop(requests.help(&args.eviction, &help)));
+    let inputs = policy_inputs(&args.replay)?;
+    pieces.iter().for_each(|requests| drop(requests.help(&args.eviction, &inputs)));
     let begin = Instant::now();
     let mut all = Replayed::default();
     for requests in &pieces {
-        let setting = requests.setting(slots, args.cache_scope.into(), args.how.scratch)?;
-        all.add(&replay_requests(requests, &setting, &args.eviction, &help)?);
+        let setting = requests.setting(slots, args.cache_scope.into(), args.replay.scratch)?;
+        all.add(&replay_requests(requests, &setting, &args.eviction, &inputs)?);
     }
     Ok((all, begin.elapsed().as_secs_f64()))
 }
@@ -93,7 +94,7 @@ fn layers(found: &Replayed) -> String {
 }
 
 fn numbers(
-    args: &Args,
+    args: &ReplayArgs,
     trace: &Trace,
     slots: usize,
     found: &Replayed,
@@ -105,14 +106,14 @@ fn numbers(
         |q: &Quality| json!({"substituted": q.substituted_share(), "kept_mass": q.kept_mass(), "kl": q.mean_kl()});
     let layer = |row: &larder_lab::RowCounts| json!({"hits": row.hits, "misses": row.misses});
     json!({
-        "trace": super::facts(trace),
+        "trace": super::trace_json(trace),
         "eviction": args.eviction.to_string(),
         "routing": args.routing.as_ref().map(ToString::to_string),
         "quality": quality.map(cost),
         "slots": slots,
         "scope": larder_core::Scope::from(args.cache_scope).to_string(),
-        "scratch": args.how.scratch,
-        "start": start(&args.how).to_string(),
+        "scratch": args.replay.scratch,
+        "start": start(&args.replay).to_string(),
         "wanted": found.counts.wanted(),
         "hits": found.counts.hits,
         "misses": found.counts.misses,

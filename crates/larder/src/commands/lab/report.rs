@@ -3,10 +3,10 @@ use larder_lab::report::{Outcome, page};
 use larder_policy::eviction::Help;
 
 use super::{heat, read};
-use crate::cli::lab::Report as Args;
+use crate::cli::lab::LabReportArgs;
 
 /// Makes a page of what a sweep found.
-pub fn run(args: &Args) -> Result<()> {
+pub fn run(args: &LabReportArgs) -> Result<()> {
     let outcome = Outcome::read(&args.sweep)?;
     let heats = match &args.trace {
         Some(path) => {

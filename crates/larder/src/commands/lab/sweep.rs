@@ -6,26 +6,26 @@ use larder_lab::report::{Outcome, csv, page};
 use larder_lab::{Axes, Cell, Requests, Start, Sweep, eighths};
 use larder_policy::eviction::{EvictionSpec, Help, POLICIES};
 
-use super::{heat, help, load, start, summary};
-use crate::cli::lab::Sweep as Args;
+use super::{heat, load, policy_inputs, start, summary};
+use crate::cli::lab::LabSweepArgs;
 use crate::{print, progress};
 
 /// Compares eviction policies over many capacities.
-pub fn run(args: &Args) -> Result<()> {
-    let profile = args.how.device.profile().map_err(Error::msg)?;
+pub fn run(args: &LabSweepArgs) -> Result<()> {
+    let profile = args.replay.profile.profile().map_err(Error::msg)?;
     let trace = load(&args.input)?;
-    let help = help(&args.how)?;
-    let start = start(&args.how);
-    let policies = policies(args, &trace, &help)?;
+    let inputs = policy_inputs(&args.replay)?;
+    let start = start(&args.replay);
+    let policies = policies(args, &trace, &inputs)?;
     let begin = Instant::now();
-    let cells = replay(args, &trace, &policies, &help, start)?;
+    let cells = replay(args, &trace, &policies, &inputs, start)?;
     let seconds = begin.elapsed().as_secs_f64();
     let outcome = Outcome::new(&trace, start, &cells, profile);
     if let Some(path) = &args.csv {
         csv(&outcome, path)?;
     }
     if let Some(path) = &args.html {
-        let heats = heat::draw(&args.heat, &trace, &help)?;
+        let heats = heat::draw(&args.heat, &trace, &inputs)?;
         std::fs::write(path, page(&outcome, &heats)).with_context(|| path.display().to_string())?;
     }
     if args.json {
@@ -43,22 +43,28 @@ pub fn run(args: &Args) -> Result<()> {
 }
 
 /// Those that were asked for, or all that need nothing more than the trace.
-fn policies(args: &Args, trace: &Trace, help: &Help) -> Result<Vec<EvictionSpec>> {
+fn policies(args: &LabSweepArgs, trace: &Trace, inputs: &Help) -> Result<Vec<EvictionSpec>> {
     if !args.eviction.is_empty() {
         return Ok(args.eviction.clone());
     }
     let requests = Requests::all(trace);
-    let setting = requests.setting(1, larder_core::Scope::Layer, args.how.scratch)?;
+    let setting = requests.setting(1, larder_core::Scope::Layer, args.replay.scratch)?;
     let specs = POLICIES.iter().map(|p| p.name.parse().expect("a policy's name is a spec"));
     let can: Vec<EvictionSpec> =
-        specs.filter(|spec: &EvictionSpec| spec.make(&setting, &requests.help(spec, help)).is_ok()).collect();
+        specs.filter(|spec: &EvictionSpec| spec.make(&setting, &requests.help(spec, inputs)).is_ok()).collect();
     match can.is_empty() {
         true => bail!("no policy can be had; name one with --eviction"),
         false => Ok(can),
     }
 }
 
-fn replay(args: &Args, trace: &Trace, policies: &[EvictionSpec], help: &Help, start: Start) -> Result<Vec<Cell>> {
+fn replay(
+    args: &LabSweepArgs,
+    trace: &Trace,
+    policies: &[EvictionSpec],
+    inputs: &Help,
+    start: Start,
+) -> Result<Vec<Cell>> {
     let slots = match args.cache_experts.is_empty() {
         true => eighths(trace.experts),
         false => args.cache_experts.clone(),
@@ -68,9 +74,9 @@ fn replay(args: &Args, trace: &Trace, policies: &[EvictionSpec], help: &Help, st
         routings: &args.routing,
         slots: &slots,
         scopes: args.cache_scope.scopes(),
-        scratch: args.how.scratch,
+        scratch: args.replay.scratch,
     };
-    let sweep = Sweep::new(trace, &axes, help, start)?;
+    let sweep = Sweep::new(trace, &axes, inputs, start)?;
     let threads = args.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
     let bar = progress::count("replaying", "requests", sweep.work());
     let cells = sweep.run(threads, &|requests| bar.advance(requests));

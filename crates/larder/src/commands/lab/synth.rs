@@ -2,10 +2,10 @@ use anyhow::Result;
 use larder_lab::Synth;
 
 use super::summary;
-use crate::cli::lab::Synth as Args;
+use crate::cli::lab::SynthArgs;
 
 /// Draws a trace at random.
-pub fn run(args: &Args) -> Result<()> {
+pub fn run(args: &SynthArgs) -> Result<()> {
     let synth = Synth {
         rows: args.layers,
         experts: args.experts,

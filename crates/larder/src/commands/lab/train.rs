@@ -4,29 +4,29 @@ use larder_lab::train::{Progress, Recipe, Split, subset, train};
 use larder_lab::{read_evictor, write_evictor};
 
 use super::{judge, load, summary};
-use crate::cli::train::Train as Args;
+use crate::cli::train::TrainArgs;
 use crate::{print, progress};
 
 /// Trains weights, writes them, and shows how they do on sequences that they have not seen.
-pub fn run(args: &Args) -> Result<()> {
+pub fn run(args: &TrainArgs) -> Result<()> {
     let trace = load(&args.input)?;
     let split = split(args, &trace)?;
     eprintln!("{}", summary(&trace));
     eprintln!(
         "learning from {}, choosing by {}, judging by {}",
-        listed(&split.train),
-        listed(&split.choose),
-        listed(&split.judge)
+        ranges_text(&split.train),
+        ranges_text(&split.choose),
+        ranges_text(&split.judge)
     );
     let base = Recipe::new(args.form.form(), trace.experts);
     let recipe = Recipe { seed: args.seed, epochs: args.epochs.unwrap_or(base.epochs), ..base };
     let mut arrays = train(&trace, &split, &recipe, &mut reporter(&trace, &split))?;
-    let mut say = |key: &str, value: String| arrays.meta.insert(key.to_owned(), value);
-    say("seed", args.seed.to_string());
-    say("learned_from", listed(&split.train));
-    say("chosen_by", listed(&split.choose));
-    say("judged_by", listed(&split.judge));
-    trace.meta.get("source").into_iter().for_each(|source| drop(say("source", source.clone())));
+    let mut note = |key: &str, value: String| arrays.meta.insert(key.to_owned(), value);
+    note("seed", args.seed.to_string());
+    note("learned_from", ranges_text(&split.train));
+    note("chosen_by", ranges_text(&split.choose));
+    note("judged_by", ranges_text(&split.judge));
+    trace.meta.get("source").into_iter().for_each(|source| drop(note("source", source.clone())));
     write_evictor(&args.out, &arrays)?;
     let bytes = std::fs::metadata(&args.out).with_context(|| args.out.display().to_string())?.len();
     println!("{}: {}", args.out.display(), print::bytes(bytes));
@@ -34,10 +34,10 @@ pub fn run(args: &Args) -> Result<()> {
         return Ok(());
     }
     let judged = subset(&trace, &split.judge)?;
-    judge::show(&judged, read_evictor(&args.out)?, &[], args.scratch)
+    judge::print_judgements(&judged, read_evictor(&args.out)?, &[], args.scratch)
 }
 
-fn split(args: &Args, trace: &Trace) -> Result<Split> {
+fn split(args: &TrainArgs, trace: &Trace) -> Result<Split> {
     let all = trace.sequences.len();
     let choose = args.choose.unwrap_or(all / 8);
     let judge = args.judge.unwrap_or(all / 4);
@@ -48,7 +48,7 @@ fn split(args: &Args, trace: &Trace) -> Result<Split> {
 }
 
 /// Ranges instead of long lists.
-fn listed(sequences: &[usize]) -> String {
+fn ranges_text(sequences: &[usize]) -> String {
     let mut ranges: Vec<(usize, usize)> = Vec::new();
     for at in sequences {
         match ranges.last_mut() {
@@ -88,7 +88,7 @@ mod tests {
 
     #[test]
     fn neighbours_are_listed_as_ranges() {
-        assert_eq!(listed(&[0, 1, 2, 5, 7, 8]), "0-2 5 7-8");
-        assert_eq!(listed(&[]), "none");
+        assert_eq!(ranges_text(&[0, 1, 2, 5, 7, 8]), "0-2 5 7-8");
+        assert_eq!(ranges_text(&[]), "none");
     }
 }

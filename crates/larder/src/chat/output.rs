@@ -2,32 +2,32 @@
 
 use std::io::{IsTerminal, Write};
 
-use super::thinking::Part;
+use super::thinking::TextPart;
 use crate::cli::ThinkingFlag;
 
-const PALE: &str = "\x1b[2m";
-const USUAL: &str = "\x1b[0m";
+const DIM: &str = "\x1b[2m";
+const RESET: &str = "\x1b[0m";
 
 /// What the outputs are.
 #[derive(Clone, Copy)]
-pub struct Screen {
+pub struct Output {
     /// Whether answers go to a terminal.
     pub terminal: bool,
     /// Whether a terminal is to be painted on.
     colours: bool,
 }
 
-impl Screen {
+impl Output {
     /// As standard output and the environment have it.
-    pub fn find() -> Self {
+    pub fn detect() -> Self {
         let wanted = std::env::var_os("NO_COLOR").is_none_or(|text| text.is_empty());
         let capable = std::env::var_os("TERM").is_none_or(|term| term != "dumb");
         let terminal = std::io::stdout().is_terminal();
-        Screen { terminal, colours: terminal && wanted && capable }
+        Output { terminal, colours: terminal && wanted && capable }
     }
 
     /// Says something that is no answer.
-    pub fn say(&self, text: &str) {
+    pub fn line(&self, text: &str) {
         // Whoever listened may have gone by now.
         let _ = writeln!(std::io::stderr(), "{text}");
     }
@@ -35,37 +35,37 @@ impl Screen {
     /// The same, in brackets and pale.
     pub fn note(&self, text: &str) {
         match self.colours && std::io::stderr().is_terminal() {
-            true => self.say(&format!("{PALE}[{text}]{USUAL}")),
-            false => self.say(&format!("[{text}]")),
+            true => self.line(&format!("{DIM}[{text}]{RESET}")),
+            false => self.line(&format!("[{text}]")),
         }
     }
 }
 
 /// Writes one answer as it comes.
-pub struct Pen<W> {
+pub struct ReplyPrinter<W> {
     to: W,
-    screen: Screen,
+    output: Output,
     thinking: ThinkingFlag,
     /// What the last text belonged to.
-    last: Option<Part>,
+    last: Option<TextPart>,
 }
 
-impl<W: Write> Pen<W> {
+impl<W: Write> ReplyPrinter<W> {
     /// A pen that shows thinking in this way.
-    pub fn new(to: W, screen: Screen, thinking: ThinkingFlag) -> Self {
-        Pen { to, screen, thinking, last: None }
+    pub fn new(to: W, output: Output, thinking: ThinkingFlag) -> Self {
+        ReplyPrinter { to, output, thinking, last: None }
     }
 
     /// Writes a piece.
-    pub fn write(&mut self, part: Part, text: &str) -> std::io::Result<()> {
-        if part == Part::Thinking && self.thinking == ThinkingFlag::Off {
+    pub fn write(&mut self, part: TextPart, text: &str) -> std::io::Result<()> {
+        if part == TextPart::Thinking && self.thinking == ThinkingFlag::Off {
             return Ok(());
         }
         if self.last != Some(part) {
             self.change(part)?;
         }
-        match self.screen.terminal {
-            true => self.to.write_all(harmless(text).as_bytes())?,
+        match self.output.terminal {
+            true => self.to.write_all(without_controls(text).as_bytes())?,
             false => self.to.write_all(text.as_bytes())?,
         }
         self.to.flush()
@@ -73,31 +73,31 @@ impl<W: Write> Pen<W> {
 
     /// Ends the answer's last line.
     pub fn finish(&mut self) -> std::io::Result<()> {
-        self.usual()?;
+        self.reset()?;
         self.to.write_all(b"\n")?;
         self.to.flush()
     }
 
-    fn change(&mut self, part: Part) -> std::io::Result<()> {
-        self.usual()?;
+    fn change(&mut self, part: TextPart) -> std::io::Result<()> {
+        self.reset()?;
         if self.last.is_some() {
             self.to.write_all(b"\n\n")?;
         }
         self.last = Some(part);
-        if self.is_pale() { self.to.write_all(PALE.as_bytes()) } else { Ok(()) }
+        if self.is_dim() { self.to.write_all(DIM.as_bytes()) } else { Ok(()) }
     }
 
-    fn usual(&mut self) -> std::io::Result<()> {
-        if self.is_pale() { self.to.write_all(USUAL.as_bytes()) } else { Ok(()) }
+    fn reset(&mut self) -> std::io::Result<()> {
+        if self.is_dim() { self.to.write_all(RESET.as_bytes()) } else { Ok(()) }
     }
 
-    fn is_pale(&self) -> bool {
-        self.screen.colours && self.thinking == ThinkingFlag::Dim && self.last == Some(Part::Thinking)
+    fn is_dim(&self) -> bool {
+        self.output.colours && self.thinking == ThinkingFlag::Dim && self.last == Some(TextPart::Thinking)
     }
 }
 
 /// A model may have learned to write what a terminal obeys.
-fn harmless(text: &str) -> String {
+fn without_controls(text: &str) -> String {
     text.chars().map(|c| if c.is_control() && !matches!(c, '\n' | '\t') { '\u{fffd}' } else { c }).collect()
 }
 
@@ -106,12 +106,12 @@ mod tests {
     use super::*;
 
     fn written(terminal: bool, colours: bool, thinking: ThinkingFlag) -> String {
-        let mut pen = Pen::new(Vec::new(), Screen { terminal, colours }, thinking);
-        pen.write(Part::Thinking, "hm").unwrap();
-        pen.write(Part::Thinking, ", so").unwrap();
-        pen.write(Part::Answer, "Yes\x1b[2J").unwrap();
-        pen.finish().unwrap();
-        String::from_utf8(pen.to).unwrap()
+        let mut printer = ReplyPrinter::new(Vec::new(), Output { terminal, colours }, thinking);
+        printer.write(TextPart::Thinking, "hm").unwrap();
+        printer.write(TextPart::Thinking, ", so").unwrap();
+        printer.write(TextPart::Answer, "Yes\x1b[2J").unwrap();
+        printer.finish().unwrap();
+        String::from_utf8(printer.to).unwrap()
     }
 
     #[test]

@@ -5,23 +5,23 @@ use std::path::PathBuf;
 
 /// The folder of larder's configuration.
 pub fn config() -> Option<PathBuf> {
-    folder(std::env::var_os("XDG_CONFIG_HOME"), std::env::var_os("HOME"), ".config")
+    xdg_dir(std::env::var_os("XDG_CONFIG_HOME"), std::env::var_os("HOME"), ".config")
 }
 
 /// The folder of what larder remembers between two runs.
 pub fn state() -> Option<PathBuf> {
-    folder(std::env::var_os("XDG_STATE_HOME"), std::env::var_os("HOME"), ".local/state")
+    xdg_dir(std::env::var_os("XDG_STATE_HOME"), std::env::var_os("HOME"), ".local/state")
 }
 
 /// The folder of the models that larder keeps: `LARDER_MODELS`, or that of a person's data.
 pub fn models() -> Option<PathBuf> {
     let named = std::env::var_os("LARDER_MODELS").map(PathBuf::from).filter(|path| !path.as_os_str().is_empty());
-    let data = || folder(std::env::var_os("XDG_DATA_HOME"), std::env::var_os("HOME"), ".local/share");
+    let data = || xdg_dir(std::env::var_os("XDG_DATA_HOME"), std::env::var_os("HOME"), ".local/share");
     named.or_else(|| Some(data()?.join("models")))
 }
 
 /// A relative path in the environment counts for nothing.
-fn folder(named: Option<OsString>, home: Option<OsString>, usual: &str) -> Option<PathBuf> {
+fn xdg_dir(named: Option<OsString>, home: Option<OsString>, usual: &str) -> Option<PathBuf> {
     let absolute = |path: OsString| Some(PathBuf::from(path)).filter(|path| path.is_absolute());
     let base = named.and_then(absolute).or_else(|| Some(home.and_then(absolute)?.join(usual)))?;
     Some(base.join("larder"))
@@ -33,10 +33,10 @@ mod tests {
 
     #[test]
     fn the_named_folder_goes_before_the_usual_one() {
-        let of = |named: &str, home: &str| folder(Some(named.into()), Some(home.into()), ".config");
+        let of = |named: &str, home: &str| xdg_dir(Some(named.into()), Some(home.into()), ".config");
         assert_eq!(of("/x", "/h"), Some("/x/larder".into()));
         assert_eq!(of("x", "/h"), Some("/h/.config/larder".into()));
         assert_eq!(of("", ""), None);
-        assert_eq!(folder(None, None, ".config"), None);
+        assert_eq!(xdg_dir(None, None, ".config"), None);
     }
 }

@@ -12,7 +12,7 @@ use rustix::process::{Resource, getrlimit};
 use crate::{memory, print};
 
 /// What was locked of what there is.
-pub struct Locked {
+pub struct LockReport {
     bytes: u64,
     all: u64,
     /// Why it is not all.
@@ -21,30 +21,30 @@ pub struct Locked {
 
 /// Takes all memory that is mapped so far and locks it. Where only some may be locked, that is of weights and all else
 /// that every token needs, and if there is room beyond that, of the `slots`.
-pub fn lock(slots: Range<usize>) -> Locked {
+pub fn lock(slots: Range<usize>) -> LockReport {
     let Err(refused) = mlockall(MlockAllFlags::CURRENT) else {
         let bytes = memory::locked().unwrap_or_default();
-        return Locked { bytes, all: bytes, refused: None };
+        return LockReport { bytes, all: bytes, refused: None };
     };
-    let ranges = order(&fs::read_to_string("/proc/self/maps").unwrap_or_default(), &slots);
+    let ranges = lock_order(&fs::read_to_string("/proc/self/maps").unwrap_or_default(), &slots);
     let all = ranges.iter().map(|range| range.len() as u64).sum();
     let limit = getrlimit(Resource::Memlock).current.unwrap_or(u64::MAX);
-    let mut room = limit.saturating_sub(memory::locked().unwrap_or_default()) as usize;
+    let mut allowed = limit.saturating_sub(memory::locked().unwrap_or_default()) as usize;
     for range in ranges {
-        let bytes = range.len().min(room) / page_size() * page_size();
+        let bytes = range.len().min(allowed) / page_size() * page_size();
         // SAFETY: neither reads nor writes; of what is not mapped any more the system says so.
         if bytes > 0 && unsafe { mlock(range.start as *mut _, bytes) }.is_ok() {
-            room -= bytes;
+            allowed -= bytes;
         }
     }
-    Locked { bytes: memory::locked().unwrap_or_default(), all, refused: Some(refused.into()) }
+    LockReport { bytes: memory::locked().unwrap_or_default(), all, refused: Some(refused.into()) }
 }
 
 /// What to lock, in this order: the memory of this process that is no file's, the largest pieces first, and then the
 /// slots.
-fn order(maps: &str, slots: &Range<usize>) -> Vec<Range<usize>> {
+fn lock_order(maps: &str, slots: &Range<usize>) -> Vec<Range<usize>> {
     let mut others: Vec<Range<usize>> =
-        maps.lines().filter_map(anonymous).flat_map(|map| outside(map, slots)).collect();
+        maps.lines().filter_map(anonymous).flat_map(|map| without_slots(map, slots)).collect();
     others.retain(|range| !range.is_empty());
     others.sort_by_key(|range| usize::MAX - range.len());
     others.extend([slots.clone()].into_iter().filter(|slots| !slots.is_empty()));
@@ -62,16 +62,16 @@ fn anonymous(line: &str) -> Option<Range<usize>> {
 }
 
 /// What of `map` lies before and behind the slots, with which it may have grown together.
-fn outside(map: Range<usize>, slots: &Range<usize>) -> [Range<usize>; 2] {
+fn without_slots(map: Range<usize>, slots: &Range<usize>) -> [Range<usize>; 2] {
     match slots.is_empty() {
         true => [map, 0..0],
         false => [map.start..map.end.min(slots.start), map.start.max(slots.end)..map.end],
     }
 }
 
-impl Locked {
+impl LockReport {
     /// In one line.
-    pub fn sentence(&self) -> String {
+    pub fn describe(&self) -> String {
         let bytes = print::bytes(self.bytes);
         match (&self.refused, getrlimit(Resource::Memlock).current) {
             (None, _) => format!("locked: {bytes} of memory"),
@@ -97,8 +97,11 @@ mod tests {
                     8000-f000 rw-p 00000000 00:00 0 \n\
                     f000-10000 ---p 00000000 00:00 0 \n\
                     20000-21000 rw-p 00000000 00:00 0      [stack]\n";
-        assert_eq!(order(maps, &(0xa000..0xc000)), [0xc000..0xf000, 0x5000..0x7000, 0x8000..0xa000, 0xa000..0xc000]);
-        assert_eq!(order(maps, &(0..0)), [0x8000..0xf000, 0x5000..0x7000]);
-        assert!(order("nonsense\n\n1-2\n", &(0..0)).is_empty());
+        assert_eq!(
+            lock_order(maps, &(0xa000..0xc000)),
+            [0xc000..0xf000, 0x5000..0x7000, 0x8000..0xa000, 0xa000..0xc000]
+        );
+        assert_eq!(lock_order(maps, &(0..0)), [0x8000..0xf000, 0x5000..0x7000]);
+        assert!(lock_order("nonsense\n\n1-2\n", &(0..0)).is_empty());
     }
 }

@@ -6,15 +6,15 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use super::{DOWNLOAD, Name, download_of, is_complete};
+use super::{DOWNLOAD, HubName, download_of, is_complete};
 
 /// What `stat` counts blocks in.
 const BLOCK_BYTES: u64 = 512;
 
 /// A model in the folder.
-pub struct Kept {
+pub struct InstalledModel {
     /// What it is called.
-    pub name: Name,
+    pub name: HubName,
     /// Its store.
     pub path: PathBuf,
     /// What it takes on the disk, with all that was fetched for it.
@@ -24,27 +24,27 @@ pub struct Kept {
 }
 
 /// All models in the folder, by name.
-pub fn all(folder: &Path) -> Result<Vec<Kept>> {
-    let mut found: Vec<Kept> = Vec::new();
+pub fn installed(folder: &Path) -> Result<Vec<InstalledModel>> {
+    let mut found: Vec<InstalledModel> = Vec::new();
     for org in entries(folder)? {
         for entry in entries(&folder.join(&org))? {
             let stem = entry.strip_suffix(DOWNLOAD).unwrap_or(&entry);
-            let Some(name) = Name::of_folder(&org, stem) else { continue };
-            if found.iter().any(|kept| kept.name == name) {
+            let Some(name) = HubName::of_folder(&org, stem) else { continue };
+            if found.iter().any(|model| model.name == name) {
                 continue;
             }
             let path = folder.join(name.folder());
             let complete = is_complete(&path);
             let bytes = disk_bytes(&path) + disk_bytes(&download_of(&path));
-            found.push(Kept { name, path, bytes, complete });
+            found.push(InstalledModel { name, path, bytes, complete });
         }
     }
-    found.sort_by_key(|kept| kept.name.to_string());
+    found.sort_by_key(|model| model.name.to_string());
     Ok(found)
 }
 
 /// Removes a model and what was fetched for it.
-pub fn forget(path: &Path) -> Result<()> {
+pub fn remove(path: &Path) -> Result<()> {
     for path in [path.to_owned(), download_of(path)] {
         match fs::remove_dir_all(&path) {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => {

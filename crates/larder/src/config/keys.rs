@@ -6,7 +6,7 @@ use crate::cli::{Cli, EngineFlags, SamplingFlags};
 
 /// What a store's file may set: how answers are drawn and what the cache does. A store comes from strangers, so nothing
 /// that names a file, takes memory away from others or leaves the machine otherwise than it was.
-const FOR_STORES: &[&str] = &[
+const STORE_KEYS: &[&str] = &[
     "temperature",
     "top-k",
     "top-p",
@@ -24,25 +24,25 @@ const FOR_STORES: &[&str] = &[
 ];
 
 /// A command that can be configured.
-pub struct Leaf {
+pub struct LeafCommand {
     /// Its names, as in `eval ppl`.
     pub path: Vec<String>,
     /// What it takes.
     pub command: Command,
 }
 
-impl Leaf {
+impl LeafCommand {
     /// All of them: those that have flags of the engine or for drawing.
-    pub fn all() -> Vec<Leaf> {
+    pub fn all() -> Vec<LeafCommand> {
         let (mut all, mut waiting) = (Vec::new(), vec![(Vec::new(), Cli::command())]);
         while let Some((path, command)) = waiting.pop() {
             for sub in command.get_subcommands() {
                 let path: Vec<String> = path.iter().cloned().chain([sub.get_name().to_owned()]).collect();
                 waiting.push((path, sub.clone()));
             }
-            let shared = shared();
+            let shared = shared_flags();
             if command.get_arguments().any(|arg| shared.iter().any(|s| s.get_id() == arg.get_id())) {
-                all.push(Leaf { path, command });
+                all.push(LeafCommand { path, command });
             }
         }
         all.sort_by(|a, b| a.path.cmp(&b.path));
@@ -74,7 +74,7 @@ impl Leaf {
 }
 
 /// The flags that all commands which run a model share.
-pub fn shared() -> Vec<Arg> {
+pub fn shared_flags() -> Vec<Arg> {
     let command = SamplingFlags::augment_args(EngineFlags::augment_args(Command::new("shared")));
     command.get_arguments().cloned().collect()
 }
@@ -91,13 +91,13 @@ pub fn is_switch(arg: &Arg) -> bool {
 }
 
 /// Whether a store's file may have it.
-pub fn for_stores(key: &str) -> bool {
-    FOR_STORES.contains(&key)
+pub fn is_store_key(key: &str) -> bool {
+    STORE_KEYS.contains(&key)
 }
 
 /// All that a store's file may have.
-pub fn all_for_stores() -> String {
-    FOR_STORES.join(", ")
+pub fn all_store_keys() -> String {
+    STORE_KEYS.join(", ")
 }
 
 #[cfg(test)]
@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn commands_that_run_a_model_can_be_configured() {
-        let all = Leaf::all();
+        let all = LeafCommand::all();
         let names: Vec<String> = all.iter().map(|leaf| leaf.path.join(" ")).collect();
         for name in ["run", "chat", "bench", "eval ppl"] {
             assert!(names.iter().any(|n| n == name), "{name}: {names:?}");
@@ -116,15 +116,15 @@ mod tests {
 
     #[test]
     fn stores_may_set_what_exists_and_no_file() {
-        let all = Leaf::all();
-        for key in FOR_STORES {
+        let all = LeafCommand::all();
+        for key in STORE_KEYS {
             let args: Vec<&Arg> = all.iter().filter_map(|leaf| leaf.flag(key)).collect();
             assert!(!args.is_empty(), "{key}");
             let paths = args.iter().filter(|arg| arg.get_value_hint() == clap::ValueHint::AnyPath);
             assert_eq!(paths.count(), 0, "{key}");
         }
         for key in ["trace", "telemetry", "evictor", "mlock", "threads", "reader"] {
-            assert!(!for_stores(key), "{key}");
+            assert!(!is_store_key(key), "{key}");
         }
     }
 }

@@ -7,7 +7,7 @@ use larder_store::{ConvertOptions, Fault, Source, Store, StoreError, convert, op
 
 use super::is_complete;
 use crate::open::blueprint_of;
-use crate::progress::Watch;
+use crate::progress::StoreProgress;
 
 /// Whether `path` is a GGUF file that is here.
 pub fn is_gguf(path: &Path) -> bool {
@@ -15,19 +15,19 @@ pub fn is_gguf(path: &Path) -> bool {
 }
 
 /// The store beside the GGUF file `gguf`, made or finished if need be; the file itself where there is no room for one.
-pub fn store_beside(gguf: &Path) -> Result<PathBuf> {
+pub fn store_for_gguf(gguf: &Path) -> Result<PathBuf> {
     let source = open_source(gguf)?;
-    let store = place(gguf);
+    let store = store_path(gguf);
     if is_complete(&store) {
-        check_same(source.as_ref(), &store)?;
+        check_source(source.as_ref(), &store)?;
         eprintln!("store: {}, made of {}", store.display(), gguf.display());
         return Ok(store);
     }
     let blueprint = blueprint_of(source.as_ref())?;
     eprintln!("store: making {} once; --no-store runs the file as it is", store.display());
-    let watch = Watch::new("converting");
-    let made = convert(source.as_ref(), &blueprint, &store, &ConvertOptions::default(), &watch);
-    watch.finish();
+    let progress = StoreProgress::new("converting");
+    let made = convert(source.as_ref(), &blueprint, &store, &ConvertOptions::default(), &progress);
+    progress.finish();
     match made {
         Ok(_) => Ok(store),
         Err(e) if matches!(e.fault, Fault::Io | Fault::NoSpace) => {
@@ -39,7 +39,7 @@ pub fn store_beside(gguf: &Path) -> Result<PathBuf> {
 }
 
 /// `model.gguf` has `model.larder`, and so has `model-00001-of-00003.gguf`.
-pub fn place(gguf: &Path) -> PathBuf {
+pub fn store_path(gguf: &Path) -> PathBuf {
     let stem = gguf.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let five = |text: &str| text.len() == 5 && text.bytes().all(|b| b.is_ascii_digit());
     let whole = stem.rsplit_once("-of-").filter(|(_, count)| five(count)).map(|(rest, _)| rest);
@@ -48,7 +48,7 @@ pub fn place(gguf: &Path) -> PathBuf {
 }
 
 /// Refuses a store that was made of another file of that name.
-fn check_same(source: &dyn Source, path: &Path) -> Result<()> {
+fn check_source(source: &dyn Source, path: &Path) -> Result<()> {
     let store = Store::open(path)?;
     if store.manifest().source.files == source.files() {
         return Ok(());
@@ -63,8 +63,8 @@ mod tests {
 
     #[test]
     fn all_parts_share_one_store() {
-        assert_eq!(place(Path::new("/d/m.q4.gguf")), Path::new("/d/m.q4.larder"));
-        assert_eq!(place(Path::new("m-00002-of-00003.gguf")), Path::new("m.larder"));
-        assert_eq!(place(Path::new("m-2-of-3.gguf")), Path::new("m-2-of-3.larder"));
+        assert_eq!(store_path(Path::new("/d/m.q4.gguf")), Path::new("/d/m.q4.larder"));
+        assert_eq!(store_path(Path::new("m-00002-of-00003.gguf")), Path::new("m.larder"));
+        assert_eq!(store_path(Path::new("m-2-of-3.gguf")), Path::new("m-2-of-3.larder"));
     }
 }

@@ -9,29 +9,29 @@ use larder_model::Rows;
 
 use super::conversation::{Conversation, Message};
 use super::interrupt::Interrupt;
+use super::output::{Output, ReplyPrinter};
 use super::settings::Settings;
-use super::show::{Pen, Screen};
-use super::thinking::{Part, Splitter};
-use crate::experts::Experts;
-use crate::open::Text;
+use super::thinking::{TextPart, ThinkingSplitter};
+use crate::experts::EngineExperts;
+use crate::open::TextCodec;
 use crate::telemetry::Totals;
 
 /// A sequence that follows a conversation.
-pub struct Talk<'a> {
+pub struct ChatSequence<'a> {
     /// What the model remembers.
-    pub session: Session<'a, Experts>,
-    text: &'a Text,
+    pub session: Session<'a, EngineExperts>,
+    text: &'a TextCodec,
     eos: &'a [u32],
     stop: StopMatcher,
     context: usize,
     /// What the tokens that were read and written stand for, if that is certain.
-    spoken: Option<(Vec<u32>, String)>,
+    transcript: Option<(Vec<u32>, String)>,
     /// Answers so far, which are to be drawn in different ways.
-    drawn: u64,
+    answers: u64,
 }
 
 /// What became of a question.
-pub struct Answer {
+pub struct Reply {
     /// The model's message.
     pub message: Message,
     /// Why it ended.
@@ -39,25 +39,25 @@ pub struct Answer {
     /// Turns that had to be forgotten first.
     pub dropped: usize,
     /// Tokens that were remembered.
-    pub kept: usize,
+    pub reused: usize,
     /// What reading the others took.
     pub prompt: Totals,
     /// What writing took.
     pub written: Totals,
     /// Whether nobody takes the text any more.
-    pub broken: bool,
+    pub closed: bool,
 }
 
-impl<'a> Talk<'a> {
+impl<'a> ChatSequence<'a> {
     /// Nothing said yet.
     pub fn new(
-        session: Session<'a, Experts>,
-        text: &'a Text,
+        session: Session<'a, EngineExperts>,
+        text: &'a TextCodec,
         eos: &'a [u32],
         stop: StopMatcher,
         context: usize,
     ) -> Self {
-        Talk { session, text, eos, stop, context, spoken: None, drawn: 0 }
+        ChatSequence { session, text, eos, stop, context, transcript: None, answers: 0 }
     }
 
     /// Tokens that the conversation may have.
@@ -71,24 +71,26 @@ impl<'a> Talk<'a> {
         &mut self,
         conversation: &mut Conversation,
         settings: &Settings,
-        screen: Screen,
+        output: Output,
         interrupt: &Interrupt,
-    ) -> Result<Option<Answer>> {
-        let sampler = Sampler::new(settings.sampling, settings.seed.wrapping_add(self.drawn))?;
-        let (asked, tokens, dropped) = self.fitting(conversation, settings)?;
-        let kept = self.keep(&tokens);
+    ) -> Result<Option<Reply>> {
+        let sampler = Sampler::new(settings.sampling, settings.seed.wrapping_add(self.answers))?;
+        let (prompt_text, tokens, dropped) = self.fit_context(conversation, settings)?;
+        let reused = self.rewind_to(&tokens);
         let before = self.traffic();
         let start = Instant::now();
-        let Some(last) = self.read_ahead(&tokens[self.session.tokens().len()..], interrupt)? else { return Ok(None) };
-        self.drawn += 1;
+        let Some(last) = self.prefill_chunks(&tokens[self.session.tokens().len()..], interrupt)? else {
+            return Ok(None);
+        };
+        self.answers += 1;
         let ahead = start.elapsed();
         let tokenizer = &self.text.tokenizer;
-        let mut teller = Teller {
-            pen: Pen::new(std::io::stdout().lock(), screen, settings.thinking),
-            splitter: Splitter::new(tokenizer, &asked),
+        let mut writer = ReplyWriter {
+            printer: ReplyPrinter::new(std::io::stdout().lock(), output, settings.thinking),
+            splitter: ThinkingSplitter::new(tokenizer, &prompt_text),
             interrupt,
             message: Message::assistant(),
-            broken: false,
+            closed: false,
             after_prompt: None,
         };
         let request = Request {
@@ -98,12 +100,12 @@ impl<'a> Talk<'a> {
             stop: self.stop.clone(),
             max_tokens: settings.max_tokens.unwrap_or(usize::MAX),
         };
-        let made = generate(&mut self.session, tokenizer, request, &mut teller)?;
-        teller.finish();
-        let Teller { message, broken, after_prompt, .. } = teller;
+        let made = generate(&mut self.session, tokenizer, request, &mut writer)?;
+        writer.finish();
+        let ReplyWriter { message, closed, after_prompt, .. } = writer;
         let after_prompt = after_prompt.unwrap_or_default();
         let prompt = Totals {
-            tokens: tokens.len() - kept,
+            tokens: tokens.len() - reused,
             time: ahead + made.prompt_time,
             traffic: after_prompt - before,
             ..Totals::default()
@@ -114,8 +116,8 @@ impl<'a> Talk<'a> {
             traffic: self.traffic() - after_prompt,
             ..Totals::default()
         };
-        self.spoken = Some(spoken(tokenizer, tokens, asked, made.ids, self.eos));
-        Ok(Some(Answer { message, finish: made.finish, dropped, kept, prompt, written, broken }))
+        self.transcript = Some(transcript(tokenizer, tokens, prompt_text, made.ids, self.eos));
+        Ok(Some(Reply { message, finish: made.finish, dropped, reused, prompt, written, closed }))
     }
 
     /// What passed through the cache so far.
@@ -124,14 +126,14 @@ impl<'a> Talk<'a> {
     }
 
     /// The text and tokens that ask for an answer, and how many turns were forgotten so that both fit.
-    fn fitting(&self, conversation: &mut Conversation, settings: &Settings) -> Result<(String, Vec<u32>, usize)> {
+    fn fit_context(&self, conversation: &mut Conversation, settings: &Settings) -> Result<(String, Vec<u32>, usize)> {
         // Room for an answer: as much as it may need, but what was said before has three quarters.
         let answer = settings.max_tokens.unwrap_or(usize::MAX).min(self.context / 4).max(1);
         let mut shorter = conversation.clone();
         let mut dropped = 0;
         loop {
-            let asked = shorter.text(self.text.template.as_ref())?;
-            let tokens = self.tokens(&asked)?;
+            let prompt_text = shorter.text(self.text.template.as_ref())?;
+            let tokens = self.tokens(&prompt_text)?;
             let fits = tokens.len().saturating_add(answer) <= self.context;
             // The last turn alone may use what there is.
             if fits || !shorter.drop_oldest() {
@@ -144,7 +146,7 @@ impl<'a> Talk<'a> {
                     );
                 }
                 *conversation = shorter;
-                return Ok((asked, tokens, dropped));
+                return Ok((prompt_text, tokens, dropped));
             }
             dropped += 1;
         }
@@ -152,10 +154,11 @@ impl<'a> Talk<'a> {
 
     /// The tokens of a text. If it goes on from what was read and written, it begins with those very tokens: the model
     /// may have written a text in others than those that the tokenizer would choose.
-    fn tokens(&self, asked: &str) -> Result<Vec<u32>> {
+    fn tokens(&self, prompt_text: &str) -> Result<Vec<u32>> {
         let tokenizer = &self.text.tokenizer;
         let plain = self.text.template.is_none();
-        if let Some((tokens, rest)) = self.spoken.as_ref().and_then(|(t, s)| Some((t, asked.strip_prefix(s.as_str())?)))
+        if let Some((tokens, rest)) =
+            self.transcript.as_ref().and_then(|(t, s)| Some((t, prompt_text.strip_prefix(s.as_str())?)))
         {
             let new = tokenizer.encode(rest, false)?;
             // Only before a special token is it certain that text is cut here anyway.
@@ -163,7 +166,7 @@ impl<'a> Talk<'a> {
                 return Ok([tokens.as_slice(), &new].concat());
             }
         }
-        let tokens = tokenizer.encode(asked, plain)?;
+        let tokens = tokenizer.encode(prompt_text, plain)?;
         if tokens.is_empty() {
             bail!("this makes no tokens, and the model begins a text with nothing of its own; say something");
         }
@@ -171,30 +174,30 @@ impl<'a> Talk<'a> {
     }
 
     /// Goes back to what `tokens` begin with, and says how many of them are still remembered.
-    fn keep(&mut self, tokens: &[u32]) -> usize {
-        let kept = self.session.rewind(self.session.shared_with(tokens));
-        if kept == 0 {
+    fn rewind_to(&mut self, tokens: &[u32]) -> usize {
+        let reused = self.session.rewind(self.session.shared_with(tokens));
+        if reused == 0 {
             self.session.experts_mut().new_sequence();
         }
-        self.spoken = None;
-        kept
+        self.transcript = None;
+        reused
     }
 
     /// Reads all but the last piece of `tokens`, which is returned, or nothing if somebody says stop.
-    fn read_ahead<'t>(&mut self, tokens: &'t [u32], interrupt: &Interrupt) -> Result<Option<&'t [u32]>> {
+    fn prefill_chunks<'t>(&mut self, tokens: &'t [u32], interrupt: &Interrupt) -> Result<Option<&'t [u32]>> {
         let (ahead, last) = tokens.split_at((tokens.len() - 1) / CHUNK * CHUNK);
         for piece in ahead.chunks(CHUNK) {
-            if interrupt.came() {
+            if interrupt.received() {
                 return Ok(None);
             }
             self.session.read(piece, CHUNK, Rows::Last, &mut ())?;
         }
-        Ok(Some(last).filter(|_| !interrupt.came()))
+        Ok(Some(last).filter(|_| !interrupt.received()))
     }
 }
 
 /// All that was read and written, but for the token that ended it, and its text.
-fn spoken(
+fn transcript(
     tokenizer: &Tokenizer,
     mut tokens: Vec<u32>,
     mut text: String,
@@ -208,35 +211,35 @@ fn spoken(
 }
 
 /// Shows the text as it comes.
-struct Teller<'a, W> {
-    pen: Pen<W>,
-    splitter: Splitter,
+struct ReplyWriter<'a, W> {
+    printer: ReplyPrinter<W>,
+    splitter: ThinkingSplitter,
     interrupt: &'a Interrupt,
     message: Message,
-    broken: bool,
+    closed: bool,
     /// What had passed through the cache when the prompt was read.
     after_prompt: Option<Traffic>,
 }
 
-impl<W: std::io::Write> Teller<'_, W> {
-    fn show(&mut self, parts: Vec<(Part, String)>) {
+impl<W: std::io::Write> ReplyWriter<'_, W> {
+    fn show(&mut self, parts: Vec<(TextPart, String)>) {
         for (part, text) in parts {
             match part {
-                Part::Thinking => self.message.reasoning.push_str(&text),
-                Part::Answer => self.message.content.push_str(&text),
+                TextPart::Thinking => self.message.reasoning.push_str(&text),
+                TextPart::Answer => self.message.content.push_str(&text),
             }
-            self.broken |= self.pen.write(part, &text).is_err();
+            self.closed |= self.printer.write(part, &text).is_err();
         }
     }
 
     fn finish(&mut self) {
         let rest = self.splitter.finish();
         self.show(rest);
-        self.broken |= self.pen.finish().is_err();
+        self.closed |= self.printer.finish().is_err();
     }
 }
 
-impl<W: std::io::Write> Listener<Experts> for Teller<'_, W> {
+impl<W: std::io::Write> Listener<EngineExperts> for ReplyWriter<'_, W> {
     fn token(&mut self, id: u32) {
         self.splitter.token(id);
     }
@@ -244,10 +247,10 @@ impl<W: std::io::Write> Listener<Experts> for Teller<'_, W> {
     fn text(&mut self, piece: &str) -> bool {
         let parts = self.splitter.text(piece);
         self.show(parts);
-        !self.broken && !self.interrupt.came()
+        !self.closed && !self.interrupt.received()
     }
 
-    fn step(&mut self, _: &Step, experts: &Experts) {
+    fn step(&mut self, _: &Step, experts: &EngineExperts) {
         self.after_prompt.get_or_insert_with(|| experts.traffic().unwrap_or_default());
     }
 }
