@@ -32,7 +32,7 @@ pub enum LabError {
     },
     /// Settings that have no meaning.
     #[error("{0}")]
-    Impossible(String),
+    InvalidInput(String),
 }
 
 impl LabError {

@@ -1,31 +1,31 @@
 //! The lab: traces of routing are drawn, imported, replayed through the engine's own ledger and policies, compared over
 //! many capacities, and shown on a page.
 //!
-//! A replay is a function of trace, spec and seed. There are no clocks here: times come from a stated [`Profile`].
+//! A replay is a function of trace, spec and seed. There are no clocks here: times come from a stated [`MachineProfile`].
 
 mod error;
 pub mod eval;
 pub mod export;
+mod gap;
 pub mod import;
-mod lives;
-mod measure;
-mod profile;
+mod lifetimes;
+mod machine_profile;
 mod replay;
 pub mod report;
 mod requests;
 mod reroute;
 mod sweep;
-mod synth;
+mod synthetic;
 pub mod train;
 
 pub use error::LabError;
+pub use gap::{Interval, gap_advantage, gap_closed};
 pub use larder_core::Rng;
-pub use lives::{Lives, REFETCH_WITHIN};
-pub use measure::{Interval, gap_closed, lead};
-pub use profile::{Load, Profile};
-pub use replay::{Replayed, RowCounts, SequenceCounts, Start, replay, replay_requests};
+pub use lifetimes::{LifetimeStats, REFETCH_WITHIN};
+pub use machine_profile::{MachineProfile, ReplayLoad};
+pub use replay::{InitialCache, ReplayResult, RowCounts, SequenceCounts, replay, replay_requests};
 pub use requests::Requests;
-pub use reroute::{GATES, reroute};
-pub use sweep::{Axes, Cell, Progress, Sweep, eighths};
-pub use synth::Synth;
+pub use reroute::{GATES_KEY, reroute};
+pub use sweep::{ReplaySweep, SweepAxes, SweepCell, SweepProgress, eighths};
+pub use synthetic::SyntheticRouting;
 pub use train::{read_evictor, write_evictor};

@@ -2,13 +2,13 @@ use larder_cache::{Counts, Ledger, Wave};
 use larder_core::{Scope, Trace};
 use larder_policy::eviction::{EvictionSpec, Help, Setting};
 
-use crate::lives::{Lives, Watch};
-use crate::requests::Ask;
+use crate::lifetimes::{LifetimeStats, ResidencyTracker};
+use crate::requests::LayerRequest;
 use crate::{LabError, Requests};
 
 /// What a sequence finds in memory.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub enum Start {
+pub enum InitialCache {
     /// Nothing, and the policy is new.
     #[default]
     Cold,
@@ -16,11 +16,11 @@ pub enum Start {
     Carried,
 }
 
-impl std::fmt::Display for Start {
+impl std::fmt::Display for InitialCache {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
         f.write_str(match self {
-            Start::Cold => "cold",
-            Start::Carried => "carried",
+            InitialCache::Cold => "cold",
+            InitialCache::Carried => "carried",
         })
     }
 }
@@ -45,7 +45,7 @@ pub struct SequenceCounts {
 
 /// What a replay found.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
-pub struct Replayed {
+pub struct ReplayResult {
     /// Tokens that were replayed.
     pub tokens: u64,
     /// The ledger's counts.
@@ -55,17 +55,17 @@ pub struct Replayed {
     /// Of each sequence.
     pub sequences: Vec<SequenceCounts>,
     /// How long experts stayed.
-    pub lives: Lives,
+    pub lifetimes: LifetimeStats,
 }
 
-impl Replayed {
+impl ReplayResult {
     /// The share of wanted experts that were there.
     pub fn hit_rate(&self) -> f64 {
         self.counts.hits as f64 / self.counts.wanted().max(1) as f64
     }
 
     /// Adds the sequences of another replay behind these.
-    pub fn add(&mut self, other: &Replayed) {
+    pub fn add(&mut self, other: &ReplayResult) {
         self.tokens += other.tokens;
         self.counts = self.counts + other.counts;
         self.rows.resize(self.rows.len().max(other.rows.len()), RowCounts::default());
@@ -74,7 +74,7 @@ impl Replayed {
             sum.misses += row.misses;
         }
         self.sequences.extend_from_slice(&other.sequences);
-        self.lives.add(&other.lives);
+        self.lifetimes.add(&other.lifetimes);
     }
 }
 
@@ -84,15 +84,15 @@ pub fn replay(
     (slots, scope, scratch): (usize, Scope, usize),
     spec: &EvictionSpec,
     help: &Help,
-    start: Start,
-) -> Result<Replayed, LabError> {
+    start: InitialCache,
+) -> Result<ReplayResult, LabError> {
     let pieces = match start {
-        Start::Cold => Requests::by_sequence(trace),
-        Start::Carried => vec![Requests::all(trace)],
+        InitialCache::Cold => Requests::by_sequence(trace),
+        InitialCache::Carried => vec![Requests::all(trace)],
     };
-    let mut all = Replayed::default();
+    let mut all = ReplayResult::default();
     for requests in &pieces {
-        let setting = requests.setting(slots, scope, scratch)?;
+        let setting = requests.cache_shape(slots, scope, scratch)?;
         all.add(&replay_requests(requests, &setting, spec, help)?);
     }
     Ok(all)
@@ -104,24 +104,24 @@ pub fn replay_requests(
     setting: &Setting,
     spec: &EvictionSpec,
     help: &Help,
-) -> Result<Replayed, LabError> {
+) -> Result<ReplayResult, LabError> {
     let mut tally = Tally {
         starts: Vec::new(),
         rows: vec![RowCounts::default(); setting.rows],
-        watch: Watch::new(setting.rows, setting.experts),
+        tracker: ResidencyTracker::new(setting.rows, setting.experts),
     };
-    let counts = drive(requests, setting, spec, help, &mut tally)?;
+    let counts = replay_observed(requests, setting, spec, help, &mut tally)?;
     tally.starts.push(counts);
     let sequence = |(from, to): (&Counts, &Counts)| {
         let passed = *to - *from;
         SequenceCounts { wanted: passed.wanted(), misses: passed.misses }
     };
-    Ok(Replayed {
+    Ok(ReplayResult {
         tokens: requests.tokens(),
         counts,
         rows: tally.rows,
         sequences: tally.starts.iter().zip(&tally.starts[1..]).map(sequence).collect(),
-        lives: tally.watch.finish(),
+        lifetimes: tally.tracker.finish(),
     })
 }
 
@@ -131,48 +131,48 @@ pub(crate) trait Observer {
     fn sequence(&mut self, _ledger: &Ledger) {}
 
     /// A layer has chosen, and nothing has happened yet.
-    fn visit(&mut self, ask: &Ask, ledger: &Ledger);
+    fn visit(&mut self, request: &LayerRequest, ledger: &Ledger);
 
     /// Some of its experts were there and some have come.
-    fn wave(&mut self, ask: &Ask, wave: &Wave);
+    fn wave(&mut self, request: &LayerRequest, wave: &Wave);
 }
 
 /// Leads requests through the ledger as the engine does.
-pub(crate) fn drive(
+pub(crate) fn replay_observed(
     requests: &Requests,
     setting: &Setting,
     spec: &EvictionSpec,
     help: &Help,
     observer: &mut impl Observer,
 ) -> Result<Counts, LabError> {
-    let mut ledger = Ledger::new(setting, spec.make(setting, &requests.help(spec, help))?);
+    let mut ledger = Ledger::new(setting, spec.make(setting, &requests.policy_inputs(spec, help))?);
     let mut wave = Wave::default();
-    for ask in requests.iter() {
-        if ask.starts_sequence {
+    for request in requests.iter() {
+        if request.starts_sequence {
             observer.sequence(&ledger);
             ledger.new_sequence();
         }
-        observer.visit(&ask, &ledger);
-        visit(&mut ledger, &ask, &mut wave, |wave| observer.wave(&ask, wave));
+        observer.visit(&request, &ledger);
+        visit_layer(&mut ledger, &request, &mut wave, |wave| observer.wave(&request, wave));
     }
     Ok(ledger.counts())
 }
 
 /// One visit, wave by wave.
-pub(crate) fn visit(ledger: &mut Ledger, ask: &Ask, wave: &mut Wave, mut then: impl FnMut(&Wave)) {
-    ledger.begin(ask.row, ask.wanted, ask.logits);
+pub(crate) fn visit_layer(ledger: &mut Ledger, request: &LayerRequest, wave: &mut Wave, mut then: impl FnMut(&Wave)) {
+    ledger.begin(request.row, request.wanted, request.logits);
     let in_order: Vec<usize>;
-    let mut rest = ask.wanted;
+    let mut rest = request.wanted;
     if rest.len() > ledger.capacity() {
         let mut wanted = rest.to_vec();
-        ledger.put_in_order(ask.row, &mut wanted);
+        ledger.put_in_order(request.row, &mut wanted);
         in_order = wanted;
         rest = &in_order;
     }
     while !rest.is_empty() {
-        ledger.open(ask.row, rest, wave);
-        wave.misses.iter().for_each(|(expert, _)| ledger.arrived(ask.row, *expert));
-        ledger.close(ask.row, wave);
+        ledger.open(request.row, rest, wave);
+        wave.misses.iter().for_each(|(expert, _)| ledger.arrived(request.row, *expert));
+        ledger.close(request.row, wave);
         then(wave);
         rest = &rest[wave.len()..];
     }
@@ -183,7 +183,7 @@ struct Tally {
     /// The counts when each sequence began.
     starts: Vec<Counts>,
     rows: Vec<RowCounts>,
-    watch: Watch,
+    tracker: ResidencyTracker,
 }
 
 impl Observer for Tally {
@@ -191,14 +191,14 @@ impl Observer for Tally {
         self.starts.push(ledger.counts());
     }
 
-    fn visit(&mut self, ask: &Ask, _: &Ledger) {
-        self.watch.visit(ask.row);
+    fn visit(&mut self, request: &LayerRequest, _: &Ledger) {
+        self.tracker.visit(request.row);
     }
 
-    fn wave(&mut self, ask: &Ask, wave: &Wave) {
-        self.watch.wave(ask.row, wave);
-        self.rows[ask.row].hits += wave.hits.len() as u64;
-        self.rows[ask.row].misses += wave.misses.len() as u64;
+    fn wave(&mut self, request: &LayerRequest, wave: &Wave) {
+        self.tracker.wave(request.row, wave);
+        self.rows[request.row].hits += wave.hits.len() as u64;
+        self.rows[request.row].misses += wave.misses.len() as u64;
     }
 }
 
@@ -218,20 +218,20 @@ mod tests {
         trace
     }
 
-    fn run(start: Start, slots: usize) -> Replayed {
+    fn run(start: InitialCache, slots: usize) -> ReplayResult {
         replay(&trace(), (slots, Scope::Layer, 0), &"lru".parse().unwrap(), &Help::default(), start).unwrap()
     }
 
     #[test]
     fn a_cold_cache_finds_nothing_of_the_sequence_before() {
-        let cold = run(Start::Cold, 2);
+        let cold = run(InitialCache::Cold, 2);
         let misses: Vec<_> = cold.sequences.iter().map(|s| s.misses).collect();
         assert_eq!((misses, cold.counts.hits, cold.counts.evictions), (vec![3, 2], 1, 1));
-        let carried = run(Start::Carried, 2);
+        let carried = run(InitialCache::Carried, 2);
         let misses: Vec<_> = carried.sequences.iter().map(|s| s.misses).collect();
         assert_eq!((misses, carried.counts.hits), (vec![3, 1], 2));
         assert_eq!(carried.rows, [RowCounts { hits: 2, misses: 4 }]);
-        assert_eq!(carried.lives.refetches, 1);
+        assert_eq!(carried.lifetimes.refetches, 1);
     }
 
     #[test]
@@ -239,7 +239,7 @@ mod tests {
         let mut trace = Trace::new(1, 4, 3);
         trace.push(&Pass { ids: &[0, 1, 2], ..Pass::default() }).unwrap();
         let spec = "lru".parse().unwrap();
-        let all = replay(&trace, (1, Scope::Layer, 0), &spec, &Help::default(), Start::Cold).unwrap();
+        let all = replay(&trace, (1, Scope::Layer, 0), &spec, &Help::default(), InitialCache::Cold).unwrap();
         assert_eq!((all.counts.misses, all.counts.evictions, all.tokens), (3, 2, 1));
     }
 
@@ -247,7 +247,7 @@ mod tests {
     fn impossible_capacities_are_refused() {
         let said = |slots, scratch| {
             let spec = "lru".parse().unwrap();
-            let result = replay(&trace(), (slots, Scope::Global, scratch), &spec, &Help::default(), Start::Cold);
+            let result = replay(&trace(), (slots, Scope::Global, scratch), &spec, &Help::default(), InitialCache::Cold);
             result.unwrap_err().to_string()
         };
         assert!(said(0, 0).contains("capacity of 0"));

@@ -12,13 +12,13 @@ pub struct Requests<'a> {
     pub(crate) experts: usize,
     pub(crate) top_k: usize,
     pub(crate) tokens: u64,
-    steps: Vec<Asked<'a>>,
+    steps: Vec<PackedRequest<'a>>,
     wanted: Vec<usize>,
     future: OnceLock<Arc<Future>>,
 }
 
 /// One step, its experts kept apart.
-struct Asked<'a> {
+struct PackedRequest<'a> {
     row: u32,
     starts_sequence: bool,
     /// Where its experts end among all.
@@ -28,7 +28,7 @@ struct Asked<'a> {
 
 /// One step as it is replayed.
 #[derive(Clone, Copy)]
-pub(crate) struct Ask<'a> {
+pub(crate) struct LayerRequest<'a> {
     pub row: usize,
     pub wanted: &'a [usize],
     pub logits: &'a [f32],
@@ -66,7 +66,7 @@ impl<'a> Requests<'a> {
 
     fn push(&mut self, row: usize, wanted: &[usize], logits: &'a [f32], starts_sequence: bool) {
         self.wanted.extend_from_slice(wanted);
-        self.steps.push(Asked { row: row as u32, starts_sequence, end: self.wanted.len(), logits });
+        self.steps.push(PackedRequest { row: row as u32, starts_sequence, end: self.wanted.len(), logits });
     }
 
     /// How many experts are asked for.
@@ -85,19 +85,19 @@ impl<'a> Requests<'a> {
     }
 
     /// What policies are made for, with `slots` for each layer, in one pool or apart.
-    pub fn setting(&self, slots: usize, scope: Scope, scratch: usize) -> Result<Setting, LabError> {
+    pub fn cache_shape(&self, slots: usize, scope: Scope, scratch: usize) -> Result<Setting, LabError> {
         if slots == 0 {
-            return Err(LabError::Impossible("a capacity of 0 holds no expert; give at least 1 per layer".into()));
+            return Err(LabError::InvalidInput("a capacity of 0 holds no expert; give at least 1 per layer".into()));
         }
         if slots > self.experts {
             let experts = self.experts;
-            return Err(LabError::Impossible(format!(
+            return Err(LabError::InvalidInput(format!(
                 "a capacity of {slots} per layer is more than the {experts} experts that each layer has"
             )));
         }
         if scratch > self.rows * self.experts {
             let all = self.rows * self.experts;
-            return Err(LabError::Impossible(format!("{scratch} scratch slots are more than all {all} experts")));
+            return Err(LabError::InvalidInput(format!("{scratch} scratch slots are more than all {all} experts")));
         }
         let slots = match scope {
             Scope::Layer => slots,
@@ -107,19 +107,19 @@ impl<'a> Requests<'a> {
     }
 
     /// The same help and, for a policy that foresees, the future that these requests are.
-    pub fn help(&self, spec: &EvictionSpec, help: &Help) -> Help {
+    pub fn policy_inputs(&self, spec: &EvictionSpec, help: &Help) -> Help {
         if !spec.foresees() {
             return help.clone();
         }
         let future = self.future.get_or_init(|| {
-            Arc::new(Future::new(self.rows, self.experts, self.iter().map(|ask| (ask.row, ask.wanted))))
+            Arc::new(Future::new(self.rows, self.experts, self.iter().map(|request| (request.row, request.wanted))))
         });
         Help { future: Some(future.clone()), ..help.clone() }
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = Ask<'_>> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = LayerRequest<'_>> {
         let starts = std::iter::once(0).chain(self.steps.iter().map(|step| step.end));
-        self.steps.iter().zip(starts).map(|(step, start)| Ask {
+        self.steps.iter().zip(starts).map(|(step, start)| LayerRequest {
             row: step.row as usize,
             wanted: &self.wanted[Range { start, end: step.end }],
             logits: step.logits,

@@ -9,12 +9,12 @@ use larder_policy::eviction::{EvictionSpec, Help};
 use larder_policy::routing::quality::{Comparison, Quality};
 use larder_policy::routing::{Ask as Choice, Router, RoutingSpec};
 
-use crate::replay::visit;
-use crate::requests::Ask;
-use crate::{LabError, Requests, Start};
+use crate::replay::visit_layer;
+use crate::requests::LayerRequest;
+use crate::{InitialCache, LabError, Requests};
 
 /// The key of a trace's metadata under which each row's gate is kept.
-pub const GATES: &str = "gates";
+pub const GATES_KEY: &str = "gates";
 
 /// Makes every choice of a trace again, with an eye on a cache of `slots` for each layer. Returns the new choices, whose
 /// replay through the same cache counts what happened, and how far they are from the model's own.
@@ -24,10 +24,10 @@ pub fn reroute(
     eviction: &EvictionSpec,
     help: &Help,
     routing: &RoutingSpec,
-    start: Start,
+    start: InitialCache,
 ) -> Result<(Trace, Quality), LabError> {
     let gates = gates(trace)?;
-    let setting = Requests::none(trace).setting(slots, scope, scratch)?;
+    let setting = Requests::none(trace).cache_shape(slots, scope, scratch)?;
     let fresh = || -> Result<Rerouter, LabError> {
         let router = routing.make(trace.rows, None)?;
         gates.iter().try_for_each(|gate| router.suits(gate))?;
@@ -41,7 +41,7 @@ pub fn reroute(
     new.meta.insert("routing".into(), routing.to_string());
     let (mut quality, mut passes) = (Quality::default(), trace.passes.iter());
     for (i, range) in trace.sequence_ranges().enumerate() {
-        if i > 0 && start == Start::Cold {
+        if i > 0 && start == InitialCache::Cold {
             rerouter = fresh()?;
         }
         rerouter.ledger.new_sequence();
@@ -59,12 +59,12 @@ pub fn reroute(
 
 /// The gate of each row, as the trace's recorder noted them.
 fn gates(trace: &Trace) -> Result<Vec<Gate>, LabError> {
-    let impossible = |what: String| LabError::Impossible(what);
+    let impossible = |what: String| LabError::InvalidInput(what);
     if trace.logits.is_empty() {
         let what = "the trace has no router logits to choose from again; record it with --trace-logits";
         return Err(impossible(what.into()));
     }
-    let said = trace.meta.get(GATES).ok_or_else(|| {
+    let said = trace.meta.get(GATES_KEY).ok_or_else(|| {
         impossible("the trace does not say how the model turns logits into a choice; record it again".into())
     })?;
     let gates: Vec<Gate> =
@@ -107,8 +107,8 @@ impl Rerouter<'_> {
                 }
             }
             let logits = if decode { trace.logits_of(tokens.start, row) } else { &[] };
-            let ask = Ask { row, wanted: &wanted, logits, starts_sequence: false };
-            visit(&mut self.ledger, &ask, &mut self.wave, |_| ());
+            let request = LayerRequest { row, wanted: &wanted, logits, starts_sequence: false };
+            visit_layer(&mut self.ledger, &request, &mut self.wave, |_| ());
         }
         ids
     }

@@ -6,16 +6,16 @@ use larder_policy::eviction::{EvictionSpec, Help, Setting};
 use larder_policy::routing::RoutingSpec;
 use larder_policy::routing::quality::Quality;
 
-use crate::replay::{Replayed, Start, replay, replay_requests};
+use crate::replay::{InitialCache, ReplayResult, replay, replay_requests};
 use crate::reroute::reroute;
 use crate::{LabError, Requests};
 
 /// Hears how many more requests have been replayed; called from several threads.
-pub type Progress<'a> = &'a (dyn Fn(u64) + Sync);
+pub type SweepProgress<'a> = &'a (dyn Fn(u64) + Sync);
 
 /// What is swept over.
 #[derive(Clone, Copy)]
-pub struct Axes<'a> {
+pub struct SweepAxes<'a> {
     /// Who leaves.
     pub policies: &'a [EvictionSpec],
     /// Strategies by which choices are made again, beside those that were recorded. Policies that foresee do not run
@@ -30,38 +30,38 @@ pub struct Axes<'a> {
 }
 
 /// Policies × capacities × scopes, and routing strategies, over the sequences of a trace.
-pub struct Sweep<'a> {
+pub struct ReplaySweep<'a> {
     trace: &'a Trace,
     help: &'a Help,
-    start: Start,
-    plans: Vec<Plan<'a>>,
+    start: InitialCache,
+    plans: Vec<CellPlan<'a>>,
     pieces: Vec<Requests<'a>>,
 }
 
 /// What becomes one cell.
-struct Plan<'a> {
+struct CellPlan<'a> {
     slots: usize,
     setting: Setting,
     policy: &'a EvictionSpec,
     routing: Option<&'a RoutingSpec>,
 }
 
-impl Plan<'_> {
+impl CellPlan<'_> {
     /// Nothing found yet.
-    fn cell(&self) -> Cell {
-        Cell {
+    fn cell(&self) -> SweepCell {
+        SweepCell {
             policy: self.policy.to_string(),
             scope: self.setting.scope,
             slots: self.slots,
             scratch: self.setting.scratch,
             rerouted: self.routing.map(|routing| (routing.to_string(), Quality::default())),
-            replayed: Replayed::default(),
+            replayed: ReplayResult::default(),
         }
     }
 }
 
 /// What one thread does at a time.
-enum Job<'a> {
+enum SweepJob<'a> {
     /// One of the pieces is replayed.
     Piece(usize),
     /// All choices are made again by this strategy, and replayed.
@@ -70,7 +70,7 @@ enum Job<'a> {
 
 /// One policy at one capacity.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Cell {
+pub struct SweepCell {
     /// Its spec.
     pub policy: String,
     /// What shared a pool.
@@ -82,10 +82,10 @@ pub struct Cell {
     /// By which strategy choices were made again, and how far they were from the model's own.
     pub rerouted: Option<(String, Quality)>,
     /// What was found.
-    pub replayed: Replayed,
+    pub replayed: ReplayResult,
 }
 
-impl Cell {
+impl SweepCell {
     /// Whether it is that of a policy under the recorded choices.
     pub fn is(&self, policy: &str) -> bool {
         self.policy == policy && self.rerouted.is_none()
@@ -99,21 +99,21 @@ pub fn eighths(experts: usize) -> Vec<usize> {
     all
 }
 
-impl<'a> Sweep<'a> {
+impl<'a> ReplaySweep<'a> {
     /// Says what to sweep over.
-    pub fn new(trace: &'a Trace, axes: &Axes<'a>, help: &'a Help, start: Start) -> Result<Self, LabError> {
+    pub fn new(trace: &'a Trace, axes: &SweepAxes<'a>, help: &'a Help, start: InitialCache) -> Result<Self, LabError> {
         let pieces = match start {
-            Start::Cold => Requests::by_sequence(trace),
-            Start::Carried => vec![Requests::all(trace)],
+            InitialCache::Cold => Requests::by_sequence(trace),
+            InitialCache::Carried => vec![Requests::all(trace)],
         };
         let Some(first) = pieces.first() else {
-            return Err(LabError::Impossible("the trace holds no sequence".into()));
+            return Err(LabError::InvalidInput("the trace holds no sequence".into()));
         };
         let mut plans = Vec::new();
         for scope in axes.scopes {
             for &slots in axes.slots {
-                let setting = first.setting(slots, *scope, axes.scratch)?;
-                let plan = |policy, routing| Plan { slots, setting, policy, routing };
+                let setting = first.cache_shape(slots, *scope, axes.scratch)?;
+                let plan = |policy, routing| CellPlan { slots, setting, policy, routing };
                 plans.extend(axes.policies.iter().map(|policy| plan(policy, None)));
                 for routing in axes.routings {
                     let policies = axes.policies.iter().filter(|policy| !policy.foresees());
@@ -121,7 +121,7 @@ impl<'a> Sweep<'a> {
                 }
             }
         }
-        Ok(Sweep { trace, help, start, plans, pieces })
+        Ok(ReplaySweep { trace, help, start, plans, pieces })
     }
 
     /// How many requests it replays in all.
@@ -131,14 +131,14 @@ impl<'a> Sweep<'a> {
     }
 
     /// What each sequence finds in memory.
-    pub fn start(&self) -> Start {
+    pub fn start(&self) -> InitialCache {
         self.start
     }
 
     /// Replays everything on `threads` threads. The result does not depend on how many there are: scope by scope,
     /// capacity by capacity, policy by policy.
-    pub fn run(&self, threads: usize, progress: Progress) -> Result<Vec<Cell>, LabError> {
-        let jobs: Vec<(usize, Job)> =
+    pub fn run(&self, threads: usize, progress: SweepProgress) -> Result<Vec<SweepCell>, LabError> {
+        let jobs: Vec<(usize, SweepJob)> =
             self.plans.iter().enumerate().flat_map(|(at, plan)| self.jobs(at, plan)).collect();
         let next = AtomicUsize::new(0);
         let failed: Mutex<Option<LabError>> = Mutex::new(None);
@@ -158,7 +158,7 @@ impl<'a> Sweep<'a> {
                 progress(self.requests(job) as u64);
             }
         };
-        let mut results: Vec<(usize, (Replayed, Option<Quality>))> = std::thread::scope(|scope| {
+        let mut results: Vec<(usize, (ReplayResult, Option<Quality>))> = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..threads.clamp(1, jobs.len().max(1))).map(|_| scope.spawn(work)).collect();
             threads.into_iter().flat_map(|t| t.join().unwrap_or_else(|e| std::panic::resume_unwind(e))).collect()
         });
@@ -166,7 +166,7 @@ impl<'a> Sweep<'a> {
             return Err(error);
         }
         results.sort_by_key(|(job, _)| *job);
-        let mut cells: Vec<Cell> = self.plans.iter().map(Plan::cell).collect();
+        let mut cells: Vec<SweepCell> = self.plans.iter().map(CellPlan::cell).collect();
         for (at, (replayed, quality)) in results {
             let cell = &mut cells[jobs[at].0];
             cell.replayed.add(&replayed);
@@ -175,25 +175,25 @@ impl<'a> Sweep<'a> {
         Ok(cells)
     }
 
-    fn jobs(&self, at: usize, plan: &Plan<'a>) -> Vec<(usize, Job<'a>)> {
+    fn jobs(&self, at: usize, plan: &CellPlan<'a>) -> Vec<(usize, SweepJob<'a>)> {
         match plan.routing {
-            Some(routing) => vec![(at, Job::Rerouted(routing))],
-            None => (0..self.pieces.len()).map(|piece| (at, Job::Piece(piece))).collect(),
+            Some(routing) => vec![(at, SweepJob::Rerouted(routing))],
+            None => (0..self.pieces.len()).map(|piece| (at, SweepJob::Piece(piece))).collect(),
         }
     }
 
-    fn requests(&self, job: &Job) -> usize {
+    fn requests(&self, job: &SweepJob) -> usize {
         match job {
-            Job::Piece(piece) => self.pieces[*piece].len(),
-            Job::Rerouted(_) => self.pieces.iter().map(Requests::len).sum(),
+            SweepJob::Piece(piece) => self.pieces[*piece].len(),
+            SweepJob::Rerouted(_) => self.pieces.iter().map(Requests::len).sum(),
         }
     }
 
-    fn perform(&self, plan: &Plan, job: &Job) -> Result<(Replayed, Option<Quality>), LabError> {
-        let Plan { slots, setting, policy, .. } = plan;
+    fn perform(&self, plan: &CellPlan, job: &SweepJob) -> Result<(ReplayResult, Option<Quality>), LabError> {
+        let CellPlan { slots, setting, policy, .. } = plan;
         match job {
-            Job::Piece(piece) => Ok((replay_requests(&self.pieces[*piece], setting, policy, self.help)?, None)),
-            Job::Rerouted(routing) => {
+            SweepJob::Piece(piece) => Ok((replay_requests(&self.pieces[*piece], setting, policy, self.help)?, None)),
+            SweepJob::Rerouted(routing) => {
                 let room = (*slots, setting.scope, setting.scratch);
                 let (trace, quality) = reroute(self.trace, room, policy, self.help, routing, self.start)?;
                 Ok((replay(&trace, room, policy, self.help, self.start)?, Some(quality)))
@@ -207,21 +207,29 @@ mod tests {
     use std::sync::atomic::AtomicU64;
 
     use super::*;
-    use crate::Synth;
+    use crate::SyntheticRouting;
 
-    fn axes<'a>(policies: &'a [EvictionSpec], slots: &'a [usize], scopes: &'a [Scope], scratch: usize) -> Axes<'a> {
-        Axes { policies, routings: &[], slots, scopes, scratch }
+    fn axes<'a>(
+        policies: &'a [EvictionSpec],
+        slots: &'a [usize],
+        scopes: &'a [Scope],
+        scratch: usize,
+    ) -> SweepAxes<'a> {
+        SweepAxes { policies, routings: &[], slots, scopes, scratch }
     }
 
     #[test]
     fn a_sweep_is_its_replays_on_any_number_of_threads() {
         let trace =
-            Synth { tokens: 40, sequences: 3, rows: 2, experts: 8, top_k: 2, ..Synth::default() }.draw().unwrap();
+            SyntheticRouting { tokens: 40, sequences: 3, rows: 2, experts: 8, top_k: 2, ..SyntheticRouting::default() }
+                .generate()
+                .unwrap();
         let policies = ["lru".parse().unwrap()];
         let help = Help::default();
-        for start in [Start::Cold, Start::Carried] {
+        for start in [InitialCache::Cold, InitialCache::Carried] {
             let sweep =
-                Sweep::new(&trace, &axes(&policies, &[2, 5], &[Scope::Layer, Scope::Global], 1), &help, start).unwrap();
+                ReplaySweep::new(&trace, &axes(&policies, &[2, 5], &[Scope::Layer, Scope::Global], 1), &help, start)
+                    .unwrap();
             let told = AtomicU64::new(0);
             let one = sweep.run(1, &|n| _ = told.fetch_add(n, Ordering::Relaxed)).unwrap();
             assert_eq!(told.into_inner(), sweep.work());
@@ -242,9 +250,9 @@ mod tests {
 
     #[test]
     fn a_capacity_of_nothing_is_refused_before_anything_runs() {
-        let trace = Synth::default().draw().unwrap();
+        let trace = SyntheticRouting::default().generate().unwrap();
         let axes = axes(&[], &[4, 0], &[Scope::Layer], 0);
-        let sweep = Sweep::new(&trace, &axes, &Help::default(), Start::Cold).map(drop);
+        let sweep = ReplaySweep::new(&trace, &axes, &Help::default(), InitialCache::Cold).map(drop);
         assert!(sweep.unwrap_err().to_string().contains("capacity of 0"));
     }
 }

@@ -18,24 +18,24 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, Sleep, sleep, timeout};
 
 /// Most connections at a time; others wait in the system's queue.
-const CONNECTIONS: usize = 512;
+const CONNECTIONS_MAX: usize = 512;
 /// How long connections may take to end once nothing is left to answer.
 const GRACE: Duration = Duration::from_secs(5);
 /// How long to wait after a connection could not be accepted, mostly because there are too many files.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Serves connections until `end`. `patience` is how long a client may be silent while it is its turn.
-pub async fn accept(listener: TcpListener, router: Router, patience: Duration, end: impl Future<Output = ()>) {
-    let (places, graceful) = (Arc::new(Semaphore::new(CONNECTIONS)), GracefulShutdown::new());
+/// Serves connections until `end`. `idle_timeout` is how long a client may be silent while it is its turn.
+pub async fn accept(listener: TcpListener, router: Router, idle_timeout: Duration, end: impl Future<Output = ()>) {
+    let (permits, graceful) = (Arc::new(Semaphore::new(CONNECTIONS_MAX)), GracefulShutdown::new());
     let mut server = http1::Builder::new();
-    server.timer(TokioTimer::new()).header_read_timeout(patience).max_buf_size(64 << 10);
+    server.timer(TokioTimer::new()).header_read_timeout(idle_timeout).max_buf_size(64 << 10);
     let mut end = std::pin::pin!(end);
     loop {
         let accepted = async {
-            let place = places.clone().acquire_owned().await;
-            (place, listener.accept().await)
+            let permit = permits.clone().acquire_owned().await;
+            (permit, listener.accept().await)
         };
-        let (place, stream) = tokio::select! {
+        let (permit, stream) = tokio::select! {
             accepted = accepted => accepted,
             () = &mut end => break,
         };
@@ -45,12 +45,12 @@ pub async fn accept(listener: TcpListener, router: Router, patience: Duration, e
         };
         // A token is a small packet that should not wait for the next.
         let _ = stream.set_nodelay(true);
-        let io = TokioIo::new(Impatient::new(stream, patience));
+        let io = TokioIo::new(WriteTimeout::new(stream, idle_timeout));
         let connection = graceful.watch(server.serve_connection(io, TowerToHyperService::new(router.clone())));
         tokio::spawn(async move {
             // Whatever went wrong is the other side's affair.
             let _ = connection.await;
-            drop(place);
+            drop(permit);
         });
     }
     drop(listener);
@@ -58,15 +58,15 @@ pub async fn accept(listener: TcpListener, router: Router, patience: Duration, e
 }
 
 /// A connection that fails once what is written has not been taken for too long.
-struct Impatient {
+struct WriteTimeout {
     stream: TcpStream,
-    patience: Duration,
+    idle_timeout: Duration,
     stalled: Option<Pin<Box<Sleep>>>,
 }
 
-impl Impatient {
-    fn new(stream: TcpStream, patience: Duration) -> Self {
-        Impatient { stream, patience, stalled: None }
+impl WriteTimeout {
+    fn new(stream: TcpStream, idle_timeout: Duration) -> Self {
+        WriteTimeout { stream, idle_timeout, stalled: None }
     }
 
     fn watch<T>(&mut self, written: Poll<io::Result<T>>, context: &mut Context<'_>) -> Poll<io::Result<T>> {
@@ -74,8 +74,9 @@ impl Impatient {
             self.stalled = None;
             return written;
         }
-        let patience = self.patience;
-        let timer = self.stalled.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(Instant::now() + patience)));
+        let idle_timeout = self.idle_timeout;
+        let timer =
+            self.stalled.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(Instant::now() + idle_timeout)));
         match timer.as_mut().poll(context) {
             Poll::Ready(()) => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
             Poll::Pending => Poll::Pending,
@@ -83,13 +84,13 @@ impl Impatient {
     }
 }
 
-impl AsyncRead for Impatient {
+impl AsyncRead for WriteTimeout {
     fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_read(context, buf)
     }
 }
 
-impl AsyncWrite for Impatient {
+impl AsyncWrite for WriteTimeout {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(context, data);
         self.watch(written, context)

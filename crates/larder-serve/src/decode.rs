@@ -3,13 +3,13 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use crate::answer::{Answer, Progress, Step};
+use crate::active::{ActiveRequest, StepKind, StepOutcome};
 use crate::engine::Engine;
-use crate::job::Job;
-use crate::live::Watch;
-use crate::queue::{Next, Question};
-use crate::server::Shared;
-use crate::shelf::Shelf;
+use crate::job::GenerationJob;
+use crate::live::RateMeter;
+use crate::prefix_cache::PrefixCache;
+use crate::queue::{EngineCommand, NextTask};
+use crate::server::ServerState;
 
 /// How long to sleep where there is nothing to do.
 const IDLE: Duration = Duration::from_millis(500);
@@ -17,24 +17,24 @@ const IDLE: Duration = Duration::from_millis(500);
 const STALL: Duration = Duration::from_millis(2);
 
 /// Answers requests until the queue is closed and everything is answered.
-pub fn run(shared: &Shared, engine: Box<dyn Engine>) {
+pub fn run(shared: &ServerState, engine: Box<dyn Engine>) {
     let options = &shared.options;
-    let shelf = Shelf::new(options.sessions.max(options.parallel), shared.model.context);
-    Decode { shared, engine, shelf, active: VecDeque::new(), watch: Watch::new() }.run();
+    let prefix_cache = PrefixCache::new(options.sessions.max(options.parallel), shared.model.context);
+    DecodeLoop { shared, engine, prefix_cache, active: VecDeque::new(), rates: RateMeter::new() }.run();
 }
 
-struct Decode<'a> {
-    shared: &'a Shared,
+struct DecodeLoop<'a> {
+    shared: &'a ServerState,
     engine: Box<dyn Engine>,
-    shelf: Shelf,
-    active: VecDeque<Answer<'a>>,
-    watch: Watch,
+    prefix_cache: PrefixCache,
+    active: VecDeque<ActiveRequest<'a>>,
+    rates: RateMeter,
 }
 
-impl Decode<'_> {
+impl DecodeLoop<'_> {
     fn run(&mut self) {
-        while self.take_new() {
-            self.engine.watch(self.shared.live.is_heard());
+        while self.take_queued() {
+            self.engine.record_visits(self.shared.live.has_listeners());
             let mut moved = self.active.is_empty();
             for _ in 0..self.active.len() {
                 moved |= self.turn();
@@ -46,26 +46,26 @@ impl Decode<'_> {
     }
 
     /// Takes what has come; false if nothing is left and nothing will come.
-    fn take_new(&mut self) -> bool {
+    fn take_queued(&mut self) -> bool {
         loop {
             let patience = if self.active.is_empty() { IDLE } else { Duration::ZERO };
             match self.shared.queue.next(self.active.len(), patience) {
-                Next::Job(job) => self.begin(*job),
-                Next::Question(question) => self.answer(question),
-                Next::Nothing => return true,
-                Next::Closed => return false,
+                NextTask::Generate(job) => self.begin(*job),
+                NextTask::Engine(command) => self.execute(command),
+                NextTask::Idle => return true,
+                NextTask::Closed => return false,
             }
         }
     }
 
-    fn begin(&mut self, job: Job) {
+    fn begin(&mut self, job: GenerationJob) {
         if self.active.is_empty() {
             self.engine.new_sequence();
         }
-        let (decoder, _) = self.engine.parts();
-        let sequence = self.shelf.take(&job.prompt, decoder);
-        self.shared.metrics.lock().remembered(sequence.tokens().len());
-        self.active.push_back(Answer::new(job, sequence, &self.shared.model));
+        let (decoder, _) = self.engine.decoder_and_experts();
+        let sequence = self.prefix_cache.take(&job.prompt, decoder);
+        self.shared.metrics.lock().prompt_cached(sequence.tokens().len());
+        self.active.push_back(ActiveRequest::new(job, sequence, &self.shared.model));
     }
 
     /// The first in the row makes a step and goes to its end; whether it had anything to do.
@@ -73,46 +73,46 @@ impl Decode<'_> {
         let Some(mut answer) = self.active.pop_front() else { return false };
         let began = Instant::now();
         let (step, over) = match answer.step(self.engine.as_mut(), self.active.is_empty()) {
-            Progress::More(step) => (step, false),
-            Progress::Over(step) => (step, true),
+            StepOutcome::More(step) => (step, false),
+            StepOutcome::Finished(step) => (step, true),
         };
-        self.note(&answer, step, began.elapsed());
+        self.record_step(&answer, step, began.elapsed());
         match over {
             true => {
-                self.shared.metrics.lock().answered(answer.age());
-                self.shelf.put(answer.into_sequence());
+                self.shared.metrics.lock().request_finished(answer.age());
+                self.prefix_cache.put_back(answer.into_sequence());
             }
             false => self.active.push_back(answer),
         }
-        over || step != Step::Stalled
+        over || step != StepKind::Stalled
     }
 
-    fn note(&mut self, answer: &Answer, step: Step, took: Duration) {
-        if step == Step::Stalled {
+    fn record_step(&mut self, answer: &ActiveRequest, step: StepKind, took: Duration) {
+        if step == StepKind::Stalled {
             return;
         }
-        let standing = self.engine.standing();
-        let event = self.watch.step(step, took, &standing);
-        if self.shared.live.is_heard() {
-            let visits = self.engine.visits();
+        let status = self.engine.status();
+        let event = self.rates.step(step, took, &status);
+        if self.shared.live.has_listeners() {
+            let visits = self.engine.take_visits();
             let lengths = self.shared.queue.lengths();
-            self.shared.live.tell(event.json(&self.shared.model, answer.number(), &standing, &visits, lengths));
+            self.shared.live.publish(event.json(&self.shared.model, answer.number(), &status, &visits, lengths));
         }
-        self.shared.metrics.lock().step(step, &standing);
+        self.shared.metrics.lock().step(step, &status);
     }
 
-    fn answer(&mut self, question: Question) {
+    fn execute(&mut self, command: EngineCommand) {
         // Whoever asked may have gone.
-        match question {
-            Question::State(to) => {
+        match command {
+            EngineCommand::ReadState(to) => {
                 let _ = to.send(self.state());
             }
-            Question::Route(spec, to) => {
-                let routed = self.engine.route_by(&spec);
+            EngineCommand::SetRouting(spec, to) => {
+                let routed = self.engine.set_routing(&spec);
                 if routed.is_ok() {
                     // What was read while others were chosen is not what would be read now.
-                    let (decoder, _) = self.engine.parts();
-                    self.shelf.forget(decoder);
+                    let (decoder, _) = self.engine.decoder_and_experts();
+                    self.prefix_cache.clear(decoder);
                 }
                 let _ = to.send(routed.map(|()| self.state()));
             }
@@ -121,6 +121,6 @@ impl Decode<'_> {
 
     fn state(&self) -> serde_json::Value {
         let lengths = self.shared.queue.lengths();
-        self.watch.state(&self.shared.model, &self.engine.standing(), &self.engine.resident(), lengths)
+        self.rates.state(&self.shared.model, &self.engine.status(), &self.engine.resident_experts(), lengths)
     }
 }

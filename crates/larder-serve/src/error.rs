@@ -25,45 +25,45 @@ impl ApiError {
     }
 
     /// A request that is wrong.
-    pub fn bad(message: impl Into<String>) -> Self {
+    pub fn bad_request(message: impl Into<String>) -> Self {
         ApiError::new(StatusCode::BAD_REQUEST, None, message)
     }
 
     /// A field that is wrong.
-    pub fn field(param: impl Into<String>, code: &'static str, message: impl Into<String>) -> Self {
+    pub fn invalid_field(param: impl Into<String>, code: &'static str, message: impl Into<String>) -> Self {
         ApiError { param: Some(param.into()), ..ApiError::new(StatusCode::BAD_REQUEST, code, message) }
     }
 
     /// A field that asks for what this server cannot do.
     pub fn unsupported(param: impl Into<String>, message: impl Into<String>) -> Self {
-        ApiError::field(param, "unsupported_value", message)
+        ApiError::invalid_field(param, "unsupported_value", message)
     }
 
     /// The same about a field.
-    pub fn about(self, param: &str) -> Self {
+    pub fn with_param(self, param: &str) -> Self {
         ApiError { param: Some(param.to_owned()), ..self }
     }
 
     /// Too many requests.
-    pub fn busy(waiting: usize, seconds: u64) -> Self {
+    pub fn too_many_requests(waiting: usize, seconds: u64) -> Self {
         let message = format!("The server is busy: {waiting} requests are waiting; try again in {seconds} s.");
         let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded", message);
         ApiError { retry_after: Some(seconds), ..error }
     }
 
     /// No longer answering.
-    pub fn closing() -> Self {
+    pub fn shutting_down() -> Self {
         ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", "The server is shutting down.")
     }
 
     /// Past its time.
-    pub fn late(seconds: u64) -> Self {
+    pub fn timed_out(seconds: u64) -> Self {
         let message = format!("The answer was not complete within the time limit of {seconds} s.");
         ApiError::new(StatusCode::GATEWAY_TIMEOUT, "timeout", message)
     }
 
     /// The model failed.
-    pub fn failed(message: impl Into<String>) -> Self {
+    pub fn engine_failed(message: impl Into<String>) -> Self {
         ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "engine_error", message)
     }
 

@@ -15,7 +15,7 @@ use crate::server::App;
 pub async fn guard(State(app): State<App>, request: Request, next: Next) -> Response {
     let route = route_of(&request);
     let origin = request.headers().get(header::ORIGIN).cloned();
-    let mut response = match check(&app, &request) {
+    let mut response = match authorize(&app, &request) {
         Err(error) => error.into_response(),
         Ok(()) if is_preflight(&app, &request) => StatusCode::NO_CONTENT.into_response(),
         Ok(()) => next.run(request).await,
@@ -23,7 +23,7 @@ pub async fn guard(State(app): State<App>, request: Request, next: Next) -> Resp
     if let (Some(allowed), Some(origin)) = (&app.options.cors, origin)
         && (allowed == "*" || allowed.as_bytes() == origin.as_bytes())
     {
-        allow(response.headers_mut(), origin);
+        add_cors_headers(response.headers_mut(), origin);
     }
     app.metrics.lock().responded(route, response.status().as_u16());
     response
@@ -47,7 +47,7 @@ fn route_of(request: &Request) -> &'static str {
     ROUTES.into_iter().find(|route| *route == path).unwrap_or("other")
 }
 
-fn check(app: &App, request: &Request) -> Result<(), ApiError> {
+fn authorize(app: &App, request: &Request) -> Result<(), ApiError> {
     check_origin(app, request.headers())?;
     // The page itself tells nothing, and asks for the key.
     if matches!(request.uri().path(), "/" | "/health") || is_preflight(app, request) {
@@ -60,7 +60,7 @@ fn check(app: &App, request: &Request) -> Result<(), ApiError> {
         scheme.eq_ignore_ascii_case(b"bearer ").then_some(key)
     });
     match given {
-        Some(given) if same(given, key.as_bytes()) => Ok(()),
+        Some(given) if constant_time_eq(given, key.as_bytes()) => Ok(()),
         Some(_) => Err(ApiError::new(StatusCode::UNAUTHORIZED, "invalid_api_key", "The API key is not the right one.")),
         None => {
             let message = "This server wants an API key: send it as 'Authorization: Bearer KEY'.";
@@ -77,14 +77,14 @@ fn check_origin(app: &App, headers: &HeaderMap) -> Result<(), ApiError> {
     let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
     let own = origin.split_once("://").is_some_and(|(_, authority)| authority == host);
     // A name that is made to point here is not this server's own, wherever it claims to come from.
-    if named || own && (!app.options.is_local || is_here(host)) {
+    if named || own && (!app.options.is_local || is_local_name(host)) {
         return Ok(());
     }
     let message = format!("Pages of {origin} may not ask this server; --cors would allow it.");
     Err(ApiError::new(StatusCode::FORBIDDEN, "origin_not_allowed", message))
 }
 
-fn is_here(host: &str) -> bool {
+fn is_local_name(host: &str) -> bool {
     let name = match host.strip_prefix('[') {
         Some(rest) => rest.split(']').next().unwrap_or_default(),
         None => host.rsplit_once(':').map_or(host, |(name, _)| name),
@@ -97,7 +97,7 @@ fn is_preflight(app: &App, request: &Request) -> bool {
     app.options.cors.is_some() && request.method() == Method::OPTIONS && asks
 }
 
-fn allow(headers: &mut HeaderMap, origin: HeaderValue) {
+fn add_cors_headers(headers: &mut HeaderMap, origin: HeaderValue) {
     headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
     headers.insert(header::VARY, HeaderValue::from_static("Origin"));
     headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST"));
@@ -106,7 +106,7 @@ fn allow(headers: &mut HeaderMap, origin: HeaderValue) {
 }
 
 /// Compares in a time that depends on the length of `given` alone.
-fn same(given: &[u8], key: &[u8]) -> bool {
+fn constant_time_eq(given: &[u8], key: &[u8]) -> bool {
     let mut differ = given.len() ^ key.len();
     for (i, byte) in given.iter().enumerate() {
         let other = if key.is_empty() { 0 } else { key[i % key.len()] };
@@ -121,20 +121,20 @@ mod tests {
 
     #[test]
     fn only_the_key_itself_is_the_same() {
-        assert!(same(b"secret", b"secret") && same(b"", b""));
+        assert!(constant_time_eq(b"secret", b"secret") && constant_time_eq(b"", b""));
         for other in ["", "s", "secreT", "secretsecret", "secret ", "Secret"] {
-            assert!(!same(other.as_bytes(), b"secret"), "{other}");
+            assert!(!constant_time_eq(other.as_bytes(), b"secret"), "{other}");
         }
-        assert!(!same(b"x", b""));
+        assert!(!constant_time_eq(b"x", b""));
     }
 
     #[test]
     fn names_are_not_here() {
         for here in ["localhost", "localhost:8080", "127.0.0.1:80", "[::1]:8080", "[::1]", "10.0.0.7:1"] {
-            assert!(is_here(here), "{here}");
+            assert!(is_local_name(here), "{here}");
         }
         for other in ["evil.example:8080", "localhost.evil.example", "", "[evil]:1"] {
-            assert!(!is_here(other), "{other}");
+            assert!(!is_local_name(other), "{other}");
         }
     }
 }

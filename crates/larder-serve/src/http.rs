@@ -21,11 +21,11 @@ use tokio::sync::{broadcast, mpsc, oneshot};
 
 use crate::error::{ApiError, Json};
 use crate::guard::guard;
-use crate::job::{CHANNEL, Job};
+use crate::job::{CHANNEL, GenerationJob};
 use crate::page;
-use crate::queue::Question;
-use crate::reply::{Form, Kind, Stream, whole};
-use crate::request::{self, ChatRequest, CompletionRequest, Wish};
+use crate::queue::EngineCommand;
+use crate::reply::{Endpoint, ResponseFormat, SseStream, complete_response};
+use crate::request::{self, ChatRequest, CompletionRequest, GenerationParams};
 use crate::server::App;
 
 mod body;
@@ -33,7 +33,7 @@ mod body;
 type Result<T> = std::result::Result<T, ApiError>;
 
 /// Most listeners to events at a time.
-const LISTENERS: usize = 32;
+const LISTENERS_MAX: usize = 32;
 
 /// All routes.
 pub fn router(app: App) -> Router {
@@ -48,18 +48,18 @@ pub fn router(app: App) -> Router {
         .route("/v1/chat/completions", post(chat))
         .route("/v1/completions", post(complete))
         .route("/v1/embeddings", post(embeddings))
-        .fallback(missing)
-        .method_not_allowed_fallback(wrong_method)
+        .fallback(not_found)
+        .method_not_allowed_fallback(method_not_allowed)
         .layer(middleware::from_fn_with_state(app.clone(), guard))
         .with_state(app)
 }
 
-async fn missing(request: Request) -> ApiError {
+async fn not_found(request: Request) -> ApiError {
     let message = format!("There is no {} here.", request.uri().path());
     ApiError::new(StatusCode::NOT_FOUND, "not_found", message)
 }
 
-async fn wrong_method(request: Request) -> ApiError {
+async fn method_not_allowed(request: Request) -> ApiError {
     let message = format!("{} does not take {}.", request.uri().path(), request.method());
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
 }
@@ -79,15 +79,15 @@ async fn metrics(State(app): State<App>) -> Response {
 }
 
 async fn models(State(app): State<App>) -> Json {
-    Json(json!({"object": "list", "data": [described(&app, &app.model.name)]}))
+    Json(json!({"object": "list", "data": [model_object(&app, &app.model.name)]}))
 }
 
 async fn model(State(app): State<App>, Path(id): Path<String>) -> Result<Json> {
     check_model(&app, Some(&id))?;
-    Ok(Json(described(&app, &id)))
+    Ok(Json(model_object(&app, &id)))
 }
 
-fn described(app: &App, id: &str) -> serde_json::Value {
+fn model_object(app: &App, id: &str) -> serde_json::Value {
     json!({
         "id": id, "object": "model", "created": 0, "owned_by": "larder",
         "context_length": app.model.context, "aliases": app.model.aliases,
@@ -102,83 +102,86 @@ async fn embeddings() -> ApiError {
 async fn chat(State(app): State<App>, request: Request) -> Result<Response> {
     let since = Instant::now();
     let body = body::read(&app, request).await?;
-    let (wish, tokens, stop) = prepare(&app, move |app| {
+    let (params, tokens, stop) = run_blocking(&app, move |app| {
         let request = ChatRequest::parse(&body)?;
-        check_model(app, request.wish.model.as_deref())?;
+        check_model(app, request.params.model.as_deref())?;
         let chat = app.model.chat(&request)?;
-        Ok((request.wish, chat.tokens, chat.stop))
+        Ok((request.params, chat.tokens, chat.stop))
     })
     .await?;
-    answer(&app, Kind::Chat, since, wish, tokens, stop).await
+    generate(&app, Endpoint::Chat, since, params, tokens, stop).await
 }
 
 async fn complete(State(app): State<App>, request: Request) -> Result<Response> {
     /// As many as OpenAI's server writes unless told.
-    const USUAL_TOKENS: usize = 16;
+    const DEFAULT_MAX_TOKENS: usize = 16;
     let since = Instant::now();
     let body = body::read(&app, request).await?;
-    let (mut wish, tokens) = prepare(&app, move |app| {
+    let (mut params, tokens) = run_blocking(&app, move |app| {
         let request = CompletionRequest::parse(&body)?;
-        check_model(app, request.wish.model.as_deref())?;
-        Ok((request.wish, app.model.prompt(&request.prompt)?))
+        check_model(app, request.params.model.as_deref())?;
+        Ok((request.params, app.model.prompt(&request.prompt)?))
     })
     .await?;
-    wish.max_tokens.get_or_insert(USUAL_TOKENS);
-    answer(&app, Kind::Completion, since, wish, tokens, vec![]).await
+    params.max_tokens.get_or_insert(DEFAULT_MAX_TOKENS);
+    generate(&app, Endpoint::Completion, since, params, tokens, vec![]).await
 }
 
 /// Runs what takes time on a thread of its own, a few at a time.
-async fn prepare<T: Send + 'static>(app: &App, work: impl FnOnce(&App) -> Result<T> + Send + 'static) -> Result<T> {
-    let failed = || ApiError::failed("The request could not be prepared.");
-    let _place = app.preparers.acquire().await.map_err(|_| failed())?;
+async fn run_blocking<T: Send + 'static>(
+    app: &App,
+    work: impl FnOnce(&App) -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let failed = || ApiError::engine_failed("The request could not be prepared.");
+    let _place = app.tokenizer_permits.acquire().await.map_err(|_| failed())?;
     let own = app.clone();
     tokio::task::spawn_blocking(move || work(&own)).await.map_err(|_| failed())?
 }
 
 fn check_model(app: &App, name: Option<&str>) -> Result<()> {
     match name {
-        Some(name) if !app.model.answers_to(name) => {
+        Some(name) if !app.model.has_name(name) => {
             let message = format!("The model '{name}' does not exist; this server has '{}'.", app.model.name);
-            Err(ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message).about("model"))
+            Err(ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message).with_param("model"))
         }
         _ => Ok(()),
     }
 }
 
-async fn answer(
+async fn generate(
     app: &App,
-    kind: Kind,
+    kind: Endpoint,
     since: Instant,
-    wish: Wish,
+    params: GenerationParams,
     prompt: Vec<u32>,
     more_stops: Vec<String>,
 ) -> Result<Response> {
     let number = app.requests.fetch_add(1, Ordering::Relaxed);
-    let wrong = |error: &dyn std::fmt::Display| ApiError::bad(format!("The request cannot be met: {error}."));
-    let sampling = wish.draw.over(app.model.generation.sampling());
-    let seed = wish.seed.unwrap_or_else(|| RandomState::new().hash_one(number));
+    let wrong = |error: &dyn std::fmt::Display| ApiError::bad_request(format!("The request cannot be met: {error}."));
+    let sampling = params.sampling.or_defaults(app.model.generation.sampling());
+    let seed = params.seed.unwrap_or_else(|| RandomState::new().hash_one(number));
     let sampler = Sampler::new(sampling, seed).map_err(|error| wrong(&error))?.after(prompt.len());
-    let stops = wish.stop.into_iter().chain(more_stops).collect();
-    let stop = StopMatcher::new(stops).map_err(|error| wrong(&error).about("stop"))?;
+    let stops = params.stop.into_iter().chain(more_stops).collect();
+    let stop = StopMatcher::new(stops).map_err(|error| wrong(&error).with_param("stop"))?;
     let (to, events) = mpsc::channel(CHANNEL);
-    let job = Job {
+    let job = GenerationJob {
         number,
-        max_tokens: wish.max_tokens.unwrap_or(usize::MAX).min(app.model.context - prompt.len()),
+        max_tokens: params.max_tokens.unwrap_or(usize::MAX).min(app.model.context - prompt.len()),
         prompt,
         sampler,
         stop,
-        ignore_eos: wish.ignore_eos,
-        logprobs: wish.logprobs,
-        since,
+        ignore_eos: params.ignore_eos,
+        logprobs: params.logprobs,
+        received: since,
         deadline: since + app.options.timeout,
-        to,
+        events: to,
     };
     let seconds = app.metrics.lock().answer_seconds();
     app.queue.submit(job, seconds)?;
-    let form = Form::new(kind, number, &app.model.name, wish.logprobs.is_some(), wish.include_usage);
-    match wish.stream {
-        true => Ok(event_stream(Body::from_stream(Stream::new(events, form)))),
-        false => Ok(whole(events, form).await),
+    let format = ResponseFormat::new(kind, number, &app.model.name, params.logprobs.is_some(), params.include_usage);
+    match params.stream {
+        true => Ok(event_stream(Body::from_stream(SseStream::new(events, format)))),
+        false => Ok(complete_response(events, format).await),
     }
 }
 
@@ -194,31 +197,31 @@ fn event_stream(body: Body) -> Response {
 
 async fn engine(State(app): State<App>) -> Result<Json> {
     let (to, state) = oneshot::channel();
-    app.queue.ask(Question::State(to))?;
-    state.await.map(Json).map_err(|_| ApiError::closing())
+    app.queue.command(EngineCommand::ReadState(to))?;
+    state.await.map(Json).map_err(|_| ApiError::shutting_down())
 }
 
 async fn set_engine(State(app): State<App>, request: Request) -> Result<Json> {
     let body = body::read(&app, request).await?;
-    let spec = request::routing(&body)?;
+    let spec = request::parse_routing(&body)?;
     let (to, routed) = oneshot::channel();
-    app.queue.ask(Question::Route(spec, to))?;
-    let routed = routed.await.map_err(|_| ApiError::closing())?;
-    routed.map(Json).map_err(|said| ApiError::field("routing", "invalid_value", format!("{said}.")))
+    app.queue.command(EngineCommand::SetRouting(spec, to))?;
+    let routed = routed.await.map_err(|_| ApiError::shutting_down())?;
+    routed.map(Json).map_err(|said| ApiError::invalid_field("routing", "invalid_value", format!("{said}.")))
 }
 
 async fn events(State(app): State<App>) -> Result<Response> {
-    if app.live.listeners() >= LISTENERS {
-        return Err(ApiError::busy(LISTENERS, 5));
+    if app.live.listeners() >= LISTENERS_MAX {
+        return Err(ApiError::too_many_requests(LISTENERS_MAX, 5));
     }
-    let listener = app.live.listen();
-    Ok(event_stream(Body::from_stream(Told { waiting: wait(listener) })))
+    let listener = app.live.subscribe();
+    Ok(event_stream(Body::from_stream(EventStream { waiting: wait(listener) })))
 }
 
 type Waiting = Pin<Box<dyn Future<Output = (Option<Arc<str>>, broadcast::Receiver<Arc<str>>)> + Send>>;
 
 /// What listeners hear; those who lag miss some.
-struct Told {
+struct EventStream {
     waiting: Waiting,
 }
 
@@ -234,7 +237,7 @@ fn wait(mut listener: broadcast::Receiver<Arc<str>>) -> Waiting {
     })
 }
 
-impl futures_core::Stream for Told {
+impl futures_core::Stream for EventStream {
     type Item = std::result::Result<Bytes, Infallible>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {

@@ -9,7 +9,7 @@ use crate::error::ApiError;
 pub const CHANNEL: usize = 32;
 
 /// A request on its way to the decoder.
-pub struct Job {
+pub struct GenerationJob {
     /// Counts requests.
     pub number: u64,
     /// What to go on from; at least one token, and less than the context.
@@ -25,47 +25,47 @@ pub struct Job {
     /// Tell log-probabilities, and those of so many others.
     pub logprobs: Option<usize>,
     /// When it came.
-    pub since: Instant,
+    pub received: Instant,
     /// When it must be over.
     pub deadline: Instant,
     /// Who waits for it. Closed once nobody does.
-    pub to: Sender<Event>,
+    pub events: Sender<GenerationEvent>,
 }
 
 /// What whoever waits gets to hear. The last one is `Done` or `Failed`.
 #[derive(Debug)]
-pub enum Event {
+pub enum GenerationEvent {
     /// So many are before it.
-    Waiting(usize),
+    Queued(usize),
     /// More text, and the tokens that it came from if they were asked for.
-    Piece(Piece),
+    Delta(TextDelta),
     /// The text is complete.
-    Done(Summary),
+    Done(GenerationSummary),
     /// There will be no more.
     Failed(ApiError),
 }
 
 /// Some text.
 #[derive(Debug, Default)]
-pub struct Piece {
+pub struct TextDelta {
     /// The text.
     pub text: String,
     /// Its tokens, if they were asked for.
-    pub tokens: Vec<TokenLog>,
+    pub tokens: Vec<SampledToken>,
 }
 
 /// A token and how likely it was.
 #[derive(Clone, Debug)]
-pub struct TokenLog {
+pub struct SampledToken {
     /// The token that was drawn.
-    pub drawn: Likelihood,
+    pub sampled: TokenLogprob,
     /// The likeliest ones.
-    pub top: Vec<Likelihood>,
+    pub top: Vec<TokenLogprob>,
 }
 
 /// How likely a token was, by the logits as the model gave them.
 #[derive(Clone, Debug)]
-pub struct Likelihood {
+pub struct TokenLogprob {
     /// The token's text.
     pub text: String,
     /// The natural logarithm of its probability.
@@ -74,19 +74,19 @@ pub struct Likelihood {
 
 /// How an answer went.
 #[derive(Clone, Copy, Debug)]
-pub struct Summary {
+pub struct GenerationSummary {
     /// Why it ended.
     pub finish: Finish,
     /// Tokens of the prompt.
-    pub prompt: usize,
+    pub prompt_tokens: usize,
     /// Those of them that were remembered from before.
-    pub remembered: usize,
+    pub cached_tokens: usize,
     /// Tokens that were written.
-    pub written: usize,
+    pub generated_tokens: usize,
     /// Time in the queue.
     pub queued: Duration,
     /// Time from there to the first token.
-    pub reading: Duration,
+    pub prefill: Duration,
     /// Time from there to the end.
-    pub writing: Duration,
+    pub decode: Duration,
 }

@@ -5,7 +5,7 @@
 //! under way (`answer.rs`) take turns token by token, and hands what they write to whoever waits for it (`reply/`).
 //! `page/` is what a browser gets to see. Nothing here opens a file.
 
-mod answer;
+mod active;
 mod connection;
 mod decode;
 mod engine;
@@ -17,14 +17,14 @@ mod live;
 mod metrics;
 mod model;
 mod page;
+mod prefix_cache;
 mod prompt;
 mod queue;
 mod reply;
 pub mod request;
 mod server;
-mod shelf;
 
-pub use engine::{Closeness, Engine, LayerVisit, Standing};
+pub use engine::{Engine, EngineStatus, LayerVisit, RoutingQuality};
 pub use error::ApiError;
-pub use model::Model;
-pub use server::{Options, serve};
+pub use model::ServedModel;
+pub use server::{ServerOptions, serve};

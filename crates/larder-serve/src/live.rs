@@ -8,9 +8,9 @@ use larder_cache::Traffic;
 use serde_json::{Value, json};
 use tokio::sync::broadcast;
 
-use crate::answer::Step;
-use crate::engine::{LayerVisit, Standing};
-use crate::model::Model;
+use crate::active::StepKind;
+use crate::engine::{EngineStatus, LayerVisit};
+use crate::model::ServedModel;
 
 /// Events that are kept for a listener who lags; older ones are lost to it.
 const BACKLOG: usize = 64;
@@ -20,18 +20,18 @@ const WINDOW: Duration = Duration::from_secs(2);
 const STEPS: usize = 4096;
 
 /// Tells listeners.
-pub struct Live {
+pub struct LiveEvents {
     sender: broadcast::Sender<Arc<str>>,
 }
 
-impl Live {
+impl LiveEvents {
     /// Nobody listens yet.
     pub fn new() -> Self {
-        Live { sender: broadcast::Sender::new(BACKLOG) }
+        LiveEvents { sender: broadcast::Sender::new(BACKLOG) }
     }
 
     /// Whether anybody listens.
-    pub fn is_heard(&self) -> bool {
+    pub fn has_listeners(&self) -> bool {
         self.sender.receiver_count() > 0
     }
 
@@ -41,37 +41,37 @@ impl Live {
     }
 
     /// Listens from now on.
-    pub fn listen(&self) -> broadcast::Receiver<Arc<str>> {
+    pub fn subscribe(&self) -> broadcast::Receiver<Arc<str>> {
         self.sender.subscribe()
     }
 
     /// Tells everybody.
-    pub fn tell(&self, event: Value) {
+    pub fn publish(&self, event: Value) {
         let _ = self.sender.send(event.to_string().into());
     }
 }
 
 /// Makes rates of steps.
-pub struct Watch {
+pub struct RateMeter {
     start: Instant,
     before: Traffic,
-    recent: VecDeque<Past>,
+    recent: VecDeque<StepSample>,
     steps: u64,
 }
 
 /// A step that counts for rates.
-struct Past {
+struct StepSample {
     at: Instant,
     took: Duration,
     is_token: bool,
-    passed: Traffic,
+    traffic: Traffic,
 }
 
 /// What a step was.
 pub struct StepEvent {
     kind: &'static str,
     tokens: usize,
-    passed: Traffic,
+    traffic: Traffic,
     rates: Rates,
     at: Duration,
     number: u64,
@@ -84,54 +84,54 @@ struct Rates {
     hit_rate: Option<f64>,
 }
 
-impl Watch {
+impl RateMeter {
     /// Nothing happened yet.
     pub fn new() -> Self {
-        Watch { start: Instant::now(), before: Traffic::default(), recent: VecDeque::new(), steps: 0 }
+        RateMeter { start: Instant::now(), before: Traffic::default(), recent: VecDeque::new(), steps: 0 }
     }
 
     /// A step is over that took so long.
-    pub fn step(&mut self, step: Step, took: Duration, standing: &Standing) -> StepEvent {
+    pub fn step(&mut self, step: StepKind, took: Duration, status: &EngineStatus) -> StepEvent {
         let (kind, tokens) = match step {
-            Step::Read(tokens) => ("prompt", tokens),
-            Step::Wrote { .. } => ("token", 1),
-            Step::Stalled => ("none", 0),
+            StepKind::Prefill(tokens) => ("prompt", tokens),
+            StepKind::Decode { .. } => ("token", 1),
+            StepKind::Stalled => ("none", 0),
         };
         let now = Instant::now();
-        let traffic = standing.traffic.unwrap_or_default();
-        let passed = traffic - std::mem::replace(&mut self.before, traffic);
-        self.recent.push_back(Past { at: now, took, is_token: kind == "token", passed });
+        let total = status.traffic.unwrap_or_default();
+        let traffic = total - std::mem::replace(&mut self.before, total);
+        self.recent.push_back(StepSample { at: now, took, is_token: kind == "token", traffic });
         while self.recent.len() > STEPS || self.recent.front().is_some_and(|past| now - past.at > WINDOW) {
             self.recent.pop_front();
         }
         self.steps += 1;
         let (at, number) = (now - self.start, self.steps);
-        StepEvent { kind, tokens, passed, rates: self.rates(now), at, number }
+        StepEvent { kind, tokens, traffic, rates: self.rates(now), at, number }
     }
 
     /// Per second of work: what passes while nobody asks for anything does not count, nor do prompts for the tokens.
     fn rates(&self, now: Instant) -> Rates {
-        let (mut tokens, mut writing, mut working, mut passed) =
+        let (mut tokens, mut writing, mut working, mut traffic) =
             (0, Duration::ZERO, Duration::ZERO, Traffic::default());
         for past in self.recent.iter().filter(|past| now - past.at <= WINDOW) {
             tokens += usize::from(past.is_token);
             writing += past.took * u32::from(past.is_token);
             working += past.took;
-            passed = passed + past.passed;
+            traffic = traffic + past.traffic;
         }
         let per = |amount: f64, time: Duration| if time.is_zero() { 0.0 } else { amount / time.as_secs_f64() };
         Rates {
             tokens_per_second: per(tokens as f64, writing),
-            bytes_per_second: per(passed.bytes() as f64, working),
-            hit_rate: (passed.counts.wanted() > 0).then(|| passed.hit_rate()),
+            bytes_per_second: per(traffic.bytes() as f64, working),
+            hit_rate: (traffic.counts.wanted() > 0).then(|| traffic.hit_rate()),
         }
     }
 
     /// Everything that does not depend on a step.
     pub fn state(
         &self,
-        model: &Model,
-        standing: &Standing,
+        model: &ServedModel,
+        status: &EngineStatus,
         resident: &[Vec<usize>],
         (queued, active): (usize, usize),
     ) -> Value {
@@ -145,13 +145,13 @@ impl Watch {
             "experts": model.experts,
             "experts_per_token": model.top_k,
             "context": model.context,
-            "streams": standing.traffic.is_some(),
+            "streams": status.traffic.is_some(),
             "active": active,
             "queued": queued,
             "tokens_per_second": rates.tokens_per_second,
             "bytes_per_second": rates.bytes_per_second,
             "hit_rate": rates.hit_rate,
-            "total": standing.traffic.map(|traffic| json!({
+            "total": status.traffic.map(|traffic| json!({
                 "hits": traffic.counts.hits,
                 "awaited": traffic.counts.awaited,
                 "misses": traffic.counts.misses,
@@ -161,10 +161,10 @@ impl Watch {
                 "hit_rate": traffic.hit_rate(),
             })),
             "resident": resident,
-            "plan": model.plan,
+            "plan": model.memory_plan,
             "sampling": {"temperature": sampling.temperature, "top_p": sampling.top_p},
         });
-        routing(&mut state, standing);
+        routing(&mut state, status);
         state
     }
 }
@@ -173,9 +173,9 @@ impl StepEvent {
     /// For a page.
     pub fn json(
         &self,
-        model: &Model,
+        model: &ServedModel,
         request: u64,
-        standing: &Standing,
+        status: &EngineStatus,
         visits: &[LayerVisit],
         (queued, active): (usize, usize),
     ) -> Value {
@@ -190,7 +190,7 @@ impl StepEvent {
                 })
             })
             .collect();
-        let counts = self.passed.counts;
+        let counts = self.traffic.counts;
         let mut event = json!({
             "step": self.number,
             "seconds": self.at.as_secs_f64(),
@@ -202,24 +202,24 @@ impl StepEvent {
             "hits": counts.hits,
             "awaited": counts.awaited,
             "misses": counts.misses,
-            "bytes": self.passed.bytes(),
+            "bytes": self.traffic.bytes(),
             "tokens_per_second": self.rates.tokens_per_second,
             "bytes_per_second": self.rates.bytes_per_second,
             "hit_rate": self.rates.hit_rate,
             "layers": layers,
         });
-        routing(&mut event, standing);
+        routing(&mut event, status);
         event
     }
 }
 
-fn routing(value: &mut Value, standing: &Standing) {
-    value["routing"] = standing.routing.as_str().into();
-    value["lambda"] = standing.lambda.into();
+fn routing(value: &mut Value, status: &EngineStatus) {
+    value["routing"] = status.routing.as_str().into();
+    value["lambda"] = status.lambda.into();
     // The model's own choices agree with themselves.
-    value["agreement"] = standing.quality.map_or(1.0, |quality| quality.agreement).into();
-    value["kept_mass"] = standing.quality.map_or(1.0, |quality| quality.kept_mass).into();
-    value["kl"] = standing.quality.map_or(0.0, |quality| quality.kl).into();
+    value["agreement"] = status.quality.map_or(1.0, |quality| quality.agreement).into();
+    value["kept_mass"] = status.quality.map_or(1.0, |quality| quality.kept_mass).into();
+    value["kl"] = status.quality.map_or(0.0, |quality| quality.kl).into();
 }
 
 #[cfg(test)]
@@ -228,11 +228,11 @@ mod tests {
 
     #[test]
     fn rates_are_those_of_the_time_at_work() {
-        let (mut watch, standing) = (Watch::new(), Standing::default());
+        let (mut watch, status) = (RateMeter::new(), EngineStatus::default());
         let ms = Duration::from_millis;
-        watch.step(Step::Read(100), ms(500), &standing);
-        watch.step(Step::Wrote { first: None }, ms(20), &standing);
-        let event = watch.step(Step::Wrote { first: None }, ms(20), &standing);
+        watch.step(StepKind::Prefill(100), ms(500), &status);
+        watch.step(StepKind::Decode { ttft: None }, ms(20), &status);
+        let event = watch.step(StepKind::Decode { ttft: None }, ms(20), &status);
         assert!((event.rates.tokens_per_second - 50.0).abs() < 1e-6, "{}", event.rates.tokens_per_second);
         let later = watch.rates(Instant::now() + 2 * WINDOW);
         assert_eq!((later.tokens_per_second, later.hit_rate), (0.0, None));

@@ -7,65 +7,65 @@ use std::time::Duration;
 
 use larder_cache::Traffic;
 
-use crate::answer::Step;
-use crate::engine::Standing;
+use crate::active::StepKind;
+use crate::engine::EngineStatus;
 
 /// Upper bounds of the buckets of the time to the first token, in seconds.
 const BUCKETS: [f64; 12] = [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
 
 /// Counts, shared by all threads.
 #[derive(Default)]
-pub struct Metrics(Mutex<Counts>);
+pub struct Metrics(Mutex<Counters>);
 
 /// What was counted.
 #[derive(Default)]
-pub struct Counts {
+pub struct Counters {
     /// Responses by route and status code. Routes are few.
     responses: BTreeMap<(&'static str, u16), u64>,
-    read: u64,
-    remembered: u64,
-    written: u64,
-    standing: Standing,
+    prefilled: u64,
+    cached: u64,
+    generated: u64,
+    status: EngineStatus,
     buckets: [u64; BUCKETS.len()],
-    firsts: u64,
-    first_seconds: f64,
+    ttft_count: u64,
+    ttft_seconds: f64,
     /// A moving mean of how long an answer takes.
     answer_seconds: f64,
 }
 
 impl Metrics {
     /// To count.
-    pub fn lock(&self) -> MutexGuard<'_, Counts> {
+    pub fn lock(&self) -> MutexGuard<'_, Counters> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Counts {
+impl Counters {
     /// A response left.
     pub fn responded(&mut self, route: &'static str, code: u16) {
         *self.responses.entry((route, code)).or_default() += 1;
     }
 
     /// Tokens of a prompt need not be read.
-    pub fn remembered(&mut self, tokens: usize) {
-        self.remembered += tokens as u64;
+    pub fn prompt_cached(&mut self, tokens: usize) {
+        self.cached += tokens as u64;
     }
 
     /// The engine made a step.
-    pub fn step(&mut self, step: Step, standing: &Standing) {
+    pub fn step(&mut self, step: StepKind, status: &EngineStatus) {
         match step {
-            Step::Read(tokens) => self.read += tokens as u64,
-            Step::Wrote { first } => {
-                self.written += 1;
-                first.into_iter().for_each(|time| self.first(time));
+            StepKind::Prefill(tokens) => self.prefilled += tokens as u64,
+            StepKind::Decode { ttft } => {
+                self.generated += 1;
+                ttft.into_iter().for_each(|time| self.first_token(time));
             }
-            Step::Stalled => {}
+            StepKind::Stalled => {}
         }
-        self.standing = standing.clone();
+        self.status = status.clone();
     }
 
     /// An answer is complete.
-    pub fn answered(&mut self, time: Duration) {
+    pub fn request_finished(&mut self, time: Duration) {
         let seconds = time.as_secs_f64();
         self.answer_seconds =
             if self.answer_seconds == 0.0 { seconds } else { 0.8 * self.answer_seconds + 0.2 * seconds };
@@ -76,10 +76,10 @@ impl Counts {
         self.answer_seconds
     }
 
-    fn first(&mut self, time: Duration) {
+    fn first_token(&mut self, time: Duration) {
         let seconds = time.as_secs_f64();
-        self.firsts += 1;
-        self.first_seconds += seconds;
+        self.ttft_count += 1;
+        self.ttft_seconds += seconds;
         for (bucket, bound) in self.buckets.iter_mut().zip(BUCKETS) {
             *bucket += u64::from(seconds <= bound);
         }
@@ -92,13 +92,13 @@ impl Counts {
         for ((route, code), n) in &self.responses {
             let _ = writeln!(out, "larder_http_responses_total{{route=\"{route}\",code=\"{code}\"}} {n}");
         }
-        let traffic = self.standing.traffic.unwrap_or_default();
+        let traffic = self.status.traffic.unwrap_or_default();
         let Traffic { counts, waited, computed, .. } = traffic;
         let seconds = |time: Duration| time.as_secs_f64();
         for (name, kind, help, value) in [
-            ("prompt_tokens_total", "counter", "Tokens of prompts that were read.", self.read as f64),
-            ("remembered_tokens_total", "counter", "Tokens of prompts that need not be read.", self.remembered as f64),
-            ("generated_tokens_total", "counter", "Tokens written.", self.written as f64),
+            ("prompt_tokens_total", "counter", "Tokens of prompts that were read.", self.prefilled as f64),
+            ("remembered_tokens_total", "counter", "Tokens of prompts that need not be read.", self.cached as f64),
+            ("generated_tokens_total", "counter", "Tokens written.", self.generated as f64),
             ("expert_hits_total", "counter", "Wanted experts that were in memory.", counts.hits as f64),
             ("expert_awaited_total", "counter", "Wanted experts that were being read ahead.", counts.awaited as f64),
             ("expert_misses_total", "counter", "Wanted experts that had to be read.", counts.misses as f64),
@@ -119,7 +119,7 @@ impl Counts {
     }
 
     fn agreement(&self) -> f64 {
-        self.standing.quality.map_or(1.0, |quality| quality.agreement)
+        self.status.quality.map_or(1.0, |quality| quality.agreement)
     }
 
     fn histogram(&self, out: &mut String) {
@@ -128,8 +128,8 @@ impl Counts {
         for (count, bound) in self.buckets.iter().zip(BUCKETS) {
             let _ = writeln!(out, "larder_{name}_bucket{{le=\"{bound}\"}} {count}");
         }
-        let _ = writeln!(out, "larder_{name}_bucket{{le=\"+Inf\"}} {}", self.firsts);
-        let _ = writeln!(out, "larder_{name}_sum {}\nlarder_{name}_count {}", self.first_seconds, self.firsts);
+        let _ = writeln!(out, "larder_{name}_bucket{{le=\"+Inf\"}} {}", self.ttft_count);
+        let _ = writeln!(out, "larder_{name}_sum {}\nlarder_{name}_count {}", self.ttft_seconds, self.ttft_count);
     }
 }
 
@@ -146,10 +146,10 @@ mod tests {
         let metrics = Metrics::default();
         let mut counts = metrics.lock();
         for millis in [20, 300, 90_000] {
-            let first = Some(Duration::from_millis(millis));
-            counts.step(Step::Wrote { first }, &Standing::default());
+            let ttft = Some(Duration::from_millis(millis));
+            counts.step(StepKind::Decode { ttft }, &EngineStatus::default());
         }
-        counts.step(Step::Read(7), &Standing::default());
+        counts.step(StepKind::Prefill(7), &EngineStatus::default());
         counts.responded("/v1/models", 200);
         let text = counts.text((2, 1));
         for line in [

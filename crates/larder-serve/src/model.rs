@@ -2,7 +2,7 @@ use larder_engine::{ChatTemplate, GenerationConfig, Tokenizer};
 use serde_json::Value;
 
 /// What is known of the model beside its weights.
-pub struct Model {
+pub struct ServedModel {
     /// The name under which it is served.
     pub name: String,
     /// Further names that it answers to.
@@ -24,12 +24,12 @@ pub struct Model {
     /// Experts that one token uses per such layer.
     pub top_k: usize,
     /// What memory was planned for.
-    pub plan: Value,
+    pub memory_plan: Value,
 }
 
-impl Model {
+impl ServedModel {
     /// Whether it is called so.
-    pub fn answers_to(&self, name: &str) -> bool {
+    pub fn has_name(&self, name: &str) -> bool {
         self.name == name || self.aliases.iter().any(|alias| alias == name)
     }
 }

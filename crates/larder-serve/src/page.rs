@@ -19,7 +19,7 @@ const SCRIPT: &str = concat!(
 );
 
 /// The page, but for the word that each response has for its own parts.
-static WHOLE: LazyLock<String> =
+static ASSEMBLED: LazyLock<String> =
     LazyLock::new(|| PAGE.replace("{style}", STYLE).replace("{script}", SCRIPT).replace("{icon}", ICON.trim()));
 
 /// The page.
@@ -32,7 +32,7 @@ pub fn response() -> Response {
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff".to_owned()),
         (header::REFERRER_POLICY, "no-referrer".to_owned()),
     ];
-    (headers, WHOLE.replace("{nonce}", &nonce)).into_response()
+    (headers, ASSEMBLED.replace("{nonce}", &nonce)).into_response()
 }
 
 fn policy(nonce: &str) -> String {
@@ -55,9 +55,9 @@ mod tests {
     #[test]
     fn every_part_is_in_its_place() {
         for name in ["{style}", "{script}", "{icon}"] {
-            assert!(PAGE.contains(name) && !WHOLE.contains(name), "{name}");
+            assert!(PAGE.contains(name) && !ASSEMBLED.contains(name), "{name}");
         }
-        assert!(WHOLE.contains(STYLE) && WHOLE.contains(SCRIPT));
+        assert!(ASSEMBLED.contains(STYLE) && ASSEMBLED.contains(SCRIPT));
         // Otherwise a part could end the element that it is in.
         assert!(!STYLE.contains("</") && !SCRIPT.contains("</script") && !SCRIPT.contains("<!--"));
     }

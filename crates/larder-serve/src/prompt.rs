@@ -4,28 +4,29 @@ use larder_engine::{ChatInput, ChatTemplate};
 use serde_json::Value;
 
 use crate::error::ApiError;
-use crate::model::Model;
+use crate::model::ServedModel;
 use crate::request::{ChatRequest, Prompt};
 
 type Result<T> = std::result::Result<T, ApiError>;
 
 /// What a chat becomes: its tokens, and strings that end the answer beside those that were asked for.
 #[derive(Debug)]
-pub struct Chat {
+pub struct ChatPrompt {
     /// The tokens.
     pub tokens: Vec<u32>,
     /// Where the answer ends although the model goes on.
     pub stop: Vec<String>,
 }
 
-impl Model {
+impl ServedModel {
     /// The tokens of a chat, ending where its answer begins.
-    pub fn chat(&self, request: &ChatRequest) -> Result<Chat> {
+    pub fn chat(&self, request: &ChatRequest) -> Result<ChatPrompt> {
         let chat = match &self.template {
-            Some(template) => Chat { tokens: self.encode(&render(template, request)?, false)?, stop: vec![] },
-            None => {
-                Chat { tokens: self.encode(&plain(request)?, true)?, stop: vec![format!("\n{}:", name_of("user"))] }
-            }
+            Some(template) => ChatPrompt { tokens: self.encode(&render(template, request)?, false)?, stop: vec![] },
+            None => ChatPrompt {
+                tokens: self.encode(&plain_dialogue(request)?, true)?,
+                stop: vec![format!("\n{}:", name_of("user"))],
+            },
         };
         self.check(&chat.tokens, "messages")?;
         Ok(chat)
@@ -39,20 +40,20 @@ impl Model {
         };
         if let Some(id) = tokens.iter().find(|id| **id as usize >= self.vocab) {
             let message = format!("Token id {id} is beyond the vocabulary of {}.", self.vocab);
-            return Err(ApiError::field("prompt", "invalid_value", message));
+            return Err(ApiError::invalid_field("prompt", "invalid_value", message));
         }
         self.check(&tokens, "prompt")?;
         Ok(tokens)
     }
 
     fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>> {
-        self.tokenizer.encode(text, special).map_err(|error| ApiError::bad(format!("{error}.")))
+        self.tokenizer.encode(text, special).map_err(|error| ApiError::bad_request(format!("{error}.")))
     }
 
     fn check(&self, tokens: &[u32], param: &str) -> Result<()> {
         if tokens.is_empty() {
             let message = "The prompt is empty, and this model begins a text with nothing of its own.";
-            return Err(ApiError::field(param, "empty_prompt", message));
+            return Err(ApiError::invalid_field(param, "empty_prompt", message));
         }
         if tokens.len() >= self.context {
             let message = format!(
@@ -60,7 +61,7 @@ impl Model {
                 self.context,
                 tokens.len()
             );
-            return Err(ApiError::field(param, "context_length_exceeded", message));
+            return Err(ApiError::invalid_field(param, "context_length_exceeded", message));
         }
         Ok(())
     }
@@ -69,14 +70,15 @@ impl Model {
 fn render(template: &ChatTemplate, request: &ChatRequest) -> Result<String> {
     let input =
         ChatInput { tools: request.tools.as_deref(), extra: &request.extra, ..ChatInput::new(&request.messages) };
-    let said =
-        |error| ApiError::field("messages", "invalid_value", format!("The chat cannot be put into words: {error}."));
+    let said = |error| {
+        ApiError::invalid_field("messages", "invalid_value", format!("The chat cannot be put into words: {error}."))
+    };
     template.render(&input).map_err(said)
 }
 
 /// A model without a template was not trained on chats. One that only goes on with texts understands a dialogue as it is
 /// printed; of tools it knows nothing.
-fn plain(request: &ChatRequest) -> Result<String> {
+fn plain_dialogue(request: &ChatRequest) -> Result<String> {
     if request.tools.is_some() {
         return Err(ApiError::unsupported("tools", "This model has no chat template, so it cannot be told of tools."));
     }

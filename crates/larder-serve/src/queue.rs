@@ -8,69 +8,69 @@ use serde_json::Value;
 use tokio::sync::oneshot;
 
 use crate::error::ApiError;
-use crate::job::{CHANNEL, Event, Job};
+use crate::job::{CHANNEL, GenerationEvent, GenerationJob};
 
-/// Most questions to the engine that wait at a time.
-const QUESTIONS: usize = 64;
+/// Most commands to the engine that wait at a time.
+const COMMANDS_MAX: usize = 64;
 
-/// Requests that wait, and questions to the engine itself.
-pub struct Queue {
-    inner: Mutex<Inner>,
+/// Requests that wait, and commands to the engine itself.
+pub struct RequestQueue {
+    inner: Mutex<QueueState>,
     wake: Condvar,
     limit: usize,
-    places: usize,
+    parallel: usize,
 }
 
 #[derive(Default)]
-struct Inner {
-    jobs: VecDeque<Job>,
-    questions: VecDeque<Question>,
+struct QueueState {
+    jobs: VecDeque<GenerationJob>,
+    commands: VecDeque<EngineCommand>,
     active: usize,
     closing: bool,
 }
 
 /// What the decode thread answers between tokens.
-pub enum Question {
+pub enum EngineCommand {
     /// How does the engine stand?
-    State(oneshot::Sender<Value>),
+    ReadState(oneshot::Sender<Value>),
     /// Choose experts by this strategy.
-    Route(String, oneshot::Sender<Result<Value, String>>),
+    SetRouting(String, oneshot::Sender<Result<Value, String>>),
 }
 
 /// What to do next.
-pub enum Next {
+pub enum NextTask {
     /// Answer this.
-    Job(Box<Job>),
+    Generate(Box<GenerationJob>),
     /// Tell or change something.
-    Question(Question),
+    Engine(EngineCommand),
     /// Nothing new.
-    Nothing,
+    Idle,
     /// Nothing, and there never will be.
     Closed,
 }
 
-impl Queue {
-    /// An empty queue in which `limit` requests may wait for `places` at the decoder.
-    pub fn new(limit: usize, places: usize) -> Self {
-        Queue { inner: Mutex::default(), wake: Condvar::new(), limit, places }
+impl RequestQueue {
+    /// An empty queue in which `limit` requests may wait for `parallel` at the decoder.
+    pub fn new(limit: usize, parallel: usize) -> Self {
+        RequestQueue { inner: Mutex::default(), wake: Condvar::new(), limit, parallel }
     }
 
     /// Puts a request in. `seconds` is how long one takes, to say when to try again.
-    pub fn submit(&self, job: Job, seconds: f64) -> Result<(), ApiError> {
+    pub fn submit(&self, job: GenerationJob, seconds: f64) -> Result<(), ApiError> {
         let mut inner = self.lock();
         if inner.closing {
-            return Err(ApiError::closing());
+            return Err(ApiError::shutting_down());
         }
-        inner.forget_the_gone();
-        let free = self.places.saturating_sub(inner.active);
+        inner.drop_expired();
+        let free = self.parallel.saturating_sub(inner.active);
         let before = inner.jobs.len();
         if before >= self.limit + free {
-            let wait = seconds * (before + 1) as f64 / self.places.max(1) as f64;
-            return Err(ApiError::busy(before, wait.clamp(1.0, 60.0).ceil() as u64));
+            let wait = seconds * (before + 1) as f64 / self.parallel.max(1) as f64;
+            return Err(ApiError::too_many_requests(before, wait.clamp(1.0, 60.0).ceil() as u64));
         }
         if before >= free {
             // A full channel would mean that it was told before.
-            let _ = job.to.try_send(Event::Waiting(before + 1 - free));
+            let _ = job.events.try_send(GenerationEvent::Queued(before + 1 - free));
         }
         inner.jobs.push_back(job);
         drop(inner);
@@ -79,44 +79,44 @@ impl Queue {
     }
 
     /// Asks the engine.
-    pub fn ask(&self, question: Question) -> Result<(), ApiError> {
+    pub fn command(&self, command: EngineCommand) -> Result<(), ApiError> {
         let mut inner = self.lock();
         if inner.closing {
-            return Err(ApiError::closing());
+            return Err(ApiError::shutting_down());
         }
-        if inner.questions.len() >= QUESTIONS {
-            return Err(ApiError::busy(inner.questions.len(), 1));
+        if inner.commands.len() >= COMMANDS_MAX {
+            return Err(ApiError::too_many_requests(inner.commands.len(), 1));
         }
-        inner.questions.push_back(question);
+        inner.commands.push_back(command);
         drop(inner);
         self.wake.notify_all();
         Ok(())
     }
 
     /// What comes next while `active` answers are under way; waits for it up to `patience`.
-    pub fn next(&self, active: usize, patience: Duration) -> Next {
+    pub fn next(&self, active: usize, patience: Duration) -> NextTask {
         let mut inner = self.lock();
         inner.active = active;
-        inner.forget_the_gone();
-        if inner.is_idle(self.places) && !inner.closing && !patience.is_zero() {
+        inner.drop_expired();
+        if inner.is_idle(self.parallel) && !inner.closing && !patience.is_zero() {
             inner = self.wake.wait_timeout(inner, patience).unwrap_or_else(PoisonError::into_inner).0;
         }
-        if let Some(question) = inner.questions.pop_front() {
-            return Next::Question(question);
+        if let Some(command) = inner.commands.pop_front() {
+            return NextTask::Engine(command);
         }
-        if active < self.places
+        if active < self.parallel
             && let Some(job) = inner.jobs.pop_front()
         {
             inner.active += 1;
             for (i, waiting) in inner.jobs.iter().enumerate() {
                 // Room is kept for what comes last.
-                if waiting.to.capacity() > CHANNEL / 2 {
-                    let _ = waiting.to.try_send(Event::Waiting(i + 1));
+                if waiting.events.capacity() > CHANNEL / 2 {
+                    let _ = waiting.events.try_send(GenerationEvent::Queued(i + 1));
                 }
             }
-            return Next::Job(Box::new(job));
+            return NextTask::Generate(Box::new(job));
         }
-        if inner.closing && active == 0 { Next::Closed } else { Next::Nothing }
+        if inner.closing && active == 0 { NextTask::Closed } else { NextTask::Idle }
     }
 
     /// Takes no more; what waits is refused.
@@ -124,9 +124,9 @@ impl Queue {
         let mut inner = self.lock();
         inner.closing = true;
         for job in inner.jobs.drain(..) {
-            let _ = job.to.try_send(Event::Failed(ApiError::closing()));
+            let _ = job.events.try_send(GenerationEvent::Failed(ApiError::shutting_down()));
         }
-        inner.questions.clear();
+        inner.commands.clear();
         drop(inner);
         self.wake.notify_all();
     }
@@ -142,27 +142,27 @@ impl Queue {
         (inner.jobs.len(), inner.active)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
+    fn lock(&self) -> MutexGuard<'_, QueueState> {
         // Nothing here panics halfway through a change.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Inner {
-    fn is_idle(&self, places: usize) -> bool {
-        self.questions.is_empty() && (self.jobs.is_empty() || self.active >= places)
+impl QueueState {
+    fn is_idle(&self, parallel: usize) -> bool {
+        self.commands.is_empty() && (self.jobs.is_empty() || self.active >= parallel)
     }
 
     /// Whoever hung up waits no longer; whoever waited too long is told so.
-    fn forget_the_gone(&mut self) {
+    fn drop_expired(&mut self) {
         let now = std::time::Instant::now();
         self.jobs.retain(|job| {
             let late = now >= job.deadline;
             if late {
-                let seconds = (job.deadline - job.since).as_secs();
-                let _ = job.to.try_send(Event::Failed(ApiError::late(seconds)));
+                let seconds = (job.deadline - job.received).as_secs();
+                let _ = job.events.try_send(GenerationEvent::Failed(ApiError::timed_out(seconds)));
             }
-            !late && !job.to.is_closed()
+            !late && !job.events.is_closed()
         });
     }
 }
@@ -176,10 +176,10 @@ mod tests {
 
     use super::*;
 
-    fn job(number: u64, patience: Duration) -> (Job, mpsc::Receiver<Event>) {
+    fn job(number: u64, patience: Duration) -> (GenerationJob, mpsc::Receiver<GenerationEvent>) {
         let (to, events) = mpsc::channel(CHANNEL);
         let now = Instant::now();
-        let job = Job {
+        let job = GenerationJob {
             number,
             prompt: vec![1],
             sampler: Sampler::new(Sampling::default(), 0).unwrap(),
@@ -187,23 +187,23 @@ mod tests {
             max_tokens: 1,
             ignore_eos: false,
             logprobs: None,
-            since: now,
+            received: now,
             deadline: now + patience,
-            to,
+            events: to,
         };
         (job, events)
     }
 
-    fn next(queue: &Queue, active: usize) -> Option<u64> {
+    fn next(queue: &RequestQueue, active: usize) -> Option<u64> {
         match queue.next(active, Duration::ZERO) {
-            Next::Job(job) => Some(job.number),
+            NextTask::Generate(job) => Some(job.number),
             _ => None,
         }
     }
 
     #[test]
     fn it_is_bounded_and_first_come_first_served() {
-        let queue = Queue::new(2, 1);
+        let queue = RequestQueue::new(2, 1);
         let long = Duration::from_secs(60);
         let mut waiting = Vec::new();
         for number in 0..3 {
@@ -213,9 +213,9 @@ mod tests {
         }
         let refused = queue.submit(job(3, long).0, 4.0).unwrap_err();
         assert_eq!((refused.status.as_u16(), refused.retry_after), (429, Some(16)));
-        assert!(matches!(waiting[2].try_recv(), Ok(Event::Waiting(2))));
+        assert!(matches!(waiting[2].try_recv(), Ok(GenerationEvent::Queued(2))));
         assert_eq!((next(&queue, 0), next(&queue, 1)), (Some(0), None));
-        assert!(matches!(waiting[2].try_recv(), Ok(Event::Waiting(2))));
+        assert!(matches!(waiting[2].try_recv(), Ok(GenerationEvent::Queued(2))));
         // Whoever hangs up makes room.
         waiting.remove(1);
         let (last, _events) = job(4, long);
@@ -225,17 +225,17 @@ mod tests {
 
     #[test]
     fn who_waits_too_long_or_when_it_closes_is_told() {
-        let queue = Queue::new(4, 1);
+        let queue = RequestQueue::new(4, 1);
         let (late, mut events) = job(0, Duration::ZERO);
         queue.submit(late, 1.0).unwrap();
         assert_eq!(next(&queue, 0), None);
-        assert!(matches!(events.try_recv(), Ok(Event::Failed(error)) if error.code == Some("timeout")));
+        assert!(matches!(events.try_recv(), Ok(GenerationEvent::Failed(error)) if error.code == Some("timeout")));
         let (other, mut events) = job(1, Duration::from_secs(60));
         queue.submit(other, 1.0).unwrap();
         queue.close();
-        assert!(matches!(events.try_recv(), Ok(Event::Failed(error)) if error.code == Some("shutting_down")));
-        assert!(matches!(queue.next(0, Duration::ZERO), Next::Closed));
-        assert!(matches!(queue.next(1, Duration::ZERO), Next::Nothing));
+        assert!(matches!(events.try_recv(), Ok(GenerationEvent::Failed(error)) if error.code == Some("shutting_down")));
+        assert!(matches!(queue.next(0, Duration::ZERO), NextTask::Closed));
+        assert!(matches!(queue.next(1, Duration::ZERO), NextTask::Idle));
         assert_eq!(queue.submit(job(2, Duration::ZERO).0, 1.0).unwrap_err().status.as_u16(), 503);
     }
 }

@@ -9,22 +9,22 @@ use std::{io, thread};
 use tokio::sync::{Semaphore, oneshot};
 
 use crate::engine::Engine;
-use crate::live::Live;
+use crate::live::LiveEvents;
 use crate::metrics::Metrics;
-use crate::model::Model;
-use crate::queue::Queue;
+use crate::model::ServedModel;
+use crate::queue::RequestQueue;
 use crate::{connection, decode, http};
 
 /// Threads for connections; nearly all work is the decode thread's.
-const WORKERS: usize = 2;
+const HTTP_THREADS: usize = 2;
 /// Threads that turn requests into tokens.
-const PREPARERS: usize = 2;
+const TOKENIZER_THREADS: usize = 2;
 /// Bytes of bodies that are read at a time, all together.
-const BODIES_BYTES: usize = 64 << 20;
+const BODIES_BYTES_MAX: usize = 64 << 20;
 
 /// How to serve.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct ServerOptions {
     /// Answers that are written at a time.
     pub parallel: usize,
     /// Sequences that are remembered, those being written included.
@@ -34,7 +34,7 @@ pub struct Options {
     /// How long an answer may take, the queue included.
     pub timeout: Duration,
     /// How long a client may be silent while it is its turn.
-    pub patience: Duration,
+    pub client_timeout: Duration,
     /// Largest body.
     pub body_bytes: usize,
     /// The key that clients must send.
@@ -46,55 +46,60 @@ pub struct Options {
 }
 
 /// What all threads share.
-pub struct Shared {
-    pub options: Options,
-    pub model: Model,
-    pub queue: Queue,
+pub struct ServerState {
+    pub options: ServerOptions,
+    pub model: ServedModel,
+    pub queue: RequestQueue,
     pub metrics: Metrics,
-    pub live: Live,
+    pub live: LiveEvents,
     /// Requests so far.
     pub requests: AtomicU64,
     /// One permit for each KiB of a body.
-    pub bodies: Arc<Semaphore>,
-    pub preparers: Semaphore,
+    pub body_permits: Arc<Semaphore>,
+    pub tokenizer_permits: Semaphore,
 }
 
 /// The same, for handlers.
-pub type App = Arc<Shared>;
+pub type App = Arc<ServerState>;
 
-impl Options {
+impl ServerOptions {
     /// Permits for a body of so many bytes.
-    pub fn permits(&self, bytes: usize) -> u32 {
+    pub fn body_permits(&self, bytes: usize) -> u32 {
         (bytes.min(self.body_bytes).div_ceil(1 << 10)).clamp(1, self.all_permits()) as u32
     }
 
     fn all_permits(&self) -> usize {
-        BODIES_BYTES.max(self.body_bytes).div_ceil(1 << 10).min(u32::MAX as usize >> 1)
+        BODIES_BYTES_MAX.max(self.body_bytes).div_ceil(1 << 10).min(u32::MAX as usize >> 1)
     }
 }
 
 /// Serves `model` on `listener` until the process is told to end; running answers are then completed.
-pub fn serve(listener: TcpListener, options: Options, model: Model, engine: Box<dyn Engine>) -> io::Result<()> {
+pub fn serve(
+    listener: TcpListener,
+    options: ServerOptions,
+    model: ServedModel,
+    engine: Box<dyn Engine>,
+) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(WORKERS)
-        .max_blocking_threads(PREPARERS + 2)
+        .worker_threads(HTTP_THREADS)
+        .max_blocking_threads(TOKENIZER_THREADS + 2)
         .thread_name("http")
         .enable_all()
         .build()?;
-    let bodies = Arc::new(Semaphore::new(options.all_permits()));
-    let app = Arc::new(Shared {
-        queue: Queue::new(options.queue, options.parallel),
+    let body_permits = Arc::new(Semaphore::new(options.all_permits()));
+    let app = Arc::new(ServerState {
+        queue: RequestQueue::new(options.queue, options.parallel),
         options,
         model,
         metrics: Metrics::default(),
-        live: Live::new(),
+        live: LiveEvents::new(),
         requests: AtomicU64::new(0),
-        bodies,
-        preparers: Semaphore::new(PREPARERS),
+        body_permits,
+        tokenizer_permits: Semaphore::new(TOKENIZER_THREADS),
     });
     let (over, ended) = oneshot::channel();
     let decoding = {
-        let closing = Closing { app: app.clone(), _over: over };
+        let closing = CloseOnDrop { app: app.clone(), _over: over };
         thread::Builder::new().name("decode".into()).spawn(move || decode::run(&closing.app, engine))?
     };
     runtime.block_on(async {
@@ -105,7 +110,7 @@ pub fn serve(listener: TcpListener, options: Options, model: Model, engine: Box<
             // An error means that the decode thread is gone, which is what is waited for.
             let _ = ended.await;
         };
-        connection::accept(listener, http::router(app.clone()), app.options.patience, end).await;
+        connection::accept(listener, http::router(app.clone()), app.options.client_timeout, end).await;
         io::Result::Ok(())
     })?;
     runtime.shutdown_timeout(Duration::from_secs(1));
@@ -113,12 +118,12 @@ pub fn serve(listener: TcpListener, options: Options, model: Model, engine: Box<
 }
 
 /// Closes the queue when the decode thread ends, however it does, and lets that be known.
-struct Closing {
+struct CloseOnDrop {
     app: App,
     _over: oneshot::Sender<()>,
 }
 
-impl Drop for Closing {
+impl Drop for CloseOnDrop {
     fn drop(&mut self) {
         self.app.queue.close();
     }

@@ -254,7 +254,7 @@ fn new_recorder(to: &Path, decoder: &Decoder, flags: &EngineFlags) -> Result<(Pa
     recorder.say("routing", flags.routing.to_string());
     if flags.trace_logits {
         let gates: Vec<&Gate> = decoder.gates().collect();
-        recorder.say(larder_lab::GATES, serde_json::to_string(&gates)?);
+        recorder.say(larder_lab::GATES_KEY, serde_json::to_string(&gates)?);
     }
     Ok((to.to_owned(), recorder))
 }

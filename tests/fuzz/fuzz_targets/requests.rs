@@ -2,12 +2,12 @@
 
 #![no_main]
 
-use larder_serve::request::{ChatRequest, CompletionRequest, routing};
+use larder_serve::request::{ChatRequest, CompletionRequest, parse_routing};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
     let errors =
-        [ChatRequest::parse(bytes).err(), CompletionRequest::parse(bytes).err(), routing(bytes).err()];
+        [ChatRequest::parse(bytes).err(), CompletionRequest::parse(bytes).err(), parse_routing(bytes).err()];
     for error in errors.into_iter().flatten() {
         assert!(error.status.is_client_error() && !error.message.is_empty(), "{error:?}");
         assert!(error.json()["error"]["message"].is_string(), "{error:?}");

@@ -2,7 +2,7 @@
 
 use larder_core::{Geometry, Scope};
 use larder_engine::{Cached, Recorder, Routing, Session, Streaming};
-use larder_lab::{GATES, Start, replay, reroute};
+use larder_lab::{GATES_KEY, InitialCache, replay, reroute};
 use larder_model::{Call, ExpertPath, ModelError, Routed};
 use larder_policy::eviction::{EvictionSpec, Help, POLICIES, Setting};
 use larder_policy::routing::RoutingSpec;
@@ -88,7 +88,7 @@ fn a_replay_of_a_recorded_run_gives_the_engines_counts() {
                 }
                 let mut recorded = Recorded { path, recorder: Recorder::new(geometry, true) };
                 let gates: Vec<_> = model.decoder.gates().collect();
-                recorded.recorder.say(GATES, serde_json::to_string(&gates).unwrap());
+                recorded.recorder.say(GATES_KEY, serde_json::to_string(&gates).unwrap());
                 for _ in 0..2 {
                     recorded.path.new_sequence();
                     recorded.recorder.new_sequence();
@@ -98,12 +98,14 @@ fn a_replay_of_a_recorded_run_gives_the_engines_counts() {
                 trace.check().unwrap();
                 assert_eq!((trace.tokens(), trace.sequences.len()), (4 * TOKENS.len(), 2));
                 let spec: EvictionSpec = policy.name.parse().unwrap();
-                let again = replay(&trace, (slots, scope, scratch), &spec, &Help::default(), Start::Carried).unwrap();
+                let again =
+                    replay(&trace, (slots, scope, scratch), &spec, &Help::default(), InitialCache::Carried).unwrap();
                 if strategy != "original" {
                     // Choosing again from the same logits beside the same cache is choosing the same.
                     let routing = strategy.parse().unwrap();
                     let room = (slots, scope, scratch);
-                    let chosen = reroute(&trace, room, &spec, &Help::default(), &routing, Start::Carried).unwrap();
+                    let chosen =
+                        reroute(&trace, room, &spec, &Help::default(), &routing, InitialCache::Carried).unwrap();
                     assert!(chosen.0.ids == trace.ids, "{} {strategy}", policy.name);
                     assert_eq!(chosen.1, recorded.path.routing().quality().unwrap());
                 }

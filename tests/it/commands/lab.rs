@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 use larder_core::{Scope, Trace};
-use larder_lab::{Axes, Cell, Requests, Start, Sweep, eighths};
+use larder_lab::{InitialCache, ReplaySweep, Requests, SweepAxes, SweepCell, eighths};
 use larder_policy::eviction::{EvictionSpec, Help, POLICIES};
 
 use crate::support::reference::Reference;
@@ -15,23 +15,23 @@ fn slice() -> Trace {
 }
 
 /// Every policy that needs nothing but the trace, at eight capacities in both scopes.
-fn cells(start: Start) -> Vec<Cell> {
+fn cells(start: InitialCache) -> Vec<SweepCell> {
     let trace = slice();
     let requests = Requests::all(&trace);
-    let setting = requests.setting(1, Scope::Layer, 0).unwrap();
+    let setting = requests.cache_shape(1, Scope::Layer, 0).unwrap();
     let specs = POLICIES.iter().map(|policy| policy.name.parse::<EvictionSpec>().unwrap());
-    let can = |spec: &EvictionSpec| spec.make(&setting, &requests.help(spec, &Help::default())).is_ok();
+    let can = |spec: &EvictionSpec| spec.make(&setting, &requests.policy_inputs(spec, &Help::default())).is_ok();
     let specs: Vec<_> = specs.filter(can).collect();
     let (slots, scopes) = (eighths(trace.experts), [Scope::Layer, Scope::Global]);
-    let axes = Axes { policies: &specs, routings: &[], slots: &slots, scopes: &scopes, scratch: 0 };
-    Sweep::new(&trace, &axes, &Help::default(), start).unwrap().run(2, &|_| ()).unwrap()
+    let axes = SweepAxes { policies: &specs, routings: &[], slots: &slots, scopes: &scopes, scratch: 0 };
+    ReplaySweep::new(&trace, &axes, &Help::default(), start).unwrap().run(2, &|_| ()).unwrap()
 }
 
 /// A line for each policy, scope and start, the misses at each capacity behind it.
-fn table(all: &[(Start, Vec<Cell>)]) -> String {
+fn table(all: &[(InitialCache, Vec<SweepCell>)]) -> String {
     let mut out = String::from("# misses at 4, 8, … 32 slots per layer\n");
     for (start, cells) in all {
-        let mut sorted: Vec<&Cell> = cells.iter().collect();
+        let mut sorted: Vec<&SweepCell> = cells.iter().collect();
         sorted.sort_by_key(|c| (c.scope == Scope::Global, c.policy.clone()));
         for line in sorted.chunk_by(|a, b| (a.scope, &a.policy) == (b.scope, &b.policy)) {
             let _ = write!(out, "{start} {} {}", line[0].scope, line[0].policy);
@@ -46,7 +46,7 @@ fn table(all: &[(Start, Vec<Cell>)]) -> String {
 #[test]
 fn misses_are_those_of_the_golden_table() {
     let path = fixture("traces/misses.txt");
-    let found = table(&[Start::Cold, Start::Carried].map(|start| (start, cells(start))));
+    let found = table(&[InitialCache::Cold, InitialCache::Carried].map(|start| (start, cells(start))));
     if std::env::var_os("LARDER_BLESS").is_some() {
         std::fs::write(&path, &found).unwrap();
     }
@@ -57,10 +57,10 @@ fn misses_are_those_of_the_golden_table() {
 
 #[test]
 fn nobody_beats_belady_and_everybody_is_equal_when_all_fits() {
-    for start in [Start::Cold, Start::Carried] {
+    for start in [InitialCache::Cold, InitialCache::Carried] {
         let cells = cells(start);
         for cell in &cells {
-            let same = |c: &&Cell| c.policy == "belady" && (c.scope, c.slots) == (cell.scope, cell.slots);
+            let same = |c: &&SweepCell| c.policy == "belady" && (c.scope, c.slots) == (cell.scope, cell.slots);
             let best = cells.iter().find(same).unwrap().replayed.counts;
             let counts = cell.replayed.counts;
             let name = format!("{} {} {} {start}", cell.policy, cell.scope, cell.slots);

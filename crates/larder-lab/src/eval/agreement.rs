@@ -6,9 +6,9 @@ use larder_policy::routing::{Ask, Router};
 
 /// Watches a model that chooses for itself, asks a strategy at each token what it would choose instead, and keeps the
 /// cache that the strategy would have.
-pub struct Shadow<'a> {
+pub struct ShadowRouting<'a> {
     gates: Vec<&'a Gate>,
-    rows: Rows,
+    rows: MoeRows,
     router: Box<dyn Router>,
     ledger: Ledger,
     wave: Wave,
@@ -19,14 +19,14 @@ pub struct Shadow<'a> {
     logits: Vec<Vec<f32>>,
 }
 
-impl<'a> Shadow<'a> {
+impl<'a> ShadowRouting<'a> {
     /// Of a model of this geometry, whose layers choose by `gates`. The caller guarantees that they suit the router,
     /// and that the ledger is for this geometry.
     pub fn new(geometry: &Geometry, gates: Vec<&'a Gate>, router: Box<dyn Router>, ledger: Ledger) -> Self {
-        let (count, rows) = (gates.len(), Rows::new(geometry));
+        let (count, rows) = (gates.len(), MoeRows::new(geometry));
         let (wave, comparison, chosen) = Default::default();
         let (qualities, logits) = (vec![Quality::default(); count], vec![Vec::new(); count]);
-        Shadow { gates, rows, router, ledger, wave, comparison, qualities, chosen, logits }
+        ShadowRouting { gates, rows, router, ledger, wave, comparison, qualities, chosen, logits }
     }
 
     /// What comes has nothing to do with what was.
@@ -70,7 +70,7 @@ impl<'a> Shadow<'a> {
     }
 }
 
-impl Tap for Shadow<'_> {
+impl Tap for ShadowRouting<'_> {
     fn routed(&mut self, layer: LayerIdx, logits: &[f32], _: &Routed) {
         let Some(row) = self.rows.of(layer) else { return };
         self.logits[row].clear();
@@ -82,18 +82,18 @@ impl Tap for Shadow<'_> {
 }
 
 /// Watches a model that a strategy chooses for, and compares with what each layer would have chosen for itself.
-pub struct Followed<'a> {
+pub struct RoutingAgreement<'a> {
     gates: Vec<&'a Gate>,
-    rows: Rows,
+    rows: MoeRows,
     comparison: Comparison,
     qualities: Vec<Quality>,
 }
 
-impl<'a> Followed<'a> {
+impl<'a> RoutingAgreement<'a> {
     /// Of a model of this geometry, whose layers choose by `gates`.
     pub fn new(geometry: &Geometry, gates: Vec<&'a Gate>) -> Self {
         let qualities = vec![Quality::default(); gates.len()];
-        Followed { gates, rows: Rows::new(geometry), comparison: Comparison::default(), qualities }
+        RoutingAgreement { gates, rows: MoeRows::new(geometry), comparison: Comparison::default(), qualities }
     }
 
     /// How far each layer's choices were from its own.
@@ -102,7 +102,7 @@ impl<'a> Followed<'a> {
     }
 }
 
-impl Tap for Followed<'_> {
+impl Tap for RoutingAgreement<'_> {
     fn routed(&mut self, layer: LayerIdx, logits: &[f32], routed: &Routed) {
         let Some(row) = self.rows.of(layer) else { return };
         let gate = self.gates[row];
@@ -114,13 +114,13 @@ impl Tap for Followed<'_> {
 }
 
 /// Position of each decoder layer among those with experts.
-pub(super) struct Rows(Vec<Option<usize>>);
+pub(super) struct MoeRows(Vec<Option<usize>>);
 
-impl Rows {
+impl MoeRows {
     pub fn new(geometry: &Geometry) -> Self {
         let mut rows = vec![None; geometry.layers];
         geometry.moe_layers.iter().enumerate().for_each(|(row, layer)| rows[layer.index()] = Some(row));
-        Rows(rows)
+        MoeRows(rows)
     }
 
     pub fn of(&self, layer: LayerIdx) -> Option<usize> {
@@ -150,11 +150,11 @@ mod tests {
         }
     }
 
-    fn shadow<'a>(gate: &'a Gate, spec: &str) -> Shadow<'a> {
+    fn shadow<'a>(gate: &'a Gate, spec: &str) -> ShadowRouting<'a> {
         let router = spec.parse::<RoutingSpec>().unwrap().make(2, None).unwrap();
         let setting = Setting::new(&geometry(), 1, Scope::Layer);
         let policies = "lru".parse::<EvictionSpec>().unwrap().make(&setting, &Help::default()).unwrap();
-        Shadow::new(&geometry(), vec![gate; 2], router, Ledger::new(&setting, policies))
+        ShadowRouting::new(&geometry(), vec![gate; 2], router, Ledger::new(&setting, policies))
     }
 
     #[test]
@@ -172,7 +172,7 @@ mod tests {
     #[test]
     fn what_is_followed_is_what_was_routed() {
         let gate = Gate::softmax(4, 1, false);
-        let mut followed = Followed::new(&geometry(), vec![&gate; 2]);
+        let mut followed = RoutingAgreement::new(&geometry(), vec![&gate; 2]);
         watch(&mut followed);
         assert!(followed.qualities().iter().all(|q| (q.choices, q.substituted) == (2, 1)));
         let kl = followed.qualities()[0].kl;

@@ -6,9 +6,9 @@ use larder_model::{Routed, Tap};
 use larder_policy::routing::{Ask, Router, RoutingSpec};
 use serde::{Deserialize, Serialize};
 
-use super::agreement::Rows;
+use super::agreement::MoeRows;
 use crate::LabError;
-use crate::export::whole;
+use crate::export::write_atomically;
 
 /// No such file is larger.
 const BYTES_MAX: u64 = 1 << 20;
@@ -56,33 +56,33 @@ impl Calibration {
 
     /// Writes it, whole or not at all.
     pub fn write(&self, path: &Path) -> Result<(), LabError> {
-        whole(path, |out| Ok(serde_json::to_writer_pretty(out, self)?))
+        write_atomically(path, |out| Ok(serde_json::to_writer_pretty(out, self)?))
     }
 }
 
 /// Watches a model and averages the spread of each layer's router, as `prior` does while it runs.
-pub struct Spread<'a> {
+pub struct LogitSpread<'a> {
     gates: Vec<&'a Gate>,
-    rows: Rows,
+    rows: MoeRows,
     router: Box<dyn Router>,
     chosen: Vec<ExpertId>,
 }
 
 /// A cache that holds nothing.
-struct Nobody;
+struct EmptyCache;
 
-impl Residency for Nobody {
+impl Residency for EmptyCache {
     fn presence(&self, _: usize, _: usize) -> Presence {
         Presence::Absent
     }
 }
 
-impl<'a> Spread<'a> {
+impl<'a> LogitSpread<'a> {
     /// Of a model of this geometry, whose layers choose by `gates`.
     pub fn new(geometry: &Geometry, gates: Vec<&'a Gate>) -> Self {
         let spec: RoutingSpec = "prior:lambda=0".parse().expect("a spec that is one");
         let router = spec.make(gates.len(), None).expect("it needs nothing");
-        Spread { gates, rows: Rows::new(geometry), router, chosen: Vec::new() }
+        LogitSpread { gates, rows: MoeRows::new(geometry), router, chosen: Vec::new() }
     }
 
     /// The mean so far, of each layer that has experts.
@@ -91,12 +91,12 @@ impl<'a> Spread<'a> {
     }
 }
 
-impl Tap for Spread<'_> {
+impl Tap for LogitSpread<'_> {
     fn routed(&mut self, layer: LayerIdx, logits: &[f32], _: &Routed) {
         let Some(row) = self.rows.of(layer) else { return };
         let gate = self.gates[row];
         for logits in logits.chunks_exact(gate.experts) {
-            self.router.choose(&Ask { row, gate, logits, decode: true }, &Nobody, &mut self.chosen);
+            self.router.choose(&Ask { row, gate, logits, decode: true }, &EmptyCache, &mut self.chosen);
         }
     }
 }
@@ -113,7 +113,7 @@ mod tests {
     #[test]
     fn the_spread_is_the_mean_of_each_layer() {
         let gate = Gate::softmax(3, 1, false);
-        let mut spread = Spread::new(&geometry(3), vec![&gate; 2]);
+        let mut spread = LogitSpread::new(&geometry(3), vec![&gate; 2]);
         spread.routed(LayerIdx(0), &[1.0, 3.0, 0.0, 1.0, 2.0, 2.0], &Routed::default());
         spread.routed(LayerIdx(2), &[-1.0, 4.0, 0.0], &Routed::default());
         let delta = spread.delta();

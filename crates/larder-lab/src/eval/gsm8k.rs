@@ -12,7 +12,7 @@ const MARK: &str = "####";
 
 /// A problem.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Problem {
+pub struct MathProblem {
     /// What is asked.
     pub question: String,
     /// How it is worked out, with the number at the end.
@@ -28,7 +28,7 @@ struct Line {
 }
 
 /// The problems of a file with one JSON object a line, with `question` and `answer`.
-pub fn problems(path: &Path) -> Result<Vec<Problem>, LabError> {
+pub fn read_problems(path: &Path) -> Result<Vec<MathProblem>, LabError> {
     let text = read_text(path)?;
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     lines
@@ -39,13 +39,13 @@ pub fn problems(path: &Path) -> Result<Vec<Problem>, LabError> {
             let number = answer.contains(MARK).then(|| final_number(&answer)).flatten();
             let number =
                 number.ok_or_else(|| wrong(format!("an answer that does not end with {MARK} and a number")))?;
-            Ok(Problem { question, solution: without_notes(&answer), number })
+            Ok(MathProblem { question, solution: without_annotations(&answer), number })
         })
         .collect()
 }
 
 /// Leaves out the notes for a calculator, `<<3*4=12>>`.
-fn without_notes(answer: &str) -> String {
+fn without_annotations(answer: &str) -> String {
     let mut out = String::with_capacity(answer.len());
     let mut rest = answer;
     while let Some((before, after)) = rest.split_once("<<") {
@@ -56,15 +56,15 @@ fn without_notes(answer: &str) -> String {
     out
 }
 
-impl Problem {
+impl MathProblem {
     /// The problem, up to where its solution would follow.
-    pub fn asked(&self) -> String {
+    pub fn prompt_text(&self) -> String {
         format!("Question: {}\nAnswer:", self.question.trim())
     }
 
     /// The same with its solution, as an example for others.
-    pub fn solved(&self) -> String {
-        format!("{} {}\n\n", self.asked(), self.solution.trim())
+    pub fn example_text(&self) -> String {
+        format!("{} {}\n\n", self.prompt_text(), self.solution.trim())
     }
 }
 
@@ -114,12 +114,12 @@ mod tests {
         let path = dir.path().join("p.jsonl");
         let write = |text: &str| std::fs::write(&path, text).unwrap();
         write("{\"question\": \"How many?\", \"answer\": \"2+3=<<2+3=5>>5 eggs\\n#### 5\"}\n\n");
-        let all = problems(&path).unwrap();
-        assert_eq!(all[0].solved(), "Question: How many?\nAnswer: 2+3=5 eggs\n#### 5\n\n");
+        let all = read_problems(&path).unwrap();
+        assert_eq!(all[0].example_text(), "Question: How many?\nAnswer: 2+3=5 eggs\n#### 5\n\n");
         assert_eq!((all.len(), all[0].number), (1, 5.0));
         write("{\"question\": \"a\", \"answer\": \"five\"}");
-        assert!(problems(&path).unwrap_err().to_string().contains("line 1 an answer that does not end"));
+        assert!(read_problems(&path).unwrap_err().to_string().contains("line 1 an answer that does not end"));
         write("\nnot json");
-        assert!(problems(&path).unwrap_err().to_string().contains("line 2 no JSON"));
+        assert!(read_problems(&path).unwrap_err().to_string().contains("line 2 no JSON"));
     }
 }

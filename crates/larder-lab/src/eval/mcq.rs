@@ -24,7 +24,7 @@ pub struct Question {
 
 /// The questions of a CSV file with the columns question, four answers, and the right one as a number from 0 or as a
 /// letter. A first line that names the columns is passed over.
-pub fn questions(path: &Path) -> Result<Vec<Question>, LabError> {
+pub fn read_questions(path: &Path) -> Result<Vec<Question>, LabError> {
     let wrong = |why: String| LabError::malformed(path, why);
     let mut all = Vec::new();
     for (at, record) in records(&read_text(path)?).map_err(wrong)?.into_iter().enumerate() {
@@ -58,7 +58,7 @@ fn place(answer: &str) -> Option<usize> {
 }
 
 /// What a file's name says that it is about.
-pub fn subject(path: &Path) -> String {
+pub fn subject_of(path: &Path) -> String {
     let stem = path.file_stem().unwrap_or_default().to_string_lossy();
     let ends = ["_test", "_dev", "_val", "_train"];
     let bare = ends.iter().find_map(|end| stem.strip_suffix(end)).unwrap_or(&stem);
@@ -66,33 +66,33 @@ pub fn subject(path: &Path) -> String {
 }
 
 /// What stands before the first question.
-pub fn opening(subject: &str) -> String {
+pub fn mcq_preamble(subject: &str) -> String {
     format!("The following are multiple choice questions (with answers) about {subject}.\n\n")
 }
 
 impl Question {
     /// The question and what it offers, up to where the answer's letter would follow.
-    pub fn asked(&self) -> String {
+    pub fn prompt_text(&self) -> String {
         let choices: String = LETTERS.iter().zip(&self.choices).map(|(l, c)| format!("{l}. {}\n", c.trim())).collect();
         format!("{}\n{choices}Answer:", self.text.trim())
     }
 
     /// The same with its answer, as an example for others.
-    pub fn answered(&self) -> String {
-        format!("{} {}\n\n", self.asked(), LETTERS[self.answer])
+    pub fn example_text(&self) -> String {
+        format!("{} {}\n\n", self.prompt_text(), LETTERS[self.answer])
     }
 }
 
 /// A prompt in tokens, and the token with which each answer would go on.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Sheet {
+pub struct McqPrompt {
     /// What is read.
     pub prompt: Vec<u32>,
     /// The tokens of A to D.
     pub letters: [u32; CHOICES],
 }
 
-impl Sheet {
+impl McqPrompt {
     /// From `prompt`, which a letter is to follow. A tokenizer may draw a letter and the space before it together, so
     /// the prompt's tokens are those that it has in common with every answer. `None` if letters cannot be told apart.
     pub fn new<E>(prompt: &str, encode: impl Fn(&str) -> Result<Vec<u32>, E>) -> Result<Option<Self>, E> {
@@ -105,7 +105,7 @@ impl Sheet {
         let next: Option<Vec<u32>> = all.iter().map(|ids| ids.get(common).copied()).collect();
         let Some(letters) = next.and_then(|next| <[u32; CHOICES]>::try_from(next).ok()) else { return Ok(None) };
         let distinct = (1..CHOICES).all(|i| !letters[..i].contains(&letters[i]));
-        Ok((distinct && common > 0).then(|| Sheet { prompt: all[0][..common].to_vec(), letters }))
+        Ok((distinct && common > 0).then(|| McqPrompt { prompt: all[0][..common].to_vec(), letters }))
     }
 
     /// Which answer the logits after the prompt prefer.
@@ -130,15 +130,15 @@ mod tests {
     fn questions_come_with_or_without_a_header() {
         let (_a, with) = file("question,choice0,choice1,choice2,choice3,answer\n\"1, 2?\",1,2,3,4,2\n");
         let (_b, without) = file("\"1, 2?\",1,2,3,4,C\n");
-        let all = questions(&with).unwrap();
-        assert_eq!(all, questions(&without).unwrap());
-        assert_eq!(all[0].answered(), "1, 2?\nA. 1\nB. 2\nC. 3\nD. 4\nAnswer: C\n\n");
-        assert_eq!(subject(&with), "high school physics");
+        let all = read_questions(&with).unwrap();
+        assert_eq!(all, read_questions(&without).unwrap());
+        assert_eq!(all[0].example_text(), "1, 2?\nA. 1\nB. 2\nC. 3\nD. 4\nAnswer: C\n\n");
+        assert_eq!(subject_of(&with), "high school physics");
     }
 
     #[test]
     fn wrong_columns_and_answers_are_named_with_their_line() {
-        let said = |text| questions(&file(text).1).unwrap_err().to_string();
+        let said = |text| read_questions(&file(text).1).unwrap_err().to_string();
         assert!(said("what?,1,2,3,4\n").contains("5 columns in line 1"));
         assert!(said("a,1,2,3,4,A\nb,1,2,3,4,E\n").contains("'E' in line 2"));
         assert!(said("question,a,b,c,d,answer\n").contains("no questions"));
@@ -150,13 +150,13 @@ mod tests {
         let words = |text: &str| -> Result<Vec<u32>, ()> {
             Ok(text.split_inclusive(' ').map(|w| w.bytes().map(u32::from).sum()).collect())
         };
-        let sheet = Sheet::new("x Answer:", words).unwrap().unwrap();
+        let sheet = McqPrompt::new("x Answer:", words).unwrap().unwrap();
         assert_eq!((sheet.prompt.len(), sheet.letters), (2, [65, 66, 67, 68]));
         let mut logits = [0.0; 100];
         logits[67] = 1.0;
         assert_eq!(sheet.choose(&logits), 2);
         assert_eq!(sheet.choose(&[0.0; 100]), 0);
         let blind = |_: &str| -> Result<Vec<u32>, ()> { Ok(vec![1, 2]) };
-        assert_eq!(Sheet::new("x", blind).unwrap(), None);
+        assert_eq!(McqPrompt::new("x", blind).unwrap(), None);
     }
 }

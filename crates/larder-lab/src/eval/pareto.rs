@@ -1,6 +1,6 @@
 /// Of each point whether no other is better in one coordinate and as good in the other, less being better. Of equal
 /// points the first stands for all; what is no number is never in front.
-pub fn front(points: &[(f64, f64)]) -> Vec<bool> {
+pub fn pareto_front(points: &[(f64, f64)]) -> Vec<bool> {
     let beaten = |at: usize, (x, y): (f64, f64)| {
         points.iter().enumerate().any(|(other, (a, b))| {
             let better = *a < x || *b < y || other < at;
@@ -18,7 +18,7 @@ mod tests {
     #[test]
     fn only_what_nothing_beats_is_in_front() {
         let points = [(3.0, 1.0), (2.0, 2.0), (3.0, 2.0), (1.0, 5.0), (1.0, 6.0), (2.0, 2.0), (f64::NAN, 0.0)];
-        assert_eq!(front(&points), [true, true, false, true, false, false, false]);
-        assert!(front(&[]).is_empty());
+        assert_eq!(pareto_front(&points), [true, true, false, true, false, false, false]);
+        assert!(pareto_front(&[]).is_empty());
     }
 }

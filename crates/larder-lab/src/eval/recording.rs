@@ -3,19 +3,19 @@ use larder_engine::Recorder;
 use larder_model::{Call, ExpertPath, ModelError, Routed};
 
 /// A way to experts, with somebody who writes down what passes.
-pub struct Recording<'a, P> {
+pub struct RecordingPath<'a, P> {
     path: &'a mut P,
     recorder: &'a mut Recorder,
 }
 
-impl<'a, P: ExpertPath> Recording<'a, P> {
+impl<'a, P: ExpertPath> RecordingPath<'a, P> {
     /// Does what `path` does.
     pub fn new(path: &'a mut P, recorder: &'a mut Recorder) -> Self {
-        Recording { path, recorder }
+        RecordingPath { path, recorder }
     }
 }
 
-impl<P: ExpertPath> ExpertPath for Recording<'_, P> {
+impl<P: ExpertPath> ExpertPath for RecordingPath<'_, P> {
     fn forward(&mut self, call: &Call, out: &mut [f32]) -> Result<Routed, ModelError> {
         let routed = self.path.forward(call, out)?;
         self.recorder.note(call, &routed);

@@ -8,7 +8,7 @@ const LOGITS_BYTES: usize = 32 << 20;
 
 /// What a chunk of text cost.
 #[derive(Clone, Copy, PartialEq, Default, Debug, serde::Serialize, serde::Deserialize)]
-pub struct Scored {
+pub struct ChunkScore {
     /// Tokens that were foretold: all but the first.
     pub tokens: usize,
     /// Their loss in nats, summed.
@@ -16,7 +16,7 @@ pub struct Scored {
 }
 
 /// How many tokens to read at once of a text that need not be read one by one: each has a row of `vocab` logits.
-pub fn piece_of(vocab: usize) -> usize {
+pub fn step_tokens(vocab: usize) -> usize {
     (LOGITS_BYTES / (vocab.max(1) * size_of::<f32>())).clamp(8, CHUNK)
 }
 
@@ -28,8 +28,8 @@ pub fn score<P: ExpertPath>(
     piece: usize,
     tap: &mut dyn Tap,
     told: &mut dyn FnMut(usize),
-) -> Result<Scored, ModelError> {
-    let mut scored = Scored::default();
+) -> Result<ChunkScore, ModelError> {
+    let mut scored = ChunkScore::default();
     let Some((_, next)) = chunk.split_first() else { return Ok(scored) };
     session.plan(next.len());
     for (read, follow) in chunk[..next.len()].chunks(piece.max(1)).zip(next.chunks(piece.max(1))) {
@@ -55,8 +55,8 @@ mod tests {
 
     #[test]
     fn pieces_shrink_as_vocabularies_grow() {
-        assert_eq!(piece_of(288), CHUNK);
-        assert_eq!(piece_of(151_936), 55);
-        assert_eq!(piece_of(usize::MAX / 8), 8);
+        assert_eq!(step_tokens(288), CHUNK);
+        assert_eq!(step_tokens(151_936), 55);
+        assert_eq!(step_tokens(usize::MAX / 8), 8);
     }
 }

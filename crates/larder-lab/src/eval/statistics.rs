@@ -1,6 +1,6 @@
 //! What a measurement could have been with another text of the same kind.
 
-use super::Scored;
+use super::ChunkScore;
 use crate::Interval;
 
 /// 95 % of a normal distribution lie within so many standard errors.
@@ -8,14 +8,14 @@ const Z: f64 = 1.96;
 
 /// A number and its standard error, which a single chunk does not give.
 #[derive(Clone, Copy, PartialEq, Debug, serde::Serialize, serde::Deserialize)]
-pub struct Estimate {
+pub struct ChunkEstimate {
     /// The number.
     pub value: f64,
     /// Its standard error over chunks.
     pub error: Option<f64>,
 }
 
-impl Estimate {
+impl ChunkEstimate {
     /// What 95 % of such texts would give.
     pub fn interval(&self) -> Option<(f64, f64)> {
         self.error.map(|error| (self.value - Z * error, self.value + Z * error))
@@ -23,16 +23,16 @@ impl Estimate {
 }
 
 /// The perplexity of all chunks together.
-pub fn perplexity(chunks: &[Scored]) -> Estimate {
+pub fn perplexity(chunks: &[ChunkScore]) -> ChunkEstimate {
     let (mean, error) = mean(chunks.iter().map(|c| (c.nats, c.tokens)));
-    Estimate { value: mean.exp(), error: error.map(|e| e * mean.exp()) }
+    ChunkEstimate { value: mean.exp(), error: error.map(|e| e * mean.exp()) }
 }
 
 /// By what part the perplexity of the same chunks has risen above `base`. Chunks are compared one by one, so that what
 /// makes one harder than another does not count.
-pub fn change(chunks: &[Scored], base: &[Scored]) -> Estimate {
+pub fn perplexity_change(chunks: &[ChunkScore], base: &[ChunkScore]) -> ChunkEstimate {
     let (mean, error) = mean(chunks.iter().zip(base).map(|(c, b)| (c.nats - b.nats, c.tokens)));
-    Estimate { value: mean.exp_m1(), error: error.map(|e| e * mean.exp()) }
+    ChunkEstimate { value: mean.exp_m1(), error: error.map(|e| e * mean.exp()) }
 }
 
 /// The mean per token of sums over chunks, and its standard error: that of a ratio.
@@ -46,7 +46,7 @@ fn mean(parts: impl Iterator<Item = (f64, usize)> + Clone) -> (f64, Option<f64>)
 }
 
 /// The share of `right` among `all`, with the 95 % interval of Wilson, which holds for few trials too.
-pub fn wilson(right: usize, all: usize) -> Interval {
+pub fn wilson_interval(right: usize, all: usize) -> Interval {
     if all == 0 {
         return Interval { value: 0.0, low: 0.0, high: 1.0 };
     }
@@ -61,8 +61,8 @@ pub fn wilson(right: usize, all: usize) -> Interval {
 mod tests {
     use super::*;
 
-    fn scored(all: &[(usize, f64)]) -> Vec<Scored> {
-        all.iter().map(|(tokens, nats)| Scored { tokens: *tokens, nats: *nats }).collect()
+    fn scored(all: &[(usize, f64)]) -> Vec<ChunkScore> {
+        all.iter().map(|(tokens, nats)| ChunkScore { tokens: *tokens, nats: *nats }).collect()
     }
 
     #[test]
@@ -79,20 +79,20 @@ mod tests {
     fn a_change_is_measured_chunk_by_chunk() {
         let base = scored(&[(10, 20.0), (10, 50.0), (10, 5.0)]);
         let worse = scored(&[(10, 20.1), (10, 50.1), (10, 5.1)]);
-        let found = change(&worse, &base);
+        let found = perplexity_change(&worse, &base);
         assert!((found.value - 0.01f64.exp_m1()).abs() < 1e-12, "{found:?}");
         assert!(found.error.unwrap() < 1e-12, "{found:?}");
         assert!(perplexity(&worse).error.unwrap() > 1.0);
-        let (low, high) = Estimate { value: 1.0, error: Some(0.5) }.interval().unwrap();
+        let (low, high) = ChunkEstimate { value: 1.0, error: Some(0.5) }.interval().unwrap();
         assert!((low - 0.02).abs() < 1e-12 && (high - 1.98).abs() < 1e-12);
     }
 
     #[test]
     fn wilson_never_leaves_the_unit_interval() {
-        let found = wilson(8, 10);
+        let found = wilson_interval(8, 10);
         assert!((found.low - 0.4902).abs() < 1e-4 && (found.high - 0.9433).abs() < 1e-4, "{found:?}");
-        assert_eq!((wilson(0, 5).low, wilson(5, 5).high), (0.0, 1.0));
-        assert!(wilson(0, 5).high > 0.4);
-        assert_eq!(wilson(0, 0).high, 1.0);
+        assert_eq!((wilson_interval(0, 5).low, wilson_interval(5, 5).high), (0.0, 1.0));
+        assert!(wilson_interval(0, 5).high > 0.4);
+        assert_eq!(wilson_interval(0, 0).high, 1.0);
     }
 }

@@ -19,14 +19,14 @@ pub fn read_text(path: &Path) -> Result<String, LabError> {
 }
 
 /// The token ids in a file, a JSON array.
-pub fn read_ids(path: &Path) -> Result<Vec<u32>, LabError> {
+pub fn read_token_ids(path: &Path) -> Result<Vec<u32>, LabError> {
     let bytes = std::fs::read(path).map_err(LabError::io(path, "reading"))?;
     serde_json::from_slice(&bytes)
         .map_err(|e| LabError::malformed(path, format!("is not a JSON array of token ids: {e}")))
 }
 
 /// Enough of a text for so many tokens.
-pub fn head(text: &str, tokens: usize) -> &str {
+pub fn text_prefix(text: &str, tokens: usize) -> &str {
     let mut end = tokens.saturating_mul(BYTES_PER_TOKEN).min(text.len());
     while !text.is_char_boundary(end) {
         end -= 1;
@@ -56,9 +56,9 @@ mod tests {
     #[test]
     fn a_head_ends_between_characters() {
         let text = "ä".repeat(100);
-        assert_eq!(head(&text, 1), "ä".repeat(32));
-        assert_eq!(head(&format!("a{text}"), 1).len(), 63);
-        assert_eq!(head(&text, 1000), text);
+        assert_eq!(text_prefix(&text, 1), "ä".repeat(32));
+        assert_eq!(text_prefix(&format!("a{text}"), 1).len(), 63);
+        assert_eq!(text_prefix(&text, 1000), text);
     }
 
     #[test]
@@ -73,7 +73,7 @@ mod tests {
         assert!(said(&at("empty.txt", b" \n")).ends_with("empty.txt holds no text"));
         assert!(said(&at("latin.txt", b"caf\xe9")).contains("byte 3 is not"));
         assert!(said(&dir.path().join("none.txt")).contains("none.txt"));
-        assert_eq!(read_ids(&at("a.json", b"[3, 1]")).unwrap(), [3, 1]);
-        assert!(read_ids(&at("b.json", b"[-1]")).unwrap_err().to_string().contains("JSON array of token ids"));
+        assert_eq!(read_token_ids(&at("a.json", b"[3, 1]")).unwrap(), [3, 1]);
+        assert!(read_token_ids(&at("b.json", b"[-1]")).unwrap_err().to_string().contains("JSON array of token ids"));
     }
 }

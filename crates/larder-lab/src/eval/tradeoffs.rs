@@ -4,13 +4,13 @@ use std::path::Path;
 use larder_policy::routing::quality::Quality;
 use serde::{Deserialize, Serialize};
 
-use super::{Estimate, Scored, change, front, perplexity};
+use super::{ChunkEstimate, ChunkScore, pareto_front, perplexity, perplexity_change};
 use crate::LabError;
-use crate::export::whole;
+use crate::export::write_atomically;
 
 /// What all runs of a sweep have in common.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Setup {
+pub struct TradeoffSetup {
     /// The model, as it was named.
     pub model: String,
     /// The text.
@@ -34,7 +34,7 @@ pub struct Setup {
 }
 
 /// One strategy at one cache size.
-pub struct Run {
+pub struct RoutingRun {
     /// The strategy.
     pub routing: String,
     /// What it is called together with others that differ by one number.
@@ -42,7 +42,7 @@ pub struct Run {
     /// Slots for each layer.
     pub slots: usize,
     /// What each chunk cost.
-    pub chunks: Vec<Scored>,
+    pub chunks: Vec<ChunkScore>,
     /// Experts that were read.
     pub misses: u64,
     /// Passes that an expert stayed, if it is known.
@@ -65,9 +65,9 @@ pub struct Tradeoff {
     /// Slots for each layer.
     pub slots: usize,
     /// Of the text.
-    pub perplexity: Estimate,
+    pub perplexity: ChunkEstimate,
     /// By what part that is above the perplexity of `original`.
-    pub loss: Estimate,
+    pub loss: ChunkEstimate,
     /// Experts read, as a part of those that `original` wants.
     pub miss_rate: f64,
     /// Experts read for a token.
@@ -94,7 +94,7 @@ pub struct Tradeoff {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Tradeoffs {
     /// What all runs have in common.
-    pub setup: Setup,
+    pub setup: TradeoffSetup,
     /// One strategy at one cache size each.
     pub rows: Vec<Tradeoff>,
     /// For each cache size, the miss rate of `original` if it were known who is wanted next.
@@ -103,7 +103,7 @@ pub struct Tradeoffs {
 
 /// The fewest misses that can be had at a price.
 #[derive(Clone, Copy, Debug)]
-pub struct Within<'a> {
+pub struct BestWithin<'a> {
     /// By what part perplexity may rise.
     pub share: f64,
     /// The strategy that has them, if any does.
@@ -112,13 +112,13 @@ pub struct Within<'a> {
 
 impl Tradeoffs {
     /// Compares runs with that of `original` at the same size. `optimum` has the misses that could not be fewer.
-    pub fn new(setup: Setup, runs: &[Run], optimum: &[(usize, u64)]) -> Self {
+    pub fn new(setup: TradeoffSetup, runs: &[RoutingRun], optimum: &[(usize, u64)]) -> Self {
         let wanted = (setup.tokens * (setup.layers * setup.top_k) as u64).max(1) as f64;
         let mut rows: Vec<Tradeoff> = runs.iter().map(|run| row(run, runs, &setup, wanted)).collect();
         for slots in sizes(&rows) {
             let same: Vec<usize> = (0..rows.len()).filter(|at| rows[*at].slots == slots).collect();
             let points: Vec<_> = same.iter().map(|at| (rows[*at].miss_rate, rows[*at].perplexity.value)).collect();
-            same.iter().zip(front(&points)).for_each(|(at, is)| rows[*at].pareto = is);
+            same.iter().zip(pareto_front(&points)).for_each(|(at, is)| rows[*at].pareto = is);
         }
         let optimum = optimum.iter().map(|(slots, misses)| (*slots, *misses as f64 / wanted)).collect();
         Tradeoffs { setup, rows, optimum }
@@ -146,12 +146,12 @@ impl Tradeoffs {
     }
 
     /// The fewest misses for one, five and ten times what perplexity may rise by.
-    pub fn within(&self, slots: usize) -> [Within<'_>; 3] {
+    pub fn best_within(&self, slots: usize) -> [BestWithin<'_>; 3] {
         [1.0, 5.0, 10.0].map(|times| {
             let share = times * self.setup.max_loss;
             let fits = |row: &&Tradeoff| row.slots == slots && row.loss.value <= share;
             let best = self.rows.iter().filter(fits).min_by(|a, b| a.miss_rate.total_cmp(&b.miss_rate));
-            Within { share, best }
+            BestWithin { share, best }
         })
     }
 
@@ -168,9 +168,9 @@ fn sizes(rows: &[Tradeoff]) -> Vec<usize> {
     all
 }
 
-fn row(run: &Run, all: &[Run], setup: &Setup, wanted: f64) -> Tradeoff {
+fn row(run: &RoutingRun, all: &[RoutingRun], setup: &TradeoffSetup, wanted: f64) -> Tradeoff {
     let base = all.iter().find(|other| other.slots == run.slots && other.routing == "original").unwrap_or(run);
-    let loss = change(&run.chunks, &base.chunks);
+    let loss = perplexity_change(&run.chunks, &base.chunks);
     Tradeoff {
         routing: run.routing.clone(),
         family: run.family.clone(),
@@ -196,7 +196,7 @@ const COLUMNS: &str = "routing,slots,perplexity,perplexity_error,loss,loss_error
 /// Writes a line for each strategy at each size, and one for the optimum.
 pub fn tradeoffs_csv(found: &Tradeoffs, path: &Path) -> Result<(), LabError> {
     let some = |n: Option<f64>| n.map(|n| format!("{n:.6}")).unwrap_or_default();
-    whole(path, |out| {
+    write_atomically(path, |out| {
         writeln!(out, "{COLUMNS}")?;
         for row in &found.rows {
             let Tradeoff { routing, slots, perplexity: p, loss, .. } = row;
@@ -224,7 +224,7 @@ pub(crate) mod tests {
     use super::*;
 
     pub(crate) fn sweep() -> Tradeoffs {
-        let setup = Setup {
+        let setup = TradeoffSetup {
             model: "m".into(),
             text: "t <1>".into(),
             tokens: 100,
@@ -236,11 +236,11 @@ pub(crate) mod tests {
             scope: "layer".into(),
             max_loss: 0.01,
         };
-        let run = |routing: &str, slots, nats, misses| Run {
+        let run = |routing: &str, slots, nats, misses| RoutingRun {
             routing: routing.into(),
             family: routing.split(':').next().unwrap_or_default().into(),
             slots,
-            chunks: vec![Scored { tokens: 50, nats }, Scored { tokens: 50, nats: nats + 10.0 }],
+            chunks: vec![ChunkScore { tokens: 50, nats }, ChunkScore { tokens: 50, nats: nats + 10.0 }],
             misses,
             lifetime: Some(5.0),
             tokens_per_second: 10.0,
@@ -274,7 +274,7 @@ pub(crate) mod tests {
     #[test]
     fn the_fewest_misses_are_given_for_each_price() {
         let found = sweep();
-        let best = |slots| found.within(slots).map(|w| w.best.map(|row| row.routing.as_str()));
+        let best = |slots| found.best_within(slots).map(|w| w.best.map(|row| row.routing.as_str()));
         assert_eq!(best(2), [Some("prior:lambda=0.1"), Some("prior:lambda=0.5"), Some("prior:lambda=0.5")]);
         assert_eq!(best(4)[0], Some("prior:lambda=0.1"));
         assert_eq!(best(3)[0], None);

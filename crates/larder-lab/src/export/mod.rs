@@ -13,8 +13,8 @@ use crate::LabError;
 pub use oracle::oracle_general;
 
 /// Writes a line for each chosen expert, with a header. [`crate::import::import`] reads it again.
-pub fn csv(trace: &Trace, path: &Path) -> Result<(), LabError> {
-    whole(path, |out| {
+pub fn trace_csv(trace: &Trace, path: &Path) -> Result<(), LabError> {
+    write_atomically(path, |out| {
         let weighted = !trace.weights.is_empty();
         writeln!(out, "sequence,pass,token,layer,rank,expert{}", if weighted { ",weight" } else { "" })?;
         let mut passes = trace.passes.iter().enumerate().flat_map(|(pass, n)| (0..*n).map(move |_| pass));
@@ -37,7 +37,10 @@ pub fn csv(trace: &Trace, path: &Path) -> Result<(), LabError> {
 }
 
 /// Writes a file that appears whole or not at all.
-pub(crate) fn whole(path: &Path, write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) -> Result<(), LabError> {
+pub(crate) fn write_atomically(
+    path: &Path,
+    write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
+) -> Result<(), LabError> {
     let mut temp = path.as_os_str().to_owned();
     temp.push(".tmp");
     let temp = PathBuf::from(temp);

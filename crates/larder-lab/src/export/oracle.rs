@@ -3,7 +3,7 @@ use std::path::Path;
 
 use larder_core::Trace;
 
-use super::whole;
+use super::write_atomically;
 use crate::LabError;
 
 /// Marks an object that is not asked for again.
@@ -22,7 +22,7 @@ pub fn oracle_general(trace: &Trace, path: &Path) -> Result<u64, LabError> {
         pass += u32::from(step.row + 1 == trace.rows);
     }
     let next = next_uses(&requests, trace.rows * trace.experts);
-    whole(path, |out| {
+    write_atomically(path, |out| {
         for ((time, object), next) in requests.iter().zip(next) {
             out.write_all(&time.to_le_bytes())?;
             out.write_all(&(*object as u64 + 1).to_le_bytes())?;

@@ -9,7 +9,7 @@ use std::path::Path;
 use half::f16;
 use larder_core::{Pass, Trace, UNUSED};
 
-use super::Import;
+use super::ImportOptions;
 use crate::LabError;
 
 const COLUMNS: [&str; 7] = ["sequence", "pass", "token", "layer", "rank", "expert", "weight"];
@@ -33,7 +33,7 @@ struct Token {
     choices: Vec<Choice>,
 }
 
-pub(super) fn read(path: &Path, how: &Import) -> Result<Trace, LabError> {
+pub(super) fn read(path: &Path, how: &ImportOptions) -> Result<Trace, LabError> {
     let tokens = tokens(path)?;
     let wrong = |why: String| LabError::malformed(path, why);
     let choices = || tokens.iter().flat_map(|token| &token.choices);

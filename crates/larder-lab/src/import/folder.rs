@@ -10,7 +10,7 @@ use larder_core::Trace;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 
-use super::Import;
+use super::ImportOptions;
 use crate::LabError;
 
 /// An index larger than this is none.
@@ -35,7 +35,7 @@ struct Sequence {
     has_repetition: bool,
 }
 
-pub(super) fn read(folder: &Path, how: &Import) -> Result<Trace, LabError> {
+pub(super) fn read(folder: &Path, how: &ImportOptions) -> Result<Trace, LabError> {
     let path = folder.join("index.json");
     let index: Index = serde_json::from_slice(&bytes(&path, INDEX_MAX)?)
         .map_err(|e| LabError::malformed(&path, format!("is no index of traces: {e}")))?;

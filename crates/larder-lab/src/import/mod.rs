@@ -13,7 +13,7 @@ use crate::LabError;
 
 /// What an import is told beside the files.
 #[derive(Clone, Copy, Default, Debug)]
-pub struct Import {
+pub struct ImportOptions {
     /// Experts per layer, where the file does not say.
     pub experts: Option<usize>,
     /// Leaves out sequences that the source marks as repeating themselves.
@@ -21,7 +21,7 @@ pub struct Import {
 }
 
 /// Reads a folder of traces (one safetensors file per sequence beside an `index.json`) or a CSV file.
-pub fn import(path: &Path, how: &Import) -> Result<Trace, LabError> {
+pub fn import(path: &Path, how: &ImportOptions) -> Result<Trace, LabError> {
     let trace = match path.is_dir() {
         true => folder::read(path, how)?,
         false => csv::read(path, how)?,

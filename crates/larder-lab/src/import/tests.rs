@@ -3,7 +3,7 @@ use std::fs;
 use larder_core::UNUSED;
 
 use super::*;
-use crate::{Synth, export};
+use crate::{SyntheticRouting, export};
 
 fn csv(text: &str) -> Result<Trace, String> {
     csv_of(text, None)
@@ -13,7 +13,7 @@ fn csv_of(text: &str, experts: Option<usize>) -> Result<Trace, String> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("t.csv");
     fs::write(&path, text).unwrap();
-    import(&path, &Import { experts, ..Import::default() }).map_err(|e| e.to_string())
+    import(&path, &ImportOptions { experts, ..ImportOptions::default() }).map_err(|e| e.to_string())
 }
 
 #[test]
@@ -52,10 +52,11 @@ fn what_is_no_trace_is_refused_where_it_shows() {
 fn what_is_exported_is_imported_again() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("t.csv");
-    let mut trace = Synth { tokens: 7, rows: 3, sequences: 2, ..Synth::default() }.draw().unwrap();
+    let mut trace =
+        SyntheticRouting { tokens: 7, rows: 3, sequences: 2, ..SyntheticRouting::default() }.generate().unwrap();
     trace.weights = (0..trace.ids.len()).map(|i| half::f16::from_f32(i as f32 / 8.0)).collect();
-    export::csv(&trace, &path).unwrap();
-    let again = import(&path, &Import { experts: Some(32), ..Import::default() }).unwrap();
+    export::trace_csv(&trace, &path).unwrap();
+    let again = import(&path, &ImportOptions { experts: Some(32), ..ImportOptions::default() }).unwrap();
     assert_eq!(again, Trace { meta: again.meta.clone(), ..trace });
 }
 
@@ -78,10 +79,10 @@ fn a_folder_is_read_as_its_index_says() {
     let a = sequence(safetensors::Dtype::U8, &[2, 1, 2], &[0, 1, 3, 2]);
     let b = sequence(safetensors::Dtype::I32, &[1, 1, 2], &[1, 0, 0, 0, 2, 0, 0, 0]);
     let dir = folder(index, &[("a.safetensors", a), ("b.safetensors", b)]);
-    let trace = import(dir.path(), &Import::default()).unwrap();
+    let trace = import(dir.path(), &ImportOptions::default()).unwrap();
     assert_eq!((trace.ids, trace.sequences), (vec![0, 1, 3, 2, 1, 2], vec![2, 1]));
     assert_eq!(trace.meta["model"], "m");
-    let fewer = import(dir.path(), &Import { skip_repetitive: true, ..Import::default() }).unwrap();
+    let fewer = import(dir.path(), &ImportOptions { skip_repetitive: true, ..ImportOptions::default() }).unwrap();
     assert_eq!(fewer.sequences, [2]);
 }
 
@@ -90,7 +91,7 @@ fn folders_that_lie_are_refused() {
     let said = |file: &str, bytes: Vec<u8>| {
         let index = format!(r#"{{"layers": 1, "experts": 4, "top_k": 2, "sequences": [{{"file": "{file}"}}]}}"#);
         let dir = folder(&index, &[("a", bytes)]);
-        import(dir.path(), &Import::default()).unwrap_err().to_string()
+        import(dir.path(), &ImportOptions::default()).unwrap_err().to_string()
     };
     let of = |shape: &[usize], data: &[u8]| sequence(safetensors::Dtype::U8, shape, data);
     assert!(said("../a", Vec::new()).contains("not a file beside it"));
@@ -103,5 +104,5 @@ fn folders_that_lie_are_refused() {
     let negative = sequence(safetensors::Dtype::I64, &[1, 1, 2], &[0xff; 16]);
     assert!(said("a", negative).contains("cannot be one"));
     let dir = folder("[]", &[]);
-    assert!(import(dir.path(), &Import::default()).unwrap_err().to_string().contains("no index of traces"));
+    assert!(import(dir.path(), &ImportOptions::default()).unwrap_err().to_string().contains("no index of traces"));
 }

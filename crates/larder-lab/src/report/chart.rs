@@ -187,14 +187,14 @@ fn draw(out: &mut String, frame: &Frame, line: &Line) {
 }
 
 /// How the values of several things are spread.
-pub(super) struct Boxes {
+pub(super) struct BoxPlot {
     pub title: String,
     pub x: String,
     /// Name, colour and values.
     pub groups: Vec<(String, usize, Vec<f64>)>,
 }
 
-impl Boxes {
+impl BoxPlot {
     /// Median, quartiles, and whiskers from the 5th to the 95th percentile, one group a line.
     pub fn svg(&self) -> String {
         let quantiles = |values: &Vec<f64>| {
@@ -317,7 +317,7 @@ mod tests {
             let svg = chart(lines).svg();
             assert!(!svg.contains("NaN") && !svg.contains("inf") && !svg.contains("a<b"), "{svg}");
         }
-        let boxes = Boxes {
+        let boxes = BoxPlot {
             title: "t".into(),
             x: "x".into(),
             groups: vec![("a".into(), 0, vec![1.0]), ("b".into(), 1, vec![])],

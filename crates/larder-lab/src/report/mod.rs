@@ -1,18 +1,18 @@
 //! What a sweep found, as numbers and as one page that needs nothing else.
 
 mod chart;
-mod heat;
+mod heatmap;
 pub mod html;
-mod outcome;
-mod page;
-mod speeds;
-mod table;
-mod tradeoffs;
+mod speed_page;
+mod sweep_csv;
+mod sweep_page;
+mod sweep_report;
+mod tradeoffs_page;
 
 pub use chart::{Chart, Line, Point, Style};
-pub use heat::{Heat, Window};
-pub use outcome::{About, Outcome, Row};
-pub use page::page;
-pub use speeds::{Part, Speeds, speeds_page};
-pub use table::csv;
-pub use tradeoffs::tradeoffs_page;
+pub use heatmap::{Heatmap, HeatmapWindow};
+pub use speed_page::{SpeedReport, SpeedSection, speed_page};
+pub use sweep_csv::sweep_csv;
+pub use sweep_page::sweep_page;
+pub use sweep_report::{SweepReport, SweepRow, TraceSummary};
+pub use tradeoffs_page::tradeoffs_page;

@@ -3,7 +3,7 @@ use candle_nn::{AdamW, Optimizer, ParamsAdamW};
 use larder_policy::eviction::learned::{Arrays, CROSSLAYER, FEATURES, Features, HEAD_HIDDEN, HORIZONS, SCALES, Size};
 
 use super::lanes::Batch;
-use super::learner::{Learner, normal, transposed};
+use super::learner::{Learner, normal_init, transposed};
 use crate::Rng;
 
 const HORIZONS_LEN: usize = HORIZONS.len();
@@ -47,17 +47,17 @@ impl Crosslayer {
         let Size { rows, experts, .. } = size;
         let mut rng = Rng::new(seed);
         let (inputs, outputs, cells) = (SCALES * experts, experts * HORIZONS_LEN, rows * experts);
-        let bias: Vec<f32> = popularity.iter().flat_map(|p| HORIZONS.map(|horizon| usual(*p, horizon))).collect();
-        let gather = normal(&mut rng, &[rows, inputs, hidden], 0.05)?;
-        let emit = normal(&mut rng, &[rows, hidden, outputs], 0.03)?;
-        let own = normal(&mut rng, &[cells, FEATURES, HORIZONS_LEN], 0.0)?;
-        let head = normal(&mut rng, &[FEATURES + HORIZONS_LEN, HEAD_HIDDEN], 0.3)?;
+        let bias: Vec<f32> = popularity.iter().flat_map(|p| HORIZONS.map(|horizon| prior_logit(*p, horizon))).collect();
+        let gather = normal_init(&mut rng, &[rows, inputs, hidden], 0.05)?;
+        let emit = normal_init(&mut rng, &[rows, hidden, outputs], 0.03)?;
+        let own = normal_init(&mut rng, &[cells, FEATURES, HORIZONS_LEN], 0.0)?;
+        let head = normal_init(&mut rng, &[FEATURES + HORIZONS_LEN, HEAD_HIDDEN], 0.3)?;
         let plain = [
-            normal(&mut rng, &[rows, 1, hidden], 0.0)?,
+            normal_init(&mut rng, &[rows, 1, hidden], 0.0)?,
             Var::from_vec(bias, (cells, 1, HORIZONS_LEN), &Device::Cpu)?,
-            normal(&mut rng, &[1, FEATURES, HORIZONS_LEN], 0.0)?,
-            normal(&mut rng, &[1, HEAD_HIDDEN], 0.0)?,
-            normal(&mut rng, &[HEAD_HIDDEN, HORIZONS_LEN], 0.0)?,
+            normal_init(&mut rng, &[1, FEATURES, HORIZONS_LEN], 0.0)?,
+            normal_init(&mut rng, &[1, HEAD_HIDDEN], 0.0)?,
+            normal_init(&mut rng, &[HEAD_HIDDEN, HORIZONS_LEN], 0.0)?,
         ];
         let decayed = AdamW::new(vec![gather.clone(), emit.clone(), own.clone()], params(1e-2))?;
         let others = AdamW::new([vec![head.clone()], plain.to_vec()].concat(), params(0.0))?;
@@ -70,7 +70,9 @@ impl Crosslayer {
             present: triangle(true)?,
             past: triangle(false)?,
             optimizers: [decayed, others],
-            targets: (0..=super::labels::FAR).map(|d| HORIZONS.map(|horizon| nearness(d, horizon))).collect(),
+            targets: (0..=super::labels::NEXT_USE_MAX)
+                .map(|d| HORIZONS.map(|horizon| next_use_target(d, horizon)))
+                .collect(),
             size,
             hidden,
             popularity,
@@ -93,7 +95,7 @@ impl Crosslayer {
         let (lanes, passes, hidden) = (batch.lanes, batch.passes, self.hidden);
         let places = lanes * passes;
         let seen = (rows, lanes, 1 + passes, FEATURES * experts);
-        let seen = Tensor::from_slice(&batch.seen, seen, &Device::Cpu)?;
+        let seen = Tensor::from_slice(&batch.inputs, seen, &Device::Cpu)?;
         let choices = seen.narrow(3, 0, SCALES * experts)?.contiguous()?;
         let choices = choices.reshape((rows, lanes * (1 + passes), SCALES * experts))?;
         let said = choices.matmul(self.gather.as_tensor())?.reshape((rows, lanes, 1 + passes, hidden))?;
@@ -136,19 +138,19 @@ impl Crosslayer {
 
     /// The mean cross entropy against the targets, and its gradient by the logits. What lies beyond the sequence's
     /// end counts less, the shorter the sequence goes on.
-    fn judged(&self, batch: &Batch, logits: &[f32]) -> (f64, Vec<f32>) {
+    fn loss_and_gradient(&self, batch: &Batch, logits: &[f32]) -> (f64, Vec<f32>) {
         let Size { rows, experts, .. } = self.size;
         let places = batch.lanes * batch.passes;
         let weight = |left: &Option<u32>| {
             left.map_or([0.0; HORIZONS_LEN], |left| HORIZONS.map(|h| 1.0 - (-(left as f32) / h.max(0.2)).exp()))
         };
-        let weights: Vec<_> = batch.left.iter().map(weight).collect();
+        let weights: Vec<_> = batch.passes_left.iter().map(weight).collect();
         let count = (rows * experts) as f32 * weights.iter().flatten().sum::<f32>().max(1e-3) / HORIZONS_LEN as f32;
         let mut loss = 0.0;
         let mut gradient = Vec::with_capacity(logits.len());
         for (at, logits) in logits.chunks(HORIZONS_LEN).enumerate() {
             let (row, expert, place) = (at / (experts * places), at / places % experts, at % places);
-            let targets = &self.targets[usize::from(batch.ahead[(row * places + place) * experts + expert])];
+            let targets = &self.targets[usize::from(batch.next_use[(row * places + place) * experts + expert])];
             for ((x, y), w) in logits.iter().zip(targets).zip(&weights[place]) {
                 let tail = (-x.abs()).exp();
                 let p = if *x >= 0.0 { 1.0 / (1.0 + tail) } else { tail / (1.0 + tail) };
@@ -161,15 +163,15 @@ impl Crosslayer {
 }
 
 impl Learner for Crosslayer {
-    type Seen = Features;
+    type Input = Features;
 
-    fn seen(&self) -> Features {
+    fn new_input(&self) -> Features {
         Features::new(self.size, &self.popularity)
     }
 
-    fn learn(&mut self, batch: &Batch, rate: f64) -> Result<f64> {
+    fn train_step(&mut self, batch: &Batch, rate: f64) -> Result<f64> {
         let logits = self.logits(batch, true)?;
-        let (loss, gradient) = self.judged(batch, &logits.flatten_all()?.to_vec1()?);
+        let (loss, gradient) = self.loss_and_gradient(batch, &logits.flatten_all()?.to_vec1()?);
         let gradient = Tensor::from_vec(gradient, logits.shape(), &Device::Cpu)?;
         let gradients = (logits * gradient)?.sum_all()?.backward()?;
         for optimizer in &mut self.optimizers {
@@ -181,7 +183,7 @@ impl Learner for Crosslayer {
 
     fn loss(&mut self, batch: &Batch) -> Result<f64> {
         let logits = self.logits(batch, false)?.detach();
-        Ok(self.judged(batch, &logits.flatten_all()?.to_vec1()?).0)
+        Ok(self.loss_and_gradient(batch, &logits.flatten_all()?.to_vec1()?).0)
     }
 
     fn variables(&self) -> Vec<Var> {
@@ -220,14 +222,14 @@ fn params(weight_decay: f64) -> ParamsAdamW {
 }
 
 /// The logit of an expert's target when it is wanted with the same probability in each pass.
-fn usual(popularity: f32, horizon: f32) -> f32 {
+fn prior_logit(popularity: f32, horizon: f32) -> f32 {
     let often = popularity.clamp(0.01, 0.95);
     let keep = if horizon > 0.0 { (-1.0 / horizon).exp() } else { 0.0 };
     let target = often / (1.0 - keep * (1.0 - often));
     (target / (1.0 - target)).ln()
 }
 
-fn nearness(passes: u16, horizon: f32) -> f32 {
+fn next_use_target(passes: u16, horizon: f32) -> f32 {
     match passes {
         0 => 0.0,
         1 => 1.0,

@@ -21,7 +21,7 @@ pub fn read_evictor(path: &Path) -> Result<Evictor, LabError> {
 }
 
 /// What a file of weights says about itself.
-pub fn evictor_notes(path: &Path) -> Result<BTreeMap<String, String>, LabError> {
+pub fn evictor_metadata(path: &Path) -> Result<BTreeMap<String, String>, LabError> {
     Ok(read_arrays(path)?.meta.into_iter().collect())
 }
 

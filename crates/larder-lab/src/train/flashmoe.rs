@@ -3,7 +3,7 @@ use candle_nn::{AdamW, Optimizer, ParamsAdamW};
 use larder_policy::eviction::learned::{Arrays, FAR, FLASHMOE, FLASHMOE_HIDDEN, Scores, Size};
 
 use super::lanes::Batch;
-use super::learner::{Learner, normal, transposed};
+use super::learner::{Learner, normal_init, transposed};
 use crate::Rng;
 
 /// The network of the FlashMoE paper, one for each row: 2 · experts → 128 → 128 → experts.
@@ -19,8 +19,8 @@ impl Flashmoe {
         let mut rng = Rng::new(seed);
         let sizes = [2 * size.experts, FLASHMOE_HIDDEN, FLASHMOE_HIDDEN, size.experts];
         let layer = |pair: &[usize]| -> Result<_> {
-            let weights = normal(&mut rng, &[size.rows, pair[0], pair[1]], (pair[0] as f64).sqrt().recip())?;
-            Ok((weights, normal(&mut rng, &[size.rows, 1, pair[1]], 0.0)?))
+            let weights = normal_init(&mut rng, &[size.rows, pair[0], pair[1]], (pair[0] as f64).sqrt().recip())?;
+            Ok((weights, normal_init(&mut rng, &[size.rows, 1, pair[1]], 0.0)?))
         };
         let layers = sizes.windows(2).map(layer).collect::<Result<Vec<_>>>()?;
         let variables = layers.iter().flat_map(|(w, b)| [w.clone(), b.clone()]).collect();
@@ -32,7 +32,7 @@ impl Flashmoe {
     fn distances(&self, batch: &Batch) -> Result<Tensor> {
         let Size { rows, experts, .. } = self.size;
         let seen = (rows, batch.lanes, 1 + batch.passes, 2 * experts);
-        let seen = Tensor::from_slice(&batch.seen, seen, &Device::Cpu)?.narrow(2, 1, batch.passes)?.contiguous()?;
+        let seen = Tensor::from_slice(&batch.inputs, seen, &Device::Cpu)?.narrow(2, 1, batch.passes)?.contiguous()?;
         let mut x = seen.reshape((rows, batch.lanes * batch.passes, 2 * experts))?;
         for (i, (weights, bias)) in self.layers.iter().enumerate() {
             x = x.matmul(weights.as_tensor())?.broadcast_add(bias)?;
@@ -47,10 +47,10 @@ impl Flashmoe {
     fn error(&self, batch: &Batch) -> Result<Tensor> {
         let shape = (self.size.rows, batch.lanes * batch.passes, self.size.experts);
         let share = |d: &u16| if *d == 0 { 1.0 } else { (f32::from(*d) / FAR).min(1.0) };
-        let targets = Tensor::from_vec(batch.ahead.iter().map(share).collect::<Vec<_>>(), shape, &Device::Cpu)?;
+        let targets = Tensor::from_vec(batch.next_use.iter().map(share).collect::<Vec<_>>(), shape, &Device::Cpu)?;
         let there = |at: usize| {
             let place = at / self.size.experts % (batch.lanes * batch.passes);
-            f32::from(u8::from(batch.kept[at] && batch.left[place].is_some()))
+            f32::from(u8::from(batch.kept[at] && batch.passes_left[place].is_some()))
         };
         let mask: Vec<f32> = (0..batch.kept.len()).map(there).collect();
         let count = f64::from(mask.iter().sum::<f32>().max(1.0));
@@ -60,13 +60,13 @@ impl Flashmoe {
 }
 
 impl Learner for Flashmoe {
-    type Seen = Scores;
+    type Input = Scores;
 
-    fn seen(&self) -> Scores {
+    fn new_input(&self) -> Scores {
         Scores::new(self.size)
     }
 
-    fn learn(&mut self, batch: &Batch, rate: f64) -> Result<f64> {
+    fn train_step(&mut self, batch: &Batch, rate: f64) -> Result<f64> {
         let error = self.error(batch)?;
         self.optimizer.set_learning_rate(rate);
         self.optimizer.backward_step(&error)?;

@@ -3,7 +3,7 @@ use larder_policy::eviction::learned::Size;
 use crate::Requests;
 
 /// Passes until an expert is wanted again are told apart up to this many.
-pub(super) const FAR: u16 = 4096;
+pub(super) const NEXT_USE_MAX: u16 = 4096;
 
 /// One sequence of a trace, laid out for training.
 pub(super) struct Sequence<'a> {
@@ -14,7 +14,7 @@ pub(super) struct Sequence<'a> {
 
 impl<'a> Sequence<'a> {
     pub fn new(requests: &'a Requests) -> Self {
-        Sequence { rows: requests.rows, wanted: requests.iter().map(|ask| ask.wanted).collect() }
+        Sequence { rows: requests.rows, wanted: requests.iter().map(|request| request.wanted).collect() }
     }
 
     /// How many forward passes it has.
@@ -34,7 +34,7 @@ impl<'a> Sequence<'a> {
         let mut ahead = vec![0u16; cells];
         for (pass, labels) in all.chunks_mut(cells).enumerate().rev() {
             labels.copy_from_slice(&ahead);
-            ahead.iter_mut().filter(|d| **d > 0).for_each(|d| *d = (*d + 1).min(FAR));
+            ahead.iter_mut().filter(|d| **d > 0).for_each(|d| *d = (*d + 1).min(NEXT_USE_MAX));
             for row in 0..size.rows {
                 self.wanted(pass, row).iter().for_each(|expert| ahead[row * size.experts + expert] = 1);
             }
@@ -44,14 +44,14 @@ impl<'a> Sequence<'a> {
 }
 
 /// Whom Belady's rule keeps in a row, pass by pass: what the paper's form is trained on.
-pub(super) struct Belady {
+pub(super) struct BeladyCache {
     slots: usize,
     resident: Vec<bool>,
 }
 
-impl Belady {
+impl BeladyCache {
     pub fn new(size: Size, slots: usize) -> Self {
-        Belady { slots, resident: vec![false; size.rows * size.experts] }
+        BeladyCache { slots, resident: vec![false; size.rows * size.experts] }
     }
 
     /// A row whose experts start at `at` wants these; `ahead` are the next uses of its experts.
@@ -124,7 +124,7 @@ mod tests {
         let requests = Requests::by_sequence(&trace);
         let sequence = Sequence::new(&requests[0]);
         let labels = sequence.next_uses(SIZE);
-        let mut belady = Belady::new(SIZE, 2);
+        let mut belady = BeladyCache::new(SIZE, 2);
         for pass in 0..3 {
             belady.serve(0, sequence.wanted(pass, 0), &labels[pass * 4..pass * 4 + 4]);
         }

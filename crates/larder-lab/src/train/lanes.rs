@@ -4,7 +4,7 @@ use super::labels::Sequence;
 use crate::Rng;
 
 /// What a network sees of past choices.
-pub(super) trait Seen {
+pub(super) trait NetworkInput {
     /// Numbers per row.
     fn width(size: Size) -> usize;
     /// Forgets what was.
@@ -15,7 +15,7 @@ pub(super) trait Seen {
     fn write(&self, row: usize, into: &mut [f32]);
 }
 
-impl Seen for Features {
+impl NetworkInput for Features {
     fn width(size: Size) -> usize {
         FEATURES * size.experts
     }
@@ -38,7 +38,7 @@ impl Seen for Features {
     }
 }
 
-impl Seen for Scores {
+impl NetworkInput for Scores {
     fn width(size: Size) -> usize {
         2 * size.experts
     }
@@ -61,13 +61,13 @@ pub(super) struct Batch {
     pub lanes: usize,
     pub passes: usize,
     /// `[rows, lanes, 1 + passes, width]`: before the first pass, and after each.
-    pub seen: Vec<f32>,
+    pub inputs: Vec<f32>,
     /// `[rows, lanes, passes, experts]`: passes until the next use, 0 for none.
-    pub ahead: Vec<u16>,
+    pub next_use: Vec<u16>,
     /// The same shape: whom Belady keeps.
     pub kept: Vec<bool>,
     /// `[lanes, passes]`: passes that follow in the sequence; `None` where there is no pass.
-    pub left: Vec<Option<u32>>,
+    pub passes_left: Vec<Option<u32>>,
 }
 
 /// Sequences side by side, each from its start to its end, so that memory does not grow with the trace.
@@ -81,12 +81,12 @@ pub(super) struct Lanes<'a, S> {
 
 struct Lane<S> {
     seen: S,
-    belady: super::labels::Belady,
+    belady: super::labels::BeladyCache,
     /// The sequence, its next pass and its labels; `None` when there are no more.
     at: Option<(usize, usize, Vec<u16>)>,
 }
 
-impl<'a, S: Seen> Lanes<'a, S> {
+impl<'a, S: NetworkInput> Lanes<'a, S> {
     /// In an order that goes with the seed. `slots` are Belady's, per row.
     pub fn new(
         size: Size,
@@ -99,7 +99,7 @@ impl<'a, S: Seen> Lanes<'a, S> {
         if let Some(rng) = rng {
             rng.shuffle(&mut waiting);
         }
-        let lane = |_| Lane { seen: seen(), belady: super::labels::Belady::new(size, slots), at: None };
+        let lane = |_| Lane { seen: seen(), belady: super::labels::BeladyCache::new(size, slots), at: None };
         Lanes { size, slots, sequences, waiting, lanes: (0..lanes.min(sequences.len())).map(lane).collect() }
     }
 
@@ -110,7 +110,7 @@ impl<'a, S: Seen> Lanes<'a, S> {
                 && let Some(next) = self.waiting.pop()
             {
                 lane.seen.new_sequence();
-                lane.belady = super::labels::Belady::new(self.size, self.slots);
+                lane.belady = super::labels::BeladyCache::new(self.size, self.slots);
                 lane.at = Some((next, 0, self.sequences[next].next_uses(self.size)));
             }
         }
@@ -122,10 +122,10 @@ impl<'a, S: Seen> Lanes<'a, S> {
         let mut batch = Batch {
             lanes,
             passes,
-            seen: vec![0.0; rows * lanes * (1 + passes) * width],
-            ahead: vec![0; rows * lanes * passes * experts],
+            inputs: vec![0.0; rows * lanes * (1 + passes) * width],
+            next_use: vec![0; rows * lanes * passes * experts],
             kept: vec![false; rows * lanes * passes * experts],
-            left: vec![None; lanes * passes],
+            passes_left: vec![None; lanes * passes],
         };
         for (i, lane) in self.lanes.iter_mut().enumerate() {
             lane.fill(self.size, self.sequences, i, &mut batch);
@@ -134,28 +134,28 @@ impl<'a, S: Seen> Lanes<'a, S> {
     }
 }
 
-impl<S: Seen> Lane<S> {
+impl<S: NetworkInput> Lane<S> {
     fn fill(&mut self, size: Size, sequences: &[Sequence], nth: usize, batch: &mut Batch) {
         let Some((sequence, from, labels)) = self.at.take() else { return };
         let Size { rows, experts, .. } = size;
         let (width, cells) = (S::width(size), rows * experts);
         let place = |row: usize, pass: usize| (row * batch.lanes + nth) * (1 + batch.passes) + pass;
         for row in 0..rows {
-            self.seen.write(row, &mut batch.seen[place(row, 0) * width..][..width]);
+            self.seen.write(row, &mut batch.inputs[place(row, 0) * width..][..width]);
         }
         let all = &sequences[sequence];
         let to = (from + batch.passes).min(all.passes());
         for pass in from..to {
             let now = pass - from;
-            batch.left[nth * batch.passes + now] = Some((all.passes() - 1 - pass) as u32);
+            batch.passes_left[nth * batch.passes + now] = Some((all.passes() - 1 - pass) as u32);
             for row in 0..rows {
                 let wanted = all.wanted(pass, row);
-                let ahead = &labels[pass * cells + row * experts..][..experts];
+                let next_use = &labels[pass * cells + row * experts..][..experts];
                 self.seen.observe(row, wanted);
-                self.seen.write(row, &mut batch.seen[place(row, now + 1) * width..][..width]);
-                self.belady.serve(row * experts, wanted, ahead);
+                self.seen.write(row, &mut batch.inputs[place(row, now + 1) * width..][..width]);
+                self.belady.serve(row * experts, wanted, next_use);
                 let label = ((row * batch.lanes + nth) * batch.passes + now) * experts;
-                batch.ahead[label..label + experts].copy_from_slice(ahead);
+                batch.next_use[label..label + experts].copy_from_slice(next_use);
                 batch.kept[label..label + experts].copy_from_slice(self.belady.kept(row * experts, experts));
             }
         }

@@ -1,19 +1,19 @@
 use candle_core::{Device, Result, Tensor, Var};
 use larder_policy::eviction::learned::Arrays;
 
-use super::lanes::{Batch, Seen};
+use super::lanes::{Batch, NetworkInput};
 use crate::Rng;
 
 /// A network that can be trained.
 pub(super) trait Learner {
     /// What it sees.
-    type Seen: Seen;
+    type Input: NetworkInput;
 
     /// Before anything has happened.
-    fn seen(&self) -> Self::Seen;
+    fn new_input(&self) -> Self::Input;
 
     /// Takes one step, and gives the loss before it.
-    fn learn(&mut self, batch: &Batch, rate: f64) -> Result<f64>;
+    fn train_step(&mut self, batch: &Batch, rate: f64) -> Result<f64>;
 
     /// The loss as it is.
     fn loss(&mut self, batch: &Batch) -> Result<f64>;
@@ -26,7 +26,7 @@ pub(super) trait Learner {
 }
 
 /// Numbers around 0, as a bell curve has them.
-pub(super) fn normal(rng: &mut Rng, shape: &[usize], deviation: f64) -> Result<Var> {
+pub(super) fn normal_init(rng: &mut Rng, shape: &[usize], deviation: f64) -> Result<Var> {
     let one = |_| {
         let (angle, length) = (rng.unit() * std::f64::consts::TAU, (-2.0 * (1.0 - rng.unit()).ln()).sqrt());
         (angle.cos() * length * deviation) as f32

@@ -1,9 +1,9 @@
 //! From traces to the weights of the policy `learned`.
 
 mod crosslayer;
+mod evaluate;
 mod file;
 mod flashmoe;
-mod judge;
 mod labels;
 mod lanes;
 mod learner;
@@ -20,8 +20,8 @@ use labels::Sequence;
 use lanes::Lanes;
 use learner::Learner;
 
-pub use file::{evictor_notes, read_evictor, write_evictor};
-pub use judge::{Judgement, Rival, judge};
+pub use evaluate::{Baseline, EvictorEvaluation, evaluate_evictor};
+pub use file::{evictor_metadata, read_evictor, write_evictor};
 pub use split::{Split, subset};
 
 /// Passes of each sequence in a batch.
@@ -29,7 +29,7 @@ const PASSES: usize = 32;
 
 /// A kind of network.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Form {
+pub enum NetworkKind {
     /// Ours: from the recent choices of all layers.
     Crosslayer,
     /// The FlashMoE paper's: from recency and frequency in each layer.
@@ -38,9 +38,9 @@ pub enum Form {
 
 /// How to train.
 #[derive(Clone, Debug)]
-pub struct Recipe {
+pub struct TrainingConfig {
     /// Which network.
-    pub form: Form,
+    pub network: NetworkKind,
     /// Equal seeds give equal weights on one kind of machine.
     pub seed: u64,
     /// How often every sequence is seen, at most.
@@ -48,9 +48,9 @@ pub struct Recipe {
     /// Epochs without a better result on the sequences for choosing after which training ends.
     pub patience: usize,
     /// The size of the first steps.
-    pub rate: f64,
+    pub learning_rate: f64,
     /// Whether steps get smaller until the end.
-    pub cooling: bool,
+    pub cosine_decay: bool,
     /// Sequences in a batch.
     pub lanes: usize,
     /// Units between the layers, for `crosslayer`.
@@ -59,30 +59,32 @@ pub struct Recipe {
     pub slots: usize,
 }
 
-impl Recipe {
+impl TrainingConfig {
     /// What served each form best.
-    pub fn new(form: Form, experts: usize) -> Self {
-        let base = Recipe {
-            form,
+    pub fn new(network: NetworkKind, experts: usize) -> Self {
+        let base = TrainingConfig {
+            network,
             seed: 0,
             epochs: 8,
             patience: 8,
-            rate: 3e-3,
-            cooling: true,
+            learning_rate: 3e-3,
+            cosine_decay: true,
             lanes: 12,
             hidden: 128,
             slots: (experts / 4).max(1),
         };
-        match form {
-            Form::Crosslayer => base,
-            Form::Flashmoe => Recipe { epochs: 200, patience: 10, rate: 1e-3, cooling: false, ..base },
+        match network {
+            NetworkKind::Crosslayer => base,
+            NetworkKind::Flashmoe => {
+                TrainingConfig { epochs: 200, patience: 10, learning_rate: 1e-3, cosine_decay: false, ..base }
+            }
         }
     }
 }
 
 /// How training goes.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub enum Progress {
+pub enum TrainingProgress {
     /// That many passes of this epoch are done, of about so many in all.
     Passes(usize, usize),
     /// An epoch is over.
@@ -92,7 +94,7 @@ pub enum Progress {
         /// The mean loss on the sequences to train on.
         train: f64,
         /// The same on the sequences to choose by, if there are any.
-        choose: Option<f64>,
+        validation: Option<f64>,
     },
 }
 
@@ -100,25 +102,25 @@ pub enum Progress {
 pub fn train(
     trace: &Trace,
     split: &Split,
-    recipe: &Recipe,
-    progress: &mut dyn FnMut(Progress),
+    config: &TrainingConfig,
+    progress: &mut dyn FnMut(TrainingProgress),
 ) -> Result<Arrays, LabError> {
     if split.train.is_empty() {
-        return Err(LabError::Impossible("there is no sequence to train on".into()));
+        return Err(LabError::InvalidInput("there is no sequence to train on".into()));
     }
     let size = Size { rows: trace.rows, experts: trace.experts, top_k: trace.top_k };
     let requests = Requests::by_sequence(trace);
     let pick = |of: &[usize]| -> Vec<Sequence> { of.iter().map(|i| Sequence::new(&requests[*i])).collect() };
-    let (train, choose) = (pick(&split.train), pick(&split.choose));
+    let (train, validation) = (pick(&split.train), pick(&split.validation));
     let popularity = labels::popularity(size, &train);
-    let mut arrays = match recipe.form {
-        Form::Crosslayer => {
-            let net = crosslayer::Crosslayer::new(size, recipe.hidden, popularity, recipe.seed).map_err(failed)?;
-            fit(net, size, &train, &choose, recipe, progress).map_err(failed)?
+    let mut arrays = match config.network {
+        NetworkKind::Crosslayer => {
+            let net = crosslayer::Crosslayer::new(size, config.hidden, popularity, config.seed).map_err(failed)?;
+            fit(net, size, &train, &validation, config, progress).map_err(failed)?
         }
-        Form::Flashmoe => {
-            let net = flashmoe::Flashmoe::new(size, recipe.seed).map_err(failed)?;
-            fit(net, size, &train, &choose, recipe, progress).map_err(failed)?
+        NetworkKind::Flashmoe => {
+            let net = flashmoe::Flashmoe::new(size, config.seed).map_err(failed)?;
+            fit(net, size, &train, &validation, config, progress).map_err(failed)?
         }
     };
     let mut say = |key: &str, value: String| arrays.meta.insert(key.to_owned(), value);
@@ -131,35 +133,36 @@ pub fn train(
 }
 
 fn failed(error: candle_core::Error) -> LabError {
-    LabError::Impossible(format!("training failed: {error}"))
+    LabError::InvalidInput(format!("training failed: {error}"))
 }
 
 fn fit<L: Learner>(
     mut learner: L,
     size: Size,
     train: &[Sequence],
-    choose: &[Sequence],
-    recipe: &Recipe,
-    progress: &mut dyn FnMut(Progress),
+    validation: &[Sequence],
+    config: &TrainingConfig,
+    progress: &mut dyn FnMut(TrainingProgress),
 ) -> candle_core::Result<Arrays> {
-    let mut rng = Rng::new(recipe.seed);
+    let mut rng = Rng::new(config.seed);
     let passes: usize = train.iter().map(Sequence::passes).sum();
     let mut done = 0;
     let mut best: Option<(f64, Vec<Tensor>)> = None;
     let mut idle = 0;
-    for epoch in 1..=recipe.epochs {
-        let mut lanes = Lanes::new(size, train, (recipe.lanes, recipe.slots), Some(&mut rng), || learner.seen());
+    for epoch in 1..=config.epochs {
+        let mut lanes = Lanes::new(size, train, (config.lanes, config.slots), Some(&mut rng), || learner.new_input());
         let (mut sum, mut here) = (0.0, 0);
         while let Some(batch) = lanes.next(PASSES) {
-            let count = batch.left.iter().flatten().count();
-            let rate = recipe.rate * pace(recipe, done, passes * recipe.epochs);
-            sum += learner.learn(&batch, rate)? * count as f64;
+            let count = batch.passes_left.iter().flatten().count();
+            let rate = config.learning_rate * learning_rate_scale(config, done, passes * config.epochs);
+            sum += learner.train_step(&batch, rate)? * count as f64;
             done += count;
             here += count;
-            progress(Progress::Passes(here, passes));
+            progress(TrainingProgress::Passes(here, passes));
         }
-        let chosen = if choose.is_empty() { None } else { Some(mean_loss(&mut learner, size, choose, recipe)?) };
-        progress(Progress::Epoch { epoch, train: sum / here.max(1) as f64, choose: chosen });
+        let chosen =
+            if validation.is_empty() { None } else { Some(mean_loss(&mut learner, size, validation, config)?) };
+        progress(TrainingProgress::Epoch { epoch, train: sum / here.max(1) as f64, validation: chosen });
         let Some(loss) = chosen else { continue };
         if best.as_ref().is_none_or(|(least, _)| loss < *least) {
             let copy = |variable: &Var| variable.as_tensor().copy();
@@ -167,7 +170,7 @@ fn fit<L: Learner>(
             idle = 0;
         } else {
             idle += 1;
-            if idle >= recipe.patience {
+            if idle >= config.patience {
                 break;
             }
         }
@@ -179,8 +182,8 @@ fn fit<L: Learner>(
 }
 
 /// How large a step is, as a share of the first ones: it grows over the first of them, and shrinks to the end.
-fn pace(recipe: &Recipe, done: usize, all: usize) -> f64 {
-    if !recipe.cooling {
+fn learning_rate_scale(config: &TrainingConfig, done: usize, all: usize) -> f64 {
+    if !config.cosine_decay {
         return 1.0;
     }
     let share = done as f64 / all.max(1) as f64;
@@ -192,12 +195,12 @@ fn mean_loss<L: Learner>(
     learner: &mut L,
     size: Size,
     sequences: &[Sequence],
-    recipe: &Recipe,
+    config: &TrainingConfig,
 ) -> candle_core::Result<f64> {
-    let mut lanes = Lanes::new(size, sequences, (recipe.lanes, recipe.slots), None, || learner.seen());
+    let mut lanes = Lanes::new(size, sequences, (config.lanes, config.slots), None, || learner.new_input());
     let (mut sum, mut all) = (0.0, 0);
     while let Some(batch) = lanes.next(PASSES) {
-        let count = batch.left.iter().flatten().count();
+        let count = batch.passes_left.iter().flatten().count();
         sum += learner.loss(&batch)? * count as f64;
         all += count;
     }

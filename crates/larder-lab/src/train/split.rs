@@ -8,14 +8,14 @@ pub struct Split {
     /// To learn from.
     pub train: Vec<usize>,
     /// To choose by among what was learned.
-    pub choose: Vec<usize>,
+    pub validation: Vec<usize>,
     /// To judge by at the end, and nothing else.
-    pub judge: Vec<usize>,
+    pub test: Vec<usize>,
 }
 
 impl Split {
     /// Draws `judge` and then `choose` of `sequences`, by seed; the others are to learn from.
-    pub fn draw(sequences: usize, choose: usize, judge: usize, seed: u64) -> Self {
+    pub fn draw(sequences: usize, validation: usize, test: usize, seed: u64) -> Self {
         let mut all: Vec<usize> = (0..sequences).collect();
         Rng::new(seed).shuffle(&mut all);
         let mut take = |count: usize| {
@@ -23,9 +23,9 @@ impl Split {
             some.sort_unstable();
             some
         };
-        let (judge, choose) = (take(judge), take(choose));
+        let (test, validation) = (take(test), take(validation));
         all.sort_unstable();
-        Split { train: all, choose, judge }
+        Split { train: all, validation, test }
     }
 }
 
@@ -45,12 +45,12 @@ mod tests {
     #[test]
     fn every_sequence_serves_one_thing() {
         let split = Split::draw(20, 3, 5, 7);
-        let mut all = [split.train.clone(), split.choose.clone(), split.judge.clone()].concat();
+        let mut all = [split.train.clone(), split.validation.clone(), split.test.clone()].concat();
         all.sort_unstable();
         assert_eq!(all, (0..20).collect::<Vec<_>>());
-        assert_eq!((split.train.len(), split.choose.len(), split.judge.len()), (12, 3, 5));
+        assert_eq!((split.train.len(), split.validation.len(), split.test.len()), (12, 3, 5));
         assert_eq!(split, Split::draw(20, 3, 5, 7));
         assert_ne!(split, Split::draw(20, 3, 5, 8));
-        assert_eq!(Split::draw(20, 0, 5, 7).judge, split.judge);
+        assert_eq!(Split::draw(20, 0, 5, 7).test, split.test);
     }
 }

@@ -5,7 +5,7 @@ use larder_policy::eviction::Help;
 use larder_policy::eviction::learned::Evictor;
 
 use super::*;
-use crate::{Start, replay};
+use crate::{InitialCache, replay};
 
 const ROWS: usize = 2;
 const EXPERTS: usize = 16;
@@ -28,30 +28,37 @@ fn planted(sequences: usize, seed: u64) -> Trace {
     trace
 }
 
-fn recipe(form: Form) -> Recipe {
-    Recipe { hidden: 16, epochs: 6, lanes: 2, rate: 1e-2, seed: 3, ..Recipe::new(form, EXPERTS) }
+fn recipe(form: NetworkKind) -> TrainingConfig {
+    TrainingConfig {
+        hidden: 16,
+        epochs: 6,
+        lanes: 2,
+        learning_rate: 1e-2,
+        seed: 3,
+        ..TrainingConfig::new(form, EXPERTS)
+    }
 }
 
-fn trained(form: Form, seed: u64) -> Arrays {
-    let split = Split { train: (0..8).collect(), choose: vec![8, 9], judge: vec![] };
-    train(&planted(10, 1), &split, &Recipe { seed, ..recipe(form) }, &mut |_| {}).unwrap()
+fn trained(form: NetworkKind, seed: u64) -> Arrays {
+    let split = Split { train: (0..8).collect(), validation: vec![8, 9], test: vec![] };
+    train(&planted(10, 1), &split, &TrainingConfig { seed, ..recipe(form) }, &mut |_| {}).unwrap()
 }
 
 fn misses(spec: &str, evictor: Option<Evictor>, scope: Scope) -> u64 {
     let help = Help { evictor: evictor.map(Arc::new), ..Help::default() };
     let spec = spec.parse().unwrap();
-    replay(&planted(6, 2), (4, scope, 0), &spec, &help, Start::Cold).unwrap().counts.misses
+    replay(&planted(6, 2), (4, scope, 0), &spec, &help, InitialCache::Cold).unwrap().counts.misses
 }
 
 #[test]
 fn both_forms_learn_what_is_planted() {
-    for form in [Form::Crosslayer, Form::Flashmoe] {
+    for form in [NetworkKind::Crosslayer, NetworkKind::Flashmoe] {
         let arrays = trained(form, 3);
         for scope in [Scope::Layer, Scope::Global] {
             let [lru, belady] = ["lru", "belady"].map(|spec| misses(spec, None, scope));
             let learned = misses("learned", Some(Evictor::from_arrays(&arrays).unwrap()), scope);
             let closed = (lru as f64 - learned as f64) / (lru as f64 - belady as f64);
-            let asked = if form == Form::Crosslayer { 0.3 } else { 0.1 };
+            let asked = if form == NetworkKind::Crosslayer { 0.3 } else { 0.1 };
             assert!(closed > asked, "{form:?} {scope}: {lru} {learned} {belady}");
         }
     }
@@ -59,7 +66,7 @@ fn both_forms_learn_what_is_planted() {
 
 #[test]
 fn a_seed_gives_the_same_bits_again() {
-    for form in [Form::Crosslayer, Form::Flashmoe] {
+    for form in [NetworkKind::Crosslayer, NetworkKind::Flashmoe] {
         assert_eq!(trained(form, 3), trained(form, 3));
         assert_ne!(trained(form, 3).all, trained(form, 4).all);
     }
@@ -68,7 +75,7 @@ fn a_seed_gives_the_same_bits_again() {
 #[test]
 fn weights_come_back_from_their_file() {
     let folder = tempfile::tempdir().unwrap();
-    for form in [Form::Crosslayer, Form::Flashmoe] {
+    for form in [NetworkKind::Crosslayer, NetworkKind::Flashmoe] {
         let path = folder.path().join("evictor.safetensors");
         let arrays = trained(form, 3);
         write_evictor(&path, &arrays).unwrap();
@@ -89,7 +96,7 @@ fn other_files_are_refused_in_a_sentence() {
     let trace = folder.path().join("trace");
     planted(1, 1).write(&trace).unwrap();
     assert!(said(&std::fs::read(&trace).unwrap()).contains("which weights for eviction never are"));
-    let mut arrays = trained(Form::Crosslayer, 3);
+    let mut arrays = trained(NetworkKind::Crosslayer, 3);
     arrays.meta.insert("features".into(), "0".into());
     write_evictor(&path, &arrays).unwrap();
     assert!(read_evictor(&path).err().unwrap().to_string().contains("were trained on features 0"));
@@ -98,6 +105,6 @@ fn other_files_are_refused_in_a_sentence() {
 
 #[test]
 fn nothing_to_train_on_is_said() {
-    let error = train(&planted(1, 1), &Split::default(), &recipe(Form::Crosslayer), &mut |_| {}).unwrap_err();
+    let error = train(&planted(1, 1), &Split::default(), &recipe(NetworkKind::Crosslayer), &mut |_| {}).unwrap_err();
     assert_eq!(error.to_string(), "there is no sequence to train on");
 }

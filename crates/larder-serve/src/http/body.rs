@@ -19,21 +19,21 @@ pub async fn read(app: &App, request: Request) -> Result<Bytes, ApiError> {
     let length = request.headers().get(header::CONTENT_LENGTH);
     let length = length.and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
     let slow = |_| {
-        let message = format!("The request body did not arrive within {} s.", app.options.patience.as_secs());
+        let message = format!("The request body did not arrive within {} s.", app.options.client_timeout.as_secs());
         ApiError::new(StatusCode::REQUEST_TIMEOUT, "timeout", message)
     };
-    let permits = app.options.permits(length.unwrap_or(limit));
+    let permits = app.options.body_permits(length.unwrap_or(limit));
     let reading = async {
-        let _place = app.bodies.acquire_many(permits).await.map_err(|_| ApiError::closing())?;
+        let _place = app.body_permits.acquire_many(permits).await.map_err(|_| ApiError::shutting_down())?;
         collect(request.into_body(), limit).await
     };
-    timeout(app.options.patience, reading).await.map_err(slow)?
+    timeout(app.options.client_timeout, reading).await.map_err(slow)?
 }
 
 async fn collect(mut body: Body, limit: usize) -> Result<Bytes, ApiError> {
     let (mut all, mut seen) = (BytesMut::new(), 0);
     while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|error| ApiError::bad(format!("The request body broke off: {error}.")))?;
+        let frame = frame.map_err(|error| ApiError::bad_request(format!("The request body broke off: {error}.")))?;
         let Ok(data) = frame.into_data() else { continue };
         seen += data.len();
         match seen {

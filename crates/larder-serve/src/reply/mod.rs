@@ -1,35 +1,35 @@
 //! What goes back: an answer in one piece, or as a stream of events.
 
-mod form;
-mod stream;
+mod openai;
+mod sse;
 
 use axum::response::{IntoResponse, Response};
 use tokio::sync::mpsc::Receiver;
 
 use crate::error::{ApiError, Json};
-use crate::job::{Event, Piece};
+use crate::job::{GenerationEvent, TextDelta};
 
-pub use form::{Form, Kind};
-pub use stream::Stream;
+pub use openai::{Endpoint, ResponseFormat};
+pub use sse::SseStream;
 
 /// Waits for the whole answer.
-pub async fn whole(mut events: Receiver<Event>, form: Form) -> Response {
-    let mut all = Piece::default();
+pub async fn complete_response(mut events: Receiver<GenerationEvent>, format: ResponseFormat) -> Response {
+    let mut all = TextDelta::default();
     loop {
         match events.recv().await {
-            Some(Event::Waiting(_)) => {}
-            Some(Event::Piece(piece)) => {
-                all.text.push_str(&piece.text);
-                all.tokens.extend(piece.tokens);
+            Some(GenerationEvent::Queued(_)) => {}
+            Some(GenerationEvent::Delta(delta)) => {
+                all.text.push_str(&delta.text);
+                all.tokens.extend(delta.tokens);
             }
-            Some(Event::Done(summary)) => return Json(form.whole(&all, &summary)).into_response(),
-            Some(Event::Failed(error)) => return error.into_response(),
-            None => return broken_off().into_response(),
+            Some(GenerationEvent::Done(summary)) => return Json(format.complete(&all, &summary)).into_response(),
+            Some(GenerationEvent::Failed(error)) => return error.into_response(),
+            None => return interrupted().into_response(),
         }
     }
 }
 
 /// Whoever wrote is gone.
-fn broken_off() -> ApiError {
-    ApiError::failed("The answer was broken off.")
+fn interrupted() -> ApiError {
+    ApiError::engine_failed("The answer was broken off.")
 }

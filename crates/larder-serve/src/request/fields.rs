@@ -21,9 +21,10 @@ impl<'a> Fields<'a> {
         match value {
             Value::Object(map) if path.is_empty() => Ok(Fields { map, path: String::new() }),
             Value::Object(map) => Ok(Fields { map, path: format!("{path}.") }),
-            other if path.is_empty() => {
-                Err(ApiError::bad(format!("The request body must be a JSON object, but it is {}.", kind(other))))
-            }
+            other if path.is_empty() => Err(ApiError::bad_request(format!(
+                "The request body must be a JSON object, but it is {}.",
+                kind(other)
+            ))),
             other => Err(wrong_type(path, "an object", other)),
         }
     }
@@ -44,24 +45,24 @@ impl<'a> Fields<'a> {
     }
 
     /// A field that must be there.
-    pub fn needed(&self, field: &str) -> Result<&'a Value> {
+    pub fn required(&self, field: &str) -> Result<&'a Value> {
         let name = self.name(field);
         let message = || format!("Missing required parameter: '{name}'.");
-        self.get(field).ok_or_else(|| ApiError::field(&name, "missing_required_parameter", message()))
+        self.get(field).ok_or_else(|| ApiError::invalid_field(&name, "missing_required_parameter", message()))
     }
 
     /// A text.
-    pub fn text(&self, field: &str) -> Result<Option<&'a str>> {
+    pub fn string(&self, field: &str) -> Result<Option<&'a str>> {
         self.typed(field, "a string", Value::as_str)
     }
 
     /// True or false.
-    pub fn flag(&self, field: &str) -> Result<Option<bool>> {
+    pub fn boolean(&self, field: &str) -> Result<Option<bool>> {
         self.typed(field, "a boolean", Value::as_bool)
     }
 
     /// A list.
-    pub fn list(&self, field: &str) -> Result<Option<&'a [Value]>> {
+    pub fn array(&self, field: &str) -> Result<Option<&'a [Value]>> {
         self.typed(field, "an array", |value| value.as_array().map(Vec::as_slice))
     }
 
@@ -80,7 +81,7 @@ impl<'a> Fields<'a> {
     }
 
     /// A whole number within `range`.
-    pub fn whole(&self, field: &str, range: RangeInclusive<u64>) -> Result<Option<u64>> {
+    pub fn integer(&self, field: &str, range: RangeInclusive<u64>) -> Result<Option<u64>> {
         let Some(value) = self.get(field) else { return Ok(None) };
         match value.as_u64() {
             Some(number) if range.contains(&number) => Ok(Some(number)),
@@ -94,7 +95,7 @@ impl<'a> Fields<'a> {
 /// The error for a value of another type.
 pub fn wrong_type(name: &str, wanted: &str, got: &Value) -> ApiError {
     let message = format!("Invalid type for '{name}': expected {wanted}, but got {} instead.", kind(got));
-    ApiError::field(name, "invalid_type", message)
+    ApiError::invalid_field(name, "invalid_type", message)
 }
 
 fn out_of(
@@ -103,7 +104,11 @@ fn out_of(
     low: impl std::fmt::Display,
     high: impl std::fmt::Display,
 ) -> ApiError {
-    ApiError::field(name, "invalid_value", format!("Invalid value for '{name}': {got} is not from {low} to {high}."))
+    ApiError::invalid_field(
+        name,
+        "invalid_value",
+        format!("Invalid value for '{name}': {got} is not from {low} to {high}."),
+    )
 }
 
 fn kind(value: &Value) -> &'static str {

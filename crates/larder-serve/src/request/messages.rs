@@ -12,7 +12,7 @@ pub fn read(value: &Value) -> Result<Vec<Value>> {
     let Value::Array(list) = value else { return Err(wrong_type("messages", "an array of objects", value)) };
     if list.is_empty() {
         let message = "Invalid 'messages': empty array; expected at least one message.";
-        return Err(ApiError::field("messages", "empty_array", message));
+        return Err(ApiError::invalid_field("messages", "empty_array", message));
     }
     list.iter().enumerate().map(|(i, message)| one(message, &format!("messages[{i}]"))).collect()
 }
@@ -20,8 +20,8 @@ pub fn read(value: &Value) -> Result<Vec<Value>> {
 fn one(value: &Value, path: &str) -> Result<Value> {
     let fields = Fields::of(value, path)?;
     let name = fields.name("role");
-    let Some(role) = fields.needed("role")?.as_str() else {
-        return Err(wrong_type(&name, "a string", fields.needed("role")?));
+    let Some(role) = fields.required("role")?.as_str() else {
+        return Err(wrong_type(&name, "a string", fields.required("role")?));
     };
     let role = match role {
         "developer" => "system",
@@ -29,18 +29,18 @@ fn one(value: &Value, path: &str) -> Result<Value> {
         other => {
             let known = "system, developer, user, assistant and tool";
             let message = format!("Invalid value for '{name}': '{other}' is none of {known}.");
-            return Err(ApiError::field(name, "invalid_value", message));
+            return Err(ApiError::invalid_field(name, "invalid_value", message));
         }
     };
     let mut message = Map::new();
     message.insert("role".into(), role.into());
     message.insert("content".into(), content(&fields, role)?);
     for field in ["name", "tool_call_id", "reasoning_content", "reasoning", "thinking"] {
-        if let Some(text) = fields.text(field)? {
+        if let Some(text) = fields.string(field)? {
             message.insert(field.into(), text.into());
         }
     }
-    if let Some(calls) = fields.list("tool_calls")? {
+    if let Some(calls) = fields.array("tool_calls")? {
         let calls = calls.iter().enumerate().map(|(i, call)| tool_call(call, &format!("{path}.tool_calls[{i}]")));
         message.insert("tool_calls".into(), calls.collect::<Result<Vec<_>>>()?.into());
     }
@@ -52,7 +52,7 @@ fn content(fields: &Fields, role: &str) -> Result<Value> {
     let name = fields.name("content");
     match fields.get("content") {
         None if role == "assistant" => Ok("".into()),
-        None => fields.needed("content").cloned(),
+        None => fields.required("content").cloned(),
         Some(Value::String(text)) => Ok(text.as_str().into()),
         Some(Value::Array(parts)) => {
             let text = |(i, part)| text_of(part, &format!("{name}[{i}]"));
@@ -65,7 +65,7 @@ fn content(fields: &Fields, role: &str) -> Result<Value> {
 
 fn text_of<'a>(part: &'a Value, path: &str) -> Result<&'a str> {
     let fields = Fields::of(part, path)?;
-    let field = match fields.text("type")? {
+    let field = match fields.string("type")? {
         None | Some("text" | "input_text" | "output_text") => "text",
         Some("refusal") => "refusal",
         Some(other) => {
@@ -73,15 +73,15 @@ fn text_of<'a>(part: &'a Value, path: &str) -> Result<&'a str> {
             return Err(ApiError::unsupported(path, message));
         }
     };
-    let text = fields.needed(field)?;
+    let text = fields.required(field)?;
     text.as_str().ok_or_else(|| wrong_type(&fields.name(field), "a string", text))
 }
 
 /// Arguments come as JSON in a string, and templates want to look into them.
 fn tool_call(call: &Value, path: &str) -> Result<Value> {
     let fields = Fields::of(call, path)?;
-    let function = Fields::of(fields.needed("function")?, &fields.name("function"))?;
-    function.needed("name")?;
+    let function = Fields::of(fields.required("function")?, &fields.name("function"))?;
+    function.required("name")?;
     let mut call = call.clone();
     let arguments = function.get("arguments").and_then(Value::as_str).and_then(|text| serde_json::from_str(text).ok());
     if let Some(object @ Value::Object(_)) = arguments {

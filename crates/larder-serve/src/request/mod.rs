@@ -18,13 +18,13 @@ const STOPS: usize = 4;
 
 /// How an answer is to be written, whatever it answers.
 #[derive(Clone, PartialEq, Debug, Default)]
-pub struct Wish {
+pub struct GenerationParams {
     /// The model's name, if one was given.
     pub model: Option<String>,
     /// Most tokens to write.
     pub max_tokens: Option<usize>,
     /// How to draw, where it was said.
-    pub draw: Draw,
+    pub sampling: SamplingParams,
     /// Repeats a drawn text.
     pub seed: Option<u64>,
     /// Strings that end the text.
@@ -41,7 +41,7 @@ pub struct Wish {
 
 /// How tokens are drawn, where it was said.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub struct Draw {
+pub struct SamplingParams {
     temperature: Option<f32>,
     top_p: Option<f32>,
     top_k: Option<usize>,
@@ -55,7 +55,7 @@ pub struct Draw {
 #[derive(Clone, PartialEq, Debug)]
 pub struct ChatRequest {
     /// How.
-    pub wish: Wish,
+    pub params: GenerationParams,
     /// The messages, as templates read them.
     pub messages: Vec<Value>,
     /// Schemas of tools that may be called.
@@ -68,7 +68,7 @@ pub struct ChatRequest {
 #[derive(Clone, PartialEq, Debug)]
 pub struct CompletionRequest {
     /// How.
-    pub wish: Wish,
+    pub params: GenerationParams,
     /// What to go on from.
     pub prompt: Prompt,
 }
@@ -85,9 +85,13 @@ pub enum Prompt {
 /// The JSON in a body.
 pub fn json(body: &[u8]) -> Result<Value> {
     if let Err(error) = std::str::from_utf8(body) {
-        return Err(ApiError::bad(format!("The request body is not UTF-8, from byte {} on.", error.valid_up_to())));
+        return Err(ApiError::bad_request(format!(
+            "The request body is not UTF-8, from byte {} on.",
+            error.valid_up_to()
+        )));
     }
-    serde_json::from_slice(body).map_err(|error| ApiError::bad(format!("The request body is not valid JSON: {error}.")))
+    serde_json::from_slice(body)
+        .map_err(|error| ApiError::bad_request(format!("The request body is not valid JSON: {error}.")))
 }
 
 impl ChatRequest {
@@ -100,21 +104,21 @@ impl ChatRequest {
             ("functions", "Functions are not supported; use 'tools'."),
             ("audio", "This server writes text only."),
         ] {
-            refuse_unless_empty(&fields, field, why)?;
+            reject_unless_empty(&fields, field, why)?;
         }
-        only_text(&fields)?;
-        let mut wish = wish(&fields)?;
-        let asked = fields.flag("logprobs")?.unwrap_or(false);
-        wish.logprobs = match (asked, fields.whole("top_logprobs", 0..=TOP_LOGPROBS)?) {
+        require_text_format(&fields)?;
+        let mut params = generation_params(&fields)?;
+        let asked = fields.boolean("logprobs")?.unwrap_or(false);
+        params.logprobs = match (asked, fields.integer("top_logprobs", 0..=TOP_LOGPROBS)?) {
             (true, top) => Some(top.unwrap_or(0) as usize),
             (false, None | Some(0)) => None,
             (false, Some(_)) => {
                 let message = "The 'top_logprobs' parameter is only allowed when 'logprobs' is true.";
-                return Err(ApiError::field("top_logprobs", "invalid_value", message));
+                return Err(ApiError::invalid_field("top_logprobs", "invalid_value", message));
             }
         };
-        let messages = messages::read(fields.needed("messages")?)?;
-        Ok(ChatRequest { wish, messages, tools: tools(&fields)?, extra: extra(&fields)? })
+        let messages = messages::read(fields.required("messages")?)?;
+        Ok(ChatRequest { params, messages, tools: tools(&fields)?, extra: extra(&fields)? })
     }
 }
 
@@ -123,76 +127,78 @@ impl CompletionRequest {
     pub fn parse(body: &[u8]) -> Result<Self> {
         let json = json(body)?;
         let fields = Fields::of(&json, "")?;
-        refuse_unless_empty(&fields, "logit_bias", "Biases on logits are not supported.")?;
-        refuse_unless_empty(&fields, "suffix", "Text after the completion is not supported.")?;
-        if fields.flag("echo")? == Some(true) {
+        reject_unless_empty(&fields, "logit_bias", "Biases on logits are not supported.")?;
+        reject_unless_empty(&fields, "suffix", "Text after the completion is not supported.")?;
+        if fields.boolean("echo")? == Some(true) {
             return Err(ApiError::unsupported("echo", "Repeating the prompt is not supported."));
         }
-        only_one(&fields, "best_of")?;
-        let mut wish = wish(&fields)?;
-        wish.logprobs = fields.whole("logprobs", 0..=TOP_LOGPROBS)?.map(|n| n as usize);
-        Ok(CompletionRequest { wish, prompt: prompt(fields.needed("prompt")?)? })
+        require_one(&fields, "best_of")?;
+        let mut params = generation_params(&fields)?;
+        params.logprobs = fields.integer("logprobs", 0..=TOP_LOGPROBS)?.map(|n| n as usize);
+        Ok(CompletionRequest { params, prompt: parse_prompt(fields.required("prompt")?)? })
     }
 }
 
-impl Draw {
-    /// All settings, `usual` being those that nobody named.
-    pub fn over(&self, usual: Sampling) -> Sampling {
+impl SamplingParams {
+    /// All settings, `defaults` being those that nobody named.
+    pub fn or_defaults(&self, defaults: Sampling) -> Sampling {
         Sampling {
-            temperature: self.temperature.unwrap_or(usual.temperature),
-            top_k: self.top_k.unwrap_or(usual.top_k),
+            temperature: self.temperature.unwrap_or(defaults.temperature),
+            top_k: self.top_k.unwrap_or(defaults.top_k),
             // OpenAI allows 0, which leaves the likeliest token alone.
-            top_p: self.top_p.unwrap_or(usual.top_p).max(f32::MIN_POSITIVE),
-            min_p: self.min_p.unwrap_or(usual.min_p),
-            repetition_penalty: self.repetition_penalty.unwrap_or(usual.repetition_penalty),
-            frequency_penalty: self.frequency_penalty.unwrap_or(usual.frequency_penalty),
-            presence_penalty: self.presence_penalty.unwrap_or(usual.presence_penalty),
+            top_p: self.top_p.unwrap_or(defaults.top_p).max(f32::MIN_POSITIVE),
+            min_p: self.min_p.unwrap_or(defaults.min_p),
+            repetition_penalty: self.repetition_penalty.unwrap_or(defaults.repetition_penalty),
+            frequency_penalty: self.frequency_penalty.unwrap_or(defaults.frequency_penalty),
+            presence_penalty: self.presence_penalty.unwrap_or(defaults.presence_penalty),
         }
     }
 }
 
 /// Reads the body of a request to choose experts in another way: the strategy.
-pub fn routing(body: &[u8]) -> Result<String> {
+pub fn parse_routing(body: &[u8]) -> Result<String> {
     let json = json(body)?;
     let fields = Fields::of(&json, "")?;
-    match (fields.text("routing")?, fields.number("lambda", 0.0..=100.0)?) {
+    match (fields.string("routing")?, fields.number("lambda", 0.0..=100.0)?) {
         (Some(spec), None) => Ok(spec.to_owned()),
         (None, Some(0.0)) => Ok("original".into()),
         (None, Some(lambda)) => Ok(format!("prior:lambda={lambda}")),
-        (None, None) => Err(ApiError::bad("Name what to change: 'lambda', a number, or 'routing', a strategy.")),
-        (Some(_), Some(_)) => Err(ApiError::bad("Name either 'lambda' or 'routing', not both.")),
+        (None, None) => {
+            Err(ApiError::bad_request("Name what to change: 'lambda', a number, or 'routing', a strategy."))
+        }
+        (Some(_), Some(_)) => Err(ApiError::bad_request("Name either 'lambda' or 'routing', not both.")),
     }
 }
 
-fn wish(fields: &Fields) -> Result<Wish> {
-    only_one(fields, "n")?;
-    let stream = fields.flag("stream")?.unwrap_or(false);
+fn generation_params(fields: &Fields) -> Result<GenerationParams> {
+    require_one(fields, "n")?;
+    let stream = fields.boolean("stream")?.unwrap_or(false);
     let options = fields.object("stream_options")?;
     if options.is_some() && !stream {
         let message = "The 'stream_options' parameter is only allowed when 'stream' is enabled.";
-        return Err(ApiError::field("stream_options", "invalid_value", message));
+        return Err(ApiError::invalid_field("stream_options", "invalid_value", message));
     }
-    let include_usage = options.map_or(Ok(None), |options| options.flag("include_usage"))?.unwrap_or(false);
-    let newer = fields.whole("max_completion_tokens", 1..=u32::MAX.into())?;
-    let older = fields.whole("max_tokens", 1..=u32::MAX.into())?;
-    Ok(Wish {
-        model: fields.text("model")?.map(str::to_owned),
+    let include_usage = options.map_or(Ok(None), |options| options.boolean("include_usage"))?.unwrap_or(false);
+    let newer = fields.integer("max_completion_tokens", 1..=u32::MAX.into())?;
+    let older = fields.integer("max_tokens", 1..=u32::MAX.into())?;
+    Ok(GenerationParams {
+        model: fields.string("model")?.map(str::to_owned),
         max_tokens: newer.or(older).map(|n| n as usize),
-        draw: draw(fields)?,
+        sampling: sampling_params(fields)?,
         seed: seed(fields)?,
         stop: stop(fields)?,
         stream,
         include_usage,
         logprobs: None,
-        ignore_eos: fields.flag("ignore_eos")?.unwrap_or(false),
+        ignore_eos: fields.boolean("ignore_eos")?.unwrap_or(false),
     })
 }
 
-fn draw(fields: &Fields) -> Result<Draw> {
-    Ok(Draw {
+fn sampling_params(fields: &Fields) -> Result<SamplingParams> {
+    Ok(SamplingParams {
         temperature: fields.number("temperature", 0.0..=2.0)?,
         top_p: fields.number("top_p", 0.0..=1.0)?,
-        top_k: fields.whole("top_k", 0..=u32::MAX.into())?.map(|k| k as usize),
+        top_k: fields.integer("top_k", 0..=u32::MAX.into())?.map(|k| k as usize),
         min_p: fields.number("min_p", 0.0..=1.0)?,
         repetition_penalty: fields.number("repetition_penalty", 0.01..=100.0)?,
         frequency_penalty: fields.number("frequency_penalty", -2.0..=2.0)?,
@@ -222,11 +228,11 @@ fn stop(fields: &Fields) -> Result<Vec<String>> {
         (_, true) => "Invalid value for 'stop': a stop string must not be empty.".into(),
         _ => return Ok(stops),
     };
-    Err(ApiError::field("stop", "invalid_value", message))
+    Err(ApiError::invalid_field("stop", "invalid_value", message))
 }
 
-fn only_one(fields: &Fields, field: &str) -> Result<()> {
-    match fields.whole(field, 1..=u64::from(u32::MAX))? {
+fn require_one(fields: &Fields, field: &str) -> Result<()> {
+    match fields.integer(field, 1..=u64::from(u32::MAX))? {
         None | Some(1) => Ok(()),
         Some(n) => {
             let message = format!("Invalid value for '{field}': this server writes 1 answer per request, not {n}.");
@@ -235,7 +241,7 @@ fn only_one(fields: &Fields, field: &str) -> Result<()> {
     }
 }
 
-fn refuse_unless_empty(fields: &Fields, field: &str, why: &str) -> Result<()> {
+fn reject_unless_empty(fields: &Fields, field: &str, why: &str) -> Result<()> {
     match fields.get(field) {
         None => Ok(()),
         Some(Value::Object(map)) if map.is_empty() => Ok(()),
@@ -245,9 +251,9 @@ fn refuse_unless_empty(fields: &Fields, field: &str, why: &str) -> Result<()> {
     }
 }
 
-fn only_text(fields: &Fields) -> Result<()> {
+fn require_text_format(fields: &Fields) -> Result<()> {
     let Some(format) = fields.object("response_format")? else { return Ok(()) };
-    match format.text("type")? {
+    match format.string("type")? {
         None | Some("text") => Ok(()),
         Some(other) => {
             let message = format!("Answers of the format '{other}' are not supported, only 'text'.");
@@ -257,7 +263,7 @@ fn only_text(fields: &Fields) -> Result<()> {
 }
 
 fn tools(fields: &Fields) -> Result<Option<Vec<Value>>> {
-    let tools = fields.list("tools")?.unwrap_or_default();
+    let tools = fields.array("tools")?.unwrap_or_default();
     if let Some(other) = tools.iter().find(|tool| !tool.is_object()) {
         return Err(wrong_type("tools", "an array of objects", other));
     }
@@ -279,13 +285,13 @@ fn extra(fields: &Fields) -> Result<Map<String, Value>> {
         Some(Value::Object(map)) => map.clone(),
         Some(other) => return Err(wrong_type("chat_template_kwargs", "an object", other)),
     };
-    if let Some(effort) = fields.text("reasoning_effort")? {
+    if let Some(effort) = fields.string("reasoning_effort")? {
         extra.entry("reasoning_effort").or_insert(effort.into());
     }
     Ok(extra)
 }
 
-fn prompt(value: &Value) -> Result<Prompt> {
+fn parse_prompt(value: &Value) -> Result<Prompt> {
     let wanted = "a string, an array of one string, or an array of token ids";
     let wrong = || wrong_type("prompt", wanted, value);
     match value {

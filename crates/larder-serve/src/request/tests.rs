@@ -25,11 +25,11 @@ fn everything_that_is_said_is_read() {
         "messages": [{"role": "developer", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}],
     });
     let got = chat(body).unwrap();
-    let wish = got.wish;
-    assert_eq!((wish.model.as_deref(), wish.max_tokens, wish.seed), (Some("m"), Some(5), Some(u64::MAX)));
-    assert_eq!((wish.stop.len(), wish.stream, wish.include_usage, wish.logprobs), (2, true, true, Some(4)));
-    assert!(wish.ignore_eos);
-    let drawn = wish.draw.over(Sampling::default());
+    let params = got.params;
+    assert_eq!((params.model.as_deref(), params.max_tokens, params.seed), (Some("m"), Some(5), Some(u64::MAX)));
+    assert_eq!((params.stop.len(), params.stream, params.include_usage, params.logprobs), (2, true, true, Some(4)));
+    assert!(params.ignore_eos);
+    let drawn = params.sampling.or_defaults(Sampling::default());
     let want = Sampling {
         temperature: 0.5,
         top_k: 3,
@@ -133,16 +133,16 @@ fn arguments_of_tool_calls_become_objects() {
 
 #[test]
 fn a_routing_is_a_lambda_or_a_strategy() {
-    assert_eq!(routing(b"{\"lambda\": 0.5}").unwrap(), "prior:lambda=0.5");
-    assert_eq!(routing(b"{\"lambda\": 0}").unwrap(), "original");
-    assert_eq!(routing(b"{\"routing\": \"prune:h=2\"}").unwrap(), "prune:h=2");
-    assert!(routing(b"{}").is_err() && routing(b"{\"lambda\": -1}").is_err());
-    assert!(routing(b"{\"lambda\": 1, \"routing\": \"original\"}").is_err());
+    assert_eq!(parse_routing(b"{\"lambda\": 0.5}").unwrap(), "prior:lambda=0.5");
+    assert_eq!(parse_routing(b"{\"lambda\": 0}").unwrap(), "original");
+    assert_eq!(parse_routing(b"{\"routing\": \"prune:h=2\"}").unwrap(), "prune:h=2");
+    assert!(parse_routing(b"{}").is_err() && parse_routing(b"{\"lambda\": -1}").is_err());
+    assert!(parse_routing(b"{\"lambda\": 1, \"routing\": \"original\"}").is_err());
 }
 
 proptest! {
     #[test]
     fn any_bytes_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-        let _ = (ChatRequest::parse(&bytes), CompletionRequest::parse(&bytes), routing(&bytes));
+        let _ = (ChatRequest::parse(&bytes), CompletionRequest::parse(&bytes), parse_routing(&bytes));
     }
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 use larder_core::Scope;
-use larder_lab::Profile;
+use larder_lab::MachineProfile;
 use larder_policy::eviction::EvictionSpec;
 use larder_policy::routing::RoutingSpec;
 
@@ -199,9 +199,9 @@ pub struct ProfileFlags {
 
 impl ProfileFlags {
     /// The device, if its expert's size is known.
-    pub fn profile(&self) -> Result<Option<Profile>, String> {
+    pub fn profile(&self) -> Result<Option<MachineProfile>, String> {
         let Some(ByteSize(bytes)) = self.expert_bytes else { return Ok(None) };
-        let profile = Profile {
+        let profile = MachineProfile {
             expert_bytes: bytes as f64,
             ssd_rate: self.ssd_rate.0 as f64,
             memory_rate: self.memory_rate.0 as f64,

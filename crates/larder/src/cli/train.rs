@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use larder_lab::train::Form;
+use larder_lab::train::NetworkKind;
 
 use super::at_least_one;
 use super::lab::TraceFlags;
@@ -65,10 +65,10 @@ pub enum FormFlag {
 
 impl FormFlag {
     /// The same as the lab calls it.
-    pub fn form(self) -> Form {
+    pub fn form(self) -> NetworkKind {
         match self {
-            FormFlag::Crosslayer => Form::Crosslayer,
-            FormFlag::Flashmoe => Form::Flashmoe,
+            FormFlag::Crosslayer => NetworkKind::Crosslayer,
+            FormFlag::Flashmoe => NetworkKind::Flashmoe,
         }
     }
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use larder_engine::{ChatInput, Listener, Request, Routing, Sampler, Sampling, StopMatcher, generate};
-use larder_lab::report::{Part, Speeds, speeds_page};
+use larder_lab::report::{SpeedReport, SpeedSection, speed_page};
 use larder_policy::routing::RoutingSpec;
 use larder_policy::routing::quality::Quality;
 use serde_json::{Value, json};
@@ -40,13 +40,13 @@ pub fn run(args: &ReportArgs) -> Result<()> {
         measured.push(measure(args, store)?);
     }
     let facts = doctor::summary(args.stores.first().map(|arg| arg.store.as_path()))?;
-    let speeds = Speeds {
+    let speeds = SpeedReport {
         title: format!("larder {} on {} {}", env!("CARGO_PKG_VERSION"), std::env::consts::OS, std::env::consts::ARCH),
         facts,
-        parts: measured.iter().map(StoreRuns::part).collect(),
+        sections: measured.iter().map(StoreRuns::part).collect(),
     };
     if let Some(path) = &args.html {
-        write(path, &speeds_page(&speeds))?;
+        write(path, &speed_page(&speeds))?;
     }
     match args.json {
         true => println!(
@@ -235,7 +235,7 @@ impl StoreRuns {
         rows
     }
 
-    fn part(&self) -> Part {
+    fn part(&self) -> SpeedSection {
         let mut notes = vec![format!(
             "{} evicts; each run writes on from another prompt, and one before all others is not counted",
             self.eviction
@@ -243,7 +243,7 @@ impl StoreRuns {
         notes.extend(self.plan["reader"].as_str().map(str::to_owned));
         notes.extend(self.peak.map(|peak| format!("{} of memory at most", print::bytes(peak))));
         let runs = self.strategies.iter().map(|s| (short(&s.routing), s.rates())).collect();
-        Part { title: self.title(), notes, runs, table: self.table() }
+        SpeedSection { title: self.title(), notes, runs, table: self.table() }
     }
 
     fn json(&self) -> Value {
@@ -276,11 +276,11 @@ fn short(routing: &str) -> String {
 }
 
 /// For people, and for wherever people write about it.
-fn text(speeds: &Speeds) -> String {
+fn text(speeds: &SpeedReport) -> String {
     let mut out = format!("{}\n\n", speeds.title);
     let facts: Vec<_> = speeds.facts.iter().map(|(what, found)| vec![what.clone(), found.clone()]).collect();
     out += &print::columns(&facts);
-    for part in &speeds.parts {
+    for part in &speeds.sections {
         out += &format!("\n{}\n", part.title);
         part.notes.iter().for_each(|note| out += &format!("  {note}\n"));
         out += &print::table(&part.table);

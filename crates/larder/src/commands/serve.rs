@@ -5,7 +5,7 @@ use larder_core::Presence;
 use larder_engine::Routing;
 use larder_model::{Decoder, ExpertPath};
 use larder_policy::routing::RoutingSpec;
-use larder_serve::{Closeness, LayerVisit, Options, Standing};
+use larder_serve::{EngineStatus, LayerVisit, RoutingQuality, ServerOptions};
 use std::time::Duration;
 
 use crate::cli::serve::ServeArgs;
@@ -36,13 +36,13 @@ pub fn run(args: ServeArgs) -> Result<()> {
     Ok(larder_serve::serve(listener, options, served, Box::new(Served { engine, model, routing }))?)
 }
 
-fn options(args: &ServeArgs) -> Options {
-    Options {
+fn options(args: &ServeArgs) -> ServerOptions {
+    ServerOptions {
         parallel: args.parallel,
         sessions: args.sessions.unwrap_or(args.parallel).max(args.parallel),
         queue: args.queue,
         timeout: Duration::from_secs(args.timeout),
-        patience: Duration::from_secs(args.client_timeout),
+        client_timeout: Duration::from_secs(args.client_timeout),
         body_bytes: usize::try_from(args.max_body.0).unwrap_or(usize::MAX),
         api_key: args.api_key.clone(),
         cors: args.cors.clone(),
@@ -50,11 +50,15 @@ fn options(args: &ServeArgs) -> Options {
     }
 }
 
-fn served_model(args: &ServeArgs, model: &OpenModel, engine: &mut InferenceEngine) -> Result<larder_serve::Model> {
+fn served_model(
+    args: &ServeArgs,
+    model: &OpenModel,
+    engine: &mut InferenceEngine,
+) -> Result<larder_serve::ServedModel> {
     let text = model.text_codec()?;
     let geometry = &model.blueprint.geometry;
     let mut names = args.alias.iter().cloned();
-    Ok(larder_serve::Model {
+    Ok(larder_serve::ServedModel {
         name: names.next().unwrap_or_else(|| model_name(&args.model)),
         aliases: names.collect(),
         tokenizer: text.tokenizer,
@@ -65,7 +69,7 @@ fn served_model(args: &ServeArgs, model: &OpenModel, engine: &mut InferenceEngin
         layers: geometry.moe_layers.iter().map(|layer| layer.index()).collect(),
         experts: geometry.experts,
         top_k: geometry.top_k,
-        plan: std::mem::take(&mut engine.plan),
+        memory_plan: std::mem::take(&mut engine.plan),
     })
 }
 
@@ -77,7 +81,7 @@ struct Served {
 }
 
 impl larder_serve::Engine for Served {
-    fn parts(&mut self) -> (&Decoder, &mut dyn ExpertPath) {
+    fn decoder_and_experts(&mut self) -> (&Decoder, &mut dyn ExpertPath) {
         (&self.engine.decoder, &mut self.engine.experts)
     }
 
@@ -85,18 +89,18 @@ impl larder_serve::Engine for Served {
         self.engine.experts.new_sequence();
     }
 
-    fn standing(&self) -> Standing {
+    fn status(&self) -> EngineStatus {
         let experts = &self.engine.experts;
-        let quality = experts.routing().and_then(Routing::quality).map(|quality| Closeness {
+        let quality = experts.routing().and_then(Routing::quality).map(|quality| RoutingQuality {
             agreement: quality.agreement(),
             kept_mass: quality.kept_mass(),
             kl: quality.mean_kl(),
         });
         let routing = self.routing.to_string();
-        Standing { traffic: experts.traffic(), lambda: lambda(&routing), routing, quality }
+        EngineStatus { traffic: experts.traffic(), lambda: lambda(&routing), routing, quality }
     }
 
-    fn route_by(&mut self, spec: &str) -> Result<(), String> {
+    fn set_routing(&mut self, spec: &str) -> Result<(), String> {
         let routing: RoutingSpec = spec.parse().map_err(|error| format!("{error}"))?;
         let InferenceEngine { decoder, experts, .. } = &mut self.engine;
         experts.set_routing_strategy(&routing, decoder, &self.model).map_err(|error| format!("{error:#}"))?;
@@ -104,18 +108,18 @@ impl larder_serve::Engine for Served {
         Ok(())
     }
 
-    fn watch(&mut self, on: bool) {
+    fn record_visits(&mut self, on: bool) {
         self.engine.experts.record_visits(on);
     }
 
-    fn visits(&mut self) -> Vec<LayerVisit> {
+    fn take_visits(&mut self) -> Vec<LayerVisit> {
         let layers = &self.engine.decoder.geometry().moe_layers;
         let visits = self.engine.experts.take_visits().into_iter();
         let visit = |(layer, visit)| Some(LayerVisit { row: layers.iter().position(|l| *l == layer)?, visit });
         visits.filter_map(visit).collect()
     }
 
-    fn resident(&self) -> Vec<Vec<usize>> {
+    fn resident_experts(&self) -> Vec<Vec<usize>> {
         let geometry = self.engine.decoder.geometry();
         let residency = self.engine.experts.residency();
         let there = |row, e: &usize| residency.is_none_or(|all| all.presence(row, *e) == Presence::Resident);

@@ -1,7 +1,7 @@
 use anyhow::{Result, bail};
 use larder_cache::Ledger;
 use larder_core::{Gate, Geometry, Scope};
-use larder_lab::eval::{Followed, Shadow, piece_of};
+use larder_lab::eval::{RoutingAgreement, ShadowRouting, step_tokens};
 use larder_policy::eviction::{Help, Setting};
 use larder_policy::routing::RoutingSpec;
 use larder_policy::routing::quality::Quality;
@@ -37,11 +37,11 @@ pub fn run(mut args: AgreementArgs) -> Result<()> {
     let mut engine = InferenceEngine::start(&model, &args.engine, passage.chunk)?;
     let geometry = engine.decoder.geometry().clone();
     let gates: Vec<Gate> = engine.decoder.gates().cloned().collect();
-    let piece = if args.under_strategy { 1 } else { piece_of(engine.decoder.vocab()) };
+    let piece = if args.under_strategy { 1 } else { step_tokens(engine.decoder.vocab()) };
     let bar = bar(passage.tokens_read());
     let found = match args.under_strategy {
         true => {
-            let mut tap = Followed::new(&geometry, gates.iter().collect());
+            let mut tap = RoutingAgreement::new(&geometry, gates.iter().collect());
             let measured = read_all(&mut engine, &passage, piece, &mut tap, &bar)?;
             let miss_rate = measured.traffic.map(|t| 1.0 - t.hit_rate());
             Found { piece, qualities: tap.qualities().to_vec(), miss_rate }
@@ -49,7 +49,7 @@ pub fn run(mut args: AgreementArgs) -> Result<()> {
         false => {
             let router = spec.make(geometry.moe_layers.len(), deltas(&spec, &model)?.as_deref())?;
             gates.iter().try_for_each(|gate| router.suits(gate))?;
-            let mut tap = Shadow::new(
+            let mut tap = ShadowRouting::new(
                 &geometry,
                 gates.iter().collect(),
                 router,

@@ -1,5 +1,5 @@
 use anyhow::{Result, bail};
-use larder_lab::eval::{Calibration, Spread, piece_of};
+use larder_lab::eval::{Calibration, LogitSpread, step_tokens};
 use serde_json::json;
 
 use super::measure::{bar, read_all, refuse_routing_and_trace};
@@ -38,10 +38,10 @@ pub fn run(args: &CalibrateArgs) -> Result<()> {
 }
 
 fn measure(engine: &mut InferenceEngine, passage: &Passage, bar: &crate::progress::Bar) -> Result<(Vec<f32>, usize)> {
-    let piece = piece_of(engine.decoder.vocab());
+    let piece = step_tokens(engine.decoder.vocab());
     let InferenceEngine { decoder, .. } = engine;
     let gates: Vec<_> = decoder.gates().cloned().collect();
-    let mut spread = Spread::new(&decoder.geometry().clone(), gates.iter().collect());
+    let mut spread = LogitSpread::new(&decoder.geometry().clone(), gates.iter().collect());
     let tokens = read_all(engine, passage, piece, &mut spread, bar)?.tokens;
     Ok((spread.delta(), tokens))
 }

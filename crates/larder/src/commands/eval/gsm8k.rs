@@ -2,7 +2,7 @@ use std::path::Path;
 
 use anyhow::{Result, bail};
 use larder_engine::{Finish, Listener, Request, Sampler, Sampling, StopMatcher, generate};
-use larder_lab::eval::{Problem, final_number, problems, wilson};
+use larder_lab::eval::{MathProblem, final_number, read_problems, wilson_interval};
 use serde_json::{Value, json};
 
 use super::measure::{Meter, warn_if_all_fit};
@@ -28,7 +28,7 @@ struct Solved {
 pub fn run(args: &Gsm8kArgs) -> Result<()> {
     let model = OpenModel::open(&args.model)?;
     let text = model.text_codec()?;
-    let mut asked = problems(&args.problems)?;
+    let mut asked = read_problems(&args.problems)?;
     asked.truncate(args.limit.unwrap_or(usize::MAX));
     let shots = shots(args)?;
     let prompts: Vec<Vec<u32>> = asked.iter().map(|p| prompt(args, &shots, p, &model, &text)).collect::<Result<_>>()?;
@@ -48,7 +48,7 @@ pub fn run(args: &Gsm8kArgs) -> Result<()> {
     let found = meter.finish(&engine.experts, prompts.iter().map(Vec::len).sum::<usize>() + written, Vec::new());
     engine.experts.write_trace("larder eval gsm8k")?;
     let right = all.iter().filter(|s| s.right).count();
-    let share = wilson(right, all.len());
+    let share = wilson_interval(right, all.len());
     if args.json {
         let mut numbers = found.json(engine.experts.routing());
         numbers["shots"] = args.shots.into();
@@ -75,7 +75,7 @@ pub fn run(args: &Gsm8kArgs) -> Result<()> {
     Ok(())
 }
 
-fn shots(args: &Gsm8kArgs) -> Result<Vec<Problem>> {
+fn shots(args: &Gsm8kArgs) -> Result<Vec<MathProblem>> {
     if args.shots == 0 {
         return Ok(Vec::new());
     }
@@ -84,7 +84,7 @@ fn shots(args: &Gsm8kArgs) -> Result<Vec<Problem>> {
     if !path.exists() {
         bail!("{}: is not there, so there are no examples; name them with --dev, or give --shots 0", path.display());
     }
-    let mut all = problems(path)?;
+    let mut all = read_problems(path)?;
     if all.len() < args.shots {
         bail!("{}: holds {} problems, and --shots asks for {}", path.display(), all.len(), args.shots);
     }
@@ -94,13 +94,13 @@ fn shots(args: &Gsm8kArgs) -> Result<Vec<Problem>> {
 
 fn prompt(
     args: &Gsm8kArgs,
-    shots: &[Problem],
-    problem: &Problem,
+    shots: &[MathProblem],
+    problem: &MathProblem,
     model: &OpenModel,
     text: &TextCodec,
 ) -> Result<Vec<u32>> {
-    let examples: String = shots.iter().map(Problem::solved).collect();
-    let ids = text.tokenizer.encode(&format!("{examples}{}", problem.asked()), true)?;
+    let examples: String = shots.iter().map(MathProblem::example_text).collect();
+    let ids = text.tokenizer.encode(&format!("{examples}{}", problem.prompt_text()), true)?;
     let (need, context) = (ids.len() + args.max_tokens, model.blueprint.context);
     match need > context {
         true => bail!(
@@ -126,7 +126,7 @@ impl Listener<EngineExperts> for Solution {
 
 fn solve(
     engine: &mut InferenceEngine,
-    problem: &Problem,
+    problem: &MathProblem,
     prompt: &[u32],
     eos: &[u32],
     text: &TextCodec,
@@ -142,6 +142,6 @@ fn solve(
     Ok(Solved { found, right, tokens: written.ids.len(), finish: written.finish, text: solution.0 })
 }
 
-fn row(problem: &Problem, solved: &Solved) -> Value {
+fn row(problem: &MathProblem, solved: &Solved) -> Value {
     json!({"number": problem.number, "found": solved.found, "right": solved.right, "text": solved.text})
 }

@@ -2,7 +2,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use larder_lab::Interval;
-use larder_lab::eval::{Question, Sheet, opening, questions, subject, wilson};
+use larder_lab::eval::{McqPrompt, Question, mcq_preamble, read_questions, subject_of, wilson_interval};
 use larder_model::Rows;
 use serde_json::{Value, json};
 
@@ -15,7 +15,7 @@ use crate::{print, progress};
 /// The questions of one subject, made ready to be read.
 struct Subject {
     name: String,
-    sheets: Vec<(Sheet, usize)>,
+    sheets: Vec<(McqPrompt, usize)>,
     /// Examples that did not fit before some question.
     left_out: usize,
 }
@@ -75,8 +75,8 @@ fn files(path: &Path) -> Result<Vec<PathBuf>> {
 }
 
 fn prepare(args: &McqArgs, file: &Path, model: &OpenModel, text: &TextCodec) -> Result<Subject> {
-    let name = subject(file);
-    let mut asked = questions(file)?;
+    let name = subject_of(file);
+    let mut asked = read_questions(file)?;
     asked.truncate(args.limit.unwrap_or(usize::MAX));
     let shots = shots(args, file)?;
     let (mut sheets, mut left_out) = (Vec::new(), 0);
@@ -103,7 +103,7 @@ fn shots(args: &McqArgs, file: &Path) -> Result<Vec<Question>> {
     if !path.exists() {
         bail!("{}: is not there, so there are no examples; name them with --dev, or give --shots 0", path.display());
     }
-    let mut all = questions(&path)?;
+    let mut all = read_questions(&path)?;
     if all.len() < args.shots {
         bail!("{}: holds {} questions, and --shots asks for {}", path.display(), all.len(), args.shots);
     }
@@ -118,11 +118,11 @@ fn sheet(
     shots: &[Question],
     model: &OpenModel,
     text: &TextCodec,
-) -> Result<(Sheet, usize)> {
+) -> Result<(McqPrompt, usize)> {
     for first in 0..=shots.len() {
-        let examples: String = shots[first..].iter().map(Question::answered).collect();
-        let prompt = format!("{}{examples}{}", opening(name), question.asked());
-        let Some(sheet) = Sheet::new(&prompt, |text_of| text.tokenizer.encode(text_of, true))? else {
+        let examples: String = shots[first..].iter().map(Question::example_text).collect();
+        let prompt = format!("{}{examples}{}", mcq_preamble(name), question.prompt_text());
+        let Some(sheet) = McqPrompt::new(&prompt, |text_of| text.tokenizer.encode(text_of, true))? else {
             bail!("the model's tokenizer does not keep the letters A to D apart");
         };
         if sheet.prompt.len() <= model.blueprint.context {
@@ -144,7 +144,7 @@ fn ask(engine: &mut InferenceEngine, subject: &Subject, piece: usize, bar: &prog
 
 impl Marks {
     fn share(&self) -> Interval {
-        wilson(self.right, self.asked)
+        wilson_interval(self.right, self.asked)
     }
 
     fn json(&self) -> Value {

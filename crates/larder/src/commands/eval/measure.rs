@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use larder_cache::Traffic;
 use larder_engine::{Routing, Session};
-use larder_lab::eval::{Scored, piece_of, score};
+use larder_lab::eval::{ChunkScore, score, step_tokens};
 use larder_model::{ModelError, Tap};
 use larder_policy::routing::quality::Quality;
 use serde_json::{Value, json};
@@ -22,7 +22,7 @@ use crate::progress::{self, Bar};
 pub fn tokens_per_step(step: &StepFlags, flags: &EngineFlags, vocab: usize) -> usize {
     match step.one_by_one || !flags.routing.is_lossless() {
         true => 1,
-        false => piece_of(vocab),
+        false => step_tokens(vocab),
     }
 }
 
@@ -46,7 +46,7 @@ pub fn warn_if_all_fit(engine: &InferenceEngine, flags: &EngineFlags) {
 /// What some reading cost.
 pub struct Measurement {
     /// Each chunk's loss.
-    pub chunks: Vec<Scored>,
+    pub chunks: Vec<ChunkScore>,
     /// Tokens that were read.
     pub tokens: usize,
     /// How long that took.
@@ -70,7 +70,7 @@ impl Meter {
     }
 
     /// What passed since.
-    pub fn finish(self, experts: &EngineExperts, tokens: usize, chunks: Vec<Scored>) -> Measurement {
+    pub fn finish(self, experts: &EngineExperts, tokens: usize, chunks: Vec<ChunkScore>) -> Measurement {
         let traffic = experts.traffic().zip(self.traffic).map(|(now, then)| now - then);
         let quality = experts.routing().and_then(Routing::quality);
         Measurement { chunks, tokens, time: self.start.elapsed(), traffic, quality }
@@ -101,7 +101,7 @@ fn score_chunk(
     piece: usize,
     tap: &mut dyn Tap,
     bar: &Bar,
-) -> Result<Scored, ModelError> {
+) -> Result<ChunkScore, ModelError> {
     score(session, chunk, piece, tap, &mut |n| bar.advance(n as u64))
 }
 

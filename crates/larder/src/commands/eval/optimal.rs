@@ -1,6 +1,6 @@
 use anyhow::{Result, bail};
 use larder_engine::Routing;
-use larder_lab::eval::{Forced, Optimal, Order, Probe};
+use larder_lab::eval::{ForcedRouter, RankOptimality, RankProbe, SwapHandle};
 use serde_json::{Value, json};
 
 use super::measure::refuse_routing_and_trace;
@@ -24,19 +24,19 @@ pub fn run(args: OptimalArgs) -> Result<()> {
     }
     let passage = Passage::open(&model, &args.text)?;
     let mut engine = InferenceEngine::start(&model, &args.engine, passage.chunk)?;
-    let order = Order::default();
-    engine.experts.set_routing(Routing::lossy(Box::new(Forced::new(&order))));
+    let swaps = SwapHandle::default();
+    engine.experts.set_routing(Routing::lossy(Box::new(ForcedRouter::new(&swaps))));
     let positions = positions(&passage, args.samples);
-    let mut probe = Probe { decoder: &engine.decoder, experts: &mut engine.experts, order, rank: args.rank };
+    let mut probe = RankProbe { decoder: &engine.decoder, experts: &mut engine.experts, swaps, rank: args.rank };
     let bar = progress::count("trying", "experts", probe.passes(positions.iter().map(Vec::len).sum()) as u64);
-    let mut found: Vec<Optimal> = Vec::new();
+    let mut found: Vec<RankOptimality> = Vec::new();
     for (chunk, at) in passage.chunks().zip(&positions).filter(|(_, at)| !at.is_empty()) {
         let rows = probe.run(chunk, at, &mut || bar.advance(1))?;
-        found.resize(rows.len(), Optimal::default());
+        found.resize(rows.len(), RankOptimality::default());
         found.iter_mut().zip(&rows).for_each(|(sum, row)| sum.add(row));
     }
     bar.finish();
-    let mut total = Optimal::default();
+    let mut total = RankOptimality::default();
     found.iter().for_each(|row| total.add(row));
     let layers: Vec<usize> = geometry.moe_layers.iter().map(|l| l.index()).collect();
     if args.json {
@@ -75,19 +75,25 @@ fn positions(passage: &Passage, samples: usize) -> Vec<Vec<usize>> {
     positions
 }
 
-fn cells(name: String, row: &Optimal) -> Vec<String> {
+fn cells(name: String, row: &RankOptimality) -> Vec<String> {
     let percent = |share: f64| format!("{:.1} %", 100.0 * share);
     let saved = row.saved / row.tokens.max(1) as f64;
-    vec![name, percent(row.share()), percent(row.chance()), format!("{:.1}", row.place()), format!("{saved:.4}")]
+    vec![
+        name,
+        percent(row.best_share()),
+        percent(row.chance()),
+        format!("{:.1}", row.mean_rank()),
+        format!("{saved:.4}"),
+    ]
 }
 
-fn numbers(layer: Option<usize>, row: &Optimal) -> Value {
+fn numbers(layer: Option<usize>, row: &RankOptimality) -> Value {
     json!({
         "layer": layer,
         "tokens": row.tokens,
-        "best": row.share(),
+        "best": row.best_share(),
         "chance": row.chance(),
-        "place": row.place(),
+        "place": row.mean_rank(),
         "saved_nats": row.saved / row.tokens.max(1) as f64,
     })
 }

@@ -1,5 +1,5 @@
 use anyhow::{Result, bail};
-use larder_lab::eval::{chunks, head, read_ids, read_text};
+use larder_lab::eval::{chunks, read_text, read_token_ids, text_prefix};
 use serde_json::{Value, json};
 
 use crate::cli::eval::TextFlags;
@@ -25,10 +25,10 @@ impl Passage {
         let most = flags.tokens.unwrap_or(usize::MAX);
         let is_ids = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("json"));
         let (mut ids, text) = match is_ids {
-            true => (read_ids(path)?, None),
+            true => (read_token_ids(path)?, None),
             false => {
                 let (all, text) = (read_text(path)?, model.text_codec()?);
-                (text.tokenizer.encode(head(&all, most), true)?, Some(text))
+                (text.tokenizer.encode(text_prefix(&all, most), true)?, Some(text))
             }
         };
         ids.truncate(most);

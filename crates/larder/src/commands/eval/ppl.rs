@@ -1,7 +1,7 @@
 use std::f64::consts::LN_2;
 
 use anyhow::Result;
-use larder_lab::eval::{Estimate, perplexity};
+use larder_lab::eval::{ChunkEstimate, perplexity};
 use serde_json::json;
 
 use super::measure::{Measurement, bar, read_all, step_text, tokens_per_step, warn_if_all_fit};
@@ -45,7 +45,7 @@ pub fn run(args: &PplArgs) -> Result<()> {
 }
 
 /// A perplexity with its standard error.
-pub fn shown(ppl: &Estimate) -> String {
+pub fn shown(ppl: &ChunkEstimate) -> String {
     match ppl.error {
         Some(error) => format!("{:.4} ± {error:.4}", ppl.value),
         None => format!("{:.4}", ppl.value),

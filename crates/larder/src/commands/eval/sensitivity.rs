@@ -1,5 +1,5 @@
 use anyhow::Result;
-use larder_lab::eval::{Estimate, Scored, change, perplexity, piece_of};
+use larder_lab::eval::{ChunkEstimate, ChunkScore, perplexity, perplexity_change, step_tokens};
 use larder_policy::routing::RoutingSpec;
 use serde_json::{Value, json};
 
@@ -14,8 +14,8 @@ use crate::print;
 /// One rank: what it costs to be without it and what follows it, and what it costs to have another in its place.
 struct Rank {
     rank: usize,
-    dropped: Option<Vec<Scored>>,
-    replaced: Option<Vec<Scored>>,
+    dropped: Option<Vec<ChunkScore>>,
+    replaced: Option<Vec<ChunkScore>>,
 }
 
 /// Measures what each rank is worth. What these probes choose does not depend on the cache, so texts are read in whole
@@ -27,9 +27,9 @@ pub fn run(args: &SensitivityArgs) -> Result<()> {
     let geometry = &model.blueprint.geometry;
     let top_k = geometry.top_k;
     let mut engine = InferenceEngine::start(&model, &args.engine, passage.chunk)?;
-    let piece = piece_of(engine.decoder.vocab());
+    let piece = step_tokens(engine.decoder.vocab());
     let bar = bar(passage.tokens_read() * 2 * top_k);
-    let mut probe = |spec: String| -> Result<Vec<Scored>> {
+    let mut probe = |spec: String| -> Result<Vec<ChunkScore>> {
         engine.experts.set_routing_strategy(&spec.parse::<RoutingSpec>()?, &engine.decoder, &model)?;
         Ok(read_all(&mut engine, &passage, piece, &mut (), &bar)?.chunks)
     };
@@ -52,12 +52,12 @@ pub fn run(args: &SensitivityArgs) -> Result<()> {
     Ok(())
 }
 
-fn table(own: &[Scored], ranks: &[Rank]) -> Vec<Vec<String>> {
+fn table(own: &[ChunkScore], ranks: &[Rank]) -> Vec<Vec<String>> {
     let heads = ["rank", "dropped from here", "more", "replaced", "more"];
     let mut rows = vec![heads.map(str::to_owned).to_vec()];
     for Rank { rank, dropped, replaced } in ranks {
-        let cells = |chunks: &Option<Vec<Scored>>| match chunks {
-            Some(chunks) => [shown(&perplexity(chunks)), change_text(&change(chunks, own))],
+        let cells = |chunks: &Option<Vec<ChunkScore>>| match chunks {
+            Some(chunks) => [shown(&perplexity(chunks)), change_text(&perplexity_change(chunks, own))],
             None => ["-".to_owned(), String::new()],
         };
         rows.push([rank.to_string()].into_iter().chain(cells(dropped)).chain(cells(replaced)).collect());
@@ -66,16 +66,16 @@ fn table(own: &[Scored], ranks: &[Rank]) -> Vec<Vec<String>> {
 }
 
 /// By how much perplexity rose, with its standard error.
-pub fn change_text(change: &Estimate) -> String {
+pub fn change_text(change: &ChunkEstimate) -> String {
     match change.error {
         Some(error) => format!("{:+.2} ± {:.2} %", 100.0 * change.value, 100.0 * error),
         None => format!("{:+.2} %", 100.0 * change.value),
     }
 }
 
-fn numbers(passage: &Passage, own: &[Scored], ranks: &[Rank]) -> Value {
-    let of = |chunks: &Option<Vec<Scored>>| {
-        chunks.as_ref().map(|chunks| json!({"perplexity": perplexity(chunks), "loss": change(chunks, own)}))
+fn numbers(passage: &Passage, own: &[ChunkScore], ranks: &[Rank]) -> Value {
+    let of = |chunks: &Option<Vec<ChunkScore>>| {
+        chunks.as_ref().map(|chunks| json!({"perplexity": perplexity(chunks), "loss": perplexity_change(chunks, own)}))
     };
     let rank = |r: &Rank| json!({"rank": r.rank, "dropped": of(&r.dropped), "replaced": of(&r.replaced)});
     json!({

@@ -1,9 +1,11 @@
 use anyhow::{Context, Result, bail};
 use larder_core::Trace;
 use larder_engine::{Recorder, Session};
-use larder_lab::eval::{Recording, Run, Scored, Setup, Tradeoff, Tradeoffs, score, tradeoffs_csv};
+use larder_lab::eval::{
+    ChunkScore, RecordingPath, RoutingRun, Tradeoff, TradeoffSetup, Tradeoffs, score, tradeoffs_csv,
+};
 use larder_lab::report::tradeoffs_page;
-use larder_lab::{Start, replay};
+use larder_lab::{InitialCache, replay};
 use larder_policy::eviction::{EvictionSpec, Help};
 use larder_policy::routing::RouterReport;
 
@@ -77,9 +79,9 @@ fn sizes(args: &EvalSweepArgs, experts: usize) -> Result<Vec<usize>> {
     }
 }
 
-fn setup(args: &EvalSweepArgs, model: &OpenModel, passage: &Passage) -> Setup {
+fn setup(args: &EvalSweepArgs, model: &OpenModel, passage: &Passage) -> TradeoffSetup {
     let geometry = &model.blueprint.geometry;
-    Setup {
+    TradeoffSetup {
         model: args.model.file_name().unwrap_or(args.model.as_os_str()).to_string_lossy().into_owned(),
         text: passage.name.clone(),
         tokens: passage.tokens_read() as u64,
@@ -101,24 +103,24 @@ fn once(
     slots: usize,
     passage: &Passage,
     bar: &Bar,
-) -> Result<(Run, Trace)> {
+) -> Result<(RoutingRun, Trace)> {
     let with_logits = args.engine.eviction.name() == "learned";
     let mut recorder = Recorder::new(engine.decoder.geometry(), with_logits);
     let meter = Meter::new(&engine.experts);
-    let mut chunks: Vec<Scored> = Vec::new();
+    let mut chunks: Vec<ChunkScore> = Vec::new();
     for chunk in passage.chunks() {
         recorder.new_sequence();
         engine.experts.new_sequence();
-        let mut experts = Recording::new(&mut engine.experts, &mut recorder);
+        let mut experts = RecordingPath::new(&mut engine.experts, &mut recorder);
         let mut session = Session::new(&engine.decoder, &mut experts, chunk.len());
         chunks.push(score(&mut session, chunk, 1, &mut (), &mut |n| bar.advance(n as u64))?);
     }
     let found = meter.finish(&engine.experts, passage.tokens_read(), chunks);
     let trace = recorder.into_trace()?;
     let misses = found.traffic.map(|t| t.counts.misses).unwrap_or_default();
-    let lifetime = replayed(args, &engine.policy_inputs, &trace, &args.engine.eviction, slots)?.lives.mean();
+    let lifetime = replayed(args, &engine.policy_inputs, &trace, &args.engine.eviction, slots)?.lifetimes.mean();
     let report = engine.experts.routing().and_then(|routing| routing.report());
-    let run = Run {
+    let run = RoutingRun {
         routing: trial.spec.to_string(),
         family: trial.family.clone(),
         slots,
@@ -144,9 +146,9 @@ fn replayed(
     trace: &Trace,
     spec: &EvictionSpec,
     slots: usize,
-) -> Result<larder_lab::Replayed> {
+) -> Result<larder_lab::ReplayResult> {
     let axes = (slots, args.engine.cache_scope.into(), args.engine.cache_scratch);
-    Ok(replay(trace, axes, spec, inputs, Start::Carried)?)
+    Ok(replay(trace, axes, spec, inputs, InitialCache::Carried)?)
 }
 
 fn print_report(args: &EvalSweepArgs, found: &Tradeoffs) -> Result<()> {
@@ -209,7 +211,7 @@ fn prices(found: &Tradeoffs, slots: usize) -> String {
     let own = rate(found.original(slots).map(|row| row.miss_rate));
     let optimum = rate(found.optimum.iter().find(|(at, _)| *at == slots).map(|(_, rate)| *rate));
     let mut out = format!("misses: {own} with {}, {optimum} if the future were known", found.setup.eviction);
-    for within in found.within(slots) {
+    for within in found.best_within(slots) {
         if let Some(row) = within.best {
             out += &format!(
                 "; {} for up to {} more perplexity ({})",

@@ -1,5 +1,5 @@
 use anyhow::Result;
-use larder_lab::export::{csv, oracle_general};
+use larder_lab::export::{oracle_general, trace_csv};
 
 use super::{load, summary};
 use crate::cli::lab::{ExportArgs, ExportFormat};
@@ -9,7 +9,7 @@ pub fn run(args: &ExportArgs) -> Result<()> {
     let trace = load(&args.input)?;
     match args.to {
         ExportFormat::Csv => {
-            csv(&trace, &args.out)?;
+            trace_csv(&trace, &args.out)?;
             println!("{}: {}", args.out.display(), summary(&trace));
         }
         ExportFormat::OracleGeneral => {

@@ -1,12 +1,12 @@
 use anyhow::Result;
-use larder_lab::import::{Import, import};
+use larder_lab::import::{ImportOptions, import};
 
 use super::{summary, trace_json};
 use crate::cli::lab::ImportArgs;
 
 /// Makes a trace from those of other programs.
 pub fn run(args: &ImportArgs) -> Result<()> {
-    let trace = import(&args.source, &Import { experts: args.experts, skip_repetitive: args.skip_repetitive })?;
+    let trace = import(&args.source, &ImportOptions { experts: args.experts, skip_repetitive: args.skip_repetitive })?;
     trace.write(&args.out)?;
     match args.json {
         true => println!("{}", trace_json(&trace)),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use larder_core::Trace;
 use larder_lab::read_evictor;
-use larder_lab::train::{Judgement, Rival, evictor_notes, judge, subset};
+use larder_lab::train::{Baseline, EvictorEvaluation, evaluate_evictor, evictor_metadata, subset};
 use larder_policy::eviction::learned::Evictor;
 
 use super::{load, summary};
@@ -18,16 +18,16 @@ pub fn run(args: &JudgeArgs) -> Result<()> {
         trace = subset(&trace, &unseen(&args.evictor, trace.sequences.len())?)?;
     }
     eprintln!("{}", summary(&trace));
-    let rivals: Vec<(String, Rival)> = args.against.iter().map(|name| rival(name)).collect::<Result<_>>()?;
+    let rivals: Vec<(String, Baseline)> = args.against.iter().map(|name| rival(name)).collect::<Result<_>>()?;
     print_judgements(&trace, read_evictor(&args.evictor)?, &rivals, args.scratch)
 }
 
 /// A file of weights, or else the spec of a policy.
-fn rival(name: &str) -> Result<(String, Rival)> {
+fn rival(name: &str) -> Result<(String, Baseline)> {
     let path = Path::new(name);
     let rival = match path.is_file() {
-        true => Rival { policy: "learned".parse()?, evictor: Some(Arc::new(read_evictor(path)?)) },
-        false => Rival {
+        true => Baseline { policy: "learned".parse()?, evictor: Some(Arc::new(read_evictor(path)?)) },
+        false => Baseline {
             policy: name.parse().with_context(|| format!("'{name}' is neither a file nor an eviction policy"))?,
             evictor: None,
         },
@@ -38,7 +38,7 @@ fn rival(name: &str) -> Result<(String, Rival)> {
 
 /// The sequences that weights were judged by when they were trained, in a trace of `all`.
 fn unseen(weights: &Path, all: usize) -> Result<Vec<usize>> {
-    let notes = evictor_notes(weights)?;
+    let notes = evictor_metadata(weights)?;
     let said = notes.get("judged_by").map_or("none", String::as_str);
     let sequences = parse_ranges(said).with_context(|| {
         format!("{}: the weights say '{said}' of the sequences that training kept for judging", weights.display())
@@ -71,13 +71,13 @@ fn parse_ranges(text: &str) -> Option<Vec<usize>> {
 }
 
 /// Prints how weights do on sequences, and by how much they are ahead of rivals.
-pub fn print_judgements(judged: &Trace, evictor: Evictor, rivals: &[(String, Rival)], scratch: usize) -> Result<()> {
+pub fn print_judgements(judged: &Trace, evictor: Evictor, rivals: &[(String, Baseline)], scratch: usize) -> Result<()> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let (names, rivals): (Vec<_>, Vec<_>) = rivals.iter().map(|(name, rival)| (name.as_str(), rival)).unzip();
-    let judgements = judge(judged, Arc::new(evictor), &rivals, scratch, threads)?;
+    let judgements = evaluate_evictor(judged, Arc::new(evictor), &rivals, scratch, threads)?;
     println!("on {} sequences, misses in %:", judged.sequences.len());
     let header = ["start", "scope", "slots per layer", "lru", "learned", "belady", "gap closed, with 95 % interval"];
-    let row = |j: &Judgement| {
+    let row = |j: &EvictorEvaluation| {
         let closed = j.closed.map_or("none to close".to_owned(), |c| {
             format!("{:.1} % [{:.1}, {:.1}]", 100.0 * c.value, 100.0 * c.low, 100.0 * c.high)
         });
@@ -95,13 +95,13 @@ pub fn print_judgements(judged: &Trace, evictor: Evictor, rivals: &[(String, Riv
         .map(str::to_owned)
         .into_iter()
         .chain(names.iter().map(|n| (*n).to_owned()));
-    let row = |j: &Judgement| {
+    let row = |j: &EvictorEvaluation| {
         let lead = |(closed, lead): &(f64, larder_lab::Interval)| {
             let [value, low, high] = [lead.value, lead.low, lead.high].map(|x| 100.0 * x);
             format!("{:.1}; {value:+.1} [{low:.1}, {high:.1}]", 100.0 * closed)
         };
         let plain = [j.start.to_string(), j.scope.to_string(), j.slots.to_string()];
-        plain.into_iter().chain(j.leads.iter().map(lead)).collect::<Vec<_>>()
+        plain.into_iter().chain(j.advantages.iter().map(lead)).collect::<Vec<_>>()
     };
     let rows: Vec<Vec<String>> = std::iter::once(header.collect()).chain(judgements.iter().map(row)).collect();
     print!("{}", print::table(&rows));

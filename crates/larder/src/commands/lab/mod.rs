@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use larder_core::Trace;
-use larder_lab::import::{Import, import};
-use larder_lab::{Start, read_evictor};
+use larder_lab::import::{ImportOptions, import};
+use larder_lab::{InitialCache, read_evictor};
 use larder_policy::eviction::Help;
 use serde_json::{Value, json};
 
@@ -60,13 +60,13 @@ fn load(flags: &TraceFlags) -> Result<Trace> {
 fn read(path: &Path) -> Result<Trace> {
     let foreign = path.is_dir() || path.extension().is_some_and(|e| e.eq_ignore_ascii_case("csv"));
     Ok(match foreign {
-        true => import(path, &Import::default())?,
+        true => import(path, &ImportOptions::default())?,
         false => Trace::read(path)?,
     })
 }
 
-fn start(flags: &ReplayFlags) -> Start {
-    if flags.carry { Start::Carried } else { Start::Cold }
+fn start(flags: &ReplayFlags) -> InitialCache {
+    if flags.carry { InitialCache::Carried } else { InitialCache::Cold }
 }
 
 /// What policies get beside the requests.

@@ -2,7 +2,7 @@ use std::time::Instant;
 
 use anyhow::{Error, Result};
 use larder_core::Trace;
-use larder_lab::{Load, Replayed, Requests, Start, replay_requests, reroute};
+use larder_lab::{InitialCache, ReplayLoad, ReplayResult, Requests, replay_requests, reroute};
 use larder_policy::routing::quality::Quality;
 use serde_json::{Value, json};
 
@@ -17,7 +17,7 @@ pub fn run(args: &ReplayArgs) -> Result<()> {
     let slots = args.cache_experts.unwrap_or((trace.experts / 4).max(1));
     let quality = reroute_trace(args, &mut trace, slots)?;
     let (found, seconds) = replay(args, &trace, slots)?;
-    let load = Load { tokens: found.tokens, wanted: found.counts.wanted(), misses: found.counts.misses };
+    let load = ReplayLoad { tokens: found.tokens, wanted: found.counts.wanted(), misses: found.counts.misses };
     let speed = profile.map(|p| p.tokens_per_second(&load));
     if args.json {
         println!("{}", numbers(args, &trace, slots, &found, quality.as_ref(), speed, seconds));
@@ -39,8 +39,8 @@ pub fn run(args: &ReplayArgs) -> Result<()> {
         counts.misses as f64 / tokens,
         { counts.misses - counts.rereads }
     );
-    println!("{} evictions; an expert stays for {:.1} passes", counts.evictions, found.lives.mean());
-    println!("{} misses came within {} passes of leaving", found.lives.refetches, larder_lab::REFETCH_WITHIN);
+    println!("{} evictions; an expert stays for {:.1} passes", counts.evictions, found.lifetimes.mean());
+    println!("{} misses came within {} passes of leaving", found.lifetimes.refetches, larder_lab::REFETCH_WITHIN);
     if let (Some(quality), Some(routing)) = (&quality, &args.routing) {
         println!("{}", print::quality(&routing.to_string(), quality));
     }
@@ -68,23 +68,23 @@ fn reroute_trace(args: &ReplayArgs, trace: &mut Trace, slots: usize) -> Result<O
 }
 
 /// What was found and how long it took, the trace being laid out before.
-fn replay(args: &ReplayArgs, trace: &Trace, slots: usize) -> Result<(Replayed, f64)> {
+fn replay(args: &ReplayArgs, trace: &Trace, slots: usize) -> Result<(ReplayResult, f64)> {
     let pieces = match start(&args.replay) {
-        Start::Cold => Requests::by_sequence(trace),
-        Start::Carried => vec![Requests::all(trace)],
+        InitialCache::Cold => Requests::by_sequence(trace),
+        InitialCache::Carried => vec![Requests::all(trace)],
     };
     let inputs = policy_inputs(&args.replay)?;
-    pieces.iter().for_each(|requests| drop(requests.help(&args.eviction, &inputs)));
+    pieces.iter().for_each(|requests| drop(requests.policy_inputs(&args.eviction, &inputs)));
     let begin = Instant::now();
-    let mut all = Replayed::default();
+    let mut all = ReplayResult::default();
     for requests in &pieces {
-        let setting = requests.setting(slots, args.cache_scope.into(), args.replay.scratch)?;
+        let setting = requests.cache_shape(slots, args.cache_scope.into(), args.replay.scratch)?;
         all.add(&replay_requests(requests, &setting, &args.eviction, &inputs)?);
     }
     Ok((all, begin.elapsed().as_secs_f64()))
 }
 
-fn layers(found: &Replayed) -> String {
+fn layers(found: &ReplayResult) -> String {
     let mut rows = vec![["layer", "hits", "misses", "hit rate"].map(str::to_owned).to_vec()];
     for (at, row) in found.rows.iter().enumerate() {
         let rate = 100.0 * row.hits as f64 / (row.hits + row.misses).max(1) as f64;
@@ -97,7 +97,7 @@ fn numbers(
     args: &ReplayArgs,
     trace: &Trace,
     slots: usize,
-    found: &Replayed,
+    found: &ReplayResult,
     quality: Option<&Quality>,
     speed: Option<f64>,
     seconds: f64,
@@ -119,9 +119,9 @@ fn numbers(
         "misses": found.counts.misses,
         "evictions": found.counts.evictions,
         "rereads": found.counts.rereads,
-        "refetches": found.lives.refetches,
-        "lifetime": found.lives.mean(),
-        "lifetimes": found.lives.lengths,
+        "refetches": found.lifetimes.refetches,
+        "lifetime": found.lifetimes.mean(),
+        "lifetimes": found.lifetimes.length_counts,
         "layers": found.rows.iter().map(layer).collect::<Vec<_>>(),
         "sequence_misses": found.sequences.iter().map(|s| s.misses).collect::<Vec<_>>(),
         "tokens_per_second": speed,

@@ -1,5 +1,5 @@
 use anyhow::{Context, Result, bail};
-use larder_lab::report::{Outcome, page};
+use larder_lab::report::{SweepReport, sweep_page};
 use larder_policy::eviction::Help;
 
 use super::{heat, read};
@@ -7,7 +7,7 @@ use crate::cli::lab::LabReportArgs;
 
 /// Makes a page of what a sweep found.
 pub fn run(args: &LabReportArgs) -> Result<()> {
-    let outcome = Outcome::read(&args.sweep)?;
+    let outcome = SweepReport::read(&args.sweep)?;
     let heats = match &args.trace {
         Some(path) => {
             let trace = read(path)?;
@@ -26,7 +26,7 @@ pub fn run(args: &LabReportArgs) -> Result<()> {
         }
         None => Vec::new(),
     };
-    std::fs::write(&args.out, page(&outcome, &heats)).with_context(|| args.out.display().to_string())?;
+    std::fs::write(&args.out, sweep_page(&outcome, &heats)).with_context(|| args.out.display().to_string())?;
     println!("{}: {} results", args.out.display(), outcome.rows.len());
     Ok(())
 }

@@ -2,8 +2,8 @@ use std::time::Instant;
 
 use anyhow::{Context, Error, Result, bail};
 use larder_core::Trace;
-use larder_lab::report::{Outcome, csv, page};
-use larder_lab::{Axes, Cell, Requests, Start, Sweep, eighths};
+use larder_lab::report::{SweepReport, sweep_csv, sweep_page};
+use larder_lab::{InitialCache, ReplaySweep, Requests, SweepAxes, SweepCell, eighths};
 use larder_policy::eviction::{EvictionSpec, Help, POLICIES};
 
 use super::{heat, load, policy_inputs, start, summary};
@@ -20,13 +20,13 @@ pub fn run(args: &LabSweepArgs) -> Result<()> {
     let begin = Instant::now();
     let cells = replay(args, &trace, &policies, &inputs, start)?;
     let seconds = begin.elapsed().as_secs_f64();
-    let outcome = Outcome::new(&trace, start, &cells, profile);
+    let outcome = SweepReport::new(&trace, start, &cells, profile);
     if let Some(path) = &args.csv {
-        csv(&outcome, path)?;
+        sweep_csv(&outcome, path)?;
     }
     if let Some(path) = &args.html {
         let heats = heat::draw(&args.heat, &trace, &inputs)?;
-        std::fs::write(path, page(&outcome, &heats)).with_context(|| path.display().to_string())?;
+        std::fs::write(path, sweep_page(&outcome, &heats)).with_context(|| path.display().to_string())?;
     }
     if args.json {
         println!("{}", outcome.to_json());
@@ -48,10 +48,11 @@ fn policies(args: &LabSweepArgs, trace: &Trace, inputs: &Help) -> Result<Vec<Evi
         return Ok(args.eviction.clone());
     }
     let requests = Requests::all(trace);
-    let setting = requests.setting(1, larder_core::Scope::Layer, args.replay.scratch)?;
+    let setting = requests.cache_shape(1, larder_core::Scope::Layer, args.replay.scratch)?;
     let specs = POLICIES.iter().map(|p| p.name.parse().expect("a policy's name is a spec"));
-    let can: Vec<EvictionSpec> =
-        specs.filter(|spec: &EvictionSpec| spec.make(&setting, &requests.help(spec, inputs)).is_ok()).collect();
+    let can: Vec<EvictionSpec> = specs
+        .filter(|spec: &EvictionSpec| spec.make(&setting, &requests.policy_inputs(spec, inputs)).is_ok())
+        .collect();
     match can.is_empty() {
         true => bail!("no policy can be had; name one with --eviction"),
         false => Ok(can),
@@ -63,20 +64,20 @@ fn replay(
     trace: &Trace,
     policies: &[EvictionSpec],
     inputs: &Help,
-    start: Start,
-) -> Result<Vec<Cell>> {
+    start: InitialCache,
+) -> Result<Vec<SweepCell>> {
     let slots = match args.cache_experts.is_empty() {
         true => eighths(trace.experts),
         false => args.cache_experts.clone(),
     };
-    let axes = Axes {
+    let axes = SweepAxes {
         policies,
         routings: &args.routing,
         slots: &slots,
         scopes: args.cache_scope.scopes(),
         scratch: args.replay.scratch,
     };
-    let sweep = Sweep::new(trace, &axes, inputs, start)?;
+    let sweep = ReplaySweep::new(trace, &axes, inputs, start)?;
     let threads = args.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
     let bar = progress::count("replaying", "requests", sweep.work());
     let cells = sweep.run(threads, &|requests| bar.advance(requests));
@@ -85,7 +86,7 @@ fn replay(
 }
 
 /// Policies downwards, capacities to the right.
-fn table(outcome: &Outcome, scope: &str) -> String {
+fn table(outcome: &SweepReport, scope: &str) -> String {
     let capacities = outcome.capacities();
     let mut rows = vec![vec!["slots per layer".to_owned()]];
     rows[0].extend(capacities.iter().map(usize::to_string));

@@ -1,12 +1,12 @@
 use anyhow::Result;
-use larder_lab::Synth;
+use larder_lab::SyntheticRouting;
 
 use super::summary;
 use crate::cli::lab::SynthArgs;
 
 /// Draws a trace at random.
 pub fn run(args: &SynthArgs) -> Result<()> {
-    let synth = Synth {
+    let synth = SyntheticRouting {
         rows: args.layers,
         experts: args.experts,
         top_k: args.top_k,
@@ -17,7 +17,7 @@ pub fn run(args: &SynthArgs) -> Result<()> {
         repeat: args.repeat,
         seed: args.seed,
     };
-    let trace = synth.draw()?;
+    let trace = synth.generate()?;
     trace.write(&args.out)?;
     println!("{}: {}", args.out.display(), summary(&trace));
     Ok(())

@@ -1,6 +1,6 @@
 use anyhow::{Context, Result, bail};
 use larder_core::Trace;
-use larder_lab::train::{Progress, Recipe, Split, subset, train};
+use larder_lab::train::{Split, TrainingConfig, TrainingProgress, subset, train};
 use larder_lab::{read_evictor, write_evictor};
 
 use super::{judge, load, summary};
@@ -15,25 +15,25 @@ pub fn run(args: &TrainArgs) -> Result<()> {
     eprintln!(
         "learning from {}, choosing by {}, judging by {}",
         ranges_text(&split.train),
-        ranges_text(&split.choose),
-        ranges_text(&split.judge)
+        ranges_text(&split.validation),
+        ranges_text(&split.test)
     );
-    let base = Recipe::new(args.form.form(), trace.experts);
-    let recipe = Recipe { seed: args.seed, epochs: args.epochs.unwrap_or(base.epochs), ..base };
+    let base = TrainingConfig::new(args.form.form(), trace.experts);
+    let recipe = TrainingConfig { seed: args.seed, epochs: args.epochs.unwrap_or(base.epochs), ..base };
     let mut arrays = train(&trace, &split, &recipe, &mut reporter(&trace, &split))?;
     let mut note = |key: &str, value: String| arrays.meta.insert(key.to_owned(), value);
     note("seed", args.seed.to_string());
     note("learned_from", ranges_text(&split.train));
-    note("chosen_by", ranges_text(&split.choose));
-    note("judged_by", ranges_text(&split.judge));
+    note("chosen_by", ranges_text(&split.validation));
+    note("judged_by", ranges_text(&split.test));
     trace.meta.get("source").into_iter().for_each(|source| drop(note("source", source.clone())));
     write_evictor(&args.out, &arrays)?;
     let bytes = std::fs::metadata(&args.out).with_context(|| args.out.display().to_string())?.len();
     println!("{}: {}", args.out.display(), print::bytes(bytes));
-    if split.judge.is_empty() {
+    if split.test.is_empty() {
         return Ok(());
     }
-    let judged = subset(&trace, &split.judge)?;
+    let judged = subset(&trace, &split.test)?;
     judge::print_judgements(&judged, read_evictor(&args.out)?, &[], args.scratch)
 }
 
@@ -62,18 +62,18 @@ fn ranges_text(sequences: &[usize]) -> String {
 }
 
 /// A bar for each epoch, and a line when it is over.
-fn reporter(trace: &Trace, split: &Split) -> impl FnMut(Progress) + use<> {
+fn reporter(trace: &Trace, split: &Split) -> impl FnMut(TrainingProgress) + use<> {
     let lengths: Vec<usize> = trace.sequences.iter().map(|n| *n as usize).collect();
     let total: usize = split.train.iter().map(|i| lengths[*i]).sum();
     let mut bar = None;
     let mut shown = 0;
     move |progress| match progress {
-        Progress::Passes(done, _) => {
+        TrainingProgress::Passes(done, _) => {
             let bar = bar.get_or_insert_with(|| progress::count("learning", "tokens", total as u64));
             bar.advance((done - shown) as u64);
             shown = done;
         }
-        Progress::Epoch { epoch, train, choose } => {
+        TrainingProgress::Epoch { epoch, train, validation: choose } => {
             shown = 0;
             bar.take().into_iter().for_each(|bar: progress::Bar| bar.finish());
             let choose = choose.map_or(String::new(), |loss| format!(", to choose by {loss:.4}"));

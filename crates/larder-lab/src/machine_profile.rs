@@ -4,7 +4,7 @@
 /// memory_rate`. Each expert that is missed takes `expert_bytes / ssd_rate + latency_s`. Of the computing time, the share
 /// `overlap` can pass while the SSD reads.
 #[derive(Clone, Copy, PartialEq, Debug, serde::Serialize, serde::Deserialize)]
-pub struct Profile {
+pub struct MachineProfile {
     /// Bytes of one expert.
     pub expert_bytes: f64,
     /// Bytes per second from the SSD.
@@ -21,7 +21,7 @@ pub struct Profile {
 
 /// What a replay asks of a device.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Load {
+pub struct ReplayLoad {
     /// Tokens.
     pub tokens: u64,
     /// Experts used.
@@ -30,7 +30,7 @@ pub struct Load {
     pub misses: u64,
 }
 
-impl Profile {
+impl MachineProfile {
     /// Whether its numbers can be; the error says which cannot.
     pub fn check(&self) -> Result<(), String> {
         let positive = |name: &str, n: f64| match n.is_finite() && n > 0.0 {
@@ -52,14 +52,14 @@ impl Profile {
     }
 
     /// Seconds that a load takes.
-    pub fn seconds(&self, load: &Load) -> f64 {
+    pub fn seconds(&self, load: &ReplayLoad) -> f64 {
         let computing = load.tokens as f64 * self.compute_s + load.wanted as f64 * self.expert_bytes / self.memory_rate;
         let reading = load.misses as f64 * (self.expert_bytes / self.ssd_rate + self.latency_s);
         computing + (reading - self.overlap * computing).max(0.0)
     }
 
     /// Tokens per second under a load.
-    pub fn tokens_per_second(&self, load: &Load) -> f64 {
+    pub fn tokens_per_second(&self, load: &ReplayLoad) -> f64 {
         load.tokens as f64 / self.seconds(load).max(f64::MIN_POSITIVE)
     }
 }
@@ -68,7 +68,7 @@ impl Profile {
 mod tests {
     use super::*;
 
-    const DEVICE: Profile = Profile {
+    const DEVICE: MachineProfile = MachineProfile {
         expert_bytes: 1e6,
         ssd_rate: 1e9,
         memory_rate: 1e10,
@@ -79,20 +79,20 @@ mod tests {
 
     #[test]
     fn times_add_up_as_stated() {
-        let load = Load { tokens: 10, wanted: 100, misses: 20 };
+        let load = ReplayLoad { tokens: 10, wanted: 100, misses: 20 };
         assert!((DEVICE.seconds(&load) - (0.01 + 0.01 + 0.022)).abs() < 1e-12);
-        let overlapped = Profile { overlap: 0.5, ..DEVICE };
+        let overlapped = MachineProfile { overlap: 0.5, ..DEVICE };
         assert!((overlapped.seconds(&load) - (0.02 + 0.012)).abs() < 1e-12);
-        let hidden = Profile { overlap: 1.0, ..DEVICE };
-        let few = Load { misses: 1, ..load };
+        let hidden = MachineProfile { overlap: 1.0, ..DEVICE };
+        let few = ReplayLoad { misses: 1, ..load };
         assert!((hidden.seconds(&few) - 0.02).abs() < 1e-12);
     }
 
     #[test]
     fn impossible_devices_are_refused() {
         assert!(DEVICE.check().is_ok());
-        assert!(Profile { ssd_rate: 0.0, ..DEVICE }.check().unwrap_err().contains("SSD rate"));
-        assert!(Profile { compute_s: f64::NAN, ..DEVICE }.check().unwrap_err().contains("compute time"));
-        assert!(Profile { overlap: 1.5, ..DEVICE }.check().unwrap_err().contains("overlap"));
+        assert!(MachineProfile { ssd_rate: 0.0, ..DEVICE }.check().unwrap_err().contains("SSD rate"));
+        assert!(MachineProfile { compute_s: f64::NAN, ..DEVICE }.check().unwrap_err().contains("compute time"));
+        assert!(MachineProfile { overlap: 1.5, ..DEVICE }.check().unwrap_err().contains("overlap"));
     }
 }

@@ -2,17 +2,17 @@ use std::fmt::Display;
 use std::io::Write;
 use std::path::Path;
 
-use super::Outcome;
+use super::SweepReport;
 use crate::LabError;
-use crate::export::whole;
+use crate::export::write_atomically;
 
 const COLUMNS: &str = "policy,scope,slots,scratch,start,tokens,wanted,hits,misses,hit_rate,evictions,rereads,refetches_within_5,\
                        lifetime_passes,misses_over_belady,gap_closed,gap_low,gap_high,\
                        substituted,kept_mass,kl,tokens_per_second";
 
 /// Writes a line for each policy at each capacity.
-pub fn csv(outcome: &Outcome, path: &Path) -> Result<(), LabError> {
-    whole(path, |out| {
+pub fn sweep_csv(outcome: &SweepReport, path: &Path) -> Result<(), LabError> {
+    write_atomically(path, |out| {
         writeln!(out, "{COLUMNS}")?;
         for row in &outcome.rows {
             let (start, tokens, hits) = (&outcome.start, outcome.trace.tokens, row.wanted - row.misses.min(row.wanted));

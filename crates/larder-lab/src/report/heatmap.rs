@@ -7,13 +7,13 @@ use larder_core::Residency;
 use larder_policy::eviction::{EvictionSpec, Help, Setting};
 
 use super::html::escape;
-use crate::replay::{Observer, drive};
-use crate::requests::Ask;
+use crate::replay::{Observer, replay_observed};
+use crate::requests::LayerRequest;
 use crate::{LabError, Requests};
 
 /// Which part of a replay is drawn.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Window {
+pub struct HeatmapWindow {
     /// The layer, among those that have experts.
     pub row: usize,
     /// The forward passes, counted from the start of the requests.
@@ -21,59 +21,59 @@ pub struct Window {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Spot {
+enum CellState {
     Absent,
     /// In memory and not wanted.
-    Stays,
+    Resident,
     Hit,
     Miss,
 }
 
 /// One pass: each expert of the layer, and whether it left then or before the layer's next turn.
-struct Column {
-    spots: Vec<Spot>,
+struct PassColumn {
+    spots: Vec<CellState>,
     left: Vec<bool>,
 }
 
 /// The experts of one layer over some passes: wanted and there, wanted and missed, there without being wanted, leaving.
-pub struct Heat {
+pub struct Heatmap {
     name: String,
     slots: usize,
-    window: Window,
-    columns: Vec<Column>,
+    window: HeatmapWindow,
+    columns: Vec<PassColumn>,
     /// Passes of that layer so far.
     seen: usize,
     experts: usize,
 }
 
-impl Heat {
+impl Heatmap {
     /// Replays `requests` and keeps what happens in `window`.
     pub fn replay(
         requests: &Requests,
         setting: &Setting,
         spec: &EvictionSpec,
         help: &Help,
-        window: &Window,
+        window: &HeatmapWindow,
     ) -> Result<Self, LabError> {
         if window.row >= setting.rows {
             let rows = setting.rows;
-            return Err(LabError::Impossible(format!("layer {} is not among the {rows} of the trace", window.row)));
+            return Err(LabError::InvalidInput(format!("layer {} is not among the {rows} of the trace", window.row)));
         }
         let window = window.clone();
         let Setting { slots, experts, .. } = *setting;
-        let mut heat = Heat { name: spec.to_string(), slots, window, columns: Vec::new(), seen: 0, experts };
-        drive(requests, setting, spec, help, &mut heat)?;
+        let mut heat = Heatmap { name: spec.to_string(), slots, window, columns: Vec::new(), seen: 0, experts };
+        replay_observed(requests, setting, spec, help, &mut heat)?;
         match heat.columns.is_empty() {
             true => {
                 let (from, has) = (heat.window.passes.start, heat.seen);
-                Err(LabError::Impossible(format!("nothing can be drawn from pass {from} on: there are {has}")))
+                Err(LabError::InvalidInput(format!("nothing can be drawn from pass {from} on: there are {has}")))
             }
             false => Ok(heat),
         }
     }
 
     /// The column that is under way, if the window is open.
-    fn present(&mut self) -> Option<&mut Column> {
+    fn present(&mut self) -> Option<&mut PassColumn> {
         let open = self.seen > 0 && self.window.passes.contains(&(self.seen - 1));
         self.columns.last_mut().filter(|_| open)
     }
@@ -81,7 +81,7 @@ impl Heat {
     /// Hits and misses in the window.
     fn counts(&self) -> (usize, usize) {
         let count = |spot| self.columns.iter().flat_map(|c| &c.spots).filter(|s| **s == spot).count();
-        (count(Spot::Hit), count(Spot::Miss))
+        (count(CellState::Hit), count(CellState::Miss))
     }
 
     /// As a picture: passes to the right, experts downwards.
@@ -111,10 +111,10 @@ impl Heat {
             let mut at = 0;
             for run in self.columns.chunk_by(|a, b| a.spots[expert] == b.spots[expert]) {
                 match run[0].spots[expert] {
-                    Spot::Absent => {}
-                    Spot::Stays => spot(&mut out, at, run.len(), expert, "stays"),
-                    Spot::Hit => (at..at + run.len()).for_each(|c| spot(&mut out, c, 1, expert, "hit")),
-                    Spot::Miss => (at..at + run.len()).for_each(|c| spot(&mut out, c, 1, expert, "miss")),
+                    CellState::Absent => {}
+                    CellState::Resident => spot(&mut out, at, run.len(), expert, "stays"),
+                    CellState::Hit => (at..at + run.len()).for_each(|c| spot(&mut out, c, 1, expert, "hit")),
+                    CellState::Miss => (at..at + run.len()).for_each(|c| spot(&mut out, c, 1, expert, "miss")),
                 }
                 at += run.len();
             }
@@ -145,28 +145,28 @@ impl Heat {
     }
 }
 
-impl Observer for Heat {
-    fn visit(&mut self, ask: &Ask, ledger: &Ledger) {
-        if ask.row != self.window.row {
+impl Observer for Heatmap {
+    fn visit(&mut self, request: &LayerRequest, ledger: &Ledger) {
+        if request.row != self.window.row {
             return;
         }
         if self.window.passes.contains(&self.seen) {
-            let spot = |expert| match ledger.presence(ask.row, expert) {
-                Presence::Absent | Presence::InFlight => Spot::Absent,
-                Presence::Resident => Spot::Stays,
+            let spot = |expert| match ledger.presence(request.row, expert) {
+                Presence::Absent | Presence::InFlight => CellState::Absent,
+                Presence::Resident => CellState::Resident,
             };
             let spots = (0..self.experts).map(spot).collect();
-            self.columns.push(Column { spots, left: vec![false; self.experts] });
+            self.columns.push(PassColumn { spots, left: vec![false; self.experts] });
         }
         self.seen += 1;
     }
 
-    fn wave(&mut self, ask: &Ask, wave: &Wave) {
+    fn wave(&mut self, request: &LayerRequest, wave: &Wave) {
         let row = self.window.row;
         let Some(column) = self.present() else { return };
-        if ask.row == row {
-            wave.hits.iter().for_each(|(expert, _)| column.spots[*expert] = Spot::Hit);
-            wave.misses.iter().for_each(|(expert, _)| column.spots[*expert] = Spot::Miss);
+        if request.row == row {
+            wave.hits.iter().for_each(|(expert, _)| column.spots[*expert] = CellState::Hit);
+            wave.misses.iter().for_each(|(expert, _)| column.spots[*expert] = CellState::Miss);
         }
         wave.evicted.iter().filter(|(r, _)| *r == row).for_each(|(_, expert)| column.left[*expert] = true);
     }
@@ -178,22 +178,22 @@ mod tests {
 
     use super::*;
 
-    fn heat(passes: Range<usize>, row: usize) -> Result<Heat, LabError> {
+    fn heat(passes: Range<usize>, row: usize) -> Result<Heatmap, LabError> {
         let mut trace = Trace::new(1, 3, 1);
         for id in [0, 1, 0, 2, 1] {
             trace.push(&Pass { ids: &[id], ..Pass::default() }).unwrap();
         }
         let requests = Requests::all(&trace);
-        let setting = requests.setting(2, Scope::Layer, 0).unwrap();
-        Heat::replay(&requests, &setting, &"lru".parse().unwrap(), &Help::default(), &Window { row, passes })
+        let setting = requests.cache_shape(2, Scope::Layer, 0).unwrap();
+        Heatmap::replay(&requests, &setting, &"lru".parse().unwrap(), &Help::default(), &HeatmapWindow { row, passes })
     }
 
     #[test]
     fn a_window_shows_who_was_there_who_came_and_who_left() {
         let heat = heat(2..5, 0).unwrap();
         let spots: Vec<_> = heat.columns.iter().map(|c| c.spots.clone()).collect();
-        use Spot::*;
-        assert_eq!(spots, [[Hit, Stays, Absent], [Stays, Stays, Miss], [Stays, Miss, Stays]]);
+        use CellState::*;
+        assert_eq!(spots, [[Hit, Resident, Absent], [Resident, Resident, Miss], [Resident, Miss, Resident]]);
         let left: Vec<_> = heat.columns.iter().map(|c| c.left.clone()).collect();
         assert_eq!(left, [[false; 3], [false, true, false], [true, false, false]]);
         assert!(heat.svg().contains("lru, layer 0, 2 slots: 1 hits, 2 misses"));

@@ -12,50 +12,50 @@ use serde_json::Value;
 use tokio::sync::mpsc::Receiver;
 use tokio::time::{Instant, Sleep, sleep};
 
-use super::form::Form;
-use crate::job::Event;
+use super::openai::ResponseFormat;
+use crate::job::GenerationEvent;
 
 /// How long a stream may be silent: whoever is between gives up on a connection on which nothing happens.
-const SILENCE: Duration = Duration::from_secs(15);
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
 /// The events of an answer, as the bytes that a client gets.
-pub struct Stream {
-    events: Receiver<Event>,
-    form: Form,
+pub struct SseStream {
+    events: Receiver<GenerationEvent>,
+    format: ResponseFormat,
     ready: VecDeque<Bytes>,
     begun: bool,
-    over: bool,
-    alive: Pin<Box<Sleep>>,
+    ended: bool,
+    keep_alive: Pin<Box<Sleep>>,
 }
 
-impl Stream {
+impl SseStream {
     /// The stream of what `events` tell.
-    pub fn new(events: Receiver<Event>, form: Form) -> Self {
-        let alive = Box::pin(sleep(SILENCE));
-        Stream { events, form, ready: VecDeque::new(), begun: false, over: false, alive }
+    pub fn new(events: Receiver<GenerationEvent>, format: ResponseFormat) -> Self {
+        let keep_alive = Box::pin(sleep(KEEP_ALIVE));
+        SseStream { events, format, ready: VecDeque::new(), begun: false, ended: false, keep_alive }
     }
 
-    fn take(&mut self, event: Option<Event>) {
+    fn take(&mut self, event: Option<GenerationEvent>) {
         match event {
-            Some(Event::Waiting(before)) => self.comment(&format!("waiting, position {before} in the queue")),
-            Some(Event::Piece(piece)) => {
+            Some(GenerationEvent::Queued(before)) => self.comment(&format!("waiting, position {before} in the queue")),
+            Some(GenerationEvent::Delta(delta)) => {
                 self.begin();
-                let piece = self.form.piece(&piece);
-                self.data(&piece);
+                let delta = self.format.delta(&delta);
+                self.data(&delta);
             }
-            Some(Event::Done(summary)) => {
+            Some(GenerationEvent::Done(summary)) => {
                 self.begin();
-                for chunk in self.form.last(&summary) {
+                for chunk in self.format.last(&summary) {
                     self.data(&chunk);
                 }
                 self.end();
             }
-            Some(Event::Failed(error)) => {
+            Some(GenerationEvent::Failed(error)) => {
                 self.data(&error.json());
                 self.end();
             }
             None => {
-                self.data(&super::broken_off().json());
+                self.data(&super::interrupted().json());
                 self.end();
             }
         }
@@ -63,14 +63,14 @@ impl Stream {
 
     fn begin(&mut self) {
         if !std::mem::replace(&mut self.begun, true)
-            && let Some(first) = self.form.first()
+            && let Some(first) = self.format.first()
         {
             self.data(&first);
         }
     }
 
     fn end(&mut self) {
-        self.over = true;
+        self.ended = true;
         self.ready.push_back(Bytes::from_static(b"data: [DONE]\n\n"));
     }
 
@@ -83,23 +83,23 @@ impl Stream {
     }
 }
 
-impl futures_core::Stream for Stream {
+impl futures_core::Stream for SseStream {
     type Item = Result<Bytes, Infallible>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         loop {
             if let Some(bytes) = self.ready.pop_front() {
-                self.alive.as_mut().reset(Instant::now() + SILENCE);
+                self.keep_alive.as_mut().reset(Instant::now() + KEEP_ALIVE);
                 return Poll::Ready(Some(Ok(bytes)));
             }
-            if self.over {
+            if self.ended {
                 return Poll::Ready(None);
             }
             if let Poll::Ready(event) = self.events.poll_recv(context) {
                 self.take(event);
                 continue;
             }
-            match self.alive.as_mut().poll(context) {
+            match self.keep_alive.as_mut().poll(context) {
                 Poll::Ready(()) => self.comment("still there"),
                 Poll::Pending => return Poll::Pending,
             }

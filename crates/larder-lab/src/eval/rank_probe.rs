@@ -4,12 +4,12 @@ use larder_model::{Decoder, ExpertPath, ModelError, Routed, Rows as LogitRows, S
 use larder_policy::routing::Ranking;
 use serde::Serialize;
 
-use super::agreement::Rows;
-use super::{Order, Swap, loss};
+use super::agreement::MoeRows;
+use super::{ExpertSwap, SwapHandle, loss};
 
 /// How often the router's expert at a rank was the best there was, in one layer.
 #[derive(Clone, Copy, PartialEq, Default, Debug, Serialize)]
-pub struct Optimal {
+pub struct RankOptimality {
     /// Tokens for which all were tried.
     pub tokens: u64,
     /// Tokens for which no other expert foretold the next token better.
@@ -22,9 +22,9 @@ pub struct Optimal {
     pub saved: f64,
 }
 
-impl Optimal {
+impl RankOptimality {
     /// The share of tokens for which the router's choice was the best.
-    pub fn share(&self) -> f64 {
+    pub fn best_share(&self) -> f64 {
         self.best as f64 / self.tokens.max(1) as f64
     }
 
@@ -34,12 +34,12 @@ impl Optimal {
     }
 
     /// Where the router's choice stands among those tried, 1 being the best.
-    pub fn place(&self) -> f64 {
+    pub fn mean_rank(&self) -> f64 {
         1.0 + self.better as f64 / self.tokens.max(1) as f64
     }
 
     /// Adds another layer, or other tokens of the same.
-    pub fn add(&mut self, other: &Optimal) {
+    pub fn add(&mut self, other: &RankOptimality) {
         self.tokens += other.tokens;
         self.best += other.best;
         self.tried += other.tried;
@@ -48,7 +48,7 @@ impl Optimal {
     }
 
     /// The losses of the next token with the router's expert and with each other one.
-    fn note(&mut self, own: f64, others: &[f64]) {
+    fn record(&mut self, own: f64, others: &[f64]) {
         let least = others.iter().copied().fold(own, f64::min);
         self.tokens += 1;
         self.tried += 1 + others.len() as u64;
@@ -59,48 +59,53 @@ impl Optimal {
 }
 
 /// Tries every expert at one rank, layer by layer, the others as the router has them.
-pub struct Probe<'a, P> {
+pub struct RankProbe<'a, P> {
     /// The model.
     pub decoder: &'a Decoder,
-    /// Its experts, chosen by a [`Forced`](super::Forced) router that obeys `order`.
+    /// Its experts, chosen by a [`ForcedRouter`](super::ForcedRouter) router that obeys `swaps`.
     pub experts: &'a mut P,
     /// What it obeys.
-    pub order: Order,
+    pub swaps: SwapHandle,
     /// The rank, the best being of rank 1.
     pub rank: usize,
 }
 
-impl<P: ExpertPath> Probe<'_, P> {
+impl<P: ExpertPath> RankProbe<'_, P> {
     /// How many passes it takes to try all for `tokens` tokens, if no layer leaves experts out of the running.
     pub fn passes(&self, tokens: usize) -> usize {
         tokens * self.decoder.gates().map(|gate| gate.experts - gate.top_k).sum::<usize>()
     }
 
     /// Tries at the positions `at` of `ids`, ascending, each with a token behind it. `told` hears of every pass.
-    pub fn run(&mut self, ids: &[u32], at: &[usize], told: &mut dyn FnMut()) -> Result<Vec<Optimal>, ModelError> {
+    pub fn run(
+        &mut self,
+        ids: &[u32],
+        at: &[usize],
+        told: &mut dyn FnMut(),
+    ) -> Result<Vec<RankOptimality>, ModelError> {
         let gates: Vec<&Gate> = self.decoder.gates().collect();
-        let mut found = vec![Optimal::default(); gates.len()];
+        let mut found = vec![RankOptimality::default(); gates.len()];
         let mut state = self.decoder.new_state(ids.len());
         for position in at {
-            self.order.set(None);
+            self.swaps.set(None);
             let end = position + 1;
             for piece in ids[state.len..*position].chunks(CHUNK) {
                 self.decoder.forward(piece, ids.len(), LogitRows::Last, &mut state, self.experts, &mut ())?;
             }
-            let mut seen = Seen::new(self.decoder.geometry(), gates.len());
+            let mut seen = RouterLogits::new(self.decoder.geometry(), gates.len());
             let step = (&ids[*position..end], ids[end], ids.len());
             let own = self.pass(step, &state, &mut seen)?;
             for (row, gate) in gates.iter().enumerate() {
                 let mut others = Vec::new();
                 for expert in candidates(gate, &seen.logits[row]) {
-                    self.order.set(Some(Swap { row, rank: self.rank, expert }));
+                    self.swaps.set(Some(ExpertSwap { row, rank: self.rank, expert }));
                     others.push(self.pass(step, &state, &mut ())?);
                     told();
                 }
-                found[row].note(own, &others);
+                found[row].record(own, &others);
             }
         }
-        self.order.set(None);
+        self.swaps.set(None);
         Ok(found)
     }
 
@@ -128,18 +133,18 @@ fn candidates(gate: &Gate, logits: &[f32]) -> Vec<usize> {
 }
 
 /// The logits of every row in one pass of one token.
-struct Seen {
-    rows: Rows,
+struct RouterLogits {
+    rows: MoeRows,
     logits: Vec<Vec<f32>>,
 }
 
-impl Seen {
+impl RouterLogits {
     fn new(geometry: &Geometry, rows: usize) -> Self {
-        Seen { rows: Rows::new(geometry), logits: vec![Vec::new(); rows] }
+        RouterLogits { rows: MoeRows::new(geometry), logits: vec![Vec::new(); rows] }
     }
 }
 
-impl Tap for Seen {
+impl Tap for RouterLogits {
     fn routed(&mut self, layer: LayerIdx, logits: &[f32], _: &Routed) {
         if let Some(row) = self.rows.of(layer) {
             self.logits[row] = logits.to_vec();
@@ -153,13 +158,13 @@ mod tests {
 
     #[test]
     fn shares_places_and_savings_add_up() {
-        let mut found = Optimal::default();
-        found.note(1.0, &[2.0, 1.5, 1.0]);
-        found.note(3.0, &[2.0, 1.5, 9.0]);
-        assert_eq!((found.share(), found.chance(), found.place(), found.saved), (0.5, 0.25, 2.0, 1.5));
+        let mut found = RankOptimality::default();
+        found.record(1.0, &[2.0, 1.5, 1.0]);
+        found.record(3.0, &[2.0, 1.5, 9.0]);
+        assert_eq!((found.best_share(), found.chance(), found.mean_rank(), found.saved), (0.5, 0.25, 2.0, 1.5));
         let mut twice = found;
         twice.add(&found);
-        assert_eq!((twice.tokens, twice.share(), twice.place()), (4, 0.5, 2.0));
+        assert_eq!((twice.tokens, twice.best_share(), twice.mean_rank()), (4, 0.5, 2.0));
     }
 
     #[test]

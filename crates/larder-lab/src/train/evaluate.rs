@@ -4,68 +4,69 @@ use larder_core::{Scope, Trace};
 use larder_policy::eviction::learned::Evictor;
 use larder_policy::eviction::{EvictionSpec, Help};
 
-use crate::{Axes, Cell, Interval, LabError, Start, Sweep, gap_closed, lead};
+use crate::{InitialCache, Interval, LabError, ReplaySweep, SweepAxes, SweepCell, gap_advantage, gap_closed};
 
 /// How a policy did at one capacity.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Judgement {
+pub struct EvictorEvaluation {
     /// What shared a pool.
     pub scope: Scope,
     /// Slots for each layer.
     pub slots: usize,
     /// What sequences found in memory.
-    pub start: Start,
+    pub start: InitialCache,
     /// Misses of `lru`, the policy and `belady`, as shares of all requests.
     pub misses: [f64; 3],
     /// The share of the gap between `lru` and `belady` that the policy closes, if there is a gap.
     pub closed: Option<Interval>,
-    /// What each rival closes of it, and how much more the policy does.
-    pub leads: Vec<(f64, Interval)>,
+    /// What each baseline closes of it, and how much more the policy does.
+    pub advantages: Vec<(f64, Interval)>,
 }
 
 /// Whom weights are compared with, on the same sequences.
-pub struct Rival {
+pub struct Baseline {
     /// A policy.
     pub policy: EvictionSpec,
     /// Its own weights, if it is `learned`.
     pub evictor: Option<Arc<Evictor>>,
 }
 
-/// Replays weights against `lru`, `belady` and rivals, at an eighth, a quarter and half of all experts.
-pub fn judge(
+/// Replays weights against `lru`, `belady` and baselines, at an eighth, a quarter and half of all experts.
+pub fn evaluate_evictor(
     trace: &Trace,
     evictor: Arc<Evictor>,
-    rivals: &[&Rival],
+    baselines: &[&Baseline],
     scratch: usize,
     threads: usize,
-) -> Result<Vec<Judgement>, LabError> {
+) -> Result<Vec<EvictorEvaluation>, LabError> {
     let named = |spec: &str| spec.parse::<EvictionSpec>();
     let mut slots = [8, 4, 2].map(|part| (trace.experts / part).max(1)).to_vec();
     slots.dedup();
     let mut all = Vec::new();
-    for start in [Start::Cold, Start::Carried] {
-        let cells = |policy: &EvictionSpec, evictor: Option<Arc<Evictor>>| -> Result<Vec<Cell>, LabError> {
+    for start in [InitialCache::Cold, InitialCache::Carried] {
+        let cells = |policy: &EvictionSpec, evictor: Option<Arc<Evictor>>| -> Result<Vec<SweepCell>, LabError> {
             let (policies, scopes) = ([policy.clone()], [Scope::Layer, Scope::Global]);
-            let axes = Axes { policies: &policies, routings: &[], slots: &slots, scopes: &scopes, scratch };
-            Sweep::new(trace, &axes, &Help { evictor, ..Help::default() }, start)?.run(threads, &|_| {})
+            let axes = SweepAxes { policies: &policies, routings: &[], slots: &slots, scopes: &scopes, scratch };
+            ReplaySweep::new(trace, &axes, &Help { evictor, ..Help::default() }, start)?.run(threads, &|_| {})
         };
         let [lru, belady] = [cells(&named("lru")?, None)?, cells(&named("belady")?, None)?];
         let ours = cells(&named("learned")?, Some(evictor.clone()))?;
-        let rivals: Vec<_> = rivals.iter().map(|r| cells(&r.policy, r.evictor.clone())).collect::<Result<_, _>>()?;
+        let baselines: Vec<_> =
+            baselines.iter().map(|r| cells(&r.policy, r.evictor.clone())).collect::<Result<_, _>>()?;
         for (at, cell) in ours.iter().enumerate() {
             let replayed = [&lru[at].replayed, &cell.replayed, &belady[at].replayed];
             let [lru, ours, belady] = replayed.map(|r| r.sequences.as_slice());
-            let leads = rivals.iter().filter_map(|rival| {
-                let rival = rival[at].replayed.sequences.as_slice();
-                Some((gap_closed(rival, lru, belady)?.value, lead(ours, rival, lru, belady)?))
+            let advantages = baselines.iter().filter_map(|baseline| {
+                let baseline = baseline[at].replayed.sequences.as_slice();
+                Some((gap_closed(baseline, lru, belady)?.value, gap_advantage(ours, baseline, lru, belady)?))
             });
-            all.push(Judgement {
+            all.push(EvictorEvaluation {
                 scope: cell.scope,
                 slots: cell.slots,
                 start,
                 misses: replayed.map(|r| 1.0 - r.hit_rate()),
                 closed: gap_closed(ours, lru, belady),
-                leads: leads.collect(),
+                advantages: advantages.collect(),
             });
         }
     }

@@ -5,11 +5,11 @@ use larder_core::Trace;
 use larder_policy::routing::quality::Quality;
 use serde::{Deserialize, Serialize};
 
-use crate::{Cell, Interval, LabError, Load, Profile, SequenceCounts, Start, gap_closed};
+use crate::{InitialCache, Interval, LabError, MachineProfile, ReplayLoad, SequenceCounts, SweepCell, gap_closed};
 
 /// What a trace is, as far as a report tells.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct About {
+pub struct TraceSummary {
     /// Layers that have experts.
     pub layers: usize,
     /// Experts per layer.
@@ -26,20 +26,20 @@ pub struct About {
 
 /// What a sweep found.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Outcome {
+pub struct SweepReport {
     /// Which trace.
-    pub trace: About,
+    pub trace: TraceSummary,
     /// `cold` or `carried`.
     pub start: String,
     /// The device that times are for.
-    pub profile: Option<Profile>,
+    pub profile: Option<MachineProfile>,
     /// One policy at one capacity each.
-    pub rows: Vec<Row>,
+    pub rows: Vec<SweepRow>,
 }
 
 /// One policy at one capacity.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Row {
+pub struct SweepRow {
     /// Its spec; behind that of a routing strategy, if choices were made again.
     pub policy: String,
     /// `layer` or `global`.
@@ -83,7 +83,7 @@ pub struct Row {
     pub layer_misses: Vec<u64>,
 }
 
-impl Row {
+impl SweepRow {
     /// The share of wanted experts that were not there.
     pub fn miss_rate(&self) -> f64 {
         self.misses as f64 / self.wanted.max(1) as f64
@@ -95,10 +95,10 @@ impl Row {
     }
 }
 
-impl Outcome {
+impl SweepReport {
     /// Compares the cells of a sweep over `trace`.
-    pub fn new(trace: &Trace, start: Start, cells: &[Cell], profile: Option<Profile>) -> Self {
-        let about = About {
+    pub fn new(trace: &Trace, start: InitialCache, cells: &[SweepCell], profile: Option<MachineProfile>) -> Self {
+        let about = TraceSummary {
             layers: trace.rows,
             experts: trace.experts,
             top_k: trace.top_k,
@@ -107,13 +107,13 @@ impl Outcome {
             meta: trace.meta.clone(),
         };
         let rows = cells.iter().map(|cell| row(cell, cells, profile.as_ref())).collect();
-        Outcome { trace: about, start: start.to_string(), profile, rows }
+        SweepReport { trace: about, start: start.to_string(), profile, rows }
     }
 
     /// Reads what [`to_json`](Self::to_json) gave.
     pub fn read(path: &Path) -> Result<Self, LabError> {
         let text = std::fs::read(path).map_err(LabError::io(path, "reading"))?;
-        let outcome: Outcome = serde_json::from_slice(&text)
+        let outcome: SweepReport = serde_json::from_slice(&text)
             .map_err(|e| LabError::malformed(path, format!("is not what 'larder lab sweep --json' prints: {e}")))?;
         match outcome.rows.is_empty() {
             true => Err(LabError::malformed(path, "holds no results")),
@@ -144,7 +144,7 @@ impl Outcome {
     }
 
     /// One row.
-    pub fn row(&self, policy: &str, scope: &str, slots: usize) -> Option<&Row> {
+    pub fn row(&self, policy: &str, scope: &str, slots: usize) -> Option<&SweepRow> {
         self.rows.iter().find(|r| r.policy == policy && r.scope == scope && r.slots == slots)
     }
 }
@@ -158,17 +158,18 @@ fn distinct<T: PartialEq>(all: impl Iterator<Item = T>) -> Vec<T> {
     })
 }
 
-fn row(cell: &Cell, all: &[Cell], profile: Option<&Profile>) -> Row {
+fn row(cell: &SweepCell, all: &[SweepCell], profile: Option<&MachineProfile>) -> SweepRow {
     let beside = |name: &str| {
-        let same = |c: &&Cell| c.is(name) && (c.scope, c.slots, c.scratch) == (cell.scope, cell.slots, cell.scratch);
+        let same =
+            |c: &&SweepCell| c.is(name) && (c.scope, c.slots, c.scratch) == (cell.scope, cell.slots, cell.scratch);
         all.iter().find(same).map(|c| &c.replayed)
     };
     let found = &cell.replayed;
     let (lru, belady) = (beside("lru"), beside("belady"));
     let misses = |all: &[SequenceCounts]| all.iter().map(|s| s.misses).collect();
     let quality = cell.rerouted.as_ref().map(|(_, quality)| quality);
-    let load = Load { tokens: found.tokens, wanted: found.counts.wanted(), misses: found.counts.misses };
-    Row {
+    let load = ReplayLoad { tokens: found.tokens, wanted: found.counts.wanted(), misses: found.counts.misses };
+    SweepRow {
         policy: match &cell.rerouted {
             Some((routing, _)) => format!("{routing} + {}", cell.policy),
             None => cell.policy.clone(),
@@ -180,9 +181,9 @@ fn row(cell: &Cell, all: &[Cell], profile: Option<&Profile>) -> Row {
         misses: found.counts.misses,
         evictions: found.counts.evictions,
         rereads: found.counts.rereads,
-        refetches: found.lives.refetches,
-        lifetime: found.lives.mean(),
-        lifetimes: found.lives.lengths.clone(),
+        refetches: found.lifetimes.refetches,
+        lifetime: found.lifetimes.mean(),
+        lifetimes: found.lifetimes.length_counts.clone(),
         over_belady: belady.map(|b| found.counts.misses as f64 / b.counts.misses.max(1) as f64),
         gap_closed: lru.zip(belady).and_then(|(l, b)| gap_closed(&found.sequences, &l.sequences, &b.sequences)),
         substituted: quality.map(Quality::substituted_share),

@@ -1,12 +1,12 @@
 use std::fmt::Write;
 
-use super::chart::{Boxes, Chart, Line, Style};
-use super::heat::Heat;
+use super::chart::{BoxPlot, Chart, Line, Style};
+use super::heatmap::Heatmap;
 use super::html::{END, begin, escape, table};
-use super::{Outcome, Row};
+use super::{SweepReport, SweepRow};
 
 /// The whole report as one page, which loads nothing and runs nothing.
-pub fn page(outcome: &Outcome, heats: &[Heat]) -> String {
+pub fn sweep_page(outcome: &SweepReport, heats: &[Heatmap]) -> String {
     let mut out = begin("Eviction policies compared");
     intro(&mut out, outcome);
     for scope in outcome.scopes() {
@@ -41,7 +41,7 @@ pub fn page(outcome: &Outcome, heats: &[Heat]) -> String {
     out
 }
 
-fn intro(out: &mut String, outcome: &Outcome) {
+fn intro(out: &mut String, outcome: &SweepReport) {
     let trace = &outcome.trace;
     let start = match outcome.start.as_str() {
         "carried" => "What one sequence leaves in memory is there for the next.",
@@ -79,9 +79,9 @@ fn intro(out: &mut String, outcome: &Outcome) {
 }
 
 /// The curves of one scope.
-fn charts(outcome: &Outcome, scope: &str) -> Vec<String> {
+fn charts(outcome: &SweepReport, scope: &str) -> Vec<String> {
     let tokens = outcome.trace.tokens.max(1) as f64;
-    let chart = |title: &str, y: &str, percent, y_range, value: &dyn Fn(&Row) -> Option<Value>| Chart {
+    let chart = |title: &str, y: &str, percent, y_range, value: &dyn Fn(&SweepRow) -> Option<Value>| Chart {
         title: title.into(),
         x: "slots per layer".into(),
         y: y.into(),
@@ -95,7 +95,7 @@ fn charts(outcome: &Outcome, scope: &str) -> Vec<String> {
             Some((row.misses as f64 / tokens, None))
         }),
     ];
-    let has = |some: fn(&Row) -> bool| outcome.rows.iter().any(|row| row.scope == scope && some(row));
+    let has = |some: fn(&SweepRow) -> bool| outcome.rows.iter().any(|row| row.scope == scope && some(row));
     if has(|row| row.over_belady.is_some()) {
         all.push(chart("Misses against Belady's", "times Belady's", false, Some((1.0, 1.0)), &|row| {
             row.over_belady.map(|n| (n, None))
@@ -121,7 +121,7 @@ fn charts(outcome: &Outcome, scope: &str) -> Vec<String> {
 /// A value and its interval.
 type Value = (f64, Option<(f64, f64)>);
 
-fn lines(outcome: &Outcome, scope: &str, value: &dyn Fn(&Row) -> Option<Value>) -> Vec<Line> {
+fn lines(outcome: &SweepReport, scope: &str, value: &dyn Fn(&SweepRow) -> Option<Value>) -> Vec<Line> {
     let line = |(i, policy): (usize, &str)| {
         let rows = outcome.rows.iter().filter(|row| row.policy == policy && row.scope == scope);
         let points = rows.filter_map(|row| value(row).map(|(y, range)| (row.slots as f64, y, range))).collect();
@@ -143,7 +143,7 @@ fn style(policy: &str) -> Style {
 }
 
 /// LRU and Belady are grey, the others have colours of their own.
-fn color(outcome: &Outcome, policy: usize) -> usize {
+fn color(outcome: &SweepReport, policy: usize) -> usize {
     let policies = outcome.policies();
     match is_baseline(policies[policy]) {
         true => 0,
@@ -152,7 +152,7 @@ fn color(outcome: &Outcome, policy: usize) -> usize {
 }
 
 /// How misses against Belady's are spread over sequences, at a capacity where there is a gap to close.
-fn spread(outcome: &Outcome, scope: &str) -> Option<String> {
+fn spread(outcome: &SweepReport, scope: &str) -> Option<String> {
     let capacities = outcome.capacities();
     let quarter = outcome.trace.experts / 4;
     let slots = capacities.iter().copied().min_by_key(|c| c.abs_diff(quarter))?;
@@ -168,11 +168,11 @@ fn spread(outcome: &Outcome, scope: &str) -> Option<String> {
     };
     let groups = outcome.policies().into_iter().enumerate().filter_map(group).collect();
     let title = format!("Spread over sequences at {slots} slots per layer");
-    Some(Boxes { title, x: "misses, times Belady's".into(), groups }.svg())
+    Some(BoxPlot { title, x: "misses, times Belady's".into(), groups }.svg())
 }
 
 /// Misses with a pool for each layer as a multiple of those with one pool.
-fn scopes_compared(outcome: &Outcome) -> Option<String> {
+fn scopes_compared(outcome: &SweepReport) -> Option<String> {
     let ratio = |policy: &str, slots| {
         let misses = |scope| outcome.row(policy, scope, slots).map(|row| row.misses as f64);
         let (apart, together) = (misses("layer")?, misses("global")?);
@@ -191,7 +191,7 @@ fn scopes_compared(outcome: &Outcome) -> Option<String> {
 }
 
 /// Miss rates of all policies over all capacities, with the share of the gap below.
-fn overview(outcome: &Outcome, scope: &str) -> String {
+fn overview(outcome: &SweepReport, scope: &str) -> String {
     let capacities = outcome.capacities();
     let mut rows = vec![vec!["misses (gap closed)".to_owned()]];
     rows[0].extend(capacities.iter().map(|slots| format!("{slots} slots")));
@@ -209,7 +209,7 @@ fn overview(outcome: &Outcome, scope: &str) -> String {
     table(&rows)
 }
 
-fn numbers(outcome: &Outcome) -> String {
+fn numbers(outcome: &SweepReport) -> String {
     let heads = [
         "policy",
         "scope",
@@ -268,7 +268,7 @@ mod tests {
     use larder_policy::eviction::Help;
 
     use super::*;
-    use crate::{Axes, Start, Sweep, Synth, eighths};
+    use crate::{InitialCache, ReplaySweep, SweepAxes, SyntheticRouting, eighths};
 
     #[test]
     fn digits_are_in_threes() {
@@ -277,20 +277,22 @@ mod tests {
 
     #[test]
     fn a_page_needs_nothing_from_elsewhere() {
-        let mut trace = Synth { tokens: 30, rows: 2, experts: 8, top_k: 2, ..Synth::default() }.draw().unwrap();
+        let mut trace = SyntheticRouting { tokens: 30, rows: 2, experts: 8, top_k: 2, ..SyntheticRouting::default() }
+            .generate()
+            .unwrap();
         trace.meta.insert("source".into(), "<script>alert(1)</script>".into());
         let (policies, help) = (["lru".parse().unwrap()], Help::default());
         let (slots, scopes) = (eighths(8), [Scope::Layer, Scope::Global]);
-        let axes = Axes { policies: &policies, routings: &[], slots: &slots, scopes: &scopes, scratch: 0 };
-        let cells = Sweep::new(&trace, &axes, &help, Start::Cold).unwrap().run(1, &|_| ()).unwrap();
-        let outcome = Outcome::new(&trace, Start::Cold, &cells, None);
-        let made = page(&outcome, &[]);
+        let axes = SweepAxes { policies: &policies, routings: &[], slots: &slots, scopes: &scopes, scratch: 0 };
+        let cells = ReplaySweep::new(&trace, &axes, &help, InitialCache::Cold).unwrap().run(1, &|_| ()).unwrap();
+        let outcome = SweepReport::new(&trace, InitialCache::Cold, &cells, None);
+        let made = sweep_page(&outcome, &[]);
         for word in ["<script", "src=", "href=", "@import", "url(", "NaN"] {
             assert!(!made.contains(word), "{word}");
         }
         assert!(made.contains("prefers-color-scheme: dark") && made.contains("<svg"));
         assert_eq!(made.matches("<table>").count(), 3);
-        let again: Outcome = serde_json::from_str(&outcome.to_json()).unwrap();
-        assert_eq!(page(&again, &[]), made);
+        let again: SweepReport = serde_json::from_str(&outcome.to_json()).unwrap();
+        assert_eq!(sweep_page(&again, &[]), made);
     }
 }

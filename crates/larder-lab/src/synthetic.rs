@@ -5,7 +5,7 @@ use crate::{LabError, Rng};
 /// Routing drawn at random: in each layer the j-th most popular expert is drawn with a probability that goes with
 /// 1 / (j + h)^a, and which expert that is differs from layer to layer.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Synth {
+pub struct SyntheticRouting {
     /// Layers that have experts.
     pub rows: usize,
     /// Experts per layer.
@@ -26,20 +26,30 @@ pub struct Synth {
     pub seed: u64,
 }
 
-impl Default for Synth {
+impl Default for SyntheticRouting {
     /// The geometry of gpt-oss-20b, and about its popularity and repeats.
     fn default() -> Self {
-        Synth { rows: 24, experts: 32, top_k: 4, tokens: 256, sequences: 4, a: 0.7, h: 2.0, repeat: 0.3, seed: 0 }
+        SyntheticRouting {
+            rows: 24,
+            experts: 32,
+            top_k: 4,
+            tokens: 256,
+            sequences: 4,
+            a: 0.7,
+            h: 2.0,
+            repeat: 0.3,
+            seed: 0,
+        }
     }
 }
 
 /// Choices that a trace may have: beyond this it would not fit into memory.
 const PLACES_MAX: usize = 1 << 32;
 
-impl Synth {
+impl SyntheticRouting {
     /// Draws the trace.
-    pub fn draw(&self) -> Result<Trace, LabError> {
-        self.check().map_err(LabError::Impossible)?;
+    pub fn generate(&self) -> Result<Trace, LabError> {
+        self.check().map_err(LabError::InvalidInput)?;
         let mut rng = Rng::new(self.seed);
         let popular: Vec<Vec<u16>> = (0..self.rows)
             .map(|_| {
@@ -88,7 +98,7 @@ impl Synth {
     }
 
     fn check(&self) -> Result<(), String> {
-        let Synth { rows, experts, top_k, tokens, sequences, a, h, repeat, .. } = *self;
+        let SyntheticRouting { rows, experts, top_k, tokens, sequences, a, h, repeat, .. } = *self;
         let sizes =
             [("layers", rows), ("experts", experts), ("k", top_k), ("tokens", tokens), ("sequences", sequences)];
         if let Some((name, _)) = sizes.into_iter().find(|(_, n)| *n == 0) {
@@ -119,7 +129,7 @@ impl Synth {
     }
 
     fn meta(&self) -> std::collections::BTreeMap<String, String> {
-        let Synth { a, h, repeat, seed, .. } = self;
+        let SyntheticRouting { a, h, repeat, seed, .. } = self;
         let law = format!("p_j ~ 1/(j+{h})^{a}, repeats {repeat}, seed {seed}");
         [("source".to_owned(), "larder lab synth".to_owned()), ("law".to_owned(), law)].into()
     }
@@ -131,20 +141,29 @@ mod tests {
 
     #[test]
     fn traces_repeat_with_their_seed_and_pass_the_check() {
-        let synth = Synth { tokens: 20, ..Synth::default() };
-        let one = synth.draw().unwrap();
+        let synth = SyntheticRouting { tokens: 20, ..SyntheticRouting::default() };
+        let one = synth.generate().unwrap();
         one.check().unwrap();
-        assert_eq!(one, synth.draw().unwrap());
-        assert_ne!(one.ids, Synth { seed: 1, ..synth }.draw().unwrap().ids);
+        assert_eq!(one, synth.generate().unwrap());
+        assert_ne!(one.ids, SyntheticRouting { seed: 1, ..synth }.generate().unwrap().ids);
         assert_eq!(one.sequences, [20; 4]);
     }
 
     /// With one expert per token the law can be read off directly.
     #[test]
     fn popularity_follows_the_law_in_an_order_of_each_layers_own() {
-        let synth =
-            Synth { rows: 2, experts: 6, top_k: 1, tokens: 20_000, sequences: 1, repeat: 0.0, a: 1.5, h: 0.5, seed: 3 };
-        let trace = synth.draw().unwrap();
+        let synth = SyntheticRouting {
+            rows: 2,
+            experts: 6,
+            top_k: 1,
+            tokens: 20_000,
+            sequences: 1,
+            repeat: 0.0,
+            a: 1.5,
+            h: 0.5,
+            seed: 3,
+        };
+        let trace = synth.generate().unwrap();
         let mut orders = Vec::new();
         for row in 0..2 {
             let mut counts = [(0u32, 0usize); 6];
@@ -165,8 +184,16 @@ mod tests {
     #[test]
     fn repeats_follow_their_chance() {
         let kept = |repeat| {
-            let synth = Synth { rows: 1, experts: 64, a: 0.0, tokens: 4000, sequences: 1, repeat, ..Synth::default() };
-            let trace = synth.draw().unwrap();
+            let synth = SyntheticRouting {
+                rows: 1,
+                experts: 64,
+                a: 0.0,
+                tokens: 4000,
+                sequences: 1,
+                repeat,
+                ..SyntheticRouting::default()
+            };
+            let trace = synth.generate().unwrap();
             let both = |t: usize| trace.chosen(t, 0).iter().filter(|e| trace.chosen(t - 1, 0).contains(e)).count();
             (1..4000).map(both).sum::<usize>() as f64 / (3999.0 * 4.0)
         };
@@ -178,20 +205,23 @@ mod tests {
     #[test]
     fn extreme_laws_still_give_distinct_experts() {
         for (a, experts, top_k) in [(100.0, 300, 8), (0.0, 4, 4), (3.0, 1, 1)] {
-            let synth = Synth { a, experts, top_k, tokens: 5, rows: 2, h: -0.99, ..Synth::default() };
-            synth.draw().unwrap().check().unwrap();
+            let synth =
+                SyntheticRouting { a, experts, top_k, tokens: 5, rows: 2, h: -0.99, ..SyntheticRouting::default() };
+            synth.generate().unwrap().check().unwrap();
         }
     }
 
     #[test]
     fn impossible_requests_are_one_sentence() {
-        let said = |synth: Synth| synth.draw().unwrap_err().to_string();
-        assert!(said(Synth { top_k: 33, ..Synth::default() }).contains("33 of 32"));
-        assert!(said(Synth { tokens: 0, ..Synth::default() }).contains("tokens"));
-        assert!(said(Synth { tokens: usize::MAX, ..Synth::default() }).contains("more than fits"));
-        assert!(said(Synth { a: f64::NAN, ..Synth::default() }).contains("exponent"));
-        assert!(said(Synth { h: -1.0, ..Synth::default() }).contains("h must"));
-        assert!(said(Synth { repeat: 1.1, ..Synth::default() }).contains("repeat"));
-        assert!(said(Synth { rows: 1 << 20, ..Synth::default() }).contains("counts"));
+        let said = |synth: SyntheticRouting| synth.generate().unwrap_err().to_string();
+        assert!(said(SyntheticRouting { top_k: 33, ..SyntheticRouting::default() }).contains("33 of 32"));
+        assert!(said(SyntheticRouting { tokens: 0, ..SyntheticRouting::default() }).contains("tokens"));
+        assert!(
+            said(SyntheticRouting { tokens: usize::MAX, ..SyntheticRouting::default() }).contains("more than fits")
+        );
+        assert!(said(SyntheticRouting { a: f64::NAN, ..SyntheticRouting::default() }).contains("exponent"));
+        assert!(said(SyntheticRouting { h: -1.0, ..SyntheticRouting::default() }).contains("h must"));
+        assert!(said(SyntheticRouting { repeat: 1.1, ..SyntheticRouting::default() }).contains("repeat"));
+        assert!(said(SyntheticRouting { rows: 1 << 20, ..SyntheticRouting::default() }).contains("counts"));
     }
 }

@@ -1,20 +1,20 @@
 use std::fmt::Write;
 
-use super::chart::Boxes;
+use super::chart::BoxPlot;
 use super::html::{END, begin, escape, table};
 
 /// What one machine made of some models, run after run.
-pub struct Speeds {
+pub struct SpeedReport {
     /// Of what it is.
     pub title: String,
     /// What the machine is and has: a name and what was found.
     pub facts: Vec<(String, String)>,
     /// The models.
-    pub parts: Vec<Part>,
+    pub sections: Vec<SpeedSection>,
 }
 
 /// One model in one cache.
-pub struct Part {
+pub struct SpeedSection {
     /// Which, and in how much room.
     pub title: String,
     /// What was planned and how experts are read.
@@ -26,16 +26,16 @@ pub struct Part {
 }
 
 /// The whole as one page, which loads nothing and runs nothing.
-pub fn speeds_page(speeds: &Speeds) -> String {
+pub fn speed_page(speeds: &SpeedReport) -> String {
     let mut out = begin(&speeds.title);
     let _ = writeln!(out, "<h1>{}</h1>", escape(&speeds.title));
-    for part in &speeds.parts {
+    for part in &speeds.sections {
         let _ = writeln!(out, "<h2>{}</h2>", escape(&part.title));
         for note in &part.notes {
             let _ = writeln!(out, "<p class=\"faint\">{}</p>", escape(note));
         }
         let groups = part.runs.iter().enumerate().map(|(i, (name, runs))| (name.clone(), i, runs.clone())).collect();
-        let boxes = Boxes { title: "Tokens per second".into(), x: "tokens per second".into(), groups };
+        let boxes = BoxPlot { title: "Tokens per second".into(), x: "tokens per second".into(), groups };
         let _ = writeln!(out, "<div class=\"charts\"><figure>{}</figure></div>", boxes.svg());
         let cells = |row: &Vec<String>| row.iter().map(|cell| escape(cell)).collect();
         out.push_str(&table(&part.table.iter().map(cells).collect::<Vec<_>>()));
@@ -54,14 +54,17 @@ mod tests {
 
     #[test]
     fn names_cannot_break_the_page() {
-        let part = Part {
+        let part = SpeedSection {
             title: "a<b".into(),
             notes: vec!["1 & 2".into()],
             runs: vec![("x<y".into(), vec![1.0, 2.0]), ("none".into(), vec![])],
             table: vec![vec!["<i>".into()], vec!["\"".into()]],
         };
-        let page =
-            speeds_page(&Speeds { title: "<t>".into(), facts: vec![("<k>".into(), "v".into())], parts: vec![part] });
+        let page = speed_page(&SpeedReport {
+            title: "<t>".into(),
+            facts: vec![("<k>".into(), "v".into())],
+            sections: vec![part],
+        });
         for bad in ["a<b", "x<y", "<i>", "<t>", "<k>", "NaN"] {
             assert!(!page.contains(bad), "{bad}");
         }

@@ -7,8 +7,8 @@ use larder_model::Rows;
 
 use crate::engine::Engine;
 use crate::error::ApiError;
-use crate::job::{Event, Job, Likelihood, Piece, Summary, TokenLog};
-use crate::model::Model;
+use crate::job::{GenerationEvent, GenerationJob, GenerationSummary, SampledToken, TextDelta, TokenLogprob};
+use crate::model::ServedModel;
 
 /// Tokens of a prompt that are read at once while others write.
 const SHARED_CHUNK: usize = 64;
@@ -16,51 +16,62 @@ const SHARED_CHUNK: usize = 64;
 const EVENTS_PER_STEP: usize = 3;
 
 /// An answer under way.
-pub struct Answer<'m> {
-    job: Job,
+pub struct ActiveRequest<'m> {
+    job: GenerationJob,
     sequence: Sequence,
-    model: &'m Model,
+    model: &'m ServedModel,
     text: Option<Detokenizer<'m>>,
     /// Of the last token read, once the prompt is.
     logits: Vec<f32>,
     /// Drawn tokens whose text has not been sent yet.
-    unsent: Vec<TokenLog>,
-    remembered: usize,
-    written: usize,
+    unsent: Vec<SampledToken>,
+    cached_tokens: usize,
+    generated_tokens: usize,
     started: Instant,
-    first: Option<Instant>,
+    first_token: Option<Instant>,
 }
 
 /// What a step did.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Step {
+pub enum StepKind {
     /// Read so many tokens of the prompt.
-    Read(usize),
+    Prefill(usize),
     /// Wrote a token; whether it was the first.
-    Wrote {
+    Decode {
         /// Time from the request to this token, if it was the first.
-        first: Option<Duration>,
+        ttft: Option<Duration>,
     },
     /// Nothing: whoever takes the text is slow.
     Stalled,
 }
 
 /// Whether there is more to do.
-pub enum Progress {
+pub enum StepOutcome {
     /// There is.
-    More(Step),
+    More(StepKind),
     /// It is over.
-    Over(Step),
+    Finished(StepKind),
 }
 
-impl<'m> Answer<'m> {
+impl<'m> ActiveRequest<'m> {
     /// The answer to `job`, in a sequence that may have read the beginning of its prompt.
-    pub fn new(job: Job, mut sequence: Sequence, model: &'m Model) -> Self {
-        let remembered = sequence.tokens().len();
+    pub fn new(job: GenerationJob, mut sequence: Sequence, model: &'m ServedModel) -> Self {
+        let cached_tokens = sequence.tokens().len();
         sequence.plan(job.prompt.len());
         let (started, text) = (Instant::now(), Some(model.tokenizer.stream(true)));
         let (logits, unsent) = Default::default();
-        Answer { job, sequence, model, text, logits, unsent, remembered, written: 0, started, first: None }
+        ActiveRequest {
+            job,
+            sequence,
+            model,
+            text,
+            logits,
+            unsent,
+            cached_tokens,
+            generated_tokens: 0,
+            started,
+            first_token: None,
+        }
     }
 
     /// Its number.
@@ -79,46 +90,46 @@ impl<'m> Answer<'m> {
     }
 
     /// Reads a piece of the prompt, or writes a token; `alone` if nobody else is writing.
-    pub fn step(&mut self, engine: &mut dyn Engine, alone: bool) -> Progress {
-        if self.job.to.is_closed() {
-            return Progress::Over(Step::Stalled);
+    pub fn step(&mut self, engine: &mut dyn Engine, alone: bool) -> StepOutcome {
+        if self.job.events.is_closed() {
+            return StepOutcome::Finished(StepKind::Stalled);
         }
         if Instant::now() >= self.job.deadline {
-            return self.fail(ApiError::late((self.job.deadline - self.job.since).as_secs()));
+            return self.fail(ApiError::timed_out((self.job.deadline - self.job.received).as_secs()));
         }
         // The last event must fit as well.
-        if self.job.to.capacity() < EVENTS_PER_STEP {
-            return Progress::More(Step::Stalled);
+        if self.job.events.capacity() < EVENTS_PER_STEP {
+            return StepOutcome::More(StepKind::Stalled);
         }
         let read = self.sequence.tokens().len();
         if read < self.job.prompt.len() {
             let chunk = if alone { CHUNK } else { SHARED_CHUNK };
             let end = self.job.prompt.len().min(read + chunk);
             let part = self.job.prompt[read..end].to_vec();
-            return match self.read(engine, &part) {
-                Ok(()) => Progress::More(Step::Read(part.len())),
+            return match self.forward(engine, &part) {
+                Ok(()) => StepOutcome::More(StepKind::Prefill(part.len())),
                 Err(error) => self.fail(error),
             };
         }
-        self.write(engine)
+        self.decode(engine)
     }
 
-    fn write(&mut self, engine: &mut dyn Engine) -> Progress {
+    fn decode(&mut self, engine: &mut dyn Engine) -> StepOutcome {
         let before = self.job.logprobs.map(|top| (top, self.logits.clone()));
         let id = match self.job.sampler.sample(&mut self.logits, self.sequence.tokens()) {
             Ok(id) => id,
-            Err(error) => return self.fail(ApiError::failed(error.to_string())),
+            Err(error) => return self.fail(ApiError::engine_failed(error.to_string())),
         };
-        self.written += 1;
+        self.generated_tokens += 1;
         let now = Instant::now();
-        let first = self.first.is_none().then(|| now - self.job.since);
-        self.first.get_or_insert(now);
-        let wrote = Step::Wrote { first };
+        let ttft = self.first_token.is_none().then(|| now - self.job.received);
+        self.first_token.get_or_insert(now);
+        let step = StepKind::Decode { ttft };
         if !self.job.ignore_eos && self.model.generation.eos.contains(&id) {
-            return self.finish(Finish::EndOfText, wrote);
+            return self.finish(Finish::EndOfText, step);
         }
         if let Some((top, logits)) = before {
-            self.unsent.push(self.log(id, &logits, top));
+            self.unsent.push(self.logprobs(id, &logits, top));
         }
         let text = self.text.as_mut().map(|text| text.push(id)).unwrap_or_default();
         let piece = self.job.stop.push(&text);
@@ -126,28 +137,28 @@ impl<'m> Answer<'m> {
             self.send(piece);
         }
         if self.job.stop.stopped().is_some() {
-            return self.finish(Finish::StopString, wrote);
+            return self.finish(Finish::StopString, step);
         }
-        if self.written >= self.job.max_tokens {
-            return self.finish(Finish::Length, wrote);
+        if self.generated_tokens >= self.job.max_tokens {
+            return self.finish(Finish::Length, step);
         }
         if self.sequence.room() == 0 {
-            return self.finish(Finish::Context, wrote);
+            return self.finish(Finish::Context, step);
         }
-        match self.read(engine, &[id]) {
-            Ok(()) => Progress::More(wrote),
+        match self.forward(engine, &[id]) {
+            Ok(()) => StepOutcome::More(step),
             Err(error) => self.fail(error),
         }
     }
 
-    fn read(&mut self, engine: &mut dyn Engine, tokens: &[u32]) -> Result<(), ApiError> {
-        let (decoder, experts) = engine.parts();
+    fn forward(&mut self, engine: &mut dyn Engine, tokens: &[u32]) -> Result<(), ApiError> {
+        let (decoder, experts) = engine.decoder_and_experts();
         let read = self.sequence.read(decoder, experts, tokens, CHUNK, Rows::Last, &mut ());
-        self.logits = read.map_err(|error| ApiError::failed(error.to_string()))?;
+        self.logits = read.map_err(|error| ApiError::engine_failed(error.to_string()))?;
         Ok(())
     }
 
-    fn finish(&mut self, finish: Finish, step: Step) -> Progress {
+    fn finish(&mut self, finish: Finish, step: StepKind) -> StepOutcome {
         if finish != Finish::StopString {
             let mut rest = self.text.take().map(|text| self.job.stop.push(&text.finish())).unwrap_or_default();
             rest.push_str(&self.job.stop.finish());
@@ -157,35 +168,35 @@ impl<'m> Answer<'m> {
             }
         }
         let now = Instant::now();
-        let first = self.first.unwrap_or(now);
-        let summary = Summary {
+        let first = self.first_token.unwrap_or(now);
+        let summary = GenerationSummary {
             finish,
-            prompt: self.job.prompt.len(),
-            remembered: self.remembered,
-            written: self.written,
-            queued: self.started - self.job.since,
-            reading: first - self.started,
-            writing: now - first,
+            prompt_tokens: self.job.prompt.len(),
+            cached_tokens: self.cached_tokens,
+            generated_tokens: self.generated_tokens,
+            queued: self.started - self.job.received,
+            prefill: first - self.started,
+            decode: now - first,
         };
         // Nobody may be listening any more.
-        let _ = self.job.to.try_send(Event::Done(summary));
-        Progress::Over(step)
+        let _ = self.job.events.try_send(GenerationEvent::Done(summary));
+        StepOutcome::Finished(step)
     }
 
-    fn fail(&mut self, error: ApiError) -> Progress {
-        let _ = self.job.to.try_send(Event::Failed(error));
-        Progress::Over(Step::Stalled)
+    fn fail(&mut self, error: ApiError) -> StepOutcome {
+        let _ = self.job.events.try_send(GenerationEvent::Failed(error));
+        StepOutcome::Finished(StepKind::Stalled)
     }
 
     fn send(&mut self, text: String) {
         let tokens = std::mem::take(&mut self.unsent);
-        let _ = self.job.to.try_send(Event::Piece(Piece { text, tokens }));
+        let _ = self.job.events.try_send(GenerationEvent::Delta(TextDelta { text, tokens }));
     }
 
-    fn log(&self, id: u32, logits: &[f32], top: usize) -> TokenLog {
+    fn logprobs(&self, id: u32, logits: &[f32], top: usize) -> SampledToken {
         let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let sum: f64 = logits.iter().map(|l| f64::from(l - most).exp()).sum();
-        let likelihood = |id: u32| Likelihood {
+        let token_logprob = |id: u32| TokenLogprob {
             text: self.model.tokenizer.decode(&[id], false),
             // JSON has no infinity.
             logprob: (f64::from(logits[id as usize] - most) - sum.ln()).max(-9999.0),
@@ -198,6 +209,6 @@ impl<'m> Answer<'m> {
         }
         ids.truncate(top);
         ids.sort_unstable_by(order);
-        TokenLog { drawn: likelihood(id), top: ids.into_iter().map(likelihood).collect() }
+        SampledToken { sampled: token_logprob(id), top: ids.into_iter().map(token_logprob).collect() }
     }
 }

@@ -6,7 +6,7 @@ use larder_policy::spec::PolicyError;
 
 /// In one layer, one expert instead of the one at a rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Swap {
+pub struct ExpertSwap {
     /// The layer, among those with experts.
     pub row: usize,
     /// The rank that is replaced, the best being of rank 1.
@@ -15,35 +15,35 @@ pub struct Swap {
     pub expert: usize,
 }
 
-/// Whoever holds it says what a [`Forced`] router chooses.
+/// Whoever holds it says what a [`ForcedRouter`] router chooses.
 #[derive(Clone, Default)]
-pub struct Order(Arc<Mutex<Option<Swap>>>);
+pub struct SwapHandle(Arc<Mutex<Option<ExpertSwap>>>);
 
-impl Order {
+impl SwapHandle {
     /// From now on; `None` leaves every choice to the model.
-    pub fn set(&self, swap: Option<Swap>) {
+    pub fn set(&self, swap: Option<ExpertSwap>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = swap;
     }
 
-    fn get(&self) -> Option<Swap> {
+    fn get(&self) -> Option<ExpertSwap> {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// A router that chooses as the model does but for one expert, as it is told.
-pub struct Forced {
-    order: Order,
+pub struct ForcedRouter {
+    order: SwapHandle,
     ranking: Ranking,
 }
 
-impl Forced {
+impl ForcedRouter {
     /// Does what `order` says.
-    pub fn new(order: &Order) -> Self {
-        Forced { order: order.clone(), ranking: Ranking::default() }
+    pub fn new(order: &SwapHandle) -> Self {
+        ForcedRouter { order: order.clone(), ranking: Ranking::default() }
     }
 }
 
-impl Router for Forced {
+impl Router for ForcedRouter {
     fn suits(&self, _: &Gate) -> Result<(), PolicyError> {
         Ok(())
     }

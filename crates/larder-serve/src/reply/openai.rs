@@ -5,11 +5,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use larder_engine::Finish;
 use serde_json::{Map, Value, json};
 
-use crate::job::{Likelihood, Piece, Summary, TokenLog};
+use crate::job::{GenerationSummary, SampledToken, TextDelta, TokenLogprob};
 
 /// What was asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
+pub enum Endpoint {
     /// The next message of a chat.
     Chat,
     /// The continuation of a text.
@@ -17,8 +17,8 @@ pub enum Kind {
 }
 
 /// What all parts of one answer have in common.
-pub struct Form {
-    kind: Kind,
+pub struct ResponseFormat {
+    kind: Endpoint,
     id: String,
     created: u64,
     model: String,
@@ -28,31 +28,31 @@ pub struct Form {
     offset: usize,
 }
 
-impl Form {
+impl ResponseFormat {
     /// The form of the answer to request `number`.
-    pub fn new(kind: Kind, number: u64, model: &str, logprobs: bool, include_usage: bool) -> Self {
+    pub fn new(kind: Endpoint, number: u64, model: &str, logprobs: bool, include_usage: bool) -> Self {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let prefix = if kind == Kind::Chat { "chatcmpl" } else { "cmpl" };
+        let prefix = if kind == Endpoint::Chat { "chatcmpl" } else { "cmpl" };
         let id = format!("{prefix}-{:012x}{number:08x}", now.as_micros() & 0xffff_ffff_ffff);
-        Form { kind, id, created: now.as_secs(), model: model.to_owned(), logprobs, include_usage, offset: 0 }
+        ResponseFormat { kind, id, created: now.as_secs(), model: model.to_owned(), logprobs, include_usage, offset: 0 }
     }
 
-    /// The answer in one piece.
-    pub fn whole(mut self, all: &Piece, summary: &Summary) -> Value {
+    /// The answer in one delta.
+    pub fn complete(mut self, all: &TextDelta, summary: &GenerationSummary) -> Value {
         let finish = finish(summary.finish);
         let logprobs = self.logprobs(all);
         let choice = match self.kind {
-            Kind::Chat => json!({
+            Endpoint::Chat => json!({
                 "index": 0,
                 "message": {"role": "assistant", "content": all.text, "refusal": null},
                 "logprobs": logprobs,
                 "finish_reason": finish,
             }),
-            Kind::Completion => {
+            Endpoint::Completion => {
                 json!({"index": 0, "text": all.text, "logprobs": logprobs, "finish_reason": finish})
             }
         };
-        let object = if self.kind == Kind::Chat { "chat.completion" } else { "text_completion" };
+        let object = if self.kind == Endpoint::Chat { "chat.completion" } else { "text_completion" };
         let mut answer = self.object(object, json!([choice]));
         answer["usage"] = usage(summary);
         answer["timings"] = timings(summary);
@@ -62,21 +62,21 @@ impl Form {
     /// What comes before the first text.
     pub fn first(&self) -> Option<Value> {
         let delta = json!({"role": "assistant", "content": "", "refusal": null});
-        (self.kind == Kind::Chat).then(|| self.chunk(json!({"delta": delta}), Value::Null, Value::Null))
+        (self.kind == Endpoint::Chat).then(|| self.chunk(json!({"delta": delta}), Value::Null, Value::Null))
     }
 
     /// A piece of a stream.
-    pub fn piece(&mut self, piece: &Piece) -> Value {
-        let logprobs = self.logprobs(piece);
+    pub fn delta(&mut self, delta: &TextDelta) -> Value {
+        let logprobs = self.logprobs(delta);
         match self.kind {
-            Kind::Chat => self.chunk(json!({"delta": {"content": piece.text}}), logprobs, Value::Null),
-            Kind::Completion => self.chunk(json!({"text": piece.text}), logprobs, Value::Null),
+            Endpoint::Chat => self.chunk(json!({"delta": {"content": delta.text}}), logprobs, Value::Null),
+            Endpoint::Completion => self.chunk(json!({"text": delta.text}), logprobs, Value::Null),
         }
     }
 
     /// What ends a stream: why, and the usage if it was asked for.
-    pub fn last(&self, summary: &Summary) -> Vec<Value> {
-        let nothing = if self.kind == Kind::Chat { json!({"delta": {}}) } else { json!({"text": ""}) };
+    pub fn last(&self, summary: &GenerationSummary) -> Vec<Value> {
+        let nothing = if self.kind == Endpoint::Chat { json!({"delta": {}}) } else { json!({"text": ""}) };
         let mut last = self.chunk(nothing, Value::Null, finish(summary.finish).into());
         last["timings"] = timings(summary);
         let mut all = vec![last];
@@ -89,7 +89,7 @@ impl Form {
     }
 
     fn chunk_name(&self) -> &'static str {
-        if self.kind == Kind::Chat { "chat.completion.chunk" } else { "text_completion" }
+        if self.kind == Endpoint::Chat { "chat.completion.chunk" } else { "text_completion" }
     }
 
     fn chunk(&self, content: Value, logprobs: Value, finish: Value) -> Value {
@@ -115,42 +115,42 @@ impl Form {
         })
     }
 
-    fn logprobs(&mut self, piece: &Piece) -> Value {
+    fn logprobs(&mut self, delta: &TextDelta) -> Value {
         match (self.logprobs, self.kind) {
             (false, _) => Value::Null,
-            (true, Kind::Chat) => {
-                json!({"content": piece.tokens.iter().map(chat_token).collect::<Vec<_>>(), "refusal": null})
+            (true, Endpoint::Chat) => {
+                json!({"content": delta.tokens.iter().map(chat_token).collect::<Vec<_>>(), "refusal": null})
             }
-            (true, Kind::Completion) => self.columns(&piece.tokens),
+            (true, Endpoint::Completion) => self.columns(&delta.tokens),
         }
     }
 
-    fn columns(&mut self, tokens: &[TokenLog]) -> Value {
+    fn columns(&mut self, tokens: &[SampledToken]) -> Value {
         let mut offsets = Vec::new();
         for token in tokens {
             offsets.push(self.offset);
-            self.offset += token.drawn.text.chars().count();
+            self.offset += token.sampled.text.chars().count();
         }
-        let top = |token: &TokenLog| -> Map<String, Value> {
-            let pairs = token.top.iter().chain([&token.drawn]);
+        let top = |token: &SampledToken| -> Map<String, Value> {
+            let pairs = token.top.iter().chain([&token.sampled]);
             pairs.map(|likely| (likely.text.clone(), likely.logprob.into())).collect()
         };
         json!({
-            "tokens": tokens.iter().map(|token| token.drawn.text.as_str()).collect::<Vec<_>>(),
-            "token_logprobs": tokens.iter().map(|token| token.drawn.logprob).collect::<Vec<_>>(),
+            "tokens": tokens.iter().map(|token| token.sampled.text.as_str()).collect::<Vec<_>>(),
+            "token_logprobs": tokens.iter().map(|token| token.sampled.logprob).collect::<Vec<_>>(),
             "top_logprobs": tokens.iter().map(top).collect::<Vec<_>>(),
             "text_offset": offsets,
         })
     }
 }
 
-fn chat_token(token: &TokenLog) -> Value {
-    let mut value = likelihood(&token.drawn);
-    value["top_logprobs"] = token.top.iter().map(likelihood).collect();
+fn chat_token(token: &SampledToken) -> Value {
+    let mut value = logprob_object(&token.sampled);
+    value["top_logprobs"] = token.top.iter().map(logprob_object).collect();
     value
 }
 
-fn likelihood(likely: &Likelihood) -> Value {
+fn logprob_object(likely: &TokenLogprob) -> Value {
     // A part of a character is no text, and what its bytes were is not known.
     let bytes = (!likely.text.contains('\u{fffd}')).then_some(likely.text.as_bytes());
     json!({"token": likely.text, "logprob": likely.logprob, "bytes": bytes})
@@ -163,29 +163,29 @@ fn finish(finish: Finish) -> &'static str {
     }
 }
 
-fn usage(summary: &Summary) -> Value {
+fn usage(summary: &GenerationSummary) -> Value {
     json!({
-        "prompt_tokens": summary.prompt,
-        "completion_tokens": summary.written,
-        "total_tokens": summary.prompt + summary.written,
-        "prompt_tokens_details": {"cached_tokens": summary.remembered},
+        "prompt_tokens": summary.prompt_tokens,
+        "completion_tokens": summary.generated_tokens,
+        "total_tokens": summary.prompt_tokens + summary.generated_tokens,
+        "prompt_tokens_details": {"cached_tokens": summary.cached_tokens},
     })
 }
 
 /// By the names that llama.cpp's server uses.
-fn timings(summary: &Summary) -> Value {
+fn timings(summary: &GenerationSummary) -> Value {
     let ms = |time: Duration| time.as_secs_f64() * 1e3;
     let rate = |tokens: usize, time: Duration| tokens as f64 / time.as_secs_f64().max(1e-9);
-    let read = summary.prompt - summary.remembered.min(summary.prompt);
-    let after_first = summary.written.saturating_sub(1);
+    let read = summary.prompt_tokens - summary.cached_tokens.min(summary.prompt_tokens);
+    let after_first = summary.generated_tokens.saturating_sub(1);
     json!({
         "queued_ms": ms(summary.queued),
-        "cache_n": summary.remembered,
+        "cache_n": summary.cached_tokens,
         "prompt_n": read,
-        "prompt_ms": ms(summary.reading),
-        "prompt_per_second": rate(read, summary.reading),
-        "predicted_n": summary.written,
-        "predicted_ms": ms(summary.writing),
-        "predicted_per_second": rate(after_first, summary.writing),
+        "prompt_ms": ms(summary.prefill),
+        "prompt_per_second": rate(read, summary.prefill),
+        "predicted_n": summary.generated_tokens,
+        "predicted_ms": ms(summary.decode),
+        "predicted_per_second": rate(after_first, summary.decode),
     })
 }

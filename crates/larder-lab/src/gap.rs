@@ -19,20 +19,20 @@ pub struct Interval {
 /// The share of the misses between LRU's and Belady's that a policy avoids, with a 95 % bootstrap interval over
 /// sequences. All have the same sequences. `None` if there is nothing between LRU and Belady.
 pub fn gap_closed(policy: &[SequenceCounts], lru: &[SequenceCounts], belady: &[SequenceCounts]) -> Option<Interval> {
-    lead(policy, lru, lru, belady)
+    gap_advantage(policy, lru, lru, belady)
 }
 
-/// How much more of that gap a policy closes than a rival, both on the same sequences.
-pub fn lead(
+/// How much more of that gap a policy closes than a baseline, both on the same sequences.
+pub fn gap_advantage(
     policy: &[SequenceCounts],
-    rival: &[SequenceCounts],
+    baseline: &[SequenceCounts],
     lru: &[SequenceCounts],
     belady: &[SequenceCounts],
 ) -> Option<Interval> {
     let between = |more: &[SequenceCounts], fewer: &[SequenceCounts]| -> Vec<f64> {
         more.iter().zip(fewer).map(|(more, fewer)| more.misses as f64 - fewer.misses as f64).collect()
     };
-    let parts: Vec<(f64, f64)> = between(rival, policy).into_iter().zip(between(lru, belady)).collect();
+    let parts: Vec<(f64, f64)> = between(baseline, policy).into_iter().zip(between(lru, belady)).collect();
     let value = share(parts.iter())?;
     let mut rng = Rng::new(0);
     let sample = |_| share((0..parts.len()).map(|_| &parts[rng.below(parts.len())]));
@@ -62,7 +62,7 @@ mod tests {
         assert_eq!((half.value, half.low, half.high), (0.5, 0.5, 0.5));
         assert_eq!(gap_closed(&lru, &lru, &belady).unwrap().value, 0.0);
         assert_eq!(gap_closed(&belady, &lru, &belady).unwrap().value, 1.0);
-        assert_eq!(lead(&belady, &misses(&[30, 60, 45]), &lru, &belady).unwrap().value, 0.5);
+        assert_eq!(gap_advantage(&belady, &misses(&[30, 60, 45]), &lru, &belady).unwrap().value, 0.5);
         assert!(gap_closed(&lru, &lru, &lru).is_none());
         assert!(gap_closed(&[], &[], &[]).is_none());
     }

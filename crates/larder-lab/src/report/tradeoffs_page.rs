@@ -88,8 +88,8 @@ fn sizes(found: &Tradeoffs) -> String {
         line("optimal".into(), 0, Style::Dashed, optimum),
     ];
     for at in 0..3 {
-        let price = percent(found.within(0)[at].share);
-        let points = over(&|slots| found.within(slots)[at].best.map(|row| row.miss_rate));
+        let price = percent(found.best_within(0)[at].share);
+        let points = over(&|slots| found.best_within(slots)[at].best.map(|row| row.miss_rate));
         lines.push(line(format!("up to {price}"), at + 1, Style::Plain, points));
     }
     let (title, x) = ("Fewest misses at a price".into(), "slots per layer".into());
@@ -118,7 +118,7 @@ fn lifetimes(found: &Tradeoffs) -> String {
 /// What is the best that can be had for so much perplexity.
 fn at_a_price(found: &Tradeoffs) -> String {
     let mut rows = vec![vec!["slots".to_owned(), found.setup.eviction.clone(), "optimal".to_owned()]];
-    rows[0].extend(found.within(0).iter().map(|w| format!("up to {}", percent(w.share))));
+    rows[0].extend(found.best_within(0).iter().map(|w| format!("up to {}", percent(w.share))));
     for slots in found.sizes() {
         let none = || "–".to_owned();
         let optimum = found.optimum.iter().find(|(at, _)| *at == slots);
@@ -127,7 +127,7 @@ fn at_a_price(found: &Tradeoffs) -> String {
             found.original(slots).map_or_else(none, |row| percent(row.miss_rate)),
             optimum.map_or_else(none, |(_, rate)| percent(*rate)),
         ];
-        cells.extend(found.within(slots).iter().map(|within| match within.best {
+        cells.extend(found.best_within(slots).iter().map(|within| match within.best {
             Some(row) => format!("{} <span class=\"faint\">{}</span>", percent(row.miss_rate), escape(&row.routing)),
             None => none(),
         }));
