@@ -6,14 +6,14 @@
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use larder_core::{Kind, Order};
+use larder_core::{NumberFormat, RowOrder};
 use larder_kernels::{Inputs, Pool, Product, Weights, products};
 
 const ROWS: usize = 1024;
 const COLS: usize = 2048;
 
 /// Any bytes are valid blocks, but scales should be numbers, and floats none of the smallest, which are slow.
-fn weights(kind: Kind) -> Vec<u8> {
+fn weights(kind: NumberFormat) -> Vec<u8> {
     let bytes = kind.matrix_bytes(ROWS, COLS).expect("a shape of whole blocks");
     if kind.is_float() {
         return vec![0x3c; bytes];
@@ -29,11 +29,11 @@ fn all(c: &mut Criterion) {
         let mut x = Inputs::new();
         x.fill(&values, COLS, true);
         let mut out = vec![0.0; tokens * ROWS];
-        for kind in Kind::ALL {
+        for kind in NumberFormat::ALL {
             let bytes = weights(kind);
             group.throughput(Throughput::Bytes(bytes.len() as u64));
-            for order in Order::ALL {
-                if order == Order::Rows8 && kind.is_float() {
+            for order in RowOrder::ALL {
+                if order == RowOrder::Rows8 && kind.is_float() {
                     continue;
                 }
                 group.bench_function(BenchmarkId::new(kind.name(), order), |b| {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use candle_core::quantized::k_quants::{self, GgmlType};
 use candle_core::quantized::{k_quants::BlockQ4_0, k_quants::BlockQ4K, k_quants::BlockQ8_0};
-use larder_core::{BlockParts, Kind, Order};
+use larder_core::{BlockParts, NumberFormat, RowOrder};
 use larder_kernels::{Inputs, Pool, Product, Weights, instruction_set, products};
 
 const ROWS: usize = 2048;
@@ -26,15 +26,15 @@ fn main() {
     let mut args = std::env::args().skip(1).filter(|a| !a.starts_with('-'));
     let most = std::thread::available_parallelism().map_or(1, |n| n.get());
     let threads = args.next().map_or(most, |n| n.parse().expect("a number of threads"));
-    let only: Option<Kind> = args.next().map(|kind| kind.parse().expect("a number format"));
+    let only: Option<NumberFormat> = args.next().map(|kind| kind.parse().expect("a number format"));
     let pool = Pool::new(threads, false).expect("threads");
     let bytes: Vec<u8> = (0..WEIGHT_BYTES / 8).flat_map(|i| scatter(i as u64).to_le_bytes()).collect();
     println!("{threads} threads, {}, {ROWS} x {COLS}", instruction_set());
     println!("{:28} {:6.1} GB/s", "memory", read_rate(&pool, &bytes));
-    for kind in Kind::ALL.into_iter().filter(|k| only.is_none_or(|only| only == *k)) {
+    for kind in NumberFormat::ALL.into_iter().filter(|k| only.is_none_or(|only| only == *k)) {
         let bytes = with_small_scales(kind, bytes.clone());
-        for order in [Order::Rows, Order::Rows8] {
-            if order == Order::Rows8 && kind.is_float() {
+        for order in [RowOrder::Plain, RowOrder::Rows8] {
+            if order == RowOrder::Rows8 && kind.is_float() {
                 continue;
             }
             let rate = decode_rate(&pool, kind, order, &bytes);
@@ -55,7 +55,7 @@ fn scatter(i: u64) -> u64 {
 }
 
 /// Any bits are valid blocks, but sums should stay numbers.
-fn with_small_scales(kind: Kind, mut bytes: Vec<u8>) -> Vec<u8> {
+fn with_small_scales(kind: NumberFormat, mut bytes: Vec<u8>) -> Vec<u8> {
     match BlockParts::of(kind) {
         // Neither in plain nor in interleaved order is a byte a scale's upper one and large.
         Some(_) => bytes.iter_mut().for_each(|b| *b &= 0x3f),
@@ -109,7 +109,7 @@ fn inputs(tokens: usize) -> Inputs {
 }
 
 /// All of the weights once, a layer's worth at a time.
-fn decode_rate(pool: &Pool, kind: Kind, order: Order, bytes: &[u8]) -> f64 {
+fn decode_rate(pool: &Pool, kind: NumberFormat, order: RowOrder, bytes: &[u8]) -> f64 {
     let size = kind.matrix_bytes(ROWS, COLS).expect("whole blocks");
     let matrices: Vec<&[u8]> = bytes.chunks_exact(size).collect();
     let x = inputs(1);
@@ -130,7 +130,7 @@ fn decode_rate(pool: &Pool, kind: Kind, order: Order, bytes: &[u8]) -> f64 {
     rate(call) * (matrices.len() / TOGETHER * TOGETHER * size) as f64 / 1e9
 }
 
-fn batch_rate(pool: &Pool, kind: Kind, order: Order, bytes: &[u8], tokens: usize) -> f64 {
+fn batch_rate(pool: &Pool, kind: NumberFormat, order: RowOrder, bytes: &[u8], tokens: usize) -> f64 {
     let size = kind.matrix_bytes(ROWS, COLS).expect("whole blocks");
     let x = inputs(tokens);
     let mut out = vec![0.0; ROWS * tokens];

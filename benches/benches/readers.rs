@@ -20,7 +20,7 @@ use std::{
 
 use larder_store::{
     DATA_START,
-    reader::{Arena, Files, Read, Reader, Slot, open_reader},
+    reader::{Arena, ReadRequest, Reader, ShardFiles, Slot, open_reader},
 };
 use rustix::time::{ClockId, clock_gettime};
 
@@ -50,7 +50,7 @@ struct Row {
 
 /// The files, each with a shard's header and as many bytes as the largest read, and what was read of them so far.
 struct Work {
-    files: Arc<Files>,
+    files: Arc<ShardFiles>,
     reads: usize,
 }
 
@@ -66,7 +66,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     (0..FILES).try_for_each(|file| write_random(&path(dir.path(), file), file as u64))?;
 
     let folder = dir.path().to_owned();
-    let files = Files::new(FILES, (DATA_START + DATA_BYTES) as u64, move |file| path(&folder, file))?;
+    let files = ShardFiles::new(FILES, (DATA_START + DATA_BYTES) as u64, move |file| path(&folder, file))?;
     let files = Arc::new(files);
     for name in READERS {
         eprintln!("{}", open_reader(name, &files, &Arena::new(1, DATA_BYTES)?.0)?.1);
@@ -155,12 +155,12 @@ impl Work {
     }
 
     /// A read of the next place: file after file in an order that jumps about, and in each another part every time.
-    fn next(&mut self, slot: Slot, len: usize) -> Read {
+    fn next(&mut self, slot: Slot, len: usize) -> ReadRequest {
         // Odd, so it visits all of a power of two.
         let shard = self.reads * 389 % FILES;
         let part = self.reads / FILES % (DATA_BYTES / len);
         self.reads += 1;
-        Read { shard, offset: (DATA_START + part * len) as u64, len, slot, tag: 0 }
+        ReadRequest { shard, offset: (DATA_START + part * len) as u64, len, slot, tag: 0 }
     }
 }
 

@@ -4,10 +4,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use larder_core::{ExpertId, ExpertLayout, Geometry, LayerIdx, Residency, Scope};
+use larder_core::{CacheScope, ExpertId, ExpertLayout, Geometry, LayerIdx, Residency};
 use larder_policy::eviction::{Eviction, Setting};
-use larder_store::reader::{Done, Read, Reader, Slot};
-use larder_store::{DATA_START, Experts, Store, StoreError};
+use larder_store::reader::{ReadCompletion, ReadRequest, Reader, Slot};
+use larder_store::{DATA_START, ExpertSource, Store, StoreError};
 
 use crate::ledger::{Ledger, SlotIndex, Wave};
 use crate::traffic::{Busy, Traffic};
@@ -26,7 +26,7 @@ pub trait Shards: Send {
 
 impl Shards for Arc<Store> {
     fn layout(&self, layer: LayerIdx) -> &ExpertLayout {
-        Experts::layout(self.as_ref(), layer)
+        ExpertSource::layout(self.as_ref(), layer)
     }
 
     fn data_start(&self) -> u64 {
@@ -110,7 +110,7 @@ pub struct Cache {
 }
 
 /// How many slots a cache needs that has no scratch slots.
-pub fn slot_count(geometry: &Geometry, slots: usize, scope: Scope) -> usize {
+pub fn slot_count(geometry: &Geometry, slots: usize, scope: CacheScope) -> usize {
     Setting::new(geometry, slots, scope).all_slots()
 }
 
@@ -247,7 +247,7 @@ impl Cache {
     }
 
     fn serve(&mut self, layer: LayerIdx, row: usize, wave: &Wave, compute: Compute) -> Result<(), CacheError> {
-        let mut waiting: VecDeque<Read> = wave.misses.iter().map(|(e, at)| self.read(row, *e, *at)).collect();
+        let mut waiting: VecDeque<ReadRequest> = wave.misses.iter().map(|(e, at)| self.read(row, *e, *at)).collect();
         self.demanded += waiting.iter().map(|r| r.len as u64).sum::<u64>();
         self.submit(&mut waiting);
         let mut awaited = wave.misses.len() + wave.awaited.len();
@@ -276,14 +276,14 @@ impl Cache {
     }
 
     /// A request for an expert into a slot that the ledger gave out for it.
-    fn read(&mut self, row: usize, expert: usize, at: SlotIndex) -> Read {
+    fn read(&mut self, row: usize, expert: usize, at: SlotIndex) -> ReadRequest {
         let (len, offset) = (self.shards.layout(self.layers[row]).bytes, self.shards.data_start());
         let slot = self.slots[at].take().expect("a slot that is given out is here");
         let shard = row * self.experts + expert;
-        Read { shard, offset, len, slot, tag: shard as u64 }
+        ReadRequest { shard, offset, len, slot, tag: shard as u64 }
     }
 
-    fn submit(&mut self, reads: &mut VecDeque<Read>) {
+    fn submit(&mut self, reads: &mut VecDeque<ReadRequest>) {
         self.reader.submit(reads);
         self.busy.is(self.reader.in_flight() > 0);
     }
@@ -302,12 +302,12 @@ impl Cache {
     }
 
     /// Waits for the next read that is over, keeping the reader's queue full. The caller guarantees that there is one.
-    fn land(&mut self, waiting: &mut VecDeque<Read>) -> Landed {
+    fn land(&mut self, waiting: &mut VecDeque<ReadRequest>) -> Landed {
         if !waiting.is_empty() {
             self.submit(waiting);
         }
         let start = Instant::now();
-        let Done { slot, tag, result } = self.reader.wait().expect("a read is under way");
+        let ReadCompletion { slot, tag, result } = self.reader.wait().expect("a read is under way");
         self.waited += start.elapsed();
         self.busy.is(self.reader.in_flight() > 0);
         let (row, expert) = (tag as usize / self.experts, tag as usize % self.experts);

@@ -3,7 +3,7 @@
 mod counts;
 mod wave;
 
-use larder_core::{Presence, Residency, Scope};
+use larder_core::{CacheScope, Presence, Residency};
 use larder_policy::eviction::{Eviction, Key, Setting, Step};
 
 pub use counts::Counts;
@@ -288,8 +288,8 @@ impl Ledger {
     fn evict(&mut self, row: usize, evicted: &mut Vec<(usize, usize)>) -> Option<u32> {
         let entries = &mut self.entries;
         let first = match self.setting.scope {
-            Scope::Layer => row * self.setting.experts,
-            Scope::Global => 0,
+            CacheScope::Layer => row * self.setting.experts,
+            CacheScope::Global => 0,
         };
         let evictable = |key: Key| {
             let entry = &entries[first + key.index()];

@@ -10,6 +10,6 @@ pub mod tiers;
 mod traffic;
 
 pub use cache::{Cache, CacheError, Compute, Shards, Visit, slot_count};
-pub use larder_core::Scope;
+pub use larder_core::CacheScope;
 pub use ledger::{Counts, Ledger, SlotIndex, Wave};
 pub use traffic::Traffic;

@@ -16,7 +16,7 @@ mod tier;
 
 use std::collections::VecDeque;
 
-use larder_core::{Geometry, Presence, Residency, Scope};
+use larder_core::{CacheScope, Geometry, Presence, Residency};
 use larder_policy::eviction::{Eviction, Key, Setting, Step};
 
 pub use cache::{TieredCache, Wanted, Work};
@@ -47,7 +47,7 @@ impl TierSetting {
     ///
     /// Without slots in memory all that is kept is on the device, and guesses are read into those for what passes
     /// through.
-    pub fn new(geometry: &Geometry, scope: Scope, device_slots: usize, host_slots: usize, passing: usize) -> Self {
+    pub fn new(geometry: &Geometry, scope: CacheScope, device_slots: usize, host_slots: usize, passing: usize) -> Self {
         let all = Setting::new(geometry, 0, scope);
         let slots = |slots: usize, scratch| Setting { slots: slots.min(all.keys()), scratch, ..all };
         TierSetting { device: slots(device_slots, 0), host: slots(host_slots, passing) }

@@ -1,4 +1,4 @@
-use crate::{ExpertId, Kind, LayerIdx, TensorMeta};
+use crate::{ExpertId, LayerIdx, NumberFormat, TensorMeta};
 
 /// The sizes that decide how experts are stored, cached and routed.
 #[derive(Clone, PartialEq, Eq, Debug, serde::Serialize, serde::Deserialize)]
@@ -28,25 +28,27 @@ impl Geometry {
 
 /// What a model remembers of a sequence.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct MemoryNeed {
+pub struct SequenceMemory {
     /// Numbers for every token.
-    pub per_token: usize,
+    pub values_per_token: usize,
     /// Bytes however long it is.
-    pub fixed: usize,
+    pub fixed_bytes: usize,
 }
 
-impl MemoryNeed {
+impl SequenceMemory {
     /// Bytes for a sequence of `tokens` tokens whose numbers take `number` bytes.
-    pub fn bytes(&self, tokens: usize, number: usize) -> u64 {
-        let numbers = (self.per_token as u64).saturating_mul(tokens as u64);
-        numbers.saturating_mul(number as u64).saturating_add(self.fixed as u64)
+    pub fn bytes(&self, tokens: usize, value_bytes: usize) -> u64 {
+        let values = (self.values_per_token as u64).saturating_mul(tokens as u64);
+        values.saturating_mul(value_bytes as u64).saturating_add(self.fixed_bytes as u64)
     }
 }
 
-impl std::iter::Sum for MemoryNeed {
+impl std::iter::Sum for SequenceMemory {
     fn sum<I: Iterator<Item = Self>>(parts: I) -> Self {
-        parts
-            .fold(Self::default(), |a, b| MemoryNeed { per_token: a.per_token + b.per_token, fixed: a.fixed + b.fixed })
+        parts.fold(Self::default(), |a, b| SequenceMemory {
+            values_per_token: a.values_per_token + b.values_per_token,
+            fixed_bytes: a.fixed_bytes + b.fixed_bytes,
+        })
     }
 }
 
@@ -68,7 +70,7 @@ impl TensorSpec {
     /// Bytes that it takes once it is loaded, of a tensor that is stored like this.
     pub fn loaded_bytes(&self, stored: &TensorMeta) -> usize {
         match self.by_head && !stored.kind.is_float() {
-            true => self.shape.iter().product::<usize>() * Kind::F16.block_bytes(),
+            true => self.shape.iter().product::<usize>() * NumberFormat::F16.block_bytes(),
             false => stored.bytes,
         }
     }
@@ -76,7 +78,7 @@ impl TensorSpec {
 
 /// Which rows of the source matrix belong to the piece.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Pick {
+pub enum RowPick {
     /// All of them.
     All,
     /// The first half: gate of a fused gate+up.
@@ -91,7 +93,7 @@ pub enum Pick {
 
 /// Where a checkpoint keeps one matrix or bias of one expert.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Piece {
+pub struct TensorSlice {
     /// Tensor name; `{l}` stands for the layer and `{e}` for the expert.
     pub name: String,
     /// The tensor has a leading dimension over all experts.
@@ -99,22 +101,22 @@ pub struct Piece {
     /// Stored as `[in, out]`; the rows of `pick` are then its columns.
     pub transposed: bool,
     /// The rows that belong to this piece.
-    pub pick: Pick,
+    pub pick: RowPick,
 }
 
-impl Piece {
+impl TensorSlice {
     /// A tensor of its own, stored as `[out, in]`.
-    pub fn own(name: impl Into<String>) -> Self {
-        Piece { name: name.into(), stacked: false, transposed: false, pick: Pick::All }
+    pub fn whole(name: impl Into<String>) -> Self {
+        TensorSlice { name: name.into(), stacked: false, transposed: false, pick: RowPick::All }
     }
 
     /// A slab of a tensor over all experts.
-    pub fn stacked(name: impl Into<String>, transposed: bool, pick: Pick) -> Self {
-        Piece { name: name.into(), stacked: true, transposed, pick }
+    pub fn stacked(name: impl Into<String>, transposed: bool, pick: RowPick) -> Self {
+        TensorSlice { name: name.into(), stacked: true, transposed, pick }
     }
 
     /// The tensor's name for one expert.
-    pub fn tensor(&self, layer: LayerIdx, expert: ExpertId) -> String {
+    pub fn tensor_name(&self, layer: LayerIdx, expert: ExpertId) -> String {
         self.name.replace("{l}", &layer.0.to_string()).replace("{e}", &expert.0.to_string())
     }
 }
@@ -123,19 +125,19 @@ impl Piece {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ExpertNames {
     /// `[inter, hidden]`
-    pub gate: Piece,
+    pub gate: TensorSlice,
     /// `[inter, hidden]`
-    pub up: Piece,
+    pub up: TensorSlice,
     /// `[hidden, inter]`
-    pub down: Piece,
+    pub down: TensorSlice,
     /// Biases of gate, up and down.
-    pub bias: Option<[Piece; 3]>,
+    pub bias: Option<[TensorSlice; 3]>,
 }
 
 impl ExpertNames {
     /// The usual form: three tensors per expert below `prefix`, named `gate`, `up` and `down`.
     pub fn separate(prefix: &str, gate: &str, up: &str, down: &str) -> Self {
-        let own = |part: &str| Piece::own(format!("{prefix}.{{e}}.{part}.weight"));
+        let own = |part: &str| TensorSlice::whole(format!("{prefix}.{{e}}.{part}.weight"));
         ExpertNames { gate: own(gate), up: own(up), down: own(down), bias: None }
     }
 }
@@ -156,5 +158,5 @@ pub struct Blueprint {
     /// Longest sequence, in tokens.
     pub context: usize,
     /// What it takes to remember one.
-    pub memory: MemoryNeed,
+    pub sequence_memory: SequenceMemory,
 }

@@ -1,4 +1,4 @@
-use crate::{Kind, Order, interleave};
+use crate::{NumberFormat, RowOrder, interleave};
 
 /// Each matrix of an expert begins at a multiple of this many bytes.
 pub const PART_ALIGN: usize = 64;
@@ -7,11 +7,11 @@ pub const SHARD_ALIGN: usize = 4096;
 
 /// One matrix, or one bias vector as a single row, inside an expert's bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Part {
+pub struct ExpertPart {
     /// How its numbers are stored.
-    pub kind: Kind,
+    pub kind: NumberFormat,
     /// How its rows lie beside each other.
-    pub order: Order,
+    pub order: RowOrder,
     /// Outputs.
     pub rows: usize,
     /// Inputs.
@@ -22,7 +22,7 @@ pub struct Part {
     pub bytes: usize,
 }
 
-impl Part {
+impl ExpertPart {
     /// This part of an expert's data.
     ///
     /// The caller guarantees that `data` is a whole expert of the layout that this part came from.
@@ -37,13 +37,13 @@ impl Part {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ExpertLayout {
     /// `[inter, hidden]`
-    pub gate: Part,
+    pub gate: ExpertPart,
     /// `[inter, hidden]`
-    pub up: Part,
+    pub up: ExpertPart,
     /// `[hidden, inter]`
-    pub down: Part,
+    pub down: ExpertPart,
     /// Biases of gate, up and down, as f32 rows.
-    pub bias: Option<[Part; 3]>,
+    pub bias: Option<[ExpertPart; 3]>,
     /// All data, padded to [`SHARD_ALIGN`].
     pub bytes: usize,
 }
@@ -59,7 +59,7 @@ pub enum LayoutError {
         /// Values per row.
         cols: usize,
         /// The kind asked for.
-        kind: Kind,
+        kind: NumberFormat,
     },
     /// More bytes than an address can count.
     #[error("an expert of hidden size {hidden} and width {inter} is larger than memory can address")]
@@ -73,10 +73,10 @@ pub enum LayoutError {
 
 impl ExpertLayout {
     /// Lays out an expert. `kinds` are those of gate, up and down.
-    pub fn new(hidden: usize, inter: usize, kinds: [Kind; 3], bias: bool) -> Result<Self, LayoutError> {
+    pub fn new(hidden: usize, inter: usize, kinds: [NumberFormat; 3], bias: bool) -> Result<Self, LayoutError> {
         let overflow = || LayoutError::Overflow { hidden, inter };
         let mut end = 0usize;
-        let mut part = |what, kind: Kind, rows: usize, cols: usize| {
+        let mut part = |what, kind: NumberFormat, rows: usize, cols: usize| {
             if !cols.is_multiple_of(kind.block_len()) {
                 return Err(LayoutError::Blocks { what, cols, kind });
             }
@@ -87,16 +87,16 @@ impl ExpertLayout {
                 .and_then(|e| e.checked_next_multiple_of(PART_ALIGN))
                 .filter(|e| *e <= isize::MAX as usize)
                 .ok_or_else(overflow)?;
-            Ok(Part { kind, order: Order::Rows, rows, cols, offset, bytes })
+            Ok(ExpertPart { kind, order: RowOrder::Plain, rows, cols, offset, bytes })
         };
         let gate = part("gate", kinds[0], inter, hidden)?;
         let up = part("up", kinds[1], inter, hidden)?;
         let down = part("down", kinds[2], hidden, inter)?;
         let bias = match bias {
             true => Some([
-                part("gate bias", Kind::F32, 1, inter)?,
-                part("up bias", Kind::F32, 1, inter)?,
-                part("down bias", Kind::F32, 1, hidden)?,
+                part("gate bias", NumberFormat::F32, 1, inter)?,
+                part("up bias", NumberFormat::F32, 1, inter)?,
+                part("down bias", NumberFormat::F32, 1, hidden)?,
             ]),
             false => None,
         };
@@ -105,23 +105,23 @@ impl ExpertLayout {
     }
 
     /// The same with the rows of quantised matrices in `order`.
-    pub fn in_order(mut self, order: Order) -> Self {
+    pub fn in_order(mut self, order: RowOrder) -> Self {
         for part in [&mut self.gate, &mut self.up, &mut self.down] {
-            part.order = if part.kind.is_float() { Order::Rows } else { order };
+            part.order = if part.kind.is_float() { RowOrder::Plain } else { order };
         }
         self
     }
 
     /// The order of its quantised matrices.
-    pub fn order(&self) -> Order {
+    pub fn order(&self) -> RowOrder {
         let mut orders = [&self.gate, &self.up, &self.down].into_iter().map(|part| part.order);
-        orders.find(|order| *order != Order::Rows).unwrap_or_default()
+        orders.find(|order| *order != RowOrder::Plain).unwrap_or_default()
     }
 
     /// Brings an expert of this layout into the order in which products are fastest, in place, and returns the layout
     /// that it has then.
     pub fn rearrange(&self, data: &mut [u8]) -> Self {
-        let best = self.clone().in_order(Order::Rows8);
+        let best = self.clone().in_order(RowOrder::Rows8);
         for (part, now) in [&self.gate, &self.up, &self.down].into_iter().zip([&best.gate, &best.up, &best.down]) {
             if part.order != now.order {
                 interleave(part.kind, part.rows, part.cols, &mut data[part.offset..part.offset + part.bytes]);
@@ -131,7 +131,7 @@ impl ExpertLayout {
     }
 
     /// All parts with the names they carry in a shard, in order of their offsets.
-    pub fn parts(&self) -> impl Iterator<Item = (&'static str, &Part)> {
+    pub fn parts(&self) -> impl Iterator<Item = (&'static str, &ExpertPart)> {
         let bias = self.bias.iter().flat_map(|b| ["gate_bias", "up_bias", "down_bias"].into_iter().zip(b));
         [("gate", &self.gate), ("up", &self.up), ("down", &self.down)].into_iter().chain(bias)
     }
@@ -143,7 +143,8 @@ mod tests {
 
     #[test]
     fn parts_are_aligned_ordered_and_disjoint() {
-        let layout = ExpertLayout::new(96, 32, [Kind::Q8_0, Kind::Q4_0, Kind::Bf16], true).unwrap();
+        let layout =
+            ExpertLayout::new(96, 32, [NumberFormat::Q8_0, NumberFormat::Q4_0, NumberFormat::Bf16], true).unwrap();
         let mut end = 0;
         for (name, part) in layout.parts() {
             assert_eq!(part.offset % PART_ALIGN, 0, "{name}");
@@ -156,8 +157,8 @@ mod tests {
 
     #[test]
     fn odd_widths_and_absurd_sizes_are_refused() {
-        let odd = ExpertLayout::new(64, 40, [Kind::Q4_0; 3], false).unwrap_err().to_string();
+        let odd = ExpertLayout::new(64, 40, [NumberFormat::Q4_0; 3], false).unwrap_err().to_string();
         assert_eq!(odd, "down has rows of 40 values, which q4_0 cannot hold: its blocks are 32 values long");
-        assert!(ExpertLayout::new(1 << 40, 1 << 40, [Kind::F32; 3], false).is_err());
+        assert!(ExpertLayout::new(1 << 40, 1 << 40, [NumberFormat::F32; 3], false).is_err());
     }
 }

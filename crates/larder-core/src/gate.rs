@@ -1,6 +1,6 @@
 //! From one token's router logits to a choice of experts and their weights, as each model family defines it.
 //!
-//! A choice has two steps that stay apart, so that a routing strategy can step in between: [`Gate::values`] gives the
+//! A choice has two steps that stay apart, so that a routing strategy can step in between: [`Gate::selection_scores`] gives the
 //! numbers that the model's own top-k sorts, and [`Gate::weights`] gives the weights of whichever experts were
 //! chosen, always from the unmodified logits.
 
@@ -9,7 +9,7 @@ use std::ops::Range;
 use crate::ExpertId;
 
 /// The most groups a gate may have.
-const MOST_GROUPS: usize = 1024;
+const GROUPS_MAX: usize = 1024;
 
 /// How one model turns router logits into a choice.
 #[derive(Clone, PartialEq, Debug, serde::Serialize, serde::Deserialize)]
@@ -23,9 +23,10 @@ pub struct Gate {
     /// Added to the scores for the choice alone, never to the weights.
     pub bias: Option<Vec<f32>>,
     /// Restricts the choice to the best groups of experts.
-    pub groups: Option<Groups>,
+    pub groups: Option<ExpertGroups>,
     /// How the chosen are weighted.
-    pub weigh: Weigh,
+    #[serde(rename = "weigh")]
+    pub weighting: Weighting,
     /// The weight scales the expert's input instead of its output.
     pub scales_input: bool,
 }
@@ -43,7 +44,7 @@ pub enum Score {
 
 /// Choice limited to `keep` of `count` equal groups of neighbouring experts.
 #[derive(Clone, Copy, PartialEq, Debug, serde::Serialize, serde::Deserialize)]
-pub struct Groups {
+pub struct ExpertGroups {
     /// Number of groups.
     pub count: usize,
     /// Groups that stay in the choice.
@@ -79,7 +80,7 @@ pub enum GroupRank {
 
 /// How the chosen experts are weighted.
 #[derive(Clone, Copy, PartialEq, Debug, serde::Serialize, serde::Deserialize)]
-pub enum Weigh {
+pub enum Weighting {
     /// By their scores (without the bias), normalised and scaled.
     Score {
         /// What the scores are divided by.
@@ -164,7 +165,7 @@ impl Gate {
             score: Score::Softmax,
             bias: None,
             groups: None,
-            weigh: Weigh::Score { renorm, scale: 1.0 },
+            weighting: Weighting::Score { renorm, scale: 1.0 },
             scales_input: false,
         }
     }
@@ -178,14 +179,14 @@ impl Gate {
         if let Some(g) = self.groups {
             let per = if g.count > 0 && experts.is_multiple_of(g.count) { experts / g.count } else { 0 };
             let two = g.rank == GroupRank::BestTwo && per < 2;
-            if per == 0 || g.count > MOST_GROUPS || two || g.keep == 0 || g.keep > g.count || g.keep * per < top_k {
+            if per == 0 || g.count > GROUPS_MAX || two || g.keep == 0 || g.keep > g.count || g.keep * per < top_k {
                 return Err(GateError::Groups { keep: g.keep, count: g.count, top_k, experts });
             }
         }
         if let Some(got) = self.bias.as_ref().map(Vec::len).filter(|n| *n != experts) {
             return Err(GateError::Bias { got, experts });
         }
-        if matches!(self.weigh, Weigh::SparseMixer { .. }) && top_k != 2 {
+        if matches!(self.weighting, Weighting::SparseMixer { .. }) && top_k != 2 {
             return Err(GateError::SparseMixer { top_k });
         }
         Ok(self)
@@ -194,15 +195,15 @@ impl Gate {
     /// The numbers that the model's own top-k sorts: scores, plus bias, with the losing groups masked.
     ///
     /// The caller guarantees one logit per expert.
-    pub fn values(&self, logits: &[f32], out: &mut Vec<f32>) {
+    pub fn selection_scores(&self, logits: &[f32], out: &mut Vec<f32>) {
         self.unmasked(logits, out);
         if let Some(groups) = self.groups {
             groups.mask(out, |_| {});
         }
     }
 
-    /// As [`values`](Self::values), and for each expert whether its group is in the running.
-    pub fn values_and_running(&self, logits: &[f32], out: &mut Vec<f32>, running: &mut Vec<bool>) {
+    /// As [`selection_scores`](Self::selection_scores), and for each expert whether its group is in the running.
+    pub fn selection_scores_and_mask(&self, logits: &[f32], out: &mut Vec<f32>, running: &mut Vec<bool>) {
         self.unmasked(logits, out);
         running.clear();
         running.resize(out.len(), true);
@@ -215,7 +216,7 @@ impl Gate {
     /// sigmoids, each one's part of their sum.
     ///
     /// The caller guarantees one logit per expert.
-    pub fn shares(&self, logits: &[f32], out: &mut Vec<f32>) {
+    pub fn probabilities(&self, logits: &[f32], out: &mut Vec<f32>) {
         self.scores(logits, out);
         match self.score {
             Score::Raw => softmax(out),
@@ -236,8 +237,8 @@ impl Gate {
     /// The weights of `chosen`, in its order, from the unmodified logits.
     pub fn weights(&self, logits: &[f32], chosen: &[ExpertId], out: &mut Vec<f32>) {
         let logit = |e: &ExpertId| logits[e.index()];
-        match self.weigh {
-            Weigh::Score { renorm, scale } => {
+        match self.weighting {
+            Weighting::Score { renorm, scale } => {
                 let mut scores = Vec::with_capacity(logits.len());
                 self.scores(logits, &mut scores);
                 out.clear();
@@ -251,16 +252,16 @@ impl Gate {
                 // A forced choice may hold nothing but scores that round to 0; their sum divides nothing.
                 out.iter_mut().filter(|w| **w != 0.0).for_each(|w| *w = *w / divisor * scale);
             }
-            Weigh::SoftmaxOfChosen => {
+            Weighting::SoftmaxOfChosen => {
                 out.clear();
                 out.extend(chosen.iter().map(logit));
                 softmax(out);
             }
-            Weigh::SigmoidOfChosen => {
+            Weighting::SigmoidOfChosen => {
                 out.clear();
                 out.extend(chosen.iter().map(|e| sigmoid(logit(e))));
             }
-            Weigh::SparseMixer { eps } => {
+            Weighting::SparseMixer { eps } => {
                 out.clear();
                 for (rank, e) in chosen.iter().enumerate() {
                     out.push(sparse_mixer(logits, e.index(), &chosen[..rank], eps));
@@ -287,16 +288,16 @@ impl Gate {
     }
 }
 
-impl Groups {
+impl ExpertGroups {
     /// Masks the losing groups and tells which experts those are.
     fn mask(&self, values: &mut [f32], mut lost: impl FnMut(Range<usize>)) {
         let per = values.len() / self.count;
         // Ranks are taken before anything is masked; a gate has few groups.
-        let mut kept = [0u64; MOST_GROUPS / 64];
+        let mut kept = [0u64; GROUPS_MAX / 64];
         for g in 0..self.count {
-            let mine = self.worth(&values[g * per..][..per]);
+            let mine = self.group_score(&values[g * per..][..per]);
             let better = values.chunks(per).enumerate().filter(|(other, group)| {
-                let theirs = self.worth(group);
+                let theirs = self.group_score(group);
                 theirs.total_cmp(&mine).then(g.cmp(other)).is_gt()
             });
             kept[g / 64] |= u64::from(better.count() < self.keep) << (g % 64);
@@ -310,7 +311,7 @@ impl Groups {
     }
 
     /// What ranks a group; one that cannot be ranked comes last.
-    fn worth(&self, group: &[f32]) -> f32 {
+    fn group_score(&self, group: &[f32]) -> f32 {
         let (mut best, mut second) = (f32::NEG_INFINITY, f32::NEG_INFINITY);
         for v in group {
             if *v > best {
@@ -371,7 +372,7 @@ mod tests {
 
     fn run(gate: &Gate, logits: &[f32]) -> (Vec<u16>, Vec<f32>) {
         let (mut values, mut ids, mut weights) = (vec![], vec![], vec![]);
-        gate.values(logits, &mut values);
+        gate.selection_scores(logits, &mut values);
         gate.choose(&values, &mut ids);
         gate.weights(logits, &ids, &mut weights);
         (ids.into_iter().map(|e| e.0).collect(), weights)
@@ -390,7 +391,7 @@ mod tests {
         let gate = Gate {
             score: Score::Sigmoid,
             bias: Some(vec![0.0, 0.0, 5.0, 0.0]),
-            weigh: Weigh::Score { renorm: Renorm::No, scale: 2.0 },
+            weighting: Weighting::Score { renorm: Renorm::No, scale: 2.0 },
             ..Gate::softmax(4, 1, false)
         };
         let (ids, weights) = run(&gate, &[3.0, 1.0, 0.0, -1.0]);
@@ -399,20 +400,21 @@ mod tests {
 
     #[test]
     fn groups_mask_by_the_sum_of_the_two_best() {
-        let groups = Groups { count: 2, keep: 1, rank: GroupRank::BestTwo, masked: f32::NEG_INFINITY };
+        let groups = ExpertGroups { count: 2, keep: 1, rank: GroupRank::BestTwo, masked: f32::NEG_INFINITY };
         let gate = Gate { score: Score::Raw, groups: Some(groups), ..Gate::softmax(6, 2, false) };
         // The best single expert is in the losing group.
         let logits = [9.0, 0.0, 0.0, 5.0, 5.0, 5.0];
         assert_eq!(run(&gate, &logits).0, [3, 4]);
         let (mut values, mut running) = (vec![], vec![]);
-        gate.values_and_running(&logits, &mut values, &mut running);
+        gate.selection_scores_and_mask(&logits, &mut values, &mut running);
         assert_eq!(running, [false, false, false, true, true, true]);
         assert_eq!(values[..3], [f32::NEG_INFINITY; 3]);
     }
 
     #[test]
     fn sparse_mixer_weighs_each_of_the_two_among_its_neighbours() {
-        let gate = Gate { score: Score::Raw, weigh: Weigh::SparseMixer { eps: 0.01 }, ..Gate::softmax(4, 2, false) };
+        let gate =
+            Gate { score: Score::Raw, weighting: Weighting::SparseMixer { eps: 0.01 }, ..Gate::softmax(4, 2, false) };
         let (ids, weights) = run(&gate, &[1.0, 1.01, 0.5, -3.0]);
         assert_eq!(ids, [1, 0]);
         // 1.0 is within 2 % of 1.01; nothing else is within 2 % of 1.0 once 1.01 is taken.
@@ -422,10 +424,10 @@ mod tests {
 
     #[test]
     fn of_equal_groups_the_first_stay() {
-        let groups = Groups { count: 3, keep: 2, rank: GroupRank::Best, masked: -1.0 };
+        let groups = ExpertGroups { count: 3, keep: 2, rank: GroupRank::Best, masked: -1.0 };
         let gate = Gate { score: Score::Raw, groups: Some(groups), ..Gate::softmax(6, 2, false) };
         let mut values = vec![];
-        gate.values(&[1.0, 0.0, f32::NAN, 1.0, 0.0, 1.0], &mut values);
+        gate.selection_scores(&[1.0, 0.0, f32::NAN, 1.0, 0.0, 1.0], &mut values);
         assert_eq!((values[0], values[3], values[4], values[5]), (1.0, 1.0, -1.0, -1.0));
     }
 
@@ -434,7 +436,7 @@ mod tests {
         let logits = [0.5, -1.0, 2.0, 0.0];
         for score in [Score::Raw, Score::Softmax, Score::Sigmoid] {
             let (gate, mut shares) = (Gate { score, ..Gate::softmax(4, 1, false) }, vec![]);
-            gate.shares(&logits, &mut shares);
+            gate.probabilities(&logits, &mut shares);
             assert!((shares.iter().sum::<f32>() - 1.0).abs() < 1e-6, "{score:?}");
             assert!(shares[2] > shares[0] && shares[0] > shares[3] && shares[3] > shares[1], "{score:?}");
         }
@@ -450,7 +452,7 @@ mod tests {
         assert!(Gate::softmax(4, 5, false).checked().is_err());
         assert!(Gate::softmax(4, 0, false).checked().is_err());
         let groups = |count, keep| {
-            let groups = Some(Groups { count, keep, rank: GroupRank::Best, masked: 0.0 });
+            let groups = Some(ExpertGroups { count, keep, rank: GroupRank::Best, masked: 0.0 });
             Gate { groups, ..Gate::softmax(8, 3, false) }.checked()
         };
         assert!(groups(4, 2).is_ok());

@@ -2,32 +2,32 @@
 //! in bytes, how a router's logits become a choice, and where a checkpoint keeps each of these.
 //!
 //! Nothing here holds a weight or measures time, and of files only those of a [`Trace`] and of
-//! [`Activations`] are opened.
+//! [`ExpertActivations`] are opened.
 
-mod activations;
 mod blueprint;
+mod cache_scope;
 mod expert;
+mod expert_activations;
 mod gate;
 mod ids;
-mod kind;
-mod order;
+mod number_format;
 mod residency;
 mod rng;
-mod scope;
+mod row_order;
 mod tensors;
 mod trace;
 mod units;
 
-pub use activations::{Activations, ActivationsError, Group};
-pub use blueprint::{Blueprint, ExpertNames, Geometry, MemoryNeed, Pick, Piece, TensorSpec};
-pub use expert::{ExpertLayout, LayoutError, PART_ALIGN, Part, SHARD_ALIGN};
-pub use gate::{Gate, GateError, GroupRank, Groups, Renorm, Score, Weigh};
+pub use blueprint::{Blueprint, ExpertNames, Geometry, RowPick, SequenceMemory, TensorSlice, TensorSpec};
+pub use cache_scope::CacheScope;
+pub use expert::{ExpertLayout, ExpertPart, LayoutError, PART_ALIGN, SHARD_ALIGN};
+pub use expert_activations::{Coactivation, ExpertActivations, ExpertActivationsError};
+pub use gate::{ExpertGroups, Gate, GateError, GroupRank, Renorm, Score, Weighting};
 pub use ids::{ExpertId, LayerIdx};
-pub use kind::{Kind, UnknownKind};
-pub use order::{BlockParts, GROUP, Order, UnknownOrder, deinterleave, interleave};
+pub use number_format::{NumberFormat, UnknownNumberFormat};
 pub use residency::{Presence, Residency};
 pub use rng::Rng;
-pub use scope::Scope;
+pub use row_order::{BlockParts, ROW_GROUP, RowOrder, UnknownRowOrder, deinterleave, interleave};
 pub use tensors::{TensorMeta, Tensors, TensorsError};
-pub use trace::{EXPERTS_MAX, Pass, Steps, Trace, TraceError, TraceStep, UNUSED};
+pub use trace::{EXPERTS_MAX, Steps, Trace, TraceError, TracePass, TraceStep, UNUSED};
 pub use units::parse_bytes;

@@ -1,12 +1,12 @@
-use crate::{Kind, Order};
+use crate::{NumberFormat, RowOrder};
 
 /// What a named tensor is, before any of it is read.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TensorMeta {
     /// How its numbers are stored.
-    pub kind: Kind,
+    pub kind: NumberFormat,
     /// How its rows lie beside each other.
-    pub order: Order,
+    pub order: RowOrder,
     /// Logical shape, outermost dimension first. The last dimension is whole blocks of `kind`.
     pub shape: Vec<usize>,
     /// Length in bytes: the product of the shape, in blocks.
@@ -15,11 +15,11 @@ pub struct TensorMeta {
 
 impl TensorMeta {
     /// `None` if the last dimension is not whole blocks or the size overflows.
-    pub fn new(kind: Kind, shape: Vec<usize>) -> Option<Self> {
+    pub fn new(kind: NumberFormat, shape: Vec<usize>) -> Option<Self> {
         let (cols, outer) = shape.split_last().map_or((1, &[][..]), |(c, o)| (*c, o));
         let rows = outer.iter().try_fold(1usize, |n, d| n.checked_mul(*d))?;
         let bytes = kind.matrix_bytes(rows, cols)?;
-        Some(TensorMeta { kind, order: Order::Rows, shape, bytes })
+        Some(TensorMeta { kind, order: RowOrder::Plain, shape, bytes })
     }
 }
 

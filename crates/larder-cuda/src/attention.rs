@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use larder_core::Kind;
+use larder_core::NumberFormat;
 use larder_model::{DeviceAttention, DeviceRows, DeviceTable};
 
 use crate::driver::Driver;
@@ -74,7 +74,11 @@ impl Attention {
 impl DeviceAttention for Attention {
     fn allocate(&self, form: DeviceRows) -> larder_model::Result<usize> {
         let DeviceRows { kind, heads, row, .. } = form;
-        if !matches!(kind, Kind::F32 | Kind::F16) || heads == 0 || row == 0 || !row.is_multiple_of(kind.block_bytes()) {
+        if !matches!(kind, NumberFormat::F32 | NumberFormat::F16)
+            || heads == 0
+            || row == 0
+            || !row.is_multiple_of(kind.block_bytes())
+        {
             return Err(bad(format!("the GPU cannot remember {heads} rows of {row} bytes in {kind}")).into());
         }
         let room = Room::of(&self.driver, form.bytes())?;
@@ -197,7 +201,7 @@ impl State {
     }
 
     /// That shapes fit, because nobody looks at them below. Returns how keys and values are stored.
-    fn check(&self, look: &Wanted, out: &[f32]) -> Result<[Kind; 2]> {
+    fn check(&self, look: &Wanted, out: &[f32]) -> Result<[NumberFormat; 2]> {
         let (keys, values) = (self.rows(look.keys.rows)?.form, self.rows(look.values.rows)?.form);
         let (count, end) = (look.seen.len(), look.seen.iter().map(|seen| seen.end).max().unwrap_or_default());
         let fits = |form: DeviceRows, width: usize| {

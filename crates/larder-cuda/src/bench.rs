@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use larder_core::{ExpertId, ExpertLayout, Gate, Kind};
+use larder_core::{ExpertId, ExpertLayout, Gate, NumberFormat};
 use larder_kernels::Inputs;
 use larder_model::{Activation, Call, DeviceBench, Routed};
 
@@ -127,7 +127,7 @@ impl DeviceBench for Bench {
         gate: &Gate,
         tokens: usize,
     ) -> larder_model::Result<()> {
-        let odd = layout.bias.iter().flatten().find(|bias| bias.kind != Kind::F32);
+        let odd = layout.bias.iter().flatten().find(|bias| bias.kind != NumberFormat::F32);
         if let Some(bias) = odd {
             let what = format!("biases of experts are {} here, and the GPU has kernels for f32 alone", bias.kind);
             return Err(GpuError::Unsupported(what).into());

@@ -5,7 +5,7 @@ mod lists;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use larder_core::{ExpertLayout, Part};
+use larder_core::{ExpertLayout, ExpertPart};
 use larder_kernels::Inputs;
 use larder_model::Activation;
 
@@ -45,7 +45,7 @@ impl Activations {
     }
 
     /// As weights of this part take them.
-    pub fn for_part(&self, part: &Part) -> u64 {
+    pub fn for_part(&self, part: &ExpertPart) -> u64 {
         if part.kind.is_float() { self.values } else { self.blocks }
     }
 }

@@ -5,7 +5,7 @@ mod look;
 
 use std::sync::Arc;
 
-use larder_core::{GROUP, Kind, Order, Part};
+use larder_core::{ExpertPart, NumberFormat, ROW_GROUP, RowOrder};
 use larder_model::Activation;
 
 use crate::driver::{Argument, Driver, Launch, Stream};
@@ -101,7 +101,7 @@ impl Bias {
 /// Products that one launch computes: all with weights of one kind.
 #[derive(Default)]
 pub struct Round {
-    kind: Option<Kind>,
+    kind: Option<NumberFormat>,
     products: Vec<Product>,
 }
 
@@ -110,7 +110,7 @@ impl Round {
     pub const BYTES: usize = 56;
 
     /// No products yet, all of this kind.
-    pub fn begin(&mut self, kind: Kind) {
+    pub fn begin(&mut self, kind: NumberFormat) {
         self.kind = Some(kind);
         self.products.clear();
     }
@@ -143,33 +143,33 @@ impl Round {
     fn kernel(&self) -> Option<&'static str> {
         let one = self.products.iter().all(|p| p.tokens <= 1);
         Some(match (self.kind?, one) {
-            (Kind::F32, _) => "f32_round",
-            (Kind::F16, _) => "f16_round",
-            (Kind::Bf16, _) => "bf16_round",
-            (Kind::Q8_0, true) => "q8_0_one",
-            (Kind::Q8_0, false) => "q8_0_many",
-            (Kind::Q4_0, true) => "q4_0_one",
-            (Kind::Q4_0, false) => "q4_0_many",
-            (Kind::Q4K, true) => "q4_k_one",
-            (Kind::Q4K, false) => "q4_k_many",
-            (Kind::Q5K, true) => "q5_k_one",
-            (Kind::Q5K, false) => "q5_k_many",
-            (Kind::Q6K, true) => "q6_k_one",
-            (Kind::Q6K, false) => "q6_k_many",
+            (NumberFormat::F32, _) => "f32_round",
+            (NumberFormat::F16, _) => "f16_round",
+            (NumberFormat::Bf16, _) => "bf16_round",
+            (NumberFormat::Q8_0, true) => "q8_0_one",
+            (NumberFormat::Q8_0, false) => "q8_0_many",
+            (NumberFormat::Q4_0, true) => "q4_0_one",
+            (NumberFormat::Q4_0, false) => "q4_0_many",
+            (NumberFormat::Q4K, true) => "q4_k_one",
+            (NumberFormat::Q4K, false) => "q4_k_many",
+            (NumberFormat::Q5K, true) => "q5_k_one",
+            (NumberFormat::Q5K, false) => "q5_k_many",
+            (NumberFormat::Q6K, true) => "q6_k_one",
+            (NumberFormat::Q6K, false) => "q6_k_many",
         })
     }
 }
 
 impl Product {
     /// With a matrix that begins there; all else is to be filled in.
-    pub fn with(part: &Part, weights: u64) -> Result<Self> {
-        let mixed = part.order == Order::Rows8 && !part.kind.is_float();
+    pub fn with(part: &ExpertPart, weights: u64) -> Result<Self> {
+        let mixed = part.order == RowOrder::Rows8 && !part.kind.is_float();
         let (rows, cols) = (word(part.rows)?, word(part.cols)?);
         Ok(Product { weights, x: 0, pick: 0, out: 0, rows, cols, tokens: 0, mixed })
     }
 
     fn groups(&self) -> u32 {
-        self.rows.div_ceil(GROUP as u32)
+        self.rows.div_ceil(ROW_GROUP as u32)
     }
 }
 
@@ -265,7 +265,7 @@ mod tests {
     fn products_are_written_as_kernels_read_them() {
         let product = Product { weights: 1, x: 2, pick: 3, out: 4, rows: 17, cols: 64, tokens: 5, mixed: true };
         let mut round = Round::default();
-        round.begin(Kind::Q4_0);
+        round.begin(NumberFormat::Q4_0);
         round.push(product);
         round.push(product);
         let mut bytes = vec![0xAA; round.bytes()];

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use larder_core::{Kind, Part};
+use larder_core::{ExpertPart, NumberFormat};
 use larder_kernels::{Inputs, Weights};
 use larder_model::{DeviceProduct, DeviceProducts};
 
@@ -33,12 +33,12 @@ struct State {
     out: Room,
     download: Download,
     /// One for each kind.
-    rounds: [Round; Kind::ALL.len()],
+    rounds: [Round; NumberFormat::ALL.len()],
 }
 
 /// A matrix on the device.
 struct Matrix {
-    part: Part,
+    part: ExpertPart,
     at: u64,
 }
 
@@ -71,7 +71,7 @@ impl DeviceProducts for Products {
 
     fn keep(&self, weights: Weights) -> larder_model::Result<usize> {
         let Weights { kind, order, rows, cols, bytes } = weights;
-        let part = Part { kind, order, rows, cols, offset: 0, bytes: bytes.len() };
+        let part = ExpertPart { kind, order, rows, cols, offset: 0, bytes: bytes.len() };
         let mut state = self.lock();
         let at = state.resident.place(bytes.len() as u64)?;
         for (i, piece) in bytes.chunks(PIECE).enumerate() {
@@ -113,13 +113,13 @@ impl State {
         let lists = picks.next_multiple_of(16);
         let (base, bytes) = self.lists.begin(lists + round.len() * Round::BYTES)?;
         let (mut end, mut out) = (0, self.out.at());
-        self.rounds.iter_mut().zip(Kind::ALL).for_each(|(round, kind)| round.begin(kind));
+        self.rounds.iter_mut().zip(NumberFormat::ALL).for_each(|(round, kind)| round.begin(kind));
         for p in round {
             let Matrix { part, at } = &self.kept[p.weights];
             let tokens = word(p.pick.map_or(all, <[u32]>::len))?;
             let pick = p.pick.map_or(0, |_| base + end as u64);
             let product = Product { x: x.for_part(part), pick, out, tokens, ..Product::with(part, *at)? };
-            let of_kind = self.rounds.iter_mut().zip(Kind::ALL).find(|(_, kind)| *kind == part.kind);
+            let of_kind = self.rounds.iter_mut().zip(NumberFormat::ALL).find(|(_, kind)| *kind == part.kind);
             of_kind.expect("every kind has a round").0.push(product);
             let chosen: &[u8] = bytemuck::cast_slice(p.pick.unwrap_or_default());
             bytes[end..][..chosen.len()].copy_from_slice(chosen);
@@ -150,7 +150,7 @@ impl State {
         let quantised = x.all_blocks().len() / BLOCK_BYTES * BLOCK == x.all_values().len();
         for p in round {
             let matrix = self.kept.get(p.weights).ok_or_else(|| bad(format!("the GPU has no matrix {}", p.weights)))?;
-            let Part { kind, rows, cols, .. } = matrix.part;
+            let ExpertPart { kind, rows, cols, .. } = matrix.part;
             let tokens = p.pick.map_or(x.tokens(), <[u32]>::len);
             let known = p.pick.is_none_or(|pick| pick.iter().all(|t| (*t as usize) < x.tokens()));
             if x.cols() != cols || p.out.len() != tokens * rows || !known {

@@ -7,15 +7,15 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use larder_cache::{Cache, Scope, Shards};
-use larder_core::{ExpertId, ExpertLayout, Gate, Geometry, Kind, LayerIdx};
+use larder_cache::{Cache, CacheScope, Shards};
+use larder_core::{ExpertId, ExpertLayout, Gate, Geometry, LayerIdx, NumberFormat};
 use larder_edge::wire::Format;
 use larder_edge::{Agreed, Bank, Crowd, Edge, Held, Machine, Machines, Manner, Options, Tls, serve};
 use larder_engine::{Routing, Streaming};
 use larder_model::{Activation, Call, Compute, ExpertPath};
 use larder_policy::eviction::{EvictionSpec, Help, Setting};
 use larder_store::StoreError;
-use larder_store::reader::{Arena, Memory};
+use larder_store::reader::{Arena, MemoryReader};
 
 const ROUNDS: usize = 4000;
 const TOP_K: usize = 8;
@@ -43,11 +43,11 @@ fn geometry(hidden: usize) -> Geometry {
 }
 
 fn cache(geometry: &Geometry) -> Cache {
-    let layout = ExpertLayout::new(geometry.hidden, geometry.inter, [Kind::F32; 3], false).expect("a layout");
-    let setting = Setting::new(geometry, geometry.experts, Scope::Global);
+    let layout = ExpertLayout::new(geometry.hidden, geometry.inter, [NumberFormat::F32; 3], false).expect("a layout");
+    let setting = Setting::new(geometry, geometry.experts, CacheScope::Global);
     let policies = "lru".parse::<EvictionSpec>().and_then(|spec| spec.make(&setting, &Help::default()));
     let (_arena, slots) = Arena::new(setting.all_slots(), layout.bytes).expect("memory");
-    let reader = Memory::new(Arc::new(vec![vec![0; layout.bytes]; geometry.experts]), 1);
+    let reader = MemoryReader::new(Arc::new(vec![vec![0; layout.bytes]; geometry.experts]), 1);
     Cache::new(geometry, &setting, policies.expect("lru"), slots, Box::new(reader), Box::new(Small(layout)))
 }
 

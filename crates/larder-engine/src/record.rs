@@ -1,7 +1,7 @@
 //! Writing down what a model chose.
 
 use half::f16;
-use larder_core::{Geometry, Pass, Trace, TraceError};
+use larder_core::{Geometry, Trace, TraceError, TracePass};
 use larder_model::{Call, Routed};
 
 /// Takes the choices of every layer and makes a trace of them, pass by pass.
@@ -57,7 +57,7 @@ impl Recorder {
         let weights = by_token(&self.weights, rows, tokens, top_k);
         let logits = if self.with_logits { by_token(&self.logits, rows, tokens, experts) } else { vec![] };
         let starts_sequence = std::mem::take(&mut self.starts_sequence);
-        let pass = Pass { ids: &ids, weights: &weights, logits: &logits, starts_sequence };
+        let pass = TracePass { ids: &ids, weights: &weights, logits: &logits, starts_sequence };
         if let Err(error) = self.trace.push(&pass) {
             self.failed.get_or_insert(error);
         }

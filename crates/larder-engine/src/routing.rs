@@ -48,7 +48,7 @@ impl Routing {
 /// What the model itself would choose by these logits, likeliest first.
 pub(crate) fn likeliest(gate: &Gate, logits: &[f32]) -> Vec<ExpertId> {
     let (mut values, mut ids) = (Vec::new(), Vec::new());
-    gate.values(logits, &mut values);
+    gate.selection_scores(logits, &mut values);
     gate.choose(&values, &mut ids);
     ids
 }

@@ -173,7 +173,7 @@ fn of_the_model(error: TierError) -> ModelError {
 
 #[cfg(test)]
 mod tests {
-    use larder_core::Kind;
+    use larder_core::NumberFormat;
     use larder_model::Activation;
 
     use super::*;
@@ -206,7 +206,7 @@ mod tests {
 
     #[test]
     fn a_bench_begins_when_it_gets_its_first_expert_and_its_outputs_are_put_beside_the_others() {
-        let layout = ExpertLayout::new(8, 8, [Kind::F32; 3], false).unwrap();
+        let layout = ExpertLayout::new(8, 8, [NumberFormat::F32; 3], false).unwrap();
         let data = vec![0; layout.bytes];
         let routed = Routed { ids: [0, 1].map(ExpertId).to_vec(), weights: vec![0.5, 0.25] };
         let gate = Gate::softmax(2, 2, false);

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread;
 
-use larder_store::{Arrivals, Fault, Header, ReadAt, Result, StoreError};
+use larder_store::{IncomingFiles, ReadAt, Result, SafetensorsHeader, StoreError, StoreErrorKind};
 
 use crate::Watch;
 use crate::client::Hub;
@@ -51,7 +51,7 @@ struct State {
 enum Place {
     Absent,
     Here(Arc<ReadAt>),
-    Failed(Fault, String),
+    Failed(StoreErrorKind, String),
 }
 
 impl Arriving {
@@ -79,7 +79,7 @@ impl Arriving {
         });
         let worker = shared.clone();
         let spawned = thread::Builder::new().name("hub".into()).spawn(move || worker.work());
-        spawned.map_err(|e| failure(Fault::Io, format!("starting a thread failed: {e}")))?;
+        spawned.map_err(|e| failure(StoreErrorKind::Io, format!("starting a thread failed: {e}")))?;
         Ok(Arriving(shared))
     }
 }
@@ -101,7 +101,8 @@ impl Shared {
     }
 
     fn index(&self, name: &str) -> Result<usize> {
-        let missing = || failure(Fault::Missing, format!("the model's files name {name}, which the hub does not list"));
+        let missing =
+            || failure(StoreErrorKind::Missing, format!("the model's files name {name}, which the hub does not list"));
         self.by_name.get(name).copied().ok_or_else(missing)
     }
 
@@ -121,7 +122,7 @@ impl Shared {
             drop(state);
             let place = match self.fetch(next, header) {
                 Ok(file) => Place::Here(file),
-                Err(e) => Place::Failed(e.fault, e.to_string()),
+                Err(e) => Place::Failed(e.kind, e.to_string()),
             };
             state = self.lock();
             state.files[next] = place;
@@ -135,8 +136,8 @@ impl Shared {
         let (remote, watch, stop) = (&self.files[i], self.watch.as_ref(), &self.stop);
         download::fetch(&Order { hub: &self.hub, url: &url, remote, watch, stop }, &path)?;
         let file = opened(&path)?;
-        if header.is_some_and(|header| Header::read_json(&file).ok() != Some(header)) {
-            return Err(StoreError::new(Fault::Mismatch, &path, "begins otherwise than the hub said before"));
+        if header.is_some_and(|header| SafetensorsHeader::read_json(&file).ok() != Some(header)) {
+            return Err(StoreError::new(StoreErrorKind::Mismatch, &path, "begins otherwise than the hub said before"));
         }
         Ok(file)
     }
@@ -144,7 +145,7 @@ impl Shared {
     /// The header of a file that is still to come.
     fn header_ahead(&self, i: usize) -> Result<Vec<u8>> {
         let (url, bytes) = (self.url(i), self.files[i].bytes);
-        let bad = |what: &str| failure(Fault::Malformed, format!("{url}: {what}"));
+        let bad = |what: &str| failure(StoreErrorKind::Malformed, format!("{url}: {what}"));
         if bytes < 8 {
             return Err(bad("is too short for a safetensors file"));
         }
@@ -172,7 +173,7 @@ impl State {
     }
 }
 
-impl Arrivals for Arriving {
+impl IncomingFiles for Arriving {
     fn header(&self, name: &str) -> Result<(u64, Vec<u8>)> {
         let i = self.0.index(name)?;
         let here = match &self.0.lock().files[i] {
@@ -180,7 +181,7 @@ impl Arrivals for Arriving {
             _ => None,
         };
         let json = match here {
-            Some(file) => Header::read_json(&file)?,
+            Some(file) => SafetensorsHeader::read_json(&file)?,
             None => self.0.header_ahead(i)?,
         };
         self.0.lock().headers[i] = Some(json.clone());
@@ -209,7 +210,7 @@ impl Arrivals for Arriving {
         outcome
     }
 
-    fn used(&self, name: &str, range: Range<u64>) -> Result<()> {
+    fn release(&self, name: &str, range: Range<u64>) -> Result<()> {
         let i = self.0.index(name)?;
         let mut state = self.0.lock();
         match state.files[i] {
@@ -222,6 +223,6 @@ impl Arrivals for Arriving {
 
 fn opened(path: &Path) -> Result<Arc<ReadAt>> {
     let file = ReadAt::open(path)?;
-    file.read_once();
+    file.use_direct_io();
     Ok(Arc::new(file))
 }

@@ -1,7 +1,7 @@
 use std::io::Read;
 use std::time::Duration;
 
-use larder_store::{Fault, Result};
+use larder_store::{Result, StoreErrorKind};
 use ureq::Agent;
 use ureq::http::{HeaderMap, Response};
 
@@ -64,10 +64,13 @@ impl Hub {
         let endpoint = endpoint.trim_end_matches('/').to_owned();
         if origin(&endpoint).is_none() {
             let what = format!("'{endpoint}' is no address of a hub; it begins with https:// or http://");
-            return Err(failure(Fault::Unsupported, what));
+            return Err(failure(StoreErrorKind::Unsupported, what));
         }
         if token.as_ref().is_some_and(|token| !token.bytes().all(|b| b.is_ascii_graphic())) {
-            return Err(failure(Fault::Unsupported, "the token holds characters that no token of the hub has"));
+            return Err(failure(
+                StoreErrorKind::Unsupported,
+                "the token holds characters that no token of the hub has",
+            ));
         }
         let agent = Agent::config_builder()
             .http_status_as_error(false)
@@ -108,7 +111,7 @@ impl Hub {
         }
         let usual = self.patience.pause * 2_u32.pow((failures - 1).min(10));
         let pause = trouble.after.unwrap_or(usual).min(PAUSE_MAX);
-        watch.pause(&trouble.error.what, pause);
+        watch.pause(&trouble.error.message, pause);
         std::thread::sleep(pause);
         Ok(())
     }
@@ -132,7 +135,10 @@ impl Hub {
                 301 | 302 | 303 | 307 | 308 => {
                     let location = header("location").unwrap_or_default();
                     at = redirected(&at, location).ok_or_else(|| {
-                        Trouble::lasting(Fault::Io, format!("{url}: is said to be at '{location}', which is no place"))
+                        Trouble::lasting(
+                            StoreErrorKind::Io,
+                            format!("{url}: is said to be at '{location}', which is no place"),
+                        )
                     })?;
                 }
                 status => {
@@ -141,7 +147,7 @@ impl Hub {
                 }
             }
         }
-        Err(Trouble::lasting(Fault::Io, format!("{url}: leads from one place to the next without end")))
+        Err(Trouble::lasting(StoreErrorKind::Io, format!("{url}: leads from one place to the next without end")))
     }
 
     fn get_once(&self, url: &str, range: Option<(u64, Option<u64>)>) -> Result<Response<ureq::Body>, Trouble> {
@@ -155,7 +161,7 @@ impl Hub {
             request = request.header("Authorization", format!("Bearer {token}"));
         }
         request.call().map_err(|e| match e {
-            ureq::Error::BadUri(_) | ureq::Error::Tls(_) => Trouble::lasting(Fault::Io, format!("{url}: {e}")),
+            ureq::Error::BadUri(_) | ureq::Error::Tls(_) => Trouble::lasting(StoreErrorKind::Io, format!("{url}: {e}")),
             e => Trouble::passing(format!("{url}: {e}")),
         })
     }

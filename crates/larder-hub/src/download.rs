@@ -6,7 +6,7 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use larder_store::{Fault, Result, StoreError};
+use larder_store::{Result, StoreError, StoreErrorKind};
 
 use crate::Watch;
 use crate::client::{Answer, Hub};
@@ -41,7 +41,7 @@ pub fn fetch(order: &Order, path: &Path) -> Result<()> {
         }
     }
     let what = format!("{}: what arrived is not what the hub's checksum says, twice", order.url);
-    Err(failure(Fault::Mismatch, what))
+    Err(failure(StoreErrorKind::Mismatch, what))
 }
 
 /// A file in the making.
@@ -131,7 +131,7 @@ impl<'a> Part<'a> {
         match found {
             Some(found) if found.trim() != wanted => {
                 let what = format!("{}: sends '{found}' where '{wanted}' was to come", self.order.url);
-                Err(Trouble::lasting(Fault::Mismatch, what))
+                Err(Trouble::lasting(StoreErrorKind::Mismatch, what))
             }
             None if answer.partial => Err(Trouble::passing(format!("{}: sends some part", self.order.url))),
             _ => Ok(()),
@@ -142,7 +142,7 @@ impl<'a> Part<'a> {
         let mut buffer = vec![0; STEP_BYTES];
         while self.done < self.order.remote.bytes {
             if self.order.stop.load(Ordering::Relaxed) {
-                return Err(Trouble::lasting(Fault::Io, "the download was stopped"));
+                return Err(Trouble::lasting(StoreErrorKind::Io, "the download was stopped"));
             }
             let room = (self.order.remote.bytes - self.done).min(STEP_BYTES as u64) as usize;
             let count = match answer.body.read(&mut buffer[..room]) {

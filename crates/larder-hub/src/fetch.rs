@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use larder_store::{Checkpoint, Fault, Result, SIDECARS, StoreError, is_plain_name};
+use larder_store::{Checkpoint, Result, SIDECARS, StoreError, StoreErrorKind, is_bare_file_name};
 use rustix::fs::{FlockOperation, flock};
 
 use crate::Watch;
@@ -64,7 +64,7 @@ impl Repo {
         for name in SIDECARS {
             self.listing.get(name).map_or(Ok(()), |file| self.small(file))?;
         }
-        let names: Vec<&str> = self.listing.names().filter(|name| is_plain_name(name)).collect();
+        let names: Vec<&str> = self.listing.names().filter(|name| is_bare_file_name(name)).collect();
         if !names.contains(&"model.safetensors") {
             self.small(self.listing.get(INDEX).ok_or_else(|| self.no_checkpoint())?)?;
         }
@@ -72,7 +72,7 @@ impl Repo {
         let weights = weights.iter().map(|name| self.remote(name).cloned()).collect::<Result<Vec<_>>>()?;
         let (hub, watch) = (self.hub.clone(), self.watch.clone());
         let arriving = Arriving::start(hub, &self.folder, &self.base(), weights, watch)?;
-        Checkpoint::arriving(&self.folder, Box::new(arriving))
+        Checkpoint::incoming(&self.folder, Box::new(arriving))
     }
 
     /// Fetches one GGUF file, or all parts if it is one of several, and returns where it is.
@@ -82,24 +82,25 @@ impl Repo {
         for part in parts(name) {
             let file = self.remote(&part)?;
             let local = plain(&part);
-            if !is_plain_name(&local) {
-                return Err(failure(Fault::Unsupported, format!("'{part}' is no name of a file")));
+            if !is_bare_file_name(&local) {
+                return Err(failure(StoreErrorKind::Unsupported, format!("'{part}' is no name of a file")));
             }
             let path = self.folder.join(local);
             self.fetch(file, &path)?;
             first.get_or_insert(path);
         }
-        first.ok_or_else(|| failure(Fault::Missing, format!("{}: has no file '{name}'", self.name)))
+        first.ok_or_else(|| failure(StoreErrorKind::Missing, format!("{}: has no file '{name}'", self.name)))
     }
 
     fn remote(&self, name: &str) -> Result<&Remote> {
-        let missing = || failure(Fault::Missing, format!("{}: has no file '{name}'{}", self.name, self.ggufs()));
+        let missing =
+            || failure(StoreErrorKind::Missing, format!("{}: has no file '{name}'{}", self.name, self.ggufs()));
         self.listing.get(name).ok_or_else(missing)
     }
 
     fn no_checkpoint(&self) -> StoreError {
         let what = format!("{}: has no config.json with safetensors files{}", self.name, self.ggufs());
-        failure(Fault::Missing, what)
+        failure(StoreErrorKind::Missing, what)
     }
 
     /// The GGUF files that one could name.
@@ -121,7 +122,7 @@ impl Repo {
     fn small(&self, file: &Remote) -> Result<()> {
         if file.bytes > SMALL_MAX {
             let what = format!("{}: {} has {} bytes, more than {SMALL_MAX}", self.name, file.name, file.bytes);
-            return Err(failure(Fault::Malformed, what));
+            return Err(failure(StoreErrorKind::Malformed, what));
         }
         self.fetch(file, &self.folder.join(&file.name))
     }
@@ -156,7 +157,7 @@ fn read_all(url: &str, body: impl Read, limit: u64) -> Result<Vec<u8>, Trouble> 
     let mut bytes = Vec::new();
     body.take(limit + 1).read_to_end(&mut bytes).map_err(|e| Trouble::passing(format!("{url}: {e}")))?;
     match bytes.len() as u64 > limit {
-        true => Err(Trouble::lasting(Fault::Malformed, format!("{url}: sends more than {limit} bytes"))),
+        true => Err(Trouble::lasting(StoreErrorKind::Malformed, format!("{url}: sends more than {limit} bytes"))),
         false => Ok(bytes),
     }
 }
@@ -164,7 +165,9 @@ fn read_all(url: &str, body: impl Read, limit: u64) -> Result<Vec<u8>, Trouble> 
 fn lock(folder: &Path) -> Result<File> {
     let file = File::open(folder).map_err(|e| StoreError::io(folder, "opening", e))?;
     flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|e| match e {
-        rustix::io::Errno::WOULDBLOCK => StoreError::new(Fault::Taken, folder, "is being filled by another download"),
+        rustix::io::Errno::WOULDBLOCK => {
+            StoreError::new(StoreErrorKind::Taken, folder, "is being filled by another download")
+        }
         e => StoreError::io(folder, "locking", e.into()),
     })?;
     Ok(file)

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use larder_store::{Fault, Result};
+use larder_store::{Result, StoreErrorKind};
 use ring::digest::{Context, SHA1_FOR_LEGACY_USE_ONLY, SHA256};
 use serde::Deserialize;
 
@@ -61,7 +61,7 @@ struct Lfs {
 impl Listing {
     /// Reads the answer about the model `repo`.
     pub fn parse(repo: &str, json: &[u8]) -> Result<Self> {
-        let bad = |what: String| failure(Fault::Malformed, format!("{repo}: the hub's description {what}"));
+        let bad = |what: String| failure(StoreErrorKind::Malformed, format!("{repo}: the hub's description {what}"));
         let info: Info = serde_json::from_slice(json).map_err(|e| bad(format!("is not the JSON it should be: {e}")))?;
         if !is_hex(&info.sha, 40) && !is_hex(&info.sha, 64) {
             return Err(bad("names no commit".into()));

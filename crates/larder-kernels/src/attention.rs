@@ -7,7 +7,7 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
-use larder_core::{GROUP, Kind};
+use larder_core::{NumberFormat, ROW_GROUP};
 
 use crate::disjoint::Disjoint;
 use crate::exp::exp;
@@ -19,7 +19,7 @@ use crate::weights::Panel;
 #[derive(Clone, Copy)]
 pub struct Table<'a> {
     /// How its numbers are stored.
-    pub kind: Kind,
+    pub kind: NumberFormat,
     /// Where they lie.
     pub data: &'a [u8],
     /// Bytes from one head's first row to the next head's.
@@ -151,7 +151,7 @@ impl Few<'_> {
         let seen = |i: usize| &seen[self.pair(i).0];
         let from = (0..self.count).map(|i| seen(i).start).min().expect("a task has queries");
         let to = (0..self.count).map(|i| seen(i).end).max().expect("a task has queries");
-        let width = (to - from).next_multiple_of(GROUP);
+        let width = (to - from).next_multiple_of(ROW_GROUP);
         scores.resize(scores.len().max(self.count * width), 0.0);
 
         let mut x = [&[][..]; TOKENS];
@@ -161,8 +161,8 @@ impl Few<'_> {
         }
         let mut sums = [Sums::default(); TOKENS];
         let sums = &mut sums[..self.count];
-        for first in (from..to).step_by(GROUP) {
-            let rows = GROUP.min(to - first);
+        for first in (from..to).step_by(ROW_GROUP) {
+            let rows = ROW_GROUP.min(to - first);
             let bytes = keys.rows(self.kv, first..first + rows);
             let next = &keys.rows(self.kv, first..to)[bytes.len()..];
             let next = &next[..next.len().min(bytes.len())];
@@ -170,7 +170,7 @@ impl Few<'_> {
             let panel = Panel { kind, blocks, rows, row_bytes, interleaved: false, bytes, next };
             (self.set.floats)(&[panel], &x[..self.count], sums);
             for (scores, sums) in scores.chunks_exact_mut(width).zip(&*sums) {
-                let scores = &mut scores[first - from..][..GROUP];
+                let scores = &mut scores[first - from..][..ROW_GROUP];
                 scores.iter_mut().zip(sums).for_each(|(score, sum)| *score = sum * scale);
             }
         }
@@ -180,7 +180,7 @@ impl Few<'_> {
 
 /// Rows of floats, one after the other.
 pub(crate) struct Run<'a> {
-    pub kind: Kind,
+    pub kind: NumberFormat,
     /// Up to the last byte that counts.
     pub bytes: &'a [u8],
     /// From one row to the next.
@@ -250,7 +250,7 @@ mod tests {
     }
 
     /// As stored, and what that stands for.
-    fn stored(kind: Kind, values: &[f32]) -> (Vec<u8>, Vec<f32>) {
+    fn stored(kind: NumberFormat, values: &[f32]) -> (Vec<u8>, Vec<f32>) {
         let mut bytes = vec![0; values.len() * kind.block_bytes()];
         narrow(kind, values, &mut bytes);
         let mut back = vec![0.0; values.len()];
@@ -271,7 +271,9 @@ mod tests {
             let q = values(queries * heads * key, 0.1);
             let sinks = values(heads, 0.4);
             let seen: Vec<Range<usize>> = (start..positions).map(|at| at / 3..at + 1).collect();
-            for (sinks, kind) in [None, Some(&sinks[..])].into_iter().flat_map(|s| [(s, Kind::F32), (s, Kind::F16)]) {
+            for (sinks, kind) in
+                [None, Some(&sinks[..])].into_iter().flat_map(|s| [(s, NumberFormat::F32), (s, NumberFormat::F16)])
+            {
                 let (k, plain_k) = stored(kind, &values(kv_heads * room * key, 0.2));
                 let (v, plain_v) = stored(kind, &values(kv_heads * room * value, 0.3));
                 let row = |width: usize| width * kind.block_bytes();
@@ -311,7 +313,7 @@ mod tests {
     fn threads_and_batches_change_no_bit() {
         let (heads, kv_heads, width, queries) = (6, 3, 33, 40);
         let q = values(queries * heads * width, 0.1);
-        for kind in [Kind::F32, Kind::F16] {
+        for kind in [NumberFormat::F32, NumberFormat::F16] {
             let (k, _) = stored(kind, &values(kv_heads * queries * width, 0.2));
             let (v, _) = stored(kind, &values(kv_heads * queries * width, 0.3));
             let run = |threads: usize, range: Range<usize>| {

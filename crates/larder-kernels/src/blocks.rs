@@ -1,23 +1,23 @@
 //! Every stored format, widened to f32: the definition that all products are measured against.
 
 use half::{bf16, f16};
-use larder_core::Kind;
+use larder_core::NumberFormat;
 
 /// Widens stored values to f32.
 ///
 /// # Panics
 /// If `bytes` is not exactly `out.len()` values of `kind`.
-pub fn widen(kind: Kind, bytes: &[u8], out: &mut [f32]) {
+pub fn widen(kind: NumberFormat, bytes: &[u8], out: &mut [f32]) {
     assert_eq!(kind.row_bytes(out.len()), Some(bytes.len()), "stored row does not fit {} values", out.len());
     match kind {
-        Kind::F32 => each(bytes, out, |b: &[u8; 4], o: &mut [f32; 1]| o[0] = f32::from_le_bytes(*b)),
-        Kind::F16 => each(bytes, out, |b: &[u8; 2], o: &mut [f32; 1]| o[0] = half(*b)),
-        Kind::Bf16 => each(bytes, out, |b: &[u8; 2], o: &mut [f32; 1]| o[0] = bf16::from_le_bytes(*b).to_f32()),
-        Kind::Q8_0 => each(bytes, out, q8_0),
-        Kind::Q4_0 => each(bytes, out, q4_0),
-        Kind::Q4K => each(bytes, out, q4_k),
-        Kind::Q5K => each(bytes, out, q5_k),
-        Kind::Q6K => each(bytes, out, q6_k),
+        NumberFormat::F32 => each(bytes, out, |b: &[u8; 4], o: &mut [f32; 1]| o[0] = f32::from_le_bytes(*b)),
+        NumberFormat::F16 => each(bytes, out, |b: &[u8; 2], o: &mut [f32; 1]| o[0] = half(*b)),
+        NumberFormat::Bf16 => each(bytes, out, |b: &[u8; 2], o: &mut [f32; 1]| o[0] = bf16::from_le_bytes(*b).to_f32()),
+        NumberFormat::Q8_0 => each(bytes, out, q8_0),
+        NumberFormat::Q4_0 => each(bytes, out, q4_0),
+        NumberFormat::Q4K => each(bytes, out, q4_k),
+        NumberFormat::Q5K => each(bytes, out, q5_k),
+        NumberFormat::Q6K => each(bytes, out, q6_k),
     }
 }
 
@@ -25,13 +25,15 @@ pub fn widen(kind: Kind, bytes: &[u8], out: &mut [f32]) {
 ///
 /// # Panics
 /// If `kind` is of blocks, or `bytes` is not exactly `values.len()` values of it.
-pub fn narrow(kind: Kind, values: &[f32], bytes: &mut [u8]) {
+pub fn narrow(kind: NumberFormat, values: &[f32], bytes: &mut [u8]) {
     assert_eq!(kind.row_bytes(values.len()), Some(bytes.len()), "stored row does not fit {} values", values.len());
     match kind {
-        Kind::F32 => store(values, bytes, f32::to_le_bytes),
-        Kind::F16 => store(values, bytes, |v| f16::from_f32(v).to_le_bytes()),
-        Kind::Bf16 => store(values, bytes, |v| bf16::from_f32(v).to_le_bytes()),
-        Kind::Q8_0 | Kind::Q4_0 | Kind::Q4K | Kind::Q5K | Kind::Q6K => panic!("{kind} are blocks, not floats"),
+        NumberFormat::F32 => store(values, bytes, f32::to_le_bytes),
+        NumberFormat::F16 => store(values, bytes, |v| f16::from_f32(v).to_le_bytes()),
+        NumberFormat::Bf16 => store(values, bytes, |v| bf16::from_f32(v).to_le_bytes()),
+        NumberFormat::Q8_0 | NumberFormat::Q4_0 | NumberFormat::Q4K | NumberFormat::Q5K | NumberFormat::Q6K => {
+            panic!("{kind} are blocks, not floats")
+        }
     }
 }
 
@@ -185,11 +187,11 @@ mod tests {
     fn block_formats_agree_with_candle() {
         let values = Tensor::from_vec(noise(1024), (2, 512), &Device::Cpu).unwrap();
         for (kind, theirs) in [
-            (Kind::Q8_0, GgmlDType::Q8_0),
-            (Kind::Q4_0, GgmlDType::Q4_0),
-            (Kind::Q4K, GgmlDType::Q4K),
-            (Kind::Q5K, GgmlDType::Q5K),
-            (Kind::Q6K, GgmlDType::Q6K),
+            (NumberFormat::Q8_0, GgmlDType::Q8_0),
+            (NumberFormat::Q4_0, GgmlDType::Q4_0),
+            (NumberFormat::Q4K, GgmlDType::Q4K),
+            (NumberFormat::Q5K, GgmlDType::Q5K),
+            (NumberFormat::Q6K, GgmlDType::Q6K),
         ] {
             let stored = QTensor::quantize(&values, theirs).unwrap();
             let bytes = stored.data().unwrap();
@@ -205,9 +207,9 @@ mod tests {
     #[test]
     fn floats_widen_exactly() {
         let mut out = [0.0; 2];
-        widen(Kind::F16, &[0x00, 0x3c, 0x00, 0xc0], &mut out);
+        widen(NumberFormat::F16, &[0x00, 0x3c, 0x00, 0xc0], &mut out);
         assert_eq!(out, [1.0, -2.0]);
-        widen(Kind::Bf16, &[0x80, 0x3f, 0x00, 0xc0], &mut out);
+        widen(NumberFormat::Bf16, &[0x80, 0x3f, 0x00, 0xc0], &mut out);
         assert_eq!(out, [1.0, -2.0]);
     }
 }

@@ -13,7 +13,7 @@
 //! For floats it is [`dot`](crate::dot::dot) of the widened row.
 
 use half::bf16;
-use larder_core::Kind;
+use larder_core::NumberFormat;
 
 use crate::attention::Run;
 use crate::blocks::{half, q4_0_quants, q4_k_quants, q5_k_quants, q6_k_quants, scale_min};
@@ -36,12 +36,12 @@ fn blocks(panels: &[Panel], x: &[&[Block]], out: &mut [Sums]) {
 fn blocks_of(panel: &Panel, x: &[&[Block]], out: &mut [Sums]) {
     out.fill(Sums::default());
     let add: fn(&[u8], &[Block], f32) -> f32 = match panel.kind {
-        Kind::Q8_0 => q8_0,
-        Kind::Q4_0 => q4_0,
-        Kind::Q4K => q4_k,
-        Kind::Q5K => q5_k,
-        Kind::Q6K => q6_k,
-        Kind::F32 | Kind::F16 | Kind::Bf16 => unreachable!("floats have kernels of their own"),
+        NumberFormat::Q8_0 => q8_0,
+        NumberFormat::Q4_0 => q4_0,
+        NumberFormat::Q4K => q4_k,
+        NumberFormat::Q5K => q5_k,
+        NumberFormat::Q6K => q6_k,
+        NumberFormat::F32 | NumberFormat::F16 | NumberFormat::Bf16 => unreachable!("floats have kernels of their own"),
     };
     let each = panel.kind.block_len() / BLOCK;
     for row in 0..panel.rows {
@@ -59,8 +59,8 @@ fn blocks_of(panel: &Panel, x: &[&[Block]], out: &mut [Sums]) {
 pub fn blend(run: Run, factors: &[f32], out: &mut [f32]) {
     for (row, factor) in run.bytes.chunks(run.row_bytes).zip(factors) {
         match run.kind {
-            Kind::F32 => blend_row(row, *factor, out, f32::from_le_bytes),
-            Kind::F16 => blend_row(row, *factor, out, half),
+            NumberFormat::F32 => blend_row(row, *factor, out, f32::from_le_bytes),
+            NumberFormat::F16 => blend_row(row, *factor, out, half),
             _ => blend_row(row, *factor, out, |b| bf16::from_le_bytes(b).to_f32()),
         }
     }
@@ -126,10 +126,10 @@ fn floats_of(panel: &Panel, x: &[&[f32]], out: &mut [Sums]) {
         let bytes = panel.row(row);
         for (x, out) in x.iter().zip(&mut *out) {
             out[row] = match panel.kind {
-                Kind::F32 => dot_of(bytes.as_chunks::<4>().0, x, f32::from_le_bytes),
-                Kind::F16 => dot_of(bytes.as_chunks::<2>().0, x, half),
-                Kind::Bf16 => dot_of(bytes.as_chunks::<2>().0, x, |b| bf16::from_le_bytes(b).to_f32()),
-                Kind::Q8_0 | Kind::Q4_0 | Kind::Q4K | Kind::Q5K | Kind::Q6K => {
+                NumberFormat::F32 => dot_of(bytes.as_chunks::<4>().0, x, f32::from_le_bytes),
+                NumberFormat::F16 => dot_of(bytes.as_chunks::<2>().0, x, half),
+                NumberFormat::Bf16 => dot_of(bytes.as_chunks::<2>().0, x, |b| bf16::from_le_bytes(b).to_f32()),
+                NumberFormat::Q8_0 | NumberFormat::Q4_0 | NumberFormat::Q4K | NumberFormat::Q5K | NumberFormat::Q6K => {
                     unreachable!("blocks have kernels of their own")
                 }
             };

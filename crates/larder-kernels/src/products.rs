@@ -4,7 +4,7 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use larder_core::GROUP;
+use larder_core::ROW_GROUP;
 
 use crate::disjoint::Disjoint;
 use crate::dot::dot;
@@ -77,7 +77,7 @@ impl Product<'_> {
     }
 
     fn panels_per_task(&self, share: usize) -> usize {
-        let panel_work = GROUP * self.weights.panels().row_bytes * self.tokens();
+        let panel_work = ROW_GROUP * self.weights.panels().row_bytes * self.tokens();
         let panels = (share / panel_work.max(1)).max(1);
         if self.tokens() == 1 { panels.next_multiple_of(PANELS) } else { panels }
     }
@@ -119,7 +119,7 @@ impl Product<'_> {
     fn compute_widened(&self, panels: Range<usize>, out: &Disjoint<f32>) {
         let rows = self.weights.rows;
         let mut wide = vec![0.0; self.weights.cols];
-        for row in panels.start * GROUP..rows.min(panels.end * GROUP) {
+        for row in panels.start * ROW_GROUP..rows.min(panels.end * ROW_GROUP) {
             widen_row(self.weights, row, &mut wide);
             for t in 0..self.tokens() {
                 let x = self.x.values(self.pick.map_or(t, |pick| pick[t] as usize));
@@ -160,7 +160,7 @@ impl Product<'_> {
         }
         for ((index, panel), sums) in panels.iter().zip(stored).zip(sums.chunks(count)) {
             for (t, sums) in tokens.clone().zip(sums) {
-                let at = t * self.weights.rows + index * GROUP;
+                let at = t * self.weights.rows + index * ROW_GROUP;
                 // SAFETY: every panel is in one task, and only its rows are written here.
                 unsafe { out.slice(at, panel.rows) }.copy_from_slice(&sums[..panel.rows]);
             }

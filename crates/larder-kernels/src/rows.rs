@@ -1,13 +1,13 @@
 //! Eight rows beside each other, whichever order their bytes are in, for kernels that have a row in every lane.
 
-use larder_core::{BlockParts, GROUP, Kind};
+use larder_core::{BlockParts, NumberFormat, ROW_GROUP};
 
 use crate::set::Sums;
 use crate::weights::Panel;
 
 /// Where eight rows begin. If they are interleaved (`MIXED`), only the first pointer counts; if there are fewer, the
 /// last one stands for those that are missing.
-pub struct Rows<const MIXED: bool>([*const u8; GROUP]);
+pub struct Rows<const MIXED: bool>([*const u8; ROW_GROUP]);
 
 impl<const MIXED: bool> Rows<MIXED> {
     #[inline]
@@ -17,9 +17,9 @@ impl<const MIXED: bool> Rows<MIXED> {
 
     /// The block at `index` of all rows.
     #[inline]
-    pub fn block(&self, kind: Kind, index: usize) -> Eight<'_, MIXED> {
+    pub fn block(&self, kind: NumberFormat, index: usize) -> Eight<'_, MIXED> {
         let parts = BlockParts::of(kind).expect("kernels for blocks get blocks");
-        let at = index * kind.block_bytes() * if MIXED { GROUP } else { 1 };
+        let at = index * kind.block_bytes() * if MIXED { ROW_GROUP } else { 1 };
         Eight { rows: &self.0, at, parts }
     }
 }
@@ -27,7 +27,7 @@ impl<const MIXED: bool> Rows<MIXED> {
 /// One block of each of eight rows.
 #[derive(Clone, Copy)]
 pub struct Eight<'a, const MIXED: bool> {
-    rows: &'a [*const u8; GROUP],
+    rows: &'a [*const u8; ROW_GROUP],
     at: usize,
     parts: BlockParts,
 }
@@ -37,7 +37,7 @@ impl<const MIXED: bool> Eight<'_, MIXED> {
     #[inline]
     pub fn half_at(self, i: usize, row: usize) -> *const u8 {
         match MIXED {
-            true => self.rows[0].wrapping_add(self.at + 2 * (GROUP * i + row)),
+            true => self.rows[0].wrapping_add(self.at + 2 * (ROW_GROUP * i + row)),
             false => self.rows[row].wrapping_add(self.at + self.parts.halves_at + 2 * i),
         }
     }
@@ -47,7 +47,7 @@ impl<const MIXED: bool> Eight<'_, MIXED> {
     #[inline]
     pub fn four_at(self, i: usize, row: usize) -> *const u8 {
         match MIXED {
-            true => self.rows[0].wrapping_add(self.at + 2 * GROUP * self.parts.halves + 4 * (GROUP * i + row)),
+            true => self.rows[0].wrapping_add(self.at + 2 * ROW_GROUP * self.parts.halves + 4 * (ROW_GROUP * i + row)),
             false => self.rows[row].wrapping_add(self.at + self.parts.fours_at + 4 * i),
         }
     }

@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use larder_core::GROUP;
+use larder_core::ROW_GROUP;
 
 use crate::attention::Run;
 use crate::inputs::Block;
@@ -17,7 +17,7 @@ pub const TOKENS: usize = 16;
 pub const PANELS: usize = 2;
 
 /// The results of a panel for one token; those beyond its rows mean nothing.
-pub type Sums = [f32; GROUP];
+pub type Sums = [f32; ROW_GROUP];
 
 /// What an instruction set has kernels for. All of them give the bits of [`portable`].
 #[derive(Clone, Copy)]

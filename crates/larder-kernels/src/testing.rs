@@ -1,6 +1,6 @@
 //! Numbers for tests: always the same, and of every size.
 
-use larder_core::{BlockParts, Kind, Order, interleave};
+use larder_core::{BlockParts, NumberFormat, RowOrder, interleave};
 
 /// A stream of numbers that looks random.
 pub struct Noise(u64);
@@ -31,11 +31,11 @@ impl Noise {
     }
 
     /// Stored weights with every bit at random, but for the scales, which are finite; in plain order.
-    pub fn weights(&mut self, kind: Kind, rows: usize, cols: usize) -> Vec<u8> {
+    pub fn weights(&mut self, kind: NumberFormat, rows: usize, cols: usize) -> Vec<u8> {
         let mut bytes: Vec<u8> = match kind {
-            Kind::F32 => self.values(rows * cols).iter().flat_map(|v| v.to_le_bytes()).collect(),
-            Kind::F16 => self.values(rows * cols).iter().flat_map(|v| f16_bytes(*v)).collect(),
-            Kind::Bf16 => {
+            NumberFormat::F32 => self.values(rows * cols).iter().flat_map(|v| v.to_le_bytes()).collect(),
+            NumberFormat::F16 => self.values(rows * cols).iter().flat_map(|v| f16_bytes(*v)).collect(),
+            NumberFormat::Bf16 => {
                 self.values(rows * cols).iter().flat_map(|v| half::bf16::from_f32(*v).to_le_bytes()).collect()
             }
             _ => (0..kind.matrix_bytes(rows, cols).unwrap()).map(|_| self.bits() as u8).collect(),
@@ -57,10 +57,10 @@ fn f16_bytes(value: f32) -> [u8; 2] {
 }
 
 /// The bytes in an order, and at an address that is a multiple of nothing.
-pub fn ordered(kind: Kind, order: Order, rows: usize, cols: usize, plain: &[u8]) -> Vec<u8> {
+pub fn ordered(kind: NumberFormat, order: RowOrder, rows: usize, cols: usize, plain: &[u8]) -> Vec<u8> {
     let mut bytes = vec![0];
     bytes.extend(plain);
-    if order == Order::Rows8 {
+    if order == RowOrder::Rows8 {
         interleave(kind, rows, cols, &mut bytes[1..]);
     }
     bytes

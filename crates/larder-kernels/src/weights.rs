@@ -1,19 +1,19 @@
 //! Weights in stored form, and their rows as plain numbers.
 
-use larder_core::{BlockParts, GROUP, Kind, Order};
+use larder_core::{BlockParts, NumberFormat, ROW_GROUP, RowOrder};
 
 use crate::blocks::widen;
 
 /// Bytes of the largest block.
-const MOST_BLOCK_BYTES: usize = Kind::Q6K.block_bytes();
+const MOST_BLOCK_BYTES: usize = NumberFormat::Q6K.block_bytes();
 
 /// A weight matrix `[rows, cols]` in stored form.
 #[derive(Clone, Copy)]
 pub struct Weights<'a> {
     /// How its numbers are stored.
-    pub kind: Kind,
+    pub kind: NumberFormat,
     /// In which order its bytes are.
-    pub order: Order,
+    pub order: RowOrder,
     /// Outputs.
     pub rows: usize,
     /// Inputs.
@@ -31,7 +31,7 @@ impl<'a> Weights<'a> {
     pub(crate) fn panels(&self) -> Panels<'a> {
         let blocks = self.cols / self.kind.block_len();
         let row_bytes = blocks * self.kind.block_bytes();
-        let mixed = self.order == Order::Rows8 && !self.kind.is_float();
+        let mixed = self.order == RowOrder::Rows8 && !self.kind.is_float();
         Panels { kind: self.kind, mixed, rows: self.rows, blocks, row_bytes, bytes: self.bytes }
     }
 }
@@ -39,7 +39,7 @@ impl<'a> Weights<'a> {
 /// A matrix as rows in groups of eight.
 #[derive(Clone, Copy)]
 pub struct Panels<'a> {
-    kind: Kind,
+    kind: NumberFormat,
     mixed: bool,
     rows: usize,
     blocks: usize,
@@ -50,18 +50,18 @@ pub struct Panels<'a> {
 impl<'a> Panels<'a> {
     /// How many there are.
     pub fn count(&self) -> usize {
-        self.rows.div_ceil(GROUP)
+        self.rows.div_ceil(ROW_GROUP)
     }
 
     /// Rows `8 · index` and the seven that follow, or as many as there are.
     #[inline]
     pub fn get(&self, index: usize) -> Panel<'a> {
         let Panels { kind, mixed, blocks, row_bytes, .. } = *self;
-        let first = index * GROUP;
-        let rows = GROUP.min(self.rows - first);
+        let first = index * ROW_GROUP;
+        let rows = ROW_GROUP.min(self.rows - first);
         let (bytes, rest) = self.bytes[first * row_bytes..].split_at(rows * row_bytes);
         let next = &rest[..rest.len().min(bytes.len())];
-        Panel { kind, blocks, rows, row_bytes, interleaved: mixed && rows == GROUP, bytes, next }
+        Panel { kind, blocks, rows, row_bytes, interleaved: mixed && rows == ROW_GROUP, bytes, next }
     }
 }
 
@@ -72,28 +72,28 @@ impl<'a> Panels<'a> {
 pub fn widen_row(weights: Weights, row: usize, out: &mut [f32]) {
     weights.check();
     assert!(row < weights.rows, "row {row} of {}", weights.rows);
-    let panel = weights.panels().get(row / GROUP);
+    let panel = weights.panels().get(row / ROW_GROUP);
     if !panel.interleaved {
-        widen(weights.kind, panel.row(row % GROUP), out);
+        widen(weights.kind, panel.row(row % ROW_GROUP), out);
         return;
     }
     assert_eq!(out.len(), weights.cols, "output does not fit the shape");
     let values = weights.kind.block_len();
     for (i, out) in out.chunks_exact_mut(values).enumerate() {
-        panel.with_block(row % GROUP, i, |block| widen(weights.kind, block, out));
+        panel.with_block(row % ROW_GROUP, i, |block| widen(weights.kind, block, out));
     }
 }
 
 /// Up to eight rows that follow each other: what a kernel computes at once.
 #[derive(Clone, Copy)]
 pub struct Panel<'a> {
-    pub kind: Kind,
+    pub kind: NumberFormat,
     /// In every row.
     pub blocks: usize,
     /// 1 to 8.
     pub rows: usize,
     pub row_bytes: usize,
-    /// Whether they are as [`Order::Rows8`] says; then there are eight.
+    /// Whether they are as [`RowOrder::Rows8`] says; then there are eight.
     pub interleaved: bool,
     /// `rows · row_bytes` of them.
     pub bytes: &'a [u8],
@@ -121,7 +121,7 @@ impl<'a> Panel<'a> {
         }
         let parts = BlockParts::of(self.kind).expect("only blocks are interleaved");
         let mut block = [0; MOST_BLOCK_BYTES];
-        parts.pick(&self.bytes[index * len * GROUP..][..len * GROUP], row, &mut block[..len]);
+        parts.pick(&self.bytes[index * len * ROW_GROUP..][..len * ROW_GROUP], row, &mut block[..len]);
         take(&block[..len])
     }
 }
@@ -134,15 +134,15 @@ mod tests {
 
     #[test]
     fn rows_are_the_same_in_either_order() {
-        for kind in Kind::ALL {
+        for kind in NumberFormat::ALL {
             let (rows, cols) = (19, 2 * kind.block_len());
             let plain: Vec<u8> = (0..kind.matrix_bytes(rows, cols).unwrap()).map(|i| (i * 151 % 61) as u8).collect();
             let mut mixed = plain.clone();
             interleave(kind, rows, cols, &mut mixed);
             for row in 0..rows {
                 let (mut a, mut b) = (vec![0.0; cols], vec![1.0; cols]);
-                widen_row(Weights { kind, order: Order::Rows, rows, cols, bytes: &plain }, row, &mut a);
-                widen_row(Weights { kind, order: Order::Rows8, rows, cols, bytes: &mixed }, row, &mut b);
+                widen_row(Weights { kind, order: RowOrder::Plain, rows, cols, bytes: &plain }, row, &mut a);
+                widen_row(Weights { kind, order: RowOrder::Rows8, rows, cols, bytes: &mixed }, row, &mut b);
                 assert_eq!(a, b, "{kind}, row {row}");
             }
         }

@@ -1,5 +1,5 @@
 use larder_cache::{Counts, Ledger, Wave};
-use larder_core::{Scope, Trace};
+use larder_core::{CacheScope, Trace};
 use larder_policy::eviction::{EvictionSpec, Help, Setting};
 
 use crate::lifetimes::{LifetimeStats, ResidencyTracker};
@@ -81,7 +81,7 @@ impl ReplayResult {
 /// Replays a trace with `slots` for each layer, in one pool or apart.
 pub fn replay(
     trace: &Trace,
-    (slots, scope, scratch): (usize, Scope, usize),
+    (slots, scope, scratch): (usize, CacheScope, usize),
     spec: &EvictionSpec,
     help: &Help,
     start: InitialCache,
@@ -204,7 +204,7 @@ impl Observer for Tally {
 
 #[cfg(test)]
 mod tests {
-    use larder_core::Pass;
+    use larder_core::TracePass;
 
     use super::*;
 
@@ -213,13 +213,13 @@ mod tests {
         let mut trace = Trace::new(1, 4, 1);
         for (ids, starts_sequence) in [([0], true), ([1], false), ([0], false), ([2], false), ([0], true), ([1], false)]
         {
-            trace.push(&Pass { ids: &ids, starts_sequence, ..Pass::default() }).unwrap();
+            trace.push(&TracePass { ids: &ids, starts_sequence, ..TracePass::default() }).unwrap();
         }
         trace
     }
 
     fn run(start: InitialCache, slots: usize) -> ReplayResult {
-        replay(&trace(), (slots, Scope::Layer, 0), &"lru".parse().unwrap(), &Help::default(), start).unwrap()
+        replay(&trace(), (slots, CacheScope::Layer, 0), &"lru".parse().unwrap(), &Help::default(), start).unwrap()
     }
 
     #[test]
@@ -237,9 +237,9 @@ mod tests {
     #[test]
     fn more_experts_than_slots_come_in_waves() {
         let mut trace = Trace::new(1, 4, 3);
-        trace.push(&Pass { ids: &[0, 1, 2], ..Pass::default() }).unwrap();
+        trace.push(&TracePass { ids: &[0, 1, 2], ..TracePass::default() }).unwrap();
         let spec = "lru".parse().unwrap();
-        let all = replay(&trace, (1, Scope::Layer, 0), &spec, &Help::default(), InitialCache::Cold).unwrap();
+        let all = replay(&trace, (1, CacheScope::Layer, 0), &spec, &Help::default(), InitialCache::Cold).unwrap();
         assert_eq!((all.counts.misses, all.counts.evictions, all.tokens), (3, 2, 1));
     }
 
@@ -247,7 +247,8 @@ mod tests {
     fn impossible_capacities_are_refused() {
         let said = |slots, scratch| {
             let spec = "lru".parse().unwrap();
-            let result = replay(&trace(), (slots, Scope::Global, scratch), &spec, &Help::default(), InitialCache::Cold);
+            let result =
+                replay(&trace(), (slots, CacheScope::Global, scratch), &spec, &Help::default(), InitialCache::Cold);
             result.unwrap_err().to_string()
         };
         assert!(said(0, 0).contains("capacity of 0"));

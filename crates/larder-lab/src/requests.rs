@@ -1,7 +1,7 @@
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
-use larder_core::{Scope, Trace};
+use larder_core::{CacheScope, Trace};
 use larder_policy::eviction::{EvictionSpec, Future, Help, Setting};
 
 use crate::LabError;
@@ -85,7 +85,7 @@ impl<'a> Requests<'a> {
     }
 
     /// What policies are made for, with `slots` for each layer, in one pool or apart.
-    pub fn cache_shape(&self, slots: usize, scope: Scope, scratch: usize) -> Result<Setting, LabError> {
+    pub fn cache_shape(&self, slots: usize, scope: CacheScope, scratch: usize) -> Result<Setting, LabError> {
         if slots == 0 {
             return Err(LabError::InvalidInput("a capacity of 0 holds no expert; give at least 1 per layer".into()));
         }
@@ -100,8 +100,8 @@ impl<'a> Requests<'a> {
             return Err(LabError::InvalidInput(format!("{scratch} scratch slots are more than all {all} experts")));
         }
         let slots = match scope {
-            Scope::Layer => slots,
-            Scope::Global => slots * self.rows,
+            CacheScope::Layer => slots,
+            CacheScope::Global => slots * self.rows,
         };
         Ok(Setting { rows: self.rows, experts: self.experts, top_k: self.top_k, slots, scope, scratch })
     }

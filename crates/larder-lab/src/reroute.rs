@@ -4,7 +4,7 @@
 //! strategies by, no replacement for running the model.
 
 use larder_cache::{Ledger, Wave};
-use larder_core::{ExpertId, Gate, Pass, Scope, Trace, UNUSED};
+use larder_core::{CacheScope, ExpertId, Gate, Trace, TracePass, UNUSED};
 use larder_policy::eviction::{EvictionSpec, Help};
 use larder_policy::routing::quality::{Comparison, Quality};
 use larder_policy::routing::{Ask as Choice, Router, RoutingSpec};
@@ -20,7 +20,7 @@ pub const GATES_KEY: &str = "gates";
 /// replay through the same cache counts what happened, and how far they are from the model's own.
 pub fn reroute(
     trace: &Trace,
-    (slots, scope, scratch): (usize, Scope, usize),
+    (slots, scope, scratch): (usize, CacheScope, usize),
     eviction: &EvictionSpec,
     help: &Help,
     routing: &RoutingSpec,
@@ -50,7 +50,7 @@ pub fn reroute(
             let tokens = *passes.next().expect("sequences are whole passes") as usize;
             let ids = rerouter.pass(trace, token..token + tokens, &mut quality);
             let starts_sequence = token == range.start;
-            new.push(&Pass { ids: &ids, starts_sequence, ..Pass::default() })?;
+            new.push(&TracePass { ids: &ids, starts_sequence, ..TracePass::default() })?;
             token += tokens;
         }
     }

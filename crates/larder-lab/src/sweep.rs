@@ -1,7 +1,7 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use larder_core::{Scope, Trace};
+use larder_core::{CacheScope, Trace};
 use larder_policy::eviction::{EvictionSpec, Help, Setting};
 use larder_policy::routing::RoutingSpec;
 use larder_policy::routing::quality::Quality;
@@ -24,7 +24,7 @@ pub struct SweepAxes<'a> {
     /// Slots for each layer.
     pub slots: &'a [usize],
     /// What shares them.
-    pub scopes: &'a [Scope],
+    pub scopes: &'a [CacheScope],
     /// Slots beside them, for all layers together.
     pub scratch: usize,
 }
@@ -74,7 +74,7 @@ pub struct SweepCell {
     /// Its spec.
     pub policy: String,
     /// What shared a pool.
-    pub scope: Scope,
+    pub scope: CacheScope,
     /// Slots for each layer.
     pub slots: usize,
     /// Slots beside them, for all layers together.
@@ -212,7 +212,7 @@ mod tests {
     fn axes<'a>(
         policies: &'a [EvictionSpec],
         slots: &'a [usize],
-        scopes: &'a [Scope],
+        scopes: &'a [CacheScope],
         scratch: usize,
     ) -> SweepAxes<'a> {
         SweepAxes { policies, routings: &[], slots, scopes, scratch }
@@ -227,9 +227,13 @@ mod tests {
         let policies = ["lru".parse().unwrap()];
         let help = Help::default();
         for start in [InitialCache::Cold, InitialCache::Carried] {
-            let sweep =
-                ReplaySweep::new(&trace, &axes(&policies, &[2, 5], &[Scope::Layer, Scope::Global], 1), &help, start)
-                    .unwrap();
+            let sweep = ReplaySweep::new(
+                &trace,
+                &axes(&policies, &[2, 5], &[CacheScope::Layer, CacheScope::Global], 1),
+                &help,
+                start,
+            )
+            .unwrap();
             let told = AtomicU64::new(0);
             let one = sweep.run(1, &|n| _ = told.fetch_add(n, Ordering::Relaxed)).unwrap();
             assert_eq!(told.into_inner(), sweep.work());
@@ -251,7 +255,7 @@ mod tests {
     #[test]
     fn a_capacity_of_nothing_is_refused_before_anything_runs() {
         let trace = SyntheticRouting::default().generate().unwrap();
-        let axes = axes(&[], &[4, 0], &[Scope::Layer], 0);
+        let axes = axes(&[], &[4, 0], &[CacheScope::Layer], 0);
         let sweep = ReplaySweep::new(&trace, &axes, &Help::default(), InitialCache::Cold).map(drop);
         assert!(sweep.unwrap_err().to_string().contains("capacity of 0"));
     }

@@ -1,4 +1,4 @@
-use larder_core::{EXPERTS_MAX, Pass, Trace};
+use larder_core::{EXPERTS_MAX, Trace, TracePass};
 
 use crate::{LabError, Rng};
 
@@ -69,7 +69,7 @@ impl SyntheticRouting {
                         last[row].iter().map(|place| popular[row][*place]).collect::<Vec<_>>()
                     })
                     .collect();
-                trace.push(&Pass { ids: &ids, starts_sequence: token == 0, ..Pass::default() })?;
+                trace.push(&TracePass { ids: &ids, starts_sequence: token == 0, ..TracePass::default() })?;
             }
         }
         trace.meta = self.meta();

@@ -108,7 +108,7 @@ pub fn blueprint(config: &Value) -> Result<Blueprint> {
         resident: weights.asked(),
         vocab: stack.vocab,
         context: stack.context,
-        memory: stack.layers.iter().map(|l| l.mixer.memory()).sum(),
+        sequence_memory: stack.layers.iter().map(|l| l.mixer.memory()).sum(),
     })
 }
 

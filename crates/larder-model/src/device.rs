@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use larder_core::{ExpertId, ExpertLayout, Gate, Kind};
+use larder_core::{ExpertId, ExpertLayout, Gate, NumberFormat};
 use larder_kernels::{Inputs, Look, Weights};
 
 use crate::error::Result;
@@ -84,7 +84,7 @@ pub trait DeviceAttention: Send + Sync {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DeviceRows {
     /// How numbers are stored.
-    pub kind: Kind,
+    pub kind: NumberFormat,
     /// How many are remembered at each position.
     pub heads: usize,
     /// Positions that fit.

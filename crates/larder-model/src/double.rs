@@ -4,7 +4,7 @@ mod attention;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use larder_core::{Kind, Order};
+use larder_core::{NumberFormat, RowOrder};
 use larder_kernels::{Inputs, Pool, Product, Weights, products};
 
 use crate::device::{DeviceProduct, DeviceProducts};
@@ -29,8 +29,8 @@ struct State {
 }
 
 struct Kept {
-    kind: Kind,
-    order: Order,
+    kind: NumberFormat,
+    order: RowOrder,
     rows: usize,
     cols: usize,
     bytes: Vec<u8>,

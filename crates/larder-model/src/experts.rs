@@ -107,7 +107,7 @@ pub fn route(call: &Call) -> Routed {
     let mut routed = Routed::default();
     let (mut values, mut ids, mut weights) = (Vec::new(), Vec::new(), Vec::new());
     for logits in call.logits.chunks_exact(call.gate.experts) {
-        call.gate.values(logits, &mut values);
+        call.gate.selection_scores(logits, &mut values);
         call.gate.choose(&values, &mut ids);
         call.gate.weights(logits, &ids, &mut weights);
         routed.ids.extend_from_slice(&ids);

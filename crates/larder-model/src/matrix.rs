@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use candle_core::{CpuStorage, Device, Storage, Tensor};
-use larder_core::{Kind, Order};
+use larder_core::{NumberFormat, RowOrder};
 use larder_kernels::{Inputs, Product, Weights as Stored};
 
 use crate::bytes::Bytes;
@@ -15,8 +15,8 @@ use crate::error::Result;
 /// A weight matrix `[rows, cols]` in stored form, in memory. Cloning shares the bytes.
 #[derive(Clone)]
 pub struct Matrix {
-    kind: Kind,
-    order: Order,
+    kind: NumberFormat,
+    order: RowOrder,
     rows: usize,
     cols: usize,
     bytes: Arc<Bytes>,
@@ -29,7 +29,14 @@ thread_local! {
 
 impl Matrix {
     /// Products with it are computed by `compute`. The caller guarantees `kind.matrix_bytes(rows, cols)` bytes.
-    pub fn new(kind: Kind, order: Order, rows: usize, cols: usize, bytes: Arc<Bytes>, compute: Arc<Compute>) -> Self {
+    pub fn new(
+        kind: NumberFormat,
+        order: RowOrder,
+        rows: usize,
+        cols: usize,
+        bytes: Arc<Bytes>,
+        compute: Arc<Compute>,
+    ) -> Self {
         Matrix { kind, order, rows, cols, bytes, compute }
     }
 
@@ -43,7 +50,7 @@ impl Matrix {
     }
 
     /// In which format it is stored.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> NumberFormat {
         self.kind
     }
 
@@ -62,7 +69,7 @@ impl Matrix {
 
 /// A weight matrix `[rows, cols]` where products with it are computed.
 pub struct Placed {
-    kind: Kind,
+    kind: NumberFormat,
     rows: usize,
     cols: usize,
     place: Place,
@@ -70,7 +77,7 @@ pub struct Placed {
 }
 
 enum Place {
-    Memory(Order, Arc<Bytes>),
+    Memory(RowOrder, Arc<Bytes>),
     /// By the number that the device knows it by.
     Device(Arc<dyn DeviceProducts>, usize),
 }
@@ -212,8 +219,8 @@ mod tests {
     fn matrix(rows: usize, cols: usize, seed: usize, compute: &Arc<Compute>) -> Matrix {
         let value = |i: usize| ((i * 37 + seed * 11) % 101) as f32 / 101.0 - 0.5;
         let mut bytes = Bytes::zeroed(rows * cols * 4);
-        larder_kernels::narrow(Kind::F32, &(0..rows * cols).map(value).collect::<Vec<_>>(), &mut bytes);
-        Matrix::new(Kind::F32, Order::best(Kind::F32), rows, cols, Arc::new(bytes), compute.clone())
+        larder_kernels::narrow(NumberFormat::F32, &(0..rows * cols).map(value).collect::<Vec<_>>(), &mut bytes);
+        Matrix::new(NumberFormat::F32, RowOrder::best(NumberFormat::F32), rows, cols, Arc::new(bytes), compute.clone())
     }
 
     fn x(shape: &[usize]) -> Tensor {

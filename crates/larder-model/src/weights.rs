@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use candle_core::{Device, Tensor};
-use larder_core::{Kind, Order, TensorMeta, TensorSpec, Tensors, interleave};
+use larder_core::{NumberFormat, RowOrder, TensorMeta, TensorSpec, Tensors, interleave};
 
 use crate::bytes::Bytes;
 use crate::compute::Compute;
@@ -40,7 +40,14 @@ impl<'a> Weights<'a> {
     pub fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<Matrix> {
         match self.bytes(name, &[rows, cols], true)? {
             Some((meta, bytes)) => Ok(self.arranged(&meta, rows, cols, bytes)),
-            None => Ok(Matrix::new(Kind::F32, Order::Rows, 0, cols, Arc::new(Bytes::zeroed(0)), self.compute.clone())),
+            None => Ok(Matrix::new(
+                NumberFormat::F32,
+                RowOrder::Plain,
+                0,
+                cols,
+                Arc::new(Bytes::zeroed(0)),
+                self.compute.clone(),
+            )),
         }
     }
 
@@ -86,7 +93,7 @@ impl<'a> Weights<'a> {
         if self.source.is_none() {
             return Ok([vec![], vec![]]);
         }
-        let kind = if matrix.kind().is_float() { matrix.kind() } else { Kind::F16 };
+        let kind = if matrix.kind().is_float() { matrix.kind() } else { NumberFormat::F16 };
         let mut split = [Vec::with_capacity(heads), Vec::with_capacity(heads)];
         let mut head = vec![0.0; per_head * cols];
         for at in 0..heads {
@@ -100,16 +107,16 @@ impl<'a> Weights<'a> {
     }
 
     /// A matrix of floats, which `kind` holds.
-    fn floats(&self, kind: Kind, rows: usize, cols: usize, values: &[f32]) -> Matrix {
+    fn floats(&self, kind: NumberFormat, rows: usize, cols: usize, values: &[f32]) -> Matrix {
         let mut bytes = Bytes::zeroed(values.len() * kind.block_bytes());
         larder_kernels::narrow(kind, values, &mut bytes);
-        let meta = TensorMeta { kind, order: Order::Rows, shape: vec![rows, cols], bytes: bytes.len() };
+        let meta = TensorMeta { kind, order: RowOrder::Plain, shape: vec![rows, cols], bytes: bytes.len() };
         self.arranged(&meta, rows, cols, bytes)
     }
 
     /// In the order in which products are fastest.
     fn arranged(&self, meta: &TensorMeta, rows: usize, cols: usize, mut bytes: Bytes) -> Matrix {
-        let order = Order::best(meta.kind);
+        let order = RowOrder::best(meta.kind);
         if meta.order != order {
             interleave(meta.kind, rows, cols, &mut bytes);
         }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use larder_core::{ExpertId, ExpertLayout, Part};
+use larder_core::{ExpertId, ExpertLayout, ExpertPart};
 use larder_kernels::{Inputs, Product, Weights};
 
 use crate::compute::Compute;
@@ -148,12 +148,12 @@ impl Workbench {
     }
 }
 
-fn weights<'a>(part: &Part, data: &'a [u8]) -> Weights<'a> {
+fn weights<'a>(part: &ExpertPart, data: &'a [u8]) -> Weights<'a> {
     Weights { kind: part.kind, order: part.order, rows: part.rows, cols: part.cols, bytes: part.of(data) }
 }
 
 /// To each expert's rows its own bias.
-fn add_biases(part: &Part, group: &[(ExpertId, &[u8])], counts: &[usize], mut out: &mut [f32]) {
+fn add_biases(part: &ExpertPart, group: &[(ExpertId, &[u8])], counts: &[usize], mut out: &mut [f32]) {
     let mut bias = vec![0.0; part.cols];
     for ((_, data), n) in group.iter().zip(counts) {
         larder_kernels::widen(part.kind, part.of(data), &mut bias);
@@ -179,7 +179,7 @@ fn front_mut<'a, T>(rest: &mut &'a mut [T], n: usize) -> &'a mut [T] {
 
 #[cfg(test)]
 mod tests {
-    use larder_core::{Gate, Kind, LayerIdx};
+    use larder_core::{Gate, LayerIdx, NumberFormat};
 
     use super::*;
     use crate::nn::Activation;
@@ -198,10 +198,10 @@ mod tests {
 
     /// The definition, one place at a time.
     fn plainly(layout: &ExpertLayout, data: &[u8], act: Activation, x: &[f32]) -> Vec<f32> {
-        let floats = |part: &Part| -> Vec<f32> {
+        let floats = |part: &ExpertPart| -> Vec<f32> {
             part.of(data).as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
         };
-        let product = |part: &Part, x: &[f32]| -> Vec<f32> {
+        let product = |part: &ExpertPart, x: &[f32]| -> Vec<f32> {
             let w = floats(part);
             w.chunks_exact(part.cols).map(|row| row.iter().zip(x).map(|(a, b)| a * b).sum()).collect()
         };
@@ -215,7 +215,7 @@ mod tests {
     #[test]
     fn groups_and_batches_follow_the_definition() {
         let (hidden, inter, experts, k, tokens) = (24, 16, 5, 2, 7);
-        let layout = ExpertLayout::new(hidden, inter, [Kind::F32; 3], true).unwrap();
+        let layout = ExpertLayout::new(hidden, inter, [NumberFormat::F32; 3], true).unwrap();
         let data: Vec<Vec<u8>> = (0..experts).map(|e| expert(&layout, e)).collect();
         let x: Vec<f32> = (0..tokens * hidden).map(|i| (i as f32 * 0.3).cos()).collect();
         let ids: Vec<ExpertId> = (0..tokens * k).map(|i| ExpertId(((i / k * 3 + i % k) % experts) as u16)).collect();

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use larder_core::{Activations, Geometry, Group};
+use larder_core::{Coactivation, ExpertActivations, Geometry};
 
 use crate::problem::asked;
 use crate::{
@@ -34,7 +34,7 @@ impl Wire {
 #[derive(Clone, Copy, Debug)]
 pub struct Asked<'a> {
     /// Its statistics.
-    pub activations: &'a Activations,
+    pub activations: &'a ExpertActivations,
     /// How much of all tokens go through it, beside the shares of the others.
     pub share: f64,
 }
@@ -180,7 +180,7 @@ impl<'a> Machines<'a> {
     }
 }
 
-fn model(activations: &Activations, wire: Wire) -> Model {
+fn model(activations: &ExpertActivations, wire: Wire) -> Model {
     let Geometry { moe_layers, experts, top_k, hidden, inter, .. } = &activations.geometry;
     Model {
         name: activations.model.clone(),
@@ -208,7 +208,10 @@ fn demands(asked: &[Asked]) -> Result<Vec<Demand>, EdgeError> {
     }
     let demand = |(model, asked): (usize, &Asked)| {
         let tokens = asked.activations.tokens as f64;
-        let likely = |Group(experts, count): &Group| Likely { experts: experts.clone(), share: *count as f64 / tokens };
+        let likely = |Coactivation(experts, count): &Coactivation| Likely {
+            experts: experts.clone(),
+            share: *count as f64 / tokens,
+        };
         let rows = asked.activations.layers.iter().map(|groups| groups.iter().map(likely).collect()).collect();
         Demand { model, share: asked.share / sum, rows: Arc::new(rows) }
     };

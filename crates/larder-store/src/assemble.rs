@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use larder_core::{Blueprint, ExpertId, ExpertLayout, ExpertNames, Geometry, Kind, LayerIdx, Piece};
+use larder_core::{Blueprint, ExpertId, ExpertLayout, ExpertNames, Geometry, LayerIdx, NumberFormat, TensorSlice};
 
 use crate::{
-    error::{Fault, Result, StoreError},
-    experts::Experts,
-    piece::{Form, Found, Scratch, Which, choose_kind},
+    error::{Result, StoreError, StoreErrorKind},
+    expert_source::ExpertSource,
     source::Source,
+    tensor_slice::{AssemblyBuffers, ExpertRef, LocatedSlice, PartShape, choose_format},
 };
 
 /// More experts per layer than an [`ExpertId`] can count.
@@ -25,18 +25,18 @@ pub struct Assembler<'a> {
 
 impl<'a> Assembler<'a> {
     /// Checks every expert's tensors against the blueprint and fixes the layouts; `wanted` of `None` keeps the kinds.
-    pub fn new(source: &'a dyn Source, blueprint: &Blueprint, wanted: Option<Kind>) -> Result<Self> {
+    pub fn new(source: &'a dyn Source, blueprint: &Blueprint, wanted: Option<NumberFormat>) -> Result<Self> {
         let geometry = blueprint.geometry.clone();
         let names = source.expert_names().unwrap_or_else(|| blueprint.experts.clone());
         if geometry.experts == 0 || geometry.experts > MAX_EXPERTS {
             let what = format!("asks for {} experts per layer", geometry.experts);
-            return Err(StoreError::new(Fault::Unsupported, source.path(), what));
+            return Err(StoreError::new(StoreErrorKind::Unsupported, source.path(), what));
         }
         if geometry.hidden == 0 || geometry.inter == 0 || geometry.moe_layers.is_empty() {
-            return Err(StoreError::new(Fault::Unsupported, source.path(), "is a model without experts"));
+            return Err(StoreError::new(StoreErrorKind::Unsupported, source.path(), "is a model without experts"));
         }
         if geometry.bias && names.bias.is_none() {
-            return Err(StoreError::new(Fault::Missing, source.path(), "has no biases for its experts"));
+            return Err(StoreError::new(StoreErrorKind::Missing, source.path(), "has no biases for its experts"));
         }
         let mut assembler = Assembler { source, geometry, names, layouts: BTreeMap::new(), notes: Vec::new() };
         for layer in assembler.geometry.moe_layers.clone() {
@@ -56,15 +56,21 @@ impl<'a> Assembler<'a> {
         &self.layouts
     }
 
-    /// Fills `into` with one expert, as [`Experts::read_expert`] does.
-    pub fn expert(&self, layer: LayerIdx, expert: ExpertId, into: &mut [u8], scratch: &mut Scratch) -> Result<()> {
+    /// Fills `into` with one expert, as [`ExpertSource::read_expert`] does.
+    pub fn assemble(
+        &self,
+        layer: LayerIdx,
+        expert: ExpertId,
+        into: &mut [u8],
+        scratch: &mut AssemblyBuffers,
+    ) -> Result<()> {
         let layout = self.layout(layer);
         assert_eq!(into.len(), layout.bytes, "a buffer of the layout's length");
         let mut end = 0;
-        for ((_, part), (piece, form)) in layout.parts().zip(self.pieces()) {
+        for ((_, part), (piece, shape)) in layout.parts().zip(self.pieces()) {
             into[end..part.offset].fill(0);
             end = part.offset + part.bytes;
-            let found = Found::locate(self.source, piece, self.which(layer, expert), form)?;
+            let found = LocatedSlice::locate(self.source, piece, self.expert_ref(layer, expert), shape)?;
             found.fill(part.kind, &mut into[part.offset..end], scratch)?;
         }
         into[end..].fill(0);
@@ -72,38 +78,38 @@ impl<'a> Assembler<'a> {
     }
 
     /// When the last of an expert's bytes comes, if its model is still on its way.
-    pub(crate) fn arrival(&self, layer: LayerIdx, expert: ExpertId) -> Option<usize> {
-        self.pieces().filter_map(|(piece, _)| self.source.arrival(&piece.tensor(layer, expert))).max()
+    pub(crate) fn download_rank(&self, layer: LayerIdx, expert: ExpertId) -> Option<usize> {
+        self.pieces().filter_map(|(piece, _)| self.source.download_rank(&piece.tensor_name(layer, expert))).max()
     }
 
     /// Tells the source that an expert is done with.
-    pub(crate) fn used(&self, layer: LayerIdx, expert: ExpertId) -> Result<()> {
-        for (piece, form) in self.pieces() {
-            let found = Found::locate(self.source, piece, self.which(layer, expert), form)?;
-            self.source.used(&found.name, found.offset, found.bytes)?;
+    pub(crate) fn release(&self, layer: LayerIdx, expert: ExpertId) -> Result<()> {
+        for (piece, shape) in self.pieces() {
+            let found = LocatedSlice::locate(self.source, piece, self.expert_ref(layer, expert), shape)?;
+            self.source.release(&found.name, found.offset, found.bytes)?;
         }
         Ok(())
     }
 
     /// The pieces of an expert and their shapes, in the order of [`ExpertLayout::parts`].
-    fn pieces(&self) -> impl Iterator<Item = (&Piece, Form)> {
+    fn pieces(&self) -> impl Iterator<Item = (&TensorSlice, PartShape)> {
         let Geometry { hidden, inter, bias, .. } = self.geometry;
         let biases = self.names.bias.iter().filter(move |_| bias).flatten();
-        let lengths = [inter, inter, hidden].map(Form::Vector);
+        let lengths = [inter, inter, hidden].map(PartShape::Vector);
         let matrices = [
-            (&self.names.gate, Form::Matrix(inter, hidden)),
-            (&self.names.up, Form::Matrix(inter, hidden)),
-            (&self.names.down, Form::Matrix(hidden, inter)),
+            (&self.names.gate, PartShape::Matrix(inter, hidden)),
+            (&self.names.up, PartShape::Matrix(inter, hidden)),
+            (&self.names.down, PartShape::Matrix(hidden, inter)),
         ];
         matrices.into_iter().chain(biases.zip(lengths))
     }
 
-    fn which(&self, layer: LayerIdx, expert: ExpertId) -> Which {
-        Which { layer, expert, of: self.geometry.experts }
+    fn expert_ref(&self, layer: LayerIdx, expert: ExpertId) -> ExpertRef {
+        ExpertRef { layer, expert, experts: self.geometry.experts }
     }
 
     /// The layout of a layer, whose experts must all agree on it.
-    fn check_layer(&mut self, layer: LayerIdx, wanted: Option<Kind>) -> Result<ExpertLayout> {
+    fn check_layer(&mut self, layer: LayerIdx, wanted: Option<NumberFormat>) -> Result<ExpertLayout> {
         let first = self.check_expert(layer, ExpertId(0), wanted)?;
         for e in 1..self.geometry.experts {
             let kinds = self.check_expert(layer, ExpertId(e as u16), wanted)?;
@@ -114,24 +120,31 @@ impl<'a> Assembler<'a> {
                     first[i],
                     kinds[i]
                 );
-                return Err(StoreError::new(Fault::Mismatch, self.source.path(), what));
+                return Err(StoreError::new(StoreErrorKind::Mismatch, self.source.path(), what));
             }
         }
         let Geometry { hidden, inter, bias, .. } = self.geometry;
         ExpertLayout::new(hidden, inter, first, bias)
-            .map_err(|e| StoreError::new(Fault::Unsupported, self.source.path(), e.to_string()))
+            .map_err(|e| StoreError::new(StoreErrorKind::Unsupported, self.source.path(), e.to_string()))
     }
 
     /// The kinds of gate, up and down of one expert.
-    fn check_expert(&mut self, layer: LayerIdx, expert: ExpertId, wanted: Option<Kind>) -> Result<[Kind; 3]> {
-        let mut kinds = [Kind::F32; 3];
+    fn check_expert(
+        &mut self,
+        layer: LayerIdx,
+        expert: ExpertId,
+        wanted: Option<NumberFormat>,
+    ) -> Result<[NumberFormat; 3]> {
+        let mut kinds = [NumberFormat::F32; 3];
         let mut notes = Vec::new();
-        for (i, (piece, form)) in self.pieces().enumerate() {
-            let found = Found::locate(self.source, piece, self.which(layer, expert), form)?;
-            match form {
-                Form::Vector(_) => drop(choose_kind(self.source, &found.name, found.kind, Some(Kind::F32), 1)?),
-                Form::Matrix(_, cols) => {
-                    let (kind, fallback) = choose_kind(self.source, &found.name, found.kind, wanted, cols)?;
+        for (i, (piece, shape)) in self.pieces().enumerate() {
+            let found = LocatedSlice::locate(self.source, piece, self.expert_ref(layer, expert), shape)?;
+            match shape {
+                PartShape::Vector(_) => {
+                    choose_format(self.source, &found.name, found.kind, Some(NumberFormat::F32), 1)?;
+                }
+                PartShape::Matrix(_, cols) => {
+                    let (kind, fallback) = choose_format(self.source, &found.name, found.kind, wanted, cols)?;
                     kinds[i] = kind;
                     if let Some(wanted) = wanted.filter(|_| fallback) {
                         let part = ["gate", "up", "down"][i];
@@ -148,13 +161,13 @@ impl<'a> Assembler<'a> {
     }
 }
 
-impl Experts for Assembler<'_> {
+impl ExpertSource for Assembler<'_> {
     fn layout(&self, layer: LayerIdx) -> &ExpertLayout {
         &self.layouts[&layer]
     }
 
     fn read_expert(&self, layer: LayerIdx, expert: ExpertId, into: &mut [u8]) -> Result<()> {
-        self.expert(layer, expert, into, &mut Scratch::default())
+        self.assemble(layer, expert, into, &mut AssemblyBuffers::default())
     }
 }
 

@@ -1,25 +1,25 @@
 //! How a tensor of any kind is written down in a file that knows only plain dtypes.
 
-use larder_core::{Kind, Order, TensorMeta};
+use larder_core::{NumberFormat, RowOrder, TensorMeta};
 
 /// Kind and logical shape as one line of metadata, for example `q8_0 1408x2048`.
-pub(crate) fn describe(kind: Kind, shape: &[usize]) -> String {
+pub(crate) fn describe(kind: NumberFormat, shape: &[usize]) -> String {
     let dims: Vec<String> = shape.iter().map(usize::to_string).collect();
     format!("{kind} {}", dims.join("x"))
 }
 
 /// The same with the order of its rows, if they do not lie one after the other: `q8_0 1408x2048 rows8`.
-pub(crate) fn describe_all(meta: &TensorMeta) -> String {
+pub(crate) fn describe_with_order(meta: &TensorMeta) -> String {
     let plain = describe(meta.kind, &meta.shape);
-    if meta.order == Order::Rows { plain } else { format!("{plain} {}", meta.order) }
+    if meta.order == RowOrder::Plain { plain } else { format!("{plain} {}", meta.order) }
 }
 
-/// The tensor that [`describe_all`] wrote, or `None` if the text is none of its.
+/// The tensor that [`describe_with_order`] wrote, or `None` if the text is none of its.
 pub(crate) fn parse(text: &str) -> Option<TensorMeta> {
     let (kind, rest) = text.split_once(' ')?;
     if let Some((dims, order)) = rest.split_once(' ') {
         let meta = parse(&format!("{kind} {dims}"))?;
-        let order = order.parse().ok().filter(|o| *o == Order::best(meta.kind) && meta.shape.len() == 2)?;
+        let order = order.parse().ok().filter(|o| *o == RowOrder::best(meta.kind) && meta.shape.len() == 2)?;
         return Some(TensorMeta { order, ..meta });
     }
     let dims = rest;
@@ -42,12 +42,14 @@ mod tests {
 
     #[test]
     fn descriptions_read_back() {
-        for (kind, shape) in [(Kind::Q8_0, vec![3, 64]), (Kind::F32, vec![]), (Kind::Bf16, vec![2, 1, 5])] {
+        for (kind, shape) in
+            [(NumberFormat::Q8_0, vec![3, 64]), (NumberFormat::F32, vec![]), (NumberFormat::Bf16, vec![2, 1, 5])]
+        {
             let meta = parse(&describe(kind, &shape)).unwrap();
             assert_eq!((meta.kind, &meta.shape), (kind, &shape));
         }
-        let mixed = TensorMeta { order: Order::Rows8, ..parse("q8_0 16x64").unwrap() };
-        assert_eq!(describe_all(&mixed), "q8_0 16x64 rows8");
+        let mixed = TensorMeta { order: RowOrder::Rows8, ..parse("q8_0 16x64").unwrap() };
+        assert_eq!(describe_with_order(&mixed), "q8_0 16x64 rows8");
         assert_eq!(parse("q8_0 16x64 rows8"), Some(mixed));
         assert_eq!(stored_shape(&parse("q8_0 3x64").unwrap()), [3, 68]);
         for text in ["", "q8_0", "q9 32", "q8_0 33", "q8_0 -1", "f32 99999999999999x99999999999999", "f32 8x8 rows8"] {

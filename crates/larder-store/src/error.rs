@@ -7,7 +7,7 @@ use larder_core::TensorsError;
 
 /// What kind of thing went wrong; the binary turns it into advice.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Fault {
+pub enum StoreErrorKind {
     /// The system refused: not found, not allowed, an I/O error.
     Io,
     /// The target's file system is full.
@@ -30,11 +30,11 @@ pub enum Fault {
 #[derive(Debug)]
 pub struct StoreError {
     /// What kind.
-    pub fault: Fault,
+    pub kind: StoreErrorKind,
     /// In which file or folder; empty if the sentence says it.
     pub path: PathBuf,
     /// The sentence, without the path.
-    pub what: String,
+    pub message: String,
 }
 
 /// The store's results.
@@ -42,40 +42,40 @@ pub type Result<T, E = StoreError> = std::result::Result<T, E>;
 
 impl StoreError {
     /// A failure of `fault` at `path`.
-    pub fn new(fault: Fault, path: &Path, what: impl Into<String>) -> Self {
-        StoreError { fault, path: path.to_owned(), what: what.into() }
+    pub fn new(kind: StoreErrorKind, path: &Path, what: impl Into<String>) -> Self {
+        StoreError { kind, path: path.to_owned(), message: what.into() }
     }
 
     /// A file that breaks its own format.
     pub fn malformed(path: &Path, what: impl Into<String>) -> Self {
-        Self::new(Fault::Malformed, path, what)
+        Self::new(StoreErrorKind::Malformed, path, what)
     }
 
     /// What the system said while `doing` something, for example `"reading"`.
     pub fn io(path: &Path, doing: &str, error: io::Error) -> Self {
-        let fault = match error.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Fault::NoSpace,
-            _ => Fault::Io,
+        let kind = match error.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => StoreErrorKind::NoSpace,
+            _ => StoreErrorKind::Io,
         };
         let said = error.to_string();
         let said = said.split(" (os error").next().unwrap_or_default().to_lowercase();
-        Self::new(fault, path, format!("{doing} failed: {said}"))
+        Self::new(kind, path, format!("{doing} failed: {said}"))
     }
 }
 
 impl fmt::Display for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         if self.path.as_os_str().is_empty() {
-            return f.write_str(&self.what);
+            return f.write_str(&self.message);
         }
-        write!(f, "{}: {}", self.path.display(), self.what)
+        write!(f, "{}: {}", self.path.display(), self.message)
     }
 }
 
 /// The text of a [`TensorsError`] names the file already.
 impl From<TensorsError> for StoreError {
     fn from(error: TensorsError) -> Self {
-        StoreError { fault: Fault::Io, path: PathBuf::new(), what: error.0 }
+        StoreError { kind: StoreErrorKind::Io, path: PathBuf::new(), message: error.0 }
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
 
 use crate::{
     direct::{DirectFile, WORTHWHILE_BYTES},
-    error::{Fault, Result, StoreError},
+    error::{Result, StoreError, StoreErrorKind},
 };
 
 /// A file that is only read, at given offsets. Its length is taken once; reads beyond it are refused, and a file that
@@ -27,7 +27,7 @@ impl ReadAt {
         let file = File::open(path).map_err(|e| StoreError::io(path, "opening", e))?;
         let meta = file.metadata().map_err(|e| StoreError::io(path, "opening", e))?;
         if !meta.is_file() {
-            return Err(StoreError::new(Fault::Unsupported, path, "is not a regular file"));
+            return Err(StoreError::new(StoreErrorKind::Unsupported, path, "is not a regular file"));
         }
         Ok(ReadAt { file, path: path.to_owned(), len: meta.len(), direct: OnceLock::new() })
     }
@@ -48,12 +48,12 @@ impl ReadAt {
     }
 
     /// From now on large reads go past the page cache, where the file system allows it: they come only once.
-    pub fn read_once(&self) {
+    pub fn use_direct_io(&self) {
         self.direct.get_or_init(|| DirectFile::open(&self.path));
     }
 
     /// Lets the system begin to read all of it.
-    pub fn read_soon(&self) {
+    pub fn advise_will_need(&self) {
         let _ = rustix::fs::fadvise(&self.file, 0, None, rustix::fs::Advice::WillNeed);
     }
 

@@ -2,24 +2,24 @@
 
 use std::{collections::BTreeMap, path::Path};
 
-use larder_core::{ExpertLayout, Geometry, Kind, LayerIdx, Order};
+use larder_core::{ExpertLayout, Geometry, LayerIdx, NumberFormat, RowOrder};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::{
-    convert::CONVERTING,
-    error::{Fault, Result, StoreError},
+    convert::CONVERSION_STATE,
+    error::{Result, StoreError, StoreErrorKind},
     file::read_small,
     shard::{DATA_START, checksum_of},
     source::{SIDECARS, SourceFile},
 };
 
 /// The manifest's name.
-pub const MANIFEST: &str = "larder.json";
+pub const MANIFEST_FILE: &str = "larder.json";
 /// The file of everything but the experts.
-pub const RESIDENT: &str = "resident.safetensors";
+pub const RESIDENT_FILE: &str = "resident.safetensors";
 /// The version that this larder writes, and the newest that it reads.
-pub const FORMAT: u64 = 1;
+pub const FORMAT_VERSION: u64 = 1;
 
 const MANIFEST_LIMIT: u64 = 64 << 20;
 
@@ -52,9 +52,9 @@ pub struct Manifest {
 #[serde(deny_unknown_fields)]
 pub struct ExpertFiles {
     /// How the rows of quantised matrices lie beside each other.
-    pub layout: Order,
+    pub layout: RowOrder,
     /// Kinds of gate, up and down: per MoE layer, or once if all layers agree.
-    pub kinds: Vec<[Kind; 3]>,
+    pub kinds: Vec<[NumberFormat; 3]>,
     /// Bytes of the largest expert.
     pub data_bytes: usize,
     /// Bytes of every shard.
@@ -104,13 +104,14 @@ impl Manifest {
         struct Version {
             format: u64,
         }
-        let path = store.join(MANIFEST);
+        let path = store.join(MANIFEST_FILE);
         let bytes = read_small(&path, MANIFEST_LIMIT)?.ok_or_else(|| no_manifest(store))?;
         let broken = |e: serde_json::Error| StoreError::malformed(&path, format!("is not a store's manifest: {e}"));
         let Version { format } = serde_json::from_slice(&bytes).map_err(broken)?;
-        if format > FORMAT {
-            let what = format!("has store format {format}, this larder reads up to {FORMAT}: a newer larder wrote it");
-            return Err(StoreError::new(Fault::Newer, &path, what));
+        if format > FORMAT_VERSION {
+            let what =
+                format!("has store format {format}, this larder reads up to {FORMAT_VERSION}: a newer larder wrote it");
+            return Err(StoreError::new(StoreErrorKind::Newer, &path, what));
         }
         let manifest: Manifest = serde_json::from_slice(&bytes).map_err(broken)?;
         manifest.check().map_err(|what| StoreError::malformed(&path, what))?;
@@ -171,11 +172,11 @@ impl Manifest {
 }
 
 fn no_manifest(store: &Path) -> StoreError {
-    let what = match store.join(CONVERTING).exists() {
+    let what = match store.join(CONVERSION_STATE).exists() {
         true => "is no store yet: its conversion was not finished; run the same conversion again",
         false => "is not a store: it has no larder.json",
     };
-    StoreError::new(Fault::Missing, store, what)
+    StoreError::new(StoreErrorKind::Missing, store, what)
 }
 
 #[cfg(test)]
@@ -192,15 +193,15 @@ mod tests {
             inter: 32,
             bias: false,
         };
-        let bytes = ExpertLayout::new(64, 32, [Kind::F16; 3], false).unwrap().bytes;
+        let bytes = ExpertLayout::new(64, 32, [NumberFormat::F16; 3], false).unwrap().bytes;
         Manifest {
-            format: FORMAT,
+            format: FORMAT_VERSION,
             larder: "0".into(),
             model_type: "olmoe".into(),
             geometry,
             experts: ExpertFiles {
-                layout: Order::Rows,
-                kinds: vec![[Kind::F16; 3]],
+                layout: RowOrder::Plain,
+                kinds: vec![[NumberFormat::F16; 3]],
                 data_bytes: bytes,
                 file_bytes: bytes + DATA_START,
                 checksums: vec![vec!["a".into(), "b".into()], vec!["c".into(), "d".into()]],
@@ -214,7 +215,7 @@ mod tests {
 
     fn read(bytes: &[u8]) -> Result<Manifest> {
         let dir = tempfile::tempdir().unwrap();
-        std::fs::write(dir.path().join(MANIFEST), bytes).unwrap();
+        std::fs::write(dir.path().join(MANIFEST_FILE), bytes).unwrap();
         Manifest::read(dir.path()).map(|(manifest, _)| manifest)
     }
 
@@ -238,9 +239,9 @@ mod tests {
     #[test]
     fn a_newer_format_is_told_apart_from_a_broken_one() {
         let newer = br#"{"format": 2, "something": "else"}"#;
-        assert_eq!(read(newer).unwrap_err().fault, Fault::Newer);
-        assert_eq!(read(br#"{"format": 1, "something": "else"}"#).unwrap_err().fault, Fault::Malformed);
-        assert_eq!(read(b"{").unwrap_err().fault, Fault::Malformed);
+        assert_eq!(read(newer).unwrap_err().kind, StoreErrorKind::Newer);
+        assert_eq!(read(br#"{"format": 1, "something": "else"}"#).unwrap_err().kind, StoreErrorKind::Malformed);
+        assert_eq!(read(b"{").unwrap_err().kind, StoreErrorKind::Malformed);
     }
 
     #[test]
@@ -253,7 +254,7 @@ mod tests {
             ("no experts per token", |m| m.geometry.top_k = 0),
             ("huge", |m| m.geometry.hidden = usize::MAX / 64 * 32),
             ("other width", |m| m.geometry.inter = 64),
-            ("odd width", |m| (m.geometry.inter, m.experts.kinds) = (33, vec![[Kind::Q8_0; 3]])),
+            ("odd width", |m| (m.geometry.inter, m.experts.kinds) = (33, vec![[NumberFormat::Q8_0; 3]])),
             ("other data bytes", |m| m.experts.data_bytes += 4096),
             ("kinds", |m| m.experts.kinds = vec![]),
             ("sidecar", |m| {
@@ -263,7 +264,7 @@ mod tests {
         for (name, lie) in lies {
             let mut manifest = manifest();
             lie(&mut manifest);
-            assert_eq!(read(&manifest.to_bytes()).expect_err(name).fault, Fault::Malformed);
+            assert_eq!(read(&manifest.to_bytes()).expect_err(name).kind, StoreErrorKind::Malformed);
         }
     }
 }

@@ -51,7 +51,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::error::Fault;
+    use crate::error::StoreErrorKind;
 
     #[test]
     fn results_keep_their_order_and_the_first_error_stops() {
@@ -64,10 +64,10 @@ mod tests {
             || (),
             |(), i| {
                 done.fetch_add(1, Ordering::Relaxed);
-                if i == 5 { Err(StoreError::new(Fault::Io, Path::new("p"), "five")) } else { Ok(()) }
+                if i == 5 { Err(StoreError::new(StoreErrorKind::Io, Path::new("p"), "five")) } else { Ok(()) }
             },
         );
-        assert_eq!(error.unwrap_err().what, "five");
+        assert_eq!(error.unwrap_err().message, "five");
         assert!(done.into_inner() < 1000);
     }
 }

@@ -1,7 +1,7 @@
 //! Between f32 values and the number formats that larder can write: rounding as ggml's reference does it, bit for bit.
 
 use half::{f16, slice::HalfFloatSliceExt};
-use larder_core::Kind;
+use larder_core::NumberFormat;
 
 /// Values per step of a float conversion, which goes through a buffer on the stack to need no alignment.
 const STEP: usize = 512;
@@ -11,45 +11,47 @@ const BLOCK: usize = 32;
 /// A value that the wanted format cannot hold.
 #[derive(Clone, Copy, PartialEq, Debug, thiserror::Error)]
 #[error("the value {value}, which {kind} cannot hold")]
-pub struct Unfit {
+pub struct ValueOutOfRange {
     /// The value.
     pub value: f32,
     /// The wanted format.
-    pub kind: Kind,
+    pub kind: NumberFormat,
 }
 
-/// Whether [`narrow`] can write `kind`.
-pub fn can_write(kind: Kind) -> bool {
+/// Whether [`encode`] can write `kind`.
+pub fn can_encode(kind: NumberFormat) -> bool {
     limit(kind).is_some()
 }
 
 /// The least magnitude that `kind` can no longer hold.
-fn limit(kind: Kind) -> Option<f32> {
+fn limit(kind: NumberFormat) -> Option<f32> {
     // Halves round to infinity from here on; the quantised formats keep their scale as a half.
     const HALF: f32 = 65520.0;
     match kind {
-        Kind::F32 => Some(f32::INFINITY),
-        Kind::F16 => Some(HALF),
-        Kind::Bf16 => Some(f32::from_bits(0x7f7f_8000)),
-        Kind::Q8_0 => Some(HALF * 127.0),
-        Kind::Q4_0 => Some(HALF * 8.0),
-        Kind::Q4K | Kind::Q5K | Kind::Q6K => None,
+        NumberFormat::F32 => Some(f32::INFINITY),
+        NumberFormat::F16 => Some(HALF),
+        NumberFormat::Bf16 => Some(f32::from_bits(0x7f7f_8000)),
+        NumberFormat::Q8_0 => Some(HALF * 127.0),
+        NumberFormat::Q4_0 => Some(HALF * 8.0),
+        NumberFormat::Q4K | NumberFormat::Q5K | NumberFormat::Q6K => None,
     }
 }
 
 /// Writes `values` as `kind`.
 ///
-/// The caller guarantees a kind that [`can_write`], whole blocks of values and exactly as many bytes as they take.
-pub fn narrow(kind: Kind, values: &[f32], out: &mut [u8]) -> Result<(), Unfit> {
+/// The caller guarantees a kind that [`can_encode`], whole blocks of values and exactly as many bytes as they take.
+pub fn encode(kind: NumberFormat, values: &[f32], out: &mut [u8]) -> Result<(), ValueOutOfRange> {
     assert_eq!(kind.row_bytes(values.len()), Some(out.len()), "room for whole blocks of {kind}");
     check(kind, values)?;
     match kind {
-        Kind::F32 => out.as_chunks_mut().0.iter_mut().zip(values).for_each(|(o, v)| *o = v.to_le_bytes()),
-        Kind::F16 => narrow_f16(values, out),
-        Kind::Bf16 => out.as_chunks_mut().0.iter_mut().zip(values).for_each(|(o, v)| *o = bf16_bytes(*v)),
-        Kind::Q8_0 => blocks(values, out, q8_0),
-        Kind::Q4_0 => blocks(values, out, q4_0),
-        Kind::Q4K | Kind::Q5K | Kind::Q6K => unreachable!("check asserts a kind that can be written"),
+        NumberFormat::F32 => out.as_chunks_mut().0.iter_mut().zip(values).for_each(|(o, v)| *o = v.to_le_bytes()),
+        NumberFormat::F16 => encode_f16(values, out),
+        NumberFormat::Bf16 => out.as_chunks_mut().0.iter_mut().zip(values).for_each(|(o, v)| *o = bf16_bytes(*v)),
+        NumberFormat::Q8_0 => blocks(values, out, q8_0),
+        NumberFormat::Q4_0 => blocks(values, out, q4_0),
+        NumberFormat::Q4K | NumberFormat::Q5K | NumberFormat::Q6K => {
+            unreachable!("check asserts a kind that can be written")
+        }
     }
     Ok(())
 }
@@ -57,11 +59,11 @@ pub fn narrow(kind: Kind, values: &[f32], out: &mut [u8]) -> Result<(), Unfit> {
 /// Reads the float `kind` from `bytes`.
 ///
 /// The caller guarantees a float kind and exactly as many bytes as the values take.
-pub fn widen(kind: Kind, bytes: &[u8], out: &mut [f32]) {
+pub fn decode_floats(kind: NumberFormat, bytes: &[u8], out: &mut [f32]) {
     assert!(kind.is_float() && kind.row_bytes(out.len()) == Some(bytes.len()), "{kind} values for all of the output");
     match kind {
-        Kind::F16 => widen_f16(bytes, out),
-        Kind::Bf16 => out
+        NumberFormat::F16 => decode_f16(bytes, out),
+        NumberFormat::Bf16 => out
             .iter_mut()
             .zip(bytes.as_chunks().0)
             .for_each(|(o, b)| *o = f32::from_bits(u32::from(u16::from_le_bytes(*b)) << 16)),
@@ -69,14 +71,14 @@ pub fn widen(kind: Kind, bytes: &[u8], out: &mut [f32]) {
     }
 }
 
-fn check(kind: Kind, values: &[f32]) -> Result<(), Unfit> {
+fn check(kind: NumberFormat, values: &[f32]) -> Result<(), ValueOutOfRange> {
     let limit = limit(kind).expect("the caller asks only for kinds that can be written");
     let fits = |bits: i32| bits < limit.to_bits() as i32;
     if fits(values.iter().fold(0, |m, v| m.max(magnitude(*v)))) {
         return Ok(());
     }
     let value = values.iter().copied().find(|v| !fits(magnitude(*v))).expect("one of them did not fit");
-    Err(Unfit { value, kind })
+    Err(ValueOutOfRange { value, kind })
 }
 
 /// Bits that order like the value's magnitude, NaN above all. The largest of integers is vector code, of floats not.
@@ -84,7 +86,7 @@ fn magnitude(value: f32) -> i32 {
     (value.to_bits() & 0x7fff_ffff) as i32
 }
 
-fn narrow_f16(values: &[f32], out: &mut [u8]) {
+fn encode_f16(values: &[f32], out: &mut [u8]) {
     let mut halves = [f16::ZERO; STEP];
     for (values, out) in values.chunks(STEP).zip(out.chunks_mut(2 * STEP)) {
         let halves = &mut halves[..values.len()];
@@ -93,7 +95,7 @@ fn narrow_f16(values: &[f32], out: &mut [u8]) {
     }
 }
 
-fn widen_f16(bytes: &[u8], out: &mut [f32]) {
+fn decode_f16(bytes: &[u8], out: &mut [f32]) {
     let mut halves = [f16::ZERO; STEP];
     for (bytes, out) in bytes.chunks(2 * STEP).zip(out.chunks_mut(STEP)) {
         let halves = &mut halves[..out.len()];
@@ -187,9 +189,9 @@ fn floor(v: f32) -> f32 {
 mod tests {
     use super::*;
 
-    fn narrowed(kind: Kind, values: &[f32]) -> Vec<u8> {
+    fn encoded(kind: NumberFormat, values: &[f32]) -> Vec<u8> {
         let mut out = vec![0; kind.row_bytes(values.len()).unwrap()];
-        narrow(kind, values, &mut out).unwrap();
+        encode(kind, values, &mut out).unwrap();
         out
     }
 
@@ -207,18 +209,18 @@ mod tests {
 
     #[test]
     fn blocks_are_those_of_the_gguf_package() {
-        assert_eq!(hex(&narrowed(Kind::Q8_0, &golden_values())), GOLDEN_Q8_0);
-        assert_eq!(hex(&narrowed(Kind::Q4_0, &golden_values())), GOLDEN_Q4_0);
-        assert_eq!(hex(&narrowed(Kind::Bf16, &golden_values()[..8])), GOLDEN_BF16);
-        assert_eq!(hex(&narrowed(Kind::F16, &golden_values()[..8])), GOLDEN_F16);
+        assert_eq!(hex(&encoded(NumberFormat::Q8_0, &golden_values())), GOLDEN_Q8_0);
+        assert_eq!(hex(&encoded(NumberFormat::Q4_0, &golden_values())), GOLDEN_Q4_0);
+        assert_eq!(hex(&encoded(NumberFormat::Bf16, &golden_values()[..8])), GOLDEN_BF16);
+        assert_eq!(hex(&encoded(NumberFormat::F16, &golden_values()[..8])), GOLDEN_F16);
     }
 
     #[test]
     fn zeros_and_single_values_survive() {
-        assert_eq!(narrowed(Kind::Q8_0, &[0.0; 32]), [0; 34]);
+        assert_eq!(encoded(NumberFormat::Q8_0, &[0.0; 32]), [0; 34]);
         let mut values = [0.0; 32];
         values[31] = 1.0;
-        let q4 = narrowed(Kind::Q4_0, &values);
+        let q4 = encoded(NumberFormat::Q4_0, &values);
         assert_eq!((f16::from_le_bytes([q4[0], q4[1]]).to_f32(), q4[17]), (-0.125, 0x08));
     }
 
@@ -234,31 +236,31 @@ mod tests {
     #[test]
     fn floats_round_trip() {
         let values: Vec<f32> = (0..2000).map(|i| (i as f32 - 1000.0) * 0.0078125).collect();
-        for kind in [Kind::F32, Kind::F16, Kind::Bf16] {
-            let bytes = narrowed(kind, &values);
+        for kind in [NumberFormat::F32, NumberFormat::F16, NumberFormat::Bf16] {
+            let bytes = encoded(kind, &values);
             let mut back = vec![0.0; values.len()];
-            widen(kind, &bytes, &mut back);
+            decode_floats(kind, &bytes, &mut back);
             for (v, b) in values.iter().zip(&back) {
                 assert!((v - b).abs() <= v.abs() / 256.0, "{kind}: {v} became {b}");
             }
-            assert_eq!(narrowed(kind, &back), bytes);
+            assert_eq!(encoded(kind, &back), bytes);
         }
     }
 
     #[test]
     fn what_a_format_cannot_hold_is_refused() {
-        for kind in [Kind::F32, Kind::F16, Kind::Bf16, Kind::Q8_0, Kind::Q4_0] {
+        for kind in [NumberFormat::F32, NumberFormat::F16, NumberFormat::Bf16, NumberFormat::Q8_0, NumberFormat::Q4_0] {
             for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
                 let mut values = [1.0; 64];
                 values[47] = bad;
                 let mut out = vec![0; kind.row_bytes(64).unwrap()];
-                assert!(narrow(kind, &values, &mut out).is_err(), "{kind} {bad}");
+                assert!(encode(kind, &values, &mut out).is_err(), "{kind} {bad}");
             }
         }
         let mut out = [0; 4];
-        assert_eq!(narrow(Kind::F16, &[1.0, 65520.0], &mut out).unwrap_err().value, 65520.0);
-        assert!(narrow(Kind::F16, &[1.0, 65519.0], &mut out).is_ok());
-        assert!(narrow(Kind::Bf16, &[1.0, f32::MAX], &mut out).is_err());
+        assert_eq!(encode(NumberFormat::F16, &[1.0, 65520.0], &mut out).unwrap_err().value, 65520.0);
+        assert!(encode(NumberFormat::F16, &[1.0, 65519.0], &mut out).is_ok());
+        assert!(encode(NumberFormat::Bf16, &[1.0, f32::MAX], &mut out).is_err());
     }
 
     const GOLDEN_Q8_0: &str = concat!(

@@ -6,7 +6,7 @@ use std::{
     path::Path,
 };
 
-use larder_core::Kind;
+use larder_core::NumberFormat;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde::de::{self, Deserializer, MapAccess, SeqAccess, Visitor};
 
@@ -28,7 +28,7 @@ const METADATA: &str = "__metadata__";
 
 /// One tensor of a file, its place checked against the file's length.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Entry {
+pub struct TensorEntry {
     /// How its numbers are stored.
     pub dtype: Dtype,
     /// Outermost dimension first.
@@ -41,16 +41,16 @@ pub struct Entry {
 
 /// A checked header: its tensors cover the data without holes or overlaps, and the data end where the file does.
 #[derive(Debug)]
-pub struct Header {
+pub struct SafetensorsHeader {
     /// Tensors by name.
-    pub tensors: BTreeMap<String, Entry>,
+    pub tensors: BTreeMap<String, TensorEntry>,
     /// Text about the file.
     pub metadata: BTreeMap<String, String>,
     /// First byte of the data, counted from the start of the file.
     pub data_start: u64,
 }
 
-impl Header {
+impl SafetensorsHeader {
     /// Reads and checks the header of `file`.
     pub fn read(file: &ReadAt) -> Result<Self> {
         Self::parse(file.path(), file.len(), &Self::read_json(file)?)
@@ -87,33 +87,33 @@ impl Header {
             let (want, got) = (checked.data_len(), len.saturating_sub(data_start));
             return Err(bad(format!("it describes {want} bytes of data, the file holds {got}")));
         }
-        let entry = |info: &TensorInfo| Entry {
+        let entry = |info: &TensorInfo| TensorEntry {
             dtype: info.dtype,
             shape: info.shape.clone(),
             start: data_start + info.data_offsets.0 as u64,
             bytes: info.data_offsets.1 - info.data_offsets.0,
         };
         let tensors = checked.tensors().into_iter().map(|(name, info)| (name, entry(info))).collect();
-        Ok(Header { tensors, metadata: raw.metadata, data_start })
+        Ok(SafetensorsHeader { tensors, metadata: raw.metadata, data_start })
     }
 }
 
 /// The number format of a dtype, if larder reads it as a weight.
-pub fn kind_of(dtype: Dtype) -> Option<Kind> {
+pub fn kind_of(dtype: Dtype) -> Option<NumberFormat> {
     match dtype {
-        Dtype::F32 => Some(Kind::F32),
-        Dtype::F16 => Some(Kind::F16),
-        Dtype::BF16 => Some(Kind::Bf16),
+        Dtype::F32 => Some(NumberFormat::F32),
+        Dtype::F16 => Some(NumberFormat::F16),
+        Dtype::BF16 => Some(NumberFormat::Bf16),
         _ => None,
     }
 }
 
 /// The dtype under which numbers of `kind` are stored: their own, or bytes if they come in blocks.
-pub fn dtype_of(kind: Kind) -> Dtype {
+pub fn dtype_of(kind: NumberFormat) -> Dtype {
     match kind {
-        Kind::F32 => Dtype::F32,
-        Kind::F16 => Dtype::F16,
-        Kind::Bf16 => Dtype::BF16,
+        NumberFormat::F32 => Dtype::F32,
+        NumberFormat::F16 => Dtype::F16,
+        NumberFormat::Bf16 => Dtype::BF16,
         _ => Dtype::U8,
     }
 }
@@ -253,10 +253,10 @@ mod tests {
     use super::*;
     use std::path::Path;
 
-    fn read(dir: &Path, bytes: &[u8]) -> Result<Header> {
+    fn read(dir: &Path, bytes: &[u8]) -> Result<SafetensorsHeader> {
         let path = dir.join("file.safetensors");
         std::fs::write(&path, bytes).unwrap();
-        Header::read(&ReadAt::open(&path).unwrap())
+        SafetensorsHeader::read(&ReadAt::open(&path).unwrap())
     }
 
     fn file(json: &str, data: usize) -> Vec<u8> {
@@ -280,7 +280,10 @@ mod tests {
         let header = read(dir.path(), &bytes).unwrap();
         assert_eq!(header.data_start, 4096);
         assert_eq!(header.metadata["what"], "a test");
-        assert_eq!(header.tensors["a"], Entry { dtype: Dtype::BF16, shape: vec![2, 2], start: 4096 + 64, bytes: 8 });
+        assert_eq!(
+            header.tensors["a"],
+            TensorEntry { dtype: Dtype::BF16, shape: vec![2, 2], start: 4096 + 64, bytes: 8 }
+        );
         assert_eq!(header.tensors["_pad.0"].bytes, 52);
         // The crate that defines the format agrees.
         assert_eq!(safetensors::SafeTensors::deserialize(&bytes).unwrap().len(), 3);
@@ -316,7 +319,7 @@ mod tests {
         ];
         for (name, bytes) in hostile {
             let error = read(dir.path(), &bytes).expect_err(name);
-            assert_eq!(error.fault, crate::error::Fault::Malformed, "{name}: {error}");
+            assert_eq!(error.kind, crate::error::StoreErrorKind::Malformed, "{name}: {error}");
         }
     }
 }

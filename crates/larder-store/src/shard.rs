@@ -9,9 +9,9 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use crate::{
     describe::{describe, stored_shape},
-    error::{Fault, Result, StoreError},
+    error::{Result, StoreError, StoreErrorKind},
     file::ReadAt,
-    safetensors::{Header, HeaderWriter, dtype_of},
+    safetensors::{HeaderWriter, SafetensorsHeader, dtype_of},
 };
 
 /// The first byte of the data in every shard.
@@ -55,7 +55,7 @@ impl Shard<'_> {
 
     /// Opens the shard at `path`, which must have the store's length.
     pub fn open(&self, path: &Path) -> Result<ReadAt> {
-        let file = ReadAt::open(path).map_err(|e| StoreError { what: format!("{} of {self}", e.what), ..e })?;
+        let file = ReadAt::open(path).map_err(|e| StoreError { message: format!("{} of {self}", e.message), ..e })?;
         if file.len() != self.file_bytes as u64 {
             let what = format!("{self} is {} bytes long, {} were written", file.len(), self.file_bytes);
             return Err(StoreError::malformed(path, what));
@@ -68,14 +68,14 @@ impl Shard<'_> {
         let got = file.read_vec(0, DATA_START as u64)?;
         let want = self.header(checksum);
         let Some(at) = got.iter().zip(&want).position(|(g, w)| g != w) else { return Ok(()) };
-        let header = Header::read(file)?;
+        let header = SafetensorsHeader::read(file)?;
         let whose = |key| header.metadata.get(key).map_or("?", String::as_str);
         if whose("layer") != self.layer.0.to_string() || whose("expert") != self.expert.0.to_string() {
             let what = format!("holds layer {}, expert {} in the place of {self}", whose("layer"), whose("expert"));
-            return Err(StoreError::new(Fault::Mismatch, file.path(), what));
+            return Err(StoreError::new(StoreErrorKind::Mismatch, file.path(), what));
         }
         let what = format!("the header of {self} is not the one that was written: it differs at byte {at}");
-        Err(StoreError::new(Fault::Mismatch, file.path(), what))
+        Err(StoreError::new(StoreErrorKind::Mismatch, file.path(), what))
     }
 
     /// Checks the data, all of the layout's bytes, against `checksum`.
@@ -86,7 +86,7 @@ impl Shard<'_> {
         }
         let what =
             format!("the data of {self}, {} bytes at {DATA_START}, have checksum {got}, not {checksum}", data.len());
-        Err(StoreError::new(Fault::Mismatch, path, what))
+        Err(StoreError::new(StoreErrorKind::Mismatch, path, what))
     }
 
     /// Checks the bytes behind the layout's, which fill the shard up to the store's length.
@@ -95,7 +95,11 @@ impl Shard<'_> {
             None => Ok(()),
             Some(at) => {
                 let at = DATA_START + self.layout.bytes + at;
-                Err(StoreError::new(Fault::Mismatch, path, format!("the padding of {self} is not zero at byte {at}")))
+                Err(StoreError::new(
+                    StoreErrorKind::Mismatch,
+                    path,
+                    format!("the padding of {self} is not zero at byte {at}"),
+                ))
             }
         }
     }
@@ -104,7 +108,7 @@ impl Shard<'_> {
     /// behind the header.
     pub fn check_by_itself(&self, path: &Path, data: &mut [u8]) -> Result<String> {
         let file = self.open(path)?;
-        let checksum = Header::read(&file)?.metadata.remove(CHECKSUM).unwrap_or_default();
+        let checksum = SafetensorsHeader::read(&file)?.metadata.remove(CHECKSUM).unwrap_or_default();
         self.check_header(&file, &checksum)?;
         file.read(DATA_START as u64, data)?;
         let (expert, tail) = data.split_at(self.layout.bytes);
@@ -138,10 +142,11 @@ pub fn shard_path(layer: LayerIdx, expert: ExpertId) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use larder_core::Kind;
+    use larder_core::NumberFormat;
 
     fn written(dir: &Path) -> (PathBuf, ExpertLayout, usize) {
-        let layout = ExpertLayout::new(96, 32, [Kind::Q8_0, Kind::F32, Kind::Bf16], true).unwrap();
+        let layout =
+            ExpertLayout::new(96, 32, [NumberFormat::Q8_0, NumberFormat::F32, NumberFormat::Bf16], true).unwrap();
         let file_bytes = DATA_START + layout.bytes + SHARD_ALIGN;
         let shard = Shard { layer: LayerIdx(7), expert: ExpertId(42), layout: &layout, file_bytes };
         let mut data = vec![0; file_bytes - DATA_START];

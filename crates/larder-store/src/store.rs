@@ -11,11 +11,11 @@ use serde_json::Value;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{
-    error::{Fault, Result, StoreError},
-    experts::Experts,
+    error::{Result, StoreError, StoreErrorKind},
+    expert_source::ExpertSource,
     file::{ReadAt, read_small},
-    manifest::{Manifest, RESIDENT},
-    resident::{Resident, check_resident},
+    manifest::{Manifest, RESIDENT_FILE},
+    resident::{ResidentTensors, check_resident},
     shard::{DATA_START, Shard, checksum_of, shard_path},
     source::{SIDECAR_LIMIT, Source, SourceFile},
 };
@@ -25,7 +25,7 @@ pub struct Store {
     path: PathBuf,
     manifest: Manifest,
     layouts: BTreeMap<LayerIdx, ExpertLayout>,
-    resident: Resident,
+    resident: ResidentTensors,
     /// Per shard, layer by layer: whether header and checksum were found good in this run.
     checked: Vec<AtomicBool>,
     /// The shards that are not there.
@@ -45,11 +45,11 @@ impl Store {
     /// The same where shards may be missing, for who does not need all experts.
     pub fn open_partial(path: &Path) -> Result<Self> {
         let (manifest, bytes) = Manifest::read(path)?;
-        let resident_path = path.join(RESIDENT);
-        let (resident, found) = Resident::open(&resident_path)?;
+        let resident_path = path.join(RESIDENT_FILE);
+        let (resident, found) = ResidentTensors::open(&resident_path)?;
         if found != manifest.resident {
             let what = "is not the file that the manifest describes: its header or its length differ";
-            return Err(StoreError::new(Fault::Mismatch, &resident_path, what));
+            return Err(StoreError::new(StoreErrorKind::Mismatch, &resident_path, what));
         }
         let layouts = manifest.layouts().map_err(|what| StoreError::malformed(path, what))?;
         let checked = (0..manifest.geometry.expert_count()).map(|_| AtomicBool::new(false)).collect();
@@ -92,7 +92,7 @@ impl Store {
     pub fn check(&self, blueprint: &Blueprint) -> Result<()> {
         if self.manifest.geometry != blueprint.geometry {
             let what = format!("holds {:?}, its config describes {:?}", self.manifest.geometry, blueprint.geometry);
-            return Err(StoreError::new(Fault::Mismatch, &self.path, what));
+            return Err(StoreError::new(StoreErrorKind::Mismatch, &self.path, what));
         }
         check_resident(self, blueprint)
     }
@@ -138,7 +138,7 @@ impl Store {
     }
 }
 
-impl Experts for Store {
+impl ExpertSource for Store {
     fn layout(&self, layer: LayerIdx) -> &ExpertLayout {
         &self.layouts[&layer]
     }
@@ -175,9 +175,9 @@ impl Source for Store {
         let Some(listed) = self.manifest.sidecars.iter().find(|s| s.name == name) else { return Ok(None) };
         let path = self.path.join(name);
         let bytes = read_small(&path, SIDECAR_LIMIT)?;
-        let bytes = bytes.ok_or_else(|| StoreError::new(Fault::Missing, &path, "is listed and not there"))?;
+        let bytes = bytes.ok_or_else(|| StoreError::new(StoreErrorKind::Missing, &path, "is listed and not there"))?;
         if checksum_of(&bytes) != listed.checksum {
-            return Err(StoreError::new(Fault::Mismatch, &path, "does not match its checksum"));
+            return Err(StoreError::new(StoreErrorKind::Mismatch, &path, "does not match its checksum"));
         }
         Ok(Some(bytes))
     }
@@ -187,15 +187,15 @@ impl Source for Store {
     }
 
     fn files(&self) -> Vec<SourceFile> {
-        vec![SourceFile { name: RESIDENT.to_owned(), bytes: self.manifest.resident.bytes }]
+        vec![SourceFile { name: RESIDENT_FILE.to_owned(), bytes: self.manifest.resident.bytes }]
     }
 
     fn fingerprint(&self) -> u64 {
         self.fingerprint
     }
 
-    fn read_soon(&self) {
-        self.resident.read_soon();
+    fn advise_will_need(&self) {
+        self.resident.advise_will_need();
     }
 }
 

@@ -2,11 +2,13 @@
 
 use std::path::Path;
 
-use larder_core::{Blueprint, ExpertId, ExpertNames, Geometry, Kind, LayerIdx, Pick, Piece, TensorSpec};
+use larder_core::{
+    Blueprint, ExpertId, ExpertNames, Geometry, LayerIdx, NumberFormat, RowPick, TensorSlice, TensorSpec,
+};
 
 use crate::{
     describe::stored_shape,
-    quantize::narrow,
+    quantize::encode,
     safetensors::{HeaderWriter, dtype_of},
 };
 use larder_core::TensorMeta;
@@ -17,7 +19,7 @@ pub const LAYERS: [LayerIdx; 2] = [LayerIdx(1), LayerIdx(3)];
 
 /// How a checkpoint keeps its experts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Form {
+pub enum ExpertForm {
     /// Three tensors per expert.
     Separate,
     /// `[experts, 2 * inter, hidden]`, gate before up.
@@ -30,45 +32,51 @@ pub enum Form {
     Turns,
 }
 
-pub const FORMS: [Form; 5] = [Form::Separate, Form::Halves, Form::TransposedHalves, Form::TransposedTurns, Form::Turns];
+pub const FORMS: [ExpertForm; 5] = [
+    ExpertForm::Separate,
+    ExpertForm::Halves,
+    ExpertForm::TransposedHalves,
+    ExpertForm::TransposedTurns,
+    ExpertForm::Turns,
+];
 
 /// The tiny model: experts in one form, `inter` wide, all in one kind.
 #[derive(Clone, Copy)]
 pub struct Tiny {
-    pub form: Form,
+    pub form: ExpertForm,
     pub inter: usize,
-    pub kind: Kind,
+    pub kind: NumberFormat,
 }
 
 impl Tiny {
-    pub fn new(form: Form) -> Self {
-        Tiny { form, inter: 32, kind: Kind::Bf16 }
+    pub fn new(form: ExpertForm) -> Self {
+        Tiny { form, inter: 32, kind: NumberFormat::Bf16 }
     }
 
     pub fn bias(&self) -> bool {
-        self.form == Form::TransposedTurns
+        self.form == ExpertForm::TransposedTurns
     }
 
     pub fn blueprint(&self) -> Blueprint {
-        let stacked = |name: &str, transposed, pick| Piece::stacked(format!("l.{{l}}.{name}"), transposed, pick);
-        let fused = |transposed, [gate, up]: [Pick; 2]| ExpertNames {
+        let stacked = |name: &str, transposed, pick| TensorSlice::stacked(format!("l.{{l}}.{name}"), transposed, pick);
+        let fused = |transposed, [gate, up]: [RowPick; 2]| ExpertNames {
             gate: stacked("gate_up", transposed, gate),
             up: stacked("gate_up", transposed, up),
-            down: stacked("down", transposed, Pick::All),
+            down: stacked("down", transposed, RowPick::All),
             bias: None,
         };
-        let (halves, turns) = ([Pick::FirstHalf, Pick::SecondHalf], [Pick::Even, Pick::Odd]);
+        let (halves, turns) = ([RowPick::FirstHalf, RowPick::SecondHalf], [RowPick::Even, RowPick::Odd]);
         let mut experts = match self.form {
-            Form::Separate => ExpertNames::separate("l.{l}", "gate", "up", "down"),
-            Form::Halves => fused(false, halves),
-            Form::TransposedHalves => fused(true, halves),
-            Form::TransposedTurns => fused(true, turns),
-            Form::Turns => fused(false, turns),
+            ExpertForm::Separate => ExpertNames::separate("l.{l}", "gate", "up", "down"),
+            ExpertForm::Halves => fused(false, halves),
+            ExpertForm::TransposedHalves => fused(true, halves),
+            ExpertForm::TransposedTurns => fused(true, turns),
+            ExpertForm::Turns => fused(false, turns),
         };
         if self.bias() {
             let bias = |name, pick| stacked(name, false, pick);
             experts.bias =
-                Some([bias("gate_up_b", Pick::Even), bias("gate_up_b", Pick::Odd), bias("down_b", Pick::All)]);
+                Some([bias("gate_up_b", RowPick::Even), bias("gate_up_b", RowPick::Odd), bias("down_b", RowPick::All)]);
         }
         let spec = |name: &str, shape: &[usize], product| TensorSpec {
             name: name.into(),
@@ -96,7 +104,7 @@ impl Tiny {
             ],
             vocab: 7,
             context: 16,
-            memory: Default::default(),
+            sequence_memory: Default::default(),
         }
     }
 
@@ -129,7 +137,7 @@ impl Tiny {
         ];
         for layer in LAYERS {
             match self.form {
-                Form::Separate => self.separate(layer, &mut all),
+                ExpertForm::Separate => self.separate(layer, &mut all),
                 _ => self.stacked(layer, &mut all),
             }
         }
@@ -147,8 +155,8 @@ impl Tiny {
     }
 
     fn stacked(&self, layer: LayerIdx, all: &mut Vec<(String, Vec<usize>, Vec<f32>)>) {
-        let (inter, turns) = (self.inter, matches!(self.form, Form::Turns | Form::TransposedTurns));
-        let transposed = matches!(self.form, Form::TransposedHalves | Form::TransposedTurns);
+        let (inter, turns) = (self.inter, matches!(self.form, ExpertForm::Turns | ExpertForm::TransposedTurns));
+        let transposed = matches!(self.form, ExpertForm::TransposedHalves | ExpertForm::TransposedTurns);
         // Row `r` of the fused matrix: which part it belongs to, and which row of that part it is.
         let fused = |r: usize| if turns { (r % 2, r / 2) } else { (r / inter, r % inter) };
         let each = |one: &dyn Fn(ExpertId) -> Vec<f32>| (0..EXPERTS).flat_map(|e| one(ExpertId(e as u16))).collect();
@@ -190,14 +198,14 @@ fn grid(rows: usize, cols: usize, value: impl Fn(usize, usize) -> f32) -> Vec<f3
 }
 
 /// Values as bytes of `kind`.
-pub fn bytes_as(kind: Kind, values: &[f32]) -> Vec<u8> {
+pub fn bytes_as(kind: NumberFormat, values: &[f32]) -> Vec<u8> {
     let mut bytes = vec![0; kind.row_bytes(values.len()).unwrap()];
-    narrow(kind, values, &mut bytes).unwrap();
+    encode(kind, values, &mut bytes).unwrap();
     bytes
 }
 
 /// Writes a checkpoint folder with the given tensors, all in one float kind.
-pub fn write_checkpoint(folder: &Path, kind: Kind, tensors: &[(String, Vec<usize>, Vec<f32>)]) {
+pub fn write_checkpoint(folder: &Path, kind: NumberFormat, tensors: &[(String, Vec<usize>, Vec<f32>)]) {
     std::fs::create_dir_all(folder).unwrap();
     std::fs::write(folder.join("config.json"), r#"{"model_type":"tiny","b":1,"a":2.5}"#).unwrap();
     std::fs::write(folder.join("tokenizer.json"), r#"{"a":1}"#).unwrap();
@@ -214,12 +222,12 @@ pub fn write_checkpoint(folder: &Path, kind: Kind, tensors: &[(String, Vec<usize
 }
 
 /// A small store in `folder/store`, made of the tiny model; returns its path.
-pub fn small_store(folder: &Path, form: Form) -> std::path::PathBuf {
+pub fn small_store(folder: &Path, form: ExpertForm) -> std::path::PathBuf {
     let tiny = Tiny::new(form);
     tiny.write(&folder.join("source"));
     let source = crate::source::Checkpoint::open(&folder.join("source")).unwrap();
     let target = folder.join("store");
-    let options = crate::convert::ConvertOptions { experts: Some(Kind::Q8_0), resident: None };
+    let options = crate::convert::ConvertOptions { experts: Some(NumberFormat::Q8_0), resident: None };
     crate::convert::convert(&source, &tiny.blueprint(), &target, &options, &()).unwrap();
     target
 }

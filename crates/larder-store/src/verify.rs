@@ -11,11 +11,11 @@ use larder_core::{ExpertId, ExpertLayout, LayerIdx};
 
 use crate::{
     convert::Progress,
-    error::{Fault, Result, StoreError},
+    error::{Result, StoreError, StoreErrorKind},
     file::read_small,
-    manifest::{MANIFEST, Manifest, RESIDENT},
+    manifest::{MANIFEST_FILE, Manifest, RESIDENT_FILE},
     parallel::parallel,
-    resident::Resident,
+    resident::ResidentTensors,
     shard::{DATA_START, Shard, checksum_of, layer_folder, shard_path},
 };
 
@@ -100,7 +100,7 @@ fn shards<'a>(
 fn check_shard(store: &Path, shard: &Shard, checksum: &str, data: &mut Vec<u8>) -> Result<()> {
     let path = store.join(shard_path(shard.layer, shard.expert));
     let file = shard.open(&path)?;
-    file.read_once();
+    file.use_direct_io();
     shard.check_header(&file, checksum)?;
     // The file has this length, so a manifest cannot ask for more than there is.
     data.resize(shard.file_bytes - DATA_START, 0);
@@ -111,19 +111,20 @@ fn check_shard(store: &Path, shard: &Shard, checksum: &str, data: &mut Vec<u8>) 
 }
 
 fn check_resident(store: &Path, manifest: &Manifest, progress: &dyn Progress) -> Result<()> {
-    let path = store.join(RESIDENT);
-    let (resident, found) = Resident::open(&path)?;
+    let path = store.join(RESIDENT_FILE);
+    let (resident, found) = ResidentTensors::open(&path)?;
     if found != manifest.resident {
         let what = "is not the file that the manifest describes: its header or its length differ";
-        return Err(StoreError::new(Fault::Mismatch, &path, what));
+        return Err(StoreError::new(StoreErrorKind::Mismatch, &path, what));
     }
     resident.check(progress)
 }
 
 fn check_sidecar(path: &Path, bytes: u64, checksum: &str) -> Result<()> {
-    let content = read_small(path, bytes)?.ok_or_else(|| StoreError::new(Fault::Missing, path, "is not there"))?;
+    let content =
+        read_small(path, bytes)?.ok_or_else(|| StoreError::new(StoreErrorKind::Missing, path, "is not there"))?;
     if checksum_of(&content) != checksum {
-        return Err(StoreError::new(Fault::Mismatch, path, "does not match its checksum"));
+        return Err(StoreError::new(StoreErrorKind::Mismatch, path, "does not match its checksum"));
     }
     Ok(())
 }
@@ -132,7 +133,7 @@ fn check_sidecar(path: &Path, bytes: u64, checksum: &str) -> Result<()> {
 fn unknown_files(store: &Path, manifest: &Manifest) -> Vec<PathBuf> {
     let geometry = &manifest.geometry;
     let mut known: BTreeSet<PathBuf> =
-        [MANIFEST, RESIDENT, "experts"].into_iter().chain(OPTIONAL).map(PathBuf::from).collect();
+        [MANIFEST_FILE, RESIDENT_FILE, "experts"].into_iter().chain(OPTIONAL).map(PathBuf::from).collect();
     known.extend(manifest.sidecars.iter().map(|s| PathBuf::from(&s.name)));
     known.extend(geometry.moe_layers.iter().map(|layer| layer_folder(*layer)));
     for layer in &geometry.moe_layers {

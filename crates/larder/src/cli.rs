@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use larder_cache::Scope;
-use larder_core::Kind;
+use larder_cache::CacheScope;
+use larder_core::NumberFormat;
 use larder_engine::Sampling;
 use larder_kernels::strong_processors;
 use larder_model::Memory;
@@ -102,13 +102,19 @@ pub struct ConvertArgs {
 
 /// `keep`, or a kind that larder writes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct StoredAs(pub Option<Kind>);
+pub struct StoredAs(pub Option<NumberFormat>);
 
 fn parse_stored_as(text: &str) -> Result<StoredAs, String> {
     match text {
         "keep" => Ok(StoredAs(None)),
-        other => match other.parse::<Kind>() {
-            Ok(kind @ (Kind::F32 | Kind::F16 | Kind::Bf16 | Kind::Q8_0 | Kind::Q4_0)) => Ok(StoredAs(Some(kind))),
+        other => match other.parse::<NumberFormat>() {
+            Ok(
+                kind @ (NumberFormat::F32
+                | NumberFormat::F16
+                | NumberFormat::Bf16
+                | NumberFormat::Q8_0
+                | NumberFormat::Q4_0),
+            ) => Ok(StoredAs(Some(kind))),
             _ => Err("larder writes f32, f16, bf16, q8_0 and q4_0, or keeps what there is".into()),
         },
     }
@@ -306,11 +312,11 @@ pub enum ScopeFlag {
     Global,
 }
 
-impl From<ScopeFlag> for Scope {
+impl From<ScopeFlag> for CacheScope {
     fn from(flag: ScopeFlag) -> Self {
         match flag {
-            ScopeFlag::Layer => Scope::Layer,
-            ScopeFlag::Global => Scope::Global,
+            ScopeFlag::Layer => CacheScope::Layer,
+            ScopeFlag::Global => CacheScope::Global,
         }
     }
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use larder_cache::{Cache, Scope};
+use larder_cache::{Cache, CacheScope};
 use larder_core::Gate;
 use larder_engine::{CHUNK, Recorder, Routing, Session, Streaming};
 use larder_lab::eval::Calibration;
@@ -87,8 +87,8 @@ impl InferenceEngine {
         let Some(store) = model.store() else { bail!("{}: is no store", model.source().path().display()) };
         let scope = flags.cache_scope.into();
         let slots = match scope {
-            Scope::Layer => slots,
-            Scope::Global => slots * self.decoder.geometry().moe_layers.len(),
+            CacheScope::Layer => slots,
+            CacheScope::Global => slots * self.decoder.geometry().moe_layers.len(),
         };
         if flags.uses_edge() {
             bail!("--edge: what a cache of another size would do cannot be told where others compute experts");
@@ -151,7 +151,7 @@ fn assemble(model: &OpenModel, flags: &EngineFlags, inputs: &PlanInputs, policy_
         (MemoryPlan::AllResident, Some(store)) if !flags.preload => {
             let all = inputs.blueprint.geometry.experts;
             let StreamingParts { experts, reader_note, slots } =
-                streaming_parts(store, all, Scope::Layer, &compute, flags, policy_inputs)?;
+                streaming_parts(store, all, CacheScope::Layer, &compute, flags, policy_inputs)?;
             report["reader"] = reader_note.into();
             (with_edge(experts, store, flags)?, slots)
         }
@@ -223,7 +223,7 @@ struct StreamingParts {
 fn streaming_parts(
     store: &Arc<Store>,
     slots: usize,
-    scope: Scope,
+    scope: CacheScope,
     compute: &Arc<Compute>,
     flags: &EngineFlags,
     policy_inputs: &Help,

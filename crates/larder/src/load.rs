@@ -4,10 +4,10 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result};
-use larder_core::{ExpertId, Geometry, Order};
+use larder_core::{ExpertId, Geometry, RowOrder};
 use larder_model::{AllResident, Compute};
-use larder_store::reader::{Arena, Files, Read, Slot, open_reader};
-use larder_store::{DATA_START, Experts, Result as StoreResult, Store};
+use larder_store::reader::{Arena, ReadRequest, ShardFiles, Slot, open_reader};
+use larder_store::{DATA_START, ExpertSource, Result as StoreResult, Store};
 
 use crate::progress::{self, Bar};
 
@@ -19,16 +19,21 @@ pub fn from_store(store: &Arc<Store>, compute: &Arc<Compute>) -> Result<AllResid
     let geometry = &store.manifest().geometry;
     let (arena, slots) = arena(store.as_ref(), geometry)?;
     let (paths, bytes) = store.shard_files();
-    let files = Arc::new(Files::new(paths.len(), bytes, move |shard| paths[shard].clone())?);
+    let files = Arc::new(ShardFiles::new(paths.len(), bytes, move |shard| paths[shard].clone())?);
     let (mut reader, _) = open_reader("auto", &files, &arena)?;
     let bar = bar(slots.len(), arena.slot_bytes());
     let expert = |shard: usize| {
         let layer = geometry.moe_layers[shard / geometry.experts];
         (layer, ExpertId((shard % geometry.experts) as u16), store.layout(layer))
     };
-    let read =
-        |(shard, slot)| Read { shard, offset: DATA_START as u64, len: expert(shard).2.bytes, slot, tag: shard as u64 };
-    let mut waiting: VecDeque<Read> = slots.into_iter().enumerate().map(read).collect();
+    let read = |(shard, slot)| ReadRequest {
+        shard,
+        offset: DATA_START as u64,
+        len: expert(shard).2.bytes,
+        slot,
+        tag: shard as u64,
+    };
+    let mut waiting: VecDeque<ReadRequest> = slots.into_iter().enumerate().map(read).collect();
     let mut done = Vec::with_capacity(waiting.len());
     loop {
         reader.submit(&mut waiting);
@@ -45,7 +50,11 @@ pub fn from_store(store: &Arc<Store>, compute: &Arc<Compute>) -> Result<AllResid
 }
 
 /// From whatever a checkpoint or GGUF file keeps them in.
-pub fn from_source(experts: &dyn Experts, geometry: &Geometry, compute: &Arc<Compute>) -> Result<AllResident<Slot>> {
+pub fn from_source(
+    experts: &dyn ExpertSource,
+    geometry: &Geometry,
+    compute: &Arc<Compute>,
+) -> Result<AllResident<Slot>> {
     let (arena, slots) = arena(experts, geometry)?;
     let bar = bar(slots.len(), arena.slot_bytes());
     let rest = Mutex::new(slots.into_iter());
@@ -76,7 +85,7 @@ pub fn from_source(experts: &dyn Experts, geometry: &Geometry, compute: &Arc<Com
 }
 
 /// A slot for every expert, in the order of layers and experts.
-fn arena(experts: &dyn Experts, geometry: &Geometry) -> Result<(Arena, Vec<Slot>)> {
+fn arena(experts: &dyn ExpertSource, geometry: &Geometry) -> Result<(Arena, Vec<Slot>)> {
     let largest = geometry.moe_layers.iter().map(|l| experts.layout(*l).bytes).max().unwrap_or_default();
     Arena::new(geometry.expert_count(), largest).context("no memory for all experts")
 }
@@ -86,7 +95,7 @@ fn bar(slots: usize, bytes: usize) -> Bar {
 }
 
 fn resident(
-    experts: &dyn Experts,
+    experts: &dyn ExpertSource,
     geometry: &Geometry,
     mut slots: Vec<Slot>,
     compute: &Arc<Compute>,
@@ -95,7 +104,7 @@ fn resident(
     let mut slots = slots.into_iter();
     let mut all = AllResident::new(geometry.layers, compute.clone());
     for layer in &geometry.moe_layers {
-        let layout = experts.layout(*layer).clone().in_order(Order::Rows8);
+        let layout = experts.layout(*layer).clone().in_order(RowOrder::Rows8);
         all.set(*layer, layout, slots.by_ref().take(geometry.experts).collect());
     }
     all

@@ -9,7 +9,8 @@ use larder_engine::{ChatTemplate, GenerationConfig, Tokenizer, TokenizerConfig};
 use larder_model::{AllResident, Compute, Decoder};
 use larder_store::reader::Slot;
 use larder_store::{
-    Assembler, CONVERTING, Experts, Fault, MANIFEST, Source, Store, StoreError, check_resident, open_source,
+    Assembler, CONVERSION_STATE, ExpertSource, MANIFEST_FILE, Source, Store, StoreError, StoreErrorKind,
+    check_resident, open_source,
 };
 use serde_json::Value;
 
@@ -24,8 +25,9 @@ const EMBEDDING: &str = "model.embed_tokens.weight";
 /// The demo model: in the present folder or above it, else above the program itself.
 pub fn default_model() -> PathBuf {
     let starts = [std::env::current_dir(), std::env::current_exe()];
-    let above =
-        |start: &PathBuf| start.ancestors().map(|folder| folder.join(DEMO)).find(|demo| demo.join(MANIFEST).exists());
+    let above = |start: &PathBuf| {
+        start.ancestors().map(|folder| folder.join(DEMO)).find(|demo| demo.join(MANIFEST_FILE).exists())
+    };
     starts.iter().flatten().find_map(above).unwrap_or_else(|| DEMO.into())
 }
 
@@ -76,15 +78,15 @@ impl OpenModel {
     }
 
     fn open_path(path: &Path) -> Result<Self> {
-        let form = match path.join(MANIFEST).exists() {
+        let form = match path.join(MANIFEST_FILE).exists() {
             true => ModelForm::Store(Arc::new(Store::open_partial(path)?)),
-            false if path.join(CONVERTING).exists() => {
+            false if path.join(CONVERSION_STATE).exists() => {
                 let what = "is a store whose conversion has not finished; run the same `larder convert` again";
-                return Err(StoreError::new(Fault::Missing, path, what).into());
+                return Err(StoreError::new(StoreErrorKind::Missing, path, what).into());
             }
             false if !path.exists() && path == Path::new(DEMO) => {
                 let what = "is the demo model, which is not here; name a model with -m";
-                return Err(StoreError::new(Fault::Missing, path, what).into());
+                return Err(StoreError::new(StoreErrorKind::Missing, path, what).into());
             }
             false => ModelForm::Source(open_source(path)?),
         };
@@ -164,7 +166,7 @@ impl OpenModel {
 
     /// The decoder with its resident weights, computing by `compute`.
     pub fn decoder(&self, compute: &Arc<Compute>) -> Result<Decoder> {
-        self.source().read_soon();
+        self.source().advise_will_need();
         Decoder::load(self.source().config(), self.source(), compute.clone())
             .with_context(|| display(self.source().path()))
     }
@@ -223,7 +225,7 @@ pub enum ModelExperts<'a> {
 
 impl ModelExperts<'_> {
     /// As the seam that readers of experts share.
-    pub fn as_dyn(&self) -> &dyn Experts {
+    pub fn as_dyn(&self) -> &dyn ExpertSource {
         match self {
             ModelExperts::Store(store) => *store,
             ModelExperts::Source(assembler) => assembler.as_ref(),

@@ -1,7 +1,7 @@
 //! How much of a model stays in memory, decided before anything is loaded.
 
 use anyhow::{Result, bail};
-use larder_cache::{Scope, slot_count};
+use larder_cache::{CacheScope, slot_count};
 use larder_core::Blueprint;
 use larder_model::Memory;
 use serde_json::{Value, json};
@@ -57,7 +57,7 @@ pub enum MemoryPlan {
         /// The number.
         slots: usize,
         /// What it counts.
-        scope: Scope,
+        scope: CacheScope,
     },
 }
 
@@ -72,7 +72,7 @@ impl PlanInputs<'_> {
 
     /// Bytes that remember the sequences.
     pub fn kv_bytes(&self) -> u64 {
-        self.sequences as u64 * self.blueprint.memory.bytes(self.context, self.kv_format.bytes())
+        self.sequences as u64 * self.blueprint.sequence_memory.bytes(self.context, self.kv_format.bytes())
     }
 
     /// Those of them that are in memory.
@@ -120,32 +120,32 @@ impl PlanInputs<'_> {
     }
 
     /// Slots per layer, or in all, that fit into `bytes`.
-    fn slots_in(&self, bytes: u64, scope: Scope) -> usize {
+    fn slots_in(&self, bytes: u64, scope: CacheScope) -> usize {
         let total = bytes / self.slot_bytes.max(1);
         match scope {
-            Scope::Layer => (total / self.layers() as u64).min(self.blueprint.geometry.experts as u64) as usize,
-            Scope::Global => total.min(self.blueprint.geometry.expert_count() as u64) as usize,
+            CacheScope::Layer => (total / self.layers() as u64).min(self.blueprint.geometry.experts as u64) as usize,
+            CacheScope::Global => total.min(self.blueprint.geometry.expert_count() as u64) as usize,
         }
     }
 
     /// Slots per layer, or in all, for so many experts of each layer.
-    fn slots_for(&self, per_layer: usize, scope: Scope) -> usize {
+    fn slots_for(&self, per_layer: usize, scope: CacheScope) -> usize {
         let geometry = &self.blueprint.geometry;
         match scope {
-            Scope::Layer => per_layer.min(geometry.experts),
-            Scope::Global => per_layer.saturating_mul(self.layers()).min(geometry.expert_count()),
+            CacheScope::Layer => per_layer.min(geometry.experts),
+            CacheScope::Global => per_layer.saturating_mul(self.layers()).min(geometry.expert_count()),
         }
     }
 
     /// Experts of each layer for which so many slots are.
-    fn per_layer(&self, slots: usize, scope: Scope) -> usize {
+    fn per_layer(&self, slots: usize, scope: CacheScope) -> usize {
         match scope {
-            Scope::Layer => slots,
-            Scope::Global => slots / self.layers(),
+            CacheScope::Layer => slots,
+            CacheScope::Global => slots / self.layers(),
         }
     }
 
-    fn bytes_of_slots(&self, slots: usize, scope: Scope) -> u64 {
+    fn bytes_of_slots(&self, slots: usize, scope: CacheScope) -> u64 {
         slot_count(&self.blueprint.geometry, slots, scope) as u64 * self.slot_bytes
     }
 
@@ -196,7 +196,7 @@ fn requested_slots(inputs: &PlanInputs, flags: &EngineFlags) -> Option<usize> {
     }
 }
 
-fn check_fits(inputs: &PlanInputs, slots: usize, scope: Scope) -> Result<()> {
+fn check_fits(inputs: &PlanInputs, slots: usize, scope: CacheScope) -> Result<()> {
     let Some(room) = inputs.slot_budget() else { return Ok(()) };
     let need = inputs.bytes_of_slots(slots, scope);
     if need <= room {
@@ -278,7 +278,7 @@ impl MemoryPlan {
             "total_bytes": self.total_bytes(inputs),
             "available_bytes": inputs.available_bytes,
             "floor_experts_per_layer": inputs.blueprint.geometry.top_k,
-            "ceiling_experts_per_layer": inputs.slot_budget().map(|room| inputs.slots_in(room, Scope::Layer)),
+            "ceiling_experts_per_layer": inputs.slot_budget().map(|room| inputs.slots_in(room, CacheScope::Layer)),
         })
     }
 
@@ -287,27 +287,27 @@ impl MemoryPlan {
         let top_k = inputs.blueprint.geometry.top_k;
         match *self {
             MemoryPlan::AllResident => false,
-            MemoryPlan::Slots { slots, scope: Scope::Layer } => slots < top_k,
-            MemoryPlan::Slots { slots, scope: Scope::Global } => slots < top_k * inputs.layers(),
+            MemoryPlan::Slots { slots, scope: CacheScope::Layer } => slots < top_k,
+            MemoryPlan::Slots { slots, scope: CacheScope::Global } => slots < top_k * inputs.layers(),
         }
     }
 }
 
 /// How many experts so many slots hold, for a person.
-fn slots_text(inputs: &PlanInputs, slots: usize, scope: Scope) -> String {
+fn slots_text(inputs: &PlanInputs, slots: usize, scope: CacheScope) -> String {
     let all = inputs.blueprint.geometry.expert_count();
     let total = slot_count(&inputs.blueprint.geometry, slots, scope);
     let share = 100.0 * total as f64 / all.max(1) as f64;
     let cut = match scope {
-        Scope::Layer => format!("{slots} per layer"),
-        Scope::Global => "shared by all layers".into(),
+        CacheScope::Layer => format!("{slots} per layer"),
+        CacheScope::Global => "shared by all layers".into(),
     };
     format!("slots for {total} of {all} experts ({share:.0} %, {cut})")
 }
 
 #[cfg(test)]
 mod tests {
-    use larder_core::{ExpertNames, Geometry, LayerIdx, MemoryNeed};
+    use larder_core::{ExpertNames, Geometry, LayerIdx, SequenceMemory};
 
     use super::*;
     use crate::cli::{ByteSize, ScopeFlag};
@@ -324,7 +324,7 @@ mod tests {
             resident: vec![],
             vocab: 8,
             context: 100,
-            memory: MemoryNeed { per_token: 1 << 9, fixed: 0 },
+            sequence_memory: SequenceMemory { values_per_token: 1 << 9, fixed_bytes: 0 },
         }
     }
 
@@ -391,11 +391,11 @@ mod tests {
         assert_eq!(decide(&inputs(enough), &none).unwrap(), MemoryPlan::AllResident);
         assert_eq!(decide(&inputs(None), &none).unwrap(), MemoryPlan::AllResident);
         let slots = |slots, scope| MemoryPlan::Slots { slots, scope };
-        assert_eq!(decide(&inputs(tight), &none).unwrap(), slots(2, Scope::Layer));
-        assert_eq!(decide(&inputs(tight), &flags(None, None, global)).unwrap(), slots(9, Scope::Global));
-        assert_eq!(decide(&inputs(enough), &flags(Some(3), None, layer)).unwrap(), slots(3, Scope::Layer));
-        assert_eq!(decide(&inputs(enough), &flags(Some(3), None, global)).unwrap(), slots(12, Scope::Global));
-        assert_eq!(decide(&inputs(enough), &flags(None, Some(8 * MEGA), layer)).unwrap(), slots(2, Scope::Layer));
+        assert_eq!(decide(&inputs(tight), &none).unwrap(), slots(2, CacheScope::Layer));
+        assert_eq!(decide(&inputs(tight), &flags(None, None, global)).unwrap(), slots(9, CacheScope::Global));
+        assert_eq!(decide(&inputs(enough), &flags(Some(3), None, layer)).unwrap(), slots(3, CacheScope::Layer));
+        assert_eq!(decide(&inputs(enough), &flags(Some(3), None, global)).unwrap(), slots(12, CacheScope::Global));
+        assert_eq!(decide(&inputs(enough), &flags(None, Some(8 * MEGA), layer)).unwrap(), slots(2, CacheScope::Layer));
         let said = decide(&inputs(tight), &flags(Some(5), None, layer)).unwrap_err().to_string();
         assert!(said.ends_with("--cache-experts 2 would"), "{said}");
         assert!(decide(&inputs(Some(MEGA)), &none).unwrap_err().to_string().contains("not even one slot"));

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use larder_store::reader::{Arena, Files, Read, open_reader};
+use larder_store::reader::{Arena, ReadRequest, ShardFiles, open_reader};
 use larder_store::{DATA_START, Store};
 
 /// How long each probe may take.
@@ -54,7 +54,7 @@ pub fn ssd_throughput(store: &Arc<Store>, reader: &str) -> Result<(f64, String)>
 /// Where reads of one length go, in files of one length.
 pub struct ReadPattern {
     /// The files.
-    pub files: Arc<Files>,
+    pub files: Arc<ShardFiles>,
     /// Bytes of a read.
     pub len: usize,
     /// Number of the file, and offset.
@@ -66,14 +66,14 @@ impl ReadPattern {
     pub fn of_store(store: &Arc<Store>) -> Result<Self> {
         let (paths, bytes) = store.shard_files();
         let locations = (0..paths.len()).map(|shard| (shard, DATA_START as u64)).collect();
-        let files = Arc::new(Files::new(paths.len(), bytes, move |shard| paths[shard].clone())?);
+        let files = Arc::new(ShardFiles::new(paths.len(), bytes, move |shard| paths[shard].clone())?);
         Ok(ReadPattern { files, len: store.manifest().experts.data_bytes, locations })
     }
 
     /// All of one file, in pieces of `len`.
     pub fn of_file(path: PathBuf, bytes: u64, len: usize) -> Result<Self> {
         let locations = (0..bytes / len as u64).map(|i| (0, i * len as u64)).collect();
-        Ok(ReadPattern { files: Arc::new(Files::new(1, bytes, move |_| path.clone())?), len, locations })
+        Ok(ReadPattern { files: Arc::new(ShardFiles::new(1, bytes, move |_| path.clone())?), len, locations })
     }
 
     /// Bytes per second of at most `count` reads by this reader, `depth` of them at a time, for no longer than
@@ -82,8 +82,9 @@ impl ReadPattern {
         let (arena, slots) = Arena::new(depth, self.len).context("no memory for a few experts")?;
         let (mut reader, how) = open_reader(reader, &self.files, &arena)?;
         let mut next = self.scattered().take(count);
-        let mut request = |slot| next.next().map(|(shard, offset)| Read { shard, offset, len: self.len, slot, tag: 0 });
-        let mut waiting: VecDeque<Read> = slots.into_iter().filter_map(&mut request).collect();
+        let mut request =
+            |slot| next.next().map(|(shard, offset)| ReadRequest { shard, offset, len: self.len, slot, tag: 0 });
+        let mut waiting: VecDeque<ReadRequest> = slots.into_iter().filter_map(&mut request).collect();
         let (start, mut done) = (Instant::now(), 0u64);
         loop {
             reader.submit(&mut waiting);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use larder_store::Store;
-use larder_store::reader::{Arena, Files, Reader, Slot, open_reader};
+use larder_store::reader::{Arena, Reader, ShardFiles, Slot, open_reader};
 
 use crate::print;
 
@@ -28,7 +28,7 @@ impl Slots {
         let (arena, slots) = Arena::new(total, slot_bytes)
             .with_context(|| format!("{total} slots of {} cannot be had", print::bytes(slot_bytes as u64)))?;
         let (paths, bytes) = store.shard_files();
-        let files = Arc::new(Files::new(paths.len(), bytes, move |shard| paths[shard].clone())?);
+        let files = Arc::new(ShardFiles::new(paths.len(), bytes, move |shard| paths[shard].clone())?);
         let (reader, reader_note) = open_reader(reader, &files, &arena)?;
         Ok(Slots { slots, reader, reader_note, addresses: arena.range() })
     }

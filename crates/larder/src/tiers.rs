@@ -9,7 +9,7 @@ use larder_core::{ExpertId, ExpertLayout, Gate, LayerIdx};
 use larder_engine::{Routing, Tiered};
 use larder_model::{Activation, Call, Compute, Routed, Workbench};
 use larder_policy::eviction::Help;
-use larder_store::Experts as _;
+use larder_store::ExpertSource as _;
 use serde_json::json;
 
 use crate::cli::EngineFlags;

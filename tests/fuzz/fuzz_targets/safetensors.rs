@@ -4,14 +4,14 @@
 
 use std::io::Write;
 
-use larder_store::{Header, ReadAt};
+use larder_store::{SafetensorsHeader, ReadAt};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all(bytes).unwrap();
     let file = ReadAt::open(file.path()).unwrap();
-    if let Ok(header) = Header::read(&file) {
+    if let Ok(header) = SafetensorsHeader::read(&file) {
         for (name, entry) in &header.tensors {
             file.read_vec(entry.start, entry.bytes as u64).unwrap_or_else(|e| panic!("{name}: {e}"));
         }

@@ -1,6 +1,6 @@
 //! Routing by the cache, and what is recorded of it.
 
-use larder_core::{Geometry, Scope};
+use larder_core::{CacheScope, Geometry};
 use larder_engine::{Cached, Recorder, Routing, Session, Streaming};
 use larder_lab::{GATES_KEY, InitialCache, replay, reroute};
 use larder_model::{Call, ExpertPath, ModelError, Routed};
@@ -21,13 +21,13 @@ fn strategies_that_change_nothing_change_no_bit() {
     for folder in golden_models() {
         let model = model(&folder);
         let k = model.decoder.geometry().top_k;
-        let mut original = model.streaming(k + 1, Scope::Layer, 0, model.memory());
+        let mut original = model.streaming(k + 1, CacheScope::Layer, 0, model.memory());
         let want = read_and_write(&mut Session::new(&model.decoder, &mut original, 100));
         let specs = ["prior:lambda=0".to_owned(), format!("max-rank:m={k}"), format!("prune:h={k}")];
         let cumsum = ["cumsum:p=0.000001".to_owned(), "prior:lambda=0,delta=token".to_owned()];
         for spec in specs.iter().chain(&cumsum).map(|s| format!("{s},phase=all")) {
             let Some(routing) = routing(&spec, &model) else { continue };
-            let mut streaming = model.streaming(k + 1, Scope::Layer, 0, model.memory());
+            let mut streaming = model.streaming(k + 1, CacheScope::Layer, 0, model.memory());
             streaming.set_routing(routing);
             let got = read_and_write(&mut Session::new(&model.decoder, &mut streaming, 100));
             assert!(got == want, "{}: {spec}", folder.display());
@@ -43,7 +43,7 @@ fn a_bonus_for_what_is_in_memory_saves_reads_and_says_what_it_costs() {
     let model = model(&fixture("golden/olmoe"));
     let slots = model.decoder.geometry().top_k + 1;
     let misses = |spec: &str| {
-        let mut streaming = model.streaming(slots, Scope::Layer, 0, model.memory());
+        let mut streaming = model.streaming(slots, CacheScope::Layer, 0, model.memory());
         streaming.set_routing(routing(spec, &model).unwrap());
         let logits = read_and_write(&mut Session::new(&model.decoder, &mut streaming, 100));
         assert!(logits.iter().all(|l| l.is_finite()));
@@ -76,11 +76,14 @@ fn a_replay_of_a_recorded_run_gives_the_engines_counts() {
     let model = model(&fixture("golden/qwen3_moe"));
     let geometry: &Geometry = model.decoder.geometry();
     for policy in POLICIES.iter().filter(|p| !["belady", "learned"].contains(&p.name)) {
-        for (slots, scope, scratch) in
-            [(1, Scope::Layer, 0), (3, Scope::Layer, 2), (2, Scope::Global, 0), (3, Scope::Global, 3)]
-        {
+        for (slots, scope, scratch) in [
+            (1, CacheScope::Layer, 0),
+            (3, CacheScope::Layer, 2),
+            (2, CacheScope::Global, 0),
+            (3, CacheScope::Global, 3),
+        ] {
             for strategy in ["original", "prior:lambda=0.5,phase=all", "prune:h=1,phase=all"] {
-                let of_pool = if scope == Scope::Global { slots * geometry.moe_layers.len() } else { slots };
+                let of_pool = if scope == CacheScope::Global { slots * geometry.moe_layers.len() } else { slots };
                 let setting = Setting { scratch, ..Setting::new(geometry, of_pool, scope) };
                 let mut path = model.evicting(policy.name, &setting, 0, model.memory());
                 if strategy != "original" {

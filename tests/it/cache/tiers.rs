@@ -6,12 +6,12 @@ use std::sync::atomic::Ordering;
 
 use larder_cache::Traffic;
 use larder_cache::tiers::{DeviceDouble, Direction, Measured, TierSetting, TierTraffic};
-use larder_core::{Presence, Scope};
+use larder_core::{CacheScope, Presence};
 use larder_engine::{Cached, Rng, Routing, Session, Tiered};
 use larder_model::{Decoder, ExpertPath, ModelError, ProductsDouble, Rows};
 use larder_policy::eviction::{EvictionSpec, Help};
 use larder_policy::routing::RoutingSpec;
-use larder_store::reader::{Memory, Mishap, When};
+use larder_store::reader::{FaultTarget, MemoryReader, ReadFault};
 
 use crate::support::rig::{Model, TOKENS, Tiers, model, open};
 use crate::support::{fixture, golden_models};
@@ -56,7 +56,7 @@ fn varied(model: &Model, which: usize) -> (Tiers, String) {
     let host_slots = [0, 1, all / 2][which / 4 % 3];
     let mut random = Rng::new(which as u64);
     let mut one_of = |choices: usize| (random.bits() % choices as u64) as usize;
-    let (scope, times) = [(Scope::Layer, 1), (Scope::Global, rows)][one_of(2)];
+    let (scope, times) = [(CacheScope::Layer, 1), (CacheScope::Global, rows)][one_of(2)];
     let passing = [geometry.top_k, 1][one_of(2)];
     let setting = TierSetting::new(geometry, scope, device_slots * times, host_slots * times, passing);
     let measured = [COPY, HOST, BOTH][one_of(3)];
@@ -118,7 +118,7 @@ fn through_any_tiers_come_the_logits_of_all_experts_in_memory() {
 fn a_device_that_overwrites_what_is_computed_with_would_be_seen() {
     let model = model(&fixture("golden/olmoe"));
     let want = transcript(&model.decoder, &mut model.resident(), &TOKENS, 0);
-    let setting = TierSetting::new(model.decoder.geometry(), Scope::Layer, 1, 2, 2);
+    let setting = TierSetting::new(model.decoder.geometry(), CacheScope::Layer, 1, 2, 2);
     for heedless in [false, true] {
         let tiers = tiers(&model, setting, COPY, 0);
         let device = if heedless { tiers.device.heedless() } else { tiers.device };
@@ -176,7 +176,7 @@ impl Failing {
         let (memory, device, failing) = match self {
             Failing::CopiesIn => (memory, device.failing(Direction::In, 40).failing(Direction::Out, 2), 0),
             Failing::CopiesOut => (memory, device.failing(Direction::Out, 1), 0),
-            Failing::Reads => (memory.upset(When::OneIn(20), Mishap::Gone, 5), device, 0),
+            Failing::Reads => (memory.with_fault(FaultTarget::OneIn(20), ReadFault::Gone, 5), device, 0),
             Failing::Computing => (memory, device, 5),
         };
         Tiers { memory, device, failing, ..tiers }
@@ -248,7 +248,7 @@ fn a_prior_sees_who_is_in_either_tier() {
     let geometry = model.decoder.geometry();
     let k = geometry.top_k;
     // One on the device may be one of those in memory: together at least as many as a token wants.
-    let setting = TierSetting::new(geometry, Scope::Layer, 1, k, k);
+    let setting = TierSetting::new(geometry, CacheScope::Layer, 1, k, k);
     let run = |spec: &str| {
         let mut tiered = model.tiered(tiers(&model, setting, COPY, 0));
         let router = spec.parse::<RoutingSpec>().unwrap().make(geometry.moe_layers.len(), None).unwrap();
@@ -275,7 +275,7 @@ fn what_passed_and_what_a_layer_found_can_be_looked_at_as_with_one_tier() {
     let model = model(&fixture("golden/olmoe"));
     let geometry = model.decoder.geometry();
     let k = geometry.top_k;
-    let mut tiered = model.tiered(tiers(&model, TierSetting::new(geometry, Scope::Layer, 1, 1, k), BOTH, 2));
+    let mut tiered = model.tiered(tiers(&model, TierSetting::new(geometry, CacheScope::Layer, 1, 1, k), BOTH, 2));
     transcript(&model.decoder, &mut tiered, &TOKENS, 0);
     let before = of_tiers(&tiered);
     let policies = "lfu".parse::<EvictionSpec>().unwrap().make(&tiered.setting(), &Help::default()).unwrap();
@@ -299,11 +299,11 @@ fn what_passed_and_what_a_layer_found_can_be_looked_at_as_with_one_tier() {
 #[test]
 fn a_flipped_bit_is_found_before_anybody_computes_with_it() {
     let model = model(&fixture("golden/olmoe"));
-    let setting = TierSetting::new(model.decoder.geometry(), Scope::Layer, 2, 1, 2);
-    let memory: Memory = model.memory().upset(When::OneIn(1), Mishap::Flipped(4321), 1);
-    let upsets = memory.upsets();
+    let setting = TierSetting::new(model.decoder.geometry(), CacheScope::Layer, 2, 1, 2);
+    let memory: MemoryReader = model.memory().with_fault(FaultTarget::OneIn(1), ReadFault::Flipped(4321), 1);
+    let faults = memory.faults_injected();
     let mut tiered = model.tiered(Tiers { memory, ..tiers(&model, setting, COPY, 0) });
     let of_a_shard = |e: &ModelError| matches!(e, ModelError::Expert(said) if said.contains("checksum"));
     let (_, failures) = patiently(&model.decoder, &mut tiered, of_a_shard);
-    assert_eq!((failures, upsets.load(Ordering::Relaxed)), (1, 1));
+    assert_eq!((failures, faults.load(Ordering::Relaxed)), (1, 1));
 }

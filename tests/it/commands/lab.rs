@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use larder_core::{Scope, Trace};
+use larder_core::{CacheScope, Trace};
 use larder_lab::{InitialCache, ReplaySweep, Requests, SweepAxes, SweepCell, eighths};
 use larder_policy::eviction::{EvictionSpec, Help, POLICIES};
 
@@ -18,11 +18,11 @@ fn slice() -> Trace {
 fn cells(start: InitialCache) -> Vec<SweepCell> {
     let trace = slice();
     let requests = Requests::all(&trace);
-    let setting = requests.cache_shape(1, Scope::Layer, 0).unwrap();
+    let setting = requests.cache_shape(1, CacheScope::Layer, 0).unwrap();
     let specs = POLICIES.iter().map(|policy| policy.name.parse::<EvictionSpec>().unwrap());
     let can = |spec: &EvictionSpec| spec.make(&setting, &requests.policy_inputs(spec, &Help::default())).is_ok();
     let specs: Vec<_> = specs.filter(can).collect();
-    let (slots, scopes) = (eighths(trace.experts), [Scope::Layer, Scope::Global]);
+    let (slots, scopes) = (eighths(trace.experts), [CacheScope::Layer, CacheScope::Global]);
     let axes = SweepAxes { policies: &specs, routings: &[], slots: &slots, scopes: &scopes, scratch: 0 };
     ReplaySweep::new(&trace, &axes, &Help::default(), start).unwrap().run(2, &|_| ()).unwrap()
 }
@@ -32,7 +32,7 @@ fn table(all: &[(InitialCache, Vec<SweepCell>)]) -> String {
     let mut out = String::from("# misses at 4, 8, … 32 slots per layer\n");
     for (start, cells) in all {
         let mut sorted: Vec<&SweepCell> = cells.iter().collect();
-        sorted.sort_by_key(|c| (c.scope == Scope::Global, c.policy.clone()));
+        sorted.sort_by_key(|c| (c.scope == CacheScope::Global, c.policy.clone()));
         for line in sorted.chunk_by(|a, b| (a.scope, &a.policy) == (b.scope, &b.policy)) {
             let _ = write!(out, "{start} {} {}", line[0].scope, line[0].policy);
             line.iter().for_each(|c| write!(out, " {}", c.replayed.counts.misses).expect("strings grow"));

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use larder_core::{Activations, Geometry, LayerIdx};
+use larder_core::{ExpertActivations, Geometry, LayerIdx};
 use larder_placement::{PlacementFile, Topology};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -93,7 +93,7 @@ fn a_trace_becomes_a_placement_that_fits() {
     let out = case.text("placement.toml");
     let plan = case.plan(&["-o", &out]);
     let file = PlacementFile::read(Path::new(&out)).unwrap();
-    let geometry = Activations::read(&case.at("demo.json")).unwrap().geometry;
+    let geometry = ExpertActivations::read(&case.at("demo.json")).unwrap().geometry;
     let Geometry { layers, experts, .. } = geometry;
     let topology = Topology::read(&case.at("topology.toml")).unwrap();
     assert_eq!(file.server.keys().collect::<Vec<_>>(), ["attic", "desk"]);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use larder_store::{Header, ReadAt};
+use larder_store::{ReadAt, SafetensorsHeader};
 
 use crate::support::fixture;
 
@@ -69,7 +69,7 @@ fn gguf_files_are_refused_in_one_sentence() {
 #[test]
 fn safetensors_headers_are_refused() {
     for (path, expected) in cases("safetensors/") {
-        let read = ReadAt::open(&path).and_then(|file| Header::read(&file).map(drop));
+        let read = ReadAt::open(&path).and_then(|file| SafetensorsHeader::read(&file).map(drop));
         assert_eq!(read.is_ok(), expected.kind == "valid", "{} ({}): {read:?}", path.display(), expected.reason);
     }
 }

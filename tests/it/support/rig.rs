@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use larder_cache::Cache;
 use larder_cache::tiers::{DeviceDouble, Measured, Supply, TierSetting, TieredCache};
-use larder_core::Scope;
+use larder_core::CacheScope;
 use larder_engine::{BenchDouble, Routing, Session, Streaming, Tiered};
 use larder_model::{AllResident, Compute, Decoder, DeviceAttention, DeviceProducts, ExpertPath, ModelError, Rows};
 use larder_policy::eviction::{EvictionSpec, Help, Setting};
-use larder_store::reader::{Arena, Memory};
-use larder_store::{ConvertOptions, Experts, Source, Store, convert, open_source};
+use larder_store::reader::{Arena, MemoryReader};
+use larder_store::{ConvertOptions, ExpertSource, Source, Store, convert, open_source};
 
 pub const TOKENS: [u32; 12] = [5, 17, 3, 3, 60, 41, 8, 101, 7, 12, 90, 33];
 
@@ -44,7 +44,7 @@ pub struct Tiers {
     pub setting: TierSetting,
     pub measured: Measured,
     pub prefetch: usize,
-    pub memory: Memory,
+    pub memory: MemoryReader,
     pub device: DeviceDouble,
     /// One call in so many fails on the device; 0 for none.
     pub failing: u64,
@@ -68,13 +68,13 @@ impl Model {
     }
 
     /// The store's shards read from memory through slots that the least recently used leave.
-    pub fn streaming(&self, slots: usize, scope: Scope, prefetch: usize, memory: Memory) -> Streaming {
+    pub fn streaming(&self, slots: usize, scope: CacheScope, prefetch: usize, memory: MemoryReader) -> Streaming {
         let setting = Setting::new(self.decoder.geometry(), slots, scope);
         self.evicting("lru", &setting, prefetch, memory)
     }
 
     /// The same with any policy.
-    pub fn evicting(&self, policy: &str, setting: &Setting, prefetch: usize, memory: Memory) -> Streaming {
+    pub fn evicting(&self, policy: &str, setting: &Setting, prefetch: usize, memory: MemoryReader) -> Streaming {
         let geometry = self.decoder.geometry();
         let (_arena, pieces) = Arena::new(setting.all_slots(), self.slot_bytes()).unwrap();
         let policies = policy.parse::<EvictionSpec>().unwrap().make(setting, &Help::default()).unwrap();
@@ -122,9 +122,9 @@ impl Model {
         self.decoder.geometry().moe_layers.iter().map(|l| self.store.layout(*l).bytes).max().unwrap()
     }
 
-    pub fn memory(&self) -> Memory {
+    pub fn memory(&self) -> MemoryReader {
         let (paths, _) = self.store.shard_files();
-        Memory::new(Arc::new(paths.iter().map(|p| std::fs::read(p).unwrap()).collect()), 11)
+        MemoryReader::new(Arc::new(paths.iter().map(|p| std::fs::read(p).unwrap()).collect()), 11)
     }
 }
 

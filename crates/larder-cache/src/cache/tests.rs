@@ -1,10 +1,10 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use larder_core::Kind;
+use larder_core::NumberFormat;
 use larder_policy::eviction::{EvictionSpec, Help};
-use larder_store::Fault;
-use larder_store::reader::{Arena, Memory, Mishap, When};
+use larder_store::StoreErrorKind;
+use larder_store::reader::{Arena, FaultTarget, MemoryReader, ReadFault};
 use proptest::prelude::*;
 
 use super::*;
@@ -32,7 +32,7 @@ impl Shards for Numbered {
     fn check(&self, layer: LayerIdx, expert: ExpertId, data: &[u8]) -> Result<(), StoreError> {
         match data.iter().all(|b| *b == number(layer, expert)) {
             true => Ok(()),
-            false => Err(StoreError::new(Fault::Mismatch, Path::new("shard"), "does not match its checksum")),
+            false => Err(StoreError::new(StoreErrorKind::Mismatch, Path::new("shard"), "does not match its checksum")),
         }
     }
 }
@@ -42,19 +42,26 @@ fn geometry() -> Geometry {
     Geometry { layers: LAYERS, moe_layers, experts: EXPERTS, top_k: 2, hidden: 8, inter: 8, bias: false }
 }
 
-fn cache(slots: usize, scope: Scope, prepare: impl FnOnce(Memory) -> Memory) -> (Cache, std::sync::Arc<AtomicU64>) {
+fn cache(
+    slots: usize,
+    scope: CacheScope,
+    prepare: impl FnOnce(MemoryReader) -> MemoryReader,
+) -> (Cache, std::sync::Arc<AtomicU64>) {
     cache_as(&Setting::new(&geometry(), slots, scope), prepare)
 }
 
-fn cache_as(setting: &Setting, prepare: impl FnOnce(Memory) -> Memory) -> (Cache, std::sync::Arc<AtomicU64>) {
-    let layout = ExpertLayout::new(8, 8, [Kind::F32; 3], false).unwrap();
+fn cache_as(
+    setting: &Setting,
+    prepare: impl FnOnce(MemoryReader) -> MemoryReader,
+) -> (Cache, std::sync::Arc<AtomicU64>) {
+    let layout = ExpertLayout::new(8, 8, [NumberFormat::F32; 3], false).unwrap();
     let shard = |i: usize| [vec![0; START as usize], vec![i as u8 + 1; layout.bytes]].concat();
     let shards = (0..LAYERS * EXPERTS).map(shard).collect::<Vec<_>>();
-    let memory = prepare(Memory::new(Arc::new(shards), 7));
-    let upsets = memory.upsets();
+    let memory = prepare(MemoryReader::new(Arc::new(shards), 7));
+    let faults = memory.faults_injected();
     let (_arena, pieces) = Arena::new(setting.all_slots(), layout.bytes).unwrap();
     let lru = "lru".parse::<EvictionSpec>().unwrap().make(setting, &Help::default()).unwrap();
-    (Cache::new(&geometry(), setting, lru, pieces, Box::new(memory), Box::new(Numbered(layout))), upsets)
+    (Cache::new(&geometry(), setting, lru, pieces, Box::new(memory), Box::new(Numbered(layout))), faults)
 }
 
 /// Visits experts and checks that each was handed over once with its own bytes.
@@ -87,7 +94,7 @@ proptest! {
         guesses in 0u16..4,
         scratch in 0usize..3,
     ) {
-        let scope = if global { Scope::Global } else { Scope::Layer };
+        let scope = if global { CacheScope::Global } else { CacheScope::Layer };
         let setting = Setting { scratch, ..Setting::new(&geometry(), slots, scope) };
         let (mut cache, _) = cache_as(&setting, |m| m.capacity(queue).overtaken(overtaken));
         for (i, (layer, wanted)) in visits.iter().enumerate() {
@@ -110,35 +117,35 @@ proptest! {
 
 #[test]
 fn errors_that_pass_are_not_noticed() {
-    for (mishap, one_in) in [(Mishap::Interrupted, 4), (Mishap::Disk, 40)] {
-        let prepare = |m: Memory| m.overtaken(3).upset(When::OneIn(one_in), mishap, u64::MAX);
-        let (mut cache, upsets) = cache(2, Scope::Layer, prepare);
+    for (fault, one_in) in [(ReadFault::Interrupted, 4), (ReadFault::Disk, 40)] {
+        let prepare = |m: MemoryReader| m.overtaken(3).with_fault(FaultTarget::OneIn(one_in), fault, u64::MAX);
+        let (mut cache, faults) = cache(2, CacheScope::Layer, prepare);
         for round in 0..300u16 {
             visit(&mut cache, round % 3, &[round % 6, (round + 1) % 6]).unwrap();
         }
-        assert!(upsets.load(Ordering::Relaxed) > 5, "{mishap:?} never happened");
+        assert!(faults.load(Ordering::Relaxed) > 5, "{fault:?} never happened");
     }
 }
 
 #[test]
 fn a_lasting_error_names_the_expert_and_leaves_the_cache_usable() {
     let broken = EXPERTS + 4; // layer 1, expert 4
-    for mishap in [Mishap::Disk, Mishap::Gone, Mishap::Short(100), Mishap::Flipped(9)] {
-        let prepare = |m: Memory| m.overtaken(2).upset(When::Shard(broken), mishap, u64::MAX);
-        let (mut cache, upsets) = cache(3, Scope::Layer, prepare);
+    for fault in [ReadFault::Disk, ReadFault::Gone, ReadFault::Short(100), ReadFault::Flipped(9)] {
+        let prepare = |m: MemoryReader| m.overtaken(2).with_fault(FaultTarget::Shard(broken), fault, u64::MAX);
+        let (mut cache, faults) = cache(3, CacheScope::Layer, prepare);
         for round in 0..50 {
             let error = visit(&mut cache, 1, &[0, 4, 2]).unwrap_err();
-            assert_eq!((error.layer, error.expert), (LayerIdx(1), ExpertId(4)), "{mishap:?}");
-            visit(&mut cache, 1, &[round % 4, 5, 3 - round % 2]).unwrap_or_else(|e| panic!("{mishap:?}: {e}"));
+            assert_eq!((error.layer, error.expert), (LayerIdx(1), ExpertId(4)), "{fault:?}");
+            visit(&mut cache, 1, &[round % 4, 5, 3 - round % 2]).unwrap_or_else(|e| panic!("{fault:?}: {e}"));
         }
-        assert!(upsets.load(Ordering::Relaxed) >= 50, "{mishap:?}");
+        assert!(faults.load(Ordering::Relaxed) >= 50, "{fault:?}");
         visit(&mut cache, 1, &[0, 1, 2, 3, 5]).unwrap();
     }
 }
 
 #[test]
 fn a_visit_is_told_as_it_was() {
-    let (mut cache, _) = cache(2, Scope::Layer, |memory| memory);
+    let (mut cache, _) = cache(2, CacheScope::Layer, |memory| memory);
     visit(&mut cache, 1, &[0, 1]).unwrap();
     visit(&mut cache, 1, &[1, 3]).unwrap();
     let told = Visit { hits: vec![1], awaited: vec![], misses: vec![3], evicted: vec![(1, 0)] };
@@ -149,7 +156,7 @@ fn a_visit_is_told_as_it_was() {
 
 #[test]
 fn what_was_expected_is_found() {
-    let (mut cache, _) = cache(2, Scope::Layer, |m| m);
+    let (mut cache, _) = cache(2, CacheScope::Layer, |m| m);
     cache.expect(LayerIdx(1), &[ExpertId(2), ExpertId(5)], 2);
     visit(&mut cache, 0, &[1]).unwrap();
     visit(&mut cache, 1, &[5, 2]).unwrap();
@@ -160,21 +167,23 @@ fn what_was_expected_is_found() {
 #[test]
 fn a_guess_that_cannot_be_read_is_an_error_only_when_it_is_wanted() {
     let broken = EXPERTS + 4; // layer 1, expert 4
-    let (mut cache, upsets) = cache(2, Scope::Layer, |m| m.upset(When::Shard(broken), Mishap::Gone, u64::MAX));
+    let (mut cache, faults) =
+        cache(2, CacheScope::Layer, |m| m.with_fault(FaultTarget::Shard(broken), ReadFault::Gone, u64::MAX));
     for round in 0..20 {
         cache.expect(LayerIdx(1), &[ExpertId(4)], 1);
         visit(&mut cache, 0, &[round % 3]).unwrap();
         visit(&mut cache, 1, &[round % 4]).unwrap();
         visit(&mut cache, 2, &[round % 5]).unwrap();
     }
-    assert!(upsets.load(Ordering::Relaxed) > 10);
+    assert!(faults.load(Ordering::Relaxed) > 10);
     assert!(visit(&mut cache, 1, &[4]).is_err());
     visit(&mut cache, 1, &[0, 1, 2]).unwrap();
 }
 
 #[test]
 fn a_flipped_bit_is_read_again_the_next_time() {
-    let (mut cache, _) = cache(2, Scope::Global, |m| m.upset(When::Shard(3), Mishap::Flipped(77), 1));
+    let (mut cache, _) =
+        cache(2, CacheScope::Global, |m| m.with_fault(FaultTarget::Shard(3), ReadFault::Flipped(77), 1));
     assert!(visit(&mut cache, 0, &[3]).unwrap_err().to_string().contains("checksum"));
     visit(&mut cache, 0, &[3]).unwrap();
 }

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn lru(rows: usize, experts: usize, slots: usize, scope: Scope) -> Ledger {
+fn lru(rows: usize, experts: usize, slots: usize, scope: CacheScope) -> Ledger {
     let setting = Setting { rows, experts, top_k: 2, slots, scope, scratch: 0 };
     with("lru", &setting, &Help::default())
 }
@@ -35,7 +35,7 @@ fn visit(ledger: &mut Ledger, layer: usize, wanted: &[usize]) {
 
 #[test]
 fn the_best_ranked_of_those_that_came_together_leaves_first() {
-    let mut ledger = lru(1, 8, 4, Scope::Layer);
+    let mut ledger = lru(1, 8, 4, CacheScope::Layer);
     visit(&mut ledger, 0, &[3, 1]);
     visit(&mut ledger, 0, &[5, 6]);
     visit(&mut ledger, 0, &[7]);
@@ -46,7 +46,7 @@ fn the_best_ranked_of_those_that_came_together_leaves_first() {
 
 #[test]
 fn a_failed_read_leaves_nothing_behind() {
-    let mut ledger = lru(1, 4, 2, Scope::Layer);
+    let mut ledger = lru(1, 4, 2, CacheScope::Layer);
     let mut wave = open(&mut ledger, 0, &[0, 1]);
     ledger.arrived(0, 0);
     ledger.failed(0, 1);
@@ -62,7 +62,7 @@ fn a_failed_read_leaves_nothing_behind() {
 fn policies_change_and_nobody_is_lost() {
     let names = larder_policy::eviction::POLICIES.iter().map(|p| p.name).filter(|n| !["belady", "learned"].contains(n));
     let names: Vec<&str> = names.collect();
-    let setting = Setting { rows: 2, experts: 8, top_k: 2, slots: 5, scope: Scope::Global, scratch: 0 };
+    let setting = Setting { rows: 2, experts: 8, top_k: 2, slots: 5, scope: CacheScope::Global, scratch: 0 };
     let make = |name: &str| name.parse::<EvictionSpec>().unwrap().make(&setting, &Help::default()).unwrap();
     let steps = |ledger: &mut Ledger, salt: usize| {
         (0..40).for_each(|i| visit(ledger, i % 2, &[(3 * i + salt) % 8, (5 * i * i + 1 + salt) % 7]));
@@ -91,7 +91,7 @@ fn policies_change_and_nobody_is_lost() {
 
 #[test]
 fn layers_share_slots_only_in_global_scope() {
-    for (scope, kept) in [(Scope::Layer, true), (Scope::Global, false)] {
+    for (scope, kept) in [(CacheScope::Layer, true), (CacheScope::Global, false)] {
         let mut ledger = lru(2, 4, 2, scope);
         visit(&mut ledger, 0, &[0, 1]);
         visit(&mut ledger, 1, &[0, 1]);
@@ -101,7 +101,7 @@ fn layers_share_slots_only_in_global_scope() {
 
 #[test]
 fn a_guess_holds_its_slot_until_it_has_landed() {
-    let mut ledger = lru(1, 8, 3, Scope::Layer);
+    let mut ledger = lru(1, 8, 3, CacheScope::Layer);
     visit(&mut ledger, 0, &[0, 1]);
     assert!(ledger.guess(0, 0).is_none(), "it is there");
     let slot = ledger.guess(0, 5).unwrap();
@@ -123,7 +123,7 @@ fn a_guess_holds_its_slot_until_it_has_landed() {
 
 #[test]
 fn when_guesses_are_read_into_all_slots_nobody_fits() {
-    let mut ledger = lru(1, 8, 2, Scope::Layer);
+    let mut ledger = lru(1, 8, 2, CacheScope::Layer);
     let slots = [ledger.guess(0, 0).unwrap(), ledger.guess(0, 1).unwrap()];
     assert!(ledger.guess(0, 2).is_none(), "a guess never takes the slot of a read");
     assert!(open(&mut ledger, 0, &[2]).is_empty());
@@ -135,7 +135,7 @@ fn when_guesses_are_read_into_all_slots_nobody_fits() {
 
 /// The same in the plainest words: a list of residents per pool, oldest first.
 struct Naive {
-    scope: Scope,
+    scope: CacheScope,
     slots: usize,
     pools: Vec<Vec<(usize, usize)>>,
     counts: Counts,
@@ -146,7 +146,7 @@ impl Naive {
     fn visit(&mut self, layer: usize, wanted: &[usize]) {
         for wave in wanted.chunks(self.slots) {
             let slots = self.slots;
-            let pool = &mut self.pools[if self.scope == Scope::Layer { layer } else { 0 }];
+            let pool = &mut self.pools[if self.scope == CacheScope::Layer { layer } else { 0 }];
             for e in wave {
                 if let Some(at) = pool.iter().position(|r| *r == (layer, *e)) {
                     pool.remove(at);
@@ -185,7 +185,7 @@ proptest! {
         slots in 1usize..10,
         global in any::<bool>(),
     ) {
-        let scope = if global { Scope::Global } else { Scope::Layer };
+        let scope = if global { CacheScope::Global } else { CacheScope::Layer };
         let mut ledger = lru(LAYERS, EXPERTS, slots, scope);
         let (counts, seen) = (Counts::default(), Default::default());
         let mut naive = Naive { scope, slots, pools: vec![vec![]; LAYERS], counts, seen };

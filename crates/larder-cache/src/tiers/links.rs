@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use larder_core::{ExpertId, Geometry, LayerIdx};
 use larder_store::StoreError;
-use larder_store::reader::{Done, Read, Reader, Slot};
+use larder_store::reader::{ReadCompletion, ReadRequest, Reader, Slot};
 
 use super::{
     Costs, Demotion, Device, DeviceError, Direction, Promotion, TierTraffic, Tiers, Transfer, Transferred, Wish,
@@ -63,7 +63,7 @@ pub(super) struct Links {
     slots: Vec<Option<Slot>>,
     reader: Box<dyn Reader>,
     /// Reads that the reader had no room for.
-    waiting: VecDeque<Read>,
+    waiting: VecDeque<ReadRequest>,
     /// How many of the reads under way are not guesses.
     demanded: usize,
     /// What will probably be wanted next: row and expert, likeliest first.
@@ -174,7 +174,7 @@ impl Links {
         let (len, offset) = (self.bytes(row), self.shards.data_start());
         let slot = self.slots[at].take().expect("a slot that is given out is here");
         let shard = row * self.experts + expert;
-        self.waiting.push_back(Read { shard, offset, len, slot, tag: (shard as u64) << 1 | u64::from(guess) });
+        self.waiting.push_back(ReadRequest { shard, offset, len, slot, tag: (shard as u64) << 1 | u64::from(guess) });
     }
 
     /// Begins to copy an expert to the device, if there is a slot for it.
@@ -228,7 +228,7 @@ impl Links {
         }
     }
 
-    fn arrived(&mut self, Done { slot, tag, result }: Done) -> Landed {
+    fn arrived(&mut self, ReadCompletion { slot, tag, result }: ReadCompletion) -> Landed {
         let (row, expert) = self.named(tag >> 1);
         self.demanded -= usize::from(tag & 1 == 0);
         self.busy.is(self.reader.in_flight() > 0);

@@ -9,10 +9,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use larder_core::{ExpertId, ExpertLayout, Kind, LayerIdx};
+use larder_core::{ExpertId, ExpertLayout, LayerIdx, NumberFormat};
 use larder_policy::eviction::{EvictionSpec, Help, POLICIES};
-use larder_store::reader::{Arena, Memory};
-use larder_store::{Fault, StoreError};
+use larder_store::reader::{Arena, MemoryReader};
+use larder_store::{StoreError, StoreErrorKind};
 
 use super::*;
 use crate::cache::Shards;
@@ -47,7 +47,7 @@ impl Shards for Numbered {
     fn check(&self, layer: LayerIdx, expert: ExpertId, data: &[u8]) -> Result<(), StoreError> {
         match data.iter().all(|b| *b == number(layer, expert)) {
             true => Ok(()),
-            false => Err(StoreError::new(Fault::Mismatch, Path::new("shard"), "does not match its checksum")),
+            false => Err(StoreError::new(StoreErrorKind::Mismatch, Path::new("shard"), "does not match its checksum")),
         }
     }
 }
@@ -58,10 +58,10 @@ fn geometry() -> Geometry {
 }
 
 fn layout() -> ExpertLayout {
-    ExpertLayout::new(8, 8, [Kind::F32; 3], false).unwrap()
+    ExpertLayout::new(8, 8, [NumberFormat::F32; 3], false).unwrap()
 }
 
-fn setting(scope: Scope, device: usize, host: usize) -> TierSetting {
+fn setting(scope: CacheScope, device: usize, host: usize) -> TierSetting {
     TierSetting::new(&geometry(), scope, device, host, 2)
 }
 
@@ -82,12 +82,12 @@ impl Bench {
         setting: &TierSetting,
         measured: Measured,
         policy: &str,
-        prepare: impl FnOnce(Memory) -> Memory,
+        prepare: impl FnOnce(MemoryReader) -> MemoryReader,
         equip: impl FnOnce(DeviceDouble) -> D,
     ) -> Result<Self, DeviceError> {
         let shard = |i: usize| [vec![0; START as usize], vec![i as u8 + 1; layout().bytes]].concat();
         let shards = (0..LAYERS * EXPERTS).map(shard).collect::<Vec<_>>();
-        let reader = Box::new(prepare(Memory::new(Arc::new(shards), 7)));
+        let reader = Box::new(prepare(MemoryReader::new(Arc::new(shards), 7)));
         let (_, memory) = Arena::new(setting.host.all_slots(), SLOT).unwrap();
         let device = DeviceDouble::new(ROOMY, 11);
         let slots = device.slots();
@@ -190,14 +190,14 @@ impl Work for Watch<'_> {
 #[test]
 fn an_arena_that_does_not_fit_is_refused_with_the_numbers() {
     let small = |_| DeviceDouble::new(5 * SLOT as u64, 1);
-    let error = Bench::with(&setting(Scope::Layer, 2, 2), COPY, "lru", |m| m, small).err().unwrap();
+    let error = Bench::with(&setting(CacheScope::Layer, 2, 2), COPY, "lru", |m| m, small).err().unwrap();
     let (slots, slot_bytes) = (2 * LAYERS, SLOT);
     assert_eq!(error, DeviceError::OutOfMemory { slots, slot_bytes, free_bytes: 5 * SLOT as u64 });
 }
 
 #[test]
 fn who_leaves_the_device_stays_in_memory_while_there_is_room() {
-    let mut bench = Bench::new(&setting(Scope::Layer, 2, 2), COPY);
+    let mut bench = Bench::new(&setting(CacheScope::Layer, 2, 2), COPY);
     for expert in 0..3 {
         bench.visit(0, &[expert], 1).unwrap();
     }
@@ -219,7 +219,7 @@ fn who_leaves_the_device_stays_in_memory_while_there_is_room() {
 
 #[test]
 fn without_slots_in_memory_all_passes_through() {
-    let mut bench = Bench::new(&setting(Scope::Layer, 3, 0), HOST);
+    let mut bench = Bench::new(&setting(CacheScope::Layer, 3, 0), HOST);
     for round in 0..20u16 {
         bench.visit(round % 3, &[round % 6, (round + 1) % 6, (round + 3) % 6, (round + 4) % 6], 1).unwrap();
         assert!((0..LAYERS * EXPERTS).all(|at| !bench.is_in_memory(at / EXPERTS, at % EXPERTS)));
@@ -232,7 +232,7 @@ fn without_slots_in_memory_all_passes_through() {
 
 #[test]
 fn where_a_copy_takes_longer_the_cpu_computes_and_the_best_follows_in_the_background() {
-    let mut bench = Bench::new(&setting(Scope::Layer, 2, 4), HOST);
+    let mut bench = Bench::new(&setting(CacheScope::Layer, 2, 4), HOST);
     bench.visit(0, &[0, 1], 1).unwrap();
     assert_eq!((bench.traffic().on_host, bench.traffic().on_device), (2, 0));
     assert_eq!(bench.traffic().counts.promotions, 1, "one at a time");
@@ -246,7 +246,7 @@ fn where_a_copy_takes_longer_the_cpu_computes_and_the_best_follows_in_the_backgr
 
 #[test]
 fn one_copy_at_a_time_is_made_in_the_background() {
-    let mut bench = Bench::new(&setting(Scope::Layer, 2, 4), HOST);
+    let mut bench = Bench::new(&setting(CacheScope::Layer, 2, 4), HOST);
     bench.visit(0, &[0, 1, 2, 3], 1).unwrap();
     for expert in 1..4 {
         bench.visit(0, &[expert], 1).unwrap();
@@ -260,7 +260,7 @@ fn one_copy_at_a_time_is_made_in_the_background() {
 
 #[test]
 fn what_copies_take_is_learned() {
-    let mut bench = Bench::with(&setting(Scope::Layer, 1, 1), COPY, "lru", |m| m, |d| d.link(1e-9)).unwrap();
+    let mut bench = Bench::with(&setting(CacheScope::Layer, 1, 1), COPY, "lru", |m| m, |d| d.link(1e-9)).unwrap();
     assert_eq!(bench.cache.costs().copy_s(1000), 0.0);
     (0..40u16).for_each(|i| bench.visit(0, &[i % 6], 1).unwrap());
     assert!((bench.cache.costs().copy_s(1000) - 1e-6).abs() < 1e-8);
@@ -274,7 +274,7 @@ fn what_copies_take_is_learned() {
 fn while_all_are_in_memory_promotions_go_on_and_nobody_waits() {
     let measured = Measured { copy: 4e-9, host: 1e-9, device: 1e-10 };
     let equip = |d: DeviceDouble| d.polled(1).link(2e-9);
-    let mut bench = Bench::with(&setting(Scope::Layer, 2, 4), measured, "lru", |m| m, equip).unwrap();
+    let mut bench = Bench::with(&setting(CacheScope::Layer, 2, 4), measured, "lru", |m| m, equip).unwrap();
     (0..4).for_each(|expert| bench.visit(0, &[expert], 1).unwrap());
     let before = bench.traffic();
     (0..200u16).for_each(|i| bench.visit(0, &[i % 4], 1).unwrap());
@@ -291,7 +291,7 @@ fn what_was_far_too_dear_at_first_is_found_out_in_bounded_time() {
     let took = |per_byte: f64| Some(Duration::from_secs_f64(per_byte * SLOT as f64));
     for dear in [Measured { copy: 1e-7, ..truly }, Measured { host: 2e-7, ..truly }] {
         let equip = |d: DeviceDouble| d.link(truly.copy);
-        let mut bench = Bench::with(&setting(Scope::Layer, 1, 5), dear, "lru", |m| m, equip).unwrap();
+        let mut bench = Bench::with(&setting(CacheScope::Layer, 1, 5), dear, "lru", |m| m, equip).unwrap();
         bench.takes = [took(truly.host), took(truly.device)];
         (0..64 * 40u16).for_each(|i| bench.visit(0, &[i % 5], 1).unwrap());
         let (copy, host) = (bench.cache.costs().copy_s(1), bench.cache.costs().compute_s(Side::Host, 1, 1));
@@ -303,7 +303,7 @@ fn what_was_far_too_dear_at_first_is_found_out_in_bounded_time() {
 #[test]
 fn what_things_take_decides_where_they_are_computed() {
     let mut bench = Bench::with(
-        &setting(Scope::Global, 2, 9),
+        &setting(CacheScope::Global, 2, 9),
         Measured { copy: 1e-9, host: 1e-10, device: 1e-12 },
         "lru",
         |m| m,
@@ -326,7 +326,7 @@ fn what_things_take_decides_where_they_are_computed() {
 #[test]
 fn every_policy_ranks_both_tiers() {
     for policy in POLICIES.iter().map(|p| p.name).filter(|name| !["belady", "learned"].contains(name)) {
-        for scope in [Scope::Layer, Scope::Global] {
+        for scope in [CacheScope::Layer, CacheScope::Global] {
             for measured in [COPY, HOST] {
                 let setting = setting(scope, 2, 2);
                 let mut bench =
@@ -345,7 +345,7 @@ fn every_policy_ranks_both_tiers() {
 
 #[test]
 fn policies_change_and_nobody_is_lost() {
-    let setting = setting(Scope::Global, 3, 4);
+    let setting = setting(CacheScope::Global, 3, 4);
     let mut bench = Bench::new(&setting, COPY);
     let round = |bench: &mut Bench| (0..30u16).for_each(|i| bench.visit(i % 3, &[i % 6, (i + 2) % 6], 1).unwrap());
     round(&mut bench);

@@ -45,7 +45,7 @@ pub struct Trace {
 
 /// One forward pass, as it is recorded.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Pass<'a> {
+pub struct TracePass<'a> {
     /// `[tokens, rows, top_k]`
     pub ids: &'a [u16],
     /// `[tokens, rows, top_k]`, or empty in every pass of a trace.
@@ -103,7 +103,7 @@ impl Trace {
     }
 
     /// Adds a forward pass. The first one of a trace starts a sequence whatever it says.
-    pub fn push(&mut self, pass: &Pass) -> Result<(), TraceError> {
+    pub fn push(&mut self, pass: &TracePass) -> Result<(), TraceError> {
         let tokens = self.fit(pass)?;
         self.ids.extend_from_slice(pass.ids);
         self.weights.extend_from_slice(pass.weights);
@@ -117,7 +117,7 @@ impl Trace {
     }
 
     /// How many tokens a pass has, if it fits in.
-    fn fit(&self, pass: &Pass) -> Result<u32, TraceError> {
+    fn fit(&self, pass: &TracePass) -> Result<u32, TraceError> {
         let place = (self.rows * self.top_k).max(1);
         let tokens = pass.ids.len() / place;
         let misfit = |what| Err(TraceError::Misfit { what, tokens, rows: self.rows, experts: self.experts });

@@ -4,7 +4,7 @@ use super::*;
 
 fn small() -> Trace {
     let mut trace = Trace::new(2, 4, 2);
-    let pass = |ids: &'static [u16], starts_sequence| Pass { ids, starts_sequence, ..Pass::default() };
+    let pass = |ids: &'static [u16], starts_sequence| TracePass { ids, starts_sequence, ..TracePass::default() };
     trace.push(&pass(&[0, 1, 2, 3, 1, 2, 3, 0], true)).unwrap();
     trace.push(&pass(&[3, UNUSED, 1, 0], false)).unwrap();
     trace.push(&pass(&[2, 0, 0, 2], true)).unwrap();
@@ -35,8 +35,8 @@ fn steps_ask_for_each_expert_once_pass_by_pass() {
 #[test]
 fn logits_go_with_passes_of_one_token() {
     let mut trace = Trace::new(1, 2, 1);
-    trace.push(&Pass { ids: &[0, 1], logits: &[1.0, 2.0, 3.0, 4.0], ..Pass::default() }).unwrap();
-    trace.push(&Pass { ids: &[1], logits: &[5.0, 6.0], ..Pass::default() }).unwrap();
+    trace.push(&TracePass { ids: &[0, 1], logits: &[1.0, 2.0, 3.0, 4.0], ..TracePass::default() }).unwrap();
+    trace.push(&TracePass { ids: &[1], logits: &[5.0, 6.0], ..TracePass::default() }).unwrap();
     let logits: Vec<_> = trace.steps().map(|s| s.logits).collect();
     assert_eq!(logits, [&[][..], &[5.0, 6.0]]);
 }
@@ -45,12 +45,12 @@ fn logits_go_with_passes_of_one_token() {
 fn passes_that_do_not_fit_are_refused() {
     let mut trace = small();
     let before = trace.clone();
-    let odd = Pass { ids: &[0, 1, 2], ..Pass::default() };
+    let odd = TracePass { ids: &[0, 1, 2], ..TracePass::default() };
     assert!(trace.push(&odd).unwrap_err().to_string().contains("not whole tokens"));
     let weights = vec![half::f16::ONE; 4];
-    let some = Pass { ids: &[0, 1, 2, 3], weights: &weights, ..Pass::default() };
+    let some = TracePass { ids: &[0, 1, 2, 3], weights: &weights, ..TracePass::default() };
     assert!(trace.push(&some).unwrap_err().to_string().contains("weights for some"));
-    let logits = Pass { ids: &[0, 1, 2, 3], logits: &[0.0; 8], ..Pass::default() };
+    let logits = TracePass { ids: &[0, 1, 2, 3], logits: &[0.0; 8], ..TracePass::default() };
     assert!(trace.push(&logits).unwrap_err().to_string().contains("logits for some"));
     assert_eq!(trace, before);
 }
@@ -175,7 +175,7 @@ fn any_trace() -> impl Strategy<Value = Trace> {
             let logits: Vec<_> =
                 (0..if logits { tokens * rows * experts } else { 0 }).map(|i| i as f32 - 0.5).collect();
             let ids: Vec<_> = (0..places).map(id).collect();
-            trace.push(&Pass { ids: &ids, weights: &weights, logits: &logits, starts_sequence }).unwrap();
+            trace.push(&TracePass { ids: &ids, weights: &weights, logits: &logits, starts_sequence }).unwrap();
         }
         trace
     })

@@ -1,6 +1,6 @@
 //! What kernels have to know of a group: its products, its biases, and which token of the inputs is which.
 
-use larder_core::{ExpertLayout, Part};
+use larder_core::{ExpertLayout, ExpertPart};
 
 use super::{Activations, BLOCK, BLOCK_BYTES, Group};
 use crate::error::Result;
@@ -80,7 +80,7 @@ impl Lists {
         for (data, n) in group.experts {
             let tokens = word(*n)?;
             let behind = |base: u64, row_bytes: usize| base + (before * row_bytes) as u64;
-            let product = |part: &Part, x, pick, out| -> Result<Product> {
+            let product = |part: &ExpertPart, x, pick, out| -> Result<Product> {
                 let whole = Product::with(part, data + part.offset as u64)?;
                 Ok(Product { x, pick, out, tokens, ..whole })
             };
@@ -91,7 +91,7 @@ impl Lists {
             with_up.push(product(up, group.x.for_part(up), pick, up_out)?);
             self.down.push(product(down, behind(inner, inner_row), 0, out)?);
             if let Some([of_gate, of_up, of_down]) = bias {
-                let bias = |part: &Part, out| -> Result<Bias> {
+                let bias = |part: &ExpertPart, out| -> Result<Bias> {
                     Ok(Bias { bias: data + part.offset as u64, out, tokens, cols: word(part.cols)? })
                 };
                 self.biases.extend([bias(of_gate, gate_out)?, bias(of_up, up_out)?]);

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use larder_core::{GROUP, Kind};
+use larder_core::{NumberFormat, ROW_GROUP};
 
 use super::{Launches, THREADS, WARPS, pack, word};
 use crate::driver::Argument;
@@ -94,14 +94,14 @@ pub struct Copied {
 
 impl Launches {
     /// Some of the few of a look, which was written to `list`.
-    pub fn attend(&self, look: &Look, [keys, values]: [Kind; 2], list: u64, few: Range<u32>) -> Result<()> {
+    pub fn attend(&self, look: &Look, [keys, values]: [NumberFormat; 2], list: u64, few: Range<u32>) -> Result<()> {
         let arguments = [Argument::Address(list), Argument::Word(few.start)];
         let count = few.len() as u32;
         let (scores, blend) = (
-            if keys == Kind::F32 { "scores_f32" } else { "scores_f16" },
-            if values == Kind::F32 { "blend_f32" } else { "blend_f16" },
+            if keys == NumberFormat::F32 { "scores_f32" } else { "scores_f16" },
+            if values == NumberFormat::F32 { "blend_f32" } else { "blend_f16" },
         );
-        let blocks = look.stride.div_ceil(GROUP as u32 * WARPS);
+        let blocks = look.stride.div_ceil(ROW_GROUP as u32 * WARPS);
         self.launch(scores, [blocks, count], 32 * WARPS, &arguments)?;
         self.launch("soften", [FEW as u32, count], WARP, &arguments)?;
         self.launch(blend, [look.value_width.div_ceil(WARP), count], WARP, &arguments)

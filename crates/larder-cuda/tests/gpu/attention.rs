@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::slice;
 use std::sync::Arc;
 
-use larder_core::Kind;
+use larder_core::NumberFormat;
 use larder_cuda::{Emulator, Fault, Gpu};
 use larder_kernels::{Look, Pool, Table, attend, narrow};
 use larder_model::{DeviceAttention, DeviceRows, DeviceTable};
@@ -19,7 +19,7 @@ struct Rows {
 }
 
 impl Rows {
-    fn new(device: &dyn DeviceAttention, kind: Kind, heads: usize, room: usize, width: usize) -> Self {
+    fn new(device: &dyn DeviceAttention, kind: NumberFormat, heads: usize, room: usize, width: usize) -> Self {
         let form = DeviceRows { kind, heads, room, row: width * kind.block_bytes() };
         Rows { form, data: vec![0; form.bytes()], number: device.allocate(form).unwrap() }
     }
@@ -55,7 +55,7 @@ struct Shape {
     /// Values are a part of the keys.
     latent: bool,
     sinks: bool,
-    kind: Kind,
+    kind: NumberFormat,
 }
 
 /// Bits on the processor, and on the device.
@@ -85,7 +85,7 @@ fn both(
 }
 
 const fn shape(heads: usize, kv_heads: usize, key: usize, value: usize) -> Shape {
-    Shape { heads, kv_heads, key, value, latent: false, sinks: false, kind: Kind::F32 }
+    Shape { heads, kv_heads, key, value, latent: false, sinks: false, kind: NumberFormat::F32 }
 }
 
 /// Compares sequences of all shapes as they grow.
@@ -100,7 +100,8 @@ pub fn compare(gpu: &Gpu) {
         shape(3, 3, 7, 7),
         Shape { sinks: true, ..shape(1, 1, 1, 70) },
     ];
-    for shape in shapes.into_iter().flat_map(|s| [Kind::F32, Kind::F16].map(|kind| Shape { kind, ..s })) {
+    for shape in shapes.into_iter().flat_map(|s| [NumberFormat::F32, NumberFormat::F16].map(|kind| Shape { kind, ..s }))
+    {
         let Shape { kv_heads, key, value, latent, kind, .. } = shape;
         let mut keys = Rows::new(&device, kind, kv_heads, 150, key);
         let mut values = Rows::new(&device, kind, kv_heads, 140, value);
@@ -141,9 +142,9 @@ fn scores_of_many_queries_at_many_positions_come_in_groups() {
     let emulator = Arc::new(emulator);
     let gpu = Gpu::over(emulator.clone()).unwrap();
     let device = gpu.attention().unwrap();
-    let (mut random, shape) = (Random::new(4), Shape { kind: Kind::F16, ..shape(4, 2, 4, 4) });
+    let (mut random, shape) = (Random::new(4), Shape { kind: NumberFormat::F16, ..shape(4, 2, 4, 4) });
     const ROOM: usize = 40_000;
-    let [mut keys, mut values] = [0; 2].map(|_| Rows::new(&device, Kind::F16, 2, ROOM, 4));
+    let [mut keys, mut values] = [0; 2].map(|_| Rows::new(&device, NumberFormat::F16, 2, ROOM, 4));
     keys.append(&device, &mut random, 0, ROOM);
     values.append(&device, &mut random, 0, ROOM);
     // Two see nearly everything, and scores take as much room for all: 41 MB.
@@ -162,9 +163,9 @@ fn what_is_remembered_can_be_copied_to_more_room() {
     let gpu = gpu(emulator);
     let device = gpu.attention().unwrap();
     let (mut random, shape) = (Random::new(6), shape(6, 3, 8, 8));
-    let mut old = Rows::new(&device, Kind::F32, 3, 10, 8);
+    let mut old = Rows::new(&device, NumberFormat::F32, 3, 10, 8);
     old.append(&device, &mut random, 0, 10);
-    let mut new = Rows::new(&device, Kind::F32, 3, 25, 8);
+    let mut new = Rows::new(&device, NumberFormat::F32, 3, 25, 8);
     device.copy(old.number, new.number, 7).unwrap();
     for head in 0..3 {
         let (from, to) = (head * 10 * 32, head * 25 * 32);
@@ -187,7 +188,7 @@ fn what_cannot_be_is_an_error() {
     let gpu = gpu(emulator);
     let device = gpu.attention().unwrap();
     let mut random = Random::new(7);
-    let mut rows = Rows::new(&device, Kind::F32, 2, 10, 4);
+    let mut rows = Rows::new(&device, NumberFormat::F32, 2, 10, 4);
     rows.append(&device, &mut random, 0, 10);
     let attend = |number, heads, width, queries: usize, seen: Range<usize>, out: usize, sinks: Option<&[f32]>| {
         let (queries, table) = (vec![0.0; queries], DeviceTable { rows: number, width });
@@ -215,9 +216,9 @@ fn what_cannot_be_is_an_error() {
     let said = device.append(number, 9, &[0; 64]).unwrap_err().to_string();
     assert_eq!(said, "64 bytes are no rows from position 9 on, of 10");
     assert!(device.append(number, 0, &[0; 33]).is_err());
-    let form = DeviceRows { kind: Kind::Q8_0, heads: 1, room: 1, row: 34 };
+    let form = DeviceRows { kind: NumberFormat::Q8_0, heads: 1, room: 1, row: 34 };
     assert_eq!(device.allocate(form).unwrap_err().to_string(), "the GPU cannot remember 1 rows of 34 bytes in q8_0");
-    let said = device.allocate(DeviceRows { kind: Kind::F32, heads: 1, room: 65 << 20, row: 4 }).unwrap_err();
+    let said = device.allocate(DeviceRows { kind: NumberFormat::F32, heads: 1, room: 65 << 20, row: 4 }).unwrap_err();
     assert!(said.to_string().starts_with("272629760 bytes do not fit into the 6"), "{said}");
 }
 
@@ -225,13 +226,13 @@ fn what_cannot_be_is_an_error() {
 fn until_it_fails(emulator: &Arc<Emulator>, seed: u64) -> Result<(), String> {
     let gpu = Gpu::over(emulator.clone()).map_err(|e| e.to_string())?;
     let (mut random, device) = (Random::new(seed), gpu.attention().map_err(|e| e.to_string())?);
-    let form = DeviceRows { kind: Kind::F16, heads: 1, room: 64, row: 16 };
+    let form = DeviceRows { kind: NumberFormat::F16, heads: 1, room: 64, row: 16 };
     let number = device.allocate(form).map_err(|e| e.to_string())?;
     let (queries, mut data, mut out) = (random.floats(16), vec![0; form.bytes()], vec![0.0; 16]);
     for at in 0..8 {
-        narrow(Kind::F16, &random.floats(8), &mut data[at * 16..][..16]);
+        narrow(NumberFormat::F16, &random.floats(8), &mut data[at * 16..][..16]);
         device.append(number, at, &data[at * 16..][..16]).map_err(|e| e.to_string())?;
-        let table = Table { kind: Kind::F16, data: &data, head: data.len(), row: 16, width: 8 };
+        let table = Table { kind: NumberFormat::F16, data: &data, head: data.len(), row: 16, width: 8 };
         let (seen, sinks) = (0..at + 1, None);
         let seen = slice::from_ref(&seen);
         let look =

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use larder_core::{ExpertId, ExpertLayout, Gate, Kind, Order};
+use larder_core::{ExpertId, ExpertLayout, Gate, NumberFormat, RowOrder};
 use larder_cuda::{Fault, Gpu};
 use larder_model::{Activation, DeviceBench};
 
@@ -10,35 +10,38 @@ use crate::common::{Layer, Random, bring, emulator, gpu, numbered};
 
 const CLAMPED: Activation = Activation::ClampedSwiglu { alpha: 1.702, limit: 0.8 };
 /// Gate, up, down; whether there are biases; hidden and inter; the activation.
-type Case = ([Kind; 3], bool, (usize, usize), Activation);
+type Case = ([NumberFormat; 3], bool, (usize, usize), Activation);
 const CASES: [Case; 10] = [
-    ([Kind::Q4_0; 3], false, (96, 64), Activation::Silu),
-    ([Kind::Q8_0; 3], true, (64, 96), CLAMPED),
-    ([Kind::Q4K, Kind::Q4K, Kind::Q6K], false, (256, 256), Activation::Silu),
-    ([Kind::Q5K, Kind::Q5K, Kind::Q5K], false, (512, 256), Activation::Relu),
-    ([Kind::Q6K, Kind::Q4K, Kind::Q8_0], true, (256, 64), Activation::Silu),
-    ([Kind::F32; 3], true, (40, 24), Activation::GeluTanh),
-    ([Kind::Bf16; 3], false, (72, 40), Activation::Gelu),
-    ([Kind::F16; 3], false, (33, 17), CLAMPED),
-    ([Kind::F16, Kind::Q8_0, Kind::F32], true, (64, 24), Activation::Relu),
-    ([Kind::Q8_0, Kind::F32, Kind::Q4_0], false, (32, 32), Activation::Silu),
+    ([NumberFormat::Q4_0; 3], false, (96, 64), Activation::Silu),
+    ([NumberFormat::Q8_0; 3], true, (64, 96), CLAMPED),
+    ([NumberFormat::Q4K, NumberFormat::Q4K, NumberFormat::Q6K], false, (256, 256), Activation::Silu),
+    ([NumberFormat::Q5K, NumberFormat::Q5K, NumberFormat::Q5K], false, (512, 256), Activation::Relu),
+    ([NumberFormat::Q6K, NumberFormat::Q4K, NumberFormat::Q8_0], true, (256, 64), Activation::Silu),
+    ([NumberFormat::F32; 3], true, (40, 24), Activation::GeluTanh),
+    ([NumberFormat::Bf16; 3], false, (72, 40), Activation::Gelu),
+    ([NumberFormat::F16; 3], false, (33, 17), CLAMPED),
+    ([NumberFormat::F16, NumberFormat::Q8_0, NumberFormat::F32], true, (64, 24), Activation::Relu),
+    ([NumberFormat::Q8_0, NumberFormat::F32, NumberFormat::Q4_0], false, (32, 32), Activation::Silu),
 ];
 
-fn layout(kinds: [Kind; 3], bias: bool, (hidden, inter): (usize, usize)) -> ExpertLayout {
+fn layout(kinds: [NumberFormat; 3], bias: bool, (hidden, inter): (usize, usize)) -> ExpertLayout {
     ExpertLayout::new(hidden, inter, kinds, bias).unwrap()
 }
 
 /// Computes each case on the device made for it and on the CPU.
 pub fn compare(mut device: impl FnMut(u64) -> Option<Gpu>) {
     for (case, (kinds, bias, shape, act)) in CASES.into_iter().enumerate() {
-        for (tokens, scales_input, order) in
-            [(1, false, Order::Rows8), (1, true, Order::Rows), (13, false, Order::Rows), (11, true, Order::Rows8)]
-        {
+        for (tokens, scales_input, order) in [
+            (1, false, RowOrder::Rows8),
+            (1, true, RowOrder::Plain),
+            (13, false, RowOrder::Plain),
+            (11, true, RowOrder::Rows8),
+        ] {
             let Some(gpu) = device(case as u64) else { return };
             let mut random = Random::new(case as u64 * 100 + tokens as u64);
             let mut layout = layout(kinds, bias, shape);
             let mut experts: Vec<_> = (0..5).map(|_| random.expert(&layout)).collect();
-            if order == Order::Rows8 {
+            if order == RowOrder::Rows8 {
                 let plain = layout.clone();
                 experts.iter_mut().for_each(|data| layout = plain.rearrange(data));
             }
@@ -65,7 +68,7 @@ fn one_bench_serves_calls_of_any_size_and_each_group_of_a_call() {
     const EXPERTS: usize = 24;
     let Some(emulator) = emulator(3) else { return };
     let (mut random, gpu) = (Random::new(3), gpu(emulator));
-    let layout = layout([Kind::Q4_0; 3], false, (64, 64));
+    let layout = layout([NumberFormat::Q4_0; 3], false, (64, 64));
     let experts: Vec<_> = (0..EXPERTS).map(|_| random.expert(&layout)).collect();
     let (mut link, mut bench) = (gpu.link(), gpu.bench().unwrap());
     bring(&mut link, &layout, &experts);
@@ -106,7 +109,7 @@ fn memory_is_taken_before_the_first_call() {
 fn only_what_was_computed_here_is_handed_out() {
     let Some(emulator) = emulator(4) else { return };
     let (mut random, gpu) = (Random::new(4), gpu(emulator));
-    let layout = layout([Kind::Q8_0; 3], false, (32, 32));
+    let layout = layout([NumberFormat::Q8_0; 3], false, (32, 32));
     let experts: Vec<_> = (0..4).map(|_| random.expert(&layout)).collect();
     let (mut link, mut bench) = (gpu.link(), gpu.bench().unwrap());
     bring(&mut link, &layout, &experts);
@@ -124,7 +127,7 @@ fn a_layer_takes_four_launches_and_says_how_long_one_before_took() {
     let launch = std::time::Duration::from_millis(3);
     let emulator = Arc::new(emulator.taking(std::time::Duration::ZERO, 1e15, launch));
     let (mut random, gpu) = (Random::new(5), Gpu::over(emulator.clone()).unwrap());
-    let layout = layout([Kind::Q4_0; 3], false, (32, 32));
+    let layout = layout([NumberFormat::Q4_0; 3], false, (32, 32));
     let experts: Vec<_> = (0..4).map(|_| random.expert(&layout)).collect();
     let (mut link, mut bench) = (gpu.link(), gpu.bench().unwrap());
     bring(&mut link, &layout, &experts);
@@ -150,7 +153,7 @@ fn what_fails_on_the_device_is_an_error_and_never_wrong_bytes() {
         let Some(emulator) = emulator(seed) else { return };
         let emulator = Arc::new(emulator.failing(Fault::Launch, 24));
         let (mut random, gpu) = (Random::new(seed), Gpu::over(emulator.clone()).unwrap());
-        let layout = layout([Kind::Q8_0; 3], false, (32, 32));
+        let layout = layout([NumberFormat::Q8_0; 3], false, (32, 32));
         let experts: Vec<_> = (0..2).map(|_| random.expert(&layout)).collect();
         let (mut link, mut bench) = (gpu.link(), gpu.bench().unwrap());
         bring(&mut link, &layout, &experts);
@@ -176,10 +179,10 @@ fn what_fails_on_the_device_is_an_error_and_never_wrong_bytes() {
 #[test]
 fn biases_without_kernels_are_refused() {
     let Some(emulator) = emulator(6) else { return };
-    let mut layout = layout([Kind::Q8_0; 3], true, (32, 32));
+    let mut layout = layout([NumberFormat::Q8_0; 3], true, (32, 32));
     let (mut bench, gate) = (gpu(emulator).bench().unwrap(), Gate::softmax(4, 2, false));
     assert!(bench.prepare(&layout, Activation::Silu, &gate, 3).is_ok());
-    layout.bias.as_mut().unwrap()[1].kind = Kind::F16;
+    layout.bias.as_mut().unwrap()[1].kind = NumberFormat::F16;
     let error = bench.prepare(&layout, Activation::Silu, &gate, 3).unwrap_err().to_string();
     assert_eq!(error, "biases of experts are f16 here, and the GPU has kernels for f32 alone");
 }
@@ -191,7 +194,7 @@ fn little_never_waits_for_whole_experts() {
     let emulator = emulator.failing(Fault::CopyOut, 1);
     let (mut random, gpu) = (Random::new(7), gpu(emulator));
     // A thousand tokens have 1 MB of outputs, but for the last.
-    let layout = layout([Kind::Q8_0; 3], false, (256, 32));
+    let layout = layout([NumberFormat::Q8_0; 3], false, (256, 32));
     let experts = [random.expert(&layout)];
     let (mut link, mut bench) = (gpu.link(), gpu.bench().unwrap());
     bring(&mut link, &layout, &experts);

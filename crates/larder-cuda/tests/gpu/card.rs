@@ -1,6 +1,6 @@
 //! The same with a GPU, where there is one.
 
-use larder_core::{ExpertLayout, Kind};
+use larder_core::{ExpertLayout, NumberFormat};
 use larder_cuda::{Gpu, GpuError};
 use larder_model::Activation;
 
@@ -39,7 +39,7 @@ fn a_card_keeps_the_order() {
 #[test]
 fn a_card_can_be_measured() {
     let Some(gpu) = card() else { return };
-    let layout = ExpertLayout::new(2048, 1024, [Kind::Q4_0; 3], false).unwrap();
+    let layout = ExpertLayout::new(2048, 1024, [NumberFormat::Q4_0; 3], false).unwrap();
     let start = std::time::Instant::now();
     let rates = gpu.measure(&layout, Activation::Silu, 8).unwrap();
     println!("{}: {rates:?} in {:?}", gpu.facts().unwrap(), start.elapsed());

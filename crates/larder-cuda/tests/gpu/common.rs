@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use larder_cache::tiers::{Device, Direction, Transfer, Transferred};
-use larder_core::{BlockParts, ExpertId, ExpertLayout, Gate, Kind, LayerIdx};
+use larder_core::{BlockParts, ExpertId, ExpertLayout, Gate, LayerIdx, NumberFormat};
 use larder_cuda::{Emulator, Gpu};
 use larder_model::{Activation, Call, Compute, DeviceBench, Routed, Workbench};
 use larder_store::reader::{Arena, Slot};
@@ -55,7 +55,7 @@ impl Random {
     }
 
     /// Numbers of a kind: any, but with scales that are small.
-    pub fn weights(&mut self, kind: Kind, out: &mut [u8]) {
+    pub fn weights(&mut self, kind: NumberFormat, out: &mut [u8]) {
         for block in out.chunks_exact_mut(kind.block_bytes()) {
             match BlockParts::of(kind) {
                 None => larder_kernels::narrow(kind, &[self.float()], block),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use larder_cache::tiers::{Device, DeviceError, Direction, Transferred};
-use larder_core::{ExpertLayout, Kind};
+use larder_core::{ExpertLayout, NumberFormat};
 use larder_cuda::{Emulator, Fault, Gpu, Link};
 use larder_store::reader::{Arena, Slot};
 
@@ -186,7 +186,7 @@ fn a_copy_says_how_long_the_link_was_busy() {
     let gpu = gpu(emulator.taking(latency, 1e9, launch));
     let mut link = gpu.link();
     link.allocate(1, BYTES).unwrap();
-    let layout = ExpertLayout::new(32, 32, [Kind::F32; 3], false).unwrap();
+    let layout = ExpertLayout::new(32, 32, [NumberFormat::F32; 3], false).unwrap();
     let two = [vec![0; layout.bytes], vec![1; layout.bytes]];
     for slot in slots(&layout, &two) {
         link.submit(larder_cache::tiers::Transfer { len: 4096, ..transfer(Direction::In, slot, 0) });

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use larder_core::{ExpertLayout, Kind};
+use larder_core::{ExpertLayout, NumberFormat};
 use larder_model::Activation;
 
 use crate::common::{MEMORY, emulator, gpu};
@@ -12,7 +12,7 @@ fn rates_are_seconds_per_byte() {
     let Some(emulator) = emulator(1) else { return };
     let (latency, launch) = (Duration::ZERO, Duration::from_millis(2));
     let gpu = gpu(emulator.taking(latency, 1e10, launch));
-    let layout = ExpertLayout::new(64, 64, [Kind::Q8_0; 3], true).unwrap();
+    let layout = ExpertLayout::new(64, 64, [NumberFormat::Q8_0; 3], true).unwrap();
     let rates = gpu.measure(&layout, Activation::Silu, 4).unwrap();
     let near = |rate: f64, wanted: f64| assert!((rate / wanted - 1.0).abs() < 0.01, "{rate} and not {wanted}");
     near(rates.copy_in, 1e-10);
@@ -28,14 +28,14 @@ fn rates_are_seconds_per_byte() {
 #[test]
 fn a_device_without_room_is_measured_with_what_it_has() {
     let Some(emulator) = emulator(1) else { return };
-    let layout = ExpertLayout::new(4096, 600, [Kind::F32; 3], false).unwrap();
+    let layout = ExpertLayout::new(4096, 600, [NumberFormat::F32; 3], false).unwrap();
     let error = gpu(emulator).measure(&layout, Activation::Silu, 8);
     assert!(error.is_ok());
 }
 
 #[test]
 fn a_device_that_idled_is_measured_when_it_is_awake() {
-    let layout = ExpertLayout::new(64, 64, [Kind::Q8_0; 3], false).unwrap();
+    let layout = ExpertLayout::new(64, 64, [NumberFormat::Q8_0; 3], false).unwrap();
     let rates = |waking| {
         let emulator = emulator(2)?.taking(Duration::from_millis(1), 1e10, Duration::from_millis(2));
         Some(gpu(emulator.waking_in(waking)).measure(&layout, Activation::Silu, 4).unwrap())

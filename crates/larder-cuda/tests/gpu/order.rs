@@ -1,7 +1,7 @@
 //! Copies wait for computing, and nothing of it is luck: without events the same comes out wrong.
 
 use larder_cache::tiers::{Device, Direction};
-use larder_core::{ExpertId, ExpertLayout, Kind};
+use larder_core::{ExpertId, ExpertLayout, NumberFormat};
 use larder_cuda::Gpu;
 use larder_model::Activation;
 
@@ -10,7 +10,7 @@ use crate::common::{Layer, Random, bring, emulator, gpu, slots, transfer, wait_f
 /// Lets experts change places while they are computed; whether all came out as if each had waited for the other.
 pub fn all_right(gpu: &Gpu, seed: u64) -> bool {
     let mut random = Random::new(seed);
-    let layout = ExpertLayout::new(64, 32, [Kind::Q8_0; 3], false).unwrap();
+    let layout = ExpertLayout::new(64, 32, [NumberFormat::Q8_0; 3], false).unwrap();
     let mut there: Vec<_> = (0..2).map(|_| random.expert(&layout)).collect();
     let (mut link, mut bench) = (gpu.link(), gpu.bench().unwrap());
     bring(&mut link, &layout, &there);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use larder_core::{Kind, Order, interleave};
+use larder_core::{NumberFormat, RowOrder, interleave};
 use larder_cuda::{Fault, Gpu, GpuError, resident_room};
 use larder_kernels::{Inputs, Pool, Product, Weights, products};
 use larder_model::{DeviceProduct, DeviceProducts};
@@ -12,17 +12,17 @@ use crate::common::{MEMORY, Random, emulator, gpu};
 const COLS: usize = 512;
 
 struct Matrix {
-    kind: Kind,
-    order: Order,
+    kind: NumberFormat,
+    order: RowOrder,
     rows: usize,
     bytes: Vec<u8>,
 }
 
 impl Matrix {
-    fn new(random: &mut Random, kind: Kind, order: Order, rows: usize) -> Self {
+    fn new(random: &mut Random, kind: NumberFormat, order: RowOrder, rows: usize) -> Self {
         let mut bytes = vec![0; kind.matrix_bytes(rows, COLS).unwrap()];
         random.weights(kind, &mut bytes);
-        if order == Order::Rows8 {
+        if order == RowOrder::Rows8 {
             interleave(kind, rows, COLS, &mut bytes);
         }
         Matrix { kind, order, rows, bytes }
@@ -37,8 +37,8 @@ impl Matrix {
 pub fn compare(gpu: &Gpu) {
     let mut random = Random::new(1);
     let device = gpu.products(0).unwrap();
-    let both = [Order::Rows, Order::Rows8];
-    let shapes = Kind::ALL.into_iter().flat_map(|kind| both.map(|order| (kind, order)));
+    let both = [RowOrder::Plain, RowOrder::Rows8];
+    let shapes = NumberFormat::ALL.into_iter().flat_map(|kind| both.map(|order| (kind, order)));
     let matrices: Vec<_> =
         shapes.enumerate().map(|(i, (kind, order))| Matrix::new(&mut random, kind, order, [19, 8, 3][i % 3])).collect();
     let kept: Vec<usize> = matrices.iter().map(|m| device.keep(m.stored()).unwrap()).collect();
@@ -79,7 +79,7 @@ fn floats_meet_activations_as_they_are() {
     let device = gpu.products(0).unwrap();
     // Longer than several pieces that are copied one after the other.
     const ROWS: usize = 8400;
-    let matrix = Matrix::new(&mut random, Kind::F32, Order::Rows, ROWS);
+    let matrix = Matrix::new(&mut random, NumberFormat::F32, RowOrder::Plain, ROWS);
     let weights = device.keep(matrix.stored()).unwrap();
     let mut x = Inputs::new();
     x.fill(&random.floats(COLS), COLS, false);
@@ -95,7 +95,7 @@ fn what_does_not_fit_is_an_error() {
     let Some(emulator) = emulator(3) else { return };
     let (mut random, gpu) = (Random::new(3), gpu(emulator));
     let device = gpu.products(0).unwrap();
-    let matrix = Matrix::new(&mut random, Kind::Q8_0, Order::Rows, 8);
+    let matrix = Matrix::new(&mut random, NumberFormat::Q8_0, RowOrder::Plain, 8);
     let weights = device.keep(matrix.stored()).unwrap();
     let mut x = Inputs::new();
     x.fill(&random.floats(COLS), COLS, false);
@@ -110,7 +110,7 @@ fn what_does_not_fit_is_an_error() {
     assert_eq!(multiply(weights, Some(&[1]), 8), shape);
     let huge = vec![0; 65 << 20];
     let rows = huge.len() / 4 / COLS;
-    let huge = Weights { kind: Kind::F32, order: Order::Rows, rows, cols: COLS, bytes: &huge };
+    let huge = Weights { kind: NumberFormat::F32, order: RowOrder::Plain, rows, cols: COLS, bytes: &huge };
     let error = device.keep(huge).unwrap_err().to_string();
     assert!(error.starts_with("68157440 bytes do not fit into the 50331648 "), "{error}");
 }
@@ -122,7 +122,7 @@ fn what_fails_on_the_device_is_an_error() {
         let Some(emulator) = emulator(seed) else { return };
         let (mut random, gpu) = (Random::new(seed), gpu(emulator.failing(Fault::Launch, 6)));
         let device = gpu.products(0).unwrap();
-        let matrix = Matrix::new(&mut random, Kind::F16, Order::Rows, 8);
+        let matrix = Matrix::new(&mut random, NumberFormat::F16, RowOrder::Plain, 8);
         let weights = device.keep(matrix.stored()).unwrap();
         let mut x = Inputs::new();
         x.fill(&random.floats(COLS), COLS, false);
@@ -142,7 +142,8 @@ fn matrices_share_the_room_that_was_taken_for_them() {
     let Some(emulator) = emulator(4) else { return };
     let emulator = Arc::new(emulator);
     let (mut random, gpu) = (Random::new(4), Gpu::over(emulator.clone()).unwrap());
-    let matrices: Vec<_> = (1..9).map(|rows| Matrix::new(&mut random, Kind::Q8_0, Order::Rows, rows)).collect();
+    let matrices: Vec<_> =
+        (1..9).map(|rows| Matrix::new(&mut random, NumberFormat::Q8_0, RowOrder::Plain, rows)).collect();
     let room = resident_room(matrices.iter().map(|m| m.bytes.len() as u64));
     assert_eq!(room, (1..9).map(|rows: u64| (rows * 544).div_ceil(256) * 256).sum::<u64>());
     let device = gpu.products(room).unwrap();
@@ -180,7 +181,7 @@ fn room_is_taken_as_long_as_there_is_some() {
     assert_eq!(error, GpuError::OutOfMemory { bytes: MEMORY + 1, free_bytes: MEMORY });
     let device = gpu.products(MEMORY - (1 << 20)).unwrap();
     let bytes = vec![0; 32 << 10];
-    let one = Weights { kind: Kind::F32, order: Order::Rows, rows: 16, cols: COLS, bytes: &bytes };
+    let one = Weights { kind: NumberFormat::F32, order: RowOrder::Plain, rows: 16, cols: COLS, bytes: &bytes };
     let kept = std::iter::from_fn(|| device.keep(one).ok()).count();
     assert!(kept > 2016 && kept <= 2048, "{kept} matrices");
 }

@@ -1,6 +1,6 @@
 //! Numbers and weights that look random, and are always the same.
 
-use larder_core::{BlockParts, Kind, Order, interleave};
+use larder_core::{BlockParts, NumberFormat, RowOrder, interleave};
 use larder_kernels::narrow;
 
 use crate::Aligned;
@@ -41,7 +41,7 @@ impl Noise {
     }
 
     /// Stored weights with every bit at random, but for the scales, which are finite.
-    pub fn weights(&mut self, kind: Kind, order: Order, rows: usize, cols: usize) -> Aligned {
+    pub fn weights(&mut self, kind: NumberFormat, order: RowOrder, rows: usize, cols: usize) -> Aligned {
         let mut stored = Aligned::new(kind.matrix_bytes(rows, cols).unwrap());
         let bytes = stored.bytes_mut();
         if let Some(parts) = BlockParts::of(kind) {
@@ -49,14 +49,14 @@ impl Noise {
             for block in bytes.chunks_exact_mut(kind.block_bytes()) {
                 for half in block[parts.halves_at..][..2 * parts.halves].chunks_exact_mut(2) {
                     let size = self.one_of(&[1.0, 0.05, 1e-6]);
-                    narrow(Kind::F16, &[self.value() * size], half);
+                    narrow(NumberFormat::F16, &[self.value() * size], half);
                 }
             }
         } else {
             let values: Vec<f32> = (0..rows * cols).map(|_| self.value()).collect();
             narrow(kind, &values, bytes);
         }
-        if order == Order::Rows8 {
+        if order == RowOrder::Rows8 {
             interleave(kind, rows, cols, bytes);
         }
         stored

@@ -1,6 +1,6 @@
 //! Products, by one token and by many.
 
-use larder_core::{Kind, Order};
+use larder_core::{NumberFormat, RowOrder};
 use larder_cuda::Emulator;
 use larder_kernels::{Inputs, Pool, Weights, products};
 
@@ -23,8 +23,8 @@ struct Product {
 
 /// A matrix, what it is multiplied with, and the result by the kernels for CPUs.
 struct Case {
-    kind: Kind,
-    order: Order,
+    kind: NumberFormat,
+    order: RowOrder,
     rows: usize,
     cols: usize,
     weights: Aligned,
@@ -34,7 +34,15 @@ struct Case {
 }
 
 impl Case {
-    fn new(noise: &mut Noise, kind: Kind, order: Order, rows: usize, cols: usize, tokens: usize, picks: bool) -> Self {
+    fn new(
+        noise: &mut Noise,
+        kind: NumberFormat,
+        order: RowOrder,
+        rows: usize,
+        cols: usize,
+        tokens: usize,
+        picks: bool,
+    ) -> Self {
         let weights = noise.weights(kind, order, rows, cols);
         let inputs = if picks { noise.one_of(&[1, 3, 12]) } else { tokens };
         let x = noise.activations(inputs * cols);
@@ -61,16 +69,16 @@ impl Case {
 }
 
 /// For one token, and for any number.
-fn kernels(kind: Kind) -> [&'static str; 2] {
+fn kernels(kind: NumberFormat) -> [&'static str; 2] {
     match kind {
-        Kind::F32 => ["f32_round"; 2],
-        Kind::F16 => ["f16_round"; 2],
-        Kind::Bf16 => ["bf16_round"; 2],
-        Kind::Q8_0 => ["q8_0_one", "q8_0_many"],
-        Kind::Q4_0 => ["q4_0_one", "q4_0_many"],
-        Kind::Q4K => ["q4_k_one", "q4_k_many"],
-        Kind::Q5K => ["q5_k_one", "q5_k_many"],
-        Kind::Q6K => ["q6_k_one", "q6_k_many"],
+        NumberFormat::F32 => ["f32_round"; 2],
+        NumberFormat::F16 => ["f16_round"; 2],
+        NumberFormat::Bf16 => ["bf16_round"; 2],
+        NumberFormat::Q8_0 => ["q8_0_one", "q8_0_many"],
+        NumberFormat::Q4_0 => ["q4_0_one", "q4_0_many"],
+        NumberFormat::Q4K => ["q4_k_one", "q4_k_many"],
+        NumberFormat::Q5K => ["q5_k_one", "q5_k_many"],
+        NumberFormat::Q6K => ["q6_k_one", "q6_k_many"],
     }
 }
 
@@ -91,7 +99,7 @@ fn check(emulator: &Emulator, kernel: &'static str, cases: &[Case]) {
             rows: case.rows as u32,
             cols: case.cols as u32,
             tokens: case.tokens() as u32,
-            mixed: (case.order == Order::Rows8) as u32,
+            mixed: (case.order == RowOrder::Rows8) as u32,
             first_group: first_group as u32,
         });
         first_group += case.rows.div_ceil(8);
@@ -108,7 +116,7 @@ fn check(emulator: &Emulator, kernel: &'static str, cases: &[Case]) {
     }
 }
 
-fn widths(kind: Kind) -> &'static [usize] {
+fn widths(kind: NumberFormat) -> &'static [usize] {
     match kind.block_len() {
         1 => &[1, 15, 16, 17, 40, 96, 130],
         32 => &[32, 64, 96, 128, 160, 192, 288],
@@ -123,8 +131,8 @@ const HEIGHTS: [usize; 8] = [1, 7, 8, 9, 16, 19, 33, 64];
 fn products_are_the_same_to_the_bit() {
     let Some(emulator) = &emulator(0) else { return };
     let noise = &mut Noise(0x9e37_79b9_7f4a_7c15);
-    for kind in Kind::ALL {
-        for order in Order::ALL.into_iter().filter(|order| *order == Order::Rows || !kind.is_float()) {
+    for kind in NumberFormat::ALL {
+        for order in RowOrder::ALL.into_iter().filter(|order| *order == RowOrder::Plain || !kind.is_float()) {
             for (kernel, tokens) in kernels(kind).into_iter().zip([&[1][..], &[0, 1, 2, 4, 7, 8, 9, 17]]) {
                 for count in [1, 1, 2, 3, 5, 8, 21] {
                     let mut case = || {
@@ -145,8 +153,8 @@ fn products_are_the_same_to_the_bit() {
 fn no_shape_is_too_odd() {
     let Some(emulator) = &emulator(0) else { return };
     let noise = &mut Noise(77);
-    for kind in Kind::ALL {
-        let order = Order::best(kind);
+    for kind in NumberFormat::ALL {
+        let order = RowOrder::best(kind);
         for rows in HEIGHTS {
             for cols in widths(kind) {
                 for kernel in kernels(kind) {

@@ -5,13 +5,13 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use larder_cache::{Cache, Scope, Shards};
-use larder_core::{ExpertId, ExpertLayout, Gate, Geometry, Kind, LayerIdx};
+use larder_cache::{Cache, CacheScope, Shards};
+use larder_core::{ExpertId, ExpertLayout, Gate, Geometry, LayerIdx, NumberFormat};
 use larder_engine::{Routing, Streaming};
 use larder_model::{Activation, AllResident, Call, Compute, ExpertPath};
 use larder_policy::eviction::{EvictionSpec, Help, Setting};
 use larder_store::StoreError;
-use larder_store::reader::{Arena, Memory};
+use larder_store::reader::{Arena, MemoryReader};
 use tokio::sync::oneshot;
 use tonic::{Request, Response, Status};
 
@@ -56,7 +56,7 @@ impl Shards for Plain {
 }
 
 fn layout() -> ExpertLayout {
-    ExpertLayout::new(HIDDEN, 16, [Kind::F32; 3], false).unwrap()
+    ExpertLayout::new(HIDDEN, 16, [NumberFormat::F32; 3], false).unwrap()
 }
 
 /// The bytes of every expert, layer by layer.
@@ -67,10 +67,10 @@ fn experts() -> Vec<Vec<u8>> {
 }
 
 fn cache(slots: usize) -> Cache {
-    let setting = Setting::new(&geometry(), slots, Scope::Global);
+    let setting = Setting::new(&geometry(), slots, CacheScope::Global);
     let policies = "lru".parse::<EvictionSpec>().unwrap().make(&setting, &Help::default()).unwrap();
     let (_arena, memory) = Arena::new(setting.all_slots(), layout().bytes).unwrap();
-    let reader = Box::new(Memory::new(Arc::new(experts()), 3));
+    let reader = Box::new(MemoryReader::new(Arc::new(experts()), 3));
     Cache::new(&geometry(), &setting, policies, memory, reader, Box::new(Plain(layout())))
 }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use larder_store::{ConvertOptions, Fault, Header, ReadAt, Result, Source, convert, open_source};
+use larder_store::{ConvertOptions, ReadAt, Result, SafetensorsHeader, Source, StoreErrorKind, convert, open_source};
 use serde_json::json;
 
 use self::server::{Act, Asked, Server};
@@ -28,7 +28,7 @@ fn files() -> BTreeMap<String, Vec<u8>> {
     files.insert("README.md".into(), b"not needed".to_vec());
     files.insert("q/small.gguf".into(), vec![7; 3_000_000]);
     let weights = ReadAt::open(&golden.join("model.safetensors")).unwrap();
-    let tensors: Vec<_> = Header::read(&weights).unwrap().tensors.into_iter().collect();
+    let tensors: Vec<_> = SafetensorsHeader::read(&weights).unwrap().tensors.into_iter().collect();
     let mut map = serde_json::Map::new();
     for (i, part) in tensors.chunks(tensors.len().div_ceil(SHARDS)).enumerate() {
         let name = format!("model-{:05}-of-{SHARDS:05}.safetensors", i + 1);
@@ -262,7 +262,7 @@ fn two_downloads_into_one_folder_are_refused() {
         Repo::open(hub, "o/n", "main", dir.path(), Arc::new(()))
     };
     let first = open().unwrap();
-    assert_eq!(open().err().unwrap().fault, Fault::Taken);
+    assert_eq!(open().err().unwrap().kind, StoreErrorKind::Taken);
     drop(first);
     open().unwrap();
 }

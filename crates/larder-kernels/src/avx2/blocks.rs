@@ -9,7 +9,7 @@
 
 use std::arch::x86_64::*;
 
-use larder_core::{GROUP, Kind};
+use larder_core::{NumberFormat, ROW_GROUP};
 
 use super::groups::{Q4K, Q5K, Q6K};
 use super::load::fetch;
@@ -47,12 +47,14 @@ unsafe fn by_kind<const MIXED: bool, const P: usize, const N: usize>(
     // SAFETY: as the caller guarantees.
     unsafe {
         match panels[0].kind {
-            Kind::Q8_0 => rows::<Q8_0, MIXED, P, N>(panels, x),
-            Kind::Q4_0 => rows::<Q4_0, MIXED, P, N>(panels, x),
-            Kind::Q4K => rows::<Q4K, MIXED, P, N>(panels, x),
-            Kind::Q5K => rows::<Q5K, MIXED, P, N>(panels, x),
-            Kind::Q6K => rows::<Q6K, MIXED, P, N>(panels, x),
-            Kind::F32 | Kind::F16 | Kind::Bf16 => unreachable!("floats have kernels of their own"),
+            NumberFormat::Q8_0 => rows::<Q8_0, MIXED, P, N>(panels, x),
+            NumberFormat::Q4_0 => rows::<Q4_0, MIXED, P, N>(panels, x),
+            NumberFormat::Q4K => rows::<Q4K, MIXED, P, N>(panels, x),
+            NumberFormat::Q5K => rows::<Q5K, MIXED, P, N>(panels, x),
+            NumberFormat::Q6K => rows::<Q6K, MIXED, P, N>(panels, x),
+            NumberFormat::F32 | NumberFormat::F16 | NumberFormat::Bf16 => {
+                unreachable!("floats have kernels of their own")
+            }
         }
     }
 }
@@ -65,7 +67,7 @@ unsafe fn rows<K: Weight, const MIXED: bool, const P: usize, const N: usize>(
 ) -> [[__m256; N]; P] {
     let rows = panels.map(Rows::<MIXED>::of);
     let fetches = !panels[0].next.is_empty();
-    let step = GROUP * K::KIND.block_bytes();
+    let step = ROW_GROUP * K::KIND.block_bytes();
     let mut tiles = [Tile::new(x); P];
     for i in 0..panels[0].blocks {
         for p in 0..P {
@@ -81,7 +83,7 @@ unsafe fn rows<K: Weight, const MIXED: bool, const P: usize, const N: usize>(
 
 /// A kind of weights.
 pub trait Weight {
-    const KIND: Kind;
+    const KIND: NumberFormat;
 
     /// Adds what a block of every row gives with each token's blocks from number `at`.
     ///
@@ -93,7 +95,7 @@ pub trait Weight {
 struct Q8_0;
 
 impl Weight for Q8_0 {
-    const KIND: Kind = Kind::Q8_0;
+    const KIND: NumberFormat = NumberFormat::Q8_0;
 
     #[target_feature(enable = "avx2,f16c")]
     #[inline]
@@ -118,7 +120,7 @@ impl Weight for Q8_0 {
 struct Q4_0;
 
 impl Weight for Q4_0 {
-    const KIND: Kind = Kind::Q4_0;
+    const KIND: NumberFormat = NumberFormat::Q4_0;
 
     #[target_feature(enable = "avx2,f16c")]
     #[inline]

@@ -3,7 +3,7 @@
 
 use std::arch::x86_64::*;
 
-use larder_core::Kind;
+use larder_core::NumberFormat;
 
 use super::blocks::{Weight, nibbles};
 use super::scales::{Halves, Minima};
@@ -12,7 +12,7 @@ use crate::rows::Eight;
 
 /// A kind of weights whose blocks have eight groups.
 trait Grouped {
-    const KIND: Kind;
+    const KIND: NumberFormat;
 
     /// What all groups of a block need.
     type Head;
@@ -34,7 +34,7 @@ trait Grouped {
 }
 
 impl<K: Grouped> Weight for K {
-    const KIND: Kind = K::KIND;
+    const KIND: NumberFormat = K::KIND;
 
     #[target_feature(enable = "avx2,f16c")]
     #[inline]
@@ -57,7 +57,7 @@ impl<K: Grouped> Weight for K {
 pub struct Q4K;
 
 impl Grouped for Q4K {
-    const KIND: Kind = Kind::Q4K;
+    const KIND: NumberFormat = NumberFormat::Q4K;
     type Head = Minima;
 
     #[target_feature(enable = "avx2,f16c")]
@@ -86,7 +86,7 @@ impl Grouped for Q4K {
 pub struct Q5K;
 
 impl Grouped for Q5K {
-    const KIND: Kind = Kind::Q5K;
+    const KIND: NumberFormat = NumberFormat::Q5K;
     type Head = Minima;
 
     #[target_feature(enable = "avx2,f16c")]
@@ -118,7 +118,7 @@ impl Grouped for Q5K {
 pub struct Q6K;
 
 impl Grouped for Q6K {
-    const KIND: Kind = Kind::Q6K;
+    const KIND: NumberFormat = NumberFormat::Q6K;
     /// The packed scales, and the scale of scales.
     type Head = ([__m256i; 4], __m256);
 

@@ -3,7 +3,7 @@
 
 use std::arch::x86_64::*;
 
-use larder_core::GROUP;
+use larder_core::ROW_GROUP;
 
 use crate::rows::Eight;
 
@@ -60,13 +60,13 @@ impl<const MIXED: bool> Eight<'_, MIXED> {
 #[inline]
 unsafe fn together(at: *const u8) -> [__m256i; 4] {
     // SAFETY: 128 bytes are there, as the caller guarantees.
-    let four = |i: usize| unsafe { _mm256_loadu_si256(at.add(4 * GROUP * i).cast()) };
+    let four = |i: usize| unsafe { _mm256_loadu_si256(at.add(4 * ROW_GROUP * i).cast()) };
     [four(0), four(1), four(2), four(3)]
 }
 
 #[target_feature(enable = "avx2")]
 #[inline]
-unsafe fn apart(rows: [*const u8; GROUP]) -> [__m256i; 4] {
+unsafe fn apart(rows: [*const u8; ROW_GROUP]) -> [__m256i; 4] {
     // SAFETY: every row has sixteen bytes there, as the caller guarantees.
     let row = |r: usize| unsafe { _mm_loadu_si128(rows[r].cast()) };
     let (a, b) = (_mm256_set_m128i(row(4), row(0)), _mm256_set_m128i(row(5), row(1)));

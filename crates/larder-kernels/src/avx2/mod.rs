@@ -12,7 +12,7 @@ mod tile;
 
 use std::arch::is_x86_feature_detected;
 
-use larder_core::Kind;
+use larder_core::NumberFormat;
 
 use crate::attention::Run;
 use crate::inputs::{BLOCK, Block};
@@ -57,10 +57,10 @@ fn floats(panels: &[Panel], x: &[&[f32]], out: &mut [Sums]) {
         // SAFETY: as above.
         unsafe {
             match panel.kind {
-                Kind::F32 => floats::panel::<{ floats::F32 }>(*panel, x, out),
-                Kind::F16 => floats::panel::<{ floats::F16 }>(*panel, x, out),
-                Kind::Bf16 => floats::panel::<{ floats::BF16 }>(*panel, x, out),
-                Kind::Q8_0 | Kind::Q4_0 | Kind::Q4K | Kind::Q5K | Kind::Q6K => {
+                NumberFormat::F32 => floats::panel::<{ floats::F32 }>(*panel, x, out),
+                NumberFormat::F16 => floats::panel::<{ floats::F16 }>(*panel, x, out),
+                NumberFormat::Bf16 => floats::panel::<{ floats::BF16 }>(*panel, x, out),
+                NumberFormat::Q8_0 | NumberFormat::Q4_0 | NumberFormat::Q4K | NumberFormat::Q5K | NumberFormat::Q6K => {
                     unreachable!("blocks have kernels of their own")
                 }
             }
@@ -75,8 +75,8 @@ fn blend(run: Run, factors: &[f32], out: &mut [f32]) {
     // SAFETY: as above.
     unsafe {
         match run.kind {
-            Kind::F32 => blend::rows::<{ floats::F32 }>(run, factors, out),
-            Kind::F16 => blend::rows::<{ floats::F16 }>(run, factors, out),
+            NumberFormat::F32 => blend::rows::<{ floats::F32 }>(run, factors, out),
+            NumberFormat::F16 => blend::rows::<{ floats::F16 }>(run, factors, out),
             _ => blend::rows::<{ floats::BF16 }>(run, factors, out),
         }
     }

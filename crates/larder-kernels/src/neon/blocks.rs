@@ -6,7 +6,7 @@
 
 use std::arch::aarch64::*;
 
-use larder_core::{GROUP, Kind};
+use larder_core::{NumberFormat, ROW_GROUP};
 
 use super::dots::Dot;
 use super::groups::{Q4K, Q5K, Q6K};
@@ -45,12 +45,14 @@ unsafe fn by_kind<D: Dot, const MIXED: bool, const N: usize>(panel: &Panel, x: [
     // SAFETY: as the caller guarantees.
     unsafe {
         match panel.kind {
-            Kind::Q8_0 => rows::<Q8_0, D, MIXED, N>(panel, x),
-            Kind::Q4_0 => rows::<Q4_0, D, MIXED, N>(panel, x),
-            Kind::Q4K => rows::<Q4K, D, MIXED, N>(panel, x),
-            Kind::Q5K => rows::<Q5K, D, MIXED, N>(panel, x),
-            Kind::Q6K => rows::<Q6K, D, MIXED, N>(panel, x),
-            Kind::F32 | Kind::F16 | Kind::Bf16 => unreachable!("floats have kernels of their own"),
+            NumberFormat::Q8_0 => rows::<Q8_0, D, MIXED, N>(panel, x),
+            NumberFormat::Q4_0 => rows::<Q4_0, D, MIXED, N>(panel, x),
+            NumberFormat::Q4K => rows::<Q4K, D, MIXED, N>(panel, x),
+            NumberFormat::Q5K => rows::<Q5K, D, MIXED, N>(panel, x),
+            NumberFormat::Q6K => rows::<Q6K, D, MIXED, N>(panel, x),
+            NumberFormat::F32 | NumberFormat::F16 | NumberFormat::Bf16 => {
+                unreachable!("floats have kernels of their own")
+            }
         }
     }
 }
@@ -63,7 +65,7 @@ unsafe fn rows<K: Weight, D: Dot, const MIXED: bool, const N: usize>(
     x: [&[Block]; N],
 ) -> [[float32x4_t; N]; 2] {
     let rows = Rows::<MIXED>::of(panel);
-    let step = GROUP * K::KIND.block_bytes();
+    let step = ROW_GROUP * K::KIND.block_bytes();
     let (mut first, mut second) = (Tile::new(x), Tile::new(x));
     for i in 0..panel.blocks {
         if !panel.next.is_empty() {
@@ -81,7 +83,7 @@ unsafe fn rows<K: Weight, D: Dot, const MIXED: bool, const N: usize>(
 
 /// A kind of weights.
 pub trait Weight {
-    const KIND: Kind;
+    const KIND: NumberFormat;
 
     /// Adds what a block of every row gives with each token's blocks from number `at`.
     ///
@@ -93,7 +95,7 @@ pub trait Weight {
 struct Q8_0;
 
 impl Weight for Q8_0 {
-    const KIND: Kind = Kind::Q8_0;
+    const KIND: NumberFormat = NumberFormat::Q8_0;
 
     #[inline(always)]
     unsafe fn add<D: Dot, const MIXED: bool, const N: usize>(block: Four<MIXED>, at: usize, tile: &mut Tile<N>) {
@@ -109,7 +111,7 @@ impl Weight for Q8_0 {
 struct Q4_0;
 
 impl Weight for Q4_0 {
-    const KIND: Kind = Kind::Q4_0;
+    const KIND: NumberFormat = NumberFormat::Q4_0;
 
     #[inline(always)]
     unsafe fn add<D: Dot, const MIXED: bool, const N: usize>(block: Four<MIXED>, at: usize, tile: &mut Tile<N>) {

@@ -3,7 +3,7 @@
 
 use std::arch::aarch64::*;
 
-use larder_core::Kind;
+use larder_core::NumberFormat;
 
 use super::blocks::{Weight, nibbles};
 use super::dots::Dot;
@@ -13,7 +13,7 @@ use super::tile::{Blocks, Tile};
 
 /// A kind of weights whose blocks have eight groups.
 trait Grouped {
-    const KIND: Kind;
+    const KIND: NumberFormat;
 
     /// What all groups of a block need.
     type Head;
@@ -35,7 +35,7 @@ trait Grouped {
 }
 
 impl<K: Grouped> Weight for K {
-    const KIND: Kind = K::KIND;
+    const KIND: NumberFormat = K::KIND;
 
     #[target_feature(enable = "neon")]
     #[inline]
@@ -58,7 +58,7 @@ impl<K: Grouped> Weight for K {
 pub struct Q4K;
 
 impl Grouped for Q4K {
-    const KIND: Kind = Kind::Q4K;
+    const KIND: NumberFormat = NumberFormat::Q4K;
     type Head = Minima;
 
     #[target_feature(enable = "neon")]
@@ -90,7 +90,7 @@ impl Grouped for Q4K {
 pub struct Q5K;
 
 impl Grouped for Q5K {
-    const KIND: Kind = Kind::Q5K;
+    const KIND: NumberFormat = NumberFormat::Q5K;
     type Head = Minima;
 
     #[target_feature(enable = "neon")]
@@ -122,7 +122,7 @@ impl Grouped for Q5K {
 pub struct Q6K;
 
 impl Grouped for Q6K {
-    const KIND: Kind = Kind::Q6K;
+    const KIND: NumberFormat = NumberFormat::Q6K;
     /// The packed scales, and the scale of scales.
     type Head = (Runs, float32x4_t);
 

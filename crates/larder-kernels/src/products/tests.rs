@@ -1,4 +1,4 @@
-use larder_core::{Kind, Order};
+use larder_core::{NumberFormat, RowOrder};
 
 use super::*;
 use crate::testing::{Noise, ordered};
@@ -16,17 +16,17 @@ fn threads_orders_and_company_change_no_bit() {
     let (cols, tokens, most_rows) = if cfg!(miri) { (256, 2, 10) } else { (512, 70, 60) };
     let mut x = Inputs::new();
     x.fill(&noise.values(tokens * cols), cols, true);
-    let plain: Vec<_> = Kind::ALL.iter().map(|kind| (*kind, 8 + noise.below(most_rows))).collect();
+    let plain: Vec<_> = NumberFormat::ALL.iter().map(|kind| (*kind, 8 + noise.below(most_rows))).collect();
     let plain: Vec<_> = plain.into_iter().map(|(kind, rows)| (kind, rows, noise.weights(kind, rows, cols))).collect();
-    let weights = |(kind, rows, bytes): &'_ (Kind, usize, Vec<u8>)| (*kind, *rows, bytes.clone());
+    let weights = |(kind, rows, bytes): &'_ (NumberFormat, usize, Vec<u8>)| (*kind, *rows, bytes.clone());
     let want: Vec<_> = plain
         .iter()
         .map(weights)
-        .map(|(kind, rows, bytes)| alone(Weights { kind, order: Order::Rows, rows, cols, bytes: &bytes }, &x))
+        .map(|(kind, rows, bytes)| alone(Weights { kind, order: RowOrder::Plain, rows, cols, bytes: &bytes }, &x))
         .collect();
     for threads in [1, 2, 5] {
         let pool = Pool::new(threads, false).unwrap();
-        for order in Order::ALL {
+        for order in RowOrder::ALL {
             let stored: Vec<_> = plain.iter().map(|(k, r, bytes)| ordered(*k, order, *r, cols, bytes)).collect();
             let mut outs: Vec<_> = want.iter().map(|w| vec![f32::NAN; w.len()]).collect();
             let mut all: Vec<_> = plain
@@ -50,9 +50,9 @@ fn picked_tokens_are_those_of_the_whole_batch() {
     let (rows, cols, tokens) = (21, 96, 9);
     let mut x = Inputs::new();
     x.fill(&noise.values(tokens * cols), cols, true);
-    for kind in [Kind::F32, Kind::Q4_0] {
+    for kind in [NumberFormat::F32, NumberFormat::Q4_0] {
         let bytes = noise.weights(kind, rows, cols);
-        let weights = Weights { kind, order: Order::Rows, rows, cols, bytes: &bytes };
+        let weights = Weights { kind, order: RowOrder::Plain, rows, cols, bytes: &bytes };
         let whole = alone(weights, &x);
         for pick in [&[][..], &[8], &[3, 3, 0], &[7, 1, 8, 2, 0, 5]] {
             let mut out = vec![f32::NAN; pick.len() * rows];
@@ -71,7 +71,7 @@ fn a_product_matches_its_definition() {
     let bytes: Vec<u8> = w.iter().flat_map(|v| v.to_le_bytes()).collect();
     let mut x = Inputs::new();
     x.fill(&values, cols, false);
-    let out = alone(Weights { kind: Kind::F32, order: Order::Rows, rows, cols, bytes: &bytes }, &x);
+    let out = alone(Weights { kind: NumberFormat::F32, order: RowOrder::Plain, rows, cols, bytes: &bytes }, &x);
     for t in 0..tokens {
         for r in 0..rows {
             let exact: f64 = (0..cols).map(|c| w[r * cols + c] as f64 * values[t * cols + c] as f64).sum();
@@ -84,12 +84,12 @@ fn a_product_matches_its_definition() {
 fn activations_that_are_not_quantised_meet_widened_weights() {
     let (rows, cols, tokens) = (11, 64, 3);
     let mut noise = Noise::new(8);
-    let (plain, values) = (noise.weights(Kind::Q4_0, rows, cols), noise.values(tokens * cols));
+    let (plain, values) = (noise.weights(NumberFormat::Q4_0, rows, cols), noise.values(tokens * cols));
     let mut x = Inputs::new();
     x.fill(&values, cols, false);
-    for order in Order::ALL {
-        let bytes = ordered(Kind::Q4_0, order, rows, cols, &plain);
-        let weights = Weights { kind: Kind::Q4_0, order, rows, cols, bytes: &bytes[1..] };
+    for order in RowOrder::ALL {
+        let bytes = ordered(NumberFormat::Q4_0, order, rows, cols, &plain);
+        let weights = Weights { kind: NumberFormat::Q4_0, order, rows, cols, bytes: &bytes[1..] };
         let out = alone(weights, &x);
         for r in 0..rows {
             let mut wide = vec![0.0; cols];
@@ -107,8 +107,8 @@ fn work_is_cut_into_several_tasks_per_thread_but_not_into_crumbs() {
     let mut x = Inputs::new();
     x.fill(&noise.values(1024), 1024, true);
     for (rows, least, most) in [(8, 1, 1), (64, 1, 4), (4096, 16, 40)] {
-        let bytes = noise.weights(Kind::Q4_0, rows, 1024);
-        let weights = Weights { kind: Kind::Q4_0, order: Order::Rows, rows, cols: 1024, bytes: &bytes };
+        let bytes = noise.weights(NumberFormat::Q4_0, rows, 1024);
+        let weights = Weights { kind: NumberFormat::Q4_0, order: RowOrder::Plain, rows, cols: 1024, bytes: &bytes };
         let product = Product { weights, x: &x, pick: None, out: &mut vec![0.0; rows] };
         let tasks = product.tasks(LEAST_WORK.max(product.work() / (2 * TASKS_PER_THREAD)));
         assert!((least..=most).contains(&tasks), "{tasks} tasks for {rows} rows");
@@ -118,7 +118,7 @@ fn work_is_cut_into_several_tasks_per_thread_but_not_into_crumbs() {
 fn product_of(bytes: &[u8], x: &[f32], quantise: bool, pick: Option<&[u32]>, out: usize) {
     let mut inputs = Inputs::new();
     inputs.fill(x, 32, quantise);
-    let weights = Weights { kind: Kind::Q8_0, order: Order::Rows, rows: 2, cols: 32, bytes };
+    let weights = Weights { kind: NumberFormat::Q8_0, order: RowOrder::Plain, rows: 2, cols: 32, bytes };
     products(&Pool::alone(), &mut [Product { weights, x: &inputs, pick, out: &mut vec![0.0; out] }]);
 }
 

@@ -1,4 +1,4 @@
-use larder_core::{Kind, Order};
+use larder_core::{NumberFormat, RowOrder};
 use proptest::prelude::*;
 
 use super::*;
@@ -30,7 +30,7 @@ fn bits(out: &[Vec<f32>]) -> Vec<Vec<u32>> {
     out.iter().map(|row| row.iter().map(|v| v.to_bits()).collect()).collect()
 }
 
-fn cols(kind: Kind, size: usize) -> usize {
+fn cols(kind: NumberFormat, size: usize) -> usize {
     if kind.is_float() { size } else { kind.block_len() * size.div_ceil(BLOCK) }
 }
 
@@ -46,18 +46,18 @@ proptest! {
     /// Odd sizes, tails, one row, unaligned starts.
     #[test]
     fn every_set_gives_the_bits_of_the_definition(
-        seed: u64, kind in 0..Kind::ALL.len(), rows in 1..=ROWS, size in 1..=SIZES, tokens in 1..=BATCH,
+        seed: u64, kind in 0..NumberFormat::ALL.len(), rows in 1..=ROWS, size in 1..=SIZES, tokens in 1..=BATCH,
     ) {
-        let kind = Kind::ALL[kind];
+        let kind = NumberFormat::ALL[kind];
         let cols = cols(kind, size);
         let mut noise = Noise::new(seed);
         let plain = noise.weights(kind, rows, cols);
         let mut x = Inputs::new();
         x.fill(&noise.values(tokens * cols), cols, !kind.is_float());
-        let weights = Weights { kind, order: Order::Rows, rows, cols, bytes: &plain };
+        let weights = Weights { kind, order: RowOrder::Plain, rows, cols, bytes: &plain };
         let want = product(&portable::set().unwrap(), weights, &x);
         for set in Set::all() {
-            for order in Order::ALL {
+            for order in RowOrder::ALL {
                 let bytes = ordered(kind, order, rows, cols, &plain);
                 let got = product(&set, Weights { order, bytes: &bytes[1..], ..weights }, &x);
                 prop_assert_eq!(bits(&got), bits(&want), "{} {} {}", set.name, kind, order);
@@ -69,16 +69,16 @@ proptest! {
     /// block at most, and the sums of f32 by a little for each block.
     #[test]
     fn the_definition_is_within_its_bound(
-        seed: u64, kind in 0..Kind::ALL.len(), rows in 1..9usize, size in 1..=2 * SIZES,
+        seed: u64, kind in 0..NumberFormat::ALL.len(), rows in 1..9usize, size in 1..=2 * SIZES,
     ) {
-        let kind = Kind::ALL[kind];
+        let kind = NumberFormat::ALL[kind];
         let cols = cols(kind, size);
         let mut noise = Noise::new(seed);
         let plain = noise.weights(kind, rows, cols);
         let values = noise.values(cols);
         let mut x = Inputs::new();
         x.fill(&values, cols, !kind.is_float());
-        let weights = Weights { kind, order: Order::Rows, rows, cols, bytes: &plain };
+        let weights = Weights { kind, order: RowOrder::Plain, rows, cols, bytes: &plain };
         let out = product(&portable::set().unwrap(), weights, &x);
         for (row, got) in out[0].iter().enumerate() {
             let mut wide = vec![0.0; cols];
@@ -103,7 +103,7 @@ proptest! {
     fn every_set_blends_to_the_same_bits(
         seed: u64, kind in 0..3usize, rows in 1..20usize, width in 1..=SIZES, gap in 0..7usize,
     ) {
-        let kind = [Kind::F32, Kind::F16, Kind::Bf16][kind];
+        let kind = [NumberFormat::F32, NumberFormat::F16, NumberFormat::Bf16][kind];
         let mut noise = Noise::new(seed);
         let row_bytes = width * kind.block_bytes() + gap;
         let mut bytes = vec![0xff; 1 + rows * row_bytes];
@@ -150,7 +150,7 @@ proptest! {
 /// The largest integers that blocks can hold, so that a sum in too few bits shows.
 #[test]
 fn sums_of_integers_never_overflow() {
-    for kind in Kind::ALL.into_iter().filter(|k| !k.is_float()) {
+    for kind in NumberFormat::ALL.into_iter().filter(|k| !k.is_float()) {
         let (rows, cols) = (8, 256);
         for fill in [0x00, 0xff, 0x7f, 0x80] {
             let mut plain = vec![fill; kind.matrix_bytes(rows, cols).unwrap()];
@@ -163,10 +163,10 @@ fn sums_of_integers_never_overflow() {
             for sign in [1.0, -1.0] {
                 let mut x = Inputs::new();
                 x.fill(&vec![sign; BATCH * cols], cols, true);
-                let weights = Weights { kind, order: Order::Rows, rows, cols, bytes: &plain };
+                let weights = Weights { kind, order: RowOrder::Plain, rows, cols, bytes: &plain };
                 let want = product(&portable::set().unwrap(), weights, &x);
                 for set in Set::all() {
-                    for order in Order::ALL {
+                    for order in RowOrder::ALL {
                         let bytes = ordered(kind, order, rows, cols, &plain);
                         let got = product(&set, Weights { order, bytes: &bytes[1..], ..weights }, &x);
                         assert_eq!(bits(&got), bits(&want), "{} {kind} {order} {fill:x}", set.name);
@@ -180,7 +180,7 @@ fn sums_of_integers_never_overflow() {
 #[test]
 fn what_is_not_finite_stays_visible_and_stays_with_its_token() {
     let mut noise = Noise::new(7);
-    for kind in Kind::ALL {
+    for kind in NumberFormat::ALL {
         let cols = cols(kind, 70);
         let plain = noise.weights(kind, 9, cols);
         for odd in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
@@ -189,7 +189,7 @@ fn what_is_not_finite_stays_visible_and_stays_with_its_token() {
             let mut x = Inputs::new();
             x.fill(&values, cols, !kind.is_float());
             for set in Set::all() {
-                let out = product(&set, Weights { kind, order: Order::Rows, rows: 9, cols, bytes: &plain }, &x);
+                let out = product(&set, Weights { kind, order: RowOrder::Plain, rows: 9, cols, bytes: &plain }, &x);
                 assert!(out[1].iter().all(|v| !v.is_finite()), "{} {kind} {odd}", set.name);
                 assert!(out[0].iter().chain(&out[2]).all(|v| v.is_finite()), "{} {kind} {odd}", set.name);
             }

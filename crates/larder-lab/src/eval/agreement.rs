@@ -130,7 +130,7 @@ impl MoeRows {
 
 #[cfg(test)]
 mod tests {
-    use larder_core::Scope;
+    use larder_core::CacheScope;
     use larder_policy::eviction::{EvictionSpec, Help, Setting};
     use larder_policy::routing::RoutingSpec;
 
@@ -152,7 +152,7 @@ mod tests {
 
     fn shadow<'a>(gate: &'a Gate, spec: &str) -> ShadowRouting<'a> {
         let router = spec.parse::<RoutingSpec>().unwrap().make(2, None).unwrap();
-        let setting = Setting::new(&geometry(), 1, Scope::Layer);
+        let setting = Setting::new(&geometry(), 1, CacheScope::Layer);
         let policies = "lru".parse::<EvictionSpec>().unwrap().make(&setting, &Help::default()).unwrap();
         ShadowRouting::new(&geometry(), vec![gate; 2], router, Ledger::new(&setting, policies))
     }

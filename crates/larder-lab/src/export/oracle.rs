@@ -45,7 +45,7 @@ fn next_uses(requests: &[(u32, usize)], objects: usize) -> Vec<i64> {
 
 #[cfg(test)]
 mod tests {
-    use larder_core::Pass;
+    use larder_core::TracePass;
 
     use super::*;
 
@@ -53,7 +53,7 @@ mod tests {
     fn records_are_packed_and_know_the_next_use() {
         let mut trace = Trace::new(2, 3, 1);
         for ids in [[0, 2], [1, 2], [0, 0]] {
-            trace.push(&Pass { ids: &ids, ..Pass::default() }).unwrap();
+            trace.push(&TracePass { ids: &ids, ..TracePass::default() }).unwrap();
         }
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("t.oracleGeneral");

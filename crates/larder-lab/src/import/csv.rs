@@ -7,7 +7,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
 use half::f16;
-use larder_core::{Pass, Trace, UNUSED};
+use larder_core::{Trace, TracePass, UNUSED};
 
 use super::ImportOptions;
 use crate::LabError;
@@ -70,7 +70,7 @@ pub(super) fn read(path: &Path, how: &ImportOptions) -> Result<Trace, LabError> 
             }
         }
         let starts_sequence = at == 0 || tokens[at - 1].sequence != tokens[at].sequence;
-        trace.push(&Pass { ids: &ids, weights: &weights, logits: &[], starts_sequence })?;
+        trace.push(&TracePass { ids: &ids, weights: &weights, logits: &[], starts_sequence })?;
         at += pass.len();
     }
     trace.meta.insert("source".into(), path.file_name().unwrap_or_default().to_string_lossy().into_owned());

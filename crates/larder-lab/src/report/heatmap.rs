@@ -174,17 +174,17 @@ impl Observer for Heatmap {
 
 #[cfg(test)]
 mod tests {
-    use larder_core::{Pass, Scope, Trace};
+    use larder_core::{CacheScope, Trace, TracePass};
 
     use super::*;
 
     fn heat(passes: Range<usize>, row: usize) -> Result<Heatmap, LabError> {
         let mut trace = Trace::new(1, 3, 1);
         for id in [0, 1, 0, 2, 1] {
-            trace.push(&Pass { ids: &[id], ..Pass::default() }).unwrap();
+            trace.push(&TracePass { ids: &[id], ..TracePass::default() }).unwrap();
         }
         let requests = Requests::all(&trace);
-        let setting = requests.cache_shape(2, Scope::Layer, 0).unwrap();
+        let setting = requests.cache_shape(2, CacheScope::Layer, 0).unwrap();
         Heatmap::replay(&requests, &setting, &"lru".parse().unwrap(), &Help::default(), &HeatmapWindow { row, passes })
     }
 

@@ -264,7 +264,7 @@ fn grouped(n: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use larder_core::Scope;
+    use larder_core::CacheScope;
     use larder_policy::eviction::Help;
 
     use super::*;
@@ -282,7 +282,7 @@ mod tests {
             .unwrap();
         trace.meta.insert("source".into(), "<script>alert(1)</script>".into());
         let (policies, help) = (["lru".parse().unwrap()], Help::default());
-        let (slots, scopes) = (eighths(8), [Scope::Layer, Scope::Global]);
+        let (slots, scopes) = (eighths(8), [CacheScope::Layer, CacheScope::Global]);
         let axes = SweepAxes { policies: &policies, routings: &[], slots: &slots, scopes: &scopes, scratch: 0 };
         let cells = ReplaySweep::new(&trace, &axes, &help, InitialCache::Cold).unwrap().run(1, &|_| ()).unwrap();
         let outcome = SweepReport::new(&trace, InitialCache::Cold, &cells, None);

@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use larder_core::{Scope, Trace};
+use larder_core::{CacheScope, Trace};
 use larder_policy::eviction::learned::Evictor;
 use larder_policy::eviction::{EvictionSpec, Help};
 
@@ -10,7 +10,7 @@ use crate::{InitialCache, Interval, LabError, ReplaySweep, SweepAxes, SweepCell,
 #[derive(Clone, PartialEq, Debug)]
 pub struct EvictorEvaluation {
     /// What shared a pool.
-    pub scope: Scope,
+    pub scope: CacheScope,
     /// Slots for each layer.
     pub slots: usize,
     /// What sequences found in memory.
@@ -45,7 +45,7 @@ pub fn evaluate_evictor(
     let mut all = Vec::new();
     for start in [InitialCache::Cold, InitialCache::Carried] {
         let cells = |policy: &EvictionSpec, evictor: Option<Arc<Evictor>>| -> Result<Vec<SweepCell>, LabError> {
-            let (policies, scopes) = ([policy.clone()], [Scope::Layer, Scope::Global]);
+            let (policies, scopes) = ([policy.clone()], [CacheScope::Layer, CacheScope::Global]);
             let axes = SweepAxes { policies: &policies, routings: &[], slots: &slots, scopes: &scopes, scratch };
             ReplaySweep::new(trace, &axes, &Help { evictor, ..Help::default() }, start)?.run(threads, &|_| {})
         };

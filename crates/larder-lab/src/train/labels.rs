@@ -93,14 +93,14 @@ pub(super) fn popularity(size: Size, sequences: &[Sequence]) -> Vec<f32> {
 
 #[cfg(test)]
 mod tests {
-    use larder_core::{Pass, Trace};
+    use larder_core::{Trace, TracePass};
 
     use super::*;
 
     fn trace() -> Trace {
         let mut trace = Trace::new(1, 4, 1);
         for expert in [0, 1, 2, 0, 1, 0] {
-            trace.push(&Pass { ids: &[expert], ..Pass::default() }).unwrap();
+            trace.push(&TracePass { ids: &[expert], ..TracePass::default() }).unwrap();
         }
         trace
     }

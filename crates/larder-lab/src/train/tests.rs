@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use larder_core::{Pass, Scope, Trace};
+use larder_core::{CacheScope, Trace, TracePass};
 use larder_policy::eviction::Help;
 use larder_policy::eviction::learned::Evictor;
 
@@ -19,7 +19,7 @@ fn planted(sequences: usize, seed: u64) -> Trace {
         let mut topic = rng.below(8);
         for token in 0..64 {
             let ids = [topic, 8 + topic, (topic + 3) % 8, 8 + (topic + 5) % 8].map(|e| e as u16);
-            trace.push(&Pass { ids: &ids, starts_sequence: token == 0, ..Pass::default() }).unwrap();
+            trace.push(&TracePass { ids: &ids, starts_sequence: token == 0, ..TracePass::default() }).unwrap();
             if rng.below(3) == 0 {
                 topic = (topic * 3 + 1) % 8;
             }
@@ -44,7 +44,7 @@ fn trained(form: NetworkKind, seed: u64) -> Arrays {
     train(&planted(10, 1), &split, &TrainingConfig { seed, ..recipe(form) }, &mut |_| {}).unwrap()
 }
 
-fn misses(spec: &str, evictor: Option<Evictor>, scope: Scope) -> u64 {
+fn misses(spec: &str, evictor: Option<Evictor>, scope: CacheScope) -> u64 {
     let help = Help { evictor: evictor.map(Arc::new), ..Help::default() };
     let spec = spec.parse().unwrap();
     replay(&planted(6, 2), (4, scope, 0), &spec, &help, InitialCache::Cold).unwrap().counts.misses
@@ -54,7 +54,7 @@ fn misses(spec: &str, evictor: Option<Evictor>, scope: Scope) -> u64 {
 fn both_forms_learn_what_is_planted() {
     for form in [NetworkKind::Crosslayer, NetworkKind::Flashmoe] {
         let arrays = trained(form, 3);
-        for scope in [Scope::Layer, Scope::Global] {
+        for scope in [CacheScope::Layer, CacheScope::Global] {
             let [lru, belady] = ["lru", "belady"].map(|spec| misses(spec, None, scope));
             let learned = misses("learned", Some(Evictor::from_arrays(&arrays).unwrap()), scope);
             let closed = (lru as f64 - learned as f64) / (lru as f64 - belady as f64);

@@ -1,6 +1,6 @@
 //! DeepSeek-V2: latent attention, dense layers first, then softmax-gated experts beside shared ones.
 
-use larder_core::{ExpertNames, Gate, GroupRank, Groups, Renorm, Weigh};
+use larder_core::{ExpertGroups, ExpertNames, Gate, GroupRank, Renorm, Weighting};
 
 use super::common::{Basics, Defaults};
 use crate::config::{Config, bad};
@@ -126,11 +126,11 @@ fn parse_gate(c: &mut Config) -> Result<Gate> {
     let groups = match (c.opt_text("topk_method")?.unwrap_or("greedy"), count, keep) {
         ("greedy", ..) => None,
         ("group_limited_greedy", Some(count), Some(keep)) => {
-            Some(Groups { count, keep, rank: GroupRank::Best, masked: 0.0 })
+            Some(ExpertGroups { count, keep, rank: GroupRank::Best, masked: 0.0 })
         }
         ("group_limited_greedy", ..) => return Err(bad("group_limited_greedy needs n_group and topk_group")),
         (other, ..) => return Err(bad(format!("topk_method '{other}' is unknown for deepseek_v2"))),
     };
-    let weigh = Weigh::Score { renorm: Renorm::No, scale };
-    Ok(Gate { groups, weigh, ..Gate::softmax(experts, top_k, false) }.checked()?)
+    let weighting = Weighting::Score { renorm: Renorm::No, scale };
+    Ok(Gate { groups, weighting, ..Gate::softmax(experts, top_k, false) }.checked()?)
 }

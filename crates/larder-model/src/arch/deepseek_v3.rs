@@ -1,6 +1,6 @@
 //! DeepSeek-V3: version 2 with sigmoid scores, a correction bias for the choice, and groups ranked by their best two.
 
-use larder_core::{Gate, GroupRank, Groups, Renorm, Score, Weigh};
+use larder_core::{ExpertGroups, Gate, GroupRank, Renorm, Score, Weighting};
 
 use super::deepseek_v2::{PartsDefaults, build_with};
 use crate::config::{Config, bad};
@@ -42,10 +42,10 @@ pub fn parse_gate(c: &mut Config, defaults: GateDefaults) -> Result<Gate> {
             return Err(bad(format!("{key} '{other}' is unknown for this model; known is {known}")));
         }
     }
-    let groups = Groups { count, keep, rank: GroupRank::BestTwo, masked: f32::NEG_INFINITY };
+    let groups = ExpertGroups { count, keep, rank: GroupRank::BestTwo, masked: f32::NEG_INFINITY };
     let groups = if count == 1 { None } else { Some(groups) };
-    let weigh = Weigh::Score { renorm, scale };
-    Ok(Gate { score: Score::Sigmoid, groups, weigh, ..Gate::softmax(experts, top_k, false) }.checked()?)
+    let weighting = Weighting::Score { renorm, scale };
+    Ok(Gate { score: Score::Sigmoid, groups, weighting, ..Gate::softmax(experts, top_k, false) }.checked()?)
 }
 
 /// `gate` with the correction bias of the layer below `prefix`.

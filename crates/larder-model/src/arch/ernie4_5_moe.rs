@@ -1,6 +1,6 @@
 //! ERNIE-4.5-MoE: neighbouring pairs rotated, a correction bias for the choice, experts from layer to layer.
 
-use larder_core::{ExpertNames, Gate, Renorm, Weigh};
+use larder_core::{ExpertNames, Gate, Renorm, Weighting};
 
 use super::common::{Basics, Bias, Defaults};
 use crate::config::Config;
@@ -18,8 +18,8 @@ pub fn build(c: &mut Config, w: &mut Weights) -> Result<Stack> {
     let experts = c.size(&["moe_num_experts", "num_experts", "num_local_experts"])?;
     let top_k = c.size(&["moe_k", "num_experts_per_tok"])?;
     let renorm = Renorm::Floor { min: c.number_or("moe_norm_min", 1e-12)? as f32 };
-    let weigh = Weigh::Score { renorm, scale: 1.0 };
-    let gate = Gate { weigh, ..Gate::softmax(experts, top_k, true) }.checked()?;
+    let weighting = Weighting::Score { renorm, scale: 1.0 };
+    let gate = Gate { weighting, ..Gate::softmax(experts, top_k, true) }.checked()?;
     let sparse = sparse_layers(c, b.layers)?;
     c.ignore(&["moe_capacity", "moe_gate", "moe_use_aux_free"]); // of the training code
     let dense_width = c.size(&["intermediate_size"])?;

@@ -1,6 +1,6 @@
 //! gpt-oss: attention with sinks, sliding in every other layer, and experts with biases and a clamped activation.
 
-use larder_core::{ExpertNames, Gate, Geometry, LayerIdx, Pick, Piece, Score, Weigh};
+use larder_core::{ExpertNames, Gate, Geometry, LayerIdx, RowPick, Score, TensorSlice, Weighting};
 
 use super::common::{Basics, Bias, Defaults, layer_types};
 use crate::config::Config;
@@ -22,8 +22,8 @@ pub fn build(c: &mut Config, w: &mut Weights) -> Result<Stack> {
     let act = Activation::ClampedSwiglu { alpha, limit };
     let experts = c.size(&["num_local_experts", "num_experts"])?;
     let top_k = c.size_or(&["num_experts_per_tok", "experts_per_token"], 4)?;
-    let weigh = Weigh::SoftmaxOfChosen;
-    let gate = Gate { score: Score::Raw, weigh, ..Gate::softmax(experts, top_k, false) }.checked()?;
+    let weighting = Weighting::SoftmaxOfChosen;
+    let gate = Gate { score: Score::Raw, weighting, ..Gate::softmax(experts, top_k, false) }.checked()?;
     let inter = c.size(&["intermediate_size"])?;
 
     let geometry = b.geometry((0..b.layers).collect(), experts, top_k, inter)?;
@@ -41,16 +41,16 @@ pub fn build(c: &mut Config, w: &mut Weights) -> Result<Stack> {
 /// All experts of a layer in one tensor, gate and up in alternating columns.
 fn names() -> ExpertNames {
     let piece = |name: &str, transposed, pick| {
-        Piece::stacked(format!("model.layers.{{l}}.mlp.experts.{name}"), transposed, pick)
+        TensorSlice::stacked(format!("model.layers.{{l}}.mlp.experts.{name}"), transposed, pick)
     };
     ExpertNames {
-        gate: piece("gate_up_proj", true, Pick::Even),
-        up: piece("gate_up_proj", true, Pick::Odd),
-        down: piece("down_proj", true, Pick::All),
+        gate: piece("gate_up_proj", true, RowPick::Even),
+        up: piece("gate_up_proj", true, RowPick::Odd),
+        down: piece("down_proj", true, RowPick::All),
         bias: Some([
-            piece("gate_up_proj_bias", false, Pick::Even),
-            piece("gate_up_proj_bias", false, Pick::Odd),
-            piece("down_proj_bias", false, Pick::All),
+            piece("gate_up_proj_bias", false, RowPick::Even),
+            piece("gate_up_proj_bias", false, RowPick::Odd),
+            piece("down_proj_bias", false, RowPick::All),
         ]),
     }
 }

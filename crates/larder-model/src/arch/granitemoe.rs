@@ -1,6 +1,6 @@
 //! Granite-MoE: constant factors on embedding, attention, residual and logits; gate and up of all experts fused.
 
-use larder_core::{ExpertNames, Gate, Pick, Piece, Score, Weigh};
+use larder_core::{ExpertNames, Gate, RowPick, Score, TensorSlice, Weighting};
 
 use super::common::{Basics, Bias, Defaults};
 use crate::config::Config;
@@ -21,17 +21,18 @@ pub fn build(c: &mut Config, w: &mut Weights) -> Result<Stack> {
     };
     let experts = c.size(&["num_local_experts", "num_experts"])?;
     let top_k = c.size_or(&["num_experts_per_tok"], 2)?;
-    let weigh = Weigh::SoftmaxOfChosen;
-    let gate = Gate { score: Score::Raw, weigh, ..Gate::softmax(experts, top_k, false) }.checked()?;
+    let weighting = Weighting::SoftmaxOfChosen;
+    let gate = Gate { score: Score::Raw, weighting, ..Gate::softmax(experts, top_k, false) }.checked()?;
     let inter = c.size(&["intermediate_size"])?;
 
     let geometry = b.geometry((0..b.layers).collect(), experts, top_k, inter)?;
-    let piece =
-        |name: &str, pick| Piece::stacked(format!("model.layers.{{l}}.block_sparse_moe.{name}.weight"), false, pick);
+    let piece = |name: &str, pick| {
+        TensorSlice::stacked(format!("model.layers.{{l}}.block_sparse_moe.{name}.weight"), false, pick)
+    };
     let names = ExpertNames {
-        gate: piece("input_linear", Pick::FirstHalf),
-        up: piece("input_linear", Pick::SecondHalf),
-        down: piece("output_linear", Pick::All),
+        gate: piece("input_linear", RowPick::FirstHalf),
+        up: piece("input_linear", RowPick::SecondHalf),
+        down: piece("output_linear", RowPick::All),
         bias: None,
     };
     let stack = b.stack(w, rope, geometry, names, |w, l| {

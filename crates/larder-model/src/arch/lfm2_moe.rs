@@ -1,6 +1,6 @@
 //! LFM2-MoE: short convolutions in most layers, attention in a few, sigmoid-gated experts after the dense layers.
 
-use larder_core::{ExpertNames, Gate, Renorm, Score, Weigh};
+use larder_core::{ExpertNames, Gate, Renorm, Score, Weighting};
 
 use super::common::{Basics, Bias, Defaults, layer_types};
 use crate::config::{Config, bad};
@@ -21,8 +21,8 @@ pub fn build(c: &mut Config, w: &mut Weights) -> Result<Stack> {
     let experts = c.size(&["num_experts", "num_local_experts"])?;
     let top_k = c.size_or(&["num_experts_per_tok"], 4)?;
     let renorm = if c.flag_or("norm_topk_prob", true)? { Renorm::Sum { plus: 1e-6 } } else { Renorm::No };
-    let weigh = Weigh::Score { renorm, scale: c.number_or("routed_scaling_factor", 1.0)? as f32 };
-    let gate = Gate { score: Score::Sigmoid, weigh, ..Gate::softmax(experts, top_k, false) }.checked()?;
+    let weighting = Weighting::Score { renorm, scale: c.number_or("routed_scaling_factor", 1.0)? as f32 };
+    let gate = Gate { score: Score::Sigmoid, weighting, ..Gate::softmax(experts, top_k, false) }.checked()?;
     let corrected = c.flag_or("use_expert_bias", true)?;
     let dense = c.count_or(&["num_dense_layers"], 2)?;
     let dense_width = c.size(&["intermediate_size"])?;

@@ -1,6 +1,6 @@
 //! Llama 4 (text): chunked attention, layers without positions, and experts whose input is scaled by the gate.
 
-use larder_core::{ExpertNames, Gate, Pick, Piece, Score, Weigh};
+use larder_core::{ExpertNames, Gate, RowPick, Score, TensorSlice, Weighting};
 
 use super::common::{Basics, Bias, Defaults, layer_types};
 use crate::config::{Config, bad};
@@ -20,8 +20,8 @@ pub fn build(c: &mut Config, w: &mut Weights) -> Result<Stack> {
     let temperature = temperature(c)?;
     let experts = c.size(&["num_local_experts", "num_experts"])?;
     let top_k = c.size_or(&["num_experts_per_tok"], 1)?;
-    let weigh = Weigh::SigmoidOfChosen;
-    let gate = Gate { score: Score::Raw, weigh, scales_input: true, ..Gate::softmax(experts, top_k, false) };
+    let weighting = Weighting::SigmoidOfChosen;
+    let gate = Gate { score: Score::Raw, weighting, scales_input: true, ..Gate::softmax(experts, top_k, false) };
     let gate = gate.checked()?;
     let sparse = sparse_layers(c, b.layers)?;
     let inter = c.size(&["intermediate_size"])?;
@@ -55,11 +55,11 @@ pub fn build(c: &mut Config, w: &mut Weights) -> Result<Stack> {
 /// All experts of a layer in one tensor, stored as `[in, out]`.
 fn names() -> ExpertNames {
     let piece =
-        |name: &str, pick| Piece::stacked(format!("model.layers.{{l}}.feed_forward.experts.{name}"), true, pick);
+        |name: &str, pick| TensorSlice::stacked(format!("model.layers.{{l}}.feed_forward.experts.{name}"), true, pick);
     ExpertNames {
-        gate: piece("gate_up_proj", Pick::FirstHalf),
-        up: piece("gate_up_proj", Pick::SecondHalf),
-        down: piece("down_proj", Pick::All),
+        gate: piece("gate_up_proj", RowPick::FirstHalf),
+        up: piece("gate_up_proj", RowPick::SecondHalf),
+        down: piece("down_proj", RowPick::All),
         bias: None,
     }
 }

@@ -1,6 +1,6 @@
 //! Phi-3.5-MoE: layer norms with biases, long rotary positions, and the sparsemixer gate over two experts.
 
-use larder_core::{ExpertNames, Gate, Score, Weigh};
+use larder_core::{ExpertNames, Gate, Score, Weighting};
 
 use super::common::{Basics, Bias, Defaults, window};
 use crate::config::Config;
@@ -17,9 +17,9 @@ pub fn build(c: &mut Config, w: &mut Weights) -> Result<Stack> {
     let bias = Bias::all(c.flag_or("attention_bias", false)?);
     let experts = c.size(&["num_local_experts", "num_experts"])?;
     let eps = c.number_or("router_jitter_noise", 0.01)? as f32; // used when running too, in spite of its name
-    let weigh = Weigh::SparseMixer { eps };
+    let weighting = Weighting::SparseMixer { eps };
     let top_k = c.size_or(&["num_experts_per_tok"], 2)?;
-    let gate = Gate { score: Score::Raw, weigh, ..Gate::softmax(experts, top_k, false) }.checked()?;
+    let gate = Gate { score: Score::Raw, weighting, ..Gate::softmax(experts, top_k, false) }.checked()?;
     let inter = c.size(&["intermediate_size"])?;
 
     let geometry = b.geometry((0..b.layers).collect(), experts, top_k, inter)?;

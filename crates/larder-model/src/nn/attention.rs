@@ -1,5 +1,5 @@
 use candle_core::{Device, Tensor};
-use larder_core::MemoryNeed;
+use larder_core::SequenceMemory;
 use larder_kernels::Look;
 
 use super::norm::rms;
@@ -108,9 +108,9 @@ impl Mixer for Attention {
         })
     }
 
-    fn memory(&self) -> MemoryNeed {
+    fn memory(&self) -> SequenceMemory {
         let AttentionShape { kv_heads, head_dim, .. } = self.shape;
-        MemoryNeed { per_token: 2 * kv_heads * head_dim, fixed: 0 }
+        SequenceMemory { values_per_token: 2 * kv_heads * head_dim, fixed_bytes: 0 }
     }
 }
 

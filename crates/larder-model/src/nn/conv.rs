@@ -1,5 +1,5 @@
 use candle_core::{Device, Tensor};
-use larder_core::MemoryNeed;
+use larder_core::SequenceMemory;
 
 use super::{LayerState, Mixer, Pass};
 use crate::error::Result;
@@ -70,8 +70,8 @@ impl Mixer for ShortConv {
         self.output.forward(&(part(1)? * conv)?)
     }
 
-    fn memory(&self) -> MemoryNeed {
-        MemoryNeed { per_token: 0, fixed: self.conv.memory_bytes() }
+    fn memory(&self) -> SequenceMemory {
+        SequenceMemory { values_per_token: 0, fixed_bytes: self.conv.memory_bytes() }
     }
 }
 

@@ -1,5 +1,5 @@
 use candle_core::{Device, Tensor};
-use larder_core::MemoryNeed;
+use larder_core::SequenceMemory;
 
 use super::activation::{sigmoid, silu};
 use super::{CausalConv, LayerState, Mixer, Pass};
@@ -160,9 +160,12 @@ impl Mixer for GatedDelta {
         self.output.forward(&Tensor::from_vec(out, (n, values), &Device::Cpu)?)
     }
 
-    fn memory(&self) -> MemoryNeed {
+    fn memory(&self) -> SequenceMemory {
         let DeltaShape { v_heads, k_dim, v_dim, .. } = self.shape;
-        MemoryNeed { per_token: 0, fixed: v_heads * k_dim * v_dim * size_of::<f32>() + self.conv.memory_bytes() }
+        SequenceMemory {
+            values_per_token: 0,
+            fixed_bytes: v_heads * k_dim * v_dim * size_of::<f32>() + self.conv.memory_bytes(),
+        }
     }
 }
 

@@ -1,5 +1,5 @@
 use candle_core::{D, Device, Tensor};
-use larder_core::MemoryNeed;
+use larder_core::SequenceMemory;
 use larder_kernels::Look;
 
 use super::{LayerState, Mixer, Norm, Pass, Rotary, Visible};
@@ -124,8 +124,8 @@ impl Mixer for Latent {
         self.o.forward(&mixed.reshape((n, heads * value))?)
     }
 
-    fn memory(&self) -> MemoryNeed {
+    fn memory(&self) -> SequenceMemory {
         let LatentShape { kv_rank, rope, .. } = self.shape;
-        MemoryNeed { per_token: kv_rank + rope, fixed: 0 }
+        SequenceMemory { values_per_token: kv_rank + rope, fixed_bytes: 0 }
     }
 }

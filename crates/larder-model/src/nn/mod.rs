@@ -28,7 +28,7 @@ pub use rows::{Rows, View, Where};
 pub use state::{LayerState, Memory, State};
 
 use candle_core::Tensor;
-use larder_core::MemoryNeed;
+use larder_core::SequenceMemory;
 
 use crate::error::Result;
 
@@ -41,5 +41,5 @@ pub trait Mixer: Send + Sync {
     fn forward(&self, x: &Tensor, state: &mut LayerState, pass: &Pass) -> Result<Tensor>;
 
     /// What it takes to remember a sequence.
-    fn memory(&self) -> MemoryNeed;
+    fn memory(&self) -> SequenceMemory;
 }

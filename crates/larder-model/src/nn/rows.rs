@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use larder_core::Kind;
+use larder_core::NumberFormat;
 use larder_kernels::{Table, narrow};
 
 use super::Memory;
@@ -10,7 +10,7 @@ use crate::error::Result;
 /// Vectors `[heads, positions, width]` that grow along their positions, each head's in one piece.
 #[derive(Clone)]
 pub struct Rows {
-    kind: Kind,
+    kind: NumberFormat,
     place: Place,
     heads: usize,
     /// Bytes of one vector.

@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use larder_core::Kind;
+use larder_core::NumberFormat;
 
 use super::Rows;
 use crate::device::DeviceAttention;
@@ -21,10 +21,10 @@ impl Memory {
     }
 
     /// The form of a number.
-    pub fn kind(self) -> Kind {
+    pub fn kind(self) -> NumberFormat {
         match self {
-            Memory::F32 => Kind::F32,
-            Memory::F16 => Kind::F16,
+            Memory::F32 => NumberFormat::F32,
+            Memory::F16 => NumberFormat::F16,
         }
     }
 }

@@ -1,4 +1,4 @@
-use larder_core::Scope;
+use larder_core::CacheScope;
 
 use super::{Key, Setting};
 
@@ -35,10 +35,10 @@ impl Future {
     }
 
     /// The step of a pool's `visit`, counted from 0; [`NEVER`] beyond the end.
-    pub(super) fn step(&self, scope: Scope, pool: usize, visit: usize) -> u32 {
+    pub(super) fn step(&self, scope: CacheScope, pool: usize, visit: usize) -> u32 {
         match scope {
-            Scope::Layer => self.visits[pool].get(visit).copied().unwrap_or(NEVER),
-            Scope::Global => visit as u32,
+            CacheScope::Layer => self.visits[pool].get(visit).copied().unwrap_or(NEVER),
+            CacheScope::Global => visit as u32,
         }
     }
 

@@ -1,4 +1,4 @@
-use larder_core::{Geometry, Scope};
+use larder_core::{CacheScope, Geometry};
 
 use super::Key;
 
@@ -14,14 +14,14 @@ pub struct Setting {
     /// Slots of each pool, without [`scratch`](Self::scratch).
     pub slots: usize,
     /// What shares one pool.
-    pub scope: Scope,
+    pub scope: CacheScope,
     /// Slots that all pools share for experts that may leave as soon as they were used.
     pub scratch: usize,
 }
 
 impl Setting {
     /// For a model of this geometry, without scratch slots.
-    pub fn new(geometry: &Geometry, slots: usize, scope: Scope) -> Self {
+    pub fn new(geometry: &Geometry, slots: usize, scope: CacheScope) -> Self {
         let Geometry { experts, top_k, .. } = *geometry;
         Setting { rows: geometry.moe_layers.len(), experts, top_k, slots, scope, scratch: 0 }
     }
@@ -29,16 +29,16 @@ impl Setting {
     /// How many pools there are.
     pub fn pools(&self) -> usize {
         match self.scope {
-            Scope::Layer => self.rows,
-            Scope::Global => 1,
+            CacheScope::Layer => self.rows,
+            CacheScope::Global => 1,
         }
     }
 
     /// How many keys each pool has.
     pub fn keys(&self) -> usize {
         match self.scope {
-            Scope::Layer => self.experts,
-            Scope::Global => self.rows * self.experts,
+            CacheScope::Layer => self.experts,
+            CacheScope::Global => self.rows * self.experts,
         }
     }
 
@@ -50,24 +50,24 @@ impl Setting {
     /// The pool that a row's experts are in.
     pub fn pool(&self, row: usize) -> usize {
         match self.scope {
-            Scope::Layer => row,
-            Scope::Global => 0,
+            CacheScope::Layer => row,
+            CacheScope::Global => 0,
         }
     }
 
     /// An expert's key in its pool.
     pub fn key(&self, row: usize, expert: usize) -> Key {
         match self.scope {
-            Scope::Layer => Key(expert as u32),
-            Scope::Global => Key((row * self.experts + expert) as u32),
+            CacheScope::Layer => Key(expert as u32),
+            CacheScope::Global => Key((row * self.experts + expert) as u32),
         }
     }
 
     /// The row and expert of a pool's key.
     pub fn at(&self, pool: usize, key: Key) -> (usize, usize) {
         match self.scope {
-            Scope::Layer => (pool, key.index()),
-            Scope::Global => (key.index() / self.experts, key.index() % self.experts),
+            CacheScope::Layer => (pool, key.index()),
+            CacheScope::Global => (key.index() / self.experts, key.index() % self.experts),
         }
     }
 }
@@ -78,7 +78,7 @@ mod tests {
 
     #[test]
     fn keys_and_experts_correspond() {
-        for scope in [Scope::Layer, Scope::Global] {
+        for scope in [CacheScope::Layer, CacheScope::Global] {
             let setting = Setting { rows: 3, experts: 5, top_k: 2, slots: 4, scope, scratch: 1 };
             let mut all: Vec<_> = (0..setting.pools())
                 .flat_map(|p| (0..setting.keys()).map(move |k| (p, Key(k as u32))))

@@ -4,7 +4,7 @@ mod orders;
 mod rig;
 mod theorems;
 
-use larder_core::Scope;
+use larder_core::CacheScope;
 use proptest::prelude::*;
 
 use super::*;
@@ -57,7 +57,7 @@ proptest! {
         slots in 4usize..12,
         global in any::<bool>(),
     ) {
-        let scope = if global { Scope::Global } else { Scope::Layer };
+        let scope = if global { CacheScope::Global } else { CacheScope::Layer };
         for policy in POLICIES {
             let setting = setting(slots, scope);
             prop_assert_eq!(play(policy, &setting, &events), play(policy, &setting, &events), "{}", policy.name);
@@ -67,7 +67,7 @@ proptest! {
 
 #[test]
 fn seeds_differ_where_something_is_drawn() {
-    let setting = setting(6, Scope::Global);
+    let setting = setting(6, CacheScope::Global);
     let choices: Vec<_> = (0..300usize).map(|i| (i % ROWS, vec![(i * i + i / 7) % EXPERTS])).collect();
     let victims = |spec: &str| {
         let mut rig = Rig::new(spec, &setting, Arc::new(Future::new(ROWS, EXPERTS, choices.clone())));
@@ -83,7 +83,7 @@ fn seeds_differ_where_something_is_drawn() {
 fn what_cannot_be_made_is_refused() {
     let error = |spec: &str, help: Help| {
         let spec: EvictionSpec = spec.parse()?;
-        spec.make(&setting(4, Scope::Layer), &help).map(|_| ())
+        spec.make(&setting(4, CacheScope::Layer), &help).map(|_| ())
     };
     let of_another_size = Future::new(ROWS + 1, EXPERTS, [(0, [0])]);
     let message = |spec: &str, help: Help| error(spec, help).unwrap_err().to_string();

@@ -33,7 +33,7 @@ impl Pick for ClosedLoop {
     }
 
     fn pick(&mut self, ask: &Ask, ranking: &mut Ranking, present: &dyn Fn(usize) -> bool) {
-        ask.gate.shares(ask.logits, &mut self.shares);
+        ask.gate.probabilities(ask.logits, &mut self.shares);
         let account = &mut self.accounts[ask.row];
         let mut lambda = account.open();
         for _ in 0..=HALVINGS {

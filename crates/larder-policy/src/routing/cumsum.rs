@@ -31,7 +31,7 @@ impl Pick for Cumsum {
     }
 
     fn pick(&mut self, ask: &Ask, ranking: &mut Ranking, present: &dyn Fn(usize) -> bool) {
-        ask.gate.shares(ask.logits, &mut self.shares);
+        ask.gate.probabilities(ask.logits, &mut self.shares);
         let (mut sum, mut most) = (0.0, 0);
         while sum < self.enough && most < ranking.len() {
             sum += self.shares[ranking.at(most)];

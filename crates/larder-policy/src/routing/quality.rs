@@ -76,7 +76,7 @@ impl Comparison {
     /// The caller guarantees one logit per expert and distinct experts that exist.
     pub fn compare(&mut self, gate: &Gate, logits: &[f32], chosen: &[ExpertId]) -> Quality {
         self.ranking.rank(gate, logits);
-        gate.shares(logits, &mut self.shares);
+        gate.probabilities(logits, &mut self.shares);
         chosen.iter().for_each(|e| self.ranking.mark(e.index()));
         let Cost { lost, kl } = cost(&self.ranking, gate.top_k, &self.shares);
         let own = self.ranking.order().take(gate.top_k);

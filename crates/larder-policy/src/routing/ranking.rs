@@ -16,7 +16,7 @@ impl Ranking {
     /// Ranks anew, with no marks: the first `top_k` are what [`Gate::choose`] would give. Allocates nothing once it
     /// has seen a gate as large.
     pub fn rank(&mut self, gate: &Gate, logits: &[f32]) {
-        gate.values_and_running(logits, &mut self.values, &mut self.running);
+        gate.selection_scores_and_mask(logits, &mut self.values, &mut self.running);
         if gate.score == Score::Softmax && gate.bias.is_none() {
             self.running.iter_mut().zip(&self.values).for_each(|(running, share)| *running &= *share > 0.0);
         }

@@ -41,7 +41,7 @@ fn choose(spec: &str, gate: &Gate, logits: &[f32], present: &BTreeSet<usize>) ->
 
 fn own(gate: &Gate, logits: &[f32]) -> Vec<ExpertId> {
     let (mut values, mut ids) = (vec![], vec![]);
-    gate.values(logits, &mut values);
+    gate.selection_scores(logits, &mut values);
     gate.choose(&values, &mut ids);
     ids
 }
@@ -74,7 +74,7 @@ proptest! {
     fn every_strategy_keeps_the_contract(g in gate(), logits in logits(), present in residents()) {
         let (gate, k) = (&gates()[g].1, gates()[g].1.top_k);
         let (mut values, mut running) = (vec![], vec![]);
-        gate.values_and_running(&logits, &mut values, &mut running);
+        gate.selection_scores_and_mask(&logits, &mut values, &mut running);
         let own = own(gate, &logits);
         let mut ranking = Ranking::default();
         ranking.rank(gate, &logits);

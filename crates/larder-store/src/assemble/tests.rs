@@ -1,10 +1,11 @@
 use super::*;
 use crate::{
     source::Checkpoint,
-    testing::{EXPERTS, FORMS, Form as Kept, HIDDEN, LAYERS, Tiny, bytes_as, write_checkpoint},
+    testing::{EXPERTS, ExpertForm, FORMS, HIDDEN, LAYERS, Tiny, bytes_as, write_checkpoint},
 };
 
-const KINDS: [Kind; 5] = [Kind::F32, Kind::F16, Kind::Bf16, Kind::Q8_0, Kind::Q4_0];
+const KINDS: [NumberFormat; 5] =
+    [NumberFormat::F32, NumberFormat::F16, NumberFormat::Bf16, NumberFormat::Q8_0, NumberFormat::Q4_0];
 
 fn open(tiny: &Tiny) -> (tempfile::TempDir, Checkpoint) {
     let dir = tempfile::tempdir().unwrap();
@@ -14,15 +15,15 @@ fn open(tiny: &Tiny) -> (tempfile::TempDir, Checkpoint) {
 }
 
 /// Every part of every expert is what the model computes with, and everything between them is zero.
-fn check(tiny: &Tiny, wanted: Option<Kind>) {
+fn check(tiny: &Tiny, wanted: Option<NumberFormat>) {
     let (_dir, source) = open(tiny);
     let assembler = Assembler::new(&source, &tiny.blueprint(), wanted).unwrap();
-    let mut scratch = Scratch::default();
+    let mut scratch = AssemblyBuffers::default();
     for layer in LAYERS {
         for expert in (0..EXPERTS).map(|e| ExpertId(e as u16)) {
             let layout = assembler.layout(layer);
             let mut got = vec![0xaa; layout.bytes];
-            assembler.expert(layer, expert, &mut got, &mut scratch).unwrap();
+            assembler.assemble(layer, expert, &mut got, &mut scratch).unwrap();
             let mut want = vec![0; layout.bytes];
             for (i, (_, part)) in layout.parts().enumerate() {
                 let values = bytes_as(part.kind, &tiny.part(layer, expert, i));
@@ -39,7 +40,7 @@ fn every_form_gives_the_same_experts_in_every_kind() {
         for wanted in KINDS {
             check(&Tiny::new(form), Some(wanted));
         }
-        for kind in [Kind::F32, Kind::F16, Kind::Bf16] {
+        for kind in [NumberFormat::F32, NumberFormat::F16, NumberFormat::Bf16] {
             check(&Tiny { kind, ..Tiny::new(form) }, None);
         }
     }
@@ -48,70 +49,70 @@ fn every_form_gives_the_same_experts_in_every_kind() {
 #[test]
 fn matrices_larger_than_a_step_are_put_together() {
     for form in FORMS {
-        check(&Tiny { inter: 9984, kind: Kind::F32, ..Tiny::new(form) }, Some(Kind::Q8_0));
+        check(&Tiny { inter: 9984, kind: NumberFormat::F32, ..Tiny::new(form) }, Some(NumberFormat::Q8_0));
     }
 }
 
 #[test]
 fn rows_that_are_not_whole_blocks_fall_back_to_f16_and_say_so() {
-    let tiny = Tiny { inter: 80, ..Tiny::new(Kept::Halves) };
-    check(&tiny, Some(Kind::Q8_0));
+    let tiny = Tiny { inter: 80, ..Tiny::new(ExpertForm::Halves) };
+    check(&tiny, Some(NumberFormat::Q8_0));
     let (_dir, source) = open(&tiny);
-    let assembler = Assembler::new(&source, &tiny.blueprint(), Some(Kind::Q8_0)).unwrap();
-    assert_eq!(assembler.layout(LAYERS[0]).gate.kind, Kind::Q8_0);
-    assert_eq!(assembler.layout(LAYERS[0]).down.kind, Kind::F16);
+    let assembler = Assembler::new(&source, &tiny.blueprint(), Some(NumberFormat::Q8_0)).unwrap();
+    assert_eq!(assembler.layout(LAYERS[0]).gate.kind, NumberFormat::Q8_0);
+    assert_eq!(assembler.layout(LAYERS[0]).down.kind, NumberFormat::F16);
     assert_eq!(assembler.notes(), ["down is stored as f16: its rows of 80 values are not whole blocks of q8_0"]);
 }
 
-fn refusal(source: &dyn Source, blueprint: &Blueprint, wanted: Option<Kind>) -> StoreError {
+fn refusal(source: &dyn Source, blueprint: &Blueprint, wanted: Option<NumberFormat>) -> StoreError {
     Assembler::new(source, blueprint, wanted).err().expect("refused")
 }
 
 #[test]
 fn wrong_shapes_missing_tensors_and_impossible_kinds_are_refused() {
-    let tiny = Tiny::new(Kept::Separate);
+    let tiny = Tiny::new(ExpertForm::Separate);
     let (_dir, source) = open(&tiny);
     let mut blueprint = tiny.blueprint();
     blueprint.geometry.inter = 48;
     let error = refusal(&source, &blueprint, None);
-    assert_eq!(error.what, "tensor 'l.1.0.gate.weight' has shape [32, 64], the config calls for [48, 64]");
+    assert_eq!(error.message, "tensor 'l.1.0.gate.weight' has shape [32, 64], the config calls for [48, 64]");
     blueprint = tiny.blueprint();
     blueprint.geometry.experts = 4;
-    assert_eq!(refusal(&source, &blueprint, None).what, "has no tensor 'l.1.3.gate.weight'");
+    assert_eq!(refusal(&source, &blueprint, None).message, "has no tensor 'l.1.3.gate.weight'");
     blueprint.geometry.experts = 1 << 17;
-    assert_eq!(refusal(&source, &blueprint, None).fault, Fault::Unsupported);
+    assert_eq!(refusal(&source, &blueprint, None).kind, StoreErrorKind::Unsupported);
     blueprint.geometry.experts = 0;
-    assert_eq!(refusal(&source, &blueprint, None).fault, Fault::Unsupported);
+    assert_eq!(refusal(&source, &blueprint, None).kind, StoreErrorKind::Unsupported);
     blueprint = tiny.blueprint();
     blueprint.geometry.hidden = usize::MAX;
-    assert_eq!(refusal(&source, &blueprint, None).fault, Fault::Mismatch);
+    assert_eq!(refusal(&source, &blueprint, None).kind, StoreErrorKind::Mismatch);
     blueprint = tiny.blueprint();
     blueprint.geometry.bias = true;
-    assert_eq!(refusal(&source, &blueprint, None).what, "has no biases for its experts");
-    let error = refusal(&source, &tiny.blueprint(), Some(Kind::Q4K));
-    assert_eq!(error.what, "tensor 'l.1.0.gate.weight' is stored as bf16; q4_k can be kept but not made");
+    assert_eq!(refusal(&source, &blueprint, None).message, "has no biases for its experts");
+    let error = refusal(&source, &tiny.blueprint(), Some(NumberFormat::Q4K));
+    assert_eq!(error.message, "tensor 'l.1.0.gate.weight' is stored as bf16; q4_k can be kept but not made");
 }
 
 #[test]
 fn values_that_are_no_numbers_are_named() {
-    let tiny = Tiny { kind: Kind::Bf16, ..Tiny::new(Kept::Separate) };
+    let tiny = Tiny { kind: NumberFormat::Bf16, ..Tiny::new(ExpertForm::Separate) };
     let dir = tempfile::tempdir().unwrap();
     let mut tensors = tiny.tensors();
     let up = tensors.iter_mut().find(|(name, ..)| name == "l.3.2.up.weight").unwrap();
     up.2[HIDDEN + 1] = 1e38;
-    write_checkpoint(dir.path(), Kind::F32, &tensors);
+    write_checkpoint(dir.path(), NumberFormat::F32, &tensors);
     let source = Checkpoint::open(dir.path()).unwrap();
-    let assembler = Assembler::new(&source, &tiny.blueprint(), Some(Kind::F16)).unwrap();
+    let assembler = Assembler::new(&source, &tiny.blueprint(), Some(NumberFormat::F16)).unwrap();
     let mut data = vec![0; assembler.layout(LAYERS[1]).bytes];
     assembler.read_expert(LAYERS[1], ExpertId(1), &mut data).unwrap();
     let error = assembler.read_expert(LAYERS[1], ExpertId(2), &mut data).unwrap_err();
-    assert!(error.what.starts_with("tensor 'l.3.2.up.weight' holds the value 1"), "{error}");
-    assert!(error.what.ends_with("which f16 cannot hold"), "{error}");
+    assert!(error.message.starts_with("tensor 'l.3.2.up.weight' holds the value 1"), "{error}");
+    assert!(error.message.ends_with("which f16 cannot hold"), "{error}");
 }
 
 #[test]
 fn a_file_cut_short_behind_our_back_is_an_error() {
-    let tiny = Tiny::new(Kept::TransposedTurns);
+    let tiny = Tiny::new(ExpertForm::TransposedTurns);
     let (dir, source) = open(&tiny);
     let assembler = Assembler::new(&source, &tiny.blueprint(), None).unwrap();
     let file = std::fs::OpenOptions::new().write(true).open(dir.path().join("model.safetensors")).unwrap();
@@ -123,12 +124,12 @@ fn a_file_cut_short_behind_our_back_is_an_error() {
 
 #[test]
 fn what_is_quantised_can_only_be_kept() {
-    let (_dir, source) = open(&Tiny::new(Kept::Separate));
-    let choose = |from, wanted| choose_kind(&source, "w", from, wanted, 256).map_err(|e| e.what);
-    assert_eq!(choose(Kind::Q4K, None), Ok((Kind::Q4K, false)));
-    assert_eq!(choose(Kind::Q8_0, Some(Kind::Q8_0)), Ok((Kind::Q8_0, false)));
-    for wanted in [Kind::Q4_0, Kind::F16] {
+    let (_dir, source) = open(&Tiny::new(ExpertForm::Separate));
+    let choose = |from, wanted| choose_format(&source, "w", from, wanted, 256).map_err(|e| e.message);
+    assert_eq!(choose(NumberFormat::Q4K, None), Ok((NumberFormat::Q4K, false)));
+    assert_eq!(choose(NumberFormat::Q8_0, Some(NumberFormat::Q8_0)), Ok((NumberFormat::Q8_0, false)));
+    for wanted in [NumberFormat::Q4_0, NumberFormat::F16] {
         let said = format!("tensor 'w' is already quantised as q8_0 and cannot become {wanted}, only be kept");
-        assert_eq!(choose(Kind::Q8_0, Some(wanted)), Err(said));
+        assert_eq!(choose(NumberFormat::Q8_0, Some(wanted)), Err(said));
     }
 }

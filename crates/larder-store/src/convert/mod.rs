@@ -10,23 +10,25 @@ use std::{
     time::{Duration, Instant},
 };
 
-use larder_core::{Blueprint, ExpertId, Kind, LayerIdx, Order};
+use larder_core::{Blueprint, ExpertId, LayerIdx, NumberFormat, RowOrder};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{
     assemble::Assembler,
+    atomic_file::{AtomicFile, sync_folder, write_atomically},
     direct::AlignedBuffer,
-    draft::{Draft, sync_folder, write_whole},
     error::Result,
-    manifest::{ExpertFiles, FORMAT, MANIFEST, Manifest, Provenance, RESIDENT, ResidentFile, SidecarFile},
+    manifest::{
+        ExpertFiles, FORMAT_VERSION, MANIFEST_FILE, Manifest, Provenance, RESIDENT_FILE, ResidentFile, SidecarFile,
+    },
     parallel::parallel,
-    piece::Scratch,
     resident,
     shard::{DATA_START, Shard, checksum_of, layer_folder, shard_path},
     source::{SIDECARS, Source},
+    tensor_slice::AssemblyBuffers,
 };
-pub use target::CONVERTING;
-use target::{State, Target};
+pub use target::CONVERSION_STATE;
+use target::{ConversionState, Target};
 
 /// Threads that read, convert and write, one expert each.
 const THREADS: usize = 3;
@@ -37,9 +39,9 @@ const IN_FLIGHT_BYTES: usize = 768 << 20;
 #[derive(Clone, Copy, Default, Debug)]
 pub struct ConvertOptions {
     /// The experts' kind; `None` keeps the source's.
-    pub experts: Option<Kind>,
+    pub experts: Option<NumberFormat>,
     /// The kind of the resident weights of products; `None` keeps the source's.
-    pub resident: Option<Kind>,
+    pub resident: Option<NumberFormat>,
 }
 
 /// Somebody who watches long work.
@@ -85,27 +87,27 @@ pub fn convert(
 ) -> Result<ConvertReport> {
     let started = Instant::now();
     let assembler = Assembler::new(source, blueprint, options.experts)?;
-    let resident = resident::Plan::new(source, blueprint, options.resident)?;
+    let resident = resident::ResidentPlan::new(source, blueprint, options.resident)?;
     let data_bytes = assembler.layouts().values().map(|l| l.bytes).max().unwrap_or_default();
-    let job = Job { source, blueprint, options, progress, assembler, resident, data_bytes };
-    let mut report = job.report();
-    let state = State::new(job.fingerprint(), options);
-    if let Some(target) = Target::prepare(target, &state, &job.files())? {
-        source.read_once();
-        progress.begin(job.store_bytes());
-        report.resumed = job.write(&target)?;
+    let conversion = Conversion { source, blueprint, options, progress, assembler, resident, data_bytes };
+    let mut report = conversion.report();
+    let state = ConversionState::new(conversion.fingerprint(), options);
+    if let Some(target) = Target::prepare(target, &state, &conversion.files())? {
+        source.use_direct_io();
+        progress.begin(conversion.store_bytes());
+        report.resumed = conversion.write(&target)?;
     }
     report.took = started.elapsed();
     Ok(report)
 }
 
-struct Job<'a> {
+struct Conversion<'a> {
     source: &'a dyn Source,
     blueprint: &'a Blueprint,
     options: &'a ConvertOptions,
     progress: &'a dyn Progress,
     assembler: Assembler<'a>,
-    resident: resident::Plan,
+    resident: resident::ResidentPlan,
     /// Of the largest expert.
     data_bytes: usize,
 }
@@ -118,18 +120,18 @@ enum Task {
 }
 
 /// What one task of a conversion left behind.
-enum Done {
+enum TaskOutcome {
     Resident(ResidentFile),
     Expert { number: usize, checksum: String, resumed: bool },
 }
 
 /// Buffers of one thread.
-struct Buffers {
+struct ThreadBuffers {
     file: AlignedBuffer,
-    scratch: Scratch,
+    scratch: AssemblyBuffers,
 }
 
-impl Job<'_> {
+impl Conversion<'_> {
     fn report(&self) -> ConvertReport {
         ConvertReport {
             source_bytes: self.source.files().iter().map(|f| f.bytes).sum(),
@@ -146,9 +148,9 @@ impl Job<'_> {
     }
 
     /// The order in which products are fastest; of floats there is only one.
-    fn order(&self) -> Order {
+    fn order(&self) -> RowOrder {
         let layouts = self.assembler.layouts().values();
-        layouts.map(|l| l.clone().in_order(Order::Rows8).order()).find(|o| *o != Order::Rows).unwrap_or_default()
+        layouts.map(|l| l.clone().in_order(RowOrder::Rows8).order()).find(|o| *o != RowOrder::Plain).unwrap_or_default()
     }
 
     fn store_bytes(&self) -> u64 {
@@ -166,7 +168,7 @@ impl Job<'_> {
             let (layer, expert) = self.expert_at(i);
             (shard_path(layer, expert), self.file_bytes() as u64)
         });
-        std::iter::once((RESIDENT.into(), self.resident.file_bytes() as u64)).chain(shards).collect()
+        std::iter::once((RESIDENT_FILE.into(), self.resident.file_bytes() as u64)).chain(shards).collect()
     }
 
     /// Experts are numbered layer by layer, in the order in which a checkpoint usually holds them.
@@ -182,16 +184,17 @@ impl Job<'_> {
         }
         let sidecars = self.write_sidecars(target)?;
         let threads = (IN_FLIGHT_BYTES / self.file_bytes()).clamp(1, THREADS);
-        let buffers = || Buffers { file: AlignedBuffer::new(self.file_bytes()), scratch: Scratch::default() };
+        let buffers =
+            || ThreadBuffers { file: AlignedBuffer::new(self.file_bytes()), scratch: AssemblyBuffers::default() };
         let tasks = self.tasks();
         let done = parallel(threads, tasks.len(), buffers, |buffers, i| match tasks[i] {
             Task::Resident => self.write_resident(target),
             Task::Expert(expert) => self.write_expert(target, expert, buffers),
         })?;
-        let (resident, checksums, resumed) = self.sort_out(done);
+        let (resident, checksums, resumed) = self.collect_outcomes(done);
         target.sync(&self.blueprint.geometry.moe_layers)?;
         let manifest = self.manifest(sidecars, resident, checksums);
-        write_whole(&target.path().join(MANIFEST), &manifest.to_bytes())?;
+        write_atomically(&target.path().join(MANIFEST_FILE), &manifest.to_bytes())?;
         sync_folder(target.path())?;
         target.finish()?;
         Ok(resumed)
@@ -203,7 +206,7 @@ impl Job<'_> {
         let experts = 0..self.blueprint.geometry.expert_count();
         let arrival = |i: &usize| {
             let (layer, expert) = self.expert_at(*i);
-            self.assembler.arrival(layer, expert)
+            self.assembler.download_rank(layer, expert)
         };
         let mut experts: Vec<_> = experts.map(|i| (arrival(&i), i)).collect();
         experts.sort_unstable();
@@ -219,7 +222,7 @@ impl Job<'_> {
         let mut written = Vec::new();
         for name in SIDECARS {
             if let Some(bytes) = self.source.sidecar(name)? {
-                write_whole(&target.path().join(name), &bytes)?;
+                write_atomically(&target.path().join(name), &bytes)?;
                 let checksum = checksum_of(&bytes);
                 written.push(SidecarFile { name: name.to_owned(), bytes: bytes.len() as u64, checksum });
             }
@@ -227,17 +230,22 @@ impl Job<'_> {
         Ok(written)
     }
 
-    fn write_resident(&self, target: &Target) -> Result<Done> {
-        let path = target.path().join(RESIDENT);
+    fn write_resident(&self, target: &Target) -> Result<TaskOutcome> {
+        let path = target.path().join(RESIDENT_FILE);
         let found = if target.is_resumed() { resident::check_written(&self.resident, &path).ok() } else { None };
         if let Some(written) = found {
             self.progress.advance(written.bytes);
-            return Ok(Done::Resident(written));
+            return Ok(TaskOutcome::Resident(written));
         }
-        resident::write(self.source, &self.resident, &path, self.progress).map(Done::Resident)
+        resident::write(self.source, &self.resident, &path, self.progress).map(TaskOutcome::Resident)
     }
 
-    fn write_expert(&self, target: &Target, i: usize, Buffers { file, scratch }: &mut Buffers) -> Result<Done> {
+    fn write_expert(
+        &self,
+        target: &Target,
+        i: usize,
+        ThreadBuffers { file, scratch }: &mut ThreadBuffers,
+    ) -> Result<TaskOutcome> {
         let (layer, expert) = self.expert_at(i);
         let layout = &self.assembler.layouts()[&layer];
         let written = layout.clone().in_order(self.order());
@@ -251,34 +259,34 @@ impl Job<'_> {
             Some(checksum) => checksum,
             None => {
                 let (data, tail) = data.split_at_mut(layout.bytes);
-                self.assembler.expert(layer, expert, data, scratch)?;
+                self.assembler.assemble(layer, expert, data, scratch)?;
                 layout.rearrange(data);
                 tail.fill(0);
                 let checksum = checksum_of(data);
                 header.copy_from_slice(&shard.header(&checksum));
-                let draft = Draft::create(&path)?;
-                draft.write_direct(file)?;
-                draft.publish()?;
+                let atomic_file = AtomicFile::create(&path)?;
+                atomic_file.write_direct(file)?;
+                atomic_file.publish()?;
                 checksum
             }
         };
-        if self.assembler.arrival(layer, expert).is_some() {
+        if self.assembler.download_rank(layer, expert).is_some() {
             // The shard must outlive a power failure before what it was made of may go.
             sync_folder(&target.path().join(layer_folder(layer)))?;
-            self.assembler.used(layer, expert)?;
+            self.assembler.release(layer, expert)?;
         }
         self.progress.advance(self.file_bytes() as u64);
-        Ok(Done::Expert { number: i, checksum, resumed })
+        Ok(TaskOutcome::Expert { number: i, checksum, resumed })
     }
 
-    fn sort_out(&self, done: Vec<Done>) -> (ResidentFile, Vec<Vec<String>>, usize) {
+    fn collect_outcomes(&self, done: Vec<TaskOutcome>) -> (ResidentFile, Vec<Vec<String>>, usize) {
         let mut resident = ResidentFile { bytes: 0, header_checksum: String::new() };
         let mut all = vec![String::new(); self.blueprint.geometry.expert_count()];
         let mut count = 0;
         for done in done {
             match done {
-                Done::Resident(file) => resident = file,
-                Done::Expert { number, checksum, resumed } => {
+                TaskOutcome::Resident(file) => resident = file,
+                TaskOutcome::Expert { number, checksum, resumed } => {
                     all[number] = checksum;
                     count += usize::from(resumed);
                 }
@@ -293,9 +301,9 @@ impl Job<'_> {
         if kinds.iter().all(|k| *k == kinds[0]) {
             kinds.truncate(1);
         }
-        let named = |kind: Option<Kind>| kind.map_or("keep", Kind::name).to_owned();
+        let named = |kind: Option<NumberFormat>| kind.map_or("keep", NumberFormat::name).to_owned();
         Manifest {
-            format: FORMAT,
+            format: FORMAT_VERSION,
             larder: env!("CARGO_PKG_VERSION").to_owned(),
             model_type: self.blueprint.model_type.clone(),
             geometry: self.blueprint.geometry.clone(),

@@ -4,37 +4,37 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use larder_core::{Kind, LayerIdx};
+use larder_core::{LayerIdx, NumberFormat};
 use rustix::fs::{FlockOperation, flock, statvfs};
 use serde::{Deserialize, Serialize};
 
 use super::ConvertOptions;
 use crate::{
-    draft::{sync_folder, temp_path, write_whole},
-    error::{Fault, Result, StoreError},
+    atomic_file::{sync_folder, temp_path, write_atomically},
+    error::{Result, StoreError, StoreErrorKind},
     file::read_small,
-    manifest::MANIFEST,
+    manifest::MANIFEST_FILE,
     shard::layer_folder,
 };
 
 /// The file that marks a store in the making.
-pub const CONVERTING: &str = "convert.json";
+pub const CONVERSION_STATE: &str = "convert.json";
 
 const STATE_LIMIT: u64 = 1 << 20;
 
 /// What is being made of what: a conversion continues only its own.
 #[derive(PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct State {
+pub(super) struct ConversionState {
     larder: String,
     fingerprint: String,
-    experts: Option<Kind>,
-    resident: Option<Kind>,
+    experts: Option<NumberFormat>,
+    resident: Option<NumberFormat>,
 }
 
-impl State {
+impl ConversionState {
     pub fn new(fingerprint: u64, options: &ConvertOptions) -> Self {
-        State {
+        ConversionState {
             larder: env!("CARGO_PKG_VERSION").to_owned(),
             fingerprint: format!("{fingerprint:016x}"),
             experts: options.experts,
@@ -53,10 +53,10 @@ pub(super) struct Target {
 impl Target {
     /// Takes the folder, or returns `None` if there is nothing left to do: an earlier attempt was stopped right
     /// after its last step. `files` are those to come and their lengths.
-    pub fn prepare(path: &Path, state: &State, files: &[(PathBuf, u64)]) -> Result<Option<Self>> {
+    pub fn prepare(path: &Path, state: &ConversionState, files: &[(PathBuf, u64)]) -> Result<Option<Self>> {
         let fresh = !path.exists();
         fs::create_dir_all(path).map_err(|e| match e.kind() {
-            io::ErrorKind::AlreadyExists => StoreError::new(Fault::Taken, path, "is a file, not a folder"),
+            io::ErrorKind::AlreadyExists => StoreError::new(StoreErrorKind::Taken, path, "is a file, not a folder"),
             _ => StoreError::io(path, "creating the folder", e),
         })?;
         let prepared = Self::take(path, state, files);
@@ -67,13 +67,15 @@ impl Target {
         prepared
     }
 
-    fn take(path: &Path, state: &State, files: &[(PathBuf, u64)]) -> Result<Option<Self>> {
+    fn take(path: &Path, state: &ConversionState, files: &[(PathBuf, u64)]) -> Result<Option<Self>> {
         let lock = lock(path)?;
-        let found = read_small(&path.join(CONVERTING), STATE_LIMIT)?;
-        let ours = found.as_ref().map(|bytes| serde_json::from_slice(bytes).is_ok_and(|found: State| found == *state));
+        let found = read_small(&path.join(CONVERSION_STATE), STATE_LIMIT)?;
+        let ours = found
+            .as_ref()
+            .map(|bytes| serde_json::from_slice(bytes).is_ok_and(|found: ConversionState| found == *state));
         let target = Target { path: path.to_owned(), resumed: found.is_some(), _lock: lock };
-        let taken = |what: &str| Err(StoreError::new(Fault::Taken, path, what));
-        match (path.join(MANIFEST).exists(), ours) {
+        let taken = |what: &str| Err(StoreError::new(StoreErrorKind::Taken, path, what));
+        match (path.join(MANIFEST_FILE).exists(), ours) {
             (true, Some(true)) => target.finish().map(|()| None),
             (true, _) => taken("already holds a store; remove it or choose another target"),
             (false, Some(false)) => taken(
@@ -87,7 +89,7 @@ impl Target {
                 check_space(path, files)?;
                 if ours.is_none() {
                     let state = serde_json::to_vec(state).expect("text is JSON");
-                    write_whole(&path.join(CONVERTING), &state)?;
+                    write_atomically(&path.join(CONVERSION_STATE), &state)?;
                     sync_folder(path)?;
                 }
                 Ok(Some(target))
@@ -120,7 +122,7 @@ impl Target {
 
     /// Removes the mark of a store in the making.
     pub fn finish(&self) -> Result<()> {
-        let path = self.path.join(CONVERTING);
+        let path = self.path.join(CONVERSION_STATE);
         fs::remove_file(&path).map_err(|e| StoreError::io(&path, "removing", e))?;
         sync_folder(&self.path)
     }
@@ -129,7 +131,9 @@ impl Target {
 fn lock(path: &Path) -> Result<File> {
     let folder = File::open(path).map_err(|e| StoreError::io(path, "opening", e))?;
     flock(&folder, FlockOperation::NonBlockingLockExclusive).map_err(|e| match e {
-        rustix::io::Errno::WOULDBLOCK => StoreError::new(Fault::Taken, path, "is being written by another conversion"),
+        rustix::io::Errno::WOULDBLOCK => {
+            StoreError::new(StoreErrorKind::Taken, path, "is being written by another conversion")
+        }
         e => StoreError::io(path, "locking", e.into()),
     })?;
     Ok(folder)
@@ -137,13 +141,13 @@ fn lock(path: &Path) -> Result<File> {
 
 /// Refuses a folder with anything in it but what a conversion leaves that was stopped at its very first step.
 fn check_empty(path: &Path) -> Result<()> {
-    let first = temp_path(Path::new(CONVERTING));
+    let first = temp_path(Path::new(CONVERSION_STATE));
     let mut entries = fs::read_dir(path).map_err(|e| StoreError::io(path, "listing", e))?.flatten();
     match entries.find(|e| e.file_name() != first.as_os_str()) {
         Some(entry) => {
             let name = entry.file_name();
             let what = format!("holds '{}', so it is no place for a new store", name.to_string_lossy());
-            Err(StoreError::new(Fault::Taken, path, what))
+            Err(StoreError::new(StoreErrorKind::Taken, path, what))
         }
         None => Ok(()),
     }
@@ -160,5 +164,5 @@ fn check_space(path: &Path, files: &[(PathBuf, u64)]) -> Result<()> {
     }
     let gb = |bytes: u64| bytes as f64 / 1e9;
     let what = format!("needs {:.2} GB more, the file system has {:.2} GB free", gb(needed), gb(free));
-    Err(StoreError::new(Fault::NoSpace, path, what))
+    Err(StoreError::new(StoreErrorKind::NoSpace, path, what))
 }

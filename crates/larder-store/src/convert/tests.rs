@@ -4,38 +4,43 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use larder_core::{Order, TensorMeta, Tensors};
+use larder_core::{RowOrder, TensorMeta, Tensors};
 
 use super::*;
 use crate::{
-    error::Fault,
-    experts::Experts,
+    error::StoreErrorKind,
+    expert_source::ExpertSource,
     source::Checkpoint,
     store::Store,
-    testing::{EXPERTS, FORMS, Form, LAYERS, Tiny},
+    testing::{EXPERTS, ExpertForm, FORMS, LAYERS, Tiny},
     verify::verify,
 };
 
-struct Bench {
+struct Fixture {
     dir: tempfile::TempDir,
     tiny: Tiny,
     source: Checkpoint,
 }
 
-impl Bench {
-    fn new(form: Form) -> Self {
+impl Fixture {
+    fn new(form: ExpertForm) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let tiny = Tiny::new(form);
         tiny.write(&dir.path().join("source"));
         let source = Checkpoint::open(&dir.path().join("source")).unwrap();
-        Bench { dir, tiny, source }
+        Fixture { dir, tiny, source }
     }
 
     fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    fn convert(&self, name: &str, experts: Option<Kind>, resident: Option<Kind>) -> Result<ConvertReport> {
+    fn convert(
+        &self,
+        name: &str,
+        experts: Option<NumberFormat>,
+        resident: Option<NumberFormat>,
+    ) -> Result<ConvertReport> {
         let options = ConvertOptions { experts, resident };
         convert(&self.source, &self.tiny.blueprint(), &self.path(name), &options, &())
     }
@@ -65,14 +70,16 @@ fn write(root: &Path, name: &Path, bytes: &[u8]) {
 #[test]
 fn a_store_gives_back_what_the_source_holds() {
     for form in FORMS {
-        let bench = Bench::new(form);
-        for wanted in [None, Some(Kind::F32), Some(Kind::F16), Some(Kind::Q8_0), Some(Kind::Q4_0)] {
+        let fixture = Fixture::new(form);
+        for wanted in
+            [None, Some(NumberFormat::F32), Some(NumberFormat::F16), Some(NumberFormat::Q8_0), Some(NumberFormat::Q4_0)]
+        {
             let name = format!("{wanted:?}");
-            bench.convert(&name, wanted, None).unwrap();
-            let store = Store::open(&bench.path(&name)).unwrap();
-            store.check(&bench.tiny.blueprint()).unwrap();
-            let blueprint = bench.tiny.blueprint();
-            let assembler = Assembler::new(&bench.source, &blueprint, wanted).unwrap();
+            fixture.convert(&name, wanted, None).unwrap();
+            let store = Store::open(&fixture.path(&name)).unwrap();
+            store.check(&fixture.tiny.blueprint()).unwrap();
+            let blueprint = fixture.tiny.blueprint();
+            let assembler = Assembler::new(&fixture.source, &blueprint, wanted).unwrap();
             for (layer, e) in LAYERS.into_iter().flat_map(|l| (0..EXPERTS).map(move |e| (l, e))) {
                 let layout = store.layout(layer);
                 let (mut got, mut want) = (vec![1; layout.bytes], vec![2; layout.bytes]);
@@ -81,35 +88,35 @@ fn a_store_gives_back_what_the_source_holds() {
                 assert_eq!(*layout, assembler.layout(layer).rearrange(&mut want));
                 assert!(got == want, "{form:?} {wanted:?} {layer} {e}");
             }
-            assert!(verify(&bench.path(&name), &()).unwrap().is_good());
+            assert!(verify(&fixture.path(&name), &()).unwrap().is_good());
         }
     }
 }
 
 #[test]
 fn resident_tensors_keep_their_kind_or_take_the_one_asked_for() {
-    let bench = Bench::new(Form::Separate);
+    let fixture = Fixture::new(ExpertForm::Separate);
     let meta = |store: &Store, name: &str| store.meta(name).unwrap().clone();
-    bench.convert("keep", None, None).unwrap();
-    let keep = Store::open(&bench.path("keep")).unwrap();
+    fixture.convert("keep", None, None).unwrap();
+    let keep = Store::open(&fixture.path("keep")).unwrap();
     assert_eq!(keep.names(), ["conv", "embed", "head", "norm"]);
     for name in keep.names() {
         let TensorMeta { bytes, .. } = meta(&keep, name);
-        assert_eq!(meta(&keep, name), *bench.source.meta(name).unwrap());
+        assert_eq!(meta(&keep, name), *fixture.source.meta(name).unwrap());
         let (mut got, mut want) = (vec![1; bytes], vec![2; bytes]);
         keep.read(name, 0, &mut got).unwrap();
-        bench.source.read(name, 0, &mut want).unwrap();
+        fixture.source.read(name, 0, &mut want).unwrap();
         assert_eq!(got, want, "{name}");
     }
-    let report = bench.convert("q8", None, Some(Kind::Q8_0)).unwrap();
-    let q8 = Store::open(&bench.path("q8")).unwrap();
-    let embed = TensorMeta { order: Order::Rows8, ..TensorMeta::new(Kind::Q8_0, vec![7, 64]).unwrap() };
+    let report = fixture.convert("q8", None, Some(NumberFormat::Q8_0)).unwrap();
+    let q8 = Store::open(&fixture.path("q8")).unwrap();
+    let embed = TensorMeta { order: RowOrder::Rows8, ..TensorMeta::new(NumberFormat::Q8_0, vec![7, 64]).unwrap() };
     assert_eq!(meta(&q8, "embed"), embed);
-    assert_eq!(meta(&q8, "head").kind, Kind::F16);
+    assert_eq!(meta(&q8, "head").kind, NumberFormat::F16);
     assert_eq!(report.notes, ["head is stored as f16: its rows of 80 values are not whole blocks of q8_0"]);
-    assert_eq!((meta(&q8, "norm").kind, meta(&q8, "conv").kind), (Kind::Bf16, Kind::Bf16));
-    assert!(q8.check(&bench.tiny.blueprint()).is_ok());
-    assert_eq!(q8.config(), bench.source.config());
+    assert_eq!((meta(&q8, "norm").kind, meta(&q8, "conv").kind), (NumberFormat::Bf16, NumberFormat::Bf16));
+    assert!(q8.check(&fixture.tiny.blueprint()).is_ok());
+    assert_eq!(q8.config(), fixture.source.config());
     assert_eq!(q8.sidecar("tokenizer.json").unwrap().unwrap(), br#"{"a":1}"#);
     assert_eq!(q8.sidecar("chat_template.jinja").unwrap(), None);
 }
@@ -117,10 +124,10 @@ fn resident_tensors_keep_their_kind_or_take_the_one_asked_for() {
 /// The order in which a conversion makes its files appear.
 fn in_order(whole: &BTreeMap<PathBuf, Vec<u8>>) -> Vec<PathBuf> {
     let rank = |p: &PathBuf| match p.to_str().unwrap() {
-        CONVERTING => 0,
+        CONVERSION_STATE => 0,
         "tokenizer.json" => 1,
-        RESIDENT => 2,
-        MANIFEST => 4,
+        RESIDENT_FILE => 2,
+        MANIFEST_FILE => 4,
         _ => 3,
     };
     let mut names: Vec<PathBuf> = whole.keys().cloned().collect();
@@ -130,20 +137,20 @@ fn in_order(whole: &BTreeMap<PathBuf, Vec<u8>>) -> Vec<PathBuf> {
 
 #[test]
 fn stopped_anywhere_it_ends_the_same() {
-    let bench = Bench::new(Form::Halves);
-    bench.convert("whole", Some(Kind::Q8_0), Some(Kind::F16)).unwrap();
-    let whole = files(&bench.path("whole"));
+    let fixture = Fixture::new(ExpertForm::Halves);
+    fixture.convert("whole", Some(NumberFormat::Q8_0), Some(NumberFormat::F16)).unwrap();
+    let whole = files(&fixture.path("whole"));
     let state = {
-        let options = ConvertOptions { experts: Some(Kind::Q8_0), resident: Some(Kind::F16) };
-        let fingerprint = format!("{:x} {:?}", bench.source.fingerprint(), bench.tiny.blueprint());
-        serde_json::to_vec(&State::new(xxh3_64(fingerprint.as_bytes()), &options)).unwrap()
+        let options = ConvertOptions { experts: Some(NumberFormat::Q8_0), resident: Some(NumberFormat::F16) };
+        let fingerprint = format!("{:x} {:?}", fixture.source.fingerprint(), fixture.tiny.blueprint());
+        serde_json::to_vec(&ConversionState::new(xxh3_64(fingerprint.as_bytes()), &options)).unwrap()
     };
     let mut with_state = whole.clone();
-    with_state.insert(CONVERTING.into(), state);
+    with_state.insert(CONVERSION_STATE.into(), state);
     let names = in_order(&with_state);
     for (done, cut) in (0..=names.len()).flat_map(|done| [0usize, 1, 100, 5000].map(|cut| (done, cut))) {
         let name = format!("{done}-{cut}");
-        let root = bench.path(&name);
+        let root = fixture.path(&name);
         fs::create_dir_all(&root).unwrap();
         for file in &names[..done] {
             write(&root, file, &with_state[file]);
@@ -151,9 +158,9 @@ fn stopped_anywhere_it_ends_the_same() {
         // The next file is under way, under its temporary name.
         if let Some(next) = names.get(done).filter(|_| cut > 0) {
             let bytes = &with_state[next];
-            write(&root, &crate::draft::temp_path(next), &bytes[..cut.min(bytes.len())]);
+            write(&root, &crate::atomic_file::temp_path(next), &bytes[..cut.min(bytes.len())]);
         }
-        let report = bench.convert(&name, Some(Kind::Q8_0), Some(Kind::F16)).unwrap();
+        let report = fixture.convert(&name, Some(NumberFormat::Q8_0), Some(NumberFormat::F16)).unwrap();
         assert!(files(&root) == whole, "stopped after {done} files and {cut} bytes");
         if done < names.len() {
             assert_eq!(report.resumed, done.saturating_sub(3).min(EXPERTS * LAYERS.len()));
@@ -163,22 +170,22 @@ fn stopped_anywhere_it_ends_the_same() {
 
 #[test]
 fn a_damaged_shard_is_written_again_on_resuming() {
-    let bench = Bench::new(Form::Separate);
-    bench.convert("whole", None, None).unwrap();
-    let whole = files(&bench.path("whole"));
-    let fingerprint = format!("{:x} {:?}", bench.source.fingerprint(), bench.tiny.blueprint());
-    let state = State::new(xxh3_64(fingerprint.as_bytes()), &ConvertOptions::default());
-    for name in [Path::new(RESIDENT), &shard_path(LAYERS[1], ExpertId(1))] {
+    let fixture = Fixture::new(ExpertForm::Separate);
+    fixture.convert("whole", None, None).unwrap();
+    let whole = files(&fixture.path("whole"));
+    let fingerprint = format!("{:x} {:?}", fixture.source.fingerprint(), fixture.tiny.blueprint());
+    let state = ConversionState::new(xxh3_64(fingerprint.as_bytes()), &ConvertOptions::default());
+    for name in [Path::new(RESIDENT_FILE), &shard_path(LAYERS[1], ExpertId(1))] {
         for at in [0, 9, 4096, whole[name].len() - 1] {
-            let root = bench.path("damaged");
-            for (file, bytes) in whole.iter().filter(|(file, _)| *file != Path::new(MANIFEST)) {
+            let root = fixture.path("damaged");
+            for (file, bytes) in whole.iter().filter(|(file, _)| *file != Path::new(MANIFEST_FILE)) {
                 write(&root, file, bytes);
             }
-            write(&root, Path::new(CONVERTING), &serde_json::to_vec(&state).unwrap());
+            write(&root, Path::new(CONVERSION_STATE), &serde_json::to_vec(&state).unwrap());
             let mut bad = whole[name].clone();
             bad[at] ^= 4;
             write(&root, name, &bad);
-            bench.convert("damaged", None, None).unwrap();
+            fixture.convert("damaged", None, None).unwrap();
             assert!(files(&root) == whole, "{} at {at}", name.display());
             fs::remove_dir_all(&root).unwrap();
         }
@@ -187,67 +194,67 @@ fn a_damaged_shard_is_written_again_on_resuming() {
 
 #[test]
 fn targets_that_are_taken_are_left_alone() {
-    let bench = Bench::new(Form::Separate);
+    let fixture = Fixture::new(ExpertForm::Separate);
     let refusal = |name: &str, kind| {
-        let error = bench.convert(name, kind, None).unwrap_err();
-        (error.fault, error.what)
+        let error = fixture.convert(name, kind, None).unwrap_err();
+        (error.kind, error.message)
     };
-    bench.convert("store", None, None).unwrap();
-    assert_eq!(refusal("store", None).0, Fault::Taken);
-    fs::write(bench.path("file"), "x").unwrap();
-    assert_eq!(refusal("file", None), (Fault::Taken, "is a file, not a folder".into()));
+    fixture.convert("store", None, None).unwrap();
+    assert_eq!(refusal("store", None).0, StoreErrorKind::Taken);
+    fs::write(fixture.path("file"), "x").unwrap();
+    assert_eq!(refusal("file", None), (StoreErrorKind::Taken, "is a file, not a folder".into()));
     assert!(refusal("source", None).1.contains("no place for a new store"));
-    fs::create_dir(bench.path("other")).unwrap();
-    fs::write(bench.path("other").join(CONVERTING), br#"{"of":"another"}"#).unwrap();
+    fs::create_dir(fixture.path("other")).unwrap();
+    fs::write(fixture.path("other").join(CONVERSION_STATE), br#"{"of":"another"}"#).unwrap();
     assert!(refusal("other", None).1.contains("unfinished conversion of another model"));
-    assert_eq!(files(&bench.path("other")).len(), 1);
-    fs::create_dir(bench.path("locked")).unwrap();
-    let held = fs::File::open(bench.path("locked")).unwrap();
+    assert_eq!(files(&fixture.path("other")).len(), 1);
+    fs::create_dir(fixture.path("locked")).unwrap();
+    let held = fs::File::open(fixture.path("locked")).unwrap();
     rustix::fs::flock(&held, rustix::fs::FlockOperation::LockExclusive).unwrap();
-    assert_eq!(refusal("locked", None), (Fault::Taken, "is being written by another conversion".into()));
+    assert_eq!(refusal("locked", None), (StoreErrorKind::Taken, "is being written by another conversion".into()));
     drop(held);
-    bench.convert("locked", None, None).unwrap();
+    fixture.convert("locked", None, None).unwrap();
 }
 
 #[test]
 fn other_options_do_not_continue_a_conversion() {
-    let bench = Bench::new(Form::Separate);
-    fs::create_dir(bench.path("store")).unwrap();
-    let state = State::new(1, &ConvertOptions::default());
-    write_whole(&bench.path("store").join(CONVERTING), &serde_json::to_vec(&state).unwrap()).unwrap();
-    assert_eq!(bench.convert("store", None, None).unwrap_err().fault, Fault::Taken);
+    let fixture = Fixture::new(ExpertForm::Separate);
+    fs::create_dir(fixture.path("store")).unwrap();
+    let state = ConversionState::new(1, &ConvertOptions::default());
+    write_atomically(&fixture.path("store").join(CONVERSION_STATE), &serde_json::to_vec(&state).unwrap()).unwrap();
+    assert_eq!(fixture.convert("store", None, None).unwrap_err().kind, StoreErrorKind::Taken);
 }
 
 #[test]
 fn a_failing_conversion_leaves_what_is_done_and_no_drafts() {
-    let bench = Bench::new(Form::Separate);
-    let file = bench.path("source/model.safetensors");
+    let fixture = Fixture::new(ExpertForm::Separate);
+    let file = fixture.path("source/model.safetensors");
     let good = fs::read(&file).unwrap();
     // The source loses its end under our hands: layer 3 cannot be read.
     fs::write(&file, &good[..good.len() - 20000]).unwrap();
-    assert_eq!(bench.convert("store", None, None).unwrap_err().fault, Fault::Io);
-    let left = files(&bench.path("store"));
+    assert_eq!(fixture.convert("store", None, None).unwrap_err().kind, StoreErrorKind::Io);
+    let left = files(&fixture.path("store"));
     assert!(left.keys().all(|name| name.extension().is_none_or(|e| e != "tmp")), "{left:?}");
-    assert!(left.contains_key(&shard_path(LAYERS[0], ExpertId(0))) && !left.contains_key(Path::new(MANIFEST)));
-    assert_eq!(Store::open(&bench.path("store")).err().unwrap().fault, Fault::Missing);
+    assert!(left.contains_key(&shard_path(LAYERS[0], ExpertId(0))) && !left.contains_key(Path::new(MANIFEST_FILE)));
+    assert_eq!(Store::open(&fixture.path("store")).err().unwrap().kind, StoreErrorKind::Missing);
     fs::write(&file, &good).unwrap();
-    assert!(bench.convert("store", None, None).unwrap().resumed > 0);
-    bench.convert("again", None, None).unwrap();
-    assert!(files(&bench.path("store")) == files(&bench.path("again")));
+    assert!(fixture.convert("store", None, None).unwrap().resumed > 0);
+    fixture.convert("again", None, None).unwrap();
+    assert!(files(&fixture.path("store")) == files(&fixture.path("again")));
 }
 
 #[test]
 fn a_missing_resident_tensor_is_named_before_anything_is_written() {
-    let bench = Bench::new(Form::Separate);
-    let mut blueprint = bench.tiny.blueprint();
+    let fixture = Fixture::new(ExpertForm::Separate);
+    let mut blueprint = fixture.tiny.blueprint();
     blueprint.resident[1].name = "embedding".into();
     blueprint.resident[2].name = "convolution".into();
-    let target = bench.path("store");
-    let error = convert(&bench.source, &blueprint, &target, &ConvertOptions::default(), &()).unwrap_err();
-    assert_eq!(error.what, "has no tensor 'embedding', and 1 more are missing");
-    blueprint = bench.tiny.blueprint();
+    let target = fixture.path("store");
+    let error = convert(&fixture.source, &blueprint, &target, &ConvertOptions::default(), &()).unwrap_err();
+    assert_eq!(error.message, "has no tensor 'embedding', and 1 more are missing");
+    blueprint = fixture.tiny.blueprint();
     blueprint.resident[1].shape[0] = 8;
-    let error = convert(&bench.source, &blueprint, &target, &ConvertOptions::default(), &()).unwrap_err();
-    assert_eq!(error.what, "tensor 'embed' has shape [7, 64], the config calls for [8, 64]");
+    let error = convert(&fixture.source, &blueprint, &target, &ConvertOptions::default(), &()).unwrap_err();
+    assert_eq!(error.message, "tensor 'embed' has shape [7, 64], the config calls for [8, 64]");
     assert!(!target.exists());
 }

@@ -76,7 +76,7 @@ impl Arena {
 
     /// Where a slot begins, and how long it is.
     #[cfg(target_os = "linux")]
-    pub(super) fn whole(&self, index: usize) -> (NonNull<u8>, usize) {
+    pub(super) fn slot_memory(&self, index: usize) -> (NonNull<u8>, usize) {
         (self.address(index), self.slot_bytes)
     }
 
@@ -93,14 +93,14 @@ impl Arena {
 
     /// Whether no slot and no other handle is left.
     #[cfg(test)]
-    pub(super) fn is_last(&self) -> bool {
+    pub(super) fn has_no_slots(&self) -> bool {
         Arc::strong_count(&self.map) == 1
     }
 
     /// The slots' memory, which by then belongs to nobody else.
     #[cfg(test)]
-    pub(super) fn leftovers(&self) -> &[u8] {
-        assert!(self.is_last(), "no slot is left");
+    pub(super) fn all_slots(&self) -> &[u8] {
+        assert!(self.has_no_slots(), "no slot is left");
         // SAFETY: within the map, as in `address`; no slot is left that could write to it.
         unsafe { std::slice::from_raw_parts(self.first.as_ptr(), self.slots * self.slot_bytes) }
     }
@@ -156,7 +156,7 @@ impl Slot {
     }
 
     /// Whether it is one of this arena's.
-    pub fn is_of(&self, arena: &Arena) -> bool {
+    pub fn belongs_to(&self, arena: &Arena) -> bool {
         Arc::ptr_eq(&self.map, &arena.map)
     }
 }
@@ -194,7 +194,7 @@ mod tests {
     fn slots_are_aligned_zeroed_disjoint_and_stay_where_they_are() {
         let (arena, mut slots) = Arena::new(5, 12 << 10).unwrap();
         assert_eq!(slots[0].as_ptr().align_offset(ARENA_ALIGN), 0);
-        assert!(slots.iter().all(|s| s.len() == 12 << 10 && s.iter().all(|b| *b == 0) && s.is_of(&arena)));
+        assert!(slots.iter().all(|s| s.len() == 12 << 10 && s.iter().all(|b| *b == 0) && s.belongs_to(&arena)));
         let places: Vec<_> = slots.iter().map(|s| s.as_ptr()).collect();
         slots.iter_mut().enumerate().for_each(|(i, slot)| slot.fill(i as u8 + 1));
         slots.reverse();
@@ -208,11 +208,11 @@ mod tests {
     #[test]
     fn the_map_lives_as_long_as_any_slot() {
         let (arena, mut slots) = Arena::new(2, SHARD_ALIGN).unwrap();
-        assert!(!arena.is_last());
+        assert!(!arena.has_no_slots());
         slots.pop();
-        assert!(!arena.is_last());
+        assert!(!arena.has_no_slots());
         slots.pop();
-        assert!(arena.is_last());
+        assert!(arena.has_no_slots());
     }
 
     #[test]
@@ -225,7 +225,9 @@ mod tests {
         front.fill(1);
         middle.fill(2);
         back.fill(3);
-        assert!([&front, &middle, &back].iter().all(|s| s.len() == SHARD_ALIGN && s.index() == 0 && s.is_of(&arena)));
+        assert!(
+            [&front, &middle, &back].iter().all(|s| s.len() == SHARD_ALIGN && s.index() == 0 && s.belongs_to(&arena))
+        );
         let slot = front.join(middle).join(back);
         assert_eq!(slot.as_ptr_range(), whole);
         assert!((0..slot.len()).all(|at| slot[at] == (at / SHARD_ALIGN) as u8 + 1));
@@ -233,7 +235,7 @@ mod tests {
         let (front, back) = slot.split_at(12 << 10);
         assert!(back.is_empty() && front.join(back).len() == 12 << 10);
         drop(slots);
-        assert!(arena.is_last());
+        assert!(arena.has_no_slots());
     }
 
     #[test]

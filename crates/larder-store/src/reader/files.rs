@@ -13,23 +13,23 @@ use rustix::{
 
 use crate::{
     direct::{AlignedBuffer, set_direct},
-    error::{Fault, Result, StoreError},
+    error::{Result, StoreError, StoreErrorKind},
 };
 
 /// Descriptors that are left to the rest of the process, where there are that many.
-const OTHERS: u64 = 256;
+const DESCRIPTORS_RESERVED: u64 = 256;
 
 /// The shards of a model by number, opened when they are first needed and closed when too many are open.
-pub struct Files {
+pub struct ShardFiles {
     path: Box<dyn Fn(usize) -> PathBuf + Send + Sync>,
     shards: usize,
     file_bytes: u64,
     /// A shard that is there.
     first: usize,
     /// Why reads go through the page cache, if they do.
-    buffered: Option<String>,
+    not_direct: Option<String>,
     open_max: usize,
-    pool: Mutex<Pool>,
+    open_files: Mutex<OpenFiles>,
 }
 
 /// A shard that is open.
@@ -40,7 +40,7 @@ pub(super) struct OpenFile {
     pub place: usize,
 }
 
-impl Files {
+impl ShardFiles {
     /// `shards` files of `file_bytes` each; `path` says where each of them is.
     ///
     /// The first that is there is opened, and a read of it tells whether this file system takes direct I/O.
@@ -49,19 +49,19 @@ impl Files {
         file_bytes: u64,
         path: impl Fn(usize) -> PathBuf + Send + Sync + 'static,
     ) -> Result<Self> {
-        let mut files = Files {
+        let mut files = ShardFiles {
             path: Box::new(path),
             shards,
             file_bytes,
             first: 0,
-            buffered: None,
+            not_direct: None,
             open_max: open_max(shards),
-            pool: Mutex::new(Pool::new(shards)),
+            open_files: Mutex::new(OpenFiles::new(shards)),
         };
         files.first = (0..shards).find(|shard| files.path(*shard).exists()).unwrap_or_default();
         let path = files.checked_path(files.first)?;
         let file = File::open(&path).map_err(|e| StoreError::io(&path, "opening", e))?;
-        files.buffered = probe_direct(&file).err();
+        files.not_direct = probe_direct(&file).err();
         files.get(files.first)?;
         Ok(files)
     }
@@ -83,12 +83,12 @@ impl Files {
 
     /// Whether reads go past the page cache.
     pub fn is_direct(&self) -> bool {
-        self.buffered.is_none()
+        self.not_direct.is_none()
     }
 
     /// How the files are read, in half a sentence.
-    pub fn how(&self) -> String {
-        match &self.buffered {
+    pub fn read_mode(&self) -> String {
+        match &self.not_direct {
             None => "past the page cache".into(),
             Some(why) => format!("through the page cache ({why})"),
         }
@@ -101,14 +101,14 @@ impl Files {
 
     /// An open shard. It stays open as long as it is held.
     pub(super) fn get(&self, shard: usize) -> Result<Arc<OpenFile>> {
-        let mut pool = self.pool.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(file) = pool.touch(shard) {
+        let mut open_files = self.open_files.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(file) = open_files.touch(shard) {
             return Ok(file);
         }
         let path = self.checked_path(shard)?;
-        while pool.open.len() >= self.open_max && pool.close_one() {}
-        let file = self.open(&path, &mut pool)?;
-        Ok(pool.insert(shard, file))
+        while open_files.open.len() >= self.open_max && open_files.close_one() {}
+        let file = self.open(&path, &mut open_files)?;
+        Ok(open_files.insert(shard, file))
     }
 
     fn checked_path(&self, shard: usize) -> Result<PathBuf> {
@@ -116,15 +116,15 @@ impl Files {
             return Ok(self.path(shard));
         }
         let what = format!("shard {shard} is not one of {}", self.shards);
-        Err(StoreError::new(Fault::Missing, Path::new(""), what))
+        Err(StoreError::new(StoreErrorKind::Missing, Path::new(""), what))
     }
 
-    fn open(&self, path: &Path, pool: &mut Pool) -> Result<File> {
+    fn open(&self, path: &Path, open_files: &mut OpenFiles) -> Result<File> {
         let failed = |e| StoreError::io(path, "opening", e);
         let file = loop {
             match File::open(path) {
                 // The rest of the process has taken more descriptors than were left to it.
-                Err(e) if Errno::from_io_error(&e) == Some(Errno::MFILE) && pool.close_one() => {}
+                Err(e) if Errno::from_io_error(&e) == Some(Errno::MFILE) && open_files.close_one() => {}
                 result => break result.map_err(failed)?,
             }
         };
@@ -140,7 +140,7 @@ impl Files {
 }
 
 /// The open files, and when each was used last.
-struct Pool {
+struct OpenFiles {
     /// Per shard.
     files: Vec<Option<(Arc<OpenFile>, u64)>>,
     /// The shards that are open.
@@ -150,9 +150,9 @@ struct Pool {
     uses: u64,
 }
 
-impl Pool {
+impl OpenFiles {
     fn new(shards: usize) -> Self {
-        Pool { files: (0..shards).map(|_| None).collect(), open: vec![], empty: vec![], uses: 0 }
+        OpenFiles { files: (0..shards).map(|_| None).collect(), open: vec![], empty: vec![], uses: 0 }
     }
 
     fn touch(&mut self, shard: usize) -> Option<Arc<OpenFile>> {
@@ -197,8 +197,8 @@ fn probe_direct(file: &File) -> Result<(), String> {
 
 /// How many of `shards` files may be open at a time, after asking for all of them.
 fn open_max(shards: usize) -> usize {
-    let allowed = raise_limit(shards as u64 + OTHERS);
-    let ours = allowed - OTHERS.min(allowed / 2);
+    let allowed = raise_limit(shards as u64 + DESCRIPTORS_RESERVED);
+    let ours = allowed - DESCRIPTORS_RESERVED.min(allowed / 2);
     usize::try_from(ours).unwrap_or(usize::MAX).max(1)
 }
 
@@ -216,17 +216,17 @@ fn raise_limit(wanted: u64) -> u64 {
 mod tests {
     use super::*;
 
-    fn files(count: usize, open_max: usize) -> (tempfile::TempDir, Files) {
+    fn files(count: usize, open_max: usize) -> (tempfile::TempDir, ShardFiles) {
         let dir = tempfile::tempdir().unwrap();
         (0..count).for_each(|i| std::fs::write(dir.path().join(i.to_string()), vec![i as u8; 4096]).unwrap());
         let folder = dir.path().to_owned();
-        let mut files = Files::new(count, 4096, move |i| folder.join(i.to_string())).unwrap();
+        let mut files = ShardFiles::new(count, 4096, move |i| folder.join(i.to_string())).unwrap();
         files.open_max = open_max;
         (dir, files)
     }
 
-    fn open(files: &Files) -> Vec<usize> {
-        let mut open = files.pool.lock().unwrap().open.clone();
+    fn open(files: &ShardFiles) -> Vec<usize> {
+        let mut open = files.open_files.lock().unwrap().open.clone();
         open.sort();
         open
     }
@@ -271,15 +271,15 @@ mod tests {
         std::fs::write(dir.path().join("1"), [0; 4095]).unwrap();
         std::fs::remove_file(dir.path().join("2")).unwrap();
         let error = |shard| files.get(shard).err().unwrap();
-        assert_eq!(error(1).what, "is 4095 bytes long, not 4096");
-        assert_eq!(error(2).fault, Fault::Io);
-        assert_eq!(error(3).what, "shard 3 is not one of 3");
+        assert_eq!(error(1).message, "is 4095 bytes long, not 4096");
+        assert_eq!(error(2).kind, StoreErrorKind::Io);
+        assert_eq!(error(3).message, "shard 3 is not one of 3");
         std::fs::remove_file(dir.path().join("0")).unwrap();
         let folder = dir.path().to_owned();
         std::fs::write(dir.path().join("1"), [0; 4096]).unwrap();
-        assert_eq!(Files::new(3, 4096, move |i| folder.join(i.to_string())).unwrap().first(), 1);
-        assert!(Files::new(0, 4096, |_| PathBuf::new()).is_err());
+        assert_eq!(ShardFiles::new(3, 4096, move |i| folder.join(i.to_string())).unwrap().first(), 1);
+        assert!(ShardFiles::new(0, 4096, |_| PathBuf::new()).is_err());
         let folder = dir.path().to_owned();
-        assert!(Files::new(1, 8192, move |i| folder.join(i.to_string())).is_err());
+        assert!(ShardFiles::new(1, 8192, move |i| folder.join(i.to_string())).is_err());
     }
 }

@@ -12,13 +12,13 @@ use std::{
 
 use rustix::io::Errno;
 
-use super::attempt::Failures;
-use super::{Done, Read, Reader};
+use super::retry::Failures;
+use super::{ReadCompletion, ReadRequest, Reader};
 use crate::error::{Result, StoreError};
 
 /// What goes wrong with one attempt to read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Mishap {
+pub enum ReadFault {
     /// The disk fails: tried again a few times.
     Disk,
     /// The attempt is interrupted: tried again many times.
@@ -33,7 +33,7 @@ pub enum Mishap {
 
 /// Which attempts a mishap befalls.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum When {
+pub enum FaultTarget {
     /// Those on this shard.
     Shard(usize),
     /// One in so many, by chance.
@@ -42,40 +42,40 @@ pub enum When {
 
 /// A mishap, when it happens, and how many times at most: `u64::MAX` is lasting.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Upset {
+pub struct FaultPlan {
     /// Which attempts.
-    pub when: When,
+    pub target: FaultTarget,
     /// What happens to them.
-    pub mishap: Mishap,
+    pub fault: ReadFault,
     /// To how many, in order.
     pub times: u64,
 }
 
 /// A reader of shards in memory. The same seed and the same calls give the same completions in the same order.
-pub struct Memory {
+pub struct MemoryReader {
     shards: Arc<Vec<Vec<u8>>>,
     capacity: usize,
     overtaken_max: u64,
-    upsets: Vec<Upset>,
-    upsets_done: Arc<AtomicU64>,
+    faults: Vec<FaultPlan>,
+    faults_injected: Arc<AtomicU64>,
     random: u64,
     submitted: u64,
     /// When each read is over, as a count of reads, and the read.
-    flights: Vec<(u64, Read)>,
+    pending: Vec<(u64, ReadRequest)>,
 }
 
-impl Memory {
+impl MemoryReader {
     /// A reader of `shards` without mishaps, with 8 reads in flight that come back in order.
     pub fn new(shards: Arc<Vec<Vec<u8>>>, seed: u64) -> Self {
-        Memory {
+        MemoryReader {
             shards,
             capacity: 8,
             overtaken_max: 0,
-            upsets: vec![],
-            upsets_done: Arc::default(),
+            faults: vec![],
+            faults_injected: Arc::default(),
             random: seed,
             submitted: 0,
-            flights: vec![],
+            pending: vec![],
         }
     }
 
@@ -92,44 +92,44 @@ impl Memory {
     }
 
     /// Adds a mishap. Of several that befall one attempt, the first that was added happens.
-    pub fn upset(mut self, when: When, mishap: Mishap, times: u64) -> Self {
-        self.upsets.push(Upset { when, mishap, times });
+    pub fn with_fault(mut self, target: FaultTarget, fault: ReadFault, times: u64) -> Self {
+        self.faults.push(FaultPlan { target, fault, times });
         self
     }
 
     /// Counts the mishaps that have happened, also once the reader has been given away.
-    pub fn upsets(&self) -> Arc<AtomicU64> {
-        self.upsets_done.clone()
+    pub fn faults_injected(&self) -> Arc<AtomicU64> {
+        self.faults_injected.clone()
     }
 
-    fn perform(&mut self, read: &mut Read) -> Result<()> {
+    fn perform(&mut self, read: &mut ReadRequest) -> Result<()> {
         let path = || PathBuf::from(format!("shard {} in memory", read.shard));
         read.check(path)?;
         let mut failures = Failures::default();
         loop {
-            let mishap = self.mishap(read.shard);
+            let fault = self.fault(read.shard);
             let (bytes, slot) = (self.shards.get(read.shard), &mut read.slot[..read.len]);
-            let Some(bytes) = bytes.filter(|_| mishap != Some(Mishap::Gone)) else {
+            let Some(bytes) = bytes.filter(|_| fault != Some(ReadFault::Gone)) else {
                 return Err(StoreError::io(&path(), "opening", Errno::NOENT.into()));
             };
-            let got = attempt(bytes, read.offset, slot, mishap);
-            if let Some(result) = read.judge(path, got, &mut failures) {
+            let got = attempt(bytes, read.offset, slot, fault);
+            if let Some(result) = read.outcome(path, got, &mut failures) {
                 return result;
             }
         }
     }
 
-    fn mishap(&mut self, shard: usize) -> Option<Mishap> {
-        for at in 0..self.upsets.len() {
-            let Upset { when, mishap, times } = self.upsets[at];
-            let befalls = match when {
-                When::Shard(of) => of == shard,
-                When::OneIn(many) => self.below(many.into()) == 0,
+    fn fault(&mut self, shard: usize) -> Option<ReadFault> {
+        for at in 0..self.faults.len() {
+            let FaultPlan { target, fault, times } = self.faults[at];
+            let hits = match target {
+                FaultTarget::Shard(of) => of == shard,
+                FaultTarget::OneIn(many) => self.below(many.into()) == 0,
             };
-            if befalls && times > 0 {
-                self.upsets[at].times = if times == u64::MAX { times } else { times - 1 };
-                self.upsets_done.fetch_add(1, Ordering::Relaxed);
-                return Some(mishap);
+            if hits && times > 0 {
+                self.faults[at].times = if times == u64::MAX { times } else { times - 1 };
+                self.faults_injected.fetch_add(1, Ordering::Relaxed);
+                return Some(fault);
             }
         }
         None
@@ -145,7 +145,7 @@ impl Memory {
     }
 }
 
-impl Reader for Memory {
+impl Reader for MemoryReader {
     fn name(&self) -> &'static str {
         "memory"
     }
@@ -154,43 +154,43 @@ impl Reader for Memory {
         self.capacity
     }
 
-    fn submit(&mut self, reads: &mut VecDeque<Read>) {
-        let taken = reads.len().min(self.capacity - self.flights.len());
+    fn submit(&mut self, reads: &mut VecDeque<ReadRequest>) {
+        let taken = reads.len().min(self.capacity - self.pending.len());
         for read in reads.drain(..taken) {
             let over = self.submitted + self.below(self.overtaken_max + 1);
             self.submitted += 1;
-            self.flights.push((over, read));
+            self.pending.push((over, read));
         }
     }
 
-    fn wait(&mut self) -> Option<Done> {
+    fn wait(&mut self) -> Option<ReadCompletion> {
         // Among those that are over at the same time, the first submitted: `min_by_key` takes the first.
-        let next = self.flights.iter().enumerate().min_by_key(|(_, (over, _))| *over)?.0;
-        let (_, mut read) = self.flights.remove(next);
+        let next = self.pending.iter().enumerate().min_by_key(|(_, (over, _))| *over)?.0;
+        let (_, mut read) = self.pending.remove(next);
         let result = self.perform(&mut read);
         if result.is_err() {
             // Nobody may rely on what a failed read has left.
             read.slot.fill(0xA5);
         }
-        Some(Done { slot: read.slot, tag: read.tag, result })
+        Some(ReadCompletion { slot: read.slot, tag: read.tag, result })
     }
 
     fn in_flight(&self) -> usize {
-        self.flights.len()
+        self.pending.len()
     }
 }
 
-fn attempt(bytes: &[u8], offset: u64, into: &mut [u8], mishap: Option<Mishap>) -> io::Result<usize> {
+fn attempt(bytes: &[u8], offset: u64, into: &mut [u8], fault: Option<ReadFault>) -> io::Result<usize> {
     let rest = usize::try_from(offset).ok().and_then(|offset| bytes.get(offset..)).unwrap_or_default();
     let mut len = rest.len().min(into.len());
-    match mishap {
-        Some(Mishap::Disk) => return Err(Errno::IO.into()),
-        Some(Mishap::Interrupted) => return Err(Errno::INTR.into()),
-        Some(Mishap::Short(short)) => len = len.min(short),
+    match fault {
+        Some(ReadFault::Disk) => return Err(Errno::IO.into()),
+        Some(ReadFault::Interrupted) => return Err(Errno::INTR.into()),
+        Some(ReadFault::Short(short)) => len = len.min(short),
         _ => {}
     }
     into[..len].copy_from_slice(&rest[..len]);
-    if let (Some(Mishap::Flipped(at)), 1..) = (mishap, len) {
+    if let (Some(ReadFault::Flipped(at)), 1..) = (fault, len) {
         into[at % len] ^= 1;
     }
     Ok(len)
@@ -203,17 +203,17 @@ mod tests {
 
     const BYTES: usize = 8192;
 
-    fn memory(seed: u64) -> Memory {
+    fn memory(seed: u64) -> MemoryReader {
         let shard = |i: usize| (0..BYTES).map(|b| (b * 7 + i * 31) as u8).collect();
-        Memory::new(Arc::new((0..16).map(shard).collect()), seed)
+        MemoryReader::new(Arc::new((0..16).map(shard).collect()), seed)
     }
 
-    fn read(shard: usize, slot: Slot) -> Read {
-        Read { shard, offset: 4096, len: 4000, slot, tag: shard as u64 }
+    fn read(shard: usize, slot: Slot) -> ReadRequest {
+        ReadRequest { shard, offset: 4096, len: 4000, slot, tag: shard as u64 }
     }
 
     /// Reads all shards at once: the tags in the order of completion, and the results.
-    fn all(mut memory: Memory) -> Vec<(u64, Result<bool, String>)> {
+    fn all(mut memory: MemoryReader) -> Vec<(u64, Result<bool, String>)> {
         let shards = memory.shards.clone();
         let slots = Arena::new(shards.len(), 4096).unwrap().1;
         let mut reads: VecDeque<_> = slots.into_iter().enumerate().map(|(i, slot)| read(i, slot)).collect();
@@ -221,7 +221,7 @@ mod tests {
         while done.len() < shards.len() {
             memory.submit(&mut reads);
             assert!(memory.in_flight() <= memory.capacity);
-            let Done { slot, tag, result } = memory.wait().unwrap();
+            let ReadCompletion { slot, tag, result } = memory.wait().unwrap();
             let right = slot[..4000] == shards[tag as usize][4096..][..4000];
             done.push((tag, result.map(|()| right).map_err(|e| e.to_string())));
         }
@@ -229,7 +229,7 @@ mod tests {
         done
     }
 
-    fn one(memory: Memory, shard: usize) -> Result<bool, String> {
+    fn one(memory: MemoryReader, shard: usize) -> Result<bool, String> {
         all(memory).into_iter().find(|(tag, _)| *tag == shard as u64).unwrap().1
     }
 
@@ -245,27 +245,27 @@ mod tests {
 
     #[test]
     fn a_disk_that_fails_for_a_while_is_survived_and_one_that_stays_so_is_named() {
-        assert_eq!(one(memory(1).upset(When::Shard(3), Mishap::Disk, 2), 3), Ok(true));
+        assert_eq!(one(memory(1).with_fault(FaultTarget::Shard(3), ReadFault::Disk, 2), 3), Ok(true));
         let error = "shard 3 in memory: reading 4000 bytes at 4096 failed: input/output error, 3 times";
-        assert_eq!(one(memory(1).upset(When::Shard(3), Mishap::Disk, 3), 3), Err(error.into()));
-        assert_eq!(one(memory(1).upset(When::Shard(3), Mishap::Disk, u64::MAX), 3), Err(error.into()));
-        assert_eq!(one(memory(1).upset(When::Shard(3), Mishap::Disk, u64::MAX), 4), Ok(true));
-        assert_eq!(one(memory(1).upset(When::Shard(3), Mishap::Interrupted, 9), 3), Ok(true));
+        assert_eq!(one(memory(1).with_fault(FaultTarget::Shard(3), ReadFault::Disk, 3), 3), Err(error.into()));
+        assert_eq!(one(memory(1).with_fault(FaultTarget::Shard(3), ReadFault::Disk, u64::MAX), 3), Err(error.into()));
+        assert_eq!(one(memory(1).with_fault(FaultTarget::Shard(3), ReadFault::Disk, u64::MAX), 4), Ok(true));
+        assert_eq!(one(memory(1).with_fault(FaultTarget::Shard(3), ReadFault::Interrupted, 9), 3), Ok(true));
     }
 
     #[test]
     fn short_gone_and_flipped_are_what_they_say() {
-        let error = |mishap| one(memory(1).upset(When::Shard(5), mishap, 1), 5).unwrap_err();
-        assert!(error(Mishap::Short(99)).contains("reading 4000 bytes at 4096 gave only 99"));
-        assert!(error(Mishap::Gone).contains("opening failed: no such file"));
-        assert_eq!(one(memory(1).upset(When::Shard(5), Mishap::Flipped(77), 1), 5), Ok(false));
+        let error = |fault| one(memory(1).with_fault(FaultTarget::Shard(5), fault, 1), 5).unwrap_err();
+        assert!(error(ReadFault::Short(99)).contains("reading 4000 bytes at 4096 gave only 99"));
+        assert!(error(ReadFault::Gone).contains("opening failed: no such file"));
+        assert_eq!(one(memory(1).with_fault(FaultTarget::Shard(5), ReadFault::Flipped(77), 1), 5), Ok(false));
     }
 
     #[test]
     fn chance_strikes_by_seed_and_is_counted() {
-        let unlucky = |seed| memory(seed).upset(When::OneIn(4), Mishap::Gone, u64::MAX);
+        let unlucky = |seed| memory(seed).with_fault(FaultTarget::OneIn(4), ReadFault::Gone, u64::MAX);
         let memory = unlucky(7);
-        let count = memory.upsets();
+        let count = memory.faults_injected();
         let failed = all(memory).iter().filter(|(_, result)| result.is_err()).count() as u64;
         assert_eq!(count.load(Ordering::Relaxed), failed);
         assert!((1..16).contains(&failed), "{failed}");

@@ -5,28 +5,28 @@
 
 use std::{collections::VecDeque, sync::Arc};
 
-use crate::error::{Fault, Result, StoreError};
+use crate::error::{Result, StoreError, StoreErrorKind};
 
 mod arena;
-mod attempt;
-#[cfg(target_os = "linux")]
-mod buffers;
 mod files;
 mod memory;
 mod pread;
 #[cfg(target_os = "linux")]
-mod table;
+mod registered_buffers;
+#[cfg(target_os = "linux")]
+mod registered_files;
+mod retry;
 #[cfg(target_os = "linux")]
 mod uring;
 
 pub use arena::{Arena, Slot};
-pub use files::Files;
-pub use memory::{Memory, Mishap, Upset, When};
+pub use files::ShardFiles;
+pub use memory::{FaultPlan, FaultTarget, MemoryReader, ReadFault};
 
 /// A request: bytes of one shard, to be put at the beginning of a slot. Two requests fill one slot if each has a part
 /// of it, see [`Slot::split_at`].
-pub struct Read {
-    /// Which shard, as its [`Files`] count them.
+pub struct ReadRequest {
+    /// Which shard, as its [`ShardFiles`] count them.
     pub shard: usize,
     /// The first byte; a multiple of [`larder_core::SHARD_ALIGN`], as direct I/O wants it.
     pub offset: u64,
@@ -39,7 +39,7 @@ pub struct Read {
 }
 
 /// A request that is over.
-pub struct Done {
+pub struct ReadCompletion {
     /// The slot. Its bytes are only specified if the read went well, and then `len` of them.
     pub slot: Slot,
     /// The request's tag.
@@ -62,10 +62,10 @@ pub trait Reader: Send {
 
     /// Takes reads from the front of `reads`, as many as there is room for, and starts all of them at once. What does
     /// not fit stays. A read that cannot be started is taken as well, and comes back with its error.
-    fn submit(&mut self, reads: &mut VecDeque<Read>);
+    fn submit(&mut self, reads: &mut VecDeque<ReadRequest>);
 
     /// The next read that is over; blocks until there is one. `None` if nothing is in flight.
-    fn wait(&mut self) -> Option<Done>;
+    fn wait(&mut self) -> Option<ReadCompletion>;
 
     /// How many reads were taken and have not come back.
     fn in_flight(&self) -> usize;
@@ -77,7 +77,7 @@ pub struct ReaderChoice {
     pub name: &'static str,
     /// What it does, in half a sentence.
     pub about: &'static str,
-    open: fn(&Arc<Files>, &Arena) -> Result<Opened>,
+    open: fn(&Arc<ShardFiles>, &Arena) -> Result<Opened>,
 }
 
 /// A reader, and one line that says which it is, how it reads, and why it was picked.
@@ -91,7 +91,7 @@ pub const READERS: &[ReaderChoice] = &[
 ];
 
 /// Opens the reader of that name, for reads of `files` into slots of `arena`.
-pub fn open_reader(choice: &str, files: &Arc<Files>, arena: &Arena) -> Result<Opened> {
+pub fn open_reader(choice: &str, files: &Arc<ShardFiles>, arena: &Arena) -> Result<Opened> {
     (find(choice)?.open)(files, arena)
 }
 
@@ -104,14 +104,14 @@ fn find(choice: &str) -> Result<&'static ReaderChoice> {
     READERS.iter().find(|row| row.name == choice).ok_or_else(|| {
         let names: Vec<_> = READERS.iter().map(|row| row.name).collect();
         let what = format!("there is no reader {choice:?}; there are {}", names.join(", "));
-        StoreError { fault: Fault::Unsupported, path: Default::default(), what }
+        StoreError { kind: StoreErrorKind::Unsupported, path: Default::default(), message: what }
     })
 }
 
-fn open_auto(files: &Arc<Files>, arena: &Arena) -> Result<Opened> {
+fn open_auto(files: &Arc<ShardFiles>, arena: &Arena) -> Result<Opened> {
     open_uring(files, arena).or_else(|refused| {
         let (reader, how) = open_pread(files, arena)?;
-        Ok((reader, format!("{how}; not uring: {}", refused.what)))
+        Ok((reader, format!("{how}; not uring: {}", refused.message)))
     })
 }
 
@@ -123,21 +123,21 @@ pub fn is_android() -> bool {
 }
 
 #[cfg(target_os = "linux")]
-fn open_uring(files: &Arc<Files>, arena: &Arena) -> Result<Opened> {
+fn open_uring(files: &Arc<ShardFiles>, arena: &Arena) -> Result<Opened> {
     let reader = uring::Uring::open(files, arena)?;
-    let how = format!("uring: {} reads in flight, {}, {}", reader.capacity(), reader.registered(), files.how());
+    let how = format!("uring: {} reads in flight, {}, {}", reader.capacity(), reader.registered(), files.read_mode());
     Ok((Box::new(reader), how))
 }
 
 #[cfg(not(target_os = "linux"))]
-fn open_uring(_: &Arc<Files>, _: &Arena) -> Result<Opened> {
+fn open_uring(_: &Arc<ShardFiles>, _: &Arena) -> Result<Opened> {
     let what = "this system has no io_uring".into();
-    Err(StoreError { fault: Fault::Unsupported, path: Default::default(), what })
+    Err(StoreError { kind: StoreErrorKind::Unsupported, path: Default::default(), message: what })
 }
 
-fn open_pread(files: &Arc<Files>, _: &Arena) -> Result<Opened> {
+fn open_pread(files: &Arc<ShardFiles>, _: &Arena) -> Result<Opened> {
     let reader = pread::Pread::open(files)?;
-    let how = format!("pread: {} threads, {}", reader.threads(), files.how());
+    let how = format!("pread: {} threads, {}", reader.threads(), files.read_mode());
     Ok((Box::new(reader), how))
 }
 

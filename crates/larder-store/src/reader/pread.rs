@@ -12,8 +12,8 @@ use std::{
     thread::{self, JoinHandle},
 };
 
-use super::attempt::Failures;
-use super::{Done, Files, Read, Reader};
+use super::retry::Failures;
+use super::{ReadCompletion, ReadRequest, Reader, ShardFiles};
 use crate::error::{Result, StoreError};
 
 /// Enough for an SSD to be busy; a thread that waits costs nothing.
@@ -24,14 +24,14 @@ const CAPACITY: usize = 4 * THREADS;
 /// A bounded queue of reads and the threads that do them.
 pub(super) struct Pread {
     queue: Arc<Queue>,
-    done: Receiver<Done>,
+    done: Receiver<ReadCompletion>,
     in_flight: usize,
     workers: Vec<JoinHandle<()>>,
 }
 
 impl Pread {
     /// Starts the threads.
-    pub fn open(files: &Arc<Files>) -> Result<Self> {
+    pub fn open(files: &Arc<ShardFiles>) -> Result<Self> {
         let queue = Arc::new(Queue::default());
         let (finished, done) = channel();
         let mut reader = Pread { queue, done, in_flight: 0, workers: vec![] };
@@ -48,13 +48,13 @@ impl Pread {
         self.workers.len()
     }
 
-    fn spawn(&self, files: Arc<Files>, finished: Sender<Done>) -> io::Result<JoinHandle<()>> {
+    fn spawn(&self, files: Arc<ShardFiles>, finished: Sender<ReadCompletion>) -> io::Result<JoinHandle<()>> {
         let queue = self.queue.clone();
         thread::Builder::new().name("larder-read".into()).spawn(move || {
             while let Some(mut read) = queue.next() {
                 let result = perform(&files, &mut read);
                 // Nobody listens once the reader is being dropped.
-                let _ = finished.send(Done { slot: read.slot, tag: read.tag, result });
+                let _ = finished.send(ReadCompletion { slot: read.slot, tag: read.tag, result });
             }
         })
     }
@@ -69,13 +69,13 @@ impl Reader for Pread {
         CAPACITY
     }
 
-    fn submit(&mut self, reads: &mut VecDeque<Read>) {
+    fn submit(&mut self, reads: &mut VecDeque<ReadRequest>) {
         let taken = reads.len().min(CAPACITY - self.in_flight);
         self.in_flight += taken;
         self.queue.push(reads.drain(..taken));
     }
 
-    fn wait(&mut self) -> Option<Done> {
+    fn wait(&mut self) -> Option<ReadCompletion> {
         if self.in_flight == 0 {
             return None;
         }
@@ -99,12 +99,12 @@ impl Drop for Pread {
     }
 }
 
-fn perform(files: &Files, read: &mut Read) -> Result<()> {
+fn perform(files: &ShardFiles, read: &mut ReadRequest) -> Result<()> {
     let file = read.open(files)?;
-    let (wanted, offset, mut failures) = (read.wanted(), read.offset, Failures::default());
+    let (wanted, offset, mut failures) = (read.aligned_len(), read.offset, Failures::default());
     loop {
         let got = file.file.read_at(&mut read.slot[..wanted], offset);
-        if let Some(result) = read.judge(|| files.path(read.shard), got, &mut failures) {
+        if let Some(result) = read.outcome(|| files.path(read.shard), got, &mut failures) {
             return result;
         }
     }
@@ -112,7 +112,7 @@ fn perform(files: &Files, read: &mut Read) -> Result<()> {
 
 /// Reads that no thread has taken yet; `None` once the reader is gone.
 struct Queue {
-    waiting: Mutex<Option<VecDeque<Read>>>,
+    waiting: Mutex<Option<VecDeque<ReadRequest>>>,
     changed: Condvar,
 }
 
@@ -125,12 +125,12 @@ impl Default for Queue {
 }
 
 impl Queue {
-    fn push(&self, reads: impl Iterator<Item = Read>) {
+    fn push(&self, reads: impl Iterator<Item = ReadRequest>) {
         self.waiting.lock().expect(UNPOISONED).as_mut().expect("the reader is alive").extend(reads);
         self.changed.notify_all();
     }
 
-    fn next(&self) -> Option<Read> {
+    fn next(&self) -> Option<ReadRequest> {
         let mut waiting = self.waiting.lock().expect(UNPOISONED);
         loop {
             if let Some(read) = waiting.as_mut()?.pop_front() {

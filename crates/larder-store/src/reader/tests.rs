@@ -37,15 +37,15 @@ impl Shards {
         self.dir.path().join(shard.to_string())
     }
 
-    fn files(&self) -> Arc<Files> {
+    fn files(&self) -> Arc<ShardFiles> {
         let folder = self.dir.path().to_owned();
-        Arc::new(Files::new(SHARDS, SHARD_BYTES as u64, move |s| folder.join(s.to_string())).unwrap())
+        Arc::new(ShardFiles::new(SHARDS, SHARD_BYTES as u64, move |s| folder.join(s.to_string())).unwrap())
     }
 
     /// A reader by name; `None`, with a line that says why, where this system has no such reader.
     fn reader(&self, name: &str, arena: &Arena) -> Option<Box<dyn Reader>> {
         if name == "memory" {
-            return Some(Box::new(Memory::new(self.bytes.clone(), 5).overtaken(6).capacity(5)));
+            return Some(Box::new(MemoryReader::new(self.bytes.clone(), 5).overtaken(6).capacity(5)));
         }
         match open_reader(name, &self.files(), arena) {
             Ok((reader, _)) => Some(reader),
@@ -94,7 +94,7 @@ fn each_read_comes_back_once_with_the_bytes_of_the_file() {
         for _ in 0..READS {
             while let Some(slot) = slots.pop() {
                 let Some(&(tag, shard, offset, len)) = left.next() else { break };
-                reads.push_back(Read { shard, offset, len, slot, tag });
+                reads.push_back(ReadRequest { shard, offset, len, slot, tag });
             }
             reader.submit(&mut reads);
             assert!(reader.in_flight() <= reader.capacity(), "{name}");
@@ -118,7 +118,7 @@ fn a_slot_of_another_arena_works_as_well() {
         let (arena, _slots) = Arena::new(4, SLOT_BYTES).unwrap();
         let Some(mut reader) = shards.reader(name, &arena) else { continue };
         let slot = Arena::new(1, SLOT_BYTES).unwrap().1.remove(0);
-        reader.submit(&mut VecDeque::from([Read { shard: 3, offset: 0, len: SHARD_BYTES, slot, tag: 0 }]));
+        reader.submit(&mut VecDeque::from([ReadRequest { shard: 3, offset: 0, len: SHARD_BYTES, slot, tag: 0 }]));
         let done = reader.wait().unwrap();
         assert!(done.result.is_ok() && done.slot[..SHARD_BYTES] == shards.bytes[3], "{name}");
     }
@@ -136,16 +136,16 @@ fn two_reads_fill_the_parts_of_one_slot() {
         for (shard, slot) in slots.into_iter().enumerate() {
             let (front, back) = slot.split_at(CUT);
             let tag = shard as u64;
-            fronts.push_back(Read { shard, offset: 0, len: CUT, slot: front, tag });
+            fronts.push_back(ReadRequest { shard, offset: 0, len: CUT, slot: front, tag });
             let len = SHARD_BYTES - CUT;
-            tails.push_back(Read { shard, offset: CUT as u64, len, slot: back, tag: tag | TAIL });
+            tails.push_back(ReadRequest { shard, offset: CUT as u64, len, slot: back, tag: tag | TAIL });
         }
         let mut reads = fronts;
         reads.append(&mut tails);
         let (mut front_of, mut tail_of) = ([(); SHARDS].map(|()| None), [(); SHARDS].map(|()| None));
         for _ in 0..2 * SHARDS {
             reader.submit(&mut reads);
-            let Done { slot, tag, result } = reader.wait().unwrap();
+            let ReadCompletion { slot, tag, result } = reader.wait().unwrap();
             result.unwrap();
             let shard = (tag & !TAIL) as usize;
             // A part can be computed with at once, whatever becomes of the other.
@@ -165,7 +165,7 @@ fn two_reads_fill_the_parts_of_one_slot() {
 
 /// The error of one read of the last shard.
 fn error_of(reader: &mut dyn Reader, slot: &mut Vec<Slot>, offset: u64, len: usize) -> String {
-    let read = Read { shard: SHARDS - 1, offset, len, slot: slot.pop().unwrap(), tag: 9 };
+    let read = ReadRequest { shard: SHARDS - 1, offset, len, slot: slot.pop().unwrap(), tag: 9 };
     reader.submit(&mut VecDeque::from([read]));
     let done = reader.wait().unwrap();
     assert_eq!((done.tag, reader.in_flight()), (9, 0));
@@ -202,14 +202,20 @@ fn what_cannot_be_read_is_an_error_that_says_where() {
         let error = error_of(&mut *reader, &mut slot, 4096, 10);
         assert!(error.ends_with("reading 10 bytes at 4096: opening failed: no such file or directory"), "{error}");
         // It can go on with others.
-        reader.submit(&mut VecDeque::from([Read { shard: 0, offset: 0, len: 10, slot: slot.remove(0), tag: 1 }]));
+        reader.submit(&mut VecDeque::from([ReadRequest {
+            shard: 0,
+            offset: 0,
+            len: 10,
+            slot: slot.remove(0),
+            tag: 1,
+        }]));
         reader.wait().unwrap().result.unwrap();
     }
 }
 
 /// The last byte of the shard in each slot of an arena that has no slots any more, where a read ends.
 fn last_bytes(arena: &Arena) -> Vec<u8> {
-    arena.leftovers().chunks(SLOT_BYTES).map(|slot| slot[SHARD_BYTES - 1]).collect()
+    arena.all_slots().chunks(SLOT_BYTES).map(|slot| slot[SHARD_BYTES - 1]).collect()
 }
 
 /// A thousand drops of each reader, in the middle of its reads. Under AddressSanitizer, which also finds leaks:
@@ -230,14 +236,15 @@ fn after_a_reader_is_dropped_nothing_writes_to_its_slots_and_nothing_leaks() {
             let looks = round % 50 == 1;
             let (arena, slots) = Arena::new(if looks { 64 } else { 8 }, SLOT_BYTES).unwrap();
             let Some(mut reader) = shards.reader(name, &arena) else { break };
-            let read = |slot: Slot| Read { shard: slot.index() % SHARDS, offset: 0, len: SHARD_BYTES, slot, tag: 0 };
+            let read =
+                |slot: Slot| ReadRequest { shard: slot.index() % SHARDS, offset: 0, len: SHARD_BYTES, slot, tag: 0 };
             let mut reads: VecDeque<_> = slots.into_iter().map(read).collect();
             reader.submit(&mut reads);
             for _ in 0..round % 4 {
                 reader.wait().unwrap();
             }
             drop((reader, reads));
-            assert!(arena.is_last(), "{name}: a slot is left");
+            assert!(arena.has_no_slots(), "{name}: a slot is left");
             if looks {
                 let before = last_bytes(&arena);
                 std::thread::sleep(Duration::from_millis(20));
@@ -282,17 +289,17 @@ fn read_many(count: usize, open_max: usize) {
     rustix::fs::syncfs(std::fs::File::open(dir.path()).unwrap()).unwrap();
     for name in ["uring", "pread"] {
         let folder = dir.path().to_owned();
-        let files = Arc::new(Files::new(count, SHARD_ALIGN as u64, move |s| path(&folder, s)).unwrap());
+        let files = Arc::new(ShardFiles::new(count, SHARD_ALIGN as u64, move |s| path(&folder, s)).unwrap());
         assert_eq!(files.open_max(), open_max);
         let (arena, slots) = Arena::new(200, SHARD_ALIGN).unwrap();
         let Ok((mut reader, how)) = open_reader(name, &files, &arena) else { continue };
         println!("{how}");
-        let read = |shard: usize, slot| Read { shard, offset: 0, len: SHARD_ALIGN, slot, tag: shard as u64 };
+        let read = |shard: usize, slot| ReadRequest { shard, offset: 0, len: SHARD_ALIGN, slot, tag: shard as u64 };
         let mut reads: VecDeque<_> = slots.into_iter().enumerate().map(|(s, slot)| read(s, slot)).collect();
         let (mut next, mut seen) = (reads.len(), vec![0; count]);
         for _ in 0..2 * count {
             reader.submit(&mut reads);
-            let Done { slot, tag, result } = reader.wait().unwrap();
+            let ReadCompletion { slot, tag, result } = reader.wait().unwrap();
             result.unwrap();
             let shard = tag as usize;
             assert!(slot.iter().all(|b| *b == byte(shard)), "{name}: shard {shard}");

@@ -1,6 +1,6 @@
 //! Reads by io_uring: all of a layer's misses with one system call, and no thread that waits.
 //!
-//! The kernel writes to slots on its own. What makes that sound: a slot and its file lie in `flights` from before the
+//! The kernel writes to slots on its own. What makes that sound: a slot and its file lie in `operations` from before the
 //! entry is queued until after its completion has been seen, and `drop` sees all completions before it lets go of any.
 #![allow(unsafe_code)]
 
@@ -17,9 +17,11 @@ use rustix::{
     process::{Resource, getrlimit},
 };
 
-use super::{Arena, Done, Files, Read, Reader, Slot};
-use super::{attempt::Failures, buffers::Buffers, files::OpenFile, table::Table};
-use crate::error::{Fault, Result, StoreError};
+use super::{Arena, ReadCompletion, ReadRequest, Reader, ShardFiles, Slot};
+use super::{
+    files::OpenFile, registered_buffers::RegisteredBuffers, registered_files::RegisteredFiles, retry::Failures,
+};
+use crate::error::{Result, StoreError, StoreErrorKind};
 
 /// Reads in flight; the kernel splits large ones, so the SSD sees more.
 const CAPACITY: usize = 64;
@@ -27,39 +29,48 @@ const CAPACITY: usize = 64;
 /// A ring, and the reads that the kernel is working on.
 pub(super) struct Uring {
     ring: IoUring,
-    files: Arc<Files>,
-    buffers: Result<Buffers, String>,
-    table: Result<Table, String>,
-    flights: Vec<Option<Flight>>,
-    /// The places in `flights` that are empty.
+    files: Arc<ShardFiles>,
+    registered_buffers: Result<RegisteredBuffers, String>,
+    registered_files: Result<RegisteredFiles, String>,
+    operations: Vec<Option<Operation>>,
+    /// The places in `operations` that are empty.
     free: Vec<usize>,
     /// Reads that are over and were not asked for yet.
-    over: VecDeque<Done>,
+    completed: VecDeque<ReadCompletion>,
 }
 
-struct Flight {
-    read: Read,
+struct Operation {
+    read: ReadRequest,
     file: Arc<OpenFile>,
     failures: Failures,
 }
 
 impl Uring {
     /// Sets up a ring with tables of slots and files, and reads a block, or says why io_uring is not to be had.
-    pub fn open(files: &Arc<Files>, arena: &Arena) -> Result<Self> {
+    pub fn open(files: &Arc<ShardFiles>, arena: &Arena) -> Result<Self> {
         // There the setup call would not fail but end the process.
         if super::is_android() {
             return Err(unsupported("Android does not allow io_uring".into()));
         }
         let capacity = CAPACITY.min(files.open_max());
-        let ring = IoUring::new(capacity as u32).map_err(|e| unsupported(system("io_uring_setup", e)))?;
+        let ring = IoUring::new(capacity as u32).map_err(|e| unsupported(system_error("io_uring_setup", e)))?;
         // With nothing in it yet, so that nothing is left behind where this is what is not allowed.
-        ring.submit().map_err(|e| unsupported(system("io_uring_enter", e)))?;
-        let buffers = Buffers::register(&ring, arena).map_err(why_not_registered);
-        let places = files.shards().min(files.open_max());
-        let table = Table::register(&ring, places).map_err(|e| system("io_uring_register", e));
+        ring.submit().map_err(|e| unsupported(system_error("io_uring_enter", e)))?;
+        let registered_buffers = RegisteredBuffers::register(&ring, arena).map_err(registration_error);
+        let file_places = files.shards().min(files.open_max());
+        let registered_files =
+            RegisteredFiles::register(&ring, file_places).map_err(|e| system_error("io_uring_register", e));
         let free = (0..capacity).rev().collect();
-        let flights = (0..capacity).map(|_| None).collect();
-        let mut reader = Uring { ring, files: files.clone(), buffers, table, flights, free, over: VecDeque::new() };
+        let operations = (0..capacity).map(|_| None).collect();
+        let mut reader = Uring {
+            ring,
+            files: files.clone(),
+            registered_buffers,
+            registered_files,
+            operations,
+            free,
+            completed: VecDeque::new(),
+        };
         reader.probe().map_err(|e| unsupported(format!("a first read by io_uring: {e}")))?;
         Ok(reader)
     }
@@ -70,40 +81,43 @@ impl Uring {
             None => format!("registered {what}"),
             Some(why) => format!("{what} not registered ({why})"),
         };
-        let (buffers, files) = (self.buffers.as_ref().err(), self.table.as_ref().err());
-        format!("{}, {}", say("buffers", buffers), say("files", files))
+        let (registered_buffers, files) =
+            (self.registered_buffers.as_ref().err(), self.registered_files.as_ref().err());
+        format!("{}, {}", say("buffers", registered_buffers), say("files", files))
     }
 
     /// Really reads: a filter may let a ring be set up and its reads fail.
     fn probe(&mut self) -> Result<()> {
         let (_, slots) = Arena::new(1, SHARD_ALIGN).map_err(|e| StoreError::io(Path::new(""), "taking memory", e))?;
         let shard = self.files.first();
-        let read = |slot| Read { shard, offset: 0, len: 1, slot, tag: 0 };
+        let read = |slot| ReadRequest { shard, offset: 0, len: 1, slot, tag: 0 };
         self.submit(&mut slots.into_iter().map(read).collect());
         self.wait().expect("one read is in flight").result
     }
 
-    fn start(&mut self, read: Read) {
+    fn start(&mut self, read: ReadRequest) {
         match read.open(&self.files) {
-            Err(error) => self.over.push_back(Done { slot: read.slot, tag: read.tag, result: Err(error) }),
+            Err(error) => {
+                self.completed.push_back(ReadCompletion { slot: read.slot, tag: read.tag, result: Err(error) })
+            }
             Ok(file) => {
                 let place = self.free.pop().expect("fewer are in flight than there are places");
-                self.flights[place] = Some(Flight { read, file, failures: Failures::default() });
+                self.operations[place] = Some(Operation { read, file, failures: Failures::default() });
                 self.queue(place);
             }
         }
     }
 
     fn queue(&mut self, place: usize) {
-        let flight = self.flights[place].as_mut().expect("it was just put or left there");
-        let buffer = buffer(&mut self.buffers, &self.ring, &flight.read.slot);
+        let operation = self.operations[place].as_mut().expect("it was just put or left there");
+        let buffer = buffer(&mut self.registered_buffers, &self.ring, &operation.read.slot);
         let new = buffer.is_some_and(|(_, new)| new);
         let buffer = buffer.map(|(number, _)| number);
-        let number = number(&mut self.table, &self.ring, &flight.file);
-        let entry = flight.entry(number, buffer).user_data(place as u64);
-        // SAFETY: the file and the slot that the entry names stay in `flights` until its completion has been seen, see
+        let number = number(&mut self.registered_files, &self.ring, &operation.file);
+        let entry = operation.entry(number, buffer).user_data(place as u64);
+        // SAFETY: the file and the slot that the entry names stay in `operations` until its completion has been seen, see
         // the top of this file, and the file's number stays its own as long; the length is within the slot, which
-        // `Read::open` has checked.
+        // `ReadRequest::open` has checked.
         let queued = unsafe { self.ring.submission().push(&entry) };
         queued.expect("the ring has an entry for each place");
         if new {
@@ -116,22 +130,22 @@ impl Uring {
         loop {
             let next = self.ring.completion().next();
             let Some(entry) = next else { return };
-            self.land(entry.user_data() as usize, entry.result());
+            self.complete(entry.user_data() as usize, entry.result());
         }
     }
 
-    fn land(&mut self, place: usize, result: i32) {
-        let flight = self.flights[place].as_mut().expect("an entry completes once");
+    fn complete(&mut self, place: usize, result: i32) {
+        let operation = self.operations[place].as_mut().expect("an entry completes once");
         let got = usize::try_from(result).map_err(|_| io::Error::from_raw_os_error(-result));
-        let path = || self.files.path(flight.read.shard);
-        let Some(result) = flight.read.judge(path, got, &mut flight.failures) else { return self.queue(place) };
-        let Flight { read, .. } = self.flights[place].take().expect("it was there just now");
+        let path = || self.files.path(operation.read.shard);
+        let Some(result) = operation.read.outcome(path, got, &mut operation.failures) else { return self.queue(place) };
+        let Operation { read, .. } = self.operations[place].take().expect("it was there just now");
         self.free.push(place);
-        self.over.push_back(Done { slot: read.slot, tag: read.tag, result });
+        self.completed.push_back(ReadCompletion { slot: read.slot, tag: read.tag, result });
     }
 
-    fn is_flying(&self) -> bool {
-        self.free.len() < self.flights.len()
+    fn has_operations(&self) -> bool {
+        self.free.len() < self.operations.len()
     }
 
     /// Waits in the kernel for a completion. All it can complain about, with entries as they are made here, is lack of
@@ -149,10 +163,10 @@ impl Reader for Uring {
     }
 
     fn capacity(&self) -> usize {
-        self.flights.len()
+        self.operations.len()
     }
 
-    fn submit(&mut self, reads: &mut VecDeque<Read>) {
+    fn submit(&mut self, reads: &mut VecDeque<ReadRequest>) {
         while self.in_flight() < self.capacity()
             && let Some(read) = reads.pop_front()
         {
@@ -162,13 +176,13 @@ impl Reader for Uring {
         let _ = self.ring.submit();
     }
 
-    fn wait(&mut self) -> Option<Done> {
+    fn wait(&mut self) -> Option<ReadCompletion> {
         loop {
             self.reap();
-            if let Some(done) = self.over.pop_front() {
+            if let Some(done) = self.completed.pop_front() {
                 return Some(done);
             }
-            if !self.is_flying() {
+            if !self.has_operations() {
                 return None;
             }
             self.enter();
@@ -176,7 +190,7 @@ impl Reader for Uring {
     }
 
     fn in_flight(&self) -> usize {
-        self.flights.len() - self.free.len() + self.over.len()
+        self.operations.len() - self.free.len() + self.completed.len()
     }
 }
 
@@ -189,9 +203,9 @@ impl Drop for Uring {
     }
 }
 
-impl Flight {
+impl Operation {
     fn entry(&mut self, number: Option<Fixed>, buffer: Option<u16>) -> Entry {
-        let (fd, offset, wanted) = (Fd(self.file.file.as_raw_fd()), self.read.offset, self.read.wanted() as u32);
+        let (fd, offset, wanted) = (Fd(self.file.file.as_raw_fd()), self.read.offset, self.read.aligned_len() as u32);
         let start = self.read.slot.as_mut_ptr();
         match (number, buffer) {
             (Some(file), Some(buffer)) => opcode::ReadFixed::new(file, start, wanted, buffer).offset(offset).build(),
@@ -203,11 +217,15 @@ impl Flight {
 }
 
 /// By which number the kernel knows the file, if it does. Once it has refused one it is told no more.
-fn number(table: &mut Result<Table, String>, ring: &IoUring, file: &Arc<OpenFile>) -> Option<Fixed> {
-    match table.as_mut().ok()?.number(ring, file) {
+fn number(
+    registered_files: &mut Result<RegisteredFiles, String>,
+    ring: &IoUring,
+    file: &Arc<OpenFile>,
+) -> Option<Fixed> {
+    match registered_files.as_mut().ok()?.number(ring, file) {
         Ok(number) => number,
         Err(e) => {
-            *table = Err(system("io_uring_register", e));
+            *registered_files = Err(system_error("io_uring_register", e));
             None
         }
     }
@@ -215,30 +233,34 @@ fn number(table: &mut Result<Table, String>, ring: &IoUring, file: &Arc<OpenFile
 
 /// By which number the kernel knows the slot, if it does, and whether it was told just now. Once it has refused one it is
 /// told no more.
-fn buffer(buffers: &mut Result<Buffers, String>, ring: &IoUring, slot: &Slot) -> Option<(u16, bool)> {
-    match buffers.as_mut().ok()?.number(ring, slot) {
+fn buffer(
+    registered_buffers: &mut Result<RegisteredBuffers, String>,
+    ring: &IoUring,
+    slot: &Slot,
+) -> Option<(u16, bool)> {
+    match registered_buffers.as_mut().ok()?.number(ring, slot) {
         Ok(number) => number,
         Err(e) => {
-            *buffers = Err(why_not_registered(e));
+            *registered_buffers = Err(registration_error(e));
             None
         }
     }
 }
 
-fn why_not_registered(error: io::Error) -> String {
+fn registration_error(error: io::Error) -> String {
     let memlock = getrlimit(Resource::Memlock).current;
     match (Errno::from_io_error(&error), memlock) {
         (Some(Errno::NOMEM), Some(bytes)) => format!("RLIMIT_MEMLOCK allows {bytes} bytes"),
-        _ => system("io_uring_register", error),
+        _ => system_error("io_uring_register", error),
     }
 }
 
-fn system(call: &str, error: io::Error) -> String {
-    StoreError::io(Path::new(""), call, error).what
+fn system_error(call: &str, error: io::Error) -> String {
+    StoreError::io(Path::new(""), call, error).message
 }
 
 fn unsupported(what: String) -> StoreError {
-    StoreError::new(Fault::Unsupported, Path::new(""), what)
+    StoreError::new(StoreErrorKind::Unsupported, Path::new(""), what)
 }
 
 #[cfg(test)]
@@ -250,7 +272,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("shard");
         std::fs::write(&path, [[1; SHARD_ALIGN], [2; SHARD_ALIGN]].concat()).unwrap();
-        let files = Arc::new(Files::new(1, 2 * SHARD_ALIGN as u64, move |_| path.clone()).unwrap());
+        let files = Arc::new(ShardFiles::new(1, 2 * SHARD_ALIGN as u64, move |_| path.clone()).unwrap());
         let (arena, slots) = Arena::new(3, 2 * SHARD_ALIGN).unwrap();
         match Uring::open(&files, &arena) {
             Ok(uring) => Some((dir, slots, uring)),
@@ -262,7 +284,7 @@ mod tests {
     }
 
     fn read(uring: &mut Uring, offset: usize, slot: Slot) -> Slot {
-        let read = Read { shard: 0, offset: offset as u64, len: SHARD_ALIGN, slot, tag: 0 };
+        let read = ReadRequest { shard: 0, offset: offset as u64, len: SHARD_ALIGN, slot, tag: 0 };
         uring.submit(&mut VecDeque::from([read]));
         let done = uring.wait().unwrap();
         done.result.unwrap();
@@ -273,8 +295,8 @@ mod tests {
     fn both_parts_of_a_slot_lie_in_its_registered_buffer() {
         let Some((_dir, mut slots, mut uring)) = uring() else { return };
         let (front, back) = slots.remove(1).split_at(SHARD_ALIGN);
-        let Ok(buffers) = &mut uring.buffers else { return println!("{}", uring.registered()) };
-        let [first, second] = [&back, &front].map(|part| buffers.number(&uring.ring, part).unwrap());
+        let Ok(registered_buffers) = &mut uring.registered_buffers else { return println!("{}", uring.registered()) };
+        let [first, second] = [&back, &front].map(|part| registered_buffers.number(&uring.ring, part).unwrap());
         assert_eq!((first, second), (Some((1, true)), Some((1, false))));
         // The kernel refuses a read whose place is not in the buffer that it names.
         let back = read(&mut uring, SHARD_ALIGN, back);
@@ -287,8 +309,9 @@ mod tests {
     fn what_the_kernel_refuses_to_register_is_done_without() {
         let Some((_dir, mut slots, mut uring)) = uring() else { return };
         // A ring has one table.
-        uring.table = Table::register(&uring.ring, 1).map_err(|e| system("io_uring_register", e));
-        uring.buffers = Err("no memory".into());
+        uring.registered_files =
+            RegisteredFiles::register(&uring.ring, 1).map_err(|e| system_error("io_uring_register", e));
+        uring.registered_buffers = Err("no memory".into());
         assert_eq!(
             uring.registered(),
             "buffers not registered (no memory), files not registered (io_uring_register failed: device or resource busy)"

@@ -7,8 +7,8 @@ mod plan;
 mod read;
 mod write;
 
-pub use plan::{Item, Plan, check_resident};
-pub use read::Resident;
+pub use plan::{PlannedTensor, ResidentPlan, check_resident};
+pub use read::ResidentTensors;
 pub(crate) use write::{check_written, write};
 
 use larder_core::TensorMeta;
@@ -20,11 +20,11 @@ const ALIGN: usize = 64;
 /// The data begin at a multiple of this many bytes.
 const DATA_ALIGN: usize = larder_core::SHARD_ALIGN;
 /// Bytes that are read, converted and written at a time.
-const STEP_BYTES: usize = 4 << 20;
+const CHUNK_BYTES: usize = 4 << 20;
 
 /// A tensor's line of metadata.
 fn line(meta: &TensorMeta, checksum: &str) -> String {
-    format!("{} {checksum}", describe::describe_all(meta))
+    format!("{} {checksum}", describe::describe_with_order(meta))
 }
 
 /// What [`line`] wrote.

@@ -1,23 +1,23 @@
 use std::collections::BTreeMap;
 
-use larder_core::{Blueprint, Kind, Order, TensorMeta, TensorSpec};
+use larder_core::{Blueprint, NumberFormat, RowOrder, TensorMeta, TensorSpec};
 
 use super::{ALIGN, DATA_ALIGN, line};
 use crate::{
     describe::stored_shape,
-    error::{Fault, Result, StoreError},
-    piece::{check_shape, choose_kind},
+    error::{Result, StoreError, StoreErrorKind},
     safetensors::{HeaderWriter, dtype_of},
-    source::{Source, require},
+    source::{Source, require_tensor},
+    tensor_slice::{check_shape, choose_format},
 };
 
 /// A tensor and its place in the file.
 #[derive(Debug)]
-pub struct Item {
+pub struct PlannedTensor {
     /// Its name in the source and in the store.
     pub name: String,
     /// How the source stores it.
-    pub from: Kind,
+    pub from: NumberFormat,
     /// How the store does.
     pub meta: TensorMeta,
     /// First byte, counted from the start of the data.
@@ -26,22 +26,22 @@ pub struct Item {
 
 /// What the resident file will hold, all checked against the source.
 #[derive(Debug)]
-pub struct Plan {
+pub struct ResidentPlan {
     /// The tensors, in order of their offsets.
-    pub items: Vec<Item>,
+    pub items: Vec<PlannedTensor>,
     /// What is stored otherwise than asked for.
     pub notes: Vec<String>,
 }
 
 /// Checks that a source has every resident tensor of the blueprint, in the shape and a format that it needs.
 pub fn check_resident(source: &dyn Source, blueprint: &Blueprint) -> Result<()> {
-    Plan::new(source, blueprint, None).map(drop)
+    ResidentPlan::new(source, blueprint, None).map(drop)
 }
 
-impl Plan {
+impl ResidentPlan {
     /// Every resident tensor of the blueprint; `wanted` is the kind for weights of products, `None` keeps them all.
-    pub fn new(source: &dyn Source, blueprint: &Blueprint, wanted: Option<Kind>) -> Result<Self> {
-        let mut plan = Plan { items: vec![], notes: vec![] };
+    pub fn new(source: &dyn Source, blueprint: &Blueprint, wanted: Option<NumberFormat>) -> Result<Self> {
+        let mut plan = ResidentPlan { items: vec![], notes: vec![] };
         check_missing(source, &blueprint.resident)?;
         for spec in unique(&blueprint.resident) {
             plan.add(source, spec, wanted.filter(|_| spec.product))?;
@@ -49,11 +49,11 @@ impl Plan {
         Ok(plan)
     }
 
-    fn add(&mut self, source: &dyn Source, spec: &TensorSpec, wanted: Option<Kind>) -> Result<()> {
-        let from = require(source, &spec.name)?;
+    fn add(&mut self, source: &dyn Source, spec: &TensorSpec, wanted: Option<NumberFormat>) -> Result<()> {
+        let from = require_tensor(source, &spec.name)?;
         check_shape(source, &spec.name, &from.shape, &spec.shape)?;
         let cols = spec.shape.last().copied().unwrap_or(1);
-        let (kind, fallback) = choose_kind(source, &spec.name, from.kind, wanted, cols)?;
+        let (kind, fallback) = choose_format(source, &spec.name, from.kind, wanted, cols)?;
         if let Some(wanted) = wanted.filter(|_| fallback) {
             let name = &spec.name;
             let why = format!("its rows of {cols} values are not whole blocks of {wanted}");
@@ -61,22 +61,22 @@ impl Plan {
         }
         let too_large = || {
             let what = format!("tensor '{}' with shape {:?} is larger than memory can address", spec.name, spec.shape);
-            StoreError::new(Fault::Unsupported, source.path(), what)
+            StoreError::new(StoreErrorKind::Unsupported, source.path(), what)
         };
         let meta = TensorMeta::new(kind, spec.shape.clone()).ok_or_else(too_large)?;
-        let order = if spec.product && spec.shape.len() == 2 { Order::best(kind) } else { Order::Rows };
+        let order = if spec.product && spec.shape.len() == 2 { RowOrder::best(kind) } else { RowOrder::Plain };
         let meta = TensorMeta { order, ..meta };
         let end = self.items.last().map_or(0, |last| last.offset + last.meta.bytes);
         let offset = end.checked_next_multiple_of(ALIGN).ok_or_else(too_large)?;
         offset.checked_add(meta.bytes).filter(|end| *end < isize::MAX as usize).ok_or_else(too_large)?;
-        self.items.push(Item { name: spec.name.clone(), from: from.kind, meta, offset });
+        self.items.push(PlannedTensor { name: spec.name.clone(), from: from.kind, meta, offset });
         Ok(())
     }
 
     /// The file's first bytes. `checksums` are those of the items.
     pub fn header<'a>(&self, checksums: impl IntoIterator<Item = &'a str>) -> Vec<u8> {
         let mut header = HeaderWriter::default();
-        for (Item { name, meta, offset, .. }, checksum) in self.items.iter().zip(checksums) {
+        for (PlannedTensor { name, meta, offset, .. }, checksum) in self.items.iter().zip(checksums) {
             header.describe(name, line(meta, checksum));
             header.pad_to(*offset);
             header.push(name, dtype_of(meta.kind), &stored_shape(meta), meta.bytes);
@@ -97,14 +97,14 @@ impl Plan {
 
 /// Names all that is missing at once: the first of them, and how many more.
 fn check_missing(source: &dyn Source, specs: &[TensorSpec]) -> Result<()> {
-    let there = |name: &str| source.meta(name).is_some() || source.foreign_dtype(name).is_some();
+    let there = |name: &str| source.meta(name).is_some() || source.unsupported_dtype(name).is_some();
     let missing: Vec<&str> = specs.iter().map(|s| s.name.as_str()).filter(|name| !there(name)).collect();
     let what = match missing[..] {
         [] => return Ok(()),
         [one] => format!("has no tensor '{one}'"),
         [first, ref rest @ ..] => format!("has no tensor '{first}', and {} more are missing", rest.len()),
     };
-    Err(StoreError::new(Fault::Missing, source.path(), what))
+    Err(StoreError::new(StoreErrorKind::Missing, source.path(), what))
 }
 
 /// Each tensor once, in order. One that is also used outside a product counts as no weight of a product.

@@ -3,19 +3,19 @@ use std::{collections::BTreeMap, path::Path};
 use larder_core::{TensorMeta, Tensors, TensorsError};
 use xxhash_rust::xxh3::Xxh3;
 
-use super::{ALIGN, STEP_BYTES, parse_line};
+use super::{ALIGN, CHUNK_BYTES, parse_line};
 use crate::{
     convert::Progress,
     describe::stored_shape,
-    error::{Fault, Result, StoreError},
+    error::{Result, StoreError, StoreErrorKind},
     file::ReadAt,
     manifest::ResidentFile,
-    safetensors::{Entry, Header, PAD, dtype_of},
+    safetensors::{PAD, SafetensorsHeader, TensorEntry, dtype_of},
     shard::checksum_of,
 };
 
 /// An open resident file.
-pub struct Resident {
+pub struct ResidentTensors {
     file: ReadAt,
     tensors: BTreeMap<String, Tensor>,
     pads: Vec<(u64, usize)>,
@@ -27,14 +27,14 @@ struct Tensor {
     checksum: String,
 }
 
-impl Resident {
+impl ResidentTensors {
     /// Opens the file and checks its header, which it also identifies.
     pub fn open(path: &Path) -> Result<(Self, ResidentFile)> {
         let file = ReadAt::open(path)?;
-        let Header { tensors, mut metadata, data_start } = Header::read(&file)?;
+        let SafetensorsHeader { tensors, mut metadata, data_start } = SafetensorsHeader::read(&file)?;
         let header = file.read_vec(0, data_start)?;
         let written = ResidentFile { bytes: file.len(), header_checksum: checksum_of(&header) };
-        let mut resident = Resident { file, tensors: BTreeMap::new(), pads: vec![] };
+        let mut resident = ResidentTensors { file, tensors: BTreeMap::new(), pads: vec![] };
         for (name, entry) in tensors {
             if name.starts_with(PAD) && entry.bytes < ALIGN {
                 resident.pads.push((entry.start, entry.bytes));
@@ -50,8 +50,8 @@ impl Resident {
     }
 
     /// Lets the system begin to read all of it.
-    pub fn read_soon(&self) {
-        self.file.read_soon();
+    pub fn advise_will_need(&self) {
+        self.file.advise_will_need();
     }
 
     /// All tensor names, sorted.
@@ -66,11 +66,11 @@ impl Resident {
 
     /// Reads everything and compares it with the header's checksums.
     pub(crate) fn check(&self, progress: &dyn Progress) -> Result<()> {
-        let mut buffer = vec![0; STEP_BYTES];
+        let mut buffer = vec![0; CHUNK_BYTES];
         for (name, tensor) in &self.tensors {
             let mut checksum = Xxh3::new();
-            for offset in (0..tensor.meta.bytes).step_by(STEP_BYTES) {
-                let piece = &mut buffer[..STEP_BYTES.min(tensor.meta.bytes - offset)];
+            for offset in (0..tensor.meta.bytes).step_by(CHUNK_BYTES) {
+                let piece = &mut buffer[..CHUNK_BYTES.min(tensor.meta.bytes - offset)];
                 self.file.read(tensor.start + offset as u64, piece)?;
                 checksum.update(piece);
                 progress.advance(piece.len() as u64);
@@ -80,7 +80,7 @@ impl Resident {
         for (start, bytes) in &self.pads {
             if let Some(at) = self.file.read_vec(*start, *bytes as u64)?.iter().position(|b| *b != 0) {
                 let what = format!("its padding is not zero at byte {}", start + at as u64);
-                return Err(StoreError::new(Fault::Mismatch, self.file.path(), what));
+                return Err(StoreError::new(StoreErrorKind::Mismatch, self.file.path(), what));
             }
         }
         Ok(())
@@ -92,18 +92,18 @@ impl Resident {
             return Ok(());
         }
         let what = format!("tensor '{name}', {} bytes at {start}, does not match its checksum", meta.bytes);
-        Err(StoreError::new(Fault::Mismatch, self.file.path(), what))
+        Err(StoreError::new(StoreErrorKind::Mismatch, self.file.path(), what))
     }
 }
 
-impl Tensors for Resident {
+impl Tensors for ResidentTensors {
     fn meta(&self, name: &str) -> Option<&TensorMeta> {
         self.tensors.get(name).map(|t| &t.meta)
     }
 
     /// A read of a whole tensor is checked against its checksum, a read of a part cannot be.
     fn read(&self, name: &str, offset: usize, into: &mut [u8]) -> Result<(), TensorsError> {
-        let missing = || StoreError::new(Fault::Missing, self.file.path(), format!("has no tensor '{name}'"));
+        let missing = || StoreError::new(StoreErrorKind::Missing, self.file.path(), format!("has no tensor '{name}'"));
         let tensor = self.tensors.get(name).ok_or_else(missing)?;
         self.file.read(tensor.start + offset as u64, into)?;
         if into.len() == tensor.meta.bytes {
@@ -113,6 +113,6 @@ impl Tensors for Resident {
     }
 }
 
-fn agrees(meta: &TensorMeta, entry: &Entry) -> bool {
+fn agrees(meta: &TensorMeta, entry: &TensorEntry) -> bool {
     dtype_of(meta.kind) == entry.dtype && stored_shape(meta) == entry.shape && meta.bytes == entry.bytes
 }

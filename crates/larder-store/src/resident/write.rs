@@ -1,43 +1,49 @@
 use std::path::Path;
 
-use larder_core::{GROUP, Order, interleave};
+use larder_core::{ROW_GROUP, RowOrder, interleave};
 use xxhash_rust::xxh3::Xxh3;
 
-use super::{Item, Plan, Resident, STEP_BYTES};
+use super::{CHUNK_BYTES, PlannedTensor, ResidentPlan, ResidentTensors};
 use crate::{
+    atomic_file::AtomicFile,
     convert::Progress,
-    draft::Draft,
-    error::{Fault, Result, StoreError},
+    error::{Result, StoreError, StoreErrorKind},
     manifest::ResidentFile,
-    piece::convert,
     shard::checksum_of,
     source::Source,
+    tensor_slice::convert,
 };
 
 /// Writes the file at `path`, a few megabytes at a time.
-pub(crate) fn write(source: &dyn Source, plan: &Plan, path: &Path, progress: &dyn Progress) -> Result<ResidentFile> {
-    let mut writer = Writer { source, progress, draft: Draft::create(path)?, raw: vec![], values: vec![], out: vec![] };
+pub(crate) fn write(
+    source: &dyn Source,
+    plan: &ResidentPlan,
+    path: &Path,
+    progress: &dyn Progress,
+) -> Result<ResidentFile> {
+    let mut writer =
+        Writer { source, progress, atomic_file: AtomicFile::create(path)?, raw: vec![], values: vec![], out: vec![] };
     let header_bytes = plan.header_bytes();
-    writer.draft.write(&vec![0; header_bytes])?;
+    writer.atomic_file.write(&vec![0; header_bytes])?;
     let mut end = 0;
     let mut checksums = Vec::with_capacity(plan.items.len());
     for item in &plan.items {
-        writer.draft.write(&vec![0; item.offset - end])?;
+        writer.atomic_file.write(&vec![0; item.offset - end])?;
         checksums.push(writer.item(item)?);
         end = item.offset + item.meta.bytes;
     }
     let header = plan.header(checksums.iter().map(String::as_str));
-    writer.draft.write_at(&header, 0)?;
-    writer.draft.publish()?;
+    writer.atomic_file.write_at(&header, 0)?;
+    writer.atomic_file.publish()?;
     Ok(ResidentFile { bytes: (header_bytes + end) as u64, header_checksum: checksum_of(&header) })
 }
 
 /// Checks that the file at `path` is what [`write`] would write, as far as that shows in the file itself.
-pub(crate) fn check_written(plan: &Plan, path: &Path) -> Result<ResidentFile> {
-    let (resident, written) = Resident::open(path)?;
+pub(crate) fn check_written(plan: &ResidentPlan, path: &Path) -> Result<ResidentFile> {
+    let (resident, written) = ResidentTensors::open(path)?;
     let checksums = plan.items.iter().map(|item| resident.checksum(&item.name).unwrap_or_default());
     if checksum_of(&plan.header(checksums)) != written.header_checksum {
-        return Err(StoreError::new(Fault::Mismatch, path, "holds other tensors than this conversion makes"));
+        return Err(StoreError::new(StoreErrorKind::Mismatch, path, "holds other tensors than this conversion makes"));
     }
     resident.check(&())?;
     Ok(written)
@@ -46,7 +52,7 @@ pub(crate) fn check_written(plan: &Plan, path: &Path) -> Result<ResidentFile> {
 struct Writer<'a> {
     source: &'a dyn Source,
     progress: &'a dyn Progress,
-    draft: Draft,
+    atomic_file: AtomicFile,
     raw: Vec<u8>,
     values: Vec<f32>,
     out: Vec<u8>,
@@ -54,27 +60,28 @@ struct Writer<'a> {
 
 impl Writer<'_> {
     /// Writes one tensor and returns its checksum.
-    fn item(&mut self, Item { name, from, meta, .. }: &Item) -> Result<String> {
+    fn item(&mut self, PlannedTensor { name, from, meta, .. }: &PlannedTensor) -> Result<String> {
         let mut checksum = Xxh3::new();
         // Rows are whole blocks in both kinds, so the tensor can be cut anywhere between blocks.
         let block = from.block_len().max(meta.kind.block_len());
         // Where rows are interleaved, between groups of them.
         let cols = meta.shape.last().copied().unwrap_or(1);
-        let block = if meta.order == Order::Rows { block } else { GROUP * cols };
+        let block = if meta.order == RowOrder::Plain { block } else { ROW_GROUP * cols };
         let values = meta.bytes / meta.kind.block_bytes() * meta.kind.block_len();
-        let step = (STEP_BYTES / 4).next_multiple_of(block);
+        let step = (CHUNK_BYTES / 4).next_multiple_of(block);
         for begin in (0..values).step_by(step) {
             let count = step.min(values - begin);
-            let bytes_as = |kind: larder_core::Kind, n: usize| kind.row_bytes(n).expect("steps are whole blocks");
+            let bytes_as =
+                |kind: larder_core::NumberFormat, n: usize| kind.row_bytes(n).expect("steps are whole blocks");
             self.raw.resize(bytes_as(*from, count), 0);
             self.source.read(name, bytes_as(*from, begin), &mut self.raw)?;
             self.out.resize(bytes_as(meta.kind, count), 0);
             convert(self.source, name, (*from, &self.raw), (meta.kind, &mut self.out), &mut self.values)?;
-            if meta.order != Order::Rows {
+            if meta.order != RowOrder::Plain {
                 interleave(meta.kind, count / cols, cols, &mut self.out);
             }
             checksum.update(&self.out);
-            self.draft.write(&self.out)?;
+            self.atomic_file.write(&self.out)?;
             self.progress.advance(self.out.len() as u64);
         }
         Ok(format!("{:032x}", checksum.digest128()))

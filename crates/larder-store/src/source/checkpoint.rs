@@ -5,15 +5,15 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-use larder_core::{Order, TensorMeta, Tensors, TensorsError};
+use larder_core::{RowOrder, TensorMeta, Tensors, TensorsError};
 use serde_json::Value;
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::{
-    error::{Fault, Result, StoreError},
+    error::{Result, StoreError, StoreErrorKind},
     file::{ReadAt, read_small},
-    safetensors::{Header, kind_of},
-    source::{Arrivals, SIDECAR_LIMIT, Source, SourceFile},
+    safetensors::{SafetensorsHeader, kind_of},
+    source::{IncomingFiles, SIDECAR_LIMIT, Source, SourceFile},
 };
 
 const CONFIG_LIMIT: u64 = 16 << 20;
@@ -25,21 +25,21 @@ const INDEX: &str = "model.safetensors.index.json";
 pub struct Checkpoint {
     path: PathBuf,
     config: Value,
-    files: Vec<File>,
-    arrivals: Option<Box<dyn Arrivals>>,
-    tensors: BTreeMap<String, Place>,
+    files: Vec<WeightFile>,
+    incoming: Option<Box<dyn IncomingFiles>>,
+    tensors: BTreeMap<String, TensorLocation>,
     fingerprint: u64,
 }
 
 /// A file of weights.
-enum File {
-    Here(ReadAt),
+enum WeightFile {
+    Local(ReadAt),
     /// On its way, or no longer whole.
-    Coming(SourceFile),
+    Incoming(SourceFile),
 }
 
 /// Where a tensor is.
-struct Place {
+struct TensorLocation {
     file: usize,
     start: u64,
     /// What it is, or the name of a dtype that larder does not read.
@@ -52,9 +52,9 @@ impl Checkpoint {
         Self::load(path, None)
     }
 
-    /// A folder that has its small files already, and whose weights are `arrivals`.
-    pub fn arriving(path: &Path, arrivals: Box<dyn Arrivals>) -> Result<Self> {
-        Self::load(path, Some(arrivals))
+    /// A folder that has its small files already, and whose weights are `incoming`.
+    pub fn incoming(path: &Path, incoming: Box<dyn IncomingFiles>) -> Result<Self> {
+        Self::load(path, Some(incoming))
     }
 
     /// The files that hold the weights of the folder at `path`, of which `listed` are to be had.
@@ -63,29 +63,29 @@ impl Checkpoint {
             return Ok(vec![SINGLE.to_owned()]);
         }
         let map = read_map(path, |file| listed.contains(&file))?;
-        let map = map.ok_or_else(|| StoreError::new(Fault::Missing, path, "has no safetensors file"))?;
+        let map = map.ok_or_else(|| StoreError::new(StoreErrorKind::Missing, path, "has no safetensors file"))?;
         let mut files: Vec<String> = map.into_values().collect();
         files.sort_unstable();
         files.dedup();
         Ok(files)
     }
 
-    fn load(path: &Path, arrivals: Option<Box<dyn Arrivals>>) -> Result<Self> {
+    fn load(path: &Path, incoming: Option<Box<dyn IncomingFiles>>) -> Result<Self> {
         let mut fingerprint = Xxh3::new();
         let config_path = path.join("config.json");
         let config = read_small(&config_path, CONFIG_LIMIT)?
-            .ok_or_else(|| StoreError::new(Fault::Missing, path, "has no config.json"))?;
+            .ok_or_else(|| StoreError::new(StoreErrorKind::Missing, path, "has no config.json"))?;
         fingerprint.update(&config);
         let config = parse_json(&config_path, &config)?;
-        let map = match &arrivals {
+        let map = match &incoming {
             Some(_) => read_map(path, |_| true)?,
             None => weight_map(path)?,
         };
         let (path, files, tensors) = (path.to_owned(), vec![], BTreeMap::new());
-        let mut checkpoint = Checkpoint { path, config, files, arrivals, tensors, fingerprint: 0 };
+        let mut checkpoint = Checkpoint { path, config, files, incoming, tensors, fingerprint: 0 };
         match map {
             Some(map) => checkpoint.add_indexed(&map, &mut fingerprint)?,
-            None if checkpoint.arrivals.is_some() => checkpoint.add_file(SINGLE, &mut fingerprint, |_| true)?,
+            None if checkpoint.incoming.is_some() => checkpoint.add_file(SINGLE, &mut fingerprint, |_| true)?,
             None => checkpoint.add_file(&single_file(&checkpoint.path)?, &mut fingerprint, |_| true)?,
         }
         checkpoint.fingerprint = fingerprint.digest();
@@ -102,7 +102,7 @@ impl Checkpoint {
         match map.iter().find(|(tensor, _)| !self.tensors.contains_key(*tensor)) {
             Some((tensor, shard)) => {
                 let what = format!("says that {shard} holds tensor '{tensor}', which it does not");
-                Err(StoreError::new(Fault::Mismatch, &self.path.join(INDEX), what))
+                Err(StoreError::new(StoreErrorKind::Mismatch, &self.path.join(INDEX), what))
             }
             None => Ok(()),
         }
@@ -110,26 +110,30 @@ impl Checkpoint {
 
     fn add_file(&mut self, name: &str, fingerprint: &mut Xxh3, wanted: impl Fn(&str) -> bool) -> Result<()> {
         let path = self.path.join(name);
-        let (file, bytes, json) = match &self.arrivals {
-            Some(arrivals) => {
-                let (bytes, json) = arrivals.header(name)?;
-                (File::Coming(SourceFile { name: name.to_owned(), bytes }), bytes, json)
+        let (file, bytes, json) = match &self.incoming {
+            Some(incoming) => {
+                let (bytes, json) = incoming.header(name)?;
+                (WeightFile::Incoming(SourceFile { name: name.to_owned(), bytes }), bytes, json)
             }
             None => {
                 let file = ReadAt::open(&path)?;
-                let (bytes, json) = (file.len(), Header::read_json(&file)?);
-                (File::Here(file), bytes, json)
+                let (bytes, json) = (file.len(), SafetensorsHeader::read_json(&file)?);
+                (WeightFile::Local(file), bytes, json)
             }
         };
         fingerprint.update(name.as_bytes());
         fingerprint.update(&bytes.to_le_bytes());
         fingerprint.update(&json);
-        for (tensor, entry) in Header::parse(&path, bytes, &json)?.tensors {
+        for (tensor, entry) in SafetensorsHeader::parse(&path, bytes, &json)?.tensors {
             if wanted(&tensor) {
                 let meta = kind_of(entry.dtype).ok_or_else(|| format!("{:?}", entry.dtype));
-                let meta =
-                    meta.map(|kind| TensorMeta { kind, order: Order::Rows, shape: entry.shape, bytes: entry.bytes });
-                self.tensors.insert(tensor, Place { file: self.files.len(), start: entry.start, meta });
+                let meta = meta.map(|kind| TensorMeta {
+                    kind,
+                    order: RowOrder::Plain,
+                    shape: entry.shape,
+                    bytes: entry.bytes,
+                });
+                self.tensors.insert(tensor, TensorLocation { file: self.files.len(), start: entry.start, meta });
             }
         }
         self.files.push(file);
@@ -138,8 +142,8 @@ impl Checkpoint {
 }
 
 impl Checkpoint {
-    fn place(&self, name: &str) -> Result<&Place> {
-        let missing = || StoreError::new(Fault::Missing, &self.path, format!("has no tensor '{name}'"));
+    fn location(&self, name: &str) -> Result<&TensorLocation> {
+        let missing = || StoreError::new(StoreErrorKind::Missing, &self.path, format!("has no tensor '{name}'"));
         self.tensors.get(name).ok_or_else(missing)
     }
 }
@@ -150,13 +154,13 @@ impl Tensors for Checkpoint {
     }
 
     fn read(&self, name: &str, offset: usize, into: &mut [u8]) -> Result<(), TensorsError> {
-        let place = self.place(name)?;
-        let start = place.start + offset as u64;
-        match (&self.files[place.file], &self.arrivals) {
-            (File::Here(file), _) => file.read(start, into)?,
-            (File::Coming(file), arrivals) => {
-                let arrivals = arrivals.as_ref().expect("files come only if somebody brings them");
-                arrivals.file(&file.name, start..start + into.len() as u64)?.read(start, into)?;
+        let location = self.location(name)?;
+        let start = location.start + offset as u64;
+        match (&self.files[location.file], &self.incoming) {
+            (WeightFile::Local(file), _) => file.read(start, into)?,
+            (WeightFile::Incoming(file), incoming) => {
+                let incoming = incoming.as_ref().expect("files come only if somebody brings them");
+                incoming.file(&file.name, start..start + into.len() as u64)?.read(start, into)?;
             }
         }
         Ok(())
@@ -172,7 +176,7 @@ impl Source for Checkpoint {
         self.tensors.keys().map(String::as_str).collect()
     }
 
-    fn foreign_dtype(&self, name: &str) -> Option<&str> {
+    fn unsupported_dtype(&self, name: &str) -> Option<&str> {
         self.tensors.get(name)?.meta.as_ref().err().map(String::as_str)
     }
 
@@ -184,26 +188,26 @@ impl Source for Checkpoint {
         &self.path
     }
 
-    fn read_once(&self) {
-        self.files.iter().filter_map(File::here).for_each(ReadAt::read_once);
+    fn use_direct_io(&self) {
+        self.files.iter().filter_map(WeightFile::local).for_each(ReadAt::use_direct_io);
     }
 
-    fn arrival(&self, name: &str) -> Option<usize> {
-        let place = self.tensors.get(name)?;
-        matches!(self.files[place.file], File::Coming(_)).then_some(place.file)
+    fn download_rank(&self, name: &str) -> Option<usize> {
+        let location = self.tensors.get(name)?;
+        matches!(self.files[location.file], WeightFile::Incoming(_)).then_some(location.file)
     }
 
-    fn used(&self, name: &str, offset: usize, bytes: usize) -> Result<()> {
-        let place = self.place(name)?;
-        let start = place.start + offset as u64;
-        match (&self.files[place.file], &self.arrivals) {
-            (File::Coming(file), Some(arrivals)) => arrivals.used(&file.name, start..start + bytes as u64),
+    fn release(&self, name: &str, offset: usize, bytes: usize) -> Result<()> {
+        let location = self.location(name)?;
+        let start = location.start + offset as u64;
+        match (&self.files[location.file], &self.incoming) {
+            (WeightFile::Incoming(file), Some(incoming)) => incoming.release(&file.name, start..start + bytes as u64),
             _ => Ok(()),
         }
     }
 
     fn files(&self) -> Vec<SourceFile> {
-        self.files.iter().map(File::described).collect()
+        self.files.iter().map(WeightFile::described).collect()
     }
 
     fn fingerprint(&self) -> u64 {
@@ -211,18 +215,18 @@ impl Source for Checkpoint {
     }
 }
 
-impl File {
-    fn here(&self) -> Option<&ReadAt> {
+impl WeightFile {
+    fn local(&self) -> Option<&ReadAt> {
         match self {
-            File::Here(file) => Some(file),
-            File::Coming(_) => None,
+            WeightFile::Local(file) => Some(file),
+            WeightFile::Incoming(_) => None,
         }
     }
 
     fn described(&self) -> SourceFile {
         match self {
-            File::Here(file) => SourceFile::of(file),
-            File::Coming(file) => file.clone(),
+            WeightFile::Local(file) => SourceFile::of(file),
+            WeightFile::Incoming(file) => file.clone(),
         }
     }
 }
@@ -236,7 +240,7 @@ fn weight_map(path: &Path) -> Result<Option<BTreeMap<String, String>>> {
 }
 
 /// The map from tensors to files if there is an index, all of whose files must be there.
-fn read_map(path: &Path, is_there: impl Fn(&str) -> bool) -> Result<Option<BTreeMap<String, String>>> {
+fn read_map(path: &Path, exists: impl Fn(&str) -> bool) -> Result<Option<BTreeMap<String, String>>> {
     #[derive(serde::Deserialize)]
     struct Index {
         weight_map: BTreeMap<String, String>,
@@ -245,12 +249,16 @@ fn read_map(path: &Path, is_there: impl Fn(&str) -> bool) -> Result<Option<BTree
     let Some(bytes) = read_small(&index_path, INDEX_LIMIT)? else { return Ok(None) };
     let index: Index = parse_json(&index_path, &bytes)?;
     for file in index.weight_map.values() {
-        if !is_plain_name(file) {
+        if !is_bare_file_name(file) {
             let what = format!("names '{file}', which is not a file of its own folder");
             return Err(StoreError::malformed(&index_path, what));
         }
-        if !is_there(file) {
-            return Err(StoreError::new(Fault::Missing, &index_path, format!("names {file}, which is not there")));
+        if !exists(file) {
+            return Err(StoreError::new(
+                StoreErrorKind::Missing,
+                &index_path,
+                format!("names {file}, which is not there"),
+            ));
         }
     }
     Ok(Some(index.weight_map))
@@ -264,7 +272,7 @@ fn single_file(path: &Path) -> Result<String> {
     let entries = std::fs::read_dir(path).map_err(|e| StoreError::io(path, "listing", e))?;
     let mut names = entries.filter_map(|e| e.ok()?.file_name().into_string().ok());
     let mut found = names.by_ref().filter(|n| n.ends_with(".safetensors"));
-    let missing = |what| StoreError::new(Fault::Missing, path, what);
+    let missing = |what| StoreError::new(StoreErrorKind::Missing, path, what);
     let name = found.next().ok_or_else(|| missing("has no safetensors file"))?;
     match found.next() {
         Some(_) => Err(missing("has several safetensors files and no model.safetensors.index.json to join them")),
@@ -273,7 +281,7 @@ fn single_file(path: &Path) -> Result<String> {
 }
 
 /// Whether `name` can only mean a file in the folder it is looked up in.
-pub fn is_plain_name(name: &str) -> bool {
+pub fn is_bare_file_name(name: &str) -> bool {
     let mut components = Path::new(name).components();
     let plain = matches!(components.next(), Some(Component::Normal(first)) if first == name);
     plain && components.next().is_none() && !name.contains(['\\', '\0'])
@@ -322,7 +330,7 @@ mod tests {
         let checkpoint = Checkpoint::open(dir.path()).unwrap();
         assert_eq!(checkpoint.names(), ["a", "ids"]);
         assert_eq!(checkpoint.meta("a").unwrap().shape, [4]);
-        assert_eq!((checkpoint.meta("ids"), checkpoint.foreign_dtype("ids")), (None, Some("I64")));
+        assert_eq!((checkpoint.meta("ids"), checkpoint.unsupported_dtype("ids")), (None, Some("I64")));
         let mut two = [0; 2];
         checkpoint.read("a", 14, &mut two).unwrap();
         assert_eq!(two, [7, 7]);

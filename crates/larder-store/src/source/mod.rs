@@ -5,17 +5,17 @@ use std::path::Path;
 use larder_core::{ExpertNames, TensorMeta, Tensors};
 
 use crate::{
-    error::{Fault, Result, StoreError},
+    error::{Result, StoreError, StoreErrorKind},
     file::ReadAt,
 };
 
-mod arrivals;
 mod checkpoint;
 mod gguf;
+mod incoming;
 
-pub use arrivals::Arrivals;
-pub use checkpoint::{Checkpoint, is_plain_name};
+pub use checkpoint::{Checkpoint, is_bare_file_name};
 pub use gguf::Gguf;
+pub use incoming::IncomingFiles;
 
 /// The files that travel with a model, in the order in which a store lists them.
 pub const SIDECARS: [&str; 4] =
@@ -56,7 +56,7 @@ pub trait Source: Tensors + Send + Sync {
     }
 
     /// The dtype of a tensor that is there and has no [`TensorMeta`] because larder cannot read it.
-    fn foreign_dtype(&self, _name: &str) -> Option<&str> {
+    fn unsupported_dtype(&self, _name: &str) -> Option<&str> {
         None
     }
 
@@ -67,18 +67,18 @@ pub trait Source: Tensors + Send + Sync {
     fn path(&self) -> &Path;
 
     /// Says that all data are about to be read once, so that they need not pass through the page cache.
-    fn read_once(&self) {}
+    fn use_direct_io(&self) {}
 
     /// All tensors will be read soon, so the system may begin.
-    fn read_soon(&self) {}
+    fn advise_will_need(&self) {}
 
     /// When a tensor comes, if the model is still on its way: those of a lower number are there earlier.
-    fn arrival(&self, _name: &str) -> Option<usize> {
+    fn download_rank(&self, _name: &str) -> Option<usize> {
         None
     }
 
     /// These bytes of a tensor have been converted for good, so a source that owns its files need not keep them.
-    fn used(&self, _name: &str, _offset: usize, _bytes: usize) -> Result<()> {
+    fn release(&self, _name: &str, _offset: usize, _bytes: usize) -> Result<()> {
         Ok(())
     }
 
@@ -90,16 +90,16 @@ pub trait Source: Tensors + Send + Sync {
 }
 
 /// What `name` is, or why it cannot be had.
-pub fn require<'a>(source: &'a dyn Source, name: &str) -> Result<&'a TensorMeta> {
+pub fn require_tensor<'a>(source: &'a dyn Source, name: &str) -> Result<&'a TensorMeta> {
     if let Some(meta) = source.meta(name) {
         return Ok(meta);
     }
-    Err(match source.foreign_dtype(name) {
+    Err(match source.unsupported_dtype(name) {
         Some(dtype) => {
             let what = format!("tensor '{name}' has dtype {dtype}, which larder does not read");
-            StoreError::new(Fault::Unsupported, source.path(), what)
+            StoreError::new(StoreErrorKind::Unsupported, source.path(), what)
         }
-        None => StoreError::new(Fault::Missing, source.path(), format!("has no tensor '{name}'")),
+        None => StoreError::new(StoreErrorKind::Missing, source.path(), format!("has no tensor '{name}'")),
     })
 }
 
@@ -111,6 +111,6 @@ pub fn open_source(path: &Path) -> Result<Box<dyn Source>> {
     }
     match path.extension().and_then(|e| e.to_str()) {
         Some("gguf") => Ok(Box::new(Gguf::open(path)?)),
-        _ => Err(StoreError::new(Fault::Unsupported, path, "is neither a model folder nor a .gguf file")),
+        _ => Err(StoreError::new(StoreErrorKind::Unsupported, path, "is neither a model folder nor a .gguf file")),
     }
 }

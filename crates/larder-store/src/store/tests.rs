@@ -2,14 +2,14 @@ use std::fs;
 
 use super::*;
 use crate::{
-    manifest::MANIFEST,
+    manifest::MANIFEST_FILE,
     source::SIDECARS,
-    testing::{Form, LAYERS, small_store},
+    testing::{ExpertForm, LAYERS, small_store},
 };
 
 fn store() -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
-    let path = small_store(dir.path(), Form::Separate);
+    let path = small_store(dir.path(), ExpertForm::Separate);
     (dir, path)
 }
 
@@ -24,9 +24,9 @@ fn refusal(path: &Path) -> StoreError {
 }
 
 fn edit(path: &Path, from: &str, to: &str) {
-    let text = fs::read_to_string(path.join(MANIFEST)).unwrap();
+    let text = fs::read_to_string(path.join(MANIFEST_FILE)).unwrap();
     assert!(text.contains(from), "{from}");
-    fs::write(path.join(MANIFEST), text.replacen(from, to, 1)).unwrap();
+    fs::write(path.join(MANIFEST_FILE), text.replacen(from, to, 1)).unwrap();
 }
 
 #[test]
@@ -37,13 +37,13 @@ fn a_damaged_expert_is_an_error_that_says_where() {
     let mut data = vec![0; store.layout(layer).bytes];
     flip(&path.join(shard_path(layer, expert)), DATA_START + 77);
     let error = store.read_expert(layer, expert, &mut data).unwrap_err();
-    assert_eq!(error.fault, Fault::Mismatch);
+    assert_eq!(error.kind, StoreErrorKind::Mismatch);
     let said = error.to_string();
     assert!(said.contains("L003/E002.safetensors: the data of layer 3, expert 2,"), "{said}");
     assert!(said.contains("bytes at 4096, have checksum"), "{said}");
     flip(&path.join(shard_path(layer, expert)), DATA_START + 77);
     flip(&path.join(shard_path(layer, expert)), 300);
-    assert!(store.read_expert(layer, expert, &mut data).unwrap_err().what.contains("layer 3, expert 2"));
+    assert!(store.read_expert(layer, expert, &mut data).unwrap_err().message.contains("layer 3, expert 2"));
 }
 
 #[test]
@@ -70,15 +70,15 @@ fn a_shard_is_checked_once_and_its_length_always() {
     flip(&shard, DATA_START);
     store.read_expert(layer, expert, &mut data).unwrap();
     fs::OpenOptions::new().write(true).open(&shard).unwrap().set_len(DATA_START as u64 + 1).unwrap();
-    assert_eq!(store.read_expert(layer, expert, &mut data).unwrap_err().fault, Fault::Malformed);
+    assert_eq!(store.read_expert(layer, expert, &mut data).unwrap_err().kind, StoreErrorKind::Malformed);
     fs::remove_file(&shard).unwrap();
-    assert!(store.read_expert(layer, expert, &mut data).unwrap_err().what.ends_with("of layer 1, expert 1"));
+    assert!(store.read_expert(layer, expert, &mut data).unwrap_err().message.ends_with("of layer 1, expert 1"));
 }
 
 #[test]
 fn a_damaged_resident_tensor_never_becomes_weights() {
     let (_dir, path) = store();
-    let resident = path.join(RESIDENT);
+    let resident = path.join(RESIDENT_FILE);
     let length = fs::metadata(&resident).unwrap().len() as usize;
     flip(&resident, length - 1);
     let store = Store::open(&path).unwrap();
@@ -87,7 +87,7 @@ fn a_damaged_resident_tensor_never_becomes_weights() {
     flip(&resident, length - 1);
     store.read("head", 0, &mut head).unwrap();
     flip(&resident, 200);
-    assert!(matches!(refusal(&path).fault, Fault::Mismatch | Fault::Malformed));
+    assert!(matches!(refusal(&path).kind, StoreErrorKind::Mismatch | StoreErrorKind::Malformed));
 }
 
 #[test]
@@ -96,16 +96,16 @@ fn a_folder_that_is_not_a_whole_store_is_refused() {
     let shard = path.join(shard_path(LAYERS[0], ExpertId(0)));
     let bytes = fs::read(&shard).unwrap();
     fs::write(&shard, &bytes[..bytes.len() - 1]).unwrap();
-    assert!(refusal(&path).what.contains("layer 1, expert 0 is"));
+    assert!(refusal(&path).message.contains("layer 1, expert 0 is"));
     fs::remove_file(&shard).unwrap();
-    assert_eq!(refusal(&path).fault, Fault::Io);
+    assert_eq!(refusal(&path).kind, StoreErrorKind::Io);
     fs::write(&shard, &bytes).unwrap();
-    fs::rename(path.join(RESIDENT), path.join("other")).unwrap();
-    assert_eq!(refusal(&path).fault, Fault::Io);
-    fs::remove_file(path.join(MANIFEST)).unwrap();
-    assert_eq!(refusal(&path).what, "is not a store: it has no larder.json");
-    fs::write(path.join(crate::convert::CONVERTING), "{}").unwrap();
-    assert!(refusal(&path).what.contains("was not finished"));
+    fs::rename(path.join(RESIDENT_FILE), path.join("other")).unwrap();
+    assert_eq!(refusal(&path).kind, StoreErrorKind::Io);
+    fs::remove_file(path.join(MANIFEST_FILE)).unwrap();
+    assert_eq!(refusal(&path).message, "is not a store: it has no larder.json");
+    fs::write(path.join(crate::convert::CONVERSION_STATE), "{}").unwrap();
+    assert!(refusal(&path).message.contains("was not finished"));
 }
 
 #[test]
@@ -124,24 +124,24 @@ fn a_manifest_that_lies_about_the_files_is_refused() {
     ] {
         let (_dir, path) = store();
         edit(&path, from, to);
-        let fault = refusal(&path).fault;
-        assert!(matches!(fault, Fault::Malformed | Fault::Mismatch), "{from} -> {to}: {fault:?}");
+        let fault = refusal(&path).kind;
+        assert!(matches!(fault, StoreErrorKind::Malformed | StoreErrorKind::Mismatch), "{from} -> {to}: {fault:?}");
     }
     let (_dir, path) = store();
     edit(&path, "\"format\": 1", "\"format\": 7");
-    assert_eq!(refusal(&path).fault, Fault::Newer);
+    assert_eq!(refusal(&path).kind, StoreErrorKind::Newer);
 }
 
 #[test]
 fn the_config_must_describe_the_model_that_is_there() {
     let (_dir, path) = store();
     let store = Store::open(&path).unwrap();
-    let mut blueprint = crate::testing::Tiny::new(Form::Separate).blueprint();
+    let mut blueprint = crate::testing::Tiny::new(ExpertForm::Separate).blueprint();
     store.check(&blueprint).unwrap();
     blueprint.resident[0].shape = vec![6];
-    assert!(store.check(&blueprint).unwrap_err().what.contains("tensor 'norm' has shape [5]"));
+    assert!(store.check(&blueprint).unwrap_err().message.contains("tensor 'norm' has shape [5]"));
     blueprint.geometry.top_k = 1;
-    assert_eq!(store.check(&blueprint).unwrap_err().fault, Fault::Mismatch);
+    assert_eq!(store.check(&blueprint).unwrap_err().kind, StoreErrorKind::Mismatch);
 }
 
 #[test]
@@ -149,5 +149,5 @@ fn a_damaged_sidecar_is_refused() {
     let (_dir, path) = store();
     flip(&path.join(SIDECARS[0]), 3);
     let store = Store::open(&path).unwrap();
-    assert_eq!(store.sidecar(SIDECARS[0]).unwrap_err().fault, Fault::Mismatch);
+    assert_eq!(store.sidecar(SIDECARS[0]).unwrap_err().kind, StoreErrorKind::Mismatch);
 }

@@ -1,11 +1,11 @@
 use std::path::PathBuf;
 
 use super::*;
-use crate::testing::{Form, LAYERS, small_store};
+use crate::testing::{ExpertForm, LAYERS, small_store};
 
 fn store() -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
-    let path = small_store(dir.path(), Form::TransposedTurns);
+    let path = small_store(dir.path(), ExpertForm::TransposedTurns);
     (dir, path)
 }
 
@@ -20,7 +20,7 @@ fn a_whole_store_is_good() {
 #[test]
 fn a_changed_byte_in_any_file_is_found() {
     let (_dir, path) = store();
-    for name in [PathBuf::from(RESIDENT), shard_path(LAYERS[1], ExpertId(2)), "tokenizer.json".into()] {
+    for name in [PathBuf::from(RESIDENT_FILE), shard_path(LAYERS[1], ExpertId(2)), "tokenizer.json".into()] {
         let good = fs::read(path.join(&name)).unwrap();
         for at in (0..good.len()).step_by(1 + good.len() / 40).chain([good.len() - 1]) {
             let mut bad = good.clone();
@@ -40,7 +40,7 @@ fn all_problems_are_found_and_strangers_are_named() {
     let (_dir, path) = store();
     fs::remove_file(path.join(shard_path(LAYERS[0], ExpertId(0)))).unwrap();
     fs::write(path.join(shard_path(LAYERS[1], ExpertId(1))), "short").unwrap();
-    fs::remove_file(path.join(RESIDENT)).unwrap();
+    fs::remove_file(path.join(RESIDENT_FILE)).unwrap();
     fs::remove_file(path.join("tokenizer.json")).unwrap();
     fs::write(path.join("notes.txt"), "x").unwrap();
     fs::write(path.join("experts/L001/E007.safetensors"), "x").unwrap();
@@ -53,6 +53,6 @@ fn all_problems_are_found_and_strangers_are_named() {
 #[test]
 fn without_a_manifest_there_is_nothing_to_verify() {
     let (_dir, path) = store();
-    fs::remove_file(path.join(MANIFEST)).unwrap();
-    assert_eq!(verify(&path, &()).unwrap_err().fault, Fault::Missing);
+    fs::remove_file(path.join(MANIFEST_FILE)).unwrap();
+    assert_eq!(verify(&path, &()).unwrap_err().kind, StoreErrorKind::Missing);
 }

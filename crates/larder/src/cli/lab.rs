@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
-use larder_core::Scope;
+use larder_core::CacheScope;
 use larder_lab::MachineProfile;
 use larder_policy::eviction::EvictionSpec;
 use larder_policy::routing::RoutingSpec;
@@ -292,11 +292,11 @@ pub enum ScopesFlag {
 
 impl ScopesFlag {
     /// One or two.
-    pub fn scopes(self) -> &'static [Scope] {
+    pub fn scopes(self) -> &'static [CacheScope] {
         match self {
-            ScopesFlag::Layer => &[Scope::Layer],
-            ScopesFlag::Global => &[Scope::Global],
-            ScopesFlag::Both => &[Scope::Layer, Scope::Global],
+            ScopesFlag::Layer => &[CacheScope::Layer],
+            ScopesFlag::Global => &[CacheScope::Global],
+            ScopesFlag::Both => &[CacheScope::Layer, CacheScope::Global],
         }
     }
 }

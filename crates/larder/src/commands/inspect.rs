@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 
 use anyhow::Result;
 use larder_core::{Geometry, TensorMeta};
-use larder_store::Experts;
+use larder_store::ExpertSource;
 use serde_json::json;
 
 use crate::cli::InspectArgs;
@@ -39,7 +39,7 @@ struct Found {
 }
 
 impl Found {
-    fn of(model: &OpenModel, experts: &dyn Experts) -> Self {
+    fn of(model: &OpenModel, experts: &dyn ExpertSource) -> Self {
         let blueprint = &model.blueprint;
         let mut resident = BTreeMap::new();
         let metas = blueprint.resident.iter().filter_map(|t| model.source().meta(&t.name));

@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use larder_engine::Rng;
 use larder_store::reader::{Arena, is_android, open_reader};
-use larder_store::{MANIFEST, Store};
+use larder_store::{MANIFEST_FILE, Store};
 use rustix::fs::statvfs;
 use rustix::process::{Resource, getrlimit};
 use serde_json::{Value, json};
@@ -51,7 +51,7 @@ pub fn check(path: Option<&Path>) -> Result<Vec<Finding>> {
 }
 
 fn subject(path: &Path) -> Result<DiskUnderTest> {
-    if path.join(MANIFEST).exists() {
+    if path.join(MANIFEST_FILE).exists() {
         let store = Arc::new(Store::open(path)?);
         let (shards, name) = (Some(store.shard_files().0.len()), path.display().to_string());
         return Ok(DiskUnderTest { pattern: ReadPattern::of_store(&store)?, name, shards, _file: None });
@@ -107,7 +107,7 @@ fn ring(pattern: &ReadPattern) -> Result<Finding> {
     let (arena, _slots) = Arena::new(1, EXPERT_BYTES).context("no memory for an expert")?;
     let opened = open_reader("uring", &pattern.files, &arena).map(|(_, how)| how);
     let works = opened.is_ok();
-    let found = opened.unwrap_or_else(|refused| refused.what);
+    let found = opened.unwrap_or_else(|refused| refused.message);
     let disabled = fs::read_to_string("/proc/sys/kernel/io_uring_disabled").unwrap_or_default();
     let mend = match disabled.trim() {
         "" | "0" => "a container's seccomp profile must allow io_uring_setup, io_uring_enter and io_uring_register",
@@ -122,7 +122,7 @@ fn ring(pattern: &ReadPattern) -> Result<Finding> {
 
 fn direct(subject: &DiskUnderTest) -> Finding {
     let direct = subject.pattern.files.is_direct();
-    let found = format!("{}: {}", subject.name, subject.pattern.files.how());
+    let found = format!("{}: {}", subject.name, subject.pattern.files.read_mode());
     Finding::new("direct I/O", found, json!({"works": direct, "where": subject.name})).advise_if(
         !direct,
         "what is read goes through the page cache, which takes memory from experts; the rates below may be memory's",

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
-use larder_store::{ConvertOptions, Fault, Source, Store, StoreError, convert, open_source};
+use larder_store::{ConvertOptions, Source, Store, StoreError, StoreErrorKind, convert, open_source};
 
 use super::is_complete;
 use crate::open::blueprint_of;
@@ -30,7 +30,7 @@ pub fn store_for_gguf(gguf: &Path) -> Result<PathBuf> {
     progress.finish();
     match made {
         Ok(_) => Ok(store),
-        Err(e) if matches!(e.fault, Fault::Io | Fault::NoSpace) => {
+        Err(e) if matches!(e.kind, StoreErrorKind::Io | StoreErrorKind::NoSpace) => {
             eprintln!("note: no store was made ({e}); the file runs as it is");
             Ok(gguf.to_owned())
         }
@@ -54,7 +54,7 @@ fn check_source(source: &dyn Source, path: &Path) -> Result<()> {
         return Ok(());
     }
     let what = "is a store that was made of another GGUF file; remove it, or say --no-store";
-    bail!(StoreError::new(Fault::Taken, path, what))
+    bail!(StoreError::new(StoreErrorKind::Taken, path, what))
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use larder_store::{CONVERTING, MANIFEST};
+use larder_store::{CONVERSION_STATE, MANIFEST_FILE};
 
 mod gguf_store;
 #[cfg(feature = "hub")]
@@ -60,7 +60,7 @@ pub fn fetch_if_missing(name: &HubName) -> Result<PathBuf> {
 
 /// Whether a folder is a store, its conversion done to the end.
 fn is_complete(store: &Path) -> bool {
-    store.join(MANIFEST).exists() && !store.join(CONVERTING).exists()
+    store.join(MANIFEST_FILE).exists() && !store.join(CONVERSION_STATE).exists()
 }
 
 /// The folder that holds what is fetched for `store` until it is made.

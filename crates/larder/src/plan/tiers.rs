@@ -1,7 +1,7 @@
 //! How much of a model is on a GPU, how much in memory below it: decided before anything is loaded.
 
 use anyhow::{Result, bail};
-use larder_cache::Scope;
+use larder_cache::CacheScope;
 use serde_json::{Value, json};
 
 use super::{PlanInputs, check_fits, requested_slots, slots_text};
@@ -33,7 +33,7 @@ pub struct TierPlan {
     /// In memory, in all, for what passes through.
     pub pass_through: usize,
     /// What the first two count.
-    pub scope: Scope,
+    pub scope: CacheScope,
 }
 
 impl Vram {
@@ -96,7 +96,7 @@ pub fn decide(inputs: &PlanInputs, vram: &Vram, flags: &EngineFlags) -> Result<T
     Ok(TierPlan { device_slots: device, host_slots: host, pass_through: inputs.scratch_slots, scope })
 }
 
-fn device_slots(inputs: &PlanInputs, vram: &Vram, flags: &EngineFlags, scope: Scope) -> Result<usize> {
+fn device_slots(inputs: &PlanInputs, vram: &Vram, flags: &EngineFlags, scope: CacheScope) -> Result<usize> {
     let budget = vram.budget(flags)?;
     let room = budget.saturating_sub(vram.base_bytes(inputs));
     let fits = inputs.slots_in(room, scope);

@@ -7,7 +7,7 @@ use larder_policy::eviction::{Future, POLICIES};
 
 use super::*;
 
-fn setting(slots: usize, scope: Scope, scratch: usize) -> Setting {
+fn setting(slots: usize, scope: CacheScope, scratch: usize) -> Setting {
     Setting { rows: LAYERS, experts: EXPERTS, top_k: 2, slots, scope, scratch }
 }
 
@@ -25,7 +25,7 @@ fn misses(policy: &str, setting: &Setting, visits: &[(usize, Vec<usize>)]) -> u6
 #[test]
 fn who_came_in_may_leave_again_when_the_wave_closes() {
     let visits: Vec<_> = [0, 1, 2, 0, 1].map(|e| (0, vec![e])).into();
-    let mut ledger = with("belady", &setting(2, Scope::Layer, 1), &help(&visits));
+    let mut ledger = with("belady", &setting(2, CacheScope::Layer, 1), &help(&visits));
     for (row, wanted) in &visits {
         ledger.begin(*row, wanted, &[]);
         let mut wave = open(&mut ledger, *row, wanted);
@@ -39,7 +39,7 @@ fn who_came_in_may_leave_again_when_the_wave_closes() {
 
 #[test]
 fn more_fit_together_with_scratch_slots_but_no_more_stay() {
-    let mut ledger = with("lru", &setting(2, Scope::Layer, 3), &Help::default());
+    let mut ledger = with("lru", &setting(2, CacheScope::Layer, 3), &Help::default());
     assert_eq!(ledger.capacity(), 5);
     let mut wave = open(&mut ledger, 1, &[0, 1, 2, 3, 4, 5]);
     assert_eq!(wave.len(), 5);
@@ -69,7 +69,7 @@ fn visits(most: usize) -> impl Strategy<Value = (usize, Vec<usize>)> {
 proptest! {
     #[test]
     fn belady_is_optimal_where_nobody_has_to_stay(visits in prop::collection::vec(visits(2), 1..7), slots in 1usize..4) {
-        let setting = setting(slots, Scope::Global, 2);
+        let setting = setting(slots, CacheScope::Global, 2);
         prop_assert_eq!(misses("belady", &setting, &visits), least(&setting, &visits, 0));
     }
 
@@ -80,7 +80,7 @@ proptest! {
         scratch in 0usize..4,
         global in any::<bool>(),
     ) {
-        let setting = setting(slots, if global { Scope::Global } else { Scope::Layer }, scratch);
+        let setting = setting(slots, if global { CacheScope::Global } else { CacheScope::Layer }, scratch);
         let optimum = misses("belady", &setting, &visits);
         for policy in POLICIES.iter().filter(|p| p.name != "learned") {
             prop_assert!(misses(policy.name, &setting, &visits) >= optimum, "{}", policy.name);
@@ -96,7 +96,7 @@ proptest! {
         global in any::<bool>(),
         which in 0..POLICIES.len(),
     ) {
-        let setting = setting(slots, if global { Scope::Global } else { Scope::Layer }, scratch);
+        let setting = setting(slots, if global { CacheScope::Global } else { CacheScope::Layer }, scratch);
         let known: Vec<_> = visits.iter().map(|(visit, ..)| visit.clone()).collect();
         let name = if POLICIES[which].name == "learned" { "lru" } else { POLICIES[which].name };
         let mut ledger = with(name, &setting, &help(&known));

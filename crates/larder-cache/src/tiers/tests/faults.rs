@@ -1,6 +1,6 @@
 //! Whatever goes wrong: nothing is computed from wrong bytes, no slot is lost, and the error says whose it is.
 
-use larder_store::reader::{Mishap, When};
+use larder_store::reader::{FaultTarget, ReadFault};
 use proptest::prelude::*;
 
 use super::*;
@@ -24,12 +24,12 @@ proptest! {
         (copy, cpu) in (0u32..4, 0u32..4),
         tokens in 1usize..40,
     ) {
-        let scope = if global { Scope::Global } else { Scope::Layer };
+        let scope = if global { CacheScope::Global } else { CacheScope::Layer };
         let setting = TierSetting::new(&geometry(), scope, device, host, passing);
         let measured = Measured { copy: f64::from(copy), host: f64::from(cpu), device: 0.1 };
-        let prepare = |m: Memory| {
+        let prepare = |m: MemoryReader| {
             let m = m.capacity(queue).overtaken(late_reads);
-            if bad_reads > 0 { m.upset(When::OneIn(bad_reads), Mishap::Gone, u64::MAX) } else { m }
+            if bad_reads > 0 { m.with_fault(FaultTarget::OneIn(bad_reads), ReadFault::Gone, u64::MAX) } else { m }
         };
         let equip = |d: DeviceDouble| {
             let d = d.overtaken(late_copies).polled(polled).link(f64::from(copy));
@@ -66,7 +66,7 @@ proptest! {
 #[test]
 fn a_failed_copy_names_the_expert_and_leaves_its_bytes_in_memory() {
     let equip = |d: DeviceDouble| d.failing(Direction::In, 1);
-    let mut bench = Bench::with(&setting(Scope::Layer, 2, 2), COPY, "lru", |m| m, equip).unwrap();
+    let mut bench = Bench::with(&setting(CacheScope::Layer, 2, 2), COPY, "lru", |m| m, equip).unwrap();
     for _ in 0..5 {
         let error = bench.visit(1, &[4], 1).unwrap_err();
         let said = "copying 4096 bytes into slot 2 of the device failed: the link is down";
@@ -80,7 +80,7 @@ fn a_failed_copy_names_the_expert_and_leaves_its_bytes_in_memory() {
 #[test]
 fn a_failed_copy_in_the_background_is_nobodys_error() {
     let equip = |d: DeviceDouble| d.failing(Direction::In, 1);
-    let mut bench = Bench::with(&setting(Scope::Layer, 2, 3), HOST, "lru", |m| m, equip).unwrap();
+    let mut bench = Bench::with(&setting(CacheScope::Layer, 2, 3), HOST, "lru", |m| m, equip).unwrap();
     for i in 0..30u16 {
         bench.visit(i % 3, &[i % 4, 5], 1).unwrap();
     }
@@ -92,7 +92,7 @@ fn a_failed_copy_in_the_background_is_nobodys_error() {
 fn who_is_wanted_when_a_copy_in_the_background_fails_is_computed_from_memory() {
     let equip = |d: DeviceDouble| d.failing(Direction::In, 1);
     let measured = Measured { copy: 1.5, host: 1.0, device: 0.1 };
-    let mut bench = Bench::with(&setting(Scope::Layer, 2, 3), measured, "lru", |m| m, equip).unwrap();
+    let mut bench = Bench::with(&setting(CacheScope::Layer, 2, 3), measured, "lru", |m| m, equip).unwrap();
     // Had nothing failed, the next time it would be for the device.
     bench.takes[0] = Some(Duration::from_secs(100 * SLOT as u64));
     bench.visit(0, &[0], 1).unwrap();
@@ -109,7 +109,7 @@ fn who_is_wanted_when_a_copy_in_the_background_fails_is_computed_from_memory() {
 #[test]
 fn who_could_not_be_copied_out_is_read_again() {
     let equip = |d: DeviceDouble| d.failing(Direction::Out, 1);
-    let mut bench = Bench::with(&setting(Scope::Layer, 1, 1), COPY, "lru", |m| m, equip).unwrap();
+    let mut bench = Bench::with(&setting(CacheScope::Layer, 1, 1), COPY, "lru", |m| m, equip).unwrap();
     for round in 0..5 {
         for expert in 0..3 {
             bench.visit(0, &[expert], 1).unwrap();
@@ -123,8 +123,10 @@ fn who_could_not_be_copied_out_is_read_again() {
 fn a_read_that_fails_does_not_stop_what_comes_after() {
     let broken = EXPERTS + 4; // layer 1, expert 4
     for host in [0, 3] {
-        let prepare = |m: Memory| m.overtaken(2).upset(When::Shard(broken), Mishap::Flipped(9), u64::MAX);
-        let mut bench = Bench::with(&setting(Scope::Layer, 2, host), COPY, "lru", prepare, |d| d.overtaken(2)).unwrap();
+        let prepare =
+            |m: MemoryReader| m.overtaken(2).with_fault(FaultTarget::Shard(broken), ReadFault::Flipped(9), u64::MAX);
+        let mut bench =
+            Bench::with(&setting(CacheScope::Layer, 2, host), COPY, "lru", prepare, |d| d.overtaken(2)).unwrap();
         for round in 0..20u16 {
             let error = bench.visit(1, &[0, 4, 2], 1).unwrap_err();
             assert_eq!((error.layer, error.expert), (LayerIdx(1), ExpertId(4)));

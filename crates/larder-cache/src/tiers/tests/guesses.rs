@@ -2,12 +2,12 @@
 
 use super::*;
 use crate::traffic::Traffic;
-use larder_store::reader::{Mishap, When};
+use larder_store::reader::{FaultTarget, ReadFault};
 
 #[test]
 fn what_is_expected_is_there_when_it_is_wanted() {
     for measured in [COPY, HOST] {
-        let mut bench = Bench::new(&setting(Scope::Layer, 2, 3), measured);
+        let mut bench = Bench::new(&setting(CacheScope::Layer, 2, 3), measured);
         bench.expect(1, &[3, 4, 5], 2);
         bench.visit(0, &[0, 1], 1).unwrap();
         bench.visit(1, &[3], 1).unwrap();
@@ -23,8 +23,8 @@ fn what_is_expected_is_there_when_it_is_wanted() {
 
 #[test]
 fn guesses_wait_until_nothing_that_is_wanted_is_read_and_make_way_for_newer_ones() {
-    let prepare = |m: Memory| m.capacity(1);
-    let mut bench = Bench::with(&setting(Scope::Layer, 2, 3), COPY, "lru", prepare, |d| d).unwrap();
+    let prepare = |m: MemoryReader| m.capacity(1);
+    let mut bench = Bench::with(&setting(CacheScope::Layer, 2, 3), COPY, "lru", prepare, |d| d).unwrap();
     bench.expect(1, &[0, 1, 2], 3);
     bench.visit(0, &[0, 1, 2], 1).unwrap();
     let begun = bench.traffic().counts.guesses;
@@ -37,7 +37,7 @@ fn guesses_wait_until_nothing_that_is_wanted_is_read_and_make_way_for_newer_ones
 
 #[test]
 fn what_is_in_either_tier_is_not_read_ahead() {
-    let mut bench = Bench::new(&setting(Scope::Layer, 1, 2), COPY);
+    let mut bench = Bench::new(&setting(CacheScope::Layer, 1, 2), COPY);
     (0..2).for_each(|expert| bench.visit(1, &[expert], 1).unwrap());
     assert!(bench.is_on_device(1, 1) && !bench.is_on_device(1, 0));
     bench.expect(1, &[0, 1, 2], 3);
@@ -47,7 +47,7 @@ fn what_is_in_either_tier_is_not_read_ahead() {
 
 #[test]
 fn without_slots_in_memory_guesses_wait_where_experts_pass_through_and_make_way() {
-    let mut bench = Bench::new(&setting(Scope::Layer, 3, 0), COPY);
+    let mut bench = Bench::new(&setting(CacheScope::Layer, 3, 0), COPY);
     bench.expect(1, &[0, 1, 2], 3);
     bench.visit(0, &[0], 1).unwrap();
     // Two slots, of which the one that was wanted had one at first.
@@ -69,8 +69,8 @@ fn without_slots_in_memory_guesses_wait_where_experts_pass_through_and_make_way(
 #[test]
 fn a_guess_that_could_not_be_read_is_nobodys_error() {
     let broken = EXPERTS + 4; // layer 1, expert 4
-    let prepare = |m: Memory| m.upset(When::Shard(broken), Mishap::Gone, 1);
-    let mut bench = Bench::with(&setting(Scope::Layer, 2, 2), COPY, "lru", prepare, |d| d).unwrap();
+    let prepare = |m: MemoryReader| m.with_fault(FaultTarget::Shard(broken), ReadFault::Gone, 1);
+    let mut bench = Bench::with(&setting(CacheScope::Layer, 2, 2), COPY, "lru", prepare, |d| d).unwrap();
     bench.expect(1, &[4], 1);
     bench.visit(0, &[0], 1).unwrap();
     (1..4).for_each(|expert| bench.visit(0, &[expert], 1).unwrap());
@@ -82,7 +82,7 @@ fn a_guess_that_could_not_be_read_is_nobodys_error() {
 
 #[test]
 fn a_visit_says_what_was_where_and_who_left() {
-    let mut bench = Bench::new(&setting(Scope::Layer, 1, 1), COPY);
+    let mut bench = Bench::new(&setting(CacheScope::Layer, 1, 1), COPY);
     bench.visit(0, &[0, 1], 1).unwrap();
     let found = bench.cache.last_visit();
     assert_eq!((&found.hits[..], &found.misses[..], &found.evicted[..]), (&[][..], &[0, 1][..], &[][..]));
@@ -96,7 +96,7 @@ fn a_visit_says_what_was_where_and_who_left() {
 
 #[test]
 fn between_two_looks_there_is_what_passed_and_both_tiers_seen_as_one() {
-    let mut bench = Bench::with(&setting(Scope::Layer, 1, 2), COPY, "lru", |m| m, |d| d.link(1e-9)).unwrap();
+    let mut bench = Bench::with(&setting(CacheScope::Layer, 1, 2), COPY, "lru", |m| m, |d| d.link(1e-9)).unwrap();
     let round = |bench: &mut Bench| {
         for i in 0..12u16 {
             bench.expect((i + 1) % 3, &[(i + 2) % 6, (i + 1) % 6], 2);
@@ -120,7 +120,7 @@ fn between_two_looks_there_is_what_passed_and_both_tiers_seen_as_one() {
 
 #[test]
 fn no_tier_has_more_slots_than_there_are_experts() {
-    for (scope, all) in [(Scope::Layer, EXPERTS), (Scope::Global, LAYERS * EXPERTS)] {
+    for (scope, all) in [(CacheScope::Layer, EXPERTS), (CacheScope::Global, LAYERS * EXPERTS)] {
         let setting = setting(scope, usize::MAX, usize::MAX);
         assert_eq!((setting.device.slots, setting.host.slots, setting.policies().slots), (all, all, all));
         let mut bench = Bench::new(&setting, COPY);

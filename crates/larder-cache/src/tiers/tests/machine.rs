@@ -139,7 +139,7 @@ proptest! {
         (device, host, passing, global) in (1usize..5, 0usize..5, 1usize..4, any::<bool>()),
         seed in any::<u16>(),
     ) {
-        let scope = if global { Scope::Global } else { Scope::Layer };
+        let scope = if global { CacheScope::Global } else { CacheScope::Layer };
         let mut world = World::new(&TierSetting::new(&geometry(), scope, device, host, passing), seed.into());
         for (step, row, which, well) in steps {
             let before = world.computable();

@@ -87,7 +87,7 @@ proptest! {
         global in any::<bool>(),
         polled in 0u64..3,
     ) {
-        let scope = if global { Scope::Global } else { Scope::Layer };
+        let scope = if global { CacheScope::Global } else { CacheScope::Layer };
         let setting = setting(scope, device, host);
         let mut bench = Bench::with(&setting, COPY, "lru", |m| m, |d| d.polled(polled)).unwrap();
         let mut pools: Vec<Pool> = (0..LAYERS).map(|_| Pool::default()).collect();

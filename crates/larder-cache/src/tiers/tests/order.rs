@@ -61,7 +61,7 @@ impl Work for Heard {
 fn what_is_on_the_device_is_computed_before_copies_begin() {
     let mut heard = Heard::default();
     let equip = |device| Telling { device, heard: heard.clone() };
-    let mut bench = Bench::with(&setting(Scope::Layer, 2, 4), COPY, "lru", |m| m, equip).unwrap();
+    let mut bench = Bench::with(&setting(CacheScope::Layer, 2, 4), COPY, "lru", |m| m, equip).unwrap();
     (0..3).for_each(|expert| bench.visit(0, &[expert], 1).unwrap());
     heard.lock().clear();
     let wanted = [0, 2].map(|expert| Wanted { expert: ExpertId(expert), tokens: 1 });

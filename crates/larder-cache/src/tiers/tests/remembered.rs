@@ -44,7 +44,9 @@ impl Eviction for Strict {
 fn who_only_moves_between_tiers_is_nobodys_victim() {
     for name in ["arc", "lecar", "lru"] {
         for measured in [COPY, HOST] {
-            for (scope, device, host) in [(Scope::Layer, 2, 2), (Scope::Global, 3, 4), (Scope::Layer, 2, 0)] {
+            for (scope, device, host) in
+                [(CacheScope::Layer, 2, 2), (CacheScope::Global, 3, 4), (CacheScope::Layer, 2, 0)]
+            {
                 let setting = setting(scope, device, host);
                 let mut bench = Bench::with(&setting, measured, name, |m| m, |d| d.polled(2)).unwrap();
                 let policies =

@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use larder_core::Scope;
+use larder_core::CacheScope;
 use proptest::prelude::*;
 
 use super::testing::{arrays, evictor};
@@ -9,7 +9,7 @@ use crate::eviction::{EvictionSpec, Help, Key, Step};
 
 const SIZE: Size = Size { rows: 3, experts: 6, top_k: 2 };
 
-fn setting(scope: Scope) -> Setting {
+fn setting(scope: CacheScope) -> Setting {
     Setting { rows: SIZE.rows, experts: SIZE.experts, top_k: SIZE.top_k, slots: 4, scope, scratch: 0 }
 }
 
@@ -26,14 +26,14 @@ fn what_does_not_fit_is_one_sentence() {
         spec.make(setting, help).err().map(|e| e.to_string())
     };
     let weights = Some(Arc::new(evictor(SIZE)));
-    assert_eq!(said(&setting(Scope::Layer), &help(None)).unwrap(), "learned needs trained weights");
-    let other = Setting { experts: 8, ..setting(Scope::Global) };
+    assert_eq!(said(&setting(CacheScope::Layer), &help(None)).unwrap(), "learned needs trained weights");
+    let other = Setting { experts: 8, ..setting(CacheScope::Global) };
     assert_eq!(
         said(&other, &help(weights.clone())).unwrap(),
         "learned has weights for a model of 3 layers of 6 experts, 2 for each token; this one has 3 layers of 8 \
          experts, 2 for each token"
     );
-    assert_eq!(said(&setting(Scope::Global), &help(weights)), None);
+    assert_eq!(said(&setting(CacheScope::Global), &help(weights)), None);
 }
 
 #[test]
@@ -107,8 +107,8 @@ fn what_is_kept_up_to_date_is_what_making_it_anew_gives() {
 fn pools_of_layers_share_what_one_pool_knows() {
     let help = Help { evictor: Some(Arc::new(evictor(SIZE))), ..Help::default() };
     let spec: EvictionSpec = "learned".parse().unwrap();
-    let mut apart = spec.make(&setting(Scope::Layer), &help).unwrap();
-    let mut together = spec.make(&setting(Scope::Global), &help).unwrap();
+    let mut apart = spec.make(&setting(CacheScope::Layer), &help).unwrap();
+    let mut together = spec.make(&setting(CacheScope::Global), &help).unwrap();
     let all = |policies: &mut Vec<Box<dyn crate::eviction::Eviction>>, scope| {
         for row in 0..SIZE.rows {
             for expert in 0..SIZE.experts {
@@ -116,8 +116,8 @@ fn pools_of_layers_share_what_one_pool_knows() {
             }
         }
     };
-    all(&mut apart, Scope::Layer);
-    all(&mut together, Scope::Global);
+    all(&mut apart, CacheScope::Layer);
+    all(&mut together, CacheScope::Global);
     for (nth, (row, wanted)) in choices().enumerate() {
         if nth == 30 {
             apart.iter_mut().chain(&mut together).for_each(|p| p.new_sequence());
@@ -125,8 +125,8 @@ fn pools_of_layers_share_what_one_pool_knows() {
         let step = Step { row, wanted: &wanted, logits: &[] };
         apart[row].begin(&step);
         together[0].begin(&step);
-        let of_row = |key: Key| setting(Scope::Global).at(0, key).0 == row;
-        let found = together[0].victim(&of_row).map(|key| setting(Scope::Global).at(0, key).1);
+        let of_row = |key: Key| setting(CacheScope::Global).at(0, key).0 == row;
+        let found = together[0].victim(&of_row).map(|key| setting(CacheScope::Global).at(0, key).1);
         assert_eq!(apart[row].victim(&|_| true).map(|key| key.index()), found);
     }
 }
@@ -141,7 +141,7 @@ proptest! {
         form in prop::sample::select(vec![CROSSLAYER, FLASHMOE]),
         global in any::<bool>(),
     ) {
-        let setting = setting(if global { Scope::Global } else { Scope::Layer });
+        let setting = setting(if global { CacheScope::Global } else { CacheScope::Layer });
         let evictor = Arc::new(Evictor::from_arrays(&arrays(form, SIZE, 3)).unwrap());
         let mut scorer = evictor.scorer();
         let help = Help { evictor: Some(evictor), ..Help::default() };

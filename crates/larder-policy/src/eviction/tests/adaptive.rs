@@ -1,6 +1,6 @@
 //! ARC, LeCaR and S3-FIFO, one request at a time, against their textbook form on plain lists.
 
-use larder_core::Scope;
+use larder_core::CacheScope;
 use proptest::prelude::*;
 
 use super::rig::{Rig, nothing};
@@ -203,7 +203,7 @@ proptest! {
         slots in 1usize..16,
         asked in any::<bool>(),
     ) {
-        let setting = Setting { rows: 1, experts: KEYS, top_k: 1, slots, scope: Scope::Global, scratch: 0 };
+        let setting = Setting { rows: 1, experts: KEYS, top_k: 1, slots, scope: CacheScope::Global, scratch: 0 };
         for name in ["arc", "lecar", "s3fifo"] {
             let mut rig = Rig::new(name, &setting, nothing());
             let mut naive = naive(name, slots);

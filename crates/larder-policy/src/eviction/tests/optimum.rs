@@ -1,6 +1,6 @@
 //! Belady's rule against all that could have been done.
 
-use larder_core::Scope;
+use larder_core::CacheScope;
 use proptest::prelude::*;
 
 use super::rig::{EXPERTS, ROWS, Rig, groups, setting};
@@ -38,7 +38,7 @@ fn least(setting: &Setting, choices: &[(usize, Vec<usize>)], residents: u32) -> 
 proptest! {
     #[test]
     fn nothing_misses_less_than_belady(choices in prop::collection::vec(groups(2), 1..9), slots in 2usize..5) {
-        let setting = setting(slots, Scope::Global);
+        let setting = setting(slots, CacheScope::Global);
         prop_assert_eq!(misses("belady", &setting, &choices), least(&setting, &choices, 0));
     }
 
@@ -48,7 +48,7 @@ proptest! {
         slots in 4usize..12,
         global in any::<bool>(),
     ) {
-        let setting = setting(slots, if global { Scope::Global } else { Scope::Layer });
+        let setting = setting(slots, if global { CacheScope::Global } else { CacheScope::Layer });
         let optimum = misses("belady", &setting, &choices);
         for policy in POLICIES {
             prop_assert!(misses(policy.name, &setting, &choices) >= optimum, "{}", policy.name);

@@ -1,6 +1,6 @@
 //! Policies that are an order among residents, against that order computed from everything that happened so far.
 
-use larder_core::Scope;
+use larder_core::CacheScope;
 use proptest::prelude::*;
 
 use super::rig::{Judge, Rig, Use, groups, nothing, setting};
@@ -70,7 +70,7 @@ proptest! {
         slots in 4usize..12,
         global in any::<bool>(),
     ) {
-        let scope = if global { Scope::Global } else { Scope::Layer };
+        let scope = if global { CacheScope::Global } else { CacheScope::Layer };
         let orders: [(&str, Order); 5] =
             [("lru", lru), ("fifo", fifo), ("lfu", lfu), ("llru", llru), ("lfru:half-life=2", lfru)];
         for (spec, order) in orders {
@@ -91,7 +91,7 @@ proptest! {
         choices in prop::collection::vec(groups(4), 1..150),
         slots in 4usize..12,
     ) {
-        let mut rig = Rig::new("marking:seed=3", &setting(slots, Scope::Global), nothing());
+        let mut rig = Rig::new("marking:seed=3", &setting(slots, CacheScope::Global), nothing());
         let phase = std::cell::Cell::new(0);
         rig.judge = Some(Box::new(move |rig, pool, victim, others| {
             let marked = |key: Key| last(rig, pool, key) >= phase.get();
@@ -106,7 +106,7 @@ proptest! {
 
 #[test]
 fn anybody_may_be_drawn() {
-    let mut rig = Rig::new("random:seed=5", &setting(6, Scope::Layer), nothing());
+    let mut rig = Rig::new("random:seed=5", &setting(6, CacheScope::Layer), nothing());
     for expert in 0..6 {
         rig.serve(0, &[expert]);
     }

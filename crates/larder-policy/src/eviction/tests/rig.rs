@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use larder_core::Scope;
+use larder_core::CacheScope;
 use proptest::prelude::*;
 
 use super::*;
@@ -10,7 +10,7 @@ use super::*;
 pub const ROWS: usize = 3;
 pub const EXPERTS: usize = 6;
 
-pub fn setting(slots: usize, scope: Scope) -> Setting {
+pub fn setting(slots: usize, scope: CacheScope) -> Setting {
     Setting { rows: ROWS, experts: EXPERTS, top_k: 2, slots, scope, scratch: 0 }
 }
 

@@ -1,6 +1,6 @@
 //! The sequences of the proofs of "Cache Management for Mixture-of-Experts LLMs", theorems 1 and 3.
 
-use larder_core::Scope;
+use larder_core::CacheScope;
 
 use super::rig::Rig;
 use super::*;
@@ -24,8 +24,8 @@ fn theorem_1_a_cache_split_by_layer_never_stops_missing() {
     let page = |round: usize, row: usize| if row == 2 { round % experts } else { 0 };
     // Room for every expert that is ever asked for, which is one of each quiet layer and all of the busy one.
     let all = experts + LAYERS - 1;
-    let global = Setting { rows: LAYERS, experts, top_k: 1, slots: 12, scope: Scope::Global, scratch: 0 };
-    let split = Setting { slots: global.slots / LAYERS, scope: Scope::Layer, ..global };
+    let global = Setting { rows: LAYERS, experts, top_k: 1, slots: 12, scope: CacheScope::Global, scratch: 0 };
+    let split = Setting { slots: global.slots / LAYERS, scope: CacheScope::Layer, ..global };
     let rounds = 600;
     for name in ["lru", "llru", "marking", "belady"] {
         assert_eq!(misses(name, &global, rounds, page), all, "{name}: the first time alone");
@@ -40,7 +40,7 @@ fn theorem_1_a_cache_split_by_layer_never_stops_missing() {
 fn theorem_3_lru_misses_always_and_the_optimum_once_in_as_many_requests_as_there_are_slots() {
     let experts = 5;
     let slots = experts * LAYERS - 1;
-    let setting = Setting { rows: LAYERS, experts, top_k: 1, slots, scope: Scope::Global, scratch: 0 };
+    let setting = Setting { rows: LAYERS, experts, top_k: 1, slots, scope: CacheScope::Global, scratch: 0 };
     let rounds = 40 * slots;
     let requests = rounds * LAYERS;
     let misses = |name| misses(name, &setting, rounds, |round, _| round % experts);

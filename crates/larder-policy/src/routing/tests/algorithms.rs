@@ -28,7 +28,7 @@ proptest! {
     ) {
         let gate = Gate::softmax(EXPERTS, TOP_K, true);
         let mut shares = vec![];
-        gate.shares(&logits, &mut shares);
+        gate.probabilities(&logits, &mut shares);
         let mut order: Vec<usize> = (0..EXPERTS).collect();
         order.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]));
         let expected = |m: usize| {

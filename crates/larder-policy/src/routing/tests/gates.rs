@@ -1,7 +1,7 @@
 //! Every form of gate.
 
 use super::*;
-use larder_core::{GroupRank, Groups, Renorm, Score, Weigh};
+use larder_core::{ExpertGroups, GroupRank, Renorm, Score, Weighting};
 
 pub const EXPERTS: usize = 12;
 pub const TOP_K: usize = 4;
@@ -9,21 +9,24 @@ pub const TOP_K: usize = 4;
 pub fn gates() -> Vec<(&'static str, Gate)> {
     let softmax = Gate::softmax(EXPERTS, TOP_K, true);
     let bias = Some((0..EXPERTS).map(|i| (i % 5) as f32 * 0.1 - 0.2).collect::<Vec<_>>());
-    let groups = |rank, masked| Some(Groups { count: 4, keep: 2, rank, masked });
-    let chosen = Weigh::SoftmaxOfChosen;
-    let score = Weigh::Score { renorm: Renorm::No, scale: 1.0 };
-    let raw = Gate { score: Score::Raw, weigh: chosen, ..softmax.clone() };
-    let sigmoid = Gate { score: Score::Sigmoid, bias: bias.clone(), weigh: score, ..softmax.clone() };
+    let groups = |rank, masked| Some(ExpertGroups { count: 4, keep: 2, rank, masked });
+    let chosen = Weighting::SoftmaxOfChosen;
+    let score = Weighting::Score { renorm: Renorm::No, scale: 1.0 };
+    let raw = Gate { score: Score::Raw, weighting: chosen, ..softmax.clone() };
+    let sigmoid = Gate { score: Score::Sigmoid, bias: bias.clone(), weighting: score, ..softmax.clone() };
     let lowest = f32::NEG_INFINITY;
     [
         ("softmax", softmax.clone()),
         ("softmax in groups", Gate { groups: groups(GroupRank::Best, 0.0), ..softmax.clone() }),
         ("softmax and bias", Gate { bias, ..softmax.clone() }),
         ("raw", raw.clone()),
-        ("raw, one, sigmoid", Gate { top_k: 1, weigh: Weigh::SigmoidOfChosen, scales_input: true, ..raw.clone() }),
+        (
+            "raw, one, sigmoid",
+            Gate { top_k: 1, weighting: Weighting::SigmoidOfChosen, scales_input: true, ..raw.clone() },
+        ),
         ("sigmoid and bias", sigmoid.clone()),
         ("sigmoid and bias in groups", Gate { groups: groups(GroupRank::BestTwo, lowest), ..sigmoid.clone() }),
-        ("sparsemixer", Gate { top_k: 2, weigh: Weigh::SparseMixer { eps: 0.01 }, ..raw }),
+        ("sparsemixer", Gate { top_k: 2, weighting: Weighting::SparseMixer { eps: 0.01 }, ..raw }),
     ]
     .map(|(name, gate)| (name, gate.checked().unwrap()))
     .into()

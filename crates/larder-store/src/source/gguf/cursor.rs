@@ -39,7 +39,7 @@ impl<'a> Cursor<'a> {
 
     /// The next `len` bytes.
     pub fn bytes(&mut self, len: u64) -> Result<&[u8]> {
-        self.expect(len, 1, "bytes")?;
+        self.check_count(len, 1, "bytes")?;
         let end = self.at + len;
         if end > self.chunk_at + self.chunk.len() as u64 {
             let want = len.max(CHUNK_BYTES).min(self.end - self.at);
@@ -75,7 +75,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// Refuses a `count` of `what` that cannot fit into what is left, if each takes `least` bytes or more.
-    pub fn expect(&self, count: u64, least: u64, what: &str) -> Result<()> {
+    pub fn check_count(&self, count: u64, least: u64, what: &str) -> Result<()> {
         let left = self.end - self.at;
         if count <= left / least {
             return Ok(());

@@ -3,7 +3,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::error::{Fault, Result, StoreError};
+use crate::error::{Result, StoreError, StoreErrorKind};
 
 /// One value of a GGUF file's metadata. The widths of numbers do not matter to a reader and are not kept.
 #[derive(Clone, PartialEq, Debug)]
@@ -19,7 +19,7 @@ pub(super) enum Value {
 }
 
 impl Value {
-    fn what(&self) -> &'static str {
+    fn type_name(&self) -> &'static str {
         match self {
             Value::Int(_) => "an integer",
             Value::Float(_) => "a float",
@@ -65,7 +65,7 @@ impl Metadata {
 
     /// `value`, or an error that says that `key` is missing.
     pub fn need<T>(&self, key: &str, value: Option<T>) -> Result<T> {
-        value.ok_or_else(|| StoreError::new(Fault::Missing, &self.path, format!("has no metadata '{key}'")))
+        value.ok_or_else(|| StoreError::new(StoreErrorKind::Missing, &self.path, format!("has no metadata '{key}'")))
     }
 
     pub fn text(&self, key: &str) -> Result<Option<&str>> {
@@ -115,7 +115,7 @@ impl Metadata {
     fn get<'a, T>(&'a self, key: &str, wanted: &str, pick: impl Fn(&'a Value) -> Option<T>) -> Result<Option<T>> {
         let Some(value) = self.values.get(key) else { return Ok(None) };
         pick(value).map(Some).ok_or_else(|| {
-            StoreError::malformed(&self.path, format!("has {} as metadata '{key}', not {wanted}", value.what()))
+            StoreError::malformed(&self.path, format!("has {} as metadata '{key}', not {wanted}", value.type_name()))
         })
     }
 }
@@ -143,6 +143,9 @@ mod tests {
     fn a_missing_architecture_is_said() {
         let meta = Metadata::new(Path::new("m.gguf"));
         let said = meta.under_architecture("x").unwrap_err();
-        assert_eq!((said.fault, said.what.as_str()), (Fault::Missing, "has no metadata 'general.architecture'"));
+        assert_eq!(
+            (said.kind, said.message.as_str()),
+            (StoreErrorKind::Missing, "has no metadata 'general.architecture'")
+        );
     }
 }

@@ -6,21 +6,21 @@ use larder_core::{ExpertNames, TensorMeta, Tensors, TensorsError};
 use xxhash_rust::xxh3::Xxh3Default;
 
 use self::{
-    families::Family,
+    architectures::Architecture,
     metadata::Metadata,
-    names::{Names, View},
-    parts::Parts,
+    names::{HubNames, HubTensor},
+    parts::GgufParts,
 };
 use super::{Source, SourceFile};
 use crate::{
-    error::{Fault, Result, StoreError},
+    error::{Result, StoreError, StoreErrorKind},
     file::ReadAt,
 };
 
+mod architectures;
 mod config;
 mod cursor;
-mod facts;
-mod families;
+mod hyperparameters;
 mod metadata;
 mod names;
 mod parts;
@@ -38,7 +38,7 @@ pub struct Gguf {
     /// In the order of the parts.
     files: Vec<ReadAt>,
     metadata: Metadata,
-    names: Names,
+    names: HubNames,
     config: serde_json::Value,
     fingerprint: u64,
 }
@@ -47,33 +47,33 @@ impl Gguf {
     /// Reads and checks the header of the file at `path`, and of the others if it is one of several; the tensors are
     /// read when asked for.
     pub fn open(path: &Path) -> Result<Self> {
-        let Parts { files, header_bytes, metadata, tensors } = Parts::open(path)?;
+        let GgufParts { files, header_bytes, metadata, tensors } = GgufParts::open(path)?;
         let arch = metadata.architecture()?;
-        let family = Family::of(arch).ok_or_else(|| {
-            let what = format!("is of the architecture '{arch}'; known are {}", Family::known());
-            StoreError::new(Fault::Unsupported, path, what)
+        let architecture = Architecture::of(arch).ok_or_else(|| {
+            let what = format!("is of the architecture '{arch}'; known are {}", Architecture::known());
+            StoreError::new(StoreErrorKind::Unsupported, path, what)
         })?;
-        let names = Names::of(family, &metadata, &tensors, facts::layer_count(&metadata)?)?;
-        let config = config::hub_config(&metadata, &names.views)?;
+        let names = HubNames::of(architecture, &metadata, &tensors, hyperparameters::layer_count(&metadata)?)?;
+        let config = config::hub_config(&metadata, &names.tensors)?;
         let fingerprint = fingerprint(&files, &header_bytes)?;
         Ok(Gguf { files, metadata, names, config, fingerprint })
     }
 
-    fn view(&self, name: &str) -> Result<&View> {
-        let view = self.names.views.get(name);
-        view.ok_or_else(|| StoreError::new(Fault::Missing, self.path(), format!("holds no tensor '{name}'")))
+    fn tensor(&self, name: &str) -> Result<&HubTensor> {
+        let tensor = self.names.tensors.get(name);
+        tensor.ok_or_else(|| StoreError::new(StoreErrorKind::Missing, self.path(), format!("holds no tensor '{name}'")))
     }
 
     /// Reads bytes of a tensor whose rows are kept in another order, row by row.
-    fn read_rows(&self, view: &View, head_rows: usize, offset: usize, into: &mut [u8]) -> Result<()> {
-        let rows = view.meta.shape.first().copied().unwrap_or(1);
-        let row_bytes = view.meta.bytes / rows;
+    fn read_rows(&self, tensor: &HubTensor, head_rows: usize, offset: usize, into: &mut [u8]) -> Result<()> {
+        let rows = tensor.meta.shape.first().copied().unwrap_or(1);
+        let row_bytes = tensor.meta.bytes / rows;
         let (mut at, mut rest) = (offset, into);
         while !rest.is_empty() {
             let (row, within) = (at / row_bytes, at % row_bytes);
             let (piece, after) = rest.split_at_mut(rest.len().min(row_bytes - within));
             let stored = names::stored_row(row, head_rows) * row_bytes + within;
-            self.files[view.file].read(view.offset + stored as u64, piece)?;
+            self.files[tensor.file].read(tensor.offset + stored as u64, piece)?;
             at += piece.len();
             rest = after;
         }
@@ -98,13 +98,13 @@ fn fingerprint(files: &[ReadAt], header_bytes: &[u64]) -> Result<u64> {
 
 impl Tensors for Gguf {
     fn meta(&self, name: &str) -> Option<&TensorMeta> {
-        self.names.views.get(name).map(|view| &view.meta)
+        self.names.tensors.get(name).map(|tensor| &tensor.meta)
     }
 
     fn read(&self, name: &str, offset: usize, into: &mut [u8]) -> Result<(), TensorsError> {
-        let read = self.view(name).and_then(|view| match view.head_rows {
-            None => self.files[view.file].read(view.offset + offset as u64, into),
-            Some(head_rows) => self.read_rows(view, head_rows, offset, into),
+        let read = self.tensor(name).and_then(|tensor| match tensor.head_rows {
+            None => self.files[tensor.file].read(tensor.offset + offset as u64, into),
+            Some(head_rows) => self.read_rows(tensor, head_rows, offset, into),
         });
         read.map_err(|e| TensorsError(format!("{e} (tensor '{name}')")))
     }
@@ -138,8 +138,8 @@ impl Source for Gguf {
         self.files[0].path()
     }
 
-    fn read_once(&self) {
-        self.files.iter().for_each(ReadAt::read_once);
+    fn use_direct_io(&self) {
+        self.files.iter().for_each(ReadAt::use_direct_io);
     }
 
     fn files(&self) -> Vec<SourceFile> {

@@ -2,18 +2,18 @@
 
 use std::{collections::HashMap, path::Path};
 
-use larder_core::{ExpertNames, Pick, Piece, TensorMeta};
+use larder_core::{ExpertNames, RowPick, TensorMeta, TensorSlice};
 
 use super::{
-    families::{Family, Rename},
+    architectures::{Architecture, Rename},
     metadata::Metadata,
-    reader::Entry,
+    reader::GgufTensor,
 };
-use crate::error::{Fault, Result, StoreError};
+use crate::error::{Result, StoreError, StoreErrorKind};
 
 /// How a tensor as GGUF has it becomes the hub's.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub(super) enum Fit {
+pub(super) enum Remap {
     /// It is the hub's.
     Same,
     /// The hub has a matrix of one row where GGUF has a vector.
@@ -28,7 +28,7 @@ pub(super) enum Fit {
 
 /// A tensor as the model sees it.
 #[derive(Clone, PartialEq, Debug)]
-pub(super) struct View {
+pub(super) struct HubTensor {
     pub meta: TensorMeta,
     /// Which of the model's files it is in.
     pub file: usize,
@@ -39,32 +39,32 @@ pub(super) struct View {
 }
 
 /// All tensors by the names the model knows, and those names in the order of the file.
-pub(super) struct Names {
-    pub views: HashMap<String, View>,
+pub(super) struct HubNames {
+    pub tensors: HashMap<String, HubTensor>,
     pub order: Vec<String>,
     pub experts: ExpertNames,
 }
 
-impl Names {
+impl HubNames {
     /// Names every tensor; one that the architecture does not have is an error, for leaving it out could change the
     /// result.
-    pub fn of(family: &Family, metadata: &Metadata, tensors: &[Entry], layers: u64) -> Result<Self> {
+    pub fn of(architecture: &Architecture, metadata: &Metadata, tensors: &[GgufTensor], layers: u64) -> Result<Self> {
         let path = metadata.path();
         let experts = find_experts(path, tensors)?;
         let stored = tensors.iter().filter_map(|t| split_layer(&t.name)).map(|(layer, _)| layer).max();
         if let Some(last) = stored.filter(|last| last.checked_add(1).is_none_or(|stored| stored < layers)) {
             let what = format!("says it has {layers} layers, and the last it holds is blk.{last}");
-            return Err(StoreError::new(Fault::Mismatch, path, what));
+            return Err(StoreError::new(StoreErrorKind::Mismatch, path, what));
         }
-        let mut names = Names { views: HashMap::new(), order: Vec::new(), experts };
+        let mut names = HubNames { tensors: HashMap::new(), order: Vec::new(), experts };
         let whole = tensors.iter().any(|t| t.name.ends_with(".attn_kv_b.weight"));
         for entry in tensors {
             if whole && is_half(&entry.name) {
                 continue;
             }
-            let Some((name, fit)) = family.name_of(path, &entry.name, layers)? else { continue };
-            let view = fit.view(metadata, entry)?;
-            if names.views.insert(name.clone(), view).is_some() {
+            let Some((name, remap)) = architecture.name_of(path, &entry.name, layers)? else { continue };
+            let tensor = remap.hub_tensor(metadata, entry)?;
+            if names.tensors.insert(name.clone(), tensor).is_some() {
                 return Err(StoreError::malformed(path, format!("holds '{name}' under two names")));
             }
             names.order.push(name);
@@ -73,20 +73,20 @@ impl Names {
     }
 }
 
-impl Family {
+impl Architecture {
     /// What the model calls a tensor, or `None` if it needs no such tensor.
-    fn name_of(&self, path: &Path, name: &str, layers: u64) -> Result<Option<(String, Fit)>> {
+    fn name_of(&self, path: &Path, name: &str, layers: u64) -> Result<Option<(String, Remap)>> {
         let find = |groups: &[&[Rename]], name: &str| {
-            groups.iter().copied().flatten().find(|(gguf, ..)| *gguf == name).map(|(_, hub, fit)| (*hub, *fit))
+            groups.iter().copied().flatten().find(|(gguf, ..)| *gguf == name).map(|(_, hub, remap)| (*hub, *remap))
         };
         let found = match split_layer(name) {
             // What follows the last layer predicts further tokens, and takes no part in the next one.
             Some((layer, _)) if layer >= layers => return Ok(None),
-            Some((_, part)) if is_expert(part) => Some((name.to_owned(), Fit::Same)),
+            Some((_, part)) if is_expert(part) => Some((name.to_owned(), Remap::Same)),
             Some((layer, part)) => {
-                find(self.layer, part).map(|(hub, fit)| (format!("model.layers.{layer}.{hub}"), fit))
+                find(self.layer, part).map(|(hub, remap)| (format!("model.layers.{layer}.{hub}"), remap))
             }
-            None => find(&[self.outer], name).map(|(hub, fit)| (hub.to_owned(), fit)),
+            None => find(&[self.outer], name).map(|(hub, remap)| (hub.to_owned(), remap)),
         };
         found.map(Some).ok_or_else(|| {
             let what = match is_half(name) {
@@ -96,27 +96,29 @@ impl Family {
                 ),
                 false => format!("holds the tensor '{name}', which is not known of the architecture '{}'", self.arch),
             };
-            StoreError::new(Fault::Unsupported, path, what)
+            StoreError::new(StoreErrorKind::Unsupported, path, what)
         })
     }
 }
 
-impl Fit {
-    fn view(self, metadata: &Metadata, entry: &Entry) -> Result<View> {
-        let Entry { meta, file, offset, .. } = entry;
-        let mut view = View { meta: meta.clone(), file: *file, offset: *offset, head_rows: None };
+impl Remap {
+    fn hub_tensor(self, metadata: &Metadata, entry: &GgufTensor) -> Result<HubTensor> {
+        let GgufTensor { meta, file, offset, .. } = entry;
+        let mut tensor = HubTensor { meta: meta.clone(), file: *file, offset: *offset, head_rows: None };
         match (self, meta.shape.as_slice()) {
-            (Fit::AsRow, [n]) => view.meta.shape = vec![1, *n],
-            (Fit::AsChannels, [channels, width]) => view.meta.shape = vec![*channels, 1, *width],
-            (Fit::QueryRows, [rows, ..]) => view.head_rows = Some(head_rows(metadata, entry, *rows, "head_count")?),
-            (Fit::KeyRows, [rows, ..]) => view.head_rows = Some(head_rows(metadata, entry, *rows, "head_count_kv")?),
+            (Remap::AsRow, [n]) => tensor.meta.shape = vec![1, *n],
+            (Remap::AsChannels, [channels, width]) => tensor.meta.shape = vec![*channels, 1, *width],
+            (Remap::QueryRows, [rows, ..]) => tensor.head_rows = Some(head_rows(metadata, entry, *rows, "head_count")?),
+            (Remap::KeyRows, [rows, ..]) => {
+                tensor.head_rows = Some(head_rows(metadata, entry, *rows, "head_count_kv")?)
+            }
             _ => {}
         }
-        Ok(view)
+        Ok(tensor)
     }
 }
 
-fn head_rows(metadata: &Metadata, entry: &Entry, rows: usize, key: &str) -> Result<usize> {
+fn head_rows(metadata: &Metadata, entry: &GgufTensor, rows: usize, key: &str) -> Result<usize> {
     let count = metadata.uint(&metadata.under_architecture(&format!("attention.{key}"))?)?;
     let count = match count {
         None => metadata.uint(&metadata.under_architecture("attention.head_count")?)?,
@@ -126,7 +128,7 @@ fn head_rows(metadata: &Metadata, entry: &Entry, rows: usize, key: &str) -> Resu
     let per_head = rows.checked_div(heads).filter(|per| per.is_multiple_of(2) && per * heads == rows);
     per_head.ok_or_else(|| {
         let what = format!("has {rows} rows in the tensor '{}', which {heads} heads cannot share evenly", entry.name);
-        StoreError::new(Fault::Mismatch, metadata.path(), what)
+        StoreError::new(StoreErrorKind::Mismatch, metadata.path(), what)
     })
 }
 
@@ -157,24 +159,24 @@ fn is_expert(part: &str) -> bool {
     number.and_then(|n| n.strip_suffix(".weight")).is_some_and(|n| n.parse::<u16>().is_ok())
 }
 
-fn find_experts(path: &Path, tensors: &[Entry]) -> Result<ExpertNames> {
+fn find_experts(path: &Path, tensors: &[GgufTensor]) -> Result<ExpertNames> {
     let part = tensors.iter().filter_map(|t| split_layer(&t.name)).map(|(_, part)| part).find(|part| is_expert(part));
     let part = part.ok_or_else(|| {
-        StoreError::new(Fault::Unsupported, path, "has no experts; larder runs Mixture-of-Experts models only")
+        StoreError::new(StoreErrorKind::Unsupported, path, "has no experts; larder runs Mixture-of-Experts models only")
     })?;
     if !part.contains("_exps.") {
-        let own = |matrix: &str| Piece::own(format!("blk.{{l}}.ffn_{matrix}.{{e}}.weight"));
+        let own = |matrix: &str| TensorSlice::whole(format!("blk.{{l}}.ffn_{matrix}.{{e}}.weight"));
         return Ok(ExpertNames { gate: own("gate"), up: own("up"), down: own("down"), bias: None });
     }
     let has = |suffix: &str| tensors.iter().any(|t| t.name.ends_with(suffix));
-    let piece = |tensor: &str, pick| Piece::stacked(format!("blk.{{l}}.ffn_{tensor}"), false, pick);
+    let piece = |tensor: &str, pick| TensorSlice::stacked(format!("blk.{{l}}.ffn_{tensor}"), false, pick);
     let (gate, up) = match has(".ffn_gate_up_exps.weight") {
-        true => (piece("gate_up_exps.weight", Pick::FirstHalf), piece("gate_up_exps.weight", Pick::SecondHalf)),
-        false => (piece("gate_exps.weight", Pick::All), piece("up_exps.weight", Pick::All)),
+        true => (piece("gate_up_exps.weight", RowPick::FirstHalf), piece("gate_up_exps.weight", RowPick::SecondHalf)),
+        false => (piece("gate_exps.weight", RowPick::All), piece("up_exps.weight", RowPick::All)),
     };
     let bias = has(".ffn_gate_exps.bias")
-        .then(|| ["gate_exps.bias", "up_exps.bias", "down_exps.bias"].map(|t| piece(t, Pick::All)));
-    Ok(ExpertNames { gate, up, down: piece("down_exps.weight", Pick::All), bias })
+        .then(|| ["gate_exps.bias", "up_exps.bias", "down_exps.bias"].map(|t| piece(t, RowPick::All)));
+    Ok(ExpertNames { gate, up, down: piece("down_exps.weight", RowPick::All), bias })
 }
 
 #[cfg(test)]
@@ -202,7 +204,7 @@ mod tests {
     #[test]
     fn unknown_split_and_surplus_tensors() {
         let name = |arch: &str, tensor: &str| {
-            Family::of(arch).unwrap().name_of(Path::new("m.gguf"), tensor, 2).map(|n| n.map(|(name, _)| name))
+            Architecture::of(arch).unwrap().name_of(Path::new("m.gguf"), tensor, 2).map(|n| n.map(|(name, _)| name))
         };
         assert_eq!(name("llama", "blk.1.attn_q.weight").unwrap().unwrap(), "model.layers.1.self_attn.q_proj.weight");
         assert_eq!(name("glm4moe", "blk.2.nextn.eh_proj.weight").unwrap(), None);

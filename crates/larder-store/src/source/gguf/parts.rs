@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 
 use super::{
     metadata::Metadata,
-    reader::{Entry, Header},
+    reader::{GgufHeader, GgufTensor},
 };
 use crate::{
-    error::{Fault, Result, StoreError},
+    error::{Result, StoreError, StoreErrorKind},
     file::ReadAt,
 };
 
@@ -15,21 +15,21 @@ use crate::{
 const PARTS_MAX: u64 = 99_999;
 
 /// All files of a model, their headers read.
-pub(super) struct Parts {
+pub(super) struct GgufParts {
     pub files: Vec<ReadAt>,
     /// Where the header of each ends.
     pub header_bytes: Vec<u64>,
     /// Of the first, which has all that is not about the parts themselves.
     pub metadata: Metadata,
     /// Of all files, in their order.
-    pub tensors: Vec<Entry>,
+    pub tensors: Vec<GgufTensor>,
 }
 
-impl Parts {
+impl GgufParts {
     /// Opens the file at `path`, which may be any part, and the other parts beside it.
     pub fn open(path: &Path) -> Result<Self> {
         let file = ReadAt::open(path)?;
-        let header = Header::read(&file)?;
+        let header = GgufHeader::read(&file)?;
         match header.metadata.uint("split.count")? {
             Some(count) if count > 1 => Self::of(&siblings(path, count)?),
             _ => Ok(Self::begin(file, header)),
@@ -38,14 +38,14 @@ impl Parts {
 
     fn of(paths: &[PathBuf]) -> Result<Self> {
         let first = ReadAt::open(&paths[0])?;
-        let header = Header::read(&first)?;
+        let header = GgufHeader::read(&first)?;
         let mut parts = Self::begin(first, header);
         check_number(&parts.metadata, 0, paths.len())?;
         for (number, path) in paths.iter().enumerate().skip(1) {
             let file = ReadAt::open(path)?;
-            let Header { metadata, tensors, bytes } = Header::read(&file)?;
+            let GgufHeader { metadata, tensors, bytes } = GgufHeader::read(&file)?;
             check_number(&metadata, number, paths.len())?;
-            parts.tensors.extend(tensors.into_iter().map(|entry| Entry { file: number, ..entry }));
+            parts.tensors.extend(tensors.into_iter().map(|entry| GgufTensor { file: number, ..entry }));
             parts.files.push(file);
             parts.header_bytes.push(bytes);
         }
@@ -53,14 +53,14 @@ impl Parts {
         match told.filter(|told| *told != parts.tensors.len() as u64) {
             Some(told) => {
                 let what = format!("says that its parts hold {told} tensors; they hold {}", parts.tensors.len());
-                Err(StoreError::new(Fault::Mismatch, &paths[0], what))
+                Err(StoreError::new(StoreErrorKind::Mismatch, &paths[0], what))
             }
             None => Ok(parts),
         }
     }
 
-    fn begin(file: ReadAt, Header { metadata, tensors, bytes }: Header) -> Self {
-        Parts { files: vec![file], header_bytes: vec![bytes], metadata, tensors }
+    fn begin(file: ReadAt, GgufHeader { metadata, tensors, bytes }: GgufHeader) -> Self {
+        GgufParts { files: vec![file], header_bytes: vec![bytes], metadata, tensors }
     }
 }
 
@@ -68,7 +68,7 @@ impl Parts {
 fn siblings(path: &Path, count: u64) -> Result<Vec<PathBuf>> {
     let unnamed = || {
         let what = format!("is one of {count} parts, which are found by names that end in -00001-of-{count:05}.gguf");
-        StoreError::new(Fault::Unsupported, path, what)
+        StoreError::new(StoreErrorKind::Unsupported, path, what)
     };
     let name = path.file_name().and_then(|n| n.to_str()).ok_or_else(unnamed)?;
     let stem = stem_of(name, count).filter(|_| count <= PARTS_MAX).ok_or_else(unnamed)?;
@@ -84,7 +84,7 @@ fn siblings(path: &Path, count: u64) -> Result<Vec<PathBuf>> {
                 n => format!(", and {} more", n - 1),
             };
             let what = format!("is one of {count} parts, of which {name} is missing{more}");
-            Err(StoreError::new(Fault::Missing, path, what))
+            Err(StoreError::new(StoreErrorKind::Missing, path, what))
         }
     }
 }
@@ -108,5 +108,5 @@ fn check_number(metadata: &Metadata, number: usize, count: usize) -> Result<()> 
         shown(no.map(|no| no.saturating_add(1))),
         shown(of)
     );
-    Err(StoreError::new(Fault::Mismatch, metadata.path(), what))
+    Err(StoreError::new(StoreErrorKind::Mismatch, metadata.path(), what))
 }

@@ -4,18 +4,18 @@
 use serde_json::{Value, json};
 
 /// What a name in `tokenizer.ggml.pre` stands for.
-pub(super) struct Cut {
+pub(super) struct PreTokenizer {
     names: &'static [&'static str],
-    steps: &'static [Step],
+    steps: &'static [SplitStep],
     /// Text is brought into Unicode's form C first.
-    pub composes: bool,
+    pub nfc: bool,
     /// A word that is a token is taken as it is.
-    pub whole_words: bool,
+    pub ignore_merges: bool,
     /// The beginning of text is marked unless the file says otherwise.
-    pub marks_begin: bool,
+    pub adds_bos: bool,
 }
 
-enum Step {
+enum SplitStep {
     /// Cut at each match; what lies between matches are words too.
     At(&'static str),
     /// Each digit is a word.
@@ -24,26 +24,31 @@ enum Step {
     Gpt2,
 }
 
-use Step::{At, Digits, Gpt2};
+use SplitStep::{At, Digits, Gpt2};
 
-const PLAIN: Cut = Cut { names: &[], steps: &[Gpt2], composes: false, whole_words: false, marks_begin: false };
+const PLAIN: PreTokenizer =
+    PreTokenizer { names: &[], steps: &[Gpt2], nfc: false, ignore_merges: false, adds_bos: false };
 
-const CUTS: &[Cut] = &[
-    Cut { names: &["gpt-2", "mpt", "jais", "trillion", "granite-docling"], ..PLAIN },
-    Cut { names: &["olmo"], composes: true, ..PLAIN },
-    Cut { names: &["refact", "smollm", "starcoder", "command-r", "codeshell"], steps: &[Digits, Gpt2], ..PLAIN },
-    Cut { names: &["qwen2"], steps: &[At(ONE_DIGIT)], composes: true, ..PLAIN },
-    Cut { names: &["stablelm2", "hunyuan", "deepseek-r1-qwen"], steps: &[At(ONE_DIGIT)], ..PLAIN },
-    Cut {
-        names: &["llama-bpe", "llama3", "llama-v3", "falcon3", "lfm2"],
-        steps: &[At(THREE_DIGITS)],
-        whole_words: true,
-        marks_begin: true,
+const PRE_TOKENIZERS: &[PreTokenizer] = &[
+    PreTokenizer { names: &["gpt-2", "mpt", "jais", "trillion", "granite-docling"], ..PLAIN },
+    PreTokenizer { names: &["olmo"], nfc: true, ..PLAIN },
+    PreTokenizer {
+        names: &["refact", "smollm", "starcoder", "command-r", "codeshell"],
+        steps: &[Digits, Gpt2],
         ..PLAIN
     },
-    Cut { names: &["glm4", "chatglm-bpe", "dbrx", "smaug-bpe"], steps: &[At(THREE_DIGITS)], ..PLAIN },
-    Cut { names: &["gpt-4o", "llama4"], steps: &[At(CASED)], ..PLAIN },
-    Cut {
+    PreTokenizer { names: &["qwen2"], steps: &[At(ONE_DIGIT)], nfc: true, ..PLAIN },
+    PreTokenizer { names: &["stablelm2", "hunyuan", "deepseek-r1-qwen"], steps: &[At(ONE_DIGIT)], ..PLAIN },
+    PreTokenizer {
+        names: &["llama-bpe", "llama3", "llama-v3", "falcon3", "lfm2"],
+        steps: &[At(THREE_DIGITS)],
+        ignore_merges: true,
+        adds_bos: true,
+        ..PLAIN
+    },
+    PreTokenizer { names: &["glm4", "chatglm-bpe", "dbrx", "smaug-bpe"], steps: &[At(THREE_DIGITS)], ..PLAIN },
+    PreTokenizer { names: &["gpt-4o", "llama4"], steps: &[At(CASED)], ..PLAIN },
+    PreTokenizer {
         names: &["deepseek-llm"],
         steps: &[
             At("[\r\n]"),
@@ -55,15 +60,17 @@ const CUTS: &[Cut] = &[
         ],
         ..PLAIN
     },
-    Cut {
+    PreTokenizer {
         names: &["deepseek-coder"],
         steps: &[At("[\r\n]"), At(r"\s?\p{L}+"), At(r"\s?\p{P}+"), At("[一-龥ࠀ-一가-퟿]+"), Digits],
         ..PLAIN
     },
-    Cut {
-        names: &["deepseek-v3"], steps: &[At(r"\p{N}{1,3}"), At("[一-龥぀-ゟ゠-ヿ]+"), At(PUNCTUATED)], ..PLAIN
+    PreTokenizer {
+        names: &["deepseek-v3"],
+        steps: &[At(r"\p{N}{1,3}"), At("[一-龥぀-ゟ゠-ヿ]+"), At(PUNCTUATED)],
+        ..PLAIN
     },
-    Cut {
+    PreTokenizer {
         names: &["default"],
         steps: &[At(r"[\p{P}\$\+<=>\^~\|]+"), At(GPT2), At(r"\p{N}+"), At("[0-9][0-9][0-9]")],
         ..PLAIN
@@ -100,10 +107,10 @@ const CASED: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\
 
 const PUNCTUATED: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##;
 
-impl Cut {
+impl PreTokenizer {
     /// The way of this name.
-    pub fn named(name: &str) -> Option<&'static Cut> {
-        CUTS.iter().find(|cut| cut.names.contains(&name))
+    pub fn named(name: &str) -> Option<&'static PreTokenizer> {
+        PRE_TOKENIZERS.iter().find(|pre_tokenizer| pre_tokenizer.names.contains(&name))
     }
 
     /// As the `pre_tokenizer` of a `tokenizer.json`.
@@ -132,15 +139,15 @@ mod tests {
 
     #[test]
     fn a_name_belongs_to_one_way_and_every_way_ends_in_bytes() {
-        let mut names: Vec<&str> = CUTS.iter().flat_map(|c| c.names).copied().collect();
+        let mut names: Vec<&str> = PRE_TOKENIZERS.iter().flat_map(|c| c.names).copied().collect();
         let all = names.len();
         names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), all);
-        for cut in CUTS {
-            let json = cut.json();
+        for pre_tokenizer in PRE_TOKENIZERS {
+            let json = pre_tokenizer.json();
             assert_eq!(json["pretokenizers"].as_array().unwrap().last().unwrap()["type"], "ByteLevel");
         }
-        assert!(Cut::named("no-such").is_none());
+        assert!(PreTokenizer::named("no-such").is_none());
     }
 }

@@ -2,14 +2,14 @@
 
 use std::collections::HashMap;
 
-use larder_core::{Kind, TensorMeta};
+use larder_core::{NumberFormat, TensorMeta};
 
 use super::{
     cursor::Cursor,
     metadata::{Metadata, Value},
 };
 use crate::{
-    error::{Fault, Result, StoreError},
+    error::{Result, StoreError, StoreErrorKind},
     file::ReadAt,
 };
 
@@ -23,7 +23,7 @@ const LEAST_TENSOR_BYTES: u64 = 8 + 4 + 4 + 8;
 
 /// One tensor of the file.
 #[derive(Clone, PartialEq, Debug)]
-pub(super) struct Entry {
+pub(super) struct GgufTensor {
     pub name: String,
     pub meta: TensorMeta,
     /// Which of the model's files it is in.
@@ -33,32 +33,32 @@ pub(super) struct Entry {
 }
 
 /// All that stands before the data.
-pub(super) struct Header {
+pub(super) struct GgufHeader {
     pub metadata: Metadata,
     /// In the order of the file, names unique, each inside the file and none overlapping another.
-    pub tensors: Vec<Entry>,
+    pub tensors: Vec<GgufTensor>,
     /// Where the header ends.
     pub bytes: u64,
 }
 
-impl Header {
+impl GgufHeader {
     pub fn read(file: &ReadAt) -> Result<Self> {
         let mut cursor = Cursor::new(file);
         check_version(&mut cursor)?;
         let tensors = cursor.u64()?;
         let entries = cursor.u64()?;
-        cursor.expect(entries, LEAST_ENTRY_BYTES, "metadata entries")?;
+        cursor.check_count(entries, LEAST_ENTRY_BYTES, "metadata entries")?;
         let mut metadata = Metadata::new(file.path());
         for _ in 0..entries {
             let key = cursor.text("metadata key")?;
             let value = read_value(&mut cursor, &key)?;
             metadata.insert(key, value)?;
         }
-        cursor.expect(tensors, LEAST_TENSOR_BYTES, "tensors")?;
+        cursor.check_count(tensors, LEAST_TENSOR_BYTES, "tensors")?;
         let mut tensors = (0..tensors).map(|_| read_entry(&mut cursor)).collect::<Result<Vec<_>>>()?;
         let bytes = cursor.at();
         place(file, bytes, alignment(&metadata)?, &mut tensors)?;
-        Ok(Header { metadata, tensors, bytes })
+        Ok(GgufHeader { metadata, tensors, bytes })
     }
 }
 
@@ -70,11 +70,15 @@ fn check_version(cursor: &mut Cursor) -> Result<()> {
     match cursor.u32()? {
         2 | 3 => Ok(()),
         v if v.swap_bytes() <= 3 => Err(StoreError::new(
-            Fault::Unsupported,
+            StoreErrorKind::Unsupported,
             path,
             "is a big-endian GGUF file; only little-endian ones are read",
         )),
-        v => Err(StoreError::new(Fault::Unsupported, path, format!("is GGUF version {v}; versions 2 and 3 are read"))),
+        v => Err(StoreError::new(
+            StoreErrorKind::Unsupported,
+            path,
+            format!("is GGUF version {v}; versions 2 and 3 are read"),
+        )),
     }
 }
 
@@ -115,7 +119,7 @@ fn read_list(cursor: &mut Cursor, key: &str) -> Result<Value> {
         tag::U64 | tag::I64 | tag::F64 | tag::TEXT => 8,
         _ => 1,
     };
-    cursor.expect(count, least, &format!("values of '{key}'"))?;
+    cursor.check_count(count, least, &format!("values of '{key}'"))?;
     let each = 0..count;
     Ok(match tag {
         tag::F32 => Value::Floats(each.map(|_| cursor.array().map(f32::from_le_bytes)).collect::<Result<_>>()?),
@@ -162,7 +166,7 @@ fn shortest(value: f32) -> f64 {
 }
 
 /// Reads what the file says of one tensor; the offset is still counted from the start of the data.
-fn read_entry(cursor: &mut Cursor) -> Result<Entry> {
+fn read_entry(cursor: &mut Cursor) -> Result<GgufTensor> {
     let name = cursor.text("tensor name")?;
     let dims = cursor.u32()?;
     if dims > DIMS_MAX {
@@ -180,7 +184,7 @@ fn read_entry(cursor: &mut Cursor) -> Result<Entry> {
     let meta = TensorMeta::new(kind, shape.clone()).ok_or_else(|| {
         cursor.malformed(format!("gives the tensor '{name}' the shape {shape:?}, which {kind} cannot have"))
     })?;
-    Ok(Entry { name, meta, file: 0, offset })
+    Ok(GgufTensor { name, meta, file: 0, offset })
 }
 
 /// The names of GGUF's tensor types by number; an empty one was never given out or is gone.
@@ -190,14 +194,14 @@ const TYPES: [&str; 41] = [
     "F64", "IQ1_M", "BF16", "", "", "", "TQ1_0", "TQ2_0", "", "", "", "MXFP4", "NVFP4",
 ];
 
-fn read_kind(cursor: &mut Cursor, tensor: &str) -> Result<Kind> {
+fn read_kind(cursor: &mut Cursor, tensor: &str) -> Result<NumberFormat> {
     let number = cursor.u32()?;
     let name = TYPES.get(number as usize).copied().filter(|n| !n.is_empty());
     name.and_then(|n| n.parse().ok()).ok_or_else(|| {
         let name = name.map_or_else(|| format!("the unknown type {number}"), |n| format!("type {n}"));
         let known = "F32, F16, BF16, Q8_0, Q4_0, Q4_K, Q5_K and Q6_K are read";
         let what = format!("holds the tensor '{tensor}' of {name}; {known}");
-        StoreError::new(Fault::Unsupported, cursor.file().path(), what)
+        StoreError::new(StoreErrorKind::Unsupported, cursor.file().path(), what)
     })
 }
 
@@ -210,11 +214,11 @@ fn alignment(metadata: &Metadata) -> Result<u64> {
 }
 
 /// Makes the offsets count from the start of the file, and checks each against the file and against the others.
-fn place(file: &ReadAt, header: u64, alignment: u64, tensors: &mut [Entry]) -> Result<()> {
+fn place(file: &ReadAt, header: u64, alignment: u64, tensors: &mut [GgufTensor]) -> Result<()> {
     let bad = |what: String| StoreError::malformed(file.path(), what);
     let data = header.checked_next_multiple_of(alignment);
     for tensor in tensors.iter_mut() {
-        let Entry { name, meta, offset, .. } = tensor;
+        let GgufTensor { name, meta, offset, .. } = tensor;
         if !offset.is_multiple_of(alignment) {
             return Err(bad(format!("puts the tensor '{name}' at {offset}, which is not a multiple of {alignment}")));
         }
@@ -233,7 +237,7 @@ fn place(file: &ReadAt, header: u64, alignment: u64, tensors: &mut [Entry]) -> R
     if let Some(twice) = tensors.iter().find(|t| names.insert(t.name.as_str(), ()).is_some()) {
         return Err(bad(format!("holds the tensor '{}' twice", twice.name)));
     }
-    let mut order: Vec<&Entry> = tensors.iter().collect();
+    let mut order: Vec<&GgufTensor> = tensors.iter().collect();
     order.sort_by_key(|t| t.offset);
     match order.windows(2).find(|pair| pair[0].offset + pair[0].meta.bytes as u64 > pair[1].offset) {
         Some(pair) => Err(bad(format!("lets the tensors '{}' and '{}' overlap", pair[0].name, pair[1].name))),

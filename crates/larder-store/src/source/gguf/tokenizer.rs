@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use serde_json::{Map, Value, json};
 
-use super::{metadata::Metadata, pretokenizer::Cut};
-use crate::error::{Fault, Result, StoreError};
+use super::{metadata::Metadata, pretokenizer::PreTokenizer};
+use crate::error::{Result, StoreError, StoreErrorKind};
 
 /// The numbers by which GGUF names what a token is.
 mod kind {
@@ -30,21 +30,21 @@ struct Vocabulary<'a> {
 pub(super) fn tokenizer(metadata: &Metadata) -> Result<Value> {
     let vocabulary = Vocabulary::of(metadata)?;
     let model = model(metadata)?;
-    let marks = vocabulary.marks(&model)?.json();
+    let bos_eos = vocabulary.bos_eos(&model)?.json();
     match model {
-        Model::Bytes(cut) => vocabulary.byte_level(cut, marks),
-        Model::Pieces => vocabulary.pieces(marks),
+        TokenizerModel::Bytes(pre_tokenizer) => vocabulary.byte_level(pre_tokenizer, bos_eos),
+        TokenizerModel::Pieces => vocabulary.pieces(bos_eos),
     }
 }
 
 /// `tokenizer_config.json`.
 pub(super) fn tokenizer_config(metadata: &Metadata) -> Result<Value> {
     let vocabulary = Vocabulary::of(metadata)?;
-    let marks = vocabulary.marks(&model(metadata)?)?;
+    let bos_eos = vocabulary.bos_eos(&model(metadata)?)?;
     let named = |what: &str| Ok::<_, StoreError>(vocabulary.named(what)?.map(|(_, token)| token));
     let mut config = json!({
-        "add_bos_token": marks.begin.is_some(),
-        "add_eos_token": marks.end.is_some(),
+        "add_bos_token": bos_eos.bos.is_some(),
+        "add_eos_token": bos_eos.eos.is_some(),
         "bos_token": named("bos")?,
         "eos_token": named("eos")?,
         "pad_token": named("padding")?,
@@ -79,22 +79,22 @@ pub(super) fn generation_config(metadata: &Metadata) -> Result<Value> {
     Ok(Value::Object(config))
 }
 
-enum Model {
+enum TokenizerModel {
     /// Byte pairs over words.
-    Bytes(&'static Cut),
+    Bytes(&'static PreTokenizer),
     /// SentencePiece: pairs of pieces by score, over the whole text.
     Pieces,
 }
 
-fn model(metadata: &Metadata) -> Result<Model> {
-    let unsupported = |what: String| Err(StoreError::new(Fault::Unsupported, metadata.path(), what));
+fn model(metadata: &Metadata) -> Result<TokenizerModel> {
+    let unsupported = |what: String| Err(StoreError::new(StoreErrorKind::Unsupported, metadata.path(), what));
     let model = metadata.need("tokenizer.ggml.model", metadata.text("tokenizer.ggml.model")?)?;
     match model {
-        "llama" => Ok(Model::Pieces),
+        "llama" => Ok(TokenizerModel::Pieces),
         "gpt2" => {
             let pre = metadata.text("tokenizer.ggml.pre")?.unwrap_or("default");
-            match Cut::named(pre) {
-                Some(cut) => Ok(Model::Bytes(cut)),
+            match PreTokenizer::named(pre) {
+                Some(pre_tokenizer) => Ok(TokenizerModel::Bytes(pre_tokenizer)),
                 None => {
                     unsupported(format!("cuts text into words by '{pre}' (tokenizer.ggml.pre), which is not known"))
                 }
@@ -110,7 +110,7 @@ impl<'a> Vocabulary<'a> {
         let kinds = metadata.ints("tokenizer.ggml.token_type")?;
         if let Some(kinds) = kinds.filter(|kinds| kinds.len() != tokens.len()) {
             let what = format!("has {} tokens and the types of {}", tokens.len(), kinds.len());
-            return Err(StoreError::new(Fault::Mismatch, metadata.path(), what));
+            return Err(StoreError::new(StoreErrorKind::Mismatch, metadata.path(), what));
         }
         let mut ids = HashMap::with_capacity(tokens.len());
         for (id, token) in tokens.iter().enumerate() {
@@ -129,20 +129,20 @@ impl<'a> Vocabulary<'a> {
         let token = usize::try_from(id).ok().and_then(|id| Some((id, self.tokens.get(id)?.as_str())));
         token.map(Some).ok_or_else(|| {
             let what = format!("names token {id} as '{key}', and has only {}", self.tokens.len());
-            StoreError::new(Fault::Mismatch, self.metadata.path(), what)
+            StoreError::new(StoreErrorKind::Mismatch, self.metadata.path(), what)
         })
     }
 
     /// The tokens put before and after every text.
-    fn marks(&self, model: &Model) -> Result<Marks<'a>> {
+    fn bos_eos(&self, model: &TokenizerModel) -> Result<BosEos<'a>> {
         let usual = match model {
-            Model::Bytes(cut) => cut.marks_begin,
-            Model::Pieces => true,
+            TokenizerModel::Bytes(pre_tokenizer) => pre_tokenizer.adds_bos,
+            TokenizerModel::Pieces => true,
         };
         let begin = self.metadata.flag("tokenizer.ggml.add_bos_token")?.unwrap_or(usual);
         let end = self.metadata.flag("tokenizer.ggml.add_eos_token")?.unwrap_or(false);
         let named = |wanted: bool, part| if wanted { self.named(part) } else { Ok(None) };
-        Ok(Marks { begin: named(begin, "bos")?, end: named(end, "eos")? })
+        Ok(BosEos { bos: named(begin, "bos")?, eos: named(end, "eos")? })
     }
 
     fn kind(&self, id: usize) -> i64 {
@@ -177,7 +177,7 @@ impl<'a> Vocabulary<'a> {
         self.tokens.iter().enumerate().map(|(id, token)| (token.clone(), id.into())).collect()
     }
 
-    fn byte_level(&self, cut: &Cut, marks: Option<Value>) -> Result<Value> {
+    fn byte_level(&self, pre_tokenizer: &PreTokenizer, bos_eos: Option<Value>) -> Result<Value> {
         let merges = self.metadata.need("tokenizer.ggml.merges", self.written_merges()?)?;
         let plain = json!({ "type": "ByteLevel", "add_prefix_space": true, "trim_offsets": false, "use_regex": true });
         Ok(json!({
@@ -185,22 +185,22 @@ impl<'a> Vocabulary<'a> {
             "truncation": null,
             "padding": null,
             "added_tokens": self.added_tokens()?,
-            "normalizer": if cut.composes { json!({ "type": "NFC" }) } else { Value::Null },
-            "pre_tokenizer": cut.json(),
-            "post_processor": marks.unwrap_or(plain),
+            "normalizer": if pre_tokenizer.nfc { json!({ "type": "NFC" }) } else { Value::Null },
+            "pre_tokenizer": pre_tokenizer.json(),
+            "post_processor": bos_eos.unwrap_or(plain),
             "decoder": { "type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true },
             "model": {
                 "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
                 "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
-                "ignore_merges": cut.whole_words, "vocab": self.vocab(), "merges": merges,
+                "ignore_merges": pre_tokenizer.ignore_merges, "vocab": self.vocab(), "merges": merges,
             },
         }))
     }
 
-    fn pieces(&self, marks: Option<Value>) -> Result<Value> {
+    fn pieces(&self, bos_eos: Option<Value>) -> Result<Value> {
         if self.metadata.flag("tokenizer.ggml.remove_extra_whitespaces")?.unwrap_or(false) {
             let what = "has a tokenizer that removes extra spaces, which is not supported";
-            return Err(StoreError::new(Fault::Unsupported, self.metadata.path(), what));
+            return Err(StoreError::new(StoreErrorKind::Unsupported, self.metadata.path(), what));
         }
         let merges = match self.written_merges()? {
             Some(written) => written,
@@ -224,7 +224,7 @@ impl<'a> Vocabulary<'a> {
             "added_tokens": self.added_tokens()?,
             "normalizer": { "type": "Sequence", "normalizers": normalizers },
             "pre_tokenizer": null,
-            "post_processor": marks,
+            "post_processor": bos_eos,
             "decoder": { "type": "Sequence", "decoders": decoders },
             "model": {
                 "type": "BPE", "dropout": null, "unk_token": self.named("unknown")?.map(|(_, token)| token),
@@ -247,7 +247,7 @@ impl<'a> Vocabulary<'a> {
         let pairs = written.iter().map(|merge| {
             pair(merge).ok_or_else(|| {
                 let what = format!("merges {merge:?} in '{key}', which are not two of its tokens");
-                StoreError::new(Fault::Mismatch, self.metadata.path(), what)
+                StoreError::new(StoreErrorKind::Mismatch, self.metadata.path(), what)
             })
         });
         pairs.collect::<Result<_>>().map(Some)
@@ -259,7 +259,7 @@ impl<'a> Vocabulary<'a> {
         let scores = self.metadata.need(key, self.metadata.floats(key)?)?;
         if scores.len() != self.tokens.len() {
             let what = format!("has {} tokens and the scores of {}", self.tokens.len(), scores.len());
-            return Err(StoreError::new(Fault::Mismatch, self.metadata.path(), what));
+            return Err(StoreError::new(StoreErrorKind::Mismatch, self.metadata.path(), what));
         }
         let mut order: Vec<usize> = (0..self.tokens.len()).filter(|id| self.kind(*id) == kind::NORMAL).collect();
         order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]).then(a.cmp(b)));
@@ -267,8 +267,8 @@ impl<'a> Vocabulary<'a> {
         let mut merges = Vec::new();
         for id in order {
             let token = self.tokens[id].as_str();
-            let cuts = token.char_indices().skip(1).map(|(at, _)| token.split_at(at));
-            let mut pairs: Vec<_> = cuts.filter_map(|(l, r)| Some(((known(l)?, known(r)?), (l, r)))).collect();
+            let splits = token.char_indices().skip(1).map(|(at, _)| token.split_at(at));
+            let mut pairs: Vec<_> = splits.filter_map(|(l, r)| Some(((known(l)?, known(r)?), (l, r)))).collect();
             pairs.sort_unstable();
             merges.extend(pairs.into_iter().map(|(_, (left, right))| json!([left, right])));
         }
@@ -277,12 +277,12 @@ impl<'a> Vocabulary<'a> {
 }
 
 /// Tokens put around every text, with their ids.
-struct Marks<'a> {
-    begin: Option<(usize, &'a str)>,
-    end: Option<(usize, &'a str)>,
+struct BosEos<'a> {
+    bos: Option<(usize, &'a str)>,
+    eos: Option<(usize, &'a str)>,
 }
 
-impl Marks<'_> {
+impl BosEos<'_> {
     /// As the `post_processor` of a `tokenizer.json`, if there is a token to add.
     fn json(&self) -> Option<Value> {
         let special = |mark: Option<(usize, &str)>, of: u8| {
@@ -290,9 +290,9 @@ impl Marks<'_> {
         };
         let around = |name: &str, of: u8| {
             let text = json!({ "Sequence": { "id": name, "type_id": of } });
-            special(self.begin, of).into_iter().chain([text]).chain(special(self.end, of))
+            special(self.bos, of).into_iter().chain([text]).chain(special(self.eos, of))
         };
-        let tokens: Map<String, Value> = [self.begin, self.end]
+        let tokens: Map<String, Value> = [self.bos, self.eos]
             .into_iter()
             .flatten()
             .map(|(id, token)| (token.to_owned(), json!({ "id": token, "ids": [id], "tokens": [token] })))

@@ -1,5 +1,5 @@
 use anyhow::{Result, bail};
-use larder_core::Activations;
+use larder_core::ExpertActivations;
 use larder_placement::{Asked, Cost, Latency, Plan, Topology, plan};
 use serde_json::{Value, json};
 
@@ -9,8 +9,8 @@ use crate::print;
 /// Decides which experts lie where.
 pub fn run(args: &EdgePlanArgs) -> Result<()> {
     let topology = Topology::read(&args.topology)?;
-    let activations: Vec<Activations> =
-        args.activations.iter().map(|path| Activations::read(path)).collect::<Result<_, _>>()?;
+    let activations: Vec<ExpertActivations> =
+        args.activations.iter().map(|path| ExpertActivations::read(path)).collect::<Result<_, _>>()?;
     if !args.share.is_empty() && args.share.len() != activations.len() {
         bail!("--share gives {} numbers for {} files", args.share.len(), activations.len());
     }

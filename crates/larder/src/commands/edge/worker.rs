@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Error, Result, bail};
 use larder_cache::Cache;
-use larder_core::Scope;
+use larder_core::CacheScope;
 use larder_edge::{Agreed, Bank, Held, Options, Tls};
 use larder_model::Compute;
 use larder_policy::eviction::{Help, Setting};
@@ -91,5 +91,5 @@ fn setting(args: &EdgeWorkerArgs, store: &Store, held: &Held) -> Result<Setting>
     }
     let total = held.count();
     eprintln!("plan: {} in slots for {slots} of {total} experts", print::bytes(slots as u64 * slot));
-    Ok(Setting::new(&manifest.geometry, slots, Scope::Global))
+    Ok(Setting::new(&manifest.geometry, slots, CacheScope::Global))
 }

@@ -1,6 +1,6 @@
 use anyhow::{Result, bail};
 use larder_cache::Ledger;
-use larder_core::{Gate, Geometry, Scope};
+use larder_core::{CacheScope, Gate, Geometry};
 use larder_lab::eval::{RoutingAgreement, ShadowRouting, step_tokens};
 use larder_policy::eviction::{Help, Setting};
 use larder_policy::routing::RoutingSpec;
@@ -75,8 +75,8 @@ fn ledger(geometry: &Geometry, flags: &EngineFlags, inputs: &Help) -> Result<Led
     let per_layer = flags.cache_experts.unwrap_or((geometry.experts / 4).max(1)).min(geometry.experts);
     let scope = flags.cache_scope.into();
     let slots = match scope {
-        Scope::Layer => per_layer,
-        Scope::Global => per_layer * geometry.moe_layers.len(),
+        CacheScope::Layer => per_layer,
+        CacheScope::Global => per_layer * geometry.moe_layers.len(),
     };
     let setting = Setting { scratch: flags.cache_scratch, ..Setting::new(geometry, slots, scope) };
     Ok(Ledger::new(&setting, flags.eviction.make(&setting, inputs)?))

@@ -90,7 +90,7 @@ fn setup(args: &EvalSweepArgs, model: &OpenModel, passage: &Passage) -> Tradeoff
         experts: geometry.experts,
         top_k: geometry.top_k,
         eviction: args.engine.eviction.to_string(),
-        scope: larder_core::Scope::from(args.engine.cache_scope).to_string(),
+        scope: larder_core::CacheScope::from(args.engine.cache_scope).to_string(),
         max_loss: args.max_loss,
     }
 }

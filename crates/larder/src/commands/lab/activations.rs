@@ -1,5 +1,5 @@
 use anyhow::{Result, bail};
-use larder_core::Activations;
+use larder_core::ExpertActivations;
 use serde_json::json;
 
 use super::{load, summary};
@@ -17,7 +17,7 @@ pub fn run(args: &ActivationsArgs) -> Result<()> {
     let sizes = geometry.moe_layers.iter().map(|layer| experts.as_dyn().layout(*layer).bytes as u64);
     let Some(bytes) = sizes.max() else { bail!("{} has no experts", args.model.display()) };
     let name = args.name.clone().unwrap_or_else(|| model_name(&args.model));
-    let all = Activations::count(&trace, &name, geometry, bytes, args.written)?;
+    let all = ExpertActivations::count(&trace, &name, geometry, bytes, args.written)?;
     all.write(&args.out)?;
     let groups: usize = all.layers.iter().map(Vec::len).sum();
     match args.json {

@@ -1,5 +1,5 @@
 use anyhow::{Result, bail};
-use larder_core::{Scope, Trace};
+use larder_core::{CacheScope, Trace};
 use larder_lab::Requests;
 use larder_lab::report::{Heatmap, HeatmapWindow};
 use larder_policy::eviction::Help;
@@ -18,7 +18,7 @@ pub fn draw(flags: &HeatFlags, trace: &Trace, inputs: &Help) -> Result<Vec<Heatm
     let sequence = trace.select(flags.heat_sequence..flags.heat_sequence + 1);
     let requests = Requests::all(&sequence);
     let slots = flags.heat_experts.unwrap_or((trace.experts / 4).max(1));
-    let setting = requests.cache_shape(slots, Scope::Layer, 0)?;
+    let setting = requests.cache_shape(slots, CacheScope::Layer, 0)?;
     let passes = flags.heat_passes.clone().unwrap_or_else(|| {
         let all = sequence.passes.len();
         let from = (all / 2).min(all.saturating_sub(PASSES));

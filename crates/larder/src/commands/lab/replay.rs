@@ -111,7 +111,7 @@ fn numbers(
         "routing": args.routing.as_ref().map(ToString::to_string),
         "quality": quality.map(cost),
         "slots": slots,
-        "scope": larder_core::Scope::from(args.cache_scope).to_string(),
+        "scope": larder_core::CacheScope::from(args.cache_scope).to_string(),
         "scratch": args.replay.scratch,
         "start": start(&args.replay).to_string(),
         "wanted": found.counts.wanted(),

@@ -48,7 +48,7 @@ fn policies(args: &LabSweepArgs, trace: &Trace, inputs: &Help) -> Result<Vec<Evi
         return Ok(args.eviction.clone());
     }
     let requests = Requests::all(trace);
-    let setting = requests.cache_shape(1, larder_core::Scope::Layer, args.replay.scratch)?;
+    let setting = requests.cache_shape(1, larder_core::CacheScope::Layer, args.replay.scratch)?;
     let specs = POLICIES.iter().map(|p| p.name.parse().expect("a policy's name is a spec"));
     let can: Vec<EvictionSpec> = specs
         .filter(|spec: &EvictionSpec| spec.make(&setting, &requests.policy_inputs(spec, inputs)).is_ok())

@@ -4,7 +4,7 @@ use std::io::Write;
 
 use crate::{
     error::Result,
-    source::gguf::{Gguf, metadata::Metadata, reader::Header},
+    source::gguf::{Gguf, metadata::Metadata, reader::GgufHeader},
 };
 
 /// Numbers of GGUF's tensor types.
@@ -13,7 +13,7 @@ pub const Q8_0: u32 = 8;
 
 /// A file being built; every field may be made to lie.
 #[derive(Clone)]
-pub struct File {
+pub struct GgufBuilder {
     pub magic: [u8; 4],
     pub version: u32,
     pub tensor_count: Option<u64>,
@@ -24,9 +24,9 @@ pub struct File {
     pub data: Vec<u8>,
 }
 
-impl File {
+impl GgufBuilder {
     pub fn new() -> Self {
-        File {
+        GgufBuilder {
             magic: *b"GGUF",
             version: 3,
             tensor_count: None,
@@ -119,7 +119,7 @@ impl File {
         out
     }
 
-    pub fn header(&self) -> Result<Header> {
+    pub fn header(&self) -> Result<GgufHeader> {
         header(&self.bytes())
     }
 
@@ -133,13 +133,13 @@ impl File {
     }
 }
 
-pub fn header(bytes: &[u8]) -> Result<Header> {
-    Header::read(&crate::file::ReadAt::open(on_disk(bytes).path())?)
+pub fn header(bytes: &[u8]) -> Result<GgufHeader> {
+    GgufHeader::read(&crate::file::ReadAt::open(on_disk(bytes).path())?)
 }
 
 /// A short Mixtral whose query and key tensors count up; the experts are fused or, as in old files, apart.
-pub fn mixtral(fused: bool) -> File {
-    let mut file = File::new()
+pub fn mixtral(fused: bool) -> GgufBuilder {
+    let mut file = GgufBuilder::new()
         .text("general.architecture", "llama")
         .uint("llama.block_count", 1)
         .uint("llama.context_length", 64)

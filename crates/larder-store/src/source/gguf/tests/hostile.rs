@@ -1,25 +1,25 @@
 //! Headers that lie. Each must give an error that names what is wrong, and none may panic or ask for much memory.
 
-use super::builder::{F32, File, Q8_0, header, mixtral};
-use crate::error::Fault;
+use super::builder::{F32, GgufBuilder, Q8_0, header, mixtral};
+use crate::error::StoreErrorKind;
 
 /// The error that a header gives.
-fn said(file: &File) -> String {
-    file.header().err().expect("a header that lies is refused").what
+fn said(file: &GgufBuilder) -> String {
+    file.header().err().expect("a header that lies is refused").message
 }
 
-fn refused(file: &File, why: &str) {
+fn refused(file: &GgufBuilder, why: &str) {
     let said = said(file);
     assert!(said.contains(why), "said {said:?}, wanted {why:?}");
 }
 
 #[test]
 fn other_files_and_other_versions() {
-    refused(&File { magic: *b"GGML", ..File::new() }, "does not begin as a GGUF file does");
-    refused(&File { version: 1, ..File::new() }, "is GGUF version 1");
-    refused(&File { version: 4, ..File::new() }, "is GGUF version 4");
-    refused(&File { version: 3u32.swap_bytes(), ..File::new() }, "big-endian");
-    assert!(File { version: 2, ..File::new() }.header().is_ok());
+    refused(&GgufBuilder { magic: *b"GGML", ..GgufBuilder::new() }, "does not begin as a GGUF file does");
+    refused(&GgufBuilder { version: 1, ..GgufBuilder::new() }, "is GGUF version 1");
+    refused(&GgufBuilder { version: 4, ..GgufBuilder::new() }, "is GGUF version 4");
+    refused(&GgufBuilder { version: 3u32.swap_bytes(), ..GgufBuilder::new() }, "big-endian");
+    assert!(GgufBuilder { version: 2, ..GgufBuilder::new() }.header().is_ok());
 }
 
 #[test]
@@ -34,60 +34,60 @@ fn a_file_cut_short_anywhere_is_an_error() {
 #[test]
 fn counts_that_the_file_cannot_hold() {
     for count in [1 << 20, u64::MAX / 24, u64::MAX] {
-        refused(&File { entry_count: Some(count), ..File::new() }, "metadata entries at byte 24");
-        refused(&File { tensor_count: Some(count), ..File::new() }, "tensors at byte 24");
+        refused(&GgufBuilder { entry_count: Some(count), ..GgufBuilder::new() }, "metadata entries at byte 24");
+        refused(&GgufBuilder { tensor_count: Some(count), ..GgufBuilder::new() }, "tensors at byte 24");
         for tag in [0, 4, 8, 12] {
-            refused(&File::new().list("a", tag, count, &[]), "values of 'a' at byte");
+            refused(&GgufBuilder::new().list("a", tag, count, &[]), "values of 'a' at byte");
         }
-        refused(&File::new().entry("a", 8, &count.to_le_bytes()), "bytes at byte");
+        refused(&GgufBuilder::new().entry("a", 8, &count.to_le_bytes()), "bytes at byte");
     }
 }
 
 #[test]
 fn values_that_are_none() {
-    refused(&File::new().entry("a", 13, &[0; 8]), "metadata 'a' of the unknown type 13");
-    refused(&File::new().entry("a", 7, &[2]), "the byte 2 as a flag in metadata 'a'");
-    refused(&File::new().list("a", 9, 1, &[0; 12]), "lists of lists as metadata 'a'");
-    refused(&File::new().list("a", 99, 1, &[0; 12]), "unknown type 99");
-    refused(&File::new().list("a", 10, 1, &[0xff; 8]), "absurd number 18446744073709551615");
-    refused(&File::new().entry("a", 8, &[1, 0, 0, 0, 0, 0, 0, 0, 0xff]), "not UTF-8");
-    refused(&File::new().uint("a", 1).uint("a", 1), "metadata key 'a' twice");
+    refused(&GgufBuilder::new().entry("a", 13, &[0; 8]), "metadata 'a' of the unknown type 13");
+    refused(&GgufBuilder::new().entry("a", 7, &[2]), "the byte 2 as a flag in metadata 'a'");
+    refused(&GgufBuilder::new().list("a", 9, 1, &[0; 12]), "lists of lists as metadata 'a'");
+    refused(&GgufBuilder::new().list("a", 99, 1, &[0; 12]), "unknown type 99");
+    refused(&GgufBuilder::new().list("a", 10, 1, &[0xff; 8]), "absurd number 18446744073709551615");
+    refused(&GgufBuilder::new().entry("a", 8, &[1, 0, 0, 0, 0, 0, 0, 0, 0xff]), "not UTF-8");
+    refused(&GgufBuilder::new().uint("a", 1).uint("a", 1), "metadata key 'a' twice");
     for alignment in [0, 24] {
-        refused(&File::new().uint("general.alignment", alignment), "not a power of two");
+        refused(&GgufBuilder::new().uint("general.alignment", alignment), "not a power of two");
     }
 }
 
 #[test]
 fn shapes_that_cannot_be() {
-    let claim = |dims: &[u64], kind| File::new().claim(b"t", dims, kind, 0);
+    let claim = |dims: &[u64], kind| GgufBuilder::new().claim(b"t", dims, kind, 0);
     refused(&claim(&[1; 5], F32), "'t' 5 dimensions, more than 4");
     refused(&claim(&[4, 0], F32), "'t' an absurd dimension");
     refused(&claim(&[1 << 32, 1 << 32], F32), "which f32 cannot have");
     refused(&claim(&[u64::MAX, 2], F32), "which f32 cannot have");
     refused(&claim(&[33, 2], Q8_0), "'t' the shape [2, 33], which q8_0 cannot have");
-    refused(&File::new().claim(&[0xc3, 0x28], &[4], F32, 0), "tensor name at byte 24 that is not UTF-8");
+    refused(&GgufBuilder::new().claim(&[0xc3, 0x28], &[4], F32, 0), "tensor name at byte 24 that is not UTF-8");
 }
 
 #[test]
 fn types_that_are_not_read_are_named() {
-    let claim = |kind| File::new().claim(b"blk.0.x", &[32], kind, 0);
+    let claim = |kind| GgufBuilder::new().claim(b"blk.0.x", &[32], kind, 0);
     refused(&claim(11), "holds the tensor 'blk.0.x' of type Q3_K; F32, F16, BF16,");
     refused(&claim(39), "type MXFP4");
     refused(&claim(26), "type I32");
     refused(&claim(4), "the unknown type 4");
     refused(&claim(4000), "the unknown type 4000");
-    assert_eq!(claim(11).header().err().unwrap().fault, Fault::Unsupported);
+    assert_eq!(claim(11).header().err().unwrap().kind, StoreErrorKind::Unsupported);
 }
 
 #[test]
 fn places_that_cannot_be() {
-    let two = |second| File::new().counting("a", &[16], 0).claim(b"b", &[4], F32, second);
+    let two = |second| GgufBuilder::new().counting("a", &[16], 0).claim(b"b", &[4], F32, second);
     refused(&two(32), "the tensors 'a' and 'b' overlap");
     refused(&two(0), "overlap");
     refused(&two(4), "'b' at 4, which is not a multiple of 32");
     refused(&two(64), "ends before its tensor 'b' of 16 bytes does");
     refused(&two(u64::MAX - 31), "ends before its tensor 'b'");
-    refused(&File::new().counting("a", &[4], 0).counting("a", &[4], 0), "the tensor 'a' twice");
+    refused(&GgufBuilder::new().counting("a", &[4], 0).counting("a", &[4], 0), "the tensor 'a' twice");
 }
 
 #[test]

@@ -1,5 +1,5 @@
+mod architectures;
 mod builder;
-mod families;
 mod hostile;
 mod models;
 mod parts;

@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use larder_core::{ExpertId, Kind, LayerIdx, Pick, Tensors};
+use larder_core::{ExpertId, LayerIdx, NumberFormat, RowPick, Tensors};
 use serde_json::json;
 
-use super::builder::{File, Q8_0, mixtral};
+use super::builder::{GgufBuilder, Q8_0, mixtral};
 use crate::source::{Source, gguf::Gguf};
 
 fn floats(source: &Gguf, name: &str) -> Vec<f32> {
@@ -42,7 +42,7 @@ fn rows_of_queries_and_keys_are_put_back_into_halves() {
 #[test]
 fn quantised_rows_move_whole() {
     let rows: Vec<u8> = (0..4).flat_map(|row| [row; 34]).collect();
-    let file = File::new()
+    let file = GgufBuilder::new()
         .text("general.architecture", "llama")
         .uint("llama.block_count", 1)
         .uint("llama.context_length", 64)
@@ -75,8 +75,8 @@ fn mixtral_gets_the_hubs_config_and_keeps_its_experts() {
         })
     );
     let experts = source.expert_names().unwrap();
-    assert!(experts.gate.stacked && experts.gate.pick == Pick::All && experts.bias.is_none());
-    let down = experts.down.tensor(LayerIdx(0), ExpertId(1));
+    assert!(experts.gate.stacked && experts.gate.pick == RowPick::All && experts.bias.is_none());
+    let down = experts.down.tensor_name(LayerIdx(0), ExpertId(1));
     assert_eq!(source.meta(&down).unwrap().shape, [2, 8, 4]);
     assert!(source.names().contains(&down.as_str()));
 }
@@ -86,7 +86,7 @@ fn old_files_have_a_tensor_per_expert() {
     let source = mixtral(false).open().unwrap();
     let experts = source.expert_names().unwrap();
     assert!(!experts.up.stacked);
-    assert_eq!(floats(&source, &experts.up.tensor(LayerIdx(0), ExpertId(1)))[0], 700.0);
+    assert_eq!(floats(&source, &experts.up.tensor_name(LayerIdx(0), ExpertId(1)))[0], 700.0);
 }
 
 #[test]
@@ -94,16 +94,16 @@ fn gate_and_up_may_be_one_tensor() {
     let file = mixtral(true).counting("blk.0.ffn_gate_up_exps.weight", &[8, 8, 2], 0);
     let experts = file.open().unwrap().expert_names().unwrap();
     assert_eq!(experts.gate.name, "blk.{l}.ffn_gate_up_exps.weight");
-    assert_eq!((experts.gate.pick, experts.up.pick), (Pick::FirstHalf, Pick::SecondHalf));
+    assert_eq!((experts.gate.pick, experts.up.pick), (RowPick::FirstHalf, RowPick::SecondHalf));
 }
 
 #[test]
 fn what_cannot_be_run_is_said() {
-    let what = |file: File| file.open().err().unwrap().what;
+    let what = |file: GgufBuilder| file.open().err().unwrap().message;
     assert!(what(mixtral(true).counting("blk.0.attn_q.bias", &[8], 0)).contains("'blk.0.attn_q.bias', which is not"));
     assert!(what(mixtral(true).texts("tokenizer.ggml.tokens", &["a"])).contains("has 1 tokens, and 5 rows"));
-    let bare = |arch| File::new().text("general.architecture", arch).uint(&format!("{arch}.block_count"), 1);
-    assert!(what(File::new()).contains("no metadata 'general.architecture'"));
+    let bare = |arch| GgufBuilder::new().text("general.architecture", arch).uint(&format!("{arch}.block_count"), 1);
+    assert!(what(GgufBuilder::new()).contains("no metadata 'general.architecture'"));
     assert!(what(bare("gpt2")).contains("is of the architecture 'gpt2'; known are llama, qwen2moe,"));
     assert!(what(bare("llama")).contains("has no experts"));
     assert!(what(mixtral(true).uint("split.count", 3)).contains("one of 3 parts"));
@@ -118,12 +118,11 @@ fn what_cannot_be_run_is_said() {
 #[test]
 fn layers_that_are_not_there_are_refused() {
     for blocks in [2, u32::MAX] {
-        let file = File::new().text("general.architecture", "gpt-oss").uint("gpt-oss.block_count", blocks).counting(
-            "blk.0.ffn_gate_exps.weight",
-            &[8, 4, 2],
-            0,
-        );
-        let said = file.open().err().unwrap().what;
+        let file = GgufBuilder::new()
+            .text("general.architecture", "gpt-oss")
+            .uint("gpt-oss.block_count", blocks)
+            .counting("blk.0.ffn_gate_exps.weight", &[8, 4, 2], 0);
+        let said = file.open().err().unwrap().message;
         assert_eq!(said, format!("says it has {blocks} layers, and the last it holds is blk.0"));
     }
 }
@@ -131,13 +130,13 @@ fn layers_that_are_not_there_are_refused() {
 #[test]
 fn heads_that_do_not_divide_the_rows_are_refused() {
     for heads in [0, 3, 8] {
-        let file = File::new()
+        let file = GgufBuilder::new()
             .text("general.architecture", "llama")
             .uint("llama.block_count", 1)
             .uint("llama.attention.head_count", heads)
             .counting("blk.0.attn_q.weight", &[8, 8], 0)
             .counting("blk.0.ffn_gate_exps.weight", &[8, 4, 2], 0);
-        let said = file.open().err().unwrap().what;
+        let said = file.open().err().unwrap().message;
         assert!(said.contains(&format!("which {heads} heads cannot share evenly")), "{said}");
     }
 }
@@ -145,10 +144,10 @@ fn heads_that_do_not_divide_the_rows_are_refused() {
 #[test]
 fn the_fixtures_have_what_their_decoders_ask_for() {
     let rows = [
-        ("tiny-mixtral-q4_0.gguf", "mixtral", Kind::Q4_0, "model.layers.1.block_sparse_moe.gate.weight"),
-        ("tiny-olmoe-q4_0.gguf", "olmoe", Kind::Q4_0, "model.layers.1.self_attn.q_norm.weight"),
-        ("tiny-qwen2moe-q8_0.gguf", "qwen2_moe", Kind::Q8_0, "model.layers.0.self_attn.k_proj.bias"),
-        ("tiny-qwen3moe-q4_k.gguf", "qwen3_moe", Kind::Q4K, "model.layers.0.self_attn.k_norm.weight"),
+        ("tiny-mixtral-q4_0.gguf", "mixtral", NumberFormat::Q4_0, "model.layers.1.block_sparse_moe.gate.weight"),
+        ("tiny-olmoe-q4_0.gguf", "olmoe", NumberFormat::Q4_0, "model.layers.1.self_attn.q_norm.weight"),
+        ("tiny-qwen2moe-q8_0.gguf", "qwen2_moe", NumberFormat::Q8_0, "model.layers.0.self_attn.k_proj.bias"),
+        ("tiny-qwen3moe-q4_k.gguf", "qwen3_moe", NumberFormat::Q4K, "model.layers.0.self_attn.k_norm.weight"),
     ];
     for (file, model_type, kind, own) in rows {
         let source = fixture(file);
@@ -172,7 +171,7 @@ fn the_fixtures_have_what_their_decoders_ask_for() {
 
 #[test]
 fn the_fingerprint_follows_the_header() {
-    let print = |file: &File| {
+    let print = |file: &GgufBuilder| {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("m.gguf");
         std::fs::write(&path, file.bytes()).unwrap();

@@ -2,16 +2,16 @@
 
 use larder_core::Tensors;
 
-use super::builder::{File, mixtral};
+use super::builder::{GgufBuilder, mixtral};
 use crate::source::{Source, gguf::Gguf};
 
 /// The file with its tensors dealt out over parts, the metadata in the first.
-fn split(whole: &File, counts: &[usize]) -> Vec<File> {
+fn split(whole: &GgufBuilder, counts: &[usize]) -> Vec<GgufBuilder> {
     let total: usize = counts.iter().sum();
     assert_eq!(total, whole.tensors.len());
     let mut next = 0;
     let part = |(no, count): (usize, &usize)| {
-        let mut part = if no == 0 { whole.clone() } else { File::new() };
+        let mut part = if no == 0 { whole.clone() } else { GgufBuilder::new() };
         part.tensors = whole.tensors[next..next + count].to_vec();
         part.data.clear();
         for entry in &mut part.tensors {
@@ -31,7 +31,7 @@ fn split(whole: &File, counts: &[usize]) -> Vec<File> {
     counts.iter().enumerate().map(part).collect()
 }
 
-fn write(dir: &std::path::Path, parts: &[File]) {
+fn write(dir: &std::path::Path, parts: &[GgufBuilder]) {
     for (i, part) in parts.iter().enumerate() {
         let name = format!("m-{:05}-of-{:05}.gguf", i + 1, parts.len());
         std::fs::write(dir.join(name), part.bytes()).unwrap();

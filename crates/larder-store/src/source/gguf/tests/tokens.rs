@@ -2,16 +2,16 @@
 
 use serde_json::{Value, json};
 
-use super::builder::File;
+use super::builder::GgufBuilder;
 use crate::{
-    error::{Fault, Result},
+    error::{Result, StoreErrorKind},
     source::gguf::tokenizer::{generation_config, tokenizer, tokenizer_config},
 };
 
 const CONTROL: i32 = 3;
 
-fn pieces() -> File {
-    File::new()
+fn pieces() -> GgufBuilder {
+    GgufBuilder::new()
         .text("tokenizer.ggml.model", "llama")
         .texts(
             "tokenizer.ggml.tokens",
@@ -24,8 +24,8 @@ fn pieces() -> File {
         .uint("tokenizer.ggml.unknown_token_id", 0)
 }
 
-fn bytes(pre: &str) -> File {
-    File::new()
+fn bytes(pre: &str) -> GgufBuilder {
+    GgufBuilder::new()
         .text("tokenizer.ggml.model", "gpt2")
         .text("tokenizer.ggml.pre", pre)
         .texts("tokenizer.ggml.tokens", &["a", "b", "ab", "<end>", "<x>"])
@@ -34,12 +34,12 @@ fn bytes(pre: &str) -> File {
         .uint("tokenizer.ggml.eos_token_id", 3)
 }
 
-fn json(file: &File) -> Value {
+fn json(file: &GgufBuilder) -> Value {
     tokenizer(&file.metadata()).unwrap()
 }
 
 fn said(result: Result<Value>) -> String {
-    result.unwrap_err().what
+    result.unwrap_err().message
 }
 
 #[test]
@@ -74,7 +74,7 @@ fn byte_pairs_keep_their_ids_and_what_is_special() {
 
 #[test]
 fn the_beginning_is_marked_as_the_file_or_its_kind_says() {
-    let marked = |file: File| tokenizer_config(&file.metadata()).unwrap()["add_bos_token"].clone();
+    let marked = |file: GgufBuilder| tokenizer_config(&file.metadata()).unwrap()["add_bos_token"].clone();
     let with = |pre| bytes(pre).uint("tokenizer.ggml.bos_token_id", 4);
     assert_eq!(marked(with("qwen2")), false);
     assert_eq!(marked(with("llama-bpe")), true);
@@ -95,19 +95,19 @@ fn configs_name_the_ends_and_the_template() {
 #[test]
 fn vocabularies_that_contradict_themselves() {
     let unknown = tokenizer(&bytes("martian").metadata()).unwrap_err();
-    assert_eq!(unknown.fault, Fault::Unsupported);
-    assert!(unknown.what.contains("'martian' (tokenizer.ggml.pre)"), "{}", unknown.what);
-    let other = File::new().text("tokenizer.ggml.model", "rwkv").texts("tokenizer.ggml.tokens", &["a"]);
+    assert_eq!(unknown.kind, StoreErrorKind::Unsupported);
+    assert!(unknown.message.contains("'martian' (tokenizer.ggml.pre)"), "{}", unknown.message);
+    let other = GgufBuilder::new().text("tokenizer.ggml.model", "rwkv").texts("tokenizer.ggml.tokens", &["a"]);
     assert!(said(tokenizer(&other.metadata())).contains("kind 'rwkv'"));
-    let twice = File::new().text("tokenizer.ggml.model", "llama").texts("tokenizer.ggml.tokens", &["a", "a"]);
+    let twice = GgufBuilder::new().text("tokenizer.ggml.model", "llama").texts("tokenizer.ggml.tokens", &["a", "a"]);
     assert!(said(tokenizer(&twice.metadata())).contains("\"a\" twice, as 0 and 1"));
     assert!(said(tokenizer(&pieces().uint("tokenizer.ggml.padding_token_id", 10).metadata())).contains("only 10"));
-    let stray = File::new()
+    let stray = GgufBuilder::new()
         .text("tokenizer.ggml.model", "gpt2")
         .texts("tokenizer.ggml.tokens", &["a"])
         .texts("tokenizer.ggml.merges", &["a c"]);
     assert!(said(tokenizer(&stray.metadata())).contains("merges \"a c\""));
-    let short = File::new()
+    let short = GgufBuilder::new()
         .text("tokenizer.ggml.model", "llama")
         .texts("tokenizer.ggml.tokens", &["a", "b"])
         .floats("tokenizer.ggml.scores", &[0.0]);

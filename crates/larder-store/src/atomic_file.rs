@@ -13,19 +13,19 @@ use crate::{
 };
 
 /// A file under a temporary name, which is removed unless the draft is published.
-pub(crate) struct Draft {
+pub(crate) struct AtomicFile {
     file: File,
     temp: PathBuf,
     path: PathBuf,
     published: bool,
 }
 
-impl Draft {
+impl AtomicFile {
     /// Begins a file that is to become `path`. A draft that was left behind is overwritten.
     pub fn create(path: &Path) -> Result<Self> {
         let temp = temp_path(path);
         let file = File::create(&temp).map_err(|e| StoreError::io(&temp, "creating", e))?;
-        Ok(Draft { file, temp, path: path.to_owned(), published: false })
+        Ok(AtomicFile { file, temp, path: path.to_owned(), published: false })
     }
 
     /// Appends `bytes`.
@@ -58,7 +58,7 @@ impl Draft {
     }
 }
 
-impl Drop for Draft {
+impl Drop for AtomicFile {
     fn drop(&mut self) {
         if !self.published {
             // What cannot be removed is overwritten by the next attempt.
@@ -68,10 +68,10 @@ impl Drop for Draft {
 }
 
 /// Writes a small file whole.
-pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
-    let mut draft = Draft::create(path)?;
-    draft.write(bytes)?;
-    draft.publish()
+pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
+    let mut atomic_file = AtomicFile::create(path)?;
+    atomic_file.write(bytes)?;
+    atomic_file.publish()
 }
 
 /// Makes the names in a folder durable.
@@ -94,12 +94,12 @@ mod tests {
     fn a_draft_appears_only_when_published() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
-        let mut draft = Draft::create(&path).unwrap();
-        draft.write(b"half").unwrap();
+        let mut atomic_file = AtomicFile::create(&path).unwrap();
+        atomic_file.write(b"half").unwrap();
         assert!(temp_path(&path).exists() && !path.exists());
-        drop(draft);
+        drop(atomic_file);
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
-        write_whole(&path, b"whole").unwrap();
+        write_atomically(&path, b"whole").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"whole");
         assert!(!temp_path(&path).exists());
     }
@@ -111,9 +111,9 @@ mod tests {
         let mut buffer = AlignedBuffer::new(8192);
         assert_eq!(buffer.as_ptr() as usize % 4096, 0);
         buffer.iter_mut().enumerate().for_each(|(i, b)| *b = i as u8);
-        let draft = Draft::create(&path).unwrap();
-        draft.write_direct(&buffer).unwrap();
-        draft.publish().unwrap();
+        let atomic_file = AtomicFile::create(&path).unwrap();
+        atomic_file.write_direct(&buffer).unwrap();
+        atomic_file.publish().unwrap();
         assert_eq!(fs::read(&path).unwrap(), *buffer);
     }
 }

@@ -12,12 +12,12 @@ const VERSION: u32 = 1;
 
 /// Experts of one layer that a token chose together, ascending, and how many tokens did.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Group(pub Vec<u16>, pub u64);
+pub struct Coactivation(pub Vec<u16>, pub u64);
 
 /// How often the experts of a model are chosen, and which of them together.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Activations {
+pub struct ExpertActivations {
     version: u32,
     /// What the model is called.
     pub model: String,
@@ -28,12 +28,12 @@ pub struct Activations {
     /// Tokens that were counted.
     pub tokens: u64,
     /// The groups of each layer that has experts.
-    pub layers: Vec<Vec<Group>>,
+    pub layers: Vec<Vec<Coactivation>>,
 }
 
 /// Statistics that cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub enum ActivationsError {
+pub enum ExpertActivationsError {
     /// The file cannot be read, or holds something else.
     #[error("{} {why}", path.display())]
     File {
@@ -60,7 +60,7 @@ pub enum ActivationsError {
     Nothing,
 }
 
-impl Activations {
+impl ExpertActivations {
     /// Counts what a trace of the model holds; with `written`, only tokens that went through the model alone, as those
     /// of an answer do.
     pub fn count(
@@ -68,18 +68,18 @@ impl Activations {
         model: &str,
         geometry: &Geometry,
         expert_bytes: u64,
-        written: bool,
-    ) -> Result<Self, ActivationsError> {
+        decode_only: bool,
+    ) -> Result<Self, ExpertActivationsError> {
         let ours = [geometry.moe_layers.len(), geometry.experts, geometry.top_k];
         let theirs = [trace.rows, trace.experts, trace.top_k];
         if ours != theirs {
-            return Err(ActivationsError::Foreign { model: model.to_owned(), ours, theirs });
+            return Err(ExpertActivationsError::Foreign { model: model.to_owned(), ours, theirs });
         }
         let mut layers = vec![BTreeMap::<Vec<u16>, u64>::new(); trace.rows];
         let (mut at, mut tokens) = (0, 0);
         for pass in &trace.passes {
             let pass = *pass as usize;
-            if pass == 1 || !written {
+            if pass == 1 || !decode_only {
                 tokens += pass as u64;
                 for token in at..at + pass {
                     for (row, counts) in layers.iter_mut().enumerate() {
@@ -92,27 +92,27 @@ impl Activations {
             at += pass;
         }
         if tokens == 0 {
-            return Err(ActivationsError::Nothing);
+            return Err(ExpertActivationsError::Nothing);
         }
-        let listed = |counts: BTreeMap<Vec<u16>, u64>| counts.into_iter().map(|(e, n)| Group(e, n)).collect();
+        let listed = |counts: BTreeMap<Vec<u16>, u64>| counts.into_iter().map(|(e, n)| Coactivation(e, n)).collect();
         let layers = layers.into_iter().map(listed).collect();
         let (model, geometry) = (model.to_owned(), geometry.clone());
-        Ok(Activations { version: VERSION, model, geometry, expert_bytes, tokens, layers })
+        Ok(ExpertActivations { version: VERSION, model, geometry, expert_bytes, tokens, layers })
     }
 
     /// Reads a file, which is checked from end to end.
-    pub fn read(path: &Path) -> Result<Self, ActivationsError> {
-        let wrong = |why: String| ActivationsError::File { path: path.to_owned(), why };
+    pub fn read(path: &Path) -> Result<Self, ExpertActivationsError> {
+        let wrong = |why: String| ExpertActivationsError::File { path: path.to_owned(), why };
         let bytes = fs::read(path).map_err(|e| wrong(format!("cannot be read: {e}")))?;
-        let all: Activations = serde_json::from_slice(&bytes)
+        let all: ExpertActivations = serde_json::from_slice(&bytes)
             .map_err(|e| wrong(format!("is not what `larder lab activations` writes: {e}")))?;
         all.check().map_err(wrong)?;
         Ok(all)
     }
 
     /// Writes a file, which appears whole or not at all.
-    pub fn write(&self, path: &Path) -> Result<(), ActivationsError> {
-        let wrong = |e: std::io::Error| ActivationsError::File {
+    pub fn write(&self, path: &Path) -> Result<(), ExpertActivationsError> {
+        let wrong = |e: std::io::Error| ExpertActivationsError::File {
             path: path.to_owned(),
             why: format!("cannot be written: {e}"),
         };
@@ -155,9 +155,9 @@ impl Activations {
             .try_for_each(|(groups, layer)| self.check_layer(groups).map_err(|why| format!("has {why} in {layer}")))
     }
 
-    fn check_layer(&self, groups: &[Group]) -> Result<(), String> {
+    fn check_layer(&self, groups: &[Coactivation]) -> Result<(), String> {
         let mut tokens = 0u64;
-        for Group(experts, count) in groups {
+        for Coactivation(experts, count) in groups {
             let ascending = experts.windows(2).all(|pair| pair[0] < pair[1]);
             let known = experts.last().is_some_and(|last| (*last as usize) < self.geometry.experts);
             if !ascending || !known || experts.len() > self.geometry.top_k {
@@ -175,7 +175,7 @@ impl Activations {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{LayerIdx, Pass};
+    use crate::{LayerIdx, TracePass};
 
     fn geometry() -> Geometry {
         let moe_layers = vec![LayerIdx(1), LayerIdx(3)];
@@ -185,37 +185,37 @@ mod tests {
     fn trace() -> Trace {
         let mut trace = Trace::new(2, 4, 2);
         // A prompt of two tokens, then a token.
-        trace.push(&Pass { ids: &[1, 0, 3, 2, 0, 1, 2, 0], ..Pass::default() }).unwrap();
-        trace.push(&Pass { ids: &[3, 0, 2, 3], ..Pass::default() }).unwrap();
+        trace.push(&TracePass { ids: &[1, 0, 3, 2, 0, 1, 2, 0], ..TracePass::default() }).unwrap();
+        trace.push(&TracePass { ids: &[3, 0, 2, 3], ..TracePass::default() }).unwrap();
         trace
     }
 
     #[test]
     fn groups_are_counted_whatever_the_rank() {
-        let all = Activations::count(&trace(), "m", &geometry(), 100, false).unwrap();
-        assert_eq!(all.layers[0], [Group(vec![0, 1], 2), Group(vec![0, 3], 1)]);
-        assert_eq!(all.layers[1], [Group(vec![0, 2], 1), Group(vec![2, 3], 2)]);
-        let written = Activations::count(&trace(), "m", &geometry(), 100, true).unwrap();
-        assert_eq!((written.tokens, &written.layers[0]), (1, &vec![Group(vec![0, 3], 1)]));
+        let all = ExpertActivations::count(&trace(), "m", &geometry(), 100, false).unwrap();
+        assert_eq!(all.layers[0], [Coactivation(vec![0, 1], 2), Coactivation(vec![0, 3], 1)]);
+        assert_eq!(all.layers[1], [Coactivation(vec![0, 2], 1), Coactivation(vec![2, 3], 2)]);
+        let written = ExpertActivations::count(&trace(), "m", &geometry(), 100, true).unwrap();
+        assert_eq!((written.tokens, &written.layers[0]), (1, &vec![Coactivation(vec![0, 3], 1)]));
     }
 
     #[test]
     fn a_trace_of_another_model_is_refused() {
         let other = Geometry { experts: 8, ..geometry() };
-        let said = Activations::count(&trace(), "m", &other, 100, false).unwrap_err().to_string();
+        let said = ExpertActivations::count(&trace(), "m", &other, 100, false).unwrap_err().to_string();
         assert!(said.contains("2 of 4 experts in 2 layers, and m chooses 2 of 8 in 2"), "{said}");
         let prompt = trace().select(0..1);
         let only = Trace { ids: prompt.ids[..8].to_vec(), passes: vec![2], sequences: vec![2], ..prompt };
-        assert!(Activations::count(&only, "m", &geometry(), 100, true).is_err());
+        assert!(ExpertActivations::count(&only, "m", &geometry(), 100, true).is_err());
     }
 
     #[test]
     fn what_is_written_is_read_and_what_is_damaged_is_not() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.json");
-        let all = Activations::count(&trace(), "m", &geometry(), 100, false).unwrap();
+        let all = ExpertActivations::count(&trace(), "m", &geometry(), 100, false).unwrap();
         all.write(&path).unwrap();
-        assert_eq!(Activations::read(&path).unwrap(), all);
+        assert_eq!(ExpertActivations::read(&path).unwrap(), all);
         let good = std::fs::read_to_string(&path).unwrap();
         for (from, to, why) in [
             ("\"version\":1", "\"version\":2", "version 2"),
@@ -229,7 +229,7 @@ mod tests {
         ] {
             assert!(good.contains(from), "{from}");
             std::fs::write(&path, good.replacen(from, to, 1)).unwrap();
-            let said = Activations::read(&path).unwrap_err().to_string();
+            let said = ExpertActivations::read(&path).unwrap_err().to_string();
             assert!(said.contains(why) && said.contains("a.json"), "{said}");
         }
     }

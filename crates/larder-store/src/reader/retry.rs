@@ -5,17 +5,17 @@ use std::{io, path::PathBuf, sync::Arc};
 use larder_core::SHARD_ALIGN;
 use rustix::io::Errno;
 
-use super::{Files, Read, files::OpenFile};
-use crate::error::{Fault, Result, StoreError};
+use super::{ReadRequest, ShardFiles, files::OpenFile};
+use crate::error::{Result, StoreError, StoreErrorKind};
 
 /// Failures that say nothing about the disk: somebody interrupted, or the kernel was short of something.
-const PASSING_FAILURES_MAX: u32 = 16;
+const TRANSIENT_RETRIES_MAX: u32 = 16;
 /// A disk that failed may succeed, but each of its failures can take seconds.
-const DISK_FAILURES_MAX: u32 = 2;
+const DISK_RETRIES_MAX: u32 = 2;
 
-impl Read {
+impl ReadRequest {
     /// What the kernel is asked for: whole pages. A file may end within the last.
-    pub(super) fn wanted(&self) -> usize {
+    pub(super) fn aligned_len(&self) -> usize {
         self.len.next_multiple_of(SHARD_ALIGN)
     }
 
@@ -29,17 +29,17 @@ impl Read {
             return Ok(());
         }
         let what = format!("{} into a slot of {} is not possible", self.describe(), self.slot.len());
-        Err(StoreError::new(Fault::Unsupported, &path(), what))
+        Err(StoreError::new(StoreErrorKind::Unsupported, &path(), what))
     }
 
     /// The open file, for a read that is possible.
-    pub(super) fn open(&self, files: &Files) -> Result<Arc<OpenFile>> {
+    pub(super) fn open(&self, files: &ShardFiles) -> Result<Arc<OpenFile>> {
         self.check(|| files.path(self.shard))?;
-        files.get(self.shard).map_err(|e| StoreError { what: format!("{}: {}", self.describe(), e.what), ..e })
+        files.get(self.shard).map_err(|e| StoreError { message: format!("{}: {}", self.describe(), e.message), ..e })
     }
 
     /// What an attempt means that `got` so many bytes: the read's result, or `None` if it is to be tried again.
-    pub(super) fn judge(
+    pub(super) fn outcome(
         &self,
         path: impl FnOnce() -> PathBuf,
         got: io::Result<usize>,
@@ -51,11 +51,11 @@ impl Read {
                 let what = format!("{} gave only {got}: the file ends there", self.describe());
                 Some(Err(StoreError::malformed(&path(), what)))
             }
-            Err(e) if failures.may_pass(&e) => None,
+            Err(e) if failures.may_retry(&e) => None,
             Err(e) => {
                 let mut error = StoreError::io(&path(), &self.describe(), e);
                 if failures.disk > 0 {
-                    error.what += &format!(", {} times", failures.disk + 1);
+                    error.message += &format!(", {} times", failures.disk + 1);
                 }
                 Some(Err(error))
             }
@@ -66,17 +66,17 @@ impl Read {
 /// The attempts at one read that failed so far.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Failures {
-    passing: u32,
+    transient: u32,
     disk: u32,
 }
 
 impl Failures {
     /// Whether a read that failed so may be tried again, which is counted.
-    fn may_pass(&mut self, error: &io::Error) -> bool {
+    fn may_retry(&mut self, error: &io::Error) -> bool {
         let (count, most) = match Errno::from_io_error(error) {
             // Cancelled: the thread that submitted it has ended.
-            Some(Errno::INTR | Errno::AGAIN | Errno::CANCELED) => (&mut self.passing, PASSING_FAILURES_MAX),
-            Some(Errno::IO) => (&mut self.disk, DISK_FAILURES_MAX),
+            Some(Errno::INTR | Errno::AGAIN | Errno::CANCELED) => (&mut self.transient, TRANSIENT_RETRIES_MAX),
+            Some(Errno::IO) => (&mut self.disk, DISK_RETRIES_MAX),
             _ => return false,
         };
         let again = *count < most;
@@ -92,11 +92,11 @@ mod tests {
 
     fn attempts(errno: Errno) -> (u32, String) {
         let slot = Arena::new(1, SHARD_ALIGN).unwrap().1.remove(0);
-        let read = Read { shard: 0, offset: 4096, len: 100, slot, tag: 0 };
+        let read = ReadRequest { shard: 0, offset: 4096, len: 100, slot, tag: 0 };
         let (mut failures, mut attempts) = (Failures::default(), 0);
         loop {
             attempts += 1;
-            if let Some(result) = read.judge(|| "p".into(), Err(errno.into()), &mut failures) {
+            if let Some(result) = read.outcome(|| "p".into(), Err(errno.into()), &mut failures) {
                 return (attempts, result.unwrap_err().to_string());
             }
         }
@@ -104,8 +104,8 @@ mod tests {
 
     #[test]
     fn what_passes_is_tried_again_so_many_times() {
-        assert_eq!(attempts(Errno::INTR).0, PASSING_FAILURES_MAX + 1);
-        assert_eq!(attempts(Errno::CANCELED).0, PASSING_FAILURES_MAX + 1);
+        assert_eq!(attempts(Errno::INTR).0, TRANSIENT_RETRIES_MAX + 1);
+        assert_eq!(attempts(Errno::CANCELED).0, TRANSIENT_RETRIES_MAX + 1);
         assert_eq!(attempts(Errno::IO), (3, "p: reading 100 bytes at 4096 failed: input/output error, 3 times".into()));
         assert_eq!(attempts(Errno::INVAL).0, 1);
     }
@@ -113,22 +113,22 @@ mod tests {
     #[test]
     fn interruptions_do_not_use_up_the_patience_with_a_disk() {
         let mut failures = Failures::default();
-        assert!((0..5).all(|_| failures.may_pass(&Errno::INTR.into())));
-        assert!((0..DISK_FAILURES_MAX).all(|_| failures.may_pass(&Errno::IO.into())));
-        assert!(!failures.may_pass(&Errno::IO.into()));
+        assert!((0..5).all(|_| failures.may_retry(&Errno::INTR.into())));
+        assert!((0..DISK_RETRIES_MAX).all(|_| failures.may_retry(&Errno::IO.into())));
+        assert!(!failures.may_retry(&Errno::IO.into()));
     }
 
     #[test]
     fn a_read_ends_well_when_the_bytes_that_count_are_there() {
         let slot = Arena::new(1, SHARD_ALIGN).unwrap().1.remove(0);
-        let read = Read { shard: 0, offset: 0, len: 100, slot, tag: 0 };
-        assert_eq!(read.wanted(), 4096);
+        let read = ReadRequest { shard: 0, offset: 0, len: 100, slot, tag: 0 };
+        assert_eq!(read.aligned_len(), 4096);
         for (got, good) in [(4096, true), (100, true), (99, false), (0, false)] {
-            assert_eq!(read.judge(|| "p".into(), Ok(got), &mut Failures::default()).unwrap().is_ok(), good, "{got}");
+            assert_eq!(read.outcome(|| "p".into(), Ok(got), &mut Failures::default()).unwrap().is_ok(), good, "{got}");
         }
         assert!(read.check(|| "p".into()).is_ok());
-        assert!(Read { offset: 512, ..read }.check(|| "p".into()).is_err());
+        assert!(ReadRequest { offset: 512, ..read }.check(|| "p".into()).is_err());
         let slot = Arena::new(1, SHARD_ALIGN).unwrap().1.remove(0);
-        assert!(Read { shard: 0, offset: 0, len: 4097, slot, tag: 0 }.check(|| "p".into()).is_err());
+        assert!(ReadRequest { shard: 0, offset: 0, len: 4097, slot, tag: 0 }.check(|| "p".into()).is_err());
     }
 }

@@ -1,13 +1,13 @@
 //! What GGUF calls the tensors of each architecture, and what the Hugging Face hub calls them.
 
-use super::names::Fit::{self, AsChannels, AsRow, KeyRows, QueryRows, Same};
+use super::names::Remap::{self, AsChannels, AsRow, KeyRows, QueryRows, Same};
 
 /// A tensor's name in GGUF, its name on the hub, and how the one becomes the other. Names of layers are given below
 /// `blk.N.` and `model.layers.N.`.
-pub(super) type Rename = (&'static str, &'static str, Fit);
+pub(super) type Rename = (&'static str, &'static str, Remap);
 
 /// An architecture that is understood.
-pub(super) struct Family {
+pub(super) struct Architecture {
     /// `general.architecture`.
     pub arch: &'static str,
     /// Tensors outside the layers.
@@ -16,49 +16,49 @@ pub(super) struct Family {
     pub layer: &'static [&'static [Rename]],
 }
 
-impl Family {
+impl Architecture {
     /// The architecture of this name, if it is understood.
-    pub fn of(arch: &str) -> Option<&'static Family> {
-        FAMILIES.iter().find(|f| f.arch == arch)
+    pub fn of(arch: &str) -> Option<&'static Architecture> {
+        ARCHITECTURES.iter().find(|f| f.arch == arch)
     }
 
     /// All names that are understood, for messages.
     pub fn known() -> String {
-        FAMILIES.iter().map(|f| f.arch).collect::<Vec<_>>().join(", ")
+        ARCHITECTURES.iter().map(|f| f.arch).collect::<Vec<_>>().join(", ")
     }
 }
 
-const FAMILIES: [Family; 10] = [
-    Family { arch: "llama", outer: OUTER, layer: &[NORMS, ROTATED, OUTPUT, MIXTRAL_ROUTER] },
-    Family {
+const ARCHITECTURES: [Architecture; 10] = [
+    Architecture { arch: "llama", outer: OUTER, layer: &[NORMS, ROTATED, OUTPUT, MIXTRAL_ROUTER] },
+    Architecture {
         arch: "qwen2moe",
         outer: OUTER,
         layer: &[NORMS, ATTENTION, OUTPUT, ATTENTION_BIAS, ROUTER, SHARED_EXPERT],
     },
-    Family { arch: "qwen3moe", outer: OUTER, layer: &[NORMS, ATTENTION, OUTPUT, HEAD_NORMS, ROUTER] },
-    Family { arch: "olmoe", outer: OUTER, layer: &[NORMS, ATTENTION, OUTPUT, HEAD_NORMS, ROUTER] },
-    Family {
+    Architecture { arch: "qwen3moe", outer: OUTER, layer: &[NORMS, ATTENTION, OUTPUT, HEAD_NORMS, ROUTER] },
+    Architecture { arch: "olmoe", outer: OUTER, layer: &[NORMS, ATTENTION, OUTPUT, HEAD_NORMS, ROUTER] },
+    Architecture {
         arch: "gpt-oss",
         outer: OUTER,
         layer: &[POST_NORMS, ATTENTION, OUTPUT, ATTENTION_BIAS, OUTPUT_BIAS, GPT_OSS_PARTS],
     },
-    Family {
+    Architecture {
         arch: "glm4moe",
         outer: OUTER,
         layer: &[POST_NORMS, ATTENTION, OUTPUT, ATTENTION_BIAS, HEAD_NORMS, ROUTER, ROUTER_BIAS, SHARED_EXPERTS, DENSE],
     },
-    Family { arch: "granitemoe", outer: OUTER, layer: &[NORMS, ROTATED, OUTPUT, GRANITE_ROUTER] },
-    Family {
+    Architecture { arch: "granitemoe", outer: OUTER, layer: &[NORMS, ROTATED, OUTPUT, GRANITE_ROUTER] },
+    Architecture {
         arch: "deepseek2",
         outer: OUTER,
         layer: &[NORMS, LATENT, OUTPUT, ROUTER, ROUTER_BIAS, SHARED_EXPERTS, DENSE],
     },
-    Family {
+    Architecture {
         arch: "ernie4_5-moe",
         outer: OUTER,
         layer: &[NORMS, ATTENTION, OUTPUT, ROUTER, ERNIE_ROUTER_BIAS, SHARED_EXPERTS, DENSE],
     },
-    Family { arch: "lfm2moe", outer: LFM_OUTER, layer: &[LFM_LAYER] },
+    Architecture { arch: "lfm2moe", outer: LFM_OUTER, layer: &[LFM_LAYER] },
 ];
 
 const OUTER: &[Rename] = &[

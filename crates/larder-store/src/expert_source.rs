@@ -5,7 +5,7 @@ use larder_core::{ExpertId, ExpertLayout, LayerIdx};
 use crate::error::Result;
 
 /// Experts by layer and id, each as the bytes that its layer's layout describes.
-pub trait Experts: Send + Sync {
+pub trait ExpertSource: Send + Sync {
     /// How the experts of `layer` are laid out.
     ///
     /// The caller guarantees a layer that has experts.

@@ -1,16 +1,16 @@
 use std::{fmt, str::FromStr};
 
-use crate::Kind;
+use crate::NumberFormat;
 
 /// In which order the bytes of a matrix's rows are stored.
 ///
 /// Both take the same number of bytes, so no offset and no size depends on it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
-pub enum Order {
+pub enum RowOrder {
     /// One row after the other.
     #[default]
-    Rows,
-    /// Rows in groups of [`GROUP`], and within a group, for each block position, the eight rows' blocks as one:
+    Plain,
+    /// Rows in groups of [`ROW_GROUP`], and within a group, for each block position, the eight rows' blocks as one:
     ///
     /// 1. each f16 of the block ([`BlockParts::halves`]: the scale, then the scale of minima where there is one), for
     ///    row 0 to row 7;
@@ -21,59 +21,59 @@ pub enum Order {
     Rows8,
 }
 
-impl Order {
+impl RowOrder {
     /// Every order, in the sequence of the table in `docs/store.md`.
-    pub const ALL: [Order; 2] = [Order::Rows, Order::Rows8];
+    pub const ALL: [RowOrder; 2] = [RowOrder::Plain, RowOrder::Rows8];
 
     /// The order that products with weights of this kind are fastest in.
-    pub const fn best(kind: Kind) -> Order {
-        if kind.is_float() { Order::Rows } else { Order::Rows8 }
+    pub const fn best(kind: NumberFormat) -> RowOrder {
+        if kind.is_float() { RowOrder::Plain } else { RowOrder::Rows8 }
     }
 
     /// The name used in flags, manifests and messages.
     pub const fn name(self) -> &'static str {
         match self {
-            Order::Rows => "rows",
-            Order::Rows8 => "rows8",
+            RowOrder::Plain => "rows",
+            RowOrder::Rows8 => "rows8",
         }
     }
 }
 
-impl fmt::Display for Order {
+impl fmt::Display for RowOrder {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         f.pad(self.name())
     }
 }
 
-/// A name that is no [`Order`].
+/// A name that is no [`RowOrder`].
 #[derive(Debug, thiserror::Error)]
 #[error("unknown order of bytes '{0}'; the known ones are rows, rows8")]
-pub struct UnknownOrder(pub String);
+pub struct UnknownRowOrder(pub String);
 
-impl FromStr for Order {
-    type Err = UnknownOrder;
+impl FromStr for RowOrder {
+    type Err = UnknownRowOrder;
 
-    fn from_str(s: &str) -> Result<Self, UnknownOrder> {
+    fn from_str(s: &str) -> Result<Self, UnknownRowOrder> {
         let lower = s.to_ascii_lowercase();
-        Order::ALL.into_iter().find(|o| o.name() == lower).ok_or_else(|| UnknownOrder(s.to_owned()))
+        RowOrder::ALL.into_iter().find(|o| o.name() == lower).ok_or_else(|| UnknownRowOrder(s.to_owned()))
     }
 }
 
-impl serde::Serialize for Order {
+impl serde::Serialize for RowOrder {
     fn serialize<S: serde::Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
         s.serialize_str(self.name())
     }
 }
 
-impl<'de> serde::Deserialize<'de> for Order {
+impl<'de> serde::Deserialize<'de> for RowOrder {
     fn deserialize<D: serde::Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
         let name = String::deserialize(d)?;
         name.parse().map_err(serde::de::Error::custom)
     }
 }
 
-/// Rows that [`Order::Rows8`] interleaves.
-pub const GROUP: usize = 8;
+/// Rows that [`RowOrder::Rows8`] interleaves.
+pub const ROW_GROUP: usize = 8;
 
 /// Where a block keeps what: its f16 scales in one place, and all else in runs of four bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -90,12 +90,12 @@ pub struct BlockParts {
 
 impl BlockParts {
     /// Those of a kind in blocks; `None` for plain floats.
-    pub const fn of(kind: Kind) -> Option<BlockParts> {
+    pub const fn of(kind: NumberFormat) -> Option<BlockParts> {
         let (halves, halves_at, fours_at) = match kind {
-            Kind::F32 | Kind::F16 | Kind::Bf16 => return None,
-            Kind::Q8_0 | Kind::Q4_0 => (1, 0, 2),
-            Kind::Q4K | Kind::Q5K => (2, 0, 4),
-            Kind::Q6K => (1, 208, 0),
+            NumberFormat::F32 | NumberFormat::F16 | NumberFormat::Bf16 => return None,
+            NumberFormat::Q8_0 | NumberFormat::Q4_0 => (1, 0, 2),
+            NumberFormat::Q4K | NumberFormat::Q5K => (2, 0, 4),
+            NumberFormat::Q6K => (1, 208, 0),
         };
         Some(BlockParts { halves, halves_at, fours: (kind.block_bytes() - 2 * halves) / 4, fours_at })
     }
@@ -103,9 +103,9 @@ impl BlockParts {
     /// Of a row in a group: each piece's offset in the row's own block, its offset in the interleaved block of the
     /// group, and its length.
     fn pieces(self, row: usize) -> impl Iterator<Item = (usize, usize, usize)> {
-        let halves = (0..self.halves).map(move |i| (self.halves_at + 2 * i, 2 * (GROUP * i + row), 2));
-        let fours_at = 2 * GROUP * self.halves;
-        let fours = (0..self.fours).map(move |i| (self.fours_at + 4 * i, fours_at + 4 * (GROUP * i + row), 4));
+        let halves = (0..self.halves).map(move |i| (self.halves_at + 2 * i, 2 * (ROW_GROUP * i + row), 2));
+        let fours_at = 2 * ROW_GROUP * self.halves;
+        let fours = (0..self.fours).map(move |i| (self.fours_at + 4 * i, fours_at + 4 * (ROW_GROUP * i + row), 4));
         halves.chain(fours)
     }
 
@@ -117,21 +117,21 @@ impl BlockParts {
     }
 }
 
-/// Brings a matrix from [`Order::Rows`] to [`Order::Rows8`].
+/// Brings a matrix from [`RowOrder::Plain`] to [`RowOrder::Rows8`].
 ///
 /// # Panics
 /// If `bytes` is not exactly `rows` rows of `cols` values.
-pub fn interleave(kind: Kind, rows: usize, cols: usize, bytes: &mut [u8]) {
+pub fn interleave(kind: NumberFormat, rows: usize, cols: usize, bytes: &mut [u8]) {
     rearrange(kind, rows, cols, bytes, |group, old, (row, own), (shared, len)| {
         group[shared..shared + len].copy_from_slice(&old[row + own..row + own + len]);
     });
 }
 
-/// Brings a matrix from [`Order::Rows8`] back to [`Order::Rows`].
+/// Brings a matrix from [`RowOrder::Rows8`] back to [`RowOrder::Plain`].
 ///
 /// # Panics
 /// If `bytes` is not exactly `rows` rows of `cols` values.
-pub fn deinterleave(kind: Kind, rows: usize, cols: usize, bytes: &mut [u8]) {
+pub fn deinterleave(kind: NumberFormat, rows: usize, cols: usize, bytes: &mut [u8]) {
     rearrange(kind, rows, cols, bytes, |group, old, (row, own), (shared, len)| {
         group[row + own..row + own + len].copy_from_slice(&old[shared..shared + len]);
     });
@@ -140,7 +140,7 @@ pub fn deinterleave(kind: Kind, rows: usize, cols: usize, bytes: &mut [u8]) {
 /// Calls `step` for each piece of each whole group, with the group, a copy of what it was, the piece's place in the
 /// order of rows (the row's start and the offset in it), and its place in the interleaved order and length.
 fn rearrange(
-    kind: Kind,
+    kind: NumberFormat,
     rows: usize,
     cols: usize,
     bytes: &mut [u8],
@@ -149,16 +149,16 @@ fn rearrange(
     assert_eq!(kind.matrix_bytes(rows, cols), Some(bytes.len()), "bytes do not fit {rows} rows of {cols} {kind}");
     let Some(parts) = BlockParts::of(kind) else { return };
     let row_bytes = bytes.len() / rows.max(1);
-    if rows < GROUP || row_bytes == 0 {
+    if rows < ROW_GROUP || row_bytes == 0 {
         return;
     }
-    let mut old = vec![0; GROUP * row_bytes];
-    for group in bytes.chunks_exact_mut(GROUP * row_bytes) {
+    let mut old = vec![0; ROW_GROUP * row_bytes];
+    for group in bytes.chunks_exact_mut(ROW_GROUP * row_bytes) {
         old.copy_from_slice(group);
         for block in (0..row_bytes).step_by(kind.block_bytes()) {
-            for row in 0..GROUP {
+            for row in 0..ROW_GROUP {
                 for (own, shared, len) in parts.pieces(row) {
-                    step(group, &old, (row * row_bytes, block + own), (GROUP * block + shared, len));
+                    step(group, &old, (row * row_bytes, block + own), (ROW_GROUP * block + shared, len));
                 }
             }
         }
@@ -171,16 +171,16 @@ mod tests {
 
     #[test]
     fn names_round_trip() {
-        for order in Order::ALL {
-            assert_eq!(order.name().parse::<Order>().unwrap(), order);
+        for order in RowOrder::ALL {
+            assert_eq!(order.name().parse::<RowOrder>().unwrap(), order);
         }
-        assert!("columns".parse::<Order>().unwrap_err().to_string().contains("'columns'"));
+        assert!("columns".parse::<RowOrder>().unwrap_err().to_string().contains("'columns'"));
     }
 
     #[test]
     fn floats_are_best_as_they_are() {
-        for kind in Kind::ALL {
-            assert_eq!(Order::best(kind) == Order::Rows, kind.is_float());
+        for kind in NumberFormat::ALL {
+            assert_eq!(RowOrder::best(kind) == RowOrder::Plain, kind.is_float());
         }
     }
 
@@ -190,14 +190,14 @@ mod tests {
 
     #[test]
     fn interleaving_can_be_undone_and_leaves_the_last_rows() {
-        for kind in Kind::ALL {
+        for kind in NumberFormat::ALL {
             for rows in [0, 1, 7, 8, 9, 16, 21] {
                 let cols = 3 * kind.block_len();
                 let row_bytes = kind.row_bytes(cols).unwrap();
                 let plain = pattern(rows * row_bytes);
                 let mut bytes = plain.clone();
                 interleave(kind, rows, cols, &mut bytes);
-                let whole = rows / GROUP * GROUP * row_bytes;
+                let whole = rows / ROW_GROUP * ROW_GROUP * row_bytes;
                 assert_eq!(bytes[whole..], plain[whole..], "{kind}, {rows} rows");
                 assert_eq!(bytes[..whole] == plain[..whole], kind.is_float() || whole == 0, "{kind}, {rows} rows");
                 deinterleave(kind, rows, cols, &mut bytes);
@@ -210,7 +210,7 @@ mod tests {
     fn a_q4_0_group_starts_with_eight_scales_and_then_has_four_bytes_of_each_row() {
         let row = |r: u8| (0..36).map(move |i| r * 16 + i % 18);
         let mut bytes: Vec<u8> = (0..8).flat_map(row).collect();
-        interleave(Kind::Q4_0, 8, 64, &mut bytes);
+        interleave(NumberFormat::Q4_0, 8, 64, &mut bytes);
         let scales: Vec<u8> = (0..8).flat_map(|r| [r * 16, r * 16 + 1]).collect();
         assert_eq!(bytes[..16], scales);
         let second: Vec<u8> = (0..8).flat_map(|r| (6..10).map(move |i| r * 16 + i)).collect();
@@ -220,13 +220,13 @@ mod tests {
 
     #[test]
     fn a_block_can_be_picked_from_its_group() {
-        for kind in Kind::ALL {
+        for kind in NumberFormat::ALL {
             let Some(parts) = BlockParts::of(kind) else { continue };
             let len = kind.block_bytes();
-            let plain = pattern(GROUP * len);
+            let plain = pattern(ROW_GROUP * len);
             let mut mixed = plain.clone();
-            interleave(kind, GROUP, kind.block_len(), &mut mixed);
-            for row in 0..GROUP {
+            interleave(kind, ROW_GROUP, kind.block_len(), &mut mixed);
+            for row in 0..ROW_GROUP {
                 let mut block = vec![0; len];
                 parts.pick(&mixed, row, &mut block);
                 assert_eq!(block, plain[row * len..(row + 1) * len], "{kind}, row {row}");
@@ -237,6 +237,6 @@ mod tests {
     #[test]
     #[should_panic(expected = "bytes do not fit 2 rows")]
     fn wrong_lengths_are_refused() {
-        interleave(Kind::Q8_0, 2, 32, &mut [0; 67]);
+        interleave(NumberFormat::Q8_0, 2, 32, &mut [0; 67]);
     }
 }

@@ -11,31 +11,33 @@ use io_uring::IoUring;
 use super::{Arena, Slot};
 
 /// More the kernel does not register; further slots are read into without.
-const MOST: usize = 1 << 14;
+const BUFFERS_MAX: usize = 1 << 14;
 
 /// What the kernel was told about the slots of an arena.
-pub(super) struct Buffers {
+pub(super) struct RegisteredBuffers {
     arena: Arena,
     /// Per slot, whether it is registered.
-    known: Vec<bool>,
+    registered: Vec<bool>,
 }
 
-impl Buffers {
+impl RegisteredBuffers {
     /// Registers a place for each slot, in which there is nothing yet.
     pub fn register(ring: &IoUring, arena: &Arena) -> io::Result<Self> {
-        let places = arena.slots().min(MOST);
-        ring.submitter().register_buffers_sparse(places as u32)?;
-        Ok(Buffers { arena: arena.clone(), known: vec![false; places] })
+        let count = arena.slots().min(BUFFERS_MAX);
+        ring.submitter().register_buffers_sparse(count as u32)?;
+        Ok(RegisteredBuffers { arena: arena.clone(), registered: vec![false; count] })
     }
 
     /// The number by which the kernel knows the slot that `slot` is, or is a part of, and whether the kernel had to be
     /// told first. `None` if it is not one of the registered places.
     pub fn number(&mut self, ring: &IoUring, slot: &Slot) -> io::Result<Option<(u16, bool)>> {
         let index = slot.index();
-        let Some(known) = self.known.get_mut(index).filter(|_| slot.is_of(&self.arena)) else { return Ok(None) };
-        let new = !std::mem::replace(known, true);
+        let Some(registered) = self.registered.get_mut(index).filter(|_| slot.belongs_to(&self.arena)) else {
+            return Ok(None);
+        };
+        let new = !std::mem::replace(registered, true);
         if new {
-            let (start, bytes) = self.arena.whole(index);
+            let (start, bytes) = self.arena.slot_memory(index);
             let buffer = libc::iovec { iov_base: start.as_ptr().cast(), iov_len: bytes };
             // SAFETY: the memory is mapped as long as the arena lives, of which a handle is kept here, and that is kept
             // beside the ring.

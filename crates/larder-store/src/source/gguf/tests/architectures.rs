@@ -2,11 +2,11 @@
 
 use serde_json::{Value, json};
 
-use super::builder::File;
+use super::builder::GgufBuilder;
 
 /// One layer of `arch` that has an embedding and experts, and these parts besides.
-fn layer(arch: &str, parts: &[&str]) -> File {
-    let mut file = File::new()
+fn layer(arch: &str, parts: &[&str]) -> GgufBuilder {
+    let mut file = GgufBuilder::new()
         .text("general.architecture", arch)
         .uint(&format!("{arch}.block_count"), 1)
         .uint(&format!("{arch}.context_length"), 64)
@@ -25,7 +25,7 @@ fn layer(arch: &str, parts: &[&str]) -> File {
     file
 }
 
-fn config(file: &File) -> Value {
+fn config(file: &GgufBuilder) -> Value {
     use crate::source::Source;
     file.open().unwrap().config().clone()
 }
@@ -84,7 +84,7 @@ fn glm_leaves_out_the_blocks_that_predict_further() {
         .uint("glm4moe.attention.key_length", 8)
         .uint("glm4moe.rope.dimension_count", 4)
         .uint("glm4moe.expert_shared_count", 1);
-    let said = file.open().err().unwrap().what;
+    let said = file.open().err().unwrap().message;
     assert!(said.contains("no layer is left"), "{said}");
     let mut two = file;
     // The same file with a count of two blocks.
@@ -98,7 +98,7 @@ fn glm_leaves_out_the_blocks_that_predict_further() {
         }),
     );
     let softmax = two.uint("glm4moe.expert_gating_func", 1);
-    assert!(softmax.open().err().unwrap().what.contains("in a way (1)"));
+    assert!(softmax.open().err().unwrap().message.contains("in a way (1)"));
 }
 
 #[test]

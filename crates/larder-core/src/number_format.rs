@@ -3,9 +3,9 @@ use std::{fmt, str::FromStr};
 /// How the numbers of a tensor are stored.
 ///
 /// The block formats are those of GGUF, byte for byte: a row is a run of blocks, and a block holds
-/// [`block_len`](Kind::block_len) consecutive values of that row.
+/// [`block_len`](NumberFormat::block_len) consecutive values of that row.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Kind {
+pub enum NumberFormat {
     /// 32-bit float.
     F32,
     /// IEEE half.
@@ -24,30 +24,38 @@ pub enum Kind {
     Q6K,
 }
 
-impl Kind {
+impl NumberFormat {
     /// Every kind, in the order of the table in `docs/store.md`.
-    pub const ALL: [Kind; 8] =
-        [Kind::F32, Kind::F16, Kind::Bf16, Kind::Q8_0, Kind::Q4_0, Kind::Q4K, Kind::Q5K, Kind::Q6K];
+    pub const ALL: [NumberFormat; 8] = [
+        NumberFormat::F32,
+        NumberFormat::F16,
+        NumberFormat::Bf16,
+        NumberFormat::Q8_0,
+        NumberFormat::Q4_0,
+        NumberFormat::Q4K,
+        NumberFormat::Q5K,
+        NumberFormat::Q6K,
+    ];
 
     /// Values per block; 1 for the plain floats.
     pub const fn block_len(self) -> usize {
         match self {
-            Kind::F32 | Kind::F16 | Kind::Bf16 => 1,
-            Kind::Q8_0 | Kind::Q4_0 => 32,
-            Kind::Q4K | Kind::Q5K | Kind::Q6K => 256,
+            NumberFormat::F32 | NumberFormat::F16 | NumberFormat::Bf16 => 1,
+            NumberFormat::Q8_0 | NumberFormat::Q4_0 => 32,
+            NumberFormat::Q4K | NumberFormat::Q5K | NumberFormat::Q6K => 256,
         }
     }
 
     /// Bytes per block.
     pub const fn block_bytes(self) -> usize {
         match self {
-            Kind::F32 => 4,
-            Kind::F16 | Kind::Bf16 => 2,
-            Kind::Q8_0 => 34,
-            Kind::Q4_0 => 18,
-            Kind::Q4K => 144,
-            Kind::Q5K => 176,
-            Kind::Q6K => 210,
+            NumberFormat::F32 => 4,
+            NumberFormat::F16 | NumberFormat::Bf16 => 2,
+            NumberFormat::Q8_0 => 34,
+            NumberFormat::Q4_0 => 18,
+            NumberFormat::Q4K => 144,
+            NumberFormat::Q5K => 176,
+            NumberFormat::Q6K => 210,
         }
     }
 
@@ -61,7 +69,7 @@ impl Kind {
         (cols.is_multiple_of(self.block_len())).then_some(cols / self.block_len())?.checked_mul(self.block_bytes())
     }
 
-    /// Bytes of a `[rows, cols]` matrix, under the conditions of [`row_bytes`](Kind::row_bytes).
+    /// Bytes of a `[rows, cols]` matrix, under the conditions of [`row_bytes`](NumberFormat::row_bytes).
     pub fn matrix_bytes(self, rows: usize, cols: usize) -> Option<usize> {
         self.row_bytes(cols)?.checked_mul(rows)
     }
@@ -69,45 +77,45 @@ impl Kind {
     /// The name used in flags, manifests and messages.
     pub const fn name(self) -> &'static str {
         match self {
-            Kind::F32 => "f32",
-            Kind::F16 => "f16",
-            Kind::Bf16 => "bf16",
-            Kind::Q8_0 => "q8_0",
-            Kind::Q4_0 => "q4_0",
-            Kind::Q4K => "q4_k",
-            Kind::Q5K => "q5_k",
-            Kind::Q6K => "q6_k",
+            NumberFormat::F32 => "f32",
+            NumberFormat::F16 => "f16",
+            NumberFormat::Bf16 => "bf16",
+            NumberFormat::Q8_0 => "q8_0",
+            NumberFormat::Q4_0 => "q4_0",
+            NumberFormat::Q4K => "q4_k",
+            NumberFormat::Q5K => "q5_k",
+            NumberFormat::Q6K => "q6_k",
         }
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for NumberFormat {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         f.pad(self.name())
     }
 }
 
-/// A name that is no [`Kind`].
+/// A name that is no [`NumberFormat`].
 #[derive(Debug, thiserror::Error)]
 #[error("unknown number format '{0}'; the known ones are f32, f16, bf16, q8_0, q4_0, q4_k, q5_k, q6_k")]
-pub struct UnknownKind(pub String);
+pub struct UnknownNumberFormat(pub String);
 
-impl FromStr for Kind {
-    type Err = UnknownKind;
+impl FromStr for NumberFormat {
+    type Err = UnknownNumberFormat;
 
-    fn from_str(s: &str) -> Result<Self, UnknownKind> {
+    fn from_str(s: &str) -> Result<Self, UnknownNumberFormat> {
         let lower = s.to_ascii_lowercase();
-        Kind::ALL.into_iter().find(|k| k.name() == lower).ok_or_else(|| UnknownKind(s.to_owned()))
+        NumberFormat::ALL.into_iter().find(|k| k.name() == lower).ok_or_else(|| UnknownNumberFormat(s.to_owned()))
     }
 }
 
-impl serde::Serialize for Kind {
+impl serde::Serialize for NumberFormat {
     fn serialize<S: serde::Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
         s.serialize_str(self.name())
     }
 }
 
-impl<'de> serde::Deserialize<'de> for Kind {
+impl<'de> serde::Deserialize<'de> for NumberFormat {
     fn deserialize<D: serde::Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
         let name = String::deserialize(d)?;
         name.parse().map_err(serde::de::Error::custom)
@@ -120,18 +128,18 @@ mod tests {
 
     #[test]
     fn names_round_trip() {
-        for kind in Kind::ALL {
-            assert_eq!(kind.name().parse::<Kind>().unwrap(), kind);
+        for kind in NumberFormat::ALL {
+            assert_eq!(kind.name().parse::<NumberFormat>().unwrap(), kind);
         }
-        assert!("q3_k".parse::<Kind>().is_err());
+        assert!("q3_k".parse::<NumberFormat>().is_err());
     }
 
     #[test]
     fn row_bytes_wants_whole_blocks_and_never_overflows() {
-        assert_eq!(Kind::Q4_0.row_bytes(64), Some(36));
-        assert_eq!(Kind::Q4_0.row_bytes(40), None);
-        assert_eq!(Kind::Q6K.row_bytes(512), Some(420));
-        assert_eq!(Kind::F32.row_bytes(usize::MAX), None);
-        assert_eq!(Kind::F16.matrix_bytes(usize::MAX / 2, 2), None);
+        assert_eq!(NumberFormat::Q4_0.row_bytes(64), Some(36));
+        assert_eq!(NumberFormat::Q4_0.row_bytes(40), None);
+        assert_eq!(NumberFormat::Q6K.row_bytes(512), Some(420));
+        assert_eq!(NumberFormat::F32.row_bytes(usize::MAX), None);
+        assert_eq!(NumberFormat::F16.matrix_bytes(usize::MAX / 2, 2), None);
     }
 }

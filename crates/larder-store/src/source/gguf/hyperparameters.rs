@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use serde_json::{Map, Value, json};
 
-use super::{metadata::Metadata, names::View};
-use crate::error::{Fault, Result, StoreError};
+use super::{metadata::Metadata, names::HubTensor};
+use crate::error::{Result, StoreError, StoreErrorKind};
 
 /// Keys of a config.
 pub(super) type Keys = Map<String, Value>;
@@ -25,19 +25,19 @@ pub(super) fn layer_count(metadata: &Metadata) -> Result<u64> {
     let further = number("nextn_predict_layers")?.unwrap_or(0);
     blocks.checked_sub(further).filter(|layers| *layers > 0).ok_or_else(|| {
         let what = format!("has {blocks} blocks, of which {further} predict further tokens; no layer is left");
-        StoreError::new(Fault::Mismatch, metadata.path(), what)
+        StoreError::new(StoreErrorKind::Mismatch, metadata.path(), what)
     })
 }
 
 /// What the file says of the model; keys are below the architecture's name.
-pub(super) struct Facts<'a> {
+pub(super) struct Hyperparameters<'a> {
     pub metadata: &'a Metadata,
-    views: &'a HashMap<String, View>,
+    tensors: &'a HashMap<String, HubTensor>,
 }
 
-impl<'a> Facts<'a> {
-    pub fn of(metadata: &'a Metadata, views: &'a HashMap<String, View>) -> Self {
-        Facts { metadata, views }
+impl<'a> Hyperparameters<'a> {
+    pub fn of(metadata: &'a Metadata, tensors: &'a HashMap<String, HubTensor>) -> Self {
+        Hyperparameters { metadata, tensors }
     }
 
     pub fn layers(&self) -> Result<u64> {
@@ -72,14 +72,14 @@ impl<'a> Facts<'a> {
     }
 
     fn vocabulary(&self) -> Result<usize> {
-        let rows = self.views.get("model.embed_tokens.weight").and_then(|v| v.meta.shape.first()).copied();
+        let rows = self.tensors.get("model.embed_tokens.weight").and_then(|v| v.meta.shape.first()).copied();
         let rows = rows.ok_or_else(|| {
-            StoreError::new(Fault::Missing, self.metadata.path(), "holds no tensor 'token_embd.weight'")
+            StoreError::new(StoreErrorKind::Missing, self.metadata.path(), "holds no tensor 'token_embd.weight'")
         })?;
         match self.metadata.texts("tokenizer.ggml.tokens")? {
             Some(tokens) if tokens.len() != rows => {
                 let what = format!("has {} tokens, and {rows} rows in 'token_embd.weight'", tokens.len());
-                Err(StoreError::new(Fault::Mismatch, self.metadata.path(), what))
+                Err(StoreError::new(StoreErrorKind::Mismatch, self.metadata.path(), what))
             }
             _ => Ok(rows),
         }
@@ -217,7 +217,7 @@ impl<'a> Facts<'a> {
     }
 
     pub fn has(&self, tensor: &str) -> bool {
-        self.views.contains_key(tensor)
+        self.tensors.contains_key(tensor)
     }
 
     pub fn key(&self, key: &str) -> Result<String> {
@@ -249,6 +249,6 @@ impl<'a> Facts<'a> {
     }
 
     pub fn unsupported(&self, what: impl Into<String>) -> StoreError {
-        StoreError::new(Fault::Unsupported, self.metadata.path(), what)
+        StoreError::new(StoreErrorKind::Unsupported, self.metadata.path(), what)
     }
 }
