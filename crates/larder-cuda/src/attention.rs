@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use larder_core::NumberFormat;
-use larder_model::{DeviceAttention, DeviceRows, DeviceTable};
+use larder_model::{DeviceAttention, DeviceKvShape, DeviceKvView};
 
 use crate::driver::Driver;
 use crate::error::{GpuError, Result};
@@ -22,7 +22,7 @@ const ALIGN: usize = 16;
 /// What memory for scores grows by.
 const STEP: usize = 1 << 20;
 
-type Wanted<'a> = larder_kernels::Look<'a, DeviceTable>;
+type Wanted<'a> = larder_kernels::Look<'a, DeviceKvView>;
 
 /// Rows on the device, and what attention to them takes.
 pub struct Attention {
@@ -45,7 +45,7 @@ struct State {
 
 /// Rows on the device.
 struct Rows {
-    form: DeviceRows,
+    form: DeviceKvShape,
     room: Room,
 }
 
@@ -72,8 +72,8 @@ impl Attention {
 }
 
 impl DeviceAttention for Attention {
-    fn allocate(&self, form: DeviceRows) -> larder_model::Result<usize> {
-        let DeviceRows { kind, heads, row, .. } = form;
+    fn allocate(&self, form: DeviceKvShape) -> larder_model::Result<usize> {
+        let DeviceKvShape { kind, heads, row_bytes: row, .. } = form;
         if !matches!(kind, NumberFormat::F32 | NumberFormat::F16)
             || heads == 0
             || row == 0
@@ -112,7 +112,8 @@ impl State {
     }
 
     fn append(&mut self, rows: usize, at: usize, bytes: &[u8]) -> Result<()> {
-        let Rows { form: DeviceRows { heads, room, row, .. }, room: there } = self.rows(rows)?;
+        let Rows { form: DeviceKvShape { heads, capacity: room, row_bytes: row, .. }, room: there } =
+            self.rows(rows)?;
         let (heads, room, row, there) = (*heads, *room, *row, there.at());
         let count = bytes.len() / (heads * row);
         if !bytes.len().is_multiple_of(heads * row) || at + count > room {
@@ -130,12 +131,12 @@ impl State {
 
     fn copy(&self, from: usize, to: usize, count: usize) -> Result<()> {
         let (from, to) = (self.rows(from)?, self.rows(to)?);
-        let (DeviceRows { kind, heads, room, row }, new) = (from.form, to.form);
-        if (DeviceRows { room, ..new }) != from.form || count > room.min(new.room) {
-            let (room, there) = (from.form.room, new.room);
+        let (DeviceKvShape { kind, heads, capacity: room, row_bytes: row }, new) = (from.form, to.form);
+        if (DeviceKvShape { capacity: room, ..new }) != from.form || count > room.min(new.capacity) {
+            let (room, there) = (from.form.capacity, new.capacity);
             return Err(bad(format!("{count} of {room} rows in {kind} cannot be copied to {there} in {}", new.kind)));
         }
-        let (from_head, to_head, bytes) = (room * row, new.room * row, row);
+        let (from_head, to_head, bytes) = (room * row, new.capacity * row, row);
         let (from, to) = (from.room.at(), to.room.at());
         self.launches.copy_rows(&Copied { from, from_head, from_row: row, to, to_head, bytes, count, heads })
     }
@@ -161,13 +162,13 @@ impl State {
 
     /// Copies a look to the device with all that it has but tables, and says where it is.
     fn send(&mut self, look: &Wanted, span: usize, shares: u64) -> Result<(Look, u64)> {
-        let (keys, values) = (self.rows(look.keys.rows)?, self.rows(look.values.rows)?);
+        let (keys, values) = (self.rows(look.keys.block)?, self.rows(look.values.block)?);
         let mut listed = Look {
             queries: 0,
             keys: keys.room.at(),
             values: values.room.at(),
-            key_head: (keys.form.room * keys.form.row) as u64,
-            value_head: (values.form.room * values.form.row) as u64,
+            key_head: (keys.form.capacity * keys.form.row_bytes) as u64,
+            value_head: (values.form.capacity * values.form.row_bytes) as u64,
             seen: 0,
             sinks: 0,
             scores: self.scores.at(),
@@ -176,8 +177,8 @@ impl State {
             count: word(look.seen.len())?,
             heads: word(look.heads)?,
             group: word(look.heads / look.kv_heads)?,
-            key_row: word(keys.form.row)?,
-            value_row: word(values.form.row)?,
+            key_row: word(keys.form.row_bytes)?,
+            value_row: word(values.form.row_bytes)?,
             key_width: word(look.keys.width)?,
             value_width: word(look.values.width)?,
             stride: word(span)?,
@@ -202,10 +203,12 @@ impl State {
 
     /// That shapes fit, because nobody looks at them below. Returns how keys and values are stored.
     fn check(&self, look: &Wanted, out: &[f32]) -> Result<[NumberFormat; 2]> {
-        let (keys, values) = (self.rows(look.keys.rows)?.form, self.rows(look.values.rows)?.form);
+        let (keys, values) = (self.rows(look.keys.block)?.form, self.rows(look.values.block)?.form);
         let (count, end) = (look.seen.len(), look.seen.iter().map(|seen| seen.end).max().unwrap_or_default());
-        let fits = |form: DeviceRows, width: usize| {
-            form.heads == look.kv_heads && (1..=form.row / form.kind.block_bytes()).contains(&width) && end <= form.room
+        let fits = |form: DeviceKvShape, width: usize| {
+            form.heads == look.kv_heads
+                && (1..=form.row_bytes / form.kind.block_bytes()).contains(&width)
+                && end <= form.capacity
         };
         let all = look.heads.is_multiple_of(look.kv_heads)
             && fits(keys, look.keys.width)

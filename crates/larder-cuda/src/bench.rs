@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use larder_core::{ExpertId, ExpertLayout, Gate, NumberFormat};
 use larder_kernels::Inputs;
-use larder_model::{Activation, Call, DeviceBench, Routed};
+use larder_model::{Activation, DeviceExperts, MoeCall, Routed};
 
 use crate::driver::{Driver, Stream};
 use crate::error::{GpuError, Result};
@@ -67,7 +67,7 @@ impl Bench {
         self.experts.reserve(layout, places.min(gate.experts), places)
     }
 
-    fn take_inputs(&mut self, call: &Call, routed: &Routed, layout: &ExpertLayout) -> Result<()> {
+    fn take_inputs(&mut self, call: &MoeCall, routed: &Routed, layout: &ExpertLayout) -> Result<()> {
         self.hidden = call.x.len() / call.tokens;
         self.places.clear();
         let quantise = !layout.gate.kind.is_float() || !layout.up.kind.is_float();
@@ -87,7 +87,7 @@ impl Bench {
 
     fn begin_group(
         &mut self,
-        call: &Call,
+        call: &MoeCall,
         routed: &Routed,
         layout: &ExpertLayout,
         group: &[(ExpertId, usize)],
@@ -104,7 +104,7 @@ impl Bench {
     }
 
     /// Notes the places of each expert, one expert after the other.
-    fn find_places(&mut self, call: &Call, routed: &Routed, group: &[(ExpertId, usize)]) {
+    fn find_places(&mut self, call: &MoeCall, routed: &Routed, group: &[(ExpertId, usize)]) {
         let (k, done) = (call.gate.top_k as u32, self.places.len());
         self.group.clear();
         for (expert, slot) in group {
@@ -119,7 +119,7 @@ impl Bench {
     }
 }
 
-impl DeviceBench for Bench {
+impl DeviceExperts for Bench {
     fn prepare(
         &mut self,
         layout: &ExpertLayout,
@@ -135,13 +135,13 @@ impl DeviceBench for Bench {
         Ok(self.reserve(layout, gate, tokens)?)
     }
 
-    fn begin(&mut self, call: &Call, routed: &Routed, layout: &ExpertLayout) {
+    fn begin(&mut self, call: &MoeCall, routed: &Routed, layout: &ExpertLayout) {
         self.failed = self.take_inputs(call, routed, layout).err();
     }
 
     fn compute(
         &mut self,
-        call: &Call,
+        call: &MoeCall,
         routed: &Routed,
         layout: &ExpertLayout,
         group: &[(ExpertId, usize)],

@@ -39,7 +39,7 @@
 //!
 //! # Memory
 //!
-//! The arena should take what is left when all else has its place: open, [`keep`](larder_model::DeviceProducts::keep)
+//! The arena should take what is left when all else has its place: open, [`upload`](larder_model::DeviceProducts::upload)
 //! resident weights, [`reserve`](Bench::reserve) for the longest call, and let the link allocate last. After that nothing
 //! is taken but for calls that are longer.
 //!

@@ -65,11 +65,11 @@ impl Products {
 }
 
 impl DeviceProducts for Products {
-    fn takes(&self, bytes: usize) -> bool {
+    fn accepts(&self, bytes: usize) -> bool {
         bytes >= self.least
     }
 
-    fn keep(&self, weights: Weights) -> larder_model::Result<usize> {
+    fn upload(&self, weights: Weights) -> larder_model::Result<usize> {
         let Weights { kind, order, rows, cols, bytes } = weights;
         let part = ExpertPart { kind, order, rows, cols, offset: 0, bytes: bytes.len() };
         let mut state = self.lock();

@@ -11,8 +11,8 @@ use larder_cache::{Cache, CacheScope, Shards};
 use larder_core::{ExpertId, ExpertLayout, Gate, Geometry, LayerIdx, NumberFormat};
 use larder_edge::wire::Format;
 use larder_edge::{Agreed, Bank, Crowd, Edge, Held, Machine, Machines, Manner, Options, Tls, serve};
-use larder_engine::{Routing, Streaming};
-use larder_model::{Activation, Call, Compute, ExpertPath};
+use larder_engine::{Routing, StreamingPath};
+use larder_model::{Activation, ComputeContext, ExpertPath, MoeCall};
 use larder_policy::eviction::{EvictionSpec, Help, Setting};
 use larder_store::StoreError;
 use larder_store::reader::{Arena, MemoryReader};
@@ -55,8 +55,8 @@ fn agreed(hidden: usize) -> Agreed {
     Agreed { model: "0".repeat(32), geometry: geometry(hidden), exact: false }
 }
 
-fn compute() -> Arc<Compute> {
-    Arc::new(Compute::new(1, false).expect("no threads"))
+fn compute() -> Arc<ComputeContext> {
+    Arc::new(ComputeContext::new(1, false).expect("no threads"))
 }
 
 fn work(hidden: usize) {
@@ -97,7 +97,7 @@ fn measure(hidden: usize, format: Format) {
     let (_worker, topology) = start(hidden);
     let manner = Manner { format, deadline: Duration::from_secs(5) };
     let crowd = Crowd::start(&topology, agreed(hidden), manner).expect("a worker");
-    let local = Streaming::new(Routing::default(), cache(&geometry(hidden)), compute(), 0);
+    let local = StreamingPath::new(Routing::default(), cache(&geometry(hidden)), compute(), 0);
     let mut edge = Edge::new(local, crowd, None, Held::none(&geometry(hidden)));
     let gate = Gate::softmax(16, TOP_K, true);
     let x: Vec<f32> = (0..hidden).map(|i| (i as f32).sin()).collect();
@@ -105,7 +105,7 @@ fn measure(hidden: usize, format: Format) {
     let mut beyond = Vec::new();
     for round in 0..ROUNDS {
         let logits: Vec<f32> = (0..16).map(|e| ((e * 7 + round * 3) % 16) as f32).collect();
-        let call = Call { layer: LAYER, gate: &gate, act: Activation::Silu, logits: &logits, x: &x, tokens: 1 };
+        let call = MoeCall { layer: LAYER, gate: &gate, act: Activation::Silu, logits: &logits, x: &x, tokens: 1 };
         let busy = edge.report().workers[0].seconds_busy;
         let start = Instant::now();
         edge.forward(&call, &mut out).expect("an answer");

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use larder_core::{ExpertId, Gate, LayerIdx};
-use larder_model::{Activation, Call, Routed};
+use larder_model::{Activation, MoeCall, Routed};
 
 use crate::agreed::{Agreed, MOST_TOKENS, VERSION, short};
 use crate::numbers;
@@ -64,8 +64,8 @@ impl Job {
     }
 
     /// As the workbench wants it.
-    pub fn call(&self) -> Call<'_> {
-        Call { layer: self.layer, gate: &self.gate, act: self.act, logits: &[], x: &self.x, tokens: self.states }
+    pub fn call(&self) -> MoeCall<'_> {
+        MoeCall { layer: self.layer, gate: &self.gate, act: self.act, logits: &[], x: &self.x, tokens: self.states }
     }
 }
 

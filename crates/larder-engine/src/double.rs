@@ -5,18 +5,18 @@ use std::time::Duration;
 
 use larder_cache::tiers::{Begun, DeviceSlots};
 use larder_core::{ExpertId, ExpertLayout, Gate, LayerIdx};
-use larder_model::{Activation, Call, Compute, DeviceBench, ModelError, Routed, Workbench};
+use larder_model::{Activation, ComputeContext, DeviceExperts, ExpertWorkspace, ModelError, MoeCall, Routed};
 
-use crate::rng::Rng;
+use crate::rng::Xoshiro256;
 
-/// Computes on the bytes of [`DeviceSlots`], nothing before [`finish`](DeviceBench::finish): who overwrites a slot too
+/// Computes on the bytes of [`DeviceSlots`], nothing before [`finish`](DeviceExperts::finish): who overwrites a slot too
 /// early gets other results.
-pub struct BenchDouble {
+pub struct DeviceExpertsDouble {
     slots: DeviceSlots,
-    bench: Workbench,
+    workspace: ExpertWorkspace,
     /// One call in so many fails, by chance; 0 for none.
     failing: u64,
-    random: Rng,
+    random: Xoshiro256,
     under_way: Option<UnderWay>,
 }
 
@@ -32,10 +32,16 @@ struct UnderWay {
     groups: Vec<Vec<(ExpertId, Begun)>>,
 }
 
-impl BenchDouble {
+impl DeviceExpertsDouble {
     /// On these slots, with the kernels of this processor; nothing fails.
-    pub fn new(slots: DeviceSlots, compute: Arc<Compute>, seed: u64) -> Self {
-        BenchDouble { slots, bench: Workbench::new(compute), failing: 0, random: Rng::new(seed), under_way: None }
+    pub fn new(slots: DeviceSlots, compute: Arc<ComputeContext>, seed: u64) -> Self {
+        DeviceExpertsDouble {
+            slots,
+            workspace: ExpertWorkspace::new(compute),
+            failing: 0,
+            random: Xoshiro256::new(seed),
+            under_way: None,
+        }
     }
 
     /// One call in so many fails.
@@ -45,19 +51,19 @@ impl BenchDouble {
     }
 }
 
-impl DeviceBench for BenchDouble {
+impl DeviceExperts for DeviceExpertsDouble {
     fn prepare(&mut self, _: &ExpertLayout, _: Activation, _: &Gate, _: usize) -> Result<(), ModelError> {
         Ok(())
     }
 
-    fn begin(&mut self, call: &Call, routed: &Routed, layout: &ExpertLayout) {
+    fn begin(&mut self, call: &MoeCall, routed: &Routed, layout: &ExpertLayout) {
         assert!(self.under_way.is_none(), "a call was not finished");
-        let Call { layer, gate, act, x, tokens, .. } = *call;
+        let MoeCall { layer, gate, act, x, tokens, .. } = *call;
         let (gate, x, routed, layout) = (gate.clone(), x.to_vec(), routed.clone(), layout.clone());
         self.under_way = Some(UnderWay { layer, gate, act, x, tokens, routed, layout, groups: Vec::new() });
     }
 
-    fn compute(&mut self, _: &Call, _: &Routed, _: &ExpertLayout, group: &[(ExpertId, usize)]) -> Option<Duration> {
+    fn compute(&mut self, _: &MoeCall, _: &Routed, _: &ExpertLayout, group: &[(ExpertId, usize)]) -> Option<Duration> {
         let begun = group.iter().map(|(expert, at)| (*expert, self.slots.begin(*at))).collect();
         self.under_way.as_mut().expect("begun before").groups.push(begun);
         None
@@ -69,15 +75,15 @@ impl DeviceBench for BenchDouble {
         if self.failing > 0 && self.random.bits().is_multiple_of(self.failing) {
             return Err(ModelError::Device(format!("{layer}: computing on the device failed: it has gone away")));
         }
-        let call = Call { layer, gate: &gate, act, logits: &[], x: &x, tokens };
-        self.bench.begin(&call, &routed, &layout);
+        let call = MoeCall { layer, gate: &gate, act, logits: &[], x: &x, tokens };
+        self.workspace.begin(&call, &routed, &layout);
         for group in groups {
             let group: Vec<(ExpertId, Vec<u8>)> = group.into_iter().map(|(e, begun)| (e, begun.bytes())).collect();
             let lent: Vec<_> = group.iter().map(|(e, bytes)| (*e, &bytes[..layout.bytes])).collect();
-            self.bench.compute(&call, &routed, &layout, &lent);
+            self.workspace.compute(&call, &routed, &layout, &lent);
             let computed = |id: &ExpertId| group.iter().any(|(e, _)| e == id);
             let places = (0..).zip(&routed.ids).filter(|(_, id)| computed(id));
-            places.for_each(|(place, _)| put(place, self.bench.output(place, x.len() / tokens)));
+            places.for_each(|(place, _)| put(place, self.workspace.output(place, x.len() / tokens)));
         }
         Ok(())
     }

@@ -2,17 +2,17 @@
 
 use std::time::{Duration, Instant};
 
-use larder_model::{ExpertPath, ModelError, Rows};
+use larder_model::{ExpertPath, LogitsFor, ModelError};
 
 use crate::sampler::{Sampler, SamplerError};
-use crate::session::{CHUNK, Session};
+use crate::session::{PREFILL_CHUNK, Session};
 use crate::stop::StopMatcher;
-use crate::times::Times;
+use crate::times::PhaseTimes;
 use crate::tokenizer::Tokenizer;
 
 /// Why a text ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Finish {
+pub enum FinishReason {
     /// The model said so.
     EndOfText,
     /// A stop string appeared.
@@ -27,13 +27,13 @@ pub enum Finish {
 
 /// What was written, and how long it took.
 #[derive(Debug)]
-pub struct Written {
+pub struct Generated {
     /// The tokens, the one that ended the text included.
     pub ids: Vec<u32>,
     /// Why it ended.
-    pub finish: Finish,
+    pub finish: FinishReason,
     /// Time to read the prompt.
-    pub prompt_time: Duration,
+    pub prefill_time: Duration,
     /// Time from there to the end.
     pub decode_time: Duration,
 }
@@ -65,13 +65,13 @@ pub struct Request<'a> {
 
 /// A reading of tokens that is over: the prompt, or one token that was written.
 #[derive(Clone, Copy, Debug)]
-pub struct Step {
+pub struct StepStats {
     /// How many tokens were read.
     pub tokens: usize,
     /// How long it took.
     pub time: Duration,
     /// On what.
-    pub times: Times,
+    pub times: PhaseTimes,
 }
 
 /// Who listens while a text is written.
@@ -85,7 +85,7 @@ pub trait Listener<P> {
     }
 
     /// Tokens have been read, with experts from `experts`.
-    fn step(&mut self, step: &Step, experts: &P) {
+    fn step(&mut self, step: &StepStats, experts: &P) {
         let _ = (step, experts);
     }
 }
@@ -96,45 +96,45 @@ pub fn generate<P: ExpertPath>(
     tokenizer: &Tokenizer,
     mut request: Request,
     listener: &mut dyn Listener<P>,
-) -> Result<Written, GenerateError> {
+) -> Result<Generated, GenerateError> {
     let start = Instant::now();
     let mut logits = read(session, request.prompt, listener)?;
-    let prompt_time = start.elapsed();
+    let prefill_time = start.elapsed();
 
-    let mut text = tokenizer.stream(true);
+    let mut text = tokenizer.detokenizer(true);
     let mut ids = Vec::new();
     let finish = loop {
         if ids.len() == request.max_tokens {
-            break Finish::Length;
+            break FinishReason::Length;
         }
         let id = request.sampler.sample(&mut logits, session.tokens())?;
         ids.push(id);
         listener.token(id);
         if request.eos.contains(&id) {
-            break Finish::EndOfText;
+            break FinishReason::EndOfText;
         }
         let piece = request.stop.push(&text.push(id));
         if !piece.is_empty() && !listener.text(&piece) {
-            break Finish::Cancelled;
+            break FinishReason::Cancelled;
         }
         if request.stop.stopped().is_some() {
-            break Finish::StopString;
+            break FinishReason::StopString;
         }
-        if session.room() == 0 {
-            break Finish::Context;
+        if session.remaining() == 0 {
+            break FinishReason::Context;
         }
         if ids.len() < request.max_tokens {
             logits = read(session, &[id], listener)?;
         }
     };
-    if finish != Finish::Cancelled && finish != Finish::StopString {
+    if finish != FinishReason::Cancelled && finish != FinishReason::StopString {
         let mut rest = request.stop.push(&text.finish());
         rest.push_str(&request.stop.finish());
         if !rest.is_empty() {
             listener.text(&rest);
         }
     }
-    Ok(Written { ids, finish, prompt_time, decode_time: start.elapsed() - prompt_time })
+    Ok(Generated { ids, finish, prefill_time, decode_time: start.elapsed() - prefill_time })
 }
 
 fn read<P: ExpertPath>(
@@ -143,8 +143,8 @@ fn read<P: ExpertPath>(
     listener: &mut dyn Listener<P>,
 ) -> Result<Vec<f32>, ModelError> {
     let (start, before) = (Instant::now(), session.times());
-    let logits = session.read(tokens, CHUNK, Rows::Last, &mut ())?;
-    let step = Step { tokens: tokens.len(), time: start.elapsed(), times: session.times() - before };
+    let logits = session.forward(tokens, PREFILL_CHUNK, LogitsFor::Last, &mut ())?;
+    let step = StepStats { tokens: tokens.len(), time: start.elapsed(), times: session.times() - before };
     listener.step(&step, session.experts());
     Ok(logits)
 }

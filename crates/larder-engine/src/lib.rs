@@ -2,13 +2,14 @@
 //!
 //! Nothing here opens a file: the files of a model arrive as bytes.
 
-mod cached;
-mod decoder;
+mod cached_path;
+mod detokenizer;
+mod detokenizer_steps;
 mod double;
 mod generate;
-mod generation;
-mod outline;
+mod generation_config;
 mod overlap;
+mod precheck;
 mod record;
 mod rng;
 mod routing;
@@ -16,7 +17,6 @@ mod sampler;
 mod sequence;
 mod session;
 mod stop;
-mod stream;
 mod streaming;
 mod template;
 mod tiered;
@@ -28,21 +28,21 @@ mod utf8;
 #[cfg(test)]
 mod reference;
 
-pub use cached::Cached;
-pub use double::BenchDouble;
-pub use generate::{Finish, GenerateError, Listener, Request, Step, Written, generate};
-pub use generation::GenerationConfig;
+pub use cached_path::CachedPath;
+pub use detokenizer::Detokenizer;
+pub use double::DeviceExpertsDouble;
+pub use generate::{FinishReason, GenerateError, Generated, Listener, Request, StepStats, generate};
+pub use generation_config::GenerationConfig;
 pub use record::Recorder;
-pub use rng::Rng;
+pub use rng::Xoshiro256;
 pub use routing::Routing;
 pub use sampler::{Sampler, SamplerError, Sampling};
 pub use sequence::Sequence;
-pub use session::{CHUNK, Session};
+pub use session::{PREFILL_CHUNK, Session};
 pub use stop::{StopError, StopMatcher};
-pub use stream::Detokenizer;
-pub use streaming::Streaming;
+pub use streaming::StreamingPath;
 pub use template::{ChatInput, ChatTemplate, Moment, TemplateError};
-pub use tiered::Tiered;
-pub use times::Times;
+pub use tiered::TieredPath;
+pub use times::PhaseTimes;
 pub use tokenizer::{EncodeError, Tokenizer};
 pub use tokenizer_config::{ConfigError, TokenizerConfig};

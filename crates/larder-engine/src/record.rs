@@ -2,7 +2,7 @@
 
 use half::f16;
 use larder_core::{Geometry, Trace, TraceError, TracePass};
-use larder_model::{Call, Routed};
+use larder_model::{MoeCall, Routed};
 
 /// Takes the choices of every layer and makes a trace of them, pass by pass.
 pub struct Recorder {
@@ -34,7 +34,7 @@ impl Recorder {
     }
 
     /// A layer has chosen. A pass whose layers do not all choose, because it failed, is left out.
-    pub fn note(&mut self, call: &Call, routed: &Routed) {
+    pub fn record(&mut self, call: &MoeCall, routed: &Routed) {
         let Some(row) = self.rows[call.layer.index()] else { return };
         if row == 0 {
             self.ids.clear();
@@ -64,7 +64,7 @@ impl Recorder {
     }
 
     /// A word on where the trace comes from.
-    pub fn say(&mut self, key: &str, value: String) {
+    pub fn set_meta(&mut self, key: &str, value: String) {
         self.trace.meta.insert(key.to_owned(), value);
     }
 

@@ -1,15 +1,15 @@
 /// A random generator that gives the same numbers for a seed on every platform: xoshiro256++, its state filled by
 /// SplitMix64 from the seed.
 #[derive(Clone, Debug)]
-pub struct Rng {
+pub struct Xoshiro256 {
     state: [u64; 4],
 }
 
-impl Rng {
+impl Xoshiro256 {
     /// The generator for `seed`.
     pub fn new(seed: u64) -> Self {
         let mut mix = seed;
-        Rng { state: std::array::from_fn(|_| split_mix(&mut mix)) }
+        Xoshiro256 { state: std::array::from_fn(|_| split_mix(&mut mix)) }
     }
 
     /// The next 64 random bits.
@@ -41,7 +41,7 @@ mod tests {
     #[test]
     fn the_state_follows_the_published_recurrence() {
         // First outputs of xoshiro256++ from the state 1, 2, 3, 4, as its authors' program prints them.
-        let mut rng = Rng { state: [1, 2, 3, 4] };
+        let mut rng = Xoshiro256 { state: [1, 2, 3, 4] };
         let got: Vec<u64> = (0..5).map(|_| rng.bits()).collect();
         assert_eq!(got, [41943041, 58720359, 3588806011781223, 3591011842654386, 9228616714210784205]);
     }
@@ -56,7 +56,7 @@ mod tests {
 
     #[test]
     fn units_fill_the_interval_evenly() {
-        let mut rng = Rng::new(7);
+        let mut rng = Xoshiro256::new(7);
         let mut counts = [0; 8];
         for _ in 0..80_000 {
             counts[(rng.unit() * 8.0) as usize] += 1;

@@ -1,7 +1,7 @@
 //! A routing strategy at work: it chooses, and what it costs is counted.
 
 use larder_core::{ExpertId, Gate, Residency};
-use larder_model::{Call, Routed, route};
+use larder_model::{MoeCall, Routed, route};
 use larder_policy::routing::quality::{Comparison, Quality};
 use larder_policy::routing::{Ask, Router, RouterReport};
 
@@ -27,7 +27,7 @@ impl Routing {
     }
 
     /// The experts and weights of every token of a call, the layer being the `row`th that has experts.
-    pub fn route(&mut self, call: &Call, row: usize, residency: &dyn Residency) -> Routed {
+    pub fn route(&mut self, call: &MoeCall, row: usize, residency: &dyn Residency) -> Routed {
         match &mut self.lossy {
             None => route(call),
             Some(lossy) => lossy.route(call, row, residency),
@@ -46,7 +46,7 @@ impl Routing {
 }
 
 /// What the model itself would choose by these logits, likeliest first.
-pub(crate) fn likeliest(gate: &Gate, logits: &[f32]) -> Vec<ExpertId> {
+pub(crate) fn top_k_experts(gate: &Gate, logits: &[f32]) -> Vec<ExpertId> {
     let (mut values, mut ids) = (Vec::new(), Vec::new());
     gate.selection_scores(logits, &mut values);
     gate.choose(&values, &mut ids);
@@ -54,7 +54,7 @@ pub(crate) fn likeliest(gate: &Gate, logits: &[f32]) -> Vec<ExpertId> {
 }
 
 impl Lossy {
-    fn route(&mut self, call: &Call, row: usize, residency: &dyn Residency) -> Routed {
+    fn route(&mut self, call: &MoeCall, row: usize, residency: &dyn Residency) -> Routed {
         let (gate, decode) = (call.gate, call.tokens == 1);
         let mut routed = Routed::default();
         for logits in call.logits.chunks_exact(gate.experts) {

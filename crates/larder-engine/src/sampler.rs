@@ -4,7 +4,7 @@
 
 use std::cmp::Ordering;
 
-use crate::rng::Rng;
+use crate::rng::Xoshiro256;
 
 /// How to choose the next token.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -99,7 +99,7 @@ impl Sampling {
 #[derive(Clone, Debug)]
 pub struct Sampler {
     sampling: Sampling,
-    rng: Rng,
+    rng: Xoshiro256,
     seen: Vec<bool>,
     candidates: Vec<Candidate>,
     /// Tokens before the answer.
@@ -118,11 +118,11 @@ impl Sampler {
     /// A sampler for checked settings.
     pub fn new(sampling: Sampling, seed: u64) -> Result<Self, SamplerError> {
         let (seen, candidates) = (Vec::new(), Vec::new());
-        Ok(Sampler { sampling: sampling.checked()?, rng: Rng::new(seed), seen, candidates, prompt: 0 })
+        Ok(Sampler { sampling: sampling.checked()?, rng: Xoshiro256::new(seed), seen, candidates, prompt: 0 })
     }
 
     /// The same where the first `prompt` tokens are not the answer's.
-    pub fn after(self, prompt: usize) -> Self {
+    pub fn with_prompt_len(self, prompt: usize) -> Self {
         Sampler { prompt, ..self }
     }
 
@@ -356,7 +356,7 @@ mod tests {
     fn what_the_answer_has_is_penalised_by_how_often() {
         let mut logits = [3.0, 3.0, 3.0, 0.5];
         let penalties = Sampling { frequency_penalty: 1.0, presence_penalty: 0.5, ..Sampling::default() };
-        let mut sampler = sampler(penalties).after(2);
+        let mut sampler = sampler(penalties).with_prompt_len(2);
         assert_eq!(sampler.sample(&mut logits, &[2, 2, 0, 1, 0, 99]), Ok(2));
         assert_eq!(logits, [0.5, 1.5, 3.0, 0.5]);
     }

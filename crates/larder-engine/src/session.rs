@@ -1,12 +1,12 @@
 //! A sequence with the decoder and the experts that it runs on.
 
-use larder_model::{Decoder, ExpertPath, ModelError, Rows, Tap};
+use larder_model::{Decoder, ExpertPath, LogitsFor, ModelError, Tap};
 
 use crate::sequence::Sequence;
-use crate::times::Times;
+use crate::times::PhaseTimes;
 
 /// How many tokens of a prompt are read at once unless said otherwise.
-pub const CHUNK: usize = 256;
+pub const PREFILL_CHUNK: usize = 256;
 
 /// A sequence being read and written, by one that has a decoder and its experts to itself for as long.
 pub struct Session<'m, P> {
@@ -33,8 +33,8 @@ impl<'m, P: ExpertPath> Session<'m, P> {
 
     /// The sequence will have `len` tokens in the end: where positions depend on that, they do from the start, however
     /// few are read at once.
-    pub fn plan(&mut self, len: usize) {
-        self.sequence.plan(len);
+    pub fn plan_len(&mut self, len: usize) {
+        self.sequence.plan_len(len);
     }
 
     /// All tokens so far.
@@ -58,23 +58,23 @@ impl<'m, P: ExpertPath> Session<'m, P> {
     }
 
     /// Tokens that still fit.
-    pub fn room(&self) -> usize {
-        self.sequence.room()
+    pub fn remaining(&self) -> usize {
+        self.sequence.remaining()
     }
 
     /// Where time went so far.
-    pub fn times(&self) -> Times {
+    pub fn times(&self) -> PhaseTimes {
         self.sequence.times()
     }
 
     /// Bytes that the sequence's memory holds.
-    pub fn state_bytes(&self) -> usize {
-        self.sequence.state_bytes()
+    pub fn kv_bytes(&self) -> usize {
+        self.sequence.kv_bytes()
     }
 
-    /// Tokens that need not be read again for `prompt`; see [`Sequence::shared_with`].
-    pub fn shared_with(&self, prompt: &[u32]) -> usize {
-        self.sequence.shared_with(prompt)
+    /// Tokens that need not be read again for `prompt`; see [`Sequence::common_prefix`].
+    pub fn common_prefix(&self, prompt: &[u32]) -> usize {
+        self.sequence.common_prefix(prompt)
     }
 
     /// Goes back to the first `len` tokens; see [`Sequence::rewind`].
@@ -85,13 +85,13 @@ impl<'m, P: ExpertPath> Session<'m, P> {
     /// Reads `tokens`, at most `chunk` at once, and returns the logits of every one or of the last one.
     ///
     /// However they are cut, the logits are those of one call. On an error nothing has been read.
-    pub fn read(
+    pub fn forward(
         &mut self,
         tokens: &[u32],
         chunk: usize,
-        rows: Rows,
+        logits_for: LogitsFor,
         tap: &mut dyn Tap,
     ) -> Result<Vec<f32>, ModelError> {
-        self.sequence.read(self.decoder, self.experts, tokens, chunk, rows, tap)
+        self.sequence.forward(self.decoder, self.experts, tokens, chunk, logits_for, tap)
     }
 }

@@ -4,53 +4,53 @@ use std::sync::Arc;
 
 use larder_cache::{Cache, Traffic, Visit};
 use larder_core::{ExpertId, Gate, LayerIdx, Presence, Residency};
-use larder_model::{Call, Compute, ExpertPath, ModelError, Routed, Workbench, distinct};
+use larder_model::{ComputeContext, ExpertPath, ExpertWorkspace, ModelError, MoeCall, Routed, distinct};
 use larder_policy::eviction::{Eviction, Setting};
 
-use crate::cached::Cached;
-use crate::routing::{Routing, likeliest};
+use crate::cached_path::CachedPath;
+use crate::routing::{Routing, top_k_experts};
 
 /// Routes, has the experts brought in, computes each as it is there, and sums in rank order.
-pub struct Streaming {
+pub struct StreamingPath {
     routing: Routing,
     cache: Cache,
-    bench: Workbench,
+    workspace: ExpertWorkspace,
     prefetch: usize,
 }
 
-impl Streaming {
+impl StreamingPath {
     /// Experts chosen by `routing` from `cache`, computed by `compute`. Of what the next layer will probably choose and
     /// is not there, the `prefetch` likeliest are read ahead.
-    pub fn new(routing: Routing, cache: Cache, compute: Arc<Compute>, prefetch: usize) -> Self {
-        Streaming { routing, cache, bench: Workbench::new(compute), prefetch }
+    pub fn new(routing: Routing, cache: Cache, compute: Arc<ComputeContext>, prefetch: usize) -> Self {
+        StreamingPath { routing, cache, workspace: ExpertWorkspace::new(compute), prefetch }
     }
 }
 
 /// The steps of a layer, for who lets others compute some of its experts.
-impl Streaming {
+impl StreamingPath {
     /// The experts of every token of a call.
-    pub fn route(&mut self, call: &Call) -> Routed {
+    pub fn route(&mut self, call: &MoeCall) -> Routed {
         self.routing.route(call, self.cache.row(call.layer), self.cache.residency())
     }
 
     /// Takes a call's inputs.
-    pub fn begin(&mut self, call: &Call, routed: &Routed) {
-        self.bench.begin(call, routed, self.cache.layout(call.layer));
+    pub fn begin(&mut self, call: &MoeCall, routed: &Routed) {
+        self.workspace.begin(call, routed, self.cache.layout(call.layer));
     }
 
     /// Computes some of the experts that the call's tokens chose, distinct and in order of rank.
-    pub fn compute(&mut self, call: &Call, routed: &Routed, wanted: &[ExpertId]) -> Result<(), ModelError> {
-        let Streaming { cache, bench, .. } = self;
+    pub fn compute(&mut self, call: &MoeCall, routed: &Routed, wanted: &[ExpertId]) -> Result<(), ModelError> {
+        let StreamingPath { cache, workspace, .. } = self;
         cache
             .visit(call.layer, wanted, call.logits_of_one(), &mut |layout, group| {
-                bench.compute(call, routed, layout, group)
+                workspace.compute(call, routed, layout, group)
             })
             .map_err(|e| ModelError::Expert(e.to_string()))
     }
 
     /// Where the outputs of what was computed are.
-    pub fn bench(&self) -> &Workbench {
-        &self.bench
+    pub fn workspace(&self) -> &ExpertWorkspace {
+        &self.workspace
     }
 
     /// Whether an expert is in memory.
@@ -64,7 +64,7 @@ impl Streaming {
     }
 }
 
-impl Cached for Streaming {
+impl CachedPath for StreamingPath {
     fn traffic(&self) -> Traffic {
         self.cache.traffic()
     }
@@ -85,7 +85,7 @@ impl Cached for Streaming {
         self.routing = routing;
     }
 
-    fn setting(&self) -> Setting {
+    fn cache_shape(&self) -> Setting {
         *self.cache.setting()
     }
 
@@ -98,20 +98,20 @@ impl Cached for Streaming {
     }
 }
 
-impl ExpertPath for Streaming {
-    fn forward(&mut self, call: &Call, out: &mut [f32]) -> Result<Routed, ModelError> {
+impl ExpertPath for StreamingPath {
+    fn forward(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<Routed, ModelError> {
         let routed = self.route(call);
         self.begin(call, &routed);
         self.compute(call, &routed, &distinct(&routed.ids, call.gate.experts))?;
-        self.bench.sum(call, &routed, out);
+        self.workspace.sum(call, &routed, out);
         Ok(routed)
     }
 
-    fn looks_ahead(&self) -> bool {
+    fn wants_hints(&self) -> bool {
         self.prefetch > 0
     }
 
-    fn expect(&mut self, layer: LayerIdx, gate: &Gate, logits: &[f32]) {
-        self.cache.expect(layer, &likeliest(gate, logits), self.prefetch);
+    fn hint_next(&mut self, layer: LayerIdx, gate: &Gate, logits: &[f32]) {
+        self.cache.expect(layer, &top_k_experts(gate, logits), self.prefetch);
     }
 }

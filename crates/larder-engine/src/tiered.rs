@@ -6,43 +6,45 @@ use std::time::{Duration, Instant};
 use larder_cache::tiers::{Cause, Costs, TierError, TierTraffic, TieredCache, Wanted, Work};
 use larder_cache::{SlotIndex, Traffic, Visit};
 use larder_core::{ExpertId, ExpertLayout, Gate, LayerIdx, Residency};
-use larder_model::{Call, Compute, Decoder, DeviceBench, ExpertPath, ModelError, Routed, Workbench, distinct};
+use larder_model::{
+    ComputeContext, Decoder, DeviceExperts, ExpertPath, ExpertWorkspace, ModelError, MoeCall, Routed, distinct,
+};
 use larder_policy::eviction::{Eviction, Setting};
 
-use crate::cached::Cached;
-use crate::routing::{Routing, likeliest};
+use crate::cached_path::CachedPath;
+use crate::routing::{Routing, top_k_experts};
 
 /// Routes, has the experts brought in, lets each be computed where that is sooner, and sums in rank order.
 ///
 /// Both sides give the same bits, so which of them computed an expert shows in nothing but the traffic.
-pub struct Tiered {
+pub struct TieredPath {
     routing: Routing,
     cache: TieredCache,
-    host: Workbench,
-    device: Box<dyn DeviceBench>,
+    host: ExpertWorkspace,
+    device: Box<dyn DeviceExperts>,
     prefetch: usize,
     /// Time in which nothing was left to do but to wait for what the device computes.
     finishing: Duration,
 }
 
-impl Tiered {
+impl TieredPath {
     /// Experts chosen by `routing` from `cache`, computed by `compute` or by `device`, which knows the slots of the
     /// cache's device. Of what the next layer will probably choose and is in neither tier, the `prefetch` likeliest are
     /// read ahead.
     pub fn new(
         routing: Routing,
         cache: TieredCache,
-        compute: Arc<Compute>,
-        device: Box<dyn DeviceBench>,
+        compute: Arc<ComputeContext>,
+        device: Box<dyn DeviceExperts>,
         prefetch: usize,
     ) -> Self {
-        Tiered { routing, cache, host: Workbench::new(compute), device, prefetch, finishing: Duration::ZERO }
+        TieredPath { routing, cache, host: ExpertWorkspace::new(compute), device, prefetch, finishing: Duration::ZERO }
     }
 
     /// Has the device make ready for a model's experts, in calls with at most so many tokens; or says what it lacks. To be
     /// asked before anything is computed.
     pub fn prepare(&mut self, decoder: &Decoder, tokens: usize) -> Result<(), ModelError> {
-        let Tiered { cache, device, .. } = self;
+        let TieredPath { cache, device, .. } = self;
         decoder.moe_layers().try_for_each(|(layer, gate, act)| device.prepare(cache.layout(layer), act, gate, tokens))
     }
 
@@ -52,10 +54,10 @@ impl Tiered {
     }
 
     /// Has every expert of a call computed, somewhere.
-    fn compute(&mut self, call: &Call, routed: &Routed) -> Result<(), ModelError> {
-        let Tiered { cache, host, device, .. } = self;
-        host.make_room(call, routed);
-        let mut benches = Benches { call, routed, host, device: device.as_mut(), begun: [false; 2] };
+    fn compute(&mut self, call: &MoeCall, routed: &Routed) -> Result<(), ModelError> {
+        let TieredPath { cache, host, device, .. } = self;
+        host.reserve_outputs(call, routed);
+        let mut benches = ExpertDispatch { call, routed, host, device: device.as_mut(), begun: [false; 2] };
         let wanted = wanted(&routed.ids, call.gate.experts);
         let visited = cache.visit(call.layer, &wanted, call.logits_of_one(), &mut benches);
         let start = Instant::now();
@@ -67,7 +69,7 @@ impl Tiered {
     }
 }
 
-impl Cached for Tiered {
+impl CachedPath for TieredPath {
     fn traffic(&self) -> Traffic {
         let traffic = self.cache.traffic();
         TierTraffic { computed: traffic.computed + self.finishing, ..traffic }.into()
@@ -89,7 +91,7 @@ impl Cached for Tiered {
         self.routing = routing;
     }
 
-    fn setting(&self) -> Setting {
+    fn cache_shape(&self) -> Setting {
         self.cache.setting().policies()
     }
 
@@ -102,34 +104,34 @@ impl Cached for Tiered {
     }
 }
 
-impl ExpertPath for Tiered {
-    fn forward(&mut self, call: &Call, out: &mut [f32]) -> Result<Routed, ModelError> {
+impl ExpertPath for TieredPath {
+    fn forward(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<Routed, ModelError> {
         let routed = self.routing.route(call, self.cache.row(call.layer), self.cache.residency());
         self.compute(call, &routed)?;
         self.host.sum(call, &routed, out);
         Ok(routed)
     }
 
-    fn looks_ahead(&self) -> bool {
+    fn wants_hints(&self) -> bool {
         self.prefetch > 0
     }
 
-    fn expect(&mut self, layer: LayerIdx, gate: &Gate, logits: &[f32]) {
-        self.cache.expect(layer, &likeliest(gate, logits), self.prefetch);
+    fn hint_next(&mut self, layer: LayerIdx, gate: &Gate, logits: &[f32]) {
+        self.cache.expect(layer, &top_k_experts(gate, logits), self.prefetch);
     }
 }
 
 /// A call's experts on both benches, each of which begins when it gets its first.
-struct Benches<'a> {
-    call: &'a Call<'a>,
+struct ExpertDispatch<'a> {
+    call: &'a MoeCall<'a>,
     routed: &'a Routed,
-    host: &'a mut Workbench,
-    device: &'a mut dyn DeviceBench,
+    host: &'a mut ExpertWorkspace,
+    device: &'a mut dyn DeviceExperts,
     /// On the CPU, on the device.
     begun: [bool; 2],
 }
 
-impl Benches<'_> {
+impl ExpertDispatch<'_> {
     fn finish(self) -> Result<(), ModelError> {
         match self.begun[1] {
             true => self.device.finish(&mut |place, output| self.host.put(place, output)),
@@ -138,7 +140,7 @@ impl Benches<'_> {
     }
 }
 
-impl Work for Benches<'_> {
+impl Work for ExpertDispatch<'_> {
     fn host(&mut self, layout: &ExpertLayout, experts: &[(ExpertId, &[u8])]) -> Option<Duration> {
         let start = Instant::now();
         if !std::mem::replace(&mut self.begun[0], true) {
@@ -182,16 +184,22 @@ mod tests {
     #[derive(Default)]
     struct Asked(Vec<&'static str>);
 
-    impl DeviceBench for Asked {
+    impl DeviceExperts for Asked {
         fn prepare(&mut self, _: &ExpertLayout, _: Activation, _: &Gate, _: usize) -> Result<(), ModelError> {
             Ok(())
         }
 
-        fn begin(&mut self, _: &Call, _: &Routed, _: &ExpertLayout) {
+        fn begin(&mut self, _: &MoeCall, _: &Routed, _: &ExpertLayout) {
             self.0.push("begin");
         }
 
-        fn compute(&mut self, _: &Call, _: &Routed, _: &ExpertLayout, group: &[(ExpertId, usize)]) -> Option<Duration> {
+        fn compute(
+            &mut self,
+            _: &MoeCall,
+            _: &Routed,
+            _: &ExpertLayout,
+            group: &[(ExpertId, usize)],
+        ) -> Option<Duration> {
             assert_eq!(group, [(ExpertId(1), 5)]);
             self.0.push("compute");
             None
@@ -211,13 +219,18 @@ mod tests {
         let routed = Routed { ids: [0, 1].map(ExpertId).to_vec(), weights: vec![0.5, 0.25] };
         let gate = Gate::softmax(2, 2, false);
         let (layer, act, x) = (LayerIdx(0), Activation::Silu, [1.0; 8]);
-        let call = Call { layer, gate: &gate, act, logits: &[], x: &x, tokens: 1 };
+        let call = MoeCall { layer, gate: &gate, act, logits: &[], x: &x, tokens: 1 };
         for (times, order) in [(0, &[][..]), (2, &["begin", "compute", "compute", "finish"])] {
-            let mut host = Workbench::new(Arc::new(Compute::new(1, false).unwrap()));
+            let mut host = ExpertWorkspace::new(Arc::new(ComputeContext::new(1, false).unwrap()));
             let mut device = Asked::default();
-            host.make_room(&call, &routed);
-            let mut benches =
-                Benches { call: &call, routed: &routed, host: &mut host, device: &mut device, begun: [false; 2] };
+            host.reserve_outputs(&call, &routed);
+            let mut benches = ExpertDispatch {
+                call: &call,
+                routed: &routed,
+                host: &mut host,
+                device: &mut device,
+                begun: [false; 2],
+            };
             assert!(benches.host(&layout, &[(ExpertId(0), &data)]).is_some());
             (0..times).for_each(|_| assert_eq!(benches.device(&layout, &[(ExpertId(1), 5)]), None));
             benches.finish().unwrap();

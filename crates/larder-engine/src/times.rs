@@ -2,11 +2,11 @@ use std::ops::{Add, AddAssign, Sub};
 use std::time::Duration;
 
 use larder_core::LayerIdx;
-use larder_model::{Phase, Routed, Tap, Work};
+use larder_model::{ComputeTime, Phase, Routed, Tap};
 
 /// Where time went.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Times {
+pub struct PhaseTimes {
     /// Attention and its relatives.
     pub mixing: Duration,
     /// The routers' products.
@@ -14,69 +14,69 @@ pub struct Times {
     /// Choosing experts, waiting for them and computing them.
     pub experts: Duration,
     /// Embedding, final norm, output head.
-    pub ends: Duration,
+    pub embed_and_head: Duration,
     /// Of all that, products on all threads.
     pub products: Duration,
     /// Of all that, attention over what is remembered.
-    pub attending: Duration,
+    pub attention: Duration,
 }
 
-impl Times {
+impl PhaseTimes {
     /// All of it.
     pub fn total(&self) -> Duration {
-        self.mixing + self.routing + self.experts + self.ends
+        self.mixing + self.routing + self.experts + self.embed_and_head
     }
 }
 
-impl AddAssign<(Phase, Duration)> for Times {
+impl AddAssign<(Phase, Duration)> for PhaseTimes {
     fn add_assign(&mut self, (phase, time): (Phase, Duration)) {
         match phase {
             Phase::Mixing => self.mixing += time,
             Phase::Routing => self.routing += time,
             Phase::Experts => self.experts += time,
-            Phase::Ends => self.ends += time,
+            Phase::EmbedAndHead => self.embed_and_head += time,
         }
     }
 }
 
-impl Add for Times {
-    type Output = Times;
+impl Add for PhaseTimes {
+    type Output = PhaseTimes;
 
-    fn add(self, other: Times) -> Times {
-        Times {
+    fn add(self, other: PhaseTimes) -> PhaseTimes {
+        PhaseTimes {
             mixing: self.mixing + other.mixing,
             routing: self.routing + other.routing,
             experts: self.experts + other.experts,
-            ends: self.ends + other.ends,
+            embed_and_head: self.embed_and_head + other.embed_and_head,
             products: self.products + other.products,
-            attending: self.attending + other.attending,
+            attention: self.attention + other.attention,
         }
     }
 }
 
-impl Sub for Times {
-    type Output = Times;
+impl Sub for PhaseTimes {
+    type Output = PhaseTimes;
 
     /// What passed between two looks.
-    fn sub(self, then: Times) -> Times {
-        Times {
+    fn sub(self, then: PhaseTimes) -> PhaseTimes {
+        PhaseTimes {
             mixing: self.mixing - then.mixing,
             routing: self.routing - then.routing,
             experts: self.experts - then.experts,
-            ends: self.ends - then.ends,
+            embed_and_head: self.embed_and_head - then.embed_and_head,
             products: self.products - then.products,
-            attending: self.attending - then.attending,
+            attention: self.attention - then.attention,
         }
     }
 }
 
 /// Adds up the times and lets the tap behind it see everything.
-pub(crate) struct Timed<'a> {
-    pub times: &'a mut Times,
+pub(crate) struct TimingTap<'a> {
+    pub times: &'a mut PhaseTimes,
     pub tap: &'a mut dyn Tap,
 }
 
-impl Tap for Timed<'_> {
+impl Tap for TimingTap<'_> {
     fn wants_hidden(&self) -> bool {
         self.tap.wants_hidden()
     }
@@ -89,14 +89,14 @@ impl Tap for Timed<'_> {
         self.tap.routed(layer, logits, routed);
     }
 
-    fn spent(&mut self, phase: Phase, time: Duration) {
+    fn phase_time(&mut self, phase: Phase, time: Duration) {
         *self.times += (phase, time);
-        self.tap.spent(phase, time);
+        self.tap.phase_time(phase, time);
     }
 
-    fn worked(&mut self, work: Work) {
-        self.times.products += work.products;
-        self.times.attending += work.attending;
-        self.tap.worked(work);
+    fn compute_time(&mut self, time: ComputeTime) {
+        self.times.products += time.products;
+        self.times.attention += time.attention;
+        self.tap.compute_time(time);
     }
 }

@@ -3,9 +3,9 @@ use std::collections::HashSet;
 use tokenizers::{AddedToken, Model, ModelWrapper};
 
 use crate::{
-    decoder::{self, Step},
-    outline::Outline,
-    stream::Detokenizer,
+    detokenizer::Detokenizer,
+    detokenizer_steps::{self, DetokenizerStep},
+    precheck::TokenizerPrecheck,
     tokenizer_config::{ConfigError, TokenizerConfig},
 };
 
@@ -15,7 +15,7 @@ const FILE: &str = "tokenizer.json";
 #[derive(Clone, Debug)]
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
-    steps: Vec<Step>,
+    steps: Vec<DetokenizerStep>,
 }
 
 /// A text that could not be made into tokens.
@@ -32,17 +32,17 @@ impl Tokenizer {
     /// A tokenizer from the bytes of a `tokenizer.json`, with what the model's `tokenizer_config.json` adds to it.
     pub fn from_bytes(json: &[u8], config: &TokenizerConfig) -> Result<Self, ConfigError> {
         let wrong = |what: String| ConfigError::new(FILE, what);
-        let outline = Outline::read(json).map_err(wrong)?;
+        let precheck = TokenizerPrecheck::read(json).map_err(wrong)?;
         let mut inner =
             tokenizers::Tokenizer::from_bytes(json).map_err(|error| wrong(format!("is not a tokenizer: {error}")))?;
         register(&mut inner, config).map_err(|error| wrong(format!("cannot take the config's tokens: {error}")))?;
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|error| wrong(error.to_string()))?;
         inner.set_encode_special_tokens(config.split_special);
-        let mut steps = decoder::steps(outline.decoder.as_ref()).map_err(wrong)?;
+        let mut steps = detokenizer_steps::steps(precheck.decoder.as_ref()).map_err(wrong)?;
         let is_bpe = matches!(inner.get_model(), ModelWrapper::BPE(_));
         if config.clean_up && (!is_bpe || config.clean_up_bpe_too) {
-            steps.extend(decoder::clean_up());
+            steps.extend(detokenizer_steps::clean_up());
         }
         Ok(Tokenizer { inner, steps })
     }
@@ -57,14 +57,14 @@ impl Tokenizer {
 
     /// The text of `ids`; ids that the vocabulary lacks add nothing.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> String {
-        let mut stream = self.stream(skip_special);
-        let mut text: String = ids.iter().map(|id| stream.push(*id)).collect();
-        text.push_str(&stream.finish());
+        let mut detokenizer = self.detokenizer(skip_special);
+        let mut text: String = ids.iter().map(|id| detokenizer.push(*id)).collect();
+        text.push_str(&detokenizer.finish());
         text
     }
 
     /// A stream that decodes one id at a time.
-    pub fn stream(&self, skip_special: bool) -> Detokenizer<'_> {
+    pub fn detokenizer(&self, skip_special: bool) -> Detokenizer<'_> {
         Detokenizer::new(self, self.steps.clone(), skip_special)
     }
 

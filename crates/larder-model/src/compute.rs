@@ -8,10 +8,10 @@ use larder_kernels::{Inputs, Look, Pool, Product, attend, products};
 
 use crate::device::{DeviceAttention, DeviceProduct, DeviceProducts};
 use crate::error::Result;
-use crate::nn::{Memory, View, Where};
+use crate::nn::{KvFormat, KvLocation, KvView};
 
 /// How products are computed, and how exactly.
-pub struct Compute {
+pub struct ComputeContext {
     /// On which threads.
     pub pool: Pool,
     /// Whether activations meet quantised weights as they are, not rounded to eight bits: slow, and what the fast way
@@ -19,59 +19,66 @@ pub struct Compute {
     pub exact: bool,
     /// Who keeps the weights of products and multiplies with them, if this processor does not. Not together with
     /// [`exact`](Self::exact).
-    pub device: Option<Arc<dyn DeviceProducts>>,
+    pub device_products: Option<Arc<dyn DeviceProducts>>,
     /// Who remembers keys and values and attends to them, if this processor does not.
-    pub attention: Option<Arc<dyn DeviceAttention>>,
+    pub device_attention: Option<Arc<dyn DeviceAttention>>,
     /// How keys and values are remembered.
-    pub memory: Memory,
+    pub kv_format: KvFormat,
     /// Where time went.
-    pub spent: Spent,
+    pub clocks: ComputeClocks,
 }
 
 /// Nanoseconds so far, for all who compute here.
 #[derive(Default)]
-pub struct Spent {
+pub struct ComputeClocks {
     products: AtomicU64,
-    attending: AtomicU64,
+    attention: AtomicU64,
 }
 
 /// Time that a pass took where all threads work together; the rest of it is overhead.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Work {
+pub struct ComputeTime {
     /// Products with weights.
     pub products: Duration,
     /// Attention over what is remembered.
-    pub attending: Duration,
+    pub attention: Duration,
 }
 
-impl Sub for Work {
-    type Output = Work;
+impl Sub for ComputeTime {
+    type Output = ComputeTime;
 
     /// What passed between two looks.
-    fn sub(self, then: Work) -> Work {
-        Work { products: self.products - then.products, attending: self.attending - then.attending }
+    fn sub(self, then: ComputeTime) -> ComputeTime {
+        ComputeTime { products: self.products - then.products, attention: self.attention - then.attention }
     }
 }
 
-impl Compute {
+impl ComputeContext {
     /// The fast way on so many threads, each bound to a processor of its own if `pin`.
     pub fn new(threads: usize, pin: bool) -> io::Result<Self> {
-        Ok(Compute::on(Pool::new(threads, pin)?))
+        Ok(ComputeContext::on(Pool::new(threads, pin)?))
     }
 
     /// On the caller's thread.
-    pub(crate) fn alone() -> Self {
-        Compute::on(Pool::alone())
+    pub(crate) fn single_threaded() -> Self {
+        ComputeContext::on(Pool::alone())
     }
 
     fn on(pool: Pool) -> Self {
-        Compute { pool, exact: false, device: None, attention: None, memory: Memory::F32, spent: Spent::default() }
+        ComputeContext {
+            pool,
+            exact: false,
+            device_products: None,
+            device_attention: None,
+            kv_format: KvFormat::F32,
+            clocks: ComputeClocks::default(),
+        }
     }
 
     /// What was computed so far, by everybody.
-    pub(crate) fn work(&self) -> Work {
+    pub(crate) fn time(&self) -> ComputeTime {
         let read = |nanos: &AtomicU64| Duration::from_nanos(nanos.load(Relaxed));
-        Work { products: read(&self.spent.products), attending: read(&self.spent.attending) }
+        ComputeTime { products: read(&self.clocks.products), attention: read(&self.clocks.attention) }
     }
 
     /// Takes `x [tokens, cols]` into `inputs`; `quantised` says whether it will meet quantised weights.
@@ -81,27 +88,29 @@ impl Compute {
 
     /// Several products at once.
     pub(crate) fn multiply(&self, round: &mut [Product]) {
-        timed(&self.spent.products, || products(&self.pool, round));
+        timed(&self.clocks.products, || products(&self.pool, round));
     }
 
     /// Several products of one `x` with weights that `device` keeps.
-    pub(crate) fn multiply_there(
+    pub(crate) fn multiply_on_device(
         &self,
         device: &dyn DeviceProducts,
         x: &Inputs,
         round: &mut [DeviceProduct],
     ) -> Result<()> {
-        timed(&self.spent.products, || device.multiply(x, round))
+        timed(&self.clocks.products, || device.multiply(x, round))
     }
 
     /// Attention over remembered rows, where they are.
-    pub(crate) fn attend(&self, look: &Look<View>, out: &mut [f32]) -> Result<()> {
-        timed(&self.spent.attending, || match (look.keys.place(), look.values.place()) {
-            (Where::Here(keys), Where::Here(values)) => {
+    pub(crate) fn attend(&self, look: &Look<KvView>, out: &mut [f32]) -> Result<()> {
+        timed(&self.clocks.attention, || match (look.keys.location(), look.values.location()) {
+            (KvLocation::Host(keys), KvLocation::Host(values)) => {
                 attend(&self.pool, &look.at(keys, values), out);
                 Ok(())
             }
-            (Where::There(device, keys), Where::There(_, values)) => device.attend(&look.at(keys, values), out),
+            (KvLocation::Device(device, keys), KvLocation::Device(_, values)) => {
+                device.attend(&look.at(keys, values), out)
+            }
             _ => unreachable!("a layer's rows are in one place"),
         })
     }

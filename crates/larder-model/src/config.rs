@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use crate::error::{ModelError, Result};
 
 /// Keys that cannot change what a model computes when it is only run: training, bookkeeping, and the hub's own.
-const NEUTRAL: &[&str] = &[
+const NEUTRAL_KEYS: &[&str] = &[
     "_attn_implementation",
     "_attn_implementation_autoset",
     "_commit_hash",
@@ -81,7 +81,7 @@ const NEUTRAL: &[&str] = &[
 ];
 
 /// The largest size that a config may name; far above any model, far below what would overflow.
-const MOST: u64 = 1 << 24;
+const MAX_SIZE: u64 = 1 << 24;
 
 /// A config, with a note of which keys have been looked at.
 pub struct Config<'a> {
@@ -94,7 +94,7 @@ pub struct Config<'a> {
 impl<'a> Config<'a> {
     /// Reads `value`, which must be a JSON object.
     pub fn new(value: &'a Value) -> Result<Self> {
-        let keys = value.as_object().ok_or_else(|| bad("is not a JSON object"))?;
+        let keys = value.as_object().ok_or_else(|| config_error("is not a JSON object"))?;
         Ok(Self::inner(keys, ""))
     }
 
@@ -109,29 +109,29 @@ impl<'a> Config<'a> {
     }
 
     /// Whether a key is there, be it null.
-    pub fn names(&self, name: &str) -> bool {
+    pub fn contains(&self, name: &str) -> bool {
         self.keys.contains_key(name)
     }
 
     /// Whether a key is there and not null.
-    pub fn has(&self, name: &str) -> bool {
+    pub fn is_set(&self, name: &str) -> bool {
         self.keys.get(name).is_some_and(|v| !v.is_null())
     }
 
-    fn wrong(&self, name: &str, want: &str, got: &Value) -> ModelError {
+    fn type_error(&self, name: &str, want: &str, got: &Value) -> ModelError {
         let mut shown = got.to_string();
         if let Some((cut, _)) = shown.char_indices().nth(60) {
             shown.truncate(cut);
             shown.push('…');
         }
-        bad(format!("{}{name} is {shown}, not {want}", self.prefix))
+        config_error(format!("{}{name} is {shown}, not {want}", self.prefix))
     }
 
     /// A size of at least one. The first name is the one in messages.
     pub fn size(&mut self, names: &[&str]) -> Result<usize> {
         match self.opt_size(names)? {
             Some(n) => Ok(n),
-            None => Err(bad(format!("has no {}{}", self.prefix, names[0]))),
+            None => Err(config_error(format!("has no {}{}", self.prefix, names[0]))),
         }
     }
 
@@ -143,7 +143,7 @@ impl<'a> Config<'a> {
     /// A size of at least one, if there.
     pub fn opt_size(&mut self, names: &[&str]) -> Result<Option<usize>> {
         match self.opt_count(names)? {
-            Some(0) => Err(bad(format!("{}{} is 0", self.prefix, names[0]))),
+            Some(0) => Err(config_error(format!("{}{} is 0", self.prefix, names[0]))),
             other => Ok(other),
         }
     }
@@ -156,8 +156,8 @@ impl<'a> Config<'a> {
     fn opt_count(&mut self, names: &[&str]) -> Result<Option<usize>> {
         let Some(v) = self.get(names) else { return Ok(None) };
         match v.as_u64() {
-            Some(n) if n <= MOST => Ok(Some(n as usize)),
-            _ => Err(self.wrong(names[0], &format!("a count of at most {MOST}"), v)),
+            Some(n) if n <= MAX_SIZE => Ok(Some(n as usize)),
+            _ => Err(self.type_error(names[0], &format!("a count of at most {MAX_SIZE}"), v)),
         }
     }
 
@@ -171,33 +171,33 @@ impl<'a> Config<'a> {
         let Some(v) = self.get(&[name]) else { return Ok(None) };
         match v.as_f64().filter(|n| n.is_finite()) {
             Some(n) => Ok(Some(n)),
-            None => Err(self.wrong(name, "a number", v)),
+            None => Err(self.type_error(name, "a number", v)),
         }
     }
 
     /// A finite number that must be there.
     pub fn number(&mut self, name: &str) -> Result<f64> {
-        self.opt_number(name)?.ok_or_else(|| bad(format!("has no {}{name}", self.prefix)))
+        self.opt_number(name)?.ok_or_else(|| config_error(format!("has no {}{name}", self.prefix)))
     }
 
     /// A positive number, or `default`.
     pub fn positive_or(&mut self, name: &str, default: f64) -> Result<f64> {
         match self.number_or(name, default)? {
             n if n > 0.0 => Ok(n),
-            n => Err(bad(format!("{}{name} is {n}, not a positive number", self.prefix))),
+            n => Err(config_error(format!("{}{name} is {n}, not a positive number", self.prefix))),
         }
     }
 
     /// A truth value, or `default`.
     pub fn flag_or(&mut self, name: &str, default: bool) -> Result<bool> {
         let Some(v) = self.get(&[name]) else { return Ok(default) };
-        v.as_bool().ok_or_else(|| self.wrong(name, "true or false", v))
+        v.as_bool().ok_or_else(|| self.type_error(name, "true or false", v))
     }
 
     /// A string, if there.
     pub fn opt_text(&mut self, name: &str) -> Result<Option<&'a str>> {
         let Some(v) = self.get(&[name]) else { return Ok(None) };
-        v.as_str().map(Some).ok_or_else(|| self.wrong(name, "a string", v))
+        v.as_str().map(Some).ok_or_else(|| self.type_error(name, "a string", v))
     }
 
     /// A list of numbers, if there.
@@ -207,7 +207,7 @@ impl<'a> Config<'a> {
 
     /// A list of layer numbers, if there.
     pub fn opt_counts(&mut self, name: &str) -> Result<Option<Vec<usize>>> {
-        self.opt_list(name, "a list of counts", |v| v.as_u64().filter(|n| *n <= MOST).map(|n| n as usize))
+        self.opt_list(name, "a list of counts", |v| v.as_u64().filter(|n| *n <= MAX_SIZE).map(|n| n as usize))
     }
 
     /// A list of strings, if there.
@@ -218,7 +218,7 @@ impl<'a> Config<'a> {
     fn opt_list<T>(&mut self, name: &str, want: &str, item: impl Fn(&'a Value) -> Option<T>) -> Result<Option<Vec<T>>> {
         let Some(v) = self.get(&[name]) else { return Ok(None) };
         let items = v.as_array().and_then(|list| list.iter().map(item).collect());
-        items.map(Some).ok_or_else(|| self.wrong(name, want, v))
+        items.map(Some).ok_or_else(|| self.type_error(name, want, v))
     }
 
     /// A nested object, if there.
@@ -226,7 +226,7 @@ impl<'a> Config<'a> {
         let Some(v) = self.get(&[name]) else { return Ok(None) };
         match v.as_object() {
             Some(keys) => Ok(Some(Config::inner(keys, prefix))),
-            None => Err(self.wrong(name, "an object", v)),
+            None => Err(self.type_error(name, "an object", v)),
         }
     }
 
@@ -238,14 +238,16 @@ impl<'a> Config<'a> {
     /// Fails on a key that nobody looked at and that could change the result. `null` and `false` switch nothing on.
     pub fn finish(self) -> Result<()> {
         for (key, value) in self.keys {
-            let neutral = self.prefix.is_empty() && NEUTRAL.contains(&key.as_str());
+            let neutral = self.prefix.is_empty() && NEUTRAL_KEYS.contains(&key.as_str());
             let off = value.is_null() || *value == Value::Bool(false);
             if key == "quantization_config" && self.prefix.is_empty() && !off {
-                return Err(bad("the checkpoint is quantised (quantization_config); larder reads F32, F16 and BF16"));
+                return Err(config_error(
+                    "the checkpoint is quantised (quantization_config); larder reads F32, F16 and BF16",
+                ));
             }
             if !self.used.contains(key) && !neutral && !off {
                 let what = format!("{}{key} is not understood and might change the result", self.prefix);
-                return Err(bad(what));
+                return Err(config_error(what));
             }
         }
         Ok(())
@@ -253,7 +255,7 @@ impl<'a> Config<'a> {
 }
 
 /// An error about the config.
-pub fn bad(what: impl Into<String>) -> ModelError {
+pub fn config_error(what: impl Into<String>) -> ModelError {
     ModelError::Config(what.into())
 }
 

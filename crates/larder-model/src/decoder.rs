@@ -7,14 +7,14 @@ use larder_core::{Blueprint, ExpertNames, Gate, Geometry, LayerIdx, Tensors};
 use serde_json::Value;
 
 use crate::arch;
-use crate::compute::Compute;
-use crate::config::{Config, bad};
+use crate::compute::ComputeContext;
+use crate::config::{Config, config_error};
 use crate::error::{ModelError, Result};
 use crate::experts::ExpertPath;
 use crate::matrix::{Linear, Matrix, with_f32};
-use crate::nn::{Activation, Mixer, Mlp, Moe, Norm, Pass, Rope, State};
-use crate::tap::{Clock, Phase, Tap};
-use crate::weights::Weights;
+use crate::nn::{Activation, ForwardPass, KvCache, Mixer, Mlp, Moe, Norm, Rope};
+use crate::tap::{Phase, PhaseClock, Tap};
+use crate::weights::WeightLoader;
 
 /// A decoder: what its config says, and its resident weights.
 pub struct Decoder {
@@ -90,7 +90,7 @@ impl Ffn {
 
 /// Which positions' logits are wanted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Rows {
+pub enum LogitsFor {
     /// Of every token of the pass.
     All,
     /// Of the last token only.
@@ -99,35 +99,35 @@ pub enum Rows {
 
 /// What the config alone says about a model.
 pub fn blueprint(config: &Value) -> Result<Blueprint> {
-    let mut weights = Weights::list();
+    let mut weights = WeightLoader::list();
     let (model_type, stack) = build(config, &mut weights)?;
     Ok(Blueprint {
         model_type: model_type.to_owned(),
         geometry: stack.geometry,
         experts: stack.experts,
-        resident: weights.asked(),
+        resident: weights.requested(),
         vocab: stack.vocab,
         context: stack.context,
-        sequence_memory: stack.layers.iter().map(|l| l.mixer.memory()).sum(),
+        sequence_memory: stack.layers.iter().map(|l| l.mixer.memory_need()).sum(),
     })
 }
 
-fn build(config: &Value, weights: &mut Weights) -> Result<(&'static str, Stack)> {
+fn build(config: &Value, weights: &mut WeightLoader) -> Result<(&'static str, Stack)> {
     let mut c = Config::new(config)?;
-    let name = c.opt_text("model_type")?.ok_or_else(|| bad("has no model_type"))?;
+    let name = c.opt_text("model_type")?.ok_or_else(|| config_error("has no model_type"))?;
     let arch = arch::find(name)?;
     let mut stack = (arch.build)(&mut c, weights)?;
     c.finish()?;
     if let Some(rope) = &stack.rope {
-        stack.context = rope.reach(stack.context);
+        stack.context = rope.max_context(stack.context);
     }
     Ok((arch.model_type, stack))
 }
 
 impl Decoder {
     /// Builds the model that `config` describes from `tensors`. Its products are computed by `compute`.
-    pub fn load(config: &Value, tensors: &dyn Tensors, compute: Arc<Compute>) -> Result<Self> {
-        let (_, stack) = build(config, &mut Weights::load(tensors, compute))?;
+    pub fn load(config: &Value, tensors: &dyn Tensors, compute: Arc<ComputeContext>) -> Result<Self> {
+        let (_, stack) = build(config, &mut WeightLoader::load(tensors, compute))?;
         Ok(Decoder { stack })
     }
 
@@ -160,14 +160,14 @@ impl Decoder {
     }
 
     /// An empty memory with room for `tokens` tokens, taken at once; it grows if there are more.
-    pub fn new_state(&self, tokens: usize) -> State {
+    pub fn new_kv_cache(&self, tokens: usize) -> KvCache {
         let compute = self.stack.head.compute();
-        State::new(self.stack.layers.len(), tokens, compute.memory, compute.attention.as_ref())
+        KvCache::new(self.stack.layers.len(), tokens, compute.kv_format, compute.device_attention.as_ref())
     }
 
     /// Whether a memory made for sequences of `before` tokens still holds for `after` tokens; if not, the sequence
     /// must be read again from its start.
-    pub fn keeps_memory(&self, before: usize, after: usize) -> bool {
+    pub fn kv_valid_after_growth(&self, before: usize, after: usize) -> bool {
         match self.stack.rope.as_ref().and_then(Rope::switches_at) {
             Some(at) => before > at || after <= at,
             None => true,
@@ -176,8 +176,8 @@ impl Decoder {
 
     /// Whether what was remembered in a sequence of `before` tokens is what a sequence of `after` tokens, read afresh,
     /// would remember.
-    pub fn remembers_alike(&self, before: usize, after: usize) -> bool {
-        self.stack.rope.as_ref().is_none_or(|rope| rope.turns_alike(before, after))
+    pub fn kv_valid_after_rewind(&self, before: usize, after: usize) -> bool {
+        self.stack.rope.as_ref().is_none_or(|rope| rope.same_angles(before, after))
     }
 
     /// Reads `tokens`, which follow what `state` has seen, and returns logits: `[tokens, vocab]`, or `[1, vocab]`.
@@ -188,24 +188,24 @@ impl Decoder {
         &self,
         tokens: &[u32],
         horizon: usize,
-        rows: Rows,
-        state: &mut State,
+        logits_for: LogitsFor,
+        cache: &mut KvCache,
         experts: &mut dyn ExpertPath,
         tap: &mut dyn Tap,
     ) -> Result<Vec<f32>> {
-        self.check(tokens, state)?;
+        self.check(tokens, cache)?;
         let stack = &self.stack;
-        let (mut clock, before) = (Clock::start(), stack.head.compute().work());
-        let pass = self.pass(state.len, tokens.len(), horizon);
+        let (mut clock, before) = (PhaseClock::start(), stack.head.compute().time());
+        let pass = self.pass(cache.len, tokens.len(), horizon);
         let mut x = self.embed(tokens)?; // [tokens, hidden]
-        clock.lap(Phase::Ends, tap);
-        for (i, (layer, memory)) in stack.layers.iter().zip(&mut state.layers).enumerate() {
-            watch(tap, i, &x)?;
-            let mixed = layer.mixer.forward(&layer.mixer_norm.forward(&x)?, memory, &pass)?;
+        clock.lap(Phase::EmbedAndHead, tap);
+        for (i, (layer, layer_kv)) in stack.layers.iter().zip(&mut cache.layers).enumerate() {
+            report_hidden(tap, i, &x)?;
+            let mixed = layer.mixer.forward(&layer.mixer_norm.forward(&x)?, layer_kv, &pass)?;
             x = self.add(x, mixed)?;
             clock.lap(Phase::Mixing, tap);
-            if tokens.len() == 1 && experts.looks_ahead() {
-                self.look_ahead(i, &x, experts)?;
+            if tokens.len() == 1 && experts.wants_hints() {
+                self.hint_next_layer(i, &x, experts)?;
             }
             let normed = layer.ffn_norm.forward(&x)?;
             let y = match &layer.ffn {
@@ -215,31 +215,31 @@ impl Decoder {
             x = self.add(x, y)?;
             clock.lap(Phase::Experts, tap);
         }
-        state.len += tokens.len();
+        cache.len += tokens.len();
         let x = stack.norm.forward(&x)?;
-        watch(tap, stack.layers.len(), &x)?;
-        let x = match rows {
-            Rows::All => x,
-            Rows::Last => x.narrow(0, tokens.len() - 1, 1)?,
+        report_hidden(tap, stack.layers.len(), &x)?;
+        let x = match logits_for {
+            LogitsFor::All => x,
+            LogitsFor::Last => x.narrow(0, tokens.len() - 1, 1)?,
         };
         let logits = (stack.head.forward(&x)? * stack.factors.logits)?; // [rows, vocab]
         let logits = logits.flatten_all()?.to_vec1()?;
-        clock.lap(Phase::Ends, tap);
-        tap.worked(stack.head.compute().work() - before);
+        clock.lap(Phase::EmbedAndHead, tap);
+        tap.compute_time(stack.head.compute().time() - before);
         Ok(logits)
     }
 
     /// Asks the next router what it would choose if the layer before it left `x [1, hidden]` as it is.
-    fn look_ahead(&self, layer: usize, x: &Tensor, experts: &mut dyn ExpertPath) -> Result<()> {
+    fn hint_next_layer(&self, layer: usize, x: &Tensor, experts: &mut dyn ExpertPath) -> Result<()> {
         let next = self.stack.layers[layer + 1..].iter().find_map(|l| match &l.ffn {
             Ffn::Moe(moe) => Some((&l.ffn_norm, moe)),
             Ffn::Dense(_) => None,
         });
         let Some((norm, moe)) = next else { return Ok(()) };
-        with_f32(&moe.router.forward(&norm.forward(x)?)?, |logits| experts.expect(moe.layer, &moe.gate, logits))
+        with_f32(&moe.router.forward(&norm.forward(x)?)?, |logits| experts.hint_next(moe.layer, &moe.gate, logits))
     }
 
-    fn check(&self, tokens: &[u32], state: &State) -> Result<()> {
+    fn check(&self, tokens: &[u32], cache: &KvCache) -> Result<()> {
         let (vocab, context) = (self.stack.vocab, self.stack.context);
         if tokens.is_empty() {
             return Err(ModelError::Request("there are no tokens to read".into()));
@@ -247,17 +247,17 @@ impl Decoder {
         if let Some(id) = tokens.iter().find(|id| **id as usize >= vocab) {
             return Err(ModelError::Request(format!("token id {id} is beyond the vocabulary of {vocab}")));
         }
-        let len = state.len + tokens.len();
+        let len = cache.len + tokens.len();
         if len > context {
             return Err(ModelError::Request(format!("{len} tokens do not fit the model's context of {context}")));
         }
         Ok(())
     }
 
-    fn pass(&self, start: usize, tokens: usize, horizon: usize) -> Pass {
+    fn pass(&self, start: usize, tokens: usize, horizon: usize) -> ForwardPass {
         let horizon = horizon.max(start + tokens);
         let rope = self.stack.rope.as_ref().map(|r| r.table(start, tokens, horizon));
-        Pass { start, tokens, rope }
+        ForwardPass { start, tokens, rope }
     }
 
     fn embed(&self, tokens: &[u32]) -> Result<Tensor> {
@@ -279,7 +279,7 @@ fn scaled(x: Tensor, by: f64) -> Result<Tensor> {
     if by == 1.0 { Ok(x) } else { Ok((x * by)?) }
 }
 
-fn watch(tap: &mut dyn Tap, stage: usize, x: &Tensor) -> Result<()> {
+fn report_hidden(tap: &mut dyn Tap, stage: usize, x: &Tensor) -> Result<()> {
     if tap.wants_hidden() {
         with_f32(x, |x| tap.hidden(stage, x))?;
     }

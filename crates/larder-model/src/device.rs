@@ -7,17 +7,17 @@ use larder_core::{ExpertId, ExpertLayout, Gate, NumberFormat};
 use larder_kernels::{Inputs, Look, Weights};
 
 use crate::error::Result;
-use crate::experts::{Call, Routed};
+use crate::experts::{MoeCall, Routed};
 use crate::nn::Activation;
 
-/// Computes experts that lie in a device's slots, as a [`Workbench`](crate::Workbench) does those in memory.
-pub trait DeviceBench: Send {
+/// Computes experts that lie in a device's slots, as a [`ExpertWorkspace`](crate::ExpertWorkspace) does those in memory.
+pub trait DeviceExperts: Send {
     /// Makes ready for experts of this layout in calls with at most so many tokens, so that no memory is missing later;
     /// or says what it lacks.
     fn prepare(&mut self, layout: &ExpertLayout, act: Activation, gate: &Gate, tokens: usize) -> Result<()>;
 
     /// Takes a call's inputs. `layout` is that of the experts to come.
-    fn begin(&mut self, call: &Call, routed: &Routed, layout: &ExpertLayout);
+    fn begin(&mut self, call: &MoeCall, routed: &Routed, layout: &ExpertLayout);
 
     /// Begins to compute some of the experts that the call's tokens chose, each beside the number of its slot, for all
     /// tokens that chose it. May return before it is over; what concerns a slot happens in the order asked for, copies
@@ -25,7 +25,7 @@ pub trait DeviceBench: Send {
     /// [`finish`](Self::finish).
     fn compute(
         &mut self,
-        call: &Call,
+        call: &MoeCall,
         routed: &Routed,
         layout: &ExpertLayout,
         group: &[(ExpertId, usize)],
@@ -39,10 +39,10 @@ pub trait DeviceBench: Send {
 /// Multiplies with weights that stay in a device's memory.
 pub trait DeviceProducts: Send + Sync {
     /// Whether products with a matrix of so many bytes are worth the way there and back.
-    fn takes(&self, bytes: usize) -> bool;
+    fn accepts(&self, bytes: usize) -> bool;
 
     /// Copies a matrix into the device's memory, and returns the number by which it is known there.
-    fn keep(&self, weights: Weights) -> Result<usize>;
+    fn upload(&self, weights: Weights) -> Result<usize>;
 
     /// Computes all products in one go, and waits for them.
     ///
@@ -63,48 +63,48 @@ pub struct DeviceProduct<'a> {
 /// Remembers rows of floats in a device's memory, and attends to them there.
 pub trait DeviceAttention: Send + Sync {
     /// Takes memory for rows, and returns the number by which they are known there. What is in them is unspecified.
-    fn allocate(&self, rows: DeviceRows) -> Result<usize>;
+    fn allocate(&self, shape: DeviceKvShape) -> Result<usize>;
 
     /// Gives the memory of rows back. The caller guarantees that nobody uses their number from now on.
-    fn free(&self, rows: usize);
+    fn free(&self, block: usize);
 
     /// Writes `bytes [n, heads, row]` to the positions from `at` on. May return before it is over; what concerns rows
     /// happens in the order asked for.
-    fn append(&self, rows: usize, at: usize, bytes: &[u8]) -> Result<()>;
+    fn append(&self, block: usize, at: usize, bytes: &[u8]) -> Result<()>;
 
     /// Copies each head's first `len` positions to rows of the same heads and form that have room for them. May return
     /// before it is over, as above.
     fn copy(&self, from: usize, to: usize, len: usize) -> Result<()>;
 
     /// As [`larder_kernels::attend`], and waits for it. What cannot be is an error.
-    fn attend(&self, look: &Look<DeviceTable>, out: &mut [f32]) -> Result<()>;
+    fn attend(&self, look: &Look<DeviceKvView>, out: &mut [f32]) -> Result<()>;
 }
 
 /// The form of rows `[heads, room, row]`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct DeviceRows {
+pub struct DeviceKvShape {
     /// How numbers are stored.
     pub kind: NumberFormat,
     /// How many are remembered at each position.
     pub heads: usize,
     /// Positions that fit.
-    pub room: usize,
+    pub capacity: usize,
     /// Bytes of one.
-    pub row: usize,
+    pub row_bytes: usize,
 }
 
-impl DeviceRows {
+impl DeviceKvShape {
     /// Of all of them.
     pub fn bytes(&self) -> usize {
-        self.heads * self.room * self.row
+        self.heads * self.capacity * self.row_bytes
     }
 }
 
 /// Rows that a device remembers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct DeviceTable {
+pub struct DeviceKvView {
     /// Their number.
-    pub rows: usize,
+    pub block: usize,
     /// How many numbers of each count.
     pub width: usize,
 }

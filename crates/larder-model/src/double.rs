@@ -56,13 +56,13 @@ impl ProductsDouble {
     }
 
     /// Matrices with fewer bytes stay where they are.
-    pub fn leaving_below(mut self, bytes: usize) -> Self {
+    pub fn accepting_from(mut self, bytes: usize) -> Self {
         self.least = bytes;
         self
     }
 
     /// How many matrices it keeps.
-    pub fn kept(&self) -> usize {
+    pub fn uploaded(&self) -> usize {
         self.lock().kept.len()
     }
 
@@ -77,11 +77,11 @@ impl ProductsDouble {
 }
 
 impl DeviceProducts for ProductsDouble {
-    fn takes(&self, bytes: usize) -> bool {
+    fn accepts(&self, bytes: usize) -> bool {
         bytes >= self.least
     }
 
-    fn keep(&self, weights: Weights) -> Result<usize> {
+    fn upload(&self, weights: Weights) -> Result<usize> {
         let Weights { kind, order, rows, cols, bytes } = weights;
         let mut state = self.lock();
         let taken: u64 = state.kept.iter().map(|kept| kept.bytes.len() as u64).sum();

@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use larder_core::{ExpertId, ExpertLayout, Gate, LayerIdx};
 
-use crate::compute::Compute;
+use crate::compute::ComputeContext;
 use crate::error::Result;
+use crate::expert_workspace::ExpertWorkspace;
 use crate::nn::Activation;
-use crate::workbench::Workbench;
 
 /// What a layer hands over once its router has spoken.
-pub struct Call<'a> {
+pub struct MoeCall<'a> {
     /// Which layer.
     pub layer: LayerIdx,
     /// How this layer turns logits into a choice.
@@ -26,7 +26,7 @@ pub struct Call<'a> {
     pub tokens: usize,
 }
 
-impl<'a> Call<'a> {
+impl<'a> MoeCall<'a> {
     /// The logits if the layer chose for one token, else none.
     pub fn logits_of_one(&self) -> &'a [f32] {
         if self.tokens == 1 { self.logits } else { &[] }
@@ -49,16 +49,16 @@ pub trait ExpertPath {
     /// The caller guarantees slices of the sizes in [`Call`]. The implementation guarantees that `out` depends on
     /// nothing but the call and the weights, and is summed in the order of [`Routed::ids`]; on an error `out` is
     /// unspecified and the path stays usable.
-    fn forward(&mut self, call: &Call, out: &mut [f32]) -> Result<Routed>;
+    fn forward(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<Routed>;
 
-    /// Whether [`expect`](Self::expect) is wanted.
-    fn looks_ahead(&self) -> bool {
+    /// Whether [`hint_next`](Self::hint_next) is wanted.
+    fn wants_hints(&self) -> bool {
         false
     }
 
     /// The logits that the router of a later `layer` gives before the layers between have spoken: a guess at what it
     /// will choose. Comes before the call of the layer before it, for one token at a time.
-    fn expect(&mut self, layer: LayerIdx, gate: &Gate, logits: &[f32]) {
+    fn hint_next(&mut self, layer: LayerIdx, gate: &Gate, logits: &[f32]) {
         let _ = (layer, gate, logits);
     }
 }
@@ -68,7 +68,7 @@ pub trait ExpertPath {
 /// `B` is what holds an expert's bytes.
 pub struct AllResident<B = Vec<u8>> {
     layers: Vec<Option<ResidentLayer<B>>>,
-    bench: Workbench,
+    workspace: ExpertWorkspace,
 }
 
 struct ResidentLayer<B> {
@@ -78,8 +78,8 @@ struct ResidentLayer<B> {
 
 impl<B: Deref<Target = [u8]>> AllResident<B> {
     /// Room for the experts of `layers` decoder layers, computed by `compute`.
-    pub fn new(layers: usize, compute: Arc<Compute>) -> Self {
-        AllResident { layers: (0..layers).map(|_| None).collect(), bench: Workbench::new(compute) }
+    pub fn new(layers: usize, compute: Arc<ComputeContext>) -> Self {
+        AllResident { layers: (0..layers).map(|_| None).collect(), workspace: ExpertWorkspace::new(compute) }
     }
 
     /// Sets a layer's experts, all of `layout`; what lies behind it does not matter.
@@ -90,20 +90,20 @@ impl<B: Deref<Target = [u8]>> AllResident<B> {
 }
 
 impl<B: Deref<Target = [u8]>> ExpertPath for AllResident<B> {
-    fn forward(&mut self, call: &Call, out: &mut [f32]) -> Result<Routed> {
+    fn forward(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<Routed> {
         let layer = self.layers[call.layer.index()].as_ref().expect("every MoE layer was given its experts");
         let routed = route(call);
-        self.bench.begin(call, &routed, &layer.layout);
+        self.workspace.begin(call, &routed, &layer.layout);
         let wanted = distinct(&routed.ids, call.gate.experts);
         let group: Vec<_> = wanted.iter().map(|e| (*e, &layer.experts[e.index()][..layer.layout.bytes])).collect();
-        self.bench.compute(call, &routed, &layer.layout, &group);
-        self.bench.sum(call, &routed, out);
+        self.workspace.compute(call, &routed, &layer.layout, &group);
+        self.workspace.sum(call, &routed, out);
         Ok(routed)
     }
 }
 
 /// The model's own choice for every token of a call.
-pub fn route(call: &Call) -> Routed {
+pub fn route(call: &MoeCall) -> Routed {
     let mut routed = Routed::default();
     let (mut values, mut ids, mut weights) = (Vec::new(), Vec::new(), Vec::new());
     for logits in call.logits.chunks_exact(call.gate.experts) {

@@ -8,7 +8,7 @@ use larder_core::{NumberFormat, RowOrder};
 use larder_kernels::{Inputs, Product, Weights as Stored};
 
 use crate::bytes::Bytes;
-use crate::compute::Compute;
+use crate::compute::ComputeContext;
 use crate::device::{DeviceProduct, DeviceProducts};
 use crate::error::Result;
 
@@ -20,7 +20,7 @@ pub struct Matrix {
     rows: usize,
     cols: usize,
     bytes: Arc<Bytes>,
-    compute: Arc<Compute>,
+    compute: Arc<ComputeContext>,
 }
 
 thread_local! {
@@ -35,7 +35,7 @@ impl Matrix {
         rows: usize,
         cols: usize,
         bytes: Arc<Bytes>,
-        compute: Arc<Compute>,
+        compute: Arc<ComputeContext>,
     ) -> Self {
         Matrix { kind, order, rows, cols, bytes, compute }
     }
@@ -56,38 +56,38 @@ impl Matrix {
 
     /// Made ready for products: if there is a device that computes them, the bytes go there unless they are too few for
     /// that, and those in memory are let go of unless somebody else has them.
-    pub fn placed(self) -> Result<Placed> {
-        let place = match &self.compute.device {
-            Some(device) if device.takes(self.bytes.len()) => {
-                Place::Device(device.clone(), device.keep(self.stored())?)
+    pub fn place(self) -> Result<PlacedMatrix> {
+        let location = match &self.compute.device_products {
+            Some(device) if device.accepts(self.bytes.len()) => {
+                Location::Device(device.clone(), device.upload(self.stored())?)
             }
-            _ => Place::Memory(self.order, self.bytes),
+            _ => Location::Host(self.order, self.bytes),
         };
-        Ok(Placed { kind: self.kind, rows: self.rows, cols: self.cols, place, compute: self.compute })
+        Ok(PlacedMatrix { kind: self.kind, rows: self.rows, cols: self.cols, location, compute: self.compute })
     }
 }
 
 /// A weight matrix `[rows, cols]` where products with it are computed.
-pub struct Placed {
+pub struct PlacedMatrix {
     kind: NumberFormat,
     rows: usize,
     cols: usize,
-    place: Place,
-    compute: Arc<Compute>,
+    location: Location,
+    compute: Arc<ComputeContext>,
 }
 
-enum Place {
-    Memory(RowOrder, Arc<Bytes>),
+enum Location {
+    Host(RowOrder, Arc<Bytes>),
     /// By the number that the device knows it by.
     Device(Arc<dyn DeviceProducts>, usize),
 }
 
-impl Placed {
+impl PlacedMatrix {
     /// Each head's matrix with each head's part of `x [tokens, heads, in]`: `[tokens, heads, out]`.
     ///
     /// The caller guarantees at least one head, and that all are alike.
-    pub fn forward_heads(heads: &[Placed], x: &Tensor) -> Result<Tensor> {
-        let Placed { rows, cols, kind, .. } = heads[0];
+    pub fn forward_heads(heads: &[PlacedMatrix], x: &Tensor) -> Result<Tensor> {
+        let PlacedMatrix { rows, cols, kind, .. } = heads[0];
         let (compute, tokens) = (&heads[0].compute, x.elem_count() / (heads.len() * cols));
         let place = |head: usize, t: usize| t * heads.len() + head;
         let picks: Vec<u32> = (0..heads.len()).flat_map(|h| (0..tokens).map(move |t| place(h, t) as u32)).collect();
@@ -95,12 +95,12 @@ impl Placed {
         with_f32(x, |x| {
             INPUTS.with_borrow_mut(|inputs| {
                 compute.fill(inputs, x, cols, !kind.is_float());
-                let mut round = Round::new(compute, inputs, heads.len());
+                let mut batch = MatmulBatch::new(compute, inputs, heads.len());
                 let outs = by_head.chunks_exact_mut(tokens * rows);
                 for ((head, pick), out) in heads.iter().zip(picks.chunks_exact(tokens)).zip(outs) {
-                    round.add(head, Some(pick), out);
+                    batch.add(head, Some(pick), out);
                 }
-                round.multiply()
+                batch.multiply()
             })
         })??;
         let y = Tensor::from_vec(by_head, (heads.len(), tokens, rows), &Device::Cpu)?;
@@ -109,40 +109,40 @@ impl Placed {
 }
 
 /// Products of one `x`, to be computed together: those of a device, and those here.
-struct Round<'a> {
-    compute: &'a Compute,
+struct MatmulBatch<'a> {
+    compute: &'a ComputeContext,
     x: &'a Inputs,
-    here: Vec<Product<'a>>,
-    there: Vec<DeviceProduct<'a>>,
+    on_host: Vec<Product<'a>>,
+    on_device: Vec<DeviceProduct<'a>>,
     device: Option<&'a dyn DeviceProducts>,
 }
 
-impl<'a> Round<'a> {
+impl<'a> MatmulBatch<'a> {
     /// Of so many products.
-    fn new(compute: &'a Compute, x: &'a Inputs, products: usize) -> Self {
-        Round { compute, x, here: Vec::with_capacity(products), there: Vec::new(), device: None }
+    fn new(compute: &'a ComputeContext, x: &'a Inputs, products: usize) -> Self {
+        MatmulBatch { compute, x, on_host: Vec::with_capacity(products), on_device: Vec::new(), device: None }
     }
 
-    fn add(&mut self, weights: &'a Placed, pick: Option<&'a [u32]>, out: &'a mut [f32]) {
-        let Placed { kind, rows, cols, .. } = *weights;
-        match &weights.place {
-            Place::Memory(order, bytes) => {
+    fn add(&mut self, weights: &'a PlacedMatrix, pick: Option<&'a [u32]>, out: &'a mut [f32]) {
+        let PlacedMatrix { kind, rows, cols, .. } = *weights;
+        match &weights.location {
+            Location::Host(order, bytes) => {
                 let weights = Stored { kind, order: *order, rows, cols, bytes };
-                self.here.push(Product { weights, x: self.x, pick, out });
+                self.on_host.push(Product { weights, x: self.x, pick, out });
             }
-            Place::Device(device, number) => {
+            Location::Device(device, number) => {
                 self.device = Some(device.as_ref());
-                self.there.push(DeviceProduct { weights: *number, pick, out });
+                self.on_device.push(DeviceProduct { weights: *number, pick, out });
             }
         }
     }
 
     fn multiply(mut self) -> Result<()> {
-        if !self.here.is_empty() {
-            self.compute.multiply(&mut self.here);
+        if !self.on_host.is_empty() {
+            self.compute.multiply(&mut self.on_host);
         }
         match self.device {
-            Some(device) => self.compute.multiply_there(device, self.x, &mut self.there),
+            Some(device) => self.compute.multiply_on_device(device, self.x, &mut self.on_device),
             None => Ok(()),
         }
     }
@@ -150,18 +150,18 @@ impl<'a> Round<'a> {
 
 /// A product with an optional bias.
 pub struct Linear {
-    matrix: Placed,
+    matrix: PlacedMatrix,
     bias: Option<Tensor>,
 }
 
 impl Linear {
     /// `bias [rows]`
     pub fn new(matrix: Matrix, bias: Option<Tensor>) -> Result<Self> {
-        Ok(Linear { matrix: matrix.placed()?, bias })
+        Ok(Linear { matrix: matrix.place()?, bias })
     }
 
     /// Where it is computed.
-    pub fn compute(&self) -> &Compute {
+    pub fn compute(&self) -> &ComputeContext {
         &self.matrix.compute
     }
 
@@ -171,7 +171,7 @@ impl Linear {
         Ok(y)
     }
 
-    /// Several products of one `x [tokens, in]`, in one round.
+    /// Several products of one `x [tokens, in]`, in one batch.
     pub fn forward_all<const N: usize>(linears: [&Linear; N], x: &Tensor) -> Result<[Tensor; N]> {
         let cols = linears[0].matrix.cols;
         let tokens = x.elem_count() / cols;
@@ -180,9 +180,9 @@ impl Linear {
         with_f32(x, |x| {
             INPUTS.with_borrow_mut(|inputs| {
                 linears[0].compute().fill(inputs, x, cols, quantise);
-                let mut round = Round::new(linears[0].compute(), inputs, N);
-                linears.iter().zip(&mut outs).for_each(|(linear, out)| round.add(&linear.matrix, None, out));
-                round.multiply()
+                let mut batch = MatmulBatch::new(linears[0].compute(), inputs, N);
+                linears.iter().zip(&mut outs).for_each(|(linear, out)| batch.add(&linear.matrix, None, out));
+                batch.multiply()
             })
         })??;
         let mut outs = outs.into_iter();
@@ -216,7 +216,7 @@ mod tests {
     use crate::double::ProductsDouble;
     use crate::error::ModelError;
 
-    fn matrix(rows: usize, cols: usize, seed: usize, compute: &Arc<Compute>) -> Matrix {
+    fn matrix(rows: usize, cols: usize, seed: usize, compute: &Arc<ComputeContext>) -> Matrix {
         let value = |i: usize| ((i * 37 + seed * 11) % 101) as f32 / 101.0 - 0.5;
         let mut bytes = Bytes::zeroed(rows * cols * 4);
         larder_kernels::narrow(NumberFormat::F32, &(0..rows * cols).map(value).collect::<Vec<_>>(), &mut bytes);
@@ -229,10 +229,10 @@ mod tests {
     }
 
     /// On the CPU, and on a device.
-    fn both(double: ProductsDouble) -> ([Arc<Compute>; 2], Arc<ProductsDouble>) {
+    fn both(double: ProductsDouble) -> ([Arc<ComputeContext>; 2], Arc<ProductsDouble>) {
         let double = Arc::new(double);
-        let there = Compute { device: Some(double.clone()), ..Compute::alone() };
-        ([Arc::new(Compute::alone()), Arc::new(there)], double)
+        let there = ComputeContext { device_products: Some(double.clone()), ..ComputeContext::single_threaded() };
+        ([Arc::new(ComputeContext::single_threaded()), Arc::new(there)], double)
     }
 
     #[test]
@@ -245,18 +245,18 @@ mod tests {
                 Linear::new(matrix(16, 24, 2, &compute), None).unwrap(),
             ];
             let [a, b] = Linear::forward_all(linears.each_ref(), &x(&[3, 24])).unwrap();
-            let heads: Vec<Placed> = (0..4).map(|h| matrix(5, 8, h, &compute).placed().unwrap()).collect();
-            let c = Placed::forward_heads(&heads, &x(&[3, 4, 8])).unwrap();
+            let heads: Vec<PlacedMatrix> = (0..4).map(|h| matrix(5, 8, h, &compute).place().unwrap()).collect();
+            let c = PlacedMatrix::forward_heads(&heads, &x(&[3, 4, 8])).unwrap();
             assert_eq!(c.dims(), [3, 4, 5]);
             [a, b, c].map(|y| with_f32(&y, <[f32]>::to_vec).unwrap())
         });
         assert_eq!(results[0], results[1]);
-        assert_eq!((device.kept(), device.rounds()), (6, 2));
+        assert_eq!((device.uploaded(), device.rounds()), (6, 2));
     }
 
     #[test]
     fn a_matrix_that_is_not_worth_the_way_is_multiplied_here_in_the_same_round() {
-        let (computes, device) = both(ProductsDouble::new(1 << 20).leaving_below(600));
+        let (computes, device) = both(ProductsDouble::new(1 << 20).accepting_from(600));
         let results = computes.map(|compute| {
             let linears = [6, 7, 1].map(|rows| Linear::new(matrix(rows, 24, rows, &compute), None).unwrap());
             let all = Linear::forward_all(linears.each_ref(), &x(&[3, 24])).unwrap();
@@ -265,7 +265,7 @@ mod tests {
             (all.each_ref().map(values), values(&alone))
         });
         assert_eq!(results[0], results[1]);
-        assert_eq!((device.kept(), device.rounds()), (1, 1), "7 rows have 672 bytes");
+        assert_eq!((device.uploaded(), device.rounds()), (1, 1), "7 rows have 672 bytes");
     }
 
     #[test]

@@ -2,7 +2,7 @@ use std::time::{Duration, Instant};
 
 use larder_core::LayerIdx;
 
-use crate::compute::Work;
+use crate::compute::ComputeTime;
 use crate::experts::Routed;
 
 /// The parts of a forward pass, for telling where time goes.
@@ -15,7 +15,7 @@ pub enum Phase {
     /// Choosing experts, having them brought in and computing them, shared ones included; or a dense MLP.
     Experts,
     /// Embedding, final norm, output head.
-    Ends,
+    EmbedAndHead,
 }
 
 /// Watches a forward pass; what it does not override costs nothing.
@@ -37,13 +37,13 @@ pub trait Tap {
     }
 
     /// A part of the pass took so long.
-    fn spent(&mut self, phase: Phase, time: Duration) {
+    fn phase_time(&mut self, phase: Phase, time: Duration) {
         let _ = (phase, time);
     }
 
     /// The pass is over; so much of it was computing on all threads.
-    fn worked(&mut self, work: Work) {
-        let _ = work;
+    fn compute_time(&mut self, time: ComputeTime) {
+        let _ = time;
     }
 }
 
@@ -51,17 +51,17 @@ pub trait Tap {
 impl Tap for () {}
 
 /// Tells a tap how long each part took; every moment is counted once.
-pub(crate) struct Clock(Instant);
+pub(crate) struct PhaseClock(Instant);
 
-impl Clock {
+impl PhaseClock {
     pub fn start() -> Self {
-        Clock(Instant::now())
+        PhaseClock(Instant::now())
     }
 
     /// What passed since the last call belongs to `phase`.
     pub fn lap(&mut self, phase: Phase, tap: &mut dyn Tap) {
         let now = Instant::now();
-        tap.spent(phase, now - self.0);
+        tap.phase_time(phase, now - self.0);
         self.0 = now;
     }
 }

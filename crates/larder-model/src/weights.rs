@@ -6,34 +6,34 @@ use candle_core::{Device, Tensor};
 use larder_core::{NumberFormat, RowOrder, TensorMeta, TensorSpec, Tensors, interleave};
 
 use crate::bytes::Bytes;
-use crate::compute::Compute;
+use crate::compute::ComputeContext;
 use crate::error::{ModelError, Result};
-use crate::matrix::{Linear, Matrix, Placed};
+use crate::matrix::{Linear, Matrix, PlacedMatrix};
 
 /// Where an architecture gets its resident weights from.
 ///
 /// The same code that builds a model also lists what the model needs: without a source every tensor comes back empty
 /// and only the list counts.
-pub struct Weights<'a> {
+pub struct WeightLoader<'a> {
     source: Option<&'a dyn Tensors>,
-    compute: Arc<Compute>,
-    asked: Vec<TensorSpec>,
+    compute: Arc<ComputeContext>,
+    requested: Vec<TensorSpec>,
 }
 
-impl<'a> Weights<'a> {
+impl<'a> WeightLoader<'a> {
     /// Reads from `source`; products are computed by `compute`.
-    pub fn load(source: &'a dyn Tensors, compute: Arc<Compute>) -> Self {
-        Weights { source: Some(source), compute, asked: Vec::new() }
+    pub fn load(source: &'a dyn Tensors, compute: Arc<ComputeContext>) -> Self {
+        WeightLoader { source: Some(source), compute, requested: Vec::new() }
     }
 
-    /// Reads nothing; see [`asked`](Self::asked).
+    /// Reads nothing; see [`requested`](Self::requested).
     pub fn list() -> Self {
-        Weights { source: None, compute: Arc::new(Compute::alone()), asked: Vec::new() }
+        WeightLoader { source: None, compute: Arc::new(ComputeContext::single_threaded()), requested: Vec::new() }
     }
 
     /// Every tensor asked for so far.
-    pub fn asked(self) -> Vec<TensorSpec> {
-        self.asked
+    pub fn requested(self) -> Vec<TensorSpec> {
+        self.requested
     }
 
     /// The weight of a product, `[rows, cols]`, in whatever format it is stored.
@@ -84,10 +84,10 @@ impl<'a> Weights<'a> {
         heads: usize,
         parts: [usize; 2],
         cols: usize,
-    ) -> Result<[Vec<Placed>; 2]> {
+    ) -> Result<[Vec<PlacedMatrix>; 2]> {
         let per_head = parts[0] + parts[1];
         let matrix = self.matrix(name, heads * per_head, cols)?;
-        if let Some(spec) = self.asked.last_mut() {
+        if let Some(spec) = self.requested.last_mut() {
             spec.by_head = true;
         }
         if self.source.is_none() {
@@ -100,8 +100,8 @@ impl<'a> Weights<'a> {
             head.chunks_exact_mut(cols).enumerate().for_each(|(r, row)| matrix.row(at * per_head + r, row));
             let (first, second) = head.split_at(parts[0] * cols);
             let turned: Vec<f32> = (0..cols).flat_map(|c| first[c..].iter().step_by(cols)).copied().collect();
-            split[0].push(self.floats(kind, cols, parts[0], &turned).placed()?);
-            split[1].push(self.floats(kind, parts[1], cols, second).placed()?);
+            split[0].push(self.floats(kind, cols, parts[0], &turned).place()?);
+            split[1].push(self.floats(kind, parts[1], cols, second).place()?);
         }
         Ok(split)
     }
@@ -131,7 +131,7 @@ impl<'a> Weights<'a> {
     }
 
     fn bytes(&mut self, name: &str, shape: &[usize], product: bool) -> Result<Option<(TensorMeta, Bytes)>> {
-        self.asked.push(TensorSpec { name: name.to_owned(), shape: shape.to_vec(), product, by_head: false });
+        self.requested.push(TensorSpec { name: name.to_owned(), shape: shape.to_vec(), product, by_head: false });
         let Some(source) = self.source else { return Ok(None) };
         let meta = check_shape(source, name, shape)?.clone();
         if !product && !meta.kind.is_float() {

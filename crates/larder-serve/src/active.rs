@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use larder_engine::{CHUNK, Detokenizer, Finish, Sequence};
-use larder_model::Rows;
+use larder_engine::{Detokenizer, FinishReason, PREFILL_CHUNK, Sequence};
+use larder_model::LogitsFor;
 
 use crate::engine::Engine;
 use crate::error::ApiError;
@@ -57,8 +57,8 @@ impl<'m> ActiveRequest<'m> {
     /// The answer to `job`, in a sequence that may have read the beginning of its prompt.
     pub fn new(job: GenerationJob, mut sequence: Sequence, model: &'m ServedModel) -> Self {
         let cached_tokens = sequence.tokens().len();
-        sequence.plan(job.prompt.len());
-        let (started, text) = (Instant::now(), Some(model.tokenizer.stream(true)));
+        sequence.plan_len(job.prompt.len());
+        let (started, text) = (Instant::now(), Some(model.tokenizer.detokenizer(true)));
         let (logits, unsent) = Default::default();
         ActiveRequest {
             job,
@@ -103,7 +103,7 @@ impl<'m> ActiveRequest<'m> {
         }
         let read = self.sequence.tokens().len();
         if read < self.job.prompt.len() {
-            let chunk = if alone { CHUNK } else { SHARED_CHUNK };
+            let chunk = if alone { PREFILL_CHUNK } else { SHARED_CHUNK };
             let end = self.job.prompt.len().min(read + chunk);
             let part = self.job.prompt[read..end].to_vec();
             return match self.forward(engine, &part) {
@@ -126,7 +126,7 @@ impl<'m> ActiveRequest<'m> {
         self.first_token.get_or_insert(now);
         let step = StepKind::Decode { ttft };
         if !self.job.ignore_eos && self.model.generation.eos.contains(&id) {
-            return self.finish(Finish::EndOfText, step);
+            return self.finish(FinishReason::EndOfText, step);
         }
         if let Some((top, logits)) = before {
             self.unsent.push(self.logprobs(id, &logits, top));
@@ -137,13 +137,13 @@ impl<'m> ActiveRequest<'m> {
             self.send(piece);
         }
         if self.job.stop.stopped().is_some() {
-            return self.finish(Finish::StopString, step);
+            return self.finish(FinishReason::StopString, step);
         }
         if self.generated_tokens >= self.job.max_tokens {
-            return self.finish(Finish::Length, step);
+            return self.finish(FinishReason::Length, step);
         }
-        if self.sequence.room() == 0 {
-            return self.finish(Finish::Context, step);
+        if self.sequence.remaining() == 0 {
+            return self.finish(FinishReason::Context, step);
         }
         match self.forward(engine, &[id]) {
             Ok(()) => StepOutcome::More(step),
@@ -153,13 +153,13 @@ impl<'m> ActiveRequest<'m> {
 
     fn forward(&mut self, engine: &mut dyn Engine, tokens: &[u32]) -> Result<(), ApiError> {
         let (decoder, experts) = engine.decoder_and_experts();
-        let read = self.sequence.read(decoder, experts, tokens, CHUNK, Rows::Last, &mut ());
+        let read = self.sequence.forward(decoder, experts, tokens, PREFILL_CHUNK, LogitsFor::Last, &mut ());
         self.logits = read.map_err(|error| ApiError::engine_failed(error.to_string()))?;
         Ok(())
     }
 
-    fn finish(&mut self, finish: Finish, step: StepKind) -> StepOutcome {
-        if finish != Finish::StopString {
+    fn finish(&mut self, finish: FinishReason, step: StepKind) -> StepOutcome {
+        if finish != FinishReason::StopString {
             let mut rest = self.text.take().map(|text| self.job.stop.push(&text.finish())).unwrap_or_default();
             rest.push_str(&self.job.stop.finish());
             // The last tokens may have no text of their own.

@@ -160,7 +160,7 @@ async fn generate(
     let wrong = |error: &dyn std::fmt::Display| ApiError::bad_request(format!("The request cannot be met: {error}."));
     let sampling = params.sampling.or_defaults(app.model.generation.sampling());
     let seed = params.seed.unwrap_or_else(|| RandomState::new().hash_one(number));
-    let sampler = Sampler::new(sampling, seed).map_err(|error| wrong(&error))?.after(prompt.len());
+    let sampler = Sampler::new(sampling, seed).map_err(|error| wrong(&error))?.with_prompt_len(prompt.len());
     let stops = params.stop.into_iter().chain(more_stops).collect();
     let stop = StopMatcher::new(stops).map_err(|error| wrong(&error).with_param("stop"))?;
     let (to, events) = mpsc::channel(CHANNEL);

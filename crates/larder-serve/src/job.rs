@@ -1,6 +1,6 @@
 use std::time::{Duration, Instant};
 
-use larder_engine::{Finish, Sampler, StopMatcher};
+use larder_engine::{FinishReason, Sampler, StopMatcher};
 use tokio::sync::mpsc::Sender;
 
 use crate::error::ApiError;
@@ -76,7 +76,7 @@ pub struct TokenLogprob {
 #[derive(Clone, Copy, Debug)]
 pub struct GenerationSummary {
     /// Why it ended.
-    pub finish: Finish,
+    pub finish: FinishReason,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
     /// Those of them that were remembered from before.

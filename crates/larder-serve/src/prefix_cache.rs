@@ -21,7 +21,7 @@ impl PrefixCache {
     /// The sequence that is best for `prompt`, gone back to as much of its beginning as both share and is kept,
     /// always less than all of it. The caller guarantees that not all are taken.
     pub fn take(&mut self, prompt: &[u32], decoder: &Decoder) -> Sequence {
-        let shared: Vec<usize> = self.idle.iter().map(|sequence| sequence.shared_with(prompt)).collect();
+        let shared: Vec<usize> = self.idle.iter().map(|sequence| sequence.common_prefix(prompt)).collect();
         let best = (0..self.idle.len()).max_by_key(|i| shared[*i]);
         let mut sequence = match best {
             Some(best) if is_worth_reusing(shared[best], self.idle[best].tokens().len(), prompt.len()) => {
@@ -33,7 +33,7 @@ impl PrefixCache {
             }
             _ => self.idle.remove(0),
         };
-        let common = sequence.shared_with(prompt);
+        let common = sequence.common_prefix(prompt);
         let kept = sequence.rewind(decoder, common);
         if kept < common {
             // It would all be read again in one go; as part of the prompt it is read in pieces.

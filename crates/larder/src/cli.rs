@@ -7,7 +7,7 @@ use larder_cache::CacheScope;
 use larder_core::NumberFormat;
 use larder_engine::Sampling;
 use larder_kernels::strong_processors;
-use larder_model::Memory;
+use larder_model::KvFormat;
 use larder_policy::eviction::EvictionSpec;
 use larder_policy::routing::RoutingSpec;
 
@@ -294,11 +294,11 @@ pub enum KvFlag {
     F16,
 }
 
-impl From<KvFlag> for Memory {
+impl From<KvFlag> for KvFormat {
     fn from(flag: KvFlag) -> Self {
         match flag {
-            KvFlag::F32 => Memory::F32,
-            KvFlag::F16 => Memory::F16,
+            KvFlag::F32 => KvFormat::F32,
+            KvFlag::F16 => KvFormat::F16,
         }
     }
 }
@@ -415,7 +415,7 @@ pub struct LogitsArgs {
     #[arg(long, default_value_t = 0, value_name = "N")]
     pub generate: usize,
     /// Read the tokens N at a time.
-    #[arg(long, default_value_t = larder_engine::CHUNK, value_name = "N", value_parser = at_least_one)]
+    #[arg(long, default_value_t = larder_engine::PREFILL_CHUNK, value_name = "N", value_parser = at_least_one)]
     pub chunk: usize,
     #[command(flatten)]
     pub engine: EngineFlags,

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Error, Result, anyhow, bail};
 use larder_core::Geometry;
 use larder_edge::{Agreed, Crowd, Edge, Held, Machine, Machines, Manner, Tls};
-use larder_engine::Streaming;
+use larder_engine::StreamingPath;
 use larder_placement::{PlacementFile, ServerEntry, Topology};
 use larder_store::{Source, Store};
 
@@ -16,7 +16,7 @@ use crate::cli::EngineFlags;
 use crate::open::{OpenModel, model_name};
 
 /// Experts through slots, others from the workers that `topology` names; those are asked at once what they are.
-pub fn connect(local: Streaming, store: &Arc<Store>, topology: &Path, flags: &EngineFlags) -> Result<Edge> {
+pub fn connect(local: StreamingPath, store: &Arc<Store>, topology: &Path, flags: &EngineFlags) -> Result<Edge> {
     let agreed = agreed(store, flags.exact);
     let own = match &flags.edge.placement {
         None => None,

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use larder_cache::{Cache, CacheScope};
 use larder_core::Gate;
-use larder_engine::{CHUNK, Recorder, Routing, Session, Streaming};
+use larder_engine::{PREFILL_CHUNK, Recorder, Routing, Session, StreamingPath};
 use larder_lab::eval::Calibration;
-use larder_model::{AllResident, Compute, Decoder, Memory};
+use larder_model::{AllResident, ComputeContext, Decoder, KvFormat};
 use larder_policy::eviction::{EvictionSpec, Help, Setting};
 use larder_policy::routing::RoutingSpec;
 use larder_store::Store;
@@ -32,7 +32,7 @@ pub struct InferenceEngine {
     pub experts: EngineExperts,
     /// What the eviction policy was given.
     pub policy_inputs: Help,
-    compute: Arc<Compute>,
+    compute: Arc<ComputeContext>,
     context: usize,
     /// What was planned, and how experts are read.
     pub plan: Value,
@@ -120,7 +120,7 @@ pub struct EngineParts {
     /// The addresses of its slots in memory.
     pub slots: Range<usize>,
     /// Who computes products.
-    pub compute: Arc<Compute>,
+    pub compute: Arc<ComputeContext>,
     /// What was planned, and how experts are read.
     pub report: Value,
     /// What a GPU has of the model, if there is one.
@@ -172,9 +172,9 @@ pub fn require_store(model: &OpenModel) -> Result<&Arc<Store>> {
 }
 
 /// Who computes.
-pub fn new_compute(flags: &EngineFlags, inputs: &PlanInputs) -> Result<Compute> {
-    let compute = Compute::new(flags.threads(), flags.pin).context("threads to compute on cannot be had")?;
-    Ok(Compute { exact: flags.exact, memory: inputs.kv_format, ..compute })
+pub fn new_compute(flags: &EngineFlags, inputs: &PlanInputs) -> Result<ComputeContext> {
+    let compute = ComputeContext::new(flags.threads(), flags.pin).context("threads to compute on cannot be had")?;
+    Ok(ComputeContext { exact: flags.exact, kv_format: inputs.kv_format, ..compute })
 }
 
 /// What there is to plan with.
@@ -188,7 +188,7 @@ pub fn plan_inputs<'a>(model: &'a OpenModel, flags: &EngineFlags, context: usize
         context,
         sequences: 1,
         kv_format: kv_format_of(model, flags)?,
-        chunk: context.min(CHUNK),
+        chunk: context.min(PREFILL_CHUNK),
         process_bytes: memory::current().unwrap_or_default(),
         available_bytes: memory::available(),
         on_gpu: false,
@@ -196,12 +196,12 @@ pub fn plan_inputs<'a>(model: &'a OpenModel, flags: &EngineFlags, context: usize
 }
 
 /// What is computed with quantised weights loses nothing by rounded keys and values; floats stay exact.
-fn kv_format_of(model: &OpenModel, flags: &EngineFlags) -> Result<Memory> {
+fn kv_format_of(model: &OpenModel, flags: &EngineFlags) -> Result<KvFormat> {
     let experts = model.experts()?;
     let mut layers = model.blueprint.geometry.moe_layers.iter();
     let quantised = layers.any(|l| !experts.as_dyn().layout(*l).gate.kind.is_float());
-    let usual = if quantised && !flags.exact { Memory::F16 } else { Memory::F32 };
-    Ok(flags.kv.map_or(usual, Memory::from))
+    let usual = if quantised && !flags.exact { KvFormat::F16 } else { KvFormat::F32 };
+    Ok(flags.kv.map_or(usual, KvFormat::from))
 }
 
 /// Bytes of the largest expert.
@@ -213,7 +213,7 @@ pub fn slot_bytes(model: &OpenModel) -> Result<u64> {
 
 /// Experts through slots.
 struct StreamingParts {
-    experts: Streaming,
+    experts: StreamingPath,
     /// How shards are read.
     reader_note: String,
     /// The addresses of the slots.
@@ -224,7 +224,7 @@ fn streaming_parts(
     store: &Arc<Store>,
     slots: usize,
     scope: CacheScope,
-    compute: &Arc<Compute>,
+    compute: &Arc<ComputeContext>,
     flags: &EngineFlags,
     policy_inputs: &Help,
 ) -> Result<StreamingParts> {
@@ -234,12 +234,12 @@ fn streaming_parts(
         Slots::new(store, setting.all_slots(), &flags.reader)?;
     let geometry = &store.manifest().geometry;
     let cache = Cache::new(geometry, &setting, policies, memory, reader, Box::new(store.clone()));
-    let experts = Streaming::new(Routing::default(), cache, compute.clone(), flags.prefetch);
+    let experts = StreamingPath::new(Routing::default(), cache, compute.clone(), flags.prefetch);
     Ok(StreamingParts { experts, reader_note, slots: addresses })
 }
 
 /// Experts through slots, with the help of others if there are any.
-fn with_edge(local: Streaming, store: &Arc<Store>, flags: &EngineFlags) -> Result<AnyExpertPath> {
+fn with_edge(local: StreamingPath, store: &Arc<Store>, flags: &EngineFlags) -> Result<AnyExpertPath> {
     #[cfg(feature = "edge")]
     if let Some(topology) = &flags.edge.topology {
         return Ok(AnyExpertPath::Edge(Box::new(crate::edge::connect(local, store, topology, flags)?)));
@@ -251,10 +251,10 @@ fn with_edge(local: Streaming, store: &Arc<Store>, flags: &EngineFlags) -> Resul
 /// Who writes down what is chosen, and how the model chooses.
 fn new_recorder(to: &Path, decoder: &Decoder, flags: &EngineFlags) -> Result<(PathBuf, Recorder)> {
     let mut recorder = Recorder::new(decoder.geometry(), flags.trace_logits);
-    recorder.say("routing", flags.routing.to_string());
+    recorder.set_meta("routing", flags.routing.to_string());
     if flags.trace_logits {
         let gates: Vec<&Gate> = decoder.gates().collect();
-        recorder.say(larder_lab::GATES_KEY, serde_json::to_string(&gates)?);
+        recorder.set_meta(larder_lab::GATES_KEY, serde_json::to_string(&gates)?);
     }
     Ok((to.to_owned(), recorder))
 }

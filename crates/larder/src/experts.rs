@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 use larder_cache::{Traffic, Visit};
 use larder_core::{Gate, LayerIdx};
-use larder_engine::{Cached, Recorder, Routing, Streaming, Tiered};
-use larder_model::{AllResident, Call, Decoder, ExpertPath, ModelError, Routed, distinct};
+use larder_engine::{CachedPath, Recorder, Routing, StreamingPath, TieredPath};
+use larder_model::{AllResident, Decoder, ExpertPath, ModelError, MoeCall, Routed, distinct};
 use larder_policy::eviction::EvictionSpec;
 use larder_policy::routing::RoutingSpec;
 use larder_store::reader::Slot;
@@ -29,11 +29,11 @@ pub enum AnyExpertPath {
     /// All in memory.
     AllResident(Box<AllResident<Slot>>),
     /// Through slots.
-    Streaming(Box<Streaming>),
+    Streaming(Box<StreamingPath>),
     /// Through slots on a GPU and slots in memory.
     Tiered {
         /// Themselves.
-        tiered: Box<Tiered>,
+        tiered: Box<TieredPath>,
         /// How copies to the GPU find their bytes.
         how: Box<dyn Display + Send>,
     },
@@ -63,7 +63,7 @@ impl EngineExperts {
 
     /// What passed through the cache, if there is one.
     pub fn traffic(&self) -> Option<Traffic> {
-        self.cached().map(Cached::traffic)
+        self.cached().map(CachedPath::traffic)
     }
 
     /// Whether to remember what layers find in the cache.
@@ -86,12 +86,12 @@ impl EngineExperts {
     /// Which experts are in memory; `None` if all are.
     #[cfg(feature = "serve")]
     pub fn residency(&self) -> Option<&dyn larder_core::Residency> {
-        self.cached().map(Cached::residency)
+        self.cached().map(CachedPath::residency)
     }
 
     /// What routing did, if it chose otherwise than the model.
     pub fn routing(&self) -> Option<&Routing> {
-        self.cached().map(Cached::routing)
+        self.cached().map(CachedPath::routing)
     }
 
     /// Who else computed experts: their name, and what is to be said of them, in words and for a program; `None` if
@@ -149,7 +149,7 @@ impl EngineExperts {
         let Some(cached) = self.cached_mut() else {
             bail!("nobody leaves: all experts of {} are in memory", model.source().path().display())
         };
-        cached.set_policies(spec.make(&cached.setting(), &inputs)?);
+        cached.set_policies(spec.make(&cached.cache_shape(), &inputs)?);
         Ok(())
     }
 
@@ -194,7 +194,7 @@ impl EngineExperts {
     }
 
     /// The slots on the way, if it leads through some.
-    fn cached(&self) -> Option<&dyn Cached> {
+    fn cached(&self) -> Option<&dyn CachedPath> {
         match &self.path {
             AnyExpertPath::AllResident(_) => None,
             AnyExpertPath::Streaming(streaming) => Some(streaming.as_ref()),
@@ -204,7 +204,7 @@ impl EngineExperts {
         }
     }
 
-    fn cached_mut(&mut self) -> Option<&mut dyn Cached> {
+    fn cached_mut(&mut self) -> Option<&mut dyn CachedPath> {
         match &mut self.path {
             AnyExpertPath::AllResident(_) => None,
             AnyExpertPath::Streaming(streaming) => Some(streaming.as_mut()),
@@ -216,10 +216,10 @@ impl EngineExperts {
 }
 
 impl ExpertPath for EngineExperts {
-    fn forward(&mut self, call: &Call, out: &mut [f32]) -> Result<Routed, ModelError> {
+    fn forward(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<Routed, ModelError> {
         let routed = self.path_mut().forward(call, out)?;
         if let Some((_, recorder)) = &mut self.recorder {
-            recorder.note(call, &routed);
+            recorder.record(call, &routed);
         }
         if self.visits.is_some() {
             let visit = match self.cached() {
@@ -234,11 +234,11 @@ impl ExpertPath for EngineExperts {
         Ok(routed)
     }
 
-    fn looks_ahead(&self) -> bool {
-        self.path().looks_ahead()
+    fn wants_hints(&self) -> bool {
+        self.path().wants_hints()
     }
 
-    fn expect(&mut self, layer: LayerIdx, gate: &Gate, logits: &[f32]) {
-        self.path_mut().expect(layer, gate, logits);
+    fn hint_next(&mut self, layer: LayerIdx, gate: &Gate, logits: &[f32]) {
+        self.path_mut().hint_next(layer, gate, logits);
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::{Result, bail};
 use larder_cache::tiers::Device;
 use larder_core::ExpertLayout;
-use larder_model::{DeviceAttention, DeviceBench, DeviceProducts};
+use larder_model::{DeviceAttention, DeviceExperts, DeviceProducts};
 
 use crate::cli::device::{DeviceFlag, DeviceFlags};
 
@@ -19,7 +19,7 @@ pub struct GpuParts {
     /// Its slots.
     pub link: Box<dyn Device>,
     /// Computes the experts in them.
-    pub bench: Box<dyn DeviceBench>,
+    pub bench: Box<dyn DeviceExperts>,
     /// What keeps resident weights, in a room of so many bytes, and multiplies with them.
     pub products: MakeProducts,
     /// Remembers keys and values and attends to them.

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result};
 use larder_core::{ExpertId, Geometry, RowOrder};
-use larder_model::{AllResident, Compute};
+use larder_model::{AllResident, ComputeContext};
 use larder_store::reader::{Arena, ReadRequest, ShardFiles, Slot, open_reader};
 use larder_store::{DATA_START, ExpertSource, Result as StoreResult, Store};
 
@@ -15,7 +15,7 @@ use crate::progress::{self, Bar};
 const THREADS: usize = 4;
 
 /// From a store's shards, as fast as the SSD gives them.
-pub fn from_store(store: &Arc<Store>, compute: &Arc<Compute>) -> Result<AllResident<Slot>> {
+pub fn from_store(store: &Arc<Store>, compute: &Arc<ComputeContext>) -> Result<AllResident<Slot>> {
     let geometry = &store.manifest().geometry;
     let (arena, slots) = arena(store.as_ref(), geometry)?;
     let (paths, bytes) = store.shard_files();
@@ -53,7 +53,7 @@ pub fn from_store(store: &Arc<Store>, compute: &Arc<Compute>) -> Result<AllResid
 pub fn from_source(
     experts: &dyn ExpertSource,
     geometry: &Geometry,
-    compute: &Arc<Compute>,
+    compute: &Arc<ComputeContext>,
 ) -> Result<AllResident<Slot>> {
     let (arena, slots) = arena(experts, geometry)?;
     let bar = bar(slots.len(), arena.slot_bytes());
@@ -98,7 +98,7 @@ fn resident(
     experts: &dyn ExpertSource,
     geometry: &Geometry,
     mut slots: Vec<Slot>,
-    compute: &Arc<Compute>,
+    compute: &Arc<ComputeContext>,
 ) -> AllResident<Slot> {
     slots.sort_unstable_by_key(Slot::index);
     let mut slots = slots.into_iter();

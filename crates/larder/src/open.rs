@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use larder_core::{Blueprint, TensorSpec};
 use larder_engine::{ChatTemplate, GenerationConfig, Tokenizer, TokenizerConfig};
-use larder_model::{AllResident, Compute, Decoder};
+use larder_model::{AllResident, ComputeContext, Decoder};
 use larder_store::reader::Slot;
 use larder_store::{
     Assembler, CONVERSION_STATE, ExpertSource, MANIFEST_FILE, Source, Store, StoreError, StoreErrorKind,
@@ -165,14 +165,14 @@ impl OpenModel {
     }
 
     /// The decoder with its resident weights, computing by `compute`.
-    pub fn decoder(&self, compute: &Arc<Compute>) -> Result<Decoder> {
+    pub fn decoder(&self, compute: &Arc<ComputeContext>) -> Result<Decoder> {
         self.source().advise_will_need();
         Decoder::load(self.source().config(), self.source(), compute.clone())
             .with_context(|| display(self.source().path()))
     }
 
     /// Every expert, read into memory, to be computed by `compute`.
-    pub fn all_resident(&self, compute: &Arc<Compute>) -> Result<AllResident<Slot>> {
+    pub fn all_resident(&self, compute: &Arc<ComputeContext>) -> Result<AllResident<Slot>> {
         match &self.form {
             ModelForm::Store(store) => load::from_store(store, compute),
             ModelForm::Source(_) => load::from_source(self.experts()?.as_dyn(), &self.blueprint.geometry, compute),

@@ -3,7 +3,7 @@
 use anyhow::{Result, bail};
 use larder_cache::{CacheScope, slot_count};
 use larder_core::Blueprint;
-use larder_model::Memory;
+use larder_model::KvFormat;
 use serde_json::{Value, json};
 
 use crate::cli::EngineFlags;
@@ -35,7 +35,7 @@ pub struct PlanInputs<'a> {
     /// Sequences of so many tokens that are remembered at a time.
     pub sequences: usize,
     /// How they are remembered.
-    pub kv_format: Memory,
+    pub kv_format: KvFormat,
     /// Tokens that are read at once.
     pub chunk: usize,
     /// Bytes that the process holds before anything is loaded.
@@ -367,7 +367,7 @@ mod tests {
     pub fn inputs(blueprint: &Blueprint, available: Option<u64>) -> PlanInputs<'_> {
         PlanInputs {
             blueprint,
-            kv_format: Memory::F16,
+            kv_format: KvFormat::F16,
             resident_bytes: MEGA,
             slot_bytes: MEGA,
             scratch_slots: 0,

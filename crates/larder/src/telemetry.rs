@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use larder_cache::Traffic;
 use larder_cache::tiers::TierTraffic;
-use larder_engine::{Step, Times};
+use larder_engine::{PhaseTimes, StepStats};
 use serde_json::{Value, json};
 
 use crate::memory;
@@ -38,7 +38,7 @@ pub struct Totals {
     /// How long it took.
     pub time: Duration,
     /// On what.
-    pub times: Times,
+    pub times: PhaseTimes,
     /// What passed through the cache.
     pub traffic: Traffic,
 }
@@ -57,7 +57,7 @@ impl Telemetry {
     }
 
     /// A step is over; `traffic` is what passed through the cache so far.
-    pub fn step(&mut self, step: &Step, traffic: Option<Traffic>) {
+    pub fn step(&mut self, step: &StepStats, traffic: Option<Traffic>) {
         let now = traffic.unwrap_or_default();
         let passed = now - std::mem::replace(&mut self.before, now);
         let (phase, totals) = match self.steps {
@@ -85,7 +85,7 @@ impl Telemetry {
     }
 }
 
-fn csv_line(number: usize, phase: &str, step: &Step, passed: &Traffic) -> String {
+fn csv_line(number: usize, phase: &str, step: &StepStats, passed: &Traffic) -> String {
     let s = |time: Duration| time.as_secs_f64();
     let tiers = passed.tiers.unwrap_or_default();
     let (times, counts) = (step.times, passed.counts);
@@ -156,7 +156,7 @@ impl Totals {
             "seconds_experts": s(times.experts),
             "seconds_other": s(time.saturating_sub(times.mixing + times.routing + times.experts)),
             "seconds_products": s(times.products),
-            "seconds_attending": s(times.attending),
+            "seconds_attending": s(times.attention),
             "cache": cache,
             "tiers": traffic.tiers.map(|tiers| tiers_json(&tiers, *time)),
         })

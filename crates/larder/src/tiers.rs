@@ -6,8 +6,8 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 use larder_cache::tiers::{Measured, Supply, TierSetting, TieredCache};
 use larder_core::{ExpertId, ExpertLayout, Gate, LayerIdx};
-use larder_engine::{Routing, Tiered};
-use larder_model::{Activation, Call, Compute, Routed, Workbench};
+use larder_engine::{Routing, TieredPath};
+use larder_model::{Activation, ComputeContext, ExpertWorkspace, MoeCall, Routed};
 use larder_policy::eviction::Help;
 use larder_store::ExpertSource as _;
 use serde_json::json;
@@ -63,8 +63,11 @@ pub fn assemble(
 
     let GpuParts { link, bench, products, attention, how, measure, .. } = gpu;
     let compute = new_compute(flags, &inputs)?;
-    let compute =
-        Arc::new(Compute { device: Some(products(vram.resident_bytes)?), attention: Some(attention), ..compute });
+    let compute = Arc::new(ComputeContext {
+        device_products: Some(products(vram.resident_bytes)?),
+        device_attention: Some(attention),
+        ..compute
+    });
     let layout = store.layout(geometry.moe_layers[0]);
     let throughput = measure(layout, geometry.top_k)?;
     let host = host_seconds_per_byte(&compute, layout, inputs.available_bytes);
@@ -80,7 +83,7 @@ pub fn assemble(
 
     let supply = Supply { memory: slots, reader, shards: Box::new(store.clone()) };
     let cache = TieredCache::new(geometry, &setting, policies, supply, link, measured)?;
-    let tiered = Tiered::new(Routing::default(), cache, compute.clone(), bench, flags.prefetch);
+    let tiered = TieredPath::new(Routing::default(), cache, compute.clone(), bench, flags.prefetch);
     let gpu = Some(OnGpu { resident_bytes: vram.resident_bytes, throughput });
     Ok(EngineParts {
         path: AnyExpertPath::Tiered { tiered: Box::new(tiered), how },
@@ -123,15 +126,15 @@ fn check(flags: &EngineFlags) -> Result<()> {
 
 /// Seconds for each byte of an expert that the processor computes for one token, out of memory: over more experts than
 /// its caches hold.
-fn host_seconds_per_byte(compute: &Arc<Compute>, layout: &ExpertLayout, available: Option<u64>) -> f64 {
+fn host_seconds_per_byte(compute: &Arc<ComputeContext>, layout: &ExpertLayout, available: Option<u64>) -> f64 {
     let most = available.map_or(PROBE_BYTES, |bytes| PROBE_BYTES.min(bytes as usize / 8));
     // Numbers of any format, none of them extreme. Zeros would be one page of the system's, over and over.
     let experts = vec![0x3C; (most / layout.bytes).max(2) * layout.bytes];
     let x = vec![1.0; layout.gate.cols];
     let gate = Gate::softmax(1, 1, false);
-    let call = Call { layer: LayerIdx(0), gate: &gate, act: Activation::Silu, logits: &[], x: &x, tokens: 1 };
+    let call = MoeCall { layer: LayerIdx(0), gate: &gate, act: Activation::Silu, logits: &[], x: &x, tokens: 1 };
     let routed = Routed { ids: vec![ExpertId(0)], weights: vec![1.0] };
-    let mut bench = Workbench::new(compute.clone());
+    let mut bench = ExpertWorkspace::new(compute.clone());
     let mut experts = experts.chunks_exact(layout.bytes);
     let mut compute_next = || {
         let data = experts.next()?;

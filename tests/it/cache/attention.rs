@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use larder_engine::Session;
-use larder_model::{AllResident, AttentionDouble, Decoder, Memory, ModelError, Rows, State};
+use larder_model::{AllResident, AttentionDouble, Decoder, KvCache, KvFormat, LogitsFor, ModelError};
 
 use crate::support::rig::{TOKENS, model, read_and_write};
 use crate::support::{fixture, golden_models};
@@ -11,15 +11,15 @@ use crate::support::{fixture, golden_models};
 const ROOMY: usize = 1 << 30;
 
 /// Logits of all tokens, read in pieces.
-fn read(decoder: &Decoder, experts: &mut AllResident, state: &mut State, tokens: &[u32], chunk: usize) -> Vec<f32> {
+fn read(decoder: &Decoder, experts: &mut AllResident, state: &mut KvCache, tokens: &[u32], chunk: usize) -> Vec<f32> {
     let pieces = tokens.chunks(chunk);
-    pieces.flat_map(|piece| decoder.forward(piece, 40, Rows::All, state, experts, &mut ()).unwrap()).collect()
+    pieces.flat_map(|piece| decoder.forward(piece, 40, LogitsFor::All, state, experts, &mut ()).unwrap()).collect()
 }
 
 #[test]
 fn all_models_give_the_same_logits_and_leave_nothing_behind() {
     let mut there = 0;
-    for (folder, memory) in golden_models().iter().flat_map(|f| [(f, Memory::F32), (f, Memory::F16)]) {
+    for (folder, memory) in golden_models().iter().flat_map(|f| [(f, KvFormat::F32), (f, KvFormat::F16)]) {
         let (model, device) = (model(folder), Arc::new(AttentionDouble::new(ROOMY)));
         let here = model.decoder_remembering(memory, None);
         let want = read_and_write(&mut Session::new(&here, &mut model.resident(), 200));
@@ -27,10 +27,10 @@ fn all_models_give_the_same_logits_and_leave_nothing_behind() {
         let mut experts = model.resident();
         let mut session = Session::new(&decoder, &mut experts, 200);
         assert!(read_and_write(&mut session) == want, "{} in {memory:?}", folder.display());
-        assert!(session.state_bytes() >= device.taken());
-        there += usize::from(device.taken() > 0 && device.looks() > 12);
+        assert!(session.kv_bytes() >= device.used_bytes());
+        there += usize::from(device.used_bytes() > 0 && device.calls() > 12);
         drop(session);
-        assert_eq!((device.taken(), device.copies()), (0, 0));
+        assert_eq!((device.used_bytes(), device.copies()), (0, 0));
     }
     assert!(there > 20, "{there} attended there");
 }
@@ -39,13 +39,14 @@ fn all_models_give_the_same_logits_and_leave_nothing_behind() {
 fn clones_and_cut_sequences_go_their_own_way_and_grow() {
     for (which, folder) in golden_models().iter().enumerate() {
         let (model, device) = (model(folder), Arc::new(AttentionDouble::new(ROOMY)));
-        let memory = [Memory::F32, Memory::F16][which % 2];
+        let memory = [KvFormat::F32, KvFormat::F16][which % 2];
         let decoders = [None, Some(device.clone() as _)].map(|attention| model.decoder_remembering(memory, attention));
         let [want, got] = decoders.map(|decoder| {
             let mut experts = model.resident();
-            let mut go = |state: &mut State, tokens: &[u32], chunk| read(&decoder, &mut experts, state, tokens, chunk);
+            let mut go =
+                |state: &mut KvCache, tokens: &[u32], chunk| read(&decoder, &mut experts, state, tokens, chunk);
             // With room for fewer than come.
-            let mut first = decoder.new_state(4);
+            let mut first = decoder.new_kv_cache(4);
             let mut logits = go(&mut first, &TOKENS, 3);
             let mut second = first.clone();
             logits.extend(go(&mut first, &TOKENS[3..6], 1));
@@ -53,7 +54,7 @@ fn clones_and_cut_sequences_go_their_own_way_and_grow() {
             let mut third = second.clone();
             let bytes = third.bytes();
             drop(second);
-            let cut = third.cut(7);
+            let cut = third.truncate(7);
             logits.push(f32::from(u8::from(cut)));
             logits.extend(go(&mut third, &TOKENS[1..5], 4));
             logits.extend(go(&mut first, &TOKENS[..2], 1));
@@ -61,8 +62,8 @@ fn clones_and_cut_sequences_go_their_own_way_and_grow() {
             logits
         });
         assert!(want == got, "{}", folder.display());
-        assert_eq!(device.taken(), 0);
-        assert!(device.looks() == 0 || device.copies() > 4, "{}", folder.display());
+        assert_eq!(device.used_bytes(), 0);
+        assert!(device.calls() == 0 || device.copies() > 4, "{}", folder.display());
     }
 }
 
@@ -74,31 +75,31 @@ fn memory_that_a_device_lacks_is_an_error_and_so_is_what_fails() {
     // Enough for some of the layers; or for all of them, but not for what they grow to.
     for (bytes, room, least) in [(40_000, 200, 0), (40_000, 4, 1)] {
         let device = Arc::new(AttentionDouble::new(bytes));
-        let decoder = model.decoder_remembering(Memory::F32, Some(device.clone()));
-        let (mut state, mut read) = (decoder.new_state(room), 0);
+        let decoder = model.decoder_remembering(KvFormat::F32, Some(device.clone()));
+        let (mut state, mut read) = (decoder.new_kv_cache(room), 0);
         let error = TOKENS.iter().cycle().take(200).find_map(|token| {
             read += 1;
-            decoder.forward(&[*token], 200, Rows::All, &mut state, &mut experts, &mut ()).err()
+            decoder.forward(&[*token], 200, LogitsFor::All, &mut state, &mut experts, &mut ()).err()
         });
         let error = error.expect("it does not fit");
         let said = error.to_string();
         assert!(matches!(error, ModelError::Device(_)) && said.contains("do not fit into the"), "{said}");
         assert!(read > least, "{read} tokens were read");
         drop(state);
-        assert_eq!(device.taken(), 0);
+        assert_eq!(device.used_bytes(), 0);
     }
     let device = Arc::new(AttentionDouble::new(ROOMY).failing(7));
-    let decoder = model.decoder_remembering(Memory::F32, Some(device));
+    let decoder = model.decoder_remembering(KvFormat::F32, Some(device));
     let (mut session, mut failures) = (Session::new(&decoder, &mut experts, 200), 0);
     for token in TOKENS {
-        while let Err(error) = session.read(&[token], 20, Rows::Last, &mut ()) {
+        while let Err(error) = session.forward(&[token], 20, LogitsFor::Last, &mut ()) {
             assert!(matches!(error, ModelError::Device(_)), "{error:?}");
             failures += 1;
             assert!(failures < 100);
         }
     }
     assert!(failures > 0);
-    let last = session.read(&TOKENS[..1], 1, Rows::Last, &mut ());
+    let last = session.forward(&TOKENS[..1], 1, LogitsFor::Last, &mut ());
     let vocab = decoder.vocab();
     assert!(last.is_err() || last.unwrap() == want[TOKENS.len() * vocab..][..vocab], "wrong after a failure");
 }

@@ -1,9 +1,9 @@
 //! Routing by the cache, and what is recorded of it.
 
 use larder_core::{CacheScope, Geometry};
-use larder_engine::{Cached, Recorder, Routing, Session, Streaming};
+use larder_engine::{CachedPath, Recorder, Routing, Session, StreamingPath};
 use larder_lab::{GATES_KEY, InitialCache, replay, reroute};
-use larder_model::{Call, ExpertPath, ModelError, Routed};
+use larder_model::{ExpertPath, ModelError, MoeCall, Routed};
 use larder_policy::eviction::{EvictionSpec, Help, POLICIES, Setting};
 use larder_policy::routing::RoutingSpec;
 
@@ -59,14 +59,14 @@ fn a_bonus_for_what_is_in_memory_saves_reads_and_says_what_it_costs() {
 
 /// A path that is written down.
 struct Recorded {
-    path: Streaming,
+    path: StreamingPath,
     recorder: Recorder,
 }
 
 impl ExpertPath for Recorded {
-    fn forward(&mut self, call: &Call, out: &mut [f32]) -> Result<Routed, ModelError> {
+    fn forward(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<Routed, ModelError> {
         let routed = self.path.forward(call, out)?;
-        self.recorder.note(call, &routed);
+        self.recorder.record(call, &routed);
         Ok(routed)
     }
 }
@@ -91,7 +91,7 @@ fn a_replay_of_a_recorded_run_gives_the_engines_counts() {
                 }
                 let mut recorded = Recorded { path, recorder: Recorder::new(geometry, true) };
                 let gates: Vec<_> = model.decoder.gates().collect();
-                recorded.recorder.say(GATES_KEY, serde_json::to_string(&gates).unwrap());
+                recorded.recorder.set_meta(GATES_KEY, serde_json::to_string(&gates).unwrap());
                 for _ in 0..2 {
                     recorded.path.new_sequence();
                     recorded.recorder.new_sequence();

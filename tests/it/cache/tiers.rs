@@ -7,8 +7,8 @@ use std::sync::atomic::Ordering;
 use larder_cache::Traffic;
 use larder_cache::tiers::{DeviceDouble, Direction, Measured, TierSetting, TierTraffic};
 use larder_core::{CacheScope, Presence};
-use larder_engine::{Cached, Rng, Routing, Session, Tiered};
-use larder_model::{Decoder, ExpertPath, ModelError, ProductsDouble, Rows};
+use larder_engine::{CachedPath, Routing, Session, TieredPath, Xoshiro256};
+use larder_model::{Decoder, ExpertPath, LogitsFor, ModelError, ProductsDouble};
 use larder_policy::eviction::{EvictionSpec, Help};
 use larder_policy::routing::RoutingSpec;
 use larder_store::reader::{FaultTarget, MemoryReader, ReadFault};
@@ -28,13 +28,13 @@ const BOTH: Measured = Measured { copy: 2e-10, host: 1e-10, device: 1e-11 };
 /// Logits of a prompt in pieces of five tokens, and of those that the model writes after it, which come as well.
 fn transcript<P: ExpertPath>(decoder: &Decoder, path: &mut P, prompt: &[u32], tokens: usize) -> (Vec<f32>, Vec<u32>) {
     let mut session = Session::new(decoder, path, 200);
-    let mut logits = session.read(prompt, 5, Rows::All, &mut ()).unwrap();
+    let mut logits = session.forward(prompt, 5, LogitsFor::All, &mut ()).unwrap();
     let mut written = Vec::new();
     for _ in 0..tokens {
         let last = &logits[logits.len() - decoder.vocab()..];
         let best = (0..last.len()).max_by(|a, b| last[*a].total_cmp(&last[*b])).unwrap() as u32;
         written.push(best);
-        logits.extend(session.read(&[best], 1, Rows::Last, &mut ()).unwrap());
+        logits.extend(session.forward(&[best], 1, LogitsFor::Last, &mut ()).unwrap());
     }
     (logits, written)
 }
@@ -54,7 +54,7 @@ fn varied(model: &Model, which: usize) -> (Tiers, String) {
     let (all, rows) = (geometry.experts, geometry.moe_layers.len());
     let device_slots = [1, geometry.top_k, all / 2, all][which % 4].max(1);
     let host_slots = [0, 1, all / 2][which / 4 % 3];
-    let mut random = Rng::new(which as u64);
+    let mut random = Xoshiro256::new(which as u64);
     let mut one_of = |choices: usize| (random.bits() % choices as u64) as usize;
     let (scope, times) = [(CacheScope::Layer, 1), (CacheScope::Global, rows)][one_of(2)];
     let passing = [geometry.top_k, 1][one_of(2)];
@@ -72,7 +72,7 @@ fn varied(model: &Model, which: usize) -> (Tiers, String) {
 }
 
 /// What passed through both tiers so far.
-fn of_tiers(tiered: &Tiered) -> TierTraffic {
+fn of_tiers(tiered: &TieredPath) -> TierTraffic {
     tiered.traffic().tiers.expect("there are two")
 }
 
@@ -94,7 +94,7 @@ fn through_any_tiers_come_the_logits_of_all_experts_in_memory() {
             assert!(got == want, "{}: {what}", folder.display());
             passed.push(of_tiers(&tiered));
         }
-        assert!(products.kept() > 4 && products.rounds() > 24, "products were computed there");
+        assert!(products.uploaded() > 4 && products.rounds() > 24, "products were computed there");
     }
     let sum = |of: fn(&TierTraffic) -> u64| passed.iter().map(of).sum::<u64>();
     let counts: [fn(&TierTraffic) -> u64; 12] = [
@@ -144,11 +144,11 @@ fn the_demo_model_writes_the_same_words() {
 }
 
 /// Reads until nothing fails, and says how often something did.
-fn patiently(decoder: &Decoder, tiered: &mut Tiered, is_right: impl Fn(&ModelError) -> bool) -> (Vec<f32>, usize) {
+fn patiently(decoder: &Decoder, tiered: &mut TieredPath, is_right: impl Fn(&ModelError) -> bool) -> (Vec<f32>, usize) {
     let mut session = Session::new(decoder, tiered, 200);
     let mut failures = 0;
     loop {
-        match session.read(&TOKENS, 4, Rows::All, &mut ()) {
+        match session.forward(&TOKENS, 4, LogitsFor::All, &mut ()) {
             Ok(logits) => return (logits, failures),
             Err(error) => {
                 assert!(is_right(&error), "{error:?}");
@@ -197,7 +197,8 @@ impl Failing {
 #[test]
 fn after_a_failure_there_is_an_error_or_the_right_result_and_the_next_sequence_is_right() {
     let model = model(&fixture("golden/olmoe"));
-    let want = Session::new(&model.decoder, &mut model.resident(), 200).read(&TOKENS, 4, Rows::All, &mut ()).unwrap();
+    let want =
+        Session::new(&model.decoder, &mut model.resident(), 200).forward(&TOKENS, 4, LogitsFor::All, &mut ()).unwrap();
     for failing in [Failing::CopiesIn, Failing::CopiesOut, Failing::Reads, Failing::Computing] {
         let (mut failures, mut failed_copies) = (0, 0);
         for which in 0..24 {
@@ -227,7 +228,7 @@ fn products_that_a_device_cannot_compute_are_an_error() {
     let mut session = Session::new(&decoder, &mut resident, 200);
     let (mut failures, mut successes) = (0, 0);
     for _ in 0..20 {
-        match session.read(&TOKENS[..3], 3, Rows::All, &mut ()) {
+        match session.forward(&TOKENS[..3], 3, LogitsFor::All, &mut ()) {
             Ok(logits) => {
                 assert!(logits == want[..logits.len()], "wrong after a failure");
                 session.rewind(0);
@@ -278,7 +279,7 @@ fn what_passed_and_what_a_layer_found_can_be_looked_at_as_with_one_tier() {
     let mut tiered = model.tiered(tiers(&model, TierSetting::new(geometry, CacheScope::Layer, 1, 1, k), BOTH, 2));
     transcript(&model.decoder, &mut tiered, &TOKENS, 0);
     let before = of_tiers(&tiered);
-    let policies = "lfu".parse::<EvictionSpec>().unwrap().make(&tiered.setting(), &Help::default()).unwrap();
+    let policies = "lfu".parse::<EvictionSpec>().unwrap().make(&tiered.cache_shape(), &Help::default()).unwrap();
     tiered.set_policies(policies);
     transcript(&model.decoder, &mut tiered, &TOKENS[..1], 9);
     let passed = of_tiers(&tiered) - before;

@@ -1,7 +1,7 @@
 //! A sequence that goes back and takes another way is one that took it at once.
 
 use larder_engine::Session;
-use larder_model::Rows;
+use larder_model::LogitsFor;
 
 use crate::support::golden_models;
 use crate::support::reference::load;
@@ -16,7 +16,9 @@ fn a_rewound_sequence_is_a_fresh_one() {
     for folder in golden_models() {
         let mut loaded = load(&folder, "config.json");
         let mut fresh = |tokens: &[u32]| {
-            Session::new(&loaded.decoder, &mut loaded.experts, ROOM).read(tokens, 5, Rows::Last, &mut ()).unwrap()
+            Session::new(&loaded.decoder, &mut loaded.experts, ROOM)
+                .forward(tokens, 5, LogitsFor::Last, &mut ())
+                .unwrap()
         };
         let lens = [0, 1, 4, 7, 11];
         let want: Vec<Vec<f32>> = lens.iter().map(|len| fresh(&[&FIRST[..*len], &OTHER].concat())).collect();
@@ -24,14 +26,14 @@ fn a_rewound_sequence_is_a_fresh_one() {
         for (len, want) in lens.into_iter().zip(want) {
             let back = session.rewind(0);
             assert_eq!((back, session.tokens().len()), (0, 0));
-            session.read(&FIRST, 5, Rows::Last, &mut ()).unwrap();
-            session.read(&OTHER[..1], 1, Rows::Last, &mut ()).unwrap();
+            session.forward(&FIRST, 5, LogitsFor::Last, &mut ()).unwrap();
+            session.forward(&OTHER[..1], 1, LogitsFor::Last, &mut ()).unwrap();
             let remembered = session.rewind(len);
             assert!(remembered == len || remembered == 0, "{}: {remembered} of {len}", folder.display());
             assert_eq!(session.tokens(), &FIRST[..len]);
             kept += usize::from(remembered > 0);
             read_again += usize::from(remembered < len);
-            let got = session.read(&OTHER, 3, Rows::Last, &mut ()).unwrap();
+            let got = session.forward(&OTHER, 3, LogitsFor::Last, &mut ()).unwrap();
             assert_eq!(got, want, "{} from {len} on", folder.display());
         }
     }
@@ -43,13 +45,14 @@ fn positions_that_turn_otherwise_are_read_again() {
     // phimoe turns its positions otherwise beyond the length that it was trained for.
     let folder = golden_models().into_iter().find(|folder| folder.ends_with("phimoe")).unwrap();
     let mut loaded = load(&folder, "config.json");
-    let at = (1..512).find(|n| !loaded.decoder.keeps_memory(1, *n)).expect("a length at which they do");
+    let at = (1..512).find(|n| !loaded.decoder.kv_valid_after_growth(1, *n)).expect("a length at which they do");
     let long: Vec<u32> = (0..at as u32 + 3).map(|i| i * 7 % 97).collect();
     let short = [&long[..4], &OTHER[..2]].concat();
     let room = long.len() + 8;
-    let want = Session::new(&loaded.decoder, &mut loaded.experts, room).read(&short, 99, Rows::Last, &mut ()).unwrap();
+    let want =
+        Session::new(&loaded.decoder, &mut loaded.experts, room).forward(&short, 99, LogitsFor::Last, &mut ()).unwrap();
     let mut session = Session::new(&loaded.decoder, &mut loaded.experts, room);
-    session.read(&long, 16, Rows::Last, &mut ()).unwrap();
+    session.forward(&long, 16, LogitsFor::Last, &mut ()).unwrap();
     session.rewind(4);
-    assert_eq!(session.read(&OTHER[..2], 16, Rows::Last, &mut ()).unwrap(), want);
+    assert_eq!(session.forward(&OTHER[..2], 16, LogitsFor::Last, &mut ()).unwrap(), want);
 }

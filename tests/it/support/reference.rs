@@ -7,7 +7,7 @@ use std::sync::Arc;
 use larder::OpenModel;
 use larder_core::LayerIdx;
 use larder_engine::{Sampler, Sampling, Session};
-use larder_model::{AllResident, Compute, Decoder, Routed, Rows, Tap};
+use larder_model::{AllResident, ComputeContext, Decoder, LogitsFor, Routed, Tap};
 use larder_store::reader::Slot;
 use safetensors::SafeTensors;
 use serde_json::Value;
@@ -82,7 +82,7 @@ pub struct Loaded {
 pub fn load(folder: &Path, config: &str) -> Loaded {
     let copy = with_config(folder, config);
     let model = OpenModel::open(copy.path()).unwrap_or_else(|e| panic!("{} {config}: {e:#}", folder.display()));
-    let compute = Arc::new(Compute::new(2, false).unwrap());
+    let compute = Arc::new(ComputeContext::new(2, false).unwrap());
     Loaded {
         decoder: model.decoder(&compute).unwrap_or_else(|e| panic!("{} {config}: {e:#}", folder.display())),
         experts: model.all_resident(&compute).unwrap(),
@@ -111,7 +111,7 @@ pub fn check(folder: &Path, config: &str) {
 
     let mut tap = Compare { name: &name, reference: &reference, bars: &bars };
     let mut session = Session::new(&loaded.decoder, &mut loaded.experts, ROOM);
-    let logits = session.read(&tokens, usize::MAX, Rows::All, &mut tap).unwrap();
+    let logits = session.forward(&tokens, usize::MAX, LogitsFor::All, &mut tap).unwrap();
     let worst = furthest(&logits, &reference.floats["full_logits"]);
     assert!(worst <= bars.logits, "{name}: logits are {worst:e} off");
 
@@ -123,14 +123,14 @@ fn check_writing(name: &str, reference: &Reference, loaded: &mut Loaded, bars: &
     let vocab = loaded.decoder.vocab();
     let mut session = Session::new(&loaded.decoder, &mut loaded.experts, ROOM);
     let mut sampler = Sampler::new(Sampling::default(), 0).unwrap();
-    let mut logits = session.read(&reference.tokens("input_ids"), usize::MAX, Rows::Last, &mut ()).unwrap();
+    let mut logits = session.forward(&reference.tokens("input_ids"), usize::MAX, LogitsFor::Last, &mut ()).unwrap();
     let mut got = Vec::new();
     for step in 0..want.len() {
         let worst = furthest(&logits, &reference.floats["decode_logits"][step * vocab..][..vocab]);
         assert!(worst <= bars.logits, "{name}: step {step}: logits are {worst:e} off");
         got.push(sampler.sample(&mut logits, session.tokens()).unwrap());
         if step + 1 < want.len() {
-            logits = session.read(&got[step..], 1, Rows::Last, &mut ()).unwrap();
+            logits = session.forward(&got[step..], 1, LogitsFor::Last, &mut ()).unwrap();
         }
     }
     assert_eq!(got, want, "{name}: greedy ids");
@@ -142,7 +142,9 @@ pub fn check_chunks(folder: &Path) {
     let mut loaded = load(folder, "config.json");
     let tokens = reference.tokens("full_ids");
     let mut read = |chunk| {
-        Session::new(&loaded.decoder, &mut loaded.experts, ROOM).read(&tokens, chunk, Rows::All, &mut ()).unwrap()
+        Session::new(&loaded.decoder, &mut loaded.experts, ROOM)
+            .forward(&tokens, chunk, LogitsFor::All, &mut ())
+            .unwrap()
     };
     let whole = read(usize::MAX);
     for chunk in [1, 2, 5, 7, 16] {

@@ -5,8 +5,10 @@ use std::sync::Arc;
 use larder_cache::Cache;
 use larder_cache::tiers::{DeviceDouble, Measured, Supply, TierSetting, TieredCache};
 use larder_core::CacheScope;
-use larder_engine::{BenchDouble, Routing, Session, Streaming, Tiered};
-use larder_model::{AllResident, Compute, Decoder, DeviceAttention, DeviceProducts, ExpertPath, ModelError, Rows};
+use larder_engine::{DeviceExpertsDouble, Routing, Session, StreamingPath, TieredPath};
+use larder_model::{
+    AllResident, ComputeContext, Decoder, DeviceAttention, DeviceProducts, ExpertPath, LogitsFor, ModelError,
+};
 use larder_policy::eviction::{EvictionSpec, Help, Setting};
 use larder_store::reader::{Arena, MemoryReader};
 use larder_store::{ConvertOptions, ExpertSource, Source, Store, convert, open_source};
@@ -18,7 +20,7 @@ pub struct Model {
     _dir: Option<tempfile::TempDir>,
     pub store: Arc<Store>,
     pub decoder: Decoder,
-    pub compute: Arc<Compute>,
+    pub compute: Arc<ComputeContext>,
 }
 
 /// The golden model in a folder.
@@ -34,7 +36,7 @@ pub fn model(folder: &std::path::Path) -> Model {
 /// The model in a store.
 pub fn open(store: &std::path::Path) -> Model {
     let store = Arc::new(Store::open(store).unwrap());
-    let compute = Arc::new(Compute::new(2, false).unwrap());
+    let compute = Arc::new(ComputeContext::new(2, false).unwrap());
     let decoder = Decoder::load(store.config(), store.as_ref(), compute.clone()).unwrap();
     Model { _dir: None, store, decoder, compute }
 }
@@ -68,24 +70,24 @@ impl Model {
     }
 
     /// The store's shards read from memory through slots that the least recently used leave.
-    pub fn streaming(&self, slots: usize, scope: CacheScope, prefetch: usize, memory: MemoryReader) -> Streaming {
+    pub fn streaming(&self, slots: usize, scope: CacheScope, prefetch: usize, memory: MemoryReader) -> StreamingPath {
         let setting = Setting::new(self.decoder.geometry(), slots, scope);
         self.evicting("lru", &setting, prefetch, memory)
     }
 
     /// The same with any policy.
-    pub fn evicting(&self, policy: &str, setting: &Setting, prefetch: usize, memory: MemoryReader) -> Streaming {
+    pub fn evicting(&self, policy: &str, setting: &Setting, prefetch: usize, memory: MemoryReader) -> StreamingPath {
         let geometry = self.decoder.geometry();
         let (_arena, pieces) = Arena::new(setting.all_slots(), self.slot_bytes()).unwrap();
         let policies = policy.parse::<EvictionSpec>().unwrap().make(setting, &Help::default()).unwrap();
         // A store of its own, which has not found any shard good yet.
         let shards = Box::new(Arc::new(Store::open(self.store.path()).unwrap()));
         let cache = Cache::new(geometry, setting, policies, pieces, Box::new(memory), shards);
-        Streaming::new(Routing::default(), cache, self.compute.clone(), prefetch)
+        StreamingPath::new(Routing::default(), cache, self.compute.clone(), prefetch)
     }
 
     /// The same through the slots of a device, those in memory below them, and a bench on either side.
-    pub fn tiered(&self, tiers: Tiers) -> Tiered {
+    pub fn tiered(&self, tiers: Tiers) -> TieredPath {
         let Tiers { setting, measured, prefetch, memory, device, failing } = tiers;
         let (slots, policies) = (device.slots(), setting.policies());
         let policies = "lru".parse::<EvictionSpec>().unwrap().make(&policies, &Help::default()).unwrap();
@@ -94,27 +96,32 @@ impl Model {
         let supply = Supply { memory: pieces, reader: Box::new(memory), shards };
         let geometry = self.decoder.geometry();
         let cache = TieredCache::new(geometry, &setting, policies, supply, Box::new(device), measured).unwrap();
-        let bench = BenchDouble::new(slots, self.compute.clone(), 3).failing(failing);
-        let mut tiered = Tiered::new(Routing::default(), cache, self.compute.clone(), Box::new(bench), prefetch);
+        let bench = DeviceExpertsDouble::new(slots, self.compute.clone(), 3).failing(failing);
+        let mut tiered = TieredPath::new(Routing::default(), cache, self.compute.clone(), Box::new(bench), prefetch);
         tiered.prepare(&self.decoder, 8).unwrap();
         tiered
     }
 
     /// The decoder again, with the weights of its products on a device.
     pub fn decoder_on(&self, device: Arc<dyn DeviceProducts>) -> Result<Decoder, ModelError> {
-        self.decoder_by(Compute { device: Some(device), ..Compute::new(2, false).unwrap() })
+        self.decoder_by(ComputeContext { device_products: Some(device), ..ComputeContext::new(2, false).unwrap() })
     }
 
     /// The decoder again, which remembers keys and values in this way, on a device if there is one.
     pub fn decoder_remembering(
         &self,
-        memory: larder_model::Memory,
+        memory: larder_model::KvFormat,
         attention: Option<Arc<dyn DeviceAttention>>,
     ) -> Decoder {
-        self.decoder_by(Compute { memory, attention, ..Compute::new(2, false).unwrap() }).unwrap()
+        self.decoder_by(ComputeContext {
+            kv_format: memory,
+            device_attention: attention,
+            ..ComputeContext::new(2, false).unwrap()
+        })
+        .unwrap()
     }
 
-    fn decoder_by(&self, compute: Compute) -> Result<Decoder, ModelError> {
+    fn decoder_by(&self, compute: ComputeContext) -> Result<Decoder, ModelError> {
         Decoder::load(self.store.config(), self.store.as_ref(), Arc::new(compute))
     }
 
@@ -130,9 +137,9 @@ impl Model {
 
 /// Logits of a prompt in pieces, and of as many tokens after it one by one.
 pub fn read_and_write<P: ExpertPath>(session: &mut Session<P>) -> Vec<f32> {
-    let mut logits = session.read(&TOKENS, 5, Rows::All, &mut ()).unwrap();
+    let mut logits = session.forward(&TOKENS, 5, LogitsFor::All, &mut ()).unwrap();
     for token in TOKENS {
-        logits.extend(session.read(&[token], 1, Rows::Last, &mut ()).unwrap());
+        logits.extend(session.forward(&[token], 1, LogitsFor::Last, &mut ()).unwrap());
     }
     logits
 }

@@ -7,26 +7,26 @@ use std::sync::Arc;
 use larder_core::NumberFormat;
 use larder_cuda::{Emulator, Fault, Gpu};
 use larder_kernels::{Look, Pool, Table, attend, narrow};
-use larder_model::{DeviceAttention, DeviceRows, DeviceTable};
+use larder_model::{DeviceAttention, DeviceKvShape, DeviceKvView};
 
 use crate::common::{Random, emulator, gpu};
 
 /// Rows in memory and on a device.
 struct Rows {
-    form: DeviceRows,
+    form: DeviceKvShape,
     data: Vec<u8>,
     number: usize,
 }
 
 impl Rows {
     fn new(device: &dyn DeviceAttention, kind: NumberFormat, heads: usize, room: usize, width: usize) -> Self {
-        let form = DeviceRows { kind, heads, room, row: width * kind.block_bytes() };
+        let form = DeviceKvShape { kind, heads, capacity: room, row_bytes: width * kind.block_bytes() };
         Rows { form, data: vec![0; form.bytes()], number: device.allocate(form).unwrap() }
     }
 
     /// Random numbers at positions from `at` on, in both places.
     fn append(&mut self, device: &dyn DeviceAttention, random: &mut Random, at: usize, count: usize) {
-        let DeviceRows { kind, heads, room, row } = self.form;
+        let DeviceKvShape { kind, heads, capacity: room, row_bytes: row } = self.form;
         let mut bytes = vec![0; count * heads * row];
         narrow(kind, &random.floats(bytes.len() / kind.block_bytes()), &mut bytes);
         device.append(self.number, at, &bytes).unwrap();
@@ -37,12 +37,12 @@ impl Rows {
     }
 
     fn here(&self, width: usize) -> Table<'_> {
-        let DeviceRows { kind, room, row, .. } = self.form;
+        let DeviceKvShape { kind, capacity: room, row_bytes: row, .. } = self.form;
         Table { kind, data: &self.data, head: room * row, row, width }
     }
 
-    fn there(&self, width: usize) -> DeviceTable {
-        DeviceTable { rows: self.number, width }
+    fn there(&self, width: usize) -> DeviceKvView {
+        DeviceKvView { block: self.number, width }
     }
 }
 
@@ -191,7 +191,7 @@ fn what_cannot_be_is_an_error() {
     let mut rows = Rows::new(&device, NumberFormat::F32, 2, 10, 4);
     rows.append(&device, &mut random, 0, 10);
     let attend = |number, heads, width, queries: usize, seen: Range<usize>, out: usize, sinks: Option<&[f32]>| {
-        let (queries, table) = (vec![0.0; queries], DeviceTable { rows: number, width });
+        let (queries, table) = (vec![0.0; queries], DeviceKvView { block: number, width });
         let (keys, values, seen) = (table, table, &[seen][..]);
         let look = Look { queries: &queries, heads, keys, values, kv_heads: 2, seen, scale: 1.0, sinks };
         device.attend(&look, &mut vec![0.0; out])
@@ -216,9 +216,11 @@ fn what_cannot_be_is_an_error() {
     let said = device.append(number, 9, &[0; 64]).unwrap_err().to_string();
     assert_eq!(said, "64 bytes are no rows from position 9 on, of 10");
     assert!(device.append(number, 0, &[0; 33]).is_err());
-    let form = DeviceRows { kind: NumberFormat::Q8_0, heads: 1, room: 1, row: 34 };
+    let form = DeviceKvShape { kind: NumberFormat::Q8_0, heads: 1, capacity: 1, row_bytes: 34 };
     assert_eq!(device.allocate(form).unwrap_err().to_string(), "the GPU cannot remember 1 rows of 34 bytes in q8_0");
-    let said = device.allocate(DeviceRows { kind: NumberFormat::F32, heads: 1, room: 65 << 20, row: 4 }).unwrap_err();
+    let said = device
+        .allocate(DeviceKvShape { kind: NumberFormat::F32, heads: 1, capacity: 65 << 20, row_bytes: 4 })
+        .unwrap_err();
     assert!(said.to_string().starts_with("272629760 bytes do not fit into the 6"), "{said}");
 }
 
@@ -226,7 +228,7 @@ fn what_cannot_be_is_an_error() {
 fn until_it_fails(emulator: &Arc<Emulator>, seed: u64) -> Result<(), String> {
     let gpu = Gpu::over(emulator.clone()).map_err(|e| e.to_string())?;
     let (mut random, device) = (Random::new(seed), gpu.attention().map_err(|e| e.to_string())?);
-    let form = DeviceRows { kind: NumberFormat::F16, heads: 1, room: 64, row: 16 };
+    let form = DeviceKvShape { kind: NumberFormat::F16, heads: 1, capacity: 64, row_bytes: 16 };
     let number = device.allocate(form).map_err(|e| e.to_string())?;
     let (queries, mut data, mut out) = (random.floats(16), vec![0; form.bytes()], vec![0.0; 16]);
     for at in 0..8 {
@@ -237,7 +239,7 @@ fn until_it_fails(emulator: &Arc<Emulator>, seed: u64) -> Result<(), String> {
         let seen = slice::from_ref(&seen);
         let look =
             Look { queries: &queries, heads: 2, keys: table, values: table, kv_heads: 1, seen, scale: 1.0, sinks };
-        let there = DeviceTable { rows: number, width: 8 };
+        let there = DeviceKvView { block: number, width: 8 };
         device.attend(&look.at(there, there), &mut out).map_err(|e| e.to_string())?;
         let mut wanted = vec![0.0; 16];
         attend(&Pool::new(1, false).unwrap(), &look, &mut wanted);

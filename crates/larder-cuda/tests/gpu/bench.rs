@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use larder_core::{ExpertId, ExpertLayout, Gate, NumberFormat, RowOrder};
 use larder_cuda::{Fault, Gpu};
-use larder_model::{Activation, DeviceBench};
+use larder_model::{Activation, DeviceExperts};
 
 use crate::common::{Layer, Random, bring, emulator, gpu, numbered};
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use larder_cache::tiers::{Device, Direction, Transfer, Transferred};
 use larder_core::{BlockParts, ExpertId, ExpertLayout, Gate, LayerIdx, NumberFormat};
 use larder_cuda::{Emulator, Gpu};
-use larder_model::{Activation, Call, Compute, DeviceBench, Routed, Workbench};
+use larder_model::{Activation, ComputeContext, DeviceExperts, ExpertWorkspace, MoeCall, Routed};
 use larder_store::reader::{Arena, Slot};
 
 pub const MEMORY: u64 = 64 << 20;
@@ -143,14 +143,14 @@ impl Layer {
         Layer { layout, gate, act, x, tokens, routed }
     }
 
-    pub fn call(&self) -> Call<'_> {
-        Call { layer: LayerIdx(0), gate: &self.gate, act: self.act, logits: &[], x: &self.x, tokens: self.tokens }
+    pub fn call(&self) -> MoeCall<'_> {
+        MoeCall { layer: LayerIdx(0), gate: &self.gate, act: self.act, logits: &[], x: &self.x, tokens: self.tokens }
     }
 
     /// What each place of these experts adds to the sum, by the CPU's kernels.
     pub fn by_cpu(&self, experts: &[(ExpertId, &[u8])]) -> Vec<Option<Vec<u32>>> {
         let call = self.call();
-        let mut bench = Workbench::new(Arc::new(Compute::new(1, false).unwrap()));
+        let mut bench = ExpertWorkspace::new(Arc::new(ComputeContext::new(1, false).unwrap()));
         bench.begin(&call, &self.routed, &self.layout);
         bench.compute(&call, &self.routed, &self.layout, experts);
         let places = self.routed.ids.iter().enumerate().map(|(place, id)| {
@@ -164,7 +164,7 @@ impl Layer {
     }
 
     /// Begins to compute groups of experts in these slots.
-    pub fn begin(&self, bench: &mut dyn DeviceBench, groups: &[&[(ExpertId, usize)]]) {
+    pub fn begin(&self, bench: &mut dyn DeviceExperts, groups: &[&[(ExpertId, usize)]]) {
         bench.prepare(&self.layout, self.act, &self.gate, self.call().tokens).unwrap();
         bench.begin(&self.call(), &self.routed, &self.layout);
         for group in groups {
@@ -173,7 +173,7 @@ impl Layer {
     }
 
     /// What each place adds to the sum that was computed on the device.
-    pub fn finish(&self, bench: &mut dyn DeviceBench) -> larder_model::Result<Vec<Option<Vec<u32>>>> {
+    pub fn finish(&self, bench: &mut dyn DeviceExperts) -> larder_model::Result<Vec<Option<Vec<u32>>>> {
         let mut places = vec![None; self.routed.ids.len()];
         bench.finish(&mut |place, y| {
             let weight = if self.gate.scales_input { 1.0 } else { self.routed.weights[place] };

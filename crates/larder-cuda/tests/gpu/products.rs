@@ -41,7 +41,7 @@ pub fn compare(gpu: &Gpu) {
     let shapes = NumberFormat::ALL.into_iter().flat_map(|kind| both.map(|order| (kind, order)));
     let matrices: Vec<_> =
         shapes.enumerate().map(|(i, (kind, order))| Matrix::new(&mut random, kind, order, [19, 8, 3][i % 3])).collect();
-    let kept: Vec<usize> = matrices.iter().map(|m| device.keep(m.stored()).unwrap()).collect();
+    let kept: Vec<usize> = matrices.iter().map(|m| device.upload(m.stored()).unwrap()).collect();
     for tokens in [1, 12, 2] {
         let mut x = Inputs::new();
         x.fill(&random.floats(tokens * COLS), COLS, true);
@@ -80,7 +80,7 @@ fn floats_meet_activations_as_they_are() {
     // Longer than several pieces that are copied one after the other.
     const ROWS: usize = 8400;
     let matrix = Matrix::new(&mut random, NumberFormat::F32, RowOrder::Plain, ROWS);
-    let weights = device.keep(matrix.stored()).unwrap();
+    let weights = device.upload(matrix.stored()).unwrap();
     let mut x = Inputs::new();
     x.fill(&random.floats(COLS), COLS, false);
     let (mut found, mut wanted) = (vec![0.0; ROWS], vec![0.0; ROWS]);
@@ -96,7 +96,7 @@ fn what_does_not_fit_is_an_error() {
     let (mut random, gpu) = (Random::new(3), gpu(emulator));
     let device = gpu.products(0).unwrap();
     let matrix = Matrix::new(&mut random, NumberFormat::Q8_0, RowOrder::Plain, 8);
-    let weights = device.keep(matrix.stored()).unwrap();
+    let weights = device.upload(matrix.stored()).unwrap();
     let mut x = Inputs::new();
     x.fill(&random.floats(COLS), COLS, false);
     let multiply = |weights, pick, len: usize| {
@@ -111,7 +111,7 @@ fn what_does_not_fit_is_an_error() {
     let huge = vec![0; 65 << 20];
     let rows = huge.len() / 4 / COLS;
     let huge = Weights { kind: NumberFormat::F32, order: RowOrder::Plain, rows, cols: COLS, bytes: &huge };
-    let error = device.keep(huge).unwrap_err().to_string();
+    let error = device.upload(huge).unwrap_err().to_string();
     assert!(error.starts_with("68157440 bytes do not fit into the 50331648 "), "{error}");
 }
 
@@ -123,7 +123,7 @@ fn what_fails_on_the_device_is_an_error() {
         let (mut random, gpu) = (Random::new(seed), gpu(emulator.failing(Fault::Launch, 6)));
         let device = gpu.products(0).unwrap();
         let matrix = Matrix::new(&mut random, NumberFormat::F16, RowOrder::Plain, 8);
-        let weights = device.keep(matrix.stored()).unwrap();
+        let weights = device.upload(matrix.stored()).unwrap();
         let mut x = Inputs::new();
         x.fill(&random.floats(COLS), COLS, false);
         let (mut found, mut wanted) = (vec![0.0; 8], vec![0.0; 8]);
@@ -150,14 +150,14 @@ fn matrices_share_the_room_that_was_taken_for_them() {
     let taken = emulator.taken().0;
     assert!(taken >= room, "{taken} of {room} bytes");
     for matrix in &matrices {
-        device.keep(matrix.stored()).unwrap();
+        device.upload(matrix.stored()).unwrap();
     }
     assert_eq!(emulator.taken().0, taken, "it was enough");
     // One that nobody counted, and another that fits behind it.
-    device.keep(matrices[0].stored()).unwrap();
+    device.upload(matrices[0].stored()).unwrap();
     let more = emulator.taken().0;
     assert!(more > taken);
-    device.keep(matrices[7].stored()).unwrap();
+    device.upload(matrices[7].stored()).unwrap();
     assert_eq!(emulator.taken().0, more);
 
     let mut x = Inputs::new();
@@ -182,7 +182,7 @@ fn room_is_taken_as_long_as_there_is_some() {
     let device = gpu.products(MEMORY - (1 << 20)).unwrap();
     let bytes = vec![0; 32 << 10];
     let one = Weights { kind: NumberFormat::F32, order: RowOrder::Plain, rows: 16, cols: COLS, bytes: &bytes };
-    let kept = std::iter::from_fn(|| device.keep(one).ok()).count();
+    let kept = std::iter::from_fn(|| device.upload(one).ok()).count();
     assert!(kept > 2016 && kept <= 2048, "{kept} matrices");
 }
 
@@ -190,5 +190,5 @@ fn room_is_taken_as_long_as_there_is_some() {
 fn what_is_not_worth_the_way_is_left() {
     let Some(emulator) = emulator(6) else { return };
     let device = gpu(emulator.leaving_below(1000)).products(0).unwrap();
-    assert!(device.takes(1000) && !device.takes(999));
+    assert!(device.accepts(1000) && !device.accepts(999));
 }

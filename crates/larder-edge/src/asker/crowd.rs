@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use larder_core::ExpertId;
-use larder_model::{Call, Routed};
+use larder_model::{MoeCall, Routed};
 use prost::Message;
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 
@@ -132,7 +132,7 @@ impl Crowd {
 
     /// For each of `wanted`, the workers that could be asked for it, each with what that would cost in seconds; the
     /// nearest first. What was not measured lately costs nothing, so that it is.
-    pub fn offers(&self, call: &Call, wanted: &[ExpertId], round: &Round) -> Vec<Vec<(usize, f64)>> {
+    pub fn offers(&self, call: &MoeCall, wanted: &[ExpertId], round: &Round) -> Vec<Vec<(usize, f64)>> {
         let now = Instant::now();
         let mut offers = vec![vec![]; wanted.len()];
         for (i, (neighbour, estimate)) in self.neighbours.iter().zip(&self.estimates).enumerate() {
@@ -146,7 +146,14 @@ impl Crowd {
     }
 
     /// Asks a worker for experts.
-    pub fn ask(&mut self, neighbour: usize, call: &Call, routed: &Routed, experts: Vec<ExpertId>, round: &mut Round) {
+    pub fn ask(
+        &mut self,
+        neighbour: usize,
+        call: &MoeCall,
+        routed: &Routed,
+        experts: Vec<ExpertId>,
+        round: &mut Round,
+    ) {
         let (share, mut request) = Share::new(call, routed, experts, self.manner.format);
         self.next_id += 1;
         (request.id, request.model) = (self.next_id, self.agreed.model.clone());

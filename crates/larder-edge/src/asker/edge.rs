@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use larder_cache::Traffic;
 use larder_core::{ExpertId, Gate, LayerIdx};
-use larder_engine::{Cached, Streaming};
-use larder_model::{Call, ExpertPath, ModelError, Routed, distinct};
+use larder_engine::{CachedPath, StreamingPath};
+use larder_model::{ExpertPath, ModelError, MoeCall, Routed, distinct};
 
 use crate::agreed::MOST_TOKENS;
 use crate::asker::crowd::{Crowd, Round};
@@ -17,7 +17,7 @@ use crate::held::Held;
 /// Experts in memory are computed here; the others by whoever is quickest: a worker, or this machine once it has read
 /// them.
 pub struct Edge {
-    local: Streaming,
+    local: StreamingPath,
     crowd: Crowd,
     /// Who is always computed here.
     own: Option<Held>,
@@ -29,17 +29,17 @@ pub struct Edge {
 impl Edge {
     /// Asks `crowd` for what `local` does not have in memory, but for its `own`, if it is known who those are. Only
     /// those in `stored` can be read here.
-    pub fn new(local: Streaming, crowd: Crowd, own: Option<Held>, stored: Held) -> Self {
+    pub fn new(local: StreamingPath, crowd: Crowd, own: Option<Held>, stored: Held) -> Self {
         Edge { local, crowd, own, stored, ssd: Estimate::default() }
     }
 
     /// The experts here.
-    pub fn local(&self) -> &Streaming {
+    pub fn local(&self) -> &StreamingPath {
         &self.local
     }
 
     /// The same, to be changed.
-    pub fn local_mut(&mut self) -> &mut Streaming {
+    pub fn local_mut(&mut self) -> &mut StreamingPath {
         &mut self.local
     }
 
@@ -49,7 +49,7 @@ impl Edge {
     }
 
     /// No more tokens than one request may have.
-    fn piece(&mut self, call: &Call, out: &mut [f32]) -> Result<Routed, ModelError> {
+    fn piece(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<Routed, ModelError> {
         let routed = self.local.route(call);
         let mut sources = vec![Source::Here; routed.ids.len()];
         let mut round = Round::default();
@@ -67,7 +67,7 @@ impl Edge {
     /// Sends for what others shall compute; returns what is to be computed here.
     fn send(
         &mut self,
-        call: &Call,
+        call: &MoeCall,
         routed: &Routed,
         wanted: &[ExpertId],
         round: &mut Round,
@@ -108,7 +108,7 @@ impl Edge {
     }
 
     /// Computes experts here and notes what those cost that had to be read.
-    fn compute(&mut self, call: &Call, routed: &Routed, here: &[ExpertId]) -> Result<(), ModelError> {
+    fn compute(&mut self, call: &MoeCall, routed: &Routed, here: &[ExpertId]) -> Result<(), ModelError> {
         if here.is_empty() {
             return Ok(());
         }
@@ -124,14 +124,14 @@ impl Edge {
     }
 
     /// Every token's experts in the order of their rank, whoever computed them.
-    fn sum(&self, call: &Call, routed: &Routed, sources: &[Source], round: &Round, out: &mut [f32]) {
+    fn sum(&self, call: &MoeCall, routed: &Routed, sources: &[Source], round: &Round, out: &mut [f32]) {
         let (k, hidden) = (call.gate.top_k, out.len() / call.tokens);
         out.fill(0.0);
         for (place, source) in sources.iter().enumerate() {
             let out = &mut out[place / k * hidden..][..hidden];
             match *source {
                 Source::Here if routed.ids[place] == ExpertId::NONE => {}
-                Source::Here => self.local.bench().add(call, routed, place, out),
+                Source::Here => self.local.workspace().add(call, routed, place, out),
                 Source::Row { answer, row } => {
                     let row = &round.answers[answer][row * hidden..][..hidden];
                     out.iter_mut().zip(row).for_each(|(o, y)| *o += y);
@@ -153,7 +153,7 @@ impl Edge {
 }
 
 impl ExpertPath for Edge {
-    fn forward(&mut self, call: &Call, out: &mut [f32]) -> Result<Routed, ModelError> {
+    fn forward(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<Routed, ModelError> {
         if call.tokens <= MOST_TOKENS {
             return self.piece(call, out);
         }
@@ -161,18 +161,18 @@ impl ExpertPath for Edge {
         let mut all = Routed::default();
         let pieces = call.x.chunks(MOST_TOKENS * hidden).zip(call.logits.chunks(MOST_TOKENS * experts));
         for ((x, logits), out) in pieces.zip(out.chunks_mut(MOST_TOKENS * hidden)) {
-            let routed = self.piece(&Call { x, logits, tokens: x.len() / hidden, ..*call }, out)?;
+            let routed = self.piece(&MoeCall { x, logits, tokens: x.len() / hidden, ..*call }, out)?;
             all.ids.extend(routed.ids);
             all.weights.extend(routed.weights);
         }
         Ok(all)
     }
 
-    fn looks_ahead(&self) -> bool {
-        self.local.looks_ahead()
+    fn wants_hints(&self) -> bool {
+        self.local.wants_hints()
     }
 
-    fn expect(&mut self, layer: LayerIdx, gate: &Gate, logits: &[f32]) {
-        self.local.expect(layer, gate, logits);
+    fn hint_next(&mut self, layer: LayerIdx, gate: &Gate, logits: &[f32]) {
+        self.local.hint_next(layer, gate, logits);
     }
 }

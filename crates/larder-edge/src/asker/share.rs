@@ -1,7 +1,7 @@
 //! What one worker is asked for in one layer, and what of its answer goes where.
 
 use larder_core::ExpertId;
-use larder_model::{Call, Routed};
+use larder_model::{MoeCall, Routed};
 
 use crate::agreed::{Agreed, VERSION, short};
 use crate::job::spoken;
@@ -44,7 +44,7 @@ impl Share {
     /// With f32 the sum over all experts of a token must have the bits that it has on one machine: it runs in rank
     /// order from 0, so only a run of experts from the first rank on can be summed elsewhere, and every other expert is a term of
     /// its own. With bf16 the bits are lost anyway, and a token's experts are one term.
-    pub fn new(call: &Call, routed: &Routed, experts: Vec<ExpertId>, format: Format) -> (Self, ComputeRequest) {
+    pub fn new(call: &MoeCall, routed: &Routed, experts: Vec<ExpertId>, format: Format) -> (Self, ComputeRequest) {
         let (k, hidden) = (call.gate.top_k, call.x.len() / call.tokens);
         let mut is_mine = vec![false; call.gate.experts];
         experts.iter().for_each(|expert| is_mine[expert.index()] = true);
@@ -146,7 +146,7 @@ mod tests {
     fn share(format: Format) -> (Share, ComputeRequest) {
         let gate = Gate::softmax(8, 3, false);
         let x: Vec<f32> = (0..12).map(|i| i as f32).collect();
-        let call = Call { layer: LayerIdx(1), gate: &gate, act: Activation::Silu, logits: &[], x: &x, tokens: 3 };
+        let call = MoeCall { layer: LayerIdx(1), gate: &gate, act: Activation::Silu, logits: &[], x: &x, tokens: 3 };
         // The first token begins with two that are asked for, the second has none, the third has two apart.
         let routed =
             Routed { ids: ids(&[4, 5, 0, 1, 2, u16::MAX, 5, 1, 4]), weights: (1..=9).map(|i| i as f32).collect() };

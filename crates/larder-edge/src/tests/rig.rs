@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use larder_cache::{Cache, CacheScope, Shards};
 use larder_core::{ExpertId, ExpertLayout, Gate, Geometry, LayerIdx, NumberFormat};
-use larder_engine::{Routing, Streaming};
-use larder_model::{Activation, AllResident, Call, Compute, ExpertPath};
+use larder_engine::{Routing, StreamingPath};
+use larder_model::{Activation, AllResident, ComputeContext, ExpertPath, MoeCall};
 use larder_policy::eviction::{EvictionSpec, Help, Setting};
 use larder_store::StoreError;
 use larder_store::reader::{Arena, MemoryReader};
@@ -74,8 +74,8 @@ fn cache(slots: usize) -> Cache {
     Cache::new(&geometry(), &setting, policies, memory, reader, Box::new(Plain(layout())))
 }
 
-fn compute() -> Arc<Compute> {
-    Arc::new(Compute::new(1, false).unwrap())
+fn compute() -> Arc<ComputeContext> {
+    Arc::new(ComputeContext::new(1, false).unwrap())
 }
 
 pub fn bank() -> Bank {
@@ -201,7 +201,7 @@ pub fn edge_with(topology: &Machines, manner: Manner, stored: Held) -> Edge {
     let crowd = Crowd::start(topology, agreed(), manner).unwrap();
     // Without an own share free slots would be filled first.
     let own = Some(some(|_| false));
-    Edge::new(Streaming::new(Routing::default(), cache(2), compute(), 0), crowd, own, stored)
+    Edge::new(StreamingPath::new(Routing::default(), cache(2), compute(), 0), crowd, own, stored)
 }
 
 /// The outputs of some calls, one and several tokens at a time, in both layers.
@@ -214,7 +214,7 @@ pub fn outputs(path: &mut dyn ExpertPath, scales_input: bool) -> Result<Vec<Vec<
             let x: Vec<f32> = (0..tokens * HIDDEN).map(number).collect();
             let logits: Vec<f32> = (0..tokens * EXPERTS).map(|i| number(i * 3 + 1)).collect();
             let act = Activation::ClampedSwiglu { alpha: 1.7, limit: 7.0 };
-            let call = Call { layer, gate: &gate, act, logits: &logits, x: &x, tokens };
+            let call = MoeCall { layer, gate: &gate, act, logits: &logits, x: &x, tokens };
             let mut out = vec![f32::NAN; tokens * HIDDEN];
             path.forward(&call, &mut out).map_err(|e| e.to_string())?;
             all.push(out.iter().map(|v| v.to_bits()).collect());

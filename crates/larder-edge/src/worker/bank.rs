@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use std::{io, thread};
 
 use larder_cache::Cache;
-use larder_model::{Compute, Workbench, distinct};
+use larder_model::{ComputeContext, ExpertWorkspace, distinct};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::job::Job;
@@ -13,7 +13,7 @@ use crate::job::Job;
 /// Experts that pass through slots, and where they are computed.
 pub struct Bank {
     cache: Cache,
-    bench: Workbench,
+    bench: ExpertWorkspace,
 }
 
 /// What became of a job.
@@ -39,8 +39,8 @@ pub struct Order {
 
 impl Bank {
     /// Experts out of `cache`, computed by `compute`.
-    pub fn new(cache: Cache, compute: Arc<Compute>) -> Self {
-        Bank { cache, bench: Workbench::new(compute) }
+    pub fn new(cache: Cache, compute: Arc<ComputeContext>) -> Self {
+        Bank { cache, bench: ExpertWorkspace::new(compute) }
     }
 
     /// The weighted sums that a job asks for.

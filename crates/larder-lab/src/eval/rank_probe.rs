@@ -1,6 +1,6 @@
 use larder_core::{Gate, Geometry, LayerIdx};
-use larder_engine::CHUNK;
-use larder_model::{Decoder, ExpertPath, ModelError, Routed, Rows as LogitRows, State, Tap};
+use larder_engine::PREFILL_CHUNK;
+use larder_model::{Decoder, ExpertPath, KvCache, LogitsFor, ModelError, Routed, Tap};
 use larder_policy::routing::Ranking;
 use serde::Serialize;
 
@@ -85,12 +85,12 @@ impl<P: ExpertPath> RankProbe<'_, P> {
     ) -> Result<Vec<RankOptimality>, ModelError> {
         let gates: Vec<&Gate> = self.decoder.gates().collect();
         let mut found = vec![RankOptimality::default(); gates.len()];
-        let mut state = self.decoder.new_state(ids.len());
+        let mut state = self.decoder.new_kv_cache(ids.len());
         for position in at {
             self.swaps.set(None);
             let end = position + 1;
-            for piece in ids[state.len..*position].chunks(CHUNK) {
-                self.decoder.forward(piece, ids.len(), LogitRows::Last, &mut state, self.experts, &mut ())?;
+            for piece in ids[state.len..*position].chunks(PREFILL_CHUNK) {
+                self.decoder.forward(piece, ids.len(), LogitsFor::Last, &mut state, self.experts, &mut ())?;
             }
             let mut seen = RouterLogits::new(self.decoder.geometry(), gates.len());
             let step = (&ids[*position..end], ids[end], ids.len());
@@ -113,11 +113,11 @@ impl<P: ExpertPath> RankProbe<'_, P> {
     fn pass(
         &mut self,
         (token, next, horizon): (&[u32], u32, usize),
-        state: &State,
+        state: &KvCache,
         tap: &mut dyn Tap,
     ) -> Result<f64, ModelError> {
         let mut state = state.clone();
-        let logits = self.decoder.forward(token, horizon, LogitRows::Last, &mut state, self.experts, tap)?;
+        let logits = self.decoder.forward(token, horizon, LogitsFor::Last, &mut state, self.experts, tap)?;
         match logits.len() > next as usize {
             true => Ok(loss(&logits, next)),
             false => Err(ModelError::Request(format!("token id {next} is beyond the vocabulary of {}", logits.len()))),

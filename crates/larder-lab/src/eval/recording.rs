@@ -1,6 +1,6 @@
 use larder_core::{Gate, LayerIdx};
 use larder_engine::Recorder;
-use larder_model::{Call, ExpertPath, ModelError, Routed};
+use larder_model::{ExpertPath, ModelError, MoeCall, Routed};
 
 /// A way to experts, with somebody who writes down what passes.
 pub struct RecordingPath<'a, P> {
@@ -16,17 +16,17 @@ impl<'a, P: ExpertPath> RecordingPath<'a, P> {
 }
 
 impl<P: ExpertPath> ExpertPath for RecordingPath<'_, P> {
-    fn forward(&mut self, call: &Call, out: &mut [f32]) -> Result<Routed, ModelError> {
+    fn forward(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<Routed, ModelError> {
         let routed = self.path.forward(call, out)?;
-        self.recorder.note(call, &routed);
+        self.recorder.record(call, &routed);
         Ok(routed)
     }
 
-    fn looks_ahead(&self) -> bool {
-        self.path.looks_ahead()
+    fn wants_hints(&self) -> bool {
+        self.path.wants_hints()
     }
 
-    fn expect(&mut self, layer: LayerIdx, gate: &Gate, logits: &[f32]) {
-        self.path.expect(layer, gate, logits);
+    fn hint_next(&mut self, layer: LayerIdx, gate: &Gate, logits: &[f32]) {
+        self.path.hint_next(layer, gate, logits);
     }
 }

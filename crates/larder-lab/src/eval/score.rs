@@ -1,5 +1,5 @@
-use larder_engine::{CHUNK, Session};
-use larder_model::{ExpertPath, ModelError, Rows, Tap};
+use larder_engine::{PREFILL_CHUNK, Session};
+use larder_model::{ExpertPath, LogitsFor, ModelError, Tap};
 
 use super::loss;
 
@@ -17,7 +17,7 @@ pub struct ChunkScore {
 
 /// How many tokens to read at once of a text that need not be read one by one: each has a row of `vocab` logits.
 pub fn step_tokens(vocab: usize) -> usize {
-    (LOGITS_BYTES / (vocab.max(1) * size_of::<f32>())).clamp(8, CHUNK)
+    (LOGITS_BYTES / (vocab.max(1) * size_of::<f32>())).clamp(8, PREFILL_CHUNK)
 }
 
 /// Reads a chunk into an empty sequence, `piece` tokens at once, and says what each token but the first cost. `told`
@@ -31,9 +31,9 @@ pub fn score<P: ExpertPath>(
 ) -> Result<ChunkScore, ModelError> {
     let mut scored = ChunkScore::default();
     let Some((_, next)) = chunk.split_first() else { return Ok(scored) };
-    session.plan(next.len());
+    session.plan_len(next.len());
     for (read, follow) in chunk[..next.len()].chunks(piece.max(1)).zip(next.chunks(piece.max(1))) {
-        let logits = session.read(read, read.len(), Rows::All, tap)?;
+        let logits = session.forward(read, read.len(), LogitsFor::All, tap)?;
         let vocab = logits.len() / read.len();
         if let Some(id) = follow.iter().find(|id| **id as usize >= vocab) {
             return Err(ModelError::Request(format!("token id {id} is beyond the vocabulary of {vocab}")));
@@ -55,7 +55,7 @@ mod tests {
 
     #[test]
     fn pieces_shrink_as_vocabularies_grow() {
-        assert_eq!(step_tokens(288), CHUNK);
+        assert_eq!(step_tokens(288), PREFILL_CHUNK);
         assert_eq!(step_tokens(151_936), 55);
         assert_eq!(step_tokens(usize::MAX / 8), 8);
     }

@@ -2,18 +2,19 @@
 
 use larder_core::{ExpertGroups, Gate, GroupRank, Renorm, Score, Weighting};
 
-use super::deepseek_v2::{PartsDefaults, build_with};
-use crate::config::{Config, bad};
+use super::deepseek_v2::{FfnDefaults, build_with};
+use crate::config::{Config, config_error};
 use crate::decoder::Stack;
 use crate::error::Result;
 use crate::nn::Rotary;
-use crate::weights::Weights;
+use crate::weights::WeightLoader;
 
-pub fn build(c: &mut Config, w: &mut Weights) -> Result<Stack> {
-    let rotary = |r: Rotary, c: &mut Config| Ok(Rotary { interleaved: c.flag_or("rope_interleave", true)?, ..r });
-    let parts = PartsDefaults { dense: 3, shared: 1 };
-    let gate = |c: &mut Config| parse_gate(c, GateDefaults { groups: 8, keep: 4, scale: 2.5 });
-    build_with(c, w, parts, rotary, gate, with_bias)
+pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
+    let rotary =
+        |r: Rotary, config: &mut Config| Ok(Rotary { interleaved: config.flag_or("rope_interleave", true)?, ..r });
+    let parts = FfnDefaults { dense_layers: 3, shared_experts: 1 };
+    let gate = |config: &mut Config| parse_gate(config, GateDefaults { groups: 8, keep: 4, scale: 2.5 });
+    build_with(config, weights, parts, rotary, gate, with_bias)
 }
 
 /// What an architecture's reference takes where a config names nothing.
@@ -28,18 +29,19 @@ pub struct GateDefaults {
 }
 
 /// The gate that version 3 and GLM-4 share, still without a layer's bias.
-pub fn parse_gate(c: &mut Config, defaults: GateDefaults) -> Result<Gate> {
-    let experts = c.size(&["n_routed_experts", "num_local_experts", "num_experts"])?;
-    let top_k = c.size(&["num_experts_per_tok"])?;
-    let (count, keep) = (c.size_or(&["n_group"], defaults.groups)?, c.size_or(&["topk_group"], defaults.keep)?);
-    let renorm = match c.flag_or("norm_topk_prob", true)? {
+pub fn parse_gate(config: &mut Config, defaults: GateDefaults) -> Result<Gate> {
+    let experts = config.size(&["n_routed_experts", "num_local_experts", "num_experts"])?;
+    let top_k = config.size(&["num_experts_per_tok"])?;
+    let (count, keep) =
+        (config.size_or(&["n_group"], defaults.groups)?, config.size_or(&["topk_group"], defaults.keep)?);
+    let renorm = match config.flag_or("norm_topk_prob", true)? {
         true => Renorm::Sum { plus: 1e-20 },
         false => Renorm::No,
     };
-    let scale = c.number_or("routed_scaling_factor", defaults.scale)? as f32;
+    let scale = config.number_or("routed_scaling_factor", defaults.scale)? as f32;
     for (key, known) in [("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")] {
-        if let Some(other) = c.opt_text(key)?.filter(|s| *s != known) {
-            return Err(bad(format!("{key} '{other}' is unknown for this model; known is {known}")));
+        if let Some(other) = config.opt_text(key)?.filter(|s| *s != known) {
+            return Err(config_error(format!("{key} '{other}' is unknown for this model; known is {known}")));
         }
     }
     let groups = ExpertGroups { count, keep, rank: GroupRank::BestTwo, masked: f32::NEG_INFINITY };
@@ -49,7 +51,7 @@ pub fn parse_gate(c: &mut Config, defaults: GateDefaults) -> Result<Gate> {
 }
 
 /// `gate` with the correction bias of the layer below `prefix`.
-pub fn with_bias(w: &mut Weights, prefix: &str, gate: &Gate) -> Result<Gate> {
-    let bias = w.vector(&format!("{prefix}.gate.e_score_correction_bias"), &[gate.experts])?;
+pub fn with_bias(weights: &mut WeightLoader, prefix: &str, gate: &Gate) -> Result<Gate> {
+    let bias = weights.vector(&format!("{prefix}.gate.e_score_correction_bias"), &[gate.experts])?;
     Ok(Gate { bias: Some(bias), ..gate.clone() })
 }

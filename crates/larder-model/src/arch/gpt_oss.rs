@@ -2,39 +2,40 @@
 
 use larder_core::{ExpertNames, Gate, Geometry, LayerIdx, RowPick, Score, TensorSlice, Weighting};
 
-use super::common::{Basics, Bias, Defaults, layer_types};
+use super::common::{AttentionBias, Basics, Defaults, layer_types};
 use crate::config::Config;
 use crate::decoder::{Ffn, Stack};
 use crate::error::Result;
-use crate::nn::{Activation, Attention, Moe, Rope, Visible};
-use crate::weights::Weights;
+use crate::nn::{Activation, Attention, AttentionMask, Moe, Rope};
+use crate::weights::WeightLoader;
 
-pub fn build(c: &mut Config, w: &mut Weights) -> Result<Stack> {
-    let b = Basics::parse(c, "rms_norm_eps", Defaults { kv_heads: Some(8), head_dim: Some(64), ..Defaults::COMMON })?;
-    c.ignore(&["initial_context_length"]); // the same number as in the rope's parameters
-    let stretched = c.has("rope_scaling") || c.has("rope_parameters");
-    let (rope, rotary) = Rope::parse(c, b.head_dim, 150_000.0, b.context, None)?;
+pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
+    let basics =
+        Basics::parse(config, "rms_norm_eps", Defaults { kv_heads: Some(8), head_dim: Some(64), ..Defaults::COMMON })?;
+    config.ignore(&["initial_context_length"]); // the same number as in the rope's parameters
+    let stretched = config.is_set("rope_scaling") || config.is_set("rope_parameters");
+    let (rope, rotary) = Rope::parse(config, basics.head_dim, 150_000.0, basics.context, None)?;
     let rope = if stretched { rope } else { rope.with_yarn(32.0, 4096.0) };
-    let visible = visible(c, b.layers)?;
-    let bias = Bias::all(c.flag_or("attention_bias", true)?);
-    let alpha = c.number_or("swiglu_alpha", 1.702)? as f32;
-    let limit = c.positive_or("swiglu_limit", 7.0)? as f32;
+    let masks = masks(config, basics.layers)?;
+    let bias = AttentionBias::all(config.flag_or("attention_bias", true)?);
+    let alpha = config.number_or("swiglu_alpha", 1.702)? as f32;
+    let limit = config.positive_or("swiglu_limit", 7.0)? as f32;
     let act = Activation::ClampedSwiglu { alpha, limit };
-    let experts = c.size(&["num_local_experts", "num_experts"])?;
-    let top_k = c.size_or(&["num_experts_per_tok", "experts_per_token"], 4)?;
+    let experts = config.size(&["num_local_experts", "num_experts"])?;
+    let top_k = config.size_or(&["num_experts_per_tok", "experts_per_token"], 4)?;
     let weighting = Weighting::SoftmaxOfChosen;
     let gate = Gate { score: Score::Raw, weighting, ..Gate::softmax(experts, top_k, false) }.checked()?;
-    let inter = c.size(&["intermediate_size"])?;
+    let inter = config.size(&["intermediate_size"])?;
 
-    let geometry = b.geometry((0..b.layers).collect(), experts, top_k, inter)?;
-    b.stack(w, rope, Geometry { bias: true, ..geometry }, names(), |w, l| {
-        let prefix = format!("model.layers.{l}");
+    let geometry = basics.geometry((0..basics.layers).collect(), experts, top_k, inter)?;
+    basics.stack(weights, rope, Geometry { bias: true, ..geometry }, names(), |weights, layer| {
+        let prefix = format!("model.layers.{layer}");
         let own = format!("{prefix}.self_attn");
-        let attention = b.attention(w, &own, bias, rotary)?;
-        let sinks = Some(w.vector(&format!("{own}.sinks"), &[b.heads])?);
-        let router = w.linear(&format!("{prefix}.mlp.router"), experts, b.hidden, true)?;
-        let moe = Moe { layer: LayerIdx(l as u16), router, gate: gate.clone(), act, shared: None };
-        b.layer(w, &prefix, Attention { visible: visible[l], sinks, ..attention }, Ffn::moe(moe))
+        let attention = basics.attention(weights, &own, bias, rotary)?;
+        let sinks = Some(weights.vector(&format!("{own}.sinks"), &[basics.heads])?);
+        let router = weights.linear(&format!("{prefix}.mlp.router"), experts, basics.hidden, true)?;
+        let moe = Moe { layer: LayerIdx(layer as u16), router, gate: gate.clone(), act, shared: None };
+        basics.layer(weights, &prefix, Attention { mask: masks[layer], sinks, ..attention }, Ffn::moe(moe))
     })
 }
 
@@ -55,9 +56,12 @@ fn names() -> ExpertNames {
     }
 }
 
-fn visible(c: &mut Config, layers: usize) -> Result<Vec<Visible>> {
-    let width = c.size_or(&["sliding_window"], 128)?;
-    let types = layer_types(c, layers, &["sliding_attention", "full_attention"])?;
-    let slides = |l: usize| types.as_ref().map_or(l.is_multiple_of(2), |types| types[l] == "sliding_attention");
-    Ok((0..layers).map(|l| if slides(l) { Visible::Window(width) } else { Visible::All }).collect())
+fn masks(config: &mut Config, layers: usize) -> Result<Vec<AttentionMask>> {
+    let width = config.size_or(&["sliding_window"], 128)?;
+    let types = layer_types(config, layers, &["sliding_attention", "full_attention"])?;
+    let slides =
+        |layer: usize| types.as_ref().map_or(layer.is_multiple_of(2), |types| types[layer] == "sliding_attention");
+    Ok((0..layers)
+        .map(|layer| if slides(layer) { AttentionMask::SlidingWindow(width) } else { AttentionMask::Causal })
+        .collect())
 }

@@ -2,30 +2,30 @@
 
 use larder_core::{ExpertNames, Gate, RowPick, Score, TensorSlice, Weighting};
 
-use super::common::{Basics, Bias, Defaults};
+use super::common::{AttentionBias, Basics, Defaults};
 use crate::config::Config;
 use crate::decoder::{Factors, Ffn, Stack};
 use crate::error::Result;
 use crate::nn::{Attention, Rope};
-use crate::weights::Weights;
+use crate::weights::WeightLoader;
 
-pub fn build(c: &mut Config, w: &mut Weights) -> Result<Stack> {
-    let b = Basics::parse(c, "rms_norm_eps", Defaults { eps: 1e-6, ..Defaults::COMMON })?;
-    let (rope, rotary) = Rope::parse(c, b.head_dim, 1e4, b.context, None)?;
-    let bias = Bias::all(c.flag_or("attention_bias", false)?);
-    let scale = c.number_or("attention_multiplier", 1.0)?;
+pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
+    let basics = Basics::parse(config, "rms_norm_eps", Defaults { eps: 1e-6, ..Defaults::COMMON })?;
+    let (rope, rotary) = Rope::parse(config, basics.head_dim, 1e4, basics.context, None)?;
+    let bias = AttentionBias::all(config.flag_or("attention_bias", false)?);
+    let scale = config.number_or("attention_multiplier", 1.0)?;
     let factors = Factors {
-        embedding: c.number_or("embedding_multiplier", 1.0)?,
-        residual: c.number_or("residual_multiplier", 1.0)?,
-        logits: 1.0 / c.positive_or("logits_scaling", 1.0)?,
+        embedding: config.number_or("embedding_multiplier", 1.0)?,
+        residual: config.number_or("residual_multiplier", 1.0)?,
+        logits: 1.0 / config.positive_or("logits_scaling", 1.0)?,
     };
-    let experts = c.size(&["num_local_experts", "num_experts"])?;
-    let top_k = c.size_or(&["num_experts_per_tok"], 2)?;
+    let experts = config.size(&["num_local_experts", "num_experts"])?;
+    let top_k = config.size_or(&["num_experts_per_tok"], 2)?;
     let weighting = Weighting::SoftmaxOfChosen;
     let gate = Gate { score: Score::Raw, weighting, ..Gate::softmax(experts, top_k, false) }.checked()?;
-    let inter = c.size(&["intermediate_size"])?;
+    let inter = config.size(&["intermediate_size"])?;
 
-    let geometry = b.geometry((0..b.layers).collect(), experts, top_k, inter)?;
+    let geometry = basics.geometry((0..basics.layers).collect(), experts, top_k, inter)?;
     let piece = |name: &str, pick| {
         TensorSlice::stacked(format!("model.layers.{{l}}.block_sparse_moe.{name}.weight"), false, pick)
     };
@@ -35,11 +35,11 @@ pub fn build(c: &mut Config, w: &mut Weights) -> Result<Stack> {
         down: piece("output_linear", RowPick::All),
         bias: None,
     };
-    let stack = b.stack(w, rope, geometry, names, |w, l| {
-        let prefix = format!("model.layers.{l}");
-        let attention = b.attention(w, &format!("{prefix}.self_attn"), bias, rotary)?;
-        let moe = b.moe(w, l, &format!("{prefix}.block_sparse_moe.router.layer"), gate.clone())?;
-        b.layer(w, &prefix, Attention { scale, ..attention }, Ffn::moe(moe))
+    let stack = basics.stack(weights, rope, geometry, names, |weights, layer| {
+        let prefix = format!("model.layers.{layer}");
+        let attention = basics.attention(weights, &format!("{prefix}.self_attn"), bias, rotary)?;
+        let moe = basics.moe(weights, layer, &format!("{prefix}.block_sparse_moe.router.layer"), gate.clone())?;
+        basics.layer(weights, &prefix, Attention { scale, ..attention }, Ffn::moe(moe))
     })?;
     Ok(Stack { factors, ..stack })
 }

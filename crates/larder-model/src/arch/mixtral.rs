@@ -2,28 +2,28 @@
 
 use larder_core::{ExpertNames, Gate};
 
-use super::common::{Basics, Bias, Defaults, window};
+use super::common::{AttentionBias, Basics, Defaults, sliding_window};
 use crate::config::Config;
 use crate::decoder::{Ffn, Stack};
 use crate::error::Result;
 use crate::nn::{Attention, Rope};
-use crate::weights::Weights;
+use crate::weights::WeightLoader;
 
-pub fn build(c: &mut Config, w: &mut Weights) -> Result<Stack> {
-    let b = Basics::parse(c, "rms_norm_eps", Defaults { kv_heads: Some(8), ..Defaults::COMMON })?;
-    let (rope, rotary) = Rope::parse(c, b.head_dim, 1e6, b.context, None)?;
-    let visible = window(c.opt_size(&["sliding_window"])?);
-    let experts = c.size(&["num_local_experts", "num_experts"])?;
-    let gate = Gate::softmax(experts, c.size_or(&["num_experts_per_tok"], 2)?, true).checked()?;
-    let inter = c.size(&["intermediate_size"])?;
-    c.ignore(&["router_jitter_noise"]); // used in training only
+pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
+    let basics = Basics::parse(config, "rms_norm_eps", Defaults { kv_heads: Some(8), ..Defaults::COMMON })?;
+    let (rope, rotary) = Rope::parse(config, basics.head_dim, 1e6, basics.context, None)?;
+    let mask = sliding_window(config.opt_size(&["sliding_window"])?);
+    let experts = config.size(&["num_local_experts", "num_experts"])?;
+    let gate = Gate::softmax(experts, config.size_or(&["num_experts_per_tok"], 2)?, true).checked()?;
+    let inter = config.size(&["intermediate_size"])?;
+    config.ignore(&["router_jitter_noise"]); // used in training only
 
-    let geometry = b.geometry((0..b.layers).collect(), experts, gate.top_k, inter)?;
+    let geometry = basics.geometry((0..basics.layers).collect(), experts, gate.top_k, inter)?;
     let names = ExpertNames::separate("model.layers.{l}.block_sparse_moe.experts", "w1", "w3", "w2");
-    b.stack(w, rope, geometry, names, |w, l| {
-        let prefix = format!("model.layers.{l}");
-        let attention = b.attention(w, &format!("{prefix}.self_attn"), Bias::NO, rotary)?;
-        let moe = b.moe(w, l, &format!("{prefix}.block_sparse_moe.gate"), gate.clone())?;
-        b.layer(w, &prefix, Attention { visible, ..attention }, Ffn::moe(moe))
+    basics.stack(weights, rope, geometry, names, |weights, layer| {
+        let prefix = format!("model.layers.{layer}");
+        let attention = basics.attention(weights, &format!("{prefix}.self_attn"), AttentionBias::NONE, rotary)?;
+        let moe = basics.moe(weights, layer, &format!("{prefix}.block_sparse_moe.gate"), gate.clone())?;
+        basics.layer(weights, &prefix, Attention { mask, ..attention }, Ffn::moe(moe))
     })
 }

@@ -1,9 +1,9 @@
 //! The architectures, one file per `model_type`. To add one, copy the nearest file and add its row to [`ARCHS`].
 
-use crate::config::{Config, bad};
+use crate::config::{Config, config_error};
 use crate::decoder::Stack;
 use crate::error::Result;
-use crate::weights::Weights;
+use crate::weights::WeightLoader;
 
 mod common;
 mod deepseek_v2;
@@ -26,7 +26,7 @@ pub struct Arch {
     /// The `model_type` in a config.
     pub model_type: &'static str,
     /// Reads the config's keys and asks for the tensors they call for, or fails in one sentence.
-    pub build: fn(&mut Config, &mut Weights) -> Result<Stack>,
+    pub build: fn(&mut Config, &mut WeightLoader) -> Result<Stack>,
 }
 
 const ARCHS: &[Arch] = &[
@@ -55,6 +55,6 @@ pub fn model_types() -> impl Iterator<Item = &'static str> {
 pub fn find(model_type: &str) -> Result<&'static Arch> {
     ARCHS.iter().find(|a| a.model_type == model_type).ok_or_else(|| {
         let known: Vec<_> = model_types().collect();
-        bad(format!("model_type '{model_type}' is not supported; supported are {}", known.join(", ")))
+        config_error(format!("model_type '{model_type}' is not supported; supported are {}", known.join(", ")))
     })
 }

@@ -2,33 +2,33 @@
 
 use larder_core::{ExpertNames, Gate};
 
-use super::common::{Basics, Bias, Defaults};
+use super::common::{AttentionBias, Basics, Defaults};
 use crate::config::Config;
 use crate::decoder::{Ffn, Stack};
 use crate::error::Result;
-use crate::nn::{Attention, HeadNorm, Norm, Rope};
-use crate::weights::Weights;
+use crate::nn::{Attention, Norm, QkNorm, Rope};
+use crate::weights::WeightLoader;
 
-pub fn build(c: &mut Config, w: &mut Weights) -> Result<Stack> {
-    let b = Basics::parse(c, "rms_norm_eps", Defaults::COMMON)?;
-    let (rope, rotary) = Rope::parse(c, b.head_dim, 1e4, b.context, None)?;
-    let bias = Bias::all(c.flag_or("attention_bias", false)?);
-    let clip = c.opt_number("clip_qkv")?;
-    let experts = c.size(&["num_experts", "num_local_experts"])?;
-    let top_k = c.size_or(&["num_experts_per_tok"], 8)?;
-    let gate = Gate::softmax(experts, top_k, c.flag_or("norm_topk_prob", false)?).checked()?;
-    let inter = c.size(&["intermediate_size"])?;
+pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
+    let basics = Basics::parse(config, "rms_norm_eps", Defaults::COMMON)?;
+    let (rope, rotary) = Rope::parse(config, basics.head_dim, 1e4, basics.context, None)?;
+    let bias = AttentionBias::all(config.flag_or("attention_bias", false)?);
+    let clip = config.opt_number("clip_qkv")?;
+    let experts = config.size(&["num_experts", "num_local_experts"])?;
+    let top_k = config.size_or(&["num_experts_per_tok"], 8)?;
+    let gate = Gate::softmax(experts, top_k, config.flag_or("norm_topk_prob", false)?).checked()?;
+    let inter = config.size(&["intermediate_size"])?;
 
-    let geometry = b.geometry((0..b.layers).collect(), experts, top_k, inter)?;
+    let geometry = basics.geometry((0..basics.layers).collect(), experts, top_k, inter)?;
     let names = ExpertNames::separate("model.layers.{l}.mlp.experts", "gate_proj", "up_proj", "down_proj");
-    b.stack(w, rope, geometry, names, |w, l| {
-        let prefix = format!("model.layers.{l}");
+    basics.stack(weights, rope, geometry, names, |weights, layer| {
+        let prefix = format!("model.layers.{layer}");
         let own = format!("{prefix}.self_attn");
-        let attention = b.attention(w, &own, bias, rotary)?;
-        let q_norm = Norm::rms(w, &format!("{own}.q_norm"), b.heads * b.head_dim, b.eps)?;
-        let k_norm = Norm::rms(w, &format!("{own}.k_norm"), b.kv_heads * b.head_dim, b.eps)?;
-        let attention = Attention { norm: HeadNorm::Whole(q_norm, k_norm), clip, ..attention };
-        let moe = b.moe(w, l, &format!("{prefix}.mlp.gate"), gate.clone())?;
-        b.layer(w, &prefix, attention, Ffn::moe(moe))
+        let attention = basics.attention(weights, &own, bias, rotary)?;
+        let q_norm = Norm::rms(weights, &format!("{own}.q_norm"), basics.heads * basics.head_dim, basics.eps)?;
+        let k_norm = Norm::rms(weights, &format!("{own}.k_norm"), basics.kv_heads * basics.head_dim, basics.eps)?;
+        let attention = Attention { norm: QkNorm::Whole(q_norm, k_norm), clip, ..attention };
+        let moe = basics.moe(weights, layer, &format!("{prefix}.mlp.gate"), gate.clone())?;
+        basics.layer(weights, &prefix, attention, Ffn::moe(moe))
     })
 }

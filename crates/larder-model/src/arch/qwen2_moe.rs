@@ -2,61 +2,63 @@
 
 use larder_core::{ExpertNames, Gate};
 
-use super::common::{Basics, Bias, Defaults, layer_types, sparse_layers};
+use super::common::{AttentionBias, Basics, Defaults, layer_types, sparse_layers};
 use crate::config::Config;
 use crate::decoder::{Ffn, Stack};
 use crate::error::Result;
-use crate::nn::{Attention, Moe, Rope, Shared, Visible};
-use crate::weights::Weights;
+use crate::nn::{Attention, AttentionMask, Moe, Rope, SharedExpert};
+use crate::weights::WeightLoader;
 
-pub fn build(c: &mut Config, w: &mut Weights) -> Result<Stack> {
-    let b = Basics::parse(c, "rms_norm_eps", Defaults { eps: 1e-6, kv_heads: Some(16), ..Defaults::COMMON })?;
-    let (rope, rotary) = Rope::parse(c, b.head_dim, 1e4, b.context, None)?;
-    let visible = visible(c, b.layers)?;
-    let bias = Bias { qkv: c.flag_or("qkv_bias", true)?, o: false };
-    let experts = c.size(&["num_experts", "num_local_experts"])?;
-    let top_k = c.size_or(&["num_experts_per_tok"], 4)?;
-    let gate = Gate::softmax(experts, top_k, c.flag_or("norm_topk_prob", false)?).checked()?;
-    let sparse = sparse_layers(c, b.layers)?;
-    let dense_width = c.size(&["intermediate_size"])?;
-    let inter = c.size(&["moe_intermediate_size"])?;
-    let shared_width = c.size(&["shared_expert_intermediate_size"])?;
+pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
+    let basics = Basics::parse(config, "rms_norm_eps", Defaults { eps: 1e-6, kv_heads: Some(16), ..Defaults::COMMON })?;
+    let (rope, rotary) = Rope::parse(config, basics.head_dim, 1e4, basics.context, None)?;
+    let masks = masks(config, basics.layers)?;
+    let bias = AttentionBias { qkv: config.flag_or("qkv_bias", true)?, o: false };
+    let experts = config.size(&["num_experts", "num_local_experts"])?;
+    let top_k = config.size_or(&["num_experts_per_tok"], 4)?;
+    let gate = Gate::softmax(experts, top_k, config.flag_or("norm_topk_prob", false)?).checked()?;
+    let sparse = sparse_layers(config, basics.layers)?;
+    let dense_width = config.size(&["intermediate_size"])?;
+    let inter = config.size(&["moe_intermediate_size"])?;
+    let shared_width = config.size(&["shared_expert_intermediate_size"])?;
 
-    let geometry = b.geometry(sparse.clone(), experts, top_k, inter)?;
+    let geometry = basics.geometry(sparse.clone(), experts, top_k, inter)?;
     let names = ExpertNames::separate("model.layers.{l}.mlp.experts", "gate_proj", "up_proj", "down_proj");
-    b.stack(w, rope, geometry, names, |w, l| {
-        let prefix = format!("model.layers.{l}");
-        let attention = b.attention(w, &format!("{prefix}.self_attn"), bias, rotary)?;
-        let ffn = match sparse.contains(&l) {
-            true => Ffn::moe(with_shared(&b, w, l, gate.clone(), shared_width)?),
-            false => Ffn::Dense(b.mlp(w, &format!("{prefix}.mlp"), dense_width, false)?),
+    basics.stack(weights, rope, geometry, names, |weights, layer| {
+        let prefix = format!("model.layers.{layer}");
+        let attention = basics.attention(weights, &format!("{prefix}.self_attn"), bias, rotary)?;
+        let ffn = match sparse.contains(&layer) {
+            true => Ffn::moe(with_shared(&basics, weights, layer, gate.clone(), shared_width)?),
+            false => Ffn::Dense(basics.mlp(weights, &format!("{prefix}.mlp"), dense_width, false)?),
         };
-        b.layer(w, &prefix, Attention { visible: visible[l], ..attention }, ffn)
+        basics.layer(weights, &prefix, Attention { mask: masks[layer], ..attention }, ffn)
     })
 }
 
 /// Experts beside one that every token uses, scaled by a gate of its own.
-pub fn with_shared(b: &Basics, w: &mut Weights, l: usize, gate: Gate, width: usize) -> Result<Moe> {
-    let prefix = format!("model.layers.{l}.mlp");
-    let moe = b.moe(w, l, &format!("{prefix}.gate"), gate)?;
-    let mlp = b.mlp(w, &format!("{prefix}.shared_expert"), width, false)?;
-    let gate = Some(w.linear(&format!("{prefix}.shared_expert_gate"), 1, b.hidden, false)?);
-    Ok(Moe { shared: Some(Shared { mlp, gate }), ..moe })
+pub fn with_shared(basics: &Basics, weights: &mut WeightLoader, layer: usize, gate: Gate, width: usize) -> Result<Moe> {
+    let prefix = format!("model.layers.{layer}.mlp");
+    let moe = basics.moe(weights, layer, &format!("{prefix}.gate"), gate)?;
+    let mlp = basics.mlp(weights, &format!("{prefix}.shared_expert"), width, false)?;
+    let gate = Some(weights.linear(&format!("{prefix}.shared_expert_gate"), 1, basics.hidden, false)?);
+    Ok(Moe { shared: Some(SharedExpert { mlp, gate }), ..moe })
 }
 
 /// Every other of the first `max_window_layers` layers slides, unless the layers are listed.
-fn visible(c: &mut Config, layers: usize) -> Result<Vec<Visible>> {
-    let on = c.flag_or("use_sliding_window", false)?;
-    let most = c.count_or(&["max_window_layers"], 28)?;
-    let types = layer_types(c, layers, &["full_attention", "sliding_attention"])?;
-    let slides = |l: usize| match &types {
-        Some(types) => types[l] == "sliding_attention",
-        None => on && l.is_multiple_of(2) && l < most,
+fn masks(config: &mut Config, layers: usize) -> Result<Vec<AttentionMask>> {
+    let on = config.flag_or("use_sliding_window", false)?;
+    let most = config.count_or(&["max_window_layers"], 28)?;
+    let types = layer_types(config, layers, &["full_attention", "sliding_attention"])?;
+    let slides = |layer: usize| match &types {
+        Some(types) => types[layer] == "sliding_attention",
+        None => on && layer.is_multiple_of(2) && layer < most,
     };
     if !(0..layers).any(slides) {
-        c.ignore(&["sliding_window"]);
-        return Ok(vec![Visible::All; layers]);
+        config.ignore(&["sliding_window"]);
+        return Ok(vec![AttentionMask::Causal; layers]);
     }
-    let width = c.size_or(&["sliding_window"], 4096)?;
-    Ok((0..layers).map(|l| if slides(l) { Visible::Window(width) } else { Visible::All }).collect())
+    let width = config.size_or(&["sliding_window"], 4096)?;
+    Ok((0..layers)
+        .map(|layer| if slides(layer) { AttentionMask::SlidingWindow(width) } else { AttentionMask::Causal })
+        .collect())
 }

@@ -3,7 +3,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use larder_kernels::{Look, Pool, Table, attend};
 
-use crate::device::{DeviceAttention, DeviceRows, DeviceTable};
+use crate::device::{DeviceAttention, DeviceKvShape, DeviceKvView};
 use crate::error::{ModelError, Result};
 
 /// What memory has before anything is written: floats that are no numbers.
@@ -20,7 +20,7 @@ pub struct AttentionDouble {
 
 #[derive(Default)]
 struct State {
-    kept: BTreeMap<usize, (DeviceRows, Vec<u8>)>,
+    kept: BTreeMap<usize, (DeviceKvShape, Vec<u8>)>,
     numbers: usize,
     looks: u64,
     copies: u64,
@@ -31,8 +31,8 @@ impl State {
         self.kept.values().map(|(_, data)| data.len()).sum()
     }
 
-    fn table(&self, of: DeviceTable) -> Table<'_> {
-        let (DeviceRows { kind, room, row, .. }, data) = &self.kept[&of.rows];
+    fn table(&self, of: DeviceKvView) -> Table<'_> {
+        let (DeviceKvShape { kind, capacity: room, row_bytes: row, .. }, data) = &self.kept[&of.block];
         Table { kind: *kind, data, head: room * row, row: *row, width: of.width }
     }
 }
@@ -50,12 +50,12 @@ impl AttentionDouble {
     }
 
     /// Bytes that rows take.
-    pub fn taken(&self) -> usize {
+    pub fn used_bytes(&self) -> usize {
         self.lock().taken()
     }
 
     /// How many looks there were.
-    pub fn looks(&self) -> u64 {
+    pub fn calls(&self) -> u64 {
         self.lock().looks
     }
 
@@ -70,7 +70,7 @@ impl AttentionDouble {
 }
 
 impl DeviceAttention for AttentionDouble {
-    fn allocate(&self, rows: DeviceRows) -> Result<usize> {
+    fn allocate(&self, rows: DeviceKvShape) -> Result<usize> {
         let mut state = self.lock();
         let free = self.total_bytes - state.taken();
         if rows.bytes() > free {
@@ -89,7 +89,8 @@ impl DeviceAttention for AttentionDouble {
 
     fn append(&self, rows: usize, at: usize, bytes: &[u8]) -> Result<()> {
         let mut state = self.lock();
-        let (DeviceRows { heads, room, row, .. }, data) = state.kept.get_mut(&rows).expect("rows that were allocated");
+        let (DeviceKvShape { heads, capacity: room, row_bytes: row, .. }, data) =
+            state.kept.get_mut(&rows).expect("rows that were allocated");
         for (at, token) in (at..).zip(bytes.chunks_exact(*heads * *row)) {
             for (head, new) in token.chunks_exact(*row).enumerate() {
                 data[(head * *room + at) * *row..][..*row].copy_from_slice(new);
@@ -104,13 +105,13 @@ impl DeviceAttention for AttentionDouble {
         let (old, data) = state.kept[&from].clone();
         let (new, into) = state.kept.get_mut(&to).expect("rows that were allocated");
         for head in 0..old.heads {
-            let used = &data[head * old.room * old.row..][..len * old.row];
-            into[head * new.room * new.row..][..used.len()].copy_from_slice(used);
+            let used = &data[head * old.capacity * old.row_bytes..][..len * old.row_bytes];
+            into[head * new.capacity * new.row_bytes..][..used.len()].copy_from_slice(used);
         }
         Ok(())
     }
 
-    fn attend(&self, look: &Look<DeviceTable>, out: &mut [f32]) -> Result<()> {
+    fn attend(&self, look: &Look<DeviceKvView>, out: &mut [f32]) -> Result<()> {
         let mut state = self.lock();
         state.looks += 1;
         if self.failing > 0 && state.looks.is_multiple_of(self.failing) {

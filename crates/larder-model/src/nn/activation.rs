@@ -2,7 +2,7 @@ use std::f32::consts::FRAC_1_SQRT_2;
 
 use larder_kernels::{erf, exp, tanh};
 
-use crate::config::bad;
+use crate::config::config_error;
 use crate::error::Result;
 
 /// How the gate and up products of an MLP become one. What is no number stays so.
@@ -35,7 +35,11 @@ impl Activation {
             "gelu" => Activation::Gelu,
             "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Activation::GeluTanh,
             "relu" => Activation::Relu,
-            other => return Err(bad(format!("hidden_act '{other}' is unknown; known are silu, gelu, gelu_new, relu"))),
+            other => {
+                return Err(config_error(format!(
+                    "hidden_act '{other}' is unknown; known are silu, gelu, gelu_new, relu"
+                )));
+            }
         })
     }
 

@@ -3,7 +3,7 @@ use larder_core::SequenceMemory;
 use larder_kernels::Look;
 
 use super::norm::rms;
-use super::{LayerState, Mixer, Norm, Pass, Rotary, Visible};
+use super::{AttentionMask, ForwardPass, LayerKv, Mixer, Norm, Rotary};
 use crate::error::Result;
 use crate::matrix::{Linear, with_f32};
 
@@ -19,9 +19,9 @@ pub struct AttentionShape {
 }
 
 /// Normalisation of queries and keys.
-pub enum HeadNorm {
+pub enum QkNorm {
     /// None.
-    No,
+    None,
     /// Over each whole projection, before it is cut into heads.
     Whole(Norm, Norm),
     /// Over each head.
@@ -35,7 +35,7 @@ pub enum HeadNorm {
 
 /// Queries scaled up as the sequence grows: `1 + scale · ln(1 + floor((position + 1) / floor))`.
 #[derive(Clone, Copy)]
-pub struct Temperature {
+pub struct AttentionTemperature {
     /// Positions per step.
     pub floor: f64,
     /// Height of the logarithm.
@@ -55,25 +55,25 @@ pub struct Attention {
     /// `[hidden, heads · head_dim]`
     pub o: Linear,
     /// Normalisation of queries and keys.
-    pub norm: HeadNorm,
+    pub norm: QkNorm,
     /// Queries, keys and values are clamped to ± this.
     pub clip: Option<f64>,
     /// Rotation of queries and keys, or none.
     pub rotary: Option<Rotary>,
     /// Which earlier positions are looked at.
-    pub visible: Visible,
+    pub mask: AttentionMask,
     /// Factor on the scores.
     pub scale: f64,
     /// `[heads]`: a score per head that takes part in the softmax and leads nowhere.
     pub sinks: Option<Vec<f32>>,
     /// Scaling of queries with the position.
-    pub temperature: Option<Temperature>,
+    pub temperature: Option<AttentionTemperature>,
     /// The query product also yields, per head, a gate for the output.
     pub output_gate: bool,
 }
 
 impl Mixer for Attention {
-    fn forward(&self, x: &Tensor, state: &mut LayerState, pass: &Pass) -> Result<Tensor> {
+    fn forward(&self, x: &Tensor, state: &mut LayerKv, pass: &ForwardPass) -> Result<Tensor> {
         let AttentionShape { heads, kv_heads, head_dim } = self.shape;
         let n = pass.tokens;
         let [q, k, v] = Linear::forward_all([&self.q, &self.k, &self.v], x)?;
@@ -81,12 +81,12 @@ impl Mixer for Attention {
         let (q, k) = self.norm_whole(q, k)?;
         let [q, k, v] = [q, k, v].map(|t| self.clip(t));
 
-        let q = self.warm(self.position(self.heads(q?, heads, true)?, pass)?, pass)?; // [n, heads, head_dim]
+        let q = self.scale_by_position(self.position(self.heads(q?, heads, true)?, pass)?, pass)?; // [n, heads, head_dim]
         let k = self.position(self.heads(k?, kv_heads, false)?, pass)?; // [n, kv, head_dim]
         with_f32(&k, |k| state.keys.append(k, kv_heads, head_dim))??;
         with_f32(&v?, |v| state.values.append(v, kv_heads, head_dim))??;
 
-        let seen = pass.seen(self.visible);
+        let seen = pass.visible_ranges(self.mask);
         let mut mixed = vec![0.0; n * heads * head_dim]; // [n, heads, head_dim]
         with_f32(&q, |q| {
             let look = Look {
@@ -108,7 +108,7 @@ impl Mixer for Attention {
         })
     }
 
-    fn memory(&self) -> SequenceMemory {
+    fn memory_need(&self) -> SequenceMemory {
         let AttentionShape { kv_heads, head_dim, .. } = self.shape;
         SequenceMemory { values_per_token: 2 * kv_heads * head_dim, fixed_bytes: 0 }
     }
@@ -128,7 +128,7 @@ impl Attention {
 
     fn norm_whole(&self, q: Tensor, k: Tensor) -> Result<(Tensor, Tensor)> {
         match &self.norm {
-            HeadNorm::Whole(q_norm, k_norm) => Ok((q_norm.forward(&q)?, k_norm.forward(&k)?)),
+            QkNorm::Whole(q_norm, k_norm) => Ok((q_norm.forward(&q)?, k_norm.forward(&k)?)),
             _ => Ok((q, k)),
         }
     }
@@ -144,22 +144,22 @@ impl Attention {
     fn heads(&self, x: Tensor, heads: usize, query: bool) -> Result<Tensor> {
         let x = x.reshape(((), heads, self.shape.head_dim))?;
         match &self.norm {
-            HeadNorm::PerHead(q_norm, k_norm) => if query { q_norm } else { k_norm }.forward(&x),
+            QkNorm::PerHead(q_norm, k_norm) => if query { q_norm } else { k_norm }.forward(&x),
             _ => Ok(x),
         }
     }
 
-    fn position(&self, x: Tensor, pass: &Pass) -> Result<Tensor> {
+    fn position(&self, x: Tensor, pass: &ForwardPass) -> Result<Tensor> {
         let Some(rotary) = self.rotary else { return Ok(x) };
         let x = rotary.apply(&x, pass)?;
         match self.norm {
-            HeadNorm::AfterRope { eps } => rms(&x, eps),
+            QkNorm::AfterRope { eps } => rms(&x, eps),
             _ => Ok(x),
         }
     }
 
-    fn warm(&self, q: Tensor, pass: &Pass) -> Result<Tensor> {
-        let Some(Temperature { floor, scale }) = self.temperature else { return Ok(q) };
+    fn scale_by_position(&self, q: Tensor, pass: &ForwardPass) -> Result<Tensor> {
+        let Some(AttentionTemperature { floor, scale }) = self.temperature else { return Ok(q) };
         let at = |i| (((pass.start + i + 1) as f64 / floor).floor().ln_1p() * scale + 1.0) as f32;
         let scales: Vec<f32> = (0..pass.tokens).map(at).collect();
         Ok(q.broadcast_mul(&Tensor::from_vec(scales, (pass.tokens, 1, 1), &Device::Cpu)?)?)

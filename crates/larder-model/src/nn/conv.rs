@@ -1,10 +1,10 @@
 use candle_core::{Device, Tensor};
 use larder_core::SequenceMemory;
 
-use super::{LayerState, Mixer, Pass};
+use super::{ForwardPass, LayerKv, Mixer};
 use crate::error::Result;
 use crate::matrix::{Linear, with_f32};
-use crate::weights::Weights;
+use crate::weights::WeightLoader;
 
 /// A causal convolution of each channel by itself.
 pub struct CausalConv {
@@ -16,17 +16,17 @@ pub struct CausalConv {
 
 impl CausalConv {
     /// `prefix.weight [channels, 1, width]`, `prefix.bias [channels]` if `bias`
-    pub fn new(w: &mut Weights, prefix: &str, channels: usize, width: usize, bias: bool) -> Result<Self> {
-        let kernel = w.vector(&format!("{prefix}.weight"), &[channels, 1, width])?;
+    pub fn new(weights: &mut WeightLoader, prefix: &str, channels: usize, width: usize, bias: bool) -> Result<Self> {
+        let kernel = weights.vector(&format!("{prefix}.weight"), &[channels, 1, width])?;
         let bias = match bias {
-            true => Some(w.vector(&format!("{prefix}.bias"), &[channels])?),
+            true => Some(weights.vector(&format!("{prefix}.bias"), &[channels])?),
             false => None,
         };
         Ok(CausalConv { kernel, bias, channels, width })
     }
 
     /// Bytes of its window.
-    pub fn memory_bytes(&self) -> usize {
+    pub fn window_bytes(&self) -> usize {
         (self.width - 1) * self.channels * size_of::<f32>()
     }
 
@@ -60,7 +60,7 @@ pub struct ShortConv {
 }
 
 impl Mixer for ShortConv {
-    fn forward(&self, x: &Tensor, state: &mut LayerState, _: &Pass) -> Result<Tensor> {
+    fn forward(&self, x: &Tensor, state: &mut LayerKv, _: &ForwardPass) -> Result<Tensor> {
         let (tokens, hidden) = x.dims2()?;
         let bcx = self.input.forward(x)?; // [tokens, 3 · hidden]
         let part = |at: usize| bcx.narrow(1, at * hidden, hidden);
@@ -70,8 +70,8 @@ impl Mixer for ShortConv {
         self.output.forward(&(part(1)? * conv)?)
     }
 
-    fn memory(&self) -> SequenceMemory {
-        SequenceMemory { values_per_token: 0, fixed_bytes: self.conv.memory_bytes() }
+    fn memory_need(&self) -> SequenceMemory {
+        SequenceMemory { values_per_token: 0, fixed_bytes: self.conv.window_bytes() }
     }
 }
 

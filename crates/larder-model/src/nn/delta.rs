@@ -2,10 +2,10 @@ use candle_core::{Device, Tensor};
 use larder_core::SequenceMemory;
 
 use super::activation::{sigmoid, silu};
-use super::{CausalConv, LayerState, Mixer, Pass};
+use super::{CausalConv, ForwardPass, LayerKv, Mixer};
 use crate::error::Result;
 use crate::matrix::{Linear, with_f32};
-use crate::weights::Weights;
+use crate::weights::WeightLoader;
 
 /// Heads and widths of the gated delta rule.
 #[derive(Clone, Copy)]
@@ -23,7 +23,7 @@ pub struct DeltaShape {
 }
 
 /// Qwen3-Next's linear attention: a memory per head, `[k_dim, v_dim]`, that decays and is corrected token by token.
-pub struct GatedDelta {
+pub struct GatedDeltaNet {
     shape: DeltaShape,
     qkvz: Linear, // [2 · k_heads · k_dim + 2 · v_heads · v_dim, hidden], grouped by key head
     ba: Linear,   // [2 · v_heads, hidden], grouped by key head
@@ -43,23 +43,23 @@ struct Step<'a> {
     g: &'a [f32],    // [v_heads]
 }
 
-impl GatedDelta {
+impl GatedDeltaNet {
     /// Reads the tensors below `prefix`.
-    pub fn new(w: &mut Weights, prefix: &str, hidden: usize, shape: DeltaShape, eps: f64) -> Result<Self> {
+    pub fn new(weights: &mut WeightLoader, prefix: &str, hidden: usize, shape: DeltaShape, eps: f64) -> Result<Self> {
         let DeltaShape { k_heads, v_heads, k_dim, v_dim, conv } = shape;
         let name = |part: &str| format!("{prefix}.{part}");
         let (keys, values) = (k_heads * k_dim, v_heads * v_dim);
-        let decay = w.vector(&name("A_log"), &[v_heads])?.into_iter().map(f32::exp).collect();
-        Ok(GatedDelta {
+        let decay = weights.vector(&name("A_log"), &[v_heads])?.into_iter().map(f32::exp).collect();
+        Ok(GatedDeltaNet {
             shape,
-            qkvz: w.linear(&name("in_proj_qkvz"), 2 * keys + 2 * values, hidden, false)?,
-            ba: w.linear(&name("in_proj_ba"), 2 * v_heads, hidden, false)?,
-            conv: CausalConv::new(w, &name("conv1d"), 2 * keys + values, conv, false)?,
+            qkvz: weights.linear(&name("in_proj_qkvz"), 2 * keys + 2 * values, hidden, false)?,
+            ba: weights.linear(&name("in_proj_ba"), 2 * v_heads, hidden, false)?,
+            conv: CausalConv::new(weights, &name("conv1d"), 2 * keys + values, conv, false)?,
             decay,
-            dt_bias: w.vector(&name("dt_bias"), &[v_heads])?,
-            norm: w.vector(&name("norm.weight"), &[v_dim])?,
+            dt_bias: weights.vector(&name("dt_bias"), &[v_heads])?,
+            norm: weights.vector(&name("norm.weight"), &[v_dim])?,
             eps: eps as f32,
-            output: w.linear(&name("out_proj"), hidden, values, false)?,
+            output: weights.linear(&name("out_proj"), hidden, values, false)?,
         })
     }
 
@@ -130,8 +130,8 @@ struct Ungrouped {
     g: Vec<f32>,
 }
 
-impl Mixer for GatedDelta {
-    fn forward(&self, x: &Tensor, state: &mut LayerState, pass: &Pass) -> Result<Tensor> {
+impl Mixer for GatedDeltaNet {
+    fn forward(&self, x: &Tensor, state: &mut LayerKv, pass: &ForwardPass) -> Result<Tensor> {
         let DeltaShape { k_heads, v_heads, k_dim, v_dim, .. } = self.shape;
         let (n, mixed, values) = (pass.tokens, 2 * k_heads * k_dim + v_heads * v_dim, v_heads * v_dim);
         let mut all = Ungrouped::default();
@@ -160,11 +160,11 @@ impl Mixer for GatedDelta {
         self.output.forward(&Tensor::from_vec(out, (n, values), &Device::Cpu)?)
     }
 
-    fn memory(&self) -> SequenceMemory {
+    fn memory_need(&self) -> SequenceMemory {
         let DeltaShape { v_heads, k_dim, v_dim, .. } = self.shape;
         SequenceMemory {
             values_per_token: 0,
-            fixed_bytes: v_heads * k_dim * v_dim * size_of::<f32>() + self.conv.memory_bytes(),
+            fixed_bytes: v_heads * k_dim * v_dim * size_of::<f32>() + self.conv.window_bytes(),
         }
     }
 }

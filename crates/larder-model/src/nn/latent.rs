@@ -2,10 +2,10 @@ use candle_core::{D, Device, Tensor};
 use larder_core::SequenceMemory;
 use larder_kernels::Look;
 
-use super::{LayerState, Mixer, Norm, Pass, Rotary, Visible};
+use super::{AttentionMask, ForwardPass, LayerKv, Mixer, Norm, Rotary};
 use crate::error::Result;
-use crate::matrix::{Linear, Placed, with_f32};
-use crate::weights::Weights;
+use crate::matrix::{Linear, PlacedMatrix, with_f32};
+use crate::weights::WeightLoader;
 
 /// Heads and widths of latent attention.
 #[derive(Clone, Copy)]
@@ -29,14 +29,14 @@ pub struct LatentShape {
 /// Attention over latents (MLA): what is remembered of a token is one vector of `kv_rank + rope` numbers.
 ///
 /// Keys and values are never expanded: the query is taken into the latent space, and the result out of it.
-pub struct Latent {
+pub struct LatentAttention {
     shape: LatentShape,
     q: Query,
-    kv_a: Linear,           // [kv_rank + rope, hidden]
-    kv_norm: Norm,          // [kv_rank]
-    to_latent: Vec<Placed>, // heads × [kv_rank, nope]
-    to_value: Vec<Placed>,  // heads × [value, kv_rank]
-    o: Linear,              // [hidden, heads · value]
+    kv_a: Linear,                 // [kv_rank + rope, hidden]
+    kv_norm: Norm,                // [kv_rank]
+    to_latent: Vec<PlacedMatrix>, // heads × [kv_rank, nope]
+    to_value: Vec<PlacedMatrix>,  // heads × [value, kv_rank]
+    o: Linear,                    // [hidden, heads · value]
     rotary: Rotary,
     scale: f64,
 }
@@ -49,10 +49,10 @@ enum Query {
 /// The inner norms have an epsilon of their own, whatever the config says.
 const NORM_EPS: f64 = 1e-6;
 
-impl Latent {
+impl LatentAttention {
     /// Reads the tensors below `prefix`; `bias` is for the products that the config's `attention_bias` concerns.
     pub fn new(
-        w: &mut Weights,
+        weights: &mut WeightLoader,
         prefix: &str,
         shape: LatentShape,
         bias: bool,
@@ -62,35 +62,35 @@ impl Latent {
         let LatentShape { hidden, heads, kv_rank, nope, rope, value, .. } = shape;
         let name = |part: &str| format!("{prefix}.{part}");
         let q = match shape.q_rank {
-            None => Query::Full(w.linear(&name("q_proj"), heads * (nope + rope), hidden, false)?),
+            None => Query::Full(weights.linear(&name("q_proj"), heads * (nope + rope), hidden, false)?),
             Some(rank) => Query::Low(
-                w.linear(&name("q_a_proj"), rank, hidden, bias)?,
-                Norm::rms(w, &name("q_a_layernorm"), rank, NORM_EPS)?,
-                w.linear(&name("q_b_proj"), heads * (nope + rope), rank, false)?,
+                weights.linear(&name("q_a_proj"), rank, hidden, bias)?,
+                Norm::rms(weights, &name("q_a_layernorm"), rank, NORM_EPS)?,
+                weights.linear(&name("q_b_proj"), heads * (nope + rope), rank, false)?,
             ),
         };
-        let kv_a = w.linear(&name("kv_a_proj_with_mqa"), kv_rank + rope, hidden, bias)?;
-        let kv_norm = Norm::rms(w, &name("kv_a_layernorm"), kv_rank, NORM_EPS)?;
-        let [to_latent, to_value] = w.split_heads(&name("kv_b_proj.weight"), heads, [nope, value], kv_rank)?;
-        let o = w.linear(&name("o_proj"), hidden, heads * value, bias)?;
-        Ok(Latent { shape, q, kv_a, kv_norm, to_latent, to_value, o, rotary, scale })
+        let kv_a = weights.linear(&name("kv_a_proj_with_mqa"), kv_rank + rope, hidden, bias)?;
+        let kv_norm = Norm::rms(weights, &name("kv_a_layernorm"), kv_rank, NORM_EPS)?;
+        let [to_latent, to_value] = weights.split_heads(&name("kv_b_proj.weight"), heads, [nope, value], kv_rank)?;
+        let o = weights.linear(&name("o_proj"), hidden, heads * value, bias)?;
+        Ok(LatentAttention { shape, q, kv_a, kv_norm, to_latent, to_value, o, rotary, scale })
     }
 
     /// `[n, heads, kv_rank + rope]`: each head's query, its unrotated part in the latent space.
-    fn query(&self, x: &Tensor, pass: &Pass) -> Result<Tensor> {
+    fn query(&self, x: &Tensor, pass: &ForwardPass) -> Result<Tensor> {
         let LatentShape { heads, nope, rope, .. } = self.shape;
         let q = match &self.q {
             Query::Full(q) => q.forward(x)?,
             Query::Low(a, norm, b) => b.forward(&norm.forward(&a.forward(x)?)?)?,
         };
         let q = q.reshape((pass.tokens, heads, nope + rope))?;
-        let latent = Placed::forward_heads(&self.to_latent, &q.narrow(2, 0, nope)?)?; // [n, heads, kv_rank]
+        let latent = PlacedMatrix::forward_heads(&self.to_latent, &q.narrow(2, 0, nope)?)?; // [n, heads, kv_rank]
         let rotated = self.rotary.apply(&q.narrow(2, nope, rope)?.contiguous()?, pass)?;
         Ok(Tensor::cat(&[latent, rotated], D::Minus1)?)
     }
 
     /// `[n, 1, kv_rank + rope]`: what is remembered of these tokens.
-    fn key(&self, x: &Tensor, pass: &Pass) -> Result<Tensor> {
+    fn key(&self, x: &Tensor, pass: &ForwardPass) -> Result<Tensor> {
         let LatentShape { kv_rank, rope, .. } = self.shape;
         let both = self.kv_a.forward(x)?.unsqueeze(1)?;
         let latent = self.kv_norm.forward(&both.narrow(2, 0, kv_rank)?)?;
@@ -99,12 +99,12 @@ impl Latent {
     }
 }
 
-impl Mixer for Latent {
-    fn forward(&self, x: &Tensor, state: &mut LayerState, pass: &Pass) -> Result<Tensor> {
+impl Mixer for LatentAttention {
+    fn forward(&self, x: &Tensor, state: &mut LayerKv, pass: &ForwardPass) -> Result<Tensor> {
         let LatentShape { heads, kv_rank, rope, value, .. } = self.shape;
         let n = pass.tokens;
         with_f32(&self.key(x, pass)?, |k| state.keys.append(k, 1, kv_rank + rope))??;
-        let seen = pass.seen(Visible::All);
+        let seen = pass.visible_ranges(AttentionMask::Causal);
         let mut mixed = vec![0.0; n * heads * kv_rank]; // [n, heads, kv_rank]
         with_f32(&self.query(x, pass)?, |q| {
             let look = Look {
@@ -120,11 +120,11 @@ impl Mixer for Latent {
             self.o.compute().attend(&look, &mut mixed)
         })??;
         let mixed = Tensor::from_vec(mixed, (n, heads, kv_rank), &Device::Cpu)?;
-        let mixed = Placed::forward_heads(&self.to_value, &mixed)?; // [n, heads, value]
+        let mixed = PlacedMatrix::forward_heads(&self.to_value, &mixed)?; // [n, heads, value]
         self.o.forward(&mixed.reshape((n, heads * value))?)
     }
 
-    fn memory(&self) -> SequenceMemory {
+    fn memory_need(&self) -> SequenceMemory {
         let LatentShape { kv_rank, rope, .. } = self.shape;
         SequenceMemory { values_per_token: kv_rank + rope, fixed_bytes: 0 }
     }

@@ -3,7 +3,7 @@ use candle_core::{Device, Tensor};
 use super::Activation;
 use crate::error::Result;
 use crate::matrix::{Linear, with_f32};
-use crate::weights::Weights;
+use crate::weights::WeightLoader;
 
 /// How a checkpoint names the three products of an MLP.
 pub struct MlpNames {
@@ -33,7 +33,7 @@ pub struct Mlp {
 impl Mlp {
     /// Reads the three products below `prefix`.
     pub fn new(
-        w: &mut Weights,
+        weights: &mut WeightLoader,
         prefix: &str,
         names: &MlpNames,
         (hidden, inter): (usize, usize),
@@ -41,9 +41,9 @@ impl Mlp {
         bias: bool,
     ) -> Result<Self> {
         Ok(Mlp {
-            gate: w.linear(&format!("{prefix}.{}", names.gate), inter, hidden, bias)?,
-            up: w.linear(&format!("{prefix}.{}", names.up), inter, hidden, bias)?,
-            down: w.linear(&format!("{prefix}.{}", names.down), hidden, inter, bias)?,
+            gate: weights.linear(&format!("{prefix}.{}", names.gate), inter, hidden, bias)?,
+            up: weights.linear(&format!("{prefix}.{}", names.up), inter, hidden, bias)?,
+            down: weights.linear(&format!("{prefix}.{}", names.down), hidden, inter, bias)?,
             act,
         })
     }

@@ -5,27 +5,27 @@ mod activation;
 mod attention;
 mod conv;
 mod delta;
+mod kv_cache;
+mod kv_rows;
 mod latent;
 mod mlp;
 mod moe;
 mod norm;
 mod pass;
 mod rope;
-mod rows;
-mod state;
 
 pub use activation::Activation;
-pub use attention::{Attention, AttentionShape, HeadNorm, Temperature};
+pub use attention::{Attention, AttentionShape, AttentionTemperature, QkNorm};
 pub use conv::{CausalConv, ShortConv};
-pub use delta::{DeltaShape, GatedDelta};
-pub use latent::{Latent, LatentShape};
+pub use delta::{DeltaShape, GatedDeltaNet};
+pub use kv_cache::{KvCache, KvFormat, LayerKv};
+pub use kv_rows::{KvLocation, KvRows, KvView};
+pub use latent::{LatentAttention, LatentShape};
 pub use mlp::{Mlp, MlpNames};
-pub use moe::{Moe, Shared};
+pub use moe::{Moe, SharedExpert};
 pub use norm::Norm;
-pub use pass::{Pass, Visible};
+pub use pass::{AttentionMask, ForwardPass};
 pub use rope::{Rope, Rotary, attention_scale};
-pub use rows::{Rows, View, Where};
-pub use state::{LayerState, Memory, State};
 
 use candle_core::Tensor;
 use larder_core::SequenceMemory;
@@ -38,8 +38,8 @@ pub trait Mixer: Send + Sync {
     ///
     /// The caller guarantees that `state` is this layer's and has seen exactly the tokens before this pass. The
     /// implementation leaves in it all that later passes need.
-    fn forward(&self, x: &Tensor, state: &mut LayerState, pass: &Pass) -> Result<Tensor>;
+    fn forward(&self, x: &Tensor, state: &mut LayerKv, pass: &ForwardPass) -> Result<Tensor>;
 
     /// What it takes to remember a sequence.
-    fn memory(&self) -> SequenceMemory;
+    fn memory_need(&self) -> SequenceMemory;
 }

@@ -3,9 +3,9 @@ use larder_core::{Gate, LayerIdx};
 
 use super::{Activation, Mlp};
 use crate::error::Result;
-use crate::experts::{Call, ExpertPath};
+use crate::experts::{ExpertPath, MoeCall};
 use crate::matrix::{Linear, with_f32};
-use crate::tap::{Clock, Phase, Tap};
+use crate::tap::{Phase, PhaseClock, Tap};
 
 /// A layer's router, the experts it stands for, and what is computed beside them.
 pub struct Moe {
@@ -18,11 +18,11 @@ pub struct Moe {
     /// The experts' activation.
     pub act: Activation,
     /// Experts that every token uses.
-    pub shared: Option<Shared>,
+    pub shared: Option<SharedExpert>,
 }
 
 /// An expert that every token uses.
-pub struct Shared {
+pub struct SharedExpert {
     /// Itself.
     pub mlp: Mlp,
     /// `[1, hidden]`: its output is scaled by the sigmoid of this product.
@@ -36,7 +36,7 @@ impl Moe {
         x: &Tensor,
         experts: &mut dyn ExpertPath,
         tap: &mut dyn Tap,
-        clock: &mut Clock,
+        clock: &mut PhaseClock,
     ) -> Result<Tensor> {
         let (tokens, hidden) = x.dims2()?;
         let logits = self.router.forward(x)?; // [tokens, experts]
@@ -44,7 +44,7 @@ impl Moe {
         let mut out = vec![0.0; tokens * hidden];
         let routed = with_f32(&logits, |logits| {
             with_f32(x, |x| {
-                let call = Call { layer: self.layer, gate: &self.gate, act: self.act, logits, x, tokens };
+                let call = MoeCall { layer: self.layer, gate: &self.gate, act: self.act, logits, x, tokens };
                 experts.forward(&call, &mut out)
             })
         })???;
@@ -57,7 +57,7 @@ impl Moe {
     }
 }
 
-impl Shared {
+impl SharedExpert {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let y = self.mlp.forward(x)?;
         match &self.gate {

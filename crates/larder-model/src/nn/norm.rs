@@ -2,7 +2,7 @@ use candle_core::{D, Device, Tensor};
 
 use crate::error::Result;
 use crate::matrix::with_f32;
-use crate::weights::Weights;
+use crate::weights::WeightLoader;
 
 /// A normalisation over the last dimension.
 pub enum Norm {
@@ -26,21 +26,21 @@ pub enum Norm {
 
 impl Norm {
     /// `prefix.weight [width]`
-    pub fn rms(w: &mut Weights, prefix: &str, width: usize, eps: f64) -> Result<Self> {
-        Ok(Norm::Rms { weight: w.vector(&format!("{prefix}.weight"), &[width])?, eps })
+    pub fn rms(weights: &mut WeightLoader, prefix: &str, width: usize, eps: f64) -> Result<Self> {
+        Ok(Norm::Rms { weight: weights.vector(&format!("{prefix}.weight"), &[width])?, eps })
     }
 
     /// As [`rms`](Self::rms), with a weight stored as its distance from one.
-    pub fn rms_plus_one(w: &mut Weights, prefix: &str, width: usize, eps: f64) -> Result<Self> {
-        let mut weight = w.vector(&format!("{prefix}.weight"), &[width])?;
+    pub fn rms_plus_one(weights: &mut WeightLoader, prefix: &str, width: usize, eps: f64) -> Result<Self> {
+        let mut weight = weights.vector(&format!("{prefix}.weight"), &[width])?;
         weight.iter_mut().for_each(|w| *w += 1.0);
         Ok(Norm::Rms { weight, eps })
     }
 
     /// `prefix.weight [width]`, `prefix.bias [width]`
-    pub fn layer(w: &mut Weights, prefix: &str, width: usize, eps: f64) -> Result<Self> {
-        let weight = w.vector(&format!("{prefix}.weight"), &[width])?;
-        let bias = w.vector(&format!("{prefix}.bias"), &[width])?;
+    pub fn layer(weights: &mut WeightLoader, prefix: &str, width: usize, eps: f64) -> Result<Self> {
+        let weight = weights.vector(&format!("{prefix}.weight"), &[width])?;
+        let bias = weights.vector(&format!("{prefix}.bias"), &[width])?;
         Ok(Norm::Layer { weight, bias, eps })
     }
 

@@ -4,28 +4,28 @@ use super::rope::RopeTable;
 
 /// Which earlier positions a query may look at.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Visible {
+pub enum AttentionMask {
     /// All of them.
-    All,
+    Causal,
     /// The last so many, itself included.
-    Window(usize),
+    SlidingWindow(usize),
     /// Those in its own run of so many positions.
-    Chunk(usize),
+    Chunked(usize),
 }
 
-impl Visible {
+impl AttentionMask {
     /// The first position that a query at `at` sees.
-    pub fn first(self, at: usize) -> usize {
+    pub fn first_visible(self, at: usize) -> usize {
         match self {
-            Visible::All => 0,
-            Visible::Window(width) => (at + 1).saturating_sub(width),
-            Visible::Chunk(width) => at / width * width,
+            AttentionMask::Causal => 0,
+            AttentionMask::SlidingWindow(width) => (at + 1).saturating_sub(width),
+            AttentionMask::Chunked(width) => at / width * width,
         }
     }
 }
 
 /// What every layer needs to know about one forward pass.
-pub struct Pass {
+pub struct ForwardPass {
     /// Position of the first token.
     pub start: usize,
     /// Number of tokens.
@@ -34,10 +34,10 @@ pub struct Pass {
     pub rope: Option<RopeTable>,
 }
 
-impl Pass {
+impl ForwardPass {
     /// The positions that each token sees, itself included.
-    pub fn seen(&self, visible: Visible) -> Vec<Range<usize>> {
-        (self.start..self.start + self.tokens).map(|at| visible.first(at)..at + 1).collect()
+    pub fn visible_ranges(&self, mask: AttentionMask) -> Vec<Range<usize>> {
+        (self.start..self.start + self.tokens).map(|at| mask.first_visible(at)..at + 1).collect()
     }
 }
 
@@ -47,21 +47,26 @@ mod tests {
 
     #[test]
     fn what_is_seen_follows_the_definition() {
-        for visible in [Visible::All, Visible::Window(3), Visible::Window(1), Visible::Chunk(4)] {
+        for mask in [
+            AttentionMask::Causal,
+            AttentionMask::SlidingWindow(3),
+            AttentionMask::SlidingWindow(1),
+            AttentionMask::Chunked(4),
+        ] {
             for (start, tokens) in [(0, 1), (0, 6), (5, 1), (5, 4), (8, 2)] {
                 let want: Vec<Vec<usize>> = (start..start + tokens)
                     .map(|i| {
-                        let sees = |j: &usize| match visible {
-                            Visible::All => true,
-                            Visible::Window(w) => i - j < w,
-                            Visible::Chunk(c) => i / c == j / c,
+                        let sees = |j: &usize| match mask {
+                            AttentionMask::Causal => true,
+                            AttentionMask::SlidingWindow(w) => i - j < w,
+                            AttentionMask::Chunked(c) => i / c == j / c,
                         };
                         (0..=i).filter(sees).collect()
                     })
                     .collect();
-                let seen = Pass { start, tokens, rope: None }.seen(visible);
+                let seen = ForwardPass { start, tokens, rope: None }.visible_ranges(mask);
                 let seen: Vec<Vec<usize>> = seen.into_iter().map(Iterator::collect).collect();
-                assert_eq!(seen, want, "{visible:?} at {start}+{tokens}");
+                assert_eq!(seen, want, "{mask:?} at {start}+{tokens}");
             }
         }
     }

@@ -4,8 +4,8 @@ use std::f64::consts::PI;
 
 use candle_core::{Device, Tensor};
 
-use super::Pass;
-use crate::config::{Config, bad};
+use super::ForwardPass;
+use crate::config::{Config, config_error};
 use crate::error::Result;
 use crate::matrix::with_f32;
 
@@ -83,17 +83,17 @@ pub struct Rotary {
 
 impl Rotary {
     /// `x [n, heads, width]` → same shape
-    pub fn apply(&self, x: &Tensor, pass: &Pass) -> Result<Tensor> {
+    pub fn apply(&self, x: &Tensor, pass: &ForwardPass) -> Result<Tensor> {
         let RopeTable(turns) = pass.rope.as_ref().expect("a model with rotary attention has a rope");
         let (n, heads, width) = x.dims3()?;
         let mut values = with_f32(x, <[f32]>::to_vec)?;
         for (token, turns) in values.chunks_exact_mut(heads * width).zip(turns.chunks_exact(self.dim / 2)) {
-            token.chunks_exact_mut(width).for_each(|head| self.turn(&mut head[..self.dim], turns));
+            token.chunks_exact_mut(width).for_each(|head| self.rotate(&mut head[..self.dim], turns));
         }
         Ok(Tensor::from_vec(values, (n, heads, width), &Device::Cpu)?)
     }
 
-    fn turn(&self, x: &mut [f32], turns: &[(f32, f32)]) {
+    fn rotate(&self, x: &mut [f32], turns: &[(f32, f32)]) {
         let turn =
             |a: &mut f32, b: &mut f32, (cos, sin): (f32, f32)| (*a, *b) = (*a * cos - *b * sin, *a * sin + *b * cos);
         if self.interleaved {
@@ -110,20 +110,20 @@ impl Rope {
     ///
     /// `partial` is the architecture's default share of a head that is rotated, `None` if it always is whole.
     pub fn parse(
-        c: &mut Config,
+        config: &mut Config,
         head_dim: usize,
         theta: f64,
         context: usize,
         partial: Option<f64>,
     ) -> Result<(Rope, Rotary)> {
-        let outer_theta = c.opt_number("rope_theta")?;
-        let outer_trained = c.opt_size(&["original_max_position_embeddings"])?;
+        let outer_theta = config.opt_number("rope_theta")?;
+        let outer_trained = config.opt_size(&["original_max_position_embeddings"])?;
         let mut share = match partial {
-            Some(default) => c.number_or("partial_rotary_factor", default)?,
+            Some(default) => config.number_or("partial_rotary_factor", default)?,
             None => 1.0,
         };
         let (mut theta, mut scaling) = (outer_theta.unwrap_or(theta), Scaling::None);
-        if let Some(mut inner) = rope_object(c)? {
+        if let Some(mut inner) = rope_object(config)? {
             theta = inner.number_or("rope_theta", theta)?;
             if partial.is_some() {
                 share = inner.number_or("partial_rotary_factor", share)?;
@@ -135,7 +135,7 @@ impl Rope {
         let dim = (head_dim as f64 * share) as usize;
         if theta <= 1.0 || !(dim as f64 <= head_dim as f64 && dim >= 2 && dim.is_multiple_of(2)) {
             let what = format!("rotary positions cannot turn {dim} of {head_dim} values with rope_theta {theta}");
-            return Err(bad(what));
+            return Err(config_error(what));
         }
         let rope = Rope { dim, theta, scaling };
         rope.check()?;
@@ -156,14 +156,16 @@ impl Rope {
         {
             let (short, long) = (long.short.len(), long.long.len());
             let want = self.dim / 2;
-            return Err(bad(format!("longrope has {short} short and {long} long factors, the heads need {want}")));
+            return Err(config_error(format!(
+                "longrope has {short} short and {long} long factors, the heads need {want}"
+            )));
         }
         Ok(())
     }
 
     /// The longest sequence, where scaling takes it beyond the `context` that the config names. Dynamic scaling grows
     /// with the sequence and has no end of its own.
-    pub fn reach(&self, context: usize) -> usize {
+    pub fn max_context(&self, context: usize) -> usize {
         match &self.scaling {
             Scaling::Dynamic { .. } => context.max(DYNAMIC_REACH),
             Scaling::Yarn(Yarn { factor, trained, .. }) => context.max((factor * trained) as usize),
@@ -180,7 +182,7 @@ impl Rope {
     }
 
     /// Whether positions turn in a sequence of `before` tokens as they do in one of `after`, whatever was between.
-    pub fn turns_alike(&self, before: usize, after: usize) -> bool {
+    pub fn same_angles(&self, before: usize, after: usize) -> bool {
         match &self.scaling {
             Scaling::Long(long) => (before > long.trained) == (after > long.trained),
             Scaling::Dynamic { trained, .. } => before.max(after) as f64 <= *trained,
@@ -243,59 +245,63 @@ fn log_scale(factor: f64, mscale: f64) -> f64 {
     if factor <= 1.0 { 1.0 } else { 0.1 * mscale * factor.ln() + 1.0 }
 }
 
-fn rope_object<'a>(c: &mut Config<'a>) -> Result<Option<Config<'a>>> {
-    let new = c.opt_object("rope_parameters", "rope_parameters.")?;
-    let old = c.opt_object("rope_scaling", "rope_scaling.")?;
+fn rope_object<'a>(config: &mut Config<'a>) -> Result<Option<Config<'a>>> {
+    let new = config.opt_object("rope_parameters", "rope_parameters.")?;
+    let old = config.opt_object("rope_scaling", "rope_scaling.")?;
     match (new, old) {
-        (Some(_), Some(_)) => Err(bad("has both rope_parameters and rope_scaling; keep the one that is meant")),
+        (Some(_), Some(_)) => {
+            Err(config_error("has both rope_parameters and rope_scaling; keep the one that is meant"))
+        }
         (new, old) => Ok(new.or(old)),
     }
 }
 
 impl Scaling {
-    fn parse(c: &mut Config, context: usize, outer_trained: Option<usize>) -> Result<Self> {
-        let new = c.opt_text("rope_type")?;
-        let kind = c.opt_text("type")?;
+    fn parse(config: &mut Config, context: usize, outer_trained: Option<usize>) -> Result<Self> {
+        let new = config.opt_text("rope_type")?;
+        let kind = config.opt_text("type")?;
         let kind = new.or(kind).unwrap_or("default");
-        let inner_trained = c.opt_size(&["original_max_position_embeddings"])?;
+        let inner_trained = config.opt_size(&["original_max_position_embeddings"])?;
         let trained = outer_trained.or(inner_trained).unwrap_or(context);
         Ok(match kind {
             "default" => Scaling::None,
-            "linear" => Scaling::Linear { factor: factor(c)? },
-            "dynamic" => Scaling::Dynamic { factor: factor(c)?, trained: context as f64 },
-            "yarn" => Scaling::Yarn(Yarn::parse(c, context, trained as f64)?),
-            "longrope" | "su" => Scaling::Long(Long::parse(c, context, trained)?),
+            "linear" => Scaling::Linear { factor: factor(config)? },
+            "dynamic" => Scaling::Dynamic { factor: factor(config)?, trained: context as f64 },
+            "yarn" => Scaling::Yarn(Yarn::parse(config, context, trained as f64)?),
+            "longrope" | "su" => Scaling::Long(Long::parse(config, context, trained)?),
             "llama3" => {
-                let (low, high) = (c.number("low_freq_factor")?, c.number("high_freq_factor")?);
+                let (low, high) = (config.number("low_freq_factor")?, config.number("high_freq_factor")?);
                 if high <= low {
-                    return Err(bad(format!("rope high_freq_factor {high} is not above low_freq_factor {low}")));
+                    return Err(config_error(format!(
+                        "rope high_freq_factor {high} is not above low_freq_factor {low}"
+                    )));
                 }
-                Scaling::Llama3 { factor: factor(c)?, low, high, trained: trained as f64 }
+                Scaling::Llama3 { factor: factor(config)?, low, high, trained: trained as f64 }
             }
             other => {
                 let known = "default, linear, dynamic, yarn, longrope and llama3";
-                return Err(bad(format!("rope type '{other}' is unknown; known are {known}")));
+                return Err(config_error(format!("rope type '{other}' is unknown; known are {known}")));
             }
         })
     }
 }
 
-fn factor(c: &mut Config) -> Result<f64> {
-    match c.number("factor")? {
+fn factor(config: &mut Config) -> Result<f64> {
+    match config.number("factor")? {
         n if n > 0.0 => Ok(n),
-        n => Err(bad(format!("rope factor {n} is not positive"))),
+        n => Err(config_error(format!("rope factor {n} is not positive"))),
     }
 }
 
 impl Yarn {
-    fn parse(c: &mut Config, context: usize, trained: f64) -> Result<Self> {
-        let factor = match c.opt_number("factor")? {
+    fn parse(config: &mut Config, context: usize, trained: f64) -> Result<Self> {
+        let factor = match config.opt_number("factor")? {
             Some(factor) if factor > 0.0 => factor,
-            Some(factor) => return Err(bad(format!("rope factor {factor} is not positive"))),
+            Some(factor) => return Err(config_error(format!("rope factor {factor} is not positive"))),
             None => context as f64 / trained,
         };
-        let (mscale, mscale_all_dim) = (c.opt_number("mscale")?, c.opt_number("mscale_all_dim")?);
-        let amplitude = match (c.opt_number("attention_factor")?, mscale, mscale_all_dim) {
+        let (mscale, mscale_all_dim) = (config.opt_number("mscale")?, config.opt_number("mscale_all_dim")?);
+        let amplitude = match (config.opt_number("attention_factor")?, mscale, mscale_all_dim) {
             (Some(given), ..) => given,
             (None, Some(m), Some(all)) if m != 0.0 && all != 0.0 => log_scale(factor, m) / log_scale(factor, all),
             _ => log_scale(factor, 1.0),
@@ -304,9 +310,9 @@ impl Yarn {
         Ok(Yarn {
             factor,
             trained,
-            beta_fast: or(c.number_or("beta_fast", 32.0)?, 32.0),
-            beta_slow: or(c.number_or("beta_slow", 1.0)?, 1.0),
-            truncate: c.flag_or("truncate", true)?,
+            beta_fast: or(config.number_or("beta_fast", 32.0)?, 32.0),
+            beta_slow: or(config.number_or("beta_slow", 1.0)?, 1.0),
+            truncate: config.flag_or("truncate", true)?,
             amplitude,
             mscale_all_dim,
         })
@@ -329,24 +335,24 @@ impl Yarn {
 }
 
 impl Long {
-    fn parse(c: &mut Config, context: usize, trained: usize) -> Result<Self> {
-        let mut factors = |name| match c.opt_numbers(name)? {
+    fn parse(config: &mut Config, context: usize, trained: usize) -> Result<Self> {
+        let mut factors = |name| match config.opt_numbers(name)? {
             Some(list) if list.iter().all(|f| *f > 0.0) => Ok(list),
-            _ => Err(bad(format!("longrope needs {name}, a list of positive numbers"))),
+            _ => Err(config_error(format!("longrope needs {name}, a list of positive numbers"))),
         };
         let (short, long) = (factors("short_factor")?, factors("long_factor")?);
-        let factor = c.number_or("factor", context as f64 / trained as f64)?;
+        let factor = config.number_or("factor", context as f64 / trained as f64)?;
         let derived = match factor <= 1.0 {
             true => 1.0,
             false => (1.0 + factor.ln() / (trained as f64).ln()).sqrt(),
         };
-        let amplitude = c.number_or("attention_factor", derived)?;
+        let amplitude = config.number_or("attention_factor", derived)?;
         Ok(Long {
             trained,
             short,
             long,
-            short_amplitude: c.number_or("short_mscale", amplitude)?,
-            long_amplitude: c.number_or("long_mscale", amplitude)?,
+            short_amplitude: config.number_or("short_mscale", amplitude)?,
+            long_amplitude: config.number_or("long_mscale", amplitude)?,
         })
     }
 }
@@ -358,9 +364,9 @@ mod tests {
     use super::*;
 
     fn parse(value: serde_json::Value) -> Result<Rope> {
-        let mut c = Config::new(&value)?;
-        let (rope, _) = Rope::parse(&mut c, 8, 10_000.0, 4096, None)?;
-        c.finish()?;
+        let mut config = Config::new(&value)?;
+        let (rope, _) = Rope::parse(&mut config, 8, 10_000.0, 4096, None)?;
+        config.finish()?;
         Ok(rope)
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use larder_engine::Finish;
+use larder_engine::FinishReason;
 use serde_json::{Map, Value, json};
 
 use crate::job::{GenerationSummary, SampledToken, TextDelta, TokenLogprob};
@@ -156,10 +156,10 @@ fn logprob_object(likely: &TokenLogprob) -> Value {
     json!({"token": likely.text, "logprob": likely.logprob, "bytes": bytes})
 }
 
-fn finish(finish: Finish) -> &'static str {
+fn finish(finish: FinishReason) -> &'static str {
     match finish {
-        Finish::EndOfText | Finish::StopString | Finish::Cancelled => "stop",
-        Finish::Length | Finish::Context => "length",
+        FinishReason::EndOfText | FinishReason::StopString | FinishReason::Cancelled => "stop",
+        FinishReason::Length | FinishReason::Context => "length",
     }
 }
 

@@ -17,7 +17,7 @@ use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, anyhow, bail};
-use larder_engine::{Finish, Routing, StopMatcher};
+use larder_engine::{FinishReason, Routing, StopMatcher};
 
 use crate::cli::chat::ChatArgs;
 use crate::engine::InferenceEngine;
@@ -171,12 +171,12 @@ impl ChatSession<'_> {
             ));
         }
         match answer.finish {
-            Finish::Context => {
+            FinishReason::Context => {
                 self.output.note(&format!("the context of {context} tokens is full, so the answer ends here"));
             }
-            Finish::Length => self.output.note("the answer ends here because of max-tokens"),
-            Finish::Cancelled => self.output.note("stopped"),
-            Finish::EndOfText | Finish::StopString => {}
+            FinishReason::Length => self.output.note("the answer ends here because of max-tokens"),
+            FinishReason::Cancelled => self.output.note("stopped"),
+            FinishReason::EndOfText | FinishReason::StopString => {}
         }
         if self.settings.footer {
             self.output.note(&stats::footer(answer, self.sequence.session.experts().traffic().is_some()));
@@ -253,7 +253,7 @@ impl ChatSession<'_> {
                 "{} of {} tokens, {}",
                 session.tokens().len(),
                 self.sequence.context(),
-                print::bytes(session.state_bytes() as u64)
+                print::bytes(session.kv_bytes() as u64)
             ),
         ]);
         if let Some(traffic) = session.experts().traffic() {

@@ -4,8 +4,10 @@ use std::time::Instant;
 
 use anyhow::{Result, bail};
 use larder_cache::Traffic;
-use larder_engine::{CHUNK, Finish, Listener, Request, Sampler, Session, Step, StopMatcher, Tokenizer, generate};
-use larder_model::Rows;
+use larder_engine::{
+    FinishReason, Listener, PREFILL_CHUNK, Request, Sampler, Session, StepStats, StopMatcher, Tokenizer, generate,
+};
+use larder_model::LogitsFor;
 
 use super::conversation::{Conversation, Message};
 use super::interrupt::Interrupt;
@@ -35,7 +37,7 @@ pub struct Reply {
     /// The model's message.
     pub message: Message,
     /// Why it ended.
-    pub finish: Finish,
+    pub finish: FinishReason,
     /// Turns that had to be forgotten first.
     pub dropped: usize,
     /// Tokens that were remembered.
@@ -106,7 +108,7 @@ impl<'a> ChatSequence<'a> {
         let after_prompt = after_prompt.unwrap_or_default();
         let prompt = Totals {
             tokens: tokens.len() - reused,
-            time: ahead + made.prompt_time,
+            time: ahead + made.prefill_time,
             traffic: after_prompt - before,
             ..Totals::default()
         };
@@ -175,7 +177,7 @@ impl<'a> ChatSequence<'a> {
 
     /// Goes back to what `tokens` begin with, and says how many of them are still remembered.
     fn rewind_to(&mut self, tokens: &[u32]) -> usize {
-        let reused = self.session.rewind(self.session.shared_with(tokens));
+        let reused = self.session.rewind(self.session.common_prefix(tokens));
         if reused == 0 {
             self.session.experts_mut().new_sequence();
         }
@@ -185,12 +187,12 @@ impl<'a> ChatSequence<'a> {
 
     /// Reads all but the last piece of `tokens`, which is returned, or nothing if somebody says stop.
     fn prefill_chunks<'t>(&mut self, tokens: &'t [u32], interrupt: &Interrupt) -> Result<Option<&'t [u32]>> {
-        let (ahead, last) = tokens.split_at((tokens.len() - 1) / CHUNK * CHUNK);
-        for piece in ahead.chunks(CHUNK) {
+        let (ahead, last) = tokens.split_at((tokens.len() - 1) / PREFILL_CHUNK * PREFILL_CHUNK);
+        for piece in ahead.chunks(PREFILL_CHUNK) {
             if interrupt.received() {
                 return Ok(None);
             }
-            self.session.read(piece, CHUNK, Rows::Last, &mut ())?;
+            self.session.forward(piece, PREFILL_CHUNK, LogitsFor::Last, &mut ())?;
         }
         Ok(Some(last).filter(|_| !interrupt.received()))
     }
@@ -250,7 +252,7 @@ impl<W: std::io::Write> Listener<EngineExperts> for ReplyWriter<'_, W> {
         !self.closed && !self.interrupt.received()
     }
 
-    fn step(&mut self, _: &Step, experts: &EngineExperts) {
+    fn step(&mut self, _: &StepStats, experts: &EngineExperts) {
         self.after_prompt.get_or_insert_with(|| experts.traffic().unwrap_or_default());
     }
 }

@@ -3,8 +3,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use larder_cache::Traffic;
-use larder_engine::{CHUNK, Rng, Sampler, Sampling, Session, Times};
-use larder_model::Rows;
+use larder_engine::{PREFILL_CHUNK, PhaseTimes, Sampler, Sampling, Session, Xoshiro256};
+use larder_model::LogitsFor;
 use larder_store::Store;
 use serde_json::{Value, json};
 
@@ -144,18 +144,18 @@ fn measure(engine: &mut InferenceEngine, args: &BenchArgs) -> Result<Vec<BenchRu
 }
 
 fn run_once(engine: &mut InferenceEngine, args: &BenchArgs, repeat: u64) -> Result<BenchRun> {
-    let mut rng = Rng::new(repeat);
+    let mut rng = Xoshiro256::new(repeat);
     let vocab = engine.decoder.vocab() as u64;
     let prompt: Vec<u32> = (0..args.prompt).map(|_| (rng.bits() % vocab) as u32).collect();
     let mut sampler = Sampler::new(Sampling::default(), 0)?;
 
     let mut session = engine.session();
     let mut meter = Meter::new(&session);
-    let mut logits = session.read(&prompt, CHUNK, Rows::Last, &mut ())?;
+    let mut logits = session.forward(&prompt, PREFILL_CHUNK, LogitsFor::Last, &mut ())?;
     let prompt = meter.lap(&session, args.prompt);
     for _ in 0..args.tokens {
         let id = sampler.sample(&mut logits, session.tokens())?;
-        logits = session.read(&[id], 1, Rows::Last, &mut ())?;
+        logits = session.forward(&[id], 1, LogitsFor::Last, &mut ())?;
     }
     let decode = meter.lap(&session, args.tokens);
     Ok(BenchRun { prompt, decode, streaming: session.experts().traffic().is_some() })
@@ -164,7 +164,7 @@ fn run_once(engine: &mut InferenceEngine, args: &BenchArgs, repeat: u64) -> Resu
 /// What passed since it last looked.
 struct Meter {
     start: Instant,
-    times: Times,
+    times: PhaseTimes,
     traffic: Traffic,
 }
 
@@ -220,8 +220,8 @@ fn table(series: &[(&str, Vec<BenchRun>)], limits: &Limits) -> Vec<Vec<String>> 
             of_cache(share(traffic.waited)),
             share(other),
             share(times.products),
-            share(times.attending),
-            share(time.saturating_sub(times.products + times.attending + traffic.waited)),
+            share(times.attention),
+            share(time.saturating_sub(times.products + times.attention + traffic.waited)),
         ]);
     }
     rows

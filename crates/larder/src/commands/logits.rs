@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use larder_core::LayerIdx;
 use larder_engine::{Sampler, Sampling};
-use larder_model::{Routed, Rows, Tap};
+use larder_model::{LogitsFor, Routed, Tap};
 use safetensors::tensor::{Dtype, View};
 
 use crate::cli::LogitsArgs;
@@ -27,7 +27,7 @@ pub fn run(args: &LogitsArgs) -> Result<()> {
     let mut session = engine.session();
 
     let mut seen = Seen::default();
-    let logits = session.read(&tokens, args.chunk, Rows::All, &mut seen)?;
+    let logits = session.forward(&tokens, args.chunk, LogitsFor::All, &mut seen)?;
     let mut last = logits[logits.len() - vocab..].to_vec();
     let mut out = seen.tensors(tokens.len(), top_k);
     out.insert("full_logits".into(), Out::f32(&[tokens.len(), vocab], &logits));
@@ -37,7 +37,7 @@ pub fn run(args: &LogitsArgs) -> Result<()> {
         let (mut ids, mut rows) = (Vec::new(), Vec::new());
         for i in 0..args.generate {
             if i > 0 {
-                last = session.read(&ids[i - 1..], 1, Rows::Last, &mut ())?;
+                last = session.forward(&ids[i - 1..], 1, LogitsFor::Last, &mut ())?;
             }
             rows.extend_from_slice(&last);
             ids.push(sampler.sample(&mut last, session.tokens())?);

@@ -1,7 +1,9 @@
 use std::io::Write;
 
 use anyhow::{Result, bail};
-use larder_engine::{ChatInput, Finish, Listener, Request, Routing, Sampler, Step, StopMatcher, Written, generate};
+use larder_engine::{
+    ChatInput, FinishReason, Generated, Listener, Request, Routing, Sampler, StepStats, StopMatcher, generate,
+};
 use serde_json::{Value, json};
 
 use crate::cli::RunArgs;
@@ -74,7 +76,7 @@ impl Listener<EngineExperts> for TextPrinter<'_> {
         !self.closed
     }
 
-    fn step(&mut self, step: &Step, experts: &EngineExperts) {
+    fn step(&mut self, step: &StepStats, experts: &EngineExperts) {
         self.telemetry.step(step, experts.traffic());
     }
 }
@@ -106,15 +108,15 @@ fn rate(tokens: usize, time: std::time::Duration) -> f64 {
     tokens as f64 / time.as_secs_f64().max(1e-9)
 }
 
-fn footer(prompt: usize, written: &Written, telemetry: &Telemetry, streaming: bool) -> String {
+fn footer(prompt: usize, written: &Generated, telemetry: &Telemetry, streaming: bool) -> String {
     let end = match written.finish {
-        Finish::EndOfText | Finish::StopString | Finish::Cancelled => "",
-        Finish::Length => "; stopped at --max-tokens",
-        Finish::Context => "; stopped because the context is full",
+        FinishReason::EndOfText | FinishReason::StopString | FinishReason::Cancelled => "",
+        FinishReason::Length => "; stopped at --max-tokens",
+        FinishReason::Context => "; stopped because the context is full",
     };
     format!(
         "[{prompt} prompt tokens at {:.1}/s, {} written at {:.1}/s, {}, {} of memory at most{end}]",
-        rate(prompt, written.prompt_time),
+        rate(prompt, written.prefill_time),
         written.ids.len(),
         rate(written.ids.len(), written.decode_time),
         if streaming { cache_text(&telemetry.decode) } else { "all experts in memory".into() },
@@ -146,20 +148,27 @@ fn cache_text(totals: &Totals) -> String {
     )
 }
 
-fn report(text: &str, prompt: usize, written: &Written, telemetry: &Telemetry, streaming: bool, plan: Value) -> Value {
+fn report(
+    text: &str,
+    prompt: usize,
+    written: &Generated,
+    telemetry: &Telemetry,
+    streaming: bool,
+    plan: Value,
+) -> Value {
     let finish = match written.finish {
-        Finish::EndOfText => "eos",
-        Finish::StopString => "stop",
-        Finish::Length => "length",
-        Finish::Context => "context",
-        Finish::Cancelled => "cancelled",
+        FinishReason::EndOfText => "eos",
+        FinishReason::StopString => "stop",
+        FinishReason::Length => "length",
+        FinishReason::Context => "context",
+        FinishReason::Cancelled => "cancelled",
     };
     json!({
         "text": text,
         "ids": written.ids,
         "finish": finish,
         "prompt_tokens": prompt,
-        "prompt_seconds": written.prompt_time.as_secs_f64(),
+        "prompt_seconds": written.prefill_time.as_secs_f64(),
         "decode_seconds": written.decode_time.as_secs_f64(),
         "prompt": telemetry.prompt.json(streaming),
         "decode": telemetry.decode.json(streaming),

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use larder_engine::Rng;
+use larder_engine::Xoshiro256;
 use larder_store::reader::{Arena, is_android, open_reader};
 use larder_store::{MANIFEST_FILE, Store};
 use rustix::fs::statvfs;
@@ -82,7 +82,7 @@ fn temporary(dir: &Path) -> Result<File> {
     let file = File::options().read(true).write(true).create_new(true).open(&path)?;
     fs::remove_file(&path)?;
     let mut out = BufWriter::with_capacity(1 << 20, &file);
-    let mut rng = Rng::new(0);
+    let mut rng = Xoshiro256::new(0);
     for _ in 0..FILE_BYTES / size_of::<u64>() as u64 {
         out.write_all(&rng.bits().to_le_bytes())?;
     }

@@ -6,7 +6,7 @@ use anyhow::{Context, Error, Result, bail};
 use larder_cache::Cache;
 use larder_core::CacheScope;
 use larder_edge::{Agreed, Bank, Held, Options, Tls};
-use larder_model::Compute;
+use larder_model::ComputeContext;
 use larder_policy::eviction::{Help, Setting};
 use larder_store::{Source, Store};
 
@@ -35,8 +35,8 @@ pub fn run(args: &EdgeWorkerArgs) -> Result<()> {
     let cache = Cache::new(geometry, &setting, policies, slots, reader, Box::new(store.clone()));
     eprintln!("{reader_note}");
     let threads = args.threads.unwrap_or_else(crate::cli::default_threads);
-    let compute = Compute::new(threads, false).context("threads to compute on cannot be had")?;
-    let bank = Bank::new(cache, Arc::new(Compute { exact: args.exact, ..compute }));
+    let compute = ComputeContext::new(threads, false).context("threads to compute on cannot be had")?;
+    let bank = Bank::new(cache, Arc::new(ComputeContext { exact: args.exact, ..compute }));
     if tls.is_none() && !address.ip().is_loopback() {
         eprintln!(
             "warning: everybody who reaches {address} can read what is asked and ask himself; --cert, --key and --client-ca would keep others out"

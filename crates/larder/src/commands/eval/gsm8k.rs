@@ -1,7 +1,7 @@
 use std::path::Path;
 
 use anyhow::{Result, bail};
-use larder_engine::{Finish, Listener, Request, Sampler, Sampling, StopMatcher, generate};
+use larder_engine::{FinishReason, Listener, Request, Sampler, Sampling, StopMatcher, generate};
 use larder_lab::eval::{MathProblem, final_number, read_problems, wilson_interval};
 use serde_json::{Value, json};
 
@@ -20,7 +20,7 @@ struct Solved {
     found: Option<f64>,
     right: bool,
     tokens: usize,
-    finish: Finish,
+    finish: FinishReason,
     text: String,
 }
 
@@ -68,7 +68,7 @@ pub fn run(args: &Gsm8kArgs) -> Result<()> {
         100.0 * share.high,
         args.shots
     );
-    let cut = all.iter().filter(|s| matches!(s.finish, Finish::Length | Finish::Context)).count();
+    let cut = all.iter().filter(|s| matches!(s.finish, FinishReason::Length | FinishReason::Context)).count();
     let silent = all.iter().filter(|s| s.found.is_none()).count();
     println!("{written} tokens written; {cut} solutions were cut off, {silent} name no number");
     print!("{}", found.lines(&args.engine.routing.to_string()));

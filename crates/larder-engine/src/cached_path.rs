@@ -8,7 +8,7 @@ use larder_policy::eviction::{Eviction, Setting};
 use crate::routing::Routing;
 
 /// A way to experts that leads through slots.
-pub trait Cached: ExpertPath {
+pub trait CachedPath: ExpertPath {
     /// What passed through them so far.
     fn traffic(&self) -> Traffic;
 
@@ -25,7 +25,7 @@ pub trait Cached: ExpertPath {
     fn set_routing(&mut self, routing: Routing);
 
     /// What eviction policies are made for.
-    fn setting(&self) -> Setting;
+    fn cache_shape(&self) -> Setting;
 
     /// Lets other policies say who leaves from now on, one for each pool.
     fn set_policies(&mut self, policies: Vec<Box<dyn Eviction>>);

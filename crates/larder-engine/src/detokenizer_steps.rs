@@ -11,7 +11,7 @@ use crate::{overlap::overlap, utf8::Utf8Stream};
 
 /// One step and what it has to remember.
 #[derive(Clone, Debug)]
-pub(crate) enum Step {
+pub(crate) enum DetokenizerStep {
     /// Characters that stand for bytes; joins.
     ByteLevel(Utf8Stream),
     /// Runs of `<0xAB>` tokens; holds a run until it ends, because one bad byte spoils all of it.
@@ -31,9 +31,9 @@ pub(crate) enum Step {
 }
 
 /// The steps of `decoder`, the `decoder` part of a `tokenizer.json`.
-pub(crate) fn steps(decoder: Option<&Value>) -> Result<Vec<Step>, String> {
+pub(crate) fn steps(decoder: Option<&Value>) -> Result<Vec<DetokenizerStep>, String> {
     let Some(decoder) = decoder else {
-        return Ok(vec![Step::Spaced { first: true }]);
+        return Ok(vec![DetokenizerStep::Spaced { first: true }]);
     };
     let list = match decoder.get("decoders").and_then(Value::as_array) {
         Some(list) => list.as_slice(),
@@ -48,16 +48,16 @@ pub(crate) fn steps(decoder: Option<&Value>) -> Result<Vec<Step>, String> {
 }
 
 /// The steps that remove the spaces before punctuation, in the order in which transformers removes them.
-pub(crate) fn clean_up() -> impl Iterator<Item = Step> {
+pub(crate) fn clean_up() -> impl Iterator<Item = DetokenizerStep> {
     let texts = [" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're"];
-    texts.into_iter().map(|text| Step::ReplaceJoined {
+    texts.into_iter().map(|text| DetokenizerStep::ReplaceJoined {
         pattern: text.into(),
         content: text.trim().into(),
         held: String::new(),
     })
 }
 
-fn step(part: &Value, joined: &mut bool) -> Result<Option<Step>, String> {
+fn step(part: &Value, joined: &mut bool) -> Result<Option<DetokenizerStep>, String> {
     let kind = part["type"].as_str().unwrap_or_default();
     let malformed = |key: &str| format!("decoder step {kind} has no usable `{key}`");
     let text = |key: &str| part[key].as_str().ok_or_else(|| malformed(key));
@@ -70,61 +70,61 @@ fn step(part: &Value, joined: &mut bool) -> Result<Option<Step>, String> {
         }
         "ByteLevel" if !*joined => {
             *joined = true;
-            Step::ByteLevel(Utf8Stream::default())
+            DetokenizerStep::ByteLevel(Utf8Stream::default())
         }
-        "ByteFallback" if !*joined => Step::ByteFallback(Vec::new()),
+        "ByteFallback" if !*joined => DetokenizerStep::ByteFallback(Vec::new()),
         "Replace" => {
             let pattern = part["pattern"]["String"].as_str().filter(|text| !text.is_empty());
             let pattern = pattern.ok_or_else(|| malformed("pattern"))?.to_owned();
             let content = text("content")?.to_owned();
             match *joined {
-                false => Step::Replace { pattern, content },
-                true => Step::ReplaceJoined { pattern, content, held: String::new() },
+                false => DetokenizerStep::Replace { pattern, content },
+                true => DetokenizerStep::ReplaceJoined { pattern, content, held: String::new() },
             }
         }
         "Strip" => {
             let (content, start, stop) = (character("content")?, count("start")?, count("stop")?);
             match *joined {
-                false => Step::Strip { content, start, stop },
-                true => Step::StripJoined { content, start, stop, held: String::new() },
+                false => DetokenizerStep::Strip { content, start, stop },
+                true => DetokenizerStep::StripJoined { content, start, stop, held: String::new() },
             }
         }
         "Metaspace" if !*joined => {
-            Step::Metaspace { space: character("replacement")?, vanishes: part["prepend_scheme"] != "never" }
+            DetokenizerStep::Metaspace { space: character("replacement")?, vanishes: part["prepend_scheme"] != "never" }
         }
         _ => return Err(format!("decoder step {kind:?} is not supported at this place")),
     };
     Ok(Some(step))
 }
 
-impl Step {
+impl DetokenizerStep {
     /// Takes one token (or one part of the joined token) and adds what leaves to `out`.
     pub(crate) fn push(&mut self, token: String, out: &mut Vec<String>) {
         match self {
-            Step::ByteLevel(utf8) => out.push(utf8.push(&token_bytes(&token))),
-            Step::ByteFallback(run) => match byte_of(&token) {
+            DetokenizerStep::ByteLevel(utf8) => out.push(utf8.push(&token_bytes(&token))),
+            DetokenizerStep::ByteFallback(run) => match byte_of(&token) {
                 Some(byte) => run.push(byte),
                 None => {
                     end_run(run, out);
                     out.push(token);
                 }
             },
-            Step::Replace { pattern, content } => out.push(token.replace(pattern.as_str(), content)),
-            Step::ReplaceJoined { pattern, content, held } => {
+            DetokenizerStep::Replace { pattern, content } => out.push(token.replace(pattern.as_str(), content)),
+            DetokenizerStep::ReplaceJoined { pattern, content, held } => {
                 held.push_str(&token);
                 out.push(replace_known(held, pattern, content));
             }
-            Step::Strip { content, start, stop } => {
+            DetokenizerStep::Strip { content, start, stop } => {
                 out.push(strip_end(strip_start(&token, *content, *start), *content, *stop).to_owned());
             }
-            Step::StripJoined { content, start, stop, held } => {
+            DetokenizerStep::StripJoined { content, start, stop, held } => {
                 out.push(strip_known(&token, *content, start, *stop, held));
             }
-            Step::Metaspace { space, vanishes } => {
+            DetokenizerStep::Metaspace { space, vanishes } => {
                 out.push(token.replace(*space, if *vanishes { "" } else { " " }));
                 *vanishes = false;
             }
-            Step::Spaced { first } => {
+            DetokenizerStep::Spaced { first } => {
                 out.push(if *first { token } else { format!(" {token}") });
                 *first = false;
             }
@@ -134,14 +134,17 @@ impl Step {
     /// Ends the tokens and adds what was held back to `out`.
     pub(crate) fn finish(&mut self, out: &mut Vec<String>) {
         match self {
-            Step::ByteLevel(utf8) => out.push(utf8.finish()),
-            Step::ByteFallback(run) => end_run(run, out),
-            Step::ReplaceJoined { held, .. } => out.push(std::mem::take(held)),
-            Step::StripJoined { content, stop, held, .. } => {
+            DetokenizerStep::ByteLevel(utf8) => out.push(utf8.finish()),
+            DetokenizerStep::ByteFallback(run) => end_run(run, out),
+            DetokenizerStep::ReplaceJoined { held, .. } => out.push(std::mem::take(held)),
+            DetokenizerStep::StripJoined { content, stop, held, .. } => {
                 let text = std::mem::take(held);
                 out.push(strip_end(&text, *content, *stop).to_owned());
             }
-            Step::Replace { .. } | Step::Strip { .. } | Step::Metaspace { .. } | Step::Spaced { .. } => {}
+            DetokenizerStep::Replace { .. }
+            | DetokenizerStep::Strip { .. }
+            | DetokenizerStep::Metaspace { .. }
+            | DetokenizerStep::Spaced { .. } => {}
         }
     }
 }
@@ -290,7 +293,7 @@ mod tests {
             for pattern in [" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're"] {
                 text = text.replace(pattern, pattern.trim());
             }
-            let mut steps: Vec<Step> = clean_up().collect();
+            let mut steps: Vec<DetokenizerStep> = clean_up().collect();
             let mut got = String::new();
             for piece in pieces {
                 let mut piece = piece;

@@ -1,4 +1,4 @@
-use crate::{decoder::Step, tokenizer::Tokenizer};
+use crate::{detokenizer_steps::DetokenizerStep, tokenizer::Tokenizer};
 
 /// Turns token ids into text one at a time.
 ///
@@ -7,12 +7,12 @@ use crate::{decoder::Step, tokenizer::Tokenizer};
 #[derive(Clone, Debug)]
 pub struct Detokenizer<'a> {
     tokenizer: &'a Tokenizer,
-    steps: Vec<Step>,
+    steps: Vec<DetokenizerStep>,
     skip_special: bool,
 }
 
 impl<'a> Detokenizer<'a> {
-    pub(crate) fn new(tokenizer: &'a Tokenizer, steps: Vec<Step>, skip_special: bool) -> Self {
+    pub(crate) fn new(tokenizer: &'a Tokenizer, steps: Vec<DetokenizerStep>, skip_special: bool) -> Self {
         Detokenizer { tokenizer, steps, skip_special }
     }
 
@@ -39,7 +39,7 @@ impl<'a> Detokenizer<'a> {
     }
 }
 
-fn through(step: &mut Step, tokens: Vec<String>) -> Vec<String> {
+fn through(step: &mut DetokenizerStep, tokens: Vec<String>) -> Vec<String> {
     let mut out = Vec::with_capacity(tokens.len());
     tokens.into_iter().for_each(|token| step.push(token, &mut out));
     out
@@ -52,7 +52,7 @@ mod tests {
     use crate::tokenizer::{Tokenizer, tests::sentence_piece};
 
     fn pieces(tokenizer: &Tokenizer, ids: &[u32], skip_special: bool) -> Vec<String> {
-        let mut stream = tokenizer.stream(skip_special);
+        let mut stream = tokenizer.detokenizer(skip_special);
         let mut pieces: Vec<String> = ids.iter().map(|id| stream.push(*id)).collect();
         pieces.push(stream.finish());
         pieces

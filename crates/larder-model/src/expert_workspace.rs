@@ -5,12 +5,12 @@ use std::sync::Arc;
 use larder_core::{ExpertId, ExpertLayout, ExpertPart};
 use larder_kernels::{Inputs, Product, Weights};
 
-use crate::compute::Compute;
-use crate::experts::{Call, Routed};
+use crate::compute::ComputeContext;
+use crate::experts::{MoeCall, Routed};
 
 /// Where a layer's experts are computed. Its buffers stay from call to call.
-pub struct Workbench {
-    compute: Arc<Compute>,
+pub struct ExpertWorkspace {
+    compute: Arc<ComputeContext>,
     /// `[tokens, hidden]`, or `[tokens · k, hidden]` where the routing weight scales the input.
     x: Inputs,
     /// `[rows, inter]` after the activation.
@@ -28,17 +28,17 @@ pub struct Workbench {
     rows: Vec<u32>,
 }
 
-impl Workbench {
+impl ExpertWorkspace {
     /// An empty one.
-    pub fn new(compute: Arc<Compute>) -> Self {
+    pub fn new(compute: Arc<ComputeContext>) -> Self {
         let (x, inner) = (Inputs::new(), Inputs::new());
         let (gate, up, down, outputs) = Default::default();
         let (places, picks, rows) = Default::default();
-        Workbench { compute, x, inner, gate, up, down, outputs, places, picks, rows }
+        ExpertWorkspace { compute, x, inner, gate, up, down, outputs, places, picks, rows }
     }
 
     /// Takes a call's inputs. `layout` is that of the experts to come.
-    pub fn begin(&mut self, call: &Call, routed: &Routed, layout: &ExpertLayout) {
+    pub fn begin(&mut self, call: &MoeCall, routed: &Routed, layout: &ExpertLayout) {
         let hidden = call.x.len() / call.tokens;
         let quantise = !layout.gate.kind.is_float() || !layout.up.kind.is_float();
         if call.gate.scales_input {
@@ -51,17 +51,17 @@ impl Workbench {
         } else {
             self.compute.fill(&mut self.x, call.x, hidden, quantise);
         }
-        self.make_room(call, routed);
+        self.reserve_outputs(call, routed);
     }
 
     /// Room for the outputs of a call of which others compute some experts, or all: then there is no need to
     /// [`begin`](Self::begin).
-    pub fn make_room(&mut self, call: &Call, routed: &Routed) {
+    pub fn reserve_outputs(&mut self, call: &MoeCall, routed: &Routed) {
         self.outputs.resize(routed.ids.len() * (call.x.len() / call.tokens), 0.0);
     }
 
     /// Computes some of the experts that the call's tokens chose, each beside its bytes, for all tokens that chose it.
-    pub fn compute(&mut self, call: &Call, routed: &Routed, layout: &ExpertLayout, group: &[(ExpertId, &[u8])]) {
+    pub fn compute(&mut self, call: &MoeCall, routed: &Routed, layout: &ExpertLayout, group: &[(ExpertId, &[u8])]) {
         let counts = self.find_places(call, routed, group);
         let total = self.places.len();
         let inter = layout.gate.rows;
@@ -115,7 +115,7 @@ impl Workbench {
     }
 
     /// The weighted sum of each token's experts, in the order of their rank: `out [tokens, hidden]`.
-    pub fn sum(&self, call: &Call, routed: &Routed, out: &mut [f32]) {
+    pub fn sum(&self, call: &MoeCall, routed: &Routed, out: &mut [f32]) {
         let (k, hidden) = (call.gate.top_k, out.len() / call.tokens);
         out.fill(0.0);
         for (place, _) in routed.ids.iter().enumerate().filter(|(_, id)| **id != ExpertId::NONE) {
@@ -124,14 +124,14 @@ impl Workbench {
     }
 
     /// Adds the output of one place, `token · k + rank`, times its weight to `out [hidden]`.
-    pub fn add(&self, call: &Call, routed: &Routed, place: usize, out: &mut [f32]) {
+    pub fn add(&self, call: &MoeCall, routed: &Routed, place: usize, out: &mut [f32]) {
         let weight = if call.gate.scales_input { 1.0 } else { routed.weights[place] };
         let output = self.output(place, out.len());
         out.iter_mut().zip(output).for_each(|(o, y)| *o += weight * y);
     }
 
     /// Notes the places of each expert, one expert after the other, and says how many each has.
-    fn find_places(&mut self, call: &Call, routed: &Routed, group: &[(ExpertId, &[u8])]) -> Vec<usize> {
+    fn find_places(&mut self, call: &MoeCall, routed: &Routed, group: &[(ExpertId, &[u8])]) -> Vec<usize> {
         let k = call.gate.top_k as u32;
         self.places.clear();
         let counts = group.iter().map(|(expert, _)| {
@@ -224,15 +224,15 @@ mod tests {
         for scales_input in [false, true] {
             let gate = Gate { scales_input, ..Gate::softmax(experts, k, false) };
             let act = Activation::Silu;
-            let call = Call { layer: LayerIdx(0), gate: &gate, act, logits: &[], x: &x, tokens };
-            let mut bench = Workbench::new(Arc::new(Compute::new(2, false).unwrap()));
-            bench.begin(&call, &routed, &layout);
+            let call = MoeCall { layer: LayerIdx(0), gate: &gate, act, logits: &[], x: &x, tokens };
+            let mut workspace = ExpertWorkspace::new(Arc::new(ComputeContext::new(2, false).unwrap()));
+            workspace.begin(&call, &routed, &layout);
             for group in [&[3, 1][..], &[0, 2, 4]] {
                 let group: Vec<_> = group.iter().map(|e| (ExpertId(*e), data[*e as usize].as_slice())).collect();
-                bench.compute(&call, &routed, &layout, &group);
+                workspace.compute(&call, &routed, &layout, &group);
             }
             let mut out = vec![f32::NAN; tokens * hidden];
-            bench.sum(&call, &routed, &mut out);
+            workspace.sum(&call, &routed, &mut out);
             for t in 0..tokens {
                 let mut want = vec![0.0; hidden];
                 for (id, weight) in routed.ids[t * k..][..k].iter().zip(&routed.weights[t * k..]) {

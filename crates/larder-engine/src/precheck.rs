@@ -4,21 +4,21 @@ use serde_json::Value;
 /// The parts of a `tokenizer.json` that are looked at before the `tokenizers` crate sees the file, because it panics on
 /// some broken ones.
 #[derive(Deserialize)]
-pub(crate) struct Outline {
+pub(crate) struct TokenizerPrecheck {
     pub(crate) decoder: Option<Value>,
     normalizer: Option<Value>,
     post_processor: Option<Value>,
     #[serde(rename = "model")]
-    _model: ModelOutline,
+    _model: ModelPart,
 }
 
 #[derive(Deserialize)]
-struct ModelOutline {
+struct ModelPart {
     #[serde(rename = "vocab")]
     _vocab: serde::de::IgnoredAny,
 }
 
-impl Outline {
+impl TokenizerPrecheck {
     /// Reads the parts; the error says what the file is or has.
     pub(crate) fn read(json: &[u8]) -> Result<Self, String> {
         let outline: Self = serde_json::from_slice(json).map_err(|error| format!("is not a tokenizer: {error}"))?;
@@ -60,7 +60,7 @@ mod tests {
 
     fn read(part: &str, value: Value) -> Result<(), String> {
         let json = json!({"model": {"vocab": {}}, part: value});
-        Outline::read(json.to_string().as_bytes()).map(drop)
+        TokenizerPrecheck::read(json.to_string().as_bytes()).map(drop)
     }
 
     #[test]
