@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use larder_core::{CacheScope, ExpertId, ExpertLayout, Geometry, LayerIdx, Residency};
-use larder_policy::eviction::{Eviction, Setting};
+use larder_policy::eviction::{CacheShape, Eviction};
 use larder_store::reader::{ReadCompletion, ReadRequest, Reader, Slot};
 use larder_store::{DATA_START, ExpertSource, Store, StoreError};
 
 use crate::ledger::{Ledger, SlotIndex, Wave};
-use crate::traffic::{Busy, Traffic};
+use crate::traffic::{BusyTime, Traffic};
 
 /// What the cache needs to know of the store: where experts are and whether what was read is right.
 pub trait Shards: Send {
@@ -56,7 +56,7 @@ pub struct Visit {
     /// Experts that were in memory.
     pub hits: Vec<usize>,
     /// Experts that were on their way: being read on a guess, or being copied.
-    pub awaited: Vec<usize>,
+    pub in_flight: Vec<usize>,
     /// Experts that had to be read.
     pub misses: Vec<usize>,
     /// Row and expert of those that left for them.
@@ -66,14 +66,14 @@ pub struct Visit {
 impl Visit {
     pub(crate) fn clear(&mut self) {
         self.hits.clear();
-        self.awaited.clear();
+        self.in_flight.clear();
         self.misses.clear();
         self.evicted.clear();
     }
 
     fn add(&mut self, wave: &Wave) {
         let kinds =
-            [(&mut self.hits, &wave.hits), (&mut self.awaited, &wave.awaited), (&mut self.misses, &wave.misses)];
+            [(&mut self.hits, &wave.hits), (&mut self.in_flight, &wave.in_flight), (&mut self.misses, &wave.misses)];
         for (all, new) in kinds {
             all.extend(new.iter().map(|(expert, _)| expert));
         }
@@ -82,7 +82,7 @@ impl Visit {
 }
 
 /// Computes with experts of one layout, each beside its bytes.
-pub type Compute<'a> = &'a mut dyn FnMut(&ExpertLayout, &[(ExpertId, &[u8])]);
+pub type ComputeFn<'a> = &'a mut dyn FnMut(&ExpertLayout, &[(ExpertId, &[u8])]);
 
 /// Slots, the ledger over them, and the reader that fills them.
 pub struct Cache {
@@ -101,38 +101,38 @@ pub struct Cache {
     rows: Vec<Option<usize>>,
     experts: usize,
     /// What will probably be wanted next: row and expert, likeliest first.
-    guesses: VecDeque<(usize, usize)>,
-    demanded: u64,
-    guessed: u64,
+    prefetch_queue: VecDeque<(usize, usize)>,
+    demand_bytes: u64,
+    prefetch_bytes: u64,
     waited: Duration,
     computed: Duration,
-    busy: Busy,
+    busy: BusyTime,
 }
 
 /// How many slots a cache needs that has no scratch slots.
 pub fn slot_count(geometry: &Geometry, slots: usize, scope: CacheScope) -> usize {
-    Setting::new(geometry, slots, scope).all_slots()
+    CacheShape::new(geometry, slots, scope).total_slots()
 }
 
 impl Cache {
-    /// A cache as `setting` says, with one of `policies` for each pool, over `memory`, which holds exactly
-    /// [`all_slots`](Setting::all_slots) slots, each large enough for every expert.
+    /// A cache as `shape` says, with one of `policies` for each pool, over `memory`, which holds exactly
+    /// [`total_slots`](CacheShape::total_slots) slots, each large enough for every expert.
     pub fn new(
         geometry: &Geometry,
-        setting: &Setting,
+        shape: &CacheShape,
         policies: Vec<Box<dyn Eviction>>,
         memory: Vec<Slot>,
         reader: Box<dyn Reader>,
         shards: Box<dyn Shards>,
     ) -> Self {
-        assert_eq!(memory.len(), setting.all_slots(), "one piece of memory per slot");
-        assert_eq!((setting.rows, setting.experts), (geometry.moe_layers.len(), geometry.experts), "one model");
+        assert_eq!(memory.len(), shape.total_slots(), "one piece of memory per slot");
+        assert_eq!((shape.rows, shape.experts), (geometry.moe_layers.len(), geometry.experts), "one model");
         let mut rows = vec![None; geometry.layers];
         for (row, layer) in geometry.moe_layers.iter().enumerate() {
             rows[layer.index()] = Some(row);
         }
         Cache {
-            ledger: Ledger::new(setting, policies),
+            ledger: Ledger::new(shape, policies),
             wave: Wave::default(),
             visit: Visit::default(),
             slots: memory.into_iter().map(Some).collect(),
@@ -141,25 +141,25 @@ impl Cache {
             layers: geometry.moe_layers.clone(),
             rows,
             experts: geometry.experts,
-            guesses: VecDeque::new(),
-            demanded: 0,
-            guessed: 0,
+            prefetch_queue: VecDeque::new(),
+            demand_bytes: 0,
+            prefetch_bytes: 0,
             waited: Duration::ZERO,
             computed: Duration::ZERO,
-            busy: Busy::default(),
+            busy: BusyTime::default(),
         }
     }
 
     /// What passed through so far.
     pub fn traffic(&self) -> Traffic {
-        let Cache { demanded, guessed, waited, computed, .. } = *self;
+        let Cache { demand_bytes, prefetch_bytes, waited, computed, .. } = *self;
         Traffic {
             counts: self.ledger.counts(),
-            demanded,
-            guessed,
+            demand_bytes,
+            prefetch_bytes,
             waited,
             computed,
-            busy: self.busy.total(),
+            read_busy: self.busy.total(),
             tiers: None,
         }
     }
@@ -175,8 +175,8 @@ impl Cache {
     }
 
     /// What its policies were made for.
-    pub fn setting(&self) -> &Setting {
-        self.ledger.setting()
+    pub fn shape(&self) -> &CacheShape {
+        self.ledger.shape()
     }
 
     /// Lets other policies say who leaves from now on, one for each pool.
@@ -204,12 +204,12 @@ impl Cache {
         self.shards.layout(layer)
     }
 
-    /// What `layer` will probably want, likeliest first. The first `most` of them that are not there are read as soon
+    /// What `layer` will probably want, likeliest first. The first `limit` of them that are not there are read as soon
     /// as the SSD would idle; what was expected before and not begun is forgotten.
-    pub fn expect(&mut self, layer: LayerIdx, experts: &[ExpertId], most: usize) {
+    pub fn hint(&mut self, layer: LayerIdx, experts: &[ExpertId], limit: usize) {
         let row = self.row(layer);
         let absent = experts.iter().map(|e| (row, e.index())).filter(|(row, e)| self.ledger.is_absent(*row, *e));
-        self.guesses = absent.take(most).collect();
+        self.prefetch_queue = absent.take(limit).collect();
     }
 
     /// Hands each of `wanted` (distinct, in order of rank) to `compute` once: those that are in memory together and
@@ -222,22 +222,22 @@ impl Cache {
         layer: LayerIdx,
         wanted: &[ExpertId],
         logits: &[f32],
-        compute: Compute,
+        compute: ComputeFn,
     ) -> Result<(), CacheError> {
         let row = self.row(layer);
         let mut rest: Vec<usize> = wanted.iter().map(|e| e.index()).collect();
         self.ledger.begin(row, &rest, logits);
-        self.ledger.put_in_order(row, &mut rest);
+        self.ledger.residents_first(row, &mut rest);
         let mut wave = std::mem::take(&mut self.wave);
         self.visit.clear();
         let mut outcome = Ok(());
         while outcome.is_ok() && !rest.is_empty() {
             self.ledger.open(row, &rest, &mut wave);
             if wave.is_empty() {
-                self.land(&mut VecDeque::new());
+                self.complete_read(&mut VecDeque::new());
                 continue;
             }
-            outcome = self.serve(layer, row, &wave, compute);
+            outcome = self.serve_wave(layer, row, &wave, compute);
             self.ledger.close(row, &mut wave);
             self.visit.add(&wave);
             rest.retain(|e| !wave.covers(*e));
@@ -246,28 +246,28 @@ impl Cache {
         outcome
     }
 
-    fn serve(&mut self, layer: LayerIdx, row: usize, wave: &Wave, compute: Compute) -> Result<(), CacheError> {
+    fn serve_wave(&mut self, layer: LayerIdx, row: usize, wave: &Wave, compute: ComputeFn) -> Result<(), CacheError> {
         let mut waiting: VecDeque<ReadRequest> = wave.misses.iter().map(|(e, at)| self.read(row, *e, *at)).collect();
-        self.demanded += waiting.iter().map(|r| r.len as u64).sum::<u64>();
+        self.demand_bytes += waiting.iter().map(|r| r.len as u64).sum::<u64>();
         self.submit(&mut waiting);
-        let mut awaited = wave.misses.len() + wave.awaited.len();
-        self.guess_if_idle(wave.misses.len());
-        self.hand_over(layer, &wave.hits, compute);
+        let mut outstanding = wave.misses.len() + wave.in_flight.len();
+        self.prefetch_if_idle(wave.misses.len());
+        self.compute_group(layer, &wave.hits, compute);
         let mut first_error = None;
-        let mut demanded = wave.misses.len();
-        while awaited > 0 {
-            let landed = self.land(&mut waiting);
-            if landed.row != row || !wave.covers(landed.expert) {
+        let mut demand_reads = wave.misses.len();
+        while outstanding > 0 {
+            let completed = self.complete_read(&mut waiting);
+            if completed.row != row || !wave.covers(completed.expert) {
                 continue;
             }
-            awaited -= 1;
-            demanded -= usize::from(wave.misses.iter().any(|(e, _)| *e == landed.expert));
-            self.guess_if_idle(demanded);
-            match landed.result {
-                Ok(at) if first_error.is_none() => self.hand_over(layer, &[(landed.expert, at)], compute),
+            outstanding -= 1;
+            demand_reads -= usize::from(wave.misses.iter().any(|(e, _)| *e == completed.expert));
+            self.prefetch_if_idle(demand_reads);
+            match completed.result {
+                Ok(at) if first_error.is_none() => self.compute_group(layer, &[(completed.expert, at)], compute),
                 Ok(_) => {}
                 Err(cause) => {
-                    let expert = ExpertId(landed.expert as u16);
+                    let expert = ExpertId(completed.expert as u16);
                     first_error.get_or_insert(CacheError { layer, expert, cause });
                 }
             }
@@ -285,31 +285,31 @@ impl Cache {
 
     fn submit(&mut self, reads: &mut VecDeque<ReadRequest>) {
         self.reader.submit(reads);
-        self.busy.is(self.reader.in_flight() > 0);
+        self.busy.set(self.reader.in_flight() > 0);
     }
 
     /// Reads what is expected while nothing that is wanted is being read.
-    fn guess_if_idle(&mut self, demanded: usize) {
-        while demanded == 0
+    fn prefetch_if_idle(&mut self, demand_reads: usize) {
+        while demand_reads == 0
             && self.reader.in_flight() < self.reader.capacity()
-            && let Some((row, expert)) = self.guesses.pop_front()
+            && let Some((row, expert)) = self.prefetch_queue.pop_front()
         {
-            let Some(at) = self.ledger.guess(row, expert) else { continue };
+            let Some(at) = self.ledger.prefetch(row, expert) else { continue };
             let read = self.read(row, expert, at);
-            self.guessed += read.len as u64;
+            self.prefetch_bytes += read.len as u64;
             self.submit(&mut VecDeque::from([read]));
         }
     }
 
     /// Waits for the next read that is over, keeping the reader's queue full. The caller guarantees that there is one.
-    fn land(&mut self, waiting: &mut VecDeque<ReadRequest>) -> Landed {
+    fn complete_read(&mut self, waiting: &mut VecDeque<ReadRequest>) -> CompletedRead {
         if !waiting.is_empty() {
             self.submit(waiting);
         }
         let start = Instant::now();
         let ReadCompletion { slot, tag, result } = self.reader.wait().expect("a read is under way");
         self.waited += start.elapsed();
-        self.busy.is(self.reader.in_flight() > 0);
+        self.busy.set(self.reader.in_flight() > 0);
         let (row, expert) = (tag as usize / self.experts, tag as usize % self.experts);
         let at = self.ledger.in_flight(row, expert).expect("the ledger knows what is being read");
         self.slots[at] = Some(slot);
@@ -318,7 +318,7 @@ impl Cache {
             Ok(()) => self.ledger.arrived(row, expert),
             Err(_) => self.ledger.failed(row, expert),
         }
-        Landed { row, expert, result: result.map(|()| at) }
+        CompletedRead { row, expert, result: result.map(|()| at) }
     }
 
     fn check(&self, row: usize, expert: usize, at: SlotIndex) -> Result<(), StoreError> {
@@ -331,7 +331,7 @@ impl Cache {
         &slot[..self.shards.layout(layer).bytes]
     }
 
-    fn hand_over(&mut self, layer: LayerIdx, experts: &[(usize, SlotIndex)], compute: Compute) {
+    fn compute_group(&mut self, layer: LayerIdx, experts: &[(usize, SlotIndex)], compute: ComputeFn) {
         if experts.is_empty() {
             return;
         }
@@ -343,7 +343,7 @@ impl Cache {
 }
 
 /// A read that is over: whose it was, and the slot with its bytes.
-struct Landed {
+struct CompletedRead {
     row: usize,
     expert: usize,
     result: Result<SlotIndex, StoreError>,

@@ -9,7 +9,7 @@ mod ledger;
 pub mod tiers;
 mod traffic;
 
-pub use cache::{Cache, CacheError, Compute, Shards, Visit, slot_count};
+pub use cache::{Cache, CacheError, ComputeFn, Shards, Visit, slot_count};
 pub use larder_core::CacheScope;
-pub use ledger::{Counts, Ledger, SlotIndex, Wave};
+pub use ledger::{CacheCounts, Ledger, SlotIndex, Wave};
 pub use traffic::Traffic;

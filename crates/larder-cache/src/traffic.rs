@@ -1,24 +1,24 @@
 use std::ops::{Add, Sub};
 use std::time::{Duration, Instant};
 
-use crate::ledger::Counts;
+use crate::ledger::CacheCounts;
 use crate::tiers::TierTraffic;
 
 /// What passed through a cache so far.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Traffic {
     /// What the ledger counted.
-    pub counts: Counts,
+    pub counts: CacheCounts,
     /// Bytes read because they were wanted.
-    pub demanded: u64,
+    pub demand_bytes: u64,
     /// Bytes read on a guess.
-    pub guessed: u64,
+    pub prefetch_bytes: u64,
     /// Time in which nothing could be computed because nothing had arrived.
     pub waited: Duration,
     /// Time spent computing experts.
     pub computed: Duration,
     /// Time in which reads were under way, as far as the cache saw.
-    pub busy: Duration,
+    pub read_busy: Duration,
     /// What of it was where, if there are two tiers.
     pub tiers: Option<TierTraffic>,
 }
@@ -26,7 +26,7 @@ pub struct Traffic {
 impl Traffic {
     /// All bytes read.
     pub fn bytes(&self) -> u64 {
-        self.demanded + self.guessed
+        self.demand_bytes + self.prefetch_bytes
     }
 
     /// The share of wanted experts that were in memory.
@@ -41,11 +41,11 @@ impl Add for Traffic {
     fn add(self, other: Traffic) -> Traffic {
         Traffic {
             counts: self.counts + other.counts,
-            demanded: self.demanded + other.demanded,
-            guessed: self.guessed + other.guessed,
+            demand_bytes: self.demand_bytes + other.demand_bytes,
+            prefetch_bytes: self.prefetch_bytes + other.prefetch_bytes,
             waited: self.waited + other.waited,
             computed: self.computed + other.computed,
-            busy: self.busy + other.busy,
+            read_busy: self.read_busy + other.read_busy,
             tiers: either(self.tiers, other.tiers, |a, b| a + b),
         }
     }
@@ -58,11 +58,11 @@ impl Sub for Traffic {
     fn sub(self, then: Traffic) -> Traffic {
         Traffic {
             counts: self.counts - then.counts,
-            demanded: self.demanded - then.demanded,
-            guessed: self.guessed - then.guessed,
+            demand_bytes: self.demand_bytes - then.demand_bytes,
+            prefetch_bytes: self.prefetch_bytes - then.prefetch_bytes,
             waited: self.waited - then.waited,
             computed: self.computed - then.computed,
-            busy: self.busy - then.busy,
+            read_busy: self.read_busy - then.read_busy,
             tiers: either(self.tiers, then.tiers, |a, b| a - b),
         }
     }
@@ -79,14 +79,14 @@ fn either(
 
 /// Adds up the time in which something is under way.
 #[derive(Default)]
-pub(crate) struct Busy {
+pub(crate) struct BusyTime {
     total: Duration,
     since: Option<Instant>,
 }
 
-impl Busy {
+impl BusyTime {
     /// Something may have begun or ended: whether anything is under way now.
-    pub fn is(&mut self, busy: bool) {
+    pub fn set(&mut self, busy: bool) {
         match (self.since, busy) {
             (None, true) => self.since = Some(Instant::now()),
             (Some(since), false) => {
@@ -109,13 +109,13 @@ mod tests {
 
     #[test]
     fn only_busy_time_counts() {
-        let mut busy = Busy::default();
-        busy.is(false);
+        let mut busy = BusyTime::default();
+        busy.set(false);
         assert_eq!(busy.total(), Duration::ZERO);
-        busy.is(true);
+        busy.set(true);
         std::thread::sleep(Duration::from_millis(5));
-        busy.is(true);
-        busy.is(false);
+        busy.set(true);
+        busy.set(false);
         let total = busy.total();
         assert!(total >= Duration::from_millis(5));
         std::thread::sleep(Duration::from_millis(5));

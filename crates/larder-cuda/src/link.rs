@@ -6,7 +6,7 @@ mod lock;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use larder_cache::tiers::{Device, DeviceError, Direction, Transfer, Transferred};
+use larder_cache::tiers::{Device, DeviceError, Direction, Transfer, TransferDone};
 
 use crate::driver::{Driver, Stream};
 use crate::error::Result;
@@ -30,7 +30,7 @@ pub struct Link {
     /// Those that found no buffer, and all behind them.
     waiting: VecDeque<(u64, Transfer)>,
     /// Those that could not be begun.
-    failed: VecDeque<Transferred>,
+    failed: VecDeque<TransferDone>,
     spare_marks: Vec<Marks>,
 }
 
@@ -102,7 +102,7 @@ impl Link {
             before.marks.end.hold(stream)?;
         }
         marks.begin.record(stream)?;
-        if direction == Direction::In {
+        if direction == Direction::ToDevice {
             way.fill(transfer);
         }
         let (here, there) = (way.address(transfer), self.order.address(at));
@@ -110,8 +110,8 @@ impl Link {
         // slot.
         unsafe {
             match direction {
-                Direction::In => self.driver.copy_in(stream, here, there, len)?,
-                Direction::Out => self.driver.copy_out(stream, there, here, len)?,
+                Direction::ToDevice => self.driver.copy_in(stream, here, there, len)?,
+                Direction::FromDevice => self.driver.copy_out(stream, there, here, len)?,
             }
         }
         marks.end.record(stream)?;
@@ -131,13 +131,13 @@ impl Link {
     }
 
     /// One that is over or waited for; those that waited for its buffer begin.
-    fn land_and_go_on(&mut self, way: usize) -> Option<Transferred> {
+    fn land_and_go_on(&mut self, way: usize) -> Option<TransferDone> {
         let landed = self.land(way);
         self.begin_waiting();
         landed
     }
 
-    fn land(&mut self, way: usize) -> Option<Transferred> {
+    fn land(&mut self, way: usize) -> Option<TransferDone> {
         let Flight { mut transfer, way, marks, .. } = self.flights[way].pop_front()?;
         let took = marks.end.synchronise().and_then(|()| marks.end.since(&marks.begin));
         if took.is_ok() {
@@ -148,7 +148,7 @@ impl Link {
         match took {
             Ok(took) => {
                 let Transfer { direction, slot, at, len, tag } = transfer;
-                Some(Transferred { direction, slot, at, len, tag, result: Ok(took) })
+                Some(TransferDone { direction, slot, at, len, tag, result: Ok(took) })
             }
             Err(e) => Some(failed(transfer, e.to_string())),
         }
@@ -173,14 +173,14 @@ impl Device for Link {
         self.begin_waiting();
     }
 
-    fn poll(&mut self) -> Option<Transferred> {
+    fn poll(&mut self) -> Option<TransferDone> {
         self.failed.pop_front().or_else(|| {
             let over = [0, 1].into_iter().find(|way| self.is_over(*way))?;
             self.land_and_go_on(over)
         })
     }
 
-    fn wait(&mut self) -> Option<Transferred> {
+    fn wait(&mut self) -> Option<TransferDone> {
         self.failed.pop_front().or_else(|| {
             let next = self.next()?;
             self.land_and_go_on(next)
@@ -201,12 +201,12 @@ impl Drop for Link {
 
 fn stream(direction: Direction) -> Stream {
     match direction {
-        Direction::In => Stream::In,
-        Direction::Out => Stream::Out,
+        Direction::ToDevice => Stream::In,
+        Direction::FromDevice => Stream::Out,
     }
 }
 
-fn failed(transfer: Transfer, cause: String) -> Transferred {
+fn failed(transfer: Transfer, cause: String) -> TransferDone {
     let Transfer { direction, slot, at, len, tag } = transfer;
-    Transferred { direction, slot, at, len, tag, result: Err(DeviceError::Copy { len, direction, at, cause }) }
+    TransferDone { direction, slot, at, len, tag, result: Err(DeviceError::Copy { len, direction, at, cause }) }
 }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use larder_cache::tiers::Measured;
+use larder_cache::tiers::MeasuredCosts;
 use larder_core::ExpertLayout;
 use larder_model::Activation;
 
@@ -44,8 +44,8 @@ pub struct Rates {
 
 impl Rates {
     /// What a tiered cache starts from, where the CPU takes so many seconds per byte of an expert.
-    pub fn measured(&self, host: f64) -> Measured {
-        Measured { copy: self.copy_in, host, device: self.compute }
+    pub fn measured(&self, host: f64) -> MeasuredCosts {
+        MeasuredCosts { copy: self.copy_in, host, device: self.compute }
     }
 }
 

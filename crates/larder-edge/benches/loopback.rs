@@ -13,7 +13,7 @@ use larder_edge::wire::Format;
 use larder_edge::{Agreed, Bank, Crowd, Edge, Held, Machine, Machines, Manner, Options, Tls, serve};
 use larder_engine::{Routing, StreamingPath};
 use larder_model::{Activation, ComputeContext, ExpertPath, MoeCall};
-use larder_policy::eviction::{EvictionSpec, Help, Setting};
+use larder_policy::eviction::{CacheShape, EvictionSpec, PolicyInputs};
 use larder_store::StoreError;
 use larder_store::reader::{Arena, MemoryReader};
 
@@ -44,11 +44,11 @@ fn geometry(hidden: usize) -> Geometry {
 
 fn cache(geometry: &Geometry) -> Cache {
     let layout = ExpertLayout::new(geometry.hidden, geometry.inter, [NumberFormat::F32; 3], false).expect("a layout");
-    let setting = Setting::new(geometry, geometry.experts, CacheScope::Global);
-    let policies = "lru".parse::<EvictionSpec>().and_then(|spec| spec.make(&setting, &Help::default()));
-    let (_arena, slots) = Arena::new(setting.all_slots(), layout.bytes).expect("memory");
+    let shape = CacheShape::new(geometry, geometry.experts, CacheScope::Global);
+    let policies = "lru".parse::<EvictionSpec>().and_then(|spec| spec.make(&shape, &PolicyInputs::default()));
+    let (_arena, slots) = Arena::new(shape.total_slots(), layout.bytes).expect("memory");
     let reader = MemoryReader::new(Arc::new(vec![vec![0; layout.bytes]; geometry.experts]), 1);
-    Cache::new(geometry, &setting, policies.expect("lru"), slots, Box::new(reader), Box::new(Small(layout)))
+    Cache::new(geometry, &shape, policies.expect("lru"), slots, Box::new(reader), Box::new(Small(layout)))
 }
 
 fn agreed(hidden: usize) -> Agreed {

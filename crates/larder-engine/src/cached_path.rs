@@ -3,7 +3,7 @@
 use larder_cache::{Traffic, Visit};
 use larder_core::Residency;
 use larder_model::ExpertPath;
-use larder_policy::eviction::{Eviction, Setting};
+use larder_policy::eviction::{CacheShape, Eviction};
 
 use crate::routing::Routing;
 
@@ -25,7 +25,7 @@ pub trait CachedPath: ExpertPath {
     fn set_routing(&mut self, routing: Routing);
 
     /// What eviction policies are made for.
-    fn cache_shape(&self) -> Setting;
+    fn cache_shape(&self) -> CacheShape;
 
     /// Lets other policies say who leaves from now on, one for each pool.
     fn set_policies(&mut self, policies: Vec<Box<dyn Eviction>>);

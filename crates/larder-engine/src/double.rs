@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use larder_cache::tiers::{Begun, DeviceSlots};
+use larder_cache::tiers::{DeviceSlots, PendingCompute};
 use larder_core::{ExpertId, ExpertLayout, Gate, LayerIdx};
 use larder_model::{Activation, ComputeContext, DeviceExperts, ExpertWorkspace, ModelError, MoeCall, Routed};
 
@@ -29,7 +29,7 @@ struct UnderWay {
     tokens: usize,
     routed: Routed,
     layout: ExpertLayout,
-    groups: Vec<Vec<(ExpertId, Begun)>>,
+    groups: Vec<Vec<(ExpertId, PendingCompute)>>,
 }
 
 impl DeviceExpertsDouble {

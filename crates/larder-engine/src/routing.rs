@@ -2,8 +2,8 @@
 
 use larder_core::{ExpertId, Gate, Residency};
 use larder_model::{MoeCall, Routed, route};
-use larder_policy::routing::quality::{Comparison, Quality};
-use larder_policy::routing::{Ask, Router, RouterReport};
+use larder_policy::routing::quality::{Quality, QualityMeter};
+use larder_policy::routing::{Router, RouterInput, RouterReport};
 
 /// Chooses experts as the model does, or as a strategy that looks at the cache.
 #[derive(Default)]
@@ -13,7 +13,7 @@ pub struct Routing {
 
 struct Lossy {
     router: Box<dyn Router>,
-    comparison: Comparison,
+    meter: QualityMeter,
     quality: Quality,
     chosen: Vec<ExpertId>,
     weights: Vec<f32>,
@@ -22,8 +22,8 @@ struct Lossy {
 impl Routing {
     /// By a strategy whose choices may differ from the model's.
     pub fn lossy(router: Box<dyn Router>) -> Self {
-        let (comparison, quality, chosen, weights) = Default::default();
-        Routing { lossy: Some(Lossy { router, comparison, quality, chosen, weights }) }
+        let (meter, quality, chosen, weights) = Default::default();
+        Routing { lossy: Some(Lossy { router, meter, quality, chosen, weights }) }
     }
 
     /// The experts and weights of every token of a call, the layer being the `row`th that has experts.
@@ -58,10 +58,10 @@ impl Lossy {
         let (gate, decode) = (call.gate, call.tokens == 1);
         let mut routed = Routed::default();
         for logits in call.logits.chunks_exact(gate.experts) {
-            self.router.choose(&Ask { row, gate, logits, decode }, residency, &mut self.chosen);
+            self.router.choose(&RouterInput { row, gate, logits, decode }, residency, &mut self.chosen);
             gate.weights(logits, &self.chosen, &mut self.weights);
             if decode {
-                self.quality += self.comparison.compare(gate, logits, &self.chosen);
+                self.quality += self.meter.measure(gate, logits, &self.chosen);
             }
             let places = routed.ids.len() + gate.top_k;
             routed.ids.extend_from_slice(&self.chosen);

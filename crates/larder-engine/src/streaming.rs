@@ -5,7 +5,7 @@ use std::sync::Arc;
 use larder_cache::{Cache, Traffic, Visit};
 use larder_core::{ExpertId, Gate, LayerIdx, Presence, Residency};
 use larder_model::{ComputeContext, ExpertPath, ExpertWorkspace, ModelError, MoeCall, Routed, distinct};
-use larder_policy::eviction::{Eviction, Setting};
+use larder_policy::eviction::{CacheShape, Eviction};
 
 use crate::cached_path::CachedPath;
 use crate::routing::{Routing, top_k_experts};
@@ -85,8 +85,8 @@ impl CachedPath for StreamingPath {
         self.routing = routing;
     }
 
-    fn cache_shape(&self) -> Setting {
-        *self.cache.setting()
+    fn cache_shape(&self) -> CacheShape {
+        *self.cache.shape()
     }
 
     fn set_policies(&mut self, policies: Vec<Box<dyn Eviction>>) {
@@ -112,6 +112,6 @@ impl ExpertPath for StreamingPath {
     }
 
     fn hint_next(&mut self, layer: LayerIdx, gate: &Gate, logits: &[f32]) {
-        self.cache.expect(layer, &top_k_experts(gate, logits), self.prefetch);
+        self.cache.hint(layer, &top_k_experts(gate, logits), self.prefetch);
     }
 }

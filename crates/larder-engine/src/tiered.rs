@@ -3,13 +3,15 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use larder_cache::tiers::{Cause, Costs, TierError, TierTraffic, TieredCache, Wanted, Work};
+use larder_cache::tiers::{
+    CostModel, TierError, TierErrorCause, TierTraffic, TieredCache, TieredCompute, WantedExpert,
+};
 use larder_cache::{SlotIndex, Traffic, Visit};
 use larder_core::{ExpertId, ExpertLayout, Gate, LayerIdx, Residency};
 use larder_model::{
     ComputeContext, Decoder, DeviceExperts, ExpertPath, ExpertWorkspace, ModelError, MoeCall, Routed, distinct,
 };
-use larder_policy::eviction::{Eviction, Setting};
+use larder_policy::eviction::{CacheShape, Eviction};
 
 use crate::cached_path::CachedPath;
 use crate::routing::{Routing, top_k_experts};
@@ -49,7 +51,7 @@ impl TieredPath {
     }
 
     /// What copying and computing take.
-    pub fn costs(&self) -> &Costs {
+    pub fn costs(&self) -> &CostModel {
         self.cache.costs()
     }
 
@@ -91,8 +93,8 @@ impl CachedPath for TieredPath {
         self.routing = routing;
     }
 
-    fn cache_shape(&self) -> Setting {
-        self.cache.setting().policies()
+    fn cache_shape(&self) -> CacheShape {
+        self.cache.shape().policy_shape()
     }
 
     fn set_policies(&mut self, policies: Vec<Box<dyn Eviction>>) {
@@ -117,7 +119,7 @@ impl ExpertPath for TieredPath {
     }
 
     fn hint_next(&mut self, layer: LayerIdx, gate: &Gate, logits: &[f32]) {
-        self.cache.expect(layer, &top_k_experts(gate, logits), self.prefetch);
+        self.cache.hint(layer, &top_k_experts(gate, logits), self.prefetch);
     }
 }
 
@@ -140,7 +142,7 @@ impl ExpertDispatch<'_> {
     }
 }
 
-impl Work for ExpertDispatch<'_> {
+impl TieredCompute for ExpertDispatch<'_> {
     fn host(&mut self, layout: &ExpertLayout, experts: &[(ExpertId, &[u8])]) -> Option<Duration> {
         let start = Instant::now();
         if !std::mem::replace(&mut self.begun[0], true) {
@@ -159,17 +161,17 @@ impl Work for ExpertDispatch<'_> {
 }
 
 /// Each expert once, token by token in the order of their rank, and how many tokens chose it.
-fn wanted(ids: &[ExpertId], experts: usize) -> Vec<Wanted> {
+fn wanted(ids: &[ExpertId], experts: usize) -> Vec<WantedExpert> {
     let mut tokens = vec![0; experts];
     ids.iter().filter(|id| **id != ExpertId::NONE).for_each(|id| tokens[id.index()] += 1);
-    let wanted = |expert: ExpertId| Wanted { expert, tokens: tokens[expert.index()] };
+    let wanted = |expert: ExpertId| WantedExpert { expert, tokens: tokens[expert.index()] };
     distinct(ids, experts).into_iter().map(wanted).collect()
 }
 
 fn of_the_model(error: TierError) -> ModelError {
     match error.cause {
-        Cause::Store(_) => ModelError::Expert(error.to_string()),
-        Cause::Device(_) => ModelError::Device(error.to_string()),
+        TierErrorCause::Store(_) => ModelError::Expert(error.to_string()),
+        TierErrorCause::Device(_) => ModelError::Device(error.to_string()),
     }
 }
 

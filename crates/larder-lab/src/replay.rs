@@ -1,6 +1,6 @@
-use larder_cache::{Counts, Ledger, Wave};
+use larder_cache::{CacheCounts, Ledger, Wave};
 use larder_core::{CacheScope, Trace};
-use larder_policy::eviction::{EvictionSpec, Help, Setting};
+use larder_policy::eviction::{CacheShape, EvictionSpec, PolicyInputs};
 
 use crate::lifetimes::{LifetimeStats, ResidencyTracker};
 use crate::requests::LayerRequest;
@@ -49,7 +49,7 @@ pub struct ReplayResult {
     /// Tokens that were replayed.
     pub tokens: u64,
     /// The ledger's counts.
-    pub counts: Counts,
+    pub counts: CacheCounts,
     /// Of each layer.
     pub rows: Vec<RowCounts>,
     /// Of each sequence.
@@ -83,7 +83,7 @@ pub fn replay(
     trace: &Trace,
     (slots, scope, scratch): (usize, CacheScope, usize),
     spec: &EvictionSpec,
-    help: &Help,
+    help: &PolicyInputs,
     start: InitialCache,
 ) -> Result<ReplayResult, LabError> {
     let pieces = match start {
@@ -92,8 +92,8 @@ pub fn replay(
     };
     let mut all = ReplayResult::default();
     for requests in &pieces {
-        let setting = requests.cache_shape(slots, scope, scratch)?;
-        all.add(&replay_requests(requests, &setting, spec, help)?);
+        let shape = requests.cache_shape(slots, scope, scratch)?;
+        all.add(&replay_requests(requests, &shape, spec, help)?);
     }
     Ok(all)
 }
@@ -101,18 +101,18 @@ pub fn replay(
 /// Replays requests through the ledger, which is empty at first. Reads take no time.
 pub fn replay_requests(
     requests: &Requests,
-    setting: &Setting,
+    shape: &CacheShape,
     spec: &EvictionSpec,
-    help: &Help,
+    help: &PolicyInputs,
 ) -> Result<ReplayResult, LabError> {
     let mut tally = Tally {
         starts: Vec::new(),
-        rows: vec![RowCounts::default(); setting.rows],
-        tracker: ResidencyTracker::new(setting.rows, setting.experts),
+        rows: vec![RowCounts::default(); shape.rows],
+        tracker: ResidencyTracker::new(shape.rows, shape.experts),
     };
-    let counts = replay_observed(requests, setting, spec, help, &mut tally)?;
+    let counts = replay_observed(requests, shape, spec, help, &mut tally)?;
     tally.starts.push(counts);
-    let sequence = |(from, to): (&Counts, &Counts)| {
+    let sequence = |(from, to): (&CacheCounts, &CacheCounts)| {
         let passed = *to - *from;
         SequenceCounts { wanted: passed.wanted(), misses: passed.misses }
     };
@@ -140,12 +140,12 @@ pub(crate) trait Observer {
 /// Leads requests through the ledger as the engine does.
 pub(crate) fn replay_observed(
     requests: &Requests,
-    setting: &Setting,
+    shape: &CacheShape,
     spec: &EvictionSpec,
-    help: &Help,
+    help: &PolicyInputs,
     observer: &mut impl Observer,
-) -> Result<Counts, LabError> {
-    let mut ledger = Ledger::new(setting, spec.make(setting, &requests.policy_inputs(spec, help))?);
+) -> Result<CacheCounts, LabError> {
+    let mut ledger = Ledger::new(shape, spec.make(shape, &requests.policy_inputs(spec, help))?);
     let mut wave = Wave::default();
     for request in requests.iter() {
         if request.starts_sequence {
@@ -165,7 +165,7 @@ pub(crate) fn visit_layer(ledger: &mut Ledger, request: &LayerRequest, wave: &mu
     let mut rest = request.wanted;
     if rest.len() > ledger.capacity() {
         let mut wanted = rest.to_vec();
-        ledger.put_in_order(request.row, &mut wanted);
+        ledger.residents_first(request.row, &mut wanted);
         in_order = wanted;
         rest = &in_order;
     }
@@ -181,7 +181,7 @@ pub(crate) fn visit_layer(ledger: &mut Ledger, request: &LayerRequest, wave: &mu
 /// Adds up what happens.
 struct Tally {
     /// The counts when each sequence began.
-    starts: Vec<Counts>,
+    starts: Vec<CacheCounts>,
     rows: Vec<RowCounts>,
     tracker: ResidencyTracker,
 }
@@ -219,7 +219,8 @@ mod tests {
     }
 
     fn run(start: InitialCache, slots: usize) -> ReplayResult {
-        replay(&trace(), (slots, CacheScope::Layer, 0), &"lru".parse().unwrap(), &Help::default(), start).unwrap()
+        replay(&trace(), (slots, CacheScope::Layer, 0), &"lru".parse().unwrap(), &PolicyInputs::default(), start)
+            .unwrap()
     }
 
     #[test]
@@ -239,7 +240,8 @@ mod tests {
         let mut trace = Trace::new(1, 4, 3);
         trace.push(&TracePass { ids: &[0, 1, 2], ..TracePass::default() }).unwrap();
         let spec = "lru".parse().unwrap();
-        let all = replay(&trace, (1, CacheScope::Layer, 0), &spec, &Help::default(), InitialCache::Cold).unwrap();
+        let all =
+            replay(&trace, (1, CacheScope::Layer, 0), &spec, &PolicyInputs::default(), InitialCache::Cold).unwrap();
         assert_eq!((all.counts.misses, all.counts.evictions, all.tokens), (3, 2, 1));
     }
 
@@ -247,8 +249,13 @@ mod tests {
     fn impossible_capacities_are_refused() {
         let said = |slots, scratch| {
             let spec = "lru".parse().unwrap();
-            let result =
-                replay(&trace(), (slots, CacheScope::Global, scratch), &spec, &Help::default(), InitialCache::Cold);
+            let result = replay(
+                &trace(),
+                (slots, CacheScope::Global, scratch),
+                &spec,
+                &PolicyInputs::default(),
+                InitialCache::Cold,
+            );
             result.unwrap_err().to_string()
         };
         assert!(said(0, 0).contains("capacity of 0"));

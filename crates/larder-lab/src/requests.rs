@@ -2,7 +2,7 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use larder_core::{CacheScope, Trace};
-use larder_policy::eviction::{EvictionSpec, Future, Help, Setting};
+use larder_policy::eviction::{CacheShape, EvictionSpec, FutureUses, PolicyInputs};
 
 use crate::LabError;
 
@@ -14,7 +14,7 @@ pub struct Requests<'a> {
     pub(crate) tokens: u64,
     steps: Vec<PackedRequest<'a>>,
     wanted: Vec<usize>,
-    future: OnceLock<Arc<Future>>,
+    future: OnceLock<Arc<FutureUses>>,
 }
 
 /// One step, its experts kept apart.
@@ -85,7 +85,7 @@ impl<'a> Requests<'a> {
     }
 
     /// What policies are made for, with `slots` for each layer, in one pool or apart.
-    pub fn cache_shape(&self, slots: usize, scope: CacheScope, scratch: usize) -> Result<Setting, LabError> {
+    pub fn cache_shape(&self, slots: usize, scope: CacheScope, scratch: usize) -> Result<CacheShape, LabError> {
         if slots == 0 {
             return Err(LabError::InvalidInput("a capacity of 0 holds no expert; give at least 1 per layer".into()));
         }
@@ -103,18 +103,18 @@ impl<'a> Requests<'a> {
             CacheScope::Layer => slots,
             CacheScope::Global => slots * self.rows,
         };
-        Ok(Setting { rows: self.rows, experts: self.experts, top_k: self.top_k, slots, scope, scratch })
+        Ok(CacheShape { rows: self.rows, experts: self.experts, top_k: self.top_k, slots, scope, scratch })
     }
 
     /// The same help and, for a policy that foresees, the future that these requests are.
-    pub fn policy_inputs(&self, spec: &EvictionSpec, help: &Help) -> Help {
-        if !spec.foresees() {
+    pub fn policy_inputs(&self, spec: &EvictionSpec, help: &PolicyInputs) -> PolicyInputs {
+        if !spec.needs_future() {
             return help.clone();
         }
         let future = self.future.get_or_init(|| {
-            Arc::new(Future::new(self.rows, self.experts, self.iter().map(|request| (request.row, request.wanted))))
+            Arc::new(FutureUses::new(self.rows, self.experts, self.iter().map(|request| (request.row, request.wanted))))
         });
-        Help { future: Some(future.clone()), ..help.clone() }
+        PolicyInputs { future: Some(future.clone()), ..help.clone() }
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = LayerRequest<'_>> {

@@ -5,9 +5,9 @@
 
 use larder_cache::{Ledger, Wave};
 use larder_core::{CacheScope, ExpertId, Gate, Trace, TracePass, UNUSED};
-use larder_policy::eviction::{EvictionSpec, Help};
-use larder_policy::routing::quality::{Comparison, Quality};
-use larder_policy::routing::{Ask as Choice, Router, RoutingSpec};
+use larder_policy::eviction::{EvictionSpec, PolicyInputs};
+use larder_policy::routing::quality::{Quality, QualityMeter};
+use larder_policy::routing::{Router, RouterInput, RoutingSpec};
 
 use crate::replay::visit_layer;
 use crate::requests::LayerRequest;
@@ -22,7 +22,7 @@ pub fn reroute(
     trace: &Trace,
     (slots, scope, scratch): (usize, CacheScope, usize),
     eviction: &EvictionSpec,
-    help: &Help,
+    help: &PolicyInputs,
     routing: &RoutingSpec,
     start: InitialCache,
 ) -> Result<(Trace, Quality), LabError> {
@@ -30,10 +30,10 @@ pub fn reroute(
     let setting = Requests::none(trace).cache_shape(slots, scope, scratch)?;
     let fresh = || -> Result<Rerouter, LabError> {
         let router = routing.make(trace.rows, None)?;
-        gates.iter().try_for_each(|gate| router.suits(gate))?;
+        gates.iter().try_for_each(|gate| router.supports(gate))?;
         let ledger = Ledger::new(&setting, eviction.make(&setting, help)?);
-        let (comparison, wave, chosen) = Default::default();
-        Ok(Rerouter { gates: &gates, router, ledger, comparison, wave, chosen })
+        let (meter, wave, chosen) = Default::default();
+        Ok(Rerouter { gates: &gates, router, ledger, meter, wave, chosen })
     };
     let mut rerouter = fresh()?;
     let mut new = Trace::new(trace.rows, trace.experts, trace.top_k);
@@ -81,7 +81,7 @@ struct Rerouter<'a> {
     gates: &'a [Gate],
     router: Box<dyn Router>,
     ledger: Ledger,
-    comparison: Comparison,
+    meter: QualityMeter,
     wave: Wave,
     chosen: Vec<ExpertId>,
 }
@@ -95,9 +95,9 @@ impl Rerouter<'_> {
             let mut wanted: Vec<usize> = Vec::new();
             for (i, token) in tokens.clone().enumerate() {
                 let logits = trace.logits_of(token, row);
-                self.router.choose(&Choice { row, gate, logits, decode }, &self.ledger, &mut self.chosen);
+                self.router.choose(&RouterInput { row, gate, logits, decode }, &self.ledger, &mut self.chosen);
                 if decode {
-                    *quality += self.comparison.compare(gate, logits, &self.chosen);
+                    *quality += self.meter.measure(gate, logits, &self.chosen);
                 }
                 for (place, expert) in self.chosen.iter().enumerate() {
                     ids[(i * trace.rows + row) * k + place] = expert.0;

@@ -2,7 +2,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use larder_core::{CacheScope, Trace};
-use larder_policy::eviction::{EvictionSpec, Help, Setting};
+use larder_policy::eviction::{CacheShape, EvictionSpec, PolicyInputs};
 use larder_policy::routing::RoutingSpec;
 use larder_policy::routing::quality::Quality;
 
@@ -32,7 +32,7 @@ pub struct SweepAxes<'a> {
 /// Policies × capacities × scopes, and routing strategies, over the sequences of a trace.
 pub struct ReplaySweep<'a> {
     trace: &'a Trace,
-    help: &'a Help,
+    help: &'a PolicyInputs,
     start: InitialCache,
     plans: Vec<CellPlan<'a>>,
     pieces: Vec<Requests<'a>>,
@@ -41,7 +41,7 @@ pub struct ReplaySweep<'a> {
 /// What becomes one cell.
 struct CellPlan<'a> {
     slots: usize,
-    setting: Setting,
+    shape: CacheShape,
     policy: &'a EvictionSpec,
     routing: Option<&'a RoutingSpec>,
 }
@@ -51,9 +51,9 @@ impl CellPlan<'_> {
     fn cell(&self) -> SweepCell {
         SweepCell {
             policy: self.policy.to_string(),
-            scope: self.setting.scope,
+            scope: self.shape.scope,
             slots: self.slots,
-            scratch: self.setting.scratch,
+            scratch: self.shape.scratch,
             rerouted: self.routing.map(|routing| (routing.to_string(), Quality::default())),
             replayed: ReplayResult::default(),
         }
@@ -101,7 +101,12 @@ pub fn eighths(experts: usize) -> Vec<usize> {
 
 impl<'a> ReplaySweep<'a> {
     /// Says what to sweep over.
-    pub fn new(trace: &'a Trace, axes: &SweepAxes<'a>, help: &'a Help, start: InitialCache) -> Result<Self, LabError> {
+    pub fn new(
+        trace: &'a Trace,
+        axes: &SweepAxes<'a>,
+        help: &'a PolicyInputs,
+        start: InitialCache,
+    ) -> Result<Self, LabError> {
         let pieces = match start {
             InitialCache::Cold => Requests::by_sequence(trace),
             InitialCache::Carried => vec![Requests::all(trace)],
@@ -112,11 +117,11 @@ impl<'a> ReplaySweep<'a> {
         let mut plans = Vec::new();
         for scope in axes.scopes {
             for &slots in axes.slots {
-                let setting = first.cache_shape(slots, *scope, axes.scratch)?;
-                let plan = |policy, routing| CellPlan { slots, setting, policy, routing };
+                let shape = first.cache_shape(slots, *scope, axes.scratch)?;
+                let plan = |policy, routing| CellPlan { slots, shape, policy, routing };
                 plans.extend(axes.policies.iter().map(|policy| plan(policy, None)));
                 for routing in axes.routings {
-                    let policies = axes.policies.iter().filter(|policy| !policy.foresees());
+                    let policies = axes.policies.iter().filter(|policy| !policy.needs_future());
                     plans.extend(policies.map(|policy| plan(policy, Some(routing))));
                 }
             }
@@ -190,11 +195,11 @@ impl<'a> ReplaySweep<'a> {
     }
 
     fn perform(&self, plan: &CellPlan, job: &SweepJob) -> Result<(ReplayResult, Option<Quality>), LabError> {
-        let CellPlan { slots, setting, policy, .. } = plan;
+        let CellPlan { slots, shape, policy, .. } = plan;
         match job {
-            SweepJob::Piece(piece) => Ok((replay_requests(&self.pieces[*piece], setting, policy, self.help)?, None)),
+            SweepJob::Piece(piece) => Ok((replay_requests(&self.pieces[*piece], shape, policy, self.help)?, None)),
             SweepJob::Rerouted(routing) => {
-                let room = (*slots, setting.scope, setting.scratch);
+                let room = (*slots, shape.scope, shape.scratch);
                 let (trace, quality) = reroute(self.trace, room, policy, self.help, routing, self.start)?;
                 Ok((replay(&trace, room, policy, self.help, self.start)?, Some(quality)))
             }
@@ -225,7 +230,7 @@ mod tests {
                 .generate()
                 .unwrap();
         let policies = ["lru".parse().unwrap()];
-        let help = Help::default();
+        let help = PolicyInputs::default();
         for start in [InitialCache::Cold, InitialCache::Carried] {
             let sweep = ReplaySweep::new(
                 &trace,
@@ -256,7 +261,7 @@ mod tests {
     fn a_capacity_of_nothing_is_refused_before_anything_runs() {
         let trace = SyntheticRouting::default().generate().unwrap();
         let axes = axes(&[], &[4, 0], &[CacheScope::Layer], 0);
-        let sweep = ReplaySweep::new(&trace, &axes, &Help::default(), InitialCache::Cold).map(drop);
+        let sweep = ReplaySweep::new(&trace, &axes, &PolicyInputs::default(), InitialCache::Cold).map(drop);
         assert!(sweep.unwrap_err().to_string().contains("capacity of 0"));
     }
 }

@@ -30,7 +30,7 @@ pub enum PolicyError {
     },
     /// An option's value that cannot be.
     #[error("'{spec}': {option} must be {wanted}, not '{got}'")]
-    Value {
+    InvalidValue {
         /// As written.
         spec: String,
         /// Which option.
@@ -42,7 +42,7 @@ pub enum PolicyError {
     },
     /// An option that has to be given and is not, or one given twice, or two that exclude each other.
     #[error("'{spec}': {problem}")]
-    Options {
+    InvalidOptions {
         /// As written.
         spec: String,
         /// What is wrong.
@@ -113,26 +113,26 @@ pub trait Named: 'static {
 
 /// The options of a spec, checked against the row they are for.
 #[derive(Clone)]
-pub struct Options {
+pub struct SpecOptions {
     name: &'static str,
     knobs: &'static [Knob],
     given: Vec<(&'static str, String)>,
 }
 
-impl Options {
+impl SpecOptions {
     /// Finds the row of `table` that `spec` names, and checks its options. `what` says in messages what rows are.
     pub fn parse<T: Named>(
         spec: &str,
         what: &'static str,
         table: &'static [T],
-    ) -> Result<(&'static T, Options), PolicyError> {
+    ) -> Result<(&'static T, SpecOptions), PolicyError> {
         let (name, rest) = spec.split_once(':').map_or((spec, None), |(name, rest)| (name, Some(rest)));
         let row = table.iter().find(|row| row.name() == name).ok_or_else(|| PolicyError::UnknownName {
             what,
             name: name.to_owned(),
             known: list(table.iter().map(T::name)),
         })?;
-        let mut options = Options { name: row.name(), knobs: row.knobs(), given: Vec::new() };
+        let mut options = SpecOptions { name: row.name(), knobs: row.knobs(), given: Vec::new() };
         for pair in rest.into_iter().flat_map(|rest| rest.split(',')) {
             options.add(spec, pair)?;
         }
@@ -140,7 +140,7 @@ impl Options {
     }
 
     fn add(&mut self, spec: &str, pair: &str) -> Result<(), PolicyError> {
-        let wrong = |problem: String| PolicyError::Options { spec: spec.to_owned(), problem };
+        let wrong = |problem: String| PolicyError::InvalidOptions { spec: spec.to_owned(), problem };
         let (key, value) =
             pair.split_once('=').ok_or_else(|| wrong(format!("'{pair}' is not of the form option=value")))?;
         let knob = self.knobs.iter().find(|k| k.name == key).ok_or_else(|| PolicyError::UnknownOption {
@@ -157,7 +157,7 @@ impl Options {
         }
         if !knob.domain.holds(value) {
             let (spec, wanted, got) = (spec.to_owned(), knob.domain.to_string(), value.to_owned());
-            return Err(PolicyError::Value { spec, option: knob.name, wanted, got });
+            return Err(PolicyError::InvalidValue { spec, option: knob.name, wanted, got });
         }
         self.given.push((knob.name, value.to_owned()));
         Ok(())
@@ -186,12 +186,12 @@ impl Options {
 
     /// Says what is wrong with the options together.
     pub fn wrong(&self, problem: String) -> PolicyError {
-        PolicyError::Options { spec: self.to_string(), problem }
+        PolicyError::InvalidOptions { spec: self.to_string(), problem }
     }
 }
 
 /// The spec that was parsed.
-impl fmt::Display for Options {
+impl fmt::Display for SpecOptions {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         f.write_str(self.name)?;
         for (i, (key, value)) in self.given.iter().enumerate() {
@@ -233,8 +233,8 @@ mod tests {
         ),
     ];
 
-    fn parse(spec: &str) -> Result<Options, String> {
-        Options::parse(spec, "thing", TABLE).map(|(_, options)| options).map_err(|e| e.to_string())
+    fn parse(spec: &str) -> Result<SpecOptions, String> {
+        SpecOptions::parse(spec, "thing", TABLE).map(|(_, options)| options).map_err(|e| e.to_string())
     }
 
     #[test]

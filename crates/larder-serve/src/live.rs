@@ -153,7 +153,7 @@ impl RateMeter {
             "hit_rate": rates.hit_rate,
             "total": status.traffic.map(|traffic| json!({
                 "hits": traffic.counts.hits,
-                "awaited": traffic.counts.awaited,
+                "awaited": traffic.counts.in_flight_hits,
                 "misses": traffic.counts.misses,
                 "evictions": traffic.counts.evictions,
                 "bytes": traffic.bytes(),
@@ -185,7 +185,7 @@ impl StepEvent {
             .map(|LayerVisit { row, visit }| {
                 let evicted: Vec<[usize; 2]> = visit.evicted.iter().map(|(row, e)| [layer(*row), *e]).collect();
                 json!({
-                    "layer": layer(*row), "hit": visit.hits, "awaited": visit.awaited, "miss": visit.misses,
+                    "layer": layer(*row), "hit": visit.hits, "awaited": visit.in_flight, "miss": visit.misses,
                     "evicted": evicted,
                 })
             })
@@ -200,7 +200,7 @@ impl StepEvent {
             "active": active,
             "queued": queued,
             "hits": counts.hits,
-            "awaited": counts.awaited,
+            "awaited": counts.in_flight_hits,
             "misses": counts.misses,
             "bytes": self.traffic.bytes(),
             "tokens_per_second": self.rates.tokens_per_second,

@@ -100,7 +100,12 @@ impl Counters {
             ("remembered_tokens_total", "counter", "Tokens of prompts that need not be read.", self.cached as f64),
             ("generated_tokens_total", "counter", "Tokens written.", self.generated as f64),
             ("expert_hits_total", "counter", "Wanted experts that were in memory.", counts.hits as f64),
-            ("expert_awaited_total", "counter", "Wanted experts that were being read ahead.", counts.awaited as f64),
+            (
+                "expert_awaited_total",
+                "counter",
+                "Wanted experts that were being read ahead.",
+                counts.in_flight_hits as f64,
+            ),
             ("expert_misses_total", "counter", "Wanted experts that had to be read.", counts.misses as f64),
             ("expert_evictions_total", "counter", "Experts that left memory.", counts.evictions as f64),
             ("expert_hit_rate", "gauge", "Share of wanted experts in memory, since the start.", traffic.hit_rate()),

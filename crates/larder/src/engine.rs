@@ -10,7 +10,7 @@ use larder_core::Gate;
 use larder_engine::{PREFILL_CHUNK, Recorder, Routing, Session, StreamingPath};
 use larder_lab::eval::Calibration;
 use larder_model::{AllResident, ComputeContext, Decoder, KvFormat};
-use larder_policy::eviction::{EvictionSpec, Help, Setting};
+use larder_policy::eviction::{CacheShape, EvictionSpec, PolicyInputs};
 use larder_policy::routing::RoutingSpec;
 use larder_store::Store;
 use larder_store::reader::check_reader;
@@ -31,7 +31,7 @@ pub struct InferenceEngine {
     /// The rest.
     pub experts: EngineExperts,
     /// What the eviction policy was given.
-    pub policy_inputs: Help,
+    pub policy_inputs: PolicyInputs,
     compute: Arc<ComputeContext>,
     context: usize,
     /// What was planned, and how experts are read.
@@ -128,7 +128,12 @@ pub struct EngineParts {
 }
 
 /// On this processor. Slots come before weights: if there is no room for them, that is known before those are read.
-fn assemble(model: &OpenModel, flags: &EngineFlags, inputs: &PlanInputs, policy_inputs: &Help) -> Result<EngineParts> {
+fn assemble(
+    model: &OpenModel,
+    flags: &EngineFlags,
+    inputs: &PlanInputs,
+    policy_inputs: &PolicyInputs,
+) -> Result<EngineParts> {
     let plan = decide(inputs, flags)?;
     if matches!(plan, MemoryPlan::Slots { .. }) {
         require_store(model)?;
@@ -226,14 +231,15 @@ fn streaming_parts(
     scope: CacheScope,
     compute: &Arc<ComputeContext>,
     flags: &EngineFlags,
-    policy_inputs: &Help,
+    policy_inputs: &PolicyInputs,
 ) -> Result<StreamingParts> {
-    let setting = Setting { scratch: flags.cache_scratch, ..Setting::new(&store.manifest().geometry, slots, scope) };
-    let policies = flags.eviction.make(&setting, policy_inputs)?;
+    let shape =
+        CacheShape { scratch: flags.cache_scratch, ..CacheShape::new(&store.manifest().geometry, slots, scope) };
+    let policies = flags.eviction.make(&shape, policy_inputs)?;
     let Slots { slots: memory, reader, reader_note, addresses } =
-        Slots::new(store, setting.all_slots(), &flags.reader)?;
+        Slots::new(store, shape.total_slots(), &flags.reader)?;
     let geometry = &store.manifest().geometry;
-    let cache = Cache::new(geometry, &setting, policies, memory, reader, Box::new(store.clone()));
+    let cache = Cache::new(geometry, &shape, policies, memory, reader, Box::new(store.clone()));
     let experts = StreamingPath::new(Routing::default(), cache, compute.clone(), flags.prefetch);
     Ok(StreamingParts { experts, reader_note, slots: addresses })
 }
@@ -260,9 +266,9 @@ fn new_recorder(to: &Path, decoder: &Decoder, flags: &EngineFlags) -> Result<(Pa
 }
 
 /// The trained weights that a policy asks for.
-pub fn policy_inputs(eviction: &EvictionSpec, model: &OpenModel, evictor: Option<&Path>) -> Result<Help> {
+pub fn policy_inputs(eviction: &EvictionSpec, model: &OpenModel, evictor: Option<&Path>) -> Result<PolicyInputs> {
     if eviction.name() != "learned" {
-        return Ok(Help::default());
+        return Ok(PolicyInputs::default());
     }
     let own = model.source().path().join("evictor.safetensors");
     if evictor.is_none() && !own.exists() {
@@ -272,7 +278,10 @@ pub fn policy_inputs(eviction: &EvictionSpec, model: &OpenModel, evictor: Option
             own.display()
         );
     }
-    Ok(Help { evictor: Some(Arc::new(larder_lab::read_evictor(evictor.unwrap_or(&own))?)), ..Help::default() })
+    Ok(PolicyInputs {
+        evictor: Some(Arc::new(larder_lab::read_evictor(evictor.unwrap_or(&own))?)),
+        ..PolicyInputs::default()
+    })
 }
 
 /// Where a store keeps the spread of its routers.

@@ -123,7 +123,7 @@ impl EngineExperts {
             false => {
                 let deltas = deltas(spec, model)?;
                 let router = spec.make(decoder.geometry().moe_layers.len(), deltas.as_deref())?;
-                decoder.gates().try_for_each(|gate| router.suits(gate))?;
+                decoder.gates().try_for_each(|gate| router.supports(gate))?;
                 Routing::lossy(router)
             }
         };

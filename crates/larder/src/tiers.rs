@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Result, bail};
-use larder_cache::tiers::{Measured, Supply, TierSetting, TieredCache};
+use larder_cache::tiers::{HostTier, MeasuredCosts, TierShape, TieredCache};
 use larder_core::{ExpertId, ExpertLayout, Gate, LayerIdx};
 use larder_engine::{Routing, TieredPath};
 use larder_model::{Activation, ComputeContext, ExpertWorkspace, MoeCall, Routed};
-use larder_policy::eviction::Help;
+use larder_policy::eviction::PolicyInputs;
 use larder_store::ExpertSource as _;
 use serde_json::json;
 
@@ -42,7 +42,7 @@ pub fn assemble(
     model: &OpenModel,
     flags: &EngineFlags,
     inputs: PlanInputs,
-    policy_inputs: &Help,
+    policy_inputs: &PolicyInputs,
     gpu: GpuParts,
 ) -> Result<EngineParts> {
     check(flags)?;
@@ -55,9 +55,9 @@ pub fn assemble(
 
     let TierPlan { device_slots, host_slots, pass_through, scope } = plan;
     let geometry = &store.manifest().geometry;
-    let setting = TierSetting::new(geometry, scope, device_slots, host_slots, pass_through);
-    let policies = flags.eviction.make(&setting.policies(), policy_inputs)?;
-    let Slots { slots, reader, reader_note, addresses } = Slots::new(store, setting.host.all_slots(), &flags.reader)?;
+    let shape = TierShape::new(geometry, scope, device_slots, host_slots, pass_through);
+    let policies = flags.eviction.make(&shape.policy_shape(), policy_inputs)?;
+    let Slots { slots, reader, reader_note, addresses } = Slots::new(store, shape.host.total_slots(), &flags.reader)?;
     eprintln!("{reader_note}");
     report["reader"] = reader_note.into();
 
@@ -71,7 +71,7 @@ pub fn assemble(
     let layout = store.layout(geometry.moe_layers[0]);
     let throughput = measure(layout, geometry.top_k)?;
     let host = host_seconds_per_byte(&compute, layout, inputs.available_bytes);
-    let measured = Measured { copy: 1.0 / throughput.link_in, host, device: 1.0 / throughput.compute };
+    let measured = MeasuredCosts { copy: 1.0 / throughput.link_in, host, device: 1.0 / throughput.compute };
     eprintln!("{}", throughput_text(&throughput, &measured));
     report["device"]["rates"] = json!({
         "bytes_per_second_in": throughput.link_in,
@@ -81,8 +81,8 @@ pub fn assemble(
         "expert_bytes_per_second_on_processor": 1.0 / host,
     });
 
-    let supply = Supply { memory: slots, reader, shards: Box::new(store.clone()) };
-    let cache = TieredCache::new(geometry, &setting, policies, supply, link, measured)?;
+    let supply = HostTier { memory: slots, reader, shards: Box::new(store.clone()) };
+    let cache = TieredCache::new(geometry, &shape, policies, supply, link, measured)?;
     let tiered = TieredPath::new(Routing::default(), cache, compute.clone(), bench, flags.prefetch);
     let gpu = Some(OnGpu { resident_bytes: vram.resident_bytes, throughput });
     Ok(EngineParts {
@@ -151,7 +151,7 @@ fn host_seconds_per_byte(compute: &Arc<ComputeContext>, layout: &ExpertLayout, a
     start.elapsed().as_secs_f64() / (count * layout.bytes) as f64
 }
 
-fn throughput_text(throughput: &GpuThroughput, measured: &Measured) -> String {
+fn throughput_text(throughput: &GpuThroughput, measured: &MeasuredCosts) -> String {
     let per_second = |rate: f64| print::bytes(rate as u64);
     format!(
         "GPU: {}/s of its memory, {}/s to it and {}/s back; experts of one token at {}/s there, {}/s on the processor",

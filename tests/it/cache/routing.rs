@@ -4,7 +4,7 @@ use larder_core::{CacheScope, Geometry};
 use larder_engine::{CachedPath, Recorder, Routing, Session, StreamingPath};
 use larder_lab::{GATES_KEY, InitialCache, replay, reroute};
 use larder_model::{ExpertPath, ModelError, MoeCall, Routed};
-use larder_policy::eviction::{EvictionSpec, Help, POLICIES, Setting};
+use larder_policy::eviction::{CacheShape, EvictionSpec, POLICIES, PolicyInputs};
 use larder_policy::routing::RoutingSpec;
 
 use crate::support::rig::{Model, TOKENS, model, read_and_write};
@@ -13,7 +13,7 @@ use crate::support::{fixture, golden_models};
 /// A strategy, if it suits the model.
 fn routing(spec: &str, model: &Model) -> Option<Routing> {
     let router = spec.parse::<RoutingSpec>().unwrap().make(model.decoder.geometry().moe_layers.len(), None).unwrap();
-    model.decoder.gates().all(|gate| router.suits(gate).is_ok()).then(|| Routing::lossy(router))
+    model.decoder.gates().all(|gate| router.supports(gate).is_ok()).then(|| Routing::lossy(router))
 }
 
 #[test]
@@ -84,8 +84,8 @@ fn a_replay_of_a_recorded_run_gives_the_engines_counts() {
         ] {
             for strategy in ["original", "prior:lambda=0.5,phase=all", "prune:h=1,phase=all"] {
                 let of_pool = if scope == CacheScope::Global { slots * geometry.moe_layers.len() } else { slots };
-                let setting = Setting { scratch, ..Setting::new(geometry, of_pool, scope) };
-                let mut path = model.evicting(policy.name, &setting, 0, model.memory());
+                let shape = CacheShape { scratch, ..CacheShape::new(geometry, of_pool, scope) };
+                let mut path = model.evicting(policy.name, &shape, 0, model.memory());
                 if strategy != "original" {
                     path.set_routing(routing(strategy, &model).unwrap());
                 }
@@ -102,13 +102,15 @@ fn a_replay_of_a_recorded_run_gives_the_engines_counts() {
                 assert_eq!((trace.tokens(), trace.sequences.len()), (4 * TOKENS.len(), 2));
                 let spec: EvictionSpec = policy.name.parse().unwrap();
                 let again =
-                    replay(&trace, (slots, scope, scratch), &spec, &Help::default(), InitialCache::Carried).unwrap();
+                    replay(&trace, (slots, scope, scratch), &spec, &PolicyInputs::default(), InitialCache::Carried)
+                        .unwrap();
                 if strategy != "original" {
                     // Choosing again from the same logits beside the same cache is choosing the same.
                     let routing = strategy.parse().unwrap();
                     let room = (slots, scope, scratch);
                     let chosen =
-                        reroute(&trace, room, &spec, &Help::default(), &routing, InitialCache::Carried).unwrap();
+                        reroute(&trace, room, &spec, &PolicyInputs::default(), &routing, InitialCache::Carried)
+                            .unwrap();
                     assert!(chosen.0.ids == trace.ids, "{} {strategy}", policy.name);
                     assert_eq!(chosen.1, recorded.path.routing().quality().unwrap());
                 }

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use larder_cache::Traffic;
-use larder_cache::tiers::{DeviceDouble, Direction, Measured, TierSetting, TierTraffic};
+use larder_cache::tiers::{DeviceDouble, Direction, MeasuredCosts, TierShape, TierTraffic};
 use larder_core::{CacheScope, Presence};
 use larder_engine::{CachedPath, Routing, Session, TieredPath, Xoshiro256};
 use larder_model::{Decoder, ExpertPath, LogitsFor, ModelError, ProductsDouble};
-use larder_policy::eviction::{EvictionSpec, Help};
+use larder_policy::eviction::{EvictionSpec, PolicyInputs};
 use larder_policy::routing::RoutingSpec;
 use larder_store::reader::{FaultTarget, MemoryReader, ReadFault};
 
@@ -19,11 +19,11 @@ use crate::support::{fixture, golden_models};
 const ROOMY: u64 = 1 << 30;
 
 /// Everything goes to the device.
-const COPY: Measured = Measured { copy: 0.0, host: 1.0, device: 0.0 };
+const COPY: MeasuredCosts = MeasuredCosts { copy: 0.0, host: 1.0, device: 0.0 };
 /// The CPU computes what is in memory.
-const HOST: Measured = Measured { copy: 1.0, host: 0.0, device: 1.0 };
+const HOST: MeasuredCosts = MeasuredCosts { copy: 1.0, host: 0.0, device: 1.0 };
 /// Both do, as time goes.
-const BOTH: Measured = Measured { copy: 2e-10, host: 1e-10, device: 1e-11 };
+const BOTH: MeasuredCosts = MeasuredCosts { copy: 2e-10, host: 1e-10, device: 1e-11 };
 
 /// Logits of a prompt in pieces of five tokens, and of those that the model writes after it, which come as well.
 fn transcript<P: ExpertPath>(decoder: &Decoder, path: &mut P, prompt: &[u32], tokens: usize) -> (Vec<f32>, Vec<u32>) {
@@ -40,12 +40,12 @@ fn transcript<P: ExpertPath>(decoder: &Decoder, path: &mut P, prompt: &[u32], to
 }
 
 /// A device on which nothing fails, with a link as fast as `measured` says.
-fn device(measured: &Measured) -> DeviceDouble {
+fn device(measured: &MeasuredCosts) -> DeviceDouble {
     DeviceDouble::new(ROOMY, 7).link(measured.copy)
 }
 
-fn tiers(model: &Model, setting: TierSetting, measured: Measured, prefetch: usize) -> Tiers {
-    Tiers { setting, measured, prefetch, memory: model.memory(), device: device(&measured), failing: 0 }
+fn tiers(model: &Model, shape: TierShape, measured: MeasuredCosts, prefetch: usize) -> Tiers {
+    Tiers { shape, measured, prefetch, memory: model.memory(), device: device(&measured), failing: 0 }
 }
 
 /// One of the 12 pairs of sizes, and everything else by chance.
@@ -58,15 +58,15 @@ fn varied(model: &Model, which: usize) -> (Tiers, String) {
     let mut one_of = |choices: usize| (random.bits() % choices as u64) as usize;
     let (scope, times) = [(CacheScope::Layer, 1), (CacheScope::Global, rows)][one_of(2)];
     let passing = [geometry.top_k, 1][one_of(2)];
-    let setting = TierSetting::new(geometry, scope, device_slots * times, host_slots * times, passing);
+    let shape = TierShape::new(geometry, scope, device_slots * times, host_slots * times, passing);
     let measured = [COPY, HOST, BOTH][one_of(3)];
     let prefetch = [0, 2][one_of(2)];
     let (queue, late) = (1 + one_of(3), one_of(4) as u64);
-    let tiers = tiers(model, setting, measured, prefetch);
+    let tiers = tiers(model, shape, measured, prefetch);
     let polled = one_of(4) as u64;
     let (memory, device) = (tiers.memory.capacity(queue).overtaken(late), tiers.device.overtaken(late).polled(polled));
     let what = format!(
-        "{which}: {setting:?}, {measured:?}, {prefetch} ahead, a queue of {queue}, {late} late, one of {polled} polls"
+        "{which}: {shape:?}, {measured:?}, {prefetch} ahead, a queue of {queue}, {late} late, one of {polled} polls"
     );
     (Tiers { memory, device, ..tiers }, what)
 }
@@ -102,14 +102,14 @@ fn through_any_tiers_come_the_logits_of_all_experts_in_memory() {
         |t| t.on_host,
         |t| t.counts.device_hits,
         |t| t.counts.host_hits,
-        |t| t.counts.awaited,
+        |t| t.counts.in_flight_hits,
         |t| t.counts.rereads,
         |t| t.counts.demotions,
-        |t| t.counts.kept,
-        |t| t.counts.lost,
-        |t| t.counts.useful,
-        |t| t.guessed_bytes,
-        |t| t.out_bytes,
+        |t| t.counts.free_demotions,
+        |t| t.counts.evictions,
+        |t| t.counts.useful_prefetches,
+        |t| t.prefetch_bytes,
+        |t| t.from_device_bytes,
     ];
     assert!(counts.iter().all(|count| sum(*count) > 100), "nothing of it happened: {passed:?}");
 }
@@ -118,12 +118,12 @@ fn through_any_tiers_come_the_logits_of_all_experts_in_memory() {
 fn a_device_that_overwrites_what_is_computed_with_would_be_seen() {
     let model = model(&fixture("golden/olmoe"));
     let want = transcript(&model.decoder, &mut model.resident(), &TOKENS, 0);
-    let setting = TierSetting::new(model.decoder.geometry(), CacheScope::Layer, 1, 2, 2);
-    for heedless in [false, true] {
-        let tiers = tiers(&model, setting, COPY, 0);
-        let device = if heedless { tiers.device.heedless() } else { tiers.device };
+    let shape = TierShape::new(model.decoder.geometry(), CacheScope::Layer, 1, 2, 2);
+    for racy in [false, true] {
+        let tiers = tiers(&model, shape, COPY, 0);
+        let device = if racy { tiers.device.racy() } else { tiers.device };
         let got = transcript(&model.decoder, &mut model.tiered(Tiers { device, ..tiers }), &TOKENS, 0);
-        assert_eq!(got != want, heedless);
+        assert_eq!(got != want, racy);
     }
 }
 
@@ -174,8 +174,8 @@ impl Failing {
     fn prepare(self, tiers: Tiers) -> Tiers {
         let Tiers { memory, device, .. } = tiers;
         let (memory, device, failing) = match self {
-            Failing::CopiesIn => (memory, device.failing(Direction::In, 40).failing(Direction::Out, 2), 0),
-            Failing::CopiesOut => (memory, device.failing(Direction::Out, 1), 0),
+            Failing::CopiesIn => (memory, device.failing(Direction::ToDevice, 40).failing(Direction::FromDevice, 2), 0),
+            Failing::CopiesOut => (memory, device.failing(Direction::FromDevice, 1), 0),
             Failing::Reads => (memory.with_fault(FaultTarget::OneIn(20), ReadFault::Gone, 5), device, 0),
             Failing::Computing => (memory, device, 5),
         };
@@ -249,9 +249,9 @@ fn a_prior_sees_who_is_in_either_tier() {
     let geometry = model.decoder.geometry();
     let k = geometry.top_k;
     // One on the device may be one of those in memory: together at least as many as a token wants.
-    let setting = TierSetting::new(geometry, CacheScope::Layer, 1, k, k);
+    let shape = TierShape::new(geometry, CacheScope::Layer, 1, k, k);
     let run = |spec: &str| {
-        let mut tiered = model.tiered(tiers(&model, setting, COPY, 0));
+        let mut tiered = model.tiered(tiers(&model, shape, COPY, 0));
         let router = spec.parse::<RoutingSpec>().unwrap().make(geometry.moe_layers.len(), None).unwrap();
         tiered.set_routing(Routing::lossy(router));
         transcript(&model.decoder, &mut tiered, &TOKENS, 0);
@@ -276,10 +276,11 @@ fn what_passed_and_what_a_layer_found_can_be_looked_at_as_with_one_tier() {
     let model = model(&fixture("golden/olmoe"));
     let geometry = model.decoder.geometry();
     let k = geometry.top_k;
-    let mut tiered = model.tiered(tiers(&model, TierSetting::new(geometry, CacheScope::Layer, 1, 1, k), BOTH, 2));
+    let mut tiered = model.tiered(tiers(&model, TierShape::new(geometry, CacheScope::Layer, 1, 1, k), BOTH, 2));
     transcript(&model.decoder, &mut tiered, &TOKENS, 0);
     let before = of_tiers(&tiered);
-    let policies = "lfu".parse::<EvictionSpec>().unwrap().make(&tiered.cache_shape(), &Help::default()).unwrap();
+    let policies =
+        "lfu".parse::<EvictionSpec>().unwrap().make(&tiered.cache_shape(), &PolicyInputs::default()).unwrap();
     tiered.set_policies(policies);
     transcript(&model.decoder, &mut tiered, &TOKENS[..1], 9);
     let passed = of_tiers(&tiered) - before;
@@ -289,10 +290,10 @@ fn what_passed_and_what_a_layer_found_can_be_looked_at_as_with_one_tier() {
     let seen = Traffic::from(passed);
     assert_eq!(seen.counts.wanted(), wanted);
     assert_eq!(seen.counts.hits, passed.counts.device_hits + passed.counts.host_hits);
-    assert!(seen.counts.misses > 0 && seen.counts.evictions > 0 && seen.counts.guesses > 0 && seen.bytes() > 0);
-    assert!(seen.computed.as_nanos() > 0 && seen.busy.as_nanos() > 0);
+    assert!(seen.counts.misses > 0 && seen.counts.evictions > 0 && seen.counts.prefetches > 0 && seen.bytes() > 0);
+    assert!(seen.computed.as_nanos() > 0 && seen.read_busy.as_nanos() > 0);
     let visit = tiered.last_visit();
-    assert_eq!(visit.hits.len() + visit.awaited.len() + visit.misses.len(), k);
+    assert_eq!(visit.hits.len() + visit.in_flight.len() + visit.misses.len(), k);
     assert!(!visit.evicted.is_empty(), "two slots are not enough for {k}");
     assert!(tiered.costs().copy_s(1000) > 0.0);
 }
@@ -300,10 +301,10 @@ fn what_passed_and_what_a_layer_found_can_be_looked_at_as_with_one_tier() {
 #[test]
 fn a_flipped_bit_is_found_before_anybody_computes_with_it() {
     let model = model(&fixture("golden/olmoe"));
-    let setting = TierSetting::new(model.decoder.geometry(), CacheScope::Layer, 2, 1, 2);
+    let shape = TierShape::new(model.decoder.geometry(), CacheScope::Layer, 2, 1, 2);
     let memory: MemoryReader = model.memory().with_fault(FaultTarget::OneIn(1), ReadFault::Flipped(4321), 1);
     let faults = memory.faults_injected();
-    let mut tiered = model.tiered(Tiers { memory, ..tiers(&model, setting, COPY, 0) });
+    let mut tiered = model.tiered(Tiers { memory, ..tiers(&model, shape, COPY, 0) });
     let of_a_shard = |e: &ModelError| matches!(e, ModelError::Expert(said) if said.contains("checksum"));
     let (_, failures) = patiently(&model.decoder, &mut tiered, of_a_shard);
     assert_eq!((failures, faults.load(Ordering::Relaxed)), (1, 1));

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use larder_cache::Cache;
-use larder_cache::tiers::{DeviceDouble, Measured, Supply, TierSetting, TieredCache};
+use larder_cache::tiers::{DeviceDouble, HostTier, MeasuredCosts, TierShape, TieredCache};
 use larder_core::CacheScope;
 use larder_engine::{DeviceExpertsDouble, Routing, Session, StreamingPath, TieredPath};
 use larder_model::{
     AllResident, ComputeContext, Decoder, DeviceAttention, DeviceProducts, ExpertPath, LogitsFor, ModelError,
 };
-use larder_policy::eviction::{EvictionSpec, Help, Setting};
+use larder_policy::eviction::{CacheShape, EvictionSpec, PolicyInputs};
 use larder_store::reader::{Arena, MemoryReader};
 use larder_store::{ConvertOptions, ExpertSource, Source, Store, convert, open_source};
 
@@ -43,8 +43,8 @@ pub fn open(store: &std::path::Path) -> Model {
 
 /// What a run over two tiers is made of, beside the model.
 pub struct Tiers {
-    pub setting: TierSetting,
-    pub measured: Measured,
+    pub shape: TierShape,
+    pub measured: MeasuredCosts,
     pub prefetch: usize,
     pub memory: MemoryReader,
     pub device: DeviceDouble,
@@ -71,31 +71,31 @@ impl Model {
 
     /// The store's shards read from memory through slots that the least recently used leave.
     pub fn streaming(&self, slots: usize, scope: CacheScope, prefetch: usize, memory: MemoryReader) -> StreamingPath {
-        let setting = Setting::new(self.decoder.geometry(), slots, scope);
-        self.evicting("lru", &setting, prefetch, memory)
+        let shape = CacheShape::new(self.decoder.geometry(), slots, scope);
+        self.evicting("lru", &shape, prefetch, memory)
     }
 
     /// The same with any policy.
-    pub fn evicting(&self, policy: &str, setting: &Setting, prefetch: usize, memory: MemoryReader) -> StreamingPath {
+    pub fn evicting(&self, policy: &str, shape: &CacheShape, prefetch: usize, memory: MemoryReader) -> StreamingPath {
         let geometry = self.decoder.geometry();
-        let (_arena, pieces) = Arena::new(setting.all_slots(), self.slot_bytes()).unwrap();
-        let policies = policy.parse::<EvictionSpec>().unwrap().make(setting, &Help::default()).unwrap();
+        let (_arena, pieces) = Arena::new(shape.total_slots(), self.slot_bytes()).unwrap();
+        let policies = policy.parse::<EvictionSpec>().unwrap().make(shape, &PolicyInputs::default()).unwrap();
         // A store of its own, which has not found any shard good yet.
         let shards = Box::new(Arc::new(Store::open(self.store.path()).unwrap()));
-        let cache = Cache::new(geometry, setting, policies, pieces, Box::new(memory), shards);
+        let cache = Cache::new(geometry, shape, policies, pieces, Box::new(memory), shards);
         StreamingPath::new(Routing::default(), cache, self.compute.clone(), prefetch)
     }
 
     /// The same through the slots of a device, those in memory below them, and a bench on either side.
     pub fn tiered(&self, tiers: Tiers) -> TieredPath {
-        let Tiers { setting, measured, prefetch, memory, device, failing } = tiers;
-        let (slots, policies) = (device.slots(), setting.policies());
-        let policies = "lru".parse::<EvictionSpec>().unwrap().make(&policies, &Help::default()).unwrap();
-        let (_arena, pieces) = Arena::new(setting.host.all_slots(), self.slot_bytes()).unwrap();
+        let Tiers { shape, measured, prefetch, memory, device, failing } = tiers;
+        let (slots, policies) = (device.slots(), shape.policy_shape());
+        let policies = "lru".parse::<EvictionSpec>().unwrap().make(&policies, &PolicyInputs::default()).unwrap();
+        let (_arena, pieces) = Arena::new(shape.host.total_slots(), self.slot_bytes()).unwrap();
         let shards = Box::new(Arc::new(Store::open(self.store.path()).unwrap()));
-        let supply = Supply { memory: pieces, reader: Box::new(memory), shards };
+        let supply = HostTier { memory: pieces, reader: Box::new(memory), shards };
         let geometry = self.decoder.geometry();
-        let cache = TieredCache::new(geometry, &setting, policies, supply, Box::new(device), measured).unwrap();
+        let cache = TieredCache::new(geometry, &shape, policies, supply, Box::new(device), measured).unwrap();
         let bench = DeviceExpertsDouble::new(slots, self.compute.clone(), 3).failing(failing);
         let mut tiered = TieredPath::new(Routing::default(), cache, self.compute.clone(), Box::new(bench), prefetch);
         tiered.prepare(&self.decoder, 8).unwrap();

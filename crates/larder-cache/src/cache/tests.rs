@@ -2,7 +2,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use larder_core::NumberFormat;
-use larder_policy::eviction::{EvictionSpec, Help};
+use larder_policy::eviction::{EvictionSpec, PolicyInputs};
 use larder_store::StoreErrorKind;
 use larder_store::reader::{Arena, FaultTarget, MemoryReader, ReadFault};
 use proptest::prelude::*;
@@ -14,13 +14,13 @@ const EXPERTS: usize = 6;
 const START: u64 = 4096;
 
 /// Every expert's data are its own number over and over.
-struct Numbered(ExpertLayout);
+struct NumberedShards(ExpertLayout);
 
-fn number(layer: LayerIdx, expert: ExpertId) -> u8 {
+fn fill_byte(layer: LayerIdx, expert: ExpertId) -> u8 {
     (layer.index() * EXPERTS + expert.index()) as u8 + 1
 }
 
-impl Shards for Numbered {
+impl Shards for NumberedShards {
     fn layout(&self, _: LayerIdx) -> &ExpertLayout {
         &self.0
     }
@@ -30,7 +30,7 @@ impl Shards for Numbered {
     }
 
     fn check(&self, layer: LayerIdx, expert: ExpertId, data: &[u8]) -> Result<(), StoreError> {
-        match data.iter().all(|b| *b == number(layer, expert)) {
+        match data.iter().all(|b| *b == fill_byte(layer, expert)) {
             true => Ok(()),
             false => Err(StoreError::new(StoreErrorKind::Mismatch, Path::new("shard"), "does not match its checksum")),
         }
@@ -47,11 +47,11 @@ fn cache(
     scope: CacheScope,
     prepare: impl FnOnce(MemoryReader) -> MemoryReader,
 ) -> (Cache, std::sync::Arc<AtomicU64>) {
-    cache_as(&Setting::new(&geometry(), slots, scope), prepare)
+    cache_as(&CacheShape::new(&geometry(), slots, scope), prepare)
 }
 
 fn cache_as(
-    setting: &Setting,
+    shape: &CacheShape,
     prepare: impl FnOnce(MemoryReader) -> MemoryReader,
 ) -> (Cache, std::sync::Arc<AtomicU64>) {
     let layout = ExpertLayout::new(8, 8, [NumberFormat::F32; 3], false).unwrap();
@@ -59,9 +59,9 @@ fn cache_as(
     let shards = (0..LAYERS * EXPERTS).map(shard).collect::<Vec<_>>();
     let memory = prepare(MemoryReader::new(Arc::new(shards), 7));
     let faults = memory.faults_injected();
-    let (_arena, pieces) = Arena::new(setting.all_slots(), layout.bytes).unwrap();
-    let lru = "lru".parse::<EvictionSpec>().unwrap().make(setting, &Help::default()).unwrap();
-    (Cache::new(&geometry(), setting, lru, pieces, Box::new(memory), Box::new(Numbered(layout))), faults)
+    let (_arena, pieces) = Arena::new(shape.total_slots(), layout.bytes).unwrap();
+    let lru = "lru".parse::<EvictionSpec>().unwrap().make(shape, &PolicyInputs::default()).unwrap();
+    (Cache::new(&geometry(), shape, lru, pieces, Box::new(memory), Box::new(NumberedShards(layout))), faults)
 }
 
 /// Visits experts and checks that each was handed over once with its own bytes.
@@ -72,7 +72,7 @@ fn visit(cache: &mut Cache, layer: u16, wanted: &[u16]) -> Result<(), CacheError
     cache.visit(layer, &wanted, &[], &mut |layout, group| {
         for (expert, data) in group {
             assert_eq!(data.len(), layout.bytes);
-            assert!(data.iter().all(|b| *b == number(layer, *expert)), "wrong bytes for {expert} of {layer}");
+            assert!(data.iter().all(|b| *b == fill_byte(layer, *expert)), "wrong bytes for {expert} of {layer}");
             got.push(*expert);
         }
     })?;
@@ -91,27 +91,27 @@ proptest! {
         global in any::<bool>(),
         queue in 1usize..4,
         overtaken in 0u64..5,
-        guesses in 0u16..4,
+        prefetches in 0u16..4,
         scratch in 0usize..3,
     ) {
         let scope = if global { CacheScope::Global } else { CacheScope::Layer };
-        let setting = Setting { scratch, ..Setting::new(&geometry(), slots, scope) };
-        let (mut cache, _) = cache_as(&setting, |m| m.capacity(queue).overtaken(overtaken));
+        let shape = CacheShape { scratch, ..CacheShape::new(&geometry(), slots, scope) };
+        let (mut cache, _) = cache_as(&shape, |m| m.capacity(queue).overtaken(overtaken));
         for (i, (layer, wanted)) in visits.iter().enumerate() {
             // Half of the time what really comes next, else something else.
             let (next, first) = match visits.get(i + 1) {
                 Some((next, experts)) if i % 2 == 0 => (*next, experts[0]),
                 _ => (i as u16 % LAYERS as u16, i as u16),
             };
-            let expected: Vec<_> = (0..guesses).map(|g| ExpertId((first + g) % EXPERTS as u16)).collect();
-            cache.expect(LayerIdx(next), &expected, usize::from(guesses));
+            let expected: Vec<_> = (0..prefetches).map(|g| ExpertId((first + g) % EXPERTS as u16)).collect();
+            cache.hint(LayerIdx(next), &expected, usize::from(prefetches));
             visit(&mut cache, *layer, wanted).unwrap();
         }
-        let Traffic { counts, demanded, guessed, .. } = cache.traffic();
+        let Traffic { counts, demand_bytes, prefetch_bytes, .. } = cache.traffic();
         let wanted: usize = visits.iter().map(|(_, w)| w.len()).sum();
         prop_assert_eq!(counts.wanted(), wanted as u64);
-        prop_assert_eq!((demanded, guessed), (counts.misses * 4096, counts.guesses * 4096));
-        prop_assert!(guesses > 0 || counts.guesses + counts.awaited == 0);
+        prop_assert_eq!((demand_bytes, prefetch_bytes), (counts.misses * 4096, counts.prefetches * 4096));
+        prop_assert!(prefetches > 0 || counts.prefetches + counts.in_flight_hits == 0);
     }
 }
 
@@ -148,20 +148,23 @@ fn a_visit_is_told_as_it_was() {
     let (mut cache, _) = cache(2, CacheScope::Layer, |memory| memory);
     visit(&mut cache, 1, &[0, 1]).unwrap();
     visit(&mut cache, 1, &[1, 3]).unwrap();
-    let told = Visit { hits: vec![1], awaited: vec![], misses: vec![3], evicted: vec![(1, 0)] };
+    let told = Visit { hits: vec![1], in_flight: vec![], misses: vec![3], evicted: vec![(1, 0)] };
     assert_eq!(cache.last_visit(), &told);
     visit(&mut cache, 1, &[0, 4, 5]).unwrap();
     assert_eq!(cache.last_visit().misses, [0, 4, 5]);
 }
 
 #[test]
-fn what_was_expected_is_found() {
+fn hinted_experts_are_prefetched() {
     let (mut cache, _) = cache(2, CacheScope::Layer, |m| m);
-    cache.expect(LayerIdx(1), &[ExpertId(2), ExpertId(5)], 2);
+    cache.hint(LayerIdx(1), &[ExpertId(2), ExpertId(5)], 2);
     visit(&mut cache, 0, &[1]).unwrap();
     visit(&mut cache, 1, &[5, 2]).unwrap();
     let counts = cache.traffic().counts;
-    assert_eq!((counts.misses, counts.guesses, counts.useful, counts.hits + counts.awaited), (1, 2, 2, 2));
+    assert_eq!(
+        (counts.misses, counts.prefetches, counts.useful_prefetches, counts.hits + counts.in_flight_hits),
+        (1, 2, 2, 2)
+    );
 }
 
 #[test]
@@ -170,7 +173,7 @@ fn a_guess_that_cannot_be_read_is_an_error_only_when_it_is_wanted() {
     let (mut cache, faults) =
         cache(2, CacheScope::Layer, |m| m.with_fault(FaultTarget::Shard(broken), ReadFault::Gone, u64::MAX));
     for round in 0..20 {
-        cache.expect(LayerIdx(1), &[ExpertId(4)], 1);
+        cache.hint(LayerIdx(1), &[ExpertId(4)], 1);
         visit(&mut cache, 0, &[round % 3]).unwrap();
         visit(&mut cache, 1, &[round % 4]).unwrap();
         visit(&mut cache, 2, &[round % 5]).unwrap();

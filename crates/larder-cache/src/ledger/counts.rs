@@ -1,6 +1,6 @@
 /// What happened so far.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Counts {
+pub struct CacheCounts {
     /// Experts that were in memory when they were wanted.
     pub hits: u64,
     /// Experts that had to be read.
@@ -10,49 +10,49 @@ pub struct Counts {
     /// Misses of experts that had been in memory before.
     pub rereads: u64,
     /// Experts that were wanted while they were being read on a guess: neither hits nor misses.
-    pub awaited: u64,
+    pub in_flight_hits: u64,
     /// Experts read on a guess.
-    pub guesses: u64,
+    pub prefetches: u64,
     /// Guesses that were wanted before they left again.
-    pub useful: u64,
+    pub useful_prefetches: u64,
 }
 
-impl Counts {
+impl CacheCounts {
     /// Experts that were wanted.
     pub fn wanted(&self) -> u64 {
-        self.hits + self.awaited + self.misses
+        self.hits + self.in_flight_hits + self.misses
     }
 }
 
-impl std::ops::Add for Counts {
-    type Output = Counts;
+impl std::ops::Add for CacheCounts {
+    type Output = CacheCounts;
 
-    fn add(self, other: Counts) -> Counts {
-        Counts {
+    fn add(self, other: CacheCounts) -> CacheCounts {
+        CacheCounts {
             hits: self.hits + other.hits,
             misses: self.misses + other.misses,
             evictions: self.evictions + other.evictions,
             rereads: self.rereads + other.rereads,
-            awaited: self.awaited + other.awaited,
-            guesses: self.guesses + other.guesses,
-            useful: self.useful + other.useful,
+            in_flight_hits: self.in_flight_hits + other.in_flight_hits,
+            prefetches: self.prefetches + other.prefetches,
+            useful_prefetches: self.useful_prefetches + other.useful_prefetches,
         }
     }
 }
 
-impl std::ops::Sub for Counts {
-    type Output = Counts;
+impl std::ops::Sub for CacheCounts {
+    type Output = CacheCounts;
 
     /// What happened between two looks.
-    fn sub(self, then: Counts) -> Counts {
-        Counts {
+    fn sub(self, then: CacheCounts) -> CacheCounts {
+        CacheCounts {
             hits: self.hits - then.hits,
             misses: self.misses - then.misses,
             evictions: self.evictions - then.evictions,
             rereads: self.rereads - then.rereads,
-            awaited: self.awaited - then.awaited,
-            guesses: self.guesses - then.guesses,
-            useful: self.useful - then.useful,
+            in_flight_hits: self.in_flight_hits - then.in_flight_hits,
+            prefetches: self.prefetches - then.prefetches,
+            useful_prefetches: self.useful_prefetches - then.useful_prefetches,
         }
     }
 }

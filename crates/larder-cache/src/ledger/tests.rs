@@ -1,18 +1,18 @@
 mod scratch;
 
-use larder_policy::eviction::{EvictionSpec, Help};
+use larder_policy::eviction::{EvictionSpec, PolicyInputs};
 use proptest::prelude::*;
 
 use super::*;
 
 fn lru(rows: usize, experts: usize, slots: usize, scope: CacheScope) -> Ledger {
-    let setting = Setting { rows, experts, top_k: 2, slots, scope, scratch: 0 };
-    with("lru", &setting, &Help::default())
+    let shape = CacheShape { rows, experts, top_k: 2, slots, scope, scratch: 0 };
+    with("lru", &shape, &PolicyInputs::default())
 }
 
-fn with(policy: &str, setting: &Setting, help: &Help) -> Ledger {
+fn with(policy: &str, shape: &CacheShape, inputs: &PolicyInputs) -> Ledger {
     let spec: EvictionSpec = policy.parse().unwrap();
-    Ledger::new(setting, spec.make(setting, help).unwrap())
+    Ledger::new(shape, spec.make(shape, inputs).unwrap())
 }
 
 fn open(ledger: &mut Ledger, row: usize, wanted: &[usize]) -> Wave {
@@ -41,7 +41,7 @@ fn the_best_ranked_of_those_that_came_together_leaves_first() {
     visit(&mut ledger, 0, &[7]);
     assert!(!ledger.is_resident(0, 3));
     assert!(ledger.is_resident(0, 1));
-    assert_eq!(ledger.counts(), Counts { misses: 5, evictions: 1, ..Counts::default() });
+    assert_eq!(ledger.counts(), CacheCounts { misses: 5, evictions: 1, ..CacheCounts::default() });
 }
 
 #[test]
@@ -62,13 +62,13 @@ fn a_failed_read_leaves_nothing_behind() {
 fn policies_change_and_nobody_is_lost() {
     let names = larder_policy::eviction::POLICIES.iter().map(|p| p.name).filter(|n| !["belady", "learned"].contains(n));
     let names: Vec<&str> = names.collect();
-    let setting = Setting { rows: 2, experts: 8, top_k: 2, slots: 5, scope: CacheScope::Global, scratch: 0 };
-    let make = |name: &str| name.parse::<EvictionSpec>().unwrap().make(&setting, &Help::default()).unwrap();
+    let shape = CacheShape { rows: 2, experts: 8, top_k: 2, slots: 5, scope: CacheScope::Global, scratch: 0 };
+    let make = |name: &str| name.parse::<EvictionSpec>().unwrap().make(&shape, &PolicyInputs::default()).unwrap();
     let steps = |ledger: &mut Ledger, salt: usize| {
         (0..40).for_each(|i| visit(ledger, i % 2, &[(3 * i + salt) % 8, (5 * i * i + 1 + salt) % 7]));
     };
     for (before, after) in names.iter().flat_map(|b| names.iter().map(move |a| (b, a))) {
-        let mut ledger = Ledger::new(&setting, make(before));
+        let mut ledger = Ledger::new(&shape, make(before));
         steps(&mut ledger, 0);
         let there = |l: &Ledger| (0..16).filter(|i| l.is_resident(i / 8, i % 8)).collect::<Vec<_>>();
         let residents = there(&ledger);
@@ -78,7 +78,7 @@ fn policies_change_and_nobody_is_lost() {
         assert_eq!(there(&ledger).len(), 5, "{before} to {after}");
     }
     // Who would have left first still does.
-    let (mut same, mut changed) = (Ledger::new(&setting, make("lru")), Ledger::new(&setting, make("lru")));
+    let (mut same, mut changed) = (Ledger::new(&shape, make("lru")), Ledger::new(&shape, make("lru")));
     for ledger in [&mut same, &mut changed] {
         steps(ledger, 0);
     }
@@ -100,37 +100,37 @@ fn layers_share_slots_only_in_global_scope() {
 }
 
 #[test]
-fn a_guess_holds_its_slot_until_it_has_landed() {
+fn a_prefetch_holds_its_slot_until_it_has_landed() {
     let mut ledger = lru(1, 8, 3, CacheScope::Layer);
     visit(&mut ledger, 0, &[0, 1]);
-    assert!(ledger.guess(0, 0).is_none(), "it is there");
-    let slot = ledger.guess(0, 5).unwrap();
-    assert!(ledger.guess(0, 5).is_none(), "it is being read");
+    assert!(ledger.prefetch(0, 0).is_none(), "it is there");
+    let slot = ledger.prefetch(0, 5).unwrap();
+    assert!(ledger.prefetch(0, 5).is_none(), "it is being read");
     let mut wave = open(&mut ledger, 0, &[1, 2, 3]);
     assert_eq!(wave.len(), 2, "one slot of three is being read into");
     wave.misses.iter().for_each(|(e, _)| ledger.arrived(0, *e));
     ledger.close(0, &mut wave);
     let mut wave = open(&mut ledger, 0, &[5, 3]);
-    assert_eq!((wave.awaited.as_slice(), wave.misses.len()), (&[(5, slot)][..], 1));
+    assert_eq!((wave.in_flight.as_slice(), wave.misses.len()), (&[(5, slot)][..], 1));
     ledger.arrived(0, 3);
     ledger.arrived(0, 5);
     ledger.close(0, &mut wave);
     let counts = ledger.counts();
-    assert_eq!((counts.awaited, counts.guesses, counts.useful), (1, 1, 1));
+    assert_eq!((counts.in_flight_hits, counts.prefetches, counts.useful_prefetches), (1, 1, 1));
     visit(&mut ledger, 0, &[5]);
-    assert_eq!(ledger.counts().useful, 1, "a guess is useful once");
+    assert_eq!(ledger.counts().useful_prefetches, 1, "a prefetch is useful once");
 }
 
 #[test]
-fn when_guesses_are_read_into_all_slots_nobody_fits() {
+fn when_prefetches_hold_all_slots_no_expert_fits() {
     let mut ledger = lru(1, 8, 2, CacheScope::Layer);
-    let slots = [ledger.guess(0, 0).unwrap(), ledger.guess(0, 1).unwrap()];
-    assert!(ledger.guess(0, 2).is_none(), "a guess never takes the slot of a read");
+    let slots = [ledger.prefetch(0, 0).unwrap(), ledger.prefetch(0, 1).unwrap()];
+    assert!(ledger.prefetch(0, 2).is_none(), "a prefetch never takes the slot of a read");
     assert!(open(&mut ledger, 0, &[2]).is_empty());
     ledger.failed(0, 1);
     let wave = open(&mut ledger, 0, &[2, 0]);
     assert_eq!(wave.misses, [(2, slots[1])]);
-    assert_eq!(wave.awaited, [(0, slots[0])]);
+    assert_eq!(wave.in_flight, [(0, slots[0])]);
 }
 
 /// The same in the plainest words: a list of residents per pool, oldest first.
@@ -138,7 +138,7 @@ struct Naive {
     scope: CacheScope,
     slots: usize,
     pools: Vec<Vec<(usize, usize)>>,
-    counts: Counts,
+    counts: CacheCounts,
     seen: std::collections::HashSet<(usize, usize)>,
 }
 
@@ -187,7 +187,7 @@ proptest! {
     ) {
         let scope = if global { CacheScope::Global } else { CacheScope::Layer };
         let mut ledger = lru(LAYERS, EXPERTS, slots, scope);
-        let (counts, seen) = (Counts::default(), Default::default());
+        let (counts, seen) = (CacheCounts::default(), Default::default());
         let mut naive = Naive { scope, slots, pools: vec![vec![]; LAYERS], counts, seen };
         for (layer, wanted) in visits {
             visit(&mut ledger, layer, &wanted);

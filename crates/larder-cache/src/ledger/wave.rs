@@ -7,7 +7,7 @@ pub struct Wave {
     /// Experts that are there, in the order wanted.
     pub hits: Vec<(usize, SlotIndex)>,
     /// Experts that are being read on a guess, in the order wanted.
-    pub awaited: Vec<(usize, SlotIndex)>,
+    pub in_flight: Vec<(usize, SlotIndex)>,
     /// Experts that have to be read, in the order wanted, into the slots they were given.
     pub misses: Vec<(usize, SlotIndex)>,
     /// Row and expert of those that left to make room, when it was opened or closed.
@@ -17,7 +17,7 @@ pub struct Wave {
 impl Wave {
     /// How many experts it covers.
     pub fn len(&self) -> usize {
-        self.hits.len() + self.awaited.len() + self.misses.len()
+        self.hits.len() + self.in_flight.len() + self.misses.len()
     }
 
     /// Whether it covers this expert.
@@ -32,13 +32,13 @@ impl Wave {
 
     /// The experts it covers.
     pub fn experts(&self) -> impl Iterator<Item = usize> + '_ {
-        self.hits.iter().chain(&self.awaited).chain(&self.misses).map(|(expert, _)| *expert)
+        self.hits.iter().chain(&self.in_flight).chain(&self.misses).map(|(expert, _)| *expert)
     }
 
     /// Forgets everything and keeps its memory.
     pub(super) fn clear(&mut self) {
         self.hits.clear();
-        self.awaited.clear();
+        self.in_flight.clear();
         self.misses.clear();
         self.evicted.clear();
     }

@@ -6,16 +6,17 @@ use larder_core::{ExpertId, ExpertLayout, Geometry, LayerIdx, Residency};
 use larder_policy::eviction::Eviction;
 
 use super::costs::Schedule;
-use super::links::{Landed, Links, Supply};
+use super::links::{Completed, HostTier, Links};
 use super::{
-    Costs, Device, DeviceError, Measured, Side, TierError, TierSetting, TierTraffic, Tiers, Whereabouts, Wish,
+    CostModel, Device, DeviceError, ExpertLocation, MeasuredCosts, PromoteFor, Side, TierError, TierLedger, TierShape,
+    TierTraffic,
 };
 use crate::cache::Visit;
 use crate::ledger::SlotIndex;
 
 /// An expert that a layer's tokens chose.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Wanted {
+pub struct WantedExpert {
     /// Which expert.
     pub expert: ExpertId,
     /// For how many of the tokens.
@@ -26,7 +27,7 @@ pub struct Wanted {
 ///
 /// The implementation guarantees that both sides give the same bits, as which of them computes an expert is decided by
 /// how long things take. It says how long computing took, as far as it is known by then.
-pub trait Work {
+pub trait TieredCompute {
     /// On the CPU, each expert beside its bytes.
     fn host(&mut self, layout: &ExpertLayout, experts: &[(ExpertId, &[u8])]) -> Option<Duration>;
 
@@ -43,22 +44,22 @@ pub struct TieredCache {
 }
 
 impl TieredCache {
-    /// A cache as `setting` says, with one of `policies` (made for [`TierSetting::policies`]) for each pool. The
+    /// A cache as `shape` says, with one of `policies` (made for [`TierShape::policy_shape`]) for each pool. The
     /// device's slots are taken here, which is all that can fail.
     pub fn new(
         geometry: &Geometry,
-        setting: &TierSetting,
+        shape: &TierShape,
         policies: Vec<Box<dyn Eviction>>,
-        supply: Supply,
+        host: HostTier,
         device: Box<dyn Device>,
-        measured: Measured,
+        measured: MeasuredCosts,
     ) -> Result<Self, DeviceError> {
         let mut rows = vec![None; geometry.layers];
         for (row, layer) in geometry.moe_layers.iter().enumerate() {
             rows[layer.index()] = Some(row);
         }
-        let tiers = Tiers::new(setting, policies);
-        let links = Links::new(geometry, tiers, supply, device, Costs::new(measured))?;
+        let tiers = TierLedger::new(shape, policies);
+        let links = Links::new(geometry, tiers, host, device, CostModel::new(measured))?;
         Ok(TieredCache { links, rows })
     }
 
@@ -68,7 +69,7 @@ impl TieredCache {
     }
 
     /// What copying and computing take.
-    pub fn costs(&self) -> &Costs {
+    pub fn costs(&self) -> &CostModel {
         &self.links.costs
     }
 
@@ -83,8 +84,8 @@ impl TieredCache {
     }
 
     /// How many slots each tier has.
-    pub fn setting(&self) -> TierSetting {
-        self.links.tiers.setting()
+    pub fn shape(&self) -> TierShape {
+        self.links.tiers.shape()
     }
 
     /// Lets other policies say who leaves from now on, one for each pool.
@@ -107,16 +108,18 @@ impl TieredCache {
         self.links.shards.layout(layer)
     }
 
-    /// What `layer` will probably want, likeliest first. The first `most` of them that are in neither tier are read into
+    /// What `layer` will probably want, likeliest first. The first `limit` of them that are in neither tier are read into
     /// memory as soon as the SSD would idle; what was expected before and not begun is forgotten.
-    pub fn expect(&mut self, layer: LayerIdx, experts: &[ExpertId], most: usize) {
+    pub fn hint(&mut self, layer: LayerIdx, experts: &[ExpertId], limit: usize) {
         let (row, tiers) = (self.row(layer), &self.links.tiers);
-        let absent =
-            experts.iter().map(|e| (row, e.index())).filter(|(row, e)| tiers.find(*row, *e) == Whereabouts::Absent);
-        self.links.guesses = absent.take(most).collect();
+        let absent = experts
+            .iter()
+            .map(|e| (row, e.index()))
+            .filter(|(row, e)| tiers.locate(*row, *e) == ExpertLocation::Absent);
+        self.links.prefetch_queue = absent.take(limit).collect();
     }
 
-    /// Hands each of `wanted` (distinct, in order of rank) to `work` once: those on the device together and first, the
+    /// Hands each of `wanted` (distinct, in order of rank) to `compute` once: those on the device together and first, the
     /// others where and when they can be computed soonest. Each is read at most once. `logits` are what the layer's
     /// router said if it chose for one token, else empty.
     ///
@@ -124,76 +127,77 @@ impl TieredCache {
     pub fn visit(
         &mut self,
         layer: LayerIdx,
-        wanted: &[Wanted],
+        wanted: &[WantedExpert],
         logits: &[f32],
-        work: &mut dyn Work,
+        compute: &mut dyn TieredCompute,
     ) -> Result<(), TierError> {
         let row = self.row(layer);
         // What nobody waited for is over without anybody having been told.
-        while self.links.collect().is_some() {}
+        while self.links.poll_copies().is_some() {}
         let experts: Vec<usize> = wanted.iter().map(|w| w.expert.index()).collect();
         self.links.tiers.begin(row, &experts, logits);
         let rest = wanted.to_vec();
-        let (links, on_host, grounded) = (&mut self.links, Vec::new(), Vec::new());
-        let mut service = Service { links, layer, row, rest, on_host, grounded };
-        let outcome = service.serve(work);
+        let (links, on_host, failed_promotions) = (&mut self.links, Vec::new(), Vec::new());
+        let mut visit = LayerVisit { links, layer, row, rest, on_host, failed_promotions };
+        let outcome = visit.serve(compute);
         match outcome {
-            Ok(()) => service.promote_best(),
-            Err(_) => service.give_up(),
+            Ok(()) => visit.promote_best(),
+            Err(_) => visit.abort(),
         }
         outcome
     }
 }
 
 /// A layer's experts on their way.
-struct Service<'a> {
+struct LayerVisit<'a> {
     links: &'a mut Links,
     layer: LayerIdx,
     row: usize,
     /// What is not computed yet.
-    rest: Vec<Wanted>,
+    rest: Vec<WantedExpert>,
     /// What was computed on the CPU.
     on_host: Vec<usize>,
     /// What was to be on the device by now and could not be copied.
-    grounded: Vec<usize>,
+    failed_promotions: Vec<usize>,
 }
 
 /// What the device was given, and how long that took if it is known by now.
-struct Given {
-    experts: Vec<Wanted>,
+struct DeviceBatch {
+    experts: Vec<WantedExpert>,
     took: Option<Duration>,
 }
 
-impl Service<'_> {
-    fn serve(&mut self, work: &mut dyn Work) -> Result<(), TierError> {
+impl LayerVisit<'_> {
+    fn serve(&mut self, compute: &mut dyn TieredCompute) -> Result<(), TierError> {
         while !self.rest.is_empty() {
-            while let Some(landed) = self.links.collect() {
-                self.take_note(landed)?;
+            while let Some(completed) = self.links.poll_copies() {
+                self.check_failure(completed)?;
             }
             self.begin_reads();
             // Before copies begin, behind which the little that it needs would have to wait.
-            let on_device = self.begin_on_device(work);
-            let on_host = self.share_out();
-            if let Some(Given { experts, took }) = &on_device {
+            let on_device = self.launch_on_device(compute);
+            let on_host = self.assign_sides();
+            if let Some(DeviceBatch { experts, took }) = &on_device {
                 self.finish(Side::Device, experts, *took);
             }
             // What was computed has let go of its slots, for which others may wait.
-            if self.compute_on_host(&on_host, work) || on_device.is_some() {
+            if self.compute_on_host(&on_host, compute) || on_device.is_some() {
                 continue;
             }
-            let landed = self.links.land().expect("what cannot be computed is on its way, or waits for one that is");
-            self.take_note(landed)?;
+            let completed =
+                self.links.complete_one().expect("what cannot be computed is on its way, or waits for one that is");
+            self.check_failure(completed)?;
         }
         Ok(())
     }
 
     /// A failure of what is wanted is an error, but for a copy that was made before anybody wanted it: then the bytes in
     /// memory are as good.
-    fn take_note(&mut self, landed: Landed) -> Result<(), TierError> {
-        let Landed { row, expert, idle, result } = landed;
+    fn check_failure(&mut self, completed: Completed) -> Result<(), TierError> {
+        let Completed { row, expert, background, result } = completed;
         let wanted = row == self.row && self.rest.iter().any(|w| w.expert.index() == expert);
         match result {
-            Err(_) if wanted && idle && self.links.tiers.keeps_in_memory() => self.grounded.push(expert),
+            Err(_) if wanted && background && self.links.tiers.has_host_cache() => self.failed_promotions.push(expert),
             Err(cause) if wanted => {
                 return Err(TierError { layer: self.layer, expert: ExpertId(expert as u16), cause });
             }
@@ -205,31 +209,32 @@ impl Service<'_> {
     fn begin_reads(&mut self) {
         let tiers = &self.links.tiers;
         let experts = self.rest.iter().map(|w| w.expert.index());
-        let absent: Vec<usize> = experts.filter(|e| tiers.find(self.row, *e) == Whereabouts::Absent).collect();
+        let absent: Vec<usize> = experts.filter(|e| tiers.locate(self.row, *e) == ExpertLocation::Absent).collect();
         if self.links.read(self.row, absent.into_iter()) {
-            self.links.guess_if_idle();
+            self.links.prefetch_if_idle();
         }
     }
 
     /// Begins to copy those in memory that are done sooner on the device, and returns the others.
-    fn share_out(&mut self) -> Vec<Wanted> {
-        let (row, bytes, keeps) = (self.row, self.links.bytes(self.row), self.links.tiers.keeps_in_memory());
-        let in_memory = |w: &Wanted| matches!(self.links.tiers.find(row, w.expert.index()), Whereabouts::Host(_));
-        let candidates: Vec<Wanted> = self.rest.iter().copied().filter(in_memory).collect();
+    fn assign_sides(&mut self) -> Vec<WantedExpert> {
+        let (row, bytes, keeps) = (self.row, self.links.bytes(self.row), self.links.tiers.has_host_cache());
+        let in_memory =
+            |w: &WantedExpert| matches!(self.links.tiers.locate(row, w.expert.index()), ExpertLocation::Host(_));
+        let candidates: Vec<WantedExpert> = self.rest.iter().copied().filter(in_memory).collect();
         let queued_bytes = self.links.queued_bytes();
         let mut schedule = Schedule::new(&mut self.links.costs, queued_bytes);
-        let side = |w: &Wanted| match self.grounded.contains(&w.expert.index()) {
+        let side = |w: &WantedExpert| match self.failed_promotions.contains(&w.expert.index()) {
             true => Side::Host,
             // What memory does not keep would have to be read again if it did not go to the device.
             false if !keeps => Side::Device,
-            false => schedule.give(bytes, w.tokens),
+            false => schedule.assign(bytes, w.tokens),
         };
         let sides: Vec<Side> = candidates.iter().map(side).collect();
         let mut on_host = Vec::new();
         for (wanted, side) in candidates.into_iter().zip(sides) {
             match side {
                 Side::Host => on_host.push(wanted),
-                Side::Device => self.links.promote(row, wanted.expert.index(), Wish::Wanted),
+                Side::Device => self.links.promote(row, wanted.expert.index(), PromoteFor::Demand),
             }
         }
         on_host
@@ -237,10 +242,10 @@ impl Service<'_> {
 
     /// Has those computed that are on the device. They are done only when it is said so: until then nobody takes their
     /// slots.
-    fn begin_on_device(&mut self, work: &mut dyn Work) -> Option<Given> {
+    fn launch_on_device(&mut self, compute: &mut dyn TieredCompute) -> Option<DeviceBatch> {
         let (mut group, mut experts) = (Vec::new(), Vec::new());
         for wanted in &self.rest {
-            if let Whereabouts::Device(slot) = self.links.tiers.find(self.row, wanted.expert.index()) {
+            if let ExpertLocation::Device(slot) = self.links.tiers.locate(self.row, wanted.expert.index()) {
                 group.push((wanted.expert, slot));
                 experts.push(*wanted);
             }
@@ -249,23 +254,23 @@ impl Service<'_> {
             return None;
         }
         let start = Instant::now();
-        let took = work.device(self.links.shards.layout(self.layer), &group);
+        let took = compute.device(self.links.shards.layout(self.layer), &group);
         self.links.traffic.computed += start.elapsed();
         self.links.traffic.on_device += group.len() as u64;
-        Some(Given { experts, took })
+        Some(DeviceBatch { experts, took })
     }
 
-    fn compute_on_host(&mut self, experts: &[Wanted], work: &mut dyn Work) -> bool {
+    fn compute_on_host(&mut self, experts: &[WantedExpert], compute: &mut dyn TieredCompute) -> bool {
         if experts.is_empty() {
             return false;
         }
-        let bytes = |w: &Wanted| match self.links.tiers.find(self.row, w.expert.index()) {
-            Whereabouts::Host(at) => (w.expert, self.links.data(self.row, at)),
+        let bytes = |w: &WantedExpert| match self.links.tiers.locate(self.row, w.expert.index()) {
+            ExpertLocation::Host(at) => (w.expert, self.links.data(self.row, at)),
             _ => unreachable!("what is wanted in memory stays there"),
         };
         let group: Vec<_> = experts.iter().map(bytes).collect();
         let start = Instant::now();
-        let took = work.host(self.links.shards.layout(self.layer), &group);
+        let took = compute.host(self.links.shards.layout(self.layer), &group);
         self.links.traffic.computed += start.elapsed();
         self.links.traffic.on_host += experts.len() as u64;
         self.on_host.extend(experts.iter().map(|w| w.expert.index()));
@@ -273,13 +278,13 @@ impl Service<'_> {
         true
     }
 
-    fn finish(&mut self, side: Side, experts: &[Wanted], took: Option<Duration>) {
+    fn finish(&mut self, side: Side, experts: &[WantedExpert], took: Option<Duration>) {
         if let Some(took) = took {
             let bytes = self.links.bytes(self.row);
             let sizes: Vec<_> = experts.iter().map(|w| (bytes, w.tokens)).collect();
             self.links.costs.computed(side, &sizes, took);
         }
-        experts.iter().for_each(|w| self.links.tiers.done(self.row, w.expert.index()));
+        experts.iter().for_each(|w| self.links.tiers.unpin(self.row, w.expert.index()));
         self.rest.retain(|w| !experts.contains(w));
     }
 
@@ -287,19 +292,20 @@ impl Service<'_> {
     /// else to do. One at a time, so that nobody who is wanted waits for more than that.
     fn promote_best(&mut self) {
         // Nothing is wanted any more, so no failure is anybody's.
-        while self.links.collect().is_some() {}
+        while self.links.poll_copies().is_some() {}
         if let (Some(best), true) = (self.on_host.first(), self.links.link_idles()) {
-            self.links.promote(self.row, *best, Wish::Idle);
+            self.links.promote(self.row, *best, PromoteFor::IdleLink);
         }
     }
 
     /// Waits for what is wanted and on its way, and lets go of all of it.
-    fn give_up(&mut self) {
+    fn abort(&mut self) {
         let row = self.row;
-        let is_moving = |links: &Links, w: &Wanted| links.tiers.find(row, w.expert.index()) == Whereabouts::Moving;
+        let is_moving =
+            |links: &Links, w: &WantedExpert| links.tiers.locate(row, w.expert.index()) == ExpertLocation::InFlight;
         while self.rest.iter().any(|w| is_moving(self.links, w)) {
-            self.links.land().expect("it is on its way");
+            self.links.complete_one().expect("it is on its way");
         }
-        self.rest.drain(..).for_each(|w| self.links.tiers.done(row, w.expert.index()));
+        self.rest.drain(..).for_each(|w| self.links.tiers.unpin(row, w.expert.index()));
     }
 }

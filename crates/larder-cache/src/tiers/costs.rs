@@ -3,17 +3,17 @@
 use std::time::Duration;
 
 /// How much a new measurement counts.
-const WEIGHT: f64 = 0.125;
+const EWMA_WEIGHT: f64 = 0.125;
 /// Numbers of tokens are told apart by their power of two up to here.
-const SIZES: usize = 16;
+const TOKEN_BUCKETS: usize = 16;
 /// The most by which one measurement may change what is expected, up or down: it may have been an outlier.
-const STEP_MAX: f64 = 2.0;
+const CORRECTION_MAX: f64 = 2.0;
 /// After so many decisions for the other side, a side of which nothing was learned is tried again.
-const PATIENCE: u32 = 64;
+const RETRY_AFTER: u32 = 64;
 
 /// Seconds per byte that were measured before anything ran.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Measured {
+pub struct MeasuredCosts {
     /// Copying to the device.
     pub copy: f64,
     /// Computing one token on the CPU.
@@ -43,20 +43,20 @@ impl Side {
 /// What copying and computing take, corrected by what they took. A side that was not chosen for long is tried again, so
 /// that no wrong estimate stays for ever.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Costs {
+pub struct CostModel {
     copy: f64,
     host: Rates,
     device: Rates,
     /// By side and number of tokens: how many decisions ago the side was last chosen. For the device also: since the last
     /// copy, whatever it was made for.
-    unseen: [[u32; SIZES]; 2],
+    not_chosen: [[u32; TOKEN_BUCKETS]; 2],
 }
 
-impl Costs {
+impl CostModel {
     /// Starts from what was measured.
-    pub fn new(measured: Measured) -> Self {
+    pub fn new(measured: MeasuredCosts) -> Self {
         let (host, device) = (Rates::new(measured.host), Rates::new(measured.device));
-        Costs { copy: measured.copy, host, device, unseen: [[0; SIZES]; 2] }
+        CostModel { copy: measured.copy, host, device, not_chosen: [[0; TOKEN_BUCKETS]; 2] }
     }
 
     /// Seconds for copying so many bytes to the device.
@@ -72,8 +72,8 @@ impl Costs {
     /// A copy to the device took so long.
     pub fn copied(&mut self, bytes: usize, took: Duration) {
         if bytes > 0 {
-            self.copy = corrected(self.copy, took.as_secs_f64() / bytes as f64, WEIGHT);
-            self.unseen[Side::Device as usize] = [0; SIZES];
+            self.copy = corrected(self.copy, took.as_secs_f64() / bytes as f64, EWMA_WEIGHT);
+            self.not_chosen[Side::Device as usize] = [0; TOKEN_BUCKETS];
         }
     }
 
@@ -95,12 +95,12 @@ impl Costs {
     }
 
     /// The side that is said to be sooner, unless the other was not chosen for so long that this may no longer be true.
-    fn choose(&mut self, sooner: Side, tokens: usize) -> Side {
-        let (size, other) = (Rates::size(tokens), sooner.other());
-        let unseen = &mut self.unseen[other as usize][size];
-        *unseen += 1;
-        let side = if *unseen < PATIENCE { sooner } else { other };
-        self.unseen[side as usize][size] = 0;
+    fn choose(&mut self, faster: Side, tokens: usize) -> Side {
+        let (bucket, other) = (Rates::bucket(tokens), faster.other());
+        let not_chosen = &mut self.not_chosen[other as usize][bucket];
+        *not_chosen += 1;
+        let side = if *not_chosen < RETRY_AFTER { faster } else { other };
+        self.not_chosen[side as usize][bucket] = 0;
         side
     }
 
@@ -114,19 +114,19 @@ impl Costs {
 
 /// The seconds after which either side is through with what it was given, as experts are given out one after the other.
 pub(super) struct Schedule<'a> {
-    costs: &'a mut Costs,
+    costs: &'a mut CostModel,
     link_s: f64,
     host_s: f64,
 }
 
 impl<'a> Schedule<'a> {
     /// The link has so many bytes to copy yet; the CPU is free.
-    pub fn new(costs: &'a mut Costs, queued_bytes: usize) -> Self {
+    pub fn new(costs: &'a mut CostModel, queued_bytes: usize) -> Self {
         Schedule { link_s: costs.copy_s(queued_bytes), host_s: 0.0, costs }
     }
 
     /// Where the next expert is done sooner, or what that takes is to be seen, which is then where it is.
-    pub fn give(&mut self, bytes: usize, tokens: usize) -> Side {
+    pub fn assign(&mut self, bytes: usize, tokens: usize) -> Side {
         let link_s = self.link_s + self.costs.copy_s(bytes);
         let host_s = self.host_s + self.costs.compute_s(Side::Host, bytes, tokens);
         let device_s = link_s + self.costs.compute_s(Side::Device, bytes, tokens);
@@ -141,38 +141,38 @@ impl<'a> Schedule<'a> {
 
 /// Seconds per byte of an expert by the number of its tokens.
 #[derive(Clone, PartialEq, Debug)]
-struct Rates([Option<f64>; SIZES]);
+struct Rates([Option<f64>; TOKEN_BUCKETS]);
 
 impl Rates {
     fn new(one_token: f64) -> Self {
-        let mut rates = [None; SIZES];
+        let mut rates = [None; TOKEN_BUCKETS];
         rates[0] = Some(one_token);
         Rates(rates)
     }
 
-    fn size(tokens: usize) -> usize {
-        (tokens.max(1).ilog2() as usize).min(SIZES - 1)
+    fn bucket(tokens: usize) -> usize {
+        (tokens.max(1).ilog2() as usize).min(TOKEN_BUCKETS - 1)
     }
 
     /// As measured, else in proportion to what fewer tokens took.
     fn per_byte(&self, tokens: usize) -> f64 {
-        let size = Rates::size(tokens);
-        let known = self.0[..=size].iter().enumerate().rev().find_map(|(s, rate)| Some((s, (*rate)?)));
+        let bucket = Rates::bucket(tokens);
+        let known = self.0[..=bucket].iter().enumerate().rev().find_map(|(s, rate)| Some((s, (*rate)?)));
         let (known, rate) = known.expect("one token is known from the start");
-        rate * (1u64 << (size - known)) as f64
+        rate * (1u64 << (bucket - known)) as f64
     }
 
     fn correct(&mut self, tokens: usize, factor: f64) {
-        let (size, expected) = (Rates::size(tokens), self.per_byte(tokens));
-        let weight = if self.0[size].is_some() { WEIGHT } else { 1.0 };
-        self.0[size] = Some(corrected(expected, expected * factor, weight));
+        let (bucket, expected) = (Rates::bucket(tokens), self.per_byte(tokens));
+        let weight = if self.0[bucket].is_some() { EWMA_WEIGHT } else { 1.0 };
+        self.0[bucket] = Some(corrected(expected, expected * factor, weight));
     }
 }
 
 /// What is expected once something else was measured. An expectation of nothing gives way at once.
 fn corrected(expected: f64, measured: f64, weight: f64) -> f64 {
     match expected > 0.0 {
-        true => (expected + weight * (measured - expected)).clamp(expected / STEP_MAX, expected * STEP_MAX),
+        true => (expected + weight * (measured - expected)).clamp(expected / CORRECTION_MAX, expected * CORRECTION_MAX),
         false => measured,
     }
 }
@@ -181,16 +181,16 @@ fn corrected(expected: f64, measured: f64, weight: f64) -> f64 {
 mod tests {
     use super::*;
 
-    const MEASURED: Measured = Measured { copy: 4e-11, host: 2e-11, device: 1e-12 };
+    const MEASURED: MeasuredCosts = MeasuredCosts { copy: 4e-11, host: 2e-11, device: 1e-12 };
 
-    fn given(costs: &mut Costs, queued_bytes: usize, tokens: &[usize]) -> Vec<Side> {
+    fn given(costs: &mut CostModel, queued_bytes: usize, tokens: &[usize]) -> Vec<Side> {
         let mut schedule = Schedule::new(costs, queued_bytes);
-        tokens.iter().map(|tokens| schedule.give(1 << 20, *tokens)).collect()
+        tokens.iter().map(|tokens| schedule.assign(1 << 20, *tokens)).collect()
     }
 
     #[test]
     fn both_sides_work_and_are_through_at_about_the_same_time() {
-        let costs = &mut Costs::new(MEASURED);
+        let costs = &mut CostModel::new(MEASURED);
         use Side::{Device, Host};
         assert_eq!(given(costs, 0, &[1; 6]), [Host, Host, Device, Host, Host, Device]);
         assert_eq!(given(costs, 1 << 22, &[1; 4]), [Host; 4], "a link that is busy is avoided");
@@ -199,7 +199,7 @@ mod tests {
 
     #[test]
     fn what_was_measured_at_first_gives_way_to_what_is() {
-        let mut costs = Costs::new(MEASURED);
+        let mut costs = CostModel::new(MEASURED);
         for _ in 0..100 {
             costs.copied(1 << 20, Duration::from_secs_f64(8e-11 * (1 << 20) as f64));
             costs.computed(Side::Host, &[(1 << 20, 1), (1 << 20, 1)], Duration::from_secs_f64(2e-4));
@@ -212,8 +212,8 @@ mod tests {
 
     #[test]
     fn more_tokens_cost_in_proportion_until_somebody_knows_better() {
-        let mut costs = Costs::new(MEASURED);
-        let at = |costs: &Costs, tokens| costs.compute_s(Side::Host, 1000, tokens);
+        let mut costs = CostModel::new(MEASURED);
+        let at = |costs: &CostModel, tokens| costs.compute_s(Side::Host, 1000, tokens);
         assert_eq!(at(&costs, 8), 8.0 * at(&costs, 1));
         costs.computed(Side::Host, &[(1000, 8)], Duration::from_secs_f64(5.0 * at(&costs, 1)));
         assert!((at(&costs, 8) / at(&costs, 1) - 5.0).abs() < 1e-3);
@@ -226,11 +226,11 @@ mod tests {
     #[test]
     fn one_outlier_changes_little() {
         for (took, factor) in [(Duration::from_secs(1), 2.0), (Duration::ZERO, 0.5)] {
-            let mut costs = Costs::new(MEASURED);
+            let mut costs = CostModel::new(MEASURED);
             let before = costs.clone();
             costs.copied(1 << 20, took);
             costs.computed(Side::Host, &[(1 << 20, 8), (1 << 20, 1)], took);
-            let change = |cost: fn(&Costs) -> f64| cost(&costs) / cost(&before);
+            let change = |cost: fn(&CostModel) -> f64| cost(&costs) / cost(&before);
             assert!((change(|c| c.compute_s(Side::Host, 1 << 20, 8)) - factor).abs() < 1e-9, "never measured before");
             for known in [change(|c| c.copy_s(1 << 20)), change(|c| c.compute_s(Side::Host, 1 << 20, 1))] {
                 assert!((factor.min(1.0)..=factor.max(1.0)).contains(&known) && known != 1.0, "{known}");
@@ -239,11 +239,11 @@ mod tests {
     }
 
     /// Decides so many times, and whatever is chosen takes what it truly does.
-    fn live(costs: &mut Costs, truly: Measured, tokens: usize, decisions: usize) -> usize {
+    fn simulate(costs: &mut CostModel, truly: MeasuredCosts, tokens: usize, decisions: usize) -> usize {
         let (bytes, mut on_device) = (1 << 20, 0);
         let took = |per_byte: f64| Duration::from_secs_f64(per_byte * bytes as f64);
         for _ in 0..decisions {
-            match Schedule::new(costs, 0).give(bytes, tokens) {
+            match Schedule::new(costs, 0).assign(bytes, tokens) {
                 Side::Host => costs.computed(Side::Host, &[(bytes, tokens)], took(truly.host * tokens as f64)),
                 Side::Device => {
                     on_device += 1;
@@ -258,21 +258,21 @@ mod tests {
     #[test]
     fn what_was_far_too_dear_at_first_is_found_out() {
         // Until what was avoided is sooner, each trial takes an eighth off what is wrong.
-        let most = 24 * PATIENCE as usize;
+        let most = 24 * RETRY_AFTER as usize;
         for (truly, device_is_sooner) in
-            [(Measured { copy: 1e-11, ..MEASURED }, true), (Measured { copy: 4e-11, ..MEASURED }, false)]
+            [(MeasuredCosts { copy: 1e-11, ..MEASURED }, true), (MeasuredCosts { copy: 4e-11, ..MEASURED }, false)]
         {
             let dear = match device_is_sooner {
-                true => Measured { copy: 10.0 * truly.copy, ..truly },
-                false => Measured { host: 10.0 * truly.host, ..truly },
+                true => MeasuredCosts { copy: 10.0 * truly.copy, ..truly },
+                false => MeasuredCosts { host: 10.0 * truly.host, ..truly },
             };
             for tokens in [1, 2] {
                 // Two tokens are a matter of their own, even where one was measured all the time.
-                let truly = Measured { copy: truly.copy * tokens as f64, ..truly };
-                let dear = Measured { copy: dear.copy * tokens as f64, ..dear };
-                let mut costs = Costs::new(dear);
-                live(&mut costs, truly, tokens, most);
-                let on_device = live(&mut costs, truly, tokens, 640);
+                let truly = MeasuredCosts { copy: truly.copy * tokens as f64, ..truly };
+                let dear = MeasuredCosts { copy: dear.copy * tokens as f64, ..dear };
+                let mut costs = CostModel::new(dear);
+                simulate(&mut costs, truly, tokens, most);
+                let on_device = simulate(&mut costs, truly, tokens, 640);
                 assert_eq!(on_device > 320, device_is_sooner, "{on_device} of 640");
                 let (copy_s, host_s) = (costs.copy_s(1 << 20), costs.compute_s(Side::Host, 1 << 20, tokens));
                 let (copy_x, host_x) = (copy_s / truly.copy, host_s / truly.host / tokens as f64);
@@ -285,9 +285,9 @@ mod tests {
     #[test]
     fn a_side_is_tried_only_after_long_and_not_if_it_was_seen_meanwhile() {
         let tries = |copied_every: usize| {
-            let mut costs = Costs::new(MEASURED);
+            let mut costs = CostModel::new(MEASURED);
             let took = Duration::from_secs_f64(MEASURED.copy * (1 << 20) as f64);
-            let decided = (1..=6 * PATIENCE as usize).filter(|i| {
+            let decided = (1..=6 * RETRY_AFTER as usize).filter(|i| {
                 if i % copied_every == 0 {
                     costs.copied(1 << 20, took);
                 }

@@ -1,7 +1,7 @@
 use std::ops::{Add, Sub};
 use std::time::Duration;
 
-use crate::ledger::Counts;
+use crate::ledger::CacheCounts;
 use crate::traffic::Traffic;
 
 /// What happened in two tiers so far.
@@ -12,7 +12,7 @@ pub struct TierCounts {
     /// Experts that were in memory alone.
     pub host_hits: u64,
     /// Experts that were being copied, or read on a guess.
-    pub awaited: u64,
+    pub in_flight_hits: u64,
     /// Experts that had to be read.
     pub misses: u64,
     /// Misses of experts that had been read before.
@@ -22,19 +22,19 @@ pub struct TierCounts {
     /// Experts that left the device and were copied to memory.
     pub demotions: u64,
     /// Experts that left the device and were in memory anyway.
-    pub kept: u64,
+    pub free_demotions: u64,
     /// Experts that left both tiers.
-    pub lost: u64,
+    pub evictions: u64,
     /// Experts read on a guess.
-    pub guesses: u64,
+    pub prefetches: u64,
     /// Guesses that were wanted before they left again.
-    pub useful: u64,
+    pub useful_prefetches: u64,
 }
 
 impl TierCounts {
     /// Experts that were wanted.
     pub fn wanted(&self) -> u64 {
-        self.device_hits + self.host_hits + self.awaited + self.misses
+        self.device_hits + self.host_hits + self.in_flight_hits + self.misses
     }
 }
 
@@ -48,19 +48,19 @@ pub struct TierTraffic {
     /// Experts that were computed on the CPU.
     pub on_host: u64,
     /// Bytes read from the SSD because they were wanted.
-    pub read_bytes: u64,
+    pub demand_bytes: u64,
     /// Bytes read from the SSD on a guess.
-    pub guessed_bytes: u64,
+    pub prefetch_bytes: u64,
     /// Time in which reads were under way, as far as the cache saw.
     pub read_busy: Duration,
     /// Bytes copied to the device.
-    pub in_bytes: u64,
+    pub to_device_bytes: u64,
     /// Bytes copied out of the device.
-    pub out_bytes: u64,
+    pub from_device_bytes: u64,
     /// Time in which the link was busy with copies to the device.
-    pub in_busy: Duration,
+    pub to_device_busy: Duration,
     /// Time in which the link was busy with copies out of the device.
-    pub out_busy: Duration,
+    pub from_device_busy: Duration,
     /// Copies that failed.
     pub failed_copies: u64,
     /// Time in which nothing could be computed because nothing had arrived.
@@ -76,15 +76,15 @@ impl Add for TierCounts {
         TierCounts {
             device_hits: self.device_hits + other.device_hits,
             host_hits: self.host_hits + other.host_hits,
-            awaited: self.awaited + other.awaited,
+            in_flight_hits: self.in_flight_hits + other.in_flight_hits,
             misses: self.misses + other.misses,
             rereads: self.rereads + other.rereads,
             promotions: self.promotions + other.promotions,
             demotions: self.demotions + other.demotions,
-            kept: self.kept + other.kept,
-            lost: self.lost + other.lost,
-            guesses: self.guesses + other.guesses,
-            useful: self.useful + other.useful,
+            free_demotions: self.free_demotions + other.free_demotions,
+            evictions: self.evictions + other.evictions,
+            prefetches: self.prefetches + other.prefetches,
+            useful_prefetches: self.useful_prefetches + other.useful_prefetches,
         }
     }
 }
@@ -97,13 +97,13 @@ impl Add for TierTraffic {
             counts: self.counts + other.counts,
             on_device: self.on_device + other.on_device,
             on_host: self.on_host + other.on_host,
-            read_bytes: self.read_bytes + other.read_bytes,
-            guessed_bytes: self.guessed_bytes + other.guessed_bytes,
+            demand_bytes: self.demand_bytes + other.demand_bytes,
+            prefetch_bytes: self.prefetch_bytes + other.prefetch_bytes,
             read_busy: self.read_busy + other.read_busy,
-            in_bytes: self.in_bytes + other.in_bytes,
-            out_bytes: self.out_bytes + other.out_bytes,
-            in_busy: self.in_busy + other.in_busy,
-            out_busy: self.out_busy + other.out_busy,
+            to_device_bytes: self.to_device_bytes + other.to_device_bytes,
+            from_device_bytes: self.from_device_bytes + other.from_device_bytes,
+            to_device_busy: self.to_device_busy + other.to_device_busy,
+            from_device_busy: self.from_device_busy + other.from_device_busy,
             failed_copies: self.failed_copies + other.failed_copies,
             waited: self.waited + other.waited,
             computed: self.computed + other.computed,
@@ -119,15 +119,15 @@ impl Sub for TierCounts {
         TierCounts {
             device_hits: self.device_hits - then.device_hits,
             host_hits: self.host_hits - then.host_hits,
-            awaited: self.awaited - then.awaited,
+            in_flight_hits: self.in_flight_hits - then.in_flight_hits,
             misses: self.misses - then.misses,
             rereads: self.rereads - then.rereads,
             promotions: self.promotions - then.promotions,
             demotions: self.demotions - then.demotions,
-            kept: self.kept - then.kept,
-            lost: self.lost - then.lost,
-            guesses: self.guesses - then.guesses,
-            useful: self.useful - then.useful,
+            free_demotions: self.free_demotions - then.free_demotions,
+            evictions: self.evictions - then.evictions,
+            prefetches: self.prefetches - then.prefetches,
+            useful_prefetches: self.useful_prefetches - then.useful_prefetches,
         }
     }
 }
@@ -141,13 +141,13 @@ impl Sub for TierTraffic {
             counts: self.counts - then.counts,
             on_device: self.on_device - then.on_device,
             on_host: self.on_host - then.on_host,
-            read_bytes: self.read_bytes - then.read_bytes,
-            guessed_bytes: self.guessed_bytes - then.guessed_bytes,
+            demand_bytes: self.demand_bytes - then.demand_bytes,
+            prefetch_bytes: self.prefetch_bytes - then.prefetch_bytes,
             read_busy: self.read_busy - then.read_busy,
-            in_bytes: self.in_bytes - then.in_bytes,
-            out_bytes: self.out_bytes - then.out_bytes,
-            in_busy: self.in_busy - then.in_busy,
-            out_busy: self.out_busy - then.out_busy,
+            to_device_bytes: self.to_device_bytes - then.to_device_bytes,
+            from_device_bytes: self.from_device_bytes - then.from_device_bytes,
+            to_device_busy: self.to_device_busy - then.to_device_busy,
+            from_device_busy: self.from_device_busy - then.from_device_busy,
             failed_copies: self.failed_copies - then.failed_copies,
             waited: self.waited - then.waited,
             computed: self.computed - then.computed,
@@ -158,15 +158,25 @@ impl Sub for TierTraffic {
 /// Both tiers seen as one: a hit is a hit in either, and who leaves both is evicted.
 impl From<TierTraffic> for Traffic {
     fn from(tiers: TierTraffic) -> Traffic {
-        let TierCounts { device_hits, host_hits, awaited, misses, rereads, lost, guesses, useful, .. } = tiers.counts;
+        let TierCounts {
+            device_hits,
+            host_hits,
+            in_flight_hits,
+            misses,
+            rereads,
+            evictions,
+            prefetches,
+            useful_prefetches,
+            ..
+        } = tiers.counts;
         let hits = device_hits + host_hits;
         Traffic {
-            counts: Counts { hits, misses, evictions: lost, rereads, awaited, guesses, useful },
-            demanded: tiers.read_bytes,
-            guessed: tiers.guessed_bytes,
+            counts: CacheCounts { hits, misses, evictions, rereads, in_flight_hits, prefetches, useful_prefetches },
+            demand_bytes: tiers.demand_bytes,
+            prefetch_bytes: tiers.prefetch_bytes,
             waited: tiers.waited,
             computed: tiers.computed,
-            busy: tiers.read_busy,
+            read_busy: tiers.read_busy,
             tiers: Some(tiers),
         }
     }

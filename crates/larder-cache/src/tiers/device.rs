@@ -11,16 +11,16 @@ use crate::ledger::SlotIndex;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Direction {
     /// From memory to the device.
-    In,
+    ToDevice,
     /// From the device to memory.
-    Out,
+    FromDevice,
 }
 
 impl fmt::Display for Direction {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         f.write_str(match self {
-            Direction::In => "into",
-            Direction::Out => "out of",
+            Direction::ToDevice => "into",
+            Direction::FromDevice => "out of",
         })
     }
 }
@@ -40,7 +40,7 @@ pub struct Transfer {
 }
 
 /// A request that is over.
-pub struct Transferred {
+pub struct TransferDone {
     /// Which way it went.
     pub direction: Direction,
     /// The slot in memory. After a copy out its bytes are only specified if that went well, and then `len` of them.
@@ -102,10 +102,10 @@ pub trait Device: Send {
     fn submit(&mut self, transfer: Transfer);
 
     /// A transfer that is over already; `None` if there is none. Never blocks.
-    fn poll(&mut self) -> Option<Transferred>;
+    fn poll(&mut self) -> Option<TransferDone>;
 
     /// The next transfer that is over; blocks until there is one. `None` if none is under way.
-    fn wait(&mut self) -> Option<Transferred>;
+    fn wait(&mut self) -> Option<TransferDone>;
 
     /// How many transfers were taken and have not come back.
     fn in_flight(&self) -> usize;

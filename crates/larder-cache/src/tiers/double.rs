@@ -3,11 +3,11 @@
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use super::{Device, DeviceError, Direction, Transfer, Transferred};
+use super::{Device, DeviceError, Direction, Transfer, TransferDone};
 use crate::ledger::SlotIndex;
 
 /// What a copy that failed leaves behind.
-const RUBBISH: u8 = 0xA5;
+const GARBAGE: u8 = 0xA5;
 
 /// The slots of a device, to be looked at from outside.
 #[derive(Clone, Default)]
@@ -17,11 +17,11 @@ pub struct DeviceSlots(Arc<Mutex<Vec<SlotDouble>>>);
 struct SlotDouble {
     bytes: Vec<u8>,
     /// Who has begun to compute with these bytes and has not looked at them yet.
-    begun: Vec<Arc<OnceLock<Vec<u8>>>>,
+    pending: Vec<Arc<OnceLock<Vec<u8>>>>,
 }
 
 /// Computing with a slot that has begun: whenever it happens, the bytes are those of before the next copy into the slot.
-pub struct Begun {
+pub struct PendingCompute {
     slots: DeviceSlots,
     at: SlotIndex,
     saved: Arc<OnceLock<Vec<u8>>>,
@@ -34,10 +34,10 @@ impl DeviceSlots {
     }
 
     /// Computing with a slot begins.
-    pub fn begin(&self, at: SlotIndex) -> Begun {
+    pub fn begin(&self, at: SlotIndex) -> PendingCompute {
         let saved = Arc::new(OnceLock::new());
-        self.lock()[at].begun.push(saved.clone());
-        Begun { slots: self.clone(), at, saved }
+        self.lock()[at].pending.push(saved.clone());
+        PendingCompute { slots: self.clone(), at, saved }
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<SlotDouble>> {
@@ -45,7 +45,7 @@ impl DeviceSlots {
     }
 }
 
-impl Begun {
+impl PendingCompute {
     /// The bytes that are computed with.
     pub fn bytes(self) -> Vec<u8> {
         match self.saved.get() {
@@ -55,9 +55,9 @@ impl Begun {
     }
 }
 
-impl Drop for Begun {
+impl Drop for PendingCompute {
     fn drop(&mut self) {
-        self.slots.lock()[self.at].begun.retain(|saved| !Arc::ptr_eq(saved, &self.saved));
+        self.slots.lock()[self.at].pending.retain(|saved| !Arc::ptr_eq(saved, &self.saved));
     }
 }
 
@@ -68,7 +68,7 @@ pub struct DeviceDouble {
     free_bytes: u64,
     overtaken_max: u64,
     seconds_per_byte: f64,
-    heedless: bool,
+    racy: bool,
     /// One poll in so many finds something that is over, by chance; 0 for none.
     polled: u64,
     /// One copy in so many fails, by chance: in and out; 0 for none.
@@ -87,7 +87,7 @@ impl DeviceDouble {
             free_bytes,
             overtaken_max: 0,
             seconds_per_byte: 0.0,
-            heedless: false,
+            racy: false,
             polled: 0,
             failing: [0, 0],
             random: seed,
@@ -115,8 +115,8 @@ impl DeviceDouble {
     }
 
     /// A broken one, whose copies do not wait for computing that has begun.
-    pub fn heedless(mut self) -> Self {
-        self.heedless = true;
+    pub fn racy(mut self) -> Self {
+        self.racy = true;
         self
     }
 
@@ -136,16 +136,16 @@ impl DeviceDouble {
         let one_in = self.failing[direction as usize];
         let fails = one_in > 0 && self.below(one_in) == 0;
         let mut slots = self.slots.lock();
-        let SlotDouble { bytes, begun } = &mut slots[at];
-        if direction == Direction::In && !self.heedless {
-            begun.drain(..).for_each(|saved| saved.set(bytes.clone()).expect("bytes are saved once"));
+        let SlotDouble { bytes, pending } = &mut slots[at];
+        if direction == Direction::ToDevice && !self.racy {
+            pending.drain(..).for_each(|saved| saved.set(bytes.clone()).expect("bytes are saved once"));
         }
         let (here, there) = (&mut transfer.slot[..len], &mut bytes[..len]);
         match (direction, fails) {
-            (Direction::In, false) => there.copy_from_slice(here),
-            (Direction::Out, false) => here.copy_from_slice(there),
-            (Direction::In, true) => there.fill(RUBBISH),
-            (Direction::Out, true) => here.fill(RUBBISH),
+            (Direction::ToDevice, false) => there.copy_from_slice(here),
+            (Direction::FromDevice, false) => here.copy_from_slice(there),
+            (Direction::ToDevice, true) => there.fill(GARBAGE),
+            (Direction::FromDevice, true) => here.fill(GARBAGE),
         }
         match fails {
             false => Ok(Duration::from_secs_f64(self.seconds_per_byte * len as f64)),
@@ -169,7 +169,7 @@ impl Device for DeviceDouble {
         if slots as u64 * slot_bytes as u64 > free_bytes {
             return Err(DeviceError::OutOfMemory { slots, slot_bytes, free_bytes });
         }
-        *self.slots.lock() = vec![SlotDouble { bytes: vec![0; slot_bytes], begun: Vec::new() }; slots];
+        *self.slots.lock() = vec![SlotDouble { bytes: vec![0; slot_bytes], pending: Vec::new() }; slots];
         Ok(())
     }
 
@@ -179,12 +179,12 @@ impl Device for DeviceDouble {
         self.flights.push((over, transfer));
     }
 
-    fn poll(&mut self) -> Option<Transferred> {
+    fn poll(&mut self) -> Option<TransferDone> {
         let is_over = self.polled > 0 && self.below(self.polled) == 0;
         if is_over { self.wait() } else { None }
     }
 
-    fn wait(&mut self) -> Option<Transferred> {
+    fn wait(&mut self) -> Option<TransferDone> {
         let first_of_its_slot =
             |(i, (_, t)): &(usize, &(u64, Transfer))| self.flights[..*i].iter().all(|(_, earlier)| earlier.at != t.at);
         let flights = self.flights.iter().enumerate().filter(first_of_its_slot);
@@ -193,7 +193,7 @@ impl Device for DeviceDouble {
         let (_, mut transfer) = self.flights.remove(next);
         let result = self.perform(&mut transfer);
         let Transfer { direction, slot, at, len, tag } = transfer;
-        Some(Transferred { direction, slot, at, len, tag, result })
+        Some(TransferDone { direction, slot, at, len, tag, result })
     }
 
     fn in_flight(&self) -> usize {
@@ -216,8 +216,8 @@ mod tests {
         for (tag, (mut slot, out)) in slots.into_iter().zip(outs).enumerate() {
             slot.fill(tag as u8 + 1);
             let (at, len, tag) = (tag % 4, SHARD_ALIGN, tag as u64);
-            device.submit(Transfer { direction: Direction::In, slot, at, len, tag });
-            device.submit(Transfer { direction: Direction::Out, slot: out, at, len, tag });
+            device.submit(Transfer { direction: Direction::ToDevice, slot, at, len, tag });
+            device.submit(Transfer { direction: Direction::FromDevice, slot: out, at, len, tag });
         }
         let mut order = Vec::new();
         while let Some(over) = device.wait() {
@@ -243,7 +243,7 @@ mod tests {
             let (_, slots) = Arena::new(4, SHARD_ALIGN).unwrap();
             for (tag, slot) in (0..).zip(slots) {
                 let at = tag as usize;
-                device.submit(Transfer { direction: Direction::In, slot, at, len: SHARD_ALIGN, tag });
+                device.submit(Transfer { direction: Direction::ToDevice, slot, at, len: SHARD_ALIGN, tag });
             }
             (0..polls).filter_map(|poll| Some((poll, device.poll()?.tag))).collect::<Vec<_>>()
         };
@@ -256,22 +256,22 @@ mod tests {
 
     #[test]
     fn computing_that_has_begun_sees_the_bytes_of_then() {
-        for heedless in [false, true] {
+        for racy in [false, true] {
             let mut device = DeviceDouble::new(1 << 20, 1);
-            device.heedless = heedless;
+            device.racy = racy;
             device.allocate(1, SHARD_ALIGN).unwrap();
             let slots = device.slots();
             let (_, mut memory) = Arena::new(1, SHARD_ALIGN).unwrap();
-            let (mut slot, mut begun) = (memory.remove(0), Vec::new());
+            let (mut slot, mut pending) = (memory.remove(0), Vec::new());
             for round in 1..4 {
                 slot.fill(round);
-                device.submit(Transfer { direction: Direction::In, slot, at: 0, len: SHARD_ALIGN, tag: 0 });
+                device.submit(Transfer { direction: Direction::ToDevice, slot, at: 0, len: SHARD_ALIGN, tag: 0 });
                 slot = device.wait().unwrap().slot;
-                begun.push(slots.begin(0));
+                pending.push(slots.begin(0));
             }
-            let saw: Vec<u8> = begun.into_iter().map(|begun| begun.bytes()[0]).collect();
-            assert_eq!(saw, if heedless { [3, 3, 3] } else { [1, 2, 3] });
-            assert!(slots.lock()[0].begun.is_empty());
+            let saw: Vec<u8> = pending.into_iter().map(|pending| pending.bytes()[0]).collect();
+            assert_eq!(saw, if racy { [3, 3, 3] } else { [1, 2, 3] });
+            assert!(slots.lock()[0].pending.is_empty());
         }
     }
 

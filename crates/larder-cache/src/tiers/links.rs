@@ -8,11 +8,12 @@ use larder_store::StoreError;
 use larder_store::reader::{ReadCompletion, ReadRequest, Reader, Slot};
 
 use super::{
-    Costs, Demotion, Device, DeviceError, Direction, Promotion, TierTraffic, Tiers, Transfer, Transferred, Wish,
+    CostModel, Demotion, Device, DeviceError, Direction, PromoteFor, Promotion, TierLedger, TierTraffic, Transfer,
+    TransferDone,
 };
 use crate::cache::Shards;
 use crate::ledger::SlotIndex;
-use crate::traffic::Busy;
+use crate::traffic::BusyTime;
 
 /// Why an expert could not be had.
 #[derive(Debug, thiserror::Error)]
@@ -23,12 +24,12 @@ pub struct TierError {
     /// Which expert.
     pub expert: ExpertId,
     /// What went wrong.
-    pub cause: Cause,
+    pub cause: TierErrorCause,
 }
 
 /// What went wrong on an expert's way.
 #[derive(Debug, thiserror::Error)]
-pub enum Cause {
+pub enum TierErrorCause {
     /// On the way from the SSD.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -38,8 +39,8 @@ pub enum Cause {
 }
 
 /// Where experts come from, and the memory that they come into.
-pub struct Supply {
-    /// Exactly the slots of [`TierSetting::host`](super::TierSetting::host), in order, each large enough for every
+pub struct HostTier {
+    /// Exactly the slots of [`TierShape::host`](super::TierShape::host), in order, each large enough for every
     /// expert.
     pub memory: Vec<Slot>,
     /// Fills them.
@@ -50,8 +51,8 @@ pub struct Supply {
 
 /// Slots in memory, and what moves bytes into and out of them.
 pub(super) struct Links {
-    pub tiers: Tiers,
-    pub costs: Costs,
+    pub tiers: TierLedger,
+    pub costs: CostModel,
     pub traffic: TierTraffic,
     pub shards: Box<dyn Shards>,
     /// The decoder layers that have experts.
@@ -65,10 +66,10 @@ pub(super) struct Links {
     /// Reads that the reader had no room for.
     waiting: VecDeque<ReadRequest>,
     /// How many of the reads under way are not guesses.
-    demanded: usize,
+    demand_reads: usize,
     /// What will probably be wanted next: row and expert, likeliest first.
-    pub guesses: VecDeque<(usize, usize)>,
-    busy: Busy,
+    pub prefetch_queue: VecDeque<(usize, usize)>,
+    busy: BusyTime,
     /// Bytes that are on their way to the device.
     queued_bytes: usize,
 }
@@ -76,27 +77,27 @@ pub(super) struct Links {
 type CopyResult = Result<Duration, DeviceError>;
 
 /// Something that was under way is over.
-pub(super) struct Landed {
+pub(super) struct Completed {
     pub row: usize,
     pub expert: usize,
     /// Whether it was a copy that nobody waited for when it began.
-    pub idle: bool,
-    pub result: Result<(), Cause>,
+    pub background: bool,
+    pub result: Result<(), TierErrorCause>,
 }
 
 impl Links {
     /// Nothing is under way. Takes the device's arena, with slots as long as those of `memory`.
     pub fn new(
         geometry: &Geometry,
-        tiers: Tiers,
-        supply: Supply,
+        tiers: TierLedger,
+        host: HostTier,
         mut device: Box<dyn Device>,
-        costs: Costs,
+        costs: CostModel,
     ) -> Result<Self, DeviceError> {
-        let Supply { memory, reader, shards } = supply;
-        let setting = tiers.setting();
-        assert_eq!(memory.len(), setting.host.all_slots(), "one piece of memory per slot");
-        device.allocate(setting.device.all_slots(), memory[0].len())?;
+        let HostTier { memory, reader, shards } = host;
+        let shape = tiers.shape();
+        assert_eq!(memory.len(), shape.host.total_slots(), "one piece of memory per slot");
+        device.allocate(shape.device.total_slots(), memory[0].len())?;
         Ok(Links {
             tiers,
             costs,
@@ -108,9 +109,9 @@ impl Links {
             reader,
             device,
             waiting: VecDeque::new(),
-            demanded: 0,
-            guesses: VecDeque::new(),
-            busy: Busy::default(),
+            demand_reads: 0,
+            prefetch_queue: VecDeque::new(),
+            busy: BusyTime::default(),
             queued_bytes: 0,
         })
     }
@@ -149,8 +150,8 @@ impl Links {
                 slots_for_all = false;
                 break;
             };
-            self.demanded += 1;
-            self.traffic.read_bytes += self.bytes(row) as u64;
+            self.demand_reads += 1;
+            self.traffic.demand_bytes += self.bytes(row) as u64;
             self.begin_read(row, expert, at, false);
         }
         self.submit_reads();
@@ -158,34 +159,40 @@ impl Links {
     }
 
     /// Reads what is expected while nothing that is wanted is being read.
-    pub fn guess_if_idle(&mut self) {
-        while self.demanded == 0
+    pub fn prefetch_if_idle(&mut self) {
+        while self.demand_reads == 0
             && self.reader.in_flight() < self.reader.capacity()
-            && let Some((row, expert)) = self.guesses.pop_front()
+            && let Some((row, expert)) = self.prefetch_queue.pop_front()
         {
-            let Some(at) = self.tiers.guess(row, expert) else { continue };
-            self.traffic.guessed_bytes += self.bytes(row) as u64;
+            let Some(at) = self.tiers.prefetch(row, expert) else { continue };
+            self.traffic.prefetch_bytes += self.bytes(row) as u64;
             self.begin_read(row, expert, at, true);
             self.submit_reads();
         }
     }
 
-    fn begin_read(&mut self, row: usize, expert: usize, at: SlotIndex, guess: bool) {
+    fn begin_read(&mut self, row: usize, expert: usize, at: SlotIndex, prefetch: bool) {
         let (len, offset) = (self.bytes(row), self.shards.data_start());
         let slot = self.slots[at].take().expect("a slot that is given out is here");
         let shard = row * self.experts + expert;
-        self.waiting.push_back(ReadRequest { shard, offset, len, slot, tag: (shard as u64) << 1 | u64::from(guess) });
+        self.waiting.push_back(ReadRequest {
+            shard,
+            offset,
+            len,
+            slot,
+            tag: (shard as u64) << 1 | u64::from(prefetch),
+        });
     }
 
     /// Begins to copy an expert to the device, if there is a slot for it.
-    pub fn promote(&mut self, row: usize, expert: usize, wish: Wish) {
-        let Some(Promotion { from, to, demotion }) = self.tiers.promote(row, expert, wish) else { return };
+    pub fn promote(&mut self, row: usize, expert: usize, reason: PromoteFor) {
+        let Some(Promotion { from, to, demotion }) = self.tiers.promote(row, expert, reason) else { return };
         // The device keeps the order of what concerns one slot, so both may begin at once.
         if let Some(Demotion { row, expert, to: memory }) = demotion {
-            self.copy(Direction::Out, (row, expert), memory, to, wish);
+            self.copy(Direction::FromDevice, (row, expert), memory, to, reason);
         }
         self.queued_bytes += self.bytes(row);
-        self.copy(Direction::In, (row, expert), from, to, wish);
+        self.copy(Direction::ToDevice, (row, expert), from, to, reason);
     }
 
     fn copy(
@@ -194,27 +201,27 @@ impl Links {
         (row, expert): (usize, usize),
         memory: SlotIndex,
         at: SlotIndex,
-        wish: Wish,
+        reason: PromoteFor,
     ) {
         let slot = self.slots[memory].take().expect("a slot that is lent is here");
-        let tag = ((row * self.experts + expert) as u64) << 1 | u64::from(wish == Wish::Idle);
+        let tag = ((row * self.experts + expert) as u64) << 1 | u64::from(reason == PromoteFor::IdleLink);
         self.device.submit(Transfer { direction, slot, at, len: self.bytes(row), tag });
     }
 
     fn submit_reads(&mut self) {
         if !self.waiting.is_empty() {
             self.reader.submit(&mut self.waiting);
-            self.busy.is(self.reader.in_flight() > 0);
+            self.busy.set(self.reader.in_flight() > 0);
         }
     }
 
     /// A copy that is over already. Never waits.
-    pub fn collect(&mut self) -> Option<Landed> {
+    pub fn poll_copies(&mut self) -> Option<Completed> {
         self.device.poll().map(|copied| self.copied(copied))
     }
 
     /// Waits for the next read or copy that is over. `None` if nothing is under way.
-    pub fn land(&mut self) -> Option<Landed> {
+    pub fn complete_one(&mut self) -> Option<Completed> {
         self.submit_reads();
         let start = Instant::now();
         // Copies first: each takes less time than a read, and what was read meanwhile would queue behind it anyway.
@@ -228,36 +235,36 @@ impl Links {
         }
     }
 
-    fn arrived(&mut self, ReadCompletion { slot, tag, result }: ReadCompletion) -> Landed {
-        let (row, expert) = self.named(tag >> 1);
-        self.demanded -= usize::from(tag & 1 == 0);
-        self.busy.is(self.reader.in_flight() > 0);
+    fn arrived(&mut self, ReadCompletion { slot, tag, result }: ReadCompletion) -> Completed {
+        let (row, expert) = self.expert_of(tag >> 1);
+        self.demand_reads -= usize::from(tag & 1 == 0);
+        self.busy.set(self.reader.in_flight() > 0);
         let at = slot.index();
         self.slots[at] = Some(slot);
         let layer = self.layers[row];
         let check = || self.shards.check(layer, ExpertId(expert as u16), self.data(row, at));
-        let result = result.and_then(|()| check()).map_err(Cause::from);
+        let result = result.and_then(|()| check()).map_err(TierErrorCause::from);
         match &result {
             Ok(()) => self.tiers.arrived(row, expert),
             Err(_) => self.tiers.read_failed(row, expert),
         }
-        Landed { row, expert, idle: false, result }
+        Completed { row, expert, background: false, result }
     }
 
-    fn copied(&mut self, copied: Transferred) -> Landed {
-        let Transferred { direction, slot, len, tag, result, .. } = copied;
-        let ((row, expert), idle) = (self.named(tag >> 1), tag & 1 == 1);
+    fn copied(&mut self, copied: TransferDone) -> Completed {
+        let TransferDone { direction, slot, len, tag, result, .. } = copied;
+        let ((row, expert), background) = (self.expert_of(tag >> 1), tag & 1 == 1);
         let at = slot.index();
         self.slots[at] = Some(slot);
         self.traffic.failed_copies += u64::from(result.is_err());
         let result = match direction {
-            Direction::In => self.copied_in(row, expert, len, result),
-            Direction::Out => {
+            Direction::ToDevice => self.copied_in(row, expert, len, result),
+            Direction::FromDevice => {
                 self.copied_out(row, expert, len, result);
                 Ok(())
             }
         };
-        Landed { row, expert, idle, result: result.map_err(Cause::from) }
+        Completed { row, expert, background, result: result.map_err(TierErrorCause::from) }
     }
 
     fn copied_in(&mut self, row: usize, expert: usize, len: usize, result: CopyResult) -> Result<(), DeviceError> {
@@ -265,8 +272,8 @@ impl Links {
         match result {
             Ok(took) => {
                 self.costs.copied(len, took);
-                self.traffic.in_bytes += len as u64;
-                self.traffic.in_busy += took;
+                self.traffic.to_device_bytes += len as u64;
+                self.traffic.to_device_busy += took;
                 self.tiers.promoted(row, expert);
                 Ok(())
             }
@@ -281,15 +288,15 @@ impl Links {
     fn copied_out(&mut self, row: usize, expert: usize, len: usize, result: CopyResult) {
         match result {
             Ok(took) => {
-                self.traffic.out_bytes += len as u64;
-                self.traffic.out_busy += took;
+                self.traffic.from_device_bytes += len as u64;
+                self.traffic.from_device_busy += took;
                 self.tiers.demoted(row, expert);
             }
             Err(_) => self.tiers.demotion_failed(row, expert),
         }
     }
 
-    fn named(&self, tag: u64) -> (usize, usize) {
+    fn expert_of(&self, tag: u64) -> (usize, usize) {
         (tag as usize / self.experts, tag as usize % self.experts)
     }
 

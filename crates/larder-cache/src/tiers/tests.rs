@@ -1,16 +1,16 @@
 mod faults;
-mod guesses;
 mod machine;
 mod naive;
 mod order;
-mod remembered;
+mod prefetch;
+mod victims;
 
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use larder_core::{ExpertId, ExpertLayout, LayerIdx, NumberFormat};
-use larder_policy::eviction::{EvictionSpec, Help, POLICIES};
+use larder_policy::eviction::{EvictionSpec, POLICIES, PolicyInputs};
 use larder_store::reader::{Arena, MemoryReader};
 use larder_store::{StoreError, StoreErrorKind};
 
@@ -24,18 +24,18 @@ const SLOT: usize = 4096;
 const ROOMY: u64 = 1 << 30;
 
 /// Copying is as good as free.
-const COPY: Measured = Measured { copy: 0.0, host: 1.0, device: 0.0 };
+const COPY: MeasuredCosts = MeasuredCosts { copy: 0.0, host: 1.0, device: 0.0 };
 /// The CPU is.
-const HOST: Measured = Measured { copy: 1.0, host: 0.0, device: 1.0 };
+const HOST: MeasuredCosts = MeasuredCosts { copy: 1.0, host: 0.0, device: 1.0 };
 
 /// Every expert's data are its own number over and over.
-struct Numbered(ExpertLayout);
+struct NumberedShards(ExpertLayout);
 
-fn number(layer: LayerIdx, expert: ExpertId) -> u8 {
+fn fill_byte(layer: LayerIdx, expert: ExpertId) -> u8 {
     (layer.index() * EXPERTS + expert.index()) as u8 + 1
 }
 
-impl Shards for Numbered {
+impl Shards for NumberedShards {
     fn layout(&self, _: LayerIdx) -> &ExpertLayout {
         &self.0
     }
@@ -45,7 +45,7 @@ impl Shards for Numbered {
     }
 
     fn check(&self, layer: LayerIdx, expert: ExpertId, data: &[u8]) -> Result<(), StoreError> {
-        match data.iter().all(|b| *b == number(layer, expert)) {
+        match data.iter().all(|b| *b == fill_byte(layer, expert)) {
             true => Ok(()),
             false => Err(StoreError::new(StoreErrorKind::Mismatch, Path::new("shard"), "does not match its checksum")),
         }
@@ -61,26 +61,26 @@ fn layout() -> ExpertLayout {
     ExpertLayout::new(8, 8, [NumberFormat::F32; 3], false).unwrap()
 }
 
-fn setting(scope: CacheScope, device: usize, host: usize) -> TierSetting {
-    TierSetting::new(&geometry(), scope, device, host, 2)
+fn shape(scope: CacheScope, device: usize, host: usize) -> TierShape {
+    TierShape::new(&geometry(), scope, device, host, 2)
 }
 
 /// A cache, and what one can see of its device.
-struct Bench {
+struct Fixture {
     cache: TieredCache,
     slots: DeviceSlots,
     /// What computing on the CPU and on the device is said to take.
     takes: [Option<Duration>; 2],
 }
 
-impl Bench {
-    fn new(setting: &TierSetting, measured: Measured) -> Self {
-        Bench::with(setting, measured, "lru", |m| m, |d| d).unwrap()
+impl Fixture {
+    fn new(shape: &TierShape, measured: MeasuredCosts) -> Self {
+        Fixture::with(shape, measured, "lru", |m| m, |d| d).unwrap()
     }
 
     fn with<D: Device + 'static>(
-        setting: &TierSetting,
-        measured: Measured,
+        shape: &TierShape,
+        measured: MeasuredCosts,
         policy: &str,
         prepare: impl FnOnce(MemoryReader) -> MemoryReader,
         equip: impl FnOnce(DeviceDouble) -> D,
@@ -88,55 +88,57 @@ impl Bench {
         let shard = |i: usize| [vec![0; START as usize], vec![i as u8 + 1; layout().bytes]].concat();
         let shards = (0..LAYERS * EXPERTS).map(shard).collect::<Vec<_>>();
         let reader = Box::new(prepare(MemoryReader::new(Arc::new(shards), 7)));
-        let (_, memory) = Arena::new(setting.host.all_slots(), SLOT).unwrap();
+        let (_, memory) = Arena::new(shape.host.total_slots(), SLOT).unwrap();
         let device = DeviceDouble::new(ROOMY, 11);
         let slots = device.slots();
         let device = equip(device);
-        let policies = policy.parse::<EvictionSpec>().unwrap().make(&setting.policies(), &Help::default()).unwrap();
-        let supply = Supply { memory, reader, shards: Box::new(Numbered(layout())) };
-        let cache = TieredCache::new(&geometry(), setting, policies, supply, Box::new(device), measured)?;
-        Ok(Bench { cache, slots, takes: [None; 2] })
+        let policies =
+            policy.parse::<EvictionSpec>().unwrap().make(&shape.policy_shape(), &PolicyInputs::default()).unwrap();
+        let host_tier = HostTier { memory, reader, shards: Box::new(NumberedShards(layout())) };
+        let cache = TieredCache::new(&geometry(), shape, policies, host_tier, Box::new(device), measured)?;
+        Ok(Fixture { cache, slots, takes: [None; 2] })
     }
 
     /// Visits experts and checks that each was computed once from its own bytes, and what is left behind.
     fn visit(&mut self, layer: u16, wanted: &[u16], tokens: usize) -> Result<(), TierError> {
         let layer = LayerIdx(layer);
-        let wanted: Vec<Wanted> = wanted.iter().map(|e| Wanted { expert: ExpertId(*e), tokens }).collect();
-        let mut watch = Watch { layer, slots: &self.slots, computed: Vec::new(), takes: self.takes };
-        let outcome = self.cache.visit(layer, &wanted, &[], &mut watch);
-        let mut computed = watch.computed;
+        let wanted: Vec<WantedExpert> = wanted.iter().map(|e| WantedExpert { expert: ExpertId(*e), tokens }).collect();
+        let mut checker = CheckingCompute { layer, slots: &self.slots, computed: Vec::new(), takes: self.takes };
+        let outcome = self.cache.visit(layer, &wanted, &[], &mut checker);
+        let mut computed = checker.computed;
         let total = computed.len();
         computed.sort();
         computed.dedup();
         assert_eq!(computed.len(), total, "each once");
         assert!(computed.iter().all(|e| wanted.iter().any(|w| w.expert == *e)), "nobody else");
         assert!(outcome.is_err() || total == wanted.len(), "all of them");
-        let moves = |w: &Wanted| self.cache.residency().presence(layer.index(), w.expert.index()) == Presence::InFlight;
+        let moves =
+            |w: &WantedExpert| self.cache.residency().presence(layer.index(), w.expert.index()) == Presence::InFlight;
         assert!(outcome.is_ok() || !wanted.iter().any(moves), "an error leaves nothing under way");
         self.check();
         outcome
     }
 
-    fn expect(&mut self, layer: u16, experts: &[u16], most: usize) {
+    fn hint(&mut self, layer: u16, experts: &[u16], most: usize) {
         let experts: Vec<ExpertId> = experts.iter().map(|e| ExpertId(*e)).collect();
-        self.cache.expect(LayerIdx(layer), &experts, most);
+        self.cache.hint(LayerIdx(layer), &experts, most);
     }
 
     /// No slot is lost or held twice, and who is said to be there is.
     fn check(&self) {
         let links = &self.cache.links;
-        let shelves = &links.tiers.shelves;
-        assert!(links.is_whole() && shelves.host.is_whole() && shelves.device.is_whole());
-        assert!(shelves.pinned.iter().all(|pinned| !pinned), "nobody is wanted any more");
+        let pair = &links.tiers.pair;
+        assert!(links.is_whole() && pair.host.is_whole() && pair.device.is_whole());
+        assert!(pair.pinned.iter().all(|pinned| !pinned), "nobody is wanted any more");
         for (row, expert) in (0..LAYERS).flat_map(|row| (0..EXPERTS).map(move |e| (row, e))) {
-            let at = shelves.number(row, expert);
+            let at = pair.index(row, expert);
             let right = |data: &[u8]| data.iter().all(|b| *b == at as u8 + 1);
-            if let Place::There(slot) = shelves.host.place(at) {
+            if let TierState::Resident(slot) = pair.host.state(at) {
                 assert!(right(links.data(row, slot)), "wrong bytes in memory");
-                let stray = !links.tiers.keeps_in_memory() && links.tiers.strays.contains(&at);
-                assert!(!shelves.host.is_passing(slot) || stray, "what passed through has left, or has its own slot");
+                let unused = !links.tiers.has_host_cache() && links.tiers.unused_prefetches.contains(&at);
+                assert!(!pair.host.is_scratch(slot) || unused, "what passed through has left, or has its own slot");
             }
-            if let Place::There(slot) = shelves.device.place(at) {
+            if let TierState::Resident(slot) = pair.device.state(at) {
                 assert!(right(&self.slots.bytes(slot)[..layout().bytes]), "wrong bytes on the device");
             }
         }
@@ -147,31 +149,31 @@ impl Bench {
     }
 
     fn is_on_device(&self, row: usize, expert: usize) -> bool {
-        matches!(self.cache.links.tiers.find(row, expert), Whereabouts::Device(_))
+        matches!(self.cache.links.tiers.locate(row, expert), ExpertLocation::Device(_))
     }
 
     fn is_in_memory(&self, row: usize, expert: usize) -> bool {
-        let shelves = &self.cache.links.tiers.shelves;
-        shelves.host.has(shelves.number(row, expert))
+        let pair = &self.cache.links.tiers.pair;
+        pair.host.is_resident(pair.index(row, expert))
     }
 }
 
 /// Computes nothing, but looks at every byte.
-struct Watch<'a> {
+struct CheckingCompute<'a> {
     layer: LayerIdx,
     slots: &'a DeviceSlots,
     computed: Vec<ExpertId>,
     takes: [Option<Duration>; 2],
 }
 
-impl Watch<'_> {
+impl CheckingCompute<'_> {
     fn see(&mut self, expert: ExpertId, data: &[u8]) {
-        assert!(data.iter().all(|b| *b == number(self.layer, expert)), "wrong bytes for {expert} of {}", self.layer);
+        assert!(data.iter().all(|b| *b == fill_byte(self.layer, expert)), "wrong bytes for {expert} of {}", self.layer);
         self.computed.push(expert);
     }
 }
 
-impl Work for Watch<'_> {
+impl TieredCompute for CheckingCompute<'_> {
     fn host(&mut self, layout: &ExpertLayout, experts: &[(ExpertId, &[u8])]) -> Option<Duration> {
         assert!(experts.iter().all(|(_, data)| data.len() == layout.bytes));
         experts.iter().for_each(|(expert, data)| self.see(*expert, data));
@@ -190,111 +192,116 @@ impl Work for Watch<'_> {
 #[test]
 fn an_arena_that_does_not_fit_is_refused_with_the_numbers() {
     let small = |_| DeviceDouble::new(5 * SLOT as u64, 1);
-    let error = Bench::with(&setting(CacheScope::Layer, 2, 2), COPY, "lru", |m| m, small).err().unwrap();
+    let error = Fixture::with(&shape(CacheScope::Layer, 2, 2), COPY, "lru", |m| m, small).err().unwrap();
     let (slots, slot_bytes) = (2 * LAYERS, SLOT);
     assert_eq!(error, DeviceError::OutOfMemory { slots, slot_bytes, free_bytes: 5 * SLOT as u64 });
 }
 
 #[test]
 fn who_leaves_the_device_stays_in_memory_while_there_is_room() {
-    let mut bench = Bench::new(&setting(CacheScope::Layer, 2, 2), COPY);
+    let mut fixture = Fixture::new(&shape(CacheScope::Layer, 2, 2), COPY);
     for expert in 0..3 {
-        bench.visit(0, &[expert], 1).unwrap();
+        fixture.visit(0, &[expert], 1).unwrap();
     }
-    assert!(!bench.is_on_device(0, 0) && bench.is_in_memory(0, 0));
-    assert_eq!(bench.traffic().counts.kept, 1, "it had never left memory");
-    bench.visit(0, &[3], 1).unwrap();
-    assert!(!bench.is_on_device(0, 1) && bench.is_in_memory(0, 1));
-    let there = |bench: &Bench| (0..EXPERTS).filter(|e| bench.is_on_device(0, *e) || bench.is_in_memory(0, *e)).count();
-    assert_eq!(there(&bench), 4, "both tiers together hold as many as they have slots");
-    bench.visit(0, &[0], 1).unwrap();
-    let counts = bench.traffic().counts;
+    assert!(!fixture.is_on_device(0, 0) && fixture.is_in_memory(0, 0));
+    assert_eq!(fixture.traffic().counts.free_demotions, 1, "it had never left memory");
+    fixture.visit(0, &[3], 1).unwrap();
+    assert!(!fixture.is_on_device(0, 1) && fixture.is_in_memory(0, 1));
+    let there =
+        |fixture: &Fixture| (0..EXPERTS).filter(|e| fixture.is_on_device(0, *e) || fixture.is_in_memory(0, *e)).count();
+    assert_eq!(there(&fixture), 4, "both tiers together hold as many as they have slots");
+    fixture.visit(0, &[0], 1).unwrap();
+    let counts = fixture.traffic().counts;
     assert_eq!((counts.misses, counts.host_hits), (4, 1));
-    bench.visit(0, &[4], 1).unwrap();
-    bench.visit(0, &[5], 1).unwrap();
-    assert_eq!(there(&bench), 4);
-    assert!(bench.traffic().counts.demotions > 0 && bench.traffic().out_bytes > 0);
-    assert!(!bench.is_in_memory(0, 1), "the one that nobody used for longest has left both");
+    fixture.visit(0, &[4], 1).unwrap();
+    fixture.visit(0, &[5], 1).unwrap();
+    assert_eq!(there(&fixture), 4);
+    assert!(fixture.traffic().counts.demotions > 0 && fixture.traffic().from_device_bytes > 0);
+    assert!(!fixture.is_in_memory(0, 1), "the one that nobody used for longest has left both");
 }
 
 #[test]
 fn without_slots_in_memory_all_passes_through() {
-    let mut bench = Bench::new(&setting(CacheScope::Layer, 3, 0), HOST);
+    let mut fixture = Fixture::new(&shape(CacheScope::Layer, 3, 0), HOST);
     for round in 0..20u16 {
-        bench.visit(round % 3, &[round % 6, (round + 1) % 6, (round + 3) % 6, (round + 4) % 6], 1).unwrap();
-        assert!((0..LAYERS * EXPERTS).all(|at| !bench.is_in_memory(at / EXPERTS, at % EXPERTS)));
+        fixture.visit(round % 3, &[round % 6, (round + 1) % 6, (round + 3) % 6, (round + 4) % 6], 1).unwrap();
+        assert!((0..LAYERS * EXPERTS).all(|at| !fixture.is_in_memory(at / EXPERTS, at % EXPERTS)));
     }
-    let TierTraffic { counts, on_host, on_device, read_bytes, in_bytes, out_bytes, .. } = bench.traffic();
-    assert_eq!((counts.host_hits, counts.demotions, counts.kept, on_host, on_device, out_bytes), (0, 0, 0, 0, 80, 0));
-    assert_eq!(read_bytes, in_bytes);
+    let TierTraffic { counts, on_host, on_device, demand_bytes, to_device_bytes, from_device_bytes, .. } =
+        fixture.traffic();
+    assert_eq!(
+        (counts.host_hits, counts.demotions, counts.free_demotions, on_host, on_device, from_device_bytes),
+        (0, 0, 0, 0, 80, 0)
+    );
+    assert_eq!(demand_bytes, to_device_bytes);
     assert!(counts.device_hits > 0 && counts.misses > 0);
 }
 
 #[test]
 fn where_a_copy_takes_longer_the_cpu_computes_and_the_best_follows_in_the_background() {
-    let mut bench = Bench::new(&setting(CacheScope::Layer, 2, 4), HOST);
-    bench.visit(0, &[0, 1], 1).unwrap();
-    assert_eq!((bench.traffic().on_host, bench.traffic().on_device), (2, 0));
-    assert_eq!(bench.traffic().counts.promotions, 1, "one at a time");
-    bench.visit(0, &[1, 0], 1).unwrap();
-    let traffic = bench.traffic();
+    let mut fixture = Fixture::new(&shape(CacheScope::Layer, 2, 4), HOST);
+    fixture.visit(0, &[0, 1], 1).unwrap();
+    assert_eq!((fixture.traffic().on_host, fixture.traffic().on_device), (2, 0));
+    assert_eq!(fixture.traffic().counts.promotions, 1, "one at a time");
+    fixture.visit(0, &[1, 0], 1).unwrap();
+    let traffic = fixture.traffic();
     assert_eq!((traffic.on_host, traffic.on_device), (3, 1), "the best of the first two was on its way");
-    assert_eq!(traffic.counts.awaited, 1);
-    assert!(bench.is_on_device(0, 0));
-    assert!(bench.is_in_memory(0, 0), "nobody needed the room");
+    assert_eq!(traffic.counts.in_flight_hits, 1);
+    assert!(fixture.is_on_device(0, 0));
+    assert!(fixture.is_in_memory(0, 0), "nobody needed the room");
 }
 
 #[test]
 fn one_copy_at_a_time_is_made_in_the_background() {
-    let mut bench = Bench::new(&setting(CacheScope::Layer, 2, 4), HOST);
-    bench.visit(0, &[0, 1, 2, 3], 1).unwrap();
+    let mut fixture = Fixture::new(&shape(CacheScope::Layer, 2, 4), HOST);
+    fixture.visit(0, &[0, 1, 2, 3], 1).unwrap();
     for expert in 1..4 {
-        bench.visit(0, &[expert], 1).unwrap();
+        fixture.visit(0, &[expert], 1).unwrap();
     }
-    let traffic = bench.traffic();
+    let traffic = fixture.traffic();
     assert_eq!((traffic.on_host, traffic.counts.promotions), (7, 1), "nobody waited for the first");
-    bench.visit(1, &[0], 1).unwrap();
-    bench.visit(0, &[3], 1).unwrap();
-    assert_eq!(bench.traffic().counts.promotions, 2);
+    fixture.visit(1, &[0], 1).unwrap();
+    fixture.visit(0, &[3], 1).unwrap();
+    assert_eq!(fixture.traffic().counts.promotions, 2);
 }
 
 #[test]
 fn what_copies_take_is_learned() {
-    let mut bench = Bench::with(&setting(CacheScope::Layer, 1, 1), COPY, "lru", |m| m, |d| d.link(1e-9)).unwrap();
-    assert_eq!(bench.cache.costs().copy_s(1000), 0.0);
-    (0..40u16).for_each(|i| bench.visit(0, &[i % 6], 1).unwrap());
-    assert!((bench.cache.costs().copy_s(1000) - 1e-6).abs() < 1e-8);
-    let TierTraffic { in_bytes, in_busy, out_bytes, out_busy, .. } = bench.traffic();
-    for (bytes, busy) in [(in_bytes, in_busy), (out_bytes, out_busy)] {
+    let mut fixture = Fixture::with(&shape(CacheScope::Layer, 1, 1), COPY, "lru", |m| m, |d| d.link(1e-9)).unwrap();
+    assert_eq!(fixture.cache.costs().copy_s(1000), 0.0);
+    (0..40u16).for_each(|i| fixture.visit(0, &[i % 6], 1).unwrap());
+    assert!((fixture.cache.costs().copy_s(1000) - 1e-6).abs() < 1e-8);
+    let TierTraffic { to_device_bytes, to_device_busy, from_device_bytes, from_device_busy, .. } = fixture.traffic();
+    for (bytes, busy) in [(to_device_bytes, to_device_busy), (from_device_bytes, from_device_busy)] {
         assert!(bytes > 0 && (busy.as_secs_f64() / (bytes as f64 * 1e-9) - 1.0).abs() < 1e-3);
     }
 }
 
 #[test]
 fn while_all_are_in_memory_promotions_go_on_and_nobody_waits() {
-    let measured = Measured { copy: 4e-9, host: 1e-9, device: 1e-10 };
+    let measured = MeasuredCosts { copy: 4e-9, host: 1e-9, device: 1e-10 };
     let equip = |d: DeviceDouble| d.polled(1).link(2e-9);
-    let mut bench = Bench::with(&setting(CacheScope::Layer, 2, 4), measured, "lru", |m| m, equip).unwrap();
-    (0..4).for_each(|expert| bench.visit(0, &[expert], 1).unwrap());
-    let before = bench.traffic();
-    (0..200u16).for_each(|i| bench.visit(0, &[i % 4], 1).unwrap());
-    let TierTraffic { counts, on_host, waited, .. } = bench.traffic() - before;
+    let mut fixture = Fixture::with(&shape(CacheScope::Layer, 2, 4), measured, "lru", |m| m, equip).unwrap();
+    (0..4).for_each(|expert| fixture.visit(0, &[expert], 1).unwrap());
+    let before = fixture.traffic();
+    (0..200u16).for_each(|i| fixture.visit(0, &[i % 4], 1).unwrap());
+    let TierTraffic { counts, on_host, waited, .. } = fixture.traffic() - before;
     assert_eq!((counts.host_hits + counts.device_hits, on_host + counts.device_hits), (200, 200));
     assert!(waited.is_zero() && counts.promotions > 100, "{counts:?}");
-    assert!(bench.cache.links.queued_bytes() <= SLOT, "what is over is not on its way");
-    assert!((bench.cache.costs().copy_s(1000) / 2e-6 - 1.0).abs() < 0.01);
+    assert!(fixture.cache.links.queued_bytes() <= SLOT, "what is over is not on its way");
+    assert!((fixture.cache.costs().copy_s(1000) / 2e-6 - 1.0).abs() < 0.01);
 }
 
 #[test]
 fn what_was_far_too_dear_at_first_is_found_out_in_bounded_time() {
-    let truly = Measured { copy: 1e-8, host: 2e-8, device: 1e-9 };
+    let truly = MeasuredCosts { copy: 1e-8, host: 2e-8, device: 1e-9 };
     let took = |per_byte: f64| Some(Duration::from_secs_f64(per_byte * SLOT as f64));
-    for dear in [Measured { copy: 1e-7, ..truly }, Measured { host: 2e-7, ..truly }] {
+    for dear in [MeasuredCosts { copy: 1e-7, ..truly }, MeasuredCosts { host: 2e-7, ..truly }] {
         let equip = |d: DeviceDouble| d.link(truly.copy);
-        let mut bench = Bench::with(&setting(CacheScope::Layer, 1, 5), dear, "lru", |m| m, equip).unwrap();
-        bench.takes = [took(truly.host), took(truly.device)];
-        (0..64 * 40u16).for_each(|i| bench.visit(0, &[i % 5], 1).unwrap());
-        let (copy, host) = (bench.cache.costs().copy_s(1), bench.cache.costs().compute_s(Side::Host, 1, 1));
+        let mut fixture = Fixture::with(&shape(CacheScope::Layer, 1, 5), dear, "lru", |m| m, equip).unwrap();
+        fixture.takes = [took(truly.host), took(truly.device)];
+        (0..64 * 40u16).for_each(|i| fixture.visit(0, &[i % 5], 1).unwrap());
+        let (copy, host) = (fixture.cache.costs().copy_s(1), fixture.cache.costs().compute_s(Side::Host, 1, 1));
         let right = |found: f64, truly: f64| (found / truly - 1.0).abs() < 0.1;
         assert!(right(copy, truly.copy) && right(host, truly.host), "{copy} {host}");
     }
@@ -302,24 +309,24 @@ fn what_was_far_too_dear_at_first_is_found_out_in_bounded_time() {
 
 #[test]
 fn what_things_take_decides_where_they_are_computed() {
-    let mut bench = Bench::with(
-        &setting(CacheScope::Global, 2, 9),
-        Measured { copy: 1e-9, host: 1e-10, device: 1e-12 },
+    let mut fixture = Fixture::with(
+        &shape(CacheScope::Global, 2, 9),
+        MeasuredCosts { copy: 1e-9, host: 1e-10, device: 1e-12 },
         "lru",
         |m| m,
         |d| d.link(1e-9),
     )
     .unwrap();
-    let round = |bench: &mut Bench| {
-        let before = bench.traffic();
-        (0..12u16).for_each(|i| bench.visit(i % 3, &[i % 6, (i + 1) % 6], 1).unwrap());
-        (bench.traffic().on_host - before.on_host, bench.traffic().on_device - before.on_device)
+    let round = |fixture: &mut Fixture| {
+        let before = fixture.traffic();
+        (0..12u16).for_each(|i| fixture.visit(i % 3, &[i % 6, (i + 1) % 6], 1).unwrap());
+        (fixture.traffic().on_host - before.on_host, fixture.traffic().on_device - before.on_device)
     };
-    let (host, device) = round(&mut bench);
+    let (host, device) = round(&mut fixture);
     assert!(host > 2 * device, "{host} {device}");
-    bench.takes[0] = Some(Duration::from_millis(1));
-    round(&mut bench);
-    let (host, device) = round(&mut bench);
+    fixture.takes[0] = Some(Duration::from_millis(1));
+    round(&mut fixture);
+    let (host, device) = round(&mut fixture);
     assert!(device > 2 * host, "it turned out that the CPU is slow: {host} {device}");
 }
 
@@ -328,16 +335,16 @@ fn every_policy_ranks_both_tiers() {
     for policy in POLICIES.iter().map(|p| p.name).filter(|name| !["belady", "learned"].contains(name)) {
         for scope in [CacheScope::Layer, CacheScope::Global] {
             for measured in [COPY, HOST] {
-                let setting = setting(scope, 2, 2);
-                let mut bench =
-                    Bench::with(&setting, measured, policy, |m| m.overtaken(3), |d| d.overtaken(3).polled(2)).unwrap();
+                let shape = shape(scope, 2, 2);
+                let mut fixture =
+                    Fixture::with(&shape, measured, policy, |m| m.overtaken(3), |d| d.overtaken(3).polled(2)).unwrap();
                 for i in 0..90u16 {
                     let wanted: Vec<u16> = (0..=i % 5).map(|j| (i * i / 7 + j) % 6).collect();
-                    bench.visit(i % 3, &wanted, 1).unwrap_or_else(|e| panic!("{policy}: {e}"));
+                    fixture.visit(i % 3, &wanted, 1).unwrap_or_else(|e| panic!("{policy}: {e}"));
                 }
-                let TierTraffic { counts, read_bytes, .. } = bench.traffic();
-                assert_eq!(read_bytes, counts.misses * SLOT as u64, "{policy}: each is read once");
-                assert!(counts.lost > 0 && counts.device_hits + counts.host_hits > 0, "{policy} {counts:?}");
+                let TierTraffic { counts, demand_bytes, .. } = fixture.traffic();
+                assert_eq!(demand_bytes, counts.misses * SLOT as u64, "{policy}: each is read once");
+                assert!(counts.evictions > 0 && counts.device_hits + counts.host_hits > 0, "{policy} {counts:?}");
             }
         }
     }
@@ -345,16 +352,17 @@ fn every_policy_ranks_both_tiers() {
 
 #[test]
 fn policies_change_and_nobody_is_lost() {
-    let setting = setting(CacheScope::Global, 3, 4);
-    let mut bench = Bench::new(&setting, COPY);
-    let round = |bench: &mut Bench| (0..30u16).for_each(|i| bench.visit(i % 3, &[i % 6, (i + 2) % 6], 1).unwrap());
-    round(&mut bench);
-    let there = |bench: &Bench| -> Vec<Whereabouts> {
-        (0..LAYERS * EXPERTS).map(|at| bench.cache.links.tiers.find(at / EXPERTS, at % EXPERTS)).collect()
+    let shape = shape(CacheScope::Global, 3, 4);
+    let mut fixture = Fixture::new(&shape, COPY);
+    let round =
+        |fixture: &mut Fixture| (0..30u16).for_each(|i| fixture.visit(i % 3, &[i % 6, (i + 2) % 6], 1).unwrap());
+    round(&mut fixture);
+    let there = |fixture: &Fixture| -> Vec<ExpertLocation> {
+        (0..LAYERS * EXPERTS).map(|at| fixture.cache.links.tiers.locate(at / EXPERTS, at % EXPERTS)).collect()
     };
-    let before = there(&bench);
-    let arc = "arc".parse::<EvictionSpec>().unwrap().make(&setting.policies(), &Help::default()).unwrap();
-    bench.cache.set_policies(arc);
-    assert_eq!(there(&bench), before);
-    round(&mut bench);
+    let before = there(&fixture);
+    let arc = "arc".parse::<EvictionSpec>().unwrap().make(&shape.policy_shape(), &PolicyInputs::default()).unwrap();
+    fixture.cache.set_policies(arc);
+    assert_eq!(there(&fixture), before);
+    round(&mut fixture);
 }

@@ -57,7 +57,7 @@ impl Way {
 
     /// After a copy: brings the bytes from where it put them, if it was one out.
     pub fn empty(&self, transfer: &mut Transfer) {
-        if let (Direction::Out, Way::Through(buffer)) = (transfer.direction, self) {
+        if let (Direction::FromDevice, Way::Through(buffer)) = (transfer.direction, self) {
             transfer.slot[..transfer.len].copy_from_slice(&buffer[..transfer.len]);
         }
     }

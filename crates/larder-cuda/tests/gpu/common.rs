@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use larder_cache::tiers::{Device, Direction, Transfer, Transferred};
+use larder_cache::tiers::{Device, Direction, Transfer, TransferDone};
 use larder_core::{BlockParts, ExpertId, ExpertLayout, Gate, LayerIdx, NumberFormat};
 use larder_cuda::{Emulator, Gpu};
 use larder_model::{Activation, ComputeContext, DeviceExperts, ExpertWorkspace, MoeCall, Routed};
@@ -92,7 +92,7 @@ pub fn transfer(direction: Direction, slot: Slot, at: usize) -> Transfer {
     Transfer { direction, slot, at, len, tag }
 }
 
-pub fn wait_for_all(link: &mut dyn Device) -> Vec<Transferred> {
+pub fn wait_for_all(link: &mut dyn Device) -> Vec<TransferDone> {
     let over: Vec<_> = std::iter::from_fn(|| link.wait()).collect();
     assert_eq!(link.in_flight(), 0);
     over
@@ -102,7 +102,7 @@ pub fn wait_for_all(link: &mut dyn Device) -> Vec<Transferred> {
 pub fn bring(link: &mut dyn Device, layout: &ExpertLayout, experts: &[Vec<u8>]) {
     link.allocate(experts.len(), layout.bytes).unwrap();
     for (at, slot) in slots(layout, experts).into_iter().enumerate() {
-        link.submit(transfer(Direction::In, slot, at));
+        link.submit(transfer(Direction::ToDevice, slot, at));
     }
     for over in wait_for_all(link) {
         over.result.unwrap();

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use larder_cache::tiers::{Device, DeviceError, Direction, Transferred};
+use larder_cache::tiers::{Device, DeviceError, Direction, TransferDone};
 use larder_core::{ExpertLayout, NumberFormat};
 use larder_cuda::{Emulator, Fault, Gpu, Link};
 use larder_store::reader::{Arena, Slot};
@@ -33,15 +33,15 @@ impl Model {
                 self.number = self.number.wrapping_add(1);
                 slot.fill(self.number);
                 self.there[at] = Some(self.number);
-                (Direction::In, Some(self.number))
+                (Direction::ToDevice, Some(self.number))
             }
-            _ => (Direction::Out, self.there[at]),
+            _ => (Direction::FromDevice, self.there[at]),
         };
         self.away[slot.index()] = Some((direction, holds));
         link.submit(transfer(direction, slot, at));
     }
 
-    fn landed(&mut self, over: Transferred) {
+    fn landed(&mut self, over: TransferDone) {
         let (direction, holds) = self.away[over.slot.index()].take().expect("it was under way");
         assert_eq!((over.direction, over.tag, over.len), (direction, over.at as u64, BYTES));
         match over.result {
@@ -127,7 +127,7 @@ fn what_is_over_is_found_without_waiting_for_the_rest() {
         assert!(link.poll().is_none());
         let (_, memory) = Arena::new(IN_MEMORY, BYTES).unwrap();
         for (i, slot) in memory.into_iter().enumerate() {
-            link.submit(transfer(Direction::In, slot, i % SLOTS));
+            link.submit(transfer(Direction::ToDevice, slot, i % SLOTS));
         }
         let (mut tags, mut in_vain) = (Vec::new(), 0);
         while link.in_flight() > 0 {
@@ -149,7 +149,7 @@ fn how_copies_go_is_said() {
         let mut link = gpu.link();
         link.allocate(1, BYTES).unwrap();
         let (_, mut slots) = Arena::new(1, BYTES).unwrap();
-        link.submit(transfer(Direction::In, slots.remove(0), 0));
+        link.submit(transfer(Direction::ToDevice, slots.remove(0), 0));
         wait_for_all(&mut link);
         assert_eq!(gpu.how().to_string(), sentence);
     };
@@ -189,7 +189,7 @@ fn a_copy_says_how_long_the_link_was_busy() {
     let layout = ExpertLayout::new(32, 32, [NumberFormat::F32; 3], false).unwrap();
     let two = [vec![0; layout.bytes], vec![1; layout.bytes]];
     for slot in slots(&layout, &two) {
-        link.submit(larder_cache::tiers::Transfer { len: 4096, ..transfer(Direction::In, slot, 0) });
+        link.submit(larder_cache::tiers::Transfer { len: 4096, ..transfer(Direction::ToDevice, slot, 0) });
     }
     for over in wait_for_all(&mut link) {
         let took = over.result.unwrap().as_nanos();
@@ -208,7 +208,7 @@ fn everything_is_given_back() {
         let (_, memory) = Arena::new(SLOTS, BYTES).unwrap();
         // All are dropped while some are under way.
         for (at, slot) in memory.into_iter().enumerate() {
-            link.submit(transfer(Direction::In, slot, at));
+            link.submit(transfer(Direction::ToDevice, slot, at));
         }
         assert_eq!(emulator.taken(), ((SLOTS * BYTES) as u64, (SLOTS * BYTES) as u64));
         drop((link, gpu));

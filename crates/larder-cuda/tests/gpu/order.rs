@@ -24,13 +24,13 @@ pub fn all_right(gpu: &Gpu, seed: u64) -> bool {
         // Who is there goes, and others come, before anything is waited for.
         let empty = slots(&layout, &[vec![0; layout.bytes], vec![0; layout.bytes]]);
         for (at, (out, slot)) in empty.into_iter().zip(slots(&layout, &next)).enumerate() {
-            link.submit(transfer(Direction::Out, out, at));
-            link.submit(transfer(Direction::In, slot, at));
+            link.submit(transfer(Direction::FromDevice, out, at));
+            link.submit(transfer(Direction::ToDevice, slot, at));
         }
         right &= layer.finish(&mut bench).unwrap() == wanted;
         for over in wait_for_all(&mut link) {
             over.result.unwrap();
-            right &= over.direction == Direction::In || over.slot[..] == there[over.at][..];
+            right &= over.direction == Direction::ToDevice || over.slot[..] == there[over.at][..];
         }
         there = next;
     }

@@ -115,7 +115,7 @@ impl Edge {
         let before = self.local.traffic();
         self.local.compute(call, routed, here)?;
         let Traffic { counts, waited, computed, .. } = self.local.traffic() - before;
-        self.crowd.report.note_here(counts.hits, counts.awaited + counts.misses);
+        self.crowd.report.note_here(counts.hits, counts.in_flight_hits + counts.misses);
         if let Ok(read @ 1..) = u32::try_from(counts.misses) {
             let each = waited / read + computed / here.len() as u32;
             self.ssd.note(call.tokens, each, Instant::now());

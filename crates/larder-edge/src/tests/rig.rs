@@ -9,7 +9,7 @@ use larder_cache::{Cache, CacheScope, Shards};
 use larder_core::{ExpertId, ExpertLayout, Gate, Geometry, LayerIdx, NumberFormat};
 use larder_engine::{Routing, StreamingPath};
 use larder_model::{Activation, AllResident, ComputeContext, ExpertPath, MoeCall};
-use larder_policy::eviction::{EvictionSpec, Help, Setting};
+use larder_policy::eviction::{CacheShape, EvictionSpec, PolicyInputs};
 use larder_store::StoreError;
 use larder_store::reader::{Arena, MemoryReader};
 use tokio::sync::oneshot;
@@ -67,11 +67,11 @@ fn experts() -> Vec<Vec<u8>> {
 }
 
 fn cache(slots: usize) -> Cache {
-    let setting = Setting::new(&geometry(), slots, CacheScope::Global);
-    let policies = "lru".parse::<EvictionSpec>().unwrap().make(&setting, &Help::default()).unwrap();
-    let (_arena, memory) = Arena::new(setting.all_slots(), layout().bytes).unwrap();
+    let shape = CacheShape::new(&geometry(), slots, CacheScope::Global);
+    let policies = "lru".parse::<EvictionSpec>().unwrap().make(&shape, &PolicyInputs::default()).unwrap();
+    let (_arena, memory) = Arena::new(shape.total_slots(), layout().bytes).unwrap();
     let reader = Box::new(MemoryReader::new(Arc::new(experts()), 3));
-    Cache::new(&geometry(), &setting, policies, memory, reader, Box::new(Plain(layout())))
+    Cache::new(&geometry(), &shape, policies, memory, reader, Box::new(Plain(layout())))
 }
 
 fn compute() -> Arc<ComputeContext> {

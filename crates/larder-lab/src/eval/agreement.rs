@@ -1,8 +1,8 @@
-use larder_cache::{Counts, Ledger, Wave};
+use larder_cache::{CacheCounts, Ledger, Wave};
 use larder_core::{ExpertId, Gate, Geometry, LayerIdx};
 use larder_model::{Routed, Tap};
-use larder_policy::routing::quality::{Comparison, Quality};
-use larder_policy::routing::{Ask, Router};
+use larder_policy::routing::quality::{Quality, QualityMeter};
+use larder_policy::routing::{Router, RouterInput};
 
 /// Watches a model that chooses for itself, asks a strategy at each token what it would choose instead, and keeps the
 /// cache that the strategy would have.
@@ -12,7 +12,7 @@ pub struct ShadowRouting<'a> {
     router: Box<dyn Router>,
     ledger: Ledger,
     wave: Wave,
-    comparison: Comparison,
+    meter: QualityMeter,
     qualities: Vec<Quality>,
     chosen: Vec<ExpertId>,
     /// The logits of the pass under way, row by row.
@@ -24,9 +24,9 @@ impl<'a> ShadowRouting<'a> {
     /// and that the ledger is for this geometry.
     pub fn new(geometry: &Geometry, gates: Vec<&'a Gate>, router: Box<dyn Router>, ledger: Ledger) -> Self {
         let (count, rows) = (gates.len(), MoeRows::new(geometry));
-        let (wave, comparison, chosen) = Default::default();
+        let (wave, meter, chosen) = Default::default();
         let (qualities, logits) = (vec![Quality::default(); count], vec![Vec::new(); count]);
-        ShadowRouting { gates, rows, router, ledger, wave, comparison, qualities, chosen, logits }
+        ShadowRouting { gates, rows, router, ledger, wave, meter, qualities, chosen, logits }
     }
 
     /// What comes has nothing to do with what was.
@@ -40,7 +40,7 @@ impl<'a> ShadowRouting<'a> {
     }
 
     /// What would have passed through the cache.
-    pub fn counts(&self) -> Counts {
+    pub fn counts(&self) -> CacheCounts {
         self.ledger.counts()
     }
 
@@ -56,8 +56,8 @@ impl<'a> ShadowRouting<'a> {
     fn ask(&mut self, row: usize, token: usize) {
         let gate = self.gates[row];
         let logits = &self.logits[row][token * gate.experts..][..gate.experts];
-        self.router.choose(&Ask { row, gate, logits, decode: true }, &self.ledger, &mut self.chosen);
-        self.qualities[row] += self.comparison.compare(gate, logits, &self.chosen);
+        self.router.choose(&RouterInput { row, gate, logits, decode: true }, &self.ledger, &mut self.chosen);
+        self.qualities[row] += self.meter.measure(gate, logits, &self.chosen);
         let wanted: Vec<usize> = self.chosen.iter().map(|e| e.index()).collect();
         self.ledger.begin(row, &wanted, logits);
         let mut rest = &wanted[..];
@@ -85,7 +85,7 @@ impl Tap for ShadowRouting<'_> {
 pub struct RoutingAgreement<'a> {
     gates: Vec<&'a Gate>,
     rows: MoeRows,
-    comparison: Comparison,
+    meter: QualityMeter,
     qualities: Vec<Quality>,
 }
 
@@ -93,7 +93,7 @@ impl<'a> RoutingAgreement<'a> {
     /// Of a model of this geometry, whose layers choose by `gates`.
     pub fn new(geometry: &Geometry, gates: Vec<&'a Gate>) -> Self {
         let qualities = vec![Quality::default(); gates.len()];
-        RoutingAgreement { gates, rows: MoeRows::new(geometry), comparison: Comparison::default(), qualities }
+        RoutingAgreement { gates, rows: MoeRows::new(geometry), meter: QualityMeter::default(), qualities }
     }
 
     /// How far each layer's choices were from its own.
@@ -108,7 +108,7 @@ impl Tap for RoutingAgreement<'_> {
         let gate = self.gates[row];
         for (logits, ids) in logits.chunks_exact(gate.experts).zip(routed.ids.chunks_exact(gate.top_k)) {
             let used = ids.iter().position(|id| *id == ExpertId::NONE).unwrap_or(ids.len());
-            self.qualities[row] += self.comparison.compare(gate, logits, &ids[..used]);
+            self.qualities[row] += self.meter.measure(gate, logits, &ids[..used]);
         }
     }
 }
@@ -131,7 +131,7 @@ impl MoeRows {
 #[cfg(test)]
 mod tests {
     use larder_core::CacheScope;
-    use larder_policy::eviction::{EvictionSpec, Help, Setting};
+    use larder_policy::eviction::{CacheShape, EvictionSpec, PolicyInputs};
     use larder_policy::routing::RoutingSpec;
 
     use super::*;
@@ -152,9 +152,9 @@ mod tests {
 
     fn shadow<'a>(gate: &'a Gate, spec: &str) -> ShadowRouting<'a> {
         let router = spec.parse::<RoutingSpec>().unwrap().make(2, None).unwrap();
-        let setting = Setting::new(&geometry(), 1, CacheScope::Layer);
-        let policies = "lru".parse::<EvictionSpec>().unwrap().make(&setting, &Help::default()).unwrap();
-        ShadowRouting::new(&geometry(), vec![gate; 2], router, Ledger::new(&setting, policies))
+        let shape = CacheShape::new(&geometry(), 1, CacheScope::Layer);
+        let policies = "lru".parse::<EvictionSpec>().unwrap().make(&shape, &PolicyInputs::default()).unwrap();
+        ShadowRouting::new(&geometry(), vec![gate; 2], router, Ledger::new(&shape, policies))
     }
 
     #[test]

@@ -3,7 +3,7 @@ use std::path::Path;
 
 use larder_core::{ExpertId, Gate, Geometry, LayerIdx, Presence, Residency};
 use larder_model::{Routed, Tap};
-use larder_policy::routing::{Ask, Router, RoutingSpec};
+use larder_policy::routing::{Router, RouterInput, RoutingSpec};
 use serde::{Deserialize, Serialize};
 
 use super::agreement::MoeRows;
@@ -96,7 +96,7 @@ impl Tap for LogitSpread<'_> {
         let Some(row) = self.rows.of(layer) else { return };
         let gate = self.gates[row];
         for logits in logits.chunks_exact(gate.experts) {
-            self.router.choose(&Ask { row, gate, logits, decode: true }, &EmptyCache, &mut self.chosen);
+            self.router.choose(&RouterInput { row, gate, logits, decode: true }, &EmptyCache, &mut self.chosen);
         }
     }
 }

@@ -1,7 +1,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use larder_core::{ExpertId, Gate, Residency};
-use larder_policy::routing::{Ask, Ranking, Router, RouterReport};
+use larder_policy::routing::{Ranking, Router, RouterInput, RouterReport};
 use larder_policy::spec::PolicyError;
 
 /// In one layer, one expert instead of the one at a rank.
@@ -44,11 +44,11 @@ impl ForcedRouter {
 }
 
 impl Router for ForcedRouter {
-    fn suits(&self, _: &Gate) -> Result<(), PolicyError> {
+    fn supports(&self, _: &Gate) -> Result<(), PolicyError> {
         Ok(())
     }
 
-    fn choose(&mut self, ask: &Ask, _: &dyn Residency, out: &mut Vec<ExpertId>) {
+    fn choose(&mut self, ask: &RouterInput, _: &dyn Residency, out: &mut Vec<ExpertId>) {
         let ranking = &mut self.ranking;
         ranking.rank(ask.gate, ask.logits);
         let swap = self.order.get().filter(|swap| swap.row == ask.row);

@@ -129,7 +129,7 @@ impl<P: ExpertPath> RankProbe<'_, P> {
 fn candidates(gate: &Gate, logits: &[f32]) -> Vec<usize> {
     let mut ranking = Ranking::default();
     ranking.rank(gate, logits);
-    ranking.order().skip(gate.top_k).filter(|e| ranking.running(*e)).collect()
+    ranking.order().skip(gate.top_k).filter(|e| ranking.is_eligible(*e)).collect()
 }
 
 /// The logits of every row in one pass of one token.

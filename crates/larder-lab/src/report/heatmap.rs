@@ -4,7 +4,7 @@ use std::ops::Range;
 use larder_cache::{Ledger, Wave};
 use larder_core::Presence;
 use larder_core::Residency;
-use larder_policy::eviction::{EvictionSpec, Help, Setting};
+use larder_policy::eviction::{CacheShape, EvictionSpec, PolicyInputs};
 
 use super::html::escape;
 use crate::replay::{Observer, replay_observed};
@@ -50,19 +50,19 @@ impl Heatmap {
     /// Replays `requests` and keeps what happens in `window`.
     pub fn replay(
         requests: &Requests,
-        setting: &Setting,
+        shape: &CacheShape,
         spec: &EvictionSpec,
-        help: &Help,
+        help: &PolicyInputs,
         window: &HeatmapWindow,
     ) -> Result<Self, LabError> {
-        if window.row >= setting.rows {
-            let rows = setting.rows;
+        if window.row >= shape.rows {
+            let rows = shape.rows;
             return Err(LabError::InvalidInput(format!("layer {} is not among the {rows} of the trace", window.row)));
         }
         let window = window.clone();
-        let Setting { slots, experts, .. } = *setting;
+        let CacheShape { slots, experts, .. } = *shape;
         let mut heat = Heatmap { name: spec.to_string(), slots, window, columns: Vec::new(), seen: 0, experts };
-        replay_observed(requests, setting, spec, help, &mut heat)?;
+        replay_observed(requests, shape, spec, help, &mut heat)?;
         match heat.columns.is_empty() {
             true => {
                 let (from, has) = (heat.window.passes.start, heat.seen);
@@ -184,8 +184,14 @@ mod tests {
             trace.push(&TracePass { ids: &[id], ..TracePass::default() }).unwrap();
         }
         let requests = Requests::all(&trace);
-        let setting = requests.cache_shape(2, CacheScope::Layer, 0).unwrap();
-        Heatmap::replay(&requests, &setting, &"lru".parse().unwrap(), &Help::default(), &HeatmapWindow { row, passes })
+        let shape = requests.cache_shape(2, CacheScope::Layer, 0).unwrap();
+        Heatmap::replay(
+            &requests,
+            &shape,
+            &"lru".parse().unwrap(),
+            &PolicyInputs::default(),
+            &HeatmapWindow { row, passes },
+        )
     }
 
     #[test]

@@ -265,7 +265,7 @@ fn grouped(n: u64) -> String {
 #[cfg(test)]
 mod tests {
     use larder_core::CacheScope;
-    use larder_policy::eviction::Help;
+    use larder_policy::eviction::PolicyInputs;
 
     use super::*;
     use crate::{InitialCache, ReplaySweep, SweepAxes, SyntheticRouting, eighths};
@@ -281,7 +281,7 @@ mod tests {
             .generate()
             .unwrap();
         trace.meta.insert("source".into(), "<script>alert(1)</script>".into());
-        let (policies, help) = (["lru".parse().unwrap()], Help::default());
+        let (policies, help) = (["lru".parse().unwrap()], PolicyInputs::default());
         let (slots, scopes) = (eighths(8), [CacheScope::Layer, CacheScope::Global]);
         let axes = SweepAxes { policies: &policies, routings: &[], slots: &slots, scopes: &scopes, scratch: 0 };
         let cells = ReplaySweep::new(&trace, &axes, &help, InitialCache::Cold).unwrap().run(1, &|_| ()).unwrap();

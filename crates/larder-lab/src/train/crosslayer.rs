@@ -1,6 +1,8 @@
 use candle_core::{D, Device, Result, Tensor, Var};
 use candle_nn::{AdamW, Optimizer, ParamsAdamW};
-use larder_policy::eviction::learned::{Arrays, CROSSLAYER, FEATURES, Features, HEAD_HIDDEN, HORIZONS, SCALES, Size};
+use larder_policy::eviction::learned::{
+    Arrays, CROSSLAYER, FEATURES, Features, HEAD_HIDDEN, HORIZONS, MoeSize, SCALES,
+};
 
 use super::lanes::Batch;
 use super::learner::{Learner, normal_init, transposed};
@@ -12,7 +14,7 @@ const DROPOUT: f64 = 0.3;
 
 /// The network of the form `crosslayer`.
 pub(super) struct Crosslayer {
-    size: Size,
+    size: MoeSize,
     hidden: usize,
     popularity: Vec<f32>,
     /// `[rows, SCALES · experts, hidden]`
@@ -43,8 +45,8 @@ pub(super) struct Crosslayer {
 }
 
 impl Crosslayer {
-    pub fn new(size: Size, hidden: usize, popularity: Vec<f32>, seed: u64) -> Result<Self> {
-        let Size { rows, experts, .. } = size;
+    pub fn new(size: MoeSize, hidden: usize, popularity: Vec<f32>, seed: u64) -> Result<Self> {
+        let MoeSize { rows, experts, .. } = size;
         let mut rng = Rng::new(seed);
         let (inputs, outputs, cells) = (SCALES * experts, experts * HORIZONS_LEN, rows * experts);
         let bias: Vec<f32> = popularity.iter().flat_map(|p| HORIZONS.map(|horizon| prior_logit(*p, horizon))).collect();
@@ -91,7 +93,7 @@ impl Crosslayer {
 
     /// `[rows · experts, lanes · passes, HORIZONS]`
     fn logits(&mut self, batch: &Batch, train: bool) -> Result<Tensor> {
-        let Size { rows, experts, .. } = self.size;
+        let MoeSize { rows, experts, .. } = self.size;
         let (lanes, passes, hidden) = (batch.lanes, batch.passes, self.hidden);
         let places = lanes * passes;
         let seen = (rows, lanes, 1 + passes, FEATURES * experts);
@@ -139,7 +141,7 @@ impl Crosslayer {
     /// The mean cross entropy against the targets, and its gradient by the logits. What lies beyond the sequence's
     /// end counts less, the shorter the sequence goes on.
     fn loss_and_gradient(&self, batch: &Batch, logits: &[f32]) -> (f64, Vec<f32>) {
-        let Size { rows, experts, .. } = self.size;
+        let MoeSize { rows, experts, .. } = self.size;
         let places = batch.lanes * batch.passes;
         let weight = |left: &Option<u32>| {
             left.map_or([0.0; HORIZONS_LEN], |left| HORIZONS.map(|h| 1.0 - (-(left as f32) / h.max(0.2)).exp()))
@@ -193,7 +195,7 @@ impl Learner for Crosslayer {
     }
 
     fn arrays(&self) -> Result<Arrays> {
-        let Size { rows, experts, .. } = self.size;
+        let MoeSize { rows, experts, .. } = self.size;
         let (hidden, horizons) = (self.hidden, HORIZONS_LEN);
         let mut arrays = Arrays::default();
         let mut say = |key: &str, value: String| arrays.meta.insert(key.to_owned(), value);
@@ -202,10 +204,10 @@ impl Learner for Crosslayer {
         say("hidden", hidden.to_string());
         let numbers = |tensor: &Tensor| tensor.flatten_all()?.to_vec1::<f32>();
         arrays.put("popularity", &[rows, experts], self.popularity.clone());
-        arrays.put_scaled("gather", &[rows, SCALES, experts, hidden], &numbers(&self.gather)?);
+        arrays.put_quantised("gather", &[rows, SCALES, experts, hidden], &numbers(&self.gather)?);
         arrays.put("gather_bias", &[rows, hidden], numbers(&self.gather_bias)?);
         let emit = self.emit.reshape((rows, hidden, experts, horizons))?.permute((0, 3, 2, 1))?;
-        arrays.put_scaled("emit", &[rows, horizons, experts, hidden], &numbers(&emit)?);
+        arrays.put_quantised("emit", &[rows, horizons, experts, hidden], &numbers(&emit)?);
         let bias = self.emit_bias.reshape((rows, experts, horizons))?.permute((0, 2, 1))?;
         arrays.put("emit_bias", &[rows, horizons, experts], numbers(&bias)?);
         let own = self.own.broadcast_add(&self.own_shared)?.reshape((rows, experts, FEATURES, horizons))?;

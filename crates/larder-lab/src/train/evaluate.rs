@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use larder_core::{CacheScope, Trace};
 use larder_policy::eviction::learned::Evictor;
-use larder_policy::eviction::{EvictionSpec, Help};
+use larder_policy::eviction::{EvictionSpec, PolicyInputs};
 
 use crate::{InitialCache, Interval, LabError, ReplaySweep, SweepAxes, SweepCell, gap_advantage, gap_closed};
 
@@ -47,7 +47,8 @@ pub fn evaluate_evictor(
         let cells = |policy: &EvictionSpec, evictor: Option<Arc<Evictor>>| -> Result<Vec<SweepCell>, LabError> {
             let (policies, scopes) = ([policy.clone()], [CacheScope::Layer, CacheScope::Global]);
             let axes = SweepAxes { policies: &policies, routings: &[], slots: &slots, scopes: &scopes, scratch };
-            ReplaySweep::new(trace, &axes, &Help { evictor, ..Help::default() }, start)?.run(threads, &|_| {})
+            ReplaySweep::new(trace, &axes, &PolicyInputs { evictor, ..PolicyInputs::default() }, start)?
+                .run(threads, &|_| {})
         };
         let [lru, belady] = [cells(&named("lru")?, None)?, cells(&named("belady")?, None)?];
         let ours = cells(&named("learned")?, Some(evictor.clone()))?;

@@ -1,6 +1,6 @@
 use candle_core::{Device, Result, Tensor, Var};
 use candle_nn::{AdamW, Optimizer, ParamsAdamW};
-use larder_policy::eviction::learned::{Arrays, FAR, FLASHMOE, FLASHMOE_HIDDEN, Scores, Size};
+use larder_policy::eviction::learned::{Arrays, DISTANCE_MAX, FLASHMOE, FLASHMOE_HIDDEN, MoeSize, UsageFeatures};
 
 use super::lanes::Batch;
 use super::learner::{Learner, normal_init, transposed};
@@ -8,14 +8,14 @@ use crate::Rng;
 
 /// The network of the FlashMoE paper, one for each row: 2 · experts → 128 → 128 → experts.
 pub(super) struct Flashmoe {
-    size: Size,
+    size: MoeSize,
     /// `[rows, inputs, outputs]` and `[rows, 1, outputs]`
     layers: Vec<(Var, Var)>,
     optimizer: AdamW,
 }
 
 impl Flashmoe {
-    pub fn new(size: Size, seed: u64) -> Result<Self> {
+    pub fn new(size: MoeSize, seed: u64) -> Result<Self> {
         let mut rng = Rng::new(seed);
         let sizes = [2 * size.experts, FLASHMOE_HIDDEN, FLASHMOE_HIDDEN, size.experts];
         let layer = |pair: &[usize]| -> Result<_> {
@@ -28,9 +28,9 @@ impl Flashmoe {
         Ok(Flashmoe { size, layers, optimizer: AdamW::new(variables, params)? })
     }
 
-    /// `[rows, lanes · passes, experts]`: distances, as shares of [`FAR`].
+    /// `[rows, lanes · passes, experts]`: distances, as shares of [`DISTANCE_MAX`].
     fn distances(&self, batch: &Batch) -> Result<Tensor> {
-        let Size { rows, experts, .. } = self.size;
+        let MoeSize { rows, experts, .. } = self.size;
         let seen = (rows, batch.lanes, 1 + batch.passes, 2 * experts);
         let seen = Tensor::from_slice(&batch.inputs, seen, &Device::Cpu)?.narrow(2, 1, batch.passes)?.contiguous()?;
         let mut x = seen.reshape((rows, batch.lanes * batch.passes, 2 * experts))?;
@@ -46,7 +46,7 @@ impl Flashmoe {
     /// The mean squared error over those that Belady keeps, and what is needed to make it: targets and the mask.
     fn error(&self, batch: &Batch) -> Result<Tensor> {
         let shape = (self.size.rows, batch.lanes * batch.passes, self.size.experts);
-        let share = |d: &u16| if *d == 0 { 1.0 } else { (f32::from(*d) / FAR).min(1.0) };
+        let share = |d: &u16| if *d == 0 { 1.0 } else { (f32::from(*d) / DISTANCE_MAX).min(1.0) };
         let targets = Tensor::from_vec(batch.next_use.iter().map(share).collect::<Vec<_>>(), shape, &Device::Cpu)?;
         let there = |at: usize| {
             let place = at / self.size.experts % (batch.lanes * batch.passes);
@@ -60,10 +60,10 @@ impl Flashmoe {
 }
 
 impl Learner for Flashmoe {
-    type Input = Scores;
+    type Input = UsageFeatures;
 
-    fn new_input(&self) -> Scores {
-        Scores::new(self.size)
+    fn new_input(&self) -> UsageFeatures {
+        UsageFeatures::new(self.size)
     }
 
     fn train_step(&mut self, batch: &Batch, rate: f64) -> Result<f64> {
@@ -84,7 +84,7 @@ impl Learner for Flashmoe {
     fn arrays(&self) -> Result<Arrays> {
         let mut arrays = Arrays::default();
         arrays.meta.insert("form".to_owned(), FLASHMOE.to_owned());
-        arrays.meta.insert("features".to_owned(), Scores::hash());
+        arrays.meta.insert("features".to_owned(), UsageFeatures::hash());
         for (name, (weights, bias)) in ["first", "second", "third"].into_iter().zip(&self.layers) {
             let (rows, inputs, outputs) = weights.dims3()?;
             arrays.put(name, &[rows, outputs, inputs], transposed(weights)?.flatten_all()?.to_vec1()?);

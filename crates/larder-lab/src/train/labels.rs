@@ -1,4 +1,4 @@
-use larder_policy::eviction::learned::Size;
+use larder_policy::eviction::learned::MoeSize;
 
 use crate::Requests;
 
@@ -28,7 +28,7 @@ impl<'a> Sequence<'a> {
     }
 
     /// For each pass, row and expert the passes until it is wanted again; 0 if it never is.
-    pub fn next_uses(&self, size: Size) -> Vec<u16> {
+    pub fn next_uses(&self, size: MoeSize) -> Vec<u16> {
         let cells = size.rows * size.experts;
         let mut all = vec![0; self.passes() * cells];
         let mut ahead = vec![0u16; cells];
@@ -50,7 +50,7 @@ pub(super) struct BeladyCache {
 }
 
 impl BeladyCache {
-    pub fn new(size: Size, slots: usize) -> Self {
+    pub fn new(size: MoeSize, slots: usize) -> Self {
         BeladyCache { slots, resident: vec![false; size.rows * size.experts] }
     }
 
@@ -75,7 +75,7 @@ impl BeladyCache {
 }
 
 /// How often each expert is wanted per pass: `[rows, experts]`.
-pub(super) fn popularity(size: Size, sequences: &[Sequence]) -> Vec<f32> {
+pub(super) fn popularity(size: MoeSize, sequences: &[Sequence]) -> Vec<f32> {
     let mut count = vec![0u64; size.rows * size.experts];
     let mut passes = 0;
     for sequence in sequences {
@@ -105,7 +105,7 @@ mod tests {
         trace
     }
 
-    const SIZE: Size = Size { rows: 1, experts: 4, top_k: 1 };
+    const SIZE: MoeSize = MoeSize { rows: 1, experts: 4, top_k: 1 };
 
     #[test]
     fn next_uses_are_counted_from_the_end() {

@@ -1,4 +1,4 @@
-use larder_policy::eviction::learned::{FEATURES, Features, Scores, Size};
+use larder_policy::eviction::learned::{FEATURES, Features, MoeSize, UsageFeatures};
 
 use super::labels::Sequence;
 use crate::Rng;
@@ -6,7 +6,7 @@ use crate::Rng;
 /// What a network sees of past choices.
 pub(super) trait NetworkInput {
     /// Numbers per row.
-    fn width(size: Size) -> usize;
+    fn width(size: MoeSize) -> usize;
     /// Forgets what was.
     fn new_sequence(&mut self);
     /// A row has chosen.
@@ -16,7 +16,7 @@ pub(super) trait NetworkInput {
 }
 
 impl NetworkInput for Features {
-    fn width(size: Size) -> usize {
+    fn width(size: MoeSize) -> usize {
         FEATURES * size.experts
     }
 
@@ -38,17 +38,17 @@ impl NetworkInput for Features {
     }
 }
 
-impl NetworkInput for Scores {
-    fn width(size: Size) -> usize {
+impl NetworkInput for UsageFeatures {
+    fn width(size: MoeSize) -> usize {
         2 * size.experts
     }
 
     fn new_sequence(&mut self) {
-        Scores::new_sequence(self);
+        UsageFeatures::new_sequence(self);
     }
 
     fn observe(&mut self, row: usize, wanted: &[usize]) {
-        Scores::observe(self, row, wanted);
+        UsageFeatures::observe(self, row, wanted);
     }
 
     fn write(&self, row: usize, into: &mut [f32]) {
@@ -72,7 +72,7 @@ pub(super) struct Batch {
 
 /// Sequences side by side, each from its start to its end, so that memory does not grow with the trace.
 pub(super) struct Lanes<'a, S> {
-    size: Size,
+    size: MoeSize,
     slots: usize,
     sequences: &'a [Sequence<'a>],
     waiting: Vec<usize>,
@@ -89,7 +89,7 @@ struct Lane<S> {
 impl<'a, S: NetworkInput> Lanes<'a, S> {
     /// In an order that goes with the seed. `slots` are Belady's, per row.
     pub fn new(
-        size: Size,
+        size: MoeSize,
         sequences: &'a [Sequence<'a>],
         (lanes, slots): (usize, usize),
         rng: Option<&mut Rng>,
@@ -117,7 +117,7 @@ impl<'a, S: NetworkInput> Lanes<'a, S> {
         if self.lanes.iter().all(|lane| lane.at.is_none()) {
             return None;
         }
-        let Size { rows, experts, .. } = self.size;
+        let MoeSize { rows, experts, .. } = self.size;
         let (lanes, width) = (self.lanes.len(), S::width(self.size));
         let mut batch = Batch {
             lanes,
@@ -135,9 +135,9 @@ impl<'a, S: NetworkInput> Lanes<'a, S> {
 }
 
 impl<S: NetworkInput> Lane<S> {
-    fn fill(&mut self, size: Size, sequences: &[Sequence], nth: usize, batch: &mut Batch) {
+    fn fill(&mut self, size: MoeSize, sequences: &[Sequence], nth: usize, batch: &mut Batch) {
         let Some((sequence, from, labels)) = self.at.take() else { return };
-        let Size { rows, experts, .. } = size;
+        let MoeSize { rows, experts, .. } = size;
         let (width, cells) = (S::width(size), rows * experts);
         let place = |row: usize, pass: usize| (row * batch.lanes + nth) * (1 + batch.passes) + pass;
         for row in 0..rows {

@@ -13,7 +13,7 @@ mod tests;
 
 use candle_core::{Tensor, Var};
 use larder_core::Trace;
-use larder_policy::eviction::learned::{Arrays, FORMAT, Size, VERSION};
+use larder_policy::eviction::learned::{Arrays, FORMAT, MoeSize, VERSION};
 
 use crate::{LabError, Requests, Rng};
 use labels::Sequence;
@@ -108,7 +108,7 @@ pub fn train(
     if split.train.is_empty() {
         return Err(LabError::InvalidInput("there is no sequence to train on".into()));
     }
-    let size = Size { rows: trace.rows, experts: trace.experts, top_k: trace.top_k };
+    let size = MoeSize { rows: trace.rows, experts: trace.experts, top_k: trace.top_k };
     let requests = Requests::by_sequence(trace);
     let pick = |of: &[usize]| -> Vec<Sequence> { of.iter().map(|i| Sequence::new(&requests[*i])).collect() };
     let (train, validation) = (pick(&split.train), pick(&split.validation));
@@ -138,7 +138,7 @@ fn failed(error: candle_core::Error) -> LabError {
 
 fn fit<L: Learner>(
     mut learner: L,
-    size: Size,
+    size: MoeSize,
     train: &[Sequence],
     validation: &[Sequence],
     config: &TrainingConfig,
@@ -193,7 +193,7 @@ fn learning_rate_scale(config: &TrainingConfig, done: usize, all: usize) -> f64 
 
 fn mean_loss<L: Learner>(
     learner: &mut L,
-    size: Size,
+    size: MoeSize,
     sequences: &[Sequence],
     config: &TrainingConfig,
 ) -> candle_core::Result<f64> {

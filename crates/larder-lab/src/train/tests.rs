@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use larder_core::{CacheScope, Trace, TracePass};
-use larder_policy::eviction::Help;
+use larder_policy::eviction::PolicyInputs;
 use larder_policy::eviction::learned::Evictor;
 
 use super::*;
@@ -45,7 +45,7 @@ fn trained(form: NetworkKind, seed: u64) -> Arrays {
 }
 
 fn misses(spec: &str, evictor: Option<Evictor>, scope: CacheScope) -> u64 {
-    let help = Help { evictor: evictor.map(Arc::new), ..Help::default() };
+    let help = PolicyInputs { evictor: evictor.map(Arc::new), ..PolicyInputs::default() };
     let spec = spec.parse().unwrap();
     replay(&planted(6, 2), (4, scope, 0), &spec, &help, InitialCache::Cold).unwrap().counts.misses
 }
@@ -80,7 +80,7 @@ fn weights_come_back_from_their_file() {
         let arrays = trained(form, 3);
         write_evictor(&path, &arrays).unwrap();
         assert_eq!(file::read_arrays(&path).unwrap(), arrays);
-        assert_eq!(read_evictor(&path).unwrap().size(), Size { rows: ROWS, experts: EXPERTS, top_k: 2 });
+        assert_eq!(read_evictor(&path).unwrap().size(), MoeSize { rows: ROWS, experts: EXPERTS, top_k: 2 });
     }
 }
 

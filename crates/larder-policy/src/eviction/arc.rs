@@ -1,29 +1,29 @@
 use super::arrivals::Arrivals;
 use super::queues::Queues;
-use super::{Eviction, Key, Policy, Setting, Step, each};
+use super::{CacheShape, Eviction, Key, LayerChoice, Policy, per_pool};
 
 pub(super) const POLICY: Policy = Policy {
     name: "arc",
     about: "adaptive replacement: two lists, used once and used again, whose shares follow from who is missed",
     knobs: &[],
-    make: |_, setting, _| Ok(each(setting, |_| Arc::new(setting))),
+    make: |_, shape, _| Ok(per_pool(shape, |_| Arc::new(shape))),
 };
 
 /// In memory, used once of late.
-const ONCE: usize = 0;
+const T1: usize = 0;
 /// In memory, used again.
-const AGAIN: usize = 1;
-/// Left from `ONCE`.
-const ONCE_GHOST: usize = 2;
-/// Left from `AGAIN`.
-const AGAIN_GHOST: usize = 3;
+const T2: usize = 1;
+/// Left from `T1`.
+const B1: usize = 2;
+/// Left from `T2`.
+const B2: usize = 3;
 
 /// Adaptive replacement cache. Experts that a layer wants together are looked up together, before anybody leaves.
 struct Arc {
-    setting: Setting,
+    shape: CacheShape,
     /// Least recently used first.
     queues: Queues,
-    /// How many of the slots are meant for `ONCE`.
+    /// How many of the slots are meant for `T1`.
     target: f64,
     arrivals: Arrivals<Origin>,
     /// The last victim, and the ghosts it goes to.
@@ -33,16 +33,16 @@ struct Arc {
 /// Where one that comes in was remembered.
 #[derive(Clone, Copy, PartialEq)]
 enum Origin {
-    Once,
-    Again,
-    Nowhere,
+    B1,
+    B2,
+    New,
 }
 
 impl Arc {
-    fn new(setting: &Setting) -> Self {
+    fn new(shape: &CacheShape) -> Self {
         Arc {
-            setting: *setting,
-            queues: Queues::new(setting.keys(), 4),
+            shape: *shape,
+            queues: Queues::new(shape.keys_per_pool(), 4),
             target: 0.0,
             arrivals: Arrivals::new(),
             leaving: None,
@@ -51,30 +51,30 @@ impl Arc {
 
     /// A ghost that is wanted again moves the target its way and is a ghost no more. `None` for one that is in.
     fn look_up(queues: &mut Queues, target: &mut f64, slots: usize, key: Key) -> Option<Origin> {
-        let (once, again) = (queues.len(ONCE_GHOST) as f64, queues.len(AGAIN_GHOST) as f64);
+        let (recent, frequent) = (queues.len(B1) as f64, queues.len(B2) as f64);
         match queues.place(key) {
-            Some(ONCE_GHOST) => {
-                *target = (*target + (again / once).max(1.0)).min(slots as f64);
+            Some(B1) => {
+                *target = (*target + (frequent / recent).max(1.0)).min(slots as f64);
                 queues.remove(key);
-                Some(Origin::Once)
+                Some(Origin::B1)
             }
-            Some(AGAIN_GHOST) => {
-                *target = (*target - (once / again).max(1.0)).max(0.0);
+            Some(B2) => {
+                *target = (*target - (recent / frequent).max(1.0)).max(0.0);
                 queues.remove(key);
-                Some(Origin::Again)
+                Some(Origin::B2)
             }
             Some(_) => None,
-            None => Some(Origin::Nowhere),
+            None => Some(Origin::New),
         }
     }
 
     /// Who of the two lists is over its share, and the list's ghosts.
     fn replace(&self, origin: Origin, evictable: &dyn Fn(Key) -> bool) -> Option<(Key, Option<usize>)> {
-        let once = self.queues.len(ONCE) as f64;
-        let over = once > self.target || (once == self.target && origin == Origin::Again);
-        let first = if (once > 0.0 && over) || self.queues.len(AGAIN) == 0 { ONCE } else { AGAIN };
+        let recent = self.queues.len(T1) as f64;
+        let over = recent > self.target || (recent == self.target && origin == Origin::B2);
+        let first = if (recent > 0.0 && over) || self.queues.len(T2) == 0 { T1 } else { T2 };
         [first, 1 - first].into_iter().find_map(|list| {
-            let ghosts = if list == ONCE { ONCE_GHOST } else { AGAIN_GHOST };
+            let ghosts = if list == T1 { B1 } else { B2 };
             Some((self.queues.find(list, evictable)?, Some(ghosts)))
         })
     }
@@ -87,39 +87,39 @@ impl Arc {
 }
 
 impl Eviction for Arc {
-    fn begin(&mut self, step: &Step) {
-        let Arc { setting, queues, target, arrivals, .. } = self;
-        arrivals.expect(setting, step, |key| Arc::look_up(queues, target, setting.slots, key));
+    fn begin(&mut self, choice: &LayerChoice) {
+        let Arc { shape, queues, target, arrivals, .. } = self;
+        arrivals.begin(shape, choice, |key| Arc::look_up(queues, target, shape.slots, key));
     }
 
     fn admit(&mut self, key: Key) {
         let origin = self.arrivals.admit(key).or_else(|| {
             // Read on a guess.
-            Arc::look_up(&mut self.queues, &mut self.target, self.setting.slots, key)
+            Arc::look_up(&mut self.queues, &mut self.target, self.shape.slots, key)
         });
-        let list = if matches!(origin, Some(Origin::Once | Origin::Again)) { AGAIN } else { ONCE };
+        let list = if matches!(origin, Some(Origin::B1 | Origin::B2)) { T2 } else { T1 };
         self.queues.push(list, key);
     }
 
     fn touch(&mut self, key: Key) {
-        self.queues.push(AGAIN, key);
+        self.queues.push(T2, key);
     }
 
     fn victim(&mut self, evictable: &dyn Fn(Key) -> bool) -> Option<Key> {
-        let origin = self.arrivals.next().unwrap_or(Origin::Nowhere);
-        let slots = self.setting.slots;
-        let once = self.queues.len(ONCE) + self.queues.len(ONCE_GHOST);
-        let again = self.queues.len(AGAIN) + self.queues.len(AGAIN_GHOST);
+        let origin = self.arrivals.next().unwrap_or(Origin::New);
+        let slots = self.shape.slots;
+        let recent = self.queues.len(T1) + self.queues.len(B1);
+        let frequent = self.queues.len(T2) + self.queues.len(B2);
         let mut leaving = None;
-        if origin == Origin::Nowhere {
-            if once < slots {
-                if once + again >= 2 * slots {
-                    self.forget_oldest(AGAIN_GHOST);
+        if origin == Origin::New {
+            if recent < slots {
+                if recent + frequent >= 2 * slots {
+                    self.forget_oldest(B2);
                 }
-            } else if self.queues.len(ONCE_GHOST) > 0 {
-                self.forget_oldest(ONCE_GHOST);
+            } else if self.queues.len(B1) > 0 {
+                self.forget_oldest(B1);
             } else {
-                leaving = self.queues.find(ONCE, evictable).map(|key| (key, None));
+                leaving = self.queues.find(T1, evictable).map(|key| (key, None));
             }
         }
         self.leaving = leaving.or_else(|| self.replace(origin, evictable));
@@ -127,7 +127,7 @@ impl Eviction for Arc {
     }
 
     fn worst(&mut self, evictable: &dyn Fn(Key) -> bool) -> Option<Key> {
-        self.replace(Origin::Nowhere, evictable).map(|(key, _)| key)
+        self.replace(Origin::New, evictable).map(|(key, _)| key)
     }
 
     fn forget(&mut self, key: Key) {

@@ -2,36 +2,36 @@ use std::cmp::Reverse;
 use std::sync::Arc;
 
 use super::heap::Heap;
-use super::{Eviction, Future, Key, NEVER, Policy, Setting, Step, each};
+use super::{CacheShape, Eviction, FutureUses, Key, LayerChoice, NEVER, Policy, per_pool};
 use crate::PolicyError;
 
 pub(super) const POLICY: Policy = Policy {
     name: "belady",
     about: "who is needed again last: the optimum, for replays alone",
     knobs: &[],
-    make: |_, setting, help| {
+    make: |_, shape, inputs| {
         let unsuitable = |problem: &str| PolicyError::Unsuitable { name: "belady", problem: problem.to_owned() };
-        let future = help.future.as_ref();
+        let future = inputs.future.as_ref();
         let future = future.ok_or_else(|| unsuitable("needs the requests to come, which only a replay knows"))?;
-        if !future.fits(setting) {
+        if !future.fits(shape) {
             return Err(unsuitable("was given requests of a model of another size"));
         }
-        Ok(each(setting, |pool| Belady {
+        Ok(per_pool(shape, |pool| Belady {
             future: future.clone(),
-            setting: *setting,
+            shape: *shape,
             pool,
             visits: 0,
             now: 0,
-            seen: vec![0; setting.keys()],
-            queue: Heap::new(setting.keys()),
+            seen: vec![0; shape.keys_per_pool()],
+            queue: Heap::new(shape.keys_per_pool()),
         }))
     },
 };
 
 /// Belady's rule: evicts the expert whose next use is farthest away.
 struct Belady {
-    future: Arc<Future>,
-    setting: Setting,
+    future: Arc<FutureUses>,
+    shape: CacheShape,
     pool: usize,
     /// How often a layer of this pool has chosen.
     visits: usize,
@@ -46,7 +46,7 @@ struct Belady {
 impl Belady {
     /// A key was used now: what counts is its next use.
     fn used(&mut self, key: Key) {
-        let uses = self.future.uses(&self.setting, self.pool, key);
+        let uses = self.future.uses(&self.shape, self.pool, key);
         let seen = &mut self.seen[key.index()];
         let over = |at: &u32| self.visits > 0 && *at <= self.now;
         while uses.get(*seen as usize).is_some_and(over) {
@@ -58,8 +58,8 @@ impl Belady {
 }
 
 impl Eviction for Belady {
-    fn begin(&mut self, _: &Step) {
-        self.now = self.future.step(self.setting.scope, self.pool, self.visits);
+    fn begin(&mut self, _: &LayerChoice) {
+        self.now = self.future.step(self.shape.scope, self.pool, self.visits);
         self.visits += 1;
     }
 

@@ -1,11 +1,11 @@
 use super::queues::Queues;
-use super::{Eviction, Key, Policy, each};
+use super::{Eviction, Key, Policy, per_pool};
 
 pub(super) const POLICY: Policy = Policy {
     name: "fifo",
     about: "who has been in for longest; of those that came together, the best ranked leaves first",
     knobs: &[],
-    make: |_, setting, _| Ok(each(setting, |_| Fifo(Queues::new(setting.keys(), 1)))),
+    make: |_, shape, _| Ok(per_pool(shape, |_| Fifo(Queues::new(shape.keys_per_pool(), 1)))),
 };
 
 /// First in, first out: uses do not count.

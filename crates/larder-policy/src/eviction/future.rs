@@ -1,6 +1,6 @@
 use larder_core::CacheScope;
 
-use super::{Key, Setting};
+use super::{CacheShape, Key};
 
 /// Of an expert that is not needed again.
 pub const NEVER: u32 = u32::MAX;
@@ -8,7 +8,7 @@ pub const NEVER: u32 = u32::MAX;
 /// The requests to come: what replays know and nobody else.
 ///
 /// Time is counted in steps, one for each layer's choice.
-pub struct Future {
+pub struct FutureUses {
     experts: usize,
     /// For each row, the steps that were its.
     visits: Vec<Vec<u32>>,
@@ -16,10 +16,10 @@ pub struct Future {
     uses: Vec<Vec<u32>>,
 }
 
-impl Future {
+impl FutureUses {
     /// From the row and the experts of each step, in order. The caller guarantees that all of them exist.
     pub fn new<W: AsRef<[usize]>>(rows: usize, experts: usize, steps: impl IntoIterator<Item = (usize, W)>) -> Self {
-        let mut future = Future { experts, visits: vec![Vec::new(); rows], uses: vec![Vec::new(); rows * experts] };
+        let mut future = FutureUses { experts, visits: vec![Vec::new(); rows], uses: vec![Vec::new(); rows * experts] };
         for (step, (row, wanted)) in steps.into_iter().enumerate() {
             future.visits[row].push(step as u32);
             for expert in wanted.as_ref() {
@@ -30,8 +30,8 @@ impl Future {
     }
 
     /// Whether it is about a model of this size.
-    pub fn fits(&self, setting: &Setting) -> bool {
-        (self.visits.len(), self.experts) == (setting.rows, setting.experts)
+    pub fn fits(&self, shape: &CacheShape) -> bool {
+        (self.visits.len(), self.experts) == (shape.rows, shape.experts)
     }
 
     /// The step of a pool's `visit`, counted from 0; [`NEVER`] beyond the end.
@@ -43,8 +43,8 @@ impl Future {
     }
 
     /// The steps in which a pool's key is wanted.
-    pub(super) fn uses(&self, setting: &Setting, pool: usize, key: Key) -> &[u32] {
-        let (row, expert) = setting.at(pool, key);
+    pub(super) fn uses(&self, shape: &CacheShape, pool: usize, key: Key) -> &[u32] {
+        let (row, expert) = shape.row_and_expert(pool, key);
         &self.uses[row * self.experts + expert]
     }
 }

@@ -5,7 +5,7 @@ pub(super) struct Heap<R> {
     heap: Vec<(R, Key)>,
     /// Where each key is.
     place: Vec<u32>,
-    aside: Vec<(R, Key)>,
+    skipped: Vec<(R, Key)>,
 }
 
 /// The place of a key that is not there.
@@ -14,7 +14,7 @@ const NOWHERE: u32 = u32::MAX;
 impl<R: Ord + Copy> Heap<R> {
     /// None of the keys below `keys`.
     pub fn new(keys: usize) -> Self {
-        Heap { heap: Vec::with_capacity(keys), place: vec![NOWHERE; keys], aside: Vec::with_capacity(keys) }
+        Heap { heap: Vec::with_capacity(keys), place: vec![NOWHERE; keys], skipped: Vec::with_capacity(keys) }
     }
 
     /// Adds a key or changes its rank.
@@ -49,13 +49,13 @@ impl<R: Ord + Copy> Heap<R> {
             match self.heap.first() {
                 Some(&(_, key)) if wanted(key) => break Some(key),
                 Some(&(rank, key)) => {
-                    self.aside.push((rank, key));
+                    self.skipped.push((rank, key));
                     self.remove(key);
                 }
                 None => break None,
             }
         };
-        while let Some((rank, key)) = self.aside.pop() {
+        while let Some((rank, key)) = self.skipped.pop() {
             self.set(key, rank);
         }
         found

@@ -1,6 +1,6 @@
 use super::frequencies::Frequencies;
 use super::queues::Queues;
-use super::{Eviction, Key, Policy, Setting, Step, each, seed};
+use super::{CacheShape, Eviction, Key, LayerChoice, Policy, per_pool, seed};
 use crate::spec::{Domain, Knob};
 
 pub(super) const POLICY: Policy = Policy {
@@ -12,7 +12,7 @@ pub(super) const POLICY: Policy = Policy {
         domain: Domain::Count(1..=u32::MAX as u64),
         default: Some("3735928559"),
     }],
-    make: |options, setting, _| Ok(each(setting, |pool| Lecar::new(setting, seed(options) + pool as u64))),
+    make: |options, shape, _| Ok(per_pool(shape, |pool| Lecar::new(shape, seed(options) + pool as u64))),
 };
 
 /// In memory, least recently used first.
@@ -32,7 +32,7 @@ const TINY: f64 = 1e-10;
 /// Learning cache replacement. Where both rules name the same expert, nothing is drawn or learned. Experts that a
 /// layer wants together are looked up together, before anybody leaves.
 struct Lecar {
-    setting: Setting,
+    shape: CacheShape,
     queues: Queues,
     frequencies: Frequencies,
     /// The weight of LRU; that of LFU is the rest.
@@ -57,15 +57,15 @@ impl Lehmer {
 }
 
 impl Lecar {
-    fn new(setting: &Setting, seed: u64) -> Self {
+    fn new(shape: &CacheShape, seed: u64) -> Self {
         Lecar {
-            setting: *setting,
-            queues: Queues::new(setting.keys(), 3),
-            frequencies: Frequencies::new(setting.keys()),
+            shape: *shape,
+            queues: Queues::new(shape.keys_per_pool(), 3),
+            frequencies: Frequencies::new(shape.keys_per_pool()),
             weights: [0.5, 0.5],
-            discount: DISCOUNT.powf(1.0 / setting.slots as f64),
+            discount: DISCOUNT.powf(1.0 / shape.slots as f64),
             requests: 0,
-            left: vec![0; setting.keys()],
+            left: vec![0; shape.keys_per_pool()],
             draw: Lehmer(seed as u128),
             leaving: None,
         }
@@ -86,10 +86,10 @@ impl Lecar {
 }
 
 impl Eviction for Lecar {
-    fn begin(&mut self, step: &Step) {
-        for expert in step.wanted {
+    fn begin(&mut self, choice: &LayerChoice) {
+        for expert in choice.wanted {
             self.requests += 1;
-            self.look_up(self.setting.key(step.row, *expert));
+            self.look_up(self.shape.key(choice.row, *expert));
         }
     }
 
@@ -134,7 +134,7 @@ impl Eviction for Lecar {
         {
             self.left[key.index()] = self.requests;
             self.queues.push(ghosts, key);
-            if self.queues.len(ghosts) > self.setting.slots / 2 {
+            if self.queues.len(ghosts) > self.shape.slots / 2 {
                 let oldest = self.queues.oldest(ghosts).expect("it has one more than it may");
                 self.queues.remove(oldest);
             }

@@ -1,5 +1,5 @@
 use super::heap::Heap;
-use super::{Eviction, Key, Policy, Setting, Step, each};
+use super::{CacheShape, Eviction, Key, LayerChoice, Policy, per_pool};
 use crate::spec::{Domain, Knob};
 
 pub(super) const POLICY: Policy = Policy {
@@ -11,9 +11,9 @@ pub(super) const POLICY: Policy = Policy {
         domain: Domain::Number(0.01..=1e9),
         default: Some("16"),
     }],
-    make: |options, setting, _| {
+    make: |options, shape, _| {
         let half_life = options.number("half-life").expect("it has a default");
-        Ok(each(setting, |_| Lfru::new(setting, half_life)))
+        Ok(per_pool(shape, |_| Lfru::new(shape, half_life)))
     },
 };
 
@@ -35,9 +35,9 @@ struct Lfru {
 }
 
 impl Lfru {
-    fn new(setting: &Setting, half_life: f64) -> Self {
-        let keys = setting.keys();
-        let steps_per_token = (keys / setting.experts) as f64;
+    fn new(shape: &CacheShape, half_life: f64) -> Self {
+        let keys = shape.keys_per_pool();
+        let steps_per_token = (keys / shape.experts) as f64;
         Lfru {
             pace: 1.0 / (half_life * steps_per_token),
             steps: 0,
@@ -60,7 +60,7 @@ impl Lfru {
 }
 
 impl Eviction for Lfru {
-    fn begin(&mut self, _: &Step) {
+    fn begin(&mut self, _: &LayerChoice) {
         self.steps += 1;
     }
 

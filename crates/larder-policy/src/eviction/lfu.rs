@@ -1,11 +1,11 @@
 use super::frequencies::Frequencies;
-use super::{Eviction, Key, Policy, each};
+use super::{Eviction, Key, Policy, per_pool};
 
 pub(super) const POLICY: Policy = Policy {
     name: "lfu",
     about: "least often used since it came in, and among equals least recently",
     knobs: &[],
-    make: |_, setting, _| Ok(each(setting, |_| Lfu(Frequencies::new(setting.keys())))),
+    make: |_, shape, _| Ok(per_pool(shape, |_| Lfu(Frequencies::new(shape.keys_per_pool())))),
 };
 
 /// Least frequently used: an expert that leaves and comes again starts anew.

@@ -1,11 +1,11 @@
 use super::queues::Queues;
-use super::{Eviction, Key, Policy, Setting, Step, each};
+use super::{CacheShape, Eviction, Key, LayerChoice, Policy, per_pool};
 
 pub(super) const POLICY: Policy = Policy {
     name: "llru",
     about: "who was not used for most rounds through the layers, and among equals whose layer's turn comes last",
     knobs: &[],
-    make: |_, setting, _| Ok(each(setting, |_| Llru::new(setting))),
+    make: |_, shape, _| Ok(per_pool(shape, |_| Llru::new(shape))),
 };
 
 /// Layered LRU. With several experts per layer, those that a layer wants together are used at the same time; of
@@ -27,13 +27,13 @@ struct Llru {
 }
 
 impl Llru {
-    fn new(setting: &Setting) -> Self {
-        let rows = setting.keys() / setting.experts;
+    fn new(shape: &CacheShape) -> Self {
+        let rows = shape.keys_per_pool() / shape.experts;
         Llru {
             rows,
-            experts: setting.experts,
-            queues: (0..rows).map(|_| Queues::new(setting.experts, 1)).collect(),
-            last: vec![0; setting.keys()],
+            experts: shape.experts,
+            queues: (0..rows).map(|_| Queues::new(shape.experts, 1)).collect(),
+            last: vec![0; shape.keys_per_pool()],
             now: 0,
             row: 0,
         }
@@ -60,9 +60,9 @@ impl Llru {
 }
 
 impl Eviction for Llru {
-    fn begin(&mut self, step: &Step) {
+    fn begin(&mut self, choice: &LayerChoice) {
         self.now += 1;
-        self.row = step.row % self.rows;
+        self.row = choice.row % self.rows;
     }
 
     fn admit(&mut self, key: Key) {

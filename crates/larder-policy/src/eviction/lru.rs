@@ -1,11 +1,11 @@
 use super::queues::Queues;
-use super::{Eviction, Key, Policy, each};
+use super::{Eviction, Key, Policy, per_pool};
 
 pub(super) const POLICY: Policy = Policy {
     name: "lru",
     about: "least recently used; of those that came together, the best ranked leaves first",
     knobs: &[],
-    make: |_, setting, _| Ok(each(setting, |_| Lru(Queues::new(setting.keys(), 1)))),
+    make: |_, shape, _| Ok(per_pool(shape, |_| Lru(Queues::new(shape.keys_per_pool(), 1)))),
 };
 
 /// Least recently used. Experts that one layer wants together are used in the order of their rank, best first.

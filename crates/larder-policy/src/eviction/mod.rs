@@ -3,6 +3,7 @@
 mod arc;
 mod arrivals;
 mod belady;
+mod cache_shape;
 mod fifo;
 mod frequencies;
 mod future;
@@ -18,17 +19,16 @@ mod members;
 mod queues;
 mod random;
 mod s3fifo;
-mod setting;
 
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-pub use future::{Future, NEVER};
+pub use cache_shape::CacheShape;
+pub use future::{FutureUses, NEVER};
 pub use learned::Evictor;
-pub use setting::Setting;
 
-use crate::spec::{Domain, Knob, Named, Options, PolicyError};
+use crate::spec::{Domain, Knob, Named, PolicyError, SpecOptions};
 
 /// An expert among all that one pool may hold, counted densely from 0.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -43,7 +43,7 @@ impl Key {
 
 /// One layer's choice.
 #[derive(Clone, Copy, Debug)]
-pub struct Step<'a> {
+pub struct LayerChoice<'a> {
     /// Which layer, among those with experts.
     pub row: usize,
     /// The experts that it wants, each once, token by token in the order of their rank, best first.
@@ -59,8 +59,8 @@ pub struct Step<'a> {
 pub trait Eviction: Send {
     /// A layer of this pool has chosen. Comes before the admits and touches that follow from it; what is read on a
     /// guess is admitted without it.
-    fn begin(&mut self, step: &Step) {
-        let _ = step;
+    fn begin(&mut self, choice: &LayerChoice) {
+        let _ = choice;
     }
 
     /// What comes has nothing to do with what was. All pools are told.
@@ -88,9 +88,9 @@ pub trait Eviction: Send {
 
 /// What some policies cannot do without.
 #[derive(Clone, Default)]
-pub struct Help {
+pub struct PolicyInputs {
     /// The requests to come, for `belady`.
-    pub future: Option<Arc<Future>>,
+    pub future: Option<Arc<FutureUses>>,
     /// Trained weights, for `learned`.
     pub evictor: Option<Arc<Evictor>>,
 }
@@ -107,7 +107,7 @@ pub struct Policy {
 }
 
 /// Makes one object for each pool.
-type Make = fn(&Options, &Setting, &Help) -> Result<Vec<Box<dyn Eviction>>, PolicyError>;
+type Make = fn(&SpecOptions, &CacheShape, &PolicyInputs) -> Result<Vec<Box<dyn Eviction>>, PolicyError>;
 
 impl Named for Policy {
     fn name(&self) -> &'static str {
@@ -139,7 +139,7 @@ pub const POLICIES: &[Policy] = &[
 #[derive(Clone)]
 pub struct EvictionSpec {
     policy: &'static Policy,
-    options: Options,
+    options: SpecOptions,
 }
 
 impl EvictionSpec {
@@ -149,13 +149,13 @@ impl EvictionSpec {
     }
 
     /// Whether it needs the requests to come.
-    pub fn foresees(&self) -> bool {
+    pub fn needs_future(&self) -> bool {
         self.policy.name == belady::POLICY.name
     }
 
-    /// The policy for every pool of `setting`.
-    pub fn make(&self, setting: &Setting, help: &Help) -> Result<Vec<Box<dyn Eviction>>, PolicyError> {
-        (self.policy.make)(&self.options, setting, help)
+    /// The policy for every pool of `shape`.
+    pub fn make(&self, shape: &CacheShape, inputs: &PolicyInputs) -> Result<Vec<Box<dyn Eviction>>, PolicyError> {
+        (self.policy.make)(&self.options, shape, inputs)
     }
 }
 
@@ -163,7 +163,7 @@ impl FromStr for EvictionSpec {
     type Err = PolicyError;
 
     fn from_str(spec: &str) -> Result<Self, PolicyError> {
-        let (policy, options) = Options::parse(spec, "eviction policy", POLICIES)?;
+        let (policy, options) = SpecOptions::parse(spec, "eviction policy", POLICIES)?;
         Ok(EvictionSpec { policy, options })
     }
 }
@@ -176,8 +176,8 @@ impl fmt::Display for EvictionSpec {
 }
 
 /// One object for each pool, which know nothing of each other.
-fn each<E: Eviction + 'static>(setting: &Setting, mut make: impl FnMut(usize) -> E) -> Vec<Box<dyn Eviction>> {
-    (0..setting.pools()).map(|pool| Box::new(make(pool)) as Box<dyn Eviction>).collect()
+fn per_pool<E: Eviction + 'static>(shape: &CacheShape, mut make: impl FnMut(usize) -> E) -> Vec<Box<dyn Eviction>> {
+    (0..shape.pools()).map(|pool| Box::new(make(pool)) as Box<dyn Eviction>).collect()
 }
 
 /// The option of policies that draw.
@@ -188,7 +188,7 @@ const SEED: Knob = Knob {
     default: Some("0"),
 };
 
-fn seed(options: &Options) -> u64 {
+fn seed(options: &SpecOptions) -> u64 {
     options.count("seed").expect("it has a default")
 }
 

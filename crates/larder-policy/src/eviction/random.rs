@@ -1,14 +1,14 @@
 use super::members::Members;
-use super::{Eviction, Key, Policy, SEED, each, seed};
+use super::{Eviction, Key, Policy, SEED, per_pool, seed};
 use crate::rng::Rng;
 
 pub(super) const POLICY: Policy = Policy {
     name: "random",
     about: "anybody",
     knobs: &[SEED],
-    make: |options, setting, _| {
-        let members = || Members::new(setting.keys());
-        Ok(each(setting, |pool| Random { members: members(), rng: Rng::new(seed(options), pool as u64) }))
+    make: |options, shape, _| {
+        let members = || Members::new(shape.keys_per_pool());
+        Ok(per_pool(shape, |pool| Random { members: members(), rng: Rng::new(seed(options), pool as u64) }))
     },
 };
 

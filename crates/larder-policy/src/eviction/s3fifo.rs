@@ -1,12 +1,12 @@
 use super::arrivals::Arrivals;
 use super::queues::Queues;
-use super::{Eviction, Key, Policy, Setting, Step, each};
+use super::{CacheShape, Eviction, Key, LayerChoice, Policy, per_pool};
 
 pub(super) const POLICY: Policy = Policy {
     name: "s3fifo",
     about: "a small queue that most only pass, and a main one where each use saves from leaving once",
     knobs: &[],
-    make: |_, setting, _| Ok(each(setting, |_| S3Fifo::new(setting))),
+    make: |_, shape, _| Ok(per_pool(shape, |_| S3Fifo::new(shape))),
 };
 
 /// Where experts come in.
@@ -23,12 +23,12 @@ const GHOST_SHARE: f64 = 0.9;
 /// Uses after which one moves from the small queue to the main one.
 const MOVE_TO_MAIN: u32 = 2;
 /// Uses beyond which more do not count in the main queue.
-const MOST: u32 = 3;
+const USES_MAX: u32 = 3;
 
 /// Three first-in-first-out queues. Until somebody has left, who finds the small queue full goes to the main one.
 /// Experts that a layer wants together are looked up together, before anybody leaves.
 struct S3Fifo {
-    setting: Setting,
+    shape: CacheShape,
     small: usize,
     main: usize,
     ghosts: usize,
@@ -42,15 +42,15 @@ struct S3Fifo {
 }
 
 impl S3Fifo {
-    fn new(setting: &Setting) -> Self {
-        let small = (setting.slots as f64 * SMALL_SHARE) as usize;
+    fn new(shape: &CacheShape) -> Self {
+        let small = (shape.slots as f64 * SMALL_SHARE) as usize;
         S3Fifo {
-            setting: *setting,
+            shape: *shape,
             small,
-            main: setting.slots - small,
-            ghosts: (setting.slots as f64 * GHOST_SHARE) as usize,
-            queues: Queues::new(setting.keys(), 3),
-            uses: vec![0; setting.keys()],
+            main: shape.slots - small,
+            ghosts: (shape.slots as f64 * GHOST_SHARE) as usize,
+            queues: Queues::new(shape.keys_per_pool(), 3),
+            uses: vec![0; shape.keys_per_pool()],
             arrivals: Arrivals::new(),
             full: false,
             leaving: None,
@@ -74,7 +74,7 @@ impl S3Fifo {
         self.uses[key.index()] = uses;
     }
 
-    fn leaves_small(&mut self, evictable: &dyn Fn(Key) -> bool) -> Option<Key> {
+    fn victim_in_small(&mut self, evictable: &dyn Fn(Key) -> bool) -> Option<Key> {
         loop {
             let key = self.queues.find(SMALL, evictable)?;
             if self.uses[key.index()] < MOVE_TO_MAIN {
@@ -84,10 +84,10 @@ impl S3Fifo {
         }
     }
 
-    fn leaves_main(&mut self, evictable: &dyn Fn(Key) -> bool) -> Option<Key> {
+    fn victim_in_main(&mut self, evictable: &dyn Fn(Key) -> bool) -> Option<Key> {
         loop {
             let key = self.queues.find(MAIN, evictable)?;
-            match self.uses[key.index()].min(MOST) {
+            match self.uses[key.index()].min(USES_MAX) {
                 0 => return Some(key),
                 uses => self.enter(MAIN, key, uses - 1),
             }
@@ -96,9 +96,9 @@ impl S3Fifo {
 }
 
 impl Eviction for S3Fifo {
-    fn begin(&mut self, step: &Step) {
-        let S3Fifo { setting, arrivals, queues, .. } = self;
-        arrivals.expect(setting, step, |key| S3Fifo::look_up(queues, key));
+    fn begin(&mut self, choice: &LayerChoice) {
+        let S3Fifo { shape, arrivals, queues, .. } = self;
+        arrivals.begin(shape, choice, |key| S3Fifo::look_up(queues, key));
     }
 
     fn admit(&mut self, key: Key) {
@@ -113,10 +113,10 @@ impl Eviction for S3Fifo {
 
     fn victim(&mut self, evictable: &dyn Fn(Key) -> bool) -> Option<Key> {
         self.full = true;
-        let small = if self.queues.len(MAIN) > self.main { None } else { self.leaves_small(evictable) };
-        let victim = small.or_else(|| self.leaves_main(evictable));
+        let small = if self.queues.len(MAIN) > self.main { None } else { self.victim_in_small(evictable) };
+        let victim = small.or_else(|| self.victim_in_main(evictable));
         // Nobody in the main queue may leave.
-        let victim = victim.or_else(|| self.leaves_small(evictable)).or_else(|| self.leaves_main(evictable));
+        let victim = victim.or_else(|| self.victim_in_small(evictable)).or_else(|| self.victim_in_main(evictable));
         self.leaving = victim;
         victim
     }

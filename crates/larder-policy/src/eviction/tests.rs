@@ -8,13 +8,13 @@ use larder_core::CacheScope;
 use proptest::prelude::*;
 
 use super::*;
-use rig::{EXPERTS, ROWS, Rig, groups, setting};
+use rig::{EXPERTS, ROWS, Rig, groups, shape};
 
 /// What may happen to a pool beside the choices of its layers.
 #[derive(Clone, Debug)]
 enum Event {
     Choice(usize, Vec<usize>),
-    Guess(usize, usize),
+    Prefetch(usize, usize),
     Failure(usize, usize),
     NewSequence,
 }
@@ -22,24 +22,24 @@ enum Event {
 fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
         8 => groups(4).prop_map(|(row, wanted)| Event::Choice(row, wanted)),
-        1 => (0..ROWS, 0..EXPERTS).prop_map(|(row, e)| Event::Guess(row, e)),
+        1 => (0..ROWS, 0..EXPERTS).prop_map(|(row, e)| Event::Prefetch(row, e)),
         1 => (0..ROWS, 0..EXPERTS).prop_map(|(row, e)| Event::Failure(row, e)),
         1 => Just(Event::NewSequence),
     ]
 }
 
 /// Victims in order; the rig checks each of them.
-fn play(policy: &Policy, setting: &Setting, events: &[Event]) -> Vec<(usize, usize)> {
+fn play(policy: &Policy, shape: &CacheShape, events: &[Event]) -> Vec<(usize, usize)> {
     let choices = events.iter().filter_map(|e| match e {
         Event::Choice(row, wanted) => Some((*row, wanted.clone())),
         _ => None,
     });
-    let future = Arc::new(Future::new(ROWS, EXPERTS, choices));
-    let mut rig = Rig::new(policy.name, setting, future);
+    let future = Arc::new(FutureUses::new(ROWS, EXPERTS, choices));
+    let mut rig = Rig::new(policy.name, shape, future);
     for event in events {
         match event {
             Event::Choice(row, wanted) => rig.serve(*row, wanted),
-            Event::Guess(row, expert) => rig.guess(*row, *expert),
+            Event::Prefetch(row, expert) => rig.prefetch(*row, *expert),
             Event::Failure(row, expert) => rig.fail(*row, *expert),
             Event::NewSequence => rig.policies.iter_mut().for_each(|p| p.new_sequence()),
         }
@@ -59,18 +59,18 @@ proptest! {
     ) {
         let scope = if global { CacheScope::Global } else { CacheScope::Layer };
         for policy in POLICIES {
-            let setting = setting(slots, scope);
-            prop_assert_eq!(play(policy, &setting, &events), play(policy, &setting, &events), "{}", policy.name);
+            let shape = shape(slots, scope);
+            prop_assert_eq!(play(policy, &shape, &events), play(policy, &shape, &events), "{}", policy.name);
         }
     }
 }
 
 #[test]
 fn seeds_differ_where_something_is_drawn() {
-    let setting = setting(6, CacheScope::Global);
+    let shape = shape(6, CacheScope::Global);
     let choices: Vec<_> = (0..300usize).map(|i| (i % ROWS, vec![(i * i + i / 7) % EXPERTS])).collect();
     let victims = |spec: &str| {
-        let mut rig = Rig::new(spec, &setting, Arc::new(Future::new(ROWS, EXPERTS, choices.clone())));
+        let mut rig = Rig::new(spec, &shape, Arc::new(FutureUses::new(ROWS, EXPERTS, choices.clone())));
         choices.iter().for_each(|(row, wanted)| rig.serve(*row, wanted));
         rig.victims
     };
@@ -81,18 +81,18 @@ fn seeds_differ_where_something_is_drawn() {
 
 #[test]
 fn what_cannot_be_made_is_refused() {
-    let error = |spec: &str, help: Help| {
+    let error = |spec: &str, inputs: PolicyInputs| {
         let spec: EvictionSpec = spec.parse()?;
-        spec.make(&setting(4, CacheScope::Layer), &help).map(|_| ())
+        spec.make(&shape(4, CacheScope::Layer), &inputs).map(|_| ())
     };
-    let of_another_size = Future::new(ROWS + 1, EXPERTS, [(0, [0])]);
-    let message = |spec: &str, help: Help| error(spec, help).unwrap_err().to_string();
-    assert!(message("belady", Help::default()).contains("needs the requests to come"));
-    let help = Help { future: Some(Arc::new(of_another_size)), ..Help::default() };
-    assert!(message("belady", help).contains("another size"));
-    assert!(message("lru:seed=1", Help::default()).contains("it has none"));
-    assert!(message("psychic", Help::default()).contains("known are lru, lfu, "));
-    assert!(message("lfru:half-life=0", Help::default()).contains("half-life must be a number from"));
+    let of_another_size = FutureUses::new(ROWS + 1, EXPERTS, [(0, [0])]);
+    let message = |spec: &str, inputs: PolicyInputs| error(spec, inputs).unwrap_err().to_string();
+    assert!(message("belady", PolicyInputs::default()).contains("needs the requests to come"));
+    let inputs = PolicyInputs { future: Some(Arc::new(of_another_size)), ..PolicyInputs::default() };
+    assert!(message("belady", inputs).contains("another size"));
+    assert!(message("lru:seed=1", PolicyInputs::default()).contains("it has none"));
+    assert!(message("psychic", PolicyInputs::default()).contains("known are lru, lfu, "));
+    assert!(message("lfru:half-life=0", PolicyInputs::default()).contains("half-life must be a number from"));
 }
 
 #[test]

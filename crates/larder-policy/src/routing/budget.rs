@@ -14,22 +14,22 @@ pub(super) struct Account {
 }
 
 /// For how many choices the account saves at most.
-const SAVES: f64 = 64.0;
+const SAVED_CHOICES_MAX: f64 = 64.0;
 /// λ of the first choice.
-const FIRST: f64 = 0.05;
+const LAMBDA_START: f64 = 0.05;
 /// The range of λ: 1 is the whole spread of a layer's values.
-const RANGE: (f64, f64) = (1e-3, 1.0);
+const LAMBDA_RANGE: (f64, f64) = (1e-3, 1.0);
 /// How far λ moves in one choice, as a power of e, when the account is full or empty, or a choice was too dear.
-const PACE: f64 = 0.05;
+const LAMBDA_STEP: f64 = 0.05;
 
 impl Account {
     pub fn new(budget: f64) -> Self {
-        Account { budget, balance: 0.0, lambda: FIRST, sum: 0.0, choices: 0 }
+        Account { budget, balance: 0.0, lambda: LAMBDA_START, sum: 0.0, choices: 0 }
     }
 
     /// A choice is due: the λ to try first.
     pub fn open(&mut self) -> f64 {
-        self.balance = (self.balance + self.budget).min(SAVES * self.budget);
+        self.balance = (self.balance + self.budget).min(SAVED_CHOICES_MAX * self.budget);
         self.lambda
     }
 
@@ -43,9 +43,9 @@ impl Account {
         self.balance -= cost;
         self.sum += lambda;
         self.choices += 1;
-        let full = self.balance / (SAVES * self.budget);
+        let full = self.balance / (SAVED_CHOICES_MAX * self.budget);
         let pace = if lambda < self.lambda { -1.0 } else { 2.0 * full - 1.0 };
-        self.lambda = (self.lambda * (PACE * pace).exp()).clamp(RANGE.0, RANGE.1);
+        self.lambda = (self.lambda * (LAMBDA_STEP * pace).exp()).clamp(LAMBDA_RANGE.0, LAMBDA_RANGE.1);
     }
 
     /// The mean of all λ so far.

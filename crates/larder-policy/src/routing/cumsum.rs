@@ -1,7 +1,7 @@
 use larder_core::Gate;
 
 use super::max_rank::promote;
-use super::{Ask, KEEP, PHASE, Pick, Ranking, Strategy, beyond, keep};
+use super::{KEEP, PHASE, Ranking, RouterInput, Selector, Strategy, exceeds_top_k, keep};
 use crate::spec::{Domain, Knob};
 
 pub(super) const STRATEGY: Strategy = Strategy {
@@ -25,18 +25,18 @@ struct Cumsum {
     shares: Vec<f32>,
 }
 
-impl Pick for Cumsum {
-    fn objection(&self, gate: &Gate) -> Option<String> {
-        beyond("j", self.keep, gate)
+impl Selector for Cumsum {
+    fn gate_error(&self, gate: &Gate) -> Option<String> {
+        exceeds_top_k("j", self.keep, gate)
     }
 
-    fn pick(&mut self, ask: &Ask, ranking: &mut Ranking, present: &dyn Fn(usize) -> bool) {
-        ask.gate.probabilities(ask.logits, &mut self.shares);
+    fn select(&mut self, input: &RouterInput, ranking: &mut Ranking, present: &dyn Fn(usize) -> bool) {
+        input.gate.probabilities(input.logits, &mut self.shares);
         let (mut sum, mut most) = (0.0, 0);
         while sum < self.enough && most < ranking.len() {
             sum += self.shares[ranking.at(most)];
             most += 1;
         }
-        promote(ranking, ask.gate.top_k, self.keep, most, present);
+        promote(ranking, input.gate.top_k, self.keep, most, present);
     }
 }

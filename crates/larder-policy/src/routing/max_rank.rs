@@ -1,6 +1,6 @@
 use larder_core::Gate;
 
-use super::{Ask, KEEP, PHASE, Pick, Ranking, Strategy, beyond, keep};
+use super::{KEEP, PHASE, Ranking, RouterInput, Selector, Strategy, exceeds_top_k, keep};
 use crate::spec::{Domain, Knob};
 
 pub(super) const STRATEGY: Strategy = Strategy {
@@ -28,15 +28,15 @@ struct MaxRank {
     keep: usize,
 }
 
-impl Pick for MaxRank {
-    fn objection(&self, gate: &Gate) -> Option<String> {
+impl Selector for MaxRank {
+    fn gate_error(&self, gate: &Gate) -> Option<String> {
         let experts = gate.experts;
         let more = || format!("has m={}, but there are {experts} experts", self.most);
-        beyond("j", self.keep, gate).or_else(|| (self.most > experts).then(more))
+        exceeds_top_k("j", self.keep, gate).or_else(|| (self.most > experts).then(more))
     }
 
-    fn pick(&mut self, ask: &Ask, ranking: &mut Ranking, present: &dyn Fn(usize) -> bool) {
-        promote(ranking, ask.gate.top_k, self.keep, self.most, present);
+    fn select(&mut self, input: &RouterInput, ranking: &mut Ranking, present: &dyn Fn(usize) -> bool) {
+        promote(ranking, input.gate.top_k, self.keep, self.most, present);
     }
 }
 
@@ -46,7 +46,7 @@ pub(super) fn promote(ranking: &mut Ranking, top_k: usize, keep: usize, most: us
     ranking.mark_first(keep);
     for rank in 0..most {
         let expert = ranking.at(rank);
-        if ranking.count() < top_k && ranking.running(expert) && present(expert) {
+        if ranking.count() < top_k && ranking.is_eligible(expert) && present(expert) {
             ranking.mark(expert);
         }
     }

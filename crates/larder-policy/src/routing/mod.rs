@@ -4,7 +4,7 @@
 //! that sums run as they would without it. Weights are none of its business: they follow from the unmodified logits.
 
 mod budget;
-mod closed;
+mod closed_loop;
 mod cumsum;
 mod drop;
 mod max_rank;
@@ -22,11 +22,11 @@ use larder_core::{ExpertId, Gate, Presence, Residency};
 
 pub use ranking::Ranking;
 
-use crate::spec::{Domain, Knob, Named, Options, PolicyError};
+use crate::spec::{Domain, Knob, Named, PolicyError, SpecOptions};
 
 /// One token of one layer.
 #[derive(Clone, Copy)]
-pub struct Ask<'a> {
+pub struct RouterInput<'a> {
     /// Which layer, among those with experts.
     pub row: usize,
     /// How it turns logits into a choice.
@@ -40,13 +40,13 @@ pub struct Ask<'a> {
 /// Chooses experts with an eye on the cache.
 pub trait Router: Send {
     /// Refuses a gate that this strategy cannot work with. Everything below relies on it.
-    fn suits(&self, gate: &Gate) -> Result<(), PolicyError>;
+    fn supports(&self, gate: &Gate) -> Result<(), PolicyError>;
 
     /// Chooses for one token of one layer into `out`, which may be fewer than the gate's `top_k`.
     ///
     /// The caller guarantees a gate that suits, one logit per expert and a row that exists. The implementation
     /// guarantees distinct experts, at least one, in the order of the model's own ranking.
-    fn choose(&mut self, ask: &Ask, residency: &dyn Residency, out: &mut Vec<ExpertId>);
+    fn choose(&mut self, input: &RouterInput, residency: &dyn Residency, out: &mut Vec<ExpertId>);
 
     /// What it did so far.
     fn report(&self) -> RouterReport;
@@ -62,21 +62,21 @@ pub struct RouterReport {
 }
 
 /// Marks the experts of one token.
-trait Pick: Send {
+trait Selector: Send {
     /// Why it cannot work with a gate.
-    fn objection(&self, gate: &Gate) -> Option<String> {
+    fn gate_error(&self, gate: &Gate) -> Option<String> {
         let _ = gate;
         None
     }
 
-    /// Every token of every phase comes by here, whether or not [`pick`](Pick::pick) follows.
-    fn watch(&mut self, row: usize, gate: &Gate, ranking: &Ranking) {
+    /// Every token of every phase comes by here, whether or not [`select`](Selector::select) follows.
+    fn observe(&mut self, row: usize, gate: &Gate, ranking: &Ranking) {
         let _ = (row, gate, ranking);
     }
 
     /// Marks at least one and at most `top_k` experts in a ranking where none is marked. `present` are in memory or
     /// on their way.
-    fn pick(&mut self, ask: &Ask, ranking: &mut Ranking, present: &dyn Fn(usize) -> bool);
+    fn select(&mut self, input: &RouterInput, ranking: &mut Ranking, present: &dyn Fn(usize) -> bool);
 
     /// What it did so far.
     fn report(&self) -> RouterReport {
@@ -95,10 +95,10 @@ pub struct Strategy {
     make: Make,
 }
 
-type Make = fn(&Options, &Model) -> Result<Box<dyn Pick>, PolicyError>;
+type Make = fn(&SpecOptions, &StrategyInputs) -> Result<Box<dyn Selector>, PolicyError>;
 
 /// What a strategy is made for.
-struct Model<'a> {
+struct StrategyInputs<'a> {
     rows: usize,
     /// Calibrated Δ of each row.
     deltas: Option<&'a [f32]>,
@@ -129,7 +129,7 @@ pub const STRATEGIES: &[Strategy] = &[
 #[derive(Clone)]
 pub struct RoutingSpec {
     strategy: &'static Strategy,
-    options: Options,
+    options: SpecOptions,
 }
 
 impl RoutingSpec {
@@ -151,8 +151,8 @@ impl RoutingSpec {
     /// The strategy for a model with experts in `rows` layers; `deltas` is the calibrated Δ of each, if there is one.
     pub fn make(&self, rows: usize, deltas: Option<&[f32]>) -> Result<Box<dyn Router>, PolicyError> {
         let all = self.strategy.knobs.iter().any(|k| k.name == PHASE.name) && self.options.text("phase") == Some("all");
-        let pick = (self.strategy.make)(&self.options, &Model { rows, deltas })?;
-        Ok(Box::new(Chooser { name: self.strategy.name, pick, all, ranking: Ranking::default() }))
+        let selector = (self.strategy.make)(&self.options, &StrategyInputs { rows, deltas })?;
+        Ok(Box::new(StrategyRouter { name: self.strategy.name, selector, all, ranking: Ranking::default() }))
     }
 }
 
@@ -167,7 +167,7 @@ impl FromStr for RoutingSpec {
     type Err = PolicyError;
 
     fn from_str(spec: &str) -> Result<Self, PolicyError> {
-        let (strategy, options) = Options::parse(spec, "routing strategy", STRATEGIES)?;
+        let (strategy, options) = SpecOptions::parse(spec, "routing strategy", STRATEGIES)?;
         let spec = RoutingSpec { strategy, options };
         // What is wrong with any model is said at once.
         spec.make(1, Some(&[1.0]))?;
@@ -183,36 +183,36 @@ impl fmt::Display for RoutingSpec {
 }
 
 /// Ranks, lets a strategy mark where it applies, and gives what is marked.
-struct Chooser {
+struct StrategyRouter {
     name: &'static str,
-    pick: Box<dyn Pick>,
+    selector: Box<dyn Selector>,
     /// Not while decoding alone.
     all: bool,
     ranking: Ranking,
 }
 
-impl Router for Chooser {
-    fn suits(&self, gate: &Gate) -> Result<(), PolicyError> {
-        match self.pick.objection(gate) {
+impl Router for StrategyRouter {
+    fn supports(&self, gate: &Gate) -> Result<(), PolicyError> {
+        match self.selector.gate_error(gate) {
             Some(problem) => Err(PolicyError::Unsuitable { name: self.name, problem }),
             None => Ok(()),
         }
     }
 
-    fn choose(&mut self, ask: &Ask, residency: &dyn Residency, out: &mut Vec<ExpertId>) {
-        self.ranking.rank(ask.gate, ask.logits);
-        self.pick.watch(ask.row, ask.gate, &self.ranking);
-        if ask.decode || self.all {
-            let present = |expert: usize| residency.presence(ask.row, expert) != Presence::Absent;
-            self.pick.pick(ask, &mut self.ranking, &present);
+    fn choose(&mut self, input: &RouterInput, residency: &dyn Residency, out: &mut Vec<ExpertId>) {
+        self.ranking.rank(input.gate, input.logits);
+        self.selector.observe(input.row, input.gate, &self.ranking);
+        if input.decode || self.all {
+            let present = |expert: usize| residency.presence(input.row, expert) != Presence::Absent;
+            self.selector.select(input, &mut self.ranking, &present);
         } else {
-            self.ranking.mark_first(ask.gate.top_k);
+            self.ranking.mark_first(input.gate.top_k);
         }
         self.ranking.marked(out);
     }
 
     fn report(&self) -> RouterReport {
-        self.pick.report()
+        self.selector.report()
     }
 }
 
@@ -232,12 +232,12 @@ const KEEP: Knob = Knob {
     default: Some("0"),
 };
 
-fn keep(options: &Options) -> usize {
+fn keep(options: &SpecOptions) -> usize {
     options.count("j").expect("it has a default") as usize
 }
 
 /// Why rank `rank` means nothing to a gate, if so.
-fn beyond(what: &str, rank: usize, gate: &Gate) -> Option<String> {
+fn exceeds_top_k(what: &str, rank: usize, gate: &Gate) -> Option<String> {
     (rank > gate.top_k).then(|| format!("has {what}={rank}, but the model chooses {} experts", gate.top_k))
 }
 

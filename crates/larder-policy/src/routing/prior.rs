@@ -1,10 +1,10 @@
 use larder_core::{Gate, Score};
 
 use super::budget::Account;
-use super::closed::ClosedLoop;
-use super::{Ask, KEEP, Model, PHASE, Pick, Ranking, RouterReport, Strategy, beyond, keep};
+use super::closed_loop::ClosedLoop;
+use super::{KEEP, PHASE, Ranking, RouterInput, RouterReport, Selector, Strategy, StrategyInputs, exceeds_top_k, keep};
 use crate::PolicyError;
-use crate::spec::{Domain, Knob, Options};
+use crate::spec::{Domain, Knob, SpecOptions};
 
 pub(super) const STRATEGY: Strategy = Strategy {
     name: "prior",
@@ -40,16 +40,16 @@ pub(super) const STRATEGY: Strategy = Strategy {
     make,
 };
 
-fn make(options: &Options, model: &Model) -> Result<Box<dyn Pick>, PolicyError> {
-    let prior = Prior::new(options, model)?;
+fn make(options: &SpecOptions, inputs: &StrategyInputs) -> Result<Box<dyn Selector>, PolicyError> {
+    let prior = Prior::new(options, inputs)?;
     match (options.number("lambda"), options.number("budget")) {
         (Some(_), None) if options.text("measure").is_some() => {
             Err(options.wrong("measure goes with budget, not with lambda".to_owned()))
         }
-        (Some(lambda), None) => Ok(Box::new(Fixed { lambda, prior })),
+        (Some(lambda), None) => Ok(Box::new(FixedLambda { lambda, prior })),
         (None, Some(budget)) => {
             let mass = options.text("measure") == Some("mass");
-            let accounts = (0..model.rows).map(|_| Account::new(budget)).collect();
+            let accounts = (0..inputs.rows).map(|_| Account::new(budget)).collect();
             Ok(Box::new(ClosedLoop::new(prior, accounts, mass)))
         }
         (None, None) => Err(options.wrong("either lambda or budget has to be given".to_owned())),
@@ -59,7 +59,7 @@ fn make(options: &Options, model: &Model) -> Result<Box<dyn Pick>, PolicyError> 
 
 /// Equations 9 and 10 of "Mixture of Cache-Conditional Experts".
 pub(super) struct Prior {
-    spread: Spread,
+    delta: DeltaSource,
     keep: usize,
     /// How many tokens each row's Δ is the mean of, and that mean.
     seen: Vec<(u64, f64)>,
@@ -67,37 +67,38 @@ pub(super) struct Prior {
 }
 
 /// Where Δ comes from.
-enum Spread {
+enum DeltaSource {
     Running,
     Token,
     Calibrated(Vec<f64>),
 }
 
 impl Prior {
-    fn new(options: &Options, model: &Model) -> Result<Self, PolicyError> {
+    fn new(options: &SpecOptions, inputs: &StrategyInputs) -> Result<Self, PolicyError> {
         let unsuitable = |problem: String| PolicyError::Unsuitable { name: "prior", problem };
-        let spread = match options.text("delta") {
-            Some("token") => Spread::Token,
+        let delta = match options.text("delta") {
+            Some("token") => DeltaSource::Token,
             Some("calibrated") => {
-                let deltas = model.deltas.ok_or_else(|| unsuitable("has no calibrated Δ for this model".to_owned()))?;
-                if deltas.len() != model.rows || !deltas.iter().all(|d| d.is_finite() && *d >= 0.0) {
-                    let (got, rows) = (deltas.len(), model.rows);
+                let deltas =
+                    inputs.deltas.ok_or_else(|| unsuitable("has no calibrated Δ for this model".to_owned()))?;
+                if deltas.len() != inputs.rows || !deltas.iter().all(|d| d.is_finite() && *d >= 0.0) {
+                    let (got, rows) = (deltas.len(), inputs.rows);
                     let problem = format!("was given {got} calibrated Δ for {rows} layers, or one that is no scale");
                     return Err(unsuitable(problem));
                 }
-                Spread::Calibrated(deltas.iter().map(|d| f64::from(*d)).collect())
+                DeltaSource::Calibrated(deltas.iter().map(|d| f64::from(*d)).collect())
             }
-            _ => Spread::Running,
+            _ => DeltaSource::Running,
         };
-        Ok(Prior { spread, keep: keep(options), seen: vec![(0, 0.0); model.rows], keys: Vec::new() })
+        Ok(Prior { delta, keep: keep(options), seen: vec![(0, 0.0); inputs.rows], keys: Vec::new() })
     }
 
-    pub fn objection(&self, gate: &Gate) -> Option<String> {
-        beyond("j", self.keep, gate)
+    pub fn gate_error(&self, gate: &Gate) -> Option<String> {
+        exceeds_top_k("j", self.keep, gate)
     }
 
     /// Counts a token into its row's mean spread.
-    pub fn watch(&mut self, row: usize, gate: &Gate, ranking: &Ranking) {
+    pub fn observe(&mut self, row: usize, gate: &Gate, ranking: &Ranking) {
         let spread = spread(gate, ranking);
         let (tokens, mean) = &mut self.seen[row];
         *tokens += 1;
@@ -105,35 +106,35 @@ impl Prior {
     }
 
     /// Marks the `top_k` best after a bonus of λ·Δ for the present and the first J.
-    pub fn pick(&mut self, ask: &Ask, lambda: f64, ranking: &mut Ranking, present: &dyn Fn(usize) -> bool) {
-        let delta = match &self.spread {
-            Spread::Running => self.seen[ask.row].1,
-            Spread::Token => spread(ask.gate, ranking),
-            Spread::Calibrated(deltas) => deltas[ask.row],
+    pub fn select(&mut self, input: &RouterInput, lambda: f64, ranking: &mut Ranking, present: &dyn Fn(usize) -> bool) {
+        let delta = match &self.delta {
+            DeltaSource::Running => self.seen[input.row].1,
+            DeltaSource::Token => spread(input.gate, ranking),
+            DeltaSource::Calibrated(deltas) => deltas[input.row],
         };
         let bonus = lambda * delta;
         self.keys.clear();
         for (rank, expert) in ranking.order().enumerate() {
-            let promoted = bonus > 0.0 && (rank < self.keep || (ranking.running(expert) && present(expert)));
-            let key = key(ask.gate, ranking.values()[expert]);
+            let promoted = bonus > 0.0 && (rank < self.keep || (ranking.is_eligible(expert) && present(expert)));
+            let key = key(input.gate, ranking.values()[expert]);
             self.keys.push((if promoted { key + bonus } else { key }, expert as u16));
         }
         // The ranking is in order of value and index, so that a stable order among equals is the model's own; sorting
         // by both does not allocate.
         self.keys.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
-        self.keys[..ask.gate.top_k].iter().for_each(|(_, expert)| ranking.mark(usize::from(*expert)));
+        self.keys[..input.gate.top_k].iter().for_each(|(_, expert)| ranking.mark(usize::from(*expert)));
     }
 
     pub fn deltas(&self) -> Vec<f64> {
-        match &self.spread {
-            Spread::Calibrated(deltas) => deltas.clone(),
-            Spread::Running | Spread::Token => self.seen.iter().map(|(_, mean)| *mean).collect(),
+        match &self.delta {
+            DeltaSource::Calibrated(deltas) => deltas.clone(),
+            DeltaSource::Running | DeltaSource::Token => self.seen.iter().map(|(_, mean)| *mean).collect(),
         }
     }
 }
 
 /// Below the logarithm of any probability: one that rounds to nothing.
-const NOTHING: f64 = -104.0;
+const LOG_ZERO: f64 = -104.0;
 
 /// The number that a bonus is added to: the logit, where the model sorts its softmax; else what it sorts. Logarithms
 /// of probabilities are logits up to a constant, and in double precision they sort as the probabilities do.
@@ -142,7 +143,7 @@ fn key(gate: &Gate, value: f32) -> f64 {
         v if v.is_nan() => f64::NEG_INFINITY,
         v if !sorts_softmax(gate) => f64::from(v),
         v if v > 0.0 => f64::from(v).ln(),
-        0.0 => NOTHING,
+        0.0 => LOG_ZERO,
         _ => f64::NEG_INFINITY,
     }
 }
@@ -153,29 +154,29 @@ fn sorts_softmax(gate: &Gate) -> bool {
 
 /// The largest less the smallest among experts in the running.
 fn spread(gate: &Gate, ranking: &Ranking) -> f64 {
-    let keys = ranking.order().filter(|e| ranking.running(*e)).map(|e| key(gate, ranking.values()[e]));
+    let keys = ranking.order().filter(|e| ranking.is_eligible(*e)).map(|e| key(gate, ranking.values()[e]));
     let finite = keys.filter(|k| k.is_finite());
     let (least, most) = finite.fold((f64::INFINITY, f64::NEG_INFINITY), |(a, b), k| (a.min(k), b.max(k)));
     (most - least).max(0.0)
 }
 
 /// The plain form: one λ for all.
-struct Fixed {
+struct FixedLambda {
     lambda: f64,
     prior: Prior,
 }
 
-impl Pick for Fixed {
-    fn objection(&self, gate: &Gate) -> Option<String> {
-        self.prior.objection(gate)
+impl Selector for FixedLambda {
+    fn gate_error(&self, gate: &Gate) -> Option<String> {
+        self.prior.gate_error(gate)
     }
 
-    fn watch(&mut self, row: usize, gate: &Gate, ranking: &Ranking) {
-        self.prior.watch(row, gate, ranking);
+    fn observe(&mut self, row: usize, gate: &Gate, ranking: &Ranking) {
+        self.prior.observe(row, gate, ranking);
     }
 
-    fn pick(&mut self, ask: &Ask, ranking: &mut Ranking, present: &dyn Fn(usize) -> bool) {
-        self.prior.pick(ask, self.lambda, ranking, present);
+    fn select(&mut self, input: &RouterInput, ranking: &mut Ranking, present: &dyn Fn(usize) -> bool) {
+        self.prior.select(input, self.lambda, ranking, present);
     }
 
     fn report(&self) -> RouterReport {

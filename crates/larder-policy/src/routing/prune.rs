@@ -1,6 +1,6 @@
 use larder_core::Gate;
 
-use super::{Ask, PHASE, Pick, Ranking, Strategy, beyond};
+use super::{PHASE, Ranking, RouterInput, Selector, Strategy, exceeds_top_k};
 use crate::spec::{Domain, Knob};
 
 pub(super) const STRATEGY: Strategy = Strategy {
@@ -25,12 +25,12 @@ struct Prune {
     left: usize,
 }
 
-impl Pick for Prune {
-    fn objection(&self, gate: &Gate) -> Option<String> {
-        beyond("h", self.left, gate)
+impl Selector for Prune {
+    fn gate_error(&self, gate: &Gate) -> Option<String> {
+        exceeds_top_k("h", self.left, gate)
     }
 
-    fn pick(&mut self, _: &Ask, ranking: &mut Ranking, _: &dyn Fn(usize) -> bool) {
+    fn select(&mut self, _: &RouterInput, ranking: &mut Ranking, _: &dyn Fn(usize) -> bool) {
         ranking.mark_first(self.left);
     }
 }

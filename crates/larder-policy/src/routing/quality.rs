@@ -12,7 +12,7 @@ pub struct Quality {
     /// Choices, one for each token and layer.
     pub choices: u64,
     /// Experts that the model would have chosen.
-    pub slots: u64,
+    pub original_experts: u64,
     /// Those of them that were not chosen.
     pub substituted: u64,
     /// Over all choices, the sum of the chosen experts' probability as a part of that of the model's own choice.
@@ -24,7 +24,7 @@ pub struct Quality {
 impl Quality {
     /// The share of the model's own experts that were not chosen.
     pub fn substituted_share(&self) -> f64 {
-        self.substituted as f64 / self.slots.max(1) as f64
+        self.substituted as f64 / self.original_experts.max(1) as f64
     }
 
     /// The share of the model's own experts that were chosen.
@@ -49,7 +49,7 @@ impl Add for Quality {
     fn add(self, other: Quality) -> Quality {
         Quality {
             choices: self.choices + other.choices,
-            slots: self.slots + other.slots,
+            original_experts: self.original_experts + other.original_experts,
             substituted: self.substituted + other.substituted,
             kept: self.kept + other.kept,
             kl: self.kl + other.kl,
@@ -65,23 +65,23 @@ impl AddAssign for Quality {
 
 /// Compares choices with the model's own.
 #[derive(Default)]
-pub struct Comparison {
+pub struct QualityMeter {
     ranking: Ranking,
     shares: Vec<f32>,
 }
 
-impl Comparison {
+impl QualityMeter {
     /// One choice, against what the gate alone would have made of the logits.
     ///
     /// The caller guarantees one logit per expert and distinct experts that exist.
-    pub fn compare(&mut self, gate: &Gate, logits: &[f32], chosen: &[ExpertId]) -> Quality {
+    pub fn measure(&mut self, gate: &Gate, logits: &[f32], chosen: &[ExpertId]) -> Quality {
         self.ranking.rank(gate, logits);
         gate.probabilities(logits, &mut self.shares);
         chosen.iter().for_each(|e| self.ranking.mark(e.index()));
         let Cost { lost, kl } = cost(&self.ranking, gate.top_k, &self.shares);
         let own = self.ranking.order().take(gate.top_k);
         let substituted = own.filter(|e| !self.ranking.is_marked(*e)).count() as u64;
-        Quality { choices: 1, slots: gate.top_k as u64, substituted, kept: 1.0 - lost, kl }
+        Quality { choices: 1, original_experts: gate.top_k as u64, substituted, kept: 1.0 - lost, kl }
     }
 }
 

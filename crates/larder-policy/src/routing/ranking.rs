@@ -6,7 +6,7 @@ use larder_core::{ExpertId, Gate, Score};
 #[derive(Default)]
 pub struct Ranking {
     values: Vec<f32>,
-    running: Vec<bool>,
+    eligible: Vec<bool>,
     order: Vec<u16>,
     marks: Vec<bool>,
     marked: usize,
@@ -16,14 +16,14 @@ impl Ranking {
     /// Ranks anew, with no marks: the first `top_k` are what [`Gate::choose`] would give. Allocates nothing once it
     /// has seen a gate as large.
     pub fn rank(&mut self, gate: &Gate, logits: &[f32]) {
-        gate.selection_scores_and_mask(logits, &mut self.values, &mut self.running);
+        gate.selection_scores_and_mask(logits, &mut self.values, &mut self.eligible);
         if gate.score == Score::Softmax && gate.bias.is_none() {
-            self.running.iter_mut().zip(&self.values).for_each(|(running, share)| *running &= *share > 0.0);
+            self.eligible.iter_mut().zip(&self.values).for_each(|(eligible, share)| *eligible &= *share > 0.0);
         }
         self.order.clear();
         self.order.extend(0..self.values.len() as u16);
         let values = &self.values;
-        self.order.sort_unstable_by(|a, b| falling(values, *a, *b));
+        self.order.sort_unstable_by(|a, b| by_value_descending(values, *a, *b));
         self.clear();
     }
 
@@ -34,8 +34,8 @@ impl Ranking {
 
     /// Whether an expert is in the running: its group is, and its probability does not round to nothing, by which the
     /// weights of a choice could not be divided. Who is not must not be promoted.
-    pub fn running(&self, expert: usize) -> bool {
-        self.running[expert]
+    pub fn is_eligible(&self, expert: usize) -> bool {
+        self.eligible[expert]
     }
 
     /// All experts, best first.
@@ -102,7 +102,7 @@ impl Ranking {
 }
 
 /// Larger values first, the lower index first among equals, what is no number last: as gates sort.
-fn falling(values: &[f32], a: u16, b: u16) -> Ordering {
+fn by_value_descending(values: &[f32], a: u16, b: u16) -> Ordering {
     let key = |i: u16| match values[usize::from(i)] {
         v if v.is_nan() => f32::NEG_INFINITY,
         v => v,

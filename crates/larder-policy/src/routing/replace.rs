@@ -1,6 +1,6 @@
 use larder_core::Gate;
 
-use super::{Ask, PHASE, Pick, Ranking, Strategy, beyond};
+use super::{PHASE, Ranking, RouterInput, Selector, Strategy, exceeds_top_k};
 use crate::rng::Rng;
 use crate::spec::{Domain, Knob};
 
@@ -34,18 +34,18 @@ struct Replace {
     rng: Rng,
 }
 
-impl Pick for Replace {
-    fn objection(&self, gate: &Gate) -> Option<String> {
+impl Selector for Replace {
+    fn gate_error(&self, gate: &Gate) -> Option<String> {
         let in_the_running = gate.groups.map_or(gate.experts, |g| gate.experts / g.count * g.keep);
         let nobody = || "finds nobody to take the place: the model always chooses every expert it can".to_owned();
-        beyond("k", self.rank, gate).or_else(|| (in_the_running == gate.top_k).then(nobody))
+        exceeds_top_k("k", self.rank, gate).or_else(|| (in_the_running == gate.top_k).then(nobody))
     }
 
-    fn pick(&mut self, ask: &Ask, ranking: &mut Ranking, _: &dyn Fn(usize) -> bool) {
-        let top_k = ask.gate.top_k;
+    fn select(&mut self, input: &RouterInput, ranking: &mut Ranking, _: &dyn Fn(usize) -> bool) {
+        let top_k = input.gate.top_k;
         (0..top_k).filter(|rank| rank + 1 != self.rank).for_each(|rank| ranking.mark(ranking.at(rank)));
         let out = ranking.at(self.rank - 1);
-        let free = |e: &usize| *e != out && !ranking.is_marked(*e) && ranking.running(*e);
+        let free = |e: &usize| *e != out && !ranking.is_marked(*e) && ranking.is_eligible(*e);
         let others = ranking.order().filter(free).count();
         // Everybody else may have a probability of nothing.
         let instead = if others == 0 { None } else { ranking.order().filter(free).nth(self.rng.below(others)) };

@@ -29,9 +29,9 @@ fn router(spec: &str) -> Box<dyn Router> {
 
 fn choose_with(router: &mut dyn Router, gate: &Gate, logits: &[f32], present: &BTreeSet<usize>) -> Vec<ExpertId> {
     let mut out = vec![ExpertId(999)];
-    let ask = Ask { row: 0, gate, logits, decode: true };
-    router.suits(gate).unwrap();
-    router.choose(&ask, &Residents(present.clone()), &mut out);
+    let input = RouterInput { row: 0, gate, logits, decode: true };
+    router.supports(gate).unwrap();
+    router.choose(&input, &Residents(present.clone()), &mut out);
     out
 }
 
@@ -65,7 +65,7 @@ fn examples(name: &str, gate: &Gate) -> Vec<String> {
         _ => panic!("{name} has no example"),
     };
     let examples = examples.iter().map(|e| e.replace("{k}", &gate.top_k.to_string()));
-    let suits = |spec: &RoutingSpec| spec.make(1, Some(&[3.0])).unwrap().suits(gate).is_ok();
+    let suits = |spec: &RoutingSpec| spec.make(1, Some(&[3.0])).unwrap().supports(gate).is_ok();
     examples.filter(|e| e.parse().is_ok_and(|spec| suits(&spec))).collect()
 }
 
@@ -112,8 +112,8 @@ proptest! {
         }
         for spec in STRATEGIES.iter().flat_map(|s| examples(s.name, gate)).filter(|s| !s.contains("phase=all")) {
             let mut out = vec![];
-            let ask = Ask { row: 0, gate, logits: &logits, decode: false };
-            router(&spec).choose(&ask, &Residents(present.clone()), &mut out);
+            let input = RouterInput { row: 0, gate, logits: &logits, decode: false };
+            router(&spec).choose(&input, &Residents(present.clone()), &mut out);
             prop_assert_eq!(&out, &own, "{} while reading a prompt", spec);
         }
     }
@@ -185,11 +185,11 @@ fn what_a_gate_cannot_do_is_refused() {
         (format!("prior:lambda=1,j={}", k + 1), "but the model chooses 4 experts"),
         (format!("max-rank:m={}", EXPERTS + 1), "but there are 12 experts"),
     ] {
-        let message = router(&spec).suits(gate).unwrap_err().to_string();
+        let message = router(&spec).supports(gate).unwrap_err().to_string();
         assert!(message.contains(part), "{message}");
     }
     let all = Gate { top_k: EXPERTS, ..gate.clone() };
-    assert!(router("replace:k=1").suits(&all).unwrap_err().to_string().contains("nobody to take the place"));
+    assert!(router("replace:k=1").supports(&all).unwrap_err().to_string().contains("nobody to take the place"));
 }
 
 #[test]

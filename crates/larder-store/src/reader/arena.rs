@@ -99,7 +99,7 @@ impl Arena {
 
     /// The slots' memory, which by then belongs to nobody else.
     #[cfg(test)]
-    pub(super) fn all_slots(&self) -> &[u8] {
+    pub(super) fn total_slots(&self) -> &[u8] {
         assert!(self.has_no_slots(), "no slot is left");
         // SAFETY: within the map, as in `address`; no slot is left that could write to it.
         unsafe { std::slice::from_raw_parts(self.first.as_ptr(), self.slots * self.slot_bytes) }

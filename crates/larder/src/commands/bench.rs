@@ -90,8 +90,8 @@ impl Limits {
         let on_gpu = tokens as f64 * gpu.resident_bytes as f64 + tiers.on_device as f64 * self.expert;
         let here = [
             ("VRAM", on_gpu / gpu.throughput.vram),
-            ("to the GPU", tiers.in_bytes as f64 / gpu.throughput.link_in),
-            ("from the GPU", tiers.out_bytes as f64 / gpu.throughput.link_out),
+            ("to the GPU", tiers.to_device_bytes as f64 / gpu.throughput.link_in),
+            ("from the GPU", tiers.from_device_bytes as f64 / gpu.throughput.link_out),
             ("memory", tiers.on_host as f64 * self.expert / self.memory),
         ];
         here.into_iter().chain(ssd).collect()

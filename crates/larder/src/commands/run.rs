@@ -144,7 +144,7 @@ fn cache_text(totals: &Totals) -> String {
         share(counts.device_hits, wanted),
         share(counts.host_hits, wanted),
         share(tiers.on_device, tiers.on_device + tiers.on_host),
-        per_token(tiers.in_bytes),
+        per_token(tiers.to_device_bytes),
     )
 }
 

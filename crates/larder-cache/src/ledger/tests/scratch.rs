@@ -3,21 +3,21 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use larder_policy::eviction::{Future, POLICIES};
+use larder_policy::eviction::{FutureUses, POLICIES};
 
 use super::*;
 
-fn setting(slots: usize, scope: CacheScope, scratch: usize) -> Setting {
-    Setting { rows: LAYERS, experts: EXPERTS, top_k: 2, slots, scope, scratch }
+fn shape(slots: usize, scope: CacheScope, scratch: usize) -> CacheShape {
+    CacheShape { rows: LAYERS, experts: EXPERTS, top_k: 2, slots, scope, scratch }
 }
 
-fn help(visits: &[(usize, Vec<usize>)]) -> Help {
-    let future = Future::new(LAYERS, EXPERTS, visits.iter().cloned());
-    Help { future: Some(Arc::new(future)), ..Help::default() }
+fn inputs(visits: &[(usize, Vec<usize>)]) -> PolicyInputs {
+    let future = FutureUses::new(LAYERS, EXPERTS, visits.iter().cloned());
+    PolicyInputs { future: Some(Arc::new(future)), ..PolicyInputs::default() }
 }
 
-fn misses(policy: &str, setting: &Setting, visits: &[(usize, Vec<usize>)]) -> u64 {
-    let mut ledger = with(policy, setting, &help(visits));
+fn misses(policy: &str, shape: &CacheShape, visits: &[(usize, Vec<usize>)]) -> u64 {
+    let mut ledger = with(policy, shape, &inputs(visits));
     visits.iter().for_each(|(row, wanted)| visit(&mut ledger, *row, wanted));
     ledger.counts().misses
 }
@@ -25,7 +25,7 @@ fn misses(policy: &str, setting: &Setting, visits: &[(usize, Vec<usize>)]) -> u6
 #[test]
 fn who_came_in_may_leave_again_when_the_wave_closes() {
     let visits: Vec<_> = [0, 1, 2, 0, 1].map(|e| (0, vec![e])).into();
-    let mut ledger = with("belady", &setting(2, CacheScope::Layer, 1), &help(&visits));
+    let mut ledger = with("belady", &shape(2, CacheScope::Layer, 1), &inputs(&visits));
     for (row, wanted) in &visits {
         ledger.begin(*row, wanted, &[]);
         let mut wave = open(&mut ledger, *row, wanted);
@@ -34,12 +34,12 @@ fn who_came_in_may_leave_again_when_the_wave_closes() {
         ledger.close(*row, &mut wave);
         assert_eq!(wave.evicted, if wanted == &[2] { vec![(0, 2)] } else { vec![] });
     }
-    assert_eq!(ledger.counts(), Counts { hits: 2, misses: 3, evictions: 1, ..Counts::default() });
+    assert_eq!(ledger.counts(), CacheCounts { hits: 2, misses: 3, evictions: 1, ..CacheCounts::default() });
 }
 
 #[test]
 fn more_fit_together_with_scratch_slots_but_no_more_stay() {
-    let mut ledger = with("lru", &setting(2, CacheScope::Layer, 3), &Help::default());
+    let mut ledger = with("lru", &shape(2, CacheScope::Layer, 3), &PolicyInputs::default());
     assert_eq!(ledger.capacity(), 5);
     let mut wave = open(&mut ledger, 1, &[0, 1, 2, 3, 4, 5]);
     assert_eq!(wave.len(), 5);
@@ -49,15 +49,15 @@ fn more_fit_together_with_scratch_slots_but_no_more_stay() {
 }
 
 /// The least number of misses from `residents` on, a set of keys as bits, by trying every set that might stay.
-fn least(setting: &Setting, visits: &[(usize, Vec<usize>)], residents: u32) -> u64 {
+fn least(shape: &CacheShape, visits: &[(usize, Vec<usize>)], residents: u32) -> u64 {
     let Some(((row, wanted), rest)) = visits.split_first() else { return 0 };
-    let wanted: u32 = wanted.iter().map(|e| 1 << setting.key(*row, *e).0).sum();
+    let wanted: u32 = wanted.iter().map(|e| 1 << shape.key(*row, *e).0).sum();
     let there = residents | wanted;
     let missed = u64::from((wanted & !residents).count_ones());
-    let most = there.count_ones().min(setting.slots as u32);
+    let most = there.count_ones().min(shape.slots as u32);
     let subsets = std::iter::successors(Some(there), |s| (*s > 0).then(|| (s - 1) & there));
     let kept = subsets.filter(|s| s.count_ones() == most);
-    missed + kept.map(|s| least(setting, rest, s)).min().unwrap_or(0)
+    missed + kept.map(|s| least(shape, rest, s)).min().unwrap_or(0)
 }
 
 /// A visit, or something that goes wrong or comes unasked.
@@ -69,8 +69,8 @@ fn visits(most: usize) -> impl Strategy<Value = (usize, Vec<usize>)> {
 proptest! {
     #[test]
     fn belady_is_optimal_where_nobody_has_to_stay(visits in prop::collection::vec(visits(2), 1..7), slots in 1usize..4) {
-        let setting = setting(slots, CacheScope::Global, 2);
-        prop_assert_eq!(misses("belady", &setting, &visits), least(&setting, &visits, 0));
+        let shape = shape(slots, CacheScope::Global, 2);
+        prop_assert_eq!(misses("belady", &shape, &visits), least(&shape, &visits, 0));
     }
 
     #[test]
@@ -80,10 +80,10 @@ proptest! {
         scratch in 0usize..4,
         global in any::<bool>(),
     ) {
-        let setting = setting(slots, if global { CacheScope::Global } else { CacheScope::Layer }, scratch);
-        let optimum = misses("belady", &setting, &visits);
+        let shape = shape(slots, if global { CacheScope::Global } else { CacheScope::Layer }, scratch);
+        let optimum = misses("belady", &shape, &visits);
         for policy in POLICIES.iter().filter(|p| p.name != "learned") {
-            prop_assert!(misses(policy.name, &setting, &visits) >= optimum, "{}", policy.name);
+            prop_assert!(misses(policy.name, &shape, &visits) >= optimum, "{}", policy.name);
         }
     }
 
@@ -96,15 +96,15 @@ proptest! {
         global in any::<bool>(),
         which in 0..POLICIES.len(),
     ) {
-        let setting = setting(slots, if global { CacheScope::Global } else { CacheScope::Layer }, scratch);
+        let shape = shape(slots, if global { CacheScope::Global } else { CacheScope::Layer }, scratch);
         let known: Vec<_> = visits.iter().map(|(visit, ..)| visit.clone()).collect();
         let name = if POLICIES[which].name == "learned" { "lru" } else { POLICIES[which].name };
-        let mut ledger = with(name, &setting, &help(&known));
-        let (mut read, mut guessed) = (0, 0);
-        for ((row, wanted), failing, guess) in &visits {
-            let guess = (*guess).then(|| ((row + 1) % LAYERS, wanted[0]));
-            let guess = guess.filter(|(row, e)| ledger.guess(*row, *e).is_some());
-            guessed += usize::from(guess.is_some());
+        let mut ledger = with(name, &shape, &inputs(&known));
+        let (mut read, mut prefetches) = (0, 0);
+        for ((row, wanted), failing, prefetch) in &visits {
+            let prefetch = (*prefetch).then(|| ((row + 1) % LAYERS, wanted[0]));
+            let prefetch = prefetch.filter(|(row, e)| ledger.prefetch(*row, *e).is_some());
+            prefetches += usize::from(prefetch.is_some());
             ledger.begin(*row, wanted, &[]);
             let mut rest = &wanted[..];
             while !rest.is_empty() {
@@ -113,39 +113,39 @@ proptest! {
                     break;
                 }
                 read += wave.misses.len();
-                for (expert, _) in wave.misses.iter().chain(&wave.awaited) {
+                for (expert, _) in wave.misses.iter().chain(&wave.in_flight) {
                     if *expert % 4 == *failing { ledger.failed(*row, *expert) } else { ledger.arrived(*row, *expert) }
                 }
-                check(&ledger, &setting, setting.all_slots());
+                check(&ledger, &shape, shape.total_slots());
                 ledger.close(*row, &mut wave);
                 prop_assert!(wave.evicted.iter().all(|(row, e)| ledger.is_absent(*row, *e)));
                 rest = &rest[wave.len()..];
             }
-            if let Some((row, expert)) = guess.filter(|(row, e)| ledger.in_flight(*row, *e).is_some()) {
+            if let Some((row, expert)) = prefetch.filter(|(row, e)| ledger.in_flight(*row, *e).is_some()) {
                 ledger.arrived(row, expert);
             }
-            check(&ledger, &setting, setting.slots);
+            check(&ledger, &shape, shape.slots);
         }
         prop_assert_eq!(ledger.counts().misses, read as u64);
-        prop_assert_eq!(ledger.counts().guesses, guessed as u64);
+        prop_assert_eq!(ledger.counts().prefetches, prefetches as u64);
     }
 }
 
 /// Everybody in memory has a slot of their own, and no pool has more than `most`.
-fn check(ledger: &Ledger, setting: &Setting, most: usize) {
+fn check(ledger: &Ledger, shape: &CacheShape, most: usize) {
     let mut taken = BTreeSet::new();
-    let mut held = vec![0; setting.pools()];
+    let mut held = vec![0; shape.pools()];
     for row in 0..LAYERS {
         for expert in 0..EXPERTS {
-            if let State::Resident(slot) | State::InFlight(slot) | State::Guessed(slot) =
-                ledger.entries[ledger.at(row, expert)].state
+            if let State::Resident(slot) | State::Reading(slot) | State::Prefetching(slot) =
+                ledger.entries[ledger.index(row, expert)].state
             {
-                assert!(taken.insert(slot) && (slot as usize) < setting.all_slots());
-                held[setting.pool(row)] += 1;
+                assert!(taken.insert(slot) && (slot as usize) < shape.total_slots());
+                held[shape.pool(row)] += 1;
             }
         }
     }
     assert!(held.iter().all(|held| *held <= most), "{held:?}");
     let free = ledger.pools.iter().map(|p| p.free.len()).sum::<usize>() + ledger.scratch.len();
-    assert_eq!(taken.len() + free, setting.all_slots(), "a slot was lost");
+    assert_eq!(taken.len() + free, shape.total_slots(), "a slot was lost");
 }

@@ -12,8 +12,8 @@ enum Flight {
 }
 
 /// The tiers, what is in every slot, and what is under way.
-struct World {
-    tiers: Tiers,
+struct Machine {
+    tiers: TierLedger,
     device: Vec<Option<usize>>,
     host: Vec<Option<usize>>,
     flights: Vec<Flight>,
@@ -21,13 +21,13 @@ struct World {
     wanted: (usize, Vec<usize>),
 }
 
-impl World {
-    fn new(setting: &TierSetting, seed: u64) -> Self {
+impl Machine {
+    fn new(shape: &TierShape, seed: u64) -> Self {
         let policy: EvictionSpec = format!("random:seed={seed}").parse().unwrap();
-        World {
-            tiers: Tiers::new(setting, policy.make(&setting.policies(), &Help::default()).unwrap()),
-            device: vec![None; setting.device.all_slots()],
-            host: vec![None; setting.host.all_slots()],
+        Machine {
+            tiers: TierLedger::new(shape, policy.make(&shape.policy_shape(), &PolicyInputs::default()).unwrap()),
+            device: vec![None; shape.device.total_slots()],
+            host: vec![None; shape.host.total_slots()],
             flights: Vec::new(),
             wanted: (0, Vec::new()),
         }
@@ -43,7 +43,7 @@ impl World {
 
     fn read(&mut self, which: usize) {
         let Some((row, expert)) = self.pick(which) else { return };
-        if self.tiers.find(row, expert) == Whereabouts::Absent
+        if self.tiers.locate(row, expert) == ExpertLocation::Absent
             && let Some(to) = self.tiers.read(row, expert)
         {
             self.host[to] = None;
@@ -51,15 +51,15 @@ impl World {
         }
     }
 
-    fn guess(&mut self, row: usize, expert: usize) {
-        if let Some(to) = self.tiers.guess(row, expert) {
+    fn prefetch(&mut self, row: usize, expert: usize) {
+        if let Some(to) = self.tiers.prefetch(row, expert) {
             self.host[to] = None;
             self.flights.push(Flight::Read { row, expert, to });
         }
     }
 
-    fn promote(&mut self, row: usize, expert: usize, wish: Wish) {
-        let Some(Promotion { from, to, demotion }) = self.tiers.promote(row, expert, wish) else { return };
+    fn promote(&mut self, row: usize, expert: usize, reason: PromoteFor) {
+        let Some(Promotion { from, to, demotion }) = self.tiers.promote(row, expert, reason) else { return };
         if let Some(demotion) = demotion {
             let bytes = self.device[to].expect("who is demoted was there");
             self.host[demotion.to] = None;
@@ -97,8 +97,8 @@ impl World {
 
     fn finish(&mut self, which: usize) {
         let Some((row, expert)) = self.pick(which) else { return };
-        if self.tiers.find(row, expert) != Whereabouts::Moving {
-            self.tiers.done(row, expert);
+        if self.tiers.locate(row, expert) != ExpertLocation::InFlight {
+            self.tiers.unpin(row, expert);
             self.wanted.1.retain(|e| *e != expert);
         }
     }
@@ -111,19 +111,19 @@ impl World {
     /// Who is wanted and can be computed, which nothing but what fails or is done may change.
     fn computable(&self) -> Vec<usize> {
         let (row, wanted) = &self.wanted;
-        let there = |e: &&usize| !matches!(self.tiers.find(*row, **e), Whereabouts::Absent);
+        let there = |e: &&usize| !matches!(self.tiers.locate(*row, **e), ExpertLocation::Absent);
         wanted.iter().filter(there).copied().collect()
     }
 
     fn check(&self) {
-        assert!(self.tiers.shelves.host.is_whole() && self.tiers.shelves.device.is_whole());
+        assert!(self.tiers.pair.host.is_whole() && self.tiers.pair.device.is_whole());
         for at in 0..LAYERS * EXPERTS {
-            match self.tiers.find(at / EXPERTS, at % EXPERTS) {
-                Whereabouts::Device(slot) => assert_eq!(self.device[slot], Some(at)),
-                Whereabouts::Host(slot) => assert_eq!(self.host[slot], Some(at)),
-                Whereabouts::Moving | Whereabouts::Absent => {}
+            match self.tiers.locate(at / EXPERTS, at % EXPERTS) {
+                ExpertLocation::Device(slot) => assert_eq!(self.device[slot], Some(at)),
+                ExpertLocation::Host(slot) => assert_eq!(self.host[slot], Some(at)),
+                ExpertLocation::InFlight | ExpertLocation::Absent => {}
             }
-            if let Place::There(slot) = self.tiers.shelves.host.place(at) {
+            if let TierState::Resident(slot) = self.tiers.pair.host.state(at) {
                 assert_eq!(self.host[slot], Some(at), "also as a copy of what is on the device");
             }
         }
@@ -136,43 +136,43 @@ proptest! {
     #[test]
     fn bytes_are_where_they_are_said_to_be_and_the_wanted_stay(
         steps in prop::collection::vec((0..9u8, 0..LAYERS, 0..EXPERTS, any::<bool>()), 100..400),
-        (device, host, passing, global) in (1usize..5, 0usize..5, 1usize..4, any::<bool>()),
+        (device, host, scratch, global) in (1usize..5, 0usize..5, 1usize..4, any::<bool>()),
         seed in any::<u16>(),
     ) {
         let scope = if global { CacheScope::Global } else { CacheScope::Layer };
-        let mut world = World::new(&TierSetting::new(&geometry(), scope, device, host, passing), seed.into());
+        let mut machine = Machine::new(&TierShape::new(&geometry(), scope, device, host, scratch), seed.into());
         for (step, row, which, well) in steps {
-            let before = world.computable();
+            let before = machine.computable();
             match step {
-                0 => world.begin(row, which, 1 + row * 2),
-                1 => world.read(which),
+                0 => machine.begin(row, which, 1 + row * 2),
+                1 => machine.read(which),
                 2 => {
-                    if let Some((row, expert)) = world.pick(which) {
-                        world.promote(row, expert, Wish::Wanted);
+                    if let Some((row, expert)) = machine.pick(which) {
+                        machine.promote(row, expert, PromoteFor::Demand);
                     }
                 }
-                3 => world.promote(row, which, Wish::Idle),
-                4 => world.finish(which),
-                5 => world.guess(row, which),
-                _ => world.land(which, well || step > 6),
+                3 => machine.promote(row, which, PromoteFor::IdleLink),
+                4 => machine.finish(which),
+                5 => machine.prefetch(row, which),
+                _ => machine.land(which, well || step > 6),
             }
-            world.check();
+            machine.check();
             if matches!(step, 1..=3 | 5) {
-                let after = world.computable();
+                let after = machine.computable();
                 prop_assert!(before.iter().all(|e| after.contains(e)), "who is wanted does not leave");
             }
         }
-        while !world.flights.is_empty() {
-            world.land(0, true);
+        while !machine.flights.is_empty() {
+            machine.land(0, true);
         }
-        while let Some((row, expert)) = world.pick(0) {
-            world.finish(0);
-            prop_assert!(world.tiers.find(row, expert) != Whereabouts::Moving);
+        while let Some((row, expert)) = machine.pick(0) {
+            machine.finish(0);
+            prop_assert!(machine.tiers.locate(row, expert) != ExpertLocation::InFlight);
         }
-        world.check();
+        machine.check();
         for at in 0..LAYERS * EXPERTS {
-            if let Place::There(slot) = world.tiers.shelves.host.place(at) && world.tiers.shelves.host.is_passing(slot) {
-                prop_assert!(host == 0 && world.tiers.strays.contains(&at), "only a guess stays where things pass through");
+            if let TierState::Resident(slot) = machine.tiers.pair.host.state(at) && machine.tiers.pair.host.is_scratch(slot) {
+                prop_assert!(host == 0 && machine.tiers.unused_prefetches.contains(&at), "only a guess stays where things pass through");
             }
         }
     }

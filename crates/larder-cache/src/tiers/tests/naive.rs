@@ -88,18 +88,18 @@ proptest! {
         polled in 0u64..3,
     ) {
         let scope = if global { CacheScope::Global } else { CacheScope::Layer };
-        let setting = setting(scope, device, host);
-        let mut bench = Bench::with(&setting, COPY, "lru", |m| m, |d| d.polled(polled)).unwrap();
+        let shape = shape(scope, device, host);
+        let mut fixture = Fixture::with(&shape, COPY, "lru", |m| m, |d| d.polled(polled)).unwrap();
         let mut pools: Vec<Pool> = (0..LAYERS).map(|_| Pool::default()).collect();
         for (row, expert) in visits {
             // So that nothing is tried out on the CPU.
-            bench.cache.links.costs = Costs::new(COPY);
-            bench.visit(row as u16, &[expert as u16], 1).unwrap();
+            fixture.cache.links.costs = CostModel::new(COPY);
+            fixture.visit(row as u16, &[expert as u16], 1).unwrap();
             pools[if global { 0 } else { row }].visit((row, expert), device, host);
             for (row, expert) in (0..LAYERS).flat_map(|row| (0..EXPERTS).map(move |e| (row, e))) {
                 let there = |tier: fn(&Pool) -> &BTreeSet<Expert>| pools.iter().any(|p| tier(p).contains(&(row, expert)));
-                prop_assert_eq!(bench.is_on_device(row, expert), there(|p| &p.device), "{} {} on the device", row, expert);
-                prop_assert_eq!(bench.is_in_memory(row, expert), there(|p| &p.memory), "{} {} in memory", row, expert);
+                prop_assert_eq!(fixture.is_on_device(row, expert), there(|p| &p.device), "{} {} on the device", row, expert);
+                prop_assert_eq!(fixture.is_in_memory(row, expert), there(|p| &p.memory), "{} {} in memory", row, expert);
             }
         }
     }

@@ -37,7 +37,7 @@ impl Arrays {
 
     /// Adds numbers of single precision as whole numbers of -127 to 127 and, under `name.scale`, a scale for each run
     /// along the last dimension.
-    pub fn put_scaled(&mut self, name: &str, shape: &[usize], numbers: &[f32]) {
+    pub fn put_quantised(&mut self, name: &str, shape: &[usize], numbers: &[f32]) {
         let run = shape.last().map_or(1, |n| (*n).max(1));
         let scale = |run: &[f32]| run.iter().fold(0f32, |most, x| most.max(x.abs())) / 127.0;
         let scales: Vec<f32> = numbers.chunks(run).map(scale).collect();
@@ -51,14 +51,14 @@ impl Arrays {
     }
 
     /// What is said under `key`.
-    pub(super) fn said(&self, key: &'static str) -> Result<&str, EvictorError> {
-        self.meta.get(key).map(String::as_str).ok_or(EvictorError::Unsaid { key })
+    pub(super) fn text(&self, key: &'static str) -> Result<&str, EvictorError> {
+        self.meta.get(key).map(String::as_str).ok_or(EvictorError::MissingKey { key })
     }
 
     /// A whole number said under `key`.
     pub(super) fn count(&self, key: &'static str) -> Result<usize, EvictorError> {
-        let said = self.said(key)?;
-        said.parse().map_err(|_| EvictorError::NoCount { key, said: said.to_owned() })
+        let found = self.text(key)?;
+        found.parse().map_err(|_| EvictorError::NotInteger { key, found: found.to_owned() })
     }
 
     /// Finite numbers of single precision in this shape.
@@ -71,7 +71,7 @@ impl Arrays {
     }
 
     /// Whole numbers in this shape, and a scale for each run along the last dimension.
-    pub(super) fn scaled(&self, name: &str, shape: &[usize]) -> Result<(&[i8], &[f32]), EvictorError> {
+    pub(super) fn quantised(&self, name: &str, shape: &[usize]) -> Result<(&[i8], &[f32]), EvictorError> {
         match &self.array(name, shape)?.numbers {
             Numbers::I8(numbers) => Ok((numbers, self.floats(&format!("{name}.scale"), &shape[..shape.len() - 1])?)),
             Numbers::F32(_) => Err(EvictorError::Kind { name: name.to_owned(), wanted: "whole numbers of 8 bits" }),
@@ -100,8 +100,8 @@ mod tests {
     fn scaled_numbers_come_back_within_half_a_step() {
         let mut arrays = Arrays::default();
         let numbers = [0.5, -1.0, 0.25, 0.0, 0.0, 0.0];
-        arrays.put_scaled("a", &[2, 3], &numbers);
-        let (wholes, scales) = arrays.scaled("a", &[2, 3]).unwrap();
+        arrays.put_quantised("a", &[2, 3], &numbers);
+        let (wholes, scales) = arrays.quantised("a", &[2, 3]).unwrap();
         for (i, x) in numbers.iter().enumerate() {
             let scale = scales[i / 3];
             assert!((f32::from(wholes[i]) * scale - x).abs() <= scale / 2.0, "{i}");
@@ -119,7 +119,7 @@ mod tests {
         assert_eq!(said("a", &[3]), "the array 'a' has the shape [2] where [3] is needed");
         assert_eq!(said("b", &[3]), "the array 'b' has the shape [3] where [3] is needed");
         assert_eq!(said("c", &[3]), "there is no array 'c'");
-        let kind = arrays.scaled("a", &[2]).unwrap_err().to_string();
+        let kind = arrays.quantised("a", &[2]).unwrap_err().to_string();
         assert_eq!(kind, "the array 'a' does not hold whole numbers of 8 bits");
     }
 }

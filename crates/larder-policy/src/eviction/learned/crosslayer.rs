@@ -2,8 +2,8 @@ use std::sync::Arc;
 
 use super::arrays::Arrays;
 use super::features::{FEATURES, Features, HORIZONS, SCALES, mass};
-use super::math::{exp, sigmoid_all, silu_all, whole};
-use super::{EvictorError, Scorer, Size};
+use super::math::{exp, round_i16, sigmoid_all, silu_all};
+use super::{EvictorError, MoeSize, Scorer};
 
 /// The name of this form.
 pub const FORM: &str = "crosslayer";
@@ -14,7 +14,7 @@ const HEAD_IN: usize = FEATURES + HORIZONS.len();
 /// The most units between the layers: sums of products of 8 and 16 bits have to fit into 32.
 const HIDDEN_MAX: usize = 512;
 /// Activations become whole numbers up to this one.
-const STEPS: f32 = 8191.0;
+const QUANT_MAX: f32 = 8191.0;
 
 /// One number for each horizon and one more, so that processors can do all of them at once.
 type Lanes = [f32; HORIZONS.len() + 1];
@@ -28,8 +28,8 @@ struct Output {
 }
 
 /// The trained numbers.
-pub struct Weights {
-    size: Size,
+pub struct CrosslayerWeights {
+    size: MoeSize,
     hidden: usize,
     /// `[rows, experts]`
     popularity: Vec<f32>,
@@ -38,7 +38,7 @@ pub struct Weights {
     /// `[rows, experts, SCALES]`
     gather_scale: Vec<f32>,
     /// `[rows, SCALES, hidden]`: what choices as usual say in all.
-    usual: Vec<f32>,
+    baseline: Vec<f32>,
     /// `[rows, hidden]`
     gather_bias: Vec<f32>,
     /// `[rows, experts, HORIZONS, hidden]`, of 8 bits; wider here, as products want them.
@@ -54,29 +54,29 @@ pub struct Weights {
     fade: Vec<f32>,
 }
 
-impl Weights {
-    pub fn from_arrays(size: Size, arrays: &Arrays) -> Result<Self, EvictorError> {
-        let (theirs, ours) = (arrays.said("features")?.to_owned(), Features::hash());
-        if theirs != ours {
-            return Err(EvictorError::Features { theirs, ours });
+impl CrosslayerWeights {
+    pub fn from_arrays(size: MoeSize, arrays: &Arrays) -> Result<Self, EvictorError> {
+        let (trained, computed) = (arrays.text("features")?.to_owned(), Features::hash());
+        if trained != computed {
+            return Err(EvictorError::Features { trained, computed });
         }
         let hidden = arrays.count("hidden")?;
         if !(1..=HIDDEN_MAX).contains(&hidden) {
             let wanted = format!("1 to {HIDDEN_MAX}");
-            return Err(EvictorError::Foreign { key: "hidden", said: hidden.to_string(), wanted });
+            return Err(EvictorError::Unsupported { key: "hidden", found: hidden.to_string(), wanted });
         }
-        let Size { rows, experts, .. } = size;
+        let MoeSize { rows, experts, .. } = size;
         let horizons = HORIZONS.len();
         let popularity = arrays.floats("popularity", &[rows, experts])?.to_vec();
-        let (gather, gather_scale) = arrays.scaled("gather", &[rows, SCALES, experts, hidden])?;
-        let (emit, emit_scale) = arrays.scaled("emit", &[rows, horizons, experts, hidden])?;
+        let (gather, gather_scale) = arrays.quantised("gather", &[rows, SCALES, experts, hidden])?;
+        let (emit, emit_scale) = arrays.quantised("emit", &[rows, horizons, experts, hidden])?;
         let head = arrays.floats("head", &[HEAD_HIDDEN, HEAD_IN])?;
         let head_bias = arrays.floats("head_bias", &[HEAD_HIDDEN])?;
         let head_out = arrays.floats("head_out", &[horizons, HEAD_HIDDEN])?;
-        Ok(Weights {
+        Ok(CrosslayerWeights {
             size,
             hidden,
-            usual: usual(size, hidden, (gather, gather_scale), &popularity),
+            baseline: baseline(size, hidden, (gather, gather_scale), &popularity),
             popularity,
             gather: permuted([rows, SCALES, experts, hidden], gather).collect(),
             gather_scale: permuted([rows, SCALES, experts, 1], gather_scale).collect(),
@@ -101,8 +101,8 @@ fn lanes(of: impl Fn(usize) -> f32) -> Lanes {
     std::array::from_fn(|horizon| if horizon < HORIZONS.len() { of(horizon) } else { 0.0 })
 }
 
-fn outputs(size: Size, arrays: &Arrays, scale: &[f32]) -> Result<Vec<Output>, EvictorError> {
-    let (Size { rows, experts, .. }, horizons) = (size, HORIZONS.len());
+fn outputs(size: MoeSize, arrays: &Arrays, scale: &[f32]) -> Result<Vec<Output>, EvictorError> {
+    let (MoeSize { rows, experts, .. }, horizons) = (size, HORIZONS.len());
     let bias = arrays.floats("emit_bias", &[rows, horizons, experts])?;
     let own = arrays.floats("own", &[rows, horizons, FEATURES, experts])?;
     let output = |cell: usize| {
@@ -119,15 +119,15 @@ fn outputs(size: Size, arrays: &Arrays, scale: &[f32]) -> Result<Vec<Output>, Ev
     Ok((0..rows * experts).map(output).collect())
 }
 
-fn usual(size: Size, hidden: usize, (gather, scales): (&[i8], &[f32]), popularity: &[f32]) -> Vec<f32> {
-    let mut usual = vec![0.0; size.rows * SCALES * hidden];
-    for (at, sum) in usual.chunks_mut(hidden).enumerate() {
+fn baseline(size: MoeSize, hidden: usize, (gather, scales): (&[i8], &[f32]), popularity: &[f32]) -> Vec<f32> {
+    let mut baseline = vec![0.0; size.rows * SCALES * hidden];
+    for (at, sum) in baseline.chunks_mut(hidden).enumerate() {
         for expert in 0..size.experts {
             let (from, often) = (at * size.experts + expert, popularity[at / SCALES * size.experts + expert]);
-            add_wholes(sum, &gather[from * hidden..(from + 1) * hidden], scales[from] * often);
+            add_i8(sum, &gather[from * hidden..(from + 1) * hidden], scales[from] * often);
         }
     }
-    usual
+    baseline
 }
 
 fn fades(rows: usize) -> Vec<f32> {
@@ -143,7 +143,7 @@ fn fades(rows: usize) -> Vec<f32> {
 /// is the best rate of uses per token of holding it that any horizon offers: what an optimal stopping rule would hold
 /// it for.
 pub(super) struct Crosslayer {
-    weights: Arc<Weights>,
+    weights: Arc<CrosslayerWeights>,
     features: Features,
     /// `[rows, SCALES, hidden]`: what each row's choices say.
     parts: Vec<f32>,
@@ -152,23 +152,23 @@ pub(super) struct Crosslayer {
     /// `[hidden]`
     active: Vec<f32>,
     /// `[rows, hidden]`: the same when each row last chose, in whole numbers.
-    whole: Vec<i16>,
+    quantised: Vec<i16>,
     /// `[rows]`: what one of these is worth.
-    step: Vec<f32>,
+    quant_step: Vec<f32>,
     /// `[rows, experts]`: each expert's chances since its row last chose, if they have been asked for.
     chances: Vec<Option<Lanes>>,
 }
 
 impl Crosslayer {
-    pub fn new(weights: Arc<Weights>) -> Self {
-        let Size { rows, experts, .. } = weights.size;
+    pub fn new(weights: Arc<CrosslayerWeights>) -> Self {
+        let MoeSize { rows, experts, .. } = weights.size;
         let mut new = Crosslayer {
             features: Features::new(weights.size, &weights.popularity),
             parts: vec![0.0; rows * SCALES * weights.hidden],
             sum: vec![0.0; weights.hidden],
             active: vec![0.0; weights.hidden],
-            whole: vec![0; rows * weights.hidden],
-            step: vec![0.0; rows],
+            quantised: vec![0; rows * weights.hidden],
+            quant_step: vec![0.0; rows],
             chances: vec![None; rows * experts],
             weights,
         };
@@ -186,8 +186,10 @@ impl Crosslayer {
     fn begin(&mut self) {
         let hidden = self.weights.hidden;
         self.parts.fill(0.0);
-        for (parts, usual) in self.parts.chunks_mut(SCALES * hidden).zip(self.weights.usual.chunks(SCALES * hidden)) {
-            add(&mut parts[..hidden], &usual[..hidden], -1.0);
+        for (parts, baseline) in
+            self.parts.chunks_mut(SCALES * hidden).zip(self.weights.baseline.chunks(SCALES * hidden))
+        {
+            add(&mut parts[..hidden], &baseline[..hidden], -1.0);
         }
         self.sum_up();
         (0..self.weights.size.rows).for_each(|row| self.keep(row));
@@ -204,18 +206,18 @@ impl Crosslayer {
         let keep = |scale: usize| if scale == 0 { 0.0 } else { self.features.keep()[scale - 1] };
         let mass = mass(self.weights.size, wanted);
         let range = row * SCALES * hidden..(row + 1) * SCALES * hidden;
-        let (parts, usual) = (&mut self.parts[range.clone()], &self.weights.usual[range]);
-        for (scale, (part, usual)) in parts.chunks_mut(hidden).zip(usual.chunks(hidden)).enumerate() {
+        let (parts, baseline) = (&mut self.parts[range.clone()], &self.weights.baseline[range]);
+        for (scale, (part, baseline)) in parts.chunks_mut(hidden).zip(baseline.chunks(hidden)).enumerate() {
             add(&mut self.sum, part, -1.0);
             let keep = keep(scale);
-            part.iter_mut().zip(usual).for_each(|(part, usual)| *part = keep * *part - (1.0 - keep) * usual);
+            part.iter_mut().zip(baseline).for_each(|(part, baseline)| *part = keep * *part - (1.0 - keep) * baseline);
         }
         for expert in wanted {
             let from = (row * experts + expert) * SCALES;
-            let said = self.weights.gather[from * hidden..(from + SCALES) * hidden].chunks(hidden);
+            let gathered = self.weights.gather[from * hidden..(from + SCALES) * hidden].chunks(hidden);
             let scales = &self.weights.gather_scale[from..from + SCALES];
-            for (scale, ((part, said), by)) in parts.chunks_mut(hidden).zip(said).zip(scales).enumerate() {
-                add_wholes(part, said, (1.0 - keep(scale)) * mass * by);
+            for (scale, ((part, gathered), by)) in parts.chunks_mut(hidden).zip(gathered).zip(scales).enumerate() {
+                add_i8(part, gathered, (1.0 - keep(scale)) * mass * by);
             }
         }
         parts.chunks(hidden).for_each(|part| add(&mut self.sum, part, 1.0));
@@ -231,24 +233,24 @@ impl Crosslayer {
         self.active.iter_mut().zip(&self.sum).zip(bias).for_each(|((active, sum), bias)| *active = sum + bias);
         silu_all(&mut self.active);
         let most = self.active.iter().fold(f32::MIN_POSITIVE, |most, x| most.max(x.abs()));
-        let by = STEPS / most;
-        let kept = &mut self.whole[row * hidden..(row + 1) * hidden];
-        kept.iter_mut().zip(&self.active).for_each(|(to, x)| *to = whole(x * by));
-        self.step[row] = most / STEPS;
+        let by = QUANT_MAX / most;
+        let kept = &mut self.quantised[row * hidden..(row + 1) * hidden];
+        kept.iter_mut().zip(&self.active).for_each(|(to, x)| *to = round_i16(x * by));
+        self.quant_step[row] = most / QUANT_MAX;
         let experts = self.weights.size.experts;
         self.chances[row * experts..(row + 1) * experts].fill(None);
     }
 
     /// For each horizon the chance that an expert is needed within it, when its row last chose.
     fn chances(&self, row: usize, expert: usize) -> Lanes {
-        let Weights { size, hidden, emit, outputs, head, head_bias, head_out, .. } = &*self.weights;
+        let CrosslayerWeights { size, hidden, emit, outputs, head, head_bias, head_out, .. } = &*self.weights;
         let cell = row * size.experts + expert;
         let output = &outputs[cell];
-        let active = &self.whole[row * hidden..(row + 1) * hidden];
+        let active = &self.quantised[row * hidden..(row + 1) * hidden];
         let mut logits = output.bias;
         let tables = emit[cell * HORIZONS.len() * hidden..].chunks(*hidden).take(HORIZONS.len());
         for (horizon, table) in tables.enumerate() {
-            logits[horizon] += dot(active, table) as f32 * output.scale[horizon] * self.step[row];
+            logits[horizon] += dot(active, table) as f32 * output.scale[horizon] * self.quant_step[row];
         }
         let known = self.features.of(row, expert);
         known.iter().zip(&output.own).for_each(|(x, own)| add(&mut logits, own, *x));
@@ -275,7 +277,7 @@ impl Scorer for Crosslayer {
     }
 
     fn worth(&mut self, row: usize, expert: usize, steps: usize) -> f32 {
-        let Size { rows, experts, .. } = self.weights.size;
+        let MoeSize { rows, experts, .. } = self.weights.size;
         let cell = row * experts + expert;
         let chances = self.chances[cell].unwrap_or_else(|| self.chances(row, expert));
         self.chances[cell] = Some(chances);
@@ -293,7 +295,7 @@ fn add(to: &mut [f32], from: &[f32], by: f32) {
     to.iter_mut().zip(from).for_each(|(to, from)| *to += by * from);
 }
 
-fn add_wholes(to: &mut [f32], from: &[i8], by: f32) {
+fn add_i8(to: &mut [f32], from: &[i8], by: f32) {
     to.iter_mut().zip(from).for_each(|(to, from)| *to += by * f32::from(*from));
 }
 

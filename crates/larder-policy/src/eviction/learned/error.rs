@@ -3,39 +3,39 @@
 pub enum EvictorError {
     /// Something that has to be said is not.
     #[error("the metadata do not say '{key}'")]
-    Unsaid {
+    MissingKey {
         /// What.
         key: &'static str,
     },
     /// Something that is no number.
-    #[error("'{key}' is '{said}' and no whole number")]
-    NoCount {
+    #[error("'{key}' is '{found}' and no whole number")]
+    NotInteger {
         /// What.
         key: &'static str,
         /// As it is said.
-        said: String,
+        found: String,
     },
     /// Weights of something else, or of another version.
-    #[error("'{key}' is '{said}' where '{wanted}' is needed")]
-    Foreign {
+    #[error("'{key}' is '{found}' where '{wanted}' is needed")]
+    Unsupported {
         /// What.
         key: &'static str,
         /// As it is said.
-        said: String,
+        found: String,
         /// What would do.
         wanted: String,
     },
     /// Features that mean something else here.
-    #[error("they were trained on features {theirs}, and this larder computes {ours}; train them again")]
+    #[error("they were trained on features {trained}, and this larder computes {computed}; train them again")]
     Features {
         /// Those of the weights.
-        theirs: String,
+        trained: String,
         /// Those that are computed.
-        ours: String,
+        computed: String,
     },
     /// No model has this size.
     #[error("{layers} layers of {experts} experts, {top_k} for each token, are the size of no model")]
-    Size {
+    MoeSize {
         /// Layers that have experts.
         layers: usize,
         /// Experts of each.

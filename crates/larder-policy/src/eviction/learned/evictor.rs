@@ -3,7 +3,7 @@ use std::sync::Arc;
 use super::arrays::Arrays;
 use super::crosslayer::{self, Crosslayer};
 use super::flashmoe::{self, Flashmoe};
-use super::{EvictorError, Scorer, Size};
+use super::{EvictorError, MoeSize, Scorer};
 
 /// What `format` is in the metadata of weights.
 pub const FORMAT: &str = "larder-evictor";
@@ -14,13 +14,13 @@ const EXPERTS_MAX: usize = 1 << 16;
 
 /// Trained weights.
 pub struct Evictor {
-    size: Size,
+    size: MoeSize,
     form: Form,
 }
 
 enum Form {
-    Crosslayer(Arc<crosslayer::Weights>),
-    Flashmoe(Arc<flashmoe::Weights>),
+    Crosslayer(Arc<crosslayer::CrosslayerWeights>),
+    Flashmoe(Arc<flashmoe::FlashmoeWeights>),
 }
 
 impl Evictor {
@@ -29,19 +29,19 @@ impl Evictor {
         expect(arrays, "format", FORMAT)?;
         expect(arrays, "version", VERSION)?;
         let size = size(arrays)?;
-        let form = match arrays.said("form")? {
-            crosslayer::FORM => Form::Crosslayer(Arc::new(crosslayer::Weights::from_arrays(size, arrays)?)),
-            flashmoe::FORM => Form::Flashmoe(Arc::new(flashmoe::Weights::from_arrays(size, arrays)?)),
+        let form = match arrays.text("form")? {
+            crosslayer::FORM => Form::Crosslayer(Arc::new(crosslayer::CrosslayerWeights::from_arrays(size, arrays)?)),
+            flashmoe::FORM => Form::Flashmoe(Arc::new(flashmoe::FlashmoeWeights::from_arrays(size, arrays)?)),
             other => {
                 let wanted = format!("{}' or '{}", crosslayer::FORM, flashmoe::FORM);
-                return Err(EvictorError::Foreign { key: "form", said: other.to_owned(), wanted });
+                return Err(EvictorError::Unsupported { key: "form", found: other.to_owned(), wanted });
             }
         };
         Ok(Evictor { size, form })
     }
 
     /// The model that it is for.
-    pub fn size(&self) -> Size {
+    pub fn size(&self) -> MoeSize {
         self.size
     }
 
@@ -62,18 +62,18 @@ impl Evictor {
 }
 
 fn expect(arrays: &Arrays, key: &'static str, wanted: &str) -> Result<(), EvictorError> {
-    let said = arrays.said(key)?;
-    if said != wanted {
-        return Err(EvictorError::Foreign { key, said: said.to_owned(), wanted: wanted.to_owned() });
+    let found = arrays.text(key)?;
+    if found != wanted {
+        return Err(EvictorError::Unsupported { key, found: found.to_owned(), wanted: wanted.to_owned() });
     }
     Ok(())
 }
 
-fn size(arrays: &Arrays) -> Result<Size, EvictorError> {
+fn size(arrays: &Arrays) -> Result<MoeSize, EvictorError> {
     let [layers, experts, top_k] = [arrays.count("layers")?, arrays.count("experts")?, arrays.count("top_k")?];
     let all = layers.saturating_mul(experts);
     if all == 0 || all > EXPERTS_MAX || top_k == 0 || top_k > experts {
-        return Err(EvictorError::Size { layers, experts, top_k });
+        return Err(EvictorError::MoeSize { layers, experts, top_k });
     }
-    Ok(Size { rows: layers, experts, top_k })
+    Ok(MoeSize { rows: layers, experts, top_k })
 }

@@ -1,6 +1,6 @@
-use super::echo::{self, Echo};
+use super::history::{self, RoutingHistory};
 use super::math::exp;
-use super::{Size, fnv};
+use super::{MoeSize, fnv};
 
 /// After how many tokens an expert's past weighs half as much, for each of the moving averages.
 pub const HALF_LIVES: [f32; 4] = [1.5, 5.0, 16.0, 60.0];
@@ -19,9 +19,9 @@ const OLD: u16 = 600;
 /// What is known when a layer has chosen: the one function of past choices that training and use share.
 ///
 /// For each expert: whether it is chosen now and how often it was lately, less its popularity; how long ago it was
-/// last chosen; and what the [`Echo`] says of its next use.
+/// last chosen; and what the [`RoutingHistory`] says of its next use.
 pub struct Features {
-    size: Size,
+    size: MoeSize,
     /// `[rows, experts]`: how often each is chosen in general, from 0 to 1.
     popularity: Vec<f32>,
     /// What a moving average keeps per token.
@@ -30,7 +30,7 @@ pub struct Features {
     age: Vec<u16>,
     /// By age: what the network is told.
     recency: Vec<[f32; RECENCIES]>,
-    echo: Echo,
+    history: RoutingHistory,
     /// By the tokens until a use: how much it counts for each horizon.
     nearness: Vec<[f32; LANES]>,
     /// `[rows, SCALES, experts]`: whether each is chosen now and how often it was, less its popularity.
@@ -39,7 +39,7 @@ pub struct Features {
 
 impl Features {
     /// Of a model of this size whose experts are chosen so often: `[rows, experts]`.
-    pub fn new(size: Size, popularity: &[f32]) -> Self {
+    pub fn new(size: MoeSize, popularity: &[f32]) -> Self {
         let cells = size.rows * size.experts;
         let mut features = Features {
             size,
@@ -47,7 +47,7 @@ impl Features {
             keep: HALF_LIVES.map(halving),
             age: vec![OLD; cells],
             recency: (0..=OLD).map(|age| recency(f32::from(age.max(1)))).collect(),
-            echo: Echo::new(size),
+            history: RoutingHistory::new(size),
             nearness: (0..=255).map(nearnesses).collect(),
             chosen: vec![0.0; cells * SCALES],
         };
@@ -58,7 +58,7 @@ impl Features {
     /// Forgets what was.
     pub fn new_sequence(&mut self) {
         self.age.fill(OLD);
-        self.echo.clear();
+        self.history.clear();
         self.chosen.fill(0.0);
         let experts = self.size.experts;
         for (chosen, popularity) in self.chosen.chunks_mut(SCALES * experts).zip(self.popularity.chunks(experts)) {
@@ -69,7 +69,7 @@ impl Features {
     /// A row has chosen.
     pub fn observe(&mut self, row: usize, wanted: &[usize]) {
         let single = wanted.len() <= self.size.top_k;
-        self.echo.observe(row, if single { wanted } else { &[] });
+        self.history.observe(row, if single { wanted } else { &[] });
         let experts = self.size.experts;
         let cells = row * experts..(row + 1) * experts;
         let chosen = &mut self.chosen[cells.start * SCALES..cells.end * SCALES];
@@ -95,13 +95,13 @@ impl Features {
         }
         all[SCALES..SCALES + RECENCIES].copy_from_slice(&self.recency[usize::from(self.age[row * experts + expert])]);
         let mut soft = [0.0; LANES];
-        for (weight, ahead) in self.echo.listen(row, expert) {
+        for (weight, ahead) in self.history.votes_for(row, expert) {
             soft.iter_mut().zip(&self.nearness[usize::from(ahead)]).for_each(|(sum, near)| *sum += weight * near);
         }
-        let clarity = (self.echo.clarity(row) - 0.6) * 3.0;
+        let confidence = (self.history.confidence(row) - 0.6) * 3.0;
         let (plain, clear) = all[SCALES + RECENCIES..].split_at_mut(HORIZONS.len());
         for ((plain, clear), soft) in plain.iter_mut().zip(clear).zip(soft) {
-            (*plain, *clear) = (soft, clarity * soft);
+            (*plain, *clear) = (soft, confidence * soft);
         }
         all
     }
@@ -113,7 +113,8 @@ impl Features {
 
     /// A number that changes when these features mean something else.
     pub fn hash() -> String {
-        let (memory, fade, sharpness, listened) = (echo::MEMORY, echo::FADE, echo::SHARPNESS, echo::LISTENED);
+        let (memory, fade, sharpness, listened) =
+            (history::HISTORY_TOKENS, history::FADE, history::SHARPNESS, history::NEAREST);
         let definition = format!(
             "now and averages of half-lives {HALF_LIVES:?} less popularity; 1/age, 2^(-age/4), log2 age up to {OLD}; \
              echo of {memory} tokens, fade {fade}, sharpness {sharpness}, best {listened}, horizons {HORIZONS:?}, \
@@ -124,7 +125,7 @@ impl Features {
 }
 
 /// How much each of `wanted` counts: a token's experts 1 each, and those of a pass over many tokens as much together.
-pub(super) fn mass(size: Size, wanted: &[usize]) -> f32 {
+pub(super) fn mass(size: MoeSize, wanted: &[usize]) -> f32 {
     if wanted.len() <= size.top_k { 1.0 } else { size.top_k as f32 / wanted.len() as f32 }
 }
 
@@ -158,7 +159,7 @@ mod tests {
 
     use super::*;
 
-    const SIZE: Size = Size { rows: 2, experts: 5, top_k: 2 };
+    const SIZE: MoeSize = MoeSize { rows: 2, experts: 5, top_k: 2 };
     const POPULARITY: [f32; 10] = [0.2, 0.6, 0.4, 0.4, 0.4, 0.9, 0.3, 0.3, 0.3, 0.2];
 
     /// From the definition: what is known of an expert after its row chose these, the last one now.

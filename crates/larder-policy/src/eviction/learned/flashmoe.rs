@@ -2,19 +2,19 @@ use std::sync::Arc;
 
 use super::arrays::Arrays;
 use super::math::silu_all;
-use super::{EvictorError, Scorer, Size};
+use super::{EvictorError, MoeSize, Scorer};
 
 /// The name of this form.
 pub const FORM: &str = "flashmoe";
 /// Units of each hidden layer.
 pub const HIDDEN: usize = 128;
 /// The network speaks of distances as shares of this many tokens; uses further away are all alike.
-pub const FAR: f32 = 64.0;
+pub const DISTANCE_MAX: f32 = 64.0;
 /// The names of the arrays, from the first layer to the last.
 const LAYERS: [&str; 3] = ["first", "second", "third"];
 
 /// For each expert how long ago it was used and how often: what this form sees, in training and in use.
-pub struct Scores {
+pub struct UsageFeatures {
     experts: usize,
     /// `[rows, experts]`: the tokens since the last use, that of now counting 1; 0 before the first.
     age: Vec<u32>,
@@ -22,11 +22,11 @@ pub struct Scores {
     count: Vec<u32>,
 }
 
-impl Scores {
+impl UsageFeatures {
     /// Nothing has been used.
-    pub fn new(size: Size) -> Self {
+    pub fn new(size: MoeSize) -> Self {
         let cells = size.rows * size.experts;
-        Scores { experts: size.experts, age: vec![0; cells], count: vec![0; cells] }
+        UsageFeatures { experts: size.experts, age: vec![0; cells], count: vec![0; cells] }
     }
 
     /// Forgets what was.
@@ -65,34 +65,34 @@ impl Scores {
 }
 
 /// The trained numbers.
-pub struct Weights {
-    size: Size,
+pub struct FlashmoeWeights {
+    size: MoeSize,
     /// For each layer of the network `[rows, outputs, inputs]` and `[rows, outputs]`.
     layers: [(Vec<f32>, Vec<f32>); 3],
 }
 
-impl Weights {
-    pub fn from_arrays(size: Size, arrays: &Arrays) -> Result<Self, EvictorError> {
-        let (theirs, ours) = (arrays.said("features")?.to_owned(), Scores::hash());
-        if theirs != ours {
-            return Err(EvictorError::Features { theirs, ours });
+impl FlashmoeWeights {
+    pub fn from_arrays(size: MoeSize, arrays: &Arrays) -> Result<Self, EvictorError> {
+        let (trained, computed) = (arrays.text("features")?.to_owned(), UsageFeatures::hash());
+        if trained != computed {
+            return Err(EvictorError::Features { trained, computed });
         }
-        let Size { rows, experts, .. } = size;
+        let MoeSize { rows, experts, .. } = size;
         let sizes = [2 * experts, HIDDEN, HIDDEN, experts];
         let layer = |i: usize| -> Result<_, EvictorError> {
             let (name, inputs, outputs) = (LAYERS[i], sizes[i], sizes[i + 1]);
             let weights = arrays.floats(name, &[rows, outputs, inputs])?.to_vec();
             Ok((weights, arrays.floats(&format!("{name}_bias"), &[rows, outputs])?.to_vec()))
         };
-        Ok(Weights { size, layers: [layer(0)?, layer(1)?, layer(2)?] })
+        Ok(FlashmoeWeights { size, layers: [layer(0)?, layer(1)?, layer(2)?] })
     }
 }
 
 /// The form of the FlashMoE paper: in each layer, a network of three layers from recency and frequency of all its
 /// experts to the distance of their next use.
 pub(super) struct Flashmoe {
-    weights: Arc<Weights>,
-    scores: Scores,
+    weights: Arc<FlashmoeWeights>,
+    scores: UsageFeatures,
     /// `[rows, experts]`: tokens from a row's last choice to the next use, as far as they are predicted.
     distance: Vec<f32>,
     from: Vec<f32>,
@@ -100,9 +100,9 @@ pub(super) struct Flashmoe {
 }
 
 impl Flashmoe {
-    pub fn new(weights: Arc<Weights>) -> Self {
+    pub fn new(weights: Arc<FlashmoeWeights>) -> Self {
         let cells = weights.size.rows * weights.size.experts;
-        let (scores, distance) = (Scores::new(weights.size), vec![FAR; cells]);
+        let (scores, distance) = (UsageFeatures::new(weights.size), vec![DISTANCE_MAX; cells]);
         Flashmoe { weights, scores, distance, from: Vec::new(), to: Vec::new() }
     }
 }
@@ -125,7 +125,7 @@ impl Scorer for Flashmoe {
             std::mem::swap(&mut self.from, &mut self.to);
         }
         let distances = &mut self.distance[row * experts..(row + 1) * experts];
-        distances.iter_mut().zip(&self.from).for_each(|(distance, share)| *distance = share * FAR);
+        distances.iter_mut().zip(&self.from).for_each(|(distance, share)| *distance = share * DISTANCE_MAX);
     }
 
     fn new_sequence(&mut self) {
@@ -133,7 +133,7 @@ impl Scorer for Flashmoe {
     }
 
     fn worth(&mut self, row: usize, expert: usize, steps: usize) -> f32 {
-        let Size { rows, experts, .. } = self.weights.size;
+        let MoeSize { rows, experts, .. } = self.weights.size;
         -(self.distance[row * experts + expert] + steps as f32 / rows as f32)
     }
 }
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn scores_are_those_of_the_paper() {
-        let mut scores = Scores::new(Size { rows: 2, experts: 3, top_k: 1 });
+        let mut scores = UsageFeatures::new(MoeSize { rows: 2, experts: 3, top_k: 1 });
         let mut input = [0.0; 6];
         for expert in [0, 1, 0, 0] {
             scores.observe(1, &[expert]);

@@ -17,7 +17,7 @@ pub(super) fn exp(x: f32) -> f32 {
 }
 
 /// The nearest whole number, of one that fits into 16 bits.
-pub(super) fn whole(x: f32) -> i16 {
+pub(super) fn round_i16(x: f32) -> i16 {
     (x + ROUNDS).to_bits() as i16
 }
 
@@ -57,7 +57,7 @@ mod tests {
         assert_eq!(exp(0.0), 1.0);
         assert!(exp(1e9).is_finite() && exp(-1e9) > 0.0);
         for x in [0.0, 0.4, 0.6, -0.4, -0.6, 8191.0, -8191.0, 1234.5678] {
-            assert_eq!(f32::from(whole(x)), x.round(), "{x}");
+            assert_eq!(f32::from(round_i16(x)), x.round(), "{x}");
         }
         assert!((sigmoid(2.0) - 0.880_797_1).abs() < 1e-6);
     }

@@ -6,11 +6,11 @@
 
 mod arrays;
 mod crosslayer;
-mod echo;
 mod error;
 mod evictor;
 mod features;
 mod flashmoe;
+mod history;
 mod math;
 mod policy;
 #[cfg(test)]
@@ -18,19 +18,19 @@ pub(super) mod testing;
 #[cfg(test)]
 mod tests;
 
-use super::Setting;
+use super::CacheShape;
 
 pub use arrays::{Array, Arrays, Numbers};
 pub use crosslayer::{FORM as CROSSLAYER, HEAD_HIDDEN};
 pub use error::EvictorError;
 pub use evictor::{Evictor, FORMAT, VERSION};
 pub use features::{FEATURES, Features, HALF_LIVES, HORIZONS, SCALES};
-pub use flashmoe::{FAR, FORM as FLASHMOE, HIDDEN as FLASHMOE_HIDDEN, Scores};
+pub use flashmoe::{DISTANCE_MAX, FORM as FLASHMOE, HIDDEN as FLASHMOE_HIDDEN, UsageFeatures};
 pub(super) use policy::POLICY;
 
 /// How large the part of a model is that has experts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Size {
+pub struct MoeSize {
     /// Layers that have experts.
     pub rows: usize,
     /// Experts of each.
@@ -39,14 +39,14 @@ pub struct Size {
     pub top_k: usize,
 }
 
-impl Size {
+impl MoeSize {
     /// Of the model that a policy is made for.
-    pub fn of(setting: &Setting) -> Self {
-        Size { rows: setting.rows, experts: setting.experts, top_k: setting.top_k }
+    pub fn of(shape: &CacheShape) -> Self {
+        MoeSize { rows: shape.rows, experts: shape.experts, top_k: shape.top_k }
     }
 }
 
-impl std::fmt::Display for Size {
+impl std::fmt::Display for MoeSize {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
         write!(f, "{} layers of {} experts, {} for each token", self.rows, self.experts, self.top_k)
     }

@@ -1,26 +1,26 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::{Evictor, Scorer, Size};
-use crate::eviction::{Eviction, Help, Key, Policy, Setting, Step};
+use super::{Evictor, MoeSize, Scorer};
+use crate::eviction::{CacheShape, Eviction, Key, LayerChoice, Policy, PolicyInputs};
 use crate::spec::PolicyError;
 
 pub(in crate::eviction) const POLICY: Policy = Policy {
     name: "learned",
     about: "whom a trained network expects to be needed last, from the recent choices of all layers",
     knobs: &[],
-    make: |_, setting, help| make(setting, help),
+    make: |_, shape, inputs| make(shape, inputs),
 };
 
-fn make(setting: &Setting, help: &Help) -> Result<Vec<Box<dyn Eviction>>, PolicyError> {
+fn make(shape: &CacheShape, inputs: &PolicyInputs) -> Result<Vec<Box<dyn Eviction>>, PolicyError> {
     let wrong = |problem| PolicyError::Unsuitable { name: "learned", problem };
-    let evictor: &Evictor = help.evictor.as_deref().ok_or_else(|| wrong("needs trained weights".to_owned()))?;
-    let (theirs, ours) = (evictor.size(), Size::of(setting));
+    let evictor: &Evictor = inputs.evictor.as_deref().ok_or_else(|| wrong("needs trained weights".to_owned()))?;
+    let (theirs, ours) = (evictor.size(), MoeSize::of(shape));
     if theirs != ours {
         return Err(wrong(format!("has weights for a model of {theirs}; this one has {ours}")));
     }
     let shared = Arc::new(Mutex::new(Shared { scorer: evictor.scorer(), row: 0, jumps: 0, sequences: 0 }));
-    let pool = |pool| Box::new(Learned::new(*setting, pool, shared.clone())) as Box<dyn Eviction>;
-    Ok((0..setting.pools()).map(pool).collect())
+    let pool = |pool| Box::new(Learned::new(*shape, pool, shared.clone())) as Box<dyn Eviction>;
+    Ok((0..shape.pools()).map(pool).collect())
 }
 
 /// What the pools of one cache have in common.
@@ -40,7 +40,7 @@ struct Shared {
 /// the least that it can be worth now, until its row chooses again. Only those whose least is below the best candidate
 /// are weighed anew.
 struct Learned {
-    setting: Setting,
+    shape: CacheShape,
     pool: usize,
     shared: Arc<Mutex<Shared>>,
     /// Who is in.
@@ -61,9 +61,9 @@ const OUT: u32 = u32::MAX;
 const UNKNOWN: f32 = f32::NEG_INFINITY;
 
 impl Learned {
-    fn new(setting: Setting, pool: usize, shared: Arc<Mutex<Shared>>) -> Self {
-        let place = vec![OUT; setting.keys()];
-        Learned { setting, pool, shared, keys: Vec::new(), least: Vec::new(), place, jumps: 0, sequences: 0 }
+    fn new(shape: CacheShape, pool: usize, shared: Arc<Mutex<Shared>>) -> Self {
+        let place = vec![OUT; shape.keys_per_pool()];
+        Learned { shape, pool, shared, keys: Vec::new(), least: Vec::new(), place, jumps: 0, sequences: 0 }
     }
 
     /// Nothing that is shared is left half done by a thread that panics, so poison does no harm.
@@ -74,22 +74,22 @@ impl Learned {
 
 impl Shared {
     /// What a key is worth now.
-    fn weigh(&mut self, setting: &Setting, pool: usize, key: Key) -> f32 {
-        let (row, expert) = setting.at(pool, key);
-        let rows = setting.rows;
+    fn weigh(&mut self, shape: &CacheShape, pool: usize, key: Key) -> f32 {
+        let (row, expert) = shape.row_and_expert(pool, key);
+        let rows = shape.rows;
         let steps = (row + 2 * rows - self.row - 1) % rows + 1;
         self.scorer.worth(row, expert, steps)
     }
 }
 
 impl Eviction for Learned {
-    fn begin(&mut self, step: &Step) {
+    fn begin(&mut self, choice: &LayerChoice) {
         let mut shared = Self::shared(&self.shared);
-        shared.jumps += u64::from(step.row != (shared.row + 1) % self.setting.rows);
-        shared.row = step.row;
-        shared.scorer.observe(step.row, step.wanted);
-        for expert in 0..self.setting.experts {
-            let place = self.place[self.setting.key(step.row, expert).index()];
+        shared.jumps += u64::from(choice.row != (shared.row + 1) % self.shape.rows);
+        shared.row = choice.row;
+        shared.scorer.observe(choice.row, choice.wanted);
+        for expert in 0..self.shape.experts {
+            let place = self.place[self.shape.key(choice.row, expert).index()];
             if place != OUT {
                 self.least[place as usize] = UNKNOWN;
             }
@@ -121,7 +121,7 @@ impl Eviction for Learned {
             self.least.fill(UNKNOWN);
         }
         let mut weigh = |least: &mut [f32], at: usize| {
-            least[at] = shared.weigh(&self.setting, self.pool, self.keys[at]);
+            least[at] = shared.weigh(&self.shape, self.pool, self.keys[at]);
             (least[at], at)
         };
         for at in 0..self.keys.len() {

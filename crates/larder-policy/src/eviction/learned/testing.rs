@@ -1,8 +1,8 @@
 //! Weights for tests: right in form, meaningless in content.
 
 use super::{
-    Arrays, CROSSLAYER, Evictor, FEATURES, FLASHMOE, FLASHMOE_HIDDEN, FORMAT, Features, HEAD_HIDDEN, HORIZONS, SCALES,
-    Scores, Size, VERSION,
+    Arrays, CROSSLAYER, Evictor, FEATURES, FLASHMOE, FLASHMOE_HIDDEN, FORMAT, Features, HEAD_HIDDEN, HORIZONS, MoeSize,
+    SCALES, UsageFeatures, VERSION,
 };
 use crate::rng::Rng;
 
@@ -12,10 +12,10 @@ type Shape = (&'static str, Vec<usize>);
 const HIDDEN: usize = 12;
 
 /// Arrays of either form with random numbers.
-pub fn arrays(form: &str, size: Size, seed: u64) -> Arrays {
+pub fn arrays(form: &str, size: MoeSize, seed: u64) -> Arrays {
     let mut rng = Rng::new(seed, 0);
     let mut arrays = Arrays::default();
-    let features = if form == CROSSLAYER { Features::hash() } else { Scores::hash() };
+    let features = if form == CROSSLAYER { Features::hash() } else { UsageFeatures::hash() };
     for (key, value) in [
         ("format", FORMAT.to_owned()),
         ("version", VERSION.to_owned()),
@@ -31,7 +31,7 @@ pub fn arrays(form: &str, size: Size, seed: u64) -> Arrays {
     let mut draw = |shape: &[usize]| -> Vec<f32> {
         (0..shape.iter().product()).map(|_| rng.below(2001) as f32 / 1000.0 - 1.0).collect()
     };
-    let Size { rows, experts, .. } = size;
+    let MoeSize { rows, experts, .. } = size;
     let horizons = HORIZONS.len();
     let (floats, scaled): (Vec<Shape>, Vec<Shape>) = match form {
         FLASHMOE => (
@@ -64,12 +64,12 @@ pub fn arrays(form: &str, size: Size, seed: u64) -> Arrays {
     }
     for (name, shape) in scaled {
         let numbers = draw(&shape);
-        arrays.put_scaled(name, &shape, &numbers);
+        arrays.put_quantised(name, &shape, &numbers);
     }
     arrays
 }
 
 /// Weights of the form `crosslayer` with random numbers.
-pub fn evictor(size: Size) -> Evictor {
+pub fn evictor(size: MoeSize) -> Evictor {
     Evictor::from_arrays(&arrays(CROSSLAYER, size, 1)).expect("made as they should be")
 }

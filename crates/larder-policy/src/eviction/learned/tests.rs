@@ -5,12 +5,12 @@ use proptest::prelude::*;
 
 use super::testing::{arrays, evictor};
 use super::*;
-use crate::eviction::{EvictionSpec, Help, Key, Step};
+use crate::eviction::{EvictionSpec, Key, LayerChoice, PolicyInputs};
 
-const SIZE: Size = Size { rows: 3, experts: 6, top_k: 2 };
+const SIZE: MoeSize = MoeSize { rows: 3, experts: 6, top_k: 2 };
 
-fn setting(scope: CacheScope) -> Setting {
-    Setting { rows: SIZE.rows, experts: SIZE.experts, top_k: SIZE.top_k, slots: 4, scope, scratch: 0 }
+fn shape(scope: CacheScope) -> CacheShape {
+    CacheShape { rows: SIZE.rows, experts: SIZE.experts, top_k: SIZE.top_k, slots: 4, scope, scratch: 0 }
 }
 
 /// Which experts each of many tokens chooses in each row.
@@ -20,20 +20,20 @@ fn choices() -> impl Iterator<Item = (usize, [usize; 2])> {
 
 #[test]
 fn what_does_not_fit_is_one_sentence() {
-    let help = |evictor| Help { evictor, ..Help::default() };
-    let said = |setting: &Setting, help: &Help| {
+    let inputs = |evictor| PolicyInputs { evictor, ..PolicyInputs::default() };
+    let said = |shape: &CacheShape, inputs: &PolicyInputs| {
         let spec: EvictionSpec = "learned".parse().unwrap();
-        spec.make(setting, help).err().map(|e| e.to_string())
+        spec.make(shape, inputs).err().map(|e| e.to_string())
     };
     let weights = Some(Arc::new(evictor(SIZE)));
-    assert_eq!(said(&setting(CacheScope::Layer), &help(None)).unwrap(), "learned needs trained weights");
-    let other = Setting { experts: 8, ..setting(CacheScope::Global) };
+    assert_eq!(said(&shape(CacheScope::Layer), &inputs(None)).unwrap(), "learned needs trained weights");
+    let other = CacheShape { experts: 8, ..shape(CacheScope::Global) };
     assert_eq!(
-        said(&other, &help(weights.clone())).unwrap(),
+        said(&other, &inputs(weights.clone())).unwrap(),
         "learned has weights for a model of 3 layers of 6 experts, 2 for each token; this one has 3 layers of 8 \
          experts, 2 for each token"
     );
-    assert_eq!(said(&setting(CacheScope::Global), &help(weights)), None);
+    assert_eq!(said(&shape(CacheScope::Global), &inputs(weights)), None);
 }
 
 #[test]
@@ -61,7 +61,7 @@ fn weights_of_something_else_are_refused() {
 
 /// From the definition, in double precision, with everything a row has done so far.
 fn hidden(weights: &Arrays, past: &[(usize, [usize; 2])], popularity: &[f32], hidden: usize) -> Vec<f64> {
-    let (wholes, scales) = weights.scaled("gather", &[SIZE.rows, SCALES, SIZE.experts, hidden]).unwrap();
+    let (wholes, scales) = weights.quantised("gather", &[SIZE.rows, SCALES, SIZE.experts, hidden]).unwrap();
     let row_now = past.last().unwrap().0;
     let bias = &weights.floats("gather_bias", &[SIZE.rows, hidden]).unwrap()[row_now * hidden..][..hidden];
     let mut sum: Vec<f64> = bias.iter().map(|b| f64::from(*b)).collect();
@@ -90,7 +90,7 @@ fn what_is_kept_up_to_date_is_what_making_it_anew_gives() {
     let arrays = arrays(CROSSLAYER, SIZE, 5);
     let units = arrays.count("hidden").unwrap();
     let popularity = arrays.floats("popularity", &[SIZE.rows, SIZE.experts]).unwrap();
-    let weights = Arc::new(crosslayer::Weights::from_arrays(SIZE, &arrays).unwrap());
+    let weights = Arc::new(crosslayer::CrosslayerWeights::from_arrays(SIZE, &arrays).unwrap());
     let mut scorer = crosslayer::Crosslayer::new(weights);
     let mut past = Vec::new();
     for (row, wanted) in choices() {
@@ -105,14 +105,14 @@ fn what_is_kept_up_to_date_is_what_making_it_anew_gives() {
 
 #[test]
 fn pools_of_layers_share_what_one_pool_knows() {
-    let help = Help { evictor: Some(Arc::new(evictor(SIZE))), ..Help::default() };
+    let inputs = PolicyInputs { evictor: Some(Arc::new(evictor(SIZE))), ..PolicyInputs::default() };
     let spec: EvictionSpec = "learned".parse().unwrap();
-    let mut apart = spec.make(&setting(CacheScope::Layer), &help).unwrap();
-    let mut together = spec.make(&setting(CacheScope::Global), &help).unwrap();
+    let mut apart = spec.make(&shape(CacheScope::Layer), &inputs).unwrap();
+    let mut together = spec.make(&shape(CacheScope::Global), &inputs).unwrap();
     let all = |policies: &mut Vec<Box<dyn crate::eviction::Eviction>>, scope| {
         for row in 0..SIZE.rows {
             for expert in 0..SIZE.experts {
-                policies[setting(scope).pool(row)].admit(setting(scope).key(row, expert));
+                policies[shape(scope).pool(row)].admit(shape(scope).key(row, expert));
             }
         }
     };
@@ -122,11 +122,11 @@ fn pools_of_layers_share_what_one_pool_knows() {
         if nth == 30 {
             apart.iter_mut().chain(&mut together).for_each(|p| p.new_sequence());
         }
-        let step = Step { row, wanted: &wanted, logits: &[] };
-        apart[row].begin(&step);
-        together[0].begin(&step);
-        let of_row = |key: Key| setting(CacheScope::Global).at(0, key).0 == row;
-        let found = together[0].victim(&of_row).map(|key| setting(CacheScope::Global).at(0, key).1);
+        let choice = LayerChoice { row, wanted: &wanted, logits: &[] };
+        apart[row].begin(&choice);
+        together[0].begin(&choice);
+        let of_row = |key: Key| shape(CacheScope::Global).row_and_expert(0, key).0 == row;
+        let found = together[0].victim(&of_row).map(|key| shape(CacheScope::Global).row_and_expert(0, key).1);
         assert_eq!(apart[row].victim(&|_| true).map(|key| key.index()), found);
     }
 }
@@ -141,12 +141,12 @@ proptest! {
         form in prop::sample::select(vec![CROSSLAYER, FLASHMOE]),
         global in any::<bool>(),
     ) {
-        let setting = setting(if global { CacheScope::Global } else { CacheScope::Layer });
+        let shape = shape(if global { CacheScope::Global } else { CacheScope::Layer });
         let evictor = Arc::new(Evictor::from_arrays(&arrays(form, SIZE, 3)).unwrap());
         let mut scorer = evictor.scorer();
-        let help = Help { evictor: Some(evictor), ..Help::default() };
-        let mut policies = "learned".parse::<EvictionSpec>().unwrap().make(&setting, &help).unwrap();
-        let mut inside = vec![Vec::<Key>::new(); setting.pools()];
+        let inputs = PolicyInputs { evictor: Some(evictor), ..PolicyInputs::default() };
+        let mut policies = "learned".parse::<EvictionSpec>().unwrap().make(&shape, &inputs).unwrap();
+        let mut inside = vec![Vec::<Key>::new(); shape.pools()];
         let mut row = SIZE.rows - 1;
         for (ahead, wanted, event) in steps {
             if event == 0 {
@@ -154,23 +154,23 @@ proptest! {
                 scorer.new_sequence();
             }
             row = (row + ahead) % SIZE.rows;
-            let pool = setting.pool(row);
-            policies[pool].begin(&Step { row, wanted: &wanted, logits: &[] });
+            let pool = shape.pool(row);
+            policies[pool].begin(&LayerChoice { row, wanted: &wanted, logits: &[] });
             scorer.observe(row, &wanted);
-            for key in wanted.iter().map(|expert| setting.key(row, *expert)) {
+            for key in wanted.iter().map(|expert| shape.key(row, *expert)) {
                 if inside[pool].contains(&key) {
                     policies[pool].touch(key);
                     continue;
                 }
                 policies[pool].admit(key);
                 inside[pool].push(key);
-                if inside[pool].len() <= setting.slots {
+                if inside[pool].len() <= shape.slots {
                     continue;
                 }
                 let may_leave = |other: Key| other != key;
                 let victim = policies[pool].victim(&may_leave).unwrap();
                 let mut worth = |key: Key| {
-                    let (of, expert) = setting.at(pool, key);
+                    let (of, expert) = shape.row_and_expert(pool, key);
                     scorer.worth(of, expert, (of + 2 * SIZE.rows - row - 1) % SIZE.rows + 1)
                 };
                 let least = inside[pool].iter().filter(|k| may_leave(**k)).map(|k| worth(*k)).fold(f32::INFINITY, f32::min);

@@ -3,7 +3,7 @@
 use larder_core::CacheScope;
 use proptest::prelude::*;
 
-use super::rig::{Rig, nothing};
+use super::rig::{Rig, no_future};
 use super::*;
 
 const KEYS: usize = 18;
@@ -203,16 +203,16 @@ proptest! {
         slots in 1usize..16,
         asked in any::<bool>(),
     ) {
-        let setting = Setting { rows: 1, experts: KEYS, top_k: 1, slots, scope: CacheScope::Global, scratch: 0 };
+        let shape = CacheShape { rows: 1, experts: KEYS, top_k: 1, slots, scope: CacheScope::Global, scratch: 0 };
         for name in ["arc", "lecar", "s3fifo"] {
-            let mut rig = Rig::new(name, &setting, nothing());
+            let mut rig = Rig::new(name, &shape, no_future());
             let mut naive = naive(name, slots);
             for (i, key) in requests.iter().enumerate() {
                 let misses = rig.misses;
                 rig.serve(0, &[*key]);
                 prop_assert_eq!(naive.request(*key), rig.misses == misses, "{} at request {}", name, i);
                 if asked && name != "s3fifo" {
-                    rig.ask_who_ranks_worst();
+                    rig.check_worst();
                 }
             }
         }

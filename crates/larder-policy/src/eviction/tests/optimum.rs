@@ -3,30 +3,30 @@
 use larder_core::CacheScope;
 use proptest::prelude::*;
 
-use super::rig::{EXPERTS, ROWS, Rig, groups, setting};
+use super::rig::{EXPERTS, ROWS, Rig, groups, shape};
 use super::*;
 
 type Choices = Vec<(usize, Vec<usize>)>;
 
-fn misses(spec: &str, setting: &Setting, choices: &Choices) -> usize {
-    let mut rig = Rig::new(spec, setting, Arc::new(Future::new(ROWS, EXPERTS, choices.clone())));
+fn misses(spec: &str, shape: &CacheShape, choices: &Choices) -> usize {
+    let mut rig = Rig::new(spec, shape, Arc::new(FutureUses::new(ROWS, EXPERTS, choices.clone())));
     choices.iter().for_each(|(row, wanted)| rig.serve(*row, wanted));
     rig.misses
 }
 
 /// The least number of misses from `residents` on, a set of keys as bits, by trying every set that might stay.
-fn least(setting: &Setting, choices: &[(usize, Vec<usize>)], residents: u32) -> usize {
+fn least(shape: &CacheShape, choices: &[(usize, Vec<usize>)], residents: u32) -> usize {
     let Some(((row, wanted), rest)) = choices.split_first() else { return 0 };
-    let wanted: u32 = wanted.iter().map(|e| 1 << setting.key(*row, *e).0).sum();
+    let wanted: u32 = wanted.iter().map(|e| 1 << shape.key(*row, *e).0).sum();
     let others = residents & !wanted;
     let missed = (wanted & !residents).count_ones() as usize;
-    let room = setting.slots - wanted.count_ones() as usize;
+    let room = shape.slots - wanted.count_ones() as usize;
     let mut best = usize::MAX;
     let mut kept = others;
     loop {
         // Keeping fewer than fit never helps.
         if kept.count_ones() as usize == room.min(others.count_ones() as usize) {
-            best = best.min(least(setting, rest, wanted | kept));
+            best = best.min(least(shape, rest, wanted | kept));
         }
         if kept == 0 {
             return missed + best;
@@ -38,8 +38,8 @@ fn least(setting: &Setting, choices: &[(usize, Vec<usize>)], residents: u32) -> 
 proptest! {
     #[test]
     fn nothing_misses_less_than_belady(choices in prop::collection::vec(groups(2), 1..9), slots in 2usize..5) {
-        let setting = setting(slots, CacheScope::Global);
-        prop_assert_eq!(misses("belady", &setting, &choices), least(&setting, &choices, 0));
+        let shape = shape(slots, CacheScope::Global);
+        prop_assert_eq!(misses("belady", &shape, &choices), least(&shape, &choices, 0));
     }
 
     #[test]
@@ -48,10 +48,10 @@ proptest! {
         slots in 4usize..12,
         global in any::<bool>(),
     ) {
-        let setting = setting(slots, if global { CacheScope::Global } else { CacheScope::Layer });
-        let optimum = misses("belady", &setting, &choices);
+        let shape = shape(slots, if global { CacheScope::Global } else { CacheScope::Layer });
+        let optimum = misses("belady", &shape, &choices);
         for policy in POLICIES {
-            prop_assert!(misses(policy.name, &setting, &choices) >= optimum, "{}", policy.name);
+            prop_assert!(misses(policy.name, &shape, &choices) >= optimum, "{}", policy.name);
         }
     }
 }

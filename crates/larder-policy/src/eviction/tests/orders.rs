@@ -3,7 +3,7 @@
 use larder_core::CacheScope;
 use proptest::prelude::*;
 
-use super::rig::{Judge, Rig, Use, groups, nothing, setting};
+use super::rig::{Rig, Use, VictimCheck, groups, no_future, shape};
 use super::*;
 
 /// The uses of a key so far, each with its position among all.
@@ -33,22 +33,22 @@ fn lfu(rig: &Rig, pool: usize, key: Key) -> Vec<f64> {
 }
 
 fn llru(rig: &Rig, pool: usize, key: Key) -> Vec<f64> {
-    let rows = rig.setting.keys() / rig.setting.experts;
+    let rows = rig.shape.keys_per_pool() / rig.shape.experts;
     let then = uses(rig, pool, key).next_back().unwrap().1.time;
     let rounds = (rig.time[pool] - then) / rows;
-    let distance = (rig.setting.at(pool, key).0 + rows - rig.row % rows) % rows;
+    let distance = (rig.shape.row_and_expert(pool, key).0 + rows - rig.row % rows) % rows;
     vec![-(rounds as f64), -(distance as f64), last(rig, pool, key) as f64]
 }
 
 /// With a half-life of 2 tokens.
 fn lfru(rig: &Rig, pool: usize, key: Key) -> Vec<f64> {
-    let rows = rig.setting.keys() / rig.setting.experts;
+    let rows = rig.shape.keys_per_pool() / rig.shape.experts;
     let age = |u: &Use| (rig.time[pool] - u.time) as f64 / (2 * rows) as f64;
     vec![uses(rig, pool, key).map(|(_, u)| (-age(u)).exp2()).sum()]
 }
 
 /// The victim is the lowest; numbers that differ by rounding alone are equal.
-fn judge(order: Order) -> Judge {
+fn check_victim(order: Order) -> VictimCheck {
     Box::new(move |rig, pool, victim, others| {
         let mine = order(rig, pool, victim);
         for other in others {
@@ -74,12 +74,12 @@ proptest! {
         let orders: [(&str, Order); 5] =
             [("lru", lru), ("fifo", fifo), ("lfu", lfu), ("llru", llru), ("lfru:half-life=2", lfru)];
         for (spec, order) in orders {
-            let mut rig = Rig::new(spec, &setting(slots, scope), nothing());
-            rig.judge = Some(judge(order));
-            for ((row, wanted), guess) in &choices {
+            let mut rig = Rig::new(spec, &shape(slots, scope), no_future());
+            rig.victim_check = Some(check_victim(order));
+            for ((row, wanted), prefetch) in &choices {
                 rig.serve(*row, wanted);
-                if *guess {
-                    rig.guess((row + 1) % 3, wanted[0]);
+                if *prefetch {
+                    rig.prefetch((row + 1) % 3, wanted[0]);
                 }
             }
         }
@@ -91,9 +91,9 @@ proptest! {
         choices in prop::collection::vec(groups(4), 1..150),
         slots in 4usize..12,
     ) {
-        let mut rig = Rig::new("marking:seed=3", &setting(slots, CacheScope::Global), nothing());
+        let mut rig = Rig::new("marking:seed=3", &shape(slots, CacheScope::Global), no_future());
         let phase = std::cell::Cell::new(0);
-        rig.judge = Some(Box::new(move |rig, pool, victim, others| {
+        rig.victim_check = Some(Box::new(move |rig, pool, victim, others| {
             let marked = |key: Key| last(rig, pool, key) >= phase.get();
             if others.iter().all(|k| marked(*k)) {
                 phase.set(rig.uses.len());
@@ -106,7 +106,7 @@ proptest! {
 
 #[test]
 fn anybody_may_be_drawn() {
-    let mut rig = Rig::new("random:seed=5", &setting(6, CacheScope::Layer), nothing());
+    let mut rig = Rig::new("random:seed=5", &shape(6, CacheScope::Layer), no_future());
     for expert in 0..6 {
         rig.serve(0, &[expert]);
     }

@@ -10,8 +10,8 @@ use super::*;
 pub const ROWS: usize = 3;
 pub const EXPERTS: usize = 6;
 
-pub fn setting(slots: usize, scope: CacheScope) -> Setting {
-    Setting { rows: ROWS, experts: EXPERTS, top_k: 2, slots, scope, scratch: 0 }
+pub fn shape(slots: usize, scope: CacheScope) -> CacheShape {
+    CacheShape { rows: ROWS, experts: EXPERTS, top_k: 2, slots, scope, scratch: 0 }
 }
 
 /// A row and up to `most` of its experts.
@@ -21,8 +21,8 @@ pub fn groups(most: usize) -> impl Strategy<Value = (usize, Vec<usize>)> {
 }
 
 /// The future of those who need none.
-pub fn nothing() -> Arc<Future> {
-    Arc::new(Future::new(0, 0, std::iter::empty::<(usize, [usize; 0])>()))
+pub fn no_future() -> Arc<FutureUses> {
+    Arc::new(FutureUses::new(0, 0, std::iter::empty::<(usize, [usize; 0])>()))
 }
 
 /// A key of a pool was used.
@@ -37,7 +37,7 @@ pub struct Use {
 }
 
 pub struct Rig {
-    pub setting: Setting,
+    pub shape: CacheShape,
     pub policies: Vec<Box<dyn Eviction>>,
     pub residents: Vec<BTreeSet<Key>>,
     pub uses: Vec<Use>,
@@ -48,35 +48,35 @@ pub struct Rig {
     pub victims: Vec<(usize, usize)>,
     pub misses: usize,
     /// Says of each victim whether it is the right one among those that might have left.
-    pub judge: Option<Judge>,
+    pub victim_check: Option<VictimCheck>,
 }
 
-pub type Judge = Box<dyn Fn(&Rig, usize, Key, &[Key])>;
+pub type VictimCheck = Box<dyn Fn(&Rig, usize, Key, &[Key])>;
 
 impl Rig {
-    pub fn new(spec: &str, setting: &Setting, future: Arc<Future>) -> Self {
-        let evictor = learned::testing::evictor(learned::Size::of(setting));
-        let help = Help { future: Some(future), evictor: Some(Arc::new(evictor)) };
+    pub fn new(spec: &str, shape: &CacheShape, future: Arc<FutureUses>) -> Self {
+        let evictor = learned::testing::evictor(learned::MoeSize::of(shape));
+        let inputs = PolicyInputs { future: Some(future), evictor: Some(Arc::new(evictor)) };
         Rig {
-            setting: *setting,
-            policies: spec.parse::<EvictionSpec>().unwrap().make(setting, &help).unwrap(),
-            residents: vec![BTreeSet::new(); setting.pools()],
+            shape: *shape,
+            policies: spec.parse::<EvictionSpec>().unwrap().make(shape, &inputs).unwrap(),
+            residents: vec![BTreeSet::new(); shape.pools()],
             uses: Vec::new(),
-            time: vec![0; setting.pools()],
+            time: vec![0; shape.pools()],
             row: 0,
             victims: Vec::new(),
             misses: 0,
-            judge: None,
+            victim_check: None,
         }
     }
 
     /// A layer chooses; the caller guarantees that all of `wanted` fit.
     pub fn serve(&mut self, row: usize, wanted: &[usize]) {
-        let pool = self.setting.pool(row);
-        let keys: Vec<Key> = wanted.iter().map(|e| self.setting.key(row, *e)).collect();
+        let pool = self.shape.pool(row);
+        let keys: Vec<Key> = wanted.iter().map(|e| self.shape.key(row, *e)).collect();
         self.time[pool] += 1;
         self.row = row;
-        self.policies[pool].begin(&Step { row, wanted, logits: &[] });
+        self.policies[pool].begin(&LayerChoice { row, wanted, logits: &[] });
         for key in &keys {
             if self.residents[pool].contains(key) {
                 self.policies[pool].touch(*key);
@@ -89,8 +89,8 @@ impl Rig {
     }
 
     /// An expert comes in that nobody chose.
-    pub fn guess(&mut self, row: usize, expert: usize) {
-        let (pool, key) = (self.setting.pool(row), self.setting.key(row, expert));
+    pub fn prefetch(&mut self, row: usize, expert: usize) {
+        let (pool, key) = (self.shape.pool(row), self.shape.key(row, expert));
         if !self.residents[pool].contains(&key) {
             self.admit(pool, key, &[]);
         }
@@ -98,7 +98,7 @@ impl Rig {
 
     /// An expert goes for a reason of its own.
     pub fn fail(&mut self, row: usize, expert: usize) {
-        let (pool, key) = (self.setting.pool(row), self.setting.key(row, expert));
+        let (pool, key) = (self.shape.pool(row), self.shape.key(row, expert));
         if self.residents[pool].remove(&key) {
             self.policies[pool].forget(key);
         }
@@ -111,7 +111,7 @@ impl Rig {
     }
 
     /// Nobody leaves.
-    pub fn ask_who_ranks_worst(&mut self) {
+    pub fn check_worst(&mut self) {
         for (policy, residents) in self.policies.iter_mut().zip(&self.residents) {
             let worst = policy.worst(&|key| residents.contains(&key)).expect("somebody is in");
             assert!(residents.contains(&worst), "{worst:?} is not in");
@@ -119,7 +119,7 @@ impl Rig {
     }
 
     fn admit(&mut self, pool: usize, key: Key, pinned: &[Key]) {
-        if self.residents[pool].len() == self.setting.slots {
+        if self.residents[pool].len() == self.shape.slots {
             self.evict(pool, pinned);
         }
         self.policies[pool].admit(key);
@@ -130,18 +130,18 @@ impl Rig {
     fn evict(&mut self, pool: usize, pinned: &[Key]) {
         let residents = &self.residents[pool];
         let evictable = |key: Key| {
-            assert!(key.index() < self.setting.keys(), "{key:?} is no key");
+            assert!(key.index() < self.shape.keys_per_pool(), "{key:?} is no key");
             residents.contains(&key) && !pinned.contains(&key)
         };
         let victim = self.policies[pool].victim(&evictable).expect("somebody may leave");
         assert!(evictable(victim), "{victim:?} may not leave");
-        if let Some(judge) = &self.judge {
+        if let Some(check_victim) = &self.victim_check {
             let others: Vec<Key> = residents.iter().copied().filter(|k| evictable(*k)).collect();
-            judge(self, pool, victim, &others);
+            check_victim(self, pool, victim, &others);
         }
         self.policies[pool].forget(victim);
         self.residents[pool].remove(&victim);
-        self.victims.push(self.setting.at(pool, victim));
+        self.victims.push(self.shape.row_and_expert(pool, victim));
     }
 
     fn used(&mut self, pool: usize, key: Key, came: bool) {

@@ -8,11 +8,11 @@ use super::*;
 const LAYERS: usize = 4;
 
 /// Misses of `rounds` rounds in which each layer asks for one expert, `page` saying which.
-fn misses(name: &str, setting: &Setting, rounds: usize, page: impl Fn(usize, usize) -> usize) -> usize {
+fn misses(name: &str, shape: &CacheShape, rounds: usize, page: impl Fn(usize, usize) -> usize) -> usize {
     let requests = (0..rounds).flat_map(|round| (0..LAYERS).map(move |row| (round, row)));
     let requests: Vec<_> = requests.map(|(round, row)| (row, [page(round, row)])).collect();
-    let future = Arc::new(Future::new(LAYERS, setting.experts, requests.iter().copied()));
-    let mut rig = Rig::new(name, setting, future);
+    let future = Arc::new(FutureUses::new(LAYERS, shape.experts, requests.iter().copied()));
+    let mut rig = Rig::new(name, shape, future);
     requests.iter().for_each(|(row, wanted)| rig.serve(*row, wanted));
     rig.misses
 }
@@ -24,8 +24,8 @@ fn theorem_1_a_cache_split_by_layer_never_stops_missing() {
     let page = |round: usize, row: usize| if row == 2 { round % experts } else { 0 };
     // Room for every expert that is ever asked for, which is one of each quiet layer and all of the busy one.
     let all = experts + LAYERS - 1;
-    let global = Setting { rows: LAYERS, experts, top_k: 1, slots: 12, scope: CacheScope::Global, scratch: 0 };
-    let split = Setting { slots: global.slots / LAYERS, scope: CacheScope::Layer, ..global };
+    let global = CacheShape { rows: LAYERS, experts, top_k: 1, slots: 12, scope: CacheScope::Global, scratch: 0 };
+    let split = CacheShape { slots: global.slots / LAYERS, scope: CacheScope::Layer, ..global };
     let rounds = 600;
     for name in ["lru", "llru", "marking", "belady"] {
         assert_eq!(misses(name, &global, rounds, page), all, "{name}: the first time alone");
@@ -40,10 +40,10 @@ fn theorem_1_a_cache_split_by_layer_never_stops_missing() {
 fn theorem_3_lru_misses_always_and_the_optimum_once_in_as_many_requests_as_there_are_slots() {
     let experts = 5;
     let slots = experts * LAYERS - 1;
-    let setting = Setting { rows: LAYERS, experts, top_k: 1, slots, scope: CacheScope::Global, scratch: 0 };
+    let shape = CacheShape { rows: LAYERS, experts, top_k: 1, slots, scope: CacheScope::Global, scratch: 0 };
     let rounds = 40 * slots;
     let requests = rounds * LAYERS;
-    let misses = |name| misses(name, &setting, rounds, |round, _| round % experts);
+    let misses = |name| misses(name, &shape, rounds, |round, _| round % experts);
     assert_eq!(misses("lru"), requests);
     let optimum = misses("belady");
     let first = slots + 1;

@@ -122,17 +122,17 @@ fn what_is_on_its_way_counts_as_there() {
         }
     }
     let (gate, logits, mut out) = (raw(2), stairs(3.0), vec![]);
-    let ask = Ask { row: 0, gate: &gate, logits: &logits, decode: true };
-    router("prior:lambda=1").choose(&ask, &OnItsWay, &mut out);
+    let input = RouterInput { row: 0, gate: &gate, logits: &logits, decode: true };
+    router("prior:lambda=1").choose(&input, &OnItsWay, &mut out);
     assert_eq!(ids(out), [0, 3]);
 }
 
 #[test]
 fn every_phase_only_if_asked() {
     let (gate, logits, mut out) = (raw(2), stairs(3.0), vec![]);
-    let ask = Ask { row: 0, gate: &gate, logits: &logits, decode: false };
+    let input = RouterInput { row: 0, gate: &gate, logits: &logits, decode: false };
     for (spec, want) in [("max-rank:m=4", [0, 1]), ("max-rank:m=4,phase=all", [0, 3])] {
-        router(spec).choose(&ask, &Residents(BTreeSet::from([3])), &mut out);
+        router(spec).choose(&input, &Residents(BTreeSet::from([3])), &mut out);
         assert_eq!(ids(out.clone()), want, "{spec}");
     }
 }

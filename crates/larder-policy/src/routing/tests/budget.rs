@@ -1,6 +1,6 @@
 //! The closed loop, and the quality that it goes by.
 
-use super::quality::{Comparison, Quality};
+use super::quality::{Quality, QualityMeter};
 use super::*;
 use crate::rng::Rng;
 
@@ -16,14 +16,14 @@ fn the_budget_is_kept_at_every_moment_and_spent_in_the_end() {
     let gate = Gate::softmax(EXPERTS, TOP_K, true);
     for (measure, budget) in [("kl", 0.002), ("kl", 0.02), ("kl", 0.1), ("mass", 0.01), ("mass", 0.05)] {
         let mut router = router(&format!("prior:budget={budget},measure={measure}"));
-        let (mut comparison, mut total, mut residents) = (Comparison::default(), Quality::default(), 0);
+        let (mut meter, mut total, mut residents) = (QualityMeter::default(), Quality::default(), 0);
         let mut rng = Rng::new(3, 0);
         for i in 0..4000 {
             // What λ costs changes on the way.
             let (logits, present) = token(&mut rng, if i < 2000 { 2.0 } else { 0.7 });
             let chosen = choose_with(router.as_mut(), &gate, &logits, &present);
             residents += chosen.iter().filter(|e| present.contains(&e.index())).count();
-            total += comparison.compare(&gate, &logits, &chosen);
+            total += meter.measure(&gate, &logits, &chosen);
             let spent = if measure == "kl" { total.mean_kl() } else { 1.0 - total.kept_mass() };
             assert!(spent <= budget + 1e-12, "{measure} {budget}: {spent} after {i}");
         }
@@ -43,8 +43,8 @@ fn each_layer_has_a_budget_of_its_own() {
     for _ in 0..1000 {
         for (row, scale) in [(0, 3.0), (1, 0.3)] {
             let (logits, present) = token(&mut rng, scale);
-            let ask = Ask { row, gate: &gate, logits: &logits, decode: true };
-            router.choose(&ask, &Residents(present), &mut out);
+            let input = RouterInput { row, gate: &gate, logits: &logits, decode: true };
+            router.choose(&input, &Residents(present), &mut out);
         }
     }
     let RouterReport { lambda, delta } = router.report();
@@ -57,14 +57,14 @@ fn quality_counts_what_was_left_out() {
     let gate = Gate::softmax(4, 2, true);
     // Probabilities 0.4, 0.3, 0.2, 0.1.
     let logits = [0.4f32, 0.3, 0.2, 0.1].map(f32::ln);
-    let mut comparison = Comparison::default();
+    let mut meter = QualityMeter::default();
     let mut of = |chosen: &[u16]| {
         let chosen: Vec<ExpertId> = chosen.iter().map(|e| ExpertId(*e)).collect();
-        comparison.compare(&gate, &logits, &chosen)
+        meter.measure(&gate, &logits, &chosen)
     };
-    assert_eq!(of(&[0, 1]), Quality { choices: 1, slots: 2, substituted: 0, kept: 1.0, kl: 0.0 });
+    assert_eq!(of(&[0, 1]), Quality { choices: 1, original_experts: 2, substituted: 0, kept: 1.0, kl: 0.0 });
     let q = of(&[0, 3]);
-    assert_eq!((q.substituted, q.slots), (1, 2));
+    assert_eq!((q.substituted, q.original_experts), (1, 2));
     assert!((q.kept - 0.5 / 0.7).abs() < 1e-6 && (q.kl - (0.7f64 / 0.5).ln()).abs() < 1e-6);
     let dropped = of(&[0]);
     assert!(dropped.substituted == 1 && (dropped.kept - 0.4 / 0.7).abs() < 1e-6);

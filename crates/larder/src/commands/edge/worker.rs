@@ -7,7 +7,7 @@ use larder_cache::Cache;
 use larder_core::CacheScope;
 use larder_edge::{Agreed, Bank, Held, Options, Tls};
 use larder_model::ComputeContext;
-use larder_policy::eviction::{Help, Setting};
+use larder_policy::eviction::{CacheShape, PolicyInputs};
 use larder_store::{Source, Store};
 
 use crate::cli::edge_worker::EdgeWorkerArgs;
@@ -28,11 +28,11 @@ pub fn run(args: &EdgeWorkerArgs) -> Result<()> {
     let store = Arc::new(Store::open_partial(&args.model)?);
     let agreed = edge::agreed(&store, args.exact);
     let held = held(args, &store, &agreed)?;
-    let setting = setting(args, &store, &held)?;
-    let policies = args.eviction.make(&setting, &Help::default())?;
-    let Slots { slots, reader, reader_note, .. } = Slots::new(&store, setting.all_slots(), &args.reader)?;
+    let shape = shape(args, &store, &held)?;
+    let policies = args.eviction.make(&shape, &PolicyInputs::default())?;
+    let Slots { slots, reader, reader_note, .. } = Slots::new(&store, shape.total_slots(), &args.reader)?;
     let geometry = &store.manifest().geometry;
-    let cache = Cache::new(geometry, &setting, policies, slots, reader, Box::new(store.clone()));
+    let cache = Cache::new(geometry, &shape, policies, slots, reader, Box::new(store.clone()));
     eprintln!("{reader_note}");
     let threads = args.threads.unwrap_or_else(crate::cli::default_threads);
     let compute = ComputeContext::new(threads, false).context("threads to compute on cannot be had")?;
@@ -75,7 +75,7 @@ fn held(args: &EdgeWorkerArgs, store: &Store, agreed: &Agreed) -> Result<Held> {
 }
 
 /// One pool for all of its experts, as many slots as there are experts if they fit.
-fn setting(args: &EdgeWorkerArgs, store: &Store, held: &Held) -> Result<Setting> {
+fn shape(args: &EdgeWorkerArgs, store: &Store, held: &Held) -> Result<CacheShape> {
     let manifest = store.manifest();
     let slot = manifest.experts.data_bytes as u64;
     let room = memory::available().map(|bytes| bytes.saturating_sub(SPARE_BYTES));
@@ -91,5 +91,5 @@ fn setting(args: &EdgeWorkerArgs, store: &Store, held: &Held) -> Result<Setting>
     }
     let total = held.count();
     eprintln!("plan: {} in slots for {slots} of {total} experts", print::bytes(slots as u64 * slot));
-    Ok(Setting::new(&manifest.geometry, slots, CacheScope::Global))
+    Ok(CacheShape::new(&manifest.geometry, slots, CacheScope::Global))
 }

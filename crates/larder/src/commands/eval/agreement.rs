@@ -2,7 +2,7 @@ use anyhow::{Result, bail};
 use larder_cache::Ledger;
 use larder_core::{CacheScope, Gate, Geometry};
 use larder_lab::eval::{RoutingAgreement, ShadowRouting, step_tokens};
-use larder_policy::eviction::{Help, Setting};
+use larder_policy::eviction::{CacheShape, PolicyInputs};
 use larder_policy::routing::RoutingSpec;
 use larder_policy::routing::quality::Quality;
 use serde_json::{Value, json};
@@ -48,7 +48,7 @@ pub fn run(mut args: AgreementArgs) -> Result<()> {
         }
         false => {
             let router = spec.make(geometry.moe_layers.len(), deltas(&spec, &model)?.as_deref())?;
-            gates.iter().try_for_each(|gate| router.suits(gate))?;
+            gates.iter().try_for_each(|gate| router.supports(gate))?;
             let mut tap = ShadowRouting::new(
                 &geometry,
                 gates.iter().collect(),
@@ -68,7 +68,7 @@ pub fn run(mut args: AgreementArgs) -> Result<()> {
 }
 
 /// The cache that the strategy is given in thought: of the size that the flags ask for, else a quarter of the experts.
-fn ledger(geometry: &Geometry, flags: &EngineFlags, inputs: &Help) -> Result<Ledger> {
+fn ledger(geometry: &Geometry, flags: &EngineFlags, inputs: &PolicyInputs) -> Result<Ledger> {
     if flags.cache_mem.is_some() {
         bail!("the cache of a strategy that is only asked has no bytes; give its size with --cache-experts");
     }
@@ -78,8 +78,8 @@ fn ledger(geometry: &Geometry, flags: &EngineFlags, inputs: &Help) -> Result<Led
         CacheScope::Layer => per_layer,
         CacheScope::Global => per_layer * geometry.moe_layers.len(),
     };
-    let setting = Setting { scratch: flags.cache_scratch, ..Setting::new(geometry, slots, scope) };
-    Ok(Ledger::new(&setting, flags.eviction.make(&setting, inputs)?))
+    let shape = CacheShape { scratch: flags.cache_scratch, ..CacheShape::new(geometry, slots, scope) };
+    Ok(Ledger::new(&shape, flags.eviction.make(&shape, inputs)?))
 }
 
 fn print_report(args: &AgreementArgs, routing: &str, passage: &Passage, geometry: &Geometry, found: &Found) {

@@ -6,7 +6,7 @@ use larder_lab::eval::{
 };
 use larder_lab::report::tradeoffs_page;
 use larder_lab::{InitialCache, replay};
-use larder_policy::eviction::{EvictionSpec, Help};
+use larder_policy::eviction::{EvictionSpec, PolicyInputs};
 use larder_policy::routing::RouterReport;
 
 use super::grid::{Trial, trials};
@@ -142,7 +142,7 @@ fn mean_lambda(report: &RouterReport) -> Option<f64> {
 /// What the cache did, or would have done with another policy.
 fn replayed(
     args: &EvalSweepArgs,
-    inputs: &Help,
+    inputs: &PolicyInputs,
     trace: &Trace,
     spec: &EvictionSpec,
     slots: usize,

@@ -2,7 +2,7 @@ use anyhow::{Result, bail};
 use larder_core::{CacheScope, Trace};
 use larder_lab::Requests;
 use larder_lab::report::{Heatmap, HeatmapWindow};
-use larder_policy::eviction::Help;
+use larder_policy::eviction::PolicyInputs;
 
 use crate::cli::lab::HeatFlags;
 
@@ -10,7 +10,7 @@ use crate::cli::lab::HeatFlags;
 const PASSES: usize = 72;
 
 /// One picture for each policy, with a pool for each layer.
-pub fn draw(flags: &HeatFlags, trace: &Trace, inputs: &Help) -> Result<Vec<Heatmap>> {
+pub fn draw(flags: &HeatFlags, trace: &Trace, inputs: &PolicyInputs) -> Result<Vec<Heatmap>> {
     let there = trace.sequences.len();
     if flags.heat_sequence >= there {
         bail!("--heat-sequence {} is not among the {there} sequences that there are", flags.heat_sequence);

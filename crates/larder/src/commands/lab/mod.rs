@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use larder_core::Trace;
 use larder_lab::import::{ImportOptions, import};
 use larder_lab::{InitialCache, read_evictor};
-use larder_policy::eviction::Help;
+use larder_policy::eviction::PolicyInputs;
 use serde_json::{Value, json};
 
 use crate::cli::lab::{LabArgs, LabCommand, ReplayFlags, TraceFlags};
@@ -70,9 +70,9 @@ fn start(flags: &ReplayFlags) -> InitialCache {
 }
 
 /// What policies get beside the requests.
-fn policy_inputs(flags: &ReplayFlags) -> Result<Help> {
+fn policy_inputs(flags: &ReplayFlags) -> Result<PolicyInputs> {
     let evictor = flags.evictor.as_deref().map(read_evictor).transpose()?;
-    Ok(Help { evictor: evictor.map(Arc::new), ..Help::default() })
+    Ok(PolicyInputs { evictor: evictor.map(Arc::new), ..PolicyInputs::default() })
 }
 
 /// What a trace holds, in words.

@@ -1,6 +1,6 @@
 use anyhow::{Context, Result, bail};
 use larder_lab::report::{SweepReport, sweep_page};
-use larder_policy::eviction::Help;
+use larder_policy::eviction::PolicyInputs;
 
 use super::{heat, read};
 use crate::cli::lab::LabReportArgs;
@@ -22,7 +22,7 @@ pub fn run(args: &LabReportArgs) -> Result<()> {
                     had[1]
                 );
             }
-            heat::draw(&args.heat, &trace, &Help::default())?
+            heat::draw(&args.heat, &trace, &PolicyInputs::default())?
         }
         None => Vec::new(),
     };

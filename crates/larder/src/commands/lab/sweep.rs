@@ -4,7 +4,7 @@ use anyhow::{Context, Error, Result, bail};
 use larder_core::Trace;
 use larder_lab::report::{SweepReport, sweep_csv, sweep_page};
 use larder_lab::{InitialCache, ReplaySweep, Requests, SweepAxes, SweepCell, eighths};
-use larder_policy::eviction::{EvictionSpec, Help, POLICIES};
+use larder_policy::eviction::{EvictionSpec, POLICIES, PolicyInputs};
 
 use super::{heat, load, policy_inputs, start, summary};
 use crate::cli::lab::LabSweepArgs;
@@ -43,7 +43,7 @@ pub fn run(args: &LabSweepArgs) -> Result<()> {
 }
 
 /// Those that were asked for, or all that need nothing more than the trace.
-fn policies(args: &LabSweepArgs, trace: &Trace, inputs: &Help) -> Result<Vec<EvictionSpec>> {
+fn policies(args: &LabSweepArgs, trace: &Trace, inputs: &PolicyInputs) -> Result<Vec<EvictionSpec>> {
     if !args.eviction.is_empty() {
         return Ok(args.eviction.clone());
     }
@@ -63,7 +63,7 @@ fn replay(
     args: &LabSweepArgs,
     trace: &Trace,
     policies: &[EvictionSpec],
-    inputs: &Help,
+    inputs: &PolicyInputs,
     start: InitialCache,
 ) -> Result<Vec<SweepCell>> {
     let slots = match args.cache_experts.is_empty() {

@@ -4,7 +4,7 @@ use super::Key;
 
 /// What a policy is made for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Setting {
+pub struct CacheShape {
     /// Layers that have experts.
     pub rows: usize,
     /// Experts of each.
@@ -19,11 +19,11 @@ pub struct Setting {
     pub scratch: usize,
 }
 
-impl Setting {
+impl CacheShape {
     /// For a model of this geometry, without scratch slots.
     pub fn new(geometry: &Geometry, slots: usize, scope: CacheScope) -> Self {
         let Geometry { experts, top_k, .. } = *geometry;
-        Setting { rows: geometry.moe_layers.len(), experts, top_k, slots, scope, scratch: 0 }
+        CacheShape { rows: geometry.moe_layers.len(), experts, top_k, slots, scope, scratch: 0 }
     }
 
     /// How many pools there are.
@@ -35,7 +35,7 @@ impl Setting {
     }
 
     /// How many keys each pool has.
-    pub fn keys(&self) -> usize {
+    pub fn keys_per_pool(&self) -> usize {
         match self.scope {
             CacheScope::Layer => self.experts,
             CacheScope::Global => self.rows * self.experts,
@@ -43,7 +43,7 @@ impl Setting {
     }
 
     /// Slots of all pools, scratch included.
-    pub fn all_slots(&self) -> usize {
+    pub fn total_slots(&self) -> usize {
         self.pools() * self.slots + self.scratch
     }
 
@@ -64,7 +64,7 @@ impl Setting {
     }
 
     /// The row and expert of a pool's key.
-    pub fn at(&self, pool: usize, key: Key) -> (usize, usize) {
+    pub fn row_and_expert(&self, pool: usize, key: Key) -> (usize, usize) {
         match self.scope {
             CacheScope::Layer => (pool, key.index()),
             CacheScope::Global => (key.index() / self.experts, key.index() % self.experts),
@@ -79,12 +79,12 @@ mod tests {
     #[test]
     fn keys_and_experts_correspond() {
         for scope in [CacheScope::Layer, CacheScope::Global] {
-            let setting = Setting { rows: 3, experts: 5, top_k: 2, slots: 4, scope, scratch: 1 };
-            let mut all: Vec<_> = (0..setting.pools())
-                .flat_map(|p| (0..setting.keys()).map(move |k| (p, Key(k as u32))))
+            let shape = CacheShape { rows: 3, experts: 5, top_k: 2, slots: 4, scope, scratch: 1 };
+            let mut all: Vec<_> = (0..shape.pools())
+                .flat_map(|p| (0..shape.keys_per_pool()).map(move |k| (p, Key(k as u32))))
                 .map(|(p, key)| {
-                    let (row, expert) = setting.at(p, key);
-                    assert_eq!((setting.pool(row), setting.key(row, expert)), (p, key));
+                    let (row, expert) = shape.row_and_expert(p, key);
+                    assert_eq!((shape.pool(row), shape.key(row, expert)), (p, key));
                     (row, expert)
                 })
                 .collect();

@@ -3,7 +3,7 @@ use larder_core::Gate;
 use super::budget::Account;
 use super::prior::Prior;
 use super::quality::cost;
-use super::{Ask, Pick, Ranking, RouterReport};
+use super::{Ranking, RouterInput, RouterReport, Selector};
 
 /// A prior whose λ follows, for each row, from a budget of quality.
 pub(super) struct ClosedLoop {
@@ -23,23 +23,23 @@ impl ClosedLoop {
     }
 }
 
-impl Pick for ClosedLoop {
-    fn objection(&self, gate: &Gate) -> Option<String> {
-        self.prior.objection(gate)
+impl Selector for ClosedLoop {
+    fn gate_error(&self, gate: &Gate) -> Option<String> {
+        self.prior.gate_error(gate)
     }
 
-    fn watch(&mut self, row: usize, gate: &Gate, ranking: &Ranking) {
-        self.prior.watch(row, gate, ranking);
+    fn observe(&mut self, row: usize, gate: &Gate, ranking: &Ranking) {
+        self.prior.observe(row, gate, ranking);
     }
 
-    fn pick(&mut self, ask: &Ask, ranking: &mut Ranking, present: &dyn Fn(usize) -> bool) {
-        ask.gate.probabilities(ask.logits, &mut self.shares);
-        let account = &mut self.accounts[ask.row];
+    fn select(&mut self, input: &RouterInput, ranking: &mut Ranking, present: &dyn Fn(usize) -> bool) {
+        input.gate.probabilities(input.logits, &mut self.shares);
+        let account = &mut self.accounts[input.row];
         let mut lambda = account.open();
         for _ in 0..=HALVINGS {
             ranking.clear();
-            self.prior.pick(ask, lambda, ranking, present);
-            let cost = cost(ranking, ask.gate.top_k, &self.shares);
+            self.prior.select(input, lambda, ranking, present);
+            let cost = cost(ranking, input.gate.top_k, &self.shares);
             let cost = if self.mass { cost.lost } else { cost.kl };
             if account.affords(cost) {
                 return account.pay(lambda, cost);
@@ -47,7 +47,7 @@ impl Pick for ClosedLoop {
             lambda /= 2.0;
         }
         ranking.clear();
-        ranking.mark_first(ask.gate.top_k);
+        ranking.mark_first(input.gate.top_k);
         account.pay(0.0, 0.0);
     }
 

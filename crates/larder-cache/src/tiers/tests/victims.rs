@@ -1,18 +1,18 @@
 //! Policies that remember who left are told the truth: whoever they name as leaving leaves.
 
-use larder_policy::eviction::{Eviction, Key, Step};
+use larder_policy::eviction::{Eviction, Key, LayerChoice};
 
 use super::*;
 
 /// A policy that wants its victims to leave, and at once.
-struct Strict {
+struct StrictPolicy {
     policy: Box<dyn Eviction>,
     victim: Option<Key>,
 }
 
-impl Eviction for Strict {
-    fn begin(&mut self, step: &Step) {
-        self.policy.begin(step);
+impl Eviction for StrictPolicy {
+    fn begin(&mut self, choice: &LayerChoice) {
+        self.policy.begin(choice);
     }
 
     fn admit(&mut self, key: Key) {
@@ -47,18 +47,21 @@ fn who_only_moves_between_tiers_is_nobodys_victim() {
             for (scope, device, host) in
                 [(CacheScope::Layer, 2, 2), (CacheScope::Global, 3, 4), (CacheScope::Layer, 2, 0)]
             {
-                let setting = setting(scope, device, host);
-                let mut bench = Bench::with(&setting, measured, name, |m| m, |d| d.polled(2)).unwrap();
-                let policies =
-                    name.parse::<EvictionSpec>().unwrap().make(&setting.policies(), &Help::default()).unwrap();
-                let strict = |policy| Box::new(Strict { policy, victim: None }) as Box<dyn Eviction>;
-                bench.cache.set_policies(policies.into_iter().map(strict).collect());
+                let shape = shape(scope, device, host);
+                let mut fixture = Fixture::with(&shape, measured, name, |m| m, |d| d.polled(2)).unwrap();
+                let policies = name
+                    .parse::<EvictionSpec>()
+                    .unwrap()
+                    .make(&shape.policy_shape(), &PolicyInputs::default())
+                    .unwrap();
+                let strict = |policy| Box::new(StrictPolicy { policy, victim: None }) as Box<dyn Eviction>;
+                fixture.cache.set_policies(policies.into_iter().map(strict).collect());
                 for i in 0..200u16 {
                     let wanted: Vec<u16> = (0..=i % 4).map(|j| (i * i / 7 + j) % 6).collect();
-                    bench.visit(i % 3, &wanted, 1).unwrap();
+                    fixture.visit(i % 3, &wanted, 1).unwrap();
                 }
-                let counts = bench.traffic().counts;
-                assert!(counts.promotions > 0 && counts.lost > 0, "{name} {counts:?}");
+                let counts = fixture.traffic().counts;
+                assert!(counts.promotions > 0 && counts.evictions > 0, "{name} {counts:?}");
             }
         }
     }
