@@ -7,7 +7,7 @@ use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use larder_core::{NumberFormat, RowOrder};
-use larder_kernels::{Inputs, Pool, Product, Weights, products};
+use larder_kernels::{Inputs, Product, ThreadPool, WeightMatrix, products};
 
 const ROWS: usize = 1024;
 const COLS: usize = 2048;
@@ -22,7 +22,7 @@ fn weights(kind: NumberFormat) -> Vec<u8> {
 }
 
 fn all(c: &mut Criterion) {
-    let pool = Pool::alone();
+    let pool = ThreadPool::single_threaded();
     for tokens in [1, 32] {
         let mut group = c.benchmark_group(format!("{tokens} tokens"));
         let values: Vec<f32> = (0..tokens * COLS).map(|i| (i as f32 * 0.37).sin()).collect();
@@ -38,7 +38,7 @@ fn all(c: &mut Criterion) {
                 }
                 group.bench_function(BenchmarkId::new(kind.name(), order), |b| {
                     b.iter(|| {
-                        let weights = Weights { kind, order, rows: ROWS, cols: COLS, bytes: black_box(&bytes) };
+                        let weights = WeightMatrix { kind, order, rows: ROWS, cols: COLS, bytes: black_box(&bytes) };
                         products(&pool, &mut [Product { weights, x: black_box(&x), pick: None, out: &mut out }]);
                     });
                 });
@@ -61,7 +61,7 @@ fn inputs(c: &mut Criterion) {
 /// A fork-join with nothing to do.
 fn fork_join(c: &mut Criterion) {
     for threads in [2, 4] {
-        let pool = Pool::new(threads, false).expect("threads");
+        let pool = ThreadPool::new(threads, false).expect("threads");
         c.bench_function(&format!("fork-join of {threads}"), |b| b.iter(|| pool.run(8, &|task| _ = black_box(task))));
     }
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use candle_core::quantized::k_quants::{self, GgmlType};
 use candle_core::quantized::{k_quants::BlockQ4_0, k_quants::BlockQ4K, k_quants::BlockQ8_0};
 use larder_core::{BlockParts, NumberFormat, RowOrder};
-use larder_kernels::{Inputs, Pool, Product, Weights, instruction_set, products};
+use larder_kernels::{Inputs, Product, ThreadPool, WeightMatrix, instruction_set, products};
 
 const ROWS: usize = 2048;
 const COLS: usize = 1024;
@@ -27,7 +27,7 @@ fn main() {
     let most = std::thread::available_parallelism().map_or(1, |n| n.get());
     let threads = args.next().map_or(most, |n| n.parse().expect("a number of threads"));
     let only: Option<NumberFormat> = args.next().map(|kind| kind.parse().expect("a number format"));
-    let pool = Pool::new(threads, false).expect("threads");
+    let pool = ThreadPool::new(threads, false).expect("threads");
     let bytes: Vec<u8> = (0..WEIGHT_BYTES / 8).flat_map(|i| scatter(i as u64).to_le_bytes()).collect();
     println!("{threads} threads, {}, {ROWS} x {COLS}", instruction_set());
     println!("{:28} {:6.1} GB/s", "memory", read_rate(&pool, &bytes));
@@ -78,7 +78,7 @@ fn rate(mut call: impl FnMut()) -> f64 {
 }
 
 /// The best of reading one, two and four places at a time.
-fn read_rate(pool: &Pool, bytes: &[u8]) -> f64 {
+fn read_rate(pool: &ThreadPool, bytes: &[u8]) -> f64 {
     let chunks = bytes.len() / CHUNK;
     let of = |call: fn(&[u8])| {
         let call = || pool.run(chunks, &|i| call(&bytes[i * CHUNK..(i + 1) * CHUNK]));
@@ -109,7 +109,7 @@ fn inputs(tokens: usize) -> Inputs {
 }
 
 /// All of the weights once, a layer's worth at a time.
-fn decode_rate(pool: &Pool, kind: NumberFormat, order: RowOrder, bytes: &[u8]) -> f64 {
+fn decode_rate(pool: &ThreadPool, kind: NumberFormat, order: RowOrder, bytes: &[u8]) -> f64 {
     let size = kind.matrix_bytes(ROWS, COLS).expect("whole blocks");
     let matrices: Vec<&[u8]> = bytes.chunks_exact(size).collect();
     let x = inputs(1);
@@ -120,7 +120,7 @@ fn decode_rate(pool: &Pool, kind: NumberFormat, order: RowOrder, bytes: &[u8]) -
                 .iter()
                 .zip(out.chunks_exact_mut(ROWS))
                 .map(|(bytes, out)| {
-                    let weights = Weights { kind, order, rows: ROWS, cols: COLS, bytes };
+                    let weights = WeightMatrix { kind, order, rows: ROWS, cols: COLS, bytes };
                     Product { weights, x: &x, pick: None, out }
                 })
                 .collect();
@@ -130,13 +130,13 @@ fn decode_rate(pool: &Pool, kind: NumberFormat, order: RowOrder, bytes: &[u8]) -
     rate(call) * (matrices.len() / TOGETHER * TOGETHER * size) as f64 / 1e9
 }
 
-fn batch_rate(pool: &Pool, kind: NumberFormat, order: RowOrder, bytes: &[u8], tokens: usize) -> f64 {
+fn batch_rate(pool: &ThreadPool, kind: NumberFormat, order: RowOrder, bytes: &[u8], tokens: usize) -> f64 {
     let size = kind.matrix_bytes(ROWS, COLS).expect("whole blocks");
     let x = inputs(tokens);
     let mut out = vec![0.0; ROWS * tokens];
     let mut at = 0;
     let call = || {
-        let weights = Weights { kind, order, rows: ROWS, cols: COLS, bytes: &bytes[at..at + size] };
+        let weights = WeightMatrix { kind, order, rows: ROWS, cols: COLS, bytes: &bytes[at..at + size] };
         products(pool, &mut [Product { weights, x: &x, pick: None, out: &mut out }]);
         at = (at + size) % (bytes.len() - size);
     };

@@ -8,20 +8,20 @@
 // pieces of the lane's row give with one token.
 #include "common.cuh"
 
-// A lane's row, the first of its blocks at base. MIXED: base is where the row's group of eight begins.
-template <bool MIXED, int HALVES, int HALVES_AT, int FOURS_AT, int BYTES> struct Row {
+// A lane's row, the first of its blocks at base. INTERLEAVED: base is where the row's group of eight begins.
+template <bool INTERLEAVED, int HALVES, int HALVES_AT, int FOURS_AT, int BYTES> struct Row {
     const u8 *base;
     int row;
 
     // The f16 number i of block b.
     __device__ float half(int b, int i) const {
-        if (MIXED) return half_at(base + (u64)b * BYTES * GROUP + 2 * (GROUP * i + row));
+        if (INTERLEAVED) return half_at(base + (u64)b * BYTES * GROUP + 2 * (GROUP * i + row));
         return half_at(base + (u64)b * BYTES + HALVES_AT + 2 * i);
     }
 
     // The run i of four of the other bytes of block b.
     __device__ u32 four(int b, int i) const {
-        if (MIXED) return *(const u32 *)(base + (u64)b * BYTES * GROUP + 2 * GROUP * HALVES + 4 * (GROUP * i + row));
+        if (INTERLEAVED) return *(const u32 *)(base + (u64)b * BYTES * GROUP + 2 * GROUP * HALVES + 4 * (GROUP * i + row));
         // Blocks of an even length begin at even addresses only.
         const u16 *at = (const u16 *)(base + (u64)b * BYTES + FOURS_AT + 4 * i);
         return at[0] | (u32)at[1] << 16;
@@ -33,7 +33,7 @@ __device__ inline float from_part(float term, int row, int part) { return __shfl
 
 // Of blocks of 32 values a step has four, a lane one. In the last step lanes may be left over: they have the last block
 // too, which is not added again.
-struct Small {
+struct SmallBlocks {
     static constexpr int VALUES = 32, UNROLL = 4;
 
     __device__ static int steps(int blocks) { return (blocks + 3) / 4; }
@@ -42,21 +42,21 @@ struct Small {
     __device__ static float add_parts(float sum, float term, int step, int row, int blocks) {
         int left = blocks - 4 * step;
         if (left >= 4) {
-            for (int part = 0; part < 4; part++) sum = plus(sum, from_part(term, row, part));
+            for (int part = 0; part < 4; part++) sum = add_rn(sum, from_part(term, row, part));
         } else {
-            for (int part = 0; part < left; part++) sum = plus(sum, from_part(term, row, part));
+            for (int part = 0; part < left; part++) sum = add_rn(sum, from_part(term, row, part));
         }
         return sum;
     }
 };
 
-struct Q8_0 : Small {
+struct Q8_0 : SmallBlocks {
     static constexpr int BYTES = 34;
-    template <bool MIXED> using Rows = Row<MIXED, 1, 0, 2, BYTES>;
+    template <bool INTERLEAVED> using Rows = Row<INTERLEAVED, 1, 0, 2, BYTES>;
     u32 q[8];
     float d;
 
-    template <bool MIXED> __device__ void load(const Rows<MIXED> &rows, int step, int part, int blocks) {
+    template <bool INTERLEAVED> __device__ void load(const Rows<INTERLEAVED> &rows, int step, int part, int blocks) {
         int b = block(step, part, blocks);
         for (int i = 0; i < 8; i++) q[i] = rows.four(b, i);
         d = rows.half(b, 0);
@@ -66,17 +66,17 @@ struct Q8_0 : Small {
         const Block x = blocks_of_x[block(step, part, blocks)];
         int dot = 0;
         for (int i = 0; i < 8; i++) dot = __dp4a((int)q[i], x.q[i], dot);
-        return add_parts(sum, times((float)dot, times(d, x.d)), step, row, blocks);
+        return add_parts(sum, mul_rn((float)dot, mul_rn(d, x.d)), step, row, blocks);
     }
 };
 
-struct Q4_0 : Small {
+struct Q4_0 : SmallBlocks {
     static constexpr int BYTES = 18;
-    template <bool MIXED> using Rows = Row<MIXED, 1, 0, 2, BYTES>;
+    template <bool INTERLEAVED> using Rows = Row<INTERLEAVED, 1, 0, 2, BYTES>;
     u32 q[4];
     float d;
 
-    template <bool MIXED> __device__ void load(const Rows<MIXED> &rows, int step, int part, int blocks) {
+    template <bool INTERLEAVED> __device__ void load(const Rows<INTERLEAVED> &rows, int step, int part, int blocks) {
         int b = block(step, part, blocks);
         for (int i = 0; i < 4; i++) q[i] = rows.four(b, i);
         d = rows.half(b, 0);
@@ -90,19 +90,19 @@ struct Q4_0 : Small {
             dot = __dp4a((int)(q[i] & 0x0F0F0F0Fu), x.q[i], dot);
             dot = __dp4a((int)(q[i] >> 4 & 0x0F0F0F0Fu), x.q[4 + i], dot);
         }
-        return add_parts(sum, times((float)dot, times(d, x.d)), step, row, blocks);
+        return add_parts(sum, mul_rn((float)dot, mul_rn(d, x.d)), step, row, blocks);
     }
 };
 
 // A block of 256 values is a step, and eight groups of 32 values are in it. A lane has two that share bytes.
-struct Large {
+struct LargeBlocks {
     static constexpr int VALUES = 256, UNROLL = 2;
 
     __device__ static int steps(int blocks) { return blocks; }
 };
 
 // A lane has groups 2 * part and 2 * part + 1: the low and the high nibbles of 32 bytes.
-struct WithMinima : Large {
+struct WithMinima : LargeBlocks {
     float d, dmin;
     int scale[2], min_of[2];
 
@@ -121,14 +121,14 @@ struct WithMinima : Large {
     }
 
     __device__ float term(int i, int dot, const Block &x) const {
-        float product = times((float)(scale[i] * dot), times(d, x.d));
-        return minus(product, times(times(dmin, (float)min_of[i]), x.d_sum));
+        float product = mul_rn((float)(scale[i] * dot), mul_rn(d, x.d));
+        return sub_rn(product, mul_rn(mul_rn(dmin, (float)min_of[i]), x.d_sum));
     }
 
     __device__ static float add_parts(float sum, const float (&terms)[2], int row) {
         for (int part = 0; part < 4; part++) {
-            sum = plus(sum, from_part(terms[0], row, part));
-            sum = plus(sum, from_part(terms[1], row, part));
+            sum = add_rn(sum, from_part(terms[0], row, part));
+            sum = add_rn(sum, from_part(terms[1], row, part));
         }
         return sum;
     }
@@ -136,10 +136,10 @@ struct WithMinima : Large {
 
 struct Q4K : WithMinima {
     static constexpr int BYTES = 144;
-    template <bool MIXED> using Rows = Row<MIXED, 2, 0, 4, BYTES>;
+    template <bool INTERLEAVED> using Rows = Row<INTERLEAVED, 2, 0, 4, BYTES>;
     u32 q[8];
 
-    template <bool MIXED> __device__ void load(const Rows<MIXED> &rows, int b, int part, int) {
+    template <bool INTERLEAVED> __device__ void load(const Rows<INTERLEAVED> &rows, int b, int part, int) {
         for (int i = 0; i < 8; i++) q[i] = rows.four(b, 3 + 8 * part + i);
         load_scales(rows, b, part);
     }
@@ -158,11 +158,11 @@ struct Q4K : WithMinima {
 
 struct Q5K : WithMinima {
     static constexpr int BYTES = 176;
-    template <bool MIXED> using Rows = Row<MIXED, 2, 0, 4, BYTES>;
+    template <bool INTERLEAVED> using Rows = Row<INTERLEAVED, 2, 0, 4, BYTES>;
     // Four values each: of the first group in q[0], of the second in q[1].
     u32 q[2][8];
 
-    template <bool MIXED> __device__ void load(const Rows<MIXED> &rows, int b, int part, int) {
+    template <bool INTERLEAVED> __device__ void load(const Rows<INTERLEAVED> &rows, int b, int part, int) {
         for (int i = 0; i < 8; i++) {
             // Bit g of the first 32 bytes is the fifth bit of group g.
             u32 fifth = rows.four(b, 3 + i) >> 2 * part, nibbles = rows.four(b, 11 + 8 * part + i);
@@ -185,15 +185,15 @@ struct Q5K : WithMinima {
 };
 
 // Each half of the block has four groups. Groups n and n + 2 of a half share bytes, n = 0 or 1; a lane has these two.
-struct Q6K : Large {
+struct Q6K : LargeBlocks {
     static constexpr int BYTES = 210;
-    template <bool MIXED> using Rows = Row<MIXED, 1, 208, 0, BYTES>;
+    template <bool INTERLEAVED> using Rows = Row<INTERLEAVED, 1, 208, 0, BYTES>;
     u32 q[2][8];
     // Of the first and the last 16 values of each group.
     int scale[2][2];
     float d;
 
-    template <bool MIXED> __device__ void load(const Rows<MIXED> &rows, int b, int part, int) {
+    template <bool INTERLEAVED> __device__ void load(const Rows<INTERLEAVED> &rows, int b, int part, int) {
         int half = part / 2, n = part % 2;
         for (int i = 0; i < 8; i++) {
             // Two more bits of each value: group n of the half has the bit pair n.
@@ -219,12 +219,12 @@ struct Q6K : Large {
                 first = __dp4a((int)q[i][j], block.q[j], first);
                 last = __dp4a((int)q[i][4 + j], block.q[4 + j], last);
             }
-            terms[i] = times((float)(scale[i][0] * first + scale[i][1] * last), times(d, block.d));
+            terms[i] = mul_rn((float)(scale[i][0] * first + scale[i][1] * last), mul_rn(d, block.d));
         }
         for (int half = 0; half < 4; half += 2) {
             for (int i = 0; i < 2; i++) {
-                sum = plus(sum, from_part(terms[i], row, half));
-                sum = plus(sum, from_part(terms[i], row, half + 1));
+                sum = add_rn(sum, from_part(terms[i], row, half));
+                sum = add_rn(sum, from_part(terms[i], row, half + 1));
             }
         }
         return sum;
@@ -232,12 +232,12 @@ struct Q6K : Large {
 };
 
 // Eight rows with TOKENS tokens at a time, for whom the weights are read once.
-template <typename Kind, bool MIXED, int TOKENS> __device__ void eight_rows(const Product &p, u32 group) {
+template <typename Kind, bool INTERLEAVED, int TOKENS> __device__ void eight_rows(const ProductKernelArgs &p, u32 group) {
     int lane = threadIdx.x % WARP, row = lane % GROUP, part = lane / GROUP, blocks = p.cols / Kind::VALUES;
     // Lanes beyond the last row compute it as well, and keep it to themselves.
     u32 first = group * GROUP, own = min(first + row, p.rows - 1);
     u64 row_bytes = (u64)blocks * Kind::BYTES;
-    typename Kind::template Rows<MIXED> rows = {p.weights + (MIXED ? first : own) * row_bytes, row};
+    typename Kind::template Rows<INTERLEAVED> rows = {p.weights + (INTERLEAVED ? first : own) * row_bytes, row};
     for (u32 from = 0; from < p.tokens; from += TOKENS) {
         float sums[TOKENS];
         const Block *x[TOKENS];
@@ -248,7 +248,7 @@ template <typename Kind, bool MIXED, int TOKENS> __device__ void eight_rows(cons
 #pragma unroll(TOKENS == 1 ? Kind::UNROLL : 1)
         for (int step = 0; step < Kind::steps(blocks); step++) {
             Kind piece;
-            piece.template load<MIXED>(rows, step, part, blocks);
+            piece.template load<INTERLEAVED>(rows, step, part, blocks);
             for (int t = 0; t < TOKENS; t++) sums[t] = piece.add(sums[t], x[t], step, part, row, blocks);
         }
         for (int t = 0; t < TOKENS; t++) {
@@ -258,26 +258,26 @@ template <typename Kind, bool MIXED, int TOKENS> __device__ void eight_rows(cons
     }
 }
 
-template <typename Kind, int TOKENS> __device__ void blocks_round(const Product *products, u32 count, u32 groups) {
+template <typename Kind, int TOKENS> __device__ void blocks_matmul(const ProductKernelArgs *products, u32 count, u32 groups) {
     u32 group = group_of_warp();
     if (group >= groups) return;
-    const Product &p = *find(products, count, group);
+    const ProductKernelArgs &p = *find(products, count, group);
     u32 own = group - p.first_group;
     // The last rows are never interleaved if they are no whole group.
-    if (p.mixed && (own + 1) * GROUP <= p.rows) eight_rows<Kind, true, TOKENS>(p, own);
+    if (p.interleaved && (own + 1) * GROUP <= p.rows) eight_rows<Kind, true, TOKENS>(p, own);
     else eight_rows<Kind, false, TOKENS>(p, own);
 }
 
-#define ROUND(name, Kind)                                                                                              \
-    extern "C" __global__ void name##_one(const Product *products, u32 count, u32 groups) {                            \
-        blocks_round<Kind, 1>(products, count, groups);                                                                \
+#define MATMUL(name, Kind)                                                                                              \
+    extern "C" __global__ void name##_matvec(const ProductKernelArgs *products, u32 count, u32 groups) {                            \
+        blocks_matmul<Kind, 1>(products, count, groups);                                                                \
     }                                                                                                                  \
-    extern "C" __global__ void name##_many(const Product *products, u32 count, u32 groups) {                           \
-        blocks_round<Kind, 8>(products, count, groups);                                                                \
+    extern "C" __global__ void name##_matmul(const ProductKernelArgs *products, u32 count, u32 groups) {                           \
+        blocks_matmul<Kind, 8>(products, count, groups);                                                                \
     }
 
-ROUND(q8_0, Q8_0)
-ROUND(q4_0, Q4_0)
-ROUND(q4_k, Q4K)
-ROUND(q5_k, Q5K)
-ROUND(q6_k, Q6K)
+MATMUL(q8_0, Q8_0)
+MATMUL(q4_0, Q4_0)
+MATMUL(q4_k, Q4K)
+MATMUL(q5_k, Q5K)
+MATMUL(q6_k, Q6K)

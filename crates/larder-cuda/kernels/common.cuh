@@ -34,7 +34,7 @@ struct __align__(16) Block {
 static_assert(sizeof(Block) == 48, "as on the other side");
 
 // One product of a round: out[token][row] for some rows of x.
-struct Product {
+struct ProductKernelArgs {
     // [rows, cols] as they are stored: a part of a slot, at a multiple of 64 bytes.
     const u8 *weights;
     // [inputs, cols / 32] blocks, or [inputs, cols] floats.
@@ -47,18 +47,18 @@ struct Product {
     u32 cols;
     u32 tokens;
     // Whether whole groups of eight rows are interleaved.
-    u32 mixed;
+    u32 interleaved;
     // The first of the launch's groups of rows that is this product's.
     u32 first_group;
 
     __device__ u64 x_row(u32 token) const { return pick ? pick[token] : token; }
 };
-static_assert(sizeof(Product) == 56, "as on the other side");
+static_assert(sizeof(ProductKernelArgs) == 56, "as on the other side");
 
-__device__ inline float times(float a, float b) { return __fmul_rn(a, b); }
-__device__ inline float plus(float a, float b) { return __fadd_rn(a, b); }
-__device__ inline float minus(float a, float b) { return __fsub_rn(a, b); }
-__device__ inline float over(float a, float b) { return __fdiv_rn(a, b); }
+__device__ inline float mul_rn(float a, float b) { return __fmul_rn(a, b); }
+__device__ inline float add_rn(float a, float b) { return __fadd_rn(a, b); }
+__device__ inline float sub_rn(float a, float b) { return __fsub_rn(a, b); }
+__device__ inline float div_rn(float a, float b) { return __fdiv_rn(a, b); }
 
 // The f16 number at an even address.
 __device__ inline float half_at(const u8 *at) {
@@ -90,7 +90,7 @@ struct Bf16 {
 
 // In the first of 16 lanes what they have, pairwise.
 __device__ inline float sum_of_lanes(float sum) {
-    for (int width = LANES / 2; width > 0; width /= 2) sum = plus(sum, __shfl_down_sync(ALL, sum, width, LANES));
+    for (int width = LANES / 2; width > 0; width /= 2) sum = add_rn(sum, __shfl_down_sync(ALL, sum, width, LANES));
     return sum;
 }
 
@@ -99,14 +99,14 @@ __device__ inline float exp_in_steps(float x) {
     const float round = 12582912.0f; // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
     x = x < -87.0f ? -87.0f : x;
     x = x > 88.0f ? 88.0f : x;
-    float shifted = plus(times(x, 1.44269504088896340736f), round);
-    float n = minus(shifted, round);
-    float r = minus(minus(x, times(n, 0.6933594f)), times(n, -2.1219444e-4f));
+    float shifted = add_rn(mul_rn(x, 1.44269504088896340736f), round);
+    float n = sub_rn(shifted, round);
+    float r = sub_rn(sub_rn(x, mul_rn(n, 0.6933594f)), mul_rn(n, -2.1219444e-4f));
     const float c[7] = {1.0f / 720.0f, 1.0f / 120.0f, 1.0f / 24.0f, 1.0f / 6.0f, 0.5f, 1.0f, 1.0f};
     float p = 1.0f / 5040.0f;
-    for (int i = 0; i < 7; i++) p = plus(times(p, r), c[i]);
+    for (int i = 0; i < 7; i++) p = add_rn(mul_rn(p, r), c[i]);
     u32 power = (__float_as_uint(shifted) - __float_as_uint(round) + 127u) << 23;
-    return times(p, __uint_as_float(power));
+    return mul_rn(p, __uint_as_float(power));
 }
 
 __device__ inline u32 index_of_thread() { return blockIdx.x * blockDim.x + threadIdx.x; }
@@ -115,7 +115,7 @@ __device__ inline u32 index_of_thread() { return blockIdx.x * blockDim.x + threa
 __device__ inline u32 group_of_warp() { return blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP; }
 
 // The last product that begins at or before this group: an empty one begins where the next one does.
-__device__ inline const Product *find(const Product *products, u32 count, u32 group) {
+__device__ inline const ProductKernelArgs *find(const ProductKernelArgs *products, u32 count, u32 group) {
     u32 low = 0, high = count;
     while (high - low > 1) {
         u32 middle = (low + high) / 2;

@@ -3,7 +3,7 @@
 
 // One row with TOKENS tokens at a time, for whom the weights are read once. By half a warp; the other half has another
 // row, or computes the same one and keeps it to itself.
-template <typename Kind, int TOKENS> __device__ void one_row(const Product &p, u32 wanted) {
+template <typename Kind, int TOKENS> __device__ void one_row(const ProductKernelArgs &p, u32 wanted) {
     u32 lane = threadIdx.x % LANES, row = min(wanted, p.rows - 1), body = p.cols / LANES * LANES;
     const u8 *weights = p.weights + (u64)row * p.cols * Kind::BYTES;
     for (u32 from = 0; from < p.tokens; from += TOKENS) {
@@ -16,11 +16,11 @@ template <typename Kind, int TOKENS> __device__ void one_row(const Product &p, u
 #pragma unroll(TOKENS == 1 ? 8 : 4)
         for (u32 i = lane; i < body; i += LANES) {
             float weight = Kind::widen(weights, i);
-            for (int t = 0; t < TOKENS; t++) sums[t] = plus(sums[t], times(weight, x[t][i]));
+            for (int t = 0; t < TOKENS; t++) sums[t] = add_rn(sums[t], mul_rn(weight, x[t][i]));
         }
         for (int t = 0; t < TOKENS; t++) {
             float sum = sum_of_lanes(sums[t]);
-            for (u32 i = body; i < p.cols; i++) sum = plus(sum, times(Kind::widen(weights, i), x[t][i]));
+            for (u32 i = body; i < p.cols; i++) sum = add_rn(sum, mul_rn(Kind::widen(weights, i), x[t][i]));
             bool mine = lane == 0 && wanted < p.rows && from + t < p.tokens;
             if (mine) p.out[(u64)(from + t) * p.rows + row] = sum;
         }
@@ -28,10 +28,10 @@ template <typename Kind, int TOKENS> __device__ void one_row(const Product &p, u
 }
 
 // A warp has eight rows, two at a time.
-template <typename Kind> __device__ void floats_round(const Product *products, u32 count, u32 groups) {
+template <typename Kind> __device__ void floats_matmul(const ProductKernelArgs *products, u32 count, u32 groups) {
     u32 group = group_of_warp();
     if (group >= groups) return;
-    const Product &p = *find(products, count, group);
+    const ProductKernelArgs &p = *find(products, count, group);
     u32 first = (group - p.first_group) * GROUP + threadIdx.x % WARP / LANES;
     for (u32 pair = 0; pair < GROUP; pair += 2) {
         if (p.tokens == 1) one_row<Kind, 1>(p, first + pair);
@@ -39,14 +39,14 @@ template <typename Kind> __device__ void floats_round(const Product *products, u
     }
 }
 
-extern "C" __global__ void f32_round(const Product *products, u32 count, u32 groups) {
-    floats_round<F32>(products, count, groups);
+extern "C" __global__ void f32_matmul(const ProductKernelArgs *products, u32 count, u32 groups) {
+    floats_matmul<F32>(products, count, groups);
 }
 
-extern "C" __global__ void f16_round(const Product *products, u32 count, u32 groups) {
-    floats_round<F16>(products, count, groups);
+extern "C" __global__ void f16_matmul(const ProductKernelArgs *products, u32 count, u32 groups) {
+    floats_matmul<F16>(products, count, groups);
 }
 
-extern "C" __global__ void bf16_round(const Product *products, u32 count, u32 groups) {
-    floats_round<Bf16>(products, count, groups);
+extern "C" __global__ void bf16_matmul(const ProductKernelArgs *products, u32 count, u32 groups) {
+    floats_matmul<Bf16>(products, count, groups);
 }

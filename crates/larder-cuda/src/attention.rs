@@ -9,23 +9,23 @@ use larder_model::{DeviceAttention, DeviceKvShape, DeviceKvView};
 
 use crate::driver::Driver;
 use crate::error::{GpuError, Result};
-use crate::launches::{Copied, FEW, Launches, Look, word};
-use crate::memory::{Download, Room, Upload};
+use crate::launches::{AttentionKernelArgs, Launches, RowCopy, TILE_QUERIES, word};
+use crate::memory::{DeviceBuffer, Download, Upload};
 
 /// Bytes of scores at a time, unless a few queries alone have more.
-const MOST_SCORES: usize = 16 << 20;
+const MAX_SCORE_BYTES: usize = 16 << 20;
 /// The most blocks that a launch can have beside each other.
-const MOST_FEWS: usize = 65_535;
+const MAX_TILES: usize = 65_535;
 /// What kernels read begins at a multiple of so many bytes.
 const ALIGN: usize = 16;
 
 /// What memory for scores grows by.
 const STEP: usize = 1 << 20;
 
-type Wanted<'a> = larder_kernels::Look<'a, DeviceKvView>;
+type Wanted<'a> = larder_kernels::AttentionArgs<'a, DeviceKvView>;
 
 /// Rows on the device, and what attention to them takes.
-pub struct Attention {
+pub struct GpuAttention {
     driver: Arc<dyn Driver>,
     state: Mutex<State>,
 }
@@ -38,18 +38,18 @@ struct State {
     rows: [Upload; 2],
     turn: usize,
     look: Upload,
-    scores: Room,
-    out: Room,
+    scores: DeviceBuffer,
+    out: DeviceBuffer,
     download: Download,
 }
 
 /// Rows on the device.
 struct Rows {
     form: DeviceKvShape,
-    room: Room,
+    room: DeviceBuffer,
 }
 
-impl Attention {
+impl GpuAttention {
     pub(crate) fn new(driver: &Arc<dyn Driver>) -> Result<Self> {
         let upload = || Upload::new(driver);
         let state = State {
@@ -59,11 +59,11 @@ impl Attention {
             rows: [upload()?, upload()?],
             turn: 0,
             look: upload()?,
-            scores: Room::new(driver),
-            out: Room::new(driver),
+            scores: DeviceBuffer::new(driver),
+            out: DeviceBuffer::new(driver),
             download: Download::new(driver)?,
         };
-        Ok(Attention { driver: driver.clone(), state: Mutex::new(state) })
+        Ok(GpuAttention { driver: driver.clone(), state: Mutex::new(state) })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -71,7 +71,7 @@ impl Attention {
     }
 }
 
-impl DeviceAttention for Attention {
+impl DeviceAttention for GpuAttention {
     fn allocate(&self, form: DeviceKvShape) -> larder_model::Result<usize> {
         let DeviceKvShape { kind, heads, row_bytes: row, .. } = form;
         if !matches!(kind, NumberFormat::F32 | NumberFormat::F16)
@@ -81,7 +81,7 @@ impl DeviceAttention for Attention {
         {
             return Err(bad(format!("the GPU cannot remember {heads} rows of {row} bytes in {kind}")).into());
         }
-        let room = Room::of(&self.driver, form.bytes())?;
+        let room = DeviceBuffer::of(&self.driver, form.bytes())?;
         let mut state = self.lock();
         state.numbers += 1;
         let number = state.numbers;
@@ -126,7 +126,7 @@ impl State {
         upload.send()?;
         let (to, to_head) = (there + (at * row) as u64, room * row);
         let from_row = heads * row;
-        self.launches.copy_rows(&Copied { from, from_head: row, from_row, to, to_head, bytes: row, count, heads })
+        self.launches.copy_rows(&RowCopy { from, from_head: row, from_row, to, to_head, bytes: row, count, heads })
     }
 
     fn copy(&self, from: usize, to: usize, count: usize) -> Result<()> {
@@ -138,7 +138,7 @@ impl State {
         }
         let (from_head, to_head, bytes) = (room * row, new.capacity * row, row);
         let (from, to) = (from.room.at(), to.room.at());
-        self.launches.copy_rows(&Copied { from, from_head, from_row: row, to, to_head, bytes, count, heads })
+        self.launches.copy_rows(&RowCopy { from, from_head, from_row: row, to, to_head, bytes, count, heads })
     }
 
     fn attend(&mut self, look: &Wanted, out: &mut [f32]) -> Result<()> {
@@ -146,14 +146,14 @@ impl State {
         if look.seen.is_empty() {
             return Ok(());
         }
-        let (fews, span) = fews(look);
-        let at_once = (MOST_SCORES / (4 * FEW * span)).clamp(1, MOST_FEWS).min(fews);
-        let scores = 4 * FEW * span * at_once;
-        self.scores.ensure((scores + 4 * FEW * at_once).next_multiple_of(STEP))?;
+        let (tiles, span) = tiles(look);
+        let at_once = (MAX_SCORE_BYTES / (4 * TILE_QUERIES * span)).clamp(1, MAX_TILES).min(tiles);
+        let scores = 4 * TILE_QUERIES * span * at_once;
+        self.scores.ensure((scores + 4 * TILE_QUERIES * at_once).next_multiple_of(STEP))?;
         self.out.ensure(4 * out.len())?;
         let (listed, list) = self.send(look, span, self.scores.at() + scores as u64)?;
-        for first in (0..fews).step_by(at_once) {
-            let some = word(first)?..word(fews.min(first + at_once))?;
+        for first in (0..tiles).step_by(at_once) {
+            let some = word(first)?..word(tiles.min(first + at_once))?;
             self.launches.attend(&listed, [keys, values], list, some)?;
         }
         out.copy_from_slice(bytemuck::cast_slice(self.download.fetch(self.out.at(), 4 * out.len())?));
@@ -161,9 +161,9 @@ impl State {
     }
 
     /// Copies a look to the device with all that it has but tables, and says where it is.
-    fn send(&mut self, look: &Wanted, span: usize, shares: u64) -> Result<(Look, u64)> {
+    fn send(&mut self, look: &Wanted, span: usize, inverse_sums: u64) -> Result<(AttentionKernelArgs, u64)> {
         let (keys, values) = (self.rows(look.keys.block)?, self.rows(look.values.block)?);
-        let mut listed = Look {
+        let mut listed = AttentionKernelArgs {
             queries: 0,
             keys: keys.room.at(),
             values: values.room.at(),
@@ -172,7 +172,7 @@ impl State {
             seen: 0,
             sinks: 0,
             scores: self.scores.at(),
-            shares,
+            inverse_sums,
             out: self.out.at(),
             count: word(look.seen.len())?,
             heads: word(look.heads)?,
@@ -185,14 +185,14 @@ impl State {
             scale: look.scale,
         };
         let sinks = look.sinks.unwrap_or_default();
-        let sinks_at = (Look::BYTES + 8 * look.seen.len()).next_multiple_of(ALIGN);
+        let sinks_at = (AttentionKernelArgs::BYTES + 8 * look.seen.len()).next_multiple_of(ALIGN);
         let queries_at = (sinks_at + size_of_val(sinks)).next_multiple_of(ALIGN);
         let (list, bytes) = self.look.begin(queries_at + size_of_val(look.queries))?;
-        listed.seen = list + Look::BYTES as u64;
+        listed.seen = list + AttentionKernelArgs::BYTES as u64;
         listed.sinks = look.sinks.map_or(0, |_| list + sinks_at as u64);
         listed.queries = list + queries_at as u64;
-        bytes[..Look::BYTES].copy_from_slice(&listed.to_bytes());
-        for (seen, out) in look.seen.iter().zip(bytes[Look::BYTES..].as_chunks_mut::<8>().0) {
+        bytes[..AttentionKernelArgs::BYTES].copy_from_slice(&listed.to_bytes());
+        for (seen, out) in look.seen.iter().zip(bytes[AttentionKernelArgs::BYTES..].as_chunks_mut::<8>().0) {
             *out = bytemuck::cast([word(seen.start)?, word(seen.end)?]);
         }
         bytes[sinks_at..][..size_of_val(sinks)].copy_from_slice(bytemuck::cast_slice(sinks));
@@ -229,17 +229,17 @@ impl State {
     }
 }
 
-/// How many times [`FEW`] queries look at one head of keys, in all; and the most positions that those see together.
-fn fews(look: &Wanted) -> (usize, usize) {
+/// How many times [`TILE_QUERIES`] queries look at one head of keys, in all; and the most positions that those see together.
+fn tiles(look: &Wanted) -> (usize, usize) {
     let group = look.heads / look.kv_heads;
     let pairs = look.seen.len() * group;
     let span = |first: usize| {
-        let some: &[Range<usize>] = &look.seen[first / group..(pairs.min(first + FEW)).div_ceil(group)];
+        let some: &[Range<usize>] = &look.seen[first / group..(pairs.min(first + TILE_QUERIES)).div_ceil(group)];
         let start = some.iter().map(|seen| seen.start).min().expect("there is one");
         some.iter().map(|seen| seen.end).max().expect("there is one") - start
     };
-    let span = (0..pairs).step_by(FEW).map(span).max().expect("there are queries");
-    (look.kv_heads * pairs.div_ceil(FEW), span)
+    let span = (0..pairs).step_by(TILE_QUERIES).map(span).max().expect("there are queries");
+    (look.kv_heads * pairs.div_ceil(TILE_QUERIES), span)
 }
 
 fn bad(what: String) -> GpuError {

@@ -13,15 +13,15 @@ use std::time::Duration;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUdevice_attribute_enum as Attribute};
 
-use crate::driver::{Driver, Event, Facts, Launch, Stream};
+use crate::driver::{Driver, EventHandle, GpuInfo, Launch, Stream};
 use crate::error::{GpuError, Result};
 
 /// No kernel takes more.
-const MOST_ARGUMENTS: usize = 8;
+const MAX_ARGUMENTS: usize = 8;
 /// A card that idles has the clocks of its memory and of its link down, and takes 100 ms or more to notice work.
-const WAKING: Duration = Duration::from_millis(250);
+const WARM_UP: Duration = Duration::from_millis(250);
 /// What a processor reads in about the 20 µs that a round trip takes.
-const LEAST_MATRIX: usize = 256 << 10;
+const MIN_MATRIX_BYTES: usize = 256 << 10;
 
 /// The driver's library, a card, and the kernels on it.
 pub struct Cuda {
@@ -116,18 +116,18 @@ impl Cuda {
 }
 
 impl Driver for Cuda {
-    fn facts(&self) -> Result<Facts> {
+    fn info(&self) -> Result<GpuInfo> {
         let (free, total) = self.ask("asking how much device memory is free", result::mem_get_info)?;
         let (free_bytes, total_bytes) = (free as u64, total as u64);
-        Ok(Facts { name: self.name.clone(), capability: self.capability, free_bytes, total_bytes })
+        Ok(GpuInfo { name: self.name.clone(), capability: self.capability, free_bytes, total_bytes })
     }
 
-    fn waking(&self) -> Duration {
-        WAKING
+    fn warm_up(&self) -> Duration {
+        WARM_UP
     }
 
-    fn least_matrix(&self) -> usize {
-        LEAST_MATRIX
+    fn min_matrix_bytes(&self) -> usize {
+        MIN_MATRIX_BYTES
     }
 
     fn allocate(&self, bytes: u64) -> Result<u64> {
@@ -136,7 +136,7 @@ impl Driver for Cuda {
         match unsafe { result::malloc_sync(bytes as usize) } {
             Ok(at) => Ok(at),
             Err(DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => {
-                Err(GpuError::OutOfMemory { bytes, free_bytes: self.facts()?.free_bytes })
+                Err(GpuError::OutOfMemory { bytes, free_bytes: self.info()?.free_bytes })
             }
             Err(e) => Err(failed(&format!("taking {bytes} bytes of device memory"), e)),
         }
@@ -179,29 +179,29 @@ impl Driver for Cuda {
         let _ = self.ask("letting go of page-locked memory", let_go);
     }
 
-    fn create_event(&self) -> Result<Event> {
+    fn create_event(&self) -> Result<EventHandle> {
         let create = || result::event::create(sys::CUevent_flags_enum::CU_EVENT_DEFAULT);
-        Ok(Event(self.ask("making an event", create)? as usize))
+        Ok(EventHandle(self.ask("making an event", create)? as usize))
     }
 
-    unsafe fn destroy_event(&self, event: Event) {
+    unsafe fn destroy_event(&self, event: EventHandle) {
         // SAFETY: as the caller guarantees.
         let _ = self.ask("forgetting an event", || unsafe { result::event::destroy(raw(event)) });
     }
 
-    fn record(&self, event: Event, stream: Stream) -> Result<()> {
+    fn record(&self, event: EventHandle, stream: Stream) -> Result<()> {
         // SAFETY: events and streams live until nobody knows them.
         self.ask("recording an event", || unsafe { result::event::record(raw(event), self.stream(stream)) })
     }
 
-    fn hold(&self, stream: Stream, event: Event) -> Result<()> {
+    fn wait_event(&self, stream: Stream, event: EventHandle) -> Result<()> {
         let flags = sys::CUevent_wait_flags_enum::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: as in `record`.
         let hold = || unsafe { result::stream::wait_event(self.stream(stream), raw(event), flags) };
         self.ask("letting a stream wait", hold)
     }
 
-    fn is_over(&self, event: Event) -> Result<bool> {
+    fn is_complete(&self, event: EventHandle) -> Result<bool> {
         self.enter()?;
         // SAFETY: as in `record`.
         match unsafe { result::event::query(raw(event)) } {
@@ -211,12 +211,12 @@ impl Driver for Cuda {
         }
     }
 
-    fn synchronise(&self, event: Event) -> Result<()> {
+    fn synchronise(&self, event: EventHandle) -> Result<()> {
         // SAFETY: as in `record`.
         self.ask("the GPU", || unsafe { result::event::synchronize(raw(event)) })
     }
 
-    fn elapsed(&self, from: Event, to: Event) -> Result<Duration> {
+    fn elapsed(&self, from: EventHandle, to: EventHandle) -> Result<Duration> {
         // SAFETY: as in `record`.
         let ms = self.ask("timing", || unsafe { result::event::elapsed(raw(from), raw(to)) })?;
         Ok(Duration::from_secs_f64(f64::from(ms.max(0.0)) / 1e3))
@@ -241,10 +241,10 @@ impl Driver for Cuda {
     }
 
     unsafe fn launch(&self, stream: Stream, launch: &Launch) -> Result<()> {
-        assert!(launch.arguments.len() <= MOST_ARGUMENTS, "{} takes too much", launch.kernel);
+        assert!(launch.arguments.len() <= MAX_ARGUMENTS, "{} takes too much", launch.kernel);
         let function = self.function(launch.kernel)?;
         let [x, y]: [c_uint; 2] = launch.grid;
-        let mut pointers = [null_mut::<c_void>(); MOST_ARGUMENTS];
+        let mut pointers = [null_mut::<c_void>(); MAX_ARGUMENTS];
         pointers.iter_mut().zip(launch.arguments).for_each(|(pointer, argument)| *pointer = argument.pointer());
         // SAFETY: as the caller guarantees; the driver copies the arguments before it returns.
         self.ask(format_args!("the kernel {}", launch.kernel), || unsafe {
@@ -284,7 +284,7 @@ fn of_versions(compiler: Option<(i32, i32)>, driver: Option<i32>) -> String {
     format!("loading kernels compiled by NVRTC {compiler} with a driver {driver}")
 }
 
-fn raw(event: Event) -> sys::CUevent {
+fn raw(event: EventHandle) -> sys::CUevent {
     event.0 as sys::CUevent
 }
 

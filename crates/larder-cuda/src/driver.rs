@@ -13,23 +13,23 @@ pub enum Stream {
     /// Kernels, and the copies of what they need and give.
     Compute,
     /// Experts from memory.
-    In,
+    CopyIn,
     /// Experts to memory.
-    Out,
+    CopyOut,
 }
 
 impl Stream {
     /// All of them.
-    pub const ALL: [Stream; 3] = [Stream::Compute, Stream::In, Stream::Out];
+    pub const ALL: [Stream; 3] = [Stream::Compute, Stream::CopyIn, Stream::CopyOut];
 }
 
 /// A point in a stream, named before it is set. Made by [`Driver::create_event`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Event(pub(crate) usize);
+pub struct EventHandle(pub(crate) usize);
 
 /// What is known of a GPU.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Facts {
+pub struct GpuInfo {
     /// As its maker calls it.
     pub name: String,
     /// Its compute capability, major and minor.
@@ -40,7 +40,7 @@ pub struct Facts {
     pub total_bytes: u64,
 }
 
-impl fmt::Display for Facts {
+impl fmt::Display for GpuInfo {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         let (major, minor) = self.capability;
         let gb = |bytes: u64| bytes as f64 / 1e9;
@@ -93,13 +93,13 @@ pub struct Launch<'a> {
 /// behind it on its stream: by all of them, but on the streams of experts perhaps only by the next.
 pub trait Driver: Send + Sync {
     /// What it is, and how much of its memory is free now.
-    fn facts(&self) -> Result<Facts>;
+    fn info(&self) -> Result<GpuInfo>;
 
     /// How much work it takes until its clocks are up, after it had nothing to do.
-    fn waking(&self) -> Duration;
+    fn warm_up(&self) -> Duration;
 
     /// Matrices with fewer bytes are multiplied with faster than inputs get there and outputs back.
-    fn least_matrix(&self) -> usize;
+    fn min_matrix_bytes(&self) -> usize;
 
     /// Takes some of the device's memory. What is in it is unspecified.
     fn allocate(&self, bytes: u64) -> Result<u64>;
@@ -133,28 +133,28 @@ pub trait Driver: Send + Sync {
     unsafe fn unregister(&self, from: *const u8);
 
     /// A new event, which counts as over until it is recorded.
-    fn create_event(&self) -> Result<Event>;
+    fn create_event(&self) -> Result<EventHandle>;
 
     /// Forgets an event.
     ///
     /// # Safety
     /// Nobody uses it from now on.
-    unsafe fn destroy_event(&self, event: Event);
+    unsafe fn destroy_event(&self, event: EventHandle);
 
     /// Sets the event behind all that was asked of the stream so far.
-    fn record(&self, event: Event, stream: Stream) -> Result<()>;
+    fn record(&self, event: EventHandle, stream: Stream) -> Result<()>;
 
     /// Lets the stream go on only when the event, as recorded last, is over.
-    fn hold(&self, stream: Stream, event: Event) -> Result<()>;
+    fn wait_event(&self, stream: Stream, event: EventHandle) -> Result<()>;
 
     /// Whether all before the event is over. An error says that something there failed.
-    fn is_over(&self, event: Event) -> Result<bool>;
+    fn is_complete(&self, event: EventHandle) -> Result<bool>;
 
     /// Waits until all before the event is over. An error says that something there failed.
-    fn synchronise(&self, event: Event) -> Result<()>;
+    fn synchronise(&self, event: EventHandle) -> Result<()>;
 
     /// The time between two events of one stream that are over.
-    fn elapsed(&self, from: Event, to: Event) -> Result<Duration>;
+    fn elapsed(&self, from: EventHandle, to: EventHandle) -> Result<Duration>;
 
     /// Waits until nothing is under way, however it went.
     fn drain(&self);
@@ -184,8 +184,12 @@ mod tests {
 
     #[test]
     fn facts_are_a_line() {
-        let facts =
-            Facts { name: "Card".into(), capability: (8, 9), free_bytes: 15_960_000_000, total_bytes: 16_900_000_000 };
+        let facts = GpuInfo {
+            name: "Card".into(),
+            capability: (8, 9),
+            free_bytes: 15_960_000_000,
+            total_bytes: 16_900_000_000,
+        };
         assert_eq!(facts.to_string(), "Card (compute capability 8.9, 16.0 of 16.9 GB free)");
     }
 }

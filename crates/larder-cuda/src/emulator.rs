@@ -11,14 +11,14 @@ use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::driver::{Driver, Event, Facts, Launch, Stream};
+use crate::driver::{Driver, EventHandle, GpuInfo, Launch, Stream};
 use crate::error::{GpuError, Result};
 use library::Kernels;
-use streams::{Act, Op, State};
+use streams::{QueuedOp, State, StreamOp};
 
 /// What can be made to fail.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Fault {
+pub enum EmulatorFault {
     /// Copies to the device.
     CopyIn,
     /// Copies from the device.
@@ -34,24 +34,24 @@ pub struct Emulator {
     state: Mutex<State>,
     kernels: &'static Kernels,
     total_bytes: u64,
-    least_matrix: usize,
+    min_matrix_bytes: usize,
 }
 
 impl Emulator {
     /// With so much memory; nothing fails. It is an error if there is no C++ compiler.
     pub fn new(total_bytes: u64, seed: u64) -> Result<Self> {
         let kernels = library::kernels()?;
-        Ok(Emulator { state: Mutex::new(State::new(seed)), kernels, total_bytes, least_matrix: 0 })
+        Ok(Emulator { state: Mutex::new(State::new(seed)), kernels, total_bytes, min_matrix_bytes: 0 })
     }
 
     /// One in so many of these fails, by chance: at once, or while it runs.
-    pub fn failing(self, fault: Fault, one_in: u64) -> Self {
+    pub fn with_fault(self, fault: EmulatorFault, one_in: u64) -> Self {
         self.lock().failing[fault as usize] = one_in;
         self
     }
 
     /// Slots cannot be page-locked where they are.
-    pub fn refusing_to_register(self) -> Self {
+    pub fn without_page_locking(self) -> Self {
         self.lock().refuses_to_register = true;
         self
     }
@@ -63,25 +63,25 @@ impl Emulator {
     }
 
     /// How long copies and launches are said to take.
-    pub fn taking(self, latency: Duration, bytes_per_s: f64, launch: Duration) -> Self {
+    pub fn with_times(self, latency: Duration, bytes_per_s: f64, launch: Duration) -> Self {
         self.lock().set_times(latency, bytes_per_s, launch);
         self
     }
 
     /// Smaller matrices are not worth the way; else all are.
-    pub fn leaving_below(self, least_matrix: usize) -> Self {
-        Emulator { least_matrix, ..self }
+    pub fn with_min_matrix_bytes(self, min_matrix_bytes: usize) -> Self {
+        Emulator { min_matrix_bytes, ..self }
     }
 
     /// It is slow at first: until half of this time it was busy.
-    pub fn waking_in(self, time: Duration) -> Self {
+    pub fn with_warm_up(self, time: Duration) -> Self {
         self.lock().waking = time;
         self
     }
 
     /// How many copies, launches and events were asked for that have not happened.
-    pub fn under_way(&self) -> usize {
-        self.lock().under_way()
+    pub fn pending_ops(&self) -> usize {
+        self.lock().pending_ops()
     }
 
     /// How many launches there were so far.
@@ -90,7 +90,7 @@ impl Emulator {
     }
 
     /// Bytes of its memory that are taken, and bytes here that are page-locked.
-    pub fn taken(&self) -> (u64, u64) {
+    pub fn allocated_bytes(&self) -> (u64, u64) {
         let state = self.lock();
         (state.device.bytes(), state.host.bytes() + state.registered.values().sum::<usize>() as u64)
     }
@@ -99,13 +99,13 @@ impl Emulator {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn ask(&self, stream: Stream, act: Act, fault: Option<Fault>) -> Result<()> {
+    fn ask(&self, stream: Stream, act: StreamOp, fault: Option<EmulatorFault>) -> Result<()> {
         let mut state = self.lock();
         let fails = fault.is_some_and(|fault| state.fails(fault));
         if fails && state.below(2) == 0 {
             return Err(GpuError::failed(act.name(), "the emulator was told to fail"));
         }
-        state.ask(stream, Op { act, fails });
+        state.ask(stream, QueuedOp { act, fails });
         // Meanwhile the device works, or does not.
         while state.below(3) == 0 && state.step(self.kernels) {}
         Ok(())
@@ -113,23 +113,23 @@ impl Emulator {
 }
 
 impl Driver for Emulator {
-    fn facts(&self) -> Result<Facts> {
+    fn info(&self) -> Result<GpuInfo> {
         let free_bytes = self.total_bytes - self.lock().device.bytes();
-        Ok(Facts { name: "emulator".into(), capability: (0, 0), free_bytes, total_bytes: self.total_bytes })
+        Ok(GpuInfo { name: "emulator".into(), capability: (0, 0), free_bytes, total_bytes: self.total_bytes })
     }
 
-    fn waking(&self) -> Duration {
+    fn warm_up(&self) -> Duration {
         self.lock().waking
     }
 
-    fn least_matrix(&self) -> usize {
-        self.least_matrix
+    fn min_matrix_bytes(&self) -> usize {
+        self.min_matrix_bytes
     }
 
     fn allocate(&self, bytes: u64) -> Result<u64> {
         let mut state = self.lock();
         let free_bytes = self.total_bytes - state.device.bytes();
-        if bytes > free_bytes || state.fails(Fault::Allocate) {
+        if bytes > free_bytes || state.fails(EmulatorFault::Allocate) {
             return Err(GpuError::OutOfMemory { bytes, free_bytes });
         }
         Ok(state.device.allocate(bytes as usize, 0xA5) as u64)
@@ -166,37 +166,37 @@ impl Driver for Emulator {
         assert!(!state.is_used(from, bytes), "memory was let go of that a copy is yet to use");
     }
 
-    fn create_event(&self) -> Result<Event> {
-        Ok(Event(self.lock().create_event()))
+    fn create_event(&self) -> Result<EventHandle> {
+        Ok(EventHandle(self.lock().create_event()))
     }
 
-    unsafe fn destroy_event(&self, _: Event) {}
+    unsafe fn destroy_event(&self, _: EventHandle) {}
 
-    fn record(&self, event: Event, stream: Stream) -> Result<()> {
+    fn record(&self, event: EventHandle, stream: Stream) -> Result<()> {
         let recording = self.lock().recording(event.0);
-        self.ask(stream, Act::Record(event.0, recording), None)
+        self.ask(stream, StreamOp::Record(event.0, recording), None)
     }
 
-    fn hold(&self, stream: Stream, event: Event) -> Result<()> {
+    fn wait_event(&self, stream: Stream, event: EventHandle) -> Result<()> {
         let recorded = self.lock().recorded(event.0);
-        self.ask(stream, Act::Hold(event.0, recorded), None)
+        self.ask(stream, StreamOp::WaitEvent(event.0, recorded), None)
     }
 
-    fn is_over(&self, event: Event) -> Result<bool> {
+    fn is_complete(&self, event: EventHandle) -> Result<bool> {
         let mut state = self.lock();
         state.step(self.kernels);
-        if state.is_over(event.0) { state.result(event.0).map(|()| true) } else { Ok(false) }
+        if state.is_complete(event.0) { state.result(event.0).map(|()| true) } else { Ok(false) }
     }
 
-    fn synchronise(&self, event: Event) -> Result<()> {
+    fn synchronise(&self, event: EventHandle) -> Result<()> {
         let mut state = self.lock();
-        while !state.is_over(event.0) {
+        while !state.is_complete(event.0) {
             assert!(state.step(self.kernels), "streams wait for each other in a circle");
         }
         state.result(event.0)
     }
 
-    fn elapsed(&self, from: Event, to: Event) -> Result<Duration> {
+    fn elapsed(&self, from: EventHandle, to: EventHandle) -> Result<Duration> {
         Ok(self.lock().elapsed(from.0, to.0))
     }
 
@@ -208,13 +208,13 @@ impl Driver for Emulator {
     unsafe fn copy_in(&self, stream: Stream, from: *const u8, to: u64, bytes: usize) -> Result<()> {
         let from = from as usize;
         self.lock().check_copy(from, to as usize, bytes)?;
-        self.ask(stream, Act::Copy { from, to: to as usize, bytes }, Some(Fault::CopyIn))
+        self.ask(stream, StreamOp::Copy { from, to: to as usize, bytes }, Some(EmulatorFault::CopyIn))
     }
 
     unsafe fn copy_out(&self, stream: Stream, from: u64, to: *mut u8, bytes: usize) -> Result<()> {
         let to = to as usize;
         self.lock().check_copy(to, from as usize, bytes)?;
-        self.ask(stream, Act::Copy { from: from as usize, to, bytes }, Some(Fault::CopyOut))
+        self.ask(stream, StreamOp::Copy { from: from as usize, to, bytes }, Some(EmulatorFault::CopyOut))
     }
 
     unsafe fn launch(&self, stream: Stream, launch: &Launch) -> Result<()> {
@@ -223,6 +223,10 @@ impl Driver for Emulator {
         state.check_launch(kernel, arguments)?;
         state.launches += 1;
         drop(state);
-        self.ask(stream, Act::Launch { kernel, grid, block, arguments: arguments.to_vec() }, Some(Fault::Launch))
+        self.ask(
+            stream,
+            StreamOp::Launch { kernel, grid, block, arguments: arguments.to_vec() },
+            Some(EmulatorFault::Launch),
+        )
     }
 }

@@ -1,7 +1,7 @@
 //! The kernels by what they do: what they take, and how many threads.
 #![allow(unsafe_code)]
 
-mod look;
+mod attention;
 
 use std::sync::Arc;
 
@@ -10,33 +10,33 @@ use larder_model::Activation;
 
 use crate::driver::{Argument, Driver, Launch, Stream};
 use crate::error::{GpuError, Result};
-pub use look::{Copied, FEW, Look};
+pub use attention::{AttentionKernelArgs, RowCopy, TILE_QUERIES};
 
 /// Threads of a block that computes products or quantises: four warps, each with rows or values of its own.
 const WARPS: u32 = 4;
 /// Threads of a block that has one value for each.
 const THREADS: u32 = 256;
 /// Bytes that a thread brings at a time.
-const BROUGHT: u64 = 16;
+const COPY_BYTES_PER_THREAD: u64 = 16;
 /// Blocks that bring bytes: with as many threads, enough is on its way to fill any link, and no more helps.
-const MOST_BRINGING: u32 = 64;
+const MAX_COPY_BLOCKS: u32 = 64;
 
 /// All that are called here.
 #[cfg(all(test, feature = "cuda"))]
 pub const KERNELS: [&str; 28] = [
-    "f32_round",
-    "f16_round",
-    "bf16_round",
-    "q8_0_one",
-    "q8_0_many",
-    "q4_0_one",
-    "q4_0_many",
-    "q4_k_one",
-    "q4_k_many",
-    "q5_k_one",
-    "q5_k_many",
-    "q6_k_one",
-    "q6_k_many",
+    "f32_matmul",
+    "f16_matmul",
+    "bf16_matmul",
+    "q8_0_matvec",
+    "q8_0_matmul",
+    "q4_0_matvec",
+    "q4_0_matmul",
+    "q4_k_matvec",
+    "q4_k_matmul",
+    "q5_k_matvec",
+    "q5_k_matmul",
+    "q6_k_matvec",
+    "q6_k_matmul",
     "silu",
     "gelu",
     "gelu_tanh",
@@ -47,16 +47,16 @@ pub const KERNELS: [&str; 28] = [
     "read_all",
     "scores_f32",
     "scores_f16",
-    "soften",
-    "blend_f32",
-    "blend_f16",
+    "softmax",
+    "weighted_sum_f32",
+    "weighted_sum_f16",
     "copy_rows",
-    "bring",
+    "copy_bytes",
 ];
 
 /// One product of a round, as kernels read it.
 #[derive(Clone, Copy, Debug)]
-pub struct Product {
+pub struct ProductKernelArgs {
     /// Where the weights begin.
     pub weights: u64,
     /// Where the inputs begin: floats or blocks, as the weights' kind takes them.
@@ -72,12 +72,12 @@ pub struct Product {
     /// How many tokens take part.
     pub tokens: u32,
     /// Whether rows are in groups of eight.
-    pub mixed: bool,
+    pub interleaved: bool,
 }
 
 /// A bias, as the kernel reads it.
 #[derive(Clone, Copy, Debug)]
-pub struct Bias {
+pub struct BiasKernelArgs {
     /// `[cols]`
     pub bias: u64,
     /// `[tokens, cols]`
@@ -88,24 +88,24 @@ pub struct Bias {
     pub cols: u32,
 }
 
-impl Bias {
+impl BiasKernelArgs {
     /// Its length for kernels.
     pub const BYTES: usize = 24;
 
     /// For kernels.
-    pub fn to_bytes(self) -> [u8; Bias::BYTES] {
+    pub fn to_bytes(self) -> [u8; BiasKernelArgs::BYTES] {
         pack([self.bias, self.out], [self.tokens, self.cols])
     }
 }
 
 /// Products that one launch computes: all with weights of one kind.
 #[derive(Default)]
-pub struct Round {
+pub struct ProductBatch {
     kind: Option<NumberFormat>,
-    products: Vec<Product>,
+    products: Vec<ProductKernelArgs>,
 }
 
-impl Round {
+impl ProductBatch {
     /// The length of one product for kernels.
     pub const BYTES: usize = 56;
 
@@ -116,56 +116,56 @@ impl Round {
     }
 
     /// One more.
-    pub fn push(&mut self, product: Product) {
+    pub fn push(&mut self, product: ProductKernelArgs) {
         self.products.push(product);
     }
 
     /// Their length for kernels.
     pub fn bytes(&self) -> usize {
-        self.products.len() * Round::BYTES
+        self.products.len() * ProductBatch::BYTES
     }
 
     /// For kernels, which find a product by the first of the launch's groups of rows that is its own.
     pub fn write(&self, out: &mut [u8]) {
         let mut first_group = 0;
-        for (p, out) in self.products.iter().zip(out.chunks_exact_mut(Round::BYTES)) {
-            let words = [p.rows, p.cols, p.tokens, u32::from(p.mixed), first_group, 0];
-            out.copy_from_slice(&pack::<{ Round::BYTES }, 4, 6>([p.weights, p.x, p.pick, p.out], words));
+        for (p, out) in self.products.iter().zip(out.chunks_exact_mut(ProductBatch::BYTES)) {
+            let words = [p.rows, p.cols, p.tokens, u32::from(p.interleaved), first_group, 0];
+            out.copy_from_slice(&pack::<{ ProductBatch::BYTES }, 4, 6>([p.weights, p.x, p.pick, p.out], words));
             first_group += p.groups();
         }
     }
 
     fn groups(&self) -> u32 {
-        self.products.iter().map(Product::groups).sum()
+        self.products.iter().map(ProductKernelArgs::groups).sum()
     }
 
     /// The kernel for one token per product, or for any number.
     fn kernel(&self) -> Option<&'static str> {
         let one = self.products.iter().all(|p| p.tokens <= 1);
         Some(match (self.kind?, one) {
-            (NumberFormat::F32, _) => "f32_round",
-            (NumberFormat::F16, _) => "f16_round",
-            (NumberFormat::Bf16, _) => "bf16_round",
-            (NumberFormat::Q8_0, true) => "q8_0_one",
-            (NumberFormat::Q8_0, false) => "q8_0_many",
-            (NumberFormat::Q4_0, true) => "q4_0_one",
-            (NumberFormat::Q4_0, false) => "q4_0_many",
-            (NumberFormat::Q4K, true) => "q4_k_one",
-            (NumberFormat::Q4K, false) => "q4_k_many",
-            (NumberFormat::Q5K, true) => "q5_k_one",
-            (NumberFormat::Q5K, false) => "q5_k_many",
-            (NumberFormat::Q6K, true) => "q6_k_one",
-            (NumberFormat::Q6K, false) => "q6_k_many",
+            (NumberFormat::F32, _) => "f32_matmul",
+            (NumberFormat::F16, _) => "f16_matmul",
+            (NumberFormat::Bf16, _) => "bf16_matmul",
+            (NumberFormat::Q8_0, true) => "q8_0_matvec",
+            (NumberFormat::Q8_0, false) => "q8_0_matmul",
+            (NumberFormat::Q4_0, true) => "q4_0_matvec",
+            (NumberFormat::Q4_0, false) => "q4_0_matmul",
+            (NumberFormat::Q4K, true) => "q4_k_matvec",
+            (NumberFormat::Q4K, false) => "q4_k_matmul",
+            (NumberFormat::Q5K, true) => "q5_k_matvec",
+            (NumberFormat::Q5K, false) => "q5_k_matmul",
+            (NumberFormat::Q6K, true) => "q6_k_matvec",
+            (NumberFormat::Q6K, false) => "q6_k_matmul",
         })
     }
 }
 
-impl Product {
+impl ProductKernelArgs {
     /// With a matrix that begins there; all else is to be filled in.
     pub fn with(part: &ExpertPart, weights: u64) -> Result<Self> {
-        let mixed = part.order == RowOrder::Rows8 && !part.kind.is_float();
+        let interleaved = part.order == RowOrder::Rows8 && !part.kind.is_float();
         let (rows, cols) = (word(part.rows)?, word(part.cols)?);
-        Ok(Product { weights, x: 0, pick: 0, out: 0, rows, cols, tokens: 0, mixed })
+        Ok(ProductKernelArgs { weights, x: 0, pick: 0, out: 0, rows, cols, tokens: 0, interleaved })
     }
 
     fn groups(&self) -> u32 {
@@ -188,7 +188,7 @@ impl Launches {
     }
 
     /// Computes products, which were written to `list`.
-    pub fn products(&self, round: &Round, list: u64) -> Result<()> {
+    pub fn products(&self, round: &ProductBatch, list: u64) -> Result<()> {
         let (count, groups) = (round.products.len() as u32, round.groups());
         let Some(kernel) = round.kernel().filter(|_| groups > 0) else { return Ok(()) };
         let arguments = [Argument::Address(list), Argument::Word(count), Argument::Word(groups)];
@@ -231,10 +231,10 @@ impl Launches {
 
     /// Copies bytes between the device and page-locked memory, without the engine that copies experts. Both addresses are
     /// multiples of 16.
-    pub fn bring(&self, from: u64, to: u64, bytes: u64) -> Result<()> {
-        let blocks = bytes.div_ceil(BROUGHT * u64::from(THREADS)).min(u64::from(MOST_BRINGING));
+    pub fn copy_bytes(&self, from: u64, to: u64, bytes: u64) -> Result<()> {
+        let blocks = bytes.div_ceil(COPY_BYTES_PER_THREAD * u64::from(THREADS)).min(u64::from(MAX_COPY_BLOCKS));
         let arguments = [Argument::Address(from), Argument::Address(to), Argument::Bytes(bytes)];
-        self.launch("bring", [blocks as u32, 1], THREADS, &arguments)
+        self.launch("copy_bytes", [blocks as u32, 1], THREADS, &arguments)
     }
 
     fn launch(&self, kernel: &'static str, grid: [u32; 2], block: u32, arguments: &[Argument]) -> Result<()> {
@@ -263,8 +263,9 @@ mod tests {
 
     #[test]
     fn products_are_written_as_kernels_read_them() {
-        let product = Product { weights: 1, x: 2, pick: 3, out: 4, rows: 17, cols: 64, tokens: 5, mixed: true };
-        let mut round = Round::default();
+        let product =
+            ProductKernelArgs { weights: 1, x: 2, pick: 3, out: 4, rows: 17, cols: 64, tokens: 5, interleaved: true };
+        let mut round = ProductBatch::default();
         round.begin(NumberFormat::Q4_0);
         round.push(product);
         round.push(product);
@@ -273,7 +274,7 @@ mod tests {
         let words: Vec<u32> = bytes.as_chunks().0.iter().map(|b| u32::from_ne_bytes(*b)).collect();
         assert_eq!(words[14 + 8..], [17, 64, 5, 1, 3, 0], "the second begins behind three groups");
         assert_eq!((words[13], bytes[8], bytes[56 + 24]), (0, 2, 4));
-        assert_eq!((round.groups(), round.kernel()), (6, Some("q4_0_many")));
+        assert_eq!((round.groups(), round.kernel()), (6, Some("q4_0_matmul")));
     }
 
     #[test]

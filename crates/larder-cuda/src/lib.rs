@@ -22,7 +22,7 @@
 //!
 //! | | kernel | |
 //! |---|---|---|
-//! | 1 | `KIND_one`, `KIND_many`, `KIND_round` | gate and up (a launch each if their kinds differ) |
+//! | 1 | `KIND_matvec`, `KIND_matmul` | gate and up (a launch each if their kinds differ) |
 //! | | `add_biases` | of both, if there are any |
 //! | 2 | `silu`, `gelu`, … | gate and up become one |
 //! | 3 | `quantise` | if down is quantised |
@@ -33,14 +33,14 @@
 //! outputs of a call back. Kernels make these copies up to some size, from and to page-locked memory: the engine that
 //! copies experts takes one after the other, and computing would wait for all of them.
 //!
-//! Attention is three launches over keys and values, which only ever come up: `scores_…`, `soften`, `blend_…`. In front of
+//! Attention is three launches over keys and values, which only ever come up: `scores_…`, `softmax`, `weighted_sum_…`. In front of
 //! them goes one copy of queries and of what they see, behind them one of what was mixed. New rows are copied up and put
 //! in their places by `copy_rows`.
 //!
 //! # Memory
 //!
 //! The arena should take what is left when all else has its place: open, [`upload`](larder_model::DeviceProducts::upload)
-//! resident weights, [`reserve`](Bench::reserve) for the longest call, and let the link allocate last. After that nothing
+//! resident weights, [`reserve`](GpuExperts::reserve) for the longest call, and let the link allocate last. After that nothing
 //! is taken but for calls that are longer.
 //!
 //! # Without a GPU
@@ -48,25 +48,25 @@
 //! Everything but `cuda.rs` stands on the trait [`Driver`]. The feature `emulator` has another implementation, which runs
 //! the same kernels on the CPU, in every order of the streams that events allow.
 
+mod arena_sync;
 mod attention;
-mod bench;
 mod driver;
 mod error;
-mod experts;
+mod expert_kernels;
+mod gpu_experts;
 mod launches;
 mod link;
 mod measure;
 mod memory;
-mod order;
 mod products;
-mod resident;
+mod weight_allocator;
 
 #[cfg(feature = "cuda")]
 mod cuda;
 #[cfg(feature = "emulator")]
 mod emulator;
 #[cfg(any(feature = "cuda", test))]
-mod images;
+mod kernel_cache;
 #[cfg(any(feature = "cuda", test))]
 mod sources;
 
@@ -75,29 +75,29 @@ use std::sync::Arc;
 use larder_core::ExpertLayout;
 use larder_model::Activation;
 
-pub use attention::Attention;
-pub use bench::Bench;
-pub use driver::{Argument, Driver, Event, Facts, Launch, Stream};
+use arena_sync::ArenaSync;
+pub use attention::GpuAttention;
+pub use driver::{Argument, Driver, EventHandle, GpuInfo, Launch, Stream};
 #[cfg(feature = "emulator")]
-pub use emulator::{Emulator, Fault};
+pub use emulator::{Emulator, EmulatorFault};
 pub use error::{GpuError, Result};
-pub use link::{How, Link};
+pub use gpu_experts::GpuExperts;
+pub use link::{CopyMode, GpuLink};
 pub use measure::Rates;
-use order::Order;
-pub use products::Products;
-pub use resident::resident_room;
+pub use products::GpuProducts;
+pub use weight_allocator::resident_bytes;
 
 /// A GPU that is ready to be used.
 pub struct Gpu {
     driver: Arc<dyn Driver>,
-    order: Arc<Order>,
-    how: How,
+    sync: Arc<ArenaSync>,
+    copy_mode: CopyMode,
 }
 
 /// The GPU of this number. The first time on a machine this takes some seconds, as its kernels are compiled.
 #[cfg(feature = "cuda")]
 pub fn open(ordinal: usize) -> Result<Gpu> {
-    Gpu::over(Arc::new(cuda::Cuda::open(ordinal)?))
+    Gpu::with_driver(Arc::new(cuda::Cuda::open(ordinal)?))
 }
 
 /// The GPU of this number, which this build cannot use.
@@ -108,43 +108,43 @@ pub fn open(_: usize) -> Result<Gpu> {
 
 impl Gpu {
     /// One behind this driver.
-    pub fn over(driver: Arc<dyn Driver>) -> Result<Self> {
-        let order = Arc::new(Order::new(&driver)?);
-        Ok(Gpu { driver, order, how: How::default() })
+    pub fn with_driver(driver: Arc<dyn Driver>) -> Result<Self> {
+        let sync = Arc::new(ArenaSync::new(&driver)?);
+        Ok(Gpu { driver, sync, copy_mode: CopyMode::default() })
     }
 
     /// What it is, and how much of its memory is free now.
-    pub fn facts(&self) -> Result<Facts> {
-        self.driver.facts()
+    pub fn info(&self) -> Result<GpuInfo> {
+        self.driver.info()
     }
 
     /// The way to its slots. There is one at a time.
-    pub fn link(&self) -> Link {
-        Link::new(&self.driver, self.order.clone(), self.how.clone())
+    pub fn link(&self) -> GpuLink {
+        GpuLink::new(&self.driver, self.sync.clone(), self.copy_mode.clone())
     }
 
-    /// How copies between slots find their bytes in memory, as a sentence once it is printed.
-    pub fn how(&self) -> How {
-        self.how.clone()
+    /// CopyMode copies between slots find their bytes in memory, as a sentence once it is printed.
+    pub fn copy_mode(&self) -> CopyMode {
+        self.copy_mode.clone()
     }
 
     /// Computes experts in the slots that [`link`](Self::link) fills.
-    pub fn bench(&self) -> Result<Bench> {
-        Bench::new(&self.driver, self.order.clone())
+    pub fn experts(&self) -> Result<GpuExperts> {
+        GpuExperts::new(&self.driver, self.sync.clone())
     }
 
-    /// Multiplies with matrices that it keeps. Takes so many bytes for them now, which [`resident_room`] says, and more
+    /// Multiplies with matrices that it keeps. Takes so many bytes for them now, which [`resident_bytes`] says, and more
     /// later only if they do not suffice.
-    pub fn products(&self, bytes: u64) -> Result<Products> {
-        Products::new(&self.driver, bytes)
+    pub fn products(&self, bytes: u64) -> Result<GpuProducts> {
+        GpuProducts::new(&self.driver, bytes)
     }
 
     /// Remembers keys and values, and attends to them.
-    pub fn attention(&self) -> Result<Attention> {
-        Attention::new(&self.driver)
+    pub fn attention(&self) -> Result<GpuAttention> {
+        GpuAttention::new(&self.driver)
     }
 
-    /// How fast it is, for experts of this layout, so many of which are computed together. Takes about half a second,
+    /// CopyMode fast it is, for experts of this layout, so many of which are computed together. Takes about half a second,
     /// and for that long an eighth of the memory that is free.
     pub fn measure(&self, layout: &ExpertLayout, act: Activation, experts: usize) -> Result<Rates> {
         measure::measure(&self.driver, layout, act, experts)

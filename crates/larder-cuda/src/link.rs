@@ -1,29 +1,29 @@
 //! Copies between slots in memory and those of the device, each way on a stream of its own.
 #![allow(unsafe_code)]
 
-mod lock;
+mod staging;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use larder_cache::tiers::{Device, DeviceError, Direction, Transfer, TransferDone};
 
+use crate::arena_sync::ArenaSync;
 use crate::driver::{Driver, Stream};
 use crate::error::Result;
-use crate::memory::{Mark, Room};
-use crate::order::Order;
-use lock::{Locked, Way};
+use crate::memory::{DeviceBuffer, StreamEvent};
+use staging::{CopyPath, PageLockedSlots};
 
-pub use lock::How;
+pub use staging::CopyMode;
 
 /// The way between memory and a GPU's arena.
 ///
 /// Whoever hands in slots keeps them mapped until the link is dropped, or uses their addresses for nothing else before.
-pub struct Link {
+pub struct GpuLink {
     driver: Arc<dyn Driver>,
-    order: Arc<Order>,
-    locked: Locked,
-    /// How many were taken.
+    sync: Arc<ArenaSync>,
+    locked: PageLockedSlots,
+    /// CopyMode many were taken.
     taken: u64,
     /// Under way in and out, each in the order in which they will be over.
     flights: [VecDeque<Flight>; 2],
@@ -31,32 +31,32 @@ pub struct Link {
     waiting: VecDeque<(u64, Transfer)>,
     /// Those that could not be begun.
     failed: VecDeque<TransferDone>,
-    spare_marks: Vec<Marks>,
+    spare_events: Vec<CopyEvents>,
 }
 
 struct Flight {
     number: u64,
     transfer: Transfer,
-    way: Way,
-    marks: Marks,
+    way: CopyPath,
+    events: CopyEvents,
 }
 
-struct Marks {
-    begin: Mark,
-    end: Mark,
+struct CopyEvents {
+    begin: StreamEvent,
+    end: StreamEvent,
 }
 
-impl Link {
-    pub(crate) fn new(driver: &Arc<dyn Driver>, order: Arc<Order>, how: How) -> Self {
-        Link {
+impl GpuLink {
+    pub(crate) fn new(driver: &Arc<dyn Driver>, sync: Arc<ArenaSync>, mode: CopyMode) -> Self {
+        GpuLink {
             driver: driver.clone(),
-            order,
-            locked: Locked::new(driver, how),
+            sync,
+            locked: PageLockedSlots::new(driver, mode),
             taken: 0,
             flights: Default::default(),
             waiting: VecDeque::new(),
             failed: VecDeque::new(),
-            spare_marks: Vec::new(),
+            spare_events: Vec::new(),
         }
     }
 
@@ -75,8 +75,8 @@ impl Link {
                 }
             };
             match self.begin(&mut transfer, &mut way) {
-                Ok(marks) => {
-                    let flight = Flight { number, transfer, way, marks };
+                Ok(events) => {
+                    let flight = Flight { number, transfer, way, events };
                     self.flights[flight.transfer.direction as usize].push_back(flight);
                 }
                 Err(e) => {
@@ -88,24 +88,24 @@ impl Link {
         }
     }
 
-    fn begin(&mut self, transfer: &mut Transfer, way: &mut Way) -> Result<Marks> {
+    fn begin(&mut self, transfer: &mut Transfer, way: &mut CopyPath) -> Result<CopyEvents> {
         let Transfer { direction, at, len, .. } = *transfer;
         let stream = stream(direction);
-        let marks = match self.spare_marks.pop() {
-            Some(marks) => marks,
-            None => Marks { begin: Mark::new(&self.driver)?, end: Mark::new(&self.driver)? },
+        let events = match self.spare_events.pop() {
+            Some(events) => events,
+            None => CopyEvents { begin: StreamEvent::new(&self.driver)?, end: StreamEvent::new(&self.driver)? },
         };
-        self.order.hold(stream, at)?;
+        self.sync.wait_for_compute(stream, at)?;
         // What goes the same way is in order anyway.
         let other_way = &self.flights[1 - direction as usize];
         if let Some(before) = other_way.iter().rev().find(|flight| flight.transfer.at == at) {
-            before.marks.end.hold(stream)?;
+            before.events.end.make_wait(stream)?;
         }
-        marks.begin.record(stream)?;
+        events.begin.record(stream)?;
         if direction == Direction::ToDevice {
             way.fill(transfer);
         }
-        let (here, there) = (way.address(transfer), self.order.address(at));
+        let (here, there) = (way.address(transfer), self.sync.address(at));
         // SAFETY: the slot, or the buffer, is this flight's until `end` is over, and has so many bytes, as has the device's
         // slot.
         unsafe {
@@ -114,20 +114,20 @@ impl Link {
                 Direction::FromDevice => self.driver.copy_out(stream, there, here, len)?,
             }
         }
-        marks.end.record(stream)?;
-        Ok(marks)
+        events.end.record(stream)?;
+        Ok(events)
     }
 
     /// The way of the flight to be waited for: one that is over, else the one begun first.
     fn next(&self) -> Option<usize> {
         let number = |way: &usize| self.flights[*way].front().map_or(u64::MAX, |flight| flight.number);
         let oldest = [0, 1].into_iter().min_by_key(number).filter(|way| !self.flights[*way].is_empty())?;
-        Some(if !self.is_over(oldest) && self.is_over(1 - oldest) { 1 - oldest } else { oldest })
+        Some(if !self.is_complete(oldest) && self.is_complete(1 - oldest) { 1 - oldest } else { oldest })
     }
 
     /// Whether the first that goes this way is over, well or not.
-    fn is_over(&self, way: usize) -> bool {
-        self.flights[way].front().is_some_and(|flight| flight.marks.end.is_over().unwrap_or(true))
+    fn is_complete(&self, way: usize) -> bool {
+        self.flights[way].front().is_some_and(|flight| flight.events.end.is_complete().unwrap_or(true))
     }
 
     /// One that is over or waited for; those that waited for its buffer begin.
@@ -138,13 +138,13 @@ impl Link {
     }
 
     fn land(&mut self, way: usize) -> Option<TransferDone> {
-        let Flight { mut transfer, way, marks, .. } = self.flights[way].pop_front()?;
-        let took = marks.end.synchronise().and_then(|()| marks.end.since(&marks.begin));
+        let Flight { mut transfer, way, events, .. } = self.flights[way].pop_front()?;
+        let took = events.end.synchronise().and_then(|()| events.end.since(&events.begin));
         if took.is_ok() {
             way.empty(&mut transfer);
         }
         self.locked.give_back(way);
-        self.spare_marks.push(marks);
+        self.spare_events.push(events);
         match took {
             Ok(took) => {
                 let Transfer { direction, slot, at, len, tag } = transfer;
@@ -155,14 +155,14 @@ impl Link {
     }
 }
 
-impl Device for Link {
+impl Device for GpuLink {
     fn allocate(&mut self, slots: usize, slot_bytes: usize) -> Result<(), DeviceError> {
-        let facts = self.driver.facts();
+        let facts = self.driver.info();
         let free_bytes = facts.map_or(0, |facts| facts.free_bytes);
         let refused = || DeviceError::OutOfMemory { slots, slot_bytes, free_bytes };
         let bytes = slots.checked_mul(slot_bytes).filter(|bytes| *bytes as u64 <= free_bytes).ok_or_else(refused)?;
-        let arena = Room::of(&self.driver, bytes).map_err(|_| refused())?;
-        self.order.set_arena(arena, slots, slot_bytes);
+        let arena = DeviceBuffer::of(&self.driver, bytes).map_err(|_| refused())?;
+        self.sync.set_arena(arena, slots, slot_bytes);
         self.locked.set_slot_bytes(slot_bytes);
         Ok(())
     }
@@ -175,7 +175,7 @@ impl Device for Link {
 
     fn poll(&mut self) -> Option<TransferDone> {
         self.failed.pop_front().or_else(|| {
-            let over = [0, 1].into_iter().find(|way| self.is_over(*way))?;
+            let over = [0, 1].into_iter().find(|way| self.is_complete(*way))?;
             self.land_and_go_on(over)
         })
     }
@@ -193,7 +193,7 @@ impl Device for Link {
     }
 }
 
-impl Drop for Link {
+impl Drop for GpuLink {
     fn drop(&mut self) {
         self.driver.drain();
     }
@@ -201,8 +201,8 @@ impl Drop for Link {
 
 fn stream(direction: Direction) -> Stream {
     match direction {
-        Direction::ToDevice => Stream::In,
-        Direction::FromDevice => Stream::Out,
+        Direction::ToDevice => Stream::CopyIn,
+        Direction::FromDevice => Stream::CopyOut,
     }
 }
 

@@ -10,20 +10,20 @@ use larder_model::Activation;
 
 use crate::driver::{Driver, Stream};
 use crate::error::Result;
-use crate::experts::{Activations, BLOCK_BYTES, Experts, Group};
+use crate::expert_kernels::{BLOCK_BYTES, DeviceActivations, ExpertBatch, ExpertKernels};
 use crate::launches::Launches;
-use crate::memory::{Mark, Pinned, Room};
+use crate::memory::{DeviceBuffer, PinnedBuffer, StreamEvent};
 
 /// Of the last so many runs the fastest counts.
 const LAST: usize = 5;
 /// Runs of what takes next to no time.
-const MOST_RUNS: usize = 4000;
+const MAX_RUNS: usize = 4000;
 /// Of the work that wakes a device so much is done again for each rate but the first, which may rest on other clocks.
-const PART_OF_WAKING: u32 = 3;
+const PART_OF_WARM_UP: u32 = 3;
 /// The longest copy.
-const MOST_COPIED: usize = 64 << 20;
+const MAX_COPY_BYTES: usize = 64 << 20;
 /// What is read of the device's memory: more than its caches hold.
-const MOST_READ: u64 = 256 << 20;
+const MAX_READ_BYTES: u64 = 256 << 20;
 /// Blocks that read it.
 const READERS: u32 = 2048;
 /// Of the memory that is free this part is used for a while.
@@ -51,31 +51,31 @@ impl Rates {
 
 /// Measures all rates; those of computing and copying for experts like this one, so many at a time.
 pub fn measure(driver: &Arc<dyn Driver>, layout: &ExpertLayout, act: Activation, experts: usize) -> Result<Rates> {
-    let room = driver.facts()?.free_bytes / PART_OF_FREE;
-    let mut timer = Timer { begin: Mark::new(driver)?, end: Mark::new(driver)?, least: driver.waking() };
-    let (copy_in, copy_out) = copies(driver, &mut timer, layout.bytes.min(MOST_COPIED).min(room as usize))?;
-    let read = read(driver, &timer, MOST_READ.min(room))?;
+    let room = driver.info()?.free_bytes / PART_OF_FREE;
+    let mut timer = Timer { begin: StreamEvent::new(driver)?, end: StreamEvent::new(driver)?, least: driver.warm_up() };
+    let (copy_in, copy_out) = copies(driver, &mut timer, layout.bytes.min(MAX_COPY_BYTES).min(room as usize))?;
+    let read = read(driver, &timer, MAX_READ_BYTES.min(room))?;
     let compute = compute(driver, &timer, layout, act, experts.clamp(1, (room as usize / layout.bytes).max(1)))?;
     Ok(Rates { copy_in, copy_out, read, compute })
 }
 
 /// Seconds per byte in and out.
 fn copies(driver: &Arc<dyn Driver>, timer: &mut Timer, bytes: usize) -> Result<(f64, f64)> {
-    let (there, mut here) = (Room::of(driver, bytes)?, Pinned::of(driver, bytes)?);
+    let (there, mut here) = (DeviceBuffer::of(driver, bytes)?, PinnedBuffer::of(driver, bytes)?);
     // SAFETY: both have so many bytes, and are waited for below.
-    let copy_in = || unsafe { driver.copy_in(Stream::In, here.as_ptr(), there.at(), bytes) };
-    let into = timer.per_byte(bytes, Stream::In, copy_in);
-    timer.least /= PART_OF_WAKING;
+    let copy_in = || unsafe { driver.copy_in(Stream::CopyIn, here.as_ptr(), there.at(), bytes) };
+    let into = timer.per_byte(bytes, Stream::CopyIn, copy_in);
+    timer.least /= PART_OF_WARM_UP;
     // SAFETY: as above.
-    let copy_out = || unsafe { driver.copy_out(Stream::Out, there.at(), here.as_mut_ptr(), bytes) };
-    let out_of = timer.per_byte(bytes, Stream::Out, copy_out);
+    let copy_out = || unsafe { driver.copy_out(Stream::CopyOut, there.at(), here.as_mut_ptr(), bytes) };
+    let out_of = timer.per_byte(bytes, Stream::CopyOut, copy_out);
     // After an error one may be under way.
     driver.drain();
     Ok((into?, out_of?))
 }
 
 fn read(driver: &Arc<dyn Driver>, timer: &Timer, bytes: u64) -> Result<f64> {
-    let (room, out) = (Room::of(driver, bytes as usize)?, Room::of(driver, 4 * READERS as usize)?);
+    let (room, out) = (DeviceBuffer::of(driver, bytes as usize)?, DeviceBuffer::of(driver, 4 * READERS as usize)?);
     let launches = Launches::new(driver);
     let read = || launches.read_all(room.at(), bytes, out.at(), READERS);
     timer.per_byte(bytes as usize, Stream::Compute, read)
@@ -83,14 +83,14 @@ fn read(driver: &Arc<dyn Driver>, timer: &Timer, bytes: u64) -> Result<f64> {
 
 fn compute(driver: &Arc<dyn Driver>, timer: &Timer, layout: &ExpertLayout, act: Activation, n: usize) -> Result<f64> {
     let hidden = layout.gate.cols;
-    let data = Room::of(driver, n * layout.bytes)?;
-    let x = Room::of(driver, 4 * hidden + hidden * BLOCK_BYTES)?;
-    let out = Room::of(driver, 4 * n * hidden)?;
-    let mut bench = Experts::new(driver)?;
+    let data = DeviceBuffer::of(driver, n * layout.bytes)?;
+    let x = DeviceBuffer::of(driver, 4 * hidden + hidden * BLOCK_BYTES)?;
+    let out = DeviceBuffer::of(driver, 4 * n * hidden)?;
+    let mut bench = ExpertKernels::new(driver)?;
     bench.reserve(layout, n, n)?;
     let experts: Vec<(u64, usize)> = (0..n).map(|i| (data.at() + (i * layout.bytes) as u64, 1)).collect();
-    let x = Activations { values: x.at(), blocks: x.at() };
-    let group = Group { layout, act, experts: &experts, picks: &vec![0; n], x, out: out.at() };
+    let x = DeviceActivations { values: x.at(), blocks: x.at() };
+    let group = ExpertBatch { layout, act, experts: &experts, picks: &vec![0; n], x, out: out.at() };
     timer.per_byte(n * layout.bytes, Stream::Compute, || {
         let lists = bench.send(&group)?;
         bench.compute(&group, &lists)
@@ -98,8 +98,8 @@ fn compute(driver: &Arc<dyn Driver>, timer: &Timer, layout: &ExpertLayout, act: 
 }
 
 struct Timer {
-    begin: Mark,
-    end: Mark,
+    begin: StreamEvent,
+    end: StreamEvent,
     /// How long to work at least.
     least: Duration,
 }
@@ -108,7 +108,7 @@ impl Timer {
     /// The fastest of the last runs: at first the clocks of a device that idled are down.
     fn per_byte(&self, bytes: usize, stream: Stream, mut ask: impl FnMut() -> Result<()>) -> Result<f64> {
         let (mut last, mut all) = ([Duration::MAX; LAST], Duration::ZERO);
-        for run in 0..MOST_RUNS {
+        for run in 0..MAX_RUNS {
             self.begin.record(stream)?;
             ask()?;
             self.end.record(stream)?;

@@ -7,7 +7,7 @@ use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::driver::{Driver, Event, Stream};
+use crate::driver::{Driver, EventHandle, Stream};
 use crate::error::Result;
 use crate::launches::Launches;
 
@@ -16,20 +16,20 @@ const STEP: usize = 64 * 1024;
 /// The most that a kernel copies. A card copies one thing at a time each way, whatever the streams, and what kernels wait
 /// for would wait behind whole experts, of 3 to 25 MB. What is longer than this belongs to many tokens, where computing
 /// takes so long that the wait does not count.
-const MOST_BROUGHT: usize = 1 << 20;
+const MAX_KERNEL_COPY_BYTES: usize = 1 << 20;
 /// What a kernel copies begins at a multiple of this.
 const ALIGN: u64 = 16;
 
 /// An event.
-pub struct Mark {
+pub struct StreamEvent {
     driver: Arc<dyn Driver>,
-    event: Event,
+    event: EventHandle,
 }
 
-impl Mark {
+impl StreamEvent {
     /// One that counts as over until it is recorded.
     pub fn new(driver: &Arc<dyn Driver>) -> Result<Self> {
-        Ok(Mark { driver: driver.clone(), event: driver.create_event()? })
+        Ok(StreamEvent { driver: driver.clone(), event: driver.create_event()? })
     }
 
     /// Behind all that was asked of the stream so far.
@@ -38,13 +38,13 @@ impl Mark {
     }
 
     /// Lets a stream wait for it.
-    pub fn hold(&self, stream: Stream) -> Result<()> {
-        self.driver.hold(stream, self.event)
+    pub fn make_wait(&self, stream: Stream) -> Result<()> {
+        self.driver.wait_event(stream, self.event)
     }
 
     /// Whether all before it is over.
-    pub fn is_over(&self) -> Result<bool> {
-        self.driver.is_over(self.event)
+    pub fn is_complete(&self) -> Result<bool> {
+        self.driver.is_complete(self.event)
     }
 
     /// Waits until all before it is over.
@@ -53,12 +53,12 @@ impl Mark {
     }
 
     /// The time since an earlier one of the same stream; both are over.
-    pub fn since(&self, earlier: &Mark) -> Result<Duration> {
+    pub fn since(&self, earlier: &StreamEvent) -> Result<Duration> {
         self.driver.elapsed(earlier.event, self.event)
     }
 }
 
-impl Drop for Mark {
+impl Drop for StreamEvent {
     fn drop(&mut self) {
         // SAFETY: nobody else knows it.
         unsafe { self.driver.destroy_event(self.event) }
@@ -66,21 +66,21 @@ impl Drop for Mark {
 }
 
 /// Memory of the device. What is in it is lost when it grows.
-pub struct Room {
+pub struct DeviceBuffer {
     driver: Arc<dyn Driver>,
     at: u64,
     bytes: usize,
 }
 
-impl Room {
+impl DeviceBuffer {
     /// None yet.
     pub fn new(driver: &Arc<dyn Driver>) -> Self {
-        Room { driver: driver.clone(), at: 0, bytes: 0 }
+        DeviceBuffer { driver: driver.clone(), at: 0, bytes: 0 }
     }
 
     /// Exactly so much of it.
     pub fn of(driver: &Arc<dyn Driver>, bytes: usize) -> Result<Self> {
-        let mut room = Room::new(driver);
+        let mut room = DeviceBuffer::new(driver);
         room.replace(bytes)?;
         Ok(room)
     }
@@ -112,33 +112,33 @@ impl Room {
     }
 }
 
-impl Drop for Room {
+impl Drop for DeviceBuffer {
     fn drop(&mut self) {
         self.give_back();
     }
 }
 
 /// Page-locked memory of this machine.
-pub struct Pinned {
+pub struct PinnedBuffer {
     driver: Arc<dyn Driver>,
     at: NonNull<u8>,
     bytes: usize,
 }
 
 // SAFETY: it is the only way to its bytes.
-unsafe impl Send for Pinned {}
+unsafe impl Send for PinnedBuffer {}
 // SAFETY: shared it only gives shared bytes.
-unsafe impl Sync for Pinned {}
+unsafe impl Sync for PinnedBuffer {}
 
-impl Pinned {
+impl PinnedBuffer {
     /// None yet.
     pub fn new(driver: &Arc<dyn Driver>) -> Self {
-        Pinned { driver: driver.clone(), at: NonNull::<u128>::dangling().cast(), bytes: 0 }
+        PinnedBuffer { driver: driver.clone(), at: NonNull::<u128>::dangling().cast(), bytes: 0 }
     }
 
     /// Exactly so much of it.
     pub fn of(driver: &Arc<dyn Driver>, bytes: usize) -> Result<Self> {
-        let mut pinned = Pinned::new(driver);
+        let mut pinned = PinnedBuffer::new(driver);
         if bytes > 0 {
             pinned.at = driver.allocate_host(bytes)?;
             pinned.bytes = bytes;
@@ -149,13 +149,13 @@ impl Pinned {
     /// Takes care that there are at least so many bytes. The caller guarantees that no copy uses it.
     fn ensure(&mut self, bytes: usize) -> Result<()> {
         if bytes > self.bytes {
-            *self = Pinned::of(&self.driver, bytes.next_multiple_of(STEP))?;
+            *self = PinnedBuffer::of(&self.driver, bytes.next_multiple_of(STEP))?;
         }
         Ok(())
     }
 }
 
-impl Deref for Pinned {
+impl Deref for PinnedBuffer {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -164,14 +164,14 @@ impl Deref for Pinned {
     }
 }
 
-impl DerefMut for Pinned {
+impl DerefMut for PinnedBuffer {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `deref`, and borrowed exclusively.
         unsafe { slice::from_raw_parts_mut(self.at.as_ptr(), self.bytes) }
     }
 }
 
-impl Drop for Pinned {
+impl Drop for PinnedBuffer {
     fn drop(&mut self) {
         if self.bytes > 0 {
             // SAFETY: its own; whoever copies waits before it lets go of it.
@@ -183,16 +183,16 @@ impl Drop for Pinned {
 /// Bytes on their way to kernels: written here, then copied in front of them.
 pub struct Upload {
     driver: Arc<dyn Driver>,
-    host: Pinned,
-    device: Room,
-    sent: Mark,
+    host: PinnedBuffer,
+    device: DeviceBuffer,
+    sent: StreamEvent,
     bytes: usize,
 }
 
 impl Upload {
     /// Nothing yet.
     pub fn new(driver: &Arc<dyn Driver>) -> Result<Self> {
-        let (host, device, sent) = (Pinned::new(driver), Room::new(driver), Mark::new(driver)?);
+        let (host, device, sent) = (PinnedBuffer::new(driver), DeviceBuffer::new(driver), StreamEvent::new(driver)?);
         Ok(Upload { driver: driver.clone(), host, device, sent, bytes: 0 })
     }
 
@@ -207,10 +207,10 @@ impl Upload {
 
     /// Copies them on the stream of the kernels.
     pub fn send(&mut self) -> Result<()> {
-        if !is_brought(self.device.at(), self.bytes) {
+        if !is_kernel_copy(self.device.at(), self.bytes) {
             return self.send_to(self.device.at());
         }
-        Launches::new(&self.driver).bring(self.host.as_ptr() as u64, self.device.at(), self.bytes as u64)?;
+        Launches::new(&self.driver).copy_bytes(self.host.as_ptr() as u64, self.device.at(), self.bytes as u64)?;
         self.sent.record(Stream::Compute)
     }
 
@@ -244,14 +244,14 @@ impl Drop for Upload {
 /// Bytes on their way from kernels.
 pub struct Download {
     driver: Arc<dyn Driver>,
-    host: Pinned,
-    arrived: Mark,
+    host: PinnedBuffer,
+    arrived: StreamEvent,
 }
 
 impl Download {
     /// Nothing yet.
     pub fn new(driver: &Arc<dyn Driver>) -> Result<Self> {
-        let (host, arrived) = (Pinned::new(driver), Mark::new(driver)?);
+        let (host, arrived) = (PinnedBuffer::new(driver), StreamEvent::new(driver)?);
         Ok(Download { driver: driver.clone(), host, arrived })
     }
 
@@ -272,8 +272,8 @@ impl Download {
 
     fn copy_and_wait(&mut self, from: u64, bytes: usize) -> Result<()> {
         self.reserve(bytes)?;
-        if is_brought(from, bytes) {
-            Launches::new(&self.driver).bring(from, self.host.as_mut_ptr() as u64, bytes as u64)?;
+        if is_kernel_copy(from, bytes) {
+            Launches::new(&self.driver).copy_bytes(from, self.host.as_mut_ptr() as u64, bytes as u64)?;
         } else if bytes > 0 {
             // SAFETY: there is room, and nobody looks at it before `arrived` is over.
             unsafe { self.driver.copy_out(Stream::Compute, from, self.host.as_mut_ptr(), bytes)? };
@@ -284,6 +284,6 @@ impl Download {
 }
 
 /// Whether a kernel copies so many bytes from or to this place of the device.
-fn is_brought(at: u64, bytes: usize) -> bool {
-    (1..=MOST_BROUGHT).contains(&bytes) && at.is_multiple_of(ALIGN)
+fn is_kernel_copy(at: u64, bytes: usize) -> bool {
+    (1..=MAX_KERNEL_COPY_BYTES).contains(&bytes) && at.is_multiple_of(ALIGN)
 }

@@ -3,37 +3,37 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use larder_core::{ExpertPart, NumberFormat};
-use larder_kernels::{Inputs, Weights};
+use larder_kernels::{Inputs, WeightMatrix};
 use larder_model::{DeviceProduct, DeviceProducts};
 
 use crate::driver::Driver;
 use crate::error::{GpuError, Result};
-use crate::experts::{Activations, BLOCK, BLOCK_BYTES};
-use crate::launches::{Launches, Product, Round, word};
-use crate::memory::{Download, Room, Upload};
-use crate::resident::Resident;
+use crate::expert_kernels::{BLOCK, BLOCK_BYTES, DeviceActivations};
+use crate::launches::{Launches, ProductBatch, ProductKernelArgs, word};
+use crate::memory::{DeviceBuffer, Download, Upload};
+use crate::weight_allocator::WeightAllocator;
 
 /// Bytes of a matrix that are copied at a time.
 const PIECE: usize = 4 << 20;
 
 /// Matrices on the device, and what products with them take.
-pub struct Products {
+pub struct GpuProducts {
     least: usize,
     state: Mutex<State>,
 }
 
 struct State {
     launches: Launches,
-    resident: Resident,
+    resident: WeightAllocator,
     kept: Vec<Matrix>,
     /// What brings matrices, one piece while the other is being copied.
     pieces: [Upload; 2],
     x: Upload,
     lists: Upload,
-    out: Room,
+    out: DeviceBuffer,
     download: Download,
     /// One for each kind.
-    rounds: [Round; NumberFormat::ALL.len()],
+    rounds: [ProductBatch; NumberFormat::ALL.len()],
 }
 
 /// A matrix on the device.
@@ -42,21 +42,21 @@ struct Matrix {
     at: u64,
 }
 
-impl Products {
+impl GpuProducts {
     pub(crate) fn new(driver: &Arc<dyn Driver>, bytes: u64) -> Result<Self> {
         let upload = || Upload::new(driver);
         let state = State {
             launches: Launches::new(driver),
-            resident: Resident::new(driver, bytes)?,
+            resident: WeightAllocator::new(driver, bytes)?,
             kept: Vec::new(),
             pieces: [upload()?, upload()?],
             x: upload()?,
             lists: upload()?,
-            out: Room::new(driver),
+            out: DeviceBuffer::new(driver),
             download: Download::new(driver)?,
             rounds: Default::default(),
         };
-        Ok(Products { least: driver.least_matrix(), state: Mutex::new(state) })
+        Ok(GpuProducts { least: driver.min_matrix_bytes(), state: Mutex::new(state) })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -64,13 +64,13 @@ impl Products {
     }
 }
 
-impl DeviceProducts for Products {
+impl DeviceProducts for GpuProducts {
     fn accepts(&self, bytes: usize) -> bool {
         bytes >= self.least
     }
 
-    fn upload(&self, weights: Weights) -> larder_model::Result<usize> {
-        let Weights { kind, order, rows, cols, bytes } = weights;
+    fn upload(&self, weights: WeightMatrix) -> larder_model::Result<usize> {
+        let WeightMatrix { kind, order, rows, cols, bytes } = weights;
         let part = ExpertPart { kind, order, rows, cols, offset: 0, bytes: bytes.len() };
         let mut state = self.lock();
         let at = state.resident.place(bytes.len() as u64)?;
@@ -90,7 +90,7 @@ impl State {
     fn multiply(&mut self, x: &Inputs, round: &mut [DeviceProduct]) -> Result<()> {
         self.check(x, round)?;
         let widely = round.iter().any(|p| self.kept[p.weights].part.kind.is_float());
-        let activations = Activations::send(&mut self.x, x, widely)?;
+        let activations = DeviceActivations::send(&mut self.x, x, widely)?;
         let values: usize = round.iter().map(|p| p.out.len()).sum();
         self.out.ensure(4 * values)?;
 
@@ -107,18 +107,19 @@ impl State {
     }
 
     /// Copies the lists of products to the device, those of one kind after those of the other, and says where they are.
-    fn send_lists(&mut self, x: Activations, all: usize, round: &[DeviceProduct]) -> Result<u64> {
+    fn send_lists(&mut self, x: DeviceActivations, all: usize, round: &[DeviceProduct]) -> Result<u64> {
         // The picks lie in front: their addresses are part of the lists.
         let picks: usize = round.iter().filter_map(|p| p.pick).map(size_of_val).sum();
         let lists = picks.next_multiple_of(16);
-        let (base, bytes) = self.lists.begin(lists + round.len() * Round::BYTES)?;
+        let (base, bytes) = self.lists.begin(lists + round.len() * ProductBatch::BYTES)?;
         let (mut end, mut out) = (0, self.out.at());
         self.rounds.iter_mut().zip(NumberFormat::ALL).for_each(|(round, kind)| round.begin(kind));
         for p in round {
             let Matrix { part, at } = &self.kept[p.weights];
             let tokens = word(p.pick.map_or(all, <[u32]>::len))?;
             let pick = p.pick.map_or(0, |_| base + end as u64);
-            let product = Product { x: x.for_part(part), pick, out, tokens, ..Product::with(part, *at)? };
+            let product =
+                ProductKernelArgs { x: x.for_part(part), pick, out, tokens, ..ProductKernelArgs::with(part, *at)? };
             let of_kind = self.rounds.iter_mut().zip(NumberFormat::ALL).find(|(_, kind)| *kind == part.kind);
             of_kind.expect("every kind has a round").0.push(product);
             let chosen: &[u8] = bytemuck::cast_slice(p.pick.unwrap_or_default());

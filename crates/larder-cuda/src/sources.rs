@@ -5,23 +5,23 @@ const COMMON: &str = include_str!("../kernels/common.cuh");
 
 /// One of the sources.
 #[derive(Clone, Copy)]
-pub struct Source {
+pub struct KernelSource {
     /// Its name in messages.
     pub file: &'static str,
     text: &'static str,
 }
 
 /// All of them. No two have kernels of one name.
-pub const SOURCES: [Source; 4] = [
-    Source { file: "blocks.cu", text: include_str!("../kernels/blocks.cu") },
-    Source { file: "floats.cu", text: include_str!("../kernels/floats.cu") },
-    Source { file: "between.cu", text: include_str!("../kernels/between.cu") },
-    Source { file: "attention.cu", text: include_str!("../kernels/attention.cu") },
+pub const SOURCES: [KernelSource; 4] = [
+    KernelSource { file: "blocks.cu", text: include_str!("../kernels/blocks.cu") },
+    KernelSource { file: "floats.cu", text: include_str!("../kernels/floats.cu") },
+    KernelSource { file: "elementwise.cu", text: include_str!("../kernels/elementwise.cu") },
+    KernelSource { file: "attention.cu", text: include_str!("../kernels/attention.cu") },
 ];
 
-impl Source {
+impl KernelSource {
     /// With what it includes in the place of saying so.
-    pub fn whole(&self) -> String {
+    pub fn with_includes(&self) -> String {
         let common: String =
             COMMON.lines().filter(|line| *line != "#pragma once").map(|line| format!("{line}\n")).collect();
         self.text.replace("#include \"common.cuh\"", &common)
@@ -35,9 +35,9 @@ mod tests {
     #[test]
     fn sources_are_whole() {
         for source in &SOURCES {
-            let text = source.whole();
+            let text = source.with_includes();
             assert!(!text.contains("#include") && !text.contains("#pragma once"), "{}", source.file);
-            assert!(text.contains("struct Product") && text.contains("__global__"), "{}", source.file);
+            assert!(text.contains("struct ProductKernelArgs") && text.contains("__global__"), "{}", source.file);
         }
     }
 }

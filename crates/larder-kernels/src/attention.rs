@@ -11,43 +11,43 @@ use larder_core::{NumberFormat, ROW_GROUP};
 
 use crate::disjoint::Disjoint;
 use crate::exp::exp;
-use crate::pool::Pool;
-use crate::set::{Set, Sums, TOKENS};
+use crate::kernel_set::{KernelSet, MAX_TOKENS, Sums};
+use crate::thread_pool::ThreadPool;
 use crate::weights::Panel;
 
 /// Rows of floats `[heads, positions, width]` in memory that may hold more than them.
 #[derive(Clone, Copy)]
-pub struct Table<'a> {
+pub struct KvTensor<'a> {
     /// How its numbers are stored.
     pub kind: NumberFormat,
     /// Where they lie.
     pub data: &'a [u8],
     /// Bytes from one head's first row to the next head's.
-    pub head: usize,
+    pub head_stride: usize,
     /// Bytes from one row to the next.
-    pub row: usize,
+    pub row_stride: usize,
     /// How many numbers of a row count.
     pub width: usize,
 }
 
-impl<'a> Table<'a> {
+impl<'a> KvTensor<'a> {
     /// Some rows of a head, from the first byte of the first one on.
     fn rows(&self, head: usize, rows: Range<usize>) -> &'a [u8] {
-        let end = (rows.end - 1) * self.row + self.width * self.kind.block_bytes();
-        &self.data[head * self.head..][rows.start * self.row..end]
+        let end = (rows.end - 1) * self.row_stride + self.width * self.kind.block_bytes();
+        &self.data[head * self.head_stride..][rows.start * self.row_stride..end]
     }
 
     fn check(&self, heads: usize, positions: usize) {
         assert!(self.kind.is_float(), "floats are remembered");
         let bytes = self.width * self.kind.block_bytes();
-        assert!(self.width > 0 && bytes <= self.row, "a row has the numbers that count");
-        let end = (heads - 1) * self.head + (positions - 1) * self.row + bytes;
+        assert!(self.width > 0 && bytes <= self.row_stride, "a row has the numbers that count");
+        let end = (heads - 1) * self.head_stride + (positions - 1) * self.row_stride + bytes;
         assert!(end <= self.data.len(), "too few rows");
     }
 }
 
 /// Who looks at what, whose tables may also lie elsewhere.
-pub struct Look<'a, T = Table<'a>> {
+pub struct AttentionArgs<'a, T = KvTensor<'a>> {
     /// `[queries, heads, keys.width]`
     pub queries: &'a [f32],
     /// Query heads.
@@ -66,11 +66,11 @@ pub struct Look<'a, T = Table<'a>> {
     pub sinks: Option<&'a [f32]>,
 }
 
-impl<'a, T> Look<'a, T> {
+impl<'a, T> AttentionArgs<'a, T> {
     /// The same at other tables.
-    pub fn at<U>(&self, keys: U, values: U) -> Look<'a, U> {
-        let Look { queries, heads, kv_heads, seen, scale, sinks, .. } = *self;
-        Look { queries, heads, keys, values, kv_heads, seen, scale, sinks }
+    pub fn with_kv<U>(&self, keys: U, values: U) -> AttentionArgs<'a, U> {
+        let AttentionArgs { queries, heads, kv_heads, seen, scale, sinks, .. } = *self;
+        AttentionArgs { queries, heads, keys, values, kv_heads, seen, scale, sinks }
     }
 }
 
@@ -86,87 +86,88 @@ thread_local! {
 ///
 /// # Panics
 /// If a length does not fit the shapes: they are checked once here, and nowhere below.
-pub fn attend(pool: &Pool, look: &Look, out: &mut [f32]) {
-    let (queries, heads, width) = (look.seen.len(), look.heads, look.values.width);
-    assert_eq!(look.queries.len(), queries * heads * look.keys.width, "queries do not fit the shape");
+pub fn attend(pool: &ThreadPool, args: &AttentionArgs, out: &mut [f32]) {
+    let (queries, heads, width) = (args.seen.len(), args.heads, args.values.width);
+    assert_eq!(args.queries.len(), queries * heads * args.keys.width, "queries do not fit the shape");
     assert_eq!(out.len(), queries * heads * width, "output does not fit the shape");
-    assert!(look.kv_heads > 0 && heads.is_multiple_of(look.kv_heads), "each key head serves as many query heads");
-    assert!(look.sinks.is_none_or(|s| s.len() == heads), "one sink per head");
-    assert!(look.seen.iter().all(|seen| seen.start < seen.end), "a query sees something");
-    let Some(end) = look.seen.iter().map(|seen| seen.end).max() else { return };
-    look.keys.check(look.kv_heads, end);
-    look.values.check(look.kv_heads, end);
-    assert_eq!(look.keys.row, look.keys.width * look.keys.kind.block_bytes(), "keys follow each other");
+    assert!(args.kv_heads > 0 && heads.is_multiple_of(args.kv_heads), "each key head serves as many query heads");
+    assert!(args.sinks.is_none_or(|s| s.len() == heads), "one sink per head");
+    assert!(args.seen.iter().all(|seen| seen.start < seen.end), "a query sees something");
+    let Some(end) = args.seen.iter().map(|seen| seen.end).max() else { return };
+    args.keys.check(args.kv_heads, end);
+    args.values.check(args.kv_heads, end);
+    assert_eq!(args.keys.row_stride, args.keys.width * args.keys.kind.block_bytes(), "keys follow each other");
 
     // All queries that look at the same head of keys, some of them in each task.
-    let pairs = queries * (heads / look.kv_heads);
-    let share = (look.kv_heads * pairs / (TASKS_PER_THREAD * pool.threads())).clamp(1, TOKENS);
+    let pairs = queries * (heads / args.kv_heads);
+    let share = (args.kv_heads * pairs / (TASKS_PER_THREAD * pool.threads())).clamp(1, MAX_TOKENS);
     let tasks = pairs.div_ceil(share);
-    let (set, out) = (Set::best(), Disjoint::new(out));
-    pool.run(look.kv_heads * tasks, &|task| {
+    let (set, out) = (KernelSet::best(), Disjoint::new(out));
+    pool.run(args.kv_heads * tasks, &|task| {
         let first = task % tasks * share;
-        let few = Few { look, set, kv: task / tasks, first, count: share.min(pairs - first) };
-        SCORES.with_borrow_mut(|scores| few.attend(scores, &out));
+        let tile = QueryTile { args, set, kv_head: task / tasks, first, count: share.min(pairs - first) };
+        SCORES.with_borrow_mut(|scores| tile.attend(scores, &out));
     });
 }
 
-/// Some of the queries that look at one head of keys, at most [`TOKENS`].
-struct Few<'a> {
-    look: &'a Look<'a>,
-    set: &'a Set,
-    kv: usize,
+/// Some of the queries that look at one head of keys, at most [`MAX_TOKENS`].
+struct QueryTile<'a> {
+    args: &'a AttentionArgs<'a>,
+    set: &'a KernelSet,
+    kv_head: usize,
     /// They are counted query by query, and within a query by head.
     first: usize,
     count: usize,
 }
 
-impl Few<'_> {
+impl QueryTile<'_> {
     /// Which query and head one of them is.
-    fn pair(&self, i: usize) -> (usize, usize) {
-        let group = self.look.heads / self.look.kv_heads;
+    fn query_and_head(&self, i: usize) -> (usize, usize) {
+        let group = self.args.heads / self.args.kv_heads;
         let pair = self.first + i;
-        (pair / group, self.kv * group + pair % group)
+        (pair / group, self.kv_head * group + pair % group)
     }
 
     fn attend(&self, scores: &mut Vec<f32>, out: &Disjoint<f32>) {
-        let Look { values, seen, heads, .. } = *self.look;
+        let AttentionArgs { values, seen, heads, .. } = *self.args;
         let (from, width) = self.score(scores);
         for (i, scores) in scores.chunks_exact_mut(width).take(self.count).enumerate() {
-            let (query, head) = self.pair(i);
+            let (query, head) = self.query_and_head(i);
             let seen = seen[query].clone();
             let scores = &mut scores[seen.start - from..seen.end - from];
-            let share = soften(scores, self.look.sinks.map(|s| s[head]));
+            let share = softmax(scores, self.args.sinks.map(|s| s[head]));
             // SAFETY: every query and head is in one task, and their stretches of the output do not overlap.
             let out = unsafe { out.slice((query * heads + head) * values.width, values.width) };
             out.fill(0.0);
-            let run = Run { kind: values.kind, bytes: values.rows(self.kv, seen), row_bytes: values.row };
-            (self.set.blend)(run, scores, out);
+            let rows =
+                StridedRows { kind: values.kind, bytes: values.rows(self.kv_head, seen), row_bytes: values.row_stride };
+            (self.set.weighted_sum)(rows, scores, out);
             out.iter_mut().for_each(|o| *o *= share);
         }
     }
 
     /// Every query with every key that any of them sees: `[count, width]`, the first column being position `from`.
     fn score(&self, scores: &mut Vec<f32>) -> (usize, usize) {
-        let Look { queries, keys, seen, heads, scale, .. } = *self.look;
-        let seen = |i: usize| &seen[self.pair(i).0];
+        let AttentionArgs { queries, keys, seen, heads, scale, .. } = *self.args;
+        let seen = |i: usize| &seen[self.query_and_head(i).0];
         let from = (0..self.count).map(|i| seen(i).start).min().expect("a task has queries");
         let to = (0..self.count).map(|i| seen(i).end).max().expect("a task has queries");
         let width = (to - from).next_multiple_of(ROW_GROUP);
         scores.resize(scores.len().max(self.count * width), 0.0);
 
-        let mut x = [&[][..]; TOKENS];
+        let mut x = [&[][..]; MAX_TOKENS];
         for (i, x) in x.iter_mut().take(self.count).enumerate() {
-            let (query, head) = self.pair(i);
+            let (query, head) = self.query_and_head(i);
             *x = &queries[(query * heads + head) * keys.width..][..keys.width];
         }
-        let mut sums = [Sums::default(); TOKENS];
+        let mut sums = [Sums::default(); MAX_TOKENS];
         let sums = &mut sums[..self.count];
         for first in (from..to).step_by(ROW_GROUP) {
             let rows = ROW_GROUP.min(to - first);
-            let bytes = keys.rows(self.kv, first..first + rows);
-            let next = &keys.rows(self.kv, first..to)[bytes.len()..];
+            let bytes = keys.rows(self.kv_head, first..first + rows);
+            let next = &keys.rows(self.kv_head, first..to)[bytes.len()..];
             let next = &next[..next.len().min(bytes.len())];
-            let Table { kind, width: blocks, row: row_bytes, .. } = keys;
+            let KvTensor { kind, width: blocks, row_stride: row_bytes, .. } = keys;
             let panel = Panel { kind, blocks, rows, row_bytes, interleaved: false, bytes, next };
             (self.set.floats)(&[panel], &x[..self.count], sums);
             for (scores, sums) in scores.chunks_exact_mut(width).zip(&*sums) {
@@ -179,7 +180,7 @@ impl Few<'_> {
 }
 
 /// Rows of floats, one after the other.
-pub(crate) struct Run<'a> {
+pub(crate) struct StridedRows<'a> {
     pub kind: NumberFormat,
     /// Up to the last byte that counts.
     pub bytes: &'a [u8],
@@ -189,26 +190,26 @@ pub(crate) struct Run<'a> {
 
 /// Replaces scores by `e^(score - most)`, and returns what makes them sum to one.
 #[cfg(target_arch = "x86_64")]
-fn soften(scores: &mut [f32], sink: Option<f32>) -> f32 {
+fn softmax(scores: &mut [f32], sink: Option<f32>) -> f32 {
     #[target_feature(enable = "avx2")]
     fn with_avx2(scores: &mut [f32], sink: Option<f32>) -> f32 {
-        soften_in_lanes(scores, sink)
+        softmax_in_lanes(scores, sink)
     }
     if std::arch::is_x86_feature_detected!("avx2") {
         // SAFETY: the processor has what the function is compiled for.
         unsafe { with_avx2(scores, sink) }
     } else {
-        soften_in_lanes(scores, sink)
+        softmax_in_lanes(scores, sink)
     }
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn soften(scores: &mut [f32], sink: Option<f32>) -> f32 {
-    soften_in_lanes(scores, sink)
+fn softmax(scores: &mut [f32], sink: Option<f32>) -> f32 {
+    softmax_in_lanes(scores, sink)
 }
 
 #[inline(always)]
-fn soften_in_lanes(scores: &mut [f32], sink: Option<f32>) -> f32 {
+fn softmax_in_lanes(scores: &mut [f32], sink: Option<f32>) -> f32 {
     let most = largest(scores).max(sink.unwrap_or(f32::NEG_INFINITY));
     scores.iter_mut().for_each(|s| *s = exp(*s - most));
     1.0 / (sum(scores) + sink.map_or(0.0, |s| exp(s - most)))
@@ -243,7 +244,7 @@ fn sum(values: &[f32]) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::blocks::{narrow, widen};
+    use crate::formats::{narrow, widen};
 
     fn values(len: usize, seed: f32) -> Vec<f32> {
         (0..len).map(|i| ((i as f32 + seed) * 0.731).sin()).collect()
@@ -278,18 +279,18 @@ mod tests {
                 let (v, plain_v) = stored(kind, &values(kv_heads * room * value, 0.3));
                 let row = |width: usize| width * kind.block_bytes();
                 let (kr, vr) = (row(key), row(value));
-                let look = Look {
+                let args = AttentionArgs {
                     queries: &q,
                     heads,
-                    keys: Table { kind, data: &k, head: room * kr, row: kr, width: key },
-                    values: Table { kind, data: &v, head: room * vr, row: vr, width: value },
+                    keys: KvTensor { kind, data: &k, head_stride: room * kr, row_stride: kr, width: key },
+                    values: KvTensor { kind, data: &v, head_stride: room * vr, row_stride: vr, width: value },
                     kv_heads,
                     seen: &seen,
                     scale: 0.7,
                     sinks,
                 };
                 let mut out = vec![f32::NAN; queries * heads * value];
-                attend(&Pool::new(2, false).unwrap(), &look, &mut out);
+                attend(&ThreadPool::new(2, false).unwrap(), &args, &mut out);
                 for (i, h) in (0..queries).flat_map(|i| (0..heads).map(move |h| (i, h))) {
                     let kv = h / (heads / kv_heads);
                     let q = &q[(i * heads + h) * key..][..key];
@@ -320,19 +321,19 @@ mod tests {
                 let seen: Vec<Range<usize>> = range.clone().map(|at| at / 5..at + 1).collect();
                 let row = width * kind.block_bytes();
                 let queries_of = &q[range.start * heads * width..range.end * heads * width];
-                let look = Look {
+                let args = AttentionArgs {
                     queries: queries_of,
                     heads,
-                    keys: Table { kind, data: &k, head: queries * row, row, width },
+                    keys: KvTensor { kind, data: &k, head_stride: queries * row, row_stride: row, width },
                     // Values in a part of the rows, as latent attention has them.
-                    values: Table { kind, data: &v, head: queries * row, row, width: width - 4 },
+                    values: KvTensor { kind, data: &v, head_stride: queries * row, row_stride: row, width: width - 4 },
                     kv_heads,
                     seen: &seen,
                     scale: 0.2,
                     sinks: None,
                 };
                 let mut out = vec![0.0; range.len() * heads * (width - 4)];
-                attend(&Pool::new(threads, false).unwrap(), &look, &mut out);
+                attend(&ThreadPool::new(threads, false).unwrap(), &args, &mut out);
                 out
             };
             let whole = run(1, 0..queries);

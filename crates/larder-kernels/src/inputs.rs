@@ -4,8 +4,8 @@
 use std::slice;
 
 use crate::disjoint::Disjoint;
-use crate::pool::Pool;
-use crate::set::Set;
+use crate::kernel_set::KernelSet;
+use crate::thread_pool::ThreadPool;
 
 /// Values that share a scale.
 pub const BLOCK: usize = 32;
@@ -77,20 +77,20 @@ impl Inputs {
     /// # Panics
     /// If `x` is not whole rows, or rows to be quantised are not whole blocks of 32.
     pub fn fill(&mut self, x: &[f32], cols: usize, quantise: bool) {
-        self.fill_on(&Pool::alone(), x, cols, quantise);
+        self.fill_on(&ThreadPool::single_threaded(), x, cols, quantise);
     }
 
     /// As [`fill`](Inputs::fill), by several threads if there is much to do.
     ///
     /// # Panics
     /// As `fill` does.
-    pub fn fill_on(&mut self, pool: &Pool, x: &[f32], cols: usize, quantise: bool) {
+    pub fn fill_on(&mut self, pool: &ThreadPool, x: &[f32], cols: usize, quantise: bool) {
         assert!(cols > 0 && x.len().is_multiple_of(cols), "activations are not whole rows of {cols}");
         assert!(!quantise || cols.is_multiple_of(BLOCK), "rows of {cols} activations are not whole blocks of {BLOCK}");
         self.cols = cols;
         self.values.resize(x.len(), 0.0);
         self.blocks.resize(if quantise { x.len() / BLOCK } else { 0 }, Block::default());
-        let set = Set::best();
+        let set = KernelSet::best();
         let (values, blocks) = (Disjoint::new(&mut self.values), Disjoint::new(&mut self.blocks));
         pool.run(x.len().div_ceil(TASK_VALUES), &|task| {
             let at = task * TASK_VALUES;
@@ -196,7 +196,7 @@ mod tests {
         let x: Vec<f32> = (0..5 * TASK_VALUES + 64).map(|i| (i as f32).cos()).collect();
         let (mut one, mut many) = (Inputs::new(), Inputs::new());
         one.fill(&x, 64, true);
-        many.fill_on(&Pool::new(3, false).unwrap(), &x, 64, true);
+        many.fill_on(&ThreadPool::new(3, false).unwrap(), &x, 64, true);
         assert!(one.values == many.values && one.blocks == many.blocks);
     }
 

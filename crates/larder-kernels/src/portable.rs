@@ -15,16 +15,16 @@
 use half::bf16;
 use larder_core::NumberFormat;
 
-use crate::attention::Run;
-use crate::blocks::{half, q4_0_quants, q4_k_quants, q5_k_quants, q6_k_quants, scale_min};
+use crate::attention::StridedRows;
 use crate::dot::dot_of;
+use crate::formats::{half, q4_0_quants, q4_k_quants, q5_k_quants, q6_k_quants, scale_min};
 use crate::inputs::{BLOCK, Block};
-use crate::set::{Set, Sums};
+use crate::kernel_set::{KernelSet, Sums};
 use crate::weights::Panel;
 
 /// The portable kernels.
-pub fn set() -> Option<Set> {
-    Some(Set { name: "portable", blocks, floats, blend, quantise })
+pub fn set() -> Option<KernelSet> {
+    Some(KernelSet { name: "portable", blocks, floats, weighted_sum, quantise })
 }
 
 fn blocks(panels: &[Panel], x: &[&[Block]], out: &mut [Sums]) {
@@ -56,17 +56,17 @@ fn blocks_of(panel: &Panel, x: &[&[Block]], out: &mut [Sums]) {
 }
 
 /// `out[j] += factors[i] · rows[i][j]`, for one row after the other.
-pub fn blend(run: Run, factors: &[f32], out: &mut [f32]) {
-    for (row, factor) in run.bytes.chunks(run.row_bytes).zip(factors) {
-        match run.kind {
-            NumberFormat::F32 => blend_row(row, *factor, out, f32::from_le_bytes),
-            NumberFormat::F16 => blend_row(row, *factor, out, half),
-            _ => blend_row(row, *factor, out, |b| bf16::from_le_bytes(b).to_f32()),
+pub fn weighted_sum(rows: StridedRows, factors: &[f32], out: &mut [f32]) {
+    for (row, factor) in rows.bytes.chunks(rows.row_bytes).zip(factors) {
+        match rows.kind {
+            NumberFormat::F32 => add_row(row, *factor, out, f32::from_le_bytes),
+            NumberFormat::F16 => add_row(row, *factor, out, half),
+            _ => add_row(row, *factor, out, |b| bf16::from_le_bytes(b).to_f32()),
         }
     }
 }
 
-fn blend_row<const B: usize>(row: &[u8], factor: f32, out: &mut [f32], widen: impl Fn([u8; B]) -> f32) {
+fn add_row<const B: usize>(row: &[u8], factor: f32, out: &mut [f32], widen: impl Fn([u8; B]) -> f32) {
     out.iter_mut().zip(row.as_chunks::<B>().0).for_each(|(o, v)| *o += factor * widen(*v));
 }
 

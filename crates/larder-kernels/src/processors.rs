@@ -3,21 +3,21 @@
 use std::fs;
 use std::path::Path;
 
-use crate::pin;
+use crate::affinity;
 
 /// Where the system tells of its processors.
 const SYSTEM: &str = "/sys/devices/system/cpu";
 
 /// How many processors this thread may use that are at least half as strong as the strongest of them; at least one.
-pub fn strong_processors() -> usize {
+pub fn performance_cores() -> usize {
     let usable = std::thread::available_parallelism().map_or(1, |n| n.get());
-    strong().map_or(usable, |strong| strong.len().clamp(1, usable))
+    strongest_first().map_or(usable, |strong| strong.len().clamp(1, usable))
 }
 
 /// The processors that this thread may use and that are at least half as strong as the strongest of them, which comes
 /// first.
-pub(crate) fn strong() -> std::io::Result<Vec<usize>> {
-    Ok(strong_of(pin::allowed()?, Path::new(SYSTEM)))
+pub(crate) fn strongest_first() -> std::io::Result<Vec<usize>> {
+    Ok(strong_of(affinity::allowed()?, Path::new(SYSTEM)))
 }
 
 fn strong_of(allowed: Vec<usize>, system: &Path) -> Vec<usize> {
@@ -64,6 +64,6 @@ mod tests {
 
     #[test]
     fn there_is_always_one() {
-        assert!(strong_processors() >= 1);
+        assert!(performance_cores() >= 1);
     }
 }

@@ -9,24 +9,24 @@ use larder_core::ROW_GROUP;
 use crate::disjoint::Disjoint;
 use crate::dot::dot;
 use crate::inputs::Inputs;
-use crate::pool::Pool;
-use crate::set::{PANELS, Set, Sums, TOKENS};
-use crate::weights::{Panel, Panels, Weights, widen_row};
+use crate::kernel_set::{KernelSet, MAX_PANELS, MAX_TOKENS, Sums};
+use crate::thread_pool::ThreadPool;
+use crate::weights::{Panel, Panels, WeightMatrix, widen_row};
 
 /// The least work for one task, in bytes of weights times tokens: to claim a task takes a tenth of a microsecond, and
 /// to read this much from memory a whole one.
-const LEAST_WORK: usize = 16 * 1024;
+const MIN_TASK_WORK: usize = 16 * 1024;
 
 /// Tasks per thread, so that a thread that is held up leaves its share to the others.
 const TASKS_PER_THREAD: usize = 8;
 
 /// Tokens that a task takes in a row, so that they and the weights stay in the second cache.
-const NEAR_TOKENS: usize = 64;
+const TOKENS_PER_PASS: usize = 64;
 
 /// One product: `out[t, r] = Σ_c weights[r, c] · x[t, c]`.
 pub struct Product<'a> {
     /// `[rows, cols]`
-    pub weights: Weights<'a>,
+    pub weights: WeightMatrix<'a>,
     /// `[any, cols]`. Quantised if the weights are; if not, the weights' rows are widened one by one, which is slow and
     /// what the fast way is compared with.
     pub x: &'a Inputs,
@@ -43,12 +43,12 @@ pub struct Product<'a> {
 ///
 /// # Panics
 /// If a length does not fit the shapes: they are checked once here, and nowhere below.
-pub fn products(pool: &Pool, products: &mut [Product]) {
+pub fn products(pool: &ThreadPool, products: &mut [Product]) {
     products.iter().for_each(Product::check);
     let work: usize = products.iter().map(Product::work).sum();
-    let share = LEAST_WORK.max(work / (pool.threads() * TASKS_PER_THREAD));
+    let share = MIN_TASK_WORK.max(work / (pool.threads() * TASKS_PER_THREAD));
     let tasks = products.iter().map(|p| p.tasks(share)).sum();
-    let (set, all) = (Set::best(), Shared::new(products));
+    let (set, all) = (KernelSet::best(), SharedProducts::new(products));
     pool.run(tasks, &|task| {
         let (product, task, out) = all.find(task, share);
         let panels = product.panels_per_task(share);
@@ -60,7 +60,7 @@ pub fn products(pool: &Pool, products: &mut [Product]) {
 impl Product<'_> {
     fn check(&self) {
         self.weights.check();
-        let Weights { rows, cols, .. } = self.weights;
+        let WeightMatrix { rows, cols, .. } = self.weights;
         assert!(self.x.tokens() == 0 || self.x.cols() == cols, "activations are not rows of {cols}");
         let known = |pick: &[u32]| pick.iter().all(|t| (*t as usize) < self.x.tokens());
         assert!(self.pick.is_none_or(known), "a token is picked that is not there");
@@ -79,7 +79,7 @@ impl Product<'_> {
     fn panels_per_task(&self, share: usize) -> usize {
         let panel_work = ROW_GROUP * self.weights.panels().row_bytes * self.tokens();
         let panels = (share / panel_work.max(1)).max(1);
-        if self.tokens() == 1 { panels.next_multiple_of(PANELS) } else { panels }
+        if self.tokens() == 1 { panels.next_multiple_of(MAX_PANELS) } else { panels }
     }
 
     fn tasks(&self, share: usize) -> usize {
@@ -90,7 +90,7 @@ impl Product<'_> {
     }
 
     /// The results of some panels for all tokens.
-    fn compute(&self, set: &Set, panels: Range<usize>, out: &Disjoint<f32>) {
+    fn compute(&self, set: &KernelSet, panels: Range<usize>, out: &Disjoint<f32>) {
         let tokens = self.tokens();
         if !self.weights.kind.is_float() && !self.x.is_quantised() {
             return self.compute_widened(panels, out);
@@ -98,18 +98,18 @@ impl Product<'_> {
         let stored = self.weights.panels();
         if tokens == 1 {
             // In several places at a time.
-            let step = panels.len().div_ceil(PANELS);
+            let step = panels.len().div_ceil(MAX_PANELS);
             for first in panels.start..panels.start + step {
-                let these: [_; PANELS] = std::array::from_fn(|i| (first + i * step).min(panels.end - 1));
+                let these: [_; MAX_PANELS] = std::array::from_fn(|i| (first + i * step).min(panels.end - 1));
                 let count = (first..panels.end).step_by(step).len();
                 self.tile::<1>(set, &stored, &these[..count], 0..1, out);
             }
             return;
         }
-        for near in (0..tokens).step_by(NEAR_TOKENS) {
+        for near in (0..tokens).step_by(TOKENS_PER_PASS) {
             for index in panels.clone() {
-                for first in (near..tokens.min(near + NEAR_TOKENS)).step_by(TOKENS) {
-                    self.tile::<TOKENS>(set, &stored, &[index], first..tokens.min(first + TOKENS), out);
+                for first in (near..tokens.min(near + TOKENS_PER_PASS)).step_by(MAX_TOKENS) {
+                    self.tile::<MAX_TOKENS>(set, &stored, &[index], first..tokens.min(first + MAX_TOKENS), out);
                 }
             }
         }
@@ -130,24 +130,24 @@ impl Product<'_> {
         }
     }
 
-    /// The results of some panels for some tokens, at most [`PANELS`] and `T`.
+    /// The results of some panels for some tokens, at most [`MAX_PANELS`] and `T`.
     #[inline]
     fn tile<const T: usize>(
         &self,
-        set: &Set,
+        set: &KernelSet,
         stored: &Panels,
         panels: &[usize],
         tokens: Range<usize>,
         out: &Disjoint<f32>,
     ) {
-        let stored: [_; PANELS] = std::array::from_fn(|i| {
+        let stored: [_; MAX_PANELS] = std::array::from_fn(|i| {
             let panel = stored.get(panels[i.min(panels.len() - 1)]);
             // For later tokens all is near already.
             if tokens.start == 0 { panel } else { Panel { next: &[], ..panel } }
         });
         let (stored, count) = (&stored[..panels.len()], tokens.len());
         let token = |t: usize| self.pick.map_or(t, |pick| pick[t] as usize);
-        let mut sums = [[Sums::default(); T]; PANELS];
+        let mut sums = [[Sums::default(); T]; MAX_PANELS];
         let sums = &mut sums.as_flattened_mut()[..panels.len() * count];
         if self.weights.kind.is_float() {
             let mut x = [&[][..]; T];
@@ -169,18 +169,18 @@ impl Product<'_> {
 }
 
 /// The products as all threads see them: everything can be read, and the outputs written through [`Disjoint`].
-struct Shared<'a, 'b> {
+struct SharedProducts<'a, 'b> {
     first: *mut Product<'a>,
     len: usize,
     products: PhantomData<&'b mut [Product<'a>]>,
 }
 
 // SAFETY: what is shared is Sync, but for the outputs, which are f32 and written in disjoint stretches.
-unsafe impl Sync for Shared<'_, '_> {}
+unsafe impl Sync for SharedProducts<'_, '_> {}
 
-impl<'a, 'b> Shared<'a, 'b> {
+impl<'a, 'b> SharedProducts<'a, 'b> {
     fn new(products: &'b mut [Product<'a>]) -> Self {
-        Shared { first: products.as_mut_ptr(), len: products.len(), products: PhantomData }
+        SharedProducts { first: products.as_mut_ptr(), len: products.len(), products: PhantomData }
     }
 
     /// Of all tasks of all products: the product that this one belongs to, its number there, and the output.

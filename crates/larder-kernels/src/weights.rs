@@ -2,14 +2,14 @@
 
 use larder_core::{BlockParts, NumberFormat, ROW_GROUP, RowOrder};
 
-use crate::blocks::widen;
+use crate::formats::widen;
 
 /// Bytes of the largest block.
-const MOST_BLOCK_BYTES: usize = NumberFormat::Q6K.block_bytes();
+const MAX_BLOCK_BYTES: usize = NumberFormat::Q6K.block_bytes();
 
 /// A weight matrix `[rows, cols]` in stored form.
 #[derive(Clone, Copy)]
-pub struct Weights<'a> {
+pub struct WeightMatrix<'a> {
     /// How its numbers are stored.
     pub kind: NumberFormat,
     /// In which order its bytes are.
@@ -22,17 +22,17 @@ pub struct Weights<'a> {
     pub bytes: &'a [u8],
 }
 
-impl<'a> Weights<'a> {
+impl<'a> WeightMatrix<'a> {
     pub(crate) fn check(&self) {
-        let Weights { kind, rows, cols, bytes, .. } = *self;
+        let WeightMatrix { kind, rows, cols, bytes, .. } = *self;
         assert_eq!(Some(bytes.len()), kind.matrix_bytes(rows, cols), "weight bytes do not fit the shape");
     }
 
     pub(crate) fn panels(&self) -> Panels<'a> {
         let blocks = self.cols / self.kind.block_len();
         let row_bytes = blocks * self.kind.block_bytes();
-        let mixed = self.order == RowOrder::Rows8 && !self.kind.is_float();
-        Panels { kind: self.kind, mixed, rows: self.rows, blocks, row_bytes, bytes: self.bytes }
+        let interleaved = self.order == RowOrder::Rows8 && !self.kind.is_float();
+        Panels { kind: self.kind, interleaved, rows: self.rows, blocks, row_bytes, bytes: self.bytes }
     }
 }
 
@@ -40,7 +40,7 @@ impl<'a> Weights<'a> {
 #[derive(Clone, Copy)]
 pub struct Panels<'a> {
     kind: NumberFormat,
-    mixed: bool,
+    interleaved: bool,
     rows: usize,
     blocks: usize,
     pub row_bytes: usize,
@@ -56,12 +56,12 @@ impl<'a> Panels<'a> {
     /// Rows `8 · index` and the seven that follow, or as many as there are.
     #[inline]
     pub fn get(&self, index: usize) -> Panel<'a> {
-        let Panels { kind, mixed, blocks, row_bytes, .. } = *self;
+        let Panels { kind, interleaved, blocks, row_bytes, .. } = *self;
         let first = index * ROW_GROUP;
         let rows = ROW_GROUP.min(self.rows - first);
         let (bytes, rest) = self.bytes[first * row_bytes..].split_at(rows * row_bytes);
         let next = &rest[..rest.len().min(bytes.len())];
-        Panel { kind, blocks, rows, row_bytes, interleaved: mixed && rows == ROW_GROUP, bytes, next }
+        Panel { kind, blocks, rows, row_bytes, interleaved: interleaved && rows == ROW_GROUP, bytes, next }
     }
 }
 
@@ -69,7 +69,7 @@ impl<'a> Panels<'a> {
 ///
 /// # Panics
 /// If there is no such row, or a length does not fit.
-pub fn widen_row(weights: Weights, row: usize, out: &mut [f32]) {
+pub fn widen_row(weights: WeightMatrix, row: usize, out: &mut [f32]) {
     weights.check();
     assert!(row < weights.rows, "row {row} of {}", weights.rows);
     let panel = weights.panels().get(row / ROW_GROUP);
@@ -120,7 +120,7 @@ impl<'a> Panel<'a> {
             return take(&self.row(row)[index * len..][..len]);
         }
         let parts = BlockParts::of(self.kind).expect("only blocks are interleaved");
-        let mut block = [0; MOST_BLOCK_BYTES];
+        let mut block = [0; MAX_BLOCK_BYTES];
         parts.pick(&self.bytes[index * len * ROW_GROUP..][..len * ROW_GROUP], row, &mut block[..len]);
         take(&block[..len])
     }
@@ -137,12 +137,12 @@ mod tests {
         for kind in NumberFormat::ALL {
             let (rows, cols) = (19, 2 * kind.block_len());
             let plain: Vec<u8> = (0..kind.matrix_bytes(rows, cols).unwrap()).map(|i| (i * 151 % 61) as u8).collect();
-            let mut mixed = plain.clone();
-            interleave(kind, rows, cols, &mut mixed);
+            let mut interleaved = plain.clone();
+            interleave(kind, rows, cols, &mut interleaved);
             for row in 0..rows {
                 let (mut a, mut b) = (vec![0.0; cols], vec![1.0; cols]);
-                widen_row(Weights { kind, order: RowOrder::Plain, rows, cols, bytes: &plain }, row, &mut a);
-                widen_row(Weights { kind, order: RowOrder::Rows8, rows, cols, bytes: &mixed }, row, &mut b);
+                widen_row(WeightMatrix { kind, order: RowOrder::Plain, rows, cols, bytes: &plain }, row, &mut a);
+                widen_row(WeightMatrix { kind, order: RowOrder::Rows8, rows, cols, bytes: &interleaved }, row, &mut b);
                 assert_eq!(a, b, "{kind}, row {row}");
             }
         }

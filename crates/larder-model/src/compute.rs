@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use larder_kernels::{Inputs, Look, Pool, Product, attend, products};
+use larder_kernels::{AttentionArgs, Inputs, Product, ThreadPool, attend, products};
 
 use crate::device::{DeviceAttention, DeviceProduct, DeviceProducts};
 use crate::error::Result;
@@ -13,7 +13,7 @@ use crate::nn::{KvFormat, KvLocation, KvView};
 /// How products are computed, and how exactly.
 pub struct ComputeContext {
     /// On which threads.
-    pub pool: Pool,
+    pub pool: ThreadPool,
     /// Whether activations meet quantised weights as they are, not rounded to eight bits: slow, and what the fast way
     /// is compared with.
     pub exact: bool,
@@ -56,15 +56,15 @@ impl Sub for ComputeTime {
 impl ComputeContext {
     /// The fast way on so many threads, each bound to a processor of its own if `pin`.
     pub fn new(threads: usize, pin: bool) -> io::Result<Self> {
-        Ok(ComputeContext::on(Pool::new(threads, pin)?))
+        Ok(ComputeContext::on(ThreadPool::new(threads, pin)?))
     }
 
     /// On the caller's thread.
     pub(crate) fn single_threaded() -> Self {
-        ComputeContext::on(Pool::alone())
+        ComputeContext::on(ThreadPool::single_threaded())
     }
 
-    fn on(pool: Pool) -> Self {
+    fn on(pool: ThreadPool) -> Self {
         ComputeContext {
             pool,
             exact: false,
@@ -102,14 +102,14 @@ impl ComputeContext {
     }
 
     /// Attention over remembered rows, where they are.
-    pub(crate) fn attend(&self, look: &Look<KvView>, out: &mut [f32]) -> Result<()> {
-        timed(&self.clocks.attention, || match (look.keys.location(), look.values.location()) {
+    pub(crate) fn attend(&self, args: &AttentionArgs<KvView>, out: &mut [f32]) -> Result<()> {
+        timed(&self.clocks.attention, || match (args.keys.location(), args.values.location()) {
             (KvLocation::Host(keys), KvLocation::Host(values)) => {
-                attend(&self.pool, &look.at(keys, values), out);
+                attend(&self.pool, &args.with_kv(keys, values), out);
                 Ok(())
             }
             (KvLocation::Device(device, keys), KvLocation::Device(_, values)) => {
-                device.attend(&look.at(keys, values), out)
+                device.attend(&args.with_kv(keys, values), out)
             }
             _ => unreachable!("a layer's rows are in one place"),
         })

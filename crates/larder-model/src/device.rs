@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use larder_core::{ExpertId, ExpertLayout, Gate, NumberFormat};
-use larder_kernels::{Inputs, Look, Weights};
+use larder_kernels::{AttentionArgs, Inputs, WeightMatrix};
 
 use crate::error::Result;
 use crate::experts::{MoeCall, Routed};
@@ -42,7 +42,7 @@ pub trait DeviceProducts: Send + Sync {
     fn accepts(&self, bytes: usize) -> bool;
 
     /// Copies a matrix into the device's memory, and returns the number by which it is known there.
-    fn upload(&self, weights: Weights) -> Result<usize>;
+    fn upload(&self, weights: WeightMatrix) -> Result<usize>;
 
     /// Computes all products in one go, and waits for them.
     ///
@@ -77,7 +77,7 @@ pub trait DeviceAttention: Send + Sync {
     fn copy(&self, from: usize, to: usize, len: usize) -> Result<()>;
 
     /// As [`larder_kernels::attend`], and waits for it. What cannot be is an error.
-    fn attend(&self, look: &Look<DeviceKvView>, out: &mut [f32]) -> Result<()>;
+    fn attend(&self, args: &AttentionArgs<DeviceKvView>, out: &mut [f32]) -> Result<()>;
 }
 
 /// The form of rows `[heads, room, row]`.

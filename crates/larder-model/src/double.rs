@@ -5,7 +5,7 @@ mod attention;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use larder_core::{NumberFormat, RowOrder};
-use larder_kernels::{Inputs, Pool, Product, Weights, products};
+use larder_kernels::{Inputs, Product, ThreadPool, WeightMatrix, products};
 
 use crate::device::{DeviceProduct, DeviceProducts};
 use crate::error::{ModelError, Result};
@@ -37,9 +37,9 @@ struct Kept {
 }
 
 impl Kept {
-    fn stored(&self) -> Weights<'_> {
+    fn stored(&self) -> WeightMatrix<'_> {
         let Kept { kind, order, rows, cols, bytes } = self;
-        Weights { kind: *kind, order: *order, rows: *rows, cols: *cols, bytes }
+        WeightMatrix { kind: *kind, order: *order, rows: *rows, cols: *cols, bytes }
     }
 }
 
@@ -81,8 +81,8 @@ impl DeviceProducts for ProductsDouble {
         bytes >= self.least
     }
 
-    fn upload(&self, weights: Weights) -> Result<usize> {
-        let Weights { kind, order, rows, cols, bytes } = weights;
+    fn upload(&self, weights: WeightMatrix) -> Result<usize> {
+        let WeightMatrix { kind, order, rows, cols, bytes } = weights;
         let mut state = self.lock();
         let taken: u64 = state.kept.iter().map(|kept| kept.bytes.len() as u64).sum();
         if taken + bytes.len() as u64 > self.free_bytes {
@@ -103,7 +103,7 @@ impl DeviceProducts for ProductsDouble {
         }
         let one = |p: &mut DeviceProduct<'_>| {
             let weights = state.kept[p.weights].stored();
-            products(&Pool::alone(), &mut [Product { weights, x, pick: p.pick, out: &mut *p.out }]);
+            products(&ThreadPool::single_threaded(), &mut [Product { weights, x, pick: p.pick, out: &mut *p.out }]);
         };
         round.iter_mut().for_each(one);
         Ok(())

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use larder_core::{ExpertId, ExpertLayout, ExpertPart};
-use larder_kernels::{Inputs, Product, Weights};
+use larder_kernels::{Inputs, Product, WeightMatrix};
 
 use crate::compute::ComputeContext;
 use crate::experts::{MoeCall, Routed};
@@ -148,8 +148,8 @@ impl ExpertWorkspace {
     }
 }
 
-fn weights<'a>(part: &ExpertPart, data: &'a [u8]) -> Weights<'a> {
-    Weights { kind: part.kind, order: part.order, rows: part.rows, cols: part.cols, bytes: part.of(data) }
+fn weights<'a>(part: &ExpertPart, data: &'a [u8]) -> WeightMatrix<'a> {
+    WeightMatrix { kind: part.kind, order: part.order, rows: part.rows, cols: part.cols, bytes: part.of(data) }
 }
 
 /// To each expert's rows its own bias.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use candle_core::{CpuStorage, Device, Storage, Tensor};
 use larder_core::{NumberFormat, RowOrder};
-use larder_kernels::{Inputs, Product, Weights as Stored};
+use larder_kernels::{Inputs, Product, WeightMatrix};
 
 use crate::bytes::Bytes;
 use crate::compute::ComputeContext;
@@ -40,8 +40,8 @@ impl Matrix {
         Matrix { kind, order, rows, cols, bytes, compute }
     }
 
-    fn stored(&self) -> Stored<'_> {
-        Stored { kind: self.kind, order: self.order, rows: self.rows, cols: self.cols, bytes: &self.bytes }
+    fn stored(&self) -> WeightMatrix<'_> {
+        WeightMatrix { kind: self.kind, order: self.order, rows: self.rows, cols: self.cols, bytes: &self.bytes }
     }
 
     /// Row `row` as f32.
@@ -127,7 +127,7 @@ impl<'a> MatmulBatch<'a> {
         let PlacedMatrix { kind, rows, cols, .. } = *weights;
         match &weights.location {
             Location::Host(order, bytes) => {
-                let weights = Stored { kind, order: *order, rows, cols, bytes };
+                let weights = WeightMatrix { kind, order: *order, rows, cols, bytes };
                 self.on_host.push(Product { weights, x: self.x, pick, out });
             }
             Location::Device(device, number) => {

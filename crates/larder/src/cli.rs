@@ -6,7 +6,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use larder_cache::CacheScope;
 use larder_core::NumberFormat;
 use larder_engine::Sampling;
-use larder_kernels::strong_processors;
+use larder_kernels::performance_cores;
 use larder_model::KvFormat;
 use larder_policy::eviction::EvictionSpec;
 use larder_policy::routing::RoutingSpec;
@@ -265,7 +265,7 @@ impl EngineFlags {
 
 /// As many threads as there are processors that are worth it, within reason.
 pub fn default_threads() -> usize {
-    strong_processors().min(THREADS_MAX)
+    performance_cores().min(THREADS_MAX)
 }
 
 /// More would only wait for each other.

@@ -70,14 +70,14 @@ mod real {
     pub fn open(flag: DeviceFlag) -> Result<GpuParts> {
         let gpu = match flag {
             #[cfg(feature = "emulator")]
-            DeviceFlag::Emulated => larder_cuda::Gpu::over(Arc::new(emulator()?)),
+            DeviceFlag::Emulated => larder_cuda::Gpu::with_driver(Arc::new(emulator()?)),
             _ => larder_cuda::open(0),
         };
         let gpu = gpu.context("--device")?;
-        let facts = gpu.facts()?;
-        let (link, bench) = (Box::new(gpu.link()), Box::new(gpu.bench()?));
+        let facts = gpu.info()?;
+        let (link, bench) = (Box::new(gpu.link()), Box::new(gpu.experts()?));
         let attention = Arc::new(gpu.attention()?);
-        let how = Box::new(gpu.how());
+        let how = Box::new(gpu.copy_mode());
         let gpu = Arc::new(gpu);
         let for_products = gpu.clone();
         let products = Box::new(move |bytes| {

@@ -276,7 +276,7 @@ unsigned atomicXor(unsigned *at, unsigned value) {
 }
 
 #include "../attention.cu"
-#include "../between.cu"
+#include "../elementwise.cu"
 #include "../blocks.cu"
 #include "../floats.cu"
 
@@ -299,13 +299,13 @@ struct Kernel {
 #define KERNEL(name) {#name, [](void **arguments) { call(name, arguments); }}
 
 constexpr Kernel KERNELS[] = {
-    KERNEL(q8_0_one), KERNEL(q8_0_many), KERNEL(q4_0_one), KERNEL(q4_0_many),
-    KERNEL(q4_k_one), KERNEL(q4_k_many), KERNEL(q5_k_one), KERNEL(q5_k_many), KERNEL(q6_k_one), KERNEL(q6_k_many),
-    KERNEL(f32_round), KERNEL(f16_round), KERNEL(bf16_round),
+    KERNEL(q8_0_matvec), KERNEL(q8_0_matmul), KERNEL(q4_0_matvec), KERNEL(q4_0_matmul),
+    KERNEL(q4_k_matvec), KERNEL(q4_k_matmul), KERNEL(q5_k_matvec), KERNEL(q5_k_matmul), KERNEL(q6_k_matvec), KERNEL(q6_k_matmul),
+    KERNEL(f32_matmul), KERNEL(f16_matmul), KERNEL(bf16_matmul),
     KERNEL(silu), KERNEL(relu), KERNEL(gelu), KERNEL(gelu_tanh), KERNEL(clamped_swiglu),
     KERNEL(quantise), KERNEL(add_biases), KERNEL(read_all),
-    KERNEL(scores_f32), KERNEL(scores_f16), KERNEL(soften), KERNEL(blend_f32), KERNEL(blend_f16), KERNEL(copy_rows),
-    KERNEL(bring),
+    KERNEL(scores_f32), KERNEL(scores_f16), KERNEL(softmax), KERNEL(weighted_sum_f32), KERNEL(weighted_sum_f16), KERNEL(copy_rows),
+    KERNEL(copy_bytes),
 };
 
 } // namespace

@@ -8,8 +8,8 @@ use cudarc::nvrtc::result::{self, NvrtcError};
 use cudarc::nvrtc::sys;
 
 use crate::error::{GpuError, Result};
-use crate::images::{Images, Recipe};
-use crate::sources::{SOURCES, Source};
+use crate::kernel_cache::{KernelCache, KernelKey};
+use crate::sources::{KernelSource, SOURCES};
 
 /// What to do where there is no library under any name that is looked for. That of CUDA 13 is not among them.
 const MISSING: &str = "NVIDIA's compiler of kernels is missing: neither libnvrtc.so nor libnvrtc.so.12 can be loaded. It is \
@@ -24,9 +24,9 @@ pub fn images(capability: (u32, u32)) -> Result<Vec<Vec<u8>>> {
         return Err(GpuError::Missing(MISSING.into()));
     }
     let target = Target::of(capability, &architectures()?)?;
-    let (images, target) = (&Images::of_user(), &target);
+    let (images, target) = (&KernelCache::of_user(), &target);
     thread::scope(|scope| {
-        let compile = |source: &'static Source| scope.spawn(move || image(source, target, images));
+        let compile = |source: &'static KernelSource| scope.spawn(move || image(source, target, images));
         let threads: Vec<_> = SOURCES.iter().map(compile).collect();
         threads.into_iter().map(|thread| thread.join().expect("compiling does not panic")).collect()
     })
@@ -79,13 +79,14 @@ pub fn version() -> Result<(i32, i32)> {
     Ok((major, minor))
 }
 
-fn image(source: &Source, target: &Target, images: &Images) -> Result<Vec<u8>> {
-    let (text, options) = (source.whole(), [target.option.clone(), "--fmad=false".into(), "--std=c++17".into()]);
-    let recipe = Recipe { text: &text, options: &options, compiler: version()? };
+fn image(source: &KernelSource, target: &Target, images: &KernelCache) -> Result<Vec<u8>> {
+    let (text, options) =
+        (source.with_includes(), [target.option.clone(), "--fmad=false".into(), "--std=c++17".into()]);
+    let recipe = KernelKey { text: &text, options: &options, compiler: version()? };
     images.get(&recipe, || compile(source, &text, &options, target))
 }
 
-fn compile(source: &Source, text: &str, options: &[String], target: &Target) -> Result<Vec<u8>> {
+fn compile(source: &KernelSource, text: &str, options: &[String], target: &Target) -> Result<Vec<u8>> {
     let failed = |cause: String| {
         let (major, minor) = target.capability;
         GpuError::Kernels { file: source.file, capability: format!("{major}.{minor}"), cause }
@@ -166,7 +167,7 @@ mod tests {
         for arch in [known.iter().min(), known.iter().max()].into_iter().flatten() {
             let target = Target::of((arch / 10, arch % 10), &known).unwrap();
             let options = [target.option.clone(), "--fmad=false".into(), "--std=c++17".into()];
-            let compile = |source: &Source| compile(source, &source.whole(), &options, &target).unwrap();
+            let compile = |source: &KernelSource| compile(source, &source.with_includes(), &options, &target).unwrap();
             let images: Vec<Vec<u8>> = SOURCES.iter().map(compile).collect();
             assert!(images.iter().all(|image| image.starts_with(b"\x7FELF")), "machine code for {arch}");
             for kernel in crate::launches::KERNELS {

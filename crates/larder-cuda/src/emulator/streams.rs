@@ -5,7 +5,7 @@ use std::alloc::{Layout, alloc, dealloc};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use super::Fault;
+use super::EmulatorFault;
 use super::library::Kernels;
 use crate::driver::{Argument, Stream};
 use crate::error::{GpuError, Result};
@@ -18,7 +18,7 @@ const RUBBISH: u8 = 0x5A;
 const ASLEEP: f64 = 4.0;
 
 /// Something that a stream was asked for.
-pub enum Act {
+pub enum StreamOp {
     Copy {
         from: usize,
         to: usize,
@@ -33,35 +33,35 @@ pub enum Act {
     /// An event, and its how manieth recording this is.
     Record(usize, u64),
     /// An event, and the recording to be waited for.
-    Hold(usize, u64),
+    WaitEvent(usize, u64),
 }
 
-impl Act {
+impl StreamOp {
     pub fn name(&self) -> String {
         match self {
-            Act::Copy { bytes, .. } => format!("copying {bytes} bytes"),
-            Act::Launch { kernel, .. } => format!("the kernel {kernel}"),
-            Act::Record(..) => "recording an event".into(),
-            Act::Hold(..) => "waiting for an event".into(),
+            StreamOp::Copy { bytes, .. } => format!("copying {bytes} bytes"),
+            StreamOp::Launch { kernel, .. } => format!("the kernel {kernel}"),
+            StreamOp::Record(..) => "recording an event".into(),
+            StreamOp::WaitEvent(..) => "waiting for an event".into(),
         }
     }
 }
 
-pub struct Op {
-    pub act: Act,
+pub struct QueuedOp {
+    pub act: StreamOp,
     pub fails: bool,
 }
 
 #[derive(Default)]
 struct Queue {
-    ops: VecDeque<Op>,
+    ops: VecDeque<QueuedOp>,
     clock_s: f64,
     /// What went wrong and no event has told yet; on the stream of kernels all of them will.
     failure: Option<GpuError>,
 }
 
 #[derive(Default)]
-struct Mark {
+struct EventState {
     asked: u64,
     over: u64,
     at_s: f64,
@@ -69,8 +69,8 @@ struct Mark {
 }
 
 pub struct State {
-    pub device: Memory,
-    pub host: Memory,
+    pub device: Allocations,
+    pub host: Allocations,
     /// Where memory was page-locked, and how much.
     pub registered: BTreeMap<usize, usize>,
     pub failing: [u64; 4],
@@ -84,15 +84,15 @@ pub struct State {
     s_per_byte: f64,
     launch_s: f64,
     queues: [Queue; 3],
-    marks: Vec<Mark>,
+    marks: Vec<EventState>,
     random: u64,
 }
 
 impl State {
     pub fn new(seed: u64) -> Self {
         State {
-            device: Memory::default(),
-            host: Memory::default(),
+            device: Allocations::default(),
+            host: Allocations::default(),
             registered: BTreeMap::new(),
             failing: [0; 4],
             refuses_to_register: false,
@@ -115,7 +115,7 @@ impl State {
         self.launch_s = launch.as_secs_f64();
     }
 
-    pub fn fails(&mut self, fault: Fault) -> bool {
+    pub fn fails(&mut self, fault: EmulatorFault) -> bool {
         let one_in = self.failing[fault as usize];
         one_in > 0 && self.below(one_in) == 0
     }
@@ -138,7 +138,7 @@ impl State {
         let [Argument::Address(from), Argument::Address(to), Argument::Bytes(bytes)] = *arguments else {
             return Ok(());
         };
-        if kernel != "bring" {
+        if kernel != "copy_bytes" {
             return Ok(());
         }
         let (from, to, bytes) = (from as usize, to as usize, bytes as usize);
@@ -147,9 +147,11 @@ impl State {
 
     /// Whether a copy or a kernel is yet to use this memory.
     pub fn is_used(&self, from: usize, bytes: usize) -> bool {
-        let uses = |op: &Op| match op.act {
-            Act::Copy { from: a, to: b, bytes: len } => [a, b].iter().any(|at| *at < from + bytes && from < at + len),
-            Act::Launch { ref arguments, .. } => arguments.iter().any(|argument| match argument {
+        let uses = |op: &QueuedOp| match op.act {
+            StreamOp::Copy { from: a, to: b, bytes: len } => {
+                [a, b].iter().any(|at| *at < from + bytes && from < at + len)
+            }
+            StreamOp::Launch { ref arguments, .. } => arguments.iter().any(|argument| match argument {
                 Argument::Address(at) => (from..from + bytes).contains(&(*at as usize)),
                 _ => false,
             }),
@@ -159,16 +161,16 @@ impl State {
     }
 
     /// How much was asked for that has not happened.
-    pub fn under_way(&self) -> usize {
+    pub fn pending_ops(&self) -> usize {
         self.queues.iter().map(|queue| queue.ops.len()).sum()
     }
 
-    pub fn ask(&mut self, stream: Stream, op: Op) {
+    pub fn ask(&mut self, stream: Stream, op: QueuedOp) {
         self.queues[stream as usize].ops.push_back(op);
     }
 
     pub fn create_event(&mut self) -> usize {
-        self.marks.push(Mark::default());
+        self.marks.push(EventState::default());
         self.marks.len() - 1
     }
 
@@ -183,7 +185,7 @@ impl State {
         self.marks[event].asked
     }
 
-    pub fn is_over(&self, event: usize) -> bool {
+    pub fn is_complete(&self, event: usize) -> bool {
         self.marks[event].over == self.marks[event].asked
     }
 
@@ -210,17 +212,17 @@ impl State {
     fn is_ready(&self, stream: usize) -> bool {
         match self.queues[stream].ops.front() {
             None => false,
-            Some(Op { act: Act::Hold(event, recording), .. }) => {
+            Some(QueuedOp { act: StreamOp::WaitEvent(event, recording), .. }) => {
                 self.ignores_events || self.marks[*event].over >= *recording
             }
             Some(_) => true,
         }
     }
 
-    fn perform(&mut self, stream: usize, op: Op, kernels: &Kernels) {
+    fn perform(&mut self, stream: usize, op: QueuedOp, kernels: &Kernels) {
         let what = op.act.name();
         let done = match op.act {
-            Act::Copy { from, to, bytes } => {
+            StreamOp::Copy { from, to, bytes } => {
                 self.work(stream, self.latency_s + bytes as f64 * self.s_per_byte);
                 // SAFETY: both were checked when it was asked for, and whoever asked keeps them until it is over.
                 unsafe {
@@ -231,17 +233,17 @@ impl State {
                 }
                 Ok(())
             }
-            Act::Launch { kernel, grid, block, arguments } => {
+            StreamOp::Launch { kernel, grid, block, arguments } => {
                 self.work(stream, self.launch_s);
                 // Behind a failure no kernel runs: what it would read may not be there.
                 let runs = !op.fails && self.queues[stream].failure.is_none();
                 if runs { kernels.launch(kernel, grid, block, &arguments) } else { Ok(()) }
             }
-            Act::Record(event, recording) => {
+            StreamOp::Record(event, recording) => {
                 self.record(stream, event, recording);
                 Ok(())
             }
-            Act::Hold(event, _) => {
+            StreamOp::WaitEvent(event, _) => {
                 let clock_s = &mut self.queues[stream].clock_s;
                 *clock_s = clock_s.max(self.marks[event].at_s);
                 Ok(())
@@ -267,7 +269,7 @@ impl State {
         if stream != Stream::Compute as usize {
             queue.failure = None;
         }
-        self.marks[event] = Mark { asked: self.marks[event].asked, over: recording, at_s, failure };
+        self.marks[event] = EventState { asked: self.marks[event].asked, over: recording, at_s, failure };
     }
 
     /// The next random number below `limit`, which is at least 1: splitmix64.
@@ -282,9 +284,9 @@ impl State {
 
 /// Pieces of memory, by where they begin.
 #[derive(Default)]
-pub struct Memory(BTreeMap<usize, usize>);
+pub struct Allocations(BTreeMap<usize, usize>);
 
-impl Memory {
+impl Allocations {
     /// A new piece, full of `filling`.
     pub fn allocate(&mut self, bytes: usize, filling: u8) -> usize {
         // SAFETY: the layout is not empty, and the bytes are there.
@@ -318,7 +320,7 @@ impl Memory {
     }
 }
 
-impl Drop for Memory {
+impl Drop for Allocations {
     fn drop(&mut self) {
         while let Some(at) = self.0.keys().next().copied() {
             self.free(at);

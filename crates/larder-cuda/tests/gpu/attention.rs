@@ -5,8 +5,8 @@ use std::slice;
 use std::sync::Arc;
 
 use larder_core::NumberFormat;
-use larder_cuda::{Emulator, Fault, Gpu};
-use larder_kernels::{Look, Pool, Table, attend, narrow};
+use larder_cuda::{Emulator, EmulatorFault, Gpu};
+use larder_kernels::{AttentionArgs, KvTensor, ThreadPool, attend, narrow};
 use larder_model::{DeviceAttention, DeviceKvShape, DeviceKvView};
 
 use crate::common::{Random, emulator, gpu};
@@ -36,9 +36,9 @@ impl Rows {
         }
     }
 
-    fn here(&self, width: usize) -> Table<'_> {
+    fn here(&self, width: usize) -> KvTensor<'_> {
         let DeviceKvShape { kind, capacity: room, row_bytes: row, .. } = self.form;
-        Table { kind, data: &self.data, head: room * row, row, width }
+        KvTensor { kind, data: &self.data, head_stride: room * row, row_stride: row, width }
     }
 
     fn there(&self, width: usize) -> DeviceKvView {
@@ -68,7 +68,7 @@ fn both(
 ) -> [Vec<u32>; 2] {
     let Shape { heads, kv_heads, key, value, .. } = *shape;
     let (queries, sinks) = (random.floats(seen.len() * heads * key), random.floats(heads));
-    let look = Look {
+    let args = AttentionArgs {
         queries: &queries,
         heads,
         keys: rows[0].here(key),
@@ -79,8 +79,8 @@ fn both(
         sinks: shape.sinks.then_some(&sinks[..]),
     };
     let (mut wanted, mut found) = (vec![0.0; seen.len() * heads * value], vec![f32::NAN; seen.len() * heads * value]);
-    attend(&Pool::new(1, false).unwrap(), &look, &mut wanted);
-    device.attend(&look.at(rows[0].there(key), rows[1].there(value)), &mut found).unwrap();
+    attend(&ThreadPool::new(1, false).unwrap(), &args, &mut wanted);
+    device.attend(&args.with_kv(rows[0].there(key), rows[1].there(value)), &mut found).unwrap();
     [wanted, found].map(|all| all.into_iter().map(f32::to_bits).collect())
 }
 
@@ -140,7 +140,7 @@ fn all_shapes_give_the_same_bits_as_they_grow() {
 fn scores_of_many_queries_at_many_positions_come_in_groups() {
     let Some(emulator) = emulator(4) else { return };
     let emulator = Arc::new(emulator);
-    let gpu = Gpu::over(emulator.clone()).unwrap();
+    let gpu = Gpu::with_driver(emulator.clone()).unwrap();
     let device = gpu.attention().unwrap();
     let (mut random, shape) = (Random::new(4), Shape { kind: NumberFormat::F16, ..shape(4, 2, 4, 4) });
     const ROOM: usize = 40_000;
@@ -153,7 +153,7 @@ fn scores_of_many_queries_at_many_positions_come_in_groups() {
     let [wanted, found] = both(&device, &mut random, &shape, [&keys, &values], &seen);
     assert!(wanted == found);
     assert_eq!(emulator.launches() - before, 2 + 3 * 3, "what goes up and comes down, and three groups");
-    let (taken, _) = emulator.taken();
+    let (taken, _) = emulator.allocated_bytes();
     assert!(taken < 25 << 20, "{taken} bytes");
 }
 
@@ -193,8 +193,8 @@ fn what_cannot_be_is_an_error() {
     let attend = |number, heads, width, queries: usize, seen: Range<usize>, out: usize, sinks: Option<&[f32]>| {
         let (queries, table) = (vec![0.0; queries], DeviceKvView { block: number, width });
         let (keys, values, seen) = (table, table, &[seen][..]);
-        let look = Look { queries: &queries, heads, keys, values, kv_heads: 2, seen, scale: 1.0, sinks };
-        device.attend(&look, &mut vec![0.0; out])
+        let args = AttentionArgs { queries: &queries, heads, keys, values, kv_heads: 2, seen, scale: 1.0, sinks };
+        device.attend(&args, &mut vec![0.0; out])
     };
     let number = rows.number;
     attend(number, 4, 4, 16, 0..10, 16, Some(&[0.0; 4])).unwrap();
@@ -226,7 +226,7 @@ fn what_cannot_be_is_an_error() {
 
 /// Reads and looks until something fails; whether what came before was right.
 fn until_it_fails(emulator: &Arc<Emulator>, seed: u64) -> Result<(), String> {
-    let gpu = Gpu::over(emulator.clone()).map_err(|e| e.to_string())?;
+    let gpu = Gpu::with_driver(emulator.clone()).map_err(|e| e.to_string())?;
     let (mut random, device) = (Random::new(seed), gpu.attention().map_err(|e| e.to_string())?);
     let form = DeviceKvShape { kind: NumberFormat::F16, heads: 1, capacity: 64, row_bytes: 16 };
     let number = device.allocate(form).map_err(|e| e.to_string())?;
@@ -234,15 +234,24 @@ fn until_it_fails(emulator: &Arc<Emulator>, seed: u64) -> Result<(), String> {
     for at in 0..8 {
         narrow(NumberFormat::F16, &random.floats(8), &mut data[at * 16..][..16]);
         device.append(number, at, &data[at * 16..][..16]).map_err(|e| e.to_string())?;
-        let table = Table { kind: NumberFormat::F16, data: &data, head: data.len(), row: 16, width: 8 };
+        let table =
+            KvTensor { kind: NumberFormat::F16, data: &data, head_stride: data.len(), row_stride: 16, width: 8 };
         let (seen, sinks) = (0..at + 1, None);
         let seen = slice::from_ref(&seen);
-        let look =
-            Look { queries: &queries, heads: 2, keys: table, values: table, kv_heads: 1, seen, scale: 1.0, sinks };
+        let args = AttentionArgs {
+            queries: &queries,
+            heads: 2,
+            keys: table,
+            values: table,
+            kv_heads: 1,
+            seen,
+            scale: 1.0,
+            sinks,
+        };
         let there = DeviceKvView { block: number, width: 8 };
-        device.attend(&look.at(there, there), &mut out).map_err(|e| e.to_string())?;
+        device.attend(&args.with_kv(there, there), &mut out).map_err(|e| e.to_string())?;
         let mut wanted = vec![0.0; 16];
-        attend(&Pool::new(1, false).unwrap(), &look, &mut wanted);
+        attend(&ThreadPool::new(1, false).unwrap(), &args, &mut wanted);
         assert_eq!(out, wanted, "seed {seed}");
     }
     Ok(())
@@ -251,14 +260,14 @@ fn until_it_fails(emulator: &Arc<Emulator>, seed: u64) -> Result<(), String> {
 #[test]
 fn what_fails_is_an_error_and_nothing_stays_behind() {
     // What is as little as this is copied by kernels.
-    for fault in [Fault::Launch, Fault::Allocate] {
+    for fault in [EmulatorFault::Launch, EmulatorFault::Allocate] {
         let mut failed = 0;
         for seed in 0..20 {
             let Some(emulator) = emulator(seed) else { return };
-            let emulator = Arc::new(emulator.failing(fault, 12));
+            let emulator = Arc::new(emulator.with_fault(fault, 12));
             let result = until_it_fails(&emulator, seed);
             failed += usize::from(result.is_err());
-            assert_eq!(emulator.taken(), (0, 0), "{fault:?}, seed {seed}");
+            assert_eq!(emulator.allocated_bytes(), (0, 0), "{fault:?}, seed {seed}");
         }
         assert!(failed > 3, "{fault:?}: {failed} of 20 failed");
     }

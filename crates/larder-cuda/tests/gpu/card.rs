@@ -4,7 +4,7 @@ use larder_core::{ExpertLayout, NumberFormat};
 use larder_cuda::{Gpu, GpuError};
 use larder_model::Activation;
 
-use crate::{attention, bench, link, order, products};
+use crate::{attention, experts, link, order, products};
 
 fn card() -> Option<Gpu> {
     match larder_cuda::open(0) {
@@ -23,7 +23,7 @@ fn a_card_gives_the_same_bits() {
     products::compare(&gpu);
     attention::compare(&gpu);
     let mut first = Some(gpu);
-    bench::compare(|_| first.take().or_else(card));
+    experts::compare(|_| first.take().or_else(card));
 }
 
 #[test]
@@ -33,7 +33,7 @@ fn a_card_keeps_the_order() {
         assert_eq!(link::play(&gpu, seed, false), 0);
         assert!(order::all_right(&gpu, seed), "seed {seed}");
     }
-    println!("{}", gpu.how());
+    println!("{}", gpu.copy_mode());
 }
 
 #[test]
@@ -42,6 +42,6 @@ fn a_card_can_be_measured() {
     let layout = ExpertLayout::new(2048, 1024, [NumberFormat::Q4_0; 3], false).unwrap();
     let start = std::time::Instant::now();
     let rates = gpu.measure(&layout, Activation::Silu, 8).unwrap();
-    println!("{}: {rates:?} in {:?}", gpu.facts().unwrap(), start.elapsed());
+    println!("{}: {rates:?} in {:?}", gpu.info().unwrap(), start.elapsed());
     assert!([rates.copy_in, rates.copy_out, rates.read, rates.compute].into_iter().all(|rate| rate > 0.0));
 }

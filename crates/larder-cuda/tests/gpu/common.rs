@@ -23,7 +23,7 @@ pub fn emulator(seed: u64) -> Option<Emulator> {
 }
 
 pub fn gpu(emulator: Emulator) -> Gpu {
-    Gpu::over(Arc::new(emulator)).unwrap()
+    Gpu::with_driver(Arc::new(emulator)).unwrap()
 }
 
 /// xorshift.
@@ -99,7 +99,7 @@ pub fn wait_for_all(link: &mut dyn Device) -> Vec<TransferDone> {
 }
 
 /// Brings experts to the device's slots of the same numbers.
-pub fn bring(link: &mut dyn Device, layout: &ExpertLayout, experts: &[Vec<u8>]) {
+pub fn upload_experts(link: &mut dyn Device, layout: &ExpertLayout, experts: &[Vec<u8>]) {
     link.allocate(experts.len(), layout.bytes).unwrap();
     for (at, slot) in slots(layout, experts).into_iter().enumerate() {
         link.submit(transfer(Direction::ToDevice, slot, at));
@@ -110,7 +110,7 @@ pub fn bring(link: &mut dyn Device, layout: &ExpertLayout, experts: &[Vec<u8>]) 
 }
 
 /// A layer's call.
-pub struct Layer {
+pub struct LayerCase {
     pub layout: ExpertLayout,
     pub gate: Gate,
     pub act: Activation,
@@ -119,7 +119,7 @@ pub struct Layer {
     pub routed: Routed,
 }
 
-impl Layer {
+impl LayerCase {
     /// Of `experts` experts each token chooses `k`, but some choose fewer.
     pub fn new(
         random: &mut Random,
@@ -140,7 +140,7 @@ impl Layer {
                 routed.weights.push(random.float());
             }
         }
-        Layer { layout, gate, act, x, tokens, routed }
+        LayerCase { layout, gate, act, x, tokens, routed }
     }
 
     pub fn call(&self) -> MoeCall<'_> {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use larder_cache::tiers::{Device, DeviceError, Direction, TransferDone};
 use larder_core::{ExpertLayout, NumberFormat};
-use larder_cuda::{Emulator, Fault, Gpu, Link};
+use larder_cuda::{Emulator, EmulatorFault, Gpu, GpuLink};
 use larder_store::reader::{Arena, Slot};
 
 use crate::common::{Random, emulator, gpu, slots, transfer, wait_for_all};
@@ -25,7 +25,7 @@ struct Model {
 }
 
 impl Model {
-    fn submit(&mut self, link: &mut Link, random: &mut Random) {
+    fn submit(&mut self, link: &mut GpuLink, random: &mut Random) {
         let Some(mut slot) = self.here.pop() else { return };
         let at = random.below(SLOTS);
         let (direction, holds) = match random.below(2) {
@@ -97,7 +97,7 @@ fn every_copy_brings_the_bytes_that_were_there_when_it_was_asked_for() {
 fn so_it_does_through_buffers() {
     for seed in 0..40 {
         let Some(emulator) = emulator(seed) else { return };
-        assert_eq!(play(&gpu(emulator.refusing_to_register()), seed, false), 0);
+        assert_eq!(play(&gpu(emulator.without_page_locking()), seed, false), 0);
     }
 }
 
@@ -106,9 +106,9 @@ fn copies_that_fail_come_back_with_their_slot() {
     let mut errors = 0;
     for seed in 0..40 {
         let Some(emulator) = emulator(seed) else { return };
-        let mut emulator = emulator.failing(Fault::CopyIn, 5).failing(Fault::CopyOut, 5);
+        let mut emulator = emulator.with_fault(EmulatorFault::CopyIn, 5).with_fault(EmulatorFault::CopyOut, 5);
         if seed % 2 == 0 {
-            emulator = emulator.refusing_to_register();
+            emulator = emulator.without_page_locking();
         }
         errors += play(&gpu(emulator), seed, true);
     }
@@ -120,7 +120,7 @@ fn what_is_over_is_found_without_waiting_for_the_rest() {
     for refusing in [false, true] {
         let Some(mut emulator) = emulator(3) else { return };
         if refusing {
-            emulator = emulator.refusing_to_register();
+            emulator = emulator.without_page_locking();
         }
         let mut link = gpu(emulator).link();
         link.allocate(SLOTS, BYTES).unwrap();
@@ -151,14 +151,14 @@ fn how_copies_go_is_said() {
         let (_, mut slots) = Arena::new(1, BYTES).unwrap();
         link.submit(transfer(Direction::ToDevice, slots.remove(0), 0));
         wait_for_all(&mut link);
-        assert_eq!(gpu.how().to_string(), sentence);
+        assert_eq!(gpu.copy_mode().to_string(), sentence);
     };
     let Some(straight) = emulator(1) else { return };
     expect(straight, "slots in memory are page-locked and copied straight");
     let Some(refusing) = emulator(1) else { return };
     let sentence = "slots in memory cannot be page-locked (page-locking memory failed: the emulator was told to refuse), so \
                     copies go through 4 buffers that are";
-    expect(refusing.refusing_to_register(), sentence);
+    expect(refusing.without_page_locking(), sentence);
 }
 
 #[test]
@@ -171,19 +171,19 @@ fn what_does_not_fit_is_refused_with_the_numbers() {
     assert_eq!(error, DeviceError::OutOfMemory { slots, slot_bytes: 4096, free_bytes: free });
     assert!(link.allocate(usize::MAX, 4096).is_err());
     let Some(failing) = emulator(1) else { return };
-    let error = gpu(failing.failing(Fault::Allocate, 1)).link().allocate(2, 4096).unwrap_err();
+    let error = gpu(failing.with_fault(EmulatorFault::Allocate, 1)).link().allocate(2, 4096).unwrap_err();
     assert_eq!(error, DeviceError::OutOfMemory { slots: 2, slot_bytes: 4096, free_bytes: free });
 }
 
 fn small_facts(emulator: &Emulator) -> u64 {
-    larder_cuda::Driver::facts(emulator).unwrap().free_bytes
+    larder_cuda::Driver::info(emulator).unwrap().free_bytes
 }
 
 #[test]
 fn a_copy_says_how_long_the_link_was_busy() {
     let Some(emulator) = emulator(1) else { return };
     let (latency, launch) = (std::time::Duration::from_micros(10), std::time::Duration::ZERO);
-    let gpu = gpu(emulator.taking(latency, 1e9, launch));
+    let gpu = gpu(emulator.with_times(latency, 1e9, launch));
     let mut link = gpu.link();
     link.allocate(1, BYTES).unwrap();
     let layout = ExpertLayout::new(32, 32, [NumberFormat::F32; 3], false).unwrap();
@@ -202,7 +202,7 @@ fn everything_is_given_back() {
     for seed in 0..8 {
         let Some(emulator) = emulator(seed) else { return };
         let emulator = Arc::new(emulator);
-        let gpu = Gpu::over(emulator.clone()).unwrap();
+        let gpu = Gpu::with_driver(emulator.clone()).unwrap();
         let mut link = gpu.link();
         link.allocate(SLOTS, BYTES).unwrap();
         let (_, memory) = Arena::new(SLOTS, BYTES).unwrap();
@@ -210,8 +210,8 @@ fn everything_is_given_back() {
         for (at, slot) in memory.into_iter().enumerate() {
             link.submit(transfer(Direction::ToDevice, slot, at));
         }
-        assert_eq!(emulator.taken(), ((SLOTS * BYTES) as u64, (SLOTS * BYTES) as u64));
+        assert_eq!(emulator.allocated_bytes(), ((SLOTS * BYTES) as u64, (SLOTS * BYTES) as u64));
         drop((link, gpu));
-        assert_eq!(emulator.taken(), (0, 0));
+        assert_eq!(emulator.allocated_bytes(), (0, 0));
     }
 }

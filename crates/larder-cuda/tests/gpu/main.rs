@@ -1,10 +1,10 @@
 //! All but the driver, over a GPU that is none.
 
 mod attention;
-mod bench;
 #[cfg(feature = "cuda")]
 mod card;
 mod common;
+mod experts;
 mod link;
 mod measure;
 mod order;

@@ -5,19 +5,19 @@ use larder_core::{ExpertId, ExpertLayout, NumberFormat};
 use larder_cuda::Gpu;
 use larder_model::Activation;
 
-use crate::common::{Layer, Random, bring, emulator, gpu, slots, transfer, wait_for_all};
+use crate::common::{LayerCase, Random, emulator, gpu, slots, transfer, upload_experts, wait_for_all};
 
 /// Lets experts change places while they are computed; whether all came out as if each had waited for the other.
 pub fn all_right(gpu: &Gpu, seed: u64) -> bool {
     let mut random = Random::new(seed);
     let layout = ExpertLayout::new(64, 32, [NumberFormat::Q8_0; 3], false).unwrap();
     let mut there: Vec<_> = (0..2).map(|_| random.expert(&layout)).collect();
-    let (mut link, mut bench) = (gpu.link(), gpu.bench().unwrap());
-    bring(&mut link, &layout, &there);
+    let (mut link, mut bench) = (gpu.link(), gpu.experts().unwrap());
+    upload_experts(&mut link, &layout, &there);
     let mut right = true;
     for _ in 0..6 {
         let next: Vec<_> = (0..2).map(|_| random.expert(&layout)).collect();
-        let layer = Layer::new(&mut random, layout.clone(), Activation::Silu, 3, (2, 2), false);
+        let layer = LayerCase::new(&mut random, layout.clone(), Activation::Silu, 3, (2, 2), false);
         let experts: Vec<_> = there.iter().enumerate().map(|(i, data)| (ExpertId(i as u16), data.as_slice())).collect();
         let wanted = layer.by_cpu(&experts);
         layer.begin(&mut bench, &[&[(ExpertId(0), 0)], &[(ExpertId(1), 1)]]);

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use larder_core::{NumberFormat, RowOrder, interleave};
-use larder_cuda::{Fault, Gpu, GpuError, resident_room};
-use larder_kernels::{Inputs, Pool, Product, Weights, products};
+use larder_cuda::{EmulatorFault, Gpu, GpuError, resident_bytes};
+use larder_kernels::{Inputs, Product, ThreadPool, WeightMatrix, products};
 use larder_model::{DeviceProduct, DeviceProducts};
 
 use crate::common::{MEMORY, Random, emulator, gpu};
@@ -28,8 +28,8 @@ impl Matrix {
         Matrix { kind, order, rows, bytes }
     }
 
-    fn stored(&self) -> Weights<'_> {
-        Weights { kind: self.kind, order: self.order, rows: self.rows, cols: COLS, bytes: &self.bytes }
+    fn stored(&self) -> WeightMatrix<'_> {
+        WeightMatrix { kind: self.kind, order: self.order, rows: self.rows, cols: COLS, bytes: &self.bytes }
     }
 }
 
@@ -55,7 +55,7 @@ pub fn compare(gpu: &Gpu) {
         for ((matrix, pick), out) in matrices.iter().zip(&picks).zip(&mut wanted) {
             round.push(Product { weights: matrix.stored(), x: &x, pick: pick.as_deref(), out });
         }
-        products(&Pool::new(1, false).unwrap(), &mut round);
+        products(&ThreadPool::new(1, false).unwrap(), &mut round);
         let mut round = Vec::new();
         for ((weights, pick), out) in kept.iter().zip(&picks).zip(&mut found) {
             round.push(DeviceProduct { weights: *weights, pick: pick.as_deref(), out });
@@ -86,7 +86,7 @@ fn floats_meet_activations_as_they_are() {
     let (mut found, mut wanted) = (vec![0.0; ROWS], vec![0.0; ROWS]);
     device.multiply(&x, &mut [DeviceProduct { weights, pick: None, out: &mut found }]).unwrap();
     let product = Product { weights: matrix.stored(), x: &x, pick: None, out: &mut wanted };
-    products(&Pool::new(1, false).unwrap(), &mut [product]);
+    products(&ThreadPool::new(1, false).unwrap(), &mut [product]);
     assert_eq!(found, wanted);
 }
 
@@ -110,7 +110,7 @@ fn what_does_not_fit_is_an_error() {
     assert_eq!(multiply(weights, Some(&[1]), 8), shape);
     let huge = vec![0; 65 << 20];
     let rows = huge.len() / 4 / COLS;
-    let huge = Weights { kind: NumberFormat::F32, order: RowOrder::Plain, rows, cols: COLS, bytes: &huge };
+    let huge = WeightMatrix { kind: NumberFormat::F32, order: RowOrder::Plain, rows, cols: COLS, bytes: &huge };
     let error = device.upload(huge).unwrap_err().to_string();
     assert!(error.starts_with("68157440 bytes do not fit into the 50331648 "), "{error}");
 }
@@ -120,7 +120,7 @@ fn what_fails_on_the_device_is_an_error() {
     let mut failed = 0;
     for seed in 0..20 {
         let Some(emulator) = emulator(seed) else { return };
-        let (mut random, gpu) = (Random::new(seed), gpu(emulator.failing(Fault::Launch, 6)));
+        let (mut random, gpu) = (Random::new(seed), gpu(emulator.with_fault(EmulatorFault::Launch, 6)));
         let device = gpu.products(0).unwrap();
         let matrix = Matrix::new(&mut random, NumberFormat::F16, RowOrder::Plain, 8);
         let weights = device.upload(matrix.stored()).unwrap();
@@ -128,7 +128,7 @@ fn what_fails_on_the_device_is_an_error() {
         x.fill(&random.floats(COLS), COLS, false);
         let (mut found, mut wanted) = (vec![0.0; 8], vec![0.0; 8]);
         let product = Product { weights: matrix.stored(), x: &x, pick: None, out: &mut wanted };
-        products(&Pool::new(1, false).unwrap(), &mut [product]);
+        products(&ThreadPool::new(1, false).unwrap(), &mut [product]);
         match device.multiply(&x, &mut [DeviceProduct { weights, pick: None, out: &mut found }]) {
             Ok(()) => assert_eq!(found, wanted),
             Err(_) => failed += 1,
@@ -141,24 +141,24 @@ fn what_fails_on_the_device_is_an_error() {
 fn matrices_share_the_room_that_was_taken_for_them() {
     let Some(emulator) = emulator(4) else { return };
     let emulator = Arc::new(emulator);
-    let (mut random, gpu) = (Random::new(4), Gpu::over(emulator.clone()).unwrap());
+    let (mut random, gpu) = (Random::new(4), Gpu::with_driver(emulator.clone()).unwrap());
     let matrices: Vec<_> =
         (1..9).map(|rows| Matrix::new(&mut random, NumberFormat::Q8_0, RowOrder::Plain, rows)).collect();
-    let room = resident_room(matrices.iter().map(|m| m.bytes.len() as u64));
+    let room = resident_bytes(matrices.iter().map(|m| m.bytes.len() as u64));
     assert_eq!(room, (1..9).map(|rows: u64| (rows * 544).div_ceil(256) * 256).sum::<u64>());
     let device = gpu.products(room).unwrap();
-    let taken = emulator.taken().0;
+    let taken = emulator.allocated_bytes().0;
     assert!(taken >= room, "{taken} of {room} bytes");
     for matrix in &matrices {
         device.upload(matrix.stored()).unwrap();
     }
-    assert_eq!(emulator.taken().0, taken, "it was enough");
+    assert_eq!(emulator.allocated_bytes().0, taken, "it was enough");
     // One that nobody counted, and another that fits behind it.
     device.upload(matrices[0].stored()).unwrap();
-    let more = emulator.taken().0;
+    let more = emulator.allocated_bytes().0;
     assert!(more > taken);
     device.upload(matrices[7].stored()).unwrap();
-    assert_eq!(emulator.taken().0, more);
+    assert_eq!(emulator.allocated_bytes().0, more);
 
     let mut x = Inputs::new();
     x.fill(&random.floats(COLS), COLS, true);
@@ -166,11 +166,11 @@ fn matrices_share_the_room_that_was_taken_for_them() {
         let (mut found, mut wanted) = (vec![0.0; matrix.rows], vec![0.0; matrix.rows]);
         device.multiply(&x, &mut [DeviceProduct { weights, pick: None, out: &mut found }]).unwrap();
         let product = Product { weights: matrix.stored(), x: &x, pick: None, out: &mut wanted };
-        products(&Pool::new(1, false).unwrap(), &mut [product]);
+        products(&ThreadPool::new(1, false).unwrap(), &mut [product]);
         assert_eq!(found, wanted, "matrix {weights}");
     }
     drop(device);
-    assert_eq!(emulator.taken(), (0, 0));
+    assert_eq!(emulator.allocated_bytes(), (0, 0));
 }
 
 #[test]
@@ -181,7 +181,7 @@ fn room_is_taken_as_long_as_there_is_some() {
     assert_eq!(error, GpuError::OutOfMemory { bytes: MEMORY + 1, free_bytes: MEMORY });
     let device = gpu.products(MEMORY - (1 << 20)).unwrap();
     let bytes = vec![0; 32 << 10];
-    let one = Weights { kind: NumberFormat::F32, order: RowOrder::Plain, rows: 16, cols: COLS, bytes: &bytes };
+    let one = WeightMatrix { kind: NumberFormat::F32, order: RowOrder::Plain, rows: 16, cols: COLS, bytes: &bytes };
     let kept = std::iter::from_fn(|| device.upload(one).ok()).count();
     assert!(kept > 2016 && kept <= 2048, "{kept} matrices");
 }
@@ -189,6 +189,6 @@ fn room_is_taken_as_long_as_there_is_some() {
 #[test]
 fn what_is_not_worth_the_way_is_left() {
     let Some(emulator) = emulator(6) else { return };
-    let device = gpu(emulator.leaving_below(1000)).products(0).unwrap();
+    let device = gpu(emulator.with_min_matrix_bytes(1000)).products(0).unwrap();
     assert!(device.accepts(1000) && !device.accepts(999));
 }

@@ -1,9 +1,9 @@
 //! The kernels, run on a CPU by their emulator, against the kernels for CPUs: the same bits.
 #![allow(unsafe_code)]
 
-mod between;
-mod noise;
+mod elementwise;
 mod products;
+mod random_data;
 
 use std::fmt::Display;
 

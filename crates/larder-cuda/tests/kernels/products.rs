@@ -2,14 +2,14 @@
 
 use larder_core::{NumberFormat, RowOrder};
 use larder_cuda::Emulator;
-use larder_kernels::{Inputs, Pool, Weights, products};
+use larder_kernels::{Inputs, ThreadPool, WeightMatrix, products};
 
-use crate::noise::Noise;
+use crate::random_data::RandomData;
 use crate::{Aligned, assert_same, emulator, input, launch, quantise, word};
 
 /// A product as kernels read it.
 #[repr(C)]
-struct Product {
+struct ProductKernelArgs {
     weights: *const u8,
     x: *const u8,
     pick: *const u32,
@@ -17,7 +17,7 @@ struct Product {
     rows: u32,
     cols: u32,
     tokens: u32,
-    mixed: u32,
+    interleaved: u32,
     first_group: u32,
 }
 
@@ -35,7 +35,7 @@ struct Case {
 
 impl Case {
     fn new(
-        noise: &mut Noise,
+        noise: &mut RandomData,
         kind: NumberFormat,
         order: RowOrder,
         rows: usize,
@@ -52,9 +52,9 @@ impl Case {
         stored.fill(&x, cols, !kind.is_float());
         let bytes = weights.bytes();
         products(
-            &Pool::alone(),
+            &ThreadPool::single_threaded(),
             &mut [larder_kernels::Product {
-                weights: Weights { kind, order, rows, cols, bytes },
+                weights: WeightMatrix { kind, order, rows, cols, bytes },
                 x: &stored,
                 pick: pick.as_deref(),
                 out: &mut want,
@@ -71,14 +71,14 @@ impl Case {
 /// For one token, and for any number.
 fn kernels(kind: NumberFormat) -> [&'static str; 2] {
     match kind {
-        NumberFormat::F32 => ["f32_round"; 2],
-        NumberFormat::F16 => ["f16_round"; 2],
-        NumberFormat::Bf16 => ["bf16_round"; 2],
-        NumberFormat::Q8_0 => ["q8_0_one", "q8_0_many"],
-        NumberFormat::Q4_0 => ["q4_0_one", "q4_0_many"],
-        NumberFormat::Q4K => ["q4_k_one", "q4_k_many"],
-        NumberFormat::Q5K => ["q5_k_one", "q5_k_many"],
-        NumberFormat::Q6K => ["q6_k_one", "q6_k_many"],
+        NumberFormat::F32 => ["f32_matmul"; 2],
+        NumberFormat::F16 => ["f16_matmul"; 2],
+        NumberFormat::Bf16 => ["bf16_matmul"; 2],
+        NumberFormat::Q8_0 => ["q8_0_matvec", "q8_0_matmul"],
+        NumberFormat::Q4_0 => ["q4_0_matvec", "q4_0_matmul"],
+        NumberFormat::Q4K => ["q4_k_matvec", "q4_k_matmul"],
+        NumberFormat::Q5K => ["q5_k_matvec", "q5_k_matmul"],
+        NumberFormat::Q6K => ["q6_k_matvec", "q6_k_matmul"],
     }
 }
 
@@ -91,7 +91,7 @@ fn check(emulator: &Emulator, kernel: &'static str, cases: &[Case]) {
     let mut first_group = 0;
     let mut round = Vec::new();
     for ((case, blocks), out) in cases.iter().zip(&inputs).zip(&mut outputs) {
-        round.push(Product {
+        round.push(ProductKernelArgs {
             weights: case.weights.bytes().as_ptr(),
             x: blocks.as_ref().map_or(case.x.as_ptr().cast(), |blocks| blocks.bytes().as_ptr()),
             pick: case.pick.as_ref().map_or(std::ptr::null(), |pick| pick.as_ptr()),
@@ -99,7 +99,7 @@ fn check(emulator: &Emulator, kernel: &'static str, cases: &[Case]) {
             rows: case.rows as u32,
             cols: case.cols as u32,
             tokens: case.tokens() as u32,
-            mixed: (case.order == RowOrder::Rows8) as u32,
+            interleaved: (case.order == RowOrder::Rows8) as u32,
             first_group: first_group as u32,
         });
         first_group += case.rows.div_ceil(8);
@@ -130,7 +130,7 @@ const HEIGHTS: [usize; 8] = [1, 7, 8, 9, 16, 19, 33, 64];
 #[test]
 fn products_are_the_same_to_the_bit() {
     let Some(emulator) = &emulator(0) else { return };
-    let noise = &mut Noise(0x9e37_79b9_7f4a_7c15);
+    let noise = &mut RandomData(0x9e37_79b9_7f4a_7c15);
     for kind in NumberFormat::ALL {
         for order in RowOrder::ALL.into_iter().filter(|order| *order == RowOrder::Plain || !kind.is_float()) {
             for (kernel, tokens) in kernels(kind).into_iter().zip([&[1][..], &[0, 1, 2, 4, 7, 8, 9, 17]]) {
@@ -152,7 +152,7 @@ fn products_are_the_same_to_the_bit() {
 #[test]
 fn no_shape_is_too_odd() {
     let Some(emulator) = &emulator(0) else { return };
-    let noise = &mut Noise(77);
+    let noise = &mut RandomData(77);
     for kind in NumberFormat::ALL {
         let order = RowOrder::best(kind);
         for rows in HEIGHTS {
@@ -170,7 +170,7 @@ fn no_shape_is_too_odd() {
 fn a_launch_ends_where_its_groups_end() {
     let Some(emulator) = &emulator(0) else { return };
     let mut out = [-7.5f32; 16];
-    let product = Product {
+    let product = ProductKernelArgs {
         weights: std::ptr::null(),
         x: std::ptr::null(),
         pick: std::ptr::null(),
@@ -178,10 +178,10 @@ fn a_launch_ends_where_its_groups_end() {
         rows: 16,
         cols: 32,
         tokens: 1,
-        mixed: 0,
+        interleaved: 0,
         first_group: 0,
     };
-    for kernel in ["q8_0_one", "q8_0_many", "f32_round"] {
+    for kernel in ["q8_0_matvec", "q8_0_matmul", "f32_matmul"] {
         let arguments = [input(std::slice::from_ref(&product)), word(1), word(0)];
         // SAFETY: no group, so nothing is looked at.
         unsafe { launch(emulator, kernel, [1, 1], 128, &arguments) };

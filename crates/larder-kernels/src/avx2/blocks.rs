@@ -12,11 +12,11 @@ use std::arch::x86_64::*;
 use larder_core::{NumberFormat, ROW_GROUP};
 
 use super::groups::{Q4K, Q5K, Q6K};
-use super::load::fetch;
+use super::load::prefetch;
 use super::tile::{Tile, widened};
+use crate::eight_rows::{EightBlocks, EightRows};
 use crate::inputs::{BLOCK, Block};
-use crate::rows::{Eight, Rows};
-use crate::set::Sums;
+use crate::kernel_set::Sums;
 use crate::weights::Panel;
 
 /// Products of `P` panels with `N` tokens: `out [panels, tokens]`.
@@ -40,18 +40,18 @@ pub unsafe fn tile<const P: usize, const N: usize>(panels: [&Panel; P], x: [&[Bl
 
 #[target_feature(enable = "avx2,f16c")]
 #[inline]
-unsafe fn by_kind<const MIXED: bool, const P: usize, const N: usize>(
+unsafe fn by_kind<const INTERLEAVED: bool, const P: usize, const N: usize>(
     panels: [&Panel; P],
     x: [&[Block]; N],
 ) -> [[__m256; N]; P] {
     // SAFETY: as the caller guarantees.
     unsafe {
         match panels[0].kind {
-            NumberFormat::Q8_0 => rows::<Q8_0, MIXED, P, N>(panels, x),
-            NumberFormat::Q4_0 => rows::<Q4_0, MIXED, P, N>(panels, x),
-            NumberFormat::Q4K => rows::<Q4K, MIXED, P, N>(panels, x),
-            NumberFormat::Q5K => rows::<Q5K, MIXED, P, N>(panels, x),
-            NumberFormat::Q6K => rows::<Q6K, MIXED, P, N>(panels, x),
+            NumberFormat::Q8_0 => rows::<Q8_0, INTERLEAVED, P, N>(panels, x),
+            NumberFormat::Q4_0 => rows::<Q4_0, INTERLEAVED, P, N>(panels, x),
+            NumberFormat::Q4K => rows::<Q4K, INTERLEAVED, P, N>(panels, x),
+            NumberFormat::Q5K => rows::<Q5K, INTERLEAVED, P, N>(panels, x),
+            NumberFormat::Q6K => rows::<Q6K, INTERLEAVED, P, N>(panels, x),
             NumberFormat::F32 | NumberFormat::F16 | NumberFormat::Bf16 => {
                 unreachable!("floats have kernels of their own")
             }
@@ -61,18 +61,18 @@ unsafe fn by_kind<const MIXED: bool, const P: usize, const N: usize>(
 
 #[target_feature(enable = "avx2,f16c")]
 #[inline(never)]
-unsafe fn rows<K: Weight, const MIXED: bool, const P: usize, const N: usize>(
+unsafe fn rows<K: BlockFormat, const INTERLEAVED: bool, const P: usize, const N: usize>(
     panels: [&Panel; P],
     x: [&[Block]; N],
 ) -> [[__m256; N]; P] {
-    let rows = panels.map(Rows::<MIXED>::of);
-    let fetches = !panels[0].next.is_empty();
+    let rows = panels.map(EightRows::<INTERLEAVED>::of);
+    let prefetches = !panels[0].next.is_empty();
     let step = ROW_GROUP * K::KIND.block_bytes();
     let mut tiles = [Tile::new(x); P];
     for i in 0..panels[0].blocks {
         for p in 0..P {
-            if fetches {
-                fetch(panels[p].next.as_ptr().wrapping_add(i * step), step);
+            if prefetches {
+                prefetch(panels[p].next.as_ptr().wrapping_add(i * step), step);
             }
             // SAFETY: the rows have that many blocks, and the tokens that many times 32 values.
             unsafe { K::add(rows[p].block(K::KIND, i), i * K::KIND.block_len() / BLOCK, &mut tiles[p]) };
@@ -82,24 +82,32 @@ unsafe fn rows<K: Weight, const MIXED: bool, const P: usize, const N: usize>(
 }
 
 /// A kind of weights.
-pub trait Weight {
+pub trait BlockFormat {
     const KIND: NumberFormat;
 
     /// Adds what a block of every row gives with each token's blocks from number `at`.
     ///
     /// # Safety
     /// The blocks are of this kind, and the tokens have these blocks.
-    unsafe fn add<const MIXED: bool, const N: usize>(block: Eight<MIXED>, at: usize, tile: &mut Tile<N>);
+    unsafe fn add<const INTERLEAVED: bool, const N: usize>(
+        block: EightBlocks<INTERLEAVED>,
+        at: usize,
+        tile: &mut Tile<N>,
+    );
 }
 
 struct Q8_0;
 
-impl Weight for Q8_0 {
+impl BlockFormat for Q8_0 {
     const KIND: NumberFormat = NumberFormat::Q8_0;
 
     #[target_feature(enable = "avx2,f16c")]
     #[inline]
-    unsafe fn add<const MIXED: bool, const N: usize>(block: Eight<MIXED>, at: usize, tile: &mut Tile<N>) {
+    unsafe fn add<const INTERLEAVED: bool, const N: usize>(
+        block: EightBlocks<INTERLEAVED>,
+        at: usize,
+        tile: &mut Tile<N>,
+    ) {
         // SAFETY: a block of q8_0 has these parts, and the tokens have a block there, as the caller guarantees.
         let (d, x) = unsafe { (block.half(0), tile.at(at)) };
         let mut dots = [_mm256_setzero_si256(); N];
@@ -119,12 +127,16 @@ impl Weight for Q8_0 {
 
 struct Q4_0;
 
-impl Weight for Q4_0 {
+impl BlockFormat for Q4_0 {
     const KIND: NumberFormat = NumberFormat::Q4_0;
 
     #[target_feature(enable = "avx2,f16c")]
     #[inline]
-    unsafe fn add<const MIXED: bool, const N: usize>(block: Eight<MIXED>, at: usize, tile: &mut Tile<N>) {
+    unsafe fn add<const INTERLEAVED: bool, const N: usize>(
+        block: EightBlocks<INTERLEAVED>,
+        at: usize,
+        tile: &mut Tile<N>,
+    ) {
         // SAFETY: as above.
         let (w, d, x) = unsafe { (block.fours(0), block.half(0), tile.at(at)) };
         let ([a, b, c, e], [f, g, h, i]) = (nibbles(w, 0), nibbles(w, 1));

@@ -3,9 +3,9 @@
 
 use std::arch::x86_64::*;
 
-use super::load::fetch;
+use super::load::prefetch;
 use crate::dot::LANES;
-use crate::set::Sums;
+use crate::kernel_set::Sums;
 use crate::weights::Panel;
 
 /// The kinds, as parameters of functions.
@@ -45,13 +45,13 @@ unsafe fn tiles<const KIND: u8, const R: usize, const N: usize, const H: usize>(
     out: &mut [Sums],
 ) {
     // Rows of f32 are so long that the processor foresees enough, and is only held up.
-    let fetches = KIND != F32 && !panel.next.is_empty();
+    let prefetches = KIND != F32 && !panel.next.is_empty();
     for first in (0..panel.rows).step_by(R) {
         // A row that is missing is replaced by the last one.
         let rows: [*const u8; R] = std::array::from_fn(|r| panel.row((first + r).min(panel.rows - 1)).as_ptr());
         let mut lanes = [[[_mm256_setzero_ps(); R]; N]; 2];
         for half in (0..2).step_by(H) {
-            let next = fetches.then(|| panel.next.as_ptr().wrapping_add(first * panel.row_bytes));
+            let next = prefetches.then(|| panel.next.as_ptr().wrapping_add(first * panel.row_bytes));
             // SAFETY: as the caller guarantees.
             unsafe { pass::<KIND, R, N, H>(rows, x, 8 * half, next, &mut lanes[half..half + H]) };
         }
@@ -82,7 +82,7 @@ unsafe fn pass<const KIND: u8, const R: usize, const N: usize, const H: usize>(
     for c in (from..x[0].len() / LANES * LANES).step_by(LANES) {
         if let Some(next) = next {
             let step = R * if KIND == F32 { 4 } else { 2 };
-            fetch(next.wrapping_add(c * step), LANES * step);
+            prefetch(next.wrapping_add(c * step), LANES * step);
         }
         for (half, sums) in sums.iter_mut().enumerate() {
             let c = c + 8 * half;

@@ -5,13 +5,13 @@ use std::arch::x86_64::*;
 
 use larder_core::NumberFormat;
 
-use super::blocks::{Weight, nibbles};
-use super::scales::{Halves, Minima};
-use super::tile::{Blocks, Tile, sum, widened};
-use crate::rows::Eight;
+use super::blocks::{BlockFormat, nibbles};
+use super::scales::{HalfScales, Minima};
+use super::tile::{Tile, TokenBlocks, sum, widened};
+use crate::eight_rows::EightBlocks;
 
 /// A kind of weights whose blocks have eight groups.
-trait Grouped {
+trait GroupedFormat {
     const KIND: NumberFormat;
 
     /// What all groups of a block need.
@@ -19,60 +19,64 @@ trait Grouped {
 
     /// # Safety
     /// The block is of this kind.
-    unsafe fn head<const MIXED: bool>(block: Eight<MIXED>) -> Self::Head;
+    unsafe fn head<const INTERLEAVED: bool>(block: EightBlocks<INTERLEAVED>) -> Self::Head;
 
     /// Adds what group `G` gives with a block of each token.
     ///
     /// # Safety
     /// The block is of this kind.
-    unsafe fn group<const MIXED: bool, const G: usize, const N: usize>(
-        block: Eight<MIXED>,
+    unsafe fn group<const INTERLEAVED: bool, const G: usize, const N: usize>(
+        block: EightBlocks<INTERLEAVED>,
         head: &Self::Head,
-        x: Blocks<N>,
+        x: TokenBlocks<N>,
         tile: &mut Tile<N>,
     );
 }
 
-impl<K: Grouped> Weight for K {
+impl<K: GroupedFormat> BlockFormat for K {
     const KIND: NumberFormat = K::KIND;
 
     #[target_feature(enable = "avx2,f16c")]
     #[inline]
-    unsafe fn add<const MIXED: bool, const N: usize>(block: Eight<MIXED>, at: usize, tile: &mut Tile<N>) {
+    unsafe fn add<const INTERLEAVED: bool, const N: usize>(
+        block: EightBlocks<INTERLEAVED>,
+        at: usize,
+        tile: &mut Tile<N>,
+    ) {
         // SAFETY: as the caller guarantees.
         unsafe {
             let head = K::head(block);
-            K::group::<MIXED, 0, N>(block, &head, tile.at(at), tile);
-            K::group::<MIXED, 1, N>(block, &head, tile.at(at + 1), tile);
-            K::group::<MIXED, 2, N>(block, &head, tile.at(at + 2), tile);
-            K::group::<MIXED, 3, N>(block, &head, tile.at(at + 3), tile);
-            K::group::<MIXED, 4, N>(block, &head, tile.at(at + 4), tile);
-            K::group::<MIXED, 5, N>(block, &head, tile.at(at + 5), tile);
-            K::group::<MIXED, 6, N>(block, &head, tile.at(at + 6), tile);
-            K::group::<MIXED, 7, N>(block, &head, tile.at(at + 7), tile);
+            K::group::<INTERLEAVED, 0, N>(block, &head, tile.at(at), tile);
+            K::group::<INTERLEAVED, 1, N>(block, &head, tile.at(at + 1), tile);
+            K::group::<INTERLEAVED, 2, N>(block, &head, tile.at(at + 2), tile);
+            K::group::<INTERLEAVED, 3, N>(block, &head, tile.at(at + 3), tile);
+            K::group::<INTERLEAVED, 4, N>(block, &head, tile.at(at + 4), tile);
+            K::group::<INTERLEAVED, 5, N>(block, &head, tile.at(at + 5), tile);
+            K::group::<INTERLEAVED, 6, N>(block, &head, tile.at(at + 6), tile);
+            K::group::<INTERLEAVED, 7, N>(block, &head, tile.at(at + 7), tile);
         }
     }
 }
 
 pub struct Q4K;
 
-impl Grouped for Q4K {
+impl GroupedFormat for Q4K {
     const KIND: NumberFormat = NumberFormat::Q4K;
     type Head = Minima;
 
     #[target_feature(enable = "avx2,f16c")]
     #[inline]
-    unsafe fn head<const MIXED: bool>(block: Eight<MIXED>) -> Minima {
+    unsafe fn head<const INTERLEAVED: bool>(block: EightBlocks<INTERLEAVED>) -> Minima {
         // SAFETY: as the caller guarantees.
         unsafe { Minima::of(block) }
     }
 
     #[target_feature(enable = "avx2,f16c")]
     #[inline]
-    unsafe fn group<const MIXED: bool, const G: usize, const N: usize>(
-        block: Eight<MIXED>,
+    unsafe fn group<const INTERLEAVED: bool, const G: usize, const N: usize>(
+        block: EightBlocks<INTERLEAVED>,
         minima: &Minima,
-        x: Blocks<N>,
+        x: TokenBlocks<N>,
         tile: &mut Tile<N>,
     ) {
         // SAFETY: the block has these parts, as the caller guarantees. Two groups share their bytes.
@@ -85,23 +89,23 @@ impl Grouped for Q4K {
 
 pub struct Q5K;
 
-impl Grouped for Q5K {
+impl GroupedFormat for Q5K {
     const KIND: NumberFormat = NumberFormat::Q5K;
     type Head = Minima;
 
     #[target_feature(enable = "avx2,f16c")]
     #[inline]
-    unsafe fn head<const MIXED: bool>(block: Eight<MIXED>) -> Minima {
+    unsafe fn head<const INTERLEAVED: bool>(block: EightBlocks<INTERLEAVED>) -> Minima {
         // SAFETY: as the caller guarantees.
         unsafe { Minima::of(block) }
     }
 
     #[target_feature(enable = "avx2,f16c")]
     #[inline]
-    unsafe fn group<const MIXED: bool, const G: usize, const N: usize>(
-        block: Eight<MIXED>,
+    unsafe fn group<const INTERLEAVED: bool, const G: usize, const N: usize>(
+        block: EightBlocks<INTERLEAVED>,
         minima: &Minima,
-        x: Blocks<N>,
+        x: TokenBlocks<N>,
         tile: &mut Tile<N>,
     ) {
         // SAFETY: as above. All groups share the bytes of their fifth bits.
@@ -117,38 +121,42 @@ impl Grouped for Q5K {
 
 pub struct Q6K;
 
-impl Grouped for Q6K {
+impl GroupedFormat for Q6K {
     const KIND: NumberFormat = NumberFormat::Q6K;
     /// The packed scales, and the scale of scales.
     type Head = ([__m256i; 4], __m256);
 
     #[target_feature(enable = "avx2,f16c")]
     #[inline]
-    unsafe fn head<const MIXED: bool>(block: Eight<MIXED>) -> Self::Head {
+    unsafe fn head<const INTERLEAVED: bool>(block: EightBlocks<INTERLEAVED>) -> Self::Head {
         // SAFETY: a block of q6_k has them, as the caller guarantees.
         unsafe { (block.fours(48), block.half(0)) }
     }
 
     #[target_feature(enable = "avx2,f16c")]
     #[inline]
-    unsafe fn group<const MIXED: bool, const G: usize, const N: usize>(
-        block: Eight<MIXED>,
+    unsafe fn group<const INTERLEAVED: bool, const G: usize, const N: usize>(
+        block: EightBlocks<INTERLEAVED>,
         (scales, d): &Self::Head,
-        x: Blocks<N>,
+        x: TokenBlocks<N>,
         tile: &mut Tile<N>,
     ) {
         let (half, run) = (G / 4, G % 4);
         // SAFETY: as above. Two runs share the bytes of their low bits, and four those of their high ones.
         let (w, tops) = unsafe { (block.eights(16 * half + 8 * (run % 2)), block.eights(32 + 8 * half)) };
         let w = with_top(nibbles(w, run / 2), tops, 2 * run, 3);
-        tile.add(x, q6_k_dots(w, Halves::of(scales[G / 2], G % 2), x), *d);
+        tile.add(x, q6_k_dots(w, HalfScales::of(scales[G / 2], G % 2), x), *d);
     }
 }
 
 /// The integer part of a group of `q6_k`.
 #[target_feature(enable = "avx2")]
 #[inline]
-fn q6_k_dots<const N: usize>([a, b, c, d, e, f, g, h]: [__m256i; 8], scales: Halves, x: Blocks<N>) -> [__m256i; N] {
+fn q6_k_dots<const N: usize>(
+    [a, b, c, d, e, f, g, h]: [__m256i; 8],
+    scales: HalfScales,
+    x: TokenBlocks<N>,
+) -> [__m256i; N] {
     // 2 · 2 · 63 · 127 fits 16 bits, and twice as much does not.
     let first = sum(widened(x.pairs([a, b], 0), scales.first), widened(x.pairs([c, d], 2), scales.first));
     let second = sum(widened(x.pairs([e, f], 4), scales.second), widened(x.pairs([g, h], 6), scales.second));

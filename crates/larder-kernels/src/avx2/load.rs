@@ -5,9 +5,9 @@ use std::arch::x86_64::*;
 
 use larder_core::ROW_GROUP;
 
-use crate::rows::Eight;
+use crate::eight_rows::EightBlocks;
 
-impl<const MIXED: bool> Eight<'_, MIXED> {
+impl<const INTERLEAVED: bool> EightBlocks<'_, INTERLEAVED> {
     /// The f16 number `i` of every block, as f32.
     ///
     /// # Safety
@@ -17,7 +17,7 @@ impl<const MIXED: bool> Eight<'_, MIXED> {
     pub unsafe fn half(self, i: usize) -> __m256 {
         // SAFETY: inside the blocks, as the caller guarantees.
         let bits = unsafe {
-            if MIXED {
+            if INTERLEAVED {
                 _mm_loadu_si128(self.half_at(i, 0).cast())
             } else {
                 let one = |r: usize| self.half_at(i, r).cast::<i16>().read_unaligned();
@@ -36,14 +36,14 @@ impl<const MIXED: bool> Eight<'_, MIXED> {
     pub unsafe fn fours(self, first: usize) -> [__m256i; 4] {
         // SAFETY: inside the blocks, as the caller guarantees.
         unsafe {
-            match MIXED {
+            match INTERLEAVED {
                 true => together(self.four_at(first, 0)),
                 false => apart(std::array::from_fn(|r| self.four_at(first, r))),
             }
         }
     }
 
-    /// Eight runs of four bytes, as [`fours`](Eight::fours).
+    /// Eight runs of four bytes, as [`fours`](EightBlocks::fours).
     ///
     /// # Safety
     /// The blocks have them.
@@ -83,7 +83,7 @@ unsafe fn apart(rows: [*const u8; ROW_GROUP]) -> [__m256i; 4] {
 
 /// Tells the processor that these bytes are wanted soon, which it does not foresee where a row or a page ends.
 #[inline]
-pub fn fetch(bytes: *const u8, len: usize) {
+pub fn prefetch(bytes: *const u8, len: usize) {
     for line in (0..len).step_by(64) {
         // SAFETY: nothing is read, so that any address will do.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(bytes.wrapping_add(line).cast()) };

@@ -1,7 +1,6 @@
 //! Kernels for processors with AVX2 and F16C.
 #![allow(unsafe_code)]
 
-mod blend;
 mod blocks;
 mod floats;
 mod groups;
@@ -9,21 +8,22 @@ mod load;
 mod quantise;
 mod scales;
 mod tile;
+mod weighted_sum;
 
 use std::arch::is_x86_feature_detected;
 
 use larder_core::NumberFormat;
 
-use crate::attention::Run;
+use crate::attention::StridedRows;
+use crate::eight_rows::check;
 use crate::inputs::{BLOCK, Block};
-use crate::rows::check;
-use crate::set::{Set, Sums};
+use crate::kernel_set::{KernelSet, Sums};
 use crate::weights::Panel;
 
 /// The kernels, if this processor can run them.
-pub fn set() -> Option<Set> {
+pub fn set() -> Option<KernelSet> {
     let able = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c");
-    able.then_some(Set { name: "avx2", blocks, floats, blend, quantise })
+    able.then_some(KernelSet { name: "avx2", blocks, floats, weighted_sum, quantise })
 }
 
 fn blocks(panels: &[Panel], x: &[&[Block]], out: &mut [Sums]) {
@@ -68,16 +68,16 @@ fn floats(panels: &[Panel], x: &[&[f32]], out: &mut [Sums]) {
     }
 }
 
-fn blend(run: Run, factors: &[f32], out: &mut [f32]) {
+fn weighted_sum(rows: StridedRows, factors: &[f32], out: &mut [f32]) {
     assert!(!factors.is_empty(), "there are rows");
-    let end = (factors.len() - 1) * run.row_bytes + out.len() * run.kind.block_bytes();
-    assert!(end <= run.bytes.len(), "rows are as long as the output");
+    let end = (factors.len() - 1) * rows.row_bytes + out.len() * rows.kind.block_bytes();
+    assert!(end <= rows.bytes.len(), "rows are as long as the output");
     // SAFETY: as above.
     unsafe {
-        match run.kind {
-            NumberFormat::F32 => blend::rows::<{ floats::F32 }>(run, factors, out),
-            NumberFormat::F16 => blend::rows::<{ floats::F16 }>(run, factors, out),
-            _ => blend::rows::<{ floats::BF16 }>(run, factors, out),
+        match rows.kind {
+            NumberFormat::F32 => weighted_sum::rows::<{ floats::F32 }>(rows, factors, out),
+            NumberFormat::F16 => weighted_sum::rows::<{ floats::F16 }>(rows, factors, out),
+            _ => weighted_sum::rows::<{ floats::BF16 }>(rows, factors, out),
         }
     }
 }

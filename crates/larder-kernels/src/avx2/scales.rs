@@ -3,7 +3,7 @@
 
 use std::arch::x86_64::*;
 
-use crate::rows::Eight;
+use crate::eight_rows::EightBlocks;
 
 /// The scales and minima of `q4_k` and `q5_k`.
 pub struct Minima {
@@ -16,13 +16,13 @@ pub struct Minima {
 }
 
 impl Minima {
-    /// Those of a block, which are packed as [`scale_min`](crate::blocks::scale_min) says.
+    /// Those of a block, which are packed as [`scale_min`](crate::formats::scale_min) says.
     ///
     /// # Safety
     /// It is of one of these kinds.
     #[target_feature(enable = "avx2,f16c")]
     #[inline]
-    pub unsafe fn of<const MIXED: bool>(block: Eight<MIXED>) -> Self {
+    pub unsafe fn of<const INTERLEAVED: bool>(block: EightBlocks<INTERLEAVED>) -> Self {
         // SAFETY: blocks of these kinds begin with two f16 and twelve bytes of scales.
         let ([a, b, c, _], d, dmin) = unsafe { (block.fours(0), block.half(0), block.half(1)) };
         let six = |v| _mm256_and_si256(v, _mm256_set1_epi8(63));
@@ -46,7 +46,7 @@ impl Minima {
 
 /// The scales of a block's halves in `q6_k`.
 #[derive(Clone, Copy)]
-pub struct Halves {
+pub struct HalfScales {
     /// The first, in both 16-bit halves of each lane.
     pub first: __m256i,
     /// The second, in both.
@@ -55,7 +55,7 @@ pub struct Halves {
     pub both: __m256i,
 }
 
-impl Halves {
+impl HalfScales {
     /// From the first or the second two bytes of each lane.
     #[target_feature(enable = "avx2")]
     #[inline]
@@ -63,7 +63,7 @@ impl Halves {
         let at = 2 * two as i32;
         // A byte goes to the upper half of 16 bits, from where it comes back with its sign.
         let wide = |a, b| _mm256_srai_epi16::<8>(arrange(scales, [NONE, a, NONE, b]));
-        Halves { first: wide(at, at), second: wide(at + 1, at + 1), both: wide(at, at + 1) }
+        HalfScales { first: wide(at, at), second: wide(at + 1, at + 1), both: wide(at, at + 1) }
     }
 }
 

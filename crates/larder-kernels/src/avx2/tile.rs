@@ -25,15 +25,15 @@ impl<'a, const N: usize> Tile<'a, N> {
     /// # Safety
     /// The tokens have it.
     #[inline]
-    pub unsafe fn at(&self, at: usize) -> Blocks<'a, N> {
+    pub unsafe fn at(&self, at: usize) -> TokenBlocks<'a, N> {
         // SAFETY: the block is there, as the caller guarantees.
-        Blocks(self.x.map(|x| unsafe { x.get_unchecked(at) }))
+        TokenBlocks(self.x.map(|x| unsafe { x.get_unchecked(at) }))
     }
 
     /// Adds `dots · (d · e)`, where `e` is the scale of the activations.
     #[target_feature(enable = "avx2")]
     #[inline]
-    pub fn add(&mut self, x: Blocks<N>, dots: [__m256i; N], d: __m256) {
+    pub fn add(&mut self, x: TokenBlocks<N>, dots: [__m256i; N], d: __m256) {
         for ((sum, dots), x) in self.sums.iter_mut().zip(dots).zip(x.0) {
             *sum = _mm256_add_ps(*sum, scaled(dots, d, x));
         }
@@ -42,7 +42,7 @@ impl<'a, const N: usize> Tile<'a, N> {
     /// Adds `dots · (d · e) − min · (e · s)`, where `s` is the sum of the activations.
     #[target_feature(enable = "avx2")]
     #[inline]
-    pub fn add_above(&mut self, x: Blocks<N>, dots: [__m256i; N], d: __m256, min: __m256) {
+    pub fn add_above(&mut self, x: TokenBlocks<N>, dots: [__m256i; N], d: __m256, min: __m256) {
         for ((sum, dots), x) in self.sums.iter_mut().zip(dots).zip(x.0) {
             let offset = _mm256_mul_ps(min, _mm256_set1_ps(x.d_sum));
             *sum = _mm256_add_ps(*sum, _mm256_sub_ps(scaled(dots, d, x), offset));
@@ -58,9 +58,9 @@ fn scaled(dots: __m256i, d: __m256, x: &Block) -> __m256 {
 
 /// A block of activations of each token.
 #[derive(Clone, Copy)]
-pub struct Blocks<'a, const N: usize>(pub [&'a Block; N]);
+pub struct TokenBlocks<'a, const N: usize>(pub [&'a Block; N]);
 
-impl<const N: usize> Blocks<'_, N> {
+impl<const N: usize> TokenBlocks<'_, N> {
     /// Adds the products of four unsigned weights of each row with activations `4 · k` and the next three: in each
     /// lane two sums of 16 bits.
     #[target_feature(enable = "avx2")]

@@ -10,11 +10,11 @@ use larder_core::{NumberFormat, ROW_GROUP};
 
 use super::dots::Dot;
 use super::groups::{Q4K, Q5K, Q6K};
-use super::load::{Four, Runs, fetch};
+use super::load::{FourBlocks, Runs, prefetch};
 use super::tile::Tile;
+use crate::eight_rows::EightRows;
 use crate::inputs::{BLOCK, Block};
-use crate::rows::Rows;
-use crate::set::Sums;
+use crate::kernel_set::Sums;
 use crate::weights::Panel;
 
 /// Products of a panel with `N` tokens.
@@ -41,15 +41,18 @@ pub unsafe fn tile<D: Dot, const N: usize>(panel: &Panel, x: [&[Block]; N], out:
 
 #[target_feature(enable = "neon")]
 #[inline]
-unsafe fn by_kind<D: Dot, const MIXED: bool, const N: usize>(panel: &Panel, x: [&[Block]; N]) -> [[float32x4_t; N]; 2] {
+unsafe fn by_kind<D: Dot, const INTERLEAVED: bool, const N: usize>(
+    panel: &Panel,
+    x: [&[Block]; N],
+) -> [[float32x4_t; N]; 2] {
     // SAFETY: as the caller guarantees.
     unsafe {
         match panel.kind {
-            NumberFormat::Q8_0 => rows::<Q8_0, D, MIXED, N>(panel, x),
-            NumberFormat::Q4_0 => rows::<Q4_0, D, MIXED, N>(panel, x),
-            NumberFormat::Q4K => rows::<Q4K, D, MIXED, N>(panel, x),
-            NumberFormat::Q5K => rows::<Q5K, D, MIXED, N>(panel, x),
-            NumberFormat::Q6K => rows::<Q6K, D, MIXED, N>(panel, x),
+            NumberFormat::Q8_0 => rows::<Q8_0, D, INTERLEAVED, N>(panel, x),
+            NumberFormat::Q4_0 => rows::<Q4_0, D, INTERLEAVED, N>(panel, x),
+            NumberFormat::Q4K => rows::<Q4K, D, INTERLEAVED, N>(panel, x),
+            NumberFormat::Q5K => rows::<Q5K, D, INTERLEAVED, N>(panel, x),
+            NumberFormat::Q6K => rows::<Q6K, D, INTERLEAVED, N>(panel, x),
             NumberFormat::F32 | NumberFormat::F16 | NumberFormat::Bf16 => {
                 unreachable!("floats have kernels of their own")
             }
@@ -60,45 +63,53 @@ unsafe fn by_kind<D: Dot, const MIXED: bool, const N: usize>(panel: &Panel, x: [
 /// The sums of the first and the last four rows.
 #[target_feature(enable = "neon")]
 #[inline(never)]
-unsafe fn rows<K: Weight, D: Dot, const MIXED: bool, const N: usize>(
+unsafe fn rows<K: BlockFormat, D: Dot, const INTERLEAVED: bool, const N: usize>(
     panel: &Panel,
     x: [&[Block]; N],
 ) -> [[float32x4_t; N]; 2] {
-    let rows = Rows::<MIXED>::of(panel);
+    let rows = EightRows::<INTERLEAVED>::of(panel);
     let step = ROW_GROUP * K::KIND.block_bytes();
     let (mut first, mut second) = (Tile::new(x), Tile::new(x));
     for i in 0..panel.blocks {
         if !panel.next.is_empty() {
-            fetch(panel.next.as_ptr().wrapping_add(i * step), step);
+            prefetch(panel.next.as_ptr().wrapping_add(i * step), step);
         }
         let (rows, at) = (rows.block(K::KIND, i), i * K::KIND.block_len() / BLOCK);
         // SAFETY: the rows have that many blocks, and the tokens that many times 32 values.
         unsafe {
-            K::add::<D, MIXED, N>(Four { rows, first: 0 }, at, &mut first);
-            K::add::<D, MIXED, N>(Four { rows, first: 4 }, at, &mut second);
+            K::add::<D, INTERLEAVED, N>(FourBlocks { rows, first: 0 }, at, &mut first);
+            K::add::<D, INTERLEAVED, N>(FourBlocks { rows, first: 4 }, at, &mut second);
         }
     }
     [first.sums, second.sums]
 }
 
 /// A kind of weights.
-pub trait Weight {
+pub trait BlockFormat {
     const KIND: NumberFormat;
 
     /// Adds what a block of every row gives with each token's blocks from number `at`.
     ///
     /// # Safety
     /// The blocks are of this kind, the tokens have these blocks, and the processor has what `D` uses.
-    unsafe fn add<D: Dot, const MIXED: bool, const N: usize>(block: Four<MIXED>, at: usize, tile: &mut Tile<N>);
+    unsafe fn add<D: Dot, const INTERLEAVED: bool, const N: usize>(
+        block: FourBlocks<INTERLEAVED>,
+        at: usize,
+        tile: &mut Tile<N>,
+    );
 }
 
 struct Q8_0;
 
-impl Weight for Q8_0 {
+impl BlockFormat for Q8_0 {
     const KIND: NumberFormat = NumberFormat::Q8_0;
 
     #[inline(always)]
-    unsafe fn add<D: Dot, const MIXED: bool, const N: usize>(block: Four<MIXED>, at: usize, tile: &mut Tile<N>) {
+    unsafe fn add<D: Dot, const INTERLEAVED: bool, const N: usize>(
+        block: FourBlocks<INTERLEAVED>,
+        at: usize,
+        tile: &mut Tile<N>,
+    ) {
         // SAFETY: a block of q8_0 has these parts, and the rest is as the caller guarantees. 2 · 128 · 127 fits 16 bits.
         unsafe {
             let x = tile.at(at);
@@ -110,11 +121,15 @@ impl Weight for Q8_0 {
 
 struct Q4_0;
 
-impl Weight for Q4_0 {
+impl BlockFormat for Q4_0 {
     const KIND: NumberFormat = NumberFormat::Q4_0;
 
     #[inline(always)]
-    unsafe fn add<D: Dot, const MIXED: bool, const N: usize>(block: Four<MIXED>, at: usize, tile: &mut Tile<N>) {
+    unsafe fn add<D: Dot, const INTERLEAVED: bool, const N: usize>(
+        block: FourBlocks<INTERLEAVED>,
+        at: usize,
+        tile: &mut Tile<N>,
+    ) {
         // SAFETY: as above. The weights are 8 too large, and 8 · 15 · 127 fits 16 bits.
         unsafe {
             let (w, x) = (block.runs(0), tile.at(at));

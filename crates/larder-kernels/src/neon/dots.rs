@@ -5,7 +5,7 @@ use std::arch::aarch64::*;
 use std::arch::asm;
 
 use super::load::Runs;
-use super::tile::Blocks;
+use super::tile::TokenBlocks;
 
 /// A way to sum products of bytes.
 pub trait Dot {
@@ -16,7 +16,7 @@ pub trait Dot {
     /// The processor has the instructions.
     unsafe fn dot<const FIT: usize, const S: usize, const N: usize>(
         w: [Runs; S],
-        x: Blocks<N>,
+        x: TokenBlocks<N>,
         first: usize,
         start: [i32; N],
     ) -> [int32x4_t; N];
@@ -30,7 +30,7 @@ impl Dot for Sdot {
     #[inline]
     unsafe fn dot<const FIT: usize, const S: usize, const N: usize>(
         w: [Runs; S],
-        x: Blocks<N>,
+        x: TokenBlocks<N>,
         first: usize,
         start: [i32; N],
     ) -> [int32x4_t; N] {
@@ -77,7 +77,7 @@ impl Dot for Smull {
     #[inline(always)]
     unsafe fn dot<const FIT: usize, const S: usize, const N: usize>(
         w: [Runs; S],
-        x: Blocks<N>,
+        x: TokenBlocks<N>,
         first: usize,
         start: [i32; N],
     ) -> [int32x4_t; N] {

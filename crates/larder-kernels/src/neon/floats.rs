@@ -5,7 +5,7 @@ use std::arch::aarch64::*;
 
 use super::load::widen;
 use crate::dot::LANES;
-use crate::set::Sums;
+use crate::kernel_set::Sums;
 use crate::weights::Panel;
 
 /// The kinds, as parameters of functions.

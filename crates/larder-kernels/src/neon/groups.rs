@@ -5,14 +5,14 @@ use std::arch::aarch64::*;
 
 use larder_core::NumberFormat;
 
-use super::blocks::{Weight, nibbles};
+use super::blocks::{BlockFormat, nibbles};
 use super::dots::Dot;
-use super::load::{Four, Runs};
+use super::load::{FourBlocks, Runs};
 use super::scales::{Minima, signed};
-use super::tile::{Blocks, Tile};
+use super::tile::{Tile, TokenBlocks};
 
 /// A kind of weights whose blocks have eight groups.
-trait Grouped {
+trait GroupedFormat {
     const KIND: NumberFormat;
 
     /// What all groups of a block need.
@@ -20,60 +20,64 @@ trait Grouped {
 
     /// # Safety
     /// The block is of this kind.
-    unsafe fn head<const MIXED: bool>(block: Four<MIXED>) -> Self::Head;
+    unsafe fn head<const INTERLEAVED: bool>(block: FourBlocks<INTERLEAVED>) -> Self::Head;
 
     /// Adds what group `G` gives with a block of each token.
     ///
     /// # Safety
     /// The block is of this kind, and the processor has what `D` uses.
-    unsafe fn group<D: Dot, const MIXED: bool, const G: usize, const N: usize>(
-        block: Four<MIXED>,
+    unsafe fn group<D: Dot, const INTERLEAVED: bool, const G: usize, const N: usize>(
+        block: FourBlocks<INTERLEAVED>,
         head: &Self::Head,
-        x: Blocks<N>,
+        x: TokenBlocks<N>,
         tile: &mut Tile<N>,
     );
 }
 
-impl<K: Grouped> Weight for K {
+impl<K: GroupedFormat> BlockFormat for K {
     const KIND: NumberFormat = K::KIND;
 
     #[target_feature(enable = "neon")]
     #[inline]
-    unsafe fn add<D: Dot, const MIXED: bool, const N: usize>(block: Four<MIXED>, at: usize, tile: &mut Tile<N>) {
+    unsafe fn add<D: Dot, const INTERLEAVED: bool, const N: usize>(
+        block: FourBlocks<INTERLEAVED>,
+        at: usize,
+        tile: &mut Tile<N>,
+    ) {
         // SAFETY: as the caller guarantees.
         unsafe {
             let head = K::head(block);
-            K::group::<D, MIXED, 0, N>(block, &head, tile.at(at), tile);
-            K::group::<D, MIXED, 1, N>(block, &head, tile.at(at + 1), tile);
-            K::group::<D, MIXED, 2, N>(block, &head, tile.at(at + 2), tile);
-            K::group::<D, MIXED, 3, N>(block, &head, tile.at(at + 3), tile);
-            K::group::<D, MIXED, 4, N>(block, &head, tile.at(at + 4), tile);
-            K::group::<D, MIXED, 5, N>(block, &head, tile.at(at + 5), tile);
-            K::group::<D, MIXED, 6, N>(block, &head, tile.at(at + 6), tile);
-            K::group::<D, MIXED, 7, N>(block, &head, tile.at(at + 7), tile);
+            K::group::<D, INTERLEAVED, 0, N>(block, &head, tile.at(at), tile);
+            K::group::<D, INTERLEAVED, 1, N>(block, &head, tile.at(at + 1), tile);
+            K::group::<D, INTERLEAVED, 2, N>(block, &head, tile.at(at + 2), tile);
+            K::group::<D, INTERLEAVED, 3, N>(block, &head, tile.at(at + 3), tile);
+            K::group::<D, INTERLEAVED, 4, N>(block, &head, tile.at(at + 4), tile);
+            K::group::<D, INTERLEAVED, 5, N>(block, &head, tile.at(at + 5), tile);
+            K::group::<D, INTERLEAVED, 6, N>(block, &head, tile.at(at + 6), tile);
+            K::group::<D, INTERLEAVED, 7, N>(block, &head, tile.at(at + 7), tile);
         }
     }
 }
 
 pub struct Q4K;
 
-impl Grouped for Q4K {
+impl GroupedFormat for Q4K {
     const KIND: NumberFormat = NumberFormat::Q4K;
     type Head = Minima;
 
     #[target_feature(enable = "neon")]
     #[inline]
-    unsafe fn head<const MIXED: bool>(block: Four<MIXED>) -> Minima {
+    unsafe fn head<const INTERLEAVED: bool>(block: FourBlocks<INTERLEAVED>) -> Minima {
         // SAFETY: as the caller guarantees.
         unsafe { Minima::of(block) }
     }
 
     #[target_feature(enable = "neon")]
     #[inline]
-    unsafe fn group<D: Dot, const MIXED: bool, const G: usize, const N: usize>(
-        block: Four<MIXED>,
+    unsafe fn group<D: Dot, const INTERLEAVED: bool, const G: usize, const N: usize>(
+        block: FourBlocks<INTERLEAVED>,
         minima: &Minima,
-        x: Blocks<N>,
+        x: TokenBlocks<N>,
         tile: &mut Tile<N>,
     ) {
         // SAFETY: the block has these parts, as the caller guarantees. Two groups share their bytes. 8 · 15 · 127 fits
@@ -89,23 +93,23 @@ impl Grouped for Q4K {
 
 pub struct Q5K;
 
-impl Grouped for Q5K {
+impl GroupedFormat for Q5K {
     const KIND: NumberFormat = NumberFormat::Q5K;
     type Head = Minima;
 
     #[target_feature(enable = "neon")]
     #[inline]
-    unsafe fn head<const MIXED: bool>(block: Four<MIXED>) -> Minima {
+    unsafe fn head<const INTERLEAVED: bool>(block: FourBlocks<INTERLEAVED>) -> Minima {
         // SAFETY: as the caller guarantees.
         unsafe { Minima::of(block) }
     }
 
     #[target_feature(enable = "neon")]
     #[inline]
-    unsafe fn group<D: Dot, const MIXED: bool, const G: usize, const N: usize>(
-        block: Four<MIXED>,
+    unsafe fn group<D: Dot, const INTERLEAVED: bool, const G: usize, const N: usize>(
+        block: FourBlocks<INTERLEAVED>,
         minima: &Minima,
-        x: Blocks<N>,
+        x: TokenBlocks<N>,
         tile: &mut Tile<N>,
     ) {
         // SAFETY: as above. All groups share the bytes of their fifth bits. 8 · 31 · 127 fits 16 bits.
@@ -121,24 +125,24 @@ impl Grouped for Q5K {
 
 pub struct Q6K;
 
-impl Grouped for Q6K {
+impl GroupedFormat for Q6K {
     const KIND: NumberFormat = NumberFormat::Q6K;
     /// The packed scales, and the scale of scales.
     type Head = (Runs, float32x4_t);
 
     #[target_feature(enable = "neon")]
     #[inline]
-    unsafe fn head<const MIXED: bool>(block: Four<MIXED>) -> Self::Head {
+    unsafe fn head<const INTERLEAVED: bool>(block: FourBlocks<INTERLEAVED>) -> Self::Head {
         // SAFETY: a block of q6_k has them, as the caller guarantees.
         unsafe { (block.runs(48), block.half(0)) }
     }
 
     #[target_feature(enable = "neon")]
     #[inline]
-    unsafe fn group<D: Dot, const MIXED: bool, const G: usize, const N: usize>(
-        block: Four<MIXED>,
+    unsafe fn group<D: Dot, const INTERLEAVED: bool, const G: usize, const N: usize>(
+        block: FourBlocks<INTERLEAVED>,
         (scales, d): &Self::Head,
-        x: Blocks<N>,
+        x: TokenBlocks<N>,
         tile: &mut Tile<N>,
     ) {
         let (half, run) = (G / 4, G % 4);

@@ -4,21 +4,21 @@
 use std::arch::aarch64::*;
 use std::arch::asm;
 
-use crate::rows::Eight;
+use crate::eight_rows::EightBlocks;
 
 /// Four runs of four bytes: four consecutive ones of each of four rows.
 pub type Runs = [uint8x16_t; 4];
 
 /// One block of each of four rows, which are the lanes of what is loaded from it.
 #[derive(Clone, Copy)]
-pub struct Four<'a, const MIXED: bool> {
+pub struct FourBlocks<'a, const INTERLEAVED: bool> {
     /// Eight rows.
-    pub rows: Eight<'a, MIXED>,
+    pub rows: EightBlocks<'a, INTERLEAVED>,
     /// The first of the four.
     pub first: usize,
 }
 
-impl<const MIXED: bool> Four<'_, MIXED> {
+impl<const INTERLEAVED: bool> FourBlocks<'_, INTERLEAVED> {
     /// The f16 number `i` of every block, as f32.
     ///
     /// # Safety
@@ -29,7 +29,7 @@ impl<const MIXED: bool> Four<'_, MIXED> {
         let at = |r: usize| self.rows.half_at(i, self.first + r).cast::<u16>();
         // SAFETY: inside the blocks, as the caller guarantees.
         unsafe {
-            if MIXED {
+            if INTERLEAVED {
                 return widen(at(0).cast::<uint16x4_t>().read_unaligned());
             }
             let bits: [u16; 4] = std::array::from_fn(|r| at(r).read_unaligned());
@@ -46,7 +46,7 @@ impl<const MIXED: bool> Four<'_, MIXED> {
     pub unsafe fn runs(self, first: usize) -> Runs {
         // SAFETY: inside the blocks, as the caller guarantees.
         let sixteen = |i, r| unsafe { vld1q_u8(self.rows.four_at(first + i, self.first + r)) };
-        match MIXED {
+        match INTERLEAVED {
             true => [sixteen(0, 0), sixteen(1, 0), sixteen(2, 0), sixteen(3, 0)],
             false => transposed([sixteen(0, 0), sixteen(0, 1), sixteen(0, 2), sixteen(0, 3)]),
         }
@@ -78,7 +78,7 @@ pub fn widen(bits: uint16x4_t) -> float32x4_t {
 
 /// Tells the processor that these bytes are wanted soon, which it does not foresee where a row or a page ends.
 #[inline]
-pub fn fetch(bytes: *const u8, len: usize) {
+pub fn prefetch(bytes: *const u8, len: usize) {
     for line in (0..len).step_by(64) {
         let at = bytes.wrapping_add(line);
         // SAFETY: nothing is read, so that any address will do.

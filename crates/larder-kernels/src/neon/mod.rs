@@ -6,7 +6,6 @@
 //! They were checked by emulation (`scripts/check/cross.sh test`), and never timed.
 #![allow(unsafe_code)]
 
-mod blend;
 mod blocks;
 mod dots;
 mod floats;
@@ -15,27 +14,28 @@ mod load;
 mod quantise;
 mod scales;
 mod tile;
+mod weighted_sum;
 
 use std::arch::is_aarch64_feature_detected;
 
 use larder_core::NumberFormat;
 
 use self::dots::{Dot, Sdot, Smull};
-use crate::attention::Run;
+use crate::attention::StridedRows;
+use crate::eight_rows::check;
 use crate::inputs::{BLOCK, Block};
-use crate::rows::check;
-use crate::set::{Set, Sums};
+use crate::kernel_set::{KernelSet, Sums};
 use crate::weights::Panel;
 
 /// The kernels that use dot products of bytes, if this processor has them.
-pub fn with_dot_products() -> Option<Set> {
+pub fn with_dot_products() -> Option<KernelSet> {
     let able = is_aarch64_feature_detected!("dotprod");
-    able.then_some(Set { name: "neon+dotprod", blocks: blocks::<Sdot>, floats, blend, quantise })
+    able.then_some(KernelSet { name: "neon+dotprod", blocks: blocks::<Sdot>, floats, weighted_sum, quantise })
 }
 
 /// The kernels that every processor can run.
-pub fn set() -> Option<Set> {
-    Some(Set { name: "neon", blocks: blocks::<Smull>, floats, blend, quantise })
+pub fn set() -> Option<KernelSet> {
+    Some(KernelSet { name: "neon", blocks: blocks::<Smull>, floats, weighted_sum, quantise })
 }
 
 /// For processors that have what `D` uses.
@@ -76,16 +76,16 @@ fn floats(panels: &[Panel], x: &[&[f32]], out: &mut [Sums]) {
     }
 }
 
-fn blend(run: Run, factors: &[f32], out: &mut [f32]) {
+fn weighted_sum(rows: StridedRows, factors: &[f32], out: &mut [f32]) {
     assert!(!factors.is_empty(), "there are rows");
-    let end = (factors.len() - 1) * run.row_bytes + out.len() * run.kind.block_bytes();
-    assert!(end <= run.bytes.len(), "rows are as long as the output");
+    let end = (factors.len() - 1) * rows.row_bytes + out.len() * rows.kind.block_bytes();
+    assert!(end <= rows.bytes.len(), "rows are as long as the output");
     // SAFETY: as above.
     unsafe {
-        match run.kind {
-            NumberFormat::F32 => blend::rows::<{ floats::F32 }>(&run, factors, out),
-            NumberFormat::F16 => blend::rows::<{ floats::F16 }>(&run, factors, out),
-            _ => blend::rows::<{ floats::BF16 }>(&run, factors, out),
+        match rows.kind {
+            NumberFormat::F32 => weighted_sum::rows::<{ floats::F32 }>(&rows, factors, out),
+            NumberFormat::F16 => weighted_sum::rows::<{ floats::F16 }>(&rows, factors, out),
+            _ => weighted_sum::rows::<{ floats::BF16 }>(&rows, factors, out),
         }
     }
 }

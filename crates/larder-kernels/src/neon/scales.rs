@@ -4,7 +4,7 @@
 use std::arch::aarch64::*;
 
 use super::load::Four;
-use super::tile::{Blocks, Tile};
+use super::tile::{Tile, TokenBlocks};
 
 /// The scales and minima of `q4_k` and `q5_k`.
 pub struct Minima {
@@ -17,13 +17,13 @@ pub struct Minima {
 }
 
 impl Minima {
-    /// Those of a block, which are packed as [`scale_min`](crate::blocks::scale_min) says.
+    /// Those of a block, which are packed as [`scale_min`](crate::formats::scale_min) says.
     ///
     /// # Safety
     /// It is of one of these kinds.
     #[target_feature(enable = "neon")]
     #[inline]
-    pub unsafe fn of<const MIXED: bool>(block: Four<MIXED>) -> Self {
+    pub unsafe fn of<const INTERLEAVED: bool>(block: FourBlocks<INTERLEAVED>) -> Self {
         // SAFETY: blocks of these kinds begin with two f16 and twelve bytes of scales.
         let ([a, b, c, _], d, dmin) = unsafe { (block.runs(0), block.half(0), block.half(1)) };
         let six = |v| vandq_u8(v, vdupq_n_u8(63));
@@ -36,7 +36,7 @@ impl Minima {
     /// Adds what a group gives, before it is scaled.
     #[target_feature(enable = "neon")]
     #[inline]
-    pub fn add<const N: usize>(&self, g: usize, dots: [int32x4_t; N], x: Blocks<N>, tile: &mut Tile<N>) {
+    pub fn add<const N: usize>(&self, g: usize, dots: [int32x4_t; N], x: TokenBlocks<N>, tile: &mut Tile<N>) {
         let scale = signed(self.scales[g / 4], g % 4);
         let min = vmulq_f32(self.dmin, vcvtq_f32_s32(signed(self.minima[g / 4], g % 4)));
         tile.add_above(x, dots.map(|dots| vmulq_s32(dots, scale)), self.d, min);

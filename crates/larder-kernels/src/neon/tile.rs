@@ -24,15 +24,15 @@ impl<'a, const N: usize> Tile<'a, N> {
     /// # Safety
     /// The tokens have it.
     #[inline]
-    pub unsafe fn at(&self, at: usize) -> Blocks<'a, N> {
+    pub unsafe fn at(&self, at: usize) -> TokenBlocks<'a, N> {
         // SAFETY: the block is there, as the caller guarantees.
-        Blocks(self.x.map(|x| unsafe { x.get_unchecked(at) }))
+        TokenBlocks(self.x.map(|x| unsafe { x.get_unchecked(at) }))
     }
 
     /// Adds `dots · (d · e)`, where `e` is the scale of the activations.
     #[target_feature(enable = "neon")]
     #[inline]
-    pub fn add(&mut self, x: Blocks<N>, dots: [int32x4_t; N], d: float32x4_t) {
+    pub fn add(&mut self, x: TokenBlocks<N>, dots: [int32x4_t; N], d: float32x4_t) {
         for ((sum, dots), x) in self.sums.iter_mut().zip(dots).zip(x.0) {
             *sum = vaddq_f32(*sum, scaled(dots, d, x));
         }
@@ -41,7 +41,7 @@ impl<'a, const N: usize> Tile<'a, N> {
     /// Adds `dots · (d · e) − min · (e · s)`, where `s` is the sum of the activations.
     #[target_feature(enable = "neon")]
     #[inline]
-    pub fn add_above(&mut self, x: Blocks<N>, dots: [int32x4_t; N], d: float32x4_t, min: float32x4_t) {
+    pub fn add_above(&mut self, x: TokenBlocks<N>, dots: [int32x4_t; N], d: float32x4_t, min: float32x4_t) {
         for ((sum, dots), x) in self.sums.iter_mut().zip(dots).zip(x.0) {
             let offset = vmulq_n_f32(min, x.d_sum);
             *sum = vaddq_f32(*sum, vsubq_f32(scaled(dots, d, x), offset));
@@ -57,9 +57,9 @@ fn scaled(dots: int32x4_t, d: float32x4_t, x: &Block) -> float32x4_t {
 
 /// A block of activations of each token.
 #[derive(Clone, Copy)]
-pub struct Blocks<'a, const N: usize>(pub [&'a Block; N]);
+pub struct TokenBlocks<'a, const N: usize>(pub [&'a Block; N]);
 
-impl<const N: usize> Blocks<'_, N> {
+impl<const N: usize> TokenBlocks<'_, N> {
     /// Activations `16 · s` and the fifteen that follow.
     #[target_feature(enable = "neon")]
     #[inline]

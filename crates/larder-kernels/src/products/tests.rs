@@ -3,9 +3,9 @@ use larder_core::{NumberFormat, RowOrder};
 use super::*;
 use crate::testing::{Noise, ordered};
 
-fn alone(weights: Weights, x: &Inputs) -> Vec<f32> {
+fn alone(weights: WeightMatrix, x: &Inputs) -> Vec<f32> {
     let mut out = vec![0.0; x.tokens() * weights.rows];
-    products(&Pool::alone(), &mut [Product { weights, x, pick: None, out: &mut out }]);
+    products(&ThreadPool::single_threaded(), &mut [Product { weights, x, pick: None, out: &mut out }]);
     out
 }
 
@@ -22,10 +22,10 @@ fn threads_orders_and_company_change_no_bit() {
     let want: Vec<_> = plain
         .iter()
         .map(weights)
-        .map(|(kind, rows, bytes)| alone(Weights { kind, order: RowOrder::Plain, rows, cols, bytes: &bytes }, &x))
+        .map(|(kind, rows, bytes)| alone(WeightMatrix { kind, order: RowOrder::Plain, rows, cols, bytes: &bytes }, &x))
         .collect();
     for threads in [1, 2, 5] {
-        let pool = Pool::new(threads, false).unwrap();
+        let pool = ThreadPool::new(threads, false).unwrap();
         for order in RowOrder::ALL {
             let stored: Vec<_> = plain.iter().map(|(k, r, bytes)| ordered(*k, order, *r, cols, bytes)).collect();
             let mut outs: Vec<_> = want.iter().map(|w| vec![f32::NAN; w.len()]).collect();
@@ -34,7 +34,7 @@ fn threads_orders_and_company_change_no_bit() {
                 .zip(&stored)
                 .zip(&mut outs)
                 .map(|(((kind, rows, _), bytes), out)| {
-                    let weights = Weights { kind: *kind, order, rows: *rows, cols, bytes: &bytes[1..] };
+                    let weights = WeightMatrix { kind: *kind, order, rows: *rows, cols, bytes: &bytes[1..] };
                     Product { weights, x: &x, pick: None, out }
                 })
                 .collect();
@@ -52,11 +52,14 @@ fn picked_tokens_are_those_of_the_whole_batch() {
     x.fill(&noise.values(tokens * cols), cols, true);
     for kind in [NumberFormat::F32, NumberFormat::Q4_0] {
         let bytes = noise.weights(kind, rows, cols);
-        let weights = Weights { kind, order: RowOrder::Plain, rows, cols, bytes: &bytes };
+        let weights = WeightMatrix { kind, order: RowOrder::Plain, rows, cols, bytes: &bytes };
         let whole = alone(weights, &x);
         for pick in [&[][..], &[8], &[3, 3, 0], &[7, 1, 8, 2, 0, 5]] {
             let mut out = vec![f32::NAN; pick.len() * rows];
-            products(&Pool::alone(), &mut [Product { weights, x: &x, pick: Some(pick), out: &mut out }]);
+            products(
+                &ThreadPool::single_threaded(),
+                &mut [Product { weights, x: &x, pick: Some(pick), out: &mut out }],
+            );
             let want: Vec<f32> = pick.iter().flat_map(|t| &whole[*t as usize * rows..][..rows]).copied().collect();
             assert_eq!(out, want, "{kind} {pick:?}");
         }
@@ -71,7 +74,7 @@ fn a_product_matches_its_definition() {
     let bytes: Vec<u8> = w.iter().flat_map(|v| v.to_le_bytes()).collect();
     let mut x = Inputs::new();
     x.fill(&values, cols, false);
-    let out = alone(Weights { kind: NumberFormat::F32, order: RowOrder::Plain, rows, cols, bytes: &bytes }, &x);
+    let out = alone(WeightMatrix { kind: NumberFormat::F32, order: RowOrder::Plain, rows, cols, bytes: &bytes }, &x);
     for t in 0..tokens {
         for r in 0..rows {
             let exact: f64 = (0..cols).map(|c| w[r * cols + c] as f64 * values[t * cols + c] as f64).sum();
@@ -89,7 +92,7 @@ fn activations_that_are_not_quantised_meet_widened_weights() {
     x.fill(&values, cols, false);
     for order in RowOrder::ALL {
         let bytes = ordered(NumberFormat::Q4_0, order, rows, cols, &plain);
-        let weights = Weights { kind: NumberFormat::Q4_0, order, rows, cols, bytes: &bytes[1..] };
+        let weights = WeightMatrix { kind: NumberFormat::Q4_0, order, rows, cols, bytes: &bytes[1..] };
         let out = alone(weights, &x);
         for r in 0..rows {
             let mut wide = vec![0.0; cols];
@@ -108,9 +111,10 @@ fn work_is_cut_into_several_tasks_per_thread_but_not_into_crumbs() {
     x.fill(&noise.values(1024), 1024, true);
     for (rows, least, most) in [(8, 1, 1), (64, 1, 4), (4096, 16, 40)] {
         let bytes = noise.weights(NumberFormat::Q4_0, rows, 1024);
-        let weights = Weights { kind: NumberFormat::Q4_0, order: RowOrder::Plain, rows, cols: 1024, bytes: &bytes };
+        let weights =
+            WeightMatrix { kind: NumberFormat::Q4_0, order: RowOrder::Plain, rows, cols: 1024, bytes: &bytes };
         let product = Product { weights, x: &x, pick: None, out: &mut vec![0.0; rows] };
-        let tasks = product.tasks(LEAST_WORK.max(product.work() / (2 * TASKS_PER_THREAD)));
+        let tasks = product.tasks(MIN_TASK_WORK.max(product.work() / (2 * TASKS_PER_THREAD)));
         assert!((least..=most).contains(&tasks), "{tasks} tasks for {rows} rows");
     }
 }
@@ -118,8 +122,8 @@ fn work_is_cut_into_several_tasks_per_thread_but_not_into_crumbs() {
 fn product_of(bytes: &[u8], x: &[f32], quantise: bool, pick: Option<&[u32]>, out: usize) {
     let mut inputs = Inputs::new();
     inputs.fill(x, 32, quantise);
-    let weights = Weights { kind: NumberFormat::Q8_0, order: RowOrder::Plain, rows: 2, cols: 32, bytes };
-    products(&Pool::alone(), &mut [Product { weights, x: &inputs, pick, out: &mut vec![0.0; out] }]);
+    let weights = WeightMatrix { kind: NumberFormat::Q8_0, order: RowOrder::Plain, rows: 2, cols: 32, bytes };
+    products(&ThreadPool::single_threaded(), &mut [Product { weights, x: &inputs, pick, out: &mut vec![0.0; out] }]);
 }
 
 #[test]

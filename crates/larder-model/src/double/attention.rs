@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use larder_kernels::{Look, Pool, Table, attend};
+use larder_kernels::{AttentionArgs, KvTensor, ThreadPool, attend};
 
 use crate::device::{DeviceAttention, DeviceKvShape, DeviceKvView};
 use crate::error::{ModelError, Result};
@@ -31,9 +31,9 @@ impl State {
         self.kept.values().map(|(_, data)| data.len()).sum()
     }
 
-    fn table(&self, of: DeviceKvView) -> Table<'_> {
+    fn table(&self, of: DeviceKvView) -> KvTensor<'_> {
         let (DeviceKvShape { kind, capacity: room, row_bytes: row, .. }, data) = &self.kept[&of.block];
-        Table { kind: *kind, data, head: room * row, row: *row, width: of.width }
+        KvTensor { kind: *kind, data, head_stride: room * row, row_stride: *row, width: of.width }
     }
 }
 
@@ -111,14 +111,14 @@ impl DeviceAttention for AttentionDouble {
         Ok(())
     }
 
-    fn attend(&self, look: &Look<DeviceKvView>, out: &mut [f32]) -> Result<()> {
+    fn attend(&self, args: &AttentionArgs<DeviceKvView>, out: &mut [f32]) -> Result<()> {
         let mut state = self.lock();
         state.looks += 1;
         if self.failing > 0 && state.looks.is_multiple_of(self.failing) {
             out.fill(f32::NAN);
             return Err(ModelError::Device("attending on the device failed: it has gone away".into()));
         }
-        attend(&Pool::alone(), &look.at(state.table(look.keys), state.table(look.values)), out);
+        attend(&ThreadPool::single_threaded(), &args.with_kv(state.table(args.keys), state.table(args.values)), out);
         Ok(())
     }
 }

@@ -1,6 +1,6 @@
 use candle_core::{Device, Tensor};
 use larder_core::SequenceMemory;
-use larder_kernels::Look;
+use larder_kernels::AttentionArgs;
 
 use super::norm::rms;
 use super::{AttentionMask, ForwardPass, LayerKv, Mixer, Norm, Rotary};
@@ -89,7 +89,7 @@ impl Mixer for Attention {
         let seen = pass.visible_ranges(self.mask);
         let mut mixed = vec![0.0; n * heads * head_dim]; // [n, heads, head_dim]
         with_f32(&q, |q| {
-            let look = Look {
+            let args = AttentionArgs {
                 queries: q,
                 heads,
                 keys: state.keys.view(head_dim),
@@ -99,7 +99,7 @@ impl Mixer for Attention {
                 scale: self.scale as f32,
                 sinks: self.sinks.as_deref(),
             };
-            self.o.compute().attend(&look, &mut mixed)
+            self.o.compute().attend(&args, &mut mixed)
         })??;
         let mixed = Tensor::from_vec(mixed, (n, heads * head_dim), &Device::Cpu)?;
         self.o.forward(&match gate {

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use larder_core::NumberFormat;
-use larder_kernels::{Table, narrow};
+use larder_kernels::{KvTensor, narrow};
 
 use super::KvFormat;
 use crate::device::{DeviceAttention, DeviceKvShape, DeviceKvView};
@@ -49,7 +49,7 @@ pub struct KvView<'a> {
 /// Where the rows of a view are.
 pub enum KvLocation<'a> {
     /// In memory.
-    Host(Table<'a>),
+    Host(KvTensor<'a>),
     /// On a device.
     Device(&'a dyn DeviceAttention, DeviceKvView),
 }
@@ -159,11 +159,11 @@ impl<'a> KvView<'a> {
     pub fn location(self) -> KvLocation<'a> {
         let KvView { rows, width } = self;
         match &rows.storage {
-            Storage::Host(data) => KvLocation::Host(Table {
+            Storage::Host(data) => KvLocation::Host(KvTensor {
                 kind: rows.kind,
                 data,
-                head: rows.capacity * rows.row_bytes,
-                row: rows.row_bytes,
+                head_stride: rows.capacity * rows.row_bytes,
+                row_stride: rows.row_bytes,
                 width,
             }),
             Storage::Device(device, block) => {
@@ -210,7 +210,7 @@ mod tests {
                 rows.append(&[value(0), value(1)].concat(), 2, 3).unwrap();
                 let KvLocation::Host(table) = rows.view(2).location() else { panic!("it is in memory") };
                 for (head, at) in (0..2).flat_map(|head| (0..=i).map(move |at| (head, at))) {
-                    let from = head * table.head + at * table.row;
+                    let from = head * table.head_stride + at * table.row_stride;
                     let mut kept = [0.0; 2];
                     let bytes = 2 * table.kind.block_bytes();
                     larder_kernels::widen(table.kind, &table.data[from..][..bytes], &mut kept);

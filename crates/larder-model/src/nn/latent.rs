@@ -1,6 +1,6 @@
 use candle_core::{D, Device, Tensor};
 use larder_core::SequenceMemory;
-use larder_kernels::Look;
+use larder_kernels::AttentionArgs;
 
 use super::{AttentionMask, ForwardPass, LayerKv, Mixer, Norm, Rotary};
 use crate::error::Result;
@@ -107,7 +107,7 @@ impl Mixer for LatentAttention {
         let seen = pass.visible_ranges(AttentionMask::Causal);
         let mut mixed = vec![0.0; n * heads * kv_rank]; // [n, heads, kv_rank]
         with_f32(&self.query(x, pass)?, |q| {
-            let look = Look {
+            let args = AttentionArgs {
                 queries: q,
                 heads,
                 keys: state.keys.view(kv_rank + rope),
@@ -117,7 +117,7 @@ impl Mixer for LatentAttention {
                 scale: self.scale as f32,
                 sinks: None,
             };
-            self.o.compute().attend(&look, &mut mixed)
+            self.o.compute().attend(&args, &mut mixed)
         })??;
         let mixed = Tensor::from_vec(mixed, (n, heads, kv_rank), &Device::Cpu)?;
         let mixed = PlacedMatrix::forward_heads(&self.to_value, &mixed)?; // [n, heads, value]

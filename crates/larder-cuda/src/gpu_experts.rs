@@ -7,24 +7,24 @@ use larder_core::{ExpertId, ExpertLayout, Gate, NumberFormat};
 use larder_kernels::Inputs;
 use larder_model::{Activation, DeviceExperts, MoeCall, Routed};
 
+use crate::arena_sync::ArenaSync;
 use crate::driver::{Driver, Stream};
 use crate::error::{GpuError, Result};
-use crate::experts::{Activations, BLOCK, BLOCK_BYTES, Experts, Group};
-use crate::memory::{Download, Mark, Room, Upload};
-use crate::order::Order;
+use crate::expert_kernels::{BLOCK, BLOCK_BYTES, DeviceActivations, ExpertBatch, ExpertKernels};
+use crate::memory::{DeviceBuffer, Download, StreamEvent, Upload};
 
 /// A layer's experts, computed in the slots where they are.
-pub struct Bench {
-    order: Arc<Order>,
-    experts: Experts,
+pub struct GpuExperts {
+    sync: Arc<ArenaSync>,
+    experts: ExpertKernels,
     /// `[tokens, hidden]`, or `[tokens · k, hidden]` where the routing weight scales the input.
     inputs: Inputs,
     scaled: Vec<f32>,
     upload: Upload,
-    x: Activations,
+    x: DeviceActivations,
     hidden: usize,
     /// `[places, hidden]`, in the order computed.
-    outputs: Room,
+    outputs: DeviceBuffer,
     download: Download,
     /// The places `token · k + rank` that were computed since the call began.
     places: Vec<u32>,
@@ -37,22 +37,22 @@ pub struct Bench {
     failed: Option<GpuError>,
 }
 
-impl Bench {
-    pub(crate) fn new(driver: &Arc<dyn Driver>, order: Arc<Order>) -> Result<Self> {
-        Ok(Bench {
-            order,
-            experts: Experts::new(driver)?,
+impl GpuExperts {
+    pub(crate) fn new(driver: &Arc<dyn Driver>, sync: Arc<ArenaSync>) -> Result<Self> {
+        Ok(GpuExperts {
+            sync,
+            experts: ExpertKernels::new(driver)?,
             inputs: Inputs::new(),
             scaled: Vec::new(),
             upload: Upload::new(driver)?,
-            x: Activations::default(),
+            x: DeviceActivations::default(),
             hidden: 0,
-            outputs: Room::new(driver),
+            outputs: DeviceBuffer::new(driver),
             download: Download::new(driver)?,
             places: Vec::new(),
             picks: Vec::new(),
             group: Vec::new(),
-            clock: Clock { begin: Mark::new(driver)?, end: Mark::new(driver)?, running: None },
+            clock: Clock { begin: StreamEvent::new(driver)?, end: StreamEvent::new(driver)?, running: None },
             failed: None,
         })
     }
@@ -81,7 +81,7 @@ impl Bench {
             x = &self.scaled;
         }
         self.inputs.fill(x, self.hidden, quantise);
-        self.x = Activations::send(&mut self.upload, &self.inputs, widely)?;
+        self.x = DeviceActivations::send(&mut self.upload, &self.inputs, widely)?;
         self.outputs.ensure(4 * routed.ids.len() * self.hidden)
     }
 
@@ -97,9 +97,9 @@ impl Bench {
         let out = self.outputs.at() + (4 * done * self.hidden) as u64;
         let (experts, picks) = (&self.group, &self.picks);
         let begun =
-            self.clock.time(&mut self.experts, &Group { layout, act: call.act, experts, picks, x: self.x, out });
+            self.clock.time(&mut self.experts, &ExpertBatch { layout, act: call.act, experts, picks, x: self.x, out });
         // Also after an error: some of it may be under way.
-        self.order.computes(group.iter().map(|(_, slot)| *slot))?;
+        self.sync.computes(group.iter().map(|(_, slot)| *slot))?;
         begun
     }
 
@@ -111,7 +111,7 @@ impl Bench {
             let before = self.places.len();
             let places = (0..).zip(&routed.ids).filter(|(_, id)| *id == expert);
             self.places.extend(places.map(|(place, _)| place));
-            self.group.push((self.order.address(*slot), self.places.len() - before));
+            self.group.push((self.sync.address(*slot), self.places.len() - before));
         }
         let row = |place: &u32| if call.gate.scales_input { *place } else { place / k };
         self.picks.clear();
@@ -119,7 +119,7 @@ impl Bench {
     }
 }
 
-impl DeviceExperts for Bench {
+impl DeviceExperts for GpuExperts {
     fn prepare(
         &mut self,
         layout: &ExpertLayout,
@@ -182,7 +182,7 @@ struct Size {
 }
 
 impl Size {
-    fn of(group: &Group) -> Self {
+    fn of(group: &ExpertBatch) -> Self {
         let experts = group.experts.len();
         Size { experts, bytes: experts * group.layout.bytes, tokens: group.picks.len().div_ceil(experts.max(1)) }
     }
@@ -196,14 +196,14 @@ impl Size {
 
 /// Says how long a group takes, from one that was computed before.
 struct Clock {
-    begin: Mark,
-    end: Mark,
+    begin: StreamEvent,
+    end: StreamEvent,
     running: Option<Size>,
 }
 
 impl Clock {
     /// Begins to compute a group. The time is that of kernels alone, without the lists that they wait for.
-    fn time(&mut self, experts: &mut Experts, group: &Group) -> Result<Option<Duration>> {
+    fn time(&mut self, experts: &mut ExpertKernels, group: &ExpertBatch) -> Result<Option<Duration>> {
         let (lists, size) = (experts.send(group)?, Size::of(group));
         let took = self.begin(size)?;
         experts.compute(group, &lists)?;
@@ -218,7 +218,7 @@ impl Clock {
             self.begin.record(Stream::Compute)?;
             return Ok(None);
         };
-        if !self.end.is_over()? {
+        if !self.end.is_complete()? {
             return Ok(None);
         }
         self.running = None;

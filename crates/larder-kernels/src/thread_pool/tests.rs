@@ -10,7 +10,7 @@ const RUNS: usize = if cfg!(miri) { 5 } else { 2000 };
 #[test]
 fn every_task_is_done_once_and_none_is_left_at_the_end() {
     for threads in [1, 2, 3, 8, if cfg!(miri) { 4 } else { 64 }] {
-        let pool = Pool::new(threads, false).unwrap();
+        let pool = ThreadPool::new(threads, false).unwrap();
         assert_eq!(pool.threads(), threads);
         for run in 0..RUNS {
             let tasks = run * 7 % 41;
@@ -23,7 +23,7 @@ fn every_task_is_done_once_and_none_is_left_at_the_end() {
 
 #[test]
 fn sleeping_workers_are_woken() {
-    let pool = Pool::new(4, false).unwrap();
+    let pool = ThreadPool::new(4, false).unwrap();
     for _ in 0..RUNS.min(50) {
         std::thread::sleep(std::time::Duration::from_micros(300));
         let barrier = std::sync::Barrier::new(4);
@@ -34,7 +34,7 @@ fn sleeping_workers_are_woken() {
 
 #[test]
 fn a_panic_comes_out_once_all_tasks_are_over() {
-    let pool = Pool::new(3, false).unwrap();
+    let pool = ThreadPool::new(3, false).unwrap();
     for _ in 0..RUNS.min(100) {
         let done = AtomicUsize::new(0);
         let outcome = catch_unwind(AssertUnwindSafe(|| {
@@ -53,7 +53,7 @@ fn a_panic_comes_out_once_all_tasks_are_over() {
 
 #[test]
 fn a_run_inside_a_task_is_done_on_the_spot() {
-    let pool = Pool::new(3, false).unwrap();
+    let pool = ThreadPool::new(3, false).unwrap();
     let done = AtomicUsize::new(0);
     pool.run(10, &|_| pool.run(10, &|_| _ = done.fetch_add(1, Relaxed)));
     assert_eq!(done.load(Relaxed), 100);
@@ -61,7 +61,7 @@ fn a_run_inside_a_task_is_done_on_the_spot() {
 
 #[test]
 fn runs_from_several_threads_take_turns() {
-    let pool = Pool::new(3, false).unwrap();
+    let pool = ThreadPool::new(3, false).unwrap();
     let done = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         for _ in 0..4 {
@@ -74,13 +74,13 @@ fn runs_from_several_threads_take_turns() {
 #[cfg(all(target_os = "linux", not(miri)))]
 #[test]
 fn pinned_workers_stay_on_one_processor() {
-    let pool = Pool::new(3, true).unwrap();
+    let pool = ThreadPool::new(3, true).unwrap();
     let barrier = std::sync::Barrier::new(3);
     let caller = std::thread::current().id();
     pool.run(3, &|_| {
         barrier.wait();
         if std::thread::current().id() != caller {
-            assert_eq!(pin::allowed().unwrap().len(), 1);
+            assert_eq!(affinity::allowed().unwrap().len(), 1);
         }
     });
 }
@@ -88,7 +88,7 @@ fn pinned_workers_stay_on_one_processor() {
 #[cfg(all(target_os = "linux", not(miri)))]
 #[test]
 fn an_idle_pool_takes_no_processor_time() {
-    let pool = Pool::new(2, false).unwrap();
+    let pool = ThreadPool::new(2, false).unwrap();
     let (barrier, threads) = (std::sync::Barrier::new(2), Mutex::new(vec![]));
     pool.run(2, &|_| {
         barrier.wait();

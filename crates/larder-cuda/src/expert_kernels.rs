@@ -12,8 +12,8 @@ use larder_model::Activation;
 use crate::driver::Driver;
 use crate::error::Result;
 use crate::launches::{Launches, word};
-use crate::memory::{Room, Upload};
-use lists::{Addresses, Between, Lists};
+use crate::memory::{DeviceBuffer, Upload};
+use lists::{Addresses, Intermediates, Lists};
 
 /// Values that share a scale.
 pub const BLOCK: usize = 32;
@@ -24,14 +24,14 @@ const UPLOADS: usize = 4;
 
 /// Where activations are on the device, in each form that some weights take.
 #[derive(Clone, Copy, Default, Debug)]
-pub struct Activations {
+pub struct DeviceActivations {
     /// `[tokens, cols]`
     pub values: u64,
     /// `[tokens, cols / 32]`
     pub blocks: u64,
 }
 
-impl Activations {
+impl DeviceActivations {
     /// Copies inputs to the device: the blocks, if there are any, and the values if they are wanted.
     pub fn send(upload: &mut Upload, inputs: &Inputs, values: bool) -> Result<Self> {
         let values: &[u8] = if values { bytemuck::cast_slice(inputs.all_values()) } else { &[] };
@@ -41,7 +41,7 @@ impl Activations {
         front.copy_from_slice(blocks);
         back.copy_from_slice(values);
         upload.send()?;
-        Ok(Activations { blocks: base, values: base + blocks.len() as u64 })
+        Ok(DeviceActivations { blocks: base, values: base + blocks.len() as u64 })
     }
 
     /// As weights of this part take them.
@@ -51,7 +51,7 @@ impl Activations {
 }
 
 /// Experts to be computed together.
-pub struct Group<'a> {
+pub struct ExpertBatch<'a> {
     /// Of each of them.
     pub layout: &'a ExpertLayout,
     /// Of each of them.
@@ -61,28 +61,28 @@ pub struct Group<'a> {
     /// Of each token of each expert, one expert after the other, its row in the inputs.
     pub picks: &'a [u32],
     /// `[any, hidden]`
-    pub x: Activations,
+    pub x: DeviceActivations,
     /// `[tokens of all experts, hidden]`
     pub out: u64,
 }
 
 /// What computing takes on the device. Its buffers grow and stay.
-pub struct Experts {
+pub struct ExpertKernels {
     launches: Launches,
     uploads: VecDeque<Upload>,
     lists: Lists,
     /// `[tokens of all experts, inter]`, as are the other two.
-    gate: Room,
-    up: Room,
+    gate: DeviceBuffer,
+    up: DeviceBuffer,
     /// The gate as blocks.
-    blocks: Room,
+    blocks: DeviceBuffer,
 }
 
-impl Experts {
+impl ExpertKernels {
     /// Without buffers yet.
     pub fn new(driver: &Arc<dyn Driver>) -> Result<Self> {
-        let room = || Room::new(driver);
-        Ok(Experts {
+        let room = || DeviceBuffer::new(driver);
+        Ok(ExpertKernels {
             launches: Launches::new(driver),
             uploads: (0..UPLOADS).map(|_| Upload::new(driver)).collect::<Result<_>>()?,
             lists: Lists::default(),
@@ -109,10 +109,10 @@ impl Experts {
     }
 
     /// Brings a group's lists to the device, behind which it can be computed.
-    pub fn send(&mut self, group: &Group) -> Result<Addresses> {
+    pub fn send(&mut self, group: &ExpertBatch) -> Result<Addresses> {
         self.make_room(group.layout, group.picks.len())?;
-        let activations = Activations { values: self.gate.at(), blocks: self.blocks.at() };
-        let between = Between { gate: self.gate.at(), up: self.up.at(), activations };
+        let activations = DeviceActivations { values: self.gate.at(), blocks: self.blocks.at() };
+        let between = Intermediates { gate: self.gate.at(), up: self.up.at(), activations };
         let upload = self.uploads.front_mut().expect("there are some");
         let at = self.lists.send(group, &between, upload)?;
         self.uploads.rotate_left(1);
@@ -120,13 +120,13 @@ impl Experts {
     }
 
     /// Begins to compute the group whose lists were sent last.
-    pub fn compute(&self, group: &Group, at: &Addresses) -> Result<()> {
-        let Group { layout: ExpertLayout { gate, up, down, bias, .. }, act, experts, picks, .. } = *group;
+    pub fn compute(&self, group: &ExpertBatch, at: &Addresses) -> Result<()> {
+        let ExpertBatch { layout: ExpertLayout { gate, up, down, bias, .. }, act, experts, picks, .. } = *group;
         let (count, experts) = (word(picks.len() * gate.rows)?, word(experts.len())?);
         if count == 0 {
             return Ok(());
         }
-        let Experts { launches, lists, .. } = self;
+        let ExpertKernels { launches, lists, .. } = self;
         let most = group.experts.iter().map(|(_, tokens)| *tokens).max().unwrap_or(0);
         launches.products(&lists.gate, at.gate)?;
         if up.kind != gate.kind {

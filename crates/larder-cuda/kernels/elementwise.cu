@@ -4,54 +4,54 @@
 
 // The error function in the same steps as on the CPU.
 __device__ inline float erf_in_steps(float x) {
-    float size = fabsf(x), square = times(x, x);
+    float size = fabsf(x), square = mul_rn(x, x);
     if (size < 0.75f) {
         const float c[7] = {1.0f / 9360.0f, -1.0f / 1320.0f, 1.0f / 216.0f, -1.0f / 42.0f, 0.1f, -1.0f / 3.0f, 1.0f};
         float p = -1.0f / 75600.0f;
-        for (int i = 0; i < 7; i++) p = plus(times(p, square), c[i]);
-        return times(times(1.12837916709551257390f, x), p);
+        for (int i = 0; i < 7; i++) p = add_rn(mul_rn(p, square), c[i]);
+        return mul_rn(mul_rn(1.12837916709551257390f, x), p);
     }
-    float t = over(1.0f, plus(1.0f, times(0.5f, size)));
+    float t = div_rn(1.0f, add_rn(1.0f, mul_rn(0.5f, size)));
     const float c[4] = {0.5704438f, 0.01669021f, 0.34727642f, 0.2747535f};
     float p = -0.20925336f;
-    for (int i = 0; i < 4; i++) p = plus(times(p, t), c[i]);
-    float whole = minus(1.0f, times(times(p, t), exp_in_steps(-square)));
+    for (int i = 0; i < 4; i++) p = add_rn(mul_rn(p, t), c[i]);
+    float whole = sub_rn(1.0f, mul_rn(mul_rn(p, t), exp_in_steps(-square)));
     return x < 0.0f ? -whole : whole;
 }
 
 // The hyperbolic tangent in the same steps as on the CPU.
 __device__ inline float tanh_in_steps(float x) {
-    float size = fabsf(x), square = times(x, x);
+    float size = fabsf(x), square = mul_rn(x, x);
     if (size < 0.7f) {
-        float above = plus(times(plus(square, 105.0f), square), 945.0f);
-        float below = plus(times(plus(times(15.0f, square), 420.0f), square), 945.0f);
-        return times(x, over(above, below));
+        float above = add_rn(mul_rn(add_rn(square, 105.0f), square), 945.0f);
+        float below = add_rn(mul_rn(add_rn(mul_rn(15.0f, square), 420.0f), square), 945.0f);
+        return mul_rn(x, div_rn(above, below));
     }
-    float whole = minus(1.0f, over(2.0f, plus(exp_in_steps(times(2.0f, size)), 1.0f)));
+    float whole = sub_rn(1.0f, div_rn(2.0f, add_rn(exp_in_steps(mul_rn(2.0f, size)), 1.0f)));
     return x < 0.0f ? -whole : whole;
 }
 
-__device__ inline float sigmoid(float x) { return over(1.0f, plus(1.0f, exp_in_steps(-x))); }
+__device__ inline float sigmoid(float x) { return div_rn(1.0f, add_rn(1.0f, exp_in_steps(-x))); }
 
-__device__ inline float silu_of(float x) { return times(x, sigmoid(x)); }
+__device__ inline float silu_of(float x) { return mul_rn(x, sigmoid(x)); }
 
 // What is no number stays so.
 __device__ inline float relu_of(float x) { return x < 0.0f ? 0.0f : x; }
 
 __device__ inline float gelu_of(float x) {
-    return times(times(0.5f, x), plus(1.0f, erf_in_steps(times(x, 0.70710678118654752440f))));
+    return mul_rn(mul_rn(0.5f, x), add_rn(1.0f, erf_in_steps(mul_rn(x, 0.70710678118654752440f))));
 }
 
 __device__ inline float gelu_tanh_of(float x) {
-    float cube = times(times(times(0.044715f, x), x), x);
-    return times(times(0.5f, x), plus(1.0f, tanh_in_steps(times(0.7978846f, plus(x, cube)))));
+    float cube = mul_rn(mul_rn(mul_rn(0.044715f, x), x), x);
+    return mul_rn(mul_rn(0.5f, x), add_rn(1.0f, tanh_in_steps(mul_rn(0.7978846f, add_rn(x, cube)))));
 }
 
 // gate = f(gate) * up
 #define ACTIVATION(name)                                                                                               \
     extern "C" __global__ void name(float *gate, const float *up, u32 count) {                                         \
         u32 i = index_of_thread();                                                                                     \
-        if (i < count) gate[i] = times(name##_of(gate[i]), up[i]);                                                     \
+        if (i < count) gate[i] = mul_rn(name##_of(gate[i]), up[i]);                                                     \
     }
 
 ACTIVATION(silu)
@@ -66,11 +66,11 @@ extern "C" __global__ void clamped_swiglu(float *gate, const float *up, u32 coun
     float g = gate[i], u = up[i];
     g = g > limit ? limit : g;
     u = u < -limit ? -limit : u > limit ? limit : u;
-    gate[i] = times(times(plus(u, 1.0f), g), sigmoid(times(alpha, g)));
+    gate[i] = mul_rn(mul_rn(add_rn(u, 1.0f), g), sigmoid(mul_rn(alpha, g)));
 }
 
 // Biases of one product.
-struct Bias {
+struct BiasKernelArgs {
     // [cols]
     const float *bias;
     // [tokens, cols]
@@ -78,13 +78,13 @@ struct Bias {
     u32 tokens;
     u32 cols;
 };
-static_assert(sizeof(Bias) == 24, "as on the other side");
+static_assert(sizeof(BiasKernelArgs) == 24, "as on the other side");
 
 // To every token of each product its bias. The grid's y is the product.
-extern "C" __global__ void add_biases(const Bias *biases) {
-    Bias of = biases[blockIdx.y];
+extern "C" __global__ void add_biases(const BiasKernelArgs *biases) {
+    BiasKernelArgs of = biases[blockIdx.y];
     u32 i = index_of_thread();
-    if (i < of.tokens * of.cols) of.out[i] = plus(of.out[i], of.bias[i % of.cols]);
+    if (i < of.tokens * of.cols) of.out[i] = add_rn(of.out[i], of.bias[i % of.cols]);
 }
 
 // A warp makes a block of 32 values.
@@ -98,7 +98,7 @@ extern "C" __global__ void quantise(const float *x, Block *out, u32 blocks) {
         u32 other = __shfl_xor_sync(ALL, amax_bits, step);
         amax_bits = other > amax_bits ? other : amax_bits;
     }
-    float amax = __uint_as_float(amax_bits), d = over(amax, 127.0f), inverse = over(127.0f, amax);
+    float amax = __uint_as_float(amax_bits), d = div_rn(amax, 127.0f), inverse = div_rn(127.0f, amax);
     if (!isfinite(amax)) {
         d = __uint_as_float(0x7FC00000u);
         inverse = 0.0f;
@@ -106,7 +106,7 @@ extern "C" __global__ void quantise(const float *x, Block *out, u32 blocks) {
         d = inverse = 0.0f;
     }
     // What is no number becomes the integer 0.
-    float scaled = times(value, inverse);
+    float scaled = mul_rn(value, inverse);
     int q = scaled == scaled ? (int)rintf(scaled) : 0;
     int sum = q;
     for (int step = 8; step > 0; step /= 2) sum += __shfl_xor_sync(ALL, sum, step);
@@ -114,29 +114,29 @@ extern "C" __global__ void quantise(const float *x, Block *out, u32 blocks) {
     ((signed char *)out[block].q)[lane] = (signed char)q;
     if (lane == 0) {
         out[block].d = d;
-        out[block].d_sum = times(d, (float)whole);
+        out[block].d_sum = mul_rn(d, (float)whole);
         out[block].sum8 = 8 * whole;
         out[block].halves[0] = (short)sum;
         out[block].halves[1] = (short)other;
     }
 }
 
-struct __align__(16) Sixteen {
+struct __align__(16) Chunk16 {
     u32 words[4];
 };
 
 // Reads all bytes, from an address that is a multiple of 16. Each block's word of out becomes the exclusive or of what
 // it was and of all words that the block has read; the last bytes count as a word each.
 extern "C" __global__ void read_all(const u8 *from, u64 bytes, u32 *out) {
-    const Sixteen *pieces = (const Sixteen *)from;
-    u64 all = bytes / sizeof(Sixteen), threads = (u64)gridDim.x * blockDim.x;
+    const Chunk16 *pieces = (const Chunk16 *)from;
+    u64 all = bytes / sizeof(Chunk16), threads = (u64)gridDim.x * blockDim.x;
     u32 word = 0;
 #pragma unroll 8
     for (u64 i = index_of_thread(); i < all; i += threads) {
-        Sixteen piece = pieces[i];
+        Chunk16 piece = pieces[i];
         word ^= piece.words[0] ^ piece.words[1] ^ piece.words[2] ^ piece.words[3];
     }
-    u64 tail = all * sizeof(Sixteen) + index_of_thread();
+    u64 tail = all * sizeof(Chunk16) + index_of_thread();
     if (tail < bytes) word ^= from[tail];
     for (int step = 16; step > 0; step /= 2) word ^= __shfl_xor_sync(ALL, word, step);
     if (threadIdx.x % WARP == 0) atomicXor(&out[blockIdx.x], word);
@@ -144,10 +144,10 @@ extern "C" __global__ void read_all(const u8 *from, u64 bytes, u32 *out) {
 
 // Copies bytes between the device's memory and page-locked memory of the machine, from and to addresses that are
 // multiples of 16.
-extern "C" __global__ void bring(const u8 *from, u8 *to, u64 bytes) {
-    const Sixteen *pieces = (const Sixteen *)from;
-    u64 all = bytes / sizeof(Sixteen), threads = (u64)gridDim.x * blockDim.x;
-    for (u64 i = index_of_thread(); i < all; i += threads) ((Sixteen *)to)[i] = pieces[i];
-    u64 tail = all * sizeof(Sixteen) + index_of_thread();
+extern "C" __global__ void copy_bytes(const u8 *from, u8 *to, u64 bytes) {
+    const Chunk16 *pieces = (const Chunk16 *)from;
+    u64 all = bytes / sizeof(Chunk16), threads = (u64)gridDim.x * blockDim.x;
+    for (u64 i = index_of_thread(); i < all; i += threads) ((Chunk16 *)to)[i] = pieces[i];
+    u64 tail = all * sizeof(Chunk16) + index_of_thread();
     if (tail < bytes) to[tail] = from[tail];
 }

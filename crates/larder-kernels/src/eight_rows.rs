@@ -2,41 +2,41 @@
 
 use larder_core::{BlockParts, NumberFormat, ROW_GROUP};
 
-use crate::set::Sums;
+use crate::kernel_set::Sums;
 use crate::weights::Panel;
 
-/// Where eight rows begin. If they are interleaved (`MIXED`), only the first pointer counts; if there are fewer, the
+/// Where eight rows begin. If they are interleaved (`INTERLEAVED`), only the first pointer counts; if there are fewer, the
 /// last one stands for those that are missing.
-pub struct Rows<const MIXED: bool>([*const u8; ROW_GROUP]);
+pub struct EightRows<const INTERLEAVED: bool>([*const u8; ROW_GROUP]);
 
-impl<const MIXED: bool> Rows<MIXED> {
+impl<const INTERLEAVED: bool> EightRows<INTERLEAVED> {
     #[inline]
     pub fn of(panel: &Panel) -> Self {
-        Rows(std::array::from_fn(|r| panel.bytes[r.min(panel.rows - 1) * panel.row_bytes..].as_ptr()))
+        EightRows(std::array::from_fn(|r| panel.bytes[r.min(panel.rows - 1) * panel.row_bytes..].as_ptr()))
     }
 
     /// The block at `index` of all rows.
     #[inline]
-    pub fn block(&self, kind: NumberFormat, index: usize) -> Eight<'_, MIXED> {
+    pub fn block(&self, kind: NumberFormat, index: usize) -> EightBlocks<'_, INTERLEAVED> {
         let parts = BlockParts::of(kind).expect("kernels for blocks get blocks");
-        let at = index * kind.block_bytes() * if MIXED { ROW_GROUP } else { 1 };
-        Eight { rows: &self.0, at, parts }
+        let at = index * kind.block_bytes() * if INTERLEAVED { ROW_GROUP } else { 1 };
+        EightBlocks { rows: &self.0, at, parts }
     }
 }
 
 /// One block of each of eight rows.
 #[derive(Clone, Copy)]
-pub struct Eight<'a, const MIXED: bool> {
+pub struct EightBlocks<'a, const INTERLEAVED: bool> {
     rows: &'a [*const u8; ROW_GROUP],
     at: usize,
     parts: BlockParts,
 }
 
-impl<const MIXED: bool> Eight<'_, MIXED> {
+impl<const INTERLEAVED: bool> EightBlocks<'_, INTERLEAVED> {
     /// The address of the f16 number `i` of a row's block. Those of the next rows follow if the rows are interleaved.
     #[inline]
     pub fn half_at(self, i: usize, row: usize) -> *const u8 {
-        match MIXED {
+        match INTERLEAVED {
             true => self.rows[0].wrapping_add(self.at + 2 * (ROW_GROUP * i + row)),
             false => self.rows[row].wrapping_add(self.at + self.parts.halves_at + 2 * i),
         }
@@ -46,7 +46,7 @@ impl<const MIXED: bool> Eight<'_, MIXED> {
     /// interleaved, and else the row's own next run.
     #[inline]
     pub fn four_at(self, i: usize, row: usize) -> *const u8 {
-        match MIXED {
+        match INTERLEAVED {
             true => self.rows[0].wrapping_add(self.at + 2 * ROW_GROUP * self.parts.halves + 4 * (ROW_GROUP * i + row)),
             false => self.rows[row].wrapping_add(self.at + self.parts.fours_at + 4 * i),
         }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::driver::Driver;
 use crate::error::Result;
-use crate::memory::Room;
+use crate::memory::DeviceBuffer;
 
 /// What matrices begin at a multiple of.
 const ALIGN: u64 = 256;
@@ -12,22 +12,22 @@ const ALIGN: u64 = 256;
 const MORE: u64 = 16 << 20;
 
 /// Bytes that [`Gpu::products`](crate::Gpu::products) takes for matrices of these sizes.
-pub fn resident_room(sizes: impl Iterator<Item = u64>) -> u64 {
+pub fn resident_bytes(sizes: impl Iterator<Item = u64>) -> u64 {
     sizes.map(|bytes| bytes.next_multiple_of(ALIGN)).sum()
 }
 
 /// Rooms that are filled one after the other.
-pub struct Resident {
+pub struct WeightAllocator {
     driver: Arc<dyn Driver>,
-    rooms: Vec<Room>,
+    rooms: Vec<DeviceBuffer>,
     /// The part of the last room that is free.
     free: (u64, u64),
 }
 
-impl Resident {
+impl WeightAllocator {
     /// With a room of so many bytes.
     pub fn new(driver: &Arc<dyn Driver>, bytes: u64) -> Result<Self> {
-        let mut resident = Resident { driver: driver.clone(), rooms: Vec::new(), free: (0, 0) };
+        let mut resident = WeightAllocator { driver: driver.clone(), rooms: Vec::new(), free: (0, 0) };
         resident.take(bytes)?;
         Ok(resident)
     }
@@ -45,7 +45,7 @@ impl Resident {
     }
 
     fn take(&mut self, bytes: u64) -> Result<()> {
-        let room = Room::of(&self.driver, bytes as usize)?;
+        let room = DeviceBuffer::of(&self.driver, bytes as usize)?;
         self.free = (room.at(), room.at() + bytes);
         self.rooms.push(room);
         Ok(())

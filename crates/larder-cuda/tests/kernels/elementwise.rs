@@ -4,12 +4,12 @@ use larder_cuda::{Argument, Driver, Launch, Stream};
 use larder_kernels::Inputs;
 use larder_model::Activation;
 
-use crate::noise::Noise;
+use crate::random_data::RandomData;
 use crate::{Aligned, BLOCK_BYTES, assert_same, emulator, input, launch, output, quantise, word};
 
 /// A bias as kernels read it.
 #[repr(C)]
-struct Bias {
+struct BiasKernelArgs {
     bias: *const f32,
     out: *mut f32,
     tokens: u32,
@@ -20,7 +20,7 @@ struct Bias {
 fn activations_are_the_same_to_the_bit() {
     let Some(emulator) = &emulator(0) else { return };
     const COUNT: usize = 400_001;
-    let noise = &mut Noise(5);
+    let noise = &mut RandomData(5);
     let gates = noise.all_sizes(COUNT);
     let mut ups: Vec<f32> = (0..COUNT).map(|_| noise.value() * noise.one_of(&[1.0, 20.0])).collect();
     ups[7..10].copy_from_slice(&[f32::NAN, f32::INFINITY, f32::NEG_INFINITY]);
@@ -49,7 +49,7 @@ fn activations_are_the_same_to_the_bit() {
 #[test]
 fn activations_become_the_same_integers() {
     let Some(emulator) = &emulator(0) else { return };
-    let noise = &mut Noise(6);
+    let noise = &mut RandomData(6);
     let mut x: Vec<f32> = (0..300).flat_map(|_| noise.activations(32)).collect();
     // Ties between two integers.
     x.extend((0..32).map(|i| if i == 31 { 127.0 } else { i as f32 - 15.5 }));
@@ -72,7 +72,7 @@ fn activations_become_the_same_integers() {
 #[test]
 fn biases_are_added_to_every_token() {
     let Some(emulator) = &emulator(0) else { return };
-    let noise = &mut Noise(8);
+    let noise = &mut RandomData(8);
     let shapes = [(3, 40), (1, 1), (0, 9), (7, 300)];
     let biases: Vec<Vec<f32>> = shapes.iter().map(|(_, cols)| noise.activations(*cols)).collect();
     let mut outputs: Vec<Vec<f32>> = shapes.iter().map(|(tokens, cols)| noise.activations(tokens * cols + 1)).collect();
@@ -82,11 +82,11 @@ fn biases_are_added_to_every_token() {
             row.iter_mut().zip(bias).for_each(|(o, b)| *o += b);
         }
     }
-    let list: Vec<Bias> = biases
+    let list: Vec<BiasKernelArgs> = biases
         .iter()
         .zip(&mut outputs)
         .zip(shapes)
-        .map(|((bias, out), (tokens, cols))| Bias {
+        .map(|((bias, out), (tokens, cols))| BiasKernelArgs {
             bias: bias.as_ptr(),
             out: out.as_mut_ptr(),
             tokens: tokens as u32,
@@ -101,7 +101,7 @@ fn biases_are_added_to_every_token() {
 #[test]
 fn all_bytes_are_read() {
     let Some(emulator) = &emulator(0) else { return };
-    let noise = &mut Noise(10);
+    let noise = &mut RandomData(10);
     for bytes in [0, 5, 16, 4096, 100_003] {
         let mut data = Aligned::new(bytes);
         data.bytes_mut().iter_mut().for_each(|b| *b = noise.bits() as u8);
@@ -120,7 +120,7 @@ fn all_bytes_are_read() {
 fn bytes_are_brought_across_the_link() {
     const MOST: usize = 1 << 20;
     let Some(emulator) = emulator(MOST as u64) else { return };
-    let noise = &mut Noise(11);
+    let noise = &mut RandomData(11);
     let (here, there) = (emulator.allocate_host(MOST).unwrap().as_ptr(), emulator.allocate(MOST as u64).unwrap());
     // SAFETY: so many bytes were taken, and kernels are over when they are looked at.
     let here = unsafe { std::slice::from_raw_parts_mut(here, MOST) };
@@ -132,7 +132,7 @@ fn bytes_are_brought_across_the_link() {
         for (from, to) in [(at, there), (there, at)] {
             let arguments = [Argument::Address(from), Argument::Address(to), Argument::Bytes(bytes as u64)];
             // SAFETY: both have so many bytes.
-            unsafe { launch(&emulator, "bring", [blocks, 1], 256, &arguments) };
+            unsafe { launch(&emulator, "copy_bytes", [blocks, 1], 256, &arguments) };
             if from == at {
                 here.fill(8);
             }
@@ -140,7 +140,7 @@ fn bytes_are_brought_across_the_link() {
         assert!(here[..bytes] == data && here[bytes..].iter().all(|b| *b == 8), "{bytes} bytes");
     }
     let arguments = [Argument::Address(there), input(&[0u8; 64]), Argument::Bytes(64)];
-    let launch = Launch { kernel: "bring", grid: [1, 1], block: 256, arguments: &arguments };
+    let launch = Launch { kernel: "copy_bytes", grid: [1, 1], block: 256, arguments: &arguments };
     // SAFETY: it is refused.
     let error = unsafe { emulator.launch(Stream::Compute, &launch) }.unwrap_err().to_string();
     assert!(error.contains("not page-locked"), "{error}");

@@ -6,27 +6,30 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 
-use crate::crew::Crew;
-use crate::{pin, processors};
+use crate::{affinity, processors};
+
+mod shared;
+
+use shared::PoolShared;
 
 thread_local! {
     /// Whether this thread is working on a task.
-    static INSIDE: Cell<bool> = const { Cell::new(false) };
+    static IN_TASK: Cell<bool> = const { Cell::new(false) };
 }
 
 /// A fixed number of threads that share the tasks of one [`run`](Pool::run) after the other.
 ///
 /// The thread that calls [`run`](Pool::run) works too. Tasks are claimed one by one, so a slow core does not hold the
 /// rest. Between two runs the others spin for a moment and then sleep, so an idle pool costs nothing.
-pub struct Pool {
+pub struct ThreadPool {
     /// None if there are no workers.
-    crew: Option<Arc<Crew>>,
+    shared: Option<Arc<PoolShared>>,
     /// One run at a time.
-    turn: Mutex<()>,
+    run_lock: Mutex<()>,
     workers: Vec<JoinHandle<()>>,
 }
 
-impl Pool {
+impl ThreadPool {
     /// A pool of `threads` threads (at least one), the caller's among them.
     ///
     /// With `pin`, each of the others is bound to one of the strong processors that the caller may use, beginning with
@@ -34,24 +37,24 @@ impl Pool {
     ///
     /// # Errors
     /// If a thread cannot be had or cannot be bound.
-    pub fn new(threads: usize, pin: bool) -> io::Result<Pool> {
-        let processors = if pin { processors::strong()? } else { Vec::new() };
-        let mut pool = Pool::alone();
+    pub fn new(threads: usize, pin: bool) -> io::Result<ThreadPool> {
+        let processors = if pin { processors::strongest_first()? } else { Vec::new() };
+        let mut pool = ThreadPool::single_threaded();
         if threads <= 1 {
             return Ok(pool);
         }
-        let crew = pool.crew.insert(Arc::new(Crew::new(threads)));
+        let shared = pool.shared.insert(Arc::new(PoolShared::new(threads)));
         for i in 1..threads {
-            let (crew, processor) = (crew.clone(), processors.get(i % processors.len().max(1)).copied());
+            let (shared, processor) = (shared.clone(), processors.get(i % processors.len().max(1)).copied());
             let (report, started) = mpsc::channel();
             let worker = std::thread::Builder::new().name(format!("larder-{i}")).spawn(move || {
-                let bound = processor.map_or(Ok(()), pin::bind);
+                let bound = processor.map_or(Ok(()), affinity::bind);
                 // A thread that is bound stays where it is.
-                let allowed = pin::allowed().unwrap_or_default();
+                let allowed = affinity::allowed().unwrap_or_default();
                 let fine = bound.is_ok();
                 if report.send(bound).is_ok() && fine {
-                    INSIDE.set(true);
-                    crew.serve(&allowed);
+                    IN_TASK.set(true);
+                    shared.run_worker(&allowed);
                 }
             })?;
             pool.workers.push(worker);
@@ -61,8 +64,8 @@ impl Pool {
     }
 
     /// A pool of the caller's thread alone.
-    pub fn alone() -> Pool {
-        Pool { crew: None, turn: Mutex::new(()), workers: Vec::new() }
+    pub fn single_threaded() -> ThreadPool {
+        ThreadPool { shared: None, run_lock: Mutex::new(()), workers: Vec::new() }
     }
 
     /// How many threads work on a run.
@@ -78,26 +81,26 @@ impl Pool {
     /// # Panics
     /// If a call does, once no call is under way any more.
     pub fn run(&self, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
-        let crew = match &self.crew {
-            Some(crew) if tasks > 1 && !INSIDE.get() => crew,
+        let shared = match &self.shared {
+            Some(shared) if tasks > 1 && !IN_TASK.get() => shared,
             _ => return (0..tasks).for_each(task),
         };
-        let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        INSIDE.set(true);
+        let guard = self.run_lock.lock().unwrap_or_else(PoisonError::into_inner);
+        IN_TASK.set(true);
         // SAFETY: one run at a time, because this thread has the turn.
-        let outcome = unsafe { crew.run(tasks, task) };
-        INSIDE.set(false);
-        drop(turn);
+        let outcome = unsafe { shared.run(tasks, task) };
+        IN_TASK.set(false);
+        drop(guard);
         if let Err(panic) = outcome {
             std::panic::resume_unwind(panic);
         }
     }
 }
 
-impl Drop for Pool {
+impl Drop for ThreadPool {
     fn drop(&mut self) {
-        if let Some(crew) = &self.crew {
-            crew.dismiss();
+        if let Some(shared) = &self.shared {
+            shared.shut_down();
         }
         for worker in self.workers.drain(..) {
             worker.join().expect("a worker catches the panics of its tasks");

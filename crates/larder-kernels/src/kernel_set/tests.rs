@@ -4,13 +4,13 @@ use proptest::prelude::*;
 use super::*;
 use crate::inputs::{BLOCK, Inputs};
 use crate::testing::{Noise, ordered};
-use crate::weights::{Weights, widen_row};
+use crate::weights::{WeightMatrix, widen_row};
 
 /// Every panel of a matrix with some tokens: `[tokens][rows]`.
-fn product(set: &Set, weights: Weights, x: &Inputs) -> Vec<Vec<f32>> {
+fn product(set: &KernelSet, weights: WeightMatrix, x: &Inputs) -> Vec<Vec<f32>> {
     let mut out = vec![vec![]; x.tokens()];
     let panels: Vec<_> = (0..weights.panels().count()).map(|i| weights.panels().get(i)).collect();
-    for panels in panels.chunks(PANELS) {
+    for panels in panels.chunks(MAX_PANELS) {
         let mut sums = vec![Sums::default(); panels.len() * x.tokens()];
         if weights.kind.is_float() {
             let x: Vec<_> = (0..x.tokens()).map(|t| x.values(t)).collect();
@@ -38,7 +38,7 @@ fn cols(kind: NumberFormat, size: usize) -> usize {
 const CASES: u32 = if cfg!(miri) { 40 } else { 200 };
 const ROWS: usize = if cfg!(miri) { 12 } else { 26 };
 const SIZES: usize = if cfg!(miri) { 40 } else { 150 };
-const BATCH: usize = if cfg!(miri) { 5 } else { TOKENS };
+const BATCH: usize = if cfg!(miri) { 5 } else { MAX_TOKENS };
 
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(CASES) })]
@@ -54,12 +54,12 @@ proptest! {
         let plain = noise.weights(kind, rows, cols);
         let mut x = Inputs::new();
         x.fill(&noise.values(tokens * cols), cols, !kind.is_float());
-        let weights = Weights { kind, order: RowOrder::Plain, rows, cols, bytes: &plain };
+        let weights = WeightMatrix { kind, order: RowOrder::Plain, rows, cols, bytes: &plain };
         let want = product(&portable::set().unwrap(), weights, &x);
-        for set in Set::all() {
+        for set in KernelSet::all() {
             for order in RowOrder::ALL {
                 let bytes = ordered(kind, order, rows, cols, &plain);
-                let got = product(&set, Weights { order, bytes: &bytes[1..], ..weights }, &x);
+                let got = product(&set, WeightMatrix { order, bytes: &bytes[1..], ..weights }, &x);
                 prop_assert_eq!(bits(&got), bits(&want), "{} {} {}", set.name, kind, order);
             }
         }
@@ -78,7 +78,7 @@ proptest! {
         let values = noise.values(cols);
         let mut x = Inputs::new();
         x.fill(&values, cols, !kind.is_float());
-        let weights = Weights { kind, order: RowOrder::Plain, rows, cols, bytes: &plain };
+        let weights = WeightMatrix { kind, order: RowOrder::Plain, rows, cols, bytes: &plain };
         let out = product(&portable::set().unwrap(), weights, &x);
         for (row, got) in out[0].iter().enumerate() {
             let mut wide = vec![0.0; cols];
@@ -100,7 +100,7 @@ proptest! {
 
     /// Rows with gaps between them, odd widths, unaligned starts.
     #[test]
-    fn every_set_blends_to_the_same_bits(
+    fn every_set_sums_rows_to_the_same_bits(
         seed: u64, kind in 0..3usize, rows in 1..20usize, width in 1..=SIZES, gap in 0..7usize,
     ) {
         let kind = [NumberFormat::F32, NumberFormat::F16, NumberFormat::Bf16][kind];
@@ -111,14 +111,14 @@ proptest! {
             row[..width * kind.block_bytes()].copy_from_slice(&noise.weights(kind, 1, width));
         }
         let (factors, start) = (noise.values(rows), noise.values(width));
-        let blended = |set: &Set| {
+        let summed = |set: &KernelSet| {
             let mut out = start.clone();
-            (set.blend)(Run { kind, bytes: &bytes[1..bytes.len() - gap], row_bytes }, &factors, &mut out);
+            (set.weighted_sum)(StridedRows { kind, bytes: &bytes[1..bytes.len() - gap], row_bytes }, &factors, &mut out);
             out.iter().map(|v| v.to_bits()).collect::<Vec<_>>()
         };
-        let want = blended(&portable::set().unwrap());
-        for set in Set::all() {
-            prop_assert_eq!(blended(&set), want.clone(), "{} {}", set.name, kind);
+        let want = summed(&portable::set().unwrap());
+        for set in KernelSet::all() {
+            prop_assert_eq!(summed(&set), want.clone(), "{} {}", set.name, kind);
         }
     }
 
@@ -134,14 +134,14 @@ proptest! {
         if let Some(odd) = odd.get(noise.below(2 * odd.len())) {
             x[noise.below(blocks * BLOCK)] = *odd;
         }
-        let quantised = |set: &Set| {
+        let quantised = |set: &KernelSet| {
             let mut out = vec![Block::default(); blocks];
             set.quantise(&x, &mut out);
             let scale = |d: f32| if d.is_nan() { "nan".to_owned() } else { d.to_bits().to_string() };
             out.iter().map(|b| (b.q, scale(b.d), scale(b.d_sum), b.sum8, b.halves)).collect::<Vec<_>>()
         };
         let want = quantised(&portable::set().unwrap());
-        for set in Set::all() {
+        for set in KernelSet::all() {
             prop_assert_eq!(quantised(&set), want.clone(), "{}", set.name);
         }
     }
@@ -163,12 +163,12 @@ fn sums_of_integers_never_overflow() {
             for sign in [1.0, -1.0] {
                 let mut x = Inputs::new();
                 x.fill(&vec![sign; BATCH * cols], cols, true);
-                let weights = Weights { kind, order: RowOrder::Plain, rows, cols, bytes: &plain };
+                let weights = WeightMatrix { kind, order: RowOrder::Plain, rows, cols, bytes: &plain };
                 let want = product(&portable::set().unwrap(), weights, &x);
-                for set in Set::all() {
+                for set in KernelSet::all() {
                     for order in RowOrder::ALL {
                         let bytes = ordered(kind, order, rows, cols, &plain);
-                        let got = product(&set, Weights { order, bytes: &bytes[1..], ..weights }, &x);
+                        let got = product(&set, WeightMatrix { order, bytes: &bytes[1..], ..weights }, &x);
                         assert_eq!(bits(&got), bits(&want), "{} {kind} {order} {fill:x}", set.name);
                     }
                 }
@@ -188,8 +188,9 @@ fn what_is_not_finite_stays_visible_and_stays_with_its_token() {
             values[cols + noise.below(cols)] = odd;
             let mut x = Inputs::new();
             x.fill(&values, cols, !kind.is_float());
-            for set in Set::all() {
-                let out = product(&set, Weights { kind, order: RowOrder::Plain, rows: 9, cols, bytes: &plain }, &x);
+            for set in KernelSet::all() {
+                let out =
+                    product(&set, WeightMatrix { kind, order: RowOrder::Plain, rows: 9, cols, bytes: &plain }, &x);
                 assert!(out[1].iter().all(|v| !v.is_finite()), "{} {kind} {odd}", set.name);
                 assert!(out[0].iter().chain(&out[2]).all(|v| v.is_finite()), "{} {kind} {odd}", set.name);
             }

@@ -19,7 +19,7 @@ pub fn bind(processor: usize) -> io::Result<()> {
 
 /// Moves this thread to another of the `allowed` processors than `processor`, if there is one.
 #[cfg(any(target_os = "linux", target_os = "android"))]
-pub fn leave(processor: usize, allowed: &[usize]) {
+pub fn move_off(processor: usize, allowed: &[usize]) {
     let mut set = rustix::thread::CpuSet::new();
     allowed.iter().filter(|p| **p != processor).for_each(|p| set.set(*p));
     if set.count() > 0 {
@@ -36,7 +36,7 @@ pub fn current() -> Option<usize> {
 
 /// Moves this thread to another of the `allowed` processors than `processor`, if there is one.
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
-pub fn leave(_: usize, _: &[usize]) {}
+pub fn move_off(_: usize, _: &[usize]) {}
 
 /// The processor that this thread is on.
 #[cfg(not(any(target_os = "linux", target_os = "android")))]

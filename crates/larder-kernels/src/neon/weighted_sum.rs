@@ -4,7 +4,7 @@
 use std::arch::aarch64::*;
 
 use super::floats::{four, one};
-use crate::attention::Run;
+use crate::attention::StridedRows;
 
 /// Columns that are summed at once, in as many registers as leave room for what is added.
 const STRIP: usize = 64;
@@ -14,21 +14,21 @@ const STRIP: usize = 64;
 /// # Safety
 /// There are as many rows of `KIND` as factors, each at least as long as `out`.
 #[target_feature(enable = "neon")]
-pub unsafe fn rows<const KIND: u8>(run: &Run, factors: &[f32], out: &mut [f32]) {
+pub unsafe fn rows<const KIND: u8>(rows: &StridedRows, factors: &[f32], out: &mut [f32]) {
     let (strips, rest) = out.as_chunks_mut::<STRIP>();
     let (fours, tail) = rest.as_chunks_mut::<4>();
     let (body, whole) = (STRIP * strips.len(), STRIP * strips.len() + 4 * fours.len());
     // SAFETY: as the caller guarantees.
     unsafe {
         for (column, strip) in (0..).step_by(STRIP).zip(strips) {
-            columns::<KIND, { STRIP / 4 }>(run, factors, column, strip);
+            columns::<KIND, { STRIP / 4 }>(rows, factors, column, strip);
         }
         for (column, few) in (body..).step_by(4).zip(fours) {
-            columns::<KIND, 1>(run, factors, column, few);
+            columns::<KIND, 1>(rows, factors, column, few);
         }
         for (column, out) in (whole..).zip(tail) {
             for (i, factor) in factors.iter().enumerate() {
-                *out += factor * one::<KIND>(run.bytes.as_ptr().add(i * run.row_bytes), column);
+                *out += factor * one::<KIND>(rows.bytes.as_ptr().add(i * rows.row_bytes), column);
             }
         }
     }
@@ -37,11 +37,11 @@ pub unsafe fn rows<const KIND: u8>(run: &Run, factors: &[f32], out: &mut [f32]) 
 /// The same for `4 · N` columns from `column` on.
 #[target_feature(enable = "neon")]
 #[inline]
-unsafe fn columns<const KIND: u8, const N: usize>(run: &Run, factors: &[f32], column: usize, out: &mut [f32]) {
+unsafe fn columns<const KIND: u8, const N: usize>(rows: &StridedRows, factors: &[f32], column: usize, out: &mut [f32]) {
     // SAFETY: the output has so many columns.
     let mut sums: [_; N] = std::array::from_fn(|i| unsafe { vld1q_f32(out.as_ptr().add(4 * i)) });
     for (i, factor) in factors.iter().enumerate() {
-        let row = run.bytes.as_ptr().wrapping_add(i * run.row_bytes);
+        let row = rows.bytes.as_ptr().wrapping_add(i * rows.row_bytes);
         for (column, sum) in (column..).step_by(4).zip(&mut sums) {
             // SAFETY: every row has so many columns.
             let values = unsafe { four::<KIND>(row, column) };

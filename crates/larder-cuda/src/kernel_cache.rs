@@ -6,7 +6,7 @@ use std::{fs, io, process};
 use xxhash_rust::xxh3::Xxh3Default;
 
 /// What decides what the compiler makes.
-pub struct Recipe<'a> {
+pub struct KernelKey<'a> {
     pub text: &'a str,
     pub options: &'a [String],
     /// The compiler's version.
@@ -14,19 +14,19 @@ pub struct Recipe<'a> {
 }
 
 /// A folder of images.
-pub struct Images(Option<PathBuf>);
+pub struct KernelCache(Option<PathBuf>);
 
-impl Images {
+impl KernelCache {
     /// The user's, if there is a place for such things.
     #[cfg(feature = "cuda")]
     pub fn of_user() -> Self {
         let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         let base = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")));
-        Images(base.map(|base| base.join("larder").join("cuda")))
+        KernelCache(base.map(|base| base.join("larder").join("cuda")))
     }
 
     /// The image of this recipe, made now if it was not before. Where nothing can be kept it is made each time.
-    pub fn get<E>(&self, recipe: &Recipe, make: impl FnOnce() -> Result<Vec<u8>, E>) -> Result<Vec<u8>, E> {
+    pub fn get<E>(&self, recipe: &KernelKey, make: impl FnOnce() -> Result<Vec<u8>, E>) -> Result<Vec<u8>, E> {
         let path = self.0.as_ref().map(|folder| folder.join(recipe.file_name()));
         if let Some(image) = path.as_ref().and_then(|path| read(path)) {
             return Ok(image);
@@ -40,7 +40,7 @@ impl Images {
     }
 }
 
-impl Recipe<'_> {
+impl KernelKey<'_> {
     fn file_name(&self) -> String {
         let mut hash = Xxh3Default::new();
         let mut add = |bytes: &[u8]| {
@@ -83,10 +83,10 @@ mod tests {
     #[test]
     fn an_image_is_made_once_for_each_recipe_and_again_where_it_is_damaged() {
         let folder = tempfile::tempdir().unwrap();
-        let images = Images(Some(folder.path().join("made").join("here")));
+        let images = KernelCache(Some(folder.path().join("made").join("here")));
         let mut made = 0;
         let mut get = |text: &str, option: &str, compiler| {
-            let recipe = Recipe { text, options: &[option.to_owned()], compiler };
+            let recipe = KernelKey { text, options: &[option.to_owned()], compiler };
             let image = images.get(&recipe, || {
                 made += 1;
                 Ok::<_, ()>(format!("{text} {option}").into_bytes())
@@ -110,7 +110,7 @@ mod tests {
 
     #[test]
     fn without_a_place_images_are_made_each_time() {
-        let recipe = Recipe { text: "", options: &[], compiler: (1, 0) };
-        assert_eq!(Images(None).get(&recipe, || Err::<Vec<u8>, _>("no")), Err("no"));
+        let recipe = KernelKey { text: "", options: &[], compiler: (1, 0) };
+        assert_eq!(KernelCache(None).get(&recipe, || Err::<Vec<u8>, _>("no")), Err("no"));
     }
 }

@@ -9,14 +9,14 @@ use crate::driver::Argument;
 use crate::error::Result;
 
 /// Queries that kernels take together: the most that look at one head of keys.
-pub const FEW: usize = 4;
+pub const TILE_QUERIES: usize = 4;
 
 /// Threads of a block that is a warp: few warps are spread over all processors.
 const WARP: u32 = 32;
 
 /// Who looks at what, as kernels read it.
 #[derive(Clone, Copy, Debug)]
-pub struct Look {
+pub struct AttentionKernelArgs {
     /// `[queries, heads, key_width]`
     pub queries: u64,
     /// Where the first head's first key begins.
@@ -31,10 +31,10 @@ pub struct Look {
     pub seen: u64,
     /// `[heads]`, or 0.
     pub sinks: u64,
-    /// `[few · FEW, stride]` for each launch.
+    /// `[few · TILE_QUERIES, stride]` for each launch.
     pub scores: u64,
-    /// `[few · FEW]` for each launch.
-    pub shares: u64,
+    /// `[few · TILE_QUERIES]` for each launch.
+    pub inverse_sums: u64,
     /// `[queries, heads, value_width]`
     pub out: u64,
     /// Queries.
@@ -57,15 +57,29 @@ pub struct Look {
     pub scale: f32,
 }
 
-impl Look {
+impl AttentionKernelArgs {
     /// Its length for kernels.
     pub const BYTES: usize = 120;
 
     /// For kernels.
-    pub fn to_bytes(self) -> [u8; Look::BYTES] {
-        let Look { queries, keys, values, key_head, value_head, seen, sinks, scores, shares, out, .. } = self;
-        let Look { count, heads, group, key_row, value_row, key_width, value_width, stride, scale, .. } = self;
-        let front = [queries, keys, values, key_head, value_head, seen, sinks, scores, shares, out];
+    pub fn to_bytes(self) -> [u8; AttentionKernelArgs::BYTES] {
+        let AttentionKernelArgs {
+            queries,
+            keys,
+            values,
+            key_head,
+            value_head,
+            seen,
+            sinks,
+            scores,
+            inverse_sums,
+            out,
+            ..
+        } = self;
+        let AttentionKernelArgs {
+            count, heads, group, key_row, value_row, key_width, value_width, stride, scale, ..
+        } = self;
+        let front = [queries, keys, values, key_head, value_head, seen, sinks, scores, inverse_sums, out];
         let scale = scale.to_bits();
         pack(front, [count, heads, group, key_row, value_row, key_width, value_width, stride, scale, 0])
     }
@@ -73,7 +87,7 @@ impl Look {
 
 /// Rows that are copied; all strides are in bytes.
 #[derive(Clone, Copy, Debug)]
-pub struct Copied {
+pub struct RowCopy {
     /// Where the first head's first row is.
     pub from: u64,
     /// From one head's first row to the next head's.
@@ -94,21 +108,27 @@ pub struct Copied {
 
 impl Launches {
     /// Some of the few of a look, which was written to `list`.
-    pub fn attend(&self, look: &Look, [keys, values]: [NumberFormat; 2], list: u64, few: Range<u32>) -> Result<()> {
+    pub fn attend(
+        &self,
+        look: &AttentionKernelArgs,
+        [keys, values]: [NumberFormat; 2],
+        list: u64,
+        few: Range<u32>,
+    ) -> Result<()> {
         let arguments = [Argument::Address(list), Argument::Word(few.start)];
         let count = few.len() as u32;
         let (scores, blend) = (
             if keys == NumberFormat::F32 { "scores_f32" } else { "scores_f16" },
-            if values == NumberFormat::F32 { "blend_f32" } else { "blend_f16" },
+            if values == NumberFormat::F32 { "weighted_sum_f32" } else { "weighted_sum_f16" },
         );
         let blocks = look.stride.div_ceil(ROW_GROUP as u32 * WARPS);
         self.launch(scores, [blocks, count], 32 * WARPS, &arguments)?;
-        self.launch("soften", [FEW as u32, count], WARP, &arguments)?;
+        self.launch("softmax", [TILE_QUERIES as u32, count], WARP, &arguments)?;
         self.launch(blend, [look.value_width.div_ceil(WARP), count], WARP, &arguments)
     }
 
     /// Copies rows, in halves, which are the smallest numbers that there are.
-    pub fn copy_rows(&self, rows: &Copied) -> Result<()> {
+    pub fn copy_rows(&self, rows: &RowCopy) -> Result<()> {
         let halves = |bytes: usize| Argument::Bytes(bytes as u64 / 2);
         let blocks = word((rows.bytes / 2 * rows.count).div_ceil(THREADS as usize))?;
         let arguments = [
@@ -133,7 +153,7 @@ mod tests {
 
     #[test]
     fn looks_are_written_as_kernels_read_them() {
-        let look = Look {
+        let look = AttentionKernelArgs {
             queries: 1,
             keys: 2,
             values: 3,
@@ -142,7 +162,7 @@ mod tests {
             seen: 6,
             sinks: 7,
             scores: 8,
-            shares: 9,
+            inverse_sums: 9,
             out: 10,
             count: 11,
             heads: 12,

@@ -4,20 +4,20 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::driver::{Driver, Stream};
 use crate::error::Result;
-use crate::memory::{Mark, Room};
+use crate::memory::{DeviceBuffer, StreamEvent};
 
 /// Groups of experts that are told apart. Of two that were computed longer ago a copy waits for the later.
 const GROUPS: u64 = 64;
 
 /// The slots of the device.
-pub struct Order {
-    marks: Vec<Mark>,
+pub struct ArenaSync {
+    events: Vec<StreamEvent>,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
-    arena: Option<Room>,
+    arena: Option<DeviceBuffer>,
     slot_bytes: usize,
     /// Groups that were begun to be computed.
     groups: u64,
@@ -25,15 +25,15 @@ struct State {
     computed: Vec<u64>,
 }
 
-impl Order {
+impl ArenaSync {
     /// Without slots.
     pub fn new(driver: &Arc<dyn Driver>) -> Result<Self> {
-        let marks = (0..GROUPS).map(|_| Mark::new(driver)).collect::<Result<_>>()?;
-        Ok(Order { marks, state: Mutex::default() })
+        let events = (0..GROUPS).map(|_| StreamEvent::new(driver)).collect::<Result<_>>()?;
+        Ok(ArenaSync { events, state: Mutex::default() })
     }
 
     /// Takes the arena in the place of what was there.
-    pub fn set_arena(&self, arena: Room, slots: usize, slot_bytes: usize) {
+    pub fn set_arena(&self, arena: DeviceBuffer, slots: usize, slot_bytes: usize) {
         let mut state = self.lock();
         state.computed = vec![0; slots];
         (state.arena, state.slot_bytes) = (Some(arena), slot_bytes);
@@ -53,19 +53,19 @@ impl Order {
         state.groups += 1;
         let group = state.groups;
         slots.for_each(|slot| state.computed[slot] = group);
-        self.mark(group).record(Stream::Compute)
+        self.event(group).record(Stream::Compute)
     }
 
     /// Lets a stream wait until nothing computes with the slot.
-    pub fn hold(&self, stream: Stream, slot: usize) -> Result<()> {
+    pub fn wait_for_compute(&self, stream: Stream, slot: usize) -> Result<()> {
         match self.lock().computed[slot] {
             0 => Ok(()),
-            group => self.mark(group).hold(stream),
+            group => self.event(group).make_wait(stream),
         }
     }
 
-    fn mark(&self, group: u64) -> &Mark {
-        &self.marks[(group % GROUPS) as usize]
+    fn event(&self, group: u64) -> &StreamEvent {
+        &self.events[(group % GROUPS) as usize]
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

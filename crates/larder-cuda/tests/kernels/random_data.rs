@@ -6,9 +6,9 @@ use larder_kernels::narrow;
 use crate::Aligned;
 
 /// Numbers that look random, and are always the same.
-pub struct Noise(pub u64);
+pub struct RandomData(pub u64);
 
-impl Noise {
+impl RandomData {
     pub fn bits(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;

@@ -10,16 +10,16 @@ use larder_store::reader::Slot;
 
 use crate::driver::Driver;
 use crate::error::Result;
-use crate::memory::Pinned;
+use crate::memory::PinnedBuffer;
 
 /// As many copies can be under way where slots cannot be page-locked: two each way.
 const BUFFERS: usize = 4;
 
-/// How copies find their bytes, as a sentence.
+/// CopyMode copies find their bytes, as a sentence.
 #[derive(Clone, Default)]
-pub struct How(Arc<OnceLock<String>>);
+pub struct CopyMode(Arc<OnceLock<String>>);
 
-impl fmt::Display for How {
+impl fmt::Display for CopyMode {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         match self.0.get() {
             None => f.write_str("slots in memory are page-locked and copied straight"),
@@ -32,54 +32,54 @@ impl fmt::Display for How {
 }
 
 /// Where a copy's bytes are here.
-pub enum Way {
+pub enum CopyPath {
     /// In the slot itself.
-    Straight,
+    Direct,
     /// In a buffer.
-    Through(Pinned),
+    Staged(PinnedBuffer),
 }
 
-impl Way {
+impl CopyPath {
     /// Where a copy's bytes are.
     pub fn address(&mut self, transfer: &mut Transfer) -> *mut u8 {
         match self {
-            Way::Straight => transfer.slot.as_mut_ptr(),
-            Way::Through(buffer) => buffer.as_mut_ptr(),
+            CopyPath::Direct => transfer.slot.as_mut_ptr(),
+            CopyPath::Staged(buffer) => buffer.as_mut_ptr(),
         }
     }
 
     /// Before a copy in: brings the bytes to where it takes them from.
     pub fn fill(&mut self, transfer: &Transfer) {
-        if let Way::Through(buffer) = self {
+        if let CopyPath::Staged(buffer) = self {
             buffer[..transfer.len].copy_from_slice(&transfer.slot[..transfer.len]);
         }
     }
 
     /// After a copy: brings the bytes from where it put them, if it was one out.
     pub fn empty(&self, transfer: &mut Transfer) {
-        if let (Direction::FromDevice, Way::Through(buffer)) = (transfer.direction, self) {
+        if let (Direction::FromDevice, CopyPath::Staged(buffer)) = (transfer.direction, self) {
             transfer.slot[..transfer.len].copy_from_slice(&buffer[..transfer.len]);
         }
     }
 }
 
 /// Slots that were page-locked when they were first used, and buffers for the others.
-pub struct Locked {
+pub struct PageLockedSlots {
     driver: Arc<dyn Driver>,
-    how: How,
+    mode: CopyMode,
     slot_bytes: usize,
     /// By where they begin: how long they were then.
     slots: HashMap<usize, usize>,
     /// Buffers that nobody uses.
-    buffers: Vec<Pinned>,
+    buffers: Vec<PinnedBuffer>,
     /// Buffers there are.
     made: usize,
 }
 
-impl Locked {
-    pub fn new(driver: &Arc<dyn Driver>, how: How) -> Self {
+impl PageLockedSlots {
+    pub fn new(driver: &Arc<dyn Driver>, mode: CopyMode) -> Self {
         let (slots, buffers) = (HashMap::new(), Vec::new());
-        Locked { driver: driver.clone(), how, slot_bytes: 0, slots, buffers, made: 0 }
+        PageLockedSlots { driver: driver.clone(), mode, slot_bytes: 0, slots, buffers, made: 0 }
     }
 
     /// The length of the longest copy.
@@ -88,20 +88,20 @@ impl Locked {
     }
 
     /// The way of a copy; `None` if it has to wait for a buffer.
-    pub fn way(&mut self, transfer: &Transfer) -> Result<Option<Way>> {
+    pub fn way(&mut self, transfer: &Transfer) -> Result<Option<CopyPath>> {
         if self.is_locked(&transfer.slot, transfer.len) {
-            return Ok(Some(Way::Straight));
+            return Ok(Some(CopyPath::Direct));
         }
         if self.buffers.is_empty() && self.made < BUFFERS {
-            self.buffers.push(Pinned::of(&self.driver, self.slot_bytes)?);
+            self.buffers.push(PinnedBuffer::of(&self.driver, self.slot_bytes)?);
             self.made += 1;
         }
-        Ok(self.buffers.pop().map(Way::Through))
+        Ok(self.buffers.pop().map(CopyPath::Staged))
     }
 
     /// A copy is over.
-    pub fn give_back(&mut self, way: Way) {
-        if let Way::Through(buffer) = way {
+    pub fn give_back(&mut self, way: CopyPath) {
+        if let CopyPath::Staged(buffer) = way {
             self.buffers.push(buffer);
         }
     }
@@ -111,24 +111,24 @@ impl Locked {
         if let Some(locked) = self.slots.get(&(from as usize)) {
             return *locked >= len;
         }
-        if self.how.0.get().is_some() {
+        if self.mode.0.get().is_some() {
             return false;
         }
-        // SAFETY: whoever hands in slots keeps them mapped, see `Link`.
+        // SAFETY: whoever hands in slots keeps them mapped, see `GpuLink`.
         match unsafe { self.driver.register(from, bytes) } {
             Ok(()) => {
                 self.slots.insert(from as usize, bytes);
                 true
             }
             Err(e) => {
-                let _ = self.how.0.set(e.to_string());
+                let _ = self.mode.0.set(e.to_string());
                 false
             }
         }
     }
 }
 
-impl Drop for Locked {
+impl Drop for PageLockedSlots {
     fn drop(&mut self) {
         for from in self.slots.keys() {
             // SAFETY: it was registered, and the link has waited for all copies.

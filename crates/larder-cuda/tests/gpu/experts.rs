@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use larder_core::{ExpertId, ExpertLayout, Gate, NumberFormat, RowOrder};
-use larder_cuda::{Fault, Gpu};
+use larder_cuda::{EmulatorFault, Gpu};
 use larder_model::{Activation, DeviceExperts};
 
-use crate::common::{Layer, Random, bring, emulator, gpu, numbered};
+use crate::common::{LayerCase, Random, emulator, gpu, numbered, upload_experts};
 
 const CLAMPED: Activation = Activation::ClampedSwiglu { alpha: 1.702, limit: 0.8 };
 /// Gate, up, down; whether there are biases; hidden and inter; the activation.
@@ -45,9 +45,9 @@ pub fn compare(mut device: impl FnMut(u64) -> Option<Gpu>) {
                 let plain = layout.clone();
                 experts.iter_mut().for_each(|data| layout = plain.rearrange(data));
             }
-            let layer = Layer::new(&mut random, layout, act, tokens, (3, 5), scales_input);
-            let (mut link, mut bench) = (gpu.link(), gpu.bench().unwrap());
-            bring(&mut link, &layer.layout, &experts);
+            let layer = LayerCase::new(&mut random, layout, act, tokens, (3, 5), scales_input);
+            let (mut link, mut bench) = (gpu.link(), gpu.experts().unwrap());
+            upload_experts(&mut link, &layer.layout, &experts);
             let id = |i: usize| (ExpertId(i as u16), i);
             layer.begin(&mut bench, &[&[id(3), id(1)], &[id(0)], &[id(2), id(4)]]);
             let found = layer.finish(&mut bench).unwrap();
@@ -70,10 +70,10 @@ fn one_bench_serves_calls_of_any_size_and_each_group_of_a_call() {
     let (mut random, gpu) = (Random::new(3), gpu(emulator));
     let layout = layout([NumberFormat::Q4_0; 3], false, (64, 64));
     let experts: Vec<_> = (0..EXPERTS).map(|_| random.expert(&layout)).collect();
-    let (mut link, mut bench) = (gpu.link(), gpu.bench().unwrap());
-    bring(&mut link, &layout, &experts);
+    let (mut link, mut bench) = (gpu.link(), gpu.experts().unwrap());
+    upload_experts(&mut link, &layout, &experts);
     for tokens in [1, 40, 1, 20, 7, 1] {
-        let layer = Layer::new(&mut random, layout.clone(), Activation::Silu, tokens, (2, EXPERTS), false);
+        let layer = LayerCase::new(&mut random, layout.clone(), Activation::Silu, tokens, (2, EXPERTS), false);
         // More groups than lists can be on their way, and some of the experts were not chosen.
         let groups: Vec<_> = (0..EXPERTS).map(|i| [(ExpertId(i as u16), i)]).collect();
         let groups: Vec<&[_]> = groups.iter().map(|group| &group[..]).collect();
@@ -90,18 +90,18 @@ fn memory_is_taken_before_the_first_call() {
         let (kinds, bias, shape, act) = CASES[case];
         let Some(emulator) = emulator(case as u64) else { return };
         let emulator = Arc::new(emulator);
-        let (mut random, gpu) = (Random::new(2), Gpu::over(emulator.clone()).unwrap());
+        let (mut random, gpu) = (Random::new(2), Gpu::with_driver(emulator.clone()).unwrap());
         let layout = layout(kinds, bias, shape);
         let experts: Vec<_> = (0..8).map(|_| random.expert(&layout)).collect();
-        let (mut link, mut bench) = (gpu.link(), gpu.bench().unwrap());
-        bring(&mut link, &layout, &experts);
-        let layer = Layer::new(&mut random, layout, act, TOKENS, (4, 8), case % 2 == 1);
+        let (mut link, mut bench) = (gpu.link(), gpu.experts().unwrap());
+        upload_experts(&mut link, &layout, &experts);
+        let layer = LayerCase::new(&mut random, layout, act, TOKENS, (4, 8), case % 2 == 1);
         bench.prepare(&layer.layout, act, &layer.gate, TOKENS).unwrap();
-        let taken = emulator.taken();
+        let taken = emulator.allocated_bytes();
         let group: Vec<_> = (0..8).map(|i| (ExpertId(i), usize::from(i))).collect();
         layer.begin(&mut bench, &[&group]);
         layer.finish(&mut bench).unwrap();
-        assert_eq!(emulator.taken(), taken, "{kinds:?}");
+        assert_eq!(emulator.allocated_bytes(), taken, "{kinds:?}");
     }
 }
 
@@ -111,9 +111,9 @@ fn only_what_was_computed_here_is_handed_out() {
     let (mut random, gpu) = (Random::new(4), gpu(emulator));
     let layout = layout([NumberFormat::Q8_0; 3], false, (32, 32));
     let experts: Vec<_> = (0..4).map(|_| random.expert(&layout)).collect();
-    let (mut link, mut bench) = (gpu.link(), gpu.bench().unwrap());
-    bring(&mut link, &layout, &experts);
-    let layer = Layer::new(&mut random, layout, Activation::Silu, 9, (2, 4), false);
+    let (mut link, mut bench) = (gpu.link(), gpu.experts().unwrap());
+    upload_experts(&mut link, &layout, &experts);
+    let layer = LayerCase::new(&mut random, layout, Activation::Silu, 9, (2, 4), false);
     layer.begin(&mut bench, &[&[(ExpertId(2), 2)]]);
     let all = numbered(&experts);
     assert!(layer.finish(&mut bench).unwrap() == layer.by_cpu(&all[2..3]));
@@ -125,13 +125,13 @@ fn only_what_was_computed_here_is_handed_out() {
 fn a_layer_takes_four_launches_and_says_how_long_one_before_took() {
     let Some(emulator) = emulator(5) else { return };
     let launch = std::time::Duration::from_millis(3);
-    let emulator = Arc::new(emulator.taking(std::time::Duration::ZERO, 1e15, launch));
-    let (mut random, gpu) = (Random::new(5), Gpu::over(emulator.clone()).unwrap());
+    let emulator = Arc::new(emulator.with_times(std::time::Duration::ZERO, 1e15, launch));
+    let (mut random, gpu) = (Random::new(5), Gpu::with_driver(emulator.clone()).unwrap());
     let layout = layout([NumberFormat::Q4_0; 3], false, (32, 32));
     let experts: Vec<_> = (0..4).map(|_| random.expert(&layout)).collect();
-    let (mut link, mut bench) = (gpu.link(), gpu.bench().unwrap());
-    bring(&mut link, &layout, &experts);
-    let layer = Layer::new(&mut random, layout, Activation::Silu, 1, (4, 4), false);
+    let (mut link, mut bench) = (gpu.link(), gpu.experts().unwrap());
+    upload_experts(&mut link, &layout, &experts);
+    let layer = LayerCase::new(&mut random, layout, Activation::Silu, 1, (4, 4), false);
     let mut took = [None; 4];
     for (group, took) in [&[0, 1, 2, 3][..], &[0, 1], &[0, 1, 2, 3], &[0]].into_iter().zip(&mut took) {
         let group: Vec<_> = group.iter().map(|i| (ExpertId(*i), usize::from(*i))).collect();
@@ -151,16 +151,16 @@ fn what_fails_on_the_device_is_an_error_and_never_wrong_bytes() {
     let (mut failed, mut passed) = (0, 0);
     for seed in 0..60 {
         let Some(emulator) = emulator(seed) else { return };
-        let emulator = Arc::new(emulator.failing(Fault::Launch, 24));
-        let (mut random, gpu) = (Random::new(seed), Gpu::over(emulator.clone()).unwrap());
+        let emulator = Arc::new(emulator.with_fault(EmulatorFault::Launch, 24));
+        let (mut random, gpu) = (Random::new(seed), Gpu::with_driver(emulator.clone()).unwrap());
         let layout = layout([NumberFormat::Q8_0; 3], false, (32, 32));
         let experts: Vec<_> = (0..2).map(|_| random.expert(&layout)).collect();
-        let (mut link, mut bench) = (gpu.link(), gpu.bench().unwrap());
-        bring(&mut link, &layout, &experts);
-        let layer = Layer::new(&mut random, layout, Activation::Silu, 2, (2, 2), false);
+        let (mut link, mut bench) = (gpu.link(), gpu.experts().unwrap());
+        upload_experts(&mut link, &layout, &experts);
+        let layer = LayerCase::new(&mut random, layout, Activation::Silu, 2, (2, 2), false);
         layer.begin(&mut bench, &[&[(ExpertId(0), 0)], &[(ExpertId(1), 1)]]);
         let finished = layer.finish(&mut bench);
-        assert_eq!(emulator.under_way(), 0, "seed {seed}");
+        assert_eq!(emulator.pending_ops(), 0, "seed {seed}");
         match finished {
             Ok(found) => {
                 passed += 1;
@@ -180,7 +180,7 @@ fn what_fails_on_the_device_is_an_error_and_never_wrong_bytes() {
 fn biases_without_kernels_are_refused() {
     let Some(emulator) = emulator(6) else { return };
     let mut layout = layout([NumberFormat::Q8_0; 3], true, (32, 32));
-    let (mut bench, gate) = (gpu(emulator).bench().unwrap(), Gate::softmax(4, 2, false));
+    let (mut bench, gate) = (gpu(emulator).experts().unwrap(), Gate::softmax(4, 2, false));
     assert!(bench.prepare(&layout, Activation::Silu, &gate, 3).is_ok());
     layout.bias.as_mut().unwrap()[1].kind = NumberFormat::F16;
     let error = bench.prepare(&layout, Activation::Silu, &gate, 3).unwrap_err().to_string();
@@ -191,17 +191,17 @@ fn biases_without_kernels_are_refused() {
 fn little_never_waits_for_whole_experts() {
     let Some(emulator) = emulator(7) else { return };
     // The engine that copies is out of order, which only those who use it notice.
-    let emulator = emulator.failing(Fault::CopyOut, 1);
+    let emulator = emulator.with_fault(EmulatorFault::CopyOut, 1);
     let (mut random, gpu) = (Random::new(7), gpu(emulator));
     // A thousand tokens have 1 MB of outputs, but for the last.
     let layout = layout([NumberFormat::Q8_0; 3], false, (256, 32));
     let experts = [random.expert(&layout)];
-    let (mut link, mut bench) = (gpu.link(), gpu.bench().unwrap());
-    bring(&mut link, &layout, &experts);
+    let (mut link, mut bench) = (gpu.link(), gpu.experts().unwrap());
+    upload_experts(&mut link, &layout, &experts);
     for (tokens, by_kernel) in [(1, true), (1024, true), (1025, false)] {
-        let layer = Layer::new(&mut random, layout.clone(), Activation::Silu, tokens, (1, 1), false);
+        let layer = LayerCase::new(&mut random, layout.clone(), Activation::Silu, tokens, (1, 1), false);
         let all = vec![ExpertId(0); tokens];
-        let layer = Layer { routed: larder_model::Routed { ids: all, ..layer.routed }, ..layer };
+        let layer = LayerCase { routed: larder_model::Routed { ids: all, ..layer.routed }, ..layer };
         layer.begin(&mut bench, &[&[(ExpertId(0), 0)]]);
         assert_eq!(layer.finish(&mut bench).is_ok(), by_kernel, "{tokens} tokens");
     }

@@ -1,9 +1,9 @@
 //! What the threads of a pool share, and how work passes between them.
 //!
-//! A run stores its job, then the number of tasks `left`. Whoever lowers `left` by one has claimed a task; only then
+//! A run stores its job, then the number of tasks `unclaimed`. Whoever lowers `unclaimed` by one has claimed a task; only then
 //! is the job read, which cannot be replaced before that task is done, because the run waits until none is `pending`.
-//! Whoever has nothing to do spins and then sleeps. A sleeper counts itself before it looks at `left` for the last
-//! time, and a run counts sleepers after it has stored `left`, both sequentially consistent, so one sees the other. The
+//! Whoever has nothing to do spins and then sleeps. A sleeper counts itself before it looks at `unclaimed` for the last
+//! time, and a run counts sleepers after it has stored `unclaimed`, both sequentially consistent, so one sees the other. The
 //! same holds for the run that sleeps and the last task. What is stored before such a look is swapped in: a processor's own
 //! store and load would do, but QEMU, which tests this for Arm on x86, lets the load overtake the store.
 #![allow(unsafe_code)]
@@ -16,14 +16,14 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::pin;
+use crate::affinity;
 
 /// How long a thread waits awake. Between two fork-joins of a layer lie a norm, a softmax or a router, which take 5 to
 /// 40 µs; to sleep and be woken takes about 20. Longer would take a processor from whoever else could use it.
 const SPIN: Duration = Duration::from_micros(50);
 
 /// Looks at the condition between two looks at the clock.
-const LOOKS: usize = 32;
+const CHECKS_PER_CLOCK_READ: usize = 32;
 
 /// What a panic carries.
 pub type Panic = Box<dyn Any + Send>;
@@ -36,48 +36,48 @@ struct Job {
 
 /// A value on cache lines of its own, two of them because processors fetch them in pairs.
 #[repr(align(128))]
-struct Apart<T>(T);
+struct CachePadded<T>(T);
 
 /// The shared state of a pool.
-pub struct Crew {
-    left: Apart<AtomicUsize>,
-    pending: Apart<AtomicUsize>,
-    job: Apart<UnsafeCell<Job>>,
+pub struct PoolShared {
+    unclaimed: CachePadded<AtomicUsize>,
+    pending: CachePadded<AtomicUsize>,
+    job: CachePadded<UnsafeCell<Job>>,
     panic: Mutex<Option<Panic>>,
     /// The processor that the run was called on.
-    caller: AtomicUsize,
+    caller_processor: AtomicUsize,
     spin: Duration,
-    bed: Mutex<()>,
+    sleep_lock: Mutex<()>,
     sleepers: AtomicUsize,
-    work: Condvar,
-    run_sleeps: AtomicBool,
-    done: Condvar,
-    dismissed: AtomicBool,
+    work_ready: Condvar,
+    caller_sleeps: AtomicBool,
+    all_done: Condvar,
+    shutdown: AtomicBool,
 }
 
 // SAFETY: the job is the only part that is not Send and Sync by itself; it is written by the one run there is while no
 // task is left or pending, and read by holders of a claimed task only.
-unsafe impl Send for Crew {}
+unsafe impl Send for PoolShared {}
 // SAFETY: as above.
-unsafe impl Sync for Crew {}
+unsafe impl Sync for PoolShared {}
 
-impl Crew {
+impl PoolShared {
     /// For `threads` threads. If there are fewer processors, nobody spins, since that would keep others from working.
-    pub fn new(threads: usize) -> Crew {
-        let crowded = std::thread::available_parallelism().is_ok_and(|n| n.get() < threads);
-        Crew {
-            left: Apart(AtomicUsize::new(0)),
-            pending: Apart(AtomicUsize::new(0)),
-            job: Apart(UnsafeCell::new(Job { task: &|_| {}, tasks: 0 })),
+    pub fn new(threads: usize) -> PoolShared {
+        let oversubscribed = std::thread::available_parallelism().is_ok_and(|n| n.get() < threads);
+        PoolShared {
+            unclaimed: CachePadded(AtomicUsize::new(0)),
+            pending: CachePadded(AtomicUsize::new(0)),
+            job: CachePadded(UnsafeCell::new(Job { task: &|_| {}, tasks: 0 })),
             panic: Mutex::new(None),
-            caller: AtomicUsize::new(usize::MAX),
-            spin: if crowded { Duration::ZERO } else { SPIN },
-            bed: Mutex::new(()),
+            caller_processor: AtomicUsize::new(usize::MAX),
+            spin: if oversubscribed { Duration::ZERO } else { SPIN },
+            sleep_lock: Mutex::new(()),
             sleepers: AtomicUsize::new(0),
-            work: Condvar::new(),
-            run_sleeps: AtomicBool::new(false),
-            done: Condvar::new(),
-            dismissed: AtomicBool::new(false),
+            work_ready: Condvar::new(),
+            caller_sleeps: AtomicBool::new(false),
+            all_done: Condvar::new(),
+            shutdown: AtomicBool::new(false),
         }
     }
 
@@ -93,90 +93,90 @@ impl Crew {
         };
         // SAFETY: no other run, and no task is left or pending, so nobody reads the job.
         unsafe { *self.job.0.get() = Job { task, tasks } };
-        self.caller.store(pin::current().unwrap_or(usize::MAX), Relaxed);
+        self.caller_processor.store(affinity::current().unwrap_or(usize::MAX), Relaxed);
         self.pending.0.store(tasks, Relaxed);
-        self.left.0.swap(tasks, SeqCst);
-        self.rouse(tasks - 1);
+        self.unclaimed.0.swap(tasks, SeqCst);
+        self.wake(tasks - 1);
         self.work();
-        self.wait_for_the_rest();
+        self.wait_for_pending();
         self.panic.lock().unwrap_or_else(PoisonError::into_inner).take().map_or(Ok(()), Err)
     }
 
-    /// Works on one run after the other until dismissed.
+    /// Works on one run after the other until shutdown.
     ///
     /// Systems like to wake a thread where it was called from, and take long to notice that the two then share a
     /// processor; so it moves away from there by itself, to another one that it is `allowed`.
-    pub fn serve(&self, allowed: &[usize]) {
-        while !self.dismissed.load(Acquire) {
-            let caller = self.caller.load(Relaxed);
-            if pin::current() == Some(caller) {
-                pin::leave(caller, allowed);
+    pub fn run_worker(&self, allowed: &[usize]) {
+        while !self.shutdown.load(Acquire) {
+            let caller = self.caller_processor.load(Relaxed);
+            if affinity::current() == Some(caller) {
+                affinity::move_off(caller, allowed);
             }
             self.work();
             self.wait_for_work();
         }
     }
 
-    /// Ends all [`serve`](Crew::serve) calls.
-    pub fn dismiss(&self) {
-        let _bed = self.bed();
-        self.dismissed.store(true, SeqCst);
-        self.work.notify_all();
+    /// Ends all [`run_worker`](PoolShared::run_worker) calls.
+    pub fn shut_down(&self) {
+        let _guard = self.sleep_lock();
+        self.shutdown.store(true, SeqCst);
+        self.work_ready.notify_all();
     }
 
     /// Does tasks while there are any.
     fn work(&self) {
-        while let Ok(left) = self.left.0.fetch_update(AcqRel, Relaxed, |left| left.checked_sub(1)) {
+        while let Ok(unclaimed) = self.unclaimed.0.fetch_update(AcqRel, Relaxed, |unclaimed| unclaimed.checked_sub(1)) {
             // SAFETY: the run that stored the job waits for the task just claimed.
             let job = unsafe { *self.job.0.get() };
             // SAFETY: as above, so what the job borrows is alive.
             let task = unsafe { &*job.task };
-            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| task(job.tasks - left))) {
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| task(job.tasks - unclaimed))) {
                 self.panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(panic);
             }
-            if self.pending.0.fetch_sub(1, SeqCst) == 1 && self.run_sleeps.load(SeqCst) {
-                let _bed = self.bed();
-                self.done.notify_one();
+            if self.pending.0.fetch_sub(1, SeqCst) == 1 && self.caller_sleeps.load(SeqCst) {
+                let _guard = self.sleep_lock();
+                self.all_done.notify_one();
             }
         }
     }
 
-    fn wait_for_the_rest(&self) {
+    fn wait_for_pending(&self) {
         let over = || self.pending.0.load(SeqCst) == 0;
         if self.spin_until(over) {
             return;
         }
-        let bed = self.bed();
-        self.run_sleeps.swap(true, SeqCst);
-        drop(self.done.wait_while(bed, |()| !over()).unwrap_or_else(PoisonError::into_inner));
-        self.run_sleeps.store(false, SeqCst);
+        let guard = self.sleep_lock();
+        self.caller_sleeps.swap(true, SeqCst);
+        drop(self.all_done.wait_while(guard, |()| !over()).unwrap_or_else(PoisonError::into_inner));
+        self.caller_sleeps.store(false, SeqCst);
     }
 
     fn wait_for_work(&self) {
-        let called = || self.left.0.load(SeqCst) > 0 || self.dismissed.load(SeqCst);
+        let called = || self.unclaimed.0.load(SeqCst) > 0 || self.shutdown.load(SeqCst);
         if self.spin_until(called) {
             return;
         }
-        let bed = self.bed();
+        let guard = self.sleep_lock();
         self.sleepers.fetch_add(1, SeqCst);
-        drop(self.work.wait_while(bed, |()| !called()).unwrap_or_else(PoisonError::into_inner));
+        drop(self.work_ready.wait_while(guard, |()| !called()).unwrap_or_else(PoisonError::into_inner));
         self.sleepers.fetch_sub(1, SeqCst);
     }
 
     /// Wakes as many sleepers as there is work for.
-    fn rouse(&self, wanted: usize) {
+    fn wake(&self, wanted: usize) {
         let sleepers = self.sleepers.load(SeqCst).min(wanted);
         if sleepers > 0 {
             // A sleeper that has counted itself holds the bed until it is asleep: from here on it hears the call.
-            drop(self.bed());
-            (0..sleepers).for_each(|_| self.work.notify_one());
+            drop(self.sleep_lock());
+            (0..sleepers).for_each(|_| self.work_ready.notify_one());
         }
     }
 
     fn spin_until(&self, condition: impl Fn() -> bool) -> bool {
         let start = Instant::now();
         loop {
-            for _ in 0..LOOKS {
+            for _ in 0..CHECKS_PER_CLOCK_READ {
                 if condition() {
                     return true;
                 }
@@ -188,7 +188,7 @@ impl Crew {
         }
     }
 
-    fn bed(&self) -> MutexGuard<'_, ()> {
-        self.bed.lock().unwrap_or_else(PoisonError::into_inner)
+    fn sleep_lock(&self) -> MutexGuard<'_, ()> {
+        self.sleep_lock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
