@@ -10,7 +10,10 @@ use std::time::{Duration, Instant};
 use larder_cache::{Cache, CacheScope, Shards};
 use larder_core::{ExpertId, ExpertLayout, Gate, Geometry, LayerIdx, NumberFormat};
 use larder_edge::wire::Format;
-use larder_edge::{Agreed, Bank, Crowd, Edge, Held, Machine, Machines, Manner, Options, Tls, serve};
+use larder_edge::{
+    ClientOptions, Edge, ExpertHost, ExpertSet, Handshake, TlsCredentials, WorkerAddress, WorkerAddresses,
+    WorkerOptions, WorkerPool, serve,
+};
 use larder_engine::{Routing, StreamingPath};
 use larder_model::{Activation, ComputeContext, ExpertPath, MoeCall};
 use larder_policy::eviction::{CacheShape, EvictionSpec, PolicyInputs};
@@ -51,8 +54,8 @@ fn cache(geometry: &Geometry) -> Cache {
     Cache::new(geometry, &shape, policies.expect("lru"), slots, Box::new(reader), Box::new(Small(layout)))
 }
 
-fn agreed(hidden: usize) -> Agreed {
-    Agreed { model: "0".repeat(32), geometry: geometry(hidden), exact: false }
+fn handshake(hidden: usize) -> Handshake {
+    Handshake { model: "0".repeat(32), geometry: geometry(hidden), exact: false }
 }
 
 fn compute() -> Arc<ComputeContext> {
@@ -62,10 +65,16 @@ fn compute() -> Arc<ComputeContext> {
 fn work(hidden: usize) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     println!("{}", listener.local_addr().expect("an address"));
-    let options =
-        Options { name: "worker".into(), in_flight: 8, connections: 4, patience: Duration::from_secs(10), tls: None };
-    let bank = Bank::new(cache(&geometry(hidden)), compute());
-    serve(listener, options, agreed(hidden), Held::of(&geometry(hidden), |_, _| true), bank).expect("serving");
+    let options = WorkerOptions {
+        name: "worker".into(),
+        in_flight: 8,
+        connections: 4,
+        request_timeout: Duration::from_secs(10),
+        tls: None,
+    };
+    let host = ExpertHost::new(cache(&geometry(hidden)), compute());
+    serve(listener, options, handshake(hidden), ExpertSet::from_fn(&geometry(hidden), |_, _| true), host)
+        .expect("serving");
 }
 
 /// Ended when it is dropped.
@@ -78,15 +87,15 @@ impl Drop for Worker {
     }
 }
 
-fn start(hidden: usize) -> (Worker, Machines) {
+fn start(hidden: usize) -> (Worker, WorkerAddresses) {
     let program = std::env::current_exe().expect("a program");
     let child = Command::new(program).args(["worker", &hidden.to_string()]).stdout(Stdio::piped()).spawn();
     let mut worker = Worker(child.expect("a worker"));
     let mut address = String::new();
     BufReader::new(worker.0.stdout.take().expect("an output")).read_line(&mut address).expect("an address");
     let address = format!("http://{}", address.trim());
-    let machine = Machine { name: "worker".into(), address };
-    (worker, Machines { all: vec![machine], tls: Tls::default() })
+    let machine = WorkerAddress { name: "worker".into(), address };
+    (worker, WorkerAddresses { workers: vec![machine], tls: TlsCredentials::default() })
 }
 
 fn quantile(sorted: &[f64], share: f64) -> f64 {
@@ -94,11 +103,11 @@ fn quantile(sorted: &[f64], share: f64) -> f64 {
 }
 
 fn measure(hidden: usize, format: Format) {
-    let (_worker, topology) = start(hidden);
-    let manner = Manner { format, deadline: Duration::from_secs(5) };
-    let crowd = Crowd::start(&topology, agreed(hidden), manner).expect("a worker");
+    let (_worker, addresses) = start(hidden);
+    let options = ClientOptions { format, deadline: Duration::from_secs(5) };
+    let pool = WorkerPool::connect(&addresses, handshake(hidden), options).expect("a worker");
     let local = StreamingPath::new(Routing::default(), cache(&geometry(hidden)), compute(), 0);
-    let mut edge = Edge::new(local, crowd, None, Held::none(&geometry(hidden)));
+    let mut edge = Edge::new(local, pool, None, ExpertSet::empty(&geometry(hidden)));
     let gate = Gate::softmax(16, TOP_K, true);
     let x: Vec<f32> = (0..hidden).map(|i| (i as f32).sin()).collect();
     let mut out = vec![0.0; hidden];

@@ -4,23 +4,23 @@
 //! model asks ([`Edge`]): it computes the experts that it has in memory, and has the others computed by whoever is
 //! quickest.
 
-mod agreed;
-mod asker;
-mod gather;
-mod held;
-mod job;
-mod numbers;
+mod client;
+mod codec;
+mod compute_job;
+mod expert_set;
+mod handshake;
+mod spin_wait;
 #[cfg(test)]
 mod tests;
 mod tls;
-mod vigil;
 pub mod wire;
 mod worker;
+mod write_coalescing;
 
-pub use agreed::{Agreed, MOST_TOKENS, VERSION};
-pub use asker::machines::{Machine, Machines};
-pub use asker::{Crowd, Edge, Manner, Report, WorkerReport};
-pub use held::Held;
-pub use job::{Job, Refusal};
-pub use tls::Tls;
-pub use worker::{Bank, Computed, Options, serve, serve_until};
+pub use client::addresses::{WorkerAddress, WorkerAddresses};
+pub use client::{ClientOptions, Edge, EdgeReport, WorkerPool, WorkerReport};
+pub use compute_job::{ComputeJob, InvalidRequest};
+pub use expert_set::ExpertSet;
+pub use handshake::{Handshake, MAX_REQUEST_TOKENS, PROTOCOL_VERSION};
+pub use tls::TlsCredentials;
+pub use worker::{ExpertHost, JobResult, WorkerOptions, serve, serve_until};

@@ -5,31 +5,31 @@ use larder_store::{Result, StoreErrorKind};
 use ureq::Agent;
 use ureq::http::{HeaderMap, Response};
 
-use crate::Watch;
-use crate::errors::{Trouble, failure};
+use crate::DownloadProgress;
+use crate::errors::{HubError, failure};
 
-const PUBLIC: &str = "https://huggingface.co";
-const REDIRECTS_MAX: usize = 5;
+const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
+const MAX_REDIRECTS: usize = 5;
 /// The longest pause that a server may ask for.
-const PAUSE_MAX: Duration = Duration::from_secs(300);
+const MAX_PAUSE: Duration = Duration::from_secs(300);
 
 /// How long to wait for the hub, and how often.
 #[derive(Clone, Copy, Debug)]
-pub struct Patience {
+pub struct RetryPolicy {
     /// Failures in a row before a request is given up.
     pub attempts: u32,
     /// The pause after the first failure; each further one is twice as long.
-    pub pause: Duration,
+    pub first_pause: Duration,
     /// A connection, or the beginning of an answer, that takes longer has failed.
-    pub answer: Duration,
+    pub response_timeout: Duration,
     /// After so long a transfer is begun anew where it is, in case it has stalled.
-    pub transfer: Duration,
+    pub transfer_timeout: Duration,
 }
 
-impl Default for Patience {
+impl Default for RetryPolicy {
     fn default() -> Self {
         let of = Duration::from_secs;
-        Patience { attempts: 6, pause: of(1), answer: of(30), transfer: of(120) }
+        RetryPolicy { attempts: 6, first_pause: of(1), response_timeout: of(30), transfer_timeout: of(120) }
     }
 }
 
@@ -39,11 +39,11 @@ pub struct Hub {
     /// Without a slash at its end.
     endpoint: String,
     token: Option<String>,
-    patience: Patience,
+    retry: RetryPolicy,
 }
 
 /// An answer with the status 200 or 206.
-pub struct Answer {
+pub struct HubResponse {
     pub headers: HeaderMap,
     /// Whether it is the part that was asked for, and not the whole.
     pub partial: bool,
@@ -54,13 +54,13 @@ impl Hub {
     /// The hub that the usual variables name: `HF_ENDPOINT`, and `HF_TOKEN` or `HUGGING_FACE_HUB_TOKEN`.
     pub fn from_environment(variable: impl Fn(&str) -> Option<String>) -> Result<Self> {
         let set = |name| variable(name).map(|v| v.trim().to_owned()).filter(|v| !v.is_empty());
-        let endpoint = set("HF_ENDPOINT").unwrap_or_else(|| PUBLIC.into());
+        let endpoint = set("HF_ENDPOINT").unwrap_or_else(|| DEFAULT_ENDPOINT.into());
         let token = set("HF_TOKEN").or_else(|| set("HUGGING_FACE_HUB_TOKEN"));
-        Self::new(&endpoint, token, Patience::default())
+        Self::new(&endpoint, token, RetryPolicy::default())
     }
 
     /// The hub at `endpoint`.
-    pub fn new(endpoint: &str, token: Option<String>, patience: Patience) -> Result<Self> {
+    pub fn new(endpoint: &str, token: Option<String>, retry: RetryPolicy) -> Result<Self> {
         let endpoint = endpoint.trim_end_matches('/').to_owned();
         if origin(&endpoint).is_none() {
             let what = format!("'{endpoint}' is no address of a hub; it begins with https:// or http://");
@@ -76,13 +76,13 @@ impl Hub {
             .http_status_as_error(false)
             .max_redirects(0)
             .max_redirects_will_error(false)
-            .timeout_connect(Some(patience.answer))
-            .timeout_recv_response(Some(patience.answer))
-            .timeout_recv_body(Some(patience.transfer))
+            .timeout_connect(Some(retry.response_timeout))
+            .timeout_recv_response(Some(retry.response_timeout))
+            .timeout_recv_body(Some(retry.transfer_timeout))
             .user_agent(concat!("larder/", env!("CARGO_PKG_VERSION")))
             .build()
             .into();
-        Ok(Hub { agent, endpoint, token, patience })
+        Ok(Hub { agent, endpoint, token, retry })
     }
 
     /// What its addresses begin with.
@@ -91,42 +91,46 @@ impl Hub {
     }
 
     /// Asks until there is an answer, it is clear that there will be none, or patience ends.
-    pub fn patiently<T>(&self, watch: &dyn Watch, mut ask: impl FnMut() -> Result<T, Trouble>) -> Result<T> {
+    pub fn with_retries<T>(
+        &self,
+        progress: &dyn DownloadProgress,
+        mut ask: impl FnMut() -> Result<T, HubError>,
+    ) -> Result<T> {
         let mut failures = 0;
         loop {
             match ask() {
                 Ok(answer) => return Ok(answer),
-                Err(trouble) => {
+                Err(error) => {
                     failures += 1;
-                    self.pause(failures, trouble, watch)?;
+                    self.pause(failures, error, progress)?;
                 }
             }
         }
     }
 
     /// Waits after the failure number `failures`, or fails.
-    pub fn pause(&self, failures: u32, trouble: Trouble, watch: &dyn Watch) -> Result<()> {
-        if !trouble.passing || failures >= self.patience.attempts {
-            return Err(trouble.error);
+    pub fn pause(&self, failures: u32, error: HubError, progress: &dyn DownloadProgress) -> Result<()> {
+        if !error.transient || failures >= self.retry.attempts {
+            return Err(error.error);
         }
-        let usual = self.patience.pause * 2_u32.pow((failures - 1).min(10));
-        let pause = trouble.after.unwrap_or(usual).min(PAUSE_MAX);
-        watch.pause(&trouble.error.message, pause);
+        let usual = self.retry.first_pause * 2_u32.pow((failures - 1).min(10));
+        let pause = error.retry_after.unwrap_or(usual).min(MAX_PAUSE);
+        progress.pause(&error.error.message, pause);
         std::thread::sleep(pause);
         Ok(())
     }
 
     /// Asks once for `url`, from byte `first` to `last` if those are given, wherever that leads.
-    pub fn get(&self, url: &str, range: Option<(u64, Option<u64>)>) -> Result<Answer, Trouble> {
+    pub fn get(&self, url: &str, range: Option<(u64, Option<u64>)>) -> Result<HubResponse, HubError> {
         let mut at = url.to_owned();
-        for _ in 0..=REDIRECTS_MAX {
+        for _ in 0..=MAX_REDIRECTS {
             let response = self.get_once(&at, range)?;
             let status = response.status().as_u16();
             let header = |name| response.headers().get(name).and_then(|v| v.to_str().ok());
             match status {
                 200 | 206 => {
                     let (parts, body) = response.into_parts();
-                    return Ok(Answer {
+                    return Ok(HubResponse {
                         headers: parts.headers,
                         partial: status == 206,
                         body: Box::new(body.into_reader()),
@@ -135,7 +139,7 @@ impl Hub {
                 301 | 302 | 303 | 307 | 308 => {
                     let location = header("location").unwrap_or_default();
                     at = redirected(&at, location).ok_or_else(|| {
-                        Trouble::lasting(
+                        HubError::permanent(
                             StoreErrorKind::Io,
                             format!("{url}: is said to be at '{location}', which is no place"),
                         )
@@ -143,14 +147,14 @@ impl Hub {
                 }
                 status => {
                     let after = header("retry-after").and_then(|v| v.trim().parse().ok()).map(Duration::from_secs);
-                    return Err(Trouble::status(url, status, self.token.is_some(), after));
+                    return Err(HubError::status(url, status, self.token.is_some(), after));
                 }
             }
         }
-        Err(Trouble::lasting(StoreErrorKind::Io, format!("{url}: leads from one place to the next without end")))
+        Err(HubError::permanent(StoreErrorKind::Io, format!("{url}: leads from one place to the next without end")))
     }
 
-    fn get_once(&self, url: &str, range: Option<(u64, Option<u64>)>) -> Result<Response<ureq::Body>, Trouble> {
+    fn get_once(&self, url: &str, range: Option<(u64, Option<u64>)>) -> Result<Response<ureq::Body>, HubError> {
         let mut request = self.agent.get(url);
         if let Some((first, last)) = range {
             let last = last.map_or_else(String::new, |last| last.to_string());
@@ -161,8 +165,10 @@ impl Hub {
             request = request.header("Authorization", format!("Bearer {token}"));
         }
         request.call().map_err(|e| match e {
-            ureq::Error::BadUri(_) | ureq::Error::Tls(_) => Trouble::lasting(StoreErrorKind::Io, format!("{url}: {e}")),
-            e => Trouble::passing(format!("{url}: {e}")),
+            ureq::Error::BadUri(_) | ureq::Error::Tls(_) => {
+                HubError::permanent(StoreErrorKind::Io, format!("{url}: {e}"))
+            }
+            e => HubError::transient(format!("{url}: {e}")),
         })
     }
 }
@@ -205,7 +211,7 @@ mod tests {
             Hub::from_environment(|name| pairs.iter().find(|p| p.0 == name).map(|p| p.1.to_owned()))
         };
         let usual = hub(&[]).unwrap();
-        assert_eq!((usual.endpoint(), &usual.token), (PUBLIC, &None));
+        assert_eq!((usual.endpoint(), &usual.token), (DEFAULT_ENDPOINT, &None));
         let named =
             hub(&[("HF_ENDPOINT", "http://m:8/"), ("HUGGING_FACE_HUB_TOKEN", " t\n"), ("HF_TOKEN", "")]).unwrap();
         assert_eq!((named.endpoint(), named.token.as_deref()), ("http://m:8", Some("t")));

@@ -8,77 +8,78 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use larder_store::{Result, StoreError, StoreErrorKind};
 
-use crate::Watch;
-use crate::client::{Answer, Hub};
-use crate::errors::{Trouble, failure};
-use crate::listing::{Checking, Remote};
+use crate::DownloadProgress;
+use crate::client::{Hub, HubResponse};
+use crate::errors::{HubError, failure};
+use crate::listing::{ChecksumVerifier, RemoteFile};
 
-const STEP_BYTES: usize = 1 << 20;
+const CHUNK_BYTES: usize = 1 << 20;
 
 /// Where a file comes from and who is told.
-pub struct Order<'a> {
+pub struct DownloadRequest<'a> {
     pub hub: &'a Hub,
     pub url: &'a str,
-    pub remote: &'a Remote,
-    pub watch: &'a dyn Watch,
+    pub remote: &'a RemoteFile,
+    pub progress: &'a dyn DownloadProgress,
     /// Ends the transfer.
     pub stop: &'a AtomicBool,
 }
 
 /// Fetches a file to `path`, unless it is there. A file that is not what the hub says is fetched a second time.
-pub fn fetch(order: &Order, path: &Path) -> Result<()> {
-    if fs::metadata(path).is_ok_and(|m| m.is_file() && m.len() == order.remote.bytes) {
+pub fn fetch(request: &DownloadRequest, path: &Path) -> Result<()> {
+    if fs::metadata(path).is_ok_and(|m| m.is_file() && m.len() == request.remote.bytes) {
         return Ok(());
     }
     for _ in 0..2 {
-        let mut part = Part::open(order, path)?;
-        order.watch.begin(&order.remote.name, order.remote.bytes, part.done);
+        let mut part = PartialFile::open(request, path)?;
+        request.progress.begin(&request.remote.name, request.remote.bytes, part.received);
         let outcome = part.fill();
-        order.watch.end();
+        request.progress.end();
         outcome?;
         if part.publish(path)? {
             return Ok(());
         }
     }
-    let what = format!("{}: what arrived is not what the hub's checksum says, twice", order.url);
+    let what = format!("{}: what arrived is not what the hub's checksum says, twice", request.url);
     Err(failure(StoreErrorKind::Mismatch, what))
 }
 
 /// A file in the making.
-struct Part<'a> {
-    order: &'a Order<'a>,
+struct PartialFile<'a> {
+    request: &'a DownloadRequest<'a>,
     path: PathBuf,
     file: File,
-    done: u64,
-    checking: Checking<'a>,
+    received: u64,
+    verifier: ChecksumVerifier<'a>,
 }
 
-impl<'a> Part<'a> {
-    fn open(order: &'a Order<'a>, path: &Path) -> Result<Self> {
+impl<'a> PartialFile<'a> {
+    fn open(request: &'a DownloadRequest<'a>, path: &Path) -> Result<Self> {
         let mut name = path.as_os_str().to_owned();
         name.push(".part");
         let path = PathBuf::from(name);
         let opened = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
         let file = opened.map_err(|e| StoreError::io(&path, "opening", e))?;
-        let mut part = Part { order, path, file, done: 0, checking: Checking::new(order.remote) };
-        part.take_over()?;
+        let mut part =
+            PartialFile { request, path, file, received: 0, verifier: ChecksumVerifier::new(request.remote) };
+        part.hash_existing()?;
         Ok(part)
     }
 
     /// Takes what an earlier attempt left into the checksum.
-    fn take_over(&mut self) -> Result<()> {
+    fn hash_existing(&mut self) -> Result<()> {
         let len = self.file.metadata().map_err(|e| self.io("opening", e))?.len();
-        if len > self.order.remote.bytes {
+        if len > self.request.remote.bytes {
             return self.restart();
         }
-        let mut buffer = vec![0; STEP_BYTES];
-        while self.done < len {
+        let mut buffer = vec![0; CHUNK_BYTES];
+        while self.received < len {
             let count = self.file.read(&mut buffer).map_err(|e| self.io("reading", e))?;
             if count == 0 {
                 break;
             }
-            self.checking.update(&buffer[..count]);
-            self.done += count as u64;
+            self.verifier.update(&buffer[..count]);
+            self.received += count as u64;
         }
         Ok(())
     }
@@ -86,86 +87,89 @@ impl<'a> Part<'a> {
     fn restart(&mut self) -> Result<()> {
         self.file.set_len(0).map_err(|e| self.io("truncating", e))?;
         self.file.seek(SeekFrom::Start(0)).map_err(|e| self.io("writing", e))?;
-        self.done = 0;
-        self.checking = Checking::new(self.order.remote);
+        self.received = 0;
+        self.verifier = ChecksumVerifier::new(self.request.remote);
         Ok(())
     }
 
     /// Asks for the rest until it is there. A transfer that breaks off after a good piece is no failure.
     fn fill(&mut self) -> Result<()> {
         let mut failures = 0;
-        while self.done < self.order.remote.bytes {
-            let before = self.done;
-            if let Err(trouble) = self.attempt() {
-                if self.done.saturating_sub(before) >= STEP_BYTES as u64 {
+        while self.received < self.request.remote.bytes {
+            let before = self.received;
+            if let Err(error) = self.attempt() {
+                if self.received.saturating_sub(before) >= CHUNK_BYTES as u64 {
                     failures = 0;
                 }
                 failures += 1;
-                self.order.hub.pause(failures, trouble, self.order.watch)?;
+                self.request.hub.pause(failures, error, self.request.progress)?;
             }
         }
         Ok(())
     }
 
-    fn attempt(&mut self) -> Result<(), Trouble> {
-        let range = (self.done > 0).then_some((self.done, None));
-        let answer = self.order.hub.get(self.order.url, range)?;
+    fn attempt(&mut self) -> Result<(), HubError> {
+        let range = (self.received > 0).then_some((self.received, None));
+        let answer = self.request.hub.get(self.request.url, range)?;
         self.check_length(&answer)?;
-        if self.done > 0 && !answer.partial {
+        if self.received > 0 && !answer.partial {
             self.restart()?;
         }
         self.receive(answer)
     }
 
     /// Compares what the answer says of itself with what was asked for.
-    fn check_length(&self, answer: &Answer) -> Result<(), Trouble> {
+    fn check_length(&self, answer: &HubResponse) -> Result<(), HubError> {
         let header = |name| answer.headers.get(name).and_then(|v| v.to_str().ok());
-        let total = self.order.remote.bytes;
+        let total = self.request.remote.bytes;
         let (found, wanted) = match answer.partial {
             true => {
-                let wanted = format!("bytes {}-{}/{total}", self.done, total - 1);
+                let wanted = format!("bytes {}-{}/{total}", self.received, total - 1);
                 (header("content-range").map(str::to_owned), wanted)
             }
             false => (header("content-length").map(str::to_owned), total.to_string()),
         };
         match found {
             Some(found) if found.trim() != wanted => {
-                let what = format!("{}: sends '{found}' where '{wanted}' was to come", self.order.url);
-                Err(Trouble::lasting(StoreErrorKind::Mismatch, what))
+                let what = format!("{}: sends '{found}' where '{wanted}' was to come", self.request.url);
+                Err(HubError::permanent(StoreErrorKind::Mismatch, what))
             }
-            None if answer.partial => Err(Trouble::passing(format!("{}: sends some part", self.order.url))),
+            None if answer.partial => Err(HubError::transient(format!("{}: sends some part", self.request.url))),
             _ => Ok(()),
         }
     }
 
-    fn receive(&mut self, mut answer: Answer) -> Result<(), Trouble> {
-        let mut buffer = vec![0; STEP_BYTES];
-        while self.done < self.order.remote.bytes {
-            if self.order.stop.load(Ordering::Relaxed) {
-                return Err(Trouble::lasting(StoreErrorKind::Io, "the download was stopped"));
+    fn receive(&mut self, mut answer: HubResponse) -> Result<(), HubError> {
+        let mut buffer = vec![0; CHUNK_BYTES];
+        while self.received < self.request.remote.bytes {
+            if self.request.stop.load(Ordering::Relaxed) {
+                return Err(HubError::permanent(StoreErrorKind::Io, "the download was stopped"));
             }
-            let room = (self.order.remote.bytes - self.done).min(STEP_BYTES as u64) as usize;
+            let room = (self.request.remote.bytes - self.received).min(CHUNK_BYTES as u64) as usize;
             let count = match answer.body.read(&mut buffer[..room]) {
-                Ok(0) => return Err(self.broken("the connection ended too early")),
+                Ok(0) => return Err(self.interrupted("the connection ended too early")),
                 Ok(count) => count,
-                Err(e) => return Err(self.broken(&e.to_string())),
+                Err(e) => return Err(self.interrupted(&e.to_string())),
             };
             self.file.write_all(&buffer[..count]).map_err(|e| self.io("writing", e))?;
-            self.checking.update(&buffer[..count]);
-            self.done += count as u64;
-            self.order.watch.advance(count as u64);
+            self.verifier.update(&buffer[..count]);
+            self.received += count as u64;
+            self.request.progress.advance(count as u64);
         }
         Ok(())
     }
 
-    fn broken(&self, why: &str) -> Trouble {
-        Trouble::passing(format!("{}: {why}, at byte {} of {}", self.order.url, self.done, self.order.remote.bytes))
+    fn interrupted(&self, why: &str) -> HubError {
+        HubError::transient(format!(
+            "{}: {why}, at byte {} of {}",
+            self.request.url, self.received, self.request.remote.bytes
+        ))
     }
 
     /// Gives the file its name if its bytes are right, else removes it.
     fn publish(self, path: &Path) -> Result<bool> {
         let io = |doing, e| StoreError::io(&self.path, doing, e);
-        if !self.checking.fits() {
+        if !self.verifier.matches() {
             fs::remove_file(&self.path).map_err(|e| io("removing", e))?;
             return Ok(false);
         }

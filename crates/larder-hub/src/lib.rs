@@ -1,24 +1,24 @@
 //! Fetches models from the Hugging Face hub: only the files that are needed, resumable, verified, and in the order in
 //! which a conversion reads them, so that it can begin before the last one is there.
 
-mod arriving;
+mod background_download;
 mod client;
 mod download;
 mod errors;
-mod fetch;
 mod listing;
-mod used;
+mod released_ranges;
+mod repo;
 
 #[cfg(test)]
 mod tests;
 
-pub use client::{Hub, Patience};
-pub use fetch::Repo;
+pub use client::{Hub, RetryPolicy};
+pub use repo::Repo;
 
 use std::time::Duration;
 
 /// Somebody who watches downloads.
-pub trait Watch: Send + Sync {
+pub trait DownloadProgress: Send + Sync {
     /// A file of `bytes` bytes begins, of which `done` are there from before.
     fn begin(&self, file: &str, bytes: u64, done: u64);
 
@@ -33,7 +33,7 @@ pub trait Watch: Send + Sync {
 }
 
 /// Nobody watches.
-impl Watch for () {
+impl DownloadProgress for () {
     fn begin(&self, _: &str, _: u64, _: u64) {}
 
     fn advance(&self, _: u64) {}

@@ -14,26 +14,26 @@ const FILE_MAX: u64 = 1 << 42;
 /// A model's files at one commit.
 pub struct Listing {
     pub commit: String,
-    files: BTreeMap<String, Remote>,
+    files: BTreeMap<String, RemoteFile>,
 }
 
 /// A file as the hub describes it.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Remote {
+pub struct RemoteFile {
     pub name: String,
     pub bytes: u64,
-    pub check: Check,
+    pub checksum: Checksum,
 }
 
 /// What a file's bytes are compared with.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Check {
+pub enum Checksum {
     /// SHA-256 of the bytes, of large files.
     Sha256(String),
     /// SHA-1 of the bytes as a git blob, of the others.
-    Blob(String),
+    GitBlob(String),
     /// The hub named none.
-    Nothing,
+    Unknown,
 }
 
 #[derive(Deserialize)]
@@ -76,7 +76,7 @@ impl Listing {
         Ok(Listing { commit: info.sha, files })
     }
 
-    pub fn get(&self, name: &str) -> Option<&Remote> {
+    pub fn get(&self, name: &str) -> Option<&RemoteFile> {
         self.files.get(name)
     }
 
@@ -87,20 +87,20 @@ impl Listing {
 
 impl Sibling {
     /// The file, or `None` if its length is not told.
-    fn remote(self) -> Result<Option<Remote>, String> {
+    fn remote(self) -> Result<Option<RemoteFile>, String> {
         let Sibling { rfilename: name, size, blob, lfs } = self;
         let bytes = lfs.as_ref().map(|lfs| lfs.size).or(size);
         let Some(bytes) = bytes else { return Ok(None) };
         if bytes > FILE_MAX {
             return Err(format!("claims that a file has {bytes} bytes"));
         }
-        let check = match (lfs, blob) {
-            (Some(lfs), _) if is_hex(&lfs.sha256, 64) => Check::Sha256(lfs.sha256.to_ascii_lowercase()),
+        let checksum = match (lfs, blob) {
+            (Some(lfs), _) if is_hex(&lfs.sha256, 64) => Checksum::Sha256(lfs.sha256.to_ascii_lowercase()),
             (Some(_), _) => return Err("names a checksum that is none".into()),
-            (None, Some(blob)) if is_hex(&blob, 40) => Check::Blob(blob.to_ascii_lowercase()),
-            (None, _) => Check::Nothing,
+            (None, Some(blob)) if is_hex(&blob, 40) => Checksum::GitBlob(blob.to_ascii_lowercase()),
+            (None, _) => Checksum::Unknown,
         };
-        Ok(Some(Remote { name, bytes, check }))
+        Ok(Some(RemoteFile { name, bytes, checksum }))
     }
 }
 
@@ -109,22 +109,22 @@ fn is_hex(text: &str, len: usize) -> bool {
 }
 
 /// The checksum of a file in the making.
-pub struct Checking<'a> {
-    check: &'a Check,
+pub struct ChecksumVerifier<'a> {
+    checksum: &'a Checksum,
     context: Context,
 }
 
-impl<'a> Checking<'a> {
-    pub fn new(remote: &'a Remote) -> Self {
-        let context = match &remote.check {
-            Check::Blob(_) => {
+impl<'a> ChecksumVerifier<'a> {
+    pub fn new(remote: &'a RemoteFile) -> Self {
+        let context = match &remote.checksum {
+            Checksum::GitBlob(_) => {
                 let mut context = Context::new(&SHA1_FOR_LEGACY_USE_ONLY);
                 context.update(format!("blob {}\0", remote.bytes).as_bytes());
                 context
             }
-            Check::Sha256(_) | Check::Nothing => Context::new(&SHA256),
+            Checksum::Sha256(_) | Checksum::Unknown => Context::new(&SHA256),
         };
-        Checking { check: &remote.check, context }
+        ChecksumVerifier { checksum: &remote.checksum, context }
     }
 
     pub fn update(&mut self, bytes: &[u8]) {
@@ -132,11 +132,11 @@ impl<'a> Checking<'a> {
     }
 
     /// Whether the bytes were the right ones.
-    pub fn fits(self) -> bool {
+    pub fn matches(self) -> bool {
         let found: String = self.context.finish().as_ref().iter().map(|b| format!("{b:02x}")).collect();
-        match self.check {
-            Check::Sha256(wanted) | Check::Blob(wanted) => *wanted == found,
-            Check::Nothing => true,
+        match self.checksum {
+            Checksum::Sha256(wanted) | Checksum::GitBlob(wanted) => *wanted == found,
+            Checksum::Unknown => true,
         }
     }
 }
@@ -160,10 +160,10 @@ mod tests {
         ))
         .unwrap();
         assert_eq!(listing.names().collect::<Vec<_>>(), ["c", "d", "w"]);
-        let of = |name: &str| listing.get(name).map(|r| (r.bytes, r.check.clone())).unwrap();
-        assert_eq!(of("w"), (9, Check::Sha256("b".repeat(64))));
-        assert_eq!(of("c"), (3, Check::Blob("c".repeat(40))));
-        assert_eq!(of("d"), (3, Check::Nothing));
+        let of = |name: &str| listing.get(name).map(|r| (r.bytes, r.checksum.clone())).unwrap();
+        assert_eq!(of("w"), (9, Checksum::Sha256("b".repeat(64))));
+        assert_eq!(of("c"), (3, Checksum::GitBlob("c".repeat(40))));
+        assert_eq!(of("d"), (3, Checksum::Unknown));
     }
 
     #[test]
@@ -177,13 +177,13 @@ mod tests {
 
     #[test]
     fn a_blob_is_hashed_as_git_does() {
-        let of = |check| Remote { name: "f".into(), bytes: 6, check };
-        let git = of(Check::Blob("ce013625030ba8dba906f756967f9e9ca394464a".into()));
-        let mut checking = Checking::new(&git);
-        checking.update(b"hello\n");
-        assert!(checking.fits());
-        let mut wrong = Checking::new(&git);
+        let of = |checksum| RemoteFile { name: "f".into(), bytes: 6, checksum };
+        let git = of(Checksum::GitBlob("ce013625030ba8dba906f756967f9e9ca394464a".into()));
+        let mut verifier = ChecksumVerifier::new(&git);
+        verifier.update(b"hello\n");
+        assert!(verifier.matches());
+        let mut wrong = ChecksumVerifier::new(&git);
         wrong.update(b"hallo\n");
-        assert!(!wrong.fits());
+        assert!(!wrong.matches());
     }
 }

@@ -1,7 +1,7 @@
 //! What a token takes, and where: equations 11, 12 and 14.
 
-use crate::toll::{Cost, Serving};
-use crate::wants::Worth;
+use crate::machine_cost::{Cost, ServingMode};
+use crate::remote_requests::GainEvaluator;
 use crate::{Placement, Problem, User};
 
 /// Seconds for one token of the average user, by where they are spent.
@@ -63,25 +63,25 @@ pub fn latency(problem: &Problem, placement: &Placement) -> Latency {
     let mut found = Latency::default();
     let each = 1.0 / problem.users.len().max(1) as f64;
     problem.users.iter().for_each(|user| at_the_device(problem, user, each, &mut found));
-    let worth = Worth::new(problem);
-    for want in problem.wants.all() {
-        let tolls = worth.tolls(want);
-        let near = problem.sites[want.site as usize].associated;
-        let experts = problem.wants.experts(want).iter();
-        let (_, shared) = tolls.share(experts.map(|e| placement.holders(*e as usize)));
+    let worth = GainEvaluator::new(problem);
+    for request in problem.requests.all() {
+        let costs = worth.costs(request);
+        let near = problem.sites[request.site as usize].associated;
+        let experts = problem.requests.experts(request).iter();
+        let (_, shared) = costs.share(experts.map(|e| placement.holders(*e as usize)));
         let mut asked = 0u32;
         for machine in shared.machines() {
-            let (toll, enters) = (tolls.of(machine), asked >> machine & 1 == 0);
+            let (machine_cost, enters) = (costs.of(machine), asked >> machine & 1 == 0);
             asked |= 1 << machine;
             let (cost, served) = match machine {
-                m if m == tolls.cloud() => (&mut found.cloud, &mut found.served.cloud),
+                m if m == costs.cloud() => (&mut found.cloud, &mut found.served.cloud),
                 m if Some(m) == near => (&mut found.associated, &mut found.served.associated),
                 _ => (&mut found.others, &mut found.served.others),
             };
-            *served += want.weight;
-            *cost += toll.each.times(want.weight);
+            *served += request.weight;
+            *cost += machine_cost.per_expert.times(request.weight);
             if enters {
-                *cost += toll.enter.times(want.weight);
+                *cost += machine_cost.per_request.times(request.weight);
             }
         }
     }
@@ -93,9 +93,9 @@ fn at_the_device(problem: &Problem, user: &User, weight: f64, found: &mut Latenc
     for demand in &user.demands {
         let model = &problem.library.models()[demand.model];
         let compute = problem.serving.compute(model, user.compute);
-        let (up, down) = (user.way.go(model.state_bits), user.way.back(model.state_bits));
+        let (up, down) = (user.link.send_seconds(model.state_bits), user.link.return_seconds(model.state_bits));
         for (row, likely) in demand.rows.iter().enumerate() {
-            let first = problem.library.first(demand.model, row);
+            let first = problem.library.first_expert(demand.model, row);
             for likely in likely {
                 let weight = weight * demand.share * likely.share;
                 let asked = likely.experts.len();
@@ -104,9 +104,9 @@ fn at_the_device(problem: &Problem, user: &User, weight: f64, found: &mut Latenc
                 found.local += weight
                     * match problem.serving {
                         // What the device computes while others do is not waited for.
-                        Serving::Relayed if local < asked => 0.0,
-                        Serving::Relayed => compute,
-                        Serving::Direct | Serving::Apart => compute * local as f64,
+                        ServingMode::Relayed if local < asked => 0.0,
+                        ServingMode::Relayed => compute,
+                        ServingMode::Direct | ServingMode::DirectSeparate => compute * local as f64,
                     };
                 if local < asked {
                     found.access += weight * (up + (asked - local) as f64 * down);
@@ -121,16 +121,16 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::{Demand, Library, Likely, Model, Server, Site, Way};
+    use crate::{Demand, ExpertGroup, Library, ModelProfile, NetworkLink, Server, Site};
 
-    fn way(ms: f64) -> Way {
-        Way { delay: ms / 1e3, back_delay: 2.0 * ms / 1e3, ..Way::default() }
+    fn link(ms: f64) -> NetworkLink {
+        NetworkLink { delay: ms / 1e3, return_delay: 2.0 * ms / 1e3, ..NetworkLink::default() }
     }
 
     /// A device with expert 0, servers at 0, 4 and 8 ms from where it enters, and a cloud at 100 ms; answers take twice
     /// as long as questions.
-    fn problem(groups: &[(&[u16], f64)], serving: Serving) -> Problem {
-        let model = Model {
+    fn problem(groups: &[(&[u16], f64)], serving: ServingMode) -> Problem {
+        let model = ModelProfile {
             name: "m".into(),
             rows: 1,
             experts: 4,
@@ -139,12 +139,13 @@ mod tests {
             state_bits: 1000.0,
             expert_flops: 1e6,
         };
-        let rows = groups.iter().map(|(experts, share)| Likely { experts: experts.to_vec(), share: *share }).collect();
+        let rows =
+            groups.iter().map(|(experts, share)| ExpertGroup { experts: experts.to_vec(), share: *share }).collect();
         let demand = Demand { model: 0, share: 1.0, rows: Arc::new(vec![rows]) };
-        let access = Way { per_bit: 1e-6, back_per_bit: 3e-6, ..Way::default() };
+        let access = NetworkLink { per_bit: 1e-6, return_per_bit: 3e-6, ..NetworkLink::default() };
         let local = vec![true, false, false, false];
-        let user = User { site: 0, way: access, compute: 4e8, local, demands: vec![demand] };
-        let site = Site { associated: Some(0), ways: vec![way(0.0), way(4.0), way(8.0)], cloud: way(100.0) };
+        let user = User { site: 0, link: access, compute: 4e8, local, demands: vec![demand] };
+        let site = Site { associated: Some(0), links: vec![link(0.0), link(4.0), link(8.0)], cloud: link(100.0) };
         let servers = vec![Server { storage: 4, compute: 4e9 }; 3];
         Problem::new(Library::new(vec![model]), servers, 4e10, vec![site], vec![user], serving).unwrap()
     }
@@ -158,7 +159,7 @@ mod tests {
         // Computing takes 10 ms on the device, 1 ms on a server and 0.1 ms in the cloud.
         let close = |got: f64, want: f64| assert!((got - want).abs() < 1e-9, "{got} instead of {want}");
         let of = |group: &[u16], placed: &[(usize, usize)]| {
-            let problem = problem(&[(group, 1.0)], Serving::Relayed);
+            let problem = problem(&[(group, 1.0)], ServingMode::Relayed);
             let mut placement = Placement::empty(&problem);
             placed.iter().for_each(|(server, expert)| placement.put(*server, *expert));
             ms(&problem, &placement)
@@ -177,7 +178,7 @@ mod tests {
 
     #[test]
     fn parts_add_up_and_say_who_served() {
-        let problem = problem(&[(&[0, 1], 0.5), (&[2, 3], 0.25), (&[0], 0.25)], Serving::Relayed);
+        let problem = problem(&[(&[0, 1], 0.5), (&[2, 3], 0.25), (&[0], 0.25)], ServingMode::Relayed);
         let mut placement = Placement::empty(&problem);
         [(0, 1), (1, 2)].into_iter().for_each(|(server, expert)| placement.put(server, expert));
         let found = latency(&problem, &placement);
@@ -193,7 +194,7 @@ mod tests {
 
     #[test]
     fn asked_directly_a_server_answers_once() {
-        let problem = problem(&[(&[1, 2], 1.0)], Serving::Direct);
+        let problem = problem(&[(&[1, 2], 1.0)], ServingMode::Direct);
         let mut placement = Placement::empty(&problem);
         [(1, 1), (1, 2)].into_iter().for_each(|(server, expert)| placement.put(server, expert));
         // There 4 ms, back 8 ms, and each expert a quarter of a millisecond.

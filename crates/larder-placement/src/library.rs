@@ -1,6 +1,6 @@
 /// A model, as far as placing its experts goes.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Model {
+pub struct ModelProfile {
     /// What it is called.
     pub name: String,
     /// Layers that have experts.
@@ -21,13 +21,13 @@ pub struct Model {
 /// second, and so on.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Library {
-    models: Vec<Model>,
+    models: Vec<ModelProfile>,
     first: Vec<usize>,
 }
 
 impl Library {
     /// These models, in this order.
-    pub fn new(models: Vec<Model>) -> Self {
+    pub fn new(models: Vec<ModelProfile>) -> Self {
         let mut end = 0;
         let mut first: Vec<usize> = models.iter().map(|m| (end, end += m.rows * m.experts).0).collect();
         first.push(end);
@@ -35,7 +35,7 @@ impl Library {
     }
 
     /// The models.
-    pub fn models(&self) -> &[Model] {
+    pub fn models(&self) -> &[ModelProfile] {
         &self.models
     }
 
@@ -45,7 +45,7 @@ impl Library {
     }
 
     /// The number of the first expert of a model's layer.
-    pub fn first(&self, model: usize, row: usize) -> usize {
+    pub fn first_expert(&self, model: usize, row: usize) -> usize {
         self.first[model] + row * self.models[model].experts
     }
 
@@ -66,7 +66,7 @@ mod tests {
 
     #[test]
     fn experts_are_counted_through() {
-        let model = |rows, experts, expert_bytes| Model {
+        let model = |rows, experts, expert_bytes| ModelProfile {
             name: String::new(),
             rows,
             experts,
@@ -76,7 +76,7 @@ mod tests {
             expert_flops: 1.0,
         };
         let library = Library::new(vec![model(2, 3, 10), model(1, 4, 20)]);
-        assert_eq!((library.experts(), library.first(0, 1), library.first(1, 0)), (10, 3, 6));
+        assert_eq!((library.experts(), library.first_expert(0, 1), library.first_expert(1, 0)), (10, 3, 6));
         let models: Vec<_> = (0..10).map(|e| library.model_of(e)).collect();
         assert_eq!(models, [0, 0, 0, 0, 0, 0, 1, 1, 1, 1]);
         assert_eq!((library.bytes(5), library.bytes(6)), (10, 20));

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::EdgeError;
+use crate::PlacementError;
 
 const VERSION: u32 = 1;
 
@@ -17,21 +17,21 @@ pub struct PlacementFile {
     version: u32,
     /// By server, then by model.
     #[serde(default)]
-    pub server: BTreeMap<String, BTreeMap<String, Held>>,
+    pub server: BTreeMap<String, BTreeMap<String, ExpertLists>>,
     /// What the device keeps for itself, by model.
     #[serde(default)]
-    pub device: BTreeMap<String, Held>,
+    pub device: BTreeMap<String, ExpertLists>,
 }
 
 /// Experts of one model.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Held {
+pub struct ExpertLists {
     /// Those of each decoder layer, ascending; none of a layer that has no experts.
     pub experts: Vec<Vec<u16>>,
 }
 
-impl Held {
+impl ExpertLists {
     /// How many they are.
     pub fn count(&self) -> usize {
         self.experts.iter().map(Vec::len).sum()
@@ -52,13 +52,13 @@ impl Held {
 
 impl PlacementFile {
     /// What lies where.
-    pub fn new(server: BTreeMap<String, BTreeMap<String, Held>>, device: BTreeMap<String, Held>) -> Self {
+    pub fn new(server: BTreeMap<String, BTreeMap<String, ExpertLists>>, device: BTreeMap<String, ExpertLists>) -> Self {
         PlacementFile { version: VERSION, server, device }
     }
 
     /// Reads a file.
-    pub fn read(path: &Path) -> Result<Self, EdgeError> {
-        let wrong = |why: String| EdgeError::File { path: path.to_owned(), why };
+    pub fn read(path: &Path) -> Result<Self, PlacementError> {
+        let wrong = |why: String| PlacementError::File { path: path.to_owned(), reason: why };
         let text = fs::read_to_string(path).map_err(|e| wrong(format!("cannot be read: {e}")))?;
         PlacementFile::parse(&text).map_err(wrong)
     }
@@ -85,9 +85,11 @@ impl PlacementFile {
     }
 
     /// Writes a file, which appears whole or not at all.
-    pub fn write(&self, path: &Path) -> Result<(), EdgeError> {
-        let wrong =
-            |e: std::io::Error| EdgeError::File { path: path.to_owned(), why: format!("cannot be written: {e}") };
+    pub fn write(&self, path: &Path) -> Result<(), PlacementError> {
+        let wrong = |e: std::io::Error| PlacementError::File {
+            path: path.to_owned(),
+            reason: format!("cannot be written: {e}"),
+        };
         let mut temp = path.as_os_str().to_owned();
         temp.push(".tmp");
         fs::write(&temp, self.to_toml()).and_then(|()| fs::rename(&temp, path)).map_err(wrong)
@@ -104,7 +106,7 @@ mod tests {
     use super::*;
 
     fn some() -> PlacementFile {
-        let held = |experts: &[&[u16]]| Held { experts: experts.iter().map(|ids| ids.to_vec()).collect() };
+        let held = |experts: &[&[u16]]| ExpertLists { experts: experts.iter().map(|ids| ids.to_vec()).collect() };
         let models = BTreeMap::from([("demo".to_owned(), held(&[&[], &[0, 3, 7], &[1]]))]);
         let server = BTreeMap::from([("desk".to_owned(), models)]);
         PlacementFile::new(server, BTreeMap::from([("a b.c".to_owned(), held(&[&[2]]))]))

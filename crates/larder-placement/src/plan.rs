@@ -5,34 +5,34 @@ use std::sync::Arc;
 
 use larder_core::{Coactivation, ExpertActivations, Geometry};
 
-use crate::problem::asked;
+use crate::problem::expert_frequencies;
 use crate::{
-    Algorithm, Demand, EdgeError, Held, Latency, Library, Likely, Model, Placement, PlacementFile, Problem, Server,
-    ServerEntry, Serving, Site, Topology, User, Way, latency,
+    Algorithm, Demand, ExpertGroup, ExpertLists, Latency, Library, ModelProfile, NetworkLink, Placement,
+    PlacementError, PlacementFile, Problem, Server, ServerEntry, ServingMode, Site, Topology, User, latency,
 };
 
 /// How numbers of hidden states travel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Wire {
+pub enum WireFormat {
     /// As they are.
     F32,
     /// In half as many bits.
     Bf16,
 }
 
-impl Wire {
+impl WireFormat {
     /// Bits of a number.
     pub fn bits(self) -> f64 {
         match self {
-            Wire::F32 => 32.0,
-            Wire::Bf16 => 16.0,
+            WireFormat::F32 => 32.0,
+            WireFormat::Bf16 => 16.0,
         }
     }
 }
 
 /// A model that the device runs.
 #[derive(Clone, Copy, Debug)]
-pub struct Asked<'a> {
+pub struct ModelUsage<'a> {
     /// Its statistics.
     pub activations: &'a ExpertActivations,
     /// How much of all tokens go through it, beside the shares of the others.
@@ -41,7 +41,7 @@ pub struct Asked<'a> {
 
 /// What lies where, and what it gives.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct PlacementPlan {
     /// What was decided upon.
     pub problem: Problem,
     /// The servers of the problem, by name.
@@ -57,38 +57,40 @@ pub struct Plan {
     /// What a token takes.
     pub latency: Latency,
     /// What it would take if the servers held nothing.
-    pub bare: Latency,
+    pub baseline: Latency,
 }
 
 /// Decides what the device and the servers hold of these models.
 pub fn plan(
     topology: &Topology,
-    asked: &[Asked],
-    serving: Serving,
-    wire: Wire,
+    asked: &[ModelUsage],
+    serving: ServingMode,
+    wire: WireFormat,
     algorithm: &Algorithm,
     seed: u64,
-) -> Result<Plan, EdgeError> {
-    let machines = Machines::of(topology)?;
+) -> Result<PlacementPlan, PlacementError> {
+    let machines = ResolvedTopology::of(topology)?;
     let library = Library::new(asked.iter().map(|a| model(a.activations, wire)).collect());
     let demands = demands(asked)?;
-    let local = favourites(&library, &demands, machines.storage);
+    let local = most_requested(&library, &demands, machines.storage);
     let site = machines.site(serving);
-    let way = match serving {
-        Serving::Relayed => machines.way(machines.associated),
-        Serving::Direct | Serving::Apart => Way::default(),
+    let link = match serving {
+        ServingMode::Relayed => machines.link(machines.associated),
+        ServingMode::Direct | ServingMode::DirectSeparate => NetworkLink::default(),
     };
-    let user = User { site: 0, way, compute: machines.compute, local, demands };
+    let user = User { site: 0, link, compute: machines.compute, local, demands };
     let cloud_compute = machines.flops[machines.cloud];
     let problem = Problem::new(library, machines.servers(), cloud_compute, vec![site], vec![user], serving)?;
     let placement = match serving {
-        Serving::Direct => algorithm.place(&Problem { serving: Serving::Apart, ..problem.clone() }, seed),
-        Serving::Relayed | Serving::Apart => algorithm.place(&problem, seed),
+        ServingMode::Direct => {
+            algorithm.place(&Problem { serving: ServingMode::DirectSeparate, ..problem.clone() }, seed)
+        }
+        ServingMode::Relayed | ServingMode::DirectSeparate => algorithm.place(&problem, seed),
     };
     let file = file(&problem, &placement, &machines, asked);
-    Ok(Plan {
+    Ok(PlacementPlan {
         latency: latency(&problem, &placement),
-        bare: latency(&problem, &Placement::empty(&problem)),
+        baseline: latency(&problem, &Placement::empty(&problem)),
         servers: machines.placed.iter().map(|n| topology.servers[*n].name.clone()).collect(),
         cloud: topology.servers[machines.cloud].name.clone(),
         associated: topology.servers[machines.associated].name.clone(),
@@ -99,7 +101,7 @@ pub fn plan(
 }
 
 /// What of a topology matters here, all of which is there.
-struct Machines<'a> {
+struct ResolvedTopology<'a> {
     entries: &'a [ServerEntry],
     /// Those whose storage is to be filled.
     placed: Vec<usize>,
@@ -109,40 +111,41 @@ struct Machines<'a> {
     compute: f64,
     /// Of each entry.
     flops: Vec<f64>,
-    ways: Vec<Way>,
+    links: Vec<NetworkLink>,
 }
 
-impl<'a> Machines<'a> {
-    fn of(topology: &'a Topology) -> Result<Self, EdgeError> {
-        let lacks =
-            |owner: &str, what: &str| EdgeError::Topology(format!("the topology does not say the {what} of {owner}"));
+impl<'a> ResolvedTopology<'a> {
+    fn of(topology: &'a Topology) -> Result<Self, PlacementError> {
+        let lacks = |owner: &str, what: &str| {
+            PlacementError::Topology(format!("the topology does not say the {what} of {owner}"))
+        };
         let entries = &topology.servers;
         let mut flops = Vec::new();
-        let mut ways = Vec::new();
+        let mut links = Vec::new();
         for entry in entries {
             let owner = format!("'{}'", entry.name);
             let number = |value: Option<f64>, what| value.ok_or_else(|| lacks(&owner, what));
             flops.push(number(entry.compute, "compute")?);
-            ways.push(Way {
+            links.push(NetworkLink {
                 delay: entry.delay / 2.0,
                 per_bit: 1.0 / number(entry.uplink, "uplink")?,
-                back_delay: entry.delay / 2.0,
-                back_per_bit: 1.0 / number(entry.downlink, "downlink")?,
+                return_delay: entry.delay / 2.0,
+                return_per_bit: 1.0 / number(entry.downlink, "downlink")?,
             });
             if !entry.all && entry.storage.is_none() {
                 return Err(lacks(&owner, "storage"));
             }
         }
         // A state of some thousand numbers tells near from far.
-        let far = |n: &usize| ways[*n].go(65536.0) + ways[*n].back(65536.0);
+        let far = |n: &usize| links[*n].send_seconds(65536.0) + links[*n].return_seconds(65536.0);
         let nearest = |all: &mut dyn Iterator<Item = usize>| all.min_by(|a, b| far(a).total_cmp(&far(b)));
         let cloud = nearest(&mut (0..entries.len()).filter(|n| entries[*n].all)).ok_or_else(|| {
             let why = "no server of the topology holds every expert; say `all = true` of the one that does";
-            EdgeError::Topology(why.into())
+            PlacementError::Topology(why.into())
         })?;
         let said = entries.iter().position(|entry| entry.associated);
         let associated = said.or_else(|| nearest(&mut (0..entries.len()))).unwrap_or(cloud);
-        Ok(Machines {
+        Ok(ResolvedTopology {
             entries,
             placed: (0..entries.len()).filter(|n| !entries[*n].all).collect(),
             cloud,
@@ -150,27 +153,27 @@ impl<'a> Machines<'a> {
             storage: topology.device.storage.ok_or_else(|| lacks("the device", "storage"))?,
             compute: topology.device.compute.ok_or_else(|| lacks("the device", "compute"))?,
             flops,
-            ways,
+            links,
         })
     }
 
-    fn way(&self, entry: usize) -> Way {
-        self.ways[entry]
+    fn link(&self, entry: usize) -> NetworkLink {
+        self.links[entry]
     }
 
     /// What a machine is from where requests enter. When they are passed on, that is at the associated server itself.
-    fn beyond_entry(&self, entry: usize, serving: Serving) -> Way {
-        match serving == Serving::Relayed && entry == self.associated {
-            true => Way::default(),
-            false => self.way(entry),
+    fn link_from_site(&self, entry: usize, serving: ServingMode) -> NetworkLink {
+        match serving == ServingMode::Relayed && entry == self.associated {
+            true => NetworkLink::default(),
+            false => self.link(entry),
         }
     }
 
-    fn site(&self, serving: Serving) -> Site {
+    fn site(&self, serving: ServingMode) -> Site {
         Site {
             associated: self.placed.iter().position(|n| *n == self.associated),
-            ways: self.placed.iter().map(|n| self.beyond_entry(*n, serving)).collect(),
-            cloud: self.beyond_entry(self.cloud, serving),
+            links: self.placed.iter().map(|n| self.link_from_site(*n, serving)).collect(),
+            cloud: self.link_from_site(self.cloud, serving),
         }
     }
 
@@ -180,9 +183,9 @@ impl<'a> Machines<'a> {
     }
 }
 
-fn model(activations: &ExpertActivations, wire: Wire) -> Model {
+fn model(activations: &ExpertActivations, wire: WireFormat) -> ModelProfile {
     let Geometry { moe_layers, experts, top_k, hidden, inter, .. } = &activations.geometry;
-    Model {
+    ModelProfile {
         name: activations.model.clone(),
         rows: moe_layers.len(),
         experts: *experts,
@@ -194,8 +197,8 @@ fn model(activations: &ExpertActivations, wire: Wire) -> Model {
     }
 }
 
-fn demands(asked: &[Asked]) -> Result<Vec<Demand>, EdgeError> {
-    let impossible = |why: String| Err(EdgeError::Impossible(why));
+fn demands(asked: &[ModelUsage]) -> Result<Vec<Demand>, PlacementError> {
+    let impossible = |why: String| Err(PlacementError::Invalid(why));
     let sum: f64 = asked.iter().map(|a| a.share).sum();
     if asked.is_empty() || asked.iter().any(|a| a.share < 0.0) || !(sum > 0.0 && sum.is_finite()) {
         return impossible("the shares of the models must be at least 0, and one above it".into());
@@ -206,9 +209,9 @@ fn demands(asked: &[Asked]) -> Result<Vec<Demand>, EdgeError> {
             return impossible(format!("two files are about a model called '{name}'; count its traces together"));
         }
     }
-    let demand = |(model, asked): (usize, &Asked)| {
+    let demand = |(model, asked): (usize, &ModelUsage)| {
         let tokens = asked.activations.tokens as f64;
-        let likely = |Coactivation(experts, count): &Coactivation| Likely {
+        let likely = |Coactivation(experts, count): &Coactivation| ExpertGroup {
             experts: experts.clone(),
             share: *count as f64 / tokens,
         };
@@ -219,33 +222,33 @@ fn demands(asked: &[Asked]) -> Result<Vec<Demand>, EdgeError> {
 }
 
 /// The experts that the device keeps: those that are asked for most often for their bytes.
-fn favourites(library: &Library, demands: &[Demand], storage: u64) -> Vec<bool> {
-    let asked = asked(library, demands);
+fn most_requested(library: &Library, demands: &[Demand], storage: u64) -> Vec<bool> {
+    let asked = expert_frequencies(library, demands);
     let worth = |expert: usize| asked[expert] / library.bytes(expert) as f64;
     let mut order: Vec<usize> = (0..asked.len()).filter(|expert| asked[*expert] > 0.0).collect();
     order.sort_by(|a, b| worth(*b).total_cmp(&worth(*a)).then(a.cmp(b)));
     let mut local = vec![false; asked.len()];
-    let mut room = storage;
+    let mut free_bytes = storage;
     for expert in order {
         let bytes = library.bytes(expert);
-        if bytes <= room {
+        if bytes <= free_bytes {
             local[expert] = true;
-            room -= bytes;
+            free_bytes -= bytes;
         }
     }
     local
 }
 
-fn file(problem: &Problem, placement: &Placement, machines: &Machines, asked: &[Asked]) -> PlacementFile {
-    let held = |holds: &dyn Fn(usize) -> bool| -> BTreeMap<String, Held> {
-        let of_model = |(m, asked): (usize, &Asked)| {
+fn file(problem: &Problem, placement: &Placement, machines: &ResolvedTopology, asked: &[ModelUsage]) -> PlacementFile {
+    let held = |holds: &dyn Fn(usize) -> bool| -> BTreeMap<String, ExpertLists> {
+        let of_model = |(m, asked): (usize, &ModelUsage)| {
             let geometry = &asked.activations.geometry;
             let mut experts = vec![Vec::new(); geometry.layers];
             for (row, layer) in geometry.moe_layers.iter().enumerate() {
-                let first = problem.library.first(m, row);
+                let first = problem.library.first_expert(m, row);
                 experts[layer.index()] = (0..geometry.experts).filter(|e| holds(first + e)).map(|e| e as u16).collect();
             }
-            (asked.activations.model.clone(), Held { experts })
+            (asked.activations.model.clone(), ExpertLists { experts })
         };
         asked.iter().enumerate().map(of_model).collect()
     };

@@ -1,12 +1,12 @@
 use std::sync::Arc;
 
-use crate::toll::{ASKED_MAX, SERVERS_MAX, Serving, Toll, Tolls, Way};
-use crate::wants::Wants;
-use crate::{EdgeError, Library};
+use crate::machine_cost::{MAX_EXPERTS_PER_TOKEN, MAX_SERVERS, MachineCost, MachineCosts, NetworkLink, ServingMode};
+use crate::remote_requests::RemoteRequests;
+use crate::{Library, PlacementError};
 
 /// Experts of one layer that a token asks for together, and the share of tokens that do.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Likely {
+pub struct ExpertGroup {
     /// The experts, counted within their layer.
     pub experts: Vec<u16>,
     /// How likely they are; over all of a layer this sums to 1.
@@ -21,15 +21,15 @@ pub struct Demand {
     /// The share of the user's tokens that go through it.
     pub share: f64,
     /// What is asked for in each of its layers.
-    pub rows: Arc<Vec<Vec<Likely>>>,
+    pub rows: Arc<Vec<Vec<ExpertGroup>>>,
 }
 
 /// How many of each expert a token asks for, on average over these demands.
-pub(crate) fn asked(library: &Library, demands: &[Demand]) -> Vec<f64> {
+pub(crate) fn expert_frequencies(library: &Library, demands: &[Demand]) -> Vec<f64> {
     let mut asked = vec![0.0; library.experts()];
     for demand in demands {
         for (row, likely) in demand.rows.iter().enumerate() {
-            let first = library.first(demand.model, row);
+            let first = library.first_expert(demand.model, row);
             for likely in likely {
                 likely.experts.iter().for_each(|e| asked[first + *e as usize] += demand.share * likely.share);
             }
@@ -44,7 +44,7 @@ pub struct User {
     /// Where the requests enter.
     pub site: usize,
     /// The way between the device and there.
-    pub way: Way,
+    pub link: NetworkLink,
     /// FLOP/s of the device.
     pub compute: f64,
     /// The experts that the device holds itself.
@@ -59,9 +59,9 @@ pub struct Site {
     /// The server that is asked before the others.
     pub associated: Option<usize>,
     /// The way from here to each server.
-    pub ways: Vec<Way>,
+    pub links: Vec<NetworkLink>,
     /// The way from here to the machine that holds all.
-    pub cloud: Way,
+    pub cloud: NetworkLink,
 }
 
 /// A machine that has room for some experts.
@@ -87,8 +87,8 @@ pub struct Problem {
     /// Who asks.
     pub users: Vec<User>,
     /// How servers serve.
-    pub serving: Serving,
-    pub(crate) wants: Wants,
+    pub serving: ServingMode,
+    pub(crate) requests: RemoteRequests,
 }
 
 impl Problem {
@@ -99,39 +99,42 @@ impl Problem {
         cloud_compute: f64,
         sites: Vec<Site>,
         users: Vec<User>,
-        serving: Serving,
-    ) -> Result<Self, EdgeError> {
-        let impossible = |why: String| Err(EdgeError::Impossible(why));
-        if servers.len() > SERVERS_MAX {
+        serving: ServingMode,
+    ) -> Result<Self, PlacementError> {
+        let impossible = |why: String| Err(PlacementError::Invalid(why));
+        if servers.len() > MAX_SERVERS {
             return impossible(format!(
-                "{} servers are more than the {SERVERS_MAX} that can be planned",
+                "{} servers are more than the {MAX_SERVERS} that can be planned",
                 servers.len()
             ));
         }
-        if let Some(model) = library.models().iter().find(|m| m.top_k > ASKED_MAX) {
+        if let Some(model) = library.models().iter().find(|m| m.top_k > MAX_EXPERTS_PER_TOKEN) {
             let (name, k) = (&model.name, model.top_k);
-            return impossible(format!("{name} asks for {k} experts a layer, and up to {ASKED_MAX} can be planned"));
+            return impossible(format!(
+                "{name} asks for {k} experts a layer, and up to {MAX_EXPERTS_PER_TOKEN} can be planned"
+            ));
         }
         if u32::try_from(library.experts()).is_err() {
             return impossible("there are more experts than are counted".into());
         }
-        let wants = Wants::new(&library, &sites, &users);
-        Ok(Problem { library, servers, cloud_compute, sites, users, serving, wants })
+        let requests = RemoteRequests::new(&library, &sites, &users);
+        Ok(Problem { library, servers, cloud_compute, sites, users, serving, requests })
     }
 
     /// What the machines cost for each place and model: `[sites, models]`.
-    pub(crate) fn tolls(&self) -> Vec<Tolls> {
-        let toll = |site: &Site, model| {
-            let servers = self.servers.iter().zip(&site.ways);
-            let servers = servers.map(|(server, way)| Toll::new(self.serving, model, way, server.compute)).collect();
-            Tolls::new(
+    pub(crate) fn costs(&self) -> Vec<MachineCosts> {
+        let cost = |site: &Site, model| {
+            let servers = self.servers.iter().zip(&site.links);
+            let servers =
+                servers.map(|(server, link)| MachineCost::new(self.serving, model, link, server.compute)).collect();
+            MachineCosts::new(
                 self.serving,
                 site.associated,
                 servers,
-                Toll::new(self.serving, model, &site.cloud, self.cloud_compute),
+                MachineCost::new(self.serving, model, &site.cloud, self.cloud_compute),
             )
         };
-        self.sites.iter().flat_map(|site| self.library.models().iter().map(move |model| toll(site, model))).collect()
+        self.sites.iter().flat_map(|site| self.library.models().iter().map(move |model| cost(site, model))).collect()
     }
 
     /// Layers with experts that a token goes through, on average over users and models.

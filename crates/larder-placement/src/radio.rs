@@ -8,18 +8,18 @@ pub struct Radio {
     /// Watts.
     pub power: f64,
     /// What the antennas give.
-    pub antenna: f64,
+    pub antenna_gain: f64,
     /// How steeply power falls with distance.
-    pub path_loss: f64,
+    pub path_loss_exponent: f64,
     /// Watts per Hz.
-    pub noise: f64,
+    pub noise_density: f64,
 }
 
 impl Radio {
     /// Bits per second at so many metres. Nobody is nearer than a metre.
     pub fn rate(&self, metres: f64) -> f64 {
-        let heard = self.power * self.antenna * metres.max(1.0).powf(-self.path_loss);
-        self.bandwidth * (1.0 + heard / (self.noise * self.bandwidth)).log2()
+        let received = self.power * self.antenna_gain * metres.max(1.0).powf(-self.path_loss_exponent);
+        self.bandwidth * (1.0 + received / (self.noise_density * self.bandwidth)).log2()
     }
 }
 
@@ -35,7 +35,13 @@ mod tests {
     #[test]
     fn a_rate_by_hand() {
         assert!((dbm(38.0) - 6.3096).abs() < 1e-4 && (dbm(-174.0) - 3.981e-21).abs() < 1e-24);
-        let radio = Radio { bandwidth: 5e6, power: 0.01, antenna: 1.0, path_loss: 4.0, noise: dbm(-174.0) };
+        let radio = Radio {
+            bandwidth: 5e6,
+            power: 0.01,
+            antenna_gain: 1.0,
+            path_loss_exponent: 4.0,
+            noise_density: dbm(-174.0),
+        };
         // At 250 m 2.56e-12 W are heard over 1.9905e-14 W of noise: log2(1 + 128.6) = 7.018 bits per Hz.
         assert!((radio.rate(250.0) / 1e6 - 35.09).abs() < 0.01, "{}", radio.rate(250.0));
         assert_eq!(radio.rate(0.0), radio.rate(1.0));

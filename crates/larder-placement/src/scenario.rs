@@ -4,9 +4,12 @@ use std::sync::Arc;
 
 use larder_core::Rng;
 
-use crate::problem::asked;
+use crate::problem::expert_frequencies;
 use crate::radio::dbm;
-use crate::{Demand, EdgeError, Library, Likely, Model, Problem, Radio, Server, Serving, Site, User, Way};
+use crate::{
+    Demand, ExpertGroup, Library, ModelProfile, NetworkLink, PlacementError, Problem, Radio, Server, ServingMode, Site,
+    User,
+};
 
 /// Path loss and noise of all that is sent over the air.
 const PATH_LOSS: f64 = 4.0;
@@ -44,13 +47,13 @@ const LIBRARY: [Family; 18] = [
 
 /// What can be varied.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Setting {
+pub struct Scenario {
     /// Servers, anywhere in the square.
     pub servers: usize,
     /// Users, anywhere in the square.
     pub users: usize,
     /// Metres of a side.
-    pub side: f64,
+    pub side_metres: f64,
     /// Bytes of experts that fit on each server.
     pub storage: u64,
     /// Hz of one user.
@@ -58,9 +61,9 @@ pub struct Setting {
     /// Models in the library; beyond 18 there are further variants.
     pub models: usize,
     /// The fewest and the most models that a user asks.
-    pub asked: (usize, usize),
+    pub models_per_user: (usize, usize),
     /// Experts that a device holds.
-    pub local: usize,
+    pub device_experts: usize,
     /// How unevenly a user asks its models: the j-th goes with 1 / j^zipf. The paper gives no exponent.
     pub zipf: f64,
     /// The same for the experts of the first and the last layer; in between it grows evenly. The paper measures
@@ -72,18 +75,18 @@ pub struct Setting {
     pub tokens: usize,
 }
 
-impl Default for Setting {
+impl Default for Scenario {
     /// The paper's.
     fn default() -> Self {
-        Setting {
+        Scenario {
             servers: 4,
             users: 20,
-            side: 1000.0,
+            side_metres: 1000.0,
             storage: 5_000_000_000,
             bandwidth: 5e6,
             models: LIBRARY.len(),
-            asked: (3, 5),
-            local: 200,
+            models_per_user: (3, 5),
+            device_experts: 200,
             zipf: 0.8,
             skew: (0.5, 1.5),
             datasets: 2,
@@ -92,28 +95,28 @@ impl Default for Setting {
     }
 }
 
-impl Setting {
+impl Scenario {
     /// Draws places, requests and activations. Equal seeds give equal problems, and what is not varied stays as it is.
-    pub fn draw(&self, seed: u64) -> Result<Problem, EdgeError> {
-        self.check().map_err(EdgeError::Impossible)?;
+    pub fn draw(&self, seed: u64) -> Result<Problem, PlacementError> {
+        self.check().map_err(PlacementError::Invalid)?;
         // A stream for each kind of thing, so that more of one does not change the others.
         let stream = |n: u64| Rng::new(Rng::new(seed ^ n << 56).bits());
         let (mut places, mut homes, mut requests, mut routing) = (stream(1), stream(2), stream(3), stream(4));
         let library = Library::new((0..self.models).map(model).collect());
         let rows = self.activations(&library, &mut routing);
-        let spot = |rng: &mut Rng| [rng.unit() * self.side, rng.unit() * self.side];
-        let stands: Vec<[f64; 2]> = (0..self.servers).map(|_| spot(&mut places)).collect();
-        let sites = (0..self.servers).map(|n| self.site(n, &stands)).collect();
+        let random_position = |rng: &mut Rng| [rng.unit() * self.side_metres, rng.unit() * self.side_metres];
+        let positions: Vec<[f64; 2]> = (0..self.servers).map(|_| random_position(&mut places)).collect();
+        let sites = (0..self.servers).map(|n| self.site(n, &positions)).collect();
         let users = (0..self.users)
             .map(|_| {
-                let (site, way) = self.associated(spot(&mut homes), &stands);
+                let (site, link) = self.associated(random_position(&mut homes), &positions);
                 let demands = self.demands(&rows, &mut requests);
-                let local = self.favourites(&library, &demands);
-                User { site, way, compute: COMPUTE[0], local, demands }
+                let local = self.most_requested(&library, &demands);
+                User { site, link, compute: COMPUTE[0], local, demands }
             })
             .collect();
         let servers = vec![Server { storage: self.storage, compute: COMPUTE[1] }; self.servers];
-        Problem::new(library, servers, COMPUTE[2], sites, users, Serving::Relayed)
+        Problem::new(library, servers, COMPUTE[2], sites, users, ServingMode::Relayed)
     }
 
     fn check(&self) -> Result<(), String> {
@@ -121,52 +124,59 @@ impl Setting {
             ("servers", self.servers),
             ("users", self.users),
             ("models", self.models),
-            ("models of a user", self.asked.0),
+            ("models of a user", self.models_per_user.0),
             ("datasets", self.datasets),
             ("tokens", self.tokens),
         ];
         if let Some((name, _)) = sizes.iter().find(|(_, n)| *n == 0) {
             return Err(format!("a scenario needs at least one of its {name}"));
         }
-        match self.asked.0 <= self.asked.1 && self.asked.1 <= self.models {
+        match self.models_per_user.0 <= self.models_per_user.1 && self.models_per_user.1 <= self.models {
             true => Ok(()),
-            false => Err(format!("users cannot ask {} to {} of {} models", self.asked.0, self.asked.1, self.models)),
+            false => Err(format!(
+                "users cannot ask {} to {} of {} models",
+                self.models_per_user.0, self.models_per_user.1, self.models
+            )),
         }
     }
 
     /// The ways from one server to the others and to the cloud.
-    fn site(&self, n: usize, stands: &[[f64; 2]]) -> Site {
+    fn site(&self, n: usize, positions: &[[f64; 2]]) -> Site {
         let radio = radio(SERVER_BANDWIDTH, dbm(SERVER_DBM));
-        let way = |(other, stand): (usize, &[f64; 2])| match other == n {
-            true => Way::default(),
+        let link = |(other, position): (usize, &[f64; 2])| match other == n {
+            true => NetworkLink::default(),
             false => {
-                let per_bit = 1.0 / radio.rate(distance(stands[n], *stand));
-                Way { per_bit, back_per_bit: per_bit, ..Way::default() }
+                let per_bit = 1.0 / radio.rate(distance(positions[n], *position));
+                NetworkLink { per_bit, return_per_bit: per_bit, ..NetworkLink::default() }
             }
         };
-        let cloud = Way { delay: CLOUD_DELAY, back_delay: CLOUD_DELAY, ..Way::default() };
-        Site { associated: Some(n), ways: stands.iter().enumerate().map(way).collect(), cloud }
+        let cloud = NetworkLink { delay: CLOUD_DELAY, return_delay: CLOUD_DELAY, ..NetworkLink::default() };
+        Site { associated: Some(n), links: positions.iter().enumerate().map(link).collect(), cloud }
     }
 
     /// The server to and from which a bit travels fastest.
-    fn associated(&self, home: [f64; 2], stands: &[[f64; 2]]) -> (usize, Way) {
+    fn associated(&self, home: [f64; 2], positions: &[[f64; 2]]) -> (usize, NetworkLink) {
         let (up, down) = (radio(self.bandwidth, USER_POWER), radio(self.bandwidth, dbm(SERVER_DBM)));
-        let way = |stand: &[f64; 2]| {
-            let metres = distance(home, *stand);
-            Way { per_bit: 1.0 / up.rate(metres), back_per_bit: 1.0 / down.rate(metres), ..Way::default() }
+        let link = |position: &[f64; 2]| {
+            let metres = distance(home, *position);
+            NetworkLink {
+                per_bit: 1.0 / up.rate(metres),
+                return_per_bit: 1.0 / down.rate(metres),
+                ..NetworkLink::default()
+            }
         };
-        let ways = stands.iter().map(way).enumerate();
-        let slowness = |way: &Way| way.per_bit + way.back_per_bit;
-        ways.min_by(|a, b| slowness(&a.1).total_cmp(&slowness(&b.1))).expect("there is at least one server")
+        let links = positions.iter().map(link).enumerate();
+        let slowness = |link: &NetworkLink| link.per_bit + link.return_per_bit;
+        links.min_by(|a, b| slowness(&a.1).total_cmp(&slowness(&b.1))).expect("there is at least one server")
     }
 
     /// Which experts are asked for, by model and dataset: measured on tokens that are drawn.
-    fn activations(&self, library: &Library, rng: &mut Rng) -> Vec<Vec<Arc<Vec<Vec<Likely>>>>> {
-        let of = |model: &Model, rng: &mut Rng| {
+    fn activations(&self, library: &Library, rng: &mut Rng) -> Vec<Vec<Arc<Vec<Vec<ExpertGroup>>>>> {
+        let of = |model: &ModelProfile, rng: &mut Rng| {
             let row = |row: usize, rng: &mut Rng| {
                 let depth = row as f64 / (model.rows - 1).max(1) as f64;
                 let skew = self.skew.0 + depth * (self.skew.1 - self.skew.0);
-                counted(model, skew, self.tokens, rng)
+                sample_routing(model, skew, self.tokens, rng)
             };
             Arc::new((0..model.rows).map(|at| row(at, rng)).collect::<Vec<_>>())
         };
@@ -174,13 +184,13 @@ impl Setting {
         models.map(|model| (0..self.datasets).map(|_| of(model, rng)).collect()).collect()
     }
 
-    fn demands(&self, rows: &[Vec<Arc<Vec<Vec<Likely>>>>], rng: &mut Rng) -> Vec<Demand> {
+    fn demands(&self, rows: &[Vec<Arc<Vec<Vec<ExpertGroup>>>>], rng: &mut Rng) -> Vec<Demand> {
         let dataset = rng.below(self.datasets);
         // The whole order is drawn whatever is used of it, so that users who ask more models ask the same ones first.
-        let extra = rng.below(self.asked.1 - self.asked.0 + 1);
+        let extra = rng.below(self.models_per_user.1 - self.models_per_user.0 + 1);
         let mut models: Vec<usize> = (0..rows.len()).collect();
         rng.shuffle(&mut models);
-        models.truncate(self.asked.0 + extra);
+        models.truncate(self.models_per_user.0 + extra);
         let weights: Vec<f64> = (1..=models.len()).map(|j| (j as f64).powf(-self.zipf)).collect();
         let sum: f64 = weights.iter().sum();
         let demand =
@@ -189,28 +199,28 @@ impl Setting {
     }
 
     /// The experts that a user asks for most often.
-    fn favourites(&self, library: &Library, demands: &[Demand]) -> Vec<bool> {
-        let asked = asked(library, demands);
+    fn most_requested(&self, library: &Library, demands: &[Demand]) -> Vec<bool> {
+        let asked = expert_frequencies(library, demands);
         let mut order: Vec<usize> = (0..asked.len()).filter(|e| asked[*e] > 0.0).collect();
         order.sort_by(|a, b| asked[*b].total_cmp(&asked[*a]).then(a.cmp(b)));
         let mut local = vec![false; asked.len()];
-        order.into_iter().take(self.local).for_each(|expert| local[expert] = true);
+        order.into_iter().take(self.device_experts).for_each(|expert| local[expert] = true);
         local
     }
 }
 
 fn radio(bandwidth: f64, power: f64) -> Radio {
-    Radio { bandwidth, power, antenna: 1.0, path_loss: PATH_LOSS, noise: dbm(NOISE_DBM) }
+    Radio { bandwidth, power, antenna_gain: 1.0, path_loss_exponent: PATH_LOSS, noise_density: dbm(NOISE_DBM) }
 }
 
 fn distance(a: [f64; 2], b: [f64; 2]) -> f64 {
     (a[0] - b[0]).hypot(a[1] - b[1])
 }
 
-fn model(at: usize) -> Model {
+fn model(at: usize) -> ModelProfile {
     let (name, rows, experts, top_k, hidden, width, matrices) = LIBRARY[at % LIBRARY.len()];
     let numbers = (hidden * width * matrices) as f64;
-    Model {
+    ModelProfile {
         name: format!("{name} #{}", at + 1),
         rows,
         experts,
@@ -222,7 +232,7 @@ fn model(at: usize) -> Model {
 }
 
 /// What so many tokens ask for: distinct experts, the more popular ones more often.
-fn counted(model: &Model, skew: f64, tokens: usize, rng: &mut Rng) -> Vec<Likely> {
+fn sample_routing(model: &ModelProfile, skew: f64, tokens: usize, rng: &mut Rng) -> Vec<ExpertGroup> {
     let mut popular: Vec<u16> = (0..model.experts as u16).collect();
     rng.shuffle(&mut popular);
     let weights: Vec<f64> = (1..=model.experts).map(|j| (j as f64).powf(-skew)).collect();
@@ -246,7 +256,7 @@ fn counted(model: &Model, skew: f64, tokens: usize, rng: &mut Rng) -> Vec<Likely
         .collect();
     groups.sort_unstable();
     let equal = groups.chunk_by(|a, b| a == b);
-    equal.map(|same| Likely { experts: same[0].clone(), share: same.len() as f64 / tokens as f64 }).collect()
+    equal.map(|same| ExpertGroup { experts: same[0].clone(), share: same.len() as f64 / tokens as f64 }).collect()
 }
 
 #[cfg(test)]
@@ -256,7 +266,7 @@ mod tests {
 
     #[test]
     fn the_library_is_the_paper_s_size() {
-        let problem = Setting::default().draw(1).unwrap();
+        let problem = Scenario::default().draw(1).unwrap();
         assert_eq!((problem.library.models().len(), problem.library.experts()), (18, 3872));
         for user in &problem.users {
             assert!((3..=5).contains(&user.demands.len()));
@@ -270,24 +280,24 @@ mod tests {
 
     #[test]
     fn seeds_repeat_and_differ_and_more_servers_leave_users_where_they_are() {
-        let small = Setting { users: 5, models: 6, tokens: 50, storage: 1_000_000_000, ..Setting::default() };
+        let small = Scenario { users: 5, models: 6, tokens: 50, storage: 1_000_000_000, ..Scenario::default() };
         let place = algorithm("accelerated").unwrap();
-        let total = |setting: &Setting, seed| {
+        let total = |setting: &Scenario, seed| {
             let problem = setting.draw(seed).unwrap();
             latency(&problem, &place.place(&problem, 0)).total()
         };
         assert_eq!(total(&small, 1), total(&small, 1));
         assert_ne!(total(&small, 1), total(&small, 2));
-        let models = |setting: &Setting| -> Vec<usize> {
+        let models = |setting: &Scenario| -> Vec<usize> {
             setting.draw(1).unwrap().users.iter().flat_map(|u| u.demands.iter().map(|d| d.model)).collect()
         };
-        assert_eq!(models(&small), models(&Setting { servers: 7, ..small.clone() }));
+        assert_eq!(models(&small), models(&Scenario { servers: 7, ..small.clone() }));
     }
 
     #[test]
     fn impossible_settings_are_one_sentence() {
-        let said = |setting: Setting| setting.draw(0).unwrap_err().to_string();
-        assert!(said(Setting { servers: 0, ..Setting::default() }).contains("servers"));
-        assert!(said(Setting { models: 2, ..Setting::default() }).contains("3 to 5 of 2 models"));
+        let said = |setting: Scenario| setting.draw(0).unwrap_err().to_string();
+        assert!(said(Scenario { servers: 0, ..Scenario::default() }).contains("servers"));
+        assert!(said(Scenario { models: 2, ..Scenario::default() }).contains("3 to 5 of 2 models"));
     }
 }

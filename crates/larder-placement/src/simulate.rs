@@ -1,6 +1,6 @@
 //! The paper's figures: what is varied in each, and what one run gives.
 
-use crate::{Algorithm, EdgeError, Placement, Problem, Setting, latency, u_shaped};
+use crate::{Algorithm, Placement, PlacementError, Problem, Scenario, latency, u_shaped};
 
 /// One thing varied, all else being as in the setting.
 #[derive(Clone, Debug)]
@@ -8,18 +8,18 @@ pub struct Sweep {
     /// What it is called.
     pub name: &'static str,
     /// The paper's figure of latencies, if there is one.
-    pub latency: Option<&'static str>,
+    pub latency_figure: Option<&'static str>,
     /// The paper's figure of running times, if there is one.
-    pub time: Option<&'static str>,
+    pub time_figure: Option<&'static str>,
     /// What is varied, in its unit.
-    pub x: &'static str,
+    pub x_label: &'static str,
     /// The values, and the setting that each makes.
-    pub points: Vec<(f64, Setting)>,
+    pub points: Vec<(f64, Scenario)>,
 }
 
 /// All of them.
-pub fn sweeps(base: &Setting) -> Vec<Sweep> {
-    let vary = |values: &[f64], set: fn(&mut Setting, f64)| {
+pub fn sweeps(base: &Scenario) -> Vec<Sweep> {
+    let vary = |values: &[f64], set: fn(&mut Scenario, f64)| {
         let point = |x: &f64| {
             let mut setting = base.clone();
             set(&mut setting, *x);
@@ -27,7 +27,13 @@ pub fn sweeps(base: &Setting) -> Vec<Sweep> {
         };
         values.iter().map(point).collect::<Vec<_>>()
     };
-    let sweep = |name, latency, time, x, points| Sweep { name, latency, time, x, points };
+    let sweep = |name, latency_figure, time_figure, x_label, points| Sweep {
+        name,
+        latency_figure,
+        time_figure,
+        x_label,
+        points,
+    };
     vec![
         sweep(
             "storage",
@@ -41,14 +47,14 @@ pub fn sweeps(base: &Setting) -> Vec<Sweep> {
             Some("6b"),
             None,
             "experts that a device holds",
-            vary(&[100.0, 150.0, 200.0, 250.0, 300.0], |s, x| s.local = x as usize),
+            vary(&[100.0, 150.0, 200.0, 250.0, 300.0], |s, x| s.device_experts = x as usize),
         ),
         sweep(
             "asked",
             Some("7a"),
             None,
             "models that a user asks",
-            vary(&[2.0, 3.0, 4.0, 5.0, 6.0], |s, x| s.asked = (x as usize, x as usize)),
+            vary(&[2.0, 3.0, 4.0, 5.0, 6.0], |s, x| s.models_per_user = (x as usize, x as usize)),
         ),
         sweep(
             "bandwidth",
@@ -86,11 +92,11 @@ pub fn sweeps(base: &Setting) -> Vec<Sweep> {
 
 /// What a placement gives.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Outcome {
+pub struct PlacementOutcome {
     /// Seconds for a token.
     pub seconds: f64,
     /// Seconds for a token whose hidden state leaves the device once. Only of whole layers.
-    pub once: Option<f64>,
+    pub split_inference_seconds: Option<f64>,
     /// Layers with experts that a token goes through.
     pub layers: f64,
     /// The share of the wanted experts that nobody but the cloud has.
@@ -98,21 +104,21 @@ pub struct Outcome {
 }
 
 /// What the placement of this algorithm gives. Of layers placed as a whole only whole models are used.
-pub fn outcome(problem: &Problem, algorithm: &Algorithm, placement: &Placement) -> Outcome {
+pub fn outcome(problem: &Problem, algorithm: &Algorithm, placement: &Placement) -> PlacementOutcome {
     let layers_only = algorithm.name == "u-shaped";
     let found = match layers_only {
         true => latency(problem, &u_shaped::usable(problem, placement)),
         false => latency(problem, placement),
     };
-    Outcome {
+    PlacementOutcome {
         seconds: found.total(),
-        once: layers_only.then(|| u_shaped::once(problem, placement)),
+        split_inference_seconds: layers_only.then(|| u_shaped::split_inference_seconds(problem, placement)),
         layers: problem.layers_per_token(),
         cloud: found.served.cloud / found.served.total(),
     }
 }
 
 /// The problem of one point and repetition. Repetitions of equal number are alike in all points.
-pub fn problem(setting: &Setting, seed: u64, repetition: u64) -> Result<Problem, EdgeError> {
+pub fn problem(setting: &Scenario, seed: u64, repetition: u64) -> Result<Problem, PlacementError> {
     setting.draw(seed.wrapping_mul(1_000_003).wrapping_add(repetition))
 }

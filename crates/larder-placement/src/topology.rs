@@ -6,22 +6,22 @@ use std::path::{Path, PathBuf};
 use larder_core::parse_bytes;
 use serde::Deserialize;
 
-use crate::{EdgeError, units};
+use crate::{PlacementError, units};
 
 /// The machine that asks, and those that serve.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Topology {
     /// The machine that asks.
-    pub device: Device,
+    pub device: DeviceEntry,
     /// Those that serve.
     pub servers: Vec<ServerEntry>,
     /// How connections are secured.
-    pub tls: Option<Tls>,
+    pub tls: Option<TlsFiles>,
 }
 
 /// The machine that asks.
 #[derive(Clone, Copy, PartialEq, Default, Debug)]
-pub struct Device {
+pub struct DeviceEntry {
     /// Bytes of experts that it keeps for itself.
     pub storage: Option<u64>,
     /// FLOP/s.
@@ -54,7 +54,7 @@ pub struct ServerEntry {
 /// Files with certificates and keys.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Tls {
+pub struct TlsFiles {
     /// Who is trusted.
     pub ca: Option<PathBuf>,
     /// Who the device is.
@@ -70,7 +70,7 @@ struct File {
     device: DeviceFile,
     #[serde(default)]
     server: Vec<ServerFile>,
-    tls: Option<Tls>,
+    tls: Option<TlsFiles>,
 }
 
 #[derive(Deserialize, Default)]
@@ -98,8 +98,8 @@ struct ServerFile {
 
 impl Topology {
     /// Reads a file.
-    pub fn read(path: &Path) -> Result<Self, EdgeError> {
-        let wrong = |why: String| EdgeError::File { path: path.to_owned(), why };
+    pub fn read(path: &Path) -> Result<Self, PlacementError> {
+        let wrong = |why: String| PlacementError::File { path: path.to_owned(), reason: why };
         let text = std::fs::read_to_string(path).map_err(|e| wrong(format!("cannot be read: {e}")))?;
         Topology::parse(&text).map_err(wrong)
     }
@@ -111,7 +111,7 @@ impl Topology {
             format!("is no topology: line {line}: {}", e.message().replace('\n', ", "))
         })?;
         let of = |what: &str, owner: &str| format!("says of the {what} of {owner}: ");
-        let said = |what: &'static str, owner: &str, text: Option<String>, read: Read| {
+        let said = |what: &'static str, owner: &str, text: Option<String>, read: ParseQuantity| {
             let read = |text: String| read(&text).map_err(|why| of(what, owner) + &why);
             text.map(read).transpose()
         };
@@ -119,7 +119,7 @@ impl Topology {
             let read = |text: String| parse_bytes(&text).map_err(|why| format!("{}'{text}' {why}", of(what, owner)));
             text.map(read).transpose()
         };
-        let device = Device {
+        let device = DeviceEntry {
             storage: bytes("storage", "the device", file.device.storage)?,
             compute: said("compute", "the device", file.device.compute, units::compute)?,
         };
@@ -160,7 +160,7 @@ impl Topology {
     }
 }
 
-type Read = fn(&str) -> Result<f64, String>;
+type ParseQuantity = fn(&str) -> Result<f64, String>;
 
 #[cfg(test)]
 mod tests {
@@ -172,7 +172,7 @@ mod tests {
                     uplink = \"100 Mbit/s\"\ndelay = \"2 ms\"\nassociated = true\n[[server]]\nname = \"big\"\nall = true\n\
                     address = \"https://big:7070\"\n[tls]\nca = \"ca.pem\"\n";
         let topology = Topology::parse(text).unwrap();
-        assert_eq!(topology.device, Device { storage: Some(4_000_000_000), compute: Some(5e10) });
+        assert_eq!(topology.device, DeviceEntry { storage: Some(4_000_000_000), compute: Some(5e10) });
         let [desk, big] = &topology.servers[..] else { panic!("two servers") };
         assert_eq!((desk.storage, desk.uplink, desk.downlink, desk.delay), (Some(8 << 30), Some(1e8), None, 0.002));
         assert!(desk.associated && !desk.all && big.all && !big.associated);

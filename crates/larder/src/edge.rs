@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use anyhow::{Error, Result, anyhow, bail};
 use larder_core::Geometry;
-use larder_edge::{Agreed, Crowd, Edge, Held, Machine, Machines, Manner, Tls};
+use larder_edge::{
+    ClientOptions, Edge, ExpertSet, Handshake, TlsCredentials, WorkerAddress, WorkerAddresses, WorkerPool,
+};
 use larder_engine::StreamingPath;
 use larder_placement::{PlacementFile, ServerEntry, Topology};
 use larder_store::{Source, Store};
@@ -17,17 +19,17 @@ use crate::open::{OpenModel, model_name};
 
 /// Experts through slots, others from the workers that `topology` names; those are asked at once what they are.
 pub fn connect(local: StreamingPath, store: &Arc<Store>, topology: &Path, flags: &EngineFlags) -> Result<Edge> {
-    let agreed = agreed(store, flags.exact);
+    let handshake = handshake(store, flags.exact);
     let own = match &flags.edge.placement {
         None => None,
-        Some(path) => LoadedPlacement::read(path)?.device_experts(&model_name(store.path()), &agreed.geometry)?,
+        Some(path) => LoadedPlacement::read(path)?.device_experts(&model_name(store.path()), &handshake.geometry)?,
     };
-    let stored = Held::of(&agreed.geometry, |layer, expert| store.has(layer, expert));
+    let stored = ExpertSet::from_fn(&handshake.geometry, |layer, expert| store.has(layer, expert));
     let deadline = Duration::from_millis(flags.edge.deadline.max(1));
-    let manner = Manner { format: flags.edge.format.into(), deadline };
-    let crowd = Crowd::start(&machines(topology)?, agreed, manner).map_err(Error::msg)?;
-    crowd.sentences().iter().for_each(|line| eprintln!("{line}"));
-    Ok(Edge::new(local, crowd, own, stored))
+    let options = ClientOptions { format: flags.edge.format.into(), deadline };
+    let pool = WorkerPool::connect(&machines(topology)?, handshake, options).map_err(Error::msg)?;
+    pool.status_lines().iter().for_each(|line| eprintln!("{line}"));
+    Ok(Edge::new(local, pool, own, stored))
 }
 
 /// The refusal of what is no store.
@@ -37,19 +39,19 @@ pub fn refuse_no_store<T>(model: &OpenModel) -> Result<T> {
 }
 
 /// What workers and whoever asks them must agree on.
-pub fn agreed(store: &Store, exact: bool) -> Agreed {
+pub fn handshake(store: &Store, exact: bool) -> Handshake {
     let manifest = store.manifest();
-    Agreed { model: manifest.experts_fingerprint(), geometry: manifest.geometry.clone(), exact }
+    Handshake { model: manifest.experts_fingerprint(), geometry: manifest.geometry.clone(), exact }
 }
 
 /// The machines of a topology that can be asked: the associated one first, those that hold everything last.
-fn machines(path: &Path) -> Result<Machines> {
+fn machines(path: &Path) -> Result<WorkerAddresses> {
     let in_file = |what: String| anyhow!("{}: {what}", path.display());
     let Topology { mut servers, tls, .. } = Topology::read(path)?;
     servers.sort_by_key(|server| (!server.associated, server.all));
     let machine = |ServerEntry { name, address, .. }: ServerEntry| match address {
         Some(address) if address.starts_with("http://") || address.starts_with("https://") => {
-            Ok(Machine { name, address })
+            Ok(WorkerAddress { name, address })
         }
         Some(_) => Err(in_file(format!("the address of {name} begins with neither http:// nor https://"))),
         None => Err(in_file(format!("the server {name} has no address"))),
@@ -57,9 +59,10 @@ fn machines(path: &Path) -> Result<Machines> {
     let all = servers.into_iter().map(machine).collect::<Result<_>>()?;
     // Beside the topology, wherever the command was started.
     let beside = |file: Option<PathBuf>| Some(path.parent()?.join(file?));
-    let larder_placement::Tls { ca, cert, key } = tls.unwrap_or_default();
-    let tls = Tls::read(beside(ca).as_deref(), beside(cert).as_deref(), beside(key).as_deref()).map_err(in_file)?;
-    Ok(Machines { all, tls })
+    let larder_placement::TlsFiles { ca, cert, key } = tls.unwrap_or_default();
+    let tls = TlsCredentials::read(beside(ca).as_deref(), beside(cert).as_deref(), beside(key).as_deref())
+        .map_err(in_file)?;
+    Ok(WorkerAddresses { workers: all, tls })
 }
 
 /// A placement that was read, and where.
@@ -75,7 +78,7 @@ impl LoadedPlacement {
     }
 
     /// What a worker holds of a model.
-    pub fn server_experts(&self, name: &str, model: &str, geometry: &Geometry) -> Result<Held> {
+    pub fn server_experts(&self, name: &str, model: &str, geometry: &Geometry) -> Result<ExpertSet> {
         let Some(models) = self.file.server.get(name) else {
             let known: Vec<&str> = self.file.server.keys().map(String::as_str).collect();
             bail!("{}: places nothing on {name}; it knows {}", self.path.display(), known.join(", "));
@@ -84,7 +87,7 @@ impl LoadedPlacement {
     }
 
     /// What the device keeps of a model for itself, if that is said.
-    pub fn device_experts(&self, model: &str, geometry: &Geometry) -> Result<Option<Held>> {
+    pub fn device_experts(&self, model: &str, geometry: &Geometry) -> Result<Option<ExpertSet>> {
         match &self.file.device {
             none if none.is_empty() => Ok(None),
             models => self.model_experts(models, "the device", model, geometry).map(Some),
@@ -94,18 +97,18 @@ impl LoadedPlacement {
     /// The share of the model of that name, or of the only one there is, whatever its folder is called here.
     fn model_experts(
         &self,
-        models: &BTreeMap<String, larder_placement::Held>,
+        models: &BTreeMap<String, larder_placement::ExpertLists>,
         owner: &str,
         model: &str,
         geometry: &Geometry,
-    ) -> Result<Held> {
+    ) -> Result<ExpertSet> {
         let in_file = |what: String| anyhow!("{}: {what}, among the experts of {owner}", self.path.display());
         let only = models.values().next().filter(|_| models.len() == 1);
         let Some(share) = models.get(model).or(only) else {
             let known: Vec<&str> = models.keys().map(String::as_str).collect();
             return Err(in_file(format!("knows the models {}, and not {model}", known.join(", "))));
         };
-        Held::of_lists(&share.experts, geometry).map_err(in_file)
+        ExpertSet::from_lists(&share.experts, geometry).map_err(in_file)
     }
 }
 
@@ -142,7 +145,7 @@ mod tests {
         assert!(machines(&path).unwrap_err().to_string().contains("ca.pem"));
         std::fs::write(dir.path().join("ca.pem"), "-----BEGIN CERTIFICATE-----").unwrap();
         let found = machines(&path).unwrap();
-        let names: Vec<&str> = found.all.iter().map(|machine| machine.name.as_str()).collect();
+        let names: Vec<&str> = found.workers.iter().map(|machine| machine.name.as_str()).collect();
         assert_eq!(names, ["desk", "shelf", "cloud"]);
         assert!(found.tls.ca.is_some());
     }

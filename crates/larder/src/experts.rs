@@ -104,7 +104,7 @@ impl EngineExperts {
             AnyExpertPath::Edge(edge) => {
                 let report = edge.report();
                 let json = serde_json::to_value(&report).expect("text and numbers are JSON");
-                Some(("edge", report.sentence(), json))
+                Some(("edge", report.summary(), json))
             }
         }
     }

@@ -2,11 +2,11 @@ use std::time::{Duration, Instant};
 
 use tonic::Status;
 
-use super::rig::*;
-use crate::{Agreed, Tls};
+use super::fixture::*;
+use crate::{Handshake, TlsCredentials};
 
 /// Everything that a worker can do to an answer.
-const SPOILS: [(&str, Spoil); 9] = [
+const REPLY_FAULTS: [(&str, ReplyFault); 9] = [
     ("of 4 bytes", |r| {
         r.rows.truncate(4);
         Ok(Duration::ZERO)
@@ -41,12 +41,12 @@ const SPOILS: [(&str, Spoil); 9] = [
 
 #[test]
 fn after_a_bad_answer_somebody_else_is_asked() {
-    let good = worker(some(|_| true));
-    for (trouble, spoil) in SPOILS {
-        let bad = bad_worker(spoil);
+    let good = worker(experts_where(|_| true));
+    for (trouble, corrupt) in REPLY_FAULTS {
+        let bad = faulty_worker(corrupt);
         let start = Instant::now();
-        let mut edge = edge(&[("bad", &bad), ("good", &good)], some(|_| false));
-        assert_eq!(outputs(&mut edge, false).unwrap(), wanted(false), "{trouble}");
+        let mut edge = edge(&[("bad", &bad), ("good", &good)], experts_where(|_| false));
+        assert_eq!(outputs(&mut edge, false).unwrap(), expected(false), "{trouble}");
         let report = edge.report();
         assert!(report.workers[0].failures > 0 && report.workers[0].answers == 0, "{trouble}: {report:?}");
         assert!(report.fallbacks > 0 && report.workers[1].answers > 0, "{trouble}: {report:?}");
@@ -56,19 +56,19 @@ fn after_a_bad_answer_somebody_else_is_asked() {
 
 #[test]
 fn after_a_bad_answer_the_ssd_is_read_if_nobody_else_is_there() {
-    for (trouble, spoil) in SPOILS {
-        let bad = bad_worker(spoil);
-        let mut edge = edge(&[("bad", &bad)], some(|_| true));
-        assert_eq!(outputs(&mut edge, false).unwrap(), wanted(false), "{trouble}");
+    for (trouble, corrupt) in REPLY_FAULTS {
+        let bad = faulty_worker(corrupt);
+        let mut edge = edge(&[("bad", &bad)], experts_where(|_| true));
+        assert_eq!(outputs(&mut edge, false).unwrap(), expected(false), "{trouble}");
         assert!(edge.report().from_ssd > 0);
     }
 }
 
 #[test]
 fn without_anybody_else_the_error_says_who_failed_and_how() {
-    for (trouble, spoil) in SPOILS {
-        let bad = bad_worker(spoil);
-        let mut edge = edge(&[("bad", &bad)], some(|_| false));
+    for (trouble, corrupt) in REPLY_FAULTS {
+        let bad = faulty_worker(corrupt);
+        let mut edge = edge(&[("bad", &bad)], experts_where(|_| false));
         let start = Instant::now();
         let said = outputs(&mut edge, false).unwrap_err();
         assert!(start.elapsed() < Duration::from_secs(2), "{trouble}");
@@ -79,12 +79,12 @@ fn without_anybody_else_the_error_says_who_failed_and_how() {
 
 #[test]
 fn a_worker_with_another_model_is_never_asked() {
-    let other = Agreed { model: "beef".into(), ..agreed() };
-    let exact = Agreed { exact: true, ..agreed() };
+    let other = Handshake { model: "beef".into(), ..handshake() };
+    let exact = Handshake { exact: true, ..handshake() };
     for (other, part) in [(other, "serves another model"), (exact, "with --exact")] {
-        let other = worker_with(options(), other, some(|_| true));
-        let mut edge = edge(&[("other", &other)], some(|_| true));
-        assert_eq!(outputs(&mut edge, false).unwrap(), wanted(false));
+        let other = worker_with(worker_options(), other, experts_where(|_| true));
+        let mut edge = edge(&[("other", &other)], experts_where(|_| true));
+        assert_eq!(outputs(&mut edge, false).unwrap(), expected(false));
         let worker = &edge.report().workers[0];
         assert_eq!((worker.sent_bytes, worker.failures), (0, 0));
         assert!(worker.trouble.as_ref().unwrap().contains(part), "{worker:?}");
@@ -93,10 +93,10 @@ fn a_worker_with_another_model_is_never_asked() {
 
 #[test]
 fn a_worker_that_comes_back_is_asked_again() {
-    let good = worker(some(|_| true));
-    let topology = topology(&[("worker", &good)], Tls::default());
+    let good = worker(experts_where(|_| true));
+    let addresses = addresses(&[("worker", &good)], TlsCredentials::default());
     let port = good.address.rsplit(':').next().unwrap().parse::<u16>().unwrap();
-    let mut edge = edge_with(&topology, manner(), some(|_| false));
+    let mut edge = edge_with(&addresses, client_options(), experts_where(|_| false));
     outputs(&mut edge, false).unwrap();
     drop(good);
     assert!(outputs(&mut edge, false).is_err());
@@ -106,7 +106,7 @@ fn a_worker_that_comes_back_is_asked_again() {
         let end = async {
             let _ = ended.await;
         };
-        crate::serve_until(listener, options(), agreed(), some(|_| true), bank(), end).unwrap();
+        crate::serve_until(listener, worker_options(), handshake(), experts_where(|_| true), host(), end).unwrap();
     });
     let start = Instant::now();
     let outputs = loop {
@@ -116,16 +116,16 @@ fn a_worker_that_comes_back_is_asked_again() {
             break outputs;
         }
     };
-    assert_eq!(outputs, wanted(false));
+    assert_eq!(outputs, expected(false));
 }
 
 #[test]
 fn who_is_not_there_at_all_is_told() {
-    let gone = worker(some(|_| true)).address.clone();
-    let mut topology = topology(&[], Tls::default());
-    let server = |name: &str| crate::Machine { name: name.into(), address: gone.clone() };
-    topology.all.push(server("gone"));
-    let edge = edge_with(&topology, manner(), some(|_| true));
+    let gone = worker(experts_where(|_| true)).address.clone();
+    let mut addresses = addresses(&[], TlsCredentials::default());
+    let server = |name: &str| crate::WorkerAddress { name: name.into(), address: gone.clone() };
+    addresses.workers.push(server("gone"));
+    let edge = edge_with(&addresses, client_options(), experts_where(|_| true));
     let trouble = edge.report().workers[0].trouble.clone().unwrap();
     assert!(trouble.contains("cannot be reached"), "{trouble}");
 }

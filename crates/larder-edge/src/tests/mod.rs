@@ -1,6 +1,6 @@
 //! Workers and who asks them, in one process.
 
-mod answers;
 mod failures;
-mod rig;
-mod safety;
+mod fixture;
+mod replies;
+mod tls_and_limits;

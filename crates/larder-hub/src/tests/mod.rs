@@ -1,6 +1,6 @@
 //! Fetching from a server that behaves like the hub, in good and in bad mood.
 
-mod server;
+mod fake_hub;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use larder_store::{ConvertOptions, ReadAt, Result, SafetensorsHeader, Source, StoreErrorKind, convert, open_source};
 use serde_json::json;
 
-use self::server::{Act, Asked, Server};
-use crate::{Hub, Patience, Repo, Watch};
+use self::fake_hub::{FakeHub, RecordedRequest, ScriptedReply};
+use crate::{DownloadProgress, Hub, Repo, RetryPolicy};
 
 const SHARDS: usize = 4;
 
@@ -53,9 +53,9 @@ fn shard(n: usize) -> String {
     format!("model-{n:05}-of-{SHARDS:05}.safetensors")
 }
 
-fn patience() -> Patience {
+fn retry_policy() -> RetryPolicy {
     let ms = Duration::from_millis;
-    Patience { attempts: 4, pause: ms(10), answer: ms(3000), transfer: ms(1500) }
+    RetryPolicy { attempts: 4, first_pause: ms(10), response_timeout: ms(3000), transfer_timeout: ms(1500) }
 }
 
 fn make(source: &dyn Source, store: &Path) -> Result<()> {
@@ -65,7 +65,7 @@ fn make(source: &dyn Source, store: &Path) -> Result<()> {
 
 /// Fetches and converts in one go.
 fn fetch(endpoint: &str, token: Option<&str>, dir: &Path) -> Result<()> {
-    let hub = Hub::new(endpoint, token.map(str::to_owned), patience())?;
+    let hub = Hub::new(endpoint, token.map(str::to_owned), retry_policy())?;
     let repo = Repo::open(hub, "o/n", "main", &dir.join("download"), Arc::new(()))?;
     make(&repo.checkpoint()?, &dir.join("store"))
 }
@@ -99,8 +99,8 @@ fn expected() -> BTreeMap<PathBuf, Vec<u8>> {
 }
 
 /// Fetches from a hub in this mood; the store must be what it always is.
-fn survives(mood: impl Fn(&Asked, usize) -> Act + Send + Sync + 'static) -> Server {
-    let server = Server::start(files(), None, Box::new(mood));
+fn survives(script: impl Fn(&RecordedRequest, usize) -> ScriptedReply + Send + Sync + 'static) -> FakeHub {
+    let server = FakeHub::start(files(), None, Box::new(script));
     let dir = tempfile::tempdir().unwrap();
     fetch(&server.endpoint(), None, dir.path()).unwrap();
     assert!(tree(&dir.path().join("store")) == expected());
@@ -108,8 +108,8 @@ fn survives(mood: impl Fn(&Asked, usize) -> Act + Send + Sync + 'static) -> Serv
 }
 
 /// Fetches from a hub in this mood, which must fail.
-fn fails(mood: impl Fn(&Asked, usize) -> Act + Send + Sync + 'static) -> String {
-    let server = Server::start(files(), None, Box::new(mood));
+fn fails(script: impl Fn(&RecordedRequest, usize) -> ScriptedReply + Send + Sync + 'static) -> String {
+    let server = FakeHub::start(files(), None, Box::new(script));
     let dir = tempfile::tempdir().unwrap();
     let error = fetch(&server.endpoint(), None, dir.path()).unwrap_err();
     assert!(!dir.path().join("store/larder.json").exists());
@@ -118,9 +118,9 @@ fn fails(mood: impl Fn(&Asked, usize) -> Act + Send + Sync + 'static) -> String 
 
 #[test]
 fn a_model_is_converted_while_it_arrives() {
-    let server = survives(|_, _| Act::Answer);
-    let asked = server.log();
-    assert!(asked.iter().all(|a| !a.path.contains("README") && !a.path.contains("gguf")), "{asked:?}");
+    let server = survives(|_, _| ScriptedReply::Normal);
+    let request = server.log();
+    assert!(request.iter().all(|a| !a.path.contains("README") && !a.path.contains("gguf")), "{request:?}");
     for n in 1..=SHARDS {
         assert_eq!(server.ranges(&shard(n)).iter().filter(|range| range.is_none()).count(), 1, "shard {n}, once");
     }
@@ -128,7 +128,7 @@ fn a_model_is_converted_while_it_arrives() {
 
 #[test]
 fn the_token_goes_to_the_hub_and_to_nobody_else() {
-    let server = Server::start(files(), Some("secret"), Box::new(|_, _| Act::Answer));
+    let server = FakeHub::start(files(), Some("secret"), Box::new(|_, _| ScriptedReply::Normal));
     let dir = tempfile::tempdir().unwrap();
     let without = fetch(&server.endpoint(), None, dir.path()).unwrap_err().to_string();
     assert!(without.contains("401") && without.contains("set HF_TOKEN"), "{without}");
@@ -142,12 +142,12 @@ fn the_token_goes_to_the_hub_and_to_nobody_else() {
 
 #[test]
 fn troubles_that_pass_are_waited_out() {
-    survives(|asked, before| match asked.path.as_str() {
-        path if path.starts_with("/api/") && before < 2 => Act::Status(503, ""),
-        path if path.ends_with("config.json") && before == 0 => Act::Status(429, "Retry-After: 0\r\n"),
-        path if path.starts_with("/cdn/") && before == 0 => Act::Status(500, ""),
-        path if path.starts_with("/cdn/") && before == 1 => Act::Cut(100),
-        _ => Act::Answer,
+    survives(|request, before| match request.path.as_str() {
+        path if path.starts_with("/api/") && before < 2 => ScriptedReply::Status(503, ""),
+        path if path.ends_with("config.json") && before == 0 => ScriptedReply::Status(429, "Retry-After: 0\r\n"),
+        path if path.starts_with("/cdn/") && before == 0 => ScriptedReply::Status(500, ""),
+        path if path.starts_with("/cdn/") && before == 1 => ScriptedReply::Truncate(100),
+        _ => ScriptedReply::Normal,
     });
 }
 
@@ -155,7 +155,7 @@ fn troubles_that_pass_are_waited_out() {
 fn retry_after_is_obeyed() {
     #[derive(Default)]
     struct Pauses(Mutex<Vec<Duration>>);
-    impl Watch for Pauses {
+    impl DownloadProgress for Pauses {
         fn begin(&self, _: &str, _: u64, _: u64) {}
         fn advance(&self, _: u64) {}
         fn end(&self) {}
@@ -163,12 +163,13 @@ fn retry_after_is_obeyed() {
             self.0.lock().unwrap().push(pause);
         }
     }
-    let mood =
-        |_: &Asked, before: usize| if before == 0 { Act::Status(429, "Retry-After: 1\r\n") } else { Act::Answer };
-    let server = Server::start(files(), None, Box::new(mood));
+    let script = |_: &RecordedRequest, before: usize| {
+        if before == 0 { ScriptedReply::Status(429, "Retry-After: 1\r\n") } else { ScriptedReply::Normal }
+    };
+    let server = FakeHub::start(files(), None, Box::new(script));
     let dir = tempfile::tempdir().unwrap();
     let pauses = Arc::new(Pauses::default());
-    let hub = Hub::new(&server.endpoint(), None, patience()).unwrap();
+    let hub = Hub::new(&server.endpoint(), None, retry_policy()).unwrap();
     Repo::open(hub, "o/n", "main", dir.path(), pauses.clone()).unwrap();
     assert_eq!(*pauses.0.lock().unwrap(), [Duration::from_secs(1)]);
 }
@@ -176,9 +177,9 @@ fn retry_after_is_obeyed() {
 #[test]
 fn broken_transfers_go_on_where_they_were() {
     let name = shard(2);
-    let server = survives(move |asked, _| match (asked.path.ends_with(&name), &asked.range) {
-        (true, None) if asked.path.starts_with("/cdn/") => Act::Cut(5000),
-        _ => Act::Answer,
+    let server = survives(move |request, _| match (request.path.ends_with(&name), &request.range) {
+        (true, None) if request.path.starts_with("/cdn/") => ScriptedReply::Truncate(5000),
+        _ => ScriptedReply::Normal,
     });
     assert!(server.ranges(&shard(2)).contains(&Some("bytes=5000-".into())), "{:?}", server.ranges(&shard(2)));
 }
@@ -186,19 +187,19 @@ fn broken_transfers_go_on_where_they_were() {
 #[test]
 fn a_stalled_transfer_is_begun_anew() {
     let name = format!("/cdn/{}", shard(1));
-    let server = survives(move |asked, _| match asked.path == name && asked.range.is_none() {
-        true => Act::Stall(4000),
-        false => Act::Answer,
+    let server = survives(move |request, _| match request.path == name && request.range.is_none() {
+        true => ScriptedReply::Stall(4000),
+        false => ScriptedReply::Normal,
     });
     assert!(server.ranges(&shard(1)).iter().flatten().any(|range| range.starts_with("bytes=4000")));
 }
 
 #[test]
 fn servers_without_ranges_send_all_again() {
-    survives(|asked, _| match &asked.range {
-        None if asked.path.starts_with("/cdn/") => Act::Cut(3000),
-        Some(_) => Act::Whole,
-        None => Act::Answer,
+    survives(|request, _| match &request.range {
+        None if request.path.starts_with("/cdn/") => ScriptedReply::Truncate(3000),
+        Some(_) => ScriptedReply::IgnoreRange,
+        None => ScriptedReply::Normal,
     });
 }
 
@@ -207,16 +208,21 @@ fn what_is_wrong_is_fetched_once_more_and_then_refused() {
     let path = format!("/cdn/{}", shard(3));
     let at = path.clone();
     // The header ahead is one request, the data another.
-    survives(move |asked, _| match asked.path == at && asked.range.is_none() {
-        true if WRONG_ONCE.lock().unwrap().replace(()).is_none() => Act::Corrupt,
-        _ => Act::Answer,
+    survives(move |request, _| match request.path == at && request.range.is_none() {
+        true if WRONG_ONCE.lock().unwrap().replace(()).is_none() => ScriptedReply::Corrupt,
+        _ => ScriptedReply::Normal,
     });
-    let said = fails(move |asked, _| match asked.path == path && asked.range.is_none() {
-        true => Act::Corrupt,
-        false => Act::Answer,
+    let said = fails(move |request, _| match request.path == path && request.range.is_none() {
+        true => ScriptedReply::Corrupt,
+        false => ScriptedReply::Normal,
     });
     assert!(said.contains("checksum says, twice") && said.contains(&shard(3)), "{said}");
-    let small = fails(|asked, _| if asked.path.ends_with("/config.json") { Act::Corrupt } else { Act::Answer });
+    let small =
+        fails(
+            |request, _| {
+                if request.path.ends_with("/config.json") { ScriptedReply::Corrupt } else { ScriptedReply::Normal }
+            },
+        );
     assert!(small.contains("checksum says, twice") && small.contains("config.json"), "{small}");
 }
 
@@ -224,28 +230,30 @@ static WRONG_ONCE: Mutex<Option<()>> = Mutex::new(None);
 
 #[test]
 fn lasting_troubles_are_told() {
-    let at_weights = |act: Act| {
-        move |asked: &Asked, _: usize| if asked.path.starts_with("/cdn/") { act.clone() } else { Act::Answer }
+    let at_weights = |act: ScriptedReply| {
+        move |request: &RecordedRequest, _: usize| {
+            if request.path.starts_with("/cdn/") { act.clone() } else { ScriptedReply::Normal }
+        }
     };
-    assert!(fails(|_, _| Act::Status(404, "")).contains("no such model, revision or file"));
-    assert!(fails(|_, _| Act::Status(403, "")).contains("accept the model's terms"));
-    assert!(fails(|_, _| Act::Status(302, "Location: file:///etc/passwd\r\n")).contains("which is no place"));
-    assert!(fails(|_, _| Act::Status(302, "Location: /api\r\n")).contains("without end"));
-    assert!(fails(|_, _| Act::Status(418, "")).contains("418"));
-    assert!(fails(at_weights(Act::Status(503, ""))).contains("503"));
-    assert!(fails(at_weights(Act::Cut(0))).contains("model-0000"));
-    let lie = |asked: &Asked, _: usize| match asked.path.starts_with("/cdn/") && asked.range.is_none() {
-        true => Act::Lie,
-        false => Act::Answer,
+    assert!(fails(|_, _| ScriptedReply::Status(404, "")).contains("no such model, revision or file"));
+    assert!(fails(|_, _| ScriptedReply::Status(403, "")).contains("accept the model's terms"));
+    assert!(fails(|_, _| ScriptedReply::Status(302, "Location: file:///etc/passwd\r\n")).contains("which is no place"));
+    assert!(fails(|_, _| ScriptedReply::Status(302, "Location: /api\r\n")).contains("without end"));
+    assert!(fails(|_, _| ScriptedReply::Status(418, "")).contains("418"));
+    assert!(fails(at_weights(ScriptedReply::Status(503, ""))).contains("503"));
+    assert!(fails(at_weights(ScriptedReply::Truncate(0))).contains("model-0000"));
+    let lie = |request: &RecordedRequest, _: usize| match request.path.starts_with("/cdn/") && request.range.is_none() {
+        true => ScriptedReply::WrongLength,
+        false => ScriptedReply::Normal,
     };
     assert!(fails(lie).contains("was to come"));
 }
 
 #[test]
 fn a_gguf_file_is_fetched_alone() {
-    let server = Server::start(files(), None, Box::new(|_, _| Act::Answer));
+    let server = FakeHub::start(files(), None, Box::new(|_, _| ScriptedReply::Normal));
     let dir = tempfile::tempdir().unwrap();
-    let hub = Hub::new(&server.endpoint(), None, patience()).unwrap();
+    let hub = Hub::new(&server.endpoint(), None, retry_policy()).unwrap();
     let repo = Repo::open(hub, "o/n", "main", dir.path(), Arc::new(())).unwrap();
     let path = repo.gguf("q/small.gguf").unwrap();
     assert_eq!((path.parent(), fs::read(&path).unwrap()), (Some(dir.path()), vec![7; 3_000_000]));
@@ -255,10 +263,10 @@ fn a_gguf_file_is_fetched_alone() {
 
 #[test]
 fn two_downloads_into_one_folder_are_refused() {
-    let server = Server::start(files(), None, Box::new(|_, _| Act::Answer));
+    let server = FakeHub::start(files(), None, Box::new(|_, _| ScriptedReply::Normal));
     let dir = tempfile::tempdir().unwrap();
     let open = || {
-        let hub = Hub::new(&server.endpoint(), None, patience())?;
+        let hub = Hub::new(&server.endpoint(), None, retry_policy())?;
         Repo::open(hub, "o/n", "main", dir.path(), Arc::new(()))
     };
     let first = open().unwrap();
@@ -269,21 +277,21 @@ fn two_downloads_into_one_folder_are_refused() {
 
 #[test]
 fn a_shard_that_was_lost_brings_its_file_back() {
-    let server = Server::start(files(), None, Box::new(|_, _| Act::Answer));
+    let server = FakeHub::start(files(), None, Box::new(|_, _| ScriptedReply::Normal));
     let dir = tempfile::tempdir().unwrap();
     fetch(&server.endpoint(), None, dir.path()).unwrap();
     let store = dir.path().join("store");
     let whole = tree(&store);
     // As if it had been stopped at its end, and a finished shard were damaged since.
     let state = fs::read(dir.path().join("download/commit")).unwrap();
-    assert_eq!(state, server::COMMIT.as_bytes());
+    assert_eq!(state, fake_hub::COMMIT.as_bytes());
     let dir2 = tempfile::tempdir().unwrap();
-    let stop = Server::start(
+    let stop = FakeHub::start(
         files(),
         None,
-        Box::new(|asked, _| match asked.path.ends_with(&shard(SHARDS)) {
-            true if asked.range.is_none() => Act::Status(403, ""),
-            _ => Act::Answer,
+        Box::new(|request, _| match request.path.ends_with(&shard(SHARDS)) {
+            true if request.range.is_none() => ScriptedReply::Status(403, ""),
+            _ => ScriptedReply::Normal,
         }),
     );
     fetch(&stop.endpoint(), None, dir2.path()).unwrap_err();
@@ -306,12 +314,12 @@ fn child() {
 fn a_killed_process_goes_on_where_it_was() {
     let name = format!("/cdn/{}", shard(3));
     let at = name.clone();
-    let server = Server::start(
+    let server = FakeHub::start(
         files(),
         None,
-        Box::new(move |asked, before| match asked.path == at && asked.range.is_none() && before < 2 {
-            true => Act::Stall(6000),
-            false => Act::Answer,
+        Box::new(move |request, before| match request.path == at && request.range.is_none() && before < 2 {
+            true => ScriptedReply::Stall(6000),
+            false => ScriptedReply::Normal,
         }),
     );
     let dir = tempfile::tempdir().unwrap();

@@ -7,12 +7,12 @@ use super::grid::Grid;
 use super::successive::Item;
 
 /// The knapsack, size by size.
-pub(super) fn solve(items: &[Item], room: u64) -> Vec<usize> {
+pub(super) fn solve(items: &[Item], capacity: u64) -> Vec<usize> {
     let sizes: Vec<u64> = items.iter().map(|item| item.bytes).collect();
-    let grid = Grid::new(&sizes, room);
+    let grid = Grid::new(&sizes, capacity);
     let mut classes: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
     items.iter().enumerate().for_each(|(at, item)| classes.entry(grid.units(item.bytes)).or_default().push(at));
-    let mut best = vec![0.0; grid.room + 1];
+    let mut best = vec![0.0; grid.capacity + 1];
     let mut steps = Vec::new();
     for (size, mut class) in classes {
         class.sort_by(|a, b| items[*b].value.total_cmp(&items[*a].value));
@@ -24,7 +24,7 @@ pub(super) fn solve(items: &[Item], room: u64) -> Vec<usize> {
         steps.push((size, class, taken));
     }
     let mut chosen = Vec::new();
-    let mut q = grid.room;
+    let mut q = grid.capacity;
     for (size, class, taken) in steps.into_iter().rev() {
         let count = taken[q] as usize;
         chosen.extend(&class[..count]);
@@ -117,19 +117,19 @@ mod tests {
         #[test]
         fn both_forms_reach_the_optimum(
             items in prop::collection::vec((1u64..7, 1u32..100), 0..11),
-            room in 0u64..40,
+            capacity in 0u64..40,
         ) {
             let items: Vec<Item> =
                 items.into_iter().map(|(bytes, value)| Item { bytes: 3 * bytes, value: f64::from(value) }).collect();
             let subset = |bits: u32| (0..items.len()).filter(move |at| bits >> at & 1 == 1).collect::<Vec<_>>();
             let best = (0..1u32 << items.len())
                 .map(subset)
-                .filter(|chosen| bytes(&items, chosen) <= room)
+                .filter(|chosen| bytes(&items, chosen) <= capacity)
                 .map(|chosen| value(&items, &chosen))
                 .fold(0.0, f64::max);
             for solve in [solve, dp::solve] {
-                let chosen = solve(&items, room);
-                prop_assert!(bytes(&items, &chosen) <= room);
+                let chosen = solve(&items, capacity);
+                prop_assert!(bytes(&items, &chosen) <= capacity);
                 prop_assert_eq!(value(&items, &chosen), best);
             }
         }

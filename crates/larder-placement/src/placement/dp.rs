@@ -2,16 +2,16 @@ use super::grid::Grid;
 use super::successive::Item;
 
 /// The knapsack, expert by expert: Algorithm 2.
-pub(super) fn solve(items: &[Item], room: u64) -> Vec<usize> {
+pub(super) fn solve(items: &[Item], capacity: u64) -> Vec<usize> {
     let sizes: Vec<u64> = items.iter().map(|item| item.bytes).collect();
-    let grid = Grid::new(&sizes, room);
-    let mut best = vec![0.0; grid.room + 1];
-    let words = (grid.room + 1).div_ceil(64);
+    let grid = Grid::new(&sizes, capacity);
+    let mut best = vec![0.0; grid.capacity + 1];
+    let words = (grid.capacity + 1).div_ceil(64);
     let mut taken = vec![0u64; words * items.len()];
     for (item, taken) in items.iter().zip(taken.chunks_exact_mut(words)) {
         let size = grid.units(item.bytes);
         // From the largest on, so that what is read is still without this item.
-        for q in (size..=grid.room).rev() {
+        for q in (size..=grid.capacity).rev() {
             let with = best[q - size] + item.value;
             if with > best[q] {
                 best[q] = with;
@@ -20,7 +20,7 @@ pub(super) fn solve(items: &[Item], room: u64) -> Vec<usize> {
         }
     }
     let mut chosen = Vec::new();
-    let mut q = grid.room;
+    let mut q = grid.capacity;
     for (at, taken) in taken.chunks_exact(words).enumerate().rev() {
         if taken[q / 64] >> (q % 64) & 1 == 1 {
             chosen.push(at);

@@ -3,7 +3,7 @@ pub(super) struct Grid {
     /// Bytes of the unit.
     unit: u64,
     /// Units that fit.
-    pub room: usize,
+    pub capacity: usize,
 }
 
 /// Cells that a table may have.
@@ -12,14 +12,14 @@ const CELLS: u64 = 1 << 28;
 impl Grid {
     /// The largest unit in which all sizes are whole, unless the table would have too many cells: then a larger one, to
     /// which sizes are rounded up, so that what fits there also fits in bytes.
-    pub fn new(sizes: &[u64], room: u64) -> Self {
+    pub fn new(sizes: &[u64], capacity: u64) -> Self {
         // More than all of them needs no place.
-        let room = room.min(sizes.iter().fold(0, |sum: u64, size| sum.saturating_add(*size)));
+        let capacity = capacity.min(sizes.iter().fold(0, |sum: u64, size| sum.saturating_add(*size)));
         let count = sizes.len() as u64;
         let common = sizes.iter().copied().fold(0, gcd).max(1);
-        let coarse = (room / CELLS + 1).saturating_mul(count);
-        let unit = if (room / common).saturating_mul(count) > CELLS { coarse } else { common };
-        Grid { unit, room: (room / unit) as usize }
+        let coarse = (capacity / CELLS + 1).saturating_mul(count);
+        let unit = if (capacity / common).saturating_mul(count) > CELLS { coarse } else { common };
+        Grid { unit, capacity: (capacity / unit) as usize }
     }
 
     /// Units that a size takes.
@@ -42,10 +42,10 @@ mod tests {
     #[test]
     fn units_divide_sizes_or_round_them_up() {
         let grid = Grid::new(&[6, 9, 9], 25);
-        assert_eq!((grid.room, grid.units(6), grid.units(9)), (8, 2, 3));
-        assert_eq!(Grid::new(&[6, 9], 1 << 60).room, 5);
+        assert_eq!((grid.capacity, grid.units(6), grid.units(9)), (8, 2, 3));
+        assert_eq!(Grid::new(&[6, 9], 1 << 60).capacity, 5);
         let sizes = [1_000_003, 1_000_033];
         let grid = Grid::new(&sizes.repeat(500), 999_999_999);
-        assert!(grid.room as u64 * 1000 <= 2 * CELLS && grid.units(1_000_003) as u64 * grid.unit >= 1_000_003);
+        assert!(grid.capacity as u64 * 1000 <= 2 * CELLS && grid.units(1_000_003) as u64 * grid.unit >= 1_000_003);
     }
 }

@@ -1,4 +1,4 @@
-use super::{Placement, fill};
+use super::{Placement, fill_in_order};
 use crate::Problem;
 
 /// Each server for itself: what the users ask for most often whose requests enter there.
@@ -8,7 +8,7 @@ pub(super) fn place(problem: &Problem) -> Placement {
         let asked = frequencies(problem, server);
         let mut experts: Vec<usize> = (0..asked.len()).filter(|expert| asked[*expert] > 0.0).collect();
         experts.sort_by(|a, b| asked[*b].total_cmp(&asked[*a]).then(a.cmp(b)));
-        fill(problem, server, experts.into_iter(), &mut placement);
+        fill_in_order(problem, server, experts.into_iter(), &mut placement);
     }
     placement
 }
@@ -17,9 +17,9 @@ pub(super) fn place(problem: &Problem) -> Placement {
 fn frequencies(problem: &Problem, server: usize) -> Vec<f64> {
     let count = |own: bool| {
         let mut asked = vec![0.0; problem.library.experts()];
-        for want in problem.wants.all() {
-            if !own || problem.sites[want.site as usize].associated == Some(server) {
-                problem.wants.experts(want).iter().for_each(|expert| asked[*expert as usize] += want.weight);
+        for request in problem.requests.all() {
+            if !own || problem.sites[request.site as usize].associated == Some(server) {
+                problem.requests.experts(request).iter().for_each(|expert| asked[*expert as usize] += request.weight);
             }
         }
         asked

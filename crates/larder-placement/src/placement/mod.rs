@@ -37,13 +37,13 @@ impl Placement {
     }
 
     /// The experts of a server, ascending.
-    pub fn of(&self, server: usize) -> impl Iterator<Item = usize> + '_ {
+    pub fn experts_of(&self, server: usize) -> impl Iterator<Item = usize> + '_ {
         (0..self.holders.len()).filter(move |expert| self.holds(server, *expert))
     }
 
     /// Bytes of what a server holds.
     pub fn bytes(&self, server: usize, library: &Library) -> u64 {
-        self.of(server).map(|expert| library.bytes(expert)).sum()
+        self.experts_of(server).map(|expert| library.bytes(expert)).sum()
     }
 
     /// The servers that hold this expert, a bit for each.
@@ -121,13 +121,13 @@ pub fn algorithm(name: &str) -> Result<&'static Algorithm, UnknownAlgorithm> {
 }
 
 /// Puts experts on a server in the order given, each that still fits.
-fn fill(problem: &Problem, server: usize, experts: impl Iterator<Item = usize>, placement: &mut Placement) {
-    let mut room = problem.servers[server].storage - placement.bytes(server, &problem.library);
+fn fill_in_order(problem: &Problem, server: usize, experts: impl Iterator<Item = usize>, placement: &mut Placement) {
+    let mut free_bytes = problem.servers[server].storage - placement.bytes(server, &problem.library);
     for expert in experts {
         let bytes = problem.library.bytes(expert);
-        if bytes <= room && !placement.holds(server, expert) {
+        if bytes <= free_bytes && !placement.holds(server, expert) {
             placement.put(server, expert);
-            room -= bytes;
+            free_bytes -= bytes;
         }
     }
 }

@@ -1,6 +1,6 @@
 use larder_core::Rng;
 
-use super::{Placement, fill};
+use super::{Placement, fill_in_order};
 use crate::Problem;
 
 /// Whatever comes, as much as fits.
@@ -10,7 +10,7 @@ pub(super) fn place(problem: &Problem, seed: u64) -> Placement {
     for server in 0..problem.servers.len() {
         let mut experts: Vec<usize> = (0..problem.library.experts()).collect();
         rng.shuffle(&mut experts);
-        fill(problem, server, experts.into_iter(), &mut placement);
+        fill_in_order(problem, server, experts.into_iter(), &mut placement);
     }
     placement
 }

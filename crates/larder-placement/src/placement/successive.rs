@@ -2,7 +2,7 @@
 
 use super::Placement;
 use crate::Problem;
-use crate::wants::Worth;
+use crate::remote_requests::GainEvaluator;
 
 /// An expert that could be placed.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -13,11 +13,11 @@ pub(super) struct Item {
 }
 
 /// Chooses items that fit into so many bytes and together have the greatest value, ascending.
-pub(super) type Solve = dyn Fn(&[Item], u64) -> Vec<usize>;
+pub(super) type KnapsackSolver = dyn Fn(&[Item], u64) -> Vec<usize>;
 
 /// Fills the servers in their order, each beside what the ones before it hold.
-pub(super) fn place(problem: &Problem, solve: &Solve) -> Placement {
-    let worth = Worth::new(problem);
+pub(super) fn place(problem: &Problem, solve: &KnapsackSolver) -> Placement {
+    let worth = GainEvaluator::new(problem);
     let mut placement = Placement::empty(problem);
     for (server, about) in problem.servers.iter().enumerate() {
         let (experts, items): (Vec<usize>, Vec<Item>) = items(problem, &worth, server, &placement).unzip();
@@ -31,7 +31,7 @@ pub(super) fn place(problem: &Problem, solve: &Solve) -> Placement {
 /// What each expert alone would be worth at a server that is still empty.
 pub(super) fn items<'a>(
     problem: &'a Problem,
-    worth: &'a Worth,
+    worth: &'a GainEvaluator,
     server: usize,
     placement: &'a Placement,
 ) -> impl Iterator<Item = (usize, Item)> + 'a {

@@ -6,8 +6,8 @@ use larder_core::Rng;
 use proptest::prelude::*;
 
 use super::*;
-use crate::wants::Worth;
-use crate::{Demand, Likely, Model, Server, Serving, Site, User, Way, latency};
+use crate::remote_requests::GainEvaluator;
+use crate::{Demand, ExpertGroup, ModelProfile, NetworkLink, Server, ServingMode, Site, User, latency};
 
 /// Models of one layer with three experts: k and bytes of an expert of each.
 type Shape = [(usize, u64)];
@@ -15,7 +15,7 @@ type Shape = [(usize, u64)];
 /// Servers near each other and a cloud that is far from all. Computing takes next to nothing.
 fn drawn(seed: u64, shape: &Shape, servers: usize, storage: u64) -> Problem {
     let mut rng = Rng::new(seed);
-    let model = |(top_k, expert_bytes): &(usize, u64)| Model {
+    let model = |(top_k, expert_bytes): &(usize, u64)| ModelProfile {
         name: "m".into(),
         rows: 1,
         experts: 3,
@@ -25,12 +25,12 @@ fn drawn(seed: u64, shape: &Shape, servers: usize, storage: u64) -> Problem {
         expert_flops: 1.0,
     };
     let library = Library::new(shape.iter().map(model).collect());
-    let way = |seconds: f64| Way { delay: seconds, back_delay: seconds, ..Way::default() };
+    let link = |seconds: f64| NetworkLink { delay: seconds, return_delay: seconds, ..NetworkLink::default() };
     // Between any two servers there and back alike.
     let between: Vec<f64> = (0..servers * servers).map(|_| 1.0 + 4.0 * rng.unit()).collect();
     let site = |n: usize| {
-        let to = |other: usize| way(if n == other { 0.0 } else { between[n.min(other) * servers + n.max(other)] });
-        Site { associated: Some(n), ways: (0..servers).map(to).collect(), cloud: way(100.0) }
+        let to = |other: usize| link(if n == other { 0.0 } else { between[n.min(other) * servers + n.max(other)] });
+        Site { associated: Some(n), links: (0..servers).map(to).collect(), cloud: link(100.0) }
     };
     let users = (0..3).map(|_| {
         let demands = shape.iter().enumerate().map(|(model, (k, _))| Demand {
@@ -41,16 +41,16 @@ fn drawn(seed: u64, shape: &Shape, servers: usize, storage: u64) -> Problem {
         let demands = demands.collect();
         let mut local = vec![false; 3 * shape.len()];
         local[rng.below(3 * shape.len())] = true;
-        User { site: rng.below(servers), way: way(1.0), compute: 1e6, local, demands }
+        User { site: rng.below(servers), link: link(1.0), compute: 1e6, local, demands }
     });
     let users = users.collect();
     let servers: Vec<Server> = (0..servers).map(|_| Server { storage, compute: 1e6 }).collect();
     let sites = (0..servers.len()).map(site).collect();
-    Problem::new(library, servers, 1e6, sites, users, Serving::Relayed).unwrap()
+    Problem::new(library, servers, 1e6, sites, users, ServingMode::Relayed).unwrap()
 }
 
 /// Every group of k of three experts, with shares drawn at random.
-fn groups(k: usize, rng: &mut Rng) -> Vec<Likely> {
+fn groups(k: usize, rng: &mut Rng) -> Vec<ExpertGroup> {
     let all: &[&[u16]] = match k {
         1 => &[&[0], &[1], &[2]],
         2 => &[&[0, 1], &[0, 2], &[1, 2]],
@@ -58,7 +58,7 @@ fn groups(k: usize, rng: &mut Rng) -> Vec<Likely> {
     };
     let weights: Vec<f64> = all.iter().map(|_| rng.unit().powi(2)).collect();
     let sum: f64 = weights.iter().sum();
-    all.iter().zip(weights).map(|(e, w)| Likely { experts: e.to_vec(), share: w / sum }).collect()
+    all.iter().zip(weights).map(|(e, w)| ExpertGroup { experts: e.to_vec(), share: w / sum }).collect()
 }
 
 /// The paper's F: what a placement saves.
@@ -83,7 +83,7 @@ fn optimum(problem: &Problem) -> f64 {
 
 /// The curvature of what server n's experts save together, beside what the servers before it hold (definition 4).
 fn curvature(problem: &Problem, placement: &Placement, n: usize) -> f64 {
-    let worth = Worth::new(problem);
+    let worth = GainEvaluator::new(problem);
     let before = |expert: usize| placement.holders(expert) & ((1 << n) - 1);
     let base = Placement { holders: (0..problem.library.experts()).map(before).collect() };
     let several = |e: &usize| problem.library.models()[problem.library.model_of(*e)].top_k > 1;
@@ -139,8 +139,8 @@ proptest! {
         let placement = place("accelerated", &problem);
         let found = saved(&problem, &placement);
         // Of choices that are worth the same to a server they may take different ones.
-        let (worth, empty) = (Worth::new(&problem), Placement::empty(&problem));
-        let first = |placement: &Placement| placement.of(0).map(|e| worth.gain(0, e, &empty)).sum::<f64>();
+        let (worth, empty) = (GainEvaluator::new(&problem), Placement::empty(&problem));
+        let first = |placement: &Placement| placement.experts_of(0).map(|e| worth.gain(0, e, &empty)).sum::<f64>();
         let other = place("dp", &problem);
         prop_assert!((first(&placement) - first(&other)).abs() < 1e-9);
         prop_assert!(ks.0 == 3 || ks.1 == 3 || (found - saved(&problem, &other)).abs() < 1e-9);
@@ -157,7 +157,7 @@ proptest! {
     #[test]
     fn greedy_takes_what_saves_most_at_every_step(seed: u64, k in 1usize..4, storage in 1u64..6) {
         let problem = drawn(seed, &[(k, 1), (2, 2)], 2, storage);
-        let worth = Worth::new(&problem);
+        let worth = GainEvaluator::new(&problem);
         let mut placement = Placement::empty(&problem);
         loop {
             let offers = (0..problem.library.experts()).flat_map(|expert| (0..2).map(move |n| (n, expert)));
@@ -200,5 +200,8 @@ fn whole_layers_are_placed_or_none() {
     torn.holders[0] = 0;
     assert!((0..3).all(|e| u_shaped::usable(&problem, &torn).holders(e) == 0));
     // Torn, the first model is computed in the cloud, 100 s away in each direction.
-    assert!(u_shaped::once(&problem, &torn) > 90.0 + u_shaped::once(&problem, &placement));
+    assert!(
+        u_shaped::split_inference_seconds(&problem, &torn)
+            > 90.0 + u_shaped::split_inference_seconds(&problem, &placement)
+    );
 }

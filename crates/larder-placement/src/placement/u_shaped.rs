@@ -1,7 +1,7 @@
 //! Whole layers instead of experts: how split inference would place a model, and what a token takes then.
 
 use super::Placement;
-use crate::toll::{Serving, Way};
+use crate::machine_cost::{NetworkLink, ServingMode};
 use crate::{Demand, Problem, User};
 
 /// Each server for itself: layers of the models that its own users want most, from the first layer on, as long as whole
@@ -13,13 +13,13 @@ pub(super) fn place(problem: &Problem) -> Placement {
         let wanted = wanted(problem, server);
         let mut order: Vec<usize> = (0..models.len()).filter(|m| wanted[*m] > 0.0).collect();
         order.sort_by(|a, b| wanted[*b].total_cmp(&wanted[*a]));
-        let mut room = about.storage;
+        let mut free_bytes = about.storage;
         for m in order {
             let bytes = models[m].expert_bytes * models[m].experts as u64;
-            for row in 0..models[m].rows.min((room / bytes) as usize) {
-                let first = problem.library.first(m, row);
+            for row in 0..models[m].rows.min((free_bytes / bytes) as usize) {
+                let first = problem.library.first_expert(m, row);
                 (first..first + models[m].experts).for_each(|expert| placement.put(server, expert));
-                room -= bytes;
+                free_bytes -= bytes;
             }
         }
     }
@@ -49,7 +49,7 @@ pub fn usable(problem: &Problem, placement: &Placement) -> Placement {
     let library = &problem.library;
     let mut usable = Placement::empty(problem);
     for (m, model) in library.models().iter().enumerate() {
-        let experts = library.first(m, 0)..library.first(m, model.rows);
+        let experts = library.first_expert(m, 0)..library.first_expert(m, model.rows);
         if experts.clone().all(|expert| placement.holders(expert) != 0) {
             experts.for_each(|expert| usable.holders[expert] = placement.holders[expert]);
         }
@@ -60,7 +60,7 @@ pub fn usable(problem: &Problem, placement: &Placement) -> Placement {
 /// Seconds for a token of the average user if a hidden state leaves the device once and not for each layer: what split
 /// inference is built for. Devices hold as many whole layers as have the experts that they hold. A model whose other
 /// layers are not all on servers is computed by the machine that holds all.
-pub fn once(problem: &Problem, placement: &Placement) -> f64 {
+pub fn split_inference_seconds(problem: &Problem, placement: &Placement) -> f64 {
     let of_user = |user: &User| -> f64 {
         let demands = user.demands.iter().zip(layers_held(problem, user));
         demands.map(|(demand, held)| demand.share * of_model(problem, placement, user, demand, held)).sum()
@@ -70,14 +70,14 @@ pub fn once(problem: &Problem, placement: &Placement) -> f64 {
 
 /// Layers of each demand that the device holds, the most wanted models first.
 fn layers_held(problem: &Problem, user: &User) -> Vec<usize> {
-    let mut room = user.local.iter().filter(|held| **held).count();
+    let mut free_bytes = user.local.iter().filter(|held| **held).count();
     let mut order: Vec<usize> = (0..user.demands.len()).collect();
     order.sort_by(|a, b| user.demands[*b].share.total_cmp(&user.demands[*a].share));
     let mut held = vec![0; order.len()];
     for at in order {
         let model = &problem.library.models()[user.demands[at].model];
-        held[at] = (room / model.experts).min(model.rows);
-        room -= held[at] * model.experts;
+        held[at] = (free_bytes / model.experts).min(model.rows);
+        free_bytes -= held[at] * model.experts;
     }
     held
 }
@@ -87,27 +87,28 @@ fn of_model(problem: &Problem, placement: &Placement, user: &User, demand: &Dema
     let (site, away) = (&problem.sites[user.site], model.rows - held);
     // What is computed one after the other counts as often as it is chosen.
     let chosen = match problem.serving {
-        Serving::Relayed => 1.0,
-        Serving::Direct | Serving::Apart => model.top_k as f64,
+        ServingMode::Relayed => 1.0,
+        ServingMode::Direct | ServingMode::DirectSeparate => model.top_k as f64,
     };
     let compute = |flops| chosen * problem.serving.compute(model, flops);
     let own = held as f64 * compute(user.compute);
     if away == 0 {
         return own;
     }
-    let there_and_back = |way: &Way| way.go(model.state_bits) + way.back(model.state_bits);
+    let there_and_back =
+        |link: &NetworkLink| link.send_seconds(model.state_bits) + link.return_seconds(model.state_bits);
     let server_of = |row: usize| {
-        let first = problem.library.first(demand.model, row);
+        let first = problem.library.first_expert(demand.model, row);
         let all = (first..first + model.experts).map(|e| placement.holders(e)).fold(u32::MAX, |a, b| a & b);
         (all != 0).then(|| all.trailing_zeros() as usize)
     };
     let servers: Option<Vec<usize>> = (held..model.rows).map(server_of).collect();
     let beyond = match servers {
         Some(servers) => {
-            let farthest = servers.iter().map(|n| there_and_back(&site.ways[*n])).fold(0.0, f64::max);
+            let farthest = servers.iter().map(|n| there_and_back(&site.links[*n])).fold(0.0, f64::max);
             farthest + servers.iter().map(|n| compute(problem.servers[*n].compute)).sum::<f64>()
         }
         None => there_and_back(&site.cloud) + away as f64 * compute(problem.cloud_compute),
     };
-    own + there_and_back(&user.way) + beyond
+    own + there_and_back(&user.link) + beyond
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
-use larder_placement::{Algorithm, Serving, Wire, algorithm};
+use larder_placement::{Algorithm, ServingMode, WireFormat, algorithm};
 
 use super::at_least_one;
 #[cfg(feature = "edge")]
@@ -71,11 +71,11 @@ pub enum PathsFlag {
     Relayed,
 }
 
-impl From<PathsFlag> for Serving {
+impl From<PathsFlag> for ServingMode {
     fn from(flag: PathsFlag) -> Self {
         match flag {
-            PathsFlag::Direct => Serving::Direct,
-            PathsFlag::Relayed => Serving::Relayed,
+            PathsFlag::Direct => ServingMode::Direct,
+            PathsFlag::Relayed => ServingMode::Relayed,
         }
     }
 }
@@ -90,11 +90,11 @@ pub enum WireFlag {
     Bf16,
 }
 
-impl From<WireFlag> for Wire {
+impl From<WireFlag> for WireFormat {
     fn from(flag: WireFlag) -> Self {
         match flag {
-            WireFlag::F32 => Wire::F32,
-            WireFlag::Bf16 => Wire::Bf16,
+            WireFlag::F32 => WireFormat::F32,
+            WireFlag::Bf16 => WireFormat::Bf16,
         }
     }
 }

@@ -55,7 +55,7 @@ impl DownloadBars {
     }
 }
 
-impl larder_hub::Watch for DownloadBars {
+impl larder_hub::DownloadProgress for DownloadBars {
     fn begin(&self, file: &str, bytes: u64, done: u64) {
         let bar = progress::bar(file, bytes);
         bar.resume(done);

@@ -1,6 +1,6 @@
 use anyhow::{Result, bail};
 use larder_core::ExpertActivations;
-use larder_placement::{Asked, Cost, Latency, Plan, Topology, plan};
+use larder_placement::{Cost, Latency, ModelUsage, PlacementPlan, Topology, plan};
 use serde_json::{Value, json};
 
 use crate::cli::edge::EdgePlanArgs;
@@ -15,8 +15,8 @@ pub fn run(args: &EdgePlanArgs) -> Result<()> {
         bail!("--share gives {} numbers for {} files", args.share.len(), activations.len());
     }
     let share = |at: usize| args.share.get(at).copied().unwrap_or(1.0);
-    let asked: Vec<Asked> =
-        activations.iter().enumerate().map(|(at, activations)| Asked { activations, share: share(at) }).collect();
+    let asked: Vec<ModelUsage> =
+        activations.iter().enumerate().map(|(at, activations)| ModelUsage { activations, share: share(at) }).collect();
     let (serving, wire) = (args.paths.into(), args.wire.into());
     let plan = plan(&topology, &asked, serving, wire, args.algorithm, args.seed)?;
     if let Some(path) = &args.out {
@@ -33,7 +33,7 @@ pub fn run(args: &EdgePlanArgs) -> Result<()> {
         "\n{} a token, {} of it on the way; {} if the servers held nothing",
         time(plan.latency.total()),
         time(plan.latency.transmission()),
-        time(plan.bare.total())
+        time(plan.baseline.total())
     );
     if let Some(path) = &args.out {
         println!("{}: by {}, for the workers and for `larder run --edge`", path.display(), args.algorithm.name);
@@ -49,7 +49,7 @@ struct Holder {
     storage: Option<u64>,
 }
 
-fn all_holders(topology: &Topology, plan: &Plan) -> Vec<Holder> {
+fn all_holders(topology: &Topology, plan: &PlacementPlan) -> Vec<Holder> {
     let library = &plan.problem.library;
     let local = &plan.problem.users[0].local;
     let own: Vec<usize> = (0..local.len()).filter(|expert| local[*expert]).collect();
@@ -57,7 +57,7 @@ fn all_holders(topology: &Topology, plan: &Plan) -> Vec<Holder> {
     let device =
         Holder { name: "device".into(), experts: own.len(), bytes: bytes(&own), storage: topology.device.storage };
     let server = |(n, name): (usize, &String)| {
-        let held: Vec<usize> = plan.placement.of(n).collect();
+        let held: Vec<usize> = plan.placement.experts_of(n).collect();
         let storage = Some(plan.problem.servers[n].storage);
         Holder { name: name.clone(), experts: held.len(), bytes: bytes(&held), storage }
     };
@@ -66,7 +66,7 @@ fn all_holders(topology: &Topology, plan: &Plan) -> Vec<Holder> {
     std::iter::once(device).chain(plan.servers.iter().enumerate().map(server)).chain([cloud]).collect()
 }
 
-fn holders(topology: &Topology, plan: &Plan) -> Vec<Vec<String>> {
+fn holders(topology: &Topology, plan: &PlacementPlan) -> Vec<Vec<String>> {
     let head = ["holder", "experts", "bytes", "storage"].map(str::to_owned).to_vec();
     let row = |holder: Holder| {
         let storage = holder.storage.map_or("all".into(), print::bytes);
@@ -89,7 +89,7 @@ fn places(latency: &Latency) -> [(&'static str, Option<f64>, Cost); 5] {
     ]
 }
 
-fn parts(plan: &Plan) -> Vec<Vec<String>> {
+fn parts(plan: &PlacementPlan) -> Vec<Vec<String>> {
     let named = |place: &str| match place {
         "local" => "the device".to_owned(),
         "access" => format!("the way to {}", plan.associated),
@@ -118,14 +118,14 @@ fn time(seconds: f64) -> String {
     }
 }
 
-fn as_json(args: &EdgePlanArgs, plan: &Plan) -> Value {
+fn as_json(args: &EdgePlanArgs, plan: &PlacementPlan) -> Value {
     let part = |(place, served, cost): (&str, Option<f64>, Cost)| {
         let part = json!({"experts": served, "transmission_s": cost.transmission, "compute_s": cost.compute});
         (place.to_owned(), part)
     };
     let library = &plan.problem.library;
     let of = |n: usize, name: &String| {
-        let held = plan.placement.of(n).count();
+        let held = plan.placement.experts_of(n).count();
         json!({"name": name, "experts": held, "bytes": plan.placement.bytes(n, library), "storage": plan.problem.servers[n].storage})
     };
     let local = plan.problem.users[0].local.iter().filter(|held| **held).count();
@@ -141,6 +141,6 @@ fn as_json(args: &EdgePlanArgs, plan: &Plan) -> Value {
         "transmission_s": plan.latency.transmission(),
         "compute_s": plan.latency.compute(),
         "parts": places(&plan.latency).into_iter().map(part).collect::<serde_json::Map<_, _>>(),
-        "latency_bare_s": plan.bare.total(),
+        "latency_bare_s": plan.baseline.total(),
     })
 }

@@ -47,7 +47,7 @@ pub fn csv(sweeps: &[Sweep], runs: &[SimulationRun]) -> String {
             o.seconds,
             o.seconds / o.layers,
             o.cloud,
-            o.once.map_or(String::new(), |once| format!("{once:.9}")),
+            o.split_inference_seconds.map_or(String::new(), |once| format!("{once:.9}")),
             run.seconds
         );
     }
@@ -77,7 +77,10 @@ pub fn comparisons(sweeps: &[Sweep], runs: &[SimulationRun]) -> Vec<PlacementCom
             per_layer: mean(&|run| run.outcome.seconds / run.outcome.layers),
             below: (name != "accelerated").then_some([mean_below, ends[0], ends[1]]),
             running: mean(&|run| run.seconds),
-            once: found[0].outcome.once.map(|_| mean(&|run| run.outcome.once.unwrap_or(0.0))),
+            once: found[0]
+                .outcome
+                .split_inference_seconds
+                .map(|_| mean(&|run| run.outcome.split_inference_seconds.unwrap_or(0.0))),
         }
     };
     ALGORITHMS.iter().map(|a| row(a.name)).collect()
@@ -131,7 +134,7 @@ pub fn page(seed: u64, repeats: usize, sweeps: &[Sweep], runs: &[SimulationRun])
     }
     out.push_str("<h2>Latency</h2>\n<div class=\"charts\">\n");
     for (s, sweep) in sweeps.iter().enumerate() {
-        if let Some(figure) = sweep.latency {
+        if let Some(figure) = sweep.latency_figure {
             let all = |name: &str| name != "dp";
             let svg = chart(sweep, s, runs, figure, "ms a token", &all, &|run| 1e3 * run.outcome.seconds);
             let _ = writeln!(out, "<figure>{svg}</figure>");
@@ -139,7 +142,7 @@ pub fn page(seed: u64, repeats: usize, sweeps: &[Sweep], runs: &[SimulationRun])
     }
     out.push_str("</div>\n<h2>Running time</h2>\n<div class=\"charts\">\n");
     for (s, sweep) in sweeps.iter().enumerate() {
-        if let Some(figure) = sweep.time {
+        if let Some(figure) = sweep.time_figure {
             let timed = |name: &str| TIMED.contains(&name);
             let svg = chart(sweep, s, runs, figure, "seconds", &timed, &|run| run.seconds);
             let _ = writeln!(out, "<figure>{svg}</figure>");
@@ -183,7 +186,7 @@ fn chart(
     let names = ALGORITHMS.iter().map(|a| a.name).enumerate().filter(|(_, name)| shown(name));
     Chart {
         title: format!("Figure {figure}: {y}, by {}", sweep.name),
-        x: sweep.x.into(),
+        x: sweep.x_label.into(),
         y: y.into(),
         lines: names.map(line).collect(),
         percent: false,

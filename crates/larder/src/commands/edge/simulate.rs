@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use larder_placement::simulate::{self, Outcome, Sweep};
-use larder_placement::{ALGORITHMS, Algorithm, Setting};
+use larder_placement::simulate::{self, PlacementOutcome, Sweep};
+use larder_placement::{ALGORITHMS, Algorithm, Scenario};
 use serde_json::json;
 
 use super::report::{self, PlacementComparison};
@@ -21,7 +21,7 @@ pub struct SimulationRun {
     pub repetition: usize,
     /// Among [`ALGORITHMS`].
     pub algorithm: usize,
-    pub outcome: Outcome,
+    pub outcome: PlacementOutcome,
     /// How long the algorithm took.
     pub seconds: f64,
 }
@@ -65,13 +65,16 @@ fn as_json(row: &PlacementComparison) -> serde_json::Value {
 
 /// All sweeps, or those of the figures that were named.
 fn chosen(args: &SimulateArgs) -> Result<Vec<Sweep>> {
-    let all = simulate::sweeps(&Setting::default());
-    let figures: Vec<&str> = all.iter().flat_map(|sweep| [sweep.latency, sweep.time]).flatten().collect();
+    let all = simulate::sweeps(&Scenario::default());
+    let figures: Vec<&str> = all.iter().flat_map(|sweep| [sweep.latency_figure, sweep.time_figure]).flatten().collect();
     if let Some(unknown) = args.figures.iter().find(|name| !figures.contains(&name.as_str())) {
         bail!("there is no figure {unknown}; there are {}", figures.join(", "));
     }
     let wanted = |figure: Option<&str>| figure.is_some_and(|figure| args.figures.iter().any(|name| name == figure));
-    Ok(all.into_iter().filter(|s| args.figures.is_empty() || wanted(s.latency) || wanted(s.time)).collect())
+    Ok(all
+        .into_iter()
+        .filter(|s| args.figures.is_empty() || wanted(s.latency_figure) || wanted(s.time_figure))
+        .collect())
 }
 
 /// The page and the numbers.

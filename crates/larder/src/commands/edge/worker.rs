@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, Error, Result, bail};
 use larder_cache::Cache;
 use larder_core::CacheScope;
-use larder_edge::{Agreed, Bank, Held, Options, Tls};
+use larder_edge::{ExpertHost, ExpertSet, Handshake, TlsCredentials, WorkerOptions};
 use larder_model::ComputeContext;
 use larder_policy::eviction::{CacheShape, PolicyInputs};
 use larder_store::{Source, Store};
@@ -26,8 +26,8 @@ pub fn run(args: &EdgeWorkerArgs) -> Result<()> {
     let listener = TcpListener::bind(args.listen).with_context(|| format!("{} cannot be listened on", args.listen))?;
     let address = listener.local_addr()?;
     let store = Arc::new(Store::open_partial(&args.model)?);
-    let agreed = edge::agreed(&store, args.exact);
-    let held = held(args, &store, &agreed)?;
+    let handshake = edge::handshake(&store, args.exact);
+    let held = held(args, &store, &handshake)?;
     let shape = shape(args, &store, &held)?;
     let policies = args.eviction.make(&shape, &PolicyInputs::default())?;
     let Slots { slots, reader, reader_note, .. } = Slots::new(&store, shape.total_slots(), &args.reader)?;
@@ -36,7 +36,7 @@ pub fn run(args: &EdgeWorkerArgs) -> Result<()> {
     eprintln!("{reader_note}");
     let threads = args.threads.unwrap_or_else(crate::cli::default_threads);
     let compute = ComputeContext::new(threads, false).context("threads to compute on cannot be had")?;
-    let bank = Bank::new(cache, Arc::new(ComputeContext { exact: args.exact, ..compute }));
+    let host = ExpertHost::new(cache, Arc::new(ComputeContext { exact: args.exact, ..compute }));
     if tls.is_none() && !address.ip().is_loopback() {
         eprintln!(
             "warning: everybody who reaches {address} can read what is asked and ask himself; --cert, --key and --client-ca would keep others out"
@@ -46,24 +46,25 @@ pub fn run(args: &EdgeWorkerArgs) -> Result<()> {
     let scheme = if tls.is_some() { "https" } else { "http" };
     eprintln!("serving {} experts of {} as {name} on {scheme}://{address}", held.count(), model_name(store.path()));
     let EdgeWorkerArgs { in_flight, connections, timeout, .. } = *args;
-    let options = Options { name, in_flight, connections, patience: Duration::from_secs(timeout.max(1)), tls };
-    Ok(larder_edge::serve(listener, options, agreed, held, bank)?)
+    let options =
+        WorkerOptions { name, in_flight, connections, request_timeout: Duration::from_secs(timeout.max(1)), tls };
+    Ok(larder_edge::serve(listener, options, handshake, held, host)?)
 }
 
-fn tls(args: &EdgeWorkerArgs) -> Result<Option<Tls>> {
+fn tls(args: &EdgeWorkerArgs) -> Result<Option<TlsCredentials>> {
     if args.cert.is_none() {
         return Ok(None);
     }
-    let tls = Tls::read(args.client_ca.as_deref(), args.cert.as_deref(), args.key.as_deref());
+    let tls = TlsCredentials::read(args.client_ca.as_deref(), args.cert.as_deref(), args.key.as_deref());
     tls.map(Some).map_err(Error::msg)
 }
 
-fn held(args: &EdgeWorkerArgs, store: &Store, agreed: &Agreed) -> Result<Held> {
+fn held(args: &EdgeWorkerArgs, store: &Store, handshake: &Handshake) -> Result<ExpertSet> {
     let (Some(path), Some(name)) = (&args.placement, &args.name) else {
-        return Ok(Held::of(&agreed.geometry, |layer, expert| store.has(layer, expert)));
+        return Ok(ExpertSet::from_fn(&handshake.geometry, |layer, expert| store.has(layer, expert)));
     };
     let model = args.known_as.clone().unwrap_or_else(|| model_name(store.path()));
-    let held = LoadedPlacement::read(path)?.server_experts(name, &model, &agreed.geometry)?;
+    let held = LoadedPlacement::read(path)?.server_experts(name, &model, &handshake.geometry)?;
     if held.count() == 0 {
         bail!("{}: gives {name} no experts of {model}, so there is nothing to serve", path.display());
     }
@@ -75,7 +76,7 @@ fn held(args: &EdgeWorkerArgs, store: &Store, agreed: &Agreed) -> Result<Held> {
 }
 
 /// One pool for all of its experts, as many slots as there are experts if they fit.
-fn shape(args: &EdgeWorkerArgs, store: &Store, held: &Held) -> Result<CacheShape> {
+fn shape(args: &EdgeWorkerArgs, store: &Store, held: &ExpertSet) -> Result<CacheShape> {
     let manifest = store.manifest();
     let slot = manifest.experts.data_bytes as u64;
     let room = memory::available().map(|bytes| bytes.saturating_sub(SPARE_BYTES));

@@ -1,0 +1,185 @@
+//! The path of a layer's experts where several machines have them.
+
+use std::time::Instant;
+
+use larder_cache::Traffic;
+use larder_core::{ExpertId, Gate, LayerIdx};
+use larder_engine::{CachedPath, StreamingPath};
+use larder_model::{ExpertPath, ModelError, MoeCall, Routed, distinct};
+
+use crate::client::latency_estimate::LatencyEstimate;
+use crate::client::layer_share::OutputSource;
+use crate::client::report::EdgeReport;
+use crate::client::worker_pool::{LayerExchange, WorkerPool};
+use crate::expert_set::ExpertSet;
+use crate::handshake::MAX_REQUEST_TOKENS;
+
+/// Experts in memory are computed here; the others by whoever is quickest: a worker, or this machine once it has read
+/// them.
+pub struct Edge {
+    local: StreamingPath,
+    pool: WorkerPool,
+    /// Who is always computed here.
+    always_local: Option<ExpertSet>,
+    /// Who can be read here.
+    stored: ExpertSet,
+    ssd: LatencyEstimate,
+}
+
+impl Edge {
+    /// Asks `crowd` for what `local` does not have in memory, but for its `own`, if it is known who those are. Only
+    /// those in `stored` can be read here.
+    pub fn new(local: StreamingPath, pool: WorkerPool, always_local: Option<ExpertSet>, stored: ExpertSet) -> Self {
+        Edge { local, pool, always_local, stored, ssd: LatencyEstimate::default() }
+    }
+
+    /// The experts here.
+    pub fn local(&self) -> &StreamingPath {
+        &self.local
+    }
+
+    /// The same, to be changed.
+    pub fn local_mut(&mut self) -> &mut StreamingPath {
+        &mut self.local
+    }
+
+    /// Who computed what so far.
+    pub fn report(&self) -> EdgeReport {
+        self.pool.report()
+    }
+
+    /// No more tokens than one request may have.
+    fn forward_chunk(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<Routed, ModelError> {
+        let routed = self.local.route(call);
+        let mut sources = vec![OutputSource::Local; routed.ids.len()];
+        let mut exchange = LayerExchange::default();
+        self.local.begin(call, &routed);
+        let mut rest = distinct(&routed.ids, call.gate.experts);
+        while !rest.is_empty() {
+            let local = self.send(call, &routed, &rest, &mut exchange)?;
+            self.compute(call, &routed, &local)?;
+            rest = self.pool.wait(call.tokens, &mut exchange, &mut sources);
+        }
+        self.sum(call, &routed, &sources, &exchange, out);
+        Ok(routed)
+    }
+
+    /// Sends for what others shall compute; returns what is to be computed here.
+    fn send(
+        &mut self,
+        call: &MoeCall,
+        routed: &Routed,
+        wanted: &[ExpertId],
+        exchange: &mut LayerExchange,
+    ) -> Result<Vec<ExpertId>, ModelError> {
+        let offers = self.pool.offers(call, wanted, exchange);
+        let ssd = self.ssd.seconds(call.tokens, Instant::now()).unwrap_or(0.0);
+        let mut free = if self.always_local.is_none() { self.local.free_slots(call.layer) } else { 0 };
+        let (mut local, mut read) = (Vec::new(), 0);
+        let mut remote: Vec<(usize, Vec<ExpertId>)> = Vec::new();
+        for (expert, offers) in wanted.iter().zip(offers) {
+            if self.local.is_resident(call.layer, *expert) {
+                local.push(*expert);
+                continue;
+            }
+            let is_stored = self.stored.contains(call.layer, *expert);
+            let is_own = self.always_local.as_ref().is_some_and(|own| own.contains(call.layer, *expert)) || free > 0;
+            // Of equals the first, which is the nearest.
+            let best = offers.into_iter().min_by(|a, b| a.1.total_cmp(&b.1));
+            let reading = ssd * (read + 1) as f64;
+            match best.filter(|(_, cost)| !is_stored || (!is_own && *cost <= reading)) {
+                Some((worker, _)) => match remote.iter_mut().find(|(other, _)| *other == worker) {
+                    Some((_, experts)) => experts.push(*expert),
+                    None => remote.push((worker, vec![*expert])),
+                },
+                None if is_stored => {
+                    local.push(*expert);
+                    read += 1;
+                    free = free.saturating_sub(1);
+                }
+                None => return Err(self.unavailable(call.layer, *expert)),
+            }
+        }
+        for (worker, experts) in remote {
+            self.pool.request(worker, call, routed, experts, exchange);
+        }
+        self.pool.flush(exchange);
+        Ok(local)
+    }
+
+    /// Computes experts here and notes what those cost that had to be read.
+    fn compute(&mut self, call: &MoeCall, routed: &Routed, local: &[ExpertId]) -> Result<(), ModelError> {
+        if local.is_empty() {
+            return Ok(());
+        }
+        let before = self.local.traffic();
+        self.local.compute(call, routed, local)?;
+        let Traffic { counts, waited, computed, .. } = self.local.traffic() - before;
+        self.pool.report.record_local(counts.hits, counts.in_flight_hits + counts.misses);
+        if let Ok(read @ 1..) = u32::try_from(counts.misses) {
+            let each = waited / read + computed / local.len() as u32;
+            self.ssd.record(call.tokens, each, Instant::now());
+        }
+        Ok(())
+    }
+
+    /// Every token's experts in the order of their rank, whoever computed them.
+    fn sum(
+        &self,
+        call: &MoeCall,
+        routed: &Routed,
+        sources: &[OutputSource],
+        exchange: &LayerExchange,
+        out: &mut [f32],
+    ) {
+        let (k, hidden) = (call.gate.top_k, out.len() / call.tokens);
+        out.fill(0.0);
+        for (place, source) in sources.iter().enumerate() {
+            let out = &mut out[place / k * hidden..][..hidden];
+            match *source {
+                OutputSource::Local if routed.ids[place] == ExpertId::NONE => {}
+                OutputSource::Local => self.local.workspace().add(call, routed, place, out),
+                OutputSource::Row { reply, row } => {
+                    let row = &exchange.replies[reply][row * hidden..][..hidden];
+                    out.iter_mut().zip(row).for_each(|(o, y)| *o += y);
+                }
+                OutputSource::Summed => {}
+            }
+        }
+    }
+
+    fn unavailable(&self, layer: LayerIdx, expert: ExpertId) -> ModelError {
+        let report = self.pool.report();
+        let troubles = report.workers.iter().filter_map(|w| Some(format!("{} {}", w.name, w.trouble.as_ref()?)));
+        let troubles: Vec<String> = troubles.collect();
+        let why = if troubles.is_empty() { "no worker holds it".into() } else { troubles.join("; ") };
+        ModelError::Expert(format!(
+            "{layer}, {expert}: is not stored here, and nobody who holds it can be asked: {why}"
+        ))
+    }
+}
+
+impl ExpertPath for Edge {
+    fn forward(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<Routed, ModelError> {
+        if call.tokens <= MAX_REQUEST_TOKENS {
+            return self.forward_chunk(call, out);
+        }
+        let (hidden, experts) = (out.len() / call.tokens, call.gate.experts);
+        let mut all = Routed::default();
+        let chunks = call.x.chunks(MAX_REQUEST_TOKENS * hidden).zip(call.logits.chunks(MAX_REQUEST_TOKENS * experts));
+        for ((x, logits), out) in chunks.zip(out.chunks_mut(MAX_REQUEST_TOKENS * hidden)) {
+            let routed = self.forward_chunk(&MoeCall { x, logits, tokens: x.len() / hidden, ..*call }, out)?;
+            all.ids.extend(routed.ids);
+            all.weights.extend(routed.weights);
+        }
+        Ok(all)
+    }
+
+    fn wants_hints(&self) -> bool {
+        self.local.wants_hints()
+    }
+
+    fn hint_next(&mut self, layer: LayerIdx, gate: &Gate, logits: &[f32]) {
+        self.local.hint_next(layer, gate, logits);
+    }
+}

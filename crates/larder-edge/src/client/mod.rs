@@ -1,0 +1,14 @@
+//! The side that runs the model and asks.
+
+pub mod addresses;
+mod edge;
+mod event_loop;
+mod latency_estimate;
+mod layer_share;
+mod report;
+mod worker_connection;
+mod worker_pool;
+
+pub use edge::Edge;
+pub use report::{EdgeReport, WorkerReport};
+pub use worker_pool::{ClientOptions, WorkerPool};

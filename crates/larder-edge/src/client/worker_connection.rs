@@ -1,0 +1,200 @@
+//! One worker, as it is known here: how it is reached, what it holds, whether it can be asked at present.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use http::Uri;
+use hyper_util::rt::TokioIo;
+use prost::Message;
+use tokio::net::TcpStream;
+use tokio::sync::Notify;
+use tokio::sync::mpsc::UnboundedSender;
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+use tonic::{Code, Request, Status};
+
+use crate::client::addresses::WorkerAddress;
+use crate::expert_set::ExpertSet;
+use crate::handshake::Handshake;
+use crate::tls::TlsCredentials;
+use crate::wire::experts_client::ExpertsClient;
+use crate::wire::{ComputeReply, ComputeRequest, DescribeRequest};
+use crate::write_coalescing::CoalescedStream;
+
+/// How long a connection, or a worker that is asked what it is, may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a worker that failed is left alone, at first and at most.
+const RETRY_PAUSE: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
+/// How often an idle connection is tried, and how long that may take.
+const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(5));
+
+/// A worker.
+pub struct WorkerConnection {
+    /// Its name.
+    pub name: String,
+    client: ExpertsClient<Channel>,
+    state: Mutex<WorkerState>,
+    /// Something may have changed: it failed.
+    failed: Notify,
+    /// It answered since it failed last.
+    answered: AtomicBool,
+}
+
+/// What is known of a worker.
+#[derive(Default)]
+pub struct WorkerState {
+    /// What it holds, if it can be asked.
+    pub held: Option<Arc<ExpertSet>>,
+    /// Why it cannot be asked, or what went wrong last.
+    pub trouble: Option<String>,
+}
+
+/// What became of a request.
+pub struct WorkerReply {
+    /// Its number.
+    pub id: u64,
+    /// The answer, not yet checked, and its length; or what went wrong.
+    pub outcome: Result<(ComputeReply, usize), String>,
+    /// How long it took.
+    pub took: Duration,
+}
+
+impl WorkerConnection {
+    /// A worker that has not been asked anything. The error is a sentence.
+    pub fn new(machine: &WorkerAddress, tls: &TlsCredentials, handshake: &Handshake) -> Result<Self, String> {
+        let WorkerAddress { name, address } = machine;
+        let said =
+            |e: tonic::transport::Error| format!("the address {address} of {name} cannot be used: {}", root_cause(&e));
+        let window = u32::try_from(handshake.reply_bytes()).unwrap_or(u32::MAX).clamp(1 << 16, (1 << 31) - 1);
+        let mut endpoint = Endpoint::from_shared(address.to_owned())
+            .map_err(said)?
+            .connect_timeout(CONNECT_TIMEOUT)
+            .initial_stream_window_size(window)
+            .initial_connection_window_size(window)
+            .http2_keep_alive_interval(KEEPALIVE.0)
+            .keep_alive_timeout(KEEPALIVE.1)
+            .keep_alive_while_idle(true);
+        if address.starts_with("https://") {
+            let Some(ca) = &tls.ca else {
+                return Err(format!(
+                    "the address of {name} is https://, and no [tls] ca says whose certificates to believe"
+                ));
+            };
+            let mut config = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(ca)).timeout(CONNECT_TIMEOUT);
+            if let Some((cert, key)) = &tls.identity {
+                config = config.identity(Identity::from_pem(cert, key));
+            }
+            endpoint = endpoint.tls_config(config).map_err(said)?;
+        }
+        let client = ExpertsClient::new(endpoint.connect_with_connector_lazy(tower::service_fn(connect)))
+            .max_decoding_message_size(handshake.reply_bytes())
+            .max_encoding_message_size(handshake.request_bytes());
+        let (state, failed, answered) = Default::default();
+        Ok(WorkerConnection { name: name.clone(), client, state: Mutex::new(state), failed, answered })
+    }
+
+    /// What is known of it.
+    pub fn state(&self) -> MutexGuard<'_, WorkerState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// It gave no answer that could be used: it is left alone for a while.
+    pub fn mark_failed(&self, trouble: String) {
+        *self.state() = WorkerState { held: None, trouble: Some(trouble) };
+        self.failed.notify_one();
+    }
+
+    /// It gave a good answer.
+    pub fn mark_healthy(&self) {
+        self.answered.store(true, Ordering::Relaxed);
+    }
+
+    /// Asks what it is until it can be asked for experts, and again whenever it failed; says when the first try is over.
+    pub async fn monitor(self: Arc<Self>, handshake: Arc<Handshake>, tried: UnboundedSender<()>) {
+        let mut tried = Some(tried);
+        let mut pause = RETRY_PAUSE.0;
+        loop {
+            let described = tokio::time::timeout(CONNECT_TIMEOUT, self.describe(&handshake)).await;
+            let described = described.unwrap_or_else(|_| Err("does not answer".into()));
+            let is_there = described.is_ok();
+            {
+                let mut state = self.state();
+                match described {
+                    Ok(held) => state.held = Some(Arc::new(held)),
+                    Err(trouble) => *state = WorkerState { held: None, trouble: Some(trouble) },
+                }
+            }
+            drop(tried.take());
+            if is_there {
+                self.failed.notified().await;
+            }
+            if self.answered.swap(false, Ordering::Relaxed) {
+                pause = RETRY_PAUSE.0;
+            }
+            tokio::time::sleep(pause).await;
+            pause = (2 * pause).min(RETRY_PAUSE.1);
+        }
+    }
+
+    async fn describe(&self, handshake: &Handshake) -> Result<ExpertSet, String> {
+        let description =
+            self.client.clone().describe(DescribeRequest {}).await.map_err(|s| status_text(&s))?.into_inner();
+        if let Some(incompatibility) = handshake.incompatibility(&description) {
+            return Err(incompatibility);
+        }
+        ExpertSet::from_wire(&description.held, &handshake.geometry)
+    }
+
+    /// Sends a request; what becomes of it comes through `to`, at the deadline at the latest.
+    pub async fn request(
+        self: Arc<Self>,
+        message: ComputeRequest,
+        deadline: Duration,
+        to: UnboundedSender<WorkerReply>,
+    ) {
+        let (id, start) = (message.id, Instant::now());
+        let mut request = Request::new(message);
+        request.set_timeout(deadline);
+        let mut client = self.client.clone();
+        let outcome = match tokio::time::timeout(deadline, client.compute(request)).await {
+            Ok(Ok(reply)) => {
+                let reply = reply.into_inner();
+                let length = reply.encoded_len();
+                Ok((reply, length))
+            }
+            Ok(Err(status)) => Err(status_text(&status)),
+            Err(_) => Err("did not answer in time".into()),
+        };
+        // Nobody listens any more if the run is over.
+        let _ = to.send(WorkerReply { id, outcome, took: start.elapsed() });
+    }
+}
+
+/// A connection to the address of a worker.
+async fn connect(to: Uri) -> io::Result<TokioIo<CoalescedStream>> {
+    let port = to.port_u16().unwrap_or(if to.scheme_str() == Some("https") { 443 } else { 80 });
+    // An address of version 6 is written in brackets.
+    let host = to.host().unwrap_or_default().trim_matches(['[', ']']);
+    let stream = TcpStream::connect((host, port)).await?;
+    Ok(TokioIo::new(CoalescedStream::new(stream)))
+}
+
+/// A status as half a sentence, whoever wrote it.
+fn status_text(status: &Status) -> String {
+    let said: String = status.message().chars().filter(|c| !c.is_control()).take(300).collect();
+    match status.code() {
+        Code::DeadlineExceeded | Code::Cancelled => "did not answer in time".into(),
+        Code::Unavailable | Code::Unknown => format!("cannot be reached: {}", root_cause(status)),
+        _ => format!("refused: {said}"),
+    }
+}
+
+/// The innermost reason of an error, on one line.
+fn root_cause(error: &dyn std::error::Error) -> String {
+    let mut inner = error;
+    while let Some(source) = inner.source() {
+        inner = source;
+    }
+    inner.to_string().chars().filter(|c| !c.is_control()).take(300).collect()
+}

@@ -1,0 +1,110 @@
+//! Which experts of which layers somebody holds.
+
+use larder_core::{ExpertId, Geometry, LayerIdx};
+
+use crate::wire;
+
+/// A set of experts of one model.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ExpertSet {
+    /// Of each decoder layer, whether it is each expert; empty where none can be.
+    layers: Vec<Vec<bool>>,
+}
+
+impl ExpertSet {
+    /// Those experts of the model for which `is_held` is true.
+    pub fn from_fn(geometry: &Geometry, is_held: impl Fn(LayerIdx, ExpertId) -> bool) -> Self {
+        let mut layers = vec![vec![]; geometry.layers];
+        for layer in &geometry.moe_layers {
+            layers[layer.index()] = (0..geometry.experts).map(|e| is_held(*layer, ExpertId(e as u16))).collect();
+        }
+        ExpertSet { layers }
+    }
+
+    /// Nobody.
+    pub fn empty(geometry: &Geometry) -> Self {
+        ExpertSet::from_fn(geometry, |_, _| false)
+    }
+
+    /// From a list for each decoder layer; says what in it the model does not have.
+    pub fn from_lists(lists: &[Vec<u16>], geometry: &Geometry) -> Result<Self, String> {
+        if lists.len() > geometry.layers {
+            return Err(format!("lists the experts of {} layers, and the model has {}", lists.len(), geometry.layers));
+        }
+        let mut held = ExpertSet::empty(geometry);
+        for (layer, list) in lists.iter().enumerate() {
+            list.iter().try_for_each(|expert| held.add(layer, usize::from(*expert)))?;
+        }
+        Ok(held)
+    }
+
+    /// As a worker tells it; says what in it the model does not have.
+    pub fn from_wire(told: &[wire::Held], geometry: &Geometry) -> Result<Self, String> {
+        let mut held = ExpertSet::empty(geometry);
+        for wire::Held { layer, experts } in told {
+            experts.iter().try_for_each(|expert| held.add(*layer as usize, *expert as usize))?;
+        }
+        Ok(held)
+    }
+
+    /// For a worker to tell.
+    pub fn to_wire(&self) -> Vec<wire::Held> {
+        let layers = self.layers.iter().enumerate().filter(|(_, experts)| experts.contains(&true));
+        let told = |(layer, experts): (usize, &Vec<bool>)| {
+            let experts = experts.iter().enumerate().filter(|(_, held)| **held).map(|(expert, _)| expert as u32);
+            wire::Held { layer: layer as u32, experts: experts.collect() }
+        };
+        layers.map(told).collect()
+    }
+
+    /// Whether an expert is among them.
+    pub fn contains(&self, layer: LayerIdx, expert: ExpertId) -> bool {
+        self.layers.get(layer.index()).and_then(|experts| experts.get(expert.index())).is_some_and(|held| *held)
+    }
+
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = (LayerIdx, ExpertId)> {
+        let of_layer = |(layer, experts): (usize, &Vec<bool>)| {
+            let held: Vec<usize> = (0..experts.len()).filter(|e| experts[*e]).collect();
+            held.into_iter().map(move |e| (LayerIdx(layer as u16), ExpertId(e as u16)))
+        };
+        self.layers.iter().enumerate().flat_map(of_layer)
+    }
+
+    /// How many they are.
+    pub fn count(&self) -> usize {
+        self.layers.iter().flatten().filter(|held| **held).count()
+    }
+
+    fn add(&mut self, layer: usize, expert: usize) -> Result<(), String> {
+        let place = self.layers.get_mut(layer).and_then(|experts| experts.get_mut(expert));
+        let Some(place) = place else {
+            return Err(format!("names expert {expert} of layer {layer}, which the model does not have"));
+        };
+        *place = true;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::handshake::tests::handshake;
+
+    #[test]
+    fn lists_come_back_and_strangers_are_refused() {
+        let geometry = handshake().geometry;
+        let held = ExpertSet::from_lists(&[vec![], vec![0, 7, 3]], &geometry).unwrap();
+        assert_eq!(held.count(), 3);
+        assert!(held.contains(LayerIdx(1), ExpertId(7)) && !held.contains(LayerIdx(1), ExpertId(1)));
+        assert!(!held.contains(LayerIdx(0), ExpertId(0)) && !held.contains(LayerIdx(9), ExpertId::NONE));
+        assert_eq!(ExpertSet::from_wire(&held.to_wire(), &geometry).unwrap(), held);
+        assert_eq!(held.iter().collect::<Vec<_>>(), [0, 3, 7].map(|e| (LayerIdx(1), ExpertId(e))));
+        assert_eq!(ExpertSet::from_fn(&geometry, |_, expert| expert.0 > 1).count(), 6);
+        let said = ExpertSet::from_lists(&[vec![1]], &geometry).unwrap_err();
+        assert_eq!(said, "names expert 1 of layer 0, which the model does not have");
+        assert!(ExpertSet::from_lists(&[vec![], vec![8]], &geometry).is_err());
+        assert!(ExpertSet::from_lists(&[vec![], vec![], vec![]], &geometry).is_err());
+        assert!(ExpertSet::from_wire(&[wire::Held { layer: u32::MAX, experts: vec![1] }], &geometry).is_err());
+    }
+}

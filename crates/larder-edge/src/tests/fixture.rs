@@ -1,0 +1,248 @@
+//! A model of two layers with experts, workers that hold them, and the same experts all in memory.
+
+use std::net::TcpListener;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use larder_cache::{Cache, CacheScope, Shards};
+use larder_core::{ExpertId, ExpertLayout, Gate, Geometry, LayerIdx, NumberFormat};
+use larder_engine::{Routing, StreamingPath};
+use larder_model::{Activation, AllResident, ComputeContext, ExpertPath, MoeCall};
+use larder_policy::eviction::{CacheShape, EvictionSpec, PolicyInputs};
+use larder_store::StoreError;
+use larder_store::reader::{Arena, MemoryReader};
+use tokio::sync::oneshot;
+use tonic::{Request, Response, Status};
+
+use crate::wire::experts_server::{Experts, ExpertsServer};
+use crate::wire::{ComputeReply, ComputeRequest, DescribeRequest, Description, Format};
+use crate::{
+    ClientOptions, ComputeJob, Edge, ExpertHost, ExpertSet, Handshake, PROTOCOL_VERSION, TlsCredentials, WorkerAddress,
+    WorkerAddresses, WorkerOptions, WorkerPool, serve_until,
+};
+
+pub const HIDDEN: usize = 24;
+const EXPERTS: usize = 8;
+pub const LAYERS: [LayerIdx; 2] = [LayerIdx(0), LayerIdx(2)];
+
+pub fn geometry() -> Geometry {
+    Geometry {
+        layers: 3,
+        moe_layers: LAYERS.to_vec(),
+        experts: EXPERTS,
+        top_k: 3,
+        hidden: HIDDEN,
+        inter: 16,
+        bias: false,
+    }
+}
+
+pub fn handshake() -> Handshake {
+    Handshake { model: "feed".into(), geometry: geometry(), exact: false }
+}
+
+struct PlainShards(ExpertLayout);
+
+impl Shards for PlainShards {
+    fn layout(&self, _: LayerIdx) -> &ExpertLayout {
+        &self.0
+    }
+
+    fn data_start(&self) -> u64 {
+        0
+    }
+
+    fn check(&self, _: LayerIdx, _: ExpertId, _: &[u8]) -> Result<(), StoreError> {
+        Ok(())
+    }
+}
+
+fn layout() -> ExpertLayout {
+    ExpertLayout::new(HIDDEN, 16, [NumberFormat::F32; 3], false).unwrap()
+}
+
+/// The bytes of every expert, layer by layer.
+fn experts() -> Vec<Vec<u8>> {
+    let value = |expert: usize, i: usize| ((i * 31 + expert * 17 + i * expert % 7) % 97) as f32 / 97.0 - 0.5;
+    let floats = layout().bytes / 4;
+    (0..2 * EXPERTS).map(|e| (0..floats).flat_map(|i| value(e, i).to_le_bytes()).collect()).collect()
+}
+
+fn cache(slots: usize) -> Cache {
+    let shape = CacheShape::new(&geometry(), slots, CacheScope::Global);
+    let policies = "lru".parse::<EvictionSpec>().unwrap().make(&shape, &PolicyInputs::default()).unwrap();
+    let (_arena, memory) = Arena::new(shape.total_slots(), layout().bytes).unwrap();
+    let reader = Box::new(MemoryReader::new(Arc::new(experts()), 3));
+    Cache::new(&geometry(), &shape, policies, memory, reader, Box::new(PlainShards(layout())))
+}
+
+fn compute() -> Arc<ComputeContext> {
+    Arc::new(ComputeContext::new(1, false).unwrap())
+}
+
+pub fn host() -> ExpertHost {
+    ExpertHost::new(cache(2 * EXPERTS), compute())
+}
+
+/// Those experts whose number `is_held` likes, of both layers.
+pub fn experts_where(is_held: impl Fn(u16) -> bool) -> ExpertSet {
+    ExpertSet::from_fn(&geometry(), |_, expert| is_held(expert.0))
+}
+
+/// Something that listens, ended when it is dropped.
+pub struct TestServer {
+    pub address: String,
+    end: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for TestServer {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        let ended = self.thread.take().map(JoinHandle::join);
+        assert!(matches!(ended, Some(Ok(()))) || std::thread::panicking(), "a worker panicked");
+    }
+}
+
+pub fn listen(scheme: &str, serve: impl FnOnce(TcpListener, oneshot::Receiver<()>) + Send + 'static) -> TestServer {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("{scheme}://{}", listener.local_addr().unwrap());
+    let (end, ended) = oneshot::channel();
+    let thread = std::thread::spawn(move || serve(listener, ended));
+    TestServer { address, end: Some(end), thread: Some(thread) }
+}
+
+pub fn worker_options() -> WorkerOptions {
+    WorkerOptions {
+        name: "worker".into(),
+        in_flight: 4,
+        connections: 8,
+        request_timeout: Duration::from_secs(5),
+        tls: None,
+    }
+}
+
+/// A worker as it should be.
+pub fn worker(held: ExpertSet) -> TestServer {
+    worker_with(worker_options(), handshake(), held)
+}
+
+pub fn worker_with(options: WorkerOptions, handshake: Handshake, held: ExpertSet) -> TestServer {
+    let scheme = if options.tls.is_some() { "https" } else { "http" };
+    listen(scheme, move |listener, ended| {
+        let end = async {
+            let _ = ended.await;
+        };
+        serve_until(listener, options, handshake, held, host(), end).unwrap();
+    })
+}
+
+/// What a bad worker does to its answers.
+pub type ReplyFault = fn(&mut ComputeReply) -> Result<Duration, Status>;
+
+struct FakeWorker {
+    host: Mutex<ExpertHost>,
+    corrupt: ReplyFault,
+}
+
+#[tonic::async_trait]
+impl Experts for FakeWorker {
+    async fn describe(&self, _: Request<DescribeRequest>) -> Result<Response<Description>, Status> {
+        let held = experts_where(|_| true).to_wire();
+        Ok(Response::new(Description {
+            version: PROTOCOL_VERSION,
+            model: handshake().model,
+            held,
+            ..Default::default()
+        }))
+    }
+
+    async fn compute(&self, request: Request<ComputeRequest>) -> Result<Response<ComputeReply>, Status> {
+        let request = request.into_inner();
+        let job = ComputeJob::read(&request, &handshake()).map_err(|e| Status::internal(e.to_string()))?;
+        let computed = self.host.lock().unwrap().compute(&job).map_err(Status::internal)?;
+        let mut reply = ComputeReply {
+            version: PROTOCOL_VERSION,
+            id: request.id,
+            model: request.model,
+            layer: request.layer,
+            format: request.format,
+            rows: crate::codec::encode(Format::F32, &computed.rows),
+            ..Default::default()
+        };
+        let delay = (self.corrupt)(&mut reply)?;
+        tokio::time::sleep(delay).await;
+        Ok(Response::new(reply))
+    }
+}
+
+/// A worker that holds everything, computes rightly, and then does something to its answer.
+pub fn faulty_worker(corrupt: ReplyFault) -> TestServer {
+    listen("http", move |listener, ended| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            listener.set_nonblocking(true).unwrap();
+            let incoming =
+                tokio_stream::wrappers::TcpListenerStream::new(tokio::net::TcpListener::from_std(listener).unwrap());
+            let service = ExpertsServer::new(FakeWorker { host: Mutex::new(host()), corrupt });
+            let serving = tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming);
+            tokio::select! {
+                served = serving => served.unwrap(),
+                _ = ended => {}
+            }
+        });
+    })
+}
+
+/// WorkerAddresses by name.
+pub fn addresses(workers: &[(&str, &TestServer)], tls: TlsCredentials) -> WorkerAddresses {
+    let machine =
+        |(name, worker): &(&str, &TestServer)| WorkerAddress { name: (*name).into(), address: worker.address.clone() };
+    WorkerAddresses { workers: workers.iter().map(machine).collect(), tls }
+}
+
+pub fn client_options() -> ClientOptions {
+    ClientOptions { format: Format::F32, deadline: Duration::from_millis(400) }
+}
+
+/// Who asks these workers, and can read `stored` himself into two slots.
+pub fn edge(workers: &[(&str, &TestServer)], stored: ExpertSet) -> Edge {
+    edge_with(&addresses(workers, TlsCredentials::default()), client_options(), stored)
+}
+
+pub fn edge_with(addresses: &WorkerAddresses, options: ClientOptions, stored: ExpertSet) -> Edge {
+    let pool = WorkerPool::connect(addresses, handshake(), options).unwrap();
+    // Without an own share free slots would be filled first.
+    let own = Some(experts_where(|_| false));
+    Edge::new(StreamingPath::new(Routing::default(), cache(2), compute(), 0), pool, own, stored)
+}
+
+/// The outputs of some calls, one and several tokens at a time, in both layers.
+pub fn outputs(path: &mut dyn ExpertPath, scales_input: bool) -> Result<Vec<Vec<u32>>, String> {
+    let gate = Gate { scales_input, ..Gate::softmax(EXPERTS, 3, true) };
+    let mut all = Vec::new();
+    for (round, tokens) in [1, 1, 7, 1, 300].into_iter().enumerate() {
+        for layer in LAYERS {
+            let number = |i: usize| ((i * 37 + round * 11 + layer.index() * 5) % 101) as f32 / 25.0 - 2.0;
+            let x: Vec<f32> = (0..tokens * HIDDEN).map(number).collect();
+            let logits: Vec<f32> = (0..tokens * EXPERTS).map(|i| number(i * 3 + 1)).collect();
+            let act = Activation::ClampedSwiglu { alpha: 1.7, limit: 7.0 };
+            let call = MoeCall { layer, gate: &gate, act, logits: &logits, x: &x, tokens };
+            let mut out = vec![f32::NAN; tokens * HIDDEN];
+            path.forward(&call, &mut out).map_err(|e| e.to_string())?;
+            all.push(out.iter().map(|v| v.to_bits()).collect());
+        }
+    }
+    Ok(all)
+}
+
+/// The same with all experts in memory.
+pub fn expected(scales_input: bool) -> Vec<Vec<u32>> {
+    let mut all = AllResident::new(3, compute());
+    let mut experts = experts().into_iter();
+    for layer in LAYERS {
+        all.set(layer, layout(), experts.by_ref().take(EXPERTS).collect());
+    }
+    outputs(&mut all, scales_input).unwrap()
+}

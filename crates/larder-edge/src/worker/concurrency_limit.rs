@@ -1,0 +1,61 @@
+//! As many requests as can be worked on; who comes then is told so at once, before anything of his is read.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use http::{Request, Response};
+use tokio::sync::Semaphore;
+use tonic::Status;
+use tonic::body::Body;
+use tonic::server::NamedService;
+use tower_service::Service;
+
+/// A service that does so much at a time.
+#[derive(Clone)]
+pub struct ConcurrencyLimited<S> {
+    inner: S,
+    permits: Arc<Semaphore>,
+}
+
+impl<S> ConcurrencyLimited<S> {
+    /// So many requests at a time, those being received included.
+    pub fn new(inner: S, most: usize) -> Self {
+        ConcurrencyLimited { inner, permits: Arc::new(Semaphore::new(most)) }
+    }
+}
+
+impl<S: NamedService> NamedService for ConcurrencyLimited<S> {
+    const NAME: &'static str = S::NAME;
+}
+
+impl<S> Service<Request<Body>> for ConcurrencyLimited<S>
+where
+    S: Service<Request<Body>, Response = Response<Body>>,
+    S::Future: Send + 'static,
+{
+    type Response = Response<Body>;
+    type Error = S::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, S::Error>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        match self.permits.clone().try_acquire_owned() {
+            Ok(permit) => {
+                let answer = self.inner.call(request);
+                Box::pin(async move {
+                    let answer = answer.await;
+                    drop(permit);
+                    answer
+                })
+            }
+            Err(_) => Box::pin(async {
+                Ok(Status::resource_exhausted("the worker has as much to do as it takes on").into_http())
+            }),
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! Files of weights that are fetched in the background while those before them are converted.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread;
+
+use larder_store::{IncomingFiles, ReadAt, Result, SafetensorsHeader, StoreError, StoreErrorKind};
+
+use crate::DownloadProgress;
+use crate::client::Hub;
+use crate::download::{self, DownloadRequest};
+use crate::errors::failure;
+use crate::listing::RemoteFile;
+use crate::released_ranges::ReleasedRanges;
+use crate::repo::encoded;
+
+/// Most headers are shorter and come with the first answer.
+const FIRST_READ_BYTES: u64 = 64 << 10;
+/// The format's own limit of a header.
+const MAX_HEADER_BYTES: u64 = 100_000_000;
+
+/// The files of one model.
+pub struct BackgroundDownload(Arc<Shared>);
+
+struct Shared {
+    hub: Arc<Hub>,
+    folder: PathBuf,
+    /// What the addresses of the files begin with.
+    base: String,
+    files: Vec<RemoteFile>,
+    by_name: BTreeMap<String, usize>,
+    progress: Arc<dyn DownloadProgress>,
+    stop: AtomicBool,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    files: Vec<FileState>,
+    released: Vec<ReleasedRanges>,
+    headers: Vec<Option<Vec<u8>>>,
+    /// Files that somebody waits for.
+    requested: BTreeSet<usize>,
+    /// The last file that was asked for, in their order; the one after it is fetched ahead.
+    last_requested: Option<usize>,
+}
+
+enum FileState {
+    Absent,
+    Ready(Arc<ReadAt>),
+    Failed(StoreErrorKind, String),
+}
+
+impl BackgroundDownload {
+    /// The files `files` of the model whose addresses begin with `base`, to be kept in `folder`.
+    pub fn start(
+        hub: Arc<Hub>,
+        folder: &Path,
+        base: &str,
+        files: Vec<RemoteFile>,
+        progress: Arc<dyn DownloadProgress>,
+    ) -> Result<Self> {
+        let mut state = State {
+            files: vec![],
+            released: vec![],
+            headers: vec![],
+            requested: BTreeSet::new(),
+            last_requested: None,
+        };
+        for file in &files {
+            let path = folder.join(&file.name);
+            let whole = std::fs::metadata(&path).is_ok_and(|m| m.len() == file.bytes);
+            state.released.push(ReleasedRanges::load(&path)?);
+            state.headers.push(None);
+            state.files.push(if whole { FileState::Ready(opened(&path)?) } else { FileState::Absent });
+        }
+        let by_name = files.iter().enumerate().map(|(i, f)| (f.name.clone(), i)).collect();
+        let shared = Arc::new(Shared {
+            hub,
+            folder: folder.to_owned(),
+            base: base.to_owned(),
+            files,
+            by_name,
+            progress,
+            stop: AtomicBool::new(false),
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+        });
+        let worker = shared.clone();
+        let spawned = thread::Builder::new().name("hub".into()).spawn(move || worker.run());
+        spawned.map_err(|e| failure(StoreErrorKind::Io, format!("starting a thread failed: {e}")))?;
+        Ok(BackgroundDownload(shared))
+    }
+}
+
+impl Drop for BackgroundDownload {
+    fn drop(&mut self) {
+        self.0.stop.store(true, Ordering::Relaxed);
+        self.0.changed.notify_all();
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        self.changed.wait(state).unwrap_or_else(|e| e.into_inner())
+    }
+
+    fn index(&self, name: &str) -> Result<usize> {
+        let missing =
+            || failure(StoreErrorKind::Missing, format!("the model's files name {name}, which the hub does not list"));
+        self.by_name.get(name).copied().ok_or_else(missing)
+    }
+
+    fn url(&self, i: usize) -> String {
+        format!("{}/{}", self.base, encoded(&self.files[i].name))
+    }
+
+    /// Fetches one file after the other until told to stop.
+    fn run(&self) {
+        let mut state = self.lock();
+        while !self.stop.load(Ordering::Relaxed) {
+            let Some(next) = state.next() else {
+                state = self.wait(state);
+                continue;
+            };
+            let header = state.headers[next].clone();
+            drop(state);
+            let outcome = match self.fetch(next, header) {
+                Ok(file) => FileState::Ready(file),
+                Err(e) => FileState::Failed(e.kind, e.to_string()),
+            };
+            state = self.lock();
+            state.files[next] = outcome;
+            self.changed.notify_all();
+        }
+    }
+
+    fn fetch(&self, i: usize, header: Option<Vec<u8>>) -> Result<Arc<ReadAt>> {
+        let path = self.folder.join(&self.files[i].name);
+        let url = self.url(i);
+        let (remote, progress, stop) = (&self.files[i], self.progress.as_ref(), &self.stop);
+        download::fetch(&DownloadRequest { hub: &self.hub, url: &url, remote, progress, stop }, &path)?;
+        let file = opened(&path)?;
+        if header.is_some_and(|header| SafetensorsHeader::read_json(&file).ok() != Some(header)) {
+            return Err(StoreError::new(StoreErrorKind::Mismatch, &path, "begins otherwise than the hub said before"));
+        }
+        Ok(file)
+    }
+
+    /// The header of a file that is still to come.
+    fn header_ahead(&self, i: usize) -> Result<Vec<u8>> {
+        let (url, bytes) = (self.url(i), self.files[i].bytes);
+        let bad = |what: &str| failure(StoreErrorKind::Malformed, format!("{url}: {what}"));
+        if bytes < 8 {
+            return Err(bad("is too short for a safetensors file"));
+        }
+        let first = self.hub.part(&url, 0..bytes.min(FIRST_READ_BYTES), self.progress.as_ref())?;
+        let len = u64::from_le_bytes(*first.first_chunk().ok_or_else(|| bad("is cut short"))?);
+        if len > MAX_HEADER_BYTES || len > bytes - 8 {
+            return Err(bad(&format!("claims a header of {len} bytes in a file of {bytes}")));
+        }
+        let end = 8 + len;
+        let mut all = first;
+        if end > all.len() as u64 {
+            let rest = self.hub.part(&url, all.len() as u64..end, self.progress.as_ref())?;
+            all.extend(rest);
+        }
+        Ok(all[8..end as usize].to_vec())
+    }
+}
+
+impl State {
+    /// What to fetch next.
+    fn next(&self) -> Option<usize> {
+        let is_absent = |i: &usize| matches!(self.files.get(*i), Some(FileState::Absent));
+        let ahead = self.last_requested.map(|last_requested| last_requested + 1);
+        self.requested.iter().copied().find(is_absent).or(ahead.filter(is_absent))
+    }
+}
+
+impl IncomingFiles for BackgroundDownload {
+    fn header(&self, name: &str) -> Result<(u64, Vec<u8>)> {
+        let i = self.0.index(name)?;
+        let here = match &self.0.lock().files[i] {
+            FileState::Ready(file) => Some(file.clone()),
+            _ => None,
+        };
+        let json = match here {
+            Some(file) => SafetensorsHeader::read_json(&file)?,
+            None => self.0.header_ahead(i)?,
+        };
+        self.0.lock().headers[i] = Some(json.clone());
+        Ok((self.0.files[i].bytes, json))
+    }
+
+    fn file(&self, name: &str, range: Range<u64>) -> Result<Arc<ReadAt>> {
+        let i = self.0.index(name)?;
+        let mut state = self.0.lock();
+        state.last_requested = state.last_requested.max(Some(i));
+        if state.released[i].touches(&range) {
+            // A shard that was made of these bytes is gone or broken: they have to come once more.
+            state.released[i].forget()?;
+            state.files[i] = FileState::Absent;
+        }
+        state.requested.insert(i);
+        self.0.changed.notify_all();
+        let outcome = loop {
+            match &state.files[i] {
+                FileState::Ready(file) => break Ok(file.clone()),
+                FileState::Failed(fault, what) => break Err(failure(*fault, what)),
+                FileState::Absent => state = self.0.wait(state),
+            }
+        };
+        state.requested.remove(&i);
+        outcome
+    }
+
+    fn release(&self, name: &str, range: Range<u64>) -> Result<()> {
+        let i = self.0.index(name)?;
+        let mut state = self.0.lock();
+        match state.files[i] {
+            FileState::Ready(_) => state.released[i].release(range),
+            // Not there, so there is nothing to give back.
+            _ => Ok(()),
+        }
+    }
+}
+
+fn opened(path: &Path) -> Result<Arc<ReadAt>> {
+    let file = ReadAt::open(path)?;
+    file.use_direct_io();
+    Ok(Arc::new(file))
+}

@@ -1,0 +1,218 @@
+//! Which files of a model are needed, and getting them.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use larder_store::{Checkpoint, Result, SIDECARS, StoreError, StoreErrorKind, is_bare_file_name};
+use rustix::fs::{FlockOperation, flock};
+
+use crate::DownloadProgress;
+use crate::background_download::BackgroundDownload;
+use crate::client::Hub;
+use crate::download::{self, DownloadRequest};
+use crate::errors::{HubError, failure};
+use crate::listing::{Listing, RemoteFile};
+
+const CONFIG: &str = "config.json";
+const INDEX: &str = "model.safetensors.index.json";
+/// The longest of the files that are not weights.
+const MAX_SMALL_FILE_BYTES: u64 = 256 << 20;
+const MAX_LISTING_BYTES: u64 = 64 << 20;
+/// Keeps the commit that a download began with.
+const COMMIT_FILE: &str = "commit";
+/// GGUF files that are named where none was.
+const MAX_NAMES_SHOWN: usize = 6;
+
+/// A model on the hub, from which a download into a folder is made or continued.
+pub struct Repo {
+    hub: Arc<Hub>,
+    name: String,
+    listing: Listing,
+    folder: PathBuf,
+    progress: Arc<dyn DownloadProgress>,
+    _lock: File,
+}
+
+impl Repo {
+    /// Asks for the model `name` (`org/name`) at `revision`, to be fetched into `folder`. A download that was begun
+    /// there goes on with the commit that it began with.
+    pub fn open(
+        hub: Hub,
+        name: &str,
+        revision: &str,
+        folder: &Path,
+        progress: Arc<dyn DownloadProgress>,
+    ) -> Result<Self> {
+        fs::create_dir_all(folder).map_err(|e| StoreError::io(folder, "creating the folder", e))?;
+        let lock = lock(folder)?;
+        let pinned = folder.join(COMMIT_FILE);
+        let resumed =
+            fs::read_to_string(&pinned).ok().filter(|c| !c.is_empty() && c.bytes().all(|b| b.is_ascii_hexdigit()));
+        let revision = resumed.as_deref().unwrap_or(revision);
+        let url = format!("{}/api/models/{name}/revision/{}?blobs=true", hub.endpoint(), encoded(revision));
+        let json =
+            hub.with_retries(progress.as_ref(), || read_all(&url, hub.get(&url, None)?.body, MAX_LISTING_BYTES))?;
+        let listing = Listing::parse(name, &json)?;
+        if resumed.is_none() {
+            fs::write(&pinned, &listing.commit).map_err(|e| StoreError::io(&pinned, "writing", e))?;
+        }
+        let (name, folder) = (name.to_owned(), folder.to_owned());
+        Ok(Repo { hub: Arc::new(hub), name, listing, folder, progress, _lock: lock })
+    }
+
+    /// The model as a checkpoint whose weights arrive while it is read.
+    pub fn checkpoint(&self) -> Result<Checkpoint> {
+        let Some(config) = self.listing.get(CONFIG) else { return Err(self.no_checkpoint()) };
+        self.small(config)?;
+        for name in SIDECARS {
+            self.listing.get(name).map_or(Ok(()), |file| self.small(file))?;
+        }
+        let names: Vec<&str> = self.listing.names().filter(|name| is_bare_file_name(name)).collect();
+        if !names.contains(&"model.safetensors") {
+            self.small(self.listing.get(INDEX).ok_or_else(|| self.no_checkpoint())?)?;
+        }
+        let weights = Checkpoint::weight_files(&self.folder, &names)?;
+        let weights = weights.iter().map(|name| self.remote(name).cloned()).collect::<Result<Vec<_>>>()?;
+        let (hub, progress) = (self.hub.clone(), self.progress.clone());
+        let arriving = BackgroundDownload::start(hub, &self.folder, &self.base(), weights, progress)?;
+        Checkpoint::incoming(&self.folder, Box::new(arriving))
+    }
+
+    /// Fetches one GGUF file, or all parts if it is one of several, and returns where it is.
+    pub fn gguf(&self, name: &str) -> Result<PathBuf> {
+        let plain = |name: &str| name.rsplit('/').next().unwrap_or_default().to_owned();
+        let mut first = None;
+        for part in parts(name) {
+            let file = self.remote(&part)?;
+            let local = plain(&part);
+            if !is_bare_file_name(&local) {
+                return Err(failure(StoreErrorKind::Unsupported, format!("'{part}' is no name of a file")));
+            }
+            let path = self.folder.join(local);
+            self.fetch(file, &path)?;
+            first.get_or_insert(path);
+        }
+        first.ok_or_else(|| failure(StoreErrorKind::Missing, format!("{}: has no file '{name}'", self.name)))
+    }
+
+    fn remote(&self, name: &str) -> Result<&RemoteFile> {
+        let missing =
+            || failure(StoreErrorKind::Missing, format!("{}: has no file '{name}'{}", self.name, self.ggufs()));
+        self.listing.get(name).ok_or_else(missing)
+    }
+
+    fn no_checkpoint(&self) -> StoreError {
+        let what = format!("{}: has no config.json with safetensors files{}", self.name, self.ggufs());
+        failure(StoreErrorKind::Missing, what)
+    }
+
+    /// The GGUF files that one could name.
+    fn ggufs(&self) -> String {
+        let all: Vec<&str> =
+            self.listing.names().filter(|name| name.ends_with(".gguf")).take(MAX_NAMES_SHOWN).collect();
+        match all.is_empty() {
+            true => String::new(),
+            false => {
+                format!("; it has GGUF files, one of which can be named as {}:FILE: {}", self.name, all.join(", "))
+            }
+        }
+    }
+
+    fn base(&self) -> String {
+        format!("{}/{}/resolve/{}", self.hub.endpoint(), self.name, self.listing.commit)
+    }
+
+    /// Fetches a file that is not weights.
+    fn small(&self, file: &RemoteFile) -> Result<()> {
+        if file.bytes > MAX_SMALL_FILE_BYTES {
+            let what =
+                format!("{}: {} has {} bytes, more than {MAX_SMALL_FILE_BYTES}", self.name, file.name, file.bytes);
+            return Err(failure(StoreErrorKind::Malformed, what));
+        }
+        self.fetch(file, &self.folder.join(&file.name))
+    }
+
+    fn fetch(&self, remote: &RemoteFile, path: &Path) -> Result<()> {
+        let url = format!("{}/{}", self.base(), remote.name.split('/').map(encoded).collect::<Vec<_>>().join("/"));
+        let (hub, progress, stop) = (self.hub.as_ref(), self.progress.as_ref(), &AtomicBool::new(false));
+        download::fetch(&DownloadRequest { hub, url: &url, remote, progress, stop }, path)
+    }
+}
+
+impl Hub {
+    /// The bytes `range` of what is at `url`.
+    pub(crate) fn part(&self, url: &str, range: Range<u64>, progress: &dyn DownloadProgress) -> Result<Vec<u8>> {
+        self.with_retries(progress, || {
+            let answer = self.get(url, Some((range.start, Some(range.end - 1))))?;
+            let skip = if answer.partial { 0 } else { range.start };
+            let mut body = answer.body.take(skip + (range.end - range.start));
+            let mut bytes = Vec::new();
+            let read = std::io::copy(&mut body.by_ref().take(skip), &mut std::io::sink());
+            let read = read.and_then(|_| body.read_to_end(&mut bytes));
+            read.map_err(|e| HubError::transient(format!("{url}: {e}")))?;
+            match bytes.len() as u64 == range.end - range.start {
+                true => Ok(bytes),
+                false => Err(HubError::transient(format!("{url}: the connection ended too early"))),
+            }
+        })
+    }
+}
+
+fn read_all(url: &str, body: impl Read, limit: u64) -> Result<Vec<u8>, HubError> {
+    let mut bytes = Vec::new();
+    body.take(limit + 1).read_to_end(&mut bytes).map_err(|e| HubError::transient(format!("{url}: {e}")))?;
+    match bytes.len() as u64 > limit {
+        true => Err(HubError::permanent(StoreErrorKind::Malformed, format!("{url}: sends more than {limit} bytes"))),
+        false => Ok(bytes),
+    }
+}
+
+fn lock(folder: &Path) -> Result<File> {
+    let file = File::open(folder).map_err(|e| StoreError::io(folder, "opening", e))?;
+    flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|e| match e {
+        rustix::io::Errno::WOULDBLOCK => {
+            StoreError::new(StoreErrorKind::Taken, folder, "is being filled by another download")
+        }
+        e => StoreError::io(folder, "locking", e.into()),
+    })?;
+    Ok(file)
+}
+
+/// The names of all parts of a GGUF file; its own if it is whole.
+fn parts(name: &str) -> Vec<String> {
+    let numbers = || {
+        let (rest, count) = name.strip_suffix(".gguf")?.rsplit_once("-of-")?;
+        let (stem, number) = rest.rsplit_once('-')?;
+        let five =
+            |text: &str| (text.len() == 5 && text.bytes().all(|b| b.is_ascii_digit())).then(|| text.parse().ok());
+        let (_, count): (u32, u32) = (five(number)??, five(count)??);
+        Some((stem, count))
+    };
+    match numbers() {
+        Some((stem, count)) => (1..=count).map(|n| format!("{stem}-{n:05}-of-{count:05}.gguf")).collect(),
+        None => vec![name.to_owned()],
+    }
+}
+
+/// A piece of a path as it stands in an address.
+pub(crate) fn encoded(text: &str) -> String {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b"-._~".contains(&b);
+    text.bytes().map(|b| if plain(b) { char::from(b).to_string() } else { format!("%{b:02X}") }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_counted_and_addresses_encoded() {
+        assert_eq!(parts("a.gguf"), ["a.gguf"]);
+        assert_eq!(parts("d/a-00002-of-00002.gguf"), ["d/a-00001-of-00002.gguf", "d/a-00002-of-00002.gguf"]);
+        assert_eq!(parts("a-2-of-3.gguf"), ["a-2-of-3.gguf"]);
+        assert_eq!(encoded("refs/pr 1?"), "refs%2Fpr%201%3F");
+    }
+}
