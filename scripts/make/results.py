@@ -110,7 +110,7 @@ def trade_off(lab: Lab, page: Page) -> None:
             cells = [best(rows_of(found, slots, f), loss) for f in families]
             rows.append([percent(loss, 0), *(percent(c["miss_rate"]) if c else "-" for c in cells)])
         page.add(f"{title}: `original` misses {percent(plain['miss_rate'])} with LRU; Belady's policy, which knows the future, "
-                 f"would miss {percent(known)}. Misses of the best setting that raises perplexity by no more than so much:",
+                 f"would miss {percent(known)}. Misses of the best setting within each limit on the rise of perplexity:",
                  table(["at most", *families], rows))
     page.add(WORDS["trade-off"])
 
@@ -135,7 +135,7 @@ def sizes(lab: Lab, page: Page) -> None:
     page.add("## Cache size (paper: figure 9)")
     page.chart("sizes", "Misses against cache size", "slots per layer, of 32", "misses, % of wanted experts",
                [Series(name, line, dashed=name.startswith("belady")) for name, line in lines], y=(0, 100))
-    page.add("Misses in %; for `prior` the λ with the fewest misses that raises perplexity by no more than so much.",
+    page.add("Misses in %; for `prior` the λ with the fewest misses within the limit on the rise of perplexity.",
              table(header, rows), WORDS["sizes"])
 
 
@@ -170,7 +170,7 @@ def eviction(lab: Lab, page: Page) -> None:
     trace = lab.work / "held-out.safetensors"
     lab.json("trace", "eval", "ppl", TEXT, "-m", MODEL, "--chunk", CHUNK, "--one-by-one", "--cache-experts", QUARTER, "--trace", trace)
     found = lab.json("eviction", "lab", "sweep", trace, "--evictor", MODEL / "evictor.safetensors")
-    page.add("## Who leaves (papers: layered paging, figures 4 to 6; FlashMoE)")
+    page.add("## Eviction (papers: layered paging, figures 4 to 6; FlashMoE)")
     for scope, title in [("layer", "a pool for each layer"), ("global", "one pool for all layers")]:
         mine = [r for r in found["rows"] if r["scope"] == scope]
         policies = [p for p in ("lru", "lfu", "arc", "lecar", "s3fifo", "llru", "lfru", "learned", "belady") if any(r["policy"] == p for r in mine)]
@@ -180,7 +180,7 @@ def eviction(lab: Lab, page: Page) -> None:
                    [Series(p, line[p], dashed=p == "belady") for p in policies if p in shown])
         gap = lambda r: f"{100 * r['misses'] / r['wanted']:.1f} ({100 * r['gap_closed']['value']:.0f})" if r.get("gap_closed") and r["policy"] not in ("lru", "belady") else f"{100 * r['misses'] / r['wanted']:.1f}"
         rows = [[p, *(gap(r) for r in mine if r["policy"] == p and r["slots"] <= 24)] for p in policies]
-        page.add(f"Misses in %, {title}; in brackets how much of the gap from LRU to Belady is closed, in %:",
+        page.add(f"Misses in %, {title}; in brackets the share of the gap from LRU to Belady that is closed, in %:",
                  table(["slots per layer", *(str(r["slots"]) for r in mine if r["policy"] == "lru" and r["slots"] <= 24)], rows))
     page.add(WORDS["eviction"])
 
@@ -189,8 +189,8 @@ def sensitivity(lab: Lab, page: Page) -> None:
     found = lab.json("sensitivity", "eval", "sensitivity", TEXT, "-m", MODEL, "--tokens", TOKENS, "--chunk", CHUNK)
     cell = lambda r: f"{100 * r['loss']['value']:+.1f} ± {100 * r['loss']['error']:.1f} %" if r else "-"
     rows = [[str(r["rank"]), cell(r["dropped"]), cell(r["replaced"])] for r in found["ranks"]]
-    page.add("## What ranks are worth (paper: figure 2)",
-             "The rise of perplexity without the experts of a rank and all behind it, and with another expert, drawn at random, in the place of a rank:",
+    page.add("## Importance of ranks (paper: figure 2)",
+             "The rise of perplexity without the experts of a rank and all lower ones, and with a random unchosen expert in place of a rank:",
              table(["rank", "dropped from here", "replaced"], rows), WORDS["sensitivity"])
 
 
