@@ -1,4 +1,4 @@
-"""Figures as small SVG files that follow the reader's light or dark scheme. Python 3.10, nothing else."""
+"""Draws charts as small SVG files that follow the reader's light or dark scheme. Needs Python 3.10 only."""
 
 import math
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ def svg(width: int, height: int, parts: list[str]) -> str:
 
 
 def chart(path: Path, title: str, x_label: str, y_label: str, series: list[Series], *, x=None, y=None, notes=()) -> None:
-    """Lines and points. `x` and `y` are the ends of the axes where they should not follow from the points; `notes` are
+    """Draws lines and points. `x` and `y` fix the range of an axis, which otherwise follows from the points; `notes` are
     (x, y, text)."""
     points = [p for s in series for p in s.points]
     x0, x1 = x or (min(p[0] for p in points), max(p[0] for p in points))
@@ -91,7 +91,7 @@ def chart(path: Path, title: str, x_label: str, y_label: str, series: list[Serie
 
 
 def heat(path: Path, title: str, x_label: str, y_label: str, rows: list[list[float]], even: float) -> None:
-    """A cell for each value of each row; `even` is the value that is shown half way between the lightest and darkest."""
+    """Draws a cell for each value of each row; `even` is the value of the middle shade."""
     columns = len(rows[0])
     cell = (WIDTH - LEFT - 24) / columns
     height = TOP + cell * len(rows) + BOTTOM

@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""Writes tiny random checkpoints with what transformers computes on them.
+"""Writes tiny random checkpoints together with the results of transformers on them.
 
 Needs Python 3.11 or newer and, from PyPI: transformers==5.23.0 torch==2.15.0 safetensors==0.8.0 tokenizers==0.23.3
 numpy==2.4.6. Run by hand; the tests only read its output.
 
     python scripts/make/make_golden.py                       the golden models of tests/golden, one per architecture
     python scripts/make/make_golden.py --variants DIR        several more per architecture, larger, for stress tests
-    python scripts/make/make_golden.py --only mixtral        only names that begin so
+    python scripts/make/make_golden.py --only mixtral        only names with this prefix
 
 Each folder is laid out as on the Hugging Face hub, with `config.transformers5.json` (the same config in newer keys),
 `reference.safetensors` (logits, hidden states, routing) and `reference.json` (ids, margins, tokenizer and chat cases).
-All numbers are float32, CPU, eager attention and experts, computed from the weights as stored. Seeds are tried until no
-choice of expert or token is closer than rounding could flip.
+All numbers are float32, CPU, eager attention and experts, computed from the weights as stored. Seeds are tried until
+every choice of an expert or token has a margin larger than rounding errors.
 """
 
 import argparse
@@ -34,13 +34,13 @@ from golden import bases, patches, reference, sets, tokens, weights
 
 TRIES = 400
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-# Checkpoints keep these in full precision whatever the rest is stored in.
+# Checkpoints keep these in full precision, whatever the other tensors are stored in.
 STAYS_FLOAT32 = ("e_score_correction_bias", "expert_bias", "A_log")
 NOTED = ("greedy_top1_top2_min", "cached_vs_full_max_abs", "fp32_vs_fp64_logits_max_abs")
 
 
 def build(spec, target):
-    """Writes one folder."""
+    """Writes the folder of one model."""
     target.mkdir(parents=True, exist_ok=True)
     family = tokens.family_of(spec.model_type)
     tok = tokens.train(family, spec.vocab - spec.vocab_padding)
@@ -105,7 +105,7 @@ def round_to_stored(model, dtype):
 
 
 def save_weights(model, target, spec):
-    """Checkpoint tensors under their names on the hub, and the newer config beside the older one."""
+    """Writes the tensors under their names on the hub, and the newer config beside the older one."""
     with tempfile.TemporaryDirectory() as scratch:
         scratch = Path(scratch)
         model.config.dtype = spec.dtype
@@ -151,7 +151,7 @@ def write_report(target, spec, tensors, margins, seed, tried):
 
 @torch.no_grad()
 def verify(target, spec, full_ids, expected):
-    """The folder loads from both configs and gives the recorded logits."""
+    """Checks that the folder loads from both configs and gives the recorded logits."""
     for name in ("config.json", "config.transformers5.json"):
         with tempfile.TemporaryDirectory() as scratch:
             for file in target.iterdir():
@@ -177,7 +177,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent.parent.parent / "tests" / "golden")
     parser.add_argument("--variants", type=Path, help="write the stress variants here instead")
-    parser.add_argument("--only", default="", help="only names that begin so")
+    parser.add_argument("--only", default="", help="only names with this prefix")
     args = parser.parse_args()
     torch.set_num_threads(1)
     specs, out = (sets.VARIANTS, args.variants) if args.variants else (sets.GOLDEN, args.out)

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Writes the small files of tests/hostile that every reader must refuse, with `expected.json` saying why.
+"""Writes the small hostile files of tests/hostile, which every parser must refuse, and `expected.json` with the reasons.
 
 Needs Python 3.10 or newer and nothing else. Run by hand:
 
     python scripts/make/make_hostile.py [OUT]
 
-`expected.json` maps each file or folder to its `kind` (malformed, missing, mismatch, unsupported; or valid for the ones
-that the others are distortions of, so that a test can show that the distortion is what is refused) and its `reason`.
+`expected.json` maps each file or folder to its `kind` (malformed, missing, mismatch, unsupported, or valid) and its
+`reason`. The valid cases are the originals of all others; a test accepts them, which shows that a distortion is refused
+for its fault. README.md in OUT is kept; everything else there is written anew.
 """
 
 import json
@@ -20,7 +21,7 @@ LIMIT_BYTES = 200_000
 
 
 def write(target, content):
-    """A file from bytes, or a folder from a dict of them."""
+    """Writes a file from bytes, or a folder from a dict."""
     if isinstance(content, dict):
         for name, data in content.items():
             write(target / name, data)
@@ -31,6 +32,8 @@ def write(target, content):
 
 def main():
     out = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent.parent.parent / "tests" / "hostile"
+    readme = out / "README.md"
+    kept = readme.read_bytes() if readme.exists() else None
     shutil.rmtree(out, ignore_errors=True)
     cases = shards.cases() | folders.cases() | ggufs.cases()
     for name, case in cases.items():
@@ -39,6 +42,8 @@ def main():
     rows = [f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in expected.items()]
     (out / "expected.json").write_text("{\n" + ",\n".join(rows) + "\n}\n", encoding="utf-8")
     size = sum(f.stat().st_size for f in out.rglob("*") if f.is_file())
+    if kept is not None:
+        readme.write_bytes(kept)
     print(f"{len(cases)} cases, {size} bytes")
     if size > LIMIT_BYTES:
         sys.exit(f"the hostile files take {size} bytes, more than {LIMIT_BYTES}")

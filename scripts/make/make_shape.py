@@ -6,31 +6,31 @@
 
 Requirements: Python 3.10, `pip install gguf==0.19.0 numpy==2.4.6 safetensors==0.8.0`. llama.cpp and larder can both run the files.
 
-How each property comes about:
+Properties of the files:
 
 * Weights. Blocks are drawn in their quantised form, so nothing is ever quantised: a random scale, and numbers that are
   symmetric about zero (Q4_0 never draws -8, Q8_0 never -128, Q4_K has a minimum that is half of its range). Uniform
-  Q4_0 nibbles would have a mean of half a step, and that alone pulls all tokens into one direction. Spreads follow the
-  width of the input, so that a hidden state keeps its size through all layers and logits stay near 1 to 2.
-* Reuse: the share of a token's experts, per layer, that the token before has used too. It comes from the text before a
-  token, not from its id, so it holds for any text, random ids included, and neighbours share more than distant tokens:
-    - 32 values of the residual stream (`CONSTANT`) are the same for every token and are never written by a layer. The
-      query and key matrices read them, so that every query and every key has a constant part, alike in all rotary pairs
-      that turn between 1/3 and 1/3000 per position. What remains of the product after the rotation depends on the
-      distance alone and falls off like a power of it: each head averages the last few values.
+  Q4_0 nibbles would have a mean of half a step, and that alone would pull all tokens in one direction. Standard deviations
+  depend on the width of the input, so that hidden states keep their size through all layers and logits stay near 1 to 2.
+* Reuse: the share of a token's experts, per layer, that the previous token used too. It follows from the text before a
+  token, not from its id, so it holds for any text, random ids included, and adjacent tokens share more than distant ones:
+    - 32 values of the residual stream (`CONSTANT`) are equal for all tokens and are never written by a layer. The
+      query and key matrices read them, so that every query and every key has a constant part, equal in all rotary pairs
+      that turn between 1/3 and 1/3000 per position. After the rotation, its part of the dot product depends only on the
+      distance and falls off like a power of it: each head averages the last few values.
     - A quarter of the residual stream (`slow`) is written by attention only. It therefore changes slowly from one token
       to the next, while the rest, embeddings and outputs of experts, is new with every token.
-    - The router (F32) weighs the slow quarter against the rest. That weight is found per layer by bisection on a forward
-      pass of random ids. Without it, sharing is what chance gives: top-k over experts.
+    - The router (F32) weights the slow quarter against the rest. That weight is found per layer by bisection on a forward
+      pass of random ids. Without it, sharing is at chance level: top-k over experts.
   Norm weights hide the constant from the router, the experts and the output head.
 * Check. While the layers are written, 128 random ids pass through them in numpy, at full width, with the very weights
   that are written: embeddings, attention, routers, norms, shared experts and the output head in every layer, experts in
   the first layer (in all layers of tiny shapes). In later layers the output of the experts is replaced by random values
-  of the size that the first layer gave, as expanding every expert would take longer than writing the file. The script
-  prints the reuse it measured, fails if a logit is not finite or if tokens do not differ in their experts, and only then
-  gives the file its name. A text that repeats tokens shares more.
-* Vocabulary. Byte-level BPE of the real size: 256 bytes, pairs of letters, pairs with a space before them, words of two
-  pairs, each with its merge; then the tokens of a chat. Any text can be encoded, and comes back unchanged.
+  of the first layer's magnitude, because dequantising every expert would take longer than writing the file. The script
+  prints the measured reuse, fails if a logit is not finite or if tokens do not differ in their experts, and only then
+  renames the file to its final name. A text that repeats tokens shares more.
+* Vocabulary. Byte-level BPE of the real size: 256 bytes, pairs of letters, pairs with a leading space, words of two
+  pairs, each with its merge; then the special tokens of a chat. Any text can be encoded, and is decoded unchanged.
 """
 
 import argparse
@@ -72,14 +72,14 @@ SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
 
 def byte_letters():
-    """The printable letter that byte-level BPE uses for each byte."""
+    """The printable character that byte-level BPE uses for each byte."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = iter(range(256, 512))
     return [chr(b) if b in plain else chr(next(others)) for b in range(256)]
 
 
 def vocabulary(size, rng):
-    """Tokens and merges; every merge makes one token."""
+    """Tokens and merges; every merge yields one token."""
     tokens, merges, space = byte_letters(), [], byte_letters()[32]
     letters = "etaoinshrdlcumwfgypbvkjxqz"
     pairs = [a + b for a in letters for b in letters]
@@ -167,7 +167,7 @@ def write(name, kind_name, seed, reuse, out):
 
 
 def write_fixture(name, kind, folder):
-    """A tiny shape, and beside it the logits that numpy computed in float64 from the very same blocks."""
+    """Writes a tiny shape, and beside it the logits that numpy computes in float64 from the same blocks."""
     out = folder / f"{name}-{kind}.gguf"
     maker = write(name, kind, 0, 0.43, out)
     ids = maker.ids[:FIXTURE_TOKENS].astype(np.int32)
@@ -176,25 +176,25 @@ def write_fixture(name, kind, folder):
 
 
 def report(maker):
-    """Prints what was measured, and fails if the model would be of no use."""
+    """Prints the measurements, and fails if the model would be useless."""
     s = maker.shape
     lags = np.array(maker.measured)
     chance = s.top_k / s.experts
     distinct = np.mean([len({tuple(sorted(row)) for row in ids}) / len(ids) for ids in maker.used])
     touched = np.mean([len(np.unique(ids)) / s.experts for ids in maker.used])
     exact = "all layers" if maker.tiny else "layer 0"
-    print(f"experts shared with the token 1, 4, 16 before: {' '.join(f'{v:.3f}' for v in lags.mean(0))}")
-    print(f"  asked for {maker.reuse:.3f}, chance is {chance:.3f}; by layer {lags[:, 0].min():.3f} to {lags[:, 0].max():.3f}")
+    print(f"share of experts in common with the token 1, 4, 16 before: {' '.join(f'{v:.3f}' for v in lags.mean(0))}")
+    print(f"  requested {maker.reuse:.3f}, by chance {chance:.3f}; by layer {lags[:, 0].min():.3f} to {lags[:, 0].max():.3f}")
     print(f"  over {len(maker.used[0])} random ids in numpy, all layers, experts computed in {exact}")
-    print(f"choices of experts that differ: {distinct:.3f} of tokens; experts used at all: {touched:.3f}")
+    print(f"distinct sets of experts: {distinct:.3f} of tokens; experts used: {touched:.3f}")
     logits = maker.logits
-    print(f"logits: spread {logits.std():.2f}, largest {np.abs(logits).max():.2f}")
+    print(f"logits: std {logits.std():.2f}, largest {np.abs(logits).max():.2f}")
     if not np.isfinite(logits).all():
-        sys.exit("some logits are not finite; the file is of no use")
+        sys.exit("some logits are not finite; the file is useless")
     if len(np.unique(logits.argmax(-1))) < len(logits) // 4:
-        sys.exit("tokens hardly differ in their logits; the file is of no use")
+        sys.exit("tokens hardly differ in their logits; the file is useless")
     if s.experts > 4 and (distinct < 0.2 or touched < 0.5):
-        sys.exit("tokens hardly differ in their experts; the file is of no use")
+        sys.exit("tokens hardly differ in their experts; the file is useless")
 
 
 def main():
@@ -202,9 +202,9 @@ def main():
     parser.add_argument("shape", nargs="?", choices=sorted(SHAPES))
     parser.add_argument("--kind", choices=sorted(KINDS), default="q4_0")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--reuse", type=float, default=0.43, help="share of experts in common with the token before")
-    parser.add_argument("--out", type=Path, help="the file; SHAPE-KIND.gguf unless given")
-    parser.add_argument("--tiny", type=Path, metavar="FOLDER", help="write the fixtures of the tests instead")
+    parser.add_argument("--reuse", type=float, default=0.43, help="share of experts in common with the previous token (default: %(default)s)")
+    parser.add_argument("--out", type=Path, help="output file (default: SHAPE-KIND.gguf)")
+    parser.add_argument("--tiny", type=Path, metavar="FOLDER", help="write the test fixtures instead")
     args = parser.parse_args()
     if args.tiny:
         args.tiny.mkdir(parents=True, exist_ok=True)
@@ -212,7 +212,7 @@ def main():
             write_fixture(name, kind, args.tiny)
         return
     if not args.shape:
-        parser.error("name a shape, or --tiny FOLDER")
+        parser.error("a shape or --tiny FOLDER is required")
     write(args.shape, args.kind, args.seed, args.reuse, args.out or Path(f"{args.shape}-{args.kind}.gguf"))
 
 

@@ -5,8 +5,9 @@ Needs Python 3.10 and the larder command, built with --release; nothing else.
 
     python scripts/make/results.py [--larder target/release/larder] [--work target/results] [--only sweep,speed,...]
 
-What a command printed is kept in the work folder, and a measurement whose output lies there is not repeated: delete the
-file, or the folder, to measure again. Everything but speed repeats exactly on every machine.
+Outputs of commands are kept in the work folder, and a measurement with an output there is not repeated: delete the
+file, or the folder, to measure again. Everything but speed repeats exactly on every machine. The text of the page is in
+results_words.json.
 """
 
 import argparse
@@ -26,7 +27,7 @@ LOSSES = (0.01, 0.05, 0.10)
 
 
 class Lab:
-    """Runs the command and remembers what it printed."""
+    """Runs the command and caches its output."""
 
     def __init__(self, larder: Path, work: Path):
         self.larder, self.work = larder, work
@@ -202,11 +203,11 @@ def second_choice(lab: Lab, page: Page) -> None:
 
 
 def speed(lab: Lab, page: Page) -> None:
-    """Tokens per second from the SSD; reads go past the page cache, so the slots are all the memory that experts have."""
+    """Tokens per second from the SSD; reads go past the page cache, so experts are cached in the slots only."""
     settings = {"lru": ["--routing", "original"], "prior:lambda=0.1": ["--routing", "prior:lambda=0.1,j=1"],
                 "learned": ["--eviction", "learned"]}
     found = {}
-    for round_ in range(3):  # in turns, since the SSD drifts
+    for round_ in range(3):  # interleaved, since the SSD's rate drifts
         for size in (4, 8, 16, 24, 32):
             for name, flags in settings.items():
                 key = f"speed-{name.split(':')[0]}-{size}-{round_}"
@@ -230,7 +231,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measures the papers' tables on the demo model.")
     parser.add_argument("--larder", type=Path, default=ROOT / "target/release/larder")
     parser.add_argument("--work", type=Path, default=ROOT / "target/results")
-    parser.add_argument("--only", help="measure these sections and write no page")
+    parser.add_argument("--only", help="measure only these sections (comma-separated) and write no page")
     args = parser.parse_args()
     lab, page = Lab(args.larder, args.work), Page(ROOT / "docs/results")
     page.add("# The papers on the demo model", WORDS["start"])

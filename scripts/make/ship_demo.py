@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Makes models/demo of a finished run of train_demo.py: the store, its weights for eviction, calibration, a text that
-the model has not seen, figures and README.
+"""Makes models/demo from a finished run of train_demo.py: the store, its weights for eviction, calibration, held-out
+text, figures and README.
 
 Needs what train_demo.py needs, and the larder command, built with --release.
 
     python scripts/make/ship_demo.py --data BOOKS --run RUN --wikitext wiki.test.txt [--larder target/release/larder]
 
-Every step whose output lies in RUN/ship is not repeated; delete it to make it again.
+Steps whose output exists in RUN/ship are skipped; delete an output to make it again.
 """
 
 import argparse
@@ -24,10 +24,10 @@ from tokenizers import Tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SHIPPED = ROOT / "models/demo"
-SEQUENCE = 512  # tokens that the model was trained on at once
+SEQUENCE = 512  # length of a training sequence in tokens
 TRACED = 160  # sequences of the training text whose routing the evictor learns from
 HELD_OUT_BYTES = 80_000
-CONFIG = """# A quarter of the experts in memory, so that something passes through the slots; and text that does not go in circles.
+CONFIG = """# A quarter of the experts in memory, so that experts are evicted; and sampling, so that text does not repeat itself.
 [run]
 cache-experts = 8
 temperature = 0.7
@@ -41,14 +41,14 @@ top-p = 0.9
 
 
 class Steps:
-    """Runs commands, and keeps what they made."""
+    """Runs commands and keeps their output."""
 
     def __init__(self, larder: Path, folder: Path):
         self.larder, self.folder = larder, folder
         folder.mkdir(parents=True, exist_ok=True)
 
     def run(self, made: str, *arguments) -> Path:
-        """Runs larder unless the file or folder is there; `{}` stands for its path."""
+        """Runs larder unless the file or folder exists; `{}` stands for its path."""
         path = self.folder / made
         if not path.exists():
             command = [str(self.larder), *(str(a).format(path) for a in arguments)]
@@ -57,8 +57,8 @@ class Steps:
             (self.folder / f"{made}.txt").write_text(done.stdout)
         return path
 
-    def said(self, made: str, *arguments) -> str:
-        """What larder prints."""
+    def printed(self, made: str, *arguments) -> str:
+        """The text that larder prints."""
         path = self.folder / f"{made}.txt"
         if not path.exists():
             done = subprocess.run([str(self.larder), *map(str, arguments)], stdout=subprocess.PIPE, text=True, check=True)
@@ -95,10 +95,10 @@ def readme(run: Path, log: list[dict], evaluation: dict, store_bits: dict, judge
     decay = sum(float(r["learning_rate"]) < max(float(x["learning_rate"]) for x in log) for r in log[100:])
     return f"""# The demo model
 
-A store of larder, ready to run: OLMoE with 8 layers of 32 experts, 4 for each token, hidden size 192, 20.9 million
+A larder store, ready to run: OLMoE with 8 layers of 32 experts, 4 for each token, hidden size 192, 20.9 million
 parameters of which 4.4 million are active for a token, weights in q8_0, a byte-level BPE tokenizer of 4,096 tokens. It was
-trained for larder from nothing on old novels, so that everything can be tried and measured without a download. It writes
-English sentences in their style; it knows nothing.
+trained for larder from scratch on old novels, so that everything can be tried and measured without a download. It writes
+English sentences in their style, and has no knowledge of facts.
 
     cargo run --release -- run -p "The old man looked at the door, and"
 
@@ -113,7 +113,7 @@ English sentences in their style; it knows nothing.
 
 {len(log):,} steps of 12,288 tokens, {int(log[-1]['tokens']) / 1e6:.1f} million tokens in all, in sequences of {SEQUENCE}; Muon for the
 matrices and AdamW for the rest, warmup of 100 steps, a constant rate, and a linear decay over the last {decay} steps; the
-load of the experts is balanced layer by layer. Seed 1, one thread of a CPU. Beyond {SEQUENCE} tokens it has not been trained.
+load of the experts is balanced layer by layer. Seed 1, one CPU thread. It was not trained on longer contexts than {SEQUENCE} tokens.
 
 ![Training loss](loss.svg)
 
@@ -121,41 +121,42 @@ load of the experts is balanced layer by layer. Seed 1, one thread of a CPU. Bey
 |---|---:|---:|
 {bits}
 
-{HELD_OUT} is the only book of its author in the collection, and nothing of it was seen in training; `held-out.txt` holds its
-first {HELD_OUT_BYTES // 1000} kB, one paragraph to a line, with plain quotes. WikiText-2 is another kind of text altogether.
-Overlapping windows of 512 tokens give the left column; pieces of 512 tokens that begin with nothing before them, the right one.
+{HELD_OUT} is the only book of its author in the collection and was held out of training; `held-out.txt` contains its
+first {HELD_OUT_BYTES // 1000} kB, one paragraph per line, with plain quotes. WikiText-2 is a different kind of text.
+The left column is measured on overlapping windows of 512 tokens, the right one on chunks of 512 tokens without earlier context.
 
 ## Its experts
 
-Shares of the choices over the held-out book; with an even load each expert has 3.12 %, and the entropy is 5 bits.
+Each expert's share of the choices over the held-out book; an even load is 3.12 % per expert and an entropy of 5 bits.
 
 ![Load of the experts](load.svg)
 
-| layer | least | most | never chosen | entropy, bits |
+| layer | min | max | never chosen | entropy, bits |
 |---|---:|---:|---:|---:|
 {rows}
 
 ## Its weights for eviction
 
 `evictor.safetensors` was trained by `larder lab train` on the routing of {TRACED} passages of {SEQUENCE} tokens, spread evenly over
-the training text. On passages that it did not learn from:
+the training text. On held-out passages:
 
 ```
 {judged.strip()}
 ```
 
-`larder.toml` says how `run` and `chat` use it where no flag says otherwise. `calibration.json` holds the spread of each router's logits over the same text, for `prior` with `delta=calibrated`.
+`larder.toml` holds the defaults of `run` and `chat` for this model. `calibration.json` holds the spread of each router's logits over
+the same {TRACED} passages, for `prior` with `delta=calibrated`.
 
 ## Data and licence
 
-Texts of Project Gutenberg in the public domain, without its header: {', '.join(books)}. Paragraphs are joined, quotes and
-dashes made plain (the tokenizer does the same with what it is given). The weights, the tokenizer and the figures are
+Texts of Project Gutenberg in the public domain, without its header: {', '.join(books)}. The lines of a paragraph are
+joined, quotes and dashes replaced by plain ones (the tokenizer does the same with its input). The weights, the tokenizer and the figures are
 published under the licence of this project; the text of `held-out.txt` is in the public domain.
 """
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Makes models/demo of a finished run.")
+    parser = argparse.ArgumentParser(description="Makes models/demo from a finished run of train_demo.py.")
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--run", type=Path, required=True)
     parser.add_argument("--wikitext", type=Path, required=True)
@@ -168,7 +169,7 @@ def main() -> None:
     ids = traced_text(args.data, args.run, steps.folder)
     trace = steps.run("trace.safetensors", "eval", "ppl", ids, "-m", store, "--chunk", SEQUENCE, "--one-by-one", "--trace", "{}")
     evictor = steps.run("evictor.safetensors", "lab", "train", trace, "--choose", 0, "--judge", TRACED // 4, "--out", "{}")
-    judged = steps.said("judged", "lab", "judge", trace, "--evictor", evictor, "--unseen")
+    judged = steps.printed("judged", "lab", "judge", trace, "--evictor", evictor, "--unseen")
     calibration = steps.run("calibration.json", "eval", "calibrate", ids, "-m", store, "--chunk", SEQUENCE, "--out", "{}")
 
     books, held_out = read_books(args.data)
@@ -177,9 +178,9 @@ def main() -> None:
     for name, text in texts.items():
         file = steps.folder / f"{name}.full.txt"
         file.write_text(text)
-        found = json.loads(steps.said(f"bits-{name}", "eval", "ppl", file, "-m", store, "--chunk", SEQUENCE, "--json"))
+        found = json.loads(steps.printed(f"bits-{name}", "eval", "ppl", file, "-m", store, "--chunk", SEQUENCE, "--json"))
         bits[name] = found["bits_per_byte"]
-    sample = steps.said("sample", "run", "-m", store, "-p", "The old man looked at the door, and", "-n", 90, "--temperature", 0.7,
+    sample = steps.printed("sample", "run", "-m", store, "-p", "The old man looked at the door, and", "-n", 90, "--temperature", 0.7,
                         "--top-p", 0.9, "--seed", 3).strip().replace("\n", " ")
 
     shutil.rmtree(SHIPPED, ignore_errors=True)

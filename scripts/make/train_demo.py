@@ -6,13 +6,13 @@
     train_demo.py --data BOOKS --out RUN --tokens 200000000 --finish 50000000            (both, as on a GPU)
     train_demo.py --data BOOKS --out RUN --eval wiki.test.txt  (bits per byte, load of the experts, a sample)
 
-Requirements: Python 3.10, `pip install torch==2.15.0 transformers==5.23.0 tokenizers numpy`. A GPU is used when there
-is one (bfloat16), else the number of threads that --threads states.
+Requirements: Python 3.10, `pip install torch==2.15.0 transformers==5.23.0 tokenizers numpy`. Uses a GPU if one is
+available (bfloat16), else --threads CPU threads.
 
-RUN receives tokenizer.json, tokens.npy, checkpoint.pt, loss.csv, evaluation.json and, at the end, the checkpoint folder
-`model`. The seed decides weights and order; a stopped run continues from its last checkpoint with the same numbers that
-it would have had. The learning rate is constant after a short warmup, so the run may go on for as long as there is
-time; only the decay of --finish makes a model of it. --tokens and --minutes say when the constant phase ends.
+Writes tokenizer.json, tokens.npy, checkpoint.pt, loss.csv, evaluation.json and, at the end, the checkpoint folder
+`model` to RUN. The seed determines initial weights and data order; a resumed run gives the numbers of an uninterrupted
+one. The learning rate is constant after a short warmup, so the run can be extended at will; the decay of --finish
+completes the model. --tokens and --minutes end the constant phase.
 """
 
 import argparse
@@ -37,9 +37,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--tokens", type=int, help="the constant phase ends after this many tokens in all")
     parser.add_argument("--minutes", type=float, help="the constant phase ends this long after the start")
-    parser.add_argument("--finish", type=int, metavar="TOKENS", help="then decay over this many tokens and export")
+    parser.add_argument("--finish", type=int, metavar="TOKENS", help="then decay the learning rate over this many tokens and export")
     parser.add_argument("--checkpoint-minutes", type=float, default=5.0)
-    parser.add_argument("--eval", type=Path, metavar="TEXT", help="measure the checkpoint instead, on this text too")
+    parser.add_argument("--eval", type=Path, metavar="TEXT", help="evaluate the checkpoint instead of training, on the held-out book and this text")
     return parser.parse_args()
 
 
@@ -63,7 +63,7 @@ def evaluate(run: Run, tokenizer, held_out: str, text: Path, seed: int) -> dict:
 def print_report(report: dict) -> None:
     print("\n".join(f"{name}: {bits} bits per byte" for name, bits in report["bits_per_byte"].items()))
     for row in report["load"]:
-        print(f"layer {row['layer']}: least {row['least']:.4f}  most {row['most']:.4f}  dead {row['dead']}  "
+        print(f"layer {row['layer']}: min {row['least']:.4f}  max {row['most']:.4f}  never chosen {row['dead']}  "
               f"entropy {row['entropy_bits']} bits")
     print(report["sample"])
 

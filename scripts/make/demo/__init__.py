@@ -1,1 +1,1 @@
-"""Parts of train_demo.py: books to tokens, the model, its optimiser, the run, its evaluation."""
+"""Modules of train_demo.py: books, tokens, model, optimiser, training, evaluation."""

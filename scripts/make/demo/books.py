@@ -1,9 +1,9 @@
-"""Reads the books and leaves running prose: one line per paragraph, an empty line between paragraphs."""
+"""Reads the books and keeps only prose: one line per paragraph, an empty line between paragraphs."""
 
 import re
 from pathlib import Path
 
-# The only book of its author in the collection, so nothing of it is seen in training.
+# Held out of training; the only book of its author in the collection.
 HELD_OUT = "treasure-island"
 
 # Verse, and plays in the spelling of the first folio: their line breaks carry meaning, and there is too little of them.
@@ -33,7 +33,7 @@ def decode(data: bytes) -> str:
 
 
 def is_prose(paragraph: str) -> bool:
-    """Headings, tables of contents, page notes and words about the file itself are not prose."""
+    """False for headings, tables of contents, page notes and text about the file itself."""
     if ABOUT_THE_FILE.search(paragraph) or paragraph.startswith(("[", "*")):
         return False
     letters = sum(c.isalpha() for c in paragraph)

@@ -7,29 +7,29 @@ import torch.nn.functional as F
 
 from demo.model import CONTEXT, EXPERTS, LAYERS, expert_counts
 
-STRIDE = CONTEXT // 2  # every token but the first ones has at least this many before it
+STRIDE = CONTEXT // 2  # minimum context of every token but the first ones
 BATCH = 8
 
 
 def windows(ids: list[int]) -> list[tuple[list[int], int]]:
-    """Overlapping windows of the text after an end-of-text token, each with its number of tokens to be judged."""
+    """Overlapping windows of the text after an end-of-text token, each with its number of scored tokens."""
     ids = [0, *ids]
-    result, judged = [], 1
-    while judged < len(ids):
-        end = min(len(ids), max(judged + STRIDE, CONTEXT + 1))
-        result.append((ids[max(0, end - CONTEXT - 1) : end], end - judged))
-        judged = end
+    result, scored = [], 1
+    while scored < len(ids):
+        end = min(len(ids), max(scored + STRIDE, CONTEXT + 1))
+        result.append((ids[max(0, end - CONTEXT - 1) : end], end - scored))
+        scored = end
     return result
 
 
 @torch.no_grad()
 def measure(model, tokenizer, text: str) -> tuple[float, torch.Tensor]:
-    """Bits per byte of UTF-8, and how often each expert of each layer is chosen: [layers, experts]."""
+    """Bits per byte of UTF-8, and the number of choices of each expert in each layer: [layers, experts]."""
     model.eval()
     ids = tokenizer.encode(text).ids
     nats, counts = 0.0, torch.zeros(LAYERS, EXPERTS, dtype=torch.long)
     groups: dict[int, list] = {}
-    for window in windows(ids):  # windows of one length go through the model together
+    for window in windows(ids):  # windows of equal length form batches
         groups.setdefault(len(window[0]), []).append(window)
     for group in groups.values():
         for first in range(0, len(group), BATCH):
@@ -38,13 +38,13 @@ def measure(model, tokenizer, text: str) -> tuple[float, torch.Tensor]:
             out = model.model(tokens[:, :-1], output_router_logits=True, use_cache=False)
             logits = model.lm_head(out.last_hidden_state).float()
             losses = F.cross_entropy(logits.transpose(1, 2), tokens[:, 1:], reduction="none")
-            nats += sum(row[-judged:].double().sum().item() for row, (_, judged) in zip(losses, part, strict=True))
+            nats += sum(row[-scored:].double().sum().item() for row, (_, scored) in zip(losses, part, strict=True))
             counts += torch.stack([expert_counts(layer) for layer in out.router_logits]).cpu()
     return nats / math.log(2) / len(text.encode()), counts
 
 
 def load_report(counts: torch.Tensor) -> list[dict]:
-    """Per layer, shares of the choices; 1/32 is an even load. The entropy of an even load is 5 bits."""
+    """Per layer, each expert's share of the choices. An even load is 1/32 per expert, with an entropy of 5 bits."""
     shares = counts.double() / counts.sum(-1, keepdim=True)
     return [
         {

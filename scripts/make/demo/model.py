@@ -1,19 +1,19 @@
-"""The model: OLMoE with 32 small experts in each of 8 layers, and the loss that it is trained with."""
+"""The model: OLMoE with 32 small experts in each of 8 layers, and its training loss."""
 
 import torch
 import torch.nn.functional as F
 from transformers import OlmoeConfig, OlmoeForCausalLM
 
 VOCABULARY = 4096
-CONTEXT = 512  # of a training chunk; the rotary embedding is asked for nothing beyond it
+CONTEXT = 512  # tokens of a training sequence; longer contexts are not trained
 LAYERS, EXPERTS, CHOSEN = 8, 32, 4
 
-# Weights of the two losses of each router, added up over layers. With their mean over layers instead, most layers leant
-# on about a dozen of their 32 experts after 27 steps.
+# Weights of the two router losses, summed over layers. With their mean over layers instead, most layers used mainly
+# about a dozen of their 32 experts after 27 steps.
 BALANCE, LOGIT_SIZE = 0.01, 0.0001
 
 # One matrix product per expert over tokens sorted by expert. One thread of a Zen 3 core: 1,330 tokens/s forward and
-# backward where the loop of `eager` has 1,040; the losses are equal to the last digit.
+# backward, where the loop of `eager` reaches 1,040; the losses are equal to the last digit.
 EXPERTS_IMPLEMENTATION = "grouped_mm"
 
 
@@ -38,14 +38,14 @@ def build(seed: int) -> OlmoeForCausalLM:
     model = OlmoeForCausalLM(config)
     model.set_experts_implementation(EXPERTS_IMPLEMENTATION)
     with torch.no_grad():
-        for layer in model.model.layers:  # what is added to the residual stream starts small
+        for layer in model.model.layers:  # small initial outputs to the residual stream
             for weight in (layer.self_attn.o_proj.weight, layer.mlp.experts.down_proj):
                 weight.mul_((2 * LAYERS) ** -0.5)
     return model
 
 
 def parameters(model: OlmoeForCausalLM) -> tuple[int, int]:
-    """All parameters, and those that one token passes through."""
+    """Total parameters, and those active for one token."""
     total = sum(p.numel() for p in model.parameters())
     experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
     return total, total - experts + experts * CHOSEN // EXPERTS
@@ -57,17 +57,17 @@ def expert_counts(router_logits: torch.Tensor) -> torch.Tensor:
 
 
 def balance(router_logits: torch.Tensor) -> torch.Tensor:
-    """1 when tokens are spread evenly over the experts, up to `EXPERTS / CHOSEN` when all choose the same.
+    """1 when tokens are spread evenly over the experts, up to `EXPERTS / CHOSEN` when all choose the same experts.
 
-    Each layer is judged by itself: transformers' own loss mixes all layers, and one layer could then collapse as long
-    as another makes up for it.
+    Computed per layer: transformers' own loss mixes all layers, so one layer could collapse as long as another
+    compensates for it.
     """
     counts = expert_counts(router_logits)
     return EXPERTS * (counts / counts.sum() * router_logits.float().softmax(-1).mean(0)).sum()
 
 
 def losses(model: OlmoeForCausalLM, chunks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What is minimised, the cross entropy per token in nats, and the mean balance of the layers."""
+    """The training loss, the cross entropy per token in nats, and the mean balance of the layers."""
     # chunks: [sequences, context + 1]
     out = model.model(chunks[:, :-1], output_router_logits=True, use_cache=False)
     logits = model.lm_head(out.last_hidden_state)  # [sequences, context, vocabulary]

@@ -1,7 +1,7 @@
 """Muon for the matrices inside the layers, AdamW for embeddings, routers and norms.
 
-Muon turns the momentum of a matrix into the nearest orthogonal one before it is applied. Every direction moves by the
-same amount, and so does every expert, however rarely it is chosen.
+Muon replaces the momentum of a matrix by the nearest orthogonal matrix before applying it. All directions move by an
+equal amount, and so do all experts, however rarely they are chosen.
 """
 
 import torch
@@ -10,13 +10,13 @@ from transformers import OlmoeForCausalLM
 MATRIX_RATE, OTHER_RATE = 0.02, 0.003
 MATRIX_DECAY, OTHER_DECAY = 0.05, 0.1
 
-# An odd polynomial that pulls singular values towards 1. Four rounds bring most of them to between 0.7 and 1.2, which
-# is near enough; a fifth would cost 3 % of the speed.
+# An odd polynomial that moves singular values towards 1. Four rounds bring most of them to between 0.7 and 1.2, which
+# is sufficient; a fifth would cost 3 % of the speed.
 POLYNOMIAL, ROUNDS = (3.4445, -4.7750, 2.0315), 4
 
 
 def orthogonal(x: torch.Tensor) -> torch.Tensor:
-    """The orthogonal factor, roughly, of each matrix of `x`: [matrices, rows, columns]."""
+    """The approximate orthogonal factor of each matrix of `x`: [matrices, rows, columns]."""
     if x.shape[-2] > x.shape[-1]:
         return orthogonal(x.mT).mT
     a, b, c = POLYNOMIAL
@@ -28,7 +28,7 @@ def orthogonal(x: torch.Tensor) -> torch.Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Parameters of one group are stacks of matrices with the group's number of `rows`."""
+    """Each parameter of a group is a stack of matrices with the group's number of `rows`."""
 
     def __init__(self, groups: list[dict], momentum: float = 0.95):
         super().__init__(groups, {"lr": 0.0, "weight_decay": 0.0, "momentum": momentum})
@@ -55,7 +55,7 @@ def optimizers(model: OlmoeForCausalLM) -> list[torch.optim.Optimizer]:
     decayed, others = [], []
     for name, parameter in model.named_parameters():
         if "_proj" in name:
-            # Gate and up projection are stored as one: two matrices to Muon.
+            # Gate and up projection are stored as one tensor; Muon treats them as two matrices.
             rows = parameter.shape[-2] // (2 if "gate_up" in name else 1)
             matrices.setdefault(rows, []).append(parameter)
         else:

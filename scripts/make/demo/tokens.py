@@ -1,4 +1,4 @@
-"""The tokenizer, and the order in which the tokens of the books are seen."""
+"""The tokenizer, and the order of the training sequences."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ PADDING = "<|padding|>"  # id 1, never trained
 
 
 def train_tokenizer(books: list[str], vocabulary: int) -> Tokenizer:
-    """Byte-level BPE with the splitting rule of GPT-2, as OLMoE has it."""
+    """Byte-level BPE with the splitting rule of GPT-2, as in OLMoE."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -28,7 +28,7 @@ def train_tokenizer(books: list[str], vocabulary: int) -> Tokenizer:
 
 
 def prepare(books: list[str], vocabulary: int, folder: Path) -> tuple[Tokenizer, np.ndarray]:
-    """Tokenizer and token stream, made once and then read from `folder`."""
+    """Tokenizer and token stream, computed once and cached in `folder`."""
     tokenizer_path, stream_path = folder / "tokenizer.json", folder / "tokens.npy"
     if not stream_path.exists():
         tokenizer = train_tokenizer(books, vocabulary)
@@ -44,7 +44,7 @@ def prepare(books: list[str], vocabulary: int, folder: Path) -> tuple[Tokenizer,
 
 
 def save_tokenizer(tokenizer: Tokenizer, context: int, folder: Path) -> None:
-    """In use, texts are given the plain quotes and dashes that the books were given."""
+    """Saves the tokenizer with a normalizer that applies the plain quotes and dashes of the training text."""
     tokenizer.normalizer = normalizers.Sequence([normalizers.Replace(*pair) for pair in PLAIN_PUNCTUATION.items()])
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token=END_OF_TEXT, pad_token=PADDING, model_max_length=context
@@ -52,9 +52,9 @@ def save_tokenizer(tokenizer: Tokenizer, context: int, folder: Path) -> None:
 
 
 class Chunks:
-    """The stream in chunks of `length` tokens and their successors; each epoch cuts and shuffles it anew.
+    """The stream in chunks of `length` tokens and their successors; each epoch cuts and shuffles it differently.
 
-    A chunk depends on the seed and its number alone, so a run continues exactly where it was stopped.
+    A chunk depends only on the seed and its number, so a run resumes exactly where it was stopped.
     """
 
     def __init__(self, stream: np.ndarray, length: int, seed: int):

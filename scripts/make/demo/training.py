@@ -1,4 +1,4 @@
-"""The run: warmup, a constant learning rate for as long as wanted, and a linear decay to zero at the end."""
+"""A training run: warmup, constant learning rate, and a linear decay to zero at the end."""
 
 import contextlib
 import csv
@@ -21,7 +21,7 @@ COLUMNS = ("step", "tokens", "loss", "balance_loss", "learning_rate", "tokens_pe
 
 @dataclass
 class Progress:
-    """What a checkpoint keeps beside tensors. The decay covers steps `decay_from` to `decay_from + decay_steps`."""
+    """State of a checkpoint without tensors. The decay covers steps `decay_from` to `decay_from + decay_steps`."""
 
     step: int = 0
     decay_from: int | None = None
@@ -29,7 +29,7 @@ class Progress:
     log: list[tuple] = field(default_factory=list)
 
     def rate(self) -> float:
-        """Share of the full learning rate in the next step."""
+        """Factor of the learning rate in the next step."""
         warm = min(1.0, (self.step + 1) / WARMUP_STEPS)
         if self.decay_from is None:
             return warm
@@ -51,7 +51,7 @@ class Run:
             self._load()
 
     def train(self, tokens: int | None, minutes: float | None, finish: int | None, checkpoint_minutes: float) -> bool:
-        """Trains until the budget is spent, then decays over `finish` tokens. True when the decay is complete."""
+        """Trains until the budget is spent, then decays over `finish` tokens. Returns True when the decay is complete."""
         for name in (signal.SIGTERM, signal.SIGINT):
             signal.signal(name, lambda *_: setattr(self, "stopped", True))
         self._write_log()
@@ -71,7 +71,7 @@ class Run:
         return self.progress.finished()
 
     def _spent(self, tokens: int | None, minutes: float | None, begin: float, finish: int | None) -> bool:
-        """Whether the constant phase is over. Without a budget it has no end, unless a decay is asked for."""
+        """Whether the constant phase is over. Without a budget it has no end, unless a decay is requested."""
         if tokens is None and minutes is None:
             return finish is not None
         over_tokens = tokens is not None and self.progress.step * TOKENS_PER_STEP >= tokens
@@ -132,6 +132,6 @@ class Run:
         print(f"continues at step {self.progress.step}", flush=True)
 
     def _write_log(self) -> None:
-        """Rows after the checkpoint are dropped: those steps are made again."""
+        """Drops rows after the checkpoint, because those steps are repeated."""
         with (self.folder / "loss.csv").open("w", newline="") as file:
             csv.writer(file).writerows([COLUMNS, *self.progress.log])

@@ -1,1 +1,1 @@
-"""What make_golden.py is made of: configs, tokenizers, weights and the capture of reference numbers."""
+"""Modules of make_golden.py: configs, tokenizers, weights and the capture of reference numbers."""

@@ -1,4 +1,4 @@
-"""One plain config per architecture, in the keys that checkpoints on the hub carry."""
+"""One plain config per architecture, in the keys of checkpoints on the hub."""
 
 DROP = object()  # as a value: the key is left out
 

@@ -1,4 +1,4 @@
-"""What transformers 5.23.0 computes otherwise than the models were made for."""
+"""Corrections where transformers 5.23.0 deviates from the definition of a model."""
 
 import types
 
@@ -6,7 +6,7 @@ import torch
 
 
 def apply(model):
-    """Lets phimoe's longrope switch to the long factors, and shows lfm2's expert bias to its router."""
+    """Makes phimoe's longrope switch to the long factors, and makes lfm2's expert bias visible to its router."""
     if model.config.model_type == "phimoe" and model.config.rope_parameters["rope_type"] == "longrope":
         rotary = model.model.rotary_emb
         rotary.forward = types.MethodType(phimoe_rotary, rotary)
@@ -14,13 +14,13 @@ def apply(model):
         for layer in model.model.layers:
             block = layer.feed_forward
             if hasattr(block, "gate"):
-                # A view, so that it follows the weights; only the margins look at it.
+                # A view, so that it follows the weights; only the margins use it.
                 object.__setattr__(block.gate, "expert_bias_for_margin", block.expert_bias)
 
 
 @torch.no_grad()
 def phimoe_rotary(self, x, position_ids=None):
-    """The factors and the mscale both follow the length; 5.23.0 itself keeps the short factors at every length."""
+    """Factors and mscale both depend on the length; 5.23.0 itself keeps the short factors at every length."""
     rope = self.config.rope_parameters
     long = int(position_ids.max()) + 1 > rope["original_max_position_embeddings"]
     factors = torch.tensor(rope["long_factor" if long else "short_factor"], dtype=torch.float32)
@@ -33,7 +33,7 @@ def phimoe_rotary(self, x, position_ids=None):
 
 
 def fresh_rope(model):
-    """Forgets the length that dynamic rope has grown to, so that a result does not depend on earlier calls."""
+    """Resets the length that dynamic rope has grown to, so that a result does not depend on earlier calls."""
     rotary = getattr(model.model, "rotary_emb", None) or model.model.pos_emb
     if getattr(rotary, "rope_type", None) == "dynamic":
         rotary.register_buffer("inv_freq", rotary.original_inv_freq.clone(), persistent=False)

@@ -1,4 +1,4 @@
-"""Runs a model, records what an engine is compared with, and measures how far each decision is from flipping."""
+"""Runs a model, records its results as reference, and measures the margin of each decision."""
 
 import torch
 
@@ -6,15 +6,15 @@ from golden import patches
 
 SELECTION_MARGIN = 4e-4
 GREEDY_MARGIN = 1e-2
-CUT_WEIGHT = 4.0  # the cut of phimoe's router is relative, so it may be this much nearer
+CUT_WEIGHT = 4.0  # the cut of phimoe's router is relative, so its margin counts this much more
 
 
 class TooClose(Exception):
-    """A choice of expert or token that rounding could flip; another seed is tried."""
+    """A choice of an expert or token that rounding could flip; the next seed is tried."""
 
 
 class Probe:
-    """Records the input of the first layer, the output of each layer and norm, and what every router did."""
+    """Records the input of the first layer, the output of each layer and norm, and the results of every router."""
 
     def __init__(self, model):
         self.config = model.config
@@ -58,7 +58,7 @@ class Probe:
 
 
 def selection_margin(config, router, logits):
-    """How much closer the last chosen and the first rejected expert may come, in the numbers that decide."""
+    """The distance between the last chosen and the first rejected expert, in the values that the router sorts."""
     logits = logits.double()
     if config.model_type == "phimoe":
         return sparsemixer_margin(logits, router.router_jitter_noise)
@@ -75,7 +75,7 @@ def selection_margin(config, router, logits):
 
 
 def deciding_values(config, router, logits):
-    """What the router sorts, or the logits where the order is the same; and how many experts rank a group."""
+    """The values that the router sorts (or logits of equal order), and the number of experts that rank a group."""
     kind = config.model_type
     if kind in ("deepseek_v3", "glm4_moe"):
         return logits.sigmoid() + router.e_score_correction_bias.double(), 2
@@ -94,7 +94,7 @@ def gap(values, k):
 
 
 def sparsemixer_margin(logits, eps):
-    """Order of the best three, and the distance of every expert from the cut at 2 * eps."""
+    """The smallest gap among the best three, and the distance of every expert from the cut at 2 * eps."""
     top = logits.topk(3, dim=-1)
     margin = (top.values[:, :-1] - top.values[:, 1:]).min().item()
     for rank in (0, 1):
@@ -115,7 +115,7 @@ def check(probe, logits):
 
 @torch.no_grad()
 def generate(model, probe, prompt, count):
-    """Greedy decoding with a cache: the new ids and the logits that chose them."""
+    """Greedy decoding with a KV cache: the new ids and their logits."""
     patches.fresh_rope(model)
     out = model(torch.tensor([prompt]), use_cache=True)
     rows, ids = [], []
@@ -131,7 +131,7 @@ def generate(model, probe, prompt, count):
 
 @torch.no_grad()
 def capture(model, probe, prompt, count):
-    """All tensors of reference.safetensors and the margins, or TooClose."""
+    """All tensors of reference.safetensors and the margins; raises TooClose."""
     generated, decode = generate(model, probe, prompt, count)
     full_ids = prompt + generated
     full = whole(model, full_ids)
@@ -163,14 +163,14 @@ def summary(margins, full, decode):
 
 @torch.no_grad()
 def whole(model, ids):
-    """Logits of all positions in one pass without a cache."""
+    """Logits of all positions in one pass without a KV cache."""
     patches.fresh_rope(model)
     return model(torch.tensor([ids]), use_cache=False).logits[0]
 
 
 @torch.no_grad()
 def double_difference(model, full_ids, full_logits):
-    """How far float32 is from float64: the noise that any engine has as well."""
+    """The largest difference between float32 and float64 logits: the noise level of any engine."""
     exact = whole(model.double(), full_ids)
     model.float()
     return (exact - full_logits).abs().max().item()

@@ -8,7 +8,7 @@ from golden.variants import VARIANTS_OF
 
 @dataclass
 class Spec:
-    """One folder to write."""
+    """One model folder to write."""
 
     name: str
     model_type: str

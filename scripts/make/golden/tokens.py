@@ -62,7 +62,7 @@ HARMONY = (
     "{%- if add_generation_prompt %}<|start|>assistant{% endif %}"
 )
 
-# The split patterns are those that byte-level tokenizers of these families publish.
+# Split patterns as published with byte-level tokenizers of these families.
 SPLIT_ONE_DIGIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -129,7 +129,7 @@ def train(family, size):
 
 
 def tokenizer_config(family, tok):
-    """The contents of tokenizer_config.json; the template stays out where the family keeps it in a file."""
+    """The contents of tokenizer_config.json, without the template if the family keeps it in a file."""
     added = {
         str(tok.token_to_id(s)): {
             "content": s, "lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True

@@ -1,4 +1,4 @@
-"""Random weights under which every part of a model matters: no norm is one, no bias is zero, routers are decisive."""
+"""Random weights that give every part of a model an effect: no norm is one, no bias is zero, router margins are large."""
 
 import torch
 
@@ -6,7 +6,7 @@ TRANSPOSED_EXPERTS = ("gpt_oss", "llama4_text")  # experts stored as [in, out]
 
 
 def fill(model, seed):
-    """Draws every parameter and persistent buffer anew. The result depends on the seed and the names alone."""
+    """Draws every parameter and persistent buffer. The result depends only on the seed and the names."""
     generator = torch.Generator().manual_seed(seed)
     state = model.state_dict()
     tied = "lm_head.weight" in state and model.config.tie_word_embeddings

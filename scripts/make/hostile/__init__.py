@@ -1,1 +1,1 @@
-"""What make_hostile.py is made of, one module per kind of file."""
+"""Modules of make_hostile.py, one per kind of file."""

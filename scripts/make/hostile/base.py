@@ -1,4 +1,4 @@
-"""The tiny valid model that every hostile file is a distortion of."""
+"""The tiny valid model from which every hostile file is derived."""
 
 import json
 import random
@@ -32,7 +32,7 @@ CONFIG = {
 
 
 class Case:
-    """A file or folder that must be refused: which kind of fault, and why in plain words."""
+    """A file or folder that must be refused: kind of fault, reason and content."""
 
     def __init__(self, kind, reason, content):
         self.kind, self.reason, self.content = kind, reason, content
@@ -44,7 +44,7 @@ def numbers(seed, count):
 
 
 def bf16(values):
-    """Truncated float32, which is precise enough here."""
+    """Values as bfloat16 by truncation of float32, which is precise enough here."""
     return b"".join(struct.pack("<f", v)[2:] for v in values)
 
 
@@ -69,7 +69,7 @@ def shapes():
 
 
 def tensors():
-    """Name to (dtype, shape, bytes)."""
+    """All tensors of the model: name to (dtype, shape, bytes)."""
     made = {}
     for i, (name, shape) in enumerate(shapes().items()):
         count = shape[0] * (shape[1] if len(shape) > 1 else 1)
@@ -79,7 +79,7 @@ def tensors():
 
 
 def safetensors(entries):
-    """A well-formed file of the given (dtype, shape, bytes)."""
+    """A well-formed safetensors file of the given (dtype, shape, bytes)."""
     header, data = {}, b""
     for name, (dtype, shape, blob) in entries.items():
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(blob)]}
@@ -88,5 +88,5 @@ def safetensors(entries):
 
 
 def framed(header, data, length=None):
-    """Header length, header, data; `length` lies about the first."""
+    """Header length, header, data; `length` replaces the true header length."""
     return struct.pack("<Q", len(header) if length is None else length) + header + data

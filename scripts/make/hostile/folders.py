@@ -1,4 +1,4 @@
-"""Checkpoint folders: a config, an index or tensors that cannot be trusted."""
+"""Checkpoint folders with an invalid config, index or tensor."""
 
 import json
 
@@ -25,7 +25,7 @@ def with_config(**changes):
 
 
 def with_tensor(name, value):
-    """The tensor replaced, or left out if `value` is None."""
+    """The folder with one tensor replaced, or removed if `value` is None."""
     changed = tensors() | {name: value}
     return folder(weights=safetensors({k: v for k, v in changed.items() if v is not None}))
 

@@ -1,4 +1,4 @@
-"""GGUF files, written field by field so that each field can lie."""
+"""GGUF files, written field by field so that each field can be made invalid."""
 
 import struct
 
@@ -60,7 +60,7 @@ class Tensor:
 
     def __init__(self, name, dims, kind, data):
         self.name, self.dims, self.kind, self.data = name, dims, kind, data
-        self.offset = None  # set to lie
+        self.offset = None  # set for an invalid offset
 
     def info(self, offset):
         dims = struct.pack(f"<I{len(self.dims)}Q", len(self.dims), *self.dims)
@@ -126,7 +126,7 @@ def with_tensor(index, **changes):
 
 
 def with_first_pair(raw):
-    """Only one key, `raw`, so that the file stays small: the parser never gets further."""
+    """A file with one key, `raw`, and no tensors; it stays small, because the parser stops there."""
     return b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + raw
 
 

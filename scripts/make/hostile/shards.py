@@ -1,4 +1,4 @@
-"""Single safetensors files whose header lies, or is none."""
+"""Single safetensors files with an invalid or missing header."""
 
 import json
 

@@ -5,12 +5,12 @@ import numpy as np
 from gguf import GGMLQuantizationType as Q
 
 def kind_for(kind, cols):
-    """Q4_K needs rows of whole 256s; llama.cpp too falls back to something larger where they are not."""
+    """The format for rows of `cols`: Q4_K and Q6_K need multiples of 256; like llama.cpp, others fall back to a larger one."""
     return Q.Q8_0 if kind in (Q.Q4_K, Q.Q6_K) and cols % 256 else kind
 
 
 def pack_scales(low, high, mins_low, mins_high):
-    """Eight 6-bit scales and eight 6-bit minima in twelve bytes, as Q4_K has them. All are [n, 4]."""
+    """Packs eight 6-bit scales and eight 6-bit minima into the twelve bytes of Q4_K. Arguments are [n, 4]."""
     out = np.empty((len(low), 12), np.uint8)
     out[:, 0:4] = low | (high >> 4) << 6
     out[:, 4:8] = mins_low | (mins_high >> 4) << 6
@@ -19,7 +19,7 @@ def pack_scales(low, high, mins_low, mins_high):
 
 
 def without_minus_eight(words):
-    """A nibble of 0 stands for -8 in Q4_0, which has no counterpart; it becomes 8, which stands for 0."""
+    """Replaces nibbles of 0, which mean -8 in Q4_0 and have no positive counterpart, by 8, which means 0."""
     for start in range(0, len(words), 1 << 15):
         part = words[start : start + (1 << 15)]
         some = part | part >> np.uint64(1)
@@ -28,7 +28,7 @@ def without_minus_eight(words):
 
 
 class Matrix:
-    """[rows, cols] of random numbers with the given spread, as blocks of bytes [rows, blocks, bytes]."""
+    """[rows, cols] of random numbers with standard deviation `std`, as blocks of bytes [rows, blocks, bytes]."""
 
     def __init__(self, rng, rows, cols, kind, std):
         self.kind, self.std, self.shape = kind_for(kind, cols), std, (rows, cols)
@@ -39,7 +39,7 @@ class Matrix:
         spread = rng.random(blocks.shape[:2], np.float32) * 0.5 + 0.75
         if self.kind == Q.Q4_0:
             without_minus_eight(words)
-            self._half(0, spread * (std / 4.18))  # the spread of -7..7, drawn as above
+            self._half(0, spread * (std / 4.18))  # 4.18: standard deviation of -7..7, drawn as above
         elif self.kind == Q.Q8_0:
             np.putmask(blocks, blocks == 0x80, 0)
             self._half(0, spread * (std / 73.4))
@@ -50,7 +50,7 @@ class Matrix:
             step = np.full_like(spread, std / (4.61 * 48.4))
             self._half(0, step)
             self._half(2, step * 7.5)
-        else:  # Q6_K: scales of both signs make the half step vanish
+        else:  # Q6_K: scales of both signs cancel the offset of half a step
             sign = rng.integers(0, 2, (*blocks.shape[:2], 16), np.int8) * 2 - 1
             blocks[:, :, 192:208] = (rng.integers(32, 64, sign.shape, np.int8) * sign).view(np.uint8)
             self._half(208, spread * (std / (18.5 * 48.4)))
@@ -59,14 +59,14 @@ class Matrix:
         self.blocks[:, :, at : at + 2] = np.ascontiguousarray(values, np.float16)[..., None].view(np.uint8)
 
     def clear_rows(self, rows):
-        """Makes these rows zero."""
+        """Sets these rows to zero."""
         at = {Q.Q6_K: [208, 209], Q.Q4_K: [0, 1, 2, 3]}.get(self.kind, [0, 1])
         for byte in at:
             self.blocks[rows, :, byte] = 0
         return self
 
     def fill_columns(self, rows, columns, value):
-        """Makes whole runs of 32 columns `value`, which may be 0, in these rows."""
+        """Sets whole runs of 32 columns to `value`, which may be 0, in these rows."""
         for start in range(columns.start, columns.stop, 32):
             if self.kind == Q.Q4_K:
                 self._fill_group(rows, start, value)
@@ -77,11 +77,11 @@ class Matrix:
         return self
 
     def _fill_group(self, rows, start, value):
-        """One of the eight groups of a Q4_K block: scale as needed, no minimum, all numbers 15."""
+        """Fills one of the eight groups of a Q4_K block: scale as needed, no minimum, all numbers 15."""
         block, group = start // 256, start % 256 // 32
         step = float(self.blocks[0, block, 0:2].copy().view(np.float16)[0])
         scale = round(value / (15 * step)) if value else 0
-        assert 0 <= scale < 64, f"{value} is too large for a matrix of spread {self.std}"
+        assert 0 <= scale < 64, f"{value} is too large for a matrix with standard deviation {self.std}"
         part = self.blocks[rows, block]
         if group < 4:
             part[:, 4 + group] = part[:, 4 + group] & 0xC0 | scale

@@ -1,10 +1,10 @@
-"""The forward pass of the check: what the models have in common, in numpy."""
+"""The forward pass of the check in numpy: the parts that all architectures share."""
 
 import dataclasses
 
 import numpy as np
 
-WARM_UP = 16  # tokens at the start that are left out of the statistics
+WARM_UP = 16  # first tokens, left out of the statistics
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Shape:
     eps: float
     pre: str
     shared: int = 0
-    dense: int = 0  # feed_forward_length, where it is not the width of an expert
+    dense: int = 0  # feed_forward_length, if it is not the width of an expert
     tied: bool = False
 
 
@@ -42,10 +42,10 @@ def silu(x):
 
 
 def rotation(shape):
-    """Angle per position of each pair, and the rows of a head that make up the pairs."""
+    """Angle per position of each rotary pair, and the rows of a head that form the pairs."""
     half = shape.head_dim // 2
     theta = shape.theta ** (-np.arange(half) / half)
-    if shape.arch == "llama":  # GGUF keeps the halves of a head interleaved in this architecture
+    if shape.arch == "llama":  # GGUF interleaves the halves of a head in this architecture
         return theta, np.arange(0, 2 * half, 2), np.arange(1, 2 * half, 2)
     return theta, np.arange(half), np.arange(half) + half
 
@@ -76,6 +76,6 @@ def top(logits, k):
 
 
 def shared_with(ids, lag):
-    """Mean share of a token's experts that the token `lag` before has too."""
+    """Mean share of a token's experts that the token `lag` positions before uses, too."""
     later, earlier = ids[WARM_UP + lag :], ids[WARM_UP:-lag]
     return float((later[:, :, None] == earlier[:, None, :]).any(-1).mean())

@@ -1,4 +1,4 @@
-"""A model of random weights, made tensor by tensor while a text passes through it."""
+"""A model of random weights, generated tensor by tensor during a forward pass."""
 
 import gguf
 import numpy as np
@@ -7,12 +7,12 @@ from gguf import GGMLQuantizationType as Q
 from shapes.blocks import Matrix, kind_for
 from shapes.forward import attend, norm, rotation, shared_with, silu, softmax, top
 
-CONSTANT = 32  # values that are the same for every token, at the start of the residual stream
+CONSTANT = 32  # values at the start of the residual stream that are equal for all tokens
 EMBEDDING_STD = 1.0
-SHARPNESS = 2.0  # the power by which attention falls off with distance
-KNEE, FAR = 3.0, 3000.0  # it does so between these distances
-NOISE = 0.3  # spread of what depends on the token, in queries and keys
-ROUTER_STD = 1.5  # spread of router logits
+SHARPNESS = 2.0  # attention falls off with this power of the distance
+KNEE, FAR = 3.0, 3000.0  # the range of distances where it does
+NOISE = 0.3  # standard deviation of the token-dependent part of queries and keys
+ROUTER_STD = 1.5  # standard deviation of router logits
 TOKENS = 128  # length of the checked text
 
 
@@ -26,10 +26,10 @@ class Maker:
         self.measured, self.used, self.logits = [], [], None
         self.expert_std = None
 
-    # Each tensor is declared and made in the same order; `tensors` is walked twice.
+    # Tensors are declared and generated in the same order; `tensors` is iterated twice.
 
     def tensors(self):
-        """(name, shape, kind) of everything, in the order in which `make` gives it."""
+        """(name, shape, kind) of all tensors, in the order of `make`."""
         s, f32 = self.shape, Q.F32
         kind = lambda cols: kind_for(self.kind, cols)
         width, kv_width = s.heads * s.head_dim, s.kv_heads * s.head_dim
@@ -68,7 +68,7 @@ class Maker:
         return Matrix(self.rng, rows, cols, kind or self.kind, gain / np.sqrt(cols))
 
     def make(self):
-        """The bytes of everything, while the ids of the check pass through it."""
+        """The bytes of all tensors; runs the forward pass of the check along the way."""
         s = self.shape
         std = 1.5 / np.sqrt(s.hidden) if s.tied else EMBEDDING_STD
         embedding = Matrix(self.rng, s.vocab, s.hidden, self.kind, std)
@@ -98,7 +98,7 @@ class Maker:
         half = s.head_dim // 2
         theta, first, second = rotation(s)
         averaging = (theta >= 1 / FAR) & (theta <= 1 / KNEE)
-        per_fold = half / np.log(s.theta)  # pairs while the distance grows by a factor of e
+        per_fold = half / np.log(s.theta)  # rotary pairs per factor of e in distance
         constant = np.sqrt(SHARPNESS / per_fold * np.sqrt(s.head_dim) / 2)
         std = NOISE / np.sqrt(s.hidden)
         weight = np.ones(s.hidden, np.float32)
@@ -139,7 +139,7 @@ class Maker:
         return x + attend(parts["q"], parts["k"], parts["v"], s) @ out.floats().T
 
     def router(self, n):
-        """A router for these hidden states that shares as many experts between neighbours as is asked for."""
+        """A router that gives the requested reuse of experts between adjacent tokens on these hidden states."""
         s = self.shape
         rows = self.rng.standard_normal((s.experts, s.hidden))
         rows[:, :CONSTANT] = 0
@@ -177,7 +177,7 @@ class Maker:
         yield gate.bytes()
         up = self.matrix(s.experts * s.inter, s.hidden)
         yield up.bytes()
-        # Without normalised weights their sum is well below 1; 1.5 keeps both kinds of model in the same range.
+        # Weights that are not normalised sum to well below 1; 1.5 keeps both kinds of model in one range.
         down = self.matrix(s.experts * s.hidden, s.inter, 1.5)
         rows = np.arange(s.experts)[:, None] * s.hidden
         unwritten = np.r_[0:CONSTANT, self.slow.start : s.hidden]
