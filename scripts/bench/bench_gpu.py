@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Measures a model on a GPU through tiers of several sizes, in turns, and writes a table.
+"""Measures a model on a GPU with tiers of several sizes and prints a Markdown table.
 
     cargo build --release --features cuda
     scripts/bench/bench_gpu.py STORE [STORE...] > table.md
 
-For each store: GPU slots for 12.5, 25, 50 and 100 % of the experts, without slots in memory below them and with slots
-for the rest, routing as the model has it and by what is there, and LRU beside the learned policy where the store has
-weights for that. Every cell is `larder bench`, which measures what the card, the links to it, memory and the SSD give in
-the same run; of the repeats but the first the median counts. Needs Python alone.
+For each store: GPU slots for 12.5, 25, 50 and 100 % of the experts, with no slots in main memory and with slots for the
+rest, original and cache-aware routing, and LRU beside the learned policy if the store has weights for it. Every cell
+is a `larder bench`, which measures the limits of the GPU, the links to it, memory and the SSD in the same run; the value is
+the median of the repeats without the first. Needs only Python.
 """
 
 import argparse
@@ -25,15 +25,15 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stores", nargs="+", type=Path)
     parser.add_argument("--larder", default="target/release/larder", help="the command (%(default)s)")
-    parser.add_argument("--device", default="cuda", help="what computes (%(default)s)")
-    parser.add_argument("--tokens", type=int, default=64, help="tokens to write (%(default)s)")
+    parser.add_argument("--device", default="cuda", help="value of --device (%(default)s)")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens to generate (%(default)s)")
     parser.add_argument("--prompt", type=int, default=128, help="tokens of the prompt (%(default)s)")
-    parser.add_argument("--repeats", type=int, default=4, help="runs of each cell, the first of which is cold (%(default)s)")
+    parser.add_argument("--repeats", type=int, default=4, help="runs of each cell; the first is cold and not counted (%(default)s)")
     return parser.parse_args()
 
 
 def cells(experts, learned):
-    """The settings to compare: share of the experts on the GPU, slots per layer there and in memory, routing, policy."""
+    """The settings: share of the experts on the GPU, slots per layer on the GPU and in main memory, routing, policy."""
     for share in SHARES:
         device = max(1, round(share * experts))
         for host in sorted({0, experts - device}):
@@ -43,7 +43,7 @@ def cells(experts, learned):
 
 
 def measure(args, store, device, host, routing, eviction):
-    """What `larder bench` found: tokens/s read and written, the share of the slowest link's bound, its name, hits."""
+    """Runs `larder bench`: tokens/s of prefill and decode, share of the slowest link's bound, its name, hits."""
     flags = ["--device", args.device, "--vram-experts", str(device), "--routing", routing, "--eviction", eviction]
     flags += ["--cache-experts", str(host)] if host else ["--cache-mem", "0"]
     sizes = ["-p", str(args.prompt), "-n", str(args.tokens), "-r", str(args.repeats)]
@@ -75,8 +75,8 @@ def table(args, store):
     experts = manifest["geometry"]["experts"]
     learned = (store / "evictor.safetensors").exists()
     print(f"\n### {store.name}\n")
-    print("| on the GPU | in memory | routing | eviction | prompt/s | written/s | of the bound | found there | in memory "
-          "| computed there |")
+    print("| on the GPU | in memory | routing | eviction | prefill/s | decode/s | of the bound | GPU hits | memory hits "
+          "| computed on the GPU |")
     print("|---|---|---|---|---|---|---|---|---|---|")
     limits = None
     for share, device, host, routing, eviction in cells(experts, learned):
@@ -100,7 +100,7 @@ def main():
     args = arguments()
     for store in args.stores:
         if not (store / "larder.json").exists():
-            sys.exit(f"{store}: is no store; `larder convert MODEL {store}` makes one")
+            sys.exit(f"{store}: is not a store; `larder convert MODEL {store}` makes one")
         table(args, store)
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures larder beside llama.cpp: the same GGUF file, the same memory limit, the same threads, taken in turns.
+"""Measures larder beside llama.cpp with one GGUF file, equal memory limits and equal threads, in alternating runs.
 
 Needs Python 3.10 or newer, root (for memory cgroups and to drop the page cache), a larder store of the same file, and
 llama-bench, built for example from the PyPI source package llama-cpp-python.
@@ -7,9 +7,9 @@ llama-bench, built for example from the PyPI source package llama-cpp-python.
     python scripts/bench/compare_llama.py --gguf FILE --store STORE --llama-bench PROGRAM --limits 2.5GiB,1.5GiB \\
         [--tokens 32] [--rounds 3] [--readahead 128,1024,8192] [--threads 2] > benches/runs/NAME.json
 
-A limit of 0 means none. Each round runs larder once and llama.cpp once per readahead, so that a drift of the machine
-meets both. Before each run the page cache is dropped. Prints one JSON object with the machine, the command, every raw row
-and the medians; progress goes to standard error.
+A limit of 0 means none. Each round runs larder once and llama.cpp once per readahead, so that a drift of the machine's
+speed affects both. Before each run the page cache is dropped. Prints one JSON object with the machine, the command, every
+raw row and the medians; progress goes to standard error.
 """
 
 import argparse
@@ -33,14 +33,14 @@ def size(text):
 
 
 def block_device(path):
-    """The disk that holds a path, as /sys/block names it."""
+    """The sysfs folder of the disk that holds a path."""
     device = os.stat(path).st_dev
     node = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}").resolve()
     return node if (node / "queue").exists() else node.parent
 
 
 class Group:
-    """A memory cgroup of a limit, of either version."""
+    """A memory cgroup with a limit, version 1 or 2."""
 
     def __init__(self, limit):
         self.version = "v2" if (GROUPS["v2"] / "cgroup.controllers").exists() else "v1"
@@ -72,7 +72,7 @@ def read_bytes(device):
 
 
 def measured(command, limit, device, env):
-    """Runs a command alone under a limit, with nothing cached; adds what it took from the disk and its peak."""
+    """Runs a command under a memory limit with a cold page cache; measures wall time, bytes read from disk and peak memory."""
     subprocess.run(["sync"], check=True)
     Path("/proc/sys/vm/drop_caches").write_text("3")
     group = Group(limit)

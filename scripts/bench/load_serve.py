@@ -1,14 +1,14 @@
-"""Many clients at once on a running `larder serve`: no stream may be lost or mixed.
+"""Load test of a running `larder serve` with many concurrent clients: no stream may be lost or mixed up.
 
 Needs Python 3.9 or newer and nothing else.
 
     larder serve -m STORE --parallel 8 --queue 64 --context 512
     python scripts/bench/load_serve.py --url http://127.0.0.1:8080 --clients 64 --seconds 120 --pid PID
 
-Each client has a prompt and a seed of its own, asks once while it is alone, and then, together with all others, again and
-again until the time is over; each answer must be the one that it got alone. Prints how many answers there were, the
-time to the first token (p50 and p99), and, with --pid, the server's peak memory. Ends with 1 if an answer was lost or
-was another's.
+Each client has its own prompt and seed. It sends one request while it is alone, and then, concurrently with all others,
+repeats it until the time is over; each answer must equal the one that it got alone. Prints the number of answers, the
+time to first token (p50 and p99), and, with --pid, the server's peak memory. Exits with 1 if an answer was lost or
+mixed up.
 """
 
 import argparse
@@ -28,12 +28,12 @@ def main():
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=120)
     parser.add_argument("--tokens", type=int, default=24)
-    parser.add_argument("--pid", type=int, help="the server's process, to tell its peak memory")
+    parser.add_argument("--pid", type=int, help="the server's process id, to report its peak memory")
     args = parser.parse_args()
     clients = [Client(args, i) for i in range(args.clients)]
     for client in clients:
         client.expected, _ = client.ask()
-    print(f"{len(clients)} clients have asked alone", flush=True)
+    print(f"{len(clients)} clients have sent their first request alone", flush=True)
     end = time.monotonic() + args.seconds
     threads = [threading.Thread(target=client.run, args=(end,)) for client in clients]
     for thread in threads:
@@ -51,7 +51,7 @@ class Client:
             "prompt": f"Of the {words[0]} and the {words[1]}, number {number}, and of a {words[2]} that",
             "max_tokens": args.tokens, "temperature": 0.9, "seed": number, "stream": True, "ignore_eos": True,
         })
-        self.expected, self.firsts, self.answers, self.sent_away = None, [], 0, 0
+        self.expected, self.firsts, self.answers, self.refused = None, [], 0, 0
         self.wrong = []
 
     def run(self, end):
@@ -59,7 +59,7 @@ class Client:
             try:
                 text, first = self.ask()
             except Busy as busy:
-                self.sent_away += 1
+                self.refused += 1
                 time.sleep(min(busy.seconds, max(0.0, end - time.monotonic())))
                 continue
             except Exception as error:
@@ -71,7 +71,7 @@ class Client:
                 self.wrong.append(f"{text!r} instead of {self.expected!r}")
 
     def ask(self):
-        """The text, and the time to its first piece."""
+        """Sends the request; returns the text and the time to its first piece."""
         connection = http.client.HTTPConnection(self.host, timeout=300)
         try:
             start, first, text, ended = time.monotonic(), None, "", False
@@ -96,7 +96,7 @@ class Client:
                     first = time.monotonic() - start
                 text += piece
             if not ended:
-                raise RuntimeError("the stream ended before its end")
+                raise RuntimeError("the stream ended without [DONE]")
             return text, first if first is not None else time.monotonic() - start
         finally:
             connection.close()
@@ -112,8 +112,8 @@ def report(clients, pid):
     firsts = sorted(first for client in clients for first in client.firsts)
     wrong = [what for client in clients for what in client.wrong]
     at = lambda share: firsts[min(len(firsts) - 1, int(share * len(firsts)))] if firsts else float("nan")
-    answers, away = (sum(getattr(client, name) for client in clients) for name in ("answers", "sent_away"))
-    print(f"{answers} answers, {away} times sent away, {len(wrong)} lost or mixed")
+    answers, refused = (sum(getattr(client, name) for client in clients) for name in ("answers", "refused"))
+    print(f"{answers} answers, {refused} refusals (429), {len(wrong)} lost or mixed up")
     print(f"time to first token: p50 {at(0.5):.2f} s, p99 {at(0.99):.2f} s")
     if pid:
         with open(f"/proc/{pid}/status") as status:
@@ -123,7 +123,7 @@ def report(clients, pid):
         print(f"wrong: {what}")
     silent = sum(not client.answers for client in clients)
     if silent:
-        print(f"{silent} clients got no answer at all")
+        print(f"{silent} clients got no answer")
     return 1 if wrong or silent else 0
 
 

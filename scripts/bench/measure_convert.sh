@@ -1,24 +1,25 @@
 #!/usr/bin/env bash
-# Measures a conversion against the disk it runs on.
+# Measures a conversion and compares it with the speed of its disk.
 #
 #   scripts/bench/measure_convert.sh SOURCE TARGET [convert's flags…]
 #
-# TARGET must not exist; it is removed again. Reads and writes the source's size past the page cache first, one after the
-# other and both at once, so that the rates are of the same minutes. Most disks share their bandwidth between the two, so
-# a conversion that writes as much as it reads cannot be faster than both at once. As root the page cache is dropped before converting; otherwise a source that was read
-# lately is partly in memory, which is said.
+# TARGET must not exist; it is removed at the end. First the script reads and writes the source's size past the page cache,
+# one after the other and both at once, so that the rates are of the same minutes. Most disks share their bandwidth
+# between reads and writes, so a conversion that writes as much as it reads cannot be faster than both at once. As root the page
+# cache is dropped before converting; otherwise the script warns that a recently read source may be in memory.
+# Prints the disk's rates, the conversion's rate as a share of them, and its peak memory.
 set -euo pipefail
 source=$1 target=$2
 shift 2
 larder=${LARDER:-$(dirname "$0")/../../target/release/larder}
-[ ! -e "$target" ] || { echo "$target is there already" >&2; exit 1; }
+[ ! -e "$target" ] || { echo "$target exists already" >&2; exit 1; }
 scratch="$target.scratch"
 trap 'rm -rf "$scratch" "$target"' EXIT
 
 mapfile -t files < <(find -L "$source" -type f \( -name '*.safetensors' -o -name '*.gguf' \) | sort)
 megabytes=$(($(cat "${files[@]}" | wc -c) / 1000000))
 
-# MB per second of a command that moves all of the source's bytes.
+# MB per second of a command that transfers all of the source's bytes.
 rate() {
     local start end
     start=$(date +%s%N)

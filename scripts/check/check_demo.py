@@ -5,10 +5,9 @@ Needs Python 3.10 and, from PyPI: torch transformers>=5 safetensors numpy; and t
 
     python scripts/check/check_demo.py [--larder target/release/larder]
 
-The shipped store holds weights in q8_0. This script undoes that (each number becomes its float32 value), writes them as
-a checkpoint of the hub's form, converts that to a store in float32, and asks both programs for the logits of a passage
-and for a text that is written greedily from its first half. Exits with 1 if any logit differs by more than 1e-3, or if
-the texts differ.
+The shipped store holds weights in q8_0. This script dequantises them to float32, writes them as a checkpoint in the
+hub's format, converts that to a store in float32, and compares both programs: the logits of a passage, and greedy text
+that continues its first half. Exits with 1 if any logit differs by more than 1e-3, or if the texts differ.
 """
 
 import argparse
@@ -30,13 +29,13 @@ BLOCK, ROWS = 32, 8
 PASSAGE, WRITTEN, SLOTS = 256, 64, 6
 
 
-def numbers(raw: np.ndarray, said: str) -> np.ndarray:
-    """The float32 values of a tensor that the metadata describe as in 'q8_0 128x192 rows8 …'."""
-    kind, shape, *more = said.split(" ")
+def numbers(raw: np.ndarray, description: str) -> np.ndarray:
+    """The float32 values of a tensor with a description from the metadata, such as 'q8_0 128x192 rows8 …'."""
+    kind, shape, *more = description.split(" ")
     rows, columns = (int(n) for n in shape.split("x")) if "x" in shape else (1, int(shape))
     if kind == "f32":
         return raw
-    assert kind == "q8_0" and rows % ROWS == 0 and columns % BLOCK == 0, said
+    assert kind == "q8_0" and rows % ROWS == 0 and columns % BLOCK == 0, description
     blocks = columns // BLOCK
     if "rows8" not in more:
         cells = raw.reshape(rows, blocks, 2 + BLOCK)
@@ -49,7 +48,7 @@ def numbers(raw: np.ndarray, said: str) -> np.ndarray:
     return values.transpose(0, 3, 1, 2, 4).reshape(rows, columns).astype(np.float32)
 
 
-def described(path: Path) -> dict[str, str]:
+def metadata_of(path: Path) -> dict[str, str]:
     with path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         return json.loads(file.read(length))["__metadata__"]
@@ -58,13 +57,13 @@ def described(path: Path) -> dict[str, str]:
 def unpack(to: Path) -> None:
     """Writes the store as a checkpoint in float32."""
     resident = MODEL / "resident.safetensors"
-    said = described(resident)
-    tensors = {name: numbers(raw, said[name]) for name, raw in load_file(resident).items() if name in said}
+    metadata = metadata_of(resident)
+    tensors = {name: numbers(raw, metadata[name]) for name, raw in load_file(resident).items() if name in metadata}
     for shard in sorted(MODEL.glob("experts/*/*.safetensors")):
-        said, parts = described(shard), load_file(shard)
-        prefix = f"model.layers.{said['layer']}.mlp.experts.{said['expert']}"
+        metadata, parts = metadata_of(shard), load_file(shard)
+        prefix = f"model.layers.{metadata['layer']}.mlp.experts.{metadata['expert']}"
         for part in ("gate", "up", "down"):
-            tensors[f"{prefix}.{part}_proj.weight"] = numbers(parts[part], f"{said[part]} {said['layout']}")
+            tensors[f"{prefix}.{part}_proj.weight"] = numbers(parts[part], f"{metadata[part]} {metadata['layout']}")
     save_file({name: np.ascontiguousarray(value) for name, value in tensors.items()}, to / "model.safetensors", {"format": "pt"})
     (to / "config.json").write_text(json.dumps(json.loads((MODEL / "larder.json").read_text())["config"]))
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
@@ -96,14 +95,14 @@ def main() -> int:
         half = ids[: PASSAGE // 2]
         with torch.no_grad():
             written = model.generate(torch.tensor([half]), max_new_tokens=WRITTEN, do_sample=False)[0].tolist()[len(half) :]
-        said = subprocess.run(
+        output = subprocess.run(
             [str(args.larder), "run", "-m", str(store), "-p", tokenizer.decode(half), "-n", str(WRITTEN), "--json", "--cache-experts", str(SLOTS)],
             check=True, stdout=subprocess.PIPE, text=True,
         )
-        ours = json.loads(said.stdout)
+        ours = json.loads(output.stdout)
         same = ours["prompt_tokens"] == len(half) and ours["ids"] == written
-    print(f"{PASSAGE} tokens through {SLOTS} of 32 slots: logits differ by at most {worst:.1e}")
-    print(f"{WRITTEN} tokens written greedily: {'the same' if same else 'NOT the same'}")
+    print(f"{PASSAGE} tokens with {SLOTS} of 32 experts per layer in slots: logits differ by at most {worst:.1e}")
+    print(f"{WRITTEN} greedy tokens: {'equal' if same else 'DIFFERENT'}")
     return 0 if worst < 1e-3 and same else 1
 
 

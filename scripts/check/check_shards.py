@@ -5,7 +5,7 @@ Needs Python 3.10 or newer and, from PyPI: safetensors>=0.5 numpy.
 
     python scripts/check/check_shards.py STORE
 
-Prints one line and exits with 0, or says in one sentence what is wrong and exits with 1.
+Prints a summary in one line and exits with 0, or prints the first fault in one sentence and exits with 1.
 """
 
 import json
@@ -23,7 +23,7 @@ PART_ALIGN = 64
 
 
 class Wrong(Exception):
-    """What is wrong with the store, as one sentence."""
+    """A fault of the store, as one sentence."""
 
 
 def require(condition, path, what):
@@ -32,7 +32,7 @@ def require(condition, path, what):
 
 
 def opened(path):
-    """Dtype and shape by tensor name, and the metadata, as the package sees them."""
+    """Dtype and shape by tensor name, and the metadata, as the package reads them."""
     try:
         with safe_open(path, framework="numpy") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}
@@ -42,7 +42,7 @@ def opened(path):
 
 
 def ranges(path):
-    """Where the data begin, and the byte range of each tensor in the file, in order."""
+    """Offset of the data, and the byte range of each tensor in the file, in order."""
     with path.open("rb") as file:
         length = struct.unpack("<Q", file.read(8))[0]
         header = json.loads(file.read(length))
@@ -56,24 +56,24 @@ def check_expert(path):
     tensors, metadata = opened(path)
     start, where = ranges(path)
     parts = [name for name in where if not name.startswith(PAD_PREFIX)]
-    require(parts in (MATRICES, MATRICES + BIASES), path, f"holds {parts} instead of {MATRICES} and perhaps {BIASES}")
+    require(parts in (MATRICES, MATRICES + BIASES), path, f"holds {parts} instead of {MATRICES}, optionally with {BIASES}")
     require(start == DATA_START, path, f"its data begin at byte {start}, not {DATA_START}")
     for name in parts:
         begin = where[name][0]
-        require(begin % PART_ALIGN == 0, path, f"'{name}' begins at byte {begin}, no multiple of {PART_ALIGN}")
+        require(begin % PART_ALIGN == 0, path, f"'{name}' begins at byte {begin}, not a multiple of {PART_ALIGN}")
     require(metadata, path, "carries no metadata")
     for name in MATRICES:
         dtype, shape = tensors[name]
-        told = dtype != "U8" or any(name in text for pair in metadata.items() for text in pair)
-        require(told, path, f"'{name}' is quantised and the metadata do not say how")
-        require(dtype == "U8" or len(shape) == 2, path, f"'{name}' has shape {shape}, which is no matrix")
+        described = dtype != "U8" or any(name in text for pair in metadata.items() for text in pair)
+        require(described, path, f"'{name}' is quantised, but the metadata do not name its format")
+        require(dtype == "U8" or len(shape) == 2, path, f"'{name}' has shape {shape}, which is not a matrix")
     return path.stat().st_size, "/".join(tensors[name][0] for name in MATRICES)
 
 
 def expected_shards(store):
-    """The shards that the manifest's geometry calls for."""
+    """The shards required by the manifest's geometry."""
     manifest = store / "larder.json"
-    require(manifest.is_file(), store, "is no store: it has no larder.json")
+    require(manifest.is_file(), store, "is not a store: it has no larder.json")
     geometry = json.loads(manifest.read_text(encoding="utf-8")).get("geometry")
     require(isinstance(geometry, dict), manifest, "has no geometry")
     layers, experts = geometry["moe_layers"], geometry["experts"]
@@ -81,12 +81,12 @@ def expected_shards(store):
 
 
 def check(store):
-    """The summary of a store in which nothing is wrong."""
+    """Checks the store and returns a summary; raises Wrong at the first fault."""
     wanted = expected_shards(store)
     folder = store / "experts"
     found = {str(path.relative_to(folder)) for path in folder.glob("*/*")}
     missing, unknown = len(wanted - found), len(found - wanted)
-    require(found == wanted, folder, f"{missing} shards are missing and {unknown} files are not known")
+    require(found == wanted, folder, f"{missing} shards are missing and {unknown} files are unknown")
     sizes, kinds = {}, set()
     for name in sorted(wanted):
         size, kind = check_expert(folder / name)

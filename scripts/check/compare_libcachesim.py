@@ -6,9 +6,9 @@ Needs Python 3.10 or newer and, from PyPI: libcachesim>=0.3.5. And the larder co
     python scripts/check/compare_libcachesim.py [--larder target/release/larder] [--sizes 40,96,...] [TRACE ...]
 
 A trace is flattened first: every expert of every layer becomes one object of size 1, and every request a step of its
-own, so that both sides are asked the same in the same order. Without a trace, one is drawn with `larder lab synth`.
+own, so that both programs get equal requests in equal order. Without a trace, one is made by `larder lab synth`.
 Prints a line for each policy and size: misses of both, then millions of requests per second of both (the best of a few
-rounds, reading of files not counted) and their ratio. Exits with 1 if any misses differ.
+rounds, without reading of files) and their ratio. Exits with 1 if any misses differ.
 """
 
 import argparse
@@ -32,13 +32,13 @@ POLICIES = {
     "s3fifo": libcachesim.S3FIFO,
     "belady": libcachesim.Belady,
 }
-# A table of 2^16 buckets holds every expert of any model, and is no handicap in time.
+# A table of 2^16 buckets holds every expert of any model and does not slow libCacheSim down.
 HASH_POWER = 16
 ROUNDS = 3
 
 
 def larder(command, *args):
-    """What larder prints; its error is ours."""
+    """Runs `larder lab` and returns its output; exits with its error if it fails."""
     done = subprocess.run([command, "lab", *map(str, args)], capture_output=True, text=True)
     if done.returncode != 0:
         sys.exit(done.stderr.strip())
@@ -46,7 +46,7 @@ def larder(command, *args):
 
 
 def flatten(command, trace, folder):
-    """The trace as one layer of which each step wants one expert."""
+    """The trace as a single layer in which each step wants one expert."""
     wide, narrow, flat = folder / "wide.csv", folder / "narrow.csv", folder / "flat.safetensors"
     larder(command, "export", trace, "-o", wide)
     with open(wide, newline="") as source:
@@ -61,9 +61,9 @@ def flatten(command, trace, folder):
 
 
 def theirs(policy, stream, size, count):
-    """Misses, and requests per second at best.
+    """libCacheSim's misses and best requests per second.
 
-    In a process of its own, because LeCaR draws from one sequence of random numbers for all caches of a process.
+    Runs in a separate process, because LeCaR uses one random sequence for all caches of a process.
     """
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(simulate, (policy, stream, size, count))
@@ -82,14 +82,14 @@ def simulate(policy, stream, size, count):
 
 
 def ours(command, policy, flat, size):
-    """Misses, and requests per second at best."""
+    """larder's misses and best requests per second."""
     args = ("replay", flat, "--eviction", policy, "--cache-experts", size, "--json")
     rounds = [json.loads(larder(command, *args)) for _ in range(ROUNDS)]
     return rounds[0]["misses"], max(r["requests_per_second"] for r in rounds)
 
 
 def compare(command, trace, sizes, folder):
-    """How many policies and sizes differ."""
+    """Prints the comparison of one trace and returns the number of policies and sizes that differ."""
     flat, count, objects = flatten(command, trace, folder)
     stream = folder / "flat.oracleGeneral"
     larder(command, "export", flat, "-o", stream, "--to", "oracle-general")

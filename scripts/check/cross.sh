@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Builds and tests for 64-bit Arm on a machine that has no such processor and no NDK.
+# Builds and tests for 64-bit Arm on an x86-64 machine without an NDK.
 #
 #   scripts/check/cross.sh build [FLAGS…]               a static binary of the larder command, for any Linux and for adb shell
-#   scripts/check/cross.sh check-android [FLAGS…]       whether the larder command compiles for Android
+#   scripts/check/cross.sh check-android [FLAGS…]       checks that the larder command compiles for Android
 #   scripts/check/cross.sh test [--cpu CPU] [FLAGS…]    tests on an emulated processor: cortex-a53, cortex-a76, max (default), …
-#   scripts/check/cross.sh e2e [--cpu CPU] [FILTER…]    the command built for such a processor, emulated, under the tests in
-#                                                 tests/it that go through it; all of them, or those whose names fit
-#   scripts/check/cross.sh ready                        whether all that tests take is there, so that nothing is fetched
-#   scripts/check/cross.sh lint [FLAGS…]                clippy, which sees other code than it does for this machine
+#   scripts/check/cross.sh e2e [--cpu CPU] [FILTER…]    the integration tests of tests/it that run the command, with an emulated
+#                                                       Arm binary; all of them, or those whose names match a FILTER
+#   scripts/check/cross.sh ready                        checks that everything for the tests is installed; fetches nothing
+#   scripts/check/cross.sh lint [FLAGS…]                clippy for Arm, which compiles code that is left out on x86-64
 #
-# FLAGS are cargo's, such as `-p larder-kernels`. Needs cargo and Python on Linux with an x86-64 processor, and for tests
-# QEMU. What else it takes is made once in $LARDER_CROSS, by default ~/.cache/larder-cross: a linker with a C library
-# (Zig, from PyPI), and the standard library's source. Where the toolchain has that (`rustup component add rust-src`), it
-# is used, else Debian's package of the same version is taken from the mirror that apt is set up with.
+# FLAGS are cargo's, such as `-p larder-kernels`. Needs cargo and Python on x86-64 Linux, and QEMU for tests. Further
+# tools are installed once to $LARDER_CROSS (default: ~/.cache/larder-cross): a linker with a C library (Zig, from PyPI)
+# and the source of the standard library. The source is taken from the toolchain if it is installed there (`rustup component
+# add rust-src`), else from Debian's package of the same version, from a mirror that apt is configured for.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -39,12 +39,12 @@ programs_place() { echo "$cache/programs-$(sha256sum <<<"$programs" | cut -c1-8)
 
 has_own_source() { [ -d "$(rustc --print sysroot)/lib/rustlib/src/rust/library" ]; }
 
-# The linker, and what makes cargo use it.
+# Installs the linker and cargo-zigbuild, and puts them into the environment.
 prepare_programs() {
     local place
     place=$(programs_place)
     if [ ! -d "$place" ]; then
-        need python3 "it installs the linker"
+        need python3 "it is needed to install the linker"
         echo "installing Zig and cargo-zigbuild to $place" >&2
         rm -rf "$place.part"
         mkdir -p "$place.part"
@@ -57,21 +57,21 @@ prepare_programs() {
     export PATH="$place/bin:$PATH" CARGO_ZIGBUILD_ZIG_PATH="$place/ziglang/zig"
 }
 
-# A toolchain with the standard library's source, because the library itself is there for this machine only.
+# Prepares a toolchain with the standard library's source, because the compiled library is installed for x86-64 only.
 prepare_toolchain() {
     need cargo "see https://rustup.rs"
     local sysroot place
     ! has_own_source || return 0
     sysroot=$(rustc --print sysroot)
     [[ $(rustc --version) == "rustc $source_version "* ]] ||
-        fail "$(rustc --version) comes without the standard library's source: rustup component add rust-src"
+        fail "$(rustc --version) has no source of the standard library: run rustup component add rust-src"
     place="$cache/rust-$source_version"
     if [ ! -d "$place" ]; then
-        need dpkg-deb "without it: rustup component add rust-src"
+        need dpkg-deb "install it, or run rustup component add rust-src"
         fetch_source
         echo "making a toolchain with the standard library's source in $place" >&2
         rm -rf "$place.part"
-        # Links where the file system can, so that it takes no space.
+        # Hard links if the file system supports them, to save space.
         cp -al "$sysroot" "$place.part" 2>/dev/null || { rm -rf "$place.part" && cp -a "$sysroot" "$place.part"; }
         dpkg-deb -x "$cache/$source_package" "$place.part/package"
         mkdir -p "$place.part/lib/rustlib/src/rust"
@@ -82,7 +82,7 @@ prepare_toolchain() {
     export PATH="$place/bin:$PATH"
 }
 
-# The source package, from one of the Debian mirrors that apt knows.
+# Fetches the source package from one of the Debian mirrors that apt is configured for.
 fetch_source() {
     local file="$cache/$source_package" mirror
     ! has_sum "$file" $source_sha256 || return 0
@@ -95,10 +95,10 @@ fetch_source() {
             ! has_sum "$file" $source_sha256 || return 0
         done
     fi
-    fail "no mirror of apt has $source_package: rustup component add rust-src, or put it in $cache yourself"
+    fail "no apt mirror has $source_package: run rustup component add rust-src, or put the file into $cache"
 }
 
-# Cargo builds the standard library on an unstable flag only, which this makes a stable toolchain take.
+# Building the standard library needs an unstable flag of cargo; this makes a stable toolchain accept it.
 export RUSTC_BOOTSTRAP=1
 std=-Zbuild-std=std,panic_unwind
 
@@ -111,12 +111,12 @@ on_musl() {
     cargo-zigbuild "$command" $std --release --target $musl "$@"
 }
 
-# Takes the processor to emulate out of the words; the others are the rest.
+# Parses --cpu; all other arguments go to `rest`.
 read_cpu() {
     cpu=max rest=()
     while [ $# -gt 0 ]; do
         case $1 in
-            --cpu) cpu=${2?"--cpu wants a processor"} && shift ;;
+            --cpu) cpu=${2?"--cpu needs a processor name"} && shift ;;
             *) rest+=("$1") ;;
         esac
         shift
@@ -128,7 +128,7 @@ find_emulator() {
         fail "qemu-aarch64 is missing: it runs the tests (Debian: apt-get install qemu-user-static)"
 }
 
-[ $# -gt 0 ] || fail "say what to do: build, check-android, test, e2e, ready or lint"
+[ $# -gt 0 ] || fail "a command is required: build, check-android, test, e2e, ready or lint"
 command=$1
 shift
 case $command in
@@ -151,7 +151,7 @@ case $command in
     e2e)
         read_cpu "$@"
         find_emulator
-        # In a shell of its own: what the linker needs is not for the tests, which run on this machine.
+        # In a subshell: the linker's environment must not reach the tests, which are built for x86-64.
         (on_musl zigbuild -p larder)
         [ ${#rest[@]} -gt 0 ] || rest=(cli:: demo:: eval:: lab:: report:: streaming::)
         export LARDER_UNDER_TEST="$emulator -cpu $cpu ${CARGO_TARGET_DIR:-$PWD/target}/$musl/release/larder"
@@ -160,9 +160,9 @@ case $command in
         ;;
     ready)
         find_emulator
-        [ -d "$(programs_place)" ] || fail "no linker was fetched yet; scripts/check/cross.sh build does it"
+        [ -d "$(programs_place)" ] || fail "the linker is not installed; scripts/check/cross.sh build installs it"
         has_own_source || [ -d "$cache/rust-$source_version" ] ||
-            fail "the standard library's source was not fetched yet; scripts/check/cross.sh build does it"
+            fail "the standard library's source is not installed; scripts/check/cross.sh build installs it"
         ;;
-    *) fail "no such command: $command; there are build, check-android, test, e2e, ready and lint" ;;
+    *) fail "unknown command $command; commands are build, check-android, test, e2e, ready and lint" ;;
 esac

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Three workers in network namespaces of their own, with delay and loss between them and whoever asks, and the text
-# compared with that of one machine. Needs root, iproute2, and for delay and loss the kernel's netem.
+# Runs three workers in separate network namespaces, with delay and loss on the links to the client, and compares the
+# text with that of one machine. Prints "texts are equal" or fails. Needs root, iproute2, and for delay and loss the
+# kernel's netem.
 #
 #   sudo scripts/check/edge_netns.sh LARDER [STORE] [DELAY] [LOSS]        e.g. target/release/larder models/demo 5ms 1%
 set -eu
@@ -31,7 +32,7 @@ for i in 1 2 3; do
         device=$([ -z "$side" ] && echo "lv$id$i" || echo eth0)
         # shellcheck disable=SC2086
         tc $side qdisc add dev "$device" root netem delay "$delay" loss "$loss" 2>/dev/null ||
-            echo "no netem here: $device has neither delay nor loss" >&2
+            echo "no netem in this kernel: $device has neither delay nor loss" >&2
     done
     ip netns exec "larder$id-$i" "$larder" edge worker -m "$store" --name "worker$i" --threads 1 \
         --listen "10.231.7.$i:7070" 2>"$work/worker$i.log" &
@@ -39,13 +40,13 @@ for i in 1 2 3; do
     printf '[[server]]\nname = "worker%s"\naddress = "http://10.231.7.%s:7070"\n' "$i" "$i" >>"$work/topology.toml"
 done
 sleep 2
-# Nothing but the first shard of each layer is here, so that nearly all experts must be asked for.
+# The client has only the first shard of each layer, so nearly all experts must come from the workers.
 cp -r "$store" "$work/thin"
 find "$work/thin/experts" -name 'E*.safetensors' ! -name 'E000.safetensors' -delete
 
 write() { "$larder" run "$@" -p "Once upon a time" -n 1500 --ignore-eos --temperature 0; }
 write -m "$store" --preload >"$work/one" 2>/dev/null
-# On the way one cable after the other comes loose for a while.
+# During the run, one link after the other is down for a while.
 (
     for i in 3 2 1; do
         sleep 0.4
@@ -57,4 +58,4 @@ write -m "$store" --preload >"$work/one" 2>/dev/null
 workers="$workers $!"
 write -m "$work/thin" --edge "$work/topology.toml" --edge-deadline 300 >"$work/several"
 cmp "$work/one" "$work/several"
-echo "the same text"
+echo "texts are equal"

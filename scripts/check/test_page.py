@@ -1,11 +1,11 @@
-"""Drives the page of a running `larder serve` in a real Chromium, and takes its pictures.
+"""Drives the page of a running `larder serve` in a real Chromium, and takes screenshots.
 
     pip install playwright
     larder serve -m models/demo --cache-experts 8 --context 4096
     python scripts/check/test_page.py --url http://127.0.0.1:8080 --pictures docs
 
-Sends, streams, stops, changes λ, watches the grid, shows hostile markdown, asks for a key, and fails on any error in the
-browser's console. Says `ok` for each, and ends with 1 if something is not as it should be.
+Sends, streams, stops, changes λ, watches the grid, shows hostile markdown, enters a key, and fails on any error in the
+browser's console. Prints `ok` for each check; exits with 1 if one fails.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", default="http://127.0.0.1:8080")
     parser.add_argument("--chromium", default="/usr/bin/chromium")
-    parser.add_argument("--pictures", type=pathlib.Path, help="folder for page-light.png and page-dark.png")
+    parser.add_argument("--pictures", type=pathlib.Path, help="folder for the screenshots page-light.png and page-dark.png")
     args = parser.parse_args()
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=args.chromium, args=["--no-sandbox"])
@@ -59,14 +59,14 @@ def main():
 
 
 class Page:
-    """A fresh page, whose console must have stayed silent at the end."""
+    """A new page; at the end its console must hold no errors or warnings."""
 
     def __init__(self, browser, url, **options):
         self.context = browser.new_context(**({"viewport": {"width": 1280, "height": 800}} | options))
         self.context.grant_permissions(["clipboard-read", "clipboard-write"], origin=url)
-        self.page, self.url, self.said, self.allowed = self.context.new_page(), url, [], ()
-        self.page.on("console", lambda message: self.said.append(message.text) if message.type in ("error", "warning") else None)
-        self.page.on("pageerror", lambda error: self.said.append(str(error)))
+        self.page, self.url, self.messages, self.allowed = self.context.new_page(), url, [], ()
+        self.page.on("console", lambda message: self.messages.append(message.text) if message.type in ("error", "warning") else None)
+        self.page.on("pageerror", lambda error: self.messages.append(str(error)))
         self.page.on("request", self.requested)
 
     def __enter__(self):
@@ -75,12 +75,12 @@ class Page:
     def __exit__(self, kind, *_):
         self.context.close()
         if kind is None:
-            said = [text for text in self.said if not any(part in text for part in self.allowed)]
-            assert not said, said
+            wrong = [text for text in self.messages if not any(part in text for part in self.allowed)]
+            assert not wrong, wrong
 
     def requested(self, request):
         if not request.url.startswith((self.url, "data:")):
-            self.said.append(f"a request to {request.url}")
+            self.messages.append(f"a request to {request.url}")
 
     def open(self):
         self.page.request.post(f"{self.url}/engine", data={"lambda": 0})
@@ -89,7 +89,7 @@ class Page:
         return self.page
 
     def until(self, expression, seconds=15):
-        """Waits until it is true. The browser's own way needs eval, which the page's policy forbids."""
+        """Waits until the expression is true. Playwright's own wait needs eval, which the page's policy forbids."""
         start = time.monotonic()
         while not self.page.evaluate(expression):
             assert time.monotonic() - start < seconds, f"never: {expression}"
@@ -115,7 +115,7 @@ class Page:
         self.page.wait_for_selector(".message:not(.user):last-child:not(.busy) .tools")
 
     def answered(self, text):
-        """The server's answer to anything is `text` from now on."""
+        """From now on, every answer of the server is `text`."""
         chunks = [{"choices": [{"delta": {"content": text}}]}, {"choices": [{"delta": {}, "finish_reason": "stop"}]}]
         body = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
         self.page.route("**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=body))
@@ -134,7 +134,7 @@ def chat(test):
     assert [message["role"] for message in body["messages"]] == ["system", "user"], body
     test.wait_until_written()
     assert "cut off at its limit · 40 tokens" in test.answer().inner_text(), test.answer().inner_text()
-    # It comes in pieces, and stops when told.
+    # The answer is streamed, and can be stopped.
     test.send("And then?", "")
     lengths = set()
     while len(lengths) < 5:
@@ -150,7 +150,7 @@ def chat(test):
     test.until("document.querySelector('.message:last-child .tools button').textContent === 'Copied'")
     copied = page.evaluate("navigator.clipboard.readText()")
     assert copied.strip() and copied.split()[:5] == text.split()[:5], (copied, text)
-    # What was said goes along with what is said next, and an answer can be written anew.
+    # A request carries the conversation so far, and an answer can be regenerated.
     with page.expect_request("**/v1/chat/completions") as sent:
         test.answer().get_by_role("button", name="Write again").click()
     roles = [message["role"] for message in sent.value.post_data_json["messages"]]
@@ -255,7 +255,7 @@ def phone(test):
 
 
 def many_experts(test):
-    """48 layers of 128 experts, and tokens as fast as a browser can be told of them."""
+    """48 layers of 128 experts, and events as fast as a browser can take them."""
     page, (layers, experts) = test.page, (48, 128)
     state = {"model": "large", "layers": list(range(layers)), "experts": experts, "experts_per_token": 8, "streams": True,
              "active": 0, "resident": {str(l): list(range(0, experts, 3)) for l in range(layers)}, "routing": "original",
@@ -268,7 +268,7 @@ def many_experts(test):
             "evicted": [[l, (step * 13 + l + k * 31) % experts] for k in range(4)]} for l in range(layers)]}
     told = "".join(f"data: {json.dumps(event(step))}\n\n" for step in range(1, 61))
     page.route("**/engine", lambda route: route.fulfill(json=state))
-    # All of it comes at once, sixty times what a frame has to take; then the connection ends and is made anew.
+    # All events come at once, sixty times the load of a frame; then the connection ends and is opened again.
     page.route("**/events", lambda route: route.fulfill(content_type="text/event-stream", body=told))
     page.add_init_script("""window.frames_ms = []; let before = 0;
         const next = (now) => { if (before) frames_ms.push(now - before); before = now; requestAnimationFrame(next); };
@@ -277,12 +277,12 @@ def many_experts(test):
     test.until("document.querySelector('#cell').textContent.includes('of 6144')")
     page.wait_for_timeout(1500)
     frames = sorted(page.evaluate("frames_ms"))
-    print(f"   48 x 128: a frame takes {frames[len(frames) // 2]:.0f} ms in the median, {frames[-1]:.0f} ms at most")
+    print(f"   48 x 128: a frame takes {frames[len(frames) // 2]:.0f} ms (median), {frames[-1]:.0f} ms (max)")
     assert frames[len(frames) // 2] < 50, frames
 
 
 def key(test):
-    """A server that wants a key, as the page would meet it."""
+    """The page with a server that requires a key."""
     page, given = test.page, []
     test.allowed = ("401",)
 
@@ -308,7 +308,7 @@ def key(test):
 
 
 def lost(test):
-    """What the server refuses is said, and can be tried again."""
+    """A refusal of the server is shown, and the request can be repeated."""
     page = test.open()
     test.allowed = ("429",)
     refuse = lambda route: route.fulfill(status=429, json={"error": {"message": "The server is busy."}})
@@ -323,7 +323,7 @@ def lost(test):
 
 
 def picture(test, path):
-    """In the midst of an answer, λ having just been changed."""
+    """Takes a screenshot during an answer, just after a change of λ."""
     page = test.open()
     test.set(temperature=0.7, top_p=0.9)
     test.send("What did the captain find?", 450)

@@ -3,7 +3,8 @@
 //     npm install openai
 //     node scripts/check/test_serve.mjs http://127.0.0.1:8080
 //
-// Node looks for `openai` beside this file and above it; NODE_PATH does not count for modules.
+// Node looks for `openai` beside this file and in the folders above; it ignores NODE_PATH for modules.
+// Prints `ok` for each check; exits with 1 if one fails.
 
 import assert from "node:assert/strict";
 
@@ -58,7 +59,7 @@ const checks = {
     for (let i = 0; ; i++) {
       const health = await (await fetch(`${url}/health`)).json();
       if (health.active === 0) break;
-      assert.ok(i < 200, "the place was not freed");
+      assert.ok(i < 200, "the slot was not freed");
       await new Promise((resolve) => setTimeout(resolve, 50));
     }
   },

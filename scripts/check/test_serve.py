@@ -4,8 +4,8 @@
     larder serve -m STORE --parallel 1 --queue 1 --context 2048
     python scripts/check/test_serve.py --url http://127.0.0.1:8080
 
-Chat, streaming, stop, seeds, log-probabilities, errors, cancellation, and (with one place and a queue of one, as above)
-429. Says `ok` for each, and ends with 1 if something is not as it should be.
+Checks chat, streaming, stop, seeds, log-probabilities, errors, cancellation, and 429 (which needs --parallel 1 --queue 1,
+as above). Prints `ok` for each check; exits with 1 if one fails.
 """
 
 import argparse
@@ -113,7 +113,7 @@ class Test:
         stream.close()
         start = time.monotonic()
         while self.active():
-            assert time.monotonic() - start < 10, "the place was not freed"
+            assert time.monotonic() - start < 10, "the slot was not freed"
             time.sleep(0.02)
 
     def too_many(self):
@@ -131,7 +131,7 @@ class Test:
         for thread in threads:
             thread.join()
         if not refused:
-            print("   (nobody was sent away: start the server with --parallel 1 --queue 1)")
+            print("   (no request was refused: start the server with --parallel 1 --queue 1)")
         assert all(int(seconds) >= 1 for seconds in refused)
         patient = self.client.with_options(max_retries=5)
         assert patient.models.list().data

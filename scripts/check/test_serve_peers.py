@@ -1,11 +1,11 @@
-"""Drives a running `larder serve` with clients that are particular about details: LangChain's and LiteLLM's.
+"""Drives a running `larder serve` with clients that are strict about details: LangChain's and LiteLLM's.
 
     pip install langchain-openai litellm
     larder serve
     python scripts/check/test_serve_peers.py --url http://127.0.0.1:8080
 
-Answers, streams with their usage, stop, log-probabilities, batches, async use and errors of the right class. Says `ok`
-for each, and ends with 1 if something is not as it should be.
+Checks answers, streams with usage, stop, log-probabilities, batches, async use and errors of the right class. Prints
+`ok` for each check; exits with 1 if one fails.
 """
 
 import argparse
