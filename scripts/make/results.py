@@ -3,7 +3,7 @@
 
 Needs Python 3.10 and the larder command, built with --release; nothing else.
 
-    python scripts/make/results.py [--larder target/release/larder] [--work target/results] [--only sweep,speed,...]
+    python scripts/make/results.py [--larder target/release/larder] [--work target/results] [--only trade-off,speed,...]
 
 Outputs of commands are kept in the work folder, and a measurement with an output there is not repeated: delete the
 file, or the folder, to measure again. Everything but speed repeats exactly on every machine. The text of the page is in
