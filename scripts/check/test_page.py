@@ -134,7 +134,7 @@ def chat(test):
     assert [message["role"] for message in body["messages"]] == ["system", "user"], body
     test.wait_until_written()
     assert "cut off at its limit · 40 tokens" in test.answer().inner_text(), test.answer().inner_text()
-    # The answer is streamed, and can be stopped.
+    # It comes in pieces, and stops when told.
     test.send("And then?", "")
     lengths = set()
     while len(lengths) < 5:
