@@ -1,21 +1,23 @@
+//! Memory for the bytes of matrices, with huge pages for large ones.
+
 use std::ops::{Deref, DerefMut};
 
 use memmap2::MmapMut;
 
-/// Below this many bytes a matrix lies on the heap like everything else.
+/// Matrices with fewer bytes are allocated on the heap.
 const LARGE: usize = 4 << 20;
 
-/// A matrix's bytes: of a large one in memory of its own, for which huge pages are asked. They are had from the system
-/// faster, and products that read all of them look up fewer addresses.
+/// The bytes of a matrix. A large matrix gets an anonymous map of its own with huge pages requested (madvise): the
+/// system hands them out faster, and products that read the whole matrix take fewer TLB misses.
 pub enum Bytes {
     /// On the heap.
     Heap(Vec<u8>),
-    /// In a map of its own.
+    /// In an anonymous map.
     Map(MmapMut),
 }
 
 impl Bytes {
-    /// So many zeros.
+    /// `len` zero bytes.
     pub fn zeroed(len: usize) -> Self {
         if len >= LARGE
             && let Ok(map) = MmapMut::map_anon(len)
@@ -47,7 +49,7 @@ impl DerefMut for Bytes {
     }
 }
 
-/// Huge pages save time; where the system has none, the bytes are the same.
+/// Only an optimisation: an error, as on a system without huge pages, is ignored.
 #[cfg(target_os = "linux")]
 fn ask_for_huge_pages(map: &MmapMut) {
     let _ = map.advise(memmap2::Advice::HugePage);

@@ -1,3 +1,5 @@
+//! The context that products and attention are computed on, and the time they take.
+
 use std::io;
 use std::ops::Sub;
 use std::sync::Arc;
@@ -10,56 +12,57 @@ use crate::device::{DeviceAttention, DeviceProduct, DeviceProducts};
 use crate::error::Result;
 use crate::nn::{KvFormat, KvLocation, KvView};
 
-/// How products are computed, and how exactly.
+/// Where and how a model's products and attention are computed: threads, devices, precision.
 pub struct ComputeContext {
-    /// On which threads.
+    /// CPU threads.
     pub pool: ThreadPool,
-    /// Whether activations meet quantised weights as they are, not rounded to eight bits: slow, and what the fast way
-    /// is compared with.
+    /// Keeps activations in f32 in products with quantised weights, instead of rounding them to eight bits: slow, the
+    /// reference for the fast path.
     pub exact: bool,
-    /// Who keeps the weights of products and multiplies with them, if this processor does not. Not together with
+    /// The device that stores the weights of products and multiplies with them; `None` for the CPU. Not together with
     /// [`exact`](Self::exact).
     pub device_products: Option<Arc<dyn DeviceProducts>>,
-    /// Who remembers keys and values and attends to them, if this processor does not.
+    /// The device that stores the KV cache and computes attention; `None` for the CPU.
     pub device_attention: Option<Arc<dyn DeviceAttention>>,
-    /// How keys and values are remembered.
+    /// Number format of the KV cache.
     pub kv_format: KvFormat,
-    /// Where time went.
+    /// Time spent in products and attention.
     pub clocks: ComputeClocks,
 }
 
-/// Nanoseconds so far, for all who compute here.
+/// Nanoseconds so far, summed over all users of the context.
 #[derive(Default)]
 pub struct ComputeClocks {
     products: AtomicU64,
     attention: AtomicU64,
 }
 
-/// Time that a pass took where all threads work together; the rest of it is overhead.
+/// Time of a pass in multi-threaded kernels; the rest of the pass is overhead.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct ComputeTime {
     /// Products with weights.
     pub products: Duration,
-    /// Attention over what is remembered.
+    /// Attention over the KV cache.
     pub attention: Duration,
 }
 
 impl Sub for ComputeTime {
     type Output = ComputeTime;
 
-    /// What passed between two looks.
+    /// Time between two readings.
     fn sub(self, then: ComputeTime) -> ComputeTime {
         ComputeTime { products: self.products - then.products, attention: self.attention - then.attention }
     }
 }
 
 impl ComputeContext {
-    /// The fast way on so many threads, each bound to a processor of its own if `pin`.
+    /// Products and attention on `threads` CPU threads, each pinned to a processor of its own if `pin`; activations are
+    /// rounded where weights are quantised, and the KV cache is f32.
     pub fn new(threads: usize, pin: bool) -> io::Result<Self> {
         Ok(ComputeContext::on(ThreadPool::new(threads, pin)?))
     }
 
-    /// On the caller's thread.
+    /// Everything on the caller's thread.
     pub(crate) fn single_threaded() -> Self {
         ComputeContext::on(ThreadPool::single_threaded())
     }
@@ -75,33 +78,33 @@ impl ComputeContext {
         }
     }
 
-    /// What was computed so far, by everybody.
+    /// Kernel time so far, of all users.
     pub(crate) fn time(&self) -> ComputeTime {
         let read = |nanos: &AtomicU64| Duration::from_nanos(nanos.load(Relaxed));
         ComputeTime { products: read(&self.clocks.products), attention: read(&self.clocks.attention) }
     }
 
-    /// Takes `x [tokens, cols]` into `inputs`; `quantised` says whether it will meet quantised weights.
+    /// Copies `x [tokens, cols]` into `inputs`; `quantised` if the weights to come are, so that `x` is rounded.
     pub(crate) fn fill(&self, inputs: &mut Inputs, x: &[f32], cols: usize, quantised: bool) {
         inputs.fill_on(&self.pool, x, cols, quantised && !self.exact);
     }
 
-    /// Several products at once.
-    pub(crate) fn multiply(&self, round: &mut [Product]) {
-        timed(&self.clocks.products, || products(&self.pool, round));
+    /// A batch of products on the CPU.
+    pub(crate) fn multiply(&self, batch: &mut [Product]) {
+        timed(&self.clocks.products, || products(&self.pool, batch));
     }
 
-    /// Several products of one `x` with weights that `device` keeps.
+    /// A batch of products of one `x` with weights that `device` stores.
     pub(crate) fn multiply_on_device(
         &self,
         device: &dyn DeviceProducts,
         x: &Inputs,
-        round: &mut [DeviceProduct],
+        batch: &mut [DeviceProduct],
     ) -> Result<()> {
-        timed(&self.clocks.products, || device.multiply(x, round))
+        timed(&self.clocks.products, || device.multiply(x, batch))
     }
 
-    /// Attention over remembered rows, where they are.
+    /// Attention over the KV cache, on the CPU or the device, wherever the rows are stored.
     pub(crate) fn attend(&self, args: &AttentionArgs<KvView>, out: &mut [f32]) -> Result<()> {
         timed(&self.clocks.attention, || match (args.keys.location(), args.values.location()) {
             (KvLocation::Host(keys), KvLocation::Host(values)) => {
@@ -111,7 +114,7 @@ impl ComputeContext {
             (KvLocation::Device(device, keys), KvLocation::Device(_, values)) => {
                 device.attend(&args.with_kv(keys, values), out)
             }
-            _ => unreachable!("a layer's rows are in one place"),
+            _ => unreachable!("keys and values of a layer are stored in the same place"),
         })
     }
 }

@@ -1,5 +1,4 @@
-//! Reading a `config.json` so that nothing in it is overlooked: every key is used, known to be without effect on the
-//! result, or an error.
+//! A strict reader of `config.json`: every key is used, known to have no effect on inference, or an error.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +6,7 @@ use serde_json::{Map, Value};
 
 use crate::error::{ModelError, Result};
 
-/// Keys that cannot change what a model computes when it is only run: training, bookkeeping, and the hub's own.
+/// Keys without effect on the result of inference: training, sampling defaults, bookkeeping, and keys of the hub.
 const NEUTRAL_KEYS: &[&str] = &[
     "_attn_implementation",
     "_attn_implementation_autoset",
@@ -80,13 +79,13 @@ const NEUTRAL_KEYS: &[&str] = &[
     "use_cache",
 ];
 
-/// The largest size that a config may name; far above any model, far below what would overflow.
+/// Upper limit of every size and count: far above any model, and small enough that products of sizes do not overflow.
 const MAX_SIZE: u64 = 1 << 24;
 
-/// A config, with a note of which keys have been looked at.
+/// A config, which records the keys that have been read.
 pub struct Config<'a> {
     keys: &'a Map<String, Value>,
-    /// How messages call this object: empty, or `rope_scaling.` and the like.
+    /// Path of this object in messages: empty, or `rope_scaling.` and the like.
     prefix: &'static str,
     used: BTreeSet<String>,
 }
@@ -94,7 +93,7 @@ pub struct Config<'a> {
 impl<'a> Config<'a> {
     /// Reads `value`, which must be a JSON object.
     pub fn new(value: &'a Value) -> Result<Self> {
-        let keys = value.as_object().ok_or_else(|| config_error("is not a JSON object"))?;
+        let keys = value.as_object().ok_or_else(|| config_error("the file is not a JSON object"))?;
         Ok(Self::inner(keys, ""))
     }
 
@@ -102,18 +101,18 @@ impl<'a> Config<'a> {
         Config { keys, prefix, used: BTreeSet::new() }
     }
 
-    /// The value of the first of `names` that is there and not null.
+    /// The value of the first of `names` that is present; `None` if it is null.
     fn get(&mut self, names: &[&str]) -> Option<&'a Value> {
         self.used.extend(names.iter().map(|n| n.to_string()));
         names.iter().find_map(|n| self.keys.get(*n)).filter(|v| !v.is_null())
     }
 
-    /// Whether a key is there, be it null.
+    /// Whether a key is present, also with the value null.
     pub fn contains(&self, name: &str) -> bool {
         self.keys.contains_key(name)
     }
 
-    /// Whether a key is there and not null.
+    /// Whether a key is present and not null.
     pub fn is_set(&self, name: &str) -> bool {
         self.keys.get(name).is_some_and(|v| !v.is_null())
     }
@@ -127,11 +126,11 @@ impl<'a> Config<'a> {
         config_error(format!("{}{name} is {shown}, not {want}", self.prefix))
     }
 
-    /// A size of at least one. The first name is the one in messages.
+    /// A size of at least one, which is required. Messages use the first name.
     pub fn size(&mut self, names: &[&str]) -> Result<usize> {
         match self.opt_size(names)? {
             Some(n) => Ok(n),
-            None => Err(config_error(format!("has no {}{}", self.prefix, names[0]))),
+            None => Err(config_error(format!("{}{} is missing", self.prefix, names[0]))),
         }
     }
 
@@ -140,10 +139,10 @@ impl<'a> Config<'a> {
         Ok(self.opt_size(names)?.unwrap_or(default))
     }
 
-    /// A size of at least one, if there.
+    /// A size of at least one, or `None`.
     pub fn opt_size(&mut self, names: &[&str]) -> Result<Option<usize>> {
         match self.opt_count(names)? {
-            Some(0) => Err(config_error(format!("{}{} is 0", self.prefix, names[0]))),
+            Some(0) => Err(config_error(format!("{}{} is 0; it must be at least 1", self.prefix, names[0]))),
             other => Ok(other),
         }
     }
@@ -166,7 +165,7 @@ impl<'a> Config<'a> {
         Ok(self.opt_number(name)?.unwrap_or(default))
     }
 
-    /// A finite number, if there.
+    /// A finite number, or `None`.
     pub fn opt_number(&mut self, name: &str) -> Result<Option<f64>> {
         let Some(v) = self.get(&[name]) else { return Ok(None) };
         match v.as_f64().filter(|n| n.is_finite()) {
@@ -175,9 +174,9 @@ impl<'a> Config<'a> {
         }
     }
 
-    /// A finite number that must be there.
+    /// A finite number, which is required.
     pub fn number(&mut self, name: &str) -> Result<f64> {
-        self.opt_number(name)?.ok_or_else(|| config_error(format!("has no {}{name}", self.prefix)))
+        self.opt_number(name)?.ok_or_else(|| config_error(format!("{}{name} is missing", self.prefix)))
     }
 
     /// A positive number, or `default`.
@@ -188,29 +187,29 @@ impl<'a> Config<'a> {
         }
     }
 
-    /// A truth value, or `default`.
+    /// A boolean, or `default`.
     pub fn flag_or(&mut self, name: &str, default: bool) -> Result<bool> {
         let Some(v) = self.get(&[name]) else { return Ok(default) };
         v.as_bool().ok_or_else(|| self.type_error(name, "true or false", v))
     }
 
-    /// A string, if there.
+    /// A string, or `None`.
     pub fn opt_text(&mut self, name: &str) -> Result<Option<&'a str>> {
         let Some(v) = self.get(&[name]) else { return Ok(None) };
         v.as_str().map(Some).ok_or_else(|| self.type_error(name, "a string", v))
     }
 
-    /// A list of numbers, if there.
+    /// A list of finite numbers, or `None`.
     pub fn opt_numbers(&mut self, name: &str) -> Result<Option<Vec<f64>>> {
         self.opt_list(name, "a list of numbers", |v| v.as_f64().filter(|n| n.is_finite()))
     }
 
-    /// A list of layer numbers, if there.
+    /// A list of counts or layer indices, or `None`.
     pub fn opt_counts(&mut self, name: &str) -> Result<Option<Vec<usize>>> {
         self.opt_list(name, "a list of counts", |v| v.as_u64().filter(|n| *n <= MAX_SIZE).map(|n| n as usize))
     }
 
-    /// A list of strings, if there.
+    /// A list of strings, or `None`.
     pub fn opt_texts(&mut self, name: &str) -> Result<Option<Vec<&'a str>>> {
         self.opt_list(name, "a list of strings", |v| v.as_str())
     }
@@ -221,7 +220,7 @@ impl<'a> Config<'a> {
         items.map(Some).ok_or_else(|| self.type_error(name, want, v))
     }
 
-    /// A nested object, if there.
+    /// A nested object, or `None`.
     pub fn opt_object(&mut self, name: &'static str, prefix: &'static str) -> Result<Option<Config<'a>>> {
         let Some(v) = self.get(&[name]) else { return Ok(None) };
         match v.as_object() {
@@ -230,24 +229,25 @@ impl<'a> Config<'a> {
         }
     }
 
-    /// Declares keys that this architecture carries without using them.
+    /// Declares keys that configs of this architecture have, but that do not affect its results.
     pub fn ignore(&mut self, names: &[&str]) {
         self.used.extend(names.iter().map(|n| n.to_string()));
     }
 
-    /// Fails on a key that nobody looked at and that could change the result. `null` and `false` switch nothing on.
+    /// Fails on a key that has not been read and might change the result. Keys that are `null` or `false` pass, since
+    /// they enable nothing.
     pub fn finish(self) -> Result<()> {
         for (key, value) in self.keys {
             let neutral = self.prefix.is_empty() && NEUTRAL_KEYS.contains(&key.as_str());
             let off = value.is_null() || *value == Value::Bool(false);
             if key == "quantization_config" && self.prefix.is_empty() && !off {
                 return Err(config_error(
-                    "the checkpoint is quantised (quantization_config); larder reads F32, F16 and BF16",
+                    "quantization_config: the checkpoint is quantised; larder reads F32, F16 and BF16 checkpoints",
                 ));
             }
             if !self.used.contains(key) && !neutral && !off {
-                let what = format!("{}{key} is not understood and might change the result", self.prefix);
-                return Err(config_error(what));
+                let message = format!("{}{key} is not supported and might change the result", self.prefix);
+                return Err(config_error(message));
             }
         }
         Ok(())
@@ -255,8 +255,8 @@ impl<'a> Config<'a> {
 }
 
 /// An error about the config.
-pub fn config_error(what: impl Into<String>) -> ModelError {
-    ModelError::Config(what.into())
+pub fn config_error(message: impl Into<String>) -> ModelError {
+    ModelError::Config(message.into())
 }
 
 #[cfg(test)]
@@ -271,7 +271,7 @@ mod tests {
         assert!(check(json!({"use_cache": true, "attention_flavour": null, "fancy": false})).is_ok());
         assert_eq!(
             check(json!({"attention_flavour": "x"})).unwrap_err(),
-            "config.json: attention_flavour is not understood and might change the result"
+            "config.json: attention_flavour is not supported and might change the result"
         );
         assert!(check(json!({"quantization_config": {"bits": 4}})).unwrap_err().contains("quantised"));
     }

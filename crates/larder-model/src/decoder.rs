@@ -1,4 +1,4 @@
-//! One token's way through a model: embedding, layers, final norm, output head.
+//! The forward pass: embedding, layers, final norm, output head. Prefill computes many tokens at once, decode one.
 
 use std::sync::Arc;
 
@@ -16,40 +16,40 @@ use crate::nn::{Activation, ForwardPass, KvCache, Mixer, Mlp, Moe, Norm, Rope};
 use crate::tap::{Phase, PhaseClock, Tap};
 use crate::weights::WeightLoader;
 
-/// A decoder: what its config says, and its resident weights.
+/// A model that has been built from its config, with its resident weights.
 pub struct Decoder {
     stack: Stack,
 }
 
-/// What an architecture builds.
+/// The parts of a decoder, as an architecture in [`arch`] builds them.
 pub struct Stack {
     /// Tokens in the vocabulary.
     pub vocab: usize,
-    /// Longest sequence.
+    /// Longest sequence, in tokens.
     pub context: usize,
     /// Sizes of the expert part.
     pub geometry: Geometry,
-    /// Where a checkpoint keeps the experts.
+    /// Names of the experts' tensors in a checkpoint.
     pub experts: ExpertNames,
     /// `[vocab, hidden]`
     pub embed: Matrix,
-    /// In order.
+    /// Decoder layers, first to last.
     pub layers: Vec<Layer>,
-    /// Before the head.
+    /// Final norm, before the output head.
     pub norm: Norm,
     /// `[vocab, hidden]`
     pub head: Linear,
     /// Rotary positions, if any layer uses them.
     pub rope: Option<Rope>,
-    /// Constant factors, one for most models.
+    /// Constant factors; 1 in most models.
     pub factors: Factors,
 }
 
-/// Constant factors that some models have in the path.
+/// Constant factors of the forward pass; Granite has them.
 pub struct Factors {
     /// On the embedding.
     pub embedding: f64,
-    /// On what each half of a layer adds.
+    /// On the output of the mixer and of the feed-forward part, before the residual addition.
     pub residual: f64,
     /// On the logits.
     pub logits: f64,
@@ -63,41 +63,41 @@ impl Default for Factors {
 
 /// One decoder layer.
 pub struct Layer {
-    /// Before the mixer.
+    /// Norm before the mixer.
     pub mixer_norm: Norm,
-    /// Between positions.
+    /// Token mixing: attention, convolution or recurrence.
     pub mixer: Box<dyn Mixer>,
-    /// Before the feed-forward part.
+    /// Norm before the feed-forward part.
     pub ffn_norm: Norm,
-    /// Within a position.
+    /// Feed-forward part: dense MLP or experts.
     pub ffn: Ffn,
 }
 
 /// The feed-forward part of a layer.
 pub enum Ffn {
-    /// One MLP for every token.
+    /// One MLP, the same for every token.
     Dense(Mlp),
-    /// Experts.
+    /// Router and experts.
     Moe(Box<Moe>),
 }
 
 impl Ffn {
-    /// With experts.
+    /// A feed-forward part with experts.
     pub fn moe(moe: Moe) -> Self {
         Ffn::Moe(Box::new(moe))
     }
 }
 
-/// Which positions' logits are wanted.
+/// The positions for which logits are computed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LogitsFor {
-    /// Of every token of the pass.
+    /// Every token of the pass.
     All,
-    /// Of the last token only.
+    /// The last token only.
     Last,
 }
 
-/// What the config alone says about a model.
+/// Everything about a model that follows from its config alone: geometry, tensors, memory per token.
 pub fn blueprint(config: &Value) -> Result<Blueprint> {
     let mut weights = WeightLoader::list();
     let (model_type, stack) = build(config, &mut weights)?;
@@ -114,7 +114,7 @@ pub fn blueprint(config: &Value) -> Result<Blueprint> {
 
 fn build(config: &Value, weights: &mut WeightLoader) -> Result<(&'static str, Stack)> {
     let mut c = Config::new(config)?;
-    let name = c.opt_text("model_type")?.ok_or_else(|| config_error("has no model_type"))?;
+    let name = c.opt_text("model_type")?.ok_or_else(|| config_error("model_type is missing"))?;
     let arch = arch::find(name)?;
     let mut stack = (arch.build)(&mut c, weights)?;
     c.finish()?;
@@ -125,7 +125,8 @@ fn build(config: &Value, weights: &mut WeightLoader) -> Result<(&'static str, St
 }
 
 impl Decoder {
-    /// Builds the model that `config` describes from `tensors`. Its products are computed by `compute`.
+    /// Builds the model that `config` describes and loads its resident weights from `tensors`. Products and attention
+    /// are computed on `compute`.
     pub fn load(config: &Value, tensors: &dyn Tensors, compute: Arc<ComputeContext>) -> Result<Self> {
         let (_, stack) = build(config, &mut WeightLoader::load(tensors, compute))?;
         Ok(Decoder { stack })
@@ -136,12 +137,12 @@ impl Decoder {
         &self.stack.geometry
     }
 
-    /// How each layer that has experts turns logits into a choice.
+    /// The gate of each MoE layer, in order.
     pub fn gates(&self) -> impl Iterator<Item = &Gate> {
         self.moe_layers().map(|(_, gate, _)| gate)
     }
 
-    /// Each layer that has experts, how it chooses, and their activation.
+    /// Index, gate and activation function of each MoE layer, in order.
     pub fn moe_layers(&self) -> impl Iterator<Item = (LayerIdx, &Gate, Activation)> {
         self.stack.layers.iter().filter_map(|layer| match &layer.ffn {
             Ffn::Moe(moe) => Some((moe.layer, &moe.gate, moe.act)),
@@ -159,14 +160,14 @@ impl Decoder {
         self.stack.context
     }
 
-    /// An empty memory with room for `tokens` tokens, taken at once; it grows if there are more.
+    /// An empty KV cache. Its memory is allocated for `tokens` tokens at the first append, and grows if there are more.
     pub fn new_kv_cache(&self, tokens: usize) -> KvCache {
         let compute = self.stack.head.compute();
         KvCache::new(self.stack.layers.len(), tokens, compute.kv_format, compute.device_attention.as_ref())
     }
 
-    /// Whether a memory made for sequences of `before` tokens still holds for `after` tokens; if not, the sequence
-    /// must be read again from its start.
+    /// Whether a KV cache computed for a sequence of `before` tokens is valid when the sequence grows to `after`
+    /// tokens; if not, the sequence must be computed again from its start.
     pub fn kv_valid_after_growth(&self, before: usize, after: usize) -> bool {
         match self.stack.rope.as_ref().and_then(Rope::switches_at) {
             Some(at) => before > at || after <= at,
@@ -174,16 +175,18 @@ impl Decoder {
         }
     }
 
-    /// Whether what was remembered in a sequence of `before` tokens is what a sequence of `after` tokens, read afresh,
-    /// would remember.
+    /// Whether a KV cache computed in a sequence of `before` tokens, then truncated, equals that of a sequence of
+    /// `after` tokens computed from its start.
     pub fn kv_valid_after_rewind(&self, before: usize, after: usize) -> bool {
         self.stack.rope.as_ref().is_none_or(|rope| rope.same_angles(before, after))
     }
 
-    /// Reads `tokens`, which follow what `state` has seen, and returns logits: `[tokens, vocab]`, or `[1, vocab]`.
+    /// Computes `tokens`, which follow the tokens in `cache`, appends them to `cache`, and returns logits: `[tokens,
+    /// vocab]`, or `[1, vocab]`.
     ///
-    /// `horizon` is the length of the sequence that these tokens are part of, which some models' positions depend
-    /// on: for a prompt that is read in pieces, the length of the whole prompt. On an error the state is spoilt.
+    /// `horizon` is the length of the whole sequence, on which the rotary positions of some models depend: for a prompt
+    /// that is prefilled in chunks, the length of the whole prompt. After an error the contents of `cache` are
+    /// unspecified.
     pub fn forward(
         &self,
         tokens: &[u32],
@@ -229,7 +232,7 @@ impl Decoder {
         Ok(logits)
     }
 
-    /// Asks the next router what it would choose if the layer before it left `x [1, hidden]` as it is.
+    /// Computes the next MoE layer's router logits from the current `x [1, hidden]`, as a prefetch hint.
     fn hint_next_layer(&self, layer: usize, x: &Tensor, experts: &mut dyn ExpertPath) -> Result<()> {
         let next = self.stack.layers[layer + 1..].iter().find_map(|l| match &l.ffn {
             Ffn::Moe(moe) => Some((&l.ffn_norm, moe)),
@@ -242,14 +245,18 @@ impl Decoder {
     fn check(&self, tokens: &[u32], cache: &KvCache) -> Result<()> {
         let (vocab, context) = (self.stack.vocab, self.stack.context);
         if tokens.is_empty() {
-            return Err(ModelError::Request("there are no tokens to read".into()));
+            return Err(ModelError::Request("the request has no tokens".into()));
         }
         if let Some(id) = tokens.iter().find(|id| **id as usize >= vocab) {
-            return Err(ModelError::Request(format!("token id {id} is beyond the vocabulary of {vocab}")));
+            return Err(ModelError::Request(format!(
+                "token id {id} is out of range: the vocabulary has {vocab} tokens"
+            )));
         }
         let len = cache.len + tokens.len();
         if len > context {
-            return Err(ModelError::Request(format!("{len} tokens do not fit the model's context of {context}")));
+            return Err(ModelError::Request(format!(
+                "the sequence would have {len} tokens; the model's context is {context}"
+            )));
         }
         Ok(())
     }

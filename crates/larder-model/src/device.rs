@@ -1,5 +1,5 @@
-//! The seams to a processor with memory of its own. What it computes has the bits of this processor's kernels, so a
-//! result does not depend on where it was computed.
+//! The interfaces to a device, a processor with memory of its own. A device's results have the same bits as those of
+//! the CPU kernels, so a result does not depend on where it was computed.
 
 use std::time::Duration;
 
@@ -10,19 +10,19 @@ use crate::error::Result;
 use crate::experts::{MoeCall, Routed};
 use crate::nn::Activation;
 
-/// Computes experts that lie in a device's slots, as a [`ExpertWorkspace`](crate::ExpertWorkspace) does those in memory.
+/// Computes experts in the slots of a device; [`ExpertWorkspace`](crate::ExpertWorkspace) is its counterpart for the
+/// CPU.
 pub trait DeviceExperts: Send {
-    /// Makes ready for experts of this layout in calls with at most so many tokens, so that no memory is missing later;
-    /// or says what it lacks.
+    /// Allocates all memory that experts of this layout need in calls with at most `tokens` tokens, so that later calls
+    /// cannot run out of memory.
     fn prepare(&mut self, layout: &ExpertLayout, act: Activation, gate: &Gate, tokens: usize) -> Result<()>;
 
-    /// Takes a call's inputs. `layout` is that of the experts to come.
+    /// Starts a call: copies its inputs. `layout` is the layout of the call's experts.
     fn begin(&mut self, call: &MoeCall, routed: &Routed, layout: &ExpertLayout);
 
-    /// Begins to compute some of the experts that the call's tokens chose, each beside the number of its slot, for all
-    /// tokens that chose it. May return before it is over; what concerns a slot happens in the order asked for, copies
-    /// included. Says how long computing took on the device, where it knows by now. What goes wrong is said by
-    /// [`finish`](Self::finish).
+    /// Starts to compute some of the call's experts, given with their slot indices, for all tokens that chose them. May
+    /// return before the work is done; operations on one slot, copies included, keep the order of their calls. Returns
+    /// the compute time on the device if it is known by now. Errors are reported by [`finish`](Self::finish).
     fn compute(
         &mut self,
         call: &MoeCall,
@@ -31,80 +31,80 @@ pub trait DeviceExperts: Send {
         group: &[(ExpertId, usize)],
     ) -> Option<Duration>;
 
-    /// Waits until all that was begun since [`begin`](Self::begin) is over, and hands the output `[hidden]` of every
-    /// place, `token · k + rank`, that was computed here to `put`.
+    /// Waits for all work since [`begin`](Self::begin), and calls `put` with the output `[hidden]` of every place
+    /// (`token · k + rank`) that was computed on the device.
     fn finish(&mut self, put: &mut dyn FnMut(usize, &[f32])) -> Result<()>;
 }
 
-/// Multiplies with weights that stay in a device's memory.
+/// Products with weights that stay in a device's memory.
 pub trait DeviceProducts: Send + Sync {
-    /// Whether products with a matrix of so many bytes are worth the way there and back.
+    /// Whether a matrix of `bytes` bytes is large enough for the device; smaller ones are multiplied on the CPU.
     fn accepts(&self, bytes: usize) -> bool;
 
-    /// Copies a matrix into the device's memory, and returns the number by which it is known there.
+    /// Copies a matrix into the device's memory, and returns its id.
     fn upload(&self, weights: WeightMatrix) -> Result<usize>;
 
-    /// Computes all products in one go, and waits for them.
+    /// Computes a batch of products of `x`, and waits for them.
     ///
-    /// The caller guarantees activations that are quantised if the weights are, and outputs of the right length.
-    fn multiply(&self, x: &Inputs, round: &mut [DeviceProduct]) -> Result<()>;
+    /// The caller guarantees that `x` is quantised if the weights are, and outputs of the right length.
+    fn multiply(&self, x: &Inputs, batch: &mut [DeviceProduct]) -> Result<()>;
 }
 
-/// One product with weights that a device has: `out[t, r] = Σ_c weights[r, c] · x[t, c]`.
+/// One product with weights on a device: `out[t, r] = Σ_c weights[r, c] · x[t, c]`.
 pub struct DeviceProduct<'a> {
-    /// The number of the weights.
+    /// Id of the weights, from [`DeviceProducts::upload`].
     pub weights: usize,
-    /// Which tokens of the activations take part, in this order; all of them if there is no choice.
+    /// The rows of `x` to multiply, in this order; `None` for all.
     pub pick: Option<&'a [u32]>,
-    /// `[tokens that take part, rows]`
+    /// `[picked tokens, rows]`
     pub out: &'a mut [f32],
 }
 
-/// Remembers rows of floats in a device's memory, and attends to them there.
+/// KV cache blocks in a device's memory, and attention over them.
 pub trait DeviceAttention: Send + Sync {
-    /// Takes memory for rows, and returns the number by which they are known there. What is in them is unspecified.
+    /// Allocates a block of rows, and returns its id. Its contents are unspecified.
     fn allocate(&self, shape: DeviceKvShape) -> Result<usize>;
 
-    /// Gives the memory of rows back. The caller guarantees that nobody uses their number from now on.
+    /// Frees a block. The caller guarantees that the id is not used again.
     fn free(&self, block: usize);
 
-    /// Writes `bytes [n, heads, row]` to the positions from `at` on. May return before it is over; what concerns rows
-    /// happens in the order asked for.
+    /// Writes `bytes [n, heads, row]` to the block, from position `at` on. May return before the copy is done;
+    /// operations on one block keep the order of their calls.
     fn append(&self, block: usize, at: usize, bytes: &[u8]) -> Result<()>;
 
-    /// Copies each head's first `len` positions to rows of the same heads and form that have room for them. May return
-    /// before it is over, as above.
+    /// Copies each head's first `len` positions to another block with the same heads and number format and enough
+    /// capacity. May return before the copy is done, as [`append`](Self::append).
     fn copy(&self, from: usize, to: usize, len: usize) -> Result<()>;
 
-    /// As [`larder_kernels::attend`], and waits for it. What cannot be is an error.
+    /// As [`larder_kernels::attend`], and waits for the result. Arguments that do not fit are an error, not a panic.
     fn attend(&self, args: &AttentionArgs<DeviceKvView>, out: &mut [f32]) -> Result<()>;
 }
 
-/// The form of rows `[heads, room, row]`.
+/// Shape of a block `[heads, capacity, row]`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DeviceKvShape {
-    /// How numbers are stored.
+    /// Number format of the rows.
     pub kind: NumberFormat,
-    /// How many are remembered at each position.
+    /// Rows per position.
     pub heads: usize,
-    /// Positions that fit.
+    /// Positions that fit into the block.
     pub capacity: usize,
-    /// Bytes of one.
+    /// Bytes of one row.
     pub row_bytes: usize,
 }
 
 impl DeviceKvShape {
-    /// Of all of them.
+    /// Bytes of the whole block.
     pub fn bytes(&self) -> usize {
         self.heads * self.capacity * self.row_bytes
     }
 }
 
-/// Rows that a device remembers.
+/// The rows of a block, or the first `width` numbers of each row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DeviceKvView {
-    /// Their number.
+    /// Id of the block, from [`DeviceAttention::allocate`].
     pub block: usize,
-    /// How many numbers of each count.
+    /// Numbers per row that are used.
     pub width: usize,
 }

@@ -1,4 +1,4 @@
-//! Doubles for tests: devices that multiply and attend, whose memory is a list of copies, and which can fail.
+//! Test doubles of devices: they store copies in main memory, compute with the CPU kernels, and can fail on purpose.
 
 mod attention;
 
@@ -11,24 +11,24 @@ use crate::device::{DeviceProduct, DeviceProducts};
 use crate::error::{ModelError, Result};
 pub use attention::AttentionDouble;
 
-/// Keeps copies of matrices and multiplies with this processor's kernels.
+/// Double of [`DeviceProducts`]: stores copies of matrices and multiplies with the CPU kernels.
 #[derive(Default)]
 pub struct ProductsDouble {
     free_bytes: u64,
-    /// Matrices with fewer bytes are not worth the way.
-    least: usize,
-    /// Every round whose number is a multiple of this one fails; 0 for none.
+    /// Matrices with fewer bytes are not accepted.
+    min_bytes: usize,
+    /// Every n-th batch fails; 0 for none.
     failing: u64,
-    state: Mutex<State>,
+    state: Mutex<Inner>,
 }
 
 #[derive(Default)]
-struct State {
-    kept: Vec<Kept>,
-    rounds: u64,
+struct Inner {
+    matrices: Vec<StoredMatrix>,
+    batches: u64,
 }
 
-struct Kept {
+struct StoredMatrix {
     kind: NumberFormat,
     order: RowOrder,
     rows: usize,
@@ -36,76 +36,77 @@ struct Kept {
     bytes: Vec<u8>,
 }
 
-impl Kept {
+impl StoredMatrix {
     fn stored(&self) -> WeightMatrix<'_> {
-        let Kept { kind, order, rows, cols, bytes } = self;
+        let StoredMatrix { kind, order, rows, cols, bytes } = self;
         WeightMatrix { kind: *kind, order: *order, rows: *rows, cols: *cols, bytes }
     }
 }
 
 impl ProductsDouble {
-    /// A device with so much memory, on which nothing fails.
+    /// A device with `free_bytes` of memory that does not fail.
     pub fn new(free_bytes: u64) -> Self {
         ProductsDouble { free_bytes, ..ProductsDouble::default() }
     }
 
-    /// Every round whose number is a multiple of this one fails.
+    /// Every n-th batch fails.
     pub fn failing(mut self, every: u64) -> Self {
         self.failing = every;
         self
     }
 
-    /// Matrices with fewer bytes stay where they are.
+    /// Matrices with fewer bytes are not accepted.
     pub fn accepting_from(mut self, bytes: usize) -> Self {
-        self.least = bytes;
+        self.min_bytes = bytes;
         self
     }
 
-    /// How many matrices it keeps.
+    /// Number of matrices on the device.
     pub fn uploaded(&self) -> usize {
-        self.lock().kept.len()
+        self.lock().matrices.len()
     }
 
-    /// How many rounds of products there were.
-    pub fn rounds(&self) -> u64 {
-        self.lock().rounds
+    /// Number of batches so far.
+    pub fn batches(&self) -> u64 {
+        self.lock().batches
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl DeviceProducts for ProductsDouble {
     fn accepts(&self, bytes: usize) -> bool {
-        bytes >= self.least
+        bytes >= self.min_bytes
     }
 
     fn upload(&self, weights: WeightMatrix) -> Result<usize> {
         let WeightMatrix { kind, order, rows, cols, bytes } = weights;
         let mut state = self.lock();
-        let taken: u64 = state.kept.iter().map(|kept| kept.bytes.len() as u64).sum();
+        let taken: u64 = state.matrices.iter().map(|matrices| matrices.bytes.len() as u64).sum();
         if taken + bytes.len() as u64 > self.free_bytes {
             let free = self.free_bytes - taken;
-            let what = format!("a matrix of {} bytes does not fit into the {free} bytes that are free", bytes.len());
-            return Err(ModelError::Device(what));
+            let size = bytes.len();
+            let message = format!("a matrix of {size} bytes does not fit into the {free} free bytes of the device");
+            return Err(ModelError::Device(message));
         }
-        state.kept.push(Kept { kind, order, rows, cols, bytes: bytes.to_vec() });
-        Ok(state.kept.len() - 1)
+        state.matrices.push(StoredMatrix { kind, order, rows, cols, bytes: bytes.to_vec() });
+        Ok(state.matrices.len() - 1)
     }
 
-    fn multiply(&self, x: &Inputs, round: &mut [DeviceProduct]) -> Result<()> {
+    fn multiply(&self, x: &Inputs, batch: &mut [DeviceProduct]) -> Result<()> {
         let mut state = self.lock();
-        state.rounds += 1;
-        if self.failing > 0 && state.rounds.is_multiple_of(self.failing) {
-            round.iter_mut().for_each(|product| product.out.fill(f32::NAN));
-            return Err(ModelError::Device("multiplying on the device failed: it has gone away".into()));
+        state.batches += 1;
+        if self.failing > 0 && state.batches.is_multiple_of(self.failing) {
+            batch.iter_mut().for_each(|product| product.out.fill(f32::NAN));
+            return Err(ModelError::Device("product on the device failed: device lost".into()));
         }
         let one = |p: &mut DeviceProduct<'_>| {
-            let weights = state.kept[p.weights].stored();
+            let weights = state.matrices[p.weights].stored();
             products(&ThreadPool::single_threaded(), &mut [Product { weights, x, pick: p.pick, out: &mut *p.out }]);
         };
-        round.iter_mut().for_each(one);
+        batch.iter_mut().for_each(one);
         Ok(())
     }
 }

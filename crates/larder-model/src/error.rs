@@ -1,27 +1,29 @@
-/// Why a model cannot be built or run: one sentence, naming the config key or tensor.
+//! The errors of this crate.
+
+/// Why a model cannot be built or run: one sentence that names the config key, tensor or request.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
-    /// The config asks for something that cannot be.
+    /// `config.json` has a value that is out of range, inconsistent or not supported.
     #[error("config.json: {0}")]
     Config(String),
-    /// The weights are not what the config says.
+    /// A tensor is missing, or its shape or format is not the one that the config calls for.
     #[error("{0}")]
     Weights(String),
-    /// The request cannot be served by this model.
+    /// The tokens do not fit the vocabulary or the context.
     #[error("{0}")]
     Request(String),
-    /// An expert could not be had.
+    /// An expert could not be read or computed.
     #[error("{0}")]
     Expert(String),
-    /// A device did not do what it was asked for.
+    /// A device is out of memory, or a copy or computation on it failed.
     #[error("{0}")]
     Device(String),
-    /// A tensor operation failed, which a checked model does not do.
+    /// A tensor operation failed: a bug, since shapes are checked at load.
     #[error("internal tensor error: {0}")]
     Tensor(#[from] candle_core::Error),
 }
 
-/// The model's results.
+/// The result type of this crate.
 pub type Result<T, E = ModelError> = std::result::Result<T, E>;
 
 impl From<larder_core::GateError> for ModelError {

@@ -1,4 +1,4 @@
-//! Computing experts, several at a time: one round of products for gate and up, one for down.
+//! Computing experts on the CPU, several at a time: one batch of products for gate and up, one for down.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use larder_kernels::{Inputs, Product, WeightMatrix};
 use crate::compute::ComputeContext;
 use crate::experts::{MoeCall, Routed};
 
-/// Where a layer's experts are computed. Its buffers stay from call to call.
+/// Computes the experts of MoE calls, one call after the other. Its buffers are kept from call to call.
 pub struct ExpertWorkspace {
     compute: Arc<ComputeContext>,
     /// `[tokens, hidden]`, or `[tokens · k, hidden]` where the routing weight scales the input.
@@ -18,18 +18,19 @@ pub struct ExpertWorkspace {
     gate: Vec<f32>,
     up: Vec<f32>,
     down: Vec<f32>,
-    /// `[tokens, k, hidden]`: kept apart until all are there, so that the sum does not depend on who came first.
+    /// `[tokens, k, hidden]`: kept separately until all are computed, so that the sum does not depend on the order in
+    /// which experts arrive.
     outputs: Vec<f32>,
-    /// Of each expert at hand, the places `token · k + rank` that it has.
+    /// The places `token · k + rank` of the current experts, one expert after the other.
     places: Vec<u32>,
-    /// Of each place, its row in `x`.
+    /// For each place, its row in `x`.
     picks: Vec<u32>,
     /// 0, 1, 2, …
     rows: Vec<u32>,
 }
 
 impl ExpertWorkspace {
-    /// An empty one.
+    /// A workspace without buffers; they grow with the calls.
     pub fn new(compute: Arc<ComputeContext>) -> Self {
         let (x, inner) = (Inputs::new(), Inputs::new());
         let (gate, up, down, outputs) = Default::default();
@@ -37,7 +38,7 @@ impl ExpertWorkspace {
         ExpertWorkspace { compute, x, inner, gate, up, down, outputs, places, picks, rows }
     }
 
-    /// Takes a call's inputs. `layout` is that of the experts to come.
+    /// Starts a call: copies its inputs. `layout` is the layout of the call's experts.
     pub fn begin(&mut self, call: &MoeCall, routed: &Routed, layout: &ExpertLayout) {
         let hidden = call.x.len() / call.tokens;
         let quantise = !layout.gate.kind.is_float() || !layout.up.kind.is_float();
@@ -54,13 +55,13 @@ impl ExpertWorkspace {
         self.reserve_outputs(call, routed);
     }
 
-    /// Room for the outputs of a call of which others compute some experts, or all: then there is no need to
-    /// [`begin`](Self::begin).
+    /// Reserves the outputs of a call. Enough, without [`begin`](Self::begin), for a call whose experts are all
+    /// computed elsewhere (a device, a worker) and arrive through [`put`](Self::put).
     pub fn reserve_outputs(&mut self, call: &MoeCall, routed: &Routed) {
         self.outputs.resize(routed.ids.len() * (call.x.len() / call.tokens), 0.0);
     }
 
-    /// Computes some of the experts that the call's tokens chose, each beside its bytes, for all tokens that chose it.
+    /// Computes some of the call's experts, given with their bytes, for all tokens that chose them.
     pub fn compute(&mut self, call: &MoeCall, routed: &Routed, layout: &ExpertLayout, group: &[(ExpertId, &[u8])]) {
         let counts = self.find_places(call, routed, group);
         let total = self.places.len();
@@ -69,14 +70,14 @@ impl ExpertWorkspace {
         self.up.resize(total * inter, 0.0);
 
         let (mut gates, mut ups, mut picks) = (&mut self.gate[..], &mut self.up[..], &self.picks[..]);
-        let mut round = Vec::with_capacity(2 * group.len());
+        let mut batch = Vec::with_capacity(2 * group.len());
         for ((_, data), n) in group.iter().zip(&counts) {
             let (pick, gate, up) =
                 (front(&mut picks, *n), front_mut(&mut gates, n * inter), front_mut(&mut ups, n * inter));
-            round.push(Product { weights: weights(&layout.gate, data), x: &self.x, pick: Some(pick), out: gate });
-            round.push(Product { weights: weights(&layout.up, data), x: &self.x, pick: Some(pick), out: up });
+            batch.push(Product { weights: weights(&layout.gate, data), x: &self.x, pick: Some(pick), out: gate });
+            batch.push(Product { weights: weights(&layout.up, data), x: &self.x, pick: Some(pick), out: up });
         }
-        self.compute.multiply(&mut round);
+        self.compute.multiply(&mut batch);
 
         if let Some([gate, up, _]) = &layout.bias {
             add_biases(gate, group, &counts, &mut self.gate);
@@ -90,12 +91,12 @@ impl ExpertWorkspace {
         self.rows.clear();
         self.rows.extend(0..total as u32);
         let (mut downs, mut rows) = (&mut self.down[..], &self.rows[..]);
-        let mut round = Vec::with_capacity(group.len());
+        let mut batch = Vec::with_capacity(group.len());
         for ((_, data), n) in group.iter().zip(&counts) {
             let (pick, out) = (front(&mut rows, *n), front_mut(&mut downs, n * hidden));
-            round.push(Product { weights: weights(&layout.down, data), x: &self.inner, pick: Some(pick), out });
+            batch.push(Product { weights: weights(&layout.down, data), x: &self.inner, pick: Some(pick), out });
         }
-        self.compute.multiply(&mut round);
+        self.compute.multiply(&mut batch);
         if let Some([.., down]) = &layout.bias {
             add_biases(down, group, &counts, &mut self.down);
         }
@@ -104,7 +105,7 @@ impl ExpertWorkspace {
         }
     }
 
-    /// Takes the output `[hidden]` of a place, `token · k + rank`, whose expert somebody else has computed.
+    /// Stores the output `[hidden]` of a place, `token · k + rank`, whose expert was computed elsewhere.
     pub fn put(&mut self, place: usize, output: &[f32]) {
         self.outputs[place * output.len()..][..output.len()].copy_from_slice(output);
     }
@@ -130,7 +131,7 @@ impl ExpertWorkspace {
         out.iter_mut().zip(output).for_each(|(o, y)| *o += weight * y);
     }
 
-    /// Notes the places of each expert, one expert after the other, and says how many each has.
+    /// Lists the places of each expert, one expert after the other, and returns the number of places per expert.
     fn find_places(&mut self, call: &MoeCall, routed: &Routed, group: &[(ExpertId, &[u8])]) -> Vec<usize> {
         let k = call.gate.top_k as u32;
         self.places.clear();
@@ -152,7 +153,7 @@ fn weights<'a>(part: &ExpertPart, data: &'a [u8]) -> WeightMatrix<'a> {
     WeightMatrix { kind: part.kind, order: part.order, rows: part.rows, cols: part.cols, bytes: part.of(data) }
 }
 
-/// To each expert's rows its own bias.
+/// Adds each expert's bias to its rows of `out`.
 fn add_biases(part: &ExpertPart, group: &[(ExpertId, &[u8])], counts: &[usize], mut out: &mut [f32]) {
     let mut bias = vec![0.0; part.cols];
     for ((_, data), n) in group.iter().zip(counts) {
@@ -163,14 +164,14 @@ fn add_biases(part: &ExpertPart, group: &[(ExpertId, &[u8])], counts: &[usize], 
     }
 }
 
-/// Cuts the first `n` off.
+/// Splits the first `n` elements off.
 fn front<'a, T>(rest: &mut &'a [T], n: usize) -> &'a [T] {
     let (front, behind) = rest.split_at(n);
     *rest = behind;
     front
 }
 
-/// Cuts the first `n` off.
+/// Splits the first `n` elements off.
 fn front_mut<'a, T>(rest: &mut &'a mut [T], n: usize) -> &'a mut [T] {
     let (front, behind) = std::mem::take(rest).split_at_mut(n);
     *rest = behind;
@@ -184,7 +185,7 @@ mod tests {
     use super::*;
     use crate::nn::Activation;
 
-    /// Experts of numbers that are not all alike.
+    /// The bytes of an expert with varied weights.
     fn expert(layout: &ExpertLayout, seed: usize) -> Vec<u8> {
         let mut data = vec![0; layout.bytes];
         for (_, part) in layout.parts() {
@@ -196,8 +197,8 @@ mod tests {
         data
     }
 
-    /// The definition, one place at a time.
-    fn plainly(layout: &ExpertLayout, data: &[u8], act: Activation, x: &[f32]) -> Vec<f32> {
+    /// The definition, for a single token.
+    fn naive(layout: &ExpertLayout, data: &[u8], act: Activation, x: &[f32]) -> Vec<f32> {
         let floats = |part: &ExpertPart| -> Vec<f32> {
             part.of(data).as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
         };
@@ -238,11 +239,11 @@ mod tests {
                 for (id, weight) in routed.ids[t * k..][..k].iter().zip(&routed.weights[t * k..]) {
                     let (inside, outside) = if scales_input { (*weight, 1.0) } else { (1.0, *weight) };
                     let x: Vec<f32> = x[t * hidden..][..hidden].iter().map(|v| v * inside).collect();
-                    let y = plainly(&layout, &data[id.index()], act, &x);
+                    let y = naive(&layout, &data[id.index()], act, &x);
                     want.iter_mut().zip(y).for_each(|(w, y)| *w += outside * y);
                 }
                 for (got, want) in out[t * hidden..][..hidden].iter().zip(want) {
-                    assert!((got - want).abs() < 1e-4, "{got} and not {want}");
+                    assert!((got - want).abs() < 1e-4, "{got} instead of {want}");
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! The seam between a model and wherever its experts are.
+//! The interface between a model and its experts, and the path with all experts in memory.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -10,13 +10,13 @@ use crate::error::Result;
 use crate::expert_workspace::ExpertWorkspace;
 use crate::nn::Activation;
 
-/// What a layer hands over once its router has spoken.
+/// The input of one MoE layer: router logits and hidden states of some tokens.
 pub struct MoeCall<'a> {
-    /// Which layer.
+    /// Index of the decoder layer.
     pub layer: LayerIdx,
-    /// How this layer turns logits into a choice.
+    /// Turns the logits into k experts and their weights.
     pub gate: &'a Gate,
-    /// The experts' activation.
+    /// Activation function of the experts.
     pub act: Activation,
     /// `[tokens, experts]`
     pub logits: &'a [f32],
@@ -27,16 +27,16 @@ pub struct MoeCall<'a> {
 }
 
 impl<'a> MoeCall<'a> {
-    /// The logits if the layer chose for one token, else none.
+    /// The logits of a single token (decode); empty for several (prefill).
     pub fn logits_of_one(&self) -> &'a [f32] {
         if self.tokens == 1 { self.logits } else { &[] }
     }
 }
 
-/// Which experts each token got.
+/// The experts chosen for each token, with their weights.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Routed {
-    /// `[tokens, k]`, best first; [`ExpertId::NONE`] behind them where a lossy routing strategy chose fewer.
+    /// `[tokens, k]`, best first, padded with [`ExpertId::NONE`] where a routing strategy chose fewer than k.
     pub ids: Vec<ExpertId>,
     /// `[tokens, k]`, in the order of `ids`.
     pub weights: Vec<f32>,
@@ -44,28 +44,29 @@ pub struct Routed {
 
 /// Chooses and computes a layer's experts.
 pub trait ExpertPath {
-    /// Writes the weighted sum of each token's experts to `out [tokens, hidden]` and says which they were.
+    /// Writes the weighted sum of each token's experts to `out [tokens, hidden]`, and returns the experts.
     ///
-    /// The caller guarantees slices of the sizes in [`Call`]. The implementation guarantees that `out` depends on
+    /// The caller guarantees slices of the sizes in [`MoeCall`]. The implementation guarantees that `out` depends on
     /// nothing but the call and the weights, and is summed in the order of [`Routed::ids`]; on an error `out` is
     /// unspecified and the path stays usable.
     fn forward(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<Routed>;
 
-    /// Whether [`hint_next`](Self::hint_next) is wanted.
+    /// Whether [`hint_next`](Self::hint_next) shall be called.
     fn wants_hints(&self) -> bool {
         false
     }
 
-    /// The logits that the router of a later `layer` gives before the layers between have spoken: a guess at what it
-    /// will choose. Comes before the call of the layer before it, for one token at a time.
+    /// A prefetch hint: the router logits of the next MoE layer, `layer`, computed from the hidden state before the
+    /// current layer's experts have been added. Comes before [`forward`](Self::forward) of the current layer, and only
+    /// for single tokens (decode). A hint changes latency, never results.
     fn hint_next(&mut self, layer: LayerIdx, gate: &Gate, logits: &[f32]) {
         let _ = (layer, gate, logits);
     }
 }
 
-/// Every expert in memory and the model's own choice: the reference that all else is compared with.
+/// All experts in memory, with the model's own choice: the reference for every other path.
 ///
-/// `B` is what holds an expert's bytes.
+/// `B` owns the bytes of one expert.
 pub struct AllResident<B = Vec<u8>> {
     layers: Vec<Option<ResidentLayer<B>>>,
     workspace: ExpertWorkspace,
@@ -77,12 +78,12 @@ struct ResidentLayer<B> {
 }
 
 impl<B: Deref<Target = [u8]>> AllResident<B> {
-    /// Room for the experts of `layers` decoder layers, computed by `compute`.
+    /// A path for `layers` decoder layers, still without experts; they are computed on `compute`.
     pub fn new(layers: usize, compute: Arc<ComputeContext>) -> Self {
         AllResident { layers: (0..layers).map(|_| None).collect(), workspace: ExpertWorkspace::new(compute) }
     }
 
-    /// Sets a layer's experts, all of `layout`; what lies behind it does not matter.
+    /// Sets the experts of a layer, each in the given `layout`. Bytes after the layout's end are ignored.
     pub fn set(&mut self, layer: LayerIdx, layout: ExpertLayout, experts: Vec<B>) {
         debug_assert!(experts.iter().all(|e| e.len() >= layout.bytes));
         self.layers[layer.index()] = Some(ResidentLayer { layout, experts });
@@ -91,7 +92,7 @@ impl<B: Deref<Target = [u8]>> AllResident<B> {
 
 impl<B: Deref<Target = [u8]>> ExpertPath for AllResident<B> {
     fn forward(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<Routed> {
-        let layer = self.layers[call.layer.index()].as_ref().expect("every MoE layer was given its experts");
+        let layer = self.layers[call.layer.index()].as_ref().expect("the experts of every MoE layer have been set");
         let routed = route(call);
         self.workspace.begin(call, &routed, &layer.layout);
         let wanted = distinct(&routed.ids, call.gate.experts);
@@ -102,7 +103,7 @@ impl<B: Deref<Target = [u8]>> ExpertPath for AllResident<B> {
     }
 }
 
-/// The model's own choice for every token of a call.
+/// The model's own top k for every token of a call.
 pub fn route(call: &MoeCall) -> Routed {
     let mut routed = Routed::default();
     let (mut values, mut ids, mut weights) = (Vec::new(), Vec::new(), Vec::new());
@@ -116,11 +117,11 @@ pub fn route(call: &MoeCall) -> Routed {
     routed
 }
 
-/// Each expert once, token by token in the order of their rank.
+/// The distinct experts in `ids [tokens, k]`, in order of first use.
 pub fn distinct(ids: &[ExpertId], experts: usize) -> Vec<ExpertId> {
     let mut seen = vec![false; experts];
-    let there = ids.iter().copied().filter(|id| *id != ExpertId::NONE);
-    there.filter(|id| !std::mem::replace(&mut seen[id.index()], true)).collect()
+    let chosen = ids.iter().copied().filter(|id| *id != ExpertId::NONE);
+    chosen.filter(|id| !std::mem::replace(&mut seen[id.index()], true)).collect()
 }
 
 #[cfg(test)]
@@ -128,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_expert_is_wanted_once_in_order_of_first_use() {
+    fn distinct_keeps_the_first_use_of_each_expert() {
         let ids = [3, 1, 1, u16::MAX, 0, 3, 2].map(ExpertId);
         assert_eq!(distinct(&ids, 4), [3, 1, 0, 2].map(ExpertId));
     }

@@ -1,4 +1,4 @@
-//! Resident weights of products, kept in the format they are stored in: in memory, or in that of a device.
+//! Weight matrices in their stored number format, in main memory or on a device, and products with them.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::compute::ComputeContext;
 use crate::device::{DeviceProduct, DeviceProducts};
 use crate::error::Result;
 
-/// A weight matrix `[rows, cols]` in stored form, in memory. Cloning shares the bytes.
+/// A weight matrix `[rows, cols]` in its stored number format, in main memory. Clones share the bytes.
 #[derive(Clone)]
 pub struct Matrix {
     kind: NumberFormat,
@@ -28,7 +28,7 @@ thread_local! {
 }
 
 impl Matrix {
-    /// Products with it are computed by `compute`. The caller guarantees `kind.matrix_bytes(rows, cols)` bytes.
+    /// A matrix whose products are computed on `compute`. The caller guarantees `kind.matrix_bytes(rows, cols)` bytes.
     pub fn new(
         kind: NumberFormat,
         order: RowOrder,
@@ -49,13 +49,13 @@ impl Matrix {
         larder_kernels::widen_row(self.stored(), row, out);
     }
 
-    /// In which format it is stored.
+    /// Number format of the weights.
     pub fn kind(&self) -> NumberFormat {
         self.kind
     }
 
-    /// Made ready for products: if there is a device that computes them, the bytes go there unless they are too few for
-    /// that, and those in memory are let go of unless somebody else has them.
+    /// Moves the matrix to where its products are computed. If the context has a device that accepts a matrix of this
+    /// size, the bytes are uploaded, and the copy in main memory is dropped with its last clone.
     pub fn place(self) -> Result<PlacedMatrix> {
         let location = match &self.compute.device_products {
             Some(device) if device.accepts(self.bytes.len()) => {
@@ -67,7 +67,7 @@ impl Matrix {
     }
 }
 
-/// A weight matrix `[rows, cols]` where products with it are computed.
+/// A weight matrix `[rows, cols]` in the memory where its products are computed.
 pub struct PlacedMatrix {
     kind: NumberFormat,
     rows: usize,
@@ -78,14 +78,14 @@ pub struct PlacedMatrix {
 
 enum Location {
     Host(RowOrder, Arc<Bytes>),
-    /// By the number that the device knows it by.
+    /// The device, and the id that it gave the matrix.
     Device(Arc<dyn DeviceProducts>, usize),
 }
 
 impl PlacedMatrix {
-    /// Each head's matrix with each head's part of `x [tokens, heads, in]`: `[tokens, heads, out]`.
+    /// One product per head: `x [tokens, heads, in]` times each head's matrix `[out, in]` → `[tokens, heads, out]`.
     ///
-    /// The caller guarantees at least one head, and that all are alike.
+    /// The caller guarantees at least one head, and equal shapes and number formats.
     pub fn forward_heads(heads: &[PlacedMatrix], x: &Tensor) -> Result<Tensor> {
         let PlacedMatrix { rows, cols, kind, .. } = heads[0];
         let (compute, tokens) = (&heads[0].compute, x.elem_count() / (heads.len() * cols));
@@ -108,7 +108,7 @@ impl PlacedMatrix {
     }
 }
 
-/// Products of one `x`, to be computed together: those of a device, and those here.
+/// Products of one `x` that are computed together, partly on the CPU and partly on a device.
 struct MatmulBatch<'a> {
     compute: &'a ComputeContext,
     x: &'a Inputs,
@@ -118,7 +118,7 @@ struct MatmulBatch<'a> {
 }
 
 impl<'a> MatmulBatch<'a> {
-    /// Of so many products.
+    /// An empty batch with capacity for `products` products.
     fn new(compute: &'a ComputeContext, x: &'a Inputs, products: usize) -> Self {
         MatmulBatch { compute, x, on_host: Vec::with_capacity(products), on_device: Vec::new(), device: None }
     }
@@ -160,7 +160,7 @@ impl Linear {
         Ok(Linear { matrix: matrix.place()?, bias })
     }
 
-    /// Where it is computed.
+    /// The context on which the product is computed.
     pub fn compute(&self) -> &ComputeContext {
         &self.matrix.compute
     }
@@ -188,7 +188,7 @@ impl Linear {
         let mut outs = outs.into_iter();
         let finished = linears.map(|l| l.finish(outs.next().expect("one output per product"), tokens));
         let all: Vec<Tensor> = finished.into_iter().collect::<Result<_>>()?;
-        Ok(all.try_into().expect("as many as there were"))
+        Ok(all.try_into().expect("one tensor per product"))
     }
 
     fn finish(&self, out: Vec<f32>, tokens: usize) -> Result<Tensor> {
@@ -200,7 +200,7 @@ impl Linear {
     }
 }
 
-/// Lends the f32 values of a CPU tensor, in row-major order.
+/// Calls `f` with the f32 values of a CPU tensor, in row-major order, without a copy if the tensor is contiguous.
 pub fn with_f32<R>(x: &Tensor, f: impl FnOnce(&[f32]) -> R) -> Result<R> {
     let x = x.contiguous()?;
     let (storage, layout) = x.storage_and_layout();
@@ -228,15 +228,15 @@ mod tests {
         Tensor::from_vec(values, shape, &Device::Cpu).unwrap()
     }
 
-    /// On the CPU, and on a device.
+    /// One context on the CPU, one on a device.
     fn both(double: ProductsDouble) -> ([Arc<ComputeContext>; 2], Arc<ProductsDouble>) {
         let double = Arc::new(double);
-        let there = ComputeContext { device_products: Some(double.clone()), ..ComputeContext::single_threaded() };
-        ([Arc::new(ComputeContext::single_threaded()), Arc::new(there)], double)
+        let on_device = ComputeContext { device_products: Some(double.clone()), ..ComputeContext::single_threaded() };
+        ([Arc::new(ComputeContext::single_threaded()), Arc::new(on_device)], double)
     }
 
     #[test]
-    fn a_device_computes_all_products_of_one_input_in_one_round() {
+    fn a_device_computes_all_products_of_one_input_in_one_batch() {
         let (computes, device) = both(ProductsDouble::new(1 << 20));
         let results = computes.map(|compute| {
             let bias = x(&[7]);
@@ -251,11 +251,11 @@ mod tests {
             [a, b, c].map(|y| with_f32(&y, <[f32]>::to_vec).unwrap())
         });
         assert_eq!(results[0], results[1]);
-        assert_eq!((device.uploaded(), device.rounds()), (6, 2));
+        assert_eq!((device.uploaded(), device.batches()), (6, 2));
     }
 
     #[test]
-    fn a_matrix_that_is_not_worth_the_way_is_multiplied_here_in_the_same_round() {
+    fn a_matrix_too_small_for_the_device_is_multiplied_on_the_cpu_in_the_same_batch() {
         let (computes, device) = both(ProductsDouble::new(1 << 20).accepting_from(600));
         let results = computes.map(|compute| {
             let linears = [6, 7, 1].map(|rows| Linear::new(matrix(rows, 24, rows, &compute), None).unwrap());
@@ -265,11 +265,11 @@ mod tests {
             (all.each_ref().map(values), values(&alone))
         });
         assert_eq!(results[0], results[1]);
-        assert_eq!((device.uploaded(), device.rounds()), (1, 1), "7 rows have 672 bytes");
+        assert_eq!((device.uploaded(), device.batches()), (1, 1), "7 rows have 672 bytes");
     }
 
     #[test]
-    fn bytes_that_a_device_has_are_let_go_of_unless_rows_are_needed() {
+    fn host_bytes_are_freed_after_upload_unless_the_embedding_needs_them() {
         let (computes, _) = both(ProductsDouble::new(1 << 20));
         for (compute, on_device) in computes.iter().zip([false, true]) {
             let embedding = matrix(9, 8, 5, compute);
@@ -285,11 +285,11 @@ mod tests {
     }
 
     #[test]
-    fn what_a_device_cannot_do_is_an_error() {
+    fn a_full_or_failing_device_is_an_error() {
         let ([_, compute], _) = both(ProductsDouble::new(100).failing(1));
         let error = Linear::new(matrix(7, 24, 1, &compute), None).err().unwrap();
-        let said = "a matrix of 672 bytes does not fit into the 100 bytes that are free";
-        assert!(matches!(&error, ModelError::Device(_)) && error.to_string() == said, "{error}");
+        let message = "a matrix of 672 bytes does not fit into the 100 free bytes of the device";
+        assert!(matches!(&error, ModelError::Device(_)) && error.to_string() == message, "{error}");
         let small = Linear::new(matrix(3, 8, 1, &compute), None).unwrap();
         assert!(matches!(small.forward(&x(&[1, 8])), Err(ModelError::Device(_))));
     }

@@ -1,3 +1,5 @@
+//! Observers of a forward pass: hidden states, routing, time per phase.
+
 use std::time::{Duration, Instant};
 
 use larder_core::LayerIdx;
@@ -5,22 +7,22 @@ use larder_core::LayerIdx;
 use crate::compute::ComputeTime;
 use crate::experts::Routed;
 
-/// The parts of a forward pass, for telling where time goes.
+/// The parts of a forward pass that are timed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Phase {
-    /// Between positions: attention and its relatives, with the norm before.
+    /// Token mixing: attention, convolution or recurrence, with the norm before it.
     Mixing,
-    /// The router's product, with the norm before.
+    /// The router's product, with the norm before it.
     Routing,
-    /// Choosing experts, having them brought in and computing them, shared ones included; or a dense MLP.
+    /// Choosing experts, waiting for reads and copies, and computing them, shared experts included; or a dense MLP.
     Experts,
     /// Embedding, final norm, output head.
     EmbedAndHead,
 }
 
-/// Watches a forward pass; what it does not override costs nothing.
+/// Observer of a forward pass. Methods that are not overridden cost nothing.
 pub trait Tap {
-    /// Whether [`hidden`](Tap::hidden) is wanted.
+    /// Whether [`hidden`](Tap::hidden) shall be called.
     fn wants_hidden(&self) -> bool {
         false
     }
@@ -36,21 +38,21 @@ pub trait Tap {
         let _ = (layer, logits, routed);
     }
 
-    /// A part of the pass took so long.
+    /// A part of the pass took `time`; called once per part and layer.
     fn phase_time(&mut self, phase: Phase, time: Duration) {
         let _ = (phase, time);
     }
 
-    /// The pass is over; so much of it was computing on all threads.
+    /// The pass is over, with `time` in multi-threaded kernels.
     fn compute_time(&mut self, time: ComputeTime) {
         let _ = time;
     }
 }
 
-/// Watches nothing.
+/// Observes nothing.
 impl Tap for () {}
 
-/// Tells a tap how long each part took; every moment is counted once.
+/// Reports to a tap how long each part took. Every moment of the pass counts for exactly one part.
 pub(crate) struct PhaseClock(Instant);
 
 impl PhaseClock {
@@ -58,7 +60,7 @@ impl PhaseClock {
         PhaseClock(Instant::now())
     }
 
-    /// What passed since the last call belongs to `phase`.
+    /// Attributes the time since the last call to `phase`.
     pub fn lap(&mut self, phase: Phase, tap: &mut dyn Tap) {
         let now = Instant::now();
         tap.phase_time(phase, now - self.0);

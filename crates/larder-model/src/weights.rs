@@ -1,4 +1,4 @@
-//! Handing out the tensors that an architecture asks for, and noting what it asked for.
+//! Loading the tensors that an architecture requests, and recording the requests.
 
 use std::sync::Arc;
 
@@ -10,10 +10,10 @@ use crate::compute::ComputeContext;
 use crate::error::{ModelError, Result};
 use crate::matrix::{Linear, Matrix, PlacedMatrix};
 
-/// Where an architecture gets its resident weights from.
+/// Hands out the resident weights that an architecture requests by name and shape.
 ///
-/// The same code that builds a model also lists what the model needs: without a source every tensor comes back empty
-/// and only the list counts.
+/// The code that builds a model also lists the tensors that it needs: without a source every tensor comes back empty,
+/// and only the list of requests is used.
 pub struct WeightLoader<'a> {
     source: Option<&'a dyn Tensors>,
     compute: Arc<ComputeContext>,
@@ -21,12 +21,12 @@ pub struct WeightLoader<'a> {
 }
 
 impl<'a> WeightLoader<'a> {
-    /// Reads from `source`; products are computed by `compute`.
+    /// Loads from `source`; products with the weights are computed on `compute`.
     pub fn load(source: &'a dyn Tensors, compute: Arc<ComputeContext>) -> Self {
         WeightLoader { source: Some(source), compute, requested: Vec::new() }
     }
 
-    /// Reads nothing; see [`requested`](Self::requested).
+    /// Loads nothing and only records requests; see [`requested`](Self::requested).
     pub fn list() -> Self {
         WeightLoader { source: None, compute: Arc::new(ComputeContext::single_threaded()), requested: Vec::new() }
     }
@@ -36,7 +36,7 @@ impl<'a> WeightLoader<'a> {
         self.requested
     }
 
-    /// The weight of a product, `[rows, cols]`, in whatever format it is stored.
+    /// The weight of a product, `[rows, cols]`, in its stored number format.
     pub fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<Matrix> {
         match self.bytes(name, &[rows, cols], true)? {
             Some((meta, bytes)) => Ok(self.arranged(&meta, rows, cols, bytes)),
@@ -69,15 +69,15 @@ impl<'a> WeightLoader<'a> {
         })
     }
 
-    /// The values of a small tensor; empty when only listing.
+    /// The values of a small tensor; empty without a source.
     pub fn vector(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
         Ok(self.values(name, shape)?.unwrap_or_default())
     }
 
-    /// A matrix whose rows are `heads` equal runs, each cut into parts of `parts` rows: for each head the first part
-    /// transposed, `[cols, part]`, and the second as it is, `[part, cols]`.
+    /// A matrix of `heads` row blocks with `parts[0] + parts[1]` rows each, split by head: the first part transposed,
+    /// `[cols, parts[0]]`, and the second unchanged, `[parts[1], cols]`.
     ///
-    /// Quantised blocks lie along rows and cannot be transposed: both parts become f16 then.
+    /// Quantised blocks run along rows and cannot be transposed: both parts are then converted to f16.
     pub fn split_heads(
         &mut self,
         name: &str,
@@ -99,14 +99,14 @@ impl<'a> WeightLoader<'a> {
         for at in 0..heads {
             head.chunks_exact_mut(cols).enumerate().for_each(|(r, row)| matrix.row(at * per_head + r, row));
             let (first, second) = head.split_at(parts[0] * cols);
-            let turned: Vec<f32> = (0..cols).flat_map(|c| first[c..].iter().step_by(cols)).copied().collect();
-            split[0].push(self.floats(kind, cols, parts[0], &turned).place()?);
+            let transposed: Vec<f32> = (0..cols).flat_map(|c| first[c..].iter().step_by(cols)).copied().collect();
+            split[0].push(self.floats(kind, cols, parts[0], &transposed).place()?);
             split[1].push(self.floats(kind, parts[1], cols, second).place()?);
         }
         Ok(split)
     }
 
-    /// A matrix of floats, which `kind` holds.
+    /// A matrix from f32 values, stored as `kind`.
     fn floats(&self, kind: NumberFormat, rows: usize, cols: usize, values: &[f32]) -> Matrix {
         let mut bytes = Bytes::zeroed(values.len() * kind.block_bytes());
         larder_kernels::narrow(kind, values, &mut bytes);
@@ -114,7 +114,7 @@ impl<'a> WeightLoader<'a> {
         self.arranged(&meta, rows, cols, bytes)
     }
 
-    /// In the order in which products are fastest.
+    /// Brings the rows into the order in which products are fastest.
     fn arranged(&self, meta: &TensorMeta, rows: usize, cols: usize, mut bytes: Bytes) -> Matrix {
         let order = RowOrder::best(meta.kind);
         if meta.order != order {
@@ -135,7 +135,10 @@ impl<'a> WeightLoader<'a> {
         let Some(source) = self.source else { return Ok(None) };
         let meta = check_shape(source, name, shape)?.clone();
         if !product && !meta.kind.is_float() {
-            return Err(ModelError::Weights(format!("tensor {name} is stored as {}, not as floats", meta.kind)));
+            return Err(ModelError::Weights(format!(
+                "tensor {name} is stored as {}; f32, f16 or bf16 is needed",
+                meta.kind
+            )));
         }
         let mut bytes = Bytes::zeroed(meta.bytes);
         source.read(name, 0, &mut bytes)?;
@@ -144,9 +147,9 @@ impl<'a> WeightLoader<'a> {
 }
 
 fn check_shape<'a>(source: &'a dyn Tensors, name: &str, shape: &[usize]) -> Result<&'a TensorMeta> {
-    let meta = source.meta(name).ok_or_else(|| ModelError::Weights(format!("the model has no tensor {name}")))?;
+    let meta = source.meta(name).ok_or_else(|| ModelError::Weights(format!("tensor {name} is missing")))?;
     if meta.shape != shape {
-        let what = format!("tensor {name} has shape {:?}, the config calls for {shape:?}", meta.shape);
+        let what = format!("tensor {name} has shape {:?}; config.json calls for {shape:?}", meta.shape);
         return Err(ModelError::Weights(what));
     }
     Ok(meta)

@@ -94,7 +94,7 @@ fn through_any_tiers_come_the_logits_of_all_experts_in_memory() {
             assert!(got == want, "{}: {what}", folder.display());
             passed.push(of_tiers(&tiered));
         }
-        assert!(products.uploaded() > 4 && products.rounds() > 24, "products were computed there");
+        assert!(products.uploaded() > 4 && products.batches() > 24, "products were computed there");
     }
     let sum = |of: fn(&TierTraffic) -> u64| passed.iter().map(of).sum::<u64>();
     let counts: [fn(&TierTraffic) -> u64; 12] = [

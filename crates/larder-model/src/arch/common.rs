@@ -1,4 +1,4 @@
-//! What most architectures say in the same words.
+//! Config keys, weights and layers that most architectures share.
 
 use larder_core::{ExpertNames, Gate, Geometry, LayerIdx};
 
@@ -11,10 +11,10 @@ use crate::nn::{
 };
 use crate::weights::WeightLoader;
 
-/// More layers than any model has; each costs memory before a single tensor is read.
+/// Upper limit of layers, far above any model: each layer costs memory before a tensor is read.
 const MAX_LAYERS: usize = 2048;
 
-/// The sizes that every config names.
+/// The sizes and flags that every config has.
 pub struct Basics {
     pub vocab: usize,
     pub hidden: usize,
@@ -29,26 +29,26 @@ pub struct Basics {
     pub head_bias: bool,
 }
 
-/// What the reference implementation takes where a config names nothing.
+/// The reference implementation's values for keys that a config does not have.
 #[derive(Clone, Copy)]
 pub struct Defaults {
     /// Epsilon of the norms.
     pub eps: f64,
-    /// Key and value heads; as many as query heads if `None`, and if the config says `null`.
+    /// Key and value heads; `None` for the number of query heads, which is also the value for `null` in the config.
     pub kv_heads: Option<usize>,
-    /// Width of a head; the hidden size over the heads if `None`.
+    /// Width of a head; `None` for the hidden size divided by the number of heads.
     pub head_dim: Option<usize>,
-    /// Whether the embedding is the head.
+    /// Whether the output head uses the embedding's weights.
     pub tied: bool,
 }
 
 impl Defaults {
-    /// Those that most architectures share.
+    /// The defaults of most architectures.
     pub const COMMON: Defaults = Defaults { eps: 1e-5, kv_heads: None, head_dim: None, tied: false };
 }
 
 impl Basics {
-    /// `eps` names the key of the norms' epsilon.
+    /// Reads the shared keys; `eps` is the key of the norms' epsilon.
     pub fn parse(config: &mut Config, eps: &str, defaults: Defaults) -> Result<Self> {
         let (hidden, heads) = (config.size(&["hidden_size"])?, config.size(&["num_attention_heads"])?);
         let own = |name: &str, default: Option<usize>| default.filter(|_| !config.contains(name));
@@ -63,11 +63,13 @@ impl Basics {
         };
         let kv_heads = config.size_or(&["num_key_value_heads"], default_kv.unwrap_or(heads))?;
         if !heads.is_multiple_of(kv_heads) {
-            return Err(config_error(format!("{heads} attention heads cannot share {kv_heads} key-value heads")));
+            return Err(config_error(format!(
+                "num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}"
+            )));
         }
         let layers = config.size(&["num_hidden_layers"])?;
         if layers > MAX_LAYERS {
-            return Err(config_error(format!("num_hidden_layers is {layers}, more than {MAX_LAYERS}")));
+            return Err(config_error(format!("num_hidden_layers is {layers}; at most {MAX_LAYERS} are supported")));
         }
         Ok(Basics {
             vocab: config.size(&["vocab_size"])?,
@@ -84,7 +86,7 @@ impl Basics {
         })
     }
 
-    /// The head of its own, or the embedding again.
+    /// The output head: weights of its own, or those of the embedding.
     fn head(&self, weights: &mut WeightLoader, embed: &Matrix) -> Result<Linear> {
         if !self.tied {
             return weights.linear("lm_head", self.vocab, self.hidden, self.head_bias);
@@ -95,14 +97,14 @@ impl Basics {
 
     pub fn geometry(&self, moe_layers: Vec<usize>, experts: usize, top_k: usize, inter: usize) -> Result<Geometry> {
         if experts > u16::MAX as usize {
-            return Err(config_error(format!("{experts} experts per layer are more than {}", u16::MAX)));
+            return Err(config_error(format!("{experts} experts per layer; at most {} are supported", u16::MAX)));
         }
         let moe_layers = moe_layers.into_iter().map(|layer| LayerIdx(layer as u16)).collect();
         let (layers, hidden) = (self.layers, self.hidden);
         Ok(Geometry { layers, moe_layers, experts, top_k, hidden, inter, bias: false })
     }
 
-    /// Plain attention below `prefix`: grouped queries, rotation in halves, every earlier position visible.
+    /// Plain attention below `prefix`: grouped queries, causal mask, no QK norm.
     pub fn attention(
         &self,
         weights: &mut WeightLoader,
@@ -113,7 +115,8 @@ impl Basics {
         self.attention_as(weights, prefix, "o_proj", self.heads * self.head_dim, bias, rotary)
     }
 
-    /// As [`attention`](Self::attention), with another name for the output product and another height of the query's.
+    /// As [`attention`](Self::attention), with `output` as the name of the output product, and `query_rows` rows in the
+    /// query product.
     pub fn attention_as(
         &self,
         weights: &mut WeightLoader,
@@ -141,24 +144,24 @@ impl Basics {
         })
     }
 
-    /// `prefix.q_norm`, `prefix.k_norm`, each over a head.
+    /// QK norm per head: `prefix.q_norm`, `prefix.k_norm`.
     pub fn qk_norm(&self, weights: &mut WeightLoader, prefix: &str) -> Result<QkNorm> {
         let mut norm = |name: &str| Norm::rms(weights, &format!("{prefix}.{name}"), self.head_dim, self.eps);
         Ok(QkNorm::PerHead(norm("q_norm")?, norm("k_norm")?))
     }
 
-    /// The experts of layer `l`: their router and nothing beside them.
+    /// Router and experts of a layer, without a shared expert.
     pub fn moe(&self, weights: &mut WeightLoader, layer: usize, router: &str, gate: Gate) -> Result<Moe> {
         let router = weights.linear(router, gate.experts, self.hidden, false)?;
         Ok(Moe { layer: LayerIdx(layer as u16), router, gate, act: self.act, shared: None })
     }
 
-    /// A dense MLP with the usual names.
+    /// A dense MLP `gate_proj`, `up_proj`, `down_proj` below `prefix`.
     pub fn mlp(&self, weights: &mut WeightLoader, prefix: &str, inter: usize, bias: bool) -> Result<Mlp> {
         Mlp::new(weights, prefix, &MlpNames::PROJ, (self.hidden, inter), self.act, bias)
     }
 
-    /// A layer with the usual two norms below `prefix`.
+    /// A layer with `input_layernorm` and `post_attention_layernorm` below `prefix`.
     pub fn layer(
         &self,
         weights: &mut WeightLoader,
@@ -174,7 +177,7 @@ impl Basics {
         })
     }
 
-    /// The usual model around its layers.
+    /// Embedding, layers, final RMS norm and output head.
     pub fn stack(
         &self,
         weights: &mut WeightLoader,
@@ -216,7 +219,7 @@ impl Basics {
     }
 }
 
-/// Which products of an attention have biases.
+/// The products of attention that have biases.
 #[derive(Clone, Copy)]
 pub struct AttentionBias {
     pub qkv: bool,
@@ -231,24 +234,26 @@ impl AttentionBias {
     }
 }
 
-/// A window of `width`, or everything.
+/// A sliding window of `width` positions, or the plain causal mask.
 pub fn sliding_window(width: Option<usize>) -> AttentionMask {
     width.map_or(AttentionMask::Causal, AttentionMask::SlidingWindow)
 }
 
-/// The kinds of layers that a config lists, checked against their number and the names that are known.
+/// The config's `layer_types`, checked against the number of layers and the `known` names.
 pub fn layer_types<'a>(config: &mut Config<'a>, layers: usize, known: &[&str]) -> Result<Option<Vec<&'a str>>> {
     let Some(types) = config.opt_texts("layer_types")? else { return Ok(None) };
     if types.len() != layers {
-        return Err(config_error(format!("layer_types names {} layers of {layers}", types.len())));
+        return Err(config_error(format!("layer_types has {} entries for {layers} layers", types.len())));
     }
     match types.iter().find(|t| !known.contains(t)) {
-        Some(other) => Err(config_error(format!("layer type '{other}' is unknown; known are {}", known.join(" and ")))),
+        Some(other) => {
+            Err(config_error(format!("layer type '{other}' is not supported; supported are {}", known.join(" and "))))
+        }
         None => Ok(Some(types)),
     }
 }
 
-/// Which layers have experts, as the Qwen family says it.
+/// The layers with experts, by the config keys of the Qwen family.
 pub fn sparse_layers(config: &mut Config, layers: usize) -> Result<Vec<usize>> {
     let step = config.size_or(&["decoder_sparse_step"], 1)?;
     let dense = config.opt_counts("mlp_only_layers")?.unwrap_or_default();
@@ -262,7 +267,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_absent_is_the_references_default_and_null_is_derived() {
+    fn absent_keys_get_the_reference_default_and_null_is_derived() {
         let defaults = Defaults { eps: 1e-6, kv_heads: Some(2), head_dim: Some(24), tied: true };
         let parse = |extra: serde_json::Value| {
             let mut json = json!({

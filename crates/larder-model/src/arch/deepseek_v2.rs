@@ -1,4 +1,10 @@
 //! DeepSeek-V2: latent attention, dense layers first, then softmax-gated experts beside shared ones.
+//!
+//! ```text
+//! x += latent_attention(rms(x))             MLA: one latent vector per token in the KV cache; RoPE on a part of heads
+//! x += mlp(rms(x))                          first layers
+//! x += Σ_k weight · expert(y) + shared(y)   the others: y = rms(x); softmax, top k, optionally within the best groups
+//! ```
 
 use larder_core::{ExpertGroups, ExpertNames, Gate, GroupRank, Renorm, Weighting};
 
@@ -15,10 +21,10 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
     build_with(config, weights, FFN_DEFAULTS, rotary, parse_gate, gate)
 }
 
-/// What the reference takes where a config names nothing.
+/// The reference implementation's values for keys that a config does not have.
 const FFN_DEFAULTS: FfnDefaults = FfnDefaults { dense_layers: 0, shared_experts: 2 };
 
-/// The model around a gate: what version 2 and version 3 have in common.
+/// The model of versions 2 and 3, given the parts in which they differ: rotation and gate.
 pub fn build_with(
     config: &mut Config,
     weights: &mut WeightLoader,
@@ -64,29 +70,29 @@ pub fn build_with(
     })
 }
 
-/// The feed-forward parts that the DeepSeek family and GLM lay out alike.
+/// The feed-forward parts of the DeepSeek family and GLM: dense layers first, then experts with shared experts.
 pub struct FfnParts {
-    /// Layers with one MLP before those with experts.
+    /// Number of dense layers before those with experts.
     pub dense_layers: usize,
-    /// Width of that MLP.
+    /// Width of the MLP of a dense layer.
     pub dense_width: usize,
     /// Width of an expert.
     pub inter: usize,
-    /// Experts that every token uses, as one MLP of their joint width.
+    /// Number of shared experts; they are computed as one MLP of their joint width.
     pub shared_experts: usize,
 }
 
-/// What an architecture's reference takes where a config names nothing.
+/// Defaults of an architecture for keys that a config does not have.
 #[derive(Clone, Copy)]
 pub struct FfnDefaults {
-    /// Layers with one MLP.
+    /// Number of dense layers.
     pub dense_layers: usize,
-    /// Experts that every token uses.
+    /// Number of shared experts.
     pub shared_experts: usize,
 }
 
 impl FfnParts {
-    /// From the config.
+    /// Reads the config's keys.
     pub fn parse(config: &mut Config, defaults: FfnDefaults) -> Result<Self> {
         match config.size_or(&["moe_layer_freq"], 1)? {
             1 => {}
@@ -100,7 +106,7 @@ impl FfnParts {
         })
     }
 
-    /// Experts below `model.layers.l.mlp` beside the shared ones.
+    /// Router, experts and shared experts below `model.layers.{layer}.mlp`.
     pub fn moe(
         &self,
         basics: &Basics,
@@ -129,15 +135,21 @@ fn parse_gate(config: &mut Config) -> Result<Gate> {
     let (count, keep) = (config.opt_size(&["n_group"])?, config.opt_size(&["topk_group"])?);
     config.ignore(&["norm_topk_prob"]); // the reference never normalises
     if let Some(other) = config.opt_text("scoring_func")?.filter(|s| *s != "softmax") {
-        return Err(config_error(format!("scoring_func '{other}' is not deepseek_v2's softmax")));
+        return Err(config_error(format!("scoring_func '{other}' is not supported for deepseek_v2; only softmax is")));
     }
     let groups = match (config.opt_text("topk_method")?.unwrap_or("greedy"), count, keep) {
         ("greedy", ..) => None,
         ("group_limited_greedy", Some(count), Some(keep)) => {
             Some(ExpertGroups { count, keep, rank: GroupRank::Best, masked: 0.0 })
         }
-        ("group_limited_greedy", ..) => return Err(config_error("group_limited_greedy needs n_group and topk_group")),
-        (other, ..) => return Err(config_error(format!("topk_method '{other}' is unknown for deepseek_v2"))),
+        ("group_limited_greedy", ..) => {
+            return Err(config_error("topk_method group_limited_greedy needs n_group and topk_group"));
+        }
+        (other, ..) => {
+            return Err(config_error(format!(
+                "topk_method '{other}' is not supported for deepseek_v2; greedy and group_limited_greedy are"
+            )));
+        }
     };
     let weighting = Weighting::Score { renorm: Renorm::No, scale };
     Ok(Gate { groups, weighting, ..Gate::softmax(experts, top_k, false) }.checked()?)

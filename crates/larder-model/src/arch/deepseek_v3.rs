@@ -1,4 +1,11 @@
 //! DeepSeek-V3: version 2 with sigmoid scores, a correction bias for the choice, and groups ranked by their best two.
+//!
+//! ```text
+//! x += latent_attention(rms(x))             as DeepSeek-V2
+//! x += mlp(rms(x))                          first layers
+//! x += Σ_k weight · expert(y) + shared(y)   the others: y = rms(x); top k of sigmoid + bias within the best groups,
+//!                                           weights from the sigmoid without bias
+//! ```
 
 use larder_core::{ExpertGroups, Gate, GroupRank, Renorm, Score, Weighting};
 
@@ -17,18 +24,18 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
     build_with(config, weights, parts, rotary, gate, with_bias)
 }
 
-/// What an architecture's reference takes where a config names nothing.
+/// Defaults of an architecture for keys that a config does not have.
 #[derive(Clone, Copy)]
 pub struct GateDefaults {
     /// Groups of experts.
     pub groups: usize,
-    /// Groups that stay in the choice.
+    /// Groups from which experts are chosen.
     pub keep: usize,
-    /// Factor on the weights.
+    /// Factor on the expert weights.
     pub scale: f64,
 }
 
-/// The gate that version 3 and GLM-4 share, still without a layer's bias.
+/// The gate of DeepSeek-V3 and GLM-4, without the correction bias of a layer.
 pub fn parse_gate(config: &mut Config, defaults: GateDefaults) -> Result<Gate> {
     let experts = config.size(&["n_routed_experts", "num_local_experts", "num_experts"])?;
     let top_k = config.size(&["num_experts_per_tok"])?;
@@ -41,7 +48,7 @@ pub fn parse_gate(config: &mut Config, defaults: GateDefaults) -> Result<Gate> {
     let scale = config.number_or("routed_scaling_factor", defaults.scale)? as f32;
     for (key, known) in [("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")] {
         if let Some(other) = config.opt_text(key)?.filter(|s| *s != known) {
-            return Err(config_error(format!("{key} '{other}' is unknown for this model; known is {known}")));
+            return Err(config_error(format!("{key} '{other}' is not supported for this model; only {known} is")));
         }
     }
     let groups = ExpertGroups { count, keep, rank: GroupRank::BestTwo, masked: f32::NEG_INFINITY };
@@ -50,7 +57,7 @@ pub fn parse_gate(config: &mut Config, defaults: GateDefaults) -> Result<Gate> {
     Ok(Gate { score: Score::Sigmoid, groups, weighting, ..Gate::softmax(experts, top_k, false) }.checked()?)
 }
 
-/// `gate` with the correction bias of the layer below `prefix`.
+/// `gate` with the layer's correction bias, `prefix.gate.e_score_correction_bias`.
 pub fn with_bias(weights: &mut WeightLoader, prefix: &str, gate: &Gate) -> Result<Gate> {
     let bias = weights.vector(&format!("{prefix}.gate.e_score_correction_bias"), &[gate.experts])?;
     Ok(Gate { bias: Some(bias), ..gate.clone() })

@@ -1,4 +1,11 @@
-//! ERNIE-4.5-MoE: neighbouring pairs rotated, a correction bias for the choice, experts from layer to layer.
+//! ERNIE-4.5-MoE: RoPE on adjacent pairs, a correction bias for the choice, a configurable range of layers with
+//! experts.
+//!
+//! ```text
+//! x += attention(rms(x))                    grouped queries, RoPE on adjacent pairs
+//! x += Σ_k weight · expert(y) + shared(y)   y = rms(x); top k of softmax + bias, weights from the softmax without bias
+//! x += mlp(rms(x))                          instead, in dense layers
+//! ```
 
 use larder_core::{ExpertNames, Gate, Renorm, Weighting};
 
@@ -22,7 +29,7 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
     let weighting = Weighting::Score { renorm, scale: 1.0 };
     let gate = Gate { weighting, ..Gate::softmax(experts, top_k, true) }.checked()?;
     let sparse = sparse_layers(config, basics.layers)?;
-    config.ignore(&["moe_capacity", "moe_gate", "moe_use_aux_free"]); // of the training code
+    config.ignore(&["moe_capacity", "moe_gate", "moe_use_aux_free"]); // training only
     let dense_width = config.size(&["intermediate_size"])?;
     let inter = config.size(&["moe_intermediate_size"])?;
     let shared = config.count_or(&["moe_num_shared_experts"], 2)?;

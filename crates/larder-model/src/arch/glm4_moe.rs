@@ -1,4 +1,10 @@
 //! GLM-4-MoE: grouped-query attention that rotates half of each head, with DeepSeek-V3's gate.
+//!
+//! ```text
+//! x += attention(rms(x))                    grouped queries, optional QK norm per head, RoPE on half of each head
+//! x += mlp(rms(x))                          first layers
+//! x += Σ_k weight · expert(y) + shared(y)   the others: y = rms(x); gate of DeepSeek-V3
+//! ```
 
 use larder_core::ExpertNames;
 

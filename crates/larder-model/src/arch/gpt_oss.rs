@@ -1,4 +1,9 @@
-//! gpt-oss: attention with sinks, sliding in every other layer, and experts with biases and a clamped activation.
+//! gpt-oss: attention with sinks, a sliding window in every other layer, experts with biases and a clamped activation.
+//!
+//! ```text
+//! x += attention(rms(x))                    sinks, biases, RoPE with yarn; sliding window in every other layer
+//! x += Σ_k weight · expert(rms(x))          top k of the logits, softmax over the chosen; clamped SwiGLU, biases
+//! ```
 
 use larder_core::{ExpertNames, Gate, Geometry, LayerIdx, RowPick, Score, TensorSlice, Weighting};
 
@@ -12,7 +17,7 @@ use crate::weights::WeightLoader;
 pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
     let basics =
         Basics::parse(config, "rms_norm_eps", Defaults { kv_heads: Some(8), head_dim: Some(64), ..Defaults::COMMON })?;
-    config.ignore(&["initial_context_length"]); // the same number as in the rope's parameters
+    config.ignore(&["initial_context_length"]); // equals original_max_position_embeddings
     let stretched = config.is_set("rope_scaling") || config.is_set("rope_parameters");
     let (rope, rotary) = Rope::parse(config, basics.head_dim, 150_000.0, basics.context, None)?;
     let rope = if stretched { rope } else { rope.with_yarn(32.0, 4096.0) };

@@ -1,4 +1,12 @@
-//! Granite-MoE: constant factors on embedding, attention, residual and logits; gate and up of all experts fused.
+//! Granite-MoE: constant factors on embedding, attention, residual and logits; gate and up of all experts in one
+//! tensor.
+//!
+//! ```text
+//! x  = embedding · factor
+//! x += factor · attention(rms(x))           grouped queries, RoPE, scores times attention_multiplier
+//! x += factor · Σ_k weight · expert(rms(x)) top k of the logits, softmax over the chosen
+//! logits = head(rms(x)) / logits_scaling
+//! ```
 
 use larder_core::{ExpertNames, Gate, RowPick, Score, TensorSlice, Weighting};
 

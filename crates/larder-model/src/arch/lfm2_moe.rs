@@ -1,4 +1,11 @@
 //! LFM2-MoE: short convolutions in most layers, attention in a few, sigmoid-gated experts after the dense layers.
+//!
+//! ```text
+//! x += short_conv(rms(x))                   most layers
+//! x += attention(rms(x))                    the others: QK norm per head, RoPE
+//! x += mlp(rms(x))                          first layers
+//! x += Σ_k weight · expert(rms(x))          the others: top k of sigmoid + bias, weights from the sigmoid without bias
+//! ```
 
 use larder_core::{ExpertNames, Gate, Renorm, Score, Weighting};
 
@@ -12,12 +19,12 @@ use crate::weights::WeightLoader;
 pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
     let mut basics = Basics::parse(config, "norm_eps", Defaults { kv_heads: Some(8), tied: true, ..Defaults::COMMON })?;
     if basics.act != Activation::Silu {
-        return Err(config_error("lfm2_moe is defined for hidden_act silu only"));
+        return Err(config_error("hidden_act must be silu for lfm2_moe"));
     }
-    basics.tied = config.flag_or("tie_embedding", basics.tied)?; // an older name, which goes first
+    basics.tied = config.flag_or("tie_embedding", basics.tied)?; // an older key, which takes precedence
     let (rope, rotary) = Rope::parse(config, basics.head_dim, 1e6, basics.context, None)?;
     let types = layer_types(config, basics.layers, &["conv", "full_attention"])?
-        .ok_or_else(|| config_error("has no layer_types"))?;
+        .ok_or_else(|| config_error("layer_types is missing"))?;
     let (width, bias) = (config.size_or(&["conv_L_cache"], 3)?, config.flag_or("conv_bias", false)?);
     let experts = config.size(&["num_experts", "num_local_experts"])?;
     let top_k = config.size_or(&["num_experts_per_tok"], 4)?;

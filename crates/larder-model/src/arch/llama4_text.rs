@@ -1,4 +1,11 @@
-//! Llama 4 (text): chunked attention, layers without positions, and experts whose input is scaled by the gate.
+//! Llama 4 (text): chunked attention, layers without RoPE, and experts whose input is scaled by the gate.
+//!
+//! ```text
+//! x += attention(rms(x))                    RoPE layers: adjacent pairs, chunked mask, QK norm after the rotation;
+//!                                           every fourth layer: no RoPE, causal mask, queries scaled by position
+//! x += Σ_k expert(weight · y) + shared(y)   y = rms(x); top k of the logits, weight = sigmoid of the chosen
+//! x += mlp(rms(x))                          instead, in dense layers
+//! ```
 
 use larder_core::{ExpertNames, Gate, RowPick, Score, TensorSlice, Weighting};
 
@@ -65,13 +72,13 @@ fn names() -> ExpertNames {
     }
 }
 
-/// The layers whose queries and keys are rotated; the config's list holds a 1 for each.
+/// The layers with RoPE; the config's list has a 1 for each of them.
 fn rotated_layers(config: &mut Config, layers: usize) -> Result<Vec<bool>> {
     let every = config.size_or(&["no_rope_layer_interval"], 4)?;
     match config.opt_counts("no_rope_layers")?.filter(|list| !list.is_empty()) {
         None => Ok((0..layers).map(|layer| !(layer + 1).is_multiple_of(every)).collect()),
         Some(list) if list.len() == layers => Ok(list.into_iter().map(|v| v != 0).collect()),
-        Some(list) => Err(config_error(format!("no_rope_layers names {} layers of {layers}", list.len()))),
+        Some(list) => Err(config_error(format!("no_rope_layers has {} entries for {layers} layers", list.len()))),
     }
 }
 
@@ -99,7 +106,7 @@ fn sparse_layers(config: &mut Config, layers: usize) -> Result<Vec<usize>> {
             list.dedup();
             match list.last() {
                 Some(last) if *last >= layers => {
-                    Err(config_error(format!("moe_layers names layer {last} of {layers}")))
+                    Err(config_error(format!("moe_layers names layer {last}; the model has {layers} layers")))
                 }
                 _ => Ok(list),
             }

@@ -1,4 +1,9 @@
 //! Mixtral: grouped-query attention and a few wide experts, whose weights always sum to one.
+//!
+//! ```text
+//! x += attention(rms(x))                    grouped queries, RoPE, sliding window if the config has one
+//! x += Σ_k weight · expert(rms(x))          softmax over the logits, top k, weights renormalised to sum 1
+//! ```
 
 use larder_core::{ExpertNames, Gate};
 

@@ -1,4 +1,8 @@
 //! The architectures, one file per `model_type`. To add one, copy the nearest file and add its row to [`ARCHS`].
+//!
+//! Each file has a `build` that reads the config's keys in one go and then requests the weights layer by layer. The
+//! head of the file shows the shape of one block: `x [tokens, hidden]` flows from top to bottom, `+=` is the residual
+//! addition.
 
 use crate::config::{Config, config_error};
 use crate::decoder::Stack;
@@ -21,11 +25,11 @@ mod qwen2_moe;
 mod qwen3_moe;
 mod qwen3_next;
 
-/// One architecture.
+/// One architecture: a row of [`ARCHS`].
 pub struct Arch {
     /// The `model_type` in a config.
     pub model_type: &'static str,
-    /// Reads the config's keys and asks for the tensors they call for, or fails in one sentence.
+    /// Reads the config's keys and requests the tensors that they call for.
     pub build: fn(&mut Config, &mut WeightLoader) -> Result<Stack>,
 }
 
@@ -46,7 +50,7 @@ const ARCHS: &[Arch] = &[
     Arch { model_type: "qwen3_next", build: qwen3_next::build },
 ];
 
-/// Every `model_type` that can be run.
+/// The `model_type` of every supported architecture.
 pub fn model_types() -> impl Iterator<Item = &'static str> {
     ARCHS.iter().map(|a| a.model_type)
 }

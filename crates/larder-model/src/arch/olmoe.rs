@@ -1,4 +1,9 @@
 //! OLMoE: queries and keys normalised over their whole projection, many narrow experts.
+//!
+//! ```text
+//! x += attention(rms(x))                    QK norm over the whole projection, optional clip of q, k, v, RoPE
+//! x += Σ_k weight · expert(rms(x))          softmax, top k
+//! ```
 
 use larder_core::{ExpertNames, Gate};
 

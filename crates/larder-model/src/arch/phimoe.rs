@@ -1,4 +1,9 @@
-//! Phi-3.5-MoE: layer norms with biases, long rotary positions, and the sparsemixer gate over two experts.
+//! Phi-3.5-MoE: layer norms with biases, longrope, and the sparsemixer gate over two experts.
+//!
+//! ```text
+//! x += attention(layer_norm(x))             grouped queries, biases, RoPE with longrope
+//! x += Σ_2 weight · expert(layer_norm(x))   sparsemixer gate
+//! ```
 
 use larder_core::{ExpertNames, Gate, Score, Weighting};
 
@@ -16,7 +21,7 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
     let mask = sliding_window(config.opt_size(&["sliding_window"])?);
     let bias = AttentionBias::all(config.flag_or("attention_bias", false)?);
     let experts = config.size(&["num_local_experts", "num_experts"])?;
-    let eps = config.number_or("router_jitter_noise", 0.01)? as f32; // used when running too, in spite of its name
+    let eps = config.number_or("router_jitter_noise", 0.01)? as f32; // used in inference too, despite its name
     let weighting = Weighting::SparseMixer { eps };
     let top_k = config.size_or(&["num_experts_per_tok"], 2)?;
     let gate = Gate { score: Score::Raw, weighting, ..Gate::softmax(experts, top_k, false) }.checked()?;

@@ -1,4 +1,10 @@
-//! Qwen2-MoE: biases on queries, keys and values, and a gated expert shared by all tokens.
+//! Qwen2-MoE: biases on queries, keys and values, and a gated shared expert.
+//!
+//! ```text
+//! x += attention(rms(x))                    biases on q, k, v; RoPE; some layers with a sliding window
+//! x += Σ_k weight · expert(y) + sigmoid(gate(y)) · shared(y)      y = rms(x); softmax, top k
+//! x += mlp(rms(x))                          instead, in dense layers
+//! ```
 
 use larder_core::{ExpertNames, Gate};
 
@@ -35,7 +41,7 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
     })
 }
 
-/// Experts beside one that every token uses, scaled by a gate of its own.
+/// Router and experts of a layer, with a shared expert that is scaled by a gate of its own.
 pub fn with_shared(basics: &Basics, weights: &mut WeightLoader, layer: usize, gate: Gate, width: usize) -> Result<Moe> {
     let prefix = format!("model.layers.{layer}.mlp");
     let moe = basics.moe(weights, layer, &format!("{prefix}.gate"), gate)?;
@@ -44,7 +50,8 @@ pub fn with_shared(basics: &Basics, weights: &mut WeightLoader, layer: usize, ga
     Ok(Moe { shared: Some(SharedExpert { mlp, gate }), ..moe })
 }
 
-/// Every other of the first `max_window_layers` layers slides, unless the layers are listed.
+/// The mask of each layer: by `layer_types`, else a sliding window in every other of the first `max_window_layers`
+/// layers.
 fn masks(config: &mut Config, layers: usize) -> Result<Vec<AttentionMask>> {
     let on = config.flag_or("use_sliding_window", false)?;
     let most = config.count_or(&["max_window_layers"], 28)?;

@@ -1,4 +1,10 @@
 //! Qwen3-MoE: queries and keys normalised per head, no shared expert.
+//!
+//! ```text
+//! x += attention(rms(x))                    QK norm per head, RoPE, optional sliding window
+//! x += Σ_k weight · expert(rms(x))          softmax, top k
+//! x += mlp(rms(x))                          instead, in dense layers
+//! ```
 
 use larder_core::{ExpertNames, Gate};
 
@@ -13,7 +19,7 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
     let basics = Basics::parse(config, "rms_norm_eps", Defaults { eps: 1e-6, kv_heads: Some(4), ..Defaults::COMMON })?;
     let (rope, rotary) = Rope::parse(config, basics.head_dim, 1e4, basics.context, None)?;
     let slides = config.flag_or("use_sliding_window", false)?;
-    config.ignore(&["sliding_window", "max_window_layers"]); // the first counts only with the flag, the second never
+    config.ignore(&["sliding_window", "max_window_layers"]); // the first is used only with the flag, the second never
     let mask = sliding_window(if slides { Some(config.size_or(&["sliding_window"], 4096)?) } else { None });
     let bias = AttentionBias::all(config.flag_or("attention_bias", false)?);
     let experts = config.size(&["num_experts", "num_local_experts"])?;

@@ -1,4 +1,11 @@
 //! Qwen3-Next: linear attention in most layers, gated softmax attention in the others, a gated shared expert.
+//!
+//! ```text
+//! x += gated_delta_net(rms(x))              linear attention; three of four layers
+//! x += sigmoid(gate) · attention(rms(x))    the others: QK norm per head, RoPE on a quarter of each head, output gate
+//! x += Σ_k weight · expert(y) + sigmoid(gate(y)) · shared(y)      y = rms(x); softmax, top k
+//! x += mlp(rms(x))                          instead, in dense layers
+//! ```
 
 use larder_core::{ExpertNames, Gate};
 
@@ -17,7 +24,7 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
         Defaults { eps: 1e-6, kv_heads: Some(2), head_dim: Some(256), ..Defaults::COMMON },
     )?;
     if basics.act != Activation::Silu {
-        return Err(config_error("qwen3_next is defined for hidden_act silu only"));
+        return Err(config_error("hidden_act must be silu for qwen3_next"));
     }
     let (rope, rotary) = Rope::parse(config, basics.head_dim, 1e4, basics.context, Some(0.25))?;
     let linear = linear_layers(config, basics.layers)?;
@@ -65,7 +72,7 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
     basics.stack_with(weights, rope, geometry, names, build_layer, norm)
 }
 
-/// Softmax attention whose query product also yields a gate for its output.
+/// Softmax attention whose query product also yields an output gate.
 fn attention(
     basics: &Basics,
     weights: &mut WeightLoader,
@@ -89,7 +96,9 @@ fn delta_shape(config: &mut Config) -> Result<DeltaShape> {
     };
     if !shape.v_heads.is_multiple_of(shape.k_heads) {
         let DeltaShape { k_heads, v_heads, .. } = shape;
-        return Err(config_error(format!("{v_heads} linear value heads cannot share {k_heads} key heads")));
+        return Err(config_error(format!(
+            "linear_num_value_heads {v_heads} is not a multiple of linear_num_key_heads {k_heads}"
+        )));
     }
     Ok(shape)
 }

@@ -1,3 +1,5 @@
+//! Double of a device that stores the KV cache and computes attention.
+
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -6,94 +8,95 @@ use larder_kernels::{AttentionArgs, KvTensor, ThreadPool, attend};
 use crate::device::{DeviceAttention, DeviceKvShape, DeviceKvView};
 use crate::error::{ModelError, Result};
 
-/// What memory has before anything is written: floats that are no numbers.
-const RUBBISH: u8 = 0xFF;
+/// Fills fresh memory: as floats these bytes are NaN, so a read of unwritten rows shows.
+const UNWRITTEN: u8 = 0xFF;
 
-/// Remembers rows in vectors, and attends to them with this processor's kernels.
+/// Double of [`DeviceAttention`]: stores blocks in vectors, and computes attention with the CPU kernels.
 #[derive(Default)]
 pub struct AttentionDouble {
     total_bytes: usize,
-    /// Every look whose number is a multiple of this one fails; 0 for none.
+    /// Every n-th attention call fails; 0 for none.
     failing: u64,
-    state: Mutex<State>,
+    state: Mutex<Inner>,
 }
 
 #[derive(Default)]
-struct State {
-    kept: BTreeMap<usize, (DeviceKvShape, Vec<u8>)>,
-    numbers: usize,
-    looks: u64,
+struct Inner {
+    blocks: BTreeMap<usize, (DeviceKvShape, Vec<u8>)>,
+    next_id: usize,
+    calls: u64,
     copies: u64,
 }
 
-impl State {
-    fn taken(&self) -> usize {
-        self.kept.values().map(|(_, data)| data.len()).sum()
+impl Inner {
+    fn used_bytes(&self) -> usize {
+        self.blocks.values().map(|(_, data)| data.len()).sum()
     }
 
     fn table(&self, of: DeviceKvView) -> KvTensor<'_> {
-        let (DeviceKvShape { kind, capacity: room, row_bytes: row, .. }, data) = &self.kept[&of.block];
-        KvTensor { kind: *kind, data, head_stride: room * row, row_stride: *row, width: of.width }
+        let (DeviceKvShape { kind, capacity, row_bytes, .. }, data) = &self.blocks[&of.block];
+        KvTensor { kind: *kind, data, head_stride: capacity * row_bytes, row_stride: *row_bytes, width: of.width }
     }
 }
 
 impl AttentionDouble {
-    /// A device with so much memory, on which nothing fails.
+    /// A device with `total_bytes` of memory that does not fail.
     pub fn new(total_bytes: usize) -> Self {
         AttentionDouble { total_bytes, ..AttentionDouble::default() }
     }
 
-    /// Every look whose number is a multiple of this one fails.
+    /// Every n-th attention call fails.
     pub fn failing(mut self, every: u64) -> Self {
         self.failing = every;
         self
     }
 
-    /// Bytes that rows take.
+    /// Bytes of all allocated blocks.
     pub fn used_bytes(&self) -> usize {
-        self.lock().taken()
+        self.lock().used_bytes()
     }
 
-    /// How many looks there were.
+    /// Number of attention calls so far.
     pub fn calls(&self) -> u64 {
-        self.lock().looks
+        self.lock().calls
     }
 
-    /// How often rows were copied.
+    /// Number of copies between blocks so far.
     pub fn copies(&self) -> u64 {
         self.lock().copies
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl DeviceAttention for AttentionDouble {
-    fn allocate(&self, rows: DeviceKvShape) -> Result<usize> {
+    fn allocate(&self, shape: DeviceKvShape) -> Result<usize> {
         let mut state = self.lock();
-        let free = self.total_bytes - state.taken();
-        if rows.bytes() > free {
-            let what = format!("rows of {} bytes do not fit into the {free} bytes that are free", rows.bytes());
-            return Err(ModelError::Device(what));
+        let free = self.total_bytes - state.used_bytes();
+        if shape.bytes() > free {
+            let size = shape.bytes();
+            let message = format!("a KV block of {size} bytes does not fit into the {free} free bytes of the device");
+            return Err(ModelError::Device(message));
         }
-        state.numbers += 1;
-        let number = state.numbers;
-        state.kept.insert(number, (rows, vec![RUBBISH; rows.bytes()]));
-        Ok(number)
+        state.next_id += 1;
+        let id = state.next_id;
+        state.blocks.insert(id, (shape, vec![UNWRITTEN; shape.bytes()]));
+        Ok(id)
     }
 
-    fn free(&self, rows: usize) {
-        self.lock().kept.remove(&rows).expect("rows that were allocated");
+    fn free(&self, block: usize) {
+        self.lock().blocks.remove(&block).expect("the block is allocated");
     }
 
-    fn append(&self, rows: usize, at: usize, bytes: &[u8]) -> Result<()> {
+    fn append(&self, block: usize, at: usize, bytes: &[u8]) -> Result<()> {
         let mut state = self.lock();
-        let (DeviceKvShape { heads, capacity: room, row_bytes: row, .. }, data) =
-            state.kept.get_mut(&rows).expect("rows that were allocated");
-        for (at, token) in (at..).zip(bytes.chunks_exact(*heads * *row)) {
-            for (head, new) in token.chunks_exact(*row).enumerate() {
-                data[(head * *room + at) * *row..][..*row].copy_from_slice(new);
+        let (DeviceKvShape { heads, capacity, row_bytes, .. }, data) =
+            state.blocks.get_mut(&block).expect("the block is allocated");
+        for (at, token) in (at..).zip(bytes.chunks_exact(*heads * *row_bytes)) {
+            for (head, new) in token.chunks_exact(*row_bytes).enumerate() {
+                data[(head * *capacity + at) * *row_bytes..][..*row_bytes].copy_from_slice(new);
             }
         }
         Ok(())
@@ -102,8 +105,8 @@ impl DeviceAttention for AttentionDouble {
     fn copy(&self, from: usize, to: usize, len: usize) -> Result<()> {
         let mut state = self.lock();
         state.copies += 1;
-        let (old, data) = state.kept[&from].clone();
-        let (new, into) = state.kept.get_mut(&to).expect("rows that were allocated");
+        let (old, data) = state.blocks[&from].clone();
+        let (new, into) = state.blocks.get_mut(&to).expect("the block is allocated");
         for head in 0..old.heads {
             let used = &data[head * old.capacity * old.row_bytes..][..len * old.row_bytes];
             into[head * new.capacity * new.row_bytes..][..used.len()].copy_from_slice(used);
@@ -113,10 +116,10 @@ impl DeviceAttention for AttentionDouble {
 
     fn attend(&self, args: &AttentionArgs<DeviceKvView>, out: &mut [f32]) -> Result<()> {
         let mut state = self.lock();
-        state.looks += 1;
-        if self.failing > 0 && state.looks.is_multiple_of(self.failing) {
+        state.calls += 1;
+        if self.failing > 0 && state.calls.is_multiple_of(self.failing) {
             out.fill(f32::NAN);
-            return Err(ModelError::Device("attending on the device failed: it has gone away".into()));
+            return Err(ModelError::Device("attention on the device failed: device lost".into()));
         }
         attend(&ThreadPool::single_threaded(), &args.with_kv(state.table(args.keys), state.table(args.values)), out);
         Ok(())

@@ -1,3 +1,5 @@
+//! Activation functions of MLPs and experts.
+
 use std::f32::consts::FRAC_1_SQRT_2;
 
 use larder_kernels::{erf, exp, tanh};
@@ -5,9 +7,9 @@ use larder_kernels::{erf, exp, tanh};
 use crate::config::config_error;
 use crate::error::Result;
 
-/// How the gate and up products of an MLP become one. What is no number stays so.
+/// The function that combines the gate and up products of an MLP. NaN stays NaN.
 ///
-/// Only with operations that every machine rounds alike: a GPU computes the same steps.
+/// Uses only operations that round the same on every machine, so that a GPU gets the same bits.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Activation {
     /// `silu(gate) · up`
@@ -37,7 +39,7 @@ impl Activation {
             "relu" => Activation::Relu,
             other => {
                 return Err(config_error(format!(
-                    "hidden_act '{other}' is unknown; known are silu, gelu, gelu_new, relu"
+                    "hidden_act '{other}' is not supported; supported are silu, gelu, gelu_new, relu"
                 )));
             }
         })

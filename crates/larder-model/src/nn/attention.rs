@@ -1,3 +1,5 @@
+//! Softmax attention with grouped queries, QK norm, sinks, masks, output gate.
+
 use candle_core::{Device, Tensor};
 use larder_core::SequenceMemory;
 use larder_kernels::AttentionArgs;
@@ -18,11 +20,11 @@ pub struct AttentionShape {
     pub head_dim: usize,
 }
 
-/// Normalisation of queries and keys.
+/// Normalisation of queries and keys (QK norm).
 pub enum QkNorm {
     /// None.
     None,
-    /// Over each whole projection, before it is cut into heads.
+    /// Over the whole projection, before it is split into heads.
     Whole(Norm, Norm),
     /// Over each head.
     PerHead(Norm, Norm),
@@ -38,11 +40,11 @@ pub enum QkNorm {
 pub struct AttentionTemperature {
     /// Positions per step.
     pub floor: f64,
-    /// Height of the logarithm.
+    /// Factor on the logarithm.
     pub scale: f64,
 }
 
-/// Softmax attention with all its variations.
+/// Softmax attention with all options that an architecture uses.
 pub struct Attention {
     /// Heads and widths.
     pub shape: AttentionShape,
@@ -60,20 +62,20 @@ pub struct Attention {
     pub clip: Option<f64>,
     /// Rotation of queries and keys, or none.
     pub rotary: Option<Rotary>,
-    /// Which earlier positions are looked at.
+    /// The earlier positions that a query attends to.
     pub mask: AttentionMask,
     /// Factor on the scores.
     pub scale: f64,
-    /// `[heads]`: a score per head that takes part in the softmax and leads nowhere.
+    /// `[heads]`: attention sinks, one extra score per head that takes part in the softmax without a value.
     pub sinks: Option<Vec<f32>>,
     /// Scaling of queries with the position.
     pub temperature: Option<AttentionTemperature>,
-    /// The query product also yields, per head, a gate for the output.
+    /// The query product also yields an output gate per head.
     pub output_gate: bool,
 }
 
 impl Mixer for Attention {
-    fn forward(&self, x: &Tensor, state: &mut LayerKv, pass: &ForwardPass) -> Result<Tensor> {
+    fn forward(&self, x: &Tensor, layer_kv: &mut LayerKv, pass: &ForwardPass) -> Result<Tensor> {
         let AttentionShape { heads, kv_heads, head_dim } = self.shape;
         let n = pass.tokens;
         let [q, k, v] = Linear::forward_all([&self.q, &self.k, &self.v], x)?;
@@ -81,10 +83,10 @@ impl Mixer for Attention {
         let (q, k) = self.norm_whole(q, k)?;
         let [q, k, v] = [q, k, v].map(|t| self.clip(t));
 
-        let q = self.scale_by_position(self.position(self.heads(q?, heads, true)?, pass)?, pass)?; // [n, heads, head_dim]
+        let q = self.scale_by_position(self.position(self.heads(q?, heads, true)?, pass)?, pass)?; // [n, heads, dim]
         let k = self.position(self.heads(k?, kv_heads, false)?, pass)?; // [n, kv, head_dim]
-        with_f32(&k, |k| state.keys.append(k, kv_heads, head_dim))??;
-        with_f32(&v?, |v| state.values.append(v, kv_heads, head_dim))??;
+        with_f32(&k, |k| layer_kv.keys.append(k, kv_heads, head_dim))??;
+        with_f32(&v?, |v| layer_kv.values.append(v, kv_heads, head_dim))??;
 
         let seen = pass.visible_ranges(self.mask);
         let mut mixed = vec![0.0; n * heads * head_dim]; // [n, heads, head_dim]
@@ -92,8 +94,8 @@ impl Mixer for Attention {
             let args = AttentionArgs {
                 queries: q,
                 heads,
-                keys: state.keys.view(head_dim),
-                values: state.values.view(head_dim),
+                keys: layer_kv.keys.view(head_dim),
+                values: layer_kv.values.view(head_dim),
                 kv_heads,
                 seen: &seen,
                 scale: self.scale as f32,

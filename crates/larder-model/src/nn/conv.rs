@@ -1,3 +1,5 @@
+//! Causal convolutions: the depthwise kernel, and LFM2's gated short convolution.
+
 use candle_core::{Device, Tensor};
 use larder_core::SequenceMemory;
 
@@ -6,7 +8,7 @@ use crate::error::Result;
 use crate::matrix::{Linear, with_f32};
 use crate::weights::WeightLoader;
 
-/// A causal convolution of each channel by itself.
+/// A causal depthwise convolution.
 pub struct CausalConv {
     kernel: Vec<f32>, // [channels, width]
     bias: Option<Vec<f32>>,
@@ -25,12 +27,12 @@ impl CausalConv {
         Ok(CausalConv { kernel, bias, channels, width })
     }
 
-    /// Bytes of its window.
+    /// Bytes of the window that is kept between passes.
     pub fn window_bytes(&self) -> usize {
         (self.width - 1) * self.channels * size_of::<f32>()
     }
 
-    /// `x [tokens, channels]` → same shape. `window` holds the inputs just before `x`, and afterwards the last of them.
+    /// `x [tokens, channels]` → same shape. `window` holds the last `width - 1` inputs before `x`, and is updated.
     pub fn forward(&self, x: &[f32], window: &mut Vec<f32>) -> Vec<f32> {
         let before = (self.width - 1) * self.channels;
         window.resize(before, 0.0);
@@ -60,12 +62,12 @@ pub struct ShortConv {
 }
 
 impl Mixer for ShortConv {
-    fn forward(&self, x: &Tensor, state: &mut LayerKv, _: &ForwardPass) -> Result<Tensor> {
+    fn forward(&self, x: &Tensor, layer_kv: &mut LayerKv, _: &ForwardPass) -> Result<Tensor> {
         let (tokens, hidden) = x.dims2()?;
         let bcx = self.input.forward(x)?; // [tokens, 3 · hidden]
         let part = |at: usize| bcx.narrow(1, at * hidden, hidden);
         let gated = (part(0)? * part(2)?)?;
-        let conv = with_f32(&gated, |gated| self.conv.forward(gated, &mut state.window))?;
+        let conv = with_f32(&gated, |gated| self.conv.forward(gated, &mut layer_kv.window))?;
         let conv = Tensor::from_vec(conv, (tokens, hidden), &Device::Cpu)?;
         self.output.forward(&(part(1)? * conv)?)
     }
@@ -89,7 +91,7 @@ mod tests {
         };
         let x: Vec<f32> = (0..14).map(|i| (i as f32).cos()).collect();
         let whole = conv.forward(&x, &mut Vec::new());
-        // The first output sees only itself: the last tap, plus the bias.
+        // The first output depends on the first input only: the kernel's last weight, plus the bias.
         assert_eq!(whole[0], 2.0f32.mul_add(x[0], 0.1));
         let mut window = Vec::new();
         let parts: Vec<f32> = [0..2, 2..8, 8..14].into_iter().flat_map(|r| conv.forward(&x[r], &mut window)).collect();

@@ -1,3 +1,5 @@
+//! Gated DeltaNet, the linear attention of Qwen3-Next.
+
 use candle_core::{Device, Tensor};
 use larder_core::SequenceMemory;
 
@@ -22,7 +24,7 @@ pub struct DeltaShape {
     pub conv: usize,
 }
 
-/// Qwen3-Next's linear attention: a memory per head, `[k_dim, v_dim]`, that decays and is corrected token by token.
+/// Gated DeltaNet: a recurrent state `[k_dim, v_dim]` per head, which decays and is corrected with each token.
 pub struct GatedDeltaNet {
     shape: DeltaShape,
     qkvz: Linear, // [2 · k_heads · k_dim + 2 · v_heads · v_dim, hidden], grouped by key head
@@ -35,8 +37,8 @@ pub struct GatedDeltaNet {
     output: Linear, // [hidden, v_heads · v_dim]
 }
 
-/// One token's inputs to the recurrence.
-struct Step<'a> {
+/// Inputs of the recurrence for one token.
+struct TokenInputs<'a> {
     qkv: &'a [f32],  // queries, keys, values of all heads
     z: &'a [f32],    // [v_heads, v_dim]
     beta: &'a [f32], // [v_heads]
@@ -44,7 +46,7 @@ struct Step<'a> {
 }
 
 impl GatedDeltaNet {
-    /// Reads the tensors below `prefix`.
+    /// Loads the tensors below `prefix`.
     pub fn new(weights: &mut WeightLoader, prefix: &str, hidden: usize, shape: DeltaShape, eps: f64) -> Result<Self> {
         let DeltaShape { k_heads, v_heads, k_dim, v_dim, conv } = shape;
         let name = |part: &str| format!("{prefix}.{part}");
@@ -63,7 +65,8 @@ impl GatedDeltaNet {
         })
     }
 
-    /// One token's row of the two input products, in the order that the convolution and the recurrence want.
+    /// Splits one token's rows of the two input products, which are grouped by key head, into queries, keys, values and
+    /// gates of all heads.
     fn ungroup(&self, qkvz: &[f32], ba: &[f32], out: &mut Ungrouped) {
         let DeltaShape { k_heads, v_heads, k_dim, v_dim, .. } = self.shape;
         let per = v_heads / k_heads;
@@ -88,28 +91,29 @@ impl GatedDeltaNet {
         }
     }
 
-    /// Moves the memory `[v_heads, k_dim, v_dim]` on by one token and reads it: `out [v_heads, v_dim]`.
-    fn step(&self, step: &Step, memory: &mut [f32], out: &mut [f32]) {
+    /// Updates the recurrent state `[v_heads, k_dim, v_dim]` with one token, and reads the output: `out [v_heads,
+    /// v_dim]`.
+    fn step(&self, token: &TokenInputs, state: &mut [f32], out: &mut [f32]) {
         let DeltaShape { k_heads, v_heads, k_dim, v_dim, .. } = self.shape;
-        let (q, rest) = step.qkv.split_at(k_heads * k_dim);
+        let (q, rest) = token.qkv.split_at(k_heads * k_dim);
         let (k, v) = rest.split_at(k_heads * k_dim);
         for head in 0..v_heads {
             let of_key = head / (v_heads / k_heads) * k_dim;
             let q = unit(&q[of_key..][..k_dim], 1.0 / (k_dim as f32).sqrt());
             let k = unit(&k[of_key..][..k_dim], 1.0);
             let v = &v[head * v_dim..][..v_dim];
-            let memory = &mut memory[head * k_dim * v_dim..][..k_dim * v_dim];
+            let state = &mut state[head * k_dim * v_dim..][..k_dim * v_dim];
             let out = &mut out[head * v_dim..][..v_dim];
 
-            let keep = step.g[head].exp();
-            memory.iter_mut().for_each(|m| *m *= keep);
-            read(memory, &k, out);
-            let delta: Vec<f32> = v.iter().zip(&*out).map(|(v, known)| (v - known) * step.beta[head]).collect();
-            for (row, k) in memory.chunks_exact_mut(v_dim).zip(&k) {
+            let keep = token.g[head].exp();
+            state.iter_mut().for_each(|m| *m *= keep);
+            read_state(state, &k, out);
+            let delta: Vec<f32> = v.iter().zip(&*out).map(|(v, known)| (v - known) * token.beta[head]).collect();
+            for (row, k) in state.chunks_exact_mut(v_dim).zip(&k) {
                 row.iter_mut().zip(&delta).for_each(|(m, d)| *m += k * d);
             }
-            read(memory, &q, out);
-            self.gated_norm(out, &step.z[head * v_dim..][..v_dim]);
+            read_state(state, &q, out);
+            self.gated_norm(out, &token.z[head * v_dim..][..v_dim]);
         }
     }
 
@@ -131,7 +135,7 @@ struct Ungrouped {
 }
 
 impl Mixer for GatedDeltaNet {
-    fn forward(&self, x: &Tensor, state: &mut LayerKv, pass: &ForwardPass) -> Result<Tensor> {
+    fn forward(&self, x: &Tensor, layer_kv: &mut LayerKv, pass: &ForwardPass) -> Result<Tensor> {
         let DeltaShape { k_heads, v_heads, k_dim, v_dim, .. } = self.shape;
         let (n, mixed, values) = (pass.tokens, 2 * k_heads * k_dim + v_heads * v_dim, v_heads * v_dim);
         let mut all = Ungrouped::default();
@@ -143,19 +147,19 @@ impl Mixer for GatedDeltaNet {
                 }
             })
         })??;
-        let mut qkv = self.conv.forward(&all.qkv, &mut state.window); // [n, mixed]
+        let mut qkv = self.conv.forward(&all.qkv, &mut layer_kv.window); // [n, mixed]
         qkv.iter_mut().for_each(|v| *v = silu(*v));
 
-        state.recurrent.resize(v_heads * k_dim * v_dim, 0.0);
+        layer_kv.recurrent.resize(v_heads * k_dim * v_dim, 0.0);
         let mut out = vec![0.0; n * values];
         for (t, out) in out.chunks_exact_mut(values).enumerate() {
-            let step = Step {
+            let token = TokenInputs {
                 qkv: &qkv[t * mixed..][..mixed],
                 z: &all.z[t * values..][..values],
                 beta: &all.beta[t * v_heads..][..v_heads],
                 g: &all.g[t * v_heads..][..v_heads],
             };
-            self.step(&step, &mut state.recurrent, out);
+            self.step(&token, &mut layer_kv.recurrent, out);
         }
         self.output.forward(&Tensor::from_vec(out, (n, values), &Device::Cpu)?)
     }
@@ -169,10 +173,10 @@ impl Mixer for GatedDeltaNet {
     }
 }
 
-/// `out[j] = Σ_i at[i] · memory[i, j]`
-fn read(memory: &[f32], at: &[f32], out: &mut [f32]) {
+/// `out[j] = Σ_i at[i] · state[i, j]`
+fn read_state(state: &[f32], at: &[f32], out: &mut [f32]) {
     out.fill(0.0);
-    for (row, a) in memory.chunks_exact(out.len()).zip(at) {
+    for (row, a) in state.chunks_exact(out.len()).zip(at) {
         out.iter_mut().zip(row).for_each(|(o, m)| *o += a * m);
     }
 }

@@ -1,3 +1,5 @@
+//! The KV cache and recurrent state of one sequence.
+
 use std::sync::Arc;
 
 use larder_core::NumberFormat;
@@ -5,12 +7,12 @@ use larder_core::NumberFormat;
 use super::KvRows;
 use crate::device::DeviceAttention;
 
-/// How keys and values are remembered.
+/// Number format of the keys and values in a KV cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum KvFormat {
-    /// As they are.
+    /// As computed.
     F32,
-    /// Rounded, in half the bytes.
+    /// Rounded to half the bytes.
     F16,
 }
 
@@ -20,7 +22,7 @@ impl KvFormat {
         self.kind().block_bytes()
     }
 
-    /// The form of a number.
+    /// The number format of one number.
     pub fn kind(self) -> NumberFormat {
         match self {
             KvFormat::F32 => NumberFormat::F32,
@@ -29,43 +31,44 @@ impl KvFormat {
     }
 }
 
-/// What a model remembers of a sequence.
+/// The state of one sequence: the KV cache of attention layers, the recurrent state of the others.
 #[derive(Clone)]
 pub struct KvCache {
-    /// Tokens seen.
+    /// Tokens computed so far.
     pub len: usize,
     /// One per decoder layer.
     pub layers: Vec<LayerKv>,
 }
 
 impl KvCache {
-    /// An empty memory for `layers` layers, with room for `tokens` tokens. Keys and values will be on the device if there
-    /// is one.
+    /// An empty cache for `layers` layers. The first append allocates rows for `tokens` tokens, on `device` if there is
+    /// one.
     pub fn new(layers: usize, tokens: usize, format: KvFormat, device: Option<&Arc<dyn DeviceAttention>>) -> Self {
         KvCache { len: 0, layers: (0..layers).map(|_| LayerKv::new(tokens, format, device)).collect() }
     }
 
-    /// Bytes held, in memory and on a device.
+    /// Bytes allocated, in main memory and on a device.
     pub fn bytes(&self) -> usize {
         self.layers.iter().map(LayerKv::bytes).sum()
     }
 
-    /// Goes back to the first `len` tokens, if what is remembered of them can be told from the rest; otherwise nothing
-    /// changes. Windows and recurrences know only how the sequence ended.
+    /// Keeps the first `len` tokens, if that is possible, and returns whether it was; otherwise nothing changes. Rows
+    /// of attention can be dropped; the windows and states of convolutions and recurrences exist only for the whole
+    /// sequence.
     pub fn truncate(&mut self, len: usize) -> bool {
         if len >= self.len {
             return len == self.len;
         }
-        let whole = self.layers.iter().all(LayerKv::can_truncate);
-        if whole {
+        let possible = self.layers.iter().all(LayerKv::can_truncate);
+        if possible {
             self.len = len;
             self.layers.iter_mut().for_each(|layer| layer.truncate(len));
         }
-        whole
+        possible
     }
 }
 
-/// What one layer remembers; each kind of mixer uses the fields it needs.
+/// The state of one layer; each kind of mixer uses the fields it needs.
 #[derive(Clone)]
 pub struct LayerKv {
     /// Keys of attention, or the latents of latent attention.
@@ -74,18 +77,18 @@ pub struct LayerKv {
     pub values: KvRows,
     /// The last inputs of a causal convolution, oldest first: `[width - 1, channels]`.
     pub window: Vec<f32>,
-    /// The memory of a recurrence.
+    /// The state of a recurrence.
     pub recurrent: Vec<f32>,
 }
 
 impl LayerKv {
-    /// Nothing yet, with room for `tokens` tokens.
+    /// An empty state; the first append allocates rows for `tokens` tokens.
     pub fn new(tokens: usize, format: KvFormat, device: Option<&Arc<dyn DeviceAttention>>) -> Self {
         let rows = || KvRows::new(tokens, format, device);
         LayerKv { keys: rows(), values: rows(), window: Vec::new(), recurrent: Vec::new() }
     }
 
-    /// Whether each token is remembered by itself.
+    /// Whether the state consists of one row per token.
     fn can_truncate(&self) -> bool {
         self.window.is_empty() && self.recurrent.is_empty()
     }
@@ -105,14 +108,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_rows_can_be_cut() {
-        let mut state = KvCache::new(2, 4, KvFormat::F32, None);
-        state.layers.iter_mut().for_each(|layer| layer.keys.append(&[1.0, 2.0, 3.0], 1, 1).unwrap());
-        state.len = 3;
-        assert!(!state.truncate(4) && state.truncate(3) && state.truncate(1));
-        assert_eq!((state.len, state.layers[1].keys.len(), state.layers[1].values.len()), (1, 1, 0));
-        state.layers[0].window = vec![0.5];
-        assert!(!state.truncate(0));
-        assert_eq!(state.len, 1);
+    fn only_attention_layers_can_be_truncated() {
+        let mut cache = KvCache::new(2, 4, KvFormat::F32, None);
+        cache.layers.iter_mut().for_each(|layer| layer.keys.append(&[1.0, 2.0, 3.0], 1, 1).unwrap());
+        cache.len = 3;
+        assert!(!cache.truncate(4) && cache.truncate(3) && cache.truncate(1));
+        assert_eq!((cache.len, cache.layers[1].keys.len(), cache.layers[1].values.len()), (1, 1, 0));
+        cache.layers[0].window = vec![0.5];
+        assert!(!cache.truncate(0));
+        assert_eq!(cache.len, 1);
     }
 }

@@ -1,3 +1,5 @@
+//! Growing rows of keys or values, in main memory or in a block of a device.
+
 use std::sync::Arc;
 
 use larder_core::NumberFormat;
@@ -7,13 +9,13 @@ use super::KvFormat;
 use crate::device::{DeviceAttention, DeviceKvShape, DeviceKvView};
 use crate::error::Result;
 
-/// Vectors `[heads, positions, width]` that grow along their positions, each head's in one piece.
+/// Keys or values `[heads, positions, width]`, which grow by positions. The rows of a head are contiguous.
 #[derive(Clone)]
 pub struct KvRows {
     kind: NumberFormat,
     storage: Storage,
     heads: usize,
-    /// Bytes of one vector.
+    /// Bytes of one row.
     row_bytes: usize,
     /// Positions that fit.
     capacity: usize,
@@ -23,11 +25,11 @@ pub struct KvRows {
 #[derive(Clone)]
 enum Storage {
     Host(Vec<u8>),
-    /// Clones share what is there until one of them appends.
+    /// Clones share the block until one of them appends.
     Device(Arc<dyn DeviceAttention>, Option<Arc<DeviceBlock>>),
 }
 
-/// Memory of a device, given back when nobody needs it any more.
+/// A block of device memory, freed when its last owner is dropped.
 struct DeviceBlock {
     device: Arc<dyn DeviceAttention>,
     id: usize,
@@ -39,23 +41,23 @@ impl Drop for DeviceBlock {
     }
 }
 
-/// All rows, or the first `width` values of each.
+/// All rows, or the first `width` numbers of each row.
 #[derive(Clone, Copy)]
 pub struct KvView<'a> {
     rows: &'a KvRows,
     width: usize,
 }
 
-/// Where the rows of a view are.
+/// The memory in which the rows of a view are stored.
 pub enum KvLocation<'a> {
-    /// In memory.
+    /// In main memory.
     Host(KvTensor<'a>),
     /// On a device.
     Device(&'a dyn DeviceAttention, DeviceKvView),
 }
 
 impl KvRows {
-    /// None yet, with room for `capacity` positions; on the device if there is one.
+    /// No rows yet; later rows are stored on `device` if there is one. The first append allocates `capacity` positions.
     pub fn new(capacity: usize, format: KvFormat, device: Option<&Arc<dyn DeviceAttention>>) -> Self {
         let storage = match device {
             Some(device) => Storage::Device(device.clone(), None),
@@ -64,17 +66,17 @@ impl KvRows {
         KvRows { kind: format.kind(), storage, heads: 0, row_bytes: 0, capacity, len: 0 }
     }
 
-    /// Positions that are remembered.
+    /// Positions stored.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Forgets what is behind the first `len` positions.
+    /// Keeps the first `len` positions and drops the others; the memory stays allocated.
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
     }
 
-    /// Bytes taken.
+    /// Bytes allocated.
     pub fn bytes(&self) -> usize {
         match &self.storage {
             Storage::Host(data) => data.len(),
@@ -83,8 +85,8 @@ impl KvRows {
         }
     }
 
-    /// Appends `new [n, heads, width]`. Memory is taken at the first call, for as many positions as there is to be room
-    /// for, and again only if there are more.
+    /// Appends `new [n, heads, width]`. Memory is allocated at the first call, for `capacity` positions, and again only
+    /// if there are more.
     pub fn append(&mut self, new: &[f32], heads: usize, width: usize) -> Result<()> {
         let (need, row) = (self.len + new.len() / (heads * width), width * self.kind.block_bytes());
         if self.bytes() == 0 {
@@ -118,16 +120,16 @@ impl KvRows {
         narrow(self.kind, new, &mut bytes);
         match &self.storage {
             Storage::Device(device, Some(block)) => device.append(block.id, self.len, &bytes),
-            _ => unreachable!("memory was taken there"),
+            _ => unreachable!("a block was allocated on the device"),
         }
     }
 
-    /// All rows, or the first `width` values of each.
+    /// All rows, or the first `width` numbers of each row.
     pub fn view(&self, width: usize) -> KvView<'_> {
         KvView { rows: self, width }
     }
 
-    /// Takes memory for so many positions, and brings there what is remembered.
+    /// Allocates memory for `capacity` positions, and copies the stored rows there.
     fn grow(&mut self, capacity: usize) -> Result<()> {
         let KvRows { kind, heads, row_bytes: row, len, .. } = *self;
         match &mut self.storage {
@@ -155,7 +157,7 @@ impl KvRows {
 }
 
 impl<'a> KvView<'a> {
-    /// Where its rows are, some of which have been appended.
+    /// The memory of the rows. The caller guarantees that at least one row has been appended.
     pub fn location(self) -> KvLocation<'a> {
         let KvView { rows, width } = self;
         match &rows.storage {
@@ -191,9 +193,9 @@ mod tests {
         second.append(&[4.0, 5.0, 6.0], 1, 3).unwrap();
         assert_eq!((double.used_bytes(), double.copies()), (96, 1));
         first.append(&[7.0, 8.0, 9.0], 1, 3).unwrap();
-        assert_eq!(double.copies(), 1, "nobody shares it any more");
+        assert_eq!(double.copies(), 1, "the block has a single owner again");
         let third = first.clone();
-        assert!(first.append(&[0.0; 3], 1, 3).is_err(), "there is no room for a third");
+        assert!(first.append(&[0.0; 3], 1, 3).is_err(), "a third block does not fit");
         drop((second, third));
         first.append(&[0.0; 3], 1, 3).unwrap();
         assert_eq!((first.len(), double.used_bytes()), (3, 48));
@@ -203,12 +205,12 @@ mod tests {
 
     #[test]
     fn rows_survive_growth() {
-        for (capacity, memory) in [0, 1, 7, 100].into_iter().flat_map(|r| [(r, KvFormat::F32), (r, KvFormat::F16)]) {
-            let mut rows = KvRows::new(capacity, memory, None);
+        for (capacity, format) in [0, 1, 7, 100].into_iter().flat_map(|r| [(r, KvFormat::F32), (r, KvFormat::F16)]) {
+            let mut rows = KvRows::new(capacity, format, None);
             for i in 0..100 {
                 let value = |head: usize| [i as f32, head as f32, 0.5];
                 rows.append(&[value(0), value(1)].concat(), 2, 3).unwrap();
-                let KvLocation::Host(table) = rows.view(2).location() else { panic!("it is in memory") };
+                let KvLocation::Host(table) = rows.view(2).location() else { panic!("the rows are in main memory") };
                 for (head, at) in (0..2).flat_map(|head| (0..=i).map(move |at| (head, at))) {
                     let from = head * table.head_stride + at * table.row_stride;
                     let mut kept = [0.0; 2];

@@ -1,3 +1,5 @@
+//! Multi-head latent attention (MLA) of the DeepSeek family.
+
 use candle_core::{D, Device, Tensor};
 use larder_core::SequenceMemory;
 use larder_kernels::AttentionArgs;
@@ -14,21 +16,21 @@ pub struct LatentShape {
     pub hidden: usize,
     /// Heads.
     pub heads: usize,
-    /// Rank of the query, if it is low.
+    /// Rank of the query's low-rank product, `None` for a full one.
     pub q_rank: Option<usize>,
-    /// Rank of keys and values: what is remembered of a token.
+    /// Rank of keys and values: width of the latent vector in the KV cache.
     pub kv_rank: usize,
     /// Width of a head's unrotated part.
     pub nope: usize,
-    /// Width of a head's rotated part, which all heads share in the key.
+    /// Width of a head's rotated part; all heads share that part of the key.
     pub rope: usize,
     /// Width of a head's value.
     pub value: usize,
 }
 
-/// Attention over latents (MLA): what is remembered of a token is one vector of `kv_rank + rope` numbers.
+/// Multi-head latent attention: the KV cache holds one vector of `kv_rank + rope` numbers per token.
 ///
-/// Keys and values are never expanded: the query is taken into the latent space, and the result out of it.
+/// Keys and values are never expanded: the query is projected into the latent space, and the result out of it.
 pub struct LatentAttention {
     shape: LatentShape,
     q: Query,
@@ -46,11 +48,11 @@ enum Query {
     Low(Linear, Norm, Linear), // [q_rank, hidden], [q_rank], [heads · (nope + rope), q_rank]
 }
 
-/// The inner norms have an epsilon of their own, whatever the config says.
+/// The inner norms use this epsilon, not that of the config.
 const NORM_EPS: f64 = 1e-6;
 
 impl LatentAttention {
-    /// Reads the tensors below `prefix`; `bias` is for the products that the config's `attention_bias` concerns.
+    /// Loads the tensors below `prefix`; `bias` for the products that the config's `attention_bias` applies to.
     pub fn new(
         weights: &mut WeightLoader,
         prefix: &str,
@@ -76,7 +78,7 @@ impl LatentAttention {
         Ok(LatentAttention { shape, q, kv_a, kv_norm, to_latent, to_value, o, rotary, scale })
     }
 
-    /// `[n, heads, kv_rank + rope]`: each head's query, its unrotated part in the latent space.
+    /// `[n, heads, kv_rank + rope]`: each head's query, with the unrotated part projected into the latent space.
     fn query(&self, x: &Tensor, pass: &ForwardPass) -> Result<Tensor> {
         let LatentShape { heads, nope, rope, .. } = self.shape;
         let q = match &self.q {
@@ -89,7 +91,7 @@ impl LatentAttention {
         Ok(Tensor::cat(&[latent, rotated], D::Minus1)?)
     }
 
-    /// `[n, 1, kv_rank + rope]`: what is remembered of these tokens.
+    /// `[n, 1, kv_rank + rope]`: the rows of these tokens in the KV cache.
     fn key(&self, x: &Tensor, pass: &ForwardPass) -> Result<Tensor> {
         let LatentShape { kv_rank, rope, .. } = self.shape;
         let both = self.kv_a.forward(x)?.unsqueeze(1)?;
@@ -100,18 +102,18 @@ impl LatentAttention {
 }
 
 impl Mixer for LatentAttention {
-    fn forward(&self, x: &Tensor, state: &mut LayerKv, pass: &ForwardPass) -> Result<Tensor> {
+    fn forward(&self, x: &Tensor, layer_kv: &mut LayerKv, pass: &ForwardPass) -> Result<Tensor> {
         let LatentShape { heads, kv_rank, rope, value, .. } = self.shape;
         let n = pass.tokens;
-        with_f32(&self.key(x, pass)?, |k| state.keys.append(k, 1, kv_rank + rope))??;
+        with_f32(&self.key(x, pass)?, |k| layer_kv.keys.append(k, 1, kv_rank + rope))??;
         let seen = pass.visible_ranges(AttentionMask::Causal);
         let mut mixed = vec![0.0; n * heads * kv_rank]; // [n, heads, kv_rank]
         with_f32(&self.query(x, pass)?, |q| {
             let args = AttentionArgs {
                 queries: q,
                 heads,
-                keys: state.keys.view(kv_rank + rope),
-                values: state.keys.view(kv_rank),
+                keys: layer_kv.keys.view(kv_rank + rope),
+                values: layer_kv.keys.view(kv_rank),
                 kv_heads: 1,
                 seen: &seen,
                 scale: self.scale as f32,

@@ -1,3 +1,5 @@
+//! Dense gated MLPs.
+
 use candle_core::{Device, Tensor};
 
 use super::Activation;
@@ -5,7 +7,7 @@ use crate::error::Result;
 use crate::matrix::{Linear, with_f32};
 use crate::weights::WeightLoader;
 
-/// How a checkpoint names the three products of an MLP.
+/// Names of the three products of an MLP in a checkpoint.
 pub struct MlpNames {
     /// `[inter, hidden]`
     pub gate: &'static str,
@@ -16,7 +18,7 @@ pub struct MlpNames {
 }
 
 impl MlpNames {
-    /// The usual names.
+    /// The names of Llama and most others.
     pub const PROJ: MlpNames = MlpNames { gate: "gate_proj", up: "up_proj", down: "down_proj" };
     /// The numbered names of Mixtral and others.
     pub const NUMBERED: MlpNames = MlpNames { gate: "w1", up: "w3", down: "w2" };
@@ -31,7 +33,7 @@ pub struct Mlp {
 }
 
 impl Mlp {
-    /// Reads the three products below `prefix`.
+    /// Loads the three products below `prefix`.
     pub fn new(
         weights: &mut WeightLoader,
         prefix: &str,

@@ -1,5 +1,4 @@
-//! The vocabulary that the architectures are written in: each part of a decoder once, with all the variations that
-//! some architecture needs.
+//! The parts that decoders are built from, each implemented once with the options of all architectures.
 
 mod activation;
 mod attention;
@@ -32,14 +31,14 @@ use larder_core::SequenceMemory;
 
 use crate::error::Result;
 
-/// What mixes information between positions: attention, a convolution, a recurrence.
+/// Token mixing, the part of a layer that moves information between positions: attention, a convolution, a recurrence.
 pub trait Mixer: Send + Sync {
     /// `x [tokens, hidden]` → `[tokens, hidden]`.
     ///
-    /// The caller guarantees that `state` is this layer's and has seen exactly the tokens before this pass. The
-    /// implementation leaves in it all that later passes need.
-    fn forward(&self, x: &Tensor, state: &mut LayerKv, pass: &ForwardPass) -> Result<Tensor>;
+    /// The caller guarantees that `layer_kv` belongs to this layer and holds exactly the tokens before this pass. The
+    /// implementation appends the state that later passes need.
+    fn forward(&self, x: &Tensor, layer_kv: &mut LayerKv, pass: &ForwardPass) -> Result<Tensor>;
 
-    /// What it takes to remember a sequence.
+    /// Memory for the KV cache and recurrent state of a sequence.
     fn memory_need(&self) -> SequenceMemory;
 }

@@ -1,3 +1,5 @@
+//! MoE layers: router, routed experts, shared expert.
+
 use candle_core::{Device, Tensor};
 use larder_core::{Gate, LayerIdx};
 
@@ -7,25 +9,26 @@ use crate::experts::{ExpertPath, MoeCall};
 use crate::matrix::{Linear, with_f32};
 use crate::tap::{Phase, PhaseClock, Tap};
 
-/// A layer's router, the experts it stands for, and what is computed beside them.
+/// An MoE layer without its routed experts: router, gate, shared expert. The routed experts are computed by an
+/// [`ExpertPath`].
 pub struct Moe {
-    /// Which layer.
+    /// Index of the decoder layer.
     pub layer: LayerIdx,
     /// `[experts, hidden]`
     pub router: Linear,
-    /// From logits to a choice.
+    /// Turns router logits into k experts and their weights.
     pub gate: Gate,
-    /// The experts' activation.
+    /// Activation function of the experts.
     pub act: Activation,
-    /// Experts that every token uses.
+    /// The expert that every token uses, if there is one.
     pub shared: Option<SharedExpert>,
 }
 
 /// An expert that every token uses.
 pub struct SharedExpert {
-    /// Itself.
+    /// Its three products.
     pub mlp: Mlp,
-    /// `[1, hidden]`: its output is scaled by the sigmoid of this product.
+    /// `[1, hidden]`: scales the output by the sigmoid of this product.
     pub gate: Option<Linear>,
 }
 

@@ -1,3 +1,5 @@
+//! RMS norm and layer norm.
+
 use candle_core::{D, Device, Tensor};
 
 use crate::error::Result;
@@ -30,7 +32,7 @@ impl Norm {
         Ok(Norm::Rms { weight: weights.vector(&format!("{prefix}.weight"), &[width])?, eps })
     }
 
-    /// As [`rms`](Self::rms), with a weight stored as its distance from one.
+    /// As [`rms`](Self::rms), for checkpoints that store the weight minus one.
     pub fn rms_plus_one(weights: &mut WeightLoader, prefix: &str, width: usize, eps: f64) -> Result<Self> {
         let mut weight = weights.vector(&format!("{prefix}.weight"), &[width])?;
         weight.iter_mut().for_each(|w| *w += 1.0);
@@ -78,7 +80,7 @@ fn scale(row: &mut [f32], eps: f64) {
     row.iter_mut().for_each(|x| *x *= scale);
 }
 
-/// In eight interleaved lanes, which is both faster and more exact than one after the other.
+/// Sums in eight interleaved lanes, which is faster and more exact than a single running sum.
 fn sum(values: impl ExactSizeIterator<Item = f32>) -> f32 {
     let mut lanes = [0.0f32; 8];
     values.enumerate().for_each(|(i, v)| lanes[i % 8] += v);

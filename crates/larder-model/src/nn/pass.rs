@@ -1,20 +1,22 @@
+//! One forward pass: its positions, rotations and attention masks.
+
 use std::ops::Range;
 
 use super::rope::RopeTable;
 
-/// Which earlier positions a query may look at.
+/// The earlier positions that a query attends to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AttentionMask {
-    /// All of them.
+    /// All earlier positions.
     Causal,
-    /// The last so many, itself included.
+    /// The last `n` positions, its own included.
     SlidingWindow(usize),
-    /// Those in its own run of so many positions.
+    /// The positions of its own chunk of `n` positions.
     Chunked(usize),
 }
 
 impl AttentionMask {
-    /// The first position that a query at `at` sees.
+    /// The first position that a query at position `at` attends to.
     pub fn first_visible(self, at: usize) -> usize {
         match self {
             AttentionMask::Causal => 0,
@@ -24,7 +26,7 @@ impl AttentionMask {
     }
 }
 
-/// What every layer needs to know about one forward pass.
+/// Positions and rotations of one forward pass, shared by all layers.
 pub struct ForwardPass {
     /// Position of the first token.
     pub start: usize,
@@ -35,7 +37,7 @@ pub struct ForwardPass {
 }
 
 impl ForwardPass {
-    /// The positions that each token sees, itself included.
+    /// The range of positions that each token attends to, its own included.
     pub fn visible_ranges(&self, mask: AttentionMask) -> Vec<Range<usize>> {
         (self.start..self.start + self.tokens).map(|at| mask.first_visible(at)..at + 1).collect()
     }
@@ -46,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_seen_follows_the_definition() {
+    fn visible_ranges_follow_the_definition() {
         for mask in [
             AttentionMask::Causal,
             AttentionMask::SlidingWindow(3),

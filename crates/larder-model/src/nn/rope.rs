@@ -1,4 +1,4 @@
-//! Rotary positions in all their scalings.
+//! Rotary positions (RoPE) with their scalings: linear, dynamic, yarn, longrope, llama3.
 
 use std::f64::consts::PI;
 
@@ -9,10 +9,10 @@ use crate::config::{Config, config_error};
 use crate::error::Result;
 use crate::matrix::with_f32;
 
-/// Longer than any sequence; beyond it positions are no longer exact in f32.
+/// The context of dynamic scaling, longer than any sequence: beyond it positions are no longer exact in f32.
 const DYNAMIC_REACH: usize = 1 << 24;
 
-/// How positions become angles.
+/// The map from positions to angles.
 #[derive(Clone, Debug)]
 pub struct Rope {
     dim: usize,
@@ -50,7 +50,7 @@ struct Long {
     long_amplitude: f64,
 }
 
-/// Every key that some scaling knows. One that the scaling in use does not need has no effect.
+/// All keys of all scalings. A key that the scaling in use does not need has no effect.
 const SCALING_KEYS: &[&str] = &[
     "attention_factor",
     "beta_fast",
@@ -69,15 +69,15 @@ const SCALING_KEYS: &[&str] = &[
     "truncate",
 ];
 
-/// Cosines and sines for a run of positions, `[positions, dim / 2]`.
+/// Cosines and sines for consecutive positions, `[positions, dim / 2]`.
 pub struct RopeTable(Vec<(f32, f32)>);
 
-/// How an attention uses the table.
+/// The part of a head that is rotated, and its layout.
 #[derive(Clone, Copy, Debug)]
 pub struct Rotary {
-    /// How many of a head's leading values are rotated.
+    /// Number of leading values of a head that are rotated.
     pub dim: usize,
-    /// Pairs are neighbours (2i, 2i+1) instead of halves (i, i + dim/2).
+    /// Pairs are adjacent (2i, 2i+1) instead of in halves (i, i + dim/2).
     pub interleaved: bool,
 }
 
@@ -108,7 +108,8 @@ impl Rotary {
 impl Rope {
     /// From a config in old keys (`rope_theta`, `rope_scaling`) or new ones (`rope_parameters`).
     ///
-    /// `partial` is the architecture's default share of a head that is rotated, `None` if it always is whole.
+    /// `partial` is the architecture's default share of a head that is rotated; `None` if heads are always rotated
+    /// whole.
     pub fn parse(
         config: &mut Config,
         head_dim: usize,
@@ -134,7 +135,7 @@ impl Rope {
         }
         let dim = (head_dim as f64 * share) as usize;
         if theta <= 1.0 || !(dim as f64 <= head_dim as f64 && dim >= 2 && dim.is_multiple_of(2)) {
-            let what = format!("rotary positions cannot turn {dim} of {head_dim} values with rope_theta {theta}");
+            let what = format!("rope_theta {theta} with {dim} of {head_dim} values of a head rotated is out of range");
             return Err(config_error(what));
         }
         let rope = Rope { dim, theta, scaling };
@@ -142,7 +143,8 @@ impl Rope {
         Ok((rope, Rotary { dim, interleaved: false }))
     }
 
-    /// The same angles stretched by `factor` from `trained` positions, with yarn's usual ramp and no rounding of it.
+    /// The same angles with yarn scaling: `factor` times the `trained` positions, the usual ramp, no rounding of the
+    /// ramp.
     pub fn with_yarn(self, factor: f64, trained: f64) -> Self {
         let (beta_fast, beta_slow, truncate, amplitude) = (32.0, 1.0, false, log_scale(factor, 1.0));
         let mscale_all_dim = None;
@@ -157,14 +159,14 @@ impl Rope {
             let (short, long) = (long.short.len(), long.long.len());
             let want = self.dim / 2;
             return Err(config_error(format!(
-                "longrope has {short} short and {long} long factors, the heads need {want}"
+                "longrope has {short} short and {long} long factors; the head size needs {want} of each"
             )));
         }
         Ok(())
     }
 
-    /// The longest sequence, where scaling takes it beyond the `context` that the config names. Dynamic scaling grows
-    /// with the sequence and has no end of its own.
+    /// The longest sequence, in tokens: `context` of the config, or more where scaling extends it. Dynamic scaling
+    /// grows with the sequence and has no limit of its own.
     pub fn max_context(&self, context: usize) -> usize {
         match &self.scaling {
             Scaling::Dynamic { .. } => context.max(DYNAMIC_REACH),
@@ -173,7 +175,7 @@ impl Rope {
         }
     }
 
-    /// The length beyond which all positions, earlier ones too, turn differently, if there is one.
+    /// The sequence length beyond which the angles of all positions change, earlier ones included, if there is one.
     pub fn switches_at(&self) -> Option<usize> {
         match &self.scaling {
             Scaling::Long(long) => Some(long.trained),
@@ -181,7 +183,7 @@ impl Rope {
         }
     }
 
-    /// Whether positions turn in a sequence of `before` tokens as they do in one of `after`, whatever was between.
+    /// Whether positions have the same angles in a sequence of `before` tokens and in one of `after` tokens.
     pub fn same_angles(&self, before: usize, after: usize) -> bool {
         match &self.scaling {
             Scaling::Long(long) => (before > long.trained) == (after > long.trained),
@@ -230,7 +232,8 @@ impl Rope {
     }
 }
 
-/// The factor on attention scores of a head of `width`: `width^-0.5`, and DeepSeek's correction for scaled positions.
+/// The factor on attention scores for heads of `width` values: `width^-0.5`, and DeepSeek's correction for scaled
+/// positions.
 pub fn attention_scale(width: usize, rope: &Rope) -> f64 {
     let plain = (width as f64).powf(-0.5);
     match &rope.scaling {
@@ -249,9 +252,7 @@ fn rope_object<'a>(config: &mut Config<'a>) -> Result<Option<Config<'a>>> {
     let new = config.opt_object("rope_parameters", "rope_parameters.")?;
     let old = config.opt_object("rope_scaling", "rope_scaling.")?;
     match (new, old) {
-        (Some(_), Some(_)) => {
-            Err(config_error("has both rope_parameters and rope_scaling; keep the one that is meant"))
-        }
+        (Some(_), Some(_)) => Err(config_error("rope_parameters and rope_scaling are both set; remove one of them")),
         (new, old) => Ok(new.or(old)),
     }
 }
@@ -273,14 +274,14 @@ impl Scaling {
                 let (low, high) = (config.number("low_freq_factor")?, config.number("high_freq_factor")?);
                 if high <= low {
                     return Err(config_error(format!(
-                        "rope high_freq_factor {high} is not above low_freq_factor {low}"
+                        "rope high_freq_factor is {high}, not above low_freq_factor {low}"
                     )));
                 }
                 Scaling::Llama3 { factor: factor(config)?, low, high, trained: trained as f64 }
             }
             other => {
                 let known = "default, linear, dynamic, yarn, longrope and llama3";
-                return Err(config_error(format!("rope type '{other}' is unknown; known are {known}")));
+                return Err(config_error(format!("rope type '{other}' is not supported; supported are {known}")));
             }
         })
     }
@@ -289,7 +290,7 @@ impl Scaling {
 fn factor(config: &mut Config) -> Result<f64> {
     match config.number("factor")? {
         n if n > 0.0 => Ok(n),
-        n => Err(config_error(format!("rope factor {n} is not positive"))),
+        n => Err(config_error(format!("rope factor is {n}; it must be positive"))),
     }
 }
 
@@ -297,7 +298,7 @@ impl Yarn {
     fn parse(config: &mut Config, context: usize, trained: f64) -> Result<Self> {
         let factor = match config.opt_number("factor")? {
             Some(factor) if factor > 0.0 => factor,
-            Some(factor) => return Err(config_error(format!("rope factor {factor} is not positive"))),
+            Some(factor) => return Err(config_error(format!("rope factor is {factor}; it must be positive"))),
             None => context as f64 / trained,
         };
         let (mscale, mscale_all_dim) = (config.opt_number("mscale")?, config.opt_number("mscale_all_dim")?);
@@ -318,7 +319,7 @@ impl Yarn {
         })
     }
 
-    /// Fast turning values keep their frequency, slow ones are stretched, with a ramp between.
+    /// High frequencies stay, low ones are divided by the factor, with a ramp between.
     fn frequencies(&self, plain: impl Iterator<Item = f64>, dim: usize, theta: f64) -> Vec<f64> {
         let at = |turns: f64| dim as f64 * (self.trained / (turns * 2.0 * PI)).ln() / (2.0 * theta.ln());
         let (mut low, mut high) = (at(self.beta_fast), at(self.beta_slow));
@@ -371,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn old_and_new_keys_mean_the_same() {
+    fn old_and_new_keys_give_equal_rotations() {
         let old = parse(json!({"rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 4.0}})).unwrap();
         let new =
             parse(json!({"rope_parameters": {"rope_theta": 500.0, "rope_type": "linear", "factor": 4.0}})).unwrap();
@@ -400,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_refused() {
+    fn unsupported_scalings_are_errors() {
         for bad in [
             json!({"rope_scaling": {"type": "spiral"}}),
             json!({"rope_scaling": {"type": "linear"}}),
