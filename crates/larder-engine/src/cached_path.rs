@@ -1,4 +1,4 @@
-//! What can be asked and changed of every way to experts that leads through slots.
+//! The interface that all expert paths with a cache share.
 
 use larder_cache::{Traffic, Visit};
 use larder_core::Residency;
@@ -7,29 +7,29 @@ use larder_policy::eviction::{CacheShape, Eviction};
 
 use crate::routing::Routing;
 
-/// A way to experts that leads through slots.
+/// An expert path with a cache: statistics, residency, and policies that can be exchanged.
 pub trait CachedPath: ExpertPath {
-    /// What passed through them so far.
+    /// Hits, misses, bytes and times so far.
     fn traffic(&self) -> Traffic;
 
-    /// What the last layer that was computed found in them.
+    /// The cache's results for the last computed layer.
     fn last_visit(&self) -> &Visit;
 
-    /// Which experts are in them.
+    /// The residency of all experts.
     fn residency(&self) -> &dyn Residency;
 
-    /// How experts are chosen.
+    /// The routing strategy.
     fn routing(&self) -> &Routing;
 
-    /// Chooses in another way from now on.
+    /// Replaces the routing strategy from the next layer on.
     fn set_routing(&mut self, routing: Routing);
 
-    /// What eviction policies are made for.
+    /// The cache shape that eviction policies are built for.
     fn cache_shape(&self) -> CacheShape;
 
-    /// Lets other policies say who leaves from now on, one for each pool.
+    /// Replaces the eviction policies, one per pool.
     fn set_policies(&mut self, policies: Vec<Box<dyn Eviction>>);
 
-    /// What comes has nothing to do with what was.
+    /// Tells the policies that a new sequence begins, unrelated to the tokens before.
     fn new_sequence(&mut self);
 }

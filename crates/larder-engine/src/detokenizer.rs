@@ -1,9 +1,11 @@
+//! Token ids to text, one at a time.
+
 use crate::{detokenizer_steps::DetokenizerStep, tokenizer::Tokenizer};
 
 /// Turns token ids into text one at a time.
 ///
-/// All pieces together are what decoding all ids at once gives. A piece never ends within a character: what is not yet
-/// known waits for the next id or for the end. The work per id does not grow with the text.
+/// The concatenated pieces equal the text of decoding all ids at once. A piece never ends within a character: an
+/// incomplete one is held back until the next id or the end. The work per id does not grow with the text.
 #[derive(Clone, Debug)]
 pub struct Detokenizer<'a> {
     tokenizer: &'a Tokenizer,
@@ -16,7 +18,7 @@ impl<'a> Detokenizer<'a> {
         Detokenizer { tokenizer, steps, skip_special }
     }
 
-    /// The text that `id` makes certain, often empty; an id that the vocabulary lacks adds nothing.
+    /// The text that `id` completes, often empty. Ids outside the vocabulary add nothing.
     pub fn push(&mut self, id: u32) -> String {
         let Some(token) = self.tokenizer.token_text(id, self.skip_special) else {
             return String::new();
@@ -28,7 +30,7 @@ impl<'a> Detokenizer<'a> {
         tokens.concat()
     }
 
-    /// Ends the text and returns what was held back; a character that was never completed becomes U+FFFD.
+    /// Ends the text and returns the part that was held back. An incomplete character becomes U+FFFD.
     pub fn finish(mut self) -> String {
         let mut tokens = Vec::new();
         for step in &mut self.steps {
@@ -59,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_wait_for_their_character_and_the_first_space_goes() {
+    fn incomplete_characters_are_held_back_and_the_first_space_is_stripped() {
         let tokenizer = sentence_piece();
         let id = |token: &str| tokenizer.id(token).unwrap();
         let ids = [id("<s>"), id("▁a"), id("<0xC3>"), id("<0xA9>"), id("▁a"), id("<0xC3>")];
@@ -70,7 +72,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_pieces_are_what_the_crate_decodes(ids in prop::collection::vec(0u32..14, 0..20), skip in any::<bool>()) {
+        fn pieces_equal_the_text_that_the_crate_decodes(ids in prop::collection::vec(0u32..14, 0..20), skip in any::<bool>()) {
             let tokenizer = sentence_piece();
             prop_assert_eq!(pieces(&tokenizer, &ids, skip).concat(), tokenizer.inner().decode(&ids, skip).unwrap());
         }

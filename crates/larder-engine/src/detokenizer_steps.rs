@@ -1,7 +1,7 @@
-//! The steps by which a tokenizer's decoder turns tokens into text, each able to take one token at a time.
+//! The steps of a tokenizer's decoder, each in a form that takes one token at a time.
 //!
 //! A step maps a list of tokens to a list of tokens, as in the `tokenizers` crate. After a step that joins all tokens
-//! into one, what travels on are the parts of that single token, and the later steps treat them as such.
+//! into one, the list holds the parts of that single token, and the later steps treat them as parts.
 
 use std::sync::LazyLock;
 
@@ -9,28 +9,28 @@ use serde_json::Value;
 
 use crate::{overlap::overlap, utf8::Utf8Stream};
 
-/// One step and what it has to remember.
+/// One step with its state.
 #[derive(Clone, Debug)]
 pub(crate) enum DetokenizerStep {
-    /// Characters that stand for bytes; joins.
+    /// Maps characters to the bytes that they stand for; joins all tokens.
     ByteLevel(Utf8Stream),
-    /// Runs of `<0xAB>` tokens; holds a run until it ends, because one bad byte spoils all of it.
+    /// Decodes runs of `<0xAB>` tokens. Holds a run back until it ends, because one bad byte invalidates the whole run.
     ByteFallback(Vec<u8>),
-    /// Every occurrence of a text in each token.
+    /// Replaces every occurrence of a text within each token.
     Replace { pattern: String, content: String },
-    /// The same within one joined token; holds what may be the beginning of the text.
+    /// `Replace` within one joined token; holds back a part that may be the beginning of the pattern.
     ReplaceJoined { pattern: String, content: String, held: String },
-    /// Characters at both ends of each token.
+    /// Strips a character at both ends of each token.
     Strip { content: char, start: usize, stop: usize },
-    /// Characters at both ends of one joined token; holds such characters until something follows.
+    /// `Strip` within one joined token; holds such characters back until others follow.
     StripJoined { content: char, start: usize, stop: usize, held: String },
-    /// The character that stands for a space; it vanishes from the first token.
+    /// Replaces the character that stands for a space; in the first token it is removed if `vanishes`.
     Metaspace { space: char, vanishes: bool },
-    /// No decoder: tokens with a space between them.
+    /// No decoder: a space between tokens.
     Spaced { first: bool },
 }
 
-/// The steps of `decoder`, the `decoder` part of a `tokenizer.json`.
+/// The steps of the `decoder` part of a `tokenizer.json`.
 pub(crate) fn steps(decoder: Option<&Value>) -> Result<Vec<DetokenizerStep>, String> {
     let Some(decoder) = decoder else {
         return Ok(vec![DetokenizerStep::Spaced { first: true }]);
@@ -59,7 +59,7 @@ pub(crate) fn clean_up() -> impl Iterator<Item = DetokenizerStep> {
 
 fn step(part: &Value, joined: &mut bool) -> Result<Option<DetokenizerStep>, String> {
     let kind = part["type"].as_str().unwrap_or_default();
-    let malformed = |key: &str| format!("decoder step {kind} has no usable `{key}`");
+    let malformed = |key: &str| format!("decoder step {kind} has a missing or invalid `{key}`");
     let text = |key: &str| part[key].as_str().ok_or_else(|| malformed(key));
     let count = |key: &str| part[key].as_u64().map(|n| n as usize).ok_or_else(|| malformed(key));
     let character = |key: &str| text(key)?.chars().next().ok_or_else(|| malformed(key));
@@ -92,13 +92,13 @@ fn step(part: &Value, joined: &mut bool) -> Result<Option<DetokenizerStep>, Stri
         "Metaspace" if !*joined => {
             DetokenizerStep::Metaspace { space: character("replacement")?, vanishes: part["prepend_scheme"] != "never" }
         }
-        _ => return Err(format!("decoder step {kind:?} is not supported at this place")),
+        _ => return Err(format!("decoder step {kind:?} is not supported at this position")),
     };
     Ok(Some(step))
 }
 
 impl DetokenizerStep {
-    /// Takes one token (or one part of the joined token) and adds what leaves to `out`.
+    /// Takes one token, or one part of the joined token, and appends the step's output to `out`.
     pub(crate) fn push(&mut self, token: String, out: &mut Vec<String>) {
         match self {
             DetokenizerStep::ByteLevel(utf8) => out.push(utf8.push(&token_bytes(&token))),
@@ -131,7 +131,7 @@ impl DetokenizerStep {
         }
     }
 
-    /// Ends the tokens and adds what was held back to `out`.
+    /// Ends the tokens and appends the part that was held back to `out`.
     pub(crate) fn finish(&mut self, out: &mut Vec<String>) {
         match self {
             DetokenizerStep::ByteLevel(utf8) => out.push(utf8.finish()),
@@ -149,7 +149,7 @@ impl DetokenizerStep {
     }
 }
 
-/// Replaces in `held` and returns all but what may still become a `pattern`.
+/// Replaces `pattern` in `held`, and returns all of it but a suffix that may still become a `pattern`.
 fn replace_known(held: &mut String, pattern: &str, content: &str) -> String {
     let mut text = String::new();
     let mut from = 0;
@@ -164,8 +164,8 @@ fn replace_known(held: &mut String, pattern: &str, content: &str) -> String {
     text
 }
 
-/// Strips the part `token` of a joined token: `start` counts what may still go at the front, `held` is what may go at
-/// the end.
+/// Strips the part `token` of a joined token. `start` is the number of characters still to strip at the front; `held`
+/// are characters that may have to be stripped at the end.
 fn strip_known(token: &str, content: char, start: &mut usize, stop: usize, held: &mut String) -> String {
     if token.is_empty() {
         return String::new();
@@ -271,7 +271,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn one_token_at_a_time_gives_what_the_crate_gives_for_all(
+        fn one_token_at_a_time_decodes_as_the_crate_does_all(
             which in 0..decoders().len(),
             tokens in prop::collection::vec(prop_oneof![
                 "[ab▁ ]{1,3}",
@@ -288,7 +288,7 @@ mod tests {
         }
 
         #[test]
-        fn cleaning_up_piece_by_piece_is_replacing_in_the_whole(pieces in prop::collection::vec("[ .,'nts]{0,3}", 0..10)) {
+        fn cleaning_up_piecewise_equals_replacing_in_the_whole(pieces in prop::collection::vec("[ .,'nts]{0,3}", 0..10)) {
             let mut text: String = pieces.concat();
             for pattern in [" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're"] {
                 text = text.replace(pattern, pattern.trim());
@@ -325,13 +325,13 @@ mod tests {
     }
 
     #[test]
-    fn stripping_more_than_there_is_leaves_nothing() {
+    fn stripping_more_than_the_text_leaves_nothing() {
         let strip = json!({"type": "Strip", "content": " ", "start": 2, "stop": 3});
         assert_eq!(run(&strip, &[" ".into(), "  x".into()]), "x");
     }
 
     #[test]
-    fn steps_that_cannot_stream_are_refused() {
+    fn steps_that_cannot_stream_are_errors() {
         for (json, part) in [
             (json!({"type": "WordPiece", "prefix": "##", "cleanup": true}), "\"WordPiece\""),
             (json!({"type": "Sequence", "decoders": [{"type": "Fuse"}, {"type": "ByteFallback"}]}), "\"ByteFallback\""),

@@ -1,4 +1,4 @@
-//! A double for tests: computes what lies in the slots of a device that is none, as late as it may, and can fail.
+//! Test double of a device that computes experts: it computes as late as it may, and can fail.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,19 +9,19 @@ use larder_model::{Activation, ComputeContext, DeviceExperts, ExpertWorkspace, M
 
 use crate::rng::Xoshiro256;
 
-/// Computes on the bytes of [`DeviceSlots`], nothing before [`finish`](DeviceExperts::finish): who overwrites a slot too
-/// early gets other results.
+/// Double of [`DeviceExperts`] on the bytes of [`DeviceSlots`]. Computes only in [`finish`](DeviceExperts::finish), so
+/// that overwriting a slot too early changes the results.
 pub struct DeviceExpertsDouble {
     slots: DeviceSlots,
     workspace: ExpertWorkspace,
-    /// One call in so many fails, by chance; 0 for none.
+    /// One call in `failing` fails, at random; 0 for none.
     failing: u64,
     random: Xoshiro256,
-    under_way: Option<UnderWay>,
+    pending: Option<PendingCall>,
 }
 
-/// A call whose inputs were taken.
-struct UnderWay {
+/// A started call with copies of its inputs.
+struct PendingCall {
     layer: LayerIdx,
     gate: Gate,
     act: Activation,
@@ -33,18 +33,18 @@ struct UnderWay {
 }
 
 impl DeviceExpertsDouble {
-    /// On these slots, with the kernels of this processor; nothing fails.
+    /// A double on `slots`, with the CPU kernels, that does not fail.
     pub fn new(slots: DeviceSlots, compute: Arc<ComputeContext>, seed: u64) -> Self {
         DeviceExpertsDouble {
             slots,
             workspace: ExpertWorkspace::new(compute),
             failing: 0,
             random: Xoshiro256::new(seed),
-            under_way: None,
+            pending: None,
         }
     }
 
-    /// One call in so many fails.
+    /// One call in `one_in` fails, at random.
     pub fn failing(mut self, one_in: u64) -> Self {
         self.failing = one_in;
         self
@@ -57,30 +57,30 @@ impl DeviceExperts for DeviceExpertsDouble {
     }
 
     fn begin(&mut self, call: &MoeCall, routed: &Routed, layout: &ExpertLayout) {
-        assert!(self.under_way.is_none(), "a call was not finished");
+        assert!(self.pending.is_none(), "the last call was not finished");
         let MoeCall { layer, gate, act, x, tokens, .. } = *call;
         let (gate, x, routed, layout) = (gate.clone(), x.to_vec(), routed.clone(), layout.clone());
-        self.under_way = Some(UnderWay { layer, gate, act, x, tokens, routed, layout, groups: Vec::new() });
+        self.pending = Some(PendingCall { layer, gate, act, x, tokens, routed, layout, groups: Vec::new() });
     }
 
     fn compute(&mut self, _: &MoeCall, _: &Routed, _: &ExpertLayout, group: &[(ExpertId, usize)]) -> Option<Duration> {
         let begun = group.iter().map(|(expert, at)| (*expert, self.slots.begin(*at))).collect();
-        self.under_way.as_mut().expect("begun before").groups.push(begun);
+        self.pending.as_mut().expect("begin was called").groups.push(begun);
         None
     }
 
     fn finish(&mut self, put: &mut dyn FnMut(usize, &[f32])) -> Result<(), ModelError> {
-        let UnderWay { layer, gate, act, x, tokens, routed, layout, groups } =
-            self.under_way.take().expect("begun before");
+        let PendingCall { layer, gate, act, x, tokens, routed, layout, groups } =
+            self.pending.take().expect("begin was called");
         if self.failing > 0 && self.random.bits().is_multiple_of(self.failing) {
-            return Err(ModelError::Device(format!("{layer}: computing on the device failed: it has gone away")));
+            return Err(ModelError::Device(format!("{layer}: computing experts on the device failed: device lost")));
         }
         let call = MoeCall { layer, gate: &gate, act, logits: &[], x: &x, tokens };
         self.workspace.begin(&call, &routed, &layout);
         for group in groups {
             let group: Vec<(ExpertId, Vec<u8>)> = group.into_iter().map(|(e, begun)| (e, begun.bytes())).collect();
-            let lent: Vec<_> = group.iter().map(|(e, bytes)| (*e, &bytes[..layout.bytes])).collect();
-            self.workspace.compute(&call, &routed, &layout, &lent);
+            let slices: Vec<_> = group.iter().map(|(e, bytes)| (*e, &bytes[..layout.bytes])).collect();
+            self.workspace.compute(&call, &routed, &layout, &slices);
             let computed = |id: &ExpertId| group.iter().any(|(e, _)| e == id);
             let places = (0..).zip(&routed.ids).filter(|(_, id)| computed(id));
             places.for_each(|(place, _)| put(place, self.workspace.output(place, x.len() / tokens)));

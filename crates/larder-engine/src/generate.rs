@@ -1,4 +1,4 @@
-//! Writing on: sample, read back, turn into text, until something says stop.
+//! The generation loop: prefill the prompt, then sample, detokenize and decode until a stop condition.
 
 use std::time::{Duration, Instant};
 
@@ -10,87 +10,87 @@ use crate::stop::StopMatcher;
 use crate::times::PhaseTimes;
 use crate::tokenizer::Tokenizer;
 
-/// Why a text ended.
+/// The reason why a generation ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FinishReason {
-    /// The model said so.
+    /// The model produced an end-of-text token.
     EndOfText,
-    /// A stop string appeared.
+    /// A stop string was found.
     StopString,
-    /// As many tokens as were asked for.
+    /// The request's maximum of tokens is reached.
     Length,
     /// The context is full.
     Context,
-    /// Whoever takes the text wants no more.
+    /// The listener cancelled.
     Cancelled,
 }
 
-/// What was written, and how long it took.
+/// The result of a generation.
 #[derive(Debug)]
 pub struct Generated {
-    /// The tokens, the one that ended the text included.
+    /// The generated tokens, an end-of-text token included.
     pub ids: Vec<u32>,
-    /// Why it ended.
+    /// The reason for the end.
     pub finish: FinishReason,
-    /// Time to read the prompt.
+    /// Time of the prefill.
     pub prefill_time: Duration,
-    /// Time from there to the end.
+    /// Time from the end of the prefill to the end of the generation.
     pub decode_time: Duration,
 }
 
-/// Why writing failed.
+/// An error during generation.
 #[derive(Debug, thiserror::Error)]
 pub enum GenerateError {
-    /// The model could not go on.
+    /// The forward pass failed.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// No token could be drawn.
+    /// Sampling failed.
     #[error(transparent)]
     Sampler(#[from] SamplerError),
 }
 
-/// How a text is to be written.
+/// A generation request.
 pub struct Request<'a> {
-    /// What it follows.
+    /// Tokens of the prompt that are not in the session yet.
     pub prompt: &'a [u32],
-    /// Draws the tokens.
+    /// The sampler for the tokens.
     pub sampler: Sampler,
-    /// Tokens that end the text.
+    /// Token ids that end the text.
     pub eos: &'a [u32],
-    /// Strings that end the text.
+    /// Stop strings.
     pub stop: StopMatcher,
-    /// Most tokens to write.
+    /// Maximum number of tokens to generate.
     pub max_tokens: usize,
 }
 
-/// A reading of tokens that is over: the prompt, or one token that was written.
+/// A finished step: the prefill of the prompt, or the decode of one token.
 #[derive(Clone, Copy, Debug)]
 pub struct StepStats {
-    /// How many tokens were read.
+    /// Tokens computed in the step.
     pub tokens: usize,
-    /// How long it took.
+    /// Wall-clock time of the step.
     pub time: Duration,
-    /// On what.
+    /// Time per phase.
     pub times: PhaseTimes,
 }
 
-/// Who listens while a text is written.
+/// Receives the text, tokens and steps of a generation.
 pub trait Listener<P> {
-    /// A piece of valid text; `false` ends the writing.
+    /// A piece of complete text. Returning `false` cancels the generation.
     fn text(&mut self, piece: &str) -> bool;
 
-    /// A token has been drawn; its text, if it has any, follows once that is certain.
+    /// A token has been sampled. Its text follows in [`text`](Self::text) when it is complete.
     fn token(&mut self, id: u32) {
         let _ = id;
     }
 
-    /// Tokens have been read, with experts from `experts`.
+    /// A step is done; `experts` is the expert path that it used.
     fn step(&mut self, step: &StepStats, experts: &P) {
         let _ = (step, experts);
     }
 }
 
-/// Reads the prompt and writes on, telling `listener` of each piece of text and each step.
+/// Prefills the prompt and generates text, reporting each piece of text and each step to `listener`.
 pub fn generate<P: ExpertPath>(
     session: &mut Session<P>,
     tokenizer: &Tokenizer,
@@ -98,7 +98,7 @@ pub fn generate<P: ExpertPath>(
     listener: &mut dyn Listener<P>,
 ) -> Result<Generated, GenerateError> {
     let start = Instant::now();
-    let mut logits = read(session, request.prompt, listener)?;
+    let mut logits = forward(session, request.prompt, listener)?;
     let prefill_time = start.elapsed();
 
     let mut text = tokenizer.detokenizer(true);
@@ -124,7 +124,7 @@ pub fn generate<P: ExpertPath>(
             break FinishReason::Context;
         }
         if ids.len() < request.max_tokens {
-            logits = read(session, &[id], listener)?;
+            logits = forward(session, &[id], listener)?;
         }
     };
     if finish != FinishReason::Cancelled && finish != FinishReason::StopString {
@@ -137,7 +137,7 @@ pub fn generate<P: ExpertPath>(
     Ok(Generated { ids, finish, prefill_time, decode_time: start.elapsed() - prefill_time })
 }
 
-fn read<P: ExpertPath>(
+fn forward<P: ExpertPath>(
     session: &mut Session<P>,
     tokens: &[u32],
     listener: &mut dyn Listener<P>,

@@ -1,3 +1,5 @@
+//! `generation_config.json`: end-of-text ids and recommended sampling.
+
 use serde_json::{Map, Value};
 
 use crate::{
@@ -8,14 +10,14 @@ use crate::{
 const FILE: &str = "generation_config.json";
 const MODEL_FILE: &str = "config.json";
 
-/// What `generation_config.json` says about generating; a value that is not given is `None`.
+/// The settings of a `generation_config.json`; `None` for a key that the file does not have.
 #[derive(Clone, Default, PartialEq, Debug)]
 pub struct GenerationConfig {
-    /// Ids that end the text.
+    /// Token ids that end the text (EOS).
     pub eos: Vec<u32>,
-    /// The id that begins a text.
+    /// Token id that begins a text (BOS).
     pub bos: Option<u32>,
-    /// Draw tokens instead of taking the most likely one.
+    /// Whether to sample; otherwise generation is greedy.
     pub do_sample: Option<bool>,
     /// See [`Sampling::temperature`].
     pub temperature: Option<f32>,
@@ -30,7 +32,7 @@ pub struct GenerationConfig {
 }
 
 impl GenerationConfig {
-    /// Reads a model's `generation_config.json`, if it has one; the ids that it lacks come from the `config.json`.
+    /// Reads a model's `generation_config.json`, if it has one. Missing EOS and BOS ids come from `config.json`.
     pub fn from_bytes(generation: Option<&[u8]>, config: &[u8]) -> Result<Self, ConfigError> {
         let mut own = match generation {
             Some(bytes) => Self::read(&Keys { file: FILE, json: json_object(FILE, bytes)? })?,
@@ -50,8 +52,7 @@ impl GenerationConfig {
         Ok(own)
     }
 
-    /// How to draw as the file recommends: the most likely token unless it says `do_sample`. What the file leaves out
-    /// is off.
+    /// Sampling as the file recommends: greedy unless `do_sample` is set. Settings that the file does not have are off.
     pub fn sampling(&self) -> Sampling {
         let off = Sampling::default();
         Sampling {
@@ -84,12 +85,12 @@ struct Keys {
 }
 
 impl Keys {
-    fn get<T>(&self, key: &str, wanted: &str, read: impl Fn(&Value) -> Option<T>) -> Result<Option<T>, ConfigError> {
+    fn get<T>(&self, key: &str, expected: &str, read: impl Fn(&Value) -> Option<T>) -> Result<Option<T>, ConfigError> {
         match self.json.get(key) {
             None | Some(Value::Null) => Ok(None),
             Some(value) => match read(value) {
                 Some(value) => Ok(Some(value)),
-                None => Err(ConfigError::new(self.file, format!("`{key}` is not {wanted}"))),
+                None => Err(ConfigError::new(self.file, format!("`{key}` is not {expected}"))),
             },
         }
     }
@@ -98,14 +99,14 @@ impl Keys {
         self.get(key, "a number", |value| value.as_f64().map(|number| number as f32))
     }
 
-    /// One id or a list of them.
+    /// A token id or a list of token ids.
     fn ids(&self, key: &str) -> Result<Vec<u32>, ConfigError> {
         let id = |value: &Value| u32::try_from(value.as_u64()?).ok();
         let list = |value: &Value| match value {
             Value::Array(list) => list.iter().map(id).collect(),
             value => Some(vec![id(value)?]),
         };
-        Ok(self.get(key, "a token id or a list of them", list)?.unwrap_or_default())
+        Ok(self.get(key, "a token id or a list of token ids", list)?.unwrap_or_default())
     }
 }
 
@@ -118,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_that_matters_is_read_and_the_rest_ignored() {
+    fn known_keys_are_read_and_the_rest_ignored() {
         let got = read(
             r#"{"eos_token_id": [7, 9], "bos_token_id": 1, "do_sample": true, "temperature": 0.5, "top_k": 20,
                 "top_p": 0.9, "min_p": 0.125, "repetition_penalty": 1.25, "transformers_version": "4.45.0"}"#,
@@ -147,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn without_do_sample_the_most_likely_token_is_taken() {
+    fn without_do_sample_generation_is_greedy() {
         assert_eq!(read(r#"{"temperature": 0.7}"#, "{}").unwrap().sampling().temperature, 0.0);
         assert_eq!(read(r#"{"do_sample": true}"#, "{}").unwrap().sampling().temperature, 1.0);
     }

@@ -1,6 +1,28 @@
-//! One token end to end: tokenizers, chat templates, sampling and the text that streams out.
+//! Text generation on top of a decoder: tokenizer, chat template, prefill, decode, sampling, detokenizer, stop strings.
 //!
-//! Nothing here opens a file: the files of a model arrive as bytes.
+//! - Text: [`Tokenizer`] and [`Detokenizer`], [`ChatTemplate`], [`StopMatcher`]; the files [`TokenizerConfig`] and
+//!   [`GenerationConfig`].
+//! - Generation: a [`Session`] is a [`Sequence`] (tokens with their KV cache) with a decoder and an expert path;
+//!   [`generate()`] runs prefill and decode, draws tokens with a [`Sampler`], and reports to a [`Listener`].
+//! - Expert paths: [`StreamingPath`] takes experts from a cache in main memory, [`TieredPath`] from device memory and
+//!   main memory; both are a [`CachedPath`] and route by a [`Routing`]. A [`Recorder`] collects a trace of the routing.
+//!
+//! This crate never opens a file (the files of a model arrive as bytes), never prints, and reads the clock only to
+//! measure and for the date that a chat template may show.
+//!
+//! ```
+//! use larder_engine::{Sampler, Sampling, StopMatcher};
+//!
+//! let mut logits = [0.5, 3.0, 1.0];
+//! let mut greedy = Sampler::new(Sampling::default(), 7)?;
+//! assert_eq!(greedy.sample(&mut logits, &[])?, 1);
+//!
+//! let mut stop = StopMatcher::new(vec!["\nUser:".into()])?;
+//! assert_eq!(stop.push("Hello.\nUs"), "Hello."); // "\nUs" may become the stop string
+//! assert_eq!(stop.push("er: more"), "");
+//! assert_eq!(stop.stopped(), Some(0));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod cached_path;
 mod detokenizer;

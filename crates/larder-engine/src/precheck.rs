@@ -1,8 +1,10 @@
+//! Checks of a `tokenizer.json` before the `tokenizers` crate reads it.
+
 use serde::Deserialize;
 use serde_json::Value;
 
-/// The parts of a `tokenizer.json` that are looked at before the `tokenizers` crate sees the file, because it panics on
-/// some broken ones.
+/// The parts of a `tokenizer.json` that are checked before the `tokenizers` crate reads the file, because it panics on
+/// some broken files.
 #[derive(Deserialize)]
 pub(crate) struct TokenizerPrecheck {
     pub(crate) decoder: Option<Value>,
@@ -19,14 +21,17 @@ struct ModelPart {
 }
 
 impl TokenizerPrecheck {
-    /// Reads the parts; the error says what the file is or has.
+    /// Reads and checks the parts. The error completes a sentence that begins with the file's name.
     pub(crate) fn read(json: &[u8]) -> Result<Self, String> {
-        let outline: Self = serde_json::from_slice(json).map_err(|error| format!("is not a tokenizer: {error}"))?;
+        let outline: Self =
+            serde_json::from_slice(json).map_err(|error| format!("is not a valid tokenizer file: {error}"))?;
         if outline.normalizer.as_ref().is_some_and(is_precompiled) {
             return Err("has a Precompiled normalizer, which is not supported".into());
         }
-        match outline.post_processor.as_ref().and_then(unexplained) {
-            Some(token) => Err(format!("has a post_processor that adds {token} without saying which id that is")),
+        match outline.post_processor.as_ref().and_then(unlisted) {
+            Some(token) => {
+                Err(format!("has a post_processor that adds {token}, which is missing from its special_tokens"))
+            }
             None => Ok(outline),
         }
     }
@@ -39,10 +44,10 @@ fn is_precompiled(normalizer: &Value) -> bool {
         || parts.is_some_and(|parts| parts.iter().any(is_precompiled))
 }
 
-/// A token that a template adds and that is not among the template's special tokens.
-fn unexplained(post_processor: &Value) -> Option<&Value> {
+/// A token that a post-processor's template adds without listing it in its special tokens.
+fn unlisted(post_processor: &Value) -> Option<&Value> {
     if let Some(parts) = post_processor.get("processors").and_then(Value::as_array) {
-        return parts.iter().find_map(unexplained);
+        return parts.iter().find_map(unlisted);
     }
     let known = post_processor.get("special_tokens");
     let pieces = ["single", "pair"].into_iter().filter_map(|key| post_processor.get(key)?.as_array()).flatten();
@@ -64,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_crate_would_panic_on_is_refused() {
+    fn files_that_the_crate_panics_on_are_errors() {
         let nested = json!({"type": "Sequence", "normalizers": [{"type": "Precompiled", "precompiled_charsmap": "x"}]});
         assert!(read("normalizer", nested).unwrap_err().contains("Precompiled"));
         let template = |key: &str, id: &str| {

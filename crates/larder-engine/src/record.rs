@@ -1,17 +1,17 @@
-//! Writing down what a model chose.
+//! Recording the routing of a run as a trace.
 
 use half::f16;
 use larder_core::{Geometry, Trace, TraceError, TracePass};
 use larder_model::{MoeCall, Routed};
 
-/// Takes the choices of every layer and makes a trace of them, pass by pass.
+/// Collects the choices of every MoE layer into a trace, pass by pass.
 pub struct Recorder {
     trace: Trace,
-    /// Position of each decoder layer among those with experts.
+    /// MoE row of each decoder layer.
     rows: Vec<Option<usize>>,
     with_logits: bool,
     starts_sequence: bool,
-    /// The pass under way: `[rows, tokens, k]`, and `[rows, tokens, experts]` if logits are wanted.
+    /// The current pass: `[rows, tokens, k]`, and `[rows, tokens, experts]` if logits are recorded.
     ids: Vec<u16>,
     weights: Vec<f16>,
     logits: Vec<f32>,
@@ -19,7 +19,7 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Nothing yet, of a model of this geometry.
+    /// An empty recorder for a model of this geometry.
     pub fn new(geometry: &Geometry, with_logits: bool) -> Self {
         let mut rows = vec![None; geometry.layers];
         geometry.moe_layers.iter().enumerate().for_each(|(row, layer)| rows[layer.index()] = Some(row));
@@ -33,7 +33,7 @@ impl Recorder {
         self.starts_sequence = true;
     }
 
-    /// A layer has chosen. A pass whose layers do not all choose, because it failed, is left out.
+    /// Records the choice of a layer. A pass that fails before its last layer is left out.
     pub fn record(&mut self, call: &MoeCall, routed: &Routed) {
         let Some(row) = self.rows[call.layer.index()] else { return };
         if row == 0 {
@@ -63,12 +63,12 @@ impl Recorder {
         }
     }
 
-    /// A word on where the trace comes from.
+    /// Sets an entry of the trace's metadata.
     pub fn set_meta(&mut self, key: &str, value: String) {
         self.trace.meta.insert(key.to_owned(), value);
     }
 
-    /// All that was noted.
+    /// The trace of all complete passes.
     pub fn into_trace(self) -> Result<Trace, TraceError> {
         self.failed.map_or(Ok(self.trace), Err)
     }

@@ -1,4 +1,4 @@
-//! Every tokenizer and chat case of a folder of reference models, if the environment names one.
+//! The tokenizer and chat cases of a folder of reference models, if the variable LARDER_REFERENCE names one.
 
 use std::{env, fs, path::Path};
 
@@ -9,7 +9,7 @@ use crate::{ChatInput, ChatTemplate, Tokenizer, TokenizerConfig};
 const FOLDER: &str = "LARDER_REFERENCE";
 
 #[test]
-fn the_reference_models_tokenise_and_chat_alike() {
+fn tokenizers_and_chat_templates_match_the_reference() {
     let Some(folder) = env::var_os(FOLDER) else {
         println!("skipped: {FOLDER} does not name a folder of reference models");
         return;

@@ -1,5 +1,6 @@
-/// A random generator that gives the same numbers for a seed on every platform: xoshiro256++, its state filled by
-/// SplitMix64 from the seed.
+//! The random generator of sampling, with equal numbers on every platform.
+
+/// xoshiro256++, seeded through SplitMix64: equal seeds give equal numbers on every platform.
 #[derive(Clone, Debug)]
 pub struct Xoshiro256 {
     state: [u64; 4],

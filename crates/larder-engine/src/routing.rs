@@ -1,11 +1,11 @@
-//! A routing strategy at work: it chooses, and what it costs is counted.
+//! Choosing experts with a routing strategy, and measuring how far the choices are from the model's own.
 
 use larder_core::{ExpertId, Gate, Residency};
 use larder_model::{MoeCall, Routed, route};
 use larder_policy::routing::quality::{Quality, QualityMeter};
 use larder_policy::routing::{Router, RouterInput, RouterReport};
 
-/// Chooses experts as the model does, or as a strategy that looks at the cache.
+/// Chooses experts: the model's own top k, or by a strategy that looks at residency.
 #[derive(Default)]
 pub struct Routing {
     lossy: Option<Lossy>,
@@ -20,13 +20,13 @@ struct Lossy {
 }
 
 impl Routing {
-    /// By a strategy whose choices may differ from the model's.
+    /// Routing by a strategy whose choices may differ from the model's own.
     pub fn lossy(router: Box<dyn Router>) -> Self {
         let (meter, quality, chosen, weights) = Default::default();
         Routing { lossy: Some(Lossy { router, meter, quality, chosen, weights }) }
     }
 
-    /// The experts and weights of every token of a call, the layer being the `row`th that has experts.
+    /// Chooses the experts and weights of every token of a call; `row` is the layer's MoE row.
     pub fn route(&mut self, call: &MoeCall, row: usize, residency: &dyn Residency) -> Routed {
         match &mut self.lossy {
             None => route(call),
@@ -34,18 +34,18 @@ impl Routing {
         }
     }
 
-    /// How far decoded tokens were from the model's own choice; `None` if every choice was its own.
+    /// Difference of the decoded tokens' routing from the model's own; `None` for the model's own routing.
     pub fn quality(&self) -> Option<Quality> {
         self.lossy.as_ref().map(|lossy| lossy.quality)
     }
 
-    /// What the strategy did; `None` if every choice was the model's own.
+    /// Statistics of the strategy; `None` for the model's own routing.
     pub fn report(&self) -> Option<RouterReport> {
         self.lossy.as_ref().map(|lossy| lossy.router.report())
     }
 }
 
-/// What the model itself would choose by these logits, likeliest first.
+/// The model's own top k for these router logits, best first.
 pub(crate) fn top_k_experts(gate: &Gate, logits: &[f32]) -> Vec<ExpertId> {
     let (mut values, mut ids) = (Vec::new(), Vec::new());
     gate.selection_scores(logits, &mut values);

@@ -1,4 +1,4 @@
-//! From one row of logits to one token id.
+//! Sampling: from one row of logits to one token id.
 //!
 //! The order is that of transformers: penalties, temperature, top-k, top-p, min-p, draw.
 
@@ -6,27 +6,27 @@ use std::cmp::Ordering;
 
 use crate::rng::Xoshiro256;
 
-/// How to choose the next token.
+/// Settings of sampling. The default is greedy.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Sampling {
-    /// What the logits are divided by; 0 takes the most likely token, of equal ones that with the lowest id.
+    /// Divides the logits; 0 is greedy, with the lowest id among equal logits.
     pub temperature: f32,
-    /// Keeps the `top_k` most likely tokens and those equal to the last of them; 0 keeps all.
+    /// Keeps the `top_k` most likely tokens, and those equal to the last of them; 0 keeps all.
     pub top_k: usize,
     /// Keeps the most likely tokens whose probabilities first reach `top_p`; 1 keeps all.
     pub top_p: f32,
     /// Keeps tokens with at least `min_p` times the highest probability; 0 keeps all.
     pub min_p: f32,
-    /// Divides positive and multiplies negative logits of tokens that came before, once each; 1 does nothing.
+    /// Divides positive and multiplies negative logits of tokens that occur in the sequence, once each; 1 is off.
     pub repetition_penalty: f32,
-    /// Taken from the logit of a token once for each time that the answer has it; 0 does nothing.
+    /// Subtracted from a token's logit for each of its occurrences in the answer; 0 is off.
     pub frequency_penalty: f32,
-    /// Taken from the logit of a token that the answer has; 0 does nothing.
+    /// Subtracted once from the logit of every token that occurs in the answer; 0 is off.
     pub presence_penalty: f32,
 }
 
 impl Default for Sampling {
-    /// The most likely token, nothing else.
+    /// Greedy, without penalties.
     fn default() -> Self {
         Sampling {
             temperature: 0.0,
@@ -40,39 +40,39 @@ impl Default for Sampling {
     }
 }
 
-/// Settings or logits that cannot be sampled from.
+/// Invalid settings or logits.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum SamplerError {
-    /// Negative or not a number.
-    #[error("the temperature is {0}, it must be 0 or more")]
+    /// The temperature is negative or not finite.
+    #[error("temperature is {0}; it must be 0 or more")]
     Temperature(f32),
-    /// Not a probability.
-    #[error("top-p is {0}, it must be above 0 and at most 1")]
+    /// top-p is not a probability above 0.
+    #[error("top-p is {0}; it must be above 0 and at most 1")]
     TopP(f32),
-    /// Not a probability.
-    #[error("min-p is {0}, it must be from 0 to 1")]
+    /// min-p is not a probability.
+    #[error("min-p is {0}; it must be from 0 to 1")]
     MinP(f32),
-    /// Zero, negative or not a number.
-    #[error("the repetition penalty is {0}, it must be above 0")]
+    /// The repetition penalty is zero, negative or not finite.
+    #[error("repetition penalty is {0}; it must be above 0")]
     RepetitionPenalty(f32),
-    /// Not a number.
-    #[error("the {0} penalty is {1}, it must be a number")]
+    /// The frequency or presence penalty is not finite.
+    #[error("{0} penalty is {1}; it must be a finite number")]
     Penalty(&'static str, f32),
-    /// The model computed something that is no probability.
-    #[error("the model's logit for token {id} is {value}")]
+    /// The model computed NaN or infinity.
+    #[error("the model's logit for token {id} is {value}; it must be finite")]
     Logit {
-        /// The token.
+        /// Id of the token.
         id: usize,
-        /// Its logit.
+        /// The logit.
         value: f32,
     },
-    /// Every logit is minus infinity, or there is none.
-    #[error("none of the model's {0} logits allows a token")]
+    /// Every logit is minus infinity, or there are no logits.
+    #[error("no token can be sampled: all {0} logits are minus infinity")]
     NoToken(usize),
 }
 
 impl Sampling {
-    /// These settings, if each is in its range.
+    /// Checks that every setting is in its range.
     pub fn checked(self) -> Result<Self, SamplerError> {
         if !(self.temperature >= 0.0 && self.temperature.is_finite()) {
             return Err(SamplerError::Temperature(self.temperature));
@@ -95,14 +95,14 @@ impl Sampling {
     }
 }
 
-/// Chooses tokens by fixed settings and a seed: equal logits and an equal seed give equal tokens.
+/// Draws tokens with fixed settings and a seed: equal logits and equal seeds give equal tokens.
 #[derive(Clone, Debug)]
 pub struct Sampler {
     sampling: Sampling,
     rng: Xoshiro256,
     seen: Vec<bool>,
     candidates: Vec<Candidate>,
-    /// Tokens before the answer.
+    /// Tokens of the sequence before the answer, which the frequency and presence penalties ignore.
     prompt: usize,
 }
 
@@ -110,23 +110,24 @@ pub struct Sampler {
 struct Candidate {
     id: u32,
     logit: f32,
-    /// Relative to the most likely token's.
+    /// Probability relative to that of the most likely token.
     weight: f64,
 }
 
 impl Sampler {
-    /// A sampler for checked settings.
+    /// A sampler; an error if a setting is out of range.
     pub fn new(sampling: Sampling, seed: u64) -> Result<Self, SamplerError> {
         let (seen, candidates) = (Vec::new(), Vec::new());
         Ok(Sampler { sampling: sampling.checked()?, rng: Xoshiro256::new(seed), seen, candidates, prompt: 0 })
     }
 
-    /// The same where the first `prompt` tokens are not the answer's.
+    /// Sets the number of tokens at the start of the sequence that are not part of the answer.
     pub fn with_prompt_len(self, prompt: usize) -> Self {
         Sampler { prompt, ..self }
     }
 
-    /// The token that follows `previous` (prompt and answer so far) by `logits`, which are changed by the penalty.
+    /// Draws the token after `previous` (prompt and answer so far) from `logits`, to which penalties are applied in
+    /// place.
     pub fn sample(&mut self, logits: &mut [f32], previous: &[u32]) -> Result<u32, SamplerError> {
         if let Some((id, &value)) = logits.iter().enumerate().find(|(_, l)| l.is_nan() || **l == f32::INFINITY) {
             return Err(SamplerError::Logit { id, value });
@@ -193,7 +194,7 @@ impl Sampler {
         self.candidates.sort_unstable_by(by_rank);
     }
 
-    /// Sorts no more than it needs: few tokens usually hold most of the probability.
+    /// Sorts only as many candidates as needed: few tokens usually hold most of the probability.
     fn keep_top_p(&mut self) {
         if self.sampling.top_p == 1.0 {
             return;
@@ -228,25 +229,25 @@ impl Sampler {
             left -= candidate.weight;
             left < 0.0
         });
-        // Rounding may leave a rest: it belongs to the last token that can be drawn.
+        // A remainder from rounding belongs to the last token with a probability above 0.
         let last = self.candidates.iter().rfind(|candidate| candidate.weight > 0.0);
         drawn.or(last).map_or(0, |candidate| candidate.id)
     }
 }
 
-/// The highest logit's place, the first of equal ones; none if every logit is minus infinity.
+/// Index of the highest logit, the first of equal ones; `None` if all are minus infinity.
 fn most_likely(logits: &[f32]) -> Option<usize> {
     let better = |best: usize, id: usize| if logits[id] > logits[best] { id } else { best };
     let best = (0..logits.len()).reduce(better)?;
     (logits[best] > f32::NEG_INFINITY).then_some(best)
 }
 
-/// More likely first, then the lower id.
+/// Higher logits first, then lower ids.
 fn by_rank(a: &Candidate, b: &Candidate) -> Ordering {
     b.logit.total_cmp(&a.logit).then(a.id.cmp(&b.id))
 }
 
-/// Brings the `count` best candidates to the front, sorted.
+/// Moves the `count` best candidates to the front, sorted.
 fn sorted_front(candidates: &mut [Candidate], count: usize) -> &[Candidate] {
     if count < candidates.len() {
         candidates.select_nth_unstable_by(count, by_rank);
@@ -276,7 +277,7 @@ mod tests {
         Sampler::new(sampling, 1).unwrap()
     }
 
-    /// The probabilities by the definitions, each step a mask over a plain softmax.
+    /// The probabilities by definition: each step is a mask over a plain softmax.
     fn naive(sampling: Sampling, logits: &[f32]) -> Vec<f64> {
         let scaled: Vec<f64> = logits.iter().map(|&l| f64::from(l) / f64::from(sampling.temperature)).collect();
         let mut keep = vec![true; logits.len()];
@@ -325,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_are_drawn_as_often_as_they_are_likely() {
+    fn tokens_are_drawn_with_their_probabilities() {
         let sampling = Sampling { temperature: 0.8, top_k: 4, ..DRAWING };
         let logits = [0.0, 1.0, 2.0, 0.5, -3.0];
         let mut sampler = sampler(sampling);
@@ -339,13 +340,13 @@ mod tests {
     }
 
     #[test]
-    fn zero_temperature_takes_the_first_of_the_best() {
+    fn zero_temperature_takes_the_lowest_id_of_equal_logits() {
         let mut greedy = sampler(Sampling::default());
         assert_eq!(greedy.sample(&mut [1.0, 3.0, 3.0, f32::NEG_INFINITY], &[]), Ok(1));
     }
 
     #[test]
-    fn what_came_before_is_penalised_once() {
+    fn earlier_tokens_are_penalised_once() {
         let mut logits = [2.0, -2.0, 1.5, 0.0];
         let penalty = Sampling { repetition_penalty: 2.0, ..Sampling::default() };
         assert_eq!(sampler(penalty).sample(&mut logits, &[0, 1, 0, 3, 99]), Ok(2));
@@ -353,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_answer_has_is_penalised_by_how_often() {
+    fn answer_tokens_are_penalised_by_their_number_of_occurrences() {
         let mut logits = [3.0, 3.0, 3.0, 0.5];
         let penalties = Sampling { frequency_penalty: 1.0, presence_penalty: 0.5, ..Sampling::default() };
         let mut sampler = sampler(penalties).with_prompt_len(2);
@@ -362,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_repeats() {
+    fn equal_seeds_give_equal_tokens() {
         let draw = |seed| -> Vec<u32> {
             let mut sampler = Sampler::new(DRAWING, seed).unwrap();
             (0..12).map(|_| sampler.sample(&mut [0.0; 10], &[]).unwrap()).collect()
@@ -374,10 +375,10 @@ mod tests {
     const GOLDEN: [u32; 12] = [8, 3, 9, 7, 7, 5, 1, 6, 2, 9, 5, 8];
 
     #[test]
-    fn logits_that_are_no_numbers_are_errors() {
+    fn logits_that_are_not_finite_are_errors() {
         let mut greedy = sampler(Sampling::default());
         let error = greedy.sample(&mut [0.0, f32::NAN], &[]).unwrap_err();
-        assert_eq!(error.to_string(), "the model's logit for token 1 is NaN");
+        assert_eq!(error.to_string(), "the model's logit for token 1 is NaN; it must be finite");
         assert!(greedy.sample(&mut [f32::INFINITY], &[]).is_err());
         assert_eq!(greedy.sample(&mut [f32::NEG_INFINITY; 2], &[]), Err(SamplerError::NoToken(2)));
         assert_eq!(greedy.sample(&mut [], &[]), Err(SamplerError::NoToken(0)));

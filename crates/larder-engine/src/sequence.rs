@@ -1,11 +1,11 @@
-//! A sequence in progress: what has been read, what is remembered of it, and the logits that follow.
+//! A sequence: its tokens, its KV cache, and the forward passes that extend both.
 
 use larder_model::{Decoder, ExpertPath, KvCache, LogitsFor, ModelError, Tap};
 
 use crate::times::{PhaseTimes, TimingTap};
 
-/// Tokens and what a decoder remembers of them. It holds on to neither the decoder nor the experts, so many sequences
-/// can take turns on one of each; the caller guarantees that it is always the same decoder.
+/// Tokens and their KV cache. A sequence borrows decoder and experts only for a call, so that many sequences can take
+/// turns on them; the caller guarantees that it is always the same decoder.
 pub struct Sequence {
     cache: KvCache,
     tokens: Vec<u32>,
@@ -17,7 +17,7 @@ pub struct Sequence {
 }
 
 impl Sequence {
-    /// An empty sequence that may grow to `context` tokens, or to what the model allows if that is less.
+    /// An empty sequence for up to `context` tokens, or the model's context if that is less.
     pub fn new(decoder: &Decoder, context: usize) -> Self {
         let context = context.min(decoder.context());
         let (tokens, times) = Default::default();
@@ -32,40 +32,41 @@ impl Sequence {
         }
     }
 
-    /// The sequence will have `len` tokens in the end: where positions depend on that, they do from the start, however
-    /// few are read at once.
+    /// Announces that the sequence will have `len` tokens. Rotary positions that depend on the length of the sequence
+    /// use `len` from the start, even if the tokens are computed in chunks.
     pub fn plan_len(&mut self, len: usize) {
         self.planned = len;
     }
 
-    /// All tokens so far.
+    /// The tokens so far.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
     }
 
-    /// How many tokens at the beginning need not be read again for `prompt`: those that both begin with, but never the
-    /// last one of the prompt, which is read for its logits.
+    /// Length of the common prefix with `prompt`, whose prefill can be skipped. Never includes the prompt's last token,
+    /// which must be computed for its logits.
     pub fn common_prefix(&self, prompt: &[u32]) -> usize {
         common_prefix_len(&self.tokens, prompt)
     }
 
-    /// Tokens that still fit.
+    /// Tokens that still fit into the context.
     pub fn remaining(&self) -> usize {
         self.context - self.tokens.len()
     }
 
-    /// Where time went so far.
+    /// Time per phase so far.
     pub fn times(&self) -> PhaseTimes {
         self.times
     }
 
-    /// Bytes that the sequence's memory holds.
+    /// Bytes of the KV cache and recurrent state.
     pub fn kv_bytes(&self) -> usize {
         self.cache.bytes()
     }
 
-    /// Goes back to the first `len` tokens, or stays if there are no more. What is remembered of them is kept where a
-    /// memory can be cut there; else they are read again with the next ones. Returns how many are still remembered.
+    /// Drops all tokens after the first `len`. The KV cache is truncated where the model allows it; otherwise it is
+    /// dropped, and the remaining tokens are computed again by the next [`forward`](Self::forward). Returns the number
+    /// of tokens that the KV cache still holds.
     pub fn rewind(&mut self, decoder: &Decoder, len: usize) -> usize {
         if len >= self.tokens.len() {
             return self.cache.len;
@@ -78,9 +79,10 @@ impl Sequence {
         self.cache.len
     }
 
-    /// Reads `tokens`, at most `chunk` at once, and returns the logits of every one or of the last one.
+    /// Appends and computes `tokens`, at most `chunk` per pass, and returns the logits of all of them or of the last
+    /// one.
     ///
-    /// However they are cut, the logits are those of one call. On an error nothing has been read.
+    /// The chunk size does not change the logits. After an error the sequence is as before the call.
     pub fn forward(
         &mut self,
         decoder: &Decoder,
@@ -101,7 +103,8 @@ impl Sequence {
         (self.horizon, self.rewound) = (horizon, false);
         let mut logits = Vec::new();
         let mut runner = Runner { decoder, experts, chunk };
-        // Usually nothing lies between the two; all tokens do once a longer sequence turns its positions differently.
+        // The first call usually has nothing to do. It computes all earlier tokens again if the KV cache was dropped,
+        // for instance because the longer sequence changes the angles of all positions.
         let result = self
             .advance(&mut runner, before, LogitsFor::Last, &mut (), &mut Vec::new())
             .and_then(|()| self.advance(&mut runner, end, logits_for, tap, &mut logits));
@@ -112,7 +115,7 @@ impl Sequence {
         Ok(logits)
     }
 
-    /// Whether what is remembered is that of a sequence of `horizon` tokens.
+    /// Whether the KV cache is valid for a sequence of `horizon` tokens.
     fn kv_is_valid(&self, decoder: &Decoder, horizon: usize) -> bool {
         match self.rewound {
             true => decoder.kv_valid_after_rewind(self.horizon, horizon),
@@ -120,7 +123,7 @@ impl Sequence {
         }
     }
 
-    /// Reads on until `end`, appending logits.
+    /// Computes tokens up to `end`, and appends their logits.
     fn advance(
         &mut self,
         runner: &mut Runner,
@@ -142,7 +145,7 @@ impl Sequence {
         Ok(())
     }
 
-    /// Goes back to the first `len` tokens. Their memory is made again at the next read.
+    /// Drops all tokens after the first `len`, and the KV cache, which the next call computes again.
     fn reset_to(&mut self, decoder: &Decoder, len: usize) {
         self.tokens.truncate(len);
         self.cache = decoder.new_kv_cache(self.context);
@@ -154,11 +157,11 @@ impl Sequence {
             return Ok(());
         }
         let (len, context) = (self.tokens.len() + more, self.context);
-        Err(ModelError::Request(format!("{len} tokens do not fit the context of {context}")))
+        Err(ModelError::Request(format!("the sequence would have {len} tokens; the context is {context}")))
     }
 }
 
-/// What a pass runs on.
+/// The decoder and experts of a call, and its chunk size.
 struct Runner<'a> {
     decoder: &'a Decoder,
     experts: &'a mut dyn ExpertPath,
@@ -175,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_token_of_a_prompt_is_always_read() {
+    fn the_common_prefix_excludes_the_last_token_of_the_prompt() {
         assert_eq!(common_prefix_len(&[], &[1]), 0);
         assert_eq!(common_prefix_len(&[1, 2], &[1, 2, 3]), 2);
         assert_eq!(common_prefix_len(&[1, 2, 3, 4], &[1, 2, 3]), 2);

@@ -1,14 +1,14 @@
-//! A sequence with the decoder and the experts that it runs on.
+//! A sequence together with its decoder and expert path.
 
 use larder_model::{Decoder, ExpertPath, LogitsFor, ModelError, Tap};
 
 use crate::sequence::Sequence;
 use crate::times::PhaseTimes;
 
-/// How many tokens of a prompt are read at once unless said otherwise.
+/// Tokens per prefill pass (default).
 pub const PREFILL_CHUNK: usize = 256;
 
-/// A sequence being read and written, by one that has a decoder and its experts to itself for as long.
+/// A sequence with exclusive use of a decoder and an expert path.
 pub struct Session<'m, P> {
     decoder: &'m Decoder,
     experts: &'m mut P,
@@ -16,75 +16,75 @@ pub struct Session<'m, P> {
 }
 
 impl<'m, P: ExpertPath> Session<'m, P> {
-    /// An empty sequence that may grow to `context` tokens, or to what the model allows if that is less.
+    /// A session with an empty sequence for up to `context` tokens, or the model's context if that is less.
     pub fn new(decoder: &'m Decoder, experts: &'m mut P, context: usize) -> Self {
         Session::resume(decoder, experts, Sequence::new(decoder, context))
     }
 
-    /// Goes on with a sequence of this decoder.
+    /// A session that continues a sequence of the same decoder.
     pub fn resume(decoder: &'m Decoder, experts: &'m mut P, sequence: Sequence) -> Self {
         Session { decoder, experts, sequence }
     }
 
-    /// The sequence, for later.
+    /// Ends the session and returns its sequence, for [`resume`](Self::resume).
     pub fn into_sequence(self) -> Sequence {
         self.sequence
     }
 
-    /// The sequence will have `len` tokens in the end: where positions depend on that, they do from the start, however
-    /// few are read at once.
+    /// Announces the final length of the sequence; see [`Sequence::plan_len`].
     pub fn plan_len(&mut self, len: usize) {
         self.sequence.plan_len(len);
     }
 
-    /// All tokens so far.
+    /// The tokens so far.
     pub fn tokens(&self) -> &[u32] {
         self.sequence.tokens()
     }
 
-    /// Where the experts come from.
+    /// The expert path.
     pub fn experts(&self) -> &P {
         self.experts
     }
 
-    /// The same, to be changed.
+    /// The expert path, mutable.
     pub fn experts_mut(&mut self) -> &mut P {
         self.experts
     }
 
-    /// The model's resident part.
+    /// The decoder.
     pub fn decoder(&self) -> &'m Decoder {
         self.decoder
     }
 
-    /// Tokens that still fit.
+    /// Tokens that still fit into the context.
     pub fn remaining(&self) -> usize {
         self.sequence.remaining()
     }
 
-    /// Where time went so far.
+    /// Time per phase so far.
     pub fn times(&self) -> PhaseTimes {
         self.sequence.times()
     }
 
-    /// Bytes that the sequence's memory holds.
+    /// Bytes of the KV cache and recurrent state.
     pub fn kv_bytes(&self) -> usize {
         self.sequence.kv_bytes()
     }
 
-    /// Tokens that need not be read again for `prompt`; see [`Sequence::common_prefix`].
+    /// Length of the common prefix with `prompt`; see [`Sequence::common_prefix`].
     pub fn common_prefix(&self, prompt: &[u32]) -> usize {
         self.sequence.common_prefix(prompt)
     }
 
-    /// Goes back to the first `len` tokens; see [`Sequence::rewind`].
+    /// Drops all tokens after the first `len`; see [`Sequence::rewind`].
     pub fn rewind(&mut self, len: usize) -> usize {
         self.sequence.rewind(self.decoder, len)
     }
 
-    /// Reads `tokens`, at most `chunk` at once, and returns the logits of every one or of the last one.
+    /// Appends and computes `tokens`, at most `chunk` per pass, and returns the logits of all of them or of the last
+    /// one.
     ///
-    /// However they are cut, the logits are those of one call. On an error nothing has been read.
+    /// The chunk size does not change the logits. After an error the sequence is as before the call.
     pub fn forward(
         &mut self,
         tokens: &[u32],

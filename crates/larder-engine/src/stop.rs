@@ -1,9 +1,11 @@
+//! Stop strings.
+
 use crate::overlap::overlap;
 
-/// Cuts streamed text at the first of several stop strings.
+/// Ends streamed text at the first of several stop strings.
 ///
-/// The text that leaves is, whatever the pieces were, all text before the earliest position at which a stop string
-/// begins. Text that may be the beginning of one is held back until that is known.
+/// The output is all text before the earliest position at which a stop string begins, independent of how the text is
+/// split into pieces. Text that may be the beginning of a stop string is held back until it is decided.
 #[derive(Clone, Debug)]
 pub struct StopMatcher {
     stops: Vec<String>,
@@ -11,33 +13,33 @@ pub struct StopMatcher {
     stopped: Option<usize>,
 }
 
-/// A list of stop strings that cannot be used.
+/// An invalid list of stop strings.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StopError {
-    /// An empty string would stop everything.
-    #[error("a stop string must not be empty")]
+    /// An empty string, which would stop every text.
+    #[error("a stop string is empty; remove it or give it at least one character")]
     Empty,
-    /// More than can be looked for at each token.
+    /// More strings or bytes than are searched for at each token.
     #[error(
-        "there are {strings} stop strings of {bytes} bytes together, at most {} of {} are allowed",
+        "{strings} stop strings with {bytes} bytes in total; at most {} strings with {} bytes are supported",
         StopMatcher::MAX_STRINGS,
         StopMatcher::MAX_BYTES
     )]
     TooMany {
-        /// Strings given.
+        /// Number of strings.
         strings: usize,
-        /// Their bytes.
+        /// Bytes of all strings together.
         bytes: usize,
     },
 }
 
 impl StopMatcher {
-    /// Most stop strings.
+    /// Maximum number of stop strings.
     pub const MAX_STRINGS: usize = 64;
-    /// Most bytes of all stop strings together.
+    /// Maximum bytes of all stop strings together.
     pub const MAX_BYTES: usize = 8192;
 
-    /// A matcher for `stops`; with none, all text passes.
+    /// A matcher for `stops`; an empty list lets all text pass.
     pub fn new(stops: Vec<String>) -> Result<Self, StopError> {
         let (strings, bytes) = (stops.len(), stops.iter().map(String::len).sum());
         if stops.iter().any(String::is_empty) {
@@ -49,43 +51,43 @@ impl StopMatcher {
         Ok(StopMatcher { stops, held: String::new(), stopped: None })
     }
 
-    /// Takes the next piece and returns the text that is certainly before every stop string.
+    /// Takes the next piece and returns the text that cannot be part of a stop string.
     pub fn push(&mut self, piece: &str) -> String {
         if self.stopped.is_some() {
             return String::new();
         }
         self.held.push_str(piece);
-        let open = self.stops.iter().map(|stop| overlap(&self.held, stop)).max().unwrap_or(0);
-        let undecided = self.held.len() - open;
+        let overlap_bytes = self.stops.iter().map(|stop| overlap(&self.held, stop)).max().unwrap_or(0);
+        let undecided = self.held.len() - overlap_bytes;
         match self.first() {
             // A longer stop string may have begun before this one: wait for it.
             Some((at, _)) if undecided < at => self.held.drain(..undecided).collect(),
-            Some((at, stop)) => self.cut(at, stop),
+            Some((at, stop)) => self.end_at(at, stop),
             None => self.held.drain(..undecided).collect(),
         }
     }
 
-    /// Ends the text and returns what was held back and is not cut.
+    /// Ends the text and returns the part that was held back, up to a stop string.
     pub fn finish(&mut self) -> String {
         match self.first() {
-            Some((at, stop)) => self.cut(at, stop),
+            Some((at, stop)) => self.end_at(at, stop),
             None => std::mem::take(&mut self.held),
         }
     }
 
-    /// Which stop string was found, counted in the order given.
+    /// Index of the stop string that was found, if one was.
     pub fn stopped(&self) -> Option<usize> {
         self.stopped
     }
 
-    /// Where the earliest stop string begins, and which it is; the shortest of several.
+    /// Position and index of the earliest stop string, the shortest of several at one position.
     fn first(&self) -> Option<(usize, usize)> {
         let found = |(index, stop): (usize, &String)| Some((self.held.find(stop.as_str())?, stop.len(), index));
         let (at, _, index) = self.stops.iter().enumerate().filter_map(found).min()?;
         Some((at, index))
     }
 
-    fn cut(&mut self, at: usize, stop: usize) -> String {
+    fn end_at(&mut self, at: usize, stop: usize) -> String {
         self.stopped = Some(stop);
         self.held.truncate(at);
         std::mem::take(&mut self.held)
@@ -106,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn text_leaves_as_soon_as_it_cannot_be_a_stop_string() {
+    fn text_is_released_as_soon_as_it_cannot_be_a_stop_string() {
         let (out, stopped) = run(&["\nUser:"], &["Hi", "\n", "U", "nit", "\nUs", "er", ": x", "more"]);
         assert_eq!(out, ["Hi", "", "", "\nUnit", "", "", "", "", ""]);
         assert_eq!(stopped, Some(0));
@@ -125,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn unusable_lists_are_refused() {
+    fn invalid_lists_are_errors() {
         assert_eq!(StopMatcher::new(vec!["".into()]).unwrap_err(), StopError::Empty);
         assert!(StopMatcher::new(vec!["x".into(); 65]).is_err());
         assert!(StopMatcher::new(vec!["x".repeat(8193)]).is_err());
@@ -133,7 +135,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_the_pieces_the_cut_is_where_a_plain_search_finds_it(
+        fn text_split_into_any_pieces_ends_where_a_plain_search_finds_a_stop(
             stops in prop::collection::vec("[abé]{1,4}", 0..4),
             pieces in prop::collection::vec("[abé]{0,3}", 0..12),
         ) {

@@ -1,4 +1,4 @@
-//! Experts that pass through a cache: the path of one token where the model is larger than memory.
+//! The expert path of a model that is larger than memory: experts stream from the SSD through a cache.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use larder_policy::eviction::{CacheShape, Eviction};
 use crate::cached_path::CachedPath;
 use crate::routing::{Routing, top_k_experts};
 
-/// Routes, has the experts brought in, computes each as it is there, and sums in rank order.
+/// Routes, visits the cache, computes each expert as soon as it is resident, and sums in rank order.
 pub struct StreamingPath {
     routing: Routing,
     cache: Cache,
@@ -19,26 +19,26 @@ pub struct StreamingPath {
 }
 
 impl StreamingPath {
-    /// Experts chosen by `routing` from `cache`, computed by `compute`. Of what the next layer will probably choose and
-    /// is not there, the `prefetch` likeliest are read ahead.
+    /// Experts chosen by `routing`, read through `cache`, computed on `compute`. For each hint, up to `prefetch` of the
+    /// next layer's predicted experts are prefetched, best rank first; 0 turns prefetching off.
     pub fn new(routing: Routing, cache: Cache, compute: Arc<ComputeContext>, prefetch: usize) -> Self {
         StreamingPath { routing, cache, workspace: ExpertWorkspace::new(compute), prefetch }
     }
 }
 
-/// The steps of a layer, for who lets others compute some of its experts.
+/// The steps of [`ExpertPath::forward`] one by one, for a path that has some experts computed by other machines.
 impl StreamingPath {
-    /// The experts of every token of a call.
+    /// Chooses the experts of every token of a call.
     pub fn route(&mut self, call: &MoeCall) -> Routed {
         self.routing.route(call, self.cache.row(call.layer), self.cache.residency())
     }
 
-    /// Takes a call's inputs.
+    /// Starts a call: copies its inputs.
     pub fn begin(&mut self, call: &MoeCall, routed: &Routed) {
         self.workspace.begin(call, routed, self.cache.layout(call.layer));
     }
 
-    /// Computes some of the experts that the call's tokens chose, distinct and in order of rank.
+    /// Makes some of the call's experts resident and computes them. `wanted` is distinct and in order of first use.
     pub fn compute(&mut self, call: &MoeCall, routed: &Routed, wanted: &[ExpertId]) -> Result<(), ModelError> {
         let StreamingPath { cache, workspace, .. } = self;
         cache
@@ -48,17 +48,17 @@ impl StreamingPath {
             .map_err(|e| ModelError::Expert(e.to_string()))
     }
 
-    /// Where the outputs of what was computed are.
+    /// The outputs of the computed experts.
     pub fn workspace(&self) -> &ExpertWorkspace {
         &self.workspace
     }
 
-    /// Whether an expert is in memory.
+    /// Whether an expert is resident.
     pub fn is_resident(&self, layer: LayerIdx, expert: ExpertId) -> bool {
         self.cache.residency().presence(self.cache.row(layer), expert.index()) == Presence::Resident
     }
 
-    /// Slots into which experts of a layer can be read without another leaving.
+    /// Slots into which experts of a layer can be read without an eviction.
     pub fn free_slots(&self, layer: LayerIdx) -> usize {
         self.cache.free_slots(layer)
     }

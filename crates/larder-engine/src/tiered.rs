@@ -1,4 +1,4 @@
-//! Experts that pass through the memory of a device and that below it: the path of one token where there are two tiers.
+//! The expert path with two tiers of memory: experts stream from the SSD through main memory to a device.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,23 +16,24 @@ use larder_policy::eviction::{CacheShape, Eviction};
 use crate::cached_path::CachedPath;
 use crate::routing::{Routing, top_k_experts};
 
-/// Routes, has the experts brought in, lets each be computed where that is sooner, and sums in rank order.
+/// Routes, visits the cache, computes each expert on the CPU or the device, whichever is done sooner, and sums in rank
+/// order.
 ///
-/// Both sides give the same bits, so which of them computed an expert shows in nothing but the traffic.
+/// CPU and device give the same bits, so the choice affects only traffic and time.
 pub struct TieredPath {
     routing: Routing,
     cache: TieredCache,
     host: ExpertWorkspace,
     device: Box<dyn DeviceExperts>,
     prefetch: usize,
-    /// Time in which nothing was left to do but to wait for what the device computes.
+    /// Time spent only waiting for the device at the ends of layers.
     finishing: Duration,
 }
 
 impl TieredPath {
-    /// Experts chosen by `routing` from `cache`, computed by `compute` or by `device`, which knows the slots of the
-    /// cache's device. Of what the next layer will probably choose and is in neither tier, the `prefetch` likeliest are
-    /// read ahead.
+    /// Experts chosen by `routing`, read through `cache`, computed on `compute` or on `device`, which shares the slots
+    /// of the cache's device. For each hint, up to `prefetch` of the next layer's predicted experts that are in neither
+    /// tier are prefetched, best rank first; 0 turns prefetching off.
     pub fn new(
         routing: Routing,
         cache: TieredCache,
@@ -43,30 +44,30 @@ impl TieredPath {
         TieredPath { routing, cache, host: ExpertWorkspace::new(compute), device, prefetch, finishing: Duration::ZERO }
     }
 
-    /// Has the device make ready for a model's experts, in calls with at most so many tokens; or says what it lacks. To be
-    /// asked before anything is computed.
+    /// Has the device allocate all memory that the model's experts need in calls with at most `tokens` tokens. To be
+    /// called before the first forward pass.
     pub fn prepare(&mut self, decoder: &Decoder, tokens: usize) -> Result<(), ModelError> {
         let TieredPath { cache, device, .. } = self;
         decoder.moe_layers().try_for_each(|(layer, gate, act)| device.prepare(cache.layout(layer), act, gate, tokens))
     }
 
-    /// What copying and computing take.
+    /// Measured costs of copying and computing an expert.
     pub fn costs(&self) -> &CostModel {
         self.cache.costs()
     }
 
-    /// Has every expert of a call computed, somewhere.
+    /// Computes every expert of a call, on the CPU or on the device.
     fn compute(&mut self, call: &MoeCall, routed: &Routed) -> Result<(), ModelError> {
         let TieredPath { cache, host, device, .. } = self;
         host.reserve_outputs(call, routed);
-        let mut benches = ExpertDispatch { call, routed, host, device: device.as_mut(), begun: [false; 2] };
+        let mut dispatch = ExpertDispatch { call, routed, host, device: device.as_mut(), started: [false; 2] };
         let wanted = wanted(&routed.ids, call.gate.experts);
-        let visited = cache.visit(call.layer, &wanted, call.logits_of_one(), &mut benches);
+        let visited = cache.visit(call.layer, &wanted, call.logits_of_one(), &mut dispatch);
         let start = Instant::now();
-        // Also after an error: the device must be through with the slots before they are used for something else.
-        let finished = benches.finish();
+        // Also after an error: the device must have finished with the slots before they are reused.
+        let finished = dispatch.finish();
         self.finishing += start.elapsed();
-        visited.map_err(of_the_model)?;
+        visited.map_err(model_error)?;
         finished
     }
 }
@@ -123,19 +124,19 @@ impl ExpertPath for TieredPath {
     }
 }
 
-/// A call's experts on both benches, each of which begins when it gets its first.
+/// Hands a call's experts to the CPU and to the device, each of which is started with its first expert.
 struct ExpertDispatch<'a> {
     call: &'a MoeCall<'a>,
     routed: &'a Routed,
     host: &'a mut ExpertWorkspace,
     device: &'a mut dyn DeviceExperts,
-    /// On the CPU, on the device.
-    begun: [bool; 2],
+    /// Whether the CPU and the device have been started.
+    started: [bool; 2],
 }
 
 impl ExpertDispatch<'_> {
     fn finish(self) -> Result<(), ModelError> {
-        match self.begun[1] {
+        match self.started[1] {
             true => self.device.finish(&mut |place, output| self.host.put(place, output)),
             false => Ok(()),
         }
@@ -145,7 +146,7 @@ impl ExpertDispatch<'_> {
 impl TieredCompute for ExpertDispatch<'_> {
     fn host(&mut self, layout: &ExpertLayout, experts: &[(ExpertId, &[u8])]) -> Option<Duration> {
         let start = Instant::now();
-        if !std::mem::replace(&mut self.begun[0], true) {
+        if !std::mem::replace(&mut self.started[0], true) {
             self.host.begin(self.call, self.routed, layout);
         }
         self.host.compute(self.call, self.routed, layout, experts);
@@ -153,14 +154,14 @@ impl TieredCompute for ExpertDispatch<'_> {
     }
 
     fn device(&mut self, layout: &ExpertLayout, experts: &[(ExpertId, SlotIndex)]) -> Option<Duration> {
-        if !std::mem::replace(&mut self.begun[1], true) {
+        if !std::mem::replace(&mut self.started[1], true) {
             self.device.begin(self.call, self.routed, layout);
         }
         self.device.compute(self.call, self.routed, layout, experts)
     }
 }
 
-/// Each expert once, token by token in the order of their rank, and how many tokens chose it.
+/// The distinct experts, in order of first use, each with the number of tokens that chose it.
 fn wanted(ids: &[ExpertId], experts: usize) -> Vec<WantedExpert> {
     let mut tokens = vec![0; experts];
     ids.iter().filter(|id| **id != ExpertId::NONE).for_each(|id| tokens[id.index()] += 1);
@@ -168,7 +169,7 @@ fn wanted(ids: &[ExpertId], experts: usize) -> Vec<WantedExpert> {
     distinct(ids, experts).into_iter().map(wanted).collect()
 }
 
-fn of_the_model(error: TierError) -> ModelError {
+fn model_error(error: TierError) -> ModelError {
     match error.cause {
         TierErrorCause::Store(_) => ModelError::Expert(error.to_string()),
         TierErrorCause::Device(_) => ModelError::Device(error.to_string()),
@@ -182,11 +183,11 @@ mod tests {
 
     use super::*;
 
-    /// Writes down what it is asked for.
+    /// Records the calls it gets.
     #[derive(Default)]
-    struct Asked(Vec<&'static str>);
+    struct CallRecorder(Vec<&'static str>);
 
-    impl DeviceExperts for Asked {
+    impl DeviceExperts for CallRecorder {
         fn prepare(&mut self, _: &ExpertLayout, _: Activation, _: &Gate, _: usize) -> Result<(), ModelError> {
             Ok(())
         }
@@ -215,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bench_begins_when_it_gets_its_first_expert_and_its_outputs_are_put_beside_the_others() {
+    fn a_device_starts_with_its_first_expert_and_its_outputs_join_those_of_the_cpu() {
         let layout = ExpertLayout::new(8, 8, [NumberFormat::F32; 3], false).unwrap();
         let data = vec![0; layout.bytes];
         let routed = Routed { ids: [0, 1].map(ExpertId).to_vec(), weights: vec![0.5, 0.25] };
@@ -224,18 +225,18 @@ mod tests {
         let call = MoeCall { layer, gate: &gate, act, logits: &[], x: &x, tokens: 1 };
         for (times, order) in [(0, &[][..]), (2, &["begin", "compute", "compute", "finish"])] {
             let mut host = ExpertWorkspace::new(Arc::new(ComputeContext::new(1, false).unwrap()));
-            let mut device = Asked::default();
+            let mut device = CallRecorder::default();
             host.reserve_outputs(&call, &routed);
-            let mut benches = ExpertDispatch {
+            let mut dispatch = ExpertDispatch {
                 call: &call,
                 routed: &routed,
                 host: &mut host,
                 device: &mut device,
-                begun: [false; 2],
+                started: [false; 2],
             };
-            assert!(benches.host(&layout, &[(ExpertId(0), &data)]).is_some());
-            (0..times).for_each(|_| assert_eq!(benches.device(&layout, &[(ExpertId(1), 5)]), None));
-            benches.finish().unwrap();
+            assert!(dispatch.host(&layout, &[(ExpertId(0), &data)]).is_some());
+            (0..times).for_each(|_| assert_eq!(dispatch.device(&layout, &[(ExpertId(1), 5)]), None));
+            dispatch.finish().unwrap();
             assert_eq!(device.0, order);
             let mut out = [f32::NAN; 8];
             host.sum(&call, &routed, &mut out);
@@ -244,9 +245,9 @@ mod tests {
     }
 
     #[test]
-    fn each_expert_is_wanted_once_for_all_its_tokens() {
+    fn distinct_experts_carry_their_token_counts() {
         let ids = [2, 0, 0, u16::MAX, 2, 1, 0, 2].map(ExpertId);
-        let said: Vec<_> = wanted(&ids, 4).iter().map(|w| (w.expert.0, w.tokens)).collect();
-        assert_eq!(said, [(2, 3), (0, 3), (1, 1)]);
+        let got: Vec<_> = wanted(&ids, 4).iter().map(|w| (w.expert.0, w.tokens)).collect();
+        assert_eq!(got, [(2, 3), (0, 3), (1, 1)]);
     }
 }

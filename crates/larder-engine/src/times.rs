@@ -1,28 +1,30 @@
+//! Time per phase of the forward pass.
+
 use std::ops::{Add, AddAssign, Sub};
 use std::time::Duration;
 
 use larder_core::LayerIdx;
 use larder_model::{ComputeTime, Phase, Routed, Tap};
 
-/// Where time went.
+/// Time per phase of the forward passes so far.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct PhaseTimes {
-    /// Attention and its relatives.
+    /// Token mixing: attention, convolutions, recurrences.
     pub mixing: Duration,
     /// The routers' products.
     pub routing: Duration,
-    /// Choosing experts, waiting for them and computing them.
+    /// Choosing experts, waiting for them and computing them; dense MLPs.
     pub experts: Duration,
     /// Embedding, final norm, output head.
     pub embed_and_head: Duration,
-    /// Of all that, products on all threads.
+    /// Part of the above: multi-threaded products.
     pub products: Duration,
-    /// Of all that, attention over what is remembered.
+    /// Part of the above: attention over the KV cache.
     pub attention: Duration,
 }
 
 impl PhaseTimes {
-    /// All of it.
+    /// The sum of all phases.
     pub fn total(&self) -> Duration {
         self.mixing + self.routing + self.experts + self.embed_and_head
     }
@@ -57,7 +59,7 @@ impl Add for PhaseTimes {
 impl Sub for PhaseTimes {
     type Output = PhaseTimes;
 
-    /// What passed between two looks.
+    /// Time between two readings.
     fn sub(self, then: PhaseTimes) -> PhaseTimes {
         PhaseTimes {
             mixing: self.mixing - then.mixing,
@@ -70,7 +72,7 @@ impl Sub for PhaseTimes {
     }
 }
 
-/// Adds up the times and lets the tap behind it see everything.
+/// Adds up the times, and forwards everything to another tap.
 pub(crate) struct TimingTap<'a> {
     pub times: &'a mut PhaseTimes,
     pub tap: &'a mut dyn Tap,

@@ -1,3 +1,5 @@
+//! The tokenizer: text to token ids and back.
+
 use std::collections::HashSet;
 
 use tokenizers::{AddedToken, Model, ModelWrapper};
@@ -11,31 +13,32 @@ use crate::{
 
 const FILE: &str = "tokenizer.json";
 
-/// Text to token ids and back, as transformers does it with the same files.
+/// Encodes and decodes text as transformers does with the same files.
 #[derive(Clone, Debug)]
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     steps: Vec<DetokenizerStep>,
 }
 
-/// A text that could not be made into tokens.
+/// A text that could not be encoded.
 #[derive(Debug, PartialEq, thiserror::Error)]
-#[error("the text of {bytes} bytes cannot be tokenised: {what}")]
+#[error("cannot tokenise a text of {bytes} bytes: {what}")]
 pub struct EncodeError {
-    /// How long the text is.
+    /// Length of the text in bytes.
     pub bytes: usize,
-    /// What the tokenizer said.
+    /// The tokenizer's message.
     pub what: String,
 }
 
 impl Tokenizer {
-    /// A tokenizer from the bytes of a `tokenizer.json`, with what the model's `tokenizer_config.json` adds to it.
+    /// A tokenizer from the bytes of a `tokenizer.json`, with the tokens and options of the `tokenizer_config.json`.
     pub fn from_bytes(json: &[u8], config: &TokenizerConfig) -> Result<Self, ConfigError> {
         let wrong = |what: String| ConfigError::new(FILE, what);
         let precheck = TokenizerPrecheck::read(json).map_err(wrong)?;
-        let mut inner =
-            tokenizers::Tokenizer::from_bytes(json).map_err(|error| wrong(format!("is not a tokenizer: {error}")))?;
-        register(&mut inner, config).map_err(|error| wrong(format!("cannot take the config's tokens: {error}")))?;
+        let mut inner = tokenizers::Tokenizer::from_bytes(json)
+            .map_err(|error| wrong(format!("is not a valid tokenizer file: {error}")))?;
+        register(&mut inner, config)
+            .map_err(|error| wrong(format!("cannot add the tokens of tokenizer_config.json: {error}")))?;
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|error| wrong(error.to_string()))?;
         inner.set_encode_special_tokens(config.split_special);
@@ -47,7 +50,7 @@ impl Tokenizer {
         Ok(Tokenizer { inner, steps })
     }
 
-    /// The ids of `text`; with `add_special` the tokens that the model expects around a text are added.
+    /// The token ids of `text`; with `add_special`, special tokens such as BOS are added.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, EncodeError> {
         match self.inner.encode_fast(text, add_special) {
             Ok(encoding) => Ok(encoding.get_ids().to_vec()),
@@ -55,7 +58,7 @@ impl Tokenizer {
         }
     }
 
-    /// The text of `ids`; ids that the vocabulary lacks add nothing.
+    /// The text of `ids`. Ids outside the vocabulary add nothing.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> String {
         let mut detokenizer = self.detokenizer(skip_special);
         let mut text: String = ids.iter().map(|id| detokenizer.push(*id)).collect();
@@ -63,23 +66,23 @@ impl Tokenizer {
         text
     }
 
-    /// A stream that decodes one id at a time.
+    /// A detokenizer, which decodes one id at a time.
     pub fn detokenizer(&self, skip_special: bool) -> Detokenizer<'_> {
         Detokenizer::new(self, self.steps.clone(), skip_special)
     }
 
-    /// The id of a token, given as the vocabulary spells it.
+    /// The id of a token, by its spelling in the vocabulary.
     pub fn id(&self, token: &str) -> Option<u32> {
         self.inner.token_to_id(token)
     }
 
-    /// One more than the highest id.
+    /// The highest id plus one.
     pub fn vocab_size(&self) -> usize {
         let ids = self.inner.get_vocab(true);
         ids.values().max().map_or(0, |id| *id as usize + 1)
     }
 
-    /// The vocabulary's spelling of `id`, unless it is special and those are skipped.
+    /// The vocabulary's spelling of `id`; `None` for unknown ids, and for special tokens if they are skipped.
     pub(crate) fn token_text(&self, id: u32, skip_special: bool) -> Option<String> {
         let added = self.inner.get_added_vocabulary();
         let token = added.simple_id_to_token(id).or_else(|| self.inner.get_model().id_to_token(id))?;
@@ -92,8 +95,8 @@ impl Tokenizer {
     }
 }
 
-/// Adds the config's tokens where `tokenizer.json` lacks them or says something else about them, in the order in which
-/// transformers does, because a new token gets the next free id.
+/// Adds the config's tokens that `tokenizer.json` lacks or defines differently, in the order of transformers, because a
+/// new token gets the next free id.
 fn register(inner: &mut tokenizers::Tokenizer, config: &TokenizerConfig) -> tokenizers::Result<()> {
     let known = inner.get_added_tokens_decoder();
     let mut tokens: Vec<AddedToken> = config.added.iter().map(|(_, token)| token.clone()).collect();
@@ -151,7 +154,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn special_tokens_are_added_on_request_and_nothing_is_cut() {
+    fn special_tokens_are_added_on_request_and_nothing_is_truncated() {
         let tokenizer = sentence_piece();
         assert_eq!(tokenizer.encode("a a b", true).unwrap(), [1, 5, 5, 4, 3]);
         assert_eq!(tokenizer.encode("a a b", false).unwrap(), [5, 5, 4, 3]);
@@ -200,12 +203,12 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn broken_files_are_one_sentence() {
+    fn broken_files_are_errors() {
         let whole = sentence_piece_json();
         let none = TokenizerConfig::default();
         for length in (0..whole.len()).step_by(7) {
             let error = Tokenizer::from_bytes(&whole[..length], &none).unwrap_err().to_string();
-            assert!(error.starts_with("tokenizer.json: is not a tokenizer: "), "{error}");
+            assert!(error.starts_with("tokenizer.json: is not a valid tokenizer file: "), "{error}");
         }
         let error = Tokenizer::from_bytes(br#"{"version": "1.0", "model": {"type": "BPE", "merges": []}}"#, &none);
         assert!(error.unwrap_err().to_string().contains("missing field `vocab`"));

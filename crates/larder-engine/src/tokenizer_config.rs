@@ -1,12 +1,14 @@
+//! `tokenizer_config.json`: special tokens, decoding options, chat templates.
+
 use serde_json::{Map, Value};
 
-/// A configuration file that cannot be used.
+/// An invalid configuration file.
 #[derive(Debug, PartialEq, thiserror::Error)]
 #[error("{file}: {what}")]
 pub struct ConfigError {
-    /// Which file, by its usual name.
+    /// The file's usual name.
     pub file: &'static str,
-    /// What was found there.
+    /// The problem, which completes a sentence that begins with the file's name.
     pub what: String,
 }
 
@@ -16,7 +18,7 @@ impl ConfigError {
     }
 }
 
-/// Reads the JSON object that `file` must be.
+/// Parses a file that must be a JSON object.
 pub(crate) fn json_object(file: &'static str, bytes: &[u8]) -> Result<Map<String, Value>, ConfigError> {
     match serde_json::from_slice(bytes) {
         Ok(Value::Object(object)) => Ok(object),
@@ -27,17 +29,17 @@ pub(crate) fn json_object(file: &'static str, bytes: &[u8]) -> Result<Map<String
 
 const FILE: &str = "tokenizer_config.json";
 
-/// The names under which transformers keeps special tokens; any further `…_token` is one of the model's own.
+/// The special tokens of transformers; any further key that ends in `_token` is one of the model's own.
 const STANDARD: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
-/// What `tokenizer_config.json` says about a tokenizer and its chats.
+/// The settings of a `tokenizer_config.json`: special tokens, decoding options, chat templates.
 ///
-/// `add_bos_token` and `add_eos_token` are not here: beside a `tokenizer.json`, whose post-processor decides,
+/// `add_bos_token` and `add_eos_token` are not read: with a `tokenizer.json`, whose post-processor decides,
 /// transformers ignores both.
 #[derive(Clone, Default, PartialEq, Debug)]
 pub struct TokenizerConfig {
-    /// Named special tokens, `bos_token` and the like, in the order in which they are registered.
+    /// Special tokens by name, such as `bos_token`, in the order in which they are registered.
     pub special: Vec<(String, String)>,
     pub(crate) extra_special: Vec<String>,
     /// Tokens by id with their matching rules, sorted by id.
@@ -45,12 +47,12 @@ pub struct TokenizerConfig {
     pub(crate) clean_up: bool,
     pub(crate) clean_up_bpe_too: bool,
     pub(crate) split_special: bool,
-    /// Templates by name; a single one is named `default`.
+    /// Chat templates by name; a single template is named `default`.
     pub chat_templates: Vec<(String, String)>,
 }
 
 impl TokenizerConfig {
-    /// Reads a `tokenizer_config.json`.
+    /// Parses a `tokenizer_config.json`.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, ConfigError> {
         let json = json_object(FILE, bytes)?;
         Ok(TokenizerConfig {
@@ -70,8 +72,8 @@ impl TokenizerConfig {
     }
 }
 
-fn wrong(key: &str, wanted: &str) -> ConfigError {
-    ConfigError::new(FILE, format!("`{key}` is not {wanted}"))
+fn wrong(key: &str, expected: &str) -> ConfigError {
+    ConfigError::new(FILE, format!("`{key}` is not {expected}"))
 }
 
 fn flag(json: &Map<String, Value>, key: &str) -> Result<bool, ConfigError> {
@@ -188,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn added_tokens_are_sorted_by_number() {
+    fn added_tokens_are_sorted_by_id() {
         let config = parse(
             r#"{"added_tokens_decoder": {"10": {"content": "b", "special": true}, "9": {"content": "a", "rstrip": true}}}"#,
         )
@@ -206,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn each_wrong_type_is_named() {
+    fn keys_with_a_wrong_type_are_named() {
         for (json, part) in [
             ("[]", "not a JSON object"),
             ("{", "not valid JSON"),

@@ -1,13 +1,14 @@
-/// Turns bytes that arrive in pieces into text; what can never become valid is replaced by U+FFFD, as
-/// [`String::from_utf8_lossy`] does it.
+//! Incremental UTF-8 decoding.
+
+/// Decodes UTF-8 that arrives in pieces. Invalid bytes are replaced by U+FFFD, as in [`String::from_utf8_lossy`].
 #[derive(Clone, Default, Debug)]
 pub(crate) struct Utf8Stream {
-    /// The beginning of a character, at most three bytes.
+    /// The first bytes of an incomplete character, at most three.
     partial: Vec<u8>,
 }
 
 impl Utf8Stream {
-    /// The text that `bytes` complete.
+    /// The text that is complete with `bytes`.
     pub(crate) fn push(&mut self, bytes: &[u8]) -> String {
         self.partial.extend_from_slice(bytes);
         let bytes = std::mem::take(&mut self.partial);
@@ -27,7 +28,7 @@ impl Utf8Stream {
         text
     }
 
-    /// The end: a character that was never completed is replaced.
+    /// Ends the text; an incomplete character is replaced.
     pub(crate) fn finish(&mut self) -> String {
         String::from_utf8_lossy(&std::mem::take(&mut self.partial)).into_owned()
     }
@@ -40,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn half_a_character_waits_and_a_broken_one_does_not() {
+    fn incomplete_characters_are_held_back_and_invalid_ones_are_replaced() {
         let mut stream = Utf8Stream::default();
         assert_eq!(stream.push(&[b'a', 0xf0, 0x9f]), "a");
         assert_eq!(stream.push(&[0xa6]), "");
@@ -53,7 +54,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pieces_give_what_the_whole_gives(
+        fn pieces_decode_as_the_whole(
             pieces in prop::collection::vec(prop::collection::vec(
                 prop_oneof![Just(b'a'), Just(0xc3), Just(0xa9), Just(0xf0), Just(0x9f), Just(0x80), any::<u8>()], 0..4), 0..12)
         ) {

@@ -1,56 +1,58 @@
+//! The errors of chat templates.
+
 use std::{error::Error as _, fmt};
 
 use minijinja::{Error, ErrorKind};
 
-/// A chat that could not be rendered.
+/// The reason why a chat could not be rendered.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum TemplateError {
-    /// The template itself refused the chat; this is its message, word for word.
+    /// The template refused the chat with `raise_exception`; its message, unchanged.
     #[error("{0}")]
     Raised(String),
-    /// The template does not follow the language.
-    #[error("the chat template is wrong in line {line}: {what}")]
+    /// The template has a syntax error.
+    #[error("the chat template has a syntax error in line {line}: {what}")]
     Syntax {
         /// Line, from 1.
         line: usize,
-        /// What is wrong.
+        /// The engine's message.
         what: String,
     },
-    /// The template failed on this chat.
+    /// Rendering failed on this chat.
     #[error("the chat template failed in line {line}: {what}")]
     Failed {
         /// Line, from 1; 0 if unknown.
         line: usize,
-        /// Why.
+        /// The engine's message.
         what: String,
     },
-    /// The template ran longer than any chat needs.
-    #[error("the chat template did not end within its limit of steps")]
+    /// Rendering took too many steps.
+    #[error("the chat template exceeded its limit of steps; it may have an endless loop")]
     TooSlow,
-    /// The rendered text is longer than any chat.
-    #[error("the chat template wrote more than {limit} bytes")]
+    /// The rendered text is too long.
+    #[error("the chat template rendered more than {limit} bytes")]
     TooLong {
-        /// The limit.
+        /// The limit in bytes.
         limit: usize,
     },
-    /// The template is longer than any template.
-    #[error("the chat template has {bytes} bytes, at most {limit} are allowed")]
+    /// The template itself is too long.
+    #[error("the chat template has {bytes} bytes; at most {limit} are supported")]
     Source {
-        /// Its length.
+        /// Length of the template in bytes.
         bytes: usize,
-        /// The limit.
+        /// The limit in bytes.
         limit: usize,
     },
     /// The template is not UTF-8.
     #[error("the chat template is not UTF-8 text")]
     NotText,
-    /// There are several templates and none of them is the default.
-    #[error("the model has several chat templates and none is named `default`: {names}")]
+    /// The model has several templates, and none of them is the default.
+    #[error("the model has several chat templates, and none is named `default`: {names}")]
     NoDefault {
-        /// Their names.
+        /// The names of the templates.
         names: String,
     },
-    /// The chat itself is not one.
+    /// The messages or documents are invalid.
     #[error("{0}")]
     Chat(String),
 }
@@ -71,7 +73,7 @@ impl TemplateError {
     }
 }
 
-/// The message that `raise_exception` was called with, carried through the template machine.
+/// The message of `raise_exception`, carried through the template engine.
 #[derive(Debug)]
 pub(super) struct Raised(pub(super) String);
 

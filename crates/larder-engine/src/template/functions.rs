@@ -1,3 +1,5 @@
+//! The template language as transformers sets it up: filters, functions, white space.
+
 use std::sync::Arc;
 
 use minijinja::{
@@ -8,12 +10,12 @@ use minijinja::{
 
 use super::{error::Raised, moment::Moment, python};
 
-/// The variable that carries the time; no template can spell it.
+/// The variable that carries the time; a template cannot access it, since names have no spaces.
 pub(super) const NOW: &str = "the time";
 
 impl Object for Moment {}
 
-/// The language as transformers sets it up.
+/// The template environment, set up as transformers does.
 pub(super) fn environment() -> Environment<'static> {
     let mut environment = Environment::new();
     environment.set_syntax(whitespace());
@@ -47,7 +49,7 @@ fn raise(message: &Value) -> Result<Value, Error> {
 fn strftime_now(state: &mut State, format: &str) -> Result<String, Error> {
     let now = state.lookup(NOW).and_then(|now| now.downcast_object::<Moment>());
     let now = now.unwrap_or_else(|| Arc::new(Moment::from_unix(0)));
-    let unknown = |code| Error::new(ErrorKind::InvalidOperation, format!("strftime_now does not know {code}"));
+    let unknown = |code| Error::new(ErrorKind::InvalidOperation, format!("strftime_now does not support {code}"));
     now.format(format).map_err(unknown)
 }
 
@@ -81,7 +83,10 @@ fn indentation(indent: Option<Value>) -> Result<Option<String>, Error> {
         None if indent.is_integer() && indent.as_usize().is_none_or(|width| width <= WIDEST) => {
             Ok(Some(" ".repeat(indent.as_usize().unwrap_or(0))))
         }
-        _ => Err(Error::new(ErrorKind::InvalidOperation, "tojson cannot indent by this")),
+        _ => Err(Error::new(
+            ErrorKind::InvalidOperation,
+            "tojson: indent must be a string or a number of at most 64 characters",
+        )),
     }
 }
 

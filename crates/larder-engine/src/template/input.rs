@@ -1,3 +1,5 @@
+//! The variables that a chat template is rendered with.
+
 use std::sync::LazyLock;
 
 use minijinja::Value;
@@ -5,42 +7,42 @@ use serde_json::{Map, Value as Json};
 
 use super::{TemplateError, moment::Moment};
 
-/// The keys under which a message's reasoning is passed, the standard one first.
+/// The keys for a message's reasoning that templates use, the standard one first.
 const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
-/// What a chat template is rendered with.
+/// The input of a chat template.
 #[derive(Clone, Copy, Debug)]
 pub struct ChatInput<'a> {
-    /// The messages, each an object.
+    /// The messages, each a JSON object.
     pub messages: &'a [Json],
-    /// JSON schemas of the tools that may be called.
+    /// JSON schemas of the available tools.
     pub tools: Option<&'a [Json]>,
-    /// Documents to answer from, each an object.
+    /// Documents for retrieval-augmented answers, each a JSON object.
     pub documents: Option<&'a [Json]>,
-    /// End with the beginning of an answer.
+    /// Whether the prompt ends with the beginning of an answer.
     pub add_generation_prompt: bool,
-    /// Further variables; they go before special tokens of the same name.
+    /// Further variables, which take precedence over special tokens of the same name.
     pub extra: &'a Map<String, Json>,
-    /// The time that `strftime_now` writes.
+    /// The time for `strftime_now`.
     pub now: Moment,
 }
 
 impl<'a> ChatInput<'a> {
-    /// A chat of `messages` that asks for an answer, now.
+    /// A chat of `messages` with the beginning of an answer, at the current time.
     pub fn new(messages: &'a [Json]) -> Self {
         static NOTHING: LazyLock<Map<String, Json>> = LazyLock::new(Map::new);
         let now = Moment::now();
         ChatInput { messages, tools: None, documents: None, add_generation_prompt: true, extra: &NOTHING, now }
     }
 
-    /// The variables that the template sees.
+    /// The variables of the template.
     pub(super) fn variables(&self, special: &[(String, String)]) -> Result<Vec<(String, Value)>, TemplateError> {
         if self.messages.is_empty() {
-            return Err(TemplateError::Chat("a chat needs at least one message".into()));
+            return Err(TemplateError::Chat("the chat has no messages; at least one is needed".into()));
         }
         let messages = self.messages.iter().map(message).collect::<Result<Vec<_>, _>>()?;
         if self.documents.is_some_and(|documents| !documents.iter().all(Json::is_object)) {
-            return Err(TemplateError::Chat("each document of a chat must be an object".into()));
+            return Err(TemplateError::Chat("each document of a chat must be a JSON object".into()));
         }
         let mut variables: Vec<(String, Value)> =
             special.iter().map(|(name, text)| (name.clone(), Value::from(text.as_str()))).collect();
@@ -56,11 +58,11 @@ impl<'a> ChatInput<'a> {
     }
 }
 
-/// A message as transformers hands it on: without keys that are null, and with its reasoning under the names that
-/// templates read.
+/// A message as transformers passes it: without null values, and with its reasoning under all names that templates
+/// read.
 fn message(message: &Json) -> Result<Value, TemplateError> {
     let Json::Object(given) = message else {
-        return Err(TemplateError::Chat("each message of a chat must be an object".into()));
+        return Err(TemplateError::Chat("each message of a chat must be a JSON object".into()));
     };
     let set = |(key, value): (&String, &Json)| (!value.is_null()).then(|| (key.clone(), value.clone()));
     let given: Map<String, Json> = given.iter().filter_map(set).collect();

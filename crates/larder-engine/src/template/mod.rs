@@ -1,7 +1,7 @@
 //! Chat templates: from messages to the text that a model was trained on.
 //!
-//! A template comes from strangers. It reads no files and no clock, and what it may do is bounded by a number of steps,
-//! a recursion depth and an output length.
+//! Templates are untrusted input. A template has no access to files or the clock; its steps, recursion depth and output
+//! length are limited.
 
 mod error;
 mod functions;
@@ -20,18 +20,18 @@ pub use moment::Moment;
 
 use crate::tokenizer_config::TokenizerConfig;
 
-/// Longest template.
+/// Maximum length of a template.
 const MAX_SOURCE_BYTES: usize = 1 << 20;
-/// Longest rendered text.
+/// Maximum length of the rendered text.
 const MAX_OUTPUT_BYTES: usize = 64 << 20;
-/// Steps of the template machine: some hundred per message are usual.
+/// Maximum number of steps of the template engine; a few hundred per message are usual.
 const MAX_STEPS: u64 = 2_000_000;
-/// Room for values that a template nests as deep as its steps allow: dropping one takes a frame for each level.
+/// Stack for values nested as deep as the steps allow: dropping such a value takes a stack frame per level.
 const STACK_BYTES: usize = 256 << 20;
-/// Macros and loops within each other.
+/// Maximum nesting of macros and loops.
 const MAX_RECURSION: usize = 100;
 
-/// A model's chat template, compiled.
+/// A model's compiled chat template.
 #[derive(Clone, Debug)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
@@ -40,8 +40,8 @@ pub struct ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// The template of a model: `jinja` is its `chat_template.jinja`, which goes before what the config says. `None`
-    /// if there is neither.
+    /// Compiles the template of a model: its `chat_template.jinja` if it has one, else that of the config; `None` if
+    /// there is neither.
     pub fn new(jinja: Option<&[u8]>, config: &TokenizerConfig) -> Result<Option<Self>, TemplateError> {
         let sources = match jinja {
             Some(bytes) => {
@@ -68,14 +68,14 @@ impl ChatTemplate {
         Ok(Some(ChatTemplate { environment, names, special: config.special.clone() }))
     }
 
-    /// The text of a chat.
+    /// Renders the prompt text of a chat.
     pub fn render(&self, input: &ChatInput) -> Result<String, TemplateError> {
         let no_thread = |what: String| TemplateError::Failed { line: 0, what };
         thread::scope(|scope| {
             let thread = thread::Builder::new().stack_size(STACK_BYTES);
             let rendering = thread.spawn_scoped(scope, || self.render_here(input));
-            let rendering = rendering.map_err(|error| no_thread(format!("no thread for it, {error}")))?;
-            rendering.join().unwrap_or_else(|_| Err(no_thread("it broke the template machine".into())))
+            let rendering = rendering.map_err(|error| no_thread(format!("cannot start its thread: {error}")))?;
+            rendering.join().unwrap_or_else(|_| Err(no_thread("the template engine panicked".into())))
         })
     }
 
@@ -98,7 +98,7 @@ impl ChatTemplate {
     }
 }
 
-/// Takes the output up to its greatest length.
+/// Collects the output up to its maximum length.
 struct Limited {
     bytes: Vec<u8>,
     full: bool,

@@ -1,6 +1,8 @@
+//! Dates and times for `strftime_now`.
+
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// A date and time of day as a template sees it; the clock is given, not read.
+/// A date and time of day in UTC, for templates.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Moment {
     days: i64,
@@ -24,18 +26,18 @@ const MONTHS: [&str; 12] = [
 ];
 
 impl Moment {
-    /// The moment `seconds` after the beginning of 1970, in UTC.
+    /// The moment `seconds` after the Unix epoch.
     pub fn from_unix(seconds: i64) -> Self {
         Moment { days: seconds.div_euclid(86_400), second: seconds.rem_euclid(86_400) as u32 }
     }
 
-    /// Now, in UTC.
+    /// The current time.
     pub fn now() -> Self {
         let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         Self::from_unix(seconds as i64)
     }
 
-    /// The text that Python's `strftime` gives in the C locale, or the first code that is not known.
+    /// The text of Python's `strftime` in the C locale; the error is the first code that is not supported.
     pub(super) fn format(self, format: &str) -> Result<String, String> {
         let mut text = String::new();
         let mut chars = format.chars();
@@ -99,7 +101,7 @@ impl Moment {
 
     /// Year, month and day of the Gregorian calendar.
     fn date(self) -> (i64, i64, i64) {
-        // A guess that is never too late, then at most one step.
+        // A first estimate that is never too late; the loop corrects it.
         let mut year = 1970 + self.days.div_euclid(366) - 1;
         while days_before(year + 1, 1, 1) <= self.days {
             year += 1;
@@ -109,7 +111,7 @@ impl Moment {
     }
 }
 
-/// Days from the beginning of 1970 to a date.
+/// Days from the Unix epoch to a date.
 fn days_before(year: i64, month: i64, day: i64) -> i64 {
     const BEFORE_MONTH: [i64; 12] = [0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334];
     let leaps_until = |year: i64| year.div_euclid(4) - year.div_euclid(100) + year.div_euclid(400);

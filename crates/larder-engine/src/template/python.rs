@@ -1,14 +1,14 @@
-//! Values as Python writes them: `json.dumps`, `repr`, and the text methods that templates use.
+//! Python's formatting of values (`json.dumps`, `repr`) and the string methods that templates use.
 
 use minijinja::{
     Error, ErrorKind, State, Value,
     value::{ValueKind, from_args},
 };
 
-/// Values nested deeper than this are an error, not a stack overflow.
+/// Maximum nesting of values: deeper ones are an error instead of a stack overflow.
 const MAX_DEPTH: usize = 128;
 
-/// The keyword arguments of `json.dumps` that templates may give.
+/// The supported keyword arguments of `json.dumps`.
 pub(super) struct Dumps {
     pub(super) ensure_ascii: bool,
     pub(super) indent: Option<String>,
@@ -17,7 +17,7 @@ pub(super) struct Dumps {
 }
 
 impl Dumps {
-    /// The JSON of `value`.
+    /// Formats `value` as JSON.
     pub(super) fn json(&self, value: &Value) -> Result<String, Error> {
         let mut out = String::new();
         self.write(value, 0, &mut out)?;
@@ -117,7 +117,7 @@ impl Dumps {
     }
 }
 
-/// What printing `value` gives: a text as it is, a container as Python's `repr`.
+/// The text that Python prints for `value`: strings unchanged, containers as `repr`.
 pub(super) fn display(value: &Value) -> Result<String, Error> {
     let mut out = String::new();
     match value.kind() {
@@ -175,7 +175,8 @@ fn repr_text(text: &str, out: &mut String) {
     out.push(quote);
 }
 
-/// An integer, or a float with the fewest digits that read back as it; `odd` names what is not finite.
+/// An integer, or a float with the fewest digits that parse back to it. `odd` are the names of NaN, infinity and minus
+/// infinity.
 fn number(value: &Value, odd: [&str; 3]) -> String {
     if value.is_integer() {
         return value.to_string();
@@ -213,7 +214,7 @@ fn check_depth(depth: usize) -> Result<(), Error> {
     Err(Error::new(ErrorKind::BadSerialization, format!("a value is nested more than {MAX_DEPTH} levels deep")))
 }
 
-/// Python's methods that minijinja's own compatibility layer lacks, and then that layer.
+/// Python's string methods: those that minijinja's compatibility layer lacks, then that layer.
 pub(super) fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {
     let (Some(text), "removeprefix" | "removesuffix" | "partition" | "rpartition" | "rsplit") = (value.as_str(), name)
     else {
@@ -272,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_json_is_an_error() {
+    fn values_without_a_json_form_are_errors() {
         assert!(dumps(None, false).json(&Value::UNDEFINED).is_err());
         let deep = (0..200).fold(Value::from(1), |inner, _| Value::from(vec![inner]));
         assert!(dumps(None, false).json(&deep).unwrap_err().to_string().contains("nested"));

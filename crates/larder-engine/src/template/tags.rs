@@ -1,5 +1,7 @@
-/// Makes `{% generation %}` … `{% endgeneration %}`, which mark what the model wrote, into `{% with %}` blocks, which
-/// render the same; the signs for white space stay as they are.
+//! The `generation` tag, which the template engine lacks.
+
+/// Replaces the tags `{% generation %}` … `{% endgeneration %}`, which mark the model's answers, by `{% with %}`
+/// blocks, which render the same text. White space control stays.
 pub(super) fn without_generation(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
@@ -23,13 +25,13 @@ fn push_tag(tag: &str, out: &mut String) {
     }
 }
 
-/// What stands in a `{% … %}`, without the signs around it.
+/// The content of a `{% … %}` tag, without white space control.
 fn name(tag: &str) -> &str {
     let inside = tag.strip_prefix("{%").and_then(|tag| tag.strip_suffix("%}")).unwrap_or_default();
     inside.trim_matches(|c: char| c == '-' || c == '+' || c.is_whitespace())
 }
 
-/// Bytes of the tag, comment or raw block that `text` begins with; all of it where the end is missing.
+/// Length in bytes of the tag, comment or raw block at the start of `text`; all of `text` if its end is missing.
 fn tag_length(text: &str) -> usize {
     if text.starts_with("{#") {
         return text.find("#}").map_or(text.len(), |at| at + 2);
@@ -51,7 +53,7 @@ fn tag_length(text: &str) -> usize {
     text.len()
 }
 
-/// The byte after `close`, wherever it is not within a string or a bracket.
+/// The position after the first `close` that is not within a string or bracket.
 fn closed_at(text: &str, close: &str) -> usize {
     let mut depth = 0usize;
     let mut quote = None;
@@ -83,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_looks_like_a_tag_stays() {
+    fn text_that_only_looks_like_a_tag_is_unchanged() {
         for source in [
             "{# {% generation %} #}x",
             "{{ '{% generation %}' }}",

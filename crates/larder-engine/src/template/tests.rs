@@ -1,3 +1,5 @@
+//! Chat templates as models ship them, and hostile ones.
+
 use serde_json::{Map, Value as Json, json};
 
 use super::*;
@@ -17,7 +19,7 @@ fn render(source: &str) -> String {
 }
 
 #[test]
-fn the_variables_are_there() {
+fn all_variables_are_defined() {
     let extra = Map::from_iter([("mood".to_owned(), json!("calm")), ("eos_token".to_owned(), json!("<end>"))]);
     let messages = [json!({"role": "user", "content": "Hi"})];
     let input = ChatInput { extra: &extra, add_generation_prompt: false, ..ChatInput::new(&messages) };
@@ -27,7 +29,7 @@ fn the_variables_are_there() {
 }
 
 #[test]
-fn blocks_take_their_line_with_them() {
+fn blocks_remove_their_line() {
     assert_eq!(render("a\n  {% if true %}\nb\n  {% endif %}\nc\n"), "a\nb\nc");
     assert_eq!(
         render(
@@ -63,7 +65,7 @@ fn json_has_pythons_form_and_no_html_escapes() {
 }
 
 #[test]
-fn the_clock_is_the_callers() {
+fn the_time_is_that_of_the_input() {
     let messages = [json!({})];
     let input = ChatInput { now: Moment::from_unix(86_400 * 59), ..ChatInput::new(&messages) };
     assert_eq!(template("{{ strftime_now('%d %b %Y') }}").render(&input).unwrap(), "01 Mar 1970");
@@ -96,7 +98,7 @@ fn tools_choose_their_template_and_a_file_goes_first() {
 }
 
 #[test]
-fn a_raised_message_arrives_word_for_word() {
+fn raised_messages_are_unchanged() {
     let raised = Err(TemplateError::Raised("No 'system' role!".into()));
     assert_eq!(try_render(r#"{{ raise_exception("No 'system' role!") }}"#, json!({})), raised);
     let within = r#"{% macro m() %}{{ raise_exception("No 'system' role!") }}{% endmacro %}{% for x in [1] %}{{ m() }}{% endfor %}"#;
@@ -104,7 +106,7 @@ fn a_raised_message_arrives_word_for_word() {
 }
 
 #[test]
-fn other_errors_say_where() {
+fn other_errors_name_the_line() {
     let config = TokenizerConfig::default();
     let syntax = ChatTemplate::new(Some(b"a\n{% if %}"), &config).unwrap_err();
     assert!(matches!(syntax, TemplateError::Syntax { line: 2, .. }), "{syntax}");
@@ -136,7 +138,7 @@ fn hostile_templates_end() {
     assert!(matches!(error, TemplateError::Source { .. }));
 }
 
-/// A template of the kind that models with tools and thinking come with.
+/// A template as models with tools and reasoning have it.
 const TOOLS: &str = r##"{%- if tools %}
     {{- '<|im_start|>system\n' }}
     {%- if messages[0].role == 'system' %}
@@ -238,7 +240,7 @@ fn thinking_after_the_last_question_stays() {
 }
 
 #[test]
-fn what_templates_of_models_use_is_there() {
+fn common_template_features_work() {
     for (source, expected) in [
         ("{{ 'a b'.title() }}{{ 'aXa'.count('a') }}{{ 'abc'.find('c') }}{{ 'a'.join(['x', 'y']) }}", "A B22xay"),
         ("{{ 'x'.isdigit() }}{{ '12'.isnumeric() }}{{ 'aB'.lower() }}{{ 'ab'.capitalize() }}", "FalseTrueabAb"),
