@@ -1,20 +1,22 @@
+//! Errors of placement planning.
+
 use std::path::PathBuf;
 
-/// Machines, statistics or settings that nothing can be planned with.
+/// A topology, statistics or a scenario for which no placement can be computed.
 #[derive(Debug, thiserror::Error)]
 pub enum PlacementError {
-    /// A file cannot be read or written, or does not say what it should.
+    /// A file cannot be read or written, or its content is invalid.
     #[error("{} {reason}", path.display())]
     File {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// What is wrong with it; continues a sentence that begins with the path.
         reason: String,
     },
-    /// The machines, as they are described, cannot serve.
+    /// The topology lacks a value or a machine that planning needs.
     #[error("{0}")]
     Topology(String),
-    /// What is asked for cannot be computed.
+    /// The request exceeds a limit or contradicts itself.
     #[error("{0}")]
     Invalid(String),
 }

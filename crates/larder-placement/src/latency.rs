@@ -1,58 +1,58 @@
-//! What a token takes, and where: equations 11, 12 and 14.
+//! Expected latency of a token, by where the time is spent: equations 11, 12 and 14 of the paper.
 
 use crate::machine_cost::{Cost, ServingMode};
 use crate::remote_requests::GainEvaluator;
 use crate::{Placement, Problem, User};
 
-/// Seconds for one token of the average user, by where they are spent.
+/// Seconds per token of the average user, by where they are spent.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Latency {
-    /// The device computes.
+    /// Computing on the device.
     pub local: f64,
-    /// Between the device and the place where its requests enter.
+    /// Transmission between the device and the site where its requests enter.
     pub access: f64,
     /// At the associated server.
     pub associated: Cost,
     /// At other servers.
     pub others: Cost,
-    /// At the machine that holds all.
+    /// At the machine that holds all experts.
     pub cloud: Cost,
-    /// Who served how much.
+    /// Number of experts that each of these computed.
     pub served: Served,
 }
 
-/// Experts that one token of the average user asks for, by who has them.
+/// Experts that one token of the average user needs, by the machine that computes them.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Served {
-    /// The device.
+    /// On the device.
     pub local: f64,
-    /// The associated server.
+    /// On the associated server.
     pub associated: f64,
-    /// Other servers.
+    /// On other servers.
     pub others: f64,
-    /// The machine that holds all.
+    /// On the machine that holds all experts.
     pub cloud: f64,
 }
 
 impl Served {
-    /// All that are asked for.
+    /// All experts that a token needs.
     pub fn total(&self) -> f64 {
         self.local + self.associated + self.others + self.cloud
     }
 }
 
 impl Latency {
-    /// All of it.
+    /// Seconds in total.
     pub fn total(&self) -> f64 {
         self.compute() + self.transmission()
     }
 
-    /// What is spent on the way.
+    /// Seconds of transmission.
     pub fn transmission(&self) -> f64 {
         self.access + self.associated.transmission + self.others.transmission + self.cloud.transmission
     }
 
-    /// What is spent computing.
+    /// Seconds of computing.
     pub fn compute(&self) -> f64 {
         self.local + self.associated.compute + self.others.compute + self.cloud.compute
     }
@@ -62,17 +62,17 @@ impl Latency {
 pub fn latency(problem: &Problem, placement: &Placement) -> Latency {
     let mut found = Latency::default();
     let each = 1.0 / problem.users.len().max(1) as f64;
-    problem.users.iter().for_each(|user| at_the_device(problem, user, each, &mut found));
-    let worth = GainEvaluator::new(problem);
+    problem.users.iter().for_each(|user| add_device_part(problem, user, each, &mut found));
+    let gains = GainEvaluator::new(problem);
     for request in problem.requests.all() {
-        let costs = worth.costs(request);
+        let costs = gains.costs(request);
         let near = problem.sites[request.site as usize].associated;
         let experts = problem.requests.experts(request).iter();
-        let (_, shared) = costs.share(experts.map(|e| placement.holders(*e as usize)));
-        let mut asked = 0u32;
-        for machine in shared.machines() {
-            let (machine_cost, enters) = (costs.of(machine), asked >> machine & 1 == 0);
-            asked |= 1 << machine;
+        let (_, assignment) = costs.assign(experts.map(|e| placement.holders(*e as usize)));
+        let mut used = 0u32;
+        for machine in assignment.machines() {
+            let (machine_cost, is_first) = (costs.of(machine), used >> machine & 1 == 0);
+            used |= 1 << machine;
             let (cost, served) = match machine {
                 m if m == costs.cloud() => (&mut found.cloud, &mut found.served.cloud),
                 m if Some(m) == near => (&mut found.associated, &mut found.served.associated),
@@ -80,7 +80,7 @@ pub fn latency(problem: &Problem, placement: &Placement) -> Latency {
             };
             *served += request.weight;
             *cost += machine_cost.per_expert.times(request.weight);
-            if enters {
+            if is_first {
                 *cost += machine_cost.per_request.times(request.weight);
             }
         }
@@ -88,28 +88,28 @@ pub fn latency(problem: &Problem, placement: &Placement) -> Latency {
     found
 }
 
-/// What does not depend on the placement: the device's own experts, and the way to where requests enter.
-fn at_the_device(problem: &Problem, user: &User, weight: f64, found: &mut Latency) {
+/// The part that does not depend on the placement: experts that the device holds, and its link to the site.
+fn add_device_part(problem: &Problem, user: &User, weight: f64, found: &mut Latency) {
     for demand in &user.demands {
         let model = &problem.library.models()[demand.model];
         let compute = problem.serving.compute(model, user.compute);
         let (up, down) = (user.link.send_seconds(model.state_bits), user.link.return_seconds(model.state_bits));
-        for (row, likely) in demand.rows.iter().enumerate() {
+        for (row, groups) in demand.rows.iter().enumerate() {
             let first = problem.library.first_expert(demand.model, row);
-            for likely in likely {
-                let weight = weight * demand.share * likely.share;
-                let asked = likely.experts.len();
-                let local = likely.experts.iter().filter(|e| user.local[first + **e as usize]).count();
+            for group in groups {
+                let weight = weight * demand.share * group.share;
+                let needed = group.experts.len();
+                let local = group.experts.iter().filter(|e| user.local[first + **e as usize]).count();
                 found.served.local += weight * local as f64;
                 found.local += weight
                     * match problem.serving {
-                        // What the device computes while others do is not waited for.
-                        ServingMode::Relayed if local < asked => 0.0,
+                        // Hidden: the device computes these while the servers compute theirs.
+                        ServingMode::Relayed if local < needed => 0.0,
                         ServingMode::Relayed => compute,
                         ServingMode::Direct | ServingMode::DirectSeparate => compute * local as f64,
                     };
-                if local < asked {
-                    found.access += weight * (up + (asked - local) as f64 * down);
+                if local < needed {
+                    found.access += weight * (up + (needed - local) as f64 * down);
                 }
             }
         }
@@ -127,8 +127,8 @@ mod tests {
         NetworkLink { delay: ms / 1e3, return_delay: 2.0 * ms / 1e3, ..NetworkLink::default() }
     }
 
-    /// A device with expert 0, servers at 0, 4 and 8 ms from where it enters, and a cloud at 100 ms; answers take twice
-    /// as long as questions.
+    /// A device with expert 0, servers at 0, 4 and 8 ms from its site, and a cloud at 100 ms; replies take twice as
+    /// long as requests.
     fn problem(groups: &[(&[u16], f64)], serving: ServingMode) -> Problem {
         let model = ModelProfile {
             name: "m".into(),
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn the_paper_s_cases_by_hand() {
+    fn relayed_latency_matches_hand_calculations() {
         // Computing takes 10 ms on the device, 1 ms on a server and 0.1 ms in the cloud.
         let close = |got: f64, want: f64| assert!((got - want).abs() < 1e-9, "{got} instead of {want}");
         let of = |group: &[u16], placed: &[(usize, usize)]| {
@@ -165,7 +165,7 @@ mod tests {
             ms(&problem, &placement)
         };
         close(of(&[0], &[]), 10.0);
-        // Up 1 ms, an answer 3 ms down; the cloud 100 ms there, 200 back.
+        // Up 1 ms, a reply 3 ms down; to the cloud 100 ms, back 200 ms.
         close(of(&[0, 1], &[]), 1.0 + 3.0 + 100.0 + 0.1 + 200.0);
         close(of(&[1, 2], &[]), 1.0 + 6.0 + 100.0 + 0.1 + 400.0);
         // The associated server computes both at once.
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_add_up_and_say_who_served() {
+    fn parts_add_up_and_experts_are_counted_by_machine() {
         let problem = problem(&[(&[0, 1], 0.5), (&[2, 3], 0.25), (&[0], 0.25)], ServingMode::Relayed);
         let mut placement = Placement::empty(&problem);
         [(0, 1), (1, 2)].into_iter().for_each(|(server, expert)| placement.put(server, expert));
@@ -193,11 +193,11 @@ mod tests {
     }
 
     #[test]
-    fn asked_directly_a_server_answers_once() {
+    fn in_direct_mode_a_server_replies_once() {
         let problem = problem(&[(&[1, 2], 1.0)], ServingMode::Direct);
         let mut placement = Placement::empty(&problem);
         [(1, 1), (1, 2)].into_iter().for_each(|(server, expert)| placement.put(server, expert));
-        // There 4 ms, back 8 ms, and each expert a quarter of a millisecond.
+        // To the server 4 ms, back 8 ms, and each expert a quarter of a millisecond.
         let found = latency(&problem, &placement);
         assert!((1e3 * found.others.total() - 12.5).abs() < 1e-9, "{found:?}");
     }

@@ -1,9 +1,24 @@
-//! Several machines: which experts lie on which of them, and what a token then costs.
+//! Places a model's experts on several machines and predicts the latency of a token.
 //!
-//! A [`Problem`] has models, servers with storage, and users whose tokens ask for experts with known frequencies. An
-//! algorithm of [`ALGORITHMS`] makes a [`Placement`] of it, and [`latency`] says what a token takes. All of this are
-//! pure functions: nothing here opens a connection or looks at a clock, and only [`Topology`] and [`PlacementFile`]
-//! read files.
+//! A [`Problem`] has models, servers with storage, and users whose tokens need experts with known frequencies. An
+//! algorithm of [`ALGORITHMS`] computes a [`Placement`], and [`latency`] predicts the time per token. [`plan()`] does both
+//! for a [`Topology`] and measured routing statistics, and returns a [`PlacementPlan`] with the [`PlacementFile`] that
+//! workers and clients read. [`Scenario`] and [`simulate`] reproduce the experiments of the SlimCaching paper, whose
+//! algorithms and equations are used here; comments call it "the paper".
+//!
+//! Everything is a pure function: this crate opens no connection and reads no clock, and only [`Topology`] and
+//! [`PlacementFile`] read or write files.
+//!
+//! ```
+//! use larder_placement::{Placement, Scenario, algorithm, latency};
+//!
+//! let scenario = Scenario { servers: 2, users: 3, models: 6, tokens: 50, ..Scenario::default() };
+//! let problem = scenario.generate(1)?;
+//! let placement = algorithm("greedy")?.place(&problem, 0);
+//! let without_servers = latency(&problem, &Placement::empty(&problem));
+//! assert!(latency(&problem, &placement).total() < without_servers.total());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod error;
 mod latency;

@@ -1,32 +1,35 @@
-/// A model, as far as placing its experts goes.
+//! The models whose experts are placed, with one numbering for all of their experts.
+
+/// The sizes of a model that placement needs.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ModelProfile {
-    /// What it is called.
+    /// Its name.
     pub name: String,
-    /// Layers that have experts.
+    /// Number of layers with experts.
     pub rows: usize,
-    /// Experts of each such layer.
+    /// Experts per such layer.
     pub experts: usize,
-    /// Experts that a token asks for in each such layer, at most.
+    /// Experts that a token uses per such layer, at most.
     pub top_k: usize,
     /// Bytes of an expert.
     pub expert_bytes: u64,
-    /// Bits of a hidden state on its way.
+    /// Bits of a hidden state on the network.
     pub state_bits: f64,
-    /// What an expert computes for a token, in FLOP.
+    /// FLOP of one expert for one token.
     pub expert_flops: f64,
 }
 
-/// Models side by side. Their experts are counted through: those of the first model layer by layer, then those of the
+/// Several models. Their experts have consecutive numbers: those of the first model layer by layer, then those of the
 /// second, and so on.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Library {
     models: Vec<ModelProfile>,
+    /// The number of each model's first expert, and behind them the number of experts in all.
     first: Vec<usize>,
 }
 
 impl Library {
-    /// These models, in this order.
+    /// A library of these models, in this order.
     pub fn new(models: Vec<ModelProfile>) -> Self {
         let mut end = 0;
         let mut first: Vec<usize> = models.iter().map(|m| (end, end += m.rows * m.experts).0).collect();
@@ -34,17 +37,17 @@ impl Library {
         Library { models, first }
     }
 
-    /// The models.
+    /// The models, in the order of their experts' numbers.
     pub fn models(&self) -> &[ModelProfile] {
         &self.models
     }
 
-    /// Experts of all models.
+    /// Number of experts of all models.
     pub fn experts(&self) -> usize {
         self.first.last().copied().unwrap_or(0)
     }
 
-    /// The number of the first expert of a model's layer.
+    /// The number of the first expert of a model's MoE row.
     pub fn first_expert(&self, model: usize, row: usize) -> usize {
         self.first[model] + row * self.models[model].experts
     }
@@ -65,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn experts_are_counted_through() {
+    fn experts_of_all_models_have_consecutive_numbers() {
         let model = |rows, experts, expert_bytes| ModelProfile {
             name: String::new(),
             rows,

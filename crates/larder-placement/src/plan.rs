@@ -1,4 +1,4 @@
-//! From machines and statistics to a placement.
+//! From a topology and routing statistics to a placement.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,17 +11,17 @@ use crate::{
     PlacementError, PlacementFile, Problem, Server, ServerEntry, ServingMode, Site, Topology, User, latency,
 };
 
-/// How numbers of hidden states travel.
+/// Number format of hidden states on the network.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WireFormat {
-    /// As they are.
+    /// 32-bit floats.
     F32,
-    /// In half as many bits.
+    /// 16-bit brain floats.
     Bf16,
 }
 
 impl WireFormat {
-    /// Bits of a number.
+    /// Bits per number.
     pub fn bits(self) -> f64 {
         match self {
             WireFormat::F32 => 32.0,
@@ -30,48 +30,48 @@ impl WireFormat {
     }
 }
 
-/// A model that the device runs.
+/// A model that the device runs, and how much.
 #[derive(Clone, Copy, Debug)]
 pub struct ModelUsage<'a> {
-    /// Its statistics.
+    /// Routing statistics of the model.
     pub activations: &'a ExpertActivations,
-    /// How much of all tokens go through it, beside the shares of the others.
+    /// Its part of all tokens, relative to the shares of the other models.
     pub share: f64,
 }
 
-/// What lies where, and what it gives.
+/// A computed placement with its expected latency.
 #[derive(Clone, Debug)]
 pub struct PlacementPlan {
-    /// What was decided upon.
+    /// The problem that was solved.
     pub problem: Problem,
-    /// The servers of the problem, by name.
+    /// Names of the problem's servers.
     pub servers: Vec<String>,
-    /// The machine that holds all.
+    /// Name of the machine that holds all experts.
     pub cloud: String,
-    /// Where requests enter: the server that is asked first.
+    /// Name of the server that the device is attached to.
     pub associated: String,
-    /// What was decided.
+    /// The experts of each server.
     pub placement: Placement,
-    /// The same, to be written.
+    /// The placement as a file, with the device's experts.
     pub file: PlacementFile,
-    /// What a token takes.
+    /// Expected latency of a token.
     pub latency: Latency,
-    /// What it would take if the servers held nothing.
+    /// Expected latency of a token if the servers held no experts.
     pub baseline: Latency,
 }
 
-/// Decides what the device and the servers hold of these models.
+/// Computes which experts of these models the device and the servers hold.
 pub fn plan(
     topology: &Topology,
-    asked: &[ModelUsage],
+    models: &[ModelUsage],
     serving: ServingMode,
     wire: WireFormat,
     algorithm: &Algorithm,
     seed: u64,
 ) -> Result<PlacementPlan, PlacementError> {
     let machines = ResolvedTopology::of(topology)?;
-    let library = Library::new(asked.iter().map(|a| model(a.activations, wire)).collect());
-    let demands = demands(asked)?;
+    let library = Library::new(models.iter().map(|a| model(a.activations, wire)).collect());
+    let demands = demands(models)?;
     let local = most_requested(&library, &demands, machines.storage);
     let site = machines.site(serving);
     let link = match serving {
@@ -87,7 +87,7 @@ pub fn plan(
         }
         ServingMode::Relayed | ServingMode::DirectSeparate => algorithm.place(&problem, seed),
     };
-    let file = file(&problem, &placement, &machines, asked);
+    let file = file(&problem, &placement, &machines, models);
     Ok(PlacementPlan {
         latency: latency(&problem, &placement),
         baseline: latency(&problem, &Placement::empty(&problem)),
@@ -100,31 +100,30 @@ pub fn plan(
     })
 }
 
-/// What of a topology matters here, all of which is there.
+/// The values of a topology that planning needs, checked to be present.
 struct ResolvedTopology<'a> {
     entries: &'a [ServerEntry],
-    /// Those whose storage is to be filled.
+    /// Indices of the entries whose storage the algorithm fills.
     placed: Vec<usize>,
     cloud: usize,
     associated: usize,
     storage: u64,
     compute: f64,
-    /// Of each entry.
+    /// Speed of each entry in FLOP/s.
     flops: Vec<f64>,
     links: Vec<NetworkLink>,
 }
 
 impl<'a> ResolvedTopology<'a> {
     fn of(topology: &'a Topology) -> Result<Self, PlacementError> {
-        let lacks = |owner: &str, what: &str| {
-            PlacementError::Topology(format!("the topology does not say the {what} of {owner}"))
-        };
+        let missing =
+            |owner: &str, what: &str| PlacementError::Topology(format!("the topology lacks the {what} of {owner}"));
         let entries = &topology.servers;
         let mut flops = Vec::new();
         let mut links = Vec::new();
         for entry in entries {
             let owner = format!("'{}'", entry.name);
-            let number = |value: Option<f64>, what| value.ok_or_else(|| lacks(&owner, what));
+            let number = |value: Option<f64>, what| value.ok_or_else(|| missing(&owner, what));
             flops.push(number(entry.compute, "compute")?);
             links.push(NetworkLink {
                 delay: entry.delay / 2.0,
@@ -133,25 +132,25 @@ impl<'a> ResolvedTopology<'a> {
                 return_per_bit: 1.0 / number(entry.downlink, "downlink")?,
             });
             if !entry.all && entry.storage.is_none() {
-                return Err(lacks(&owner, "storage"));
+                return Err(missing(&owner, "storage"));
             }
         }
-        // A state of some thousand numbers tells near from far.
-        let far = |n: &usize| links[*n].send_seconds(65536.0) + links[*n].return_seconds(65536.0);
-        let nearest = |all: &mut dyn Iterator<Item = usize>| all.min_by(|a, b| far(a).total_cmp(&far(b)));
+        // Links are compared by the round trip of 65536 bits, a hidden state of a few thousand numbers.
+        let round_trip = |n: &usize| links[*n].send_seconds(65536.0) + links[*n].return_seconds(65536.0);
+        let nearest = |all: &mut dyn Iterator<Item = usize>| all.min_by(|a, b| round_trip(a).total_cmp(&round_trip(b)));
         let cloud = nearest(&mut (0..entries.len()).filter(|n| entries[*n].all)).ok_or_else(|| {
-            let why = "no server of the topology holds every expert; say `all = true` of the one that does";
-            PlacementError::Topology(why.into())
+            let reason = "no server of the topology holds all experts; set `all = true` for the one that does";
+            PlacementError::Topology(reason.into())
         })?;
-        let said = entries.iter().position(|entry| entry.associated);
-        let associated = said.or_else(|| nearest(&mut (0..entries.len()))).unwrap_or(cloud);
+        let marked = entries.iter().position(|entry| entry.associated);
+        let associated = marked.or_else(|| nearest(&mut (0..entries.len()))).unwrap_or(cloud);
         Ok(ResolvedTopology {
             entries,
             placed: (0..entries.len()).filter(|n| !entries[*n].all).collect(),
             cloud,
             associated,
-            storage: topology.device.storage.ok_or_else(|| lacks("the device", "storage"))?,
-            compute: topology.device.compute.ok_or_else(|| lacks("the device", "compute"))?,
+            storage: topology.device.storage.ok_or_else(|| missing("the device", "storage"))?,
+            compute: topology.device.compute.ok_or_else(|| missing("the device", "compute"))?,
             flops,
             links,
         })
@@ -161,7 +160,7 @@ impl<'a> ResolvedTopology<'a> {
         self.links[entry]
     }
 
-    /// What a machine is from where requests enter. When they are passed on, that is at the associated server itself.
+    /// The link from the site to a machine. In relayed mode the site is the associated server itself.
     fn link_from_site(&self, entry: usize, serving: ServingMode) -> NetworkLink {
         match serving == ServingMode::Relayed && entry == self.associated {
             true => NetworkLink::default(),
@@ -197,37 +196,39 @@ fn model(activations: &ExpertActivations, wire: WireFormat) -> ModelProfile {
     }
 }
 
-fn demands(asked: &[ModelUsage]) -> Result<Vec<Demand>, PlacementError> {
-    let impossible = |why: String| Err(PlacementError::Invalid(why));
-    let sum: f64 = asked.iter().map(|a| a.share).sum();
-    if asked.is_empty() || asked.iter().any(|a| a.share < 0.0) || !(sum > 0.0 && sum.is_finite()) {
-        return impossible("the shares of the models must be at least 0, and one above it".into());
+fn demands(models: &[ModelUsage]) -> Result<Vec<Demand>, PlacementError> {
+    let invalid = |reason: String| Err(PlacementError::Invalid(reason));
+    let sum: f64 = models.iter().map(|a| a.share).sum();
+    if models.is_empty() || models.iter().any(|a| a.share < 0.0) || !(sum > 0.0 && sum.is_finite()) {
+        return invalid("the shares of the models must be 0 or more, and at least one above 0".into());
     }
-    for (at, one) in asked.iter().enumerate() {
+    for (at, one) in models.iter().enumerate() {
         let name = &one.activations.model;
-        if asked[..at].iter().any(|other| other.activations.model == *name) {
-            return impossible(format!("two files are about a model called '{name}'; count its traces together"));
+        if models[..at].iter().any(|other| other.activations.model == *name) {
+            return invalid(format!(
+                "two statistics files are for the model '{name}'; make one file from all of its traces"
+            ));
         }
     }
-    let demand = |(model, asked): (usize, &ModelUsage)| {
-        let tokens = asked.activations.tokens as f64;
-        let likely = |Coactivation(experts, count): &Coactivation| ExpertGroup {
+    let demand = |(model, usage): (usize, &ModelUsage)| {
+        let tokens = usage.activations.tokens as f64;
+        let group = |Coactivation(experts, count): &Coactivation| ExpertGroup {
             experts: experts.clone(),
             share: *count as f64 / tokens,
         };
-        let rows = asked.activations.layers.iter().map(|groups| groups.iter().map(likely).collect()).collect();
-        Demand { model, share: asked.share / sum, rows: Arc::new(rows) }
+        let rows = usage.activations.layers.iter().map(|groups| groups.iter().map(group).collect()).collect();
+        Demand { model, share: usage.share / sum, rows: Arc::new(rows) }
     };
-    Ok(asked.iter().enumerate().map(demand).collect())
+    Ok(models.iter().enumerate().map(demand).collect())
 }
 
-/// The experts that the device keeps: those that are asked for most often for their bytes.
+/// The experts that the device keeps: those with the most requests per byte that fit into its storage.
 fn most_requested(library: &Library, demands: &[Demand], storage: u64) -> Vec<bool> {
-    let asked = expert_frequencies(library, demands);
-    let worth = |expert: usize| asked[expert] / library.bytes(expert) as f64;
-    let mut order: Vec<usize> = (0..asked.len()).filter(|expert| asked[*expert] > 0.0).collect();
-    order.sort_by(|a, b| worth(*b).total_cmp(&worth(*a)).then(a.cmp(b)));
-    let mut local = vec![false; asked.len()];
+    let frequencies = expert_frequencies(library, demands);
+    let per_byte = |expert: usize| frequencies[expert] / library.bytes(expert) as f64;
+    let mut order: Vec<usize> = (0..frequencies.len()).filter(|expert| frequencies[*expert] > 0.0).collect();
+    order.sort_by(|a, b| per_byte(*b).total_cmp(&per_byte(*a)).then(a.cmp(b)));
+    let mut local = vec![false; frequencies.len()];
     let mut free_bytes = storage;
     for expert in order {
         let bytes = library.bytes(expert);
@@ -239,18 +240,18 @@ fn most_requested(library: &Library, demands: &[Demand], storage: u64) -> Vec<bo
     local
 }
 
-fn file(problem: &Problem, placement: &Placement, machines: &ResolvedTopology, asked: &[ModelUsage]) -> PlacementFile {
+fn file(problem: &Problem, placement: &Placement, machines: &ResolvedTopology, models: &[ModelUsage]) -> PlacementFile {
     let held = |holds: &dyn Fn(usize) -> bool| -> BTreeMap<String, ExpertLists> {
-        let of_model = |(m, asked): (usize, &ModelUsage)| {
-            let geometry = &asked.activations.geometry;
+        let of_model = |(m, usage): (usize, &ModelUsage)| {
+            let geometry = &usage.activations.geometry;
             let mut experts = vec![Vec::new(); geometry.layers];
             for (row, layer) in geometry.moe_layers.iter().enumerate() {
                 let first = problem.library.first_expert(m, row);
                 experts[layer.index()] = (0..geometry.experts).filter(|e| holds(first + e)).map(|e| e as u16).collect();
             }
-            (asked.activations.model.clone(), ExpertLists { experts })
+            (usage.activations.model.clone(), ExpertLists { experts })
         };
-        asked.iter().enumerate().map(of_model).collect()
+        models.iter().enumerate().map(of_model).collect()
     };
     let server =
         |(at, n): (usize, &usize)| (machines.entries[*n].name.clone(), held(&|expert| placement.holds(at, expert)));

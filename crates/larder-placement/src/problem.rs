@@ -1,98 +1,100 @@
+//! The placement problem: models, servers, sites and users.
+
 use std::sync::Arc;
 
 use crate::machine_cost::{MAX_EXPERTS_PER_TOKEN, MAX_SERVERS, MachineCost, MachineCosts, NetworkLink, ServingMode};
 use crate::remote_requests::RemoteRequests;
 use crate::{Library, PlacementError};
 
-/// Experts of one layer that a token asks for together, and the share of tokens that do.
+/// Experts of one layer that a token needs together, and the share of tokens that need exactly these.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ExpertGroup {
-    /// The experts, counted within their layer.
+    /// Indices of the experts within their layer.
     pub experts: Vec<u16>,
-    /// How likely they are; over all of a layer this sums to 1.
+    /// Probability of this group; sums to 1 over a layer's groups.
     pub share: f64,
 }
 
-/// What a user asks of one model.
+/// A user's use of one model.
 #[derive(Clone, Debug)]
 pub struct Demand {
-    /// The model.
+    /// Index of the model in the library.
     pub model: usize,
     /// The share of the user's tokens that go through it.
     pub share: f64,
-    /// What is asked for in each of its layers.
+    /// The groups of experts that tokens need, for each MoE row.
     pub rows: Arc<Vec<Vec<ExpertGroup>>>,
 }
 
-/// How many of each expert a token asks for, on average over these demands.
+/// Expected number of times that a token with these demands needs each expert.
 pub(crate) fn expert_frequencies(library: &Library, demands: &[Demand]) -> Vec<f64> {
-    let mut asked = vec![0.0; library.experts()];
+    let mut frequencies = vec![0.0; library.experts()];
     for demand in demands {
-        for (row, likely) in demand.rows.iter().enumerate() {
+        for (row, groups) in demand.rows.iter().enumerate() {
             let first = library.first_expert(demand.model, row);
-            for likely in likely {
-                likely.experts.iter().for_each(|e| asked[first + *e as usize] += demand.share * likely.share);
+            for group in groups {
+                group.experts.iter().for_each(|e| frequencies[first + *e as usize] += demand.share * group.share);
             }
         }
     }
-    asked
+    frequencies
 }
 
-/// Somebody whose device asks.
+/// A user with a device that runs models.
 #[derive(Clone, Debug)]
 pub struct User {
-    /// Where the requests enter.
+    /// Index of the site where the device's requests enter.
     pub site: usize,
-    /// The way between the device and there.
+    /// The link between the device and the site.
     pub link: NetworkLink,
-    /// FLOP/s of the device.
+    /// Speed of the device in FLOP/s.
     pub compute: f64,
-    /// The experts that the device holds itself.
+    /// Whether the device itself holds each expert of the library.
     pub local: Vec<bool>,
-    /// What is asked for.
+    /// The models that the user runs.
     pub demands: Vec<Demand>,
 }
 
-/// A place where requests enter.
+/// A point of the network where requests of devices enter.
 #[derive(Clone, Debug)]
 pub struct Site {
-    /// The server that is asked before the others.
+    /// The server at this site, asked before the others in [`ServingMode::Relayed`].
     pub associated: Option<usize>,
-    /// The way from here to each server.
+    /// The link from here to each server.
     pub links: Vec<NetworkLink>,
-    /// The way from here to the machine that holds all.
+    /// The link from here to the machine that holds all experts.
     pub cloud: NetworkLink,
 }
 
-/// A machine that has room for some experts.
+/// A machine that can hold some experts.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Server {
-    /// Bytes of experts that fit.
+    /// Bytes available for experts.
     pub storage: u64,
-    /// FLOP/s.
+    /// Speed in FLOP/s.
     pub compute: f64,
 }
 
-/// Everything that a placement depends on.
+/// The input of a placement algorithm.
 #[derive(Clone, Debug)]
 pub struct Problem {
-    /// The models.
+    /// The models whose experts are placed.
     pub library: Library,
-    /// The machines whose storage is to be filled.
+    /// The machines whose storage the algorithm fills.
     pub servers: Vec<Server>,
-    /// FLOP/s of the machine that holds all.
+    /// Speed of the machine that holds all experts, in FLOP/s.
     pub cloud_compute: f64,
-    /// Where requests enter.
+    /// The points where requests enter.
     pub sites: Vec<Site>,
-    /// Who asks.
+    /// The users, weighted equally.
     pub users: Vec<User>,
-    /// How servers serve.
+    /// How requests travel and how a machine computes several experts.
     pub serving: ServingMode,
     pub(crate) requests: RemoteRequests,
 }
 
 impl Problem {
-    /// Puts the parts together. Users whose requests enter at the same place are told apart no more.
+    /// Checks the limits and sums the requests of users at the same site.
     pub fn new(
         library: Library,
         servers: Vec<Server>,
@@ -101,27 +103,27 @@ impl Problem {
         users: Vec<User>,
         serving: ServingMode,
     ) -> Result<Self, PlacementError> {
-        let impossible = |why: String| Err(PlacementError::Invalid(why));
+        let invalid = |reason: String| Err(PlacementError::Invalid(reason));
         if servers.len() > MAX_SERVERS {
-            return impossible(format!(
-                "{} servers are more than the {MAX_SERVERS} that can be planned",
+            return invalid(format!(
+                "the topology has {} servers to place experts on; at most {MAX_SERVERS} are supported",
                 servers.len()
             ));
         }
         if let Some(model) = library.models().iter().find(|m| m.top_k > MAX_EXPERTS_PER_TOKEN) {
             let (name, k) = (&model.name, model.top_k);
-            return impossible(format!(
-                "{name} asks for {k} experts a layer, and up to {MAX_EXPERTS_PER_TOKEN} can be planned"
+            return invalid(format!(
+                "{name} uses {k} experts per layer and token; at most {MAX_EXPERTS_PER_TOKEN} are supported"
             ));
         }
         if u32::try_from(library.experts()).is_err() {
-            return impossible("there are more experts than are counted".into());
+            return invalid("the models have more than 4294967295 experts in all".into());
         }
         let requests = RemoteRequests::new(&library, &sites, &users);
         Ok(Problem { library, servers, cloud_compute, sites, users, serving, requests })
     }
 
-    /// What the machines cost for each place and model: `[sites, models]`.
+    /// The costs of the machines for each site and model: `[sites, models]`.
     pub(crate) fn costs(&self) -> Vec<MachineCosts> {
         let cost = |site: &Site, model| {
             let servers = self.servers.iter().zip(&site.links);
@@ -137,7 +139,7 @@ impl Problem {
         self.sites.iter().flat_map(|site| self.library.models().iter().map(move |model| cost(site, model))).collect()
     }
 
-    /// Layers with experts that a token goes through, on average over users and models.
+    /// Number of layers with experts that a token passes, on average over users and models.
     pub fn layers_per_token(&self) -> f64 {
         let layers = |user: &User| -> f64 {
             user.demands.iter().map(|d| d.share * self.library.models()[d.model].rows as f64).sum()

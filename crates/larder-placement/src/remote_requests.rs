@@ -1,4 +1,4 @@
-//! What is asked of the servers, all users together.
+//! The expert requests that reach the servers, summed over all users, and what a placement saves on them.
 
 use std::collections::BTreeMap;
 
@@ -6,32 +6,33 @@ use crate::machine_cost::MachineCosts;
 use crate::problem::{Site, User};
 use crate::{Library, Placement, Problem};
 
-/// Experts of one layer that are asked for together from one place, by devices that do not have them.
+/// Experts of one layer that devices at one site request together because they do not hold them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RemoteRequest {
     pub site: u32,
     pub model: u32,
+    /// Its experts are `members[from..to]` of the [`RemoteRequests`].
     from: u32,
     to: u32,
-    /// How often, for one token of the average user.
+    /// Expected number of such requests per token of the average user.
     pub weight: f64,
 }
 
-/// All that is asked for, found by expert.
+/// All remote requests, indexed by expert.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RemoteRequests {
     all: Vec<RemoteRequest>,
     members: Vec<u32>,
-    /// The wants of expert e are those listed from `starts[e]` to `starts[e + 1]`.
+    /// The requests that contain expert e are `by_expert[starts[e]..starts[e + 1]]`.
     starts: Vec<u32>,
-    listed: Vec<u32>,
+    by_expert: Vec<u32>,
 }
 
 impl RemoteRequests {
-    /// Adds up what users ask for. Order does not depend on anything but the order of users.
+    /// Sums the requests of all users. The order of the result depends on the order of users only.
     pub fn new(library: &Library, sites: &[Site], users: &[User]) -> Self {
         let mut requests = RemoteRequests::default();
-        let mut row_wants: BTreeMap<Vec<u32>, f64> = BTreeMap::new();
+        let mut row_requests: BTreeMap<Vec<u32>, f64> = BTreeMap::new();
         for site in 0..sites.len() {
             let here: Vec<&User> = users.iter().filter(|user| user.site == site).collect();
             for (m, model) in library.models().iter().enumerate() {
@@ -40,18 +41,18 @@ impl RemoteRequests {
                     for user in &here {
                         for demand in user.demands.iter().filter(|d| d.model == m) {
                             let weight = demand.share / users.len() as f64;
-                            for likely in &demand.rows[row] {
-                                let experts = likely.experts.iter().map(|e| first + *e as usize);
+                            for group in &demand.rows[row] {
+                                let experts = group.experts.iter().map(|e| first + *e as usize);
                                 let mut missing: Vec<u32> =
                                     experts.filter(|e| !user.local[*e]).map(|e| e as u32).collect();
                                 if !missing.is_empty() {
                                     missing.sort_unstable();
-                                    *row_wants.entry(missing).or_default() += weight * likely.share;
+                                    *row_requests.entry(missing).or_default() += weight * group.share;
                                 }
                             }
                         }
                     }
-                    for (missing, weight) in std::mem::take(&mut row_wants) {
+                    for (missing, weight) in std::mem::take(&mut row_requests) {
                         let from = requests.members.len() as u32;
                         requests.members.extend(missing);
                         let to = requests.members.len() as u32;
@@ -69,11 +70,11 @@ impl RemoteRequests {
         self.members.iter().for_each(|e| self.starts[*e as usize + 1] += 1);
         (0..experts).for_each(|e| self.starts[e + 1] += self.starts[e]);
         let mut next = self.starts.clone();
-        self.listed = vec![0; self.members.len()];
+        self.by_expert = vec![0; self.members.len()];
         for (at, request) in self.all.iter().enumerate() {
             for e in &self.members[request.from as usize..request.to as usize] {
                 let place = &mut next[*e as usize];
-                self.listed[*place as usize] = at as u32;
+                self.by_expert[*place as usize] = at as u32;
                 *place += 1;
             }
         }
@@ -87,14 +88,14 @@ impl RemoteRequests {
         &self.members[request.from as usize..request.to as usize]
     }
 
-    /// The wants in which an expert occurs.
+    /// The requests that contain an expert.
     pub fn of(&self, expert: usize) -> impl Iterator<Item = &RemoteRequest> {
-        let listed = &self.listed[self.starts[expert] as usize..self.starts[expert + 1] as usize];
-        listed.iter().map(|at| &self.all[*at as usize])
+        let positions = &self.by_expert[self.starts[expert] as usize..self.starts[expert + 1] as usize];
+        positions.iter().map(|at| &self.all[*at as usize])
     }
 }
 
-/// What one more expert at a server would be worth, beside a placement.
+/// Computes the latency that one more expert on a server saves, given a placement.
 pub(crate) struct GainEvaluator<'a> {
     problem: &'a Problem,
     costs: Vec<MachineCosts>,
@@ -109,18 +110,18 @@ impl<'a> GainEvaluator<'a> {
         &self.costs[request.site as usize * self.problem.library.models().len() + request.model as usize]
     }
 
-    /// Seconds that a want takes.
+    /// Seconds that a request takes.
     pub fn cost(&self, request: &RemoteRequest, placement: &Placement) -> f64 {
         let experts = self.problem.requests.experts(request);
         self.costs(request).cost(experts.iter().map(|e| placement.holders(*e as usize)))
     }
 
-    /// Seconds for a token of the average user that it saves if this server holds this expert, too.
+    /// Seconds per token of the average user that are saved if this server also holds this expert.
     pub fn gain(&self, server: usize, expert: usize, placement: &Placement) -> f64 {
         self.problem.requests.of(expert).map(|request| self.gain_from(request, server, expert, placement)).sum()
     }
 
-    /// The part of a gain that comes from one want.
+    /// The part of a gain that comes from one request.
     pub fn gain_from(&self, request: &RemoteRequest, server: usize, expert: usize, placement: &Placement) -> f64 {
         let experts = self.problem.requests.experts(request).iter().map(|e| *e as usize);
         let with = |e: usize| placement.holders(e) | if e == expert { 1 << server } else { 0 };

@@ -1,4 +1,4 @@
-//! The setting of the paper's experiments, drawn from a seed. What the paper leaves open is said beside it.
+//! The scenario of the paper's experiments, generated from a seed. Values that the paper leaves open are marked.
 
 use std::sync::Arc;
 
@@ -11,21 +11,21 @@ use crate::{
     User,
 };
 
-/// Path loss and noise of all that is sent over the air.
+/// Path loss exponent and noise density of all radio links.
 const PATH_LOSS: f64 = 4.0;
 const NOISE_DBM: f64 = -174.0;
-/// Watts of a device.
+/// Transmission power of a device in watts.
 const USER_POWER: f64 = 0.01;
-/// Level of a server.
+/// Transmission power of a server in dBm.
 const SERVER_DBM: f64 = 38.0;
-/// Hz between servers.
+/// Bandwidth between servers in Hz.
 const SERVER_BANDWIDTH: f64 = 100e6;
-/// Seconds to the cloud, and from it.
+/// One-way delay between a site and the cloud in seconds.
 const CLOUD_DELAY: f64 = 0.01;
-/// FLOP/s of a device, a server and the cloud.
+/// Speed of a device, a server and the cloud in FLOP/s.
 const COMPUTE: [f64; 3] = [50e12, 82.58e12, 312e12];
-/// Bytes of a number, in experts and hidden states alike. The paper does not say.
-const NUMBER: f64 = 2.0;
+/// Bytes per number, in experts and hidden states alike. The paper does not state it.
+const BYTES_PER_NUMBER: f64 = 2.0;
 
 /// One of the paper's models: name, layers with experts, experts, k, hidden size, width, matrices of an expert.
 type Family = (&'static str, usize, usize, usize, usize, usize, usize);
@@ -38,45 +38,45 @@ const QWEN: Family = ("MoE-LLaVA-Qwen-1.8B-4e", 12, 4, 2, 2048, 5504, 3);
 const PHI: Family = ("MoE-LLaVA-Phi2-2.7B-4e", 16, 4, 2, 2560, 10240, 2);
 const LLAMA: Family = ("LLaMA-MoE-3.5B", 32, 16, 4, 4096, 688, 3);
 
-/// 18 models with 3872 experts. The paper names the seven that there are and the two sums; which of them occur how
-/// often, as variants of each other, is the choice made here.
+/// 18 models with 3872 experts. The paper names seven models and the two totals; how often each occurs, as a variant of
+/// the same model, is chosen here.
 const LIBRARY: [Family; 18] = [
     ST_8, STABLE, ST_16, LLAMA, QWEN, ST_32, PHI, ST_8, STABLE, ST_16, LLAMA, QWEN, ST_32, PHI, ST_8, ST_16, LLAMA,
     ST_32,
 ];
 
-/// What can be varied.
+/// The parameters of a simulated network; the default is the paper's.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Scenario {
-    /// Servers, anywhere in the square.
+    /// Number of servers, at random positions in the square.
     pub servers: usize,
-    /// Users, anywhere in the square.
+    /// Number of users, at random positions in the square.
     pub users: usize,
-    /// Metres of a side.
+    /// Side of the square in metres.
     pub side_metres: f64,
-    /// Bytes of experts that fit on each server.
+    /// Bytes for experts on each server.
     pub storage: u64,
-    /// Hz of one user.
+    /// Bandwidth of each user in Hz.
     pub bandwidth: f64,
-    /// Models in the library; beyond 18 there are further variants.
+    /// Number of models in the library; beyond 18 the list repeats as further variants.
     pub models: usize,
-    /// The fewest and the most models that a user asks.
+    /// Fewest and most models that a user runs.
     pub models_per_user: (usize, usize),
-    /// Experts that a device holds.
+    /// Number of experts that a device holds.
     pub device_experts: usize,
-    /// How unevenly a user asks its models: the j-th goes with 1 / j^zipf. The paper gives no exponent.
+    /// Zipf exponent of a user's models: the j-th has a share in proportion to 1 / j^zipf. The paper does not state it.
     pub zipf: f64,
-    /// The same for the experts of the first and the last layer; in between it grows evenly. The paper measures
-    /// activations, finds that deeper layers are more uneven, and prints none of it.
+    /// Zipf exponents of the experts of the first and the last layer, interpolated linearly in between. The paper
+    /// measures activations and finds that deeper layers are more skewed, but does not print them.
     pub skew: (f64, f64),
-    /// Sets of prompts; users of the same set ask a model for the same experts. The paper has two.
+    /// Number of prompt datasets; users of one dataset need the same experts of a model. The paper has two.
     pub datasets: usize,
-    /// Tokens of each set that activations are counted over.
+    /// Tokens of each dataset over which activations are counted.
     pub tokens: usize,
 }
 
 impl Default for Scenario {
-    /// The paper's.
+    /// The paper's values, and the choices above where it states none.
     fn default() -> Self {
         Scenario {
             servers: 4,
@@ -96,21 +96,23 @@ impl Default for Scenario {
 }
 
 impl Scenario {
-    /// Draws places, requests and activations. Equal seeds give equal problems, and what is not varied stays as it is.
-    pub fn draw(&self, seed: u64) -> Result<Problem, PlacementError> {
+    /// Generates positions, demands and activations. Equal seeds give equal problems; parameters that are not varied keep
+    /// their random numbers.
+    pub fn generate(&self, seed: u64) -> Result<Problem, PlacementError> {
         self.check().map_err(PlacementError::Invalid)?;
-        // A stream for each kind of thing, so that more of one does not change the others.
+        // One random stream per kind, so that more of one kind does not change the others.
         let stream = |n: u64| Rng::new(Rng::new(seed ^ n << 56).bits());
-        let (mut places, mut homes, mut requests, mut routing) = (stream(1), stream(2), stream(3), stream(4));
+        let (mut server_rng, mut user_rng, mut demand_rng, mut routing_rng) =
+            (stream(1), stream(2), stream(3), stream(4));
         let library = Library::new((0..self.models).map(model).collect());
-        let rows = self.activations(&library, &mut routing);
+        let rows = self.activations(&library, &mut routing_rng);
         let random_position = |rng: &mut Rng| [rng.unit() * self.side_metres, rng.unit() * self.side_metres];
-        let positions: Vec<[f64; 2]> = (0..self.servers).map(|_| random_position(&mut places)).collect();
+        let positions: Vec<[f64; 2]> = (0..self.servers).map(|_| random_position(&mut server_rng)).collect();
         let sites = (0..self.servers).map(|n| self.site(n, &positions)).collect();
         let users = (0..self.users)
             .map(|_| {
-                let (site, link) = self.associated(random_position(&mut homes), &positions);
-                let demands = self.demands(&rows, &mut requests);
+                let (site, link) = self.associated(random_position(&mut user_rng), &positions);
+                let demands = self.demands(&rows, &mut demand_rng);
                 let local = self.most_requested(&library, &demands);
                 User { site, link, compute: COMPUTE[0], local, demands }
             })
@@ -124,23 +126,23 @@ impl Scenario {
             ("servers", self.servers),
             ("users", self.users),
             ("models", self.models),
-            ("models of a user", self.models_per_user.0),
+            ("models per user", self.models_per_user.0),
             ("datasets", self.datasets),
             ("tokens", self.tokens),
         ];
         if let Some((name, _)) = sizes.iter().find(|(_, n)| *n == 0) {
-            return Err(format!("a scenario needs at least one of its {name}"));
+            return Err(format!("invalid scenario: the number of {name} must be at least 1"));
         }
         match self.models_per_user.0 <= self.models_per_user.1 && self.models_per_user.1 <= self.models {
             true => Ok(()),
             false => Err(format!(
-                "users cannot ask {} to {} of {} models",
+                "invalid scenario: users cannot run {} to {} of {} models",
                 self.models_per_user.0, self.models_per_user.1, self.models
             )),
         }
     }
 
-    /// The ways from one server to the others and to the cloud.
+    /// The site of server `n`, with its links to the other servers and to the cloud.
     fn site(&self, n: usize, positions: &[[f64; 2]]) -> Site {
         let radio = radio(SERVER_BANDWIDTH, dbm(SERVER_DBM));
         let link = |(other, position): (usize, &[f64; 2])| match other == n {
@@ -154,7 +156,7 @@ impl Scenario {
         Site { associated: Some(n), links: positions.iter().enumerate().map(link).collect(), cloud }
     }
 
-    /// The server to and from which a bit travels fastest.
+    /// The server with the fastest link in both directions together, and that link.
     fn associated(&self, home: [f64; 2], positions: &[[f64; 2]]) -> (usize, NetworkLink) {
         let (up, down) = (radio(self.bandwidth, USER_POWER), radio(self.bandwidth, dbm(SERVER_DBM)));
         let link = |position: &[f64; 2]| {
@@ -170,7 +172,7 @@ impl Scenario {
         links.min_by(|a, b| slowness(&a.1).total_cmp(&slowness(&b.1))).expect("there is at least one server")
     }
 
-    /// Which experts are asked for, by model and dataset: measured on tokens that are drawn.
+    /// The groups of experts that tokens need, by model and dataset, counted over randomly routed tokens.
     fn activations(&self, library: &Library, rng: &mut Rng) -> Vec<Vec<Arc<Vec<Vec<ExpertGroup>>>>> {
         let of = |model: &ModelProfile, rng: &mut Rng| {
             let row = |row: usize, rng: &mut Rng| {
@@ -186,7 +188,7 @@ impl Scenario {
 
     fn demands(&self, rows: &[Vec<Arc<Vec<Vec<ExpertGroup>>>>], rng: &mut Rng) -> Vec<Demand> {
         let dataset = rng.below(self.datasets);
-        // The whole order is drawn whatever is used of it, so that users who ask more models ask the same ones first.
+        // All models are shuffled even if few are used, so that a user with more models keeps the first ones.
         let extra = rng.below(self.models_per_user.1 - self.models_per_user.0 + 1);
         let mut models: Vec<usize> = (0..rows.len()).collect();
         rng.shuffle(&mut models);
@@ -198,12 +200,12 @@ impl Scenario {
         models.into_iter().zip(weights).map(demand).collect()
     }
 
-    /// The experts that a user asks for most often.
+    /// The experts that a user needs most often, as many as the device holds.
     fn most_requested(&self, library: &Library, demands: &[Demand]) -> Vec<bool> {
-        let asked = expert_frequencies(library, demands);
-        let mut order: Vec<usize> = (0..asked.len()).filter(|e| asked[*e] > 0.0).collect();
-        order.sort_by(|a, b| asked[*b].total_cmp(&asked[*a]).then(a.cmp(b)));
-        let mut local = vec![false; asked.len()];
+        let frequencies = expert_frequencies(library, demands);
+        let mut order: Vec<usize> = (0..frequencies.len()).filter(|e| frequencies[*e] > 0.0).collect();
+        order.sort_by(|a, b| frequencies[*b].total_cmp(&frequencies[*a]).then(a.cmp(b)));
+        let mut local = vec![false; frequencies.len()];
         order.into_iter().take(self.device_experts).for_each(|expert| local[expert] = true);
         local
     }
@@ -225,29 +227,29 @@ fn model(at: usize) -> ModelProfile {
         rows,
         experts,
         top_k,
-        expert_bytes: (numbers * NUMBER) as u64,
-        state_bits: hidden as f64 * NUMBER * 8.0,
+        expert_bytes: (numbers * BYTES_PER_NUMBER) as u64,
+        state_bits: hidden as f64 * BYTES_PER_NUMBER * 8.0,
         expert_flops: 2.0 * numbers,
     }
 }
 
-/// What so many tokens ask for: distinct experts, the more popular ones more often.
+/// The groups of distinct experts that randomly routed tokens need, popular experts more often.
 fn sample_routing(model: &ModelProfile, skew: f64, tokens: usize, rng: &mut Rng) -> Vec<ExpertGroup> {
     let mut popular: Vec<u16> = (0..model.experts as u16).collect();
     rng.shuffle(&mut popular);
     let weights: Vec<f64> = (1..=model.experts).map(|j| (j as f64).powf(-skew)).collect();
     let mut groups: Vec<Vec<u16>> = (0..tokens)
         .map(|_| {
-            let mut places: Vec<usize> = (0..model.experts).collect();
+            let mut ranks: Vec<usize> = (0..model.experts).collect();
             let mut group: Vec<u16> = (0..model.top_k)
                 .map(|_| {
-                    let sum: f64 = places.iter().map(|place| weights[*place]).sum();
+                    let sum: f64 = ranks.iter().map(|rank| weights[*rank]).sum();
                     let mut at = rng.unit() * sum;
-                    let drawn = places.iter().position(|place| {
-                        at -= weights[*place];
+                    let drawn = ranks.iter().position(|rank| {
+                        at -= weights[*rank];
                         at < 0.0
                     });
-                    popular[places.remove(drawn.unwrap_or(places.len() - 1))]
+                    popular[ranks.remove(drawn.unwrap_or(ranks.len() - 1))]
                 })
                 .collect();
             group.sort_unstable();
@@ -265,8 +267,8 @@ mod tests {
     use crate::{algorithm, latency};
 
     #[test]
-    fn the_library_is_the_paper_s_size() {
-        let problem = Scenario::default().draw(1).unwrap();
+    fn the_library_has_the_paper_s_size() {
+        let problem = Scenario::default().generate(1).unwrap();
         assert_eq!((problem.library.models().len(), problem.library.experts()), (18, 3872));
         for user in &problem.users {
             assert!((3..=5).contains(&user.demands.len()));
@@ -279,25 +281,25 @@ mod tests {
     }
 
     #[test]
-    fn seeds_repeat_and_differ_and_more_servers_leave_users_where_they_are() {
+    fn equal_seeds_give_equal_problems_and_more_servers_keep_the_demands() {
         let small = Scenario { users: 5, models: 6, tokens: 50, storage: 1_000_000_000, ..Scenario::default() };
         let place = algorithm("accelerated").unwrap();
-        let total = |setting: &Scenario, seed| {
-            let problem = setting.draw(seed).unwrap();
+        let total = |scenario: &Scenario, seed| {
+            let problem = scenario.generate(seed).unwrap();
             latency(&problem, &place.place(&problem, 0)).total()
         };
         assert_eq!(total(&small, 1), total(&small, 1));
         assert_ne!(total(&small, 1), total(&small, 2));
-        let models = |setting: &Scenario| -> Vec<usize> {
-            setting.draw(1).unwrap().users.iter().flat_map(|u| u.demands.iter().map(|d| d.model)).collect()
+        let models = |scenario: &Scenario| -> Vec<usize> {
+            scenario.generate(1).unwrap().users.iter().flat_map(|u| u.demands.iter().map(|d| d.model)).collect()
         };
         assert_eq!(models(&small), models(&Scenario { servers: 7, ..small.clone() }));
     }
 
     #[test]
-    fn impossible_settings_are_one_sentence() {
-        let said = |setting: Scenario| setting.draw(0).unwrap_err().to_string();
-        assert!(said(Scenario { servers: 0, ..Scenario::default() }).contains("servers"));
-        assert!(said(Scenario { models: 2, ..Scenario::default() }).contains("3 to 5 of 2 models"));
+    fn invalid_scenarios_are_refused() {
+        let error = |scenario: Scenario| scenario.generate(0).unwrap_err().to_string();
+        assert!(error(Scenario { servers: 0, ..Scenario::default() }).contains("servers"));
+        assert!(error(Scenario { models: 2, ..Scenario::default() }).contains("3 to 5 of 2 models"));
     }
 }

@@ -1,29 +1,29 @@
-//! The paper's figures: what is varied in each, and what one run gives.
+//! The paper's figures: the parameter that each varies, and the result of one run.
 
 use crate::{Algorithm, Placement, PlacementError, Problem, Scenario, latency, u_shaped};
 
-/// One thing varied, all else being as in the setting.
+/// One parameter of the scenario varied, all others fixed.
 #[derive(Clone, Debug)]
 pub struct Sweep {
-    /// What it is called.
+    /// Name of the sweep, as in the CSV file.
     pub name: &'static str,
     /// The paper's figure of latencies, if there is one.
     pub latency_figure: Option<&'static str>,
     /// The paper's figure of running times, if there is one.
     pub time_figure: Option<&'static str>,
-    /// What is varied, in its unit.
+    /// The varied parameter with its unit, as the label of the x axis.
     pub x_label: &'static str,
-    /// The values, and the setting that each makes.
+    /// The values of the parameter, and the scenario with each.
     pub points: Vec<(f64, Scenario)>,
 }
 
-/// All of them.
+/// The sweeps of all figures, as variations of `base`.
 pub fn sweeps(base: &Scenario) -> Vec<Sweep> {
     let vary = |values: &[f64], set: fn(&mut Scenario, f64)| {
         let point = |x: &f64| {
-            let mut setting = base.clone();
-            set(&mut setting, *x);
-            (*x, setting)
+            let mut scenario = base.clone();
+            set(&mut scenario, *x);
+            (*x, scenario)
         };
         values.iter().map(point).collect::<Vec<_>>()
     };
@@ -39,28 +39,28 @@ pub fn sweeps(base: &Scenario) -> Vec<Sweep> {
             "storage",
             Some("6a"),
             Some("9a"),
-            "storage of a server, GB",
+            "storage per server, GB",
             vary(&[1.25, 2.5, 3.75, 5.0, 6.25, 7.5], |s, x| s.storage = (x * 1e9) as u64),
         ),
         sweep(
             "local",
             Some("6b"),
             None,
-            "experts that a device holds",
+            "experts per device",
             vary(&[100.0, 150.0, 200.0, 250.0, 300.0], |s, x| s.device_experts = x as usize),
         ),
         sweep(
             "asked",
             Some("7a"),
             None,
-            "models that a user asks",
+            "models per user",
             vary(&[2.0, 3.0, 4.0, 5.0, 6.0], |s, x| s.models_per_user = (x as usize, x as usize)),
         ),
         sweep(
             "bandwidth",
             Some("7b"),
             None,
-            "bandwidth of a user, MHz",
+            "bandwidth per user, MHz",
             vary(&[1.0, 2.5, 5.0, 7.5, 10.0], |s, x| s.bandwidth = x * 1e6),
         ),
         sweep(
@@ -74,7 +74,7 @@ pub fn sweeps(base: &Scenario) -> Vec<Sweep> {
             "users",
             Some("8b"),
             Some("10b"),
-            "users, who share the bandwidth",
+            "users, sharing the bandwidth",
             vary(&[10.0, 20.0, 30.0, 40.0, 50.0], |s, x| {
                 s.bandwidth *= s.users as f64 / x;
                 s.users = x as usize;
@@ -90,20 +90,21 @@ pub fn sweeps(base: &Scenario) -> Vec<Sweep> {
     ]
 }
 
-/// What a placement gives.
+/// The latency that a placement achieves.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct PlacementOutcome {
-    /// Seconds for a token.
+    /// Seconds per token.
     pub seconds: f64,
-    /// Seconds for a token whose hidden state leaves the device once. Only of whole layers.
+    /// Seconds per token with split inference, where the hidden state leaves the device once. Only for `u-shaped`,
+    /// which places whole layers.
     pub split_inference_seconds: Option<f64>,
-    /// Layers with experts that a token goes through.
+    /// Number of layers with experts that a token passes.
     pub layers: f64,
-    /// The share of the wanted experts that nobody but the cloud has.
+    /// Share of the experts that a token needs that are computed in the cloud.
     pub cloud: f64,
 }
 
-/// What the placement of this algorithm gives. Of layers placed as a whole only whole models are used.
+/// The latency of a placement by this algorithm. With `u-shaped`, only models that the servers hold as a whole count.
 pub fn outcome(problem: &Problem, algorithm: &Algorithm, placement: &Placement) -> PlacementOutcome {
     let layers_only = algorithm.name == "u-shaped";
     let found = match layers_only {
@@ -118,7 +119,7 @@ pub fn outcome(problem: &Problem, algorithm: &Algorithm, placement: &Placement) 
     }
 }
 
-/// The problem of one point and repetition. Repetitions of equal number are alike in all points.
-pub fn problem(setting: &Scenario, seed: u64, repetition: u64) -> Result<Problem, PlacementError> {
-    setting.draw(seed.wrapping_mul(1_000_003).wrapping_add(repetition))
+/// The problem of one point and repetition. A repetition has the same random numbers at all points.
+pub fn problem(scenario: &Scenario, seed: u64, repetition: u64) -> Result<Problem, PlacementError> {
+    scenario.generate(seed.wrapping_mul(1_000_003).wrapping_add(repetition))
 }

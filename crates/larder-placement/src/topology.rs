@@ -1,4 +1,4 @@
-//! The machines, as a person describes them.
+//! The topology file: machines, their memory and their links.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -8,58 +8,58 @@ use serde::Deserialize;
 
 use crate::{PlacementError, units};
 
-/// The machine that asks, and those that serve.
+/// The client device and its servers.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Topology {
-    /// The machine that asks.
+    /// The machine that runs the model, a client of the servers.
     pub device: DeviceEntry,
-    /// Those that serve.
+    /// The machines that compute experts for it; at least one.
     pub servers: Vec<ServerEntry>,
-    /// How connections are secured.
+    /// Certificates, if connections are encrypted.
     pub tls: Option<TlsFiles>,
 }
 
-/// The machine that asks.
+/// The machine that runs the model: the table `[device]`.
 #[derive(Clone, Copy, PartialEq, Default, Debug)]
 pub struct DeviceEntry {
-    /// Bytes of experts that it keeps for itself.
+    /// Bytes for experts that it keeps itself.
     pub storage: Option<u64>,
-    /// FLOP/s.
+    /// Speed in FLOP/s.
     pub compute: Option<f64>,
 }
 
-/// A machine that serves.
+/// A machine that computes experts: one table `[[server]]`.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ServerEntry {
-    /// What it is called.
+    /// Its name, unique in the file.
     pub name: String,
-    /// Where it answers.
+    /// URL of its worker.
     pub address: Option<String>,
-    /// Bytes of experts that it has room for.
+    /// Bytes available for experts.
     pub storage: Option<u64>,
-    /// FLOP/s.
+    /// Speed in FLOP/s.
     pub compute: Option<f64>,
-    /// Bits per second to it.
+    /// Bits per second from the device to the server.
     pub uplink: Option<f64>,
-    /// Bits per second from it.
+    /// Bits per second from the server to the device.
     pub downlink: Option<f64>,
-    /// Seconds there and back, as `ping` shows them.
+    /// Round-trip time in seconds, as `ping` reports it.
     pub delay: f64,
-    /// Whether the device is attached to it.
+    /// Whether the device is attached to this server; true of at most one.
     pub associated: bool,
     /// Whether it holds every expert.
     pub all: bool,
 }
 
-/// Files with certificates and keys.
+/// PEM files with certificates and keys.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TlsFiles {
-    /// Who is trusted.
+    /// Certificate authority that signs the workers' certificates.
     pub ca: Option<PathBuf>,
-    /// Who the device is.
+    /// Certificate of the device.
     pub cert: Option<PathBuf>,
-    /// What proves it.
+    /// Private key of that certificate.
     pub key: Option<PathBuf>,
 }
 
@@ -97,40 +97,42 @@ struct ServerFile {
 }
 
 impl Topology {
-    /// Reads a file.
+    /// Reads and checks a topology file.
     pub fn read(path: &Path) -> Result<Self, PlacementError> {
-        let wrong = |why: String| PlacementError::File { path: path.to_owned(), reason: why };
-        let text = std::fs::read_to_string(path).map_err(|e| wrong(format!("cannot be read: {e}")))?;
-        Topology::parse(&text).map_err(wrong)
+        let error = |reason: String| PlacementError::File { path: path.to_owned(), reason };
+        let text = std::fs::read_to_string(path).map_err(|e| error(format!("cannot be read: {e}")))?;
+        Topology::parse(&text).map_err(error)
     }
 
-    /// Reads the text of such a file; the error says what it does wrong.
+    /// Parses the text of such a file. The error continues a sentence that begins with the file's name.
     pub fn parse(text: &str) -> Result<Self, String> {
         let file: File = toml::from_str(text).map_err(|e| {
             let line = e.span().map_or(1, |span| text[..span.start].matches('\n').count() + 1);
-            format!("is no topology: line {line}: {}", e.message().replace('\n', ", "))
+            format!("is not a valid topology: line {line}: {}", e.message().replace('\n', ", "))
         })?;
-        let of = |what: &str, owner: &str| format!("says of the {what} of {owner}: ");
-        let said = |what: &'static str, owner: &str, text: Option<String>, read: ParseQuantity| {
-            let read = |text: String| read(&text).map_err(|why| of(what, owner) + &why);
-            text.map(read).transpose()
+        let context = |what: &str, owner: &str| format!("has an invalid {what} of {owner}: ");
+        let quantity = |what: &'static str, owner: &str, text: Option<String>, parse: ParseQuantity| {
+            let parse = |text: String| parse(&text).map_err(|reason| context(what, owner) + &reason);
+            text.map(parse).transpose()
         };
         let bytes = |what, owner: &str, text: Option<String>| {
-            let read = |text: String| parse_bytes(&text).map_err(|why| format!("{}'{text}' {why}", of(what, owner)));
-            text.map(read).transpose()
+            let parse = |text: String| {
+                parse_bytes(&text).map_err(|reason| format!("{}'{text}' {reason}", context(what, owner)))
+            };
+            text.map(parse).transpose()
         };
         let device = DeviceEntry {
             storage: bytes("storage", "the device", file.device.storage)?,
-            compute: said("compute", "the device", file.device.compute, units::compute)?,
+            compute: quantity("compute", "the device", file.device.compute, units::compute)?,
         };
         let server = |entry: ServerFile| -> Result<ServerEntry, String> {
             let owner = format!("'{}'", entry.name);
             Ok(ServerEntry {
                 storage: bytes("storage", &owner, entry.storage)?,
-                compute: said("compute", &owner, entry.compute, units::compute)?,
-                uplink: said("uplink", &owner, entry.uplink, units::rate)?,
-                downlink: said("downlink", &owner, entry.downlink, units::rate)?,
-                delay: said("delay", &owner, entry.delay, units::time)?.unwrap_or(0.0),
+                compute: quantity("compute", &owner, entry.compute, units::compute)?,
+                uplink: quantity("uplink", &owner, entry.uplink, units::rate)?,
+                downlink: quantity("downlink", &owner, entry.downlink, units::rate)?,
+                delay: quantity("delay", &owner, entry.delay, units::time)?.unwrap_or(0.0),
                 name: entry.name,
                 address: entry.address,
                 associated: entry.associated,
@@ -144,18 +146,18 @@ impl Topology {
 
     fn check(&self) -> Result<(), String> {
         if self.servers.is_empty() {
-            return Err("names no server; each is a [[server]] with a name".into());
+            return Err("names no server; add a [[server]] table with a name".into());
         }
         let mut names = BTreeSet::new();
         for server in &self.servers {
             if server.name.is_empty() || !names.insert(&server.name) {
-                return Err(format!("has two servers called '{}', or one without a name", server.name));
+                return Err(format!("has two servers named '{}', or one without a name", server.name));
             }
         }
         let associated: Vec<&str> = self.servers.iter().filter(|s| s.associated).map(|s| s.name.as_str()).collect();
         match associated.len() {
             0 | 1 => Ok(()),
-            _ => Err(format!("says that the device is attached to {}, and it can be to one", associated.join(" and "))),
+            _ => Err(format!("sets associated = true for {}; only one server can have it", associated.join(" and "))),
         }
     }
 }
@@ -180,18 +182,21 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_said_with_its_place() {
-        let said = |text: &str| Topology::parse(text).unwrap_err();
-        assert!(said("").contains("names no server"));
-        assert!(said("[[server]]\nname = \"a\"\n[[server]]\nname = \"a\"").contains("two servers called 'a'"));
+    fn errors_name_the_server_and_the_field() {
+        let error = |text: &str| Topology::parse(text).unwrap_err();
+        assert!(error("").contains("names no server"));
+        assert!(error("[[server]]\nname = \"a\"\n[[server]]\nname = \"a\"").contains("two servers named 'a'"));
         assert!(
-            said("[[server]]\nname = \"a\"\nstorage = \"-4 GB\"").contains("storage of 'a': '-4 GB' is not a number")
+            error("[[server]]\nname = \"a\"\nstorage = \"-4 GB\"").contains("storage of 'a': '-4 GB' is not a number")
         );
-        assert!(said("[[server]]\nname = \"a\"\nuplink = \"9 Mbps\"").contains("uplink of 'a': '9 Mbps' has the unit"));
-        assert!(said("[device]\ncompute = \"fast\"").contains("compute of the device: 'fast' is not"));
-        assert!(said("[[server]]\nname = \"a\"\nasociated = true").contains("line 3"));
+        assert!(
+            error("[[server]]\nname = \"a\"\nuplink = \"9 Mbps\"")
+                .contains("uplink of 'a': '9 Mbps' has the unknown unit")
+        );
+        assert!(error("[device]\ncompute = \"fast\"").contains("compute of the device: 'fast' is not"));
+        assert!(error("[[server]]\nname = \"a\"\nasociated = true").contains("line 3"));
         let both = "[[server]]\nname = \"a\"\nassociated = true\n[[server]]\nname = \"b\"\nassociated = true";
-        assert!(said(both).contains("attached to a and b"));
-        assert!(!said("device = 3").contains('\n'));
+        assert!(error(both).contains("associated = true for a and b"));
+        assert!(!error("device = 3").contains('\n'));
     }
 }

@@ -1,6 +1,6 @@
-//! Quantities as people write them.
+//! Parsing of quantities with units: rates, compute speed and times.
 
-/// A number and a unit of this table, above 0.
+/// Parses a number above 0 with one of `units`, and multiplies it by the unit's factor.
 fn quantity(text: &str, units: &[(&str, f64)], example: &str) -> Result<f64, String> {
     let text = text.trim();
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
@@ -14,12 +14,12 @@ fn quantity(text: &str, units: &[(&str, f64)], example: &str) -> Result<f64, Str
         Some(_) => Err(format!("'{text}' is not a number above 0")),
         None => {
             let known: Vec<&str> = units.iter().map(|(name, _)| *name).collect();
-            Err(format!("'{text}' has the unit '{unit}', and known are {}", known.join(", ")))
+            Err(format!("'{text}' has the unknown unit '{unit}'; use one of {}", known.join(", ")))
         }
     }
 }
 
-/// Bits per second.
+/// Parses a data rate into bits per second.
 pub(crate) fn rate(text: &str) -> Result<f64, String> {
     let units = [
         ("bit/s", 1.0),
@@ -34,12 +34,12 @@ pub(crate) fn rate(text: &str) -> Result<f64, String> {
     quantity(text, &units, "100 Mbit/s")
 }
 
-/// FLOP per second.
+/// Parses a compute speed into FLOP/s.
 pub(crate) fn compute(text: &str) -> Result<f64, String> {
     quantity(text, &[("MFLOP/s", 1e6), ("GFLOP/s", 1e9), ("TFLOP/s", 1e12)], "50 GFLOP/s")
 }
 
-/// Seconds, which may be none.
+/// Parses a time into seconds; `0` needs no unit.
 pub(crate) fn time(text: &str) -> Result<f64, String> {
     match text.trim() {
         "0" => Ok(0.0),
@@ -52,10 +52,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn units_are_read_and_others_refused() {
+    fn known_units_are_parsed_and_others_refused() {
         assert_eq!((rate("100 Mbit/s"), rate("2MB/s")), (Ok(1e8), Ok(1.6e7)));
         assert_eq!((compute("50 GFLOP/s"), time("2 ms"), time("0")), (Ok(5e10), Ok(0.002), Ok(0.0)));
-        assert!(rate("100 Mbps").unwrap_err().contains("unit 'Mbps', and known are bit/s"));
+        assert!(rate("100 Mbps").unwrap_err().contains("unit 'Mbps'; use one of bit/s"));
         assert!(rate("-1 Mbit/s").unwrap_err().contains("like '100 Mbit/s'"));
         assert!(compute("0 GFLOP/s").unwrap_err().contains("not a number above 0"));
         assert!(time("fast").is_err() && time("").is_err());

@@ -148,7 +148,7 @@ fn two_models_share_the_storage() {
     let said = larder_refuses(&[&plan[..], &["--share", "1"]].concat());
     assert!(said.contains("--share gives 1 numbers for 2 files"), "{said}");
     let twice = larder_refuses(&["edge", "plan", &topology, "--activations", &one, &one]);
-    assert!(twice.contains("two files are about a model called 'demo'"), "{twice}");
+    assert!(twice.contains("two statistics files are for the model 'demo'"), "{twice}");
 }
 
 #[test]
@@ -156,11 +156,11 @@ fn what_cannot_be_planned_is_said_in_a_sentence() {
     let case = Case::new();
     for (from, to, why) in [
         ("storage = \"4 MB\"", "storage = \"-4 MB\"", "storage of 'desk': '-4 MB' is not a number"),
-        ("100 Mbit/s", "100 Mbps", "uplink of 'desk': '100 Mbps' has the unit 'Mbps'"),
-        ("compute = \"50 GFLOP/s\"", "", "does not say the compute of the device"),
-        ("storage = \"4 MB\"", "", "does not say the storage of 'desk'"),
-        ("all = true", "storage = \"1 GB\"", "no server of the topology holds every expert"),
-        ("\"attic\"", "\"desk\"", "two servers called 'desk'"),
+        ("100 Mbit/s", "100 Mbps", "uplink of 'desk': '100 Mbps' has the unknown unit 'Mbps'"),
+        ("compute = \"50 GFLOP/s\"", "", "the topology lacks the compute of the device"),
+        ("storage = \"4 MB\"", "", "the topology lacks the storage of 'desk'"),
+        ("all = true", "storage = \"1 GB\"", "no server of the topology holds all experts"),
+        ("\"attic\"", "\"desk\"", "two servers named 'desk'"),
         ("storage", "storrage", "unknown field"),
     ] {
         let said = case.refused(from, to);

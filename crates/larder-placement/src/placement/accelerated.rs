@@ -1,12 +1,13 @@
-//! The knapsack by size of experts: Algorithm 3. Of experts of one size the most valuable ones are taken, so their
-//! values, added up, grow ever more slowly. Such a sequence is joined with any other by looking at few of their pairs.
+//! The knapsack by size of experts: Algorithm 3 of the paper. Of experts of one size the most valuable ones are taken, so
+//! the sums of their values are a concave sequence. A concave sequence is combined with any other by comparing few of
+//! their pairs.
 
 use std::collections::BTreeMap;
 
 use super::grid::Grid;
 use super::successive::Item;
 
-/// The knapsack, size by size.
+/// Chooses items by dynamic programming over sizes and capacity.
 pub(super) fn solve(items: &[Item], capacity: u64) -> Vec<usize> {
     let sizes: Vec<u64> = items.iter().map(|item| item.bytes).collect();
     let grid = Grid::new(&sizes, capacity);
@@ -41,38 +42,38 @@ fn join(best: &mut [f64], sums: &[f64], size: usize) -> Vec<u32> {
         let before: Vec<f64> = best[start..].iter().step_by(size).copied().collect();
         let pairs = Pairs { before: &before, sums };
         pairs.find(0..before.len(), 0..before.len(), &mut |at, from| {
-            let place = start + at * size;
-            best[place] = pairs.value(at, from);
-            taken[place] = (at - from).min(sums.len() - 1) as u32;
+            let cell = start + at * size;
+            best[cell] = pairs.value(at, from);
+            taken[cell] = (at - from).min(sums.len() - 1) as u32;
         });
     }
     taken
 }
 
-/// Every way to reach a place from an earlier one.
+/// The value of every cell, reached from every earlier cell.
 struct Pairs<'a> {
     before: &'a [f64],
     sums: &'a [f64],
 }
 
 impl Pairs<'_> {
-    /// Room beyond the last expert stays empty.
+    /// Capacity beyond the last expert stays empty.
     fn value(&self, at: usize, from: usize) -> f64 {
         self.before[from] + self.sums[(at - from).min(self.sums.len() - 1)]
     }
 
-    /// The best origin of each place in `places`. Since sums grow ever more slowly, a later place's best origin is never
-    /// before that of an earlier one: the middle place's origin halves what is left to look at on both sides.
+    /// Finds the best origin of each cell in `cells`. Since the sums are concave, a later cell's best origin is never
+    /// before that of an earlier one: the middle cell's origin bounds the search on both sides.
     fn find(
         &self,
-        places: std::ops::Range<usize>,
+        cells: std::ops::Range<usize>,
         origins: std::ops::Range<usize>,
         found: &mut impl FnMut(usize, usize),
     ) {
-        if places.is_empty() {
+        if cells.is_empty() {
             return;
         }
-        let middle = places.start + places.len() / 2;
+        let middle = cells.start + cells.len() / 2;
         let mut best = origins.start;
         for from in origins.start..origins.end.min(middle + 1) {
             if self.value(middle, from) > self.value(middle, best) {
@@ -80,8 +81,8 @@ impl Pairs<'_> {
             }
         }
         found(middle, best);
-        self.find(places.start..middle, origins.start..best + 1, found);
-        self.find(middle + 1..places.end, best..origins.end, found);
+        self.find(cells.start..middle, origins.start..best + 1, found);
+        self.find(middle + 1..cells.end, best..origins.end, found);
     }
 }
 
@@ -115,7 +116,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn both_forms_reach_the_optimum(
+        fn both_solvers_reach_the_optimum(
             items in prop::collection::vec((1u64..7, 1u32..100), 0..11),
             capacity in 0u64..40,
         ) {

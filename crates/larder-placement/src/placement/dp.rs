@@ -1,7 +1,9 @@
+//! The knapsack, expert by expert: Algorithm 2 of the paper.
+
 use super::grid::Grid;
 use super::successive::Item;
 
-/// The knapsack, expert by expert: Algorithm 2.
+/// Chooses items by dynamic programming over items and capacity.
 pub(super) fn solve(items: &[Item], capacity: u64) -> Vec<usize> {
     let sizes: Vec<u64> = items.iter().map(|item| item.bytes).collect();
     let grid = Grid::new(&sizes, capacity);
@@ -10,7 +12,7 @@ pub(super) fn solve(items: &[Item], capacity: u64) -> Vec<usize> {
     let mut taken = vec![0u64; words * items.len()];
     for (item, taken) in items.iter().zip(taken.chunks_exact_mut(words)) {
         let size = grid.units(item.bytes);
-        // From the largest on, so that what is read is still without this item.
+        // In descending order, so that the cells read do not include this item yet.
         for q in (size..=grid.capacity).rev() {
             let with = best[q - size] + item.value;
             if with > best[q] {

@@ -1,4 +1,4 @@
-//! One expert after the other, wherever it saves most: Algorithm 1, lazily evaluated.
+//! One expert after the other, each where its gain is largest: Algorithm 1 of the paper, lazily evaluated.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeSet, BinaryHeap};
@@ -7,16 +7,16 @@ use super::Placement;
 use crate::Problem;
 use crate::remote_requests::GainEvaluator;
 
-/// What is compared.
+/// The score by which candidates are ranked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Score {
-    /// What an expert saves for each of its bytes.
+    /// Seconds saved per byte of the expert.
     PerByte,
-    /// What it saves.
+    /// Seconds saved.
     Gain,
 }
 
-/// An expert at a server, and what it was worth after so many changes beside it.
+/// An expert on a server with its score; stale once the expert's count of `changes` has grown.
 #[derive(Clone, Copy, PartialEq, Debug)]
 struct Candidate {
     score: f64,
@@ -34,24 +34,24 @@ impl PartialOrd for Candidate {
 }
 
 impl Ord for Candidate {
-    /// The first expert at the first server wins if several are worth the same.
+    /// Ties go to the lowest expert, then to the lowest server.
     fn cmp(&self, other: &Self) -> Ordering {
-        let place = |candidate: &Candidate| (candidate.expert, candidate.server, candidate.changes);
-        self.score.total_cmp(&other.score).then_with(|| place(other).cmp(&place(self)))
+        let position = |candidate: &Candidate| (candidate.expert, candidate.server, candidate.changes);
+        self.score.total_cmp(&other.score).then_with(|| position(other).cmp(&position(self)))
     }
 }
 
 struct Greedy<'a> {
     problem: &'a Problem,
-    worth: GainEvaluator<'a>,
+    evaluator: GainEvaluator<'a>,
     score: Score,
     placement: Placement,
     free_bytes: Vec<u64>,
-    /// What each expert is worth at each server: `[experts, servers]`.
+    /// The gain of each expert on each server: `[experts, servers]`.
     gains: Vec<f64>,
-    /// GainEvaluator below this is what rounding has left of nothing.
+    /// Gains below this are rounding errors of zero.
     noise_floor: f64,
-    /// How often something that an expert is asked for with has been placed.
+    /// For each expert, the number of placements that changed its gain.
     changes: Vec<u32>,
     candidates: BinaryHeap<Candidate>,
 }
@@ -59,12 +59,12 @@ struct Greedy<'a> {
 /// Fills all servers together.
 pub(super) fn place(problem: &Problem, score: Score) -> Placement {
     let (experts, servers) = (problem.library.experts(), problem.servers.len());
-    let (worth, placement) = (GainEvaluator::new(problem), Placement::empty(problem));
+    let (evaluator, placement) = (GainEvaluator::new(problem), Placement::empty(problem));
     let pairs = (0..experts).flat_map(|expert| (0..servers).map(move |server| (server, expert)));
-    let gains: Vec<f64> = pairs.map(|(server, expert)| worth.gain(server, expert, &placement)).collect();
+    let gains: Vec<f64> = pairs.map(|(server, expert)| evaluator.gain(server, expert, &placement)).collect();
     let mut greedy = Greedy {
         problem,
-        worth,
+        evaluator,
         score,
         placement,
         free_bytes: problem.servers.iter().map(|server| server.storage).collect(),
@@ -90,11 +90,11 @@ impl Greedy<'_> {
         let model = self.problem.library.model_of(expert);
         let alone = self.problem.library.models()[model].top_k == 1;
         if candidate.changes < self.changes[expert] {
-            // With one expert a token, worth only ever falls, and is not looked at again before it is the greatest.
-            // With several it may have grown, and what became of it was offered when it changed.
+            // With one expert per token, gains only ever fall, so a stale one is recomputed when it comes to the top.
+            // With several, gains can also grow, and a new candidate was pushed at each change.
             if alone {
                 let at = expert * self.problem.servers.len() + server;
-                self.gains[at] = self.worth.gain(server, expert, &self.placement);
+                self.gains[at] = self.evaluator.gain(server, expert, &self.placement);
                 self.push_candidate(server, expert);
             }
             return;
@@ -109,7 +109,7 @@ impl Greedy<'_> {
         }
     }
 
-    /// Places an expert and looks again at all that are asked for with it.
+    /// Places an expert and updates the gains of all experts that are requested together with it.
     fn place_and_update(&mut self, server: usize, expert: usize) {
         let mut affected = BTreeSet::new();
         self.add_gains(expert, -1.0, &mut affected);
@@ -121,14 +121,14 @@ impl Greedy<'_> {
         }
     }
 
-    /// Adds what the wants of an expert give, to all that occur in them.
+    /// Adds the gains from the requests that contain an expert, times `sign`, for all experts in those requests.
     fn add_gains(&mut self, expert: usize, sign: f64, affected: &mut BTreeSet<usize>) {
         let servers = self.problem.servers.len();
         for request in self.problem.requests.of(expert) {
             for other in self.problem.requests.experts(request).iter().map(|e| *e as usize) {
                 affected.insert(other);
                 for server in (0..servers).filter(|n| !self.placement.holds(*n, other)) {
-                    let part = self.worth.gain_from(request, server, other, &self.placement);
+                    let part = self.evaluator.gain_from(request, server, other, &self.placement);
                     self.gains[other * servers + server] += sign * part;
                 }
             }
@@ -139,7 +139,7 @@ impl Greedy<'_> {
         (0..self.problem.servers.len()).for_each(|server| self.push_candidate(server, expert));
     }
 
-    /// What saves nothing is not offered.
+    /// Experts without a gain, and those that do not fit, are not pushed.
     fn push_candidate(&mut self, server: usize, expert: usize) {
         let (gain, bytes) =
             (self.gains[expert * self.problem.servers.len() + server], self.problem.library.bytes(expert));

@@ -1,19 +1,21 @@
-/// Sizes and room in a common unit, for tables that have a place for each.
+//! Item sizes in units that keep knapsack tables small.
+
+/// Sizes and capacity in a common unit; a knapsack table has one cell per unit of capacity.
 pub(super) struct Grid {
     /// Bytes of the unit.
     unit: u64,
-    /// Units that fit.
+    /// Capacity in units.
     pub capacity: usize,
 }
 
-/// Cells that a table may have.
+/// Most cells of a table, over all items.
 const CELLS: u64 = 1 << 28;
 
 impl Grid {
     /// The largest unit in which all sizes are whole, unless the table would have too many cells: then a larger one, to
     /// which sizes are rounded up, so that what fits there also fits in bytes.
     pub fn new(sizes: &[u64], capacity: u64) -> Self {
-        // More than all of them needs no place.
+        // Capacity beyond the sum of all sizes is never used.
         let capacity = capacity.min(sizes.iter().fold(0, |sum: u64, size| sum.saturating_add(*size)));
         let count = sizes.len() as u64;
         let common = sizes.iter().copied().fold(0, gcd).max(1);
@@ -22,7 +24,7 @@ impl Grid {
         Grid { unit, capacity: (capacity / unit) as usize }
     }
 
-    /// Units that a size takes.
+    /// A size in units, rounded up.
     pub fn units(&self, bytes: u64) -> usize {
         bytes.div_ceil(self.unit) as usize
     }

@@ -1,4 +1,4 @@
-//! Which server holds what, and the algorithms that decide it.
+//! Which server holds which experts, and the algorithms that decide it.
 
 use crate::{Library, Problem};
 
@@ -16,12 +16,12 @@ pub mod u_shaped;
 /// Which servers hold each expert.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Placement {
-    /// A bit for each server.
+    /// For each expert, a bit per server.
     holders: Vec<u32>,
 }
 
 impl Placement {
-    /// Nothing is anywhere.
+    /// A placement without any expert.
     pub fn empty(problem: &Problem) -> Self {
         Placement { holders: vec![0; problem.library.experts()] }
     }
@@ -31,81 +31,81 @@ impl Placement {
         self.holders[expert] >> server & 1 == 1
     }
 
-    /// Puts an expert where it was not.
+    /// Places an expert on a server.
     pub fn put(&mut self, server: usize, expert: usize) {
         self.holders[expert] |= 1 << server;
     }
 
-    /// The experts of a server, ascending.
+    /// The experts that a server holds, ascending.
     pub fn experts_of(&self, server: usize) -> impl Iterator<Item = usize> + '_ {
         (0..self.holders.len()).filter(move |expert| self.holds(server, *expert))
     }
 
-    /// Bytes of what a server holds.
+    /// Bytes of the experts that a server holds.
     pub fn bytes(&self, server: usize, library: &Library) -> u64 {
         self.experts_of(server).map(|expert| library.bytes(expert)).sum()
     }
 
-    /// The servers that hold this expert, a bit for each.
+    /// The servers that hold this expert, one bit each.
     pub(crate) fn holders(&self, expert: usize) -> u32 {
         self.holders[expert]
     }
 }
 
-/// A way to decide what lies where.
+/// A placement algorithm.
 pub struct Algorithm {
-    /// What it is called on the command line.
+    /// Its name on the command line.
     pub name: &'static str,
-    /// What it does, in a few words.
+    /// Its description in a few words.
     pub about: &'static str,
     place: fn(&Problem, u64) -> Placement,
 }
 
 impl Algorithm {
-    /// Decides. What is drawn at random depends on the seed alone.
+    /// Computes a placement. Random choices depend on the seed alone.
     pub fn place(&self, problem: &Problem, seed: u64) -> Placement {
         (self.place)(problem, seed)
     }
 }
 
-/// All algorithms.
+/// All placement algorithms.
 pub const ALGORITHMS: [Algorithm; 7] = [
     Algorithm {
         name: "accelerated",
-        about: "server by server, a knapsack solved by size of experts (the paper's Algorithm 3)",
+        about: "one server after the other, each as a knapsack solved by size of experts (the paper's Algorithm 3)",
         place: |problem, _| successive::place(problem, &accelerated::solve),
     },
     Algorithm {
         name: "dp",
-        about: "server by server, a knapsack solved expert by expert (Algorithm 2)",
+        about: "one server after the other, each as a knapsack solved expert by expert (Algorithm 2)",
         place: |problem, _| successive::place(problem, &dp::solve),
     },
     Algorithm {
         name: "greedy",
-        about: "one expert after the other, the one that saves most for its bytes (Algorithm 1)",
+        about: "one expert after the other, the one with the largest gain per byte (Algorithm 1)",
         place: |problem, _| greedy::place(problem, greedy::Score::PerByte),
     },
     Algorithm {
         name: "greedy-gain",
-        about: "one expert after the other, the one that saves most whatever its bytes",
+        about: "one expert after the other, the one with the largest gain",
         place: |problem, _| greedy::place(problem, greedy::Score::Gain),
     },
     Algorithm {
         name: "lfu",
-        about: "each server for itself, what its own users ask for most often",
+        about: "each server on its own, the experts that its users need most often",
         place: |problem, _| lfu::place(problem),
     },
-    Algorithm { name: "random", about: "whatever comes, as much as fits", place: random::place },
+    Algorithm { name: "random", about: "random experts, as many as fit", place: random::place },
     Algorithm {
         name: "u-shaped",
-        about: "each server for itself, whole layers of the models that its users want most",
+        about: "each server on its own, whole layers of the models that its users run most",
         place: |problem, _| u_shaped::place(problem),
     },
 ];
 
-/// No algorithm is called so.
+/// There is no algorithm of this name.
 #[derive(Debug, thiserror::Error)]
-#[error("'{name}' is no way to place experts; there are {known}")]
+#[error("'{name}' is not a placement algorithm; choose one of {known}")]
 pub struct UnknownAlgorithm {
     name: String,
     known: String,
@@ -120,7 +120,7 @@ pub fn algorithm(name: &str) -> Result<&'static Algorithm, UnknownAlgorithm> {
     })
 }
 
-/// Puts experts on a server in the order given, each that still fits.
+/// Places experts on a server in the order given, skipping those that do not fit.
 fn fill_in_order(problem: &Problem, server: usize, experts: impl Iterator<Item = usize>, placement: &mut Placement) {
     let mut free_bytes = problem.servers[server].storage - placement.bytes(server, &problem.library);
     for expert in experts {

@@ -1,9 +1,11 @@
+//! Random placement.
+
 use larder_core::Rng;
 
 use super::{Placement, fill_in_order};
 use crate::Problem;
 
-/// Whatever comes, as much as fits.
+/// Fills each server with experts in random order.
 pub(super) fn place(problem: &Problem, seed: u64) -> Placement {
     let mut rng = Rng::new(seed);
     let mut placement = Placement::empty(problem);

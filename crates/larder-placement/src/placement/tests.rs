@@ -1,4 +1,4 @@
-//! Algorithms beside all placements that there are, on instances where these can be tried.
+//! The algorithms compared with all possible placements, on instances small enough to enumerate.
 
 use std::sync::Arc;
 
@@ -9,11 +9,11 @@ use super::*;
 use crate::remote_requests::GainEvaluator;
 use crate::{Demand, ExpertGroup, ModelProfile, NetworkLink, Server, ServingMode, Site, User, latency};
 
-/// Models of one layer with three experts: k and bytes of an expert of each.
+/// Models of one layer with three experts: k and bytes per expert of each model.
 type Shape = [(usize, u64)];
 
-/// Servers near each other and a cloud that is far from all. Computing takes next to nothing.
-fn drawn(seed: u64, shape: &Shape, servers: usize, storage: u64) -> Problem {
+/// A random problem: servers near each other and a cloud far from all. Computing takes almost no time.
+fn random_problem(seed: u64, shape: &Shape, servers: usize, storage: u64) -> Problem {
     let mut rng = Rng::new(seed);
     let model = |(top_k, expert_bytes): &(usize, u64)| ModelProfile {
         name: "m".into(),
@@ -26,7 +26,7 @@ fn drawn(seed: u64, shape: &Shape, servers: usize, storage: u64) -> Problem {
     };
     let library = Library::new(shape.iter().map(model).collect());
     let link = |seconds: f64| NetworkLink { delay: seconds, return_delay: seconds, ..NetworkLink::default() };
-    // Between any two servers there and back alike.
+    // Links between servers are symmetric.
     let between: Vec<f64> = (0..servers * servers).map(|_| 1.0 + 4.0 * rng.unit()).collect();
     let site = |n: usize| {
         let to = |other: usize| link(if n == other { 0.0 } else { between[n.min(other) * servers + n.max(other)] });
@@ -49,7 +49,7 @@ fn drawn(seed: u64, shape: &Shape, servers: usize, storage: u64) -> Problem {
     Problem::new(library, servers, 1e6, sites, users, ServingMode::Relayed).unwrap()
 }
 
-/// Every group of k of three experts, with shares drawn at random.
+/// Every group of k of three experts, with random shares.
 fn groups(k: usize, rng: &mut Rng) -> Vec<ExpertGroup> {
     let all: &[&[u16]] = match k {
         1 => &[&[0], &[1], &[2]],
@@ -61,7 +61,7 @@ fn groups(k: usize, rng: &mut Rng) -> Vec<ExpertGroup> {
     all.iter().zip(weights).map(|(e, w)| ExpertGroup { experts: e.to_vec(), share: w / sum }).collect()
 }
 
-/// The paper's F: what a placement saves.
+/// Seconds that a placement saves: the paper's F.
 fn saved(problem: &Problem, placement: &Placement) -> f64 {
     latency(problem, &Placement::empty(problem)).total() - latency(problem, placement).total()
 }
@@ -70,28 +70,28 @@ fn fits(problem: &Problem, placement: &Placement) -> bool {
     problem.servers.iter().enumerate().all(|(n, s)| placement.bytes(n, &problem.library) <= s.storage)
 }
 
-/// The most that any placement saves.
+/// The most seconds that any placement saves.
 fn optimum(problem: &Problem) -> f64 {
     let experts = problem.library.experts();
-    let ways = 1u64 << problem.servers.len();
-    (0..ways.pow(experts as u32))
-        .map(|at| Placement { holders: (0..experts as u32).map(|e| (at / ways.pow(e) % ways) as u32).collect() })
+    let choices = 1u64 << problem.servers.len();
+    (0..choices.pow(experts as u32))
+        .map(|at| Placement { holders: (0..experts as u32).map(|e| (at / choices.pow(e) % choices) as u32).collect() })
         .filter(|placement| fits(problem, placement))
         .map(|placement| saved(problem, &placement))
         .fold(0.0, f64::max)
 }
 
-/// The curvature of what server n's experts save together, beside what the servers before it hold (definition 4).
+/// The curvature of the gain of server n's experts, given the experts of the servers before it (definition 4).
 fn curvature(problem: &Problem, placement: &Placement, n: usize) -> f64 {
-    let worth = GainEvaluator::new(problem);
+    let gains = GainEvaluator::new(problem);
     let before = |expert: usize| placement.holders(expert) & ((1 << n) - 1);
     let base = Placement { holders: (0..problem.library.experts()).map(before).collect() };
     let several = |e: &usize| problem.library.models()[problem.library.model_of(*e)].top_k > 1;
     let ratio = |expert: usize| {
         let mut rest = base.clone();
         (0..problem.library.experts()).filter(|e| *e != expert).for_each(|e| rest.put(n, e));
-        let last = worth.gain(n, expert, &rest);
-        (last > 1e-9).then(|| worth.gain(n, expert, &base) / last)
+        let last = gains.gain(n, expert, &rest);
+        (last > 1e-9).then(|| gains.gain(n, expert, &base) / last)
     };
     1.0 - (0..problem.library.experts()).filter(several).filter_map(ratio).fold(1.0, f64::min)
 }
@@ -104,13 +104,13 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(150))]
 
     #[test]
-    fn no_server_holds_more_than_fits_and_nothing_is_worse_than_nothing(
+    fn placements_fit_the_storage_and_never_add_latency(
         seed: u64,
         shape in prop::collection::vec((1usize..4, 1u64..9), 1..5),
         servers in 1usize..5,
         storage in 0u64..40,
     ) {
-        let problem = drawn(seed, &shape, servers, storage);
+        let problem = random_problem(seed, &shape, servers, storage);
         for algorithm in &ALGORITHMS {
             let placement = algorithm.place(&problem, seed);
             prop_assert!(fits(&problem, &placement), "{}", algorithm.name);
@@ -119,10 +119,10 @@ proptest! {
         }
     }
 
-    /// With experts of one size; with several, one that is large can be worth more than all that fit beside it.
+    /// Holds for experts of one size; with several sizes, one large expert can gain more than all that fit beside it.
     #[test]
-    fn with_one_expert_a_token_greedy_reaches_its_share_of_the_optimum(seed: u64, storage in 1u64..4) {
-        let problem = drawn(seed, &[(1, 1), (1, 1)], 2, storage);
+    fn with_top_1_models_greedy_reaches_its_bound(seed: u64, storage in 1u64..4) {
+        let problem = random_problem(seed, &[(1, 1), (1, 1)], 2, storage);
         let (best, found) = (optimum(&problem), saved(&problem, &place("greedy", &problem)));
         prop_assert!(found >= (1.0 - (-1f64).exp()) * best - 1e-9, "{found} of {best}");
     }
@@ -135,12 +135,12 @@ proptest! {
         servers in 1usize..3,
         storage in 1u64..8,
     ) {
-        let problem = drawn(seed, &[(ks.0, bytes.0), (ks.1, bytes.1)], servers, storage);
+        let problem = random_problem(seed, &[(ks.0, bytes.0), (ks.1, bytes.1)], servers, storage);
         let placement = place("accelerated", &problem);
         let found = saved(&problem, &placement);
-        // Of choices that are worth the same to a server they may take different ones.
-        let (worth, empty) = (GainEvaluator::new(&problem), Placement::empty(&problem));
-        let first = |placement: &Placement| placement.experts_of(0).map(|e| worth.gain(0, e, &empty)).sum::<f64>();
+        // Of choices with equal value for a server they may take different ones.
+        let (gains, empty) = (GainEvaluator::new(&problem), Placement::empty(&problem));
+        let first = |placement: &Placement| placement.experts_of(0).map(|e| gains.gain(0, e, &empty)).sum::<f64>();
         let other = place("dp", &problem);
         prop_assert!((first(&placement) - first(&other)).abs() < 1e-9);
         prop_assert!(ks.0 == 3 || ks.1 == 3 || (found - saved(&problem, &other)).abs() < 1e-9);
@@ -148,29 +148,29 @@ proptest! {
         let curved = (0..servers).map(|n| curvature(&problem, &placement, n)).fold(0.0, f64::max);
         let bound = (1.0 - curved) / if servers == 1 { 1.0 } else { 2.0 };
         prop_assert!(found >= bound * best - 1e-9, "{found} of {best}, curvature {curved}");
-        // Links are symmetric and computing is nothing: proposition 6.
+        // Links are symmetric and computing takes almost no time: proposition 6.
         let least = if servers == 1 { 0.5 } else { 0.25 };
         prop_assert!(found >= least * best - 1e-9, "{found} of {best}");
     }
 
-    /// What is counted on from change to change stays what it would be if it were counted anew.
+    /// The incrementally updated gains equal gains computed from scratch.
     #[test]
-    fn greedy_takes_what_saves_most_at_every_step(seed: u64, k in 1usize..4, storage in 1u64..6) {
-        let problem = drawn(seed, &[(k, 1), (2, 2)], 2, storage);
-        let worth = GainEvaluator::new(&problem);
+    fn greedy_takes_the_largest_gain_at_every_step(seed: u64, k in 1usize..4, storage in 1u64..6) {
+        let problem = random_problem(seed, &[(k, 1), (2, 2)], 2, storage);
+        let gains = GainEvaluator::new(&problem);
         let mut placement = Placement::empty(&problem);
         loop {
-            let offers = (0..problem.library.experts()).flat_map(|expert| (0..2).map(move |n| (n, expert)));
-            let offers = offers.filter(|(n, expert)| {
+            let candidates = (0..problem.library.experts()).flat_map(|expert| (0..2).map(move |n| (n, expert)));
+            let candidates = candidates.filter(|(n, expert)| {
                 let mut with = placement.clone();
                 with.put(*n, *expert);
                 !placement.holds(*n, *expert) && fits(&problem, &with)
             });
             let gain = |(n, expert): &(usize, usize)| {
-                worth.gain(*n, *expert, &placement) / problem.library.bytes(*expert) as f64
+                gains.gain(*n, *expert, &placement) / problem.library.bytes(*expert) as f64
             };
-            let best = offers.max_by(|a, b| gain(a).total_cmp(&gain(b)));
-            let Some((n, expert)) = best.filter(|offer| gain(offer) > 1e-9) else { break };
+            let best = candidates.max_by(|a, b| gain(a).total_cmp(&gain(b)));
+            let Some((n, expert)) = best.filter(|candidate| gain(candidate) > 1e-9) else { break };
             placement.put(n, expert);
         }
         let (found, want) = (saved(&problem, &place("greedy", &problem)), saved(&problem, &placement));
@@ -179,29 +179,29 @@ proptest! {
 }
 
 #[test]
-fn servers_work_together_but_for_lfu() {
-    // Two models of one expert a token; each server has room for three of the six experts.
-    let problems: Vec<Problem> = (0..20).map(|seed| drawn(seed, &[(1, 1), (1, 1)], 2, 3)).collect();
+fn accelerated_beats_lfu_and_random() {
+    // Two top-1 models; each server can hold three of the six experts.
+    let problems: Vec<Problem> = (0..20).map(|seed| random_problem(seed, &[(1, 1), (1, 1)], 2, 3)).collect();
     let all = |name| -> f64 { problems.iter().map(|p| latency(p, &place(name, p)).total()).sum() };
     assert!(all("accelerated") < 0.9 * all("lfu") && all("accelerated") < all("random"));
     assert!(algorithm("fastest").err().unwrap().to_string().contains("accelerated, dp, greedy"));
 }
 
 #[test]
-fn whole_layers_are_placed_or_none() {
-    let problem = drawn(5, &[(2, 2), (1, 1)], 2, 7);
+fn u_shaped_places_whole_layers() {
+    let problem = random_problem(5, &[(2, 2), (1, 1)], 2, 7);
     let placement = place("u-shaped", &problem);
     let layers: Vec<u32> = (0..6).map(|e| placement.holders(e)).collect();
     assert!(layers[..3].iter().all(|h| *h == layers[0] && *h != 0) && layers[3..].iter().all(|h| *h == layers[3]));
-    // Each server has room for one of the two layers: both hold the same, or together they hold both.
+    // Each server can hold one of the two layers: both hold the same one, or together they hold both.
     let usable = u_shaped::usable(&problem, &placement);
     assert!((0..6).all(|e| usable.holders(e) == placement.holders(e)));
-    let mut torn = placement.clone();
-    torn.holders[0] = 0;
-    assert!((0..3).all(|e| u_shaped::usable(&problem, &torn).holders(e) == 0));
-    // Torn, the first model is computed in the cloud, 100 s away in each direction.
+    let mut incomplete = placement.clone();
+    incomplete.holders[0] = 0;
+    assert!((0..3).all(|e| u_shaped::usable(&problem, &incomplete).holders(e) == 0));
+    // Without its expert 0 the first model is computed in the cloud, 100 s away in each direction.
     assert!(
-        u_shaped::split_inference_seconds(&problem, &torn)
+        u_shaped::split_inference_seconds(&problem, &incomplete)
             > 90.0 + u_shaped::split_inference_seconds(&problem, &placement)
     );
 }

@@ -1,18 +1,18 @@
-//! Whole layers instead of experts: how split inference would place a model, and what a token takes then.
+//! Whole layers instead of experts: the placement of split inference, and its latency per token.
 
 use super::Placement;
 use crate::machine_cost::{NetworkLink, ServingMode};
 use crate::{Demand, Problem, User};
 
-/// Each server for itself: layers of the models that its own users want most, from the first layer on, as long as whole
-/// ones fit.
+/// Fills each server on its own with layers of the models that its users run most, from the first layer on, as many
+/// whole layers as fit.
 pub(super) fn place(problem: &Problem) -> Placement {
     let mut placement = Placement::empty(problem);
     let models = problem.library.models();
     for (server, about) in problem.servers.iter().enumerate() {
-        let wanted = wanted(problem, server);
-        let mut order: Vec<usize> = (0..models.len()).filter(|m| wanted[*m] > 0.0).collect();
-        order.sort_by(|a, b| wanted[*b].total_cmp(&wanted[*a]));
+        let shares = model_shares(problem, server);
+        let mut order: Vec<usize> = (0..models.len()).filter(|m| shares[*m] > 0.0).collect();
+        order.sort_by(|a, b| shares[*b].total_cmp(&shares[*a]));
         let mut free_bytes = about.storage;
         for m in order {
             let bytes = models[m].expert_bytes * models[m].experts as u64;
@@ -26,15 +26,15 @@ pub(super) fn place(problem: &Problem) -> Placement {
     placement
 }
 
-/// How much of each model is asked for by the users of a server; by all users, if it has none.
-fn wanted(problem: &Problem, server: usize) -> Vec<f64> {
+/// The share of tokens that each model has among the users of a server, or among all users if the server has none.
+fn model_shares(problem: &Problem, server: usize) -> Vec<f64> {
     let count = |own: bool| {
-        let mut wanted = vec![0.0; problem.library.models().len()];
+        let mut shares = vec![0.0; problem.library.models().len()];
         let here = |user: &&User| !own || problem.sites[user.site].associated == Some(server);
         for demand in problem.users.iter().filter(here).flat_map(|user| &user.demands) {
-            wanted[demand.model] += demand.share;
+            shares[demand.model] += demand.share;
         }
-        wanted
+        shares
     };
     let own = count(true);
     match own.iter().any(|share| *share > 0.0) {
@@ -43,8 +43,8 @@ fn wanted(problem: &Problem, server: usize) -> Vec<f64> {
     }
 }
 
-/// What of a placement can be used if a token goes to the servers for all layers or for none: that of models which the
-/// servers together hold whole.
+/// The part of a placement that is usable if a token goes to the servers for all layers or for none: the models that
+/// the servers together hold completely.
 pub fn usable(problem: &Problem, placement: &Placement) -> Placement {
     let library = &problem.library;
     let mut usable = Placement::empty(problem);
@@ -57,9 +57,9 @@ pub fn usable(problem: &Problem, placement: &Placement) -> Placement {
     usable
 }
 
-/// Seconds for a token of the average user if a hidden state leaves the device once and not for each layer: what split
-/// inference is built for. Devices hold as many whole layers as have the experts that they hold. A model whose other
-/// layers are not all on servers is computed by the machine that holds all.
+/// Seconds per token of the average user with split inference, where a hidden state leaves the device once and not for
+/// each layer. A device holds as many whole layers as its number of experts makes up. The other layers of a model are
+/// computed by the machine that holds all experts if they are not all on servers.
 pub fn split_inference_seconds(problem: &Problem, placement: &Placement) -> f64 {
     let of_user = |user: &User| -> f64 {
         let demands = user.demands.iter().zip(layers_held(problem, user));
@@ -68,7 +68,7 @@ pub fn split_inference_seconds(problem: &Problem, placement: &Placement) -> f64 
     problem.users.iter().map(of_user).sum::<f64>() / problem.users.len().max(1) as f64
 }
 
-/// Layers of each demand that the device holds, the most wanted models first.
+/// Number of layers that the device holds for each demand; the models with the largest shares come first.
 fn layers_held(problem: &Problem, user: &User) -> Vec<usize> {
     let mut free_bytes = user.local.iter().filter(|held| **held).count();
     let mut order: Vec<usize> = (0..user.demands.len()).collect();
@@ -85,18 +85,17 @@ fn layers_held(problem: &Problem, user: &User) -> Vec<usize> {
 fn of_model(problem: &Problem, placement: &Placement, user: &User, demand: &Demand, held: usize) -> f64 {
     let model = &problem.library.models()[demand.model];
     let (site, away) = (&problem.sites[user.site], model.rows - held);
-    // What is computed one after the other counts as often as it is chosen.
-    let chosen = match problem.serving {
+    // In direct mode a layer's experts are computed one after the other.
+    let sequential = match problem.serving {
         ServingMode::Relayed => 1.0,
         ServingMode::Direct | ServingMode::DirectSeparate => model.top_k as f64,
     };
-    let compute = |flops| chosen * problem.serving.compute(model, flops);
+    let compute = |flops| sequential * problem.serving.compute(model, flops);
     let own = held as f64 * compute(user.compute);
     if away == 0 {
         return own;
     }
-    let there_and_back =
-        |link: &NetworkLink| link.send_seconds(model.state_bits) + link.return_seconds(model.state_bits);
+    let round_trip = |link: &NetworkLink| link.send_seconds(model.state_bits) + link.return_seconds(model.state_bits);
     let server_of = |row: usize| {
         let first = problem.library.first_expert(demand.model, row);
         let all = (first..first + model.experts).map(|e| placement.holders(e)).fold(u32::MAX, |a, b| a & b);
@@ -105,10 +104,10 @@ fn of_model(problem: &Problem, placement: &Placement, user: &User, demand: &Dema
     let servers: Option<Vec<usize>> = (held..model.rows).map(server_of).collect();
     let beyond = match servers {
         Some(servers) => {
-            let farthest = servers.iter().map(|n| there_and_back(&site.links[*n])).fold(0.0, f64::max);
+            let farthest = servers.iter().map(|n| round_trip(&site.links[*n])).fold(0.0, f64::max);
             farthest + servers.iter().map(|n| compute(problem.servers[*n].compute)).sum::<f64>()
         }
-        None => there_and_back(&site.cloud) + away as f64 * compute(problem.cloud_compute),
+        None => round_trip(&site.cloud) + away as f64 * compute(problem.cloud_compute),
     };
-    own + there_and_back(&user.link) + beyond
+    own + round_trip(&user.link) + beyond
 }
