@@ -1,4 +1,4 @@
-//! Turns `proto/experts.proto` into messages, client and server, and keeps its description for reflection.
+//! Generates messages, client and server from `proto/experts.proto`, and its descriptor set for gRPC reflection.
 
 use std::path::PathBuf;
 

@@ -1,5 +1,5 @@
-//! What asking costs beyond computing: one worker on this machine, in a process of its own, asked for one token at a
-//! time. `cargo bench -p larder-edge [-- HIDDEN]`
+//! Latency of remote experts beyond computing: one worker on this machine, in a process of its own, one token per
+//! request. `cargo bench -p larder-edge [-- HIDDEN]`
 
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
@@ -24,7 +24,7 @@ const ROUNDS: usize = 4000;
 const TOP_K: usize = 8;
 const LAYER: LayerIdx = LayerIdx(0);
 
-/// Experts as small as can be: what is measured is the way to them.
+/// Minimal experts, so that the transport dominates.
 struct Small(ExpertLayout);
 
 impl Shards for Small {
@@ -46,12 +46,13 @@ fn geometry(hidden: usize) -> Geometry {
 }
 
 fn cache(geometry: &Geometry) -> Cache {
-    let layout = ExpertLayout::new(geometry.hidden, geometry.inter, [NumberFormat::F32; 3], false).expect("a layout");
+    let layout =
+        ExpertLayout::new(geometry.hidden, geometry.inter, [NumberFormat::F32; 3], false).expect("the layout is valid");
     let shape = CacheShape::new(geometry, geometry.experts, CacheScope::Global);
     let policies = "lru".parse::<EvictionSpec>().and_then(|spec| spec.make(&shape, &PolicyInputs::default()));
-    let (_arena, slots) = Arena::new(shape.total_slots(), layout.bytes).expect("memory");
+    let (_arena, slots) = Arena::new(shape.total_slots(), layout.bytes).expect("memory for the slots");
     let reader = MemoryReader::new(Arc::new(vec![vec![0; layout.bytes]; geometry.experts]), 1);
-    Cache::new(geometry, &shape, policies.expect("lru"), slots, Box::new(reader), Box::new(Small(layout)))
+    Cache::new(geometry, &shape, policies.expect("lru is a policy"), slots, Box::new(reader), Box::new(Small(layout)))
 }
 
 fn handshake(hidden: usize) -> Handshake {
@@ -59,12 +60,12 @@ fn handshake(hidden: usize) -> Handshake {
 }
 
 fn compute() -> Arc<ComputeContext> {
-    Arc::new(ComputeContext::new(1, false).expect("no threads"))
+    Arc::new(ComputeContext::new(1, false).expect("a compute context without extra threads"))
 }
 
 fn work(hidden: usize) {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    println!("{}", listener.local_addr().expect("an address"));
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    println!("{}", listener.local_addr().expect("the worker's address"));
     let options = WorkerOptions {
         name: "worker".into(),
         in_flight: 8,
@@ -74,10 +75,10 @@ fn work(hidden: usize) {
     };
     let host = ExpertHost::new(cache(&geometry(hidden)), compute());
     serve(listener, options, handshake(hidden), ExpertSet::from_fn(&geometry(hidden), |_, _| true), host)
-        .expect("serving");
+        .expect("the worker runs until it is killed");
 }
 
-/// Ended when it is dropped.
+/// A worker process, killed when it is dropped.
 struct Worker(Child);
 
 impl Drop for Worker {
@@ -88,14 +89,16 @@ impl Drop for Worker {
 }
 
 fn start(hidden: usize) -> (Worker, WorkerAddresses) {
-    let program = std::env::current_exe().expect("a program");
+    let program = std::env::current_exe().expect("the path of this benchmark");
     let child = Command::new(program).args(["worker", &hidden.to_string()]).stdout(Stdio::piped()).spawn();
-    let mut worker = Worker(child.expect("a worker"));
+    let mut worker = Worker(child.expect("the worker process starts"));
     let mut address = String::new();
-    BufReader::new(worker.0.stdout.take().expect("an output")).read_line(&mut address).expect("an address");
+    BufReader::new(worker.0.stdout.take().expect("the worker's output is a pipe"))
+        .read_line(&mut address)
+        .expect("the worker's address");
     let address = format!("http://{}", address.trim());
-    let machine = WorkerAddress { name: "worker".into(), address };
-    (worker, WorkerAddresses { workers: vec![machine], tls: TlsCredentials::default() })
+    let worker_address = WorkerAddress { name: "worker".into(), address };
+    (worker, WorkerAddresses { workers: vec![worker_address], tls: TlsCredentials::default() })
 }
 
 fn quantile(sorted: &[f64], share: f64) -> f64 {
@@ -105,32 +108,32 @@ fn quantile(sorted: &[f64], share: f64) -> f64 {
 fn measure(hidden: usize, format: Format) {
     let (_worker, addresses) = start(hidden);
     let options = ClientOptions { format, deadline: Duration::from_secs(5) };
-    let pool = WorkerPool::connect(&addresses, handshake(hidden), options).expect("a worker");
+    let pool = WorkerPool::connect(&addresses, handshake(hidden), options).expect("the worker is reachable");
     let local = StreamingPath::new(Routing::default(), cache(&geometry(hidden)), compute(), 0);
     let mut edge = Edge::new(local, pool, None, ExpertSet::empty(&geometry(hidden)));
     let gate = Gate::softmax(16, TOP_K, true);
     let x: Vec<f32> = (0..hidden).map(|i| (i as f32).sin()).collect();
     let mut out = vec![0.0; hidden];
-    let mut beyond = Vec::new();
+    let mut overheads = Vec::new();
     for round in 0..ROUNDS {
         let logits: Vec<f32> = (0..16).map(|e| ((e * 7 + round * 3) % 16) as f32).collect();
         let call = MoeCall { layer: LAYER, gate: &gate, act: Activation::Silu, logits: &logits, x: &x, tokens: 1 };
         let busy = edge.report().workers[0].seconds_busy;
         let start = Instant::now();
-        edge.forward(&call, &mut out).expect("an answer");
+        edge.forward(&call, &mut out).expect("the worker replies");
         let took = start.elapsed().as_secs_f64();
-        beyond.push(1e6 * (took - (edge.report().workers[0].seconds_busy - busy)));
+        overheads.push(1e6 * (took - (edge.report().workers[0].seconds_busy - busy)));
     }
     let report = edge.report();
     let worker = &report.workers[0];
-    beyond.drain(..ROUNDS / 10);
-    beyond.sort_by(f64::total_cmp);
+    overheads.drain(..ROUNDS / 10);
+    overheads.sort_by(f64::total_cmp);
     println!(
-        "hidden {hidden}, {TOP_K} experts, {format:?}: {:.0} µs beyond computing at p50, {:.0} µs at p90, {:.0} µs at p99 \
-         ({:.1} kB asked, {:.1} kB answered, {:.0} µs computing)",
-        quantile(&beyond, 0.5),
-        quantile(&beyond, 0.9),
-        quantile(&beyond, 0.99),
+        "hidden {hidden}, {TOP_K} experts, {format:?}: {:.0} µs besides computing at p50, {:.0} µs at p90, {:.0} µs at p99 \
+         ({:.1} kB per request, {:.1} kB per reply, {:.0} µs computing)",
+        quantile(&overheads, 0.5),
+        quantile(&overheads, 0.9),
+        quantile(&overheads, 0.99),
         worker.sent_bytes as f64 / worker.answers as f64 / 1e3,
         worker.received_bytes as f64 / worker.answers as f64 / 1e3,
         1e6 * worker.seconds_busy / worker.answers as f64,

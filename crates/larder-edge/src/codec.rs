@@ -1,10 +1,10 @@
-//! Numbers as they travel: four or two bytes each, little-endian.
+//! Encoding of numbers on the wire: four or two bytes each, little-endian.
 
 use half::bf16;
 
 use crate::wire::Format;
 
-/// Bytes of a number.
+/// Bytes per number.
 pub fn bytes_per_number(format: Format) -> usize {
     match format {
         Format::Unspecified => 0,
@@ -13,7 +13,7 @@ pub fn bytes_per_number(format: Format) -> usize {
     }
 }
 
-/// The bytes of `values`.
+/// Encodes `values`.
 pub fn encode(format: Format, values: &[f32]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(values.len() * bytes_per_number(format));
     match format {
@@ -24,7 +24,7 @@ pub fn encode(format: Format, values: &[f32]) -> Vec<u8> {
     bytes
 }
 
-/// The numbers in `bytes`; `None` if those are not exactly `count` of them.
+/// Decodes `bytes`; `None` if they are not exactly `count` numbers.
 pub fn decode(format: Format, bytes: &[u8], count: usize) -> Option<Vec<f32>> {
     if format == Format::Unspecified || count.checked_mul(bytes_per_number(format)) != Some(bytes.len()) {
         return None;
@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_come_back_and_lengths_are_exact() {
+    fn numbers_round_trip_and_lengths_are_checked() {
         let values = [0.0, -0.0, 1.5, -3.25e-12, f32::INFINITY, 1.0 + f32::EPSILON];
         let bytes = encode(Format::F32, &values);
         let back = decode(Format::F32, &bytes, 6).unwrap();

@@ -1,4 +1,4 @@
-//! A request, checked: nothing of it is believed before it is known to fit the model.
+//! A checked request: no value of it is used before it is known to fit the model.
 
 use std::ops::Range;
 
@@ -9,87 +9,90 @@ use crate::codec;
 use crate::handshake::{Handshake, MAX_REQUEST_TOKENS, PROTOCOL_VERSION, printable};
 use crate::wire::{Activation as WireActivation, ComputeRequest, Format};
 
-/// Why a request is not computed.
+/// The reason why a worker does not compute a request.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum InvalidRequest {
-    /// It asks in a way that no model would.
+    /// Its content is inconsistent or out of range.
     #[error("{0}")]
     Malformed(String),
-    /// It is about something else than this worker has.
+    /// It is for a model that this worker does not have.
     #[error("{0}")]
     WrongModel(String),
 }
 
-/// What a worker computes.
+/// A request in the form in which a worker computes it.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ComputeJob {
-    /// Which layer.
+    /// The decoder layer.
     pub layer: LayerIdx,
-    /// Format of the answer's rows.
+    /// Number format of the reply's rows.
     pub format: Format,
-    /// The activation.
+    /// The experts' activation function.
     pub act: Activation,
-    /// Stands in for the layer's own: as many places for each state as the fullest needs.
+    /// Replaces the layer's gate: its top k is the largest number of experts of any state.
     pub gate: Gate,
     /// `[states, hidden]`
     pub x: Vec<f32>,
-    /// How many states.
+    /// Number of hidden states.
     pub states: usize,
-    /// Who is wanted at which place.
+    /// Experts and weights: `[states, gate.top_k]`, padded with [`ExpertId::NONE`].
     pub routed: Routed,
-    /// Of each term, its places.
+    /// For each term, its entries in `routed`.
     pub terms: Vec<Range<usize>>,
 }
 
 impl ComputeJob {
-    /// Takes a request apart. Lengths are compared before anything is made of them.
+    /// Checks a request and converts it. All lengths are checked before memory is allocated for them.
     pub fn read(request: &ComputeRequest, handshake: &Handshake) -> Result<Self, InvalidRequest> {
         check_subject(request, handshake)?;
         let format = match request.format() {
-            Format::Unspecified => return Err(malformed("names no format that is known here")),
+            Format::Unspecified => return Err(malformed("has no known number format")),
             format => format,
         };
         let hidden = handshake.geometry.hidden;
         let states = request.states.len() / (hidden * codec::bytes_per_number(format));
         if states == 0 || states > MAX_REQUEST_TOKENS {
-            return Err(malformed(format!("has {states} states; there may be 1 to {MAX_REQUEST_TOKENS}")));
+            return Err(malformed(format!("has {states} states; 1 to {MAX_REQUEST_TOKENS} are allowed")));
         }
         let Some(x) = codec::decode(format, &request.states, states * hidden) else {
-            return Err(malformed(format!("has {} bytes of states, no whole number of them", request.states.len())));
+            return Err(malformed(format!(
+                "has {} bytes of states, which is not a whole number of states",
+                request.states.len()
+            )));
         };
-        let (routed, terms, places) = read_terms(request, states, handshake)?;
+        let (routed, terms, top_k) = read_terms(request, states, handshake)?;
         let gate =
-            Gate { scales_input: request.scales_input, ..Gate::softmax(handshake.geometry.experts, places, false) };
-        let act = activation(request).ok_or_else(|| malformed("names no activation that is known here"))?;
+            Gate { scales_input: request.scales_input, ..Gate::softmax(handshake.geometry.experts, top_k, false) };
+        let act = activation(request).ok_or_else(|| malformed("has no known activation function"))?;
         Ok(ComputeJob { layer: LayerIdx(request.layer as u16), format, act, gate, x, states, routed, terms })
     }
 
-    /// As the workbench wants it.
+    /// The job as a call of the compute kernels.
     pub fn call(&self) -> MoeCall<'_> {
         MoeCall { layer: self.layer, gate: &self.gate, act: self.act, logits: &[], x: &self.x, tokens: self.states }
     }
 }
 
-/// Version, model and layer.
+/// Checks version, model and layer.
 fn check_subject(request: &ComputeRequest, handshake: &Handshake) -> Result<(), InvalidRequest> {
     let ComputeRequest { version, layer, ref model, .. } = *request;
     if version != PROTOCOL_VERSION {
         return Err(malformed(format!(
-            "speaks version {version} of the protocol, and this worker version {PROTOCOL_VERSION}"
+            "uses protocol version {version}, but this worker uses version {PROTOCOL_VERSION}"
         )));
     }
     if *model != handshake.model {
-        let what =
-            format!("is about the experts {}, and this worker has {}", printable(model), printable(&handshake.model));
+        let what = format!("is for experts {}, but this worker has {}", printable(model), printable(&handshake.model));
         return Err(InvalidRequest::WrongModel(format!("the request {what}")));
     }
     match u16::try_from(layer).is_ok_and(|layer| handshake.has_experts(LayerIdx(layer))) {
         true => Ok(()),
-        false => Err(malformed(format!("is about layer {layer}, which has no experts"))),
+        false => Err(malformed(format!("is for layer {layer}, which has no experts"))),
     }
 }
 
-/// Puts the terms' experts into places, those of one state beside each other, and says how many each state has.
+/// Sorts the terms' experts by state. Returns them padded to the same number per state, the entries of each term, and
+/// that number.
 fn read_terms(
     request: &ComputeRequest,
     states: usize,
@@ -98,40 +101,40 @@ fn read_terms(
     let ComputeRequest { term_state, term_experts, experts, weights, .. } = request;
     let (most, known) = (handshake.geometry.top_k, handshake.geometry.experts);
     if term_state.len() != term_experts.len() || experts.len() != weights.len() || experts.len() > states * most {
-        return Err(malformed("has lists whose lengths do not belong together"));
+        return Err(malformed("has lists of inconsistent lengths"));
     }
     if experts.iter().any(|expert| *expert as usize >= known) {
-        return Err(malformed(format!("names an expert that is none of {known}")));
+        return Err(malformed(format!("has an expert index that is not below {known}")));
     }
     let total = term_experts.iter().try_fold(0u32, |sum, n| sum.checked_add(*n).filter(|_| *n > 0));
     if total.map(|n| n as usize) != Some(experts.len()) || experts.is_empty() {
-        return Err(malformed("has terms whose experts are not those that it lists"));
+        return Err(malformed("has terms whose numbers of experts do not add up to its list of experts"));
     }
     let mut filled = vec![0; states];
     for (state, n) in term_state.iter().zip(term_experts) {
         let Some(filled) = filled.get_mut(*state as usize) else {
-            return Err(malformed(format!("has a term about state {state} of {states}")));
+            return Err(malformed(format!("has a term for state {state}, but only {states} states")));
         };
         *filled += *n as usize;
     }
-    let places = filled.iter().copied().max().unwrap_or_default();
-    if places > most {
-        return Err(malformed(format!("wants {places} experts for one state, and the model uses {most}")));
+    let top_k = filled.iter().copied().max().unwrap_or_default();
+    if top_k > most {
+        return Err(malformed(format!("has {top_k} experts for one state, but the model uses {most}")));
     }
-    let mut routed = Routed { ids: vec![ExpertId::NONE; states * places], weights: vec![0.0; states * places] };
-    let mut next: Vec<usize> = (0..states).map(|state| state * places).collect();
+    let mut routed = Routed { ids: vec![ExpertId::NONE; states * top_k], weights: vec![0.0; states * top_k] };
+    let mut next: Vec<usize> = (0..states).map(|state| state * top_k).collect();
     let mut given = experts.iter().zip(weights);
     let terms = term_state.iter().zip(term_experts).map(|(state, n)| {
         let first = next[*state as usize];
-        let place = first..first + *n as usize;
-        next[*state as usize] = place.end;
-        for (place, (expert, weight)) in place.clone().zip(given.by_ref()) {
-            (routed.ids[place], routed.weights[place]) = (ExpertId(*expert as u16), *weight);
+        let entries = first..first + *n as usize;
+        next[*state as usize] = entries.end;
+        for (entry, (expert, weight)) in entries.clone().zip(given.by_ref()) {
+            (routed.ids[entry], routed.weights[entry]) = (ExpertId(*expert as u16), *weight);
         }
-        place
+        entries
     });
     let terms = terms.collect();
-    Ok((routed, terms, places))
+    Ok((routed, terms, top_k))
 }
 
 fn activation(request: &ComputeRequest) -> Option<Activation> {
@@ -141,7 +144,7 @@ fn activation(request: &ComputeRequest) -> Option<Activation> {
         WireActivation::Gelu => Activation::Gelu,
         WireActivation::GeluTanh => Activation::GeluTanh,
         WireActivation::Relu => Activation::Relu,
-        // A bound of less than nothing bounds nothing.
+        // Refuses NaN and negative bounds.
         WireActivation::ClampedSwiglu if request.limit >= 0.0 => {
             Activation::ClampedSwiglu { alpha: request.alpha, limit: request.limit }
         }
@@ -149,7 +152,7 @@ fn activation(request: &ComputeRequest) -> Option<Activation> {
     })
 }
 
-/// The activation's name on the wire, with slope and bound.
+/// The activation function as it is sent: its kind, slope and bound.
 pub fn to_wire(act: Activation) -> (WireActivation, f32, f32) {
     match act {
         Activation::Silu => (WireActivation::Silu, 0.0, 0.0),

@@ -1,35 +1,35 @@
-//! What a worker and whoever asks it must agree on.
+//! The handshake: the protocol version, model and arithmetic that a client and a worker must have in common.
 
 use larder_core::{Geometry, LayerIdx};
 
 use crate::wire;
 
-/// The version of everything that is said between the two.
+/// Version of the messages in `proto/experts.proto`.
 pub const PROTOCOL_VERSION: u32 = 1;
-/// The most tokens of one request.
+/// Most tokens of one request.
 pub const MAX_REQUEST_TOKENS: usize = 256;
-/// Bytes of a message beside states and rows: more than its lists take, which are bounded as well.
+/// Bytes of a message besides states, rows and the lists counted below; an upper bound.
 const MESSAGE_OVERHEAD: usize = 4 << 10;
 
-/// The model that both have.
+/// The model that both sides have.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Handshake {
-    /// Fingerprint of its experts.
+    /// Fingerprint of the model's experts.
     pub model: String,
-    /// Its sizes.
+    /// The model's sizes.
     pub geometry: Geometry,
-    /// Whether activations meet quantised weights as they are.
+    /// Whether quantised weights are multiplied with unrounded activations (`--exact`).
     pub exact: bool,
 }
 
 impl Handshake {
-    /// The longest request that can be right.
+    /// Bytes of the longest valid request.
     pub fn request_bytes(&self) -> usize {
-        // An expert takes at most 3 bytes of its number, 4 of its weight, and 5 of a term of its own.
+        // An expert takes at most 3 bytes for its index, 4 for its weight, and 5 for a term of its own.
         MAX_REQUEST_TOKENS * (self.geometry.hidden * size_of::<f32>() + self.geometry.top_k * 12) + MESSAGE_OVERHEAD
     }
 
-    /// The longest answer that can be right.
+    /// Bytes of the longest valid reply.
     pub fn reply_bytes(&self) -> usize {
         MAX_REQUEST_TOKENS * self.geometry.top_k * self.geometry.hidden * size_of::<f32>() + MESSAGE_OVERHEAD
     }
@@ -39,28 +39,27 @@ impl Handshake {
         self.geometry.moe_layers.contains(&layer)
     }
 
-    /// Why a worker that says this of itself cannot be asked, if it cannot.
+    /// The reason why a worker with this description cannot be used, if there is one; continues a sentence that begins
+    /// with the worker's name.
     pub fn incompatibility(&self, description: &wire::Description) -> Option<String> {
         let wire::Description { version, ref model, exact, .. } = *description;
         if version != PROTOCOL_VERSION {
-            return Some(format!(
-                "speaks version {version} of the protocol, and this larder version {PROTOCOL_VERSION}"
-            ));
+            return Some(format!("uses protocol version {version}, but this larder uses version {PROTOCOL_VERSION}"));
         }
         if *model != self.model {
             return Some(format!(
-                "serves another model, or the same one stored otherwise: its experts have the fingerprint {}, these {}",
+                "serves another model or the same model in another format: its experts have fingerprint {}, but this store's have {}",
                 printable(model),
                 printable(&self.model)
             ));
         }
-        let how = |exact| if exact { "with" } else { "without" };
+        let with = |exact| if exact { "with" } else { "without" };
         (exact != self.exact)
-            .then(|| format!("computes {} --exact, and this machine {} it", how(exact), how(self.exact)))
+            .then(|| format!("runs {} --exact, but this machine runs {} it", with(exact), with(self.exact)))
     }
 }
 
-/// As much of a name as fits a sentence, whoever wrote it.
+/// The first printable characters of an untrusted name, for error messages.
 pub fn printable(name: &str) -> String {
     name.chars().filter(|c| c.is_ascii_graphic()).take(12).collect()
 }
@@ -84,14 +83,14 @@ pub mod tests {
     }
 
     #[test]
-    fn another_version_model_or_way_to_compute_is_told() {
+    fn other_versions_models_and_arithmetic_are_reported() {
         let handshake = handshake();
         let good = wire::Description { version: PROTOCOL_VERSION, model: "abc".into(), ..Default::default() };
         assert_eq!(handshake.incompatibility(&good), None);
         let newer = wire::Description { version: 2, ..good.clone() };
         assert!(handshake.incompatibility(&newer).unwrap().contains("version 2"));
         let other = wire::Description { model: "x\u{1b}yz".into(), ..good.clone() };
-        assert!(handshake.incompatibility(&other).unwrap().contains("fingerprint xyz, these abc"));
+        assert!(handshake.incompatibility(&other).unwrap().contains("fingerprint xyz, but this store's have abc"));
         assert!(handshake.incompatibility(&wire::Description { exact: true, ..good }).unwrap().contains("--exact"));
     }
 }

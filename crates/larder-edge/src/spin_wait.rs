@@ -1,30 +1,31 @@
-//! Staying awake for a moment: to sleep and be woken takes longer than most answers do.
+//! Spin waiting: to sleep and be woken takes longer than most replies.
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use tokio::task::yield_now;
 
-/// Whoever lets others go first and waits longer than that for his turn shares the processor with somebody who is busy;
-/// a worker on the same machine, which computes what is waited for, takes less.
+/// A thread that yields and gets its next turn later than this shares the processor with a busy thread. A worker on the
+/// same machine that computes the pending reply keeps the processor for less.
 const CONTENDED: Duration = Duration::from_millis(1);
-/// So many moments are slept through then: on a busy processor only those who slept are let in at once.
+/// Number of waits that then sleep instead of spinning: on a contended processor, only threads that have slept get a
+/// turn without delay.
 const SKIPS_WHEN_CONTENDED: u32 = 256;
 
-/// Looks for something, for so long at most.
+/// Polls for a limited time, unless the processor is contended.
 pub struct SpinWait {
     limit: Duration,
-    /// Moments that are still to be slept through.
+    /// Waits that are still to be skipped.
     skips_left: AtomicU32,
 }
 
 impl SpinWait {
-    /// For `most` at a time.
+    /// Spins for `limit` at most per wait.
     pub const fn new(limit: Duration) -> Self {
         SpinWait { limit, skips_left: AtomicU32::new(0) }
     }
 
-    /// Looks until `seen` gives something; none if it is time to sleep.
+    /// Polls until `poll` returns a value; `None` if the caller should sleep instead.
     pub async fn poll_until_ready<T>(&self, mut poll: impl FnMut() -> Option<T>) -> Option<T> {
         if self.skips_left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_ok() {
             return poll();
@@ -52,14 +53,14 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_is_there_is_seen_awake_or_not() {
+    async fn ready_values_are_returned_spinning_or_not() {
         let spin = SpinWait::new(Duration::from_millis(50));
-        let mut looks = 0;
+        let mut polls = 0;
         let third = spin.poll_until_ready(|| {
-            looks += 1;
-            (looks == 3).then_some(looks)
+            polls += 1;
+            (polls == 3).then_some(polls)
         });
-        // On a crowded processor it may sleep before.
+        // On a contended processor it may give up before.
         assert!(matches!(third.await, Some(3) | None));
         spin.skips_left.store(2, Relaxed);
         assert_eq!(

@@ -1,39 +1,43 @@
-//! Certificates, as PEM.
+//! TLS certificates and keys, as PEM.
 
 use std::io;
 use std::path::Path;
 
-/// What one side of an encrypted connection shows and believes.
+/// The certificate that one side of a TLS connection presents, and the authority that it trusts.
 #[derive(Clone, Default)]
 pub struct TlsCredentials {
-    /// Whose certificates are believed.
+    /// Certificate authority that has to have signed the other side's certificate.
     pub ca: Option<Vec<u8>>,
-    /// The own certificate and its key.
+    /// Own certificate and its private key.
     pub identity: Option<(Vec<u8>, Vec<u8>)>,
 }
 
 impl TlsCredentials {
-    /// From files. The error is a sentence that names the file.
+    /// Reads PEM files. The error names the file.
     pub fn read(ca: Option<&Path>, cert: Option<&Path>, key: Option<&Path>) -> Result<Self, String> {
         let read = |path: &Path| -> Result<Vec<u8>, String> {
-            let said = |e: io::Error| format!("{}: {e}", path.display());
-            let bytes = std::fs::read(path).map_err(said)?;
+            let error = |e: io::Error| format!("{}: cannot be read: {e}", path.display());
+            let bytes = std::fs::read(path).map_err(error)?;
             match bytes.windows(11).any(|at| at == b"-----BEGIN ") {
                 true => Ok(bytes),
-                false => Err(format!("{}: is no PEM file", path.display())),
+                false => Err(format!("{}: is not a PEM file", path.display())),
             }
         };
         let identity = match (cert, key) {
             (Some(cert), Some(key)) => Some((read(cert)?, read(key)?)),
             (None, None) => None,
-            _ => return Err("a certificate and its key belong together; only one of them is named".into()),
+            _ => {
+                return Err(
+                    "a certificate needs its key and a key its certificate; only one of the two files is set".into()
+                );
+            }
         };
         Ok(TlsCredentials { ca: ca.map(read).transpose()?, identity })
     }
 }
 
 impl std::fmt::Debug for TlsCredentials {
-    /// Keys are nobody's business.
+    /// Shows which parts are set, but no key.
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
         write!(f, "TlsCredentials {{ ca: {}, identity: {} }}", self.ca.is_some(), self.identity.is_some())
     }

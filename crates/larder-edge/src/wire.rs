@@ -1,3 +1,3 @@
-//! The messages, their client and their server, made from `proto/experts.proto`.
+//! The gRPC messages, client and server, generated from `proto/experts.proto`.
 
 tonic::include_proto!("larder.edge.v1");

@@ -1,4 +1,4 @@
-//! A connection on which what is said in one go leaves in one go.
+//! A TCP stream that coalesces small writes: the parts of one message leave in one write.
 
 use std::io;
 use std::pin::Pin;
@@ -7,26 +7,27 @@ use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
-/// Bytes that are kept until more was said.
+/// Buffered bytes from which on a write is not deferred.
 const BUFFER_BYTES: usize = 64 << 10;
 
-/// HTTP/2 says the head of a message, its body and its end one after the other, and would write each of them alone.
+/// A TCP stream with a write buffer. HTTP/2 writes the headers of a message, its body and its end separately; each would
+/// be a system call and a packet of its own.
 pub struct CoalescedStream {
     stream: TcpStream,
     buffer: Vec<u8>,
-    /// Whether whatever else is to be said had its chance to be said in the same go.
+    /// Whether the flush was deferred once already, so that other tasks could add to the buffer.
     flush_deferred: bool,
 }
 
 impl CoalescedStream {
-    /// Nothing is said yet.
+    /// Wraps a stream and sets TCP_NODELAY.
     pub fn new(stream: TcpStream) -> Self {
-        // Where it cannot be had it is only slower.
+        // If TCP_NODELAY cannot be set, the connection is only slower.
         let _ = stream.set_nodelay(true);
         CoalescedStream { stream, buffer: Vec::new(), flush_deferred: false }
     }
 
-    /// The connection itself.
+    /// The wrapped stream.
     pub fn stream(&self) -> &TcpStream {
         &self.stream
     }
@@ -81,24 +82,24 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn all_bytes_leave_in_order() {
+    async fn all_bytes_arrive_in_order() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (mut far, _) = listener.accept().await.unwrap();
-        let said: Vec<u8> = (0..1_000_000u32).map(|i| (i % 251) as u8).collect();
-        let heard = tokio::spawn(async move {
-            let mut heard = Vec::new();
-            far.read_to_end(&mut heard).await.unwrap();
-            heard
+        let sent: Vec<u8> = (0..1_000_000u32).map(|i| (i % 251) as u8).collect();
+        let received = tokio::spawn(async move {
+            let mut received = Vec::new();
+            far.read_to_end(&mut received).await.unwrap();
+            received
         });
         let mut near = CoalescedStream::new(stream);
-        for part in said.chunks(3333) {
+        for part in sent.chunks(3333) {
             near.write_all(part).await.unwrap();
             if part[0] % 3 == 0 {
                 near.flush().await.unwrap();
             }
         }
         near.shutdown().await.unwrap();
-        assert!(heard.await.unwrap() == said);
+        assert!(received.await.unwrap() == sent);
     }
 }

@@ -275,7 +275,7 @@ fn where_the_ssd_cannot_help_another_worker_goes_on() {
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{said}");
         assert_eq!(String::from_utf8_lossy(&output.stdout), want, "{signal} {said}");
-        assert!(said.contains("computed by others than were asked first; near "), "{signal} {said}");
+        assert!(said.contains("rerouted after a failure; near "), "{signal} {said}");
     }
 }
 
@@ -289,7 +289,7 @@ fn without_anybody_left_it_ends_with_a_sentence_in_time() {
         let (output, took) = disturbed(&thin, &flags, || workers.iter().for_each(|worker| worker.signal(signal)));
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{said}");
-        assert!(said.contains("is not stored here, and nobody who holds it can be asked: "), "{said}");
+        assert!(said.contains("not stored on this machine, and no worker can compute it: "), "{said}");
         assert!(took < Duration::from_secs(5), "{took:?}");
         let want = text(&demo(), TOKENS, &["--preload"]);
         assert!(want.starts_with(String::from_utf8_lossy(&output.stdout).trim_end_matches('\n')), "other text");
@@ -348,7 +348,7 @@ fn a_worker_with_another_model_is_named_and_left_alone() {
     let topology = place.topology(&[("desk", worker.address)]);
     let output = larder(&run_args(demo().to_str().unwrap(), "20", &["--edge", &topology]));
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(said.contains("warning: desk is not asked for experts at present: it serves another model"), "{said}");
+    assert!(said.contains("warning: worker desk is not used for now: it serves another model"), "{said}");
     assert_eq!(String::from_utf8_lossy(&output.stdout), text(&demo(), "20", &["--preload"]));
     let thin = place.thin(&demo());
     let said = larder_refuses(&run_args(thin.to_str().unwrap(), "20", &["--edge", &topology]));

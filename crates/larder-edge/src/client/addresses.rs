@@ -1,19 +1,21 @@
+//! Addresses of the workers that a client can use.
+
 use crate::tls::TlsCredentials;
 
-/// Who can be asked, in this order unless somebody is known to be quicker.
+/// The workers of a client, in order of preference: the order decides between workers with equal estimates.
 #[derive(Clone, Debug, Default)]
 pub struct WorkerAddresses {
-    /// The machines.
+    /// The workers, the preferred one first.
     pub workers: Vec<WorkerAddress>,
-    /// What is shown and believed where an address is `https://`.
+    /// Certificates for addresses that begin with `https://`.
     pub tls: TlsCredentials,
 }
 
-/// A machine that can be asked.
+/// Name and address of a worker.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct WorkerAddress {
-    /// Its name.
+    /// The worker's name in the topology.
     pub name: String,
-    /// `http://` or `https://`, with the port.
+    /// URL with scheme `http://` or `https://` and the port.
     pub address: String,
 }

@@ -1,4 +1,4 @@
-//! The path of a layer's experts where several machines have them.
+//! The expert path of a client: experts from local memory, from workers, or from the SSD.
 
 use std::time::Instant;
 
@@ -14,41 +14,42 @@ use crate::client::worker_pool::{LayerExchange, WorkerPool};
 use crate::expert_set::ExpertSet;
 use crate::handshake::MAX_REQUEST_TOKENS;
 
-/// Experts in memory are computed here; the others by whoever is quickest: a worker, or this machine once it has read
-/// them.
+/// An expert path that computes experts in memory locally and sends the others to a worker, or reads them from the SSD,
+/// whichever is estimated to be faster.
 pub struct Edge {
     local: StreamingPath,
     pool: WorkerPool,
-    /// Who is always computed here.
+    /// Experts that are never sent to a worker if they are stored here.
     always_local: Option<ExpertSet>,
-    /// Who can be read here.
+    /// Experts that can be read from the local store.
     stored: ExpertSet,
+    /// Time to read and compute one missing expert locally.
     ssd: LatencyEstimate,
 }
 
 impl Edge {
-    /// Asks `crowd` for what `local` does not have in memory, but for its `own`, if it is known who those are. Only
-    /// those in `stored` can be read here.
+    /// Asks `pool` for experts that `local` does not have in memory, except those in `always_local`. Without that set,
+    /// experts are read locally as long as slots are free. Only experts in `stored` can be read locally.
     pub fn new(local: StreamingPath, pool: WorkerPool, always_local: Option<ExpertSet>, stored: ExpertSet) -> Self {
         Edge { local, pool, always_local, stored, ssd: LatencyEstimate::default() }
     }
 
-    /// The experts here.
+    /// The local expert path.
     pub fn local(&self) -> &StreamingPath {
         &self.local
     }
 
-    /// The same, to be changed.
+    /// The local expert path, mutably.
     pub fn local_mut(&mut self) -> &mut StreamingPath {
         &mut self.local
     }
 
-    /// Who computed what so far.
+    /// The statistics so far.
     pub fn report(&self) -> EdgeReport {
         self.pool.report()
     }
 
-    /// No more tokens than one request may have.
+    /// Computes a layer for at most [`MAX_REQUEST_TOKENS`] tokens.
     fn forward_chunk(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<Routed, ModelError> {
         let routed = self.local.route(call);
         let mut sources = vec![OutputSource::Local; routed.ids.len()];
@@ -64,7 +65,7 @@ impl Edge {
         Ok(routed)
     }
 
-    /// Sends for what others shall compute; returns what is to be computed here.
+    /// Decides where each of `wanted` is computed and sends the requests; returns the experts to compute locally.
     fn send(
         &mut self,
         call: &MoeCall,
@@ -84,7 +85,7 @@ impl Edge {
             }
             let is_stored = self.stored.contains(call.layer, *expert);
             let is_own = self.always_local.as_ref().is_some_and(|own| own.contains(call.layer, *expert)) || free > 0;
-            // Of equals the first, which is the nearest.
+            // Of equal offers the first one, from the preferred worker.
             let best = offers.into_iter().min_by(|a, b| a.1.total_cmp(&b.1));
             let reading = ssd * (read + 1) as f64;
             match best.filter(|(_, cost)| !is_stored || (!is_own && *cost <= reading)) {
@@ -107,7 +108,7 @@ impl Edge {
         Ok(local)
     }
 
-    /// Computes experts here and notes what those cost that had to be read.
+    /// Computes experts locally and measures the time of those that had to be read.
     fn compute(&mut self, call: &MoeCall, routed: &Routed, local: &[ExpertId]) -> Result<(), ModelError> {
         if local.is_empty() {
             return Ok(());
@@ -123,7 +124,7 @@ impl Edge {
         Ok(())
     }
 
-    /// Every token's experts in the order of their rank, whoever computed them.
+    /// Adds up every token's experts in the order of their rank, independent of where they were computed.
     fn sum(
         &self,
         call: &MoeCall,
@@ -134,11 +135,11 @@ impl Edge {
     ) {
         let (k, hidden) = (call.gate.top_k, out.len() / call.tokens);
         out.fill(0.0);
-        for (place, source) in sources.iter().enumerate() {
-            let out = &mut out[place / k * hidden..][..hidden];
+        for (entry, source) in sources.iter().enumerate() {
+            let out = &mut out[entry / k * hidden..][..hidden];
             match *source {
-                OutputSource::Local if routed.ids[place] == ExpertId::NONE => {}
-                OutputSource::Local => self.local.workspace().add(call, routed, place, out),
+                OutputSource::Local if routed.ids[entry] == ExpertId::NONE => {}
+                OutputSource::Local => self.local.workspace().add(call, routed, entry, out),
                 OutputSource::Row { reply, row } => {
                     let row = &exchange.replies[reply][row * hidden..][..hidden];
                     out.iter_mut().zip(row).for_each(|(o, y)| *o += y);
@@ -152,9 +153,9 @@ impl Edge {
         let report = self.pool.report();
         let troubles = report.workers.iter().filter_map(|w| Some(format!("{} {}", w.name, w.trouble.as_ref()?)));
         let troubles: Vec<String> = troubles.collect();
-        let why = if troubles.is_empty() { "no worker holds it".into() } else { troubles.join("; ") };
+        let reason = if troubles.is_empty() { "no worker holds it".into() } else { troubles.join("; ") };
         ModelError::Expert(format!(
-            "{layer}, {expert}: is not stored here, and nobody who holds it can be asked: {why}"
+            "{layer}, {expert}: not stored on this machine, and no worker can compute it: {reason}"
         ))
     }
 }

@@ -1,4 +1,5 @@
-//! The loop that connections need, run by whoever waits for answers: no other thread has to be woken for each of them.
+//! The event loop of the worker connections. The thread that waits for replies runs it, so that no other thread has to be
+//! woken for each reply.
 
 use std::future::Future;
 use std::io;
@@ -10,27 +11,28 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::Notify;
 use tokio::task::yield_now;
 
-/// After so long without anybody who waits, connections are looked after by a thread of their own.
+/// Time without a waiting thread after which a thread of its own runs the event loop.
 const IDLE: Duration = Duration::from_millis(200);
-/// How often what is ready is done before it is certain that what was sent is on its way.
+/// Rounds of the event loop after which a new request is written to its socket.
 const FLUSH_YIELDS: usize = 8;
 
-/// Runs what was spawned whenever somebody waits.
+/// A single-threaded runtime that runs spawned tasks whenever a thread waits in it.
 pub struct EventLoop {
     runtime: Arc<Runtime>,
     state: Arc<IdleState>,
-    /// Lets the thread end.
+    /// Ends the idle thread when it is dropped.
     _keeper: Sender<()>,
 }
 
 struct IdleState {
-    /// Somebody waits again.
+    /// Notified when a thread waits again.
     busy: Notify,
+    /// The last time at which a thread waited.
     last: Mutex<Instant>,
 }
 
 impl EventLoop {
-    /// A loop, and the thread that runs it while nobody waits.
+    /// Starts the loop, and a thread that runs it while no other thread waits.
     pub fn start() -> io::Result<Self> {
         let runtime = Arc::new(Builder::new_current_thread().enable_all().build()?);
         let state = Arc::new(IdleState { busy: Notify::new(), last: Mutex::new(Instant::now()) });
@@ -48,23 +50,23 @@ impl EventLoop {
         Ok(EventLoop { runtime, state, _keeper: keeper })
     }
 
-    /// Begins something that goes on whenever somebody waits.
+    /// Spawns a task that runs whenever the loop runs.
     pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.runtime.spawn(task);
     }
 
-    /// Lets what needs the loop be made here.
+    /// Enters the runtime, for constructors that need it.
     pub fn enter(&self) -> tokio::runtime::EnterGuard<'_> {
         self.runtime.enter()
     }
 
-    /// Waits.
+    /// Runs the loop until `what` is ready.
     pub fn block_on<T>(&self, what: impl Future<Output = T>) -> T {
         self.state.mark_used();
         self.runtime.block_on(what)
     }
 
-    /// Does what can be done at once: what was begun is on its way then.
+    /// Runs the loop until spawned requests are written to their sockets.
     pub fn flush(&self) {
         self.block_on(async {
             for _ in 0..FLUSH_YIELDS {

@@ -1,15 +1,15 @@
-//! What something costs, as far as it was measured lately.
+//! Estimates of latency from recent measurements.
 
 use std::time::{Duration, Instant};
 
-/// How much the latest measurement counts.
+/// Weight of the latest measurement in the moving average.
 const SMOOTHING: f64 = 0.2;
-/// What was not measured for so long is not known any more,
+/// Age from which on an estimate is no longer used,
 const STALE_AFTER: Duration = Duration::from_secs(10);
-/// unless measuring it again would take more than this share of the time.
+/// unless repeating the measurement at that interval would take more than this share of the time.
 const REMEASURE_SHARE: f64 = 0.01;
 
-/// Seconds, for one token and for several: who computes for many does not take as much longer as there are more.
+/// Seconds per request, measured separately for one token and for several: the time grows less than the number of tokens.
 #[derive(Clone, Debug, Default)]
 pub struct LatencyEstimate {
     one: Option<Measurement>,
@@ -23,7 +23,7 @@ struct Measurement {
 }
 
 impl LatencyEstimate {
-    /// It took so long for so many tokens.
+    /// Adds the measured time of a request.
     pub fn record(&mut self, tokens: usize, took: Duration, now: Instant) {
         let seconds = took.as_secs_f64() / tokens as f64;
         let of = if tokens == 1 { &mut self.one } else { &mut self.each_of_many };
@@ -34,7 +34,7 @@ impl LatencyEstimate {
         *of = Some(Measurement { seconds, at: now });
     }
 
-    /// How long it will take for so many tokens, if that is known.
+    /// Estimated seconds of a request, if there is a recent measurement.
     pub fn seconds(&self, tokens: usize, now: Instant) -> Option<f64> {
         let of = if tokens == 1 { self.one } else { self.each_of_many };
         of.filter(|measured| !measured.is_stale(now)).map(|measured| measured.seconds * tokens as f64)
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_latest_count_most_and_the_old_are_forgotten() {
+    fn measurements_are_smoothed_and_expire() {
         let (start, second) = (Instant::now(), Duration::from_secs(1));
         let mut estimate = LatencyEstimate::default();
         assert_eq!(estimate.seconds(1, start), None);
@@ -62,7 +62,7 @@ mod tests {
         assert_eq!(estimate.seconds(8, start), None);
         estimate.record(4, 2 * second, start);
         assert_eq!(estimate.seconds(8, start), Some(4.0));
-        // A second in more than a hundred.
+        // One second is 1 % of 100 seconds.
         assert!(estimate.seconds(1, start + 110 * second).is_some());
         assert!(estimate.seconds(1, start + 130 * second).is_none());
         estimate.record(1, 5 * second, start + 130 * second);

@@ -1,4 +1,4 @@
-//! The side that runs the model and asks.
+//! The client: runs the model and asks workers for experts.
 
 pub mod addresses;
 mod edge;

@@ -1,93 +1,93 @@
-//! Who computed what, what it cost, and what went wrong.
+//! Statistics of a client: experts by the machine that computed them, time, bytes and failures.
 
 use std::time::Duration;
 
 use serde::Serialize;
 
-/// What happened so far.
+/// Statistics of a client since its start.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct EdgeReport {
-    /// Experts that were computed here and were in memory.
+    /// Experts computed locally that were in memory.
     pub in_memory: u64,
-    /// Experts that were computed here and had to be read.
+    /// Experts computed locally that had to be read from the SSD.
     pub from_ssd: u64,
-    /// Experts that went to somebody else, or here, because who was asked for them first failed.
+    /// Experts whose first request failed, so that another worker or this machine computed them.
     pub fallbacks: u64,
-    /// Seconds in which nothing was left to do but wait for answers.
+    /// Seconds of waiting for replies with no local work left.
     pub seconds_waiting: f64,
-    /// The workers.
+    /// Statistics of each worker, in the order of the topology.
     pub workers: Vec<WorkerReport>,
 }
 
-/// What one worker did.
+/// Statistics of one worker.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct WorkerReport {
-    /// Its name.
+    /// The worker's name in the topology.
     pub name: String,
-    /// Requests that it answered.
+    /// Number of valid replies.
     pub answers: u64,
-    /// Experts that it computed.
+    /// Experts in valid replies.
     pub experts: u64,
     /// Experts that it had to read from its SSD.
     pub missed: u64,
     /// Bytes of requests.
     pub sent_bytes: u64,
-    /// Bytes of answers.
+    /// Bytes of replies.
     pub received_bytes: u64,
-    /// Seconds from request to answer, in all.
+    /// Seconds from request to reply, summed.
     pub seconds: f64,
     /// Seconds of these in which it computed.
     pub seconds_busy: f64,
-    /// Requests without an answer that could be used.
+    /// Requests without a valid reply.
     pub failures: u64,
-    /// Why it cannot be asked at present, or what went wrong last.
+    /// Why it cannot be used at present, or its last failure.
     pub trouble: Option<String>,
 }
 
 impl EdgeReport {
-    /// Experts that others computed.
+    /// Experts that workers computed.
     pub fn remote_experts(&self) -> u64 {
         self.workers.iter().map(|worker| worker.experts).sum()
     }
 
-    /// One line for a person.
+    /// The statistics as one line for the console.
     pub fn summary(&self) -> String {
         let all = (self.in_memory + self.from_ssd + self.remote_experts()).max(1) as f64;
         let share = |experts: u64| format!("{:.0} %", 100.0 * experts as f64 / all);
         let mut parts = vec![
-            format!("{} of experts from memory here", share(self.in_memory)),
+            format!("{} of experts from local memory", share(self.in_memory)),
             format!("{} from the SSD", share(self.from_ssd)),
         ];
         for worker in &self.workers {
             let mut part = format!("{} by {}", share(worker.experts), worker.name);
-            let each = format!("{:.1} ms each time", 1e3 * worker.seconds / worker.answers.max(1) as f64);
+            let each = format!("{:.1} ms per request", 1e3 * worker.seconds / worker.answers.max(1) as f64);
             match (worker.answers, worker.failures) {
                 (0, 0) => {}
-                (0, failures) => part += &format!(" (failed {failures} times)"),
+                (0, failures) => part += &format!(" ({failures} failed requests)"),
                 (_, 0) => part += &format!(" ({each})"),
-                (_, failures) => part += &format!(" ({each}, failed {failures} times)"),
+                (_, failures) => part += &format!(" ({each}, {failures} failed requests)"),
             }
             parts.push(part);
         }
-        let mut said = format!("{}; {:.1} s waiting for others", parts.join(", "), self.seconds_waiting);
+        let mut line = format!("{}; {:.1} s waiting for workers", parts.join(", "), self.seconds_waiting);
         if self.fallbacks > 0 {
-            said += &format!("; {} experts computed by others than were asked first", self.fallbacks);
+            line += &format!("; {} experts rerouted after a failure", self.fallbacks);
         }
         for worker in &self.workers {
             if let Some(trouble) = &worker.trouble {
-                said += &format!("; {} {trouble}", worker.name);
+                line += &format!("; {} {trouble}", worker.name);
             }
         }
-        said
+        line
     }
 
-    /// Notes what went through the own cache.
+    /// Adds experts that were computed locally.
     pub(super) fn record_local(&mut self, found: u64, read: u64) {
         self.in_memory += found;
         self.from_ssd += read;
     }
 
-    /// Notes time spent waiting.
+    /// Adds time spent waiting for replies.
     pub(super) fn record_wait(&mut self, time: Duration) {
         self.seconds_waiting += time.as_secs_f64();
     }

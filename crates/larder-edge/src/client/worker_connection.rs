@@ -1,4 +1,4 @@
-//! One worker, as it is known here: how it is reached, what it holds, whether it can be asked at present.
+//! The connection to one worker: its address, its experts, and whether it can be used at present.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,53 +22,53 @@ use crate::wire::experts_client::ExpertsClient;
 use crate::wire::{ComputeReply, ComputeRequest, DescribeRequest};
 use crate::write_coalescing::CoalescedStream;
 
-/// How long a connection, or a worker that is asked what it is, may take.
+/// Timeout of connecting and of the handshake.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long a worker that failed is left alone, at first and at most.
+/// Pause before a failed worker is tried again: the first, and the longest.
 const RETRY_PAUSE: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
-/// How often an idle connection is tried, and how long that may take.
+/// Interval and timeout of the HTTP/2 keep-alive pings on idle connections.
 const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(5));
 
-/// A worker.
+/// The client's connection to one worker.
 pub struct WorkerConnection {
-    /// Its name.
+    /// The worker's name in the topology.
     pub name: String,
     client: ExpertsClient<Channel>,
     state: Mutex<WorkerState>,
-    /// Something may have changed: it failed.
+    /// Notified when the worker fails, so that [`monitor`](Self::monitor) repeats the handshake.
     failed: Notify,
-    /// It answered since it failed last.
+    /// Whether it gave a valid reply since its last failure.
     answered: AtomicBool,
 }
 
-/// What is known of a worker.
+/// The present state of a worker.
 #[derive(Default)]
 pub struct WorkerState {
-    /// What it holds, if it can be asked.
+    /// Its experts, if it can be used.
     pub held: Option<Arc<ExpertSet>>,
-    /// Why it cannot be asked, or what went wrong last.
+    /// Why it cannot be used, or its last failure; continues a sentence that begins with its name.
     pub trouble: Option<String>,
 }
 
-/// What became of a request.
+/// The outcome of a request.
 pub struct WorkerReply {
-    /// Its number.
+    /// The id of the request.
     pub id: u64,
-    /// The answer, not yet checked, and its length; or what went wrong.
+    /// The unchecked reply and its length in bytes, or the failure.
     pub outcome: Result<(ComputeReply, usize), String>,
-    /// How long it took.
+    /// Time from sending the request to the outcome.
     pub took: Duration,
 }
 
 impl WorkerConnection {
-    /// A worker that has not been asked anything. The error is a sentence.
+    /// A connection that is opened when it is first used. The error names the address.
     pub fn new(machine: &WorkerAddress, tls: &TlsCredentials, handshake: &Handshake) -> Result<Self, String> {
         let WorkerAddress { name, address } = machine;
-        let said =
+        let error =
             |e: tonic::transport::Error| format!("the address {address} of {name} cannot be used: {}", root_cause(&e));
         let window = u32::try_from(handshake.reply_bytes()).unwrap_or(u32::MAX).clamp(1 << 16, (1 << 31) - 1);
         let mut endpoint = Endpoint::from_shared(address.to_owned())
-            .map_err(said)?
+            .map_err(error)?
             .connect_timeout(CONNECT_TIMEOUT)
             .initial_stream_window_size(window)
             .initial_connection_window_size(window)
@@ -78,14 +78,14 @@ impl WorkerConnection {
         if address.starts_with("https://") {
             let Some(ca) = &tls.ca else {
                 return Err(format!(
-                    "the address of {name} is https://, and no [tls] ca says whose certificates to believe"
+                    "the address of {name} begins with https://, but the topology sets no [tls] ca to check its certificate"
                 ));
             };
             let mut config = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(ca)).timeout(CONNECT_TIMEOUT);
             if let Some((cert, key)) = &tls.identity {
                 config = config.identity(Identity::from_pem(cert, key));
             }
-            endpoint = endpoint.tls_config(config).map_err(said)?;
+            endpoint = endpoint.tls_config(config).map_err(error)?;
         }
         let client = ExpertsClient::new(endpoint.connect_with_connector_lazy(tower::service_fn(connect)))
             .max_decoding_message_size(handshake.reply_bytes())
@@ -94,30 +94,30 @@ impl WorkerConnection {
         Ok(WorkerConnection { name: name.clone(), client, state: Mutex::new(state), failed, answered })
     }
 
-    /// What is known of it.
+    /// The worker's present state.
     pub fn state(&self) -> MutexGuard<'_, WorkerState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// It gave no answer that could be used: it is left alone for a while.
+    /// Records that a request failed: the worker is not used until its handshake succeeds again.
     pub fn mark_failed(&self, trouble: String) {
         *self.state() = WorkerState { held: None, trouble: Some(trouble) };
         self.failed.notify_one();
     }
 
-    /// It gave a good answer.
+    /// Records a valid reply.
     pub fn mark_healthy(&self) {
         self.answered.store(true, Ordering::Relaxed);
     }
 
-    /// Asks what it is until it can be asked for experts, and again whenever it failed; says when the first try is over.
+    /// Repeats the handshake until it succeeds, and again after each failure. Drops `tried` after the first attempt.
     pub async fn monitor(self: Arc<Self>, handshake: Arc<Handshake>, tried: UnboundedSender<()>) {
         let mut tried = Some(tried);
         let mut pause = RETRY_PAUSE.0;
         loop {
             let described = tokio::time::timeout(CONNECT_TIMEOUT, self.describe(&handshake)).await;
-            let described = described.unwrap_or_else(|_| Err("does not answer".into()));
-            let is_there = described.is_ok();
+            let described = described.unwrap_or_else(|_| Err("does not reply".into()));
+            let is_usable = described.is_ok();
             {
                 let mut state = self.state();
                 match described {
@@ -126,7 +126,7 @@ impl WorkerConnection {
                 }
             }
             drop(tried.take());
-            if is_there {
+            if is_usable {
                 self.failed.notified().await;
             }
             if self.answered.swap(false, Ordering::Relaxed) {
@@ -146,7 +146,7 @@ impl WorkerConnection {
         ExpertSet::from_wire(&description.held, &handshake.geometry)
     }
 
-    /// Sends a request; what becomes of it comes through `to`, at the deadline at the latest.
+    /// Sends a request; its outcome is sent to `to`, at the deadline at the latest.
     pub async fn request(
         self: Arc<Self>,
         message: ComputeRequest,
@@ -164,33 +164,33 @@ impl WorkerConnection {
                 Ok((reply, length))
             }
             Ok(Err(status)) => Err(status_text(&status)),
-            Err(_) => Err("did not answer in time".into()),
+            Err(_) => Err("did not reply in time".into()),
         };
-        // Nobody listens any more if the run is over.
+        // The receiver is gone if the run is over.
         let _ = to.send(WorkerReply { id, outcome, took: start.elapsed() });
     }
 }
 
-/// A connection to the address of a worker.
+/// Opens a TCP connection to a worker's address.
 async fn connect(to: Uri) -> io::Result<TokioIo<CoalescedStream>> {
     let port = to.port_u16().unwrap_or(if to.scheme_str() == Some("https") { 443 } else { 80 });
-    // An address of version 6 is written in brackets.
+    // IPv6 addresses are written in brackets.
     let host = to.host().unwrap_or_default().trim_matches(['[', ']']);
     let stream = TcpStream::connect((host, port)).await?;
     Ok(TokioIo::new(CoalescedStream::new(stream)))
 }
 
-/// A status as half a sentence, whoever wrote it.
+/// An untrusted status as the predicate of a sentence.
 fn status_text(status: &Status) -> String {
-    let said: String = status.message().chars().filter(|c| !c.is_control()).take(300).collect();
+    let message: String = status.message().chars().filter(|c| !c.is_control()).take(300).collect();
     match status.code() {
-        Code::DeadlineExceeded | Code::Cancelled => "did not answer in time".into(),
+        Code::DeadlineExceeded | Code::Cancelled => "did not reply in time".into(),
         Code::Unavailable | Code::Unknown => format!("cannot be reached: {}", root_cause(status)),
-        _ => format!("refused: {said}"),
+        _ => format!("refused: {message}"),
     }
 }
 
-/// The innermost reason of an error, on one line.
+/// The innermost source of an error, on one line.
 fn root_cause(error: &dyn std::error::Error) -> String {
     let mut inner = error;
     while let Some(source) = inner.source() {

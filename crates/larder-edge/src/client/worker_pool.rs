@@ -1,4 +1,4 @@
-//! The workers together: who is asked for what, and what became of it.
+//! All workers of a client: sends requests, collects replies, and handles failures.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,25 +18,25 @@ use crate::handshake::Handshake;
 use crate::spin_wait::SpinWait;
 use crate::wire::Format;
 
-/// How long the workers may take at the start to say what they are.
+/// Time at start-up in which all workers should have answered the handshake.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
-/// What is waited for an answer beyond its deadline, which whoever asks for it keeps himself.
+/// Waiting time beyond a request's deadline, which its task enforces itself.
 const DEADLINE_SLACK: Duration = Duration::from_millis(200);
-/// An answer that is here within so long is looked for all the time.
+/// Time of spinning for a reply before the thread sleeps.
 const SPIN_LIMIT: Duration = Duration::from_micros(500);
-/// For so many tokens the deadline of one is enough; for more it grows.
+/// Number of tokens for which the deadline grows by its single-token value once more.
 const TOKENS_PER_DEADLINE: usize = 32;
 
-/// How to ask.
+/// Options of a client.
 #[derive(Clone, Copy, Debug)]
 pub struct ClientOptions {
-    /// How numbers travel.
+    /// Number format of hidden states and results; only f32 is lossless.
     pub format: Format,
-    /// How long an answer for one token may take.
+    /// Time until a reply for one token has to arrive.
     pub deadline: Duration,
 }
 
-/// All workers.
+/// Connections to all workers, with their latency estimates and statistics.
 pub struct WorkerPool {
     handshake: Arc<Handshake>,
     options: ClientOptions,
@@ -46,19 +46,19 @@ pub struct WorkerPool {
     replies: UnboundedReceiver<WorkerReply>,
     spin: SpinWait,
     next_id: u64,
-    /// What happened so far.
+    /// The statistics so far, without the workers' present troubles.
     pub report: EdgeReport,
-    /// Where requests wait for their answers.
+    /// Runs connections and requests.
     event_loop: EventLoop,
 }
 
-/// Who is asked for what in one layer.
+/// Requests and replies of one layer.
 #[derive(Default)]
 pub struct LayerExchange {
-    /// Workers that failed in this layer and are not asked again.
+    /// Workers that failed in this layer and are not asked again for it.
     failed_workers: Vec<usize>,
     pending: Vec<PendingRequest>,
-    /// Rows of all answers so far.
+    /// Rows of all replies so far.
     pub replies: Vec<Vec<f32>>,
 }
 
@@ -70,9 +70,10 @@ struct PendingRequest {
 }
 
 impl WorkerPool {
-    /// Asks all workers what they are. The error is a sentence; that a worker cannot be asked is none.
+    /// Connects to all workers and waits for their handshakes, for a limited time. A worker that cannot be used is not an
+    /// error; an invalid address is.
     pub fn connect(addresses: &WorkerAddresses, handshake: Handshake, options: ClientOptions) -> Result<Self, String> {
-        let failed = |e: std::io::Error| format!("no thread for asking others can be had: {e}");
+        let failed = |e: std::io::Error| format!("cannot start the thread for worker connections: {e}");
         let event_loop = EventLoop::start().map_err(failed)?;
         let handshake = Arc::new(handshake);
         let connections = {
@@ -80,15 +81,16 @@ impl WorkerPool {
             let new = |server| WorkerConnection::new(server, &addresses.tls, &handshake).map(Arc::new);
             addresses.workers.iter().map(new).collect::<Result<Vec<_>, _>>()?
         };
-        let (tried, mut tries) = mpsc::unbounded_channel();
+        let (tried, mut attempts) = mpsc::unbounded_channel();
         for connection in &connections {
             event_loop.spawn(connection.clone().monitor(handshake.clone(), tried.clone()));
         }
         drop(tried);
-        // Each lets go of its end once it has tried.
-        let _ = event_loop.block_on(async { tokio::time::timeout(CONNECT_TIMEOUT, tries.recv()).await });
+        // Each task drops its sender after its first attempt.
+        let _ = event_loop.block_on(async { tokio::time::timeout(CONNECT_TIMEOUT, attempts.recv()).await });
         let (to, replies) = mpsc::unbounded_channel();
-        let workers = connections.iter().map(|n| WorkerReport { name: n.name.clone(), ..Default::default() });
+        let workers =
+            connections.iter().map(|connection| WorkerReport { name: connection.name.clone(), ..Default::default() });
         let report = EdgeReport { workers: workers.collect(), ..Default::default() };
         let estimates = vec![LatencyEstimate::default(); connections.len()];
         Ok(WorkerPool {
@@ -105,23 +107,23 @@ impl WorkerPool {
         })
     }
 
-    /// A line about each worker, for a person.
+    /// One line per worker for the console: its number of experts, or a warning that it cannot be used.
     pub fn status_lines(&self) -> Vec<String> {
         let all = self.handshake.geometry.expert_count();
         let line = |connection: &Arc<WorkerConnection>| {
-            let known = connection.state();
-            match (&known.held, &known.trouble) {
+            let state = connection.state();
+            match (&state.held, &state.trouble) {
                 (Some(held), _) => format!("{}: holds {} of {all} experts", connection.name, held.count()),
                 (None, trouble) => {
-                    let trouble = trouble.as_deref().unwrap_or("has not answered yet");
-                    format!("warning: {} is not asked for experts at present: it {trouble}", connection.name)
+                    let trouble = trouble.as_deref().unwrap_or("has not replied yet");
+                    format!("warning: worker {} is not used for now: it {trouble}", connection.name)
                 }
             }
         };
         self.connections.iter().map(line).collect()
     }
 
-    /// What happened so far, and what is wrong at present.
+    /// The statistics so far, with the workers' present troubles.
     pub fn report(&self) -> EdgeReport {
         let mut report = self.report.clone();
         for (worker, connection) in report.workers.iter_mut().zip(&self.connections) {
@@ -130,8 +132,8 @@ impl WorkerPool {
         report
     }
 
-    /// For each of `wanted`, the workers that could be asked for it, each with what that would cost in seconds; the
-    /// nearest first. What was not measured lately costs nothing, so that it is.
+    /// For each of `wanted`, the workers that hold it, each with its estimated seconds, in order of preference. A worker
+    /// that was not measured lately counts as 0 seconds, so that it is asked and measured.
     pub fn offers(&self, call: &MoeCall, wanted: &[ExpertId], exchange: &LayerExchange) -> Vec<Vec<(usize, f64)>> {
         let now = Instant::now();
         let mut offers = vec![vec![]; wanted.len()];
@@ -145,7 +147,7 @@ impl WorkerPool {
         offers
     }
 
-    /// Asks a worker for experts.
+    /// Sends a worker the request for these experts.
     pub fn request(
         &mut self,
         worker: usize,
@@ -168,30 +170,30 @@ impl WorkerPool {
         });
     }
 
-    /// Sees to it that what was asked is on its way.
+    /// Runs the event loop until the requests are written to their sockets.
     pub fn flush(&self, exchange: &LayerExchange) {
-        // Where everybody is well and nobody was asked there is nothing to do.
+        // Nothing to do if no request is pending and no worker has to be reconnected.
         if !exchange.pending.is_empty() || self.connections.iter().any(|connection| connection.state().held.is_none()) {
             self.event_loop.flush();
         }
     }
 
-    /// Waits for all answers that are due and notes where their rows go; returns the experts of those that failed.
+    /// Waits for all pending replies and records the source of each output; returns the experts of failed requests.
     pub fn wait(&mut self, tokens: usize, exchange: &mut LayerExchange, sources: &mut [OutputSource]) -> Vec<ExpertId> {
         let start = Instant::now();
         let mut lost = Vec::new();
         while let Some(until) = exchange.pending.iter().map(|sent| sent.until).max() {
-            let Some(answer) = self.event_loop.block_on(next(&self.spin, &mut self.replies, until)) else {
-                // Nobody keeps a deadline that whoever asks does not keep.
+            let Some(reply) = self.event_loop.block_on(next(&self.spin, &mut self.replies, until)) else {
+                // The tasks of these requests missed their own deadline.
                 for sent in std::mem::take(&mut exchange.pending) {
-                    lost.extend(self.give_up(sent, "did not answer in time".into(), exchange));
+                    lost.extend(self.give_up(sent, "did not reply in time".into(), exchange));
                 }
                 break;
             };
-            // An answer to what was given up is none.
-            let Some(at) = exchange.pending.iter().position(|sent| sent.id == answer.id) else { continue };
+            // A reply to a request that was given up is ignored.
+            let Some(at) = exchange.pending.iter().position(|sent| sent.id == reply.id) else { continue };
             let sent = exchange.pending.swap_remove(at);
-            match self.accept(&sent, answer, tokens) {
+            match self.accept(&sent, reply, tokens) {
                 Ok(rows) => {
                     sent.share.assign_rows(exchange.replies.len(), sources);
                     exchange.replies.push(rows);
@@ -204,18 +206,18 @@ impl WorkerPool {
         lost
     }
 
-    fn accept(&mut self, sent: &PendingRequest, answer: WorkerReply, tokens: usize) -> Result<Vec<f32>, String> {
-        let (reply, length) = answer.outcome?;
-        let rows = sent.share.check_reply(&reply, sent.id, &self.handshake)?;
+    fn accept(&mut self, sent: &PendingRequest, reply: WorkerReply, tokens: usize) -> Result<Vec<f32>, String> {
+        let (message, length) = reply.outcome?;
+        let rows = sent.share.check_reply(&message, sent.id, &self.handshake)?;
         self.connections[sent.worker].mark_healthy();
-        self.estimates[sent.worker].record(tokens, answer.took, Instant::now());
+        self.estimates[sent.worker].record(tokens, reply.took, Instant::now());
         let worker = &mut self.report.workers[sent.worker];
         worker.answers += 1;
         worker.experts += sent.share.experts.len() as u64;
-        worker.missed += u64::from(reply.missed);
+        worker.missed += u64::from(message.missed);
         worker.received_bytes += length as u64;
-        worker.seconds += answer.took.as_secs_f64();
-        worker.seconds_busy += reply.busy_micros as f64 / 1e6;
+        worker.seconds += reply.took.as_secs_f64();
+        worker.seconds_busy += message.busy_micros as f64 / 1e6;
         Ok(rows)
     }
 
@@ -227,10 +229,10 @@ impl WorkerPool {
     }
 }
 
-/// The next answer, if one comes in time.
+/// The next reply, if one arrives in time.
 async fn next(spin: &SpinWait, replies: &mut UnboundedReceiver<WorkerReply>, until: Instant) -> Option<WorkerReply> {
     match spin.poll_until_ready(|| replies.try_recv().ok()).await {
-        Some(answer) => Some(answer),
+        Some(reply) => Some(reply),
         None => tokio::time::timeout_at(until.into(), replies.recv()).await.ok().flatten(),
     }
 }

@@ -1,10 +1,12 @@
+//! Tests of the checks of requests.
+
 use proptest::prelude::*;
 use prost::Message;
 
 use super::*;
 use crate::handshake::tests::handshake;
 
-/// Two states; the first has a term of two experts and one of one, the second one of one.
+/// Two states: the first has a term of two experts and a term of one, the second a term of one.
 pub fn request() -> ComputeRequest {
     ComputeRequest {
         version: PROTOCOL_VERSION,
@@ -23,7 +25,7 @@ pub fn request() -> ComputeRequest {
 }
 
 #[test]
-fn terms_find_their_places() {
+fn terms_are_sorted_by_state() {
     let job = ComputeJob::read(&request(), &handshake()).unwrap();
     let none = ExpertId::NONE;
     assert_eq!(job.routed.ids, [ExpertId(5), ExpertId(2), ExpertId(0), ExpertId(6), none, none]);
@@ -33,41 +35,41 @@ fn terms_find_their_places() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn invalid_requests_are_refused() {
     type Damage = fn(&mut ComputeRequest);
     let damages: [(&str, Damage); 20] = [
         ("version 2", |r| r.version = 2),
-        ("about the experts abd", |r| r.model = "abd".into()),
+        ("for experts abd", |r| r.model = "abd".into()),
         ("layer 0", |r| r.layer = 0),
         ("layer 65537", |r| r.layer = 65537),
-        ("no format", |r| r.format = 0),
-        ("no format", |r| r.format = 77),
-        ("no activation", |r| r.activation = 0),
-        ("no activation", |r| (r.activation, r.limit) = (WireActivation::ClampedSwiglu.into(), f32::NAN)),
+        ("no known number format", |r| r.format = 0),
+        ("no known number format", |r| r.format = 77),
+        ("no known activation", |r| r.activation = 0),
+        ("no known activation", |r| (r.activation, r.limit) = (WireActivation::ClampedSwiglu.into(), f32::NAN)),
         ("31 bytes", |r| r.states.truncate(31)),
         ("has 0 states", |r| r.states.clear()),
         ("has 257 states", |r| r.states.resize(257 * 16, 0)),
         ("lengths", |r| r.term_state.push(0)),
         ("lengths", |r| r.weights.push(0.0)),
         ("lengths", |r| (r.experts, r.weights) = (vec![0; 7], vec![0.0; 7])),
-        ("none of 8", |r| r.experts[3] = 8),
-        ("whose experts", |r| r.term_experts[0] = 3),
-        ("whose experts", |r| r.term_experts = vec![u32::MAX, 5, 1]),
-        ("whose experts", |r| r.term_experts = vec![4, 0, 0]),
-        ("state 2 of 2", |r| r.term_state[2] = 2),
+        ("not below 8", |r| r.experts[3] = 8),
+        ("do not add up", |r| r.term_experts[0] = 3),
+        ("do not add up", |r| r.term_experts = vec![u32::MAX, 5, 1]),
+        ("do not add up", |r| r.term_experts = vec![4, 0, 0]),
+        ("state 2, but only 2 states", |r| r.term_state[2] = 2),
         ("4 experts for one state", |r| r.term_state[1] = 0),
     ];
     for (part, damage) in damages {
         let mut request = request();
         damage(&mut request);
-        let refusal = ComputeJob::read(&request, &handshake()).expect_err(part);
-        assert!(refusal.to_string().contains(part), "{part}: {refusal}");
-        assert_eq!(matches!(refusal, InvalidRequest::WrongModel(_)), part.contains("about the experts"));
+        let error = ComputeJob::read(&request, &handshake()).expect_err(part);
+        assert!(error.to_string().contains(part), "{part}: {error}");
+        assert_eq!(matches!(error, InvalidRequest::WrongModel(_)), part.contains("for experts"));
     }
 }
 
 #[test]
-fn what_both_agree_on_bounds_a_message() {
+fn the_longest_request_is_within_the_bound() {
     let mut handshake = handshake();
     handshake.geometry.experts = 60_000;
     let mut request = request();
@@ -83,7 +85,7 @@ fn what_both_agree_on_bounds_a_message() {
 
 proptest! {
     #[test]
-    fn damaged_messages_give_a_job_that_fits_or_none(damage in prop::collection::vec((0..200usize, any::<u8>()), 0..6)) {
+    fn damaged_messages_give_a_valid_job_or_an_error(damage in prop::collection::vec((0..200usize, any::<u8>()), 0..6)) {
         let mut bytes = request().encode_to_vec();
         for (at, value) in damage {
             let at = at % bytes.len();
@@ -100,7 +102,7 @@ proptest! {
     }
 
     #[test]
-    fn any_lists_give_a_whole_job_or_none(
+    fn any_lists_give_a_complete_job_or_an_error(
         states in 1..4usize,
         term_state in prop::collection::vec(0..4u32, 0..6),
         term_experts in prop::collection::vec(0..4u32, 0..6),
@@ -111,14 +113,14 @@ proptest! {
         request.weights = vec![1.0; experts.len()];
         (request.term_state, request.term_experts, request.experts) = (term_state, term_experts, experts);
         if let Ok(job) = ComputeJob::read(&request, &handshake()) {
-            let places = states * job.gate.top_k;
-            prop_assert_eq!(job.routed.ids.len(), places);
+            let entries = states * job.gate.top_k;
+            prop_assert_eq!(job.routed.ids.len(), entries);
             let mut covered: Vec<usize> = job.terms.iter().cloned().flatten().collect();
             covered.sort_unstable();
-            let taken: Vec<usize> = (0..places).filter(|p| job.routed.ids[*p] != ExpertId::NONE).collect();
-            prop_assert_eq!(covered, taken);
+            let filled: Vec<usize> = (0..entries).filter(|entry| job.routed.ids[*entry] != ExpertId::NONE).collect();
+            prop_assert_eq!(covered, filled);
             for (term, state) in job.terms.iter().zip(&request.term_state) {
-                prop_assert!(term.clone().all(|place| place / job.gate.top_k == *state as usize));
+                prop_assert!(term.clone().all(|entry| entry / job.gate.top_k == *state as usize));
             }
         }
     }

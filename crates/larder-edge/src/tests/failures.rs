@@ -1,3 +1,5 @@
+//! Invalid replies and missing workers: results stay the same, or the error names the cause.
+
 use std::time::{Duration, Instant};
 
 use tonic::Status;
@@ -5,9 +7,9 @@ use tonic::Status;
 use super::fixture::*;
 use crate::{Handshake, TlsCredentials};
 
-/// Everything that a worker can do to an answer.
+/// Everything that can be wrong with a reply, and a part of the message for it.
 const REPLY_FAULTS: [(&str, ReplyFault); 9] = [
-    ("of 4 bytes", |r| {
+    ("it has 4 bytes", |r| {
         r.rows.truncate(4);
         Ok(Duration::ZERO)
     }),
@@ -15,23 +17,23 @@ const REPLY_FAULTS: [(&str, ReplyFault); 9] = [
         r.rows.extend([0; 96]);
         Ok(Duration::ZERO)
     }),
-    ("to request", |r| {
+    ("it is for request", |r| {
         r.id += 1;
         Ok(Duration::ZERO)
     }),
-    ("about layer 1", |r| {
+    ("and layer 1, expected", |r| {
         r.layer = 1;
         Ok(Duration::ZERO)
     }),
-    ("about the experts beef", |r| {
+    ("it is for experts beef", |r| {
         r.model = "beef".into();
         Ok(Duration::ZERO)
     }),
-    ("another format", |r| {
+    ("its number format", |r| {
         r.format = 2;
         Ok(Duration::ZERO)
     }),
-    ("of version 0", |r| {
+    ("it has version 0", |r| {
         r.version = 0;
         Ok(Duration::ZERO)
     }),
@@ -40,7 +42,7 @@ const REPLY_FAULTS: [(&str, ReplyFault); 9] = [
 ];
 
 #[test]
-fn after_a_bad_answer_somebody_else_is_asked() {
+fn after_an_invalid_reply_another_worker_is_asked() {
     let good = worker(experts_where(|_| true));
     for (trouble, corrupt) in REPLY_FAULTS {
         let bad = faulty_worker(corrupt);
@@ -55,7 +57,7 @@ fn after_a_bad_answer_somebody_else_is_asked() {
 }
 
 #[test]
-fn after_a_bad_answer_the_ssd_is_read_if_nobody_else_is_there() {
+fn after_an_invalid_reply_the_ssd_is_read_if_no_other_worker_is_left() {
     for (trouble, corrupt) in REPLY_FAULTS {
         let bad = faulty_worker(corrupt);
         let mut edge = edge(&[("bad", &bad)], experts_where(|_| true));
@@ -65,15 +67,15 @@ fn after_a_bad_answer_the_ssd_is_read_if_nobody_else_is_there() {
 }
 
 #[test]
-fn without_anybody_else_the_error_says_who_failed_and_how() {
+fn without_another_source_the_error_names_the_worker_and_its_failure() {
     for (trouble, corrupt) in REPLY_FAULTS {
         let bad = faulty_worker(corrupt);
         let mut edge = edge(&[("bad", &bad)], experts_where(|_| false));
         let start = Instant::now();
-        let said = outputs(&mut edge, false).unwrap_err();
+        let error = outputs(&mut edge, false).unwrap_err();
         assert!(start.elapsed() < Duration::from_secs(2), "{trouble}");
-        assert!(said.contains("is not stored here, and nobody who holds it can be asked: bad "), "{said}");
-        assert!(said.contains(trouble), "{said}");
+        assert!(error.contains("not stored on this machine, and no worker can compute it: bad "), "{error}");
+        assert!(error.contains(trouble), "{error}");
     }
 }
 
@@ -120,7 +122,7 @@ fn a_worker_that_comes_back_is_asked_again() {
 }
 
 #[test]
-fn who_is_not_there_at_all_is_told() {
+fn unreachable_workers_are_reported() {
     let gone = worker(experts_where(|_| true)).address.clone();
     let mut addresses = addresses(&[], TlsCredentials::default());
     let server = |name: &str| crate::WorkerAddress { name: name.into(), address: gone.clone() };

@@ -1,4 +1,4 @@
-//! A model of two layers with experts, workers that hold them, and the same experts all in memory.
+//! A model with two MoE layers, workers that hold its experts, and a reference with all experts in memory.
 
 use std::net::TcpListener;
 use std::sync::{Arc, Mutex};
@@ -85,12 +85,12 @@ pub fn host() -> ExpertHost {
     ExpertHost::new(cache(2 * EXPERTS), compute())
 }
 
-/// Those experts whose number `is_held` likes, of both layers.
+/// The experts of both layers whose index satisfies `is_held`.
 pub fn experts_where(is_held: impl Fn(u16) -> bool) -> ExpertSet {
     ExpertSet::from_fn(&geometry(), |_, expert| is_held(expert.0))
 }
 
-/// Something that listens, ended when it is dropped.
+/// A server in a thread, shut down when it is dropped.
 pub struct TestServer {
     pub address: String,
     end: Option<oneshot::Sender<()>>,
@@ -123,7 +123,7 @@ pub fn worker_options() -> WorkerOptions {
     }
 }
 
-/// A worker as it should be.
+/// A correct worker.
 pub fn worker(held: ExpertSet) -> TestServer {
     worker_with(worker_options(), handshake(), held)
 }
@@ -138,7 +138,7 @@ pub fn worker_with(options: WorkerOptions, handshake: Handshake, held: ExpertSet
     })
 }
 
-/// What a bad worker does to its answers.
+/// A fault that a faulty worker applies to its replies; returns a delay.
 pub type ReplyFault = fn(&mut ComputeReply) -> Result<Duration, Status>;
 
 struct FakeWorker {
@@ -177,7 +177,7 @@ impl Experts for FakeWorker {
     }
 }
 
-/// A worker that holds everything, computes rightly, and then does something to its answer.
+/// A worker that holds all experts and computes them correctly, then corrupts its reply.
 pub fn faulty_worker(corrupt: ReplyFault) -> TestServer {
     listen("http", move |listener, ended| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -195,7 +195,7 @@ pub fn faulty_worker(corrupt: ReplyFault) -> TestServer {
     })
 }
 
-/// WorkerAddresses by name.
+/// The addresses of workers, with their names.
 pub fn addresses(workers: &[(&str, &TestServer)], tls: TlsCredentials) -> WorkerAddresses {
     let machine =
         |(name, worker): &(&str, &TestServer)| WorkerAddress { name: (*name).into(), address: worker.address.clone() };
@@ -206,19 +206,19 @@ pub fn client_options() -> ClientOptions {
     ClientOptions { format: Format::F32, deadline: Duration::from_millis(400) }
 }
 
-/// Who asks these workers, and can read `stored` himself into two slots.
+/// A client of these workers that can also read the experts `stored` itself, into two slots.
 pub fn edge(workers: &[(&str, &TestServer)], stored: ExpertSet) -> Edge {
     edge_with(&addresses(workers, TlsCredentials::default()), client_options(), stored)
 }
 
 pub fn edge_with(addresses: &WorkerAddresses, options: ClientOptions, stored: ExpertSet) -> Edge {
     let pool = WorkerPool::connect(addresses, handshake(), options).unwrap();
-    // Without an own share free slots would be filled first.
-    let own = Some(experts_where(|_| false));
-    Edge::new(StreamingPath::new(Routing::default(), cache(2), compute(), 0), pool, own, stored)
+    // Without this set, free slots would be filled first.
+    let always_local = Some(experts_where(|_| false));
+    Edge::new(StreamingPath::new(Routing::default(), cache(2), compute(), 0), pool, always_local, stored)
 }
 
-/// The outputs of some calls, one and several tokens at a time, in both layers.
+/// The bits of the outputs of some calls, with one and with several tokens, in both layers.
 pub fn outputs(path: &mut dyn ExpertPath, scales_input: bool) -> Result<Vec<Vec<u32>>, String> {
     let gate = Gate { scales_input, ..Gate::softmax(EXPERTS, 3, true) };
     let mut all = Vec::new();
@@ -237,7 +237,7 @@ pub fn outputs(path: &mut dyn ExpertPath, scales_input: bool) -> Result<Vec<Vec<
     Ok(all)
 }
 
-/// The same with all experts in memory.
+/// The bits of the same outputs with all experts in memory.
 pub fn expected(scales_input: bool) -> Vec<Vec<u32>> {
     let mut all = AllResident::new(3, compute());
     let mut experts = experts().into_iter();

@@ -1,4 +1,4 @@
-//! Workers and who asks them, in one process.
+//! Workers and their clients in one process.
 
 mod failures;
 mod fixture;

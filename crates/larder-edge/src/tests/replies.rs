@@ -1,3 +1,5 @@
+//! Valid replies: the results of several workers, and what a worker tells of itself.
+
 use std::time::Duration;
 
 use super::fixture::*;
@@ -22,7 +24,7 @@ fn several_workers_give_the_bits_of_one_machine() {
 }
 
 #[test]
-fn connections_live_on_while_nobody_asks() {
+fn idle_connections_stay_open() {
     let all = worker(experts_where(|_| true));
     let mut edge = edge(&[("all", &all)], experts_where(|_| false));
     for pause in [0, 500, 230, 1] {
@@ -38,14 +40,14 @@ fn each_worker_is_asked_once_for_each_layer() {
     let (low, high) = (worker(experts_where(|e| e < 4)), worker(experts_where(|e| e >= 4)));
     let mut edge = edge(&[("low", &low), ("high", &high)], experts_where(|_| false));
     outputs(&mut edge, false).unwrap();
-    // Ten calls, two of them in two pieces.
+    // Ten calls, two of them in two chunks.
     let report = edge.report();
     assert!(report.workers.iter().all(|w| w.answers <= 12), "{report:?}");
     assert!(report.workers.iter().map(|w| w.answers).sum::<u64>() >= 12);
 }
 
 #[test]
-fn rounded_numbers_come_close() {
+fn bf16_results_are_close() {
     let all = worker(experts_where(|_| true));
     let client_options = ClientOptions { format: Format::Bf16, ..client_options() };
     let mut edge =
@@ -54,18 +56,21 @@ fn rounded_numbers_come_close() {
     assert_ne!(got, want);
     for (got, want) in got.iter().flatten().zip(want.iter().flatten()) {
         let (got, want) = (f32::from_bits(*got), f32::from_bits(*want));
-        assert!((got - want).abs() < 0.05 * want.abs().max(1.0), "{got} and not {want}");
+        assert!((got - want).abs() < 0.05 * want.abs().max(1.0), "{got} instead of {want}");
     }
 }
 
 #[test]
-fn a_worker_says_what_it_is_and_refuses_what_it_does_not_have() {
+fn a_worker_describes_itself_and_refuses_experts_that_it_does_not_hold() {
     let even = worker(experts_where(|e| e % 2 == 0));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let mut client = ExpertsClient::connect(even.address.clone()).await.unwrap();
-        let said = client.describe(DescribeRequest {}).await.unwrap().into_inner();
-        assert_eq!((said.version, said.held.len(), &said.held[1].experts[..]), (1, 2, &[0, 2, 4, 6][..]));
+        let description = client.describe(DescribeRequest {}).await.unwrap().into_inner();
+        assert_eq!(
+            (description.version, description.held.len(), &description.held[1].experts[..]),
+            (1, 2, &[0, 2, 4, 6][..])
+        );
         let request = ComputeRequest {
             version: 1,
             id: 1,
@@ -82,7 +87,7 @@ fn a_worker_says_what_it_is_and_refuses_what_it_does_not_have() {
         };
         let refused = client.compute(request.clone()).await.unwrap_err();
         assert_eq!(refused.code(), tonic::Code::FailedPrecondition);
-        assert_eq!(refused.message(), "layer 2, expert 3 is not among the experts of the worker worker");
+        assert_eq!(refused.message(), "layer 2, expert 3: the worker worker does not hold this expert");
         let other = ComputeRequest { model: "beef".into(), ..request.clone() };
         assert_eq!(client.compute(other).await.unwrap_err().code(), tonic::Code::FailedPrecondition);
         let newer = ComputeRequest { version: 9, ..request };
@@ -91,7 +96,7 @@ fn a_worker_says_what_it_is_and_refuses_what_it_does_not_have() {
 }
 
 #[test]
-fn health_and_reflection_are_there() {
+fn health_and_reflection_are_served() {
     let all = worker(experts_where(|_| true));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
@@ -106,8 +111,9 @@ fn health_and_reflection_are_there() {
         let ask = MessageRequest::FileContainingSymbol("larder.edge.v1.Experts".into());
         let ask = ServerReflectionRequest { host: String::new(), message_request: Some(ask) };
         let stream = tokio_stream::iter([ask]);
-        let mut told = ServerReflectionClient::new(channel).server_reflection_info(stream).await.unwrap().into_inner();
-        let told = tokio::time::timeout(Duration::from_secs(5), told.message()).await.unwrap().unwrap().unwrap();
-        assert!(matches!(told.message_response, Some(MessageResponse::FileDescriptorResponse(_))), "{told:?}");
+        let mut replies =
+            ServerReflectionClient::new(channel).server_reflection_info(stream).await.unwrap().into_inner();
+        let reply = tokio::time::timeout(Duration::from_secs(5), replies.message()).await.unwrap().unwrap().unwrap();
+        assert!(matches!(reply.message_response, Some(MessageResponse::FileDescriptorResponse(_))), "{reply:?}");
     });
 }

@@ -1,3 +1,5 @@
+//! TLS, and the limits of messages and requests.
+
 use std::time::Duration;
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
@@ -10,7 +12,7 @@ use crate::{TlsCredentials, WorkerOptions};
 
 type Pem = Vec<u8>;
 
-/// An authority, and a certificate by it for this machine with its key.
+/// A certificate authority, and a certificate for this machine that it signed, with its key.
 fn certificates() -> (Pem, (Pem, Pem)) {
     let mut params = CertificateParams::new(Vec::<String>::new()).unwrap();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -26,49 +28,49 @@ fn trouble_with(worker: &TestServer, tls: TlsCredentials) -> Option<String> {
 }
 
 #[test]
-fn only_who_shows_a_good_certificate_is_answered() {
+fn only_clients_with_a_valid_certificate_are_served() {
     let ((ca, good), (other_ca, other)) = (certificates(), certificates());
     let tls = TlsCredentials { ca: Some(ca.clone()), identity: Some(good.clone()) };
     let worker =
         worker_with(WorkerOptions { tls: Some(tls.clone()), ..worker_options() }, handshake(), experts_where(|_| true));
     let mut edge = edge_with(&addresses(&[("worker", &worker)], tls), client_options(), experts_where(|_| false));
     assert_eq!(outputs(&mut edge, false).unwrap(), expected(false));
-    // Nobody's certificate, somebody else's, and a worker whose own is not believed.
+    // No certificate, one of another authority, and a worker whose certificate the client does not trust.
     assert!(trouble_with(&worker, TlsCredentials { ca: Some(ca.clone()), identity: None }).is_some());
     assert!(trouble_with(&worker, TlsCredentials { ca: Some(ca), identity: Some(other) }).is_some());
-    let said = trouble_with(&worker, TlsCredentials { ca: Some(other_ca), identity: Some(good) }).unwrap();
-    assert!(said.contains("cannot be reached") && said.contains("certificate"), "{said}");
+    let error = trouble_with(&worker, TlsCredentials { ca: Some(other_ca), identity: Some(good) }).unwrap();
+    assert!(error.contains("cannot be reached") && error.contains("certificate"), "{error}");
 }
 
 #[test]
-fn https_needs_to_know_whom_to_believe() {
+fn https_needs_a_certificate_authority() {
     let worker = worker(experts_where(|_| true));
     let mut addresses = addresses(&[("worker", &worker)], TlsCredentials::default());
     addresses.workers[0].address = worker.address.replace("http://", "https://");
-    let said = crate::WorkerPool::connect(&addresses, handshake(), client_options()).err().unwrap();
-    assert!(said.contains("no [tls] ca"), "{said}");
+    let error = crate::WorkerPool::connect(&addresses, handshake(), client_options()).err().unwrap();
+    assert!(error.contains("no [tls] ca"), "{error}");
     addresses.workers[0].address = "http://no address".into();
-    let said = crate::WorkerPool::connect(&addresses, handshake(), client_options()).err().unwrap();
-    assert!(said.contains("the address http://no address of worker cannot be used"), "{said}");
+    let error = crate::WorkerPool::connect(&addresses, handshake(), client_options()).err().unwrap();
+    assert!(error.contains("the address http://no address of worker cannot be used"), "{error}");
 }
 
 #[test]
-fn what_is_too_long_or_too_much_is_sent_away() {
+fn requests_beyond_the_limits_are_refused() {
     let worker = worker_with(WorkerOptions { in_flight: 1, ..worker_options() }, handshake(), experts_where(|_| true));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let mut client = ExpertsClient::connect(worker.address.clone()).await.unwrap();
         let long = ComputeRequest { states: vec![0; handshake().request_bytes()], ..Default::default() };
         assert_eq!(client.compute(long).await.unwrap_err().code(), Code::OutOfRange);
-        // Of many at once some find no place, and all are told something.
-        let asked = (0..32).map(|_| {
+        // Of many concurrent requests some are over the limit, and all get a status.
+        let requests = (0..32).map(|_| {
             let mut client = client.clone();
             tokio::spawn(async move { client.describe(DescribeRequest {}).await.map_err(|status| status.code()) })
         });
-        let asked: Vec<_> = asked.collect();
+        let requests: Vec<_> = requests.collect();
         let mut answered = 0;
-        for asked in asked {
-            match tokio::time::timeout(Duration::from_secs(5), asked).await.unwrap().unwrap() {
+        for request in requests {
+            match tokio::time::timeout(Duration::from_secs(5), request).await.unwrap().unwrap() {
                 Ok(_) => answered += 1,
                 Err(code) => assert_eq!(code, Code::ResourceExhausted),
             }

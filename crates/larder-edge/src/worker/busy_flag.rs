@@ -1,4 +1,4 @@
-//! The moment after an answer, in which the next request is looked for.
+//! Spin waiting for the next request after a reply.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,27 +8,27 @@ use tokio::sync::Notify;
 
 use crate::spin_wait::SpinWait;
 
-/// How long the moment is: layers of small models come as quickly.
+/// Time of spinning after a reply: with small models the request for the next layer arrives within it.
 const SPIN_LIMIT: Duration = Duration::from_micros(300);
 
-/// Knows whether there is anything to do.
+/// Counts requests in progress.
 #[derive(Default)]
 pub struct BusyFlag {
     busy: AtomicUsize,
     idle: Notify,
 }
 
-/// Something to do, until it is dropped.
+/// A request in progress; ends when it is dropped.
 pub struct BusyGuard(Arc<BusyFlag>);
 
 impl BusyFlag {
-    /// There is something to do: whoever computes has the processor to himself.
+    /// Marks a request as in progress. Spinning stops, so that the computing thread has the processor to itself.
     pub fn begin(self: &Arc<Self>) -> BusyGuard {
         self.busy.fetch_add(1, Ordering::Relaxed);
         BusyGuard(self.clone())
     }
 
-    /// Stays awake for a moment whenever everything is done. Ends with the runtime.
+    /// Spins for a moment whenever the last request in progress has ended. Runs until the runtime is shut down.
     pub async fn spin_when_idle(self: Arc<Self>) {
         let spin = SpinWait::new(SPIN_LIMIT);
         loop {

@@ -1,4 +1,4 @@
-//! As many requests as can be worked on; who comes then is told so at once, before anything of his is read.
+//! A limit of concurrent requests. Further requests are refused at once, before their body is read.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -12,7 +12,7 @@ use tonic::body::Body;
 use tonic::server::NamedService;
 use tower_service::Service;
 
-/// A service that does so much at a time.
+/// A service with a limited number of concurrent requests.
 #[derive(Clone)]
 pub struct ConcurrencyLimited<S> {
     inner: S,
@@ -20,7 +20,7 @@ pub struct ConcurrencyLimited<S> {
 }
 
 impl<S> ConcurrencyLimited<S> {
-    /// So many requests at a time, those being received included.
+    /// Limits `inner` to `most` requests, those being received included.
     pub fn new(inner: S, most: usize) -> Self {
         ConcurrencyLimited { inner, permits: Arc::new(Semaphore::new(most)) }
     }
@@ -46,15 +46,15 @@ where
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         match self.permits.clone().try_acquire_owned() {
             Ok(permit) => {
-                let answer = self.inner.call(request);
+                let response = self.inner.call(request);
                 Box::pin(async move {
-                    let answer = answer.await;
+                    let response = response.await;
                     drop(permit);
-                    answer
+                    response
                 })
             }
             Err(_) => Box::pin(async {
-                Ok(Status::resource_exhausted("the worker has as much to do as it takes on").into_http())
+                Ok(Status::resource_exhausted("the worker is at its limit of concurrent requests").into_http())
             }),
         }
     }

@@ -1,4 +1,4 @@
-//! Connections: so many at a time, and none that says nothing.
+//! Accepting connections: a limited number at a time, and none that stays silent.
 
 use std::future::Future;
 use std::io;
@@ -16,20 +16,20 @@ use tonic::transport::server::{Connected, TcpConnectInfo};
 
 use crate::write_coalescing::CoalescedStream;
 
-/// How long a connection may be silent at its beginning.
+/// Time until the first bytes of a connection have to arrive.
 const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long to wait where the system has no more descriptors.
+/// Pause after a failed accept, for example because no file descriptors are left.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
-/// A connection that has one of the places.
+/// An accepted connection; holds one permit of the connection limit.
 pub struct IncomingConnection {
     stream: CoalescedStream,
-    /// Runs until the first bytes have come.
+    /// Runs until the first bytes arrive.
     first_byte_timeout: Option<Pin<Box<Sleep>>>,
     _permit: OwnedSemaphorePermit,
 }
 
-/// Lets connections in, `most` at a time; the others wait where the system keeps them.
+/// Accepts connections, `most` at a time; others wait in the listen queue of the system.
 pub fn accept_connections(listener: TcpListener, most: usize) -> ReceiverStream<io::Result<IncomingConnection>> {
     let (to, connections) = mpsc::channel(1);
     tokio::spawn(async move {

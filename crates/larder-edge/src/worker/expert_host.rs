@@ -1,4 +1,4 @@
-//! A worker's experts, and the thread that computes them: one job after the other, never on the runtime.
+//! A worker's experts, and the thread that computes them: one job after the other, never on the async runtime.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,40 +10,40 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::compute_job::ComputeJob;
 
-/// Experts that pass through slots, and where they are computed.
+/// The cache of a worker's experts, and the buffers to compute them.
 pub struct ExpertHost {
     cache: Cache,
     bench: ExpertWorkspace,
 }
 
-/// What became of a job.
+/// The result of a job.
 #[derive(Debug)]
 pub struct JobResult {
-    /// A row for each term.
+    /// One row per term: `[terms, hidden]`.
     pub rows: Vec<f32>,
-    /// How long it took.
+    /// Time of computing, reads included.
     pub busy: Duration,
-    /// Experts that had to be read.
+    /// Number of experts that had to be read.
     pub missed: usize,
 }
 
-/// A job on its way to the thread.
+/// A job in the queue of the thread.
 pub struct QueuedJob {
-    /// What to compute.
+    /// The checked request.
     pub job: ComputeJob,
-    /// When nobody waits for it any more.
+    /// The time after which the client has given up.
     pub deadline: Instant,
-    /// Who waits: for rows, or for a sentence that says why there are none.
+    /// Receives the result, or the error as a sentence.
     pub reply: oneshot::Sender<Result<JobResult, String>>,
 }
 
 impl ExpertHost {
-    /// Experts out of `cache`, computed by `compute`.
+    /// A host for the experts of `cache`, computed with `compute`.
     pub fn new(cache: Cache, compute: Arc<ComputeContext>) -> Self {
         ExpertHost { cache, bench: ExpertWorkspace::new(compute) }
     }
 
-    /// The weighted sums that a job asks for.
+    /// Computes the weighted sums of a job's terms.
     pub fn compute(&mut self, job: &ComputeJob) -> Result<JobResult, String> {
         let start = Instant::now();
         let (call, ExpertHost { cache, bench }) = (job.call(), self);
@@ -59,11 +59,11 @@ impl ExpertHost {
         Ok(JobResult { rows, busy: start.elapsed(), missed: cache.last_visit().misses.len() })
     }
 
-    /// A thread that takes orders until nobody can give any.
+    /// Spawns a thread that computes queued jobs until the queue is closed.
     pub fn spawn(mut self, mut queue: mpsc::Receiver<QueuedJob>) -> io::Result<thread::JoinHandle<()>> {
         thread::Builder::new().name("experts".into()).spawn(move || {
             while let Some(QueuedJob { job, deadline, reply }) = queue.blocking_recv() {
-                // Who asked may have gone, or gone elsewhere.
+                // The client may have disconnected or asked another worker.
                 if !reply.is_closed() && Instant::now() < deadline {
                     let _ = reply.send(self.compute(&job));
                 }

@@ -1,4 +1,4 @@
-//! The side that holds experts and is asked.
+//! The worker: a gRPC server that holds experts and computes them for clients.
 
 mod busy_flag;
 mod concurrency_limit;
@@ -24,32 +24,32 @@ use crate::wire::experts_server::ExpertsServer;
 use busy_flag::BusyFlag;
 use service::WorkerService;
 
-/// What reflection tells.
+/// The descriptor set for gRPC reflection.
 const DESCRIPTION: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/experts.bin"));
-/// Requests of one connection at a time; what is beyond waits.
+/// Concurrent requests per connection; further ones wait.
 const MAX_STREAMS: u32 = 16;
-/// Bytes of headers of a request.
+/// Most bytes of a request's headers.
 const MAX_HEADER_BYTES: u32 = 16 << 10;
-/// How often a silent connection is asked whether anybody is there, and how long it may take to answer.
+/// Interval and timeout of the HTTP/2 keep-alive pings on silent connections.
 const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(20), Duration::from_secs(10));
 
-/// How to serve.
+/// Options of a worker.
 #[derive(Clone, Debug)]
 pub struct WorkerOptions {
     /// The worker's name in the placement.
     pub name: String,
-    /// Requests that are worked on or wait; who comes then is told to go elsewhere.
+    /// Most requests in progress or queued; further ones are refused at once.
     pub in_flight: usize,
-    /// Connections at a time.
+    /// Most connections; further ones wait in the listen queue.
     pub connections: usize,
-    /// The longest that a request may take.
+    /// Timeout of a request.
     pub request_timeout: Duration,
-    /// Certificate, key and who may ask, if connections are to be encrypted.
+    /// Certificate, key and the authority of permitted clients, for encrypted connections.
     pub tls: Option<TlsCredentials>,
 }
 
-/// Serves the experts `held` of `bank` on `listener` until the process is told to end; what is being computed is then
-/// completed.
+/// Serves the experts `held` of `host` on `listener` until the process receives an interrupt or termination signal, then
+/// completes the requests in progress.
 pub fn serve(
     listener: TcpListener,
     options: WorkerOptions,
@@ -58,14 +58,14 @@ pub fn serve(
     host: ExpertHost,
 ) -> io::Result<()> {
     serve_until(listener, options, handshake, held, host, async {
-        // Without signals nobody can tell it to end but by force.
+        // Without a signal handler the process runs until it is killed.
         if signal().await.is_err() {
             std::future::pending().await
         }
     })
 }
 
-/// The same until `end`.
+/// Serves the experts `held` of `host` on `listener` until `end`, then completes the requests in progress.
 pub fn serve_until(
     listener: TcpListener,
     options: WorkerOptions,
@@ -75,12 +75,12 @@ pub fn serve_until(
     end: impl Future<Output = ()>,
 ) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().thread_name("grpc").enable_all().build()?;
-    let (queue, taken) = mpsc::channel(options.in_flight);
-    let computing = host.spawn(taken)?;
+    let (queue, jobs) = mpsc::channel(options.in_flight);
+    let computing = host.spawn(jobs)?;
     let served = runtime.block_on(run_server(listener, &options, handshake, held, queue, end));
     runtime.shutdown_timeout(Duration::from_secs(1));
     served.map_err(io::Error::other)?;
-    computing.join().map_err(|_| io::Error::other("the thread that computes experts failed"))
+    computing.join().map_err(|_| io::Error::other("the thread that computes experts panicked"))
 }
 
 async fn run_server(
@@ -128,7 +128,7 @@ async fn run_server(
     let shutdown = async {
         tokio::select! {
             () = end => {}
-            // The thread that computes is gone.
+            // The thread that computes has ended.
             () = queue.closed() => {}
         }
     };
@@ -141,7 +141,7 @@ async fn run_server(
     Ok(())
 }
 
-/// With a CA, whoever asks must show a certificate of it.
+/// With a CA, clients have to present a certificate that it signed.
 fn server_tls(tls: &TlsCredentials) -> ServerTlsConfig {
     let mut config = ServerTlsConfig::new().timeout(Duration::from_secs(10));
     if let Some((cert, key)) = &tls.identity {

@@ -1,4 +1,4 @@
-//! What a worker answers.
+//! The gRPC service of a worker.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,33 +15,33 @@ use crate::wire::{ComputeReply, ComputeRequest, DescribeRequest, Description, Fo
 use crate::worker::busy_flag::BusyFlag;
 use crate::worker::expert_host::QueuedJob;
 
-/// A worker's side of the service.
+/// Implements the service `Experts`.
 pub struct WorkerService {
-    /// Its name in the placement.
+    /// The worker's name in the placement.
     pub name: String,
-    /// The model.
+    /// The model that it serves.
     pub handshake: Arc<Handshake>,
-    /// Its share of the experts.
+    /// The experts that it holds.
     pub held: ExpertSet,
-    /// The thread that computes.
+    /// Queue of the thread that computes.
     pub queue: mpsc::Sender<QueuedJob>,
-    /// The longest that a request may take.
+    /// Timeout of a request.
     pub request_timeout: Duration,
-    /// Knows whether there is anything to do.
+    /// Marks requests as in progress.
     pub busy: Arc<BusyFlag>,
 }
 
 impl WorkerService {
-    /// A request's job, if this worker is the one to do it.
+    /// Checks that a request is valid and that this worker holds its experts.
     fn job(&self, request: &ComputeRequest) -> Result<ComputeJob, Status> {
-        let job = ComputeJob::read(request, &self.handshake).map_err(|refusal| match refusal {
+        let job = ComputeJob::read(request, &self.handshake).map_err(|error| match error {
             InvalidRequest::Malformed(what) => Status::invalid_argument(what),
             InvalidRequest::WrongModel(what) => Status::failed_precondition(what),
         })?;
-        let chosen = job.terms.iter().cloned().flatten().map(|place| job.routed.ids[place]);
+        let chosen = job.terms.iter().cloned().flatten().map(|entry| job.routed.ids[entry]);
         match chosen.into_iter().find(|expert| !self.held.contains(job.layer, *expert)) {
             Some(expert) => {
-                let what = format!("{}, {expert} is not among the experts of the worker {}", job.layer, self.name);
+                let what = format!("{}, {expert}: the worker {} does not hold this expert", job.layer, self.name);
                 Err(Status::failed_precondition(what))
             }
             None => Ok(job),
@@ -65,15 +65,17 @@ impl Experts for WorkerService {
     async fn compute(&self, request: Request<ComputeRequest>) -> Result<Response<ComputeReply>, Status> {
         let _busy = self.busy.begin();
         let deadline = Instant::now()
-            + client_timeout(&request).map_or(self.request_timeout, |asked| asked.min(self.request_timeout));
+            + client_timeout(&request).map_or(self.request_timeout, |timeout| timeout.min(self.request_timeout));
         let request = request.into_inner();
         let job = self.job(&request)?;
         let format = job.format;
         let (reply, computed) = oneshot::channel();
-        let full = |_| Status::resource_exhausted("the worker has as much to do as it takes on");
+        let full = |_| Status::resource_exhausted("the worker's request queue is full");
         self.queue.try_send(QueuedJob { job, deadline, reply }).map_err(full)?;
-        // The thread lets go of an order without a word only if it came too late for it, or is gone itself.
-        let computed = computed.await.map_err(|_| Status::deadline_exceeded("the request came too late"))?;
+        // The thread drops a job without a reply only if the deadline has passed or the thread has ended.
+        let computed = computed
+            .await
+            .map_err(|_| Status::deadline_exceeded("the request's deadline passed before it was computed"))?;
         let computed = computed.map_err(Status::data_loss)?;
         Ok(Response::new(ComputeReply {
             version: PROTOCOL_VERSION,
@@ -88,10 +90,10 @@ impl Experts for WorkerService {
     }
 }
 
-/// How long the asker waits, if he says so.
+/// The timeout in the request's `grpc-timeout` header, if there is one.
 fn client_timeout<T>(request: &Request<T>) -> Option<Duration> {
-    let said = request.metadata().get("grpc-timeout")?.to_str().ok()?;
-    let (digits, unit) = said.split_at_checked(said.len().checked_sub(1)?)?;
+    let text = request.metadata().get("grpc-timeout")?.to_str().ok()?;
+    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
     let number: u64 = digits.parse().ok()?;
     Some(match unit {
         "H" => Duration::from_secs(number.checked_mul(3600)?),
@@ -109,15 +111,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_askers_patience_is_heard() {
-        let says = |text: &str| {
+    fn grpc_timeout_headers_are_parsed() {
+        let parse = |text: &str| {
             let mut request = Request::new(());
             request.metadata_mut().insert("grpc-timeout", text.parse().unwrap());
             client_timeout(&request)
         };
-        assert_eq!(says("250m"), Some(Duration::from_millis(250)));
-        assert_eq!(says("7S"), Some(Duration::from_secs(7)));
-        assert_eq!((says(""), says("5"), says("x9m"), says("18446744073709551615H")), (None, None, None, None));
+        assert_eq!(parse("250m"), Some(Duration::from_millis(250)));
+        assert_eq!(parse("7S"), Some(Duration::from_secs(7)));
+        assert_eq!((parse(""), parse("5"), parse("x9m"), parse("18446744073709551615H")), (None, None, None, None));
         assert_eq!(client_timeout(&Request::new(())), None);
     }
 }
