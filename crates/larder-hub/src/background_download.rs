@@ -1,4 +1,4 @@
-//! Files of weights that are fetched in the background while those before them are converted.
+//! Downloads files of weights in the background while those before them are converted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -12,23 +12,23 @@ use larder_store::{IncomingFiles, ReadAt, Result, SafetensorsHeader, StoreError,
 use crate::DownloadProgress;
 use crate::client::Hub;
 use crate::download::{self, DownloadRequest};
-use crate::errors::failure;
+use crate::errors::error;
 use crate::listing::RemoteFile;
 use crate::released_ranges::ReleasedRanges;
 use crate::repo::encoded;
 
-/// Most headers are shorter and come with the first answer.
+/// Bytes of the first request for a header; most headers are shorter.
 const FIRST_READ_BYTES: u64 = 64 << 10;
-/// The format's own limit of a header.
+/// The limit of a header in the safetensors format.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 
-/// The files of one model.
+/// The weight files of one model, downloaded by a thread.
 pub struct BackgroundDownload(Arc<Shared>);
 
 struct Shared {
     hub: Arc<Hub>,
     folder: PathBuf,
-    /// What the addresses of the files begin with.
+    /// Base URL of the files.
     base: String,
     files: Vec<RemoteFile>,
     by_name: BTreeMap<String, usize>,
@@ -42,9 +42,9 @@ struct State {
     files: Vec<FileState>,
     released: Vec<ReleasedRanges>,
     headers: Vec<Option<Vec<u8>>>,
-    /// Files that somebody waits for.
+    /// Files that a caller waits for.
     requested: BTreeSet<usize>,
-    /// The last file that was asked for, in their order; the one after it is fetched ahead.
+    /// The highest index of a requested file; the file after it is downloaded ahead.
     last_requested: Option<usize>,
 }
 
@@ -55,7 +55,7 @@ enum FileState {
 }
 
 impl BackgroundDownload {
-    /// The files `files` of the model whose addresses begin with `base`, to be kept in `folder`.
+    /// Starts a thread that downloads `files`, whose URLs begin with `base`, into `folder` on request.
     pub fn start(
         hub: Arc<Hub>,
         folder: &Path,
@@ -91,7 +91,7 @@ impl BackgroundDownload {
         });
         let worker = shared.clone();
         let spawned = thread::Builder::new().name("hub".into()).spawn(move || worker.run());
-        spawned.map_err(|e| failure(StoreErrorKind::Io, format!("starting a thread failed: {e}")))?;
+        spawned.map_err(|e| error(StoreErrorKind::Io, format!("cannot start the download thread: {e}")))?;
         Ok(BackgroundDownload(shared))
     }
 }
@@ -113,8 +113,12 @@ impl Shared {
     }
 
     fn index(&self, name: &str) -> Result<usize> {
-        let missing =
-            || failure(StoreErrorKind::Missing, format!("the model's files name {name}, which the hub does not list"));
+        let missing = || {
+            error(
+                StoreErrorKind::Missing,
+                format!("the checkpoint's index names {name}, but the hub does not list this file"),
+            )
+        };
         self.by_name.get(name).copied().ok_or_else(missing)
     }
 
@@ -122,7 +126,7 @@ impl Shared {
         format!("{}/{}", self.base, encoded(&self.files[i].name))
     }
 
-    /// Fetches one file after the other until told to stop.
+    /// Downloads requested files one after the other until `stop` is set.
     fn run(&self) {
         let mut state = self.lock();
         while !self.stop.load(Ordering::Relaxed) {
@@ -149,22 +153,26 @@ impl Shared {
         download::fetch(&DownloadRequest { hub: &self.hub, url: &url, remote, progress, stop }, &path)?;
         let file = opened(&path)?;
         if header.is_some_and(|header| SafetensorsHeader::read_json(&file).ok() != Some(header)) {
-            return Err(StoreError::new(StoreErrorKind::Mismatch, &path, "begins otherwise than the hub said before"));
+            return Err(StoreError::new(
+                StoreErrorKind::Mismatch,
+                &path,
+                "has another header than the hub sent before the download",
+            ));
         }
         Ok(file)
     }
 
-    /// The header of a file that is still to come.
+    /// Requests the header of a file that is not downloaded yet.
     fn header_ahead(&self, i: usize) -> Result<Vec<u8>> {
         let (url, bytes) = (self.url(i), self.files[i].bytes);
-        let bad = |what: &str| failure(StoreErrorKind::Malformed, format!("{url}: {what}"));
+        let bad = |what: &str| error(StoreErrorKind::Malformed, format!("{url}: {what}"));
         if bytes < 8 {
             return Err(bad("is too short for a safetensors file"));
         }
         let first = self.hub.part(&url, 0..bytes.min(FIRST_READ_BYTES), self.progress.as_ref())?;
-        let len = u64::from_le_bytes(*first.first_chunk().ok_or_else(|| bad("is cut short"))?);
+        let len = u64::from_le_bytes(*first.first_chunk().ok_or_else(|| bad("is incomplete"))?);
         if len > MAX_HEADER_BYTES || len > bytes - 8 {
-            return Err(bad(&format!("claims a header of {len} bytes in a file of {bytes}")));
+            return Err(bad(&format!("has a header length of {len} bytes in a file of {bytes}")));
         }
         let end = 8 + len;
         let mut all = first;
@@ -177,7 +185,7 @@ impl Shared {
 }
 
 impl State {
-    /// What to fetch next.
+    /// The file to download next: a requested one, or the one after the last request.
     fn next(&self) -> Option<usize> {
         let is_absent = |i: &usize| matches!(self.files.get(*i), Some(FileState::Absent));
         let ahead = self.last_requested.map(|last_requested| last_requested + 1);
@@ -205,7 +213,7 @@ impl IncomingFiles for BackgroundDownload {
         let mut state = self.0.lock();
         state.last_requested = state.last_requested.max(Some(i));
         if state.released[i].touches(&range) {
-            // A shard that was made of these bytes is gone or broken: they have to come once more.
+            // A shard made from these bytes is missing or damaged: they have to be downloaded again.
             state.released[i].forget()?;
             state.files[i] = FileState::Absent;
         }
@@ -214,7 +222,7 @@ impl IncomingFiles for BackgroundDownload {
         let outcome = loop {
             match &state.files[i] {
                 FileState::Ready(file) => break Ok(file.clone()),
-                FileState::Failed(fault, what) => break Err(failure(*fault, what)),
+                FileState::Failed(fault, what) => break Err(error(*fault, what)),
                 FileState::Absent => state = self.0.wait(state),
             }
         };
@@ -227,7 +235,7 @@ impl IncomingFiles for BackgroundDownload {
         let mut state = self.0.lock();
         match state.files[i] {
             FileState::Ready(_) => state.released[i].release(range),
-            // Not there, so there is nothing to give back.
+            // Not downloaded, so there is nothing to release.
             _ => Ok(()),
         }
     }

@@ -1,3 +1,5 @@
+//! HTTP requests to the hub, with redirects, the token and retries.
+
 use std::io::Read;
 use std::time::Duration;
 
@@ -6,23 +8,23 @@ use ureq::Agent;
 use ureq::http::{HeaderMap, Response};
 
 use crate::DownloadProgress;
-use crate::errors::{HubError, failure};
+use crate::errors::{HubError, error};
 
 const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
 const MAX_REDIRECTS: usize = 5;
-/// The longest pause that a server may ask for.
+/// The longest pause before a retry, whatever the server requests.
 const MAX_PAUSE: Duration = Duration::from_secs(300);
 
-/// How long to wait for the hub, and how often.
+/// Timeouts and retries.
 #[derive(Clone, Copy, Debug)]
 pub struct RetryPolicy {
-    /// Failures in a row before a request is given up.
+    /// Failures in a row after which a request is given up.
     pub attempts: u32,
-    /// The pause after the first failure; each further one is twice as long.
+    /// Pause after the first failure; doubled after each further one.
     pub first_pause: Duration,
-    /// A connection, or the beginning of an answer, that takes longer has failed.
+    /// Timeout of connecting, and of the beginning of a response.
     pub response_timeout: Duration,
-    /// After so long a transfer is begun anew where it is, in case it has stalled.
+    /// Time after which a transfer is interrupted and resumed, in case it has stalled.
     pub transfer_timeout: Duration,
 }
 
@@ -36,22 +38,22 @@ impl Default for RetryPolicy {
 /// The hub, or a mirror of it.
 pub struct Hub {
     agent: Agent,
-    /// Without a slash at its end.
+    /// Base URL without a trailing slash.
     endpoint: String,
     token: Option<String>,
     retry: RetryPolicy,
 }
 
-/// An answer with the status 200 or 206.
+/// A response with status 200 or 206.
 pub struct HubResponse {
     pub headers: HeaderMap,
-    /// Whether it is the part that was asked for, and not the whole.
+    /// Whether the body is the requested range and not the whole file.
     pub partial: bool,
     pub body: Box<dyn Read>,
 }
 
 impl Hub {
-    /// The hub that the usual variables name: `HF_ENDPOINT`, and `HF_TOKEN` or `HUGGING_FACE_HUB_TOKEN`.
+    /// The hub of the usual environment variables: `HF_ENDPOINT`, and `HF_TOKEN` or `HUGGING_FACE_HUB_TOKEN`.
     pub fn from_environment(variable: impl Fn(&str) -> Option<String>) -> Result<Self> {
         let set = |name| variable(name).map(|v| v.trim().to_owned()).filter(|v| !v.is_empty());
         let endpoint = set("HF_ENDPOINT").unwrap_or_else(|| DEFAULT_ENDPOINT.into());
@@ -59,17 +61,19 @@ impl Hub {
         Self::new(&endpoint, token, RetryPolicy::default())
     }
 
-    /// The hub at `endpoint`.
+    /// The hub at the URL `endpoint`.
     pub fn new(endpoint: &str, token: Option<String>, retry: RetryPolicy) -> Result<Self> {
         let endpoint = endpoint.trim_end_matches('/').to_owned();
         if origin(&endpoint).is_none() {
-            let what = format!("'{endpoint}' is no address of a hub; it begins with https:// or http://");
-            return Err(failure(StoreErrorKind::Unsupported, what));
+            let what = format!(
+                "'{endpoint}' is not a valid hub address; set HF_ENDPOINT to a URL that begins with https:// or http://"
+            );
+            return Err(error(StoreErrorKind::Unsupported, what));
         }
         if token.as_ref().is_some_and(|token| !token.bytes().all(|b| b.is_ascii_graphic())) {
-            return Err(failure(
+            return Err(error(
                 StoreErrorKind::Unsupported,
-                "the token holds characters that no token of the hub has",
+                "the hub token contains spaces or special characters; check HF_TOKEN",
             ));
         }
         let agent = Agent::config_builder()
@@ -85,12 +89,12 @@ impl Hub {
         Ok(Hub { agent, endpoint, token, retry })
     }
 
-    /// What its addresses begin with.
+    /// The base URL, without a trailing slash.
     pub fn endpoint(&self) -> &str {
         &self.endpoint
     }
 
-    /// Asks until there is an answer, it is clear that there will be none, or patience ends.
+    /// Repeats `ask` until it succeeds, fails permanently, or has failed too often.
     pub fn with_retries<T>(
         &self,
         progress: &dyn DownloadProgress,
@@ -99,7 +103,7 @@ impl Hub {
         let mut failures = 0;
         loop {
             match ask() {
-                Ok(answer) => return Ok(answer),
+                Ok(result) => return Ok(result),
                 Err(error) => {
                     failures += 1;
                     self.pause(failures, error, progress)?;
@@ -108,19 +112,19 @@ impl Hub {
         }
     }
 
-    /// Waits after the failure number `failures`, or fails.
+    /// Waits after the failure with number `failures`, or returns the error if there is no retry.
     pub fn pause(&self, failures: u32, error: HubError, progress: &dyn DownloadProgress) -> Result<()> {
         if !error.transient || failures >= self.retry.attempts {
-            return Err(error.error);
+            return Err(error.cause);
         }
         let usual = self.retry.first_pause * 2_u32.pow((failures - 1).min(10));
         let pause = error.retry_after.unwrap_or(usual).min(MAX_PAUSE);
-        progress.pause(&error.error.message, pause);
+        progress.pause(&error.cause.message, pause);
         std::thread::sleep(pause);
         Ok(())
     }
 
-    /// Asks once for `url`, from byte `first` to `last` if those are given, wherever that leads.
+    /// Requests `url` once, or the bytes from `first` to `last` of it, and follows redirects.
     pub fn get(&self, url: &str, range: Option<(u64, Option<u64>)>) -> Result<HubResponse, HubError> {
         let mut at = url.to_owned();
         for _ in 0..=MAX_REDIRECTS {
@@ -141,7 +145,7 @@ impl Hub {
                     at = redirected(&at, location).ok_or_else(|| {
                         HubError::permanent(
                             StoreErrorKind::Io,
-                            format!("{url}: is said to be at '{location}', which is no place"),
+                            format!("{url}: the redirect to '{location}' is not allowed"),
                         )
                     })?;
                 }
@@ -151,7 +155,7 @@ impl Hub {
                 }
             }
         }
-        Err(HubError::permanent(StoreErrorKind::Io, format!("{url}: leads from one place to the next without end")))
+        Err(HubError::permanent(StoreErrorKind::Io, format!("{url}: more than {MAX_REDIRECTS} redirects")))
     }
 
     fn get_once(&self, url: &str, range: Option<(u64, Option<u64>)>) -> Result<Response<ureq::Body>, HubError> {
@@ -160,7 +164,7 @@ impl Hub {
             let last = last.map_or_else(String::new, |last| last.to_string());
             request = request.header("Range", format!("bytes={first}-{last}"));
         }
-        // The token is for the hub alone, not for those it sends us to.
+        // The token is for the hub alone, not for hosts to which it redirects.
         if let Some(token) = self.token.as_ref().filter(|_| origin(url) == origin(&self.endpoint)) {
             request = request.header("Authorization", format!("Bearer {token}"));
         }
@@ -173,14 +177,14 @@ impl Hub {
     }
 }
 
-/// Scheme, host and port of an address.
+/// Scheme, host and port of a URL.
 fn origin(url: &str) -> Option<&str> {
     let scheme = ["https://", "http://"].into_iter().find(|scheme| url.starts_with(scheme))?;
     let host = url[scheme.len()..].find(['/', '?', '#']).unwrap_or(url.len() - scheme.len());
     (host > 0 && !url[scheme.len()..scheme.len() + host].contains(['@', ' '])).then(|| &url[..scheme.len() + host])
 }
 
-/// Where a redirect leads; not from an encrypted place to an open one.
+/// The target of a redirect; `None` if it is no URL or leads from https to http.
 fn redirected(from: &str, location: &str) -> Option<String> {
     let to = match location.starts_with('/') && !location.starts_with("//") {
         true => format!("{}{location}", origin(from)?),
@@ -195,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn redirects_lead_to_addresses_and_never_to_open_ones() {
+    fn redirects_lead_to_urls_and_never_from_https_to_http() {
         let from = |from, to| redirected(from, to);
         assert_eq!(from("https://h/a/b", "/c?d"), Some("https://h/c?d".into()));
         assert_eq!(from("http://h:1/a", "http://k/c"), Some("http://k/c".into()));
@@ -206,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn the_environment_names_hub_and_token() {
+    fn hub_and_token_are_read_from_the_environment() {
         let hub = |pairs: &'static [(&str, &str)]| {
             Hub::from_environment(|name| pairs.iter().find(|p| p.0 == name).map(|p| p.1.to_owned()))
         };

@@ -1,5 +1,5 @@
-//! One file from the hub: into `NAME.part`, going on where an earlier attempt was stopped, and to its name once it is
-//! whole and right.
+//! Downloads one file: into `NAME.part`, resuming an earlier attempt, and renamed once it is complete and its checksum is
+//! right.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -10,22 +10,22 @@ use larder_store::{Result, StoreError, StoreErrorKind};
 
 use crate::DownloadProgress;
 use crate::client::{Hub, HubResponse};
-use crate::errors::{HubError, failure};
+use crate::errors::{HubError, error};
 use crate::listing::{ChecksumVerifier, RemoteFile};
 
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// Where a file comes from and who is told.
+/// A file to download.
 pub struct DownloadRequest<'a> {
     pub hub: &'a Hub,
     pub url: &'a str,
     pub remote: &'a RemoteFile,
     pub progress: &'a dyn DownloadProgress,
-    /// Ends the transfer.
+    /// Stops the transfer when it is set.
     pub stop: &'a AtomicBool,
 }
 
-/// Fetches a file to `path`, unless it is there. A file that is not what the hub says is fetched a second time.
+/// Downloads a file to `path`, unless it is present. A file with a wrong checksum is downloaded a second time.
 pub fn fetch(request: &DownloadRequest, path: &Path) -> Result<()> {
     if fs::metadata(path).is_ok_and(|m| m.is_file() && m.len() == request.remote.bytes) {
         return Ok(());
@@ -40,11 +40,11 @@ pub fn fetch(request: &DownloadRequest, path: &Path) -> Result<()> {
             return Ok(());
         }
     }
-    let what = format!("{}: what arrived is not what the hub's checksum says, twice", request.url);
-    Err(failure(StoreErrorKind::Mismatch, what))
+    let what = format!("{}: the checksum of the downloaded file was wrong twice", request.url);
+    Err(error(StoreErrorKind::Mismatch, what))
 }
 
-/// A file in the making.
+/// A file that is being downloaded.
 struct PartialFile<'a> {
     request: &'a DownloadRequest<'a>,
     path: PathBuf,
@@ -66,7 +66,7 @@ impl<'a> PartialFile<'a> {
         Ok(part)
     }
 
-    /// Takes what an earlier attempt left into the checksum.
+    /// Hashes the bytes that an earlier attempt left.
     fn hash_existing(&mut self) -> Result<()> {
         let len = self.file.metadata().map_err(|e| self.io("opening", e))?.len();
         if len > self.request.remote.bytes {
@@ -92,7 +92,8 @@ impl<'a> PartialFile<'a> {
         Ok(())
     }
 
-    /// Asks for the rest until it is there. A transfer that breaks off after a good piece is no failure.
+    /// Requests the rest until the file is complete. A transfer that was interrupted after at least one chunk resets the
+    /// count of failures.
     fn fill(&mut self) -> Result<()> {
         let mut failures = 0;
         while self.received < self.request.remote.bytes {
@@ -110,43 +111,46 @@ impl<'a> PartialFile<'a> {
 
     fn attempt(&mut self) -> Result<(), HubError> {
         let range = (self.received > 0).then_some((self.received, None));
-        let answer = self.request.hub.get(self.request.url, range)?;
-        self.check_length(&answer)?;
-        if self.received > 0 && !answer.partial {
+        let response = self.request.hub.get(self.request.url, range)?;
+        self.check_length(&response)?;
+        if self.received > 0 && !response.partial {
             self.restart()?;
         }
-        self.receive(answer)
+        self.receive(response)
     }
 
-    /// Compares what the answer says of itself with what was asked for.
-    fn check_length(&self, answer: &HubResponse) -> Result<(), HubError> {
-        let header = |name| answer.headers.get(name).and_then(|v| v.to_str().ok());
+    /// Compares the length or range in the response's headers with the expected one.
+    fn check_length(&self, response: &HubResponse) -> Result<(), HubError> {
+        let header = |name| response.headers.get(name).and_then(|v| v.to_str().ok());
         let total = self.request.remote.bytes;
-        let (found, wanted) = match answer.partial {
+        let (found, expected) = match response.partial {
             true => {
-                let wanted = format!("bytes {}-{}/{total}", self.received, total - 1);
-                (header("content-range").map(str::to_owned), wanted)
+                let expected = format!("bytes {}-{}/{total}", self.received, total - 1);
+                (header("content-range").map(str::to_owned), expected)
             }
             false => (header("content-length").map(str::to_owned), total.to_string()),
         };
         match found {
-            Some(found) if found.trim() != wanted => {
-                let what = format!("{}: sends '{found}' where '{wanted}' was to come", self.request.url);
+            Some(found) if found.trim() != expected => {
+                let what = format!("{}: the response is '{found}', expected was '{expected}'", self.request.url);
                 Err(HubError::permanent(StoreErrorKind::Mismatch, what))
             }
-            None if answer.partial => Err(HubError::transient(format!("{}: sends some part", self.request.url))),
+            None if response.partial => Err(HubError::transient(format!(
+                "{}: the response does not say which bytes it contains",
+                self.request.url
+            ))),
             _ => Ok(()),
         }
     }
 
-    fn receive(&mut self, mut answer: HubResponse) -> Result<(), HubError> {
+    fn receive(&mut self, mut response: HubResponse) -> Result<(), HubError> {
         let mut buffer = vec![0; CHUNK_BYTES];
         while self.received < self.request.remote.bytes {
             if self.request.stop.load(Ordering::Relaxed) {
                 return Err(HubError::permanent(StoreErrorKind::Io, "the download was stopped"));
             }
-            let room = (self.request.remote.bytes - self.received).min(CHUNK_BYTES as u64) as usize;
-            let count = match answer.body.read(&mut buffer[..room]) {
+            let remaining = (self.request.remote.bytes - self.received).min(CHUNK_BYTES as u64) as usize;
+            let count = match response.body.read(&mut buffer[..remaining]) {
                 Ok(0) => return Err(self.interrupted("the connection ended too early")),
                 Ok(count) => count,
                 Err(e) => return Err(self.interrupted(&e.to_string())),
@@ -159,14 +163,14 @@ impl<'a> PartialFile<'a> {
         Ok(())
     }
 
-    fn interrupted(&self, why: &str) -> HubError {
+    fn interrupted(&self, reason: &str) -> HubError {
         HubError::transient(format!(
-            "{}: {why}, at byte {} of {}",
+            "{}: {reason}, at byte {} of {}",
             self.request.url, self.received, self.request.remote.bytes
         ))
     }
 
-    /// Gives the file its name if its bytes are right, else removes it.
+    /// Renames the file if its checksum is right, else removes it.
     fn publish(self, path: &Path) -> Result<bool> {
         let io = |doing, e| StoreError::io(&self.path, doing, e);
         if !self.verifier.matches() {

@@ -1,29 +1,32 @@
+//! Errors of requests: transient ones are retried, permanent ones are not.
+
 use std::path::Path;
 use std::time::Duration;
 
 use larder_store::{StoreError, StoreErrorKind};
 
-/// Why a request failed, and whether to ask again.
+/// The error of a request, and whether to repeat it.
 pub struct HubError {
-    pub error: StoreError,
-    /// Whether it may pass.
+    /// The error as the caller of the crate sees it.
+    pub cause: StoreError,
+    /// Whether the request may succeed when it is repeated.
     pub transient: bool,
-    /// How long the server wants to be left alone.
+    /// The pause that the server requested.
     pub retry_after: Option<Duration>,
 }
 
 impl HubError {
-    /// What will not be better next time.
+    /// An error that repeating does not change.
     pub fn permanent(fault: StoreErrorKind, what: impl Into<String>) -> Self {
-        HubError { error: failure(fault, what), transient: false, retry_after: None }
+        HubError { cause: error(fault, what), transient: false, retry_after: None }
     }
 
-    /// What may be better next time.
+    /// An error after which the request is repeated.
     pub fn transient(what: impl Into<String>) -> Self {
-        HubError { error: failure(StoreErrorKind::Io, what), transient: true, retry_after: None }
+        HubError { cause: error(StoreErrorKind::Io, what), transient: true, retry_after: None }
     }
 
-    /// An answer that is not the one hoped for.
+    /// The error for an HTTP status other than 200 and 206.
     pub fn status(url: &str, status: u16, has_token: bool, retry_after: Option<Duration>) -> Self {
         let permanent = |fault, what: &str| HubError::permanent(fault, format!("{url}: {what}"));
         match status {
@@ -43,21 +46,21 @@ impl HubError {
             ),
             404 => permanent(StoreErrorKind::Missing, "there is no such model, revision or file (404)"),
             408 | 429 | 500..=599 => {
-                let why = if status == 429 { "too many requests" } else { "the server is in trouble" };
-                HubError { retry_after, ..HubError::transient(format!("{url}: {why} ({status})")) }
+                let reason = if status == 429 { "too many requests" } else { "the server failed" };
+                HubError { retry_after, ..HubError::transient(format!("{url}: {reason} ({status})")) }
             }
-            other => permanent(StoreErrorKind::Io, &format!("answered with status {other}")),
+            other => permanent(StoreErrorKind::Io, &format!("unexpected status {other}")),
         }
     }
 }
 
 impl From<StoreError> for HubError {
     fn from(error: StoreError) -> Self {
-        HubError { error, transient: false, retry_after: None }
+        HubError { cause: error, transient: false, retry_after: None }
     }
 }
 
-/// A failure whose sentence says where.
-pub fn failure(fault: StoreErrorKind, what: impl Into<String>) -> StoreError {
+/// An error whose message contains the location, so that it has no path.
+pub fn error(fault: StoreErrorKind, what: impl Into<String>) -> StoreError {
     StoreError::new(fault, Path::new(""), what)
 }

@@ -1,4 +1,4 @@
-//! What the hub says of a model: which commit it is, and its files with sizes and checksums.
+//! The hub's description of a model: its commit, and its files with sizes and checksums.
 
 use std::collections::BTreeMap;
 
@@ -6,10 +6,10 @@ use larder_store::{Result, StoreErrorKind};
 use ring::digest::{Context, SHA1_FOR_LEGACY_USE_ONLY, SHA256};
 use serde::Deserialize;
 
-use crate::errors::failure;
+use crate::errors::error;
 
-/// No file of a model is longer.
-const FILE_MAX: u64 = 1 << 42;
+/// Most bytes of a file; a longer one is an error.
+const MAX_FILE_BYTES: u64 = 1 << 42;
 
 /// A model's files at one commit.
 pub struct Listing {
@@ -25,14 +25,14 @@ pub struct RemoteFile {
     pub checksum: Checksum,
 }
 
-/// What a file's bytes are compared with.
+/// The checksum that the hub states for a file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Checksum {
-    /// SHA-256 of the bytes, of large files.
+    /// SHA-256 of the bytes, for large files.
     Sha256(String),
-    /// SHA-1 of the bytes as a git blob, of the others.
+    /// SHA-1 of the bytes as a git blob, for other files.
     GitBlob(String),
-    /// The hub named none.
+    /// The hub stated none.
     Unknown,
 }
 
@@ -59,18 +59,18 @@ struct Lfs {
 }
 
 impl Listing {
-    /// Reads the answer about the model `repo`.
+    /// Parses the hub's description of the model `repo`.
     pub fn parse(repo: &str, json: &[u8]) -> Result<Self> {
-        let bad = |what: String| failure(StoreErrorKind::Malformed, format!("{repo}: the hub's description {what}"));
-        let info: Info = serde_json::from_slice(json).map_err(|e| bad(format!("is not the JSON it should be: {e}")))?;
+        let bad = |what: String| error(StoreErrorKind::Malformed, format!("{repo}: the hub's description {what}"));
+        let info: Info = serde_json::from_slice(json).map_err(|e| bad(format!("is not valid: {e}")))?;
         if !is_hex(&info.sha, 40) && !is_hex(&info.sha, 64) {
-            return Err(bad("names no commit".into()));
+            return Err(bad("has no commit".into()));
         }
         let mut files = BTreeMap::new();
         for file in info.siblings {
             let Some(remote) = file.remote().map_err(bad)? else { continue };
             if let Some(twice) = files.insert(remote.name.clone(), remote) {
-                return Err(bad(format!("names {} twice", twice.name)));
+                return Err(bad(format!("lists {} twice", twice.name)));
             }
         }
         Ok(Listing { commit: info.sha, files })
@@ -86,17 +86,17 @@ impl Listing {
 }
 
 impl Sibling {
-    /// The file, or `None` if its length is not told.
+    /// The file, or `None` if its length is not stated.
     fn remote(self) -> Result<Option<RemoteFile>, String> {
         let Sibling { rfilename: name, size, blob, lfs } = self;
         let bytes = lfs.as_ref().map(|lfs| lfs.size).or(size);
         let Some(bytes) = bytes else { return Ok(None) };
-        if bytes > FILE_MAX {
-            return Err(format!("claims that a file has {bytes} bytes"));
+        if bytes > MAX_FILE_BYTES {
+            return Err(format!("has a file of {bytes} bytes, more than the limit of {MAX_FILE_BYTES}"));
         }
         let checksum = match (lfs, blob) {
             (Some(lfs), _) if is_hex(&lfs.sha256, 64) => Checksum::Sha256(lfs.sha256.to_ascii_lowercase()),
-            (Some(_), _) => return Err("names a checksum that is none".into()),
+            (Some(_), _) => return Err("has an invalid checksum".into()),
             (None, Some(blob)) if is_hex(&blob, 40) => Checksum::GitBlob(blob.to_ascii_lowercase()),
             (None, _) => Checksum::Unknown,
         };
@@ -108,7 +108,7 @@ fn is_hex(text: &str, len: usize) -> bool {
     text.len() == len && text.bytes().all(|b| b.is_ascii_hexdigit())
 }
 
-/// The checksum of a file in the making.
+/// Computes the checksum of a file and compares it with the stated one.
 pub struct ChecksumVerifier<'a> {
     checksum: &'a Checksum,
     context: Context,
@@ -131,11 +131,11 @@ impl<'a> ChecksumVerifier<'a> {
         self.context.update(bytes);
     }
 
-    /// Whether the bytes were the right ones.
+    /// Whether the checksum is the stated one; true if none is stated.
     pub fn matches(self) -> bool {
         let found: String = self.context.finish().as_ref().iter().map(|b| format!("{b:02x}")).collect();
         match self.checksum {
-            Checksum::Sha256(wanted) | Checksum::GitBlob(wanted) => *wanted == found,
+            Checksum::Sha256(expected) | Checksum::GitBlob(expected) => *expected == found,
             Checksum::Unknown => true,
         }
     }
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn files_have_sizes_and_the_checksum_that_fits() {
+    fn files_have_sizes_and_checksums() {
         let sha = "B".repeat(64);
         let listing = parse(&format!(
             r#"{{"rfilename":"w","size":7,"blobId":"{0}","lfs":{{"sha256":"{sha}","size":9,"pointerSize":1}}}},
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptions_that_lie_are_refused() {
+    fn invalid_descriptions_are_refused() {
         assert!(Listing::parse("o/n", br#"{"sha":"../../x"}"#).is_err());
         assert!(Listing::parse("o/n", b"[]").is_err());
         assert!(parse(r#"{"rfilename":"w","size":99999999999999}"#).is_err());

@@ -1,4 +1,4 @@
-//! Giving back the disk under what has been converted: holes in a file, and a record of them that is always ahead.
+//! Releases the disk space of converted bytes: punches holes into a file, after recording them.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -8,16 +8,16 @@ use std::path::{Path, PathBuf};
 
 use larder_store::{Result, StoreError};
 
-/// Which bytes of a file may be gone.
+/// The ranges of a file whose bytes may be released.
 pub struct ReleasedRanges {
     path: PathBuf,
     record: PathBuf,
-    /// Ends by beginnings; none overlaps another.
+    /// End of each range by its start; ranges do not overlap.
     ranges: BTreeMap<u64, u64>,
 }
 
 impl ReleasedRanges {
-    /// What is known of the file at `path`, which may not be there.
+    /// Reads the record for the file at `path`, which need not exist.
     pub fn load(path: &Path) -> Result<Self> {
         let mut record = path.as_os_str().to_owned();
         record.push(".used");
@@ -31,22 +31,22 @@ impl ReleasedRanges {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(released),
             Err(e) => return Err(StoreError::io(&released.record, "reading", e)),
         };
-        // A last line without an end was not on the disk when its bytes were still to be removed.
+        // An incomplete last line was not synced, so its bytes were not released yet.
         for line in text.split_inclusive('\n').filter(|line| line.ends_with('\n')) {
             let parsed = line.trim_end().split_once(' ').and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
-            let (start, end) =
-                parsed.ok_or_else(|| StoreError::malformed(&released.record, "is not the record it was"))?;
+            let (start, end) = parsed
+                .ok_or_else(|| StoreError::malformed(&released.record, "is not a valid record of released ranges"))?;
             released.ranges.insert(start, end);
         }
         Ok(released)
     }
 
-    /// Whether some of `range` may be gone.
+    /// Whether some bytes of `range` may be released.
     pub fn touches(&self, range: &Range<u64>) -> bool {
         self.ranges.range(..range.end).next_back().is_some_and(|(_, end)| *end > range.start)
     }
 
-    /// Gives the disk under `range` back.
+    /// Releases the disk space of `range`.
     pub fn release(&mut self, range: Range<u64>) -> Result<()> {
         if range.is_empty() || self.touches(&range) {
             return Ok(());
@@ -60,7 +60,7 @@ impl ReleasedRanges {
         Ok(())
     }
 
-    /// Starts over: the file is gone or will be replaced.
+    /// Removes the file and its record, to start over.
     pub fn forget(&mut self) -> Result<()> {
         self.ranges.clear();
         for path in [&self.path, &self.record] {
@@ -73,7 +73,7 @@ impl ReleasedRanges {
     }
 }
 
-/// Makes a hole where the file system can; elsewhere the bytes stay until the file goes.
+/// Punches a hole if the file system supports it; if not, the bytes stay until the file is removed.
 #[cfg(target_os = "linux")]
 fn punch(file: &File, range: &Range<u64>) {
     use rustix::fs::{FallocateFlags, fallocate};
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn holes_are_remembered_and_a_torn_record_is_read() {
+    fn holes_are_recorded_and_an_incomplete_record_is_read() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("f");
         fs::write(&path, vec![7; 1 << 20]).unwrap();
@@ -100,9 +100,9 @@ mod tests {
         assert_eq!(fs::metadata(&path).unwrap().len(), 1 << 20);
         assert_eq!(fs::read(&path).unwrap()[8192], 7);
         let record = dir.path().join("f.used");
-        let mut torn = fs::read(&record).unwrap();
-        torn.extend(b"300000 4");
-        fs::write(&record, torn).unwrap();
+        let mut incomplete = fs::read(&record).unwrap();
+        incomplete.extend(b"300000 4");
+        fs::write(&record, incomplete).unwrap();
         let released = ReleasedRanges::load(&path).unwrap();
         assert!(
             released.touches(&(8191..9000)) && released.touches(&(0..5000)) && released.touches(&(150_000..150_001))

@@ -1,4 +1,4 @@
-//! Which files of a model are needed, and getting them.
+//! One model on the hub: the files that are needed, and their download.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -14,20 +14,20 @@ use crate::DownloadProgress;
 use crate::background_download::BackgroundDownload;
 use crate::client::Hub;
 use crate::download::{self, DownloadRequest};
-use crate::errors::{HubError, failure};
+use crate::errors::{HubError, error};
 use crate::listing::{Listing, RemoteFile};
 
 const CONFIG: &str = "config.json";
 const INDEX: &str = "model.safetensors.index.json";
-/// The longest of the files that are not weights.
+/// Most bytes of a file that is not weights.
 const MAX_SMALL_FILE_BYTES: u64 = 256 << 20;
 const MAX_LISTING_BYTES: u64 = 64 << 20;
-/// Keeps the commit that a download began with.
+/// Name of the file that records the commit of a download.
 const COMMIT_FILE: &str = "commit";
-/// GGUF files that are named where none was.
+/// Most GGUF files that an error lists.
 const MAX_NAMES_SHOWN: usize = 6;
 
-/// A model on the hub, from which a download into a folder is made or continued.
+/// A model on the hub at a fixed commit, downloaded into a folder.
 pub struct Repo {
     hub: Arc<Hub>,
     name: String,
@@ -38,8 +38,8 @@ pub struct Repo {
 }
 
 impl Repo {
-    /// Asks for the model `name` (`org/name`) at `revision`, to be fetched into `folder`. A download that was begun
-    /// there goes on with the commit that it began with.
+    /// Looks up the model `name` (`org/name`) at `revision`, for a download into `folder`. A download that was started
+    /// there is resumed at its commit.
     pub fn open(
         hub: Hub,
         name: &str,
@@ -64,7 +64,7 @@ impl Repo {
         Ok(Repo { hub: Arc::new(hub), name, listing, folder, progress, _lock: lock })
     }
 
-    /// The model as a checkpoint whose weights arrive while it is read.
+    /// The model as a checkpoint whose weights are downloaded while it is read.
     pub fn checkpoint(&self) -> Result<Checkpoint> {
         let Some(config) = self.listing.get(CONFIG) else { return Err(self.no_checkpoint()) };
         self.small(config)?;
@@ -78,11 +78,11 @@ impl Repo {
         let weights = Checkpoint::weight_files(&self.folder, &names)?;
         let weights = weights.iter().map(|name| self.remote(name).cloned()).collect::<Result<Vec<_>>>()?;
         let (hub, progress) = (self.hub.clone(), self.progress.clone());
-        let arriving = BackgroundDownload::start(hub, &self.folder, &self.base(), weights, progress)?;
-        Checkpoint::incoming(&self.folder, Box::new(arriving))
+        let download = BackgroundDownload::start(hub, &self.folder, &self.base(), weights, progress)?;
+        Checkpoint::incoming(&self.folder, Box::new(download))
     }
 
-    /// Fetches one GGUF file, or all parts if it is one of several, and returns where it is.
+    /// Downloads one GGUF file, or all parts of a split one, and returns the path of the first.
     pub fn gguf(&self, name: &str) -> Result<PathBuf> {
         let plain = |name: &str| name.rsplit('/').next().unwrap_or_default().to_owned();
         let mut first = None;
@@ -90,34 +90,33 @@ impl Repo {
             let file = self.remote(&part)?;
             let local = plain(&part);
             if !is_bare_file_name(&local) {
-                return Err(failure(StoreErrorKind::Unsupported, format!("'{part}' is no name of a file")));
+                return Err(error(StoreErrorKind::Unsupported, format!("'{part}' is not a valid file name")));
             }
             let path = self.folder.join(local);
             self.fetch(file, &path)?;
             first.get_or_insert(path);
         }
-        first.ok_or_else(|| failure(StoreErrorKind::Missing, format!("{}: has no file '{name}'", self.name)))
+        first.ok_or_else(|| error(StoreErrorKind::Missing, format!("{}: has no file '{name}'", self.name)))
     }
 
     fn remote(&self, name: &str) -> Result<&RemoteFile> {
-        let missing =
-            || failure(StoreErrorKind::Missing, format!("{}: has no file '{name}'{}", self.name, self.ggufs()));
+        let missing = || error(StoreErrorKind::Missing, format!("{}: has no file '{name}'{}", self.name, self.ggufs()));
         self.listing.get(name).ok_or_else(missing)
     }
 
     fn no_checkpoint(&self) -> StoreError {
         let what = format!("{}: has no config.json with safetensors files{}", self.name, self.ggufs());
-        failure(StoreErrorKind::Missing, what)
+        error(StoreErrorKind::Missing, what)
     }
 
-    /// The GGUF files that one could name.
+    /// Ends an error with the GGUF files that the model has.
     fn ggufs(&self) -> String {
         let all: Vec<&str> =
             self.listing.names().filter(|name| name.ends_with(".gguf")).take(MAX_NAMES_SHOWN).collect();
         match all.is_empty() {
             true => String::new(),
             false => {
-                format!("; it has GGUF files, one of which can be named as {}:FILE: {}", self.name, all.join(", "))
+                format!("; choose one of its GGUF files as {}:FILE: {}", self.name, all.join(", "))
             }
         }
     }
@@ -126,12 +125,14 @@ impl Repo {
         format!("{}/{}/resolve/{}", self.hub.endpoint(), self.name, self.listing.commit)
     }
 
-    /// Fetches a file that is not weights.
+    /// Downloads a file that is not weights.
     fn small(&self, file: &RemoteFile) -> Result<()> {
         if file.bytes > MAX_SMALL_FILE_BYTES {
-            let what =
-                format!("{}: {} has {} bytes, more than {MAX_SMALL_FILE_BYTES}", self.name, file.name, file.bytes);
-            return Err(failure(StoreErrorKind::Malformed, what));
+            let what = format!(
+                "{}: {} has {} bytes, more than the limit of {MAX_SMALL_FILE_BYTES}",
+                self.name, file.name, file.bytes
+            );
+            return Err(error(StoreErrorKind::Malformed, what));
         }
         self.fetch(file, &self.folder.join(&file.name))
     }
@@ -144,12 +145,12 @@ impl Repo {
 }
 
 impl Hub {
-    /// The bytes `range` of what is at `url`.
+    /// Downloads the bytes `range` of `url`.
     pub(crate) fn part(&self, url: &str, range: Range<u64>, progress: &dyn DownloadProgress) -> Result<Vec<u8>> {
         self.with_retries(progress, || {
-            let answer = self.get(url, Some((range.start, Some(range.end - 1))))?;
-            let skip = if answer.partial { 0 } else { range.start };
-            let mut body = answer.body.take(skip + (range.end - range.start));
+            let response = self.get(url, Some((range.start, Some(range.end - 1))))?;
+            let skip = if response.partial { 0 } else { range.start };
+            let mut body = response.body.take(skip + (range.end - range.start));
             let mut bytes = Vec::new();
             let read = std::io::copy(&mut body.by_ref().take(skip), &mut std::io::sink());
             let read = read.and_then(|_| body.read_to_end(&mut bytes));
@@ -166,7 +167,10 @@ fn read_all(url: &str, body: impl Read, limit: u64) -> Result<Vec<u8>, HubError>
     let mut bytes = Vec::new();
     body.take(limit + 1).read_to_end(&mut bytes).map_err(|e| HubError::transient(format!("{url}: {e}")))?;
     match bytes.len() as u64 > limit {
-        true => Err(HubError::permanent(StoreErrorKind::Malformed, format!("{url}: sends more than {limit} bytes"))),
+        true => Err(HubError::permanent(
+            StoreErrorKind::Malformed,
+            format!("{url}: the response has more than {limit} bytes"),
+        )),
         false => Ok(bytes),
     }
 }
@@ -175,14 +179,14 @@ fn lock(folder: &Path) -> Result<File> {
     let file = File::open(folder).map_err(|e| StoreError::io(folder, "opening", e))?;
     flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|e| match e {
         rustix::io::Errno::WOULDBLOCK => {
-            StoreError::new(StoreErrorKind::Taken, folder, "is being filled by another download")
+            StoreError::new(StoreErrorKind::Taken, folder, "is in use by another download")
         }
         e => StoreError::io(folder, "locking", e.into()),
     })?;
     Ok(file)
 }
 
-/// The names of all parts of a GGUF file; its own if it is whole.
+/// The names of all parts of a GGUF file; its own name if it is not split.
 fn parts(name: &str) -> Vec<String> {
     let numbers = || {
         let (rest, count) = name.strip_suffix(".gguf")?.rsplit_once("-of-")?;
@@ -198,7 +202,7 @@ fn parts(name: &str) -> Vec<String> {
     }
 }
 
-/// A piece of a path as it stands in an address.
+/// A path segment, percent-encoded.
 pub(crate) fn encoded(text: &str) -> String {
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"-._~".contains(&b);
     text.bytes().map(|b| if plain(b) { char::from(b).to_string() } else { format!("%{b:02X}") }).collect()
@@ -209,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_are_counted_and_addresses_encoded() {
+    fn parts_are_listed_and_paths_encoded() {
         assert_eq!(parts("a.gguf"), ["a.gguf"]);
         assert_eq!(parts("d/a-00002-of-00002.gguf"), ["d/a-00001-of-00002.gguf", "d/a-00002-of-00002.gguf"]);
         assert_eq!(parts("a-2-of-3.gguf"), ["a-2-of-3.gguf"]);

@@ -1,4 +1,4 @@
-//! A server that behaves like the hub, and misbehaves when told to.
+//! A double of the hub: a server with scripted faults.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -12,24 +12,24 @@ use serde_json::json;
 
 pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// What to do with a request instead of answering it.
+/// How the server replies to a request.
 #[derive(Clone, Debug)]
 pub enum ScriptedReply {
     Normal,
     Status(u16, &'static str),
-    /// Close the connection after so many bytes of the body.
+    /// Close the connection after this many bytes of the body.
     Truncate(usize),
     /// Change a byte of the body.
     Corrupt,
-    /// Ignore the wish for a range.
+    /// Ignore the requested range and send the whole file.
     IgnoreRange,
-    /// Send so many bytes of the body, then nothing for a long time.
+    /// Send this many bytes of the body, then nothing for a long time.
     Stall(usize),
-    /// Say in the header that the body is something else.
+    /// State a wrong length in the header.
     WrongLength,
 }
 
-/// A request as it came.
+/// A request as it was received.
 #[derive(Clone, Debug)]
 pub struct RecordedRequest {
     pub path: String,
@@ -48,7 +48,7 @@ pub struct FakeHub {
 struct Shared {
     files: BTreeMap<String, Vec<u8>>,
     token: Option<String>,
-    /// Told the request and how often its path was asked for before.
+    /// Called with the request and the number of earlier requests for its path.
     script: Script,
     log: Mutex<Vec<RecordedRequest>>,
 }
@@ -62,7 +62,7 @@ impl FakeHub {
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let shared = serving.clone();
-                // A client that goes away in the middle is no failure of the server's.
+                // A client that disconnects early is not an error of the server.
                 thread::spawn(move || drop(shared.serve(&stream, port)));
             }
         });
@@ -77,7 +77,7 @@ impl FakeHub {
         self.shared.log.lock().unwrap().clone()
     }
 
-    /// The ranges in which the data of `file` were asked for.
+    /// The ranges of the requests for the data of `file`.
     pub fn ranges(&self, file: &str) -> Vec<Option<String>> {
         let path = format!("/cdn/{file}");
         self.log().into_iter().filter(|request| request.path == path).map(|request| request.range).collect()
@@ -93,12 +93,12 @@ impl Shared {
             log.push(request.clone());
             before
         };
-        let act = (self.script)(&request, before);
+        let reply = (self.script)(&request, before);
         let authorized = self.token.is_none() || request.token == self.token.as_ref().map(|t| format!("Bearer {t}"));
         let path = request.path.clone();
-        match act {
+        match reply {
             ScriptedReply::Status(status, extra) => respond(stream, status, extra, b""),
-            _ if path.starts_with("/cdn/") => self.send(stream, &request, &path["/cdn/".len()..], &act),
+            _ if path.starts_with("/cdn/") => self.send(stream, &request, &path["/cdn/".len()..], &reply),
             _ if !authorized => respond(stream, 401, "", b"{}"),
             _ if path == "/api/models/o/n/revision/main?blobs=true"
                 || path == format!("/api/models/o/n/revision/{COMMIT}?blobs=true") =>
@@ -112,7 +112,7 @@ impl Shared {
                     let extra = format!("{to}X-Linked-Etag: \"{etag}\"\r\nX-Linked-Size: {bytes}\r\n");
                     respond(stream, 302, &extra, b"Found")
                 }
-                Some(name) if self.files.contains_key(name) => self.send(stream, &request, name, &act),
+                Some(name) if self.files.contains_key(name) => self.send(stream, &request, name, &reply),
                 _ => respond(stream, 404, "", b"not found"),
             },
         }
@@ -132,24 +132,24 @@ impl Shared {
         mut stream: &TcpStream,
         request: &RecordedRequest,
         name: &str,
-        act: &ScriptedReply,
+        reply: &ScriptedReply,
     ) -> std::io::Result<()> {
         let whole = &self.files[name];
-        let range = request.range.as_deref().filter(|_| !matches!(act, ScriptedReply::IgnoreRange)).map(|r| {
+        let range = request.range.as_deref().filter(|_| !matches!(reply, ScriptedReply::IgnoreRange)).map(|r| {
             let (first, last) = r.strip_prefix("bytes=").unwrap().split_once('-').unwrap();
             let last = last.parse().map_or(whole.len(), |last: usize| (last + 1).min(whole.len()));
             (first.parse::<usize>().unwrap(), last)
         });
         let (first, end) = range.unwrap_or((0, whole.len()));
         let mut body = whole[first..end].to_vec();
-        let total = whole.len() + usize::from(matches!(act, ScriptedReply::WrongLength));
+        let total = whole.len() + usize::from(matches!(reply, ScriptedReply::WrongLength));
         let head = match range {
             Some(_) => format!("HTTP/1.1 206 Partial\r\nContent-Range: bytes {first}-{}/{total}\r\n", end - 1),
             None => "HTTP/1.1 200 OK\r\n".into(),
         };
-        let lie = if range.is_none() { total - whole.len() } else { 0 };
-        write!(stream, "{head}Content-Length: {}\r\nConnection: close\r\n\r\n", body.len() + lie)?;
-        match act {
+        let surplus = if range.is_none() { total - whole.len() } else { 0 };
+        write!(stream, "{head}Content-Length: {}\r\nConnection: close\r\n\r\n", body.len() + surplus)?;
+        match reply {
             ScriptedReply::Truncate(at) => body.truncate(*at),
             ScriptedReply::Corrupt => body[0] ^= 1,
             ScriptedReply::Stall(at) => {

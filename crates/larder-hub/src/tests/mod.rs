@@ -1,4 +1,4 @@
-//! Fetching from a server that behaves like the hub, in good and in bad mood.
+//! Downloads from a double of the hub, with and without faults.
 
 mod fake_hub;
 
@@ -18,7 +18,7 @@ use crate::{DownloadProgress, Hub, Repo, RetryPolicy};
 
 const SHARDS: usize = 4;
 
-/// A real model's files, its weights dealt out over several.
+/// A real model's files, with the weights split over several.
 fn files() -> BTreeMap<String, Vec<u8>> {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/mixtral");
     let mut files = BTreeMap::new();
@@ -63,7 +63,7 @@ fn make(source: &dyn Source, store: &Path) -> Result<()> {
     convert(source, &blueprint, store, &ConvertOptions::default(), &()).map(drop)
 }
 
-/// Fetches and converts in one go.
+/// Downloads and converts.
 fn fetch(endpoint: &str, token: Option<&str>, dir: &Path) -> Result<()> {
     let hub = Hub::new(endpoint, token.map(str::to_owned), retry_policy())?;
     let repo = Repo::open(hub, "o/n", "main", &dir.join("download"), Arc::new(()))?;
@@ -85,7 +85,7 @@ fn tree(root: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     found
 }
 
-/// What the same files give without a hub.
+/// The store converted from the same files without a hub.
 fn expected() -> BTreeMap<PathBuf, Vec<u8>> {
     let dir = tempfile::tempdir().unwrap();
     let source = dir.path().join("source");
@@ -98,7 +98,7 @@ fn expected() -> BTreeMap<PathBuf, Vec<u8>> {
     tree(&store)
 }
 
-/// Fetches from a hub in this mood; the store must be what it always is.
+/// Downloads from a hub with these replies; the store must be the expected one.
 fn survives(script: impl Fn(&RecordedRequest, usize) -> ScriptedReply + Send + Sync + 'static) -> FakeHub {
     let server = FakeHub::start(files(), None, Box::new(script));
     let dir = tempfile::tempdir().unwrap();
@@ -107,7 +107,7 @@ fn survives(script: impl Fn(&RecordedRequest, usize) -> ScriptedReply + Send + S
     server
 }
 
-/// Fetches from a hub in this mood, which must fail.
+/// Downloads from a hub with these replies, which must fail; returns the error.
 fn fails(script: impl Fn(&RecordedRequest, usize) -> ScriptedReply + Send + Sync + 'static) -> String {
     let server = FakeHub::start(files(), None, Box::new(script));
     let dir = tempfile::tempdir().unwrap();
@@ -117,17 +117,17 @@ fn fails(script: impl Fn(&RecordedRequest, usize) -> ScriptedReply + Send + Sync
 }
 
 #[test]
-fn a_model_is_converted_while_it_arrives() {
+fn a_model_is_converted_while_it_downloads() {
     let server = survives(|_, _| ScriptedReply::Normal);
-    let request = server.log();
-    assert!(request.iter().all(|a| !a.path.contains("README") && !a.path.contains("gguf")), "{request:?}");
+    let requests = server.log();
+    assert!(requests.iter().all(|a| !a.path.contains("README") && !a.path.contains("gguf")), "{requests:?}");
     for n in 1..=SHARDS {
         assert_eq!(server.ranges(&shard(n)).iter().filter(|range| range.is_none()).count(), 1, "shard {n}, once");
     }
 }
 
 #[test]
-fn the_token_goes_to_the_hub_and_to_nobody_else() {
+fn the_token_is_sent_to_the_hub_only() {
     let server = FakeHub::start(files(), Some("secret"), Box::new(|_, _| ScriptedReply::Normal));
     let dir = tempfile::tempdir().unwrap();
     let without = fetch(&server.endpoint(), None, dir.path()).unwrap_err().to_string();
@@ -135,13 +135,13 @@ fn the_token_goes_to_the_hub_and_to_nobody_else() {
     let wrong = fetch(&server.endpoint(), Some("other"), dir.path()).unwrap_err().to_string();
     assert!(wrong.contains("does not accept the token") && !wrong.contains("other"), "{wrong}");
     fetch(&server.endpoint(), Some("secret"), dir.path()).unwrap();
-    let (elsewhere, here): (Vec<_>, Vec<_>) = server.log().into_iter().partition(|a| a.host.starts_with("localhost"));
-    assert!(elsewhere.len() >= SHARDS && elsewhere.iter().all(|a| a.token.is_none()));
-    assert!(here.iter().any(|a| a.token.as_deref() == Some("Bearer secret")));
+    let (cdn, hub): (Vec<_>, Vec<_>) = server.log().into_iter().partition(|a| a.host.starts_with("localhost"));
+    assert!(cdn.len() >= SHARDS && cdn.iter().all(|a| a.token.is_none()));
+    assert!(hub.iter().any(|a| a.token.as_deref() == Some("Bearer secret")));
 }
 
 #[test]
-fn troubles_that_pass_are_waited_out() {
+fn transient_errors_are_retried() {
     survives(|request, before| match request.path.as_str() {
         path if path.starts_with("/api/") && before < 2 => ScriptedReply::Status(503, ""),
         path if path.ends_with("config.json") && before == 0 => ScriptedReply::Status(429, "Retry-After: 0\r\n"),
@@ -175,7 +175,7 @@ fn retry_after_is_obeyed() {
 }
 
 #[test]
-fn broken_transfers_go_on_where_they_were() {
+fn interrupted_transfers_are_resumed() {
     let name = shard(2);
     let server = survives(move |request, _| match (request.path.ends_with(&name), &request.range) {
         (true, None) if request.path.starts_with("/cdn/") => ScriptedReply::Truncate(5000),
@@ -185,7 +185,7 @@ fn broken_transfers_go_on_where_they_were() {
 }
 
 #[test]
-fn a_stalled_transfer_is_begun_anew() {
+fn a_stalled_transfer_is_resumed() {
     let name = format!("/cdn/{}", shard(1));
     let server = survives(move |request, _| match request.path == name && request.range.is_none() {
         true => ScriptedReply::Stall(4000),
@@ -195,7 +195,7 @@ fn a_stalled_transfer_is_begun_anew() {
 }
 
 #[test]
-fn servers_without_ranges_send_all_again() {
+fn without_range_support_the_whole_file_is_sent_again() {
     survives(|request, _| match &request.range {
         None if request.path.starts_with("/cdn/") => ScriptedReply::Truncate(3000),
         Some(_) => ScriptedReply::IgnoreRange,
@@ -204,53 +204,54 @@ fn servers_without_ranges_send_all_again() {
 }
 
 #[test]
-fn what_is_wrong_is_fetched_once_more_and_then_refused() {
+fn wrong_files_are_downloaded_once_more_and_then_refused() {
     let path = format!("/cdn/{}", shard(3));
     let at = path.clone();
-    // The header ahead is one request, the data another.
+    // The early header is one request, the data another.
     survives(move |request, _| match request.path == at && request.range.is_none() {
         true if WRONG_ONCE.lock().unwrap().replace(()).is_none() => ScriptedReply::Corrupt,
         _ => ScriptedReply::Normal,
     });
-    let said = fails(move |request, _| match request.path == path && request.range.is_none() {
+    let error = fails(move |request, _| match request.path == path && request.range.is_none() {
         true => ScriptedReply::Corrupt,
         false => ScriptedReply::Normal,
     });
-    assert!(said.contains("checksum says, twice") && said.contains(&shard(3)), "{said}");
+    assert!(error.contains("was wrong twice") && error.contains(&shard(3)), "{error}");
     let small =
         fails(
             |request, _| {
                 if request.path.ends_with("/config.json") { ScriptedReply::Corrupt } else { ScriptedReply::Normal }
             },
         );
-    assert!(small.contains("checksum says, twice") && small.contains("config.json"), "{small}");
+    assert!(small.contains("was wrong twice") && small.contains("config.json"), "{small}");
 }
 
 static WRONG_ONCE: Mutex<Option<()>> = Mutex::new(None);
 
 #[test]
-fn lasting_troubles_are_told() {
-    let at_weights = |act: ScriptedReply| {
+fn permanent_errors_are_reported() {
+    let at_weights = |reply: ScriptedReply| {
         move |request: &RecordedRequest, _: usize| {
-            if request.path.starts_with("/cdn/") { act.clone() } else { ScriptedReply::Normal }
+            if request.path.starts_with("/cdn/") { reply.clone() } else { ScriptedReply::Normal }
         }
     };
     assert!(fails(|_, _| ScriptedReply::Status(404, "")).contains("no such model, revision or file"));
     assert!(fails(|_, _| ScriptedReply::Status(403, "")).contains("accept the model's terms"));
-    assert!(fails(|_, _| ScriptedReply::Status(302, "Location: file:///etc/passwd\r\n")).contains("which is no place"));
-    assert!(fails(|_, _| ScriptedReply::Status(302, "Location: /api\r\n")).contains("without end"));
+    assert!(fails(|_, _| ScriptedReply::Status(302, "Location: file:///etc/passwd\r\n")).contains("is not allowed"));
+    assert!(fails(|_, _| ScriptedReply::Status(302, "Location: /api\r\n")).contains("more than 5 redirects"));
     assert!(fails(|_, _| ScriptedReply::Status(418, "")).contains("418"));
     assert!(fails(at_weights(ScriptedReply::Status(503, ""))).contains("503"));
     assert!(fails(at_weights(ScriptedReply::Truncate(0))).contains("model-0000"));
-    let lie = |request: &RecordedRequest, _: usize| match request.path.starts_with("/cdn/") && request.range.is_none() {
-        true => ScriptedReply::WrongLength,
-        false => ScriptedReply::Normal,
-    };
-    assert!(fails(lie).contains("was to come"));
+    let wrong_length =
+        |request: &RecordedRequest, _: usize| match request.path.starts_with("/cdn/") && request.range.is_none() {
+            true => ScriptedReply::WrongLength,
+            false => ScriptedReply::Normal,
+        };
+    assert!(fails(wrong_length).contains("expected was"));
 }
 
 #[test]
-fn a_gguf_file_is_fetched_alone() {
+fn a_gguf_file_is_downloaded_alone() {
     let server = FakeHub::start(files(), None, Box::new(|_, _| ScriptedReply::Normal));
     let dir = tempfile::tempdir().unwrap();
     let hub = Hub::new(&server.endpoint(), None, retry_policy()).unwrap();
@@ -276,13 +277,13 @@ fn two_downloads_into_one_folder_are_refused() {
 }
 
 #[test]
-fn a_shard_that_was_lost_brings_its_file_back() {
+fn a_lost_shard_makes_its_file_download_again() {
     let server = FakeHub::start(files(), None, Box::new(|_, _| ScriptedReply::Normal));
     let dir = tempfile::tempdir().unwrap();
     fetch(&server.endpoint(), None, dir.path()).unwrap();
     let store = dir.path().join("store");
     let whole = tree(&store);
-    // As if it had been stopped at its end, and a finished shard were damaged since.
+    // As if the conversion had been stopped near its end, and a finished shard had been damaged since.
     let state = fs::read(dir.path().join("download/commit")).unwrap();
     assert_eq!(state, fake_hub::COMMIT.as_bytes());
     let dir2 = tempfile::tempdir().unwrap();
@@ -302,7 +303,7 @@ fn a_shard_that_was_lost_brings_its_file_back() {
     assert!(tree(&store) == whole);
 }
 
-/// What the killed process of the test below does; alone it does nothing.
+/// The process that the test below kills; does nothing without its environment variables.
 #[test]
 fn child() {
     if let (Ok(endpoint), Ok(dir)) = (std::env::var("HUB_TEST_ENDPOINT"), std::env::var("HUB_TEST_DIR")) {
@@ -311,7 +312,7 @@ fn child() {
 }
 
 #[test]
-fn a_killed_process_goes_on_where_it_was() {
+fn a_killed_process_is_resumed() {
     let name = format!("/cdn/{}", shard(3));
     let at = name.clone();
     let server = FakeHub::start(
@@ -343,6 +344,6 @@ fn a_killed_process_goes_on_where_it_was() {
     assert!(tree(&dir.path().join("store")) == expected());
     let after = &server.log()[before..];
     let first = format!("/cdn/{}", shard(1));
-    assert!(after.iter().all(|a| a.path != first), "the first file came again: {after:?}");
+    assert!(after.iter().all(|a| a.path != first), "the first file was downloaded again: {after:?}");
     assert!(after.iter().any(|a| a.path == name && a.range.as_deref() == Some("bytes=6000-")), "{after:?}");
 }
