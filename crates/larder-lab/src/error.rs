@@ -1,36 +1,38 @@
+//! Errors of the lab.
+
 use std::path::{Path, PathBuf};
 
 use larder_core::TraceError;
 use larder_policy::spec::PolicyError;
 
-/// Why the lab could not do what was asked.
+/// An error of the lab.
 #[derive(Debug, thiserror::Error)]
 pub enum LabError {
-    /// A trace that cannot be used.
+    /// An invalid trace.
     #[error(transparent)]
     Trace(#[from] TraceError),
-    /// A policy that cannot be had.
+    /// An unknown policy or strategy, or one without its inputs.
     #[error(transparent)]
     Policy(#[from] PolicyError),
-    /// The system refused.
+    /// A failed system call.
     #[error("{}: {doing} failed: {source}", path.display())]
     Io {
         /// The file.
         path: PathBuf,
-        /// What was tried.
+        /// The operation, as in "reading".
         doing: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// A file that is not what it should be.
+    /// A file with unexpected content.
     #[error("{} {why}", path.display())]
     Malformed {
         /// The file.
         path: PathBuf,
-        /// What is wrong, and where.
+        /// The fault and its place, as the rest of a sentence that begins with the path.
         why: String,
     },
-    /// Settings that have no meaning.
+    /// Settings that are out of range or do not fit the trace.
     #[error("{0}")]
     InvalidInput(String),
 }

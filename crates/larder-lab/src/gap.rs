@@ -1,28 +1,28 @@
-//! Measures over many sequences.
+//! How a policy compares with LRU and Belady, over many sequences.
 
 use crate::{Rng, SequenceCounts};
 
-/// Samples that an interval is estimated from.
+/// Bootstrap samples of an interval.
 const SAMPLES: usize = 1000;
 
-/// An estimate and what it could have been with other sequences of the same kind.
+/// An estimate with its 95 % interval.
 #[derive(Clone, Copy, PartialEq, Debug, serde::Serialize, serde::Deserialize)]
 pub struct Interval {
     /// The estimate.
     pub value: f64,
-    /// 2.5 % of samples are below.
+    /// Lower end: 2.5 % of the samples are below.
     pub low: f64,
-    /// 2.5 % of samples are above.
+    /// Upper end: 2.5 % of the samples are above.
     pub high: f64,
 }
 
-/// The share of the misses between LRU's and Belady's that a policy avoids, with a 95 % bootstrap interval over
-/// sequences. All have the same sequences. `None` if there is nothing between LRU and Belady.
+/// Gap closed: the share of the misses between LRU's and Belady's that a policy avoids, with a 95 % bootstrap interval over
+/// sequences. All arguments are counts of the same sequences. `None` if LRU and Belady have equally many misses.
 pub fn gap_closed(policy: &[SequenceCounts], lru: &[SequenceCounts], belady: &[SequenceCounts]) -> Option<Interval> {
     gap_advantage(policy, lru, lru, belady)
 }
 
-/// How much more of that gap a policy closes than a baseline, both on the same sequences.
+/// The gap that a policy closes, less the gap that a baseline closes, on the same sequences.
 pub fn gap_advantage(
     policy: &[SequenceCounts],
     baseline: &[SequenceCounts],
@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn half_way_is_half_whatever_the_sample() {
+    fn half_the_gap_is_half_in_every_sample() {
         let (lru, belady) = (misses(&[40, 80, 60]), misses(&[20, 40, 30]));
         let half = gap_closed(&misses(&[30, 60, 45]), &lru, &belady).unwrap();
         assert_eq!((half.value, half.low, half.high), (0.5, 0.5, 0.5));

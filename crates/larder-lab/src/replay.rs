@@ -1,3 +1,5 @@
+//! Replays: a trace through the ledger and an eviction policy, without bytes or clocks.
+
 use larder_cache::{CacheCounts, Ledger, Wave};
 use larder_core::{CacheScope, Trace};
 use larder_policy::eviction::{CacheShape, EvictionSpec, PolicyInputs};
@@ -6,13 +8,13 @@ use crate::lifetimes::{LifetimeStats, ResidencyTracker};
 use crate::requests::LayerRequest;
 use crate::{LabError, Requests};
 
-/// What a sequence finds in memory.
+/// The state of the cache at the start of each sequence.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum InitialCache {
-    /// Nothing, and the policy is new.
+    /// Empty, with a new policy.
     #[default]
     Cold,
-    /// What the one before it left, as in a chat.
+    /// As the previous sequence left it, as in a chat.
     Carried,
 }
 
@@ -25,46 +27,46 @@ impl std::fmt::Display for InitialCache {
     }
 }
 
-/// Of one layer.
+/// Counts of one layer.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct RowCounts {
-    /// Experts that were there.
+    /// Wanted experts that were resident.
     pub hits: u64,
-    /// Experts that were not.
+    /// Wanted experts that were not.
     pub misses: u64,
 }
 
-/// Of one sequence.
+/// Counts of one sequence.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct SequenceCounts {
-    /// Experts that were wanted.
+    /// Expert requests.
     pub wanted: u64,
-    /// Experts that were not there.
+    /// Wanted experts that were not resident.
     pub misses: u64,
 }
 
-/// What a replay found.
+/// The counts of a replay.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct ReplayResult {
-    /// Tokens that were replayed.
+    /// Number of tokens.
     pub tokens: u64,
-    /// The ledger's counts.
+    /// The ledger's counts, over all layers.
     pub counts: CacheCounts,
-    /// Of each layer.
+    /// Counts by layer.
     pub rows: Vec<RowCounts>,
-    /// Of each sequence.
+    /// Counts by sequence.
     pub sequences: Vec<SequenceCounts>,
-    /// How long experts stayed.
+    /// How long experts stayed in the cache.
     pub lifetimes: LifetimeStats,
 }
 
 impl ReplayResult {
-    /// The share of wanted experts that were there.
+    /// Share of requests that were hits.
     pub fn hit_rate(&self) -> f64 {
         self.counts.hits as f64 / self.counts.wanted().max(1) as f64
     }
 
-    /// Adds the sequences of another replay behind these.
+    /// Adds the counts of another replay, whose sequences come after these.
     pub fn add(&mut self, other: &ReplayResult) {
         self.tokens += other.tokens;
         self.counts = self.counts + other.counts;
@@ -78,12 +80,12 @@ impl ReplayResult {
     }
 }
 
-/// Replays a trace with `slots` for each layer, in one pool or apart.
+/// Replays a trace with a cache of `slots` per layer, in one pool per layer or one for all, and `scratch` slots beside.
 pub fn replay(
     trace: &Trace,
     (slots, scope, scratch): (usize, CacheScope, usize),
     spec: &EvictionSpec,
-    help: &PolicyInputs,
+    inputs: &PolicyInputs,
     start: InitialCache,
 ) -> Result<ReplayResult, LabError> {
     let pieces = match start {
@@ -93,24 +95,24 @@ pub fn replay(
     let mut all = ReplayResult::default();
     for requests in &pieces {
         let shape = requests.cache_shape(slots, scope, scratch)?;
-        all.add(&replay_requests(requests, &shape, spec, help)?);
+        all.add(&replay_requests(requests, &shape, spec, inputs)?);
     }
     Ok(all)
 }
 
-/// Replays requests through the ledger, which is empty at first. Reads take no time.
+/// Replays requests, beginning with an empty cache. Reads complete at once.
 pub fn replay_requests(
     requests: &Requests,
     shape: &CacheShape,
     spec: &EvictionSpec,
-    help: &PolicyInputs,
+    inputs: &PolicyInputs,
 ) -> Result<ReplayResult, LabError> {
     let mut tally = Tally {
         starts: Vec::new(),
         rows: vec![RowCounts::default(); shape.rows],
         tracker: ResidencyTracker::new(shape.rows, shape.experts),
     };
-    let counts = replay_observed(requests, shape, spec, help, &mut tally)?;
+    let counts = replay_observed(requests, shape, spec, inputs, &mut tally)?;
     tally.starts.push(counts);
     let sequence = |(from, to): (&CacheCounts, &CacheCounts)| {
         let passed = *to - *from;
@@ -125,27 +127,27 @@ pub fn replay_requests(
     })
 }
 
-/// Looks on while a trace is replayed.
+/// Observes a replay.
 pub(crate) trait Observer {
-    /// A sequence begins.
+    /// A sequence begins, with the cache as `ledger` has it.
     fn sequence(&mut self, _ledger: &Ledger) {}
 
-    /// A layer has chosen, and nothing has happened yet.
+    /// A layer's visit begins; nothing has been read or evicted for it yet.
     fn visit(&mut self, request: &LayerRequest, ledger: &Ledger);
 
-    /// Some of its experts were there and some have come.
+    /// A wave of the visit is over.
     fn wave(&mut self, request: &LayerRequest, wave: &Wave);
 }
 
-/// Leads requests through the ledger as the engine does.
+/// Runs requests through the ledger in the order of the engine's calls.
 pub(crate) fn replay_observed(
     requests: &Requests,
     shape: &CacheShape,
     spec: &EvictionSpec,
-    help: &PolicyInputs,
+    inputs: &PolicyInputs,
     observer: &mut impl Observer,
 ) -> Result<CacheCounts, LabError> {
-    let mut ledger = Ledger::new(shape, spec.make(shape, &requests.policy_inputs(spec, help))?);
+    let mut ledger = Ledger::new(shape, spec.make(shape, &requests.policy_inputs(spec, inputs))?);
     let mut wave = Wave::default();
     for request in requests.iter() {
         if request.starts_sequence {
@@ -158,7 +160,7 @@ pub(crate) fn replay_observed(
     Ok(ledger.counts())
 }
 
-/// One visit, wave by wave.
+/// One visit, wave by wave; `then` gets each wave.
 pub(crate) fn visit_layer(ledger: &mut Ledger, request: &LayerRequest, wave: &mut Wave, mut then: impl FnMut(&Wave)) {
     ledger.begin(request.row, request.wanted, request.logits);
     let in_order: Vec<usize>;
@@ -178,9 +180,9 @@ pub(crate) fn visit_layer(ledger: &mut Ledger, request: &LayerRequest, wave: &mu
     }
 }
 
-/// Adds up what happens.
+/// Collects a replay's counts.
 struct Tally {
-    /// The counts when each sequence began.
+    /// The ledger's counts at the start of each sequence.
     starts: Vec<CacheCounts>,
     rows: Vec<RowCounts>,
     tracker: ResidencyTracker,
@@ -224,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cold_cache_finds_nothing_of_the_sequence_before() {
+    fn a_cold_cache_starts_empty_for_each_sequence() {
         let cold = run(InitialCache::Cold, 2);
         let misses: Vec<_> = cold.sequences.iter().map(|s| s.misses).collect();
         assert_eq!((misses, cold.counts.hits, cold.counts.evictions), (vec![3, 2], 1, 1));
@@ -246,8 +248,8 @@ mod tests {
     }
 
     #[test]
-    fn impossible_capacities_are_refused() {
-        let said = |slots, scratch| {
+    fn capacities_out_of_range_are_refused() {
+        let error = |slots, scratch| {
             let spec = "lru".parse().unwrap();
             let result = replay(
                 &trace(),
@@ -258,8 +260,8 @@ mod tests {
             );
             result.unwrap_err().to_string()
         };
-        assert!(said(0, 0).contains("capacity of 0"));
-        assert!(said(5, 0).contains("more than the 4 experts"));
-        assert!(said(1, 9).contains("9 scratch slots"));
+        assert!(error(0, 0).contains("capacity of 0"));
+        assert!(error(5, 0).contains("more than the 4 experts"));
+        assert!(error(1, 9).contains("9 scratch slots"));
     }
 }

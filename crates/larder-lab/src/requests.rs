@@ -1,3 +1,5 @@
+//! A trace as requests to the cache.
+
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
@@ -6,7 +8,7 @@ use larder_policy::eviction::{CacheShape, EvictionSpec, FutureUses, PolicyInputs
 
 use crate::LabError;
 
-/// What a trace asks of the cache, laid out once for many replays.
+/// The expert requests of a trace, laid out once for many replays.
 pub struct Requests<'a> {
     pub(crate) rows: usize,
     pub(crate) experts: usize,
@@ -17,16 +19,16 @@ pub struct Requests<'a> {
     future: OnceLock<Arc<FutureUses>>,
 }
 
-/// One step, its experts kept apart.
+/// One layer's request, without its experts.
 struct PackedRequest<'a> {
     row: u32,
     starts_sequence: bool,
-    /// Where its experts end among all.
+    /// End of its experts in `Requests::wanted`.
     end: usize,
     logits: &'a [f32],
 }
 
-/// One step as it is replayed.
+/// One layer's request as it is replayed.
 #[derive(Clone, Copy)]
 pub(crate) struct LayerRequest<'a> {
     pub row: usize,
@@ -36,7 +38,7 @@ pub(crate) struct LayerRequest<'a> {
 }
 
 impl<'a> Requests<'a> {
-    /// Of all sequences, one after the other. The caller guarantees that the trace passes its check.
+    /// The requests of all sequences in order. The caller guarantees that the trace passes its check.
     pub fn all(trace: &'a Trace) -> Self {
         let mut all = Requests::none(trace);
         trace.steps().for_each(|step| all.push(step.row, &step.wanted, step.logits, step.starts_sequence));
@@ -44,7 +46,7 @@ impl<'a> Requests<'a> {
         all
     }
 
-    /// Of each sequence apart.
+    /// The requests of each sequence on its own.
     pub fn by_sequence(trace: &'a Trace) -> Vec<Self> {
         let mut all: Vec<Self> = Vec::with_capacity(trace.sequences.len());
         for step in trace.steps() {
@@ -69,35 +71,39 @@ impl<'a> Requests<'a> {
         self.steps.push(PackedRequest { row: row as u32, starts_sequence, end: self.wanted.len(), logits });
     }
 
-    /// How many experts are asked for.
+    /// Number of requested experts.
     pub fn len(&self) -> usize {
         self.wanted.len()
     }
 
-    /// Whether none are.
+    /// Whether no expert is requested.
     pub fn is_empty(&self) -> bool {
         self.wanted.is_empty()
     }
 
-    /// How many tokens ask.
+    /// Number of tokens.
     pub fn tokens(&self) -> u64 {
         self.tokens
     }
 
-    /// What policies are made for, with `slots` for each layer, in one pool or apart.
+    /// The shape of a cache with `slots` per layer, in one pool per layer or one for all.
     pub fn cache_shape(&self, slots: usize, scope: CacheScope, scratch: usize) -> Result<CacheShape, LabError> {
         if slots == 0 {
-            return Err(LabError::InvalidInput("a capacity of 0 holds no expert; give at least 1 per layer".into()));
+            return Err(LabError::InvalidInput(
+                "a capacity of 0 slots is too small; give at least 1 slot per layer".into(),
+            ));
         }
         if slots > self.experts {
             let experts = self.experts;
             return Err(LabError::InvalidInput(format!(
-                "a capacity of {slots} per layer is more than the {experts} experts that each layer has"
+                "a capacity of {slots} slots per layer is more than the {experts} experts of a layer"
             )));
         }
         if scratch > self.rows * self.experts {
             let all = self.rows * self.experts;
-            return Err(LabError::InvalidInput(format!("{scratch} scratch slots are more than all {all} experts")));
+            return Err(LabError::InvalidInput(format!(
+                "{scratch} scratch slots are more than the {all} experts of all layers"
+            )));
         }
         let slots = match scope {
             CacheScope::Layer => slots,
@@ -106,15 +112,15 @@ impl<'a> Requests<'a> {
         Ok(CacheShape { rows: self.rows, experts: self.experts, top_k: self.top_k, slots, scope, scratch })
     }
 
-    /// The same help and, for a policy that foresees, the future that these requests are.
-    pub fn policy_inputs(&self, spec: &EvictionSpec, help: &PolicyInputs) -> PolicyInputs {
+    /// The inputs of a policy: the given ones and, for a policy that knows the future, these requests.
+    pub fn policy_inputs(&self, spec: &EvictionSpec, inputs: &PolicyInputs) -> PolicyInputs {
         if !spec.needs_future() {
-            return help.clone();
+            return inputs.clone();
         }
         let future = self.future.get_or_init(|| {
             Arc::new(FutureUses::new(self.rows, self.experts, self.iter().map(|request| (request.row, request.wanted))))
         });
-        PolicyInputs { future: Some(future.clone()), ..help.clone() }
+        PolicyInputs { future: Some(future.clone()), ..inputs.clone() }
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = LayerRequest<'_>> {

@@ -1,7 +1,7 @@
-//! What another routing strategy would have chosen, from the router's logits in a trace.
+//! Rerouting: the choices of a trace made again by another routing strategy, from the recorded router logits.
 //!
-//! The logits stay as they were recorded, though in a model each choice changes what later layers see: good to order
-//! strategies by, no replacement for running the model.
+//! The logits stay as they were recorded, while in a model each choice changes the input of later layers. That is good
+//! enough to rank strategies, and no replacement for running the model.
 
 use larder_cache::{Ledger, Wave};
 use larder_core::{CacheScope, ExpertId, Gate, Trace, TracePass, UNUSED};
@@ -13,25 +13,25 @@ use crate::replay::visit_layer;
 use crate::requests::LayerRequest;
 use crate::{InitialCache, LabError, Requests};
 
-/// The key of a trace's metadata under which each row's gate is kept.
+/// The key of a trace's metadata for the gates of its rows, as JSON.
 pub const GATES_KEY: &str = "gates";
 
-/// Makes every choice of a trace again, with an eye on a cache of `slots` for each layer. Returns the new choices, whose
-/// replay through the same cache counts what happened, and how far they are from the model's own.
+/// Makes every choice of a trace again with the strategy `routing`, which sees a cache of `slots` per layer. Returns the new
+/// trace, whose replay through the same cache gives the counts, and the quality of its choices.
 pub fn reroute(
     trace: &Trace,
     (slots, scope, scratch): (usize, CacheScope, usize),
     eviction: &EvictionSpec,
-    help: &PolicyInputs,
+    inputs: &PolicyInputs,
     routing: &RoutingSpec,
     start: InitialCache,
 ) -> Result<(Trace, Quality), LabError> {
     let gates = gates(trace)?;
-    let setting = Requests::none(trace).cache_shape(slots, scope, scratch)?;
+    let shape = Requests::none(trace).cache_shape(slots, scope, scratch)?;
     let fresh = || -> Result<Rerouter, LabError> {
         let router = routing.make(trace.rows, None)?;
         gates.iter().try_for_each(|gate| router.supports(gate))?;
-        let ledger = Ledger::new(&setting, eviction.make(&setting, help)?);
+        let ledger = Ledger::new(&shape, eviction.make(&shape, inputs)?);
         let (meter, wave, chosen) = Default::default();
         Ok(Rerouter { gates: &gates, router, ledger, meter, wave, chosen })
     };
@@ -57,26 +57,26 @@ pub fn reroute(
     Ok((new, quality))
 }
 
-/// The gate of each row, as the trace's recorder noted them.
+/// The gate of each row, from the trace's metadata.
 fn gates(trace: &Trace) -> Result<Vec<Gate>, LabError> {
-    let impossible = |what: String| LabError::InvalidInput(what);
+    let invalid = |what: String| LabError::InvalidInput(what);
     if trace.logits.is_empty() {
-        let what = "the trace has no router logits to choose from again; record it with --trace-logits";
-        return Err(impossible(what.into()));
+        let what = "the trace has no router logits, which rerouting needs; record it with --trace-logits";
+        return Err(invalid(what.into()));
     }
-    let said = trace.meta.get(GATES_KEY).ok_or_else(|| {
-        impossible("the trace does not say how the model turns logits into a choice; record it again".into())
+    let json = trace.meta.get(GATES_KEY).ok_or_else(|| {
+        invalid("the trace has no gates in its metadata, which rerouting needs; record it again".into())
     })?;
-    let gates: Vec<Gate> =
-        serde_json::from_str(said).map_err(|e| impossible(format!("the trace's gates cannot be read: {e}")))?;
+    let gates: Vec<Gate> = serde_json::from_str(json)
+        .map_err(|e| invalid(format!("the gates in the trace's metadata are invalid: {e}")))?;
     let fits = |gate: &Gate| gate.experts == trace.experts && gate.top_k == trace.top_k;
     if gates.len() != trace.rows || !gates.iter().all(fits) {
-        return Err(impossible("the trace's gates are those of another model".into()));
+        return Err(invalid("the gates in the trace's metadata do not fit its layers and experts".into()));
     }
-    gates.into_iter().map(|gate| gate.checked().map_err(|e| impossible(e.to_string()))).collect()
+    gates.into_iter().map(|gate| gate.checked().map_err(|e| invalid(e.to_string()))).collect()
 }
 
-/// A cache and who looks at it.
+/// A router with the cache that it sees.
 struct Rerouter<'a> {
     gates: &'a [Gate],
     router: Box<dyn Router>,
@@ -87,7 +87,7 @@ struct Rerouter<'a> {
 }
 
 impl Rerouter<'_> {
-    /// The choices `[tokens, rows, k]` of tokens that are read together.
+    /// The choices `[tokens, rows, k]` of the tokens of one pass.
     fn pass(&mut self, trace: &Trace, tokens: std::ops::Range<usize>, quality: &mut Quality) -> Vec<u16> {
         let (k, decode) = (trace.top_k, tokens.len() == 1);
         let mut ids = vec![UNUSED; tokens.len() * trace.rows * k];

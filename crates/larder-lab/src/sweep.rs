@@ -1,3 +1,5 @@
+//! Sweeps: many replays of one trace, on several threads.
+
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -10,35 +12,35 @@ use crate::replay::{InitialCache, ReplayResult, replay, replay_requests};
 use crate::reroute::reroute;
 use crate::{LabError, Requests};
 
-/// Hears how many more requests have been replayed; called from several threads.
+/// Gets the number of further requests that were replayed; called from several threads.
 pub type SweepProgress<'a> = &'a (dyn Fn(u64) + Sync);
 
-/// What is swept over.
+/// The dimensions of a sweep.
 #[derive(Clone, Copy)]
 pub struct SweepAxes<'a> {
-    /// Who leaves.
+    /// Eviction policies.
     pub policies: &'a [EvictionSpec],
-    /// Strategies by which choices are made again, beside those that were recorded. Policies that foresee do not run
-    /// under them, since what is chosen depends on what is in memory.
+    /// Routing strategies to reroute with, beside the recorded choices. Policies that know the future do not run under
+    /// them, since the choices depend on the cache.
     pub routings: &'a [RoutingSpec],
-    /// Slots for each layer.
+    /// Slots per layer.
     pub slots: &'a [usize],
-    /// What shares them.
+    /// Cache scopes.
     pub scopes: &'a [CacheScope],
-    /// Slots beside them, for all layers together.
+    /// Scratch slots, shared by all layers.
     pub scratch: usize,
 }
 
-/// Policies × capacities × scopes, and routing strategies, over the sequences of a trace.
+/// A sweep over policies, capacities, scopes and routing strategies on the sequences of a trace.
 pub struct ReplaySweep<'a> {
     trace: &'a Trace,
-    help: &'a PolicyInputs,
+    inputs: &'a PolicyInputs,
     start: InitialCache,
     plans: Vec<CellPlan<'a>>,
-    pieces: Vec<Requests<'a>>,
+    request_sets: Vec<Requests<'a>>,
 }
 
-/// What becomes one cell.
+/// The settings of one cell.
 struct CellPlan<'a> {
     slots: usize,
     shape: CacheShape,
@@ -47,7 +49,7 @@ struct CellPlan<'a> {
 }
 
 impl CellPlan<'_> {
-    /// Nothing found yet.
+    /// The cell without results.
     fn cell(&self) -> SweepCell {
         SweepCell {
             policy: self.policy.to_string(),
@@ -60,39 +62,39 @@ impl CellPlan<'_> {
     }
 }
 
-/// What one thread does at a time.
+/// One thread's unit of work.
 enum SweepJob<'a> {
-    /// One of the pieces is replayed.
-    Piece(usize),
-    /// All choices are made again by this strategy, and replayed.
-    Rerouted(&'a RoutingSpec),
+    /// Replay one set of requests.
+    Replay(usize),
+    /// Reroute the trace with this strategy and replay it.
+    Reroute(&'a RoutingSpec),
 }
 
-/// One policy at one capacity.
+/// The result of one policy at one capacity.
 #[derive(Clone, PartialEq, Debug)]
 pub struct SweepCell {
-    /// Its spec.
+    /// The policy's spec.
     pub policy: String,
-    /// What shared a pool.
+    /// The cache scope.
     pub scope: CacheScope,
-    /// Slots for each layer.
+    /// Slots per layer.
     pub slots: usize,
-    /// Slots beside them, for all layers together.
+    /// Scratch slots, shared by all layers.
     pub scratch: usize,
-    /// By which strategy choices were made again, and how far they were from the model's own.
+    /// The routing strategy and the quality of its choices, if the trace was rerouted.
     pub rerouted: Option<(String, Quality)>,
-    /// What was found.
+    /// The counts.
     pub replayed: ReplayResult,
 }
 
 impl SweepCell {
-    /// Whether it is that of a policy under the recorded choices.
+    /// Whether it is this policy's cell under the recorded choices.
     pub fn is(&self, policy: &str) -> bool {
         self.policy == policy && self.rerouted.is_none()
     }
 }
 
-/// The capacities at every eighth of all experts, at least one each.
+/// The capacities at every eighth of the experts, each at least 1, without duplicates.
 pub fn eighths(experts: usize) -> Vec<usize> {
     let mut all: Vec<usize> = (1..=8).map(|i| (i * experts / 8).max(1)).collect();
     all.dedup();
@@ -100,19 +102,19 @@ pub fn eighths(experts: usize) -> Vec<usize> {
 }
 
 impl<'a> ReplaySweep<'a> {
-    /// Says what to sweep over.
+    /// A sweep of a trace. Fails if a capacity does not fit the trace.
     pub fn new(
         trace: &'a Trace,
         axes: &SweepAxes<'a>,
-        help: &'a PolicyInputs,
+        inputs: &'a PolicyInputs,
         start: InitialCache,
     ) -> Result<Self, LabError> {
-        let pieces = match start {
+        let request_sets = match start {
             InitialCache::Cold => Requests::by_sequence(trace),
             InitialCache::Carried => vec![Requests::all(trace)],
         };
-        let Some(first) = pieces.first() else {
-            return Err(LabError::InvalidInput("the trace holds no sequence".into()));
+        let Some(first) = request_sets.first() else {
+            return Err(LabError::InvalidInput("the trace has no sequences".into()));
         };
         let mut plans = Vec::new();
         for scope in axes.scopes {
@@ -126,22 +128,21 @@ impl<'a> ReplaySweep<'a> {
                 }
             }
         }
-        Ok(ReplaySweep { trace, help, start, plans, pieces })
+        Ok(ReplaySweep { trace, inputs, start, plans, request_sets })
     }
 
-    /// How many requests it replays in all.
+    /// Number of requests that the sweep replays.
     pub fn work(&self) -> u64 {
-        let once: usize = self.pieces.iter().map(Requests::len).sum();
+        let once: usize = self.request_sets.iter().map(Requests::len).sum();
         (once * self.plans.len()) as u64
     }
 
-    /// What each sequence finds in memory.
+    /// The state of the cache at the start of each sequence.
     pub fn start(&self) -> InitialCache {
         self.start
     }
 
-    /// Replays everything on `threads` threads. The result does not depend on how many there are: scope by scope,
-    /// capacity by capacity, policy by policy.
+    /// Runs the sweep on `threads` threads. Cells are ordered by scope, capacity and policy, whatever the number of threads.
     pub fn run(&self, threads: usize, progress: SweepProgress) -> Result<Vec<SweepCell>, LabError> {
         let jobs: Vec<(usize, SweepJob)> =
             self.plans.iter().enumerate().flat_map(|(at, plan)| self.jobs(at, plan)).collect();
@@ -152,7 +153,7 @@ impl<'a> ReplaySweep<'a> {
             loop {
                 let at = next.fetch_add(1, Ordering::Relaxed);
                 let Some((plan, job)) = jobs.get(at) else { return done };
-                match self.perform(&self.plans[*plan], job) {
+                match self.run_job(&self.plans[*plan], job) {
                     Ok(found) => done.push((at, found)),
                     Err(error) => {
                         next.store(jobs.len(), Ordering::Relaxed);
@@ -182,26 +183,26 @@ impl<'a> ReplaySweep<'a> {
 
     fn jobs(&self, at: usize, plan: &CellPlan<'a>) -> Vec<(usize, SweepJob<'a>)> {
         match plan.routing {
-            Some(routing) => vec![(at, SweepJob::Rerouted(routing))],
-            None => (0..self.pieces.len()).map(|piece| (at, SweepJob::Piece(piece))).collect(),
+            Some(routing) => vec![(at, SweepJob::Reroute(routing))],
+            None => (0..self.request_sets.len()).map(|set| (at, SweepJob::Replay(set))).collect(),
         }
     }
 
     fn requests(&self, job: &SweepJob) -> usize {
         match job {
-            SweepJob::Piece(piece) => self.pieces[*piece].len(),
-            SweepJob::Rerouted(_) => self.pieces.iter().map(Requests::len).sum(),
+            SweepJob::Replay(set) => self.request_sets[*set].len(),
+            SweepJob::Reroute(_) => self.request_sets.iter().map(Requests::len).sum(),
         }
     }
 
-    fn perform(&self, plan: &CellPlan, job: &SweepJob) -> Result<(ReplayResult, Option<Quality>), LabError> {
+    fn run_job(&self, plan: &CellPlan, job: &SweepJob) -> Result<(ReplayResult, Option<Quality>), LabError> {
         let CellPlan { slots, shape, policy, .. } = plan;
         match job {
-            SweepJob::Piece(piece) => Ok((replay_requests(&self.pieces[*piece], shape, policy, self.help)?, None)),
-            SweepJob::Rerouted(routing) => {
-                let room = (*slots, shape.scope, shape.scratch);
-                let (trace, quality) = reroute(self.trace, room, policy, self.help, routing, self.start)?;
-                Ok((replay(&trace, room, policy, self.help, self.start)?, Some(quality)))
+            SweepJob::Replay(set) => Ok((replay_requests(&self.request_sets[*set], shape, policy, self.inputs)?, None)),
+            SweepJob::Reroute(routing) => {
+                let cache = (*slots, shape.scope, shape.scratch);
+                let (trace, quality) = reroute(self.trace, cache, policy, self.inputs, routing, self.start)?;
+                Ok((replay(&trace, cache, policy, self.inputs, self.start)?, Some(quality)))
             }
         }
     }
@@ -230,35 +231,35 @@ mod tests {
                 .generate()
                 .unwrap();
         let policies = ["lru".parse().unwrap()];
-        let help = PolicyInputs::default();
+        let inputs = PolicyInputs::default();
         for start in [InitialCache::Cold, InitialCache::Carried] {
             let sweep = ReplaySweep::new(
                 &trace,
                 &axes(&policies, &[2, 5], &[CacheScope::Layer, CacheScope::Global], 1),
-                &help,
+                &inputs,
                 start,
             )
             .unwrap();
-            let told = AtomicU64::new(0);
-            let one = sweep.run(1, &|n| _ = told.fetch_add(n, Ordering::Relaxed)).unwrap();
-            assert_eq!(told.into_inner(), sweep.work());
+            let replayed = AtomicU64::new(0);
+            let one = sweep.run(1, &|n| _ = replayed.fetch_add(n, Ordering::Relaxed)).unwrap();
+            assert_eq!(replayed.into_inner(), sweep.work());
             assert_eq!(one, sweep.run(3, &|_| ()).unwrap());
             assert_eq!(one.len(), 4);
             for cell in &one {
-                let alone = replay(&trace, (cell.slots, cell.scope, 1), &policies[0], &help, start).unwrap();
+                let alone = replay(&trace, (cell.slots, cell.scope, 1), &policies[0], &inputs, start).unwrap();
                 assert_eq!(cell.replayed, alone);
             }
         }
     }
 
     #[test]
-    fn eighths_are_distinct_and_end_with_everything() {
+    fn eighths_are_distinct_and_end_with_all_experts() {
         assert_eq!(eighths(32), [4, 8, 12, 16, 20, 24, 28, 32]);
         assert_eq!(eighths(3), [1, 2, 3]);
     }
 
     #[test]
-    fn a_capacity_of_nothing_is_refused_before_anything_runs() {
+    fn a_capacity_of_0_is_refused_before_the_sweep() {
         let trace = SyntheticRouting::default().generate().unwrap();
         let axes = axes(&[], &[4, 0], &[CacheScope::Layer], 0);
         let sweep = ReplaySweep::new(&trace, &axes, &PolicyInputs::default(), InitialCache::Cold).map(drop);

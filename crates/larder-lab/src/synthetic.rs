@@ -1,9 +1,11 @@
+//! Synthetic traces with a given popularity law.
+
 use larder_core::{EXPERTS_MAX, Trace, TracePass};
 
 use crate::{LabError, Rng};
 
-/// Routing drawn at random: in each layer the j-th most popular expert is drawn with a probability that goes with
-/// 1 / (j + h)^a, and which expert that is differs from layer to layer.
+/// Parameters of random routing. In each layer the j-th most popular expert is drawn with a probability proportional to
+/// 1 / (j + h)^a (Zipf-Mandelbrot); the order of popularity differs from layer to layer.
 #[derive(Clone, PartialEq, Debug)]
 pub struct SyntheticRouting {
     /// Layers that have experts.
@@ -16,18 +18,18 @@ pub struct SyntheticRouting {
     pub tokens: usize,
     /// Sequences.
     pub sequences: usize,
-    /// The exponent; 0 makes all experts equally popular.
+    /// Exponent of the law; 0 makes all experts equally popular.
     pub a: f64,
-    /// Flattens the head; above -1.
+    /// Offset of the law, which flattens its head; above -1.
     pub h: f64,
-    /// The chance that an expert of the token before is kept, from 0 to 1.
+    /// Probability that an expert of the previous token is chosen again, from 0 to 1.
     pub repeat: f64,
-    /// Equal seeds give equal traces.
+    /// Seed; equal seeds give equal traces.
     pub seed: u64,
 }
 
 impl Default for SyntheticRouting {
-    /// The geometry of gpt-oss-20b, and about its popularity and repeats.
+    /// The geometry of gpt-oss-20b, with about its popularity law and repeats.
     fn default() -> Self {
         SyntheticRouting {
             rows: 24,
@@ -43,11 +45,11 @@ impl Default for SyntheticRouting {
     }
 }
 
-/// Choices that a trace may have: beyond this it would not fit into memory.
+/// Limit of choices in a trace, so that it fits into memory.
 const PLACES_MAX: usize = 1 << 32;
 
 impl SyntheticRouting {
-    /// Draws the trace.
+    /// Generates the trace.
     pub fn generate(&self) -> Result<Trace, LabError> {
         self.check().map_err(LabError::InvalidInput)?;
         let mut rng = Rng::new(self.seed);
@@ -76,7 +78,7 @@ impl SyntheticRouting {
         Ok(trace)
     }
 
-    /// Places in the order of popularity: some of the token before, the others drawn, in random order.
+    /// The chosen positions in the order of popularity: repeats of the previous token, the rest drawn, shuffled.
     fn choose(&self, last: &[usize], weights: &[f64], rng: &mut Rng) -> Vec<usize> {
         let mut chosen: Vec<usize> = last.iter().copied().filter(|_| rng.unit() < self.repeat).collect();
         while chosen.len() < self.top_k {
@@ -84,9 +86,9 @@ impl SyntheticRouting {
             let mut at = rng.unit() * free().map(|e| weights[e]).sum::<f64>();
             let mut free = free().peekable();
             let drawn = loop {
-                let expert = free.next().expect("fewer are chosen than there are");
+                let expert = free.next().expect("fewer experts are chosen than exist");
                 at -= weights[expert];
-                // Rounding must not run past the last one.
+                // Rounding errors must not run past the last expert.
                 if at < 0.0 || free.peek().is_none() {
                     break expert;
                 }
@@ -102,15 +104,13 @@ impl SyntheticRouting {
         let sizes =
             [("layers", rows), ("experts", experts), ("k", top_k), ("tokens", tokens), ("sequences", sequences)];
         if let Some((name, _)) = sizes.into_iter().find(|(_, n)| *n == 0) {
-            return Err(format!("a trace needs at least 1 of {name}"));
+            return Err(format!("{name} must be at least 1"));
         }
         if top_k > experts {
-            return Err(format!("{top_k} of {experts} experts cannot be chosen"));
+            return Err(format!("cannot choose {top_k} of {experts} experts"));
         }
         if experts >= u16::MAX as usize || rows.checked_mul(experts).is_none_or(|n| n > EXPERTS_MAX) {
-            return Err(format!(
-                "{rows} layers of {experts} experts are more than the {EXPERTS_MAX} that larder counts"
-            ));
+            return Err(format!("{rows} layers of {experts} experts exceed the limit of {EXPERTS_MAX} experts"));
         }
         let places = [rows, top_k, tokens, sequences].into_iter().try_fold(1usize, usize::checked_mul);
         if places.is_none_or(|n| n > PLACES_MAX) {
@@ -124,7 +124,7 @@ impl SyntheticRouting {
         }
         match (0.0..=1.0).contains(&repeat) {
             true => Ok(()),
-            false => Err(format!("the chance of a repeat must be from 0 to 1, not {repeat}")),
+            false => Err(format!("the probability of a repeat must be from 0 to 1, not {repeat}")),
         }
     }
 
@@ -212,16 +212,16 @@ mod tests {
     }
 
     #[test]
-    fn impossible_requests_are_one_sentence() {
-        let said = |synth: SyntheticRouting| synth.generate().unwrap_err().to_string();
-        assert!(said(SyntheticRouting { top_k: 33, ..SyntheticRouting::default() }).contains("33 of 32"));
-        assert!(said(SyntheticRouting { tokens: 0, ..SyntheticRouting::default() }).contains("tokens"));
+    fn parameters_out_of_range_are_refused_in_one_sentence() {
+        let error = |synth: SyntheticRouting| synth.generate().unwrap_err().to_string();
+        assert!(error(SyntheticRouting { top_k: 33, ..SyntheticRouting::default() }).contains("33 of 32"));
+        assert!(error(SyntheticRouting { tokens: 0, ..SyntheticRouting::default() }).contains("tokens"));
         assert!(
-            said(SyntheticRouting { tokens: usize::MAX, ..SyntheticRouting::default() }).contains("more than fits")
+            error(SyntheticRouting { tokens: usize::MAX, ..SyntheticRouting::default() }).contains("more than fits")
         );
-        assert!(said(SyntheticRouting { a: f64::NAN, ..SyntheticRouting::default() }).contains("exponent"));
-        assert!(said(SyntheticRouting { h: -1.0, ..SyntheticRouting::default() }).contains("h must"));
-        assert!(said(SyntheticRouting { repeat: 1.1, ..SyntheticRouting::default() }).contains("repeat"));
-        assert!(said(SyntheticRouting { rows: 1 << 20, ..SyntheticRouting::default() }).contains("counts"));
+        assert!(error(SyntheticRouting { a: f64::NAN, ..SyntheticRouting::default() }).contains("exponent"));
+        assert!(error(SyntheticRouting { h: -1.0, ..SyntheticRouting::default() }).contains("h must"));
+        assert!(error(SyntheticRouting { repeat: 1.1, ..SyntheticRouting::default() }).contains("repeat"));
+        assert!(error(SyntheticRouting { rows: 1 << 20, ..SyntheticRouting::default() }).contains("limit"));
     }
 }

@@ -1,11 +1,13 @@
+//! Agreement of a routing strategy with the model's own choice of experts.
+
 use larder_cache::{CacheCounts, Ledger, Wave};
 use larder_core::{ExpertId, Gate, Geometry, LayerIdx};
 use larder_model::{Routed, Tap};
 use larder_policy::routing::quality::{Quality, QualityMeter};
 use larder_policy::routing::{Router, RouterInput};
 
-/// Watches a model that chooses for itself, asks a strategy at each token what it would choose instead, and keeps the
-/// cache that the strategy would have.
+/// A tap on a model with its own routing: makes each choice also with a strategy, and simulates the cache that the strategy
+/// would have.
 pub struct ShadowRouting<'a> {
     gates: Vec<&'a Gate>,
     rows: MoeRows,
@@ -15,13 +17,13 @@ pub struct ShadowRouting<'a> {
     meter: QualityMeter,
     qualities: Vec<Quality>,
     chosen: Vec<ExpertId>,
-    /// The logits of the pass under way, row by row.
+    /// The router logits of the current pass, by row.
     logits: Vec<Vec<f32>>,
 }
 
 impl<'a> ShadowRouting<'a> {
-    /// Of a model of this geometry, whose layers choose by `gates`. The caller guarantees that they suit the router,
-    /// and that the ledger is for this geometry.
+    /// A tap on a model of this geometry whose layers have these `gates`. The caller guarantees that the router supports
+    /// them and that the ledger has this geometry.
     pub fn new(geometry: &Geometry, gates: Vec<&'a Gate>, router: Box<dyn Router>, ledger: Ledger) -> Self {
         let (count, rows) = (gates.len(), MoeRows::new(geometry));
         let (wave, meter, chosen) = Default::default();
@@ -29,31 +31,31 @@ impl<'a> ShadowRouting<'a> {
         ShadowRouting { gates, rows, router, ledger, wave, meter, qualities, chosen, logits }
     }
 
-    /// What comes has nothing to do with what was.
+    /// Begins a new sequence in the simulated cache.
     pub fn new_sequence(&mut self) {
         self.ledger.new_sequence();
     }
 
-    /// How far each layer's choices would have been from its own.
+    /// The quality of the strategy's choices, by row.
     pub fn qualities(&self) -> &[Quality] {
         &self.qualities
     }
 
-    /// What would have passed through the cache.
+    /// The counts of the simulated cache.
     pub fn counts(&self) -> CacheCounts {
         self.ledger.counts()
     }
 
-    /// All layers have chosen for all tokens of a pass. The cache sees them token by token.
-    fn settle(&mut self, tokens: usize) {
+    /// Makes the choices of a whole pass, token by token, as a cache sees them in decode.
+    fn simulate(&mut self, tokens: usize) {
         for token in 0..tokens {
             for row in 0..self.gates.len() {
-                self.ask(row, token);
+                self.choose(row, token);
             }
         }
     }
 
-    fn ask(&mut self, row: usize, token: usize) {
+    fn choose(&mut self, row: usize, token: usize) {
         let gate = self.gates[row];
         let logits = &self.logits[row][token * gate.experts..][..gate.experts];
         self.router.choose(&RouterInput { row, gate, logits, decode: true }, &self.ledger, &mut self.chosen);
@@ -76,12 +78,12 @@ impl Tap for ShadowRouting<'_> {
         self.logits[row].clear();
         self.logits[row].extend_from_slice(logits);
         if row + 1 == self.gates.len() {
-            self.settle(logits.len() / self.gates[row].experts);
+            self.simulate(logits.len() / self.gates[row].experts);
         }
     }
 }
 
-/// Watches a model that a strategy chooses for, and compares with what each layer would have chosen for itself.
+/// A tap on a model that routes by a strategy: compares each choice with the model's own.
 pub struct RoutingAgreement<'a> {
     gates: Vec<&'a Gate>,
     rows: MoeRows,
@@ -90,13 +92,13 @@ pub struct RoutingAgreement<'a> {
 }
 
 impl<'a> RoutingAgreement<'a> {
-    /// Of a model of this geometry, whose layers choose by `gates`.
+    /// A tap on a model of this geometry whose layers have these `gates`.
     pub fn new(geometry: &Geometry, gates: Vec<&'a Gate>) -> Self {
         let qualities = vec![Quality::default(); gates.len()];
         RoutingAgreement { gates, rows: MoeRows::new(geometry), meter: QualityMeter::default(), qualities }
     }
 
-    /// How far each layer's choices were from its own.
+    /// The quality of the choices, by row.
     pub fn qualities(&self) -> &[Quality] {
         &self.qualities
     }
@@ -113,7 +115,7 @@ impl Tap for RoutingAgreement<'_> {
     }
 }
 
-/// Position of each decoder layer among those with experts.
+/// The MoE row of each decoder layer, if it has experts.
 pub(super) struct MoeRows(Vec<Option<usize>>);
 
 impl MoeRows {
@@ -141,7 +143,7 @@ mod tests {
         Geometry { layers: 3, moe_layers, experts: 4, top_k: 1, hidden: 8, inter: 8, bias: false }
     }
 
-    /// Two tokens in one pass: both prefer expert 0, by far and by a little.
+    /// Two tokens in one pass: both prefer expert 0, by a wide and by a narrow margin.
     fn watch(tap: &mut dyn Tap) {
         let logits = [4.0, 1.0, 0.0, 0.0, 2.1, 2.0, 0.0, 0.0];
         for layer in 1..3 {
@@ -158,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shadow_has_the_cache_of_its_own_choices() {
+    fn a_shadow_simulates_the_cache_of_its_own_choices() {
         let gate = Gate::softmax(4, 1, false);
         let mut own = shadow(&gate, "prior:lambda=0");
         watch(&mut own);
@@ -170,12 +172,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_followed_is_what_was_routed() {
+    fn agreement_is_measured_on_the_routed_experts() {
         let gate = Gate::softmax(4, 1, false);
-        let mut followed = RoutingAgreement::new(&geometry(), vec![&gate; 2]);
-        watch(&mut followed);
-        assert!(followed.qualities().iter().all(|q| (q.choices, q.substituted) == (2, 1)));
-        let kl = followed.qualities()[0].kl;
+        let mut agreement = RoutingAgreement::new(&geometry(), vec![&gate; 2]);
+        watch(&mut agreement);
+        assert!(agreement.qualities().iter().all(|q| (q.choices, q.substituted) == (2, 1)));
+        let kl = agreement.qualities()[0].kl;
         assert!((kl - 0.1).abs() < 1e-5, "the log of the two probabilities' ratio, not {kl}");
     }
 }

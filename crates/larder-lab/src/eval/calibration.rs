@@ -1,3 +1,5 @@
+//! Calibration of the strategy `prior`: the spread of each layer's router logits.
+
 use std::fs;
 use std::path::Path;
 
@@ -10,39 +12,39 @@ use super::agreement::MoeRows;
 use crate::LabError;
 use crate::export::write_atomically;
 
-/// No such file is larger.
+/// Limit of a calibration file's size.
 const BYTES_MAX: u64 = 1 << 20;
 
-/// The spread Δ of the numbers that each layer's router sorts, measured on a text.
+/// The spread Δ of each layer's router logits, measured on a text.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Calibration {
-    /// The model's type.
+    /// The model's `model_type`.
     pub model_type: String,
-    /// Experts of each layer.
+    /// Experts per layer.
     pub experts: usize,
-    /// The text it was measured on.
+    /// Name of the text.
     pub text: String,
-    /// How many of its tokens.
+    /// Number of tokens.
     pub tokens: usize,
-    /// Of each layer that has experts.
+    /// Δ by MoE row.
     pub delta: Vec<f32>,
 }
 
 impl Calibration {
-    /// Reads what [`write`](Self::write) wrote, for a model of this type and geometry.
+    /// Reads a file of [`write`](Self::write) and checks that it is for a model of this type and geometry.
     pub fn read(path: &Path, model_type: &str, geometry: &Geometry) -> Result<Self, LabError> {
         let wrong = |why: String| LabError::malformed(path, why);
         let bytes = fs::metadata(path).map_err(LabError::io(path, "opening"))?.len();
         if bytes > BYTES_MAX {
-            return Err(wrong(format!("is no calibration: {bytes} bytes are too many")));
+            return Err(wrong(format!("is too large for a calibration: {bytes} bytes")));
         }
         let text = fs::read(path).map_err(LabError::io(path, "reading"))?;
         let found: Calibration = serde_json::from_slice(&text)
-            .map_err(|e| wrong(format!("is not what `larder eval calibrate` wrote: {e}")))?;
+            .map_err(|e| wrong(format!("was not written by `larder eval calibrate`: {e}")))?;
         let (rows, experts) = (geometry.moe_layers.len(), geometry.experts);
         if (found.model_type.as_str(), found.delta.len(), found.experts) != (model_type, rows, experts) {
             return Err(wrong(format!(
-                "is for {} with {} layers of {} experts, and this is {model_type} with {rows} of {experts}",
+                "is for {} with {} layers of {} experts, but this model is {model_type} with {rows} of {experts}",
                 found.model_type,
                 found.delta.len(),
                 found.experts
@@ -50,17 +52,17 @@ impl Calibration {
         }
         match found.delta.iter().all(|d| d.is_finite() && *d >= 0.0) {
             true => Ok(found),
-            false => Err(wrong("holds a Δ that is no scale".into())),
+            false => Err(wrong("holds an invalid Δ: it must be finite and at least 0".into())),
         }
     }
 
-    /// Writes it, whole or not at all.
+    /// Writes the calibration as JSON, atomically.
     pub fn write(&self, path: &Path) -> Result<(), LabError> {
         write_atomically(path, |out| Ok(serde_json::to_writer_pretty(out, self)?))
     }
 }
 
-/// Watches a model and averages the spread of each layer's router, as `prior` does while it runs.
+/// A tap on a model that averages the spread of each layer's router logits, as `prior` does while it runs.
 pub struct LogitSpread<'a> {
     gates: Vec<&'a Gate>,
     rows: MoeRows,
@@ -68,7 +70,7 @@ pub struct LogitSpread<'a> {
     chosen: Vec<ExpertId>,
 }
 
-/// A cache that holds nothing.
+/// A cache without residents.
 struct EmptyCache;
 
 impl Residency for EmptyCache {
@@ -78,14 +80,14 @@ impl Residency for EmptyCache {
 }
 
 impl<'a> LogitSpread<'a> {
-    /// Of a model of this geometry, whose layers choose by `gates`.
+    /// A tap on a model of this geometry whose layers have these `gates`.
     pub fn new(geometry: &Geometry, gates: Vec<&'a Gate>) -> Self {
-        let spec: RoutingSpec = "prior:lambda=0".parse().expect("a spec that is one");
-        let router = spec.make(gates.len(), None).expect("it needs nothing");
+        let spec: RoutingSpec = "prior:lambda=0".parse().expect("the spec is valid");
+        let router = spec.make(gates.len(), None).expect("prior with λ = 0 needs no calibration");
         LogitSpread { gates, rows: MoeRows::new(geometry), router, chosen: Vec::new() }
     }
 
-    /// The mean so far, of each layer that has experts.
+    /// The mean spread so far, by MoE row.
     pub fn delta(&self) -> Vec<f32> {
         self.router.report().delta.iter().map(|d| *d as f32).collect()
     }
@@ -121,19 +123,19 @@ mod tests {
     }
 
     #[test]
-    fn a_calibration_is_for_one_model() {
+    fn a_calibration_is_read_for_its_model_only() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("calibration.json");
         let delta = vec![1.25, 3.5];
         let made = Calibration { model_type: "olmoe".into(), experts: 4, text: "a.txt".into(), tokens: 9, delta };
         made.write(&path).unwrap();
         assert_eq!(Calibration::read(&path, "olmoe", &geometry(4)).unwrap(), made);
-        let said = |kind, experts| Calibration::read(&path, kind, &geometry(experts)).unwrap_err().to_string();
-        assert!(said("olmoe", 5).contains("2 layers of 4 experts"));
-        assert!(said("mixtral", 4).contains("this is mixtral"));
+        let error = |kind, experts| Calibration::read(&path, kind, &geometry(experts)).unwrap_err().to_string();
+        assert!(error("olmoe", 5).contains("2 layers of 4 experts"));
+        assert!(error("mixtral", 4).contains("this model is mixtral"));
         Calibration { delta: vec![1.0, -1.0], ..made }.write(&path).unwrap();
-        assert!(said("olmoe", 4).contains("no scale"));
+        assert!(error("olmoe", 4).contains("invalid Δ"));
         fs::write(&path, "{}").unwrap();
-        assert!(said("olmoe", 4).contains("larder eval calibrate"));
+        assert!(error("olmoe", 4).contains("larder eval calibrate"));
     }
 }

@@ -1,11 +1,12 @@
-/// One record and the line on which it begins, counted from 1.
+//! A parser of CSV with quotes.
+
+/// A record and the line on which it begins, counted from 1.
 pub(super) struct Record {
     pub line: usize,
     pub cells: Vec<String>,
 }
 
-/// The records of a CSV text: cells between commas, or in quotes, where a quote is doubled and lines may end. Empty
-/// lines are left out.
+/// The records of a CSV text. Quoted cells may contain commas, line ends and doubled quotes. Empty lines are skipped.
 pub(super) fn records(text: &str) -> Result<Vec<Record>, String> {
     let mut all = Vec::new();
     let (mut chars, mut line) = (text.chars().peekable(), 1);
@@ -17,7 +18,7 @@ pub(super) fn records(text: &str) -> Result<Vec<Record>, String> {
             '"' if cell.is_empty() && !quoted => {
                 quoted = true;
                 inside(&mut chars, &mut cell, &mut line)
-                    .ok_or_else(|| format!("has a quote in line {} that nothing closes", record.line))?;
+                    .ok_or_else(|| format!("has an unclosed quote in line {}", record.line))?;
             }
             ',' => {
                 record.cells.push(std::mem::take(&mut cell));
@@ -29,7 +30,7 @@ pub(super) fn records(text: &str) -> Result<Vec<Record>, String> {
                 end(&mut all, &mut record, &mut cell, line, quoted);
                 quoted = false;
             }
-            c if quoted => return Err(format!("has '{c}' behind a closing quote in line {line}")),
+            c if quoted => return Err(format!("has '{c}' after a closing quote in line {line}")),
             c => cell.push(c),
         }
     }
@@ -37,7 +38,7 @@ pub(super) fn records(text: &str) -> Result<Vec<Record>, String> {
     Ok(all)
 }
 
-/// What is in quotes, up to the one that closes.
+/// Reads a quoted cell up to its closing quote.
 fn inside(chars: &mut std::iter::Peekable<std::str::Chars>, cell: &mut String, line: &mut usize) -> Option<()> {
     loop {
         match chars.next()? {

@@ -1,26 +1,28 @@
+//! A router whose choice is overridden from outside, to try single experts.
+
 use std::sync::{Arc, Mutex, PoisonError};
 
 use larder_core::{ExpertId, Gate, Residency};
 use larder_policy::routing::{Ranking, Router, RouterInput, RouterReport};
 use larder_policy::spec::PolicyError;
 
-/// In one layer, one expert instead of the one at a rank.
+/// The replacement of the expert at one rank of one layer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ExpertSwap {
-    /// The layer, among those with experts.
+    /// The MoE row.
     pub row: usize,
-    /// The rank that is replaced, the best being of rank 1.
+    /// The rank to replace, 1 being the best.
     pub rank: usize,
-    /// Who is chosen instead, not one of the others.
+    /// The expert to choose instead, which must not be chosen at another rank.
     pub expert: usize,
 }
 
-/// Whoever holds it says what a [`ForcedRouter`] router chooses.
+/// A shared handle that controls a [`ForcedRouter`].
 #[derive(Clone, Default)]
 pub struct SwapHandle(Arc<Mutex<Option<ExpertSwap>>>);
 
 impl SwapHandle {
-    /// From now on; `None` leaves every choice to the model.
+    /// Sets the swap for the next choices; `None` restores the model's own.
     pub fn set(&self, swap: Option<ExpertSwap>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = swap;
     }
@@ -30,16 +32,16 @@ impl SwapHandle {
     }
 }
 
-/// A router that chooses as the model does but for one expert, as it is told.
+/// A router that makes the model's own choice but for the swap that its handle sets.
 pub struct ForcedRouter {
-    order: SwapHandle,
+    swaps: SwapHandle,
     ranking: Ranking,
 }
 
 impl ForcedRouter {
-    /// Does what `order` says.
-    pub fn new(order: &SwapHandle) -> Self {
-        ForcedRouter { order: order.clone(), ranking: Ranking::default() }
+    /// A router that is controlled by the given handle.
+    pub fn new(swaps: &SwapHandle) -> Self {
+        ForcedRouter { swaps: swaps.clone(), ranking: Ranking::default() }
     }
 }
 
@@ -51,7 +53,7 @@ impl Router for ForcedRouter {
     fn choose(&mut self, ask: &RouterInput, _: &dyn Residency, out: &mut Vec<ExpertId>) {
         let ranking = &mut self.ranking;
         ranking.rank(ask.gate, ask.logits);
-        let swap = self.order.get().filter(|swap| swap.row == ask.row);
+        let swap = self.swaps.get().filter(|swap| swap.row == ask.row);
         for rank in 0..ask.gate.top_k {
             match swap {
                 Some(swap) if swap.rank == rank + 1 => ranking.mark(swap.expert),

@@ -1,11 +1,13 @@
+//! The loss of one token.
+
 /// Minus the natural logarithm of the probability that `logits` give to `token`, in double precision.
 ///
-/// The caller guarantees that the token has a logit.
+/// The caller guarantees that `token` is within `logits`.
 pub fn loss(logits: &[f32], token: u32) -> f64 {
-    let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let most = f64::from(most);
-    let sum: f64 = logits.iter().map(|l| (f64::from(*l) - most).exp()).sum();
-    sum.ln() + most - f64::from(logits[token as usize])
+    let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let largest = f64::from(largest);
+    let sum: f64 = logits.iter().map(|l| (f64::from(*l) - largest).exp()).sum();
+    sum.ln() + largest - f64::from(logits[token as usize])
 }
 
 #[cfg(test)]
@@ -23,7 +25,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_costs_without_end_and_what_is_no_number_is_seen() {
+    fn impossible_tokens_cost_infinity_and_nan_is_kept() {
         assert_eq!(loss(&[0.0, f32::NEG_INFINITY], 1), f64::INFINITY);
         assert!(loss(&[0.0, f32::NAN], 0).is_nan());
     }

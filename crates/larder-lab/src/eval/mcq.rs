@@ -1,4 +1,4 @@
-//! Questions with four answers to choose from, as in MMLU: the model's answer is the letter it finds likeliest.
+//! Multiple-choice questions with four answers, as in MMLU: the model's answer is the likeliest letter.
 
 use std::path::Path;
 
@@ -6,32 +6,32 @@ use super::csv::records;
 use super::read_text;
 use crate::LabError;
 
-/// How many answers a question offers.
+/// Answers per question.
 pub const CHOICES: usize = 4;
 
 const LETTERS: [char; CHOICES] = ['A', 'B', 'C', 'D'];
 
-/// A question.
+/// A multiple-choice question.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Question {
-    /// What is asked.
+    /// The question.
     pub text: String,
-    /// The answers offered.
+    /// The possible answers, A to D.
     pub choices: [String; CHOICES],
-    /// Which of them is right.
+    /// Index of the correct answer.
     pub answer: usize,
 }
 
-/// The questions of a CSV file with the columns question, four answers, and the right one as a number from 0 or as a
-/// letter. A first line that names the columns is passed over.
+/// Reads the questions of a CSV file with the columns question, four answers, and the correct answer as an index from 0 or a
+/// letter. A header is skipped.
 pub fn read_questions(path: &Path) -> Result<Vec<Question>, LabError> {
     let wrong = |why: String| LabError::malformed(path, why);
     let mut all = Vec::new();
     for (at, record) in records(&read_text(path)?).map_err(wrong)?.into_iter().enumerate() {
         let (line, count) = (record.line, record.cells.len());
         let Ok([text, a, b, c, d, answer]) = <[String; CHOICES + 2]>::try_from(record.cells) else {
-            let columns = "a question, four answers and the right one";
-            return Err(wrong(format!("has {count} columns in line {line}, and not 6: {columns}")));
+            let columns = "a question, four answers and the correct one";
+            return Err(wrong(format!("has {count} columns in line {line} instead of 6: {columns}")));
         };
         if at == 0 && answer.trim().eq_ignore_ascii_case("answer") {
             continue;
@@ -57,7 +57,7 @@ fn place(answer: &str) -> Option<usize> {
     }
 }
 
-/// What a file's name says that it is about.
+/// The subject in a file's name, as in `high_school_physics_test.csv`.
 pub fn subject_of(path: &Path) -> String {
     let stem = path.file_stem().unwrap_or_default().to_string_lossy();
     let ends = ["_test", "_dev", "_val", "_train"];
@@ -65,36 +65,36 @@ pub fn subject_of(path: &Path) -> String {
     bare.replace('_', " ")
 }
 
-/// What stands before the first question.
+/// The text before the first question.
 pub fn mcq_preamble(subject: &str) -> String {
     format!("The following are multiple choice questions (with answers) about {subject}.\n\n")
 }
 
 impl Question {
-    /// The question and what it offers, up to where the answer's letter would follow.
+    /// The prompt: question and answers, up to where the letter follows.
     pub fn prompt_text(&self) -> String {
         let choices: String = LETTERS.iter().zip(&self.choices).map(|(l, c)| format!("{l}. {}\n", c.trim())).collect();
         format!("{}\n{choices}Answer:", self.text.trim())
     }
 
-    /// The same with its answer, as an example for others.
+    /// The question with its answer, as a few-shot example.
     pub fn example_text(&self) -> String {
         format!("{} {}\n\n", self.prompt_text(), LETTERS[self.answer])
     }
 }
 
-/// A prompt in tokens, and the token with which each answer would go on.
+/// A tokenised prompt, with the next token for each of the four letters.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct McqPrompt {
-    /// What is read.
+    /// Prompt tokens.
     pub prompt: Vec<u32>,
-    /// The tokens of A to D.
+    /// The next tokens for A to D.
     pub letters: [u32; CHOICES],
 }
 
 impl McqPrompt {
-    /// From `prompt`, which a letter is to follow. A tokenizer may draw a letter and the space before it together, so
-    /// the prompt's tokens are those that it has in common with every answer. `None` if letters cannot be told apart.
+    /// Tokenises `prompt` followed by each letter. A tokenizer may merge the letter with the space before it, so the prompt's
+    /// tokens are those that all four have in common. `None` if the letters' tokens are not distinct.
     pub fn new<E>(prompt: &str, encode: impl Fn(&str) -> Result<Vec<u32>, E>) -> Result<Option<Self>, E> {
         let mut all = Vec::with_capacity(CHOICES);
         for letter in LETTERS {
@@ -108,7 +108,7 @@ impl McqPrompt {
         Ok((distinct && common > 0).then(|| McqPrompt { prompt: all[0][..common].to_vec(), letters }))
     }
 
-    /// Which answer the logits after the prompt prefer.
+    /// The answer with the largest logit after the prompt.
     pub fn choose(&self, logits: &[f32]) -> usize {
         let of = |choice: usize| logits.get(self.letters[choice] as usize).copied().unwrap_or(f32::NEG_INFINITY);
         (1..CHOICES).fold(0, |best, choice| if of(choice) > of(best) { choice } else { best })
@@ -138,24 +138,24 @@ mod tests {
 
     #[test]
     fn wrong_columns_and_answers_are_named_with_their_line() {
-        let said = |text| read_questions(&file(text).1).unwrap_err().to_string();
-        assert!(said("what?,1,2,3,4\n").contains("5 columns in line 1"));
-        assert!(said("a,1,2,3,4,A\nb,1,2,3,4,E\n").contains("'E' in line 2"));
-        assert!(said("question,a,b,c,d,answer\n").contains("no questions"));
+        let error = |text| read_questions(&file(text).1).unwrap_err().to_string();
+        assert!(error("what?,1,2,3,4\n").contains("5 columns in line 1"));
+        assert!(error("a,1,2,3,4,A\nb,1,2,3,4,E\n").contains("'E' in line 2"));
+        assert!(error("question,a,b,c,d,answer\n").contains("no questions"));
     }
 
     #[test]
-    fn a_sheet_ends_before_the_letter_however_it_is_cut() {
-        // Spaces belong to what follows, and each word is a token of its own.
+    fn a_prompt_ends_before_the_letter_in_any_tokenization() {
+        // Each word is a token that includes the space after it.
         let words = |text: &str| -> Result<Vec<u32>, ()> {
             Ok(text.split_inclusive(' ').map(|w| w.bytes().map(u32::from).sum()).collect())
         };
-        let sheet = McqPrompt::new("x Answer:", words).unwrap().unwrap();
-        assert_eq!((sheet.prompt.len(), sheet.letters), (2, [65, 66, 67, 68]));
+        let prompt = McqPrompt::new("x Answer:", words).unwrap().unwrap();
+        assert_eq!((prompt.prompt.len(), prompt.letters), (2, [65, 66, 67, 68]));
         let mut logits = [0.0; 100];
         logits[67] = 1.0;
-        assert_eq!(sheet.choose(&logits), 2);
-        assert_eq!(sheet.choose(&[0.0; 100]), 0);
+        assert_eq!(prompt.choose(&logits), 2);
+        assert_eq!(prompt.choose(&[0.0; 100]), 0);
         let blind = |_: &str| -> Result<Vec<u32>, ()> { Ok(vec![1, 2]) };
         assert_eq!(McqPrompt::new("x", blind).unwrap(), None);
     }

@@ -1,6 +1,6 @@
-//! Quality: what a text costs a model, how often it answers rightly, and how far routing by the cache leads it astray.
+//! Quality: perplexity, accuracy on questions, and the effect of cache-aware routing on both.
 //!
-//! Whoever calls brings a model and its sequences; nothing here opens a model or knows of a command line.
+//! The caller provides the decoder, its experts and the token sequences; nothing here opens a model or parses flags.
 
 mod agreement;
 mod calibration;

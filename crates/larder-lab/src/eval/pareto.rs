@@ -1,14 +1,16 @@
-/// Of each point whether no other is better in one coordinate and as good in the other, less being better. Of equal
-/// points the first stands for all; what is no number is never in front.
+//! The Pareto front.
+
+/// Whether each point is on the Pareto front, smaller being better in both coordinates. Of equal points only the first is;
+/// NaN never is.
 pub fn pareto_front(points: &[(f64, f64)]) -> Vec<bool> {
-    let beaten = |at: usize, (x, y): (f64, f64)| {
+    let is_dominated = |at: usize, (x, y): (f64, f64)| {
         points.iter().enumerate().any(|(other, (a, b))| {
             let better = *a < x || *b < y || other < at;
             *a <= x && *b <= y && other != at && better
         })
     };
     let real = |(x, y): (f64, f64)| !x.is_nan() && !y.is_nan();
-    points.iter().enumerate().map(|(at, point)| real(*point) && !beaten(at, *point)).collect()
+    points.iter().enumerate().map(|(at, point)| real(*point) && !is_dominated(at, *point)).collect()
 }
 
 #[cfg(test)]
@@ -16,7 +18,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_nothing_beats_is_in_front() {
+    fn only_undominated_points_are_on_the_front() {
         let points = [(3.0, 1.0), (2.0, 2.0), (3.0, 2.0), (1.0, 5.0), (1.0, 6.0), (2.0, 2.0), (f64::NAN, 0.0)];
         assert_eq!(pareto_front(&points), [true, true, false, true, false, false, false]);
         assert!(pareto_front(&[]).is_empty());

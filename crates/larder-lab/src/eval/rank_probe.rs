@@ -1,3 +1,5 @@
+//! How good the router's expert at one rank is: every other expert is tried in its place.
+
 use larder_core::{Gate, Geometry, LayerIdx};
 use larder_engine::PREFILL_CHUNK;
 use larder_model::{Decoder, ExpertPath, KvCache, LogitsFor, ModelError, Routed, Tap};
@@ -7,38 +9,38 @@ use serde::Serialize;
 use super::agreement::MoeRows;
 use super::{ExpertSwap, SwapHandle, loss};
 
-/// How often the router's expert at a rank was the best there was, in one layer.
+/// How often the router's expert at a rank was the best choice, in one layer.
 #[derive(Clone, Copy, PartialEq, Default, Debug, Serialize)]
 pub struct RankOptimality {
-    /// Tokens for which all were tried.
+    /// Tokens for which all experts were tried.
     pub tokens: u64,
-    /// Tokens for which no other expert foretold the next token better.
+    /// Tokens for which no other expert gave a smaller loss of the next token.
     pub best: u64,
-    /// Experts that were tried, the router's own included, over all tokens.
+    /// Experts tried, the router's own included, summed over tokens.
     pub tried: u64,
-    /// Experts that were better than the router's, over all tokens.
+    /// Experts better than the router's, summed over tokens.
     pub better: u64,
-    /// Nats that the best expert would have saved, over all tokens.
+    /// Nats that the best expert would have saved, summed over tokens.
     pub saved: f64,
 }
 
 impl RankOptimality {
-    /// The share of tokens for which the router's choice was the best.
+    /// Share of tokens for which the router's choice was the best.
     pub fn best_share(&self) -> f64 {
         self.best as f64 / self.tokens.max(1) as f64
     }
 
-    /// What that share would be if the choice were drawn.
+    /// The same share for a random choice.
     pub fn chance(&self) -> f64 {
         self.tokens as f64 / self.tried.max(1) as f64
     }
 
-    /// Where the router's choice stands among those tried, 1 being the best.
+    /// Mean rank of the router's choice among the experts tried, 1 being the best.
     pub fn mean_rank(&self) -> f64 {
         1.0 + self.better as f64 / self.tokens.max(1) as f64
     }
 
-    /// Adds another layer, or other tokens of the same.
+    /// Adds the counts of another layer or of other tokens.
     pub fn add(&mut self, other: &RankOptimality) {
         self.tokens += other.tokens;
         self.best += other.best;
@@ -47,41 +49,41 @@ impl RankOptimality {
         self.saved += other.saved;
     }
 
-    /// The losses of the next token with the router's expert and with each other one.
+    /// Counts a token: the loss of the next one with the router's expert, and with each other expert.
     fn record(&mut self, own: f64, others: &[f64]) {
-        let least = others.iter().copied().fold(own, f64::min);
+        let smallest = others.iter().copied().fold(own, f64::min);
         self.tokens += 1;
         self.tried += 1 + others.len() as u64;
         self.better += others.iter().filter(|l| **l < own).count() as u64;
-        self.best += u64::from(own <= least);
-        self.saved += own - least;
+        self.best += u64::from(own <= smallest);
+        self.saved += own - smallest;
     }
 }
 
-/// Tries every expert at one rank, layer by layer, the others as the router has them.
+/// Tries every expert at one rank, one layer at a time; all other choices are the router's own.
 pub struct RankProbe<'a, P> {
     /// The model.
     pub decoder: &'a Decoder,
-    /// Its experts, chosen by a [`ForcedRouter`](super::ForcedRouter) router that obeys `swaps`.
+    /// Its experts, routed by a [`ForcedRouter`](super::ForcedRouter) that `swaps` controls.
     pub experts: &'a mut P,
-    /// What it obeys.
+    /// The handle of that router.
     pub swaps: SwapHandle,
-    /// The rank, the best being of rank 1.
+    /// The rank to try, 1 being the best.
     pub rank: usize,
 }
 
 impl<P: ExpertPath> RankProbe<'_, P> {
-    /// How many passes it takes to try all for `tokens` tokens, if no layer leaves experts out of the running.
+    /// Number of forward passes for `tokens` tokens, if every expert is eligible in every layer.
     pub fn passes(&self, tokens: usize) -> usize {
         tokens * self.decoder.gates().map(|gate| gate.experts - gate.top_k).sum::<usize>()
     }
 
-    /// Tries at the positions `at` of `ids`, ascending, each with a token behind it. `told` hears of every pass.
+    /// Tries at the positions `at` of `ids`, which ascend and are not the last. `on_pass` is called after every pass.
     pub fn run(
         &mut self,
         ids: &[u32],
         at: &[usize],
-        told: &mut dyn FnMut(),
+        on_pass: &mut dyn FnMut(),
     ) -> Result<Vec<RankOptimality>, ModelError> {
         let gates: Vec<&Gate> = self.decoder.gates().collect();
         let mut found = vec![RankOptimality::default(); gates.len()];
@@ -100,7 +102,7 @@ impl<P: ExpertPath> RankProbe<'_, P> {
                 for expert in candidates(gate, &seen.logits[row]) {
                     self.swaps.set(Some(ExpertSwap { row, rank: self.rank, expert }));
                     others.push(self.pass(step, &state, &mut ())?);
-                    told();
+                    on_pass();
                 }
                 found[row].record(own, &others);
             }
@@ -109,7 +111,7 @@ impl<P: ExpertPath> RankProbe<'_, P> {
         Ok(found)
     }
 
-    /// What the next token costs after one more, in a text of `horizon` tokens.
+    /// The loss of the token `next` after `token`, in a sequence of `horizon` tokens.
     fn pass(
         &mut self,
         (token, next, horizon): (&[u32], u32, usize),
@@ -125,14 +127,14 @@ impl<P: ExpertPath> RankProbe<'_, P> {
     }
 }
 
-/// Who could be chosen and is not.
+/// Eligible experts that the router did not choose.
 fn candidates(gate: &Gate, logits: &[f32]) -> Vec<usize> {
     let mut ranking = Ranking::default();
     ranking.rank(gate, logits);
     ranking.order().skip(gate.top_k).filter(|e| ranking.is_eligible(*e)).collect()
 }
 
-/// The logits of every row in one pass of one token.
+/// A tap that keeps the router logits of each row for one token.
 struct RouterLogits {
     rows: MoeRows,
     logits: Vec<Vec<f32>>,
@@ -157,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_places_and_savings_add_up() {
+    fn shares_ranks_and_savings_add_up() {
         let mut found = RankOptimality::default();
         found.record(1.0, &[2.0, 1.5, 1.0]);
         found.record(3.0, &[2.0, 1.5, 9.0]);
@@ -168,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_chosen_already_is_no_candidate() {
+    fn chosen_experts_are_no_candidates() {
         let gate = Gate::softmax(4, 2, false);
         assert_eq!(candidates(&gate, &[0.0, 3.0, 1.0, 2.0]), [2, 0]);
     }

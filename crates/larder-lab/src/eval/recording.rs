@@ -1,15 +1,17 @@
+//! Recording of traces.
+
 use larder_core::{Gate, LayerIdx};
 use larder_engine::Recorder;
 use larder_model::{ExpertPath, ModelError, MoeCall, Routed};
 
-/// A way to experts, with somebody who writes down what passes.
+/// An expert path that also records every routing decision.
 pub struct RecordingPath<'a, P> {
     path: &'a mut P,
     recorder: &'a mut Recorder,
 }
 
 impl<'a, P: ExpertPath> RecordingPath<'a, P> {
-    /// Does what `path` does.
+    /// Forwards every call to `path` and records it.
     pub fn new(path: &'a mut P, recorder: &'a mut Recorder) -> Self {
         RecordingPath { path, recorder }
     }

@@ -1,22 +1,22 @@
-//! What a measurement could have been with another text of the same kind.
+//! Standard errors and confidence intervals of measurements on a text.
 
 use super::ChunkScore;
 use crate::Interval;
 
-/// 95 % of a normal distribution lie within so many standard errors.
+/// Standard errors to both sides of the mean that hold 95 % of a normal distribution.
 const Z: f64 = 1.96;
 
-/// A number and its standard error, which a single chunk does not give.
+/// A value with its standard error over chunks, which needs at least two.
 #[derive(Clone, Copy, PartialEq, Debug, serde::Serialize, serde::Deserialize)]
 pub struct ChunkEstimate {
-    /// The number.
+    /// The value.
     pub value: f64,
-    /// Its standard error over chunks.
+    /// Its standard error.
     pub error: Option<f64>,
 }
 
 impl ChunkEstimate {
-    /// What 95 % of such texts would give.
+    /// The 95 % interval.
     pub fn interval(&self) -> Option<(f64, f64)> {
         self.error.map(|error| (self.value - Z * error, self.value + Z * error))
     }
@@ -28,14 +28,14 @@ pub fn perplexity(chunks: &[ChunkScore]) -> ChunkEstimate {
     ChunkEstimate { value: mean.exp(), error: error.map(|e| e * mean.exp()) }
 }
 
-/// By what part the perplexity of the same chunks has risen above `base`. Chunks are compared one by one, so that what
-/// makes one harder than another does not count.
+/// Relative change of the perplexity from `base` to `chunks`, both on the same text. Chunks are compared in pairs, so that
+/// differences between chunks do not add to the error.
 pub fn perplexity_change(chunks: &[ChunkScore], base: &[ChunkScore]) -> ChunkEstimate {
     let (mean, error) = mean(chunks.iter().zip(base).map(|(c, b)| (c.nats - b.nats, c.tokens)));
     ChunkEstimate { value: mean.exp_m1(), error: error.map(|e| e * mean.exp()) }
 }
 
-/// The mean per token of sums over chunks, and its standard error: that of a ratio.
+/// The mean per token of sums over chunks, and its standard error (of a ratio estimate).
 fn mean(parts: impl Iterator<Item = (f64, usize)> + Clone) -> (f64, Option<f64>) {
     let (sum, tokens, count) = parts.clone().fold((0.0, 0, 0usize), |(s, t, n), part| (s + part.0, t + part.1, n + 1));
     let mean = sum / tokens.max(1) as f64;
@@ -45,7 +45,7 @@ fn mean(parts: impl Iterator<Item = (f64, usize)> + Clone) -> (f64, Option<f64>)
     (mean, error)
 }
 
-/// The share of `right` among `all`, with the 95 % interval of Wilson, which holds for few trials too.
+/// The share of `right` among `all`, with Wilson's 95 % interval, which is valid for few trials too.
 pub fn wilson_interval(right: usize, all: usize) -> Interval {
     if all == 0 {
         return Interval { value: 0.0, low: 0.0, high: 1.0 };
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_is_measured_chunk_by_chunk() {
+    fn a_change_is_measured_in_pairs_of_chunks() {
         let base = scored(&[(10, 20.0), (10, 50.0), (10, 5.0)]);
         let worse = scored(&[(10, 20.1), (10, 50.1), (10, 5.1)]);
         let found = perplexity_change(&worse, &base);

@@ -1,3 +1,5 @@
+//! Perplexity against misses, for many routing strategies and cache sizes.
+
 use std::io::Write;
 use std::path::Path;
 
@@ -8,110 +10,110 @@ use super::{ChunkEstimate, ChunkScore, pareto_front, perplexity, perplexity_chan
 use crate::LabError;
 use crate::export::write_atomically;
 
-/// What all runs of a sweep have in common.
+/// The common settings of a sweep's runs.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct TradeoffSetup {
-    /// The model, as it was named.
+    /// The model's file or folder name.
     pub model: String,
-    /// The text.
+    /// Name of the text.
     pub text: String,
-    /// Tokens of it that were read, each alone.
+    /// Tokens of the text, computed one per step.
     pub tokens: u64,
-    /// Tokens of a chunk.
+    /// Tokens per chunk.
     pub chunk: usize,
     /// Layers that have experts.
     pub layers: usize,
-    /// Experts of each.
+    /// Experts per layer.
     pub experts: usize,
     /// Experts per token and layer.
     pub top_k: usize,
-    /// Who left when room was needed.
+    /// The eviction policy.
     pub eviction: String,
     /// `layer` or `global`.
     pub scope: String,
-    /// By what part perplexity may rise.
+    /// Limit of the relative rise of perplexity.
     pub max_loss: f64,
 }
 
-/// One strategy at one cache size.
+/// The run of one strategy at one cache size.
 pub struct RoutingRun {
     /// The strategy.
     pub routing: String,
-    /// What it is called together with others that differ by one number.
+    /// Name of its family: strategies that differ in one number.
     pub family: String,
-    /// Slots for each layer.
+    /// Slots per layer.
     pub slots: usize,
-    /// What each chunk cost.
+    /// The loss of each chunk.
     pub chunks: Vec<ChunkScore>,
-    /// Experts that were read.
+    /// Cache misses.
     pub misses: u64,
-    /// Passes that an expert stayed, if it is known.
+    /// Mean passes that an expert stayed in the cache, if known.
     pub lifetime: Option<f64>,
-    /// As measured.
+    /// Measured speed.
     pub tokens_per_second: f64,
-    /// How far choices were from the model's own.
+    /// Quality of the choices, compared with the model's own.
     pub quality: Quality,
-    /// The mean λ, if there is one.
+    /// The mean λ, if the strategy has one.
     pub lambda: Option<f64>,
 }
 
-/// What a strategy gives at a cache size, and what it costs.
+/// Misses and quality of a strategy at a cache size.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Tradeoff {
     /// The strategy.
     pub routing: String,
-    /// What it is called together with others that differ by one number.
+    /// Name of its family: strategies that differ in one number.
     pub family: String,
-    /// Slots for each layer.
+    /// Slots per layer.
     pub slots: usize,
-    /// Of the text.
+    /// Perplexity of the text.
     pub perplexity: ChunkEstimate,
-    /// By what part that is above the perplexity of `original`.
+    /// Relative rise of perplexity over `original`.
     pub loss: ChunkEstimate,
-    /// Experts read, as a part of those that `original` wants.
+    /// Misses, as a share of the experts that `original` requests.
     pub miss_rate: f64,
-    /// Experts read for a token.
+    /// Misses per token.
     pub misses_per_token: f64,
-    /// Passes that an expert stayed, if it is known.
+    /// Mean passes that an expert stayed in the cache, if known.
     pub lifetime: Option<f64>,
-    /// As measured.
+    /// Measured speed.
     pub tokens_per_second: f64,
-    /// The share of the model's own experts that were not chosen.
+    /// Share of the model's own experts that were not chosen.
     pub substituted: f64,
-    /// The probability kept, 1 being that of the model's own choice.
+    /// Router probability of the chosen experts, relative to the model's own choice.
     pub kept_mass: f64,
-    /// The KL divergence to the model's own choice, in nats.
+    /// Mean KL divergence to the model's own choice, in nats.
     pub kl: f64,
-    /// The mean λ, if there is one.
+    /// The mean λ, if the strategy has one.
     pub lambda: Option<f64>,
-    /// Whether at this size nothing else has fewer misses and no more perplexity, or the other way round.
+    /// Whether it is on the Pareto front of misses and perplexity at this cache size.
     pub pareto: bool,
-    /// Whether perplexity rose by more than it may.
+    /// Whether perplexity rose by more than the limit.
     pub beyond: bool,
 }
 
-/// What a sweep found.
+/// The results of a sweep.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Tradeoffs {
-    /// What all runs have in common.
+    /// The common settings.
     pub setup: TradeoffSetup,
-    /// One strategy at one cache size each.
+    /// A row per strategy and cache size.
     pub rows: Vec<Tradeoff>,
-    /// For each cache size, the miss rate of `original` if it were known who is wanted next.
+    /// For each cache size, the miss rate of `original` under Belady's policy, the lower bound.
     pub optimum: Vec<(usize, f64)>,
 }
 
-/// The fewest misses that can be had at a price.
+/// The strategy with the fewest misses within a limit of perplexity.
 #[derive(Clone, Copy, Debug)]
 pub struct BestWithin<'a> {
-    /// By what part perplexity may rise.
+    /// Limit of the relative rise of perplexity.
     pub share: f64,
-    /// The strategy that has them, if any does.
+    /// The best row within the limit, if there is one.
     pub best: Option<&'a Tradeoff>,
 }
 
 impl Tradeoffs {
-    /// Compares runs with that of `original` at the same size. `optimum` has the misses that could not be fewer.
+    /// Compares each run with that of `original` at the same cache size. `optimum` has Belady's misses by size.
     pub fn new(setup: TradeoffSetup, runs: &[RoutingRun], optimum: &[(usize, u64)]) -> Self {
         let wanted = (setup.tokens * (setup.layers * setup.top_k) as u64).max(1) as f64;
         let mut rows: Vec<Tradeoff> = runs.iter().map(|run| row(run, runs, &setup, wanted)).collect();
@@ -124,12 +126,12 @@ impl Tradeoffs {
         Tradeoffs { setup, rows, optimum }
     }
 
-    /// The cache sizes, in their order.
+    /// The cache sizes, ascending.
     pub fn sizes(&self) -> Vec<usize> {
         sizes(&self.rows)
     }
 
-    /// The families, in their order.
+    /// The families, in order of appearance.
     pub fn families(&self) -> Vec<&str> {
         let mut all: Vec<&str> = Vec::new();
         for row in &self.rows {
@@ -140,12 +142,12 @@ impl Tradeoffs {
         all
     }
 
-    /// The model's own routing at a size.
+    /// The row of the model's own routing at a size.
     pub fn original(&self, slots: usize) -> Option<&Tradeoff> {
         self.rows.iter().find(|row| row.slots == slots && row.routing == "original")
     }
 
-    /// The fewest misses for one, five and ten times what perplexity may rise by.
+    /// The best rows within one, five and ten times the limit of perplexity.
     pub fn best_within(&self, slots: usize) -> [BestWithin<'_>; 3] {
         [1.0, 5.0, 10.0].map(|times| {
             let share = times * self.setup.max_loss;
@@ -155,9 +157,9 @@ impl Tradeoffs {
         })
     }
 
-    /// All of it, as one JSON object.
+    /// All results as one JSON object.
     pub fn to_json(&self) -> String {
-        serde_json::to_string(self).expect("only names and numbers, which JSON can hold")
+        serde_json::to_string(self).expect("names and numbers serialise to JSON")
     }
 }
 
@@ -193,7 +195,7 @@ fn row(run: &RoutingRun, all: &[RoutingRun], setup: &TradeoffSetup, wanted: f64)
 const COLUMNS: &str = "routing,slots,perplexity,perplexity_error,loss,loss_error,miss_rate,misses_per_token,\
                        lifetime_passes,tokens_per_second,substituted,kept_mass,kl,lambda,pareto,beyond_max_loss";
 
-/// Writes a line for each strategy at each size, and one for the optimum.
+/// Writes a CSV table with a line per strategy and size, and one per size for the optimum.
 pub fn tradeoffs_csv(found: &Tradeoffs, path: &Path) -> Result<(), LabError> {
     let some = |n: Option<f64>| n.map(|n| format!("{n:.6}")).unwrap_or_default();
     write_atomically(path, |out| {
@@ -267,12 +269,12 @@ pub(crate) mod tests {
         assert_eq!(of(|r| r.beyond), [false, false, true, true, false, false]);
         assert_eq!((found.rows[0].miss_rate, found.rows[0].misses_per_token), (0.5, 2.0));
         assert!((found.rows[1].loss.value - 0.008f64.exp_m1()).abs() < 1e-12);
-        assert!(found.rows[1].loss.error.unwrap() < 1e-12, "both chunks rose alike");
+        assert!(found.rows[1].loss.error.unwrap() < 1e-12, "both chunks rose equally");
         assert_eq!(found.optimum, [(2, 0.3), (4, 0.125)]);
     }
 
     #[test]
-    fn the_fewest_misses_are_given_for_each_price() {
+    fn the_fewest_misses_are_found_within_each_limit() {
         let found = sweep();
         let best = |slots| found.best_within(slots).map(|w| w.best.map(|row| row.routing.as_str()));
         assert_eq!(best(2), [Some("prior:lambda=0.1"), Some("prior:lambda=0.5"), Some("prior:lambda=0.5")]);
@@ -281,7 +283,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_table_has_a_line_for_each_row_and_as_many_cells_in_each() {
+    fn a_csv_table_has_equally_many_cells_in_each_line() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.csv");
         tradeoffs_csv(&sweep(), &path).unwrap();

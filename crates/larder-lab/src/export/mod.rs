@@ -1,4 +1,4 @@
-//! Traces for other programs.
+//! Export of traces to other programs.
 
 mod oracle;
 
@@ -12,7 +12,7 @@ use crate::LabError;
 
 pub use oracle::oracle_general;
 
-/// Writes a line for each chosen expert, with a header. [`crate::import::import`] reads it again.
+/// Writes a trace as CSV, a line for each chosen expert below a header. [`crate::import::import`] reads it.
 pub fn trace_csv(trace: &Trace, path: &Path) -> Result<(), LabError> {
     write_atomically(path, |out| {
         let weighted = !trace.weights.is_empty();
@@ -36,7 +36,7 @@ pub fn trace_csv(trace: &Trace, path: &Path) -> Result<(), LabError> {
     })
 }
 
-/// Writes a file that appears whole or not at all.
+/// Writes a file atomically: under a temporary name that is renamed at the end.
 pub(crate) fn write_atomically(
     path: &Path,
     write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
@@ -51,7 +51,7 @@ pub(crate) fn write_atomically(
         fs::rename(&temp, path)
     });
     written.map_err(LabError::io(path, "writing")).inspect_err(|_| {
-        // What cannot be removed is overwritten by the next attempt.
+        // A temporary file that remains is overwritten by the next attempt.
         let _ = fs::remove_file(&temp);
     })
 }

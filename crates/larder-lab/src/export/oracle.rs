@@ -1,3 +1,5 @@
+//! Export to libCacheSim.
+
 use std::io::Write;
 use std::path::Path;
 
@@ -6,14 +8,14 @@ use larder_core::Trace;
 use super::write_atomically;
 use crate::LabError;
 
-/// Marks an object that is not asked for again.
+/// Marks an object that is not requested again.
 const NEVER: i64 = -1;
 
-/// Writes requests for libCacheSim in its `oracleGeneral` format, one after the other as the engine makes them: 24 bytes
-/// each, little-endian, without padding. The time is the number of the forward pass, the object `layer * experts +
-/// expert + 1` (0 is no object there), its size 1, and last comes the number of the next request of the same object.
+/// Writes the requests of a trace in libCacheSim's `oracleGeneral` format, in the engine's order: 24 bytes each,
+/// little-endian, without padding. The time is the number of the forward pass, the object `layer * experts + expert + 1` (0
+/// is not an object there), its size 1, and the last field the index of the object's next request.
 ///
-/// Returns how many requests there are.
+/// Returns the number of requests.
 pub fn oracle_general(trace: &Trace, path: &Path) -> Result<u64, LabError> {
     let mut requests: Vec<(u32, usize)> = Vec::new();
     let mut pass = 0;

@@ -1,5 +1,5 @@
-//! A line for each chosen expert: columns `token`, `layer` and `expert`, and perhaps `sequence`, `pass`, `rank` and
-//! `weight`, in any order. Lines are in the order of sequences and tokens.
+//! Traces as CSV, a line for each chosen expert: columns `token`, `layer` and `expert`, optionally `sequence`, `pass`, `rank`
+//! and `weight`, in any order. Lines are in the order of sequences and tokens.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -14,10 +14,10 @@ use crate::LabError;
 
 const COLUMNS: [&str; 7] = ["sequence", "pass", "token", "layer", "rank", "expert", "weight"];
 
-/// No line of a trace is longer.
+/// Limit of a line's length in bytes.
 const LINE_MAX: u64 = 4096;
 
-/// One line: the numbers of [`COLUMNS`] but the weight.
+/// One line: a chosen expert.
 struct Choice {
     token: u64,
     layer: u64,
@@ -26,23 +26,23 @@ struct Choice {
     weight: Option<f32>,
 }
 
-/// The choices of one token, and where it stands.
+/// The choices of one token, with its sequence and pass.
 struct Token {
     sequence: u64,
     pass: Option<u64>,
     choices: Vec<Choice>,
 }
 
-pub(super) fn read(path: &Path, how: &ImportOptions) -> Result<Trace, LabError> {
+pub(super) fn read(path: &Path, options: &ImportOptions) -> Result<Trace, LabError> {
     let tokens = tokens(path)?;
     let wrong = |why: String| LabError::malformed(path, why);
     let choices = || tokens.iter().flat_map(|token| &token.choices);
     let layers: BTreeSet<u64> = choices().map(|c| c.layer).collect();
     let rows: BTreeMap<u64, usize> = layers.into_iter().zip(0..).collect();
     let largest = choices().map(|c| c.expert as usize).max().ok_or_else(|| wrong("holds no tokens".into()))?;
-    let experts = how.experts.unwrap_or(largest + 1);
+    let experts = options.experts.unwrap_or(largest + 1);
     if largest >= experts {
-        return Err(wrong(format!("has expert {largest}, and there are to be {experts}")));
+        return Err(wrong(format!("has expert {largest}, but only {experts} experts per layer were expected")));
     }
     let layers_of = |token: &Token| token.choices.iter().map(|c| c.layer).collect::<BTreeSet<_>>().len();
     if let Some(lacking) = tokens.iter().find(|token| layers_of(token) < rows.len()) {
@@ -53,9 +53,12 @@ pub(super) fn read(path: &Path, how: &ImportOptions) -> Result<Trace, LabError> 
     let top_k = ranked.iter().flatten().map(Vec::len).max().unwrap_or(0);
     let places = tokens.len().saturating_mul(rows.len()).saturating_mul(top_k);
     let lines = choices().count();
-    // Uneven choices are padded, and a line in a large file must not pad all others.
+    // Uneven choices are padded; this bounds the memory that a single long choice can cause.
     if places > lines.saturating_mul(64) {
-        return Err(wrong(format!("has {lines} choices, too few for {} tokens of up to {top_k}", tokens.len())));
+        return Err(wrong(format!(
+            "has {lines} choices, too few for {} tokens with up to {top_k} experts each",
+            tokens.len()
+        )));
     }
     let weighted = choices().all(|c| c.weight.is_some());
     let mut trace = Trace::new(rows.len(), experts, top_k);
@@ -77,7 +80,7 @@ pub(super) fn read(path: &Path, how: &ImportOptions) -> Result<Trace, LabError> 
     Ok(trace)
 }
 
-/// An expert and its weight.
+/// An expert with its weight.
 type Ranked = (u16, Option<f32>);
 
 fn padded(row: &[Ranked], top_k: usize) -> impl Iterator<Item = Option<Ranked>> + '_ {
@@ -92,7 +95,7 @@ fn by_row(token: &Token, rows: &BTreeMap<u64, usize>) -> Vec<Vec<Ranked>> {
     all
 }
 
-/// The file's lines, put together by token.
+/// The file's lines, grouped by token.
 fn tokens(path: &Path) -> Result<Vec<Token>, LabError> {
     let mut lines = Lines::new(path)?;
     let header = lines.next()?.unwrap_or_default();
@@ -118,7 +121,7 @@ fn tokens(path: &Path) -> Result<Vec<Token>, LabError> {
             token,
             layer,
             rank: number(4)?.unwrap_or(0),
-            expert: expert.ok_or_else(|| wrong("an expert that no layer has".into()))?,
+            expert: expert.ok_or_else(|| wrong("an expert id that is too large".into()))?,
             weight: weight.transpose()?,
         };
         match tokens.last_mut() {
@@ -132,13 +135,13 @@ fn tokens(path: &Path) -> Result<Vec<Token>, LabError> {
     Ok(tokens)
 }
 
-/// Where each of [`COLUMNS`] stands.
+/// The position of each of [`COLUMNS`] in the header.
 fn columns(path: &Path, header: &str) -> Result<[Option<usize>; 7], LabError> {
     let names: Vec<&str> = header.split(',').map(str::trim).collect();
     let places = COLUMNS.map(|column| names.iter().position(|name| *name == column));
     match [2, 3, 5].into_iter().find(|needed| places[*needed].is_none()) {
         Some(missing) => {
-            let why = format!("is no trace as CSV: its first line names no column '{}'", COLUMNS[missing]);
+            let why = format!("is not a CSV trace: the header has no column '{}'", COLUMNS[missing]);
             Err(LabError::malformed(path, why))
         }
         None => Ok(places),
@@ -158,7 +161,7 @@ impl<'a> Lines<'a> {
         Ok(Lines { path, file: BufReader::new(file), number: 0 })
     }
 
-    /// The next line that is not empty.
+    /// The next non-empty line.
     fn next(&mut self) -> Result<Option<String>, LabError> {
         loop {
             let mut line = Vec::new();
@@ -169,7 +172,7 @@ impl<'a> Lines<'a> {
             self.number += 1;
             let text = String::from_utf8(line).ok().filter(|text| text.len() < LINE_MAX as usize);
             let text = text.ok_or_else(|| {
-                LabError::malformed(self.path, format!("is no trace as CSV: line {} is not text", self.number))
+                LabError::malformed(self.path, format!("is not a CSV trace: line {} is not text", self.number))
             })?;
             if !text.trim().is_empty() {
                 return Ok(Some(text.trim().to_owned()));

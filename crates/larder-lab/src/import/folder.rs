@@ -1,5 +1,5 @@
-//! A folder of routing traces as they are published for gpt-oss: `index.json`, and for each sequence a safetensors file with
-//! `expert_ids [tokens, layers, k]` and perhaps `weights`.
+//! A folder of routing traces in the format published for gpt-oss: `index.json`, and for each sequence a safetensors file
+//! with `expert_ids [tokens, layers, k]` and optionally `weights`.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -13,7 +13,7 @@ use safetensors::{Dtype, SafeTensors};
 use super::ImportOptions;
 use crate::LabError;
 
-/// An index larger than this is none.
+/// Limit of the index's size.
 const INDEX_MAX: u64 = 64 << 20;
 
 #[derive(serde::Deserialize)]
@@ -35,18 +35,18 @@ struct Sequence {
     has_repetition: bool,
 }
 
-pub(super) fn read(folder: &Path, how: &ImportOptions) -> Result<Trace, LabError> {
+pub(super) fn read(folder: &Path, options: &ImportOptions) -> Result<Trace, LabError> {
     let path = folder.join("index.json");
     let index: Index = serde_json::from_slice(&bytes(&path, INDEX_MAX)?)
-        .map_err(|e| LabError::malformed(&path, format!("is no index of traces: {e}")))?;
+        .map_err(|e| LabError::malformed(&path, format!("is not a trace index: {e}")))?;
     let mut trace = Trace::new(index.layers, index.experts, index.top_k);
     for sequence in &index.sequences {
-        if how.skip_repetitive && sequence.has_repetition {
+        if options.skip_repetitive && sequence.has_repetition {
             continue;
         }
         let plain = matches!(sequence.file.components().collect::<Vec<_>>()[..], [Component::Normal(_)]);
         if !plain {
-            let why = format!("names '{}', which is not a file beside it", sequence.file.display());
+            let why = format!("names '{}', which is not a file in the same folder", sequence.file.display());
             return Err(LabError::malformed(&path, why));
         }
         trace.append(&read_sequence(&folder.join(&sequence.file), &index)?)?;
@@ -71,19 +71,16 @@ fn read_sequence(path: &Path, index: &Index) -> Result<Trace, LabError> {
     let length = fs::metadata(path).map_err(LabError::io(path, "opening"))?.len();
     let bytes = bytes(path, length)?;
     let wrong = |why: String| LabError::malformed(path, why);
-    let file = SafeTensors::deserialize(&bytes).map_err(|e| wrong(format!("is no safetensors file: {e}")))?;
+    let file = SafeTensors::deserialize(&bytes).map_err(|e| wrong(format!("is not a safetensors file: {e}")))?;
     let view = file.tensor("expert_ids").map_err(|_| wrong("has no tensor 'expert_ids'".into()))?;
     let [tokens, layers, k] = *view.shape() else {
         return Err(wrong(format!("has 'expert_ids' of shape {:?}, not [tokens, layers, k]", view.shape())));
     };
     if (layers, k) != (index.layers, index.top_k) {
         let want = (index.layers, index.top_k);
-        return Err(wrong(format!(
-            "has {k} experts in {layers} layers, where its index says {} in {}",
-            want.1, want.0
-        )));
+        return Err(wrong(format!("has {k} experts in {layers} layers, but its index says {} in {}", want.1, want.0)));
     }
-    let ids = integers(&view).ok_or_else(|| wrong("has an expert that cannot be one".into()))?;
+    let ids = integers(&view).ok_or_else(|| wrong("has an invalid expert id".into()))?;
     let weights = match file.tensor("weights") {
         Ok(weights) if weights.shape() == view.shape() => halves(&weights),
         _ => Vec::new(),
@@ -100,7 +97,7 @@ fn read_sequence(path: &Path, index: &Index) -> Result<Trace, LabError> {
     Ok(sequence)
 }
 
-/// `None` if one is no number that an expert can have.
+/// Expert ids as `u16`; `None` if one is out of range or the type is not supported.
 fn integers(view: &TensorView) -> Option<Vec<u16>> {
     let data = view.data();
     let below = |n: i64| u16::try_from(n).ok();
@@ -113,7 +110,7 @@ fn integers(view: &TensorView) -> Option<Vec<u16>> {
     }
 }
 
-/// Weights of another kind than f16 and f32 are left out.
+/// Weights as f16; types other than f16 and f32 are ignored.
 fn halves(view: &TensorView) -> Vec<f16> {
     let data = view.data();
     match view.dtype() {

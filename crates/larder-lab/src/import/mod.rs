@@ -1,4 +1,4 @@
-//! Traces of other programs.
+//! Import of traces from other programs.
 
 mod csv;
 mod folder;
@@ -11,20 +11,20 @@ use larder_core::Trace;
 
 use crate::LabError;
 
-/// What an import is told beside the files.
+/// Options of an import.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct ImportOptions {
-    /// Experts per layer, where the file does not say.
+    /// Experts per layer, for formats that do not state it.
     pub experts: Option<usize>,
-    /// Leaves out sequences that the source marks as repeating themselves.
+    /// Whether to skip sequences that the source marks as repetitive.
     pub skip_repetitive: bool,
 }
 
-/// Reads a folder of traces (one safetensors file per sequence beside an `index.json`) or a CSV file.
-pub fn import(path: &Path, how: &ImportOptions) -> Result<Trace, LabError> {
+/// Imports a folder of traces (one safetensors file per sequence and an `index.json`) or a CSV file.
+pub fn import(path: &Path, options: &ImportOptions) -> Result<Trace, LabError> {
     let trace = match path.is_dir() {
-        true => folder::read(path, how)?,
-        false => csv::read(path, how)?,
+        true => folder::read(path, options)?,
+        false => csv::read(path, options)?,
     };
     trace.check().map_err(|e| match e {
         larder_core::TraceError::Content(why) => LabError::malformed(path, why),

@@ -1,3 +1,5 @@
+//! Tests of both import formats.
+
 use std::fs;
 
 use larder_core::UNUSED;
@@ -17,7 +19,7 @@ fn csv_of(text: &str, experts: Option<usize>) -> Result<Trace, String> {
 }
 
 #[test]
-fn layers_are_numbered_anew_and_ranks_put_in_order() {
+fn layers_are_renumbered_and_choices_sorted_by_rank() {
     let text = "layer,expert,token,rank\n7,1,5,1\n7,3,5,0\n3,0,5,0\n\n3,2,9,0\n7,0,9,0\n";
     let trace = csv(text).unwrap();
     assert_eq!((trace.rows, trace.experts, trace.top_k), (2, 4, 2));
@@ -33,23 +35,23 @@ fn sequences_and_passes_are_kept_apart() {
 }
 
 #[test]
-fn what_is_no_trace_is_refused_where_it_shows() {
-    let said = |text: &str| csv(text).unwrap_err();
-    assert!(said("").contains("names no column 'token'"));
-    assert!(said("token,layer\n").contains("names no column 'expert'"));
-    assert!(said("token,layer,expert\n").contains("no tokens"));
-    assert!(said("token,layer,expert\n0,0,x\n").contains("'x' instead of a number for expert in line 2"));
-    assert!(said("token,layer,expert\n0,0\n").contains("line 2"));
-    assert!(said("token,layer,expert\n0,0,70000\n").contains("no layer has"));
-    assert!(said("token,layer,expert\n1,0,1\n0,0,1\n").contains("after a later one in line 3"));
-    assert!(said("token,layer,expert\n0,0,1\n0,1,1\n1,0,1\n").contains("some layer of token 1"));
-    assert!(said("token,layer,expert\n0,0,1\n0,0,1\n").contains("twice"));
-    assert!(said(&"x".repeat(10_000)).contains("line 1 is not text"));
-    assert!(csv_of("token,layer,expert\n0,0,5\n", Some(4)).unwrap_err().contains("expert 5, and there are to be 4"));
+fn malformed_files_are_refused_with_the_line() {
+    let error = |text: &str| csv(text).unwrap_err();
+    assert!(error("").contains("no column 'token'"));
+    assert!(error("token,layer\n").contains("no column 'expert'"));
+    assert!(error("token,layer,expert\n").contains("no tokens"));
+    assert!(error("token,layer,expert\n0,0,x\n").contains("'x' instead of a number for expert in line 2"));
+    assert!(error("token,layer,expert\n0,0\n").contains("line 2"));
+    assert!(error("token,layer,expert\n0,0,70000\n").contains("too large"));
+    assert!(error("token,layer,expert\n1,0,1\n0,0,1\n").contains("after a later one in line 3"));
+    assert!(error("token,layer,expert\n0,0,1\n0,1,1\n1,0,1\n").contains("some layer of token 1"));
+    assert!(error("token,layer,expert\n0,0,1\n0,0,1\n").contains("twice"));
+    assert!(error(&"x".repeat(10_000)).contains("line 1 is not text"));
+    assert!(csv_of("token,layer,expert\n0,0,5\n", Some(4)).unwrap_err().contains("expert 5, but only 4"));
 }
 
 #[test]
-fn what_is_exported_is_imported_again() {
+fn an_export_is_imported_unchanged() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("t.csv");
     let mut trace =
@@ -87,22 +89,22 @@ fn a_folder_is_read_as_its_index_says() {
 }
 
 #[test]
-fn folders_that_lie_are_refused() {
-    let said = |file: &str, bytes: Vec<u8>| {
+fn inconsistent_folders_are_refused() {
+    let error = |file: &str, bytes: Vec<u8>| {
         let index = format!(r#"{{"layers": 1, "experts": 4, "top_k": 2, "sequences": [{{"file": "{file}"}}]}}"#);
         let dir = folder(&index, &[("a", bytes)]);
         import(dir.path(), &ImportOptions::default()).unwrap_err().to_string()
     };
     let of = |shape: &[usize], data: &[u8]| sequence(safetensors::Dtype::U8, shape, data);
-    assert!(said("../a", Vec::new()).contains("not a file beside it"));
-    assert!(said("/etc/passwd", Vec::new()).contains("not a file beside it"));
-    assert!(said("b", Vec::new()).contains("opening failed"));
-    assert!(said("a", b"nothing".to_vec()).contains("no safetensors file"));
-    assert!(said("a", of(&[2], &[0, 1])).contains("not [tokens, layers, k]"));
-    assert!(said("a", of(&[1, 2, 1], &[0, 1])).contains("its index says 2 in 1"));
-    assert!(said("a", of(&[1, 1, 2], &[0, 4])).contains("expert 4 of 4"));
+    assert!(error("../a", Vec::new()).contains("not a file in the same folder"));
+    assert!(error("/etc/passwd", Vec::new()).contains("not a file in the same folder"));
+    assert!(error("b", Vec::new()).contains("opening failed"));
+    assert!(error("a", b"nothing".to_vec()).contains("not a safetensors file"));
+    assert!(error("a", of(&[2], &[0, 1])).contains("not [tokens, layers, k]"));
+    assert!(error("a", of(&[1, 2, 1], &[0, 1])).contains("its index says 2 in 1"));
+    assert!(error("a", of(&[1, 1, 2], &[0, 4])).contains("expert 4 of 4"));
     let negative = sequence(safetensors::Dtype::I64, &[1, 1, 2], &[0xff; 16]);
-    assert!(said("a", negative).contains("cannot be one"));
+    assert!(error("a", negative).contains("invalid expert id"));
     let dir = folder("[]", &[]);
-    assert!(import(dir.path(), &ImportOptions::default()).unwrap_err().to_string().contains("no index of traces"));
+    assert!(import(dir.path(), &ImportOptions::default()).unwrap_err().to_string().contains("not a trace index"));
 }

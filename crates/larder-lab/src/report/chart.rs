@@ -1,4 +1,4 @@
-//! Lines and boxes as SVG. Colours are names of the page's style, so that they follow day and night.
+//! Line charts and box plots as SVG. Colours are CSS variables of the page, so that they follow its light or dark scheme.
 
 use std::fmt::Write;
 
@@ -11,14 +11,14 @@ const RIGHT: f64 = 128.0;
 const TOP: f64 = 34.0;
 const BOTTOM: f64 = 48.0;
 
-/// How a curve is drawn.
+/// The style of a curve.
 #[derive(Clone, Copy)]
 pub enum Style {
-    /// As most are.
+    /// The default.
     Plain,
-    /// So that it stands out.
+    /// Thicker.
     Strong,
-    /// As something to compare with.
+    /// Thicker and dashed, for references.
     Dashed,
 }
 
@@ -32,38 +32,38 @@ impl Style {
     }
 }
 
-/// x, y, and how far y could lie to both sides.
+/// x, y, and the interval of y.
 pub type Point = (f64, f64, Option<(f64, f64)>);
 
 /// A curve.
 pub struct Line {
-    /// What it is called.
+    /// Name in the legend.
     pub name: String,
-    /// One of the style's twelve colours.
+    /// Index of one of the page's twelve colours.
     pub color: usize,
-    /// How it is drawn.
+    /// Style of the line.
     pub style: Style,
-    /// Where it leads, in order.
+    /// Points from left to right.
     pub points: Vec<Point>,
 }
 
-/// Curves over one axis.
+/// A line chart.
 pub struct Chart {
-    /// What stands above it.
+    /// Title above the chart.
     pub title: String,
-    /// What stands at the x axis.
+    /// Label of the x axis.
     pub x: String,
-    /// What stands at the y axis.
+    /// Label of the y axis.
     pub y: String,
-    /// The curves.
+    /// Curves in the order of the legend.
     pub lines: Vec<Line>,
-    /// Whether numbers at the y axis are shares.
+    /// Whether y values are shares, labelled in percent.
     pub percent: bool,
-    /// What the y axis shows at least.
+    /// A range that the y axis includes.
     pub y_range: Option<(f64, f64)>,
 }
 
-/// Where values lie on the paper.
+/// The mapping from values to coordinates.
 struct Frame {
     x: (f64, f64),
     y: (f64, f64),
@@ -80,7 +80,7 @@ impl Frame {
 }
 
 impl Chart {
-    /// The drawing.
+    /// The chart as SVG.
     pub fn svg(&self) -> String {
         let points = || self.lines.iter().flat_map(|line| &line.points);
         let x = span(points().map(|p| p.0), None);
@@ -125,7 +125,7 @@ impl Chart {
         let mut xs: Vec<f64> = self.lines.iter().flat_map(|line| line.points.iter().map(|p| p.0)).collect();
         xs.sort_by(f64::total_cmp);
         xs.dedup();
-        // Capacities stand where they are; anything else is told by round numbers.
+        // Integers, such as capacities, get ticks at the points themselves; other values at round numbers.
         let xs = match xs.iter().all(|x| x.fract() == 0.0) {
             true => xs.iter().copied().step_by(xs.len().div_ceil(12).max(1)).collect(),
             false => round_numbers(frame.x),
@@ -186,16 +186,16 @@ fn draw(out: &mut String, frame: &Frame, line: &Line) {
     }
 }
 
-/// How the values of several things are spread.
+/// A box plot: the spread of values in several groups.
 pub(super) struct BoxPlot {
     pub title: String,
     pub x: String,
-    /// Name, colour and values.
+    /// Name, colour and values of each group.
     pub groups: Vec<(String, usize, Vec<f64>)>,
 }
 
 impl BoxPlot {
-    /// Median, quartiles, and whiskers from the 5th to the 95th percentile, one group a line.
+    /// The plot as SVG, one group per line: median, quartiles, and whiskers from the 5th to the 95th percentile.
     pub fn svg(&self) -> String {
         let quantiles = |values: &Vec<f64>| {
             let mut sorted = values.clone();
@@ -259,7 +259,7 @@ impl BoxPlot {
     }
 }
 
-/// A long spec would run out of the picture.
+/// Shortens a long spec to the width of the legend.
 fn shortened(name: &str) -> String {
     match name.chars().count() > 13 {
         true => name.chars().take(12).chain(['…']).collect(),
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn drawings_hold_no_number_that_is_none() {
+    fn charts_contain_no_nan() {
         let at = |x, range| (x, 0.5, range);
         let line = |points| Line { name: "a<b".into(), color: 1, style: Style::Plain, points };
         let chart =

@@ -1,3 +1,5 @@
+//! A heat map of one layer's cache over some passes.
+
 use std::fmt::Write;
 use std::ops::Range;
 
@@ -11,80 +13,83 @@ use crate::replay::{Observer, replay_observed};
 use crate::requests::LayerRequest;
 use crate::{LabError, Requests};
 
-/// Which part of a replay is drawn.
+/// The part of a replay to draw.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct HeatmapWindow {
-    /// The layer, among those that have experts.
+    /// The MoE row.
     pub row: usize,
-    /// The forward passes, counted from the start of the requests.
+    /// Forward passes, counted from the start of the requests.
     pub passes: Range<usize>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum CellState {
     Absent,
-    /// In memory and not wanted.
+    /// Resident and not requested.
     Resident,
     Hit,
     Miss,
 }
 
-/// One pass: each expert of the layer, and whether it left then or before the layer's next turn.
+/// One pass: the state of each expert, and whether it was evicted in this pass or before the layer's next visit.
 struct PassColumn {
-    spots: Vec<CellState>,
-    left: Vec<bool>,
+    states: Vec<CellState>,
+    evicted: Vec<bool>,
 }
 
-/// The experts of one layer over some passes: wanted and there, wanted and missed, there without being wanted, leaving.
+/// The experts of one layer over some passes: hits, misses, residents and evictions.
 pub struct Heatmap {
     name: String,
     slots: usize,
     window: HeatmapWindow,
     columns: Vec<PassColumn>,
-    /// Passes of that layer so far.
+    /// Visits of the layer so far.
     seen: usize,
     experts: usize,
 }
 
 impl Heatmap {
-    /// Replays `requests` and keeps what happens in `window`.
+    /// Replays `requests` and records `window`.
     pub fn replay(
         requests: &Requests,
         shape: &CacheShape,
         spec: &EvictionSpec,
-        help: &PolicyInputs,
+        inputs: &PolicyInputs,
         window: &HeatmapWindow,
     ) -> Result<Self, LabError> {
         if window.row >= shape.rows {
             let rows = shape.rows;
-            return Err(LabError::InvalidInput(format!("layer {} is not among the {rows} of the trace", window.row)));
+            return Err(LabError::InvalidInput(format!(
+                "layer {} does not exist: the trace has {rows} layers",
+                window.row
+            )));
         }
         let window = window.clone();
         let CacheShape { slots, experts, .. } = *shape;
         let mut heat = Heatmap { name: spec.to_string(), slots, window, columns: Vec::new(), seen: 0, experts };
-        replay_observed(requests, shape, spec, help, &mut heat)?;
+        replay_observed(requests, shape, spec, inputs, &mut heat)?;
         match heat.columns.is_empty() {
             true => {
                 let (from, has) = (heat.window.passes.start, heat.seen);
-                Err(LabError::InvalidInput(format!("nothing can be drawn from pass {from} on: there are {has}")))
+                Err(LabError::InvalidInput(format!("no passes to draw from pass {from} on: there are {has}")))
             }
             false => Ok(heat),
         }
     }
 
-    /// The column that is under way, if the window is open.
-    fn present(&mut self) -> Option<&mut PassColumn> {
+    /// The column of the current pass, if it is in the window.
+    fn current(&mut self) -> Option<&mut PassColumn> {
         let open = self.seen > 0 && self.window.passes.contains(&(self.seen - 1));
         self.columns.last_mut().filter(|_| open)
     }
 
     /// Hits and misses in the window.
     fn counts(&self) -> (usize, usize) {
-        let count = |spot| self.columns.iter().flat_map(|c| &c.spots).filter(|s| **s == spot).count();
+        let count = |spot| self.columns.iter().flat_map(|c| &c.states).filter(|s| **s == spot).count();
         (count(CellState::Hit), count(CellState::Miss))
     }
 
-    /// As a picture: passes to the right, experts downwards.
+    /// The heat map as SVG: passes to the right, experts downwards.
     pub(super) fn svg(&self) -> String {
         let (left, top) = (40.0, 34.0);
         let wide = (1000.0 / self.columns.len() as f64).clamp(4.0, 16.0);
@@ -109,8 +114,8 @@ impl Heatmap {
         };
         for expert in 0..self.experts {
             let mut at = 0;
-            for run in self.columns.chunk_by(|a, b| a.spots[expert] == b.spots[expert]) {
-                match run[0].spots[expert] {
+            for run in self.columns.chunk_by(|a, b| a.states[expert] == b.states[expert]) {
+                match run[0].states[expert] {
                     CellState::Absent => {}
                     CellState::Resident => spot(&mut out, at, run.len(), expert, "stays"),
                     CellState::Hit => (at..at + run.len()).for_each(|c| spot(&mut out, c, 1, expert, "hit")),
@@ -121,7 +126,7 @@ impl Heatmap {
         }
         out.push_str("<path class=\"out\" d=\"");
         for (at, column) in self.columns.iter().enumerate() {
-            for expert in (0..self.experts).filter(|e| column.left[*e]) {
+            for expert in (0..self.experts).filter(|e| column.evicted[*e]) {
                 let (x, y) = (left + wide * (at as f64 + 0.5), top + high * (expert as f64 + 0.5));
                 let r = (wide.min(high) * 0.28).max(1.2);
                 let d = 2.0 * r;
@@ -155,20 +160,20 @@ impl Observer for Heatmap {
                 Presence::Absent | Presence::InFlight => CellState::Absent,
                 Presence::Resident => CellState::Resident,
             };
-            let spots = (0..self.experts).map(spot).collect();
-            self.columns.push(PassColumn { spots, left: vec![false; self.experts] });
+            let states = (0..self.experts).map(spot).collect();
+            self.columns.push(PassColumn { states, evicted: vec![false; self.experts] });
         }
         self.seen += 1;
     }
 
     fn wave(&mut self, request: &LayerRequest, wave: &Wave) {
         let row = self.window.row;
-        let Some(column) = self.present() else { return };
+        let Some(column) = self.current() else { return };
         if request.row == row {
-            wave.hits.iter().for_each(|(expert, _)| column.spots[*expert] = CellState::Hit);
-            wave.misses.iter().for_each(|(expert, _)| column.spots[*expert] = CellState::Miss);
+            wave.hits.iter().for_each(|(expert, _)| column.states[*expert] = CellState::Hit);
+            wave.misses.iter().for_each(|(expert, _)| column.states[*expert] = CellState::Miss);
         }
-        wave.evicted.iter().filter(|(r, _)| *r == row).for_each(|(_, expert)| column.left[*expert] = true);
+        wave.evicted.iter().filter(|(r, _)| *r == row).for_each(|(_, expert)| column.evicted[*expert] = true);
     }
 }
 
@@ -195,18 +200,18 @@ mod tests {
     }
 
     #[test]
-    fn a_window_shows_who_was_there_who_came_and_who_left() {
+    fn a_window_shows_residents_misses_and_evictions() {
         let heat = heat(2..5, 0).unwrap();
-        let spots: Vec<_> = heat.columns.iter().map(|c| c.spots.clone()).collect();
+        let states: Vec<_> = heat.columns.iter().map(|c| c.states.clone()).collect();
         use CellState::*;
-        assert_eq!(spots, [[Hit, Resident, Absent], [Resident, Resident, Miss], [Resident, Miss, Resident]]);
-        let left: Vec<_> = heat.columns.iter().map(|c| c.left.clone()).collect();
-        assert_eq!(left, [[false; 3], [false, true, false], [true, false, false]]);
+        assert_eq!(states, [[Hit, Resident, Absent], [Resident, Resident, Miss], [Resident, Miss, Resident]]);
+        let evicted: Vec<_> = heat.columns.iter().map(|c| c.evicted.clone()).collect();
+        assert_eq!(evicted, [[false; 3], [false, true, false], [true, false, false]]);
         assert!(heat.svg().contains("lru, layer 0, 2 slots: 1 hits, 2 misses"));
     }
 
     #[test]
-    fn windows_beside_the_trace_are_refused() {
+    fn windows_outside_the_trace_are_refused() {
         assert!(heat(9..12, 0).map(drop).unwrap_err().to_string().contains("there are 5"));
         assert!(heat(0..2, 1).map(drop).unwrap_err().to_string().contains("layer 1"));
     }

@@ -1,6 +1,6 @@
-//! Pieces of a page.
+//! Parts of HTML pages.
 
-/// Text as it may stand in HTML and SVG.
+/// Escapes text for HTML and SVG.
 pub fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -15,7 +15,7 @@ pub fn escape(text: &str) -> String {
     out
 }
 
-/// How a page begins that loads nothing and runs nothing; it ends with [`END`].
+/// The beginning of a self-contained page without scripts, which [`END`] ends.
 pub fn begin(title: &str) -> String {
     format!(
         "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
@@ -25,10 +25,10 @@ pub fn begin(title: &str) -> String {
     )
 }
 
-/// How a page ends.
+/// The end of a page.
 pub const END: &str = "</body></html>\n";
 
-/// A table whose first row are headings. Cells are HTML.
+/// A table whose first row is the header. Cells are HTML.
 pub fn table(rows: &[Vec<String>]) -> String {
     let line = |row: &Vec<String>, tag: &str| -> String {
         let cells: String = row.iter().map(|cell| format!("<{tag}>{cell}</{tag}>")).collect();
@@ -39,7 +39,7 @@ pub fn table(rows: &[Vec<String>]) -> String {
     format!("<div class=\"wide\"><table><thead>{}</thead><tbody>\n{body}</tbody></table></div>\n", line(head, "th"))
 }
 
-/// The look of all pages, by day and by night.
+/// The style of all pages, with a light and a dark scheme.
 const STYLE: &str = "
 :root { color-scheme: light dark; --paper: #ffffff; --ink: #1c2430; --faint: #667085; --line: #d8dde5; --soft: #f4f6f9;
   --c0: #6b7280; --c1: #1f77b4; --c2: #e8710a; --c3: #2a9d55; --c4: #c92a2a; --c5: #7048e8; --c6: #0ba5b5; --c7: #8a5a2b;

@@ -1,4 +1,4 @@
-//! What a sweep found, as numbers and as one page that needs nothing else.
+//! Reports: results of sweeps and measurements as JSON, CSV and self-contained HTML pages.
 
 mod chart;
 mod heatmap;

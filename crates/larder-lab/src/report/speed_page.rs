@@ -1,31 +1,33 @@
+//! Measured speeds as a page.
+
 use std::fmt::Write;
 
 use super::chart::BoxPlot;
 use super::html::{END, begin, escape, table};
 
-/// What one machine made of some models, run after run.
+/// The speeds of some models on one machine.
 pub struct SpeedReport {
-    /// Of what it is.
+    /// Title of the page.
     pub title: String,
-    /// What the machine is and has: a name and what was found.
+    /// Facts of the machine: name and value.
     pub facts: Vec<(String, String)>,
-    /// The models.
+    /// A section per model.
     pub sections: Vec<SpeedSection>,
 }
 
-/// One model in one cache.
+/// The speeds of one model with one cache size.
 pub struct SpeedSection {
-    /// Which, and in how much room.
+    /// Model and cache size.
     pub title: String,
-    /// What was planned and how experts are read.
+    /// Notes: eviction, reader, memory.
     pub notes: Vec<String>,
-    /// Tokens per second of each run of each setting.
+    /// Tokens per second of each run, by setting.
     pub runs: Vec<(String, Vec<f64>)>,
-    /// What stands below the boxes; the first row are headings.
+    /// Table below the plot; the first row is the header.
     pub table: Vec<Vec<String>>,
 }
 
-/// The whole as one page, which loads nothing and runs nothing.
+/// The report as a self-contained page without scripts.
 pub fn speed_page(speeds: &SpeedReport) -> String {
     let mut out = begin(&speeds.title);
     let _ = writeln!(out, "<h1>{}</h1>", escape(&speeds.title));
@@ -40,9 +42,9 @@ pub fn speed_page(speeds: &SpeedReport) -> String {
         let cells = |row: &Vec<String>| row.iter().map(|cell| escape(cell)).collect();
         out.push_str(&table(&part.table.iter().map(cells).collect::<Vec<_>>()));
     }
-    out.push_str("<h2>The machine</h2>\n");
+    out.push_str("<h2>Machine</h2>\n");
     let facts = speeds.facts.iter().map(|(name, found)| vec![escape(name), escape(found)]);
-    let heading = vec!["what".to_owned(), "found".to_owned()];
+    let heading = vec!["item".to_owned(), "value".to_owned()];
     out.push_str(&table(&std::iter::once(heading).chain(facts).collect::<Vec<_>>()));
     out.push_str(END);
     out
@@ -53,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_cannot_break_the_page() {
+    fn names_are_escaped() {
         let part = SpeedSection {
             title: "a<b".into(),
             notes: vec!["1 & 2".into()],

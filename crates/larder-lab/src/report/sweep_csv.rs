@@ -1,3 +1,5 @@
+//! The results of a sweep as CSV.
+
 use std::fmt::Display;
 use std::io::Write;
 use std::path::Path;
@@ -10,12 +12,12 @@ const COLUMNS: &str = "policy,scope,slots,scratch,start,tokens,wanted,hits,misse
                        lifetime_passes,misses_over_belady,gap_closed,gap_low,gap_high,\
                        substituted,kept_mass,kl,tokens_per_second";
 
-/// Writes a line for each policy at each capacity.
-pub fn sweep_csv(outcome: &SweepReport, path: &Path) -> Result<(), LabError> {
+/// Writes a line per policy and capacity.
+pub fn sweep_csv(report: &SweepReport, path: &Path) -> Result<(), LabError> {
     write_atomically(path, |out| {
         writeln!(out, "{COLUMNS}")?;
-        for row in &outcome.rows {
-            let (start, tokens, hits) = (&outcome.start, outcome.trace.tokens, row.wanted - row.misses.min(row.wanted));
+        for row in &report.rows {
+            let (start, tokens, hits) = (&report.start, report.trace.tokens, row.wanted - row.misses.min(row.wanted));
             write!(out, "{},{},{},{},{start},{tokens}", quoted(&row.policy), row.scope, row.slots, row.scratch)?;
             write!(out, ",{},{hits},{},{:.6}", row.wanted, row.misses, row.hit_rate())?;
             write!(out, ",{},{},{},{:.3}", row.evictions, row.rereads, row.refetches, row.lifetime)?;
@@ -33,7 +35,7 @@ fn cell<T: Display>(value: Option<T>) -> String {
     value.map(|v| v.to_string()).unwrap_or_default()
 }
 
-/// A spec with several options has commas.
+/// Quotes a cell that contains commas, such as a spec with several options.
 fn quoted(text: &str) -> String {
     match text.contains(',') {
         true => format!("\"{text}\""),

@@ -1,3 +1,5 @@
+//! The results of a sweep, as they are written to JSON and shown.
+
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -7,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{InitialCache, Interval, LabError, MachineProfile, ReplayLoad, SequenceCounts, SweepCell, gap_closed};
 
-/// What a trace is, as far as a report tells.
+/// Size and origin of a trace.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct TraceSummary {
     /// Layers that have experts.
@@ -16,89 +18,89 @@ pub struct TraceSummary {
     pub experts: usize,
     /// Experts per token and layer.
     pub top_k: usize,
-    /// Tokens.
+    /// Number of tokens.
     pub tokens: usize,
-    /// Sequences.
+    /// Number of sequences.
     pub sequences: usize,
-    /// Where it comes from.
+    /// The trace's metadata.
     pub meta: BTreeMap<String, String>,
 }
 
-/// What a sweep found.
+/// The results of a sweep.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct SweepReport {
-    /// Which trace.
+    /// The trace.
     pub trace: TraceSummary,
-    /// `cold` or `carried`.
+    /// State of the cache at the start of each sequence: `cold` or `carried`.
     pub start: String,
-    /// The device that times are for.
+    /// The machine that speeds are computed for.
     pub profile: Option<MachineProfile>,
-    /// One policy at one capacity each.
+    /// A row per policy and capacity.
     pub rows: Vec<SweepRow>,
 }
 
-/// One policy at one capacity.
+/// The results of one policy at one capacity.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct SweepRow {
-    /// Its spec; behind that of a routing strategy, if choices were made again.
+    /// The policy's spec, after that of a routing strategy and ` + ` if the trace was rerouted.
     pub policy: String,
-    /// `layer` or `global`.
+    /// Cache scope: `layer` or `global`.
     pub scope: String,
-    /// Slots for each layer.
+    /// Slots per layer.
     pub slots: usize,
-    /// Slots beside them, for all layers together.
+    /// Scratch slots, shared by all layers.
     pub scratch: usize,
-    /// Experts that were wanted.
+    /// Expert requests.
     pub wanted: u64,
-    /// Experts that were not there.
+    /// Requests that were misses.
     pub misses: u64,
-    /// Experts that left.
+    /// Number of evictions.
     pub evictions: u64,
-    /// Misses of experts that had been there before.
+    /// Misses of experts that had been resident before.
     pub rereads: u64,
-    /// Misses of experts that had left at most five passes before.
+    /// Misses of experts that were evicted at most five passes before.
     pub refetches: u64,
-    /// Passes that an expert stays, on average.
+    /// Mean passes that an expert stays in the cache.
     pub lifetime: f64,
-    /// Stays that ended, by length: below 1 pass, 2, 4, and so on.
+    /// Histogram of stays by length: below 1 pass, below 2, below 4, and so on.
     pub lifetimes: Vec<u64>,
-    /// Misses as a multiple of Belady's.
+    /// Misses, as a multiple of Belady's.
     pub over_belady: Option<f64>,
-    /// The share of the misses between LRU's and Belady's that it avoids.
+    /// Share of the misses between LRU's and Belady's that the policy avoids.
     pub gap_closed: Option<Interval>,
-    /// The share of the model's own experts that were not chosen, if choices were made again.
+    /// Share of the model's own experts that were not chosen, if the trace was rerouted.
     #[serde(default)]
     pub substituted: Option<f64>,
-    /// The mean probability that the choices kept, that of the model's own being 1.
+    /// Mean router probability of the choices, relative to the model's own, if rerouted.
     #[serde(default)]
     pub kept_mass: Option<f64>,
-    /// The mean KL divergence to the model's own choices, in nats.
+    /// Mean KL divergence to the model's own choices in nats, if rerouted.
     #[serde(default)]
     pub kl: Option<f64>,
-    /// As the profile has it.
+    /// Speed by the machine profile, if there is one.
     pub tokens_per_second: Option<f64>,
-    /// Misses of each sequence.
+    /// Misses by sequence.
     pub sequence_misses: Vec<u64>,
-    /// Misses of each layer.
+    /// Misses by layer.
     pub layer_misses: Vec<u64>,
 }
 
 impl SweepRow {
-    /// The share of wanted experts that were not there.
+    /// Share of requests that were misses.
     pub fn miss_rate(&self) -> f64 {
         self.misses as f64 / self.wanted.max(1) as f64
     }
 
-    /// The share that were.
+    /// Share of requests that were hits.
     pub fn hit_rate(&self) -> f64 {
         1.0 - self.miss_rate()
     }
 }
 
 impl SweepReport {
-    /// Compares the cells of a sweep over `trace`.
+    /// Compares the cells of a sweep over `trace` with those of LRU and Belady.
     pub fn new(trace: &Trace, start: InitialCache, cells: &[SweepCell], profile: Option<MachineProfile>) -> Self {
-        let about = TraceSummary {
+        let summary = TraceSummary {
             layers: trace.rows,
             experts: trace.experts,
             top_k: trace.top_k,
@@ -107,43 +109,43 @@ impl SweepReport {
             meta: trace.meta.clone(),
         };
         let rows = cells.iter().map(|cell| row(cell, cells, profile.as_ref())).collect();
-        SweepReport { trace: about, start: start.to_string(), profile, rows }
+        SweepReport { trace: summary, start: start.to_string(), profile, rows }
     }
 
-    /// Reads what [`to_json`](Self::to_json) gave.
+    /// Reads a file with the output of [`to_json`](Self::to_json).
     pub fn read(path: &Path) -> Result<Self, LabError> {
         let text = std::fs::read(path).map_err(LabError::io(path, "reading"))?;
-        let outcome: SweepReport = serde_json::from_slice(&text)
-            .map_err(|e| LabError::malformed(path, format!("is not what 'larder lab sweep --json' prints: {e}")))?;
-        match outcome.rows.is_empty() {
+        let report: SweepReport = serde_json::from_slice(&text)
+            .map_err(|e| LabError::malformed(path, format!("is not the output of 'larder lab sweep --json': {e}")))?;
+        match report.rows.is_empty() {
             true => Err(LabError::malformed(path, "holds no results")),
-            false => Ok(outcome),
+            false => Ok(report),
         }
     }
 
-    /// All of it, as one JSON object.
+    /// All results as one JSON object.
     pub fn to_json(&self) -> String {
-        serde_json::to_string(self).expect("only names and numbers, which JSON can hold")
+        serde_json::to_string(self).expect("names and numbers serialise to JSON")
     }
 
-    /// The scopes that occur, in their order.
+    /// The scopes, in order of appearance.
     pub fn scopes(&self) -> Vec<&str> {
         distinct(self.rows.iter().map(|r| r.scope.as_str()))
     }
 
-    /// The policies that occur, in their order.
+    /// The policies, in order of appearance.
     pub fn policies(&self) -> Vec<&str> {
         distinct(self.rows.iter().map(|r| r.policy.as_str()))
     }
 
-    /// The capacities that occur, ascending.
+    /// The capacities, ascending.
     pub fn capacities(&self) -> Vec<usize> {
         let mut all = distinct(self.rows.iter().map(|r| r.slots));
         all.sort();
         all
     }
 
-    /// One row.
+    /// The row of a policy, scope and capacity.
     pub fn row(&self, policy: &str, scope: &str, slots: usize) -> Option<&SweepRow> {
         self.rows.iter().find(|r| r.policy == policy && r.scope == scope && r.slots == slots)
     }
@@ -159,16 +161,16 @@ fn distinct<T: PartialEq>(all: impl Iterator<Item = T>) -> Vec<T> {
 }
 
 fn row(cell: &SweepCell, all: &[SweepCell], profile: Option<&MachineProfile>) -> SweepRow {
-    let beside = |name: &str| {
+    let reference = |name: &str| {
         let same =
             |c: &&SweepCell| c.is(name) && (c.scope, c.slots, c.scratch) == (cell.scope, cell.slots, cell.scratch);
         all.iter().find(same).map(|c| &c.replayed)
     };
-    let found = &cell.replayed;
-    let (lru, belady) = (beside("lru"), beside("belady"));
+    let replayed = &cell.replayed;
+    let (lru, belady) = (reference("lru"), reference("belady"));
     let misses = |all: &[SequenceCounts]| all.iter().map(|s| s.misses).collect();
     let quality = cell.rerouted.as_ref().map(|(_, quality)| quality);
-    let load = ReplayLoad { tokens: found.tokens, wanted: found.counts.wanted(), misses: found.counts.misses };
+    let load = ReplayLoad { tokens: replayed.tokens, wanted: replayed.counts.wanted(), misses: replayed.counts.misses };
     SweepRow {
         policy: match &cell.rerouted {
             Some((routing, _)) => format!("{routing} + {}", cell.policy),
@@ -177,20 +179,20 @@ fn row(cell: &SweepCell, all: &[SweepCell], profile: Option<&MachineProfile>) ->
         scope: cell.scope.to_string(),
         slots: cell.slots,
         scratch: cell.scratch,
-        wanted: found.counts.wanted(),
-        misses: found.counts.misses,
-        evictions: found.counts.evictions,
-        rereads: found.counts.rereads,
-        refetches: found.lifetimes.refetches,
-        lifetime: found.lifetimes.mean(),
-        lifetimes: found.lifetimes.length_counts.clone(),
-        over_belady: belady.map(|b| found.counts.misses as f64 / b.counts.misses.max(1) as f64),
-        gap_closed: lru.zip(belady).and_then(|(l, b)| gap_closed(&found.sequences, &l.sequences, &b.sequences)),
+        wanted: replayed.counts.wanted(),
+        misses: replayed.counts.misses,
+        evictions: replayed.counts.evictions,
+        rereads: replayed.counts.rereads,
+        refetches: replayed.lifetimes.refetches,
+        lifetime: replayed.lifetimes.mean(),
+        lifetimes: replayed.lifetimes.length_counts.clone(),
+        over_belady: belady.map(|b| replayed.counts.misses as f64 / b.counts.misses.max(1) as f64),
+        gap_closed: lru.zip(belady).and_then(|(l, b)| gap_closed(&replayed.sequences, &l.sequences, &b.sequences)),
         substituted: quality.map(Quality::substituted_share),
         kept_mass: quality.map(Quality::kept_mass),
         kl: quality.map(Quality::mean_kl),
         tokens_per_second: profile.map(|p| p.tokens_per_second(&load)),
-        sequence_misses: misses(&found.sequences),
-        layer_misses: found.rows.iter().map(|row| row.misses).collect(),
+        sequence_misses: misses(&replayed.sequences),
+        layer_misses: replayed.rows.iter().map(|row| row.misses).collect(),
     }
 }

@@ -1,17 +1,19 @@
+//! Perplexity against misses as a page.
+
 use std::fmt::Write;
 
 use super::chart::{Chart, Line, Style};
 use super::html::{END, begin, escape, table};
 use crate::eval::{Tradeoff, Tradeoffs};
 
-/// Plots leave out what costs more than so many times the loss that is allowed.
+/// Plots leave out rows whose loss exceeds the limit by more than this factor.
 const SHOWN: f64 = 10.0;
 
-/// What routing by the cache gives and costs, as one page, which loads nothing and runs nothing.
+/// Misses and perplexity of cache-aware routing, as a self-contained page without scripts.
 pub fn tradeoffs_page(found: &Tradeoffs) -> String {
-    let mut out = begin("Routing by the cache");
+    let mut out = begin("Cache-aware routing");
     intro(&mut out, found);
-    out.push_str("<h2>Perplexity against misses</h2>\n<div class=\"charts\">\n");
+    out.push_str("<h2>Perplexity vs. misses</h2>\n<div class=\"charts\">\n");
     for slots in found.sizes() {
         let _ = writeln!(out, "<figure>{}</figure>", against_misses(found, slots));
     }
@@ -20,7 +22,7 @@ pub fn tradeoffs_page(found: &Tradeoffs) -> String {
         let _ = writeln!(out, "<figure>{svg}</figure>");
     }
     out.push_str("</div>\n");
-    out.push_str(&at_a_price(found));
+    out.push_str(&within_limits(found));
     out.push_str("<h2>All numbers</h2>\n");
     out.push_str(&numbers(found));
     out.push_str(END);
@@ -32,10 +34,12 @@ fn intro(out: &mut String, found: &Tradeoffs) {
     let limit = percent(s.max_loss);
     let _ = write!(
         out,
-        "<h1>Routing by the cache</h1>\n<p>{} on {} tokens of {} in chunks of {}, one token at a time: the cache is part of \
-         the model then. {} layers choose {} of {} experts; {} evicts, in scope {}.</p>\n\
-         <p><strong>Beyond {limit} more perplexity a setting is marked as too lossy.</strong> The text still reads fluently \
-         there, which misleads: what suffers first is what the text says.</p>\n",
+        "<h1>Cache-aware routing</h1>\n<p>{} on {} tokens of {} in chunks of {}, one token per step, since the \
+         choice of experts depends on the cache. {} layers, {} of {} experts per token; eviction policy {}, cache scope \
+         {}. Optimal = the misses of Belady's policy, the best possible eviction with knowledge of the future, under the \
+         model's own routing.</p>\n\
+         <p><strong>Settings that raise perplexity by more than {limit} are marked as too lossy.</strong> Their text \
+         still reads fluently, which misleads: the content suffers before the grammar does.</p>\n",
         escape(&s.model),
         s.tokens,
         escape(&s.text),
@@ -48,7 +52,7 @@ fn intro(out: &mut String, found: &Tradeoffs) {
     );
 }
 
-/// One curve for each family, from the setting with the fewest misses to the one with the most.
+/// One curve per family, by ascending misses.
 fn against_misses(found: &Tradeoffs, slots: usize) -> String {
     let most = SHOWN * found.setup.max_loss;
     let shown: Vec<&Tradeoff> = found.rows.iter().filter(|r| r.slots == slots && r.loss.value <= most).collect();
@@ -67,14 +71,14 @@ fn against_misses(found: &Tradeoffs, slots: usize) -> String {
         let rates = || shown.iter().map(|row| 100.0 * row.miss_rate);
         let ends = [rates().fold(f64::INFINITY, f64::min), rates().fold(0.0, f64::max)];
         let points = ends.map(|x| (x, limit, None)).into();
-        let name = format!("{} more", percent(found.setup.max_loss));
+        let name = format!("+{}", percent(found.setup.max_loss));
         lines.push(Line { name, color: 4, style: Style::Dashed, points });
     }
-    let title = format!("{slots} of {} experts in memory, up to {} more", found.setup.experts, percent(most));
+    let title = format!("{slots} of {} experts in memory, up to +{} perplexity", found.setup.experts, percent(most));
     Chart { title, x: "misses, %".into(), y: "perplexity".into(), lines, percent: false, y_range: None }.svg()
 }
 
-/// The fewest misses at each price over sizes, beside the model's own routing and its optimum.
+/// The fewest misses within each limit of perplexity over cache sizes, with the model's own routing and its optimum.
 fn sizes(found: &Tradeoffs) -> String {
     let sizes = found.sizes();
     let over = |value: &dyn Fn(usize) -> Option<f64>| -> Vec<_> {
@@ -88,12 +92,12 @@ fn sizes(found: &Tradeoffs) -> String {
         line("optimal".into(), 0, Style::Dashed, optimum),
     ];
     for at in 0..3 {
-        let price = percent(found.best_within(0)[at].share);
+        let limit = percent(found.best_within(0)[at].share);
         let points = over(&|slots| found.best_within(slots)[at].best.map(|row| row.miss_rate));
-        lines.push(line(format!("up to {price}"), at + 1, Style::Plain, points));
+        lines.push(line(format!("up to +{limit}"), at + 1, Style::Plain, points));
     }
-    let (title, x) = ("Fewest misses at a price".into(), "slots per layer".into());
-    Chart { title, x, y: "misses".into(), lines, percent: true, y_range: Some((0.0, 0.0)) }.svg()
+    let (title, x) = ("Fewest misses within a limit of perplexity".into(), "slots per layer".into());
+    Chart { title, x, y: "miss rate".into(), lines, percent: true, y_range: Some((0.0, 0.0)) }.svg()
 }
 
 fn lifetimes(found: &Tradeoffs) -> String {
@@ -111,14 +115,14 @@ fn lifetimes(found: &Tradeoffs) -> String {
     });
     names.truncate(12);
     let lines = names.into_iter().enumerate().map(line).collect();
-    let (title, x, y) = ("Lifetimes".into(), "slots per layer".into(), "tokens that an expert stays".into());
+    let (title, x, y) = ("Lifetime in the cache".into(), "slots per layer".into(), "tokens per stay".into());
     Chart { title, x, y, lines, percent: false, y_range: Some((0.0, 0.0)) }.svg()
 }
 
-/// What is the best that can be had for so much perplexity.
-fn at_a_price(found: &Tradeoffs) -> String {
+/// The fewest misses within each limit of perplexity, by cache size.
+fn within_limits(found: &Tradeoffs) -> String {
     let mut rows = vec![vec!["slots".to_owned(), found.setup.eviction.clone(), "optimal".to_owned()]];
-    rows[0].extend(found.best_within(0).iter().map(|w| format!("up to {}", percent(w.share))));
+    rows[0].extend(found.best_within(0).iter().map(|w| format!("up to +{}", percent(w.share))));
     for slots in found.sizes() {
         let none = || "–".to_owned();
         let optimum = found.optimum.iter().find(|(at, _)| *at == slots);
@@ -142,13 +146,13 @@ fn numbers(found: &Tradeoffs) -> String {
         "slots",
         "",
         "perplexity",
-        "more",
+        "vs. original",
         "misses",
-        "a token",
+        "misses per token",
         "lifetime",
         "tokens/s",
-        "others chosen",
-        "kept",
+        "experts changed",
+        "probability kept",
         "KL",
         "λ",
     ];
@@ -160,9 +164,9 @@ fn numbers(found: &Tradeoffs) -> String {
             None => value,
         };
         let verdict = match (row.beyond, row.pareto) {
-            (true, true) => "front, too lossy",
+            (true, true) => "Pareto, too lossy",
             (true, false) => "too lossy",
-            (false, true) => "front",
+            (false, true) => "Pareto",
             (false, false) => "",
         };
         rows.push(vec![
@@ -198,14 +202,14 @@ mod tests {
     use crate::eval::sample_tradeoffs as sweep;
 
     #[test]
-    fn a_page_needs_nothing_from_elsewhere_and_says_what_is_too_lossy() {
+    fn a_page_is_self_contained_and_marks_lossy_settings() {
         let page = tradeoffs_page(&sweep());
         for word in ["<script", "src=", "href=", "@import", "url(", "NaN", "t <1>"] {
             assert!(!page.contains(word), "{word}");
         }
         assert_eq!((page.matches("<svg").count(), page.matches("<table>").count()), (4, 2));
         assert_eq!(page.matches("too lossy</td>").count(), 2);
-        assert!(page.contains("optimal") && page.contains("still reads fluently"));
+        assert!(page.contains("Optimal") && page.contains("still reads fluently"));
         let again: Tradeoffs = serde_json::from_str(&sweep().to_json()).unwrap();
         assert_eq!(tradeoffs_page(&again), page);
     }

@@ -1,3 +1,5 @@
+//! The network `crosslayer`: predicts each expert's next use from the recent choices of all layers.
+
 use candle_core::{D, Device, Result, Tensor, Var};
 use candle_nn::{AdamW, Optimizer, ParamsAdamW};
 use larder_policy::eviction::learned::{
@@ -9,10 +11,10 @@ use super::learner::{Learner, normal_init, transposed};
 use crate::Rng;
 
 const HORIZONS_LEN: usize = HORIZONS.len();
-/// The share of hidden units that are left out at random while training.
+/// Dropout of hidden units in training.
 const DROPOUT: f64 = 0.3;
 
-/// The network of the form `crosslayer`.
+/// The network with its optimizers.
 pub(super) struct Crosslayer {
     size: MoeSize,
     hidden: usize,
@@ -25,7 +27,7 @@ pub(super) struct Crosslayer {
     emit: Var,
     /// `[rows · experts, 1, HORIZONS]`
     emit_bias: Var,
-    /// `[rows · experts, FEATURES, HORIZONS]`: what an expert's own past says, beside what it says of all of them.
+    /// `[rows · experts, FEATURES, HORIZONS]`: weights of each expert's own past, added to the shared ones.
     own: Var,
     /// `[1, FEATURES, HORIZONS]`
     own_shared: Var,
@@ -35,12 +37,12 @@ pub(super) struct Crosslayer {
     head_bias: Var,
     /// `[HEAD_HIDDEN, HORIZONS]`
     head_out: Var,
-    /// `[rows, rows]`: rows up to this one speak of the present token, those after it of the one before.
+    /// `[rows, rows]`: masks. A row sees the current token's choices of rows up to itself, and the previous token's of later rows.
     present: Tensor,
     past: Tensor,
     optimizers: [AdamW; 2],
     rng: Rng,
-    /// By the passes until the next use: the target for each horizon.
+    /// Target for each horizon, by the passes until the next use.
     targets: Vec<[f32; HORIZONS_LEN]>,
 }
 
@@ -95,29 +97,30 @@ impl Crosslayer {
     fn logits(&mut self, batch: &Batch, train: bool) -> Result<Tensor> {
         let MoeSize { rows, experts, .. } = self.size;
         let (lanes, passes, hidden) = (batch.lanes, batch.passes, self.hidden);
-        let places = lanes * passes;
+        let positions = lanes * passes;
         let seen = (rows, lanes, 1 + passes, FEATURES * experts);
         let seen = Tensor::from_slice(&batch.inputs, seen, &Device::Cpu)?;
         let choices = seen.narrow(3, 0, SCALES * experts)?.contiguous()?;
         let choices = choices.reshape((rows, lanes * (1 + passes), SCALES * experts))?;
-        let said = choices.matmul(self.gather.as_tensor())?.reshape((rows, lanes, 1 + passes, hidden))?;
-        let part = |from| said.narrow(2, from, passes)?.contiguous()?.reshape((rows, places * hidden));
+        let gathered = choices.matmul(self.gather.as_tensor())?.reshape((rows, lanes, 1 + passes, hidden))?;
+        let part = |from| gathered.narrow(2, from, passes)?.contiguous()?.reshape((rows, positions * hidden));
         let sum = (self.present.matmul(&part(1)?)? + self.past.matmul(&part(0)?)?)?;
-        let sum = sum.reshape((rows, places, hidden))?.broadcast_add(&self.gather_bias)?;
+        let sum = sum.reshape((rows, positions, hidden))?.broadcast_add(&self.gather_bias)?;
         let mut active = sum.silu()?;
         if train {
-            active = (active * self.dropout(rows * places * hidden)?.reshape((rows, places, hidden))?)?;
+            active = (active * self.dropout(rows * positions * hidden)?.reshape((rows, positions, hidden))?)?;
         }
-        let emitted = active.matmul(self.emit.as_tensor())?.reshape((rows, places, experts, HORIZONS_LEN))?;
-        let emitted = emitted.permute((0, 2, 1, 3))?.contiguous()?.reshape((rows * experts, places, HORIZONS_LEN))?;
-        let own = seen.narrow(2, 1, passes)?.contiguous()?.reshape((rows, places, FEATURES, experts))?;
-        let own = own.permute((0, 3, 1, 2))?.contiguous()?.reshape((rows * experts, places, FEATURES))?;
+        let emitted = active.matmul(self.emit.as_tensor())?.reshape((rows, positions, experts, HORIZONS_LEN))?;
+        let emitted =
+            emitted.permute((0, 2, 1, 3))?.contiguous()?.reshape((rows * experts, positions, HORIZONS_LEN))?;
+        let own = seen.narrow(2, 1, passes)?.contiguous()?.reshape((rows, positions, FEATURES, experts))?;
+        let own = own.permute((0, 3, 1, 2))?.contiguous()?.reshape((rows * experts, positions, FEATURES))?;
         let by_own = own.matmul(&self.own.broadcast_add(&self.own_shared)?)?;
         let logits = (emitted + by_own)?.broadcast_add(&self.emit_bias)?;
         let inputs = Tensor::cat(&[&own, &logits], D::Minus1)?;
-        let inputs = inputs.reshape((rows * experts * places, FEATURES + HORIZONS_LEN))?;
+        let inputs = inputs.reshape((rows * experts * positions, FEATURES + HORIZONS_LEN))?;
         let units = inputs.matmul(self.head.as_tensor())?.broadcast_add(&self.head_bias)?.silu()?;
-        logits + units.matmul(self.head_out.as_tensor())?.reshape((rows * experts, places, HORIZONS_LEN))?
+        logits + units.matmul(self.head_out.as_tensor())?.reshape((rows * experts, positions, HORIZONS_LEN))?
     }
 
     fn dropout(&mut self, count: usize) -> Result<Tensor> {
@@ -138,11 +141,11 @@ impl Crosslayer {
         )
     }
 
-    /// The mean cross entropy against the targets, and its gradient by the logits. What lies beyond the sequence's
-    /// end counts less, the shorter the sequence goes on.
+    /// Mean cross entropy against the targets, and its gradient with respect to the logits. Horizons that reach beyond the
+    /// sequence's end have less weight.
     fn loss_and_gradient(&self, batch: &Batch, logits: &[f32]) -> (f64, Vec<f32>) {
         let MoeSize { rows, experts, .. } = self.size;
-        let places = batch.lanes * batch.passes;
+        let positions = batch.lanes * batch.passes;
         let weight = |left: &Option<u32>| {
             left.map_or([0.0; HORIZONS_LEN], |left| HORIZONS.map(|h| 1.0 - (-(left as f32) / h.max(0.2)).exp()))
         };
@@ -151,9 +154,9 @@ impl Crosslayer {
         let mut loss = 0.0;
         let mut gradient = Vec::with_capacity(logits.len());
         for (at, logits) in logits.chunks(HORIZONS_LEN).enumerate() {
-            let (row, expert, place) = (at / (experts * places), at / places % experts, at % places);
-            let targets = &self.targets[usize::from(batch.next_use[(row * places + place) * experts + expert])];
-            for ((x, y), w) in logits.iter().zip(targets).zip(&weights[place]) {
+            let (row, expert, position) = (at / (experts * positions), at / positions % experts, at % positions);
+            let targets = &self.targets[usize::from(batch.next_use[(row * positions + position) * experts + expert])];
+            for ((x, y), w) in logits.iter().zip(targets).zip(&weights[position]) {
                 let tail = (-x.abs()).exp();
                 let p = if *x >= 0.0 { 1.0 / (1.0 + tail) } else { tail / (1.0 + tail) };
                 loss += f64::from(w * (x.max(0.0) - x * y + tail.ln_1p()));
@@ -198,10 +201,10 @@ impl Learner for Crosslayer {
         let MoeSize { rows, experts, .. } = self.size;
         let (hidden, horizons) = (self.hidden, HORIZONS_LEN);
         let mut arrays = Arrays::default();
-        let mut say = |key: &str, value: String| arrays.meta.insert(key.to_owned(), value);
-        say("form", CROSSLAYER.to_owned());
-        say("features", Features::hash());
-        say("hidden", hidden.to_string());
+        let mut set = |key: &str, value: String| arrays.meta.insert(key.to_owned(), value);
+        set("form", CROSSLAYER.to_owned());
+        set("features", Features::hash());
+        set("hidden", hidden.to_string());
         let numbers = |tensor: &Tensor| tensor.flatten_all()?.to_vec1::<f32>();
         arrays.put("popularity", &[rows, experts], self.popularity.clone());
         arrays.put_quantised("gather", &[rows, SCALES, experts, hidden], &numbers(&self.gather)?);
@@ -223,11 +226,11 @@ fn params(weight_decay: f64) -> ParamsAdamW {
     ParamsAdamW { lr: 1e-3, beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay }
 }
 
-/// The logit of an expert's target when it is wanted with the same probability in each pass.
+/// The target's logit for an expert that is requested with the same probability in each pass: the initial bias.
 fn prior_logit(popularity: f32, horizon: f32) -> f32 {
-    let often = popularity.clamp(0.01, 0.95);
+    let rate = popularity.clamp(0.01, 0.95);
     let keep = if horizon > 0.0 { (-1.0 / horizon).exp() } else { 0.0 };
-    let target = often / (1.0 - keep * (1.0 - often));
+    let target = rate / (1.0 - keep * (1.0 - rate));
     (target / (1.0 - target)).ln()
 }
 

@@ -1,3 +1,5 @@
+//! Evaluation of trained weights against other policies.
+
 use std::sync::Arc;
 
 use larder_core::{CacheScope, Trace};
@@ -6,32 +8,32 @@ use larder_policy::eviction::{EvictionSpec, PolicyInputs};
 
 use crate::{InitialCache, Interval, LabError, ReplaySweep, SweepAxes, SweepCell, gap_advantage, gap_closed};
 
-/// How a policy did at one capacity.
+/// The result of trained weights at one capacity.
 #[derive(Clone, PartialEq, Debug)]
 pub struct EvictorEvaluation {
-    /// What shared a pool.
+    /// The cache scope.
     pub scope: CacheScope,
-    /// Slots for each layer.
+    /// Slots per layer.
     pub slots: usize,
-    /// What sequences found in memory.
+    /// The state of the cache at the start of each sequence.
     pub start: InitialCache,
-    /// Misses of `lru`, the policy and `belady`, as shares of all requests.
+    /// Miss rates of `lru`, the weights and `belady`.
     pub misses: [f64; 3],
-    /// The share of the gap between `lru` and `belady` that the policy closes, if there is a gap.
+    /// Share of the gap between `lru` and `belady` that the weights close, if there is a gap.
     pub closed: Option<Interval>,
-    /// What each baseline closes of it, and how much more the policy does.
+    /// For each baseline, the gap that it closes and the advantage of the weights.
     pub advantages: Vec<(f64, Interval)>,
 }
 
-/// Whom weights are compared with, on the same sequences.
+/// A policy to compare trained weights with, on the same sequences.
 pub struct Baseline {
-    /// A policy.
+    /// The policy.
     pub policy: EvictionSpec,
-    /// Its own weights, if it is `learned`.
+    /// Its weights, if it is `learned`.
     pub evictor: Option<Arc<Evictor>>,
 }
 
-/// Replays weights against `lru`, `belady` and baselines, at an eighth, a quarter and half of all experts.
+/// Compares weights with `lru`, `belady` and the baselines, with caches for an eighth, a quarter and half of the experts.
 pub fn evaluate_evictor(
     trace: &Trace,
     evictor: Arc<Evictor>,

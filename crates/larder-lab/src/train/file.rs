@@ -1,4 +1,4 @@
-//! The file of trained weights: safetensors that other programs open too.
+//! Files of trained weights, in the safetensors format.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
@@ -11,29 +11,29 @@ use safetensors::{Dtype, SafeTensors};
 
 use crate::LabError;
 
-/// A file beyond this is none of ours.
+/// Limit of the file's size.
 const BYTES_MAX: u64 = 256 << 20;
 
-/// Reads trained weights, which are checked from end to end.
+/// Reads and checks trained weights.
 pub fn read_evictor(path: &Path) -> Result<Evictor, LabError> {
-    let refused = |why: String| LabError::malformed(path, format!("has no weights for eviction: {why}"));
-    Evictor::from_arrays(&read_arrays(path)?).map_err(|e| refused(e.to_string()))
+    let unusable = |why: String| LabError::malformed(path, format!("has no usable weights for eviction: {why}"));
+    Evictor::from_arrays(&read_arrays(path)?).map_err(|e| unusable(e.to_string()))
 }
 
-/// What a file of weights says about itself.
+/// The metadata of a weights file.
 pub fn evictor_metadata(path: &Path) -> Result<BTreeMap<String, String>, LabError> {
     Ok(read_arrays(path)?.meta.into_iter().collect())
 }
 
-/// Reads what a file of weights holds.
+/// Reads the tensors and metadata of a weights file.
 pub(crate) fn read_arrays(path: &Path) -> Result<Arrays, LabError> {
     let wrong = |why: String| LabError::malformed(path, why);
     let about = fs::metadata(path).map_err(LabError::io(path, "reading"))?;
     if !about.is_file() || about.len() > BYTES_MAX {
-        return Err(wrong("is no file of trained weights: too large, or not a file at all".to_owned()));
+        return Err(wrong("is not a weights file: too large, or not a regular file".to_owned()));
     }
     let bytes = fs::read(path).map_err(LabError::io(path, "reading"))?;
-    let broken = |e| wrong(format!("is no safetensors file ({e})"));
+    let broken = |e| wrong(format!("is not a safetensors file ({e})"));
     let (_, header) = SafeTensors::read_metadata(&bytes).map_err(broken)?;
     let tensors = SafeTensors::deserialize(&bytes).map_err(broken)?;
     let mut arrays = Arrays::default();
@@ -43,14 +43,14 @@ pub(crate) fn read_arrays(path: &Path) -> Result<Arrays, LabError> {
         let numbers = match tensor.dtype() {
             Dtype::F32 => Numbers::F32(data.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect()),
             Dtype::I8 => Numbers::I8(data.iter().map(|b| b.cast_signed()).collect()),
-            other => return Err(wrong(format!("holds '{name}' as {other:?}, which weights for eviction never are"))),
+            other => return Err(wrong(format!("holds '{name}' as {other:?}, but weights for eviction are F32 or I8"))),
         };
         arrays.all.insert(name.to_owned(), Array { shape: tensor.shape().to_vec(), numbers });
     }
     Ok(arrays)
 }
 
-/// Writes trained weights. The file appears whole or not at all.
+/// Writes trained weights, atomically.
 pub fn write_evictor(path: &Path, arrays: &Arrays) -> Result<(), LabError> {
     let data = |numbers: &Numbers| match numbers {
         Numbers::F32(numbers) => (Dtype::F32, numbers.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>()),
@@ -71,7 +71,7 @@ pub fn write_evictor(path: &Path, arrays: &Arrays) -> Result<(), LabError> {
     let temp = PathBuf::from(temp);
     let written = File::create(&temp).and_then(|mut file| file.write_all(&bytes).and_then(|()| file.sync_all()));
     written.and_then(|()| fs::rename(&temp, path)).map_err(LabError::io(path, "writing")).inspect_err(|_| {
-        // What cannot be removed is overwritten by the next attempt.
+        // A temporary file that remains is overwritten by the next attempt.
         let _ = fs::remove_file(&temp);
     })
 }

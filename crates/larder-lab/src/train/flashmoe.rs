@@ -1,3 +1,5 @@
+//! The FlashMoE paper's network.
+
 use candle_core::{Device, Result, Tensor, Var};
 use candle_nn::{AdamW, Optimizer, ParamsAdamW};
 use larder_policy::eviction::learned::{Arrays, DISTANCE_MAX, FLASHMOE, FLASHMOE_HIDDEN, MoeSize, UsageFeatures};
@@ -43,16 +45,16 @@ impl Flashmoe {
         Ok(x)
     }
 
-    /// The mean squared error over those that Belady keeps, and what is needed to make it: targets and the mask.
+    /// Mean squared error of the distances, over the experts that the Belady cache keeps.
     fn error(&self, batch: &Batch) -> Result<Tensor> {
         let shape = (self.size.rows, batch.lanes * batch.passes, self.size.experts);
         let share = |d: &u16| if *d == 0 { 1.0 } else { (f32::from(*d) / DISTANCE_MAX).min(1.0) };
         let targets = Tensor::from_vec(batch.next_use.iter().map(share).collect::<Vec<_>>(), shape, &Device::Cpu)?;
-        let there = |at: usize| {
+        let is_kept = |at: usize| {
             let place = at / self.size.experts % (batch.lanes * batch.passes);
             f32::from(u8::from(batch.kept[at] && batch.passes_left[place].is_some()))
         };
-        let mask: Vec<f32> = (0..batch.kept.len()).map(there).collect();
+        let mask: Vec<f32> = (0..batch.kept.len()).map(is_kept).collect();
         let count = f64::from(mask.iter().sum::<f32>().max(1.0));
         let mask = Tensor::from_vec(mask, shape, &Device::Cpu)?;
         ((self.distances(batch)? - targets)?.sqr()? * mask)?.sum_all()? / count

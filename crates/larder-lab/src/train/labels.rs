@@ -1,8 +1,10 @@
+//! Training targets: the next use of each expert, and the experts that Belady's policy keeps.
+
 use larder_policy::eviction::learned::MoeSize;
 
 use crate::Requests;
 
-/// Passes until an expert is wanted again are told apart up to this many.
+/// Limit of the labels: passes until an expert's next use.
 pub(super) const NEXT_USE_MAX: u16 = 4096;
 
 /// One sequence of a trace, laid out for training.
@@ -17,17 +19,17 @@ impl<'a> Sequence<'a> {
         Sequence { rows: requests.rows, wanted: requests.iter().map(|request| request.wanted).collect() }
     }
 
-    /// How many forward passes it has.
+    /// Number of forward passes.
     pub fn passes(&self) -> usize {
         self.wanted.len() / self.rows
     }
 
-    /// The experts that a row wants in a pass.
+    /// The experts that a row requests in a pass.
     pub fn wanted(&self, pass: usize, row: usize) -> &'a [usize] {
         self.wanted[pass * self.rows + row]
     }
 
-    /// For each pass, row and expert the passes until it is wanted again; 0 if it never is.
+    /// `[passes, rows, experts]`: passes until the expert's next use, 0 if there is none.
     pub fn next_uses(&self, size: MoeSize) -> Vec<u16> {
         let cells = size.rows * size.experts;
         let mut all = vec![0; self.passes() * cells];
@@ -43,7 +45,7 @@ impl<'a> Sequence<'a> {
     }
 }
 
-/// Whom Belady's rule keeps in a row, pass by pass: what the paper's form is trained on.
+/// The residents of each row under Belady's policy, pass by pass: the training mask of the FlashMoE network.
 pub(super) struct BeladyCache {
     slots: usize,
     resident: Vec<bool>,
@@ -54,27 +56,27 @@ impl BeladyCache {
         BeladyCache { slots, resident: vec![false; size.rows * size.experts] }
     }
 
-    /// A row whose experts start at `at` wants these; `ahead` are the next uses of its experts.
+    /// The row whose experts start at `at` requests `wanted`; `ahead` has the next use of each of its experts.
     pub fn serve(&mut self, at: usize, wanted: &[usize], ahead: &[u16]) {
         let resident = &mut self.resident[at..at + ahead.len()];
         wanted.iter().for_each(|expert| resident[*expert] = true);
-        let mut many = resident.iter().filter(|r| **r).count();
-        while many > self.slots.max(wanted.len()) {
+        let mut count = resident.iter().filter(|r| **r).count();
+        while count > self.slots.max(wanted.len()) {
             let distance = |e: &usize| if ahead[*e] == 0 { u32::MAX } else { u32::from(ahead[*e]) };
             let furthest = (0..ahead.len()).filter(|e| resident[*e] && !wanted.contains(e)).max_by_key(distance);
             let Some(furthest) = furthest else { return };
             resident[furthest] = false;
-            many -= 1;
+            count -= 1;
         }
     }
 
-    /// Of the row whose experts start at `at`, who is kept.
+    /// The residents of the row whose experts start at `at`.
     pub fn kept(&self, at: usize, experts: usize) -> &[bool] {
         &self.resident[at..at + experts]
     }
 }
 
-/// How often each expert is wanted per pass: `[rows, experts]`.
+/// `[rows, experts]`: requests of each expert per pass.
 pub(super) fn popularity(size: MoeSize, sequences: &[Sequence]) -> Vec<f32> {
     let mut count = vec![0u64; size.rows * size.experts];
     let mut passes = 0;
@@ -119,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn belady_keeps_who_is_needed_first() {
+    fn belady_keeps_the_expert_with_the_nearest_use() {
         let trace = trace();
         let requests = Requests::by_sequence(&trace);
         let sequence = Sequence::new(&requests[0]);

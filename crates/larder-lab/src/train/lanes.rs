@@ -1,17 +1,19 @@
+//! Batches for training.
+
 use larder_policy::eviction::learned::{FEATURES, Features, MoeSize, UsageFeatures};
 
 use super::labels::Sequence;
 use crate::Rng;
 
-/// What a network sees of past choices.
+/// A network's view of past choices.
 pub(super) trait NetworkInput {
-    /// Numbers per row.
+    /// Inputs per row.
     fn width(size: MoeSize) -> usize;
-    /// Forgets what was.
+    /// Resets to the state before any choice.
     fn new_sequence(&mut self);
-    /// A row has chosen.
+    /// Adds the choice of a row.
     fn observe(&mut self, row: usize, wanted: &[usize]);
-    /// What is seen of a row.
+    /// Writes the inputs of a row.
     fn write(&self, row: usize, into: &mut [f32]);
 }
 
@@ -56,21 +58,22 @@ impl NetworkInput for UsageFeatures {
     }
 }
 
-/// Some passes of several sequences.
+/// Some passes of several sequences, one sequence per lane.
 pub(super) struct Batch {
     pub lanes: usize,
     pub passes: usize,
     /// `[rows, lanes, 1 + passes, width]`: before the first pass, and after each.
     pub inputs: Vec<f32>,
-    /// `[rows, lanes, passes, experts]`: passes until the next use, 0 for none.
+    /// `[rows, lanes, passes, experts]`: passes until the expert's next use, 0 for none.
     pub next_use: Vec<u16>,
-    /// The same shape: whom Belady keeps.
+    /// The same shape: whether the Belady cache keeps the expert.
     pub kept: Vec<bool>,
     /// `[lanes, passes]`: passes that follow in the sequence; `None` where there is no pass.
     pub passes_left: Vec<Option<u32>>,
 }
 
-/// Sequences side by side, each from its start to its end, so that memory does not grow with the trace.
+/// Batches from sequences that run side by side, each from its start to its end, so that memory does not grow with the
+/// trace.
 pub(super) struct Lanes<'a, S> {
     size: MoeSize,
     slots: usize,
@@ -82,12 +85,12 @@ pub(super) struct Lanes<'a, S> {
 struct Lane<S> {
     seen: S,
     belady: super::labels::BeladyCache,
-    /// The sequence, its next pass and its labels; `None` when there are no more.
+    /// The current sequence, its next pass and its labels; `None` when no sequence is left.
     at: Option<(usize, usize, Vec<u16>)>,
 }
 
 impl<'a, S: NetworkInput> Lanes<'a, S> {
-    /// In an order that goes with the seed. `slots` are Belady's, per row.
+    /// Lanes over the sequences, shuffled by `rng` if there is one. `slots` is the size of the Belady cache per row.
     pub fn new(
         size: MoeSize,
         sequences: &'a [Sequence<'a>],
@@ -103,7 +106,7 @@ impl<'a, S: NetworkInput> Lanes<'a, S> {
         Lanes { size, slots, sequences, waiting, lanes: (0..lanes.min(sequences.len())).map(lane).collect() }
     }
 
-    /// The next `passes` of each lane; `None` when all sequences are over.
+    /// A batch of the next `passes` of each lane; `None` when all sequences are done.
     pub fn next(&mut self, passes: usize) -> Option<Batch> {
         for lane in &mut self.lanes {
             if lane.at.is_none()

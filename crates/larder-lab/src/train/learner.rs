@@ -1,31 +1,33 @@
+//! The interface of a trainable network.
+
 use candle_core::{Device, Result, Tensor, Var};
 use larder_policy::eviction::learned::Arrays;
 
 use super::lanes::{Batch, NetworkInput};
 use crate::Rng;
 
-/// A network that can be trained.
+/// A trainable network.
 pub(super) trait Learner {
-    /// What it sees.
+    /// Its view of past choices.
     type Input: NetworkInput;
 
-    /// Before anything has happened.
+    /// The input before any choice.
     fn new_input(&self) -> Self::Input;
 
-    /// Takes one step, and gives the loss before it.
+    /// Makes one optimizer step and returns the loss before it.
     fn train_step(&mut self, batch: &Batch, rate: f64) -> Result<f64>;
 
-    /// The loss as it is.
+    /// The loss without an optimizer step.
     fn loss(&mut self, batch: &Batch) -> Result<f64>;
 
-    /// Everything that is learned.
+    /// All trainable variables.
     fn variables(&self) -> Vec<Var>;
 
-    /// What use needs of it, without what all forms have in common.
+    /// The arrays of the weights file, without the metadata that all networks share.
     fn arrays(&self) -> Result<Arrays>;
 }
 
-/// Numbers around 0, as a bell curve has them.
+/// Normally distributed initial values with mean 0.
 pub(super) fn normal_init(rng: &mut Rng, shape: &[usize], deviation: f64) -> Result<Var> {
     let one = |_| {
         let (angle, length) = (rng.unit() * std::f64::consts::TAU, (-2.0 * (1.0 - rng.unit()).ln()).sqrt());
@@ -35,7 +37,7 @@ pub(super) fn normal_init(rng: &mut Rng, shape: &[usize], deviation: f64) -> Res
     Var::from_vec(numbers, shape, &Device::Cpu)
 }
 
-/// The last two dimensions changed round.
+/// The tensor with its last two dimensions swapped.
 pub(super) fn transposed(tensor: &Tensor) -> Result<Tensor> {
     let last = tensor.rank() - 1;
     tensor.transpose(last - 1, last)?.contiguous()

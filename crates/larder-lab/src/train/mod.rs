@@ -1,4 +1,4 @@
-//! From traces to the weights of the policy `learned`.
+//! Training of the weights of the eviction policy `learned` on traces.
 
 mod crosslayer;
 mod evaluate;
@@ -27,40 +27,40 @@ pub use split::{Split, subset};
 /// Passes of each sequence in a batch.
 const PASSES: usize = 32;
 
-/// A kind of network.
+/// The network to train.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NetworkKind {
-    /// Ours: from the recent choices of all layers.
+    /// larder's own: predicts from the recent choices of all layers.
     Crosslayer,
-    /// The FlashMoE paper's: from recency and frequency in each layer.
+    /// The FlashMoE paper's: predicts from recency and frequency within a layer.
     Flashmoe,
 }
 
-/// How to train.
+/// Settings of a training run.
 #[derive(Clone, Debug)]
 pub struct TrainingConfig {
-    /// Which network.
+    /// The network.
     pub network: NetworkKind,
-    /// Equal seeds give equal weights on one kind of machine.
+    /// Seed; equal seeds give equal weights on the same kind of machine.
     pub seed: u64,
-    /// How often every sequence is seen, at most.
+    /// Limit of epochs.
     pub epochs: usize,
-    /// Epochs without a better result on the sequences for choosing after which training ends.
+    /// Early stopping: epochs without a smaller validation loss after which training ends.
     pub patience: usize,
-    /// The size of the first steps.
+    /// Initial learning rate.
     pub learning_rate: f64,
-    /// Whether steps get smaller until the end.
+    /// Whether the learning rate decays by a cosine schedule, after a short warm-up.
     pub cosine_decay: bool,
-    /// Sequences in a batch.
+    /// Sequences per batch.
     pub lanes: usize,
-    /// Units between the layers, for `crosslayer`.
+    /// Hidden units, for `crosslayer`.
     pub hidden: usize,
-    /// Slots per layer that Belady's targets are for, for `flashmoe`.
+    /// Slots per layer of the simulated Belady cache that makes the targets, for `flashmoe`.
     pub slots: usize,
 }
 
 impl TrainingConfig {
-    /// What served each form best.
+    /// The settings that worked best for each network.
     pub fn new(network: NetworkKind, experts: usize) -> Self {
         let base = TrainingConfig {
             network,
@@ -82,23 +82,24 @@ impl TrainingConfig {
     }
 }
 
-/// How training goes.
+/// Progress of a training run.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum TrainingProgress {
-    /// That many passes of this epoch are done, of about so many in all.
+    /// Passes done in this epoch, and about how many it has.
     Passes(usize, usize),
-    /// An epoch is over.
+    /// The end of an epoch.
     Epoch {
-        /// Counted from 1.
+        /// Number of the epoch, from 1.
         epoch: usize,
-        /// The mean loss on the sequences to train on.
+        /// Mean training loss.
         train: f64,
-        /// The same on the sequences to choose by, if there are any.
+        /// Mean validation loss, if there are validation sequences.
         validation: Option<f64>,
     },
 }
 
-/// Trains on some sequences of a trace and, where there are others to choose by, keeps what did best on those.
+/// Trains on the training sequences of a trace. With validation sequences, the weights of the epoch with the smallest
+/// validation loss are kept, else those of the last epoch.
 pub fn train(
     trace: &Trace,
     split: &Split,
@@ -106,7 +107,7 @@ pub fn train(
     progress: &mut dyn FnMut(TrainingProgress),
 ) -> Result<Arrays, LabError> {
     if split.train.is_empty() {
-        return Err(LabError::InvalidInput("there is no sequence to train on".into()));
+        return Err(LabError::InvalidInput("there are no sequences to train on".into()));
     }
     let size = MoeSize { rows: trace.rows, experts: trace.experts, top_k: trace.top_k };
     let requests = Requests::by_sequence(trace);
@@ -123,12 +124,12 @@ pub fn train(
             fit(net, size, &train, &validation, config, progress).map_err(failed)?
         }
     };
-    let mut say = |key: &str, value: String| arrays.meta.insert(key.to_owned(), value);
-    say("format", FORMAT.to_owned());
-    say("version", VERSION.to_owned());
-    say("layers", size.rows.to_string());
-    say("experts", size.experts.to_string());
-    say("top_k", size.top_k.to_string());
+    let mut set = |key: &str, value: String| arrays.meta.insert(key.to_owned(), value);
+    set("format", FORMAT.to_owned());
+    set("version", VERSION.to_owned());
+    set("layers", size.rows.to_string());
+    set("experts", size.experts.to_string());
+    set("top_k", size.top_k.to_string());
     Ok(arrays)
 }
 
@@ -164,7 +165,7 @@ fn fit<L: Learner>(
             if validation.is_empty() { None } else { Some(mean_loss(&mut learner, size, validation, config)?) };
         progress(TrainingProgress::Epoch { epoch, train: sum / here.max(1) as f64, validation: chosen });
         let Some(loss) = chosen else { continue };
-        if best.as_ref().is_none_or(|(least, _)| loss < *least) {
+        if best.as_ref().is_none_or(|(smallest, _)| loss < *smallest) {
             let copy = |variable: &Var| variable.as_tensor().copy();
             best = Some((loss, learner.variables().iter().map(copy).collect::<candle_core::Result<_>>()?));
             idle = 0;
@@ -181,14 +182,14 @@ fn fit<L: Learner>(
     learner.arrays()
 }
 
-/// How large a step is, as a share of the first ones: it grows over the first of them, and shrinks to the end.
+/// The learning rate as a share of the initial one: a linear warm-up and a cosine decay.
 fn learning_rate_scale(config: &TrainingConfig, done: usize, all: usize) -> f64 {
     if !config.cosine_decay {
         return 1.0;
     }
     let share = done as f64 / all.max(1) as f64;
-    let warm = (share * 16.0 + 0.02).min(1.0);
-    warm * (0.51 + 0.49 * (std::f64::consts::PI * share.min(1.0)).cos())
+    let warm_up = (share * 16.0 + 0.02).min(1.0);
+    warm_up * (0.51 + 0.49 * (std::f64::consts::PI * share.min(1.0)).cos())
 }
 
 fn mean_loss<L: Learner>(

@@ -1,20 +1,22 @@
+//! The division of a trace's sequences into training, validation and test sets.
+
 use larder_core::{Trace, TraceError};
 
 use crate::Rng;
 
-/// Which sequences of a trace serve what; never the same for two things.
+/// Disjoint sets of a trace's sequences.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Split {
-    /// To learn from.
+    /// Sequences to train on.
     pub train: Vec<usize>,
-    /// To choose by among what was learned.
+    /// Sequences to choose the best epoch by.
     pub validation: Vec<usize>,
-    /// To judge by at the end, and nothing else.
+    /// Sequences kept for the final evaluation.
     pub test: Vec<usize>,
 }
 
 impl Split {
-    /// Draws `judge` and then `choose` of `sequences`, by seed; the others are to learn from.
+    /// Draws the test and then the validation sequences at random, by seed; the rest is for training.
     pub fn draw(sequences: usize, validation: usize, test: usize, seed: u64) -> Self {
         let mut all: Vec<usize> = (0..sequences).collect();
         Rng::new(seed).shuffle(&mut all);
@@ -43,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_sequence_serves_one_thing() {
+    fn sets_are_disjoint_and_complete() {
         let split = Split::draw(20, 3, 5, 7);
         let mut all = [split.train.clone(), split.validation.clone(), split.test.clone()].concat();
         all.sort_unstable();

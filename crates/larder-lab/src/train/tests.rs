@@ -1,3 +1,5 @@
+//! Tests of training on a planted pattern, and of weights files.
+
 use std::sync::Arc;
 
 use larder_core::{CacheScope, Trace, TracePass};
@@ -10,8 +12,8 @@ use crate::{InitialCache, replay};
 const ROWS: usize = 2;
 const EXPERTS: usize = 16;
 
-/// Each sequence goes round through topics of its own, each of which has its experts: who looks at what is active now
-/// can tell what comes next, who looks at an expert's own past cannot.
+/// Each sequence cycles through topics, each with its own experts. The experts that are active now predict the next ones;
+/// an expert's own past does not.
 fn planted(sequences: usize, seed: u64) -> Trace {
     let mut rng = Rng::new(seed);
     let mut trace = Trace::new(ROWS, EXPERTS, 2);
@@ -28,56 +30,56 @@ fn planted(sequences: usize, seed: u64) -> Trace {
     trace
 }
 
-fn recipe(form: NetworkKind) -> TrainingConfig {
+fn config(network: NetworkKind) -> TrainingConfig {
     TrainingConfig {
         hidden: 16,
         epochs: 6,
         lanes: 2,
         learning_rate: 1e-2,
         seed: 3,
-        ..TrainingConfig::new(form, EXPERTS)
+        ..TrainingConfig::new(network, EXPERTS)
     }
 }
 
-fn trained(form: NetworkKind, seed: u64) -> Arrays {
+fn trained(network: NetworkKind, seed: u64) -> Arrays {
     let split = Split { train: (0..8).collect(), validation: vec![8, 9], test: vec![] };
-    train(&planted(10, 1), &split, &TrainingConfig { seed, ..recipe(form) }, &mut |_| {}).unwrap()
+    train(&planted(10, 1), &split, &TrainingConfig { seed, ..config(network) }, &mut |_| {}).unwrap()
 }
 
 fn misses(spec: &str, evictor: Option<Evictor>, scope: CacheScope) -> u64 {
-    let help = PolicyInputs { evictor: evictor.map(Arc::new), ..PolicyInputs::default() };
+    let inputs = PolicyInputs { evictor: evictor.map(Arc::new), ..PolicyInputs::default() };
     let spec = spec.parse().unwrap();
-    replay(&planted(6, 2), (4, scope, 0), &spec, &help, InitialCache::Cold).unwrap().counts.misses
+    replay(&planted(6, 2), (4, scope, 0), &spec, &inputs, InitialCache::Cold).unwrap().counts.misses
 }
 
 #[test]
-fn both_forms_learn_what_is_planted() {
-    for form in [NetworkKind::Crosslayer, NetworkKind::Flashmoe] {
-        let arrays = trained(form, 3);
+fn both_networks_learn_the_planted_pattern() {
+    for network in [NetworkKind::Crosslayer, NetworkKind::Flashmoe] {
+        let arrays = trained(network, 3);
         for scope in [CacheScope::Layer, CacheScope::Global] {
             let [lru, belady] = ["lru", "belady"].map(|spec| misses(spec, None, scope));
             let learned = misses("learned", Some(Evictor::from_arrays(&arrays).unwrap()), scope);
             let closed = (lru as f64 - learned as f64) / (lru as f64 - belady as f64);
-            let asked = if form == NetworkKind::Crosslayer { 0.3 } else { 0.1 };
-            assert!(closed > asked, "{form:?} {scope}: {lru} {learned} {belady}");
+            let wanted = if network == NetworkKind::Crosslayer { 0.3 } else { 0.1 };
+            assert!(closed > wanted, "{network:?} {scope}: {lru} {learned} {belady}");
         }
     }
 }
 
 #[test]
-fn a_seed_gives_the_same_bits_again() {
-    for form in [NetworkKind::Crosslayer, NetworkKind::Flashmoe] {
-        assert_eq!(trained(form, 3), trained(form, 3));
-        assert_ne!(trained(form, 3).all, trained(form, 4).all);
+fn training_is_reproducible_by_seed() {
+    for network in [NetworkKind::Crosslayer, NetworkKind::Flashmoe] {
+        assert_eq!(trained(network, 3), trained(network, 3));
+        assert_ne!(trained(network, 3).all, trained(network, 4).all);
     }
 }
 
 #[test]
-fn weights_come_back_from_their_file() {
+fn weights_round_trip_through_a_file() {
     let folder = tempfile::tempdir().unwrap();
-    for form in [NetworkKind::Crosslayer, NetworkKind::Flashmoe] {
+    for network in [NetworkKind::Crosslayer, NetworkKind::Flashmoe] {
         let path = folder.path().join("evictor.safetensors");
-        let arrays = trained(form, 3);
+        let arrays = trained(network, 3);
         write_evictor(&path, &arrays).unwrap();
         assert_eq!(file::read_arrays(&path).unwrap(), arrays);
         assert_eq!(read_evictor(&path).unwrap().size(), MoeSize { rows: ROWS, experts: EXPERTS, top_k: 2 });
@@ -85,17 +87,17 @@ fn weights_come_back_from_their_file() {
 }
 
 #[test]
-fn other_files_are_refused_in_a_sentence() {
+fn other_files_are_refused_in_one_sentence() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("evictor.safetensors");
-    let said = |bytes: &[u8]| {
+    let error_of = |bytes: &[u8]| {
         std::fs::write(&path, bytes).unwrap();
         read_evictor(&path).err().unwrap().to_string()
     };
-    assert!(said(b"no").contains("is no safetensors file"));
+    assert!(error_of(b"no").contains("is not a safetensors file"));
     let trace = folder.path().join("trace");
     planted(1, 1).write(&trace).unwrap();
-    assert!(said(&std::fs::read(&trace).unwrap()).contains("which weights for eviction never are"));
+    assert!(error_of(&std::fs::read(&trace).unwrap()).contains("weights for eviction are F32 or I8"));
     let mut arrays = trained(NetworkKind::Crosslayer, 3);
     arrays.meta.insert("features".into(), "0".into());
     write_evictor(&path, &arrays).unwrap();
@@ -104,7 +106,7 @@ fn other_files_are_refused_in_a_sentence() {
 }
 
 #[test]
-fn nothing_to_train_on_is_said() {
-    let error = train(&planted(1, 1), &Split::default(), &recipe(NetworkKind::Crosslayer), &mut |_| {}).unwrap_err();
-    assert_eq!(error.to_string(), "there is no sequence to train on");
+fn training_without_sequences_is_refused() {
+    let error = train(&planted(1, 1), &Split::default(), &config(NetworkKind::Crosslayer), &mut |_| {}).unwrap_err();
+    assert_eq!(error.to_string(), "there are no sequences to train on");
 }
