@@ -133,7 +133,7 @@ def chat(test):
     assert (body["temperature"], body["top_p"], body["max_tokens"]) == (0.7, 0.9, 40), body
     assert [message["role"] for message in body["messages"]] == ["system", "user"], body
     test.wait_until_written()
-    assert "cut off at its limit · 40 tokens" in test.answer().inner_text(), test.answer().inner_text()
+    assert "stopped at the token limit · 40 tokens" in test.answer().inner_text(), test.answer().inner_text()
     # It comes in pieces, and stops when told.
     test.send("And then?", "")
     lengths = set()
@@ -152,10 +152,10 @@ def chat(test):
     assert copied.strip() and copied.split()[:5] == text.split()[:5], (copied, text)
     # A request carries the conversation so far, and an answer can be regenerated.
     with page.expect_request("**/v1/chat/completions") as sent:
-        test.answer().get_by_role("button", name="Write again").click()
+        test.answer().get_by_role("button", name="Regenerate").click()
     roles = [message["role"] for message in sent.value.post_data_json["messages"]]
     assert roles == ["system", "user", "assistant", "user"], roles
-    page.click("#fresh")
+    page.click("#new-chat")
     assert page.locator(".message").count() == 0 and page.locator("#welcome").is_visible()
 
 
@@ -179,7 +179,7 @@ def keyboard(test):
             page.keyboard.press("ArrowRight")
             page.keyboard.press("ArrowRight")
             assert "expert 1:" in page.locator("#cell").inner_text(), page.locator("#cell").inner_text()
-    assert {"fresh", "settings-button", "engine-button", "log", "prompt", "grid", "lambda"} <= reached, reached
+    assert {"new-chat", "settings-button", "engine-button", "log", "prompt", "grid", "lambda"} <= reached, reached
 
 
 def engine(test):
@@ -328,7 +328,7 @@ def picture(test, path):
     test.set(temperature=0.7, top_p=0.9)
     test.send("What did the captain find?", 450)
     test.wait_until_written()
-    page.click("#fresh")
+    page.click("#new-chat")
     test.send("Tell me about the old house by the sea.", 700)
     page.wait_for_timeout(500)
     set_lambda(test, 0.1)

@@ -1,4 +1,4 @@
-//! One answer being written, a step at a time.
+//! A request that is being generated, one step at a time: pieces of prefill, then a token per step.
 
 use std::time::{Duration, Instant};
 
@@ -10,20 +10,20 @@ use crate::error::ApiError;
 use crate::job::{GenerationEvent, GenerationJob, GenerationSummary, SampledToken, TextDelta, TokenLogprob};
 use crate::model::ServedModel;
 
-/// Tokens of a prompt that are read at once while others write.
+/// Prompt tokens per prefill step while other requests are active.
 const SHARED_CHUNK: usize = 64;
-/// Events that a step may send: text, and its end. One more place is kept for what comes last.
+/// Events that a step may send: text, and the end. One more place is kept for the last event.
 const EVENTS_PER_STEP: usize = 3;
 
-/// An answer under way.
+/// A request with its sequence, from the start of prefill to the last token.
 pub struct ActiveRequest<'m> {
     job: GenerationJob,
     sequence: Sequence,
     model: &'m ServedModel,
     text: Option<Detokenizer<'m>>,
-    /// Of the last token read, once the prompt is.
+    /// Logits of the last token of the sequence; empty until prefill is complete.
     logits: Vec<f32>,
-    /// Drawn tokens whose text has not been sent yet.
+    /// Sampled tokens whose text has not been sent yet, if log-probabilities were requested.
     unsent: Vec<SampledToken>,
     cached_tokens: usize,
     generated_tokens: usize,
@@ -31,30 +31,30 @@ pub struct ActiveRequest<'m> {
     first_token: Option<Instant>,
 }
 
-/// What a step did.
+/// The work of one step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StepKind {
-    /// Read so many tokens of the prompt.
+    /// Prefill of this number of prompt tokens.
     Prefill(usize),
-    /// Wrote a token; whether it was the first.
+    /// One generated token.
     Decode {
-        /// Time from the request to this token, if it was the first.
+        /// Time from the request to this token, if it is the request's first.
         ttft: Option<Duration>,
     },
-    /// Nothing: whoever takes the text is slow.
+    /// None: the client has not yet taken the text that was sent.
     Stalled,
 }
 
-/// Whether there is more to do.
+/// A step's work, and whether the request goes on.
 pub enum StepOutcome {
-    /// There is.
+    /// The request needs further steps.
     More(StepKind),
-    /// It is over.
+    /// The request is complete, cancelled or failed.
     Finished(StepKind),
 }
 
 impl<'m> ActiveRequest<'m> {
-    /// The answer to `job`, in a sequence that may have read the beginning of its prompt.
+    /// Starts `job` in a sequence whose KV cache may already hold the beginning of the prompt.
     pub fn new(job: GenerationJob, mut sequence: Sequence, model: &'m ServedModel) -> Self {
         let cached_tokens = sequence.tokens().len();
         sequence.plan_len(job.prompt.len());
@@ -74,22 +74,22 @@ impl<'m> ActiveRequest<'m> {
         }
     }
 
-    /// Its number.
+    /// The request's number.
     pub fn number(&self) -> u64 {
         self.job.number
     }
 
-    /// How long it has been at the decoder.
+    /// Time since it left the queue.
     pub fn age(&self) -> Duration {
         self.started.elapsed()
     }
 
-    /// The sequence, once the answer is over.
+    /// The sequence, for the prefix cache.
     pub fn into_sequence(self) -> Sequence {
         self.sequence
     }
 
-    /// Reads a piece of the prompt, or writes a token; `alone` if nobody else is writing.
+    /// Prefills a piece of the prompt or generates a token. `alone` if no other request is active.
     pub fn step(&mut self, engine: &mut dyn Engine, alone: bool) -> StepOutcome {
         if self.job.events.is_closed() {
             return StepOutcome::Finished(StepKind::Stalled);
@@ -97,7 +97,7 @@ impl<'m> ActiveRequest<'m> {
         if Instant::now() >= self.job.deadline {
             return self.fail(ApiError::timed_out((self.job.deadline - self.job.received).as_secs()));
         }
-        // The last event must fit as well.
+        // The final event must fit as well.
         if self.job.events.capacity() < EVENTS_PER_STEP {
             return StepOutcome::More(StepKind::Stalled);
         }
@@ -162,7 +162,7 @@ impl<'m> ActiveRequest<'m> {
         if finish != FinishReason::StopString {
             let mut rest = self.text.take().map(|text| self.job.stop.push(&text.finish())).unwrap_or_default();
             rest.push_str(&self.job.stop.finish());
-            // The last tokens may have no text of their own.
+            // The last tokens may have no text, but their log-probabilities are sent.
             if !rest.is_empty() || !self.unsent.is_empty() {
                 self.send(rest);
             }
@@ -178,7 +178,7 @@ impl<'m> ActiveRequest<'m> {
             prefill: first - self.started,
             decode: now - first,
         };
-        // Nobody may be listening any more.
+        // The client may have disconnected.
         let _ = self.job.events.try_send(GenerationEvent::Done(summary));
         StepOutcome::Finished(step)
     }

@@ -1,4 +1,4 @@
-//! Connections: accepted up to a number, given up where the other side stalls, ended with grace.
+//! Connections: a limited number, a timeout for clients that stall, and a graceful shutdown.
 
 use std::future::Future;
 use std::io;
@@ -17,14 +17,14 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, Sleep, sleep, timeout};
 
-/// Most connections at a time; others wait in the system's queue.
+/// Open connections at a time; further ones wait in the listener's backlog.
 const CONNECTIONS_MAX: usize = 512;
-/// How long connections may take to end once nothing is left to answer.
+/// Time for connections to close once all requests are complete.
 const GRACE: Duration = Duration::from_secs(5);
-/// How long to wait after a connection could not be accepted, mostly because there are too many files.
+/// Pause after a failed accept, mostly for want of file descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Serves connections until `end`. `idle_timeout` is how long a client may be silent while it is its turn.
+/// Serves connections until `end`. `idle_timeout` limits the wait for a client that has to send or to receive.
 pub async fn accept(listener: TcpListener, router: Router, idle_timeout: Duration, end: impl Future<Output = ()>) {
     let (permits, graceful) = (Arc::new(Semaphore::new(CONNECTIONS_MAX)), GracefulShutdown::new());
     let mut server = http1::Builder::new();
@@ -48,7 +48,7 @@ pub async fn accept(listener: TcpListener, router: Router, idle_timeout: Duratio
         let io = TokioIo::new(WriteTimeout::new(stream, idle_timeout));
         let connection = graceful.watch(server.serve_connection(io, TowerToHyperService::new(router.clone())));
         tokio::spawn(async move {
-            // Whatever went wrong is the other side's affair.
+            // An error here concerns one client's connection only.
             let _ = connection.await;
             drop(permit);
         });
@@ -57,7 +57,7 @@ pub async fn accept(listener: TcpListener, router: Router, idle_timeout: Duratio
     let _ = timeout(GRACE, graceful.shutdown()).await;
 }
 
-/// A connection that fails once what is written has not been taken for too long.
+/// A TCP stream whose writes fail once the client has received nothing for `idle_timeout`.
 struct WriteTimeout {
     stream: TcpStream,
     idle_timeout: Duration,

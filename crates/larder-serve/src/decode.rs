@@ -1,4 +1,4 @@
-//! The decode thread: answers take turns, a token or a piece of a prompt each.
+//! The decode thread: active requests take turns, one token or one piece of prefill each.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -11,12 +11,12 @@ use crate::prefix_cache::PrefixCache;
 use crate::queue::{EngineCommand, NextTask};
 use crate::server::ServerState;
 
-/// How long to sleep where there is nothing to do.
+/// Longest wait for a new request while none is active.
 const IDLE: Duration = Duration::from_millis(500);
-/// How long to wait for clients that are slow, where all are.
+/// Pause when every active request waits for a slow client.
 const STALL: Duration = Duration::from_millis(2);
 
-/// Answers requests until the queue is closed and everything is answered.
+/// Generates until the queue is closed and all active requests are complete.
 pub fn run(shared: &ServerState, engine: Box<dyn Engine>) {
     let options = &shared.options;
     let prefix_cache = PrefixCache::new(options.sessions.max(options.parallel), shared.model.context);
@@ -45,7 +45,7 @@ impl DecodeLoop<'_> {
         }
     }
 
-    /// Takes what has come; false if nothing is left and nothing will come.
+    /// Takes requests and commands from the queue; false once it is closed and no request is active.
     fn take_queued(&mut self) -> bool {
         loop {
             let patience = if self.active.is_empty() { IDLE } else { Duration::ZERO };
@@ -68,26 +68,26 @@ impl DecodeLoop<'_> {
         self.active.push_back(ActiveRequest::new(job, sequence, &self.shared.model));
     }
 
-    /// The first in the row makes a step and goes to its end; whether it had anything to do.
+    /// Makes one step of the request at the front and moves it to the back; false if the step was stalled.
     fn turn(&mut self) -> bool {
-        let Some(mut answer) = self.active.pop_front() else { return false };
+        let Some(mut request) = self.active.pop_front() else { return false };
         let began = Instant::now();
-        let (step, over) = match answer.step(self.engine.as_mut(), self.active.is_empty()) {
+        let (step, over) = match request.step(self.engine.as_mut(), self.active.is_empty()) {
             StepOutcome::More(step) => (step, false),
             StepOutcome::Finished(step) => (step, true),
         };
-        self.record_step(&answer, step, began.elapsed());
+        self.record_step(&request, step, began.elapsed());
         match over {
             true => {
-                self.shared.metrics.lock().request_finished(answer.age());
-                self.prefix_cache.put_back(answer.into_sequence());
+                self.shared.metrics.lock().request_finished(request.age());
+                self.prefix_cache.put_back(request.into_sequence());
             }
-            false => self.active.push_back(answer),
+            false => self.active.push_back(request),
         }
         over || step != StepKind::Stalled
     }
 
-    fn record_step(&mut self, answer: &ActiveRequest, step: StepKind, took: Duration) {
+    fn record_step(&mut self, request: &ActiveRequest, step: StepKind, took: Duration) {
         if step == StepKind::Stalled {
             return;
         }
@@ -96,13 +96,13 @@ impl DecodeLoop<'_> {
         if self.shared.live.has_listeners() {
             let visits = self.engine.take_visits();
             let lengths = self.shared.queue.lengths();
-            self.shared.live.publish(event.json(&self.shared.model, answer.number(), &status, &visits, lengths));
+            self.shared.live.publish(event.json(&self.shared.model, request.number(), &status, &visits, lengths));
         }
         self.shared.metrics.lock().step(step, &status);
     }
 
     fn execute(&mut self, command: EngineCommand) {
-        // Whoever asked may have gone.
+        // The receiver is gone if the client has disconnected.
         match command {
             EngineCommand::ReadState(to) => {
                 let _ = to.send(self.state());
@@ -110,7 +110,7 @@ impl DecodeLoop<'_> {
             EngineCommand::SetRouting(spec, to) => {
                 let routed = self.engine.set_routing(&spec);
                 if routed.is_ok() {
-                    // What was read while others were chosen is not what would be read now.
+                    // KV caches depend on the experts that were chosen, so those of the old strategy do not fit.
                     let (decoder, _) = self.engine.decoder_and_experts();
                     self.prefix_cache.clear(decoder);
                 }

@@ -1,59 +1,61 @@
+//! The engine as the server sees it: a trait that the command implements.
+
 use larder_cache::{Traffic, Visit};
 use larder_model::{Decoder, ExpertPath};
 
-/// A decoder with its experts, as the decode thread needs it.
+/// A decoder with its experts: what the decode thread drives.
 pub trait Engine: Send {
-    /// The decoder, and where its experts come from.
+    /// The decoder, and the path that its experts are read and computed on.
     fn decoder_and_experts(&mut self) -> (&Decoder, &mut dyn ExpertPath);
 
-    /// What comes has nothing to do with what was.
+    /// Tells eviction and routing that the next tokens are unrelated to the last ones.
     fn new_sequence(&mut self);
 
-    /// How things stand.
+    /// Cache traffic and routing so far.
     fn status(&self) -> EngineStatus;
 
-    /// Chooses experts by this strategy from now on; otherwise says in one sentence why not, and nothing changes.
+    /// Switches to the routing strategy `spec`. On an error, which is one sentence for the client, nothing changes.
     fn set_routing(&mut self, spec: &str) -> Result<(), String>;
 
-    /// Whether to remember what each layer found in the cache, for [`take_visits`](Self::take_visits).
+    /// Turns the recording of cache visits for [`take_visits`](Self::take_visits) on or off.
     fn record_visits(&mut self, on: bool);
 
-    /// What layers found since the last call, in order of computation.
+    /// The visits since the last call, in order of computation.
     fn take_visits(&mut self) -> Vec<LayerVisit>;
 
-    /// The experts in memory, for each layer that has experts.
+    /// The resident experts of each MoE row.
     fn resident_experts(&self) -> Vec<Vec<usize>>;
 }
 
-/// What one layer found in the cache.
+/// One layer's visit to the cache.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LayerVisit {
-    /// Which layer, among those with experts.
+    /// The MoE row: the layer's index among those with experts.
     pub row: usize,
-    /// What it found.
+    /// Its hits, misses and evictions.
     pub visit: Visit,
 }
 
-/// How an engine stands.
+/// Cache traffic and routing of an engine.
 #[derive(Clone, Default, Debug)]
 pub struct EngineStatus {
-    /// What passed through the cache so far; `None` if all experts are in memory for good.
+    /// Cache traffic so far; `None` if all experts are resident, so that none are read.
     pub traffic: Option<Traffic>,
     /// The routing strategy and its options.
     pub routing: String,
-    /// Its λ, if it has one.
+    /// The strategy's λ (cache bias), if it has one.
     pub lambda: Option<f64>,
-    /// How far it is from the model's own choice; `None` if every choice is the model's own.
+    /// Difference from the model's own choice of experts; `None` for the strategy `original`.
     pub quality: Option<RoutingQuality>,
 }
 
-/// How near choices were to the model's own, over tokens that were written.
+/// Agreement of the chosen experts with the model's own choice, over generated tokens.
 #[derive(Clone, Copy, PartialEq, Default, Debug)]
 pub struct RoutingQuality {
     /// Share of the model's own experts that were chosen.
     pub agreement: f64,
-    /// The mean part of the router's probability that was kept.
+    /// Mean router probability of the chosen experts, relative to the model's own choice.
     pub kept_mass: f64,
-    /// The mean KL divergence in nats.
+    /// Mean KL divergence to the model's own choice, in nats.
     pub kl: f64,
 }

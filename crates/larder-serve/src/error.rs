@@ -1,73 +1,75 @@
+//! Error responses.
+
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-/// A request that is not answered, in OpenAI's form.
+/// An error response in OpenAI's format.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct ApiError {
-    /// The status code.
+    /// The HTTP status code.
     pub status: StatusCode,
-    /// One sentence.
+    /// One sentence for people.
     pub message: String,
-    /// The field that it is about.
+    /// The request field at fault.
     pub param: Option<String>,
-    /// A word for programs.
+    /// OpenAI's machine-readable error code.
     pub code: Option<&'static str>,
-    /// Seconds after which to try again.
+    /// Seconds for the header `Retry-After`.
     pub retry_after: Option<u64>,
 }
 
 impl ApiError {
-    /// An error of this status.
+    /// An error without a field and without `Retry-After`.
     pub fn new(status: StatusCode, code: impl Into<Option<&'static str>>, message: impl Into<String>) -> Self {
         ApiError { status, message: message.into(), param: None, code: code.into(), retry_after: None }
     }
 
-    /// A request that is wrong.
+    /// 400: a malformed request.
     pub fn bad_request(message: impl Into<String>) -> Self {
         ApiError::new(StatusCode::BAD_REQUEST, None, message)
     }
 
-    /// A field that is wrong.
+    /// 400: a field with a wrong type or value.
     pub fn invalid_field(param: impl Into<String>, code: &'static str, message: impl Into<String>) -> Self {
         ApiError { param: Some(param.into()), ..ApiError::new(StatusCode::BAD_REQUEST, code, message) }
     }
 
-    /// A field that asks for what this server cannot do.
+    /// 400: a field that asks for something this server does not support.
     pub fn unsupported(param: impl Into<String>, message: impl Into<String>) -> Self {
         ApiError::invalid_field(param, "unsupported_value", message)
     }
 
-    /// The same about a field.
+    /// Names the field at fault.
     pub fn with_param(self, param: &str) -> Self {
         ApiError { param: Some(param.to_owned()), ..self }
     }
 
-    /// Too many requests.
-    pub fn too_many_requests(waiting: usize, seconds: u64) -> Self {
-        let message = format!("The server is busy: {waiting} requests are waiting; try again in {seconds} s.");
+    /// 429: a queue is full; `what` says of what, as in "requests are waiting".
+    pub fn too_many_requests(count: usize, what: &str, seconds: u64) -> Self {
+        let message = format!("The server is busy: {count} {what}; try again in {seconds} s.");
         let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded", message);
         ApiError { retry_after: Some(seconds), ..error }
     }
 
-    /// No longer answering.
+    /// 503: no new requests are accepted.
     pub fn shutting_down() -> Self {
         ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", "The server is shutting down.")
     }
 
-    /// Past its time.
+    /// 504: the request took longer than the server's time limit.
     pub fn timed_out(seconds: u64) -> Self {
-        let message = format!("The answer was not complete within the time limit of {seconds} s.");
+        let message = format!("The request was not completed within the time limit of {seconds} s.");
         ApiError::new(StatusCode::GATEWAY_TIMEOUT, "timeout", message)
     }
 
-    /// The model failed.
+    /// 500: the engine failed.
     pub fn engine_failed(message: impl Into<String>) -> Self {
         ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "engine_error", message)
     }
 
-    /// The body of the response.
+    /// The JSON body of the response.
     pub fn json(&self) -> Value {
         let kind = match self.status.as_u16() {
             429 => "rate_limit_error",
@@ -79,7 +81,7 @@ impl ApiError {
     }
 }
 
-/// A response in JSON.
+/// A response with a JSON body.
 pub struct Json(pub Value);
 
 impl IntoResponse for Json {

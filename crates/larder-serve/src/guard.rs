@@ -1,4 +1,4 @@
-//! Who may ask: keys, and pages of other sites.
+//! Access control: API keys, and the origins of web pages (CORS).
 
 use std::hint::black_box;
 use std::net::IpAddr;
@@ -11,7 +11,7 @@ use axum::response::{IntoResponse, Response};
 use crate::error::ApiError;
 use crate::server::App;
 
-/// Lets a request through or refuses it, and counts the response.
+/// Middleware that authorises each request, adds CORS headers and counts the response.
 pub async fn guard(State(app): State<App>, request: Request, next: Next) -> Response {
     let route = route_of(&request);
     let origin = request.headers().get(header::ORIGIN).cloned();
@@ -29,7 +29,7 @@ pub async fn guard(State(app): State<App>, request: Request, next: Next) -> Resp
     response
 }
 
-/// The route by its pattern: there are few of those, whatever is asked for.
+/// The pattern of the route, for metrics: a bounded set, whatever paths clients request.
 fn route_of(request: &Request) -> &'static str {
     const ROUTES: [&str; 10] = [
         "/",
@@ -49,7 +49,7 @@ fn route_of(request: &Request) -> &'static str {
 
 fn authorize(app: &App, request: &Request) -> Result<(), ApiError> {
     check_origin(app, request.headers())?;
-    // The page itself tells nothing, and asks for the key.
+    // The page holds no data; its script asks the user for the key.
     if matches!(request.uri().path(), "/" | "/health") || is_preflight(app, request) {
         return Ok(());
     }
@@ -61,26 +61,26 @@ fn authorize(app: &App, request: &Request) -> Result<(), ApiError> {
     });
     match given {
         Some(given) if constant_time_eq(given, key.as_bytes()) => Ok(()),
-        Some(_) => Err(ApiError::new(StatusCode::UNAUTHORIZED, "invalid_api_key", "The API key is not the right one.")),
+        Some(_) => Err(ApiError::new(StatusCode::UNAUTHORIZED, "invalid_api_key", "Incorrect API key.")),
         None => {
-            let message = "This server wants an API key: send it as 'Authorization: Bearer KEY'.";
+            let message = "Missing API key: send it in the header 'Authorization: Bearer KEY'.";
             Err(ApiError::new(StatusCode::UNAUTHORIZED, "missing_api_key", message))
         }
     }
 }
 
-/// A page of another site may make a browser ask here. Only those that were named may, and this server's own pages.
+/// Browsers let pages of any site send requests here. Allowed are the configured origin and this server's own page.
 fn check_origin(app: &App, headers: &HeaderMap) -> Result<(), ApiError> {
     let Some(origin) = headers.get(header::ORIGIN) else { return Ok(()) };
     let origin = origin.to_str().unwrap_or_default();
     let named = app.options.cors.as_deref().is_some_and(|allowed| allowed == "*" || allowed == origin);
     let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
     let own = origin.split_once("://").is_some_and(|(_, authority)| authority == host);
-    // A name that is made to point here is not this server's own, wherever it claims to come from.
+    // DNS rebinding: a foreign host name that resolves to this machine makes `Host` and `Origin` match.
     if named || own && (!app.options.is_local || is_local_name(host)) {
         return Ok(());
     }
-    let message = format!("Pages of {origin} may not ask this server; --cors would allow it.");
+    let message = format!("Cross-origin requests from {origin} are not allowed; --cors {origin} would allow them.");
     Err(ApiError::new(StatusCode::FORBIDDEN, "origin_not_allowed", message))
 }
 
@@ -105,7 +105,7 @@ fn add_cors_headers(headers: &mut HeaderMap, origin: HeaderValue) {
     headers.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("600"));
 }
 
-/// Compares in a time that depends on the length of `given` alone.
+/// Compares in a time that depends on the length of `given` alone, so that timing reveals nothing of the key.
 fn constant_time_eq(given: &[u8], key: &[u8]) -> bool {
     let mut differ = given.len() ^ key.len();
     for (i, byte) in given.iter().enumerate() {
@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_key_itself_is_the_same() {
+    fn only_equal_keys_match() {
         assert!(constant_time_eq(b"secret", b"secret") && constant_time_eq(b"", b""));
         for other in ["", "s", "secreT", "secretsecret", "secret ", "Secret"] {
             assert!(!constant_time_eq(other.as_bytes(), b"secret"), "{other}");
@@ -129,9 +129,9 @@ mod tests {
     }
 
     #[test]
-    fn names_are_not_here() {
-        for here in ["localhost", "localhost:8080", "127.0.0.1:80", "[::1]:8080", "[::1]", "10.0.0.7:1"] {
-            assert!(is_local_name(here), "{here}");
+    fn foreign_host_names_are_not_local() {
+        for local in ["localhost", "localhost:8080", "127.0.0.1:80", "[::1]:8080", "[::1]", "10.0.0.7:1"] {
+            assert!(is_local_name(local), "{local}");
         }
         for other in ["evil.example:8080", "localhost.evil.example", "", "[evil]:1"] {
             assert!(!is_local_name(other), "{other}");

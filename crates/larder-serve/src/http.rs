@@ -1,4 +1,4 @@
-//! Routes and what they do.
+//! Routes and their handlers.
 
 use std::convert::Infallible;
 use std::hash::{BuildHasher, RandomState};
@@ -32,7 +32,7 @@ mod body;
 
 type Result<T> = std::result::Result<T, ApiError>;
 
-/// Most listeners to events at a time.
+/// Open event streams at a time.
 const LISTENERS_MAX: usize = 32;
 
 /// All routes.
@@ -55,12 +55,12 @@ pub fn router(app: App) -> Router {
 }
 
 async fn not_found(request: Request) -> ApiError {
-    let message = format!("There is no {} here.", request.uri().path());
+    let message = format!("Unknown request URL: {} {}.", request.method(), request.uri().path());
     ApiError::new(StatusCode::NOT_FOUND, "not_found", message)
 }
 
 async fn method_not_allowed(request: Request) -> ApiError {
-    let message = format!("{} does not take {}.", request.uri().path(), request.method());
+    let message = format!("{} does not support the method {}.", request.uri().path(), request.method());
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
 }
 
@@ -95,7 +95,7 @@ fn model_object(app: &App, id: &str) -> serde_json::Value {
 }
 
 async fn embeddings() -> ApiError {
-    let message = "This model writes text; it makes no embeddings.";
+    let message = "Embeddings are not supported by this server.";
     ApiError::new(StatusCode::BAD_REQUEST, "unsupported_operation", message)
 }
 
@@ -113,7 +113,7 @@ async fn chat(State(app): State<App>, request: Request) -> Result<Response> {
 }
 
 async fn complete(State(app): State<App>, request: Request) -> Result<Response> {
-    /// As many as OpenAI's server writes unless told.
+    /// OpenAI's default for this endpoint.
     const DEFAULT_MAX_TOKENS: usize = 16;
     let since = Instant::now();
     let body = body::read(&app, request).await?;
@@ -127,13 +127,13 @@ async fn complete(State(app): State<App>, request: Request) -> Result<Response> 
     generate(&app, Endpoint::Completion, since, params, tokens, vec![]).await
 }
 
-/// Runs what takes time on a thread of its own, a few at a time.
+/// Runs `work`, mostly tokenising, on a blocking thread, a few at a time.
 async fn run_blocking<T: Send + 'static>(
     app: &App,
     work: impl FnOnce(&App) -> Result<T> + Send + 'static,
 ) -> Result<T> {
-    let failed = || ApiError::engine_failed("The request could not be prepared.");
-    let _place = app.tokenizer_permits.acquire().await.map_err(|_| failed())?;
+    let failed = || ApiError::engine_failed("The request could not be tokenised: a worker thread failed.");
+    let _permit = app.tokenizer_permits.acquire().await.map_err(|_| failed())?;
     let own = app.clone();
     tokio::task::spawn_blocking(move || work(&own)).await.map_err(|_| failed())?
 }
@@ -141,7 +141,7 @@ async fn run_blocking<T: Send + 'static>(
 fn check_model(app: &App, name: Option<&str>) -> Result<()> {
     match name {
         Some(name) if !app.model.has_name(name) => {
-            let message = format!("The model '{name}' does not exist; this server has '{}'.", app.model.name);
+            let message = format!("The model '{name}' does not exist; this server serves '{}'.", app.model.name);
             Err(ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message).with_param("model"))
         }
         _ => Ok(()),
@@ -157,7 +157,7 @@ async fn generate(
     more_stops: Vec<String>,
 ) -> Result<Response> {
     let number = app.requests.fetch_add(1, Ordering::Relaxed);
-    let wrong = |error: &dyn std::fmt::Display| ApiError::bad_request(format!("The request cannot be met: {error}."));
+    let wrong = |error: &dyn std::fmt::Display| ApiError::bad_request(format!("Invalid request: {error}."));
     let sampling = params.sampling.or_defaults(app.model.generation.sampling());
     let seed = params.seed.unwrap_or_else(|| RandomState::new().hash_one(number));
     let sampler = Sampler::new(sampling, seed).map_err(|error| wrong(&error))?.with_prompt_len(prompt.len());
@@ -176,7 +176,7 @@ async fn generate(
         deadline: since + app.options.timeout,
         events: to,
     };
-    let seconds = app.metrics.lock().answer_seconds();
+    let seconds = app.metrics.lock().request_seconds();
     app.queue.submit(job, seconds)?;
     let format = ResponseFormat::new(kind, number, &app.model.name, params.logprobs.is_some(), params.include_usage);
     match params.stream {
@@ -189,7 +189,7 @@ fn event_stream(body: Body) -> Response {
     let headers = [
         (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8")),
         (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
-        // Otherwise some proxies keep the text until it is complete.
+        // Some proxies otherwise buffer the whole response.
         (header::HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
     ];
     (headers, body).into_response()
@@ -207,12 +207,12 @@ async fn set_engine(State(app): State<App>, request: Request) -> Result<Json> {
     let (to, routed) = oneshot::channel();
     app.queue.command(EngineCommand::SetRouting(spec, to))?;
     let routed = routed.await.map_err(|_| ApiError::shutting_down())?;
-    routed.map(Json).map_err(|said| ApiError::invalid_field("routing", "invalid_value", format!("{said}.")))
+    routed.map(Json).map_err(|error| ApiError::invalid_field("routing", "invalid_value", format!("{error}.")))
 }
 
 async fn events(State(app): State<App>) -> Result<Response> {
     if app.live.listeners() >= LISTENERS_MAX {
-        return Err(ApiError::too_many_requests(LISTENERS_MAX, 5));
+        return Err(ApiError::too_many_requests(LISTENERS_MAX, "event streams are open", 5));
     }
     let listener = app.live.subscribe();
     Ok(event_stream(Body::from_stream(EventStream { waiting: wait(listener) })))
@@ -220,7 +220,7 @@ async fn events(State(app): State<App>) -> Result<Response> {
 
 type Waiting = Pin<Box<dyn Future<Output = (Option<Arc<str>>, broadcast::Receiver<Arc<str>>)> + Send>>;
 
-/// What listeners hear; those who lag miss some.
+/// Server-sent events of the engine; a client that lags misses some.
 struct EventStream {
     waiting: Waiting,
 }

@@ -1,3 +1,5 @@
+//! What the HTTP handlers and the decode thread exchange: jobs one way, events the other.
+
 use std::time::{Duration, Instant};
 
 use larder_engine::{FinishReason, Sampler, StopMatcher};
@@ -5,88 +7,88 @@ use tokio::sync::mpsc::Sender;
 
 use crate::error::ApiError;
 
-/// Events that wait for whoever takes them; beyond that the answer waits.
+/// Events buffered for a client; beyond that its generation stalls (backpressure).
 pub const CHANNEL: usize = 32;
 
 /// A request on its way to the decoder.
 pub struct GenerationJob {
-    /// Counts requests.
+    /// Sequential number of the request.
     pub number: u64,
-    /// What to go on from; at least one token, and less than the context.
+    /// Prompt tokens: at least one, and fewer than the context.
     pub prompt: Vec<u32>,
-    /// Draws tokens.
+    /// Samples tokens.
     pub sampler: Sampler,
-    /// Strings that end the text.
+    /// Finds stop strings.
     pub stop: StopMatcher,
-    /// Most tokens to write; at least one.
+    /// Limit of generated tokens; at least one.
     pub max_tokens: usize,
-    /// Write on where the model would end its text.
+    /// Whether to go on after an end-of-text token.
     pub ignore_eos: bool,
-    /// Tell log-probabilities, and those of so many others.
+    /// Whether to report log-probabilities, and of how many of the likeliest tokens.
     pub logprobs: Option<usize>,
-    /// When it came.
+    /// Arrival of the request.
     pub received: Instant,
-    /// When it must be over.
+    /// The request fails if it is not complete by then.
     pub deadline: Instant,
-    /// Who waits for it. Closed once nobody does.
+    /// Where its events go. Closed once the client has disconnected.
     pub events: Sender<GenerationEvent>,
 }
 
-/// What whoever waits gets to hear. The last one is `Done` or `Failed`.
+/// What the HTTP handler of a request receives. The last one is `Done` or `Failed`.
 #[derive(Debug)]
 pub enum GenerationEvent {
-    /// So many are before it.
+    /// Position in the queue, 1 being the next.
     Queued(usize),
-    /// More text, and the tokens that it came from if they were asked for.
+    /// More text.
     Delta(TextDelta),
-    /// The text is complete.
+    /// The generation is complete.
     Done(GenerationSummary),
-    /// There will be no more.
+    /// The generation has failed.
     Failed(ApiError),
 }
 
-/// Some text.
+/// A piece of generated text.
 #[derive(Debug, Default)]
 pub struct TextDelta {
-    /// The text.
+    /// Complete UTF-8.
     pub text: String,
-    /// Its tokens, if they were asked for.
+    /// The text's tokens, if log-probabilities were requested.
     pub tokens: Vec<SampledToken>,
 }
 
-/// A token and how likely it was.
+/// A generated token with log-probabilities.
 #[derive(Clone, Debug)]
 pub struct SampledToken {
-    /// The token that was drawn.
+    /// The generated token.
     pub sampled: TokenLogprob,
-    /// The likeliest ones.
+    /// The likeliest tokens, in descending order.
     pub top: Vec<TokenLogprob>,
 }
 
-/// How likely a token was, by the logits as the model gave them.
+/// A token's log-probability by the model's logits, before temperature and penalties.
 #[derive(Clone, Debug)]
 pub struct TokenLogprob {
-    /// The token's text.
+    /// Text of the token alone, which need not be complete UTF-8.
     pub text: String,
-    /// The natural logarithm of its probability.
+    /// Natural logarithm of the probability.
     pub logprob: f64,
 }
 
-/// How an answer went.
+/// Counts and times of a complete generation.
 #[derive(Clone, Copy, Debug)]
 pub struct GenerationSummary {
-    /// Why it ended.
+    /// Why the generation ended.
     pub finish: FinishReason,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
-    /// Those of them that were remembered from before.
+    /// Prompt tokens that the prefix cache had.
     pub cached_tokens: usize,
-    /// Tokens that were written.
+    /// Generated tokens.
     pub generated_tokens: usize,
     /// Time in the queue.
     pub queued: Duration,
-    /// Time from there to the first token.
+    /// Time from the end of the queue to the first token.
     pub prefill: Duration,
-    /// Time from there to the end.
+    /// Time from the first token to the last.
     pub decode: Duration,
 }

@@ -1,9 +1,27 @@
-//! Answers over HTTP in OpenAI's form, several at a time from one decoder.
+//! An OpenAI-compatible HTTP server with a chat page: several requests are generated concurrently on one decoder.
 //!
-//! A request is read and checked ([`request`]), turned into tokens (`prompt.rs`), and waits in a bounded queue
-//! (`queue.rs`). One thread of its own has the decoder (`decode.rs`): it takes requests from the queue, lets the answers
-//! under way (`answer.rs`) take turns token by token, and hands what they write to whoever waits for it (`reply/`).
-//! `page/` is what a browser gets to see. Nothing here opens a file.
+//! A request is parsed and checked ([`request`]), tokenised (`prompt.rs`), and waits in a bounded queue (`queue.rs`). One
+//! thread owns the decoder (`decode.rs`): it takes requests from the queue, lets the active ones (`active.rs`) take turns,
+//! one token or one piece of prefill each, and sends their text to the HTTP handlers (`reply/`). Sequences whose requests
+//! are over stay in the prefix cache (`prefix_cache.rs`), so that the next message of a chat skips the part of prefill
+//! that it shares with the last one. `page/` is the web page at `/`.
+//!
+//! This crate opens no files, loads no model and reads no command line. [`serve`] gets a listener that is already bound,
+//! [`ServerOptions`], a [`ServedModel`] (tokenizer, chat template, context) and an [`Engine`] (decoder and experts).
+//! What clients see of failures is an [`ApiError`].
+//!
+//! ```
+//! use larder_serve::request::ChatRequest;
+//!
+//! let body = br#"{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 7, "stop": "\n"}"#;
+//! let request = ChatRequest::parse(body)?;
+//! assert_eq!((request.params.max_tokens, request.params.stop.len()), (Some(7), 1));
+//!
+//! // Errors name the field, as OpenAI's do.
+//! let error = ChatRequest::parse(br#"{"messages": [], "temperature": "hot"}"#).unwrap_err();
+//! assert_eq!((error.status.as_u16(), error.param.as_deref()), (400, Some("temperature")));
+//! # Ok::<(), larder_serve::ApiError>(())
+//! ```
 
 mod active;
 mod connection;

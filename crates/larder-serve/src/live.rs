@@ -1,4 +1,4 @@
-//! What the engine does right now, for those who watch it.
+//! Live events of the engine, for the web page: each step with its cache visits, and rates.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,46 +12,46 @@ use crate::active::StepKind;
 use crate::engine::{EngineStatus, LayerVisit};
 use crate::model::ServedModel;
 
-/// Events that are kept for a listener who lags; older ones are lost to it.
+/// Events buffered for a listener that lags; it misses older ones.
 const BACKLOG: usize = 64;
-/// Rates are those of this time.
+/// Rates are over this time.
 const WINDOW: Duration = Duration::from_secs(2);
-/// Most steps that rates are made from.
+/// Steps that rates are computed from, at most.
 const STEPS: usize = 4096;
 
-/// Tells listeners.
+/// Broadcasts events to all listeners.
 pub struct LiveEvents {
     sender: broadcast::Sender<Arc<str>>,
 }
 
 impl LiveEvents {
-    /// Nobody listens yet.
+    /// A broadcast without listeners.
     pub fn new() -> Self {
         LiveEvents { sender: broadcast::Sender::new(BACKLOG) }
     }
 
-    /// Whether anybody listens.
+    /// Whether there is a listener.
     pub fn has_listeners(&self) -> bool {
         self.sender.receiver_count() > 0
     }
 
-    /// How many listen.
+    /// Number of listeners.
     pub fn listeners(&self) -> usize {
         self.sender.receiver_count()
     }
 
-    /// Listens from now on.
+    /// Adds a listener, which receives later events.
     pub fn subscribe(&self) -> broadcast::Receiver<Arc<str>> {
         self.sender.subscribe()
     }
 
-    /// Tells everybody.
+    /// Sends an event to all listeners.
     pub fn publish(&self, event: Value) {
         let _ = self.sender.send(event.to_string().into());
     }
 }
 
-/// Makes rates of steps.
+/// Computes rates over recent steps.
 pub struct RateMeter {
     start: Instant,
     before: Traffic,
@@ -59,7 +59,7 @@ pub struct RateMeter {
     steps: u64,
 }
 
-/// A step that counts for rates.
+/// A recent step.
 struct StepSample {
     at: Instant,
     took: Duration,
@@ -67,7 +67,7 @@ struct StepSample {
     traffic: Traffic,
 }
 
-/// What a step was.
+/// A step with its traffic and the rates after it.
 pub struct StepEvent {
     kind: &'static str,
     tokens: usize,
@@ -85,12 +85,12 @@ struct Rates {
 }
 
 impl RateMeter {
-    /// Nothing happened yet.
+    /// A meter without steps.
     pub fn new() -> Self {
         RateMeter { start: Instant::now(), before: Traffic::default(), recent: VecDeque::new(), steps: 0 }
     }
 
-    /// A step is over that took so long.
+    /// Notes a step that took this time.
     pub fn step(&mut self, step: StepKind, took: Duration, status: &EngineStatus) -> StepEvent {
         let (kind, tokens) = match step {
             StepKind::Prefill(tokens) => ("prompt", tokens),
@@ -109,7 +109,7 @@ impl RateMeter {
         StepEvent { kind, tokens, traffic, rates: self.rates(now), at, number }
     }
 
-    /// Per second of work: what passes while nobody asks for anything does not count, nor do prompts for the tokens.
+    /// Per second of work: idle time does not count, and prefill does not count for tokens per second.
     fn rates(&self, now: Instant) -> Rates {
         let (mut tokens, mut writing, mut working, mut traffic) =
             (0, Duration::ZERO, Duration::ZERO, Traffic::default());
@@ -127,7 +127,7 @@ impl RateMeter {
         }
     }
 
-    /// Everything that does not depend on a step.
+    /// The response of `/engine`: everything that does not depend on a step.
     pub fn state(
         &self,
         model: &ServedModel,
@@ -170,7 +170,7 @@ impl RateMeter {
 }
 
 impl StepEvent {
-    /// For a page.
+    /// The event as the web page gets it.
     pub fn json(
         &self,
         model: &ServedModel,
@@ -216,7 +216,7 @@ impl StepEvent {
 fn routing(value: &mut Value, status: &EngineStatus) {
     value["routing"] = status.routing.as_str().into();
     value["lambda"] = status.lambda.into();
-    // The model's own choices agree with themselves.
+    // Without a lossy strategy all choices are the model's own.
     value["agreement"] = status.quality.map_or(1.0, |quality| quality.agreement).into();
     value["kept_mass"] = status.quality.map_or(1.0, |quality| quality.kept_mass).into();
     value["kl"] = status.quality.map_or(0.0, |quality| quality.kl).into();
@@ -227,14 +227,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates_are_those_of_the_time_at_work() {
-        let (mut watch, status) = (RateMeter::new(), EngineStatus::default());
+    fn rates_are_per_second_of_work() {
+        let (mut meter, status) = (RateMeter::new(), EngineStatus::default());
         let ms = Duration::from_millis;
-        watch.step(StepKind::Prefill(100), ms(500), &status);
-        watch.step(StepKind::Decode { ttft: None }, ms(20), &status);
-        let event = watch.step(StepKind::Decode { ttft: None }, ms(20), &status);
+        meter.step(StepKind::Prefill(100), ms(500), &status);
+        meter.step(StepKind::Decode { ttft: None }, ms(20), &status);
+        let event = meter.step(StepKind::Decode { ttft: None }, ms(20), &status);
         assert!((event.rates.tokens_per_second - 50.0).abs() < 1e-6, "{}", event.rates.tokens_per_second);
-        let later = watch.rates(Instant::now() + 2 * WINDOW);
+        let later = meter.rates(Instant::now() + 2 * WINDOW);
         assert_eq!((later.tokens_per_second, later.hit_rate), (0.0, None));
     }
 }

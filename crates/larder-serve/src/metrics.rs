@@ -1,4 +1,4 @@
-//! Numbers for Prometheus.
+//! Metrics in Prometheus' text format.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -10,17 +10,17 @@ use larder_cache::Traffic;
 use crate::active::StepKind;
 use crate::engine::EngineStatus;
 
-/// Upper bounds of the buckets of the time to the first token, in seconds.
+/// Upper bounds of the TTFT histogram's buckets, in seconds.
 const BUCKETS: [f64; 12] = [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
 
-/// Counts, shared by all threads.
+/// Counters shared by all threads.
 #[derive(Default)]
 pub struct Metrics(Mutex<Counters>);
 
-/// What was counted.
+/// The values behind `/metrics`.
 #[derive(Default)]
 pub struct Counters {
-    /// Responses by route and status code. Routes are few.
+    /// Responses by route and status code. Routes are a bounded set.
     responses: BTreeMap<(&'static str, u16), u64>,
     prefilled: u64,
     cached: u64,
@@ -29,29 +29,29 @@ pub struct Counters {
     buckets: [u64; BUCKETS.len()],
     ttft_count: u64,
     ttft_seconds: f64,
-    /// A moving mean of how long an answer takes.
-    answer_seconds: f64,
+    /// Moving average of the time that a request is active; 0 before the first.
+    request_seconds: f64,
 }
 
 impl Metrics {
-    /// To count.
+    /// Exclusive access, even after a thread has panicked with the lock held.
     pub fn lock(&self) -> MutexGuard<'_, Counters> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Counters {
-    /// A response left.
+    /// Counts a response.
     pub fn responded(&mut self, route: &'static str, code: u16) {
         *self.responses.entry((route, code)).or_default() += 1;
     }
 
-    /// Tokens of a prompt need not be read.
+    /// Counts prompt tokens that the prefix cache had.
     pub fn prompt_cached(&mut self, tokens: usize) {
         self.cached += tokens as u64;
     }
 
-    /// The engine made a step.
+    /// Counts a step of the engine.
     pub fn step(&mut self, step: StepKind, status: &EngineStatus) {
         match step {
             StepKind::Prefill(tokens) => self.prefilled += tokens as u64,
@@ -64,16 +64,16 @@ impl Counters {
         self.status = status.clone();
     }
 
-    /// An answer is complete.
+    /// Notes how long a request was active.
     pub fn request_finished(&mut self, time: Duration) {
         let seconds = time.as_secs_f64();
-        self.answer_seconds =
-            if self.answer_seconds == 0.0 { seconds } else { 0.8 * self.answer_seconds + 0.2 * seconds };
+        self.request_seconds =
+            if self.request_seconds == 0.0 { seconds } else { 0.8 * self.request_seconds + 0.2 * seconds };
     }
 
-    /// How long an answer takes, about.
-    pub fn answer_seconds(&self) -> f64 {
-        self.answer_seconds
+    /// About how long a request is active.
+    pub fn request_seconds(&self) -> f64 {
+        self.request_seconds
     }
 
     fn first_token(&mut self, time: Duration) {
@@ -85,10 +85,10 @@ impl Counters {
         }
     }
 
-    /// Everything in Prometheus' text form.
+    /// All metrics in Prometheus' text format.
     pub fn text(&self, (queued, active): (usize, usize)) -> String {
         let mut out = String::new();
-        head(&mut out, "http_responses_total", "counter", "Responses by route and status code.");
+        head(&mut out, "http_responses_total", "counter", "HTTP responses by route and status code.");
         for ((route, code), n) in &self.responses {
             let _ = writeln!(out, "larder_http_responses_total{{route=\"{route}\",code=\"{code}\"}} {n}");
         }
@@ -96,25 +96,25 @@ impl Counters {
         let Traffic { counts, waited, computed, .. } = traffic;
         let seconds = |time: Duration| time.as_secs_f64();
         for (name, kind, help, value) in [
-            ("prompt_tokens_total", "counter", "Tokens of prompts that were read.", self.prefilled as f64),
-            ("remembered_tokens_total", "counter", "Tokens of prompts that need not be read.", self.cached as f64),
-            ("generated_tokens_total", "counter", "Tokens written.", self.generated as f64),
-            ("expert_hits_total", "counter", "Wanted experts that were in memory.", counts.hits as f64),
+            ("prompt_tokens_total", "counter", "Prompt tokens computed (prefill).", self.prefilled as f64),
+            ("remembered_tokens_total", "counter", "Prompt tokens found in the prefix cache.", self.cached as f64),
+            ("generated_tokens_total", "counter", "Tokens generated (decode).", self.generated as f64),
+            ("expert_hits_total", "counter", "Expert cache hits.", counts.hits as f64),
             (
                 "expert_awaited_total",
                 "counter",
-                "Wanted experts that were being read ahead.",
+                "Wanted experts that were being read already (in-flight hits).",
                 counts.in_flight_hits as f64,
             ),
-            ("expert_misses_total", "counter", "Wanted experts that had to be read.", counts.misses as f64),
-            ("expert_evictions_total", "counter", "Experts that left memory.", counts.evictions as f64),
-            ("expert_hit_rate", "gauge", "Share of wanted experts in memory, since the start.", traffic.hit_rate()),
-            ("read_bytes_total", "counter", "Bytes of experts read.", traffic.bytes() as f64),
-            ("wait_seconds_total", "counter", "Time in which computing waited for reading.", seconds(waited)),
-            ("compute_seconds_total", "counter", "Time in which experts were computed.", seconds(computed)),
-            ("routing_agreement", "gauge", "Share of the model's own experts that were chosen.", self.agreement()),
-            ("queue_length", "gauge", "Requests that wait.", queued as f64),
-            ("active_requests", "gauge", "Requests that are being answered.", active as f64),
+            ("expert_misses_total", "counter", "Expert cache misses.", counts.misses as f64),
+            ("expert_evictions_total", "counter", "Expert cache evictions.", counts.evictions as f64),
+            ("expert_hit_rate", "gauge", "Expert cache hit rate since the start.", traffic.hit_rate()),
+            ("read_bytes_total", "counter", "Expert bytes read.", traffic.bytes() as f64),
+            ("wait_seconds_total", "counter", "Time that computing waited for reads.", seconds(waited)),
+            ("compute_seconds_total", "counter", "Time spent computing experts.", seconds(computed)),
+            ("routing_agreement", "gauge", "Share of the model's own experts that routing chose.", self.agreement()),
+            ("queue_length", "gauge", "Requests waiting in the queue.", queued as f64),
+            ("active_requests", "gauge", "Requests being generated.", active as f64),
         ] {
             head(&mut out, name, kind, help);
             let _ = writeln!(out, "larder_{name} {value}");
@@ -129,7 +129,7 @@ impl Counters {
 
     fn histogram(&self, out: &mut String) {
         let name = "time_to_first_token_seconds";
-        head(out, name, "histogram", "Time from a request to the first token of its answer.");
+        head(out, name, "histogram", "Time to first token (TTFT).");
         for (count, bound) in self.buckets.iter().zip(BUCKETS) {
             let _ = writeln!(out, "larder_{name}_bucket{{le=\"{bound}\"}} {count}");
         }

@@ -1,34 +1,36 @@
+//! The model as the server needs it.
+
 use larder_engine::{ChatTemplate, GenerationConfig, Tokenizer};
 use serde_json::Value;
 
-/// What is known of the model beside its weights.
+/// Everything about the model but its weights.
 pub struct ServedModel {
-    /// The name under which it is served.
+    /// Name in `/v1/models` and in responses.
     pub name: String,
-    /// Further names that it answers to.
+    /// Further names that requests may give.
     pub aliases: Vec<String>,
-    /// Text to tokens and back.
+    /// The model's tokenizer.
     pub tokenizer: Tokenizer,
     /// The chat template, if it has one.
     pub template: Option<ChatTemplate>,
-    /// How its makers want it to write, and which tokens end its texts.
+    /// Default sampling settings and end-of-text tokens.
     pub generation: GenerationConfig,
-    /// Most tokens of a sequence, the prompt's included.
+    /// Limit of tokens in a sequence, prompt included.
     pub context: usize,
-    /// Tokens in the vocabulary.
+    /// Size of the vocabulary.
     pub vocab: usize,
-    /// The decoder layers that have experts.
+    /// Indices of the decoder layers that have experts.
     pub layers: Vec<usize>,
     /// Experts per such layer.
     pub experts: usize,
     /// Experts that one token uses per such layer.
     pub top_k: usize,
-    /// What memory was planned for.
+    /// The memory plan, as `/engine` reports it.
     pub memory_plan: Value,
 }
 
 impl ServedModel {
-    /// Whether it is called so.
+    /// Whether requests may call it by this name.
     pub fn has_name(&self, name: &str) -> bool {
         self.name == name || self.aliases.iter().any(|alias| alias == name)
     }

@@ -1,4 +1,5 @@
-//! The page at `/`: one file with its style, its script and its icon in it, and a policy that allows those and no others.
+//! The page at `/`: one file that contains its style, script and icon, with a content security policy that allows only
+//! those.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::LazyLock;
@@ -9,7 +10,7 @@ use axum::response::{IntoResponse, Response};
 const PAGE: &str = include_str!("page/page.html");
 const STYLE: &str = include_str!("page/page.css");
 const ICON: &str = include_str!("page/icon.txt");
-/// One script, in parts by subject.
+/// The script, one file per subject, joined.
 const SCRIPT: &str = concat!(
     include_str!("page/api.js"),
     include_str!("page/markdown.js"),
@@ -18,11 +19,11 @@ const SCRIPT: &str = concat!(
     include_str!("page/engine.js"),
 );
 
-/// The page, but for the word that each response has for its own parts.
+/// The page but for the nonce, which differs per response.
 static ASSEMBLED: LazyLock<String> =
     LazyLock::new(|| PAGE.replace("{style}", STYLE).replace("{script}", SCRIPT).replace("{icon}", ICON.trim()));
 
-/// The page.
+/// The page with its headers.
 pub fn response() -> Response {
     let nonce = nonce();
     let headers = [
@@ -42,7 +43,7 @@ fn policy(nonce: &str) -> String {
     )
 }
 
-/// A word that nobody can guess: its keys come from the system.
+/// An unpredictable value: the hasher's keys come from the system's random source.
 fn nonce() -> String {
     let part = || RandomState::new().hash_one("page");
     format!("{:016x}{:016x}", part(), part())
@@ -53,12 +54,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_part_is_in_its_place() {
+    fn all_parts_are_assembled() {
         for name in ["{style}", "{script}", "{icon}"] {
             assert!(PAGE.contains(name) && !ASSEMBLED.contains(name), "{name}");
         }
         assert!(ASSEMBLED.contains(STYLE) && ASSEMBLED.contains(SCRIPT));
-        // Otherwise a part could end the element that it is in.
+        // These would end the element that the part is in.
         assert!(!STYLE.contains("</") && !SCRIPT.contains("</script") && !SCRIPT.contains("<!--"));
     }
 

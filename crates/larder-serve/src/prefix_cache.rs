@@ -1,25 +1,26 @@
-//! Sequences that wait to be used again.
+//! Prefix cache: sequences of earlier requests, whose KV caches serve prompts with the same beginning.
 
 use larder_engine::Sequence;
 use larder_model::Decoder;
 
-/// A fixed number of sequences. What the idle ones remember is kept until somebody else needs them.
+/// A fixed number of sequences. The idle ones keep their KV caches until another request needs the place.
 pub struct PrefixCache {
-    /// Least recently used first.
+    /// Sequences of no active request, least recently used first.
     idle: Vec<Sequence>,
-    /// How many may still be made.
+    /// Sequences that may still be allocated.
     unallocated: usize,
     context: usize,
 }
 
 impl PrefixCache {
-    /// Room for `count` sequences of `context` tokens.
+    /// Holds up to `count` sequences of `context` tokens, allocated when first needed.
     pub fn new(count: usize, context: usize) -> Self {
         PrefixCache { idle: Vec::new(), unallocated: count, context }
     }
 
-    /// The sequence that is best for `prompt`, gone back to as much of its beginning as both share and is kept,
-    /// always less than all of it. The caller guarantees that not all are taken.
+    /// A sequence for `prompt`: the one with the longest common prefix if that is worth reusing, else a new one, else the
+    /// least recently used one. It is truncated to the common prefix, which is always shorter than the prompt. The caller
+    /// guarantees that fewer than `count` sequences are taken.
     pub fn take(&mut self, prompt: &[u32], decoder: &Decoder) -> Sequence {
         let shared: Vec<usize> = self.idle.iter().map(|sequence| sequence.common_prefix(prompt)).collect();
         let best = (0..self.idle.len()).max_by_key(|i| shared[*i]);
@@ -36,18 +37,18 @@ impl PrefixCache {
         let common = sequence.common_prefix(prompt);
         let kept = sequence.rewind(decoder, common);
         if kept < common {
-            // It would all be read again in one go; as part of the prompt it is read in pieces.
+            // The lost part would be recomputed in one go; as part of the prompt it is prefilled in pieces.
             sequence.rewind(decoder, 0);
         }
         sequence
     }
 
-    /// Puts a sequence back, the most recently used one.
+    /// Returns a sequence, as the most recently used one.
     pub fn put_back(&mut self, sequence: Sequence) {
         self.idle.push(sequence);
     }
 
-    /// Nothing that is kept holds any longer.
+    /// Clears the KV caches of all idle sequences.
     pub fn clear(&mut self, decoder: &Decoder) {
         for sequence in &mut self.idle {
             sequence.rewind(decoder, 0);
@@ -55,7 +56,8 @@ impl PrefixCache {
     }
 }
 
-/// A few tokens in common, which all prompts of a model may have, are no reason to give up a long text.
+/// Whether the common prefix justifies truncating a sequence: a few tokens, which all prompts of a model may share, do not
+/// justify the loss of a long KV cache.
 fn is_worth_reusing(shared: usize, own: usize, prompt: usize) -> bool {
     2 * shared >= own.min(prompt) && shared > 0
 }
@@ -65,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_beginning_that_everybody_has_is_not_worth_a_long_text() {
+    fn a_short_common_prefix_does_not_displace_a_long_sequence() {
         assert!(is_worth_reusing(60, 100, 80) && is_worth_reusing(5, 9, 1000) && is_worth_reusing(5, 1000, 9));
         assert!(!is_worth_reusing(3, 1000, 100) && !is_worth_reusing(0, 0, 10) && !is_worth_reusing(0, 10, 1));
     }

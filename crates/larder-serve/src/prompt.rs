@@ -1,4 +1,4 @@
-//! From what was asked to tokens.
+//! From a request to prompt tokens.
 
 use larder_engine::{ChatInput, ChatTemplate};
 use serde_json::Value;
@@ -9,17 +9,17 @@ use crate::request::{ChatRequest, Prompt};
 
 type Result<T> = std::result::Result<T, ApiError>;
 
-/// What a chat becomes: its tokens, and strings that end the answer beside those that were asked for.
+/// A chat as a prompt: tokens, and stop strings beside those of the request.
 #[derive(Debug)]
 pub struct ChatPrompt {
-    /// The tokens.
+    /// Prompt tokens, up to where the answer begins.
     pub tokens: Vec<u32>,
-    /// Where the answer ends although the model goes on.
+    /// Stop strings, for models that do not end their turn themselves.
     pub stop: Vec<String>,
 }
 
 impl ServedModel {
-    /// The tokens of a chat, ending where its answer begins.
+    /// Applies the chat template and tokenises.
     pub fn chat(&self, request: &ChatRequest) -> Result<ChatPrompt> {
         let chat = match &self.template {
             Some(template) => ChatPrompt { tokens: self.encode(&render(template, request)?, false)?, stop: vec![] },
@@ -32,14 +32,14 @@ impl ServedModel {
         Ok(chat)
     }
 
-    /// The tokens of a text.
+    /// Tokenises the prompt of a completion.
     pub fn prompt(&self, prompt: &Prompt) -> Result<Vec<u32>> {
         let tokens = match prompt {
             Prompt::Text(text) => self.encode(text, true)?,
             Prompt::Tokens(tokens) => tokens.clone(),
         };
         if let Some(id) = tokens.iter().find(|id| **id as usize >= self.vocab) {
-            let message = format!("Token id {id} is beyond the vocabulary of {}.", self.vocab);
+            let message = format!("Token id {id} is out of range: the vocabulary has {} tokens.", self.vocab);
             return Err(ApiError::invalid_field("prompt", "invalid_value", message));
         }
         self.check(&tokens, "prompt")?;
@@ -52,7 +52,7 @@ impl ServedModel {
 
     fn check(&self, tokens: &[u32], param: &str) -> Result<()> {
         if tokens.is_empty() {
-            let message = "The prompt is empty, and this model begins a text with nothing of its own.";
+            let message = "The prompt is empty, and this model has no BOS token.";
             return Err(ApiError::invalid_field(param, "empty_prompt", message));
         }
         if tokens.len() >= self.context {
@@ -70,24 +70,23 @@ impl ServedModel {
 fn render(template: &ChatTemplate, request: &ChatRequest) -> Result<String> {
     let input =
         ChatInput { tools: request.tools.as_deref(), extra: &request.extra, ..ChatInput::new(&request.messages) };
-    let said = |error| {
-        ApiError::invalid_field("messages", "invalid_value", format!("The chat cannot be put into words: {error}."))
-    };
-    template.render(&input).map_err(said)
+    let failed =
+        |error| ApiError::invalid_field("messages", "invalid_value", format!("The chat template failed: {error}."));
+    template.render(&input).map_err(failed)
 }
 
-/// A model without a template was not trained on chats. One that only goes on with texts understands a dialogue as it is
-/// printed; of tools it knows nothing.
+/// Without a chat template the model is a base model. The chat becomes a plain dialogue, `User: …` and `Assistant: …`,
+/// which base models continue; tools are not supported.
 fn plain_dialogue(request: &ChatRequest) -> Result<String> {
     if request.tools.is_some() {
-        return Err(ApiError::unsupported("tools", "This model has no chat template, so it cannot be told of tools."));
+        return Err(ApiError::unsupported("tools", "This model has no chat template, so 'tools' is not supported."));
     }
     let mut text = String::new();
     for message in &request.messages {
         let part = |key: &str| message.get(key).and_then(Value::as_str).unwrap_or_default();
         match (part("role"), part("content")) {
             ("tool", _) => {
-                let message = "This model has no chat template, so it cannot be told what a tool said.";
+                let message = "This model has no chat template, so messages with the role 'tool' are not supported.";
                 return Err(ApiError::unsupported("messages", message));
             }
             ("system", content) => text += &format!("{content}\n\n"),

@@ -1,4 +1,4 @@
-//! Where requests wait for the decoder: bounded, first come, first served.
+//! The queue between the HTTP handlers and the decode thread: bounded, first come, first served.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -10,10 +10,10 @@ use tokio::sync::oneshot;
 use crate::error::ApiError;
 use crate::job::{CHANNEL, GenerationEvent, GenerationJob};
 
-/// Most commands to the engine that wait at a time.
+/// Commands that may wait for the decode thread.
 const COMMANDS_MAX: usize = 64;
 
-/// Requests that wait, and commands to the engine itself.
+/// Waiting requests, and commands to the engine.
 pub struct RequestQueue {
     inner: Mutex<QueueState>,
     wake: Condvar,
@@ -29,33 +29,33 @@ struct QueueState {
     closing: bool,
 }
 
-/// What the decode thread answers between tokens.
+/// A command that the decode thread executes between steps.
 pub enum EngineCommand {
-    /// How does the engine stand?
+    /// Report the engine's state.
     ReadState(oneshot::Sender<Value>),
-    /// Choose experts by this strategy.
+    /// Switch to this routing strategy and report the state, or the reason why not.
     SetRouting(String, oneshot::Sender<Result<Value, String>>),
 }
 
-/// What to do next.
+/// The decode thread's next task.
 pub enum NextTask {
-    /// Answer this.
+    /// Start a request.
     Generate(Box<GenerationJob>),
-    /// Tell or change something.
+    /// Execute a command.
     Engine(EngineCommand),
-    /// Nothing new.
+    /// Go on with the active requests.
     Idle,
-    /// Nothing, and there never will be.
+    /// End: the queue is closed and no request is active.
     Closed,
 }
 
 impl RequestQueue {
-    /// An empty queue in which `limit` requests may wait for `parallel` at the decoder.
+    /// An empty queue for `limit` waiting requests, of which `parallel` are active at a time.
     pub fn new(limit: usize, parallel: usize) -> Self {
         RequestQueue { inner: Mutex::default(), wake: Condvar::new(), limit, parallel }
     }
 
-    /// Puts a request in. `seconds` is how long one takes, to say when to try again.
+    /// Adds a request. `seconds` is the usual time of a request, from which `Retry-After` is estimated.
     pub fn submit(&self, job: GenerationJob, seconds: f64) -> Result<(), ApiError> {
         let mut inner = self.lock();
         if inner.closing {
@@ -66,10 +66,14 @@ impl RequestQueue {
         let before = inner.jobs.len();
         if before >= self.limit + free {
             let wait = seconds * (before + 1) as f64 / self.parallel.max(1) as f64;
-            return Err(ApiError::too_many_requests(before, wait.clamp(1.0, 60.0).ceil() as u64));
+            return Err(ApiError::too_many_requests(
+                before,
+                "requests are waiting",
+                wait.clamp(1.0, 60.0).ceil() as u64,
+            ));
         }
         if before >= free {
-            // A full channel would mean that it was told before.
+            // The channel is new, so there is room for the event.
             let _ = job.events.try_send(GenerationEvent::Queued(before + 1 - free));
         }
         inner.jobs.push_back(job);
@@ -78,14 +82,14 @@ impl RequestQueue {
         Ok(())
     }
 
-    /// Asks the engine.
+    /// Adds a command to the engine.
     pub fn command(&self, command: EngineCommand) -> Result<(), ApiError> {
         let mut inner = self.lock();
         if inner.closing {
             return Err(ApiError::shutting_down());
         }
         if inner.commands.len() >= COMMANDS_MAX {
-            return Err(ApiError::too_many_requests(inner.commands.len(), 1));
+            return Err(ApiError::too_many_requests(inner.commands.len(), "commands are waiting", 1));
         }
         inner.commands.push_back(command);
         drop(inner);
@@ -93,7 +97,7 @@ impl RequestQueue {
         Ok(())
     }
 
-    /// What comes next while `active` answers are under way; waits for it up to `patience`.
+    /// The next task while `active` requests are being generated; waits for one up to `patience`.
     pub fn next(&self, active: usize, patience: Duration) -> NextTask {
         let mut inner = self.lock();
         inner.active = active;
@@ -109,7 +113,7 @@ impl RequestQueue {
         {
             inner.active += 1;
             for (i, waiting) in inner.jobs.iter().enumerate() {
-                // Room is kept for what comes last.
+                // Room is kept for the final event.
                 if waiting.events.capacity() > CHANNEL / 2 {
                     let _ = waiting.events.try_send(GenerationEvent::Queued(i + 1));
                 }
@@ -119,7 +123,7 @@ impl RequestQueue {
         if inner.closing && active == 0 { NextTask::Closed } else { NextTask::Idle }
     }
 
-    /// Takes no more; what waits is refused.
+    /// Refuses waiting and new requests from now on.
     pub fn close(&self) {
         let mut inner = self.lock();
         inner.closing = true;
@@ -131,19 +135,19 @@ impl RequestQueue {
         self.wake.notify_all();
     }
 
-    /// Whether it was closed.
+    /// Whether [`close`](Self::close) was called.
     pub fn is_closed(&self) -> bool {
         self.lock().closing
     }
 
-    /// Requests that wait, and those that are being answered.
+    /// Numbers of waiting and of active requests.
     pub fn lengths(&self) -> (usize, usize) {
         let inner = self.lock();
         (inner.jobs.len(), inner.active)
     }
 
     fn lock(&self) -> MutexGuard<'_, QueueState> {
-        // Nothing here panics halfway through a change.
+        // No code here panics halfway through a change, so a poisoned lock guards a valid state.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -153,7 +157,7 @@ impl QueueState {
         self.commands.is_empty() && (self.jobs.is_empty() || self.active >= parallel)
     }
 
-    /// Whoever hung up waits no longer; whoever waited too long is told so.
+    /// Removes requests whose client has disconnected, and fails those past their deadline.
     fn drop_expired(&mut self) {
         let now = std::time::Instant::now();
         self.jobs.retain(|job| {
@@ -216,7 +220,7 @@ mod tests {
         assert!(matches!(waiting[2].try_recv(), Ok(GenerationEvent::Queued(2))));
         assert_eq!((next(&queue, 0), next(&queue, 1)), (Some(0), None));
         assert!(matches!(waiting[2].try_recv(), Ok(GenerationEvent::Queued(2))));
-        // Whoever hangs up makes room.
+        // A client that disconnects frees its place.
         waiting.remove(1);
         let (last, _events) = job(4, long);
         queue.submit(last, 4.0).unwrap();
@@ -224,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_too_long_or_when_it_closes_is_told() {
+    fn expired_and_refused_requests_get_an_error() {
         let queue = RequestQueue::new(4, 1);
         let (late, mut events) = job(0, Duration::ZERO);
         queue.submit(late, 1.0).unwrap();

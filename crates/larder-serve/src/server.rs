@@ -1,4 +1,4 @@
-//! The server as a whole: its options, its threads, its end.
+//! The server: options, threads and shutdown.
 
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -15,55 +15,55 @@ use crate::model::ServedModel;
 use crate::queue::RequestQueue;
 use crate::{connection, decode, http};
 
-/// Threads for connections; nearly all work is the decode thread's.
+/// Threads for HTTP; nearly all work is on the decode thread.
 const HTTP_THREADS: usize = 2;
-/// Threads that turn requests into tokens.
+/// Threads that parse and tokenise requests.
 const TOKENIZER_THREADS: usize = 2;
-/// Bytes of bodies that are read at a time, all together.
+/// Bytes of request bodies in memory, over all connections.
 const BODIES_BYTES_MAX: usize = 64 << 20;
 
-/// How to serve.
+/// Limits and access settings.
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
-    /// Answers that are written at a time.
+    /// Requests generated concurrently.
     pub parallel: usize,
-    /// Sequences that are remembered, those being written included.
+    /// Sequences with a KV cache, active requests included: the size of the prefix cache.
     pub sessions: usize,
-    /// Requests that may wait.
+    /// Requests that may wait in the queue.
     pub queue: usize,
-    /// How long an answer may take, the queue included.
+    /// Time limit of a request, queue included.
     pub timeout: Duration,
-    /// How long a client may be silent while it is its turn.
+    /// Idle timeout of a client that has to send or to receive.
     pub client_timeout: Duration,
-    /// Largest body.
+    /// Largest request body.
     pub body_bytes: usize,
-    /// The key that clients must send.
+    /// The API key that clients must send.
     pub api_key: Option<String>,
-    /// The site whose pages may ask, `*` for all.
+    /// Allowed CORS origin, `*` for all.
     pub cors: Option<String>,
-    /// Whether only this machine can connect.
+    /// Whether the listener is on a loopback address.
     pub is_local: bool,
 }
 
-/// What all threads share.
+/// State shared by all threads.
 pub struct ServerState {
     pub options: ServerOptions,
     pub model: ServedModel,
     pub queue: RequestQueue,
     pub metrics: Metrics,
     pub live: LiveEvents,
-    /// Requests so far.
+    /// Number of requests so far.
     pub requests: AtomicU64,
     /// One permit for each KiB of a body.
     pub body_permits: Arc<Semaphore>,
     pub tokenizer_permits: Semaphore,
 }
 
-/// The same, for handlers.
+/// The shared state as handlers get it.
 pub type App = Arc<ServerState>;
 
 impl ServerOptions {
-    /// Permits for a body of so many bytes.
+    /// Permits for a body of this size, one per KiB.
     pub fn body_permits(&self, bytes: usize) -> u32 {
         (bytes.min(self.body_bytes).div_ceil(1 << 10)).clamp(1, self.all_permits()) as u32
     }
@@ -73,7 +73,7 @@ impl ServerOptions {
     }
 }
 
-/// Serves `model` on `listener` until the process is told to end; running answers are then completed.
+/// Serves `model` on `listener` until SIGINT or SIGTERM; active requests are then completed.
 pub fn serve(
     listener: TcpListener,
     options: ServerOptions,
@@ -107,17 +107,17 @@ pub fn serve(
         let listener = tokio::net::TcpListener::from_std(listener)?;
         tokio::spawn(close_on_signal(app.clone()));
         let end = async {
-            // An error means that the decode thread is gone, which is what is waited for.
+            // The sender is dropped, not used: the error means that the decode thread has ended.
             let _ = ended.await;
         };
         connection::accept(listener, http::router(app.clone()), app.options.client_timeout, end).await;
         io::Result::Ok(())
     })?;
     runtime.shutdown_timeout(Duration::from_secs(1));
-    decoding.join().map_err(|_| io::Error::other("the decode thread failed"))
+    decoding.join().map_err(|_| io::Error::other("the decode thread panicked"))
 }
 
-/// Closes the queue when the decode thread ends, however it does, and lets that be known.
+/// Closes the queue when the decode thread ends, also by a panic, and so ends the server.
 struct CloseOnDrop {
     app: App,
     _over: oneshot::Sender<()>,
@@ -129,7 +129,7 @@ impl Drop for CloseOnDrop {
     }
 }
 
-/// The first signal ends the server once running answers are complete; the second at once.
+/// The first signal shuts down once active requests are complete, the second at once.
 async fn close_on_signal(app: App) {
     if signal().await.is_err() {
         return;
@@ -137,7 +137,8 @@ async fn close_on_signal(app: App) {
     app.queue.close();
     let (_, active) = app.queue.lengths();
     if active > 0 {
-        eprintln!("ending: {active} answers are being completed; once more to end at once");
+        let requests = if active == 1 { "request" } else { "requests" };
+        eprintln!("shutting down: finishing {active} {requests}; press Ctrl-C again to stop now");
     }
     if signal().await.is_ok() {
         std::process::exit(130);

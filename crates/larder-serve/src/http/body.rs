@@ -1,4 +1,4 @@
-//! Bodies: within their size, within their time, and not too many at once.
+//! Request bodies: limited in size, in time, and in memory over all connections.
 
 use axum::body::Body;
 use axum::extract::Request;
@@ -10,10 +10,10 @@ use tokio::time::timeout;
 use crate::error::ApiError;
 use crate::server::App;
 
-/// What is read and thrown away of a body that is too large, so that its sender gets to hear that it is.
+/// Bytes of an oversized body that are read and discarded, so that the client receives the error response.
 const DRAINED_BYTES: usize = 256 << 20;
 
-/// The whole body.
+/// Reads the whole body.
 pub async fn read(app: &App, request: Request) -> Result<Bytes, ApiError> {
     let limit = app.options.body_bytes;
     let length = request.headers().get(header::CONTENT_LENGTH);
@@ -24,7 +24,7 @@ pub async fn read(app: &App, request: Request) -> Result<Bytes, ApiError> {
     };
     let permits = app.options.body_permits(length.unwrap_or(limit));
     let reading = async {
-        let _place = app.body_permits.acquire_many(permits).await.map_err(|_| ApiError::shutting_down())?;
+        let _permit = app.body_permits.acquire_many(permits).await.map_err(|_| ApiError::shutting_down())?;
         collect(request.into_body(), limit).await
     };
     timeout(app.options.client_timeout, reading).await.map_err(slow)?
@@ -33,7 +33,8 @@ pub async fn read(app: &App, request: Request) -> Result<Bytes, ApiError> {
 async fn collect(mut body: Body, limit: usize) -> Result<Bytes, ApiError> {
     let (mut all, mut seen) = (BytesMut::new(), 0);
     while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|error| ApiError::bad_request(format!("The request body broke off: {error}.")))?;
+        let frame =
+            frame.map_err(|error| ApiError::bad_request(format!("The request body is incomplete: {error}.")))?;
         let Ok(data) = frame.into_data() else { continue };
         seen += data.len();
         match seen {

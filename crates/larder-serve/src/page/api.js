@@ -1,56 +1,56 @@
-// What asks the server. The key stays in this variable and nowhere else.
+// Requests to the server, and helpers for elements. The API key is kept in this variable only.
 const $ = (id) => document.getElementById(id);
 let key = "";
-let asking = null;
+let keyPrompt = null;
 
-/** The server's response; asks for the key as long as the server wants another one. */
-async function ask(path, options = {}) {
+/** Fetches with the API key; asks the user for the key as long as the server refuses it. */
+async function fetchWithKey(path, options = {}) {
   for (;;) {
     const used = key;
     const headers = used ? { Authorization: `Bearer ${used}` } : {};
     const response = await fetch(path, { ...options, headers });
     if (response.status !== 401) return response;
-    if (used === key) await askForKey(used !== "");
+    if (used === key) await promptForKey(used !== "");
   }
 }
 
-/** The same, in JSON; throws what the server says where it refuses. */
-async function askJson(path, body) {
+/** Fetches JSON; throws the server's error message. */
+async function fetchJson(path, body) {
   const options = body === undefined ? {} : { method: "POST", body: JSON.stringify(body) };
-  const response = await ask(path, options);
-  if (!response.ok) throw new Error(await refusal(response));
+  const response = await fetchWithKey(path, options);
+  if (!response.ok) throw new Error(await errorMessage(response));
   return response.json();
 }
 
-async function refusal(response) {
+async function errorMessage(response) {
   try {
     return (await response.json()).error.message;
   } catch {
-    return `The server answered ${response.status}.`;
+    return `The server returned status ${response.status}.`;
   }
 }
 
-/** One question at a time, whoever needs the key. */
-function askForKey(wasWrong) {
-  asking ??= new Promise((resolve) => {
-    $("key-wrong").textContent = wasWrong ? "That was not the right key." : "";
+/** Asks the user for the key. Concurrent requests share one dialog. */
+function promptForKey(wasWrong) {
+  keyPrompt ??= new Promise((resolve) => {
+    $("key-wrong").textContent = wasWrong ? "Incorrect API key." : "";
     $("key-dialog").showModal();
     $("key-form").onsubmit = (event) => {
       event.preventDefault();
       key = $("key").value;
       $("key").value = "";
       $("key-dialog").close();
-      asking = null;
+      keyPrompt = null;
       resolve();
     };
   });
-  return asking;
+  return keyPrompt;
 }
 
-// Without the key nothing works, so there is nothing to go back to.
+// Without the key nothing works, so the dialog cannot be cancelled.
 $("key-dialog").addEventListener("cancel", (event) => event.preventDefault());
 
-/** The lines of a stream of events: data and comments. */
+/** The lines of a stream of server-sent events: data and comments. */
 async function* linesOf(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -75,19 +75,19 @@ function make(tag, className = "", ...children) {
   return element;
 }
 
-/** A button that copies what `text()` gives. */
+/** A button that copies the result of `text()`. */
 function copyButton(text, label) {
   const button = make("button", "", "Copy");
   button.type = "button";
   button.setAttribute("aria-label", label);
   button.onclick = async () => {
-    button.textContent = (await copy(text())) ? "Copied" : "Not allowed";
+    button.textContent = (await copy(text())) ? "Copied" : "Copy failed";
     setTimeout(() => (button.textContent = "Copy"), 1500);
   };
   return button;
 }
 
-/** Browsers keep their clipboard from pages that came without TLS from another machine; those copy in the old way. */
+/** Browsers offer no `navigator.clipboard` to pages from another machine without TLS; those use `execCommand`. */
 async function copy(text) {
   if (navigator.clipboard) return navigator.clipboard.writeText(text).then(() => true, () => false);
   const area = make("textarea", "hidden");

@@ -1,24 +1,24 @@
 // The conversation.
-const dialogue = [];
-let writing = null;
+const conversation = [];
+let generation = null;
 
 $("composer").onsubmit = (event) => {
   event.preventDefault();
-  say($("prompt").value);
+  sendMessage($("prompt").value);
 };
 
 $("prompt").onkeydown = (event) => {
   if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
   event.preventDefault();
-  say($("prompt").value);
+  sendMessage($("prompt").value);
 };
 
 $("prompt").oninput = fitPrompt;
-$("stop").onclick = () => writing?.abort();
-$("fresh").onclick = startAfresh;
-for (const idea of $("ideas").children) idea.onclick = () => say(idea.textContent);
+$("stop").onclick = () => generation?.abort();
+$("new-chat").onclick = startNewChat;
+for (const example of $("examples").children) example.onclick = () => sendMessage(example.textContent);
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && !$("key-dialog").open) writing?.abort();
+  if (event.key === "Escape" && !$("key-dialog").open) generation?.abort();
 });
 
 function fitPrompt() {
@@ -26,61 +26,61 @@ function fitPrompt() {
   $("prompt").style.height = `${$("prompt").scrollHeight}px`;
 }
 
-function startAfresh() {
-  writing?.abort();
-  dialogue.length = 0;
+function startNewChat() {
+  generation?.abort();
+  conversation.length = 0;
   for (const message of $("log").querySelectorAll(".message")) message.remove();
   $("welcome").hidden = false;
   $("prompt").focus();
 }
 
-function say(text) {
-  if (writing || !text.trim()) return;
+function sendMessage(text) {
+  if (generation || !text.trim()) return;
   if (!$("settings").checkValidity()) {
     toggle("settings", true);
     $("settings").reportValidity();
     return;
   }
-  // A message that was never answered is not sent along with the next.
-  if (dialogue.at(-1)?.role === "user") dialogue.pop();
-  dialogue.push({ role: "user", content: text });
+  // A message without an answer is dropped, so that roles alternate.
+  if (conversation.at(-1)?.role === "user") conversation.pop();
+  conversation.push({ role: "user", content: text });
   $("welcome").hidden = true;
   $("log").append(make("div", "message user", make("div", "text", text)));
   $("prompt").value = "";
   fitPrompt();
-  answer();
+  generateAnswer();
 }
 
-/** Asks for the answer to the dialogue as it stands, and shows it as it comes. */
-async function answer() {
-  const stop = (writing = new AbortController());
+/** Requests the next answer of the conversation and shows it as it streams in. */
+async function generateAnswer() {
+  const stop = (generation = new AbortController());
   const view = new AnswerView();
   $("send").hidden = true;
   $("stop").hidden = false;
   try {
-    const response = await ask("/v1/chat/completions", { method: "POST", signal: stop.signal, body: request() });
-    if (!response.ok) throw new Error(await refusal(response));
-    for await (const line of linesOf(response)) take(line, view);
+    const response = await fetchWithKey("/v1/chat/completions", { method: "POST", signal: stop.signal, body: request() });
+    if (!response.ok) throw new Error(await errorMessage(response));
+    for await (const line of linesOf(response)) handleLine(line, view);
   } catch (error) {
     view.failed = stop.signal.aborted ? "" : error.message;
     view.wasStopped = stop.signal.aborted;
   }
-  writing = null;
+  generation = null;
   $("send").hidden = false;
   $("stop").hidden = true;
   view.finish();
   if (!view.element.isConnected) return;
-  if (view.text) dialogue.push({ role: "assistant", content: view.text });
-  $("said").textContent = view.failed ? "" : view.wasStopped ? "Stopped." : "The answer is complete.";
+  if (view.text) conversation.push({ role: "assistant", content: view.text });
+  $("announcement").textContent = view.failed ? "" : view.wasStopped ? "Stopped." : "Answer complete.";
   if (document.activeElement === document.body) $("prompt").focus();
 }
 
-/** What is left empty is not sent, and is then as the model recommends. */
+/** The request body. Empty settings are left out, so that the model's defaults apply. */
 function request() {
   const number = (id) => ($(id).value === "" ? undefined : $(id).valueAsNumber);
   const system = $("system").value.trim();
   return JSON.stringify({
-    messages: [...(system ? [{ role: "system", content: system }] : []), ...dialogue],
+    messages: [...(system ? [{ role: "system", content: system }] : []), ...conversation],
     temperature: number("temperature"),
     top_p: number("top-p"),
     max_tokens: number("max-tokens"),
@@ -88,14 +88,14 @@ function request() {
   });
 }
 
-function take(line, view) {
-  if (line.startsWith(":")) return view.wait(line.slice(1).trim());
+function handleLine(line, view) {
+  if (line.startsWith(":")) return view.showProgress(line.slice(1).trim());
   if (!line.startsWith("data: ") || line === "data: [DONE]") return;
   const chunk = JSON.parse(line.slice(6));
   if (chunk.error) throw new Error(chunk.error.message);
   const choice = chunk.choices[0];
   if (choice?.delta.content) view.add(choice.delta.content);
-  if (choice?.finish_reason) view.finished(choice.finish_reason, chunk.timings);
+  if (choice?.finish_reason) view.addTimings(choice.finish_reason, chunk.timings);
 }
 
 /** An answer on the page. */
@@ -114,13 +114,13 @@ class AnswerView {
     scrollDown(true);
   }
 
-  wait(comment) {
+  showProgress(comment) {
     if (!this.text && comment) this.body.textContent = comment;
   }
 
   add(text) {
     this.text += text;
-    // Tokens may come faster than there are frames to show them in.
+    // Tokens may arrive faster than frames are drawn.
     this.frame ??= requestAnimationFrame(() => this.show());
   }
 
@@ -132,11 +132,11 @@ class AnswerView {
     scrollDown(atEnd);
   }
 
-  finished(reason, timings) {
-    if (reason === "length") this.notes.push("cut off at its limit");
+  addTimings(reason, timings) {
+    if (reason === "length") this.notes.push("stopped at the token limit");
     if (!timings) return;
-    const first = (timings.queued_ms + timings.prompt_ms) / 1e3;
-    this.notes.push(`${timings.predicted_n} tokens`, `${figure(timings.predicted_per_second)} tokens/s`, `first after ${figure(first)} s`);
+    const ttft = (timings.queued_ms + timings.prompt_ms) / 1e3;
+    this.notes.push(`${timings.predicted_n} tokens`, `${formatNumber(timings.predicted_per_second)} tokens/s`, `TTFT ${formatNumber(ttft)} s`);
   }
 
   finish() {
@@ -146,25 +146,25 @@ class AnswerView {
     this.element.removeAttribute("aria-busy");
     if (this.wasStopped) this.notes.push("stopped");
     if (this.failed) {
-      const said = make("p", "error", this.failed);
-      said.setAttribute("role", "alert");
-      this.body.append(said);
+      const alert = make("p", "error", this.failed);
+      alert.setAttribute("role", "alert");
+      this.body.append(alert);
     }
-    const again = make("button", "", this.failed ? "Try again" : "Write again");
-    again.type = "button";
-    again.onclick = () => this.again();
-    for (const other of $("log").querySelectorAll(".again")) other.remove();
-    again.classList.add("again");
+    const button = make("button", "", this.failed ? "Try again" : "Regenerate");
+    button.type = "button";
+    button.onclick = () => this.regenerate();
+    for (const other of $("log").querySelectorAll(".regenerate")) other.remove();
+    button.classList.add("regenerate");
     const copy = this.text ? [copyButton(() => this.text, "Copy this answer")] : [];
-    this.element.append(make("div", "tools", ...copy, again, make("span", "quiet", this.notes.join(" · "))));
+    this.element.append(make("div", "tools", ...copy, button, make("span", "quiet", this.notes.join(" · "))));
     scrollDown(isAtEnd(120));
   }
 
-  again() {
-    if (writing) return;
-    if (dialogue.at(-1)?.role === "assistant") dialogue.pop();
+  regenerate() {
+    if (generation) return;
+    if (conversation.at(-1)?.role === "assistant") conversation.pop();
     this.element.remove();
-    answer();
+    generateAnswer();
   }
 }
 
@@ -177,8 +177,8 @@ function scrollDown(wanted) {
   if (wanted) $("log").scrollTop = $("log").scrollHeight;
 }
 
-/** Three digits at most, as many as say something. */
-function figure(number) {
+/** Up to three significant digits. */
+function formatNumber(number) {
   return number >= 100 ? number.toFixed(0) : number >= 10 ? number.toFixed(1) : number.toFixed(2);
 }
 

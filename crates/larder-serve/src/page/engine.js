@@ -1,4 +1,4 @@
-// The engine as it works: its grid, its figures, and λ.
+// The engine panel: the grid of experts, rates, and the slider for λ.
 const SAMPLES = 100;
 const SAMPLE_MS = 200;
 const IDLE_MS = 700;
@@ -6,135 +6,135 @@ const history = [];
 let grid = null;
 let latest = null;
 let lastStep = 0;
-let lastHeard = 0;
-let isResting = true;
+let lastEventAt = 0;
+let isIdle = true;
 
-/** Listens for as long as the page is there; what was missed is asked for. */
+/** Receives the engine's events while the page is open; after each connection the full state is fetched. */
 async function listen() {
   for (let pause = 500; ; pause = Math.min(2 * pause, 8000)) {
     try {
-      const response = await ask("/events");
-      if (!response.ok) throw new Error(await refusal(response));
-      await catchUp();
+      const response = await fetchWithKey("/events");
+      if (!response.ok) throw new Error(await errorMessage(response));
+      await refreshState();
       pause = 500;
-      for await (const line of linesOf(response)) if (line.startsWith("data: ")) hear(JSON.parse(line.slice(6)));
+      for await (const line of linesOf(response)) if (line.startsWith("data: ")) handleEvent(JSON.parse(line.slice(6)));
     } catch {
-      // The pill says so, and it is tried again.
+      // Shown as a status below, and retried.
     }
-    pill("lost", "no connection");
+    showStatus("lost", "disconnected");
     await new Promise((resolve) => setTimeout(resolve, pause));
   }
 }
 
-/** How everything stands, told by the server. */
-async function catchUp() {
-  const state = await askJson("/engine");
+/** Fetches the engine's state. */
+async function refreshState() {
+  const state = await fetchJson("/engine");
   if (!grid) begin(state);
-  grid.settle(state.resident);
-  routed(state);
-  tellMemory();
-  rest(state.active);
+  grid.setResident(state.resident);
+  showRouting(state);
+  showResidentCount();
+  setIdle(state.active);
 }
 
 function begin(state) {
   $("model").textContent = state.model;
   document.title = `${state.model} · larder`;
   const [layers, experts] = [state.layers.length, state.experts];
-  $("geometry").textContent = `${layers} layers × ${experts} experts, ${state.experts_per_token} for each token`;
+  $("geometry").textContent = `${layers} layers × ${experts} experts, ${state.experts_per_token} per token`;
   for (const [id, name] of [["temperature", "temperature"], ["top-p", "top_p"]]) {
-    const usual = state.sampling?.[name];
-    if (usual !== undefined) $(id).placeholder = String(+usual.toFixed(3));
+    const standard = state.sampling?.[name];
+    if (standard !== undefined) $(id).placeholder = String(+standard.toFixed(3));
   }
   grid = new Grid($("grid"), state.layers, experts);
-  grid.describe = tellCell;
+  grid.describe = describeCell;
   if (state.streams) $("lambda").disabled = false;
-  else $("lambda-note").textContent = "All experts are in memory for good: nothing is read, and there is nothing to prefer.";
+  else $("lambda-note").textContent = "All experts fit into memory: nothing is read, so λ has no effect.";
 }
 
-function hear(event) {
-  if (event.step !== lastStep + 1 && lastStep) catchUp().catch(() => {});
+function handleEvent(event) {
+  if (event.step !== lastStep + 1 && lastStep) refreshState().catch(() => {});
   lastStep = event.step;
-  lastHeard = performance.now();
+  lastEventAt = performance.now();
   latest = event;
   grid.halfLife = Math.min(0.4, Math.max(0.06, 2.5 / (event.tokens_per_second || 1)));
   for (const visit of event.layers) grid.visit(visit);
-  if (isResting) {
-    isResting = false;
+  if (isIdle) {
+    isIdle = false;
     $("engine").classList.remove("resting");
   }
 }
 
-/** The figures change a few times a second, whatever the engine's pace. */
+/** Updates the numbers a few times per second, however fast tokens arrive. */
 function sample() {
-  if (!latest || isResting) return;
-  if (performance.now() - lastHeard > IDLE_MS) {
-    catchUp().catch(() => {});
+  if (!latest || isIdle) return;
+  if (performance.now() - lastEventAt > IDLE_MS) {
+    refreshState().catch(() => {});
     return;
   }
-  pill("busy", latest.queued ? `writing, ${latest.queued} waiting` : latest.kind === "prompt" ? "reading" : "writing");
-  $("hit-rate").textContent = latest.hit_rate === null ? "–" : `${figure(100 * latest.hit_rate)} %`;
+  showStatus("busy", latest.queued ? `generating, ${latest.queued} queued` : latest.kind === "prompt" ? "prefill" : "generating");
+  $("hit-rate").textContent = latest.hit_rate === null ? "–" : `${formatNumber(100 * latest.hit_rate)} %`;
   $("ssd").replaceChildren(...rateOf(latest.bytes_per_second));
-  tellMemory();
+  showResidentCount();
   if (latest.kind !== "token" || !latest.tokens_per_second) return;
-  $("speed").textContent = figure(latest.tokens_per_second);
-  remember(latest);
+  $("speed").textContent = formatNumber(latest.tokens_per_second);
+  addSample(latest);
 }
 
-function rest(active) {
-  isResting = true;
+function setIdle(active) {
+  isIdle = true;
   $("engine").classList.add("resting");
-  if (active) pill("busy", "writing");
-  else pill("idle", "ready");
+  if (active) showStatus("busy", "generating");
+  else showStatus("idle", "ready");
 }
 
-function pill(state, text) {
+function showStatus(state, text) {
   $("state").className = `pill ${state}`;
-  // A status that is written again is read out again.
+  // Screen readers announce a status each time it is set.
   if ($("state").textContent !== text) $("state").textContent = text;
 }
 
 function rateOf(bytes) {
   const [unit, size] = bytes >= 1e9 ? ["GB/s", 1e9] : ["MB/s", 1e6];
-  return [bytes ? figure(bytes / size) : "0", make("small", "", ` ${unit}`)];
+  return [bytes ? formatNumber(bytes / size) : "0", make("small", "", ` ${unit}`)];
 }
 
-function tellMemory() {
-  if (grid.cursor >= 0) return tellCell(grid.cursor);
-  $("cell").textContent = `${grid.count()} of ${grid.kind.length} experts are in memory`;
+function showResidentCount() {
+  if (grid.cursor >= 0) return describeCell(grid.cursor);
+  $("cell").textContent = `${grid.count()} of ${grid.kind.length} experts in memory`;
 }
 
-function tellCell(cell) {
-  if (cell < 0) return tellMemory();
+function describeCell(cell) {
+  if (cell < 0) return showResidentCount();
   const layer = grid.layers[Math.floor(cell / grid.experts)];
   const uses = grid.uses[cell];
-  const told = `layer ${layer}, expert ${cell % grid.experts}: ${grid.resident[cell] ? "in memory" : "on the SSD"}, seen ${uses} ${uses === 1 ? "time" : "times"}`;
-  if ($("cell").textContent !== told) $("cell").textContent = told;
+  const text = `layer ${layer}, expert ${cell % grid.experts}: ${grid.resident[cell] ? "in memory" : "on the SSD"}, used ${uses} ${uses === 1 ? "time" : "times"}`;
+  if ($("cell").textContent !== text) $("cell").textContent = text;
 }
 
-function remember({ tokens_per_second: speed, agreement, lambda }) {
+function addSample({ tokens_per_second: speed, agreement, lambda }) {
   history.push({ speed, agreement: agreement ?? 1, lambda });
   if (history.length > SAMPLES) history.shift();
-  const fastest = Math.max(...history.map((one) => one.speed));
-  const least = Math.min(...history.map((one) => one.agreement));
-  plot("speed-line", (one) => one.speed / (1.15 * fastest));
-  const floor = Math.min(0.8, Math.floor(10 * least - 0.5) / 10);
-  plot("agreement-line", (one) => (one.agreement - floor) / (1.04 - floor));
-  $("speed-now").textContent = `${figure(speed)} tokens/s`;
+  const fastest = Math.max(...history.map((sample) => sample.speed));
+  const lowest = Math.min(...history.map((sample) => sample.agreement));
+  plot("speed-line", (sample) => sample.speed / (1.15 * fastest));
+  const floor = Math.min(0.8, Math.floor(10 * lowest - 0.5) / 10);
+  plot("agreement-line", (sample) => (sample.agreement - floor) / (1.04 - floor));
+  $("speed-now").textContent = `${formatNumber(speed)} tokens/s`;
   $("agreement-now").textContent = `${(100 * (agreement ?? 1)).toFixed(1)} %`;
 }
 
-/** A line of the last twenty seconds of writing; dashes where λ was changed. */
+/** Plots the last twenty seconds of decode, with a dashed line at each change of λ. */
 function plot(id, height) {
   const x = (i) => i + SAMPLES - history.length;
-  const points = history.map((one, i) => `${x(i)} ${(39 - 38 * height(one)).toFixed(2)}`);
-  const changes = history.flatMap((one, i) => (i && one.lambda !== history[i - 1].lambda ? [`M${x(i) - 0.5} 0V40`] : []));
+  const points = history.map((sample, i) => `${x(i)} ${(39 - 38 * height(sample)).toFixed(2)}`);
+  const changes = history.flatMap((sample, i) => (i && sample.lambda !== history[i - 1].lambda ? [`M${x(i) - 0.5} 0V40`] : []));
   $(id).querySelector(".line").setAttribute("d", `M${points.join("L")}`);
   $(id).querySelector(".mark").setAttribute("d", changes.join(""));
 }
 
-/** What the server says of its routing. */
-function routed({ lambda, routing }) {
-  if (wished !== null) return;
+/** Shows the routing strategy that the server reports. */
+function showRouting({ lambda, routing }) {
+  if (pendingLambda !== null) return;
   if (lambda !== null) {
     $("lambda").max = Math.max($("lambda").max, lambda);
     $("lambda").value = lambda;
@@ -142,32 +142,32 @@ function routed({ lambda, routing }) {
   $("lambda-value").textContent = lambda === null ? routing : (+lambda).toFixed(2);
 }
 
-let wished = null;
+let pendingLambda = null;
 
 $("lambda").oninput = () => {
-  const isAsking = wished !== null;
-  wished = $("lambda").valueAsNumber;
-  $("lambda-value").textContent = wished.toFixed(2);
-  if (!isAsking) setTimeout(choose, 120);
+  const isSending = pendingLambda !== null;
+  pendingLambda = $("lambda").valueAsNumber;
+  $("lambda-value").textContent = pendingLambda.toFixed(2);
+  if (!isSending) setTimeout(sendLambda, 120);
 };
 
-/** Tells the server the newest wish until there is none that is newer. */
-async function choose() {
+/** Sends the slider's value until the server has the newest one. */
+async function sendLambda() {
   const note = $("lambda-note");
-  note.usual ??= note.textContent;
-  while (wished !== null) {
-    const lambda = wished;
+  note.standard ??= note.textContent;
+  while (pendingLambda !== null) {
+    const lambda = pendingLambda;
     let state = null;
     try {
-      state = await askJson("/engine", { lambda });
-      note.textContent = note.usual;
+      state = await fetchJson("/engine", { lambda });
+      note.textContent = note.standard;
     } catch (error) {
       note.textContent = error.message;
     }
     note.classList.toggle("wrong", !state);
-    if (wished !== lambda) continue;
-    wished = null;
-    routed(state ?? latest ?? { lambda: 0 });
+    if (pendingLambda !== lambda) continue;
+    pendingLambda = null;
+    showRouting(state ?? latest ?? { lambda: 0 });
   }
 }
 

@@ -1,6 +1,6 @@
-// The grid of experts: a canvas, where only cells that change are drawn again.
-const RESTING = 0, HIT = 1, MISS = 2, EVICTED = 3;
-const stillness = matchMedia("(prefers-reduced-motion: reduce)");
+// The grid of experts: a canvas that redraws only the cells that change.
+const UNLIT = 0, HIT = 1, MISS = 2, EVICTED = 3;
+const reducedMotion = matchMedia("(prefers-reduced-motion: reduce)");
 
 class Grid {
   constructor(canvas, layers, experts) {
@@ -17,13 +17,13 @@ class Grid {
     this.ink = canvas.getContext("2d");
     new ResizeObserver(() => this.fit()).observe(canvas);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.fit());
-    canvas.onpointermove = (event) => this.point(this.cellUnder(event));
-    canvas.onpointerleave = () => this.point(-1);
-    canvas.onkeydown = (event) => this.walk(event);
-    canvas.onblur = () => this.point(-1);
+    canvas.onpointermove = (event) => this.setCursor(this.cellUnder(event));
+    canvas.onpointerleave = () => this.setCursor(-1);
+    canvas.onkeydown = (event) => this.moveCursor(event);
+    canvas.onblur = () => this.setCursor(-1);
   }
 
-  /** Sizes and colours anew, then everything is drawn. */
+  /** Recomputes sizes and colours and redraws everything. */
   fit() {
     const style = getComputedStyle(this.canvas);
     this.colours = ["--resident", "--hit", "--miss", "--evicted", "--absent", "--ink"].map((name) => style.getPropertyValue(name));
@@ -38,8 +38,8 @@ class Grid {
     for (let cell = 0; cell < this.kind.length; cell++) this.draw(cell);
   }
 
-  /** Which experts are in memory, by layer. */
-  settle(resident) {
+  /** Sets the resident experts, by layer. */
+  setResident(resident) {
     this.resident.fill(0);
     for (const [layer, experts] of Object.entries(resident)) {
       for (const expert of experts) this.resident[this.cellOf(+layer, expert)] = 1;
@@ -47,14 +47,14 @@ class Grid {
     for (let cell = 0; cell < this.kind.length; cell++) this.draw(cell);
   }
 
-  /** What one layer found in the cache. */
-  visit({ layer, hit, awaited, miss, evicted }) {
+  /** Shows one layer's visit to the cache. */
+  visit({ layer, hit, awaited: inFlight, miss, evicted }) {
     for (const expert of hit) this.light(this.cellOf(layer, expert), HIT, 1);
-    for (const expert of [...awaited, ...miss]) this.light(this.cellOf(layer, expert), MISS, 1);
+    for (const expert of [...inFlight, ...miss]) this.light(this.cellOf(layer, expert), MISS, 1);
     for (const [owner, expert] of evicted) {
-      // What leaves again at once was a miss first, and that is what it cost.
-      const isBrief = owner === layer && miss.includes(expert);
-      this.light(this.cellOf(owner, expert), isBrief ? MISS : EVICTED, 0);
+      // An expert that is evicted in the visit that read it is shown as the miss that it was.
+      const isTransient = owner === layer && miss.includes(expert);
+      this.light(this.cellOf(owner, expert), isTransient ? MISS : EVICTED, 0);
     }
   }
 
@@ -75,7 +75,7 @@ class Grid {
     this.frame();
   }
 
-  /** Lights fade; where motion is not wanted, the picture changes twice a second instead. */
+  /** Lit cells fade; with reduced motion they are redrawn twice per second instead. */
   frame() {
     const draw = (now) => {
       const fade = 2 ** (-Math.max(0, now - this.before) / 1e3 / this.halfLife);
@@ -83,18 +83,18 @@ class Grid {
       for (const cell of this.lit) {
         this.draw(cell);
         this.heat[cell] *= fade;
-        if (this.heat[cell] < 0.04) this.rest(cell);
+        if (this.heat[cell] < 0.04) this.unlight(cell);
       }
       this.awake = this.lit.size > 0;
       if (this.awake) this.frame();
     };
-    if (stillness.matches) setTimeout(() => draw(performance.now()), 500);
+    if (reducedMotion.matches) setTimeout(() => draw(performance.now()), 500);
     else requestAnimationFrame(draw);
   }
 
-  rest(cell) {
+  unlight(cell) {
     this.heat[cell] = 0;
-    this.kind[cell] = RESTING;
+    this.kind[cell] = UNLIT;
     this.lit.delete(cell);
     this.draw(cell);
   }
@@ -110,7 +110,7 @@ class Grid {
     ink.clearRect(left, top, right - left, bottom - top);
     ink.fillStyle = this.colours[this.resident[cell] ? 0 : 4];
     ink.fillRect(...box);
-    if (this.kind[cell] !== RESTING) this.glow(cell, box);
+    if (this.kind[cell] !== UNLIT) this.glow(cell, box);
     if (cell === this.cursor) this.frameOf(box, this.colours[5], 1.5);
   }
 
@@ -141,15 +141,15 @@ class Grid {
     return isInside ? row * this.experts + column : -1;
   }
 
-  walk(event) {
+  moveCursor(event) {
     const step = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -this.experts, ArrowDown: this.experts }[event.key];
     if (!step) return;
     event.preventDefault();
     const next = this.cursor < 0 ? 0 : this.cursor + step;
-    if (next >= 0 && next < this.kind.length) this.point(next);
+    if (next >= 0 && next < this.kind.length) this.setCursor(next);
   }
 
-  point(cell) {
+  setCursor(cell) {
     const before = this.cursor;
     this.cursor = cell;
     for (const changed of [before, cell]) if (changed >= 0) this.draw(changed);
@@ -157,6 +157,6 @@ class Grid {
   }
 
   count() {
-    return this.resident.reduce((sum, there) => sum + there, 0);
+    return this.resident.reduce((sum, resident) => sum + resident, 0);
   }
 }

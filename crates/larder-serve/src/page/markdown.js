@@ -1,5 +1,5 @@
-// Markdown to elements. The text is the model's and may be anything: it only ever becomes text nodes, addresses of links
-// are checked, and nesting and scanning are bounded.
+// Markdown to elements. The model's text is not trusted: it only ever becomes text nodes, link addresses are checked, and
+// nesting and scanning are bounded.
 const DEPTH = 8;
 const FENCE = /^ {0,3}(```+|~~~+)\s*([^\s`]*)[^`]*$/;
 const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*$/;
@@ -7,7 +7,7 @@ const RULE = /^ {0,3}([-*_])(?:\s*\1){2,}\s*$/;
 const ITEM = /^( *)([-*+]|\d{1,3}[.)])\s+(.*)$/;
 const DIVIDER = /^ *\|?[ :]*-[-: |]*$/;
 
-/** Shows `text` in `place`; blocks that have not changed stay the elements they were. */
+/** Renders `text` into `place`; unchanged blocks keep their elements. */
 function showMarkdown(place, text) {
   const shown = place.blocks ?? [];
   const blocks = blocksOf(text.split("\n"), 0);
@@ -20,7 +20,7 @@ function showMarkdown(place, text) {
   place.blocks = [...shown.slice(0, same), ...blocks.slice(same)];
 }
 
-/** Blocks in order: the source of each, and what makes its element. */
+/** The blocks of some lines: each block's source and a function that makes its element. */
 function blocksOf(lines, depth) {
   const blocks = [];
   let at = 0;
@@ -41,10 +41,10 @@ function blockAt(lines, at, depth) {
   const fence = FENCE.exec(line);
   if (fence) return codeAt(lines, at, fence);
   const heading = HEADING.exec(line);
-  // The page has headings of its own above.
+  // The page itself has h1 and h2.
   if (heading) return { end: at + 1, make: () => inlineIn(`h${Math.min(6, heading[1].length + 2)}`, heading[2]) };
   if (RULE.test(line)) return { end: at + 1, make: () => make("hr") };
-  if (depth < DEPTH && line.startsWith("<think>")) return thoughtAt(lines, at, depth);
+  if (depth < DEPTH && line.startsWith("<think>")) return reasoningAt(lines, at, depth);
   if (depth < DEPTH && /^ {0,3}>/.test(line)) return quoteAt(lines, at, depth);
   if (depth < DEPTH && ITEM.test(line)) return listAt(lines, at, depth);
   if (isTable(lines, at)) return tableAt(lines, at);
@@ -72,7 +72,7 @@ function codeAt(lines, at, [, fence, language]) {
   return { end: Math.min(end + 1, lines.length), make: element };
 }
 
-function thoughtAt(lines, at, depth) {
+function reasoningAt(lines, at, depth) {
   let end = at;
   while (end < lines.length && !lines[end].includes("</think>")) end++;
   const isOver = end < lines.length;
@@ -92,7 +92,7 @@ function quoteAt(lines, at, depth) {
   return { end, make: () => make("blockquote", "", ...elementsOf(inner, depth + 1)) };
 }
 
-/** Items of one list; what is indented below an item belongs to it. */
+/** The items of a list; lines indented below an item belong to it. */
 function listAt(lines, at, depth) {
   const [, margin, first] = ITEM.exec(lines[at]);
   const ordered = /\d/.test(first);
@@ -116,14 +116,14 @@ function listAt(lines, at, depth) {
   return { end, make: element };
 }
 
-/** Whether a line after an empty one goes on with the list. */
+/** Whether a line after an empty one continues the list. */
 function belongs(line, margin, ordered) {
   const item = line && ITEM.exec(line);
   if (item && item[1].length <= margin + 1) return /\d/.test(item[2]) === ordered;
   return Boolean(line?.trim()) && line.startsWith(" ".repeat(margin + 2));
 }
 
-/** A lone paragraph of an item needs no element of its own. */
+/** The first paragraph of an item is inlined. */
 function itemOf(lines, depth) {
   const elements = elementsOf(lines, depth);
   return elements[0]?.tagName === "P" ? [...elements[0].childNodes, ...elements.slice(1)] : elements;
@@ -157,10 +157,10 @@ function inlineIn(tag, text) {
 
 const MARKS = [["**", "strong"], ["__", "strong"], ["~~", "del"], ["*", "em"], ["_", "em"]];
 
-/** Nodes of a text with code, emphasis and links. */
+/** The nodes of a line: text, code, emphasis and links. */
 function inline(text, depth) {
   const nodes = [];
-  // Where a mark has no end, later ones have none either; not looking again keeps this from growing with the square.
+  // If a mark has no end, later ones have none either; skipping them avoids quadratic time.
   const unclosed = new Set();
   let plain = "";
   let at = 0;
@@ -211,7 +211,7 @@ function markIn(text, at, unclosed, depth) {
 function endOf(text, sign, start) {
   for (let end = text.indexOf(sign, start + 1); end >= 0; end = text.indexOf(sign, end + 1)) {
     const inWord = sign[0] === "_" && /\w/.test(text[end + sign.length] ?? "");
-    // A single sign is not the half of a double one.
+    // A single mark must not match half of a double one.
     const half = sign.length === 1 && text[end + 1] === sign;
     if (half) end++;
     else if (/\S/.test(text[end - 1]) && !inWord) return end;

@@ -1,4 +1,4 @@
-//! What goes back: an answer in one piece, or as a stream of events.
+//! Responses to generation requests: one JSON object, or a stream of server-sent events.
 
 mod openai;
 mod sse;
@@ -12,7 +12,7 @@ use crate::job::{GenerationEvent, TextDelta};
 pub use openai::{Endpoint, ResponseFormat};
 pub use sse::SseStream;
 
-/// Waits for the whole answer.
+/// Collects all events of a generation into one response.
 pub async fn complete_response(mut events: Receiver<GenerationEvent>, format: ResponseFormat) -> Response {
     let mut all = TextDelta::default();
     loop {
@@ -29,7 +29,7 @@ pub async fn complete_response(mut events: Receiver<GenerationEvent>, format: Re
     }
 }
 
-/// Whoever wrote is gone.
+/// The decode thread dropped the request without a final event.
 fn interrupted() -> ApiError {
-    ApiError::engine_failed("The answer was broken off.")
+    ApiError::engine_failed("The engine stopped before the response was complete.")
 }

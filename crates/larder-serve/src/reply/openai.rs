@@ -1,4 +1,4 @@
-//! Answers as OpenAI's server words them.
+//! Responses in OpenAI's format, whole or as chunks of a stream.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -7,16 +7,16 @@ use serde_json::{Map, Value, json};
 
 use crate::job::{GenerationSummary, SampledToken, TextDelta, TokenLogprob};
 
-/// What was asked for.
+/// The endpoint that was called.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Endpoint {
-    /// The next message of a chat.
+    /// `/v1/chat/completions`.
     Chat,
-    /// The continuation of a text.
+    /// `/v1/completions`.
     Completion,
 }
 
-/// What all parts of one answer have in common.
+/// Builds the response objects of one request.
 pub struct ResponseFormat {
     kind: Endpoint,
     id: String,
@@ -24,12 +24,12 @@ pub struct ResponseFormat {
     model: String,
     logprobs: bool,
     include_usage: bool,
-    /// Characters so far, where logprobs count them.
+    /// Characters so far, for `text_offset`.
     offset: usize,
 }
 
 impl ResponseFormat {
-    /// The form of the answer to request `number`.
+    /// The format of the response to request `number`.
     pub fn new(kind: Endpoint, number: u64, model: &str, logprobs: bool, include_usage: bool) -> Self {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let prefix = if kind == Endpoint::Chat { "chatcmpl" } else { "cmpl" };
@@ -37,7 +37,7 @@ impl ResponseFormat {
         ResponseFormat { kind, id, created: now.as_secs(), model: model.to_owned(), logprobs, include_usage, offset: 0 }
     }
 
-    /// The answer in one delta.
+    /// The response that is not streamed.
     pub fn complete(mut self, all: &TextDelta, summary: &GenerationSummary) -> Value {
         let finish = finish(summary.finish);
         let logprobs = self.logprobs(all);
@@ -53,13 +53,13 @@ impl ResponseFormat {
             }
         };
         let object = if self.kind == Endpoint::Chat { "chat.completion" } else { "text_completion" };
-        let mut answer = self.object(object, json!([choice]));
-        answer["usage"] = usage(summary);
-        answer["timings"] = timings(summary);
-        answer
+        let mut response = self.object(object, json!([choice]));
+        response["usage"] = usage(summary);
+        response["timings"] = timings(summary);
+        response
     }
 
-    /// What comes before the first text.
+    /// The chunk before the first text, which names the role.
     pub fn first(&self) -> Option<Value> {
         let delta = json!({"role": "assistant", "content": "", "refusal": null});
         (self.kind == Endpoint::Chat).then(|| self.chunk(json!({"delta": delta}), Value::Null, Value::Null))
@@ -74,7 +74,7 @@ impl ResponseFormat {
         }
     }
 
-    /// What ends a stream: why, and the usage if it was asked for.
+    /// The chunks that end a stream: the finish reason, and the usage if it was requested.
     pub fn last(&self, summary: &GenerationSummary) -> Vec<Value> {
         let nothing = if self.kind == Endpoint::Chat { json!({"delta": {}}) } else { json!({"text": ""}) };
         let mut last = self.chunk(nothing, Value::Null, finish(summary.finish).into());
@@ -133,7 +133,7 @@ impl ResponseFormat {
         }
         let top = |token: &SampledToken| -> Map<String, Value> {
             let pairs = token.top.iter().chain([&token.sampled]);
-            pairs.map(|likely| (likely.text.clone(), likely.logprob.into())).collect()
+            pairs.map(|token| (token.text.clone(), token.logprob.into())).collect()
         };
         json!({
             "tokens": tokens.iter().map(|token| token.sampled.text.as_str()).collect::<Vec<_>>(),
@@ -150,10 +150,10 @@ fn chat_token(token: &SampledToken) -> Value {
     value
 }
 
-fn logprob_object(likely: &TokenLogprob) -> Value {
-    // A part of a character is no text, and what its bytes were is not known.
-    let bytes = (!likely.text.contains('\u{fffd}')).then_some(likely.text.as_bytes());
-    json!({"token": likely.text, "logprob": likely.logprob, "bytes": bytes})
+fn logprob_object(token: &TokenLogprob) -> Value {
+    // A replacement character stands for a part of a character, whose bytes are not known here.
+    let bytes = (!token.text.contains('\u{fffd}')).then_some(token.text.as_bytes());
+    json!({"token": token.text, "logprob": token.logprob, "bytes": bytes})
 }
 
 fn finish(finish: FinishReason) -> &'static str {
@@ -172,7 +172,7 @@ fn usage(summary: &GenerationSummary) -> Value {
     })
 }
 
-/// By the names that llama.cpp's server uses.
+/// Timings under the names of llama.cpp's server.
 fn timings(summary: &GenerationSummary) -> Value {
     let ms = |time: Duration| time.as_secs_f64() * 1e3;
     let rate = |tokens: usize, time: Duration| tokens as f64 / time.as_secs_f64().max(1e-9);

@@ -1,4 +1,4 @@
-//! An answer as server-sent events.
+//! A response as server-sent events.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -15,10 +15,10 @@ use tokio::time::{Instant, Sleep, sleep};
 use super::openai::ResponseFormat;
 use crate::job::GenerationEvent;
 
-/// How long a stream may be silent: whoever is between gives up on a connection on which nothing happens.
+/// Interval of keep-alive comments: proxies close connections that are silent for long.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
-/// The events of an answer, as the bytes that a client gets.
+/// The events of a generation as bytes for the client.
 pub struct SseStream {
     events: Receiver<GenerationEvent>,
     format: ResponseFormat,
@@ -29,7 +29,7 @@ pub struct SseStream {
 }
 
 impl SseStream {
-    /// The stream of what `events` tell.
+    /// A stream of `events`, formatted by `format`.
     pub fn new(events: Receiver<GenerationEvent>, format: ResponseFormat) -> Self {
         let keep_alive = Box::pin(sleep(KEEP_ALIVE));
         SseStream { events, format, ready: VecDeque::new(), begun: false, ended: false, keep_alive }
@@ -37,7 +37,7 @@ impl SseStream {
 
     fn take(&mut self, event: Option<GenerationEvent>) {
         match event {
-            Some(GenerationEvent::Queued(before)) => self.comment(&format!("waiting, position {before} in the queue")),
+            Some(GenerationEvent::Queued(before)) => self.comment(&format!("queued, position {before}")),
             Some(GenerationEvent::Delta(delta)) => {
                 self.begin();
                 let delta = self.format.delta(&delta);
@@ -100,7 +100,7 @@ impl futures_core::Stream for SseStream {
                 continue;
             }
             match self.keep_alive.as_mut().poll(context) {
-                Poll::Ready(()) => self.comment("still there"),
+                Poll::Ready(()) => self.comment("still working"),
                 Poll::Pending => return Poll::Pending,
             }
         }

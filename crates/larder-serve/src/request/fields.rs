@@ -1,4 +1,4 @@
-//! A JSON object's fields, each of the type that is wanted or an error that names it.
+//! Typed access to the fields of a JSON object, with errors that name the field.
 
 use std::ops::RangeInclusive;
 
@@ -8,15 +8,15 @@ use crate::error::ApiError;
 
 type Result<T> = std::result::Result<T, ApiError>;
 
-/// The fields of an object; one that is null is as good as absent.
+/// The fields of an object; a null counts as absent.
 pub struct Fields<'a> {
     map: &'a Map<String, Value>,
-    /// What comes before a field's name in messages.
+    /// Prefix of field names in messages, as in `messages[0].`.
     path: String,
 }
 
 impl<'a> Fields<'a> {
-    /// The fields of `value`, which is called `path`.
+    /// The fields of `value`, which errors call `path`; the body itself has an empty path.
     pub fn of(value: &'a Value, path: &str) -> Result<Self> {
         match value {
             Value::Object(map) if path.is_empty() => Ok(Fields { map, path: String::new() }),
@@ -29,7 +29,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A field's full name.
+    /// A field's name with its path.
     pub fn name(&self, field: &str) -> String {
         format!("{}{field}", self.path)
     }
@@ -44,34 +44,34 @@ impl<'a> Fields<'a> {
         read(value).map(Some).ok_or_else(|| wrong_type(&self.name(field), wanted, value))
     }
 
-    /// A field that must be there.
+    /// A required field of any type.
     pub fn required(&self, field: &str) -> Result<&'a Value> {
         let name = self.name(field);
         let message = || format!("Missing required parameter: '{name}'.");
         self.get(field).ok_or_else(|| ApiError::invalid_field(&name, "missing_required_parameter", message()))
     }
 
-    /// A text.
+    /// An optional string.
     pub fn string(&self, field: &str) -> Result<Option<&'a str>> {
         self.typed(field, "a string", Value::as_str)
     }
 
-    /// True or false.
+    /// An optional boolean.
     pub fn boolean(&self, field: &str) -> Result<Option<bool>> {
         self.typed(field, "a boolean", Value::as_bool)
     }
 
-    /// A list.
+    /// An optional array.
     pub fn array(&self, field: &str) -> Result<Option<&'a [Value]>> {
         self.typed(field, "an array", |value| value.as_array().map(Vec::as_slice))
     }
 
-    /// An object.
+    /// An optional object.
     pub fn object(&self, field: &str) -> Result<Option<Fields<'a>>> {
         self.get(field).map(|value| Fields::of(value, &self.name(field))).transpose()
     }
 
-    /// A number within `range`.
+    /// An optional number within `range`.
     pub fn number(&self, field: &str, range: RangeInclusive<f64>) -> Result<Option<f32>> {
         let Some(number) = self.typed(field, "a number", Value::as_f64)? else { return Ok(None) };
         match range.contains(&number) {
@@ -80,7 +80,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A whole number within `range`.
+    /// An optional integer within `range`.
     pub fn integer(&self, field: &str, range: RangeInclusive<u64>) -> Result<Option<u64>> {
         let Some(value) = self.get(field) else { return Ok(None) };
         match value.as_u64() {
@@ -92,7 +92,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// The error for a value of another type.
+/// The error for a value of the wrong type.
 pub fn wrong_type(name: &str, wanted: &str, got: &Value) -> ApiError {
     let message = format!("Invalid type for '{name}': expected {wanted}, but got {} instead.", kind(got));
     ApiError::invalid_field(name, "invalid_type", message)
@@ -107,7 +107,7 @@ fn out_of(
     ApiError::invalid_field(
         name,
         "invalid_value",
-        format!("Invalid value for '{name}': {got} is not from {low} to {high}."),
+        format!("Invalid value for '{name}': expected {low} to {high}, but got {got} instead."),
     )
 }
 

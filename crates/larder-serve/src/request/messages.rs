@@ -1,4 +1,4 @@
-//! The messages of a chat, from OpenAI's form to that which templates read.
+//! The messages of a chat, from OpenAI's format to the one that chat templates read.
 
 use serde_json::{Map, Value};
 
@@ -7,7 +7,7 @@ use crate::error::ApiError;
 
 type Result<T> = std::result::Result<T, ApiError>;
 
-/// The messages, each with a role that templates know, its text in one piece and its tool calls' arguments as objects.
+/// The messages, each with a role that templates know, its content as one string and tool-call arguments as objects.
 pub fn read(value: &Value) -> Result<Vec<Value>> {
     let Value::Array(list) = value else { return Err(wrong_type("messages", "an array of objects", value)) };
     if list.is_empty() {
@@ -27,8 +27,8 @@ fn one(value: &Value, path: &str) -> Result<Value> {
         "developer" => "system",
         "system" | "user" | "assistant" | "tool" => role,
         other => {
-            let known = "system, developer, user, assistant and tool";
-            let message = format!("Invalid value for '{name}': '{other}' is none of {known}.");
+            let known = "system, developer, user, assistant, tool";
+            let message = format!("Invalid value for '{name}': '{other}' is not one of {known}.");
             return Err(ApiError::invalid_field(name, "invalid_value", message));
         }
     };
@@ -47,7 +47,7 @@ fn one(value: &Value, path: &str) -> Result<Value> {
     Ok(Value::Object(message))
 }
 
-/// Text in one piece; an assistant may have said nothing.
+/// The content as one string; an assistant's may be missing, as with tool calls.
 fn content(fields: &Fields, role: &str) -> Result<Value> {
     let name = fields.name("content");
     match fields.get("content") {
@@ -69,7 +69,7 @@ fn text_of<'a>(part: &'a Value, path: &str) -> Result<&'a str> {
         None | Some("text" | "input_text" | "output_text") => "text",
         Some("refusal") => "refusal",
         Some(other) => {
-            let message = format!("Invalid value for '{path}': this model reads text only, not '{other}'.");
+            let message = format!("Invalid value for '{path}': only text content is supported, not '{other}'.");
             return Err(ApiError::unsupported(path, message));
         }
     };
@@ -77,7 +77,7 @@ fn text_of<'a>(part: &'a Value, path: &str) -> Result<&'a str> {
     text.as_str().ok_or_else(|| wrong_type(&fields.name(field), "a string", text))
 }
 
-/// Arguments come as JSON in a string, and templates want to look into them.
+/// Clients send arguments as a string of JSON, and templates expect an object.
 fn tool_call(call: &Value, path: &str) -> Result<Value> {
     let fields = Fields::of(call, path)?;
     let function = Fields::of(fields.required("function")?, &fields.name("function"))?;

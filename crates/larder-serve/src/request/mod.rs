@@ -1,4 +1,4 @@
-//! What may be asked: the bodies of requests, read from bytes that anybody may have sent.
+//! Request bodies, parsed from untrusted bytes.
 
 mod fields;
 mod messages;
@@ -11,35 +11,35 @@ use fields::{Fields, wrong_type};
 
 type Result<T> = std::result::Result<T, ApiError>;
 
-/// Most tokens that are told beside each one that was drawn.
+/// Limit of `top_logprobs`.
 const TOP_LOGPROBS: u64 = 20;
-/// Most stop strings, as with OpenAI.
+/// Limit of stop strings, as OpenAI has it.
 const STOPS: usize = 4;
 
-/// How an answer is to be written, whatever it answers.
+/// Generation parameters, common to both endpoints.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct GenerationParams {
-    /// The model's name, if one was given.
+    /// The model's name, if given.
     pub model: Option<String>,
-    /// Most tokens to write.
+    /// Limit of generated tokens.
     pub max_tokens: Option<usize>,
-    /// How to draw, where it was said.
+    /// Sampling parameters, where given.
     pub sampling: SamplingParams,
-    /// Repeats a drawn text.
+    /// Seed of the sampler; equal seeds give equal texts.
     pub seed: Option<u64>,
-    /// Strings that end the text.
+    /// Strings that end the generation.
     pub stop: Vec<String>,
-    /// Send the text as it comes.
+    /// Whether to send the text as it is generated.
     pub stream: bool,
-    /// When streaming, tell the usage at the end.
+    /// Whether a stream ends with the usage.
     pub include_usage: bool,
-    /// Tell each token's log-probability, and those of so many others.
+    /// Whether to report log-probabilities, and of how many of the likeliest tokens.
     pub logprobs: Option<usize>,
-    /// Write on where the model would end its text.
+    /// Whether to go on after an end-of-text token.
     pub ignore_eos: bool,
 }
 
-/// How tokens are drawn, where it was said.
+/// Sampling parameters; `None` means the model's default.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct SamplingParams {
     temperature: Option<f32>,
@@ -51,29 +51,29 @@ pub struct SamplingParams {
     presence_penalty: Option<f32>,
 }
 
-/// A chat to go on with.
+/// The body of `/v1/chat/completions`.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ChatRequest {
-    /// How.
+    /// Generation parameters.
     pub params: GenerationParams,
-    /// The messages, as templates read them.
+    /// The messages as chat templates read them.
     pub messages: Vec<Value>,
-    /// Schemas of tools that may be called.
+    /// Schemas of the tools that the model may call.
     pub tools: Option<Vec<Value>>,
-    /// Further variables for the template.
+    /// Further variables for the chat template.
     pub extra: Map<String, Value>,
 }
 
-/// A text to go on with.
+/// The body of `/v1/completions`.
 #[derive(Clone, PartialEq, Debug)]
 pub struct CompletionRequest {
-    /// How.
+    /// Generation parameters.
     pub params: GenerationParams,
-    /// What to go on from.
+    /// The text to continue.
     pub prompt: Prompt,
 }
 
-/// What to go on from.
+/// The prompt of a completion.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Prompt {
     /// Text.
@@ -82,7 +82,7 @@ pub enum Prompt {
     Tokens(Vec<u32>),
 }
 
-/// The JSON in a body.
+/// Parses a body as JSON.
 pub fn json(body: &[u8]) -> Result<Value> {
     if let Err(error) = std::str::from_utf8(body) {
         return Err(ApiError::bad_request(format!(
@@ -95,21 +95,21 @@ pub fn json(body: &[u8]) -> Result<Value> {
 }
 
 impl ChatRequest {
-    /// Reads the body of a request for a chat's next message.
+    /// Parses and checks a body.
     pub fn parse(body: &[u8]) -> Result<Self> {
         let json = json(body)?;
         let fields = Fields::of(&json, "")?;
         for (field, why) in [
-            ("logit_bias", "Biases on logits are not supported."),
-            ("functions", "Functions are not supported; use 'tools'."),
-            ("audio", "This server writes text only."),
+            ("logit_bias", "'logit_bias' is not supported."),
+            ("functions", "'functions' is not supported; use 'tools'."),
+            ("audio", "'audio' is not supported: this server generates text only."),
         ] {
             reject_unless_empty(&fields, field, why)?;
         }
         require_text_format(&fields)?;
         let mut params = generation_params(&fields)?;
-        let asked = fields.boolean("logprobs")?.unwrap_or(false);
-        params.logprobs = match (asked, fields.integer("top_logprobs", 0..=TOP_LOGPROBS)?) {
+        let wanted = fields.boolean("logprobs")?.unwrap_or(false);
+        params.logprobs = match (wanted, fields.integer("top_logprobs", 0..=TOP_LOGPROBS)?) {
             (true, top) => Some(top.unwrap_or(0) as usize),
             (false, None | Some(0)) => None,
             (false, Some(_)) => {
@@ -123,14 +123,14 @@ impl ChatRequest {
 }
 
 impl CompletionRequest {
-    /// Reads the body of a request for a text's continuation.
+    /// Parses and checks a body.
     pub fn parse(body: &[u8]) -> Result<Self> {
         let json = json(body)?;
         let fields = Fields::of(&json, "")?;
-        reject_unless_empty(&fields, "logit_bias", "Biases on logits are not supported.")?;
-        reject_unless_empty(&fields, "suffix", "Text after the completion is not supported.")?;
+        reject_unless_empty(&fields, "logit_bias", "'logit_bias' is not supported.")?;
+        reject_unless_empty(&fields, "suffix", "'suffix' is not supported.")?;
         if fields.boolean("echo")? == Some(true) {
-            return Err(ApiError::unsupported("echo", "Repeating the prompt is not supported."));
+            return Err(ApiError::unsupported("echo", "'echo' is not supported."));
         }
         require_one(&fields, "best_of")?;
         let mut params = generation_params(&fields)?;
@@ -140,12 +140,12 @@ impl CompletionRequest {
 }
 
 impl SamplingParams {
-    /// All settings, `defaults` being those that nobody named.
+    /// All sampling settings, with `defaults` for those that the request does not give.
     pub fn or_defaults(&self, defaults: Sampling) -> Sampling {
         Sampling {
             temperature: self.temperature.unwrap_or(defaults.temperature),
             top_k: self.top_k.unwrap_or(defaults.top_k),
-            // OpenAI allows 0, which leaves the likeliest token alone.
+            // OpenAI allows 0, which leaves only the likeliest token.
             top_p: self.top_p.unwrap_or(defaults.top_p).max(f32::MIN_POSITIVE),
             min_p: self.min_p.unwrap_or(defaults.min_p),
             repetition_penalty: self.repetition_penalty.unwrap_or(defaults.repetition_penalty),
@@ -155,7 +155,7 @@ impl SamplingParams {
     }
 }
 
-/// Reads the body of a request to choose experts in another way: the strategy.
+/// Parses the body of `POST /engine`: the spec of a routing strategy.
 pub fn parse_routing(body: &[u8]) -> Result<String> {
     let json = json(body)?;
     let fields = Fields::of(&json, "")?;
@@ -163,10 +163,10 @@ pub fn parse_routing(body: &[u8]) -> Result<String> {
         (Some(spec), None) => Ok(spec.to_owned()),
         (None, Some(0.0)) => Ok("original".into()),
         (None, Some(lambda)) => Ok(format!("prior:lambda={lambda}")),
-        (None, None) => {
-            Err(ApiError::bad_request("Name what to change: 'lambda', a number, or 'routing', a strategy."))
-        }
-        (Some(_), Some(_)) => Err(ApiError::bad_request("Name either 'lambda' or 'routing', not both.")),
+        (None, None) => Err(ApiError::bad_request(
+            "Missing required parameter: give 'lambda' (a number) or 'routing' (a strategy).",
+        )),
+        (Some(_), Some(_)) => Err(ApiError::bad_request("Give either 'lambda' or 'routing', not both.")),
     }
 }
 
@@ -206,7 +206,7 @@ fn sampling_params(fields: &Fields) -> Result<SamplingParams> {
     })
 }
 
-/// Any whole number of 64 bits, with or without a sign.
+/// Any 64-bit integer, signed or unsigned.
 fn seed(fields: &Fields) -> Result<Option<u64>> {
     let Some(value) = fields.get("seed") else { return Ok(None) };
     let seed = value.as_u64().or_else(|| value.as_i64().map(|seed| seed as u64));
@@ -224,7 +224,9 @@ fn stop(fields: &Fields) -> Result<Vec<String>> {
         _ => return Err(wrong()),
     };
     let message = match (stops.len(), stops.iter().any(String::is_empty)) {
-        (n, _) if n > STOPS => format!("Invalid value for 'stop': {n} strings are more than {STOPS}."),
+        (n, _) if n > STOPS => {
+            format!("Invalid value for 'stop': expected at most {STOPS} strings, but got {n} instead.")
+        }
         (_, true) => "Invalid value for 'stop': a stop string must not be empty.".into(),
         _ => return Ok(stops),
     };
@@ -235,7 +237,7 @@ fn require_one(fields: &Fields, field: &str) -> Result<()> {
     match fields.integer(field, 1..=u64::from(u32::MAX))? {
         None | Some(1) => Ok(()),
         Some(n) => {
-            let message = format!("Invalid value for '{field}': this server writes 1 answer per request, not {n}.");
+            let message = format!("Invalid value for '{field}': this server generates 1 choice per request, not {n}.");
             Err(ApiError::unsupported(field, message))
         }
     }
@@ -256,7 +258,7 @@ fn require_text_format(fields: &Fields) -> Result<()> {
     match format.string("type")? {
         None | Some("text") => Ok(()),
         Some(other) => {
-            let message = format!("Answers of the format '{other}' are not supported, only 'text'.");
+            let message = format!("Invalid value for 'response_format': '{other}' is not supported, only 'text'.");
             Err(ApiError::unsupported("response_format", message))
         }
     }
@@ -272,13 +274,13 @@ fn tools(fields: &Fields) -> Result<Option<Vec<Value>>> {
         Some(Value::String(choice)) if choice == "auto" => Ok(Some(tools.to_vec()).filter(|t| !t.is_empty())),
         None => Ok(Some(tools.to_vec()).filter(|t| !t.is_empty())),
         Some(_) => {
-            let message = "A model cannot be made to call a tool; 'tool_choice' may be 'auto' or 'none'.";
+            let message = "Forced tool calls are not supported; 'tool_choice' must be 'auto' or 'none'.";
             Err(ApiError::unsupported("tool_choice", message))
         }
     }
 }
 
-/// What templates of some models read beside the messages.
+/// Variables that some chat templates read beside the messages.
 fn extra(fields: &Fields) -> Result<Map<String, Value>> {
     let mut extra = match fields.get("chat_template_kwargs") {
         None => Map::new(),

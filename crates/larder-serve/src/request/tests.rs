@@ -1,3 +1,5 @@
+//! Tests of the request parser.
+
 use proptest::prelude::*;
 use serde_json::json;
 
@@ -14,7 +16,7 @@ fn with(field: &str, value: Value) -> Value {
 }
 
 #[test]
-fn everything_that_is_said_is_read() {
+fn all_fields_are_read() {
     let body = json!({
         "model": "m", "max_tokens": 7, "max_completion_tokens": 5, "temperature": 0.5, "top_p": 0, "top_k": 3,
         "min_p": 0.25, "repetition_penalty": 1.5, "frequency_penalty": -2, "presence_penalty": 2, "seed": -1,
@@ -29,7 +31,7 @@ fn everything_that_is_said_is_read() {
     assert_eq!((params.model.as_deref(), params.max_tokens, params.seed), (Some("m"), Some(5), Some(u64::MAX)));
     assert_eq!((params.stop.len(), params.stream, params.include_usage, params.logprobs), (2, true, true, Some(4)));
     assert!(params.ignore_eos);
-    let drawn = params.sampling.or_defaults(Sampling::default());
+    let sampling = params.sampling.or_defaults(Sampling::default());
     let want = Sampling {
         temperature: 0.5,
         top_k: 3,
@@ -39,13 +41,13 @@ fn everything_that_is_said_is_read() {
         frequency_penalty: -2.0,
         presence_penalty: 2.0,
     };
-    assert_eq!(drawn, want);
+    assert_eq!(sampling, want);
     assert_eq!(got.messages, [json!({"role": "system", "content": "a\nb"})]);
     assert_eq!((got.tools.map(|tools| tools.len()), &got.extra["reasoning_effort"]), (Some(1), &json!("low")));
 }
 
 #[test]
-fn null_is_as_good_as_absent() {
+fn null_counts_as_absent() {
     let mut body = json!({"messages": [{"role": "user", "content": "hi", "name": null}]});
     for field in ["model", "temperature", "stop", "seed", "n", "tools", "stream_options", "logit_bias", "tool_choice"] {
         body[field] = Value::Null;
@@ -54,36 +56,36 @@ fn null_is_as_good_as_absent() {
 }
 
 #[test]
-fn what_is_wrong_is_named() {
+fn errors_name_the_field_and_the_fault() {
     for (field, value, param, part) in [
         ("temperature", json!("hot"), "temperature", "expected a number, but got a string"),
-        ("temperature", json!(3), "temperature", "3 is not from 0 to 2"),
+        ("temperature", json!(3), "temperature", "expected 0 to 2, but got 3"),
         ("max_tokens", json!(1.5), "max_tokens", "expected an integer, but got a decimal number"),
-        ("max_tokens", json!(0), "max_tokens", "0 is not from 1"),
-        ("max_tokens", json!(-1), "max_tokens", "-1 is not from 1"),
-        ("n", json!(2), "n", "1 answer per request, not 2"),
+        ("max_tokens", json!(0), "max_tokens", "but got 0 instead"),
+        ("max_tokens", json!(-1), "max_tokens", "but got -1 instead"),
+        ("n", json!(2), "n", "1 choice per request, not 2"),
         ("stop", json!(["a", 1]), "stop", "array of strings"),
-        ("stop", json!(["a", "b", "c", "d", "e"]), "stop", "more than 4"),
+        ("stop", json!(["a", "b", "c", "d", "e"]), "stop", "at most 4 strings"),
         ("stop", json!(""), "stop", "must not be empty"),
         ("stream", json!(1), "stream", "expected a boolean, but got an integer"),
         ("stream_options", json!({}), "stream_options", "only allowed when 'stream'"),
         ("top_logprobs", json!(2), "top_logprobs", "only allowed when 'logprobs'"),
         ("logit_bias", json!({"1": 2}), "logit_bias", "not supported"),
         ("response_format", json!({"type": "json_object"}), "response_format", "json_object"),
-        ("tool_choice", json!("required"), "tool_choice", "cannot be made"),
+        ("tool_choice", json!("required"), "tool_choice", "must be 'auto' or 'none'"),
         ("tools", json!([1]), "tools", "array of objects"),
         ("messages", json!([]), "messages", "at least one"),
         ("messages", json!("hi"), "messages", "expected an array of objects"),
         ("messages", json!([1]), "messages[0]", "expected an object"),
         ("messages", json!([{"content": "x"}]), "messages[0].role", "Missing"),
-        ("messages", json!([{"role": "king", "content": "x"}]), "messages[0].role", "'king' is none of"),
+        ("messages", json!([{"role": "king", "content": "x"}]), "messages[0].role", "'king' is not one of"),
         ("messages", json!([{"role": "user"}]), "messages[0].content", "Missing"),
         ("messages", json!([{"role": "user", "content": 5}]), "messages[0].content", "array of text parts"),
         (
             "messages",
             json!([{"role": "user", "content": [{"type": "image_url"}]}]),
             "messages[0].content[0]",
-            "reads text only",
+            "only text content",
         ),
     ] {
         let error = chat(with(field, value)).unwrap_err();
@@ -93,7 +95,7 @@ fn what_is_wrong_is_named() {
 }
 
 #[test]
-fn bodies_that_are_no_objects_are_one_sentence() {
+fn malformed_bodies_are_refused_in_one_sentence() {
     for (body, part) in [
         (&b""[..], "not valid JSON"),
         (b"{", "not valid JSON"),
@@ -124,7 +126,7 @@ fn prompts_come_in_four_forms() {
 }
 
 #[test]
-fn arguments_of_tool_calls_become_objects() {
+fn tool_call_arguments_become_objects() {
     let calls = json!([{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{\"a\": 1}"}}]);
     let got = chat(json!({"messages": [{"role": "assistant", "content": null, "tool_calls": calls}]})).unwrap();
     assert_eq!(got.messages[0]["tool_calls"][0]["function"]["arguments"], json!({"a": 1}));
@@ -132,7 +134,7 @@ fn arguments_of_tool_calls_become_objects() {
 }
 
 #[test]
-fn a_routing_is_a_lambda_or_a_strategy() {
+fn routing_is_given_by_lambda_or_by_spec() {
     assert_eq!(parse_routing(b"{\"lambda\": 0.5}").unwrap(), "prior:lambda=0.5");
     assert_eq!(parse_routing(b"{\"lambda\": 0}").unwrap(), "original");
     assert_eq!(parse_routing(b"{\"routing\": \"prune:h=2\"}").unwrap(), "prune:h=2");
@@ -142,7 +144,7 @@ fn a_routing_is_a_lambda_or_a_strategy() {
 
 proptest! {
     #[test]
-    fn any_bytes_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+    fn any_bytes_are_parsed_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         let _ = (ChatRequest::parse(&bytes), CompletionRequest::parse(&bytes), parse_routing(&bytes));
     }
 }
