@@ -1,9 +1,11 @@
-/// A small generator that gives the same numbers everywhere: a counter, well mixed.
+//! The random numbers of policies and strategies.
+
+/// SplitMix64: a small generator whose numbers are the same on every machine.
 #[derive(Clone)]
 pub(crate) struct Rng(u64);
 
 impl Rng {
-    /// Streams of different `stream` have nothing to do with each other.
+    /// Different values of `stream` give independent streams.
     pub(crate) fn new(seed: u64, stream: u64) -> Self {
         let mut rng = Rng(seed);
         rng.0 = rng.next() ^ stream.wrapping_mul(0xd134_2543_de82_ef95);
@@ -17,7 +19,7 @@ impl Rng {
         x ^ (x >> 31)
     }
 
-    /// Below `count`, which the caller guarantees is not 0.
+    /// A number below `count`, which the caller guarantees is not 0.
     pub(crate) fn below(&mut self, count: usize) -> usize {
         ((self.next() as u128 * count as u128) >> 64) as usize
     }

@@ -1,80 +1,80 @@
-//! A choice and its options as people write them: `name:key=value,key=value`.
+//! Specs as users write them: a name with options, `name:key=value,key=value`.
 
 use std::fmt;
 use std::ops::RangeInclusive;
 
-/// Why a strategy or policy cannot be had.
+/// Why a strategy or policy cannot be made.
 #[derive(Debug, PartialEq, thiserror::Error)]
 pub enum PolicyError {
-    /// A name that is none.
-    #[error("unknown {what} '{name}'; known are {known}")]
+    /// The table has no row of this name.
+    #[error("unknown {what} '{name}'; available: {known}")]
     UnknownName {
-        /// What was asked for.
+        /// The kind of row: an eviction policy or a routing strategy.
         what: &'static str,
-        /// As written.
+        /// The name as written.
         name: String,
-        /// All there are.
+        /// The names in the table.
         known: String,
     },
-    /// An option that this one does not have.
+    /// The row has no such option.
     #[error("'{spec}': {name} has no option '{option}'; {known}")]
     UnknownOption {
-        /// As written.
+        /// The spec as written.
         spec: String,
-        /// Whose option.
+        /// The name of the row.
         name: &'static str,
-        /// As written.
+        /// The option as written.
         option: String,
-        /// All there are.
+        /// The options of the row.
         known: String,
     },
-    /// An option's value that cannot be.
+    /// The value of an option is outside its domain.
     #[error("'{spec}': {option} must be {wanted}, not '{got}'")]
     InvalidValue {
-        /// As written.
+        /// The spec as written.
         spec: String,
-        /// Which option.
+        /// The name of the option.
         option: &'static str,
-        /// What it can be.
+        /// The values that the option takes.
         wanted: String,
-        /// As written.
+        /// The value as written.
         got: String,
     },
-    /// An option that has to be given and is not, or one given twice, or two that exclude each other.
+    /// A required option is missing, an option is given twice, or two options exclude each other.
     #[error("'{spec}': {problem}")]
     InvalidOptions {
-        /// As written.
+        /// The spec as written.
         spec: String,
-        /// What is wrong.
+        /// What is wrong with the options.
         problem: String,
     },
-    /// Something that is not at hand, or a model that does not suit.
+    /// An input is missing, or the model does not suit the strategy or policy.
     #[error("{name} {problem}")]
     Unsuitable {
-        /// Which strategy or policy.
+        /// The name of the strategy or policy.
         name: &'static str,
-        /// What is wrong.
+        /// What is missing or does not suit.
         problem: String,
     },
 }
 
 /// One option of a strategy or policy.
 pub struct Knob {
-    /// The key.
+    /// The key in specs.
     pub name: &'static str,
-    /// What it does.
+    /// Its effect, in a few words.
     pub about: &'static str,
-    /// What it can be.
+    /// The values that it takes.
     pub domain: Domain,
-    /// What it is if not given; `None` if it may be absent.
+    /// The value if the spec does not give one; `None` for an option without a default.
     pub default: Option<&'static str>,
 }
 
-/// The values an option can have.
+/// The values that an option takes.
 pub enum Domain {
-    /// A whole number.
+    /// A whole number in this range.
     Count(RangeInclusive<u64>),
-    /// Any number.
+    /// A number in this range.
     Number(RangeInclusive<f64>),
     /// One of these words.
     Word(&'static [&'static str]),
@@ -102,16 +102,16 @@ impl fmt::Display for Domain {
     }
 }
 
-/// A row of a table that specs name.
+/// A row of a table that specs refer to by name.
 pub trait Named: 'static {
     /// The name in specs.
     fn name(&self) -> &'static str;
 
-    /// Every option.
+    /// Every option of the row.
     fn knobs(&self) -> &'static [Knob];
 }
 
-/// The options of a spec, checked against the row they are for.
+/// The options of a spec, checked against the row that it names.
 #[derive(Clone)]
 pub struct SpecOptions {
     name: &'static str,
@@ -120,7 +120,7 @@ pub struct SpecOptions {
 }
 
 impl SpecOptions {
-    /// Finds the row of `table` that `spec` names, and checks its options. `what` says in messages what rows are.
+    /// Finds the row of `table` that `spec` names, and checks the options. `what` names the kind of row in messages.
     pub fn parse<T: Named>(
         spec: &str,
         what: &'static str,
@@ -142,14 +142,14 @@ impl SpecOptions {
     fn add(&mut self, spec: &str, pair: &str) -> Result<(), PolicyError> {
         let wrong = |problem: String| PolicyError::InvalidOptions { spec: spec.to_owned(), problem };
         let (key, value) =
-            pair.split_once('=').ok_or_else(|| wrong(format!("'{pair}' is not of the form option=value")))?;
+            pair.split_once('=').ok_or_else(|| wrong(format!("'{pair}' is not of the form key=value")))?;
         let knob = self.knobs.iter().find(|k| k.name == key).ok_or_else(|| PolicyError::UnknownOption {
             spec: spec.to_owned(),
             name: self.name,
             option: key.to_owned(),
             known: match self.knobs {
-                [] => "it has none".to_owned(),
-                knobs => format!("known are {}", list(knobs.iter().map(|k| k.name))),
+                [] => "it takes no options".to_owned(),
+                knobs => format!("available: {}", list(knobs.iter().map(|k| k.name))),
             },
         })?;
         if self.given.iter().any(|(name, _)| *name == knob.name) {
@@ -173,24 +173,24 @@ impl SpecOptions {
         self.text(name).map(|v| v.parse().expect("checked when it was given"))
     }
 
-    /// A word or a number as it was written; `None` if it is neither given nor has a default.
+    /// A word or a number as written; `None` if it is neither given nor has a default.
     pub fn text(&self, name: &str) -> Option<&str> {
         let given = self.given.iter().find(|(key, _)| *key == name).map(|(_, value)| value.as_str());
         given.or_else(|| self.knobs.iter().find(|k| k.name == name).expect("an option of this row").default)
     }
 
-    /// An option without which there is no meaning.
+    /// The value of an option that has no sensible default; an error if it is not given.
     pub fn required<T>(&self, name: &str, value: Option<T>) -> Result<T, PolicyError> {
-        value.ok_or_else(|| self.wrong(format!("{name} has to be given, as in {}:{name}=…", self.name)))
+        value.ok_or_else(|| self.wrong(format!("option '{name}' is required, as in {}:{name}=…", self.name)))
     }
 
-    /// Says what is wrong with the options together.
+    /// An error about the options taken together.
     pub fn wrong(&self, problem: String) -> PolicyError {
         PolicyError::InvalidOptions { spec: self.to_string(), problem }
     }
 }
 
-/// The spec that was parsed.
+/// Prints the spec that was parsed.
 impl fmt::Display for SpecOptions {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         f.write_str(self.name)?;
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_counts_and_what_is_not_has_its_default() {
+    fn a_given_value_replaces_the_default() {
         let options = parse("fancy:how=not,n=3").unwrap();
         assert_eq!((options.count("n"), options.number("x"), options.text("how")), (Some(3), Some(0.5), Some("not")));
         assert_eq!(options.to_string(), "fancy:how=not,n=3");
@@ -247,19 +247,19 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_one_sentence() {
+    fn an_invalid_spec_is_one_sentence() {
         for (spec, message) in [
-            ("", "unknown thing ''; known are plain, fancy"),
-            ("psychic:n=1", "unknown thing 'psychic'; known are plain, fancy"),
-            ("plain:n=1", "'plain:n=1': plain has no option 'n'; it has none"),
-            ("fancy:m=1", "'fancy:m=1': fancy has no option 'm'; known are n, x, how"),
+            ("", "unknown thing ''; available: plain, fancy"),
+            ("psychic:n=1", "unknown thing 'psychic'; available: plain, fancy"),
+            ("plain:n=1", "'plain:n=1': plain has no option 'n'; it takes no options"),
+            ("fancy:m=1", "'fancy:m=1': fancy has no option 'm'; available: n, x, how"),
             ("fancy:n=0", "'fancy:n=0': n must be a whole number of at least 1, not '0'"),
             ("fancy:n=-1", "'fancy:n=-1': n must be a whole number of at least 1, not '-1'"),
             ("fancy:x=1.5", "'fancy:x=1.5': x must be a number from 0 to 1, not '1.5'"),
             ("fancy:x=nan", "'fancy:x=nan': x must be a number from 0 to 1, not 'nan'"),
             ("fancy:how=soso", "'fancy:how=soso': how must be so or not, not 'soso'"),
-            ("fancy:", "'fancy:': '' is not of the form option=value"),
-            ("fancy:n", "'fancy:n': 'n' is not of the form option=value"),
+            ("fancy:", "'fancy:': '' is not of the form key=value"),
+            ("fancy:n", "'fancy:n': 'n' is not of the form key=value"),
             ("fancy:n=1,n=2", "'fancy:n=1,n=2': n is given twice"),
         ] {
             assert_eq!(parse(spec).err().as_deref(), Some(message));

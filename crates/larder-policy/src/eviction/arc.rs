@@ -1,36 +1,39 @@
+//! ARC (adaptive replacement cache), with T1, T2, B1 and B2 as in the paper.
+
 use super::arrivals::Arrivals;
 use super::queues::Queues;
 use super::{CacheShape, Eviction, Key, LayerChoice, Policy, per_pool};
 
 pub(super) const POLICY: Policy = Policy {
     name: "arc",
-    about: "adaptive replacement: two lists, used once and used again, whose shares follow from who is missed",
+    about: "adaptive replacement: two lists, used once and used again, whose shares follow the misses",
     knobs: &[],
     make: |_, shape, _| Ok(per_pool(shape, |_| Arc::new(shape))),
 };
 
-/// In memory, used once of late.
+/// Resident experts used once recently.
 const T1: usize = 0;
-/// In memory, used again.
+/// Resident experts used again.
 const T2: usize = 1;
-/// Left from `T1`.
+/// Ghosts: experts evicted from `T1`.
 const B1: usize = 2;
-/// Left from `T2`.
+/// Ghosts: experts evicted from `T2`.
 const B2: usize = 3;
 
-/// Adaptive replacement cache. Experts that a layer wants together are looked up together, before anybody leaves.
+/// Adaptive replacement cache. Experts that a layer wants together are looked up together, before any of them evicts
+/// another.
 struct Arc {
     shape: CacheShape,
     /// Least recently used first.
     queues: Queues,
-    /// How many of the slots are meant for `T1`.
+    /// Number of slots meant for `T1`.
     target: f64,
     arrivals: Arrivals<Origin>,
-    /// The last victim, and the ghosts it goes to.
+    /// The last victim, and the list of ghosts that it goes to.
     leaving: Option<(Key, Option<usize>)>,
 }
 
-/// Where one that comes in was remembered.
+/// The list of ghosts that an arriving expert was in.
 #[derive(Clone, Copy, PartialEq)]
 enum Origin {
     B1,
@@ -49,7 +52,7 @@ impl Arc {
         }
     }
 
-    /// A ghost that is wanted again moves the target its way and is a ghost no more. `None` for one that is in.
+    /// A ghost that is wanted again moves the target towards its list and stops being a ghost. `None` for a resident.
     fn look_up(queues: &mut Queues, target: &mut f64, slots: usize, key: Key) -> Option<Origin> {
         let (recent, frequent) = (queues.len(B1) as f64, queues.len(B2) as f64);
         match queues.place(key) {
@@ -68,7 +71,7 @@ impl Arc {
         }
     }
 
-    /// Who of the two lists is over its share, and the list's ghosts.
+    /// The victim from the list that is over its share, and the list of ghosts that it goes to.
     fn replace(&self, origin: Origin, evictable: &dyn Fn(Key) -> bool) -> Option<(Key, Option<usize>)> {
         let recent = self.queues.len(T1) as f64;
         let over = recent > self.target || (recent == self.target && origin == Origin::B2);
@@ -94,7 +97,7 @@ impl Eviction for Arc {
 
     fn admit(&mut self, key: Key) {
         let origin = self.arrivals.admit(key).or_else(|| {
-            // Read on a guess.
+            // A prefetched expert.
             Arc::look_up(&mut self.queues, &mut self.target, self.shape.slots, key)
         });
         let list = if matches!(origin, Some(Origin::B1 | Origin::B2)) { T2 } else { T1 };
@@ -131,7 +134,7 @@ impl Eviction for Arc {
     }
 
     fn forget(&mut self, key: Key) {
-        // One that leaves for another reason, such as a failed read, is not remembered.
+        // An expert that leaves for another reason, such as a failed read, becomes no ghost.
         match self.leaving.take() {
             Some((leaving, Some(ghosts))) if leaving == key => self.queues.push(ghosts, key),
             _ => self.queues.remove(key),

@@ -1,3 +1,5 @@
+//! Belady's optimum, for replays: a lower bound of misses.
+
 use std::cmp::Reverse;
 use std::sync::Arc;
 
@@ -7,14 +9,14 @@ use crate::PolicyError;
 
 pub(super) const POLICY: Policy = Policy {
     name: "belady",
-    about: "who is needed again last: the optimum, for replays alone",
+    about: "the expert that is needed again last: the optimum, in replays only",
     knobs: &[],
     make: |_, shape, inputs| {
         let unsuitable = |problem: &str| PolicyError::Unsuitable { name: "belady", problem: problem.to_owned() };
         let future = inputs.future.as_ref();
-        let future = future.ok_or_else(|| unsuitable("needs the requests to come, which only a replay knows"))?;
+        let future = future.ok_or_else(|| unsuitable("needs the future requests, which only a replay knows"))?;
         if !future.fits(shape) {
-            return Err(unsuitable("was given requests of a model of another size"));
+            return Err(unsuitable("was given the requests of a model of another size"));
         }
         Ok(per_pool(shape, |pool| Belady {
             future: future.clone(),
@@ -33,18 +35,18 @@ struct Belady {
     future: Arc<FutureUses>,
     shape: CacheShape,
     pool: usize,
-    /// How often a layer of this pool has chosen.
+    /// Number of choices that layers of this pool have made.
     visits: usize,
-    /// The step of the last choice.
+    /// The step of the latest choice.
     now: u32,
-    /// How many uses of each key are over.
+    /// For each key, the number of its uses that are past.
     seen: Vec<u32>,
-    /// By next use, the last first.
+    /// Keys by next use, the latest first.
     queue: Heap<Reverse<u32>>,
 }
 
 impl Belady {
-    /// A key was used now: what counts is its next use.
+    /// A key is used now: its rank becomes its next use.
     fn used(&mut self, key: Key) {
         let uses = self.future.uses(&self.shape, self.pool, key);
         let seen = &mut self.seen[key.index()];

@@ -1,21 +1,23 @@
+//! The shape of the cache that a policy is made for: rows, experts, slots and scope, and the key of each expert.
+
 use larder_core::{CacheScope, Geometry};
 
 use super::Key;
 
-/// What a policy is made for.
+/// The shape of a cache: what a policy is made for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CacheShape {
-    /// Layers that have experts.
+    /// Number of layers that have experts.
     pub rows: usize,
-    /// Experts of each.
+    /// Experts per layer.
     pub experts: usize,
     /// Experts that one token uses in one layer.
     pub top_k: usize,
     /// Slots of each pool, without [`scratch`](Self::scratch).
     pub slots: usize,
-    /// What shares one pool.
+    /// Whether each layer has a pool of its own or all layers share one.
     pub scope: CacheScope,
-    /// Slots that all pools share for experts that may leave as soon as they were used.
+    /// Scratch slots: shared by all pools, for experts that may leave as soon as they have been used.
     pub scratch: usize,
 }
 
@@ -26,7 +28,7 @@ impl CacheShape {
         CacheShape { rows: geometry.moe_layers.len(), experts, top_k, slots, scope, scratch: 0 }
     }
 
-    /// How many pools there are.
+    /// Number of pools.
     pub fn pools(&self) -> usize {
         match self.scope {
             CacheScope::Layer => self.rows,
@@ -34,7 +36,7 @@ impl CacheShape {
         }
     }
 
-    /// How many keys each pool has.
+    /// Number of keys in each pool.
     pub fn keys_per_pool(&self) -> usize {
         match self.scope {
             CacheScope::Layer => self.experts,
@@ -42,7 +44,7 @@ impl CacheShape {
         }
     }
 
-    /// Slots of all pools, scratch included.
+    /// Slots of all pools together, scratch slots included.
     pub fn total_slots(&self) -> usize {
         self.pools() * self.slots + self.scratch
     }

@@ -1,14 +1,16 @@
+//! FIFO: the expert that came in first leaves first.
+
 use super::queues::Queues;
 use super::{Eviction, Key, Policy, per_pool};
 
 pub(super) const POLICY: Policy = Policy {
     name: "fifo",
-    about: "who has been in for longest; of those that came together, the best ranked leaves first",
+    about: "first in, first out; of experts that came together, the best-ranked leaves first",
     knobs: &[],
     make: |_, shape, _| Ok(per_pool(shape, |_| Fifo(Queues::new(shape.keys_per_pool(), 1)))),
 };
 
-/// First in, first out: uses do not count.
+/// First in, first out: uses do not change the order.
 struct Fifo(Queues);
 
 impl Eviction for Fifo {

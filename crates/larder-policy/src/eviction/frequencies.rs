@@ -1,14 +1,15 @@
+//! Keys in order of frequency of use, for LFU and LeCaR.
+
 use super::Key;
 use super::queues::Ring;
 
-/// Keys in order of how often they were used, and those used equally often in order of their last use. Every step
-/// takes constant time.
+/// Keys in order of their number of uses, and among equals by last use. Every operation takes constant time.
 pub(super) struct Frequencies {
     /// One node for each key, then the head of each bucket.
     keys: Ring,
-    /// One node for each bucket, then the head of all: rising in count.
+    /// One node for each bucket, then the head of all: in rising order of count.
     buckets: Ring,
-    /// How often the keys of each bucket were used; 0 if it is empty.
+    /// The number of uses of each bucket's keys; 0 for an empty bucket.
     count: Vec<u64>,
     /// The bucket of each key.
     bucket: Vec<u32>,
@@ -17,9 +18,9 @@ pub(super) struct Frequencies {
 }
 
 impl Frequencies {
-    /// None of the keys below `keys`.
+    /// An empty order for keys below `keys`.
     pub fn new(keys: usize) -> Self {
-        // A key that moves is for a moment the only one in its new bucket while its old bucket is still there.
+        // A key that moves is briefly the only one in its new bucket while its old bucket still exists.
         let buckets = keys + 1;
         Frequencies {
             keys: Ring::new(keys + buckets),
@@ -30,13 +31,13 @@ impl Frequencies {
         }
     }
 
-    /// A key that was not there is used for the first time.
+    /// Adds an absent key, used for the first time.
     pub fn add(&mut self, key: Key) {
         let first = self.buckets.next(self.last());
         self.enter(key, 1, first);
     }
 
-    /// A key that is there is used again.
+    /// A present key is used again.
     pub fn raise(&mut self, key: Key) {
         let old = self.bucket[key.index()] as usize;
         self.keys.unlink(key.index());
@@ -44,7 +45,7 @@ impl Frequencies {
         self.drop_if_empty(old);
     }
 
-    /// A key that is there goes.
+    /// Removes a present key.
     pub fn remove(&mut self, key: Key) {
         self.keys.unlink(key.index());
         self.drop_if_empty(self.bucket[key.index()] as usize);

@@ -1,23 +1,25 @@
+//! The future of a replayed trace, for Belady's rule.
+
 use larder_core::CacheScope;
 
 use super::{CacheShape, Key};
 
-/// Of an expert that is not needed again.
+/// The next use of an expert that is not needed again.
 pub const NEVER: u32 = u32::MAX;
 
-/// The requests to come: what replays know and nobody else.
+/// The requests to come, which only a replay knows.
 ///
 /// Time is counted in steps, one for each layer's choice.
 pub struct FutureUses {
     experts: usize,
-    /// For each row, the steps that were its.
+    /// For each row, the steps in which it chose.
     visits: Vec<Vec<u32>>,
     /// For each expert of each row, the steps in which it is wanted.
     uses: Vec<Vec<u32>>,
 }
 
 impl FutureUses {
-    /// From the row and the experts of each step, in order. The caller guarantees that all of them exist.
+    /// From the row and the wanted experts of each step, in order. The caller guarantees that all of them exist.
     pub fn new<W: AsRef<[usize]>>(rows: usize, experts: usize, steps: impl IntoIterator<Item = (usize, W)>) -> Self {
         let mut future = FutureUses { experts, visits: vec![Vec::new(); rows], uses: vec![Vec::new(); rows * experts] };
         for (step, (row, wanted)) in steps.into_iter().enumerate() {
@@ -29,7 +31,7 @@ impl FutureUses {
         future
     }
 
-    /// Whether it is about a model of this size.
+    /// Whether these are the requests of a model of this size.
     pub fn fits(&self, shape: &CacheShape) -> bool {
         (self.visits.len(), self.experts) == (shape.rows, shape.experts)
     }

@@ -1,18 +1,20 @@
+//! A binary heap of keys whose ranks change.
+
 use super::Key;
 
-/// Keys with ranks that change, the lowest first. Every step takes logarithmic time.
+/// Keys with ranks that change, the lowest first. Every operation takes logarithmic time.
 pub(super) struct Heap<R> {
     heap: Vec<(R, Key)>,
-    /// Where each key is.
+    /// The position of each key in the heap.
     place: Vec<u32>,
     skipped: Vec<(R, Key)>,
 }
 
-/// The place of a key that is not there.
+/// The position of an absent key.
 const NOWHERE: u32 = u32::MAX;
 
 impl<R: Ord + Copy> Heap<R> {
-    /// None of the keys below `keys`.
+    /// An empty heap for keys below `keys`.
     pub fn new(keys: usize) -> Self {
         Heap { heap: Vec::with_capacity(keys), place: vec![NOWHERE; keys], skipped: Vec::with_capacity(keys) }
     }
@@ -33,7 +35,7 @@ impl<R: Ord + Copy> Heap<R> {
         self.sink(at);
     }
 
-    /// Takes a key out that is there.
+    /// Removes a present key.
     pub fn remove(&mut self, key: Key) {
         let at = std::mem::replace(&mut self.place[key.index()], NOWHERE) as usize;
         self.heap.swap_remove(at);

@@ -1,3 +1,5 @@
+//! LeCaR: LRU or LFU, drawn by learned weights.
+
 use super::frequencies::Frequencies;
 use super::queues::Queues;
 use super::{CacheShape, Eviction, Key, LayerChoice, Policy, per_pool, seed};
@@ -5,48 +7,49 @@ use crate::spec::{Domain, Knob};
 
 pub(super) const POLICY: Policy = Policy {
     name: "lecar",
-    about: "lru or lfu, drawn by weights that follow from whose victims are missed",
+    about: "lru or lfu, drawn by weights that fall when a victim is missed",
     knobs: &[Knob {
         name: "seed",
-        about: "what is drawn follows from it",
+        about: "seed of the random numbers",
         domain: Domain::Count(1..=u32::MAX as u64),
         default: Some("3735928559"),
     }],
     make: |options, shape, _| Ok(per_pool(shape, |pool| Lecar::new(shape, seed(options) + pool as u64))),
 };
 
-/// In memory, least recently used first.
+/// Resident experts, least recently used first.
 const IN: usize = 0;
-/// Left because it was least recently used.
+/// Ghosts evicted as the least recently used.
 const LRU_GHOST: usize = 1;
-/// Left because it was least frequently used.
+/// Ghosts evicted as the least frequently used.
 const LFU_GHOST: usize = 2;
 
 /// How fast weights follow.
 const LEARNING_RATE: f64 = 0.45;
-/// What a miss counts for after as many requests as there are slots.
+/// The weight of a miss that comes as many requests after the eviction as there are slots.
 const DISCOUNT: f64 = 0.005;
-/// Keeps weights off 0.
+/// Keeps weights above 0.
 const TINY: f64 = 1e-10;
 
-/// Learning cache replacement. Where both rules name the same expert, nothing is drawn or learned. Experts that a
-/// layer wants together are looked up together, before anybody leaves.
+/// Learning cache replacement. Where both rules name the same victim, nothing is drawn or learned. Experts that a
+/// layer wants together are looked up together, before any of them evicts another.
 struct Lecar {
     shape: CacheShape,
     queues: Queues,
     frequencies: Frequencies,
-    /// The weight of LRU; that of LFU is the rest.
+    /// The weights of LRU and LFU; their sum is 1.
     weights: [f64; 2],
     discount: f64,
     requests: u64,
-    /// When each ghost left, in requests.
+    /// When each ghost was evicted, in requests.
     left: Vec<u64>,
     draw: Lehmer,
-    /// The last victim, and the ghosts it goes to.
+    /// The last victim, and the list of ghosts that it goes to.
     leaving: Option<(Key, Option<usize>)>,
 }
 
-/// Lehmer's generator. From its default seed it draws what libCacheSim does, so that results can be compared.
+/// Lehmer's generator. With its default seed it draws the numbers that libCacheSim does, so that results can be
+/// compared.
 struct Lehmer(u128);
 
 impl Lehmer {
@@ -71,7 +74,7 @@ impl Lecar {
         }
     }
 
-    /// A ghost that is wanted again costs the rule that sent it away some weight, and is a ghost no more.
+    /// A ghost that is wanted again lowers the weight of the rule that evicted it, and stops being a ghost.
     fn look_up(&mut self, key: Key) {
         let Some(ghosts @ (LRU_GHOST | LFU_GHOST)) = self.queues.place(key) else { return };
         self.queues.remove(key);
@@ -94,7 +97,7 @@ impl Eviction for Lecar {
     }
 
     fn admit(&mut self, key: Key) {
-        // Unless it was read on a guess, it is no ghost any more.
+        // `begin` has done this already, unless the expert is prefetched.
         self.look_up(key);
         self.queues.push(IN, key);
         self.frequencies.add(key);
@@ -135,7 +138,7 @@ impl Eviction for Lecar {
             self.left[key.index()] = self.requests;
             self.queues.push(ghosts, key);
             if self.queues.len(ghosts) > self.shape.slots / 2 {
-                let oldest = self.queues.oldest(ghosts).expect("it has one more than it may");
+                let oldest = self.queues.oldest(ghosts).expect("the list is one longer than its limit");
                 self.queues.remove(oldest);
             }
         }

@@ -1,13 +1,15 @@
+//! LFRU: least frequently used, with uses that fade.
+
 use super::heap::Heap;
 use super::{CacheShape, Eviction, Key, LayerChoice, Policy, per_pool};
 use crate::spec::{Domain, Knob};
 
 pub(super) const POLICY: Policy = Policy {
     name: "lfru",
-    about: "least frequently used of late: a use counts for less the longer ago it was, in memory or not",
+    about: "least frequently used, where older uses count less, resident or not",
     knobs: &[Knob {
         name: "half-life",
-        about: "after how many tokens a use counts half",
+        about: "tokens after which a use counts half",
         domain: Domain::Number(0.01..=1e9),
         default: Some("16"),
     }],
@@ -17,19 +19,20 @@ pub(super) const POLICY: Policy = Policy {
     },
 };
 
-/// Evicts the lowest of the sums, over all uses, of 2^(-age / half-life). All of them fade alike, so that their order
-/// changes by uses alone: what is ranked is the logarithm of the sum, seen from the beginning.
+/// Evicts the lowest of the sums, over all uses, of 2^(-age / half-life). All sums fade alike, so their order changes
+/// by
+/// uses alone: the rank is the logarithm of the sum as seen from the beginning.
 ///
-/// What is kept of an expert stays when it leaves.
+/// The sum of an expert is kept when it leaves.
 struct Lfru {
     /// Half-lives from one step to the next.
     pace: f64,
     steps: u64,
-    /// Of each key, the sum when it was last used.
+    /// The sum of each key at its last use.
     sum: Vec<f64>,
-    /// Of each key, when it was last used, in half-lives.
+    /// The last use of each key, in half-lives.
     last: Vec<f64>,
-    /// How often anybody was used.
+    /// Uses of all keys: breaks ties.
     uses: u64,
     queue: Heap<(u64, u64)>,
 }

@@ -1,14 +1,16 @@
+//! LFU: the expert used least often since it came in leaves first.
+
 use super::frequencies::Frequencies;
 use super::{Eviction, Key, Policy, per_pool};
 
 pub(super) const POLICY: Policy = Policy {
     name: "lfu",
-    about: "least often used since it came in, and among equals least recently",
+    about: "least frequently used since it came in, and among equals least recently",
     knobs: &[],
     make: |_, shape, _| Ok(per_pool(shape, |_| Lfu(Frequencies::new(shape.keys_per_pool())))),
 };
 
-/// Least frequently used: an expert that leaves and comes again starts anew.
+/// Least frequently used: an expert that leaves and comes back starts from one use.
 struct Lfu(Frequencies);
 
 impl Eviction for Lfu {

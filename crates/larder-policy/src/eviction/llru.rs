@@ -1,28 +1,30 @@
+//! Layered LRU, which also counts when each layer's turn comes.
+
 use super::queues::Queues;
 use super::{CacheShape, Eviction, Key, LayerChoice, Policy, per_pool};
 
 pub(super) const POLICY: Policy = Policy {
     name: "llru",
-    about: "who was not used for most rounds through the layers, and among equals whose layer's turn comes last",
+    about: "unused for most rounds through the layers, and among equals the layer whose turn comes last",
     knobs: &[],
     make: |_, shape, _| Ok(per_pool(shape, |_| Llru::new(shape))),
 };
 
-/// Layered LRU. With several experts per layer, those that a layer wants together are used at the same time; of
-/// equals in both respects the one that was told first leaves, which is the best ranked.
+/// Layered LRU. With several experts per layer, those that a layer wants together are used at the same time; of experts
+/// equal in both respects, the one admitted or touched first leaves, which is the best-ranked.
 ///
-/// In layer scope a round is one step and all distances are equal: that is LRU.
+/// In layer scope a round is one step and all distances are equal, so this is LRU.
 struct Llru {
     /// Rows of this pool.
     rows: usize,
-    /// Experts of each.
+    /// Experts per row.
     experts: usize,
-    /// Who is in, one queue for each row, least recently used first.
+    /// Resident experts, one queue per row, least recently used first.
     queues: Vec<Queues>,
-    /// When each key was last used, in steps.
+    /// The last use of each key, in steps.
     last: Vec<u64>,
     now: u64,
-    /// The row of the last step.
+    /// The row of the latest choice.
     row: usize,
 }
 
@@ -53,7 +55,7 @@ impl Llru {
         self.queues[row].push(0, expert);
     }
 
-    /// Full rounds since a key was last used.
+    /// Full rounds since the last use of a key.
     fn rounds(&self, key: Key) -> u64 {
         (self.now - self.last[key.index()]) / self.rows as u64
     }
@@ -73,7 +75,8 @@ impl Eviction for Llru {
         self.used(key);
     }
 
-    /// Goes through the rows from the one just left, whose turn comes last, to the present one, which is at distance 0.
+    /// Goes through the rows from the one before the present row, whose turn comes last, to the present row, which is
+    /// at distance 0.
     fn victim(&mut self, evictable: &dyn Fn(Key) -> bool) -> Option<Key> {
         let mut best: Option<(u64, Key)> = None;
         for distance in (0..self.rows).rev() {

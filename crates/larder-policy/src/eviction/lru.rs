@@ -1,9 +1,11 @@
+//! LRU: the expert that was not used for longest leaves first.
+
 use super::queues::Queues;
 use super::{Eviction, Key, Policy, per_pool};
 
 pub(super) const POLICY: Policy = Policy {
     name: "lru",
-    about: "least recently used; of those that came together, the best ranked leaves first",
+    about: "least recently used; of experts that came together, the best-ranked leaves first",
     knobs: &[],
     make: |_, shape, _| Ok(per_pool(shape, |_| Lru(Queues::new(shape.keys_per_pool(), 1)))),
 };

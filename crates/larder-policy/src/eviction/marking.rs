@@ -1,10 +1,12 @@
+//! The randomised marking algorithm.
+
 use super::members::Members;
 use super::{Eviction, Key, Policy, SEED, per_pool, seed};
 use crate::rng::Rng;
 
 pub(super) const POLICY: Policy = Policy {
     name: "marking",
-    about: "anybody who was not used in this phase; a phase ends when all were",
+    about: "a random expert that was not used in this phase; a phase ends when all were used",
     knobs: &[SEED],
     make: |options, shape, _| {
         let members = || Members::new(shape.keys_per_pool());
@@ -12,8 +14,9 @@ pub(super) const POLICY: Policy = Policy {
     },
 };
 
-/// The randomised marking algorithm: each use marks; who leaves is drawn among those without a mark. When room is
-/// needed and nobody without a mark may leave, all marks are wiped off.
+/// The randomised marking algorithm: each use marks a key, and the victim is drawn among unmarked keys. When a victim
+/// is
+/// needed and no unmarked key is evictable, all marks are cleared.
 struct Marking {
     members: Members,
     rng: Rng,

@@ -1,25 +1,27 @@
+//! A set of keys from which one is drawn, for the random policies.
+
 use super::Key;
 use crate::rng::Rng;
 
-/// Keys from which one is drawn, in two parts: those marked come last.
+/// Keys in two parts, the marked ones last.
 pub(super) struct Members {
     keys: Vec<Key>,
-    /// Where each key is.
+    /// The position of each key.
     place: Vec<u32>,
-    /// How many of the first are not marked.
+    /// How many of the first keys are not marked.
     unmarked: usize,
 }
 
-/// The place of a key that is not there.
+/// The position of an absent key.
 const NOWHERE: u32 = u32::MAX;
 
 impl Members {
-    /// None of the keys below `keys`.
+    /// An empty set for keys below `keys`.
     pub fn new(keys: usize) -> Self {
         Members { keys: Vec::with_capacity(keys), place: vec![NOWHERE; keys], unmarked: 0 }
     }
 
-    /// Adds a key, not marked.
+    /// Adds a key, unmarked.
     pub fn add(&mut self, key: Key) {
         self.keys.push(key);
         self.place[key.index()] = self.keys.len() as u32 - 1;
@@ -36,12 +38,12 @@ impl Members {
         }
     }
 
-    /// Marks nobody.
+    /// Clears all marks.
     pub fn clear_marks(&mut self) {
         self.unmarked = self.keys.len();
     }
 
-    /// Takes a key out.
+    /// Removes a key.
     pub fn remove(&mut self, key: Key) {
         self.mark(key);
         self.swap(self.place[key.index()] as usize, self.keys.len() - 1);
@@ -49,7 +51,7 @@ impl Members {
         self.place[key.index()] = NOWHERE;
     }
 
-    /// One of the keys that are not marked and for which `wanted` holds, each as likely as the others.
+    /// A random key among those that are unmarked and for which `wanted` holds, all equally likely.
     pub fn draw(&mut self, rng: &mut Rng, wanted: &dyn Fn(Key) -> bool) -> Option<Key> {
         for left in (1..=self.unmarked).rev() {
             let at = rng.below(left);

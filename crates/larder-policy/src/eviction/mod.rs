@@ -1,4 +1,5 @@
-//! Who leaves when room is needed. One policy per file; to add one, copy the nearest file and add its row to the table.
+//! Which expert is evicted when a slot is needed. One policy per file; to add one, copy the nearest file and add its
+//! row to the table.
 
 mod arc;
 mod arrivals;
@@ -30,12 +31,12 @@ pub use learned::Evictor;
 
 use crate::spec::{Domain, Knob, Named, PolicyError, SpecOptions};
 
-/// An expert among all that one pool may hold, counted densely from 0.
+/// An expert of one pool, as a dense index from 0.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Key(pub u32);
 
 impl Key {
-    /// As an index into a slice over all keys.
+    /// The key as an index into a slice over all keys of the pool.
     pub fn index(self) -> usize {
         self.0 as usize
     }
@@ -44,52 +45,55 @@ impl Key {
 /// One layer's choice.
 #[derive(Clone, Copy, Debug)]
 pub struct LayerChoice<'a> {
-    /// Which layer, among those with experts.
+    /// Index of the layer among those with experts (the MoE row).
     pub row: usize,
-    /// The experts that it wants, each once, token by token in the order of their rank, best first.
+    /// The wanted experts, each once, token by token in order of rank, best first.
     pub wanted: &'a [usize],
-    /// The router's logits if it chose for one token and they are known, else empty.
+    /// The router logits if the choice was for one token and they are known, else empty.
     pub logits: &'a [f32],
 }
 
-/// Ranks what one pool of slots holds. The ledger owns capacity, pins and counts; a policy only answers who next.
+/// Ranks the experts in one pool of slots. The ledger owns capacity, pins and counts; a policy only names the next
+/// victim.
 ///
-/// Experts that one token uses in one layer arrive together. The ledger tells of them in the order of their rank, best
-/// first, so that a policy which goes by recency gives up the best of them first.
+/// Experts that one token uses in one layer arrive together. The ledger admits and touches them in order of rank, best
+/// first, so a policy that goes by recency evicts the best of them first.
 pub trait Eviction: Send {
-    /// A layer of this pool has chosen. Comes before the admits and touches that follow from it; what is read on a
-    /// guess is admitted without it.
+    /// A layer of this pool has chosen. Called before the admits and touches that follow from the choice; a prefetched
+    /// expert is admitted without it.
     fn begin(&mut self, choice: &LayerChoice) {
         let _ = choice;
     }
 
-    /// What comes has nothing to do with what was. All pools are told.
+    /// A new sequence begins, unrelated to the one before. Called for every pool.
     fn new_sequence(&mut self) {}
 
-    /// `key` has come in. The caller guarantees that it was out.
+    /// `key` has come into the pool. The caller guarantees that it was not there.
     fn admit(&mut self, key: Key);
 
-    /// `key` is used again. The caller guarantees that it is in.
+    /// `key` is used again. The caller guarantees that it is in the pool.
     fn touch(&mut self, key: Key);
 
-    /// Who leaves, among those that are in and for which `evictable` holds; `None` if there is nobody. The policy keeps
+    /// The next victim among the keys in the pool for which `evictable` holds; `None` if there is none. The policy
+    /// keeps
     /// the key until [`forget`](Eviction::forget).
     fn victim(&mut self, evictable: &dyn Fn(Key) -> bool) -> Option<Key>;
 
-    /// Who ranks worst among those for which `evictable` holds, where that one does not leave: a policy that remembers
-    /// who left learns nothing from the question.
+    /// The lowest-ranked key for which `evictable` holds, when that expert is not going to leave: a policy that
+    /// remembers
+    /// its victims learns nothing from this call.
     fn worst(&mut self, evictable: &dyn Fn(Key) -> bool) -> Option<Key> {
         self.victim(evictable)
     }
 
-    /// `key` has left. The caller guarantees that it was in.
+    /// `key` has left the pool. The caller guarantees that it was there.
     fn forget(&mut self, key: Key);
 }
 
-/// What some policies cannot do without.
+/// What some policies need besides the shape of the cache.
 #[derive(Clone, Default)]
 pub struct PolicyInputs {
-    /// The requests to come, for `belady`.
+    /// The requests to come, for `belady`; only a replay knows them.
     pub future: Option<Arc<FutureUses>>,
     /// Trained weights, for `learned`.
     pub evictor: Option<Arc<Evictor>>,
@@ -99,14 +103,14 @@ pub struct PolicyInputs {
 pub struct Policy {
     /// The name in flags and reports.
     pub name: &'static str,
-    /// What it does, in a few words.
+    /// Its rule, in a few words.
     pub about: &'static str,
     /// Its options.
     pub knobs: &'static [Knob],
     make: Make,
 }
 
-/// Makes one object for each pool.
+/// Makes one policy object for each pool.
 type Make = fn(&SpecOptions, &CacheShape, &PolicyInputs) -> Result<Vec<Box<dyn Eviction>>, PolicyError>;
 
 impl Named for Policy {
@@ -148,12 +152,12 @@ impl EvictionSpec {
         self.policy.name
     }
 
-    /// Whether it needs the requests to come.
+    /// Whether it needs [`PolicyInputs::future`].
     pub fn needs_future(&self) -> bool {
         self.policy.name == belady::POLICY.name
     }
 
-    /// The policy for every pool of `shape`.
+    /// One policy object for each pool of `shape`.
     pub fn make(&self, shape: &CacheShape, inputs: &PolicyInputs) -> Result<Vec<Box<dyn Eviction>>, PolicyError> {
         (self.policy.make)(&self.options, shape, inputs)
     }
@@ -168,25 +172,21 @@ impl FromStr for EvictionSpec {
     }
 }
 
-/// What it was parsed from.
+/// Prints the spec that was parsed.
 impl fmt::Display for EvictionSpec {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         self.options.fmt(f)
     }
 }
 
-/// One object for each pool, which know nothing of each other.
+/// One independent policy object for each pool.
 fn per_pool<E: Eviction + 'static>(shape: &CacheShape, mut make: impl FnMut(usize) -> E) -> Vec<Box<dyn Eviction>> {
     (0..shape.pools()).map(|pool| Box::new(make(pool)) as Box<dyn Eviction>).collect()
 }
 
-/// The option of policies that draw.
-const SEED: Knob = Knob {
-    name: "seed",
-    about: "what is drawn follows from it",
-    domain: Domain::Count(0..=u64::MAX),
-    default: Some("0"),
-};
+/// The option of policies that draw random numbers.
+const SEED: Knob =
+    Knob { name: "seed", about: "seed of the random numbers", domain: Domain::Count(0..=u64::MAX), default: Some("0") };
 
 fn seed(options: &SpecOptions) -> u64 {
     options.count("seed").expect("it has a default")

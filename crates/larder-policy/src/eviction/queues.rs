@@ -1,6 +1,8 @@
+//! Linked lists in one dense table: queues of keys with constant-time operations.
+
 use super::Key;
 
-/// Rings through one dense table of nodes; each node is in one ring, perhaps alone.
+/// Rings through one dense table of nodes; each node is in exactly one ring, possibly alone.
 pub(super) struct Ring {
     links: Vec<Link>,
 }
@@ -12,7 +14,7 @@ struct Link {
 }
 
 impl Ring {
-    /// All nodes alone.
+    /// Every node alone.
     pub fn new(nodes: usize) -> Self {
         let alone = |i: usize| Link { previous: i as u32, next: i as u32 };
         Ring { links: (0..nodes).map(alone).collect() }
@@ -22,7 +24,7 @@ impl Ring {
         self.links[at].next as usize
     }
 
-    /// Leaves a node alone.
+    /// Takes a node out of its ring and leaves it alone.
     pub fn unlink(&mut self, at: usize) {
         let Link { previous, next } = self.links[at];
         self.links[previous as usize].next = next;
@@ -30,7 +32,7 @@ impl Ring {
         self.links[at] = Link { previous: at as u32, next: at as u32 };
     }
 
-    /// Puts a node that is alone before another one.
+    /// Puts a lone node before another one.
     pub fn insert(&mut self, at: usize, before: usize) {
         let previous = self.links[before].previous;
         self.links[at] = Link { previous, next: before as u32 };
@@ -39,9 +41,9 @@ impl Ring {
     }
 }
 
-/// Several queues of keys; a key is in one of them at most. Every step takes constant time.
+/// Several queues of keys; a key is in at most one of them. Every operation takes constant time.
 pub(super) struct Queues {
-    /// One node for each key, then the head of each queue: next of a head is the oldest.
+    /// One node for each key, then the head of each queue; the node after a head is the oldest.
     ring: Ring,
     keys: usize,
     /// The queue that each key is in.
@@ -49,11 +51,11 @@ pub(super) struct Queues {
     lens: Vec<usize>,
 }
 
-/// The place of a key that is in no queue.
+/// The queue of a key that is in none.
 const NOWHERE: u8 = u8::MAX;
 
 impl Queues {
-    /// Empty ones for keys below `keys`.
+    /// Empty queues for keys below `keys`.
     pub fn new(keys: usize, queues: usize) -> Self {
         Queues { ring: Ring::new(keys + queues), keys, place: vec![NOWHERE; keys], lens: vec![0; queues] }
     }
@@ -67,7 +69,7 @@ impl Queues {
         Some(self.place[key.index()]).filter(|q| *q != NOWHERE).map(usize::from)
     }
 
-    /// Puts a key at the end of a queue, wherever it was.
+    /// Puts a key at the end of a queue, from wherever it was.
     pub fn push(&mut self, queue: usize, key: Key) {
         self.remove(key);
         self.ring.insert(key.index(), self.keys + queue);
@@ -75,7 +77,7 @@ impl Queues {
         self.lens[queue] += 1;
     }
 
-    /// Takes a key out of the queue it is in, if any.
+    /// Takes a key out of its queue, if it is in one.
     pub fn remove(&mut self, key: Key) {
         if let Some(queue) = self.place(key) {
             self.ring.unlink(key.index());

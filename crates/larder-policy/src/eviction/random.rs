@@ -1,10 +1,12 @@
+//! Random eviction: the baseline that uses no history.
+
 use super::members::Members;
 use super::{Eviction, Key, Policy, SEED, per_pool, seed};
 use crate::rng::Rng;
 
 pub(super) const POLICY: Policy = Policy {
     name: "random",
-    about: "anybody",
+    about: "a random expert",
     knobs: &[SEED],
     make: |options, shape, _| {
         let members = || Members::new(shape.keys_per_pool());
@@ -12,7 +14,7 @@ pub(super) const POLICY: Policy = Policy {
     },
 };
 
-/// Each as likely as the others.
+/// Draws the victim among all evictable keys, each equally likely.
 struct Random {
     members: Members,
     rng: Rng,

@@ -1,32 +1,35 @@
+//! S3-FIFO: a small queue, a main queue and ghosts.
+
 use super::arrivals::Arrivals;
 use super::queues::Queues;
 use super::{CacheShape, Eviction, Key, LayerChoice, Policy, per_pool};
 
 pub(super) const POLICY: Policy = Policy {
     name: "s3fifo",
-    about: "a small queue that most only pass, and a main one where each use saves from leaving once",
+    about: "a small queue that most experts only pass, and a main one where each use delays eviction once",
     knobs: &[],
     make: |_, shape, _| Ok(per_pool(shape, |_| S3Fifo::new(shape))),
 };
 
-/// Where experts come in.
+/// Experts come in here.
 const SMALL: usize = 0;
-/// Where those are that proved useful.
+/// Experts that proved useful.
 const MAIN: usize = 1;
-/// Those that left the small queue.
+/// Ghosts: experts evicted from the small queue.
 const GHOST: usize = 2;
 
 /// The small queue's share of the slots.
 const SMALL_SHARE: f64 = 0.1;
-/// How many ghosts there are for each slot.
+/// Number of ghosts for each slot.
 const GHOST_SHARE: f64 = 0.9;
-/// Uses after which one moves from the small queue to the main one.
+/// Uses after which an expert moves from the small queue to the main one.
 const MOVE_TO_MAIN: u32 = 2;
-/// Uses beyond which more do not count in the main queue.
+/// Uses in the main queue beyond this number do not count.
 const USES_MAX: u32 = 3;
 
-/// Three first-in-first-out queues. Until somebody has left, who finds the small queue full goes to the main one.
-/// Experts that a layer wants together are looked up together, before anybody leaves.
+/// Three first-in-first-out queues. Until the first eviction, an expert that finds the small queue full goes to the
+/// main one.
+/// Experts that a layer wants together are looked up together, before any of them evicts another.
 struct S3Fifo {
     shape: CacheShape,
     small: usize,
@@ -35,7 +38,7 @@ struct S3Fifo {
     queues: Queues,
     /// Uses of each key since it entered its queue.
     uses: Vec<u32>,
-    /// Whether each that comes in was a ghost.
+    /// For each arriving expert, whether it was a ghost.
     arrivals: Arrivals<bool>,
     full: bool,
     leaving: Option<Key>,
@@ -57,7 +60,7 @@ impl S3Fifo {
         }
     }
 
-    /// Whether one that is not in was a ghost, which it is no more. `None` for one that is in.
+    /// Whether an absent expert was a ghost, which it stops being. `None` for a resident.
     fn look_up(queues: &mut Queues, key: Key) -> Option<bool> {
         match queues.place(key) {
             Some(GHOST) => {
@@ -115,7 +118,7 @@ impl Eviction for S3Fifo {
         self.full = true;
         let small = if self.queues.len(MAIN) > self.main { None } else { self.victim_in_small(evictable) };
         let victim = small.or_else(|| self.victim_in_main(evictable));
-        // Nobody in the main queue may leave.
+        // No expert of the main queue is evictable.
         let victim = victim.or_else(|| self.victim_in_small(evictable)).or_else(|| self.victim_in_main(evictable));
         self.leaving = victim;
         victim
@@ -126,7 +129,7 @@ impl Eviction for S3Fifo {
         self.queues.remove(key);
         if self.leaving.take() == Some(key) && was_small && self.ghosts > 0 {
             if self.queues.len(GHOST) == self.ghosts {
-                let oldest = self.queues.oldest(GHOST).expect("it is full");
+                let oldest = self.queues.oldest(GHOST).expect("the queue is full");
                 self.queues.remove(oldest);
             }
             self.queues.push(GHOST, key);

@@ -1,3 +1,5 @@
+//! Tests of every eviction policy: the contract, seeds, and specs.
+
 mod adaptive;
 mod optimum;
 mod orders;
@@ -10,7 +12,7 @@ use proptest::prelude::*;
 use super::*;
 use rig::{EXPERTS, ROWS, Rig, groups, shape};
 
-/// What may happen to a pool beside the choices of its layers.
+/// What may happen to a pool.
 #[derive(Clone, Debug)]
 enum Event {
     Choice(usize, Vec<usize>),
@@ -49,8 +51,8 @@ fn play(policy: &Policy, shape: &CacheShape, events: &[Event]) -> Vec<(usize, us
 }
 
 proptest! {
-    /// The contract, for each row of the table: who is named is in and may leave; nobody is named only if nobody may;
-    /// the same events give the same victims.
+    /// The contract, for each row of the table: the victim is resident and evictable; there is none only if nothing is
+    /// evictable; the same events give the same victims.
     #[test]
     fn every_policy_keeps_the_contract(
         events in prop::collection::vec(event(), 1..120),
@@ -66,7 +68,7 @@ proptest! {
 }
 
 #[test]
-fn seeds_differ_where_something_is_drawn() {
+fn seeds_change_the_victims_of_random_policies() {
     let shape = shape(6, CacheScope::Global);
     let choices: Vec<_> = (0..300usize).map(|i| (i % ROWS, vec![(i * i + i / 7) % EXPERTS])).collect();
     let victims = |spec: &str| {
@@ -80,18 +82,18 @@ fn seeds_differ_where_something_is_drawn() {
 }
 
 #[test]
-fn what_cannot_be_made_is_refused() {
+fn specs_that_cannot_be_made_are_refused() {
     let error = |spec: &str, inputs: PolicyInputs| {
         let spec: EvictionSpec = spec.parse()?;
         spec.make(&shape(4, CacheScope::Layer), &inputs).map(|_| ())
     };
     let of_another_size = FutureUses::new(ROWS + 1, EXPERTS, [(0, [0])]);
     let message = |spec: &str, inputs: PolicyInputs| error(spec, inputs).unwrap_err().to_string();
-    assert!(message("belady", PolicyInputs::default()).contains("needs the requests to come"));
+    assert!(message("belady", PolicyInputs::default()).contains("needs the future requests"));
     let inputs = PolicyInputs { future: Some(Arc::new(of_another_size)), ..PolicyInputs::default() };
     assert!(message("belady", inputs).contains("another size"));
-    assert!(message("lru:seed=1", PolicyInputs::default()).contains("it has none"));
-    assert!(message("psychic", PolicyInputs::default()).contains("known are lru, lfu, "));
+    assert!(message("lru:seed=1", PolicyInputs::default()).contains("takes no options"));
+    assert!(message("psychic", PolicyInputs::default()).contains("available: lru, lfu, "));
     assert!(message("lfru:half-life=0", PolicyInputs::default()).contains("half-life must be a number from"));
 }
 

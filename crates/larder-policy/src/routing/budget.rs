@@ -1,25 +1,28 @@
-/// One row's budget: what its choices may cost, and the λ that spends it.
+//! The budget of one row for the closed-loop prior.
+
+/// One row's budget: an account of what its choices may cost, and the λ that spends it.
 ///
-/// A choice that costs more than there is on the account is not made, so that the mean cost never exceeds the budget.
-/// λ grows while the account fills and shrinks while it empties or when a choice was too dear, so that the budget is
+/// A choice that costs more than the balance is not made, so that the mean cost never exceeds the budget.
+/// λ grows while the account fills and shrinks while it empties or when a choice was too expensive, so that the budget
+/// is
 /// spent.
 pub(super) struct Account {
-    /// What each choice adds.
+    /// Added to the balance at each choice.
     budget: f64,
     balance: f64,
     lambda: f64,
-    /// Of the λ of all choices.
+    /// The sum of λ over all choices.
     sum: f64,
     choices: u64,
 }
 
-/// For how many choices the account saves at most.
+/// The balance is at most the budget of this many choices.
 const SAVED_CHOICES_MAX: f64 = 64.0;
 /// λ of the first choice.
 const LAMBDA_START: f64 = 0.05;
 /// The range of λ: 1 is the whole spread of a layer's values.
 const LAMBDA_RANGE: (f64, f64) = (1e-3, 1.0);
-/// How far λ moves in one choice, as a power of e, when the account is full or empty, or a choice was too dear.
+/// How far λ moves in one choice, as a power of e, when the account is full or empty, or a choice was too expensive.
 const LAMBDA_STEP: f64 = 0.05;
 
 impl Account {
@@ -27,13 +30,13 @@ impl Account {
         Account { budget, balance: 0.0, lambda: LAMBDA_START, sum: 0.0, choices: 0 }
     }
 
-    /// A choice is due: the λ to try first.
+    /// A choice is due: credits the budget and returns the λ to try first.
     pub fn open(&mut self) -> f64 {
         self.balance = (self.balance + self.budget).min(SAVED_CHOICES_MAX * self.budget);
         self.lambda
     }
 
-    /// Whether a choice of this cost can be made.
+    /// Whether the balance covers a choice of this cost.
     pub fn affords(&self, cost: f64) -> bool {
         cost <= self.balance
     }

@@ -1,3 +1,5 @@
+//! The prior whose λ follows from a budget.
+
 use larder_core::Gate;
 
 use super::budget::Account;
@@ -5,16 +7,16 @@ use super::prior::Prior;
 use super::quality::cost;
 use super::{Ranking, RouterInput, RouterReport, Selector};
 
-/// A prior whose λ follows, for each row, from a budget of quality.
+/// A prior whose λ follows, for each row, from a budget of routing quality.
 pub(super) struct ClosedLoop {
     prior: Prior,
     accounts: Vec<Account>,
-    /// The budget is of lost mass rather than of KL.
+    /// Whether the budget is of lost mass rather than of KL.
     mass: bool,
     shares: Vec<f32>,
 }
 
-/// How often λ is halved for a choice that costs too much before the model's own is taken.
+/// How often λ is halved for a choice that costs too much before the model's own choice is taken.
 const HALVINGS: usize = 4;
 
 impl ClosedLoop {

@@ -1,3 +1,5 @@
+//! The strategy `cumsum`: promotes residents among the experts that hold a given sum of probability.
+
 use larder_core::Gate;
 
 use super::max_rank::promote;

@@ -1,3 +1,5 @@
+//! The probe `drop`: leaves out the experts from a rank on.
+
 use larder_core::Gate;
 
 use super::{PHASE, Ranking, RouterInput, Selector, Strategy, exceeds_top_k};
@@ -5,7 +7,7 @@ use crate::spec::{Domain, Knob};
 
 pub(super) const STRATEGY: Strategy = Strategy {
     name: "drop",
-    about: "a probe: without the experts of rank K and after, the best being of rank 1",
+    about: "a probe: leaves out the experts of rank K and worse; the best has rank 1",
     knobs: &[
         Knob {
             name: "k",

@@ -1,3 +1,5 @@
+//! The strategy `max-rank`: promotes residents among the best-ranked experts.
+
 use larder_core::Gate;
 
 use super::{KEEP, PHASE, Ranking, RouterInput, Selector, Strategy, exceeds_top_k, keep};
@@ -5,7 +7,7 @@ use crate::spec::{Domain, Knob};
 
 pub(super) const STRATEGY: Strategy = Strategy {
     name: "max-rank",
-    about: "who is in memory among the first M comes before who is not; the first J are always chosen",
+    about: "residents among the first M come before other experts; the first J are always chosen",
     knobs: &[
         Knob {
             name: "m",
@@ -31,7 +33,7 @@ struct MaxRank {
 impl Selector for MaxRank {
     fn gate_error(&self, gate: &Gate) -> Option<String> {
         let experts = gate.experts;
-        let more = || format!("has m={}, but there are {experts} experts", self.most);
+        let more = || format!("has m={}, but the model has only {experts} experts", self.most);
         exceeds_top_k("j", self.keep, gate).or_else(|| (self.most > experts).then(more))
     }
 
@@ -40,7 +42,7 @@ impl Selector for MaxRank {
     }
 }
 
-/// Marks `top_k` experts: the first `keep`, then who is present among the first `most`, then the others, each in the
+/// Marks `top_k` experts: the first `keep`, then the present ones among the first `most`, then the others, each in the
 /// order of the ranking.
 pub(super) fn promote(ranking: &mut Ranking, top_k: usize, keep: usize, most: usize, present: &dyn Fn(usize) -> bool) {
     ranking.mark_first(keep);

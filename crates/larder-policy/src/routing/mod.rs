@@ -1,7 +1,8 @@
 //! Which experts a token gets. One strategy per file; to add one, copy the nearest file and add its row to the table.
 //!
-//! A strategy marks experts in the model's own [`Ranking`]; what it marked comes out in the order of that ranking, so
-//! that sums run as they would without it. Weights are none of its business: they follow from the unmodified logits.
+//! A strategy marks experts in the model's own [`Ranking`]; the marked experts come out in the order of that ranking,
+//! so
+//! that sums run as they would without it. A strategy does not touch weights: they follow from the unmodified logits.
 
 mod budget;
 mod closed_loop;
@@ -24,61 +25,61 @@ pub use ranking::Ranking;
 
 use crate::spec::{Domain, Knob, Named, PolicyError, SpecOptions};
 
-/// One token of one layer.
+/// The input of a routing choice: one token of one layer.
 #[derive(Clone, Copy)]
 pub struct RouterInput<'a> {
-    /// Which layer, among those with experts.
+    /// Index of the layer among those with experts (the MoE row).
     pub row: usize,
-    /// How it turns logits into a choice.
+    /// The layer's gate, which turns logits into a choice.
     pub gate: &'a Gate,
-    /// One for each expert.
+    /// One router logit per expert.
     pub logits: &'a [f32],
-    /// Whether the token is decoded, alone, rather than read with others.
+    /// Whether the token is decoded on its own rather than prefilled with others.
     pub decode: bool,
 }
 
-/// Chooses experts with an eye on the cache.
+/// Chooses experts with regard to the residency of the cache.
 pub trait Router: Send {
-    /// Refuses a gate that this strategy cannot work with. Everything below relies on it.
+    /// Refuses a gate that this strategy cannot work with. Every other method relies on it.
     fn supports(&self, gate: &Gate) -> Result<(), PolicyError>;
 
-    /// Chooses for one token of one layer into `out`, which may be fewer than the gate's `top_k`.
+    /// Chooses for one token of one layer into `out`, possibly fewer experts than the gate's `top_k`.
     ///
-    /// The caller guarantees a gate that suits, one logit per expert and a row that exists. The implementation
+    /// The caller guarantees a supported gate, one logit per expert and a row that exists. The implementation
     /// guarantees distinct experts, at least one, in the order of the model's own ranking.
     fn choose(&mut self, input: &RouterInput, residency: &dyn Residency, out: &mut Vec<ExpertId>);
 
-    /// What it did so far.
+    /// Statistics of the choices so far.
     fn report(&self) -> RouterReport;
 }
 
-/// What a strategy did so far, one number for each row; empty where it has none.
+/// Statistics of a strategy's choices, one number for each row; empty where it keeps none.
 #[derive(Clone, Default, PartialEq, Debug)]
 pub struct RouterReport {
-    /// The mean λ of all choices it made.
+    /// The mean λ of all choices.
     pub lambda: Vec<f64>,
-    /// The scale of a layer's values, Δ: what `delta=calibrated` wants to be given.
+    /// The scale of a layer's values, Δ: the input of `delta=calibrated`.
     pub delta: Vec<f64>,
 }
 
 /// Marks the experts of one token.
 trait Selector: Send {
-    /// Why it cannot work with a gate.
+    /// Why the strategy cannot work with a gate, or `None`.
     fn gate_error(&self, gate: &Gate) -> Option<String> {
         let _ = gate;
         None
     }
 
-    /// Every token of every phase comes by here, whether or not [`select`](Selector::select) follows.
+    /// Sees every token of every phase, whether or not [`select`](Selector::select) follows.
     fn observe(&mut self, row: usize, gate: &Gate, ranking: &Ranking) {
         let _ = (row, gate, ranking);
     }
 
-    /// Marks at least one and at most `top_k` experts in a ranking where none is marked. `present` are in memory or
-    /// on their way.
+    /// Marks at least one and at most `top_k` experts in a ranking without marks. `present` experts are resident or in
+    /// flight.
     fn select(&mut self, input: &RouterInput, ranking: &mut Ranking, present: &dyn Fn(usize) -> bool);
 
-    /// What it did so far.
+    /// Statistics of the choices so far.
     fn report(&self) -> RouterReport {
         RouterReport::default()
     }
@@ -88,7 +89,7 @@ trait Selector: Send {
 pub struct Strategy {
     /// The name in flags and reports.
     pub name: &'static str,
-    /// What it does, in a few words.
+    /// Its rule, in a few words.
     pub about: &'static str,
     /// Its options.
     pub knobs: &'static [Knob],
@@ -97,7 +98,7 @@ pub struct Strategy {
 
 type Make = fn(&SpecOptions, &StrategyInputs) -> Result<Box<dyn Selector>, PolicyError>;
 
-/// What a strategy is made for.
+/// The inputs of a strategy.
 struct StrategyInputs<'a> {
     rows: usize,
     /// Calibrated Δ of each row.
@@ -143,7 +144,7 @@ impl RoutingSpec {
         self.strategy.name == original::STRATEGY.name
     }
 
-    /// Whether Δ has to be given when it is made.
+    /// Whether [`make`](Self::make) needs calibrated Δ.
     pub fn needs_calibration(&self) -> bool {
         self.strategy.name == prior::STRATEGY.name && self.options.text("delta") == Some("calibrated")
     }
@@ -169,24 +170,24 @@ impl FromStr for RoutingSpec {
     fn from_str(spec: &str) -> Result<Self, PolicyError> {
         let (strategy, options) = SpecOptions::parse(spec, "routing strategy", STRATEGIES)?;
         let spec = RoutingSpec { strategy, options };
-        // What is wrong with any model is said at once.
+        // What is wrong with the spec for any model is reported now.
         spec.make(1, Some(&[1.0]))?;
         Ok(spec)
     }
 }
 
-/// What it was parsed from.
+/// Prints the spec that was parsed.
 impl fmt::Display for RoutingSpec {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         self.options.fmt(f)
     }
 }
 
-/// Ranks, lets a strategy mark where it applies, and gives what is marked.
+/// Ranks the experts, lets a strategy mark some where it applies, and returns those.
 struct StrategyRouter {
     name: &'static str,
     selector: Box<dyn Selector>,
-    /// Not while decoding alone.
+    /// Whether the strategy also applies in prefill.
     all: bool,
     ranking: Ranking,
 }
@@ -219,12 +220,12 @@ impl Router for StrategyRouter {
 /// The option that says where a strategy applies.
 const PHASE: Knob = Knob {
     name: "phase",
-    about: "decoded tokens alone, or those of the prompt too",
+    about: "decoded tokens only, or those of the prompt too",
     domain: Domain::Word(&["decode", "all"]),
     default: Some("decode"),
 };
 
-/// The option that keeps the best experts whatever the cache holds.
+/// The option that always keeps the best experts, whatever the cache holds.
 const KEEP: Knob = Knob {
     name: "j",
     about: "how many of the best experts are always chosen",
@@ -236,7 +237,7 @@ fn keep(options: &SpecOptions) -> usize {
     options.count("j").expect("it has a default") as usize
 }
 
-/// Why rank `rank` means nothing to a gate, if so.
+/// An error if the gate chooses fewer experts than rank `rank`.
 fn exceeds_top_k(what: &str, rank: usize, gate: &Gate) -> Option<String> {
     (rank > gate.top_k).then(|| format!("has {what}={rank}, but the model chooses {} experts", gate.top_k))
 }

@@ -1,3 +1,5 @@
+//! The strategy `original`: the model's own choice.
+
 use super::{Ranking, RouterInput, Selector, Strategy};
 
 pub(super) const STRATEGY: Strategy =

@@ -1,3 +1,5 @@
+//! The strategy `prior`: a bonus for resident experts.
+
 use larder_core::{Gate, Score};
 
 use super::budget::Account;
@@ -8,29 +10,29 @@ use crate::spec::{Domain, Knob, SpecOptions};
 
 pub(super) const STRATEGY: Strategy = Strategy {
     name: "prior",
-    about: "a bonus of λ·Δ for who is in memory, by a fixed λ or by one that keeps to a budget of quality",
+    about: "a bonus of λ·Δ for residents, with a fixed λ or one that keeps to a budget of quality",
     knobs: &[
         Knob {
             name: "lambda",
-            about: "the bonus as a part of Δ, the scale of the layer's values",
+            about: "the bonus as a share of Δ, the scale of the layer's values",
             domain: Domain::Number(0.0..=f64::MAX),
             default: None,
         },
         Knob {
             name: "budget",
-            about: "what a choice may cost on average, measured as 'measure' says; λ follows from it",
+            about: "mean cost allowed per choice, in the unit of 'measure'; λ follows from it",
             domain: Domain::Number(1e-6..=f64::MAX),
             default: None,
         },
         Knob {
             name: "measure",
-            about: "what the budget is of: KL to the model's own choice in nats, or the share of probability lost",
+            about: "the unit of the budget: KL to the model's own choice in nats, or the share of probability lost",
             domain: Domain::Word(&["kl", "mass"]),
             default: None,
         },
         Knob {
             name: "delta",
-            about: "the spread of a layer's values on average so far, of this token, or as calibrated",
+            about: "the spread of a layer's values: the running mean, of this token, or as calibrated",
             domain: Domain::Word(&["running", "token", "calibrated"]),
             default: Some("running"),
         },
@@ -52,7 +54,7 @@ fn make(options: &SpecOptions, inputs: &StrategyInputs) -> Result<Box<dyn Select
             let accounts = (0..inputs.rows).map(|_| Account::new(budget)).collect();
             Ok(Box::new(ClosedLoop::new(prior, accounts, mass)))
         }
-        (None, None) => Err(options.wrong("either lambda or budget has to be given".to_owned())),
+        (None, None) => Err(options.wrong("either lambda or budget is required".to_owned())),
         (Some(_), Some(_)) => Err(options.wrong("lambda and budget exclude each other".to_owned())),
     }
 }
@@ -61,12 +63,12 @@ fn make(options: &SpecOptions, inputs: &StrategyInputs) -> Result<Box<dyn Select
 pub(super) struct Prior {
     delta: DeltaSource,
     keep: usize,
-    /// How many tokens each row's Δ is the mean of, and that mean.
+    /// For each row, the number of tokens and the mean of their Δ.
     seen: Vec<(u64, f64)>,
     keys: Vec<(f64, u16)>,
 }
 
-/// Where Δ comes from.
+/// The source of Δ.
 enum DeltaSource {
     Running,
     Token,
@@ -79,11 +81,12 @@ impl Prior {
         let delta = match options.text("delta") {
             Some("token") => DeltaSource::Token,
             Some("calibrated") => {
-                let deltas =
-                    inputs.deltas.ok_or_else(|| unsuitable("has no calibrated Δ for this model".to_owned()))?;
+                let deltas = inputs
+                    .deltas
+                    .ok_or_else(|| unsuitable("needs a calibrated Δ, which this model does not have".to_owned()))?;
                 if deltas.len() != inputs.rows || !deltas.iter().all(|d| d.is_finite() && *d >= 0.0) {
                     let (got, rows) = (deltas.len(), inputs.rows);
-                    let problem = format!("was given {got} calibrated Δ for {rows} layers, or one that is no scale");
+                    let problem = format!("was given {got} calibrated Δ for {rows} layers, or one that is not a scale");
                     return Err(unsuitable(problem));
                 }
                 DeltaSource::Calibrated(deltas.iter().map(|d| f64::from(*d)).collect())
@@ -97,7 +100,7 @@ impl Prior {
         exceeds_top_k("j", self.keep, gate)
     }
 
-    /// Counts a token into its row's mean spread.
+    /// Adds a token to its row's mean spread.
     pub fn observe(&mut self, row: usize, gate: &Gate, ranking: &Ranking) {
         let spread = spread(gate, ranking);
         let (tokens, mean) = &mut self.seen[row];
@@ -105,7 +108,7 @@ impl Prior {
         *mean += (spread - *mean) / *tokens as f64;
     }
 
-    /// Marks the `top_k` best after a bonus of λ·Δ for the present and the first J.
+    /// Marks the `top_k` best after a bonus of λ·Δ for present experts and the first J.
     pub fn select(&mut self, input: &RouterInput, lambda: f64, ranking: &mut Ranking, present: &dyn Fn(usize) -> bool) {
         let delta = match &self.delta {
             DeltaSource::Running => self.seen[input.row].1,
@@ -119,8 +122,9 @@ impl Prior {
             let key = key(input.gate, ranking.values()[expert]);
             self.keys.push((if promoted { key + bonus } else { key }, expert as u16));
         }
-        // The ranking is in order of value and index, so that a stable order among equals is the model's own; sorting
-        // by both does not allocate.
+        // The ranking is in order of value and index, so a stable order among equals is the model's own; sorting by
+        // both
+        // does not allocate.
         self.keys.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
         self.keys[..input.gate.top_k].iter().for_each(|(_, expert)| ranking.mark(usize::from(*expert)));
     }
@@ -133,11 +137,12 @@ impl Prior {
     }
 }
 
-/// Below the logarithm of any probability: one that rounds to nothing.
+/// Below the logarithm of any probability that does not round to 0.
 const LOG_ZERO: f64 = -104.0;
 
-/// The number that a bonus is added to: the logit, where the model sorts its softmax; else what it sorts. Logarithms
-/// of probabilities are logits up to a constant, and in double precision they sort as the probabilities do.
+/// The value that a bonus is added to: the logit where the model sorts its softmax, else the value that the model
+/// sorts.
+/// Logarithms of probabilities are logits up to a constant, and in double precision they sort as the probabilities do.
 fn key(gate: &Gate, value: f32) -> f64 {
     match value {
         v if v.is_nan() => f64::NEG_INFINITY,
@@ -152,7 +157,7 @@ fn sorts_softmax(gate: &Gate) -> bool {
     gate.score == Score::Softmax && gate.bias.is_none()
 }
 
-/// The largest less the smallest among experts in the running.
+/// The largest less the smallest value among eligible experts.
 fn spread(gate: &Gate, ranking: &Ranking) -> f64 {
     let keys = ranking.order().filter(|e| ranking.is_eligible(*e)).map(|e| key(gate, ranking.values()[e]));
     let finite = keys.filter(|k| k.is_finite());
@@ -160,7 +165,7 @@ fn spread(gate: &Gate, ranking: &Ranking) -> f64 {
     (most - least).max(0.0)
 }
 
-/// The plain form: one λ for all.
+/// A prior with one λ for all choices.
 struct FixedLambda {
     lambda: f64,
     prior: Prior,

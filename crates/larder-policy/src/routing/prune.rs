@@ -1,3 +1,5 @@
+//! The strategy `prune`: only the best of the model's own choice.
+
 use larder_core::Gate;
 
 use super::{PHASE, Ranking, RouterInput, Selector, Strategy, exceeds_top_k};

@@ -1,4 +1,4 @@
-//! How far a choice is from the model's own, by the router's word alone.
+//! Routing quality: how far a choice is from the model's own, by the router's probabilities alone.
 
 use std::ops::{Add, AddAssign};
 
@@ -6,18 +6,18 @@ use larder_core::{ExpertId, Gate};
 
 use super::Ranking;
 
-/// How far choices were from the model's own.
+/// The distance of choices from the model's own, summed over all of them.
 #[derive(Clone, Copy, PartialEq, Default, Debug)]
 pub struct Quality {
-    /// Choices, one for each token and layer.
+    /// Number of choices, one for each token and layer.
     pub choices: u64,
-    /// Experts that the model would have chosen.
+    /// Number of experts that the model itself would have chosen.
     pub original_experts: u64,
-    /// Those of them that were not chosen.
+    /// Number of those that were not chosen.
     pub substituted: u64,
-    /// Over all choices, the sum of the chosen experts' probability as a part of that of the model's own choice.
+    /// The sum over all choices of the chosen experts' probability, as a share of that of the model's own choice.
     pub kept: f64,
-    /// Over all choices, the sum of the KL divergence in nats.
+    /// The sum over all choices of the KL divergence, in nats.
     pub kl: f64,
 }
 
@@ -32,7 +32,7 @@ impl Quality {
         1.0 - self.substituted_share()
     }
 
-    /// The mean probability kept, 1 being that of the model's own choice.
+    /// The mean share of probability kept; 1 is the model's own choice.
     pub fn kept_mass(&self) -> f64 {
         if self.choices == 0 { 1.0 } else { self.kept / self.choices as f64 }
     }
@@ -63,7 +63,7 @@ impl AddAssign for Quality {
     }
 }
 
-/// Compares choices with the model's own.
+/// Compares choices with the model's own; keeps its buffers between calls.
 #[derive(Default)]
 pub struct QualityMeter {
     ranking: Ranking,
@@ -71,7 +71,7 @@ pub struct QualityMeter {
 }
 
 impl QualityMeter {
-    /// One choice, against what the gate alone would have made of the logits.
+    /// The quality of one choice, against what the gate alone would choose from the logits.
     ///
     /// The caller guarantees one logit per expert and distinct experts that exist.
     pub fn measure(&mut self, gate: &Gate, logits: &[f32], chosen: &[ExpertId]) -> Quality {
@@ -85,18 +85,20 @@ impl QualityMeter {
     }
 }
 
-/// What a choice costs against the model's own.
+/// The cost of a choice against the model's own.
 #[derive(Clone, Copy)]
 pub(super) struct Cost {
-    /// The part of the own choice's probability that is lost.
+    /// The share of the own choice's probability that is lost.
     pub lost: f64,
-    /// How much farther the chosen experts' probabilities, made to sum to 1, are from the router's by the Kullback-
+    /// How much farther the chosen experts' probabilities, normalised to sum to 1, are from the router's by the
+    /// Kullback-
     /// Leibler divergence than those of the own choice. For any set that divergence is -ln of its probability.
     pub kl: f64,
 }
 
-/// The cost of what is marked. Where the model does not choose by probability, other experts may hold more of it than
-/// its own; that costs nothing.
+/// The cost of the marked experts. Where the model does not choose by probability, other experts may hold more of it
+/// than
+/// its own choice; that costs nothing.
 pub(super) fn cost(ranking: &Ranking, top_k: usize, shares: &[f32]) -> Cost {
     let mass = |experts: &mut dyn Iterator<Item = usize>| experts.map(|e| f64::from(shares[e])).sum::<f64>();
     if ranking.order().take(top_k).all(|e| ranking.is_marked(e)) {

@@ -1,8 +1,10 @@
+//! The model's own ranking of experts for one token, with marks.
+
 use std::cmp::Ordering;
 
 use larder_core::{ExpertId, Gate, Score};
 
-/// All experts of a layer in the order in which the model prefers them for one token, and marks on some.
+/// All experts of a layer in the model's order of preference for one token, with marks on some.
 #[derive(Default)]
 pub struct Ranking {
     values: Vec<f32>,
@@ -13,8 +15,9 @@ pub struct Ranking {
 }
 
 impl Ranking {
-    /// Ranks anew, with no marks: the first `top_k` are what [`Gate::choose`] would give. Allocates nothing once it
-    /// has seen a gate as large.
+    /// Ranks the experts of a token and clears the marks: the first `top_k` are those of [`Gate::choose`]. Allocates
+    /// nothing
+    /// once it has seen a gate of this size.
     pub fn rank(&mut self, gate: &Gate, logits: &[f32]) {
         gate.selection_scores_and_mask(logits, &mut self.values, &mut self.eligible);
         if gate.score == Score::Softmax && gate.bias.is_none() {
@@ -27,13 +30,13 @@ impl Ranking {
         self.clear();
     }
 
-    /// The numbers that the model's own top-k sorts.
+    /// The values that the model's own top-k sorts.
     pub fn values(&self) -> &[f32] {
         &self.values
     }
 
-    /// Whether an expert is in the running: its group is, and its probability does not round to nothing, by which the
-    /// weights of a choice could not be divided. Who is not must not be promoted.
+    /// Whether an expert may be promoted: its group is selected, and its probability does not round to 0, by which the
+    /// weights of a choice could not be divided.
     pub fn is_eligible(&self, expert: usize) -> bool {
         self.eligible[expert]
     }
@@ -48,12 +51,12 @@ impl Ranking {
         usize::from(self.order[rank])
     }
 
-    /// How many experts there are.
+    /// Number of experts.
     pub fn len(&self) -> usize {
         self.order.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no experts.
     pub fn is_empty(&self) -> bool {
         self.order.is_empty()
     }
@@ -68,7 +71,7 @@ impl Ranking {
         (0..count).for_each(|rank| self.mark(self.at(rank)));
     }
 
-    /// Marks the best of those that are not marked until `count` are.
+    /// Marks the best unmarked experts until `count` are marked.
     pub fn fill(&mut self, count: usize) {
         let mut rank = 0;
         while self.marked < count && rank < self.len() {
@@ -77,7 +80,7 @@ impl Ranking {
         }
     }
 
-    /// How many are marked.
+    /// Number of marked experts.
     pub fn count(&self) -> usize {
         self.marked
     }
@@ -87,21 +90,21 @@ impl Ranking {
         self.marks[expert]
     }
 
-    /// Wipes all marks off.
+    /// Clears all marks.
     pub fn clear(&mut self) {
         self.marks.clear();
         self.marks.resize(self.order.len(), false);
         self.marked = 0;
     }
 
-    /// The marked, best first.
+    /// The marked experts, best first.
     pub fn marked(&self, out: &mut Vec<ExpertId>) {
         out.clear();
         out.extend(self.order().filter(|e| self.marks[*e]).take(self.marked).map(|e| ExpertId(e as u16)));
     }
 }
 
-/// Larger values first, the lower index first among equals, what is no number last: as gates sort.
+/// Larger values first, the lower index first among equals, NaN last: as gates sort.
 fn by_value_descending(values: &[f32], a: u16, b: u16) -> Ordering {
     let key = |i: u16| match values[usize::from(i)] {
         v if v.is_nan() => f32::NEG_INFINITY,

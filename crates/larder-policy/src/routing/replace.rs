@@ -1,3 +1,5 @@
+//! The probe `replace`: a random expert in the place of one rank.
+
 use larder_core::Gate;
 
 use super::{PHASE, Ranking, RouterInput, Selector, Strategy, exceeds_top_k};
@@ -6,7 +8,7 @@ use crate::spec::{Domain, Knob};
 
 pub(super) const STRATEGY: Strategy = Strategy {
     name: "replace",
-    about: "a probe: anybody who was not chosen instead of the expert of rank K, the best being of rank 1",
+    about: "a probe: a random expert in the place of the expert of rank K; the best has rank 1",
     knobs: &[
         Knob {
             name: "k",
@@ -16,7 +18,7 @@ pub(super) const STRATEGY: Strategy = Strategy {
         },
         Knob {
             name: "seed",
-            about: "what is drawn follows from it",
+            about: "seed of the random numbers",
             domain: Domain::Count(0..=u64::MAX),
             default: Some("0"),
         },
@@ -37,8 +39,8 @@ struct Replace {
 impl Selector for Replace {
     fn gate_error(&self, gate: &Gate) -> Option<String> {
         let in_the_running = gate.groups.map_or(gate.experts, |g| gate.experts / g.count * g.keep);
-        let nobody = || "finds nobody to take the place: the model always chooses every expert it can".to_owned();
-        exceeds_top_k("k", self.rank, gate).or_else(|| (in_the_running == gate.top_k).then(nobody))
+        let none = || "has no expert to substitute: the model always chooses every eligible expert".to_owned();
+        exceeds_top_k("k", self.rank, gate).or_else(|| (in_the_running == gate.top_k).then(none))
     }
 
     fn select(&mut self, input: &RouterInput, ranking: &mut Ranking, _: &dyn Fn(usize) -> bool) {
@@ -47,7 +49,7 @@ impl Selector for Replace {
         let out = ranking.at(self.rank - 1);
         let free = |e: &usize| *e != out && !ranking.is_marked(*e) && ranking.is_eligible(*e);
         let others = ranking.order().filter(free).count();
-        // Everybody else may have a probability of nothing.
+        // All other experts may have a probability of 0.
         let instead = if others == 0 { None } else { ranking.order().filter(free).nth(self.rng.below(others)) };
         ranking.mark(instead.unwrap_or(out));
     }

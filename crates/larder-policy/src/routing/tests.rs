@@ -1,3 +1,5 @@
+//! Tests of every routing strategy: the contract, neutral settings, monotony, and specs.
+
 mod algorithms;
 mod budget;
 mod gates;
@@ -46,7 +48,7 @@ fn own(gate: &Gate, logits: &[f32]) -> Vec<ExpertId> {
     ids
 }
 
-/// How each strategy of the table can be asked for with a gate.
+/// Example specs of each strategy that suit a gate.
 fn examples(name: &str, gate: &Gate) -> Vec<String> {
     let examples: &[&str] = match name {
         "original" => &["original"],
@@ -84,7 +86,7 @@ proptest! {
             prop_assert!(!chosen.is_empty() && chosen.len() <= k, "{}", spec);
             prop_assert!(chosen.windows(2).all(|w| rank(&w[0]) < rank(&w[1])), "{}: {:?}", spec, chosen);
             let allowed = |e: &ExpertId| running[e.index()] || own.contains(e);
-            prop_assert!(chosen.iter().all(allowed), "{}: a group was overruled", spec);
+            prop_assert!(chosen.iter().all(allowed), "{}: an expert of a masked group", spec);
             prop_assert_eq!(&chosen, &choose(&spec, gate, &logits, &present), "{}", spec);
             let mut weights = vec![];
             gate.weights(&logits, &chosen, &mut weights);
@@ -94,7 +96,7 @@ proptest! {
     }
 
     #[test]
-    fn where_nothing_is_asked_the_choice_is_the_models_own(g in gate(), logits in logits(), present in residents()) {
+    fn neutral_settings_give_the_models_own_choice(g in gate(), logits in logits(), present in residents()) {
         let (name, gate) = &gates()[g];
         let (own, k) = (own(gate, &logits), gate.top_k);
         let neutral = [
@@ -114,11 +116,11 @@ proptest! {
             let mut out = vec![];
             let input = RouterInput { row: 0, gate, logits: &logits, decode: false };
             router(&spec).choose(&input, &Residents(present.clone()), &mut out);
-            prop_assert_eq!(&out, &own, "{} while reading a prompt", spec);
+            prop_assert_eq!(&out, &own, "{} in prefill", spec);
         }
     }
 
-    /// From one and the same state.
+    /// Both from the same state.
     #[test]
     fn more_weight_on_the_cache_never_selects_fewer_residents(
         g in gate(),
@@ -145,23 +147,23 @@ proptest! {
 }
 
 #[test]
-fn impossible_specs_are_one_sentence() {
+fn invalid_specs_are_one_sentence() {
     for (spec, part) in [
         ("prior:lambda=-1", "lambda must be a number of at least 0, not '-1'"),
         ("prior:lambda=inf", "lambda must be a number of at least 0, not 'inf'"),
-        ("prior", "either lambda or budget has to be given"),
+        ("prior", "either lambda or budget is required"),
         ("prior:lambda=0.1,budget=0.1", "lambda and budget exclude each other"),
         ("prior:lambda=0.1,measure=kl", "measure goes with budget"),
         ("prior:budget=0", "budget must be a number of at least 0.000001"),
-        ("prior:lambda=0.1,delta=guess", "delta must be running or token or calibrated"),
+        ("prior:lambda=0.1,delta=mean", "delta must be running or token or calibrated"),
         ("max-rank:m=0", "m must be a whole number from 1 to"),
-        ("max-rank", "m has to be given"),
+        ("max-rank", "option 'm' is required"),
         ("cumsum:p=1.1", "p must be a number from 0 to 1"),
         ("prune:h=0", "h must be a whole number from 1 to"),
         ("drop:k=1", "k must be a whole number from 2 to"),
         ("replace:k=0", "k must be a whole number from 1 to"),
-        ("original:phase=all", "original has no option 'phase'; it has none"),
-        ("priory", "unknown routing strategy 'priory'; known are original, "),
+        ("original:phase=all", "original has no option 'phase'; it takes no options"),
+        ("priory", "unknown routing strategy 'priory'; available: original, "),
     ] {
         let message = spec.parse::<RoutingSpec>().err().expect(spec).to_string();
         assert!(message.contains(part), "{message}");
@@ -175,7 +177,7 @@ fn impossible_specs_are_one_sentence() {
 }
 
 #[test]
-fn what_a_gate_cannot_do_is_refused() {
+fn gates_that_do_not_suit_are_refused() {
     let gate = &gates()[0].1;
     let k = TOP_K;
     for (spec, part) in [
@@ -183,13 +185,13 @@ fn what_a_gate_cannot_do_is_refused() {
         (format!("drop:k={}", k + 1), "but the model chooses 4 experts"),
         (format!("replace:k={}", k + 1), "but the model chooses 4 experts"),
         (format!("prior:lambda=1,j={}", k + 1), "but the model chooses 4 experts"),
-        (format!("max-rank:m={}", EXPERTS + 1), "but there are 12 experts"),
+        (format!("max-rank:m={}", EXPERTS + 1), "but the model has only 12 experts"),
     ] {
         let message = router(&spec).supports(gate).unwrap_err().to_string();
         assert!(message.contains(part), "{message}");
     }
     let all = Gate { top_k: EXPERTS, ..gate.clone() };
-    assert!(router("replace:k=1").supports(&all).unwrap_err().to_string().contains("nobody to take the place"));
+    assert!(router("replace:k=1").supports(&all).unwrap_err().to_string().contains("no expert to substitute"));
 }
 
 #[test]

@@ -1,42 +1,45 @@
+//! Named arrays with metadata: trained weights as a file holds them, without the file.
+
 use std::collections::BTreeMap;
 
 use super::EvictorError;
 
-/// Named arrays and what is said of them: the content of a file of weights, without the file.
+/// Named arrays and their metadata: the content of a file of weights, without the file.
 #[derive(Clone, PartialEq, Default, Debug)]
 pub struct Arrays {
-    /// What is said of them.
+    /// The metadata: format, version, sizes and how the weights were trained.
     pub meta: BTreeMap<String, String>,
-    /// The arrays.
+    /// The arrays by name.
     pub all: BTreeMap<String, Array>,
 }
 
-/// Numbers in a shape.
+/// An array of any rank.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Array {
     /// The length of each dimension, the last one varying fastest.
     pub shape: Vec<usize>,
-    /// As many as the shape says.
+    /// The elements; their number is the product of the dimensions.
     pub numbers: Numbers,
 }
 
-/// Numbers of one kind.
+/// The elements of an array, all in one number format.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Numbers {
     /// Single precision.
     F32(Vec<f32>),
-    /// Whole numbers that a scale belongs to.
+    /// 8-bit integers that belong to scales.
     I8(Vec<i8>),
 }
 
 impl Arrays {
-    /// Adds numbers of single precision.
+    /// Adds an array in single precision.
     pub fn put(&mut self, name: &str, shape: &[usize], numbers: Vec<f32>) {
         self.all.insert(name.to_owned(), Array { shape: shape.to_vec(), numbers: Numbers::F32(numbers) });
     }
 
-    /// Adds numbers of single precision as whole numbers of -127 to 127 and, under `name.scale`, a scale for each run
-    /// along the last dimension.
+    /// Adds an array quantised to integers of -127 to 127 and, under `name.scale`, one scale for each run along the
+    /// last
+    /// dimension.
     pub fn put_quantised(&mut self, name: &str, shape: &[usize], numbers: &[f32]) {
         let run = shape.last().map_or(1, |n| (*n).max(1));
         let scale = |run: &[f32]| run.iter().fold(0f32, |most, x| most.max(x.abs())) / 127.0;
@@ -50,18 +53,18 @@ impl Arrays {
         self.put(&format!("{name}.scale"), &shape[..shape.len() - 1], scales);
     }
 
-    /// What is said under `key`.
+    /// The metadata under `key`.
     pub(super) fn text(&self, key: &'static str) -> Result<&str, EvictorError> {
         self.meta.get(key).map(String::as_str).ok_or(EvictorError::MissingKey { key })
     }
 
-    /// A whole number said under `key`.
+    /// The metadata under `key`, a whole number.
     pub(super) fn count(&self, key: &'static str) -> Result<usize, EvictorError> {
         let found = self.text(key)?;
         found.parse().map_err(|_| EvictorError::NotInteger { key, found: found.to_owned() })
     }
 
-    /// Finite numbers of single precision in this shape.
+    /// The finite numbers of an array in single precision and of this shape.
     pub(super) fn floats(&self, name: &str, shape: &[usize]) -> Result<&[f32], EvictorError> {
         match &self.array(name, shape)?.numbers {
             Numbers::F32(numbers) if numbers.iter().all(|x| x.is_finite()) => Ok(numbers),
@@ -70,11 +73,11 @@ impl Arrays {
         }
     }
 
-    /// Whole numbers in this shape, and a scale for each run along the last dimension.
+    /// The integers of a quantised array of this shape, and a scale for each run along the last dimension.
     pub(super) fn quantised(&self, name: &str, shape: &[usize]) -> Result<(&[i8], &[f32]), EvictorError> {
         match &self.array(name, shape)?.numbers {
             Numbers::I8(numbers) => Ok((numbers, self.floats(&format!("{name}.scale"), &shape[..shape.len() - 1])?)),
-            Numbers::F32(_) => Err(EvictorError::Kind { name: name.to_owned(), wanted: "whole numbers of 8 bits" }),
+            Numbers::F32(_) => Err(EvictorError::Kind { name: name.to_owned(), wanted: "8-bit integers" }),
         }
     }
 
@@ -110,16 +113,16 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_as_wanted_is_said() {
+    fn an_unsuitable_array_is_an_error() {
         let mut arrays = Arrays::default();
         arrays.put("a", &[2], vec![1.0, f32::NAN]);
         arrays.put("b", &[3], vec![1.0]);
         let said = |name, shape: &[usize]| arrays.floats(name, shape).unwrap_err().to_string();
         assert_eq!(said("a", &[2]), "the array 'a' holds numbers that are not finite");
-        assert_eq!(said("a", &[3]), "the array 'a' has the shape [2] where [3] is needed");
-        assert_eq!(said("b", &[3]), "the array 'b' has the shape [3] where [3] is needed");
-        assert_eq!(said("c", &[3]), "there is no array 'c'");
+        assert_eq!(said("a", &[3]), "the array 'a' has shape [2]; [3] is needed");
+        assert_eq!(said("b", &[3]), "the array 'b' has shape [3]; [3] is needed");
+        assert_eq!(said("c", &[3]), "the array 'c' is missing");
         let kind = arrays.quantised("a", &[2]).unwrap_err().to_string();
-        assert_eq!(kind, "the array 'a' does not hold whole numbers of 8 bits");
+        assert_eq!(kind, "the array 'a' does not hold 8-bit integers");
     }
 }

@@ -1,3 +1,5 @@
+//! The network form `crosslayer`: from the choices of all layers to the chance that an expert is needed soon.
+
 use std::sync::Arc;
 
 use super::arrays::Arrays;
@@ -5,52 +7,52 @@ use super::features::{FEATURES, Features, HORIZONS, SCALES, mass};
 use super::math::{exp, round_i16, sigmoid_all, silu_all};
 use super::{EvictorError, MoeSize, Scorer};
 
-/// The name of this form.
+/// The name of this form in metadata.
 pub const FORM: &str = "crosslayer";
 /// Units of the small network that all experts share.
 pub const HEAD_HIDDEN: usize = 8;
-/// What that network sees.
+/// Inputs of that network.
 const HEAD_IN: usize = FEATURES + HORIZONS.len();
-/// The most units between the layers: sums of products of 8 and 16 bits have to fit into 32.
+/// The most hidden units: sums of products of 8 and 16 bits have to fit into 32.
 const HIDDEN_MAX: usize = 512;
-/// Activations become whole numbers up to this one.
+/// Activations are quantised to whole numbers up to this one.
 const QUANT_MAX: f32 = 8191.0;
 
-/// One number for each horizon and one more, so that processors can do all of them at once.
+/// One number for each horizon and one more, so that SIMD can process all of them at once.
 type Lanes = [f32; HORIZONS.len() + 1];
 
-/// What makes one expert's logits.
+/// The parameters of one expert's logits.
 struct Output {
     scale: Lanes,
     bias: Lanes,
-    /// What its own past says.
+    /// The weights of the expert's own features.
     own: [Lanes; FEATURES],
 }
 
-/// The trained numbers.
+/// The trained weights.
 pub struct CrosslayerWeights {
     size: MoeSize,
     hidden: usize,
     /// `[rows, experts]`
     popularity: Vec<f32>,
-    /// `[rows, experts, SCALES, hidden]`: what a choice says, in one piece for each expert.
+    /// `[rows, experts, SCALES, hidden]`: what a choice contributes to the hidden layer, contiguous for each expert.
     gather: Vec<i8>,
     /// `[rows, experts, SCALES]`
     gather_scale: Vec<f32>,
-    /// `[rows, SCALES, hidden]`: what choices as usual say in all.
+    /// `[rows, SCALES, hidden]`: what average choices contribute in total.
     baseline: Vec<f32>,
     /// `[rows, hidden]`
     gather_bias: Vec<f32>,
-    /// `[rows, experts, HORIZONS, hidden]`, of 8 bits; wider here, as products want them.
+    /// `[rows, experts, HORIZONS, hidden]`: 8-bit values, widened to 16 bits as the dot products need them.
     emit: Vec<i16>,
     /// `[rows, experts]`
     outputs: Vec<Output>,
-    /// What the small network makes of each input.
+    /// The weights of the small network, by input.
     head: [[f32; HEAD_HIDDEN]; HEAD_IN],
     head_bias: [f32; HEAD_HIDDEN],
-    /// What each of its units says.
+    /// Its output weights, by unit.
     head_out: [Lanes; HEAD_HIDDEN],
-    /// `[HORIZONS, rows]`: how much less a use counts that is 1, 2, … choices later.
+    /// `[HORIZONS, rows]`: the factor of a use that is 1, 2, … choices later.
     fade: Vec<f32>,
 }
 
@@ -136,26 +138,27 @@ fn fades(rows: usize) -> Vec<f32> {
     HORIZONS.into_iter().flat_map(of).collect()
 }
 
-/// From the choices of all layers, now and lately, to every expert's chance of being needed within some horizons.
+/// Predicts, from the choices of all layers, each expert's chance of being needed within some horizons.
 ///
 /// The experts chosen now and their moving averages, of all layers, feed one hidden layer; it and the expert's own
-/// features, the latter also through a small network that all experts share, give the chances. What an expert is worth
-/// is the best rate of uses per token of holding it that any horizon offers: what an optimal stopping rule would hold
-/// it for.
+/// features, the latter also through a small network that all experts share, give the chances. The worth of an expert
+/// is the best rate of uses per token of holding it that any horizon offers, which is what an optimal stopping rule
+/// would
+/// hold it for.
 pub(super) struct Crosslayer {
     weights: Arc<CrosslayerWeights>,
     features: Features,
-    /// `[rows, SCALES, hidden]`: what each row's choices say.
+    /// `[rows, SCALES, hidden]`: the contribution of each row's choices to the hidden layer.
     parts: Vec<f32>,
     /// `[hidden]`: the sum over rows and scales.
     sum: Vec<f32>,
     /// `[hidden]`
     active: Vec<f32>,
-    /// `[rows, hidden]`: the same when each row last chose, in whole numbers.
+    /// `[rows, hidden]`: the hidden layer when each row last chose, quantised.
     quantised: Vec<i16>,
-    /// `[rows]`: what one of these is worth.
+    /// `[rows]`: the quantisation step of each row.
     quant_step: Vec<f32>,
-    /// `[rows, experts]`: each expert's chances since its row last chose, if they have been asked for.
+    /// `[rows, experts]`: each expert's chances since its row last chose, if they were computed.
     chances: Vec<Option<Lanes>>,
 }
 
@@ -176,13 +179,13 @@ impl Crosslayer {
         new
     }
 
-    /// What the units between the layers say.
+    /// The hidden activations.
     #[cfg(test)]
     pub fn active(&self) -> &[f32] {
         &self.active
     }
 
-    /// Nothing is chosen now, and averages are as usual.
+    /// Resets to no current choice and average moving averages.
     fn begin(&mut self) {
         let hidden = self.weights.hidden;
         self.parts.fill(0.0);
@@ -200,7 +203,7 @@ impl Crosslayer {
         self.parts.chunks(self.weights.hidden).for_each(|part| add(&mut self.sum, part, 1.0));
     }
 
-    /// Brings one row's part up to date. The sum is made anew once per token, so that rounding does not add up.
+    /// Updates one row's contribution. The sum is computed anew once per token, so that rounding errors do not add up.
     fn gather(&mut self, row: usize, wanted: &[usize]) {
         let (hidden, experts) = (self.weights.hidden, self.weights.size.experts);
         let keep = |scale: usize| if scale == 0 { 0.0 } else { self.features.keep()[scale - 1] };
@@ -226,7 +229,7 @@ impl Crosslayer {
         }
     }
 
-    /// Keeps what all layers' choices say, in whole numbers, until somebody asks for a row's experts.
+    /// Keeps the hidden layer, quantised, until the chances of the row's experts are needed.
     fn keep(&mut self, row: usize) {
         let hidden = self.weights.hidden;
         let bias = &self.weights.gather_bias[row * hidden..(row + 1) * hidden];
@@ -241,7 +244,7 @@ impl Crosslayer {
         self.chances[row * experts..(row + 1) * experts].fill(None);
     }
 
-    /// For each horizon the chance that an expert is needed within it, when its row last chose.
+    /// For each horizon, the chance that an expert is needed within it, as of its row's last choice.
     fn chances(&self, row: usize, expert: usize) -> Lanes {
         let CrosslayerWeights { size, hidden, emit, outputs, head, head_bias, head_out, .. } = &*self.weights;
         let cell = row * size.experts + expert;

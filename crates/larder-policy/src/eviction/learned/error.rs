@@ -1,76 +1,80 @@
-/// Why weights cannot be used.
+//! Errors of trained weights.
+
+/// Why trained weights cannot be used.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 pub enum EvictorError {
-    /// Something that has to be said is not.
-    #[error("the metadata do not say '{key}'")]
+    /// A key is missing in the metadata.
+    #[error("the metadata have no '{key}'")]
     MissingKey {
-        /// What.
+        /// The key.
         key: &'static str,
     },
-    /// Something that is no number.
-    #[error("'{key}' is '{found}' and no whole number")]
+    /// A value in the metadata is no whole number.
+    #[error("the metadata's '{key}' is '{found}', not a whole number")]
     NotInteger {
-        /// What.
+        /// The key.
         key: &'static str,
-        /// As it is said.
+        /// The value.
         found: String,
     },
-    /// Weights of something else, or of another version.
-    #[error("'{key}' is '{found}' where '{wanted}' is needed")]
+    /// The weights are in another format, version or form, or of a size that is not supported.
+    #[error("the metadata's '{key}' is '{found}'; '{wanted}' is needed")]
     Unsupported {
-        /// What.
+        /// The key.
         key: &'static str,
-        /// As it is said.
+        /// The value.
         found: String,
-        /// What would do.
+        /// The values that are supported.
         wanted: String,
     },
-    /// Features that mean something else here.
-    #[error("they were trained on features {trained}, and this larder computes {computed}; train them again")]
+    /// The weights were trained on features that are defined differently.
+    #[error(
+        "they were trained on features {trained}, but this version of larder computes {computed}; train them again"
+    )]
     Features {
-        /// Those of the weights.
+        /// The hash of the features that the weights were trained on.
         trained: String,
-        /// Those that are computed.
+        /// The hash of the features that are computed here.
         computed: String,
     },
-    /// No model has this size.
-    #[error("{layers} layers of {experts} experts, {top_k} for each token, are the size of no model")]
+    /// The sizes in the metadata are not those of any model.
+    #[error("{layers} layers of {experts} experts, {top_k} for each token, is not the size of any model")]
     MoeSize {
         /// Layers that have experts.
         layers: usize,
-        /// Experts of each.
+        /// Experts per layer.
         experts: usize,
         /// Experts for each token.
         top_k: usize,
     },
-    /// An array that is not there.
-    #[error("there is no array '{name}'")]
+    /// An array is missing.
+    #[error("the array '{name}' is missing")]
     Missing {
-        /// Which.
+        /// The array's name.
         name: String,
     },
-    /// An array in another shape.
-    #[error("the array '{name}' has the shape {has:?} where {wanted:?} is needed")]
+    /// An array has another shape.
+    #[error("the array '{name}' has shape {has:?}; {wanted:?} is needed")]
     Shape {
-        /// Which.
+        /// The array's name.
         name: String,
-        /// What would do.
+        /// The shape that is needed.
         wanted: Vec<usize>,
-        /// What it is.
+        /// The shape that it has.
         has: Vec<usize>,
     },
-    /// An array of another kind of numbers.
+    /// An array is in another number format.
     #[error("the array '{name}' does not hold {wanted}")]
     Kind {
-        /// Which.
+        /// The array's name.
         name: String,
-        /// What would do.
+        /// The number format that is needed.
         wanted: &'static str,
     },
-    /// An array with infinities or worse.
+    /// An array holds infinities or NaN.
     #[error("the array '{name}' holds numbers that are not finite")]
     NotFinite {
-        /// Which.
+        /// The array's name.
         name: String,
     },
 }

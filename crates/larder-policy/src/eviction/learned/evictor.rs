@@ -1,3 +1,5 @@
+//! Trained weights of either form, checked when they are read.
+
 use std::sync::Arc;
 
 use super::arrays::Arrays;
@@ -5,11 +7,11 @@ use super::crosslayer::{self, Crosslayer};
 use super::flashmoe::{self, Flashmoe};
 use super::{EvictorError, MoeSize, Scorer};
 
-/// What `format` is in the metadata of weights.
+/// The value of `format` in the metadata of weights.
 pub const FORMAT: &str = "larder-evictor";
-/// What `version` is in the metadata of weights.
+/// The value of `version` in the metadata of weights.
 pub const VERSION: &str = "1";
-/// The most experts, over all layers, that weights may be for: tables are made of this size.
+/// The most experts, over all layers, that weights may be for: it bounds the tables.
 const EXPERTS_MAX: usize = 1 << 16;
 
 /// Trained weights.
@@ -24,7 +26,7 @@ enum Form {
 }
 
 impl Evictor {
-    /// From what a file of weights holds, which is checked from end to end.
+    /// From the content of a file of weights; everything is checked here.
     pub fn from_arrays(arrays: &Arrays) -> Result<Self, EvictorError> {
         expect(arrays, "format", FORMAT)?;
         expect(arrays, "version", VERSION)?;
@@ -40,12 +42,12 @@ impl Evictor {
         Ok(Evictor { size, form })
     }
 
-    /// The model that it is for.
+    /// The size of the model that the weights are for.
     pub fn size(&self) -> MoeSize {
         self.size
     }
 
-    /// What kind it is.
+    /// The name of the network form.
     pub fn form(&self) -> &'static str {
         match self.form {
             Form::Crosslayer(_) => crosslayer::FORM,

@@ -1,44 +1,46 @@
+//! The inputs of the learned policy, computed alike in training and in use.
+
 use super::history::{self, RoutingHistory};
 use super::math::exp;
 use super::{MoeSize, fnv};
 
-/// After how many tokens an expert's past weighs half as much, for each of the moving averages.
+/// Half-lives of the moving averages, in tokens.
 pub const HALF_LIVES: [f32; 4] = [1.5, 5.0, 16.0, 60.0];
-/// The choice of now, and its moving averages.
+/// The current choice and its moving averages.
 pub const SCALES: usize = 1 + HALF_LIVES.len();
-/// How many tokens ahead predictions look; 0 is the next token alone.
+/// The horizons of predictions, in tokens; 0 is the next token alone.
 pub const HORIZONS: [f32; 3] = [0.0, 5.0, 25.0];
-/// What is known of each expert of a row.
+/// Number of features of each expert of a row.
 pub const FEATURES: usize = SCALES + RECENCIES + 2 * HORIZONS.len();
 const RECENCIES: usize = 3;
-/// The horizons and one more, so that processors can add all of them at once.
+/// The horizons and one more, so that SIMD can add all of them at once.
 const LANES: usize = HORIZONS.len() + 1;
-/// Uses longer ago than this many tokens are as good as none.
+/// Uses longer ago than this many tokens count as none.
 const OLD: u16 = 600;
 
-/// What is known when a layer has chosen: the one function of past choices that training and use share.
+/// The features of each expert, from past choices: the one function that training and use share.
 ///
 /// For each expert: whether it is chosen now and how often it was lately, less its popularity; how long ago it was
-/// last chosen; and what the [`RoutingHistory`] says of its next use.
+/// last chosen; and the next use that the [`RoutingHistory`] predicts.
 pub struct Features {
     size: MoeSize,
     /// `[rows, experts]`: how often each is chosen in general, from 0 to 1.
     popularity: Vec<f32>,
-    /// What a moving average keeps per token.
+    /// The factor by which each moving average decays per token.
     keep: [f32; HALF_LIVES.len()],
-    /// `[rows, experts]`: tokens since the last use, that of now counting 1.
+    /// `[rows, experts]`: tokens since the last use; 1 for an expert chosen now.
     age: Vec<u16>,
-    /// By age: what the network is told.
+    /// By age: the recency features.
     recency: Vec<[f32; RECENCIES]>,
     history: RoutingHistory,
-    /// By the tokens until a use: how much it counts for each horizon.
+    /// By the tokens until a use: its weight for each horizon.
     nearness: Vec<[f32; LANES]>,
-    /// `[rows, SCALES, experts]`: whether each is chosen now and how often it was, less its popularity.
+    /// `[rows, SCALES, experts]`: the current choice and its moving averages, less popularity.
     chosen: Vec<f32>,
 }
 
 impl Features {
-    /// Of a model of this size whose experts are chosen so often: `[rows, experts]`.
+    /// For a model of this size and the popularity of its experts, `[rows, experts]`.
     pub fn new(size: MoeSize, popularity: &[f32]) -> Self {
         let cells = size.rows * size.experts;
         let mut features = Features {
@@ -55,7 +57,7 @@ impl Features {
         features
     }
 
-    /// Forgets what was.
+    /// Forgets the past.
     pub fn new_sequence(&mut self) {
         self.age.fill(OLD);
         self.history.clear();
@@ -85,8 +87,7 @@ impl Features {
         wanted.iter().for_each(|expert| age[*expert] = 1);
     }
 
-    /// What is known of an expert since its row last chose. The first [`SCALES`] are also what other rows are told of
-    /// it.
+    /// The features of an expert as of its row's last choice. The first [`SCALES`] are also inputs of the other rows.
     pub fn of(&self, row: usize, expert: usize) -> [f32; FEATURES] {
         let experts = self.size.experts;
         let mut all = [0.0; FEATURES];
@@ -106,12 +107,12 @@ impl Features {
         all
     }
 
-    /// What each moving average keeps per token.
+    /// The factor by which each moving average decays per token.
     pub fn keep(&self) -> [f32; HALF_LIVES.len()] {
         self.keep
     }
 
-    /// A number that changes when these features mean something else.
+    /// A hash that changes when the definition of the features changes.
     pub fn hash() -> String {
         let (memory, fade, sharpness, listened) =
             (history::HISTORY_TOKENS, history::FADE, history::SHARPNESS, history::NEAREST);
@@ -124,7 +125,7 @@ impl Features {
     }
 }
 
-/// How much each of `wanted` counts: a token's experts 1 each, and those of a pass over many tokens as much together.
+/// The weight of each of `wanted`: 1 for a token's experts; those of a pass over many tokens weigh as much in total.
 pub(super) fn mass(size: MoeSize, wanted: &[usize]) -> f32 {
     if wanted.len() <= size.top_k { 1.0 } else { size.top_k as f32 / wanted.len() as f32 }
 }
@@ -139,7 +140,7 @@ fn nearnesses(tokens: u32) -> [f32; LANES] {
     all
 }
 
-/// How much a use this many tokens ahead counts; 0 tokens stand for none.
+/// The weight of a use this many tokens ahead; 0 tokens stand for no use.
 fn nearness(tokens: u32, horizon: f32) -> f32 {
     match (tokens, horizon > 0.0) {
         (0, _) => 0.0,
@@ -148,7 +149,7 @@ fn nearness(tokens: u32, horizon: f32) -> f32 {
     }
 }
 
-/// What is left after one token of what halves after `half`.
+/// The factor per token of a value that halves after `half` tokens.
 fn halving(half: f32) -> f32 {
     exp(-std::f32::consts::LN_2 / half)
 }
@@ -162,11 +163,11 @@ mod tests {
     const SIZE: MoeSize = MoeSize { rows: 2, experts: 5, top_k: 2 };
     const POPULARITY: [f32; 10] = [0.2, 0.6, 0.4, 0.4, 0.4, 0.9, 0.3, 0.3, 0.3, 0.2];
 
-    /// From the definition: what is known of an expert after its row chose these, the last one now.
+    /// From the definition: the features of an expert after its row made these choices, the last one now.
     fn known(row: usize, expert: usize, choices: &[Vec<usize>]) -> Vec<f32> {
         let popularity = POPULARITY[row * SIZE.experts + expert];
         let used = |wanted: &Vec<usize>| f32::from(u8::from(wanted.contains(&expert))) * mass(SIZE, wanted);
-        let last = choices.last().expect("has chosen");
+        let last = choices.last().expect("the row has chosen");
         let average = |half: f32| {
             let keep = 0.5f32.powf(1.0 / half);
             choices.iter().fold(popularity, |a, wanted| keep * a + (1.0 - keep) * used(wanted)) - popularity
@@ -187,7 +188,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn step_by_step_is_what_the_definition_says(tokens in prop::collection::vec([step(), step()], 1..30)) {
+        fn incremental_features_match_their_definition(tokens in prop::collection::vec([step(), step()], 1..30)) {
             let mut features = Features::new(SIZE, &POPULARITY);
             for now in 0..tokens.len() {
                 for row in 0..SIZE.rows {
@@ -204,7 +205,7 @@ mod tests {
         }
 
         #[test]
-        fn a_new_sequence_is_a_new_beginning(tokens in prop::collection::vec([step(), step()], 1..12)) {
+        fn a_new_sequence_resets_all_features(tokens in prop::collection::vec([step(), step()], 1..12)) {
             let (mut used, mut fresh) = (Features::new(SIZE, &POPULARITY), Features::new(SIZE, &POPULARITY));
             let play = |features: &mut Features| {
                 for token in &tokens {
@@ -221,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn what_repeats_is_heard() {
+    fn a_repeating_pattern_is_predicted() {
         let mut features = Features::new(SIZE, &POPULARITY);
         let cycle = [[0, 1], [2, 3], [0, 4], [1, 2]];
         for token in 0..40 {

@@ -1,35 +1,37 @@
+//! The network form `flashmoe`, after the FlashMoE paper.
+
 use std::sync::Arc;
 
 use super::arrays::Arrays;
 use super::math::silu_all;
 use super::{EvictorError, MoeSize, Scorer};
 
-/// The name of this form.
+/// The name of this form in metadata.
 pub const FORM: &str = "flashmoe";
 /// Units of each hidden layer.
 pub const HIDDEN: usize = 128;
-/// The network speaks of distances as shares of this many tokens; uses further away are all alike.
+/// Predicted distances are shares of this many tokens; longer ones are not told apart.
 pub const DISTANCE_MAX: f32 = 64.0;
 /// The names of the arrays, from the first layer to the last.
 const LAYERS: [&str; 3] = ["first", "second", "third"];
 
-/// For each expert how long ago it was used and how often: what this form sees, in training and in use.
+/// Recency and frequency of each expert: the inputs of this form, in training and in use.
 pub struct UsageFeatures {
     experts: usize,
-    /// `[rows, experts]`: the tokens since the last use, that of now counting 1; 0 before the first.
+    /// `[rows, experts]`: tokens since the last use; 1 for an expert chosen now, 0 before the first use.
     age: Vec<u32>,
     /// `[rows, experts]`: the number of uses.
     count: Vec<u32>,
 }
 
 impl UsageFeatures {
-    /// Nothing has been used.
+    /// No expert has been used.
     pub fn new(size: MoeSize) -> Self {
         let cells = size.rows * size.experts;
         UsageFeatures { experts: size.experts, age: vec![0; cells], count: vec![0; cells] }
     }
 
-    /// Forgets what was.
+    /// Forgets the past.
     pub fn new_sequence(&mut self) {
         self.age.fill(0);
         self.count.fill(0);
@@ -58,13 +60,13 @@ impl UsageFeatures {
         frequency.iter_mut().zip(counts).for_each(|(to, count)| *to = *count as f32 / most);
     }
 
-    /// A number that changes when these scores mean something else.
+    /// A hash that changes when the definition of these features changes.
     pub fn hash() -> String {
         format!("{:016x}", super::fnv(b"1/age in tokens and count/largest count of a row's experts; version 1"))
     }
 }
 
-/// The trained numbers.
+/// The trained weights.
 pub struct FlashmoeWeights {
     size: MoeSize,
     /// For each layer of the network `[rows, outputs, inputs]` and `[rows, outputs]`.
@@ -88,12 +90,12 @@ impl FlashmoeWeights {
     }
 }
 
-/// The form of the FlashMoE paper: in each layer, a network of three layers from recency and frequency of all its
+/// The form of the FlashMoE paper: each layer has a network of three layers, from recency and frequency of all its
 /// experts to the distance of their next use.
 pub(super) struct Flashmoe {
     weights: Arc<FlashmoeWeights>,
     scores: UsageFeatures,
-    /// `[rows, experts]`: tokens from a row's last choice to the next use, as far as they are predicted.
+    /// `[rows, experts]`: the predicted tokens from a row's last choice to the next use.
     distance: Vec<f32>,
     from: Vec<f32>,
     to: Vec<f32>,
@@ -138,7 +140,7 @@ impl Scorer for Flashmoe {
     }
 }
 
-/// In eight sums, which compilers can make at once.
+/// A dot product in eight sums, which compilers can vectorise.
 fn dot(a: &[f32], b: &[f32]) -> f32 {
     let (a, a_rest) = a.as_chunks::<8>();
     let (b, b_rest) = b.as_chunks::<8>();

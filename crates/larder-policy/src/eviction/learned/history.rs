@@ -1,21 +1,25 @@
+//! Nearest earlier tokens by routing, and the uses that followed them.
+
 use super::MoeSize;
 use super::math::exp;
 
-/// Tokens that are remembered.
+/// Number of tokens that are remembered.
 pub(super) const HISTORY_TOKENS: usize = 512;
-/// How much the match of the tokens before counts beside that of the present one.
+/// The weight of the preceding tokens' match relative to that of the present one.
 pub(super) const FADE: f32 = 0.5;
-/// How sharply better matches are preferred.
+/// How strongly better matches are preferred.
 pub(super) const SHARPNESS: f32 = 8.0;
-/// How many of the best matching tokens are listened to.
+/// Number of best-matching tokens that vote.
 pub(super) const NEAREST: usize = 16;
-/// In place of an expert where a token chose fewer.
+/// Stands for no expert where a token chose fewer than `top_k`.
 const NO_EXPERT: u32 = u32::MAX;
-/// The longest distance that is told from longer ones.
+/// Longer distances are not told apart.
 const DISTANCE_MAX: usize = 255;
 
-/// What followed when it was like this before: earlier tokens whose choices resemble those of the present one and of
-/// the ones before it tell by their future, which is past by now, what comes next. Text repeats itself, and so does
+/// Predicts the next use of experts from similar situations: the earlier tokens whose choices resemble those of the
+/// present
+/// token and of the tokens before it vote with what they used next, which is past by now. Text repeats itself, and so
+/// does
 /// its routing.
 pub(super) struct RoutingHistory {
     size: MoeSize,
@@ -24,26 +28,26 @@ pub(super) struct RoutingHistory {
     last_row: usize,
     /// `[rows, experts, HISTORY_TOKENS]`: 1 where a token chose the expert.
     chose: Vec<u8>,
-    /// `[rows, HISTORY_TOKENS, top_k]`: which experts that are, or [`NO_EXPERT`].
+    /// `[rows, HISTORY_TOKENS, top_k]`: the experts that a token chose, or [`NO_EXPERT`].
     choices: Vec<u32>,
-    /// `[rows, HISTORY_TOKENS, experts]`: how many tokens later the expert was chosen next; 0 if it was not so far.
+    /// `[rows, HISTORY_TOKENS, experts]`: tokens until the expert was chosen next; 0 if it was not chosen since.
     next_use: Vec<u8>,
-    /// `[HISTORY_TOKENS]`: how well the tokens before match those before each remembered token.
+    /// `[HISTORY_TOKENS]`: how well the tokens before the present one match those before each remembered token.
     past_match: Vec<f32>,
-    /// `[HISTORY_TOKENS]`: choices that the present token has in common with each remembered one, so far.
+    /// `[HISTORY_TOKENS]`: choices so far that the present token shares with each remembered one.
     overlap: Vec<u16>,
     /// `[HISTORY_TOKENS]`: how well each remembered token matches.
     scores: Vec<f32>,
-    /// The best of them and their places, best first.
+    /// The best scores and the places of their tokens, best first.
     best: Vec<(f32, u32)>,
-    /// For each row, who was listened to when it last chose.
+    /// For each row, the tokens that matched best when it last chose.
     matches: Vec<Matches>,
 }
 
-/// Whom a row listens to.
+/// The best-matching tokens of one row.
 #[derive(Clone, Default)]
 struct Matches {
-    /// Weights, of 1 in all, and places.
+    /// Weights, which sum to 1, and places.
     votes: Vec<(f32, u32)>,
     confidence: f32,
 }
@@ -80,13 +84,13 @@ impl RoutingHistory {
         });
     }
 
-    /// A row has chosen. Experts of a pass over many tokens are not the choice of one of them: pass none.
+    /// A row has chosen. A pass over many tokens has no choice of a single token: pass an empty slice.
     pub fn observe(&mut self, row: usize, wanted: &[usize]) {
         if self.token.is_none() || row <= self.last_row {
             self.next_token();
         }
         self.last_row = row;
-        let token = self.token.expect("has just begun, or before");
+        let token = self.token.expect("a token has begun");
         let slot = token % HISTORY_TOKENS;
         let MoeSize { experts, top_k, .. } = self.size;
         let choices = &mut self.choices[(row * HISTORY_TOKENS + slot) * top_k..][..top_k];
@@ -112,8 +116,9 @@ impl RoutingHistory {
         self.weigh(row);
     }
 
-    /// How long it took until an expert of a row was chosen again: each of the tokens that match best gives its weight,
-    /// of 1 in all, and the tokens that passed, 0 if it was not chosen since.
+    /// The tokens until an expert of a row was chosen again, as each of the best-matching tokens saw it: the token's
+    /// weight
+    /// (the weights sum to 1) and the distance, 0 if the expert was not chosen since.
     pub fn votes_for(&self, row: usize, expert: usize) -> impl Iterator<Item = (f32, u8)> {
         let vote = move |(weight, slot): &(f32, u32)| {
             (*weight, self.next_use[(row * HISTORY_TOKENS + *slot as usize) * self.size.experts + expert])
@@ -121,7 +126,7 @@ impl RoutingHistory {
         self.matches[row].votes.iter().map(vote)
     }
 
-    /// How much of what could match did match in the best case when a row last chose, from 0 to 1.
+    /// The best match as a share of a perfect one when a row last chose, from 0 to 1.
     pub fn confidence(&self, row: usize) -> f32 {
         self.matches[row].confidence
     }
@@ -151,12 +156,12 @@ impl RoutingHistory {
         self.token = Some(last + 1);
     }
 
-    /// One choice in common, when all of a token's choices together count 1.
+    /// The score of one shared choice; all choices of a token together count 1.
     fn unit(&self) -> f32 {
         1.0 / (self.size.rows * self.size.top_k) as f32
     }
 
-    /// The tokens since this expert's last use learn how long it took.
+    /// Records the distance to this use for the tokens since the expert's previous use.
     fn record_next_use(&mut self, row: usize, expert: usize, token: usize) {
         let oldest = token.saturating_sub(HISTORY_TOKENS - 1);
         for earlier in (oldest..token).rev() {
@@ -175,7 +180,7 @@ impl RoutingHistory {
         for ((score, before), overlap) in self.scores.iter_mut().zip(&self.past_match).zip(&self.overlap) {
             *score = before + f32::from(*overlap) * unit;
         }
-        // Scores of one token only grow, so whoever is among the best now beats the worst of those who were.
+        // Scores of one token only grow, so a token among the best now beats the worst of the previous best.
         let full = self.best.len() == NEAREST;
         let worst = self.best.iter().map(|(_, slot)| self.scores[*slot as usize]).fold(f32::INFINITY, f32::min);
         let least = if full { worst } else { f32::NEG_INFINITY };
@@ -185,7 +190,7 @@ impl RoutingHistory {
         for range in [0..slot, oldest..HISTORY_TOKENS] {
             let (start, scores) = (range.start, &self.scores[range]);
             for (nth, chunk) in scores.rchunks(16).enumerate() {
-                // Most hold nobody, which is seen for all at once.
+                // Most chunks hold no such token, which is checked for a whole chunk at once.
                 if !chunk.iter().fold(false, |any, score| any | (*score >= least)) {
                     continue;
                 }
@@ -211,7 +216,7 @@ mod tests {
 
     const SIZE: MoeSize = MoeSize { rows: 3, experts: 6, top_k: 2 };
 
-    /// By looking at everything that was: the score of each earlier token, the latest first.
+    /// From the definition, over the whole past: the score of each earlier token, the latest first.
     fn scores(tokens: &[Vec<Vec<usize>>], rows: usize) -> Vec<(f32, usize)> {
         let now = tokens.len() - 1;
         let overlap = |a: usize, b: usize, rows: usize| -> f32 {
@@ -260,7 +265,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn hears_what_a_look_at_everything_finds(
+        fn finds_what_a_search_of_the_whole_past_finds(
             tokens in prop::collection::vec(prop::collection::vec(
                 prop::sample::subsequence((0..6usize).collect::<Vec<_>>(), 2), 3), 1..40),
         ) {
@@ -269,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn remembers_beyond_the_length_of_its_memory() {
+    fn works_beyond_the_length_of_the_history() {
         let mut history = RoutingHistory::new(SIZE);
         for token in 0..HISTORY_TOKENS * 2 + 9 {
             (0..SIZE.rows).for_each(|row| history.observe(row, &[token % 3, 3 + (token + row) % 3]));

@@ -1,6 +1,6 @@
-//! Functions that give the same bits on every machine, and that compilers can do for many numbers at once.
+//! Functions that give bit-identical results on every machine and that compilers can vectorise.
 
-/// Adding it to a small number puts the number, rounded to a whole one, into the lowest bits.
+/// Adding this to a small number leaves the number, rounded to an integer, in the lowest bits.
 const ROUNDS: f32 = 12_582_912.0;
 
 /// e to the power of `x`, within a few parts in ten million.
@@ -16,28 +16,28 @@ pub(super) fn exp(x: f32) -> f32 {
     fraction * f32::from_bits((shifted.to_bits() << 23).wrapping_add(1f32.to_bits()))
 }
 
-/// The nearest whole number, of one that fits into 16 bits.
+/// The nearest whole number of a value that fits into 16 bits.
 pub(super) fn round_i16(x: f32) -> i16 {
     (x + ROUNDS).to_bits() as i16
 }
 
-/// From 0 to 1.
+/// The logistic function, from 0 to 1.
 pub(super) fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
 }
 
-/// `x` where it is large, 0 where it is far below 0.
+/// `x` times its [`sigmoid`].
 pub(super) fn silu(x: f32) -> f32 {
     x * sigmoid(x)
 }
 
-/// [`sigmoid`] of each. A loop of its own, since compilers do not see that few numbers can be done at once.
+/// [`sigmoid`] of each element. A loop of its own, since compilers do not vectorise it where few elements are inlined.
 #[inline(never)]
 pub(super) fn sigmoid_all(all: &mut [f32]) {
     all.iter_mut().for_each(|x| *x = sigmoid(*x));
 }
 
-/// [`silu`] of each.
+/// [`silu`] of each element.
 #[inline(never)]
 pub(super) fn silu_all(all: &mut [f32]) {
     all.iter_mut().for_each(|x| *x = silu(*x));

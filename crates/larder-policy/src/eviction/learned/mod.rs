@@ -1,8 +1,10 @@
-//! Who leaves is scored by a small trained network.
+//! The learned policy: a small trained network scores experts, and the one worth least is evicted.
 //!
-//! [`Features`] turns past choices into numbers, the same way in training and in use; a form of network turns those
-//! into the worth of keeping each expert; [`POLICY`] evicts what is worth least. The pools of layer scope share one
-//! network, since what a layer chooses says much about what other layers will.
+//! [`Features`] turns past choices into numbers, the same way in training and in use; a network of one of two forms
+//! turns
+//! those into the worth of keeping each expert; `POLICY` evicts the expert worth least. The pools of layer scope share
+//! one
+//! network, since the choices of one layer say much about those of others.
 
 mod arrays;
 mod crosslayer;
@@ -28,19 +30,19 @@ pub use features::{FEATURES, Features, HALF_LIVES, HORIZONS, SCALES};
 pub use flashmoe::{DISTANCE_MAX, FORM as FLASHMOE, HIDDEN as FLASHMOE_HIDDEN, UsageFeatures};
 pub(super) use policy::POLICY;
 
-/// How large the part of a model is that has experts.
+/// The size of the part of a model that has experts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MoeSize {
-    /// Layers that have experts.
+    /// Number of layers that have experts.
     pub rows: usize,
-    /// Experts of each.
+    /// Experts per layer.
     pub experts: usize,
     /// Experts that one token uses in one layer.
     pub top_k: usize,
 }
 
 impl MoeSize {
-    /// Of the model that a policy is made for.
+    /// The size of the model that a cache shape is for.
     pub fn of(shape: &CacheShape) -> Self {
         MoeSize { rows: shape.rows, experts: shape.experts, top_k: shape.top_k }
     }
@@ -52,21 +54,23 @@ impl std::fmt::Display for MoeSize {
     }
 }
 
-/// A network with all that it remembers.
+/// A network with its state.
 trait Scorer: Send {
     /// A row has chosen. Rows come in order, token by token.
     fn observe(&mut self, row: usize, wanted: &[usize]);
 
-    /// What comes has nothing to do with what was.
+    /// A new sequence begins, unrelated to the one before.
     fn new_sequence(&mut self);
 
-    /// What it is worth to keep an expert whose row's turn comes after `steps` further choices, at least one and at
-    /// most as many as there are rows. Worths of all rows can be compared. Between two choices of its row, an expert is
-    /// worth at least as much after fewer steps.
+    /// The worth of keeping an expert whose row's turn comes after `steps` further choices, at least one and at most
+    /// the
+    /// number of rows. Worths of all rows can be compared. Between two choices of its row, an expert is worth at least
+    /// as
+    /// much after fewer steps.
     fn worth(&mut self, row: usize, expert: usize, steps: usize) -> f32;
 }
 
-/// FNV-1a.
+/// The FNV-1a hash.
 fn fnv(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
 }

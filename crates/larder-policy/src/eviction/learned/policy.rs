@@ -1,3 +1,5 @@
+//! The eviction policy `learned`.
+
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{Evictor, MoeSize, Scorer};
@@ -6,7 +8,7 @@ use crate::spec::PolicyError;
 
 pub(in crate::eviction) const POLICY: Policy = Policy {
     name: "learned",
-    about: "whom a trained network expects to be needed last, from the recent choices of all layers",
+    about: "the expert that a trained network expects to be needed last, from the recent choices of all layers",
     knobs: &[],
     make: |_, shape, inputs| make(shape, inputs),
 };
@@ -16,48 +18,48 @@ fn make(shape: &CacheShape, inputs: &PolicyInputs) -> Result<Vec<Box<dyn Evictio
     let evictor: &Evictor = inputs.evictor.as_deref().ok_or_else(|| wrong("needs trained weights".to_owned()))?;
     let (theirs, ours) = (evictor.size(), MoeSize::of(shape));
     if theirs != ours {
-        return Err(wrong(format!("has weights for a model of {theirs}; this one has {ours}")));
+        return Err(wrong(format!("has weights for a model of {theirs}, but this model has {ours}")));
     }
     let shared = Arc::new(Mutex::new(Shared { scorer: evictor.scorer(), row: 0, jumps: 0, sequences: 0 }));
     let pool = |pool| Box::new(Learned::new(*shape, pool, shared.clone())) as Box<dyn Eviction>;
     Ok((0..shape.pools()).map(pool).collect())
 }
 
-/// What the pools of one cache have in common.
+/// State that the pools of one cache share.
 struct Shared {
     scorer: Box<dyn Scorer>,
-    /// The row that chose last.
+    /// The row of the latest choice.
     row: usize,
-    /// How often a row other than the next one chose, or everything was forgotten.
+    /// How often a row other than the next one chose, or the past was forgotten.
     jumps: u64,
-    /// How many sequences the scorer has been told of.
+    /// Number of sequences that the scorer has begun.
     sequences: u64,
 }
 
-/// Evicts what is worth least.
+/// Evicts the expert that is worth least.
 ///
-/// Keeping an expert is worth more the nearer its row's turn comes, so what it was worth when it was last weighed is
-/// the least that it can be worth now, until its row chooses again. Only those whose least is below the best candidate
-/// are weighed anew.
+/// Keeping an expert is worth more the nearer its row's turn comes, so its worth when last computed is a lower bound
+/// of its worth now, until its row chooses again. Only experts whose bound is below the best candidate are scored
+/// again.
 struct Learned {
     shape: CacheShape,
     pool: usize,
     shared: Arc<Mutex<Shared>>,
-    /// Who is in.
+    /// The keys in the pool.
     keys: Vec<Key>,
-    /// What each of them is worth at least.
+    /// A lower bound of the worth of each.
     least: Vec<f32>,
-    /// Where each key is among them, or [`OUT`].
+    /// The position of each key among them, or [`OUT`].
     place: Vec<u32>,
-    /// How many jumps this pool knows of.
+    /// The value of [`Shared::jumps`] when the bounds were last valid.
     jumps: u64,
-    /// How many sequences this pool has been told of.
+    /// Number of sequences that this pool has begun.
     sequences: u64,
 }
 
-/// The place of a key that is out.
+/// The position of a key that is not in the pool.
 const OUT: u32 = u32::MAX;
-/// What is worth nothing that is known.
+/// The bound of a key without a known worth.
 const UNKNOWN: f32 = f32::NEG_INFINITY;
 
 impl Learned {
@@ -66,14 +68,14 @@ impl Learned {
         Learned { shape, pool, shared, keys: Vec::new(), least: Vec::new(), place, jumps: 0, sequences: 0 }
     }
 
-    /// Nothing that is shared is left half done by a thread that panics, so poison does no harm.
+    /// A panicking thread leaves no shared state half done, so a poisoned lock is still sound.
     fn shared(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
         shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Shared {
-    /// What a key is worth now.
+    /// The worth of a key now.
     fn weigh(&mut self, shape: &CacheShape, pool: usize, key: Key) -> f32 {
         let (row, expert) = shape.row_and_expert(pool, key);
         let rows = shape.rows;
@@ -129,7 +131,7 @@ impl Eviction for Learned {
                 weigh(&mut self.least, at);
             }
         }
-        // Who seemed to be worth least when last weighed is a good candidate to compare the others with.
+        // The key of least worth when last scored is a good candidate to compare the others with.
         let mut first: Option<(f32, usize)> = None;
         for (at, least) in self.least.iter().enumerate() {
             if first.is_none_or(|(other, _)| *least < other) && evictable(self.keys[at]) {

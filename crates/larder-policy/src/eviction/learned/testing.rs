@@ -1,4 +1,4 @@
-//! Weights for tests: right in form, meaningless in content.
+//! Weights for tests: valid in form, with random values.
 
 use super::{
     Arrays, CROSSLAYER, Evictor, FEATURES, FLASHMOE, FLASHMOE_HIDDEN, FORMAT, Features, HEAD_HIDDEN, HORIZONS, MoeSize,
@@ -71,5 +71,5 @@ pub fn arrays(form: &str, size: MoeSize, seed: u64) -> Arrays {
 
 /// Weights of the form `crosslayer` with random numbers.
 pub fn evictor(size: MoeSize) -> Evictor {
-    Evictor::from_arrays(&arrays(CROSSLAYER, size, 1)).expect("made as they should be")
+    Evictor::from_arrays(&arrays(CROSSLAYER, size, 1)).expect("valid weights")
 }

@@ -1,3 +1,5 @@
+//! Tests of the learned policy: refusals, the incremental state, and that the victim is worth least.
+
 use std::sync::Arc;
 
 use larder_core::CacheScope;
@@ -13,13 +15,13 @@ fn shape(scope: CacheScope) -> CacheShape {
     CacheShape { rows: SIZE.rows, experts: SIZE.experts, top_k: SIZE.top_k, slots: 4, scope, scratch: 0 }
 }
 
-/// Which experts each of many tokens chooses in each row.
+/// The choices of sixty steps, row by row.
 fn choices() -> impl Iterator<Item = (usize, [usize; 2])> {
     (0..60).map(|step| (step % SIZE.rows, [step * 7 % 5, 5 - step * 7 % 5 / 2]))
 }
 
 #[test]
-fn what_does_not_fit_is_one_sentence() {
+fn weights_that_do_not_fit_are_one_sentence() {
     let inputs = |evictor| PolicyInputs { evictor, ..PolicyInputs::default() };
     let said = |shape: &CacheShape, inputs: &PolicyInputs| {
         let spec: EvictionSpec = "learned".parse().unwrap();
@@ -30,36 +32,36 @@ fn what_does_not_fit_is_one_sentence() {
     let other = CacheShape { experts: 8, ..shape(CacheScope::Global) };
     assert_eq!(
         said(&other, &inputs(weights.clone())).unwrap(),
-        "learned has weights for a model of 3 layers of 6 experts, 2 for each token; this one has 3 layers of 8 \
+        "learned has weights for a model of 3 layers of 6 experts, 2 for each token, but this model has 3 layers of 8 \
          experts, 2 for each token"
     );
     assert_eq!(said(&shape(CacheScope::Global), &inputs(weights)), None);
 }
 
 #[test]
-fn weights_of_something_else_are_refused() {
+fn weights_of_another_format_are_refused() {
     let said = |key: &str, value: &str| {
         let mut arrays = arrays(CROSSLAYER, SIZE, 1);
         arrays.meta.insert(key.to_owned(), value.to_owned());
         Evictor::from_arrays(&arrays).err().map_or("fits".to_owned(), |e| e.to_string())
     };
     assert_eq!(said("seed", "7"), "fits");
-    assert_eq!(said("format", "x"), "'format' is 'x' where 'larder-evictor' is needed");
-    assert_eq!(said("version", "2"), "'version' is '2' where '1' is needed");
-    assert_eq!(said("form", "oracle"), "'form' is 'oracle' where 'crosslayer' or 'flashmoe' is needed");
-    assert!(said("features", "0").contains("were trained on features 0, and this larder computes "));
-    assert_eq!(said("layers", "many"), "'layers' is 'many' and no whole number");
-    assert!(said("layers", "18446744073709551615").ends_with("are the size of no model"));
-    assert!(said("top_k", "7").ends_with("are the size of no model"));
-    assert_eq!(said("experts", "5"), "the array 'popularity' has the shape [3, 6] where [3, 5] is needed");
-    assert_eq!(said("hidden", "100000"), "'hidden' is '100000' where '1 to 512' is needed");
+    assert_eq!(said("format", "x"), "the metadata's 'format' is 'x'; 'larder-evictor' is needed");
+    assert_eq!(said("version", "2"), "the metadata's 'version' is '2'; '1' is needed");
+    assert_eq!(said("form", "oracle"), "the metadata's 'form' is 'oracle'; 'crosslayer' or 'flashmoe' is needed");
+    assert!(said("features", "0").contains("were trained on features 0, but this version of larder computes "));
+    assert_eq!(said("layers", "many"), "the metadata's 'layers' is 'many', not a whole number");
+    assert!(said("layers", "18446744073709551615").ends_with("is not the size of any model"));
+    assert!(said("top_k", "7").ends_with("is not the size of any model"));
+    assert_eq!(said("experts", "5"), "the array 'popularity' has shape [3, 6]; [3, 5] is needed");
+    assert_eq!(said("hidden", "100000"), "the metadata's 'hidden' is '100000'; '1 to 512' is needed");
     let mut arrays = arrays(FLASHMOE, SIZE, 1);
     assert!(Evictor::from_arrays(&arrays).is_ok());
     arrays.meta.remove("features");
-    assert_eq!(Evictor::from_arrays(&arrays).err().unwrap().to_string(), "the metadata do not say 'features'");
+    assert_eq!(Evictor::from_arrays(&arrays).err().unwrap().to_string(), "the metadata have no 'features'");
 }
 
-/// From the definition, in double precision, with everything a row has done so far.
+/// The hidden layer from its definition, in double precision, over all choices so far.
 fn hidden(weights: &Arrays, past: &[(usize, [usize; 2])], popularity: &[f32], hidden: usize) -> Vec<f64> {
     let (wholes, scales) = weights.quantised("gather", &[SIZE.rows, SCALES, SIZE.experts, hidden]).unwrap();
     let row_now = past.last().unwrap().0;
@@ -86,7 +88,7 @@ fn hidden(weights: &Arrays, past: &[(usize, [usize; 2])], popularity: &[f32], hi
 }
 
 #[test]
-fn what_is_kept_up_to_date_is_what_making_it_anew_gives() {
+fn incremental_state_matches_a_computation_from_scratch() {
     let arrays = arrays(CROSSLAYER, SIZE, 5);
     let units = arrays.count("hidden").unwrap();
     let popularity = arrays.floats("popularity", &[SIZE.rows, SIZE.experts]).unwrap();
@@ -104,7 +106,7 @@ fn what_is_kept_up_to_date_is_what_making_it_anew_gives() {
 }
 
 #[test]
-fn pools_of_layers_share_what_one_pool_knows() {
+fn pools_of_layers_share_one_network() {
     let inputs = PolicyInputs { evictor: Some(Arc::new(evictor(SIZE))), ..PolicyInputs::default() };
     let spec: EvictionSpec = "learned".parse().unwrap();
     let mut apart = spec.make(&shape(CacheScope::Layer), &inputs).unwrap();
@@ -132,9 +134,9 @@ fn pools_of_layers_share_what_one_pool_knows() {
 }
 
 proptest! {
-    /// Whoever leaves is worth least when everybody who may leave is weighed anew, whatever order rows choose in.
+    /// The victim is worth least among all evictable experts scored again, in whatever order rows choose.
     #[test]
-    fn who_leaves_is_worth_least(
+    fn the_victim_is_worth_least(
         steps in prop::collection::vec(
             (prop_oneof![9 => Just(1usize), 1 => 0..SIZE.rows], prop::sample::subsequence(vec![0usize, 1, 2, 3, 4, 5], 2),
              0u8..30), 1..80),

@@ -77,7 +77,7 @@ struct Lecar {
     slots: usize,
     /// From the least to the most recently used, each with its uses.
     inside: Vec<(usize, usize)>,
-    /// Who left by each rule, and when.
+    /// The ghosts of each rule, and when they were evicted.
     ghosts: [Vec<(usize, u64)>; 2],
     weights: [f64; 2],
     time: u64,
@@ -201,7 +201,7 @@ proptest! {
         // Low keys far more often than high ones.
         requests in prop::collection::vec((0..KEYS, 0..KEYS).prop_map(|(a, b)| a.min(b)), 1..600),
         slots in 1usize..16,
-        asked in any::<bool>(),
+        query_worst in any::<bool>(),
     ) {
         let shape = CacheShape { rows: 1, experts: KEYS, top_k: 1, slots, scope: CacheScope::Global, scratch: 0 };
         for name in ["arc", "lecar", "s3fifo"] {
@@ -211,7 +211,7 @@ proptest! {
                 let misses = rig.misses;
                 rig.serve(0, &[*key]);
                 prop_assert_eq!(naive.request(*key), rig.misses == misses, "{} at request {}", name, i);
-                if asked && name != "s3fifo" {
+                if query_worst && name != "s3fifo" {
                     rig.check_worst();
                 }
             }

@@ -1,4 +1,4 @@
-//! Belady's rule against all that could have been done.
+//! Belady's rule against a search over all possible evictions.
 
 use larder_core::CacheScope;
 use proptest::prelude::*;
@@ -14,7 +14,7 @@ fn misses(spec: &str, shape: &CacheShape, choices: &Choices) -> usize {
     rig.misses
 }
 
-/// The least number of misses from `residents` on, a set of keys as bits, by trying every set that might stay.
+/// The least number of misses from `residents` on, a set of keys as bits, by trying every set that could stay.
 fn least(shape: &CacheShape, choices: &[(usize, Vec<usize>)], residents: u32) -> usize {
     let Some(((row, wanted), rest)) = choices.split_first() else { return 0 };
     let wanted: u32 = wanted.iter().map(|e| 1 << shape.key(*row, *e).0).sum();

@@ -1,4 +1,4 @@
-//! Policies that are an order among residents, against that order computed from everything that happened so far.
+//! Policies that order the residents, against that order computed from the whole history.
 
 use larder_core::CacheScope;
 use proptest::prelude::*;
@@ -15,7 +15,7 @@ fn last(rig: &Rig, pool: usize, key: Key) -> usize {
     uses(rig, pool, key).next_back().unwrap().0
 }
 
-/// Where in the order of leaving a key is: the lowest leaves.
+/// The place of a key in the order of eviction: the lowest is the victim.
 type Order = fn(&Rig, usize, Key) -> Vec<f64>;
 
 fn lru(rig: &Rig, pool: usize, key: Key) -> Vec<f64> {
@@ -47,7 +47,7 @@ fn lfru(rig: &Rig, pool: usize, key: Key) -> Vec<f64> {
     vec![uses(rig, pool, key).map(|(_, u)| (-age(u)).exp2()).sum()]
 }
 
-/// The victim is the lowest; numbers that differ by rounding alone are equal.
+/// Checks that the victim is the lowest; numbers that differ only by rounding are equal.
 fn check_victim(order: Order) -> VictimCheck {
     Box::new(move |rig, pool, victim, others| {
         let mine = order(rig, pool, victim);
@@ -65,7 +65,7 @@ fn check_victim(order: Order) -> VictimCheck {
 
 proptest! {
     #[test]
-    fn who_leaves_is_the_lowest_of_the_order(
+    fn the_victim_is_the_lowest_of_the_order(
         choices in prop::collection::vec((groups(4), any::<bool>()), 1..150),
         slots in 4usize..12,
         global in any::<bool>(),
@@ -85,9 +85,9 @@ proptest! {
         }
     }
 
-    /// Who has no mark leaves first; when nobody without one may leave, all marks go.
+    /// An unmarked key is the victim; when no unmarked key is evictable, all marks are cleared.
     #[test]
-    fn marking_spares_who_was_used_in_this_phase(
+    fn marking_spares_keys_used_in_this_phase(
         choices in prop::collection::vec(groups(4), 1..150),
         slots in 4usize..12,
     ) {
@@ -105,7 +105,7 @@ proptest! {
 }
 
 #[test]
-fn anybody_may_be_drawn() {
+fn every_evictable_key_may_be_drawn() {
     let mut rig = Rig::new("random:seed=5", &shape(6, CacheScope::Layer), no_future());
     for expert in 0..6 {
         rig.serve(0, &[expert]);

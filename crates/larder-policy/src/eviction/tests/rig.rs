@@ -1,4 +1,4 @@
-//! A plain ledger: sets of residents, every victim checked.
+//! A plain ledger for tests: sets of residents, every victim checked.
 
 use std::collections::BTreeSet;
 
@@ -20,7 +20,7 @@ pub fn groups(most: usize) -> impl Strategy<Value = (usize, Vec<usize>)> {
     (0..ROWS, prop::sample::subsequence(experts, 1..=most).prop_shuffle())
 }
 
-/// The future of those who need none.
+/// A future for policies that need none.
 pub fn no_future() -> Arc<FutureUses> {
     Arc::new(FutureUses::new(0, 0, std::iter::empty::<(usize, [usize; 0])>()))
 }
@@ -30,9 +30,9 @@ pub fn no_future() -> Arc<FutureUses> {
 pub struct Use {
     pub pool: usize,
     pub key: Key,
-    /// Whether it came in.
+    /// Whether the key came in with this use.
     pub came: bool,
-    /// How many choices the layers of the pool had made.
+    /// Number of choices that layers of the pool had made.
     pub time: usize,
 }
 
@@ -41,13 +41,13 @@ pub struct Rig {
     pub policies: Vec<Box<dyn Eviction>>,
     pub residents: Vec<BTreeSet<Key>>,
     pub uses: Vec<Use>,
-    /// Choices per pool.
+    /// Number of choices of each pool.
     pub time: Vec<usize>,
-    /// The row that chose last.
+    /// The row of the latest choice.
     pub row: usize,
     pub victims: Vec<(usize, usize)>,
     pub misses: usize,
-    /// Says of each victim whether it is the right one among those that might have left.
+    /// Asserts that a victim is the right one among the evictable keys.
     pub victim_check: Option<VictimCheck>,
 }
 
@@ -88,7 +88,7 @@ impl Rig {
         }
     }
 
-    /// An expert comes in that nobody chose.
+    /// An expert comes in that no layer chose.
     pub fn prefetch(&mut self, row: usize, expert: usize) {
         let (pool, key) = (self.shape.pool(row), self.shape.key(row, expert));
         if !self.residents[pool].contains(&key) {
@@ -96,7 +96,7 @@ impl Rig {
         }
     }
 
-    /// An expert goes for a reason of its own.
+    /// An expert leaves without being evicted, as after a failed read.
     pub fn fail(&mut self, row: usize, expert: usize) {
         let (pool, key) = (self.shape.pool(row), self.shape.key(row, expert));
         if self.residents[pool].remove(&key) {
@@ -104,16 +104,16 @@ impl Rig {
         }
     }
 
-    /// Where nobody may leave, nobody is named.
+    /// Where no key is evictable, there is no victim.
     pub fn check_refusal(&mut self) {
         self.policies.iter_mut().for_each(|p| assert_eq!(p.worst(&|_| false), None));
         self.policies.iter_mut().for_each(|p| assert_eq!(p.victim(&|_| false), None));
     }
 
-    /// Nobody leaves.
+    /// Asks for the worst key, which does not evict it.
     pub fn check_worst(&mut self) {
         for (policy, residents) in self.policies.iter_mut().zip(&self.residents) {
-            let worst = policy.worst(&|key| residents.contains(&key)).expect("somebody is in");
+            let worst = policy.worst(&|key| residents.contains(&key)).expect("a key is in the pool");
             assert!(residents.contains(&worst), "{worst:?} is not in");
         }
     }
@@ -130,11 +130,11 @@ impl Rig {
     fn evict(&mut self, pool: usize, pinned: &[Key]) {
         let residents = &self.residents[pool];
         let evictable = |key: Key| {
-            assert!(key.index() < self.shape.keys_per_pool(), "{key:?} is no key");
+            assert!(key.index() < self.shape.keys_per_pool(), "{key:?} is out of range");
             residents.contains(&key) && !pinned.contains(&key)
         };
-        let victim = self.policies[pool].victim(&evictable).expect("somebody may leave");
-        assert!(evictable(victim), "{victim:?} may not leave");
+        let victim = self.policies[pool].victim(&evictable).expect("a key is evictable");
+        assert!(evictable(victim), "{victim:?} is not evictable");
         if let Some(check_victim) = &self.victim_check {
             let others: Vec<Key> = residents.iter().copied().filter(|k| evictable(*k)).collect();
             check_victim(self, pool, victim, &others);

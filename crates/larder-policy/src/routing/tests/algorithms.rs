@@ -1,4 +1,4 @@
-//! What single strategies do, by their definitions.
+//! Single strategies against their definitions.
 
 use super::*;
 
@@ -10,7 +10,7 @@ fn ids(chosen: Vec<ExpertId>) -> Vec<usize> {
     chosen.into_iter().map(|e| e.index()).collect()
 }
 
-/// Who is in `first`, in the order of `all`, before the others.
+/// The experts of `first`, then the others in the order of `all`.
 fn promote(first: &[usize], all: &[usize]) -> Vec<usize> {
     let rest = all.iter().filter(|e| !first.contains(e));
     first.iter().chain(rest).copied().collect()
@@ -114,7 +114,7 @@ fn no_bonus_at_all_is_not_a_bonus_of_zero() {
 }
 
 #[test]
-fn what_is_on_its_way_counts_as_there() {
+fn an_expert_in_flight_counts_as_present() {
     struct OnItsWay;
     impl Residency for OnItsWay {
         fn presence(&self, row: usize, expert: usize) -> Presence {
@@ -128,7 +128,7 @@ fn what_is_on_its_way_counts_as_there() {
 }
 
 #[test]
-fn every_phase_only_if_asked() {
+fn prefill_only_with_phase_all() {
     let (gate, logits, mut out) = (raw(2), stairs(3.0), vec![]);
     let input = RouterInput { row: 0, gate: &gate, logits: &logits, decode: false };
     for (spec, want) in [("max-rank:m=4", [0, 1]), ("max-rank:m=4,phase=all", [0, 3])] {

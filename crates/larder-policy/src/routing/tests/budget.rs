@@ -1,4 +1,4 @@
-//! The closed loop, and the quality that it goes by.
+//! The closed loop and the quality that it keeps to.
 
 use super::quality::{Quality, QualityMeter};
 use super::*;
@@ -19,7 +19,7 @@ fn the_budget_is_kept_at_every_moment_and_spent_in_the_end() {
         let (mut meter, mut total, mut residents) = (QualityMeter::default(), Quality::default(), 0);
         let mut rng = Rng::new(3, 0);
         for i in 0..4000 {
-            // What λ costs changes on the way.
+            // The cost of a λ changes half-way.
             let (logits, present) = token(&mut rng, if i < 2000 { 2.0 } else { 0.7 });
             let chosen = choose_with(router.as_mut(), &gate, &logits, &present);
             residents += chosen.iter().filter(|e| present.contains(&e.index())).count();
@@ -29,7 +29,7 @@ fn the_budget_is_kept_at_every_moment_and_spent_in_the_end() {
         }
         let spent = if measure == "kl" { total.mean_kl() } else { 1.0 - total.kept_mass() };
         assert!(spent > 0.9 * budget, "{measure} {budget}: only {spent}");
-        assert!(residents as f64 > 2.05 * 4000.0, "more than half of the chosen were there: {residents}");
+        assert!(residents as f64 > 2.05 * 4000.0, "more than half of the chosen were resident: {residents}");
         let lambda = router.report().lambda;
         assert!(lambda.len() == 1 && (0.001..1.0).contains(&lambda[0]), "{lambda:?}");
     }
@@ -48,12 +48,12 @@ fn each_layer_has_a_budget_of_its_own() {
         }
     }
     let RouterReport { lambda, delta } = router.report();
-    assert!(lambda[1] > 1.5 * lambda[0], "flat layers can be bent farther: {lambda:?}");
+    assert!(lambda[1] > 1.5 * lambda[0], "flat layers allow a larger λ: {lambda:?}");
     assert!(delta[0] > 5.0 * delta[1], "{delta:?}");
 }
 
 #[test]
-fn quality_counts_what_was_left_out() {
+fn quality_counts_substituted_experts() {
     let gate = Gate::softmax(4, 2, true);
     // Probabilities 0.4, 0.3, 0.2, 0.1.
     let logits = [0.4f32, 0.3, 0.2, 0.1].map(f32::ln);

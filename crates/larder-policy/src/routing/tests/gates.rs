@@ -1,4 +1,4 @@
-//! Every form of gate.
+//! One gate of every form.
 
 use super::*;
 use larder_core::{ExpertGroups, GroupRank, Renorm, Score, Weighting};
@@ -32,12 +32,12 @@ pub fn gates() -> Vec<(&'static str, Gate)> {
     .into()
 }
 
-/// Which gate.
+/// The index of a gate.
 pub fn gate() -> impl Values<Value = usize> {
     0..gates().len()
 }
 
-/// Some with ties, some so far apart that probabilities round to nothing, some that are no numbers.
+/// Logits with ties, logits so far apart that probabilities round to 0, and NaN.
 pub fn logits() -> impl Values<Value = Vec<f32>> {
     let one = prop_oneof![
         6 => (-8i8..8).prop_map(|i| f32::from(i) / 4.0),
