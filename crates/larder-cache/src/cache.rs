@@ -1,4 +1,4 @@
-//! The ledger's decisions carried out: reads submitted, slots filled, experts handed to whoever computes.
+//! The cache of one tier: carries out the ledger's decisions with a reader and slots in memory.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,9 +12,10 @@ use larder_store::{DATA_START, ExpertSource, Store, StoreError};
 use crate::ledger::{Ledger, SlotIndex, Wave};
 use crate::traffic::{BusyTime, Traffic};
 
-/// What the cache needs to know of the store: where experts are and whether what was read is right.
+/// What the cache needs to know of the store: where an expert's data are in its shard, and whether read bytes are
+/// valid.
 pub trait Shards: Send {
-    /// How the experts of `layer` are laid out.
+    /// The layout of the experts of `layer`.
     fn layout(&self, layer: LayerIdx) -> &ExpertLayout;
 
     /// First byte of an expert's data in its shard.
@@ -38,28 +39,28 @@ impl Shards for Arc<Store> {
     }
 }
 
-/// Why an expert could not be had.
+/// Why an expert is not available.
 #[derive(Debug, thiserror::Error)]
 #[error("{layer}, {expert}: {cause}")]
 pub struct CacheError {
-    /// Which layer.
+    /// The layer.
     pub layer: LayerIdx,
-    /// Which expert.
+    /// The expert.
     pub expert: ExpertId,
-    /// What the store said.
+    /// The failed read or check.
     pub cause: StoreError,
 }
 
-/// What a visit found, experts in the order wanted.
+/// The result of a visit; experts are in the order wanted.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Visit {
-    /// Experts that were in memory.
+    /// Experts that were resident.
     pub hits: Vec<usize>,
-    /// Experts that were on their way: being read on a guess, or being copied.
+    /// Experts that were in flight: prefetched and still being read, or being copied.
     pub in_flight: Vec<usize>,
     /// Experts that had to be read.
     pub misses: Vec<usize>,
-    /// Row and expert of those that left for them.
+    /// Row and expert of those that were evicted.
     pub evicted: Vec<(usize, usize)>,
 }
 
@@ -81,26 +82,26 @@ impl Visit {
     }
 }
 
-/// Computes with experts of one layout, each beside its bytes.
+/// Computes with experts of one layout, each given with its bytes.
 pub type ComputeFn<'a> = &'a mut dyn FnMut(&ExpertLayout, &[(ExpertId, &[u8])]);
 
 /// Slots, the ledger over them, and the reader that fills them.
 pub struct Cache {
     ledger: Ledger,
-    /// Of the visit that is under way.
+    /// The open wave of the current visit.
     wave: Wave,
-    /// The last one.
+    /// The result of the last visit.
     visit: Visit,
-    /// `None` while a slot is with the reader.
+    /// The memory of each slot; `None` while a slot is with the reader.
     slots: Vec<Option<Slot>>,
     reader: Box<dyn Reader>,
     shards: Box<dyn Shards>,
     /// The decoder layers that have experts.
     layers: Vec<LayerIdx>,
-    /// Position of each decoder layer among those with experts.
+    /// For each decoder layer, its index among those with experts (the MoE row).
     rows: Vec<Option<usize>>,
     experts: usize,
-    /// What will probably be wanted next: row and expert, likeliest first.
+    /// Hinted experts to prefetch: row and expert, likeliest first.
     prefetch_queue: VecDeque<(usize, usize)>,
     demand_bytes: u64,
     prefetch_bytes: u64,
@@ -109,13 +110,13 @@ pub struct Cache {
     busy: BusyTime,
 }
 
-/// How many slots a cache needs that has no scratch slots.
+/// Slots that a cache without scratch slots needs.
 pub fn slot_count(geometry: &Geometry, slots: usize, scope: CacheScope) -> usize {
     CacheShape::new(geometry, slots, scope).total_slots()
 }
 
 impl Cache {
-    /// A cache as `shape` says, with one of `policies` for each pool, over `memory`, which holds exactly
+    /// A cache of this shape, with one of `policies` for each pool, over `memory`, which holds exactly
     /// [`total_slots`](CacheShape::total_slots) slots, each large enough for every expert.
     pub fn new(
         geometry: &Geometry,
@@ -125,8 +126,12 @@ impl Cache {
         reader: Box<dyn Reader>,
         shards: Box<dyn Shards>,
     ) -> Self {
-        assert_eq!(memory.len(), shape.total_slots(), "one piece of memory per slot");
-        assert_eq!((shape.rows, shape.experts), (geometry.moe_layers.len(), geometry.experts), "one model");
+        assert_eq!(memory.len(), shape.total_slots(), "one memory slot for each slot of the shape");
+        assert_eq!(
+            (shape.rows, shape.experts),
+            (geometry.moe_layers.len(), geometry.experts),
+            "shape and geometry agree"
+        );
         let mut rows = vec![None; geometry.layers];
         for (row, layer) in geometry.moe_layers.iter().enumerate() {
             rows[layer.index()] = Some(row);
@@ -150,7 +155,7 @@ impl Cache {
         }
     }
 
-    /// What passed through so far.
+    /// Counts, bytes and times so far.
     pub fn traffic(&self) -> Traffic {
         let Cache { demand_bytes, prefetch_bytes, waited, computed, .. } = *self;
         Traffic {
@@ -164,59 +169,61 @@ impl Cache {
         }
     }
 
-    /// What the last visit found.
+    /// The result of the last visit.
     pub fn last_visit(&self) -> &Visit {
         &self.visit
     }
 
-    /// What routing may know.
+    /// The residency of experts, for routing.
     pub fn residency(&self) -> &dyn Residency {
         &self.ledger
     }
 
-    /// What its policies were made for.
+    /// The shape that the policies were made for.
     pub fn shape(&self) -> &CacheShape {
         self.ledger.shape()
     }
 
-    /// Lets other policies say who leaves from now on, one for each pool.
+    /// Replaces the eviction policies, one for each pool.
     pub fn set_policies(&mut self, policies: Vec<Box<dyn Eviction>>) {
         self.ledger.set_policies(policies);
     }
 
-    /// The position of a layer among those with experts. The caller guarantees that it has some.
+    /// The MoE row of a layer: its index among those with experts. The caller guarantees that it has experts.
     pub fn row(&self, layer: LayerIdx) -> usize {
-        self.rows[layer.index()].expect("only layers with experts are visited")
+        self.rows[layer.index()].expect("the layer has experts")
     }
 
-    /// Slots into which experts of `layer` can be read without another leaving.
+    /// Slots into which experts of `layer` can be read without an eviction.
     pub fn free_slots(&self, layer: LayerIdx) -> usize {
         self.ledger.free_slots(self.row(layer))
     }
 
-    /// What comes has nothing to do with what was.
+    /// A new sequence begins, unrelated to the one before.
     pub fn new_sequence(&mut self) {
         self.ledger.new_sequence();
     }
 
-    /// How the experts of `layer` are laid out.
+    /// The layout of the experts of `layer`.
     pub fn layout(&self, layer: LayerIdx) -> &ExpertLayout {
         self.shards.layout(layer)
     }
 
-    /// What `layer` will probably want, likeliest first. The first `limit` of them that are not there are read as soon
-    /// as the SSD would idle; what was expected before and not begun is forgotten.
+    /// A hint: the experts that `layer` will probably want, likeliest first. The first `limit` absent ones are
+    /// prefetched
+    /// when the SSD would otherwise be idle. A new hint discards prefetches of the previous one that have not begun.
     pub fn hint(&mut self, layer: LayerIdx, experts: &[ExpertId], limit: usize) {
         let row = self.row(layer);
         let absent = experts.iter().map(|e| (row, e.index())).filter(|(row, e)| self.ledger.is_absent(*row, *e));
         self.prefetch_queue = absent.take(limit).collect();
     }
 
-    /// Hands each of `wanted` (distinct, in order of rank) to `compute` once: those that are in memory together and
-    /// first, the others as they arrive. As many as fit are in memory together; each is read at most once. `logits`
-    /// are what the layer's router said if it chose for one token, else empty.
+    /// Hands each of `wanted` (distinct, in order of rank) to `compute` once: the resident ones first and together, the
+    /// others as they arrive. Each is read at most once; if not all fit into the slots at once, there are several
+    /// waves.
+    /// `logits` are the router logits if the layer chose for one token, else empty.
     ///
-    /// On an error the cache stays usable: nothing that was wanted is in flight and no slot is lost.
+    /// On an error the cache stays usable: no wanted expert is in flight and no slot is lost.
     pub fn visit(
         &mut self,
         layer: LayerIdx,
@@ -275,10 +282,10 @@ impl Cache {
         first_error.map_or(Ok(()), Err)
     }
 
-    /// A request for an expert into a slot that the ledger gave out for it.
+    /// A read of an expert into the slot that the ledger assigned to it.
     fn read(&mut self, row: usize, expert: usize, at: SlotIndex) -> ReadRequest {
         let (len, offset) = (self.shards.layout(self.layers[row]).bytes, self.shards.data_start());
-        let slot = self.slots[at].take().expect("a slot that is given out is here");
+        let slot = self.slots[at].take().expect("an assigned slot is with the cache");
         let shard = row * self.experts + expert;
         ReadRequest { shard, offset, len, slot, tag: shard as u64 }
     }
@@ -288,7 +295,7 @@ impl Cache {
         self.busy.set(self.reader.in_flight() > 0);
     }
 
-    /// Reads what is expected while nothing that is wanted is being read.
+    /// Prefetches hinted experts while there are no demand reads.
     fn prefetch_if_idle(&mut self, demand_reads: usize) {
         while demand_reads == 0
             && self.reader.in_flight() < self.reader.capacity()
@@ -301,17 +308,17 @@ impl Cache {
         }
     }
 
-    /// Waits for the next read that is over, keeping the reader's queue full. The caller guarantees that there is one.
+    /// Waits for the next read to complete, keeping the reader's queue full. The caller guarantees a read in flight.
     fn complete_read(&mut self, waiting: &mut VecDeque<ReadRequest>) -> CompletedRead {
         if !waiting.is_empty() {
             self.submit(waiting);
         }
         let start = Instant::now();
-        let ReadCompletion { slot, tag, result } = self.reader.wait().expect("a read is under way");
+        let ReadCompletion { slot, tag, result } = self.reader.wait().expect("a read is in flight");
         self.waited += start.elapsed();
         self.busy.set(self.reader.in_flight() > 0);
         let (row, expert) = (tag as usize / self.experts, tag as usize % self.experts);
-        let at = self.ledger.in_flight(row, expert).expect("the ledger knows what is being read");
+        let at = self.ledger.in_flight(row, expert).expect("the ledger knows every read in flight");
         self.slots[at] = Some(slot);
         let result = result.and_then(|()| self.check(row, expert, at));
         match &result {
@@ -327,7 +334,7 @@ impl Cache {
     }
 
     fn data(&self, layer: LayerIdx, at: SlotIndex) -> &[u8] {
-        let slot = self.slots[at].as_ref().expect("the slot of an expert in memory is here");
+        let slot = self.slots[at].as_ref().expect("the slot of a resident expert is with the cache");
         &slot[..self.shards.layout(layer).bytes]
     }
 
@@ -342,7 +349,7 @@ impl Cache {
     }
 }
 
-/// A read that is over: whose it was, and the slot with its bytes.
+/// A completed read: the expert, and the slot with its bytes.
 struct CompletedRead {
     row: usize,
     expert: usize,

@@ -1,4 +1,5 @@
-//! Which expert is in which slot. A state machine without bytes, files or clocks: the simulator runs the same one.
+//! The ledger: which expert is in which slot, in which state. A state machine without bytes, files or clocks, which
+//! replay runs too.
 
 mod counts;
 mod wave;
@@ -12,9 +13,9 @@ pub use wave::{SlotIndex, Wave};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
     Absent,
-    /// Being read because it is wanted.
+    /// Being read for a miss.
     Reading(u32),
-    /// Being read on a guess.
+    /// Being prefetched.
     Prefetching(u32),
     Resident(u32),
 }
@@ -24,25 +25,25 @@ struct Entry {
     state: State,
     pinned: bool,
     seen: bool,
-    /// Read on a guess and not wanted since.
+    /// Prefetched and not wanted since.
     unused_prefetch: bool,
 }
 
 struct Pool {
     policy: Box<dyn Eviction>,
     free: Vec<u32>,
-    /// Scratch slots that it holds.
+    /// Number of scratch slots that this pool holds.
     borrowed_scratch: usize,
-    /// Slots that a guess is being read into.
+    /// Number of slots that prefetches are being read into.
     prefetching: usize,
 }
 
-/// Every expert of every row, and the slots they share.
+/// The state of every expert of every row, and the slots that they share.
 pub struct Ledger {
     shape: CacheShape,
     entries: Vec<Entry>,
     pools: Vec<Pool>,
-    /// Scratch slots that no pool holds: all of them while no wave is open.
+    /// Scratch slots that no pool holds; between waves these are all of them.
     scratch: Vec<u32>,
     counts: CacheCounts,
 }
@@ -69,37 +70,37 @@ impl Ledger {
         }
     }
 
-    /// How many experts of one layer can be in memory together.
+    /// The most experts of one layer that can be resident at once.
     pub fn capacity(&self) -> usize {
         self.shape.slots + self.shape.scratch
     }
 
-    /// What it was made for.
+    /// The shape that it was made for.
     pub fn shape(&self) -> &CacheShape {
         &self.shape
     }
 
-    /// What happened so far.
+    /// The counts so far.
     pub fn counts(&self) -> CacheCounts {
         self.counts
     }
 
-    /// Whether an expert is in memory.
+    /// Whether an expert is resident.
     pub fn is_resident(&self, row: usize, expert: usize) -> bool {
         self.presence(row, expert) == Presence::Resident
     }
 
-    /// Whether an expert is neither in memory nor being read.
+    /// Whether an expert is neither resident nor in flight.
     pub fn is_absent(&self, row: usize, expert: usize) -> bool {
         self.presence(row, expert) == Presence::Absent
     }
 
-    /// Slots of a row's pool that nobody has ever needed, or that a failed read left.
+    /// Free slots of a row's pool: never used, or left by a failed read.
     pub fn free_slots(&self, row: usize) -> usize {
         self.pools[self.shape.pool(row)].free.len()
     }
 
-    /// The slot that an expert is being read into.
+    /// The slot that an expert is being read into, if it is in flight.
     pub fn in_flight(&self, row: usize, expert: usize) -> Option<SlotIndex> {
         match self.entries[self.index(row, expert)].state {
             State::Reading(slot) | State::Prefetching(slot) => Some(slot as usize),
@@ -107,8 +108,8 @@ impl Ledger {
         }
     }
 
-    /// Lets other policies say who leaves from now on. They hear of who is there in the order in which those before
-    /// them would have let go.
+    /// Replaces the eviction policies. The new ones are told of the residents in the order in which the old ones would
+    /// have evicted them.
     ///
     /// The caller guarantees one policy for each pool, and that no wave is open.
     pub fn set_policies(&mut self, policies: Vec<Box<dyn Eviction>>) {
@@ -122,32 +123,34 @@ impl Ledger {
         }
     }
 
-    /// What comes has nothing to do with what was.
+    /// A new sequence begins, unrelated to the one before.
     pub fn new_sequence(&mut self) {
         self.pools.iter_mut().for_each(|pool| pool.policy.new_sequence());
     }
 
     /// A layer has chosen: `wanted` are distinct and in order of rank, `logits` are those of its one token or empty.
-    /// Comes before the waves that bring them in.
+    /// Called before the waves for these experts.
     pub fn begin(&mut self, row: usize, wanted: &[usize], logits: &[f32]) {
         let pool = self.shape.pool(row);
         self.pools[pool].policy.begin(&LayerChoice { row, wanted, logits });
     }
 
-    /// If not all of `wanted` fit together, those that are there go first, before others take their slots.
+    /// If not all of `wanted` fit at once, moves the residents to the front, before others take their slots.
     pub fn residents_first(&self, row: usize, wanted: &mut [usize]) {
         if wanted.len() > self.capacity() {
             wanted.sort_by_key(|e| !self.is_resident(row, *e));
         }
     }
 
-    /// Pins as many of the first of `wanted` (distinct, in order of rank) as fit, giving slots to those that are not
-    /// there, and writes them to `wave`. The policy hears of them in this order. Covers nobody only if guesses are
+    /// Opens a wave: pins the first of `wanted` (distinct, in order of rank) that fit at once, assigns slots to the
+    /// absent
+    /// ones, and writes all of them to `wave`. The policy is told in this order. The wave is empty only if prefetches
+    /// are
     /// being read into all slots.
     ///
-    /// A miss gets a free slot, else a scratch slot, else that of an expert which leaves.
+    /// A miss gets a free slot, else a scratch slot, else that of a victim.
     ///
-    /// The caller guarantees that no wave is open, reports each miss and each awaited expert by
+    /// The caller guarantees that no wave is open, reports each miss and each expert in flight by
     /// [`arrived`](Self::arrived) or [`failed`](Self::failed), and then closes the wave.
     pub fn open(&mut self, row: usize, wanted: &[usize], wave: &mut Wave) {
         wave.clear();
@@ -170,7 +173,7 @@ impl Ledger {
                 }
                 State::Absent => {
                     let slot = self.find_slot(row, true, &mut wave.evicted);
-                    let slot = slot.expect("the wave fits, so somebody is not pinned");
+                    let slot = slot.expect("the wave fits, so an expert is not pinned");
                     self.counts.misses += 1;
                     self.counts.rereads += u64::from(self.entries[first + expert].seen);
                     self.admit(row, expert, State::Reading(slot));
@@ -180,8 +183,7 @@ impl Ledger {
         }
     }
 
-    /// A slot to read an absent expert into before anybody wants it, if one can be had. The caller reports it like a
-    /// miss.
+    /// A slot to prefetch an absent expert into, if there is one. The caller reports the read like a miss.
     pub fn prefetch(&mut self, row: usize, expert: usize) -> Option<SlotIndex> {
         if !self.is_absent(row, expert) {
             return None;
@@ -195,14 +197,14 @@ impl Ledger {
         Some(slot as usize)
     }
 
-    /// An expert has been read.
+    /// A read has succeeded: the expert is resident.
     pub fn arrived(&mut self, row: usize, expert: usize) {
         let slot = self.end_read(row, expert);
         let index = self.index(row, expert);
         self.entries[index].state = State::Resident(slot);
     }
 
-    /// An expert could not be read: its slot is free again.
+    /// A read has failed: the slot is free again.
     pub fn failed(&mut self, row: usize, expert: usize) {
         let slot = self.end_read(row, expert);
         let index = self.index(row, expert);
@@ -219,7 +221,7 @@ impl Ledger {
         }
     }
 
-    /// Lets the experts of a wave go. If it took scratch slots, as many experts leave, which may be its own.
+    /// Closes a wave: unpins its experts. For each scratch slot that it took, an expert is evicted, possibly its own.
     pub fn close(&mut self, row: usize, wave: &mut Wave) {
         let first = self.index(row, 0);
         for expert in wave.experts() {
@@ -227,13 +229,13 @@ impl Ledger {
         }
         let pool = self.shape.pool(row);
         while self.pools[pool].borrowed_scratch > 0 {
-            let slot = self.evict(row, &mut wave.evicted).expect("guesses never take scratch slots");
+            let slot = self.evict(row, &mut wave.evicted).expect("prefetches never take scratch slots");
             self.pools[pool].borrowed_scratch -= 1;
             self.scratch.push(slot);
         }
     }
 
-    /// How many of the first of `wanted` can be there together, beside guesses that nobody of them wanted.
+    /// How many of the first of `wanted` fit at once, beside prefetches in flight that are not among them.
     fn fitting(&self, row: usize, wanted: &[usize]) -> usize {
         let prefetching = self.pools[self.shape.pool(row)].prefetching;
         if prefetching == 0 {
@@ -263,7 +265,7 @@ impl Ledger {
         self.pools[self.shape.pool(row)].policy.touch(self.shape.key(row, expert));
     }
 
-    /// The slot of a read that is over.
+    /// Ends a read and returns its slot.
     fn end_read(&mut self, row: usize, expert: usize) -> u32 {
         match self.entries[self.index(row, expert)].state {
             State::Reading(slot) => slot,
@@ -271,11 +273,11 @@ impl Ledger {
                 self.pools[self.shape.pool(row)].prefetching -= 1;
                 slot
             }
-            State::Absent | State::Resident(_) => unreachable!("only what is being read can be reported"),
+            State::Absent | State::Resident(_) => unreachable!("only an expert in flight can be reported"),
         }
     }
 
-    /// A free slot, or that of an expert which leaves, if anybody can.
+    /// A free slot, else a scratch slot if allowed, else that of a victim; `None` if no expert is evictable.
     fn find_slot(&mut self, row: usize, scratch: bool, evicted: &mut Vec<(usize, usize)>) -> Option<u32> {
         let pool = &mut self.pools[self.shape.pool(row)];
         if let Some(slot) = pool.free.pop() {
@@ -288,7 +290,7 @@ impl Ledger {
         self.evict(row, evicted)
     }
 
-    /// The slot of an expert of the row's pool that leaves, if anybody can.
+    /// Evicts an expert of the row's pool and returns its slot; `None` if no expert is evictable.
     fn evict(&mut self, row: usize, evicted: &mut Vec<(usize, usize)>) -> Option<u32> {
         let entries = &mut self.entries;
         let first = match self.shape.scope {

@@ -1,8 +1,10 @@
-//! Two tiers of slots over the SSD: those of a device with memory of its own, and those in memory below it.
+//! Two tiers of slots above the SSD: device memory, and main memory below it.
 //!
-//! [`TierLedger`] says which expert is where and who moves; it moves no bytes. Each tier has a ledger of its own, and one
-//! policy per pool ranks all that are in either. The [`TieredCache`] moves the bytes: it asks the tiers, submits reads
-//! and copies, and hands each expert to whoever computes with it, on the device or on the CPU.
+//! [`TierLedger`] says where each expert is and which ones move; it moves no bytes. Each tier has a table of its own,
+//! and
+//! one policy per pool ranks the experts of both tiers. The [`TieredCache`] moves the bytes: it asks the ledger,
+//! submits
+//! reads and copies, and hands each expert to the caller for computing, on the device or on the CPU.
 
 mod cache;
 mod costs;
@@ -32,96 +34,99 @@ use record::VisitRecord;
 use tier::TierState;
 use tier_pair::TierPair;
 
-/// How many slots each tier has.
+/// The slots of both tiers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TierShape {
-    /// Of the device.
+    /// Slots in device memory.
     pub device: CacheShape,
-    /// In memory; its scratch slots are those in which experts pass through.
+    /// Slots in main memory; experts pass through its scratch slots on their way to the device.
     pub host: CacheShape,
 }
 
 impl TierShape {
-    /// For a model of this geometry: slots of each pool on the device and in memory, and slots in memory that all pools
-    /// share for what passes through.
+    /// For a model of this geometry: slots of each pool on the device and in memory, and scratch slots in memory that
+    /// all
+    /// pools share.
     ///
-    /// Without slots in memory all that is kept is on the device, and guesses are read into those for what passes
-    /// through.
+    /// Without host slots only the device keeps experts, and prefetches are read into scratch slots.
     pub fn new(geometry: &Geometry, scope: CacheScope, device_slots: usize, host_slots: usize, scratch: usize) -> Self {
         let all = CacheShape::new(geometry, 0, scope);
         let slots = |slots: usize, scratch| CacheShape { slots: slots.min(all.keys_per_pool()), scratch, ..all };
         TierShape { device: slots(device_slots, 0), host: slots(host_slots, scratch) }
     }
 
-    /// What policies are made for that rank both tiers.
+    /// The shape for which policies are made that rank both tiers.
     pub fn policy_shape(&self) -> CacheShape {
         let slots = (self.device.slots + self.host.slots).min(self.host.keys_per_pool());
         CacheShape { slots, ..self.host }
     }
 }
 
-/// Where an expert can be computed from, if at all.
+/// Where an expert is, and whether it can be computed from there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ExpertLocation {
-    /// In a slot of the device.
+    /// In a device slot.
     Device(SlotIndex),
-    /// In a slot in memory.
+    /// In a host slot only.
     Host(SlotIndex),
     /// Being read or copied.
     InFlight,
-    /// On the SSD alone.
+    /// On the SSD only.
     Absent,
 }
 
-/// Why an expert is to go to the device.
+/// Why an expert is promoted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PromoteFor {
-    /// It is to be computed there.
+    /// It is to be computed on the device.
     Demand,
-    /// The link would idle: it goes only if it ranks better than somebody who is there.
+    /// The link is idle: the expert is promoted only if it ranks better than an expert on the device.
     IdleLink,
 }
 
-/// An expert goes to the device.
+/// An expert is copied to the device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Promotion {
-    /// Its slot in memory.
+    /// Its host slot.
     pub from: SlotIndex,
-    /// Its slot of the device.
+    /// Its device slot.
     pub to: SlotIndex,
-    /// Who has to be copied out of that slot first.
+    /// The expert that has to be copied out of that device slot first.
     pub demotion: Option<Demotion>,
 }
 
-/// An expert leaves the device for memory.
+/// An expert is copied from the device to memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Demotion {
-    /// Its layer, among those with experts.
+    /// Index of its layer among those with experts (the MoE row).
     pub row: usize,
-    /// Which expert.
+    /// The expert.
     pub expert: usize,
-    /// Its slot in memory.
+    /// Its host slot.
     pub to: SlotIndex,
 }
 
-/// Every expert of every row, and the slots of both tiers.
+/// The location of every expert of every row, and the slots of both tiers.
 ///
-/// An expert that was copied to the device stays in memory as well while nobody needs the room. Where somebody does,
-/// those who are in both tiers leave memory first, as that loses nothing.
+/// An expert that was copied to the device stays in memory as well until its slot is needed. Such copies leave memory
+/// first, as dropping them loses nothing.
 pub struct TierLedger {
     pair: TierPair,
     policies: Vec<Box<dyn Eviction>>,
-    /// Who was read on a guess to where experts only pass through, and was not wanted since; the oldest first.
+    /// Experts prefetched into scratch slots and not wanted since, the oldest first.
     unused_prefetches: VecDeque<usize>,
     record: VisitRecord,
 }
 
 impl TierLedger {
     /// The caller guarantees one policy for each pool, made for [`TierShape::policy_shape`], at least one slot on the
-    /// device for each pool, and one for what passes through.
+    /// device for each pool, and one scratch slot.
     pub fn new(shape: &TierShape, policies: Vec<Box<dyn Eviction>>) -> Self {
         assert_eq!(policies.len(), shape.host.pools(), "one policy per pool");
-        assert!(shape.device.slots > 0 && shape.host.scratch > 0, "no way to the device");
+        assert!(
+            shape.device.slots > 0 && shape.host.scratch > 0,
+            "each pool has a device slot, and there is a scratch slot"
+        );
         let experts = shape.host.rows * shape.host.experts;
         TierLedger {
             pair: TierPair::new(shape),
@@ -131,27 +136,27 @@ impl TierLedger {
         }
     }
 
-    /// What happened so far.
+    /// The counts so far.
     pub fn counts(&self) -> TierCounts {
         self.record.counts
     }
 
-    /// What the last layer that has chosen found, and who left both tiers since.
+    /// What the last layer to choose found, and the experts evicted from both tiers since.
     pub fn last_visit(&self) -> &Visit {
         &self.record.visit
     }
 
-    /// What its policies were made for.
+    /// The shape that it was made for.
     pub fn shape(&self) -> TierShape {
         TierShape { device: self.pair.device.shape, host: self.pair.host.shape }
     }
 
-    /// Whether memory keeps experts, not only those that pass through.
+    /// Whether memory keeps experts besides those in scratch slots.
     pub fn has_host_cache(&self) -> bool {
         self.pair.host.shape.slots > 0
     }
 
-    /// Lets other policies say who leaves from now on, as [`Ledger::set_policies`](crate::Ledger::set_policies).
+    /// Replaces the eviction policies, as [`Ledger::set_policies`](crate::Ledger::set_policies) does.
     pub fn set_policies(&mut self, policies: Vec<Box<dyn Eviction>>) {
         assert_eq!(policies.len(), self.policies.len(), "one policy per pool");
         for (policy, mut next) in self.policies.iter_mut().zip(policies) {
@@ -163,12 +168,12 @@ impl TierLedger {
         }
     }
 
-    /// What comes has nothing to do with what was.
+    /// A new sequence begins, unrelated to the one before.
     pub fn new_sequence(&mut self) {
         self.policies.iter_mut().for_each(|policy| policy.new_sequence());
     }
 
-    /// Where an expert is.
+    /// The location of an expert.
     pub fn locate(&self, row: usize, expert: usize) -> ExpertLocation {
         let index = self.pair.index(row, expert);
         match (self.pair.device.state(index), self.pair.host.state(index)) {
@@ -180,8 +185,9 @@ impl TierLedger {
     }
 
     /// A layer has chosen: `wanted` are distinct and in order of rank, `logits` are those of its one token or empty.
-    /// None of them leaves the tier that it is to be computed from until it is [`unpin`](Self::unpin), which the caller
-    /// reports for each, computed or not.
+    /// All of them are pinned in the tier that they are to be computed from until [`unpin`](Self::unpin), which the
+    /// caller
+    /// calls for each, computed or not.
     pub fn begin(&mut self, row: usize, wanted: &[usize], logits: &[f32]) {
         let pool = self.pool(row);
         self.policies[pool].begin(&LayerChoice { row, wanted, logits });
@@ -198,7 +204,7 @@ impl TierLedger {
         }
     }
 
-    /// A slot in memory to read an absent expert into, if one can be had now. The caller reports
+    /// A host slot to read an absent expert into, if there is one now. The caller reports
     /// [`arrived`](Self::arrived) or [`read_failed`](Self::read_failed).
     pub fn read(&mut self, row: usize, expert: usize) -> Option<SlotIndex> {
         let free = self.pair.host.take_free(row).or_else(|| self.find_scratch_slot());
@@ -207,8 +213,9 @@ impl TierLedger {
         Some(self.admit(row, expert, slot))
     }
 
-    /// A slot in memory to read an expert into before anybody wants it, if it is absent and such a slot can be had. The
-    /// caller reports it like one that is wanted.
+    /// A host slot to prefetch an expert into, if it is absent and there is such a slot. The caller reports the read
+    /// like a
+    /// demand read.
     pub fn prefetch(&mut self, row: usize, expert: usize) -> Option<SlotIndex> {
         let index = self.pair.index(row, expert);
         if self.locate(row, expert) != ExpertLocation::Absent || self.pair.pinned[index] {
@@ -226,13 +233,13 @@ impl TierLedger {
         Some(self.admit(row, expert, slot))
     }
 
-    /// An expert has been read.
+    /// A read has succeeded.
     pub fn arrived(&mut self, row: usize, expert: usize) {
         let index = self.pair.index(row, expert);
         self.pair.host.mark_resident(index);
     }
 
-    /// An expert could not be read: its slot is free again.
+    /// A read has failed: the slot is free again.
     pub fn read_failed(&mut self, row: usize, expert: usize) {
         let index = self.pair.index(row, expert);
         let slot = self.pair.host.remove(index);
@@ -240,8 +247,9 @@ impl TierLedger {
         self.forget(index);
     }
 
-    /// Slots for an expert that is in memory alone and goes to the device, if it can. The caller copies the one who is
-    /// demoted out before, and reports [`promoted`](Self::promoted) or [`promotion_failed`](Self::promotion_failed),
+    /// Slots for the promotion of an expert that is in memory only, if it is possible. The caller copies the demoted
+    /// expert
+    /// out first, and reports [`promoted`](Self::promoted) or [`promotion_failed`](Self::promotion_failed),
     /// and [`demoted`](Self::demoted) or [`demotion_failed`](Self::demotion_failed).
     pub fn promote(&mut self, row: usize, expert: usize, reason: PromoteFor) -> Option<Promotion> {
         let ExpertLocation::Host(from) = self.locate(row, expert) else { return None };
@@ -258,7 +266,7 @@ impl TierLedger {
             }
         };
         self.pair.device.begin_arrival(index, to);
-        self.pair.host.begin_copy(index).expect("it is in memory");
+        self.pair.host.begin_copy(index).expect("the expert is in memory");
         self.record.counts.promotions += 1;
         let demotion = victim.and_then(|victim| self.demote(row, victim));
         Some(Promotion { from, to, demotion })
@@ -271,7 +279,7 @@ impl TierLedger {
         self.pair.host.mark_resident(index);
     }
 
-    /// An expert could not be copied to the device: it is in memory as before.
+    /// A copy to the device has failed: the expert is in memory as before.
     pub fn promotion_failed(&mut self, row: usize, expert: usize) {
         let index = self.pair.index(row, expert);
         let slot = self.pair.device.remove(index);
@@ -285,14 +293,15 @@ impl TierLedger {
         self.pair.host.mark_resident(index);
     }
 
-    /// An expert could not be copied out of the device: it is on the SSD alone.
+    /// A copy out of the device has failed: the expert is on the SSD only.
     pub fn demotion_failed(&mut self, row: usize, expert: usize) {
         let index = self.pair.index(row, expert);
         self.remove_from_host(index);
     }
 
-    /// An expert that was wanted has been computed, or is given up. If it passed through, somebody leaves memory for it
-    /// who ranks worse, or it does. The caller guarantees that it is not moving.
+    /// A wanted expert has been computed or given up. If it is in a scratch slot, it takes the slot of an expert in
+    /// memory
+    /// that ranks worse, or leaves. The caller guarantees that it is not in flight.
     pub fn unpin(&mut self, row: usize, expert: usize) {
         let index = self.pair.index(row, expert);
         self.pair.pinned[index] = false;
@@ -309,15 +318,15 @@ impl TierLedger {
         }
         let copy = self.worst(row, |s, n| s.has_redundant_copy(n) || (n == index && s.device.is_resident(n)));
         let leaves = copy.or_else(|| self.victim(row, |s, n| s.can_leave_host(n) || n == index));
-        let leaves = leaves.expect("at least it can leave itself");
+        let leaves = leaves.expect("at least the expert itself can leave");
         if leaves != index {
-            let TierState::Resident(instead) = self.pair.host.state(leaves) else { unreachable!("nobody touches it") };
+            let TierState::Resident(instead) = self.pair.host.state(leaves) else { unreachable!("no copy uses it") };
             self.pair.host.swap_scratch(slot, instead);
         }
         self.remove_from_host(leaves);
     }
 
-    /// Where an expert goes that has left the device: it is still in memory, is to be copied there, or is lost.
+    /// Demotes an expert that has left the device: it is still in memory, is to be copied there, or is evicted.
     fn demote(&mut self, row: usize, victim: usize) -> Option<Demotion> {
         if self.pair.host.is_resident(victim) {
             self.record.counts.free_demotions += 1;
@@ -333,7 +342,7 @@ impl TierLedger {
         Some(Demotion { row: victim / experts, expert: victim % experts, to })
     }
 
-    /// A slot in memory for an expert that is in no tier, unless it ranks worst.
+    /// A host slot for an expert that is in no tier; `None` if it ranks worst itself.
     fn find_host_slot(&mut self, row: usize, index: usize) -> Option<SlotIndex> {
         if !self.has_host_cache() {
             return None;
@@ -350,7 +359,7 @@ impl TierLedger {
         Some(slot)
     }
 
-    /// A slot for what passes through: a free one, or that of the oldest whom nobody wanted.
+    /// A scratch slot: a free one, else that of the oldest unused prefetch.
     fn find_scratch_slot(&mut self) -> Option<SlotIndex> {
         let free = self.pair.host.take_scratch();
         free.or_else(|| {
@@ -361,13 +370,13 @@ impl TierLedger {
         })
     }
 
-    /// The slot in memory of an expert of the row's pool that is on the device as well, if there is one.
+    /// Frees the host slot of an expert of the row's pool that is on the device as well, if there is one.
     fn drop_host_copy(&mut self, row: usize) -> Option<SlotIndex> {
         let copy = self.worst(row, TierPair::has_redundant_copy)?;
         Some(self.pair.host.remove(copy))
     }
 
-    /// An expert's slot in memory is free from now on.
+    /// Frees an expert's host slot.
     fn remove_from_host(&mut self, index: usize) {
         let slot = self.pair.host.remove(index);
         let row = index / self.pair.host.shape.experts;
@@ -377,7 +386,7 @@ impl TierLedger {
         }
     }
 
-    /// An absent expert comes into a slot in memory.
+    /// An absent expert is assigned a host slot.
     fn admit(&mut self, row: usize, expert: usize, slot: SlotIndex) -> SlotIndex {
         let index = self.pair.index(row, expert);
         self.pair.host.begin_arrival(index, slot);
@@ -393,7 +402,7 @@ impl TierLedger {
         self.forget(index);
     }
 
-    /// An expert is in no tier any more, or has not come into any.
+    /// An expert is in no tier any more, or its read has failed.
     fn forget(&mut self, index: usize) {
         let shape = self.pair.host.shape;
         let (row, expert) = (index / shape.experts, index % shape.experts);
@@ -402,12 +411,12 @@ impl TierLedger {
         self.policies[shape.pool(row)].forget(shape.key(row, expert));
     }
 
-    /// Who of the row's pool ranks worst among those for which `fits` holds, and stays in one tier.
+    /// The worst-ranked expert of the row's pool among the `eligible` ones, when it stays in one of the tiers.
     fn worst(&mut self, row: usize, eligible: impl Fn(&TierPair, usize) -> bool) -> Option<usize> {
         self.pick(row, eligible, |policy, evictable| policy.worst(evictable))
     }
 
-    /// Who of the row's pool leaves both tiers, among those for which `fits` holds. The caller loses it.
+    /// The victim of the row's pool among the `eligible` ones; the caller evicts it from both tiers.
     fn victim(&mut self, row: usize, eligible: impl Fn(&TierPair, usize) -> bool) -> Option<usize> {
         self.pick(row, eligible, |policy, evictable| policy.victim(evictable))
     }

@@ -1,25 +1,27 @@
+//! Bytes, times and counts of a cache.
+
 use std::ops::{Add, Sub};
 use std::time::{Duration, Instant};
 
 use crate::ledger::CacheCounts;
 use crate::tiers::TierTraffic;
 
-/// What passed through a cache so far.
+/// Traffic of a cache since it was made.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Traffic {
-    /// What the ledger counted.
+    /// The ledger's counts.
     pub counts: CacheCounts,
-    /// Bytes read because they were wanted.
+    /// Bytes of demand reads.
     pub demand_bytes: u64,
-    /// Bytes read on a guess.
+    /// Bytes of prefetches.
     pub prefetch_bytes: u64,
-    /// Time in which nothing could be computed because nothing had arrived.
+    /// Time in which nothing could be computed because no expert had arrived.
     pub waited: Duration,
     /// Time spent computing experts.
     pub computed: Duration,
-    /// Time in which reads were under way, as far as the cache saw.
+    /// Time in which reads were in flight, as seen by the cache.
     pub read_busy: Duration,
-    /// What of it was where, if there are two tiers.
+    /// The traffic by tier, if there are two tiers.
     pub tiers: Option<TierTraffic>,
 }
 
@@ -29,7 +31,7 @@ impl Traffic {
         self.demand_bytes + self.prefetch_bytes
     }
 
-    /// The share of wanted experts that were in memory.
+    /// The share of wanted experts that were resident.
     pub fn hit_rate(&self) -> f64 {
         self.counts.hits as f64 / self.counts.wanted().max(1) as f64
     }
@@ -54,7 +56,7 @@ impl Add for Traffic {
 impl Sub for Traffic {
     type Output = Traffic;
 
-    /// What passed between two looks.
+    /// The traffic between two readings.
     fn sub(self, then: Traffic) -> Traffic {
         Traffic {
             counts: self.counts - then.counts,
@@ -68,7 +70,7 @@ impl Sub for Traffic {
     }
 }
 
-/// Nothing counts as zeros where there is something else.
+/// Combines two; `None` counts as zeros beside a value.
 fn either(
     a: Option<TierTraffic>,
     b: Option<TierTraffic>,
@@ -77,7 +79,7 @@ fn either(
     (a.is_some() || b.is_some()).then(|| f(a.unwrap_or_default(), b.unwrap_or_default()))
 }
 
-/// Adds up the time in which something is under way.
+/// Adds up the time in which an operation is in flight.
 #[derive(Default)]
 pub(crate) struct BusyTime {
     total: Duration,
@@ -85,7 +87,7 @@ pub(crate) struct BusyTime {
 }
 
 impl BusyTime {
-    /// Something may have begun or ended: whether anything is under way now.
+    /// Sets whether any operation is in flight now.
     pub fn set(&mut self, busy: bool) {
         match (self.since, busy) {
             (None, true) => self.since = Some(Instant::now()),
@@ -97,7 +99,7 @@ impl BusyTime {
         }
     }
 
-    /// The time so far.
+    /// The total so far.
     pub fn total(&self) -> Duration {
         self.total + self.since.map_or(Duration::ZERO, |since| since.elapsed())
     }

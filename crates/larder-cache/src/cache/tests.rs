@@ -1,3 +1,5 @@
+//! Tests of the cache of one tier: every expert once with its own bytes, faults, prefetches.
+
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,7 +15,7 @@ const LAYERS: usize = 3;
 const EXPERTS: usize = 6;
 const START: u64 = 4096;
 
-/// Every expert's data are its own number over and over.
+/// Shards in which every byte of an expert is its own number.
 struct NumberedShards(ExpertLayout);
 
 fn fill_byte(layer: LayerIdx, expert: ExpertId) -> u8 {
@@ -98,7 +100,7 @@ proptest! {
         let shape = CacheShape { scratch, ..CacheShape::new(&geometry(), slots, scope) };
         let (mut cache, _) = cache_as(&shape, |m| m.capacity(queue).overtaken(overtaken));
         for (i, (layer, wanted)) in visits.iter().enumerate() {
-            // Half of the time what really comes next, else something else.
+            // Half of the time the experts that really come next, else others.
             let (next, first) = match visits.get(i + 1) {
                 Some((next, experts)) if i % 2 == 0 => (*next, experts[0]),
                 _ => (i as u16 % LAYERS as u16, i as u16),
@@ -116,7 +118,7 @@ proptest! {
 }
 
 #[test]
-fn errors_that_pass_are_not_noticed() {
+fn transient_errors_are_retried() {
     for (fault, one_in) in [(ReadFault::Interrupted, 4), (ReadFault::Disk, 40)] {
         let prepare = |m: MemoryReader| m.overtaken(3).with_fault(FaultTarget::OneIn(one_in), fault, u64::MAX);
         let (mut cache, faults) = cache(2, CacheScope::Layer, prepare);
@@ -128,7 +130,7 @@ fn errors_that_pass_are_not_noticed() {
 }
 
 #[test]
-fn a_lasting_error_names_the_expert_and_leaves_the_cache_usable() {
+fn a_permanent_error_names_the_expert_and_leaves_the_cache_usable() {
     let broken = EXPERTS + 4; // layer 1, expert 4
     for fault in [ReadFault::Disk, ReadFault::Gone, ReadFault::Short(100), ReadFault::Flipped(9)] {
         let prepare = |m: MemoryReader| m.overtaken(2).with_fault(FaultTarget::Shard(broken), fault, u64::MAX);
@@ -144,12 +146,12 @@ fn a_lasting_error_names_the_expert_and_leaves_the_cache_usable() {
 }
 
 #[test]
-fn a_visit_is_told_as_it_was() {
+fn the_last_visit_is_reported() {
     let (mut cache, _) = cache(2, CacheScope::Layer, |memory| memory);
     visit(&mut cache, 1, &[0, 1]).unwrap();
     visit(&mut cache, 1, &[1, 3]).unwrap();
-    let told = Visit { hits: vec![1], in_flight: vec![], misses: vec![3], evicted: vec![(1, 0)] };
-    assert_eq!(cache.last_visit(), &told);
+    let expected = Visit { hits: vec![1], in_flight: vec![], misses: vec![3], evicted: vec![(1, 0)] };
+    assert_eq!(cache.last_visit(), &expected);
     visit(&mut cache, 1, &[0, 4, 5]).unwrap();
     assert_eq!(cache.last_visit().misses, [0, 4, 5]);
 }
@@ -168,7 +170,7 @@ fn hinted_experts_are_prefetched() {
 }
 
 #[test]
-fn a_guess_that_cannot_be_read_is_an_error_only_when_it_is_wanted() {
+fn a_prefetch_that_cannot_be_read_is_an_error_only_when_it_is_wanted() {
     let broken = EXPERTS + 4; // layer 1, expert 4
     let (mut cache, faults) =
         cache(2, CacheScope::Layer, |m| m.with_fault(FaultTarget::Shard(broken), ReadFault::Gone, u64::MAX));

@@ -1,24 +1,26 @@
-/// What happened so far.
+//! The counts of a ledger.
+
+/// Counts of a ledger since it was made.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct CacheCounts {
-    /// Experts that were in memory when they were wanted.
+    /// Wanted experts that were resident.
     pub hits: u64,
-    /// Experts that had to be read.
+    /// Wanted experts that had to be read.
     pub misses: u64,
-    /// Experts that left to make room.
+    /// Experts that were evicted.
     pub evictions: u64,
-    /// Misses of experts that had been in memory before.
+    /// Misses of experts that had been read before.
     pub rereads: u64,
-    /// Experts that were wanted while they were being read on a guess: neither hits nor misses.
+    /// Wanted experts that were still being prefetched: neither hits nor misses.
     pub in_flight_hits: u64,
-    /// Experts read on a guess.
+    /// Experts that were prefetched.
     pub prefetches: u64,
-    /// Guesses that were wanted before they left again.
+    /// Prefetched experts that were wanted before they were evicted.
     pub useful_prefetches: u64,
 }
 
 impl CacheCounts {
-    /// Experts that were wanted.
+    /// Number of wanted experts.
     pub fn wanted(&self) -> u64 {
         self.hits + self.in_flight_hits + self.misses
     }
@@ -43,7 +45,7 @@ impl std::ops::Add for CacheCounts {
 impl std::ops::Sub for CacheCounts {
     type Output = CacheCounts;
 
-    /// What happened between two looks.
+    /// The counts between two readings.
     fn sub(self, then: CacheCounts) -> CacheCounts {
         CacheCounts {
             hits: self.hits - then.hits,

@@ -1,3 +1,5 @@
+//! Tests of the ledger, and the same behaviour with plain lists.
+
 mod scratch;
 
 use larder_policy::eviction::{EvictionSpec, PolicyInputs};
@@ -21,7 +23,7 @@ fn open(ledger: &mut Ledger, row: usize, wanted: &[usize]) -> Wave {
     wave
 }
 
-/// Opens and closes waves until all of `wanted` had their turn; every miss is read well.
+/// Opens and closes waves until all of `wanted` are computed; every read succeeds.
 fn visit(ledger: &mut Ledger, layer: usize, wanted: &[usize]) {
     ledger.begin(layer, wanted, &[]);
     let mut rest = wanted;
@@ -59,7 +61,7 @@ fn a_failed_read_leaves_nothing_behind() {
 }
 
 #[test]
-fn policies_change_and_nobody_is_lost() {
+fn policies_change_and_no_expert_is_lost() {
     let names = larder_policy::eviction::POLICIES.iter().map(|p| p.name).filter(|n| !["belady", "learned"].contains(n));
     let names: Vec<&str> = names.collect();
     let shape = CacheShape { rows: 2, experts: 8, top_k: 2, slots: 5, scope: CacheScope::Global, scratch: 0 };
@@ -77,7 +79,7 @@ fn policies_change_and_nobody_is_lost() {
         steps(&mut ledger, 1);
         assert_eq!(there(&ledger).len(), 5, "{before} to {after}");
     }
-    // Who would have left first still does.
+    // The victims are the same as without the change.
     let (mut same, mut changed) = (Ledger::new(&shape, make("lru")), Ledger::new(&shape, make("lru")));
     for ledger in [&mut same, &mut changed] {
         steps(ledger, 0);
@@ -100,10 +102,10 @@ fn layers_share_slots_only_in_global_scope() {
 }
 
 #[test]
-fn a_prefetch_holds_its_slot_until_it_has_landed() {
+fn a_prefetch_holds_its_slot_until_its_read_ends() {
     let mut ledger = lru(1, 8, 3, CacheScope::Layer);
     visit(&mut ledger, 0, &[0, 1]);
-    assert!(ledger.prefetch(0, 0).is_none(), "it is there");
+    assert!(ledger.prefetch(0, 0).is_none(), "it is resident");
     let slot = ledger.prefetch(0, 5).unwrap();
     assert!(ledger.prefetch(0, 5).is_none(), "it is being read");
     let mut wave = open(&mut ledger, 0, &[1, 2, 3]);
@@ -125,7 +127,7 @@ fn a_prefetch_holds_its_slot_until_it_has_landed() {
 fn when_prefetches_hold_all_slots_no_expert_fits() {
     let mut ledger = lru(1, 8, 2, CacheScope::Layer);
     let slots = [ledger.prefetch(0, 0).unwrap(), ledger.prefetch(0, 1).unwrap()];
-    assert!(ledger.prefetch(0, 2).is_none(), "a prefetch never takes the slot of a read");
+    assert!(ledger.prefetch(0, 2).is_none(), "a prefetch never takes the slot of a read in flight");
     assert!(open(&mut ledger, 0, &[2]).is_empty());
     ledger.failed(0, 1);
     let wave = open(&mut ledger, 0, &[2, 0]);
@@ -133,7 +135,7 @@ fn when_prefetches_hold_all_slots_no_expert_fits() {
     assert_eq!(wave.in_flight, [(0, slots[0])]);
 }
 
-/// The same in the plainest words: a list of residents per pool, oldest first.
+/// The ledger under LRU as a list of residents per pool, oldest first.
 struct Naive {
     scope: CacheScope,
     slots: usize,

@@ -1,41 +1,43 @@
-/// A slot, counted over all pools.
+//! A wave: wanted experts that are resident at once.
+
+/// Index of a slot, counted over all pools.
 pub type SlotIndex = usize;
 
-/// Experts of one layer that can be in memory together.
+/// The subset of a layer's wanted experts that fit into the slots at once.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Wave {
-    /// Experts that are there, in the order wanted.
+    /// Resident experts, in the order wanted.
     pub hits: Vec<(usize, SlotIndex)>,
-    /// Experts that are being read on a guess, in the order wanted.
+    /// Experts that are being prefetched, in the order wanted.
     pub in_flight: Vec<(usize, SlotIndex)>,
-    /// Experts that have to be read, in the order wanted, into the slots they were given.
+    /// Experts that have to be read, in the order wanted, and the slots assigned to them.
     pub misses: Vec<(usize, SlotIndex)>,
-    /// Row and expert of those that left to make room, when it was opened or closed.
+    /// Row and expert of those that were evicted when the wave was opened or closed.
     pub evicted: Vec<(usize, usize)>,
 }
 
 impl Wave {
-    /// How many experts it covers.
+    /// Number of experts in the wave.
     pub fn len(&self) -> usize {
         self.hits.len() + self.in_flight.len() + self.misses.len()
     }
 
-    /// Whether it covers this expert.
+    /// Whether the wave includes this expert.
     pub fn covers(&self, expert: usize) -> bool {
         self.experts().any(|e| e == expert)
     }
 
-    /// Whether it covers none.
+    /// Whether the wave includes no expert.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The experts it covers.
+    /// The experts of the wave.
     pub fn experts(&self) -> impl Iterator<Item = usize> + '_ {
         self.hits.iter().chain(&self.in_flight).chain(&self.misses).map(|(expert, _)| *expert)
     }
 
-    /// Forgets everything and keeps its memory.
+    /// Empties the wave and keeps its allocations.
     pub(super) fn clear(&mut self) {
         self.hits.clear();
         self.in_flight.clear();

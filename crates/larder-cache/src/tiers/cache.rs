@@ -1,4 +1,4 @@
-//! Experts brought to where they are computed: on the device, or on the CPU where that is sooner.
+//! The cache of two tiers: brings experts to where they are computed soonest, on the device or on the CPU.
 
 use std::time::{Duration, Instant};
 
@@ -14,38 +14,39 @@ use super::{
 use crate::cache::Visit;
 use crate::ledger::SlotIndex;
 
-/// An expert that a layer's tokens chose.
+/// A wanted expert of a layer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WantedExpert {
-    /// Which expert.
+    /// The expert.
     pub expert: ExpertId,
-    /// For how many of the tokens.
+    /// Number of tokens that chose it.
     pub tokens: usize,
 }
 
-/// Computes with experts of one layout, wherever they are.
+/// Computes with experts of one layout, on either side.
 ///
-/// The implementation guarantees that both sides give the same bits, as which of them computes an expert is decided by
-/// how long things take. It says how long computing took, as far as it is known by then.
+/// The implementation guarantees that both sides give bit-identical results, as the choice of a side depends on timing.
+/// It returns the time that computing took, if it is known by then.
 pub trait TieredCompute {
-    /// On the CPU, each expert beside its bytes.
+    /// On the CPU; each expert is given with its bytes.
     fn host(&mut self, layout: &ExpertLayout, experts: &[(ExpertId, &[u8])]) -> Option<Duration>;
 
-    /// On the device, each expert beside its slot there. It may only have begun when this returns: the device does
-    /// nothing to these slots before it is over, see [`Device`].
+    /// On the device; each expert is given with its device slot. The work may only have begun when this returns: the
+    /// device
+    /// does not overwrite these slots before it is complete, see [`Device`].
     fn device(&mut self, layout: &ExpertLayout, experts: &[(ExpertId, SlotIndex)]) -> Option<Duration>;
 }
 
-/// Two tiers of slots, the reader that fills the lower one, and the device that has the upper one.
+/// Two tiers of slots, the reader that fills the lower one, and the device that holds the upper one.
 pub struct TieredCache {
     pub(super) links: Links,
-    /// Position of each decoder layer among those with experts.
+    /// For each decoder layer, its index among those with experts (the MoE row).
     rows: Vec<Option<usize>>,
 }
 
 impl TieredCache {
-    /// A cache as `shape` says, with one of `policies` (made for [`TierShape::policy_shape`]) for each pool. The
-    /// device's slots are taken here, which is all that can fail.
+    /// A cache of this shape, with one of `policies` (made for [`TierShape::policy_shape`]) for each pool. The device's
+    /// slots are allocated here, which is the only thing that can fail.
     pub fn new(
         geometry: &Geometry,
         shape: &TierShape,
@@ -63,53 +64,56 @@ impl TieredCache {
         Ok(TieredCache { links, rows })
     }
 
-    /// What passed through so far.
+    /// Counts, bytes and times so far.
     pub fn traffic(&self) -> TierTraffic {
         self.links.traffic()
     }
 
-    /// What copying and computing take.
+    /// The cost model of copying and computing.
     pub fn costs(&self) -> &CostModel {
         &self.links.costs
     }
 
-    /// What the last visit found: hits are those in either tier, evicted are who left both.
+    /// The result of the last visit: hits are in either tier, evicted experts have left both.
     pub fn last_visit(&self) -> &Visit {
         self.links.tiers.last_visit()
     }
 
-    /// What routing may know.
+    /// The residency of experts, for routing.
     pub fn residency(&self) -> &dyn Residency {
         &self.links.tiers
     }
 
-    /// How many slots each tier has.
+    /// The slots of both tiers.
     pub fn shape(&self) -> TierShape {
         self.links.tiers.shape()
     }
 
-    /// Lets other policies say who leaves from now on, one for each pool.
+    /// Replaces the eviction policies, one for each pool.
     pub fn set_policies(&mut self, policies: Vec<Box<dyn Eviction>>) {
         self.links.tiers.set_policies(policies);
     }
 
-    /// The position of a layer among those with experts. The caller guarantees that it has some.
+    /// The MoE row of a layer: its index among those with experts. The caller guarantees that it has experts.
     pub fn row(&self, layer: LayerIdx) -> usize {
-        self.rows[layer.index()].expect("only layers with experts are visited")
+        self.rows[layer.index()].expect("the layer has experts")
     }
 
-    /// What comes has nothing to do with what was.
+    /// A new sequence begins, unrelated to the one before.
     pub fn new_sequence(&mut self) {
         self.links.tiers.new_sequence();
     }
 
-    /// How the experts of `layer` are laid out.
+    /// The layout of the experts of `layer`.
     pub fn layout(&self, layer: LayerIdx) -> &ExpertLayout {
         self.links.shards.layout(layer)
     }
 
-    /// What `layer` will probably want, likeliest first. The first `limit` of them that are in neither tier are read into
-    /// memory as soon as the SSD would idle; what was expected before and not begun is forgotten.
+    /// A hint: the experts that `layer` will probably want, likeliest first. The first `limit` that are in neither tier
+    /// are
+    /// prefetched into memory when the SSD would otherwise be idle. A new hint discards prefetches of the previous one
+    /// that
+    /// have not begun.
     pub fn hint(&mut self, layer: LayerIdx, experts: &[ExpertId], limit: usize) {
         let (row, tiers) = (self.row(layer), &self.links.tiers);
         let absent = experts
@@ -119,11 +123,13 @@ impl TieredCache {
         self.links.prefetch_queue = absent.take(limit).collect();
     }
 
-    /// Hands each of `wanted` (distinct, in order of rank) to `compute` once: those on the device together and first, the
-    /// others where and when they can be computed soonest. Each is read at most once. `logits` are what the layer's
-    /// router said if it chose for one token, else empty.
+    /// Hands each of `wanted` (distinct, in order of rank) to `compute` once: those on the device together and first,
+    /// the
+    /// others where and when they can be computed soonest. Each is read at most once. `logits` are the router logits if
+    /// the
+    /// layer chose for one token, else empty.
     ///
-    /// On an error the cache stays usable: nothing that was wanted is under way and no slot is lost.
+    /// On an error the cache stays usable: no wanted expert is in flight and no slot is lost.
     pub fn visit(
         &mut self,
         layer: LayerIdx,
@@ -132,7 +138,7 @@ impl TieredCache {
         compute: &mut dyn TieredCompute,
     ) -> Result<(), TierError> {
         let row = self.row(layer);
-        // What nobody waited for is over without anybody having been told.
+        // Background copies may have completed since the last visit.
         while self.links.poll_copies().is_some() {}
         let experts: Vec<usize> = wanted.iter().map(|w| w.expert.index()).collect();
         self.links.tiers.begin(row, &experts, logits);
@@ -148,20 +154,20 @@ impl TieredCache {
     }
 }
 
-/// A layer's experts on their way.
+/// The experts of one visit on their way to be computed.
 struct LayerVisit<'a> {
     links: &'a mut Links,
     layer: LayerIdx,
     row: usize,
-    /// What is not computed yet.
+    /// Experts that are not computed yet.
     rest: Vec<WantedExpert>,
-    /// What was computed on the CPU.
+    /// Experts computed on the CPU.
     on_host: Vec<usize>,
-    /// What was to be on the device by now and could not be copied.
+    /// Experts for which a background promotion has failed in this visit.
     failed_promotions: Vec<usize>,
 }
 
-/// What the device was given, and how long that took if it is known by now.
+/// The experts given to the device, and the time that took if it is known by now.
 struct DeviceBatch {
     experts: Vec<WantedExpert>,
     took: Option<Duration>,
@@ -174,24 +180,26 @@ impl LayerVisit<'_> {
                 self.check_failure(completed)?;
             }
             self.begin_reads();
-            // Before copies begin, behind which the little that it needs would have to wait.
+            // Before copies begin: the small transfers that computing needs would have to wait behind those.
             let on_device = self.launch_on_device(compute);
             let on_host = self.assign_sides();
             if let Some(DeviceBatch { experts, took }) = &on_device {
                 self.finish(Side::Device, experts, *took);
             }
-            // What was computed has let go of its slots, for which others may wait.
+            // Computed experts have released their slots, for which others may wait.
             if self.compute_on_host(&on_host, compute) || on_device.is_some() {
                 continue;
             }
-            let completed =
-                self.links.complete_one().expect("what cannot be computed is on its way, or waits for one that is");
+            let completed = self
+                .links
+                .complete_one()
+                .expect("an expert that cannot be computed is in flight or waits for one that is");
             self.check_failure(completed)?;
         }
         Ok(())
     }
 
-    /// A failure of what is wanted is an error, but for a copy that was made before anybody wanted it: then the bytes in
+    /// The failure of a wanted expert is an error, except of a background copy where memory keeps experts: the bytes in
     /// memory are as good.
     fn check_failure(&mut self, completed: Completed) -> Result<(), TierError> {
         let Completed { row, expert, background, result } = completed;
@@ -215,7 +223,7 @@ impl LayerVisit<'_> {
         }
     }
 
-    /// Begins to copy those in memory that are done sooner on the device, and returns the others.
+    /// Begins to copy the experts in memory that are computed sooner on the device, and returns the others.
     fn assign_sides(&mut self) -> Vec<WantedExpert> {
         let (row, bytes, keeps) = (self.row, self.links.bytes(self.row), self.links.tiers.has_host_cache());
         let in_memory =
@@ -225,7 +233,7 @@ impl LayerVisit<'_> {
         let mut schedule = Schedule::new(&mut self.links.costs, queued_bytes);
         let side = |w: &WantedExpert| match self.failed_promotions.contains(&w.expert.index()) {
             true => Side::Host,
-            // What memory does not keep would have to be read again if it did not go to the device.
+            // An expert in a scratch slot would have to be read again if it did not go to the device.
             false if !keeps => Side::Device,
             false => schedule.assign(bytes, w.tokens),
         };
@@ -240,8 +248,9 @@ impl LayerVisit<'_> {
         on_host
     }
 
-    /// Has those computed that are on the device. They are done only when it is said so: until then nobody takes their
-    /// slots.
+    /// Starts computing the experts that are on the device. They are unpinned only by `finish`: until then their slots
+    /// are
+    /// not reused.
     fn launch_on_device(&mut self, compute: &mut dyn TieredCompute) -> Option<DeviceBatch> {
         let (mut group, mut experts) = (Vec::new(), Vec::new());
         for wanted in &self.rest {
@@ -266,7 +275,7 @@ impl LayerVisit<'_> {
         }
         let bytes = |w: &WantedExpert| match self.links.tiers.locate(self.row, w.expert.index()) {
             ExpertLocation::Host(at) => (w.expert, self.links.data(self.row, at)),
-            _ => unreachable!("what is wanted in memory stays there"),
+            _ => unreachable!("a wanted expert in memory stays there"),
         };
         let group: Vec<_> = experts.iter().map(bytes).collect();
         let start = Instant::now();
@@ -288,23 +297,24 @@ impl LayerVisit<'_> {
         self.rest.retain(|w| !experts.contains(w));
     }
 
-    /// The best of what was computed on the CPU becomes a hit of the device for the next time, if the link has nothing
-    /// else to do. One at a time, so that nobody who is wanted waits for more than that.
+    /// Promotes the best expert that was computed on the CPU, if the link is idle, so that it is a device hit next
+    /// time. One
+    /// at a time, so that a wanted expert never waits for more than one such copy.
     fn promote_best(&mut self) {
-        // Nothing is wanted any more, so no failure is anybody's.
+        // No expert is wanted any more, so a failure concerns no visit.
         while self.links.poll_copies().is_some() {}
         if let (Some(best), true) = (self.on_host.first(), self.links.link_idles()) {
             self.links.promote(self.row, *best, PromoteFor::IdleLink);
         }
     }
 
-    /// Waits for what is wanted and on its way, and lets go of all of it.
+    /// Waits for the wanted experts in flight, and unpins all that are left.
     fn abort(&mut self) {
         let row = self.row;
         let is_moving =
             |links: &Links, w: &WantedExpert| links.tiers.locate(row, w.expert.index()) == ExpertLocation::InFlight;
         while self.rest.iter().any(|w| is_moving(self.links, w)) {
-            self.links.complete_one().expect("it is on its way");
+            self.links.complete_one().expect("a wanted expert is in flight");
         }
         self.rest.drain(..).for_each(|w| self.links.tiers.unpin(row, w.expert.index()));
     }

@@ -1,17 +1,17 @@
-//! What copying and computing an expert cost, as measured so far, and what follows for where it is computed.
+//! The cost model of copying and computing an expert, and the choice of the side that computes it.
 
 use std::time::Duration;
 
-/// How much a new measurement counts.
+/// The weight of a new measurement in the moving average.
 const EWMA_WEIGHT: f64 = 0.125;
-/// Numbers of tokens are told apart by their power of two up to here.
+/// Numbers of tokens are grouped by powers of two, up to this many groups.
 const TOKEN_BUCKETS: usize = 16;
-/// The most by which one measurement may change what is expected, up or down: it may have been an outlier.
+/// The factor by which one measurement may change an estimate, up or down: it may be an outlier.
 const CORRECTION_MAX: f64 = 2.0;
-/// After so many decisions for the other side, a side of which nothing was learned is tried again.
+/// After this many decisions for the other side, a side without new measurements is tried again.
 const RETRY_AFTER: u32 = 64;
 
-/// Seconds per byte that were measured before anything ran.
+/// Costs in seconds per byte, measured before anything ran.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct MeasuredCosts {
     /// Copying to the device.
@@ -22,12 +22,12 @@ pub struct MeasuredCosts {
     pub device: f64,
 }
 
-/// Where an expert that is in memory is computed.
+/// The side that computes an expert in memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Side {
     /// On the CPU, from memory.
     Host,
-    /// On the device, once it has been copied there.
+    /// On the device, after a copy.
     Device,
 }
 
@@ -40,36 +40,38 @@ impl Side {
     }
 }
 
-/// What copying and computing take, corrected by what they took. A side that was not chosen for long is tried again, so
+/// Estimates of copying and computing, corrected by measurements. A side that was not chosen for long is tried again,
+/// so
 /// that no wrong estimate stays for ever.
 #[derive(Clone, PartialEq, Debug)]
 pub struct CostModel {
     copy: f64,
     host: Rates,
     device: Rates,
-    /// By side and number of tokens: how many decisions ago the side was last chosen. For the device also: since the last
-    /// copy, whatever it was made for.
+    /// By side and group of tokens: decisions since the side was last chosen. For the device also: since the last copy,
+    /// for
+    /// whatever reason.
     not_chosen: [[u32; TOKEN_BUCKETS]; 2],
 }
 
 impl CostModel {
-    /// Starts from what was measured.
+    /// Starts from measured costs.
     pub fn new(measured: MeasuredCosts) -> Self {
         let (host, device) = (Rates::new(measured.host), Rates::new(measured.device));
         CostModel { copy: measured.copy, host, device, not_chosen: [[0; TOKEN_BUCKETS]; 2] }
     }
 
-    /// Seconds for copying so many bytes to the device.
+    /// Seconds for copying this number of bytes to the device.
     pub fn copy_s(&self, bytes: usize) -> f64 {
         self.copy * bytes as f64
     }
 
-    /// Seconds for computing an expert of so many bytes for so many tokens.
+    /// Seconds for computing an expert of this many bytes for this many tokens.
     pub fn compute_s(&self, side: Side, bytes: usize, tokens: usize) -> f64 {
         bytes as f64 * self.rates(side).per_byte(tokens)
     }
 
-    /// A copy to the device took so long.
+    /// Records the time of a copy to the device.
     pub fn copied(&mut self, bytes: usize, took: Duration) {
         if bytes > 0 {
             self.copy = corrected(self.copy, took.as_secs_f64() / bytes as f64, EWMA_WEIGHT);
@@ -77,13 +79,13 @@ impl CostModel {
         }
     }
 
-    /// Experts, bytes and tokens of each, were computed together in that time.
+    /// Records the time of computing experts together, given the bytes and tokens of each.
     pub fn computed(&mut self, side: Side, experts: &[(usize, usize)], took: Duration) {
         let expected: f64 = experts.iter().map(|(bytes, tokens)| self.compute_s(side, *bytes, *tokens)).sum();
         if expected <= 0.0 {
             return;
         }
-        // Each is taken to have been as much slower than expected as all together were.
+        // Each is assumed to have deviated from its estimate by the factor of all together.
         let factor = took.as_secs_f64() / expected;
         let rates = match side {
             Side::Host => &mut self.host,
@@ -94,7 +96,7 @@ impl CostModel {
         }
     }
 
-    /// The side that is said to be sooner, unless the other was not chosen for so long that this may no longer be true.
+    /// The faster side by estimate, unless the other was not chosen for so long that its estimate may be out of date.
     fn choose(&mut self, faster: Side, tokens: usize) -> Side {
         let (bucket, other) = (Rates::bucket(tokens), faster.other());
         let not_chosen = &mut self.not_chosen[other as usize][bucket];
@@ -112,7 +114,7 @@ impl CostModel {
     }
 }
 
-/// The seconds after which either side is through with what it was given, as experts are given out one after the other.
+/// The time at which each side finishes the experts assigned so far, as experts are assigned one after the other.
 pub(super) struct Schedule<'a> {
     costs: &'a mut CostModel,
     link_s: f64,
@@ -120,12 +122,12 @@ pub(super) struct Schedule<'a> {
 }
 
 impl<'a> Schedule<'a> {
-    /// The link has so many bytes to copy yet; the CPU is free.
+    /// The link still has `queued_bytes` to copy; the CPU is free.
     pub fn new(costs: &'a mut CostModel, queued_bytes: usize) -> Self {
         Schedule { link_s: costs.copy_s(queued_bytes), host_s: 0.0, costs }
     }
 
-    /// Where the next expert is done sooner, or what that takes is to be seen, which is then where it is.
+    /// Assigns the next expert to the side that finishes it sooner, or to the side that is due to be measured again.
     pub fn assign(&mut self, bytes: usize, tokens: usize) -> Side {
         let link_s = self.link_s + self.costs.copy_s(bytes);
         let host_s = self.host_s + self.costs.compute_s(Side::Host, bytes, tokens);
@@ -139,7 +141,7 @@ impl<'a> Schedule<'a> {
     }
 }
 
-/// Seconds per byte of an expert by the number of its tokens.
+/// Seconds per byte of an expert, by its number of tokens.
 #[derive(Clone, PartialEq, Debug)]
 struct Rates([Option<f64>; TOKEN_BUCKETS]);
 
@@ -154,11 +156,11 @@ impl Rates {
         (tokens.max(1).ilog2() as usize).min(TOKEN_BUCKETS - 1)
     }
 
-    /// As measured, else in proportion to what fewer tokens took.
+    /// As measured, else in proportion to the nearest smaller number of tokens.
     fn per_byte(&self, tokens: usize) -> f64 {
         let bucket = Rates::bucket(tokens);
         let known = self.0[..=bucket].iter().enumerate().rev().find_map(|(s, rate)| Some((s, (*rate)?)));
-        let (known, rate) = known.expect("one token is known from the start");
+        let (known, rate) = known.expect("the cost of one token is known from the start");
         rate * (1u64 << (bucket - known)) as f64
     }
 
@@ -169,7 +171,7 @@ impl Rates {
     }
 }
 
-/// What is expected once something else was measured. An expectation of nothing gives way at once.
+/// The estimate after a measurement. An estimate of 0 is replaced at once.
 fn corrected(expected: f64, measured: f64, weight: f64) -> f64 {
     match expected > 0.0 {
         true => (expected + weight * (measured - expected)).clamp(expected / CORRECTION_MAX, expected * CORRECTION_MAX),
@@ -189,16 +191,16 @@ mod tests {
     }
 
     #[test]
-    fn both_sides_work_and_are_through_at_about_the_same_time() {
+    fn both_sides_work_and_finish_at_about_the_same_time() {
         let costs = &mut CostModel::new(MEASURED);
         use Side::{Device, Host};
         assert_eq!(given(costs, 0, &[1; 6]), [Host, Host, Device, Host, Host, Device]);
-        assert_eq!(given(costs, 1 << 22, &[1; 4]), [Host; 4], "a link that is busy is avoided");
-        assert_eq!(given(costs, 0, &[64; 2]), [Device; 2], "many tokens are for the device");
+        assert_eq!(given(costs, 1 << 22, &[1; 4]), [Host; 4], "a busy link is avoided");
+        assert_eq!(given(costs, 0, &[64; 2]), [Device; 2], "the device computes many tokens sooner");
     }
 
     #[test]
-    fn what_was_measured_at_first_gives_way_to_what_is() {
+    fn initial_estimates_give_way_to_measurements() {
         let mut costs = CostModel::new(MEASURED);
         for _ in 0..100 {
             costs.copied(1 << 20, Duration::from_secs_f64(8e-11 * (1 << 20) as f64));
@@ -207,11 +209,11 @@ mod tests {
         let close = |a: f64, b: f64| (a / b - 1.0).abs() < 0.01;
         assert!(close(costs.copy_s(1 << 20), 8e-11 * (1 << 20) as f64));
         assert!(close(costs.compute_s(Side::Host, 1 << 20, 1), 1e-4));
-        assert!(close(costs.compute_s(Side::Device, 1 << 20, 1), 1e-12 * (1 << 20) as f64), "nobody said otherwise");
+        assert!(close(costs.compute_s(Side::Device, 1 << 20, 1), 1e-12 * (1 << 20) as f64), "not measured since");
     }
 
     #[test]
-    fn more_tokens_cost_in_proportion_until_somebody_knows_better() {
+    fn more_tokens_cost_in_proportion_until_measured() {
         let mut costs = CostModel::new(MEASURED);
         let at = |costs: &CostModel, tokens| costs.compute_s(Side::Host, 1000, tokens);
         assert_eq!(at(&costs, 8), 8.0 * at(&costs, 1));
@@ -238,7 +240,7 @@ mod tests {
         }
     }
 
-    /// Decides so many times, and whatever is chosen takes what it truly does.
+    /// Makes decisions, and feeds back the true time of each; returns how many went to the device.
     fn simulate(costs: &mut CostModel, truly: MeasuredCosts, tokens: usize, decisions: usize) -> usize {
         let (bytes, mut on_device) = (1 << 20, 0);
         let took = |per_byte: f64| Duration::from_secs_f64(per_byte * bytes as f64);
@@ -256,8 +258,8 @@ mod tests {
     }
 
     #[test]
-    fn what_was_far_too_dear_at_first_is_found_out() {
-        // Until what was avoided is sooner, each trial takes an eighth off what is wrong.
+    fn a_far_too_high_first_estimate_is_corrected() {
+        // Until the avoided side is faster, each trial takes an eighth off the error.
         let most = 24 * RETRY_AFTER as usize;
         for (truly, device_is_sooner) in
             [(MeasuredCosts { copy: 1e-11, ..MEASURED }, true), (MeasuredCosts { copy: 4e-11, ..MEASURED }, false)]
@@ -267,7 +269,7 @@ mod tests {
                 false => MeasuredCosts { host: 10.0 * truly.host, ..truly },
             };
             for tokens in [1, 2] {
-                // Two tokens are a matter of their own, even where one was measured all the time.
+                // Two tokens have an estimate of their own, even where one token was measured all the time.
                 let truly = MeasuredCosts { copy: truly.copy * tokens as f64, ..truly };
                 let dear = MeasuredCosts { copy: dear.copy * tokens as f64, ..dear };
                 let mut costs = CostModel::new(dear);
@@ -283,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_side_is_tried_only_after_long_and_not_if_it_was_seen_meanwhile() {
+    fn a_side_is_tried_again_only_after_long_without_measurements() {
         let tries = |copied_every: usize| {
             let mut costs = CostModel::new(MEASURED);
             let took = Duration::from_secs_f64(MEASURED.copy * (1 << 20) as f64);

@@ -1,57 +1,59 @@
+//! Counts and traffic of two tiers.
+
 use std::ops::{Add, Sub};
 use std::time::Duration;
 
 use crate::ledger::CacheCounts;
 use crate::traffic::Traffic;
 
-/// What happened in two tiers so far.
+/// Counts of a tier ledger since it was made.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct TierCounts {
-    /// Experts that were on the device when they were wanted.
+    /// Wanted experts that were on the device.
     pub device_hits: u64,
-    /// Experts that were in memory alone.
+    /// Wanted experts that were in memory only.
     pub host_hits: u64,
-    /// Experts that were being copied, or read on a guess.
+    /// Wanted experts that were being copied or prefetched.
     pub in_flight_hits: u64,
-    /// Experts that had to be read.
+    /// Wanted experts that had to be read.
     pub misses: u64,
     /// Misses of experts that had been read before.
     pub rereads: u64,
-    /// Experts that went to the device.
+    /// Experts copied to the device, the ones in progress included.
     pub promotions: u64,
     /// Experts that left the device and were copied to memory.
     pub demotions: u64,
-    /// Experts that left the device and were in memory anyway.
+    /// Experts that left the device without a copy, as they were still in memory.
     pub free_demotions: u64,
     /// Experts that left both tiers.
     pub evictions: u64,
-    /// Experts read on a guess.
+    /// Experts that were prefetched.
     pub prefetches: u64,
-    /// Guesses that were wanted before they left again.
+    /// Prefetched experts that were wanted before they were evicted.
     pub useful_prefetches: u64,
 }
 
 impl TierCounts {
-    /// Experts that were wanted.
+    /// Number of wanted experts.
     pub fn wanted(&self) -> u64 {
         self.device_hits + self.host_hits + self.in_flight_hits + self.misses
     }
 }
 
-/// What passed through two tiers so far.
+/// Traffic of two tiers since they were made.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct TierTraffic {
-    /// What the tiers counted.
+    /// The ledger's counts.
     pub counts: TierCounts,
-    /// Experts that were computed on the device.
+    /// Experts computed on the device.
     pub on_device: u64,
-    /// Experts that were computed on the CPU.
+    /// Experts computed on the CPU.
     pub on_host: u64,
-    /// Bytes read from the SSD because they were wanted.
+    /// Bytes of demand reads.
     pub demand_bytes: u64,
-    /// Bytes read from the SSD on a guess.
+    /// Bytes of prefetches.
     pub prefetch_bytes: u64,
-    /// Time in which reads were under way, as far as the cache saw.
+    /// Time in which reads were in flight, as seen by the cache.
     pub read_busy: Duration,
     /// Bytes copied to the device.
     pub to_device_bytes: u64,
@@ -63,9 +65,10 @@ pub struct TierTraffic {
     pub from_device_busy: Duration,
     /// Copies that failed.
     pub failed_copies: u64,
-    /// Time in which nothing could be computed because nothing had arrived.
+    /// Time in which nothing could be computed because no expert had arrived.
     pub waited: Duration,
-    /// Time spent computing experts; of what the device computes beside other things, that in which others waited for it.
+    /// Time spent computing experts; of work that the device does concurrently, only the time in which the caller
+    /// waited for it.
     pub computed: Duration,
 }
 
@@ -114,7 +117,7 @@ impl Add for TierTraffic {
 impl Sub for TierCounts {
     type Output = TierCounts;
 
-    /// What happened between two looks.
+    /// The counts between two readings.
     fn sub(self, then: TierCounts) -> TierCounts {
         TierCounts {
             device_hits: self.device_hits - then.device_hits,
@@ -135,7 +138,7 @@ impl Sub for TierCounts {
 impl Sub for TierTraffic {
     type Output = TierTraffic;
 
-    /// What passed between two looks.
+    /// The traffic between two readings.
     fn sub(self, then: TierTraffic) -> TierTraffic {
         TierTraffic {
             counts: self.counts - then.counts,
@@ -155,7 +158,7 @@ impl Sub for TierTraffic {
     }
 }
 
-/// Both tiers seen as one: a hit is a hit in either, and who leaves both is evicted.
+/// Both tiers seen as one cache: a hit in either tier is a hit, and an expert that leaves both is evicted.
 impl From<TierTraffic> for Traffic {
     fn from(tiers: TierTraffic) -> Traffic {
         let TierCounts {

@@ -1,4 +1,4 @@
-//! The seam to a device with memory of its own: an arena, and copies between its slots and those in memory.
+//! The seam to a device with memory of its own: an arena of slots, and copies between them and slots in main memory.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,12 +7,12 @@ use larder_store::reader::Slot;
 
 use crate::ledger::SlotIndex;
 
-/// Which way bytes go.
+/// The direction of a transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Direction {
-    /// From memory to the device.
+    /// From main memory to the device.
     ToDevice,
-    /// From the device to memory.
+    /// From the device to main memory.
     FromDevice,
 }
 
@@ -25,37 +25,37 @@ impl fmt::Display for Direction {
     }
 }
 
-/// A request: the first bytes of a slot in memory and those of a slot of the device become the same.
+/// A request to copy the first `len` bytes of a slot in memory to a slot of the device, or back.
 pub struct Transfer {
-    /// Whose bytes change.
+    /// The direction.
     pub direction: Direction,
     /// The slot in memory.
     pub slot: Slot,
     /// The slot of the device.
     pub at: SlotIndex,
-    /// How many bytes; at most the length of either slot.
+    /// Number of bytes; at most the length of either slot.
     pub len: usize,
-    /// Whatever tells the caller which request this was.
+    /// A value that tells the caller which request this was.
     pub tag: u64,
 }
 
-/// A request that is over.
+/// A completed transfer.
 pub struct TransferDone {
-    /// Which way it went.
+    /// The direction.
     pub direction: Direction,
-    /// The slot in memory. After a copy out its bytes are only specified if that went well, and then `len` of them.
+    /// The slot in memory. After a copy from the device only `len` bytes are specified, and only if it succeeded.
     pub slot: Slot,
     /// The slot of the device.
     pub at: SlotIndex,
-    /// How many bytes were to be copied.
+    /// Number of bytes of the request.
     pub len: usize,
     /// The request's tag.
     pub tag: u64,
-    /// How long the link was busy with it, or why the bytes are not there.
+    /// How long the link was busy with the transfer, or why it failed.
     pub result: Result<Duration, DeviceError>,
 }
 
-/// Why a device cannot do what it is asked for.
+/// Why a device request failed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum DeviceError {
     /// The arena does not fit.
@@ -63,50 +63,51 @@ pub enum DeviceError {
         "{slots} slots of {slot_bytes} bytes do not fit into the {free_bytes} bytes of device memory that are free"
     )]
     OutOfMemory {
-        /// How many were asked for.
+        /// Number of slots requested.
         slots: usize,
-        /// The length of each.
+        /// The length of each slot.
         slot_bytes: usize,
-        /// What there is.
+        /// The free device memory.
         free_bytes: u64,
     },
     /// A copy did not succeed.
     #[error("copying {len} bytes {direction} slot {at} of the device failed: {cause}")]
     Copy {
-        /// How many bytes.
+        /// Number of bytes of the transfer.
         len: usize,
-        /// Which way.
+        /// The direction.
         direction: Direction,
-        /// Which slot of the device.
+        /// The slot of the device.
         at: SlotIndex,
-        /// What the device said.
+        /// The device's own message.
         cause: String,
     },
 }
 
-/// Has an arena of its own and copies to and from it, beside whatever it computes.
+/// Has an arena of its own and copies to and from it, concurrently with its computing.
 ///
-/// Each transfer that is taken comes back exactly once, in any order. What concerns one slot of the device happens in
-/// the order in which it was asked for: copies, and computing that was begun between them. So a slot may be copied out
-/// of and into at once, and the second never overtakes the first. Dropping a device gives nothing back, but returns only
-/// when it touches no slot in memory any more.
+/// Each accepted transfer comes back exactly once, in any order. Operations on one slot of the device happen in the
+/// order in which they were requested: copies, and computing that was begun between them. So a slot may be copied out
+/// of and into at once, and the second copy never overtakes the first. Dropping a device does not return transfers, but
+/// it returns only when the device uses no slot in memory any more.
 pub trait Device: Send {
-    /// Takes all memory that slots will ever need, at once. Comes before everything else, and once.
+    /// Allocates the memory of all slots. Called once, before everything else.
     fn allocate(&mut self, slots: usize, slot_bytes: usize) -> Result<(), DeviceError>;
 
-    /// Begins a transfer without waiting for it. One that cannot be begun is taken as well, and comes back with its
+    /// Begins a transfer without waiting for it. A transfer that cannot begin is accepted as well, and comes back with
+    /// its
     /// error.
     ///
-    /// The caller guarantees a slot of the arena and lengths that fit. As each transfer holds a slot in memory, there
-    /// are never more than those.
+    /// The caller guarantees a slot of the arena and lengths that fit. As each transfer holds a slot in memory, their
+    /// number bounds the transfers in flight.
     fn submit(&mut self, transfer: Transfer);
 
-    /// A transfer that is over already; `None` if there is none. Never blocks.
+    /// A transfer that has completed; `None` if there is none. Never blocks.
     fn poll(&mut self) -> Option<TransferDone>;
 
-    /// The next transfer that is over; blocks until there is one. `None` if none is under way.
+    /// The next completed transfer; blocks until there is one. `None` if none is in flight.
     fn wait(&mut self) -> Option<TransferDone>;
 
-    /// How many transfers were taken and have not come back.
+    /// Number of transfers in flight.
     fn in_flight(&self) -> usize;
 }

@@ -1,4 +1,4 @@
-//! A double for tests: a device whose memory is a few vectors, and everything that can go wrong with one, by seed.
+//! The double of a device, for tests: its memory is a few vectors, and faults and latency follow from a seed.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -6,21 +6,21 @@ use std::time::Duration;
 use super::{Device, DeviceError, Direction, Transfer, TransferDone};
 use crate::ledger::SlotIndex;
 
-/// What a copy that failed leaves behind.
+/// The bytes that a failed copy leaves behind.
 const GARBAGE: u8 = 0xA5;
 
-/// The slots of a device, to be looked at from outside.
+/// The slots of a device, for inspection from outside.
 #[derive(Clone, Default)]
 pub struct DeviceSlots(Arc<Mutex<Vec<SlotDouble>>>);
 
 #[derive(Clone)]
 struct SlotDouble {
     bytes: Vec<u8>,
-    /// Who has begun to compute with these bytes and has not looked at them yet.
+    /// Computations that have begun with these bytes and have not read them yet.
     pending: Vec<Arc<OnceLock<Vec<u8>>>>,
 }
 
-/// Computing with a slot that has begun: whenever it happens, the bytes are those of before the next copy into the slot.
+/// A computation that has begun with a slot: whenever it reads, it sees the bytes before the next copy into the slot.
 pub struct PendingCompute {
     slots: DeviceSlots,
     at: SlotIndex,
@@ -33,7 +33,7 @@ impl DeviceSlots {
         self.lock()[at].bytes.clone()
     }
 
-    /// Computing with a slot begins.
+    /// Begins a computation with a slot.
     pub fn begin(&self, at: SlotIndex) -> PendingCompute {
         let saved = Arc::new(OnceLock::new());
         self.lock()[at].pending.push(saved.clone());
@@ -46,7 +46,7 @@ impl DeviceSlots {
 }
 
 impl PendingCompute {
-    /// The bytes that are computed with.
+    /// The bytes that the computation sees.
     pub fn bytes(self) -> Vec<u8> {
         match self.saved.get() {
             Some(saved) => saved.clone(),
@@ -61,26 +61,26 @@ impl Drop for PendingCompute {
     }
 }
 
-/// A device that copies when it is asked for what is over. The same seed and the same calls give the same completions in the same
-/// order.
+/// A device whose copies happen when they are polled or waited for. The same seed and the same calls give the same
+/// completions in the same order.
 pub struct DeviceDouble {
     slots: DeviceSlots,
     free_bytes: u64,
     overtaken_max: u64,
     seconds_per_byte: f64,
     racy: bool,
-    /// One poll in so many finds something that is over, by chance; 0 for none.
+    /// One poll in `polled` finds a completed transfer, at random; 0 for none.
     polled: u64,
-    /// One copy in so many fails, by chance: in and out; 0 for none.
+    /// One copy in this many fails, at random, by direction; 0 for none.
     failing: [u64; 2],
     random: u64,
     submitted: u64,
-    /// When each transfer is over, as a count of transfers, and the transfer; in the order submitted.
+    /// The transfers in flight in order of submission, each with its completion time as a count of transfers.
     flights: Vec<(u64, Transfer)>,
 }
 
 impl DeviceDouble {
-    /// A device with so much memory, on which nothing fails and all comes back in order.
+    /// A device with this much memory, without failures, on which transfers complete in order.
     pub fn new(free_bytes: u64, seed: u64) -> Self {
         DeviceDouble {
             slots: DeviceSlots::default(),
@@ -96,37 +96,37 @@ impl DeviceDouble {
         }
     }
 
-    /// Latency: a transfer may be overtaken by so many that were submitted after it, if they concern other slots.
+    /// Latency: up to `transfers_max` later transfers may overtake a transfer, if they concern other slots.
     pub fn overtaken(mut self, transfers_max: u64) -> Self {
         self.overtaken_max = transfers_max;
         self
     }
 
-    /// One poll in so many finds what is over next. Otherwise everything lasts until it is waited for.
+    /// One poll in `one_in` finds the next completed transfer. Otherwise transfers complete only when waited for.
     pub fn polled(mut self, one_in: u64) -> Self {
         self.polled = one_in;
         self
     }
 
-    /// One transfer in so many fails that goes this way.
+    /// One transfer in `one_in` of this direction fails.
     pub fn failing(mut self, direction: Direction, one_in: u64) -> Self {
         self.failing[direction as usize] = one_in;
         self
     }
 
-    /// A broken one, whose copies do not wait for computing that has begun.
+    /// A broken device, whose copies do not wait for computations that have begun.
     pub fn racy(mut self) -> Self {
         self.racy = true;
         self
     }
 
-    /// How fast the link is said to be.
+    /// The reported speed of the link.
     pub fn link(mut self, seconds_per_byte: f64) -> Self {
         self.seconds_per_byte = seconds_per_byte;
         self
     }
 
-    /// Its slots, also once the device has been given away.
+    /// Its slots, which stay accessible after the device has been given away.
     pub fn slots(&self) -> DeviceSlots {
         self.slots.clone()
     }
@@ -153,7 +153,7 @@ impl DeviceDouble {
         }
     }
 
-    /// The next random number below `limit`, which is at least 1: splitmix64.
+    /// The next random number below `limit`, which is at least 1: SplitMix64.
     fn below(&mut self, limit: u64) -> u64 {
         self.random = self.random.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.random;
@@ -188,7 +188,7 @@ impl Device for DeviceDouble {
         let first_of_its_slot =
             |(i, (_, t)): &(usize, &(u64, Transfer))| self.flights[..*i].iter().all(|(_, earlier)| earlier.at != t.at);
         let flights = self.flights.iter().enumerate().filter(first_of_its_slot);
-        // Among those that are over at the same time, the first submitted: `min_by_key` takes the first.
+        // Among transfers that complete at the same time, the first submitted: `min_by_key` takes the first.
         let next = flights.min_by_key(|(_, (over, _))| *over)?.0;
         let (_, mut transfer) = self.flights.remove(next);
         let result = self.perform(&mut transfer);
@@ -208,7 +208,7 @@ mod tests {
 
     use super::*;
 
-    /// Copies slots with numbers in, to four slots in turn, and out again; the order in which all is over.
+    /// Copies numbered slots in, to four device slots in turn, and out again; returns the order of completion.
     fn order(mut device: DeviceDouble) -> Vec<(Direction, u64)> {
         device.allocate(4, SHARD_ALIGN).unwrap();
         let (_, mut slots) = Arena::new(16, SHARD_ALIGN).unwrap();
@@ -221,14 +221,14 @@ mod tests {
         }
         let mut order = Vec::new();
         while let Some(over) = device.wait() {
-            assert!(over.slot.iter().all(|b| *b == over.tag as u8 + 1), "what is copied out was copied in before");
+            assert!(over.slot.iter().all(|b| *b == over.tag as u8 + 1), "the copy out follows the copy in of its slot");
             order.push((over.direction, over.tag));
         }
         order
     }
 
     #[test]
-    fn latency_reorders_by_seed_but_never_what_concerns_one_slot() {
+    fn latency_reorders_by_seed_but_never_within_one_slot() {
         let late = |seed| order(DeviceDouble::new(1 << 20, seed).overtaken(9));
         assert_eq!(late(1), late(1));
         assert_ne!(late(1), late(2));
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn polls_find_what_is_over_by_chance_and_in_order() {
+    fn polls_find_completed_transfers_at_random_and_in_order() {
         let polls_until_all_is_over = |one_in, polls: usize| {
             let mut device = DeviceDouble::new(1 << 20, 1).polled(one_in);
             device.allocate(4, SHARD_ALIGN).unwrap();
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn computing_that_has_begun_sees_the_bytes_of_then() {
+    fn a_pending_computation_sees_the_bytes_of_its_beginning() {
         for racy in [false, true] {
             let mut device = DeviceDouble::new(1 << 20, 1);
             device.racy = racy;
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused_with_the_numbers() {
+    fn an_arena_that_does_not_fit_is_refused_with_the_numbers() {
         let error = DeviceDouble::new(10_000, 1).allocate(3, 4096).unwrap_err().to_string();
         assert_eq!(error, "3 slots of 4096 bytes do not fit into the 10000 bytes of device memory that are free");
     }

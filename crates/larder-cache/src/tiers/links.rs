@@ -1,4 +1,4 @@
-//! The tiers' decisions carried out: reads and copies submitted, slots that come back put where they belong.
+//! The I/O of two tiers: carries out the ledger's decisions with the reader and the device.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -15,41 +15,41 @@ use crate::cache::Shards;
 use crate::ledger::SlotIndex;
 use crate::traffic::BusyTime;
 
-/// Why an expert could not be had.
+/// Why a visit failed.
 #[derive(Debug, thiserror::Error)]
 #[error("{layer}, {expert}: {cause}")]
 pub struct TierError {
-    /// Which layer.
+    /// The layer.
     pub layer: LayerIdx,
-    /// Which expert.
+    /// The expert.
     pub expert: ExpertId,
-    /// What went wrong.
+    /// The failed read or copy.
     pub cause: TierErrorCause,
 }
 
-/// What went wrong on an expert's way.
+/// The failed step on an expert's way.
 #[derive(Debug, thiserror::Error)]
 pub enum TierErrorCause {
-    /// On the way from the SSD.
+    /// A read from the SSD, or the check of its bytes.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// On the way to the device.
+    /// A copy to the device.
     #[error(transparent)]
     Device(#[from] DeviceError),
 }
 
-/// Where experts come from, and the memory that they come into.
+/// The lower tier: its memory, and the reader that fills it.
 pub struct HostTier {
     /// Exactly the slots of [`TierShape::host`](super::TierShape::host), in order, each large enough for every
     /// expert.
     pub memory: Vec<Slot>,
-    /// Fills them.
+    /// The reader that fills the slots.
     pub reader: Box<dyn Reader>,
-    /// Knows where experts are and whether what was read is right.
+    /// Knows the layout of experts and checks their bytes.
     pub shards: Box<dyn Shards>,
 }
 
-/// Slots in memory, and what moves bytes into and out of them.
+/// The slots in memory, with the reader and the device that move bytes into and out of them.
 pub(super) struct Links {
     pub tiers: TierLedger,
     pub costs: CostModel,
@@ -58,35 +58,35 @@ pub(super) struct Links {
     /// The decoder layers that have experts.
     pub layers: Vec<LayerIdx>,
     experts: usize,
-    /// Before the slots, which it may have page-locked: it lets go of them first.
+    /// Declared before the slots, which it may have page-locked, so that it is dropped first.
     device: Box<dyn Device>,
-    /// `None` while a slot is with the reader or the device.
+    /// The memory of each slot; `None` while a slot is with the reader or the device.
     slots: Vec<Option<Slot>>,
     reader: Box<dyn Reader>,
-    /// Reads that the reader had no room for.
+    /// Reads that did not fit into the reader's queue.
     waiting: VecDeque<ReadRequest>,
-    /// How many of the reads under way are not guesses.
+    /// Number of demand reads in flight.
     demand_reads: usize,
-    /// What will probably be wanted next: row and expert, likeliest first.
+    /// Hinted experts to prefetch: row and expert, likeliest first.
     pub prefetch_queue: VecDeque<(usize, usize)>,
     busy: BusyTime,
-    /// Bytes that are on their way to the device.
+    /// Bytes in flight to the device.
     queued_bytes: usize,
 }
 
 type CopyResult = Result<Duration, DeviceError>;
 
-/// Something that was under way is over.
+/// A completed read or copy.
 pub(super) struct Completed {
     pub row: usize,
     pub expert: usize,
-    /// Whether it was a copy that nobody waited for when it began.
+    /// Whether it was a background copy, begun for no wanted expert.
     pub background: bool,
     pub result: Result<(), TierErrorCause>,
 }
 
 impl Links {
-    /// Nothing is under way. Takes the device's arena, with slots as long as those of `memory`.
+    /// Allocates the device's arena, with slots as long as those of `memory`. Nothing is in flight.
     pub fn new(
         geometry: &Geometry,
         tiers: TierLedger,
@@ -96,7 +96,7 @@ impl Links {
     ) -> Result<Self, DeviceError> {
         let HostTier { memory, reader, shards } = host;
         let shape = tiers.shape();
-        assert_eq!(memory.len(), shape.host.total_slots(), "one piece of memory per slot");
+        assert_eq!(memory.len(), shape.host.total_slots(), "one memory slot for each slot of the shape");
         device.allocate(shape.device.total_slots(), memory[0].len())?;
         Ok(Links {
             tiers,
@@ -116,7 +116,7 @@ impl Links {
         })
     }
 
-    /// What passed through so far.
+    /// Counts, bytes and times so far.
     pub fn traffic(&self) -> TierTraffic {
         TierTraffic { counts: self.tiers.counts(), read_busy: self.busy.total(), ..self.traffic }
     }
@@ -126,23 +126,23 @@ impl Links {
         self.shards.layout(self.layers[row]).bytes
     }
 
-    /// Bytes that are on their way to the device.
+    /// Bytes in flight to the device.
     pub fn queued_bytes(&self) -> usize {
         self.queued_bytes
     }
 
-    /// Whether no copy is under way.
+    /// Whether no copy is in flight.
     pub fn link_idles(&self) -> bool {
         self.device.in_flight() == 0
     }
 
-    /// The bytes of an expert that is in memory.
+    /// The bytes of an expert in memory.
     pub fn data(&self, row: usize, at: SlotIndex) -> &[u8] {
-        let slot = self.slots[at].as_ref().expect("the slot of an expert in memory is here");
+        let slot = self.slots[at].as_ref().expect("the slot of an expert in memory is with the cache");
         &slot[..self.bytes(row)]
     }
 
-    /// Begins to read absent experts, as far as there are slots, and says whether there were for all.
+    /// Begins to read absent experts while there are slots; returns whether there were slots for all.
     pub fn read(&mut self, row: usize, experts: impl Iterator<Item = usize>) -> bool {
         let mut slots_for_all = true;
         for expert in experts {
@@ -158,7 +158,7 @@ impl Links {
         slots_for_all
     }
 
-    /// Reads what is expected while nothing that is wanted is being read.
+    /// Prefetches hinted experts while there are no demand reads.
     pub fn prefetch_if_idle(&mut self) {
         while self.demand_reads == 0
             && self.reader.in_flight() < self.reader.capacity()
@@ -173,7 +173,7 @@ impl Links {
 
     fn begin_read(&mut self, row: usize, expert: usize, at: SlotIndex, prefetch: bool) {
         let (len, offset) = (self.bytes(row), self.shards.data_start());
-        let slot = self.slots[at].take().expect("a slot that is given out is here");
+        let slot = self.slots[at].take().expect("an assigned slot is with the cache");
         let shard = row * self.experts + expert;
         self.waiting.push_back(ReadRequest {
             shard,
@@ -184,10 +184,10 @@ impl Links {
         });
     }
 
-    /// Begins to copy an expert to the device, if there is a slot for it.
+    /// Begins to copy an expert to the device, if there is a device slot for it.
     pub fn promote(&mut self, row: usize, expert: usize, reason: PromoteFor) {
         let Some(Promotion { from, to, demotion }) = self.tiers.promote(row, expert, reason) else { return };
-        // The device keeps the order of what concerns one slot, so both may begin at once.
+        // The device keeps the order of operations on one slot, so both copies may begin at once.
         if let Some(Demotion { row, expert, to: memory }) = demotion {
             self.copy(Direction::FromDevice, (row, expert), memory, to, reason);
         }
@@ -203,7 +203,7 @@ impl Links {
         at: SlotIndex,
         reason: PromoteFor,
     ) {
-        let slot = self.slots[memory].take().expect("a slot that is lent is here");
+        let slot = self.slots[memory].take().expect("the slot of a copy is with the cache");
         let tag = ((row * self.experts + expert) as u64) << 1 | u64::from(reason == PromoteFor::IdleLink);
         self.device.submit(Transfer { direction, slot, at, len: self.bytes(row), tag });
     }
@@ -215,16 +215,17 @@ impl Links {
         }
     }
 
-    /// A copy that is over already. Never waits.
+    /// A copy that has completed. Never waits.
     pub fn poll_copies(&mut self) -> Option<Completed> {
         self.device.poll().map(|copied| self.copied(copied))
     }
 
-    /// Waits for the next read or copy that is over. `None` if nothing is under way.
+    /// Waits for the next read or copy to complete. `None` if nothing is in flight.
     pub fn complete_one(&mut self) -> Option<Completed> {
         self.submit_reads();
         let start = Instant::now();
-        // Copies first: each takes less time than a read, and what was read meanwhile would queue behind it anyway.
+        // Copies first: each takes less time than a read, and a read that completes meanwhile would queue behind it
+        // anyway.
         let copied = self.device.wait();
         let read = if copied.is_none() { self.reader.wait() } else { None };
         self.traffic.waited += start.elapsed();
@@ -284,7 +285,7 @@ impl Links {
         }
     }
 
-    /// If it failed nothing is wrong but that the expert has to be read when it is wanted again.
+    /// A failed copy to memory is not an error: the expert has to be read again when it is wanted.
     fn copied_out(&mut self, row: usize, expert: usize, len: usize, result: CopyResult) {
         match result {
             Ok(took) => {

@@ -1,28 +1,28 @@
-//! What happened in the tiers, written down as it happens.
+//! The record of what visits find: counts, the last visit, and the past of each expert.
 
 use super::{ExpertLocation, TierCounts};
 use crate::cache::Visit;
 
-/// CacheCounts, what the last layer found, and what is known of each expert's past.
+/// Counts, the result of the last visit, and the past of each expert.
 pub(super) struct VisitRecord {
-    /// What happened so far.
+    /// The counts so far.
     pub counts: TierCounts,
-    /// What the last layer that has chosen found, and who left since.
+    /// What the last layer to choose found, and the experts evicted since.
     pub visit: Visit,
-    /// Of each expert, whether it was ever read.
+    /// For each expert, whether it was ever read.
     seen: Vec<bool>,
-    /// Of each, whether it was read on a guess and not wanted since.
+    /// For each expert, whether it was prefetched and not wanted since.
     unused_prefetch: Vec<bool>,
 }
 
 impl VisitRecord {
-    /// Nothing happened yet to so many experts.
+    /// An empty record for this number of experts.
     pub fn new(experts: usize) -> Self {
         let (counts, visit) = Default::default();
         VisitRecord { counts, visit, seen: vec![false; experts], unused_prefetch: vec![false; experts] }
     }
 
-    /// A layer wants an expert, and this is where it was.
+    /// A layer wants an expert that is at `found`.
     pub fn wanted(&mut self, index: usize, expert: usize, found: ExpertLocation) {
         let (count, list) = match found {
             ExpertLocation::Device(_) => (&mut self.counts.device_hits, &mut self.visit.hits),
@@ -36,7 +36,7 @@ impl VisitRecord {
         self.counts.useful_prefetches += u64::from(std::mem::take(&mut self.unused_prefetch[index]));
     }
 
-    /// An expert is being read, as it is wanted or on a guess.
+    /// A read of an expert begins, on demand or as a prefetch.
     pub fn read_begins(&mut self, index: usize, prefetch: bool) {
         self.seen[index] = true;
         self.unused_prefetch[index] = prefetch;
@@ -49,7 +49,7 @@ impl VisitRecord {
         self.visit.evicted.push((row, expert));
     }
 
-    /// An expert is in no tier any more: if it was read on a guess, then in vain.
+    /// An expert is in no tier any more: if it was an unused prefetch, it was in vain.
     pub fn removed(&mut self, index: usize) {
         self.unused_prefetch[index] = false;
     }

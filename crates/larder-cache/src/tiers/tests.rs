@@ -1,3 +1,5 @@
+//! Tests of the cache of two tiers, with doubles of the reader and the device.
+
 mod faults;
 mod machine;
 mod naive;
@@ -23,12 +25,12 @@ const START: u64 = 4096;
 const SLOT: usize = 4096;
 const ROOMY: u64 = 1 << 30;
 
-/// Copying is as good as free.
+/// Copies cost nothing, so the device computes.
 const COPY: MeasuredCosts = MeasuredCosts { copy: 0.0, host: 1.0, device: 0.0 };
-/// The CPU is.
+/// The CPU costs nothing, so it computes.
 const HOST: MeasuredCosts = MeasuredCosts { copy: 1.0, host: 0.0, device: 1.0 };
 
-/// Every expert's data are its own number over and over.
+/// Shards in which every byte of an expert is its own number.
 struct NumberedShards(ExpertLayout);
 
 fn fill_byte(layer: LayerIdx, expert: ExpertId) -> u8 {
@@ -65,11 +67,11 @@ fn shape(scope: CacheScope, device: usize, host: usize) -> TierShape {
     TierShape::new(&geometry(), scope, device, host, 2)
 }
 
-/// A cache, and what one can see of its device.
+/// A cache with doubles, and access to the slots of its device.
 struct Fixture {
     cache: TieredCache,
     slots: DeviceSlots,
-    /// What computing on the CPU and on the device is said to take.
+    /// The reported time of computing on the CPU and on the device.
     takes: [Option<Duration>; 2],
 }
 
@@ -99,7 +101,7 @@ impl Fixture {
         Ok(Fixture { cache, slots, takes: [None; 2] })
     }
 
-    /// Visits experts and checks that each was computed once from its own bytes, and what is left behind.
+    /// Visits experts and checks that each was computed once from its own bytes, and the state afterwards.
     fn visit(&mut self, layer: u16, wanted: &[u16], tokens: usize) -> Result<(), TierError> {
         let layer = LayerIdx(layer);
         let wanted: Vec<WantedExpert> = wanted.iter().map(|e| WantedExpert { expert: ExpertId(*e), tokens }).collect();
@@ -109,12 +111,12 @@ impl Fixture {
         let total = computed.len();
         computed.sort();
         computed.dedup();
-        assert_eq!(computed.len(), total, "each once");
-        assert!(computed.iter().all(|e| wanted.iter().any(|w| w.expert == *e)), "nobody else");
-        assert!(outcome.is_err() || total == wanted.len(), "all of them");
+        assert_eq!(computed.len(), total, "each expert once");
+        assert!(computed.iter().all(|e| wanted.iter().any(|w| w.expert == *e)), "only wanted experts");
+        assert!(outcome.is_err() || total == wanted.len(), "all wanted experts");
         let moves =
             |w: &WantedExpert| self.cache.residency().presence(layer.index(), w.expert.index()) == Presence::InFlight;
-        assert!(outcome.is_ok() || !wanted.iter().any(moves), "an error leaves nothing under way");
+        assert!(outcome.is_ok() || !wanted.iter().any(moves), "an error leaves nothing in flight");
         self.check();
         outcome
     }
@@ -124,19 +126,19 @@ impl Fixture {
         self.cache.hint(LayerIdx(layer), &experts, most);
     }
 
-    /// No slot is lost or held twice, and who is said to be there is.
+    /// Checks that no slot is lost or held twice, and that resident experts have their own bytes.
     fn check(&self) {
         let links = &self.cache.links;
         let pair = &links.tiers.pair;
         assert!(links.is_whole() && pair.host.is_whole() && pair.device.is_whole());
-        assert!(pair.pinned.iter().all(|pinned| !pinned), "nobody is wanted any more");
+        assert!(pair.pinned.iter().all(|pinned| !pinned), "no expert is pinned");
         for (row, expert) in (0..LAYERS).flat_map(|row| (0..EXPERTS).map(move |e| (row, e))) {
             let at = pair.index(row, expert);
             let right = |data: &[u8]| data.iter().all(|b| *b == at as u8 + 1);
             if let TierState::Resident(slot) = pair.host.state(at) {
                 assert!(right(links.data(row, slot)), "wrong bytes in memory");
                 let unused = !links.tiers.has_host_cache() && links.tiers.unused_prefetches.contains(&at);
-                assert!(!pair.host.is_scratch(slot) || unused, "what passed through has left, or has its own slot");
+                assert!(!pair.host.is_scratch(slot) || unused, "only an unused prefetch stays in a scratch slot");
             }
             if let TierState::Resident(slot) = pair.device.state(at) {
                 assert!(right(&self.slots.bytes(slot)[..layout().bytes]), "wrong bytes on the device");
@@ -158,7 +160,7 @@ impl Fixture {
     }
 }
 
-/// Computes nothing, but looks at every byte.
+/// Computes nothing, but checks every byte.
 struct CheckingCompute<'a> {
     layer: LayerIdx,
     slots: &'a DeviceSlots,
@@ -198,7 +200,7 @@ fn an_arena_that_does_not_fit_is_refused_with_the_numbers() {
 }
 
 #[test]
-fn who_leaves_the_device_stays_in_memory_while_there_is_room() {
+fn an_expert_that_leaves_the_device_stays_in_memory_while_there_are_slots() {
     let mut fixture = Fixture::new(&shape(CacheScope::Layer, 2, 2), COPY);
     for expert in 0..3 {
         fixture.visit(0, &[expert], 1).unwrap();
@@ -209,7 +211,7 @@ fn who_leaves_the_device_stays_in_memory_while_there_is_room() {
     assert!(!fixture.is_on_device(0, 1) && fixture.is_in_memory(0, 1));
     let there =
         |fixture: &Fixture| (0..EXPERTS).filter(|e| fixture.is_on_device(0, *e) || fixture.is_in_memory(0, *e)).count();
-    assert_eq!(there(&fixture), 4, "both tiers together hold as many as they have slots");
+    assert_eq!(there(&fixture), 4, "both tiers together are full");
     fixture.visit(0, &[0], 1).unwrap();
     let counts = fixture.traffic().counts;
     assert_eq!((counts.misses, counts.host_hits), (4, 1));
@@ -217,11 +219,11 @@ fn who_leaves_the_device_stays_in_memory_while_there_is_room() {
     fixture.visit(0, &[5], 1).unwrap();
     assert_eq!(there(&fixture), 4);
     assert!(fixture.traffic().counts.demotions > 0 && fixture.traffic().from_device_bytes > 0);
-    assert!(!fixture.is_in_memory(0, 1), "the one that nobody used for longest has left both");
+    assert!(!fixture.is_in_memory(0, 1), "the least recently used expert has left both tiers");
 }
 
 #[test]
-fn without_slots_in_memory_all_passes_through() {
+fn without_host_slots_experts_pass_through_scratch_slots() {
     let mut fixture = Fixture::new(&shape(CacheScope::Layer, 3, 0), HOST);
     for round in 0..20u16 {
         fixture.visit(round % 3, &[round % 6, (round + 1) % 6, (round + 3) % 6, (round + 4) % 6], 1).unwrap();
@@ -245,10 +247,10 @@ fn where_a_copy_takes_longer_the_cpu_computes_and_the_best_follows_in_the_backgr
     assert_eq!(fixture.traffic().counts.promotions, 1, "one at a time");
     fixture.visit(0, &[1, 0], 1).unwrap();
     let traffic = fixture.traffic();
-    assert_eq!((traffic.on_host, traffic.on_device), (3, 1), "the best of the first two was on its way");
+    assert_eq!((traffic.on_host, traffic.on_device), (3, 1), "the best of the first two was in flight");
     assert_eq!(traffic.counts.in_flight_hits, 1);
     assert!(fixture.is_on_device(0, 0));
-    assert!(fixture.is_in_memory(0, 0), "nobody needed the room");
+    assert!(fixture.is_in_memory(0, 0), "its host slot was not needed");
 }
 
 #[test]
@@ -259,14 +261,14 @@ fn one_copy_at_a_time_is_made_in_the_background() {
         fixture.visit(0, &[expert], 1).unwrap();
     }
     let traffic = fixture.traffic();
-    assert_eq!((traffic.on_host, traffic.counts.promotions), (7, 1), "nobody waited for the first");
+    assert_eq!((traffic.on_host, traffic.counts.promotions), (7, 1), "no visit waited for the first");
     fixture.visit(1, &[0], 1).unwrap();
     fixture.visit(0, &[3], 1).unwrap();
     assert_eq!(fixture.traffic().counts.promotions, 2);
 }
 
 #[test]
-fn what_copies_take_is_learned() {
+fn the_cost_of_copies_is_learned() {
     let mut fixture = Fixture::with(&shape(CacheScope::Layer, 1, 1), COPY, "lru", |m| m, |d| d.link(1e-9)).unwrap();
     assert_eq!(fixture.cache.costs().copy_s(1000), 0.0);
     (0..40u16).for_each(|i| fixture.visit(0, &[i % 6], 1).unwrap());
@@ -278,7 +280,7 @@ fn what_copies_take_is_learned() {
 }
 
 #[test]
-fn while_all_are_in_memory_promotions_go_on_and_nobody_waits() {
+fn while_all_are_in_memory_promotions_go_on_without_waiting() {
     let measured = MeasuredCosts { copy: 4e-9, host: 1e-9, device: 1e-10 };
     let equip = |d: DeviceDouble| d.polled(1).link(2e-9);
     let mut fixture = Fixture::with(&shape(CacheScope::Layer, 2, 4), measured, "lru", |m| m, equip).unwrap();
@@ -288,12 +290,12 @@ fn while_all_are_in_memory_promotions_go_on_and_nobody_waits() {
     let TierTraffic { counts, on_host, waited, .. } = fixture.traffic() - before;
     assert_eq!((counts.host_hits + counts.device_hits, on_host + counts.device_hits), (200, 200));
     assert!(waited.is_zero() && counts.promotions > 100, "{counts:?}");
-    assert!(fixture.cache.links.queued_bytes() <= SLOT, "what is over is not on its way");
+    assert!(fixture.cache.links.queued_bytes() <= SLOT, "completed copies are not queued");
     assert!((fixture.cache.costs().copy_s(1000) / 2e-6 - 1.0).abs() < 0.01);
 }
 
 #[test]
-fn what_was_far_too_dear_at_first_is_found_out_in_bounded_time() {
+fn a_far_too_high_first_estimate_is_corrected_in_bounded_time() {
     let truly = MeasuredCosts { copy: 1e-8, host: 2e-8, device: 1e-9 };
     let took = |per_byte: f64| Some(Duration::from_secs_f64(per_byte * SLOT as f64));
     for dear in [MeasuredCosts { copy: 1e-7, ..truly }, MeasuredCosts { host: 2e-7, ..truly }] {
@@ -308,7 +310,7 @@ fn what_was_far_too_dear_at_first_is_found_out_in_bounded_time() {
 }
 
 #[test]
-fn what_things_take_decides_where_they_are_computed() {
+fn measured_costs_decide_the_side_that_computes() {
     let mut fixture = Fixture::with(
         &shape(CacheScope::Global, 2, 9),
         MeasuredCosts { copy: 1e-9, host: 1e-10, device: 1e-12 },
@@ -327,7 +329,7 @@ fn what_things_take_decides_where_they_are_computed() {
     fixture.takes[0] = Some(Duration::from_millis(1));
     round(&mut fixture);
     let (host, device) = round(&mut fixture);
-    assert!(device > 2 * host, "it turned out that the CPU is slow: {host} {device}");
+    assert!(device > 2 * host, "the CPU turned out to be slow: {host} {device}");
 }
 
 #[test]
@@ -351,7 +353,7 @@ fn every_policy_ranks_both_tiers() {
 }
 
 #[test]
-fn policies_change_and_nobody_is_lost() {
+fn policies_change_and_no_expert_is_lost() {
     let shape = shape(CacheScope::Global, 3, 4);
     let mut fixture = Fixture::new(&shape, COPY);
     let round =

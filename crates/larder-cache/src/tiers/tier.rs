@@ -1,34 +1,34 @@
-//! The ledger of one tier: which expert is in which of its slots.
+//! The table of one tier: which expert is in which of its slots.
 
 use larder_policy::eviction::CacheShape;
 
 use crate::ledger::SlotIndex;
 
-/// Where an expert is, as far as one tier goes.
+/// The state of an expert in one tier.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum TierState {
     /// Not in this tier.
     Absent,
-    /// It has a slot whose bytes are on their way, to it or from it.
+    /// It has a slot that bytes are being copied or read into, or copied from.
     InFlight(SlotIndex),
-    /// Its bytes are there and nobody touches them.
+    /// Its bytes are in a slot and not being copied.
     Resident(SlotIndex),
 }
 
-/// The slots of one tier. Some may be lent to whatever passes through; those belong to no pool.
+/// The slots of one tier. Scratch slots belong to no pool.
 pub(super) struct Tier {
-    /// What shares slots, and how many there are.
+    /// The pools that share slots, and the number of slots.
     pub shape: CacheShape,
     states: Vec<TierState>,
     free: Vec<Vec<SlotIndex>>,
-    /// Slots for what passes through that are free.
+    /// Free scratch slots.
     free_scratch: Vec<SlotIndex>,
-    /// Of each slot, whether it is one for what passes through.
+    /// For each slot, whether it is a scratch slot.
     scratch: Vec<bool>,
 }
 
 impl Tier {
-    /// All slots free. Those for what passes through are the setting's scratch slots.
+    /// A tier with all slots free.
     pub fn new(shape: &CacheShape) -> Self {
         let (pools, slots) = (shape.pools(), shape.slots);
         let kept = pools * slots;
@@ -41,64 +41,64 @@ impl Tier {
         }
     }
 
-    /// An expert's number among all of the tier.
+    /// An expert's dense index among all of the tier.
     pub fn index(&self, row: usize, expert: usize) -> usize {
         row * self.shape.experts + expert
     }
 
-    /// Where an expert is.
+    /// The state of an expert.
     pub fn state(&self, index: usize) -> TierState {
         self.states[index]
     }
 
-    /// Whether an expert's bytes are there.
+    /// Whether an expert is resident.
     pub fn is_resident(&self, index: usize) -> bool {
         matches!(self.states[index], TierState::Resident(_))
     }
 
-    /// A free slot of a row's pool.
+    /// Takes a free slot of a row's pool.
     pub fn take_free(&mut self, row: usize) -> Option<SlotIndex> {
         self.free[self.shape.pool(row)].pop()
     }
 
-    /// A free slot for what passes through.
+    /// Takes a free scratch slot.
     pub fn take_scratch(&mut self) -> Option<SlotIndex> {
         self.free_scratch.pop()
     }
 
-    /// Whether this is a slot for what passes through.
+    /// Whether this is a scratch slot.
     pub fn is_scratch(&self, slot: SlotIndex) -> bool {
         self.scratch[slot]
     }
 
-    /// Bytes are on their way into the slot of an expert that was absent.
+    /// A read or copy into the slot of an absent expert begins.
     pub fn begin_arrival(&mut self, index: usize, slot: SlotIndex) {
         debug_assert_eq!(self.states[index], TierState::Absent);
         self.states[index] = TierState::InFlight(slot);
     }
 
-    /// The bytes of an expert that is there are being copied from.
+    /// A copy out of a resident expert's slot begins.
     pub fn begin_copy(&mut self, index: usize) -> Option<SlotIndex> {
         let TierState::Resident(slot) = self.states[index] else { return None };
         self.states[index] = TierState::InFlight(slot);
         Some(slot)
     }
 
-    /// What was under way in an expert's slot is over, and its bytes are good.
+    /// The operation in an expert's slot has succeeded: the expert is resident.
     pub fn mark_resident(&mut self, index: usize) {
-        let TierState::InFlight(slot) = self.states[index] else { unreachable!("only what is under way ends") };
+        let TierState::InFlight(slot) = self.states[index] else { unreachable!("only an operation in flight ends") };
         self.states[index] = TierState::Resident(slot);
     }
 
-    /// An expert leaves. Its slot is the caller's.
+    /// Removes an expert and returns its slot to the caller.
     pub fn remove(&mut self, index: usize) -> SlotIndex {
         match std::mem::replace(&mut self.states[index], TierState::Absent) {
             TierState::InFlight(slot) | TierState::Resident(slot) => slot,
-            TierState::Absent => unreachable!("only who is there can leave"),
+            TierState::Absent => unreachable!("only an expert with a slot can be removed"),
         }
     }
 
-    /// Takes back the slot of an expert of `row`.
+    /// Frees the slot of an expert of `row`.
     pub fn release(&mut self, row: usize, slot: SlotIndex) {
         match self.scratch[slot] {
             true => self.free_scratch.push(slot),
@@ -106,12 +106,12 @@ impl Tier {
         }
     }
 
-    /// The pool keeps the slot `kept`, in which something was to pass through, and gives `instead` for it.
+    /// Makes the scratch slot `kept` a slot of the pool, and `instead` a scratch slot.
     pub fn swap_scratch(&mut self, kept: SlotIndex, instead: SlotIndex) {
         self.scratch.swap(kept, instead);
     }
 
-    /// Whether every slot is free or has one expert, and each pool has as many as it should.
+    /// Whether every slot is free or holds one expert, and each pool has its number of slots.
     #[cfg(test)]
     pub fn is_whole(&self) -> bool {
         let mut owned = vec![0; self.scratch.len()];

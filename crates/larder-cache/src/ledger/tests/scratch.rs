@@ -1,4 +1,4 @@
-//! Slots that all pools share: who passes through need not displace anybody.
+//! Tests of scratch slots: an expert that passes through displaces no other.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ fn misses(policy: &str, shape: &CacheShape, visits: &[(usize, Vec<usize>)]) -> u
 }
 
 #[test]
-fn who_came_in_may_leave_again_when_the_wave_closes() {
+fn an_expert_that_came_in_may_leave_when_the_wave_closes() {
     let visits: Vec<_> = [0, 1, 2, 0, 1].map(|e| (0, vec![e])).into();
     let mut ledger = with("belady", &shape(2, CacheScope::Layer, 1), &inputs(&visits));
     for (row, wanted) in &visits {
@@ -48,7 +48,7 @@ fn more_fit_together_with_scratch_slots_but_no_more_stay() {
     assert_eq!(wave.evicted, [(1, 0), (1, 1), (1, 2)]);
 }
 
-/// The least number of misses from `residents` on, a set of keys as bits, by trying every set that might stay.
+/// The least number of misses from `residents` on, a set of keys as bits, by trying every set that could stay.
 fn least(shape: &CacheShape, visits: &[(usize, Vec<usize>)], residents: u32) -> u64 {
     let Some(((row, wanted), rest)) = visits.split_first() else { return 0 };
     let wanted: u32 = wanted.iter().map(|e| 1 << shape.key(*row, *e).0).sum();
@@ -60,7 +60,7 @@ fn least(shape: &CacheShape, visits: &[(usize, Vec<usize>)], residents: u32) -> 
     missed + kept.map(|s| least(shape, rest, s)).min().unwrap_or(0)
 }
 
-/// A visit, or something that goes wrong or comes unasked.
+/// A row and up to `most` of its experts.
 fn visits(most: usize) -> impl Strategy<Value = (usize, Vec<usize>)> {
     let experts: Vec<usize> = (0..EXPERTS).collect();
     (0..LAYERS, prop::sample::subsequence(experts, 1..=most).prop_shuffle())
@@ -68,7 +68,7 @@ fn visits(most: usize) -> impl Strategy<Value = (usize, Vec<usize>)> {
 
 proptest! {
     #[test]
-    fn belady_is_optimal_where_nobody_has_to_stay(visits in prop::collection::vec(visits(2), 1..7), slots in 1usize..4) {
+    fn belady_is_optimal_where_no_expert_has_to_stay(visits in prop::collection::vec(visits(2), 1..7), slots in 1usize..4) {
         let shape = shape(slots, CacheScope::Global, 2);
         prop_assert_eq!(misses("belady", &shape, &visits), least(&shape, &visits, 0));
     }
@@ -87,7 +87,8 @@ proptest! {
         }
     }
 
-    /// Waves, guesses and failures under every policy: no slot is lost or given twice, no pool keeps more than it may.
+    /// Waves, prefetches and failures under every policy: no slot is lost or assigned twice, and no pool exceeds its
+    /// slots.
     #[test]
     fn slots_are_conserved(
         visits in prop::collection::vec((visits(EXPERTS), 0usize..4, any::<bool>()), 1..60),
@@ -131,7 +132,7 @@ proptest! {
     }
 }
 
-/// Everybody in memory has a slot of their own, and no pool has more than `most`.
+/// Checks that every resident has a slot of its own, and that no pool has more than `most`.
 fn check(ledger: &Ledger, shape: &CacheShape, most: usize) {
     let mut taken = BTreeSet::new();
     let mut held = vec![0; shape.pools()];

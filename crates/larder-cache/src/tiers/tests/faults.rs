@@ -1,11 +1,11 @@
-//! Whatever goes wrong: nothing is computed from wrong bytes, no slot is lost, and the error says whose it is.
+//! Tests with faults: nothing is computed from wrong bytes, no slot is lost, and the error names the expert.
 
 use larder_store::reader::{FaultTarget, ReadFault};
 use proptest::prelude::*;
 
 use super::*;
 
-/// A layer, the experts that it wants, and those that the next one probably will.
+/// A layer, the experts that it wants, and a hint for the next layer.
 fn wanted() -> impl Strategy<Value = (u16, Vec<u16>, Vec<u16>)> {
     let experts: Vec<u16> = (0..EXPERTS as u16).collect();
     let some = |least| prop::sample::subsequence(experts.clone(), least..=EXPERTS).prop_shuffle();
@@ -69,8 +69,8 @@ fn a_failed_copy_names_the_expert_and_leaves_its_bytes_in_memory() {
     let mut fixture = Fixture::with(&shape(CacheScope::Layer, 2, 2), COPY, "lru", |m| m, equip).unwrap();
     for _ in 0..5 {
         let error = fixture.visit(1, &[4], 1).unwrap_err();
-        let said = "copying 4096 bytes into slot 2 of the device failed: the link is down";
-        assert_eq!((error.layer, error.expert, error.cause.to_string()), (LayerIdx(1), ExpertId(4), said.into()));
+        let message = "copying 4096 bytes into slot 2 of the device failed: the link is down";
+        assert_eq!((error.layer, error.expert, error.cause.to_string()), (LayerIdx(1), ExpertId(4), message.into()));
         assert!(fixture.is_in_memory(1, 4));
     }
     let counts = fixture.traffic().counts;
@@ -78,7 +78,7 @@ fn a_failed_copy_names_the_expert_and_leaves_its_bytes_in_memory() {
 }
 
 #[test]
-fn a_failed_copy_in_the_background_is_nobodys_error() {
+fn a_failed_background_copy_is_no_error() {
     let equip = |d: DeviceDouble| d.failing(Direction::ToDevice, 1);
     let mut fixture = Fixture::with(&shape(CacheScope::Layer, 2, 3), HOST, "lru", |m| m, equip).unwrap();
     for i in 0..30u16 {
@@ -89,11 +89,11 @@ fn a_failed_copy_in_the_background_is_nobodys_error() {
 }
 
 #[test]
-fn who_is_wanted_when_a_copy_in_the_background_fails_is_computed_from_memory() {
+fn an_expert_wanted_when_its_background_copy_fails_is_computed_from_memory() {
     let equip = |d: DeviceDouble| d.failing(Direction::ToDevice, 1);
     let measured = MeasuredCosts { copy: 1.5, host: 1.0, device: 0.1 };
     let mut fixture = Fixture::with(&shape(CacheScope::Layer, 2, 3), measured, "lru", |m| m, equip).unwrap();
-    // Had nothing failed, the next time it would be for the device.
+    // If the copy had succeeded, the device would be chosen the next time.
     fixture.takes[0] = Some(Duration::from_secs(100 * SLOT as u64));
     fixture.visit(0, &[0], 1).unwrap();
     fixture.takes[0] = None;
@@ -101,13 +101,13 @@ fn who_is_wanted_when_a_copy_in_the_background_fails_is_computed_from_memory() {
     fixture.visit(0, &[0], 1).unwrap();
     let TierTraffic { counts, on_host, on_device, failed_copies, .. } = fixture.traffic();
     assert_eq!((counts.misses, counts.in_flight_hits, on_host, on_device, failed_copies), (1, 1, 2, 0, 1));
-    assert_eq!(counts.promotions, 2, "the next copy in the background");
+    assert_eq!(counts.promotions, 2, "the next background copy");
     fixture.cache.new_sequence();
     fixture.visit(0, &[1], 1).unwrap_err();
 }
 
 #[test]
-fn who_could_not_be_copied_out_is_read_again() {
+fn an_expert_that_could_not_be_copied_out_is_read_again() {
     let equip = |d: DeviceDouble| d.failing(Direction::FromDevice, 1);
     let mut fixture = Fixture::with(&shape(CacheScope::Layer, 1, 1), COPY, "lru", |m| m, equip).unwrap();
     for round in 0..5 {
@@ -120,7 +120,7 @@ fn who_could_not_be_copied_out_is_read_again() {
 }
 
 #[test]
-fn a_read_that_fails_does_not_stop_what_comes_after() {
+fn a_failed_read_does_not_stop_later_visits() {
     let broken = EXPERTS + 4; // layer 1, expert 4
     for host in [0, 3] {
         let prepare =

@@ -1,23 +1,23 @@
-//! The state machine by itself, whoever drives it: what it may be told in any order, and what must hold all the time.
+//! Tests of the tier ledger alone, driven by arbitrary steps: its invariants hold after each.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// Something under way, and the bytes that it brings, as the number of the expert whose they are.
+/// An operation in flight, and the bytes that it brings, as the index of their expert.
 enum Flight {
     Read { row: usize, expert: usize, to: SlotIndex },
     In { row: usize, expert: usize, to: SlotIndex, bytes: usize },
     Out { demotion: Demotion, bytes: usize },
 }
 
-/// The tiers, what is in every slot, and what is under way.
+/// The ledger, the content of every slot, and the operations in flight.
 struct Machine {
     tiers: TierLedger,
     device: Vec<Option<usize>>,
     host: Vec<Option<usize>>,
     flights: Vec<Flight>,
-    /// Of a layer, who is wanted.
+    /// The row of the current visit, and its experts that are still wanted.
     wanted: (usize, Vec<usize>),
 }
 
@@ -61,12 +61,12 @@ impl Machine {
     fn promote(&mut self, row: usize, expert: usize, reason: PromoteFor) {
         let Some(Promotion { from, to, demotion }) = self.tiers.promote(row, expert, reason) else { return };
         if let Some(demotion) = demotion {
-            let bytes = self.device[to].expect("who is demoted was there");
+            let bytes = self.device[to].expect("a demoted expert was on the device");
             self.host[demotion.to] = None;
             self.flights.push(Flight::Out { demotion, bytes });
         }
         self.device[to] = None;
-        let bytes = self.host[from].expect("who is promoted was there");
+        let bytes = self.host[from].expect("a promoted expert was in memory");
         self.flights.push(Flight::In { row, expert, to, bytes });
     }
 
@@ -108,7 +108,7 @@ impl Machine {
         Some((*row, *wanted.get(which % wanted.len().max(1))?))
     }
 
-    /// Who is wanted and can be computed, which nothing but what fails or is done may change.
+    /// Wanted experts that are not absent: only a failure or the end of computing may change that.
     fn computable(&self) -> Vec<usize> {
         let (row, wanted) = &self.wanted;
         let there = |e: &&usize| !matches!(self.tiers.locate(*row, **e), ExpertLocation::Absent);
@@ -124,7 +124,7 @@ impl Machine {
                 ExpertLocation::InFlight | ExpertLocation::Absent => {}
             }
             if let TierState::Resident(slot) = self.tiers.pair.host.state(at) {
-                assert_eq!(self.host[slot], Some(at), "also as a copy of what is on the device");
+                assert_eq!(self.host[slot], Some(at), "also a copy of an expert on the device");
             }
         }
     }
@@ -134,7 +134,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(600))]
 
     #[test]
-    fn bytes_are_where_they_are_said_to_be_and_the_wanted_stay(
+    fn bytes_are_where_the_ledger_says_and_wanted_experts_stay(
         steps in prop::collection::vec((0..9u8, 0..LAYERS, 0..EXPERTS, any::<bool>()), 100..400),
         (device, host, scratch, global) in (1usize..5, 0usize..5, 1usize..4, any::<bool>()),
         seed in any::<u16>(),
@@ -159,7 +159,7 @@ proptest! {
             machine.check();
             if matches!(step, 1..=3 | 5) {
                 let after = machine.computable();
-                prop_assert!(before.iter().all(|e| after.contains(e)), "who is wanted does not leave");
+                prop_assert!(before.iter().all(|e| after.contains(e)), "a wanted expert does not leave");
             }
         }
         while !machine.flights.is_empty() {
@@ -172,7 +172,7 @@ proptest! {
         machine.check();
         for at in 0..LAYERS * EXPERTS {
             if let TierState::Resident(slot) = machine.tiers.pair.host.state(at) && machine.tiers.pair.host.is_scratch(slot) {
-                prop_assert!(host == 0 && machine.tiers.unused_prefetches.contains(&at), "only a guess stays where things pass through");
+                prop_assert!(host == 0 && machine.tiers.unused_prefetches.contains(&at), "only an unused prefetch stays in a scratch slot");
             }
         }
     }

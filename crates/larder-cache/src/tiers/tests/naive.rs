@@ -1,4 +1,4 @@
-//! The tiers against the plainest words: a list of all, oldest first, and who of them is where.
+//! The two tiers under LRU against plain lists.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ type Expert = (usize, usize);
 /// One pool under LRU where everything is computed on the device.
 #[derive(Default)]
 struct Pool {
-    /// All that are in either tier, the one that was not used for longest first.
+    /// All experts in either tier, the least recently used first.
     order: Vec<Expert>,
     device: BTreeSet<Expert>,
     memory: BTreeSet<Expert>,
@@ -22,47 +22,48 @@ impl Pool {
         self.order.iter().copied().find(fits)
     }
 
-    fn visit(&mut self, who: Expert, device_slots: usize, memory_slots: usize) {
-        let was_known = self.order.contains(&who);
-        self.order.retain(|e| *e != who);
-        self.order.push(who);
-        if self.device.contains(&who) {
+    fn visit(&mut self, expert: Expert, device_slots: usize, memory_slots: usize) {
+        let was_known = self.order.contains(&expert);
+        self.order.retain(|e| *e != expert);
+        self.order.push(expert);
+        if self.device.contains(&expert) {
             return;
         }
         let mut passes = false;
         if !was_known {
             passes = self.memory.len() == memory_slots;
             if !passes {
-                self.memory.insert(who);
+                self.memory.insert(expert);
             }
         }
         if self.device.len() == device_slots {
             let victim = self.oldest(|e| self.device.contains(e)).unwrap();
             self.device.remove(&victim);
-            self.demote(victim, who, memory_slots);
+            self.demote(victim, expert, memory_slots);
         }
-        self.device.insert(who);
+        self.device.insert(expert);
         if passes && memory_slots > 0 {
-            // It stays in memory as well, if not somebody is there who is on the device and was not used for longer.
+            // It stays in memory as well if an older expert there is also on the device: that copy gives up its slot.
             if self.memory.len() == memory_slots {
-                let copy = self.oldest(|e| self.device.contains(e) && (self.memory.contains(e) || *e == who)).unwrap();
-                if copy == who {
+                let copy =
+                    self.oldest(|e| self.device.contains(e) && (self.memory.contains(e) || *e == expert)).unwrap();
+                if copy == expert {
                     return;
                 }
                 self.memory.remove(&copy);
             }
-            self.memory.insert(who);
+            self.memory.insert(expert);
         }
     }
 
-    fn demote(&mut self, victim: Expert, who: Expert, memory_slots: usize) {
+    fn demote(&mut self, victim: Expert, expert: Expert, memory_slots: usize) {
         if self.memory.contains(&victim) {
             return;
         }
         if self.memory.len() == memory_slots {
             let copy = self.oldest(|e| self.device.contains(e) && self.memory.contains(e));
             let alone =
-                || self.oldest(|e| self.memory.contains(e) && !self.device.contains(e) && *e != who || *e == victim);
+                || self.oldest(|e| self.memory.contains(e) && !self.device.contains(e) && *e != expert || *e == victim);
             let leaves = if memory_slots == 0 { victim } else { copy.or_else(alone).unwrap() };
             if !self.device.contains(&leaves) {
                 self.order.retain(|e| *e != leaves);
@@ -92,7 +93,7 @@ proptest! {
         let mut fixture = Fixture::with(&shape, COPY, "lru", |m| m, |d| d.polled(polled)).unwrap();
         let mut pools: Vec<Pool> = (0..LAYERS).map(|_| Pool::default()).collect();
         for (row, expert) in visits {
-            // So that nothing is tried out on the CPU.
+            // Fresh costs, so that no expert is tried out on the CPU.
             fixture.cache.links.costs = CostModel::new(COPY);
             fixture.visit(row as u16, &[expert as u16], 1).unwrap();
             pools[if global { 0 } else { row }].visit((row, expert), device, host);

@@ -1,10 +1,10 @@
-//! What begins before what: the device is given what it has before the link is given more.
+//! Tests of order: the device starts computing before the link starts further copies.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::*;
 
-/// What was asked for, in order.
+/// The calls in order.
 #[derive(Clone, Default)]
 struct CallLog(Arc<Mutex<Vec<String>>>);
 
@@ -14,7 +14,7 @@ impl CallLog {
     }
 }
 
-/// A device that says when a copy begins.
+/// A device that logs when a copy begins.
 struct LoggingDevice {
     device: DeviceDouble,
     log: CallLog,
@@ -58,7 +58,7 @@ impl TieredCompute for CallLog {
 }
 
 #[test]
-fn what_is_on_the_device_is_computed_before_copies_begin() {
+fn experts_on_the_device_are_computed_before_copies_begin() {
     let mut log = CallLog::default();
     let equip = |device| LoggingDevice { device, log: log.clone() };
     let mut fixture = Fixture::with(&shape(CacheScope::Layer, 2, 4), COPY, "lru", |m| m, equip).unwrap();
@@ -68,5 +68,5 @@ fn what_is_on_the_device_is_computed_before_copies_begin() {
     fixture.cache.visit(LayerIdx(0), &wanted, &[], &mut log).unwrap();
     let expected = ["expert 2 on the device", "copy into", "expert 0 on the device"];
     assert_eq!(log.lock()[..], expected.map(String::from));
-    assert!(fixture.is_on_device(0, 2), "its slot was not taken for the other");
+    assert!(fixture.is_on_device(0, 2), "its slot was not taken for the other expert");
 }

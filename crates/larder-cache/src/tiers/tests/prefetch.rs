@@ -1,11 +1,11 @@
-//! What is expected is read while the SSD would idle, and what each visit says that it found.
+//! Tests of prefetching while the SSD is idle, and of what each visit reports.
 
 use super::*;
 use crate::traffic::Traffic;
 use larder_store::reader::{FaultTarget, ReadFault};
 
 #[test]
-fn what_is_expected_is_there_when_it_is_wanted() {
+fn a_hinted_expert_is_there_when_it_is_wanted() {
     for measured in [COPY, HOST] {
         let mut fixture = Fixture::new(&shape(CacheScope::Layer, 2, 3), measured);
         fixture.hint(1, &[3, 4, 5], 2);
@@ -15,32 +15,32 @@ fn what_is_expected_is_there_when_it_is_wanted() {
         assert_eq!(
             (counts.prefetches, counts.useful_prefetches, counts.misses),
             (2, 1, 2),
-            "five was not among the first two"
+            "the third is beyond the limit"
         );
         assert_eq!((demand_bytes, prefetch_bytes), (2 * SLOT as u64, 2 * SLOT as u64));
         let found = fixture.cache.last_visit();
         assert_eq!(found.hits.len() + found.in_flight.len(), 1, "{found:?}");
         fixture.visit(1, &[3, 4], 1).unwrap();
-        assert_eq!(fixture.traffic().counts.useful_prefetches, 2, "each once");
+        assert_eq!(fixture.traffic().counts.useful_prefetches, 2, "each is counted once");
     }
 }
 
 #[test]
-fn guesses_wait_until_nothing_that_is_wanted_is_read_and_make_way_for_newer_ones() {
+fn prefetches_wait_for_demand_reads_and_yield_to_newer_hints() {
     let prepare = |m: MemoryReader| m.capacity(1);
     let mut fixture = Fixture::with(&shape(CacheScope::Layer, 2, 3), COPY, "lru", prepare, |d| d).unwrap();
     fixture.hint(1, &[0, 1, 2], 3);
     fixture.visit(0, &[0, 1, 2], 1).unwrap();
     let begun = fixture.traffic().counts.prefetches;
-    assert_eq!(begun, 1, "one fits the queue once the last of those wanted is read");
+    assert_eq!(begun, 1, "the queue has room for one after the last demand read");
     fixture.hint(2, &[5], 1);
     fixture.visit(0, &[0], 1).unwrap();
     fixture.visit(1, &[1], 1).unwrap();
-    assert_eq!(fixture.traffic().counts.misses, 4, "what was not begun is forgotten");
+    assert_eq!(fixture.traffic().counts.misses, 4, "prefetches that had not begun are discarded");
 }
 
 #[test]
-fn what_is_in_either_tier_is_not_read_ahead() {
+fn an_expert_in_either_tier_is_not_prefetched() {
     let mut fixture = Fixture::new(&shape(CacheScope::Layer, 1, 2), COPY);
     (0..2).for_each(|expert| fixture.visit(1, &[expert], 1).unwrap());
     assert!(fixture.is_on_device(1, 1) && !fixture.is_on_device(1, 0));
@@ -50,14 +50,14 @@ fn what_is_in_either_tier_is_not_read_ahead() {
 }
 
 #[test]
-fn without_slots_in_memory_guesses_wait_where_experts_pass_through_and_make_way() {
+fn without_host_slots_prefetches_wait_in_scratch_slots_and_yield_them() {
     let mut fixture = Fixture::new(&shape(CacheScope::Layer, 3, 0), COPY);
     fixture.hint(1, &[0, 1, 2], 3);
     fixture.visit(0, &[0], 1).unwrap();
-    // Two slots, of which the one that was wanted had one at first.
+    // Two scratch slots, of which the wanted expert had one at first.
     assert_eq!(fixture.traffic().counts.prefetches, 1);
     fixture.visit(0, &[0], 1).unwrap();
-    assert_eq!(fixture.traffic().counts.prefetches, 1, "what was expected once is not read later");
+    assert_eq!(fixture.traffic().counts.prefetches, 1, "an old hint is not read later");
     fixture.hint(1, &[0, 1, 2], 2);
     fixture.visit(0, &[0], 1).unwrap();
     fixture.visit(1, &[0, 1], 1).unwrap();
@@ -67,11 +67,11 @@ fn without_slots_in_memory_guesses_wait_where_experts_pass_through_and_make_way(
     fixture.hint(2, &[0, 1], 2);
     fixture.visit(1, &[0], 1).unwrap();
     fixture.visit(0, &[3, 4, 5], 1).unwrap();
-    assert!(!fixture.is_in_memory(2, 0) && !fixture.is_in_memory(2, 1), "what is wanted has the right of way");
+    assert!(!fixture.is_in_memory(2, 0) && !fixture.is_in_memory(2, 1), "demand reads take the slots of prefetches");
 }
 
 #[test]
-fn a_guess_that_could_not_be_read_is_nobodys_error() {
+fn a_prefetch_that_could_not_be_read_is_no_error() {
     let broken = EXPERTS + 4; // layer 1, expert 4
     let prepare = |m: MemoryReader| m.with_fault(FaultTarget::Shard(broken), ReadFault::Gone, 1);
     let mut fixture = Fixture::with(&shape(CacheScope::Layer, 2, 2), COPY, "lru", prepare, |d| d).unwrap();
@@ -85,7 +85,7 @@ fn a_guess_that_could_not_be_read_is_nobodys_error() {
 }
 
 #[test]
-fn a_visit_says_what_was_where_and_who_left() {
+fn a_visit_reports_hits_misses_and_evictions() {
     let mut fixture = Fixture::new(&shape(CacheScope::Layer, 1, 1), COPY);
     fixture.visit(0, &[0, 1], 1).unwrap();
     let found = fixture.cache.last_visit();
@@ -93,13 +93,13 @@ fn a_visit_says_what_was_where_and_who_left() {
     fixture.visit(0, &[2, 1, 0], 1).unwrap();
     let found = fixture.cache.last_visit();
     assert_eq!((&found.hits[..], &found.misses[..]), (&[1, 0][..], &[2][..]), "in the order wanted");
-    assert_eq!(found.evicted.len(), 1, "three of two slots: {found:?}");
+    assert_eq!(found.evicted.len(), 1, "three experts, two slots: {found:?}");
     let (row, left) = found.evicted[0];
     assert!(row == 0 && !fixture.is_on_device(0, left) && !fixture.is_in_memory(0, left));
 }
 
 #[test]
-fn between_two_looks_there_is_what_passed_and_both_tiers_seen_as_one() {
+fn the_difference_of_two_readings_and_both_tiers_seen_as_one() {
     let mut fixture = Fixture::with(&shape(CacheScope::Layer, 1, 2), COPY, "lru", |m| m, |d| d.link(1e-9)).unwrap();
     let round = |fixture: &mut Fixture| {
         for i in 0..12u16 {

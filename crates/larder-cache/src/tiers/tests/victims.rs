@@ -1,10 +1,10 @@
-//! Policies that remember who left are told the truth: whoever they name as leaving leaves.
+//! Tests with policies that remember their victims: each victim that they name leaves.
 
 use larder_policy::eviction::{Eviction, Key, LayerChoice};
 
 use super::*;
 
-/// A policy that wants its victims to leave, and at once.
+/// A policy that checks that each of its victims leaves at once.
 struct StrictPolicy {
     policy: Box<dyn Eviction>,
     victim: Option<Key>,
@@ -16,7 +16,7 @@ impl Eviction for StrictPolicy {
     }
 
     fn admit(&mut self, key: Key) {
-        assert_eq!(self.victim, None, "somebody comes before the victim has left");
+        assert_eq!(self.victim, None, "an expert comes in before the victim has left");
         self.policy.admit(key);
     }
 
@@ -35,13 +35,13 @@ impl Eviction for StrictPolicy {
     }
 
     fn forget(&mut self, key: Key) {
-        assert!(self.victim.take().is_none_or(|victim| victim == key), "somebody else leaves");
+        assert!(self.victim.take().is_none_or(|victim| victim == key), "an expert other than the victim leaves");
         self.policy.forget(key);
     }
 }
 
 #[test]
-fn who_only_moves_between_tiers_is_nobodys_victim() {
+fn an_expert_that_only_moves_between_tiers_is_no_victim() {
     for name in ["arc", "lecar", "lru"] {
         for measured in [COPY, HOST] {
             for (scope, device, host) in
