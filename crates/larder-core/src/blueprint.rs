@@ -1,15 +1,17 @@
+//! What a checkpoint holds: sizes, tensor names and shapes.
+
 use crate::{ExpertId, LayerIdx, NumberFormat, TensorMeta};
 
-/// The sizes that decide how experts are stored, cached and routed.
+/// The sizes of a model that decide how its experts are stored, cached and routed.
 #[derive(Clone, PartialEq, Eq, Debug, serde::Serialize, serde::Deserialize)]
 pub struct Geometry {
     /// Decoder layers, dense ones included.
     pub layers: usize,
     /// The layers that have experts, ascending.
     pub moe_layers: Vec<LayerIdx>,
-    /// Experts per such layer.
+    /// Experts per MoE layer.
     pub experts: usize,
-    /// Experts that one token uses per such layer.
+    /// Experts that one token uses per MoE layer.
     pub top_k: usize,
     /// Width of the residual stream.
     pub hidden: usize,
@@ -20,23 +22,23 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    /// How many experts the model has, over all layers.
+    /// Number of experts in all layers together.
     pub fn expert_count(&self) -> usize {
         self.moe_layers.len() * self.experts
     }
 }
 
-/// What a model remembers of a sequence.
+/// Memory that a sequence needs: KV cache and recurrent state.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct SequenceMemory {
-    /// Numbers for every token.
+    /// Values of the KV cache per token.
     pub values_per_token: usize,
-    /// Bytes however long it is.
+    /// Bytes of recurrent state, whatever the length of the sequence.
     pub fixed_bytes: usize,
 }
 
 impl SequenceMemory {
-    /// Bytes for a sequence of `tokens` tokens whose numbers take `number` bytes.
+    /// Bytes for a sequence of `tokens` tokens with `value_bytes` bytes per value of the KV cache.
     pub fn bytes(&self, tokens: usize, value_bytes: usize) -> u64 {
         let values = (self.values_per_token as u64).saturating_mul(tokens as u64);
         values.saturating_mul(value_bytes as u64).saturating_add(self.fixed_bytes as u64)
@@ -57,17 +59,17 @@ impl std::iter::Sum for SequenceMemory {
 pub struct TensorSpec {
     /// Its name in the checkpoint.
     pub name: String,
-    /// The shape that the config calls for.
+    /// The shape that the config requires.
     pub shape: Vec<usize>,
-    /// A weight of a product, which may be stored quantised; everything else stays in full precision.
+    /// Whether it is the weight of a product, which may be stored quantised. Other tensors keep their precision.
     pub product: bool,
-    /// A product of each head by itself, with parts of the weight that are turned: quantised blocks cannot be, and become
-    /// f16 when it is loaded.
+    /// Whether the product is taken per head, with parts of the weight transposed. Quantised blocks cannot be
+    /// transposed and become f16 when the tensor is loaded.
     pub by_head: bool,
 }
 
 impl TensorSpec {
-    /// Bytes that it takes once it is loaded, of a tensor that is stored like this.
+    /// Bytes in memory once loaded, for a tensor that is stored as `stored`.
     pub fn loaded_bytes(&self, stored: &TensorMeta) -> usize {
         match self.by_head && !stored.kind.is_float() {
             true => self.shape.iter().product::<usize>() * NumberFormat::F16.block_bytes(),
@@ -76,10 +78,10 @@ impl TensorSpec {
     }
 }
 
-/// Which rows of the source matrix belong to the piece.
+/// Which rows of the source matrix belong to a slice.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RowPick {
-    /// All of them.
+    /// All rows.
     All,
     /// The first half: gate of a fused gate+up.
     FirstHalf,
@@ -91,26 +93,26 @@ pub enum RowPick {
     Odd,
 }
 
-/// Where a checkpoint keeps one matrix or bias of one expert.
+/// Where a checkpoint stores one matrix or bias of one expert.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TensorSlice {
     /// Tensor name; `{l}` stands for the layer and `{e}` for the expert.
     pub name: String,
-    /// The tensor has a leading dimension over all experts.
+    /// Whether the tensor has a leading dimension over all experts.
     pub stacked: bool,
-    /// Stored as `[in, out]`; the rows of `pick` are then its columns.
+    /// Whether it is stored as `[in, out]`; `pick` then selects columns of the stored tensor.
     pub transposed: bool,
-    /// The rows that belong to this piece.
+    /// The rows that belong to this slice.
     pub pick: RowPick,
 }
 
 impl TensorSlice {
-    /// A tensor of its own, stored as `[out, in]`.
+    /// A whole tensor, stored as `[out, in]`.
     pub fn whole(name: impl Into<String>) -> Self {
         TensorSlice { name: name.into(), stacked: false, transposed: false, pick: RowPick::All }
     }
 
-    /// A slab of a tensor over all experts.
+    /// One expert's part of a tensor over all experts.
     pub fn stacked(name: impl Into<String>, transposed: bool, pick: RowPick) -> Self {
         TensorSlice { name: name.into(), stacked: true, transposed, pick }
     }
@@ -121,7 +123,7 @@ impl TensorSlice {
     }
 }
 
-/// Where a checkpoint keeps the parts of an expert.
+/// Where a checkpoint stores the parts of an expert.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ExpertNames {
     /// `[inter, hidden]`
@@ -135,21 +137,21 @@ pub struct ExpertNames {
 }
 
 impl ExpertNames {
-    /// The usual form: three tensors per expert below `prefix`, named `gate`, `up` and `down`.
+    /// Three tensors per expert below `prefix`, named `gate`, `up` and `down`; the usual form.
     pub fn separate(prefix: &str, gate: &str, up: &str, down: &str) -> Self {
         let own = |part: &str| TensorSlice::whole(format!("{prefix}.{{e}}.{part}.weight"));
         ExpertNames { gate: own(gate), up: own(up), down: own(down), bias: None }
     }
 }
 
-/// What a model's config says about its tensors: all that conversion needs to know of an architecture.
+/// What a model's config says about its tensors; everything that conversion needs to know about an architecture.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Blueprint {
     /// The config's `model_type`.
     pub model_type: String,
-    /// The sizes.
+    /// Sizes of layers and experts.
     pub geometry: Geometry,
-    /// Where the experts are.
+    /// Where the experts are stored.
     pub experts: ExpertNames,
     /// Every other tensor the model needs.
     pub resident: Vec<TensorSpec>,
@@ -157,6 +159,6 @@ pub struct Blueprint {
     pub vocab: usize,
     /// Longest sequence, in tokens.
     pub context: usize,
-    /// What it takes to remember one.
+    /// Memory per sequence.
     pub sequence_memory: SequenceMemory,
 }

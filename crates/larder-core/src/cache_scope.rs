@@ -1,11 +1,13 @@
+//! The scope of a cache: slots per layer, or one pool for all.
+
 use std::fmt;
 
-/// What shares one set of slots.
+/// Which experts share one pool of slots.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum CacheScope {
-    /// The experts of one layer.
+    /// A pool per layer.
     Layer,
-    /// All experts.
+    /// One pool for all layers.
     Global,
 }
 

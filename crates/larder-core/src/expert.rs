@@ -1,20 +1,22 @@
+//! The byte layout of one expert.
+
 use crate::{NumberFormat, RowOrder, interleave};
 
 /// Each matrix of an expert begins at a multiple of this many bytes.
 pub const PART_ALIGN: usize = 64;
-/// An expert's data begin at, and are a multiple of, this many bytes, so that they can be read without the page cache.
+/// Alignment and granularity of an expert's data in bytes, so that they can be read with direct I/O.
 pub const SHARD_ALIGN: usize = 4096;
 
-/// One matrix, or one bias vector as a single row, inside an expert's bytes.
+/// One matrix, or one bias vector as a matrix of one row, inside an expert's bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ExpertPart {
-    /// How its numbers are stored.
+    /// Number format of its values.
     pub kind: NumberFormat,
-    /// How its rows lie beside each other.
+    /// How its rows are interleaved.
     pub order: RowOrder,
-    /// Outputs.
+    /// Output features.
     pub rows: usize,
-    /// Inputs.
+    /// Input features.
     pub cols: usize,
     /// First byte, counted from the start of the expert's data.
     pub offset: usize,
@@ -23,17 +25,17 @@ pub struct ExpertPart {
 }
 
 impl ExpertPart {
-    /// This part of an expert's data.
+    /// The bytes of this part in an expert's data.
     ///
-    /// The caller guarantees that `data` is a whole expert of the layout that this part came from.
+    /// The caller guarantees that `data` is a whole expert of the layout that this part belongs to.
     pub fn of<'a>(&self, data: &'a [u8]) -> &'a [u8] {
         &data[self.offset..self.offset + self.bytes]
     }
 }
 
-/// Where everything lies in the bytes of one expert: `gate`, `up`, `down`, then the biases if the model has them.
+/// The byte layout of one expert: `gate`, `up`, `down`, then the biases if the model has them.
 ///
-/// The order is the order of use, so that computing can begin before the last byte has arrived.
+/// This is the order of use, so that computing can begin before the last byte has been read.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ExpertLayout {
     /// `[inter, hidden]`
@@ -44,25 +46,25 @@ pub struct ExpertLayout {
     pub down: ExpertPart,
     /// Biases of gate, up and down, as f32 rows.
     pub bias: Option<[ExpertPart; 3]>,
-    /// All data, padded to [`SHARD_ALIGN`].
+    /// Length of all data in bytes, padded to [`SHARD_ALIGN`].
     pub bytes: usize,
 }
 
-/// A shape of expert that cannot be laid out.
+/// Why an expert of some shape has no layout.
 #[derive(Debug, thiserror::Error)]
 pub enum LayoutError {
     /// A row is not a whole number of blocks.
-    #[error("{what} has rows of {cols} values, which {kind} cannot hold: its blocks are {block} values long", block = kind.block_len())]
+    #[error("{what} has rows of {cols} values, which is not a multiple of the {block} values per block of {kind}", block = kind.block_len())]
     Blocks {
         /// `gate`, `up` or `down`.
         what: &'static str,
         /// Values per row.
         cols: usize,
-        /// The kind asked for.
+        /// The requested format.
         kind: NumberFormat,
     },
-    /// More bytes than an address can count.
-    #[error("an expert of hidden size {hidden} and width {inter} is larger than memory can address")]
+    /// The size overflows an address.
+    #[error("an expert of hidden size {hidden} and width {inter} is too large to address")]
     Overflow {
         /// Hidden size.
         hidden: usize,
@@ -72,7 +74,7 @@ pub enum LayoutError {
 }
 
 impl ExpertLayout {
-    /// Lays out an expert. `kinds` are those of gate, up and down.
+    /// Lays out an expert. `kinds` are the formats of gate, up and down.
     pub fn new(hidden: usize, inter: usize, kinds: [NumberFormat; 3], bias: bool) -> Result<Self, LayoutError> {
         let overflow = || LayoutError::Overflow { hidden, inter };
         let mut end = 0usize;
@@ -104,7 +106,7 @@ impl ExpertLayout {
         Ok(ExpertLayout { gate, up, down, bias, bytes })
     }
 
-    /// The same with the rows of quantised matrices in `order`.
+    /// This layout with the rows of quantised matrices in `order`.
     pub fn in_order(mut self, order: RowOrder) -> Self {
         for part in [&mut self.gate, &mut self.up, &mut self.down] {
             part.order = if part.kind.is_float() { RowOrder::Plain } else { order };
@@ -112,14 +114,14 @@ impl ExpertLayout {
         self
     }
 
-    /// The order of its quantised matrices.
+    /// Row order of its quantised matrices.
     pub fn order(&self) -> RowOrder {
         let mut orders = [&self.gate, &self.up, &self.down].into_iter().map(|part| part.order);
         orders.find(|order| *order != RowOrder::Plain).unwrap_or_default()
     }
 
-    /// Brings an expert of this layout into the order in which products are fastest, in place, and returns the layout
-    /// that it has then.
+    /// Rearranges an expert of this layout, in place, into the row order in which products are fastest, and returns the
+    /// new layout.
     pub fn rearrange(&self, data: &mut [u8]) -> Self {
         let best = self.clone().in_order(RowOrder::Rows8);
         for (part, now) in [&self.gate, &self.up, &self.down].into_iter().zip([&best.gate, &best.up, &best.down]) {
@@ -130,7 +132,7 @@ impl ExpertLayout {
         best
     }
 
-    /// All parts with the names they carry in a shard, in order of their offsets.
+    /// All parts with their tensor names in a shard, by ascending offset.
     pub fn parts(&self) -> impl Iterator<Item = (&'static str, &ExpertPart)> {
         let bias = self.bias.iter().flat_map(|b| ["gate_bias", "up_bias", "down_bias"].into_iter().zip(b));
         [("gate", &self.gate), ("up", &self.up), ("down", &self.down)].into_iter().chain(bias)
@@ -156,9 +158,9 @@ mod tests {
     }
 
     #[test]
-    fn odd_widths_and_absurd_sizes_are_refused() {
+    fn partial_blocks_and_overflowing_sizes_are_refused() {
         let odd = ExpertLayout::new(64, 40, [NumberFormat::Q4_0; 3], false).unwrap_err().to_string();
-        assert_eq!(odd, "down has rows of 40 values, which q4_0 cannot hold: its blocks are 32 values long");
+        assert_eq!(odd, "down has rows of 40 values, which is not a multiple of the 32 values per block of q4_0");
         assert!(ExpertLayout::new(1 << 40, 1 << 40, [NumberFormat::F32; 3], false).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! Which experts tokens ask for together: what remains of traces when only frequencies matter.
+//! Statistics of a trace: how often experts are chosen, and which of them by the same token.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,59 +10,58 @@ use crate::{EXPERTS_MAX, Geometry, Trace};
 
 const VERSION: u32 = 1;
 
-/// Experts of one layer that a token chose together, ascending, and how many tokens did.
+/// Experts of one layer that a token chose together, ascending, and the number of tokens that did.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Coactivation(pub Vec<u16>, pub u64);
 
-/// How often the experts of a model are chosen, and which of them together.
+/// How often the experts of a model are chosen, alone and together; input of placement.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ExpertActivations {
     version: u32,
-    /// What the model is called.
+    /// Name of the model.
     pub model: String,
-    /// Its sizes.
+    /// Sizes of the model.
     pub geometry: Geometry,
     /// Bytes of one expert as it is stored.
     pub expert_bytes: u64,
     /// Tokens that were counted.
     pub tokens: u64,
-    /// The groups of each layer that has experts.
+    /// The coactivations of each MoE layer.
     pub layers: Vec<Vec<Coactivation>>,
 }
 
-/// Statistics that cannot be used.
+/// Why statistics cannot be counted, read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum ExpertActivationsError {
-    /// The file cannot be read, or holds something else.
+    /// The file cannot be read or written, or is not a file of statistics.
     #[error("{} {why}", path.display())]
     File {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// What is wrong.
         why: String,
     },
-    /// The trace is not of this model.
+    /// The trace was recorded with another model.
     #[error(
         "the trace is of another model: it chooses {} of {} experts in {} layers, and {model} chooses {} of {} in {}",
-        theirs[2], theirs[1], theirs[0], ours[2], ours[1], ours[0]
+        trace_shape[2], trace_shape[1], trace_shape[0], model_shape[2], model_shape[1], model_shape[0]
     )]
     Foreign {
-        /// What the model is called.
+        /// Name of the model.
         model: String,
         /// Layers, experts and experts per token of the model.
-        ours: [usize; 3],
-        /// The same of the trace.
-        theirs: [usize; 3],
+        model_shape: [usize; 3],
+        /// Layers, experts and experts per token of the trace.
+        trace_shape: [usize; 3],
     },
-    /// There is nothing to count.
-    #[error("the trace has no tokens that were read one at a time")]
+    /// The trace has no tokens to count.
+    #[error("the trace has no decode steps (passes of one token)")]
     Nothing,
 }
 
 impl ExpertActivations {
-    /// Counts what a trace of the model holds; with `written`, only tokens that went through the model alone, as those
-    /// of an answer do.
+    /// Counts the choices of a trace of the model; with `decode_only`, only those of passes with one token.
     pub fn count(
         trace: &Trace,
         model: &str,
@@ -70,10 +69,10 @@ impl ExpertActivations {
         expert_bytes: u64,
         decode_only: bool,
     ) -> Result<Self, ExpertActivationsError> {
-        let ours = [geometry.moe_layers.len(), geometry.experts, geometry.top_k];
-        let theirs = [trace.rows, trace.experts, trace.top_k];
-        if ours != theirs {
-            return Err(ExpertActivationsError::Foreign { model: model.to_owned(), ours, theirs });
+        let model_shape = [geometry.moe_layers.len(), geometry.experts, geometry.top_k];
+        let trace_shape = [trace.rows, trace.experts, trace.top_k];
+        if model_shape != trace_shape {
+            return Err(ExpertActivationsError::Foreign { model: model.to_owned(), model_shape, trace_shape });
         }
         let mut layers = vec![BTreeMap::<Vec<u16>, u64>::new(); trace.rows];
         let (mut at, mut tokens) = (0, 0);
@@ -100,7 +99,7 @@ impl ExpertActivations {
         Ok(ExpertActivations { version: VERSION, model, geometry, expert_bytes, tokens, layers })
     }
 
-    /// Reads a file, which is checked from end to end.
+    /// Reads a file and checks all of it.
     pub fn read(path: &Path) -> Result<Self, ExpertActivationsError> {
         let wrong = |why: String| ExpertActivationsError::File { path: path.to_owned(), why };
         let bytes = fs::read(path).map_err(|e| wrong(format!("cannot be read: {e}")))?;
@@ -110,13 +109,13 @@ impl ExpertActivations {
         Ok(all)
     }
 
-    /// Writes a file, which appears whole or not at all.
+    /// Writes a file atomically: it appears whole or not at all.
     pub fn write(&self, path: &Path) -> Result<(), ExpertActivationsError> {
         let wrong = |e: std::io::Error| ExpertActivationsError::File {
             path: path.to_owned(),
             why: format!("cannot be written: {e}"),
         };
-        let text = serde_json::to_string(self).expect("names and numbers, which JSON can hold");
+        let text = serde_json::to_string(self).expect("names and numbers serialize as JSON");
         let mut temp = path.as_os_str().to_owned();
         temp.push(".tmp");
         fs::write(&temp, text + "\n").and_then(|()| fs::rename(&temp, path)).map_err(wrong)
@@ -132,22 +131,23 @@ impl ExpertActivations {
             return Err(format!("has a geometry in which '{name}' is 0"));
         }
         if self.expert_bytes == 0 || self.tokens == 0 {
-            return Err("speaks of experts without bytes, or counts no tokens".into());
+            return Err("has an expert_bytes or tokens of 0".into());
         }
         if *layers > u16::MAX as usize || *experts >= u16::MAX as usize {
-            return Err(format!(
-                "has a geometry of {layers} layers and {experts} experts, which is beyond what is counted"
-            ));
+            return Err(format!("has a geometry of {layers} layers and {experts} experts, which is too large"));
         }
         if top_k > experts || moe_layers.len().checked_mul(*experts).is_none_or(|n| n > EXPERTS_MAX) {
-            return Err(format!("has a geometry that cannot be: {top_k} of {experts} in {} layers", moe_layers.len()));
+            return Err(format!(
+                "has an invalid geometry: {top_k} of {experts} experts in {} layers",
+                moe_layers.len()
+            ));
         }
         let ordered = moe_layers.windows(2).all(|pair| pair[0] < pair[1]);
         if !ordered || moe_layers.last().is_none_or(|last| last.index() >= *layers) {
-            return Err("has a geometry whose layers with experts are not some of its layers".into());
+            return Err("has a geometry whose MoE layers are not an ascending list of its layers".into());
         }
         if self.layers.len() != moe_layers.len() {
-            return Err(format!("counts {} layers of {} that have experts", self.layers.len(), moe_layers.len()));
+            return Err(format!("counts {} of {} MoE layers", self.layers.len(), moe_layers.len()));
         }
         self.layers
             .iter()
@@ -161,7 +161,7 @@ impl ExpertActivations {
             let ascending = experts.windows(2).all(|pair| pair[0] < pair[1]);
             let known = experts.last().is_some_and(|last| (*last as usize) < self.geometry.experts);
             if !ascending || !known || experts.len() > self.geometry.top_k {
-                return Err(format!("a group {experts:?} that no token can choose"));
+                return Err(format!("an invalid group {experts:?}"));
             }
             tokens = tokens.saturating_add(*count);
         }
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_are_counted_whatever_the_rank() {
+    fn groups_are_counted_regardless_of_rank() {
         let all = ExpertActivations::count(&trace(), "m", &geometry(), 100, false).unwrap();
         assert_eq!(all.layers[0], [Coactivation(vec![0, 1], 2), Coactivation(vec![0, 3], 1)]);
         assert_eq!(all.layers[1], [Coactivation(vec![0, 2], 1), Coactivation(vec![2, 3], 2)]);
@@ -202,15 +202,15 @@ mod tests {
     #[test]
     fn a_trace_of_another_model_is_refused() {
         let other = Geometry { experts: 8, ..geometry() };
-        let said = ExpertActivations::count(&trace(), "m", &other, 100, false).unwrap_err().to_string();
-        assert!(said.contains("2 of 4 experts in 2 layers, and m chooses 2 of 8 in 2"), "{said}");
+        let error = ExpertActivations::count(&trace(), "m", &other, 100, false).unwrap_err().to_string();
+        assert!(error.contains("2 of 4 experts in 2 layers, and m chooses 2 of 8 in 2"), "{error}");
         let prompt = trace().select(0..1);
         let only = Trace { ids: prompt.ids[..8].to_vec(), passes: vec![2], sequences: vec![2], ..prompt };
         assert!(ExpertActivations::count(&only, "m", &geometry(), 100, true).is_err());
     }
 
     #[test]
-    fn what_is_written_is_read_and_what_is_damaged_is_not() {
+    fn a_written_file_reads_back_and_a_damaged_one_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.json");
         let all = ExpertActivations::count(&trace(), "m", &geometry(), 100, false).unwrap();
@@ -219,18 +219,18 @@ mod tests {
         let good = std::fs::read_to_string(&path).unwrap();
         for (from, to, why) in [
             ("\"version\":1", "\"version\":2", "version 2"),
-            ("[[0,1],2]", "[[1,0],2]", "no token can choose"),
-            ("[[0,1],2]", "[[0,4],2]", "no token can choose"),
+            ("[[0,1],2]", "[[1,0],2]", "invalid group"),
+            ("[[0,1],2]", "[[0,4],2]", "invalid group"),
             ("[[0,1],2]", "[[0,1],3]", "4 tokens instead of 3 in layer 1"),
             ("\"experts\":4", "\"experts\":0", "'experts' is 0"),
-            ("\"moe_layers\":[1,3]", "\"moe_layers\":[1,4]", "not some of its layers"),
-            ("\"layers\":4", "\"layers\":99999999999", "beyond what is counted"),
+            ("\"moe_layers\":[1,3]", "\"moe_layers\":[1,4]", "not an ascending list of its layers"),
+            ("\"layers\":4", "\"layers\":99999999999", "too large"),
             ("{", "", "is not what"),
         ] {
             assert!(good.contains(from), "{from}");
             std::fs::write(&path, good.replacen(from, to, 1)).unwrap();
-            let said = ExpertActivations::read(&path).unwrap_err().to_string();
-            assert!(said.contains(why) && said.contains("a.json"), "{said}");
+            let error = ExpertActivations::read(&path).unwrap_err().to_string();
+            assert!(error.contains(why) && error.contains("a.json"), "{error}");
         }
     }
 }

@@ -1,62 +1,62 @@
-//! From one token's router logits to a choice of experts and their weights, as each model family defines it.
+//! From one token's router logits to experts and their weights, as each model family defines it.
 //!
-//! A choice has two steps that stay apart, so that a routing strategy can step in between: [`Gate::selection_scores`] gives the
-//! numbers that the model's own top-k sorts, and [`Gate::weights`] gives the weights of whichever experts were
+//! A gate works in two steps, so that a routing strategy can act between them: [`Gate::selection_scores`] gives the
+//! scores that the model's own top-k sorts, and [`Gate::weights`] gives the weights of the experts that were finally
 //! chosen, always from the unmodified logits.
 
 use std::ops::Range;
 
 use crate::ExpertId;
 
-/// The most groups a gate may have.
+/// Largest number of groups that a gate may have.
 const GROUPS_MAX: usize = 1024;
 
-/// How one model turns router logits into a choice.
+/// The rule by which one model turns router logits into experts and weights.
 #[derive(Clone, PartialEq, Debug, serde::Serialize, serde::Deserialize)]
 pub struct Gate {
     /// Experts to choose from.
     pub experts: usize,
     /// Experts to choose.
     pub top_k: usize,
-    /// What is made of the logits first.
+    /// How logits become scores.
     pub score: Score,
-    /// Added to the scores for the choice alone, never to the weights.
+    /// Correction bias, added to the scores for the choice only, never to the weights.
     pub bias: Option<Vec<f32>>,
-    /// Restricts the choice to the best groups of experts.
+    /// Group-limited routing: only the best groups of experts take part in the choice.
     pub groups: Option<ExpertGroups>,
-    /// How the chosen are weighted.
+    /// How the chosen experts are weighted.
     #[serde(rename = "weigh")]
     pub weighting: Weighting,
-    /// The weight scales the expert's input instead of its output.
+    /// Whether the weight scales the expert's input instead of its output.
     pub scales_input: bool,
 }
 
-/// What is made of the logits before they are sorted.
+/// How logits become the scores that are sorted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize, serde::Deserialize)]
 pub enum Score {
     /// The logits themselves.
     Raw,
     /// Softmax over all experts.
     Softmax,
-    /// Sigmoid of each.
+    /// Sigmoid of each logit.
     Sigmoid,
 }
 
-/// Choice limited to `keep` of `count` equal groups of neighbouring experts.
+/// Limits the choice to `keep` of `count` equal groups of adjacent experts.
 #[derive(Clone, Copy, PartialEq, Debug, serde::Serialize, serde::Deserialize)]
 pub struct ExpertGroups {
     /// Number of groups.
     pub count: usize,
-    /// Groups that stay in the choice.
+    /// Number of groups that take part in the choice.
     pub keep: usize,
-    /// What ranks a group.
+    /// How groups are ranked.
     pub rank: GroupRank,
-    /// The value that experts of other groups get.
+    /// The score that experts of the other groups get.
     #[serde(with = "bits")]
     pub masked: f32,
 }
 
-/// Numbers that JSON may have no word for.
+/// Serializes an f32 by its bits, because JSON has no infinities.
 mod bits {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -69,94 +69,94 @@ mod bits {
     }
 }
 
-/// What ranks a group of experts.
+/// How a group of experts is ranked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize, serde::Deserialize)]
 pub enum GroupRank {
-    /// Its best expert.
+    /// By the score of its best expert.
     Best,
-    /// The sum of its two best experts.
+    /// By the sum of the scores of its two best experts.
     BestTwo,
 }
 
-/// How the chosen experts are weighted.
+/// How the weights of the chosen experts are computed.
 #[derive(Clone, Copy, PartialEq, Debug, serde::Serialize, serde::Deserialize)]
 pub enum Weighting {
-    /// By their scores (without the bias), normalised and scaled.
+    /// Their scores (without the bias), normalised and scaled.
     Score {
-        /// What the scores are divided by.
+        /// The normalisation.
         renorm: Renorm,
-        /// Factor applied last.
+        /// Factor that is applied last.
         scale: f32,
     },
-    /// Softmax over the chosen logits alone.
+    /// Softmax over the chosen logits only.
     SoftmaxOfChosen,
     /// The sigmoid of each chosen logit.
     SigmoidOfChosen,
-    /// Phi's: each of two experts is weighted by a softmax over those experts that come within `2 * eps` of it.
+    /// Sparsemixer of Phi: each of two experts is weighted by a softmax over the experts within `2 * eps` of it.
     SparseMixer {
         /// The config's `router_jitter_noise`.
         eps: f32,
     },
 }
 
-/// What the scores of the chosen are divided by.
+/// The divisor of the chosen experts' scores.
 #[derive(Clone, Copy, PartialEq, Debug, serde::Serialize, serde::Deserialize)]
 pub enum Renorm {
-    /// Nothing.
+    /// No division.
     No,
     /// Their sum, plus a constant.
     Sum {
-        /// The constant.
+        /// Added to the sum.
         plus: f32,
     },
-    /// Their sum, at least `min`.
+    /// Their sum, but at least `min`.
     Floor {
-        /// The least divisor.
+        /// The smallest divisor.
         min: f32,
     },
 }
 
-/// A gate that could not choose.
+/// Why a gate is invalid.
 #[derive(Debug, PartialEq, thiserror::Error)]
 pub enum GateError {
-    /// More experts to choose than there are.
-    #[error("the config asks for {top_k} experts per token of {experts}")]
+    /// No experts per token, or more than there are.
+    #[error("the config asks for {top_k} experts per token, which must be 1 to {experts}")]
     TopK {
-        /// Wanted.
+        /// Experts per token.
         top_k: usize,
-        /// There.
+        /// Experts per layer.
         experts: usize,
     },
-    /// Groups that do not divide the experts or leave too few of them.
-    #[error("the config's {keep} of {count} groups cannot hold a choice of {top_k} among {experts} experts")]
+    /// Groups that do not divide the experts evenly, or leave too few of them.
+    #[error("the config's {keep} of {count} groups do not allow {top_k} experts per token of {experts}")]
     Groups {
-        /// Groups kept.
+        /// Groups that take part in the choice.
         keep: usize,
-        /// Groups.
+        /// Number of groups.
         count: usize,
-        /// Wanted.
+        /// Experts per token.
         top_k: usize,
-        /// There.
+        /// Experts per layer.
         experts: usize,
     },
     /// A correction bias of the wrong length.
     #[error("the router's correction bias has {got} values for {experts} experts")]
     Bias {
-        /// Values.
+        /// Length of the bias.
         got: usize,
-        /// Experts.
+        /// Experts per layer.
         experts: usize,
     },
-    /// Phi's gate weighs exactly two.
+    /// Sparsemixer is defined for exactly two experts.
     #[error("the sparsemixer gate is defined for 2 experts per token, the config asks for {top_k}")]
     SparseMixer {
-        /// Wanted.
+        /// Experts per token.
         top_k: usize,
     },
 }
 
 impl Gate {
-    /// A softmax gate, the most common one.
+    /// A softmax gate, the most common kind.
     pub fn softmax(experts: usize, top_k: usize, renorm: bool) -> Self {
         let renorm = if renorm { Renorm::Sum { plus: 0.0 } } else { Renorm::No };
         Gate {
@@ -170,7 +170,7 @@ impl Gate {
         }
     }
 
-    /// Refuses what could not choose. Everything below relies on it.
+    /// Returns the gate, or an error if it is invalid. All methods below rely on a checked gate.
     pub fn checked(self) -> Result<Self, GateError> {
         let (top_k, experts) = (self.top_k, self.experts);
         if top_k == 0 || top_k > experts {
@@ -192,7 +192,7 @@ impl Gate {
         Ok(self)
     }
 
-    /// The numbers that the model's own top-k sorts: scores, plus bias, with the losing groups masked.
+    /// The scores that the model's own top-k sorts: scores plus bias, with the losing groups masked.
     ///
     /// The caller guarantees one logit per expert.
     pub fn selection_scores(&self, logits: &[f32], out: &mut Vec<f32>) {
@@ -202,7 +202,7 @@ impl Gate {
         }
     }
 
-    /// As [`selection_scores`](Self::selection_scores), and for each expert whether its group is in the running.
+    /// [`selection_scores`](Self::selection_scores), and for each expert whether its group takes part in the choice.
     pub fn selection_scores_and_mask(&self, logits: &[f32], out: &mut Vec<f32>, running: &mut Vec<bool>) {
         self.unmasked(logits, out);
         running.clear();
@@ -212,8 +212,8 @@ impl Gate {
         }
     }
 
-    /// Each expert's share of the router's attention, in all 1: the softmax of the logits or, where scores are
-    /// sigmoids, each one's part of their sum.
+    /// The router's probability of each expert: the softmax of the logits or, if scores are sigmoids, each one's share
+    /// of their sum.
     ///
     /// The caller guarantees one logit per expert.
     pub fn probabilities(&self, logits: &[f32], out: &mut Vec<f32>) {
@@ -228,13 +228,13 @@ impl Gate {
         }
     }
 
-    /// The indices of the `top_k` largest values, largest first, the lower index first among equals.
+    /// The experts of the `top_k` largest values, in descending order; the lower index wins a tie.
     pub fn choose(&self, values: &[f32], out: &mut Vec<ExpertId>) {
         out.clear();
         out.extend(best(values, self.top_k).into_iter().map(|i| ExpertId(i as u16)));
     }
 
-    /// The weights of `chosen`, in its order, from the unmodified logits.
+    /// The weights of `chosen`, in the same order, from the unmodified logits.
     pub fn weights(&self, logits: &[f32], chosen: &[ExpertId], out: &mut Vec<f32>) {
         let logit = |e: &ExpertId| logits[e.index()];
         match self.weighting {
@@ -249,7 +249,7 @@ impl Gate {
                     Renorm::Sum { plus } => sum + plus,
                     Renorm::Floor { min } => sum.max(min),
                 };
-                // A forced choice may hold nothing but scores that round to 0; their sum divides nothing.
+                // All scores of a forced choice may round to 0; weights of 0 are not divided by their sum of 0.
                 out.iter_mut().filter(|w| **w != 0.0).for_each(|w| *w = *w / divisor * scale);
             }
             Weighting::SoftmaxOfChosen => {
@@ -289,16 +289,16 @@ impl Gate {
 }
 
 impl ExpertGroups {
-    /// Masks the losing groups and tells which experts those are.
+    /// Masks the losing groups and reports the range of experts of each to `lost`.
     fn mask(&self, values: &mut [f32], mut lost: impl FnMut(Range<usize>)) {
         let per = values.len() / self.count;
-        // Ranks are taken before anything is masked; a gate has few groups.
+        // Groups are ranked before any is masked. A gate has few groups, so comparing all pairs is cheap.
         let mut kept = [0u64; GROUPS_MAX / 64];
         for g in 0..self.count {
-            let mine = self.group_score(&values[g * per..][..per]);
+            let score = self.group_score(&values[g * per..][..per]);
             let better = values.chunks(per).enumerate().filter(|(other, group)| {
-                let theirs = self.group_score(group);
-                theirs.total_cmp(&mine).then(g.cmp(other)).is_gt()
+                let other_score = self.group_score(group);
+                other_score.total_cmp(&score).then(g.cmp(other)).is_gt()
             });
             kept[g / 64] |= u64::from(better.count() < self.keep) << (g % 64);
         }
@@ -310,7 +310,7 @@ impl ExpertGroups {
         }
     }
 
-    /// What ranks a group; one that cannot be ranked comes last.
+    /// The score by which a group is ranked; a group with only NaN comes last.
     fn group_score(&self, group: &[f32]) -> f32 {
         let (mut best, mut second) = (f32::NEG_INFINITY, f32::NEG_INFINITY);
         for v in group {
@@ -327,7 +327,7 @@ impl ExpertGroups {
     }
 }
 
-/// Softmax of `logits` at `at`, over the experts whose logit comes near enough to it; `taken` are out of the running.
+/// Softmax of `logits` at `at` over the experts whose logit is close enough to it, without those in `taken`.
 fn sparse_mixer(logits: &[f32], at: usize, taken: &[ExpertId], eps: f32) -> f32 {
     let top = logits[at];
     let near = |j: usize| {
@@ -353,16 +353,16 @@ fn softmax(values: &mut [f32]) {
     values.iter_mut().for_each(|v| *v /= sum);
 }
 
-/// The indices of the `k` largest values in falling order; the lower index wins a tie, NaN comes last.
+/// The indices of the `k` largest values in descending order; the lower index wins a tie, NaN comes last.
 fn best(values: &[f32], k: usize) -> Vec<usize> {
     let key = |i: &usize| if values[*i].is_nan() { f32::NEG_INFINITY } else { values[*i] };
     let mut order: Vec<usize> = (0..values.len()).collect();
-    let falling = |a: &usize, b: &usize| key(b).total_cmp(&key(a)).then(a.cmp(b));
+    let descending = |a: &usize, b: &usize| key(b).total_cmp(&key(a)).then(a.cmp(b));
     if k < order.len() {
-        order.select_nth_unstable_by(k, falling);
+        order.select_nth_unstable_by(k, descending);
         order.truncate(k);
     }
-    order.sort_unstable_by(falling);
+    order.sort_unstable_by(descending);
     order
 }
 
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bias_moves_the_choice_and_not_the_weight() {
+    fn the_bias_affects_the_choice_but_not_the_weight() {
         let gate = Gate {
             score: Score::Sigmoid,
             bias: Some(vec![0.0, 0.0, 5.0, 0.0]),
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_mask_by_the_sum_of_the_two_best() {
+    fn groups_are_ranked_by_the_sum_of_their_two_best() {
         let groups = ExpertGroups { count: 2, keep: 1, rank: GroupRank::BestTwo, masked: f32::NEG_INFINITY };
         let gate = Gate { score: Score::Raw, groups: Some(groups), ..Gate::softmax(6, 2, false) };
         // The best single expert is in the losing group.
@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn sparse_mixer_weighs_each_of_the_two_among_its_neighbours() {
+    fn sparse_mixer_weights_each_of_two_among_close_logits() {
         let gate =
             Gate { score: Score::Raw, weighting: Weighting::SparseMixer { eps: 0.01 }, ..Gate::softmax(4, 2, false) };
         let (ids, weights) = run(&gate, &[1.0, 1.01, 0.5, -3.0]);
@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn of_equal_groups_the_first_stay() {
+    fn the_first_of_equal_groups_win() {
         let groups = ExpertGroups { count: 3, keep: 2, rank: GroupRank::Best, masked: -1.0 };
         let gate = Gate { score: Score::Raw, groups: Some(groups), ..Gate::softmax(6, 2, false) };
         let mut values = vec![];
@@ -432,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_sum_to_one() {
+    fn probabilities_sum_to_one() {
         let logits = [0.5, -1.0, 2.0, 0.0];
         for score in [Score::Raw, Score::Softmax, Score::Sigmoid] {
             let (gate, mut shares) = (Gate { score, ..Gate::softmax(4, 1, false) }, vec![]);
@@ -443,12 +443,12 @@ mod tests {
     }
 
     #[test]
-    fn ties_go_to_the_lower_index_and_nan_is_last() {
+    fn ties_go_to_the_lower_index_and_nan_comes_last() {
         assert_eq!(best(&[1.0, 2.0, 2.0, f32::NAN], 4), [1, 2, 0, 3]);
     }
 
     #[test]
-    fn impossible_gates_are_refused() {
+    fn invalid_gates_are_refused() {
         assert!(Gate::softmax(4, 5, false).checked().is_err());
         assert!(Gate::softmax(4, 0, false).checked().is_err());
         let groups = |count, keep| {

@@ -1,27 +1,29 @@
+//! Ids of layers and experts.
+
 use std::fmt;
 
-/// A decoder layer, counted from the embedding. Dense layers count too.
+/// Index of a decoder layer, from 0 at the embedding. Dense layers are counted too.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, serde::Serialize, serde::Deserialize)]
 #[serde(transparent)]
 pub struct LayerIdx(pub u16);
 
-/// An expert within its layer.
+/// Index of an expert within its layer.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, serde::Serialize, serde::Deserialize)]
 #[serde(transparent)]
 pub struct ExpertId(pub u16);
 
 impl LayerIdx {
-    /// As an index into a slice over all layers.
+    /// The index into a slice over all layers.
     pub fn index(self) -> usize {
         self.0 as usize
     }
 }
 
 impl ExpertId {
-    /// A place that a lossy routing strategy left empty.
+    /// Marks an expert place that a lossy routing strategy left empty.
     pub const NONE: ExpertId = ExpertId(u16::MAX);
 
-    /// As an index into a slice over one layer's experts.
+    /// The index into a slice over one layer's experts.
     pub fn index(self) -> usize {
         self.0 as usize
     }

@@ -1,8 +1,36 @@
-//! The words that all of larder shares: which layer and expert, how numbers are stored, what one expert looks like
-//! in bytes, how a router's logits become a choice, and where a checkpoint keeps each of these.
+//! Types that all crates of larder share: ids of layers and experts, number formats, the byte layout of an expert, the
+//! gate that turns router logits into experts and weights, the description of a checkpoint, and routing traces.
 //!
-//! Nothing here holds a weight or measures time, and of files only those of a [`Trace`] and of
-//! [`ExpertActivations`] are opened.
+//! This crate holds no weights, starts no threads and measures no time. The only files it opens are those of a
+//! [`Trace`] and of [`ExpertActivations`].
+//!
+//! - [`LayerIdx`], [`ExpertId`]: ids.
+//! - [`NumberFormat`], [`RowOrder`], [`TensorMeta`], [`Tensors`]: how weights are encoded, and how tensors are read by
+//!   name.
+//! - [`ExpertLayout`]: where gate, up and down lie in the bytes of one expert.
+//! - [`Blueprint`], [`Geometry`]: what a config says about a model's tensors and sizes.
+//! - [`Gate`]: from router logits to experts and their weights.
+//! - [`CacheScope`], [`Residency`]: what routing and eviction share with the cache.
+//! - [`Trace`]: the recorded routing of a run.
+//!
+//! ```
+//! use larder_core::{ExpertLayout, Gate, NumberFormat};
+//!
+//! // The best two of four experts, with weights that sum to 1.
+//! let gate = Gate::softmax(4, 2, true).checked()?;
+//! let logits = [0.0, 2.0, 1.0, -1.0];
+//! let (mut scores, mut chosen, mut weights) = (vec![], vec![], vec![]);
+//! gate.selection_scores(&logits, &mut scores);
+//! gate.choose(&scores, &mut chosen);
+//! gate.weights(&logits, &chosen, &mut weights);
+//! assert_eq!(chosen.iter().map(|e| e.0).collect::<Vec<_>>(), [1, 2]);
+//! assert!((weights.iter().sum::<f32>() - 1.0).abs() < 1e-6);
+//!
+//! // What one expert of hidden size 64 and width 32 takes in q8_0, padded to whole pages.
+//! let layout = ExpertLayout::new(64, 32, [NumberFormat::Q8_0; 3], false)?;
+//! assert_eq!(layout.bytes, 8192);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod blueprint;
 mod cache_scope;

@@ -1,20 +1,22 @@
+//! Number formats of weights.
+
 use std::{fmt, str::FromStr};
 
-/// How the numbers of a tensor are stored.
+/// How the values of a tensor are encoded.
 ///
-/// The block formats are those of GGUF, byte for byte: a row is a run of blocks, and a block holds
+/// The block formats are those of GGUF, byte for byte: a row is a sequence of blocks, and a block holds
 /// [`block_len`](NumberFormat::block_len) consecutive values of that row.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum NumberFormat {
-    /// 32-bit float.
+    /// IEEE single precision, 32 bits.
     F32,
-    /// IEEE half.
+    /// IEEE half precision, 16 bits.
     F16,
-    /// bfloat16.
+    /// bfloat16: the upper 16 bits of an `F32`.
     Bf16,
     /// 32 values: f16 scale, 32 signed bytes.
     Q8_0,
-    /// 32 values: f16 scale, 16 bytes of nibbles offset by 8 (low nibbles are the first half).
+    /// 32 values: f16 scale, 16 bytes of nibbles with an offset of 8 (the low nibbles are the first half).
     Q4_0,
     /// 256 values: eight 4-bit groups with 6-bit scales and minima.
     Q4K,
@@ -25,7 +27,7 @@ pub enum NumberFormat {
 }
 
 impl NumberFormat {
-    /// Every kind, in the order of the table in `docs/store.md`.
+    /// Every format, in the order of the table in `docs/store.md`.
     pub const ALL: [NumberFormat; 8] = [
         NumberFormat::F32,
         NumberFormat::F16,
@@ -59,12 +61,12 @@ impl NumberFormat {
         }
     }
 
-    /// Whether values are stored one by one, so that they can be cut and transposed anywhere.
+    /// Whether each value is stored by itself, so that a tensor can be split and transposed anywhere.
     pub const fn is_float(self) -> bool {
         self.block_len() == 1
     }
 
-    /// Bytes of a row of `cols` values; `None` if `cols` is not whole blocks or the product overflows.
+    /// Bytes of a row of `cols` values; `None` if `cols` is not a whole number of blocks or the product overflows.
     pub fn row_bytes(self, cols: usize) -> Option<usize> {
         (cols.is_multiple_of(self.block_len())).then_some(cols / self.block_len())?.checked_mul(self.block_bytes())
     }
@@ -95,9 +97,9 @@ impl fmt::Display for NumberFormat {
     }
 }
 
-/// A name that is no [`NumberFormat`].
+/// The error for a name that is not a [`NumberFormat`].
 #[derive(Debug, thiserror::Error)]
-#[error("unknown number format '{0}'; the known ones are f32, f16, bf16, q8_0, q4_0, q4_k, q5_k, q6_k")]
+#[error("unknown number format '{0}'; available: f32, f16, bf16, q8_0, q4_0, q4_k, q5_k, q6_k")]
 pub struct UnknownNumberFormat(pub String);
 
 impl FromStr for NumberFormat {
@@ -135,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn row_bytes_wants_whole_blocks_and_never_overflows() {
+    fn row_bytes_requires_whole_blocks_and_never_overflows() {
         assert_eq!(NumberFormat::Q4_0.row_bytes(64), Some(36));
         assert_eq!(NumberFormat::Q4_0.row_bytes(40), None);
         assert_eq!(NumberFormat::Q6K.row_bytes(512), Some(420));

@@ -1,23 +1,25 @@
-/// Where an expert is.
+//! Where experts are, as routing strategies see it.
+
+/// Where an expert's bytes are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Presence {
-    /// In memory.
+    /// In a slot, ready to use.
     Resident,
-    /// Being read.
+    /// Being read or copied.
     InFlight,
-    /// On the SSD alone.
+    /// Only on the SSD.
     Absent,
 }
 
-/// What routing may know of the cache.
+/// What a routing strategy may see of the cache.
 pub trait Residency {
-    /// Where an expert of the layer in `row` is, rows being the layers that have experts, counted from 0.
+    /// Where an expert of MoE row `row` is; rows count the layers that have experts, from 0.
     ///
-    /// The caller guarantees that both exist.
+    /// The caller guarantees that row and expert exist.
     fn presence(&self, row: usize, expert: usize) -> Presence;
 }
 
-/// All there is.
+/// Every expert is resident.
 impl Residency for () {
     fn presence(&self, _: usize, _: usize) -> Presence {
         Presence::Resident

@@ -1,14 +1,16 @@
-/// Random numbers from a seed, the same everywhere (SplitMix64).
+//! A seeded random number generator.
+
+/// A seeded random number generator with the same numbers on every platform (SplitMix64).
 #[derive(Clone, Debug)]
 pub struct Rng(u64);
 
 impl Rng {
-    /// Equal seeds give equal numbers.
+    /// Starts the sequence of a seed. Equal seeds give equal numbers.
     pub fn new(seed: u64) -> Self {
         Rng(seed)
     }
 
-    /// Any 64 bits.
+    /// The next 64 random bits.
     pub fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -17,17 +19,17 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// At least 0 and below 1.
+    /// A number from 0 (inclusive) to 1 (exclusive).
     pub fn unit(&mut self) -> f64 {
         (self.bits() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// Below `end`, which is at least 1.
+    /// An index below `end`, which must be at least 1.
     pub fn below(&mut self, end: usize) -> usize {
         ((u128::from(self.bits()) * end as u128) >> 64) as usize
     }
 
-    /// Brings `all` into a random order.
+    /// Shuffles `all` in place.
     pub fn shuffle<T>(&mut self, all: &mut [T]) {
         for last in (1..all.len()).rev() {
             all.swap(last, self.below(last + 1));

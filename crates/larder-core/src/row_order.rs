@@ -1,23 +1,26 @@
+//! Interleaved rows of quantised matrices.
+
 use std::{fmt, str::FromStr};
 
 use crate::NumberFormat;
 
-/// In which order the bytes of a matrix's rows are stored.
+/// How the rows of a matrix are interleaved.
 ///
-/// Both take the same number of bytes, so no offset and no size depends on it.
+/// Both orders take the same number of bytes, so offsets and sizes do not depend on the order.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
 pub enum RowOrder {
-    /// One row after the other.
+    /// One row after the other; `rows` in flags and files.
     #[default]
     Plain,
-    /// Rows in groups of [`ROW_GROUP`], and within a group, for each block position, the eight rows' blocks as one:
+    /// Rows in groups of [`ROW_GROUP`]. Within a group, the eight rows' blocks at each block position are stored as
+    /// one:
     ///
     /// 1. each f16 of the block ([`BlockParts::halves`]: the scale, then the scale of minima where there is one), for
     ///    row 0 to row 7;
     /// 2. each run of four of the other bytes, in their own order, for row 0 to row 7.
     ///
-    /// So one load of 32 bytes gives the same few columns of all eight rows. The last `rows % 8` rows stay as they
-    /// are, and so do all rows of plain floats.
+    /// One load of 32 bytes then gives the same few columns of all eight rows. The last `rows % 8` rows are stored in
+    /// plain order, and so are all rows of float formats.
     Rows8,
 }
 
@@ -25,7 +28,7 @@ impl RowOrder {
     /// Every order, in the sequence of the table in `docs/store.md`.
     pub const ALL: [RowOrder; 2] = [RowOrder::Plain, RowOrder::Rows8];
 
-    /// The order that products with weights of this kind are fastest in.
+    /// The order in which products with weights of this format are fastest.
     pub const fn best(kind: NumberFormat) -> RowOrder {
         if kind.is_float() { RowOrder::Plain } else { RowOrder::Rows8 }
     }
@@ -45,9 +48,9 @@ impl fmt::Display for RowOrder {
     }
 }
 
-/// A name that is no [`RowOrder`].
+/// The error for a name that is not a [`RowOrder`].
 #[derive(Debug, thiserror::Error)]
-#[error("unknown order of bytes '{0}'; the known ones are rows, rows8")]
+#[error("unknown row order '{0}'; available: rows, rows8")]
 pub struct UnknownRowOrder(pub String);
 
 impl FromStr for RowOrder {
@@ -72,24 +75,24 @@ impl<'de> serde::Deserialize<'de> for RowOrder {
     }
 }
 
-/// Rows that [`RowOrder::Rows8`] interleaves.
+/// Number of rows that [`RowOrder::Rows8`] interleaves.
 pub const ROW_GROUP: usize = 8;
 
-/// Where a block keeps what: its f16 scales in one place, and all else in runs of four bytes.
+/// The parts of a block: its f16 scales, and the other bytes in runs of four.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BlockParts {
-    /// How many f16 there are.
+    /// Number of f16 values.
     pub halves: usize,
-    /// The offset of the first.
+    /// Offset of the first f16 in the block.
     pub halves_at: usize,
-    /// How many runs of four bytes there are.
+    /// Number of runs of four bytes.
     pub fours: usize,
-    /// The offset of the first.
+    /// Offset of the first run in the block.
     pub fours_at: usize,
 }
 
 impl BlockParts {
-    /// Those of a kind in blocks; `None` for plain floats.
+    /// The parts of a block format; `None` for float formats.
     pub const fn of(kind: NumberFormat) -> Option<BlockParts> {
         let (halves, halves_at, fours_at) = match kind {
             NumberFormat::F32 | NumberFormat::F16 | NumberFormat::Bf16 => return None,
@@ -100,8 +103,8 @@ impl BlockParts {
         Some(BlockParts { halves, halves_at, fours: (kind.block_bytes() - 2 * halves) / 4, fours_at })
     }
 
-    /// Of a row in a group: each piece's offset in the row's own block, its offset in the interleaved block of the
-    /// group, and its length.
+    /// For a row of a group: each piece's offset in the row's own block, its offset in the interleaved block of the
+    /// group, and its length, in bytes.
     fn pieces(self, row: usize) -> impl Iterator<Item = (usize, usize, usize)> {
         let halves = (0..self.halves).map(move |i| (self.halves_at + 2 * i, 2 * (ROW_GROUP * i + row), 2));
         let fours_at = 2 * ROW_GROUP * self.halves;
@@ -109,7 +112,7 @@ impl BlockParts {
         halves.chain(fours)
     }
 
-    /// Takes one row's block out of the interleaved block of its group.
+    /// Copies one row's block out of the interleaved block of its group.
     pub fn pick(self, mixed: &[u8], row: usize, block: &mut [u8]) {
         for (own, shared, len) in self.pieces(row) {
             block[own..own + len].copy_from_slice(&mixed[shared..shared + len]);
@@ -117,7 +120,7 @@ impl BlockParts {
     }
 }
 
-/// Brings a matrix from [`RowOrder::Plain`] to [`RowOrder::Rows8`].
+/// Rearranges a matrix from [`RowOrder::Plain`] to [`RowOrder::Rows8`], in place.
 ///
 /// # Panics
 /// If `bytes` is not exactly `rows` rows of `cols` values.
@@ -127,7 +130,7 @@ pub fn interleave(kind: NumberFormat, rows: usize, cols: usize, bytes: &mut [u8]
     });
 }
 
-/// Brings a matrix from [`RowOrder::Rows8`] back to [`RowOrder::Plain`].
+/// Rearranges a matrix from [`RowOrder::Rows8`] back to [`RowOrder::Plain`], in place.
 ///
 /// # Panics
 /// If `bytes` is not exactly `rows` rows of `cols` values.
@@ -137,8 +140,8 @@ pub fn deinterleave(kind: NumberFormat, rows: usize, cols: usize, bytes: &mut [u
     });
 }
 
-/// Calls `step` for each piece of each whole group, with the group, a copy of what it was, the piece's place in the
-/// order of rows (the row's start and the offset in it), and its place in the interleaved order and length.
+/// Calls `step` for each piece of each whole group, with the group, a copy of its old bytes, the piece's position in
+/// plain order (the row's start and the offset in the row), and its position in the interleaved order with its length.
 fn rearrange(
     kind: NumberFormat,
     rows: usize,
@@ -178,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn floats_are_best_as_they_are() {
+    fn floats_are_fastest_in_plain_order() {
         for kind in NumberFormat::ALL {
             assert_eq!(RowOrder::best(kind) == RowOrder::Plain, kind.is_float());
         }
@@ -189,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn interleaving_can_be_undone_and_leaves_the_last_rows() {
+    fn interleaving_is_reversible_and_leaves_the_last_rows() {
         for kind in NumberFormat::ALL {
             for rows in [0, 1, 7, 8, 9, 16, 21] {
                 let cols = 3 * kind.block_len();

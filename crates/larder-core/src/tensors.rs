@@ -1,20 +1,22 @@
+//! The trait that reads tensors by name.
+
 use crate::{NumberFormat, RowOrder};
 
-/// What a named tensor is, before any of it is read.
+/// Number format, row order and shape of a named tensor, known before its data are read.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TensorMeta {
-    /// How its numbers are stored.
+    /// Number format of its values.
     pub kind: NumberFormat,
-    /// How its rows lie beside each other.
+    /// How its rows are interleaved.
     pub order: RowOrder,
-    /// Logical shape, outermost dimension first. The last dimension is whole blocks of `kind`.
+    /// Logical shape, outermost dimension first. The last dimension is a whole number of blocks of `kind`.
     pub shape: Vec<usize>,
-    /// Length in bytes: the product of the shape, in blocks.
+    /// Length in bytes.
     pub bytes: usize,
 }
 
 impl TensorMeta {
-    /// `None` if the last dimension is not whole blocks or the size overflows.
+    /// A tensor in plain row order; `None` if the last dimension is not whole blocks or the size overflows.
     pub fn new(kind: NumberFormat, shape: Vec<usize>) -> Option<Self> {
         let (cols, outer) = shape.split_last().map_or((1, &[][..]), |(c, o)| (*c, o));
         let rows = outer.iter().try_fold(1usize, |n, d| n.checked_mul(*d))?;
@@ -23,19 +25,19 @@ impl TensorMeta {
     }
 }
 
-/// Why a tensor could not be had. The text names the file; whoever asks adds nothing but the purpose.
+/// Why a tensor could not be read. The text names the file; callers add only the purpose.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct TensorsError(pub String);
 
-/// Tensors by name: a checkpoint, a GGUF file or a store, as the model sees them.
+/// Reads tensors by name; implemented by checkpoints, GGUF files and stores.
 pub trait Tensors {
-    /// What is called `name`, or `None`. Costs no I/O.
+    /// The tensor called `name`, or `None` if there is none. Costs no I/O.
     fn meta(&self, name: &str) -> Option<&TensorMeta>;
 
     /// Reads `into.len()` bytes of the tensor from byte `offset` on.
     ///
-    /// The caller guarantees that the range lies inside the tensor; the implementation fills all of `into` or fails,
-    /// naming file and offset.
+    /// The caller guarantees that the range lies inside the tensor; the implementation fills all of `into`, or fails
+    /// with an error that names file and offset.
     fn read(&self, name: &str, offset: usize, into: &mut [u8]) -> Result<(), TensorsError>;
 }

@@ -1,4 +1,6 @@
-/// A number of bytes as people write it: `4G`, `1.5 GiB`, `512 MB`. Units are decimal unless they say otherwise.
+//! Sizes in bytes as text.
+
+/// Parses a size in bytes: `4G`, `1.5 GiB`, `512 MB`. Units are decimal, except those with an `i`.
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
     let text = text.trim();
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
@@ -14,12 +16,12 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
         "mi" | "mib" => 1 << 20,
         "gi" | "gib" => 1 << 30,
         "ti" | "tib" => 1 << 40,
-        _ if number.is_empty() => return Err("is not a number with a unit, like 4G".into()),
-        _ => return Err(format!("'{unit}' is no unit of memory; use G, M, GiB or MiB")),
+        _ if number.is_empty() => return Err("is not a size such as 4G or 512MiB".into()),
+        _ => return Err(format!("'{unit}' is not a unit of memory; use G, M, GiB or MiB")),
     };
     match number.parse::<f64>() {
         Ok(n) if n >= 0.0 => Ok((n * factor as f64) as u64),
-        _ => Err("is not a number with a unit, like 4G".into()),
+        _ => Err("is not a size such as 4G or 512MiB".into()),
     }
 }
 
@@ -28,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_decimal_unless_they_say_otherwise() {
+    fn units_are_decimal_except_those_with_an_i() {
         assert_eq!(parse_bytes("4G"), Ok(4_000_000_000));
         assert_eq!(parse_bytes("1.5GiB"), Ok(3 << 29));
         assert_eq!(parse_bytes(" 512 m "), Ok(512_000_000));

@@ -177,7 +177,7 @@ fn what_cannot_be_replayed_is_refused_in_one_sentence() {
     let sweep = ["lab", "sweep", text(&trace), "--cache-experts", "4,0"];
     assert!(larder_refuses(&sweep).contains("capacity of 0"));
     let model = fixture("golden/olmoe/model.safetensors");
-    assert!(larder_refuses(&["lab", "replay", text(&model)]).contains("is not a trace of larder"));
+    assert!(larder_refuses(&["lab", "replay", text(&model)]).contains("is not a larder trace"));
     let short = dir.path().join("short.safetensors");
     let bytes = std::fs::read(&trace).unwrap();
     std::fs::write(&short, &bytes[..bytes.len() / 2]).unwrap();

@@ -1,45 +1,47 @@
+//! Errors of traces.
+
 use std::path::PathBuf;
 
-/// A trace that cannot be used.
+/// Why a trace cannot be read, written or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    /// The system refused.
+    /// An I/O error.
     #[error("{}: {doing} failed: {source}", path.display())]
     Io {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What was tried.
+        /// The operation that failed, for example `"reading"`.
         doing: &'static str,
-        /// What the system said.
+        /// The operating system's error.
         source: std::io::Error,
     },
-    /// A file of another kind.
-    #[error("{} is not a trace of larder: {why}", path.display())]
+    /// A file that is not a trace.
+    #[error("{} is not a larder trace: {why}", path.display())]
     Foreign {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What gives it away.
+        /// What shows that it is not a trace.
         why: String,
     },
-    /// A trace whose parts do not agree.
+    /// A trace file whose parts contradict each other.
     #[error("{} {why}", path.display())]
     Malformed {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What does not agree.
+        /// The contradiction.
         why: String,
     },
-    /// The same of a trace that is in memory.
+    /// A trace in memory whose parts contradict each other.
     #[error("the trace {0}")]
     Content(String),
-    /// A pass that cannot be added.
+    /// A pass that does not fit the trace.
     #[error(
         "a pass of {tokens} tokens cannot be added to a trace of {rows} layers of {experts} experts: it has {what}"
     )]
     Misfit {
-        /// What is wrong with it.
+        /// What is wrong with the pass.
         what: &'static str,
-        /// Its tokens.
+        /// Tokens of the pass.
         tokens: usize,
         /// Layers of the trace.
         rows: usize,
@@ -49,15 +51,15 @@ pub enum TraceError {
     /// Two traces of different models.
     #[error(
         "traces of different models cannot be joined: {} of {} experts in {} layers, and {} of {} in {}",
-        ours[2], ours[1], ours[0], theirs[2], theirs[1], theirs[0]
+        first[2], first[1], first[0], second[2], second[1], second[0]
     )]
     Geometry {
         /// Layers, experts and experts per token of the first.
-        ours: [usize; 3],
-        /// The same of the second.
-        theirs: [usize; 3],
+        first: [usize; 3],
+        /// Layers, experts and experts per token of the second.
+        second: [usize; 3],
     },
-    /// More tokens than are counted.
+    /// More tokens than a trace can hold.
     #[error("a trace holds at most {} tokens", u32::MAX)]
     TooLong,
 }

@@ -1,4 +1,4 @@
-//! The file of a trace: safetensors that other programs open too.
+//! The file format of a trace: safetensors, so that other programs can open it too.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -14,13 +14,13 @@ use super::{Trace, TraceError};
 
 const FORMAT: &str = "larder-trace";
 const VERSION: &str = "1";
-/// A header beyond this is none of ours.
+/// Largest header that is read, in bytes; a trace has a much smaller one.
 const HEADER_MAX: u64 = 16 << 20;
-/// What the file says of itself, beside what [`Trace::meta`] holds.
+/// Metadata keys of the format, beside those of [`Trace::meta`].
 const OWN_KEYS: [&str; 5] = ["format", "version", "layers", "experts", "top_k"];
 
 impl Trace {
-    /// Reads a file, which is checked from end to end.
+    /// Reads a file and checks all of it.
     pub fn read(path: impl AsRef<Path>) -> Result<Self, TraceError> {
         let mut open = Open::new(path.as_ref())?;
         let trace = open.trace()?;
@@ -31,7 +31,7 @@ impl Trace {
         Ok(trace)
     }
 
-    /// Writes a file, which appears whole or not at all.
+    /// Writes a file atomically: it appears whole or not at all.
     pub fn write(&self, path: impl AsRef<Path>) -> Result<(), TraceError> {
         self.check()?;
         let path = path.as_ref();
@@ -46,7 +46,7 @@ impl Trace {
         });
         written.map_err(io("writing")).and_then(|()| fs::rename(&temp, path).map_err(io("renaming"))).inspect_err(
             |_| {
-                // What cannot be removed is overwritten by the next attempt.
+                // If this fails, the next attempt overwrites the file.
                 let _ = fs::remove_file(&temp);
             },
         )
@@ -55,7 +55,7 @@ impl Trace {
     fn write_to(&self, out: &mut impl Write) -> std::io::Result<()> {
         let tokens = self.tokens();
         let (places, all) = (vec![tokens, self.rows, self.top_k], vec![tokens, self.rows, self.experts]);
-        // The widest numbers first, so that each tensor is aligned.
+        // Tensors with the widest values come first, so that each tensor is aligned.
         let mut tensors: Vec<(&str, &str, Vec<usize>, Vec<u8>)> = Vec::new();
         if !self.logits.is_empty() {
             tensors.push(("logits", "F32", all, self.logits.iter().flat_map(|l| l.to_le_bytes()).collect()));
@@ -96,7 +96,7 @@ impl Trace {
 struct Open {
     path: PathBuf,
     file: File,
-    /// Where the data begin.
+    /// First byte of the data.
     start: u64,
     header: Metadata,
 }
@@ -127,7 +127,7 @@ impl Open {
         let (has, wants) = (about.len() - open.start, open.header.data_len() as u64);
         match has == wants {
             true => Ok(open),
-            false => Err(open.malformed(format!("holds {has} bytes of data where its header speaks of {wants}"))),
+            false => Err(open.malformed(format!("holds {has} bytes of data, but its header describes {wants}"))),
         }
     }
 
@@ -139,7 +139,7 @@ impl Open {
         let mut meta: BTreeMap<String, String> =
             self.header.metadata().clone().unwrap_or_default().into_iter().collect();
         if meta.get("format").map(String::as_str) != Some(FORMAT) {
-            let why = format!("its metadata have no 'format' of '{FORMAT}'");
+            let why = format!("its metadata do not say 'format': '{FORMAT}'");
             return Err(TraceError::Foreign { path: self.path.clone(), why });
         }
         match meta.get("version").map_or("none", String::as_str) {
@@ -150,7 +150,7 @@ impl Open {
         let places = self.shape("experts", 3)?;
         let (tokens, rows, top_k) = (places[0], places[1], places[2]);
         if rows != self.number(&meta, "layers")? || top_k != self.number(&meta, "top_k")? {
-            return Err(self.malformed(format!("has 'experts' of a shape {places:?} that its metadata deny")));
+            return Err(self.malformed(format!("has 'experts' of shape {places:?}, which contradicts its metadata")));
         }
         OWN_KEYS.iter().for_each(|key| drop(meta.remove(*key)));
         let logits = match self.header.info("logits").map(|info| info.dtype) {
@@ -184,7 +184,9 @@ impl Open {
         let shape = &self.info(name)?.shape;
         match shape.len() == dimensions {
             true => Ok(shape.clone()),
-            false => Err(self.malformed(format!("has '{name}' of shape {shape:?}, not of {dimensions} dimensions"))),
+            false => {
+                Err(self.malformed(format!("has '{name}' of shape {shape:?}, which must have {dimensions} dimensions")))
+            }
         }
     }
 
@@ -192,7 +194,7 @@ impl Open {
         self.read(name, Dtype::F16, shape, f16::from_le_bytes)
     }
 
-    /// The header's own checks make sure that a tensor's bytes are those of its shape, and lie inside the file.
+    /// Reads a tensor. The header was checked to give each tensor the bytes of its shape, inside the file.
     fn read<const N: usize, T>(
         &mut self,
         name: &str,

@@ -1,4 +1,4 @@
-//! What a router chose, token by token: recorded from a run, drawn at random or imported, and replayed in the lab.
+//! Routing traces: the experts that each token chose, recorded, synthesised or imported, and replayed in the lab.
 
 mod error;
 mod file;
@@ -14,60 +14,60 @@ use half::f16;
 pub use error::TraceError;
 pub use steps::{Steps, TraceStep};
 
-/// Marks a place among a token's experts that a lossy routing strategy left empty.
+/// Marks an empty place among a token's experts, as a lossy routing strategy leaves it.
 pub const UNUSED: u16 = u16::MAX;
 
-/// The most experts that a trace may speak of, over all rows: tables are made of this size.
+/// Largest number of experts of a trace, over all rows; it bounds the tables that are allocated for one.
 pub const EXPERTS_MAX: usize = 1 << 20;
 
-/// The experts that each token chose in each layer that has experts.
+/// The experts that each token chose in each MoE layer.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Trace {
-    /// Layers that have experts.
+    /// Number of MoE layers.
     pub rows: usize,
-    /// Experts per such layer.
+    /// Experts per MoE layer.
     pub experts: usize,
-    /// Places for a token's experts per such layer.
+    /// Places for a token's experts per MoE layer.
     pub top_k: usize,
     /// `[tokens, rows, top_k]`, in order of rank; [`UNUSED`] where fewer were chosen, after all others.
     pub ids: Vec<u16>,
     /// `[tokens, rows, top_k]`, or empty.
     pub weights: Vec<f16>,
-    /// `[tokens, rows, experts]`, or empty: what the router said of every expert.
+    /// Router logits `[tokens, rows, experts]`, or empty.
     pub logits: Vec<f32>,
-    /// Tokens of each forward pass; a prompt that is read in one piece is one entry.
+    /// Tokens of each forward pass; a prompt that is prefilled in one pass is one entry.
     pub passes: Vec<u32>,
-    /// Tokens of each sequence; each begins with a pass.
+    /// Tokens of each sequence; each starts with a new pass.
     pub sequences: Vec<u32>,
-    /// Where it comes from, in words.
+    /// Free text about the origin: model, command, seed.
     pub meta: BTreeMap<String, String>,
 }
 
-/// One forward pass, as it is recorded.
+/// The routing of one forward pass, to be added to a trace.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TracePass<'a> {
-    /// `[tokens, rows, top_k]`
+    /// Chosen experts `[tokens, rows, top_k]`.
     pub ids: &'a [u16],
-    /// `[tokens, rows, top_k]`, or empty in every pass of a trace.
+    /// Weights `[tokens, rows, top_k]`, or empty in every pass of a trace.
     pub weights: &'a [f16],
-    /// `[tokens, rows, experts]`, or empty in every pass of a trace.
+    /// Router logits `[tokens, rows, experts]`, or empty in every pass of a trace.
     pub logits: &'a [f32],
-    /// Whether a sequence begins with it.
+    /// Whether it starts a new sequence.
     pub starts_sequence: bool,
 }
 
 impl Trace {
-    /// A trace to record into.
+    /// An empty trace.
     pub fn new(rows: usize, experts: usize, top_k: usize) -> Self {
         Trace { rows, experts, top_k, ..Trace::default() }
     }
 
-    /// How many tokens it holds.
+    /// Number of tokens.
     pub fn tokens(&self) -> usize {
         self.ids.len() / (self.rows * self.top_k).max(1)
     }
 
-    /// Whether it holds none.
+    /// Whether it has no tokens.
     pub fn is_empty(&self) -> bool {
         self.ids.is_empty()
     }
@@ -88,7 +88,7 @@ impl Trace {
         &self.logits[at..at + self.experts]
     }
 
-    /// The tokens of each sequence.
+    /// The range of tokens of each sequence.
     pub fn sequence_ranges(&self) -> impl Iterator<Item = Range<usize>> + '_ {
         self.sequences.iter().scan(0, |end, len| {
             let start = *end;
@@ -97,12 +97,12 @@ impl Trace {
         })
     }
 
-    /// What is asked of the cache: pass by pass, row by row.
+    /// The experts that the cache has to provide: pass by pass, row by row.
     pub fn steps(&self) -> Steps<'_> {
         Steps::new(self)
     }
 
-    /// Adds a forward pass. The first one of a trace starts a sequence whatever it says.
+    /// Adds a forward pass. The first pass of a trace always starts a sequence.
     pub fn push(&mut self, pass: &TracePass) -> Result<(), TraceError> {
         let tokens = self.fit(pass)?;
         self.ids.extend_from_slice(pass.ids);
@@ -116,14 +116,14 @@ impl Trace {
         Ok(())
     }
 
-    /// How many tokens a pass has, if it fits in.
+    /// Number of tokens of a pass, or an error if it does not fit the trace.
     fn fit(&self, pass: &TracePass) -> Result<u32, TraceError> {
         let place = (self.rows * self.top_k).max(1);
         let tokens = pass.ids.len() / place;
         let misfit = |what| Err(TraceError::Misfit { what, tokens, rows: self.rows, experts: self.experts });
         let first = self.is_empty();
         if tokens == 0 || !pass.ids.len().is_multiple_of(place) {
-            return misfit("a number of experts that is not whole tokens");
+            return misfit("a number of experts that is not a multiple of those per token");
         }
         let weights = if first { !pass.weights.is_empty() } else { !self.weights.is_empty() };
         if pass.weights.len() != if weights { pass.ids.len() } else { 0 } {
@@ -137,11 +137,11 @@ impl Trace {
         Ok(tokens as u32)
     }
 
-    /// Adds the sequences of another trace of the same geometry. Weights and logits stay only if both have them.
+    /// Adds the sequences of another trace of the same geometry. Weights and logits are kept only if both have them.
     pub fn append(&mut self, other: &Trace) -> Result<(), TraceError> {
-        let (ours, theirs) = ([self.rows, self.experts, self.top_k], [other.rows, other.experts, other.top_k]);
-        if ours != theirs {
-            return Err(TraceError::Geometry { ours, theirs });
+        let (shape, other_shape) = ([self.rows, self.experts, self.top_k], [other.rows, other.experts, other.top_k]);
+        if shape != other_shape {
+            return Err(TraceError::Geometry { first: shape, second: other_shape });
         }
         u32::try_from(self.tokens() + other.tokens()).map_err(|_| TraceError::TooLong)?;
         let first = self.is_empty();
@@ -153,7 +153,7 @@ impl Trace {
         Ok(())
     }
 
-    /// Some of its sequences. The caller guarantees that they are there.
+    /// A trace of a range of the sequences. The caller guarantees that they exist.
     pub fn select(&self, sequences: Range<usize>) -> Trace {
         let ranges: Vec<Range<usize>> = self.sequence_ranges().collect();
         let tokens = match &ranges[sequences.clone()] {
@@ -177,7 +177,7 @@ impl Trace {
         }
     }
 
-    /// Whether everything in it agrees; the error says what does not.
+    /// Checks that its parts fit together; the error says which do not.
     pub fn check(&self) -> Result<(), TraceError> {
         let wrong = |what: String| Err(TraceError::Content(what));
         if self.is_empty() {
@@ -185,12 +185,12 @@ impl Trace {
         }
         if self.rows.checked_mul(self.experts).is_none_or(|n| n == 0 || n > EXPERTS_MAX) {
             return wrong(format!(
-                "speaks of {} layers of {} experts, and larder counts up to {EXPERTS_MAX} experts",
+                "has {} layers of {} experts; larder supports up to {EXPERTS_MAX} experts in all layers together",
                 self.rows, self.experts
             ));
         }
         if self.top_k == 0 || self.top_k > self.experts || self.experts >= UNUSED as usize {
-            return wrong(format!("has tokens that choose {} of {} experts", self.top_k, self.experts));
+            return wrong(format!("has {} experts per token, of {} experts", self.top_k, self.experts));
         }
         let tokens = self.tokens();
         let places = tokens * self.rows * self.top_k;
@@ -205,7 +205,7 @@ impl Trace {
         self.check_lengths()?;
         self.check_ids()?;
         match self.logits.iter().position(|l| !l.is_finite()) {
-            Some(at) => wrong(format!("has a logit at token {} that is no number", at / (self.rows * self.experts))),
+            Some(at) => wrong(format!("has a logit at token {} that is not finite", at / (self.rows * self.experts))),
             None => Ok(()),
         }
     }
@@ -224,7 +224,9 @@ impl Trace {
         };
         let passes = ends(&self.passes);
         match ends(&self.sequences).iter().find(|end| passes.binary_search(end).is_err()) {
-            Some(end) => Err(TraceError::Content(format!("has a pass over the end of a sequence at token {end}"))),
+            Some(end) => {
+                Err(TraceError::Content(format!("has a pass that crosses the end of a sequence at token {end}")))
+            }
             None => Ok(()),
         }
     }
@@ -252,7 +254,7 @@ impl Trace {
     }
 }
 
-/// Appends `more`, or drops all if only one of the two has something.
+/// Appends `more`, or clears `all` if only one of the two has values.
 fn join<T: Copy>(all: &mut Vec<T>, more: &[T], first: bool) {
     match first || (!all.is_empty() && !more.is_empty()) {
         true => all.extend_from_slice(more),

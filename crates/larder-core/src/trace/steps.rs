@@ -1,30 +1,32 @@
+//! The steps of a trace: which experts each pass needs in each row.
+
 use super::Trace;
 
-/// What one forward pass asks of the cache in one row.
+/// The experts that one forward pass needs in one MoE row.
 #[derive(Clone, PartialEq, Debug)]
 pub struct TraceStep<'a> {
-    /// Which of the layers that have experts.
+    /// MoE row.
     pub row: usize,
-    /// The experts wanted, each once, token by token in order of rank.
+    /// The needed experts, each once, token by token in order of rank.
     pub wanted: Vec<usize>,
-    /// The router's logits if the pass has one token and the trace knows them, otherwise empty.
+    /// Router logits if the pass has one token and the trace holds logits, otherwise empty.
     pub logits: &'a [f32],
-    /// Whether a sequence begins here.
+    /// Whether a sequence starts with this step.
     pub starts_sequence: bool,
 }
 
-/// The steps of a trace, pass by pass and row by row.
+/// Iterator over the steps of a trace, pass by pass and row by row.
 pub struct Steps<'a> {
     trace: &'a Trace,
     pass: usize,
     row: usize,
-    /// The pass's first token.
+    /// First token of the current pass.
     token: usize,
-    /// Sequences that have begun.
+    /// Number of sequences that have started.
     sequence: usize,
-    /// The first token of the next one.
+    /// First token of the next sequence.
     next_sequence: usize,
-    /// The last step in which an expert was seen.
+    /// Per expert, the last step that needed it.
     seen: Vec<usize>,
     step: usize,
 }

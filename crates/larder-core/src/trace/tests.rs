@@ -1,3 +1,5 @@
+//! Tests of traces: content, files, damage.
+
 use proptest::prelude::*;
 
 use super::*;
@@ -12,12 +14,12 @@ fn small() -> Trace {
     trace
 }
 
-fn said(result: Result<Trace, TraceError>) -> String {
+fn error_of(result: Result<Trace, TraceError>) -> String {
     result.unwrap_err().to_string()
 }
 
 #[test]
-fn steps_ask_for_each_expert_once_pass_by_pass() {
+fn steps_need_each_expert_once_per_pass() {
     let trace = small();
     let steps: Vec<_> = trace.steps().map(|s| (s.row, s.wanted, s.starts_sequence)).collect();
     let want = [
@@ -46,7 +48,7 @@ fn passes_that_do_not_fit_are_refused() {
     let mut trace = small();
     let before = trace.clone();
     let odd = TracePass { ids: &[0, 1, 2], ..TracePass::default() };
-    assert!(trace.push(&odd).unwrap_err().to_string().contains("not whole tokens"));
+    assert!(trace.push(&odd).unwrap_err().to_string().contains("not a multiple"));
     let weights = vec![half::f16::ONE; 4];
     let some = TracePass { ids: &[0, 1, 2, 3], weights: &weights, ..TracePass::default() };
     assert!(trace.push(&some).unwrap_err().to_string().contains("weights for some"));
@@ -68,7 +70,7 @@ fn traces_are_joined_and_cut_by_sequence() {
 }
 
 #[test]
-fn what_does_not_agree_is_refused() {
+fn contradictory_traces_are_refused() {
     let broken = |change: fn(&mut Trace)| {
         let mut trace = small();
         change(&mut trace);
@@ -80,21 +82,21 @@ fn what_does_not_agree_is_refused() {
     assert!(broken(|t| t.ids.clear()).contains("no tokens"));
     assert!(broken(|t| t.passes[0] = 3).contains("'passes'"));
     assert!(broken(|t| t.sequences = vec![4, 0]).contains("'sequences'"));
-    assert!(broken(|t| t.sequences = vec![1, 3]).contains("pass over the end"));
+    assert!(broken(|t| t.sequences = vec![1, 3]).contains("crosses the end"));
     assert!(broken(|t| t.weights = vec![half::f16::ONE]).contains("'weights'"));
-    assert!(broken(|t| t.logits = vec![f32::NAN; 32]).contains("no number"));
-    assert!(broken(|t| t.experts = 1 << 30).contains("counts up to"));
+    assert!(broken(|t| t.logits = vec![f32::NAN; 32]).contains("not finite"));
+    assert!(broken(|t| t.experts = 1 << 30).contains("supports up to"));
 }
 
 #[test]
-fn files_of_others_are_refused_in_one_sentence() {
+fn other_files_are_refused_in_one_sentence() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("x.safetensors");
     let refused = |bytes: &[u8]| {
         std::fs::write(&path, bytes).unwrap();
-        let said = said(Trace::read(&path));
-        assert!(said.contains("x.safetensors") && !said.contains('\n'), "{said}");
-        said
+        let error = error_of(Trace::read(&path));
+        assert!(error.contains("x.safetensors") && !error.contains('\n'), "{error}");
+        error
     };
     assert!(refused(b"").contains("0 bytes long"));
     assert!(refused(b"token,layer,expert\n").contains("no safetensors header"));
@@ -103,8 +105,8 @@ fn files_of_others_are_refused_in_one_sentence() {
     let whole = [&(header.len() as u64).to_le_bytes()[..], header, b"x"].concat();
     assert!(refused(&whole).contains("'format'"));
     assert!(refused(&whole[..whole.len() - 1]).contains("0 bytes of data"));
-    assert!(said(Trace::read(dir.path())).contains("regular file"));
-    assert!(said(Trace::read(dir.path().join("none"))).contains("reading failed"));
+    assert!(error_of(Trace::read(dir.path())).contains("regular file"));
+    assert!(error_of(Trace::read(dir.path().join("none"))).contains("reading failed"));
 }
 
 #[test]
@@ -128,7 +130,7 @@ fn every_damaged_byte_is_refused_or_harmless() {
 }
 
 #[test]
-fn a_file_is_a_function_of_its_trace_and_old_ones_stay_until_the_new_is_whole() {
+fn writing_is_deterministic_and_replaces_a_file_only_when_whole() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("t.safetensors");
     let bytes = |trace: &Trace| trace.write(&path).map(|()| std::fs::read(&path).unwrap());
@@ -185,7 +187,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn what_is_written_is_read_again(trace in any_trace()) {
+    fn a_written_trace_reads_back(trace in any_trace()) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("t.safetensors");
         trace.write(&path).unwrap();
@@ -193,7 +195,7 @@ proptest! {
     }
 
     #[test]
-    fn sequences_cut_apart_and_joined_are_the_same(trace in any_trace()) {
+    fn split_sequences_join_to_the_same_trace(trace in any_trace()) {
         let mut joined = Trace { meta: trace.meta.clone(), ..Trace::new(trace.rows, trace.experts, trace.top_k) };
         for at in 0..trace.sequences.len() {
             let one = trace.select(at..at + 1);
