@@ -1,4 +1,4 @@
-//! Experts put together from a source, wherever and however it keeps their matrices.
+//! Assembles experts from a source, in whatever form it stores their matrices.
 
 use std::collections::BTreeMap;
 
@@ -11,10 +11,10 @@ use crate::{
     tensor_slice::{AssemblyBuffers, ExpertRef, LocatedSlice, PartShape, choose_format},
 };
 
-/// More experts per layer than an [`ExpertId`] can count.
+/// Largest number of experts per layer, limited by [`ExpertId`].
 const MAX_EXPERTS: usize = 1 << 16;
 
-/// Reads experts from a source and lays them out as a store would.
+/// Reads experts from a source and lays them out as a store does.
 pub struct Assembler<'a> {
     source: &'a dyn Source,
     geometry: Geometry,
@@ -24,19 +24,28 @@ pub struct Assembler<'a> {
 }
 
 impl<'a> Assembler<'a> {
-    /// Checks every expert's tensors against the blueprint and fixes the layouts; `wanted` of `None` keeps the kinds.
+    /// Checks every expert's tensors against the blueprint and decides the layouts. `wanted` is the number format of
+    /// the experts; `None` keeps that of the source.
     pub fn new(source: &'a dyn Source, blueprint: &Blueprint, wanted: Option<NumberFormat>) -> Result<Self> {
         let geometry = blueprint.geometry.clone();
         let names = source.expert_names().unwrap_or_else(|| blueprint.experts.clone());
         if geometry.experts == 0 || geometry.experts > MAX_EXPERTS {
-            let what = format!("asks for {} experts per layer", geometry.experts);
+            let what = format!("has {} experts per layer; 1 to {MAX_EXPERTS} are supported", geometry.experts);
             return Err(StoreError::new(StoreErrorKind::Unsupported, source.path(), what));
         }
         if geometry.hidden == 0 || geometry.inter == 0 || geometry.moe_layers.is_empty() {
-            return Err(StoreError::new(StoreErrorKind::Unsupported, source.path(), "is a model without experts"));
+            return Err(StoreError::new(
+                StoreErrorKind::Unsupported,
+                source.path(),
+                "has no experts; larder runs Mixture-of-Experts models only",
+            ));
         }
         if geometry.bias && names.bias.is_none() {
-            return Err(StoreError::new(StoreErrorKind::Missing, source.path(), "has no biases for its experts"));
+            return Err(StoreError::new(
+                StoreErrorKind::Missing,
+                source.path(),
+                "has no expert biases, which the config requires",
+            ));
         }
         let mut assembler = Assembler { source, geometry, names, layouts: BTreeMap::new(), notes: Vec::new() };
         for layer in assembler.geometry.moe_layers.clone() {
@@ -46,12 +55,12 @@ impl<'a> Assembler<'a> {
         Ok(assembler)
     }
 
-    /// What was stored otherwise than asked for, one sentence each.
+    /// One sentence for each part that is not stored in the requested format.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
 
-    /// The layouts of all layers that have experts.
+    /// The expert layout of each MoE layer.
     pub fn layouts(&self) -> &BTreeMap<LayerIdx, ExpertLayout> {
         &self.layouts
     }
@@ -65,9 +74,9 @@ impl<'a> Assembler<'a> {
         scratch: &mut AssemblyBuffers,
     ) -> Result<()> {
         let layout = self.layout(layer);
-        assert_eq!(into.len(), layout.bytes, "a buffer of the layout's length");
+        assert_eq!(into.len(), layout.bytes, "the buffer must have the layout's length");
         let mut end = 0;
-        for ((_, part), (piece, shape)) in layout.parts().zip(self.pieces()) {
+        for ((_, part), (piece, shape)) in layout.parts().zip(self.slices()) {
             into[end..part.offset].fill(0);
             end = part.offset + part.bytes;
             let found = LocatedSlice::locate(self.source, piece, self.expert_ref(layer, expert), shape)?;
@@ -77,22 +86,22 @@ impl<'a> Assembler<'a> {
         Ok(())
     }
 
-    /// When the last of an expert's bytes comes, if its model is still on its way.
+    /// Download rank of the last file that holds bytes of an expert; `None` if the model is complete.
     pub(crate) fn download_rank(&self, layer: LayerIdx, expert: ExpertId) -> Option<usize> {
-        self.pieces().filter_map(|(piece, _)| self.source.download_rank(&piece.tensor_name(layer, expert))).max()
+        self.slices().filter_map(|(piece, _)| self.source.download_rank(&piece.tensor_name(layer, expert))).max()
     }
 
-    /// Tells the source that an expert is done with.
+    /// Tells the source that the bytes of an expert are no longer needed.
     pub(crate) fn release(&self, layer: LayerIdx, expert: ExpertId) -> Result<()> {
-        for (piece, shape) in self.pieces() {
+        for (piece, shape) in self.slices() {
             let found = LocatedSlice::locate(self.source, piece, self.expert_ref(layer, expert), shape)?;
             self.source.release(&found.name, found.offset, found.bytes)?;
         }
         Ok(())
     }
 
-    /// The pieces of an expert and their shapes, in the order of [`ExpertLayout::parts`].
-    fn pieces(&self) -> impl Iterator<Item = (&TensorSlice, PartShape)> {
+    /// The slices of an expert with their shapes, in the order of [`ExpertLayout::parts`].
+    fn slices(&self) -> impl Iterator<Item = (&TensorSlice, PartShape)> {
         let Geometry { hidden, inter, bias, .. } = self.geometry;
         let biases = self.names.bias.iter().filter(move |_| bias).flatten();
         let lengths = [inter, inter, hidden].map(PartShape::Vector);
@@ -108,7 +117,7 @@ impl<'a> Assembler<'a> {
         ExpertRef { layer, expert, experts: self.geometry.experts }
     }
 
-    /// The layout of a layer, whose experts must all agree on it.
+    /// The layout of a layer; all of its experts must have the same.
     fn check_layer(&mut self, layer: LayerIdx, wanted: Option<NumberFormat>) -> Result<ExpertLayout> {
         let first = self.check_expert(layer, ExpertId(0), wanted)?;
         for e in 1..self.geometry.experts {
@@ -128,7 +137,7 @@ impl<'a> Assembler<'a> {
             .map_err(|e| StoreError::new(StoreErrorKind::Unsupported, self.source.path(), e.to_string()))
     }
 
-    /// The kinds of gate, up and down of one expert.
+    /// The number formats of gate, up and down of one expert.
     fn check_expert(
         &mut self,
         layer: LayerIdx,
@@ -137,7 +146,7 @@ impl<'a> Assembler<'a> {
     ) -> Result<[NumberFormat; 3]> {
         let mut kinds = [NumberFormat::F32; 3];
         let mut notes = Vec::new();
-        for (i, (piece, shape)) in self.pieces().enumerate() {
+        for (i, (piece, shape)) in self.slices().enumerate() {
             let found = LocatedSlice::locate(self.source, piece, self.expert_ref(layer, expert), shape)?;
             match shape {
                 PartShape::Vector(_) => {

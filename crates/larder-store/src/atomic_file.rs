@@ -1,4 +1,4 @@
-//! Files that appear whole or not at all.
+//! Atomic writes: files that appear whole or not at all.
 
 use std::{
     fs::{self, File},
@@ -12,7 +12,7 @@ use crate::{
     error::{Result, StoreError},
 };
 
-/// A file under a temporary name, which is removed unless the draft is published.
+/// A file under a temporary name, which is removed on drop unless it is published.
 pub(crate) struct AtomicFile {
     file: File,
     temp: PathBuf,
@@ -21,24 +21,24 @@ pub(crate) struct AtomicFile {
 }
 
 impl AtomicFile {
-    /// Begins a file that is to become `path`. A draft that was left behind is overwritten.
+    /// Creates the temporary file for `path`, overwriting one that an earlier attempt left.
     pub fn create(path: &Path) -> Result<Self> {
         let temp = temp_path(path);
         let file = File::create(&temp).map_err(|e| StoreError::io(&temp, "creating", e))?;
         Ok(AtomicFile { file, temp, path: path.to_owned(), published: false })
     }
 
-    /// Appends `bytes`.
+    /// Appends `bytes` to the file.
     pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
         self.file.write_all(bytes).map_err(|e| StoreError::io(&self.path, "writing", e))
     }
 
-    /// Writes `bytes` at `offset`.
+    /// Writes `bytes` at byte `offset`.
     pub fn write_at(&self, bytes: &[u8], offset: u64) -> Result<()> {
         self.file.write_all_at(bytes, offset).map_err(|e| StoreError::io(&self.path, "writing", e))
     }
 
-    /// Writes the whole file past the page cache where the file system allows it.
+    /// Writes the whole file with direct I/O where the file system supports it.
     pub fn write_direct(&self, bytes: &AlignedBuffer) -> Result<()> {
         if set_direct(&self.file, true) {
             match self.file.write_all_at(bytes, 0) {
@@ -49,7 +49,7 @@ impl AtomicFile {
         self.write_at(bytes, 0)
     }
 
-    /// Makes the content durable and gives the file its name.
+    /// Makes the content durable and renames the file to its final name.
     pub fn publish(mut self) -> Result<()> {
         self.file.sync_all().map_err(|e| StoreError::io(&self.path, "syncing", e))?;
         fs::rename(&self.temp, &self.path).map_err(|e| StoreError::io(&self.path, "renaming", e))?;
@@ -61,25 +61,25 @@ impl AtomicFile {
 impl Drop for AtomicFile {
     fn drop(&mut self) {
         if !self.published {
-            // What cannot be removed is overwritten by the next attempt.
+            // If this fails, the next attempt overwrites the file.
             let _ = fs::remove_file(&self.temp);
         }
     }
 }
 
-/// Writes a small file whole.
+/// Writes a small file atomically.
 pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
     let mut atomic_file = AtomicFile::create(path)?;
     atomic_file.write(bytes)?;
     atomic_file.publish()
 }
 
-/// Makes the names in a folder durable.
+/// Makes the file names of a folder durable.
 pub(crate) fn sync_folder(path: &Path) -> Result<()> {
     File::open(path).and_then(|folder| folder.sync_all()).map_err(|e| StoreError::io(path, "syncing", e))
 }
 
-/// The name that a file has until it is whole.
+/// The temporary name of a file.
 pub(crate) fn temp_path(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".tmp");
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_draft_appears_only_when_published() {
+    fn a_file_appears_only_when_published() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         let mut atomic_file = AtomicFile::create(&path).unwrap();
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn direct_writes_hold_the_same_bytes() {
+    fn direct_writes_give_the_same_bytes() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         let mut buffer = AlignedBuffer::new(8192);

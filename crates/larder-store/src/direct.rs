@@ -1,27 +1,27 @@
-//! Reads and writes past the page cache, for data that pass through once.
+//! Direct I/O: reads and writes past the page cache, for data that are used once.
 
 use std::{cell::RefCell, fs::File, io, os::unix::fs::FileExt, path::Path};
 
-/// Reads below this length gain nothing.
+/// Shorter reads gain nothing from direct I/O.
 pub(crate) const WORTHWHILE_BYTES: usize = 256 << 10;
-/// Bytes that are read at a time.
+/// Bytes per read.
 const CHUNK_BYTES: usize = 4 << 20;
 
 thread_local! {
     static CHUNK: RefCell<Option<AlignedBuffer>> = const { RefCell::new(None) };
 }
 
-/// A file that is read past the page cache.
+/// A file that is read with direct I/O.
 pub(crate) struct DirectFile(File);
 
 impl DirectFile {
-    /// Opens `path`, or returns `None` where direct I/O is not to be had.
+    /// Opens `path`; `None` where direct I/O is not available.
     pub fn open(path: &Path) -> Option<Self> {
         let file = File::open(path).ok()?;
         set_direct(&file, true).then_some(DirectFile(file))
     }
 
-    /// Fills `into` from `offset` on: whole pages are read to an aligned buffer and copied from there.
+    /// Fills `into` from byte `offset` on. Whole pages are read into an aligned buffer and copied from there.
     pub fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
         CHUNK.with_borrow_mut(|chunk| {
             let chunk = chunk.get_or_insert_with(|| AlignedBuffer::new(CHUNK_BYTES));
@@ -44,7 +44,7 @@ impl DirectFile {
     }
 }
 
-/// Bytes that begin at a page, as direct I/O wants them.
+/// A page-aligned buffer, as direct I/O requires.
 pub(crate) struct AlignedBuffer {
     bytes: Vec<u8>,
     start: usize,
@@ -52,10 +52,10 @@ pub(crate) struct AlignedBuffer {
 }
 
 impl AlignedBuffer {
-    /// Where it begins, and what direct I/O counts in.
+    /// Alignment of the buffer, and granularity of direct I/O, in bytes.
     pub const ALIGN: usize = larder_core::SHARD_ALIGN;
 
-    /// A buffer of `len` zeros.
+    /// A buffer of `len` zero bytes.
     pub fn new(len: usize) -> Self {
         let bytes = vec![0; len + Self::ALIGN];
         let start = bytes.as_ptr().align_offset(Self::ALIGN);
@@ -77,7 +77,7 @@ impl std::ops::DerefMut for AlignedBuffer {
     }
 }
 
-/// Turns direct I/O on or off; whether that worked.
+/// Turns direct I/O on or off; returns whether that succeeded.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 pub(crate) fn set_direct(file: &File, on: bool) -> bool {
     use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};

@@ -1,3 +1,5 @@
+//! Errors of this crate.
+
 use std::{
     fmt, io,
     path::{Path, PathBuf},
@@ -5,61 +7,61 @@ use std::{
 
 use larder_core::TensorsError;
 
-/// What kind of thing went wrong; the binary turns it into advice.
+/// Kinds of errors; the command-line program adds advice by kind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StoreErrorKind {
-    /// The system refused: not found, not allowed, an I/O error.
+    /// An error of the operating system: not found, not permitted, I/O error.
     Io,
-    /// The target's file system is full.
+    /// The file system of the target is full.
     NoSpace,
-    /// A file is not what its format says: truncated, overlapping, absurd.
+    /// A file violates its format: truncated, overlapping, values out of range.
     Malformed,
-    /// Something the model needs is not there.
+    /// Something that the model needs does not exist.
     Missing,
-    /// Two parts that must agree do not: a shape and a config, a checksum and its bytes.
+    /// Two parts contradict each other: a shape and a config, a checksum and its bytes.
     Mismatch,
-    /// Well-formed, and nothing that larder knows.
+    /// Well-formed, but not supported.
     Unsupported,
-    /// Written by a newer larder.
+    /// Written by a newer version of larder.
     Newer,
-    /// The target is taken or in use.
+    /// The target is occupied or in use.
     Taken,
 }
 
-/// A failure of the store: what kind, in which file, and one sentence that says what was found there.
+/// An error with its kind, the file, and one sentence that says what was found there.
 #[derive(Debug)]
 pub struct StoreError {
-    /// What kind.
+    /// Kind of the error.
     pub kind: StoreErrorKind,
-    /// In which file or folder; empty if the sentence says it.
+    /// File or folder; empty if the message names it or if there is none.
     pub path: PathBuf,
-    /// The sentence, without the path.
+    /// The sentence without the path, for example `has no config.json`.
     pub message: String,
 }
 
-/// The store's results.
+/// Result with [`StoreError`] by default.
 pub type Result<T, E = StoreError> = std::result::Result<T, E>;
 
 impl StoreError {
-    /// A failure of `fault` at `path`.
+    /// An error of `kind` at `path`.
     pub fn new(kind: StoreErrorKind, path: &Path, what: impl Into<String>) -> Self {
         StoreError { kind, path: path.to_owned(), message: what.into() }
     }
 
-    /// A file that breaks its own format.
+    /// An error for a file that violates its format.
     pub fn malformed(path: &Path, what: impl Into<String>) -> Self {
         Self::new(StoreErrorKind::Malformed, path, what)
     }
 
-    /// What the system said while `doing` something, for example `"reading"`.
+    /// An I/O error while `doing` something, for example `"reading"`.
     pub fn io(path: &Path, doing: &str, error: io::Error) -> Self {
         let kind = match error.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => StoreErrorKind::NoSpace,
             _ => StoreErrorKind::Io,
         };
-        let said = error.to_string();
-        let said = said.split(" (os error").next().unwrap_or_default().to_lowercase();
-        Self::new(kind, path, format!("{doing} failed: {said}"))
+        let reason = error.to_string();
+        let reason = reason.split(" (os error").next().unwrap_or_default().to_lowercase();
+        Self::new(kind, path, format!("{doing} failed: {reason}"))
     }
 }
 
@@ -72,7 +74,7 @@ impl fmt::Display for StoreError {
     }
 }
 
-/// The text of a [`TensorsError`] names the file already.
+/// Leaves the path empty: the text of a [`TensorsError`] names the file.
 impl From<TensorsError> for StoreError {
     fn from(error: TensorsError) -> Self {
         StoreError { kind: StoreErrorKind::Io, path: PathBuf::new(), message: error.0 }

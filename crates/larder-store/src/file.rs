@@ -1,3 +1,5 @@
+//! Read-only files, read at offsets.
+
 use std::{
     fs::File,
     io,
@@ -11,13 +13,13 @@ use crate::{
     error::{Result, StoreError, StoreErrorKind},
 };
 
-/// A file that is only read, at given offsets. Its length is taken once; reads beyond it are refused, and a file that
-/// shrinks meanwhile gives an error instead of a fault.
+/// A read-only file that is read at offsets. Its length is taken when it is opened. Reads beyond the end are errors,
+/// also if the file was truncated meanwhile: it is not memory-mapped, so there is no SIGBUS.
 pub struct ReadAt {
     file: File,
     path: PathBuf,
     len: u64,
-    /// Set once the data are to be read past the page cache; `None` inside where that cannot be.
+    /// Set by [`ReadAt::use_direct_io`]; the inner value is `None` where direct I/O is not available.
     direct: OnceLock<Option<DirectFile>>,
 }
 
@@ -32,48 +34,48 @@ impl ReadAt {
         Ok(ReadAt { file, path: path.to_owned(), len: meta.len(), direct: OnceLock::new() })
     }
 
-    /// The path it was opened by.
+    /// The path by which it was opened.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Its length in bytes when it was opened.
+    /// Length in bytes when it was opened.
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Whether it held nothing.
+    /// Whether it was empty when it was opened.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// From now on large reads go past the page cache, where the file system allows it: they come only once.
+    /// From now on, large reads use direct I/O where the file system supports it, for data that are read once.
     pub fn use_direct_io(&self) {
         self.direct.get_or_init(|| DirectFile::open(&self.path));
     }
 
-    /// Lets the system begin to read all of it.
+    /// Tells the kernel that the whole file will be read soon (`POSIX_FADV_WILLNEED`).
     pub fn advise_will_need(&self) {
         let _ = rustix::fs::fadvise(&self.file, 0, None, rustix::fs::Advice::WillNeed);
     }
 
-    /// Fills `into` from `offset` on, or fails naming the offset.
+    /// Fills `into` from byte `offset` on, or fails with an error that names the offset.
     pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<()> {
         let direct = self.direct.get().and_then(Option::as_ref).filter(|_| into.len() >= WORTHWHILE_BYTES);
-        // Whatever a direct read stumbles over, the usual one succeeds or says what is wrong.
+        // If a direct read fails for any reason, a buffered read succeeds or reports the error.
         if direct.is_some_and(|direct| direct.read(offset, into).is_ok()) {
             return Ok(());
         }
         self.file.read_exact_at(into, offset).map_err(|e| match e.kind() {
             io::ErrorKind::UnexpectedEof => StoreError::malformed(
                 &self.path,
-                format!("ends before byte {}, where data were to be", offset.saturating_add(into.len() as u64)),
+                format!("ends before byte {}; the file is truncated", offset.saturating_add(into.len() as u64)),
             ),
             _ => StoreError::io(&self.path, &format!("reading {} bytes at {offset}", into.len()), e),
         })
     }
 
-    /// Reads `len` bytes at `offset` into a new buffer, which is only made if the file holds that many.
+    /// Reads `len` bytes at `offset` into a new buffer, which is allocated only if the file is long enough.
     pub fn read_vec(&self, offset: u64, len: u64) -> Result<Vec<u8>> {
         if offset.checked_add(len).is_none_or(|end| end > self.len) {
             let what = format!("is {} bytes long, too short for {len} bytes at {offset}", self.len);
@@ -85,14 +87,14 @@ impl ReadAt {
     }
 }
 
-/// A small text or JSON file, or `None` if there is none. A file larger than `limit` bytes is refused.
+/// Reads a small text or JSON file; `None` if it does not exist. A file larger than `limit` bytes is an error.
 pub fn read_small(path: &Path, limit: u64) -> Result<Option<Vec<u8>>> {
     if !path.exists() {
         return Ok(None);
     }
     let file = ReadAt::open(path)?;
     if file.len() > limit {
-        return Err(StoreError::malformed(path, format!("is {} bytes long, more than {limit}", file.len())));
+        return Err(StoreError::malformed(path, format!("is {} bytes long; the limit is {limit}", file.len())));
     }
     file.read_vec(0, file.len()).map(Some)
 }

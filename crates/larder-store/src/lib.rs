@@ -1,6 +1,33 @@
-//! The model on disk: where it comes from, how it is converted into a store, and how a store is read and verified.
+//! Models on disk: sources (checkpoints and GGUF files), conversion into a store, verification of a store, and readers
+//! that fill slots with experts.
 //!
-//! No tensor type and no arithmetic beyond number formats lives here; a model is named tensors and expert bytes.
+//! To this crate a model is named tensors and expert bytes. It computes nothing beyond number formats, makes no network
+//! requests, and decides nothing about caching.
+//!
+//! - [`Source`], [`open_source`]: a checkpoint folder ([`Checkpoint`]) or a GGUF file ([`Gguf`]), as tensors by name.
+//! - [`convert`]: from a source to a store, resumable. [`Assembler`] reads single experts from a source.
+//! - [`Store`], [`Manifest`]: an open store, and its `larder.json`.
+//! - [`verify`]: checks every byte of a store.
+//! - [`ExpertSource`]: reads one expert at a time, from a store or a source.
+//! - [`reader`]: reads many experts at a time into the slots of an [`Arena`](reader::Arena), by io_uring or pread.
+//! - [`StoreError`]: what was wrong, and in which file.
+//!
+//! A slot moves into a request and comes back with its completion, so nothing else can reach its bytes meanwhile. This
+//! uses the test double of the readers, with a shard in memory:
+//!
+//! ```
+//! use std::{collections::VecDeque, sync::Arc};
+//! use larder_store::reader::{Arena, MemoryReader, ReadRequest, Reader};
+//!
+//! let mut reader = MemoryReader::new(Arc::new(vec![vec![7; 4096]]), 1);
+//! let (_arena, mut slots) = Arena::new(2, 4096)?;
+//! let request = ReadRequest { shard: 0, offset: 0, len: 4096, slot: slots.remove(0), tag: 5 };
+//! reader.submit(&mut VecDeque::from([request]));
+//! let done = reader.wait().expect("one read is in flight");
+//! done.result?;
+//! assert_eq!((done.tag, done.slot[0]), (5, 7));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod assemble;
 mod atomic_file;

@@ -1,4 +1,4 @@
-//! `larder.json`: what a store holds. It is written last, so a folder without it is not a store.
+//! The manifest `larder.json`: what a store holds. It is written last, so a folder without it is not a store.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -14,34 +14,34 @@ use crate::{
     source::{SIDECARS, SourceFile},
 };
 
-/// The manifest's name.
+/// File name of the manifest.
 pub const MANIFEST_FILE: &str = "larder.json";
-/// The file of everything but the experts.
+/// File name of the resident weights.
 pub const RESIDENT_FILE: &str = "resident.safetensors";
-/// The version that this larder writes, and the newest that it reads.
+/// The store format that this version writes, and the newest that it reads.
 pub const FORMAT_VERSION: u64 = 1;
 
 const MANIFEST_LIMIT: u64 = 64 << 20;
 
-/// What a store holds.
+/// The content of a store.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
-    /// Version of the store's format.
+    /// Version of the store format.
     pub format: u64,
     /// Version of the larder that wrote it.
     pub larder: String,
     /// The config's `model_type`.
     pub model_type: String,
-    /// The sizes.
+    /// Sizes of the model.
     pub geometry: Geometry,
-    /// The shards.
+    /// Layout, lengths and checksums of the shards.
     pub experts: ExpertFiles,
-    /// Everything else that is computed with.
+    /// The file of resident weights.
     pub resident: ResidentFile,
-    /// The files that travel with the model.
+    /// Files that are copied unchanged.
     pub sidecars: Vec<SidecarFile>,
-    /// What it was made of.
+    /// The source it was converted from.
     pub source: Provenance,
     /// The model's config, verbatim.
     pub config: Value,
@@ -51,9 +51,9 @@ pub struct Manifest {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ExpertFiles {
-    /// How the rows of quantised matrices lie beside each other.
+    /// Row order of quantised matrices.
     pub layout: RowOrder,
-    /// Kinds of gate, up and down: per MoE layer, or once if all layers agree.
+    /// Number formats of gate, up and down: per MoE layer, or once if all layers have the same.
     pub kinds: Vec<[NumberFormat; 3]>,
     /// Bytes of the largest expert.
     pub data_bytes: usize,
@@ -67,38 +67,38 @@ pub struct ExpertFiles {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ResidentFile {
-    /// Its length.
+    /// Length in bytes.
     pub bytes: u64,
     /// Checksum of its header, which holds a checksum of every tensor.
     pub header_checksum: String,
 }
 
-/// A file that travels with the model.
+/// A file that is copied unchanged, such as the tokenizer.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SidecarFile {
-    /// Its name, one of [`SIDECARS`].
+    /// File name, one of [`SIDECARS`].
     pub name: String,
-    /// Its length.
+    /// Length in bytes.
     pub bytes: u64,
-    /// Its checksum.
+    /// Checksum of the content.
     pub checksum: String,
 }
 
-/// What a store was made of: names and lengths, no paths and no times, so that equal input gives equal stores.
+/// What a store was converted from: names and lengths, no paths and no times, so that equal input gives equal stores.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Provenance {
     /// The source's files.
     pub files: Vec<SourceFile>,
-    /// The kind asked for, or `keep`.
+    /// Requested number format of the experts, or `keep`.
     pub experts: String,
-    /// The kind asked for, or `keep`.
+    /// Requested number format of the resident weights, or `keep`.
     pub resident: String,
 }
 
 impl Manifest {
-    /// Reads and checks the manifest of the store at `store`; also returns its bytes.
+    /// Reads and checks the manifest of the store at `store`; also returns the bytes of the file.
     pub fn read(store: &Path) -> Result<(Self, Vec<u8>)> {
         #[derive(Deserialize)]
         struct Version {
@@ -106,11 +106,10 @@ impl Manifest {
         }
         let path = store.join(MANIFEST_FILE);
         let bytes = read_small(&path, MANIFEST_LIMIT)?.ok_or_else(|| no_manifest(store))?;
-        let broken = |e: serde_json::Error| StoreError::malformed(&path, format!("is not a store's manifest: {e}"));
+        let broken = |e: serde_json::Error| StoreError::malformed(&path, format!("is not a valid manifest: {e}"));
         let Version { format } = serde_json::from_slice(&bytes).map_err(broken)?;
         if format > FORMAT_VERSION {
-            let what =
-                format!("has store format {format}, this larder reads up to {FORMAT_VERSION}: a newer larder wrote it");
+            let what = format!("has store format {format} of a newer larder; this one reads up to {FORMAT_VERSION}");
             return Err(StoreError::new(StoreErrorKind::Newer, &path, what));
         }
         let manifest: Manifest = serde_json::from_slice(&bytes).map_err(broken)?;
@@ -118,25 +117,25 @@ impl Manifest {
         Ok((manifest, bytes))
     }
 
-    /// Its bytes, the same for equal manifests.
+    /// The bytes of the file; equal manifests give equal bytes.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let mut bytes = serde_json::to_vec_pretty(self).expect("text and numbers are JSON");
+        let mut bytes = serde_json::to_vec_pretty(self).expect("text and numbers serialize as JSON");
         bytes.push(b'\n');
         bytes
     }
 
-    /// What tells experts apart from those of another model, and from the same ones stored otherwise.
+    /// Identifies model, number formats and data of the experts; clients and workers compare it.
     pub fn experts_fingerprint(&self) -> String {
-        let facts = serde_json::to_vec(&(&self.model_type, &self.geometry, &self.experts));
-        checksum_of(&facts.expect("text and numbers are JSON"))
+        let identity = serde_json::to_vec(&(&self.model_type, &self.geometry, &self.experts));
+        checksum_of(&identity.expect("text and numbers serialize as JSON"))
     }
 
-    /// The layouts that geometry and kinds call for.
+    /// The expert layout of each MoE layer, from geometry and number formats.
     pub fn layouts(&self) -> Result<BTreeMap<LayerIdx, ExpertLayout>, String> {
         let Geometry { hidden, inter, bias, ref moe_layers, .. } = self.geometry;
         let kinds = &self.experts.kinds;
         if kinds.len() != 1 && kinds.len() != moe_layers.len() {
-            return Err(format!("names {} sets of kinds for {} MoE layers", kinds.len(), moe_layers.len()));
+            return Err(format!("lists {} sets of number formats for {} MoE layers", kinds.len(), moe_layers.len()));
         }
         let layout = |(i, layer): (usize, &LayerIdx)| {
             let kinds = kinds[if kinds.len() == 1 { 0 } else { i }];
@@ -146,11 +145,11 @@ impl Manifest {
         moe_layers.iter().enumerate().map(layout).collect()
     }
 
-    /// What can be told from the manifest alone.
+    /// The checks that need only the manifest.
     fn check(&self) -> Result<(), String> {
         let Geometry { layers, ref moe_layers, experts, top_k, hidden, inter, .. } = self.geometry;
         if !moe_layers.is_sorted_by(|a, b| a < b) || moe_layers.last().is_some_and(|l| l.index() >= layers) {
-            return Err(format!("names MoE layers that are not among {layers} layers in rising order"));
+            return Err(format!("lists MoE layers that are not in ascending order or not below {layers}"));
         }
         if moe_layers.is_empty() || hidden == 0 || inter == 0 || top_k == 0 || top_k > experts {
             return Err("describes a model without experts".to_owned());
@@ -162,10 +161,10 @@ impl Manifest {
         let largest = self.layouts()?.values().map(|l| l.bytes).max().unwrap_or_default();
         let ExpertFiles { data_bytes, file_bytes, .. } = self.experts;
         if data_bytes != largest || largest.checked_add(DATA_START) != Some(file_bytes) {
-            return Err(format!("claims {data_bytes} bytes per expert, the geometry makes {largest}"));
+            return Err(format!("says {data_bytes} bytes per expert, but the geometry gives {largest}"));
         }
         match self.sidecars.iter().find(|s| !SIDECARS.contains(&s.name.as_str())) {
-            Some(sidecar) => Err(format!("names the file '{}', which is none that a store has", sidecar.name)),
+            Some(sidecar) => Err(format!("lists the file '{}', which is not a sidecar of a store", sidecar.name)),
             None => Ok(()),
         }
     }
@@ -173,7 +172,7 @@ impl Manifest {
 
 fn no_manifest(store: &Path) -> StoreError {
     let what = match store.join(CONVERSION_STATE).exists() {
-        true => "is no store yet: its conversion was not finished; run the same conversion again",
+        true => "is not a complete store: its conversion was not finished; run the same conversion again to resume it",
         false => "is not a store: it has no larder.json",
     };
     StoreError::new(StoreErrorKind::Missing, store, what)
@@ -220,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_manifest_reads_back_with_its_config_in_order() {
+    fn a_manifest_round_trips_with_its_config_in_order() {
         let bytes = manifest().to_bytes();
         let back = read(&bytes).unwrap();
         assert_eq!(back, manifest());
@@ -228,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn other_experts_have_another_fingerprint() {
+    fn other_experts_give_another_fingerprint() {
         let (one, mut other, mut resident) = (manifest(), manifest(), manifest());
         other.experts.checksums[1][0] = "e".into();
         resident.resident.header_checksum = "r".into();
@@ -237,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_format_is_told_apart_from_a_broken_one() {
+    fn a_newer_format_is_distinguished_from_a_broken_one() {
         let newer = br#"{"format": 2, "something": "else"}"#;
         assert_eq!(read(newer).unwrap_err().kind, StoreErrorKind::Newer);
         assert_eq!(read(br#"{"format": 1, "something": "else"}"#).unwrap_err().kind, StoreErrorKind::Malformed);
@@ -245,9 +244,9 @@ mod tests {
     }
 
     #[test]
-    fn lies_are_refused() {
-        type Lie = fn(&mut Manifest);
-        let lies: [(&str, Lie); 10] = [
+    fn contradictory_manifests_are_refused() {
+        type Change = fn(&mut Manifest);
+        let changes: [(&str, Change); 10] = [
             ("layer beyond", |m| m.geometry.layers = 2),
             ("layers out of order", |m| m.geometry.moe_layers.reverse()),
             ("more experts", |m| m.geometry.experts = usize::MAX),
@@ -261,9 +260,9 @@ mod tests {
                 m.sidecars = vec![SidecarFile { name: "../x".into(), bytes: 0, checksum: String::new() }];
             }),
         ];
-        for (name, lie) in lies {
+        for (name, change) in changes {
             let mut manifest = manifest();
-            lie(&mut manifest);
+            change(&mut manifest);
             assert_eq!(read(&manifest.to_bytes()).expect_err(name).kind, StoreErrorKind::Malformed);
         }
     }

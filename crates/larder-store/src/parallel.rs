@@ -1,3 +1,5 @@
+//! Runs tasks on a few threads.
+
 use std::sync::{
     Mutex,
     atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -5,10 +7,11 @@ use std::sync::{
 
 use crate::error::{Result, StoreError};
 
-/// Does `count` tasks in order on a few threads, each with a state of its own, and stops at the first failure.
+/// Runs `count` tasks, started in order, on `threads` threads with one state each, and stops at the first error.
+/// Returns the results in order.
 ///
-/// While one thread waits for the disk another computes; there are no queues, and no more than one task per thread is
-/// in memory.
+/// While one thread waits for the disk another computes. There are no queues, and at most one task per thread is in
+/// memory.
 pub(crate) fn parallel<S, T: Send>(
     threads: usize,
     count: usize,
@@ -27,10 +30,10 @@ pub(crate) fn parallel<S, T: Send>(
                 return;
             }
             match task(&mut state, i) {
-                Ok(result) => results.lock().expect("no thread panics with it")[i] = Some(result),
+                Ok(result) => results.lock().expect("no thread panics while it holds the lock")[i] = Some(result),
                 Err(e) => {
                     failed.store(true, Ordering::Relaxed);
-                    error.lock().expect("no thread panics with it").get_or_insert(e);
+                    error.lock().expect("no thread panics while it holds the lock").get_or_insert(e);
                 }
             }
         }
@@ -40,9 +43,11 @@ pub(crate) fn parallel<S, T: Send>(
             scope.spawn(work);
         }
     });
-    match error.into_inner().expect("no thread panicked with it") {
+    match error.into_inner().expect("no thread panicked while it held the lock") {
         Some(error) => Err(error),
-        None => Ok(results.into_inner().expect("no thread panicked with it").into_iter().flatten().collect()),
+        None => {
+            Ok(results.into_inner().expect("no thread panicked while it held the lock").into_iter().flatten().collect())
+        }
     }
 }
 

@@ -1,31 +1,32 @@
-//! Between f32 values and the number formats that larder can write: rounding as ggml's reference does it, bit for bit.
+//! Conversion between f32 values and the number formats that larder can write. Rounding is that of ggml's reference,
+//! bit for bit.
 
 use half::{f16, slice::HalfFloatSliceExt};
 use larder_core::NumberFormat;
 
-/// Values per step of a float conversion, which goes through a buffer on the stack to need no alignment.
+/// Values per step of a float conversion. Steps go through a buffer on the stack, so that bytes need no alignment.
 const STEP: usize = 512;
 /// Values per block of `Q8_0` and `Q4_0`.
 const BLOCK: usize = 32;
 
-/// A value that the wanted format cannot hold.
+/// The error for a value that is out of range for a number format.
 #[derive(Clone, Copy, PartialEq, Debug, thiserror::Error)]
-#[error("the value {value}, which {kind} cannot hold")]
+#[error("the value {value}, which is out of range for {kind}")]
 pub struct ValueOutOfRange {
-    /// The value.
+    /// The value that is out of range.
     pub value: f32,
-    /// The wanted format.
+    /// The number format.
     pub kind: NumberFormat,
 }
 
-/// Whether [`encode`] can write `kind`.
+/// Whether [`encode`] supports `kind`.
 pub fn can_encode(kind: NumberFormat) -> bool {
     limit(kind).is_some()
 }
 
-/// The least magnitude that `kind` can no longer hold.
+/// The smallest magnitude that is out of range for `kind`; `None` if it cannot be written.
 fn limit(kind: NumberFormat) -> Option<f32> {
-    // Halves round to infinity from here on; the quantised formats keep their scale as a half.
+    // From here on f16 rounds to infinity; the quantised formats store their scale as f16.
     const HALF: f32 = 65520.0;
     match kind {
         NumberFormat::F32 => Some(f32::INFINITY),
@@ -37,11 +38,12 @@ fn limit(kind: NumberFormat) -> Option<f32> {
     }
 }
 
-/// Writes `values` as `kind`.
+/// Writes `values` to `out` in the format `kind`.
 ///
-/// The caller guarantees a kind that [`can_encode`], whole blocks of values and exactly as many bytes as they take.
+/// The caller guarantees a format that [`can_encode`] accepts, whole blocks of values, and an output of exactly their
+/// length.
 pub fn encode(kind: NumberFormat, values: &[f32], out: &mut [u8]) -> Result<(), ValueOutOfRange> {
-    assert_eq!(kind.row_bytes(values.len()), Some(out.len()), "room for whole blocks of {kind}");
+    assert_eq!(kind.row_bytes(values.len()), Some(out.len()), "the output must hold exactly the blocks of {kind}");
     check(kind, values)?;
     match kind {
         NumberFormat::F32 => out.as_chunks_mut().0.iter_mut().zip(values).for_each(|(o, v)| *o = v.to_le_bytes()),
@@ -50,17 +52,20 @@ pub fn encode(kind: NumberFormat, values: &[f32], out: &mut [u8]) -> Result<(), 
         NumberFormat::Q8_0 => blocks(values, out, q8_0),
         NumberFormat::Q4_0 => blocks(values, out, q4_0),
         NumberFormat::Q4K | NumberFormat::Q5K | NumberFormat::Q6K => {
-            unreachable!("check asserts a kind that can be written")
+            unreachable!("check() rejects formats that cannot be written")
         }
     }
     Ok(())
 }
 
-/// Reads the float `kind` from `bytes`.
+/// Reads values of the float format `kind` from `bytes`.
 ///
-/// The caller guarantees a float kind and exactly as many bytes as the values take.
+/// The caller guarantees a float format and exactly the bytes of `out.len()` values.
 pub fn decode_floats(kind: NumberFormat, bytes: &[u8], out: &mut [f32]) {
-    assert!(kind.is_float() && kind.row_bytes(out.len()) == Some(bytes.len()), "{kind} values for all of the output");
+    assert!(
+        kind.is_float() && kind.row_bytes(out.len()) == Some(bytes.len()),
+        "the bytes must be {kind} values for the whole output"
+    );
     match kind {
         NumberFormat::F16 => decode_f16(bytes, out),
         NumberFormat::Bf16 => out
@@ -72,16 +77,17 @@ pub fn decode_floats(kind: NumberFormat, bytes: &[u8], out: &mut [f32]) {
 }
 
 fn check(kind: NumberFormat, values: &[f32]) -> Result<(), ValueOutOfRange> {
-    let limit = limit(kind).expect("the caller asks only for kinds that can be written");
+    let limit = limit(kind).expect("the caller must pass a format that can be written");
     let fits = |bits: i32| bits < limit.to_bits() as i32;
     if fits(values.iter().fold(0, |m, v| m.max(magnitude(*v)))) {
         return Ok(());
     }
-    let value = values.iter().copied().find(|v| !fits(magnitude(*v))).expect("one of them did not fit");
+    let value = values.iter().copied().find(|v| !fits(magnitude(*v))).expect("the largest magnitude is out of range");
     Err(ValueOutOfRange { value, kind })
 }
 
-/// Bits that order like the value's magnitude, NaN above all. The largest of integers is vector code, of floats not.
+/// Bits that order like the magnitude of the value, with NaN above all. The maximum of integers compiles to SIMD code,
+/// that of floats does not.
 fn magnitude(value: f32) -> i32 {
     (value.to_bits() & 0x7fff_ffff) as i32
 }
@@ -104,7 +110,7 @@ fn decode_f16(bytes: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Rounded to nearest, ties to even; the caller has refused what rounds to infinity.
+/// Rounds to nearest, ties to even. The caller has rejected values that round to infinity.
 fn bf16_bytes(value: f32) -> [u8; 2] {
     let bits = value.to_bits();
     let rounded = bits + 0x7fff + ((bits >> 16) & 1);
@@ -137,7 +143,7 @@ fn q4_0(values: &[f32; BLOCK], out: &mut [u8; 18]) {
     }
 }
 
-/// The last bytes of whole numbers. Two plain loops become vector code where adapters would not.
+/// The low bytes of the integers that `whole` returns. Two plain loops compile to SIMD code, iterator adapters do not.
 fn codes(values: &[f32; BLOCK], whole: impl Fn(f32) -> f32) -> [u8; BLOCK] {
     let (mut bits, mut codes) = ([0; BLOCK], [0; BLOCK]);
     for (i, bits) in bits.iter_mut().enumerate() {
@@ -149,7 +155,7 @@ fn codes(values: &[f32; BLOCK], whole: impl Fn(f32) -> f32) -> [u8; BLOCK] {
     codes
 }
 
-/// The value farthest from zero, the first of equals.
+/// The value of largest magnitude; the first of equals.
 fn largest_magnitude(values: &[f32; BLOCK]) -> f32 {
     let above = values.iter().fold(i32::MIN, |m, v| m.max(v.to_bits() as i32));
     let below = values.iter().fold(i32::MIN, |m, v| m.max((-v).to_bits() as i32));
@@ -166,14 +172,15 @@ fn inverse(d: f32) -> f32 {
     if d == 0.0 { 0.0 } else { 1.0 / d }
 }
 
-/// Added to a small value, this leaves no bits for its fraction, and its last byte is the rounded value's.
+/// 1.5 * 2^23: added to a small value, it leaves no bits for the fraction, and the low byte is that of the rounded
+/// value.
 const SHIFT: f32 = 12_582_912.0;
 
-/// `f32::round` for magnitudes below 2^22, which is vector code on every instruction set.
+/// `f32::round` for magnitudes below 2^22; compiles to SIMD code on every instruction set.
 fn round_half_away(v: f32) -> f32 {
     let even = (v + SHIFT) - SHIFT;
     let rest = v - even;
-    // Ties went to the even neighbour; half of them towards zero.
+    // Ties were rounded to even, which is towards zero for half of them.
     let up = if (rest == 0.5) & (v > 0.0) { 1.0 } else { 0.0 };
     let down = if (rest == -0.5) & (v < 0.0) { 1.0 } else { 0.0 };
     even + up - down
@@ -199,7 +206,7 @@ mod tests {
         bytes.iter().map(|b| format!("{b:02x}")).collect()
     }
 
-    /// The values that the golden bytes were made of: two blocks, the second with a tie for the largest magnitude.
+    /// The values of the golden bytes: two blocks, the second with a tie for the largest magnitude.
     fn golden_values() -> Vec<f32> {
         let mut values: Vec<f32> = (0..64i32).map(|i| ((i * 37 + 11) % 101 - 50) as f32 * 0.03125 * 1.1).collect();
         values[40] = -3.5;
@@ -208,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_are_those_of_the_gguf_package() {
+    fn blocks_equal_those_of_the_gguf_package() {
         assert_eq!(hex(&encoded(NumberFormat::Q8_0, &golden_values())), GOLDEN_Q8_0);
         assert_eq!(hex(&encoded(NumberFormat::Q4_0, &golden_values())), GOLDEN_Q4_0);
         assert_eq!(hex(&encoded(NumberFormat::Bf16, &golden_values()[..8])), GOLDEN_BF16);
@@ -216,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn zeros_and_single_values_survive() {
+    fn zeros_and_single_values_are_encoded_exactly() {
         assert_eq!(encoded(NumberFormat::Q8_0, &[0.0; 32]), [0; 34]);
         let mut values = [0.0; 32];
         values[31] = 1.0;
@@ -225,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn rounding_is_that_of_the_standard_library() {
+    fn rounding_equals_that_of_the_standard_library() {
         for v in [0.49999997f32, 0.5, 1.5, 2.5, -0.5, -0.49999997, -2.5, 126.5, -126.99999, 0.0] {
             assert_eq!(round_half_away(v), v.round(), "{v}");
             assert_eq!(codes(&[v; BLOCK], f32::round), [v.round() as i8 as u8; BLOCK], "{v}");
@@ -248,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_format_cannot_hold_is_refused() {
+    fn values_out_of_range_are_refused() {
         for kind in [NumberFormat::F32, NumberFormat::F16, NumberFormat::Bf16, NumberFormat::Q8_0, NumberFormat::Q4_0] {
             for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
                 let mut values = [1.0; 64];

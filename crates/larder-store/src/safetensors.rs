@@ -1,4 +1,4 @@
-//! Headers of safetensors files: reading them without the data and without trust, and writing them.
+//! Headers of safetensors files: parses untrusted headers without the data, and writes headers.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -17,21 +17,21 @@ use crate::{
 
 pub use safetensors::Dtype;
 
-/// Bytes before the header: its length.
+/// Bytes of the length field before the header.
 const PREFIX_BYTES: u64 = 8;
-/// The format's own limit of a header.
+/// Limit of the format for the length of a header.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
-/// More dimensions than any weight has.
+/// Largest number of dimensions of a tensor.
 const MAX_DIMS: usize = 16;
-/// The header's key for text about the file.
+/// The key of the metadata in a header.
 const METADATA: &str = "__metadata__";
 
-/// One tensor of a file, its place checked against the file's length.
+/// A tensor of a file, with its range checked against the length of the file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TensorEntry {
-    /// How its numbers are stored.
+    /// Type of its values.
     pub dtype: Dtype,
-    /// Outermost dimension first.
+    /// Shape, outermost dimension first.
     pub shape: Vec<usize>,
     /// First byte, counted from the start of the file.
     pub start: u64,
@@ -44,7 +44,7 @@ pub struct TensorEntry {
 pub struct SafetensorsHeader {
     /// Tensors by name.
     pub tensors: BTreeMap<String, TensorEntry>,
-    /// Text about the file.
+    /// Metadata of the file.
     pub metadata: BTreeMap<String, String>,
     /// First byte of the data, counted from the start of the file.
     pub data_start: u64,
@@ -56,13 +56,13 @@ impl SafetensorsHeader {
         Self::parse(file.path(), file.len(), &Self::read_json(file)?)
     }
 
-    /// The header's JSON as it stands in `file`, which is long enough to hold it.
+    /// Reads the JSON of the header of `file`, after checking its length.
     pub fn read_json(file: &ReadAt) -> Result<Vec<u8>> {
         let mut prefix = [0; PREFIX_BYTES as usize];
         if file.len() < PREFIX_BYTES {
             return Err(StoreError::malformed(
                 file.path(),
-                format!("is {} bytes long, no safetensors file", file.len()),
+                format!("is {} bytes long, too short for a safetensors file", file.len()),
             ));
         }
         file.read(0, &mut prefix)?;
@@ -85,7 +85,7 @@ impl SafetensorsHeader {
         let end = data_start.checked_add(checked.data_len() as u64);
         if end != Some(len) {
             let (want, got) = (checked.data_len(), len.saturating_sub(data_start));
-            return Err(bad(format!("it describes {want} bytes of data, the file holds {got}")));
+            return Err(bad(format!("it describes {want} bytes of data, but the file holds {got}")));
         }
         let entry = |info: &TensorInfo| TensorEntry {
             dtype: info.dtype,
@@ -98,7 +98,7 @@ impl SafetensorsHeader {
     }
 }
 
-/// The number format of a dtype, if larder reads it as a weight.
+/// The number format of a dtype; `None` if it is not supported for weights.
 pub fn kind_of(dtype: Dtype) -> Option<NumberFormat> {
     match dtype {
         Dtype::F32 => Some(NumberFormat::F32),
@@ -108,7 +108,7 @@ pub fn kind_of(dtype: Dtype) -> Option<NumberFormat> {
     }
 }
 
-/// The dtype under which numbers of `kind` are stored: their own, or bytes if they come in blocks.
+/// The dtype by which tensors of format `kind` are stored: the same for floats, `U8` for block formats.
 pub fn dtype_of(kind: NumberFormat) -> Dtype {
     match kind {
         NumberFormat::F32 => Dtype::F32,
@@ -118,7 +118,7 @@ pub fn dtype_of(kind: NumberFormat) -> Dtype {
     }
 }
 
-/// A header in the making: tensors in the order of their data, written the same way every time.
+/// Builds a header: tensors in the order of their data, with deterministic output.
 #[derive(Default)]
 pub struct HeaderWriter {
     metadata: serde_json::Map<String, serde_json::Value>,
@@ -128,7 +128,7 @@ pub struct HeaderWriter {
 }
 
 impl HeaderWriter {
-    /// Adds a line of text about the file.
+    /// Adds a metadata entry.
     pub fn describe(&mut self, key: &str, value: impl Into<String>) {
         self.metadata.insert(key.to_owned(), value.into().into());
     }
@@ -141,7 +141,7 @@ impl HeaderWriter {
         self.end += bytes;
     }
 
-    /// Covers the bytes up to `offset` with a tensor of padding, since the format allows no holes.
+    /// Fills the gap up to `offset` with a padding tensor, since the format allows no holes.
     pub fn pad_to(&mut self, offset: usize) {
         let gap = offset - self.end;
         if gap > 0 {
@@ -150,13 +150,13 @@ impl HeaderWriter {
         }
     }
 
-    /// The file's first bytes, filled with spaces so that the data begin at a multiple of `align`.
+    /// The first bytes of the file, padded with spaces so that the data begin at a multiple of `align`.
     pub fn finish(mut self, align: usize) -> Vec<u8> {
         let mut all = serde_json::Map::new();
         all.insert(METADATA.to_owned(), self.metadata.into());
         all.append(&mut self.tensors);
         let mut bytes = vec![0; PREFIX_BYTES as usize];
-        serde_json::to_writer(&mut bytes, &all).expect("a map of text and numbers is JSON");
+        serde_json::to_writer(&mut bytes, &all).expect("text and numbers serialize as JSON");
         bytes.resize(bytes.len().next_multiple_of(align), b' ');
         let len = bytes.len() as u64 - PREFIX_BYTES;
         bytes[..PREFIX_BYTES as usize].copy_from_slice(&len.to_le_bytes());
@@ -164,10 +164,10 @@ impl HeaderWriter {
     }
 }
 
-/// What the names of padding tensors begin with.
+/// Prefix of the names of padding tensors.
 pub const PAD: &str = "_pad.";
 
-/// A header as it stands in the file: names are unique and shapes are short, nothing else is known.
+/// A parsed header: names are unique and shapes are short, nothing else is checked yet.
 struct RawHeader {
     tensors: HashMap<String, TensorInfo>,
     metadata: BTreeMap<String, String>,
@@ -198,14 +198,14 @@ impl<'de> Visitor<'de> for HeaderVisitor {
                 tensors.insert(name.clone(), map.next_value::<RawInfo>()?.0).is_some()
             };
             if twice {
-                return Err(de::Error::custom(format_args!("'{name}' is there twice")));
+                return Err(de::Error::custom(format_args!("'{name}' occurs twice")));
             }
         }
         Ok(RawHeader { tensors, metadata: metadata.unwrap_or_default() })
     }
 }
 
-/// A [`TensorInfo`] whose shape cannot be long.
+/// A [`TensorInfo`] whose shape has at most [`MAX_DIMS`] dimensions.
 struct RawInfo(TensorInfo);
 
 impl<'de> de::Deserialize<'de> for RawInfo {
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_written_header_reads_back() {
+    fn a_written_header_round_trips() {
         let mut writer = HeaderWriter::default();
         writer.describe("what", "a test");
         writer.push("b", Dtype::F32, &[3], 12);
@@ -285,7 +285,7 @@ mod tests {
             TensorEntry { dtype: Dtype::BF16, shape: vec![2, 2], start: 4096 + 64, bytes: 8 }
         );
         assert_eq!(header.tensors["_pad.0"].bytes, 52);
-        // The crate that defines the format agrees.
+        // The reference implementation accepts it too.
         assert_eq!(safetensors::SafeTensors::deserialize(&bytes).unwrap().len(), 3);
     }
 

@@ -1,6 +1,7 @@
-//! One expert as a file: a safetensors header that ends at byte 4096, then the expert's bytes as they are computed with.
+//! Shards: one expert per safetensors file. The header ends at byte 4096; the expert's bytes follow in the layout in
+//! which they are computed with.
 //!
-//! A header follows from the layout and the checksum alone, so a shard's header is checked by making it again.
+//! A header depends only on layout and checksum, so it is checked by generating it again.
 
 use std::path::{Path, PathBuf};
 
@@ -19,21 +20,21 @@ pub const DATA_START: usize = SHARD_ALIGN;
 
 const CHECKSUM: &str = "xxh3_128";
 
-/// What a shard has to be.
+/// The expected properties of a shard.
 #[derive(Clone, Copy)]
 pub struct Shard<'a> {
-    /// Its layer.
+    /// Layer of the expert.
     pub layer: LayerIdx,
-    /// Its expert.
+    /// Index of the expert.
     pub expert: ExpertId,
-    /// Where everything lies in its data.
+    /// Layout of the data.
     pub layout: &'a ExpertLayout,
-    /// The length that all shards of the store have.
+    /// Length of the file in bytes, the same for all shards of a store.
     pub file_bytes: usize,
 }
 
 impl Shard<'_> {
-    /// The first [`DATA_START`] bytes of a shard whose data have `checksum`.
+    /// The header of a shard whose data have `checksum`: [`DATA_START`] bytes.
     pub fn header(&self, checksum: &str) -> Vec<u8> {
         let mut header = HeaderWriter::default();
         header.describe("layer", self.layer.0.to_string());
@@ -49,36 +50,36 @@ impl Shard<'_> {
         }
         header.pad_to(self.file_bytes - DATA_START);
         let bytes = header.finish(SHARD_ALIGN);
-        assert_eq!(bytes.len(), DATA_START, "six parts are described in far less");
+        assert_eq!(bytes.len(), DATA_START, "a header of six parts must fit");
         bytes
     }
 
-    /// Opens the shard at `path`, which must have the store's length.
+    /// Opens the shard at `path` and checks its length.
     pub fn open(&self, path: &Path) -> Result<ReadAt> {
         let file = ReadAt::open(path).map_err(|e| StoreError { message: format!("{} of {self}", e.message), ..e })?;
         if file.len() != self.file_bytes as u64 {
-            let what = format!("{self} is {} bytes long, {} were written", file.len(), self.file_bytes);
+            let what = format!("{self} is {} bytes long, expected {}", file.len(), self.file_bytes);
             return Err(StoreError::malformed(path, what));
         }
         Ok(file)
     }
 
-    /// Checks that the header of `file` is the one that belongs to `checksum`.
+    /// Checks that the header of `file` is that of data with `checksum`.
     pub fn check_header(&self, file: &ReadAt, checksum: &str) -> Result<()> {
         let got = file.read_vec(0, DATA_START as u64)?;
         let want = self.header(checksum);
         let Some(at) = got.iter().zip(&want).position(|(g, w)| g != w) else { return Ok(()) };
         let header = SafetensorsHeader::read(file)?;
-        let whose = |key| header.metadata.get(key).map_or("?", String::as_str);
-        if whose("layer") != self.layer.0.to_string() || whose("expert") != self.expert.0.to_string() {
-            let what = format!("holds layer {}, expert {} in the place of {self}", whose("layer"), whose("expert"));
+        let found = |key| header.metadata.get(key).map_or("?", String::as_str);
+        if found("layer") != self.layer.0.to_string() || found("expert") != self.expert.0.to_string() {
+            let what = format!("holds layer {}, expert {} instead of {self}", found("layer"), found("expert"));
             return Err(StoreError::new(StoreErrorKind::Mismatch, file.path(), what));
         }
-        let what = format!("the header of {self} is not the one that was written: it differs at byte {at}");
+        let what = format!("the header of {self} is damaged: it differs at byte {at}");
         Err(StoreError::new(StoreErrorKind::Mismatch, file.path(), what))
     }
 
-    /// Checks the data, all of the layout's bytes, against `checksum`.
+    /// Checks the data, which are the bytes of the layout, against `checksum`.
     pub fn check_data(&self, path: &Path, data: &[u8], checksum: &str) -> Result<()> {
         let got = checksum_of(data);
         if got == checksum {
@@ -89,7 +90,7 @@ impl Shard<'_> {
         Err(StoreError::new(StoreErrorKind::Mismatch, path, what))
     }
 
-    /// Checks the bytes behind the layout's, which fill the shard up to the store's length.
+    /// Checks that the padding after the data is zero.
     pub fn check_tail(&self, path: &Path, tail: &[u8]) -> Result<()> {
         match tail.iter().position(|b| *b != 0) {
             None => Ok(()),
@@ -104,8 +105,8 @@ impl Shard<'_> {
         }
     }
 
-    /// Checks all of a shard against the checksum that it carries itself, which is returned. `data` is what lies
-    /// behind the header.
+    /// Checks the whole shard against the checksum in its own header, which is returned. `data` receives all bytes
+    /// after the header.
     pub fn check_by_itself(&self, path: &Path, data: &mut [u8]) -> Result<String> {
         let file = self.open(path)?;
         let checksum = SafetensorsHeader::read(&file)?.metadata.remove(CHECKSUM).unwrap_or_default();
@@ -124,17 +125,17 @@ impl std::fmt::Display for Shard<'_> {
     }
 }
 
-/// The checksum that larder keeps: xxh3-128 in hex.
+/// The checksum of a store: xxh3-128 in hex.
 pub fn checksum_of(bytes: &[u8]) -> String {
     format!("{:032x}", xxh3_128(bytes))
 }
 
-/// The folder of a layer's shards, inside the store.
+/// The folder of a layer's shards, relative to the store.
 pub fn layer_folder(layer: LayerIdx) -> PathBuf {
     PathBuf::from(format!("experts/L{:03}", layer.0))
 }
 
-/// The place of a shard, inside the store.
+/// The path of a shard, relative to the store.
 pub fn shard_path(layer: LayerIdx, expert: ExpertId) -> PathBuf {
     layer_folder(layer).join(format!("E{:03}.safetensors", expert.0))
 }
@@ -189,11 +190,11 @@ mod tests {
     }
 
     #[test]
-    fn a_shard_in_the_wrong_place_is_named() {
+    fn a_shard_of_another_expert_is_named() {
         let dir = tempfile::tempdir().unwrap();
         let (path, layout, file_bytes) = written(dir.path());
         let shard = Shard { layer: LayerIdx(7), expert: ExpertId(43), layout: &layout, file_bytes };
         let error = shard.check_by_itself(&path, &mut vec![0; file_bytes - DATA_START]).unwrap_err();
-        assert!(error.to_string().contains("holds layer 7, expert 42 in the place of layer 7, expert 43"), "{error}");
+        assert!(error.to_string().contains("holds layer 7, expert 42 instead of layer 7, expert 43"), "{error}");
     }
 }

@@ -1,4 +1,4 @@
-//! A finished store, opened for use.
+//! Opens a finished store.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,21 +20,21 @@ use crate::{
     source::{SIDECAR_LIMIT, Source, SourceFile},
 };
 
-/// An open store: its resident tensors by name, its experts by layer and id.
+/// An open store: resident tensors by name, experts by layer and id.
 pub struct Store {
     path: PathBuf,
     manifest: Manifest,
     layouts: BTreeMap<LayerIdx, ExpertLayout>,
     resident: ResidentTensors,
-    /// Per shard, layer by layer: whether header and checksum were found good in this run.
+    /// Per shard, layer by layer: whether header and checksum were verified in this run.
     checked: Vec<AtomicBool>,
-    /// The shards that are not there.
+    /// Shards that do not exist.
     missing: BTreeSet<(LayerIdx, ExpertId)>,
     fingerprint: u64,
 }
 
 impl Store {
-    /// Opens the store in the folder `path`. Every file must be there and have its length; data are checked when they
+    /// Opens the store in the folder `path`. Every file must exist with the right length; data are checked when they
     /// are first read.
     pub fn open(path: &Path) -> Result<Self> {
         let store = Store::open_partial(path)?;
@@ -42,13 +42,13 @@ impl Store {
         Ok(store)
     }
 
-    /// The same where shards may be missing, for who does not need all experts.
+    /// Opens a store in which shards may be missing, as on a worker that holds only some experts.
     pub fn open_partial(path: &Path) -> Result<Self> {
         let (manifest, bytes) = Manifest::read(path)?;
         let resident_path = path.join(RESIDENT_FILE);
         let (resident, found) = ResidentTensors::open(&resident_path)?;
         if found != manifest.resident {
-            let what = "is not the file that the manifest describes: its header or its length differ";
+            let what = "does not match the manifest: its header or length differs";
             return Err(StoreError::new(StoreErrorKind::Mismatch, &resident_path, what));
         }
         let layouts = manifest.layouts().map_err(|what| StoreError::malformed(path, what))?;
@@ -67,12 +67,12 @@ impl Store {
         Ok(store)
     }
 
-    /// Whether an expert's shard is there.
+    /// Whether the shard of an expert exists.
     pub fn has(&self, layer: LayerIdx, expert: ExpertId) -> bool {
         self.layouts.contains_key(&layer) && !self.missing.contains(&(layer, expert))
     }
 
-    /// Refuses a store that lacks a shard.
+    /// Checks that no shard is missing.
     pub fn require_all(&self) -> Result<()> {
         match self.missing.first() {
             Some((layer, expert)) => {
@@ -83,7 +83,7 @@ impl Store {
         }
     }
 
-    /// What the store holds.
+    /// The manifest of the store.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
@@ -91,13 +91,13 @@ impl Store {
     /// Checks that the store holds the model that `blueprint` describes.
     pub fn check(&self, blueprint: &Blueprint) -> Result<()> {
         if self.manifest.geometry != blueprint.geometry {
-            let what = format!("holds {:?}, its config describes {:?}", self.manifest.geometry, blueprint.geometry);
+            let what = format!("holds {:?}, but its config describes {:?}", self.manifest.geometry, blueprint.geometry);
             return Err(StoreError::new(StoreErrorKind::Mismatch, &self.path, what));
         }
         check_resident(self, blueprint)
     }
 
-    /// Checks an expert's data, and the header of its shard, the first time it is asked in a run.
+    /// Checks an expert's data and the header of its shard, the first time it is called for the expert in a run.
     pub fn check_expert(&self, layer: LayerIdx, expert: ExpertId, data: &[u8]) -> Result<()> {
         let (checksum, checked) = self.record(layer, expert);
         if checked.load(Ordering::Relaxed) {
@@ -111,7 +111,7 @@ impl Store {
         Ok(())
     }
 
-    /// The file of every expert, layer by layer, and the length that each has.
+    /// The file of every expert, layer by layer, and their common length in bytes.
     pub fn shard_files(&self) -> (Vec<PathBuf>, u64) {
         (self.shards().map(|s| self.shard_path(&s)).collect(), self.manifest.experts.file_bytes as u64)
     }
@@ -130,7 +130,7 @@ impl Store {
         Shard { layer, expert, layout: self.layout(layer), file_bytes: self.manifest.experts.file_bytes }
     }
 
-    /// The checksum of a shard and whether it was found good.
+    /// The checksum of a shard, and whether it was verified.
     fn record(&self, layer: LayerIdx, expert: ExpertId) -> (&str, &AtomicBool) {
         let row = self.layouts.range(..layer).count();
         let checksum = &self.manifest.experts.checksums[row][expert.index()];
@@ -145,7 +145,7 @@ impl ExpertSource for Store {
 
     fn read_expert(&self, layer: LayerIdx, expert: ExpertId, into: &mut [u8]) -> Result<()> {
         let shard = self.shard(layer, expert);
-        assert_eq!(into.len(), shard.layout.bytes, "a buffer of the layout's length");
+        assert_eq!(into.len(), shard.layout.bytes, "the buffer must have the layout's length");
         let file: ReadAt = shard.open(&self.shard_path(&shard))?;
         file.read(DATA_START as u64, into)?;
         self.check_expert(layer, expert, into)
@@ -175,7 +175,8 @@ impl Source for Store {
         let Some(listed) = self.manifest.sidecars.iter().find(|s| s.name == name) else { return Ok(None) };
         let path = self.path.join(name);
         let bytes = read_small(&path, SIDECAR_LIMIT)?;
-        let bytes = bytes.ok_or_else(|| StoreError::new(StoreErrorKind::Missing, &path, "is listed and not there"))?;
+        let bytes = bytes
+            .ok_or_else(|| StoreError::new(StoreErrorKind::Missing, &path, "is listed in the manifest, but missing"))?;
         if checksum_of(&bytes) != listed.checksum {
             return Err(StoreError::new(StoreErrorKind::Mismatch, &path, "does not match its checksum"));
         }

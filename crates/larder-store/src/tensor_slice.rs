@@ -1,4 +1,4 @@
-//! One matrix of one expert inside the tensor that a checkpoint keeps it in.
+//! Reads one matrix of one expert out of the tensor in which a checkpoint stores it.
 
 use larder_core::{ExpertId, LayerIdx, NumberFormat, RowPick, TensorSlice};
 
@@ -8,23 +8,23 @@ use crate::{
     source::{Source, require_tensor},
 };
 
-/// How much of a tensor is read and converted at a time.
+/// Bytes of a tensor that are read and converted at a time.
 const CHUNK_BYTES: usize = 1 << 20;
-/// Rows that are gathered from a transposed matrix at a time.
+/// Rows of the result that are gathered from a transposed matrix at a time.
 const GATHER_ROWS: usize = 32;
 
-/// Which expert of how many.
+/// An expert and the number of experts in its layer.
 #[derive(Clone, Copy)]
 pub struct ExpertRef {
-    /// Its layer.
+    /// Layer of the expert.
     pub layer: LayerIdx,
-    /// The expert.
+    /// Index of the expert.
     pub expert: ExpertId,
-    /// Experts in the layer.
+    /// Number of experts in the layer.
     pub experts: usize,
 }
 
-/// What a part of an expert has to be.
+/// The shape that a part of an expert must have.
 #[derive(Clone, Copy)]
 pub enum PartShape {
     /// `[rows, cols]`
@@ -33,28 +33,28 @@ pub enum PartShape {
     Vector(usize),
 }
 
-/// Buffers that one thread reuses from expert to expert.
+/// Buffers that a thread reuses from expert to expert.
 #[derive(Default)]
 pub struct AssemblyBuffers {
     raw: Vec<u8>,
     values: Vec<f32>,
-    /// The last transposed matrix that was read, which gate and up may share.
+    /// The last transposed matrix that was read; gate and up may share it.
     slab: Vec<u8>,
     slab_source: Option<(String, usize)>,
 }
 
-/// A matrix found in a source, its shape checked.
+/// A matrix that was found in a source, with its shape checked.
 pub struct LocatedSlice<'a> {
     source: &'a dyn Source,
-    /// The tensor's name.
+    /// Name of the tensor.
     pub name: String,
-    /// How its numbers are stored.
+    /// Number format of the tensor.
     pub kind: NumberFormat,
-    /// The expert's first byte in the tensor.
+    /// Offset of the expert's first byte in the tensor.
     pub offset: usize,
-    /// The expert's bytes in the tensor.
+    /// Number of the expert's bytes in the tensor.
     pub bytes: usize,
-    /// Outputs that the tensor holds for the expert, of which `pick` takes some.
+    /// Output features that the tensor holds for the expert; `pick` selects from them.
     rows: usize,
     cols: usize,
     transposed: bool,
@@ -62,7 +62,7 @@ pub struct LocatedSlice<'a> {
 }
 
 impl<'a> LocatedSlice<'a> {
-    /// Looks `piece` up and compares the tensor's shape with `shape`.
+    /// Looks up `piece` and checks the tensor's shape against `shape`.
     pub fn locate(
         source: &'a dyn Source,
         piece: &TensorSlice,
@@ -88,7 +88,8 @@ impl<'a> LocatedSlice<'a> {
         check_shape(source, &name, &meta.shape, &want)?;
         let transposed = piece.transposed && matches!(shape, PartShape::Matrix(..));
         if transposed && !meta.kind.is_float() {
-            let what = format!("tensor '{name}' is stored as {} across its rows, which cannot be turned", meta.kind);
+            let what =
+                format!("tensor '{name}' is stored transposed as {}; block formats cannot be transposed", meta.kind);
             return Err(StoreError::new(StoreErrorKind::Unsupported, source.path(), what));
         }
         let bytes = meta.bytes / slabs;
@@ -96,14 +97,15 @@ impl<'a> LocatedSlice<'a> {
         Ok(LocatedSlice { source, name, kind: meta.kind, offset, bytes, rows, cols, transposed, pick: piece.pick })
     }
 
-    /// Writes the matrix as `kind`.
+    /// Writes the matrix to `into` in the format `kind`.
     ///
-    /// The caller guarantees the matrix's length in that kind, which is the tensor's own or can be written from floats.
+    /// The caller guarantees that `into` has the length of the matrix in `kind`, and that `kind` is the format of the
+    /// tensor or one that floats can be encoded in.
     pub fn fill(&self, kind: NumberFormat, into: &mut [u8], scratch: &mut AssemblyBuffers) -> Result<()> {
         if self.transposed { self.fill_transposed(kind, into, scratch) } else { self.fill_rows(kind, into, scratch) }
     }
 
-    /// The first row that is picked, and the distance to the next.
+    /// The first selected row, and the distance between selected rows.
     fn picked(&self) -> (usize, usize) {
         match self.pick {
             RowPick::All | RowPick::FirstHalf => (0, 1),
@@ -124,7 +126,7 @@ impl<'a> LocatedSlice<'a> {
         let AssemblyBuffers { raw, values, .. } = scratch;
         for (i, out) in into.chunks_mut(step * out_row).enumerate() {
             let rows = out.len() / out_row;
-            // Whole groups of `stride` rows are read, then the others of each group are dropped.
+            // Whole groups of `stride` rows are read, then the rows that are not selected are dropped.
             let begin = i * step * stride + if stride == 1 { first } else { 0 };
             raw.resize(rows * stride * row, 0);
             self.source.read(&self.name, self.offset + begin * row, raw)?;
@@ -174,11 +176,11 @@ impl<'a> LocatedSlice<'a> {
     }
 
     fn row_bytes(&self, kind: NumberFormat) -> usize {
-        kind.row_bytes(self.cols).expect("kinds are chosen so that rows are whole blocks")
+        kind.row_bytes(self.cols).expect("formats are chosen so that rows are whole blocks")
     }
 }
 
-/// Rewrites numbers of one kind as another, from floats unless both are the same.
+/// Converts values from one number format to another; `from` must be a float format unless both are the same.
 pub(crate) fn convert(
     source: &dyn Source,
     name: &str,
@@ -197,16 +199,16 @@ pub(crate) fn convert(
     })
 }
 
-/// Whether a tensor has the shape that the config calls for.
+/// Checks that a tensor has the shape that the config requires.
 pub(crate) fn check_shape(source: &dyn Source, name: &str, got: &[usize], want: &[usize]) -> Result<()> {
     if got == want {
         return Ok(());
     }
-    let what = format!("tensor '{name}' has shape {got:?}, the config calls for {want:?}");
+    let what = format!("tensor '{name}' has shape {got:?}, but the config requires {want:?}");
     Err(StoreError::new(StoreErrorKind::Mismatch, source.path(), what))
 }
 
-/// The kind in which a tensor of `from` is stored when `wanted` was asked for, and whether that is a fallback.
+/// The format in which a tensor of format `from` is stored if `wanted` is requested, and whether that is a fallback.
 pub(crate) fn choose_format(
     source: &dyn Source,
     name: &str,
@@ -218,18 +220,18 @@ pub(crate) fn choose_format(
     match wanted {
         None => Ok((from, false)),
         Some(kind) if kind == from => Ok((kind, false)),
-        Some(kind) if !from.is_float() => {
-            refuse(format!("tensor '{name}' is already quantised as {from} and cannot become {kind}, only be kept"))
-        }
+        Some(kind) if !from.is_float() => refuse(format!(
+            "tensor '{name}' is already quantised as {from} and cannot be converted to {kind}; keep its format"
+        )),
         Some(kind) if !crate::quantize::can_encode(kind) => {
-            refuse(format!("tensor '{name}' is stored as {from}; {kind} can be kept but not made"))
+            refuse(format!("tensor '{name}' is stored as {from}; larder cannot quantise to {kind}, only keep it"))
         }
         Some(kind) if kind.row_bytes(cols).is_none() => Ok((NumberFormat::F16, true)),
         Some(kind) => Ok((kind, false)),
     }
 }
 
-/// Columns of a stored matrix that become rows.
+/// Columns of a stored matrix that become rows of the result.
 struct ColumnGather {
     from: usize,
     stride: usize,

@@ -1,4 +1,4 @@
-//! A tiny model for tests, kept in every form that a checkpoint may have.
+//! A tiny model for tests, in every form in which checkpoints store experts.
 
 use std::path::Path;
 
@@ -17,7 +17,7 @@ pub const HIDDEN: usize = 64;
 pub const EXPERTS: usize = 3;
 pub const LAYERS: [LayerIdx; 2] = [LayerIdx(1), LayerIdx(3)];
 
-/// How a checkpoint keeps its experts.
+/// How a checkpoint stores its experts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ExpertForm {
     /// Three tensors per expert.
@@ -26,9 +26,9 @@ pub enum ExpertForm {
     Halves,
     /// `[experts, hidden, 2 * inter]`, gate before up.
     TransposedHalves,
-    /// `[experts, hidden, 2 * inter]`, gate and up in turns; with biases.
+    /// `[experts, hidden, 2 * inter]`, gate and up rows alternating; with biases.
     TransposedTurns,
-    /// `[experts, 2 * inter, hidden]`, gate and up in turns.
+    /// `[experts, 2 * inter, hidden]`, gate and up rows alternating.
     Turns,
 }
 
@@ -40,7 +40,7 @@ pub const FORMS: [ExpertForm; 5] = [
     ExpertForm::Turns,
 ];
 
-/// The tiny model: experts in one form, `inter` wide, all in one kind.
+/// The tiny model: experts in one form, of width `inter`, all in one number format.
 #[derive(Clone, Copy)]
 pub struct Tiny {
     pub form: ExpertForm,
@@ -108,13 +108,13 @@ impl Tiny {
         }
     }
 
-    /// One value of an expert: `part` counts gate, up, down, then their biases. Exact in every float kind.
+    /// One value of an expert: `part` is the index among gate, up, down and their biases. Exact in every float format.
     fn value(layer: LayerIdx, expert: ExpertId, part: usize, row: usize, col: usize) -> f32 {
         let seed = layer.index() * 31 + expert.index() * 17 + part * 7 + row * 13 + col * 5;
         (seed % 61) as f32 * 0.0625 - 1.875
     }
 
-    /// A part of an expert as a model computes with it: `[rows, cols]`.
+    /// The values of a part of an expert: `[rows, cols]`.
     pub fn part(&self, layer: LayerIdx, expert: ExpertId, part: usize) -> Vec<f32> {
         let (rows, cols) = [
             (self.inter, HIDDEN),
@@ -157,7 +157,7 @@ impl Tiny {
     fn stacked(&self, layer: LayerIdx, all: &mut Vec<(String, Vec<usize>, Vec<f32>)>) {
         let (inter, turns) = (self.inter, matches!(self.form, ExpertForm::Turns | ExpertForm::TransposedTurns));
         let transposed = matches!(self.form, ExpertForm::TransposedHalves | ExpertForm::TransposedTurns);
-        // Row `r` of the fused matrix: which part it belongs to, and which row of that part it is.
+        // Row `r` of the fused matrix: its part, and its row in that part.
         let fused = |r: usize| if turns { (r % 2, r / 2) } else { (r / inter, r % inter) };
         let each = |one: &dyn Fn(ExpertId) -> Vec<f32>| (0..EXPERTS).flat_map(|e| one(ExpertId(e as u16))).collect();
         let matrix = |rows: usize, cols: usize, value: &dyn Fn(usize, usize) -> f32| match transposed {
@@ -197,14 +197,14 @@ fn grid(rows: usize, cols: usize, value: impl Fn(usize, usize) -> f32) -> Vec<f3
     (0..rows).flat_map(|r| (0..cols).map(move |c| (r, c))).map(|(r, c)| value(r, c)).collect()
 }
 
-/// Values as bytes of `kind`.
+/// Encodes values in the format `kind`.
 pub fn bytes_as(kind: NumberFormat, values: &[f32]) -> Vec<u8> {
     let mut bytes = vec![0; kind.row_bytes(values.len()).unwrap()];
     encode(kind, values, &mut bytes).unwrap();
     bytes
 }
 
-/// Writes a checkpoint folder with the given tensors, all in one float kind.
+/// Writes a checkpoint folder with the given tensors, all in one float format.
 pub fn write_checkpoint(folder: &Path, kind: NumberFormat, tensors: &[(String, Vec<usize>, Vec<f32>)]) {
     std::fs::create_dir_all(folder).unwrap();
     std::fs::write(folder.join("config.json"), r#"{"model_type":"tiny","b":1,"a":2.5}"#).unwrap();
@@ -221,7 +221,7 @@ pub fn write_checkpoint(folder: &Path, kind: NumberFormat, tensors: &[(String, V
     std::fs::write(folder.join("model.safetensors"), bytes).unwrap();
 }
 
-/// A small store in `folder/store`, made of the tiny model; returns its path.
+/// Converts the tiny model to a store in `folder/store`; returns its path.
 pub fn small_store(folder: &Path, form: ExpertForm) -> std::path::PathBuf {
     let tiny = Tiny::new(form);
     tiny.write(&folder.join("source"));

@@ -1,4 +1,4 @@
-//! Checking every byte of a store.
+//! Verification: checks every byte of a store.
 
 use std::{
     collections::BTreeSet,
@@ -19,29 +19,29 @@ use crate::{
     shard::{DATA_START, Shard, checksum_of, layer_folder, shard_path},
 };
 
-/// Problems and unknown files beyond this many are only counted.
+/// Largest number of problems and of unknown files that are listed; further problems are only counted.
 const LISTED: usize = 100;
 const THREADS: usize = 2;
-/// Files that a store may have and the manifest does not list.
+/// Files that a store may have without listing them in the manifest.
 const OPTIONAL: [&str; 2] = ["evictor.safetensors", "calibration.json"];
 
-/// What a verification found.
+/// Result of a verification.
 #[derive(Debug, Default)]
 pub struct VerifyReport {
-    /// Files that were checked.
+    /// Number of files that were checked.
     pub files: usize,
-    /// Their bytes.
+    /// Bytes that were checked.
     pub bytes: u64,
-    /// What is wrong, at most 100 of it.
+    /// The first 100 problems.
     pub problems: Vec<StoreError>,
-    /// How many problems there are in all.
+    /// Number of problems.
     pub problem_count: usize,
-    /// Files that do not belong to the store, at most 100.
+    /// The first 100 files that do not belong to the store.
     pub unknown: Vec<PathBuf>,
 }
 
 impl VerifyReport {
-    /// Whether the store is whole.
+    /// Whether no problem was found.
     pub fn is_good(&self) -> bool {
         self.problem_count == 0
     }
@@ -58,9 +58,9 @@ impl VerifyReport {
     }
 }
 
-/// Checks every file of the store at `path`: that it is there, its length, its header and its checksum.
+/// Checks every file of the store at `path`: existence, length, header and checksum.
 ///
-/// Fails only if there is no manifest to check by; everything else that is wrong is in the report.
+/// Fails only if there is no valid manifest; all other problems are in the report.
 pub fn verify(path: &Path, progress: &dyn Progress) -> Result<VerifyReport> {
     let (manifest, _) = Manifest::read(path)?;
     let layouts = manifest.layouts().map_err(|what| StoreError::malformed(path, what))?;
@@ -68,7 +68,7 @@ pub fn verify(path: &Path, progress: &dyn Progress) -> Result<VerifyReport> {
     let file_bytes = manifest.experts.file_bytes as u64;
     progress.begin(manifest.resident.bytes + file_bytes * shards.len() as u64);
     let report = Mutex::new(VerifyReport::default());
-    let note = |bytes, outcome| report.lock().expect("no thread panics with it").note(bytes, outcome);
+    let note = |bytes, outcome| report.lock().expect("no thread panics while it holds the lock").note(bytes, outcome);
     note(manifest.resident.bytes, check_resident(path, &manifest, progress));
     for sidecar in &manifest.sidecars {
         note(sidecar.bytes, check_sidecar(&path.join(&sidecar.name), sidecar.bytes, &sidecar.checksum));
@@ -79,7 +79,7 @@ pub fn verify(path: &Path, progress: &dyn Progress) -> Result<VerifyReport> {
         progress.advance(file_bytes);
         Ok(())
     })?;
-    let mut report = report.into_inner().expect("no thread panicked with it");
+    let mut report = report.into_inner().expect("no thread panicked while it held the lock");
     report.problems.sort_by(|a, b| a.path.cmp(&b.path));
     report.unknown = unknown_files(path, &manifest);
     Ok(report)
@@ -102,7 +102,7 @@ fn check_shard(store: &Path, shard: &Shard, checksum: &str, data: &mut Vec<u8>) 
     let file = shard.open(&path)?;
     file.use_direct_io();
     shard.check_header(&file, checksum)?;
-    // The file has this length, so a manifest cannot ask for more than there is.
+    // The file has this length, so the allocation is bounded by a real file.
     data.resize(shard.file_bytes - DATA_START, 0);
     file.read(DATA_START as u64, data)?;
     let (expert, tail) = data.split_at(shard.layout.bytes);
@@ -114,7 +114,7 @@ fn check_resident(store: &Path, manifest: &Manifest, progress: &dyn Progress) ->
     let path = store.join(RESIDENT_FILE);
     let (resident, found) = ResidentTensors::open(&path)?;
     if found != manifest.resident {
-        let what = "is not the file that the manifest describes: its header or its length differ";
+        let what = "does not match the manifest: its header or length differs";
         return Err(StoreError::new(StoreErrorKind::Mismatch, &path, what));
     }
     resident.check(progress)
@@ -122,14 +122,14 @@ fn check_resident(store: &Path, manifest: &Manifest, progress: &dyn Progress) ->
 
 fn check_sidecar(path: &Path, bytes: u64, checksum: &str) -> Result<()> {
     let content =
-        read_small(path, bytes)?.ok_or_else(|| StoreError::new(StoreErrorKind::Missing, path, "is not there"))?;
+        read_small(path, bytes)?.ok_or_else(|| StoreError::new(StoreErrorKind::Missing, path, "is missing"))?;
     if checksum_of(&content) != checksum {
         return Err(StoreError::new(StoreErrorKind::Mismatch, path, "does not match its checksum"));
     }
     Ok(())
 }
 
-/// Everything in the store's folders that the manifest does not call for.
+/// Files in the store's folders that are neither listed in the manifest nor optional.
 fn unknown_files(store: &Path, manifest: &Manifest) -> Vec<PathBuf> {
     let geometry = &manifest.geometry;
     let mut known: BTreeSet<PathBuf> =

@@ -1,3 +1,5 @@
+//! Tests of assembling experts from every form of checkpoint.
+
 use super::*;
 use crate::{
     source::Checkpoint,
@@ -14,7 +16,7 @@ fn open(tiny: &Tiny) -> (tempfile::TempDir, Checkpoint) {
     (dir, source)
 }
 
-/// Every part of every expert is what the model computes with, and everything between them is zero.
+/// Checks that each part of each expert has the values of the model, and that the padding between parts is zero.
 fn check(tiny: &Tiny, wanted: Option<NumberFormat>) {
     let (_dir, source) = open(tiny);
     let assembler = Assembler::new(&source, &tiny.blueprint(), wanted).unwrap();
@@ -35,7 +37,7 @@ fn check(tiny: &Tiny, wanted: Option<NumberFormat>) {
 }
 
 #[test]
-fn every_form_gives_the_same_experts_in_every_kind() {
+fn every_form_gives_the_same_experts_in_every_format() {
     for form in FORMS {
         for wanted in KINDS {
             check(&Tiny::new(form), Some(wanted));
@@ -47,14 +49,14 @@ fn every_form_gives_the_same_experts_in_every_kind() {
 }
 
 #[test]
-fn matrices_larger_than_a_step_are_put_together() {
+fn matrices_larger_than_a_chunk_are_assembled() {
     for form in FORMS {
         check(&Tiny { inter: 9984, kind: NumberFormat::F32, ..Tiny::new(form) }, Some(NumberFormat::Q8_0));
     }
 }
 
 #[test]
-fn rows_that_are_not_whole_blocks_fall_back_to_f16_and_say_so() {
+fn rows_that_are_not_whole_blocks_fall_back_to_f16_with_a_note() {
     let tiny = Tiny { inter: 80, ..Tiny::new(ExpertForm::Halves) };
     check(&tiny, Some(NumberFormat::Q8_0));
     let (_dir, source) = open(&tiny);
@@ -69,13 +71,13 @@ fn refusal(source: &dyn Source, blueprint: &Blueprint, wanted: Option<NumberForm
 }
 
 #[test]
-fn wrong_shapes_missing_tensors_and_impossible_kinds_are_refused() {
+fn wrong_shapes_missing_tensors_and_unsupported_formats_are_refused() {
     let tiny = Tiny::new(ExpertForm::Separate);
     let (_dir, source) = open(&tiny);
     let mut blueprint = tiny.blueprint();
     blueprint.geometry.inter = 48;
     let error = refusal(&source, &blueprint, None);
-    assert_eq!(error.message, "tensor 'l.1.0.gate.weight' has shape [32, 64], the config calls for [48, 64]");
+    assert_eq!(error.message, "tensor 'l.1.0.gate.weight' has shape [32, 64], but the config requires [48, 64]");
     blueprint = tiny.blueprint();
     blueprint.geometry.experts = 4;
     assert_eq!(refusal(&source, &blueprint, None).message, "has no tensor 'l.1.3.gate.weight'");
@@ -88,13 +90,16 @@ fn wrong_shapes_missing_tensors_and_impossible_kinds_are_refused() {
     assert_eq!(refusal(&source, &blueprint, None).kind, StoreErrorKind::Mismatch);
     blueprint = tiny.blueprint();
     blueprint.geometry.bias = true;
-    assert_eq!(refusal(&source, &blueprint, None).message, "has no biases for its experts");
+    assert_eq!(refusal(&source, &blueprint, None).message, "has no expert biases, which the config requires");
     let error = refusal(&source, &tiny.blueprint(), Some(NumberFormat::Q4K));
-    assert_eq!(error.message, "tensor 'l.1.0.gate.weight' is stored as bf16; q4_k can be kept but not made");
+    assert_eq!(
+        error.message,
+        "tensor 'l.1.0.gate.weight' is stored as bf16; larder cannot quantise to q4_k, only keep it"
+    );
 }
 
 #[test]
-fn values_that_are_no_numbers_are_named() {
+fn values_out_of_range_are_named() {
     let tiny = Tiny { kind: NumberFormat::Bf16, ..Tiny::new(ExpertForm::Separate) };
     let dir = tempfile::tempdir().unwrap();
     let mut tensors = tiny.tensors();
@@ -107,11 +112,11 @@ fn values_that_are_no_numbers_are_named() {
     assembler.read_expert(LAYERS[1], ExpertId(1), &mut data).unwrap();
     let error = assembler.read_expert(LAYERS[1], ExpertId(2), &mut data).unwrap_err();
     assert!(error.message.starts_with("tensor 'l.3.2.up.weight' holds the value 1"), "{error}");
-    assert!(error.message.ends_with("which f16 cannot hold"), "{error}");
+    assert!(error.message.ends_with("which is out of range for f16"), "{error}");
 }
 
 #[test]
-fn a_file_cut_short_behind_our_back_is_an_error() {
+fn a_file_truncated_after_opening_is_an_error() {
     let tiny = Tiny::new(ExpertForm::TransposedTurns);
     let (dir, source) = open(&tiny);
     let assembler = Assembler::new(&source, &tiny.blueprint(), None).unwrap();
@@ -123,13 +128,14 @@ fn a_file_cut_short_behind_our_back_is_an_error() {
 }
 
 #[test]
-fn what_is_quantised_can_only_be_kept() {
+fn quantised_tensors_can_only_keep_their_format() {
     let (_dir, source) = open(&Tiny::new(ExpertForm::Separate));
     let choose = |from, wanted| choose_format(&source, "w", from, wanted, 256).map_err(|e| e.message);
     assert_eq!(choose(NumberFormat::Q4K, None), Ok((NumberFormat::Q4K, false)));
     assert_eq!(choose(NumberFormat::Q8_0, Some(NumberFormat::Q8_0)), Ok((NumberFormat::Q8_0, false)));
     for wanted in [NumberFormat::Q4_0, NumberFormat::F16] {
-        let said = format!("tensor 'w' is already quantised as q8_0 and cannot become {wanted}, only be kept");
-        assert_eq!(choose(NumberFormat::Q8_0, Some(wanted)), Err(said));
+        let message =
+            format!("tensor 'w' is already quantised as q8_0 and cannot be converted to {wanted}; keep its format");
+        assert_eq!(choose(NumberFormat::Q8_0, Some(wanted)), Err(message));
     }
 }

@@ -1,7 +1,7 @@
-//! From a source to a store: streaming, atomic, and resumable where it was stopped.
+//! Conversion of a source into a store: streaming, atomic per file, and resumable.
 //!
-//! The order of writing is the whole protocol. `convert.json` comes first and says what is being made of what; every
-//! other file appears whole, under its name, or not at all; `larder.json` comes last and makes the folder a store.
+//! The order of writing makes it resumable. `convert.json` is written first and identifies source and options; every
+//! other file is written atomically; `larder.json` is written last and makes the folder a store.
 
 mod target;
 
@@ -30,54 +30,54 @@ use crate::{
 pub use target::CONVERSION_STATE;
 use target::{ConversionState, Target};
 
-/// Threads that read, convert and write, one expert each.
+/// Threads that each read, convert and write one expert at a time.
 const THREADS: usize = 3;
-/// What the experts in flight may take together, unless a single one takes more.
+/// Limit of the bytes of all experts in flight, unless a single expert is larger.
 const IN_FLIGHT_BYTES: usize = 768 << 20;
 
-/// How to convert.
+/// Number formats of a conversion.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct ConvertOptions {
-    /// The experts' kind; `None` keeps the source's.
+    /// Number format of the experts; `None` keeps the source's.
     pub experts: Option<NumberFormat>,
-    /// The kind of the resident weights of products; `None` keeps the source's.
+    /// Number format of the resident weights of products; `None` keeps the source's.
     pub resident: Option<NumberFormat>,
 }
 
-/// Somebody who watches long work.
+/// Receives the progress of long work.
 pub trait Progress: Sync {
-    /// Work over `bytes` bytes begins.
+    /// Work on a total of `bytes` bytes begins.
     fn begin(&self, bytes: u64);
 
-    /// `bytes` more are done.
+    /// `bytes` more bytes are done.
     fn advance(&self, bytes: u64);
 }
 
-/// Nobody watches.
+/// Ignores progress.
 impl Progress for () {
     fn begin(&self, _: u64) {}
 
     fn advance(&self, _: u64) {}
 }
 
-/// What a conversion did.
+/// Result of a conversion.
 #[derive(Clone, Debug)]
 pub struct ConvertReport {
-    /// Length of the source's weights.
+    /// Bytes of the source's weights.
     pub source_bytes: u64,
-    /// Length of the store's weights.
+    /// Bytes of the store's weights.
     pub store_bytes: u64,
-    /// Experts in the store.
+    /// Number of experts in the store.
     pub experts: usize,
-    /// Experts that an earlier, interrupted conversion had finished.
+    /// Number of experts that an earlier, interrupted conversion had finished.
     pub resumed: usize,
-    /// What is stored otherwise than asked for, one sentence each.
+    /// One sentence for each part that is not stored in the requested format.
     pub notes: Vec<String>,
-    /// From start to end.
+    /// Elapsed time.
     pub took: Duration,
 }
 
-/// Makes a store of `source` in the folder `target`, or continues where an earlier attempt was stopped.
+/// Converts `source` into a store in the folder `target`, or resumes an earlier attempt.
 pub fn convert(
     source: &dyn Source,
     blueprint: &Blueprint,
@@ -108,24 +108,25 @@ struct Conversion<'a> {
     progress: &'a dyn Progress,
     assembler: Assembler<'a>,
     resident: resident::ResidentPlan,
-    /// Of the largest expert.
+    /// Bytes of the largest expert.
     data_bytes: usize,
 }
 
-/// One step of a conversion.
+/// One unit of work of a conversion.
 enum Task {
+    /// The resident weights.
     Resident,
-    /// An expert by its number.
+    /// An expert by its index.
     Expert(usize),
 }
 
-/// What one task of a conversion left behind.
+/// Result of a task.
 enum TaskOutcome {
     Resident(ResidentFile),
     Expert { number: usize, checksum: String, resumed: bool },
 }
 
-/// Buffers of one thread.
+/// Buffers of one conversion thread.
 struct ThreadBuffers {
     file: AlignedBuffer,
     scratch: AssemblyBuffers,
@@ -147,7 +148,7 @@ impl Conversion<'_> {
         self.data_bytes + DATA_START
     }
 
-    /// The order in which products are fastest; of floats there is only one.
+    /// The row order in which products are fastest; float formats have only one.
     fn order(&self) -> RowOrder {
         let layouts = self.assembler.layouts().values();
         layouts.map(|l| l.clone().in_order(RowOrder::Rows8).order()).find(|o| *o != RowOrder::Plain).unwrap_or_default()
@@ -157,12 +158,12 @@ impl Conversion<'_> {
         self.files().iter().map(|(_, bytes)| bytes).sum()
     }
 
-    /// Of everything that decides what is written.
+    /// Fingerprint of everything that decides what is written.
     fn fingerprint(&self) -> u64 {
         xxh3_64(format!("{:x} {:?}", self.source.fingerprint(), self.blueprint).as_bytes())
     }
 
-    /// Every large file of the store and its length.
+    /// Every large file of the store with its length in bytes.
     fn files(&self) -> Vec<(std::path::PathBuf, u64)> {
         let shards = (0..self.blueprint.geometry.expert_count()).map(|i| {
             let (layer, expert) = self.expert_at(i);
@@ -171,13 +172,13 @@ impl Conversion<'_> {
         std::iter::once((RESIDENT_FILE.into(), self.resident.file_bytes() as u64)).chain(shards).collect()
     }
 
-    /// Experts are numbered layer by layer, in the order in which a checkpoint usually holds them.
+    /// The expert with index `i`: layer by layer, the order in which checkpoints usually store them.
     fn expert_at(&self, i: usize) -> (LayerIdx, ExpertId) {
         let geometry = &self.blueprint.geometry;
         (geometry.moe_layers[i / geometry.experts], ExpertId((i % geometry.experts) as u16))
     }
 
-    /// Writes everything that is not there yet; returns how many experts were.
+    /// Writes all files that do not exist yet; returns the number of experts that did.
     fn write(&self, target: &Target) -> Result<usize> {
         for layer in &self.blueprint.geometry.moe_layers {
             target.create_folder(&layer_folder(*layer))?;
@@ -200,19 +201,19 @@ impl Conversion<'_> {
         Ok(resumed)
     }
 
-    /// The order of the work. The resident weights are long to write, so they come first; if the model is still on its
-    /// way they come last, for they are in all of its files, and the experts in the order in which they arrive.
+    /// The tasks in order of work. The resident weights take longest, so they come first. While the model is still
+    /// being downloaded they come last, since they are spread over all files, and experts follow the order of download.
     fn tasks(&self) -> Vec<Task> {
         let experts = 0..self.blueprint.geometry.expert_count();
-        let arrival = |i: &usize| {
+        let rank = |i: &usize| {
             let (layer, expert) = self.expert_at(*i);
             self.assembler.download_rank(layer, expert)
         };
-        let mut experts: Vec<_> = experts.map(|i| (arrival(&i), i)).collect();
+        let mut experts: Vec<_> = experts.map(|i| (rank(&i), i)).collect();
         experts.sort_unstable();
-        let coming = experts.iter().any(|(arrival, _)| arrival.is_some());
+        let downloading = experts.iter().any(|(rank, _)| rank.is_some());
         let experts = experts.into_iter().map(|(_, i)| Task::Expert(i));
-        match coming {
+        match downloading {
             false => std::iter::once(Task::Resident).chain(experts).collect(),
             true => experts.chain(std::iter::once(Task::Resident)).collect(),
         }
@@ -252,7 +253,7 @@ impl Conversion<'_> {
         let shard = Shard { layer, expert, layout: &written, file_bytes: self.file_bytes() };
         let path = target.path().join(shard_path(layer, expert));
         let (header, data) = file.split_at_mut(DATA_START);
-        // A shard that is there and not whole is written again, whatever is wrong with it.
+        // A shard that exists and is damaged is written again.
         let found = if target.is_resumed() { shard.check_by_itself(&path, data).ok() } else { None };
         let resumed = found.is_some();
         let checksum = match found {
@@ -271,7 +272,7 @@ impl Conversion<'_> {
             }
         };
         if self.assembler.download_rank(layer, expert).is_some() {
-            // The shard must outlive a power failure before what it was made of may go.
+            // The shard must be durable before the source may delete the bytes it was made of.
             sync_folder(&target.path().join(layer_folder(layer)))?;
             self.assembler.release(layer, expert)?;
         }

@@ -1,3 +1,5 @@
+//! The folder that a conversion writes to: lock, state, free space.
+
 use std::{
     fs::{self, File},
     io,
@@ -17,12 +19,12 @@ use crate::{
     shard::layer_folder,
 };
 
-/// The file that marks a store in the making.
+/// Name of the file that marks an unfinished conversion.
 pub const CONVERSION_STATE: &str = "convert.json";
 
 const STATE_LIMIT: u64 = 1 << 20;
 
-/// What is being made of what: a conversion continues only its own.
+/// Identity of a conversion; only a conversion with the same identity is resumed.
 #[derive(PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ConversionState {
@@ -43,7 +45,7 @@ impl ConversionState {
     }
 }
 
-/// The folder that becomes a store, locked against other conversions as long as this lives.
+/// The folder that becomes a store, locked against other conversions while this value lives.
 pub(super) struct Target {
     path: PathBuf,
     resumed: bool,
@@ -51,8 +53,8 @@ pub(super) struct Target {
 }
 
 impl Target {
-    /// Takes the folder, or returns `None` if there is nothing left to do: an earlier attempt was stopped right
-    /// after its last step. `files` are those to come and their lengths.
+    /// Locks and checks the folder. Returns `None` if nothing is left to do, because an earlier attempt was stopped
+    /// right after its last step. `files` are the files to be written and their lengths.
     pub fn prepare(path: &Path, state: &ConversionState, files: &[(PathBuf, u64)]) -> Result<Option<Self>> {
         let fresh = !path.exists();
         fs::create_dir_all(path).map_err(|e| match e.kind() {
@@ -61,7 +63,7 @@ impl Target {
         })?;
         let prepared = Self::take(path, state, files);
         if fresh && prepared.is_err() {
-            // Only succeeds if nothing was written.
+            // Succeeds only if nothing was written.
             let _ = fs::remove_dir(path);
         }
         prepared
@@ -70,25 +72,25 @@ impl Target {
     fn take(path: &Path, state: &ConversionState, files: &[(PathBuf, u64)]) -> Result<Option<Self>> {
         let lock = lock(path)?;
         let found = read_small(&path.join(CONVERSION_STATE), STATE_LIMIT)?;
-        let ours = found
+        let same_conversion = found
             .as_ref()
             .map(|bytes| serde_json::from_slice(bytes).is_ok_and(|found: ConversionState| found == *state));
         let target = Target { path: path.to_owned(), resumed: found.is_some(), _lock: lock };
         let taken = |what: &str| Err(StoreError::new(StoreErrorKind::Taken, path, what));
-        match (path.join(MANIFEST_FILE).exists(), ours) {
+        match (path.join(MANIFEST_FILE).exists(), same_conversion) {
             (true, Some(true)) => target.finish().map(|()| None),
             (true, _) => taken("already holds a store; remove it or choose another target"),
             (false, Some(false)) => taken(
                 "holds an unfinished conversion of another model or with other options; remove the folder or choose \
                  another target",
             ),
-            (false, ours) => {
-                if ours.is_none() {
+            (false, same_conversion) => {
+                if same_conversion.is_none() {
                     check_empty(path)?;
                 }
                 check_space(path, files)?;
-                if ours.is_none() {
-                    let state = serde_json::to_vec(state).expect("text is JSON");
+                if same_conversion.is_none() {
+                    let state = serde_json::to_vec(state).expect("text serializes as JSON");
                     write_atomically(&path.join(CONVERSION_STATE), &state)?;
                     sync_folder(path)?;
                 }
@@ -111,7 +113,7 @@ impl Target {
         fs::create_dir_all(&path).map_err(|e| StoreError::io(&path, "creating the folder", e))
     }
 
-    /// Makes the names of all shards durable.
+    /// Makes the file names of all shards durable.
     pub fn sync(&self, layers: &[LayerIdx]) -> Result<()> {
         for layer in layers {
             sync_folder(&self.path.join(layer_folder(*layer)))?;
@@ -120,7 +122,7 @@ impl Target {
         sync_folder(&self.path)
     }
 
-    /// Removes the mark of a store in the making.
+    /// Removes the mark of an unfinished conversion.
     pub fn finish(&self) -> Result<()> {
         let path = self.path.join(CONVERSION_STATE);
         fs::remove_file(&path).map_err(|e| StoreError::io(&path, "removing", e))?;
@@ -139,30 +141,30 @@ fn lock(path: &Path) -> Result<File> {
     Ok(folder)
 }
 
-/// Refuses a folder with anything in it but what a conversion leaves that was stopped at its very first step.
+/// Checks that a folder is empty, except for the temporary file of a conversion that was stopped at its first step.
 fn check_empty(path: &Path) -> Result<()> {
     let first = temp_path(Path::new(CONVERSION_STATE));
     let mut entries = fs::read_dir(path).map_err(|e| StoreError::io(path, "listing", e))?.flatten();
     match entries.find(|e| e.file_name() != first.as_os_str()) {
         Some(entry) => {
             let name = entry.file_name();
-            let what = format!("holds '{}', so it is no place for a new store", name.to_string_lossy());
+            let what = format!("is not empty (it holds '{}'); choose an empty or new folder", name.to_string_lossy());
             Err(StoreError::new(StoreErrorKind::Taken, path, what))
         }
         None => Ok(()),
     }
 }
 
-/// Refuses to begin what cannot end.
+/// Checks that the file system has space for the files.
 fn check_space(path: &Path, files: &[(PathBuf, u64)]) -> Result<()> {
-    let there = |name: &Path| fs::metadata(path.join(name)).map_or(0, |m| m.len());
-    let needed: u64 = files.iter().map(|(name, bytes)| bytes.saturating_sub(there(name))).sum();
-    let stat = statvfs(path).map_err(|e| StoreError::io(path, "asking for free space", e.into()))?;
+    let existing = |name: &Path| fs::metadata(path.join(name)).map_or(0, |m| m.len());
+    let needed: u64 = files.iter().map(|(name, bytes)| bytes.saturating_sub(existing(name))).sum();
+    let stat = statvfs(path).map_err(|e| StoreError::io(path, "querying free space", e.into()))?;
     let free = stat.f_bavail.saturating_mul(stat.f_frsize);
     if needed <= free {
         return Ok(());
     }
     let gb = |bytes: u64| bytes as f64 / 1e9;
-    let what = format!("needs {:.2} GB more, the file system has {:.2} GB free", gb(needed), gb(free));
+    let what = format!("needs {:.2} GB more, but the file system has {:.2} GB free", gb(needed), gb(free));
     Err(StoreError::new(StoreErrorKind::NoSpace, path, what))
 }

@@ -1,3 +1,5 @@
+//! Tests of conversion: content, resuming, refused targets.
+
 use std::{
     collections::BTreeMap,
     fs,
@@ -46,7 +48,7 @@ impl Fixture {
     }
 }
 
-/// Every file below `root` with its content.
+/// All files below `root` with their contents.
 fn files(root: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let mut found = BTreeMap::new();
     let mut folders = vec![root.to_owned()];
@@ -68,7 +70,7 @@ fn write(root: &Path, name: &Path, bytes: &[u8]) {
 }
 
 #[test]
-fn a_store_gives_back_what_the_source_holds() {
+fn a_store_holds_the_experts_of_the_source() {
     for form in FORMS {
         let fixture = Fixture::new(form);
         for wanted in
@@ -94,7 +96,7 @@ fn a_store_gives_back_what_the_source_holds() {
 }
 
 #[test]
-fn resident_tensors_keep_their_kind_or_take_the_one_asked_for() {
+fn resident_tensors_keep_their_format_or_take_the_requested_one() {
     let fixture = Fixture::new(ExpertForm::Separate);
     let meta = |store: &Store, name: &str| store.meta(name).unwrap().clone();
     fixture.convert("keep", None, None).unwrap();
@@ -121,7 +123,7 @@ fn resident_tensors_keep_their_kind_or_take_the_one_asked_for() {
     assert_eq!(q8.sidecar("chat_template.jinja").unwrap(), None);
 }
 
-/// The order in which a conversion makes its files appear.
+/// The files of a store in the order in which a conversion publishes them.
 fn in_order(whole: &BTreeMap<PathBuf, Vec<u8>>) -> Vec<PathBuf> {
     let rank = |p: &PathBuf| match p.to_str().unwrap() {
         CONVERSION_STATE => 0,
@@ -136,7 +138,7 @@ fn in_order(whole: &BTreeMap<PathBuf, Vec<u8>>) -> Vec<PathBuf> {
 }
 
 #[test]
-fn stopped_anywhere_it_ends_the_same() {
+fn a_resumed_conversion_gives_the_same_store() {
     let fixture = Fixture::new(ExpertForm::Halves);
     fixture.convert("whole", Some(NumberFormat::Q8_0), Some(NumberFormat::F16)).unwrap();
     let whole = files(&fixture.path("whole"));
@@ -155,7 +157,7 @@ fn stopped_anywhere_it_ends_the_same() {
         for file in &names[..done] {
             write(&root, file, &with_state[file]);
         }
-        // The next file is under way, under its temporary name.
+        // The next file is partly written, under its temporary name.
         if let Some(next) = names.get(done).filter(|_| cut > 0) {
             let bytes = &with_state[next];
             write(&root, &crate::atomic_file::temp_path(next), &bytes[..cut.min(bytes.len())]);
@@ -193,7 +195,7 @@ fn a_damaged_shard_is_written_again_on_resuming() {
 }
 
 #[test]
-fn targets_that_are_taken_are_left_alone() {
+fn occupied_targets_are_not_touched() {
     let fixture = Fixture::new(ExpertForm::Separate);
     let refusal = |name: &str, kind| {
         let error = fixture.convert(name, kind, None).unwrap_err();
@@ -203,7 +205,7 @@ fn targets_that_are_taken_are_left_alone() {
     assert_eq!(refusal("store", None).0, StoreErrorKind::Taken);
     fs::write(fixture.path("file"), "x").unwrap();
     assert_eq!(refusal("file", None), (StoreErrorKind::Taken, "is a file, not a folder".into()));
-    assert!(refusal("source", None).1.contains("no place for a new store"));
+    assert!(refusal("source", None).1.contains("choose an empty or new folder"));
     fs::create_dir(fixture.path("other")).unwrap();
     fs::write(fixture.path("other").join(CONVERSION_STATE), br#"{"of":"another"}"#).unwrap();
     assert!(refusal("other", None).1.contains("unfinished conversion of another model"));
@@ -217,7 +219,7 @@ fn targets_that_are_taken_are_left_alone() {
 }
 
 #[test]
-fn other_options_do_not_continue_a_conversion() {
+fn other_options_do_not_resume_a_conversion() {
     let fixture = Fixture::new(ExpertForm::Separate);
     fs::create_dir(fixture.path("store")).unwrap();
     let state = ConversionState::new(1, &ConvertOptions::default());
@@ -226,11 +228,11 @@ fn other_options_do_not_continue_a_conversion() {
 }
 
 #[test]
-fn a_failing_conversion_leaves_what_is_done_and_no_drafts() {
+fn a_failed_conversion_leaves_finished_files_and_no_temporary_ones() {
     let fixture = Fixture::new(ExpertForm::Separate);
     let file = fixture.path("source/model.safetensors");
     let good = fs::read(&file).unwrap();
-    // The source loses its end under our hands: layer 3 cannot be read.
+    // The source is truncated while it is open: layer 3 cannot be read.
     fs::write(&file, &good[..good.len() - 20000]).unwrap();
     assert_eq!(fixture.convert("store", None, None).unwrap_err().kind, StoreErrorKind::Io);
     let left = files(&fixture.path("store"));
@@ -255,6 +257,6 @@ fn a_missing_resident_tensor_is_named_before_anything_is_written() {
     blueprint = fixture.tiny.blueprint();
     blueprint.resident[1].shape[0] = 8;
     let error = convert(&fixture.source, &blueprint, &target, &ConvertOptions::default(), &()).unwrap_err();
-    assert_eq!(error.message, "tensor 'embed' has shape [7, 64], the config calls for [8, 64]");
+    assert_eq!(error.message, "tensor 'embed' has shape [7, 64], but the config requires [8, 64]");
     assert!(!target.exists());
 }

@@ -1,7 +1,7 @@
-//! The memory that experts are read into: one anonymous map, cut into slots of one size.
+//! The memory that experts are read into: one anonymous mapping, divided into slots of one size.
 //!
-//! A map is shared by handles that each own a disjoint part of it, which the borrow checker cannot express; hence the
-//! `unsafe` here, and nowhere above.
+//! The mapping is shared by handles that each own a disjoint part of it, which the borrow checker cannot express; hence
+//! the `unsafe` in this file, which callers do not need.
 #![allow(unsafe_code)]
 
 use std::{
@@ -14,12 +14,12 @@ use std::{
 use larder_core::SHARD_ALIGN;
 use memmap2::MmapMut;
 
-/// Where the first slot begins: at a huge page.
+/// Alignment of the first slot in bytes: a huge page.
 const ARENA_ALIGN: usize = 2 << 20;
-/// The longest slot; the kernel neither reads much more at a time nor registers longer buffers.
+/// Largest slot in bytes; the kernel neither reads much more at a time nor registers longer buffers.
 pub(super) const SLOT_BYTES_MAX: usize = 1 << 30;
 
-/// All slots together. It hands out no bytes; those belong to the slots.
+/// The mapping that holds all slots. It gives no access to bytes; those belong to the slots.
 #[derive(Clone)]
 pub struct Arena {
     map: Arc<MmapMut>,
@@ -28,27 +28,30 @@ pub struct Arena {
     slot_bytes: usize,
 }
 
-// SAFETY: `first` is only used to name addresses; the bytes behind it are reached through slots alone.
+// SAFETY: `first` is only used to compute addresses; the bytes behind it are accessed only through slots.
 unsafe impl Send for Arena {}
 // SAFETY: as above, and `MmapMut` is `Sync`.
 unsafe impl Sync for Arena {}
 
 impl Arena {
-    /// Maps `slots` slots of `slot_bytes` zeros and returns the one handle to each, in order.
+    /// Maps `slots` slots of `slot_bytes` zero bytes and returns the only handle to each, in order.
     ///
-    /// `slot_bytes` must be a multiple of [`SHARD_ALIGN`] and at most 1 GiB. Memory is taken from the system when it is first touched.
+    /// `slot_bytes` must be a multiple of [`SHARD_ALIGN`] and at most 1 GiB. The system provides
+    /// memory when it is first touched.
     pub fn new(slots: usize, slot_bytes: usize) -> io::Result<(Arena, Vec<Slot>)> {
         let invalid = |what: String| io::Error::new(io::ErrorKind::InvalidInput, what);
         if slot_bytes == 0 || !slot_bytes.is_multiple_of(SHARD_ALIGN) {
-            return Err(invalid(format!("a slot of {slot_bytes} bytes is not a multiple of {SHARD_ALIGN}")));
+            return Err(invalid(format!(
+                "a slot of {slot_bytes} bytes is invalid: its length must be a multiple of {SHARD_ALIGN}"
+            )));
         }
         if slot_bytes > SLOT_BYTES_MAX {
-            return Err(invalid(format!("a slot of {slot_bytes} bytes is longer than {SLOT_BYTES_MAX}")));
+            return Err(invalid(format!("a slot of {slot_bytes} bytes is too large: the limit is {SLOT_BYTES_MAX}")));
         }
         let bytes = slots.checked_mul(slot_bytes).and_then(|b| b.checked_add(ARENA_ALIGN));
         let bytes = bytes.filter(|b| isize::try_from(*b).is_ok());
-        let bytes = bytes
-            .ok_or_else(|| invalid(format!("{slots} slots of {slot_bytes} bytes are more than can be addressed")))?;
+        let bytes =
+            bytes.ok_or_else(|| invalid(format!("{slots} slots of {slot_bytes} bytes exceed the address space")))?;
         let mut map = MmapMut::map_anon(bytes)?;
         ask_for_huge_pages(&map);
         let before = map.as_ptr().align_offset(ARENA_ALIGN);
@@ -58,56 +61,56 @@ impl Arena {
         Ok((arena, slots))
     }
 
-    /// How many slots there are.
+    /// Number of slots.
     pub fn slots(&self) -> usize {
         self.slots
     }
 
-    /// The length of each.
+    /// Length of a slot in bytes.
     pub fn slot_bytes(&self) -> usize {
         self.slot_bytes
     }
 
-    /// The addresses of all slots.
+    /// The address range of all slots.
     pub fn range(&self) -> Range<usize> {
         let first = self.first.as_ptr() as usize;
         first..first + self.slots * self.slot_bytes
     }
 
-    /// Where a slot begins, and how long it is.
+    /// Address and length of a slot.
     #[cfg(target_os = "linux")]
     pub(super) fn slot_memory(&self, index: usize) -> (NonNull<u8>, usize) {
         (self.address(index), self.slot_bytes)
     }
 
     fn address(&self, index: usize) -> NonNull<u8> {
-        assert!(index < self.slots, "one of the arena's slots");
-        // SAFETY: the map holds `slots * slot_bytes` bytes behind `first`, checked for overflow in `new`.
+        assert!(index < self.slots, "the index must be that of a slot of the arena");
+        // SAFETY: the mapping holds `slots * slot_bytes` bytes behind `first`, checked for overflow in `new`.
         unsafe { self.first.add(index * self.slot_bytes) }
     }
 
-    /// Called once per slot, by `new` alone.
+    /// Makes the handle of a slot. Called once per slot, only by `new`.
     fn slot(&self, index: usize) -> Slot {
         Slot { map: self.map.clone(), start: self.address(index), bytes: self.slot_bytes, index }
     }
 
-    /// Whether no slot and no other handle is left.
+    /// Whether no slot and no other handle to the arena exists.
     #[cfg(test)]
     pub(super) fn has_no_slots(&self) -> bool {
         Arc::strong_count(&self.map) == 1
     }
 
-    /// The slots' memory, which by then belongs to nobody else.
+    /// The memory of all slots, once no handle to a slot exists.
     #[cfg(test)]
     pub(super) fn total_slots(&self) -> &[u8] {
-        assert!(self.has_no_slots(), "no slot is left");
-        // SAFETY: within the map, as in `address`; no slot is left that could write to it.
+        assert!(self.has_no_slots(), "no handle to a slot may be left");
+        // SAFETY: within the mapping, as in `address`; no slot is left that could write to it.
         unsafe { std::slice::from_raw_parts(self.first.as_ptr(), self.slots * self.slot_bytes) }
     }
 }
 
-/// The only handle to the bytes of one slot, or of a part of one. They stay where they are when the handle moves, and
-/// as long as it lives.
+/// The only handle to the bytes of one slot, or of a part of one. Their address is fixed while the handle lives, also
+/// when the handle moves.
 pub struct Slot {
     map: Arc<MmapMut>,
     start: NonNull<u8>,
@@ -115,47 +118,47 @@ pub struct Slot {
     index: usize,
 }
 
-// SAFETY: a slot is the only way to its bytes, so it can be handed over like a `Vec<u8>`.
+// SAFETY: a slot is the only access to its bytes, so it can be sent like a `Vec<u8>`.
 unsafe impl Send for Slot {}
-// SAFETY: a shared slot only gives shared bytes.
+// SAFETY: a shared slot gives only shared access to its bytes.
 unsafe impl Sync for Slot {}
 
 impl Slot {
-    /// Which slot of its arena this is, or is a part of.
+    /// Index of this slot in its arena; parts have the index of their slot.
     pub fn index(&self) -> usize {
         self.index
     }
 
-    /// Cuts it in two: its first `bytes`, and the rest, for two reads that are over at different times. Each part is a
-    /// slot of its own, with the same index, until [`Slot::join`] puts them together.
+    /// Splits it into its first `bytes` and the rest, for two reads that complete at different times. Each part is a
+    /// slot with the same index, until [`Slot::join`] joins them.
     ///
     /// # Panics
     ///
-    /// If `bytes` is not a multiple of [`SHARD_ALIGN`], or more than there are.
+    /// If `bytes` is not a multiple of [`SHARD_ALIGN`], or is larger than the slot.
     pub fn split_at(mut self, bytes: usize) -> (Slot, Slot) {
-        // Reads fill whole pages, so a part that ended within one would be written to by the read of the other.
-        assert!(bytes.is_multiple_of(SHARD_ALIGN), "a slot cannot be cut at {bytes}, within a page");
-        assert!(bytes <= self.bytes, "a slot of {} bytes cannot be cut at {bytes}", self.bytes);
-        // SAFETY: within the slot's bytes, or just behind them.
+        // Reads fill whole pages, so the read of a part that ended within a page would write to the other part.
+        assert!(bytes.is_multiple_of(SHARD_ALIGN), "a slot cannot be split at {bytes}, within a page");
+        assert!(bytes <= self.bytes, "a slot of {} bytes cannot be split at {bytes}", self.bytes);
+        // SAFETY: within the slot's bytes, or one past their end.
         let start = unsafe { self.start.add(bytes) };
         let rest = Slot { map: self.map.clone(), start, bytes: self.bytes - bytes, index: self.index };
         self.bytes = bytes;
         (self, rest)
     }
 
-    /// Puts together what [`Slot::split_at`] cut.
+    /// Joins the two parts of [`Slot::split_at`].
     ///
     /// # Panics
     ///
-    /// If these are not the two parts of one cut, in order.
+    /// If they are not the two parts of one split, in order.
     pub fn join(mut self, rest: Slot) -> Slot {
-        assert!(Arc::ptr_eq(&self.map, &rest.map) && self.index == rest.index, "both are parts of one slot");
-        assert_eq!(self.as_ptr_range().end, rest.as_ptr(), "one part begins where the other ends");
+        assert!(Arc::ptr_eq(&self.map, &rest.map) && self.index == rest.index, "both must be parts of one slot");
+        assert_eq!(self.as_ptr_range().end, rest.as_ptr(), "one part must begin where the other ends");
         self.bytes += rest.bytes;
         self
     }
 
-    /// Whether it is one of this arena's.
+    /// Whether it is a slot of `arena`.
     pub fn belongs_to(&self, arena: &Arena) -> bool {
         Arc::ptr_eq(&self.map, &arena.map)
     }
@@ -165,7 +168,7 @@ impl Deref for Slot {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the bytes are mapped and initialised as long as `map` lives, and no other slot overlaps them.
+        // SAFETY: the bytes are mapped and initialised while `map` lives, and no other slot overlaps them.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.bytes) }
     }
 }
@@ -177,7 +180,7 @@ impl DerefMut for Slot {
     }
 }
 
-/// Huge pages save time; where the system has none, the slots are the same.
+/// Requests huge pages, which save TLB misses. Without them the slots work the same.
 #[cfg(target_os = "linux")]
 fn ask_for_huge_pages(map: &MmapMut) {
     let _ = map.advise(memmap2::Advice::HugePage);
@@ -191,22 +194,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slots_are_aligned_zeroed_disjoint_and_stay_where_they_are() {
+    fn slots_are_aligned_zeroed_disjoint_and_have_fixed_addresses() {
         let (arena, mut slots) = Arena::new(5, 12 << 10).unwrap();
         assert_eq!(slots[0].as_ptr().align_offset(ARENA_ALIGN), 0);
         assert!(slots.iter().all(|s| s.len() == 12 << 10 && s.iter().all(|b| *b == 0) && s.belongs_to(&arena)));
-        let places: Vec<_> = slots.iter().map(|s| s.as_ptr()).collect();
+        let addresses: Vec<_> = slots.iter().map(|s| s.as_ptr()).collect();
         slots.iter_mut().enumerate().for_each(|(i, slot)| slot.fill(i as u8 + 1));
         slots.reverse();
         drop(arena);
         for slot in &slots {
-            assert_eq!(slot.as_ptr(), places[slot.index()]);
+            assert_eq!(slot.as_ptr(), addresses[slot.index()]);
             assert!(slot.iter().all(|b| *b == slot.index() as u8 + 1));
         }
     }
 
     #[test]
-    fn the_map_lives_as_long_as_any_slot() {
+    fn the_mapping_lives_as_long_as_any_slot() {
         let (arena, mut slots) = Arena::new(2, SHARD_ALIGN).unwrap();
         assert!(!arena.has_no_slots());
         slots.pop();
@@ -216,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_a_slot_are_disjoint_and_make_it_whole_again() {
+    fn parts_of_a_slot_are_disjoint_and_can_be_joined() {
         let (arena, mut slots) = Arena::new(2, 12 << 10).unwrap();
         let slot = slots.remove(0);
         let whole = slot.as_ptr_range();
@@ -239,20 +242,20 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "cut at 512, within a page")]
-    fn a_part_is_of_whole_pages() {
+    #[should_panic(expected = "split at 512, within a page")]
+    fn a_part_must_be_whole_pages() {
         Arena::new(1, 8192).unwrap().1.remove(0).split_at(512);
     }
 
     #[test]
-    #[should_panic(expected = "a slot of 8192 bytes cannot be cut at 12288")]
-    fn a_part_is_within_the_slot() {
+    #[should_panic(expected = "a slot of 8192 bytes cannot be split at 12288")]
+    fn a_part_must_be_within_the_slot() {
         Arena::new(2, 8192).unwrap().1.remove(0).split_at(12288);
     }
 
     #[test]
     #[should_panic(expected = "parts of one slot")]
-    fn neighbouring_slots_are_not_joined() {
+    fn adjacent_slots_cannot_be_joined() {
         let mut slots = Arena::new(2, SHARD_ALIGN).unwrap().1;
         let second = slots.remove(1);
         slots.remove(0).join(second);
@@ -260,20 +263,20 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "parts of one slot")]
-    fn parts_of_different_arenas_are_not_joined() {
+    fn parts_of_different_arenas_cannot_be_joined() {
         let [a, b] = [(); 2].map(|()| Arena::new(1, 8192).unwrap().1.remove(0).split_at(SHARD_ALIGN));
         a.0.join(b.1);
     }
 
     #[test]
-    #[should_panic(expected = "begins where the other ends")]
-    fn parts_are_joined_in_order() {
+    #[should_panic(expected = "begin where the other ends")]
+    fn parts_must_be_joined_in_order() {
         let (front, back) = Arena::new(1, 8192).unwrap().1.remove(0).split_at(SHARD_ALIGN);
         back.join(front);
     }
 
     #[test]
-    fn impossible_arenas_are_refused() {
+    fn invalid_sizes_are_refused() {
         assert!(Arena::new(1, 0).is_err());
         assert!(Arena::new(1, 4095).is_err());
         assert!(Arena::new(1, SLOT_BYTES_MAX + SHARD_ALIGN).is_err());

@@ -1,3 +1,5 @@
+//! The shards of a model as files, with a bounded number of open descriptors.
+
 use std::{
     fs::File,
     io,
@@ -16,34 +18,34 @@ use crate::{
     error::{Result, StoreError, StoreErrorKind},
 };
 
-/// Descriptors that are left to the rest of the process, where there are that many.
+/// Descriptors that are left to the rest of the process, if the limit allows.
 const DESCRIPTORS_RESERVED: u64 = 256;
 
-/// The shards of a model by number, opened when they are first needed and closed when too many are open.
+/// The shards of a model by index, opened on demand; the least recently used is closed when too many are open.
 pub struct ShardFiles {
     path: Box<dyn Fn(usize) -> PathBuf + Send + Sync>,
     shards: usize,
     file_bytes: u64,
-    /// A shard that is there.
+    /// A shard that exists.
     first: usize,
-    /// Why reads go through the page cache, if they do.
+    /// Why direct I/O is not used; `None` if it is.
     not_direct: Option<String>,
     open_max: usize,
     open_files: Mutex<OpenFiles>,
 }
 
-/// A shard that is open.
+/// An open shard.
 pub(super) struct OpenFile {
-    /// The file.
+    /// Descriptor of the shard.
     pub file: File,
-    /// Its place among those that are open: a small number that no other has as long as this one is held.
+    /// Place among the open files: a small index that no other file has while this one is held.
     pub place: usize,
 }
 
 impl ShardFiles {
-    /// `shards` files of `file_bytes` each; `path` says where each of them is.
+    /// `shards` files of `file_bytes` each; `path` returns the path of a shard.
     ///
-    /// The first that is there is opened, and a read of it tells whether this file system takes direct I/O.
+    /// Opens the first shard that exists and reads from it, to find out whether the file system supports direct I/O.
     pub fn new(
         shards: usize,
         file_bytes: u64,
@@ -66,40 +68,40 @@ impl ShardFiles {
         Ok(files)
     }
 
-    /// How many shards there are.
+    /// Number of shards.
     pub fn shards(&self) -> usize {
         self.shards
     }
 
-    /// A shard that is there, for whoever wants to try a read.
+    /// A shard that exists, for a trial read.
     pub fn first(&self) -> usize {
         self.first
     }
 
-    /// The most that are open at a time, besides those that are being read.
+    /// Largest number of open files, unless more are being read.
     pub fn open_max(&self) -> usize {
         self.open_max
     }
 
-    /// Whether reads go past the page cache.
+    /// Whether reads use direct I/O.
     pub fn is_direct(&self) -> bool {
         self.not_direct.is_none()
     }
 
-    /// How the files are read, in half a sentence.
+    /// How the files are read, as part of a sentence.
     pub fn read_mode(&self) -> String {
         match &self.not_direct {
-            None => "past the page cache".into(),
-            Some(why) => format!("through the page cache ({why})"),
+            None => "direct I/O".into(),
+            Some(why) => format!("buffered I/O ({why})"),
         }
     }
 
-    /// Where a shard is.
+    /// Path of a shard.
     pub(super) fn path(&self, shard: usize) -> PathBuf {
         (self.path)(shard)
     }
 
-    /// An open shard. It stays open as long as it is held.
+    /// Opens a shard, or returns it if it is open. It stays open while it is held.
     pub(super) fn get(&self, shard: usize) -> Result<Arc<OpenFile>> {
         let mut open_files = self.open_files.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(file) = open_files.touch(shard) {
@@ -115,7 +117,7 @@ impl ShardFiles {
         if shard < self.shards {
             return Ok(self.path(shard));
         }
-        let what = format!("shard {shard} is not one of {}", self.shards);
+        let what = format!("there is no shard {shard}; the model has {}", self.shards);
         Err(StoreError::new(StoreErrorKind::Missing, Path::new(""), what))
     }
 
@@ -123,29 +125,29 @@ impl ShardFiles {
         let failed = |e| StoreError::io(path, "opening", e);
         let file = loop {
             match File::open(path) {
-                // The rest of the process has taken more descriptors than were left to it.
+                // The rest of the process uses more descriptors than were reserved for it.
                 Err(e) if Errno::from_io_error(&e) == Some(Errno::MFILE) && open_files.close_one() => {}
                 result => break result.map_err(failed)?,
             }
         };
         let len = file.metadata().map_err(failed)?.len();
         if len != self.file_bytes {
-            return Err(StoreError::malformed(path, format!("is {len} bytes long, not {}", self.file_bytes)));
+            return Err(StoreError::malformed(path, format!("is {len} bytes long, expected {}", self.file_bytes)));
         }
         if self.is_direct() && !set_direct(&file, true) {
-            return Err(failed(io::Error::other("direct I/O is refused, and was granted for another shard")));
+            return Err(failed(io::Error::other("direct I/O is refused, although another shard supports it")));
         }
         Ok(file)
     }
 }
 
-/// The open files, and when each was used last.
+/// The open files and the time of their last use.
 struct OpenFiles {
-    /// Per shard.
+    /// Per shard, the open file and its last use.
     files: Vec<Option<(Arc<OpenFile>, u64)>>,
     /// The shards that are open.
     open: Vec<usize>,
-    /// The places below `open.len() + empty.len()` that no open file has.
+    /// Free places below `open.len() + empty.len()`.
     empty: Vec<usize>,
     uses: u64,
 }
@@ -171,38 +173,38 @@ impl OpenFiles {
         file
     }
 
-    /// Closes the file whose last use is longest ago; `false` if all are being read.
+    /// Closes the least recently used file that is not being read; `false` if all are.
     fn close_one(&mut self) -> bool {
         let idle = |shard: usize| {
-            let (file, used) = self.files[shard].as_ref().expect("listed as open");
+            let (file, used) = self.files[shard].as_ref().expect("the shard is listed as open");
             (Arc::strong_count(file) == 1).then_some(*used)
         };
         let oldest = self.open.iter().enumerate().filter_map(|(at, shard)| Some((idle(*shard)?, at))).min();
         let Some((_, at)) = oldest else { return false };
         let shard = self.open.swap_remove(at);
-        let (file, _) = self.files[shard].take().expect("listed as open");
+        let (file, _) = self.files[shard].take().expect("the shard is listed as open");
         self.empty.push(file.place);
         true
     }
 }
 
-/// Reads the first block as direct I/O would, or says why that does not work.
+/// Reads the first block with direct I/O; the error says why that is not possible.
 fn probe_direct(file: &File) -> Result<(), String> {
     if !set_direct(file, true) {
-        return Err("the file system refuses direct I/O".into());
+        return Err("the file system does not support direct I/O".into());
     }
     let mut block = AlignedBuffer::new(AlignedBuffer::ALIGN);
     file.read_at(&mut block, 0).map(drop).map_err(|e| format!("a direct read failed: {e}"))
 }
 
-/// How many of `shards` files may be open at a time, after asking for all of them.
+/// How many of `shards` files may be open at a time, after raising the limit of descriptors as far as useful.
 fn open_max(shards: usize) -> usize {
     let allowed = raise_limit(shards as u64 + DESCRIPTORS_RESERVED);
-    let ours = allowed - DESCRIPTORS_RESERVED.min(allowed / 2);
-    usize::try_from(ours).unwrap_or(usize::MAX).max(1)
+    let for_shards = allowed - DESCRIPTORS_RESERVED.min(allowed / 2);
+    usize::try_from(for_shards).unwrap_or(usize::MAX).max(1)
 }
 
-/// Raises the limit of open files to `wanted` or as near to it as the system allows, and returns it.
+/// Raises the limit of open files to `wanted`, or as far as the system allows, and returns it.
 fn raise_limit(wanted: u64) -> u64 {
     let Rlimit { current: Some(current), maximum } = getrlimit(Resource::Nofile) else { return wanted };
     let better = wanted.min(maximum.unwrap_or(wanted));
@@ -239,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_being_read_stays_open() {
+    fn a_file_in_use_stays_open() {
         let (_dir, files) = files(5, 2);
         let held = [files.get(0).unwrap(), files.get(1).unwrap()];
         drop(files.get(2).unwrap());
@@ -250,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_has_one_file_and_is_given_out_again_when_it_is_closed() {
+    fn a_place_belongs_to_one_file_and_is_reused_after_closing() {
         let (_dir, files) = files(6, 3);
         let held = files.get(1).unwrap();
         let mut places: Vec<_> = (0..3).map(|i| files.get(i).unwrap().place).collect();
@@ -266,14 +268,14 @@ mod tests {
     }
 
     #[test]
-    fn wrong_lengths_and_absent_shards_are_errors() {
+    fn wrong_lengths_and_missing_shards_are_errors() {
         let (dir, files) = files(3, 3);
         std::fs::write(dir.path().join("1"), [0; 4095]).unwrap();
         std::fs::remove_file(dir.path().join("2")).unwrap();
         let error = |shard| files.get(shard).err().unwrap();
-        assert_eq!(error(1).message, "is 4095 bytes long, not 4096");
+        assert_eq!(error(1).message, "is 4095 bytes long, expected 4096");
         assert_eq!(error(2).kind, StoreErrorKind::Io);
-        assert_eq!(error(3).message, "shard 3 is not one of 3");
+        assert_eq!(error(3).message, "there is no shard 3; the model has 3");
         std::fs::remove_file(dir.path().join("0")).unwrap();
         let folder = dir.path().to_owned();
         std::fs::write(dir.path().join("1"), [0; 4096]).unwrap();

@@ -1,4 +1,4 @@
-//! A double for tests: shards that are bytes in memory, and everything that can go wrong with a disk, by seed.
+//! Test double of a reader: shards in memory, with seeded latency and faults.
 
 use std::{
     collections::VecDeque,
@@ -16,38 +16,38 @@ use super::retry::Failures;
 use super::{ReadCompletion, ReadRequest, Reader};
 use crate::error::{Result, StoreError};
 
-/// What goes wrong with one attempt to read.
+/// A fault of one attempt to read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ReadFault {
-    /// The disk fails: tried again a few times.
+    /// A disk error (EIO); retried a few times.
     Disk,
-    /// The attempt is interrupted: tried again many times.
+    /// An interruption (EINTR); retried many times.
     Interrupted,
-    /// The file ends after so many bytes of the read.
+    /// The file ends after this number of bytes of the read.
     Short(usize),
-    /// The file is not there.
+    /// The file does not exist (ENOENT).
     Gone,
-    /// All looks well, but the lowest bit of this byte of the read is wrong; counted modulo the read's length.
+    /// The read succeeds, but the lowest bit of this byte is flipped; the index is taken modulo the length of the read.
     Flipped(usize),
 }
 
-/// Which attempts a mishap befalls.
+/// Which attempts a fault hits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FaultTarget {
-    /// Those on this shard.
+    /// Attempts to read this shard.
     Shard(usize),
-    /// One in so many, by chance.
+    /// One in this number of attempts, at random.
     OneIn(u32),
 }
 
-/// A mishap, when it happens, and how many times at most: `u64::MAX` is lasting.
+/// A fault to inject.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FaultPlan {
-    /// Which attempts.
+    /// The attempts it hits.
     pub target: FaultTarget,
-    /// What happens to them.
+    /// The fault.
     pub fault: ReadFault,
-    /// To how many, in order.
+    /// How many attempts it hits at most; `u64::MAX` for a permanent fault.
     pub times: u64,
 }
 
@@ -60,12 +60,12 @@ pub struct MemoryReader {
     faults_injected: Arc<AtomicU64>,
     random: u64,
     submitted: u64,
-    /// When each read is over, as a count of reads, and the read.
+    /// The reads in flight, each with the time of its completion as a count of submitted reads.
     pending: Vec<(u64, ReadRequest)>,
 }
 
 impl MemoryReader {
-    /// A reader of `shards` without mishaps, with 8 reads in flight that come back in order.
+    /// A reader of `shards` without faults, with at most 8 reads in flight that complete in order.
     pub fn new(shards: Arc<Vec<Vec<u8>>>, seed: u64) -> Self {
         MemoryReader {
             shards,
@@ -79,25 +79,25 @@ impl MemoryReader {
         }
     }
 
-    /// The most reads in flight, at least one: with 1 the queue is nearly always full.
+    /// Sets the largest number of reads in flight, at least 1. With 1 the queue is nearly always full.
     pub fn capacity(mut self, reads: usize) -> Self {
         self.capacity = reads.max(1);
         self
     }
 
-    /// Latency: a read may be overtaken by so many that were submitted after it.
+    /// Sets the latency: up to `reads_max` reads that were submitted later may overtake a read.
     pub fn overtaken(mut self, reads_max: u64) -> Self {
         self.overtaken_max = reads_max;
         self
     }
 
-    /// Adds a mishap. Of several that befall one attempt, the first that was added happens.
+    /// Adds a fault. If several hit one attempt, the first that was added is injected.
     pub fn with_fault(mut self, target: FaultTarget, fault: ReadFault, times: u64) -> Self {
         self.faults.push(FaultPlan { target, fault, times });
         self
     }
 
-    /// Counts the mishaps that have happened, also once the reader has been given away.
+    /// Counter of the injected faults; it keeps counting after the reader has been moved.
     pub fn faults_injected(&self) -> Arc<AtomicU64> {
         self.faults_injected.clone()
     }
@@ -124,7 +124,7 @@ impl MemoryReader {
             let FaultPlan { target, fault, times } = self.faults[at];
             let hits = match target {
                 FaultTarget::Shard(of) => of == shard,
-                FaultTarget::OneIn(many) => self.below(many.into()) == 0,
+                FaultTarget::OneIn(count) => self.below(count.into()) == 0,
             };
             if hits && times > 0 {
                 self.faults[at].times = if times == u64::MAX { times } else { times - 1 };
@@ -164,12 +164,12 @@ impl Reader for MemoryReader {
     }
 
     fn wait(&mut self) -> Option<ReadCompletion> {
-        // Among those that are over at the same time, the first submitted: `min_by_key` takes the first.
+        // Of reads that complete at the same time, `min_by_key` takes the first submitted.
         let next = self.pending.iter().enumerate().min_by_key(|(_, (over, _))| *over)?.0;
         let (_, mut read) = self.pending.remove(next);
         let result = self.perform(&mut read);
         if result.is_err() {
-            // Nobody may rely on what a failed read has left.
+            // The bytes of a failed read are unspecified; callers must not rely on them.
             read.slot.fill(0xA5);
         }
         Some(ReadCompletion { slot: read.slot, tag: read.tag, result })
@@ -212,7 +212,7 @@ mod tests {
         ReadRequest { shard, offset: 4096, len: 4000, slot, tag: shard as u64 }
     }
 
-    /// Reads all shards at once: the tags in the order of completion, and the results.
+    /// Reads all shards at once; returns tags and results in the order of completion.
     fn all(mut memory: MemoryReader) -> Vec<(u64, Result<bool, String>)> {
         let shards = memory.shards.clone();
         let slots = Arena::new(shards.len(), 4096).unwrap().1;
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_that_fails_for_a_while_is_survived_and_one_that_stays_so_is_named() {
+    fn transient_disk_errors_are_retried_and_permanent_ones_reported() {
         assert_eq!(one(memory(1).with_fault(FaultTarget::Shard(3), ReadFault::Disk, 2), 3), Ok(true));
         let error = "shard 3 in memory: reading 4000 bytes at 4096 failed: input/output error, 3 times";
         assert_eq!(one(memory(1).with_fault(FaultTarget::Shard(3), ReadFault::Disk, 3), 3), Err(error.into()));
@@ -254,22 +254,22 @@ mod tests {
     }
 
     #[test]
-    fn short_gone_and_flipped_are_what_they_say() {
+    fn short_missing_and_flipped_reads_behave_as_described() {
         let error = |fault| one(memory(1).with_fault(FaultTarget::Shard(5), fault, 1), 5).unwrap_err();
-        assert!(error(ReadFault::Short(99)).contains("reading 4000 bytes at 4096 gave only 99"));
+        assert!(error(ReadFault::Short(99)).contains("reading 4000 bytes at 4096 returned only 99"));
         assert!(error(ReadFault::Gone).contains("opening failed: no such file"));
         assert_eq!(one(memory(1).with_fault(FaultTarget::Shard(5), ReadFault::Flipped(77), 1), 5), Ok(false));
     }
 
     #[test]
-    fn chance_strikes_by_seed_and_is_counted() {
-        let unlucky = |seed| memory(seed).with_fault(FaultTarget::OneIn(4), ReadFault::Gone, u64::MAX);
-        let memory = unlucky(7);
+    fn random_faults_are_seeded_and_counted() {
+        let faulty = |seed| memory(seed).with_fault(FaultTarget::OneIn(4), ReadFault::Gone, u64::MAX);
+        let memory = faulty(7);
         let count = memory.faults_injected();
         let failed = all(memory).iter().filter(|(_, result)| result.is_err()).count() as u64;
         assert_eq!(count.load(Ordering::Relaxed), failed);
         assert!((1..16).contains(&failed), "{failed}");
-        assert_eq!(all(unlucky(7)), all(unlucky(7)));
-        assert_ne!(all(unlucky(7)), all(unlucky(8)));
+        assert_eq!(all(faulty(7)), all(faulty(7)));
+        assert_ne!(all(faulty(7)), all(faulty(8)));
     }
 }

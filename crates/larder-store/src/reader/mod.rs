@@ -1,7 +1,7 @@
-//! How experts get from the SSD into slots, without the thread that computes ever waiting for a single one of them.
+//! Readers: fill slots with experts from the SSD, many reads at a time.
 //!
-//! A reader is given the slot together with the request and gives it back with the completion, so while the kernel
-//! writes nobody else can reach the bytes.
+//! A slot moves into the request and comes back with the completion, so nothing else can access its bytes while the
+//! kernel writes to them.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -23,71 +23,72 @@ pub use arena::{Arena, Slot};
 pub use files::ShardFiles;
 pub use memory::{FaultPlan, FaultTarget, MemoryReader, ReadFault};
 
-/// A request: bytes of one shard, to be put at the beginning of a slot. Two requests fill one slot if each has a part
+/// A request to read bytes of one shard to the beginning of a slot. Two requests can fill one slot if each has a part
 /// of it, see [`Slot::split_at`].
 pub struct ReadRequest {
-    /// Which shard, as its [`ShardFiles`] count them.
+    /// Index of the shard in [`ShardFiles`].
     pub shard: usize,
-    /// The first byte; a multiple of [`larder_core::SHARD_ALIGN`], as direct I/O wants it.
+    /// Offset of the first byte; a multiple of [`larder_core::SHARD_ALIGN`], as direct I/O requires.
     pub offset: u64,
-    /// How many bytes; at most the slot's length.
+    /// Number of bytes; at most the length of the slot.
     pub len: usize,
-    /// Where they go. Behind `len`, up to the next page, the slot's bytes may change too.
+    /// The slot to fill. Its bytes after `len`, up to the next page, may change too.
     pub slot: Slot,
-    /// Whatever tells the caller which request this was.
+    /// The caller's id of the request.
     pub tag: u64,
 }
 
-/// A request that is over.
+/// The completion of a request.
 pub struct ReadCompletion {
-    /// The slot. Its bytes are only specified if the read went well, and then `len` of them.
+    /// The slot of the request. If the read succeeded, its first `len` bytes are those of the shard; the others, and
+    /// all after an error, are unspecified.
     pub slot: Slot,
-    /// The request's tag.
+    /// The tag of the request.
     pub tag: u64,
-    /// Whether all bytes are there. An error names file, offset and length.
+    /// Whether all bytes were read. An error names file, offset and length.
     pub result: Result<()>,
 }
 
 /// Reads shards into slots, many at a time, in any order.
 ///
-/// Each read that is taken comes back exactly once. A read that the system breaks off for a reason that passes is tried
-/// again, a bounded number of times; a read that ends early is an error. Dropping a reader gives nothing back, but
-/// returns only when nothing writes to any slot any more.
+/// Each submitted read completes exactly once. A read that fails for a transient reason is retried a bounded number of
+/// times; a short read is an error. Dropping a reader returns no slots, but waits until nothing writes to any slot any
+/// more.
 pub trait Reader: Send {
-    /// Its name in [`READERS`].
+    /// The name in [`READERS`].
     fn name(&self) -> &'static str;
 
-    /// The most reads that are in flight at a time; at least one.
+    /// Largest number of reads in flight; at least 1.
     fn capacity(&self) -> usize;
 
-    /// Takes reads from the front of `reads`, as many as there is room for, and starts all of them at once. What does
-    /// not fit stays. A read that cannot be started is taken as well, and comes back with its error.
+    /// Takes reads from the front of `reads`, up to the capacity, and starts all of them at once. The others stay. A
+    /// read that cannot be started is taken too, and completes with its error.
     fn submit(&mut self, reads: &mut VecDeque<ReadRequest>);
 
-    /// The next read that is over; blocks until there is one. `None` if nothing is in flight.
+    /// Blocks until a read completes and returns it; `None` if nothing is in flight.
     fn wait(&mut self) -> Option<ReadCompletion>;
 
-    /// How many reads were taken and have not come back.
+    /// Number of submitted reads whose completion was not returned yet.
     fn in_flight(&self) -> usize;
 }
 
 /// A reader that can be chosen by name.
 pub struct ReaderChoice {
-    /// The name.
+    /// Name of the reader.
     pub name: &'static str,
-    /// What it does, in half a sentence.
+    /// What it does, as part of a sentence.
     pub about: &'static str,
     open: fn(&Arc<ShardFiles>, &Arena) -> Result<Opened>,
 }
 
-/// A reader, and one line that says which it is, how it reads, and why it was picked.
+/// An open reader, and one line that says which it is, how it reads, and why it was chosen.
 pub type Opened = (Box<dyn Reader>, String);
 
-/// All readers.
+/// All readers that can be chosen by name.
 pub const READERS: &[ReaderChoice] = &[
-    ReaderChoice { name: "auto", about: "uring where it works, else pread", open: open_auto },
+    ReaderChoice { name: "auto", about: "uring where available, else pread", open: open_auto },
     ReaderChoice { name: "uring", about: "io_uring (Linux)", open: open_uring },
-    ReaderChoice { name: "pread", about: "a few threads that each wait for a read", open: open_pread },
+    ReaderChoice { name: "pread", about: "blocking reads on a few threads", open: open_pread },
 ];
 
 /// Opens the reader of that name, for reads of `files` into slots of `arena`.
@@ -103,7 +104,7 @@ pub fn check_reader(choice: &str) -> Result<()> {
 fn find(choice: &str) -> Result<&'static ReaderChoice> {
     READERS.iter().find(|row| row.name == choice).ok_or_else(|| {
         let names: Vec<_> = READERS.iter().map(|row| row.name).collect();
-        let what = format!("there is no reader {choice:?}; there are {}", names.join(", "));
+        let what = format!("unknown reader {choice:?}; available: {}", names.join(", "));
         StoreError { kind: StoreErrorKind::Unsupported, path: Default::default(), message: what }
     })
 }
@@ -111,11 +112,11 @@ fn find(choice: &str) -> Result<&'static ReaderChoice> {
 fn open_auto(files: &Arc<ShardFiles>, arena: &Arena) -> Result<Opened> {
     open_uring(files, arena).or_else(|refused| {
         let (reader, how) = open_pread(files, arena)?;
-        Ok((reader, format!("{how}; not uring: {}", refused.message)))
+        Ok((reader, format!("{how}; uring is not available: {}", refused.message)))
     })
 }
 
-/// Whether this is Android, whatever the program was built for: there nobody may use io_uring.
+/// Whether this is Android, whatever target the program was built for. Android forbids io_uring to apps.
 pub fn is_android() -> bool {
     let release = rustix::system::uname();
     let named = release.release().to_string_lossy().contains("android");

@@ -1,4 +1,4 @@
-//! Threads that each wait for one read at a time: works everywhere.
+//! The reader `pread`: blocking reads on a few threads; works on every system.
 
 use std::{
     collections::VecDeque,
@@ -16,12 +16,12 @@ use super::retry::Failures;
 use super::{ReadCompletion, ReadRequest, Reader, ShardFiles};
 use crate::error::{Result, StoreError};
 
-/// Enough for an SSD to be busy; a thread that waits costs nothing.
+/// Enough to keep an SSD busy; a blocked thread costs nothing.
 const THREADS: usize = 8;
-/// Reads that are in flight: one in each thread, and the next few for it.
+/// Reads in flight: one per thread, and a few queued for each.
 const CAPACITY: usize = 4 * THREADS;
 
-/// A bounded queue of reads and the threads that do them.
+/// A bounded queue of reads, and the threads that perform them.
 pub(super) struct Pread {
     queue: Arc<Queue>,
     done: Receiver<ReadCompletion>,
@@ -37,13 +37,13 @@ impl Pread {
         let mut reader = Pread { queue, done, in_flight: 0, workers: vec![] };
         for _ in 0..THREADS.min(files.open_max()) {
             let worker = reader.spawn(files.clone(), finished.clone());
-            let worker = worker.map_err(|e| StoreError::io(Path::new(""), "starting a thread that reads", e))?;
+            let worker = worker.map_err(|e| StoreError::io(Path::new(""), "starting a reader thread", e))?;
             reader.workers.push(worker);
         }
         Ok(reader)
     }
 
-    /// How many threads there are.
+    /// Number of threads.
     pub fn threads(&self) -> usize {
         self.workers.len()
     }
@@ -53,7 +53,7 @@ impl Pread {
         thread::Builder::new().name("larder-read".into()).spawn(move || {
             while let Some(mut read) = queue.next() {
                 let result = perform(&files, &mut read);
-                // Nobody listens once the reader is being dropped.
+                // The receiver is gone while the reader is being dropped.
                 let _ = finished.send(ReadCompletion { slot: read.slot, tag: read.tag, result });
             }
         })
@@ -79,7 +79,7 @@ impl Reader for Pread {
         if self.in_flight == 0 {
             return None;
         }
-        let done = self.done.recv().expect("workers outlive the reader");
+        let done = self.done.recv().expect("threads outlive the reader");
         self.in_flight -= 1;
         Some(done)
     }
@@ -93,7 +93,7 @@ impl Drop for Pread {
     fn drop(&mut self) {
         self.queue.close();
         for worker in self.workers.drain(..) {
-            // A worker that panicked has given its slot back while unwinding.
+            // A thread that panicked has dropped its slot while unwinding.
             let _ = worker.join();
         }
     }
@@ -110,13 +110,13 @@ fn perform(files: &ShardFiles, read: &mut ReadRequest) -> Result<()> {
     }
 }
 
-/// Reads that no thread has taken yet; `None` once the reader is gone.
+/// Reads that no thread has taken yet; `None` once the reader is dropped.
 struct Queue {
     waiting: Mutex<Option<VecDeque<ReadRequest>>>,
     changed: Condvar,
 }
 
-const UNPOISONED: &str = "nothing panics while it is held";
+const UNPOISONED: &str = "no thread panics while it holds the lock";
 
 impl Default for Queue {
     fn default() -> Self {

@@ -1,7 +1,8 @@
-//! The slots that a ring knows by number, so that their pages need not be found and pinned again with every read.
+//! Slots registered with io_uring as fixed buffers, so that the kernel need not look up and pin their pages for every
+//! read.
 //!
-//! A slot is registered when it is first read into, not before: that takes all of its memory from the system, and a
-//! large arena's all at once would hold up the first token by seconds.
+//! A slot is registered when it is first read into: registering touches all of its memory, and registering a large
+//! arena at once would delay the first token by seconds.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -10,10 +11,10 @@ use io_uring::IoUring;
 
 use super::{Arena, Slot};
 
-/// More the kernel does not register; further slots are read into without.
+/// Limit of the kernel for registered buffers; reads into further slots are plain reads.
 const BUFFERS_MAX: usize = 1 << 14;
 
-/// What the kernel was told about the slots of an arena.
+/// The registered slots of an arena.
 pub(super) struct RegisteredBuffers {
     arena: Arena,
     /// Per slot, whether it is registered.
@@ -21,15 +22,15 @@ pub(super) struct RegisteredBuffers {
 }
 
 impl RegisteredBuffers {
-    /// Registers a place for each slot, in which there is nothing yet.
+    /// Registers an empty entry for each slot.
     pub fn register(ring: &IoUring, arena: &Arena) -> io::Result<Self> {
         let count = arena.slots().min(BUFFERS_MAX);
         ring.submitter().register_buffers_sparse(count as u32)?;
         Ok(RegisteredBuffers { arena: arena.clone(), registered: vec![false; count] })
     }
 
-    /// The number by which the kernel knows the slot that `slot` is, or is a part of, and whether the kernel had to be
-    /// told first. `None` if it is not one of the registered places.
+    /// The buffer index of the slot that `slot` is or is a part of, and whether it was registered by this call. `None`
+    /// if the slot has no entry.
     pub fn number(&mut self, ring: &IoUring, slot: &Slot) -> io::Result<Option<(u16, bool)>> {
         let index = slot.index();
         let Some(registered) = self.registered.get_mut(index).filter(|_| slot.belongs_to(&self.arena)) else {
@@ -39,7 +40,7 @@ impl RegisteredBuffers {
         if new {
             let (start, bytes) = self.arena.slot_memory(index);
             let buffer = libc::iovec { iov_base: start.as_ptr().cast(), iov_len: bytes };
-            // SAFETY: the memory is mapped as long as the arena lives, of which a handle is kept here, and that is kept
+            // SAFETY: the memory is mapped while the arena lives. This value holds a handle to the arena and is kept
             // beside the ring.
             unsafe { ring.submitter().register_buffers_update(index as u32, &[buffer], None)? };
         }

@@ -1,7 +1,7 @@
-//! The files that a ring knows by number, so that it need not look each up again with every read.
+//! Files registered with io_uring, so that the kernel need not look up a descriptor for every read.
 //!
-//! A file's number is its place in the pool, which no other file gets while somebody holds this one. So what a read in
-//! flight names is never replaced, and the table needs no bookkeeping of its own.
+//! The index of a file is its place among the open files, which no other file gets while this one is held. So the entry
+//! that a read in flight names is never replaced, and no further bookkeeping is needed.
 
 use std::{
     io,
@@ -13,22 +13,22 @@ use io_uring::{IoUring, types::Fixed};
 
 use super::files::OpenFile;
 
-/// What the kernel was told about the places of a pool.
+/// The registered files, by place.
 pub(super) struct RegisteredFiles {
-    /// Per place, the file that is registered there. It stays comparable after the pool has closed it.
+    /// Per place, the registered file. A weak pointer stays comparable after the file was closed.
     registered: Vec<Weak<OpenFile>>,
 }
 
 impl RegisteredFiles {
-    /// Registers `count` places in which there are no files yet.
+    /// Registers `count` empty entries.
     pub fn register(ring: &IoUring, count: usize) -> io::Result<Self> {
         let count = u32::try_from(count).map_err(io::Error::other)?;
         ring.submitter().register_files_sparse(count)?;
         Ok(RegisteredFiles { registered: (0..count).map(|_| Weak::new()).collect() })
     }
 
-    /// The number by which the kernel knows `file`, which it is told first if it does not. `None` beyond the table: a
-    /// pool may exceed its size while all of its files are being read.
+    /// The index of `file`, which is registered first if necessary. `None` beyond the last entry: more files than
+    /// planned may be open while all of them are being read.
     pub fn number(&mut self, ring: &IoUring, file: &Arc<OpenFile>) -> io::Result<Option<Fixed>> {
         let Some(registered) = self.registered.get_mut(file.place) else { return Ok(None) };
         let number = file.place as u32;
@@ -46,7 +46,7 @@ mod tests {
     use crate::reader::ShardFiles;
 
     #[test]
-    fn a_file_has_its_number_as_long_as_it_is_open() {
+    fn a_file_keeps_its_index_while_it_is_open() {
         let Ok(ring) = IoUring::new(1) else { return println!("this system has no io_uring") };
         let dir = tempfile::tempdir().unwrap();
         (0..3).for_each(|shard| std::fs::write(dir.path().join(shard.to_string()), [0; 4096]).unwrap());

@@ -1,4 +1,4 @@
-//! What all readers agree on: which reads are possible, which failures pass, and what is said about the others.
+//! Shared by all readers: which reads are valid, which failures are retried, and the errors of the others.
 
 use std::{io, path::PathBuf, sync::Arc};
 
@@ -8,13 +8,13 @@ use rustix::io::Errno;
 use super::{ReadRequest, ShardFiles, files::OpenFile};
 use crate::error::{Result, StoreError, StoreErrorKind};
 
-/// Failures that say nothing about the disk: somebody interrupted, or the kernel was short of something.
+/// Retries of failures that are not of the disk: an interruption, or a shortage in the kernel.
 const TRANSIENT_RETRIES_MAX: u32 = 16;
-/// A disk that failed may succeed, but each of its failures can take seconds.
+/// Retries of disk errors. A disk may recover, but each failure can take seconds.
 const DISK_RETRIES_MAX: u32 = 2;
 
 impl ReadRequest {
-    /// What the kernel is asked for: whole pages. A file may end within the last.
+    /// Bytes that are requested from the kernel: whole pages. A file may end within the last page.
     pub(super) fn aligned_len(&self) -> usize {
         self.len.next_multiple_of(SHARD_ALIGN)
     }
@@ -23,22 +23,22 @@ impl ReadRequest {
         format!("reading {} bytes at {}", self.len, self.offset)
     }
 
-    /// Whether slot and offset fit.
+    /// Checks that the bytes fit into the slot and that the offset is aligned.
     pub(super) fn check(&self, path: impl FnOnce() -> PathBuf) -> Result<()> {
         if self.len <= self.slot.len() && self.offset.is_multiple_of(SHARD_ALIGN as u64) {
             return Ok(());
         }
-        let what = format!("{} into a slot of {} is not possible", self.describe(), self.slot.len());
+        let what = format!("{} into a slot of {} bytes is not possible", self.describe(), self.slot.len());
         Err(StoreError::new(StoreErrorKind::Unsupported, &path(), what))
     }
 
-    /// The open file, for a read that is possible.
+    /// Checks the request and opens its file.
     pub(super) fn open(&self, files: &ShardFiles) -> Result<Arc<OpenFile>> {
         self.check(|| files.path(self.shard))?;
         files.get(self.shard).map_err(|e| StoreError { message: format!("{}: {}", self.describe(), e.message), ..e })
     }
 
-    /// What an attempt means that `got` so many bytes: the read's result, or `None` if it is to be tried again.
+    /// The result of the read after an attempt that returned `got` bytes or an error; `None` if it is to be retried.
     pub(super) fn outcome(
         &self,
         path: impl FnOnce() -> PathBuf,
@@ -48,7 +48,7 @@ impl ReadRequest {
         match got {
             Ok(got) if got >= self.len => Some(Ok(())),
             Ok(got) => {
-                let what = format!("{} gave only {got}: the file ends there", self.describe());
+                let what = format!("{} returned only {got}: the file ends there", self.describe());
                 Some(Err(StoreError::malformed(&path(), what)))
             }
             Err(e) if failures.may_retry(&e) => None,
@@ -63,7 +63,7 @@ impl ReadRequest {
     }
 }
 
-/// The attempts at one read that failed so far.
+/// Counts of the failed attempts at one read.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Failures {
     transient: u32,
@@ -71,15 +71,15 @@ pub(super) struct Failures {
 }
 
 impl Failures {
-    /// Whether a read that failed so may be tried again, which is counted.
+    /// Counts a failure; returns whether the read may be retried.
     fn may_retry(&mut self, error: &io::Error) -> bool {
-        let (count, most) = match Errno::from_io_error(error) {
-            // Cancelled: the thread that submitted it has ended.
+        let (count, limit) = match Errno::from_io_error(error) {
+            // Cancelled: the thread that submitted the read has ended.
             Some(Errno::INTR | Errno::AGAIN | Errno::CANCELED) => (&mut self.transient, TRANSIENT_RETRIES_MAX),
             Some(Errno::IO) => (&mut self.disk, DISK_RETRIES_MAX),
             _ => return false,
         };
-        let again = *count < most;
+        let again = *count < limit;
         *count += u32::from(again);
         again
     }
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_passes_is_tried_again_so_many_times() {
+    fn transient_failures_are_retried_up_to_a_limit() {
         assert_eq!(attempts(Errno::INTR).0, TRANSIENT_RETRIES_MAX + 1);
         assert_eq!(attempts(Errno::CANCELED).0, TRANSIENT_RETRIES_MAX + 1);
         assert_eq!(attempts(Errno::IO), (3, "p: reading 100 bytes at 4096 failed: input/output error, 3 times".into()));
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn interruptions_do_not_use_up_the_patience_with_a_disk() {
+    fn interruptions_do_not_count_as_disk_errors() {
         let mut failures = Failures::default();
         assert!((0..5).all(|_| failures.may_retry(&Errno::INTR.into())));
         assert!((0..DISK_RETRIES_MAX).all(|_| failures.may_retry(&Errno::IO.into())));
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_ends_well_when_the_bytes_that_count_are_there() {
+    fn a_read_succeeds_when_all_requested_bytes_were_read() {
         let slot = Arena::new(1, SHARD_ALIGN).unwrap().1.remove(0);
         let read = ReadRequest { shard: 0, offset: 0, len: 100, slot, tag: 0 };
         assert_eq!(read.aligned_len(), 4096);

@@ -1,4 +1,4 @@
-//! What every reader has to do, tried on each of them.
+//! Conformance tests of the [`Reader`] contract, run on every reader.
 
 use std::{
     path::{Path, PathBuf},
@@ -13,12 +13,12 @@ use tempfile::TempDir;
 use super::*;
 
 const SHARDS: usize = 12;
-/// Shards end within a page, as no real one does, to see that nothing depends on it.
+/// Shards end within a page, unlike real ones, to show that readers do not depend on whole pages.
 const SHARD_BYTES: usize = 300 * 1024 + 100;
 const SLOT_BYTES: usize = 300 * 1024 + SHARD_ALIGN;
 const NAMES: [&str; 4] = ["auto", "uring", "pread", "memory"];
 
-/// Shards on disk, and the same in memory.
+/// Shards on disk, and the same bytes in memory.
 struct Shards {
     dir: TempDir,
     bytes: Arc<Vec<Vec<u8>>>,
@@ -42,7 +42,7 @@ impl Shards {
         Arc::new(ShardFiles::new(SHARDS, SHARD_BYTES as u64, move |s| folder.join(s.to_string())).unwrap())
     }
 
-    /// A reader by name; `None`, with a line that says why, where this system has no such reader.
+    /// Opens a reader by name; prints why and returns `None` where io_uring is not available.
     fn reader(&self, name: &str, arena: &Arena) -> Option<Box<dyn Reader>> {
         if name == "memory" {
             return Some(Box::new(MemoryReader::new(self.bytes.clone(), 5).overtaken(6).capacity(5)));
@@ -58,7 +58,7 @@ impl Shards {
     }
 }
 
-/// Each read with its tag, shard, offset and length, in an order that jumps about.
+/// Pseudorandom reads: tag, shard, offset and length.
 fn requests(count: usize) -> impl Iterator<Item = (u64, usize, u64, usize)> {
     let mut random = 12345u64;
     let mut below = move |limit: usize| {
@@ -72,18 +72,18 @@ fn requests(count: usize) -> impl Iterator<Item = (u64, usize, u64, usize)> {
 }
 
 #[test]
-fn every_reader_of_the_table_is_known_here() {
+fn every_reader_of_the_table_is_tested() {
     assert!(READERS.iter().all(|row| NAMES.contains(&row.name) && !row.about.is_empty()));
     let (shards, (arena, _)) = (Shards::new(), Arena::new(1, SHARD_ALIGN).unwrap());
     let error = open_reader("mmap", &shards.files(), &arena).err().unwrap();
-    assert_eq!(error.to_string(), r#"there is no reader "mmap"; there are auto, uring, pread"#);
+    assert_eq!(error.to_string(), r#"unknown reader "mmap"; available: auto, uring, pread"#);
     let (reader, how) = open_reader("auto", &shards.files(), &arena).unwrap();
     println!("{how}");
     assert!(how.starts_with(reader.name()));
 }
 
 #[test]
-fn each_read_comes_back_once_with_the_bytes_of_the_file() {
+fn each_read_completes_once_with_the_bytes_of_the_file() {
     const READS: usize = 600;
     let shards = Shards::new();
     for name in NAMES {
@@ -112,7 +112,7 @@ fn each_read_comes_back_once_with_the_bytes_of_the_file() {
 }
 
 #[test]
-fn a_slot_of_another_arena_works_as_well() {
+fn a_slot_of_another_arena_works() {
     let shards = Shards::new();
     for name in NAMES {
         let (arena, _slots) = Arena::new(4, SLOT_BYTES).unwrap();
@@ -148,7 +148,7 @@ fn two_reads_fill_the_parts_of_one_slot() {
             let ReadCompletion { slot, tag, result } = reader.wait().unwrap();
             result.unwrap();
             let shard = (tag & !TAIL) as usize;
-            // A part can be computed with at once, whatever becomes of the other.
+            // A part is usable as soon as its own read completes.
             let from = if tag < TAIL { 0 } else { CUT };
             let want = &shards.bytes[shard][from..];
             let len = want.len().min(slot.len());
@@ -174,7 +174,7 @@ fn error_of(reader: &mut dyn Reader, slot: &mut Vec<Slot>, offset: u64, len: usi
 }
 
 #[test]
-fn what_cannot_be_read_is_an_error_that_says_where() {
+fn errors_name_the_file_offset_and_length() {
     for name in ["uring", "pread"] {
         let shards = Shards::new();
         let (arena, mut slot) = Arena::new(1, SLOT_BYTES).unwrap();
@@ -187,21 +187,25 @@ fn what_cannot_be_read_is_an_error_that_says_where() {
         };
 
         cut(SHARD_BYTES as u64 - 1);
-        assert_eq!(error(0, 10), "reading 10 bytes at 0: is 307299 bytes long, not 307300", "{name}");
+        assert_eq!(error(0, 10), "reading 10 bytes at 0: is 307299 bytes long, expected 307300", "{name}");
         cut(SHARD_BYTES as u64);
-        assert_eq!(error(4096, SHARD_BYTES), "reading 307300 bytes at 4096 gave only 303204: the file ends there");
+        assert_eq!(error(4096, SHARD_BYTES), "reading 307300 bytes at 4096 returned only 303204: the file ends there");
         assert!(error(100, 10).contains("reading 10 bytes at 100 into a slot"), "{name}");
         assert!(error(0, SLOT_BYTES + 1).contains("is not possible"), "{name}");
-        // By now it is open.
+        // The file is open by now.
         cut(8192);
-        assert_eq!(error(4096, 10_000), "reading 10000 bytes at 4096 gave only 4096: the file ends there", "{name}");
+        assert_eq!(
+            error(4096, 10_000),
+            "reading 10000 bytes at 4096 returned only 4096: the file ends there",
+            "{name}"
+        );
 
         let mut slot = slot;
         std::fs::remove_file(&path).unwrap();
         let mut reader = shards.reader(name, &arena).unwrap();
         let error = error_of(&mut *reader, &mut slot, 4096, 10);
         assert!(error.ends_with("reading 10 bytes at 4096: opening failed: no such file or directory"), "{error}");
-        // It can go on with others.
+        // The reader can continue with other shards.
         reader.submit(&mut VecDeque::from([ReadRequest {
             shard: 0,
             offset: 0,
@@ -213,28 +217,28 @@ fn what_cannot_be_read_is_an_error_that_says_where() {
     }
 }
 
-/// The last byte of the shard in each slot of an arena that has no slots any more, where a read ends.
+/// In each slot of an arena whose slots were dropped, the byte that a read writes last.
 fn last_bytes(arena: &Arena) -> Vec<u8> {
     arena.total_slots().chunks(SLOT_BYTES).map(|slot| slot[SHARD_BYTES - 1]).collect()
 }
 
-/// A thousand drops of each reader, in the middle of its reads. Under AddressSanitizer, which also finds leaks:
+/// Drops each reader a thousand times with reads in flight. Run under AddressSanitizer, it also finds leaks:
 ///
 /// ```text
 /// RUSTFLAGS=-Zsanitizer=address cargo +nightly test --release --target x86_64-unknown-linux-gnu \
 ///     -p larder-store --lib after_a_reader_is_dropped
 /// ```
 ///
-/// It does not see what the kernel writes. So in some rounds the device is given more than it reads in the time of a
-/// drop, and whatever arrives afterwards is seen here.
+/// The sanitizer does not see what the kernel writes. So in some rounds the device gets more reads than it can complete
+/// during a drop, and the test checks that no byte changes afterwards.
 #[test]
 fn after_a_reader_is_dropped_nothing_writes_to_its_slots_and_nothing_leaks() {
     let shards = Shards::new();
     for name in NAMES {
         let mut arrived = 0;
         for round in 0..1000 {
-            let looks = round % 50 == 1;
-            let (arena, slots) = Arena::new(if looks { 64 } else { 8 }, SLOT_BYTES).unwrap();
+            let observe = round % 50 == 1;
+            let (arena, slots) = Arena::new(if observe { 64 } else { 8 }, SLOT_BYTES).unwrap();
             let Some(mut reader) = shards.reader(name, &arena) else { break };
             let read =
                 |slot: Slot| ReadRequest { shard: slot.index() % SHARDS, offset: 0, len: SHARD_BYTES, slot, tag: 0 };
@@ -245,7 +249,7 @@ fn after_a_reader_is_dropped_nothing_writes_to_its_slots_and_nothing_leaks() {
             }
             drop((reader, reads));
             assert!(arena.has_no_slots(), "{name}: a slot is left");
-            if looks {
+            if observe {
                 let before = last_bytes(&arena);
                 std::thread::sleep(Duration::from_millis(20));
                 assert!(before == last_bytes(&arena), "{name}: a read arrived after the drop");
@@ -256,7 +260,7 @@ fn after_a_reader_is_dropped_nothing_writes_to_its_slots_and_nothing_leaks() {
     }
 }
 
-/// Runs the test of that name once more, in a process that can have only so many files open. `false` in that process.
+/// Runs the named test again in a process with `limit` file descriptors. Returns `false` in that process.
 fn is_repeated_with_descriptors(limit: u64, test: &str) -> bool {
     if getrlimit(Resource::Nofile).maximum == Some(limit) {
         return false;
@@ -265,14 +269,18 @@ fn is_repeated_with_descriptors(limit: u64, test: &str) -> bool {
     let test = format!("reader::tests::{test}");
     let child = Command::new("sh").args(["-c", &script]).arg(std::env::current_exe().unwrap()).arg(test).output();
     let child = child.unwrap();
-    let said = String::from_utf8_lossy(&child.stdout);
-    assert!(child.status.success() && said.contains("1 passed"), "{said}{}", String::from_utf8_lossy(&child.stderr));
-    print!("{said}");
+    let output = String::from_utf8_lossy(&child.stdout);
+    assert!(
+        child.status.success() && output.contains("1 passed"),
+        "{output}{}",
+        String::from_utf8_lossy(&child.stderr)
+    );
+    print!("{output}");
     true
 }
 
-/// Reads each of `count` tiny shards, then each once more in another order. There are 251 contents, and all shards of
-/// one content are one file under many names: that is made quickly, and each name is opened for itself.
+/// Reads each of `count` tiny shards, then each again in another order. There are 251 contents, and shards of the same
+/// content are hard links to one file: they are created quickly, and each name is opened separately.
 fn read_many(count: usize, open_max: usize) {
     const CONTENTS: usize = 251;
     let dir = tempfile::tempdir().unwrap();
@@ -285,7 +293,7 @@ fn read_many(count: usize, open_max: usize) {
             Some(same) => std::fs::hard_link(path(same), path(shard)).unwrap(),
         }
     }
-    // Direct reads of what is not on disk yet would write it, file by file.
+    // Direct reads of dirty pages would write them back, file by file.
     rustix::fs::syncfs(std::fs::File::open(dir.path()).unwrap()).unwrap();
     for name in ["uring", "pread"] {
         let folder = dir.path().to_owned();

@@ -1,7 +1,8 @@
-//! Reads by io_uring: all of a layer's misses with one system call, and no thread that waits.
+//! The reader `uring`: reads by io_uring, all misses of a layer with one system call and without blocked threads.
 //!
-//! The kernel writes to slots on its own. What makes that sound: a slot and its file lie in `operations` from before the
-//! entry is queued until after its completion has been seen, and `drop` sees all completions before it lets go of any.
+//! The kernel writes to slots on its own. What makes that sound: a slot and its file are kept in `operations` from
+//! before the entry is queued until after its completion has been seen, and `drop` waits for all completions before it
+//! frees any.
 #![allow(unsafe_code)]
 
 use std::{collections::VecDeque, io, os::fd::AsRawFd, path::Path, sync::Arc, thread, time::Duration};
@@ -23,19 +24,19 @@ use super::{
 };
 use crate::error::{Result, StoreError, StoreErrorKind};
 
-/// Reads in flight; the kernel splits large ones, so the SSD sees more.
+/// Reads in flight; the kernel splits large ones, so the queue of the SSD is deeper.
 const CAPACITY: usize = 64;
 
-/// A ring, and the reads that the kernel is working on.
+/// A ring, and the reads in flight.
 pub(super) struct Uring {
     ring: IoUring,
     files: Arc<ShardFiles>,
     registered_buffers: Result<RegisteredBuffers, String>,
     registered_files: Result<RegisteredFiles, String>,
     operations: Vec<Option<Operation>>,
-    /// The places in `operations` that are empty.
+    /// Free places in `operations`.
     free: Vec<usize>,
-    /// Reads that are over and were not asked for yet.
+    /// Completed reads that were not returned yet.
     completed: VecDeque<ReadCompletion>,
 }
 
@@ -46,15 +47,16 @@ struct Operation {
 }
 
 impl Uring {
-    /// Sets up a ring with tables of slots and files, and reads a block, or says why io_uring is not to be had.
+    /// Sets up a ring with registered slots and files, and performs a trial read; the error says why io_uring is not
+    /// available.
     pub fn open(files: &Arc<ShardFiles>, arena: &Arena) -> Result<Self> {
-        // There the setup call would not fail but end the process.
+        // On Android the setup call would not fail but kill the process.
         if super::is_android() {
             return Err(unsupported("Android does not allow io_uring".into()));
         }
         let capacity = CAPACITY.min(files.open_max());
         let ring = IoUring::new(capacity as u32).map_err(|e| unsupported(system_error("io_uring_setup", e)))?;
-        // With nothing in it yet, so that nothing is left behind where this is what is not allowed.
+        // The ring is still empty, so nothing is left in flight if this call is what is forbidden.
         ring.submit().map_err(|e| unsupported(system_error("io_uring_enter", e)))?;
         let registered_buffers = RegisteredBuffers::register(&ring, arena).map_err(registration_error);
         let file_places = files.shards().min(files.open_max());
@@ -71,11 +73,11 @@ impl Uring {
             free,
             completed: VecDeque::new(),
         };
-        reader.probe().map_err(|e| unsupported(format!("a first read by io_uring: {e}")))?;
+        reader.probe().map_err(|e| unsupported(format!("the first read by io_uring failed: {e}")))?;
         Ok(reader)
     }
 
-    /// What the kernel was told in advance, in half a sentence.
+    /// Whether buffers and files are registered, as part of a sentence.
     pub fn registered(&self) -> String {
         let say = |what, refused: Option<&String>| match refused {
             None => format!("registered {what}"),
@@ -86,9 +88,10 @@ impl Uring {
         format!("{}, {}", say("buffers", registered_buffers), say("files", files))
     }
 
-    /// Really reads: a filter may let a ring be set up and its reads fail.
+    /// Performs a read: a seccomp filter may allow the setup of a ring and make its reads fail.
     fn probe(&mut self) -> Result<()> {
-        let (_, slots) = Arena::new(1, SHARD_ALIGN).map_err(|e| StoreError::io(Path::new(""), "taking memory", e))?;
+        let (_, slots) =
+            Arena::new(1, SHARD_ALIGN).map_err(|e| StoreError::io(Path::new(""), "allocating memory", e))?;
         let shard = self.files.first();
         let read = |slot| ReadRequest { shard, offset: 0, len: 1, slot, tag: 0 };
         self.submit(&mut slots.into_iter().map(read).collect());
@@ -101,7 +104,7 @@ impl Uring {
                 self.completed.push_back(ReadCompletion { slot: read.slot, tag: read.tag, result: Err(error) })
             }
             Ok(file) => {
-                let place = self.free.pop().expect("fewer are in flight than there are places");
+                let place = self.free.pop().expect("fewer reads are in flight than there are places");
                 self.operations[place] = Some(Operation { read, file, failures: Failures::default() });
                 self.queue(place);
             }
@@ -109,19 +112,19 @@ impl Uring {
     }
 
     fn queue(&mut self, place: usize) {
-        let operation = self.operations[place].as_mut().expect("it was just put or left there");
+        let operation = self.operations[place].as_mut().expect("the place holds an operation");
         let buffer = buffer(&mut self.registered_buffers, &self.ring, &operation.read.slot);
         let new = buffer.is_some_and(|(_, new)| new);
         let buffer = buffer.map(|(number, _)| number);
         let number = number(&mut self.registered_files, &self.ring, &operation.file);
         let entry = operation.entry(number, buffer).user_data(place as u64);
-        // SAFETY: the file and the slot that the entry names stay in `operations` until its completion has been seen, see
-        // the top of this file, and the file's number stays its own as long; the length is within the slot, which
-        // `ReadRequest::open` has checked.
+        // SAFETY: the file and the slot that the entry names stay in `operations` until its completion has been seen,
+        // see the top of this file, and the index of the file is its own meanwhile; the length is within the slot,
+        // which `ReadRequest::open` has checked.
         let queued = unsafe { self.ring.submission().push(&entry) };
-        queued.expect("the ring has an entry for each place");
+        queued.expect("the ring has an entry per place");
         if new {
-            // To register a slot takes as long as to read it: this read is not kept waiting for the next slot.
+            // Registering a slot takes as long as reading it: this read must not wait for the next registration.
             let _ = self.ring.submit();
         }
     }
@@ -135,11 +138,11 @@ impl Uring {
     }
 
     fn complete(&mut self, place: usize, result: i32) {
-        let operation = self.operations[place].as_mut().expect("an entry completes once");
+        let operation = self.operations[place].as_mut().expect("an entry completes only once");
         let got = usize::try_from(result).map_err(|_| io::Error::from_raw_os_error(-result));
         let path = || self.files.path(operation.read.shard);
         let Some(result) = operation.read.outcome(path, got, &mut operation.failures) else { return self.queue(place) };
-        let Operation { read, .. } = self.operations[place].take().expect("it was there just now");
+        let Operation { read, .. } = self.operations[place].take().expect("the place holds an operation");
         self.free.push(place);
         self.completed.push_back(ReadCompletion { slot: read.slot, tag: read.tag, result });
     }
@@ -148,8 +151,8 @@ impl Uring {
         self.free.len() < self.operations.len()
     }
 
-    /// Waits in the kernel for a completion. All it can complain about, with entries as they are made here, is lack of
-    /// memory or an interruption: entries that it did not take are still queued, so the next call offers them again.
+    /// Waits in the kernel for a completion. With the entries made here, the call can fail only for lack of memory or
+    /// by an interruption. Entries that it did not take are still queued, and the next call submits them again.
     fn enter(&self) {
         if self.ring.submit_and_wait(1).is_err() {
             thread::sleep(Duration::from_millis(1));
@@ -172,7 +175,7 @@ impl Reader for Uring {
         {
             self.start(read);
         }
-        // What the kernel does not take now stays queued and goes with the next wait.
+        // Entries that the kernel does not take now stay queued and are submitted by the next wait.
         let _ = self.ring.submit();
     }
 
@@ -197,7 +200,7 @@ impl Reader for Uring {
 impl Drop for Uring {
     fn drop(&mut self) {
         while self.wait().is_some() {}
-        // Closing the ring would do it as well, but some time later: memory and files are to be free now.
+        // Closing the ring would unregister them too, but asynchronously; memory and files must be free now.
         let _ = self.ring.submitter().unregister_buffers();
         let _ = self.ring.submitter().unregister_files();
     }
@@ -216,7 +219,7 @@ impl Operation {
     }
 }
 
-/// By which number the kernel knows the file, if it does. Once it has refused one it is told no more.
+/// The registered index of the file, if it has one. After the kernel has refused a file, no more are registered.
 fn number(
     registered_files: &mut Result<RegisteredFiles, String>,
     ring: &IoUring,
@@ -231,8 +234,8 @@ fn number(
     }
 }
 
-/// By which number the kernel knows the slot, if it does, and whether it was told just now. Once it has refused one it is
-/// told no more.
+/// The registered index of the slot, if it has one, and whether it was registered by this call. After the kernel has
+/// refused a slot, no more are registered.
 fn buffer(
     registered_buffers: &mut Result<RegisteredBuffers, String>,
     ring: &IoUring,
@@ -267,7 +270,8 @@ fn unsupported(what: String) -> StoreError {
 mod tests {
     use super::*;
 
-    /// A shard of two pages, the first of ones and the second of twos, and a ring that reads it; `None` where there is none.
+    /// A shard of two pages, the first of ones and the second of twos, and a ring that reads it; `None` without
+    /// io_uring.
     fn uring() -> Option<(tempfile::TempDir, Vec<Slot>, Uring)> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("shard");
@@ -298,7 +302,7 @@ mod tests {
         let Ok(registered_buffers) = &mut uring.registered_buffers else { return println!("{}", uring.registered()) };
         let [first, second] = [&back, &front].map(|part| registered_buffers.number(&uring.ring, part).unwrap());
         assert_eq!((first, second), (Some((1, true)), Some((1, false))));
-        // The kernel refuses a read whose place is not in the buffer that it names.
+        // The kernel refuses a read to an address outside the named buffer.
         let back = read(&mut uring, SHARD_ALIGN, back);
         let slot = read(&mut uring, 0, front).join(back);
         assert!(slot[..SHARD_ALIGN].iter().all(|b| *b == 1) && slot[SHARD_ALIGN..].iter().all(|b| *b == 2));
@@ -306,9 +310,9 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_refuses_to_register_is_done_without() {
+    fn reads_work_without_registration() {
         let Some((_dir, mut slots, mut uring)) = uring() else { return };
-        // A ring has one table.
+        // A ring has only one file table, so the second registration fails.
         uring.registered_files =
             RegisteredFiles::register(&uring.ring, 1).map_err(|e| system_error("io_uring_register", e));
         uring.registered_buffers = Err("no memory".into());

@@ -1,7 +1,7 @@
-//! `resident.safetensors`: everything that every token needs, in one file whose tensors begin at multiples of 64 bytes.
+//! `resident.safetensors`: the resident weights in one file, with tensors aligned to 64 bytes.
 //!
-//! Its header carries kind, logical shape and checksum of each tensor, and the manifest carries the checksum of the
-//! header, so the file is checked tensor by tensor as it is read.
+//! The header holds number format, logical shape and checksum of each tensor, and the manifest holds the checksum of
+//! the header, so each tensor is checked as it is read.
 
 mod plan;
 mod read;
@@ -15,19 +15,19 @@ use larder_core::TensorMeta;
 
 use crate::describe;
 
-/// Each tensor begins at a multiple of this many bytes.
+/// Alignment of each tensor in bytes.
 const ALIGN: usize = 64;
-/// The data begin at a multiple of this many bytes.
+/// Alignment of the start of the data in bytes.
 const DATA_ALIGN: usize = larder_core::SHARD_ALIGN;
 /// Bytes that are read, converted and written at a time.
 const CHUNK_BYTES: usize = 4 << 20;
 
-/// A tensor's line of metadata.
+/// The metadata line of a tensor.
 fn line(meta: &TensorMeta, checksum: &str) -> String {
     format!("{} {checksum}", describe::describe_with_order(meta))
 }
 
-/// What [`line`] wrote.
+/// Parses a line of [`line`].
 fn parse_line(text: &str) -> Option<(TensorMeta, String)> {
     let (meta, checksum) = text.rsplit_once(' ')?;
     Some((describe::parse(meta)?, checksum.to_owned()))

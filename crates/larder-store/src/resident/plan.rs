@@ -1,3 +1,5 @@
+//! Which tensors the resident file holds, and where.
+
 use std::collections::BTreeMap;
 
 use larder_core::{Blueprint, NumberFormat, RowOrder, TensorMeta, TensorSpec};
@@ -11,35 +13,36 @@ use crate::{
     tensor_slice::{check_shape, choose_format},
 };
 
-/// A tensor and its place in the file.
+/// A tensor of the resident file, and where it lies.
 #[derive(Debug)]
 pub struct PlannedTensor {
-    /// Its name in the source and in the store.
+    /// Name in the source and in the store.
     pub name: String,
-    /// How the source stores it.
+    /// Number format in the source.
     pub from: NumberFormat,
-    /// How the store does.
+    /// Number format, row order and shape in the store.
     pub meta: TensorMeta,
     /// First byte, counted from the start of the data.
     pub offset: usize,
 }
 
-/// What the resident file will hold, all checked against the source.
+/// The tensors that the resident file will hold, checked against the source.
 #[derive(Debug)]
 pub struct ResidentPlan {
     /// The tensors, in order of their offsets.
     pub items: Vec<PlannedTensor>,
-    /// What is stored otherwise than asked for.
+    /// One sentence for each tensor that is not stored in the requested format.
     pub notes: Vec<String>,
 }
 
-/// Checks that a source has every resident tensor of the blueprint, in the shape and a format that it needs.
+/// Checks that a source has every resident tensor of the blueprint, in the required shape and a supported format.
 pub fn check_resident(source: &dyn Source, blueprint: &Blueprint) -> Result<()> {
     ResidentPlan::new(source, blueprint, None).map(drop)
 }
 
 impl ResidentPlan {
-    /// Every resident tensor of the blueprint; `wanted` is the kind for weights of products, `None` keeps them all.
+    /// Plans every resident tensor of the blueprint. `wanted` is the number format for weights of products; `None`
+    /// keeps that of the source.
     pub fn new(source: &dyn Source, blueprint: &Blueprint, wanted: Option<NumberFormat>) -> Result<Self> {
         let mut plan = ResidentPlan { items: vec![], notes: vec![] };
         check_missing(source, &blueprint.resident)?;
@@ -60,7 +63,7 @@ impl ResidentPlan {
             self.notes.push(format!("{name} is stored as {kind}: {why}"));
         }
         let too_large = || {
-            let what = format!("tensor '{}' with shape {:?} is larger than memory can address", spec.name, spec.shape);
+            let what = format!("tensor '{}' with shape {:?} is too large to address", spec.name, spec.shape);
             StoreError::new(StoreErrorKind::Unsupported, source.path(), what)
         };
         let meta = TensorMeta::new(kind, spec.shape.clone()).ok_or_else(too_large)?;
@@ -73,7 +76,7 @@ impl ResidentPlan {
         Ok(())
     }
 
-    /// The file's first bytes. `checksums` are those of the items.
+    /// The first bytes of the file. `checksums` are those of the tensors, in order.
     pub fn header<'a>(&self, checksums: impl IntoIterator<Item = &'a str>) -> Vec<u8> {
         let mut header = HeaderWriter::default();
         for (PlannedTensor { name, meta, offset, .. }, checksum) in self.items.iter().zip(checksums) {
@@ -84,21 +87,21 @@ impl ResidentPlan {
         header.finish(DATA_ALIGN)
     }
 
-    /// Length of the header, which does not depend on the checksums.
+    /// Length of the header in bytes; it does not depend on the checksums.
     pub fn header_bytes(&self) -> usize {
         self.header(self.items.iter().map(|_| "00000000000000000000000000000000")).len()
     }
 
-    /// Length of the file.
+    /// Length of the file in bytes.
     pub fn file_bytes(&self) -> usize {
         self.header_bytes() + self.items.last().map_or(0, |last| last.offset + last.meta.bytes)
     }
 }
 
-/// Names all that is missing at once: the first of them, and how many more.
+/// Checks that all tensors exist; the error names the first missing one and counts the others.
 fn check_missing(source: &dyn Source, specs: &[TensorSpec]) -> Result<()> {
-    let there = |name: &str| source.meta(name).is_some() || source.unsupported_dtype(name).is_some();
-    let missing: Vec<&str> = specs.iter().map(|s| s.name.as_str()).filter(|name| !there(name)).collect();
+    let exists = |name: &str| source.meta(name).is_some() || source.unsupported_dtype(name).is_some();
+    let missing: Vec<&str> = specs.iter().map(|s| s.name.as_str()).filter(|name| !exists(name)).collect();
     let what = match missing[..] {
         [] => return Ok(()),
         [one] => format!("has no tensor '{one}'"),
@@ -107,7 +110,7 @@ fn check_missing(source: &dyn Source, specs: &[TensorSpec]) -> Result<()> {
     Err(StoreError::new(StoreErrorKind::Missing, source.path(), what))
 }
 
-/// Each tensor once, in order. One that is also used outside a product counts as no weight of a product.
+/// Each tensor once, in order. A tensor that is also used outside a product does not count as the weight of a product.
 fn unique(specs: &[TensorSpec]) -> Vec<&TensorSpec> {
     let mut all: BTreeMap<&str, (usize, &TensorSpec)> = BTreeMap::new();
     for (i, spec) in specs.iter().enumerate() {

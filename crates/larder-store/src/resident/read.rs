@@ -1,3 +1,5 @@
+//! Reads the resident file.
+
 use std::{collections::BTreeMap, path::Path};
 
 use larder_core::{TensorMeta, Tensors, TensorsError};
@@ -28,7 +30,7 @@ struct Tensor {
 }
 
 impl ResidentTensors {
-    /// Opens the file and checks its header, which it also identifies.
+    /// Opens the file and checks its header; also returns its length and header checksum.
     pub fn open(path: &Path) -> Result<(Self, ResidentFile)> {
         let file = ReadAt::open(path)?;
         let SafetensorsHeader { tensors, mut metadata, data_start } = SafetensorsHeader::read(&file)?;
@@ -41,15 +43,15 @@ impl ResidentTensors {
                 continue;
             }
             let described = metadata.remove(&name).as_deref().and_then(parse_line);
-            let (meta, checksum) = described.filter(|(meta, _)| agrees(meta, &entry)).ok_or_else(|| {
-                StoreError::malformed(path, format!("does not say in its metadata what tensor '{name}' is"))
-            })?;
+            let (meta, checksum) = described
+                .filter(|(meta, _)| agrees(meta, &entry))
+                .ok_or_else(|| StoreError::malformed(path, format!("has no valid metadata for tensor '{name}'")))?;
             resident.tensors.insert(name, Tensor { meta, start: entry.start, checksum });
         }
         Ok((resident, written))
     }
 
-    /// Lets the system begin to read all of it.
+    /// Tells the kernel that the whole file will be read soon.
     pub fn advise_will_need(&self) {
         self.file.advise_will_need();
     }
@@ -59,12 +61,12 @@ impl ResidentTensors {
         self.tensors.keys().map(String::as_str).collect()
     }
 
-    /// The checksum that the header holds for a tensor.
+    /// Checksum of a tensor according to the header.
     pub(crate) fn checksum(&self, name: &str) -> Option<&str> {
         self.tensors.get(name).map(|t| t.checksum.as_str())
     }
 
-    /// Reads everything and compares it with the header's checksums.
+    /// Reads all tensors and compares them with the checksums of the header.
     pub(crate) fn check(&self, progress: &dyn Progress) -> Result<()> {
         let mut buffer = vec![0; CHUNK_BYTES];
         for (name, tensor) in &self.tensors {
@@ -79,7 +81,7 @@ impl ResidentTensors {
         }
         for (start, bytes) in &self.pads {
             if let Some(at) = self.file.read_vec(*start, *bytes as u64)?.iter().position(|b| *b != 0) {
-                let what = format!("its padding is not zero at byte {}", start + at as u64);
+                let what = format!("the padding is not zero at byte {}", start + at as u64);
                 return Err(StoreError::new(StoreErrorKind::Mismatch, self.file.path(), what));
             }
         }
@@ -101,7 +103,7 @@ impl Tensors for ResidentTensors {
         self.tensors.get(name).map(|t| &t.meta)
     }
 
-    /// A read of a whole tensor is checked against its checksum, a read of a part cannot be.
+    /// A read of a whole tensor is checked against its checksum; a read of a part cannot be.
     fn read(&self, name: &str, offset: usize, into: &mut [u8]) -> Result<(), TensorsError> {
         let missing = || StoreError::new(StoreErrorKind::Missing, self.file.path(), format!("has no tensor '{name}'"));
         let tensor = self.tensors.get(name).ok_or_else(missing)?;

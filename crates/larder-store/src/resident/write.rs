@@ -1,3 +1,5 @@
+//! Writes the resident file.
+
 use std::path::Path;
 
 use larder_core::{ROW_GROUP, RowOrder, interleave};
@@ -14,7 +16,7 @@ use crate::{
     tensor_slice::convert,
 };
 
-/// Writes the file at `path`, a few megabytes at a time.
+/// Writes the file at `path` atomically, a few megabytes at a time.
 pub(crate) fn write(
     source: &dyn Source,
     plan: &ResidentPlan,
@@ -38,12 +40,12 @@ pub(crate) fn write(
     Ok(ResidentFile { bytes: (header_bytes + end) as u64, header_checksum: checksum_of(&header) })
 }
 
-/// Checks that the file at `path` is what [`write`] would write, as far as that shows in the file itself.
+/// Checks that the file at `path` is what [`write`] would write, as far as the file itself shows.
 pub(crate) fn check_written(plan: &ResidentPlan, path: &Path) -> Result<ResidentFile> {
     let (resident, written) = ResidentTensors::open(path)?;
     let checksums = plan.items.iter().map(|item| resident.checksum(&item.name).unwrap_or_default());
     if checksum_of(&plan.header(checksums)) != written.header_checksum {
-        return Err(StoreError::new(StoreErrorKind::Mismatch, path, "holds other tensors than this conversion makes"));
+        return Err(StoreError::new(StoreErrorKind::Mismatch, path, "holds the tensors of another conversion"));
     }
     resident.check(&())?;
     Ok(written)
@@ -62,9 +64,9 @@ impl Writer<'_> {
     /// Writes one tensor and returns its checksum.
     fn item(&mut self, PlannedTensor { name, from, meta, .. }: &PlannedTensor) -> Result<String> {
         let mut checksum = Xxh3::new();
-        // Rows are whole blocks in both kinds, so the tensor can be cut anywhere between blocks.
+        // Rows are whole blocks in both formats, so the tensor can be split between any two blocks.
         let block = from.block_len().max(meta.kind.block_len());
-        // Where rows are interleaved, between groups of them.
+        // If rows are interleaved, it can be split only between groups of rows.
         let cols = meta.shape.last().copied().unwrap_or(1);
         let block = if meta.order == RowOrder::Plain { block } else { ROW_GROUP * cols };
         let values = meta.bytes / meta.kind.block_bytes() * meta.kind.block_len();
@@ -72,7 +74,7 @@ impl Writer<'_> {
         for begin in (0..values).step_by(step) {
             let count = step.min(values - begin);
             let bytes_as =
-                |kind: larder_core::NumberFormat, n: usize| kind.row_bytes(n).expect("steps are whole blocks");
+                |kind: larder_core::NumberFormat, n: usize| kind.row_bytes(n).expect("steps must be whole blocks");
             self.raw.resize(bytes_as(*from, count), 0);
             self.source.read(name, bytes_as(*from, begin), &mut self.raw)?;
             self.out.resize(bytes_as(meta.kind, count), 0);

@@ -1,4 +1,4 @@
-//! A folder as the Hugging Face hub lays it out: `config.json` and one or more safetensors files.
+//! A checkpoint folder in the form of the Hugging Face hub: `config.json` and one or more safetensors files.
 
 use std::{
     collections::BTreeMap,
@@ -21,7 +21,7 @@ const INDEX_LIMIT: u64 = 100 << 20;
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
-/// A checkpoint folder.
+/// An open checkpoint folder.
 pub struct Checkpoint {
     path: PathBuf,
     config: Value,
@@ -34,30 +34,30 @@ pub struct Checkpoint {
 /// A file of weights.
 enum WeightFile {
     Local(ReadAt),
-    /// On its way, or no longer whole.
+    /// Not complete: still being downloaded, or partly deleted after conversion.
     Incoming(SourceFile),
 }
 
-/// Where a tensor is.
+/// File and offset of a tensor.
 struct TensorLocation {
     file: usize,
     start: u64,
-    /// What it is, or the name of a dtype that larder does not read.
+    /// Format and shape, or the name of a dtype that is not supported.
     meta: Result<TensorMeta, String>,
 }
 
 impl Checkpoint {
-    /// Opens a folder; reads its config and all headers, none of the data.
+    /// Opens a folder. Reads its config and all headers, but no data.
     pub fn open(path: &Path) -> Result<Self> {
         Self::load(path, None)
     }
 
-    /// A folder that has its small files already, and whose weights are `incoming`.
+    /// Opens a folder whose small files exist, and whose weight files are still being downloaded.
     pub fn incoming(path: &Path, incoming: Box<dyn IncomingFiles>) -> Result<Self> {
         Self::load(path, Some(incoming))
     }
 
-    /// The files that hold the weights of the folder at `path`, of which `listed` are to be had.
+    /// The weight files that the folder at `path` needs, out of the files `listed` that can be downloaded.
     pub fn weight_files(path: &Path, listed: &[&str]) -> Result<Vec<String>> {
         if listed.contains(&SINGLE) {
             return Ok(vec![SINGLE.to_owned()]);
@@ -101,7 +101,7 @@ impl Checkpoint {
         }
         match map.iter().find(|(tensor, _)| !self.tensors.contains_key(*tensor)) {
             Some((tensor, shard)) => {
-                let what = format!("says that {shard} holds tensor '{tensor}', which it does not");
+                let what = format!("lists the tensor '{tensor}' in {shard}, which does not contain it");
                 Err(StoreError::new(StoreErrorKind::Mismatch, &self.path.join(INDEX), what))
             }
             None => Ok(()),
@@ -159,7 +159,7 @@ impl Tensors for Checkpoint {
         match (&self.files[location.file], &self.incoming) {
             (WeightFile::Local(file), _) => file.read(start, into)?,
             (WeightFile::Incoming(file), incoming) => {
-                let incoming = incoming.as_ref().expect("files come only if somebody brings them");
+                let incoming = incoming.as_ref().expect("incoming files have a downloader");
                 incoming.file(&file.name, start..start + into.len() as u64)?.read(start, into)?;
             }
         }
@@ -231,7 +231,7 @@ impl WeightFile {
     }
 }
 
-/// The index's map from tensors to files, or `None` if the model is in one file.
+/// The map of the index from tensors to files; `None` if the model is in one file.
 fn weight_map(path: &Path) -> Result<Option<BTreeMap<String, String>>> {
     match path.join(SINGLE).exists() {
         true => Ok(None),
@@ -239,7 +239,7 @@ fn weight_map(path: &Path) -> Result<Option<BTreeMap<String, String>>> {
     }
 }
 
-/// The map from tensors to files if there is an index, all of whose files must be there.
+/// The map from tensors to files; `None` without an index. All files of the index must exist.
 fn read_map(path: &Path, exists: impl Fn(&str) -> bool) -> Result<Option<BTreeMap<String, String>>> {
     #[derive(serde::Deserialize)]
     struct Index {
@@ -250,21 +250,21 @@ fn read_map(path: &Path, exists: impl Fn(&str) -> bool) -> Result<Option<BTreeMa
     let index: Index = parse_json(&index_path, &bytes)?;
     for file in index.weight_map.values() {
         if !is_bare_file_name(file) {
-            let what = format!("names '{file}', which is not a file of its own folder");
+            let what = format!("lists '{file}', which is not a plain file name");
             return Err(StoreError::malformed(&index_path, what));
         }
         if !exists(file) {
             return Err(StoreError::new(
                 StoreErrorKind::Missing,
                 &index_path,
-                format!("names {file}, which is not there"),
+                format!("lists {file}, which is missing"),
             ));
         }
     }
     Ok(Some(index.weight_map))
 }
 
-/// `model.safetensors`, or else the only safetensors file there is.
+/// `model.safetensors`, or else the only safetensors file of the folder.
 fn single_file(path: &Path) -> Result<String> {
     if path.join(SINGLE).exists() {
         return Ok(SINGLE.to_owned());
@@ -275,12 +275,12 @@ fn single_file(path: &Path) -> Result<String> {
     let missing = |what| StoreError::new(StoreErrorKind::Missing, path, what);
     let name = found.next().ok_or_else(|| missing("has no safetensors file"))?;
     match found.next() {
-        Some(_) => Err(missing("has several safetensors files and no model.safetensors.index.json to join them")),
+        Some(_) => Err(missing("has several safetensors files, but no model.safetensors.index.json")),
         None => Ok(name),
     }
 }
 
-/// Whether `name` can only mean a file in the folder it is looked up in.
+/// Whether `name` is a file name without folders, so that it cannot lead out of a folder.
 pub fn is_bare_file_name(name: &str) -> bool {
     let mut components = Path::new(name).components();
     let plain = matches!(components.next(), Some(Component::Normal(first)) if first == name);
@@ -288,7 +288,8 @@ pub fn is_bare_file_name(name: &str) -> bool {
 }
 
 fn parse_json<T: serde::de::DeserializeOwned>(path: &Path, bytes: &[u8]) -> Result<T> {
-    serde_json::from_slice(bytes).map_err(|e| StoreError::malformed(path, format!("is not the JSON it should be: {e}")))
+    serde_json::from_slice(bytes)
+        .map_err(|e| StoreError::malformed(path, format!("is not valid JSON of its kind: {e}")))
 }
 
 #[cfg(test)]
@@ -324,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn a_single_file_is_read_whatever_its_name() {
+    fn a_single_file_may_have_any_name() {
         let dir = folder();
         write_weights(&dir.path().join("other.safetensors"), &[("a", Dtype::F32, 7), ("ids", Dtype::I64, 0)]);
         let checkpoint = Checkpoint::open(dir.path()).unwrap();
@@ -339,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn shards_are_joined_by_the_index() {
+    fn files_are_joined_by_the_index() {
         let dir = folder();
         write_weights(&dir.path().join("1.safetensors"), &[("a", Dtype::F16, 1), ("b", Dtype::F16, 2)]);
         write_weights(&dir.path().join("2.safetensors"), &[("b", Dtype::F16, 3)]);
@@ -354,19 +355,19 @@ mod tests {
     }
 
     #[test]
-    fn an_index_that_lies_or_leads_outside_is_refused() {
+    fn an_index_with_wrong_entries_or_outside_paths_is_refused() {
         let dir = folder();
         write_weights(&dir.path().join("1.safetensors"), &[("a", Dtype::F16, 1)]);
         index(dir.path(), r#"{"a":"1.safetensors","c":"1.safetensors"}"#);
-        assert!(refusal(dir.path()).contains("holds tensor 'c', which it does not"));
+        assert!(refusal(dir.path()).contains("lists the tensor 'c' in 1.safetensors, which does not contain it"));
         index(dir.path(), r#"{"a":"3.safetensors"}"#);
-        assert!(refusal(dir.path()).contains("names 3.safetensors, which is not there"));
+        assert!(refusal(dir.path()).contains("lists 3.safetensors, which is missing"));
         for name in ["../1.safetensors", "/etc/passwd", "x/1.safetensors", "..", ".", "", "1.safetensors/", r"x\\1"] {
             index(dir.path(), &format!(r#"{{"a":"{name}"}}"#));
-            assert!(refusal(dir.path()).contains("not a file of its own folder"), "{name}");
+            assert!(refusal(dir.path()).contains("not a plain file name"), "{name}");
         }
         index(dir.path(), "[1]");
-        assert!(refusal(dir.path()).contains("not the JSON"));
+        assert!(refusal(dir.path()).contains("not valid JSON"));
     }
 
     #[test]

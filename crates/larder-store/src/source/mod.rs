@@ -1,4 +1,4 @@
-//! Where models come from: every form a model can have on disk, seen as tensors by name.
+//! Sources: models as they were published, in any supported form, as tensors by name.
 
 use std::path::Path;
 
@@ -17,45 +17,45 @@ pub use checkpoint::{Checkpoint, is_bare_file_name};
 pub use gguf::Gguf;
 pub use incoming::IncomingFiles;
 
-/// The files that travel with a model, in the order in which a store lists them.
+/// The files that are copied unchanged with a model, in the order in which a store lists them.
 pub const SIDECARS: [&str; 4] =
     ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"];
 
-/// The longest of them that is read.
+/// Largest sidecar that is read, in bytes.
 pub(crate) const SIDECAR_LIMIT: u64 = 256 << 20;
 
-/// A file that a source consists of.
+/// A file of a source.
 #[derive(Clone, PartialEq, Eq, Debug, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SourceFile {
-    /// Its name, without a folder.
+    /// File name, without a folder.
     pub name: String,
-    /// Its length.
+    /// Length in bytes.
     pub bytes: u64,
 }
 
 impl SourceFile {
-    /// What is to be said of an open file.
+    /// Name and length of an open file.
     pub fn of(file: &ReadAt) -> Self {
         let name = file.path().file_name().unwrap_or_default();
         SourceFile { name: name.to_string_lossy().into_owned(), bytes: file.len() }
     }
 }
 
-/// A model on disk that can be converted or run.
+/// A model on disk that can be converted or run: a checkpoint, a GGUF file or a store.
 pub trait Source: Tensors + Send + Sync {
-    /// The model's config in the keys of the Hugging Face hub.
+    /// The model's config, with the keys of the Hugging Face hub.
     fn config(&self) -> &serde_json::Value;
 
     /// All tensor names, in a fixed order.
     fn names(&self) -> Vec<&str>;
 
-    /// Where the experts are, if this form of model has names of its own for them.
+    /// Where the experts are stored, if this form of model has its own tensor names for them.
     fn expert_names(&self) -> Option<ExpertNames> {
         None
     }
 
-    /// The dtype of a tensor that is there and has no [`TensorMeta`] because larder cannot read it.
+    /// The dtype of a tensor that exists, but has no [`TensorMeta`] because its dtype is not supported.
     fn unsupported_dtype(&self, _name: &str) -> Option<&str> {
         None
     }
@@ -63,21 +63,21 @@ pub trait Source: Tensors + Send + Sync {
     /// The bytes of one of [`SIDECARS`], or `None` if the model has none.
     fn sidecar(&self, name: &str) -> Result<Option<Vec<u8>>>;
 
-    /// The file or folder.
+    /// Path of the file or folder.
     fn path(&self) -> &Path;
 
-    /// Says that all data are about to be read once, so that they need not pass through the page cache.
+    /// Announces that all data will be read once, so that reads can bypass the page cache.
     fn use_direct_io(&self) {}
 
-    /// All tensors will be read soon, so the system may begin.
+    /// Announces that all tensors will be read soon, so that the kernel can read ahead.
     fn advise_will_need(&self) {}
 
-    /// When a tensor comes, if the model is still on its way: those of a lower number are there earlier.
+    /// The position of a tensor in the order of download; `None` if it is on disk. Lower ranks arrive earlier.
     fn download_rank(&self, _name: &str) -> Option<usize> {
         None
     }
 
-    /// These bytes of a tensor have been converted for good, so a source that owns its files need not keep them.
+    /// Says that these bytes of a tensor are converted and durable, so a source that owns its files may delete them.
     fn release(&self, _name: &str, _offset: usize, _bytes: usize) -> Result<()> {
         Ok(())
     }
@@ -85,18 +85,18 @@ pub trait Source: Tensors + Send + Sync {
     /// The files that hold the weights.
     fn files(&self) -> Vec<SourceFile>;
 
-    /// A number that changes when the weights may have: over file names, lengths and headers.
+    /// A hash of file names, lengths and headers, which changes if the weights may have changed.
     fn fingerprint(&self) -> u64;
 }
 
-/// What `name` is, or why it cannot be had.
+/// Format and shape of the tensor `name`, or an error that says why it cannot be read.
 pub fn require_tensor<'a>(source: &'a dyn Source, name: &str) -> Result<&'a TensorMeta> {
     if let Some(meta) = source.meta(name) {
         return Ok(meta);
     }
     Err(match source.unsupported_dtype(name) {
         Some(dtype) => {
-            let what = format!("tensor '{name}' has dtype {dtype}, which larder does not read");
+            let what = format!("tensor '{name}' has dtype {dtype}, which is not supported");
             StoreError::new(StoreErrorKind::Unsupported, source.path(), what)
         }
         None => StoreError::new(StoreErrorKind::Missing, source.path(), format!("has no tensor '{name}'")),

@@ -1,3 +1,5 @@
+//! Tests of opening stores: damage, missing files, contradictions.
+
 use std::fs;
 
 use super::*;
@@ -30,7 +32,7 @@ fn edit(path: &Path, from: &str, to: &str) {
 }
 
 #[test]
-fn a_damaged_expert_is_an_error_that_says_where() {
+fn the_error_for_a_damaged_expert_names_file_and_offset() {
     let (_dir, path) = store();
     let store = Store::open(&path).unwrap();
     let (layer, expert) = (LAYERS[1], ExpertId(2));
@@ -38,16 +40,16 @@ fn a_damaged_expert_is_an_error_that_says_where() {
     flip(&path.join(shard_path(layer, expert)), DATA_START + 77);
     let error = store.read_expert(layer, expert, &mut data).unwrap_err();
     assert_eq!(error.kind, StoreErrorKind::Mismatch);
-    let said = error.to_string();
-    assert!(said.contains("L003/E002.safetensors: the data of layer 3, expert 2,"), "{said}");
-    assert!(said.contains("bytes at 4096, have checksum"), "{said}");
+    let message = error.to_string();
+    assert!(message.contains("L003/E002.safetensors: the data of layer 3, expert 2,"), "{message}");
+    assert!(message.contains("bytes at 4096, have checksum"), "{message}");
     flip(&path.join(shard_path(layer, expert)), DATA_START + 77);
     flip(&path.join(shard_path(layer, expert)), 300);
     assert!(store.read_expert(layer, expert, &mut data).unwrap_err().message.contains("layer 3, expert 2"));
 }
 
 #[test]
-fn a_store_may_lack_shards_for_who_says_so() {
+fn a_store_can_be_opened_with_missing_shards() {
     let (_dir, path) = store();
     let (layer, expert) = (LAYERS[1], ExpertId(2));
     fs::remove_file(path.join(shard_path(layer, expert))).unwrap();
@@ -60,7 +62,7 @@ fn a_store_may_lack_shards_for_who_says_so() {
 }
 
 #[test]
-fn a_shard_is_checked_once_and_its_length_always() {
+fn checksums_are_verified_once_and_lengths_always() {
     let (_dir, path) = store();
     let store = Store::open(&path).unwrap();
     let (layer, expert) = (LAYERS[0], ExpertId(1));
@@ -76,7 +78,7 @@ fn a_shard_is_checked_once_and_its_length_always() {
 }
 
 #[test]
-fn a_damaged_resident_tensor_never_becomes_weights() {
+fn a_damaged_resident_tensor_is_refused() {
     let (_dir, path) = store();
     let resident = path.join(RESIDENT_FILE);
     let length = fs::metadata(&resident).unwrap().len() as usize;
@@ -91,7 +93,7 @@ fn a_damaged_resident_tensor_never_becomes_weights() {
 }
 
 #[test]
-fn a_folder_that_is_not_a_whole_store_is_refused() {
+fn an_incomplete_store_is_refused() {
     let (_dir, path) = store();
     let shard = path.join(shard_path(LAYERS[0], ExpertId(0)));
     let bytes = fs::read(&shard).unwrap();
@@ -109,7 +111,7 @@ fn a_folder_that_is_not_a_whole_store_is_refused() {
 }
 
 #[test]
-fn a_manifest_that_lies_about_the_files_is_refused() {
+fn a_manifest_that_contradicts_the_files_is_refused() {
     for (from, to) in [
         ("\"inter\": 32", "\"inter\": 3200000"),
         ("\"file_bytes\": ", "\"file_bytes\": 1"),
@@ -133,7 +135,7 @@ fn a_manifest_that_lies_about_the_files_is_refused() {
 }
 
 #[test]
-fn the_config_must_describe_the_model_that_is_there() {
+fn the_config_must_match_the_stored_model() {
     let (_dir, path) = store();
     let store = Store::open(&path).unwrap();
     let mut blueprint = crate::testing::Tiny::new(ExpertForm::Separate).blueprint();

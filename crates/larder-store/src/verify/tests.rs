@@ -1,3 +1,5 @@
+//! Tests of verification: damage is found in every file.
+
 use std::path::PathBuf;
 
 use super::*;
@@ -10,7 +12,7 @@ fn store() -> (tempfile::TempDir, PathBuf) {
 }
 
 #[test]
-fn a_whole_store_is_good() {
+fn a_complete_store_is_good() {
     let (_dir, path) = store();
     let report = verify(&path, &()).unwrap();
     assert!(report.is_good() && report.unknown.is_empty(), "{report:?}");
@@ -36,7 +38,7 @@ fn a_changed_byte_in_any_file_is_found() {
 }
 
 #[test]
-fn all_problems_are_found_and_strangers_are_named() {
+fn all_problems_are_found_and_unknown_files_are_named() {
     let (_dir, path) = store();
     fs::remove_file(path.join(shard_path(LAYERS[0], ExpertId(0)))).unwrap();
     fs::write(path.join(shard_path(LAYERS[1], ExpertId(1))), "short").unwrap();
@@ -51,7 +53,7 @@ fn all_problems_are_found_and_strangers_are_named() {
 }
 
 #[test]
-fn without_a_manifest_there_is_nothing_to_verify() {
+fn a_missing_manifest_is_an_error() {
     let (_dir, path) = store();
     fs::remove_file(path.join(MANIFEST_FILE)).unwrap();
     assert_eq!(verify(&path, &()).unwrap_err().kind, StoreErrorKind::Missing);

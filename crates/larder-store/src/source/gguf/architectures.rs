@@ -1,29 +1,29 @@
-//! What GGUF calls the tensors of each architecture, and what the Hugging Face hub calls them.
+//! Tensor names of each architecture, in GGUF and on the Hugging Face hub.
 
 use super::names::Remap::{self, AsChannels, AsRow, KeyRows, QueryRows, Same};
 
-/// A tensor's name in GGUF, its name on the hub, and how the one becomes the other. Names of layers are given below
-/// `blk.N.` and `model.layers.N.`.
+/// A tensor's name in GGUF, its name on the hub, and how its data are mapped. Names in layers are relative to `blk.N.`
+/// and `model.layers.N.`.
 pub(super) type Rename = (&'static str, &'static str, Remap);
 
-/// An architecture that is understood.
+/// A supported architecture.
 pub(super) struct Architecture {
     /// `general.architecture`.
     pub arch: &'static str,
     /// Tensors outside the layers.
     pub outer: &'static [Rename],
-    /// Tensors of a layer; experts are not among them.
+    /// Tensors of a layer, without the experts.
     pub layer: &'static [&'static [Rename]],
 }
 
 impl Architecture {
-    /// The architecture of this name, if it is understood.
+    /// The architecture of this name, if it is supported.
     pub fn of(arch: &str) -> Option<&'static Architecture> {
         ARCHITECTURES.iter().find(|f| f.arch == arch)
     }
 
-    /// All names that are understood, for messages.
-    pub fn known() -> String {
+    /// The names of all supported architectures, for messages.
+    pub fn supported() -> String {
         ARCHITECTURES.iter().map(|f| f.arch).collect::<Vec<_>>().join(", ")
     }
 }
@@ -83,7 +83,7 @@ const ATTENTION: &[Rename] = &[
     ("attn_v.weight", "self_attn.v_proj.weight", Same),
 ];
 
-/// Attention whose positions GGUF rotates in neighbouring pairs, and the hub in halves of a head.
+/// Attention for which GGUF applies RoPE to adjacent pairs, and the hub to the two halves of a head.
 const ROTATED: &[Rename] = &[
     ("attn_q.weight", "self_attn.q_proj.weight", QueryRows),
     ("attn_k.weight", "self_attn.k_proj.weight", KeyRows),
@@ -151,7 +151,7 @@ const DENSE: &[Rename] = &[
 const LFM_OUTER: &[Rename] = &[
     ("token_embd.weight", "model.embed_tokens.weight", Same),
     ("output_norm.weight", "model.embedding_norm.weight", Same),
-    // Older files call the last norm after its place on the hub.
+    // Older files name the last norm after its name on the hub.
     ("token_embd_norm.weight", "model.embedding_norm.weight", Same),
     ("output.weight", "lm_head.weight", Same),
 ];

@@ -1,6 +1,6 @@
-//! A model's config in the keys of the Hugging Face hub, from the metadata of a GGUF file.
+//! Builds a model's config, with the keys of the Hugging Face hub, from the metadata of a GGUF file.
 //!
-//! What the metadata leave out gets the value with which llama.cpp runs the architecture.
+//! Keys that are missing in the metadata get the values with which llama.cpp runs the architecture.
 
 use std::collections::HashMap;
 
@@ -13,11 +13,11 @@ use super::{
 };
 use crate::error::{Result, StoreError};
 
-/// The numbers by which GGUF names the scores of a router.
+/// GGUF's numbers of the router's score functions (`expert_gating_func`).
 const SOFTMAX_SCORES: u64 = 1;
 const SIGMOID_SCORES: u64 = 2;
 
-/// The config of a model of `architecture`, whose tensors have the hub's names.
+/// The config of the model of a file; `tensors` have the names of the hub.
 pub(super) fn hub_config(metadata: &Metadata, tensors: &HashMap<String, HubTensor>) -> Result<Value> {
     let hp = Hyperparameters::of(metadata, tensors);
     let arch = metadata.architecture()?;
@@ -32,10 +32,10 @@ pub(super) fn hub_config(metadata: &Metadata, tensors: &HashMap<String, HubTenso
         "deepseek2" => deepseek(&hp)?,
         "ernie4_5-moe" => ernie(&hp)?,
         "lfm2moe" => lfm2_moe(&hp)?,
-        other => return Err(hp.unsupported(format!("is of the architecture '{other}', which is not known"))),
+        other => return Err(hp.unsupported(format!("has the architecture '{other}', which is not supported"))),
     };
     let mut config = hp.common()?;
-    // The keys of the architecture overrule the common ones; null takes a common one out.
+    // Keys of the architecture replace the common ones; null removes a common key.
     config.extend(own);
     config.retain(|_, value| !value.is_null());
     Ok(Value::Object(config))
@@ -145,14 +145,14 @@ fn granite_moe(hp: &Hyperparameters) -> Result<Keys> {
 
 fn deepseek(hp: &Hyperparameters) -> Result<Keys> {
     if hp.opt_float("attention.temperature_scale")?.is_some_and(|s| s != 0.0) {
-        return Err(hp.unsupported("changes the temperature of attention with the position, which is not supported"));
+        return Err(hp.unsupported("scales the attention temperature by position, which is not supported"));
     }
     let groups = hp.uint_or("expert_group_count", 1)?;
     let (model_type, method, scores) = match hp.uint_or("expert_gating_func", SOFTMAX_SCORES)? {
         SIGMOID_SCORES => ("deepseek_v3", "noaux_tc", "sigmoid"),
         SOFTMAX_SCORES if groups > 1 => ("deepseek_v2", "group_limited_greedy", "softmax"),
         SOFTMAX_SCORES => ("deepseek_v2", "greedy", "softmax"),
-        other => return Err(hp.unsupported(format!("scores its experts in the unknown way {other}"))),
+        other => return Err(hp.unsupported(format!("uses the unknown expert gating function {other}"))),
     };
     let key_width = hp.uint_or("attention.key_length_mla", hp.uint_or("attention.key_length", 0)?)?;
     let rotated = hp.uint("rope.dimension_count")?;

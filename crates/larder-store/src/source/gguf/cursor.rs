@@ -1,14 +1,16 @@
+//! Reads the header of a GGUF file from start to end.
+
 use crate::{
     error::{Result, StoreError},
     file::ReadAt,
 };
 
-/// The largest header that is read. Vocabularies of a few hundred thousand tokens take a tenth of it.
+/// Largest header that is read, in bytes. A vocabulary of a few hundred thousand tokens takes a tenth of it.
 const HEADER_MAX_BYTES: u64 = 64 << 20;
-/// How much is read from the file at a time.
+/// Bytes that are read from the file at a time.
 const CHUNK_BYTES: u64 = 1 << 20;
 
-/// Walks through a header from its first byte on, in large reads, and never past its limit or the end of the file.
+/// Reads a header from its first byte on, in large chunks, and never past its limit or the end of the file.
 pub(super) struct Cursor<'a> {
     file: &'a ReadAt,
     at: u64,
@@ -22,7 +24,7 @@ impl<'a> Cursor<'a> {
         Cursor { file, at: 0, end: file.len().min(HEADER_MAX_BYTES), chunk: Vec::new(), chunk_at: 0 }
     }
 
-    /// Where the next byte comes from.
+    /// Offset of the next byte.
     pub fn at(&self) -> u64 {
         self.at
     }
@@ -32,7 +34,7 @@ impl<'a> Cursor<'a> {
         self.file
     }
 
-    /// An error of the file's format.
+    /// An error for a file that violates the format.
     pub fn malformed(&self, what: impl Into<String>) -> StoreError {
         StoreError::malformed(self.file.path(), what)
     }
@@ -66,7 +68,7 @@ impl<'a> Cursor<'a> {
         self.array().map(u64::from_le_bytes)
     }
 
-    /// A length and so many bytes of UTF-8. `what` names it in errors.
+    /// Reads a length, then a UTF-8 string of that length. `what` names the string in errors.
     pub fn text(&mut self, what: &str) -> Result<String> {
         let start = self.at;
         let len = self.u64()?;
@@ -74,7 +76,7 @@ impl<'a> Cursor<'a> {
         text.map_err(|_| self.malformed(format!("has a {what} at byte {start} that is not UTF-8")))
     }
 
-    /// Refuses a `count` of `what` that cannot fit into what is left, if each takes `least` bytes or more.
+    /// Checks that `count` items of `what`, each of at least `least` bytes, can fit into the rest of the header.
     pub fn check_count(&self, count: u64, least: u64, what: &str) -> Result<()> {
         let left = self.end - self.at;
         if count <= left / least {
@@ -83,10 +85,10 @@ impl<'a> Cursor<'a> {
         let at = self.at;
         Err(match self.end < self.file.len() {
             true => self.malformed(format!(
-                "promises {count} {what} at byte {at}, more than a header of {} MiB can hold",
+                "declares {count} {what} at byte {at}, more than a header of {} MiB can hold",
                 HEADER_MAX_BYTES >> 20
             )),
-            false => self.malformed(format!("promises {count} {what} at byte {at}, where only {left} bytes are left")),
+            false => self.malformed(format!("declares {count} {what} at byte {at}, but only {left} bytes are left")),
         })
     }
 }

@@ -1,4 +1,4 @@
-//! What the metadata of a GGUF file say of a model, with the values that llama.cpp takes for what they leave out.
+//! Hyperparameters of a model from the metadata of a GGUF file, with the defaults of llama.cpp for missing keys.
 
 use std::collections::HashMap;
 
@@ -7,10 +7,10 @@ use serde_json::{Map, Value, json};
 use super::{metadata::Metadata, names::HubTensor};
 use crate::error::{Result, StoreError, StoreErrorKind};
 
-/// Keys of a config.
+/// Keys and values of a config.
 pub(super) type Keys = Map<String, Value>;
 
-/// The keys of a JSON object.
+/// The keys and values of a JSON object.
 pub(super) fn keys(value: Value) -> Keys {
     match value {
         Value::Object(keys) => keys,
@@ -18,18 +18,20 @@ pub(super) fn keys(value: Value) -> Keys {
     }
 }
 
-/// How many of the file's blocks are layers of the model; the rest predict further tokens.
+/// Number of the file's blocks that are decoder layers; the others are for multi-token prediction.
 pub(super) fn layer_count(metadata: &Metadata) -> Result<u64> {
     let number = |key: &str| metadata.uint(&metadata.under_architecture(key)?);
     let blocks = metadata.need("block_count", number("block_count")?)?;
-    let further = number("nextn_predict_layers")?.unwrap_or(0);
-    blocks.checked_sub(further).filter(|layers| *layers > 0).ok_or_else(|| {
-        let what = format!("has {blocks} blocks, of which {further} predict further tokens; no layer is left");
+    let predicting = number("nextn_predict_layers")?.unwrap_or(0);
+    blocks.checked_sub(predicting).filter(|layers| *layers > 0).ok_or_else(|| {
+        let what = format!(
+            "has {blocks} blocks, of which {predicting} are for multi-token prediction; no decoder layer is left"
+        );
         StoreError::new(StoreErrorKind::Mismatch, metadata.path(), what)
     })
 }
 
-/// What the file says of the model; keys are below the architecture's name.
+/// Reads hyperparameters by key; keys are relative to the architecture's name.
 pub(super) struct Hyperparameters<'a> {
     pub metadata: &'a Metadata,
     tensors: &'a HashMap<String, HubTensor>,
@@ -44,7 +46,7 @@ impl<'a> Hyperparameters<'a> {
         layer_count(self.metadata)
     }
 
-    /// The keys that most architectures have.
+    /// The config keys that most architectures have.
     pub fn common(&self) -> Result<Keys> {
         let heads = self.heads()?;
         let arch = self.metadata.architecture()?;
@@ -74,11 +76,11 @@ impl<'a> Hyperparameters<'a> {
     fn vocabulary(&self) -> Result<usize> {
         let rows = self.tensors.get("model.embed_tokens.weight").and_then(|v| v.meta.shape.first()).copied();
         let rows = rows.ok_or_else(|| {
-            StoreError::new(StoreErrorKind::Missing, self.metadata.path(), "holds no tensor 'token_embd.weight'")
+            StoreError::new(StoreErrorKind::Missing, self.metadata.path(), "has no tensor 'token_embd.weight'")
         })?;
         match self.metadata.texts("tokenizer.ggml.tokens")? {
             Some(tokens) if tokens.len() != rows => {
-                let what = format!("has {} tokens, and {rows} rows in 'token_embd.weight'", tokens.len());
+                let what = format!("has {} tokens, but {rows} rows in 'token_embd.weight'", tokens.len());
                 Err(StoreError::new(StoreErrorKind::Mismatch, self.metadata.path(), what))
             }
             _ => Ok(rows),
@@ -116,13 +118,13 @@ impl<'a> Hyperparameters<'a> {
             "linear" if factor == 1.0 => Ok(Value::Null),
             "linear" => Ok(json!({ "rope_type": "linear", "factor": factor })),
             "yarn" => self.yarn(factor),
-            other => Err(self.unsupported(format!("scales its positions by '{other}', which is not supported"))),
+            other => Err(self.unsupported(format!("uses the RoPE scaling '{other}', which is not supported"))),
         }
     }
 
     fn yarn(&self, factor: f64) -> Result<Value> {
         if self.opt_float("rope.scaling.yarn_ext_factor")?.is_some_and(|f| f != 1.0) {
-            return Err(self.unsupported("extrapolates its positions by a factor of its own, which is not supported"));
+            return Err(self.unsupported("sets its own YaRN extrapolation factor, which is not supported"));
         }
         let mut yarn = keys(json!({
             "rope_type": "yarn",
@@ -138,7 +140,7 @@ impl<'a> Hyperparameters<'a> {
         let given = self.opt_float("rope.scaling.yarn_attn_factor")?;
         set("attention_factor", given.or(times.map(|t| t * (0.1 * factor.ln() + 1.0))));
         if self.metadata.architecture()? == "deepseek2" {
-            // Written as a tenth of what the hub calls it; a rounding removes what the division added.
+            // GGUF stores a tenth of the hub's value; rounding removes the error of the division.
             let mscale = self.opt_float("rope.scaling.yarn_log_multiplier")?.map(|m| (m * 1e7).round() / 1e6);
             set("mscale", mscale);
             set("mscale_all_dim", mscale);
@@ -161,27 +163,27 @@ impl<'a> Hyperparameters<'a> {
     pub fn head_dim(&self) -> Result<u64> {
         let keys = self.uint_or("attention.key_length", self.derived_head_dim()?)?;
         match self.opt_uint("attention.value_length")? {
-            Some(values) if values != keys => {
-                Err(self.unsupported(format!("has heads of {keys} keys and {values} values, which must be as many")))
-            }
-            _ if keys == 0 => Err(self.unsupported("has heads of no size")),
+            Some(values) if values != keys => Err(self.unsupported(format!(
+                "has a key length of {keys} and a value length of {values}, which must be equal"
+            ))),
+            _ if keys == 0 => Err(self.unsupported("has a head size of 0")),
             _ => Ok(keys),
         }
     }
 
-    /// The size of a head, if it is not what the width and the number of heads make it.
+    /// The head size, if it is not the hidden size divided by the number of heads.
     pub fn unusual_head_dim(&self) -> Result<Option<u64>> {
         let usual = self.derived_head_dim()?;
         Ok(Some(self.head_dim()?).filter(|d| *d != usual))
     }
 
-    /// Refuses a size of heads for which the architecture has no key.
+    /// Checks that the head size is the usual one, because the config of the architecture has no key for another.
     pub fn usual_head_dim(&self) -> Result<()> {
         self.whole_heads_rotate()?;
         match self.unusual_head_dim()? {
             None => Ok(()),
             Some(odd) => {
-                Err(self.unsupported(format!("has heads of {odd} values, which its architecture cannot have")))
+                Err(self.unsupported(format!("has a head size of {odd}, which its architecture does not support")))
             }
         }
     }
@@ -190,18 +192,18 @@ impl<'a> Hyperparameters<'a> {
         let whole = self.head_dim()?;
         match self.uint_or("rope.dimension_count", whole)? {
             rotated if rotated == whole => Ok(()),
-            rotated => {
-                Err(self.unsupported(format!("rotates {rotated} of {whole} values, which its architecture cannot do")))
-            }
+            rotated => Err(self.unsupported(format!(
+                "applies RoPE to {rotated} of {whole} values per head, which its architecture does not support"
+            ))),
         }
     }
 
     pub fn scores_are(&self, wanted: u64) -> Result<()> {
         match self.uint_or("expert_gating_func", wanted)? {
             scores if scores == wanted => Ok(()),
-            other => {
-                Err(self.unsupported(format!("scores its experts in a way ({other}) that its architecture lacks")))
-            }
+            other => Err(self.unsupported(format!(
+                "uses the expert gating function {other}, which its architecture does not support"
+            ))),
         }
     }
 

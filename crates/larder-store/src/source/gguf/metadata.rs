@@ -1,3 +1,5 @@
+//! The metadata of a GGUF file by key.
+
 use std::{
     collections::HashMap,
     path::{Path, PathBuf},
@@ -5,7 +7,7 @@ use std::{
 
 use crate::error::{Result, StoreError, StoreErrorKind};
 
-/// One value of a GGUF file's metadata. The widths of numbers do not matter to a reader and are not kept.
+/// A metadata value of a GGUF file. The widths of numbers do not matter and are not kept.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) enum Value {
     Int(i128),
@@ -23,18 +25,18 @@ impl Value {
         match self {
             Value::Int(_) => "an integer",
             Value::Float(_) => "a float",
-            Value::Flag(_) => "a flag",
-            Value::Text(_) => "a text",
+            Value::Flag(_) => "a boolean",
+            Value::Text(_) => "a string",
             Value::Ints(_) => "a list of integers",
             Value::Floats(_) => "a list of floats",
-            Value::Flags(_) => "a list of flags",
-            Value::Texts(_) => "a list of texts",
+            Value::Flags(_) => "a list of booleans",
+            Value::Texts(_) => "a list of strings",
         }
     }
 }
 
-/// The metadata of one GGUF file. Every getter gives `None` for a key that is not there, and an error that names the
-/// key if its value is of another type.
+/// The metadata of one GGUF file. Every getter returns `None` for a missing key, and an error that names the key if its
+/// value has another type.
 pub(super) struct Metadata {
     path: PathBuf,
     values: HashMap<String, Value>,
@@ -45,7 +47,7 @@ impl Metadata {
         Metadata { path: path.to_owned(), values: HashMap::new() }
     }
 
-    /// Takes a value in; a key may come once.
+    /// Adds a value; a key must occur only once.
     pub fn insert(&mut self, key: String, value: Value) -> Result<()> {
         match self.values.insert(key.clone(), value) {
             None => Ok(()),
@@ -58,22 +60,22 @@ impl Metadata {
         self.need("general.architecture", self.text("general.architecture")?)
     }
 
-    /// `key` below the name of the architecture.
+    /// `key` prefixed with the name of the architecture.
     pub fn under_architecture(&self, key: &str) -> Result<String> {
         Ok(format!("{}.{key}", self.architecture()?))
     }
 
-    /// `value`, or an error that says that `key` is missing.
+    /// `value`, or an error that says `key` is missing.
     pub fn need<T>(&self, key: &str, value: Option<T>) -> Result<T> {
         value.ok_or_else(|| StoreError::new(StoreErrorKind::Missing, &self.path, format!("has no metadata '{key}'")))
     }
 
     pub fn text(&self, key: &str) -> Result<Option<&str>> {
-        self.get(key, "a text", |v| if let Value::Text(t) = v { Some(t.as_str()) } else { None })
+        self.get(key, "a string", |v| if let Value::Text(t) = v { Some(t.as_str()) } else { None })
     }
 
     pub fn flag(&self, key: &str) -> Result<Option<bool>> {
-        self.get(key, "a flag", |v| if let Value::Flag(f) = v { Some(*f) } else { None })
+        self.get(key, "a boolean", |v| if let Value::Flag(f) = v { Some(*f) } else { None })
     }
 
     pub fn uint(&self, key: &str) -> Result<Option<u64>> {
@@ -100,14 +102,14 @@ impl Metadata {
     }
 
     pub fn flags(&self, key: &str) -> Result<Option<&[bool]>> {
-        self.get(key, "a list of flags", |v| if let Value::Flags(l) = v { Some(l.as_slice()) } else { None })
+        self.get(key, "a list of booleans", |v| if let Value::Flags(l) = v { Some(l.as_slice()) } else { None })
     }
 
     pub fn texts(&self, key: &str) -> Result<Option<&[String]>> {
-        self.get(key, "a list of texts", |v| if let Value::Texts(l) = v { Some(l.as_slice()) } else { None })
+        self.get(key, "a list of strings", |v| if let Value::Texts(l) = v { Some(l.as_slice()) } else { None })
     }
 
-    /// The file these came from.
+    /// The path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -140,11 +142,11 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_architecture_is_said() {
+    fn a_missing_architecture_is_named() {
         let meta = Metadata::new(Path::new("m.gguf"));
-        let said = meta.under_architecture("x").unwrap_err();
+        let error = meta.under_architecture("x").unwrap_err();
         assert_eq!(
-            (said.kind, said.message.as_str()),
+            (error.kind, error.message.as_str()),
             (StoreErrorKind::Missing, "has no metadata 'general.architecture'")
         );
     }

@@ -1,4 +1,4 @@
-//! A GGUF file as a source: its tensors, config and tokenizer as the Hugging Face hub would have them.
+//! A GGUF file as a source: tensors, config and tokenizer in the form of the Hugging Face hub.
 
 use std::path::Path;
 
@@ -31,11 +31,11 @@ mod tokenizer;
 #[cfg(test)]
 mod tests;
 
-/// One GGUF file, or several that are the parts of one model.
+/// A GGUF model in one file or in several parts.
 ///
-/// Experts keep the names of GGUF ([`Source::expert_names`] tells them); everything else has the hub's.
+/// Experts keep their names of GGUF, see [`Source::expert_names`]; all other tensors have the names of the hub.
 pub struct Gguf {
-    /// In the order of the parts.
+    /// The files, in the order of the parts.
     files: Vec<ReadAt>,
     metadata: Metadata,
     names: HubNames,
@@ -44,13 +44,16 @@ pub struct Gguf {
 }
 
 impl Gguf {
-    /// Reads and checks the header of the file at `path`, and of the others if it is one of several; the tensors are
-    /// read when asked for.
+    /// Reads and checks the header of the file at `path`, and of the other parts if it is one of several. Tensors are
+    /// read on demand.
     pub fn open(path: &Path) -> Result<Self> {
         let GgufParts { files, header_bytes, metadata, tensors } = GgufParts::open(path)?;
         let arch = metadata.architecture()?;
         let architecture = Architecture::of(arch).ok_or_else(|| {
-            let what = format!("is of the architecture '{arch}'; known are {}", Architecture::known());
+            let what = format!(
+                "has the architecture '{arch}', which is not supported; supported are {}",
+                Architecture::supported()
+            );
             StoreError::new(StoreErrorKind::Unsupported, path, what)
         })?;
         let names = HubNames::of(architecture, &metadata, &tensors, hyperparameters::layer_count(&metadata)?)?;
@@ -61,10 +64,10 @@ impl Gguf {
 
     fn tensor(&self, name: &str) -> Result<&HubTensor> {
         let tensor = self.names.tensors.get(name);
-        tensor.ok_or_else(|| StoreError::new(StoreErrorKind::Missing, self.path(), format!("holds no tensor '{name}'")))
+        tensor.ok_or_else(|| StoreError::new(StoreErrorKind::Missing, self.path(), format!("has no tensor '{name}'")))
     }
 
-    /// Reads bytes of a tensor whose rows are kept in another order, row by row.
+    /// Reads bytes of a tensor whose rows are stored in another order, row by row.
     fn read_rows(&self, tensor: &HubTensor, head_rows: usize, offset: usize, into: &mut [u8]) -> Result<()> {
         let rows = tensor.meta.shape.first().copied().unwrap_or(1);
         let row_bytes = tensor.meta.bytes / rows;

@@ -1,4 +1,4 @@
-//! The tensors of a GGUF file under the names and in the shapes that the Hugging Face hub gives them.
+//! Maps the tensors of a GGUF file to the names and shapes of the Hugging Face hub.
 
 use std::{collections::HashMap, path::Path};
 
@@ -11,34 +11,34 @@ use super::{
 };
 use crate::error::{Result, StoreError, StoreErrorKind};
 
-/// How a tensor as GGUF has it becomes the hub's.
+/// How a tensor of GGUF is mapped to that of the hub.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) enum Remap {
-    /// It is the hub's.
+    /// Unchanged.
     Same,
-    /// The hub has a matrix of one row where GGUF has a vector.
+    /// A vector in GGUF is a matrix of one row on the hub.
     AsRow,
-    /// The hub has a dimension of one in the middle: channels of a convolution.
+    /// The hub has a dimension of 1 in the middle: the channels of a convolution.
     AsChannels,
-    /// The rows of each query head are in another order.
+    /// The rows of each query head are permuted.
     QueryRows,
-    /// The rows of each key head are in another order.
+    /// The rows of each key head are permuted.
     KeyRows,
 }
 
-/// A tensor as the model sees it.
+/// A tensor in the form of the hub.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct HubTensor {
     pub meta: TensorMeta,
-    /// Which of the model's files it is in.
+    /// Index of the file that holds it.
     pub file: usize,
-    /// Its first byte in that file.
+    /// Offset of its first byte in that file.
     pub offset: u64,
-    /// Rows per head, if the rows of each head must be put into another order.
+    /// Rows per head, if the rows of each head are permuted.
     pub head_rows: Option<usize>,
 }
 
-/// All tensors by the names the model knows, and those names in the order of the file.
+/// All tensors by their names on the hub, and these names in the order of the file.
 pub(super) struct HubNames {
     pub tensors: HashMap<String, HubTensor>,
     pub order: Vec<String>,
@@ -46,14 +46,14 @@ pub(super) struct HubNames {
 }
 
 impl HubNames {
-    /// Names every tensor; one that the architecture does not have is an error, for leaving it out could change the
-    /// result.
+    /// Maps every tensor. A tensor that the architecture does not have is an error, because ignoring it could change
+    /// the result.
     pub fn of(architecture: &Architecture, metadata: &Metadata, tensors: &[GgufTensor], layers: u64) -> Result<Self> {
         let path = metadata.path();
         let experts = find_experts(path, tensors)?;
         let stored = tensors.iter().filter_map(|t| split_layer(&t.name)).map(|(layer, _)| layer).max();
         if let Some(last) = stored.filter(|last| last.checked_add(1).is_none_or(|stored| stored < layers)) {
-            let what = format!("says it has {layers} layers, and the last it holds is blk.{last}");
+            let what = format!("says it has {layers} layers, but its last block is blk.{last}");
             return Err(StoreError::new(StoreErrorKind::Mismatch, path, what));
         }
         let mut names = HubNames { tensors: HashMap::new(), order: Vec::new(), experts };
@@ -65,7 +65,7 @@ impl HubNames {
             let Some((name, remap)) = architecture.name_of(path, &entry.name, layers)? else { continue };
             let tensor = remap.hub_tensor(metadata, entry)?;
             if names.tensors.insert(name.clone(), tensor).is_some() {
-                return Err(StoreError::malformed(path, format!("holds '{name}' under two names")));
+                return Err(StoreError::malformed(path, format!("has two tensors for '{name}'")));
             }
             names.order.push(name);
         }
@@ -74,13 +74,13 @@ impl HubNames {
 }
 
 impl Architecture {
-    /// What the model calls a tensor, or `None` if it needs no such tensor.
+    /// The name of a tensor on the hub; `None` if the model does not need the tensor.
     fn name_of(&self, path: &Path, name: &str, layers: u64) -> Result<Option<(String, Remap)>> {
         let find = |groups: &[&[Rename]], name: &str| {
             groups.iter().copied().flatten().find(|(gguf, ..)| *gguf == name).map(|(_, hub, remap)| (*hub, *remap))
         };
         let found = match split_layer(name) {
-            // What follows the last layer predicts further tokens, and takes no part in the next one.
+            // Blocks after the last layer are for multi-token prediction and do not affect the next token.
             Some((layer, _)) if layer >= layers => return Ok(None),
             Some((_, part)) if is_expert(part) => Some((name.to_owned(), Remap::Same)),
             Some((layer, part)) => {
@@ -91,10 +91,10 @@ impl Architecture {
         found.map(Some).ok_or_else(|| {
             let what = match is_half(name) {
                 true => format!(
-                    "holds '{name}': attention split for llama.cpp's own use, from which kv_b_proj cannot be had back; \
+                    "has '{name}': attention split for llama.cpp, from which kv_b_proj cannot be recovered; \
                      convert the original checkpoint instead"
                 ),
-                false => format!("holds the tensor '{name}', which is not known of the architecture '{}'", self.arch),
+                false => format!("has the tensor '{name}', which is unknown for the architecture '{}'", self.arch),
             };
             StoreError::new(StoreErrorKind::Unsupported, path, what)
         })
@@ -127,30 +127,33 @@ fn head_rows(metadata: &Metadata, entry: &GgufTensor, rows: usize, key: &str) ->
     let heads = usize::try_from(metadata.need("attention.head_count", count)?).unwrap_or(0);
     let per_head = rows.checked_div(heads).filter(|per| per.is_multiple_of(2) && per * heads == rows);
     per_head.ok_or_else(|| {
-        let what = format!("has {rows} rows in the tensor '{}', which {heads} heads cannot share evenly", entry.name);
+        let what = format!(
+            "has {rows} rows in the tensor '{}', which cannot be divided evenly among {heads} heads",
+            entry.name
+        );
         StoreError::new(StoreErrorKind::Mismatch, metadata.path(), what)
     })
 }
 
-/// Which row of the file holds the hub's row `row`, where GGUF keeps both halves of a head interleaved.
+/// The row of the file that holds row `row` of the hub, where GGUF interleaves the two halves of a head.
 pub(super) fn stored_row(row: usize, head_rows: usize) -> usize {
     let (head, within) = (row / head_rows, row % head_rows);
     let (half, pair) = (within / (head_rows / 2), within % (head_rows / 2));
     head * head_rows + 2 * pair + half
 }
 
-/// `blk.7.attn_q.weight` into 7 and the rest.
+/// Splits `blk.7.attn_q.weight` into 7 and the rest.
 fn split_layer(name: &str) -> Option<(u64, &str)> {
     let (layer, part) = name.strip_prefix("blk.")?.split_once('.')?;
     Some((layer.parse().ok()?, part))
 }
 
-/// One of the two parts into which newer files split `attn_kv_b`.
+/// Whether it is one of the two parts into which newer files split `attn_kv_b`.
 fn is_half(name: &str) -> bool {
     name.ends_with(".attn_k_b.weight") || name.ends_with(".attn_v_b.weight")
 }
 
-/// `ffn_gate_exps.weight`, or `ffn_gate.3.weight` of older files.
+/// Whether it belongs to an expert: `ffn_gate_exps.weight`, or `ffn_gate.3.weight` in older files.
 fn is_expert(part: &str) -> bool {
     if part.contains("_exps.") {
         return true;
@@ -184,13 +187,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_of_a_head_are_taken_apart_into_halves() {
+    fn rows_of_a_head_are_deinterleaved_into_halves() {
         let order: Vec<usize> = (0..8).map(|r| stored_row(r, 4)).collect();
         assert_eq!(order, [0, 2, 1, 3, 4, 6, 5, 7]);
     }
 
     #[test]
-    fn experts_are_told_from_the_rest() {
+    fn expert_tensors_are_recognised() {
         for part in ["ffn_gate_exps.weight", "ffn_down_exps.bias", "ffn_gate_up_exps.weight", "ffn_up.12.weight"] {
             assert!(is_expert(part), "{part}");
         }
@@ -202,16 +205,16 @@ mod tests {
     }
 
     #[test]
-    fn unknown_split_and_surplus_tensors() {
+    fn unknown_split_and_superfluous_tensors() {
         let name = |arch: &str, tensor: &str| {
             Architecture::of(arch).unwrap().name_of(Path::new("m.gguf"), tensor, 2).map(|n| n.map(|(name, _)| name))
         };
         assert_eq!(name("llama", "blk.1.attn_q.weight").unwrap().unwrap(), "model.layers.1.self_attn.q_proj.weight");
         assert_eq!(name("glm4moe", "blk.2.nextn.eh_proj.weight").unwrap(), None);
         let unknown = name("olmoe", "blk.0.attn_q.bias").unwrap_err().to_string();
-        assert!(unknown.contains("'blk.0.attn_q.bias', which is not known of the architecture 'olmoe'"), "{unknown}");
+        assert!(unknown.contains("'blk.0.attn_q.bias', which is unknown for the architecture 'olmoe'"), "{unknown}");
         assert!(name("llama", "rope_freqs.weight").is_err());
         let split = name("deepseek2", "blk.0.attn_k_b.weight").unwrap_err().to_string();
-        assert!(split.contains("kv_b_proj cannot be had back"), "{split}");
+        assert!(split.contains("kv_b_proj cannot be recovered"), "{split}");
     }
 }

@@ -1,4 +1,4 @@
-//! The files that a GGUF model consists of: one, or parts named `NAME-00001-of-00003.gguf` and so on.
+//! The files of a GGUF model: one, or parts named `NAME-00001-of-00003.gguf` and so on.
 
 use std::path::{Path, PathBuf};
 
@@ -11,22 +11,22 @@ use crate::{
     file::ReadAt,
 };
 
-/// More parts than five digits can number.
+/// Largest number of parts, limited by the five digits in their names.
 const PARTS_MAX: u64 = 99_999;
 
-/// All files of a model, their headers read.
+/// All files of a model with their headers.
 pub(super) struct GgufParts {
     pub files: Vec<ReadAt>,
-    /// Where the header of each ends.
+    /// Length of each header in bytes.
     pub header_bytes: Vec<u64>,
-    /// Of the first, which has all that is not about the parts themselves.
+    /// Metadata of the first file, which has everything that is not about the parts themselves.
     pub metadata: Metadata,
-    /// Of all files, in their order.
+    /// Tensors of all files, in order.
     pub tensors: Vec<GgufTensor>,
 }
 
 impl GgufParts {
-    /// Opens the file at `path`, which may be any part, and the other parts beside it.
+    /// Opens the file at `path`, which may be any part, and the other parts in the same folder.
     pub fn open(path: &Path) -> Result<Self> {
         let file = ReadAt::open(path)?;
         let header = GgufHeader::read(&file)?;
@@ -49,10 +49,10 @@ impl GgufParts {
             parts.files.push(file);
             parts.header_bytes.push(bytes);
         }
-        let told = parts.metadata.uint("split.tensors.count")?;
-        match told.filter(|told| *told != parts.tensors.len() as u64) {
-            Some(told) => {
-                let what = format!("says that its parts hold {told} tensors; they hold {}", parts.tensors.len());
+        let declared = parts.metadata.uint("split.tensors.count")?;
+        match declared.filter(|declared| *declared != parts.tensors.len() as u64) {
+            Some(declared) => {
+                let what = format!("says its parts hold {declared} tensors, but they hold {}", parts.tensors.len());
                 Err(StoreError::new(StoreErrorKind::Mismatch, &paths[0], what))
             }
             None => Ok(parts),
@@ -64,10 +64,10 @@ impl GgufParts {
     }
 }
 
-/// The paths of all parts, each of which must be there.
+/// The paths of all parts, each of which must exist.
 fn siblings(path: &Path, count: u64) -> Result<Vec<PathBuf>> {
     let unnamed = || {
-        let what = format!("is one of {count} parts, which are found by names that end in -00001-of-{count:05}.gguf");
+        let what = format!("is one of {count} parts, whose names must end in -00001-of-{count:05}.gguf and so on");
         StoreError::new(StoreErrorKind::Unsupported, path, what)
     };
     let name = path.file_name().and_then(|n| n.to_str()).ok_or_else(unnamed)?;
@@ -89,7 +89,7 @@ fn siblings(path: &Path, count: u64) -> Result<Vec<PathBuf>> {
     }
 }
 
-/// What comes before `-NNNNN-of-NNNNN.gguf` in the name of a part.
+/// The part of a name before `-NNNNN-of-NNNNN.gguf`.
 fn stem_of(name: &str, count: u64) -> Option<&str> {
     let numbered = name.strip_suffix(&format!("-of-{count:05}.gguf"))?;
     let (stem, number) = numbered.rsplit_once('-')?;
@@ -103,7 +103,7 @@ fn check_number(metadata: &Metadata, number: usize, count: usize) -> Result<()> 
     }
     let shown = |n: Option<u64>| n.map_or("unknown".into(), |n| n.to_string());
     let what = format!(
-        "is named as part {} of {count}, and says of itself part {} of {}",
+        "is named as part {} of {count}, but its metadata say part {} of {}",
         number + 1,
         shown(no.map(|no| no.saturating_add(1))),
         shown(of)

@@ -1,26 +1,26 @@
-//! How text is cut into words before byte pairs are merged, by the name that GGUF gives each way
+//! Pre-tokenizers: how text is split into words before byte pairs are merged, by the name in GGUF
 //! (`tokenizer.ggml.pre`).
 
 use serde_json::{Value, json};
 
-/// What a name in `tokenizer.ggml.pre` stands for.
+/// A pre-tokenizer of `tokenizer.ggml.pre`.
 pub(super) struct PreTokenizer {
     names: &'static [&'static str],
     steps: &'static [SplitStep],
-    /// Text is brought into Unicode's form C first.
+    /// Whether text is normalised to Unicode NFC first.
     pub nfc: bool,
-    /// A word that is a token is taken as it is.
+    /// Whether a word that is a token is taken without merging.
     pub ignore_merges: bool,
-    /// The beginning of text is marked unless the file says otherwise.
+    /// Whether a BOS token is added by default; the file can override it.
     pub adds_bos: bool,
 }
 
 enum SplitStep {
-    /// Cut at each match; what lies between matches are words too.
+    /// Splits at each match; the text between matches forms words too.
     At(&'static str),
-    /// Each digit is a word.
+    /// Makes each digit a word.
     Digits,
-    /// The words of GPT-2.
+    /// Splits into the words of GPT-2.
     Gpt2,
 }
 
@@ -77,7 +77,7 @@ const PRE_TOKENIZERS: &[PreTokenizer] = &[
     },
 ];
 
-/// Letters that come in two cases, without those of a few scripts that the vocabulary was made without.
+/// Letters with upper and lower case, without a few scripts that the original vocabulary lacked.
 const CASED_LETTERS: &str = concat!(
     r"\s?[",
     r"A-Za-z\x{B5}\x{C0}-\x{D6}\x{D8}-\x{F6}\x{F8}-\x{1BA}\x{1BC}-\x{1BF}\x{1C4}-\x{293}\x{295}-\x{2AF}",
@@ -108,12 +108,12 @@ const CASED: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\
 const PUNCTUATED: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##;
 
 impl PreTokenizer {
-    /// The way of this name.
+    /// The pre-tokenizer of this name.
     pub fn named(name: &str) -> Option<&'static PreTokenizer> {
         PRE_TOKENIZERS.iter().find(|pre_tokenizer| pre_tokenizer.names.contains(&name))
     }
 
-    /// As the `pre_tokenizer` of a `tokenizer.json`.
+    /// The `pre_tokenizer` of a `tokenizer.json`.
     pub fn json(&self) -> Value {
         let byte_level = |words: bool| json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": words });
         let mut steps: Vec<Value> = Vec::new();
@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_belongs_to_one_way_and_every_way_ends_in_bytes() {
+    fn names_are_unique_and_every_pre_tokenizer_ends_in_bytes() {
         let mut names: Vec<&str> = PRE_TOKENIZERS.iter().flat_map(|c| c.names).copied().collect();
         let all = names.len();
         names.sort_unstable();

@@ -1,4 +1,4 @@
-//! The header of a GGUF file, versions 2 and 3, little-endian: metadata, and where each tensor lies.
+//! Reads the header of a GGUF file, versions 2 and 3, little-endian: metadata, and the range of each tensor.
 
 use std::collections::HashMap;
 
@@ -16,28 +16,28 @@ use crate::{
 const MAGIC: [u8; 4] = *b"GGUF";
 const DEFAULT_ALIGNMENT: u64 = 32;
 const DIMS_MAX: u32 = 4;
-/// A key's length, a value's type and one byte.
+/// Smallest metadata entry: the length of a key, the type of a value, and one byte.
 const LEAST_ENTRY_BYTES: u64 = 8 + 4 + 1;
-/// A name's length, a count of dimensions, a type and an offset.
+/// Smallest tensor entry: the length of a name, a count of dimensions, a type and an offset.
 const LEAST_TENSOR_BYTES: u64 = 8 + 4 + 4 + 8;
 
-/// One tensor of the file.
+/// A tensor of the file.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct GgufTensor {
     pub name: String,
     pub meta: TensorMeta,
-    /// Which of the model's files it is in.
+    /// Index of the file that holds it.
     pub file: usize,
-    /// Its first byte, counted from the start of that file.
+    /// First byte, counted from the start of that file.
     pub offset: u64,
 }
 
-/// All that stands before the data.
+/// Everything before the data.
 pub(super) struct GgufHeader {
     pub metadata: Metadata,
-    /// In the order of the file, names unique, each inside the file and none overlapping another.
+    /// Tensors in the order of the file. Names are unique, and ranges lie inside the file without overlaps.
     pub tensors: Vec<GgufTensor>,
-    /// Where the header ends.
+    /// Length of the header in bytes.
     pub bytes: u64,
 }
 
@@ -65,24 +65,24 @@ impl GgufHeader {
 fn check_version(cursor: &mut Cursor) -> Result<()> {
     let path = cursor.file().path();
     if cursor.array()? != MAGIC {
-        return Err(cursor.malformed("does not begin as a GGUF file does"));
+        return Err(cursor.malformed("does not start with the magic bytes of GGUF"));
     }
     match cursor.u32()? {
         2 | 3 => Ok(()),
         v if v.swap_bytes() <= 3 => Err(StoreError::new(
             StoreErrorKind::Unsupported,
             path,
-            "is a big-endian GGUF file; only little-endian ones are read",
+            "is a big-endian GGUF file; only little-endian files are supported",
         )),
         v => Err(StoreError::new(
             StoreErrorKind::Unsupported,
             path,
-            format!("is GGUF version {v}; versions 2 and 3 are read"),
+            format!("is GGUF version {v}; versions 2 and 3 are supported"),
         )),
     }
 }
 
-/// The numbers by which GGUF names the types of its values.
+/// GGUF's numbers of value types.
 mod tag {
     pub const U8: u32 = 0;
     pub const I8: u32 = 1;
@@ -128,7 +128,7 @@ fn read_list(cursor: &mut Cursor, key: &str) -> Result<Value> {
         }
         tag::BOOL => Value::Flags(each.map(|_| read_flag(cursor, key)).collect::<Result<_>>()?),
         tag::TEXT => Value::Texts(each.map(|_| cursor.text("metadata text")).collect::<Result<_>>()?),
-        tag::LIST => return Err(cursor.malformed(format!("has lists of lists as metadata '{key}'"))),
+        tag::LIST => return Err(cursor.malformed(format!("has a list of lists as metadata '{key}'"))),
         other => Value::Ints(each.map(|_| read_small_int(cursor, other, key)).collect::<Result<_>>()?),
     })
 }
@@ -137,13 +137,14 @@ fn read_flag(cursor: &mut Cursor, key: &str) -> Result<bool> {
     match cursor.array::<1>()?[0] {
         0 => Ok(false),
         1 => Ok(true),
-        other => Err(cursor.malformed(format!("has the byte {other} as a flag in metadata '{key}'"))),
+        other => Err(cursor.malformed(format!("has the byte {other} as a boolean in metadata '{key}'"))),
     }
 }
 
 fn read_small_int(cursor: &mut Cursor, tag: u32, key: &str) -> Result<i64> {
     let int = read_int(cursor, tag, key)?;
-    i64::try_from(int).map_err(|_| cursor.malformed(format!("has the absurd number {int} in metadata '{key}'")))
+    i64::try_from(int)
+        .map_err(|_| cursor.malformed(format!("has the number {int} in metadata '{key}', which is out of range")))
 }
 
 fn read_int(cursor: &mut Cursor, tag: u32, key: &str) -> Result<i128> {
@@ -160,34 +161,36 @@ fn read_int(cursor: &mut Cursor, tag: u32, key: &str) -> Result<i128> {
     })
 }
 
-/// The number with the fewest digits that is this `f32`: 0.00001 stays 0.00001 when widened.
+/// The `f64` with the shortest decimal form of this `f32`: 0.00001 stays 0.00001.
 fn shortest(value: f32) -> f64 {
     value.to_string().parse().unwrap_or(f64::from(value))
 }
 
-/// Reads what the file says of one tensor; the offset is still counted from the start of the data.
+/// Reads a tensor entry; its offset is still counted from the start of the data.
 fn read_entry(cursor: &mut Cursor) -> Result<GgufTensor> {
     let name = cursor.text("tensor name")?;
     let dims = cursor.u32()?;
     if dims > DIMS_MAX {
-        return Err(cursor.malformed(format!("gives the tensor '{name}' {dims} dimensions, more than {DIMS_MAX}")));
+        return Err(cursor.malformed(format!("has the tensor '{name}' with {dims} dimensions, more than {DIMS_MAX}")));
     }
     let mut shape = Vec::new();
     for _ in 0..dims {
         let dim = cursor.u64()?;
         let dim = usize::try_from(dim).ok().filter(|d| *d > 0);
-        shape.push(dim.ok_or_else(|| cursor.malformed(format!("gives the tensor '{name}' an absurd dimension")))?);
+        shape.push(dim.ok_or_else(|| {
+            cursor.malformed(format!("has the tensor '{name}' with a dimension that is 0 or too large"))
+        })?);
     }
     shape.reverse();
     let kind = read_kind(cursor, &name)?;
     let offset = cursor.u64()?;
     let meta = TensorMeta::new(kind, shape.clone()).ok_or_else(|| {
-        cursor.malformed(format!("gives the tensor '{name}' the shape {shape:?}, which {kind} cannot have"))
+        cursor.malformed(format!("has the tensor '{name}' with the shape {shape:?}, which is invalid for {kind}"))
     })?;
     Ok(GgufTensor { name, meta, file: 0, offset })
 }
 
-/// The names of GGUF's tensor types by number; an empty one was never given out or is gone.
+/// The names of GGUF's tensor types by number; an empty name is an unused or removed type.
 const TYPES: [&str; 41] = [
     "F32", "F16", "Q4_0", "Q4_1", "", "", "Q5_0", "Q5_1", "Q8_0", "Q8_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
     "Q8_K", "IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ4_NL", "IQ3_S", "IQ2_S", "IQ4_XS", "I8", "I16", "I32", "I64",
@@ -199,8 +202,8 @@ fn read_kind(cursor: &mut Cursor, tensor: &str) -> Result<NumberFormat> {
     let name = TYPES.get(number as usize).copied().filter(|n| !n.is_empty());
     name.and_then(|n| n.parse().ok()).ok_or_else(|| {
         let name = name.map_or_else(|| format!("the unknown type {number}"), |n| format!("type {n}"));
-        let known = "F32, F16, BF16, Q8_0, Q4_0, Q4_K, Q5_K and Q6_K are read";
-        let what = format!("holds the tensor '{tensor}' of {name}; {known}");
+        let supported = "F32, F16, BF16, Q8_0, Q4_0, Q4_K, Q5_K and Q6_K are supported";
+        let what = format!("has the tensor '{tensor}' of {name}; {supported}");
         StoreError::new(StoreErrorKind::Unsupported, cursor.file().path(), what)
     })
 }
@@ -213,20 +216,22 @@ fn alignment(metadata: &Metadata) -> Result<u64> {
     }
 }
 
-/// Makes the offsets count from the start of the file, and checks each against the file and against the others.
+/// Makes offsets relative to the start of the file, and checks that ranges lie inside the file without overlaps.
 fn place(file: &ReadAt, header: u64, alignment: u64, tensors: &mut [GgufTensor]) -> Result<()> {
     let bad = |what: String| StoreError::malformed(file.path(), what);
     let data = header.checked_next_multiple_of(alignment);
     for tensor in tensors.iter_mut() {
         let GgufTensor { name, meta, offset, .. } = tensor;
         if !offset.is_multiple_of(alignment) {
-            return Err(bad(format!("puts the tensor '{name}' at {offset}, which is not a multiple of {alignment}")));
+            return Err(bad(format!(
+                "has the tensor '{name}' at offset {offset}, which is not a multiple of {alignment}"
+            )));
         }
         let start = data.and_then(|d| d.checked_add(*offset));
         *offset = start.filter(|s| s.checked_add(meta.bytes as u64).is_some_and(|end| end <= file.len())).ok_or_else(
             || {
                 bad(format!(
-                    "is {} bytes long and ends before its tensor '{name}' of {} bytes does",
+                    "is {} bytes long and ends before the end of its tensor '{name}' of {} bytes",
                     file.len(),
                     meta.bytes
                 ))
@@ -235,12 +240,12 @@ fn place(file: &ReadAt, header: u64, alignment: u64, tensors: &mut [GgufTensor])
     }
     let mut names = HashMap::new();
     if let Some(twice) = tensors.iter().find(|t| names.insert(t.name.as_str(), ()).is_some()) {
-        return Err(bad(format!("holds the tensor '{}' twice", twice.name)));
+        return Err(bad(format!("has the tensor '{}' twice", twice.name)));
     }
     let mut order: Vec<&GgufTensor> = tensors.iter().collect();
     order.sort_by_key(|t| t.offset);
     match order.windows(2).find(|pair| pair[0].offset + pair[0].meta.bytes as u64 > pair[1].offset) {
-        Some(pair) => Err(bad(format!("lets the tensors '{}' and '{}' overlap", pair[0].name, pair[1].name))),
+        Some(pair) => Err(bad(format!("has the overlapping tensors '{}' and '{}'", pair[0].name, pair[1].name))),
         None => Ok(()),
     }
 }

@@ -1,4 +1,4 @@
-//! The files of a hub tokenizer, from the vocabulary in a GGUF file's metadata.
+//! Builds the tokenizer files of the hub from the vocabulary in a GGUF file's metadata.
 
 use std::collections::HashMap;
 
@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use super::{metadata::Metadata, pretokenizer::PreTokenizer};
 use crate::error::{Result, StoreError, StoreErrorKind};
 
-/// The numbers by which GGUF names what a token is.
+/// GGUF's numbers of token types.
 mod kind {
     pub const NORMAL: i64 = 1;
     pub const UNKNOWN: i64 = 2;
@@ -15,10 +15,10 @@ mod kind {
     pub const USER_DEFINED: i64 = 4;
 }
 
-/// The mark that SentencePiece puts where a space was.
+/// The character by which SentencePiece replaces a space.
 const SPACE: &str = "\u{2581}";
 
-/// A vocabulary, checked against itself.
+/// A vocabulary whose tokens are unique and whose types were checked for their number.
 struct Vocabulary<'a> {
     metadata: &'a Metadata,
     tokens: &'a [String],
@@ -61,7 +61,7 @@ pub(super) fn tokenizer_config(metadata: &Metadata) -> Result<Value> {
 /// `generation_config.json`.
 pub(super) fn generation_config(metadata: &Metadata) -> Result<Value> {
     let id = |what: &str| metadata.uint(&format!("tokenizer.ggml.{what}_token_id"));
-    // The end of a turn and of a message end a generation as the end of text does.
+    // Ends of a turn (eot) and of a message (eom) end a generation, like the end of text.
     let mut ends: Vec<u64> = [id("eos")?, id("eot")?, id("eom")?].into_iter().flatten().collect();
     ends.dedup();
     let mut config = Map::new();
@@ -80,9 +80,9 @@ pub(super) fn generation_config(metadata: &Metadata) -> Result<Value> {
 }
 
 enum TokenizerModel {
-    /// Byte pairs over words.
+    /// Byte-level BPE within words.
     Bytes(&'static PreTokenizer),
-    /// SentencePiece: pairs of pieces by score, over the whole text.
+    /// SentencePiece: pairs of pieces are merged by score, over the whole text.
     Pieces,
 }
 
@@ -96,11 +96,11 @@ fn model(metadata: &Metadata) -> Result<TokenizerModel> {
             match PreTokenizer::named(pre) {
                 Some(pre_tokenizer) => Ok(TokenizerModel::Bytes(pre_tokenizer)),
                 None => {
-                    unsupported(format!("cuts text into words by '{pre}' (tokenizer.ggml.pre), which is not known"))
+                    unsupported(format!("uses the pre-tokenizer '{pre}' (tokenizer.ggml.pre), which is not supported"))
                 }
             }
         }
-        other => unsupported(format!("has a tokenizer of the kind '{other}'; 'gpt2' and 'llama' are known")),
+        other => unsupported(format!("has the tokenizer model '{other}'; 'gpt2' and 'llama' are supported")),
     }
 }
 
@@ -109,31 +109,31 @@ impl<'a> Vocabulary<'a> {
         let tokens = metadata.need("tokenizer.ggml.tokens", metadata.texts("tokenizer.ggml.tokens")?)?;
         let kinds = metadata.ints("tokenizer.ggml.token_type")?;
         if let Some(kinds) = kinds.filter(|kinds| kinds.len() != tokens.len()) {
-            let what = format!("has {} tokens and the types of {}", tokens.len(), kinds.len());
+            let what = format!("has {} tokens, but {} token types", tokens.len(), kinds.len());
             return Err(StoreError::new(StoreErrorKind::Mismatch, metadata.path(), what));
         }
         let mut ids = HashMap::with_capacity(tokens.len());
         for (id, token) in tokens.iter().enumerate() {
             if let Some(first) = ids.insert(token.as_str(), id) {
-                let what = format!("has the token {token:?} twice, as {first} and {id}");
+                let what = format!("has the token {token:?} twice, with ids {first} and {id}");
                 return Err(StoreError::malformed(metadata.path(), what));
             }
         }
         Ok(Vocabulary { metadata, tokens, ids, kinds })
     }
 
-    /// The token that plays a part, such as `bos`, and its id.
+    /// The special token of a role, such as `bos`, with its id.
     fn named(&self, what: &str) -> Result<Option<(usize, &'a str)>> {
         let key = format!("tokenizer.ggml.{what}_token_id");
         let Some(id) = self.metadata.uint(&key)? else { return Ok(None) };
         let token = usize::try_from(id).ok().and_then(|id| Some((id, self.tokens.get(id)?.as_str())));
         token.map(Some).ok_or_else(|| {
-            let what = format!("names token {id} as '{key}', and has only {}", self.tokens.len());
+            let what = format!("names token {id} as '{key}', but has only {} tokens", self.tokens.len());
             StoreError::new(StoreErrorKind::Mismatch, self.metadata.path(), what)
         })
     }
 
-    /// The tokens put before and after every text.
+    /// The tokens that are added before and after every text.
     fn bos_eos(&self, model: &TokenizerModel) -> Result<BosEos<'a>> {
         let usual = match model {
             TokenizerModel::Bytes(pre_tokenizer) => pre_tokenizer.adds_bos,
@@ -149,7 +149,7 @@ impl<'a> Vocabulary<'a> {
         self.kinds.map_or(kind::NORMAL, |kinds| kinds[id])
     }
 
-    /// Tokens that are found in a text before it is cut into words.
+    /// Tokens that are recognised in a text before it is split into words.
     fn added_tokens(&self) -> Result<Vec<Value>> {
         let parts = ["bos", "eos", "padding"].map(|part| self.named(part));
         let mut special = Vec::new();
@@ -172,7 +172,7 @@ impl<'a> Vocabulary<'a> {
             .collect())
     }
 
-    /// Every token with its id; the added ones too, so that they keep theirs.
+    /// Every token with its id, including added tokens, so that they keep their ids.
     fn vocab(&self) -> Map<String, Value> {
         self.tokens.iter().enumerate().map(|(id, token)| (token.clone(), id.into())).collect()
     }
@@ -234,7 +234,7 @@ impl<'a> Vocabulary<'a> {
         }))
     }
 
-    /// The merges that the file lists, best first, each of two tokens with a space between.
+    /// The merges that the file lists, best first; each is two tokens with a space between.
     fn written_merges(&self) -> Result<Option<Vec<Value>>> {
         let key = "tokenizer.ggml.merges";
         let Some(written) = self.metadata.texts(key)? else { return Ok(None) };
@@ -246,19 +246,19 @@ impl<'a> Vocabulary<'a> {
         };
         let pairs = written.iter().map(|merge| {
             pair(merge).ok_or_else(|| {
-                let what = format!("merges {merge:?} in '{key}', which are not two of its tokens");
+                let what = format!("has the merge {merge:?} in '{key}', which is not a pair of its tokens");
                 StoreError::new(StoreErrorKind::Mismatch, self.metadata.path(), what)
             })
         });
         pairs.collect::<Result<_>>().map(Some)
     }
 
-    /// All ways to put a token together from two others, those of the best token first, as SentencePiece would.
+    /// All pairs of tokens that join to a token, ordered by the score of that token, as SentencePiece merges them.
     fn merges_by_score(&self) -> Result<Vec<Value>> {
         let key = "tokenizer.ggml.scores";
         let scores = self.metadata.need(key, self.metadata.floats(key)?)?;
         if scores.len() != self.tokens.len() {
-            let what = format!("has {} tokens and the scores of {}", self.tokens.len(), scores.len());
+            let what = format!("has {} tokens, but {} scores", self.tokens.len(), scores.len());
             return Err(StoreError::new(StoreErrorKind::Mismatch, self.metadata.path(), what));
         }
         let mut order: Vec<usize> = (0..self.tokens.len()).filter(|id| self.kind(*id) == kind::NORMAL).collect();
@@ -276,14 +276,14 @@ impl<'a> Vocabulary<'a> {
     }
 }
 
-/// Tokens put around every text, with their ids.
+/// The tokens added to every text, with their ids.
 struct BosEos<'a> {
     bos: Option<(usize, &'a str)>,
     eos: Option<(usize, &'a str)>,
 }
 
 impl BosEos<'_> {
-    /// As the `post_processor` of a `tokenizer.json`, if there is a token to add.
+    /// The `post_processor` of a `tokenizer.json`; `None` if no token is added.
     fn json(&self) -> Option<Value> {
         let special = |mark: Option<(usize, &str)>, of: u8| {
             mark.map(|(_, token)| json!({ "SpecialToken": { "id": token, "type_id": of } }))

@@ -1,10 +1,10 @@
-//! The config of each further architecture, where it is not that of Mixtral.
+//! Tests of the config of each architecture, where it differs from that of Mixtral.
 
 use serde_json::{Value, json};
 
 use super::builder::GgufBuilder;
 
-/// One layer of `arch` that has an embedding and experts, and these parts besides.
+/// One layer of `arch` with an embedding, experts, and the tensors `parts`.
 fn layer(arch: &str, parts: &[&str]) -> GgufBuilder {
     let mut file = GgufBuilder::new()
         .text("general.architecture", arch)
@@ -30,7 +30,7 @@ fn config(file: &GgufBuilder) -> Value {
     file.open().unwrap().config().clone()
 }
 
-/// Asserts that `config` has these keys with these values; null stands for a key that is not there.
+/// Asserts that `config` has these keys with these values; null stands for a missing key.
 fn has(config: &Value, wanted: Value) {
     for (key, value) in wanted.as_object().unwrap() {
         assert_eq!(config.get(key).unwrap_or(&Value::Null), value, "{key} of {config}");
@@ -38,7 +38,7 @@ fn has(config: &Value, wanted: Value) {
 }
 
 #[test]
-fn the_qwens_differ_in_the_weights_of_experts() {
+fn qwen2_and_qwen3_differ_in_normalised_weights() {
     let config2 = config(&layer("qwen2moe", &["attn_q.bias"]));
     has(
         &config2,
@@ -52,14 +52,14 @@ fn the_qwens_differ_in_the_weights_of_experts() {
 }
 
 #[test]
-fn olmoe_may_clip() {
+fn olmoe_clips_if_the_metadata_say_so() {
     has(&config(&layer("olmoe", &[])), json!({ "clip_qkv": null, "norm_topk_prob": false, "intermediate_size": 4 }));
     let clipped = layer("olmoe", &[]).float("olmoe.attention.clamp_kqv", 8.0);
     has(&config(&clipped), json!({ "clip_qkv": 8.0 }));
 }
 
 #[test]
-fn gpt_oss_alternates_and_does_not_round_its_yarn() {
+fn gpt_oss_has_sliding_layers_and_yarn_without_truncation() {
     let file = layer("gpt-oss", &[])
         .uint("gpt-oss.attention.sliding_window", 16)
         .text("gpt-oss.rope.scaling.type", "yarn")
@@ -77,15 +77,15 @@ fn gpt_oss_alternates_and_does_not_round_its_yarn() {
 }
 
 #[test]
-fn glm_leaves_out_the_blocks_that_predict_further() {
+fn glm_ignores_blocks_for_multi_token_prediction() {
     let file = layer("glm4moe", &["attn_q_norm.weight"])
         .counting("blk.1.nextn.eh_proj.weight", &[8], 0)
         .uint("glm4moe.nextn_predict_layers", 1)
         .uint("glm4moe.attention.key_length", 8)
         .uint("glm4moe.rope.dimension_count", 4)
         .uint("glm4moe.expert_shared_count", 1);
-    let said = file.open().err().unwrap().message;
-    assert!(said.contains("no layer is left"), "{said}");
+    let error = file.open().err().unwrap().message;
+    assert!(error.contains("no decoder layer is left"), "{error}");
     let mut two = file;
     // The same file with a count of two blocks.
     two.entries.remove(1);
@@ -98,11 +98,11 @@ fn glm_leaves_out_the_blocks_that_predict_further() {
         }),
     );
     let softmax = two.uint("glm4moe.expert_gating_func", 1);
-    assert!(softmax.open().err().unwrap().message.contains("in a way (1)"));
+    assert!(softmax.open().err().unwrap().message.contains("gating function 1"));
 }
 
 #[test]
-fn granite_multiplies_by_one_unless_told() {
+fn granite_multipliers_default_to_one() {
     let file = layer("granitemoe", &[]).float("granitemoe.embedding_scale", 12.0);
     let file = file.float("granitemoe.logit_scale", 6.0);
     has(
@@ -114,7 +114,7 @@ fn granite_multiplies_by_one_unless_told() {
 }
 
 #[test]
-fn deepseek_is_two_models_by_its_scores() {
+fn deepseek_version_follows_from_the_gating_function() {
     let file = layer("deepseek2", &["attn_kv_b.weight", "attn_k_b.weight"])
         .uint("deepseek2.attention.key_length", 24)
         .uint("deepseek2.attention.value_length", 16)
@@ -139,13 +139,13 @@ fn deepseek_is_two_models_by_its_scores() {
 }
 
 #[test]
-fn ernie_counts_the_last_layer_in() {
+fn ernie_ends_at_the_last_layer() {
     let ernie = config(&layer("ernie4_5-moe", &["exp_probs_b.bias"]));
     has(&ernie, json!({ "moe_layer_start_index": 0, "moe_layer_end_index": 0, "moe_layer_interval": 1, "moe_k": 2 }));
 }
 
 #[test]
-fn lfm_tells_its_layers_by_their_heads() {
+fn lfm_layer_types_follow_from_the_head_counts() {
     let file = layer("lfm2moe", &[])
         .ints("lfm2moe.attention.head_count_kv", &[0])
         .uint("lfm2moe.shortconv.l_cache", 3)

@@ -1,4 +1,4 @@
-//! GGUF files put together byte by byte.
+//! Builds GGUF files for tests, byte by byte.
 
 use std::io::Write;
 
@@ -7,11 +7,11 @@ use crate::{
     source::gguf::{Gguf, metadata::Metadata, reader::GgufHeader},
 };
 
-/// Numbers of GGUF's tensor types.
+/// GGUF's numbers of tensor types.
 pub const F32: u32 = 0;
 pub const Q8_0: u32 = 8;
 
-/// A file being built; every field may be made to lie.
+/// Builds a file; every field can be set to a wrong value.
 #[derive(Clone)]
 pub struct GgufBuilder {
     pub magic: [u8; 4],
@@ -38,7 +38,7 @@ impl GgufBuilder {
         }
     }
 
-    /// A metadata entry of any type: the number of the type and the bytes of the value.
+    /// Adds a metadata entry of any type: the number of the type and the bytes of the value.
     pub fn entry(mut self, key: &str, tag: u32, value: &[u8]) -> Self {
         self.entries.push([&text(key)[..], &tag.to_le_bytes(), value].concat());
         self
@@ -69,12 +69,12 @@ impl GgufBuilder {
         self.list(key, 6, values.len() as u64, &values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<_>>())
     }
 
-    /// A list that says it has `count` values of the type `tag`.
+    /// Adds a list that claims `count` values of the type `tag`.
     pub fn list(self, key: &str, tag: u32, count: u64, body: &[u8]) -> Self {
         self.entry(key, 9, &[&tag.to_le_bytes()[..], &count.to_le_bytes(), body].concat())
     }
 
-    /// What a tensor's entry says, with nothing behind it.
+    /// Adds a tensor entry without data.
     pub fn claim(mut self, name: &[u8], dims: &[u64], kind: u32, offset: u64) -> Self {
         let mut entry = (name.len() as u64).to_le_bytes().to_vec();
         entry.extend_from_slice(name);
@@ -86,7 +86,7 @@ impl GgufBuilder {
         self
     }
 
-    /// A tensor with its bytes; `dims` innermost first, as GGUF has them.
+    /// Adds a tensor with its data; `dims` are innermost first, as in GGUF.
     pub fn tensor(mut self, name: &str, dims: &[u64], kind: u32, bytes: &[u8]) -> Self {
         self.data.resize(self.data.len().next_multiple_of(self.alignment), 0);
         let offset = self.data.len() as u64;
@@ -94,14 +94,14 @@ impl GgufBuilder {
         self.claim(name.as_bytes(), dims, kind, offset)
     }
 
-    /// A tensor of 32-bit floats that count up from `first`.
+    /// Adds a tensor of 32-bit floats that count up from `first`.
     pub fn counting(self, name: &str, dims: &[u64], first: u32) -> Self {
         let count = dims.iter().product::<u64>() as u32;
         let bytes: Vec<u8> = (first..first + count).flat_map(|v| (v as f32).to_le_bytes()).collect();
         self.tensor(name, dims, F32, &bytes)
     }
 
-    /// Where the tensors begin in the data.
+    /// Offsets of the tensors in the data.
     pub fn offsets(&self) -> Vec<usize> {
         let offset = |entry: &Vec<u8>| u64::from_le_bytes(entry[entry.len() - 8..].try_into().expect("eight bytes"));
         self.tensors.iter().map(|entry| offset(entry) as usize).collect()
@@ -124,10 +124,10 @@ impl GgufBuilder {
     }
 
     pub fn metadata(&self) -> Metadata {
-        self.header().expect("a sound header").metadata
+        self.header().expect("a valid header").metadata
     }
 
-    /// The file as a source. It stays open when its name is gone.
+    /// Opens the file as a source. It stays open after the temporary file was deleted.
     pub fn open(&self) -> Result<Gguf> {
         Gguf::open(on_disk(&self.bytes()).path())
     }
@@ -137,7 +137,7 @@ pub fn header(bytes: &[u8]) -> Result<GgufHeader> {
     GgufHeader::read(&crate::file::ReadAt::open(on_disk(bytes).path())?)
 }
 
-/// A short Mixtral whose query and key tensors count up; the experts are fused or, as in old files, apart.
+/// A small Mixtral whose query and key tensors count up; experts are in fused tensors or, as in old files, separate.
 pub fn mixtral(fused: bool) -> GgufBuilder {
     let mut file = GgufBuilder::new()
         .text("general.architecture", "llama")
@@ -174,7 +174,7 @@ pub fn mixtral(fused: bool) -> GgufBuilder {
 
 fn on_disk(bytes: &[u8]) -> tempfile::NamedTempFile {
     let mut file = tempfile::NamedTempFile::new().expect("a temporary file");
-    file.write_all(bytes).expect("room for it");
+    file.write_all(bytes).expect("the temporary file is writable");
     file
 }
 

@@ -1,21 +1,21 @@
-//! Headers that lie. Each must give an error that names what is wrong, and none may panic or ask for much memory.
+//! Tests of invalid headers. Each must give an error that names the problem, without a panic or a large allocation.
 
 use super::builder::{F32, GgufBuilder, Q8_0, header, mixtral};
 use crate::error::StoreErrorKind;
 
-/// The error that a header gives.
-fn said(file: &GgufBuilder) -> String {
-    file.header().err().expect("a header that lies is refused").message
+/// The error message for a header.
+fn error_of(file: &GgufBuilder) -> String {
+    file.header().err().expect("an invalid header must be refused").message
 }
 
 fn refused(file: &GgufBuilder, why: &str) {
-    let said = said(file);
-    assert!(said.contains(why), "said {said:?}, wanted {why:?}");
+    let error = error_of(file);
+    assert!(error.contains(why), "got {error:?}, expected {why:?}");
 }
 
 #[test]
-fn other_files_and_other_versions() {
-    refused(&GgufBuilder { magic: *b"GGML", ..GgufBuilder::new() }, "does not begin as a GGUF file does");
+fn other_files_and_versions_are_refused() {
+    refused(&GgufBuilder { magic: *b"GGML", ..GgufBuilder::new() }, "does not start with the magic bytes of GGUF");
     refused(&GgufBuilder { version: 1, ..GgufBuilder::new() }, "is GGUF version 1");
     refused(&GgufBuilder { version: 4, ..GgufBuilder::new() }, "is GGUF version 4");
     refused(&GgufBuilder { version: 3u32.swap_bytes(), ..GgufBuilder::new() }, "big-endian");
@@ -23,7 +23,7 @@ fn other_files_and_other_versions() {
 }
 
 #[test]
-fn a_file_cut_short_anywhere_is_an_error() {
+fn a_file_truncated_anywhere_is_an_error() {
     let whole = mixtral(true).bytes();
     assert!(header(&whole).is_ok());
     for len in 0..whole.len() {
@@ -32,7 +32,7 @@ fn a_file_cut_short_anywhere_is_an_error() {
 }
 
 #[test]
-fn counts_that_the_file_cannot_hold() {
+fn counts_larger_than_the_file_are_refused() {
     for count in [1 << 20, u64::MAX / 24, u64::MAX] {
         refused(&GgufBuilder { entry_count: Some(count), ..GgufBuilder::new() }, "metadata entries at byte 24");
         refused(&GgufBuilder { tensor_count: Some(count), ..GgufBuilder::new() }, "tensors at byte 24");
@@ -44,12 +44,15 @@ fn counts_that_the_file_cannot_hold() {
 }
 
 #[test]
-fn values_that_are_none() {
+fn invalid_values_are_refused() {
     refused(&GgufBuilder::new().entry("a", 13, &[0; 8]), "metadata 'a' of the unknown type 13");
-    refused(&GgufBuilder::new().entry("a", 7, &[2]), "the byte 2 as a flag in metadata 'a'");
-    refused(&GgufBuilder::new().list("a", 9, 1, &[0; 12]), "lists of lists as metadata 'a'");
+    refused(&GgufBuilder::new().entry("a", 7, &[2]), "the byte 2 as a boolean in metadata 'a'");
+    refused(&GgufBuilder::new().list("a", 9, 1, &[0; 12]), "a list of lists as metadata 'a'");
     refused(&GgufBuilder::new().list("a", 99, 1, &[0; 12]), "unknown type 99");
-    refused(&GgufBuilder::new().list("a", 10, 1, &[0xff; 8]), "absurd number 18446744073709551615");
+    refused(
+        &GgufBuilder::new().list("a", 10, 1, &[0xff; 8]),
+        "the number 18446744073709551615 in metadata 'a', which is out of range",
+    );
     refused(&GgufBuilder::new().entry("a", 8, &[1, 0, 0, 0, 0, 0, 0, 0, 0xff]), "not UTF-8");
     refused(&GgufBuilder::new().uint("a", 1).uint("a", 1), "metadata key 'a' twice");
     for alignment in [0, 24] {
@@ -58,20 +61,20 @@ fn values_that_are_none() {
 }
 
 #[test]
-fn shapes_that_cannot_be() {
+fn invalid_shapes_are_refused() {
     let claim = |dims: &[u64], kind| GgufBuilder::new().claim(b"t", dims, kind, 0);
-    refused(&claim(&[1; 5], F32), "'t' 5 dimensions, more than 4");
-    refused(&claim(&[4, 0], F32), "'t' an absurd dimension");
-    refused(&claim(&[1 << 32, 1 << 32], F32), "which f32 cannot have");
-    refused(&claim(&[u64::MAX, 2], F32), "which f32 cannot have");
-    refused(&claim(&[33, 2], Q8_0), "'t' the shape [2, 33], which q8_0 cannot have");
+    refused(&claim(&[1; 5], F32), "'t' with 5 dimensions, more than 4");
+    refused(&claim(&[4, 0], F32), "'t' with a dimension that is 0 or too large");
+    refused(&claim(&[1 << 32, 1 << 32], F32), "which is invalid for f32");
+    refused(&claim(&[u64::MAX, 2], F32), "which is invalid for f32");
+    refused(&claim(&[33, 2], Q8_0), "'t' with the shape [2, 33], which is invalid for q8_0");
     refused(&GgufBuilder::new().claim(&[0xc3, 0x28], &[4], F32, 0), "tensor name at byte 24 that is not UTF-8");
 }
 
 #[test]
-fn types_that_are_not_read_are_named() {
+fn unsupported_types_are_named() {
     let claim = |kind| GgufBuilder::new().claim(b"blk.0.x", &[32], kind, 0);
-    refused(&claim(11), "holds the tensor 'blk.0.x' of type Q3_K; F32, F16, BF16,");
+    refused(&claim(11), "has the tensor 'blk.0.x' of type Q3_K; F32, F16, BF16,");
     refused(&claim(39), "type MXFP4");
     refused(&claim(26), "type I32");
     refused(&claim(4), "the unknown type 4");
@@ -80,25 +83,25 @@ fn types_that_are_not_read_are_named() {
 }
 
 #[test]
-fn places_that_cannot_be() {
+fn invalid_offsets_are_refused() {
     let two = |second| GgufBuilder::new().counting("a", &[16], 0).claim(b"b", &[4], F32, second);
-    refused(&two(32), "the tensors 'a' and 'b' overlap");
-    refused(&two(0), "overlap");
-    refused(&two(4), "'b' at 4, which is not a multiple of 32");
-    refused(&two(64), "ends before its tensor 'b' of 16 bytes does");
-    refused(&two(u64::MAX - 31), "ends before its tensor 'b'");
+    refused(&two(32), "the overlapping tensors 'a' and 'b'");
+    refused(&two(0), "overlapping");
+    refused(&two(4), "'b' at offset 4, which is not a multiple of 32");
+    refused(&two(64), "ends before the end of its tensor 'b' of 16 bytes");
+    refused(&two(u64::MAX - 31), "ends before the end of its tensor 'b'");
     refused(&GgufBuilder::new().counting("a", &[4], 0).counting("a", &[4], 0), "the tensor 'a' twice");
 }
 
 #[test]
 fn a_damaged_byte_never_panics() {
-    let sound = mixtral(true).bytes();
+    let valid = mixtral(true).bytes();
     let (mut refused, mut state) = (0, 1u64);
     for _ in 0..2000 {
-        let mut bytes = sound.clone();
+        let mut bytes = valid.clone();
         for _ in 0..3 {
             state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            // The first half is nearly all header.
+            // The first half is mostly header.
             let at = (state >> 33) as usize % (bytes.len() / 2);
             bytes[at] = (state >> 24) as u8;
         }

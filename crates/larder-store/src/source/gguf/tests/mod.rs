@@ -1,3 +1,5 @@
+//! Tests of GGUF files.
+
 mod architectures;
 mod builder;
 mod hostile;

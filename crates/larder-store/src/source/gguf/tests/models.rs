@@ -1,4 +1,4 @@
-//! Whole files: names, shapes, order of rows, and configs.
+//! Tests of whole files: names, shapes, row order and configs.
 
 use std::path::Path;
 
@@ -20,7 +20,7 @@ fn fixture(name: &str) -> Gguf {
 }
 
 #[test]
-fn rows_of_queries_and_keys_are_put_back_into_halves() {
+fn rows_of_queries_and_keys_are_deinterleaved_into_halves() {
     let source = mixtral(true).open().unwrap();
     let query = "model.layers.0.self_attn.q_proj.weight";
     let firsts: Vec<f32> = floats(&source, query).chunks(8).map(|row| row[0]).collect();
@@ -29,7 +29,7 @@ fn rows_of_queries_and_keys_are_put_back_into_halves() {
     let keys: Vec<f32> = floats(&source, "model.layers.0.self_attn.k_proj.weight").chunks(8).map(|r| r[0]).collect();
     assert_eq!(keys, [200.0, 216.0, 208.0, 224.0]);
     assert_eq!(floats(&source, "model.layers.0.self_attn.v_proj.weight")[8], 308.0);
-    // Any range of bytes is that of the whole.
+    // A read of any range gives the bytes of that range.
     let mut whole = vec![0; 256];
     source.read(query, 0, &mut whole).unwrap();
     for (from, len) in [(0, 1), (31, 2), (5, 100), (64, 192), (255, 1)] {
@@ -40,7 +40,7 @@ fn rows_of_queries_and_keys_are_put_back_into_halves() {
 }
 
 #[test]
-fn quantised_rows_move_whole() {
+fn quantised_rows_are_permuted_as_whole_rows() {
     let rows: Vec<u8> = (0..4).flat_map(|row| [row; 34]).collect();
     let file = GgufBuilder::new()
         .text("general.architecture", "llama")
@@ -63,7 +63,7 @@ fn quantised_rows_move_whole() {
 }
 
 #[test]
-fn mixtral_gets_the_hubs_config_and_keeps_its_experts() {
+fn mixtral_gets_the_config_of_the_hub_and_keeps_its_expert_names() {
     let source = mixtral(true).open().unwrap();
     assert_eq!(
         source.config(),
@@ -82,7 +82,7 @@ fn mixtral_gets_the_hubs_config_and_keeps_its_experts() {
 }
 
 #[test]
-fn old_files_have_a_tensor_per_expert() {
+fn old_files_with_a_tensor_per_expert_are_read() {
     let source = mixtral(false).open().unwrap();
     let experts = source.expert_names().unwrap();
     assert!(!experts.up.stacked);
@@ -90,7 +90,7 @@ fn old_files_have_a_tensor_per_expert() {
 }
 
 #[test]
-fn gate_and_up_may_be_one_tensor() {
+fn gate_and_up_can_be_one_tensor() {
     let file = mixtral(true).counting("blk.0.ffn_gate_up_exps.weight", &[8, 8, 2], 0);
     let experts = file.open().unwrap().expert_names().unwrap();
     assert_eq!(experts.gate.name, "blk.{l}.ffn_gate_up_exps.weight");
@@ -98,32 +98,37 @@ fn gate_and_up_may_be_one_tensor() {
 }
 
 #[test]
-fn what_cannot_be_run_is_said() {
+fn unsupported_models_are_refused_with_a_reason() {
     let what = |file: GgufBuilder| file.open().err().unwrap().message;
-    assert!(what(mixtral(true).counting("blk.0.attn_q.bias", &[8], 0)).contains("'blk.0.attn_q.bias', which is not"));
-    assert!(what(mixtral(true).texts("tokenizer.ggml.tokens", &["a"])).contains("has 1 tokens, and 5 rows"));
+    assert!(
+        what(mixtral(true).counting("blk.0.attn_q.bias", &[8], 0)).contains("'blk.0.attn_q.bias', which is unknown")
+    );
+    assert!(what(mixtral(true).texts("tokenizer.ggml.tokens", &["a"])).contains("has 1 tokens, but 5 rows"));
     let bare = |arch| GgufBuilder::new().text("general.architecture", arch).uint(&format!("{arch}.block_count"), 1);
     assert!(what(GgufBuilder::new()).contains("no metadata 'general.architecture'"));
-    assert!(what(bare("gpt2")).contains("is of the architecture 'gpt2'; known are llama, qwen2moe,"));
+    assert!(
+        what(bare("gpt2"))
+            .contains("has the architecture 'gpt2', which is not supported; supported are llama, qwen2moe,")
+    );
     assert!(what(bare("llama")).contains("has no experts"));
     assert!(what(mixtral(true).uint("split.count", 3)).contains("one of 3 parts"));
     assert!(what(mixtral(true).counting("rope_freqs.weight", &[4], 0)).contains("'rope_freqs.weight'"));
-    assert!(what(mixtral(true).uint("llama.rope.dimension_count", 2)).contains("rotates 2 of 4 values"));
+    assert!(what(mixtral(true).uint("llama.rope.dimension_count", 2)).contains("applies RoPE to 2 of 4 values"));
     let linear = mixtral(true).float("llama.rope.scaling.factor", 4.0);
     assert_eq!(linear.open().unwrap().config()["rope_scaling"], json!({ "rope_type": "linear", "factor": 4.0 }));
     let odd = mixtral(true).text("llama.rope.scaling.type", "spiral");
-    assert!(what(odd).contains("scales its positions by 'spiral'"));
+    assert!(what(odd).contains("uses the RoPE scaling 'spiral'"));
 }
 
 #[test]
-fn layers_that_are_not_there_are_refused() {
+fn missing_layers_are_refused() {
     for blocks in [2, u32::MAX] {
         let file = GgufBuilder::new()
             .text("general.architecture", "gpt-oss")
             .uint("gpt-oss.block_count", blocks)
             .counting("blk.0.ffn_gate_exps.weight", &[8, 4, 2], 0);
-        let said = file.open().err().unwrap().message;
-        assert_eq!(said, format!("says it has {blocks} layers, and the last it holds is blk.0"));
+        let error = file.open().err().unwrap().message;
+        assert_eq!(error, format!("says it has {blocks} layers, but its last block is blk.0"));
     }
 }
 
@@ -136,13 +141,13 @@ fn heads_that_do_not_divide_the_rows_are_refused() {
             .uint("llama.attention.head_count", heads)
             .counting("blk.0.attn_q.weight", &[8, 8], 0)
             .counting("blk.0.ffn_gate_exps.weight", &[8, 4, 2], 0);
-        let said = file.open().err().unwrap().message;
-        assert!(said.contains(&format!("which {heads} heads cannot share evenly")), "{said}");
+        let error = file.open().err().unwrap().message;
+        assert!(error.contains(&format!("divided evenly among {heads} heads")), "{error}");
     }
 }
 
 #[test]
-fn the_fixtures_have_what_their_decoders_ask_for() {
+fn the_fixtures_have_the_tensors_of_their_architectures() {
     let rows = [
         ("tiny-mixtral-q4_0.gguf", "mixtral", NumberFormat::Q4_0, "model.layers.1.block_sparse_moe.gate.weight"),
         ("tiny-olmoe-q4_0.gguf", "olmoe", NumberFormat::Q4_0, "model.layers.1.self_attn.q_norm.weight"),
@@ -170,7 +175,7 @@ fn the_fixtures_have_what_their_decoders_ask_for() {
 }
 
 #[test]
-fn the_fingerprint_follows_the_header() {
+fn the_fingerprint_depends_on_the_header() {
     let print = |file: &GgufBuilder| {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("m.gguf");

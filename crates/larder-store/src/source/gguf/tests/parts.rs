@@ -1,11 +1,11 @@
-//! Models in several files.
+//! Tests of models in several files.
 
 use larder_core::Tensors;
 
 use super::builder::{GgufBuilder, mixtral};
 use crate::source::{Source, gguf::Gguf};
 
-/// The file with its tensors dealt out over parts, the metadata in the first.
+/// Splits the tensors of a file over parts; the first part has the metadata.
 fn split(whole: &GgufBuilder, counts: &[usize]) -> Vec<GgufBuilder> {
     let total: usize = counts.iter().sum();
     assert_eq!(total, whole.tensors.len());
@@ -43,7 +43,7 @@ fn refusal(dir: &std::path::Path, name: &str) -> String {
 }
 
 #[test]
-fn parts_are_read_as_one_model_whichever_is_named() {
+fn any_part_opens_the_whole_model() {
     let whole = mixtral(true);
     let one = whole.open().unwrap();
     let dir = tempfile::tempdir().unwrap();
@@ -63,7 +63,7 @@ fn parts_are_read_as_one_model_whichever_is_named() {
 }
 
 #[test]
-fn missing_and_mistaken_parts_are_told() {
+fn missing_and_wrong_parts_are_named() {
     let whole = mixtral(true);
     let dir = tempfile::tempdir().unwrap();
     let parts = split(&whole, &[2, 3, whole.tensors.len() - 5]);
@@ -71,18 +71,18 @@ fn missing_and_mistaken_parts_are_told() {
     let at = |n: usize| dir.path().join(format!("m-0000{n}-of-00003.gguf"));
     std::fs::copy(at(2), at(3)).unwrap();
     assert!(
-        refusal(dir.path(), "m-00001-of-00003.gguf").contains("named as part 3 of 3, and says of itself part 2 of 3")
+        refusal(dir.path(), "m-00001-of-00003.gguf").contains("named as part 3 of 3, but its metadata say part 2 of 3")
     );
     std::fs::remove_file(at(3)).unwrap();
     assert!(refusal(dir.path(), "m-00001-of-00003.gguf").contains("of which m-00003-of-00003.gguf is missing"));
     std::fs::remove_file(at(2)).unwrap();
     assert!(refusal(dir.path(), "m-00001-of-00003.gguf").contains("m-00002-of-00003.gguf is missing, and 1 more"));
     std::fs::rename(at(1), dir.path().join("other.gguf")).unwrap();
-    assert!(refusal(dir.path(), "other.gguf").contains("found by names"));
+    assert!(refusal(dir.path(), "other.gguf").contains("whose names must end in"));
     let mut short = split(&whole, &[2, 3, whole.tensors.len() - 5]);
     short[2].tensors.pop();
     write(dir.path(), &short);
     let count = whole.tensors.len();
-    let said = format!("parts hold {count} tensors; they hold {}", count - 1);
-    assert!(refusal(dir.path(), "m-00001-of-00003.gguf").contains(&said));
+    let message = format!("parts hold {count} tensors, but they hold {}", count - 1);
+    assert!(refusal(dir.path(), "m-00001-of-00003.gguf").contains(&message));
 }

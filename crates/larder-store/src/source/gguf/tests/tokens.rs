@@ -1,4 +1,4 @@
-//! Tokenizers out of metadata.
+//! Tests of tokenizers built from metadata.
 
 use serde_json::{Value, json};
 
@@ -38,12 +38,12 @@ fn json(file: &GgufBuilder) -> Value {
     tokenizer(&file.metadata()).unwrap()
 }
 
-fn said(result: Result<Value>) -> String {
+fn error_of(result: Result<Value>) -> String {
     result.unwrap_err().message
 }
 
 #[test]
-fn merges_follow_the_scores() {
+fn merges_are_ordered_by_score() {
     let json = json(&pieces());
     assert_eq!(json["model"]["merges"], json!([["a", "b"], ["ab", "b"], ["\u{2581}", "ab"]]));
     assert_eq!(json["model"]["unk_token"], "<unk>");
@@ -55,14 +55,14 @@ fn merges_follow_the_scores() {
 }
 
 #[test]
-fn the_leading_space_can_be_off() {
+fn the_leading_space_can_be_disabled() {
     let json = json(&pieces().entry("tokenizer.ggml.add_space_prefix", 7, &[0]));
     assert_eq!(json["normalizer"]["normalizers"].as_array().unwrap().len(), 1);
     assert_eq!(json["decoder"]["decoders"].as_array().unwrap().len(), 3);
 }
 
 #[test]
-fn byte_pairs_keep_their_ids_and_what_is_special() {
+fn byte_level_tokens_keep_ids_and_special_flags() {
     let json = json(&bytes("qwen2"));
     assert_eq!(json["model"]["vocab"], json!({ "a": 0, "b": 1, "ab": 2, "<end>": 3, "<x>": 4 }));
     assert_eq!(json["model"]["merges"], json!([["a", "b"]]));
@@ -73,7 +73,7 @@ fn byte_pairs_keep_their_ids_and_what_is_special() {
 }
 
 #[test]
-fn the_beginning_is_marked_as_the_file_or_its_kind_says() {
+fn bos_is_added_by_metadata_or_by_the_default_of_the_pre_tokenizer() {
     let marked = |file: GgufBuilder| tokenizer_config(&file.metadata()).unwrap()["add_bos_token"].clone();
     let with = |pre| bytes(pre).uint("tokenizer.ggml.bos_token_id", 4);
     assert_eq!(marked(with("qwen2")), false);
@@ -83,7 +83,7 @@ fn the_beginning_is_marked_as_the_file_or_its_kind_says() {
 }
 
 #[test]
-fn configs_name_the_ends_and_the_template() {
+fn configs_contain_end_tokens_and_chat_template() {
     let file = bytes("olmo").text("tokenizer.chat_template", "{{ x }}").uint("tokenizer.ggml.eot_token_id", 4);
     let file = file.float("general.sampling.temp", 0.7);
     let config = tokenizer_config(&file.metadata()).unwrap();
@@ -93,23 +93,23 @@ fn configs_name_the_ends_and_the_template() {
 }
 
 #[test]
-fn vocabularies_that_contradict_themselves() {
+fn contradictory_vocabularies_are_refused() {
     let unknown = tokenizer(&bytes("martian").metadata()).unwrap_err();
     assert_eq!(unknown.kind, StoreErrorKind::Unsupported);
     assert!(unknown.message.contains("'martian' (tokenizer.ggml.pre)"), "{}", unknown.message);
     let other = GgufBuilder::new().text("tokenizer.ggml.model", "rwkv").texts("tokenizer.ggml.tokens", &["a"]);
-    assert!(said(tokenizer(&other.metadata())).contains("kind 'rwkv'"));
+    assert!(error_of(tokenizer(&other.metadata())).contains("tokenizer model 'rwkv'"));
     let twice = GgufBuilder::new().text("tokenizer.ggml.model", "llama").texts("tokenizer.ggml.tokens", &["a", "a"]);
-    assert!(said(tokenizer(&twice.metadata())).contains("\"a\" twice, as 0 and 1"));
-    assert!(said(tokenizer(&pieces().uint("tokenizer.ggml.padding_token_id", 10).metadata())).contains("only 10"));
-    let stray = GgufBuilder::new()
+    assert!(error_of(tokenizer(&twice.metadata())).contains("\"a\" twice, with ids 0 and 1"));
+    assert!(error_of(tokenizer(&pieces().uint("tokenizer.ggml.padding_token_id", 10).metadata())).contains("only 10"));
+    let unknown_merge = GgufBuilder::new()
         .text("tokenizer.ggml.model", "gpt2")
         .texts("tokenizer.ggml.tokens", &["a"])
         .texts("tokenizer.ggml.merges", &["a c"]);
-    assert!(said(tokenizer(&stray.metadata())).contains("merges \"a c\""));
+    assert!(error_of(tokenizer(&unknown_merge.metadata())).contains("the merge \"a c\""));
     let short = GgufBuilder::new()
         .text("tokenizer.ggml.model", "llama")
         .texts("tokenizer.ggml.tokens", &["a", "b"])
         .floats("tokenizer.ggml.scores", &[0.0]);
-    assert!(said(tokenizer(&short.metadata())).contains("2 tokens and the scores of 1"));
+    assert!(error_of(tokenizer(&short.metadata())).contains("2 tokens, but 1 scores"));
 }
