@@ -58,7 +58,7 @@ def measure(args, store, device, host, routing, eviction):
     middle = sorted(runs, key=lambda run: run["decode"]["seconds"])[(len(runs) - 1) // 2]
     link, least = max(middle["decode_seconds_at_least"].items(), key=lambda item: item[1])
     tiers = middle["decode"]["tiers"]
-    wanted = sum(tiers[name] for name in ["gpu_hits", "memory_hits", "awaited", "misses"])
+    wanted = sum(tiers[name] for name in ["gpu_hits", "memory_hits", "in_flight_hits", "misses"])
     return found["limits"], {
         "prompt": rate("prompt"),
         "written": rate("decode"),

@@ -93,7 +93,7 @@ def larder(args, limit, device):
     limits, cache = found["limits"], decode["cache"]
     least = limits["bytes_touched_per_token"] * decode["tokens"] / limits["memory_bytes_per_second"]
     if cache:
-        least = max(least, cache["demanded_bytes"] / limits["ssd_bytes_per_second"])
+        least = max(least, cache["demand_bytes"] / limits["ssd_bytes_per_second"])
     return row | {
         "tokens_per_second": decode["tokens"] / decode["seconds"],
         "tokens_per_second_cold": first["tokens"] / first["seconds"],

@@ -1,8 +1,8 @@
-//! From what a library found to what a person can do about it.
+//! Error messages, with advice where there is a remedy.
 
 use larder_store::{StoreError, StoreErrorKind};
 
-/// The error and, where there is something to do about it, what.
+/// The error's message and, where there is a remedy, the advice.
 pub fn message(error: &anyhow::Error) -> String {
     let text = format!("{error:#}");
     match error.chain().find_map(|e| e.downcast_ref::<StoreError>()).and_then(|e| advice(e.kind)) {
@@ -13,7 +13,9 @@ pub fn message(error: &anyhow::Error) -> String {
 
 fn advice(fault: StoreErrorKind) -> Option<&'static str> {
     match fault {
-        StoreErrorKind::NoSpace => Some("free some space and run the same command again: it goes on where it stopped"),
+        StoreErrorKind::NoSpace => {
+            Some("free some space and run the same command again; it continues where it stopped")
+        }
         StoreErrorKind::Newer => Some("update larder, or convert the model again"),
         StoreErrorKind::Io
         | StoreErrorKind::Malformed

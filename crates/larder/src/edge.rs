@@ -1,4 +1,4 @@
-//! The help of machines nearby.
+//! Edge workers: the connection to them, topology and placement.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,34 +17,34 @@ use larder_store::{Source, Store};
 use crate::cli::EngineFlags;
 use crate::open::{OpenModel, model_name};
 
-/// Experts through slots, others from the workers that `topology` names; those are asked at once what they are.
+/// Adds the workers of `topology` to the path `local`. Connects to them and checks the handshake at once.
 pub fn connect(local: StreamingPath, store: &Arc<Store>, topology: &Path, flags: &EngineFlags) -> Result<Edge> {
-    let handshake = handshake(store, flags.exact);
-    let own = match &flags.edge.placement {
+    let handshake = handshake(store, flags.performance.exact);
+    let own = match &flags.place.edge.placement {
         None => None,
         Some(path) => LoadedPlacement::read(path)?.device_experts(&model_name(store.path()), &handshake.geometry)?,
     };
     let stored = ExpertSet::from_fn(&handshake.geometry, |layer, expert| store.has(layer, expert));
-    let deadline = Duration::from_millis(flags.edge.deadline.max(1));
-    let options = ClientOptions { format: flags.edge.format.into(), deadline };
+    let deadline = Duration::from_millis(flags.place.edge.deadline.max(1));
+    let options = ClientOptions { format: flags.place.edge.format.into(), deadline };
     let pool = WorkerPool::connect(&machines(topology)?, handshake, options).map_err(Error::msg)?;
     pool.status_lines().iter().for_each(|line| eprintln!("{line}"));
     Ok(Edge::new(local, pool, own, stored))
 }
 
-/// The refusal of what is no store.
+/// Refuses a model that is not a store.
 pub fn refuse_no_store<T>(model: &OpenModel) -> Result<T> {
     let path = model.source().path().display();
-    bail!("{path}: experts can be asked for one by one of a store only; make one with `larder convert {path} STORE`")
+    bail!("{path}: is not a store, and --edge needs one; make one with `larder convert {path} STORE`")
 }
 
-/// What workers and whoever asks them must agree on.
+/// What client and workers must agree on.
 pub fn handshake(store: &Store, exact: bool) -> Handshake {
     let manifest = store.manifest();
     Handshake { model: manifest.experts_fingerprint(), geometry: manifest.geometry.clone(), exact }
 }
 
-/// The machines of a topology that can be asked: the associated one first, those that hold everything last.
+/// The workers of a topology: the associated one first, those that hold all experts last.
 fn machines(path: &Path) -> Result<WorkerAddresses> {
     let in_file = |what: String| anyhow!("{}: {what}", path.display());
     let Topology { mut servers, tls, .. } = Topology::read(path)?;
@@ -53,11 +53,11 @@ fn machines(path: &Path) -> Result<WorkerAddresses> {
         Some(address) if address.starts_with("http://") || address.starts_with("https://") => {
             Ok(WorkerAddress { name, address })
         }
-        Some(_) => Err(in_file(format!("the address of {name} begins with neither http:// nor https://"))),
-        None => Err(in_file(format!("the server {name} has no address"))),
+        Some(_) => Err(in_file(format!("the address of {name} must begin with http:// or https://"))),
+        None => Err(in_file(format!("the server {name} has no address; add address = \"http://HOST:PORT\""))),
     };
     let all = servers.into_iter().map(machine).collect::<Result<_>>()?;
-    // Beside the topology, wherever the command was started.
+    // Relative to the topology file, not to the current folder.
     let beside = |file: Option<PathBuf>| Some(path.parent()?.join(file?));
     let larder_placement::TlsFiles { ca, cert, key } = tls.unwrap_or_default();
     let tls = TlsCredentials::read(beside(ca).as_deref(), beside(cert).as_deref(), beside(key).as_deref())
@@ -65,28 +65,28 @@ fn machines(path: &Path) -> Result<WorkerAddresses> {
     Ok(WorkerAddresses { workers: all, tls })
 }
 
-/// A placement that was read, and where.
+/// A placement file with its path, for errors.
 pub struct LoadedPlacement {
     path: PathBuf,
     file: PlacementFile,
 }
 
 impl LoadedPlacement {
-    /// Reads a placement.
+    /// Reads a placement file.
     pub fn read(path: &Path) -> Result<Self> {
         Ok(LoadedPlacement { path: path.to_owned(), file: PlacementFile::read(path)? })
     }
 
-    /// What a worker holds of a model.
+    /// The experts of a model that a worker holds.
     pub fn server_experts(&self, name: &str, model: &str, geometry: &Geometry) -> Result<ExpertSet> {
         let Some(models) = self.file.server.get(name) else {
             let known: Vec<&str> = self.file.server.keys().map(String::as_str).collect();
-            bail!("{}: places nothing on {name}; it knows {}", self.path.display(), known.join(", "));
+            bail!("{}: has no entry for {name}; it has entries for {}", self.path.display(), known.join(", "));
         };
         self.model_experts(models, name, model, geometry)
     }
 
-    /// What the device keeps of a model for itself, if that is said.
+    /// The experts of a model that the device keeps for itself; `None` if the file does not say.
     pub fn device_experts(&self, model: &str, geometry: &Geometry) -> Result<Option<ExpertSet>> {
         match &self.file.device {
             none if none.is_empty() => Ok(None),
@@ -94,7 +94,7 @@ impl LoadedPlacement {
         }
     }
 
-    /// The share of the model of that name, or of the only one there is, whatever its folder is called here.
+    /// The experts of the model of that name, or of the only model in the file.
     fn model_experts(
         &self,
         models: &BTreeMap<String, larder_placement::ExpertLists>,
@@ -106,7 +106,7 @@ impl LoadedPlacement {
         let only = models.values().next().filter(|_| models.len() == 1);
         let Some(share) = models.get(model).or(only) else {
             let known: Vec<&str> = models.keys().map(String::as_str).collect();
-            return Err(in_file(format!("knows the models {}, and not {model}", known.join(", "))));
+            return Err(in_file(format!("has the models {}, but not {model}", known.join(", "))));
         };
         ExpertSet::from_lists(&share.experts, geometry).map_err(in_file)
     }
@@ -118,7 +118,7 @@ mod tests {
 
     use super::*;
 
-    fn written(text: &str) -> (tempfile::TempDir, PathBuf) {
+    fn file_with(text: &str) -> (tempfile::TempDir, PathBuf) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file.toml");
         std::fs::write(&path, text).unwrap();
@@ -131,53 +131,53 @@ mod tests {
     }
 
     #[test]
-    fn the_nearest_is_first_and_certificates_lie_beside_the_file() {
+    fn workers_are_sorted_and_certificates_are_relative_to_the_file() {
         let server =
             |name: &str, rest: &str| format!("[[server]]\nname = \"{name}\"\naddress = \"http://x:1\"\n{rest}\n");
         let text = [
             "[device]\nstorage = \"4 GB\"\n",
             &server("cloud", "all = true"),
-            &server("shelf", "delay = \"2 ms\""),
+            &server("rack", "delay = \"2 ms\""),
             &server("desk", "associated = true"),
             "[tls]\nca = \"ca.pem\"\n",
         ];
-        let (dir, path) = written(&text.concat());
+        let (dir, path) = file_with(&text.concat());
         assert!(machines(&path).unwrap_err().to_string().contains("ca.pem"));
         std::fs::write(dir.path().join("ca.pem"), "-----BEGIN CERTIFICATE-----").unwrap();
         let found = machines(&path).unwrap();
         let names: Vec<&str> = found.workers.iter().map(|machine| machine.name.as_str()).collect();
-        assert_eq!(names, ["desk", "shelf", "cloud"]);
+        assert_eq!(names, ["desk", "rack", "cloud"]);
         assert!(found.tls.ca.is_some());
     }
 
     #[test]
-    fn a_topology_that_nobody_can_be_asked_by_is_refused() {
+    fn a_topology_without_a_usable_address_is_refused() {
         for (text, part) in [
             ("", "names no server"),
             ("[[server]]\nname = \"a\"\n", "the server a has no address"),
-            ("[[server]]\nname = \"a\"\naddress = \"x:1\"\n", "neither http:// nor https://"),
+            ("[[server]]\nname = \"a\"\naddress = \"x:1\"\n", "must begin with http:// or https://"),
         ] {
-            let (_dir, path) = written(text);
+            let (_dir, path) = file_with(text);
             let error = machines(&path).unwrap_err().to_string();
             assert!(error.contains(part) && error.contains("file.toml") && !error.contains('\n'), "{error}");
         }
     }
 
     #[test]
-    fn shares_are_found_by_name_and_model() {
-        let (_dir, path) = written(
+    fn experts_are_looked_up_by_worker_and_model() {
+        let (_dir, path) = file_with(
             "version = 1\n[server.desk.a]\nexperts = [[], [1]]\n[server.desk.b]\nexperts = [[], [2, 3]]\n\
-             [server.shelf.a]\nexperts = [[], [9]]\n[device.a]\nexperts = [[], [0]]\n",
+             [server.rack.a]\nexperts = [[], [9]]\n[device.a]\nexperts = [[], [0]]\n",
         );
         let placement = LoadedPlacement::read(&path).unwrap();
         let held = placement.server_experts("desk", "b", &geometry()).unwrap();
         assert_eq!(held.iter().collect::<Vec<_>>(), [(LayerIdx(1), ExpertId(2)), (LayerIdx(1), ExpertId(3))]);
         assert_eq!(placement.device_experts("z", &geometry()).unwrap().unwrap().count(), 1);
         let refused = |name, model| placement.server_experts(name, model, &geometry()).unwrap_err().to_string();
-        assert!(refused("desk", "z").ends_with("knows the models a, b, and not z, among the experts of desk"));
-        assert!(refused("attic", "a").ends_with("places nothing on attic; it knows desk, shelf"));
-        assert!(refused("shelf", "a").contains("expert 9 of layer 1, which the model does not have"));
-        let (_dir, path) = written("version = 1\n");
+        assert!(refused("desk", "z").ends_with("has the models a, b, but not z, among the experts of desk"));
+        assert!(refused("attic", "a").ends_with("has no entry for attic; it has entries for desk, rack"));
+        assert!(refused("rack", "a").contains("expert 9 of layer 1, which the model does not have"));
+        let (_dir, path) = file_with("version = 1\n");
         assert!(LoadedPlacement::read(&path).unwrap().device_experts("a", &geometry()).unwrap().is_none());
     }
 }

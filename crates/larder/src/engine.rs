@@ -1,4 +1,4 @@
-//! A model made ready to run: what the flags and the memory allow, said before anything is loaded.
+//! Starts a model as the flags and the memory allow, and prints the plan before anything is loaded.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -24,39 +24,39 @@ use crate::slots::Slots;
 use crate::tiers::OnGpu;
 use crate::{gpu, memory, mlock, tiers};
 
-/// A decoder with its experts.
+/// A running model: a decoder with its experts.
 pub struct InferenceEngine {
-    /// The resident part.
+    /// The resident weights.
     pub decoder: Decoder,
-    /// The rest.
+    /// The path to the experts.
     pub experts: EngineExperts,
-    /// What the eviction policy was given.
+    /// The inputs that the eviction policy was made with.
     pub policy_inputs: PolicyInputs,
     compute: Arc<ComputeContext>,
     context: usize,
-    /// What was planned, and how experts are read.
+    /// The memory plan and the reader, as JSON.
     pub plan: Value,
-    /// What a GPU has of it, if there is one.
+    /// The resident weights and the throughput of the GPU, if one computes.
     pub gpu: Option<OnGpu>,
 }
 
 impl InferenceEngine {
-    /// Makes a model ready for sequences of `context` tokens; the plan and the reader are said on standard error.
+    /// Starts a model for one sequence of up to `context` tokens. Plan and reader are printed on standard error.
     pub fn start(model: &OpenModel, flags: &EngineFlags, context: usize) -> Result<Self> {
         InferenceEngine::start_for_sequences(model, flags, context, 1)
     }
 
-    /// The same for so many sequences at a time.
+    /// As [`Self::start`], for `sequences` sequences at the same time.
     pub fn start_for_sequences(
         model: &OpenModel,
         flags: &EngineFlags,
         context: usize,
         sequences: usize,
     ) -> Result<Self> {
-        let policy_inputs = policy_inputs(&flags.eviction, model, flags.evictor.as_deref())?;
-        check_reader(&flags.reader)?;
-        // A GPU comes first, as its driver takes memory for itself.
-        let gpu = gpu::open(&flags.device)?;
+        let policy_inputs = policy_inputs(&flags.cache.eviction, model, flags.cache.evictor.as_deref())?;
+        check_reader(&flags.performance.reader)?;
+        // The GPU is opened first, because its driver allocates memory.
+        let gpu = gpu::open(&flags.place.device)?;
         let inputs = PlanInputs { sequences, ..plan_inputs(model, flags, context)? };
         let (context, chunk) = (inputs.context, inputs.chunk);
         let parts = match gpu {
@@ -65,38 +65,32 @@ impl InferenceEngine {
         };
         let EngineParts { path, slots, compute, mut report, gpu } = parts;
         let decoder = model.decoder(&compute)?;
-        let recorder = flags.trace.as_ref().map(|to| new_recorder(to, &decoder, flags)).transpose()?;
+        let recorder = flags.record.trace.as_ref().map(|to| new_recorder(to, &decoder, flags)).transpose()?;
         let mut experts = EngineExperts::new(path, recorder);
         experts.prepare(&decoder, chunk)?;
-        experts.set_routing_strategy(&flags.routing, &decoder, model)?;
-        report["routing"] = flags.routing.to_string().into();
-        if flags.mlock {
+        experts.set_routing_strategy(&flags.routing.strategy, &decoder, model)?;
+        report["routing"] = flags.routing.strategy.to_string().into();
+        if flags.performance.mlock {
             eprintln!("{}", mlock::lock(slots).describe());
         }
         Ok(InferenceEngine { decoder, experts, policy_inputs, compute, context, plan: report, gpu })
     }
 
-    /// An empty sequence.
+    /// A session with an empty sequence.
     pub fn session(&mut self) -> Session<'_, EngineExperts> {
         self.experts.new_sequence();
         Session::new(&self.decoder, &mut self.experts, self.context)
     }
 
-    /// The same model with an empty cache of `slots` for each layer, which were no more than planned.
+    /// Replaces the cache by an empty one of `slots` per layer, which must be no more than planned. On the CPU only.
     pub fn empty_cache(&mut self, model: &OpenModel, flags: &EngineFlags, slots: usize) -> Result<()> {
-        let Some(store) = model.store() else { bail!("{}: is no store", model.source().path().display()) };
-        let scope = flags.cache_scope.into();
+        let store = require_store(model)?;
+        let scope = flags.cache.scope.into();
         let slots = match scope {
             CacheScope::Layer => slots,
             CacheScope::Global => slots * self.decoder.geometry().moe_layers.len(),
         };
-        if flags.uses_edge() {
-            bail!("--edge: what a cache of another size would do cannot be told where others compute experts");
-        }
-        if flags.device.is_gpu() {
-            bail!("--device: what a cache of another size would do is told of memory alone; leave it out");
-        }
-        // The old slots go before there are new ones.
+        // The old slots are freed before new ones are allocated.
         self.experts.set_path(AnyExpertPath::AllResident(Box::new(AllResident::new(0, self.compute.clone()))));
         let StreamingParts { experts: local, .. } =
             streaming_parts(store, slots, scope, &self.compute, flags, &self.policy_inputs)?;
@@ -104,30 +98,30 @@ impl InferenceEngine {
         Ok(())
     }
 
-    /// The same model with every expert in memory, whatever the plan was.
+    /// Replaces the path to the experts by all experts in memory, regardless of the plan.
     pub fn all_resident(&mut self, model: &OpenModel) -> Result<()> {
-        // The slots go before there is memory for all.
+        // The slots are freed before memory for all experts is allocated.
         self.experts.set_path(AnyExpertPath::AllResident(Box::new(AllResident::new(0, self.compute.clone()))));
         self.experts.set_path(AnyExpertPath::AllResident(Box::new(model.all_resident(&self.compute)?)));
         Ok(())
     }
 }
 
-/// A way to experts, before the resident weights are read.
+/// The parts of an engine that exist before the resident weights are loaded.
 pub struct EngineParts {
-    /// The way.
+    /// The path to the experts.
     pub path: AnyExpertPath,
-    /// The addresses of its slots in memory.
+    /// Address range of its slots in main memory.
     pub slots: Range<usize>,
-    /// Who computes products.
+    /// Threads and devices that compute.
     pub compute: Arc<ComputeContext>,
-    /// What was planned, and how experts are read.
+    /// The memory plan and the reader, as JSON.
     pub report: Value,
-    /// What a GPU has of the model, if there is one.
+    /// The resident weights and the throughput of the GPU, if one computes.
     pub gpu: Option<OnGpu>,
 }
 
-/// On this processor. Slots come before weights: if there is no room for them, that is known before those are read.
+/// Assembles an engine on the CPU. Slots are allocated before the weights are read, so that a lack of memory shows early.
 fn assemble(
     model: &OpenModel,
     flags: &EngineFlags,
@@ -152,8 +146,8 @@ fn assemble(
             report["reader"] = reader_note.into();
             (with_edge(experts, store, flags)?, slots)
         }
-        // With a slot for every expert the first token need not wait until all are read.
-        (MemoryPlan::AllResident, Some(store)) if !flags.preload => {
+        // With a slot for every expert, the first token need not wait until all are loaded.
+        (MemoryPlan::AllResident, Some(store)) if !flags.place.preload => {
             let all = inputs.blueprint.geometry.experts;
             let StreamingParts { experts, reader_note, slots } =
                 streaming_parts(store, all, CacheScope::Layer, &compute, flags, policy_inputs)?;
@@ -167,29 +161,33 @@ fn assemble(
     Ok(EngineParts { path, slots, compute, report, gpu: None })
 }
 
-/// The store, without which experts cannot be had one by one.
+/// The model's store; refuses a model that is not one, because its experts cannot be read one by one.
 pub fn require_store(model: &OpenModel) -> Result<&Arc<Store>> {
     let Some(store) = model.store() else {
         let path = model.source().path().display();
-        bail!("{path}: experts can be read one by one from a store only; make one with `larder convert {path} STORE`")
+        bail!(
+            "{path}: is not a store, and experts can be read one by one from a store only; make one with `larder convert {path} \
+             STORE`"
+        )
     };
     Ok(store)
 }
 
-/// Who computes.
+/// The compute threads, with the number formats of the flags.
 pub fn new_compute(flags: &EngineFlags, inputs: &PlanInputs) -> Result<ComputeContext> {
-    let compute = ComputeContext::new(flags.threads(), flags.pin).context("threads to compute on cannot be had")?;
-    Ok(ComputeContext { exact: flags.exact, kv_format: inputs.kv_format, ..compute })
+    let compute = ComputeContext::new(flags.threads(), flags.performance.pin)
+        .context("compute threads cannot be started; try fewer --threads")?;
+    Ok(ComputeContext { exact: flags.performance.exact, kv_format: inputs.kv_format, ..compute })
 }
 
-/// What there is to plan with.
+/// The inputs of the memory plan on the CPU.
 pub fn plan_inputs<'a>(model: &'a OpenModel, flags: &EngineFlags, context: usize) -> Result<PlanInputs<'a>> {
     let context = context.min(model.blueprint.context);
     Ok(PlanInputs {
         blueprint: &model.blueprint,
         resident_bytes: model.bytes()?.0,
         slot_bytes: slot_bytes(model)?,
-        scratch_slots: flags.cache_scratch,
+        scratch_slots: flags.cache.scratch,
         context,
         sequences: 1,
         kv_format: kv_format_of(model, flags)?,
@@ -200,13 +198,13 @@ pub fn plan_inputs<'a>(model: &'a OpenModel, flags: &EngineFlags, context: usize
     })
 }
 
-/// What is computed with quantised weights loses nothing by rounded keys and values; floats stay exact.
+/// The format of the KV cache: f16 costs no quality beside quantised weights; with float weights it stays exact.
 fn kv_format_of(model: &OpenModel, flags: &EngineFlags) -> Result<KvFormat> {
     let experts = model.experts()?;
     let mut layers = model.blueprint.geometry.moe_layers.iter();
     let quantised = layers.any(|l| !experts.as_dyn().layout(*l).gate.kind.is_float());
-    let usual = if quantised && !flags.exact { KvFormat::F16 } else { KvFormat::F32 };
-    Ok(flags.kv.map_or(usual, KvFormat::from))
+    let default = if quantised && !flags.performance.exact { KvFormat::F16 } else { KvFormat::F32 };
+    Ok(flags.performance.kv.map_or(default, KvFormat::from))
 }
 
 /// Bytes of the largest expert.
@@ -216,12 +214,12 @@ pub fn slot_bytes(model: &OpenModel) -> Result<u64> {
     Ok(layouts.map(|l| l.bytes).max().unwrap_or_default() as u64)
 }
 
-/// Experts through slots.
+/// A path through slots in main memory.
 struct StreamingParts {
     experts: StreamingPath,
-    /// How shards are read.
+    /// The reader and how it reads, as text.
     reader_note: String,
-    /// The addresses of the slots.
+    /// Address range of the slots.
     slots: Range<usize>,
 }
 
@@ -234,38 +232,38 @@ fn streaming_parts(
     policy_inputs: &PolicyInputs,
 ) -> Result<StreamingParts> {
     let shape =
-        CacheShape { scratch: flags.cache_scratch, ..CacheShape::new(&store.manifest().geometry, slots, scope) };
-    let policies = flags.eviction.make(&shape, policy_inputs)?;
+        CacheShape { scratch: flags.cache.scratch, ..CacheShape::new(&store.manifest().geometry, slots, scope) };
+    let policies = flags.cache.eviction.make(&shape, policy_inputs)?;
     let Slots { slots: memory, reader, reader_note, addresses } =
-        Slots::new(store, shape.total_slots(), &flags.reader)?;
+        Slots::new(store, shape.total_slots(), &flags.performance.reader)?;
     let geometry = &store.manifest().geometry;
     let cache = Cache::new(geometry, &shape, policies, memory, reader, Box::new(store.clone()));
-    let experts = StreamingPath::new(Routing::default(), cache, compute.clone(), flags.prefetch);
+    let experts = StreamingPath::new(Routing::default(), cache, compute.clone(), flags.cache.prefetch);
     Ok(StreamingParts { experts, reader_note, slots: addresses })
 }
 
-/// Experts through slots, with the help of others if there are any.
+/// The path through slots, with edge workers if the flags name a topology.
 fn with_edge(local: StreamingPath, store: &Arc<Store>, flags: &EngineFlags) -> Result<AnyExpertPath> {
     #[cfg(feature = "edge")]
-    if let Some(topology) = &flags.edge.topology {
+    if let Some(topology) = &flags.place.edge.topology {
         return Ok(AnyExpertPath::Edge(Box::new(crate::edge::connect(local, store, topology, flags)?)));
     }
     let _ = (store, flags);
     Ok(AnyExpertPath::Streaming(Box::new(local)))
 }
 
-/// Who writes down what is chosen, and how the model chooses.
+/// A recorder for `--trace`, with the strategy and, for router logits, the gates as metadata.
 fn new_recorder(to: &Path, decoder: &Decoder, flags: &EngineFlags) -> Result<(PathBuf, Recorder)> {
-    let mut recorder = Recorder::new(decoder.geometry(), flags.trace_logits);
-    recorder.set_meta("routing", flags.routing.to_string());
-    if flags.trace_logits {
+    let mut recorder = Recorder::new(decoder.geometry(), flags.record.logits);
+    recorder.set_meta("routing", flags.routing.strategy.to_string());
+    if flags.record.logits {
         let gates: Vec<&Gate> = decoder.gates().collect();
         recorder.set_meta(larder_lab::GATES_KEY, serde_json::to_string(&gates)?);
     }
     Ok((to.to_owned(), recorder))
 }
 
-/// The trained weights that a policy asks for.
+/// The inputs of an eviction policy: trained weights for `learned`.
 pub fn policy_inputs(eviction: &EvictionSpec, model: &OpenModel, evictor: Option<&Path>) -> Result<PolicyInputs> {
     if eviction.name() != "learned" {
         return Ok(PolicyInputs::default());
@@ -273,7 +271,7 @@ pub fn policy_inputs(eviction: &EvictionSpec, model: &OpenModel, evictor: Option
     let own = model.source().path().join("evictor.safetensors");
     if evictor.is_none() && !own.exists() {
         bail!(
-            "{}: there are no trained weights for --eviction learned; make them with `larder lab train`, or name them \
+            "{}: not found, and --eviction learned needs trained weights; make them with `larder lab train` or name a file \
              with --evictor",
             own.display()
         );
@@ -284,10 +282,10 @@ pub fn policy_inputs(eviction: &EvictionSpec, model: &OpenModel, evictor: Option
     })
 }
 
-/// Where a store keeps the spread of its routers.
+/// File of a store with the calibrated spread of its router logits.
 pub const CALIBRATION: &str = "calibration.json";
 
-/// The calibrated spread of each layer's router, if the strategy wants it.
+/// The calibrated spread of each layer's router logits, if the strategy needs it.
 pub fn deltas(spec: &RoutingSpec, model: &OpenModel) -> Result<Option<Vec<f32>>> {
     if !spec.needs_calibration() {
         return Ok(None);
@@ -295,7 +293,7 @@ pub fn deltas(spec: &RoutingSpec, model: &OpenModel) -> Result<Option<Vec<f32>>>
     let path = model.source().path().join(CALIBRATION);
     if !path.exists() {
         let store = model.source().path().display();
-        bail!("{}: is not there; `larder eval calibrate -m {store} TEXT` makes it", path.display());
+        bail!("{}: not found; make it with `larder eval calibrate -m {store} TEXT`", path.display());
     }
     let blueprint = &model.blueprint;
     Ok(Some(Calibration::read(&path, &blueprint.model_type, &blueprint.geometry)?.delta))

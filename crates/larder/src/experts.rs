@@ -1,4 +1,4 @@
-//! A model's way to its experts, as planned, and what can be asked and changed while it runs.
+//! A model's path to its experts, and what can be read from it and changed while it runs.
 
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
@@ -16,39 +16,39 @@ use serde_json::{Value, json};
 use crate::engine::{deltas, policy_inputs};
 use crate::open::OpenModel;
 
-/// A model's way to its experts, and who writes down what it chooses.
+/// A model's path to its experts, with the recorder of its trace.
 pub struct EngineExperts {
     path: AnyExpertPath,
     recorder: Option<(PathBuf, Recorder)>,
-    /// What layers found in the cache, while somebody wants to know.
+    /// Recorded visits, while recording is on.
     visits: Option<Vec<(LayerIdx, Visit)>>,
 }
 
-/// A way in which a model gets at its experts.
+/// Any of the paths from a model to its experts.
 pub enum AnyExpertPath {
-    /// All in memory.
+    /// All experts in memory.
     AllResident(Box<AllResident<Slot>>),
-    /// Through slots.
+    /// Slots in memory.
     Streaming(Box<StreamingPath>),
-    /// Through slots on a GPU and slots in memory.
+    /// Slots in VRAM and slots in memory.
     Tiered {
-        /// Themselves.
+        /// The path itself.
         tiered: Box<TieredPath>,
-        /// How copies to the GPU find their bytes.
+        /// How memory is copied to the GPU, for the footer.
         how: Box<dyn Display + Send>,
     },
-    /// Through slots, or computed by others.
+    /// Slots in memory, and edge workers.
     #[cfg(feature = "edge")]
     Edge(Box<larder_edge::Edge>),
 }
 
 impl EngineExperts {
-    /// By this way, written down by the recorder, if there is one.
+    /// A path whose routing is recorded, if there is a recorder.
     pub fn new(path: AnyExpertPath, recorder: Option<(PathBuf, Recorder)>) -> Self {
         EngineExperts { path, recorder, visits: None }
     }
 
-    /// Has whoever computes them make ready for calls with at most so many tokens, or say what is lacking.
+    /// Allocates what the path needs for calls of up to `tokens` tokens; fails if the GPU cannot compute the model.
     pub fn prepare(&mut self, decoder: &Decoder, tokens: usize) -> Result<()> {
         match &mut self.path {
             AnyExpertPath::Tiered { tiered, .. } => Ok(tiered.prepare(decoder, tokens)?),
@@ -56,17 +56,17 @@ impl EngineExperts {
         }
     }
 
-    /// Goes another way from now on.
+    /// Replaces the path.
     pub fn set_path(&mut self, path: AnyExpertPath) {
         self.path = path;
     }
 
-    /// What passed through the cache, if there is one.
+    /// Cache traffic so far; `None` if all experts are in memory.
     pub fn traffic(&self) -> Option<Traffic> {
         self.cached().map(CachedPath::traffic)
     }
 
-    /// Whether to remember what layers find in the cache.
+    /// Turns the recording of visits on or off.
     #[cfg(feature = "serve")]
     pub fn record_visits(&mut self, on: bool) {
         match on {
@@ -77,25 +77,24 @@ impl EngineExperts {
         }
     }
 
-    /// What layers found in the cache since the last call.
+    /// The visits since the last call.
     #[cfg(feature = "serve")]
     pub fn take_visits(&mut self) -> Vec<(LayerIdx, Visit)> {
         self.visits.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
-    /// Which experts are in memory; `None` if all are.
+    /// Which experts are resident; `None` if all are in memory.
     #[cfg(feature = "serve")]
     pub fn residency(&self) -> Option<&dyn larder_core::Residency> {
         self.cached().map(CachedPath::residency)
     }
 
-    /// What routing did, if it chose otherwise than the model.
+    /// The routing with its quality counters; `None` if all experts are in memory.
     pub fn routing(&self) -> Option<&Routing> {
         self.cached().map(CachedPath::routing)
     }
 
-    /// Who else computed experts: their name, and what is to be said of them, in words and for a program; `None` if
-    /// nobody was to.
+    /// What a GPU or edge workers did: name, text and JSON; `None` if only the CPU computes experts.
     pub fn offload_report(&self) -> Option<(&'static str, String, Value)> {
         match &self.path {
             AnyExpertPath::AllResident(_) | AnyExpertPath::Streaming(_) => None,
@@ -109,14 +108,14 @@ impl EngineExperts {
         }
     }
 
-    /// Chooses in this way from now on, if experts pass through slots.
+    /// Replaces the routing, if there is a cache.
     pub fn set_routing(&mut self, routing: Routing) {
         if let Some(cached) = self.cached_mut() {
             cached.set_routing(routing);
         }
     }
 
-    /// Chooses by this strategy from now on.
+    /// Replaces the routing strategy. Fails if it needs a cache and there is none.
     pub fn set_routing_strategy(&mut self, spec: &RoutingSpec, decoder: &Decoder, model: &OpenModel) -> Result<()> {
         let routing = match spec.is_lossless() {
             true => Routing::default(),
@@ -131,14 +130,14 @@ impl EngineExperts {
             Some(cached) => cached.set_routing(routing),
             None if spec.is_lossless() => {}
             None => bail!(
-                "--routing {spec} chooses by what is in the slots of a store, and {} is read whole",
+                "--routing {spec} needs a store, and {} is not one; make one with `larder convert`",
                 model.source().path().display()
             ),
         }
         Ok(())
     }
 
-    /// Lets this policy say who leaves from now on; `evictor` has its trained weights, if not the model itself.
+    /// Replaces the eviction policy; its trained weights are those of `evictor`, or else the model's own.
     pub fn set_eviction_policy(
         &mut self,
         spec: &EvictionSpec,
@@ -147,13 +146,13 @@ impl EngineExperts {
     ) -> Result<()> {
         let inputs = policy_inputs(spec, model, evictor)?;
         let Some(cached) = self.cached_mut() else {
-            bail!("nobody leaves: all experts of {} are in memory", model.source().path().display())
+            bail!("all experts of {} are in memory, so there is no eviction policy", model.source().path().display())
         };
         cached.set_policies(spec.make(&cached.cache_shape(), &inputs)?);
         Ok(())
     }
 
-    /// What comes has nothing to do with what was.
+    /// Starts a new sequence, unrelated to the previous one.
     pub fn new_sequence(&mut self) {
         if let Some(cached) = self.cached_mut() {
             cached.new_sequence();
@@ -163,13 +162,13 @@ impl EngineExperts {
         }
     }
 
-    /// Writes what was recorded, if anything was to be.
+    /// Writes the recorded trace, if there is a recorder.
     pub fn write_trace(&mut self, note: &str) -> Result<()> {
         let Some((path, recorder)) = self.recorder.take() else { return Ok(()) };
         let mut trace = recorder.into_trace()?;
         trace.meta.insert("source".into(), note.into());
         trace.write(&path)?;
-        eprintln!("trace: {} tokens in {}", trace.tokens(), path.display());
+        eprintln!("trace: {} tokens written to {}", trace.tokens(), path.display());
         Ok(())
     }
 
@@ -193,7 +192,7 @@ impl EngineExperts {
         }
     }
 
-    /// The slots on the way, if it leads through some.
+    /// The path's cache, if it has one.
     fn cached(&self) -> Option<&dyn CachedPath> {
         match &self.path {
             AnyExpertPath::AllResident(_) => None,

@@ -1,4 +1,4 @@
-//! The GPU that was asked for, if this build can use one.
+//! Opens the requested GPU, if this build supports one.
 
 use std::fmt::Display;
 use std::sync::Arc;
@@ -10,51 +10,51 @@ use larder_model::{DeviceAttention, DeviceExperts, DeviceProducts};
 
 use crate::cli::device::{DeviceFlag, DeviceFlags};
 
-/// A GPU, and what it does for a model.
+/// An opened GPU, as the parts that an engine needs.
 pub struct GpuParts {
-    /// Its name.
+    /// Name of the GPU.
     pub name: String,
-    /// Bytes of its memory that are free.
+    /// Free VRAM in bytes.
     pub free: u64,
-    /// Its slots.
+    /// Copies experts to and from its slots.
     pub link: Box<dyn Device>,
-    /// Computes the experts in them.
+    /// Computes the experts in its slots.
     pub bench: Box<dyn DeviceExperts>,
-    /// What keeps resident weights, in a room of so many bytes, and multiplies with them.
+    /// Makes a buffer of the given bytes for resident weights, and computes products with them.
     pub products: MakeProducts,
-    /// Remembers keys and values and attends to them.
+    /// Holds the KV cache and computes attention.
     pub attention: Arc<dyn DeviceAttention>,
-    /// How copies find the bytes of slots in memory; known once there were some.
+    /// How memory is copied to the GPU, for the footer; known after the first copies.
     pub how: Box<dyn Display + Send>,
-    /// What it gives, for experts of one layout, so many of which are computed together.
+    /// Measures its throughput with experts of one layout, of which the given number are computed together.
     pub measure: Measure,
 }
 
 type MakeProducts = Box<dyn FnOnce(u64) -> Result<Arc<dyn DeviceProducts>>>;
 type Measure = Box<dyn FnOnce(&ExpertLayout, usize) -> Result<GpuThroughput>>;
 
-/// What a GPU gives, measured before anything runs.
+/// Throughput of a GPU, measured at start-up.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct GpuThroughput {
-    /// Bytes per second from memory.
+    /// Bytes per second from memory to VRAM.
     pub link_in: f64,
-    /// Bytes per second to memory.
+    /// Bytes per second from VRAM to memory.
     pub link_out: f64,
-    /// Bytes per second that kernels read of its own memory.
+    /// Bytes per second that kernels read from VRAM.
     pub vram: f64,
-    /// Bytes of experts per second that are computed for one token.
+    /// Bytes of experts per second that kernels compute for one token.
     pub compute: f64,
 }
 
-/// What the flags ask for; `None` if the processor computes.
+/// Opens the GPU of the flags; `None` if the CPU computes.
 pub fn open(flags: &DeviceFlags) -> Result<Option<GpuParts>> {
     if !flags.is_gpu() && (flags.vram_mem.is_some() || flags.vram_experts.is_some()) {
-        bail!("--vram-mem and --vram-experts are for a GPU, which --device cuda asks for");
+        bail!("--vram-mem and --vram-experts apply to a GPU only; add --device cuda");
     }
     match flags.device {
         DeviceFlag::Cpu => Ok(None),
         #[cfg(not(feature = "gpu"))]
-        DeviceFlag::Cuda => bail!("--device cuda: this larder was built without it; `--features cuda` builds it in"),
+        DeviceFlag::Cuda => bail!("--device cuda: this larder was built without CUDA; build it with `--features cuda`"),
         #[cfg(feature = "gpu")]
         other => real::open(other).map(Some),
     }
@@ -84,7 +84,7 @@ mod real {
             let products: Arc<dyn DeviceProducts> = Arc::new(for_products.products(bytes)?);
             Ok(products)
         });
-        // What is between products takes next to no time, so any activation will do.
+        // The activation between products takes almost no time, so any one will do.
         let measure = move |layout: &ExpertLayout, experts| {
             let rates = gpu.measure(layout, Activation::Silu, experts)?;
             Ok(GpuThroughput {
@@ -98,7 +98,7 @@ mod real {
         Ok(GpuParts { name, free, link, bench, products, attention, how, measure: Box::new(measure) })
     }
 
-    /// Memory that a small model does not fill, and that costs nothing until it is used.
+    /// An emulated GPU with 1 GiB of memory, which is not allocated until it is used.
     #[cfg(feature = "emulator")]
     fn emulator() -> larder_cuda::Result<larder_cuda::Emulator> {
         larder_cuda::Emulator::new(1 << 30, 1)

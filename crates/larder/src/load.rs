@@ -1,4 +1,4 @@
-//! All experts of a model into memory.
+//! Loads all experts of a model into memory.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,10 +11,10 @@ use larder_store::{DATA_START, ExpertSource, Result as StoreResult, Store};
 
 use crate::progress::{self, Bar};
 
-/// Threads that put experts together: some wait for the disk while others widen and check.
+/// Threads that assemble experts: some wait for the SSD while others convert and check.
 const THREADS: usize = 4;
 
-/// From a store's shards, as fast as the SSD gives them.
+/// Loads from a store's shards, at the speed of the SSD.
 pub fn from_store(store: &Arc<Store>, compute: &Arc<ComputeContext>) -> Result<AllResident<Slot>> {
     let geometry = &store.manifest().geometry;
     let (arena, slots) = arena(store.as_ref(), geometry)?;
@@ -49,7 +49,7 @@ pub fn from_store(store: &Arc<Store>, compute: &Arc<ComputeContext>) -> Result<A
     Ok(resident(store.as_ref(), geometry, done, compute))
 }
 
-/// From whatever a checkpoint or GGUF file keeps them in.
+/// Loads from a checkpoint or a GGUF file.
 pub fn from_source(
     experts: &dyn ExpertSource,
     geometry: &Geometry,
@@ -76,7 +76,7 @@ pub fn from_source(
         let workers: Vec<_> = (0..THREADS).map(|_| scope.spawn(worker)).collect();
         let mut done = Vec::new();
         for worker in workers {
-            done.extend(worker.join().expect("a reading thread does not panic")?);
+            done.extend(worker.join().expect("no loading thread panics")?);
         }
         Ok(done)
     })?;
@@ -84,14 +84,15 @@ pub fn from_source(
     Ok(resident(experts, geometry, done, compute))
 }
 
-/// A slot for every expert, in the order of layers and experts.
+/// A slot for every expert, in order of layers and experts.
 fn arena(experts: &dyn ExpertSource, geometry: &Geometry) -> Result<(Arena, Vec<Slot>)> {
     let largest = geometry.moe_layers.iter().map(|l| experts.layout(*l).bytes).max().unwrap_or_default();
-    Arena::new(geometry.expert_count(), largest).context("no memory for all experts")
+    Arena::new(geometry.expert_count(), largest)
+        .context("not enough memory for all experts; leave out --preload, or set --cache-mem")
 }
 
 fn bar(slots: usize, bytes: usize) -> Bar {
-    progress::bar("reading experts", slots as u64 * bytes as u64)
+    progress::bar("loading experts", slots as u64 * bytes as u64)
 }
 
 fn resident(

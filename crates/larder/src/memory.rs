@@ -1,9 +1,9 @@
-//! How much memory there is to use.
+//! Available and used memory, from /proc and control groups.
 
 use std::fs;
 
-/// Bytes that can be used without pushing anything out: what the system calls available, within the limits of the
-/// control group. `None` where neither can be read.
+/// Memory that can be used without swapping, in bytes: the system's MemAvailable, within the limits of the control group.
+/// `None` if neither can be read.
 pub fn available() -> Option<u64> {
     let system = fs::read_to_string("/proc/meminfo").ok().and_then(|text| meminfo(&text, "MemAvailable:"));
     let group = group_available();
@@ -13,28 +13,28 @@ pub fn available() -> Option<u64> {
     }
 }
 
-/// Bytes that the machine has.
+/// Memory of the machine, in bytes.
 pub fn total() -> Option<u64> {
     meminfo(&fs::read_to_string("/proc/meminfo").ok()?, "MemTotal:")
 }
 
-/// The nearest limit of the control group, in bytes.
+/// The lowest limit of the control group and its parents, in bytes.
 pub fn group_limit() -> Option<u64> {
     let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     own.lines().filter_map(|line| ControlGroup::of(line, CGROUP_ROOT)?.limit()).min()
 }
 
-/// The most memory that this process has held so far, in bytes.
+/// Peak memory of this process, in bytes.
 pub fn peak() -> Option<u64> {
     meminfo(&fs::read_to_string("/proc/self/status").ok()?, "VmHWM:")
 }
 
-/// The memory that this process holds now, in bytes.
+/// Current memory of this process, in bytes.
 pub fn current() -> Option<u64> {
     meminfo(&fs::read_to_string("/proc/self/status").ok()?, "VmRSS:")
 }
 
-/// The memory of this process that is locked, in bytes.
+/// Locked memory of this process, in bytes.
 pub fn locked() -> Option<u64> {
     meminfo(&fs::read_to_string("/proc/self/status").ok()?, "VmLck:")
 }
@@ -44,18 +44,18 @@ fn meminfo(text: &str, key: &str) -> Option<u64> {
     line.split_whitespace().nth(1)?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// Where control groups are.
+/// Mount point of control groups.
 const CGROUP_ROOT: &str = "/sys/fs/cgroup";
-/// What version 1 says where there is no limit, rounded down to pages of any size.
+/// At least this is what version 1 reports without a limit; it depends on the page size.
 const NO_LIMIT: u64 = 1 << 62;
 
-/// What is left below the nearest limit, of version 2 or version 1 of control groups.
+/// Memory left below the limits of control groups, version 1 and 2.
 fn group_available() -> Option<u64> {
     let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     own.lines().filter_map(|line| ControlGroup::of(line, CGROUP_ROOT)?.available()).min()
 }
 
-/// A control group and those above it.
+/// A control group with its parents.
 struct ControlGroup {
     dirs: Vec<String>,
     limit: &'static str,
@@ -63,7 +63,7 @@ struct ControlGroup {
 }
 
 impl ControlGroup {
-    /// That of a line of `/proc/self/cgroup`, if it limits memory.
+    /// The group of a line of `/proc/self/cgroup`, if it limits memory.
     fn of(line: &str, root: &str) -> Option<Self> {
         let mut fields = line.splitn(3, ':');
         let (_, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
@@ -74,7 +74,7 @@ impl ControlGroup {
             }
             _ => return None,
         };
-        // A limit may be set on any group above; a container often sees its own group as the root.
+        // Any parent may have a limit; a container often sees its own group as the root.
         let mut dirs = vec![base.clone()];
         let mut dir = base;
         for part in path.split('/').filter(|p| !p.is_empty()) {
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_tightest_group_on_the_way_counts() {
+    fn the_tightest_parent_limits() {
         let root = tempfile::tempdir().unwrap();
         let dir = |path: &str, limit: &str, used: &str| {
             let dir = root.path().join(path);

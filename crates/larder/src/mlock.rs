@@ -1,4 +1,4 @@
-//! Keeping the system from paging memory out, as far as it allows: what every token needs first, then the slots.
+//! Locks memory so that the system does not swap it out, as far as it allows: resident weights first, then slots.
 #![allow(unsafe_code)]
 
 use std::fs;
@@ -11,16 +11,16 @@ use rustix::process::{Resource, getrlimit};
 
 use crate::{memory, print};
 
-/// What was locked of what there is.
+/// How much memory was locked.
 pub struct LockReport {
     bytes: u64,
     all: u64,
-    /// Why it is not all.
+    /// Why not all of it was locked.
     refused: Option<io::Error>,
 }
 
-/// Takes all memory that is mapped so far and locks it. Where only some may be locked, that is of weights and all else
-/// that every token needs, and if there is room beyond that, of the `slots`.
+/// Locks all memory that is mapped so far. If the limit allows only some of it, weights and everything else that every
+/// token needs are locked first, and then the `slots`.
 pub fn lock(slots: Range<usize>) -> LockReport {
     let Err(refused) = mlockall(MlockAllFlags::CURRENT) else {
         let bytes = memory::locked().unwrap_or_default();
@@ -32,7 +32,7 @@ pub fn lock(slots: Range<usize>) -> LockReport {
     let mut allowed = limit.saturating_sub(memory::locked().unwrap_or_default()) as usize;
     for range in ranges {
         let bytes = range.len().min(allowed) / page_size() * page_size();
-        // SAFETY: neither reads nor writes; of what is not mapped any more the system says so.
+        // SAFETY: mlock neither reads nor writes memory; it returns an error for ranges that are not mapped any more.
         if bytes > 0 && unsafe { mlock(range.start as *mut _, bytes) }.is_ok() {
             allowed -= bytes;
         }
@@ -40,8 +40,7 @@ pub fn lock(slots: Range<usize>) -> LockReport {
     LockReport { bytes: memory::locked().unwrap_or_default(), all, refused: Some(refused.into()) }
 }
 
-/// What to lock, in this order: the memory of this process that is no file's, the largest pieces first, and then the
-/// slots.
+/// Ranges to lock, in order: anonymous memory of this process, largest first, and then the slots.
 fn lock_order(maps: &str, slots: &Range<usize>) -> Vec<Range<usize>> {
     let mut others: Vec<Range<usize>> =
         maps.lines().filter_map(anonymous).flat_map(|map| without_slots(map, slots)).collect();
@@ -51,7 +50,7 @@ fn lock_order(maps: &str, slots: &Range<usize>) -> Vec<Range<usize>> {
     others
 }
 
-/// The range of a line of `/proc/self/maps`, if it can be written to and is not a file's.
+/// The range of a line of `/proc/self/maps`, if it is writable and not backed by a file.
 fn anonymous(line: &str) -> Option<Range<usize>> {
     let mut fields = line.split_whitespace();
     let (range, access) = (fields.next()?, fields.next()?);
@@ -61,7 +60,7 @@ fn anonymous(line: &str) -> Option<Range<usize>> {
     (access.starts_with("rw") && of_no_file).then_some(range)
 }
 
-/// What of `map` lies before and behind the slots, with which it may have grown together.
+/// The parts of `map` before and after the slots, because the kernel may have merged both into one mapping.
 fn without_slots(map: Range<usize>, slots: &Range<usize>) -> [Range<usize>; 2] {
     match slots.is_empty() {
         true => [map, 0..0],
@@ -70,14 +69,14 @@ fn without_slots(map: Range<usize>, slots: &Range<usize>) -> [Range<usize>; 2] {
 }
 
 impl LockReport {
-    /// In one line.
+    /// The result, in one line.
     pub fn describe(&self) -> String {
         let bytes = print::bytes(self.bytes);
         match (&self.refused, getrlimit(Resource::Memlock).current) {
             (None, _) => format!("locked: {bytes} of memory"),
             (Some(cause), limit) => format!(
-                "locked: {bytes} of {} of memory, weights before experts; the rest may be paged out ({cause}{}); `ulimit \
-                 -l unlimited` as root allows more",
+                "locked: {bytes} of {} of memory, weights before experts; the rest may be swapped out ({cause}{}); to lock \
+                 all, raise the limit with `ulimit -l unlimited` as root",
                 print::bytes(self.all),
                 limit.map(|limit| format!(", RLIMIT_MEMLOCK is {}", print::bytes(limit))).unwrap_or_default(),
             ),
@@ -90,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slots_come_last_even_where_their_map_is_shared() {
+    fn slots_come_last_even_if_their_mapping_is_shared() {
         let maps = "1000-3000 r-xp 00002000 fe:00 247030   /usr/bin/larder\n\
                     3000-4000 rw-p 0000a000 fe:00 247030   /usr/bin/larder\n\
                     5000-7000 rw-p 00000000 00:00 0        [heap]\n\

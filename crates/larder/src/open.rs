@@ -1,4 +1,4 @@
-//! From what a person calls a model to something that runs.
+//! Opens models: stores, checkpoint folders, GGUF files and names on the hub.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,13 +16,13 @@ use serde_json::Value;
 
 use crate::{load, models};
 
-/// Where the demo model is in the project.
+/// Path of the demo model in the repository.
 const DEMO: &str = "models/demo";
 
-/// The embedding, of which a token takes a row.
+/// The embedding matrix, of which a token reads one row.
 const EMBEDDING: &str = "model.embed_tokens.weight";
 
-/// The demo model: in the present folder or above it, else above the program itself.
+/// The demo model: in the current folder or a parent of it, else in a parent of the program's folder.
 pub fn default_model() -> PathBuf {
     let starts = [std::env::current_dir(), std::env::current_exe()];
     let above = |start: &PathBuf| {
@@ -31,7 +31,7 @@ pub fn default_model() -> PathBuf {
     starts.iter().flatten().find_map(above).unwrap_or_else(|| DEMO.into())
 }
 
-/// What a model is called unless somebody says otherwise: its folder's or file's own name.
+/// The default name of a model: that of its folder or file.
 pub fn model_name(path: &Path) -> String {
     let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     path.file_name().map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned())
@@ -39,14 +39,14 @@ pub fn model_name(path: &Path) -> String {
 
 enum ModelForm {
     Store(Arc<Store>),
-    /// A checkpoint folder or GGUF file, used as it is.
+    /// A checkpoint folder or GGUF file, used directly.
     Source(Box<dyn Source>),
 }
 
-/// A model on disk, and what its config says.
+/// A model on disk with its config. Nothing is loaded yet.
 pub struct OpenModel {
     form: ModelForm,
-    /// What the config says.
+    /// Architecture and sizes, from the config.
     pub blueprint: Blueprint,
 }
 
@@ -60,7 +60,7 @@ impl ModelForm {
 }
 
 impl OpenModel {
-    /// Opens a store, which may lack shards as long as nobody needs them, a checkpoint folder or a GGUF file, or a model by
+    /// Opens a store (shards may be missing as long as they are not used), a checkpoint folder, a GGUF file, or a model by
     /// its name on the hub.
     pub fn open(path: &Path) -> Result<Self> {
         match models::hub_name(path) {
@@ -69,7 +69,7 @@ impl OpenModel {
         }
     }
 
-    /// As [`Self::open`], to write many tokens: of a GGUF file a store is made beside it unless `without_store`.
+    /// As [`Self::open`], but makes a store beside a GGUF file, unless `without_store`.
     pub fn open_to_run(path: &Path, without_store: bool) -> Result<Self> {
         match without_store || !models::is_gguf(path) {
             true => Self::open(path),
@@ -81,11 +81,11 @@ impl OpenModel {
         let form = match path.join(MANIFEST_FILE).exists() {
             true => ModelForm::Store(Arc::new(Store::open_partial(path)?)),
             false if path.join(CONVERSION_STATE).exists() => {
-                let what = "is a store whose conversion has not finished; run the same `larder convert` again";
+                let what = "is a store whose conversion is not finished; run the same `larder convert` again";
                 return Err(StoreError::new(StoreErrorKind::Missing, path, what).into());
             }
             false if !path.exists() && path == Path::new(DEMO) => {
-                let what = "is the demo model, which is not here; name a model with -m";
+                let what = "is the demo model, which was not found; name a model with -m";
                 return Err(StoreError::new(StoreErrorKind::Missing, path, what).into());
             }
             false => ModelForm::Source(open_source(path)?),
@@ -99,12 +99,12 @@ impl OpenModel {
         Ok(OpenModel { form, blueprint })
     }
 
-    /// Its files, as named tensors and sidecars.
+    /// The model's tensors and sidecars.
     pub fn source(&self) -> &dyn Source {
         self.form.source()
     }
 
-    /// The store, if it is one.
+    /// The store; `None` for a checkpoint or a GGUF file.
     pub fn store(&self) -> Option<&Arc<Store>> {
         match &self.form {
             ModelForm::Store(store) => Some(store),
@@ -112,7 +112,7 @@ impl OpenModel {
         }
     }
 
-    /// Its experts, in the formats in which they are stored.
+    /// The experts, in their stored number formats.
     pub fn experts(&self) -> Result<ModelExperts<'_>> {
         match &self.form {
             ModelForm::Store(store) => Ok(ModelExperts::Store(store)),
@@ -123,7 +123,7 @@ impl OpenModel {
         }
     }
 
-    /// Bytes of its resident weights and of all its experts.
+    /// Bytes of the resident weights and of all experts.
     pub fn bytes(&self) -> Result<(u64, u64)> {
         let resident: u64 = self.blueprint.resident.iter().map(|t| self.resident_bytes(t)).sum();
         let experts = self.experts()?;
@@ -133,16 +133,16 @@ impl OpenModel {
         Ok((resident, layers.sum()))
     }
 
-    /// Bytes of the resident weights that every token reads: all of them, but of an embedding that is not the head as
-    /// well only a row.
+    /// Bytes of the resident weights that every token reads: all of them but the embedding, unless it is the output head
+    /// too.
     pub fn resident_bytes_per_token(&self) -> Result<u64> {
         let embedding = self.source().meta(EMBEDDING).filter(|_| self.has_own_head());
         let (resident, _) = self.bytes()?;
         Ok(resident - embedding.map_or(0, |m| m.bytes as u64))
     }
 
-    /// Bytes of each resident weight that a device keeps, which products have, and of those that stay in memory: small
-    /// ones, and the embedding, also where it is the head as well.
+    /// Bytes of each resident matrix that goes to a device, and the total of those that stay in memory: small tensors, and
+    /// the embedding even if it is the output head too.
     pub fn resident_on_device(&self) -> Result<(Vec<u64>, u64)> {
         let (all, _) = self.bytes()?;
         let own_head = self.has_own_head();
@@ -154,24 +154,24 @@ impl OpenModel {
         Ok((on_device, in_memory))
     }
 
-    /// Bytes of a resident weight once it is loaded.
+    /// Bytes of a resident weight after loading.
     fn resident_bytes(&self, spec: &TensorSpec) -> u64 {
         self.source().meta(&spec.name).map_or(0, |stored| spec.loaded_bytes(stored) as u64)
     }
 
-    /// Whether the head is a matrix of its own, and not the embedding.
+    /// Whether the output head is a matrix of its own, not the embedding.
     fn has_own_head(&self) -> bool {
         self.blueprint.resident.iter().any(|t| t.name == "lm_head.weight")
     }
 
-    /// The decoder with its resident weights, computing by `compute`.
+    /// Loads the decoder with the resident weights.
     pub fn decoder(&self, compute: &Arc<ComputeContext>) -> Result<Decoder> {
         self.source().advise_will_need();
         Decoder::load(self.source().config(), self.source(), compute.clone())
             .with_context(|| display(self.source().path()))
     }
 
-    /// Every expert, read into memory, to be computed by `compute`.
+    /// Loads all experts into memory.
     pub fn all_resident(&self, compute: &Arc<ComputeContext>) -> Result<AllResident<Slot>> {
         match &self.form {
             ModelForm::Store(store) => load::from_store(store, compute),
@@ -179,12 +179,12 @@ impl OpenModel {
         }
     }
 
-    /// The tokenizer and what belongs to it.
+    /// The tokenizer and the chat template.
     pub fn text_codec(&self) -> Result<TextCodec> {
         let source = self.source();
         let path = source.path();
         let Some(json) = source.sidecar("tokenizer.json")? else {
-            bail!("{}: has no tokenizer.json, so it cannot read or write text", path.display());
+            bail!("{}: has no tokenizer.json, which is needed for text", path.display());
         };
         let config = match source.sidecar("tokenizer_config.json")? {
             Some(bytes) => TokenizerConfig::from_bytes(&bytes).with_context(|| display(path))?,
@@ -197,7 +197,7 @@ impl OpenModel {
         })
     }
 
-    /// How the model's makers want it to write, and which tokens end its texts.
+    /// The recommended sampling parameters and the end-of-text tokens.
     pub fn generation(&self) -> Result<GenerationConfig> {
         let bytes = self.source().sidecar("generation_config.json")?;
         let config: &Value = self.source().config();
@@ -206,7 +206,7 @@ impl OpenModel {
     }
 }
 
-/// What the config of a source says, with the names that the source has for its experts.
+/// The architecture from a source's config, with the source's own names of expert tensors.
 pub fn blueprint_of(source: &dyn Source) -> Result<Blueprint> {
     let mut blueprint = larder_model::blueprint(source.config()).with_context(|| display(source.path()))?;
     if let Some(names) = source.expert_names() {
@@ -215,16 +215,16 @@ pub fn blueprint_of(source: &dyn Source) -> Result<Blueprint> {
     Ok(blueprint)
 }
 
-/// The experts of a model, wherever they are.
+/// The experts of a model, in a store or not.
 pub enum ModelExperts<'a> {
-    /// In shards.
+    /// Shards of a store.
     Store(&'a Store),
-    /// Put together from a checkpoint's tensors.
+    /// Assembled from a checkpoint's tensors.
     Source(Box<Assembler<'a>>),
 }
 
 impl ModelExperts<'_> {
-    /// As the seam that readers of experts share.
+    /// The trait object that readers of experts take.
     pub fn as_dyn(&self) -> &dyn ExpertSource {
         match self {
             ModelExperts::Store(store) => *store,
@@ -233,11 +233,11 @@ impl ModelExperts<'_> {
     }
 }
 
-/// What turns text into tokens and back.
+/// Tokenizer and chat template of a model.
 pub struct TextCodec {
-    /// The tokenizer.
+    /// Turns text into tokens and back.
     pub tokenizer: Tokenizer,
-    /// The chat template, if the model has one.
+    /// Turns messages into a prompt, if the model has a template.
     pub template: Option<ChatTemplate>,
 }
 

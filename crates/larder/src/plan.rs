@@ -1,4 +1,4 @@
-//! How much of a model stays in memory, decided before anything is loaded.
+//! The memory plan: how many experts stay in memory, decided before anything is loaded.
 
 use anyhow::{Result, bail};
 use larder_cache::{CacheScope, slot_count};
@@ -11,39 +11,38 @@ use crate::print;
 
 pub mod tiers;
 
-/// Left over, for what the system does on the process's behalf and for what nobody thought of.
+/// Reserve for kernel allocations on behalf of the process and for unforeseen needs.
 const RESERVE_BYTES: u64 = 64 << 20;
-/// The same where slots are page-locked, so that the system cannot take them back, and a driver is at work.
+/// Reserve with a GPU, where slots are page-locked and the driver allocates memory too.
 const RESERVE_BYTES_WITH_GPU: u64 = 512 << 20;
-/// Buffers through which weights go to a GPU.
+/// Staging buffers through which weights are copied to a GPU.
 const UPLOAD_BUFFER_BYTES: u64 = 8 << 20;
-/// But no more than this part of what is available: a small control group has no such surprises.
+/// The reserve is at most this fraction of the available memory, so that small control groups are usable.
 const RESERVE_DIVISOR: u64 = 8;
 
-/// What a plan is made from.
+/// Inputs of a plan.
 pub struct PlanInputs<'a> {
-    /// The model, as its config has it.
+    /// The model's config.
     pub blueprint: &'a Blueprint,
     /// Bytes of the resident weights.
     pub resident_bytes: u64,
     /// Bytes of the largest expert.
     pub slot_bytes: u64,
-    /// Slots beside those that are planned.
+    /// Scratch slots, beside those that are planned.
     pub scratch_slots: usize,
-    /// Tokens to have room for.
+    /// Context size in tokens.
     pub context: usize,
-    /// Sequences of so many tokens that are remembered at a time.
+    /// Number of sequences with a KV cache of that size.
     pub sequences: usize,
-    /// How they are remembered.
+    /// Number format of the KV cache.
     pub kv_format: KvFormat,
-    /// Tokens that are read at once.
+    /// Tokens per prefill step.
     pub chunk: usize,
-    /// Bytes that the process holds before anything is loaded.
+    /// Memory of the process before anything is loaded, in bytes.
     pub process_bytes: u64,
-    /// Bytes of memory that can be used, where the system tells.
+    /// Available memory in bytes; `None` if unknown.
     pub available_bytes: Option<u64>,
-    /// Whether a GPU computes: then it remembers sequences, and what goes there and comes back lies in buffers that cannot
-    /// be paged out.
+    /// Whether a GPU computes: then the KV cache is in VRAM, and staging buffers in page-locked memory are needed.
     pub on_gpu: bool,
 }
 
@@ -52,11 +51,11 @@ pub struct PlanInputs<'a> {
 pub enum MemoryPlan {
     /// All in memory.
     AllResident,
-    /// On disk, passing through slots: so many per layer or, in global scope, in all.
+    /// On the SSD, cached in slots.
     Slots {
-        /// The number.
+        /// Number of slots, per layer or, in global scope, in total.
         slots: usize,
-        /// What it counts.
+        /// What shares the slots.
         scope: CacheScope,
     },
 }
@@ -70,34 +69,34 @@ impl PlanInputs<'_> {
         self.blueprint.geometry.expert_count() as u64 * self.slot_bytes
     }
 
-    /// Bytes that remember the sequences.
+    /// Bytes of the KV caches of all sequences.
     pub fn kv_bytes(&self) -> u64 {
         self.sequences as u64 * self.blueprint.sequence_memory.bytes(self.context, self.kv_format.bytes())
     }
 
-    /// Those of them that are in memory.
+    /// Bytes of KV cache in main memory: none with a GPU.
     fn host_kv_bytes(&self) -> u64 {
         if self.on_gpu { 0 } else { self.kv_bytes() }
     }
 
-    /// Bytes of activations while a chunk is read, beside what the process holds anyway.
+    /// Bytes of activations during prefill of a chunk.
     pub fn scratch_bytes(&self) -> u64 {
         let g = &self.blueprint.geometry;
         let float = size_of::<f32>();
-        // Per token: the stream and what attention and norms make of it; per expert of a token: gate, up and what
-        // goes into down, quantised as well, then down's output, before and after it is put in its place.
+        // Per token: the hidden state and the buffers of attention and norms. Per expert of a token: gate, up and the
+        // input of down, also quantised, then down's output before and after it is scattered.
         let stream = 12 * g.hidden * float;
         let expert = g.inter * (3 * float + 2) + 2 * g.hidden * float;
         let logits = 3 * self.blueprint.vocab * float;
         (self.chunk * (stream + g.top_k * expert) + logits) as u64
     }
 
-    /// Bytes of memory through which a GPU gets what it computes with and gives back what it computed.
+    /// Bytes of staging buffers between memory and a GPU.
     fn gpu_buffer_bytes(&self) -> u64 {
         if self.on_gpu { self.scratch_bytes() + UPLOAD_BUFFER_BYTES } else { 0 }
     }
 
-    /// All but the experts.
+    /// Bytes of everything but cached experts.
     fn base_bytes(&self) -> u64 {
         let slots = self.scratch_slots as u64 * self.slot_bytes;
         self.process_bytes
@@ -108,18 +107,18 @@ impl PlanInputs<'_> {
             + slots
     }
 
-    /// Bytes that are left to whatever else happens.
+    /// Bytes that stay unused, as reserve.
     fn reserve_bytes(&self) -> u64 {
         let most = if self.on_gpu { RESERVE_BYTES_WITH_GPU } else { RESERVE_BYTES };
         self.available_bytes.map_or(most, |available| most.min(available / RESERVE_DIVISOR))
     }
 
-    /// Bytes for slots beside everything else.
+    /// Bytes available for slots; `None` if the available memory is unknown.
     fn slot_budget(&self) -> Option<u64> {
         Some((self.available_bytes? + self.process_bytes).saturating_sub(self.base_bytes() + self.reserve_bytes()))
     }
 
-    /// Slots per layer, or in all, that fit into `bytes`.
+    /// Slots that fit into `bytes`: per layer or, in global scope, in total.
     fn slots_in(&self, bytes: u64, scope: CacheScope) -> usize {
         let total = bytes / self.slot_bytes.max(1);
         match scope {
@@ -128,7 +127,7 @@ impl PlanInputs<'_> {
         }
     }
 
-    /// Slots per layer, or in all, for so many experts of each layer.
+    /// Slots for `per_layer` experts of each layer: per layer or, in global scope, in total.
     fn slots_for(&self, per_layer: usize, scope: CacheScope) -> usize {
         let geometry = &self.blueprint.geometry;
         match scope {
@@ -137,7 +136,7 @@ impl PlanInputs<'_> {
         }
     }
 
-    /// Experts of each layer for which so many slots are.
+    /// Experts per layer that `slots` hold.
     fn per_layer(&self, slots: usize, scope: CacheScope) -> usize {
         match scope {
             CacheScope::Layer => slots,
@@ -158,11 +157,11 @@ impl PlanInputs<'_> {
 
     fn other_uses(&self) -> String {
         let context = match self.on_gpu {
-            false => format!(" {} for {} of context,", print::bytes(self.kv_bytes()), self.context_text()),
-            true => format!(" {} of buffers for the GPU,", print::bytes(self.gpu_buffer_bytes())),
+            false => format!(" {} of KV cache ({}),", print::bytes(self.kv_bytes()), self.context_text()),
+            true => format!(" {} of GPU staging buffers,", print::bytes(self.gpu_buffer_bytes())),
         };
         format!(
-            "{} of resident weights,{context} {} of scratch and {} to spare",
+            "{} of resident weights,{context} {} of activations and {} of reserve",
             print::bytes(self.resident_bytes),
             print::bytes(self.scratch_bytes() + self.process_bytes),
             print::bytes(self.reserve_bytes())
@@ -170,26 +169,47 @@ impl PlanInputs<'_> {
     }
 }
 
-/// Decides by what was asked for and what there is.
+/// Decides the plan, from the requested size of the cache and the available memory.
 pub fn decide(inputs: &PlanInputs, flags: &EngineFlags) -> Result<MemoryPlan> {
-    let scope = flags.cache_scope.into();
+    let scope = flags.cache.scope.into();
     let slots = match (requested_slots(inputs, flags), inputs.slot_budget()) {
         (Some(slots), _) => slots,
-        (None, Some(room)) if room < inputs.all_expert_bytes() => inputs.slots_in(room, scope),
+        (None, Some(budget)) if budget < inputs.all_expert_bytes() => inputs.slots_in(budget, scope),
         (None, _) => return Ok(MemoryPlan::AllResident),
     };
     if slots == 0 {
-        let least = print::bytes(inputs.bytes_of_slots(1, scope));
-        bail!("not even one slot fits: that takes {least} for experts beside {}", inputs.other_uses());
+        bail!("{}", no_slot(inputs, flags, scope));
     }
     check_fits(inputs, slots, scope)?;
     Ok(MemoryPlan::Slots { slots, scope })
 }
 
-/// The slots in memory that somebody wants, if anybody does.
+/// Why there is not one slot, and what would be enough.
+fn no_slot(inputs: &PlanInputs, flags: &EngineFlags, scope: CacheScope) -> String {
+    let least = inputs.bytes_of_slots(1, scope);
+    let what = match scope {
+        CacheScope::Layer => "one expert per layer",
+        CacheScope::Global => "one expert",
+    };
+    match flags.size.mem {
+        Some(size) => format!(
+            "--cache-mem {} is too small: at least {} is needed ({what})",
+            print::bytes(size.0),
+            print::size_up(least)
+        ),
+        None => format!(
+            "not enough memory: {} available, and {what} needs {} beside {}; try a shorter --context",
+            print::bytes(inputs.available_bytes.unwrap_or_default()),
+            print::bytes(least),
+            inputs.other_uses()
+        ),
+    }
+}
+
+/// The number of slots that the flags request, if they do.
 fn requested_slots(inputs: &PlanInputs, flags: &EngineFlags) -> Option<usize> {
-    let scope = flags.cache_scope.into();
-    match (flags.cache_experts, flags.cache_mem) {
+    let scope = flags.cache.scope.into();
+    match (flags.size.experts, flags.size.mem) {
         (Some(per_layer), _) => Some(inputs.slots_for(per_layer, scope)),
         (None, Some(bytes)) => Some(inputs.slots_in(bytes.0, scope)),
         (None, None) => None,
@@ -197,18 +217,18 @@ fn requested_slots(inputs: &PlanInputs, flags: &EngineFlags) -> Option<usize> {
 }
 
 fn check_fits(inputs: &PlanInputs, slots: usize, scope: CacheScope) -> Result<()> {
-    let Some(room) = inputs.slot_budget() else { return Ok(()) };
+    let Some(budget) = inputs.slot_budget() else { return Ok(()) };
     let need = inputs.bytes_of_slots(slots, scope);
-    if need <= room {
+    if need <= budget {
         return Ok(());
     }
-    let fits = inputs.slots_in(room, scope);
+    let fits = inputs.slots_in(budget, scope);
     let nearest = match inputs.per_layer(fits, scope) {
-        0 => "not even one expert per layer would; a shorter context might".into(),
-        n => format!("--cache-experts {n} would"),
+        0 => "not even one expert per layer fits; try a shorter --context".into(),
+        n => format!("--cache-experts {n} fits"),
     };
     bail!(
-        "{} of slots do not fit beside {} into the {} that are available; {nearest}",
+        "{} of cached experts do not fit beside {} into the {} of available memory; {nearest}",
         print::bytes(need),
         inputs.other_uses(),
         print::bytes(inputs.available_bytes.unwrap_or_default()),
@@ -224,19 +244,19 @@ impl MemoryPlan {
         }
     }
 
-    /// Everything that the process will hold.
+    /// Memory that the process will use, in bytes: the memory ceiling.
     pub fn total_bytes(&self, inputs: &PlanInputs) -> u64 {
         inputs.base_bytes() + self.expert_bytes(inputs)
     }
 
-    /// A few lines for a person.
+    /// The plan as text of a few lines.
     pub fn describe(&self, inputs: &PlanInputs) -> String {
         let held = match *self {
             MemoryPlan::AllResident => format!("all {} experts", inputs.blueprint.geometry.expert_count()),
             MemoryPlan::Slots { slots, scope } => slots_text(inputs, slots, scope),
         };
-        let mut said = format!(
-            "plan: {} = {} resident + {} context of {} + {} scratch + {} {held}",
+        let mut text = format!(
+            "plan: {} = {} resident weights + {} KV cache ({}) + {} activations + {} {held}",
             print::bytes(self.total_bytes(inputs)),
             print::bytes(inputs.resident_bytes),
             print::bytes(inputs.kv_bytes()),
@@ -245,22 +265,22 @@ impl MemoryPlan {
             print::bytes(self.expert_bytes(inputs)),
         );
         if let Some(available) = inputs.available_bytes {
-            said += &format!("; {} available", print::bytes(available));
+            text += &format!("; {} available", print::bytes(available));
         }
         if let MemoryPlan::Slots { scope, .. } = *self {
             let floor = inputs.blueprint.geometry.top_k;
-            said += &format!("\n      at least {floor} per layer, which one token uses");
-            if let Some(room) = inputs.slot_budget() {
-                said += &format!("; at most {}, which fit", inputs.per_layer(inputs.slots_in(room, scope), scope));
+            text += &format!("\n      experts per layer: at least {floor}, which one token uses");
+            if let Some(budget) = inputs.slot_budget() {
+                text += &format!(", at most {}, which fit", inputs.per_layer(inputs.slots_in(budget, scope), scope));
             }
             if self.thrashes(inputs) {
-                said += "\n      warning: fewer than one token uses, so hardly any expert will be found in memory";
+                text += "\n      warning: fewer slots than one token uses, so there will be almost no cache hits";
             }
         }
-        said
+        text
     }
 
-    /// The same for a program.
+    /// The plan as JSON.
     pub fn json(&self, inputs: &PlanInputs) -> Value {
         let slots = match *self {
             MemoryPlan::AllResident => None,
@@ -278,11 +298,11 @@ impl MemoryPlan {
             "total_bytes": self.total_bytes(inputs),
             "available_bytes": inputs.available_bytes,
             "floor_experts_per_layer": inputs.blueprint.geometry.top_k,
-            "ceiling_experts_per_layer": inputs.slot_budget().map(|room| inputs.slots_in(room, CacheScope::Layer)),
+            "ceiling_experts_per_layer": inputs.slot_budget().map(|budget| inputs.slots_in(budget, CacheScope::Layer)),
         })
     }
 
-    /// Whether one token alone needs more slots than there are.
+    /// Whether there are fewer slots than one token uses.
     fn thrashes(&self, inputs: &PlanInputs) -> bool {
         let top_k = inputs.blueprint.geometry.top_k;
         match *self {
@@ -293,25 +313,27 @@ impl MemoryPlan {
     }
 }
 
-/// How many experts so many slots hold, for a person.
+/// How many experts `slots` hold, as text.
 fn slots_text(inputs: &PlanInputs, slots: usize, scope: CacheScope) -> String {
     let all = inputs.blueprint.geometry.expert_count();
     let total = slot_count(&inputs.blueprint.geometry, slots, scope);
     let share = 100.0 * total as f64 / all.max(1) as f64;
-    let cut = match scope {
+    let division = match scope {
         CacheScope::Layer => format!("{slots} per layer"),
         CacheScope::Global => "shared by all layers".into(),
     };
-    format!("slots for {total} of {all} experts ({share:.0} %, {cut})")
+    format!("slots for {total} of {all} experts ({share:.0} %, {division})")
 }
 
 #[cfg(test)]
 mod tests {
     use larder_core::{ExpertNames, Geometry, LayerIdx, SequenceMemory};
 
+    use clap::Parser;
+
     use super::*;
-    use crate::cli::{ByteSize, ScopeFlag};
-    use larder_policy::routing::RoutingSpec;
+    use crate::cli::engine::SizeFlags;
+    use crate::cli::{ByteSize, Cli, Command, ScopeFlag};
 
     pub const MEGA: u64 = 1 << 20;
 
@@ -328,40 +350,17 @@ mod tests {
         }
     }
 
-    /// What has to be available so that this much is left.
+    /// The available memory of which `bytes` are left beside the reserve.
     pub fn beside_reserve(bytes: u64) -> u64 {
         (bytes * RESERVE_DIVISOR).div_ceil(RESERVE_DIVISOR - 1)
     }
 
-    pub fn flags(cache_experts: Option<usize>, cache_mem: Option<u64>, cache_scope: ScopeFlag) -> EngineFlags {
-        let (eviction, reader) = ("lru".parse().unwrap(), "auto".into());
-        let cache_mem = cache_mem.map(ByteSize);
-        let (prefetch, threads, pin, exact) = (0, None, false, false);
-        let (no_store, preload, mlock, kv) = (false, false, false, None);
-        let (evictor, cache_scratch, trace, trace_logits) = (None, 0, None, false);
-        EngineFlags {
-            no_store,
-            cache_experts,
-            cache_mem,
-            preload,
-            cache_scope,
-            eviction,
-            evictor,
-            cache_scratch,
-            routing: RoutingSpec::default(),
-            trace,
-            trace_logits,
-            reader,
-            prefetch,
-            threads,
-            pin,
-            exact,
-            kv,
-            mlock,
-            device: Default::default(),
-            #[cfg(feature = "edge")]
-            edge: Default::default(),
-        }
+    pub fn flags(cache_experts: Option<usize>, cache_mem: Option<u64>, scope: ScopeFlag) -> EngineFlags {
+        let Cli { command: Command::Plan(args) } = Cli::parse_from(["larder", "plan"]) else { unreachable!() };
+        let mut flags = args.engine;
+        flags.size = SizeFlags { experts: cache_experts, mem: cache_mem.map(ByteSize) };
+        flags.cache.scope = scope;
+        flags
     }
 
     pub fn inputs(blueprint: &Blueprint, available: Option<u64>) -> PlanInputs<'_> {
@@ -381,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_decides_unless_somebody_does() {
+    fn flags_go_before_the_available_memory() {
         let blueprint = blueprint();
         let inputs = |available| inputs(&blueprint, available);
         let (layer, global) = (ScopeFlag::Layer, ScopeFlag::Global);
@@ -396,19 +395,19 @@ mod tests {
         assert_eq!(decide(&inputs(enough), &flags(Some(3), None, layer)).unwrap(), slots(3, CacheScope::Layer));
         assert_eq!(decide(&inputs(enough), &flags(Some(3), None, global)).unwrap(), slots(12, CacheScope::Global));
         assert_eq!(decide(&inputs(enough), &flags(None, Some(8 * MEGA), layer)).unwrap(), slots(2, CacheScope::Layer));
-        let said = decide(&inputs(tight), &flags(Some(5), None, layer)).unwrap_err().to_string();
-        assert!(said.ends_with("--cache-experts 2 would"), "{said}");
-        assert!(decide(&inputs(Some(MEGA)), &none).unwrap_err().to_string().contains("not even one slot"));
+        let text = decide(&inputs(tight), &flags(Some(5), None, layer)).unwrap_err().to_string();
+        assert!(text.ends_with("--cache-experts 2 fits"), "{text}");
+        assert!(decide(&inputs(Some(MEGA)), &none).unwrap_err().to_string().contains("not enough memory"));
         assert!(decide(&inputs(Some(MEGA)), &flags(Some(5), None, layer)).unwrap_err().to_string().contains("context"));
     }
 
     #[test]
-    fn everything_is_in_the_total() {
+    fn the_total_includes_everything() {
         let blueprint = blueprint();
         let inputs = PlanInputs { sequences: 2, ..inputs(&blueprint, Some(beside_reserve(40 * MEGA))) };
         let plan = decide(&inputs, &flags(Some(1), None, ScopeFlag::Layer)).unwrap();
         assert_eq!(plan.total_bytes(&inputs), 4 * MEGA + inputs.scratch_bytes() + 4 * MEGA);
-        let said = plan.describe(&inputs);
-        assert!(said.contains("at least 2 per layer") && said.contains("warning"), "{said}");
+        let text = plan.describe(&inputs);
+        assert!(text.contains("experts per layer: at least 2") && text.contains("warning"), "{text}");
     }
 }

@@ -1,4 +1,4 @@
-//! What the machine gives: how fast memory and the SSD can be read, measured in the same way in which the engine reads.
+//! Measures how fast memory and SSD can be read, in the way in which the engine reads them.
 
 use std::collections::VecDeque;
 use std::hint::black_box;
@@ -10,14 +10,14 @@ use anyhow::{Context, Result};
 use larder_store::reader::{Arena, ReadRequest, ShardFiles, open_reader};
 use larder_store::{DATA_START, Store};
 
-/// How long each probe may take.
+/// Time limit of a probe.
 const PROBE_TIME: Duration = Duration::from_millis(1500);
-/// Larger than any cache of the processor, together for all threads.
+/// Bytes that all threads together read: more than the caches of a CPU.
 const MEMORY_BYTES: usize = 512 << 20;
 /// Reads in flight: enough to keep an SSD busy at the size of an expert.
 const IN_FLIGHT: usize = 8;
 
-/// Bytes per second that `threads` threads together read from memory; the best of a few passes.
+/// Bytes per second that `threads` threads together read from memory, in the best of a few passes.
 pub fn memory_bandwidth(threads: usize) -> f64 {
     let words = MEMORY_BYTES / threads.max(1) / size_of::<u64>();
     let buffers: Vec<Vec<u64>> = (0..threads.max(1)).map(|t| vec![t as u64 + 1; words]).collect();
@@ -34,7 +34,7 @@ pub fn memory_bandwidth(threads: usize) -> f64 {
     best
 }
 
-/// Sums in lanes of their own, so that memory and not the addition is measured.
+/// Sums in 16 lanes, so that memory bandwidth and not addition latency is measured.
 fn sum(buffer: &[u64]) -> u64 {
     let mut lanes = [0u64; 16];
     for chunk in buffer.as_chunks::<16>().0 {
@@ -45,24 +45,24 @@ fn sum(buffer: &[u64]) -> u64 {
     lanes.iter().fold(0, |a, b| a.wrapping_add(*b))
 }
 
-/// Bytes per second at which whole experts of a store are read, spread over all of it, and how they are read.
+/// Bytes per second of reading experts from all over a store, and the reader as text.
 pub fn ssd_throughput(store: &Arc<Store>, reader: &str) -> Result<(f64, String)> {
     let pattern = ReadPattern::of_store(store)?;
     pattern.throughput(reader, IN_FLIGHT, PROBE_TIME, pattern.locations.len())
 }
 
-/// Where reads of one length go, in files of one length.
+/// Reads of one length, from files of one length.
 pub struct ReadPattern {
-    /// The files.
+    /// The files to read.
     pub files: Arc<ShardFiles>,
-    /// Bytes of a read.
+    /// Bytes per read.
     pub len: usize,
-    /// Number of the file, and offset.
+    /// Index of the file, and offset in bytes.
     locations: Vec<(usize, u64)>,
 }
 
 impl ReadPattern {
-    /// Every expert of a store.
+    /// One read for every expert of a store.
     pub fn of_store(store: &Arc<Store>) -> Result<Self> {
         let (paths, bytes) = store.shard_files();
         let locations = (0..paths.len()).map(|shard| (shard, DATA_START as u64)).collect();
@@ -70,16 +70,17 @@ impl ReadPattern {
         Ok(ReadPattern { files, len: store.manifest().experts.data_bytes, locations })
     }
 
-    /// All of one file, in pieces of `len`.
+    /// One file, in reads of `len` bytes.
     pub fn of_file(path: PathBuf, bytes: u64, len: usize) -> Result<Self> {
         let locations = (0..bytes / len as u64).map(|i| (0, i * len as u64)).collect();
         Ok(ReadPattern { files: Arc::new(ShardFiles::new(1, bytes, move |_| path.clone())?), len, locations })
     }
 
-    /// Bytes per second of at most `count` reads by this reader, `depth` of them at a time, for no longer than
-    /// `time_limit` or little more; and how they are read.
+    /// Bytes per second of at most `count` reads, `depth` of them in flight; no read is started after `time_limit`. Also
+    /// returns the reader as text.
     pub fn throughput(&self, reader: &str, depth: usize, time_limit: Duration, count: usize) -> Result<(f64, String)> {
-        let (arena, slots) = Arena::new(depth, self.len).context("no memory for a few experts")?;
+        let (arena, slots) =
+            Arena::new(depth, self.len).context("not enough memory for the slots of the measurement")?;
         let (mut reader, how) = open_reader(reader, &self.files, &arena)?;
         let mut next = self.scattered().take(count);
         let mut request =
@@ -98,8 +99,8 @@ impl ReadPattern {
         Ok((done as f64 / start.elapsed().as_secs_f64(), how))
     }
 
-    /// All places, far from each other, over and over. A stride that shares no factor with the count visits each before
-    /// any twice.
+    /// All locations, far from each other, over and over. A stride that is coprime to the count visits each of them before
+    /// any one twice.
     fn scattered(&self) -> impl Iterator<Item = (usize, u64)> {
         let count = self.locations.len();
         let stride = (count * 5 / 8).max(1);

@@ -1,4 +1,4 @@
-//! Progress of long work: a bar on a terminal, plain lines elsewhere, nothing for what is over at once.
+//! Progress of long work: a bar on a terminal, plain lines elsewhere, nothing for work that ends soon.
 
 use std::io::IsTerminal;
 use std::sync::{Mutex, OnceLock};
@@ -8,12 +8,12 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::print;
 
-/// Work that is over before this is not worth a line.
+/// No line is printed before this time.
 const QUIET_TIME: Duration = Duration::from_millis(1500);
-/// Between two plain lines.
+/// Time between two plain lines.
 const PLAIN_EVERY: Duration = Duration::from_secs(10);
 
-/// How far some work has come.
+/// The progress of some work.
 pub struct Bar {
     what: String,
     unit: Unit,
@@ -22,7 +22,7 @@ pub struct Bar {
     kind: BarKind,
 }
 
-/// What is counted.
+/// The unit of the progress.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Unit {
     Bytes,
@@ -30,7 +30,7 @@ enum Unit {
 }
 
 impl Unit {
-    /// So much of what is named right behind it.
+    /// A number whose unit follows with the total.
     fn without_unit(self, n: u64) -> String {
         match self {
             Unit::Items(_) if n < 1_000_000 => n.to_string(),
@@ -57,12 +57,12 @@ struct PlainLines {
     next: Duration,
 }
 
-/// A bar for `total` bytes of `what`, on standard error.
+/// A bar on standard error for `total` bytes of `what`.
 pub fn bar(what: &str, total: u64) -> Bar {
     begin(what, Unit::Bytes, total)
 }
 
-/// A bar for `total` things on standard error.
+/// A bar on standard error for `total` items of `what`.
 pub fn count(what: &str, items: &'static str, total: u64) -> Bar {
     begin(what, Unit::Items(items), total)
 }
@@ -80,7 +80,7 @@ fn terminal(what: &str, unit: Unit, total: u64) -> ProgressBar {
         Unit::Bytes => "{msg} {wide_bar:.cyan/dim} {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {eta}",
         Unit::Items(_) => "{msg} {wide_bar:.cyan/dim} {percent} % {per_sec} {eta}",
     };
-    let style = ProgressStyle::with_template(style).expect("the template above is valid");
+    let style = ProgressStyle::with_template(style).expect("the template is valid");
     let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr_with_hz(8));
     bar.set_style(style);
     bar.set_message(what.to_owned());
@@ -88,7 +88,7 @@ fn terminal(what: &str, unit: Unit, total: u64) -> ProgressBar {
 }
 
 impl Bar {
-    /// So much more is done.
+    /// Adds `amount` to what is done.
     pub fn advance(&self, amount: u64) {
         match &self.kind {
             BarKind::Terminal(bar) => bar.inc(amount),
@@ -106,7 +106,7 @@ impl Bar {
         }
     }
 
-    /// So much was done before.
+    /// Starts at `amount`, for continued work.
     #[cfg(feature = "hub")]
     pub fn resume(&self, amount: u64) {
         match &self.kind {
@@ -123,14 +123,14 @@ impl Bar {
     }
 }
 
-/// A bar for work of the store, which says how much it is when it begins.
+/// A bar for converting or verifying a store; its length is known when the work begins.
 pub struct StoreProgress {
     what: &'static str,
     bar: OnceLock<Bar>,
 }
 
 impl StoreProgress {
-    /// A bar for `what`, still to begin.
+    /// A bar for `what`, shown when the work begins.
     pub fn new(what: &'static str) -> Self {
         StoreProgress { what, bar: OnceLock::new() }
     }

@@ -1,4 +1,4 @@
-//! Slots over the shards of a store.
+//! Slots for the experts of a store, with a reader that fills them.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -9,24 +9,28 @@ use larder_store::reader::{Arena, Reader, ShardFiles, Slot, open_reader};
 
 use crate::print;
 
-/// Empty slots, and what fills them.
+/// Empty slots and their reader.
 pub struct Slots {
-    /// Each large enough for every expert.
+    /// The slots; each can hold any expert of the store.
     pub slots: Vec<Slot>,
-    /// Reads shards into them.
+    /// Reads shards into the slots.
     pub reader: Box<dyn Reader>,
-    /// How, in words.
+    /// The reader and how it reads, as text.
     pub reader_note: String,
-    /// Their addresses.
+    /// Address range of the slots.
     pub addresses: Range<usize>,
 }
 
 impl Slots {
-    /// So many.
+    /// Allocates `total` slots and opens the reader named `reader`.
     pub fn new(store: &Arc<Store>, total: usize, reader: &str) -> Result<Self> {
         let slot_bytes = store.manifest().experts.data_bytes;
-        let (arena, slots) = Arena::new(total, slot_bytes)
-            .with_context(|| format!("{total} slots of {} cannot be had", print::bytes(slot_bytes as u64)))?;
+        let (arena, slots) = Arena::new(total, slot_bytes).with_context(|| {
+            format!(
+                "cannot allocate {total} slots of {}; try a smaller --cache-experts or --cache-mem",
+                print::bytes(slot_bytes as u64)
+            )
+        })?;
         let (paths, bytes) = store.shard_files();
         let files = Arc::new(ShardFiles::new(paths.len(), bytes, move |shard| paths[shard].clone())?);
         let (reader, reader_note) = open_reader(reader, &files, &arena)?;

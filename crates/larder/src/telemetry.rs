@@ -1,4 +1,4 @@
-//! Where each token's time went and what was read for it.
+//! Times and cache counters of each step, as CSV lines, totals and JSON.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -13,38 +13,47 @@ use serde_json::{Value, json};
 
 use crate::memory;
 
-/// The columns of the file.
-const COLUMNS: &str = "step,phase,tokens,seconds,attention,routing,experts,waiting,computing,other,hits,awaited,misses,\
-                       evictions,demanded_bytes,guessed_bytes,device_busy,peak_bytes,gpu_hits,memory_hits,gpu_computed,\
-                       processor_computed,bytes_to_gpu,bytes_from_gpu";
+/// The columns of the CSV file. The last three are deprecated names: in_flight_hits, demand_bytes and prefetch_bytes again.
+const COLUMNS: &str = "step,phase,tokens,seconds,attention,routing,experts,waiting,computing,other,hits,in_flight_hits,\
+                       misses,evictions,demand_bytes,prefetch_bytes,device_busy,peak_bytes,gpu_hits,memory_hits,\
+                       gpu_computed,processor_computed,bytes_to_gpu,bytes_from_gpu,awaited,demanded_bytes,guessed_bytes";
 
-/// Adds up what passes, and writes a line for each step if that is wanted.
+/// JSON keys, and the deprecated names under which the same values are written until the next format of the reports.
+const DEPRECATED_KEYS: [(&str, &str); 5] = [
+    ("in_flight_hits", "awaited"),
+    ("demand_bytes", "demanded_bytes"),
+    ("prefetch_bytes", "guessed_bytes"),
+    ("prefetches", "guesses"),
+    ("useful_prefetches", "useful_guesses"),
+];
+
+/// Sums over steps, and writes a CSV line for each if there is a file.
 pub struct Telemetry {
     file: Option<(PathBuf, BufWriter<File>)>,
     steps: usize,
     before: Traffic,
-    /// The prompt's step.
+    /// Totals of prefill.
     pub prompt: Totals,
-    /// All others.
+    /// Totals of decode.
     pub decode: Totals,
     write_error: Option<std::io::Error>,
 }
 
-/// The sum over some steps.
+/// Sums over some steps.
 #[derive(Clone, Copy, Default)]
 pub struct Totals {
-    /// Tokens that were read.
+    /// Tokens processed.
     pub tokens: usize,
-    /// How long it took.
+    /// Wall-clock time.
     pub time: Duration,
-    /// On what.
+    /// Time per phase of a step.
     pub times: PhaseTimes,
-    /// What passed through the cache.
+    /// Cache traffic.
     pub traffic: Traffic,
 }
 
 impl Telemetry {
-    /// Writes to `path` if there is one.
+    /// Telemetry that writes CSV to `path`, if there is one.
     pub fn new(path: Option<&Path>) -> Result<Self> {
         let open = |path: &Path| -> Result<_> {
             let mut file = BufWriter::new(File::create(path).with_context(|| path.display().to_string())?);
@@ -56,7 +65,7 @@ impl Telemetry {
         Ok(Telemetry { file, steps: 0, before: Traffic::default(), prompt, decode, write_error: None })
     }
 
-    /// A step is over; `traffic` is what passed through the cache so far.
+    /// Adds a step; `traffic` is the cache traffic since the start.
     pub fn step(&mut self, step: &StepStats, traffic: Option<Traffic>) {
         let now = traffic.unwrap_or_default();
         let passed = now - std::mem::replace(&mut self.before, now);
@@ -77,11 +86,11 @@ impl Telemetry {
         self.steps += 1;
     }
 
-    /// Makes sure that the file is whole.
+    /// Flushes the file, and reports the first write error.
     pub fn finish(&mut self) -> Result<()> {
         let Some((path, file)) = &mut self.file else { return Ok(()) };
         let outcome = self.write_error.take().map_or_else(|| file.flush(), Err);
-        outcome.with_context(|| format!("{}: the telemetry could not be written", path.display()))
+        outcome.with_context(|| format!("{}: writing the telemetry failed", path.display()))
     }
 }
 
@@ -100,7 +109,7 @@ fn csv_line(number: usize, phase: &str, step: &StepStats, passed: &Traffic) -> S
     ];
     let seconds: Vec<String> = seconds.iter().map(|t| format!("{:.6}", s(*t))).collect();
     format!(
-        "{number},{phase},{},{},{},{},{},{},{},{},{:.3},{},{},{},{},{},{},{}",
+        "{number},{phase},{},{},{},{},{},{},{},{},{:.3},{},{},{},{},{},{},{},{},{},{}",
         step.tokens,
         seconds.join(","),
         counts.hits,
@@ -117,7 +126,20 @@ fn csv_line(number: usize, phase: &str, step: &StepStats, passed: &Traffic) -> S
         tiers.on_host,
         tiers.to_device_bytes,
         tiers.from_device_bytes,
+        counts.in_flight_hits,
+        passed.demand_bytes,
+        passed.prefetch_bytes,
     )
+}
+
+/// Adds each deprecated key beside the key that replaces it.
+fn with_deprecated_keys(mut json: Value) -> Value {
+    for (key, deprecated) in DEPRECATED_KEYS {
+        if let Some(value) = json.get(key).cloned() {
+            json[deprecated] = value;
+        }
+    }
+    json
 }
 
 impl Totals {
@@ -126,27 +148,27 @@ impl Totals {
         self.tokens as f64 / self.time.as_secs_f64().max(1e-9)
     }
 
-    /// For a program.
+    /// The totals as JSON; `streaming` says whether there is a cache.
     pub fn json(&self, streaming: bool) -> Value {
         let s = |time: Duration| time.as_secs_f64();
         let Totals { tokens, time, times, traffic } = self;
         let counts = traffic.counts;
         let cache = streaming.then(|| {
-            json!({
+            with_deprecated_keys(json!({
                 "hits": counts.hits,
-                "awaited": counts.in_flight_hits,
+                "in_flight_hits": counts.in_flight_hits,
                 "misses": counts.misses,
                 "evictions": counts.evictions,
                 "rereads": counts.rereads,
-                "guesses": counts.prefetches,
-                "useful_guesses": counts.useful_prefetches,
+                "prefetches": counts.prefetches,
+                "useful_prefetches": counts.useful_prefetches,
                 "hit_rate": traffic.hit_rate(),
-                "demanded_bytes": traffic.demand_bytes,
-                "guessed_bytes": traffic.prefetch_bytes,
+                "demand_bytes": traffic.demand_bytes,
+                "prefetch_bytes": traffic.prefetch_bytes,
                 "seconds_waiting": s(traffic.waited),
                 "seconds_computing": s(traffic.computed),
                 "device_busy": s(traffic.read_busy) / s(*time).max(1e-9),
-            })
+            }))
         });
         json!({
             "tokens": tokens,
@@ -163,14 +185,14 @@ impl Totals {
     }
 }
 
-/// For a program.
+/// The traffic of two tiers as JSON.
 fn tiers_json(tiers: &TierTraffic, time: Duration) -> Value {
     let share = |busy: Duration| busy.as_secs_f64() / time.as_secs_f64().max(1e-9);
     let counts = tiers.counts;
-    json!({
+    with_deprecated_keys(json!({
         "gpu_hits": counts.device_hits,
         "memory_hits": counts.host_hits,
-        "awaited": counts.in_flight_hits,
+        "in_flight_hits": counts.in_flight_hits,
         "misses": counts.misses,
         "gpu_computed": tiers.on_device,
         "processor_computed": tiers.on_host,
@@ -183,5 +205,32 @@ fn tiers_json(tiers: &TierTraffic, time: Duration) -> Value {
         "link_in_busy": share(tiers.to_device_busy),
         "link_out_busy": share(tiers.from_device_busy),
         "failed_copies": tiers.failed_copies,
-    })
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn deprecated_keys_have_the_values_of_their_successors() {
+        let traffic = Traffic { demand_bytes: 5, prefetch_bytes: 7, ..Traffic::default() };
+        let json = Totals { traffic, ..Totals::default() }.json(true);
+        let cache = &json["cache"];
+        assert_eq!((&cache["demand_bytes"], &cache["prefetch_bytes"]), (&json!(5), &json!(7)));
+        for (key, deprecated) in DEPRECATED_KEYS {
+            assert!(cache[key].is_number(), "{key}");
+            assert_eq!(cache[deprecated], cache[key], "{deprecated}");
+        }
+        let tiers = tiers_json(&TierTraffic::default(), Duration::from_secs(1));
+        assert!(tiers["awaited"].is_number() && tiers["awaited"] == tiers["in_flight_hits"]);
+        assert!(tiers["guesses"].is_null());
+    }
+
+    #[test]
+    fn a_csv_line_has_a_value_for_every_column() {
+        let step = StepStats { tokens: 1, time: Duration::from_secs(1), times: PhaseTimes::default() };
+        let line = csv_line(0, "decode", &step, &Traffic::default());
+        assert_eq!(line.split(',').count(), COLUMNS.split(',').count());
+    }
 }

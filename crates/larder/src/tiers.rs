@@ -1,4 +1,4 @@
-//! A model on a GPU: resident weights, keys and values and some experts in its memory, others in that of the machine, all on the SSD.
+//! A model on a GPU: resident weights, KV cache and some experts in VRAM, other experts in memory, all on the SSD.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -22,22 +22,22 @@ use crate::plan::tiers::{TierPlan, Vram, decide, pass_through_slots};
 use crate::print;
 use crate::slots::Slots;
 
-/// Each resident matrix begins at a multiple of this in a GPU's memory.
+/// Alignment of resident matrices in VRAM, in bytes.
 const RESIDENT_ALIGN: u64 = 256;
-/// Experts that the processor computes to see how long that takes: more than caches hold.
+/// Bytes of experts that are computed to measure the CPU: more than its caches hold.
 const PROBE_BYTES: usize = 128 << 20;
 
-/// What a GPU has of a model, and what it gives.
+/// The resident weights on a GPU, and its throughput.
 #[derive(Clone, Copy, Debug)]
 pub struct OnGpu {
-    /// Bytes of resident weights.
+    /// Bytes of resident weights in VRAM.
     pub resident_bytes: u64,
     /// Measured before anything runs.
     pub throughput: GpuThroughput,
 }
 
-/// A way to experts over both tiers. The slots of both come before weights: if there is no room for them, that is known
-/// before those are read.
+/// Assembles an engine with two tiers. The slots of both are allocated before the weights are read, so that a lack of
+/// memory shows early.
 pub fn assemble(
     model: &OpenModel,
     flags: &EngineFlags,
@@ -56,8 +56,9 @@ pub fn assemble(
     let TierPlan { device_slots, host_slots, pass_through, scope } = plan;
     let geometry = &store.manifest().geometry;
     let shape = TierShape::new(geometry, scope, device_slots, host_slots, pass_through);
-    let policies = flags.eviction.make(&shape.policy_shape(), policy_inputs)?;
-    let Slots { slots, reader, reader_note, addresses } = Slots::new(store, shape.host.total_slots(), &flags.reader)?;
+    let policies = flags.cache.eviction.make(&shape.policy_shape(), policy_inputs)?;
+    let Slots { slots, reader, reader_note, addresses } =
+        Slots::new(store, shape.host.total_slots(), &flags.performance.reader)?;
     eprintln!("{reader_note}");
     report["reader"] = reader_note.into();
 
@@ -83,7 +84,7 @@ pub fn assemble(
 
     let supply = HostTier { memory: slots, reader, shards: Box::new(store.clone()) };
     let cache = TieredCache::new(geometry, &shape, policies, supply, link, measured)?;
-    let tiered = TieredPath::new(Routing::default(), cache, compute.clone(), bench, flags.prefetch);
+    let tiered = TieredPath::new(Routing::default(), cache, compute.clone(), bench, flags.cache.prefetch);
     let gpu = Some(OnGpu { resident_bytes: vram.resident_bytes, throughput });
     Ok(EngineParts {
         path: AnyExpertPath::Tiered { tiered: Box::new(tiered), how },
@@ -94,7 +95,7 @@ pub fn assemble(
     })
 }
 
-/// What there is to plan with on a GPU.
+/// The inputs of the memory plan with a GPU, for main memory and for VRAM.
 pub fn tier_inputs<'a>(
     model: &OpenModel,
     flags: &EngineFlags,
@@ -107,28 +108,27 @@ pub fn tier_inputs<'a>(
         free_bytes: gpu.free,
         resident_bytes: on_device.iter().map(|bytes| bytes.next_multiple_of(RESIDENT_ALIGN)).sum(),
     };
-    let scratch_slots = pass_through_slots(&inputs, flags.prefetch).max(flags.cache_scratch);
+    let scratch_slots = pass_through_slots(&inputs, flags.cache.prefetch).max(flags.cache.scratch);
     Ok((PlanInputs { resident_bytes: in_memory, scratch_slots, on_gpu: true, ..inputs }, vram))
 }
 
-/// Refuses what a GPU has no part in.
+/// Refuses flags that do not work with a GPU.
 fn check(flags: &EngineFlags) -> Result<()> {
     let excluded = [
-        (flags.exact, "--exact", "a GPU multiplies with activations of eight bits"),
-        (flags.preload, "--preload", "experts come to a GPU when they are wanted"),
-        (flags.uses_edge(), "--edge", "either a GPU or other machines compute experts"),
+        (flags.performance.exact, "--exact", "a GPU multiplies with activations rounded to 8 bits"),
+        (flags.place.preload, "--preload", "experts are copied to a GPU when they are first used"),
+        (flags.uses_edge(), "--edge", "experts are computed by either a GPU or edge workers"),
     ];
     match excluded.into_iter().find(|(set, ..)| *set) {
-        Some((_, flag, why)) => bail!("{flag} does not go with --device: {why}"),
+        Some((_, flag, why)) => bail!("{flag} does not work with --device: {why}; leave out one of them"),
         None => Ok(()),
     }
 }
 
-/// Seconds for each byte of an expert that the processor computes for one token, out of memory: over more experts than
-/// its caches hold.
+/// Seconds per byte of expert that the CPU takes for one token, with experts in memory and not in its caches.
 fn host_seconds_per_byte(compute: &Arc<ComputeContext>, layout: &ExpertLayout, available: Option<u64>) -> f64 {
     let most = available.map_or(PROBE_BYTES, |bytes| PROBE_BYTES.min(bytes as usize / 8));
-    // Numbers of any format, none of them extreme. Zeros would be one page of the system's, over and over.
+    // Valid numbers in any format, none of them extreme. Zeros would all map to one page.
     let experts = vec![0x3C; (most / layout.bytes).max(2) * layout.bytes];
     let x = vec![1.0; layout.gate.cols];
     let gate = Gate::softmax(1, 1, false);
@@ -142,7 +142,7 @@ fn host_seconds_per_byte(compute: &Arc<ComputeContext>, layout: &ExpertLayout, a
         bench.compute(&call, &routed, layout, &[(ExpertId(0), data)]);
         Some(())
     };
-    // The first takes memory for itself.
+    // The first call allocates memory.
     compute_next();
     let (start, mut count) = (Instant::now(), 0);
     while compute_next().is_some() {
@@ -154,7 +154,7 @@ fn host_seconds_per_byte(compute: &Arc<ComputeContext>, layout: &ExpertLayout, a
 fn throughput_text(throughput: &GpuThroughput, measured: &MeasuredCosts) -> String {
     let per_second = |rate: f64| print::bytes(rate as u64);
     format!(
-        "GPU: {}/s of its memory, {}/s to it and {}/s back; experts of one token at {}/s there, {}/s on the processor",
+        "GPU: VRAM {}/s, copies to it {}/s and back {}/s; experts of one token at {}/s on the GPU, {}/s on the CPU",
         per_second(throughput.vram),
         per_second(throughput.link_in),
         per_second(throughput.link_out),

@@ -81,12 +81,12 @@ fn g1_is_not_vacuous() {
     assert_eq!(count(&cache(&[]), "evictions"), 0, "everything fits");
     let tight = cache(&["--cache-experts", "2"]);
     assert!(count(&tight, "evictions") > 20 && count(&tight, "rereads") > 20, "{tight}");
-    assert!(count(&tight, "hits") > 20 && count(&tight, "demanded_bytes") > 0, "{tight}");
+    assert!(count(&tight, "hits") > 20 && count(&tight, "demand_bytes") > 0, "{tight}");
     let roomy = cache(&["--cache-experts", "6"]);
     assert_eq!((count(&roomy, "evictions"), count(&roomy, "rereads")), (0, 0), "{roomy}");
     let ahead = cache(&["--cache-experts", "3", "--prefetch", "2"]);
-    assert!(count(&ahead, "guesses") > 5 && count(&ahead, "useful_guesses") > 0, "{ahead}");
-    assert!(count(&ahead, "guessed_bytes") > 0 && count(&tight, "guessed_bytes") == 0, "{ahead}");
+    assert!(count(&ahead, "prefetches") > 5 && count(&ahead, "useful_prefetches") > 0, "{ahead}");
+    assert!(count(&ahead, "prefetch_bytes") > 0 && count(&tight, "prefetch_bytes") == 0, "{ahead}");
 }
 
 #[test]
@@ -153,7 +153,7 @@ fn plan_and_bench_measure_what_they_print() {
     let run = &series[0]["runs"][1]["decode"];
     let wanted = run["cache"]["hits"].as_u64().unwrap() + run["cache"]["misses"].as_u64().unwrap();
     assert_eq!(wanted, 12 * 2 * 3, "twelve tokens, two layers, three experts: {bench}");
-    assert!(run["cache"]["demanded_bytes"].as_u64().unwrap() > 0 && rate(&run["seconds"]) > 0.0);
+    assert!(run["cache"]["demand_bytes"].as_u64().unwrap() > 0 && rate(&run["seconds"]) > 0.0);
     assert!(series[1]["runs"][0]["decode"]["cache"].is_null());
 }
 
@@ -173,7 +173,7 @@ fn telemetry_has_a_line_for_each_step_and_adds_up() {
     let column = |name: &str| names.iter().position(|n| *n == name).unwrap();
     let sum = |name: &str| rows[1..].iter().map(|row| row[column(name)].parse::<f64>().unwrap()).sum::<f64>();
     for (name, said) in
-        [("hits", "hits"), ("misses", "misses"), ("evictions", "evictions"), ("demanded_bytes", "demanded_bytes")]
+        [("hits", "hits"), ("misses", "misses"), ("evictions", "evictions"), ("demand_bytes", "demand_bytes")]
     {
         assert_eq!(sum(name), json["decode"]["cache"][said].as_f64().unwrap(), "{name}");
     }

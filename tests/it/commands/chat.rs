@@ -41,7 +41,7 @@ fn the_first_answer_is_that_of_run() {
     }
 }
 
-/// What `/stats` says of the last answer: tokens remembered, read and written.
+/// What `/stats` shows of the last answer: tokens cached, prefilled and generated.
 fn last_answer(said: &str) -> [usize; 3] {
     let line = said.lines().rfind(|line| line.starts_with("last answer")).unwrap_or_else(|| panic!("{said}"));
     let numbers: Vec<usize> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
@@ -107,14 +107,14 @@ fn the_oldest_turns_are_forgotten_where_not_all_fit() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("talk.json");
     let (_, said) = answers(&args, &format!("{}/save {}\n", "some words to say\n".repeat(8), text(&file)));
-    assert!(said.contains("the context of 128 tokens is full") && said.contains("forgotten"), "{said}");
+    assert!(said.contains("the context of 128 tokens is full") && said.contains("dropped"), "{said}");
     let saved = std::fs::read_to_string(&file).unwrap();
     assert!(saved.contains("Remember me") && saved.matches("some words").count() < 8, "{saved}");
 
     let output = chat(&args, &format!("{}\n", "word and ".repeat(100)));
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1));
-    assert!(said.contains("this message makes") && said.contains("--context"), "{said}");
+    assert!(said.contains("this message has") && said.contains("--context"), "{said}");
 }
 
 #[test]
@@ -143,7 +143,9 @@ fn commands_are_answered_on_standard_error() {
         "/fly\n/set colour red\n/set temperature 0.5\n/set lambda 0.3\n/set\n/regen\n/help\n/quit\nnever read\n";
     let (answer, said) = answers(&["-m", text(&model)], typed);
     assert_eq!(answer, "");
-    for part in ["no command /fly", "no setting colour", "temperature         0.5", "nothing was asked", "/save FILE"] {
+    for part in
+        ["no command /fly", "no setting colour", "temperature         0.5", "no message to answer", "/save FILE"]
+    {
         assert!(said.contains(part), "{part}: {said}");
     }
     // A checkpoint is read whole, so nothing can be chosen by what is in memory.
@@ -160,8 +162,8 @@ fn routing_changes_while_a_store_streams() {
         &["-m", text(&store), "-n", "8", "--cache-experts", "4"],
         "hi\n/set lambda 0.9\nhi\n/stats\n/set routing original\n/set\n",
     );
-    assert!(said.contains("prior:lambda=0.9:") && said.contains("not the model's own choice"), "{said}");
-    assert!(said.contains("routing             original") && said.contains("found in memory"), "{said}");
+    assert!(said.contains("prior:lambda=0.9:") && said.contains("experts substituted"), "{said}");
+    assert!(said.contains("routing             original") && said.contains("cache hits"), "{said}");
 }
 
 #[test]

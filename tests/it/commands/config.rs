@@ -101,11 +101,11 @@ fn mistakes_are_told_by_file_and_key() {
         assert_eq!((code, err.lines().count()), (Some(1), 1), "{err}");
         assert!(parts.iter().all(|part| err.contains(part)) && err.contains("larder.toml"), "{err}");
     };
-    refused("sead = 1\n", "", &["config/larder", "sead is not known", "seed"]);
+    refused("sead = 1\n", "", &["config/larder", "sead is not a known setting", "seed"]);
     refused("[run]\nmax-tokens = \"many\"\n", "", &["[run] max-tokens", "invalid value"]);
-    refused("", "trace = \"/tmp/x\"\n", &["store/larder.toml", "trace is not for a store"]);
-    refused("", "seed = 3\n", &["seed is not for a store"]);
-    refused("cache-mem = \"1M\"\ncache-experts = 2\n", "", &["exclude each other"]);
+    refused("", "trace = \"/tmp/x\"\n", &["store/larder.toml", "trace cannot be set by a store"]);
+    refused("", "seed = 3\n", &["seed cannot be set by a store"]);
+    refused("cache-mem = \"1M\"\ncache-experts = 2\n", "", &["cache-mem", "conflict"]);
 }
 
 #[test]

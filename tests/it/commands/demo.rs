@@ -64,7 +64,7 @@ fn it_runs_in_little_memory_and_says_what_it_did() {
     let said = String::from_utf8(out.stderr).unwrap();
     let footer = said.lines().last().unwrap();
     assert!(
-        footer.contains("written at") && footer.contains("found in memory") && footer.contains("read per token"),
+        footer.contains("decode 8 tokens at") && footer.contains("cache hits") && footer.contains("read per token"),
         "{said}"
     );
 }

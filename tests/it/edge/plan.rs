@@ -198,7 +198,7 @@ fn a_simulation_is_a_page_and_its_numbers() {
     .unwrap();
     let text = std::fs::read_to_string(&page).unwrap();
     assert!(
-        text.contains("Figure 6a: ms a token, by storage")
+        text.contains("Figure 6a: ms per token, by storage")
             && text.contains("Figure 9a: seconds")
             && !text.contains("NaN")
     );
@@ -213,5 +213,5 @@ fn a_simulation_is_a_page_and_its_numbers() {
     let order = ["accelerated", "greedy-gain", "lfu", "random", "u-shaped"];
     assert!(order.windows(2).all(|pair| seconds(pair[0]) < seconds(pair[1])), "{found}");
     let said = larder_refuses(&["edge", "simulate", "--out", &page, "--figures", "11"]);
-    assert!(said.contains("no figure 11; there are 6a, 9a"), "{said}");
+    assert!(said.contains("no figure 11; the figures are 6a, 9a"), "{said}");
 }

@@ -370,12 +370,12 @@ fn what_cannot_be_is_refused_in_one_sentence() {
     for (said, part) in [
         (larder_refuses(&run_args(thin, "5", &[])), "E000.safetensors"),
         (larder_refuses(&run_args(demo, "5", &["--edge", topology])), "none.toml"),
-        (worker(thin, &["--placement", &placement, "--name", "desk"]), "places layer 0, expert 0 on desk, and"),
+        (worker(thin, &["--placement", &placement, "--name", "desk"]), "places layer 0, expert 0 on desk, but"),
         (
             worker(demo, &["--placement", &placement, "--name", "attic"]),
-            "places nothing on attic; it knows cloud, desk",
+            "has no entry for attic; it has entries for cloud, desk",
         ),
-        (worker(demo, &["--cache-mem", "1k"]), "not even one expert"),
+        (worker(demo, &["--cache-mem", "1k"]), "at least"),
         (worker(demo, &["--cert", topology, "--key", topology]), "none.toml"),
         (worker("nowhere", &[]), "nowhere"),
     ] {
@@ -383,7 +383,7 @@ fn what_cannot_be_is_refused_in_one_sentence() {
     }
     fs::write(topology, "[[server]]\nname = \"desk\"\naddress = \"192.168.1.2:7070\"\n").unwrap();
     let said = larder_refuses(&run_args(demo, "5", &["--edge", topology]));
-    assert!(said.contains("the address of desk begins with neither http:// nor https://"), "{said}");
+    assert!(said.contains("the address of desk must begin with http:// or https://"), "{said}");
     let golden = fixture("golden/olmoe");
     let said = larder_refuses(&run_args(golden.to_str().unwrap(), "5", &["--edge", topology]));
     assert!(said.contains("make one with `larder convert"), "{said}");

@@ -1,54 +1,54 @@
-//! What a person can ask of the chat itself.
+//! The slash commands of the chat.
 
-/// A line that is not for the model.
+/// A slash command.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ChatCommand {
-    /// Say what there is.
+    /// List the commands.
     Help,
-    /// Forget the conversation.
+    /// Clear the conversation.
     Reset,
-    /// Show the system message, or have another.
+    /// Show the system message, or set it.
     System(Option<String>),
-    /// Answer the last message again.
+    /// Generate the last answer again.
     Regen,
-    /// Write the conversation to a file.
+    /// Save the conversation to a file.
     Save(String),
-    /// Go on with the conversation of a file.
+    /// Load the conversation of a file.
     Load(String),
-    /// Say what was remembered, read and written.
+    /// Show statistics.
     Stats,
     /// Show the settings, or change one.
     Set(Option<(String, String)>),
-    /// Leave.
+    /// End the chat.
     Quit,
 }
 
-/// One line for each command.
+/// The text of `/help`.
 pub const HELP: &str = "\
-/help                this
-/reset               forget the conversation
-/system [TEXT]       show the system message, or have another
-/regen               answer the last message again
-/save FILE           write conversation and settings to FILE (JSON)
-/load FILE           go on with those of FILE
-/stats               what is remembered, and what was read and written
-/set [NAME VALUE]    show the settings, or change one at once
-/quit                leave, like Ctrl-D
-A line that ends in \\ goes on in the next, and all lines between two lines of \"\"\" are one message.
-Ctrl-C stops an answer. A message that begins with / needs a space before it.";
+/help                show this help
+/reset               clear the conversation
+/system [TEXT]       show or set the system message
+/regen               generate the last answer again
+/save FILE           save conversation and settings to FILE (JSON)
+/load FILE           load conversation and settings from FILE
+/stats               show token counts, speed, memory and cache hits
+/set [NAME VALUE]    show the settings, or change one
+/quit                end the chat, like Ctrl-D
+End a line with \\ to continue it, or put several lines between two lines of \"\"\".
+Ctrl-C stops an answer. Put a space before a message that begins with /.";
 
 impl ChatCommand {
-    /// The command of a line, or what is wrong with it; `None` if it is for the model.
+    /// Parses a line: a command, an error, or `None` if the line is a message for the model.
     pub fn parse(line: &str) -> Option<Result<ChatCommand, String>> {
         let (name, rest) = line.strip_prefix('/').map(|l| l.split_once(char::is_whitespace).unwrap_or((l, "")))?;
         let rest = rest.trim();
         let text = (!rest.is_empty()).then(|| rest.to_owned());
         let file = |make: fn(String) -> ChatCommand| {
-            text.clone().map(make).ok_or_else(|| format!("/{name} needs the name of a file"))
+            text.clone().map(make).ok_or_else(|| format!("/{name} needs a file name"))
         };
         let plain = |command: ChatCommand| match rest {
             "" => Ok(command),
-            _ => Err(format!("/{name} takes nothing behind it")),
+            _ => Err(format!("/{name} takes no argument")),
         };
         Some(match name {
             "help" | "?" => plain(ChatCommand::Help),
@@ -60,9 +60,9 @@ impl ChatCommand {
             "stats" => plain(ChatCommand::Stats),
             "set" => setting(rest).map(ChatCommand::Set),
             "quit" | "exit" => plain(ChatCommand::Quit),
-            _ => {
-                Err(format!("there is no command /{name}; /help lists them, and a space before the / sends it as text"))
-            }
+            _ => Err(format!(
+                "there is no command /{name}; /help lists the commands, and a space before the / sends it as a message"
+            )),
         })
     }
 }
@@ -71,7 +71,7 @@ fn setting(rest: &str) -> Result<Option<(String, String)>, String> {
     match rest.split_once(|c: char| c.is_whitespace() || c == '=') {
         _ if rest.is_empty() => Ok(None),
         Some((name, value)) if !value.trim().is_empty() => Ok(Some((name.into(), value.trim().into()))),
-        _ => Err(format!("/set {rest} lacks a value; /set shows what there is")),
+        _ => Err(format!("/set {rest} needs a value; /set alone shows all settings")),
     }
 }
 
@@ -80,14 +80,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_for_the_model_are_left_alone() {
+    fn messages_are_not_commands() {
         assert_eq!(ChatCommand::parse("hi /help"), None);
         assert_eq!(ChatCommand::parse(" /help"), None);
         assert_eq!(ChatCommand::parse(""), None);
     }
 
     #[test]
-    fn commands_take_what_they_need() {
+    fn commands_are_parsed_with_their_arguments() {
         let parse = |line| ChatCommand::parse(line).unwrap();
         assert_eq!(parse("/system  Be brief. "), Ok(ChatCommand::System(Some("Be brief.".into()))));
         assert_eq!(parse("/system"), Ok(ChatCommand::System(None)));

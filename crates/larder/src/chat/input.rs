@@ -1,4 +1,4 @@
-//! Lines from a person or a pipe, put together to messages.
+//! Reads messages from a terminal or a pipe.
 
 use std::io::{BufRead, Read, StdinLock};
 use std::path::PathBuf;
@@ -10,51 +10,51 @@ use rustyline::error::ReadlineError;
 
 use crate::xdg;
 
-/// Lines of history that are kept.
+/// Maximum number of lines in the history.
 const HISTORY_LINES: usize = 1000;
-/// More is no message.
+/// Maximum size of a message.
 const MESSAGE_BYTES: usize = 4 << 20;
-/// Alone on a line before and after a message of many lines.
+/// A line before and after a message of several lines.
 const FENCE: &str = "\"\"\"";
 
-/// Where lines come from.
+/// The source of lines.
 pub enum Lines {
     /// A terminal, with editing and history.
     Terminal(Box<LineEditor>),
-    /// Anything else.
+    /// Standard input that is no terminal.
     Pipe(StdinLock<'static>),
 }
 
-/// A terminal's editor.
+/// The line editor of a terminal.
 pub struct LineEditor {
     editor: DefaultEditor,
     history: Option<PathBuf>,
 }
 
-/// What came.
+/// One input of the user.
 #[derive(PartialEq, Eq, Debug)]
 pub enum Input {
-    /// One line, which may be a command.
+    /// One line: a message or a command.
     Line(String),
-    /// Several lines that are certainly none.
+    /// Several lines: always a message.
     Block(String),
-    /// Ctrl-C where nothing was to be stopped.
+    /// Ctrl-C at the prompt.
     Interrupt,
-    /// The end.
+    /// End of input.
     End,
 }
 
 impl Lines {
-    /// From a person at a terminal, or as they come.
+    /// Opens the terminal with its history if `interactive`, else standard input.
     pub fn open(interactive: bool, with_history: bool) -> Result<Self> {
         if !interactive {
             return Ok(Lines::Pipe(std::io::stdin().lock()));
         }
         let config = Config::builder().max_history_size(HISTORY_LINES)?.build();
-        let mut editor = DefaultEditor::with_config(config).context("the terminal cannot be edited on")?;
+        let mut editor = DefaultEditor::with_config(config).context("the terminal's line editor cannot be started")?;
         let history = xdg::state().filter(|_| with_history).map(|dir| dir.join("history"));
         if let Some(path) = &history {
-            // A first start has none, and one that cannot be read is no reason not to talk.
+            // At first there is no history, and an unreadable one is no reason to refuse the chat.
             let _ = editor.load_history(path);
         }
         Ok(Lines::Terminal(Box::new(LineEditor { editor, history })))
@@ -89,14 +89,14 @@ impl LineEditor {
             let kept = path.parent().is_some_and(|dir| std::fs::create_dir_all(dir).is_ok())
                 && self.editor.append_history(path).is_ok();
             if !kept {
-                eprintln!("warning: {}: the history cannot be kept", path.display());
+                eprintln!("warning: {}: the history cannot be written", path.display());
                 self.history = None;
             }
         }
     }
 }
 
-/// A line as it was typed.
+/// One line of input.
 enum RawLine {
     Line(String),
     Interrupt,
@@ -105,7 +105,7 @@ enum RawLine {
 
 fn read_line(from: &mut impl BufRead) -> Result<RawLine> {
     let mut bytes = Vec::new();
-    from.take(MESSAGE_BYTES as u64 + 1).read_until(b'\n', &mut bytes).context("standard input cannot be read")?;
+    from.take(MESSAGE_BYTES as u64 + 1).read_until(b'\n', &mut bytes).context("reading standard input failed")?;
     check_length(bytes.len())?;
     if bytes.is_empty() {
         return Ok(RawLine::End);
@@ -117,12 +117,12 @@ fn read_line(from: &mut impl BufRead) -> Result<RawLine> {
 
 fn check_length(bytes: usize) -> Result<()> {
     if bytes > MESSAGE_BYTES {
-        bail!("a message of more than {MESSAGE_BYTES} bytes is too long");
+        bail!("a message can have at most {MESSAGE_BYTES} bytes");
     }
     Ok(())
 }
 
-/// Puts a message together from lines, each asked for with a prompt.
+/// Reads the lines of one message; `next` shows a prompt and reads a line.
 fn read_message(next: &mut dyn FnMut(&str) -> Result<RawLine>) -> Result<Input> {
     let first = match next("> ")? {
         RawLine::Line(line) => line,
@@ -148,7 +148,7 @@ fn read_message(next: &mut dyn FnMut(&str) -> Result<RawLine>) -> Result<Input> 
         match next("… ")? {
             RawLine::Line(next) if fenced && next.trim() == FENCE => break,
             RawLine::Line(next) => line = Some(next),
-            // Given up, like any line.
+            // Ctrl-C discards the message.
             RawLine::Interrupt => return Ok(Input::Interrupt),
             RawLine::End => break,
         }
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_put_together() {
+    fn lines_are_joined_to_messages() {
         let block = |text: &str| Input::Block(text.into());
         let line = |text: &str| Input::Line(text.into());
         assert_eq!(inputs("a\r\n/b\n\nc"), [line("a"), line("/b"), line(""), line("c")]);
@@ -181,13 +181,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_off_counts() {
+    fn an_unfinished_message_is_taken_at_the_end() {
         assert_eq!(inputs("\"\"\"\na"), [Input::Block("a".into())]);
         assert_eq!(inputs("a\\"), [Input::Block("a".into())]);
     }
 
     #[test]
-    fn bytes_and_endless_lines_are_refused() {
+    fn binary_data_and_endless_lines_are_refused() {
         assert!(read_line(&mut &b"\xff\n"[..]).is_err());
         assert!(read_line(&mut std::io::BufReader::new(std::io::repeat(b'x'))).is_err());
         let endless = read_message(&mut |_| Ok(RawLine::Line("x".repeat(1 << 20) + "\\")));

@@ -1,4 +1,4 @@
-//! Ctrl-C: it stops an answer, and where none is being written, or a second time, the program.
+//! Ctrl-C: stops an answer; without one, or a second time, ends the program.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,40 +7,40 @@ use anyhow::{Context, Result};
 use signal_hook::consts::SIGINT;
 use signal_hook::flag;
 
-/// What a shell expects of a program that was interrupted.
+/// Exit code of an interrupted program, by convention of shells.
 const EXIT_CODE: i32 = 130;
 
-/// Hears of Ctrl-C.
+/// Listens for Ctrl-C.
 pub struct Interrupt {
     received: Arc<AtomicBool>,
-    /// Whether the next one ends the program.
+    /// Whether the next signal ends the program.
     exits: Arc<AtomicBool>,
 }
 
 impl Interrupt {
-    /// From now on.
+    /// Registers the signal handlers.
     pub fn listen() -> Result<Self> {
         let (received, exits) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(true)));
         // In this order: the signal that sets `exits` does not itself end anything.
         flag::register_conditional_shutdown(SIGINT, EXIT_CODE, exits.clone())
             .and_then(|_| flag::register(SIGINT, received.clone()))
             .and_then(|_| flag::register(SIGINT, exits.clone()))
-            .context("signals cannot be heard")?;
+            .context("signal handlers cannot be registered")?;
         Ok(Interrupt { received, exits })
     }
 
-    /// An answer begins, which the next signal stops.
+    /// Marks the start of an answer: the next signal stops it.
     pub fn arm(&self) {
         self.received.store(false, Ordering::SeqCst);
         self.exits.store(false, Ordering::SeqCst);
     }
 
-    /// The answer is over.
+    /// Marks the end of an answer: the next signal ends the program.
     pub fn disarm(&self) {
         self.exits.store(true, Ordering::SeqCst);
     }
 
-    /// Whether a signal came since the answer began.
+    /// Whether a signal was received since the answer started.
     pub fn received(&self) -> bool {
         self.received.load(Ordering::SeqCst)
     }

@@ -1,6 +1,6 @@
-//! `larder chat`: a conversation with a model.
+//! `larder chat`: a conversation with a model in the terminal.
 //!
-//! Answers go to standard output, all else to standard error, so that what is piped consists of answers alone.
+//! Answers go to standard output and everything else to standard error, so that a pipe receives answers only.
 
 mod command;
 mod conversation;
@@ -33,7 +33,7 @@ use reply::{ChatSequence, Reply};
 use settings::Settings;
 use stats::ChatStats;
 
-/// Talks until there is nothing more to read.
+/// Runs a chat until the input ends.
 pub fn run(args: ChatArgs) -> Result<()> {
     let output = Output::detect();
     let interactive = output.terminal && std::io::stdin().is_terminal();
@@ -45,16 +45,16 @@ pub fn run(args: ChatArgs) -> Result<()> {
     let mut engine = InferenceEngine::start(&model, &args.engine, args.context)?;
     let context = args.context.min(model.blueprint.context);
     if text.template.is_none() {
-        output.note("this model has no chat template: it writes on from what you type, and does not answer");
+        output.note("this model has no chat template: it continues your text instead of answering");
     }
     let mut lines = Lines::open(interactive, !args.no_history)?;
     if interactive {
-        output.note("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves");
+        output.note("/help lists the commands, Ctrl-C stops an answer, Ctrl-D ends the chat");
     }
     let mut chat = ChatSession {
         sequence: ChatSequence::new(engine.session(), &text, &generation.eos, stop, context),
         model: &model,
-        evictor: args.engine.evictor.clone(),
+        evictor: args.engine.cache.evictor.clone(),
         conversation: Conversation { system: args.system, messages: vec![] },
         settings,
         stats: ChatStats::default(),
@@ -68,11 +68,11 @@ pub fn run(args: ChatArgs) -> Result<()> {
     ended
 }
 
-/// Everything that a conversation takes.
+/// The state of a running chat.
 struct ChatSession<'a> {
     sequence: ChatSequence<'a>,
     model: &'a OpenModel,
-    /// Trained weights that are not the model's.
+    /// Trained weights for eviction other than the model's own.
     evictor: Option<PathBuf>,
     conversation: Conversation,
     settings: Settings,
@@ -82,7 +82,7 @@ struct ChatSession<'a> {
     interactive: bool,
 }
 
-/// Whether to go on.
+/// Whether the chat continues.
 #[derive(PartialEq, Eq)]
 enum Next {
     Continue,
@@ -95,7 +95,7 @@ impl ChatSession<'_> {
             let done = match lines.next()? {
                 Input::End => return Ok(()),
                 Input::Interrupt => {
-                    self.output.note("Ctrl-D or /quit leaves");
+                    self.output.note("use Ctrl-D or /quit to end the chat");
                     continue;
                 }
                 Input::Line(line) if line.trim().is_empty() => continue,
@@ -109,7 +109,7 @@ impl ChatSession<'_> {
             match done {
                 Ok(Next::Continue) => {}
                 Ok(Next::Quit) => return Ok(()),
-                // Whoever pipes would take the next answer for one to this message.
+                // In a pipe, the next answer would be taken for the answer to this message.
                 Err(error) if !self.interactive => return Err(error),
                 Err(error) => drop(self.report_error(error)),
             }
@@ -130,12 +130,12 @@ impl ChatSession<'_> {
     fn answer_again(&mut self) -> Result<Next> {
         let before = self.conversation.clone();
         if !self.conversation.remove_last_answer() {
-            bail!("nothing was asked yet");
+            bail!("there is no message to answer yet");
         }
         self.answer(before)
     }
 
-    /// Answers what was said last, or goes back to what was `before` if there can be no answer.
+    /// Answers the last message, or restores the conversation `before` if there is no answer.
     fn answer(&mut self, before: Conversation) -> Result<Next> {
         self.interrupt.arm();
         let answer = self.sequence.answer(&mut self.conversation, &self.settings, self.output, &self.interrupt);
@@ -161,20 +161,20 @@ impl ChatSession<'_> {
         Ok(Next::Continue)
     }
 
-    /// What a person should know of how an answer came about.
+    /// Prints notes about an answer: dropped turns, why it ended, and the footer.
     fn print_notes(&self, answer: &Reply) {
         let context = self.sequence.context();
         if answer.dropped > 0 {
             self.output.note(&format!(
-                "the context of {context} tokens is full: the oldest {} forgotten",
-                print::count(answer.dropped, "turn was", "turns were")
+                "the context of {context} tokens is full: {} from the prompt",
+                print::count(answer.dropped, "oldest turn dropped", "oldest turns dropped")
             ));
         }
         match answer.finish {
             FinishReason::Context => {
-                self.output.note(&format!("the context of {context} tokens is full, so the answer ends here"));
+                self.output.note(&format!("answer cut off: the context of {context} tokens is full"));
             }
-            FinishReason::Length => self.output.note("the answer ends here because of max-tokens"),
+            FinishReason::Length => self.output.note("answer cut off at max-tokens"),
             FinishReason::Cancelled => self.output.note("stopped"),
             FinishReason::EndOfText | FinishReason::StopString => {}
         }
@@ -188,7 +188,7 @@ impl ChatSession<'_> {
             ChatCommand::Help => self.output.line(HELP),
             ChatCommand::Reset => {
                 self.conversation.messages.clear();
-                self.output.note("everything that was said is forgotten");
+                self.output.note("conversation cleared");
             }
             ChatCommand::System(None) => match &self.conversation.system {
                 Some(system) => self.output.line(system),
@@ -196,7 +196,7 @@ impl ChatSession<'_> {
             },
             ChatCommand::System(text) => {
                 self.conversation.system = text;
-                self.output.note("from the next answer on");
+                self.output.note("system message set, from the next answer on");
             }
             ChatCommand::Regen => return self.answer_again(),
             ChatCommand::Save(path) => {
@@ -218,13 +218,13 @@ impl ChatSession<'_> {
     fn load(&mut self, path: &str) -> Result<()> {
         let (conversation, settings) = file::load(Path::new(path), &self.settings)?;
         self.change(settings)?;
-        let said = print::count(conversation.messages.len(), "message", "messages");
+        let count = print::count(conversation.messages.len(), "message", "messages");
         self.conversation = conversation;
-        self.output.note(&format!("loaded {said} from {path}"));
+        self.output.note(&format!("loaded {count} from {path}"));
         Ok(())
     }
 
-    /// Takes new settings, all or none.
+    /// Applies new settings, all or none.
     fn change(&mut self, new: Settings) -> Result<()> {
         let decoder = self.sequence.session.decoder();
         let experts = self.sequence.session.experts_mut();
@@ -258,15 +258,12 @@ impl ChatSession<'_> {
         ]);
         if let Some(traffic) = session.experts().traffic() {
             let read = print::bytes(traffic.bytes());
-            rows.push(vec![
-                "experts".into(),
-                format!("{:.1} % found in memory, {read} read", 100.0 * traffic.hit_rate()),
-            ]);
+            rows.push(vec!["experts".into(), format!("{:.1} % cache hits, {read} read", 100.0 * traffic.hit_rate())]);
         }
-        let mut said = print::columns(&rows);
+        let mut text = print::columns(&rows);
         if let Some(quality) = session.experts().routing().and_then(Routing::quality) {
-            said.push_str(&print::quality(&self.settings.routing.to_string(), &quality));
+            text.push_str(&print::quality(&self.settings.routing.to_string(), &quality));
         }
-        said.trim_end().to_owned()
+        text.trim_end().to_owned()
     }
 }

@@ -1,4 +1,4 @@
-//! Answers on standard output, everything else on standard error.
+//! Prints answers to standard output and everything else to standard error.
 
 use std::io::{IsTerminal, Write};
 
@@ -8,17 +8,17 @@ use crate::cli::ThinkingFlag;
 const DIM: &str = "\x1b[2m";
 const RESET: &str = "\x1b[0m";
 
-/// What the outputs are.
+/// Properties of the outputs.
 #[derive(Clone, Copy)]
 pub struct Output {
-    /// Whether answers go to a terminal.
+    /// Whether standard output is a terminal.
     pub terminal: bool,
-    /// Whether a terminal is to be painted on.
+    /// Whether to use colours on it.
     colours: bool,
 }
 
 impl Output {
-    /// As standard output and the environment have it.
+    /// Detects a terminal and, from NO_COLOR and TERM, colours.
     pub fn detect() -> Self {
         let wanted = std::env::var_os("NO_COLOR").is_none_or(|text| text.is_empty());
         let capable = std::env::var_os("TERM").is_none_or(|term| term != "dumb");
@@ -26,13 +26,13 @@ impl Output {
         Output { terminal, colours: terminal && wanted && capable }
     }
 
-    /// Says something that is no answer.
+    /// Prints a line to standard error.
     pub fn line(&self, text: &str) {
-        // Whoever listened may have gone by now.
+        // A closed standard error is no reason to fail.
         let _ = writeln!(std::io::stderr(), "{text}");
     }
 
-    /// The same, in brackets and pale.
+    /// Prints a note to standard error: in brackets, dim on a terminal.
     pub fn note(&self, text: &str) {
         match self.colours && std::io::stderr().is_terminal() {
             true => self.line(&format!("{DIM}[{text}]{RESET}")),
@@ -41,22 +41,22 @@ impl Output {
     }
 }
 
-/// Writes one answer as it comes.
+/// Prints an answer as it is generated.
 pub struct ReplyPrinter<W> {
     to: W,
     output: Output,
     thinking: ThinkingFlag,
-    /// What the last text belonged to.
+    /// The part that the last text belonged to.
     last: Option<TextPart>,
 }
 
 impl<W: Write> ReplyPrinter<W> {
-    /// A pen that shows thinking in this way.
+    /// A printer that shows reasoning as `thinking` says.
     pub fn new(to: W, output: Output, thinking: ThinkingFlag) -> Self {
         ReplyPrinter { to, output, thinking, last: None }
     }
 
-    /// Writes a piece.
+    /// Prints a piece of text.
     pub fn write(&mut self, part: TextPart, text: &str) -> std::io::Result<()> {
         if part == TextPart::Thinking && self.thinking == ThinkingFlag::Off {
             return Ok(());
@@ -71,7 +71,7 @@ impl<W: Write> ReplyPrinter<W> {
         self.to.flush()
     }
 
-    /// Ends the answer's last line.
+    /// Ends the last line of the answer.
     pub fn finish(&mut self) -> std::io::Result<()> {
         self.reset()?;
         self.to.write_all(b"\n")?;
@@ -96,7 +96,7 @@ impl<W: Write> ReplyPrinter<W> {
     }
 }
 
-/// A model may have learned to write what a terminal obeys.
+/// Replaces control characters, so that a model cannot send escape sequences to the terminal.
 fn without_controls(text: &str) -> String {
     text.chars().map(|c| if c.is_control() && !matches!(c, '\n' | '\t') { '\u{fffd}' } else { c }).collect()
 }
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn thinking_is_pale_plain_or_absent() {
+    fn thinking_is_dim_plain_or_hidden() {
         assert_eq!(written(true, true, ThinkingFlag::Dim), "\x1b[2mhm, so\x1b[0m\n\nYes\u{fffd}[2J\n");
         assert_eq!(written(true, false, ThinkingFlag::Dim), "hm, so\n\nYes\u{fffd}[2J\n");
         assert_eq!(written(true, true, ThinkingFlag::On), "hm, so\n\nYes\u{fffd}[2J\n");

@@ -1,4 +1,4 @@
-//! One answer: which tokens ask for it, which of them are remembered already, and the writing.
+//! One answer: its prompt, the part of it that is already in the KV cache, prefill and decode.
 
 use std::time::Instant;
 
@@ -18,40 +18,40 @@ use crate::experts::EngineExperts;
 use crate::open::TextCodec;
 use crate::telemetry::Totals;
 
-/// A sequence that follows a conversation.
+/// The sequence of a conversation, with its KV cache.
 pub struct ChatSequence<'a> {
-    /// What the model remembers.
+    /// The session with the KV cache.
     pub session: Session<'a, EngineExperts>,
     text: &'a TextCodec,
     eos: &'a [u32],
     stop: StopMatcher,
     context: usize,
-    /// What the tokens that were read and written stand for, if that is certain.
+    /// All tokens of prompt and answer so far with their text, if known.
     transcript: Option<(Vec<u32>, String)>,
-    /// Answers so far, which are to be drawn in different ways.
+    /// Number of answers so far; each gets a seed of its own.
     answers: u64,
 }
 
-/// What became of a question.
+/// An answer with its statistics.
 pub struct Reply {
-    /// The model's message.
+    /// The answer as a message.
     pub message: Message,
-    /// Why it ended.
+    /// Why generation ended.
     pub finish: FinishReason,
-    /// Turns that had to be forgotten first.
+    /// Number of turns dropped to fit into the context.
     pub dropped: usize,
-    /// Tokens that were remembered.
+    /// Prompt tokens that were already in the KV cache.
     pub reused: usize,
-    /// What reading the others took.
+    /// Totals of prefill.
     pub prompt: Totals,
-    /// What writing took.
+    /// Totals of decode.
     pub written: Totals,
-    /// Whether nobody takes the text any more.
+    /// Whether standard output was closed.
     pub closed: bool,
 }
 
 impl<'a> ChatSequence<'a> {
-    /// Nothing said yet.
+    /// An empty sequence.
     pub fn new(
         session: Session<'a, EngineExperts>,
         text: &'a TextCodec,
@@ -62,13 +62,13 @@ impl<'a> ChatSequence<'a> {
         ChatSequence { session, text, eos, stop, context, transcript: None, answers: 0 }
     }
 
-    /// Tokens that the conversation may have.
+    /// Context size in tokens.
     pub fn context(&self) -> usize {
         self.context
     }
 
-    /// Answers what was said last, forgetting the oldest turns where all do not fit. There is no answer if somebody
-    /// says stop before it begins.
+    /// Answers the last message, after dropping the oldest turns if the prompt does not fit. Returns `None` if interrupted
+    /// before the answer starts.
     pub fn answer(
         &mut self,
         conversation: &mut Conversation,
@@ -122,14 +122,14 @@ impl<'a> ChatSequence<'a> {
         Ok(Some(Reply { message, finish: made.finish, dropped, reused, prompt, written, closed }))
     }
 
-    /// What passed through the cache so far.
+    /// Cache traffic so far.
     pub fn traffic(&self) -> Traffic {
         self.session.experts().traffic().unwrap_or_default()
     }
 
-    /// The text and tokens that ask for an answer, and how many turns were forgotten so that both fit.
+    /// The prompt as text and as tokens, and the number of turns dropped so that it fits together with an answer.
     fn fit_context(&self, conversation: &mut Conversation, settings: &Settings) -> Result<(String, Vec<u32>, usize)> {
-        // Room for an answer: as much as it may need, but what was said before has three quarters.
+        // Context reserved for the answer: as much as it may need, but at most a quarter.
         let answer = settings.max_tokens.unwrap_or(usize::MAX).min(self.context / 4).max(1);
         let mut shorter = conversation.clone();
         let mut dropped = 0;
@@ -137,11 +137,11 @@ impl<'a> ChatSequence<'a> {
             let prompt_text = shorter.text(self.text.template.as_ref())?;
             let tokens = self.tokens(&prompt_text)?;
             let fits = tokens.len().saturating_add(answer) <= self.context;
-            // The last turn alone may use what there is.
+            // The last turn alone may use the whole context.
             if fits || !shorter.drop_oldest() {
                 if tokens.len() >= self.context {
                     bail!(
-                        "this message makes {} tokens, and the context has {}; shorten it, or start with --context {}",
+                        "this message has {} tokens, and the context {}; shorten it, or start with --context {}",
                         tokens.len(),
                         self.context,
                         tokens.len().saturating_add(answer)
@@ -154,8 +154,8 @@ impl<'a> ChatSequence<'a> {
         }
     }
 
-    /// The tokens of a text. If it goes on from what was read and written, it begins with those very tokens: the model
-    /// may have written a text in others than those that the tokenizer would choose.
+    /// The tokens of a prompt. If it continues the transcript, it begins with the tokens of that: the model may have
+    /// generated text with other tokens than the tokenizer would choose.
     fn tokens(&self, prompt_text: &str) -> Result<Vec<u32>> {
         let tokenizer = &self.text.tokenizer;
         let plain = self.text.template.is_none();
@@ -163,19 +163,19 @@ impl<'a> ChatSequence<'a> {
             self.transcript.as_ref().and_then(|(t, s)| Some((t, prompt_text.strip_prefix(s.as_str())?)))
         {
             let new = tokenizer.encode(rest, false)?;
-            // Only before a special token is it certain that text is cut here anyway.
+            // Only a special token guarantees that the tokenizer would split the text here too.
             if new.first().is_some_and(|id| plain || tokenizer.decode(&[*id], true).is_empty()) {
                 return Ok([tokens.as_slice(), &new].concat());
             }
         }
         let tokens = tokenizer.encode(prompt_text, plain)?;
         if tokens.is_empty() {
-            bail!("this makes no tokens, and the model begins a text with nothing of its own; say something");
+            bail!("the message is empty, and this model has no BOS token; write some text");
         }
         Ok(tokens)
     }
 
-    /// Goes back to what `tokens` begin with, and says how many of them are still remembered.
+    /// Rewinds the KV cache to the common prefix with `tokens`, and returns its length.
     fn rewind_to(&mut self, tokens: &[u32]) -> usize {
         let reused = self.session.rewind(self.session.common_prefix(tokens));
         if reused == 0 {
@@ -185,7 +185,7 @@ impl<'a> ChatSequence<'a> {
         reused
     }
 
-    /// Reads all but the last piece of `tokens`, which is returned, or nothing if somebody says stop.
+    /// Prefills all but the last chunk of `tokens`, and returns that; `None` if interrupted.
     fn prefill_chunks<'t>(&mut self, tokens: &'t [u32], interrupt: &Interrupt) -> Result<Option<&'t [u32]>> {
         let (ahead, last) = tokens.split_at((tokens.len() - 1) / PREFILL_CHUNK * PREFILL_CHUNK);
         for piece in ahead.chunks(PREFILL_CHUNK) {
@@ -198,7 +198,7 @@ impl<'a> ChatSequence<'a> {
     }
 }
 
-/// All that was read and written, but for the token that ended it, and its text.
+/// Tokens and text of prompt and answer, without the end-of-text token.
 fn transcript(
     tokenizer: &Tokenizer,
     mut tokens: Vec<u32>,
@@ -212,14 +212,14 @@ fn transcript(
     (tokens, text)
 }
 
-/// Shows the text as it comes.
+/// Prints the answer as it is generated, and collects it as a message.
 struct ReplyWriter<'a, W> {
     printer: ReplyPrinter<W>,
     splitter: ThinkingSplitter,
     interrupt: &'a Interrupt,
     message: Message,
     closed: bool,
-    /// What had passed through the cache when the prompt was read.
+    /// Cache traffic at the end of prefill.
     after_prompt: Option<Traffic>,
 }
 

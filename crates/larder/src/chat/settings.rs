@@ -1,4 +1,4 @@
-//! What can be changed while a conversation goes on.
+//! The settings that can be changed during a chat.
 
 use anyhow::{Result, anyhow, bail};
 use larder_engine::Sampling;
@@ -9,33 +9,33 @@ use serde_json::{Map, Value, json};
 use crate::cli::ThinkingFlag;
 use crate::cli::chat::ChatArgs;
 
-/// How answers are drawn and shown.
+/// How answers are generated and shown.
 #[derive(Clone)]
 pub struct Settings {
-    /// How tokens are drawn.
+    /// Sampling parameters.
     pub sampling: Sampling,
-    /// Repeats what was drawn.
+    /// Random seed.
     pub seed: u64,
-    /// Most tokens of an answer.
+    /// Maximum number of tokens of an answer.
     pub max_tokens: Option<usize>,
-    /// Which experts a token gets.
+    /// Routing strategy.
     pub routing: RoutingSpec,
-    /// Who leaves the cache when room is needed.
+    /// Eviction policy of the cache.
     pub eviction: EvictionSpec,
-    /// How thinking is shown.
+    /// How reasoning is shown.
     pub thinking: ThinkingFlag,
-    /// Whether something is said about speed.
+    /// Whether statistics are shown after each answer.
     pub footer: bool,
 }
 
-/// A setting by name.
+/// A setting with its name.
 struct Row {
     name: &'static str,
     show: fn(&Settings) -> String,
     set: fn(&mut Settings, &str) -> Result<()>,
 }
 
-/// Every setting.
+/// All settings.
 const TABLE: &[Row] = &[
     Row {
         name: "temperature",
@@ -59,21 +59,21 @@ const TABLE: &[Row] = &[
 ];
 
 impl Settings {
-    /// As the flags have it.
+    /// The settings of the flags.
     pub fn new(args: &ChatArgs, terminal: bool) -> Result<Self> {
-        let usual = if terminal { ThinkingFlag::Dim } else { ThinkingFlag::Off };
+        let default = if terminal { ThinkingFlag::Dim } else { ThinkingFlag::Off };
         Ok(Settings {
             sampling: args.sampling.sampling().checked()?,
             seed: args.sampling.seed,
             max_tokens: args.max_tokens,
-            routing: args.engine.routing.clone(),
-            eviction: args.engine.eviction.clone(),
-            thinking: args.thinking.unwrap_or(usual),
+            routing: args.engine.routing.strategy.clone(),
+            eviction: args.engine.cache.eviction.clone(),
+            thinking: args.thinking.unwrap_or(default),
             footer: !args.no_footer,
         })
     }
 
-    /// The settings with one of them changed; `lambda` stands for that of routing by prior.
+    /// These settings with one changed; `lambda` changes λ of the strategy `prior`.
     pub fn with(&self, name: &str, value: &str) -> Result<Settings> {
         let mut new = self.clone();
         if name == "lambda" {
@@ -82,35 +82,35 @@ impl Settings {
         }
         let Some(row) = TABLE.iter().find(|row| row.name == name) else {
             let names: Vec<_> = TABLE.iter().map(|row| row.name).collect();
-            bail!("there is no setting {name}; there are {} and lambda", names.join(", "));
+            bail!("there is no setting {name}; the settings are {} and lambda", names.join(", "));
         };
         (row.set)(&mut new, value).map_err(|e| anyhow!("{name}: {e:#}"))?;
         new.sampling = new.sampling.checked()?;
         Ok(new)
     }
 
-    /// A row for each.
+    /// Name and value of each setting.
     pub fn table(&self) -> Vec<Vec<String>> {
         TABLE.iter().map(|row| vec![row.name.to_owned(), (row.show)(self)]).collect()
     }
 
-    /// For a file.
+    /// The settings as JSON.
     pub fn json(&self) -> Value {
         TABLE.iter().map(|row| (row.name.to_owned(), json!((row.show)(self)))).collect::<Map<_, _>>().into()
     }
 
-    /// What a file says, laid over these.
+    /// These settings, changed by those of a JSON object.
     pub fn with_json(&self, json: &Value) -> Result<Settings> {
-        let Value::Object(pairs) = json else { bail!("`settings` is not an object") };
+        let Value::Object(pairs) = json else { bail!("`settings` must be an object") };
         pairs.iter().try_fold(self.clone(), |settings, (name, value)| match value {
             Value::String(text) => settings.with(name, text),
-            _ => Err(anyhow!("{name}: is not a text")),
+            _ => Err(anyhow!("{name}: must be a string")),
         })
     }
 }
 
 fn number<T: std::str::FromStr>(text: &str) -> Result<T> {
-    text.parse().map_err(|_| anyhow!("{text:?} is not a number that it can be"))
+    text.parse().map_err(|_| anyhow!("{text:?} is not a valid number"))
 }
 
 fn set_max_tokens(settings: &mut Settings, value: &str) -> Result<()> {
@@ -134,7 +134,8 @@ fn set_eviction(settings: &mut Settings, value: &str) -> Result<()> {
     Ok(())
 }
 
-/// A strategy with this λ: the one at hand if it is `prior`, without a budget, which would choose λ itself.
+/// The strategy `prior` with this λ and, if `routing` is `prior`, with its other options; without a budget, which would
+/// choose λ itself.
 fn with_lambda(routing: &str, lambda: &str) -> String {
     let options = routing.strip_prefix("prior:").unwrap_or_default().split(',');
     let others = options.filter(|o| !o.is_empty() && !o.starts_with("lambda=") && !o.starts_with("budget="));
@@ -153,7 +154,7 @@ fn thinking_name(thinking: ThinkingFlag) -> &'static str {
 fn set_thinking(settings: &mut Settings, value: &str) -> Result<()> {
     let all = [ThinkingFlag::On, ThinkingFlag::Off, ThinkingFlag::Dim];
     let found = all.into_iter().find(|t| thinking_name(*t) == value);
-    settings.thinking = found.ok_or_else(|| anyhow!("{value:?} is none of on, off and dim"))?;
+    settings.thinking = found.ok_or_else(|| anyhow!("{value:?} must be on, off or dim"))?;
     Ok(())
 }
 
@@ -161,7 +162,7 @@ fn set_footer(settings: &mut Settings, value: &str) -> Result<()> {
     settings.footer = match value {
         "on" => true,
         "off" => false,
-        _ => bail!("{value:?} is neither on nor off"),
+        _ => bail!("{value:?} must be on or off"),
     };
     Ok(())
 }
@@ -183,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn every_setting_takes_what_it_shows() {
+    fn every_setting_accepts_the_value_that_it_shows() {
         let settings = settings();
         for row in settings.table() {
             assert!(settings.with(&row[0], &row[1]).is_ok(), "{row:?}");
@@ -195,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_out_of_range_is_refused() {
+    fn invalid_values_are_refused() {
         for (name, value) in [
             ("temperature", "-1"),
             ("temperature", "hot"),

@@ -1,10 +1,10 @@
-//! What a conversation took.
+//! Statistics of a chat.
 
 use super::reply::Reply;
 use crate::telemetry::Totals;
 use crate::{memory, print};
 
-/// The sums over all answers.
+/// Sums over all answers.
 #[derive(Default)]
 pub struct ChatStats {
     answers: usize,
@@ -15,7 +15,7 @@ pub struct ChatStats {
 }
 
 impl ChatStats {
-    /// One more.
+    /// Adds an answer.
     pub fn add(&mut self, answer: &Reply) {
         self.answers += 1;
         self.reused += answer.reused;
@@ -27,29 +27,29 @@ impl ChatStats {
         self.last = (answer.reused, answer.prompt.tokens, answer.written.tokens);
     }
 
-    /// For a table.
+    /// The statistics as rows of a table.
     pub fn rows(&self) -> Vec<Vec<String>> {
-        let line = |(reused, read, written)| format!("{reused} tokens remembered, {read} read, {written} written");
+        let line = |(reused, read, written)| format!("{reused} tokens cached, {read} prefilled, {written} generated");
         let row = |name: &str, text: String| vec![name.to_owned(), text];
         vec![
             row("answers", self.answers.to_string()),
             row("last answer", line(self.last)),
             row("all answers", line((self.reused, self.prompt.tokens, self.written.tokens))),
-            row("speed", format!("{:.1} read/s, {:.1} written/s", self.prompt.rate(), self.written.rate())),
-            row("memory", format!("{} at most", print::bytes(memory::peak().unwrap_or_default()))),
+            row("speed", format!("prefill {:.1}/s, decode {:.1}/s", self.prompt.rate(), self.written.rate())),
+            row("memory", format!("{} peak", print::bytes(memory::peak().unwrap_or_default()))),
         ]
     }
 }
 
-/// A line about one answer.
+/// The footer of one answer.
 pub fn footer(answer: &Reply, streaming: bool) -> String {
     let Reply { reused, prompt, written, .. } = answer;
     let found = match streaming {
-        true => format!(", {:.0} % of experts found in memory", 100.0 * written.traffic.hit_rate()),
+        true => format!(", {:.0} % cache hits", 100.0 * written.traffic.hit_rate()),
         false => String::new(),
     };
     format!(
-        "{reused} tokens remembered, {} read at {:.1}/s, {} written at {:.1}/s{found}",
+        "{reused} tokens cached, prefill {} tokens at {:.1}/s, decode {} tokens at {:.1}/s{found}",
         prompt.tokens,
         prompt.rate(),
         written.tokens,

@@ -1,11 +1,11 @@
-//! Tells what a model thinks from what it answers.
+//! Separates a model's reasoning from its answer.
 
 use larder_engine::Tokenizer;
 
-/// What a piece of text belongs to.
+/// The part of a reply that a piece of text belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TextPart {
-    /// Thinking aloud.
+    /// Reasoning before the answer.
     Thinking,
     /// The answer.
     Answer,
@@ -13,20 +13,20 @@ pub enum TextPart {
 
 const OPEN: &str = "<think>";
 const CLOSE: &str = "</think>";
-/// A channel's name is short; what is longer is no name.
+/// Maximum length of a channel's name.
 const HEADER_BYTES: usize = 256;
 
-/// Splits an answer as it comes, by `<think>` and `</think>` or by the channels of gpt-oss.
+/// Splits a reply while it is generated, by `<think>` and `</think>` or by the channels of gpt-oss.
 ///
-/// Marks may be special tokens, of which no text is seen, or text, in any pieces.
+/// Marks can be special tokens, which have no text, or text that arrives in any pieces.
 pub struct ThinkingSplitter {
     specials: Vec<(u32, Mark)>,
     part: TextPart,
-    /// Within the head of a channel: its name so far.
+    /// Inside a channel's header: its name so far.
     header: Option<String>,
-    /// What may be the beginning of a mark.
+    /// Text that may be the beginning of a mark.
     pending: String,
-    /// Nothing but white space has come so far.
+    /// Only white space has arrived in this part so far.
     blank: bool,
     has_thought: bool,
 }
@@ -48,7 +48,7 @@ const MARKS: [(&str, Mark); 5] = [
 ];
 
 impl ThinkingSplitter {
-    /// For an answer to `prompt`, which may end where the model is to think.
+    /// A splitter for the reply to `prompt`, which may end with an opening mark.
     pub fn new(tokenizer: &Tokenizer, prompt: &str) -> Self {
         let special = |(text, mark): &(&str, Mark)| {
             let id = tokenizer.id(text)?;
@@ -64,7 +64,7 @@ impl ThinkingSplitter {
         ThinkingSplitter { specials, part, header: None, pending: String::new(), blank: true, has_thought }
     }
 
-    /// Takes a token, whose text follows if it has any.
+    /// Takes a token; its text, if any, follows.
     pub fn token(&mut self, id: u32) {
         let Some((_, mark)) = self.specials.iter().find(|(special, _)| *special == id) else { return };
         match mark {
@@ -78,7 +78,7 @@ impl ThinkingSplitter {
         }
     }
 
-    /// Takes text and returns what is certain, piece by piece.
+    /// Takes text, and returns the pieces whose part is certain.
     pub fn text(&mut self, piece: &str) -> Vec<(TextPart, String)> {
         if let Some(name) = &mut self.header {
             if name.len() + piece.len() <= HEADER_BYTES {
@@ -100,7 +100,7 @@ impl ThinkingSplitter {
         out
     }
 
-    /// Ends the answer and returns what was held back.
+    /// Ends the reply, and returns the text held back.
     pub fn finish(&mut self) -> Vec<(TextPart, String)> {
         let mut out = Vec::new();
         self.release(self.pending.len(), &mut out);
@@ -113,7 +113,7 @@ impl ThinkingSplitter {
         self.blank = true;
     }
 
-    /// The mark that would mean something here: thinking begins before anything else is said.
+    /// The mark that is valid here: reasoning can only come before other text.
     fn expected_mark(&self) -> Option<&'static str> {
         match self.part {
             TextPart::Thinking => Some(CLOSE),
@@ -134,7 +134,7 @@ impl ThinkingSplitter {
         (1..mark.len()).rev().find(|n| self.pending.ends_with(&mark[..*n])).unwrap_or(0)
     }
 
-    /// Lets go of the first `bytes`. White space between thinking and answer is nobody's.
+    /// Returns the first `bytes` of the pending text. White space between reasoning and answer belongs to neither.
     fn release(&mut self, bytes: usize, out: &mut Vec<(TextPart, String)>) {
         let mut text: String = self.pending.drain(..bytes).collect();
         if self.blank && self.has_thought {
@@ -173,19 +173,19 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_may_have_begun_the_thinking() {
+    fn a_prompt_can_open_the_reasoning() {
         assert_eq!(split("assistant\n<think>\n", &["so", "</think>x"]), pair("so", "x"));
     }
 
     #[test]
-    fn an_answer_may_speak_of_the_marks() {
+    fn marks_inside_an_answer_are_text() {
         assert_eq!(split("", &["Use <thi", "nk> here"]), pair("", "Use <think> here"));
         assert_eq!(split("", &["  a <", "b"]), pair("", "  a <b"));
         assert_eq!(split("", &["<thi"]), pair("", "<thi"));
     }
 
     #[test]
-    fn channels_are_told_by_their_names() {
+    fn channels_are_recognised_by_their_names() {
         let mut splitter = ThinkingSplitter::with_marks(vec![(1, Mark::Head), (2, Mark::Head), (3, Mark::Body)], "");
         let mut all = Vec::new();
         for (id, text) in [

@@ -1,52 +1,52 @@
-//! The flags of a conversation.
+//! The flags of `larder chat`.
 
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use super::{EngineFlags, SamplingFlags, at_least_one};
+use super::{EngineFlags, SamplingFlags, at_least_one, heading};
 use crate::open::default_model;
 
-/// Talk with a model.
+/// Chat with a model in the terminal
 #[derive(Args)]
 pub struct ChatArgs {
-    /// A store, a checkpoint folder or a .gguf file; the demo model unless said otherwise.
-    #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true)]
+    /// Store, checkpoint folder or .gguf file (default: the demo model)
+    #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true, help_heading = heading::MODEL)]
     pub model: PathBuf,
-    /// A system message before everything else.
-    #[arg(long, value_name = "TEXT")]
-    pub system: Option<String>,
-    /// Most tokens of an answer; as many as fit unless said otherwise.
-    #[arg(short = 'n', long, value_name = "N", value_parser = at_least_one)]
-    pub max_tokens: Option<usize>,
-    /// Tokens of conversation to have room for, the answers included.
-    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = at_least_one)]
+    /// Context size in tokens: the part of the conversation that the model can use
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = at_least_one, help_heading = heading::MODEL)]
     pub context: usize,
-    /// What a model writes while it thinks; hidden unless said otherwise where the answers do not go to a terminal.
-    #[arg(long, value_name = "HOW")]
-    pub thinking: Option<ThinkingFlag>,
-    /// Stop an answer before this text; may be given several times.
-    #[arg(long, value_name = "TEXT")]
+    /// System message
+    #[arg(long, value_name = "TEXT", help_heading = heading::PROMPT)]
+    pub system: Option<String>,
+    /// Maximum number of tokens of an answer (default: as many as fit into the context)
+    #[arg(short = 'n', long, value_name = "N", value_parser = at_least_one, help_heading = heading::SAMPLING)]
+    pub max_tokens: Option<usize>,
+    /// Stop string: end an answer before it; can be repeated
+    #[arg(long, value_name = "TEXT", help_heading = heading::SAMPLING)]
     pub stop: Vec<String>,
-    /// Say nothing about speed behind an answer.
-    #[arg(long)]
-    pub no_footer: bool,
-    /// Neither read nor write the history of what was typed.
-    #[arg(long)]
-    pub no_history: bool,
     #[command(flatten)]
     pub sampling: SamplingFlags,
     #[command(flatten)]
     pub engine: EngineFlags,
+    /// How to show the model's reasoning (default: dim on a terminal, else off)
+    #[arg(long, value_name = "HOW", help_heading = heading::OUTPUT)]
+    pub thinking: Option<ThinkingFlag>,
+    /// Do not show statistics after each answer
+    #[arg(long, help_heading = heading::OUTPUT)]
+    pub no_footer: bool,
+    /// Neither read nor write the input history
+    #[arg(long, help_heading = heading::OUTPUT)]
+    pub no_history: bool,
 }
 
-/// How to show what a model writes while it thinks.
+/// How to show a model's reasoning.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum ThinkingFlag {
-    /// As the answer.
+    /// Like the answer
     On,
-    /// Not at all.
+    /// Hidden
     Off,
-    /// Paler than the answer.
+    /// Paler than the answer
     Dim,
 }

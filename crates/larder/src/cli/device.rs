@@ -1,38 +1,42 @@
+//! The flags of the compute device.
+
 use clap::{Args, ValueEnum};
 
 use super::size::{ByteSize, byte_size};
+use super::{at_least_one, heading};
 
-/// Where products are computed.
+/// Where products and experts are computed.
 #[derive(Args, Clone, Default)]
+#[command(next_help_heading = heading::DEVICE)]
 pub struct DeviceFlags {
-    /// What computes: cpu, or cuda. A GPU has the resident weights and as many experts as fit; of the others the cache
-    /// flags keep some in memory, and the rest is read.
+    /// Compute device. With cuda, resident weights and as many experts as fit go to VRAM; the cache flags apply to the
+    /// other experts
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     pub device: DeviceFlag,
-    /// Use at most SIZE of the GPU's memory; all that is free unless said otherwise.
+    /// VRAM to use at most, e.g. 8G (default: all that is free)
     #[arg(long, value_name = "SIZE", value_parser = byte_size)]
     pub vram_mem: Option<ByteSize>,
-    /// Keep N experts per layer in the GPU's memory.
-    #[arg(long, value_name = "N", value_parser = super::at_least_one, conflicts_with = "vram_mem")]
+    /// Experts per layer to keep in VRAM (default: as many as fit)
+    #[arg(long, value_name = "N", value_parser = at_least_one, conflicts_with = "vram_mem")]
     pub vram_experts: Option<usize>,
 }
 
-/// What computes.
+/// A compute device.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, ValueEnum)]
 pub enum DeviceFlag {
-    /// The processor.
+    /// The CPU
     #[default]
     Cpu,
-    /// A GPU of NVIDIA's.
+    /// An NVIDIA GPU
     Cuda,
-    /// The processor as if it were a GPU, for tests.
+    /// The CPU as if it were a GPU, for tests
     #[cfg(feature = "emulator")]
     #[value(hide = true)]
     Emulated,
 }
 
 impl DeviceFlags {
-    /// Whether something else than the processor computes.
+    /// Whether a GPU computes, or its emulator.
     pub fn is_gpu(&self) -> bool {
         self.device != DeviceFlag::Cpu
     }

@@ -1,4 +1,4 @@
-//! The flags of what several machines do together.
+//! The flags of `larder edge`.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ use super::at_least_one;
 #[cfg(feature = "edge")]
 use super::edge_worker::EdgeWorkerArgs;
 
-/// Let several machines compute the experts of a model.
+/// Run a model's experts on several machines
 #[derive(Args)]
 pub struct EdgeArgs {
     #[command(subcommand)]
@@ -18,42 +18,42 @@ pub struct EdgeArgs {
 
 #[derive(Subcommand)]
 pub enum EdgeCommand {
-    /// Decide which experts the device and the servers hold, and say what a token is expected to take.
+    /// Decide which experts the device and each worker hold, and estimate the time per token
     Plan(EdgePlanArgs),
-    /// Compare ways to place experts in a simulated network, and make a page of it.
+    /// Compare placement algorithms in simulated networks, and write a report page
     Simulate(SimulateArgs),
-    /// Hold a share of a model's experts, and compute them for others.
+    /// Serve a share of a model's experts to clients
     #[cfg(feature = "edge")]
     Worker(Box<EdgeWorkerArgs>),
 }
 
-/// Decide which experts the device and the servers hold, and say what a token is expected to take.
+/// Decide which experts the device and each worker hold, and estimate the time per token
 #[derive(Args)]
 pub struct EdgePlanArgs {
-    /// The machines, as a TOML file.
+    /// Topology file (TOML): the machines, their memory and their links
     pub topology: PathBuf,
-    /// What `larder lab activations` wrote, a file for each model.
+    /// Output of `larder lab activations`, one file per model
     #[arg(long, value_name = "FILE", required = true, num_args = 1..)]
     pub activations: Vec<PathBuf>,
-    /// How much each model is used, as in 3,1, in the order of the files; all the same unless said otherwise.
+    /// Relative use of each model, in the order of the files, e.g. 3,1 (default: equal)
     #[arg(long, value_name = "N,N", value_delimiter = ',')]
     pub share: Vec<f64>,
-    /// How to place experts: greedy, greedy-gain, accelerated, dp, lfu, random or u-shaped.
+    /// Placement algorithm: greedy, greedy-gain, accelerated, dp, lfu, random or u-shaped
     #[arg(long, value_name = "NAME", default_value = "greedy", value_parser = parse_algorithm)]
     pub algorithm: &'static Algorithm,
-    /// How servers are asked.
+    /// How the device reaches the workers
     #[arg(long, value_name = "HOW", default_value = "direct")]
     pub paths: PathsFlag,
-    /// How numbers of hidden states travel.
+    /// Number format of hidden states on the network
     #[arg(long, value_name = "KIND", default_value = "f32")]
     pub wire: WireFlag,
-    /// Repeats what is drawn at random.
+    /// Random seed
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub seed: u64,
-    /// Write the placement to FILE, for the workers and for `larder run --edge`.
+    /// Write the placement to FILE, for the workers and for `larder run --edge`
     #[arg(short, long, value_name = "FILE")]
     pub out: Option<PathBuf>,
-    /// Print the numbers as JSON.
+    /// Print the numbers as JSON
     #[arg(long)]
     pub json: bool,
 }
@@ -62,12 +62,12 @@ fn parse_algorithm(name: &str) -> Result<&'static Algorithm, String> {
     algorithm(name).map_err(|e| e.to_string())
 }
 
-/// How servers are asked.
+/// How the device reaches the workers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum PathsFlag {
-    /// By the device itself; a server answers with one sum, and computes experts one after the other.
+    /// Directly; a worker returns one sum and computes its experts one after the other
     Direct,
-    /// Through the associated server; each expert's output comes back, and experts share a machine's speed.
+    /// Through the associated worker; each expert's output is returned, and experts share a machine's speed
     Relayed,
 }
 
@@ -80,13 +80,13 @@ impl From<PathsFlag> for ServingMode {
     }
 }
 
-/// How numbers of hidden states travel.
+/// Number format of hidden states on the network.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum)]
 pub enum WireFlag {
-    /// As they are.
+    /// Exact
     #[default]
     F32,
-    /// Rounded, in half the bytes.
+    /// Rounded, half the bytes
     Bf16,
 }
 
@@ -99,25 +99,25 @@ impl From<WireFlag> for WireFormat {
     }
 }
 
-/// Compare ways to place experts in a simulated network, and make a page of it.
+/// Compare placement algorithms in simulated networks, and write a report page
 #[derive(Args)]
 pub struct SimulateArgs {
-    /// The page to write, its numbers beside it as CSV; a name without .html is a folder for both.
+    /// Report page to write, with a CSV file of the same name beside it; a path without .html is a folder for both
     #[arg(short, long, value_name = "PATH")]
     pub out: PathBuf,
-    /// Repeats everything that is drawn.
+    /// Random seed
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub seed: u64,
-    /// Networks that are drawn for each point.
+    /// Number of random networks per data point
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = at_least_one)]
     pub repeats: usize,
-    /// Only what these figures need, as in 6a,9b.
+    /// Simulate only what these figures of the paper need, e.g. 6a,9b
     #[arg(long, value_name = "N,N", value_delimiter = ',')]
     pub figures: Vec<String>,
-    /// Networks that are computed at the same time; as many as there are processors unless said otherwise.
+    /// Networks simulated in parallel (default: one per CPU)
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub threads: Option<usize>,
-    /// Print the results as JSON.
+    /// Print the results as JSON
     #[arg(long)]
     pub json: bool,
 }

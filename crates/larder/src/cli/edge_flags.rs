@@ -1,4 +1,4 @@
-//! The flags of commands that may have experts computed elsewhere.
+//! The flags of commands that can send experts to edge workers.
 
 use std::path::PathBuf;
 
@@ -6,21 +6,23 @@ use clap::Args;
 use larder_edge::wire::Format;
 
 use super::edge::WireFlag;
+use super::heading;
 
-/// Who else computes experts.
+/// Experts on other machines.
 #[derive(Args, Clone, Default)]
+#[command(next_help_heading = heading::EDGE)]
 pub struct EdgeFlags {
-    /// Have experts computed by the machines that this file names, where that is quicker than reading them.
+    /// Let the workers of this topology file compute experts, where that is faster than reading them
     #[arg(long = "edge", value_name = "TOPOLOGY", conflicts_with = "preload")]
     pub topology: Option<PathBuf>,
-    /// With --edge: the placement that says which experts are always computed here.
+    /// With --edge: placement file that names the experts which are always computed on this machine
     #[arg(long, value_name = "FILE", requires = "topology")]
     pub placement: Option<PathBuf>,
-    /// With --edge: how numbers travel. f32 loses nothing; bf16 takes half the bytes and may change the text.
+    /// With --edge: number format on the network; f32 is exact, bf16 halves the traffic and may change the text
     #[arg(long = "edge-format", value_name = "FORMAT", default_value = "f32", id = "edge_format")]
     pub format: WireFlag,
-    /// With --edge: milliseconds that an answer for one token may take before somebody else is asked; a prompt has
-    /// more, by its length.
+    /// With --edge: milliseconds to wait for a worker's answer for one token before another worker is asked; prompts get
+    /// more, by their length
     #[arg(long = "edge-deadline", value_name = "MS", default_value_t = 1000, id = "edge_deadline")]
     pub deadline: u64,
 }

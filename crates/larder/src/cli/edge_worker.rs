@@ -6,60 +6,60 @@ use std::path::PathBuf;
 use clap::Args;
 use larder_policy::eviction::EvictionSpec;
 
-use super::{ByteSize, at_least_one, byte_size, parse_threads};
+use super::engine::parse_threads;
+use super::{ByteSize, at_least_one, byte_size, heading};
 use crate::open::default_model;
 
-/// Hold a share of a model's experts, and compute them for others.
+/// Serve a share of a model's experts to clients
 #[derive(Args)]
 pub struct EdgeWorkerArgs {
-    /// A store; that of the demo model unless said otherwise.
-    #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true)]
+    /// Store (default: the demo model's)
+    #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true, help_heading = heading::MODEL)]
     pub model: PathBuf,
-    /// The placement that says which experts this worker holds; all of them without one.
-    #[arg(long, value_name = "FILE", requires = "name")]
+    /// Placement file that names this worker's experts (default: all experts)
+    #[arg(long, value_name = "FILE", requires = "name", help_heading = heading::MODEL)]
     pub placement: Option<PathBuf>,
-    /// This worker's name in the placement.
-    #[arg(long, value_name = "NAME")]
+    /// This worker's name in the placement file
+    #[arg(long, value_name = "NAME", help_heading = heading::MODEL)]
     pub name: Option<String>,
-    /// The model's name in the placement; the name of its folder unless said otherwise.
-    #[arg(long = "as", value_name = "NAME")]
+    /// The model's name in the placement file (default: name of the store's folder)
+    #[arg(long = "as", value_name = "NAME", help_heading = heading::MODEL)]
     pub known_as: Option<String>,
-    /// The address and port to listen on; port 0 takes a free one and says which.
-    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:7070")]
+    /// Address and port to listen on; port 0 picks a free one and prints it
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:7070", help_heading = heading::SERVER)]
     pub listen: SocketAddr,
-    /// Keep at most SIZE of its experts in memory and read the others from the store; all that fit unless said
-    /// otherwise.
-    #[arg(long, value_name = "SIZE", value_parser = byte_size)]
+    /// Memory for cached experts; the others are read from the store (default: as many experts as fit)
+    #[arg(long, value_name = "SIZE", value_parser = byte_size, help_heading = heading::CACHE)]
     pub cache_mem: Option<ByteSize>,
-    /// Who leaves when room is needed.
-    #[arg(long, value_name = "POLICY", default_value = "lru")]
+    /// Cache eviction policy: lru, lfu, lfru, llru, fifo, random, arc, s3fifo, lecar or marking
+    #[arg(long, value_name = "POLICY", default_value = "lru", help_heading = heading::CACHE)]
     pub eviction: EvictionSpec,
-    /// How shards are read: auto, uring or pread.
-    #[arg(long, value_name = "READER", default_value = "auto")]
+    /// How shards are read: auto, uring or pread
+    #[arg(long, value_name = "READER", default_value = "auto", help_heading = heading::PERFORMANCE)]
     pub reader: String,
-    /// Threads that compute; as many as there are processors unless said otherwise.
-    #[arg(long, value_name = "N", value_parser = parse_threads)]
+    /// Compute threads (default: all performance cores)
+    #[arg(long, value_name = "N", value_parser = parse_threads, help_heading = heading::PERFORMANCE)]
     pub threads: Option<usize>,
-    /// Multiply quantised weights with activations as they are, not rounded to eight bits: slower. Whoever asks must
-    /// do the same.
-    #[arg(long)]
+    /// Multiply quantised weights with f32 activations, not with activations rounded to 8 bits: slower. Client and workers
+    /// must agree
+    #[arg(long, help_heading = heading::PERFORMANCE)]
     pub exact: bool,
-    /// Requests that are worked on or wait; others are sent away at once.
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = at_least_one)]
+    /// Requests in progress or queued; further ones are rejected at once
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = at_least_one, help_heading = heading::SERVER)]
     pub in_flight: usize,
-    /// Connections at a time.
-    #[arg(long, value_name = "N", default_value_t = 32, value_parser = at_least_one)]
+    /// Maximum number of connections
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = at_least_one, help_heading = heading::SERVER)]
     pub connections: usize,
-    /// Seconds that a request may take.
-    #[arg(long, value_name = "S", default_value_t = 30)]
+    /// Time limit for a request, in seconds
+    #[arg(long, value_name = "S", default_value_t = 30, help_heading = heading::SERVER)]
     pub timeout: u64,
-    /// Encrypt: this worker's certificate, as PEM.
-    #[arg(long, value_name = "FILE", requires = "key")]
+    /// TLS certificate of this worker (PEM)
+    #[arg(long, value_name = "FILE", requires = "key", help_heading = heading::SERVER)]
     pub cert: Option<PathBuf>,
-    /// The key of --cert, as PEM.
-    #[arg(long, value_name = "FILE", requires = "cert")]
+    /// Private key of --cert (PEM)
+    #[arg(long, value_name = "FILE", requires = "cert", help_heading = heading::SERVER)]
     pub key: Option<PathBuf>,
-    /// Answer only those who show a certificate of this authority, as PEM.
-    #[arg(long, value_name = "FILE", requires = "cert")]
+    /// Accept only clients with a certificate of this authority (PEM)
+    #[arg(long, value_name = "FILE", requires = "cert", help_heading = heading::SERVER)]
     pub client_ca: Option<PathBuf>,
 }

@@ -1,13 +1,14 @@
-//! The flags of evaluation.
+//! The flags of `larder eval`.
 
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 
-use super::{EngineFlags, at_least_one};
+use super::engine::{CpuOnlyFlags, FixedRoutingFlags};
+use super::{EngineFlags, at_least_one, heading};
 use crate::open::default_model;
 
-/// Measure how well a model reads and answers, and what routing by the cache costs it.
+/// Evaluate a model, and what cache-aware routing costs it
 #[derive(Args)]
 pub struct EvalArgs {
     #[command(subcommand)]
@@ -16,50 +17,51 @@ pub struct EvalArgs {
 
 #[derive(Subcommand)]
 pub enum EvalCommand {
-    /// Perplexity of a text.
+    /// Measure the perplexity of a text
     Ppl(PplArgs),
-    /// Questions with four answers to choose from, as in MMLU.
+    /// Answer multiple-choice questions, as in MMLU
     Mcq(McqArgs),
-    /// Problems whose answer is a number, as in GSM8K.
+    /// Solve word problems with a number as answer, as in GSM8K
     Gsm8k(Gsm8kArgs),
-    /// How far a routing strategy's choices are from the model's own.
+    /// Compare a routing strategy's experts with the model's own
     Agreement(AgreementArgs),
-    /// Perplexity without the experts of a rank and after, and with others in their place.
+    /// Measure perplexity with experts of each rank dropped or replaced
     Sensitivity(SensitivityArgs),
-    /// How often the router's expert at a rank is the best one.
+    /// Measure how often the router's expert at a rank is the best one
     Optimal(OptimalArgs),
-    /// Measure the spread of each layer's router, for --routing prior:…,delta=calibrated.
+    /// Measure the spread of each layer's router logits, for --routing prior:…,delta=calibrated
     Calibrate(CalibrateArgs),
-    /// Perplexity against misses for many routing strategies and cache sizes.
+    /// Measure perplexity and cache misses for many routing strategies and cache sizes
     Sweep(Box<EvalSweepArgs>),
 }
 
-/// What is read.
+/// The text to evaluate on.
 #[derive(Args)]
+#[command(next_help_heading = heading::TEXT)]
 pub struct TextFlags {
-    /// A text in UTF-8, WikiText for example; or token ids, a JSON array in a file that ends in .json.
-    #[arg(value_name = "FILE")]
+    /// UTF-8 text, e.g. WikiText, or a .json file with an array of token ids
+    #[arg(value_name = "FILE", help_heading = None)]
     pub file: PathBuf,
-    /// Cut it into pieces of N tokens, each read with nothing before it.
+    /// Split the text into chunks of N tokens, each with a context of its own
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = at_least_two)]
     pub chunk: usize,
-    /// Only the first N tokens.
+    /// Use only the first N tokens
     #[arg(long, value_name = "N", value_parser = at_least_two)]
     pub tokens: Option<usize>,
 }
 
 fn at_least_two(text: &str) -> Result<usize, String> {
     match at_least_one(text)? {
-        1 => Err("must be at least 2: the first token is foretold by nothing".into()),
+        1 => Err("must be at least 2: the first token has no context to be predicted from".into()),
         n => Ok(n),
     }
 }
 
-/// Perplexity of a text.
+/// Measure the perplexity of a text
 #[derive(Args)]
 pub struct PplArgs {
-    /// A store, a checkpoint folder or a .gguf file; the demo model unless said otherwise.
-    #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true)]
+    /// Store, checkpoint folder or .gguf file (default: the demo model)
+    #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true, help_heading = heading::MODEL)]
     pub model: PathBuf,
     #[command(flatten)]
     pub text: TextFlags,
@@ -67,176 +69,180 @@ pub struct PplArgs {
     pub step: StepFlags,
     #[command(flatten)]
     pub engine: EngineFlags,
-    /// Print the numbers as JSON.
-    #[arg(long)]
+    /// Print the numbers as JSON
+    #[arg(long, help_heading = heading::OUTPUT)]
     pub json: bool,
 }
 
-/// How many tokens are read at once.
+/// Number of tokens per step.
 #[derive(Args)]
+#[command(next_help_heading = heading::TEXT)]
 pub struct StepFlags {
-    /// Read one token at a time, as a text is written. Routing by the cache is always judged in this way.
+    /// Process one token per step, as in decode. Cache-aware routing is always evaluated like this
     #[arg(long)]
     pub one_by_one: bool,
 }
 
-/// Questions with four answers to choose from: the model's answer is the letter that it finds likeliest.
+/// Answer multiple-choice questions with four options; the model's answer is the letter with the highest logit
 #[derive(Args)]
 pub struct McqArgs {
-    /// A store, a checkpoint folder or a .gguf file; the demo model unless said otherwise.
-    #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true)]
+    /// Store, checkpoint folder or .gguf file (default: the demo model)
+    #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true, help_heading = heading::MODEL)]
     pub model: PathBuf,
-    /// A CSV file with columns question, four answers, and the right one; or a folder of such files, one for each
-    /// subject.
+    /// CSV file with the columns question, four options and right answer; or a folder of such files, one per subject
     pub questions: PathBuf,
-    /// Put N answered questions before each.
-    #[arg(long, value_name = "N", default_value_t = 5)]
+    /// Number of answered examples before each question
+    #[arg(long, value_name = "N", default_value_t = 5, help_heading = heading::TEXT)]
     pub shots: usize,
-    /// Where they come from, a file or a folder; the folder dev beside that of the questions unless said otherwise.
-    #[arg(long, value_name = "PATH")]
+    /// File or folder with the examples (default: the folder dev beside that of the questions)
+    #[arg(long, value_name = "PATH", help_heading = heading::TEXT)]
     pub dev: Option<PathBuf>,
-    /// Only the first N questions of each file.
-    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    /// Use only the first N questions of each file
+    #[arg(long, value_name = "N", value_parser = at_least_one, help_heading = heading::TEXT)]
     pub limit: Option<usize>,
     #[command(flatten)]
     pub step: StepFlags,
     #[command(flatten)]
     pub engine: EngineFlags,
-    /// Print the numbers as JSON.
-    #[arg(long)]
+    /// Print the numbers as JSON
+    #[arg(long, help_heading = heading::OUTPUT)]
     pub json: bool,
 }
 
-/// Problems whose answer is a number. The model writes a solution; what counts is the number at its end.
+/// Solve word problems; the last number of the generated solution is compared with the right answer
 #[derive(Args)]
 pub struct Gsm8kArgs {
-    /// A store, a checkpoint folder or a .gguf file; the demo model unless said otherwise.
-    #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true)]
+    /// Store, checkpoint folder or .gguf file (default: the demo model)
+    #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true, help_heading = heading::MODEL)]
     pub model: PathBuf,
-    /// A file with a JSON object on each line: question, and answer with the number behind ####.
+    /// JSON lines file with the keys question and answer; the number follows #### in the answer
     pub problems: PathBuf,
-    /// Put N solved problems before each.
-    #[arg(long, value_name = "N", default_value_t = 8)]
+    /// Number of solved examples before each problem
+    #[arg(long, value_name = "N", default_value_t = 8, help_heading = heading::TEXT)]
     pub shots: usize,
-    /// Where they come from; train.jsonl beside the problems unless said otherwise.
-    #[arg(long, value_name = "FILE")]
+    /// File with the examples (default: train.jsonl beside the problems)
+    #[arg(long, value_name = "FILE", help_heading = heading::TEXT)]
     pub dev: Option<PathBuf>,
-    /// Only the first N problems.
-    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    /// Use only the first N problems
+    #[arg(long, value_name = "N", value_parser = at_least_one, help_heading = heading::TEXT)]
     pub limit: Option<usize>,
-    /// Most tokens of a solution.
+    /// Maximum number of tokens of a solution
     #[arg(short = 'n', long, value_name = "N", default_value_t = 256, value_parser = at_least_one)]
+    #[arg(help_heading = heading::TEXT)]
     pub max_tokens: usize,
     #[command(flatten)]
     pub engine: EngineFlags,
-    /// Print the numbers as JSON.
-    #[arg(long)]
+    /// Print the numbers as JSON
+    #[arg(long, help_heading = heading::OUTPUT)]
     pub json: bool,
 }
 
-/// How far a routing strategy's choices are from the model's own. The model chooses for itself; at each token the
-/// strategy is asked what it would choose with the cache that its own choices would have left.
+/// Compare a routing strategy's experts with the model's own
+///
+/// The model runs with its own routing. At each token, the strategy's choice is computed for the cache that its own
+/// choices would have left, and compared.
 #[derive(Args)]
 pub struct AgreementArgs {
-    /// A store, a checkpoint folder or a .gguf file; the demo model unless said otherwise.
-    #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true)]
+    /// Store, checkpoint folder or .gguf file (default: the demo model)
+    #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true, help_heading = heading::MODEL)]
     pub model: PathBuf,
     #[command(flatten)]
     pub text: TextFlags,
-    /// Let the strategy choose, one token at a time, and compare with what each layer would have chosen then.
-    #[arg(long)]
+    /// Run with the strategy, one token per step, and compare with what each layer's router would have chosen
+    #[arg(long, help_heading = heading::ROUTING)]
     pub under_strategy: bool,
     #[command(flatten)]
     pub engine: EngineFlags,
-    /// Print the numbers as JSON.
-    #[arg(long)]
+    /// Print the numbers as JSON
+    #[arg(long, help_heading = heading::OUTPUT)]
     pub json: bool,
 }
 
-/// Perplexity without the experts of a rank and after, and with others drawn in the place of a rank.
+/// Measure perplexity with experts of each rank dropped, with all that follow, or replaced at random
 #[derive(Args)]
 pub struct SensitivityArgs {
-    /// A store, a checkpoint folder or a .gguf file; the demo model unless said otherwise.
-    #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true)]
+    /// Store, checkpoint folder or .gguf file (default: the demo model)
+    #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true, help_heading = heading::MODEL)]
     pub model: PathBuf,
     #[command(flatten)]
     pub text: TextFlags,
-    /// What is drawn follows from it.
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    /// Random seed of the replacements
+    #[arg(long, value_name = "N", default_value_t = 0, help_heading = heading::TEXT)]
     pub seed: u64,
     #[command(flatten)]
-    pub engine: EngineFlags,
-    /// Print the numbers as JSON.
-    #[arg(long)]
+    pub engine: FixedRoutingFlags,
+    /// Print the numbers as JSON
+    #[arg(long, help_heading = heading::OUTPUT)]
     pub json: bool,
 }
 
-/// How often the router's expert at a rank is the best one: for some tokens every other expert is tried in its place,
-/// layer by layer, and the loss of the next token compared.
+/// Measure how often the router's expert at a rank is the best one
+///
+/// At some tokens every other expert is tried in its place, layer by layer, and the loss of the next token is compared.
 #[derive(Args)]
 pub struct OptimalArgs {
-    /// A store, a checkpoint folder or a .gguf file; the demo model unless said otherwise.
-    #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true)]
+    /// Store, checkpoint folder or .gguf file (default: the demo model)
+    #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true, help_heading = heading::MODEL)]
     pub model: PathBuf,
     #[command(flatten)]
     pub text: TextFlags,
-    /// The rank, the best being of rank 1.
-    #[arg(long, value_name = "R", default_value_t = 2, value_parser = at_least_one)]
+    /// Rank to test; 1 is the best
+    #[arg(long, value_name = "R", default_value_t = 2, value_parser = at_least_one, help_heading = heading::TEXT)]
     pub rank: usize,
-    /// Try at N tokens, spread evenly over the text.
-    #[arg(long, value_name = "N", default_value_t = 32, value_parser = at_least_one)]
+    /// Number of tokens to test at, spread evenly over the text
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = at_least_one, help_heading = heading::TEXT)]
     pub samples: usize,
     #[command(flatten)]
-    pub engine: EngineFlags,
-    /// Print the numbers as JSON.
-    #[arg(long)]
+    pub engine: FixedRoutingFlags,
+    /// Print the numbers as JSON
+    #[arg(long, help_heading = heading::OUTPUT)]
     pub json: bool,
 }
 
-/// Measure the spread Δ of each layer's router on a text, for --routing prior:…,delta=calibrated.
+/// Measure the spread Δ of each layer's router logits on a text, for --routing prior:…,delta=calibrated
 #[derive(Args)]
 pub struct CalibrateArgs {
-    /// A store, a checkpoint folder or a .gguf file; the demo model unless said otherwise.
-    #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true)]
+    /// Store, checkpoint folder or .gguf file (default: the demo model)
+    #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true, help_heading = heading::MODEL)]
     pub model: PathBuf,
     #[command(flatten)]
     pub text: TextFlags,
-    /// The file to write; calibration.json in the store, where it is looked for, unless said otherwise.
-    #[arg(short, long, value_name = "FILE")]
+    /// File to write (default: calibration.json in the store, where --routing looks for it)
+    #[arg(short, long, value_name = "FILE", help_heading = heading::OUTPUT)]
     pub out: Option<PathBuf>,
     #[command(flatten)]
-    pub engine: EngineFlags,
-    /// Print the numbers as JSON.
-    #[arg(long)]
+    pub engine: FixedRoutingFlags,
+    /// Print the numbers as JSON
+    #[arg(long, help_heading = heading::OUTPUT)]
     pub json: bool,
 }
 
-/// Perplexity, one token at a time, against misses for many routing strategies and cache sizes.
+/// Measure perplexity and cache misses for many routing strategies and cache sizes, one token per step
 #[derive(Args)]
 pub struct EvalSweepArgs {
-    /// A store; the demo model unless said otherwise.
-    #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true)]
+    /// Store (default: the demo model)
+    #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true, help_heading = heading::MODEL)]
     pub model: PathBuf,
     #[command(flatten)]
     pub text: TextFlags,
-    /// Slots per layer, as in 4,8,16; a quarter and a half of the experts unless said otherwise.
-    #[arg(long, value_name = "N,N", value_delimiter = ',', value_parser = at_least_one)]
+    /// Cache sizes: experts per layer in memory, e.g. 4,8,16 (default: a quarter and a half of the experts)
+    #[arg(long, value_name = "N,N", value_delimiter = ',', value_parser = at_least_one, help_heading = heading::CACHE)]
     pub sizes: Vec<usize>,
     #[command(flatten)]
     pub grid: GridFlags,
-    /// Mark what raises perplexity by more than this share.
-    #[arg(long, value_name = "SHARE", default_value_t = 0.01, value_parser = parse_share)]
+    /// Mark strategies that raise perplexity by more than this share
+    #[arg(long, value_name = "SHARE", default_value_t = 0.01, value_parser = parse_share, help_heading = heading::OUTPUT)]
     pub max_loss: f64,
     #[command(flatten)]
-    pub engine: EngineFlags,
-    /// Write all numbers to FILE, a line for each strategy and size.
-    #[arg(long, value_name = "FILE")]
+    pub engine: CpuOnlyFlags,
+    /// Write all numbers to FILE (CSV), one line per strategy and size
+    #[arg(long, value_name = "FILE", help_heading = heading::OUTPUT)]
     pub csv: Option<PathBuf>,
-    /// Write a page with plots to FILE.
-    #[arg(long, value_name = "FILE")]
+    /// Write a page with plots to FILE (HTML)
+    #[arg(long, value_name = "FILE", help_heading = heading::OUTPUT)]
     pub html: Option<PathBuf>,
-    /// Print all numbers as JSON.
-    #[arg(long)]
+    /// Print all numbers as JSON
+    #[arg(long, help_heading = heading::OUTPUT)]
     pub json: bool,
 }
 
@@ -247,40 +253,41 @@ fn parse_share(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Which strategies are compared, beside the model's own. Without any of these a few of each kind.
+/// The strategies to compare with the model's own routing; without any of these flags a few of each family.
 #[derive(Args, Clone, Default)]
+#[command(next_help_heading = heading::ROUTING)]
 pub struct GridFlags {
-    /// λ of prior.
+    /// Values of λ for the strategy prior (without any strategy flag: a few values for each strategy)
     #[arg(long, value_name = "L,L", value_delimiter = ',')]
     pub lambda: Vec<String>,
-    /// Where prior has its Δ from.
+    /// Source of the spread Δ for prior
     #[arg(long, value_name = "D,D", value_delimiter = ',', default_values_t = [DeltaFlag::Running])]
     pub delta: Vec<DeltaFlag>,
-    /// Budgets of prior, in nats of KL.
+    /// KL budgets for prior, in nats
     #[arg(long, value_name = "B,B", value_delimiter = ',')]
     pub budget: Vec<String>,
-    /// M of max-rank.
+    /// Values of M for max-rank
     #[arg(long, value_name = "M,M", value_delimiter = ',')]
     pub max_rank: Vec<String>,
-    /// P of cumsum.
+    /// Values of P for cumsum
     #[arg(long, value_name = "P,P", value_delimiter = ',')]
     pub cumsum: Vec<String>,
-    /// H of prune.
+    /// Values of H for prune
     #[arg(long, value_name = "H,H", value_delimiter = ',')]
     pub prune: Vec<String>,
-    /// How many of the best experts prior, max-rank and cumsum always keep; 1 if the model chooses several.
+    /// Number of best experts that prior, max-rank and cumsum always keep (default: 1, or 0 if the model chooses one)
     #[arg(long, value_name = "J")]
     pub keep: Option<usize>,
 }
 
-/// Where prior has its Δ from.
+/// Source of the spread Δ for the strategy prior.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum DeltaFlag {
-    /// The mean so far.
+    /// Running mean of the sequence
     Running,
-    /// The token at hand.
+    /// The current token
     Token,
-    /// `larder eval calibrate`.
+    /// The output of `larder eval calibrate`
     Calibrated,
 }
 

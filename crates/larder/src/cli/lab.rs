@@ -1,4 +1,4 @@
-//! The flags of the lab.
+//! The flags of `larder lab`.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -9,10 +9,10 @@ use larder_lab::MachineProfile;
 use larder_policy::eviction::EvictionSpec;
 use larder_policy::routing::RoutingSpec;
 
-use super::{ByteSize, ScopeFlag, at_least_one, byte_size};
+use super::{ByteSize, ScopeFlag, at_least_one, byte_size, heading};
 use crate::open::default_model;
 
-/// Record, draw, replay and compare routing.
+/// Record, generate, replay and compare routing traces
 #[derive(Args)]
 pub struct LabArgs {
     #[command(subcommand)]
@@ -21,131 +21,130 @@ pub struct LabArgs {
 
 #[derive(Subcommand)]
 pub enum LabCommand {
-    /// Make a trace from those of other programs.
+    /// Import a trace from another program's format
     Import(ImportArgs),
-    /// Write a trace for other programs.
+    /// Export a trace for other programs
     Export(ExportArgs),
-    /// Count which experts a trace asks for together, for `larder edge plan`.
+    /// Count which experts are used together, for `larder edge plan`
     Activations(ActivationsArgs),
-    /// Draw a trace at random.
+    /// Generate a random trace
     Synth(SynthArgs),
-    /// Replay a trace with one eviction policy.
+    /// Replay a trace with one eviction policy
     Replay(ReplayArgs),
-    /// Compare eviction policies over many capacities.
+    /// Compare eviction policies over many cache sizes
     Sweep(LabSweepArgs),
-    /// Make a page of what a sweep found.
+    /// Write a report page about a sweep
     Report(LabReportArgs),
-    /// Train the weights of the eviction policy `learned`.
+    /// Train weights for the eviction policy learned
     Train(super::train::TrainArgs),
-    /// Compare trained weights with other policies, on the same sequences.
+    /// Compare trained weights with other policies, on the same sequences
     Judge(super::train::JudgeArgs),
 }
 
-/// Make a trace from those of other programs.
+/// Import a trace from another program's format
 #[derive(Args)]
 pub struct ImportArgs {
-    /// A CSV file with columns token, layer and expert, or a folder with an index.json and a safetensors file per
-    /// sequence.
+    /// CSV file with the columns token, layer and expert; or a folder with index.json and a safetensors file per sequence
     pub source: PathBuf,
-    /// The trace to write.
+    /// Trace file to write
     #[arg(short, long, value_name = "FILE")]
     pub out: PathBuf,
-    /// Experts per layer; those of a CSV file are counted unless said otherwise.
+    /// Experts per layer (default for CSV: the highest that occurs, plus 1)
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub experts: Option<usize>,
-    /// Leave out sequences that the source marks as repeating themselves.
+    /// Leave out sequences that the source marks as repetitive
     #[arg(long)]
     pub skip_repetitive: bool,
-    /// Print what it holds as JSON.
+    /// Print a summary as JSON
     #[arg(long)]
     pub json: bool,
 }
 
-/// Write a trace for other programs.
+/// Export a trace for other programs
 #[derive(Args)]
 pub struct ExportArgs {
     #[command(flatten)]
     pub input: TraceFlags,
-    /// The file to write.
+    /// File to write
     #[arg(short, long, value_name = "FILE")]
     pub out: PathBuf,
-    /// In which format.
+    /// Format of the file
     #[arg(long, value_name = "FORMAT", default_value = "csv")]
     pub to: ExportFormat,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum ExportFormat {
-    /// A line for each chosen expert.
+    /// One line per chosen expert
     Csv,
-    /// libCacheSim's oracleGeneral: one request after the other, with the next use of each.
+    /// libCacheSim's oracleGeneral: requests in order, each with the time of its next use
     OracleGeneral,
 }
 
-/// Count which experts the traces of a model ask for together, for `larder edge plan`.
+/// Count which experts are used together in the traces of a model, for `larder edge plan`
 #[derive(Args)]
 pub struct ActivationsArgs {
     #[command(flatten)]
     pub input: TraceFlags,
-    /// The model that they are of: a store, a checkpoint folder or a .gguf file; the demo model unless said otherwise.
+    /// Model of the traces: store, checkpoint folder or .gguf file (default: the demo model)
     #[arg(short, long, default_value_os_t = default_model(), hide_default_value = true)]
     pub model: PathBuf,
-    /// The file to write.
+    /// File to write
     #[arg(short, long, value_name = "FILE")]
     pub out: PathBuf,
-    /// What the model is called where it is served; its own name unless said otherwise.
+    /// Model name in the topology and the placement (default: name of the folder or file)
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
-    /// Count only tokens that went through the model alone, as those of an answer do and those of a prompt do not.
+    /// Count decode steps only, and no prefill
     #[arg(long)]
     pub written: bool,
-    /// Print what was counted as JSON.
+    /// Print the counts as JSON
     #[arg(long)]
     pub json: bool,
 }
 
-/// Draw a trace at random: in each layer the j-th most popular expert has a probability that goes with 1/(j+h)^a.
+/// Generate a random trace: in each layer the j-th most popular expert has a probability proportional to 1/(j+h)^a
 #[derive(Args)]
 pub struct SynthArgs {
-    /// The trace to write.
+    /// Trace file to write
     #[arg(short, long, value_name = "FILE")]
     pub out: PathBuf,
-    /// Layers that have experts.
+    /// Number of MoE layers
     #[arg(long, value_name = "N", default_value_t = 24)]
     pub layers: usize,
-    /// Experts per layer.
+    /// Experts per layer
     #[arg(long, value_name = "N", default_value_t = 32)]
     pub experts: usize,
-    /// Experts per token and layer.
+    /// Experts per token and layer
     #[arg(short = 'k', long, value_name = "N", default_value_t = 4)]
     pub top_k: usize,
-    /// Tokens of each sequence.
+    /// Tokens per sequence
     #[arg(short = 'n', long, value_name = "N", default_value_t = 256)]
     pub tokens: usize,
-    /// Sequences.
+    /// Number of sequences
     #[arg(long, value_name = "N", default_value_t = 4)]
     pub sequences: usize,
-    /// The exponent; 0 makes all experts equally popular.
+    /// Zipf exponent a; 0 makes all experts equally popular
     #[arg(long, value_name = "A", default_value_t = 0.7, allow_negative_numbers = true)]
     pub zipf_a: f64,
-    /// Flattens the head.
+    /// Zipf offset h; higher values flatten the head of the distribution
     #[arg(long, value_name = "H", default_value_t = 2.0, allow_negative_numbers = true)]
     pub zipf_h: f64,
-    /// The chance that an expert of the token before is kept.
+    /// Probability that an expert of the previous token is used again
     #[arg(long, value_name = "P", default_value_t = 0.3, allow_negative_numbers = true)]
     pub repeat: f64,
-    /// Repeats a trace exactly.
+    /// Random seed; the same seed gives the same trace
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub seed: u64,
 }
 
-/// Which traces, and what of them.
+/// The traces to use.
 #[derive(Args)]
 pub struct TraceFlags {
-    /// Traces of one model: files of larder, or what `larder lab import` reads. Their sequences are kept apart.
+    /// Traces of one model: larder's own files, or the formats that `larder lab import` reads
     #[arg(required = true)]
     pub traces: Vec<PathBuf>,
-    /// Only these sequences, counted from 0 over all traces, the last one left out.
+    /// Use only sequences A to B-1, counted from 0 over all traces
     #[arg(long, value_name = "A..B", value_parser = parse_range)]
     pub sequences: Option<Range<usize>>,
 }
@@ -154,51 +153,53 @@ fn parse_range(text: &str) -> Result<Range<usize>, String> {
     let parts = text.split_once("..").and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
     match parts {
         Some((a, b)) if a < b => Ok(a..b),
-        _ => Err("is not of the form 0..40, the first below the second".into()),
+        _ => Err("must be a range such as 0..40".into()),
     }
 }
 
-/// How a cache is replayed.
+/// How a trace is replayed.
 #[derive(Args)]
+#[command(next_help_heading = heading::CACHE)]
 pub struct ReplayFlags {
-    /// Slots that all layers share, for experts which may leave as soon as they were used.
+    /// Scratch slots, shared by all layers: extra slots for experts that pass through without displacing others
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub scratch: usize,
-    /// Begin each sequence with what the one before it left, not with an empty cache.
+    /// Start each sequence with the cache of the previous one, not with an empty cache
     #[arg(long)]
     pub carry: bool,
-    /// Trained weights, for the policy `learned`.
+    /// Trained weights for the policy learned
     #[arg(long, value_name = "FILE")]
     pub evictor: Option<PathBuf>,
     #[command(flatten)]
     pub profile: ProfileFlags,
 }
 
-/// A device, for which times are computed if the size of an expert is given.
+/// A device profile, to estimate speed; used if the size of an expert is given.
 #[derive(Args)]
+#[command(next_help_heading = heading::SPEED)]
 pub struct ProfileFlags {
-    /// Bytes of one expert.
+    /// Size of one expert; enables the speed estimate
     #[arg(long, value_name = "SIZE", value_parser = byte_size)]
     pub expert_bytes: Option<ByteSize>,
-    /// What the SSD gives in a second.
+    /// SSD throughput per second
     #[arg(long, value_name = "SIZE", value_parser = byte_size, default_value = "2G", requires = "expert_bytes")]
     pub ssd_rate: ByteSize,
-    /// What memory gives in a second.
+    /// Memory bandwidth per second
     #[arg(long, value_name = "SIZE", value_parser = byte_size, default_value = "30G", requires = "expert_bytes")]
     pub memory_rate: ByteSize,
-    /// Milliseconds that a token takes beside its experts.
+    /// Milliseconds per token outside the experts
     #[arg(long, value_name = "MS", default_value_t = 5.0, requires = "expert_bytes")]
     pub compute_ms: f64,
-    /// Microseconds until a read begins.
+    /// Microseconds of latency per read
     #[arg(long, value_name = "US", default_value_t = 100.0, requires = "expert_bytes")]
     pub latency_us: f64,
-    /// The share of computing that can pass while the SSD reads.
+    /// Share of the compute time that can overlap with reads, 0 to 1
     #[arg(long, value_name = "SHARE", default_value_t = 0.0, requires = "expert_bytes")]
     pub overlap: f64,
 }
 
 impl ProfileFlags {
-    /// The device, if its expert's size is known.
+    /// The profile, if the size of an expert is given.
     pub fn profile(&self) -> Result<Option<MachineProfile>, String> {
         let Some(ByteSize(bytes)) = self.expert_bytes else { return Ok(None) };
         let profile = MachineProfile {
@@ -213,85 +214,84 @@ impl ProfileFlags {
     }
 }
 
-/// Replay a trace with one eviction policy.
+/// Replay a trace with one eviction policy
 #[derive(Args)]
 pub struct ReplayArgs {
     #[command(flatten)]
     pub input: TraceFlags,
-    /// Who leaves when room is needed.
-    #[arg(long, value_name = "SPEC", default_value = "lru")]
+    /// Eviction policy: lru, lfu, lfru, llru, fifo, random, arc, s3fifo, lecar, marking, belady or learned
+    #[arg(long, value_name = "SPEC", default_value = "lru", help_heading = heading::CACHE)]
     pub eviction: EvictionSpec,
-    /// Slots per layer; a quarter of the experts unless said otherwise.
-    #[arg(long, value_name = "N")]
+    /// Slots per layer (default: a quarter of the experts)
+    #[arg(long, value_name = "N", help_heading = heading::CACHE)]
     pub cache_experts: Option<usize>,
-    /// What shares the slots: the experts of one layer, or all.
-    #[arg(long, value_name = "SCOPE", default_value = "layer")]
+    /// Which experts share cache slots
+    #[arg(long, value_name = "SCOPE", default_value = "layer", help_heading = heading::CACHE)]
     pub cache_scope: ScopeFlag,
-    /// Choose again by this strategy, from the router's logits in the trace.
-    #[arg(long, value_name = "SPEC")]
+    /// Reroute the trace with this strategy, from its router logits
+    #[arg(long, value_name = "SPEC", help_heading = heading::ROUTING)]
     pub routing: Option<RoutingSpec>,
-    /// With --routing: keep the new choices as a trace.
-    #[arg(long, value_name = "FILE", requires = "routing")]
+    /// With --routing: write the rerouted trace to FILE
+    #[arg(long, value_name = "FILE", requires = "routing", help_heading = heading::ROUTING)]
     pub trace: Option<PathBuf>,
     #[command(flatten)]
     pub replay: ReplayFlags,
-    /// Also print the counts of each layer.
-    #[arg(long)]
+    /// Print the counts of each layer as well
+    #[arg(long, help_heading = heading::OUTPUT)]
     pub layers: bool,
-    /// Print the numbers as JSON.
-    #[arg(long)]
+    /// Print the numbers as JSON
+    #[arg(long, help_heading = heading::OUTPUT)]
     pub json: bool,
 }
 
-/// Compare eviction policies over many capacities.
+/// Compare eviction policies over many cache sizes
 #[derive(Args)]
 pub struct LabSweepArgs {
     #[command(flatten)]
     pub input: TraceFlags,
-    /// A policy; may be given several times. All that can be had unless said otherwise.
-    #[arg(long, value_name = "SPEC")]
+    /// Eviction policy; can be repeated (default: all; learned only with --evictor)
+    #[arg(long, value_name = "SPEC", help_heading = heading::CACHE)]
     pub eviction: Vec<EvictionSpec>,
-    /// Choose again by this strategy, from the router's logits in the trace, and replay that beside the recorded
-    /// choices; may be given several times.
-    #[arg(long, value_name = "SPEC")]
+    /// Reroute the trace with this strategy, from its router logits, and replay that as well; can be repeated
+    #[arg(long, value_name = "SPEC", help_heading = heading::ROUTING)]
     pub routing: Vec<RoutingSpec>,
-    /// Slots per layer, as in 4,8,16; every eighth of the experts unless said otherwise.
-    #[arg(long, value_name = "N,N", value_delimiter = ',')]
+    /// Cache sizes in slots per layer, e.g. 4,8,16 (default: 1/8, 2/8, ... 8/8 of the experts)
+    #[arg(long, value_name = "N,N", value_delimiter = ',', help_heading = heading::CACHE)]
     pub cache_experts: Vec<usize>,
-    /// What shares the slots: the experts of one layer, all, or one after the other.
-    #[arg(long, value_name = "SCOPE", default_value = "both")]
+    /// Which experts share cache slots
+    #[arg(long, value_name = "SCOPE", default_value = "both", help_heading = heading::CACHE)]
     pub cache_scope: ScopesFlag,
     #[command(flatten)]
     pub replay: ReplayFlags,
-    /// Threads that replay; as many as there are processors unless said otherwise.
-    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    /// Replay threads (default: one per CPU)
+    #[arg(long, value_name = "N", value_parser = at_least_one, help_heading = heading::PERFORMANCE)]
     pub threads: Option<usize>,
-    /// Write all numbers to FILE, a line for each policy and capacity.
-    #[arg(long, value_name = "FILE")]
+    /// Write all numbers to FILE (CSV), one line per policy and cache size
+    #[arg(long, value_name = "FILE", help_heading = heading::OUTPUT)]
     pub csv: Option<PathBuf>,
-    /// Write a page with plots to FILE.
-    #[arg(long, value_name = "FILE")]
+    /// Write a page with plots to FILE (HTML)
+    #[arg(long, value_name = "FILE", help_heading = heading::OUTPUT)]
     pub html: Option<PathBuf>,
     #[command(flatten)]
     pub heat: HeatFlags,
-    /// Print all numbers as JSON; `larder lab report` makes a page of them.
-    #[arg(long)]
+    /// Print all numbers as JSON, the input of `larder lab report`
+    #[arg(long, help_heading = heading::OUTPUT)]
     pub json: bool,
 }
 
-/// What shares the slots.
+/// Which experts share cache slots.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum ScopesFlag {
-    /// The experts of one layer.
+    /// Those of one layer
     Layer,
-    /// All experts.
+    /// Those of all layers
     Global,
-    /// Both are compared.
+    /// Compare both
     Both,
 }
 
 impl ScopesFlag {
-    /// One or two.
+    /// The scopes to replay with.
     pub fn scopes(self) -> &'static [CacheScope] {
         match self {
             ScopesFlag::Layer => &[CacheScope::Layer],
@@ -301,37 +301,38 @@ impl ScopesFlag {
     }
 }
 
-/// Make a page of what a sweep found.
+/// Write a report page about a sweep
 #[derive(Args)]
 pub struct LabReportArgs {
-    /// What `larder lab sweep --json` printed.
+    /// Output of `larder lab sweep --json`
     pub sweep: PathBuf,
-    /// The page to write.
+    /// Page to write (HTML)
     #[arg(short, long, value_name = "FILE")]
     pub out: PathBuf,
-    /// The trace, to draw a layer of it pass by pass.
+    /// Trace of the sweep, for a heat map of one of its layers
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
     #[command(flatten)]
     pub heat: HeatFlags,
 }
 
-/// Which part of a trace is drawn pass by pass.
+/// The part of a trace that is drawn as a heat map.
 #[derive(Args)]
+#[command(next_help_heading = heading::HEAT)]
 pub struct HeatFlags {
-    /// The layer, among those that have experts; the middle one unless said otherwise.
+    /// Layer to draw, counted from 0 among the MoE layers (default: the middle one)
     #[arg(long, value_name = "N")]
     pub heat_layer: Option<usize>,
-    /// The sequence, counted from 0.
+    /// Sequence to draw, counted from 0
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub heat_sequence: usize,
-    /// The passes of that sequence; 72 from its middle on unless said otherwise.
+    /// Passes A to B-1 of the sequence (default: 72 from its middle on)
     #[arg(long, value_name = "A..B", value_parser = parse_range)]
     pub heat_passes: Option<Range<usize>>,
-    /// The policies.
+    /// Eviction policies to draw
     #[arg(long, value_name = "SPEC", default_values = ["lru", "belady"])]
     pub heat_eviction: Vec<EvictionSpec>,
-    /// Slots per layer; a quarter of the experts unless said otherwise.
+    /// Slots per layer (default: a quarter of the experts)
     #[arg(long, value_name = "N")]
     pub heat_experts: Option<usize>,
 }

@@ -1,4 +1,4 @@
-//! The flags of what concerns the machine and the command itself, not a model.
+//! The flags of commands about this machine and about larder itself.
 
 use std::path::PathBuf;
 
@@ -7,61 +7,62 @@ use clap_complete::Shell;
 
 use larder_policy::routing::RoutingSpec;
 
-use super::{EngineFlags, at_least_one};
+use super::engine::FixedSizeFlags;
+use super::{at_least_one, heading};
 use crate::models::HubName;
 
-/// Say what this machine has, and what could be mended.
+/// Check this machine and suggest improvements
 #[derive(Args)]
 pub struct DoctorArgs {
-    /// A store, whose shards are read; or any file or folder, on whose file system a temporary file is. The current
-    /// folder unless said otherwise.
+    /// Store whose shards are read; or any file or folder, to test its file system with a temporary file (default: the
+    /// current folder)
     #[arg(short, long, value_name = "MODEL|PATH")]
     pub model: Option<PathBuf>,
-    /// Print the findings as JSON.
+    /// Print the findings as JSON
     #[arg(long)]
     pub json: bool,
 }
 
-/// Measure some strategies on this machine, run after run, in a form for others to read: the machine, the plan, and the
-/// speed of each run.
+/// Compare routing strategies over many runs, and print a report to share: the machine, the memory plan and each speed
 #[derive(Args)]
 pub struct ReportArgs {
-    /// A store, or STORE=N with N experts of each layer in memory; half of them unless said otherwise.
+    /// Store, or STORE=N to keep N experts per layer in memory (default: --cache-experts)
     #[arg(required = true, value_name = "STORE[=N]", value_parser = StoreArg::parse)]
     pub stores: Vec<StoreArg>,
-    /// Runs of each strategy; they take turns.
+    /// Runs per strategy; strategies take turns
     #[arg(short, long, default_value_t = 10, value_name = "N", value_parser = at_least_one)]
     pub runs: usize,
-    /// Tokens that each run writes.
+    /// Number of tokens to generate in each run
     #[arg(short = 'n', long, default_value_t = 64, value_name = "N", value_parser = at_least_one)]
     pub tokens: usize,
-    /// What is compared with the first of them, as --routing of other commands.
+    /// Routing strategy to compare, as --routing of other commands; can be repeated, and the first is the baseline
     #[arg(
         long,
+        help_heading = heading::ROUTING,
         value_name = "STRATEGY",
         default_values = ["original", "prior:lambda=0.2", "prior:lambda=0.8"]
     )]
     pub compare: Vec<RoutingSpec>,
     #[command(flatten)]
-    pub engine: EngineFlags,
-    /// Write a page with box plots.
-    #[arg(long, value_name = "FILE")]
+    pub engine: FixedSizeFlags,
+    /// Write a page with box plots to FILE (HTML)
+    #[arg(long, value_name = "FILE", help_heading = heading::OUTPUT)]
     pub html: Option<PathBuf>,
-    /// Print every run as JSON.
-    #[arg(long)]
+    /// Print every run as JSON
+    #[arg(long, help_heading = heading::OUTPUT)]
     pub json: bool,
 }
 
-/// A store and how many experts of each layer stay in memory.
+/// A store and the size of its cache.
 #[derive(Clone)]
 pub struct StoreArg {
-    /// The store.
+    /// Folder of the store.
     pub store: PathBuf,
-    /// Half of the experts if there is none.
+    /// Experts per layer in memory; `None` for half of them.
     pub slots: Option<usize>,
 }
 
-/// Show what is set where: by larder.toml of the user or of a store, by the environment, or not at all.
+/// Show settings and where they come from: the user's or a store's larder.toml, or the environment
 #[derive(Args)]
 pub struct ConfigArgs {
     #[command(subcommand)]
@@ -70,39 +71,39 @@ pub struct ConfigArgs {
 
 #[derive(Subcommand)]
 pub enum ConfigCommand {
-    /// Print each value and where it comes from.
+    /// Print each setting and where it comes from
     Show(ConfigShowArgs),
-    /// Print where the user's larder.toml is looked for.
+    /// Print the path of the user's larder.toml
     Path,
 }
 
-/// Print each value and where it comes from.
+/// Print each setting and where it comes from
 #[derive(Args)]
 pub struct ConfigShowArgs {
-    /// A store, whose larder.toml counts as well.
+    /// Store whose larder.toml is included
     #[arg(short, long)]
     pub model: Option<PathBuf>,
-    /// Print the values as JSON.
+    /// Print the settings as JSON
     #[arg(long)]
     pub json: bool,
 }
 
-/// Print what makes a shell complete this command.
+/// Print a shell completion script
 #[derive(Args)]
 pub struct CompletionsArgs {
-    /// The shell.
+    /// Shell to complete in
     pub shell: Shell,
 }
 
-/// Print the manual page, or write those of all commands.
+/// Print the manual page, or write one for each command
 #[derive(Args)]
 pub struct ManArgs {
-    /// Write a page for each command into this folder.
+    /// Folder to write a page for each command to
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
 }
 
-/// List, find and remove the models that larder keeps.
+/// List, locate and remove downloaded models
 #[derive(Args)]
 pub struct ModelsArgs {
     #[command(subcommand)]
@@ -111,37 +112,37 @@ pub struct ModelsArgs {
 
 #[derive(Subcommand)]
 pub enum ModelsCommand {
-    /// Print each model, its size on disk, and whether it is complete.
+    /// List models with their size on disk and whether they are complete
     List(ListModelsArgs),
-    /// Remove a model.
+    /// Remove a model
     Rm(RemoveModelArgs),
-    /// Print where a model is, or where all are.
+    /// Print the path of a model, or of the models folder
     Path(ModelPathArgs),
 }
 
-/// Print each model, its size on disk, and whether it is complete.
+/// List models with their size on disk and whether they are complete
 #[derive(Args)]
 pub struct ListModelsArgs {
-    /// Print the models as JSON.
+    /// Print the list as JSON
     #[arg(long)]
     pub json: bool,
 }
 
-/// Remove a model.
+/// Remove a model
 #[derive(Args)]
 pub struct RemoveModelArgs {
-    /// Its name: org/name, org/name@revision or org/name:FILE.gguf.
+    /// Model name: org/name, org/name@revision or org/name:FILE.gguf
     #[arg(value_parser = HubName::parse)]
     pub name: HubName,
-    /// Do not ask.
+    /// Remove without asking
     #[arg(long, short)]
     pub yes: bool,
 }
 
-/// Print where a model is, or where all are.
+/// Print the path of a model, or of the models folder
 #[derive(Args)]
 pub struct ModelPathArgs {
-    /// Its name; without it, the folder of all models is printed.
+    /// Model name (default: print the models folder)
     #[arg(value_parser = HubName::parse)]
     pub name: Option<HubName>,
 }

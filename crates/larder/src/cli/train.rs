@@ -8,63 +8,63 @@ use larder_lab::train::NetworkKind;
 use super::at_least_one;
 use super::lab::TraceFlags;
 
-/// Train the weights of the eviction policy `learned`.
+/// Train weights for the eviction policy learned
 #[derive(Args)]
 pub struct TrainArgs {
     #[command(flatten)]
     pub input: TraceFlags,
-    /// Which network.
+    /// Network to train
     #[arg(long, value_name = "FORM", default_value = "crosslayer")]
     pub form: FormFlag,
-    /// The weights to write.
+    /// Weights file to write
     #[arg(short, long, value_name = "FILE")]
     pub out: PathBuf,
-    /// Sequences by which the best epoch is chosen; an eighth unless said otherwise. With 0 the last epoch counts.
+    /// Number of validation sequences, to choose the best epoch (default: 1/8 of all); with 0 the last epoch is used
     #[arg(long, value_name = "N")]
     pub choose: Option<usize>,
-    /// Sequences that are kept for judging the weights at the end; a quarter unless said otherwise.
+    /// Number of test sequences, to measure the trained weights (default: 1/4 of all)
     #[arg(long, value_name = "N")]
     pub judge: Option<usize>,
-    /// How often every sequence is seen, at most.
+    /// Maximum number of epochs
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub epochs: Option<usize>,
-    /// Scratch slots when the weights are judged, beside the capacity.
+    /// Scratch slots of the cache when the weights are measured
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub scratch: usize,
-    /// Draws other sequences and other first weights.
+    /// Random seed of the split and the initial weights
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub seed: u64,
 }
 
-/// Compare trained weights with `lru`, `belady` and others, on the same sequences.
+/// Compare trained weights with lru, belady and other policies, on the same sequences
 #[derive(Args)]
 pub struct JudgeArgs {
     #[command(flatten)]
     pub input: TraceFlags,
-    /// The weights to judge.
+    /// Weights file to measure
     #[arg(long, value_name = "FILE")]
     pub evictor: PathBuf,
-    /// Whom to compare them with: a policy, or a file with other weights; may be given several times.
+    /// Policy or other weights file to compare with; can be repeated
     #[arg(long, value_name = "SPEC|FILE")]
     pub against: Vec<String>,
-    /// Only sequences that training kept for judging, by the word of the weights.
+    /// Use only the test sequences that the weights file names
     #[arg(long, conflicts_with = "sequences")]
     pub unseen: bool,
-    /// Scratch slots, beside the capacity.
+    /// Scratch slots of the cache
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub scratch: usize,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum FormFlag {
-    /// Ours: from the recent choices of all layers.
+    /// larder's own: input from the recent choices of all layers
     Crosslayer,
-    /// The FlashMoE paper's: from recency and frequency in each layer.
+    /// The FlashMoE paper's: input from recency and frequency in each layer
     Flashmoe,
 }
 
 impl FormFlag {
-    /// The same as the lab calls it.
+    /// The lab's name for the network.
     pub fn form(self) -> NetworkKind {
         match self {
             FormFlag::Crosslayer => NetworkKind::Crosslayer,

@@ -1,3 +1,5 @@
+//! `larder bench`: prefill and decode speed, next to the limits of the machine.
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,17 +18,21 @@ use crate::telemetry::Totals;
 use crate::tiers::OnGpu;
 use crate::{print, probe};
 
-/// Measures reading a prompt and writing on, and how near that comes to what the machine allows.
+/// Measures prefill and decode, and how near they come to what memory, SSD and GPU allow.
 pub fn run(args: &BenchArgs) -> Result<()> {
-    if args.vs_resident && args.engine.device.is_gpu() {
+    if args.vs_resident && args.engine.place.device.is_gpu() {
         bail!(
-            "--vs-resident compares with all experts in memory, and --device computes elsewhere: --vram-experts sets how many are there"
+            "--vs-resident holds all experts in main memory and does not work with --device; --vram-experts sets how many \
+             experts are in VRAM"
         );
     }
     let model = OpenModel::open_to_run(&args.model, args.engine.no_store)?;
     let need = args.prompt.saturating_add(args.tokens);
     if need > model.blueprint.context {
-        bail!("{need} tokens do not fit the model's context of {}", model.blueprint.context);
+        bail!(
+            "{need} tokens do not fit into the model's context of {}; lower --prompt or --tokens",
+            model.blueprint.context
+        );
     }
     let limits = Limits::measure(&model, &args.engine)?;
     let mut engine = InferenceEngine::start(&model, &args.engine, need)?;
@@ -47,22 +53,22 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     Ok(())
 }
 
-/// What the machine gives, measured in this run.
+/// Throughput of the machine in bytes per second, measured in this run.
 struct Limits {
     memory: f64,
     ssd: Option<f64>,
     gpu: Option<OnGpu>,
     /// Bytes of the resident weights that every token reads.
     resident: f64,
-    /// Bytes of an expert.
+    /// Bytes of one expert.
     expert: f64,
-    /// Experts that every token reads.
+    /// Number of experts that every token uses, over all layers.
     experts: f64,
 }
 
 impl Limits {
     fn measure(model: &OpenModel, flags: &EngineFlags) -> Result<Self> {
-        let ssd = |store: &Arc<Store>| probe::ssd_throughput(store, &flags.reader).map(|(rate, _)| rate);
+        let ssd = |store: &Arc<Store>| probe::ssd_throughput(store, &flags.performance.reader).map(|(rate, _)| rate);
         let geometry = &model.blueprint.geometry;
         Ok(Limits {
             memory: probe::memory_bandwidth(flags.threads()),
@@ -74,12 +80,12 @@ impl Limits {
         })
     }
 
-    /// Bytes that every token reads, wherever they are.
+    /// Bytes that every token reads, from any tier.
     fn bytes_per_token(&self) -> f64 {
         self.resident + self.experts * self.expert
     }
 
-    /// The least time that writing could have taken by each link, and its name.
+    /// The shortest time in seconds that decode could have taken on each link, by the link's name.
     fn least_seconds(&self, run: &BenchRun) -> Vec<(&'static str, f64)> {
         let Totals { tokens, traffic, .. } = run.decode;
         let ssd = self.ssd.map(|rate| ("SSD", traffic.bytes() as f64 / rate));
@@ -97,23 +103,23 @@ impl Limits {
         here.into_iter().chain(ssd).collect()
     }
 
-    /// The slowest of them.
+    /// The link with the longest of these times: the bottleneck.
     fn slowest(&self, run: &BenchRun) -> (&'static str, f64) {
         let least = self.least_seconds(run);
-        least.into_iter().max_by(|a, b| a.1.total_cmp(&b.1)).expect("memory is always one of them")
+        least.into_iter().max_by(|a, b| a.1.total_cmp(&b.1)).expect("memory is always measured")
     }
 
     fn describe(&self) -> String {
         let per_second = |rate: f64| format!("{}/s", print::bytes(rate as u64));
-        let mut said = format!("memory {}", per_second(self.memory));
+        let mut text = format!("limits: memory {}", per_second(self.memory));
         if let Some(OnGpu { throughput, .. }) = self.gpu {
             let [vram, to, from] = [throughput.vram, throughput.link_in, throughput.link_out].map(per_second);
-            said += &format!(", GPU {vram} of its own, {to} to it and {from} back");
+            text += &format!(", VRAM {vram}, to the GPU {to}, from the GPU {from}");
         }
         if let Some(rate) = self.ssd {
-            said += &format!(", SSD {} at the size of an expert", per_second(rate));
+            text += &format!(", SSD {} in reads of one expert", per_second(rate));
         }
-        said
+        text
     }
 
     fn json(&self) -> Value {
@@ -131,14 +137,14 @@ impl Limits {
     }
 }
 
-/// One repeat.
+/// One run.
 struct BenchRun {
     prompt: Totals,
     decode: Totals,
     streaming: bool,
 }
 
-/// The first run begins with an empty cache and is cold; the others are warm.
+/// The first run starts with an empty cache (cold); the others use what it left (warm).
 fn measure(engine: &mut InferenceEngine, args: &BenchArgs) -> Result<Vec<BenchRun>> {
     (0..args.repeats).map(|repeat| run_once(engine, args, repeat as u64)).collect()
 }
@@ -161,7 +167,7 @@ fn run_once(engine: &mut InferenceEngine, args: &BenchArgs, repeat: u64) -> Resu
     Ok(BenchRun { prompt, decode, streaming: session.experts().traffic().is_some() })
 }
 
-/// What passed since it last looked.
+/// Measures laps: time and traffic since the last one.
 struct Meter {
     start: Instant,
     times: PhaseTimes,
@@ -193,22 +199,22 @@ fn rows(runs: &[BenchRun], limits: &Limits) -> Vec<Value> {
 }
 
 fn table(series: &[(&str, Vec<BenchRun>)], limits: &Limits) -> Vec<Vec<String>> {
-    let heading = ["", "prompt/s", "written/s", "least", "most", "found", "read/token", "of the limit"];
-    let shares = ["attention", "routing", "experts", "waiting", "other", "in products", "attending", "overhead"];
+    let heading = ["", "prefill/s", "decode/s", "min", "max", "hits", "read/token", "of limit"];
+    let shares = ["attention", "routing", "experts", "waiting", "other", "in matmul", "in attention", "overhead"];
     let mut rows = vec![heading.into_iter().chain(shares).map(str::to_owned).collect()];
     let percent = |share: f64| format!("{:.0} %", 100.0 * share);
     for (name, runs) in series.iter().flat_map(|(name, runs)| cold_and_warm(name, runs)) {
         let rates: Vec<f64> = runs.iter().map(|r| r.decode.rate()).collect();
-        let middle = &runs[median_index(&rates)];
-        let Totals { tokens, time, times, traffic } = middle.decode;
-        let (slowest, least) = limits.slowest(middle);
-        let of_cache = |text: String| if middle.streaming { text } else { "-".into() };
+        let median = &runs[median_index(&rates)];
+        let Totals { tokens, time, times, traffic } = median.decode;
+        let (slowest, least) = limits.slowest(median);
+        let of_cache = |text: String| if median.streaming { text } else { "-".into() };
         let share = |part: Duration| percent(part.as_secs_f64() / time.as_secs_f64());
         let other = time.saturating_sub(times.mixing + times.routing + times.experts);
         rows.push(vec![
             name,
-            format!("{:.1}", middle.prompt.rate()),
-            format!("{:.2}", middle.decode.rate()),
+            format!("{:.1}", median.prompt.rate()),
+            format!("{:.2}", median.decode.rate()),
             format!("{:.2}", rates.iter().copied().fold(f64::INFINITY, f64::min)),
             format!("{:.2}", rates.iter().copied().fold(0.0, f64::max)),
             of_cache(percent(traffic.hit_rate())),
@@ -227,7 +233,7 @@ fn table(series: &[(&str, Vec<BenchRun>)], limits: &Limits) -> Vec<Vec<String>> 
     rows
 }
 
-/// The first run of slots begins with none filled; the others find what it left.
+/// Splits runs with a cache into the first, whose slots were empty, and the others.
 fn cold_and_warm<'a>(name: &str, runs: &'a [BenchRun]) -> Vec<(String, &'a [BenchRun])> {
     match runs {
         [first, ..] if !first.streaming => vec![(name.to_owned(), runs)],
@@ -236,7 +242,7 @@ fn cold_and_warm<'a>(name: &str, runs: &'a [BenchRun]) -> Vec<(String, &'a [Benc
     }
 }
 
-/// Where the median of `values` stands; of an even number the lower one.
+/// Index of the median of `values`; the lower one of an even number.
 fn median_index(values: &[f64]) -> usize {
     let mut order: Vec<usize> = (0..values.len()).collect();
     order.sort_by(|a, b| values[*a].total_cmp(&values[*b]));
@@ -248,7 +254,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_median_is_a_run_that_happened() {
+    fn the_median_is_one_of_the_runs() {
         assert_eq!(median_index(&[3.0, 1.0, 2.0]), 2);
         assert_eq!(median_index(&[4.0, 1.0, 2.0, 3.0]), 2);
         assert_eq!(median_index(&[1.0]), 0);

@@ -1,3 +1,5 @@
+//! `larder completions` and `larder man`.
+
 use std::io::Write;
 
 use anyhow::{Context, Result};
@@ -6,14 +8,14 @@ use clap::CommandFactory;
 use crate::cli::Cli;
 use crate::cli::machine::{CompletionsArgs, ManArgs};
 
-/// Prints what makes a shell complete this command.
+/// Prints a shell completion script.
 pub fn run(args: &CompletionsArgs) -> Result<()> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "larder", &mut script);
     print_all(&script)
 }
 
-/// Prints the manual page, or writes those of all commands.
+/// Prints the manual page, or writes one for each command.
 pub fn man(args: &ManArgs) -> Result<()> {
     let Some(dir) = &args.out else {
         let mut page = Vec::new();
@@ -25,10 +27,12 @@ pub fn man(args: &ManArgs) -> Result<()> {
     clap_mangen::generate_to(Cli::command(), dir).with_context(shown)
 }
 
-/// A reader that has seen enough is no error.
+/// Writes to standard output; a reader that closes the pipe early is no error.
 fn print_all(bytes: &[u8]) -> Result<()> {
     match std::io::stdout().write_all(bytes) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error).context("standard output"),
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(error).context("writing to standard output failed")
+        }
         _ => Ok(()),
     }
 }

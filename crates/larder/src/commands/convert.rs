@@ -1,3 +1,5 @@
+//! `larder convert`.
+
 use anyhow::Result;
 use larder_store::{ConvertOptions, convert, open_source};
 use serde_json::json;
@@ -5,7 +7,7 @@ use serde_json::json;
 use crate::cli::ConvertArgs;
 use crate::{memory, models, open, print, progress::StoreProgress};
 
-/// Makes a store.
+/// Converts a checkpoint or GGUF file to a store.
 pub fn run(args: &ConvertArgs) -> Result<()> {
     let options = ConvertOptions { experts: args.experts.0, resident: args.resident.0 };
     let report = match models::hub_name(&args.source) {
@@ -38,7 +40,7 @@ pub fn run(args: &ConvertArgs) -> Result<()> {
         eprintln!("note: {note}");
     }
     if report.resumed > 0 {
-        eprintln!("{} of {} experts were done before", report.resumed, report.experts);
+        eprintln!("{} of {} experts were already converted", report.resumed, report.experts);
     }
     let peak = memory::peak().map_or_else(String::new, |peak| format!(", peak memory {}", print::bytes(peak)));
     println!(

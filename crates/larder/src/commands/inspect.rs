@@ -1,3 +1,5 @@
+//! `larder inspect`.
+
 use std::collections::BTreeMap;
 
 use anyhow::Result;
@@ -9,7 +11,7 @@ use crate::cli::InspectArgs;
 use crate::open::OpenModel;
 use crate::print;
 
-/// Memory sizes that people have, in GB.
+/// Usual memory sizes, in GB.
 const MEMORIES: [u64; 8] = [2, 4, 8, 12, 16, 24, 32, 64];
 
 /// Shows what a model consists of.
@@ -22,7 +24,7 @@ pub fn run(args: &InspectArgs) -> Result<()> {
         return Ok(());
     }
     print!("{}", print::table(&found.facts()));
-    println!("\nHow many experts fit beside the resident weights (context and scratch not counted):");
+    println!("\nExperts that fit beside the resident weights (without KV cache and activations):");
     print!("{}", print::table(&found.fits()));
     Ok(())
 }
@@ -76,7 +78,7 @@ impl Found {
         (self.geometry.expert_count() * self.expert_bytes) as u64
     }
 
-    /// What one token reads: the resident weights, and its experts in each layer.
+    /// Number of experts that one token uses, over all layers.
     fn token_experts(&self) -> usize {
         self.geometry.moe_layers.len() * self.geometry.top_k
     }
@@ -99,14 +101,14 @@ impl Found {
         ]
     }
 
-    /// How many experts fit into `memory` bytes beside the resident weights, if those do.
+    /// Number of experts that fit into `memory` bytes beside the resident weights; `None` if those do not fit.
     fn fit(&self, memory: u64) -> Option<usize> {
-        let room = memory.checked_sub(self.resident_bytes())?;
-        Some(((room / self.expert_bytes.max(1) as u64) as usize).min(self.geometry.expert_count()))
+        let available = memory.checked_sub(self.resident_bytes())?;
+        Some(((available / self.expert_bytes.max(1) as u64) as usize).min(self.geometry.expert_count()))
     }
 
     fn fits(&self) -> Vec<Vec<String>> {
-        let heading = vec!["memory".into(), "experts".into(), "of all".into()];
+        let heading = vec!["memory".into(), "experts".into(), "share".into()];
         let mut rows = vec![heading];
         for gb in MEMORIES {
             let (experts, share, remark) = self.fit_row(gb * 1_000_000_000);

@@ -1,3 +1,5 @@
+//! `larder logits`.
+
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,23 +15,23 @@ use crate::engine::InferenceEngine;
 use crate::open::OpenModel;
 use crate::{memory, print};
 
-/// Most tokens that a file may hold; the logits of each take a row of the vocabulary's width.
-const MOST_TOKENS: usize = 1 << 20;
+/// Maximum number of tokens in a file; each takes a row of logits as wide as the vocabulary.
+const TOKENS_MAX: usize = 1 << 20;
 
-/// Writes logits, routing and hidden states of given tokens.
+/// Writes logits, routing and hidden states of given tokens to a safetensors file.
 pub fn run(args: &LogitsArgs) -> Result<()> {
     let tokens = read_tokens(&args.tokens)?;
     let model = OpenModel::open(&args.model)?;
     let (vocab, top_k) = (model.blueprint.vocab, model.blueprint.geometry.top_k);
     let context = tokens.len().saturating_add(args.generate);
-    check_room(context, vocab)?;
+    check_memory(context, vocab)?;
     let mut engine = InferenceEngine::start(&model, &args.engine, context)?;
     let mut session = engine.session();
 
-    let mut seen = Seen::default();
-    let logits = session.forward(&tokens, args.chunk, LogitsFor::All, &mut seen)?;
+    let mut recording = Recording::default();
+    let logits = session.forward(&tokens, args.chunk, LogitsFor::All, &mut recording)?;
     let mut last = logits[logits.len() - vocab..].to_vec();
-    let mut out = seen.tensors(tokens.len(), top_k);
+    let mut out = recording.tensors(tokens.len(), top_k);
     out.insert("full_logits".into(), Out::f32(&[tokens.len(), vocab], &logits));
 
     if args.generate > 0 {
@@ -46,36 +48,36 @@ pub fn run(args: &LogitsArgs) -> Result<()> {
         out.insert("generated_ids".into(), Out::i32(&[written.len()], &written));
         out.insert("decode_logits".into(), Out::f32(&[written.len(), vocab], &rows));
     }
-    let bytes = safetensors::serialize(&out, None).context("the tensors cannot be written")?;
+    let bytes = safetensors::serialize(&out, None).context("the tensors cannot be serialized")?;
     std::fs::write(&args.out, bytes).with_context(|| args.out.display().to_string())
 }
 
 fn read_tokens(path: &Path) -> Result<Vec<u32>> {
     let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
-    let tokens: Vec<u32> =
-        serde_json::from_str(&text).with_context(|| format!("{}: is not a JSON array of token ids", path.display()))?;
+    let tokens: Vec<u32> = serde_json::from_str(&text)
+        .with_context(|| format!("{}: must be a JSON array of token ids", path.display()))?;
     match tokens.len() {
-        0 => bail!("{}: holds no tokens", path.display()),
-        n if n > MOST_TOKENS => bail!("{}: holds {n} tokens, more than {MOST_TOKENS}", path.display()),
+        0 => bail!("{}: contains no tokens", path.display()),
+        n if n > TOKENS_MAX => bail!("{}: contains {n} tokens; at most {TOKENS_MAX} are allowed", path.display()),
         _ => Ok(tokens),
     }
 }
 
-/// Logits are held three times: as numbers, as bytes and as the file.
-fn check_room(tokens: usize, vocab: usize) -> Result<()> {
+/// Refuses tokens whose logits do not fit into memory three times: as numbers, as bytes and as the file.
+fn check_memory(tokens: usize, vocab: usize) -> Result<()> {
     let need = (tokens as u64).saturating_mul(vocab as u64).saturating_mul(3 * size_of::<f32>() as u64);
     match memory::available() {
         Some(there) if there < need => {
             let (need, there) = (print::bytes(need), print::bytes(there));
-            bail!("the logits of {tokens} tokens need {need} of memory and {there} are available; give fewer tokens")
+            bail!("the logits of {tokens} tokens need {need} of memory, and {there} are available; use fewer tokens")
         }
         _ => Ok(()),
     }
 }
 
-/// Everything that passes by, in order of tokens.
+/// Records hidden states and routing, in token order.
 #[derive(Default)]
-struct Seen {
+struct Recording {
     hidden: BTreeMap<usize, Vec<f32>>,
     layers: BTreeMap<LayerIdx, Layer>,
 }
@@ -87,7 +89,7 @@ struct Layer {
     weights: Vec<f32>,
 }
 
-impl Tap for Seen {
+impl Tap for Recording {
     fn wants_hidden(&self) -> bool {
         true
     }
@@ -104,7 +106,7 @@ impl Tap for Seen {
     }
 }
 
-impl Seen {
+impl Recording {
     fn tensors(&self, tokens: usize, top_k: usize) -> BTreeMap<String, Out> {
         let mut out = BTreeMap::new();
         for (stage, x) in &self.hidden {
@@ -120,7 +122,7 @@ impl Seen {
     }
 }
 
-/// A tensor to be written.
+/// A tensor to write.
 struct Out {
     dtype: Dtype,
     shape: Vec<usize>,

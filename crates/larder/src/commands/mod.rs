@@ -1,6 +1,8 @@
-//! One file per command.
+//! The commands, one file each.
 
 use std::io::Read;
+#[cfg(any(feature = "serve", feature = "edge"))]
+use std::net::{SocketAddr, TcpListener};
 
 use anyhow::{Context, Result};
 
@@ -50,12 +52,23 @@ pub fn run(command: Command) -> Result<()> {
     }
 }
 
-/// The text itself, or standard input for `-`.
+/// `text`, or for `-` the text on standard input.
 fn text_or_stdin(text: &str) -> Result<String> {
     if text != "-" {
         return Ok(text.to_owned());
     }
     let mut all = String::new();
-    std::io::stdin().read_to_string(&mut all).context("standard input is not text")?;
+    std::io::stdin().read_to_string(&mut all).context("standard input is not UTF-8 text")?;
     Ok(all)
+}
+
+/// Binds a port; `flag` is the flag to change if it is in use.
+#[cfg(any(feature = "serve", feature = "edge"))]
+fn listen(address: SocketAddr, flag: &str) -> Result<TcpListener> {
+    TcpListener::bind(address).map_err(|error| match error.kind() {
+        std::io::ErrorKind::AddrInUse => {
+            anyhow::anyhow!("cannot listen on {address}: address already in use; try another {flag}")
+        }
+        _ => anyhow::anyhow!("cannot listen on {address}: {error}"),
+    })
 }

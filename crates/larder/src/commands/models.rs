@@ -1,3 +1,5 @@
+//! `larder models`.
+
 use std::io::{BufRead, IsTerminal, Write};
 
 use anyhow::{Result, bail};
@@ -7,7 +9,7 @@ use crate::cli::machine::{ListModelsArgs, ModelsArgs, ModelsCommand, RemoveModel
 use crate::models::{self, InstalledModel};
 use crate::print;
 
-/// Lists, finds and removes the models that larder keeps.
+/// Lists, locates and removes downloaded models.
 pub fn run(args: &ModelsArgs) -> Result<()> {
     match &args.command {
         ModelsCommand::List(args) => list(args),
@@ -32,7 +34,7 @@ fn list(args: &ListModelsArgs) -> Result<()> {
         eprintln!("no models in {}", folder.display());
     }
     for InstalledModel { name, bytes, complete, .. } in &installed {
-        let state = if *complete { "" } else { "  incomplete; naming it with -m goes on" };
+        let state = if *complete { "" } else { "  incomplete; use it with -m to continue the download" };
         println!("{:>9}  {name}{state}", print::bytes(*bytes));
     }
     Ok(())
@@ -41,7 +43,7 @@ fn list(args: &ListModelsArgs) -> Result<()> {
 fn remove(RemoveModelArgs { name, yes }: &RemoveModelArgs) -> Result<()> {
     let folder = models::folder()?;
     let Some(installed) = models::installed(&folder)?.into_iter().find(|installed| installed.name == *name) else {
-        bail!("there is no {name} in {}", folder.display());
+        bail!("{name} is not in {}; `larder models list` shows what is", folder.display());
     };
     if !yes
         && !confirmed(&format!("remove {name}, {} in {}?", print::bytes(installed.bytes), installed.path.display()))?
@@ -53,11 +55,11 @@ fn remove(RemoveModelArgs { name, yes }: &RemoveModelArgs) -> Result<()> {
     Ok(())
 }
 
-/// Asks whoever sits at the terminal.
+/// Asks a question on the terminal; refuses if there is none.
 fn confirmed(question: &str) -> Result<bool> {
     let input = std::io::stdin();
     if !input.is_terminal() {
-        bail!("removing asks first, and there is nobody to ask; say --yes");
+        bail!("standard input is no terminal, so removal cannot be confirmed; use --yes");
     }
     eprint!("{question} [y/N] ");
     std::io::stderr().flush()?;

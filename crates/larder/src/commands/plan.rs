@@ -1,3 +1,5 @@
+//! `larder plan`.
+
 use anyhow::Result;
 use serde_json::json;
 
@@ -9,12 +11,12 @@ use crate::plan::{PlanInputs, decide, tiers};
 use crate::tiers::tier_inputs;
 use crate::{gpu, print, probe};
 
-/// Says what would stay in memory, and what that allows at most.
+/// Prints the memory plan and the speed limits that memory and SSD set.
 pub fn run(args: &PlanArgs) -> Result<()> {
     let model = OpenModel::open(&args.model)?;
     let geometry = &model.blueprint.geometry;
-    // A GPU comes first, as its driver takes memory for itself.
-    let gpu = gpu::open(&args.engine.device)?;
+    // The GPU is opened first, because its driver allocates memory.
+    let gpu = gpu::open(&args.engine.place.device)?;
     let inputs = plan_inputs(&model, &args.engine, args.context)?;
     if let Some(gpu) = gpu {
         return on_gpu(args, &model, inputs, &gpu);
@@ -23,7 +25,7 @@ pub fn run(args: &PlanArgs) -> Result<()> {
 
     let threads = args.engine.threads();
     let memory_bandwidth = probe::memory_bandwidth(threads);
-    let ssd = model.store().map(|store| probe::ssd_throughput(store, &args.engine.reader)).transpose()?;
+    let ssd = model.store().map(|store| probe::ssd_throughput(store, &args.engine.performance.reader)).transpose()?;
     let per_token = inputs.slot_bytes * (geometry.top_k * geometry.moe_layers.len()) as u64;
     let bytes_per_token = (model.resident_bytes_per_token()? + per_token) as f64;
     let most = memory_bandwidth / bytes_per_token;
@@ -41,20 +43,23 @@ pub fn run(args: &PlanArgs) -> Result<()> {
     println!("{}", plan.describe(&inputs));
     println!("memory: {}/s with {threads} threads", print::bytes(memory_bandwidth as u64));
     println!(
-        "at most {most:.1} tokens/s, if every expert is in memory ({} a token)",
+        "at most {most:.1} tokens/s, if all experts are in memory ({} per token)",
         print::bytes(bytes_per_token as u64)
     );
     match (&ssd, least) {
         (Some((rate, how)), Some(least)) => {
-            println!("SSD: {}/s at {} a read ({how})", print::bytes(*rate as u64), print::bytes(inputs.slot_bytes));
-            println!("at least {least:.1} tokens/s by the SSD, if none is ({} a token)", print::bytes(per_token));
+            println!("SSD: {}/s in reads of {} ({how})", print::bytes(*rate as u64), print::bytes(inputs.slot_bytes));
+            println!(
+                "about {least:.1} tokens/s if no expert is in memory, by the SSD ({} per token)",
+                print::bytes(per_token)
+            );
         }
-        _ => println!("SSD: not measured, because only a store is read expert by expert"),
+        _ => println!("SSD: not measured; only a store is read expert by expert, make one with `larder convert`"),
     }
     Ok(())
 }
 
-/// The same with a GPU: what would be where. What that allows depends on what is found where; `bench` measures it.
+/// With a GPU, prints the plan of both tiers. The speed depends on the hits in each; `larder bench` measures it.
 fn on_gpu(args: &PlanArgs, model: &OpenModel, inputs: PlanInputs, gpu: &GpuParts) -> Result<()> {
     let (inputs, vram) = tier_inputs(model, &args.engine, inputs, gpu)?;
     let plan = tiers::decide(&inputs, &vram, &args.engine)?;

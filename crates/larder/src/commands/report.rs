@@ -1,4 +1,4 @@
-//! `larder report`: what this machine makes of a model, in a form that others can read.
+//! `larder report`: compares routing strategies on this machine, as a report to share.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,14 +10,13 @@ use larder_policy::routing::RoutingSpec;
 use larder_policy::routing::quality::Quality;
 use serde_json::{Value, json};
 
-use crate::cli::EngineFlags;
 use crate::cli::machine::{ReportArgs, StoreArg};
 use crate::engine::InferenceEngine;
 use crate::experts::EngineExperts;
 use crate::open::{OpenModel, TextCodec};
 use crate::{doctor, memory, print, progress};
 
-/// What the runs write on from, one after the other.
+/// Prompts of the runs, in turn.
 const PROMPTS: &[&str] = &[
     "Explain to a child how a bridge carries the weight of a train.",
     "Write a letter to a neighbour whose dog barks at night.",
@@ -31,10 +30,9 @@ const PROMPTS: &[&str] = &[
     "Give a short history of paper, from rags to printers.",
 ];
 
-/// Measures each store in turn; all strategies of a store take turns, so that a machine that grows warm or busy slows
-/// all of them.
+/// Measures each store in turn. The strategies of a store take turns, so that a machine that heats up or gets busy slows
+/// down all of them alike.
 pub fn run(args: &ReportArgs) -> Result<()> {
-    check_flags(args)?;
     let mut measured = Vec::new();
     for store in &args.stores {
         measured.push(measure(args, store)?);
@@ -62,28 +60,13 @@ pub fn run(args: &ReportArgs) -> Result<()> {
     Ok(())
 }
 
-/// What other commands take and this one cannot follow.
-fn check_flags(args: &ReportArgs) -> Result<()> {
-    let EngineFlags { trace, cache_mem, routing, .. } = &args.engine;
-    if trace.is_some() {
-        bail!("--trace has no meaning here: there are many runs; `larder run` records a trace");
-    }
-    if cache_mem.is_some() {
-        bail!("--cache-mem has no meaning here; name the experts of each layer: STORE=N");
-    }
-    if !routing.is_lossless() {
-        bail!("--routing has no meaning here; name what is to be compared with --compare");
-    }
-    Ok(())
-}
-
 fn write(path: &PathBuf, page: &str) -> Result<()> {
     fs::write(path, page).with_context(|| path.display().to_string())?;
     eprintln!("page: {}", path.display());
     Ok(())
 }
 
-/// What came of one store.
+/// Results for one store.
 struct StoreRuns {
     name: String,
     slots: usize,
@@ -94,17 +77,19 @@ struct StoreRuns {
     strategies: Vec<StrategyRuns>,
 }
 
-/// What came of one strategy.
+/// Results for one routing strategy.
 struct StrategyRuns {
     routing: String,
     runs: Vec<RunResult>,
     quality: Option<Quality>,
 }
 
-/// One run.
+/// Result of one run.
 struct RunResult {
+    /// Tokens per second of decode.
     rate: f64,
     hit_rate: f64,
+    /// Bytes read from the SSD per token.
     read_per_token: f64,
 }
 
@@ -112,18 +97,18 @@ fn measure(args: &ReportArgs, store: &StoreArg) -> Result<StoreRuns> {
     let model = OpenModel::open(&store.store)?;
     if model.store().is_none() {
         let path = store.store.display();
-        bail!("{path}: is no store, so nothing of it can be streamed; make one with `larder convert {path} STORE`");
+        bail!("{path}: is not a store, and only a store can be streamed; make one with `larder convert {path} STORE`");
     }
     let text = model.text_codec()?;
     let experts = model.blueprint.geometry.experts;
-    let slots = store.slots.or(args.engine.cache_experts).unwrap_or(experts.div_ceil(2)).min(experts);
-    let mut flags = args.engine.clone();
-    (flags.cache_experts, flags.cache_mem, flags.routing) = (Some(slots), None, RoutingSpec::default());
+    let slots = store.slots.or(args.engine.size.experts).unwrap_or(experts.div_ceil(2)).min(experts);
+    let mut flags = args.engine.full();
+    flags.size.experts = Some(slots);
     let prompts: Vec<Vec<u32>> = PROMPTS.iter().map(|prompt| tokens(&text, prompt)).collect::<Result<_>>()?;
     let longest = prompts.iter().map(Vec::len).max().unwrap_or_default();
     let mut engine = InferenceEngine::start(&model, &flags, longest + args.tokens)?;
     let mut strategies: Vec<StrategyRuns> = args.compare.iter().map(StrategyRuns::new).collect();
-    // One run before all others, because reading the first shards and filling the slots is not what is measured.
+    // One run that is not counted, to open the shards and fill the slots.
     let bar = progress::count("measuring", "runs", (1 + args.runs * strategies.len()) as u64);
     run_once(&mut engine, &text, &prompts[0], args.tokens, 0)?;
     bar.advance(1);
@@ -140,11 +125,11 @@ fn measure(args: &ReportArgs, store: &StoreArg) -> Result<StoreRuns> {
     }
     bar.finish();
     let name = store.store.file_name().unwrap_or(store.store.as_os_str()).to_string_lossy().into_owned();
-    let eviction = flags.eviction.to_string();
+    let eviction = flags.cache.eviction.to_string();
     Ok(StoreRuns { name, slots, experts, eviction, plan: engine.plan, peak: memory::peak(), strategies })
 }
 
-/// A prompt as the model expects it.
+/// Tokens of a prompt, in the chat template if the model has one.
 fn tokens(text: &TextCodec, prompt: &str) -> Result<Vec<u32>> {
     match &text.template {
         Some(template) => {
@@ -163,7 +148,7 @@ fn run_once(
     seed: u64,
 ) -> Result<RunResult> {
     let before = engine.experts.traffic().unwrap_or_default();
-    // Drawn, because greedy text goes in circles and so do its experts.
+    // Sampled, because greedy text repeats itself and so do its experts.
     let sampler = Sampler::new(Sampling { temperature: 0.7, ..Sampling::default() }, seed)?;
     let request = Request { prompt, sampler, eos: &[], stop: StopMatcher::new(vec![])?, max_tokens: tokens };
     let mut session = engine.session();
@@ -176,7 +161,7 @@ fn run_once(
     })
 }
 
-/// Discards the text.
+/// Discards the generated text.
 struct DiscardText;
 
 impl Listener<EngineExperts> for DiscardText {
@@ -205,7 +190,7 @@ impl StrategyRuns {
     }
 }
 
-/// The median of what is sorted.
+/// The median of sorted values.
 fn median_of_sorted(sorted: &[f64]) -> f64 {
     (sorted[(sorted.len() - 1) / 2] + sorted[sorted.len() / 2]) / 2.0
 }
@@ -216,7 +201,7 @@ impl StoreRuns {
     }
 
     fn table(&self) -> Vec<Vec<String>> {
-        let heading = ["", "tokens/s", "least", "most", "of the first", "found", "read/token", "not its own choice"];
+        let heading = ["", "tokens/s", "min", "max", "vs. baseline", "cache hits", "read/token", "experts changed"];
         let mut rows = vec![heading.map(str::to_owned).to_vec()];
         let first = self.strategies.first().map_or(f64::NAN, StrategyRuns::median);
         rows.extend(self.strategies.iter().map(|strategy| {
@@ -236,12 +221,10 @@ impl StoreRuns {
     }
 
     fn part(&self) -> SpeedSection {
-        let mut notes = vec![format!(
-            "{} evicts; each run writes on from another prompt, and one before all others is not counted",
-            self.eviction
-        )];
+        let mut notes =
+            vec![format!("eviction {}; each run has another prompt; one warm-up run is not counted", self.eviction)];
         notes.extend(self.plan["reader"].as_str().map(str::to_owned));
-        notes.extend(self.peak.map(|peak| format!("{} of memory at most", print::bytes(peak))));
+        notes.extend(self.peak.map(|peak| format!("peak memory {}", print::bytes(peak))));
         let runs = self.strategies.iter().map(|s| (short(&s.routing), s.rates())).collect();
         SpeedSection { title: self.title(), notes, runs, table: self.table() }
     }
@@ -270,12 +253,12 @@ impl StoreRuns {
     }
 }
 
-/// A name that fits beside a plot.
+/// A short name, for the axis of a plot.
 fn short(routing: &str) -> String {
     routing.strip_prefix("prior:lambda=").map_or(routing.to_owned(), |lambda| format!("λ = {lambda}"))
 }
 
-/// For people, and for wherever people write about it.
+/// The report as text.
 fn text(speeds: &SpeedReport) -> String {
     let mut out = format!("{}\n\n", speeds.title);
     let facts: Vec<_> = speeds.facts.iter().map(|(what, found)| vec![what.clone(), found.clone()]).collect();
@@ -294,7 +277,7 @@ impl StoreArg {
         match text.rsplit_once('=') {
             Some((store, slots)) if !Path::new(text).exists() => match slots.parse() {
                 Ok(slots) if slots > 0 => Ok(StoreArg { store: store.into(), slots: Some(slots) }),
-                _ => Err(format!("'{slots}' is no number of experts per layer")),
+                _ => Err(format!("'{slots}' is not a number of experts per layer")),
             },
             _ => Ok(StoreArg { store: text.into(), slots: None }),
         }
@@ -314,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn the_middle_of_an_even_number_lies_between() {
+    fn the_median_of_an_even_count_is_the_mean_of_the_middle_two() {
         assert_eq!(median_of_sorted(&[1.0]), 1.0);
         assert_eq!(median_of_sorted(&[1.0, 2.0, 4.0, 9.0]), 3.0);
     }

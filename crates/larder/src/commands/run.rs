@@ -1,3 +1,5 @@
+//! `larder run`.
+
 use std::io::Write;
 
 use anyhow::{Result, bail};
@@ -14,7 +16,7 @@ use crate::open::{OpenModel, TextCodec};
 use crate::telemetry::{Telemetry, Totals};
 use crate::{memory, print};
 
-/// Writes on from a prompt.
+/// Generates text from a prompt.
 pub fn run(args: RunArgs) -> Result<()> {
     let sampler = Sampler::new(args.sampling.sampling(), args.sampling.seed)?;
     let stop = StopMatcher::new(args.stop.clone())?;
@@ -48,10 +50,10 @@ pub fn run(args: RunArgs) -> Result<()> {
         }),
         (false, true) => {}
         (false, false) => {
-            let _ = print_now("\n"); // whoever read the text may have gone by now
+            let _ = print_now("\n"); // the reader of the text may have closed the pipe
             eprintln!("{}", footer(prompt.len(), &written, &telemetry, streaming));
             if let Some(quality) = routing {
-                eprintln!("[{}]", print::quality(&args.engine.routing.to_string(), &quality));
+                eprintln!("[{}]", print::quality(&args.engine.routing.strategy.to_string(), &quality));
             }
             if let Some((_, others, _)) = engine.experts.offload_report() {
                 eprintln!("[{others}]");
@@ -61,7 +63,7 @@ pub fn run(args: RunArgs) -> Result<()> {
     Ok(())
 }
 
-/// Shows the text as it comes and notes where time goes.
+/// Prints the text as it is generated, and collects telemetry.
 struct TextPrinter<'a> {
     text: String,
     silent: bool,
@@ -92,14 +94,16 @@ fn prompt(args: &RunArgs, text: &TextCodec) -> Result<Vec<u32>> {
     let ids = match args.chat || args.system.is_some() {
         false => text.tokenizer.encode(&prompt, true)?,
         true => {
-            let Some(template) = &text.template else { bail!("the model has no chat template; leave out --chat") };
+            let Some(template) = &text.template else {
+                bail!("the model has no chat template; leave out --chat and --system")
+            };
             let system = args.system.iter().map(|s| json!({"role": "system", "content": s}));
             let messages: Vec<_> = system.chain([json!({"role": "user", "content": prompt})]).collect();
             text.tokenizer.encode(&template.render(&ChatInput::new(&messages))?, false)?
         }
     };
     if ids.is_empty() {
-        bail!("the prompt is empty, and this model begins a text with nothing of its own; give it some text");
+        bail!("the prompt is empty, and this model has no BOS token; --prompt needs some text");
     }
     Ok(ids)
 }
@@ -112,10 +116,10 @@ fn footer(prompt: usize, written: &Generated, telemetry: &Telemetry, streaming: 
     let end = match written.finish {
         FinishReason::EndOfText | FinishReason::StopString | FinishReason::Cancelled => "",
         FinishReason::Length => "; stopped at --max-tokens",
-        FinishReason::Context => "; stopped because the context is full",
+        FinishReason::Context => "; stopped: context full",
     };
     format!(
-        "[{prompt} prompt tokens at {:.1}/s, {} written at {:.1}/s, {}, {} of memory at most{end}]",
+        "[prefill {prompt} tokens at {:.1}/s, decode {} tokens at {:.1}/s, {}, peak memory {}{end}]",
         rate(prompt, written.prefill_time),
         written.ids.len(),
         rate(written.ids.len(), written.decode_time),
@@ -131,16 +135,13 @@ fn cache_text(totals: &Totals) -> String {
         format!("{:.0} % of the time waiting", 100.0 * traffic.waited.as_secs_f64() / time.as_secs_f64().max(1e-9));
     let read = per_token(traffic.bytes());
     let Some(tiers) = traffic.tiers else {
-        return format!(
-            "{:.0} % of experts found in memory, {read} read per token, {waiting} for it",
-            100.0 * traffic.hit_rate()
-        );
+        return format!("{:.0} % cache hits, {read} read per token, {waiting} for reads", 100.0 * traffic.hit_rate());
     };
     let share = |n: u64, of: u64| 100.0 * n as f64 / of.max(1) as f64;
     let (counts, wanted) = (tiers.counts, tiers.counts.wanted());
     format!(
-        "{:.0} % of experts found on the GPU and {:.0} % in memory, {:.0} % computed on the GPU, {read} read and {} copied \
-         there per token, {waiting}",
+        "{:.0} % hits in VRAM and {:.0} % in memory, {:.0} % computed on the GPU, {read} read and {} copied to the GPU per \
+         token, {waiting}",
         share(counts.device_hits, wanted),
         share(counts.host_hits, wanted),
         share(tiers.on_device, tiers.on_device + tiers.on_host),

@@ -1,6 +1,8 @@
-use std::net::{SocketAddr, TcpListener};
+//! `larder serve`.
 
-use anyhow::{Context, Result, bail};
+use std::net::SocketAddr;
+
+use anyhow::{Result, bail};
 use larder_core::Presence;
 use larder_engine::Routing;
 use larder_model::{Decoder, ExpertPath};
@@ -8,31 +10,30 @@ use larder_policy::routing::RoutingSpec;
 use larder_serve::{EngineStatus, LayerVisit, RoutingQuality, ServerOptions};
 use std::time::Duration;
 
+use super::listen;
 use crate::cli::serve::ServeArgs;
 use crate::engine::InferenceEngine;
 use crate::open::{OpenModel, model_name};
 
-/// Answers over HTTP until told to end.
+/// Serves HTTP until a signal ends it.
 pub fn run(args: ServeArgs) -> Result<()> {
-    if args.engine.trace.is_some() {
-        bail!("--trace writes down every token of a run and would grow for ever; use it with `larder run`");
-    }
     if args.api_key.as_deref().is_some_and(str::is_empty) {
-        bail!("the API key is empty; leave it out or give one");
+        bail!("the API key is empty; set --api-key (or LARDER_API_KEY) to some text, or leave it out");
     }
     let address = SocketAddr::new(args.host, args.port);
-    // A port that is taken is known before a model is loaded.
-    let listener = TcpListener::bind(address).with_context(|| format!("{address} cannot be listened on"))?;
+    // The port is bound before the model is loaded, so that a port in use is reported at once.
+    let listener = listen(address, "--port")?;
     let address = listener.local_addr()?;
     let options = options(&args);
-    let model = OpenModel::open_to_run(&args.model, args.engine.no_store)?;
-    let mut engine = InferenceEngine::start_for_sequences(&model, &args.engine, args.context, options.sessions)?;
+    let flags = args.engine.full();
+    let model = OpenModel::open_to_run(&args.model, flags.no_store)?;
+    let mut engine = InferenceEngine::start_for_sequences(&model, &flags, args.context, options.sessions)?;
     let served = served_model(&args, &model, &mut engine)?;
     if !options.is_local && options.api_key.is_none() {
-        eprintln!("warning: everybody who reaches {address} can use the model; --api-key would ask for a key");
+        eprintln!("warning: {address} is reachable from other machines without a key; set --api-key to require one");
     }
     eprintln!("serving {} on http://{address}", served.name);
-    let routing = args.engine.routing.clone();
+    let routing = flags.routing.strategy;
     Ok(larder_serve::serve(listener, options, served, Box::new(Served { engine, model, routing }))?)
 }
 
@@ -73,7 +74,7 @@ fn served_model(
     })
 }
 
-/// A started engine with the model that it came from.
+/// A running engine with its model.
 struct Served {
     engine: InferenceEngine,
     model: OpenModel,
@@ -128,7 +129,7 @@ impl larder_serve::Engine for Served {
     }
 }
 
-/// The λ that a strategy was given: none at all is as good as 0.
+/// λ of a strategy, if it has one; the model's own routing is the same as λ = 0.
 fn lambda(routing: &str) -> Option<f64> {
     match routing {
         "original" => Some(0.0),

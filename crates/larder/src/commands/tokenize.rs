@@ -1,3 +1,5 @@
+//! `larder tokenize`.
+
 use anyhow::{Context, Result, bail};
 use larder_engine::ChatInput;
 use serde_json::{Value, json};
@@ -6,7 +8,7 @@ use crate::cli::TokenizeArgs;
 use crate::commands::text_or_stdin;
 use crate::open::OpenModel;
 
-/// Prints the tokens of a text or a chat as JSON.
+/// Prints the tokens of a text or of chat messages as JSON.
 pub fn run(args: &TokenizeArgs) -> Result<()> {
     let text = OpenModel::open(&args.model)?.text_codec()?;
     let (text_in, special) = match (&args.messages, &args.text) {
@@ -15,15 +17,17 @@ pub fn run(args: &TokenizeArgs) -> Result<()> {
                 Some("-") => text_or_stdin("-")?,
                 _ => std::fs::read_to_string(file).with_context(|| file.display().to_string())?,
             };
-            let messages: Vec<Value> =
-                serde_json::from_str(&json).with_context(|| format!("{}: is not a JSON array", file.display()))?;
-            let Some(template) = &text.template else { bail!("the model has no chat template") };
+            let messages: Vec<Value> = serde_json::from_str(&json)
+                .with_context(|| format!("{}: must be a JSON array of messages", file.display()))?;
+            let Some(template) = &text.template else {
+                bail!("the model has no chat template; give a text instead of --messages")
+            };
             let mut input = ChatInput::new(&messages);
             input.add_generation_prompt = !args.no_generation_prompt;
             (template.render(&input)?, false)
         }
         (None, Some(text)) => (text_or_stdin(text)?, !args.no_special),
-        (None, None) => bail!("there is no text"),
+        (None, None) => bail!("there is no text to tokenize"),
     };
     let ids = text.tokenizer.encode(&text_in, special)?;
     let decoded = text.tokenizer.decode(&ids, true);

@@ -1,3 +1,5 @@
+//! `larder verify`.
+
 use anyhow::{Result, bail};
 use larder_store::verify;
 use serde_json::json;
@@ -5,7 +7,7 @@ use serde_json::json;
 use crate::cli::VerifyArgs;
 use crate::{print, progress::StoreProgress};
 
-/// Checks every byte of a store.
+/// Checks every byte of a store against its checksums.
 pub fn run(args: &VerifyArgs) -> Result<()> {
     let progress = StoreProgress::new("verifying");
     let report = verify(&args.store, &progress)?;
@@ -28,12 +30,12 @@ pub fn run(args: &VerifyArgs) -> Result<()> {
             println!("{problem}");
         }
         for file in &report.unknown {
-            eprintln!("note: {} does not belong to the store", file.display());
+            eprintln!("note: {} is not part of the store", file.display());
         }
     }
     if !report.is_good() {
-        let files = if report.problem_count == 1 { "problem" } else { "problems" };
-        bail!("{}: {} {files} found; convert the model again", args.store.display(), report.problem_count);
+        let problems = print::count(report.problem_count as usize, "problem", "problems");
+        bail!("{}: {problems} found; convert the model again", args.store.display());
     }
     if !args.json {
         println!("{}: {} files, {}, all good", args.store.display(), report.files, print::bytes(report.bytes));

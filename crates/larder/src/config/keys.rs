@@ -1,11 +1,11 @@
-//! What can be configured: flags of the commands that run a model, by their long names.
+//! What can be configured: the flags of commands that run a model, by their long names.
 
 use clap::{Arg, ArgAction, Args, Command, CommandFactory};
 
 use crate::cli::{Cli, EngineFlags, SamplingFlags};
 
-/// What a store's file may set: how answers are drawn and what the cache does. A store comes from strangers, so nothing
-/// that names a file, takes memory away from others or leaves the machine otherwise than it was.
+/// Keys that a store's file may set: sampling and cache. Stores are downloaded and not trusted, so they may set nothing
+/// that names a file, locks memory or changes the machine.
 const STORE_KEYS: &[&str] = &[
     "temperature",
     "top-k",
@@ -25,14 +25,14 @@ const STORE_KEYS: &[&str] = &[
 
 /// A command that can be configured.
 pub struct LeafCommand {
-    /// Its names, as in `eval ppl`.
+    /// Its name and those of its parents, as in `eval ppl`.
     pub path: Vec<String>,
-    /// What it takes.
+    /// Its definition, with its arguments.
     pub command: Command,
 }
 
 impl LeafCommand {
-    /// All of them: those that have flags of the engine or for drawing.
+    /// All commands that have an engine or sampling flag.
     pub fn all() -> Vec<LeafCommand> {
         let (mut all, mut waiting) = (Vec::new(), vec![(Vec::new(), Cli::command())]);
         while let Some((path, command)) = waiting.pop() {
@@ -49,7 +49,7 @@ impl LeafCommand {
         all
     }
 
-    /// The section of a file for this command.
+    /// The section of larder.toml for this command.
     pub fn section(&self) -> &str {
         &self.path[0]
     }
@@ -59,12 +59,12 @@ impl LeafCommand {
         self.command.get_arguments().filter(|arg| key(arg).is_some())
     }
 
-    /// The flag of that name.
+    /// The flag with this long name.
     pub fn flag(&self, name: &str) -> Option<&Arg> {
         self.flags().find(|arg| key(arg) == Some(name))
     }
 
-    /// Whether two of its flags exclude each other.
+    /// Whether two of its flags conflict.
     pub fn excludes(&self, a: &Arg, b: &Arg) -> bool {
         let names = |one: &Arg, other: &Arg| {
             self.command.get_arg_conflicts_with(one).iter().any(|arg| arg.get_id() == other.get_id())
@@ -73,13 +73,13 @@ impl LeafCommand {
     }
 }
 
-/// The flags that all commands which run a model share.
+/// The engine and sampling flags, which may stand outside of sections.
 pub fn shared_flags() -> Vec<Arg> {
-    let command = SamplingFlags::augment_args(EngineFlags::augment_args(Command::new("shared")));
+    let command = SamplingFlags::augment_args(<EngineFlags as Args>::augment_args(Command::new("shared")));
     command.get_arguments().cloned().collect()
 }
 
-/// A flag's name in files, if it can be in one.
+/// A flag's key in files; `None` if it cannot be configured.
 pub fn key(arg: &Arg) -> Option<&str> {
     let usual = matches!(arg.get_action(), ArgAction::Set | ArgAction::SetTrue | ArgAction::Append);
     arg.get_long().filter(|name| usual && !arg.is_required_set() && *name != "model")
@@ -90,12 +90,12 @@ pub fn is_switch(arg: &Arg) -> bool {
     matches!(arg.get_action(), ArgAction::SetTrue)
 }
 
-/// Whether a store's file may have it.
+/// Whether a store's file may set `key`.
 pub fn is_store_key(key: &str) -> bool {
     STORE_KEYS.contains(&key)
 }
 
-/// All that a store's file may have.
+/// The keys that a store's file may set, as a list.
 pub fn all_store_keys() -> String {
     STORE_KEYS.join(", ")
 }

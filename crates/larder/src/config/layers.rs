@@ -1,4 +1,4 @@
-//! What files and the environment say.
+//! Settings from larder.toml files and from environment variables.
 
 use std::path::{Path, PathBuf};
 
@@ -11,12 +11,12 @@ use toml::{Table, Value};
 use super::keys::{self, LeafCommand};
 use crate::xdg;
 
-/// What a file of settings is called.
+/// Name of a settings file.
 const FILE: &str = "larder.toml";
-/// More are no settings.
+/// Maximum size of a settings file.
 const FILE_BYTES: u64 = 64 << 10;
 
-/// Who says something, the later one counting.
+/// Where a setting comes from; later ones take precedence.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Origin {
     /// The user's file.
@@ -27,21 +27,21 @@ pub enum Origin {
     Environment(String),
 }
 
-/// One setting that somebody made.
+/// One setting.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Entry {
-    /// The command that it is for; all that have it, if there is none.
+    /// The command that it applies to; `None` for all commands with this flag.
     pub section: Option<String>,
     /// The flag's long name.
     pub key: String,
-    /// The values; for a flag without value `true` or `false`.
+    /// The values; `true` or `false` for a flag without value.
     pub values: Vec<String>,
-    /// Who said it.
+    /// Where it comes from.
     pub origin: Origin,
 }
 
 impl Entry {
-    /// What goes before what: files before the environment, and what is for all commands before what is for one.
+    /// Precedence: the environment above a store's file above the user's, and in a file a command's section above the rest.
     pub fn rank(&self) -> (u8, bool) {
         let origin = match self.origin {
             Origin::User(_) => 0,
@@ -52,17 +52,17 @@ impl Entry {
     }
 }
 
-/// Where the user's file is looked for.
+/// Path of the user's file.
 pub fn user_file() -> Option<PathBuf> {
     xdg::config().map(|dir| dir.join(FILE))
 }
 
-/// Where a store's file is looked for.
+/// Path of a store's file.
 pub fn store_file(store: &Path) -> PathBuf {
     store.join(FILE)
 }
 
-/// Everything that is said, by the files of the user and of `store` and by `variables`.
+/// Reads the settings of the user's file, of the file in `store` and of the environment, looked up by `variable`.
 pub fn read_all(
     leaves: &[LeafCommand],
     store: Option<&Path>,
@@ -94,7 +94,7 @@ fn read(leaves: &[LeafCommand], origin: &Origin, text: &str) -> Result<Vec<Entry
                 let of = |leaf: &&LeafCommand| leaf.section() == name;
                 let of_section: Vec<&LeafCommand> = leaves.iter().filter(of).collect();
                 if of_section.is_empty() {
-                    bail!("[{name}] is no command that can be configured; there are {}", sections(leaves));
+                    bail!("[{name}] is not a command that can be configured; the commands are {}", sections(leaves));
                 }
                 for (key, value) in section {
                     entries.push(parse_entry(&of_section, origin, Some(&name), &key, &value)?);
@@ -133,10 +133,10 @@ fn parse_entry(
         let mut names: Vec<&str> = leaves.iter().flat_map(|l| l.flags().filter(open)).filter_map(keys::key).collect();
         names.sort_unstable();
         names.dedup();
-        bail!("{shown} is not known; known are {}", names.join(", "));
+        bail!("{shown} is not a known setting; known are {}", names.join(", "));
     }
     if matches!(origin, Origin::Store(_)) && !keys::is_store_key(key) {
-        bail!("{shown} is not for a store to set, only {}", keys::all_store_keys());
+        bail!("{shown} cannot be set by a store; a store can set {}", keys::all_store_keys());
     }
     let values = value_texts(found[0].1, value).with_context(|| shown.clone())?;
     for (leaf, arg) in &found {
@@ -145,13 +145,13 @@ fn parse_entry(
     Ok(Entry { section: section.map(str::to_owned), key: key.to_owned(), values, origin: origin.clone() })
 }
 
-/// A value of a file as a command line has it.
+/// A value of a file, as it would be typed on a command line.
 fn value_texts(arg: &Arg, value: &Value) -> Result<Vec<String>> {
     let one = |value: &Value| match value {
         Value::String(text) => Ok(text.clone()),
         Value::Integer(number) => Ok(number.to_string()),
         Value::Float(number) => Ok(number.to_string()),
-        other => Err(anyhow!("must be a text or a number, not {}", other.type_str())),
+        other => Err(anyhow!("must be a string or a number, not {}", other.type_str())),
     };
     match (keys::is_switch(arg), value) {
         (true, Value::Boolean(truth)) => Ok(vec![truth.to_string()]),
@@ -163,7 +163,7 @@ fn value_texts(arg: &Arg, value: &Value) -> Result<Vec<String>> {
     }
 }
 
-/// Lets the command line's own rules judge a value.
+/// Checks a value by parsing it as a command line.
 fn check(leaf: &LeafCommand, arg: &Arg, values: &[String]) -> Result<()> {
     let Some(key) = keys::key(arg).filter(|_| !keys::is_switch(arg)) else { return Ok(()) };
     let alone = leaf.command.clone().no_binary_name(true).mut_args(|arg| arg.required(false));
@@ -171,7 +171,7 @@ fn check(leaf: &LeafCommand, arg: &Arg, values: &[String]) -> Result<()> {
         return Ok(());
     };
     match error.kind() {
-        // Without the rest of the command line something else may be lacking, which is no fault of the value.
+        // Other errors are about required arguments, which are missing here, and not about the value.
         ErrorKind::InvalidValue | ErrorKind::ValueValidation => {
             let message = error.to_string();
             let lines: Vec<&str> = message.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn values_arrive_as_they_would_be_typed() {
+    fn values_become_text_as_if_typed() {
         let entries =
             user("temperature = 0.5\nmlock = true\ncache-mem = \"4G\"\n[run]\nstop = [\"a\", \"b\"]\n").unwrap();
         let of = |key: &str| entries.iter().find(|s| s.key == key).unwrap();
@@ -232,17 +232,17 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn errors_name_the_key() {
         for (text, parts) in [
             ("temprature = 1", ["temprature", "known are"]),
             ("model = \"x\"", ["model", "known are"]),
             ("telemetry = \"x\"", ["telemetry", "known are"]),
-            ("[runn]\nseed = 1", ["[runn]", "there are bench, chat"]),
+            ("[runn]\nseed = 1", ["[runn]", "the commands are bench, chat"]),
             ("[run]\nseeed = 1", ["[run] seeed", "seed"]),
             ("temperature = \"hot\"", ["temperature", "invalid"]),
             ("eviction = \"youngest\"", ["eviction", "youngest"]),
             ("[chat]\nrouting = \"prior:lambda=x\"", ["[chat] routing", "lambda"]),
-            ("temperature = true", ["temperature", "must be a text or a number"]),
+            ("temperature = true", ["temperature", "must be a string or a number"]),
             ("mlock = 1", ["mlock", "true or false"]),
             ("cache-scope = \"town\"", ["cache-scope", "layer"]),
             ("seed = [1]", ["seed", "must be"]),
@@ -254,18 +254,18 @@ mod tests {
     }
 
     #[test]
-    fn a_store_may_not_set_everything() {
+    fn a_store_can_set_some_keys_only() {
         let store = |text: &str| read(&LeafCommand::all(), &Origin::Store("s".into()), text);
         assert_eq!(store("routing = \"prior:lambda=0.1\"\n[run]\ncache-experts = 3").unwrap().len(), 2);
         for text in ["trace = \"/x\"", "[run]\ntelemetry = \"/x\"", "mlock = true", "evictor = \"/x\""] {
-            assert!(format!("{:#}", store(text).unwrap_err()).contains("not for a store"), "{text}");
+            assert!(format!("{:#}", store(text).unwrap_err()).contains("cannot be set by a store"), "{text}");
         }
     }
 
     #[test]
-    fn the_environment_is_read_by_the_names_of_flags() {
+    fn environment_variables_are_named_after_flags() {
         let with = |name: &'static str, value: &'static str| {
-            environment(&LeafCommand::all(), move |asked| (asked == name).then(|| value.to_owned()))
+            environment(&LeafCommand::all(), move |key| (key == name).then(|| value.to_owned()))
         };
         let entries = with("LARDER_TOP_K", "40").unwrap();
         assert_eq!((entries.len(), entries[0].key.as_str(), entries[0].values[0].as_str()), (1, "top-k", "40"));

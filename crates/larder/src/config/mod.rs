@@ -1,6 +1,6 @@
-//! Settings from files and the environment, below what is typed.
+//! Settings from files and the environment, below the flags on the command line.
 //!
-//! They become flags of the command line, so that whatever holds for flags holds for them.
+//! They are added to the command line as flags, so that they follow the same rules.
 
 mod keys;
 mod layers;
@@ -20,7 +20,7 @@ use crate::models;
 
 pub use show::run;
 
-/// The command line with what files and the environment add to it; `matches` is what was understood of it.
+/// Adds the settings of files and environment to the command line; `matches` is the parsed command line.
 pub fn apply(line: Vec<OsString>, matches: &ArgMatches) -> Result<Vec<OsString>> {
     let (path, matches) = innermost(matches);
     let leaves = LeafCommand::all();
@@ -40,7 +40,7 @@ fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
-/// The innermost command, by its names.
+/// The innermost subcommand with the names of its parents.
 fn innermost(matches: &ArgMatches) -> (Vec<String>, &ArgMatches) {
     let (mut path, mut inner) = (Vec::new(), matches);
     while let Some((name, below)) = inner.subcommand() {
@@ -50,7 +50,8 @@ fn innermost(matches: &ArgMatches) -> (Vec<String>, &ArgMatches) {
     (path, inner)
 }
 
-/// Of each flag what counts: of all that is said the last, unless it was typed or what counts more excludes it.
+/// The effective entry of each flag: the one of highest precedence, unless the flag was typed or conflicts with a flag of
+/// higher precedence.
 fn effective<'a>(leaf: &'a LeafCommand, typed: &[&Arg], entries: &'a [Entry]) -> Result<Vec<(&'a Arg, &'a Entry)>> {
     let mut order: Vec<&Entry> =
         entries.iter().filter(|s| s.section.as_deref().is_none_or(|n| n == leaf.section())).collect();
@@ -65,7 +66,12 @@ fn effective<'a>(leaf: &'a LeafCommand, typed: &[&Arg], entries: &'a [Entry]) ->
         let rival = chosen.iter().find(|(other, rival)| leaf.excludes(other, arg) && !is_off(rival) && !is_off(entry));
         match rival {
             Some((_, rival)) if rival.rank() == entry.rank() => {
-                bail!("{}: {} and {} exclude each other", show::origin_name(&entry.origin), entry.key, rival.key)
+                bail!(
+                    "{}: {} and {} conflict; set only one of them",
+                    show::origin_name(&entry.origin),
+                    entry.key,
+                    rival.key
+                )
             }
             Some(_) => {}
             None => chosen.push((arg, entry)),
@@ -74,7 +80,7 @@ fn effective<'a>(leaf: &'a LeafCommand, typed: &[&Arg], entries: &'a [Entry]) ->
     Ok(chosen)
 }
 
-/// Whether this is a flag that is said to be absent.
+/// Whether the entry turns a flag off.
 fn is_off(entry: &Entry) -> bool {
     entry.values == ["false"]
 }
@@ -106,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_nearer_counts() {
+    fn precedence_is_user_store_environment_command_line() {
         let (user, store) = (|| Origin::User("u".into()), || Origin::Store("s".into()));
         let env = || Origin::Environment("E".into());
         let all = [
@@ -123,7 +129,21 @@ mod tests {
     }
 
     #[test]
-    fn what_excludes_each_other_gives_way_to_the_nearer() {
+    fn a_key_for_all_commands_is_skipped_where_a_command_does_not_take_it() {
+        let user = || Origin::User("u".into());
+        let all = [
+            entry(None, "routing", "prior:lambda=0.2", user()),
+            entry(None, "cache-mem", "1G", user()),
+            entry(None, "threads", "2", user()),
+        ];
+        let leaves = LeafCommand::all();
+        let leaf = leaves.iter().find(|leaf| leaf.path == ["report"]).unwrap();
+        let chosen = effective(leaf, &[], &all).unwrap();
+        assert_eq!(chosen.iter().map(|(_, entry)| entry.key.as_str()).collect::<Vec<_>>(), ["threads"]);
+    }
+
+    #[test]
+    fn of_conflicting_entries_the_higher_precedence_wins() {
         let user = || Origin::User("u".into());
         let all = [
             entry(None, "cache-mem", "1G", user()),
@@ -133,7 +153,7 @@ mod tests {
         assert_eq!(flags_of(&[], &all).unwrap(), ["--cache-experts=3"]);
         assert_eq!(flags_of(&["cache-experts"], &all[..1]).unwrap(), Vec::<String>::new());
         let error = flags_of(&[], &all[..2]).unwrap_err().to_string();
-        assert!(error.contains("exclude each other"), "{error}");
+        assert!(error.contains("conflict"), "{error}");
         let off = entry(None, "preload", "false", Origin::Environment("E".into()));
         assert_eq!(flags_of(&[], &[all[0].clone(), all[1].clone(), off]).unwrap(), ["--cache-mem=1G"]);
     }

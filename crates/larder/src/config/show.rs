@@ -1,4 +1,4 @@
-//! What is set, and by whom.
+//! `larder config`: the effective settings and their origin.
 
 use anyhow::Result;
 use clap::Arg;
@@ -9,21 +9,21 @@ use super::layers::{self, Entry, Origin};
 use crate::cli::machine::{ConfigArgs, ConfigCommand, ConfigShowArgs};
 use crate::{models, print};
 
-/// Shows what is set where.
+/// Runs a command of `larder config`.
 pub fn run(args: &ConfigArgs) -> Result<()> {
     match &args.command {
         ConfigCommand::Show(args) => show(args),
         ConfigCommand::Path => {
             match layers::user_file() {
                 Some(path) => println!("{}", path.display()),
-                None => anyhow::bail!("neither XDG_CONFIG_HOME nor HOME names a folder for a larder.toml"),
+                None => anyhow::bail!("neither XDG_CONFIG_HOME nor HOME is set, so there is no folder for larder.toml"),
             }
             Ok(())
         }
     }
 }
 
-/// Who said something, for an error.
+/// The origin of an entry, as text.
 pub fn origin_name(origin: &Origin) -> String {
     match origin {
         Origin::User(path) | Origin::Store(path) => path.display().to_string(),
@@ -31,7 +31,7 @@ pub fn origin_name(origin: &Origin) -> String {
     }
 }
 
-/// A value of a flag, and where it is from.
+/// A flag with its value and the origin of that.
 struct Row {
     command: Option<String>,
     key: String,
@@ -55,7 +55,7 @@ fn show(args: &ConfigShowArgs) -> Result<()> {
     Ok(())
 }
 
-/// A row for each flag that all commands share, and one for each command that has something of its own.
+/// A row for each shared flag, and one for each command with a setting of its own.
 fn rows(leaves: &[LeafCommand], entries: &[Entry]) -> Vec<Row> {
     let shared = keys::shared_flags();
     let last = |key: &str, section: Option<&str>| {
@@ -69,8 +69,8 @@ fn rows(leaves: &[LeafCommand], entries: &[Entry]) -> Vec<Row> {
     let mut own: Vec<(&str, &str, &Arg)> = Vec::new();
     for leaf in leaves {
         for (arg, key) in leaf.flags().filter_map(|arg| Some((arg, keys::key(arg)?))) {
-            let for_all = shared.iter().any(|s| s.get_id() == arg.get_id());
-            let has_own_row = match for_all {
+            let is_shared = shared.iter().any(|s| s.get_id() == arg.get_id());
+            let has_own_row = match is_shared {
                 true => entries.iter().any(|s| s.key == key && s.section.as_deref() == Some(leaf.section())),
                 false => last(key, Some(leaf.section())).is_some(),
             };

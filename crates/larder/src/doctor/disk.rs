@@ -1,4 +1,4 @@
-//! What experts are read from.
+//! Findings about the SSD: open files, io_uring, direct I/O and read throughput.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
@@ -19,26 +19,26 @@ use super::Finding;
 use crate::probe::ReadPattern;
 use crate::{memory, print};
 
-/// Reads at a time.
+/// Queue depths to measure: reads in flight.
 const QUEUE_DEPTHS: [usize; 4] = [1, 4, 16, 64];
-/// For each of them.
+/// Time to measure each depth.
 const TIME_PER_DEPTH: Duration = Duration::from_millis(700);
-/// Where no store is named: a file of this size, read in pieces as large as an expert often is.
+/// Without a store, a temporary file of this size is read, in reads of the size of a typical expert.
 const FILE_BYTES: u64 = 256 << 20;
 const EXPERT_BYTES: usize = 4 << 20;
-/// Memory that reads may go to.
+/// Maximum memory for the slots of the measurement.
 const SLOT_BYTES_MAX: u64 = 1 << 30;
-/// Descriptors that a process needs beside those of shards.
+/// File descriptors that the process needs beside those of shards.
 const OTHER_FILES: u64 = 256;
-/// Below this an SSD is none, or far away.
+/// Below this, the drive is no SSD or not local.
 const SLOW_BYTES_PER_SECOND: f64 = 500e6;
 
-/// What is read from, and what it is called.
+/// What is read, with its name for the report.
 struct DiskUnderTest {
     pattern: ReadPattern,
     name: String,
     shards: Option<usize>,
-    /// Lives as long as it is read.
+    /// Keeps the temporary file open while it is read.
     _file: Option<File>,
 }
 
@@ -61,7 +61,7 @@ fn subject(path: &Path) -> Result<DiskUnderTest> {
     let dir = if kind.is_dir() { path } else { parent.unwrap_or(Path::new(".")) };
     let file = temporary(dir).with_context(|| dir.display().to_string())?;
     let name = format!("a temporary file in {}", dir.display());
-    // The file has no name any more, so nothing is left behind however this ends.
+    // The file is already deleted, so nothing is left behind however this ends.
     let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
     let path = if path.exists() { path } else { PathBuf::from(format!("/dev/fd/{}", file.as_raw_fd())) };
     Ok(DiskUnderTest {
@@ -72,11 +72,14 @@ fn subject(path: &Path) -> Result<DiskUnderTest> {
     })
 }
 
-/// A file of random bytes that is on the disk and in no folder.
+/// An open file of random bytes that is already removed from its folder.
 fn temporary(dir: &Path) -> Result<File> {
     let free = statvfs(dir).map(|fs| fs.f_bavail.saturating_mul(fs.f_frsize)).unwrap_or(u64::MAX);
     if free < 2 * FILE_BYTES {
-        bail!("has too little room for a file of {} to measure with", print::bytes(FILE_BYTES));
+        bail!(
+            "has too little free space for a temporary file of {}; name another folder with -m",
+            print::bytes(FILE_BYTES)
+        );
     }
     let path = dir.join(format!(".larder-doctor-{}", std::process::id()));
     let file = File::options().read(true).write(true).create_new(true).open(&path)?;
@@ -94,29 +97,29 @@ fn temporary(dir: &Path) -> Result<File> {
 
 fn open_files(limit: Option<u64>, shards: Option<usize>) -> Finding {
     let wanted = shards.map_or(4096, |shards| shards as u64 + OTHER_FILES);
-    let found = limit.map_or("any number".into(), |limit| format!("{limit} at most"));
+    let found = limit.map_or("no limit".into(), |limit| format!("at most {limit}"));
     let numbers = json!({"limit": limit, "shards": shards});
     Finding::new("open files", found, numbers).advise_if(
         limit.is_some_and(|limit| limit < wanted),
-        format!("a store has a file for each expert; all would be {wanted}, so they are opened and closed in turns"),
+        format!("a store has a file per expert, {wanted} in total, which cannot all stay open, so they are opened and closed in turn"),
         "`* - nofile 65536` in /etc/security/limits.conf and a new login; a container's limit is --ulimit nofile=65536",
     )
 }
 
 fn ring(pattern: &ReadPattern) -> Result<Finding> {
-    let (arena, _slots) = Arena::new(1, EXPERT_BYTES).context("no memory for an expert")?;
+    let (arena, _slots) = Arena::new(1, EXPERT_BYTES).context("not enough memory for one slot")?;
     let opened = open_reader("uring", &pattern.files, &arena).map(|(_, how)| how);
     let works = opened.is_ok();
     let found = opened.unwrap_or_else(|refused| refused.message);
     let disabled = fs::read_to_string("/proc/sys/kernel/io_uring_disabled").unwrap_or_default();
-    let mend = match disabled.trim() {
+    let fix = match disabled.trim() {
         "" | "0" => "a container's seccomp profile must allow io_uring_setup, io_uring_enter and io_uring_register",
         _ => "sudo sysctl kernel.io_uring_disabled=0",
     };
     Ok(Finding::new("io_uring", found, json!({"works": works})).advise_if(
         !works && !is_android(),
-        "threads that wait read instead, which costs a little more of the processor",
-        mend,
+        "a thread pool reads instead, which costs a little more CPU time",
+        fix,
     ))
 }
 
@@ -125,7 +128,7 @@ fn direct(subject: &DiskUnderTest) -> Finding {
     let found = format!("{}: {}", subject.name, subject.pattern.files.read_mode());
     Finding::new("direct I/O", found, json!({"works": direct, "where": subject.name})).advise_if(
         !direct,
-        "what is read goes through the page cache, which takes memory from experts; the rates below may be memory's",
+        "reads go through the page cache, which takes memory from the expert cache; the rates below may be those of memory",
         "keep the store on a local file system such as ext4, XFS or Btrfs",
     )
 }
@@ -143,14 +146,14 @@ fn rates(subject: &DiskUnderTest) -> Result<Finding> {
     let best = rates.iter().map(|(_, rate)| *rate).fold(0.0, f64::max);
     let shown: Vec<String> =
         rates.iter().map(|(depth, rate)| format!("{depth}: {}/s", print::bytes(*rate as u64))).collect();
-    let found = format!("{} a read, by reads at a time: {}", print::bytes(pattern.len as u64), shown.join(", "));
+    let found = format!("{} per read; by queue depth: {}", print::bytes(pattern.len as u64), shown.join(", "));
     let rows: Vec<Value> =
         rates.iter().map(|(depth, rate)| json!({"depth": depth, "bytes_per_second": rate})).collect();
     let numbers = json!({"read_bytes": pattern.len, "rates": rows});
     Ok(Finding::new("SSD rate", found, numbers).advise_if(
         best < SLOW_BYTES_PER_SECOND,
-        format!("at {}/s reading experts takes most of the time", print::bytes(best as u64)),
-        "move the store to a local NVMe SSD, or let more experts stay in memory (--cache-mem)",
+        format!("at {}/s, reading experts takes most of the time", print::bytes(best as u64)),
+        "move the store to a local NVMe SSD, or keep more experts in memory (--cache-mem)",
     ))
 }
 
@@ -159,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_temporary_file_leaves_nothing() {
+    fn the_temporary_file_leaves_nothing_behind() {
         let dir = tempfile::tempdir().unwrap();
         let subject = subject(dir.path()).unwrap();
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
@@ -168,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn few_descriptors_are_told() {
+    fn a_low_limit_of_open_files_is_reported() {
         assert!(open_files(Some(1024), Some(2000)).advice.is_some());
         assert!(open_files(Some(1024), Some(100)).advice.is_none());
         assert!(open_files(None, None).advice.is_none());

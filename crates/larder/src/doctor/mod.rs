@@ -1,4 +1,4 @@
-//! `larder doctor`: what the machine has, and what could be mended.
+//! `larder doctor`: checks the machine and suggests improvements.
 
 mod disk;
 mod power;
@@ -13,22 +13,22 @@ use serde_json::{Value, json};
 use crate::cli::machine::DoctorArgs;
 use crate::print;
 
-/// The shape of the JSON, which changes only with this name.
+/// Version of the JSON format.
 const FORMAT: &str = "larder-doctor-1";
 
-/// One thing that was looked at.
+/// The result of one check.
 struct Finding {
-    /// What it is, for programs.
+    /// Name of the check.
     id: &'static str,
-    /// What was found, for people.
+    /// The result, as text.
     found: String,
-    /// The same in numbers.
+    /// The result, as JSON.
     numbers: Value,
-    /// What is to be mended, if anything is.
+    /// What could be improved, if anything.
     advice: Option<Advice>,
 }
 
-/// Something that could be better.
+/// What a finding means, and how to improve it.
 struct Advice {
     means: String,
     fix: String,
@@ -39,7 +39,7 @@ impl Finding {
         Finding { id, found: found.into(), numbers, advice: None }
     }
 
-    /// With what it means and what mends it, where `bad`.
+    /// Adds advice if `bad`: what the finding means and how to fix it.
     fn advise_if(mut self, bad: bool, means: impl Into<String>, fix: impl Into<String>) -> Self {
         if bad {
             self.advice = Some(Advice { means: means.into(), fix: fix.into() });
@@ -56,7 +56,7 @@ impl Finding {
     }
 }
 
-/// Looks at everything; the disk is that of `model`.
+/// Runs all checks; the SSD is that of `model`.
 fn check(model: Option<&Path>) -> Result<Vec<Finding>> {
     let mut findings = processor::check();
     findings.extend(ram::check());
@@ -65,12 +65,12 @@ fn check(model: Option<&Path>) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// What everything is, and what was found.
+/// The name and the result of each check.
 pub fn summary(model: Option<&Path>) -> Result<Vec<(String, String)>> {
     Ok(check(model)?.into_iter().map(|finding| (finding.id.to_owned(), finding.found)).collect())
 }
 
-/// Says what was found and what could be mended.
+/// Prints all findings, and the advice.
 pub fn run(args: &DoctorArgs) -> Result<()> {
     let findings = check(args.model.as_deref())?;
     if args.json {
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_bad_has_advice() {
+    fn only_bad_findings_have_advice() {
         let finding = || Finding::new("x", "1 of 2", json!({"n": 1}));
         let good = finding().advise_if(false, "slow", "do it").json();
         assert_eq!((&good["state"], &good["means"], &good["mend"]), (&json!("good"), &Value::Null, &Value::Null));

@@ -1,4 +1,4 @@
-//! Heat and power, as far as the system tells.
+//! Findings about temperature, clock and power supply, where the system reports them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::Finding;
 
-/// Most processors slow down not far above, in thousandths of a degree.
+/// Above this temperature, in thousandths of a degree, many CPUs throttle soon.
 const HOT_MILLIDEGREES: i64 = 85_000;
 
 pub fn check() -> Vec<Finding> {
@@ -18,7 +18,7 @@ fn check_in(sys: &Path) -> Vec<Finding> {
     [temperature(sys), governor(sys), supply(sys)].into_iter().flatten().collect()
 }
 
-/// The sub-folders of a folder, sorted; none if it cannot be read.
+/// The subfolders of a folder, sorted; none if it cannot be read.
 fn folders(path: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(path).into_iter().flatten();
     let mut all: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
@@ -36,10 +36,10 @@ fn temperature(sys: &Path) -> Option<Finding> {
     let (hottest, zone) = zones.iter().filter_map(reading).max()?;
     let degrees = hottest as f64 / 1000.0;
     let numbers = json!({"celsius": degrees, "zone": zone});
-    Some(Finding::new("temperature", format!("{degrees:.0} °C at most ({zone})"), numbers).advise_if(
+    Some(Finding::new("temperature", format!("{degrees:.0} °C in the hottest zone ({zone})"), numbers).advise_if(
         hottest >= HOT_MILLIDEGREES,
-        "it is so hot that the processor may run slower than it could",
-        "let it cool down; clean the fan, lift the machine, or use fewer threads (--threads)",
+        "the CPU is so hot that it may throttle",
+        "let it cool down; clean the fan, improve the airflow, or use fewer threads (--threads)",
     ))
 }
 
@@ -47,12 +47,12 @@ fn governor(sys: &Path) -> Option<Finding> {
     let dir = sys.join("devices/system/cpu/cpu0/cpufreq");
     let (governor, driver) =
         (read_word(&dir, "scaling_governor")?, read_word(&dir, "scaling_driver").unwrap_or_default());
-    // These drivers' powersave is the usual setting, which goes to the full clock under load.
+    // With these drivers, powersave is the default and goes to the full clock under load.
     let adapts = driver.starts_with("intel_pstate") || driver.starts_with("amd-pstate");
     let numbers = json!({"governor": governor, "driver": driver});
     Some(Finding::new("clock", format!("governor {governor} ({driver})"), numbers).advise_if(
         governor == "powersave" && !adapts,
-        "the processor stays at its lowest clock",
+        "the CPU stays at its lowest clock",
         "sudo cpupower frequency-set -g performance",
     ))
 }
@@ -69,8 +69,8 @@ fn supply(sys: &Path) -> Option<Finding> {
     let numbers = json!({"battery": battery, "mains": of("Mains", "online").map(|online| online == "1")});
     Some(Finding::new("power", found, numbers).advise_if(
         discharging,
-        "on battery most machines run slower than they could",
-        "plug it in; powerprofilesctl set performance may help too",
+        "on battery, most machines limit their speed",
+        "connect the power supply; `powerprofilesctl set performance` may help too",
     ))
 }
 
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hot_laptop_on_battery_is_told_so() {
+    fn heat_governor_and_battery_give_advice() {
         let root = sys(&[
             ("class/thermal/thermal_zone0/temp", "40000\n"),
             ("class/thermal/thermal_zone0/type", "acpitz\n"),
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_usual_is_good_and_what_is_absent_is_not_mentioned() {
+    fn defaults_are_good_and_absent_sensors_are_left_out() {
         let root = sys(&[
             ("devices/system/cpu/cpu0/cpufreq/scaling_governor", "powersave\n"),
             ("devices/system/cpu/cpu0/cpufreq/scaling_driver", "intel_pstate\n"),

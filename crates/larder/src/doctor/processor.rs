@@ -1,4 +1,4 @@
-//! What computes.
+//! Findings about the CPU: kernels and usable threads.
 
 use std::fs;
 
@@ -14,12 +14,12 @@ pub fn check() -> Vec<Finding> {
 fn instructions() -> Finding {
     let features = features();
     let kernels = instruction_set();
-    let list = if features.is_empty() { "none that matter here".to_owned() } else { features.join(" ") };
+    let list = if features.is_empty() { "no relevant features".to_owned() } else { features.join(" ") };
     let numbers = json!({"kernels": kernels, "features": features});
-    Finding::new("processor", format!("{kernels} kernels; it has {list}"), numbers).advise_if(
+    Finding::new("processor", format!("{kernels} kernels; the CPU has {list}"), numbers).advise_if(
         kernels == "portable",
-        "there are no kernels for what this processor has, so products take several times as long",
-        "in a virtual machine, give it the host's processor (qemu: -cpu host)",
+        "larder has no SIMD kernels for this CPU, so products take several times as long",
+        "in a virtual machine, pass the host's CPU through (qemu: -cpu host)",
     )
 }
 
@@ -57,17 +57,17 @@ fn threads() -> Finding {
     let online = fs::read_to_string("/sys/devices/system/cpu/online").ok().and_then(|list| listed(&list));
     let numbers = json!({"usable": usable, "online": online});
     let found = match online {
-        Some(online) => format!("{usable} of {online} processors"),
-        None => format!("{usable} processors"),
+        Some(online) => format!("{usable} of {online} CPUs"),
+        None => format!("{usable} CPUs"),
     };
     Finding::new("threads", found, numbers).advise_if(
         online.is_some_and(|online| usable < online),
-        "this process may use only some of the processors, by its affinity or its control group",
+        "this process may use only some of the CPUs, by its affinity or its control group",
         "taskset -p $$ shows the affinity; a container's limit is raised with --cpus",
     )
 }
 
-/// How many a list as in `0-3,8` names.
+/// Counts the CPUs in a list such as `0-3,8`.
 fn listed(list: &str) -> Option<usize> {
     let part = |part: &str| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_of_processors_are_counted() {
+    fn lists_of_cpus_are_counted() {
         assert_eq!(listed("0-3,8\n"), Some(5));
         assert_eq!(listed("0"), Some(1));
         assert_eq!(listed("3-0"), None);

@@ -1,4 +1,4 @@
-//! What remembers.
+//! Findings about memory: size, limits, bandwidth and locking.
 
 use std::fs;
 
@@ -8,7 +8,7 @@ use serde_json::json;
 use super::Finding;
 use crate::{memory, print, probe};
 
-/// The bit of CAP_IPC_LOCK.
+/// The capability to lock any amount of memory, as a bit number.
 const CAP_IPC_LOCK: u32 = 14;
 
 pub fn check() -> Vec<Finding> {
@@ -25,19 +25,19 @@ fn size() -> Option<Finding> {
     let numbers = json!({"total_bytes": total, "available_bytes": available});
     Some(Finding::new("memory", found, numbers).advise_if(
         available < total / 4,
-        "most memory is in use, so fewer experts stay in it",
-        "ps aux --sort=-rss | head shows who holds it",
+        "most memory is in use, so fewer experts can stay in memory",
+        "`ps aux --sort=-rss | head` shows the largest processes",
     ))
 }
 
 fn group() -> Finding {
     let (limit, total) = (memory::group_limit(), memory::total());
     let numbers = json!({"limit_bytes": limit});
-    let found = limit.map_or("no limit".into(), |limit| format!("{} at most", print::bytes(limit)));
+    let found = limit.map_or("no limit".into(), |limit| format!("at most {}", print::bytes(limit)));
     let tight = limit.zip(total).is_some_and(|(limit, total)| limit < total);
     Finding::new("cgroup", found, numbers).advise_if(
         tight,
-        "the control group allows less than the machine has, and its page cache counts",
+        "the control group allows less than the machine has, and the page cache counts towards it",
         "a container's limit is raised with --memory, a unit's with systemctl set-property UNIT MemoryMax=SIZE",
     )
 }
@@ -45,7 +45,7 @@ fn group() -> Finding {
 fn rate() -> Finding {
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
     let rate = probe::memory_bandwidth(threads);
-    let found = format!("{}/s read by {threads} threads", print::bytes(rate as u64));
+    let found = format!("{}/s, read by {threads} threads", print::bytes(rate as u64));
     Finding::new("memory rate", found, json!({"bytes_per_second": rate, "threads": threads}))
 }
 
@@ -53,16 +53,16 @@ fn locking() -> Finding {
     let limit = getrlimit(Resource::Memlock).current;
     let free = fs::read_to_string("/proc/self/status").is_ok_and(|status| has_capability(&status, CAP_IPC_LOCK));
     let found = match limit {
-        _ if free => "any amount, by the process's capabilities".to_owned(),
-        Some(limit) => format!("{} at most", print::bytes(limit)),
-        None => "any amount".to_owned(),
+        _ if free => "no limit (CAP_IPC_LOCK)".to_owned(),
+        Some(limit) => format!("at most {}", print::bytes(limit)),
+        None => "no limit".to_owned(),
     };
     let numbers = json!({"limit_bytes": if free { None } else { limit }});
     let little = limit.zip(memory::available()).is_some_and(|(limit, available)| limit < available / 2);
     Finding::new("memlock", found, numbers).advise_if(
         !free && little,
-        "--mlock cannot lock a model's memory, so the system may page it out",
-        "ulimit -l unlimited as root, or `* - memlock unlimited` in /etc/security/limits.conf and a new login",
+        "--mlock cannot lock a model's memory, so the system may swap it out",
+        "`ulimit -l unlimited` as root, or `* - memlock unlimited` in /etc/security/limits.conf and a new login",
     )
 }
 

@@ -9,12 +9,12 @@ use super::is_complete;
 use crate::open::blueprint_of;
 use crate::progress::StoreProgress;
 
-/// Whether `path` is a GGUF file that is here.
+/// Whether `path` is an existing GGUF file.
 pub fn is_gguf(path: &Path) -> bool {
     path.is_file() && path.extension().is_some_and(|e| e == "gguf")
 }
 
-/// The store beside the GGUF file `gguf`, made or finished if need be; the file itself where there is no room for one.
+/// The store beside the GGUF file `gguf`, which is made or completed if necessary; the file itself if it cannot be made.
 pub fn store_for_gguf(gguf: &Path) -> Result<PathBuf> {
     let source = open_source(gguf)?;
     let store = store_path(gguf);
@@ -24,21 +24,21 @@ pub fn store_for_gguf(gguf: &Path) -> Result<PathBuf> {
         return Ok(store);
     }
     let blueprint = blueprint_of(source.as_ref())?;
-    eprintln!("store: making {} once; --no-store runs the file as it is", store.display());
+    eprintln!("store: making {} once; use --no-store to run the file directly", store.display());
     let progress = StoreProgress::new("converting");
     let made = convert(source.as_ref(), &blueprint, &store, &ConvertOptions::default(), &progress);
     progress.finish();
     match made {
         Ok(_) => Ok(store),
         Err(e) if matches!(e.kind, StoreErrorKind::Io | StoreErrorKind::NoSpace) => {
-            eprintln!("note: no store was made ({e}); the file runs as it is");
+            eprintln!("note: no store was made ({e}); the file is run directly");
             Ok(gguf.to_owned())
         }
         Err(e) => Err(e.into()),
     }
 }
 
-/// `model.gguf` has `model.larder`, and so has `model-00001-of-00003.gguf`.
+/// Path of the store of a GGUF file: `model.larder` for both `model.gguf` and `model-00001-of-00003.gguf`.
 pub fn store_path(gguf: &Path) -> PathBuf {
     let stem = gguf.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let five = |text: &str| text.len() == 5 && text.bytes().all(|b| b.is_ascii_digit());
@@ -47,13 +47,13 @@ pub fn store_path(gguf: &Path) -> PathBuf {
     gguf.with_file_name(format!("{}.larder", whole.unwrap_or(&stem)))
 }
 
-/// Refuses a store that was made of another file of that name.
+/// Refuses a store that was made of another file of the same name.
 fn check_source(source: &dyn Source, path: &Path) -> Result<()> {
     let store = Store::open(path)?;
     if store.manifest().source.files == source.files() {
         return Ok(());
     }
-    let what = "is a store that was made of another GGUF file; remove it, or say --no-store";
+    let what = "is a store that was made of another GGUF file; remove it, or use --no-store";
     bail!(StoreError::new(StoreErrorKind::Taken, path, what))
 }
 

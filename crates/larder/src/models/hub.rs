@@ -1,4 +1,4 @@
-//! Fetching a model by its name, converted while it arrives.
+//! Downloads a model by its name and converts it while it arrives.
 
 use std::fs;
 use std::path::Path;
@@ -13,11 +13,11 @@ use super::{HubName, download_of};
 use crate::open::blueprint_of;
 use crate::progress::{self, Bar, StoreProgress};
 
-/// Makes a store of the model `name`, fetching what is needed, or goes on where that was stopped.
+/// Downloads the model `name` and makes a store of it, or continues where this was interrupted.
 pub fn fetch(name: &HubName, store: &Path, options: &ConvertOptions) -> Result<ConvertReport> {
     let hub = Hub::from_environment(|name| std::env::var(name).ok())?;
     let download = download_of(store);
-    eprintln!("fetching {name} into {}", store.display());
+    eprintln!("downloading {name} to {}", store.display());
     let revision = name.revision.as_deref().unwrap_or("main");
     let repo = Repo::open(hub, &name.repo, revision, &download, Arc::new(DownloadBars::default()))?;
     let report = match &name.file {
@@ -43,7 +43,7 @@ fn make(
     Ok(convert(source, &blueprint_of(source)?, store, options, progress)?)
 }
 
-/// A bar for each file.
+/// A progress bar for each file.
 #[derive(Default)]
 struct DownloadBars {
     bar: Mutex<Option<Bar>>,
@@ -71,6 +71,6 @@ impl larder_hub::DownloadProgress for DownloadBars {
     }
 
     fn pause(&self, why: &str, pause: Duration) {
-        eprintln!("{why}; asking again in {:.0} s", pause.as_secs_f64());
+        eprintln!("{why}; retrying in {:.0} s", pause.as_secs_f64());
     }
 }

@@ -1,4 +1,4 @@
-//! What is in the folder of models.
+//! The models in the models folder.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -8,22 +8,22 @@ use anyhow::{Context, Result};
 
 use super::{DOWNLOAD, HubName, download_of, is_complete};
 
-/// What `stat` counts blocks in.
+/// Unit of the block counts of `stat`.
 const BLOCK_BYTES: u64 = 512;
 
-/// A model in the folder.
+/// A downloaded model.
 pub struct InstalledModel {
-    /// What it is called.
+    /// Name on the hub.
     pub name: HubName,
-    /// Its store.
+    /// Path of the store.
     pub path: PathBuf,
-    /// What it takes on the disk, with all that was fetched for it.
+    /// Size on disk, including an unfinished download.
     pub bytes: u64,
-    /// Whether it can be run without fetching anything.
+    /// Whether it can be run without downloading more.
     pub complete: bool,
 }
 
-/// All models in the folder, by name.
+/// All models in the folder, sorted by name.
 pub fn installed(folder: &Path) -> Result<Vec<InstalledModel>> {
     let mut found: Vec<InstalledModel> = Vec::new();
     for org in entries(folder)? {
@@ -43,7 +43,7 @@ pub fn installed(folder: &Path) -> Result<Vec<InstalledModel>> {
     Ok(found)
 }
 
-/// Removes a model and what was fetched for it.
+/// Removes a model and its unfinished download.
 pub fn remove(path: &Path) -> Result<()> {
     for path in [path.to_owned(), download_of(path)] {
         match fs::remove_dir_all(&path) {
@@ -53,12 +53,12 @@ pub fn remove(path: &Path) -> Result<()> {
             _ => {}
         }
     }
-    // The folder of its makers stays if it holds other models.
+    // The organisation's folder stays if it contains other models.
     path.parent().map(fs::remove_dir);
     Ok(())
 }
 
-/// The names of the folders in a folder, sorted; none if it is not there.
+/// Names of the subfolders, sorted; none if the folder does not exist.
 fn entries(folder: &Path) -> Result<Vec<String>> {
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,
@@ -71,7 +71,7 @@ fn entries(folder: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// What a folder takes on the disk; holes in its files take nothing.
+/// Size of a folder on disk; holes in sparse files do not count.
 fn disk_bytes(folder: &Path) -> u64 {
     let Ok(entries) = fs::read_dir(folder) else { return 0 };
     let of = |entry: fs::DirEntry| match entry.metadata() {

@@ -1,5 +1,4 @@
-//! Models that are named and not only found: those of the hub, kept in a folder of the user's, and stores made beside
-//! GGUF files.
+//! Models by name: downloads from the hub in the user's models folder, and stores made beside GGUF files.
 
 use std::path::{Path, PathBuf};
 
@@ -18,10 +17,10 @@ pub use hub::fetch;
 pub use installed::{InstalledModel, installed, remove};
 pub use name::HubName;
 
-/// What a download's folder is called beside the store that is made of it.
+/// Suffix of a download's folder, beside the store that is made of it.
 const DOWNLOAD: &str = ".download";
 
-/// The name that somebody means by `path`, if nothing of that path is here.
+/// Reads `path` as a name on the hub, if no file or folder of that path exists.
 pub fn hub_name(path: &Path) -> Option<HubName> {
     match path.exists() {
         true => None,
@@ -29,7 +28,7 @@ pub fn hub_name(path: &Path) -> Option<HubName> {
     }
 }
 
-/// The folder that `model` leads to, if it is there: of a path, of a name, or beside a GGUF file.
+/// The existing store of `model`, which is a path, a name or a GGUF file.
 pub fn store_of(model: &Path) -> Option<PathBuf> {
     let store = match hub_name(model) {
         Some(name) => store_path(&name).ok()?,
@@ -39,17 +38,17 @@ pub fn store_of(model: &Path) -> Option<PathBuf> {
     store.is_dir().then_some(store)
 }
 
-/// The folder of the models that larder keeps.
+/// The models folder.
 pub fn folder() -> Result<PathBuf> {
-    crate::xdg::models().context("there is no place for models: neither LARDER_MODELS nor HOME is set")
+    crate::xdg::models().context("there is no models folder: set LARDER_MODELS or HOME")
 }
 
-/// Where the store of a model is or would be.
+/// Path of a model's store, which may not exist.
 pub fn store_path(name: &HubName) -> Result<PathBuf> {
     Ok(folder()?.join(name.folder()))
 }
 
-/// The store of a model, which is fetched unless it is there.
+/// The store of a model, downloaded if it does not exist.
 pub fn fetch_if_missing(name: &HubName) -> Result<PathBuf> {
     let store = store_path(name)?;
     if !is_complete(&store) {
@@ -58,23 +57,23 @@ pub fn fetch_if_missing(name: &HubName) -> Result<PathBuf> {
     Ok(store)
 }
 
-/// Whether a folder is a store, its conversion done to the end.
+/// Whether a folder is a completely converted store.
 fn is_complete(store: &Path) -> bool {
     store.join(MANIFEST_FILE).exists() && !store.join(CONVERSION_STATE).exists()
 }
 
-/// The folder that holds what is fetched for `store` until it is made.
+/// The folder of the download from which `store` is made.
 fn download_of(store: &Path) -> PathBuf {
     let mut name = store.as_os_str().to_owned();
     name.push(DOWNLOAD);
     name.into()
 }
 
-/// Says that this larder fetches nothing.
+/// Refuses to download, in builds without the hub.
 #[cfg(not(feature = "hub"))]
 pub fn fetch(name: &HubName, _: &Path, _: &larder_store::ConvertOptions) -> Result<larder_store::ConvertReport> {
     anyhow::bail!(
-        "{name}: is no file or folder here and no model that was fetched; this larder was built without the hub \
-         (cargo build --features hub)"
+        "{name}: not found, neither as a file or folder nor among the downloaded models; this larder was built without \
+         downloads (build it with --features hub)"
     )
 }

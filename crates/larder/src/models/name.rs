@@ -1,3 +1,5 @@
+//! Names of models on the hub.
+
 use std::fmt;
 use std::path::PathBuf;
 
@@ -6,19 +8,19 @@ use super::DOWNLOAD;
 const PART_MAX: usize = 96;
 const FILE_MAX: usize = 200;
 
-/// What a model is called on the hub: `org/name`, with a revision behind `@` and a GGUF file behind `:`.
+/// A model name on the hub: `org/name`, optionally with `@revision` and `:FILE.gguf`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct HubName {
-    /// `org/name`
+    /// `org/name`.
     pub repo: String,
     /// A branch, a tag or a commit.
     pub revision: Option<String>,
-    /// One GGUF file of several.
+    /// One of several GGUF files.
     pub file: Option<String>,
 }
 
 impl HubName {
-    /// Reads a name; nothing that could lead out of a folder is one.
+    /// Parses a name. Anything that could lead out of the models folder is refused.
     pub fn parse(text: &str) -> Result<Self, String> {
         let (rest, file) = split(text, ':');
         let (repo, revision) = split(rest, '@');
@@ -28,19 +30,19 @@ impl HubName {
         let revision_is_good = revision.is_none_or(|r| is_path(r, PART_MAX));
         let file_is_good = file.is_none_or(|f| is_path(f, FILE_MAX) && f.ends_with(".gguf"));
         match (repo_is_good, revision_is_good, file_is_good) {
-            (false, ..) => Err(format!("'{text}' is no model's name, which is like org/name")),
-            (_, false, _) => Err(format!("'{text}' names no revision behind its @")),
-            (.., false) => Err(format!("'{text}' names no .gguf file behind its colon")),
+            (false, ..) => Err(format!("'{text}' is not a model name such as org/name")),
+            (_, false, _) => Err(format!("'{text}' has no valid revision after the @")),
+            (.., false) => Err(format!("'{text}' has no valid .gguf file after the colon")),
             _ => Ok(name),
         }
     }
 
-    /// The folder of its store, below that of all models.
+    /// Path of the model's store, relative to the models folder.
     pub fn folder(&self) -> PathBuf {
         self.to_string().replace('%', "%25").replacen('/', "\0", 1).replace('/', "%2F").replace('\0', "/").into()
     }
 
-    /// The name of a folder's model.
+    /// The name of the model in a folder.
     pub fn of_folder(org: &str, folder: &str) -> Option<Self> {
         Self::parse(&format!("{org}/{}", folder.replace("%2F", "/").replace("%25", "%"))).ok()
     }
@@ -58,7 +60,7 @@ fn split(text: &str, at: char) -> (&str, Option<&str>) {
     text.split_once(at).map_or((text, None), |(before, behind)| (before, Some(behind)))
 }
 
-/// Words between slashes, none of which can mean another folder or a flag.
+/// Whether `text` is a relative path of plain words, none of which is a parent folder or a flag.
 fn is_path(text: &str, longest: usize) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || "._-+".contains(c);
     let word = |word: &str| !word.is_empty() && !word.starts_with(['.', '-']) && word.chars().all(plain);
@@ -70,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_have_parts_and_a_folder_each() {
+    fn names_have_parts_and_a_folder() {
         for (text, folder) in [
             ("a/b", "a/b"),
             ("a/b-1.5_x@v1", "a/b-1.5_x@v1"),
@@ -90,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_lead_elsewhere_is_no_name() {
+    fn paths_out_of_the_folder_are_refused() {
         for bad in [
             "a",
             "a/b/c",

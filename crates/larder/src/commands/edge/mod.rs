@@ -1,4 +1,4 @@
-//! One file per command for several machines.
+//! The commands of `larder edge`, one file each.
 
 use anyhow::Result;
 
@@ -10,7 +10,7 @@ mod simulate;
 #[cfg(feature = "edge")]
 mod worker;
 
-/// Runs a command for several machines.
+/// Runs a command of `larder edge`.
 pub fn run(args: &EdgeArgs) -> Result<()> {
     match &args.command {
         EdgeCommand::Plan(args) => plan::run(args),

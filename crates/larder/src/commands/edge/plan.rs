@@ -1,3 +1,5 @@
+//! `larder edge plan`.
+
 use anyhow::{Result, bail};
 use larder_core::ExpertActivations;
 use larder_placement::{Cost, Latency, ModelUsage, PlacementPlan, Topology, plan};
@@ -6,13 +8,17 @@ use serde_json::{Value, json};
 use crate::cli::edge::EdgePlanArgs;
 use crate::print;
 
-/// Decides which experts lie where.
+/// Computes a placement and prints it with its estimated latency.
 pub fn run(args: &EdgePlanArgs) -> Result<()> {
     let topology = Topology::read(&args.topology)?;
     let activations: Vec<ExpertActivations> =
         args.activations.iter().map(|path| ExpertActivations::read(path)).collect::<Result<_, _>>()?;
     if !args.share.is_empty() && args.share.len() != activations.len() {
-        bail!("--share gives {} numbers for {} files", args.share.len(), activations.len());
+        bail!(
+            "--share gives {} numbers for {} files; give one per file, e.g. 3,1",
+            args.share.len(),
+            activations.len()
+        );
     }
     let share = |at: usize| args.share.get(at).copied().unwrap_or(1.0);
     let asked: Vec<ModelUsage> =
@@ -30,18 +36,22 @@ pub fn run(args: &EdgePlanArgs) -> Result<()> {
     println!();
     print!("{}", print::table(&parts(&plan)));
     println!(
-        "\n{} a token, {} of it on the way; {} if the servers held nothing",
+        "\n{} per token, {} of it network time; {} if the workers held nothing",
         time(plan.latency.total()),
         time(plan.latency.transmission()),
         time(plan.baseline.total())
     );
     if let Some(path) = &args.out {
-        println!("{}: by {}, for the workers and for `larder run --edge`", path.display(), args.algorithm.name);
+        println!(
+            "{}: placement by {}, for the workers and for `larder run --edge`",
+            path.display(),
+            args.algorithm.name
+        );
     }
     Ok(())
 }
 
-/// Who holds how much.
+/// How many experts a machine holds.
 struct Holder {
     name: String,
     experts: usize,
@@ -75,7 +85,7 @@ fn holders(topology: &Topology, plan: &PlacementPlan) -> Vec<Vec<String>> {
     std::iter::once(head).chain(all_holders(topology, plan).into_iter().map(row)).collect()
 }
 
-/// Where experts are found, their share, and what that takes.
+/// The places where experts are computed, the share of experts at each, and the time spent.
 fn places(latency: &Latency) -> [(&'static str, Option<f64>, Cost); 5] {
     let total = latency.served.total().max(f64::MIN_POSITIVE);
     let served = |experts: f64| Some(experts / total);
@@ -92,13 +102,13 @@ fn places(latency: &Latency) -> [(&'static str, Option<f64>, Cost); 5] {
 fn parts(plan: &PlacementPlan) -> Vec<Vec<String>> {
     let named = |place: &str| match place {
         "local" => "the device".to_owned(),
-        "access" => format!("the way to {}", plan.associated),
-        "associated" if plan.associated == plan.cloud => "associated server".into(),
+        "access" => format!("link to {}", plan.associated),
+        "associated" if plan.associated == plan.cloud => "associated worker".into(),
         "associated" => plan.associated.clone(),
-        "others" => "other servers".into(),
-        _ => format!("{}, which holds all", plan.cloud),
+        "others" => "other workers".into(),
+        _ => format!("{} (holds all)", plan.cloud),
     };
-    let head = ["per token", "experts", "on the way", "computing"].map(str::to_owned).to_vec();
+    let head = ["per token", "experts", "network", "compute"].map(str::to_owned).to_vec();
     let row = |(place, served, cost): (&str, Option<f64>, Cost)| {
         let share = served.map_or(String::new(), |share| format!("{:.1} %", 100.0 * share));
         vec![named(place), share, time(cost.transmission), time(cost.compute)]

@@ -1,4 +1,4 @@
-//! What a simulation found, as numbers and as a page.
+//! The results of a simulation, as CSV and as a page.
 
 use std::fmt::Write;
 
@@ -9,29 +9,29 @@ use larder_placement::simulate::Sweep;
 
 use super::simulate::SimulationRun;
 
-/// Algorithms whose running times are drawn: the others take next to none.
+/// Algorithms whose running times are drawn; the others take almost none.
 const TIMED: [&str; 4] = ["accelerated", "dp", "greedy", "greedy-gain"];
 
-/// Where the paper states numbers: the sweep, GB of a server, and how far its algorithm is below others, in percent.
+/// Where the paper states numbers: the sweep, the GB of a server, and by how many percent its algorithm is below others.
 pub const PAPER_SWEEP: &str = "storage";
 const PAPER_STORAGE_GB: f64 = 2.5;
 const PAPER_RESULTS: [(&str, f64); 2] = [("greedy-gain", 16.7), ("lfu", 19.5)];
 
-/// One algorithm beside the accelerated one.
+/// One algorithm compared with the accelerated one.
 pub struct PlacementComparison {
     pub name: &'static str,
-    /// Seconds a token.
+    /// Seconds per token.
     pub seconds: f64,
     pub per_layer: f64,
-    /// How far the accelerated algorithm is below it: the mean, the least and the most over networks.
+    /// By which share the accelerated algorithm is faster: mean, minimum and maximum over networks.
     pub below: Option<[f64; 3]>,
-    /// Seconds that the algorithm takes.
+    /// Running time of the algorithm in seconds.
     pub running: f64,
-    /// Seconds a token if a model were split by layers.
+    /// Seconds per token if the model were split by layers.
     pub once: Option<f64>,
 }
 
-/// A line for each run.
+/// One line per run.
 pub fn csv(sweeps: &[Sweep], runs: &[SimulationRun]) -> String {
     let mut out =
         String::from("sweep,x,repetition,algorithm,latency_s,latency_per_layer_s,cloud_share,once_s,running_s\n");
@@ -54,7 +54,7 @@ pub fn csv(sweeps: &[Sweep], runs: &[SimulationRun]) -> String {
     out
 }
 
-/// The algorithms where the paper states numbers; empty if that was not simulated.
+/// The algorithms at the point for which the paper states numbers; empty if it was not simulated.
 pub fn comparisons(sweeps: &[Sweep], runs: &[SimulationRun]) -> Vec<PlacementComparison> {
     let Some(s) = sweeps.iter().position(|sweep| sweep.name == PAPER_SWEEP) else { return Vec::new() };
     let here = |run: &&SimulationRun| run.sweep == s && sweeps[s].points[run.point].0 == PAPER_STORAGE_GB;
@@ -88,7 +88,7 @@ pub fn comparisons(sweeps: &[Sweep], runs: &[SimulationRun]) -> Vec<PlacementCom
 
 /// The same as a table.
 pub fn compared(rows: &[PlacementComparison]) -> Vec<Vec<String>> {
-    let head = ["algorithm", "ms a token", "ms a layer", "accelerated is below by", "paper", "running"];
+    let head = ["algorithm", "ms per token", "ms a layer", "accelerated is below by", "paper", "running"];
     let row = |row: &PlacementComparison| {
         let percent = |share: f64| format!("{:.1}", 100.0 * share);
         let below =
@@ -106,17 +106,17 @@ pub fn compared(rows: &[PlacementComparison]) -> Vec<Vec<String>> {
     std::iter::once(head.map(str::to_owned).to_vec()).chain(rows.iter().map(row)).collect()
 }
 
-/// All of it on one page.
+/// The page with all figures.
 pub fn page(seed: u64, repeats: usize, sweeps: &[Sweep], runs: &[SimulationRun]) -> String {
     let mut out = begin("Experts on several machines");
     let _ = writeln!(
         out,
-        "<h1>Experts on several machines</h1>\n<p>Servers with room for some experts, users whose devices hold a few, and a \
-         cloud that holds all: the setting of the SlimCaching paper. Unless it is varied: 4 servers with 5 GB, 20 users at \
-         5 MHz, 200 experts on a device, 18 models with 3872 experts. Each point is the mean of {repeats} networks drawn from \
-         seed {seed}.</p>\n<p class=\"faint\">Chosen here because the paper leaves it open: which of its seven models occur how \
-         often, two bytes for a number, how unevenly models and experts are asked for, and that servers and users stand \
-         anywhere.</p>"
+        "<h1>Experts on several machines</h1>\n<p>Servers that store some experts, users whose devices store a few, and a \
+         cloud that stores all: the setting of the SlimCaching paper. Fixed values, where a figure does not vary them: 4 servers \
+         with 5 GB, 20 users at 5 MHz, 200 experts on a device, 18 models with 3872 experts. Each point is the mean of \
+         {repeats} random networks, seed {seed}.</p>\n<p class=\"faint\">Choices made here, because the paper leaves them open: \
+         how often each of its seven models occurs, two bytes per number, how unevenly models and experts are requested, and \
+         random positions of servers and users.</p>"
     );
     let found = comparisons(sweeps, runs);
     if !found.is_empty() {
@@ -124,10 +124,10 @@ pub fn page(seed: u64, repeats: usize, sweeps: &[Sweep], runs: &[SimulationRun])
         if let Some(once) = found.iter().find_map(|row| row.once) {
             let _ = writeln!(
                 out,
-                "<p>In brackets: the least and the most over networks. 'greedy' is the paper's Algorithm 1, which looks at \
+                "<p>In brackets: minimum and maximum over networks. 'greedy' is the paper's Algorithm 1, which divides gain by \
                  bytes; 'greedy-gain' is the one that its experiments describe, which does not. Latencies add up over the \
-                 layers of a model, each of which may ask a machine anew; split inference, whose hidden state leaves the \
-                 device once, would take {:.1} ms a token.</p>",
+                 layers of a model, as each layer may send a request; split inference, whose hidden state leaves the \
+                 device once, would take {:.1} ms per token.</p>",
                 1e3 * once
             );
         }
@@ -136,7 +136,7 @@ pub fn page(seed: u64, repeats: usize, sweeps: &[Sweep], runs: &[SimulationRun])
     for (s, sweep) in sweeps.iter().enumerate() {
         if let Some(figure) = sweep.latency_figure {
             let all = |name: &str| name != "dp";
-            let svg = chart(sweep, s, runs, figure, "ms a token", &all, &|run| 1e3 * run.outcome.seconds);
+            let svg = chart(sweep, s, runs, figure, "ms per token", &all, &|run| 1e3 * run.outcome.seconds);
             let _ = writeln!(out, "<figure>{svg}</figure>");
         }
     }
@@ -153,7 +153,7 @@ pub fn page(seed: u64, repeats: usize, sweeps: &[Sweep], runs: &[SimulationRun])
     out
 }
 
-/// One figure: a curve for each algorithm.
+/// One figure, with a curve for each algorithm.
 fn chart(
     sweep: &Sweep,
     s: usize,
@@ -170,7 +170,7 @@ fn chart(
             let mean = values.iter().sum::<f64>() / values.len().max(1) as f64;
             (!values.is_empty()).then_some((*x, mean, None))
         };
-        // The two that nearly coincide are both to be seen.
+        // Different styles, because these two curves nearly coincide.
         let style = match name {
             "accelerated" => Style::Strong,
             "greedy" => Style::Dashed,

@@ -1,3 +1,5 @@
+//! `larder edge simulate`.
+
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,18 +17,18 @@ use crate::{print, progress};
 /// One algorithm on one network.
 #[derive(Clone, Debug)]
 pub struct SimulationRun {
-    /// Which sweep, and which point of it.
+    /// Index of the sweep, and of the point in it.
     pub sweep: usize,
     pub point: usize,
     pub repetition: usize,
-    /// Among [`ALGORITHMS`].
+    /// Index in [`ALGORITHMS`].
     pub algorithm: usize,
     pub outcome: PlacementOutcome,
-    /// How long the algorithm took.
+    /// Running time of the algorithm in seconds.
     pub seconds: f64,
 }
 
-/// Compares ways to place experts.
+/// Compares placement algorithms in simulated networks.
 pub fn run(args: &SimulateArgs) -> Result<()> {
     let sweeps = chosen(args)?;
     let (page, csv) = files(&args.out)?;
@@ -63,12 +65,12 @@ fn as_json(row: &PlacementComparison) -> serde_json::Value {
     })
 }
 
-/// All sweeps, or those of the figures that were named.
+/// All sweeps, or those of the named figures.
 fn chosen(args: &SimulateArgs) -> Result<Vec<Sweep>> {
     let all = simulate::sweeps(&Scenario::default());
     let figures: Vec<&str> = all.iter().flat_map(|sweep| [sweep.latency_figure, sweep.time_figure]).flatten().collect();
     if let Some(unknown) = args.figures.iter().find(|name| !figures.contains(&name.as_str())) {
-        bail!("there is no figure {unknown}; there are {}", figures.join(", "));
+        bail!("there is no figure {unknown}; the figures are {}", figures.join(", "));
     }
     let wanted = |figure: Option<&str>| figure.is_some_and(|figure| args.figures.iter().any(|name| name == figure));
     Ok(all
@@ -77,7 +79,7 @@ fn chosen(args: &SimulateArgs) -> Result<Vec<Sweep>> {
         .collect())
 }
 
-/// The page and the numbers.
+/// The paths of the page and of the CSV file.
 fn files(out: &Path) -> Result<(PathBuf, PathBuf)> {
     if out.extension().is_some_and(|e| e.eq_ignore_ascii_case("html")) {
         return Ok((out.to_owned(), out.with_extension("csv")));
@@ -86,8 +88,8 @@ fn files(out: &Path) -> Result<(PathBuf, PathBuf)> {
     Ok((out.join("report.html"), out.join("runs.csv")))
 }
 
-/// What is run in a sweep. The plain table of the knapsack takes long to give what the accelerated form gives, and is
-/// run where both can be compared with the paper.
+/// The algorithms to run in a sweep. `dp` is slow and gives the same result as `accelerated`, so it runs only where both
+/// can be compared with the paper.
 fn algorithms(sweep: &Sweep) -> Vec<(usize, &'static Algorithm)> {
     const ALL: &[Algorithm] = &ALGORITHMS;
     ALL.iter().enumerate().filter(|(_, a)| sweep.name == report::PAPER_SWEEP || a.name != "dp").collect()
@@ -114,7 +116,7 @@ fn all_runs(args: &SimulateArgs, sweeps: &[Sweep]) -> Result<Vec<SimulationRun>>
     };
     let done: Result<Vec<()>> = std::thread::scope(|scope| {
         let workers: Vec<_> = (0..threads.min(networks.len())).map(|_| scope.spawn(work)).collect();
-        workers.into_iter().map(|worker| worker.join().expect("a run does not panic")).collect()
+        workers.into_iter().map(|worker| worker.join().expect("no simulation thread panics")).collect()
     });
     bar.finish();
     done?;
@@ -123,7 +125,7 @@ fn all_runs(args: &SimulateArgs, sweeps: &[Sweep]) -> Result<Vec<SimulationRun>>
     Ok(runs)
 }
 
-/// All algorithms on one network.
+/// Runs all algorithms on one network.
 fn network(seed: u64, sweep: &Sweep, (s, point, repetition): (usize, usize, usize)) -> Result<Vec<SimulationRun>> {
     let problem = simulate::problem(&sweep.points[point].1, seed, repetition as u64)?;
     let run = |(at, algorithm): (usize, &Algorithm)| {

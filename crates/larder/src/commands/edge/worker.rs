@@ -1,4 +1,5 @@
-use std::net::TcpListener;
+//! `larder edge worker`: serves experts over gRPC.
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,19 +12,20 @@ use larder_policy::eviction::{CacheShape, PolicyInputs};
 use larder_store::{Source, Store};
 
 use crate::cli::edge_worker::EdgeWorkerArgs;
+use crate::commands::listen;
 use crate::edge::{self, LoadedPlacement};
 use crate::open::model_name;
 use crate::slots::Slots;
 use crate::{memory, print};
 
-/// Left over for requests, answers and what the system does on the process's behalf.
-const SPARE_BYTES: u64 = 256 << 20;
+/// Memory left for requests, answers and what the kernel allocates for the process.
+const RESERVE_BYTES: u64 = 256 << 20;
 
-/// Holds a share of experts until told to end. Of the store nothing but the shards of these is needed.
+/// Serves a share of the experts until a signal ends it. Of the store only the shards of these experts are needed.
 pub fn run(args: &EdgeWorkerArgs) -> Result<()> {
     let tls = tls(args)?;
-    // A port that is taken is known before anything is opened.
-    let listener = TcpListener::bind(args.listen).with_context(|| format!("{} cannot be listened on", args.listen))?;
+    // The port is bound before the store is opened, so that a port in use is reported at once.
+    let listener = listen(args.listen, "--listen")?;
     let address = listener.local_addr()?;
     let store = Arc::new(Store::open_partial(&args.model)?);
     let handshake = edge::handshake(&store, args.exact);
@@ -35,11 +37,13 @@ pub fn run(args: &EdgeWorkerArgs) -> Result<()> {
     let cache = Cache::new(geometry, &shape, policies, slots, reader, Box::new(store.clone()));
     eprintln!("{reader_note}");
     let threads = args.threads.unwrap_or_else(crate::cli::default_threads);
-    let compute = ComputeContext::new(threads, false).context("threads to compute on cannot be had")?;
+    let compute =
+        ComputeContext::new(threads, false).context("compute threads cannot be started; try fewer --threads")?;
     let host = ExpertHost::new(cache, Arc::new(ComputeContext { exact: args.exact, ..compute }));
     if tls.is_none() && !address.ip().is_loopback() {
         eprintln!(
-            "warning: everybody who reaches {address} can read what is asked and ask himself; --cert, --key and --client-ca would keep others out"
+            "warning: connections to {address} are neither encrypted nor authenticated; set --cert, --key and --client-ca to \
+             encrypt them and to admit known clients only"
         );
     }
     let name = args.name.clone().unwrap_or_else(|| "worker".into());
@@ -66,31 +70,41 @@ fn held(args: &EdgeWorkerArgs, store: &Store, handshake: &Handshake) -> Result<E
     let model = args.known_as.clone().unwrap_or_else(|| model_name(store.path()));
     let held = LoadedPlacement::read(path)?.server_experts(name, &model, &handshake.geometry)?;
     if held.count() == 0 {
-        bail!("{}: gives {name} no experts of {model}, so there is nothing to serve", path.display());
+        bail!("{}: places no experts of {model} on {name}, so there is nothing to serve", path.display());
     }
     if let Some((layer, expert)) = held.iter().find(|(layer, expert)| !store.has(*layer, *expert)) {
         let (path, folder) = (path.display(), args.model.display());
-        bail!("{path}: places {layer}, {expert} on {name}, and {folder} does not have it");
+        bail!("{path}: places {layer}, {expert} on {name}, but {folder} does not contain it");
     }
     Ok(held)
 }
 
-/// One pool for all of its experts, as many slots as there are experts if they fit.
+/// The shape of the cache: one pool for all experts of this worker, with a slot for each if they fit.
 fn shape(args: &EdgeWorkerArgs, store: &Store, held: &ExpertSet) -> Result<CacheShape> {
     let manifest = store.manifest();
     let slot = manifest.experts.data_bytes as u64;
-    let room = memory::available().map(|bytes| bytes.saturating_sub(SPARE_BYTES));
+    let available = memory::available().map(|bytes| bytes.saturating_sub(RESERVE_BYTES));
     let fit = |bytes: u64| usize::try_from(bytes / slot.max(1)).unwrap_or(usize::MAX);
-    let (asked, most) = (args.cache_mem.map(|size| fit(size.0)), room.map_or(usize::MAX, fit));
-    let slots = held.count().min(asked.unwrap_or(most));
+    let (requested, most) = (args.cache_mem.map(|size| fit(size.0)), available.map_or(usize::MAX, fit));
+    let slots = held.count().min(requested.unwrap_or(most));
     if slots == 0 {
-        bail!("not even one expert of {} fits into memory", print::bytes(slot));
+        match args.cache_mem {
+            Some(size) => bail!(
+                "--cache-mem {} is too small: at least {} is needed (one expert)",
+                print::bytes(size.0),
+                print::size_up(slot)
+            ),
+            None => bail!("not even one expert of {} fits into the available memory", print::bytes(slot)),
+        }
     }
     if slots > most {
-        let (need, fits) = (print::bytes(slots as u64 * slot), print::bytes(most as u64 * slot));
-        bail!("{need} of slots do not fit; --cache-mem {fits} would", fits = fits.replace(' ', ""));
+        let need = print::bytes(slots as u64 * slot);
+        bail!(
+            "{need} of cached experts do not fit into memory; --cache-mem {} fits",
+            print::size_down(most as u64 * slot)
+        );
     }
     let total = held.count();
-    eprintln!("plan: {} in slots for {slots} of {total} experts", print::bytes(slots as u64 * slot));
+    eprintln!("plan: {} of cache for {slots} of {total} experts", print::bytes(slots as u64 * slot));
     Ok(CacheShape::new(&manifest.geometry, slots, CacheScope::Global))
 }

@@ -1,3 +1,5 @@
+//! `larder eval agreement`.
+
 use anyhow::{Result, bail};
 use larder_cache::Ledger;
 use larder_core::{CacheScope, Gate, Geometry};
@@ -15,9 +17,9 @@ use crate::engine::{InferenceEngine, deltas};
 use crate::open::OpenModel;
 use crate::print;
 
-/// How each layer's choices compare, and how often an expert would not have been there.
+/// Agreement of each layer, and the miss rate that the strategy has or would have.
 struct Found {
-    /// Tokens that were read at once.
+    /// Tokens per step.
     piece: usize,
     qualities: Vec<Quality>,
     miss_rate: Option<f64>,
@@ -25,14 +27,14 @@ struct Found {
 
 /// Compares a strategy's choices with the model's own.
 pub fn run(mut args: AgreementArgs) -> Result<()> {
-    let spec = args.engine.routing.clone();
+    let spec = args.engine.routing.strategy.clone();
     if spec.is_lossless() {
-        bail!("original agrees with itself; name a strategy with --routing");
+        bail!("the strategy original agrees with itself; name another with --routing, e.g. prior:lambda=0.2");
     }
     let model = OpenModel::open(&args.model)?;
     let passage = Passage::open(&model, &args.text)?;
     if !args.under_strategy {
-        args.engine.routing = RoutingSpec::default();
+        args.engine.routing.strategy = RoutingSpec::default();
     }
     let mut engine = InferenceEngine::start(&model, &args.engine, passage.chunk)?;
     let geometry = engine.decoder.geometry().clone();
@@ -67,24 +69,24 @@ pub fn run(mut args: AgreementArgs) -> Result<()> {
     Ok(())
 }
 
-/// The cache that the strategy is given in thought: of the size that the flags ask for, else a quarter of the experts.
+/// The simulated cache of the strategy, with the requested size or a quarter of the experts.
 fn ledger(geometry: &Geometry, flags: &EngineFlags, inputs: &PolicyInputs) -> Result<Ledger> {
-    if flags.cache_mem.is_some() {
-        bail!("the cache of a strategy that is only asked has no bytes; give its size with --cache-experts");
+    if flags.size.mem.is_some() {
+        bail!("--cache-mem does not apply to a simulated cache; use --cache-experts N, or --under-strategy");
     }
-    let per_layer = flags.cache_experts.unwrap_or((geometry.experts / 4).max(1)).min(geometry.experts);
-    let scope = flags.cache_scope.into();
+    let per_layer = flags.size.experts.unwrap_or((geometry.experts / 4).max(1)).min(geometry.experts);
+    let scope = flags.cache.scope.into();
     let slots = match scope {
         CacheScope::Layer => per_layer,
         CacheScope::Global => per_layer * geometry.moe_layers.len(),
     };
-    let shape = CacheShape { scratch: flags.cache_scratch, ..CacheShape::new(geometry, slots, scope) };
-    Ok(Ledger::new(&shape, flags.eviction.make(&shape, inputs)?))
+    let shape = CacheShape { scratch: flags.cache.scratch, ..CacheShape::new(geometry, slots, scope) };
+    Ok(Ledger::new(&shape, flags.cache.eviction.make(&shape, inputs)?))
 }
 
 fn print_report(args: &AgreementArgs, routing: &str, passage: &Passage, geometry: &Geometry, found: &Found) {
     let total = found.qualities.iter().fold(Quality::default(), |sum, q| sum + *q);
-    let who = if args.under_strategy { "the strategy chooses" } else { "the model chooses for itself" };
+    let mode = if args.under_strategy { "run with the strategy" } else { "run with the model's own routing" };
     if args.json {
         let layers = geometry.moe_layers.iter().zip(&found.qualities);
         let layers: Vec<Value> = layers.map(|(layer, q)| row(Some(layer.index()), q)).collect();
@@ -100,7 +102,7 @@ fn print_report(args: &AgreementArgs, routing: &str, passage: &Passage, geometry
         println!("{all}");
         return;
     }
-    println!("{}, {}; {who}, and {} is compared", passage.describe(), step_text(found.piece), routing);
+    println!("{}, {}; {mode}, compared: {}", passage.describe(), step_text(found.piece), routing);
     let mut rows = vec![["layer", "equal experts", "probability kept", "KL"].map(str::to_owned).to_vec()];
     let cells = |name: String, q: &Quality| {
         let percent = |share: f64| format!("{:.2} %", 100.0 * share);
@@ -113,7 +115,7 @@ fn print_report(args: &AgreementArgs, routing: &str, passage: &Passage, geometry
     print!("{}", print::table(&rows));
     if let Some(rate) = found.miss_rate {
         println!(
-            "{:.1} % of its experts {} missing",
+            "{:.1} % of the strategy's experts {} misses",
             100.0 * rate,
             if args.under_strategy { "were" } else { "would be" }
         );

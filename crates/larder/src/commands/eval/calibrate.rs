@@ -1,24 +1,25 @@
+//! `larder eval calibrate`.
+
 use anyhow::{Result, bail};
 use larder_lab::eval::{Calibration, LogitSpread, step_tokens};
 use serde_json::json;
 
-use super::measure::{bar, read_all, refuse_routing_and_trace};
+use super::measure::{bar, read_all};
 use super::passage::Passage;
 use crate::cli::eval::CalibrateArgs;
 use crate::engine::{CALIBRATION, InferenceEngine};
 use crate::open::OpenModel;
 
-/// Measures the spread of each layer's router and writes it beside the store.
+/// Measures the spread of each layer's router logits and writes it into the store, or to --out.
 pub fn run(args: &CalibrateArgs) -> Result<()> {
-    refuse_routing_and_trace(&args.engine, "what is measured is the model's own")?;
     let model = OpenModel::open(&args.model)?;
     let path = match (&args.out, model.store()) {
         (Some(path), _) => path.clone(),
         (None, Some(_)) => model.source().path().join(CALIBRATION),
-        (None, None) => bail!("{}: is no store, so say with --out where to write", args.model.display()),
+        (None, None) => bail!("{}: is not a store; name the file to write with --out", args.model.display()),
     };
     let passage = Passage::open(&model, &args.text)?;
-    let mut engine = InferenceEngine::start(&model, &args.engine, passage.chunk)?;
+    let mut engine = InferenceEngine::start(&model, &args.engine.full(), passage.chunk)?;
     let bar = bar(passage.tokens_read());
     let (delta, tokens) = measure(&mut engine, &passage, &bar)?;
     bar.finish();

@@ -1,18 +1,20 @@
+//! The strategies that a sweep compares.
+
 use anyhow::Result;
 use larder_core::Geometry;
 use larder_policy::routing::RoutingSpec;
 
 use crate::cli::eval::{DeltaFlag, GridFlags};
 
-/// A strategy to be tried.
+/// A strategy to try.
 pub struct Trial {
-    /// The strategy.
+    /// The strategy with its parameters.
     pub spec: RoutingSpec,
-    /// What it is called together with others that differ by one number.
+    /// Name of the group of strategies that differ from it by one number only.
     pub family: String,
 }
 
-/// The model's own routing, and what the flags ask for or, if they ask for nothing, a few of each kind.
+/// The model's own routing, and the strategies of the flags or, without any, a few of each family.
 pub fn trials(grid: &GridFlags, geometry: &Geometry) -> Result<Vec<Trial>> {
     let grid = if is_empty(grid) { default_grid(grid, geometry) } else { grid.clone() };
     let keep = match grid.keep.unwrap_or(usize::from(geometry.top_k > 1)) {
@@ -83,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_for_is_all_there_is() {
+    fn flags_replace_the_default_strategies() {
         let delta = vec![DeltaFlag::Running, DeltaFlag::Token];
         let grid = GridFlags { lambda: vec!["0.1".into()], delta, ..GridFlags::default() };
         let all = specs(&grid, 8, 2);
@@ -93,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn the_usual_suits_every_geometry() {
+    fn the_default_strategies_are_valid_for_every_geometry() {
         let grid = GridFlags { delta: vec![DeltaFlag::Running], ..GridFlags::default() };
         for (experts, top_k) in [(8, 2), (64, 8), (16, 1), (6, 6), (128, 8)] {
             let all = specs(&grid, experts, top_k);

@@ -1,3 +1,5 @@
+//! `larder eval gsm8k`.
+
 use std::path::Path;
 
 use anyhow::{Result, bail};
@@ -12,10 +14,10 @@ use crate::experts::EngineExperts;
 use crate::open::{OpenModel, TextCodec};
 use crate::progress;
 
-/// What begins the next problem, and so ends a solution.
+/// Stop string of a solution: the beginning of the next problem.
 const NEXT: &str = "\nQuestion:";
 
-/// What became of one problem.
+/// The result for one problem.
 struct Solved {
     found: Option<f64>,
     right: bool,
@@ -24,7 +26,7 @@ struct Solved {
     text: String,
 }
 
-/// Has problems solved in words, and compares the number at the end.
+/// Generates solutions and compares the number at the end of each.
 pub fn run(args: &Gsm8kArgs) -> Result<()> {
     let model = OpenModel::open(&args.model)?;
     let text = model.text_codec()?;
@@ -61,7 +63,7 @@ pub fn run(args: &Gsm8kArgs) -> Result<()> {
         return Ok(());
     }
     println!(
-        "{right} of {} problems right: {:.1} %, 95 % interval {:.1} to {:.1} %; {} examples before each",
+        "{right} of {} problems correct: {:.1} %, 95 % interval {:.1} to {:.1} %; {} examples before each",
         all.len(),
         100.0 * share.value,
         100.0 * share.low,
@@ -70,8 +72,8 @@ pub fn run(args: &Gsm8kArgs) -> Result<()> {
     );
     let cut = all.iter().filter(|s| matches!(s.finish, FinishReason::Length | FinishReason::Context)).count();
     let silent = all.iter().filter(|s| s.found.is_none()).count();
-    println!("{written} tokens written; {cut} solutions were cut off, {silent} name no number");
-    print!("{}", found.lines(&args.engine.routing.to_string()));
+    println!("{written} tokens generated; {cut} solutions were cut off, {silent} contain no number");
+    print!("{}", found.lines(&args.engine.routing.strategy.to_string()));
     Ok(())
 }
 
@@ -82,11 +84,11 @@ fn shots(args: &Gsm8kArgs) -> Result<Vec<MathProblem>> {
     let beside = args.problems.parent().unwrap_or(Path::new("")).join("train.jsonl");
     let path = args.dev.as_ref().unwrap_or(&beside);
     if !path.exists() {
-        bail!("{}: is not there, so there are no examples; name them with --dev, or give --shots 0", path.display());
+        bail!("{}: not found, so there are no examples; name a file with --dev, or use --shots 0", path.display());
     }
     let mut all = read_problems(path)?;
     if all.len() < args.shots {
-        bail!("{}: holds {} problems, and --shots asks for {}", path.display(), all.len(), args.shots);
+        bail!("{}: contains {} problems, and --shots asks for {}", path.display(), all.len(), args.shots);
     }
     all.truncate(args.shots);
     Ok(all)
@@ -105,7 +107,7 @@ fn prompt(
     match need > context {
         true => bail!(
             "{} examples, a problem and {} tokens for its solution take {need} tokens, and the model's context is \
-             {context}; give fewer --shots",
+             {context}; use fewer --shots",
             shots.len(),
             args.max_tokens
         ),
@@ -113,7 +115,7 @@ fn prompt(
     }
 }
 
-/// Keeps what is written.
+/// Collects the generated text.
 #[derive(Default)]
 struct Solution(String);
 

@@ -1,3 +1,5 @@
+//! `larder eval mcq`.
+
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -12,22 +14,22 @@ use crate::engine::InferenceEngine;
 use crate::open::{OpenModel, TextCodec};
 use crate::{print, progress};
 
-/// The questions of one subject, made ready to be read.
+/// The questions of one subject, as prompts with their right answers.
 struct Subject {
     name: String,
     sheets: Vec<(McqPrompt, usize)>,
-    /// Examples that did not fit before some question.
+    /// Number of examples that did not fit into the context.
     left_out: usize,
 }
 
-/// How many were answered rightly.
-struct Marks {
+/// Number of correct answers in a subject.
+struct Score {
     name: String,
     right: usize,
     asked: usize,
 }
 
-/// Asks questions with four answers.
+/// Evaluates multiple-choice questions.
 pub fn run(args: &McqArgs) -> Result<()> {
     let model = OpenModel::open(&args.model)?;
     let text = model.text_codec()?;
@@ -39,19 +41,19 @@ pub fn run(args: &McqArgs) -> Result<()> {
     warn_if_all_fit(&engine, &args.engine);
     let bar = bar(lengths().sum());
     let meter = Meter::new(&engine.experts);
-    let marks = subjects.iter().map(|s| ask(&mut engine, s, piece, &bar)).collect::<Result<Vec<Marks>>>()?;
+    let marks = subjects.iter().map(|s| ask(&mut engine, s, piece, &bar)).collect::<Result<Vec<Score>>>()?;
     bar.finish();
     let found = meter.finish(&engine.experts, lengths().sum(), Vec::new());
     engine.experts.write_trace("larder eval mcq")?;
     let (right, asked) = marks.iter().fold((0, 0), |(r, a), m| (r + m.right, a + m.asked));
-    let all = Marks { name: "all".into(), right, asked };
+    let all = Score { name: "all".into(), right, asked };
     match args.json {
         true => {
             let mut numbers = found.json(engine.experts.routing());
             numbers["shots"] = args.shots.into();
             numbers["tokens_at_once"] = piece.into();
             numbers["overall"] = all.json();
-            numbers["subjects"] = marks.iter().map(Marks::json).collect();
+            numbers["subjects"] = marks.iter().map(Score::json).collect();
             println!("{numbers}");
         }
         false => print_report(args, &subjects, &marks, &all, &found, piece),
@@ -59,7 +61,7 @@ pub fn run(args: &McqArgs) -> Result<()> {
     Ok(())
 }
 
-/// The file, or those in the folder, by name.
+/// The file, or the CSV files in the folder, sorted by name.
 fn files(path: &Path) -> Result<Vec<PathBuf>> {
     if !path.is_dir() {
         return Ok(vec![path.to_owned()]);
@@ -69,7 +71,7 @@ fn files(path: &Path) -> Result<Vec<PathBuf>> {
     all.retain(|p| p.extension().is_some_and(|e| e.eq_ignore_ascii_case("csv")));
     all.sort();
     match all.is_empty() {
-        true => bail!("{}: holds no .csv files", path.display()),
+        true => bail!("{}: contains no .csv files", path.display()),
         false => Ok(all),
     }
 }
@@ -101,17 +103,17 @@ fn shots(args: &McqArgs, file: &Path) -> Result<Vec<Question>> {
         None => file.parent().unwrap_or(Path::new("")).join("../dev").join(name),
     };
     if !path.exists() {
-        bail!("{}: is not there, so there are no examples; name them with --dev, or give --shots 0", path.display());
+        bail!("{}: not found, so there are no examples; name a file with --dev, or use --shots 0", path.display());
     }
     let mut all = read_questions(&path)?;
     if all.len() < args.shots {
-        bail!("{}: holds {} questions, and --shots asks for {}", path.display(), all.len(), args.shots);
+        bail!("{}: contains {} questions, and --shots asks for {}", path.display(), all.len(), args.shots);
     }
     all.truncate(args.shots);
     Ok(all)
 }
 
-/// The prompt with as many examples as the context has room for, and how many it has not.
+/// The prompt with as many examples as fit into the context, and the number of those left out.
 fn sheet(
     name: &str,
     question: &Question,
@@ -123,7 +125,7 @@ fn sheet(
         let examples: String = shots[first..].iter().map(Question::example_text).collect();
         let prompt = format!("{}{examples}{}", mcq_preamble(name), question.prompt_text());
         let Some(sheet) = McqPrompt::new(&prompt, |text_of| text.tokenizer.encode(text_of, true))? else {
-            bail!("the model's tokenizer does not keep the letters A to D apart");
+            bail!("the model's tokenizer does not give the letters A to D different tokens");
         };
         if sheet.prompt.len() <= model.blueprint.context {
             return Ok((sheet, first));
@@ -132,17 +134,17 @@ fn sheet(
     bail!("a question about {name} is longer than the model's context of {}", model.blueprint.context)
 }
 
-fn ask(engine: &mut InferenceEngine, subject: &Subject, piece: usize, bar: &progress::Bar) -> Result<Marks> {
+fn ask(engine: &mut InferenceEngine, subject: &Subject, piece: usize, bar: &progress::Bar) -> Result<Score> {
     let mut right = 0;
     for (sheet, answer) in &subject.sheets {
         let logits = engine.session().forward(&sheet.prompt, piece, LogitsFor::Last, &mut ())?;
         bar.advance(sheet.prompt.len() as u64);
         right += usize::from(sheet.choose(&logits) == *answer);
     }
-    Ok(Marks { name: subject.name.clone(), right, asked: subject.sheets.len() })
+    Ok(Score { name: subject.name.clone(), right, asked: subject.sheets.len() })
 }
 
-impl Marks {
+impl Score {
     fn share(&self) -> Interval {
         wilson_interval(self.right, self.asked)
     }
@@ -152,8 +154,8 @@ impl Marks {
     }
 }
 
-fn print_report(args: &McqArgs, subjects: &[Subject], marks: &[Marks], all: &Marks, found: &Measurement, piece: usize) {
-    let mut rows = vec![["subject", "right", "of", "accuracy", "95 % interval"].map(str::to_owned).to_vec()];
+fn print_report(args: &McqArgs, subjects: &[Subject], marks: &[Score], all: &Score, found: &Measurement, piece: usize) {
+    let mut rows = vec![["subject", "correct", "of", "accuracy", "95 % interval"].map(str::to_owned).to_vec()];
     let several = (marks.len() > 1).then_some(all);
     for mark in marks.iter().chain(several) {
         let Interval { value, low, high } = mark.share();
@@ -161,11 +163,11 @@ fn print_report(args: &McqArgs, subjects: &[Subject], marks: &[Marks], all: &Mar
         let (right, asked) = (mark.right.to_string(), mark.asked.to_string());
         rows.push(vec![mark.name.clone(), right, asked, format!("{:.1} %", 100.0 * value), interval]);
     }
-    println!("{} examples before each question, {}; guessing gives 25 %", args.shots, step_text(piece));
+    println!("{} examples before each question, {}; chance is 25 %", args.shots, step_text(piece));
     print!("{}", print::table(&rows));
     let left_out: usize = subjects.iter().map(|s| s.left_out).sum();
     if left_out > 0 {
-        println!("{left_out} examples were left out where the context had no room for them");
+        println!("{left_out} examples were left out because they did not fit into the context");
     }
-    print!("{}", found.lines(&args.engine.routing.to_string()));
+    print!("{}", found.lines(&args.engine.routing.strategy.to_string()));
 }

@@ -1,8 +1,8 @@
-//! What all commands measure: loss, time, what passed through the cache, and how far routing went astray.
+//! Measurements that all evaluations share: loss, time, cache traffic and routing quality.
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use larder_cache::Traffic;
 use larder_engine::{Routing, Session};
 use larder_lab::eval::{ChunkScore, score, step_tokens};
@@ -18,58 +18,58 @@ use crate::experts::EngineExperts;
 use crate::print;
 use crate::progress::{self, Bar};
 
-/// How many tokens to read at once: one where the cache is part of the model, or where that is wanted.
+/// Tokens per step: one if routing depends on the cache or with --one-by-one, else as many as a step takes.
 pub fn tokens_per_step(step: &StepFlags, flags: &EngineFlags, vocab: usize) -> usize {
-    match step.one_by_one || !flags.routing.is_lossless() {
+    match step.one_by_one || !flags.routing.strategy.is_lossless() {
         true => 1,
         false => step_tokens(vocab),
     }
 }
 
-/// The same in words.
+/// Describes the number of tokens per step.
 pub fn step_text(piece: usize) -> String {
     match piece {
-        1 => "one token at a time".into(),
-        n => format!("up to {n} tokens at once"),
+        1 => "one token per step".into(),
+        n => format!("up to {n} tokens per step"),
     }
 }
 
-/// A strategy that looks at the cache finds everybody there if all experts fit.
+/// Notes that cache-aware routing has no effect if all experts are in memory.
 pub fn warn_if_all_fit(engine: &InferenceEngine, flags: &EngineFlags) {
-    if !flags.routing.is_lossless() && engine.plan["slots"].is_null() {
+    if !flags.routing.strategy.is_lossless() && engine.plan["slots"].is_null() {
         eprintln!(
-            "note: all experts fit in memory, so there is little to choose by; --cache-experts makes room scarce"
+            "note: all experts fit into memory, so cache-aware routing changes nothing; set --cache-experts to limit the cache"
         );
     }
 }
 
-/// What some reading cost.
+/// The results of processing some text.
 pub struct Measurement {
-    /// Each chunk's loss.
+    /// Loss of each chunk.
     pub chunks: Vec<ChunkScore>,
-    /// Tokens that were read.
+    /// Tokens processed.
     pub tokens: usize,
-    /// How long that took.
+    /// Wall-clock time.
     pub time: Duration,
-    /// What passed through the cache, if there is one.
+    /// Cache traffic, if there is a cache.
     pub traffic: Option<Traffic>,
-    /// How far choices were from the model's own, if they could be.
+    /// Distance from the model's own routing, if the strategy can differ from it.
     pub quality: Option<Quality>,
 }
 
-/// Measures from now on.
+/// Measures time and traffic from its creation on.
 pub struct Meter {
     start: Instant,
     traffic: Option<Traffic>,
 }
 
 impl Meter {
-    /// Begins.
+    /// Starts measuring.
     pub fn new(experts: &EngineExperts) -> Self {
         Meter { start: Instant::now(), traffic: experts.traffic() }
     }
 
-    /// What passed since.
+    /// Time, traffic and quality since [`Self::new`].
     pub fn finish(self, experts: &EngineExperts, tokens: usize, chunks: Vec<ChunkScore>) -> Measurement {
         let traffic = experts.traffic().zip(self.traffic).map(|(now, then)| now - then);
         let quality = experts.routing().and_then(Routing::quality);
@@ -77,7 +77,7 @@ impl Meter {
     }
 }
 
-/// Reads every chunk of a passage with `tap` looking on.
+/// Processes every chunk of a passage and scores it; `tap` sees each step.
 pub fn read_all(
     engine: &mut InferenceEngine,
     passage: &Passage,
@@ -105,24 +105,24 @@ fn score_chunk(
     score(session, chunk, piece, tap, &mut |n| bar.advance(n as u64))
 }
 
-/// A bar for so many tokens.
+/// A progress bar for `tokens` tokens.
 pub fn bar(tokens: usize) -> Bar {
-    progress::count("reading", "tokens", tokens as u64)
+    progress::count("evaluating", "tokens", tokens as u64)
 }
 
 impl Measurement {
-    /// Tokens read in a second.
+    /// Tokens per second.
     pub fn rate(&self) -> f64 {
         self.tokens as f64 / self.time.as_secs_f64().max(1e-9)
     }
 
-    /// Speed, cache and routing, a line each.
+    /// Speed, cache and routing, one line each.
     pub fn lines(&self, routing: &str) -> String {
         let mut out =
             format!("speed: {:.1} tokens/s, {} tokens in {:.1} s\n", self.rate(), self.tokens, self.time.as_secs_f64());
         out += &match &self.traffic {
             Some(traffic) => format!(
-                "cache: {:.1} % of wanted experts found in memory, {:.2} misses and {} read per token\n",
+                "cache: {:.1} % hits, {:.2} misses and {} read per token\n",
                 100.0 * traffic.hit_rate(),
                 traffic.counts.misses as f64 / self.tokens.max(1) as f64,
                 print::bytes(traffic.bytes() / self.tokens.max(1) as u64),
@@ -135,7 +135,7 @@ impl Measurement {
         out
     }
 
-    /// The same for a program.
+    /// The numbers as JSON.
     pub fn json(&self, routing: Option<&Routing>) -> Value {
         let cache = self.traffic.map(|traffic| {
             json!({
@@ -154,15 +154,4 @@ impl Measurement {
             "routing": routing.map_or(Value::Null, print::routing),
         })
     }
-}
-
-/// Where a command sets the routing itself, another one has no meaning, nor has one trace of all that it does.
-pub fn refuse_routing_and_trace(flags: &EngineFlags, why: &str) -> Result<()> {
-    if !flags.routing.is_lossless() {
-        bail!("--routing {} has no meaning here: {why}", flags.routing);
-    }
-    if flags.trace.is_some() {
-        bail!("--trace has no meaning here: {why}; `larder eval ppl` records a trace");
-    }
-    Ok(())
 }

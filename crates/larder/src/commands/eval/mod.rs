@@ -1,4 +1,4 @@
-//! One file per command of evaluation.
+//! The commands of `larder eval`, one file each.
 
 use anyhow::Result;
 
@@ -16,7 +16,7 @@ mod ppl;
 mod sensitivity;
 mod sweep;
 
-/// Runs a command of evaluation.
+/// Runs a command of `larder eval`.
 pub fn run(args: EvalArgs) -> Result<()> {
     match args.command {
         EvalCommand::Ppl(args) => ppl::run(&args),

@@ -1,29 +1,31 @@
+//! `larder eval optimal`.
+
 use anyhow::{Result, bail};
 use larder_engine::Routing;
 use larder_lab::eval::{ForcedRouter, RankOptimality, RankProbe, SwapHandle};
 use serde_json::{Value, json};
 
-use super::measure::refuse_routing_and_trace;
 use super::passage::Passage;
 use crate::cli::eval::OptimalArgs;
 use crate::engine::InferenceEngine;
 use crate::open::OpenModel;
 use crate::{print, progress};
 
-/// Tries every expert at one rank.
+/// Tries every expert at one rank and compares the losses.
 pub fn run(args: OptimalArgs) -> Result<()> {
-    refuse_routing_and_trace(&args.engine, "every expert at a rank is tried")?;
     let model = OpenModel::open(&args.model)?;
     let geometry = &model.blueprint.geometry;
     if args.rank > geometry.top_k {
-        bail!("--rank {} is beyond the {} experts that the model chooses", args.rank, geometry.top_k);
+        bail!("--rank {} is beyond the {} experts per token of this model; use a lower one", args.rank, geometry.top_k);
     }
     if model.store().is_none() {
         let path = args.model.display();
-        bail!("{path}: who is chosen can be changed in a store only; make one with `larder convert {path} STORE`");
+        bail!(
+            "{path}: is not a store, and experts can be replaced in a store only; make one with `larder convert {path} STORE`"
+        );
     }
     let passage = Passage::open(&model, &args.text)?;
-    let mut engine = InferenceEngine::start(&model, &args.engine, passage.chunk)?;
+    let mut engine = InferenceEngine::start(&model, &args.engine.full(), passage.chunk)?;
     let swaps = SwapHandle::default();
     engine.experts.set_routing(Routing::lossy(Box::new(ForcedRouter::new(&swaps))));
     let positions = positions(&passage, args.samples);
@@ -46,12 +48,12 @@ pub fn run(args: OptimalArgs) -> Result<()> {
         return Ok(());
     }
     println!(
-        "{}; every expert at rank {} tried at {} tokens",
+        "{}; every expert tried at rank {} for {} tokens",
         passage.describe(),
         args.rank,
         total.tokens / layers.len() as u64
     );
-    let heads = ["layer", "router's is the best", "by chance", "its place on average", "best would save, nats"];
+    let heads = ["layer", "router's expert is best", "by chance", "its mean rank by loss", "best would save, nats"];
     let mut rows = vec![heads.map(str::to_owned).to_vec()];
     let named = layers.iter().map(usize::to_string).zip(&found).chain([("all".to_owned(), &total)]);
     rows.extend(named.map(|(name, row)| cells(name, row)));
@@ -59,7 +61,7 @@ pub fn run(args: OptimalArgs) -> Result<()> {
     Ok(())
 }
 
-/// Positions spread evenly over all chunks, each with a token before and one behind it.
+/// Positions spread evenly over all chunks, each with a token before and after it.
 fn positions(passage: &Passage, samples: usize) -> Vec<Vec<usize>> {
     let lengths: Vec<usize> = passage.chunks().map(|chunk| chunk.len().saturating_sub(2)).collect();
     let all: usize = lengths.iter().sum();

@@ -1,9 +1,11 @@
+//! `larder eval sensitivity`.
+
 use anyhow::Result;
 use larder_lab::eval::{ChunkEstimate, ChunkScore, perplexity, perplexity_change, step_tokens};
 use larder_policy::routing::RoutingSpec;
 use serde_json::{Value, json};
 
-use super::measure::{bar, read_all, refuse_routing_and_trace, step_text};
+use super::measure::{bar, read_all, step_text};
 use super::passage::Passage;
 use super::ppl::shown;
 use crate::cli::eval::SensitivityArgs;
@@ -11,22 +13,21 @@ use crate::engine::InferenceEngine;
 use crate::open::OpenModel;
 use crate::print;
 
-/// One rank: what it costs to be without it and what follows it, and what it costs to have another in its place.
+/// One rank: scores with the experts from this rank on dropped, and with the expert of this rank replaced.
 struct Rank {
     rank: usize,
     dropped: Option<Vec<ChunkScore>>,
     replaced: Option<Vec<ChunkScore>>,
 }
 
-/// Measures what each rank is worth. What these probes choose does not depend on the cache, so texts are read in whole
-/// chunks, with the probe in every phase.
+/// Measures what each rank contributes. The probes do not depend on the cache, so texts are processed in whole chunks, with
+/// the probe in prefill too.
 pub fn run(args: &SensitivityArgs) -> Result<()> {
-    refuse_routing_and_trace(&args.engine, "each rank is a strategy of its own")?;
     let model = OpenModel::open(&args.model)?;
     let passage = Passage::open(&model, &args.text)?;
     let geometry = &model.blueprint.geometry;
     let top_k = geometry.top_k;
-    let mut engine = InferenceEngine::start(&model, &args.engine, passage.chunk)?;
+    let mut engine = InferenceEngine::start(&model, &args.engine.full(), passage.chunk)?;
     let piece = step_tokens(engine.decoder.vocab());
     let bar = bar(passage.tokens_read() * 2 * top_k);
     let mut probe = |spec: String| -> Result<Vec<ChunkScore>> {
@@ -53,7 +54,7 @@ pub fn run(args: &SensitivityArgs) -> Result<()> {
 }
 
 fn table(own: &[ChunkScore], ranks: &[Rank]) -> Vec<Vec<String>> {
-    let heads = ["rank", "dropped from here", "more", "replaced", "more"];
+    let heads = ["rank", "dropped from here on", "change", "replaced", "change"];
     let mut rows = vec![heads.map(str::to_owned).to_vec()];
     for Rank { rank, dropped, replaced } in ranks {
         let cells = |chunks: &Option<Vec<ChunkScore>>| match chunks {
@@ -65,7 +66,7 @@ fn table(own: &[ChunkScore], ranks: &[Rank]) -> Vec<Vec<String>> {
     rows
 }
 
-/// By how much perplexity rose, with its standard error.
+/// Relative change of perplexity, with its standard error.
 pub fn change_text(change: &ChunkEstimate) -> String {
     match change.error {
         Some(error) => format!("{:+.2} ± {:.2} %", 100.0 * change.value, 100.0 * error),

@@ -1,3 +1,5 @@
+//! `larder eval sweep`.
+
 use anyhow::{Context, Result, bail};
 use larder_core::Trace;
 use larder_engine::{Recorder, Session};
@@ -10,7 +12,7 @@ use larder_policy::eviction::{EvictionSpec, PolicyInputs};
 use larder_policy::routing::RouterReport;
 
 use super::grid::{Trial, trials};
-use super::measure::{Meter, bar, refuse_routing_and_trace};
+use super::measure::{Meter, bar};
 use super::passage::Passage;
 use super::sensitivity::change_text;
 use crate::cli::eval::EvalSweepArgs;
@@ -20,26 +22,26 @@ use crate::print;
 use crate::progress::Bar;
 
 /// Measures perplexity and misses for many strategies and cache sizes.
-pub fn run(mut args: EvalSweepArgs) -> Result<()> {
-    check(&args)?;
+pub fn run(args: EvalSweepArgs) -> Result<()> {
     let model = OpenModel::open(&args.model)?;
     if model.store().is_none() {
         let path = args.model.display();
-        bail!("{path}: experts can be read one by one from a store only; make one with `larder convert {path} STORE`");
+        bail!("{path}: is not a store, so there is no cache to vary; make one with `larder convert {path} STORE`");
     }
     let geometry = &model.blueprint.geometry;
     let sizes = sizes(&args, geometry.experts)?;
     let trials = trials(&args.grid, geometry)?;
     let passage = Passage::open(&model, &args.text)?;
-    args.engine.cache_experts = sizes.iter().copied().max();
-    let mut engine = InferenceEngine::start(&model, &args.engine, passage.chunk)?;
-    // What does not suit the model is known before the first hour has passed.
+    let mut flags = args.engine.full();
+    flags.size.experts = sizes.iter().copied().max();
+    let mut engine = InferenceEngine::start(&model, &flags, passage.chunk)?;
+    // Check all strategies against the model now, and not after hours of measuring.
     trials.iter().try_for_each(|trial| engine.experts.set_routing_strategy(&trial.spec, &engine.decoder, &model))?;
     let bar = bar(passage.tokens_read() * trials.len() * sizes.len());
     let (mut runs, mut optimum) = (Vec::new(), Vec::new());
     for slots in sizes {
         for trial in &trials {
-            engine.empty_cache(&model, &args.engine, slots)?;
+            engine.empty_cache(&model, &flags, slots)?;
             engine.experts.set_routing_strategy(&trial.spec, &engine.decoder, &model)?;
             let (run, trace) = once(&mut engine, &args, trial, slots, &passage, &bar)?;
             if trial.spec.is_lossless() {
@@ -56,14 +58,6 @@ pub fn run(mut args: EvalSweepArgs) -> Result<()> {
     print_report(&args, &found)
 }
 
-fn check(args: &EvalSweepArgs) -> Result<()> {
-    refuse_routing_and_trace(&args.engine, "the strategies are those of --lambda, --max-rank and so on")?;
-    if args.engine.cache_experts.is_some() || args.engine.cache_mem.is_some() {
-        bail!("a sweep is over the cache sizes of --sizes, not of --cache-experts or --cache-mem");
-    }
-    Ok(())
-}
-
 fn sizes(args: &EvalSweepArgs, experts: usize) -> Result<Vec<usize>> {
     let mut sizes = match args.sizes.is_empty() {
         true => vec![(experts / 4).max(1), (experts / 2).max(1)],
@@ -73,7 +67,7 @@ fn sizes(args: &EvalSweepArgs, experts: usize) -> Result<Vec<usize>> {
     sizes.dedup();
     match sizes.last() {
         Some(most) if *most > experts => {
-            bail!("--sizes has {most} slots per layer, more than the {experts} experts that each layer has")
+            bail!("--sizes {most} is more than the {experts} experts of a layer; use at most {experts}")
         }
         _ => Ok(sizes),
     }
@@ -89,13 +83,13 @@ fn setup(args: &EvalSweepArgs, model: &OpenModel, passage: &Passage) -> Tradeoff
         layers: geometry.moe_layers.len(),
         experts: geometry.experts,
         top_k: geometry.top_k,
-        eviction: args.engine.eviction.to_string(),
-        scope: larder_core::CacheScope::from(args.engine.cache_scope).to_string(),
+        eviction: args.engine.cache.eviction.to_string(),
+        scope: larder_core::CacheScope::from(args.engine.cache.scope).to_string(),
         max_loss: args.max_loss,
     }
 }
 
-/// Reads the passage one token at a time, beginning with an empty cache, and writes down what is chosen.
+/// Processes the passage one token per step, starting with an empty cache, and records a trace.
 fn once(
     engine: &mut InferenceEngine,
     args: &EvalSweepArgs,
@@ -104,7 +98,7 @@ fn once(
     passage: &Passage,
     bar: &Bar,
 ) -> Result<(RoutingRun, Trace)> {
-    let with_logits = args.engine.eviction.name() == "learned";
+    let with_logits = args.engine.cache.eviction.name() == "learned";
     let mut recorder = Recorder::new(engine.decoder.geometry(), with_logits);
     let meter = Meter::new(&engine.experts);
     let mut chunks: Vec<ChunkScore> = Vec::new();
@@ -118,7 +112,7 @@ fn once(
     let found = meter.finish(&engine.experts, passage.tokens_read(), chunks);
     let trace = recorder.into_trace()?;
     let misses = found.traffic.map(|t| t.counts.misses).unwrap_or_default();
-    let lifetime = replayed(args, &engine.policy_inputs, &trace, &args.engine.eviction, slots)?.lifetimes.mean();
+    let lifetime = replayed(args, &engine.policy_inputs, &trace, &args.engine.cache.eviction, slots)?.lifetimes.mean();
     let report = engine.experts.routing().and_then(|routing| routing.report());
     let run = RoutingRun {
         routing: trial.spec.to_string(),
@@ -139,7 +133,7 @@ fn mean_lambda(report: &RouterReport) -> Option<f64> {
     (count > 0).then(|| report.lambda.iter().sum::<f64>() / count as f64)
 }
 
-/// What the cache did, or would have done with another policy.
+/// Replays the trace through the cache with an eviction policy.
 fn replayed(
     args: &EvalSweepArgs,
     inputs: &PolicyInputs,
@@ -147,7 +141,7 @@ fn replayed(
     spec: &EvictionSpec,
     slots: usize,
 ) -> Result<larder_lab::ReplayResult> {
-    let axes = (slots, args.engine.cache_scope.into(), args.engine.cache_scratch);
+    let axes = (slots, args.engine.cache.scope.into(), args.engine.cache.scratch);
     Ok(replay(trace, axes, spec, inputs, InitialCache::Carried)?)
 }
 
@@ -163,9 +157,9 @@ fn print_report(args: &EvalSweepArgs, found: &Tradeoffs) -> Result<()> {
         return Ok(());
     }
     let setup = &found.setup;
-    println!("{}: {} tokens in chunks of {}, one token at a time", setup.text, setup.tokens, setup.chunk);
+    println!("{}: {} tokens in chunks of {}, one token per step", setup.text, setup.tokens, setup.chunk);
     for slots in found.sizes() {
-        println!("\n{slots} of {} experts of each layer in memory, {} evicts", setup.experts, setup.eviction);
+        println!("\n{slots} of {} experts per layer in memory, eviction {}", setup.experts, setup.eviction);
         print!("{}", print::table(&table(found, slots)));
         println!("{}", prices(found, slots));
     }
@@ -174,7 +168,8 @@ fn print_report(args: &EvalSweepArgs, found: &Tradeoffs) -> Result<()> {
 }
 
 fn table(found: &Tradeoffs, slots: usize) -> Vec<Vec<String>> {
-    let heads = ["routing", "perplexity", "more", "misses", "a token", "lifetime", "tokens/s", "kept", "KL", "λ", ""];
+    let heads =
+        ["routing", "perplexity", "change", "misses", "per token", "lifetime", "tokens/s", "kept", "KL", "λ", ""];
     let mut rows = vec![heads.map(str::to_owned).to_vec()];
     for row in found.rows.iter().filter(|row| row.slots == slots) {
         let some = |n: Option<f64>, digits: usize| n.map_or_else(|| "-".to_owned(), |n| format!("{n:.digits$}"));
@@ -204,17 +199,17 @@ fn verdict(row: &Tradeoff) -> &'static str {
     }
 }
 
-/// The fewest misses at each price, beside what the best eviction could do.
+/// The lowest miss rate for each loss of perplexity, next to the best possible eviction.
 fn prices(found: &Tradeoffs, slots: usize) -> String {
     let percent = |share: f64| format!("{:.1} %", 100.0 * share);
     let rate = |rate: Option<f64>| rate.map_or_else(|| "-".to_owned(), percent);
     let own = rate(found.original(slots).map(|row| row.miss_rate));
     let optimum = rate(found.optimum.iter().find(|(at, _)| *at == slots).map(|(_, rate)| *rate));
-    let mut out = format!("misses: {own} with {}, {optimum} if the future were known", found.setup.eviction);
+    let mut out = format!("misses: {own} with {}, {optimum} with Belady (best possible)", found.setup.eviction);
     for within in found.best_within(slots) {
         if let Some(row) = within.best {
             out += &format!(
-                "; {} for up to {} more perplexity ({})",
+                "; {} at up to {} higher perplexity ({})",
                 percent(row.miss_rate),
                 print::percent(within.share),
                 row.routing
@@ -224,7 +219,7 @@ fn prices(found: &Tradeoffs, slots: usize) -> String {
     out
 }
 
-/// What must not be believed.
+/// Warns of strategies that lose too much quality.
 fn warn(found: &Tradeoffs) {
     let beyond: Vec<&Tradeoff> = found.rows.iter().filter(|row| row.beyond).collect();
     if beyond.is_empty() {
@@ -232,8 +227,8 @@ fn warn(found: &Tradeoffs) {
     }
     let share = print::percent(found.setup.max_loss);
     println!(
-        "\ntoo lossy: {} of {} settings raise perplexity by more than {share}. What they write still reads fluently, and \
-         that misleads: sense goes before grammar does. Do not choose λ by looking at a text.",
+        "\ntoo lossy: {} of {} strategies raise perplexity by more than {share}. Their text still reads fluently, but loses \
+         its sense before its grammar. Choose λ by measurement, not by reading samples.",
         beyond.len(),
         found.rows.len()
     );

@@ -1,3 +1,5 @@
+//! `larder lab activations`.
+
 use anyhow::{Result, bail};
 use larder_core::ExpertActivations;
 use serde_json::json;
@@ -7,15 +9,15 @@ use crate::cli::lab::ActivationsArgs;
 use crate::open::{OpenModel, model_name};
 use crate::print;
 
-/// Counts which experts are asked for together.
+/// Counts which experts are used together.
 pub fn run(args: &ActivationsArgs) -> Result<()> {
     let trace = load(&args.input)?;
     let model = OpenModel::open(&args.model)?;
     let geometry = &model.blueprint.geometry;
     let experts = model.experts()?;
-    // Of layers that are stored differently the largest counts, so that what is placed always fits.
+    // The largest expert of all layers, so that a placement always fits.
     let sizes = geometry.moe_layers.iter().map(|layer| experts.as_dyn().layout(*layer).bytes as u64);
-    let Some(bytes) = sizes.max() else { bail!("{} has no experts", args.model.display()) };
+    let Some(bytes) = sizes.max() else { bail!("{}: the model has no experts", args.model.display()) };
     let name = args.name.clone().unwrap_or_else(|| model_name(&args.model));
     let all = ExpertActivations::count(&trace, &name, geometry, bytes, args.written)?;
     all.write(&args.out)?;
@@ -27,7 +29,11 @@ pub fn run(args: &ActivationsArgs) -> Result<()> {
         ),
         false => {
             println!("{}: {name}, {}", args.out.display(), summary(&trace));
-            println!("{} tokens counted in {groups} groups; an expert has {}", all.tokens, print::bytes(bytes));
+            println!(
+                "{} tokens counted, {groups} different sets of experts; {} per expert",
+                all.tokens,
+                print::bytes(bytes)
+            );
         }
     }
     Ok(())

@@ -1,10 +1,12 @@
+//! `larder lab export`.
+
 use anyhow::Result;
 use larder_lab::export::{oracle_general, trace_csv};
 
 use super::{load, summary};
 use crate::cli::lab::{ExportArgs, ExportFormat};
 
-/// Writes a trace for other programs.
+/// Exports a trace for other programs.
 pub fn run(args: &ExportArgs) -> Result<()> {
     let trace = load(&args.input)?;
     match args.to {

@@ -1,10 +1,12 @@
+//! `larder lab import`.
+
 use anyhow::Result;
 use larder_lab::import::{ImportOptions, import};
 
 use super::{summary, trace_json};
 use crate::cli::lab::ImportArgs;
 
-/// Makes a trace from those of other programs.
+/// Imports a trace from another program's format.
 pub fn run(args: &ImportArgs) -> Result<()> {
     let trace = import(&args.source, &ImportOptions { experts: args.experts, skip_repetitive: args.skip_repetitive })?;
     trace.write(&args.out)?;

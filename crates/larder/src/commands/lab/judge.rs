@@ -1,3 +1,5 @@
+//! `larder lab judge`.
+
 use std::path::Path;
 use std::sync::Arc;
 
@@ -22,7 +24,7 @@ pub fn run(args: &JudgeArgs) -> Result<()> {
     print_judgements(&trace, read_evictor(&args.evictor)?, &rivals, args.scratch)
 }
 
-/// A file of weights, or else the spec of a policy.
+/// A baseline to compare with: a weights file, or else the spec of a policy.
 fn rival(name: &str) -> Result<(String, Baseline)> {
     let path = Path::new(name);
     let rival = match path.is_file() {
@@ -36,23 +38,25 @@ fn rival(name: &str) -> Result<(String, Baseline)> {
     Ok((short.unwrap_or(name.to_owned()), rival))
 }
 
-/// The sequences that weights were judged by when they were trained, in a trace of `all`.
+/// The test sequences that a weights file names, for a trace of `all` sequences.
 fn unseen(weights: &Path, all: usize) -> Result<Vec<usize>> {
     let notes = evictor_metadata(weights)?;
-    let said = notes.get("judged_by").map_or("none", String::as_str);
-    let sequences = parse_ranges(said).with_context(|| {
-        format!("{}: the weights say '{said}' of the sequences that training kept for judging", weights.display())
+    let listed = notes.get("judged_by").map_or("none", String::as_str);
+    let sequences = parse_ranges(listed).with_context(|| {
+        format!("{}: 'judged_by' is '{listed}', which is not a list of test sequences", weights.display())
     })?;
     match sequences.last() {
         Some(last) if *last < all => Ok(sequences),
         Some(last) => {
-            bail!("the weights were trained beside a sequence {last}, and the trace has {all}: it is another one")
+            bail!(
+                "the weights name test sequence {last}, and the trace has {all} sequences: it is not the trace of the training"
+            )
         }
-        None => bail!("{}: training kept no sequences for judging", weights.display()),
+        None => bail!("{}: the weights have no test sequences; leave out --unseen", weights.display()),
     }
 }
 
-/// Ascending numbers from ranges as in `0-2 5 7-8`, or none.
+/// Ascending numbers from ranges such as `0-2 5 7-8`, or `none`; `None` if the text is anything else.
 fn parse_ranges(text: &str) -> Option<Vec<usize>> {
     if text == "none" {
         return Some(Vec::new());
@@ -70,15 +74,18 @@ fn parse_ranges(text: &str) -> Option<Vec<usize>> {
     Some(all)
 }
 
-/// Prints how weights do on sequences, and by how much they are ahead of rivals.
+/// Prints the miss rates of trained weights, and their lead over other policies.
 pub fn print_judgements(judged: &Trace, evictor: Evictor, rivals: &[(String, Baseline)], scratch: usize) -> Result<()> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let (names, rivals): (Vec<_>, Vec<_>) = rivals.iter().map(|(name, rival)| (name.as_str(), rival)).unzip();
     let judgements = evaluate_evictor(judged, Arc::new(evictor), &rivals, scratch, threads)?;
-    println!("on {} sequences, misses in %:", judged.sequences.len());
+    println!(
+        "misses in % on {} sequences (belady: best possible, with knowledge of the future):",
+        judged.sequences.len()
+    );
     let header = ["start", "scope", "slots per layer", "lru", "learned", "belady", "gap closed, with 95 % interval"];
     let row = |j: &EvictorEvaluation| {
-        let closed = j.closed.map_or("none to close".to_owned(), |c| {
+        let closed = j.closed.map_or("no gap".to_owned(), |c| {
             format!("{:.1} % [{:.1}, {:.1}]", 100.0 * c.value, 100.0 * c.low, 100.0 * c.high)
         });
         let plain = [j.start.to_string(), j.scope.to_string(), j.slots.to_string()];
@@ -90,7 +97,7 @@ pub fn print_judgements(judged: &Trace, evictor: Evictor, rivals: &[(String, Bas
     if names.is_empty() {
         return Ok(());
     }
-    println!("\ngap closed by others, and by how much the weights are ahead, with 95 % intervals, in points:");
+    println!("\ngap closed by other policies, and the lead of the weights in percentage points, with 95 % intervals:");
     let header = ["start", "scope", "slots per layer"]
         .map(str::to_owned)
         .into_iter()
@@ -113,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_are_read_as_training_writes_them() {
+    fn ranges_of_training_are_parsed() {
         assert_eq!(parse_ranges("0-2 5 7-8"), Some(vec![0, 1, 2, 5, 7, 8]));
         assert_eq!(parse_ranges("none"), Some(vec![]));
         for wrong in ["", "a", "3-1", "4 4", "5 3", "0-99999999999", "1-2-3"] {

@@ -1,4 +1,4 @@
-//! One file per command of the lab.
+//! The commands of `larder lab`, one file each.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ mod sweep;
 mod synth;
 mod train;
 
-/// Runs a command of the lab.
+/// Runs a command of `larder lab`.
 pub fn run(args: &LabArgs) -> Result<()> {
     match &args.command {
         LabCommand::Import(args) => import::run(args),
@@ -38,25 +38,25 @@ pub fn run(args: &LabArgs) -> Result<()> {
     }
 }
 
-/// The traces that were named, as one.
+/// Loads all traces as one, or the chosen sequences of it.
 fn load(flags: &TraceFlags) -> Result<Trace> {
     let mut traces = flags.traces.iter();
-    let Some(first) = traces.next() else { bail!("no trace is given") };
+    let Some(first) = traces.next() else { bail!("no trace file is named") };
     let mut all = read(first)?;
     for path in traces {
         all.append(&read(path)?)?;
     }
-    let there = all.sequences.len();
+    let count = all.sequences.len();
     match &flags.sequences {
-        Some(range) if range.end > there => {
-            bail!("--sequences {}..{} goes beyond the {there} sequences that there are", range.start, range.end)
+        Some(range) if range.end > count => {
+            bail!("--sequences {}..{} goes beyond the {count} sequences of the trace", range.start, range.end)
         }
         Some(range) => Ok(all.select(range.clone())),
         None => Ok(all),
     }
 }
 
-/// A trace of larder, or one that can be imported.
+/// Reads a trace of larder, or imports another format.
 fn read(path: &Path) -> Result<Trace> {
     let foreign = path.is_dir() || path.extension().is_some_and(|e| e.eq_ignore_ascii_case("csv"));
     Ok(match foreign {
@@ -69,26 +69,26 @@ fn start(flags: &ReplayFlags) -> InitialCache {
     if flags.carry { InitialCache::Carried } else { InitialCache::Cold }
 }
 
-/// What policies get beside the requests.
+/// The inputs of policies that do not come from the trace: trained weights.
 fn policy_inputs(flags: &ReplayFlags) -> Result<PolicyInputs> {
     let evictor = flags.evictor.as_deref().map(read_evictor).transpose()?;
     Ok(PolicyInputs { evictor: evictor.map(Arc::new), ..PolicyInputs::default() })
 }
 
-/// What a trace holds, in words.
+/// Sizes of a trace, as text.
 fn summary(trace: &Trace) -> String {
     format!(
-        "{} tokens in {} sequences, {} of {} experts in {} layers{}",
+        "{} tokens in {} sequences, {} of {} experts per token in {} layers{}",
         trace.tokens(),
         trace.sequences.len(),
         trace.top_k,
         trace.experts,
         trace.rows,
-        if trace.logits.is_empty() { "" } else { ", with logits" }
+        if trace.logits.is_empty() { "" } else { ", with router logits" }
     )
 }
 
-/// What a trace holds, in numbers.
+/// Sizes and metadata of a trace, as JSON.
 fn trace_json(trace: &Trace) -> Value {
     json!({
         "tokens": trace.tokens(),

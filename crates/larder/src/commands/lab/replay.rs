@@ -1,3 +1,5 @@
+//! `larder lab replay`.
+
 use std::time::Instant;
 
 use anyhow::{Error, Result};
@@ -29,23 +31,20 @@ pub fn run(args: &ReplayArgs) -> Result<()> {
     println!(
         "{}: {slots} slots per layer{}, {}",
         args.eviction,
-        if args.replay.scratch > 0 { format!(" and {} beside", args.replay.scratch) } else { String::new() },
-        if args.replay.carry { "carried from sequence to sequence" } else { "empty before each sequence" },
+        if args.replay.scratch > 0 { format!(" and {} scratch slots", args.replay.scratch) } else { String::new() },
+        if args.replay.carry { "kept from sequence to sequence" } else { "empty before each sequence" },
     );
-    println!("{:.2} % of {wanted} wanted experts were in memory", 100.0 * found.hit_rate());
-    println!(
-        "{} misses, {:.2} a token, {} of them for the first time",
-        counts.misses,
-        counts.misses as f64 / tokens,
-        { counts.misses - counts.rereads }
-    );
-    println!("{} evictions; an expert stays for {:.1} passes", counts.evictions, found.lifetimes.mean());
-    println!("{} misses came within {} passes of leaving", found.lifetimes.refetches, larder_lab::REFETCH_WITHIN);
+    println!("{:.2} % hits of {wanted} requests", 100.0 * found.hit_rate());
+    println!("{} misses, {:.2} per token, {} of them first uses", counts.misses, counts.misses as f64 / tokens, {
+        counts.misses - counts.rereads
+    });
+    println!("{} evictions; mean lifetime {:.1} passes", counts.evictions, found.lifetimes.mean());
+    println!("{} misses within {} passes of the eviction", found.lifetimes.refetches, larder_lab::REFETCH_WITHIN);
     if let (Some(quality), Some(routing)) = (&quality, &args.routing) {
         println!("{}", print::quality(&routing.to_string(), quality));
     }
     if let Some(speed) = speed {
-        println!("{speed:.2} tokens/s on such a device");
+        println!("estimate: {speed:.2} tokens/s on this device profile");
     }
     if args.layers {
         print!("{}", layers(&found));
@@ -54,12 +53,12 @@ pub fn run(args: &ReplayArgs) -> Result<()> {
     Ok(())
 }
 
-/// Replaces the trace's choices by those of another strategy, if one is given.
+/// Reroutes the trace with another strategy, if there is one, and returns its quality.
 fn reroute_trace(args: &ReplayArgs, trace: &mut Trace, slots: usize) -> Result<Option<Quality>> {
     let Some(routing) = &args.routing else { return Ok(None) };
-    let room = (slots, args.cache_scope.into(), args.replay.scratch);
+    let axes = (slots, args.cache_scope.into(), args.replay.scratch);
     let (new, quality) =
-        reroute(trace, room, &args.eviction, &policy_inputs(&args.replay)?, routing, start(&args.replay))?;
+        reroute(trace, axes, &args.eviction, &policy_inputs(&args.replay)?, routing, start(&args.replay))?;
     if let Some(path) = &args.trace {
         new.write(path)?;
     }
@@ -67,7 +66,7 @@ fn reroute_trace(args: &ReplayArgs, trace: &mut Trace, slots: usize) -> Result<O
     Ok(Some(quality))
 }
 
-/// What was found and how long it took, the trace being laid out before.
+/// Replays the trace; the time in seconds does not include preparing its requests.
 fn replay(args: &ReplayArgs, trace: &Trace, slots: usize) -> Result<(ReplayResult, f64)> {
     let pieces = match start(&args.replay) {
         InitialCache::Cold => Requests::by_sequence(trace),
@@ -78,8 +77,8 @@ fn replay(args: &ReplayArgs, trace: &Trace, slots: usize) -> Result<(ReplayResul
     let begin = Instant::now();
     let mut all = ReplayResult::default();
     for requests in &pieces {
-        let setting = requests.cache_shape(slots, args.cache_scope.into(), args.replay.scratch)?;
-        all.add(&replay_requests(requests, &setting, &args.eviction, &inputs)?);
+        let shape = requests.cache_shape(slots, args.cache_scope.into(), args.replay.scratch)?;
+        all.add(&replay_requests(requests, &shape, &args.eviction, &inputs)?);
     }
     Ok((all, begin.elapsed().as_secs_f64()))
 }

@@ -1,3 +1,5 @@
+//! `larder lab report`.
+
 use anyhow::{Context, Result, bail};
 use larder_lab::report::{SweepReport, sweep_page};
 use larder_policy::eviction::PolicyInputs;
@@ -5,7 +7,7 @@ use larder_policy::eviction::PolicyInputs;
 use super::{heat, read};
 use crate::cli::lab::LabReportArgs;
 
-/// Makes a page of what a sweep found.
+/// Writes the report page of a sweep.
 pub fn run(args: &LabReportArgs) -> Result<()> {
     let outcome = SweepReport::read(&args.sweep)?;
     let heats = match &args.trace {
@@ -15,7 +17,7 @@ pub fn run(args: &LabReportArgs) -> Result<()> {
             if has != had {
                 let (path, sweep) = (path.display(), args.sweep.display());
                 bail!(
-                    "{path} has {} layers of {} experts, and {sweep} is about {} of {}",
+                    "{path} has {} layers of {} experts, but the trace of {sweep} had {} of {}",
                     has[0],
                     has[1],
                     had[0],

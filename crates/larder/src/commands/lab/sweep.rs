@@ -1,3 +1,5 @@
+//! `larder lab sweep`.
+
 use std::time::Instant;
 
 use anyhow::{Context, Error, Result, bail};
@@ -10,7 +12,7 @@ use super::{heat, load, policy_inputs, start, summary};
 use crate::cli::lab::LabSweepArgs;
 use crate::{print, progress};
 
-/// Compares eviction policies over many capacities.
+/// Compares eviction policies over many cache sizes.
 pub fn run(args: &LabSweepArgs) -> Result<()> {
     let profile = args.replay.profile.profile().map_err(Error::msg)?;
     let trace = load(&args.input)?;
@@ -34,7 +36,9 @@ pub fn run(args: &LabSweepArgs) -> Result<()> {
     }
     println!("{}, {start}", summary(&trace));
     for scope in outcome.scopes() {
-        println!("\nscope {scope}: misses in %, in brackets the share of the gap from LRU to Belady closed");
+        println!(
+            "\nscope {scope}: misses in %; in brackets, the share of the gap from lru to belady (best possible) that is closed"
+        );
         print!("{}", table(&outcome, scope));
     }
     let requests: u64 = cells.iter().map(|c| c.replayed.counts.wanted()).sum();
@@ -42,19 +46,18 @@ pub fn run(args: &LabSweepArgs) -> Result<()> {
     Ok(())
 }
 
-/// Those that were asked for, or all that need nothing more than the trace.
+/// The requested policies, or all that need nothing but the trace.
 fn policies(args: &LabSweepArgs, trace: &Trace, inputs: &PolicyInputs) -> Result<Vec<EvictionSpec>> {
     if !args.eviction.is_empty() {
         return Ok(args.eviction.clone());
     }
     let requests = Requests::all(trace);
-    let setting = requests.cache_shape(1, larder_core::CacheScope::Layer, args.replay.scratch)?;
+    let shape = requests.cache_shape(1, larder_core::CacheScope::Layer, args.replay.scratch)?;
     let specs = POLICIES.iter().map(|p| p.name.parse().expect("a policy's name is a spec"));
-    let can: Vec<EvictionSpec> = specs
-        .filter(|spec: &EvictionSpec| spec.make(&setting, &requests.policy_inputs(spec, inputs)).is_ok())
-        .collect();
+    let can: Vec<EvictionSpec> =
+        specs.filter(|spec: &EvictionSpec| spec.make(&shape, &requests.policy_inputs(spec, inputs)).is_ok()).collect();
     match can.is_empty() {
-        true => bail!("no policy can be had; name one with --eviction"),
+        true => bail!("no policy works on this trace alone; name one with --eviction"),
         false => Ok(can),
     }
 }
@@ -85,7 +88,7 @@ fn replay(
     Ok(cells?)
 }
 
-/// Policies downwards, capacities to the right.
+/// A table of policies (rows) and cache sizes (columns).
 fn table(outcome: &SweepReport, scope: &str) -> String {
     let capacities = outcome.capacities();
     let mut rows = vec![vec!["slots per layer".to_owned()]];

@@ -1,10 +1,12 @@
+//! `larder lab synth`.
+
 use anyhow::Result;
 use larder_lab::SyntheticRouting;
 
 use super::summary;
 use crate::cli::lab::SynthArgs;
 
-/// Draws a trace at random.
+/// Generates a random trace.
 pub fn run(args: &SynthArgs) -> Result<()> {
     let synth = SyntheticRouting {
         rows: args.layers,

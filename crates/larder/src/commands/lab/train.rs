@@ -1,3 +1,5 @@
+//! `larder lab train`.
+
 use anyhow::{Context, Result, bail};
 use larder_core::Trace;
 use larder_lab::train::{Split, TrainingConfig, TrainingProgress, subset, train};
@@ -7,13 +9,13 @@ use super::{judge, load, summary};
 use crate::cli::train::TrainArgs;
 use crate::{print, progress};
 
-/// Trains weights, writes them, and shows how they do on sequences that they have not seen.
+/// Trains weights, writes them, and measures them on the test sequences.
 pub fn run(args: &TrainArgs) -> Result<()> {
     let trace = load(&args.input)?;
     let split = split(args, &trace)?;
     eprintln!("{}", summary(&trace));
     eprintln!(
-        "learning from {}, choosing by {}, judging by {}",
+        "sequences for training: {}; for validation: {}; for the test: {}",
         ranges_text(&split.train),
         ranges_text(&split.validation),
         ranges_text(&split.test)
@@ -42,12 +44,14 @@ fn split(args: &TrainArgs, trace: &Trace) -> Result<Split> {
     let choose = args.choose.unwrap_or(all / 8);
     let judge = args.judge.unwrap_or(all / 4);
     if choose.saturating_add(judge) >= all {
-        bail!("of {all} sequences, {choose} to choose by and {judge} to judge by leave none to learn from");
+        bail!(
+            "the trace has {all} sequences: --choose {choose} and --judge {judge} leave none for training; lower them"
+        );
     }
     Ok(Split::draw(all, choose, judge, args.seed))
 }
 
-/// Ranges instead of long lists.
+/// A list of sequences as ranges.
 fn ranges_text(sequences: &[usize]) -> String {
     let mut ranges: Vec<(usize, usize)> = Vec::new();
     for at in sequences {
@@ -61,7 +65,7 @@ fn ranges_text(sequences: &[usize]) -> String {
     if text.is_empty() { "none".to_owned() } else { text.join(" ") }
 }
 
-/// A bar for each epoch, and a line when it is over.
+/// Shows a bar during each epoch, and a line after it.
 fn reporter(trace: &Trace, split: &Split) -> impl FnMut(TrainingProgress) + use<> {
     let lengths: Vec<usize> = trace.sequences.iter().map(|n| *n as usize).collect();
     let total: usize = split.train.iter().map(|i| lengths[*i]).sum();
@@ -69,14 +73,14 @@ fn reporter(trace: &Trace, split: &Split) -> impl FnMut(TrainingProgress) + use<
     let mut shown = 0;
     move |progress| match progress {
         TrainingProgress::Passes(done, _) => {
-            let bar = bar.get_or_insert_with(|| progress::count("learning", "tokens", total as u64));
+            let bar = bar.get_or_insert_with(|| progress::count("training", "tokens", total as u64));
             bar.advance((done - shown) as u64);
             shown = done;
         }
         TrainingProgress::Epoch { epoch, train, validation: choose } => {
             shown = 0;
             bar.take().into_iter().for_each(|bar: progress::Bar| bar.finish());
-            let choose = choose.map_or(String::new(), |loss| format!(", to choose by {loss:.4}"));
+            let choose = choose.map_or(String::new(), |loss| format!(", validation {loss:.4}"));
             eprintln!("epoch {epoch}: loss {train:.4}{choose}");
         }
     }
@@ -87,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn neighbours_are_listed_as_ranges() {
+    fn consecutive_numbers_become_ranges() {
         assert_eq!(ranges_text(&[0, 1, 2, 5, 7, 8]), "0-2 5 7-8");
         assert_eq!(ranges_text(&[]), "none");
     }
