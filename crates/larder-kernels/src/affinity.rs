@@ -1,4 +1,4 @@
-//! Binding a thread to one processor, where the system can.
+//! The affinity of threads: which logical processors they may run on, where the system lets a program choose.
 
 use std::io;
 
@@ -23,7 +23,7 @@ pub fn move_off(processor: usize, allowed: &[usize]) {
     let mut set = rustix::thread::CpuSet::new();
     allowed.iter().filter(|p| **p != processor).for_each(|p| set.set(*p));
     if set.count() > 0 {
-        // What cannot be done is done without: it would only have been faster.
+        // A failure is ignored: the move only makes things faster.
         let _ = rustix::thread::sched_setaffinity(None, &set);
     }
 }

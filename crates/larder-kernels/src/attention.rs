@@ -1,7 +1,7 @@
-//! Softmax attention of a few queries over remembered rows.
+//! Softmax attention of queries over the KV cache.
 //!
-//! What is compared and what is mixed are rows of floats, so the kernels of an instruction set do the work; all of them
-//! give the same bits, and a query's result depends on nothing but itself and what it sees.
+//! Keys and values are rows of floats, so the SIMD kernels for float products and weighted sums do the work. All of them
+//! give the same bits, and the result of a query depends only on the query and on the positions that it sees.
 #![allow(unsafe_code)]
 
 use std::cell::RefCell;
@@ -15,113 +15,125 @@ use crate::kernel_set::{KernelSet, MAX_TOKENS, Sums};
 use crate::thread_pool::ThreadPool;
 use crate::weights::Panel;
 
-/// Rows of floats `[heads, positions, width]` in memory that may hold more than them.
+/// Keys or values `[heads, positions, width]` in a buffer that may have room for more positions and longer rows.
 #[derive(Clone, Copy)]
 pub struct KvTensor<'a> {
-    /// How its numbers are stored.
+    /// Number format: f32, f16 or bf16.
     pub kind: NumberFormat,
-    /// Where they lie.
+    /// The bytes of the buffer, from the first row of the first head on.
     pub data: &'a [u8],
-    /// Bytes from one head's first row to the next head's.
+    /// Bytes from the first row of a head to the first row of the next head.
     pub head_stride: usize,
     /// Bytes from one row to the next.
     pub row_stride: usize,
-    /// How many numbers of a row count.
+    /// Values of a row that are used.
     pub width: usize,
 }
 
 impl<'a> KvTensor<'a> {
-    /// Some rows of a head, from the first byte of the first one on.
+    /// The bytes of the rows at these positions of a head.
     fn rows(&self, head: usize, rows: Range<usize>) -> &'a [u8] {
         let end = (rows.end - 1) * self.row_stride + self.width * self.kind.block_bytes();
         &self.data[head * self.head_stride..][rows.start * self.row_stride..end]
     }
 
     fn check(&self, heads: usize, positions: usize) {
-        assert!(self.kind.is_float(), "floats are remembered");
+        assert!(self.kind.is_float(), "keys and values must be in a float format, not {}", self.kind);
         let bytes = self.width * self.kind.block_bytes();
-        assert!(self.width > 0 && bytes <= self.row_stride, "a row has the numbers that count");
+        assert!(
+            self.width > 0 && bytes <= self.row_stride,
+            "rows of {} bytes are too short for {} values",
+            self.row_stride,
+            self.width
+        );
         let end = (heads - 1) * self.head_stride + (positions - 1) * self.row_stride + bytes;
         assert!(end <= self.data.len(), "too few rows");
     }
 }
 
-/// Who looks at what, whose tables may also lie elsewhere.
+/// The arguments of attention. `T` names keys and values: bytes in memory by default, or a handle to those on a device.
 pub struct AttentionArgs<'a, T = KvTensor<'a>> {
     /// `[queries, heads, keys.width]`
     pub queries: &'a [f32],
-    /// Query heads.
+    /// Number of query heads.
     pub heads: usize,
-    /// What queries are compared with; its rows have no gaps between them.
+    /// Keys; there are no gaps between their rows.
     pub keys: T,
-    /// What is mixed.
+    /// Values.
     pub values: T,
-    /// Heads of keys and values; each serves `heads / kv_heads` query heads in turn.
+    /// Number of key and value heads; each serves `heads / kv_heads` consecutive query heads.
     pub kv_heads: usize,
-    /// The positions that each query sees; at least one.
+    /// The positions that each query sees; at least one position.
     pub seen: &'a [Range<usize>],
     /// Factor on the scores.
     pub scale: f32,
-    /// `[heads]`: a score per head that takes part in the softmax and leads nowhere.
+    /// `[heads]`: attention sinks, a score per head that takes part in the softmax and has no value.
     pub sinks: Option<&'a [f32]>,
 }
 
 impl<'a, T> AttentionArgs<'a, T> {
-    /// The same at other tables.
+    /// The same arguments with other keys and values.
     pub fn with_kv<U>(&self, keys: U, values: U) -> AttentionArgs<'a, U> {
         let AttentionArgs { queries, heads, kv_heads, seen, scale, sinks, .. } = *self;
         AttentionArgs { queries, heads, keys, values, kv_heads, seen, scale, sinks }
     }
 }
 
-/// Tasks per thread, so that a thread that is held up leaves its share to the others.
+/// Tasks per thread, so that other threads can take over the share of a thread that is delayed.
 const TASKS_PER_THREAD: usize = 4;
 
 thread_local! {
     static SCORES: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
-/// `out [queries, heads, values.width]`: for each query and head the values, weighted by the softmax of
-/// `scale · (query · key)`.
+/// Attention into `out [queries, heads, values.width]`: for each query and head the sum of the values, weighted by the
+/// softmax of `scale · (query · key)`.
 ///
 /// # Panics
-/// If a length does not fit the shapes: they are checked once here, and nowhere below.
+/// If a length does not fit the shapes. They are checked here, once, and nowhere below.
 pub fn attend(pool: &ThreadPool, args: &AttentionArgs, out: &mut [f32]) {
     let (queries, heads, width) = (args.seen.len(), args.heads, args.values.width);
     assert_eq!(args.queries.len(), queries * heads * args.keys.width, "queries do not fit the shape");
     assert_eq!(out.len(), queries * heads * width, "output does not fit the shape");
-    assert!(args.kv_heads > 0 && heads.is_multiple_of(args.kv_heads), "each key head serves as many query heads");
-    assert!(args.sinks.is_none_or(|s| s.len() == heads), "one sink per head");
-    assert!(args.seen.iter().all(|seen| seen.start < seen.end), "a query sees something");
+    assert!(
+        args.kv_heads > 0 && heads.is_multiple_of(args.kv_heads),
+        "the number of query heads must be a multiple of the number of key heads"
+    );
+    assert!(args.sinks.is_none_or(|s| s.len() == heads), "there must be one sink per head");
+    assert!(args.seen.iter().all(|seen| seen.start < seen.end), "a query must see at least one position");
     let Some(end) = args.seen.iter().map(|seen| seen.end).max() else { return };
     args.keys.check(args.kv_heads, end);
     args.values.check(args.kv_heads, end);
-    assert_eq!(args.keys.row_stride, args.keys.width * args.keys.kind.block_bytes(), "keys follow each other");
+    assert_eq!(
+        args.keys.row_stride,
+        args.keys.width * args.keys.kind.block_bytes(),
+        "there must be no gaps between keys"
+    );
 
-    // All queries that look at the same head of keys, some of them in each task.
+    // The queries that share a key head are split over tasks.
     let pairs = queries * (heads / args.kv_heads);
-    let share = (args.kv_heads * pairs / (TASKS_PER_THREAD * pool.threads())).clamp(1, MAX_TOKENS);
-    let tasks = pairs.div_ceil(share);
+    let tile_len = (args.kv_heads * pairs / (TASKS_PER_THREAD * pool.threads())).clamp(1, MAX_TOKENS);
+    let tasks = pairs.div_ceil(tile_len);
     let (set, out) = (KernelSet::best(), Disjoint::new(out));
     pool.run(args.kv_heads * tasks, &|task| {
-        let first = task % tasks * share;
-        let tile = QueryTile { args, set, kv_head: task / tasks, first, count: share.min(pairs - first) };
+        let first = task % tasks * tile_len;
+        let tile = QueryTile { args, set, kv_head: task / tasks, first, count: tile_len.min(pairs - first) };
         SCORES.with_borrow_mut(|scores| tile.attend(scores, &out));
     });
 }
 
-/// Some of the queries that look at one head of keys, at most [`MAX_TOKENS`].
+/// Up to [`MAX_TOKENS`] of the queries that share a key head: keys and values are read once for the whole tile.
 struct QueryTile<'a> {
     args: &'a AttentionArgs<'a>,
     set: &'a KernelSet,
     kv_head: usize,
-    /// They are counted query by query, and within a query by head.
+    /// Number of the first pair of query and head. Pairs are counted query by query, and within a query by head.
     first: usize,
     count: usize,
 }
 
 impl QueryTile<'_> {
-    /// Which query and head one of them is.
+    /// The query and the head of pair `i` of the tile.
     fn query_and_head(&self, i: usize) -> (usize, usize) {
         let group = self.args.heads / self.args.kv_heads;
         let pair = self.first + i;
@@ -135,23 +147,24 @@ impl QueryTile<'_> {
             let (query, head) = self.query_and_head(i);
             let seen = seen[query].clone();
             let scores = &mut scores[seen.start - from..seen.end - from];
-            let share = softmax(scores, self.args.sinks.map(|s| s[head]));
-            // SAFETY: every query and head is in one task, and their stretches of the output do not overlap.
+            let inverse_sum = softmax(scores, self.args.sinks.map(|s| s[head]));
+            // SAFETY: every pair of query and head is in one task, and their ranges of the output do not overlap.
             let out = unsafe { out.slice((query * heads + head) * values.width, values.width) };
             out.fill(0.0);
             let rows =
                 StridedRows { kind: values.kind, bytes: values.rows(self.kv_head, seen), row_bytes: values.row_stride };
             (self.set.weighted_sum)(rows, scores, out);
-            out.iter_mut().for_each(|o| *o *= share);
+            out.iter_mut().for_each(|o| *o *= inverse_sum);
         }
     }
 
-    /// Every query with every key that any of them sees: `[count, width]`, the first column being position `from`.
+    /// The scores of every query with every key that any query of the tile sees: `[count, width]`. Returns the position of
+    /// the first column, and `width`.
     fn score(&self, scores: &mut Vec<f32>) -> (usize, usize) {
         let AttentionArgs { queries, keys, seen, heads, scale, .. } = *self.args;
         let seen = |i: usize| &seen[self.query_and_head(i).0];
-        let from = (0..self.count).map(|i| seen(i).start).min().expect("a task has queries");
-        let to = (0..self.count).map(|i| seen(i).end).max().expect("a task has queries");
+        let from = (0..self.count).map(|i| seen(i).start).min().expect("a tile has queries");
+        let to = (0..self.count).map(|i| seen(i).end).max().expect("a tile has queries");
         let width = (to - from).next_multiple_of(ROW_GROUP);
         scores.resize(scores.len().max(self.count * width), 0.0);
 
@@ -179,16 +192,16 @@ impl QueryTile<'_> {
     }
 }
 
-/// Rows of floats, one after the other.
+/// Rows of floats at equal distances.
 pub(crate) struct StridedRows<'a> {
     pub kind: NumberFormat,
-    /// Up to the last byte that counts.
+    /// Up to the last byte that is used.
     pub bytes: &'a [u8],
-    /// From one row to the next.
+    /// Bytes from one row to the next.
     pub row_bytes: usize,
 }
 
-/// Replaces scores by `e^(score - most)`, and returns what makes them sum to one.
+/// Replaces scores by `e^(score - max)`, and returns the factor that makes them sum to one.
 #[cfg(target_arch = "x86_64")]
 fn softmax(scores: &mut [f32], sink: Option<f32>) -> f32 {
     #[target_feature(enable = "avx2")]
@@ -196,7 +209,7 @@ fn softmax(scores: &mut [f32], sink: Option<f32>) -> f32 {
         softmax_in_lanes(scores, sink)
     }
     if std::arch::is_x86_feature_detected!("avx2") {
-        // SAFETY: the processor has what the function is compiled for.
+        // SAFETY: the processor has the feature that the function is compiled for.
         unsafe { with_avx2(scores, sink) }
     } else {
         softmax_in_lanes(scores, sink)
@@ -210,12 +223,12 @@ fn softmax(scores: &mut [f32], sink: Option<f32>) -> f32 {
 
 #[inline(always)]
 fn softmax_in_lanes(scores: &mut [f32], sink: Option<f32>) -> f32 {
-    let most = largest(scores).max(sink.unwrap_or(f32::NEG_INFINITY));
-    scores.iter_mut().for_each(|s| *s = exp(*s - most));
-    1.0 / (sum(scores) + sink.map_or(0.0, |s| exp(s - most)))
+    let max = largest(scores).max(sink.unwrap_or(f32::NEG_INFINITY));
+    scores.iter_mut().for_each(|s| *s = exp(*s - max));
+    1.0 / (sum(scores) + sink.map_or(0.0, |s| exp(s - max)))
 }
 
-/// In eight interleaved lanes.
+/// The maximum, in eight interleaved lanes.
 #[inline(always)]
 fn largest(values: &[f32]) -> f32 {
     let (body, tail) = values.as_chunks::<8>();
@@ -228,7 +241,7 @@ fn largest(values: &[f32]) -> f32 {
     lanes.iter().chain(tail).copied().fold(f32::NEG_INFINITY, f32::max)
 }
 
-/// In eight interleaved lanes.
+/// The sum, in eight interleaved lanes.
 #[inline(always)]
 fn sum(values: &[f32]) -> f32 {
     let (body, tail) = values.as_chunks::<8>();
@@ -250,7 +263,7 @@ mod tests {
         (0..len).map(|i| ((i as f32 + seed) * 0.731).sin()).collect()
     }
 
-    /// As stored, and what that stands for.
+    /// The bytes as stored, and the values that they stand for.
     fn stored(kind: NumberFormat, values: &[f32]) -> (Vec<u8>, Vec<f32>) {
         let mut bytes = vec![0; values.len() * kind.block_bytes()];
         narrow(kind, values, &mut bytes);
@@ -303,7 +316,7 @@ mod tests {
                         let v = |at: usize| plain_v[(kv * room + at) * value + j] as f64;
                         let exact: f64 = seen[i].clone().map(|at| score(at) / total * v(at)).sum();
                         let got = out[(i * heads + h) * value + j];
-                        assert!((got as f64 - exact).abs() < 1e-5, "query {i}, head {h}: {got} and not {exact}");
+                        assert!((got as f64 - exact).abs() < 1e-5, "query {i}, head {h}: {got} instead of {exact}");
                     }
                 }
             }
@@ -325,7 +338,7 @@ mod tests {
                     queries: queries_of,
                     heads,
                     keys: KvTensor { kind, data: &k, head_stride: queries * row, row_stride: row, width },
-                    // Values in a part of the rows, as latent attention has them.
+                    // Values are a part of the rows, as in latent attention.
                     values: KvTensor { kind, data: &v, head_stride: queries * row, row_stride: row, width: width - 4 },
                     kv_heads,
                     seen: &seen,

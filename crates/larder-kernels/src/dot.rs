@@ -1,3 +1,5 @@
+//! The dot product of f32 in a fixed order of additions.
+
 /// Independent sums, so that the compiler can use vector registers without changing the order of additions.
 pub const LANES: usize = 16;
 
@@ -7,9 +9,9 @@ pub fn dot(a: &[f32], b: &[f32]) -> f32 {
     dot_of(a, b, |a| a)
 }
 
-/// The same with numbers in another form.
+/// As [`dot`], with `a` in a stored float format that `widen` converts.
 ///
-/// Inlined so that it is compiled for the instruction set of whoever calls it.
+/// Inlined so that it is compiled for the instruction set of its caller.
 #[inline(always)]
 pub fn dot_of<T: Copy>(a: &[T], b: &[f32], widen: impl Fn(T) -> f32) -> f32 {
     let mut lanes = [0.0f32; LANES];

@@ -1,12 +1,12 @@
-//! Eight rows beside each other, whichever order their bytes are in, for kernels that have a row in every lane.
+//! Eight rows side by side, in either row order, for kernels that have one row per SIMD lane.
 
 use larder_core::{BlockParts, NumberFormat, ROW_GROUP};
 
 use crate::kernel_set::Sums;
 use crate::weights::Panel;
 
-/// Where eight rows begin. If they are interleaved (`INTERLEAVED`), only the first pointer counts; if there are fewer, the
-/// last one stands for those that are missing.
+/// The addresses at which eight rows begin. If they are interleaved (`INTERLEAVED`), only the first address is used; if
+/// there are fewer, the last row stands in for missing ones.
 pub struct EightRows<const INTERLEAVED: bool>([*const u8; ROW_GROUP]);
 
 impl<const INTERLEAVED: bool> EightRows<INTERLEAVED> {
@@ -18,7 +18,7 @@ impl<const INTERLEAVED: bool> EightRows<INTERLEAVED> {
     /// The block at `index` of all rows.
     #[inline]
     pub fn block(&self, kind: NumberFormat, index: usize) -> EightBlocks<'_, INTERLEAVED> {
-        let parts = BlockParts::of(kind).expect("kernels for blocks get blocks");
+        let parts = BlockParts::of(kind).expect("kernels for block formats get block formats");
         let at = index * kind.block_bytes() * if INTERLEAVED { ROW_GROUP } else { 1 };
         EightBlocks { rows: &self.0, at, parts }
     }
@@ -33,7 +33,8 @@ pub struct EightBlocks<'a, const INTERLEAVED: bool> {
 }
 
 impl<const INTERLEAVED: bool> EightBlocks<'_, INTERLEAVED> {
-    /// The address of the f16 number `i` of a row's block. Those of the next rows follow if the rows are interleaved.
+    /// The address of the f16 number `i` in the block of row `row`. If the rows are interleaved, the same number of the
+    /// next rows follows.
     #[inline]
     pub fn half_at(self, i: usize, row: usize) -> *const u8 {
         match INTERLEAVED {
@@ -42,8 +43,8 @@ impl<const INTERLEAVED: bool> EightBlocks<'_, INTERLEAVED> {
         }
     }
 
-    /// The address of the run `i` of four bytes of a row's block. Those of the next rows follow if the rows are
-    /// interleaved, and else the row's own next run.
+    /// The address of run `i` of four bytes in the block of row `row`. If the rows are interleaved, run `i` of the next
+    /// rows follows, else run `i + 1` of the same row.
     #[inline]
     pub fn four_at(self, i: usize, row: usize) -> *const u8 {
         match INTERLEAVED {
@@ -53,13 +54,16 @@ impl<const INTERLEAVED: bool> EightBlocks<'_, INTERLEAVED> {
     }
 }
 
-/// What kernels rely on, once for each tile: given some panels, the lengths of some tokens, and the room for results.
+/// Checks, once per tile, the preconditions of the unsafe kernels. `x` yields the number of values of each token.
 pub fn check(panels: &[Panel], mut x: impl ExactSizeIterator<Item = usize>, out: &[Sums]) {
     let first = &panels[0];
     for panel in panels {
-        assert!(panel.rows > 0 && panel.bytes.len() == panel.rows * first.row_bytes, "a panel is whole rows");
-        assert!(panel.kind == first.kind && panel.blocks == first.blocks, "panels are of the same kind and length");
+        assert!(
+            panel.rows > 0 && panel.bytes.len() == panel.rows * first.row_bytes,
+            "a panel is not a whole number of rows"
+        );
+        assert!(panel.kind == first.kind && panel.blocks == first.blocks, "panels differ in number format or length");
     }
-    assert!(first.row_bytes == first.blocks * first.kind.block_bytes(), "a row is whole blocks");
+    assert!(first.row_bytes == first.blocks * first.kind.block_bytes(), "a row is not a whole number of blocks");
     assert!(panels.len() * x.len() == out.len() && x.all(|len| len == first.cols()), "activations do not fit the rows");
 }

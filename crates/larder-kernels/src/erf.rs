@@ -1,3 +1,5 @@
+//! The error function, for GELU.
+
 use std::f32::consts::FRAC_2_SQRT_PI;
 
 use crate::exp::exp;
@@ -28,9 +30,9 @@ pub fn erf(x: f32) -> f32 {
 mod tests {
     use super::*;
 
-    /// The integral by the rule of Simpson from one multiple of 0.001 to the next, in f64.
+    /// Against the integral by Simpson's rule, from one multiple of 0.001 to the next, in f64.
     #[test]
-    fn is_right_to_two_in_ten_million() {
+    fn error_is_below_two_in_ten_million() {
         let density = |x: f64| std::f64::consts::FRAC_2_SQRT_PI * (-x * x).exp();
         let mut exact = 0.0f64;
         for i in 0..=12_000 {
@@ -38,14 +40,14 @@ mod tests {
             let step = |d: f64| density(x as f64 + d * 0.5e-3);
             for x in [x, -x] {
                 let miss = erf(x) as f64 - exact.copysign(x as f64);
-                assert!(miss.abs() <= 2e-7, "{x} misses by {miss:e}");
+                assert!(miss.abs() <= 2e-7, "erf({x}) is off by {miss:e}");
             }
             exact += ((i + 1) as f32 * 0.001 - x) as f64 / 6.0 * (step(0.0) + 4.0 * step(1.0) + step(2.0));
         }
     }
 
     #[test]
-    fn ends_at_one_and_keeps_what_is_no_number() {
+    fn saturates_at_one_and_propagates_nan() {
         for far in [12.0, 1e20, f32::MAX, f32::INFINITY] {
             assert_eq!((erf(far), erf(-far)), (1.0, -1.0));
         }

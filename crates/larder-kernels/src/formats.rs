@@ -1,9 +1,9 @@
-//! Every stored format, widened to f32: the definition that all products are measured against.
+//! Every number format, dequantised (widened) to f32: the definition that all products are measured against.
 
 use half::{bf16, f16};
 use larder_core::NumberFormat;
 
-/// Widens stored values to f32.
+/// Widens stored values to f32; block formats are dequantised.
 ///
 /// # Panics
 /// If `bytes` is not exactly `out.len()` values of `kind`.
@@ -21,10 +21,10 @@ pub fn widen(kind: NumberFormat, bytes: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Stores f32 values as `kind`, which are floats.
+/// Stores f32 values as `kind`, a float format.
 ///
 /// # Panics
-/// If `kind` is of blocks, or `bytes` is not exactly `values.len()` values of it.
+/// If `kind` is a block format, or `bytes` is not exactly `values.len()` values of it.
 pub fn narrow(kind: NumberFormat, values: &[f32], bytes: &mut [u8]) {
     assert_eq!(kind.row_bytes(values.len()), Some(bytes.len()), "stored row does not fit {} values", values.len());
     match kind {
@@ -32,7 +32,7 @@ pub fn narrow(kind: NumberFormat, values: &[f32], bytes: &mut [u8]) {
         NumberFormat::F16 => store(values, bytes, |v| f16::from_f32(v).to_le_bytes()),
         NumberFormat::Bf16 => store(values, bytes, |v| bf16::from_f32(v).to_le_bytes()),
         NumberFormat::Q8_0 | NumberFormat::Q4_0 | NumberFormat::Q4K | NumberFormat::Q5K | NumberFormat::Q6K => {
-            panic!("{kind} are blocks, not floats")
+            panic!("{kind} is a block format, not a float format")
         }
     }
 }
@@ -182,18 +182,18 @@ mod tests {
             .collect()
     }
 
-    /// candle quantises and widens; our widening of its bytes must agree with its own.
+    /// candle quantises; `widen` on its bytes must agree with candle's own dequantisation.
     #[test]
     fn block_formats_agree_with_candle() {
         let values = Tensor::from_vec(noise(1024), (2, 512), &Device::Cpu).unwrap();
-        for (kind, theirs) in [
+        for (kind, dtype) in [
             (NumberFormat::Q8_0, GgmlDType::Q8_0),
             (NumberFormat::Q4_0, GgmlDType::Q4_0),
             (NumberFormat::Q4K, GgmlDType::Q4K),
             (NumberFormat::Q5K, GgmlDType::Q5K),
             (NumberFormat::Q6K, GgmlDType::Q6K),
         ] {
-            let stored = QTensor::quantize(&values, theirs).unwrap();
+            let stored = QTensor::quantize(&values, dtype).unwrap();
             let bytes = stored.data().unwrap();
             let want: Vec<f32> = stored.dequantize(&Device::Cpu).unwrap().flatten_all().unwrap().to_vec1().unwrap();
             let mut got = vec![0.0; 1024];

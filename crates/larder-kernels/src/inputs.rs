@@ -1,4 +1,4 @@
-//! Activations, and the integers that stand for them in products with quantised weights.
+//! Activations, and their quantisation to 8-bit integers for products with quantised weights.
 #![allow(unsafe_code)]
 
 use std::slice;
@@ -7,17 +7,17 @@ use crate::disjoint::Disjoint;
 use crate::kernel_set::KernelSet;
 use crate::thread_pool::ThreadPool;
 
-/// Values that share a scale.
+/// Activations that share a scale.
 pub const BLOCK: usize = 32;
 
-/// Values that one task copies and quantises at least.
+/// The least number of values that one task copies and quantises.
 const TASK_VALUES: usize = 32 * 1024;
 
 /// 32 activations as integers: `value ≈ d · q`.
 ///
 /// With `amax` the largest magnitude, `d = amax / 127` and `q = round(value · (127 / amax))`, ties to even. A block
-/// whose `127 / amax` is not finite counts as nothing but zeros. If a value is not finite, then `d` is NaN, and so is
-/// all that comes of it.
+/// whose `127 / amax` is not finite counts as all zeros. If a value is not finite, then `d` is NaN, and so is every
+/// product with the block.
 #[derive(Clone, Copy, PartialEq, Default, Debug)]
 #[repr(C, align(16))]
 pub struct Block {
@@ -34,7 +34,7 @@ pub struct Block {
 }
 
 impl Block {
-    /// The block of these integers.
+    /// A block of these integers, with their sums.
     #[inline]
     pub fn new(q: [i8; BLOCK], d: f32) -> Block {
         let half = |q: &[i8]| q.iter().map(|q| *q as i16).sum::<i16>();
@@ -43,7 +43,8 @@ impl Block {
         Block { q, d, d_sum: d * sum as f32, sum8: 8 * sum, halves }
     }
 
-    /// The two factors of a block by the bits of its largest magnitude: the scale, and what brings values to integers.
+    /// The scale `d` of a block, and the factor that turns its values into integers, from the bits of its largest
+    /// magnitude.
     #[inline]
     pub fn factors(amax_bits: u32) -> (f32, f32) {
         let amax = f32::from_bits(amax_bits);
@@ -56,12 +57,12 @@ impl Block {
     }
 }
 
-/// Activations `[tokens, cols]`, in buffers that are used again and again.
+/// Activations `[tokens, cols]`, in buffers that are reused from call to call.
 #[derive(Default)]
 pub struct Inputs {
     cols: usize,
     values: Vec<f32>,
-    /// `[tokens, cols / 32]`, or none if they are not quantised.
+    /// `[tokens, cols / 32]`; empty if not quantised.
     blocks: Vec<Block>,
 }
 
@@ -71,19 +72,19 @@ impl Inputs {
         Inputs::default()
     }
 
-    /// Takes activations `[tokens, cols]` in the place of what was there, and also in quantised form if they meet
-    /// quantised weights. Allocates only if there are more than ever before.
+    /// Replaces the activations by `x [tokens, cols]`, and quantises them if `quantise` is set, as products with quantised
+    /// weights want. Allocates only if there are more of them than in any call before.
     ///
     /// # Panics
-    /// If `x` is not whole rows, or rows to be quantised are not whole blocks of 32.
+    /// If `x` is not a whole number of rows, or rows to be quantised are not whole blocks of 32.
     pub fn fill(&mut self, x: &[f32], cols: usize, quantise: bool) {
         self.fill_on(&ThreadPool::single_threaded(), x, cols, quantise);
     }
 
-    /// As [`fill`](Inputs::fill), by several threads if there is much to do.
+    /// As [`fill`](Inputs::fill), on several threads if there are more than 32 Ki values.
     ///
     /// # Panics
-    /// As `fill` does.
+    /// As [`fill`](Inputs::fill).
     pub fn fill_on(&mut self, pool: &ThreadPool, x: &[f32], cols: usize, quantise: bool) {
         assert!(cols > 0 && x.len().is_multiple_of(cols), "activations are not whole rows of {cols}");
         assert!(!quantise || cols.is_multiple_of(BLOCK), "rows of {cols} activations are not whole blocks of {BLOCK}");
@@ -95,10 +96,10 @@ impl Inputs {
         pool.run(x.len().div_ceil(TASK_VALUES), &|task| {
             let at = task * TASK_VALUES;
             let x = &x[at..x.len().min(at + TASK_VALUES)];
-            // SAFETY: every task has its own stretch of the values.
+            // SAFETY: every task has a range of the values of its own.
             unsafe { values.slice(at, x.len()) }.copy_from_slice(x);
             if quantise {
-                // SAFETY: and of the blocks, because a task is whole blocks.
+                // SAFETY: likewise of the blocks, because a task is a whole number of blocks.
                 set.quantise(x, unsafe { blocks.slice(at / BLOCK, x.len() / BLOCK) });
             }
         });
@@ -109,7 +110,7 @@ impl Inputs {
         self.cols
     }
 
-    /// How many tokens there are.
+    /// Number of tokens.
     pub fn tokens(&self) -> usize {
         self.values.len() / self.cols.max(1)
     }
@@ -119,8 +120,8 @@ impl Inputs {
         &self.values
     }
 
-    /// All blocks of the quantised form, `[tokens, cols / 32]`, as bytes in this machine's order: of each block 32
-    /// integers, the scale, the scale times their sum, eight times their sum, and the sums of either half. None if
+    /// All blocks of the quantised form, `[tokens, cols / 32]`, as bytes in this machine's byte order: for each block 32
+    /// integers, the scale, the scale times their sum, eight times their sum, and the sum of each half. Empty if
     /// there is no quantised form.
     pub fn all_blocks(&self) -> &[u8] {
         // SAFETY: blocks are plain numbers without padding.
@@ -162,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_are_laid_out_as_others_read_them() {
+    fn blocks_have_the_documented_byte_layout() {
         let x: Vec<f32> = (0..64).map(|i| i as f32 - 20.0).collect();
         let mut inputs = Inputs::new();
         inputs.fill(&x, 64, true);
@@ -176,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn odd_values_become_zeros_or_nan() {
+    fn zeros_subnormals_and_non_finite_values_become_zeros_or_nan() {
         let mut inputs = Inputs::new();
         for (odd, d_is_nan) in
             [(0.0, false), (1e-42, false), (f32::NAN, true), (f32::INFINITY, true), (f32::NEG_INFINITY, true)]
@@ -192,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_change_nothing() {
+    fn threads_change_no_bit() {
         let x: Vec<f32> = (0..5 * TASK_VALUES + 64).map(|i| (i as f32).cos()).collect();
         let (mut one, mut many) = (Inputs::new(), Inputs::new());
         one.fill(&x, 64, true);
@@ -202,7 +203,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "not whole blocks of 32")]
-    fn rows_that_are_no_blocks_cannot_be_quantised() {
+    fn rows_that_are_not_whole_blocks_cannot_be_quantised() {
         Inputs::new().fill(&[0.0; 40], 40, true);
     }
 }

@@ -1,8 +1,40 @@
-//! Products of activations with weights in the format they are stored in, on borrowed bytes, and the threads that they
-//! are computed on.
+//! CPU kernels: matrix products with weights in the number format in which they are stored, softmax attention over a KV
+//! cache, and the thread pool on which both run.
 //!
-//! `portable.rs` defines every product to the bit; other instruction sets are chosen at run time and give the same bits.
-//! So a result depends neither on the machine, nor on the number of threads, nor on what else is computed with it.
+//! The crate works on borrowed bytes. It never reads files, never copies or converts a weight matrix as a whole, and
+//! allocates nothing per product.
+//!
+//! `portable.rs` defines every result to the bit. The SIMD kernels (AVX2, NEON) are chosen at run time and give the same
+//! bits, so a result depends neither on the machine, nor on the number of threads, nor on what else is in the batch.
+//!
+//! | type or function | what it is |
+//! |---|---|
+//! | [`WeightMatrix`] | a matrix as stored, with its number format and row order |
+//! | [`Inputs`] | activations, as f32 and quantised to 8 bits |
+//! | [`Product`], [`products()`] | matrix products, many in one fork-join |
+//! | [`AttentionArgs`], [`attend`] | attention of queries over keys and values in f32, f16 or bf16 |
+//! | [`ThreadPool`] | the threads that share the tasks of one fork-join |
+//!
+//! # Example
+//!
+//! A 2 × 3 matrix in f32, times one token:
+//!
+//! ```
+//! use larder_core::{NumberFormat, RowOrder};
+//! use larder_kernels::{Inputs, Product, ThreadPool, WeightMatrix, products};
+//!
+//! let values = [1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0];
+//! let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+//! let weights =
+//!     WeightMatrix { kind: NumberFormat::F32, order: RowOrder::Plain, rows: 2, cols: 3, bytes: &bytes };
+//!
+//! let mut x = Inputs::new();
+//! x.fill(&[1.0, 0.0, -1.0], 3, false);
+//! let mut out = [0.0; 2];
+//! let product = Product { weights, x: &x, pick: None, out: &mut out };
+//! products(&ThreadPool::single_threaded(), &mut [product]);
+//! assert_eq!(out, [-2.0, -2.0]);
+//! ```
 
 mod affinity;
 mod attention;

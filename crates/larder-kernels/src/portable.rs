@@ -1,10 +1,10 @@
-//! The definition of every product, in plain Rust. All other instruction sets give the same bits: multiplications and
+//! The definition of every product, in portable Rust. All other instruction sets give the same bits: multiplications and
 //! additions of f32 are the ones written here, in this order, and never fused; sums of integers are exact.
 //!
-//! For quantised weights, a row's result is one f32 that the blocks of 32 values are added to in order. Beside the
-//! weights' scale `d`, the activations' is `e`, their integers are `x`, and `s = Σ x`:
+//! For quantised weights, the result of a row is one f32 to which the blocks of 32 values are added in order. `d` is the
+//! scale of the weights and `q` their integers; `e` is the scale of the activations, `x` their integers, and `s = Σ x`:
 //!
-//! | kind | added for a block of 32 |
+//! | format | added for a block of 32 |
 //! |---|---|
 //! | `q4_0`, `q8_0` | `Σ q·x · (d · e)` |
 //! | `q4_k`, `q5_k` | `(scale · Σ q·x) · (d · e) − (dmin · min) · (e · s)` |
@@ -41,7 +41,9 @@ fn blocks_of(panel: &Panel, x: &[&[Block]], out: &mut [Sums]) {
         NumberFormat::Q4K => q4_k,
         NumberFormat::Q5K => q5_k,
         NumberFormat::Q6K => q6_k,
-        NumberFormat::F32 | NumberFormat::F16 | NumberFormat::Bf16 => unreachable!("floats have kernels of their own"),
+        NumberFormat::F32 | NumberFormat::F16 | NumberFormat::Bf16 => {
+            unreachable!("float formats have kernels of their own")
+        }
     };
     let each = panel.kind.block_len() / BLOCK;
     for row in 0..panel.rows {
@@ -130,7 +132,7 @@ fn floats_of(panel: &Panel, x: &[&[f32]], out: &mut [Sums]) {
                 NumberFormat::F16 => dot_of(bytes.as_chunks::<2>().0, x, half),
                 NumberFormat::Bf16 => dot_of(bytes.as_chunks::<2>().0, x, |b| bf16::from_le_bytes(b).to_f32()),
                 NumberFormat::Q8_0 | NumberFormat::Q4_0 | NumberFormat::Q4K | NumberFormat::Q5K | NumberFormat::Q6K => {
-                    unreachable!("blocks have kernels of their own")
+                    unreachable!("block formats have kernels of their own")
                 }
             };
         }
@@ -141,7 +143,7 @@ fn quantise(x: &[f32], out: &mut [Block]) {
     for (x, out) in x.as_chunks::<BLOCK>().0.iter().zip(out) {
         let amax_bits = x.iter().map(|v| v.abs().to_bits()).fold(0, u32::max);
         let (d, inverse) = Block::factors(amax_bits);
-        // A float that is no number becomes the integer 0.
+        // NaN becomes the integer 0.
         *out = Block::new(x.map(|v| (v * inverse).round_ties_even() as i8), d);
     }
 }

@@ -1,4 +1,4 @@
-//! Many products at once.
+//! Many matrix products in one fork-join.
 #![allow(unsafe_code)]
 
 use std::marker::PhantomData;
@@ -13,36 +13,37 @@ use crate::kernel_set::{KernelSet, MAX_PANELS, MAX_TOKENS, Sums};
 use crate::thread_pool::ThreadPool;
 use crate::weights::{Panel, Panels, WeightMatrix, widen_row};
 
-/// The least work for one task, in bytes of weights times tokens: to claim a task takes a tenth of a microsecond, and
-/// to read this much from memory a whole one.
+/// The least work for one task, in bytes of weights times tokens: claiming a task takes 0.1 µs, and reading this much
+/// from memory 1 µs.
 const MIN_TASK_WORK: usize = 16 * 1024;
 
-/// Tasks per thread, so that a thread that is held up leaves its share to the others.
+/// Tasks per thread, so that other threads can take over the share of a thread that is delayed.
 const TASKS_PER_THREAD: usize = 8;
 
-/// Tokens that a task takes in a row, so that they and the weights stay in the second cache.
+/// Tokens that a task computes before it goes on, so that they and the weights stay in the L2 cache.
 const TOKENS_PER_PASS: usize = 64;
 
 /// One product: `out[t, r] = Σ_c weights[r, c] · x[t, c]`.
 pub struct Product<'a> {
     /// `[rows, cols]`
     pub weights: WeightMatrix<'a>,
-    /// `[any, cols]`. Quantised if the weights are; if not, the weights' rows are widened one by one, which is slow and
-    /// what the fast way is compared with.
+    /// `[any, cols]`. Should be quantised if the weights are. If not, the rows of the weights are widened one by one: a
+    /// slow path, kept as the reference for the fast one.
     pub x: &'a Inputs,
-    /// Which tokens of `x` take part, in this order; all of them if there is no choice.
+    /// The tokens of `x` that take part, in this order; `None` for all of them.
     pub pick: Option<&'a [u32]>,
     /// `[tokens that take part, rows]`
     pub out: &'a mut [f32],
 }
 
-/// Computes all products in one go. Nothing is allocated, but for a widened row where activations are not quantised.
+/// Computes all products in one fork-join. Allocates nothing, except one widened row per task where weights are quantised
+/// and activations are not.
 ///
-/// A result depends on its row and its token only: not on the other tokens, the order of bytes, the threads, or the
+/// A result depends on its row and its token only: not on the other tokens, the row order, the number of threads, or the
 /// instruction set.
 ///
 /// # Panics
-/// If a length does not fit the shapes: they are checked once here, and nowhere below.
+/// If a length does not fit the shapes. They are checked here, once, and nowhere below.
 pub fn products(pool: &ThreadPool, products: &mut [Product]) {
     products.iter().for_each(Product::check);
     let work: usize = products.iter().map(Product::work).sum();
@@ -63,7 +64,7 @@ impl Product<'_> {
         let WeightMatrix { rows, cols, .. } = self.weights;
         assert!(self.x.tokens() == 0 || self.x.cols() == cols, "activations are not rows of {cols}");
         let known = |pick: &[u32]| pick.iter().all(|t| (*t as usize) < self.x.tokens());
-        assert!(self.pick.is_none_or(known), "a token is picked that is not there");
+        assert!(self.pick.is_none_or(known), "a picked token is out of range");
         assert_eq!(self.out.len(), self.tokens() * rows, "output does not fit the shape");
     }
 
@@ -71,7 +72,7 @@ impl Product<'_> {
         self.pick.map_or(self.x.tokens(), <[u32]>::len)
     }
 
-    /// In bytes of weights times tokens.
+    /// Work in bytes of weights times tokens.
     fn work(&self) -> usize {
         self.weights.bytes.len() * self.tokens()
     }
@@ -97,7 +98,7 @@ impl Product<'_> {
         }
         let stored = self.weights.panels();
         if tokens == 1 {
-            // In several places at a time.
+            // Reads weights in several places at a time.
             let step = panels.len().div_ceil(MAX_PANELS);
             for first in panels.start..panels.start + step {
                 let these: [_; MAX_PANELS] = std::array::from_fn(|i| (first + i * step).min(panels.end - 1));
@@ -115,7 +116,7 @@ impl Product<'_> {
         }
     }
 
-    /// The same with weights as f32 and activations as they are.
+    /// The reference path: weights widened to f32, activations as they are.
     fn compute_widened(&self, panels: Range<usize>, out: &Disjoint<f32>) {
         let rows = self.weights.rows;
         let mut wide = vec![0.0; self.weights.cols];
@@ -123,7 +124,7 @@ impl Product<'_> {
             widen_row(self.weights, row, &mut wide);
             for t in 0..self.tokens() {
                 let x = self.x.values(self.pick.map_or(t, |pick| pick[t] as usize));
-                // SAFETY: every panel is in one task, and only its rows are written here.
+                // SAFETY: every panel belongs to one task, and only rows of its panels are written here.
                 let out = unsafe { out.slice(t * rows + row, 1) };
                 out[0] = dot(&wide, x);
             }
@@ -142,7 +143,7 @@ impl Product<'_> {
     ) {
         let stored: [_; MAX_PANELS] = std::array::from_fn(|i| {
             let panel = stored.get(panels[i.min(panels.len() - 1)]);
-            // For later tokens all is near already.
+            // For later tokens the next panel is in the cache already.
             if tokens.start == 0 { panel } else { Panel { next: &[], ..panel } }
         });
         let (stored, count) = (&stored[..panels.len()], tokens.len());
@@ -161,21 +162,21 @@ impl Product<'_> {
         for ((index, panel), sums) in panels.iter().zip(stored).zip(sums.chunks(count)) {
             for (t, sums) in tokens.clone().zip(sums) {
                 let at = t * self.weights.rows + index * ROW_GROUP;
-                // SAFETY: every panel is in one task, and only its rows are written here.
+                // SAFETY: every panel belongs to one task, and only its rows are written here.
                 unsafe { out.slice(at, panel.rows) }.copy_from_slice(&sums[..panel.rows]);
             }
         }
     }
 }
 
-/// The products as all threads see them: everything can be read, and the outputs written through [`Disjoint`].
+/// The products as all threads see them: everything can be read, and outputs are written through [`Disjoint`].
 struct SharedProducts<'a, 'b> {
     first: *mut Product<'a>,
     len: usize,
     products: PhantomData<&'b mut [Product<'a>]>,
 }
 
-// SAFETY: what is shared is Sync, but for the outputs, which are f32 and written in disjoint stretches.
+// SAFETY: all shared parts are Sync, except the outputs, which are f32 and written in disjoint ranges.
 unsafe impl Sync for SharedProducts<'_, '_> {}
 
 impl<'a, 'b> SharedProducts<'a, 'b> {
@@ -183,20 +184,20 @@ impl<'a, 'b> SharedProducts<'a, 'b> {
         SharedProducts { first: products.as_mut_ptr(), len: products.len(), products: PhantomData }
     }
 
-    /// Of all tasks of all products: the product that this one belongs to, its number there, and the output.
+    /// Of task number `task` among the tasks of all products: its product, its number within that product, and the output.
     fn find(&self, mut task: usize, share: usize) -> (&Product<'a>, usize, Disjoint<'_, f32>) {
         for i in 0..self.len {
-            // SAFETY: inside the slice, which is borrowed while this value lives; nobody has a unique reference to it.
+            // SAFETY: inside the slice, which is borrowed while this value lives; there is no unique reference to it.
             let product = unsafe { &*self.first.add(i) };
             let tasks = product.tasks(share);
             if task < tasks {
-                // SAFETY: as above. No reference to the values of the output is made on the way.
+                // SAFETY: as above. No reference to the values of the output is created here.
                 let out = unsafe { Disjoint::from_raw(&raw mut *(*self.first.add(i)).out) };
                 return (product, task, out);
             }
             task -= tasks;
         }
-        unreachable!("there are as many tasks as all products have together")
+        unreachable!("the task number is below the sum of all tasks")
     }
 }
 

@@ -1,8 +1,8 @@
-//! Numbers for tests: always the same, and of every size.
+//! Seeded random numbers and weights for tests.
 
 use larder_core::{BlockParts, NumberFormat, RowOrder, interleave};
 
-/// A stream of numbers that looks random.
+/// A seeded stream of pseudo-random numbers (xorshift).
 pub struct Noise(u64);
 
 impl Noise {
@@ -30,7 +30,7 @@ impl Noise {
         (0..n).map(|_| self.value()).collect()
     }
 
-    /// Stored weights with every bit at random, but for the scales, which are finite; in plain order.
+    /// Stored weights in plain row order: every bit is random, except in the scales, which are finite.
     pub fn weights(&mut self, kind: NumberFormat, rows: usize, cols: usize) -> Vec<u8> {
         let mut bytes: Vec<u8> = match kind {
             NumberFormat::F32 => self.values(rows * cols).iter().flat_map(|v| v.to_le_bytes()).collect(),
@@ -51,12 +51,12 @@ impl Noise {
     }
 }
 
-/// Without the processor's own instruction, which Miri does not know.
+/// Without the processor's conversion instruction, which Miri does not support.
 fn f16_bytes(value: f32) -> [u8; 2] {
     half::f16::from_f32_const(value).to_le_bytes()
 }
 
-/// The bytes in an order, and at an address that is a multiple of nothing.
+/// The weights in row order `order`, from the second byte of the vector on, so that they are not aligned.
 pub fn ordered(kind: NumberFormat, order: RowOrder, rows: usize, cols: usize, plain: &[u8]) -> Vec<u8> {
     let mut bytes = vec![0];
     bytes.extend(plain);

@@ -1,4 +1,4 @@
-//! Threads that take the tasks of one fork-join at a time.
+//! The thread pool: threads that share the tasks of one fork-join at a time.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -13,30 +13,30 @@ mod shared;
 use shared::PoolShared;
 
 thread_local! {
-    /// Whether this thread is working on a task.
+    /// Whether this thread is executing a task.
     static IN_TASK: Cell<bool> = const { Cell::new(false) };
 }
 
-/// A fixed number of threads that share the tasks of one [`run`](Pool::run) after the other.
+/// A fixed number of threads that share the tasks of one fork-join ([`run`](ThreadPool::run)) after another.
 ///
-/// The thread that calls [`run`](Pool::run) works too. Tasks are claimed one by one, so a slow core does not hold the
-/// rest. Between two runs the others spin for a moment and then sleep, so an idle pool costs nothing.
+/// The thread that calls [`run`](ThreadPool::run) works too. Tasks are claimed one by one, so a slow core does not delay
+/// the rest. Between two runs the workers spin for 50 µs and then sleep, so an idle pool takes no processor time.
 pub struct ThreadPool {
-    /// None if there are no workers.
+    /// `None` if the pool has no workers.
     shared: Option<Arc<PoolShared>>,
-    /// One run at a time.
+    /// Held during a run: there is one run at a time.
     run_lock: Mutex<()>,
     workers: Vec<JoinHandle<()>>,
 }
 
 impl ThreadPool {
-    /// A pool of `threads` threads (at least one), the caller's among them.
+    /// A pool of `threads` threads (at least one), including the caller's.
     ///
-    /// With `pin`, each of the others is bound to one of the strong processors that the caller may use, beginning with
-    /// the second strongest. The caller's thread is left as it is, because threads that it starts later would be bound with it.
+    /// With `pin`, each worker is bound to one of the performance cores that the caller may use, beginning with the second
+    /// strongest. The caller's thread is not bound, because threads that it starts later would inherit the affinity.
     ///
     /// # Errors
-    /// If a thread cannot be had or cannot be bound.
+    /// If a thread cannot be started or cannot be bound.
     pub fn new(threads: usize, pin: bool) -> io::Result<ThreadPool> {
         let processors = if pin { processors::strongest_first()? } else { Vec::new() };
         let mut pool = ThreadPool::single_threaded();
@@ -49,7 +49,7 @@ impl ThreadPool {
             let (report, started) = mpsc::channel();
             let worker = std::thread::Builder::new().name(format!("larder-{i}")).spawn(move || {
                 let bound = processor.map_or(Ok(()), affinity::bind);
-                // A thread that is bound stays where it is.
+                // One processor if the thread is bound, which then never moves.
                 let allowed = affinity::allowed().unwrap_or_default();
                 let fine = bound.is_ok();
                 if report.send(bound).is_ok() && fine {
@@ -63,23 +63,23 @@ impl ThreadPool {
         Ok(pool)
     }
 
-    /// A pool of the caller's thread alone.
+    /// A pool without workers: tasks run on the caller's thread.
     pub fn single_threaded() -> ThreadPool {
         ThreadPool { shared: None, run_lock: Mutex::new(()), workers: Vec::new() }
     }
 
-    /// How many threads work on a run.
+    /// Number of threads that work on a run, including the caller's.
     pub fn threads(&self) -> usize {
         self.workers.len() + 1
     }
 
     /// Calls `task` once with every number below `tasks`, in any order, on any of the threads, and returns when all
-    /// calls are over.
+    /// calls have returned.
     ///
-    /// From inside a task the calls are made one after the other. Nothing is allocated.
+    /// A run that is started inside a task makes its calls one after another on the same thread. Allocates nothing.
     ///
     /// # Panics
-    /// If a call does, once no call is under way any more.
+    /// If a call panics; the panic is resumed here after all calls have ended.
     pub fn run(&self, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
         let shared = match &self.shared {
             Some(shared) if tasks > 1 && !IN_TASK.get() => shared,
@@ -87,7 +87,7 @@ impl ThreadPool {
         };
         let guard = self.run_lock.lock().unwrap_or_else(PoisonError::into_inner);
         IN_TASK.set(true);
-        // SAFETY: one run at a time, because this thread has the turn.
+        // SAFETY: one run at a time, because this thread holds the run lock.
         let outcome = unsafe { shared.run(tasks, task) };
         IN_TASK.set(false);
         drop(guard);

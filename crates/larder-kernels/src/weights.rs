@@ -1,22 +1,22 @@
-//! Weights in stored form, and their rows as plain numbers.
+//! Weight matrices as stored, and their rows as f32.
 
 use larder_core::{BlockParts, NumberFormat, ROW_GROUP, RowOrder};
 
 use crate::formats::widen;
 
-/// Bytes of the largest block.
+/// Size of the largest block format.
 const MAX_BLOCK_BYTES: usize = NumberFormat::Q6K.block_bytes();
 
-/// A weight matrix `[rows, cols]` in stored form.
+/// A weight matrix `[rows, cols]` as stored.
 #[derive(Clone, Copy)]
 pub struct WeightMatrix<'a> {
-    /// How its numbers are stored.
+    /// Number format.
     pub kind: NumberFormat,
-    /// In which order its bytes are.
+    /// Whether the rows are interleaved.
     pub order: RowOrder,
-    /// Outputs.
+    /// Number of outputs.
     pub rows: usize,
-    /// Inputs.
+    /// Number of inputs.
     pub cols: usize,
     /// Exactly `kind.matrix_bytes(rows, cols)` bytes, at any alignment.
     pub bytes: &'a [u8],
@@ -36,7 +36,7 @@ impl<'a> WeightMatrix<'a> {
     }
 }
 
-/// A matrix as rows in groups of eight.
+/// The rows of a matrix in groups of eight.
 #[derive(Clone, Copy)]
 pub struct Panels<'a> {
     kind: NumberFormat,
@@ -48,12 +48,12 @@ pub struct Panels<'a> {
 }
 
 impl<'a> Panels<'a> {
-    /// How many there are.
+    /// Number of panels.
     pub fn count(&self) -> usize {
         self.rows.div_ceil(ROW_GROUP)
     }
 
-    /// Rows `8 · index` and the seven that follow, or as many as there are.
+    /// Rows `8 · index` to `8 · index + 7`; fewer in the last panel.
     #[inline]
     pub fn get(&self, index: usize) -> Panel<'a> {
         let Panels { kind, interleaved, blocks, row_bytes, .. } = *self;
@@ -68,7 +68,7 @@ impl<'a> Panels<'a> {
 /// Widens one row to f32.
 ///
 /// # Panics
-/// If there is no such row, or a length does not fit.
+/// If the row is out of range, or a length does not fit the shape.
 pub fn widen_row(weights: WeightMatrix, row: usize, out: &mut [f32]) {
     weights.check();
     assert!(row < weights.rows, "row {row} of {}", weights.rows);
@@ -84,35 +84,35 @@ pub fn widen_row(weights: WeightMatrix, row: usize, out: &mut [f32]) {
     }
 }
 
-/// Up to eight rows that follow each other: what a kernel computes at once.
+/// Up to eight consecutive rows: the unit of work of a kernel.
 #[derive(Clone, Copy)]
 pub struct Panel<'a> {
     pub kind: NumberFormat,
-    /// In every row.
+    /// Blocks of each row.
     pub blocks: usize,
     /// 1 to 8.
     pub rows: usize,
     pub row_bytes: usize,
-    /// Whether they are as [`RowOrder::Rows8`] says; then there are eight.
+    /// Whether the rows are interleaved as in [`RowOrder::Rows8`]; then there are eight.
     pub interleaved: bool,
-    /// `rows · row_bytes` of them.
+    /// `rows · row_bytes` bytes.
     pub bytes: &'a [u8],
-    /// What is likely to be read after them, and may be fetched on the way.
+    /// The bytes that are likely to be read next, which a kernel may prefetch into the cache.
     pub next: &'a [u8],
 }
 
 impl<'a> Panel<'a> {
-    /// Values in every row.
+    /// Values of each row.
     pub fn cols(&self) -> usize {
         self.blocks * self.kind.block_len()
     }
 
-    /// A row's bytes, which lie together because the panel is not interleaved.
+    /// The bytes of a row of a panel that is not interleaved.
     pub fn row(&self, row: usize) -> &'a [u8] {
         &self.bytes[row * self.row_bytes..][..self.row_bytes]
     }
 
-    /// Hands over one block of a row, as it is in a plain row.
+    /// Calls `take` with one block of a row, in the layout of a plain row.
     #[inline]
     pub fn with_block<T>(&self, row: usize, index: usize, take: impl FnOnce(&[u8]) -> T) -> T {
         let len = self.kind.block_bytes();
@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_are_the_same_in_either_order() {
+    fn rows_are_equal_in_both_row_orders() {
         for kind in NumberFormat::ALL {
             let (rows, cols) = (19, 2 * kind.block_len());
             let plain: Vec<u8> = (0..kind.matrix_bytes(rows, cols).unwrap()).map(|i| (i * 151 % 61) as u8).collect();

@@ -1,10 +1,10 @@
 //! Products with quantised weights: eight rows in the lanes of a register, up to four tokens for each block loaded.
 //!
-//! Every 32-bit lane belongs to a row. A load brings four consecutive weights of each, which meet the same four
-//! activations in all lanes. One instruction multiplies unsigned with signed bytes and adds pairs, so weights that are
-//! signed have an offset, which is taken off through the activations' sums, or lend their sign to the activations.
-//! Sums of pairs stay in 16 bits for as long as they cannot overflow; the next step, to 32 bits, multiplies by the
-//! scale where there is one in integers.
+//! Every 32-bit lane belongs to a row. A load brings four consecutive weights of each row, which are multiplied with the
+//! same four activations in all lanes. One instruction multiplies unsigned with signed bytes and adds pairs, so signed
+//! weights either have an offset, which is subtracted by way of the sums of the activations, or pass their sign to the
+//! activations. Sums of pairs stay in 16 bits as long as they cannot overflow; the step to 32 bits multiplies by the scale
+//! where that is an integer.
 #![allow(unsafe_code)]
 
 use std::arch::x86_64::*;
@@ -22,7 +22,7 @@ use crate::weights::Panel;
 /// Products of `P` panels with `N` tokens: `out [panels, tokens]`.
 ///
 /// # Safety
-/// The panels are whole rows of the same kind, order and length, and every token has as many blocks as they have.
+/// The panels are whole rows of the same format, order and length, and every token has as many blocks as a row.
 #[target_feature(enable = "avx2,f16c")]
 pub unsafe fn tile<const P: usize, const N: usize>(panels: [&Panel; P], x: [&[Block]; N], out: &mut [Sums]) {
     // SAFETY: as the caller guarantees.
@@ -53,7 +53,7 @@ unsafe fn by_kind<const INTERLEAVED: bool, const P: usize, const N: usize>(
             NumberFormat::Q5K => rows::<Q5K, INTERLEAVED, P, N>(panels, x),
             NumberFormat::Q6K => rows::<Q6K, INTERLEAVED, P, N>(panels, x),
             NumberFormat::F32 | NumberFormat::F16 | NumberFormat::Bf16 => {
-                unreachable!("floats have kernels of their own")
+                unreachable!("float formats have kernels of their own")
             }
         }
     }
@@ -74,21 +74,21 @@ unsafe fn rows<K: BlockFormat, const INTERLEAVED: bool, const P: usize, const N:
             if prefetches {
                 prefetch(panels[p].next.as_ptr().wrapping_add(i * step), step);
             }
-            // SAFETY: the rows have that many blocks, and the tokens that many times 32 values.
+            // SAFETY: the rows have block `i`, and the tokens have the activations that belong to it.
             unsafe { K::add(rows[p].block(K::KIND, i), i * K::KIND.block_len() / BLOCK, &mut tiles[p]) };
         }
     }
     tiles.map(|tile| tile.sums)
 }
 
-/// A kind of weights.
+/// A block format.
 pub trait BlockFormat {
     const KIND: NumberFormat;
 
-    /// Adds what a block of every row gives with each token's blocks from number `at`.
+    /// Adds the products of a block of every row with the blocks of each token from number `at` on.
     ///
     /// # Safety
-    /// The blocks are of this kind, and the tokens have these blocks.
+    /// The blocks are of this format, and the tokens have these blocks.
     unsafe fn add<const INTERLEAVED: bool, const N: usize>(
         block: EightBlocks<INTERLEAVED>,
         at: usize,

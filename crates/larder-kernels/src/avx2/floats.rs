@@ -1,4 +1,4 @@
-//! Products with plain floats.
+//! Products with weights in float formats.
 #![allow(unsafe_code)]
 
 use std::arch::x86_64::*;
@@ -8,17 +8,17 @@ use crate::dot::LANES;
 use crate::kernel_set::Sums;
 use crate::weights::Panel;
 
-/// The kinds, as parameters of functions.
+/// f32, as a const parameter of functions.
 pub const F32: u8 = 0;
-/// As above.
+/// f16, likewise.
 pub const F16: u8 = 1;
-/// As above.
+/// bf16, likewise.
 pub const BF16: u8 = 2;
 
 /// The dot products of all rows with some tokens, in tiles that leave enough registers for their sums.
 ///
 /// # Safety
-/// The panel is whole rows of `KIND`, and every token has as many values as they have.
+/// The panel is whole rows of `KIND`, and every token has as many values as a row.
 #[target_feature(enable = "avx2,f16c")]
 pub unsafe fn panel<const KIND: u8>(mut panel: Panel, x: &[&[f32]], out: &mut [Sums]) {
     for (x, out) in x.chunks(4).zip(out.chunks_mut(4)) {
@@ -44,10 +44,10 @@ unsafe fn tiles<const KIND: u8, const R: usize, const N: usize, const H: usize>(
     x: [&[f32]; N],
     out: &mut [Sums],
 ) {
-    // Rows of f32 are so long that the processor foresees enough, and is only held up.
+    // Rows of f32 are long enough for the hardware prefetcher; prefetching by hand only slows them down.
     let prefetches = KIND != F32 && !panel.next.is_empty();
     for first in (0..panel.rows).step_by(R) {
-        // A row that is missing is replaced by the last one.
+        // The last row stands in for missing ones.
         let rows: [*const u8; R] = std::array::from_fn(|r| panel.row((first + r).min(panel.rows - 1)).as_ptr());
         let mut lanes = [[[_mm256_setzero_ps(); R]; N]; 2];
         for half in (0..2).step_by(H) {
@@ -60,7 +60,7 @@ unsafe fn tiles<const KIND: u8, const R: usize, const N: usize, const H: usize>(
                 let body = panel.cols() / LANES * LANES;
                 let tail = (body..).zip(&x[t][body..]);
                 let start = reduce(lanes[0][t][r], lanes[1][t][r]);
-                // SAFETY: the row is as long as the token.
+                // SAFETY: the row has as many values as the token.
                 let sum = tail.fold(start, |sum, (c, x)| unsafe { sum + one::<KIND>(rows[r], c) * x });
                 out[t][first + r] = sum;
             }
@@ -107,7 +107,7 @@ unsafe fn pass<const KIND: u8, const R: usize, const N: usize, const H: usize>(
 #[target_feature(enable = "avx2,f16c")]
 #[inline]
 pub unsafe fn eight<const KIND: u8>(row: *const u8, c: usize) -> __m256 {
-    // SAFETY: they are inside the row, as the caller guarantees.
+    // SAFETY: the values are inside the row, as the caller guarantees.
     unsafe {
         match KIND {
             F32 => _mm256_loadu_ps(row.add(4 * c).cast()),
@@ -123,7 +123,7 @@ pub unsafe fn eight<const KIND: u8>(row: *const u8, c: usize) -> __m256 {
 #[target_feature(enable = "avx2,f16c")]
 #[inline]
 pub unsafe fn one<const KIND: u8>(row: *const u8, c: usize) -> f32 {
-    // SAFETY: it is inside the row, as the caller guarantees.
+    // SAFETY: the value is inside the row, as the caller guarantees.
     unsafe {
         match KIND {
             F32 => row.add(4 * c).cast::<f32>().read_unaligned(),
@@ -136,7 +136,7 @@ pub unsafe fn one<const KIND: u8>(row: *const u8, c: usize) -> f32 {
     }
 }
 
-/// Lane i with lane i + 8, then + 4, + 2, + 1.
+/// Adds lane i + 8 to lane i, then + 4, + 2, + 1.
 #[target_feature(enable = "avx2")]
 #[inline]
 fn reduce(low: __m256, high: __m256) -> f32 {

@@ -1,4 +1,4 @@
-//! The kinds of weights with blocks of eight groups, which have scales of their own in integers.
+//! Block formats with eight groups per block (`q4_k`, `q5_k`, `q6_k`), each group with an integer scale of its own.
 #![allow(unsafe_code)]
 
 use std::arch::x86_64::*;
@@ -10,21 +10,21 @@ use super::scales::{HalfScales, Minima};
 use super::tile::{Tile, TokenBlocks, sum, widened};
 use crate::eight_rows::EightBlocks;
 
-/// A kind of weights whose blocks have eight groups.
+/// A block format with eight groups per block.
 trait GroupedFormat {
     const KIND: NumberFormat;
 
-    /// What all groups of a block need.
+    /// The part of a block that all its groups need.
     type Head;
 
     /// # Safety
-    /// The block is of this kind.
+    /// The block is of this format.
     unsafe fn head<const INTERLEAVED: bool>(block: EightBlocks<INTERLEAVED>) -> Self::Head;
 
-    /// Adds what group `G` gives with a block of each token.
+    /// Adds the products of group `G` with one block of each token.
     ///
     /// # Safety
-    /// The block is of this kind.
+    /// The block is of this format.
     unsafe fn group<const INTERLEAVED: bool, const G: usize, const N: usize>(
         block: EightBlocks<INTERLEAVED>,
         head: &Self::Head,
@@ -123,13 +123,13 @@ pub struct Q6K;
 
 impl GroupedFormat for Q6K {
     const KIND: NumberFormat = NumberFormat::Q6K;
-    /// The packed scales, and the scale of scales.
+    /// The packed scales, and the scale of the scales.
     type Head = ([__m256i; 4], __m256);
 
     #[target_feature(enable = "avx2,f16c")]
     #[inline]
     unsafe fn head<const INTERLEAVED: bool>(block: EightBlocks<INTERLEAVED>) -> Self::Head {
-        // SAFETY: a block of q6_k has them, as the caller guarantees.
+        // SAFETY: a block of q6_k has these parts, as the caller guarantees.
         unsafe { (block.fours(48), block.half(0)) }
     }
 
@@ -162,7 +162,7 @@ fn q6_k_dots<const N: usize>(
     let second = sum(widened(x.pairs([e, f], 4), scales.second), widened(x.pairs([g, h], 6), scales.second));
     let mut dots = sum(first, second);
     for (dots, x) in dots.iter_mut().zip(x.0) {
-        // The weights are 32 too large.
+        // The stored weights are 32 too large.
         let [a, b] = x.halves;
         let sums = _mm256_set1_epi32(a as u16 as i32 | (b as i32) << 16);
         *dots = _mm256_sub_epi32(*dots, _mm256_slli_epi32::<5>(_mm256_madd_epi16(scales.both, sums)));

@@ -1,4 +1,4 @@
-//! Loading the same part of eight rows' blocks, whichever order they are in: the rows are the lanes.
+//! Loading the same part of the blocks of eight rows, in either row order: one row per lane.
 #![allow(unsafe_code)]
 
 use std::arch::x86_64::*;
@@ -11,7 +11,7 @@ impl<const INTERLEAVED: bool> EightBlocks<'_, INTERLEAVED> {
     /// The f16 number `i` of every block, as f32.
     ///
     /// # Safety
-    /// The blocks have it.
+    /// The blocks have that number.
     #[target_feature(enable = "avx2,f16c")]
     #[inline]
     pub unsafe fn half(self, i: usize) -> __m256 {
@@ -27,10 +27,10 @@ impl<const INTERLEAVED: bool> EightBlocks<'_, INTERLEAVED> {
         _mm256_cvtph_ps(bits)
     }
 
-    /// Runs of four bytes: four of them beginning with number `first`.
+    /// Four runs of four bytes, from number `first` on.
     ///
     /// # Safety
-    /// The blocks have them.
+    /// The blocks have these runs.
     #[target_feature(enable = "avx2,f16c")]
     #[inline]
     pub unsafe fn fours(self, first: usize) -> [__m256i; 4] {
@@ -46,7 +46,7 @@ impl<const INTERLEAVED: bool> EightBlocks<'_, INTERLEAVED> {
     /// Eight runs of four bytes, as [`fours`](EightBlocks::fours).
     ///
     /// # Safety
-    /// The blocks have them.
+    /// The blocks have these runs.
     #[target_feature(enable = "avx2,f16c")]
     #[inline]
     pub unsafe fn eights(self, first: usize) -> [__m256i; 8] {
@@ -81,11 +81,11 @@ unsafe fn apart(rows: [*const u8; ROW_GROUP]) -> [__m256i; 4] {
     ]
 }
 
-/// Tells the processor that these bytes are wanted soon, which it does not foresee where a row or a page ends.
+/// Prefetches bytes into the cache; the hardware prefetcher does not cross the end of a row or a page.
 #[inline]
 pub fn prefetch(bytes: *const u8, len: usize) {
     for line in (0..len).step_by(64) {
-        // SAFETY: nothing is read, so that any address will do.
+        // SAFETY: a prefetch reads nothing, so any address will do.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(bytes.wrapping_add(line).cast()) };
     }
 }

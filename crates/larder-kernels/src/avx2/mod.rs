@@ -28,7 +28,7 @@ pub fn set() -> Option<KernelSet> {
 
 fn blocks(panels: &[Panel], x: &[&[Block]], out: &mut [Sums]) {
     check(panels, x.iter().map(|x| x.len() * BLOCK), out);
-    // SAFETY: `set` gives this function away on processors that have the features, and the lengths are as they should.
+    // SAFETY: `set` hands out this function only on processors that have the features, and `check` has checked lengths.
     unsafe {
         if let ([p, q], [a]) = (panels, x)
             && p.interleaved == q.interleaved
@@ -61,7 +61,7 @@ fn floats(panels: &[Panel], x: &[&[f32]], out: &mut [Sums]) {
                 NumberFormat::F16 => floats::panel::<{ floats::F16 }>(*panel, x, out),
                 NumberFormat::Bf16 => floats::panel::<{ floats::BF16 }>(*panel, x, out),
                 NumberFormat::Q8_0 | NumberFormat::Q4_0 | NumberFormat::Q4K | NumberFormat::Q5K | NumberFormat::Q6K => {
-                    unreachable!("blocks have kernels of their own")
+                    unreachable!("block formats have kernels of their own")
                 }
             }
         }
@@ -69,9 +69,9 @@ fn floats(panels: &[Panel], x: &[&[f32]], out: &mut [Sums]) {
 }
 
 fn weighted_sum(rows: StridedRows, factors: &[f32], out: &mut [f32]) {
-    assert!(!factors.is_empty(), "there are rows");
+    assert!(!factors.is_empty(), "there are no rows");
     let end = (factors.len() - 1) * rows.row_bytes + out.len() * rows.kind.block_bytes();
-    assert!(end <= rows.bytes.len(), "rows are as long as the output");
+    assert!(end <= rows.bytes.len(), "rows are shorter than the output");
     // SAFETY: as above.
     unsafe {
         match rows.kind {

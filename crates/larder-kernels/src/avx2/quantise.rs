@@ -1,4 +1,4 @@
-//! Activations as integers.
+//! Quantisation of activations.
 #![allow(unsafe_code)]
 
 use std::arch::x86_64::*;
@@ -15,7 +15,7 @@ pub fn block(x: &[f32; BLOCK]) -> Block {
         return Block::new([0; BLOCK], d);
     }
     let inverse = _mm256_set1_ps(inverse);
-    // Rounds to nearest, ties to even, which is what the processor is set to.
+    // Rounds to nearest, ties to even: the processor's default mode.
     let whole = |i: usize| _mm256_cvtps_epi32(_mm256_mul_ps(x[i], inverse));
     let (first, second) = (_mm256_packs_epi32(whole(0), whole(1)), _mm256_packs_epi32(whole(2), whole(3)));
     let packed = _mm256_packs_epi16(first, second);
@@ -28,7 +28,8 @@ pub fn block(x: &[f32; BLOCK]) -> Block {
     block
 }
 
-/// The bits of the largest magnitude. Those of floats without sign are in the order of integers, NaN above all.
+/// The bits of the largest magnitude. The bits of non-negative floats are in the order of their values, with NaN above
+/// all.
 #[target_feature(enable = "avx2")]
 #[inline]
 fn largest([a, b, c, d]: [__m256; 4]) -> u32 {

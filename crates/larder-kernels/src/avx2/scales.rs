@@ -1,4 +1,4 @@
-//! Scales that are integers themselves.
+//! Scales and minima that are stored as integers.
 #![allow(unsafe_code)]
 
 use std::arch::x86_64::*;
@@ -7,7 +7,7 @@ use crate::eight_rows::EightBlocks;
 
 /// The scales and minima of `q4_k` and `q5_k`.
 pub struct Minima {
-    /// The scale of scales.
+    /// The scale of the scales.
     pub d: __m256,
     dmin: __m256,
     /// A byte for each of the first and the last four groups.
@@ -16,14 +16,14 @@ pub struct Minima {
 }
 
 impl Minima {
-    /// Those of a block, which are packed as [`scale_min`](crate::formats::scale_min) says.
+    /// Unpacks the scales and minima of a block; see [`scale_min`](crate::formats::scale_min) for the packing.
     ///
     /// # Safety
-    /// It is of one of these kinds.
+    /// The block is `q4_k` or `q5_k`.
     #[target_feature(enable = "avx2,f16c")]
     #[inline]
     pub unsafe fn of<const INTERLEAVED: bool>(block: EightBlocks<INTERLEAVED>) -> Self {
-        // SAFETY: blocks of these kinds begin with two f16 and twelve bytes of scales.
+        // SAFETY: blocks of these formats begin with two f16 and twelve bytes of scales.
         let ([a, b, c, _], d, dmin) = unsafe { (block.fours(0), block.half(0), block.half(1)) };
         let six = |v| _mm256_and_si256(v, _mm256_set1_epi8(63));
         let four = |v| _mm256_and_si256(v, _mm256_set1_epi8(15));
@@ -44,7 +44,7 @@ impl Minima {
     }
 }
 
-/// The scales of a block's halves in `q6_k`.
+/// The scales of the two halves of a group of `q6_k`.
 #[derive(Clone, Copy)]
 pub struct HalfScales {
     /// The first, in both 16-bit halves of each lane.
@@ -61,16 +61,16 @@ impl HalfScales {
     #[inline]
     pub fn of(scales: __m256i, two: usize) -> Self {
         let at = 2 * two as i32;
-        // A byte goes to the upper half of 16 bits, from where it comes back with its sign.
+        // A byte goes to the upper half of 16 bits; the shift right extends its sign.
         let wide = |a, b| _mm256_srai_epi16::<8>(arrange(scales, [NONE, a, NONE, b]));
         HalfScales { first: wide(at, at), second: wide(at + 1, at + 1), both: wide(at, at + 1) }
     }
 }
 
-/// The place of a zero.
+/// The index that yields a zero byte.
 const NONE: i32 = 0x80;
 
-/// Of every lane the bytes at these places.
+/// The bytes at these indices of every lane.
 #[target_feature(enable = "avx2")]
 #[inline]
 fn arrange(bytes: __m256i, [a, b, c, d]: [i32; 4]) -> __m256i {

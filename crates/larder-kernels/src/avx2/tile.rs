@@ -1,4 +1,4 @@
-//! Up to four tokens beside eight rows.
+//! Up to four tokens times eight rows.
 #![allow(unsafe_code)]
 
 use std::arch::asm;
@@ -6,7 +6,7 @@ use std::arch::x86_64::*;
 
 use crate::inputs::Block;
 
-/// Some tokens, and for each the sums of eight rows.
+/// `N` tokens, and for each the running sums of eight rows.
 #[derive(Clone, Copy)]
 pub struct Tile<'a, const N: usize> {
     x: [&'a [Block]; N],
@@ -20,10 +20,10 @@ impl<'a, const N: usize> Tile<'a, N> {
         Tile { x, sums: [_mm256_setzero_ps(); N] }
     }
 
-    /// The block number `at` of each token.
+    /// Block number `at` of each token.
     ///
     /// # Safety
-    /// The tokens have it.
+    /// The tokens have that block.
     #[inline]
     pub unsafe fn at(&self, at: usize) -> TokenBlocks<'a, N> {
         // SAFETY: the block is there, as the caller guarantees.
@@ -56,7 +56,7 @@ fn scaled(dots: __m256i, d: __m256, x: &Block) -> __m256 {
     _mm256_mul_ps(_mm256_cvtepi32_ps(dots), _mm256_mul_ps(d, _mm256_set1_ps(x.d)))
 }
 
-/// A block of activations of each token.
+/// One block of activations of each token.
 #[derive(Clone, Copy)]
 pub struct TokenBlocks<'a, const N: usize>(pub [&'a Block; N]);
 
@@ -71,13 +71,13 @@ impl<const N: usize> TokenBlocks<'_, N> {
         }
     }
 
-    /// Keeps the compiler from bringing the steps of several sums into another order, in which one sum comes after the
-    /// other: they take turns so that the processor always sees something to do that does not wait for a result.
+    /// Keeps the compiler from reordering the steps of several sums so that one sum comes after the other: in turns, the
+    /// processor always has an instruction that does not wait for a result.
     #[target_feature(enable = "avx2")]
     #[inline]
     fn in_turn(&self, mut sum: __m256i) -> __m256i {
         if N > 1 && !cfg!(miri) {
-            // SAFETY: there are no instructions.
+            // SAFETY: the assembly has no instructions.
             unsafe { asm!("/* {} */", inout(ymm_reg) sum, options(nomem, nostack, preserves_flags)) };
         }
         sum
@@ -104,7 +104,7 @@ impl<const N: usize> TokenBlocks<'_, N> {
     }
 }
 
-/// Every 16-bit pair times its factors, added up.
+/// Multiplies each 16-bit pair by its factors and adds the two products.
 #[target_feature(enable = "avx2")]
 #[inline]
 pub fn widened<const N: usize>(mut pairs: [__m256i; N], factors: __m256i) -> [__m256i; N] {

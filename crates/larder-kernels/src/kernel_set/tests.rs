@@ -1,3 +1,5 @@
+//! Every kernel set against the portable one.
+
 use larder_core::{NumberFormat, RowOrder};
 use proptest::prelude::*;
 
@@ -6,7 +8,7 @@ use crate::inputs::{BLOCK, Inputs};
 use crate::testing::{Noise, ordered};
 use crate::weights::{WeightMatrix, widen_row};
 
-/// Every panel of a matrix with some tokens: `[tokens][rows]`.
+/// Products of every panel of a matrix with all tokens: `[tokens][rows]`.
 fn product(set: &KernelSet, weights: WeightMatrix, x: &Inputs) -> Vec<Vec<f32>> {
     let mut out = vec![vec![]; x.tokens()];
     let panels: Vec<_> = (0..weights.panels().count()).map(|i| weights.panels().get(i)).collect();
@@ -34,7 +36,7 @@ fn cols(kind: NumberFormat, size: usize) -> usize {
     if kind.is_float() { size } else { kind.block_len() * size.div_ceil(BLOCK) }
 }
 
-/// How many cases there are, and the most that each has. Less under Miri, which takes a thousand times as long.
+/// Number of cases, and the largest shape of a case. Smaller under Miri, which is a thousand times slower.
 const CASES: u32 = if cfg!(miri) { 40 } else { 200 };
 const ROWS: usize = if cfg!(miri) { 12 } else { 26 };
 const SIZES: usize = if cfg!(miri) { 40 } else { 150 };
@@ -65,8 +67,8 @@ proptest! {
         }
     }
 
-    /// The result is near the exact product with the widened weights: each activation is off by half a step of its
-    /// block at most, and the sums of f32 by a little for each block.
+    /// The result is near the exact product with the widened weights: each activation is off by at most half a
+    /// quantisation step of its block, and the sums of f32 by a little for each block.
     #[test]
     fn the_definition_is_within_its_bound(
         seed: u64, kind in 0..NumberFormat::ALL.len(), rows in 1..9usize, size in 1..=2 * SIZES,
@@ -94,7 +96,7 @@ proptest! {
                     bound += (w.abs() as f64 + 64.0 / 8.0) * amax * 1e-5;
                 }
             }
-            prop_assert!((*got as f64 - exact).abs() <= bound, "{kind}: {} and not {exact} ± {bound}", got);
+            prop_assert!((*got as f64 - exact).abs() <= bound, "{kind}: {} instead of {exact} ± {bound}", got);
         }
     }
 
@@ -147,7 +149,7 @@ proptest! {
     }
 }
 
-/// The largest integers that blocks can hold, so that a sum in too few bits shows.
+/// The largest integers that blocks can hold, so that an overflow of a narrow sum shows.
 #[test]
 fn sums_of_integers_never_overflow() {
     for kind in NumberFormat::ALL.into_iter().filter(|k| !k.is_float()) {
@@ -178,7 +180,7 @@ fn sums_of_integers_never_overflow() {
 }
 
 #[test]
-fn what_is_not_finite_stays_visible_and_stays_with_its_token() {
+fn non_finite_activations_reach_every_result_of_their_token_and_no_other() {
     let mut noise = Noise::new(7);
     for kind in NumberFormat::ALL {
         let cols = cols(kind, 70);

@@ -1,7 +1,7 @@
 //! Products with quantised weights: four rows in the lanes of a register, up to four tokens for each block loaded.
 //!
-//! Every 32-bit lane belongs to a row. A load brings four consecutive weights of each, which meet the same four
-//! activations in all lanes. The offset of weights that have one is taken off through the activations' sums.
+//! Every 32-bit lane belongs to a row. A load brings four consecutive weights of each row, which are multiplied with the
+//! same four activations in all lanes. An offset of the weights is subtracted by way of the sums of the activations.
 #![allow(unsafe_code)]
 
 use std::arch::aarch64::*;
@@ -20,7 +20,7 @@ use crate::weights::Panel;
 /// Products of a panel with `N` tokens.
 ///
 /// # Safety
-/// The panel is whole rows, every token has as many blocks as they have, and the processor has what `D` uses.
+/// The panel is whole rows, every token has as many blocks as a row, and the processor has the instructions of `D`.
 #[target_feature(enable = "neon")]
 pub unsafe fn tile<D: Dot, const N: usize>(panel: &Panel, x: [&[Block]; N], out: &mut [Sums]) {
     // SAFETY: as the caller guarantees.
@@ -54,7 +54,7 @@ unsafe fn by_kind<D: Dot, const INTERLEAVED: bool, const N: usize>(
             NumberFormat::Q5K => rows::<Q5K, D, INTERLEAVED, N>(panel, x),
             NumberFormat::Q6K => rows::<Q6K, D, INTERLEAVED, N>(panel, x),
             NumberFormat::F32 | NumberFormat::F16 | NumberFormat::Bf16 => {
-                unreachable!("floats have kernels of their own")
+                unreachable!("float formats have kernels of their own")
             }
         }
     }
@@ -75,7 +75,7 @@ unsafe fn rows<K: BlockFormat, D: Dot, const INTERLEAVED: bool, const N: usize>(
             prefetch(panel.next.as_ptr().wrapping_add(i * step), step);
         }
         let (rows, at) = (rows.block(K::KIND, i), i * K::KIND.block_len() / BLOCK);
-        // SAFETY: the rows have that many blocks, and the tokens that many times 32 values.
+        // SAFETY: the rows have block `i`, and the tokens have the activations that belong to it.
         unsafe {
             K::add::<D, INTERLEAVED, N>(FourBlocks { rows, first: 0 }, at, &mut first);
             K::add::<D, INTERLEAVED, N>(FourBlocks { rows, first: 4 }, at, &mut second);
@@ -84,14 +84,14 @@ unsafe fn rows<K: BlockFormat, D: Dot, const INTERLEAVED: bool, const N: usize>(
     [first.sums, second.sums]
 }
 
-/// A kind of weights.
+/// A block format.
 pub trait BlockFormat {
     const KIND: NumberFormat;
 
-    /// Adds what a block of every row gives with each token's blocks from number `at`.
+    /// Adds the products of a block of every row with the blocks of each token from number `at` on.
     ///
     /// # Safety
-    /// The blocks are of this kind, the tokens have these blocks, and the processor has what `D` uses.
+    /// The blocks are of this format, the tokens have these blocks, and the processor has the instructions of `D`.
     unsafe fn add<D: Dot, const INTERLEAVED: bool, const N: usize>(
         block: FourBlocks<INTERLEAVED>,
         at: usize,
@@ -110,7 +110,7 @@ impl BlockFormat for Q8_0 {
         at: usize,
         tile: &mut Tile<N>,
     ) {
-        // SAFETY: a block of q8_0 has these parts, and the rest is as the caller guarantees. 2 · 128 · 127 fits 16 bits.
+        // SAFETY: a block of q8_0 has these parts; the rest is as the caller guarantees. 2 · 128 · 127 fits 16 bits.
         unsafe {
             let x = tile.at(at);
             let dots = D::dot::<2, 2, N>([block.runs(0), block.runs(4)], x, 0, [0; N]);
@@ -130,7 +130,7 @@ impl BlockFormat for Q4_0 {
         at: usize,
         tile: &mut Tile<N>,
     ) {
-        // SAFETY: as above. The weights are 8 too large, and 8 · 15 · 127 fits 16 bits.
+        // SAFETY: as above. The stored weights are 8 too large, and 8 · 15 · 127 fits 16 bits.
         unsafe {
             let (w, x) = (block.runs(0), tile.at(at));
             let dots = D::dot::<8, 2, N>([nibbles(w, 0), nibbles(w, 1)], x, 0, x.0.map(|x| -x.sum8));

@@ -1,4 +1,4 @@
-//! Sums of products of bytes: the instructions that processors differ in.
+//! Sums of products of bytes, with the instructions in which processors differ.
 #![allow(unsafe_code)]
 
 use std::arch::aarch64::*;
@@ -9,8 +9,8 @@ use super::tile::TokenBlocks;
 
 /// A way to sum products of bytes.
 pub trait Dot {
-    /// Of each token the sums for four rows: what it starts from, and the products of weights with the activations from
-    /// number `16 · first`. At least `FIT` products of a weight and an activation fit 16 bits.
+    /// For each token the sums of four rows: `start` plus the products of the weights with the activations from number
+    /// `16 · first` on. The sum of `FIT` products of a weight and an activation fits 16 bits.
     ///
     /// # Safety
     /// The processor has the instructions.
@@ -22,7 +22,7 @@ pub trait Dot {
     ) -> [int32x4_t; N];
 }
 
-/// With dot products of four bytes, which ARMv8.2 has as an option and ARMv8.4 always.
+/// With dot products of four bytes: optional in ARMv8.2, always present from ARMv8.4 on.
 pub struct Sdot;
 
 impl Dot for Sdot {
@@ -69,7 +69,7 @@ unsafe fn sdot<const I: usize, const N: usize>(sums: &mut [int32x4_t; N], w: uin
     }
 }
 
-/// With products of 16 bits, which every processor has.
+/// With widening multiplications to 16 bits, which every processor has.
 pub struct Smull;
 
 impl Dot for Smull {

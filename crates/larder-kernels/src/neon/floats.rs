@@ -1,4 +1,4 @@
-//! Products with plain floats.
+//! Products with weights in float formats.
 #![allow(unsafe_code)]
 
 use std::arch::aarch64::*;
@@ -8,11 +8,11 @@ use crate::dot::LANES;
 use crate::kernel_set::Sums;
 use crate::weights::Panel;
 
-/// The kinds, as parameters of functions.
+/// f32, as a const parameter of functions.
 pub const F32: u8 = 0;
-/// As above.
+/// f16, likewise.
 pub const F16: u8 = 1;
-/// As above.
+/// bf16, likewise.
 pub const BF16: u8 = 2;
 
 /// Registers that hold the [`LANES`] sums of a row and a token.
@@ -21,7 +21,7 @@ const QUADS: usize = LANES / 4;
 /// The dot products of all rows with some tokens, in tiles that leave enough registers for their sums.
 ///
 /// # Safety
-/// The panel is whole rows of `KIND`, and every token has as many values as they have.
+/// The panel is whole rows of `KIND`, and every token has as many values as a row.
 #[target_feature(enable = "neon")]
 pub unsafe fn panel<const KIND: u8>(panel: &Panel, x: &[&[f32]], out: &mut [Sums]) {
     for (x, out) in x.chunks(4).zip(out.chunks_mut(4)) {
@@ -47,7 +47,7 @@ unsafe fn tiles<const KIND: u8, const R: usize, const N: usize, const Q: usize>(
     out: &mut [Sums],
 ) {
     for first in (0..panel.rows).step_by(R) {
-        // A row that is missing is replaced by the last one.
+        // The last row stands in for missing ones.
         let rows: [*const u8; R] = std::array::from_fn(|r| panel.row((first + r).min(panel.rows - 1)).as_ptr());
         let mut lanes = [[[vdupq_n_f32(0.0); R]; N]; QUADS];
         for (pass, lanes) in lanes.as_chunks_mut::<Q>().0.iter_mut().enumerate() {
@@ -59,7 +59,7 @@ unsafe fn tiles<const KIND: u8, const R: usize, const N: usize, const Q: usize>(
                 let body = panel.cols() / LANES * LANES;
                 let tail = (body..).zip(&x[t][body..]);
                 let start = reduce(lanes.map(|lanes| lanes[t][r]));
-                // SAFETY: the row is as long as the token.
+                // SAFETY: the row has as many values as the token.
                 out[t][first + r] = tail.fold(start, |sum, (c, x)| unsafe { sum + one::<KIND>(rows[r], c) * x });
             }
         }
@@ -96,7 +96,7 @@ unsafe fn sum<const KIND: u8, const R: usize, const N: usize, const Q: usize>(
 #[target_feature(enable = "neon")]
 #[inline]
 pub unsafe fn four<const KIND: u8>(row: *const u8, c: usize) -> float32x4_t {
-    // SAFETY: they are inside the row, as the caller guarantees.
+    // SAFETY: the values are inside the row, as the caller guarantees.
     unsafe {
         match KIND {
             F32 => row.add(4 * c).cast::<float32x4_t>().read_unaligned(),
@@ -112,7 +112,7 @@ pub unsafe fn four<const KIND: u8>(row: *const u8, c: usize) -> float32x4_t {
 #[target_feature(enable = "neon")]
 #[inline]
 pub unsafe fn one<const KIND: u8>(row: *const u8, c: usize) -> f32 {
-    // SAFETY: it is inside the row, as the caller guarantees.
+    // SAFETY: the value is inside the row, as the caller guarantees.
     unsafe {
         match KIND {
             F32 => row.add(4 * c).cast::<f32>().read_unaligned(),
@@ -122,7 +122,7 @@ pub unsafe fn one<const KIND: u8>(row: *const u8, c: usize) -> f32 {
     }
 }
 
-/// Lane i with lane i + 8, then + 4, + 2, + 1.
+/// Adds lane i + 8 to lane i, then + 4, + 2, + 1.
 #[target_feature(enable = "neon")]
 #[inline]
 fn reduce([a, b, c, d]: [float32x4_t; QUADS]) -> f32 {

@@ -1,4 +1,4 @@
-//! The kinds of weights with blocks of eight groups, which have scales of their own in integers.
+//! Block formats with eight groups per block (`q4_k`, `q5_k`, `q6_k`), each group with an integer scale of its own.
 #![allow(unsafe_code)]
 
 use std::arch::aarch64::*;
@@ -11,21 +11,21 @@ use super::load::{FourBlocks, Runs};
 use super::scales::{Minima, signed};
 use super::tile::{Tile, TokenBlocks};
 
-/// A kind of weights whose blocks have eight groups.
+/// A block format with eight groups per block.
 trait GroupedFormat {
     const KIND: NumberFormat;
 
-    /// What all groups of a block need.
+    /// The part of a block that all its groups need.
     type Head;
 
     /// # Safety
-    /// The block is of this kind.
+    /// The block is of this format.
     unsafe fn head<const INTERLEAVED: bool>(block: FourBlocks<INTERLEAVED>) -> Self::Head;
 
-    /// Adds what group `G` gives with a block of each token.
+    /// Adds the products of group `G` with one block of each token.
     ///
     /// # Safety
-    /// The block is of this kind, and the processor has what `D` uses.
+    /// The block is of this format, and the processor has the instructions of `D`.
     unsafe fn group<D: Dot, const INTERLEAVED: bool, const G: usize, const N: usize>(
         block: FourBlocks<INTERLEAVED>,
         head: &Self::Head,
@@ -127,13 +127,13 @@ pub struct Q6K;
 
 impl GroupedFormat for Q6K {
     const KIND: NumberFormat = NumberFormat::Q6K;
-    /// The packed scales, and the scale of scales.
+    /// The packed scales, and the scale of the scales.
     type Head = (Runs, float32x4_t);
 
     #[target_feature(enable = "neon")]
     #[inline]
     unsafe fn head<const INTERLEAVED: bool>(block: FourBlocks<INTERLEAVED>) -> Self::Head {
-        // SAFETY: a block of q6_k has them, as the caller guarantees.
+        // SAFETY: a block of q6_k has these parts, as the caller guarantees.
         unsafe { (block.runs(48), block.half(0)) }
     }
 
@@ -150,7 +150,7 @@ impl GroupedFormat for Q6K {
         let mut dots = [vdupq_n_s32(0); N];
         for part in 0..2 {
             // SAFETY: as above. Two runs share the bytes of their low bits, and four those of their high ones. The
-            // weights are 32 too large, and 4 · 63 · 127 fits 16 bits.
+            // stored weights are 32 too large, and 4 · 63 · 127 fits 16 bits.
             let part_dots = unsafe {
                 let low = nibbles(block.runs(low + 4 * part), run / 2);
                 let w = with_top(low, block.runs(high + 4 * part), 2 * run, 3);

@@ -1,4 +1,4 @@
-//! Loading the same part of four rows' blocks, whichever order they are in.
+//! Loading the same part of the blocks of four rows, in either row order: one row per lane.
 #![allow(unsafe_code)]
 
 use std::arch::aarch64::*;
@@ -22,7 +22,7 @@ impl<const INTERLEAVED: bool> FourBlocks<'_, INTERLEAVED> {
     /// The f16 number `i` of every block, as f32.
     ///
     /// # Safety
-    /// The blocks have it.
+    /// The blocks have that number.
     #[target_feature(enable = "neon")]
     #[inline]
     pub unsafe fn half(self, i: usize) -> float32x4_t {
@@ -37,10 +37,10 @@ impl<const INTERLEAVED: bool> FourBlocks<'_, INTERLEAVED> {
         }
     }
 
-    /// The runs of four bytes from number `first`.
+    /// Four runs of four bytes, from number `first` on.
     ///
     /// # Safety
-    /// The blocks have them.
+    /// The blocks have these runs.
     #[target_feature(enable = "neon")]
     #[inline]
     pub unsafe fn runs(self, first: usize) -> Runs {
@@ -66,7 +66,7 @@ fn transposed(rows: [uint8x16_t; 4]) -> Runs {
 
 /// Stored f16 as f32.
 ///
-/// Every processor has the instruction, but the function for it demands arithmetic with f16, which not all have.
+/// Every processor has the instruction, but the intrinsic for it requires f16 arithmetic, which not all have.
 #[target_feature(enable = "neon")]
 #[inline]
 pub fn widen(bits: uint16x4_t) -> float32x4_t {
@@ -76,12 +76,12 @@ pub fn widen(bits: uint16x4_t) -> float32x4_t {
     wide
 }
 
-/// Tells the processor that these bytes are wanted soon, which it does not foresee where a row or a page ends.
+/// Prefetches bytes into the cache; the hardware prefetcher does not cross the end of a row or a page.
 #[inline]
 pub fn prefetch(bytes: *const u8, len: usize) {
     for line in (0..len).step_by(64) {
         let at = bytes.wrapping_add(line);
-        // SAFETY: nothing is read, so that any address will do.
+        // SAFETY: a prefetch reads nothing, so any address will do.
         unsafe { asm!("prfm pldl1keep, [{}]", in(reg) at, options(readonly, nostack, preserves_flags)) };
     }
 }

@@ -1,7 +1,7 @@
-//! Kernels for 64-bit Arm processors, with NEON, which all of them have, and dot products of bytes where there are some.
+//! Kernels for 64-bit Arm processors: with NEON, which all of them have, and with dot products of bytes where available.
 //!
-//! Matrix products of bytes, which some have as well, are not used: they want two rows and two tokens side by side, and
-//! bringing them there takes as many instructions as are saved.
+//! Matrix products of bytes (i8mm), which some have as well, are not used: they take two rows and two tokens side by side,
+//! and arranging those costs as many instructions as are saved.
 //!
 //! They were checked by emulation (`scripts/check/cross.sh test`), and never timed.
 #![allow(unsafe_code)]
@@ -33,18 +33,18 @@ pub fn with_dot_products() -> Option<KernelSet> {
     able.then_some(KernelSet { name: "neon+dotprod", blocks: blocks::<Sdot>, floats, weighted_sum, quantise })
 }
 
-/// The kernels that every processor can run.
+/// The kernels that every 64-bit Arm processor can run.
 pub fn set() -> Option<KernelSet> {
     Some(KernelSet { name: "neon", blocks: blocks::<Smull>, floats, weighted_sum, quantise })
 }
 
-/// For processors that have what `D` uses.
+/// For processors that have the instructions of `D`.
 fn blocks<D: Dot>(panels: &[Panel], x: &[&[Block]], out: &mut [Sums]) {
     check(panels, x.iter().map(|x| x.len() * BLOCK), out);
     for (panel, out) in panels.iter().zip(out.chunks_mut(x.len())) {
         let mut panel = *panel;
         for (x, out) in x.chunks(4).zip(out.chunks_mut(4)) {
-            // SAFETY: a set gives this function away on processors that can run it, and the lengths are as they should.
+            // SAFETY: a set hands out this function only on processors that can run it; `check` has checked lengths.
             unsafe {
                 match *x {
                     [a] => blocks::tile::<D, 1>(&panel, [a], out),
@@ -69,7 +69,7 @@ fn floats(panels: &[Panel], x: &[&[f32]], out: &mut [Sums]) {
                 NumberFormat::F16 => floats::panel::<{ floats::F16 }>(panel, x, out),
                 NumberFormat::Bf16 => floats::panel::<{ floats::BF16 }>(panel, x, out),
                 NumberFormat::Q8_0 | NumberFormat::Q4_0 | NumberFormat::Q4K | NumberFormat::Q5K | NumberFormat::Q6K => {
-                    unreachable!("blocks have kernels of their own")
+                    unreachable!("block formats have kernels of their own")
                 }
             }
         }
@@ -77,9 +77,9 @@ fn floats(panels: &[Panel], x: &[&[f32]], out: &mut [Sums]) {
 }
 
 fn weighted_sum(rows: StridedRows, factors: &[f32], out: &mut [f32]) {
-    assert!(!factors.is_empty(), "there are rows");
+    assert!(!factors.is_empty(), "there are no rows");
     let end = (factors.len() - 1) * rows.row_bytes + out.len() * rows.kind.block_bytes();
-    assert!(end <= rows.bytes.len(), "rows are as long as the output");
+    assert!(end <= rows.bytes.len(), "rows are shorter than the output");
     // SAFETY: as above.
     unsafe {
         match rows.kind {

@@ -1,4 +1,4 @@
-//! Activations as integers.
+//! Quantisation of activations.
 #![allow(unsafe_code)]
 
 use std::arch::aarch64::*;
@@ -31,7 +31,8 @@ pub fn block(x: &[f32; BLOCK]) -> Block {
     block
 }
 
-/// The bits of the largest magnitude. Those of floats without sign are in the order of integers, NaN above all.
+/// The bits of the largest magnitude. The bits of non-negative floats are in the order of their values, with NaN above
+/// all.
 #[target_feature(enable = "neon")]
 #[inline]
 fn largest(x: [float32x4_t; 8]) -> u32 {

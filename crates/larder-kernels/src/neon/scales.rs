@@ -1,4 +1,4 @@
-//! Scales that are integers themselves.
+//! Scales and minima that are stored as integers.
 #![allow(unsafe_code)]
 
 use std::arch::aarch64::*;
@@ -8,7 +8,7 @@ use super::tile::{Tile, TokenBlocks};
 
 /// The scales and minima of `q4_k` and `q5_k`.
 pub struct Minima {
-    /// The scale of scales.
+    /// The scale of the scales.
     d: float32x4_t,
     dmin: float32x4_t,
     /// A byte for each of the first and the last four groups.
@@ -17,14 +17,14 @@ pub struct Minima {
 }
 
 impl Minima {
-    /// Those of a block, which are packed as [`scale_min`](crate::formats::scale_min) says.
+    /// Unpacks the scales and minima of a block; see [`scale_min`](crate::formats::scale_min) for the packing.
     ///
     /// # Safety
-    /// It is of one of these kinds.
+    /// The block is `q4_k` or `q5_k`.
     #[target_feature(enable = "neon")]
     #[inline]
     pub unsafe fn of<const INTERLEAVED: bool>(block: FourBlocks<INTERLEAVED>) -> Self {
-        // SAFETY: blocks of these kinds begin with two f16 and twelve bytes of scales.
+        // SAFETY: blocks of these formats begin with two f16 and twelve bytes of scales.
         let ([a, b, c, _], d, dmin) = unsafe { (block.runs(0), block.half(0), block.half(1)) };
         let six = |v| vandq_u8(v, vdupq_n_u8(63));
         let top = |v| vandq_u8(vshrq_n_u8::<2>(v), vdupq_n_u8(48));
@@ -33,7 +33,7 @@ impl Minima {
         Minima { d, dmin, scales, minima }
     }
 
-    /// Adds what a group gives, before it is scaled.
+    /// Scales the integer dot products of group `g` and adds them to the tile.
     #[target_feature(enable = "neon")]
     #[inline]
     pub fn add<const N: usize>(&self, g: usize, dots: [int32x4_t; N], x: TokenBlocks<N>, tile: &mut Tile<N>) {
@@ -43,7 +43,7 @@ impl Minima {
     }
 }
 
-/// The byte at a place of every lane.
+/// The signed byte at index `at` of every lane.
 #[target_feature(enable = "neon")]
 #[inline]
 pub fn signed(bytes: uint8x16_t, at: usize) -> int32x4_t {

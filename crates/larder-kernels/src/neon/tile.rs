@@ -1,11 +1,11 @@
-//! Up to four tokens beside four rows.
+//! Up to four tokens times four rows.
 #![allow(unsafe_code)]
 
 use std::arch::aarch64::*;
 
 use crate::inputs::Block;
 
-/// Some tokens, and for each the sums of four rows.
+/// `N` tokens, and for each the running sums of four rows.
 #[derive(Clone, Copy)]
 pub struct Tile<'a, const N: usize> {
     x: [&'a [Block]; N],
@@ -19,10 +19,10 @@ impl<'a, const N: usize> Tile<'a, N> {
         Tile { x, sums: [vdupq_n_f32(0.0); N] }
     }
 
-    /// The block number `at` of each token.
+    /// Block number `at` of each token.
     ///
     /// # Safety
-    /// The tokens have it.
+    /// The tokens have that block.
     #[inline]
     pub unsafe fn at(&self, at: usize) -> TokenBlocks<'a, N> {
         // SAFETY: the block is there, as the caller guarantees.
@@ -55,7 +55,7 @@ fn scaled(dots: int32x4_t, d: float32x4_t, x: &Block) -> float32x4_t {
     vmulq_f32(vcvtq_f32_s32(dots), vmulq_n_f32(d, x.d))
 }
 
-/// A block of activations of each token.
+/// One block of activations of each token.
 #[derive(Clone, Copy)]
 pub struct TokenBlocks<'a, const N: usize>(pub [&'a Block; N]);
 

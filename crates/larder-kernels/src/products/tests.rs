@@ -1,18 +1,20 @@
+//! Products: independence of threads, order and batch; shapes; panics.
+
 use larder_core::{NumberFormat, RowOrder};
 
 use super::*;
 use crate::testing::{Noise, ordered};
 
-fn alone(weights: WeightMatrix, x: &Inputs) -> Vec<f32> {
+fn single_product(weights: WeightMatrix, x: &Inputs) -> Vec<f32> {
     let mut out = vec![0.0; x.tokens() * weights.rows];
     products(&ThreadPool::single_threaded(), &mut [Product { weights, x, pick: None, out: &mut out }]);
     out
 }
 
 #[test]
-fn threads_orders_and_company_change_no_bit() {
+fn threads_row_order_and_other_products_change_no_bit() {
     let mut noise = Noise::new(3);
-    // Less under Miri, which takes a thousand times as long.
+    // Smaller under Miri, which is a thousand times slower.
     let (cols, tokens, most_rows) = if cfg!(miri) { (256, 2, 10) } else { (512, 70, 60) };
     let mut x = Inputs::new();
     x.fill(&noise.values(tokens * cols), cols, true);
@@ -22,7 +24,9 @@ fn threads_orders_and_company_change_no_bit() {
     let want: Vec<_> = plain
         .iter()
         .map(weights)
-        .map(|(kind, rows, bytes)| alone(WeightMatrix { kind, order: RowOrder::Plain, rows, cols, bytes: &bytes }, &x))
+        .map(|(kind, rows, bytes)| {
+            single_product(WeightMatrix { kind, order: RowOrder::Plain, rows, cols, bytes: &bytes }, &x)
+        })
         .collect();
     for threads in [1, 2, 5] {
         let pool = ThreadPool::new(threads, false).unwrap();
@@ -53,7 +57,7 @@ fn picked_tokens_are_those_of_the_whole_batch() {
     for kind in [NumberFormat::F32, NumberFormat::Q4_0] {
         let bytes = noise.weights(kind, rows, cols);
         let weights = WeightMatrix { kind, order: RowOrder::Plain, rows, cols, bytes: &bytes };
-        let whole = alone(weights, &x);
+        let whole = single_product(weights, &x);
         for pick in [&[][..], &[8], &[3, 3, 0], &[7, 1, 8, 2, 0, 5]] {
             let mut out = vec![f32::NAN; pick.len() * rows];
             products(
@@ -74,7 +78,8 @@ fn a_product_matches_its_definition() {
     let bytes: Vec<u8> = w.iter().flat_map(|v| v.to_le_bytes()).collect();
     let mut x = Inputs::new();
     x.fill(&values, cols, false);
-    let out = alone(WeightMatrix { kind: NumberFormat::F32, order: RowOrder::Plain, rows, cols, bytes: &bytes }, &x);
+    let out =
+        single_product(WeightMatrix { kind: NumberFormat::F32, order: RowOrder::Plain, rows, cols, bytes: &bytes }, &x);
     for t in 0..tokens {
         for r in 0..rows {
             let exact: f64 = (0..cols).map(|c| w[r * cols + c] as f64 * values[t * cols + c] as f64).sum();
@@ -84,7 +89,7 @@ fn a_product_matches_its_definition() {
 }
 
 #[test]
-fn activations_that_are_not_quantised_meet_widened_weights() {
+fn unquantised_activations_are_multiplied_with_widened_weights() {
     let (rows, cols, tokens) = (11, 64, 3);
     let mut noise = Noise::new(8);
     let (plain, values) = (noise.weights(NumberFormat::Q4_0, rows, cols), noise.values(tokens * cols));
@@ -93,7 +98,7 @@ fn activations_that_are_not_quantised_meet_widened_weights() {
     for order in RowOrder::ALL {
         let bytes = ordered(NumberFormat::Q4_0, order, rows, cols, &plain);
         let weights = WeightMatrix { kind: NumberFormat::Q4_0, order, rows, cols, bytes: &bytes[1..] };
-        let out = alone(weights, &x);
+        let out = single_product(weights, &x);
         for r in 0..rows {
             let mut wide = vec![0.0; cols];
             widen_row(weights, r, &mut wide);
@@ -105,7 +110,7 @@ fn activations_that_are_not_quantised_meet_widened_weights() {
 }
 
 #[test]
-fn work_is_cut_into_several_tasks_per_thread_but_not_into_crumbs() {
+fn work_is_split_into_several_tasks_per_thread_of_a_minimum_size() {
     let mut noise = Noise::new(6);
     let mut x = Inputs::new();
     x.fill(&noise.values(1024), 1024, true);
@@ -128,18 +133,18 @@ fn product_of(bytes: &[u8], x: &[f32], quantise: bool, pick: Option<&[u32]>, out
 
 #[test]
 #[should_panic(expected = "weight bytes do not fit")]
-fn short_weights_are_caught_at_the_edge() {
+fn short_weights_panic() {
     product_of(&[0; 67], &[0.0; 32], true, None, 2);
 }
 
 #[test]
 #[should_panic(expected = "output does not fit")]
-fn a_short_output_is_caught_at_the_edge() {
+fn a_short_output_panics() {
     product_of(&[0; 68], &[0.0; 64], true, None, 2);
 }
 
 #[test]
-#[should_panic(expected = "picked that is not there")]
-fn unknown_tokens_are_caught_at_the_edge() {
+#[should_panic(expected = "a picked token is out of range")]
+fn an_unknown_token_panics() {
     product_of(&[0; 68], &[0.0; 32], true, Some(&[1]), 2);
 }

@@ -1,10 +1,10 @@
-//! What the threads of a pool share, and how work passes between them.
+//! The state that the threads of a pool share, and the protocol by which work passes between them.
 //!
-//! A run stores its job, then the number of tasks `unclaimed`. Whoever lowers `unclaimed` by one has claimed a task; only then
-//! is the job read, which cannot be replaced before that task is done, because the run waits until none is `pending`.
-//! Whoever has nothing to do spins and then sleeps. A sleeper counts itself before it looks at `unclaimed` for the last
-//! time, and a run counts sleepers after it has stored `unclaimed`, both sequentially consistent, so one sees the other. The
-//! same holds for the run that sleeps and the last task. What is stored before such a look is swapped in: a processor's own
+//! A run stores its job, then the number of `unclaimed` tasks. A thread that lowers `unclaimed` by one has claimed a task;
+//! only then does it read the job, which cannot be replaced before that task is done, because the run waits until no task
+//! is `pending`. A thread without work spins and then sleeps. A sleeper counts itself before it loads `unclaimed` for the
+//! last time, and a run counts sleepers after it has stored `unclaimed`, both sequentially consistent, so one sees the
+//! other. The same holds for the run that sleeps and the last task. A store before such a load is a swap: a processor's own
 //! store and load would do, but QEMU, which tests this for Arm on x86, lets the load overtake the store.
 #![allow(unsafe_code)]
 
@@ -18,14 +18,14 @@ use std::time::{Duration, Instant};
 
 use crate::affinity;
 
-/// How long a thread waits awake. Between two fork-joins of a layer lie a norm, a softmax or a router, which take 5 to
-/// 40 µs; to sleep and be woken takes about 20. Longer would take a processor from whoever else could use it.
+/// How long a thread spins before it sleeps. Between two fork-joins of a layer lie a norm, a softmax or a router, which
+/// take 5 to 40 µs; sleeping and waking takes about 20. Spinning longer would take a processor from other programs.
 const SPIN: Duration = Duration::from_micros(50);
 
-/// Looks at the condition between two looks at the clock.
+/// Checks of the condition between two reads of the clock.
 const CHECKS_PER_CLOCK_READ: usize = 32;
 
-/// What a panic carries.
+/// The payload of a panic.
 pub type Panic = Box<dyn Any + Send>;
 
 #[derive(Clone, Copy)]
@@ -34,35 +34,41 @@ struct Job {
     tasks: usize,
 }
 
-/// A value on cache lines of its own, two of them because processors fetch them in pairs.
+/// A value on cache lines of its own, against false sharing; two lines, because processors fetch them in pairs.
 #[repr(align(128))]
 struct CachePadded<T>(T);
 
 /// The shared state of a pool.
 pub struct PoolShared {
+    /// Tasks of the current run that no thread has claimed.
     unclaimed: CachePadded<AtomicUsize>,
+    /// Tasks of the current run that are not done.
     pending: CachePadded<AtomicUsize>,
     job: CachePadded<UnsafeCell<Job>>,
     panic: Mutex<Option<Panic>>,
     /// The processor that the run was called on.
     caller_processor: AtomicUsize,
+    /// How long to spin before sleeping.
     spin: Duration,
+    /// Goes with both condition variables.
     sleep_lock: Mutex<()>,
+    /// Workers that sleep or are about to.
     sleepers: AtomicUsize,
     work_ready: Condvar,
+    /// Whether the caller of the run sleeps or is about to.
     caller_sleeps: AtomicBool,
     all_done: Condvar,
     shutdown: AtomicBool,
 }
 
-// SAFETY: the job is the only part that is not Send and Sync by itself; it is written by the one run there is while no
-// task is left or pending, and read by holders of a claimed task only.
+// SAFETY: the job is the only part that is not Send and Sync by itself; it is written by the only run while no task is
+// unclaimed or pending, and read by holders of a claimed task only.
 unsafe impl Send for PoolShared {}
 // SAFETY: as above.
 unsafe impl Sync for PoolShared {}
 
 impl PoolShared {
-    /// For `threads` threads. If there are fewer processors, nobody spins, since that would keep others from working.
+    /// For `threads` threads. If there are fewer processors, no thread spins, since that would keep others from working.
     pub fn new(threads: usize) -> PoolShared {
         let oversubscribed = std::thread::available_parallelism().is_ok_and(|n| n.get() < threads);
         PoolShared {
@@ -81,17 +87,17 @@ impl PoolShared {
         }
     }
 
-    /// Has all tasks done by whoever serves and by the caller, and says whether one panicked.
+    /// Runs all tasks on the workers and on the caller, and returns the first panic of a task as an error.
     ///
     /// # Safety
-    /// Nobody else calls it at the same time.
+    /// There is no other call at the same time.
     pub unsafe fn run(&self, tasks: usize, task: &(dyn Fn(usize) + Sync)) -> Result<(), Panic> {
         // SAFETY: only the lifetime changes, and this function returns after the last use of the reference: a task is
         // called by holders of a claim only, and none is pending at the end.
         let task = unsafe {
             std::mem::transmute::<*const (dyn Fn(usize) + Sync), *const (dyn Fn(usize) + Sync + 'static)>(task)
         };
-        // SAFETY: no other run, and no task is left or pending, so nobody reads the job.
+        // SAFETY: there is no other run, and no task is unclaimed or pending, so no thread reads the job.
         unsafe { *self.job.0.get() = Job { task, tasks } };
         self.caller_processor.store(affinity::current().unwrap_or(usize::MAX), Relaxed);
         self.pending.0.store(tasks, Relaxed);
@@ -102,10 +108,10 @@ impl PoolShared {
         self.panic.lock().unwrap_or_else(PoisonError::into_inner).take().map_or(Ok(()), Err)
     }
 
-    /// Works on one run after the other until shutdown.
+    /// The loop of a worker: works on one run after another until shutdown.
     ///
-    /// Systems like to wake a thread where it was called from, and take long to notice that the two then share a
-    /// processor; so it moves away from there by itself, to another one that it is `allowed`.
+    /// Schedulers tend to wake a thread on the processor of its waker, and take long to notice that the two then share it;
+    /// so the worker moves off that processor by itself, to another one of the `allowed`.
     pub fn run_worker(&self, allowed: &[usize]) {
         while !self.shutdown.load(Acquire) {
             let caller = self.caller_processor.load(Relaxed);
@@ -117,19 +123,19 @@ impl PoolShared {
         }
     }
 
-    /// Ends all [`run_worker`](PoolShared::run_worker) calls.
+    /// Makes all [`run_worker`](PoolShared::run_worker) calls return.
     pub fn shut_down(&self) {
         let _guard = self.sleep_lock();
         self.shutdown.store(true, SeqCst);
         self.work_ready.notify_all();
     }
 
-    /// Does tasks while there are any.
+    /// Claims and executes tasks until none is unclaimed.
     fn work(&self) {
         while let Ok(unclaimed) = self.unclaimed.0.fetch_update(AcqRel, Relaxed, |unclaimed| unclaimed.checked_sub(1)) {
             // SAFETY: the run that stored the job waits for the task just claimed.
             let job = unsafe { *self.job.0.get() };
-            // SAFETY: as above, so what the job borrows is alive.
+            // SAFETY: as above, so the closure that the job borrows is alive.
             let task = unsafe { &*job.task };
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| task(job.tasks - unclaimed))) {
                 self.panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(panic);
@@ -142,32 +148,32 @@ impl PoolShared {
     }
 
     fn wait_for_pending(&self) {
-        let over = || self.pending.0.load(SeqCst) == 0;
-        if self.spin_until(over) {
+        let done = || self.pending.0.load(SeqCst) == 0;
+        if self.spin_until(done) {
             return;
         }
         let guard = self.sleep_lock();
         self.caller_sleeps.swap(true, SeqCst);
-        drop(self.all_done.wait_while(guard, |()| !over()).unwrap_or_else(PoisonError::into_inner));
+        drop(self.all_done.wait_while(guard, |()| !done()).unwrap_or_else(PoisonError::into_inner));
         self.caller_sleeps.store(false, SeqCst);
     }
 
     fn wait_for_work(&self) {
-        let called = || self.unclaimed.0.load(SeqCst) > 0 || self.shutdown.load(SeqCst);
-        if self.spin_until(called) {
+        let ready = || self.unclaimed.0.load(SeqCst) > 0 || self.shutdown.load(SeqCst);
+        if self.spin_until(ready) {
             return;
         }
         let guard = self.sleep_lock();
         self.sleepers.fetch_add(1, SeqCst);
-        drop(self.work_ready.wait_while(guard, |()| !called()).unwrap_or_else(PoisonError::into_inner));
+        drop(self.work_ready.wait_while(guard, |()| !ready()).unwrap_or_else(PoisonError::into_inner));
         self.sleepers.fetch_sub(1, SeqCst);
     }
 
-    /// Wakes as many sleepers as there is work for.
+    /// Wakes up to `wanted` sleepers.
     fn wake(&self, wanted: usize) {
         let sleepers = self.sleepers.load(SeqCst).min(wanted);
         if sleepers > 0 {
-            // A sleeper that has counted itself holds the bed until it is asleep: from here on it hears the call.
+            // A sleeper that has counted itself holds the lock until it is asleep: from here on it gets the notification.
             drop(self.sleep_lock());
             (0..sleepers).for_each(|_| self.work_ready.notify_one());
         }

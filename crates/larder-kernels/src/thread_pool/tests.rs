@@ -1,14 +1,16 @@
+//! The thread pool: every task once, sleeping and waking, panics, nesting, pinning.
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::*;
 
-/// Fewer under Miri, which takes a thousand times as long.
+/// Fewer under Miri, which is a thousand times slower.
 const RUNS: usize = if cfg!(miri) { 5 } else { 2000 };
 
 #[test]
-fn every_task_is_done_once_and_none_is_left_at_the_end() {
+fn every_task_runs_exactly_once() {
     for threads in [1, 2, 3, 8, if cfg!(miri) { 4 } else { 64 }] {
         let pool = ThreadPool::new(threads, false).unwrap();
         assert_eq!(pool.threads(), threads);
@@ -33,7 +35,7 @@ fn sleeping_workers_are_woken() {
 }
 
 #[test]
-fn a_panic_comes_out_once_all_tasks_are_over() {
+fn a_panic_is_resumed_after_all_tasks_have_ended() {
     let pool = ThreadPool::new(3, false).unwrap();
     for _ in 0..RUNS.min(100) {
         let done = AtomicUsize::new(0);
@@ -52,7 +54,7 @@ fn a_panic_comes_out_once_all_tasks_are_over() {
 }
 
 #[test]
-fn a_run_inside_a_task_is_done_on_the_spot() {
+fn a_run_inside_a_task_runs_on_the_same_thread() {
     let pool = ThreadPool::new(3, false).unwrap();
     let done = AtomicUsize::new(0);
     pool.run(10, &|_| pool.run(10, &|_| _ = done.fetch_add(1, Relaxed)));
