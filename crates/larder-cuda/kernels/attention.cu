@@ -1,62 +1,65 @@
-// Softmax attention of a few queries over remembered rows, in three launches with scores between them; and what brings
-// rows to their places.
+// Softmax attention over the KV cache, in three launches (scores, softmax, weighted sum), and copies of KV rows.
 #include "common.cuh"
 
-// Queries that look at one head of keys: keys and values are read once for so many of them.
+// Queries of a tile, which share a key head: keys and values are read once for all of them.
 constexpr u32 TILE_QUERIES = 4;
-// Scores whose sums are interleaved.
+// Interleaved sums of the softmax.
 constexpr u32 SUM_LANES = 8;
-// Values that a thread asks for before it needs the first.
+// Values that a thread loads before it uses the first.
 constexpr u32 PREFETCHED = 32;
 
-// Who looks at what.
+// The arguments of attention.
 struct AttentionKernelArgs {
     // [queries, heads, key_width]
     const float *queries;
-    // [key heads, positions, numbers as they are stored], of which the first key_width or value_width count
+    // [key heads, positions, components as stored]; the first key_width or value_width components are used
     const u8 *keys;
     const u8 *values;
-    // Bytes from one head's first row to the next head's.
-    u64 key_head;
-    u64 value_head;
-    // [queries, 2]: the first position that is seen, and the one behind the last.
+    // Bytes from the first row of a head to that of the next head.
+    u64 key_head_stride;
+    u64 value_head_stride;
+    // [queries, 2]: the first visible position, and the end of the range.
     const u32 *seen;
     // [heads], or null
     const float *sinks;
-    // [few · TILE_QUERIES, stride]: of each launch's queries, from the first position on that any of their few sees.
+    // [tiles * TILE_QUERIES, score_stride]: the scores of a launch; a row begins at the first position that its tile
+    // sees.
     float *scores;
-    // [few · TILE_QUERIES]: what makes them sum to one.
+    // [tiles * TILE_QUERIES]: 1 / sum of e^(score - max).
     float *inverse_sums;
     // [queries, heads, value_width]
     float *out;
+    // Number of queries.
     u32 count;
+    // Number of query heads.
     u32 heads;
-    // Query heads that look at one head of keys.
+    // Query heads per key head.
     u32 group;
     // Bytes from one row to the next.
-    u32 key_row;
-    u32 value_row;
+    u32 key_row_stride;
+    u32 value_row_stride;
     u32 key_width;
     u32 value_width;
-    u32 stride;
+    u32 score_stride;
     float scale;
     u32 unused;
 };
-static_assert(sizeof(AttentionKernelArgs) == 120, "as on the other side");
+static_assert(sizeof(AttentionKernelArgs) == 120, "must match the layout in Rust");
 
-// At most TILE_QUERIES of the queries that look at one head of keys. They are counted query by query, and within a query by head.
+// Up to TILE_QUERIES pairs of query and head that share a key head. Pairs are counted query by query, and within a
+// query by head.
 struct QueryTile {
     const AttentionKernelArgs &args;
-    u32 kv;
+    u32 kv_head;
     u32 first;
     u32 count;
-    // The positions that any of them sees.
+    // The range of positions that the tile sees.
     u32 from;
     u32 to;
 
     __device__ QueryTile(const AttentionKernelArgs &args, u32 number) : args(args) {
         u32 pairs = args.count * args.group, each = (pairs + TILE_QUERIES - 1) / TILE_QUERIES;
-        kv = number / each;
+        kv_head = number / each;
         first = number % each * TILE_QUERIES;
         count = min(TILE_QUERIES, pairs - first);
         from = start(0);
@@ -68,28 +71,29 @@ struct QueryTile {
     }
 
     __device__ u32 query(u32 i) const { return (first + i) / args.group; }
-    __device__ u32 head(u32 i) const { return kv * args.group + (first + i) % args.group; }
+    __device__ u32 head(u32 i) const { return kv_head * args.group + (first + i) % args.group; }
     __device__ u64 pair(u32 i) const { return (u64)query(i) * args.heads + head(i); }
     __device__ u32 start(u32 i) const { return args.seen[2 * query(i)]; }
     __device__ u32 end(u32 i) const { return args.seen[2 * query(i) + 1]; }
 
-    // Their scores among those of the launch.
-    __device__ float *scores() const { return args.scores + (u64)blockIdx.y * TILE_QUERIES * args.stride; }
+    // The scores of the tile.
+    __device__ float *scores() const { return args.scores + (u64)blockIdx.y * TILE_QUERIES * args.score_stride; }
 };
 
-// Each query with each key, in the order of a product. A warp has eight keys, two at a time; the grid's y are the few.
+// The scores of each query with each key, summed in the order of a product. A warp has eight keys, two at a time; the
+// grid's y is the tile.
 template <typename Kind> __device__ void scores_of(const AttentionKernelArgs &args, u32 first_tile) {
     QueryTile tile(args, first_tile + blockIdx.y);
     u32 lane = threadIdx.x % LANES, width = args.key_width, body = width / LANES * LANES;
     u64 at = tile.from + (u64)group_of_warp() * GROUP;
     if (at >= tile.to) return;
-    const u8 *keys = args.keys + tile.kv * args.key_head;
+    const u8 *keys = args.keys + tile.kv_head * args.key_head_stride;
     const float *x[TILE_QUERIES];
     for (u32 t = 0; t < TILE_QUERIES; t++) x[t] = args.queries + tile.pair(min(t, tile.count - 1)) * width;
     float *scores = tile.scores() - tile.from;
     for (u32 pair = 0; pair < GROUP; pair += 2) {
         u64 wanted = at + threadIdx.x % WARP / LANES + pair;
-        const u8 *key = keys + min((u32)wanted, tile.to - 1) * (u64)args.key_row;
+        const u8 *key = keys + min((u32)wanted, tile.to - 1) * (u64)args.key_row_stride;
         float sums[TILE_QUERIES] = {};
 #pragma unroll 4
         for (u32 i = lane; i < body; i += LANES) {
@@ -100,38 +104,42 @@ template <typename Kind> __device__ void scores_of(const AttentionKernelArgs &ar
             float sum = sum_of_lanes(sums[t]);
             for (u32 i = body; i < width; i++) sum = add_rn(sum, mul_rn(Kind::widen(key, i), x[t][i]));
             bool mine = lane == 0 && wanted < tile.to && t < tile.count;
-            if (mine) scores[t * (u64)args.stride + wanted] = mul_rn(sum, args.scale);
+            if (mine) scores[t * (u64)args.score_stride + wanted] = mul_rn(sum, args.scale);
         }
     }
 }
 
-extern "C" __global__ void scores_f32(const AttentionKernelArgs *args, u32 first_tile) { scores_of<F32>(*args, first_tile); }
+extern "C" __global__ void scores_f32(const AttentionKernelArgs *args, u32 first_tile) {
+    scores_of<F32>(*args, first_tile);
+}
 
-extern "C" __global__ void scores_f16(const AttentionKernelArgs *args, u32 first_tile) { scores_of<F16>(*args, first_tile); }
+extern "C" __global__ void scores_f16(const AttentionKernelArgs *args, u32 first_tile) {
+    scores_of<F16>(*args, first_tile);
+}
 
-// What is no number is never the larger one.
+// The larger number; NaN in b is ignored.
 __device__ inline float larger(float a, float b) { return b > a ? b : a; }
 
-// Each score becomes e^(score - most). A warp has a query: the grid's x says which of the few that y is.
-extern "C" __global__ void softmax(const AttentionKernelArgs *all_args, u32 first_tile) {
-    const AttentionKernelArgs &args = *all_args;
+// Replaces each score by e^(score - max). A warp has a query: the grid's y is the tile, and x the query within it.
+extern "C" __global__ void softmax(const AttentionKernelArgs *args_in_memory, u32 first_tile) {
+    const AttentionKernelArgs &args = *args_in_memory;
     QueryTile tile(args, first_tile + blockIdx.y);
     u32 i = blockIdx.x, lane = threadIdx.x;
     if (i >= tile.count) return;
     u32 length = tile.end(i) - tile.start(i), body = length / SUM_LANES * SUM_LANES;
-    float *scores = tile.scores() + (u64)i * args.stride + (tile.start(i) - tile.from);
-    float most = __uint_as_float(0xFF800000u);
+    float *scores = tile.scores() + (u64)i * args.score_stride + (tile.start(i) - tile.from);
+    float max_score = __uint_as_float(0xFF800000u);
 #pragma unroll 8
-    for (u32 j = lane; j < length; j += WARP) most = larger(most, scores[j]);
-    for (int step = WARP / 2; step > 0; step /= 2) most = larger(most, __shfl_xor_sync(ALL, most, step));
-    if (args.sinks) most = larger(most, args.sinks[tile.head(i)]);
+    for (u32 j = lane; j < length; j += WARP) max_score = larger(max_score, scores[j]);
+    for (int step = WARP / 2; step > 0; step /= 2) max_score = larger(max_score, __shfl_xor_sync(ALL, max_score, step));
+    if (args.sinks) max_score = larger(max_score, args.sinks[tile.head(i)]);
 
-    // In eight interleaved sums, those in order, then the tail, which is part of what was computed last.
+    // Eight interleaved sums, these added in order, then the tail, whose powers were computed last.
     float sum = 0.0f, power = 0.0f;
 #pragma unroll 4
     for (u32 from = 0; from < length; from += WARP) {
         u32 j = from + lane;
-        if (j < length) scores[j] = power = exp_in_steps(sub_rn(scores[j], most));
+        if (j < length) scores[j] = power = exp_in_steps(sub_rn(scores[j], max_score));
         for (u32 chunk = 0; chunk < WARP; chunk += SUM_LANES) {
             float other = __shfl_sync(ALL, power, chunk + lane % SUM_LANES);
             if (from + chunk < body) sum = add_rn(sum, other);
@@ -140,23 +148,24 @@ extern "C" __global__ void softmax(const AttentionKernelArgs *all_args, u32 firs
     float all = 0.0f;
     for (u32 j = 0; j < SUM_LANES; j++) all = add_rn(all, __shfl_sync(ALL, sum, j));
     for (u32 j = body; j < length; j++) all = add_rn(all, __shfl_sync(ALL, power, j % WARP));
-    if (args.sinks) all = add_rn(all, exp_in_steps(sub_rn(args.sinks[tile.head(i)], most)));
+    if (args.sinks) all = add_rn(all, exp_in_steps(sub_rn(args.sinks[tile.head(i)], max_score)));
     if (lane == 0) args.inverse_sums[(u64)blockIdx.y * TILE_QUERIES + i] = div_rn(1.0f, all);
 }
 
-// A thread has a column of values for each of the few, which are the grid's y; positions come in order.
+// The sum of the values, weighted by the softmax. A thread has one column for all queries of the tile, which is the
+// grid's y; positions are added in order.
 template <typename Kind> __device__ void weighted_sum_of(const AttentionKernelArgs &args, u32 first_tile) {
     QueryTile tile(args, first_tile + blockIdx.y);
     u32 column = index_of_thread();
     if (column >= args.value_width) return;
-    const u8 *values = args.values + tile.kv * args.value_head;
+    const u8 *values = args.values + tile.kv_head * args.value_head_stride;
     const float *scores[TILE_QUERIES];
     u32 starts[TILE_QUERIES], ends[TILE_QUERIES], low = tile.from, high = tile.to;
     float sums[TILE_QUERIES] = {};
     for (u32 t = 0; t < TILE_QUERIES; t++) {
-        // Beyond the last one is another time the last one.
+        // The last query stands in for missing ones.
         u32 i = min(t, tile.count - 1);
-        scores[t] = tile.scores() + (u64)i * args.stride - tile.from;
+        scores[t] = tile.scores() + (u64)i * args.score_stride - tile.from;
         starts[t] = tile.start(i);
         ends[t] = tile.end(i);
         low = low < starts[t] ? starts[t] : low;
@@ -166,12 +175,14 @@ template <typename Kind> __device__ void weighted_sum_of(const AttentionKernelAr
         float prefetched[PREFETCHED];
 #pragma unroll
         for (u32 i = 0; i < PREFETCHED; i++) {
-            prefetched[i] = Kind::widen(values + (u64)min(at + i, tile.to - 1) * args.value_row, column);
+            prefetched[i] = Kind::widen(values + (u64)min(at + i, tile.to - 1) * args.value_row_stride, column);
         }
-        if (low <= at && at + PREFETCHED <= high) { // All of them see all of it.
+        if (low <= at && at + PREFETCHED <= high) { // Every query sees every position.
 #pragma unroll
             for (u32 i = 0; i < PREFETCHED; i++) {
-                for (u32 t = 0; t < TILE_QUERIES; t++) sums[t] = add_rn(sums[t], mul_rn(scores[t][at + i], prefetched[i]));
+                for (u32 t = 0; t < TILE_QUERIES; t++) {
+                    sums[t] = add_rn(sums[t], mul_rn(scores[t][at + i], prefetched[i]));
+                }
             }
         } else {
 #pragma unroll
@@ -184,16 +195,20 @@ template <typename Kind> __device__ void weighted_sum_of(const AttentionKernelAr
         }
     }
     for (u32 t = 0; t < TILE_QUERIES; t++) {
-        float share = args.inverse_sums[(u64)blockIdx.y * TILE_QUERIES + min(t, tile.count - 1)];
-        if (t < tile.count) args.out[tile.pair(t) * args.value_width + column] = mul_rn(sums[t], share);
+        float inverse_sum = args.inverse_sums[(u64)blockIdx.y * TILE_QUERIES + min(t, tile.count - 1)];
+        if (t < tile.count) args.out[tile.pair(t) * args.value_width + column] = mul_rn(sums[t], inverse_sum);
     }
 }
 
-extern "C" __global__ void weighted_sum_f32(const AttentionKernelArgs *args, u32 first_tile) { weighted_sum_of<F32>(*args, first_tile); }
+extern "C" __global__ void weighted_sum_f32(const AttentionKernelArgs *args, u32 first_tile) {
+    weighted_sum_of<F32>(*args, first_tile);
+}
 
-extern "C" __global__ void weighted_sum_f16(const AttentionKernelArgs *args, u32 first_tile) { weighted_sum_of<F16>(*args, first_tile); }
+extern "C" __global__ void weighted_sum_f16(const AttentionKernelArgs *args, u32 first_tile) {
+    weighted_sum_of<F16>(*args, first_tile);
+}
 
-// Copies rows of so many halves, count for each head, which the grid's y is. Strides are in halves.
+// Copies rows of `row` units of two bytes, count per head; the grid's y is the head. Strides are in these units.
 extern "C" __global__ void copy_rows(
     const u16 *from, u16 *to, u64 from_head, u64 from_row, u64 to_head, u32 row, u32 count) {
     u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x, at = i / row, half = i % row;

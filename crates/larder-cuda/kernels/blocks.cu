@@ -1,14 +1,14 @@
-// Products with weights in blocks, straight from the bytes of slots: all experts of a layer in one launch.
+// Products with weights in block formats, directly on the bytes of slots: all experts of a layer in one launch.
 //
-// A warp has eight rows. Its lane l has row l % 8 and part l / 8 of every step, so that four pieces of eight rows are
-// read at once, and lie beside each other if the rows are interleaved. Sums of integers are exact in any order; the
-// floats that become of them are passed round and added in the order of the columns.
+// A warp has eight rows. Lane l has row l % 8 and part l / 8 of every step, so that four pieces of eight rows are read
+// at once, and are adjacent if the rows are interleaved. Sums of integers are exact in any order; the floats made of
+// them are exchanged by shuffles and added in the order of the columns.
 //
-// What differs between kinds: `load` takes a lane's piece of a step, for any number of tokens; `add` adds what the four
-// pieces of the lane's row give with one token.
+// Each format has two functions: `load` loads a lane's piece of a step, for any number of tokens; `add` adds the
+// products of the four pieces of the lane's row with one token.
 #include "common.cuh"
 
-// A lane's row, the first of its blocks at base. INTERLEAVED: base is where the row's group of eight begins.
+// A lane's row; its first block is at base. INTERLEAVED: base is the address of the row's group of eight.
 template <bool INTERLEAVED, int HALVES, int HALVES_AT, int FOURS_AT, int BYTES> struct Row {
     const u8 *base;
     int row;
@@ -19,20 +19,21 @@ template <bool INTERLEAVED, int HALVES, int HALVES_AT, int FOURS_AT, int BYTES> 
         return half_at(base + (u64)b * BYTES + HALVES_AT + 2 * i);
     }
 
-    // The run i of four of the other bytes of block b.
+    // Run i of four of the other bytes of block b.
     __device__ u32 four(int b, int i) const {
-        if (INTERLEAVED) return *(const u32 *)(base + (u64)b * BYTES * GROUP + 2 * GROUP * HALVES + 4 * (GROUP * i + row));
-        // Blocks of an even length begin at even addresses only.
+        u64 offset = (u64)b * BYTES * GROUP + 2 * GROUP * HALVES + 4 * (GROUP * i + row);
+        if (INTERLEAVED) return *(const u32 *)(base + offset);
+        // Blocks are aligned to two bytes only.
         const u16 *at = (const u16 *)(base + (u64)b * BYTES + FOURS_AT + 4 * i);
         return at[0] | (u32)at[1] << 16;
     }
 };
 
-// What the lane with this part of the row has.
+// The term of the lane that has this part of the row.
 __device__ inline float from_part(float term, int row, int part) { return __shfl_sync(ALL, term, row + GROUP * part); }
 
-// Of blocks of 32 values a step has four, a lane one. In the last step lanes may be left over: they have the last block
-// too, which is not added again.
+// Formats with blocks of 32 values: a step has four blocks, a lane one. In the last step surplus lanes load the last
+// block as well; it is not added again.
 struct SmallBlocks {
     static constexpr int VALUES = 32, UNROLL = 4;
 
@@ -84,7 +85,7 @@ struct Q4_0 : SmallBlocks {
 
     __device__ float add(float sum, const Block *blocks_of_x, int step, int part, int row, int blocks) const {
         const Block x = blocks_of_x[block(step, part, blocks)];
-        // The integers are stored 8 too large.
+        // The stored integers are 8 too large.
         int dot = -x.sum8;
         for (int i = 0; i < 4; i++) {
             dot = __dp4a((int)(q[i] & 0x0F0F0F0Fu), x.q[i], dot);
@@ -94,14 +95,15 @@ struct Q4_0 : SmallBlocks {
     }
 };
 
-// A block of 256 values is a step, and eight groups of 32 values are in it. A lane has two that share bytes.
+// Formats with blocks of 256 values: a step is one block, with eight groups of 32 values. A lane has two groups that
+// share bytes.
 struct LargeBlocks {
     static constexpr int VALUES = 256, UNROLL = 2;
 
     __device__ static int steps(int blocks) { return blocks; }
 };
 
-// A lane has groups 2 * part and 2 * part + 1: the low and the high nibbles of 32 bytes.
+// q4_k and q5_k: a lane has groups 2 * part and 2 * part + 1, the low and the high nibbles of 32 bytes.
 struct WithMinima : LargeBlocks {
     float d, dmin;
     int scale[2], min_of[2];
@@ -159,7 +161,7 @@ struct Q4K : WithMinima {
 struct Q5K : WithMinima {
     static constexpr int BYTES = 176;
     template <bool INTERLEAVED> using Rows = Row<INTERLEAVED, 2, 0, 4, BYTES>;
-    // Four values each: of the first group in q[0], of the second in q[1].
+    // Four values per word: the first group in q[0], the second in q[1].
     u32 q[2][8];
 
     template <bool INTERLEAVED> __device__ void load(const Rows<INTERLEAVED> &rows, int b, int part, int) {
@@ -184,12 +186,12 @@ struct Q5K : WithMinima {
     }
 };
 
-// Each half of the block has four groups. Groups n and n + 2 of a half share bytes, n = 0 or 1; a lane has these two.
+// Each half of a block has four groups. A lane has groups n and n + 2 of a half, n = 0 or 1, which share bytes.
 struct Q6K : LargeBlocks {
     static constexpr int BYTES = 210;
     template <bool INTERLEAVED> using Rows = Row<INTERLEAVED, 1, 208, 0, BYTES>;
     u32 q[2][8];
-    // Of the first and the last 16 values of each group.
+    // The scales of the first and of the last 16 values of each group.
     int scale[2][2];
     float d;
 
@@ -213,7 +215,7 @@ struct Q6K : LargeBlocks {
         float terms[2];
         for (int i = 0; i < 2; i++) {
             const Block block = x[8 * b + 4 * (part / 2) + part % 2 + 2 * i];
-            // The integers are stored 32 too large.
+            // The stored integers are 32 too large.
             int first = -32 * block.halves[0], last = -32 * block.halves[1];
             for (int j = 0; j < 4; j++) {
                 first = __dp4a((int)q[i][j], block.q[j], first);
@@ -231,10 +233,11 @@ struct Q6K : LargeBlocks {
     }
 };
 
-// Eight rows with TOKENS tokens at a time, for whom the weights are read once.
-template <typename Kind, bool INTERLEAVED, int TOKENS> __device__ void eight_rows(const ProductKernelArgs &p, u32 group) {
+// Eight rows with TOKENS tokens at a time, so that weights are read once for them.
+template <typename Kind, bool INTERLEAVED, int TOKENS>
+__device__ void eight_rows(const ProductKernelArgs &p, u32 group) {
     int lane = threadIdx.x % WARP, row = lane % GROUP, part = lane / GROUP, blocks = p.cols / Kind::VALUES;
-    // Lanes beyond the last row compute it as well, and keep it to themselves.
+    // Lanes beyond the last row compute that row as well, and do not store it.
     u32 first = group * GROUP, own = min(first + row, p.rows - 1);
     u64 row_bytes = (u64)blocks * Kind::BYTES;
     typename Kind::template Rows<INTERLEAVED> rows = {p.weights + (INTERLEAVED ? first : own) * row_bytes, row};
@@ -258,22 +261,23 @@ template <typename Kind, bool INTERLEAVED, int TOKENS> __device__ void eight_row
     }
 }
 
-template <typename Kind, int TOKENS> __device__ void blocks_matmul(const ProductKernelArgs *products, u32 count, u32 groups) {
+template <typename Kind, int TOKENS>
+__device__ void blocks_matmul(const ProductKernelArgs *products, u32 count, u32 groups) {
     u32 group = group_of_warp();
     if (group >= groups) return;
     const ProductKernelArgs &p = *find(products, count, group);
     u32 own = group - p.first_group;
-    // The last rows are never interleaved if they are no whole group.
+    // The last rows are not interleaved if they are not a whole group.
     if (p.interleaved && (own + 1) * GROUP <= p.rows) eight_rows<Kind, true, TOKENS>(p, own);
     else eight_rows<Kind, false, TOKENS>(p, own);
 }
 
-#define MATMUL(name, Kind)                                                                                              \
-    extern "C" __global__ void name##_matvec(const ProductKernelArgs *products, u32 count, u32 groups) {                            \
-        blocks_matmul<Kind, 1>(products, count, groups);                                                                \
+#define MATMUL(name, Kind)                                                                                             \
+    extern "C" __global__ void name##_matvec(const ProductKernelArgs *products, u32 count, u32 groups) {               \
+        blocks_matmul<Kind, 1>(products, count, groups);                                                               \
     }                                                                                                                  \
-    extern "C" __global__ void name##_matmul(const ProductKernelArgs *products, u32 count, u32 groups) {                           \
-        blocks_matmul<Kind, 8>(products, count, groups);                                                                \
+    extern "C" __global__ void name##_matmul(const ProductKernelArgs *products, u32 count, u32 groups) {               \
+        blocks_matmul<Kind, 8>(products, count, groups);                                                               \
     }
 
 MATMUL(q8_0, Q8_0)

@@ -1,8 +1,8 @@
-// What all kernels share: how numbers are stored, and arithmetic that is rounded after every single operation.
+// The common part of all kernels: number formats, and arithmetic that is rounded after every operation.
 //
-// The results have the bits of the kernels for CPUs, so an expert gives the same output wherever it is computed. Hence
-// products and sums of floats are never fused, and those of one output are added up in one given order. No header of
-// the toolkit is needed, because these files are compiled where there may be none.
+// The results have the bits of the CPU kernels, so an expert gives the same output wherever it is computed. Hence
+// multiplications and additions of floats are never fused, and the terms of one output are added in a fixed order. No
+// header of the CUDA toolkit is used, because it may not be installed where these files are compiled.
 #pragma once
 
 typedef unsigned char u8;
@@ -10,36 +10,36 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// Rows that one group has, interleaved or not.
+// Rows of a group, interleaved or not.
 constexpr int GROUP = 8;
-// Values that share a scale.
+// Activations that share a scale.
 constexpr int BLOCK = 32;
 constexpr int WARP = 32;
-// Interleaved sums that a product of floats has.
+// Interleaved sums of a product of floats.
 constexpr int LANES = 16;
 constexpr u32 ALL = 0xFFFFFFFFu;
 
 // 32 activations as integers: value = d * q.
 struct __align__(16) Block {
-    // Four signed bytes each.
+    // Four signed bytes per word.
     int q[8];
     float d;
     // d times the sum of all q
     float d_sum;
     // 8 times the sum of all q
     int sum8;
-    // The sums of the first 16 and the last 16.
+    // The sums of the first 16 and of the last 16 integers.
     short halves[2];
 };
-static_assert(sizeof(Block) == 48, "as on the other side");
+static_assert(sizeof(Block) == 48, "must match the layout in Rust");
 
-// One product of a round: out[token][row] for some rows of x.
+// The arguments of one product of a launch: out[token][row] for some rows of x.
 struct ProductKernelArgs {
-    // [rows, cols] as they are stored: a part of a slot, at a multiple of 64 bytes.
+    // [rows, cols] as stored: a part of a slot, at a multiple of 64 bytes.
     const u8 *weights;
     // [inputs, cols / 32] blocks, or [inputs, cols] floats.
     const void *x;
-    // Of each token its row in x. Null: token t has row t.
+    // By token: its row in x. Null: token t has row t.
     const u32 *pick;
     // [tokens, rows]
     float *out;
@@ -48,12 +48,12 @@ struct ProductKernelArgs {
     u32 tokens;
     // Whether whole groups of eight rows are interleaved.
     u32 interleaved;
-    // The first of the launch's groups of rows that is this product's.
+    // The number of this product's first group of rows within the launch.
     u32 first_group;
 
     __device__ u64 x_row(u32 token) const { return pick ? pick[token] : token; }
 };
-static_assert(sizeof(ProductKernelArgs) == 56, "as on the other side");
+static_assert(sizeof(ProductKernelArgs) == 56, "must match the layout in Rust");
 
 __device__ inline float mul_rn(float a, float b) { return __fmul_rn(a, b); }
 __device__ inline float add_rn(float a, float b) { return __fadd_rn(a, b); }
@@ -65,14 +65,14 @@ __device__ inline float half_at(const u8 *at) {
 #ifdef EMULATED
     return widen_half(*(const u16 *)at);
 #else
-    // What the toolkit's header would have done.
+    // As in the header cuda_fp16.h.
     float value;
     asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(*(const u16 *)at));
     return value;
 #endif
 }
 
-// How floats are stored.
+// The float formats.
 struct F32 {
     static constexpr int BYTES = 4;
     __device__ static float widen(const u8 *row, u32 i) { return ((const float *)row)[i]; }
@@ -88,7 +88,7 @@ struct Bf16 {
     __device__ static float widen(const u8 *row, u32 i) { return __uint_as_float((u32)((const u16 *)row)[i] << 16); }
 };
 
-// In the first of 16 lanes what they have, pairwise.
+// The pairwise sum of 16 lanes, in the first of them.
 __device__ inline float sum_of_lanes(float sum) {
     for (int width = LANES / 2; width > 0; width /= 2) sum = add_rn(sum, __shfl_down_sync(ALL, sum, width, LANES));
     return sum;
@@ -111,10 +111,11 @@ __device__ inline float exp_in_steps(float x) {
 
 __device__ inline u32 index_of_thread() { return blockIdx.x * blockDim.x + threadIdx.x; }
 
-// The group of the launch's rows that this warp has.
+// The number of the group of rows that this warp computes.
 __device__ inline u32 group_of_warp() { return blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP; }
 
-// The last product that begins at or before this group: an empty one begins where the next one does.
+// The product that this group belongs to: the last one whose first group is not after it. An empty product has the
+// first group of the next one.
 __device__ inline const ProductKernelArgs *find(const ProductKernelArgs *products, u32 count, u32 group) {
     u32 low = 0, high = count;
     while (high - low > 1) {

@@ -1,5 +1,5 @@
-// What happens between products: biases are added, gate and up become one, and activations become
-// integers. Also what measures the memory, and what brings little bytes across the link.
+// Element-wise kernels between products: biases, activation functions, quantisation. Also the kernel that measures
+// memory bandwidth, and the one that makes short copies between the device and main memory.
 #include "common.cuh"
 
 // The error function in the same steps as on the CPU.
@@ -35,7 +35,7 @@ __device__ inline float sigmoid(float x) { return div_rn(1.0f, add_rn(1.0f, exp_
 
 __device__ inline float silu_of(float x) { return mul_rn(x, sigmoid(x)); }
 
-// What is no number stays so.
+// NaN stays NaN.
 __device__ inline float relu_of(float x) { return x < 0.0f ? 0.0f : x; }
 
 __device__ inline float gelu_of(float x) {
@@ -51,7 +51,7 @@ __device__ inline float gelu_tanh_of(float x) {
 #define ACTIVATION(name)                                                                                               \
     extern "C" __global__ void name(float *gate, const float *up, u32 count) {                                         \
         u32 i = index_of_thread();                                                                                     \
-        if (i < count) gate[i] = mul_rn(name##_of(gate[i]), up[i]);                                                     \
+        if (i < count) gate[i] = mul_rn(name##_of(gate[i]), up[i]);                                                    \
     }
 
 ACTIVATION(silu)
@@ -69,7 +69,7 @@ extern "C" __global__ void clamped_swiglu(float *gate, const float *up, u32 coun
     gate[i] = mul_rn(mul_rn(add_rn(u, 1.0f), g), sigmoid(mul_rn(alpha, g)));
 }
 
-// Biases of one product.
+// The arguments of adding the bias of one product.
 struct BiasKernelArgs {
     // [cols]
     const float *bias;
@@ -78,21 +78,21 @@ struct BiasKernelArgs {
     u32 tokens;
     u32 cols;
 };
-static_assert(sizeof(BiasKernelArgs) == 24, "as on the other side");
+static_assert(sizeof(BiasKernelArgs) == 24, "must match the layout in Rust");
 
-// To every token of each product its bias. The grid's y is the product.
+// Adds the bias of each product to every token. The grid's y is the product.
 extern "C" __global__ void add_biases(const BiasKernelArgs *biases) {
-    BiasKernelArgs of = biases[blockIdx.y];
+    BiasKernelArgs args = biases[blockIdx.y];
     u32 i = index_of_thread();
-    if (i < of.tokens * of.cols) of.out[i] = add_rn(of.out[i], of.bias[i % of.cols]);
+    if (i < args.tokens * args.cols) args.out[i] = add_rn(args.out[i], args.bias[i % args.cols]);
 }
 
-// A warp makes a block of 32 values.
+// Quantises activations. A warp makes a block of 32 values.
 extern "C" __global__ void quantise(const float *x, Block *out, u32 blocks) {
     u32 block = group_of_warp(), lane = threadIdx.x % WARP;
     if (block >= blocks) return;
     float value = x[(u64)block * BLOCK + lane];
-    // The bits of magnitudes are in the order of magnitudes, and what is no number comes last.
+    // The bits of magnitudes are in the order of magnitudes, with NaN last.
     u32 amax_bits = __float_as_uint(fabsf(value));
     for (int step = 16; step > 0; step /= 2) {
         u32 other = __shfl_xor_sync(ALL, amax_bits, step);
@@ -105,7 +105,7 @@ extern "C" __global__ void quantise(const float *x, Block *out, u32 blocks) {
     } else if (!isfinite(inverse)) {
         d = inverse = 0.0f;
     }
-    // What is no number becomes the integer 0.
+    // NaN becomes the integer 0.
     float scaled = mul_rn(value, inverse);
     int q = scaled == scaled ? (int)rintf(scaled) : 0;
     int sum = q;
@@ -125,8 +125,8 @@ struct __align__(16) Chunk16 {
     u32 words[4];
 };
 
-// Reads all bytes, from an address that is a multiple of 16. Each block's word of out becomes the exclusive or of what
-// it was and of all words that the block has read; the last bytes count as a word each.
+// Reads all bytes, from an address that is a multiple of 16. The word of each block in out is XORed with all words that
+// the block has read; each byte of the tail counts as a word.
 extern "C" __global__ void read_all(const u8 *from, u64 bytes, u32 *out) {
     const Chunk16 *pieces = (const Chunk16 *)from;
     u64 all = bytes / sizeof(Chunk16), threads = (u64)gridDim.x * blockDim.x;
@@ -142,8 +142,7 @@ extern "C" __global__ void read_all(const u8 *from, u64 bytes, u32 *out) {
     if (threadIdx.x % WARP == 0) atomicXor(&out[blockIdx.x], word);
 }
 
-// Copies bytes between the device's memory and page-locked memory of the machine, from and to addresses that are
-// multiples of 16.
+// Copies bytes between device memory and page-locked main memory, at addresses that are multiples of 16.
 extern "C" __global__ void copy_bytes(const u8 *from, u8 *to, u64 bytes) {
     const Chunk16 *pieces = (const Chunk16 *)from;
     u64 all = bytes / sizeof(Chunk16), threads = (u64)gridDim.x * blockDim.x;

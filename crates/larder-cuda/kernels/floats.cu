@@ -1,8 +1,8 @@
-// Products with weights that are floats. Each output is summed in 16 interleaved lanes, then pairwise, then the tail.
+// Products with weights in float formats. Each output is summed in 16 interleaved lanes, then pairwise, then the tail.
 #include "common.cuh"
 
-// One row with TOKENS tokens at a time, for whom the weights are read once. By half a warp; the other half has another
-// row, or computes the same one and keeps it to itself.
+// One row with TOKENS tokens at a time, so that weights are read once for them. Computed by half a warp; the other half
+// has another row, or computes the same one and does not store it.
 template <typename Kind, int TOKENS> __device__ void one_row(const ProductKernelArgs &p, u32 wanted) {
     u32 lane = threadIdx.x % LANES, row = min(wanted, p.rows - 1), body = p.cols / LANES * LANES;
     const u8 *weights = p.weights + (u64)row * p.cols * Kind::BYTES;

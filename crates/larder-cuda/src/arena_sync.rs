@@ -1,4 +1,4 @@
-//! The arena, and what was computed with each of its slots last: what copies and computing know of each other.
+//! The arena, and for each slot the event after the last kernels that used it, so that copies can wait for them.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -6,10 +6,10 @@ use crate::driver::{Driver, Stream};
 use crate::error::Result;
 use crate::memory::{DeviceBuffer, StreamEvent};
 
-/// Groups of experts that are told apart. Of two that were computed longer ago a copy waits for the later.
+/// Events in the ring: one per group of experts. For a group that has left the ring, a copy waits for a later group.
 const GROUPS: u64 = 64;
 
-/// The slots of the device.
+/// The arena of a device, and the synchronisation of copies with kernels.
 pub struct ArenaSync {
     events: Vec<StreamEvent>,
     state: Mutex<State>,
@@ -19,20 +19,20 @@ pub struct ArenaSync {
 struct State {
     arena: Option<DeviceBuffer>,
     slot_bytes: usize,
-    /// Groups that were begun to be computed.
+    /// Groups of experts that were submitted.
     groups: u64,
-    /// Of each slot, the number of groups when it was computed last.
+    /// By slot, the number of the last group that used it; 0 for none.
     computed: Vec<u64>,
 }
 
 impl ArenaSync {
-    /// Without slots.
+    /// Without an arena.
     pub fn new(driver: &Arc<dyn Driver>) -> Result<Self> {
         let events = (0..GROUPS).map(|_| StreamEvent::new(driver)).collect::<Result<_>>()?;
         Ok(ArenaSync { events, state: Mutex::default() })
     }
 
-    /// Takes the arena in the place of what was there.
+    /// Sets the arena, in place of an earlier one.
     pub fn set_arena(&self, arena: DeviceBuffer, slots: usize, slot_bytes: usize) {
         let mut state = self.lock();
         state.computed = vec![0; slots];
@@ -42,13 +42,13 @@ impl ArenaSync {
     /// Where a slot begins on the device.
     pub fn address(&self, slot: usize) -> u64 {
         let state = self.lock();
-        assert!(slot < state.computed.len(), "one of the device's slots");
-        let arena = state.arena.as_ref().expect("there are slots");
+        assert!(slot < state.computed.len(), "slot {slot} is out of range");
+        let arena = state.arena.as_ref().expect("the arena is allocated");
         arena.at() + (slot * state.slot_bytes) as u64
     }
 
-    /// Computing was begun with these slots: whoever changes them waits for it.
-    pub fn computes(&self, slots: impl Iterator<Item = usize>) -> Result<()> {
+    /// Records that kernels using these slots were submitted: copies from and to them will wait.
+    pub fn record_compute(&self, slots: impl Iterator<Item = usize>) -> Result<()> {
         let mut state = self.lock();
         state.groups += 1;
         let group = state.groups;
@@ -56,7 +56,7 @@ impl ArenaSync {
         self.event(group).record(Stream::Compute)
     }
 
-    /// Lets a stream wait until nothing computes with the slot.
+    /// Makes a stream wait until no kernel uses the slot.
     pub fn wait_for_compute(&self, stream: Stream, slot: usize) -> Result<()> {
         match self.lock().computed[slot] {
             0 => Ok(()),

@@ -1,4 +1,4 @@
-//! A GPU by NVIDIA, through its driver's library, which is looked for when the program runs.
+//! An NVIDIA GPU, through the CUDA driver library, which is loaded at run time.
 #![allow(unsafe_code)]
 
 mod compiler;
@@ -16,14 +16,14 @@ use cudarc::driver::sys::{self, CUdevice_attribute_enum as Attribute};
 use crate::driver::{Driver, EventHandle, GpuInfo, Launch, Stream};
 use crate::error::{GpuError, Result};
 
-/// No kernel takes more.
+/// The most arguments of a kernel.
 const MAX_ARGUMENTS: usize = 8;
-/// A card that idles has the clocks of its memory and of its link down, and takes 100 ms or more to notice work.
+/// An idle card has the clocks of its memory and of its link down, and takes 100 ms or more of work to raise them.
 const WARM_UP: Duration = Duration::from_millis(250);
-/// What a processor reads in about the 20 µs that a round trip takes.
+/// Bytes that a CPU reads in about the 20 µs that a round trip to the GPU takes.
 const MIN_MATRIX_BYTES: usize = 256 << 10;
 
-/// The driver's library, a card, and the kernels on it.
+/// A GPU, with its context, its streams and the loaded kernels.
 pub struct Cuda {
     device: sys::CUdevice,
     context: sys::CUcontext,
@@ -34,39 +34,40 @@ pub struct Cuda {
     capability: (u32, u32),
 }
 
-// SAFETY: the handles may be used from any thread, once the context is current there, which each call sees to.
+// SAFETY: the handles may be used from any thread on which the context is current; each call makes it so.
 unsafe impl Send for Cuda {}
 // SAFETY: as above; the driver's functions may be called from several threads at once.
 unsafe impl Sync for Cuda {}
 
 impl Cuda {
-    /// The card of this number, with all kernels.
+    /// Opens GPU number `ordinal` and loads all kernels.
     pub fn open(ordinal: usize) -> Result<Self> {
         // SAFETY: it only looks for the library.
         if !unsafe { sys::is_culib_present() } {
-            let what = "there is no NVIDIA driver here: its library libcuda.so.1 cannot be loaded (a container has to be \
-                        given it, and LD_LIBRARY_PATH says where else to look)";
+            let what = "no NVIDIA driver found: libcuda.so.1 cannot be loaded. Install the driver; in a container, pass the GPU \
+                        through; if the library is elsewhere, set LD_LIBRARY_PATH";
             return Err(GpuError::Missing(what.into()));
         }
         result::init().map_err(|e| failed("starting the NVIDIA driver", e))?;
         let count = result::device::get_count().map_err(|e| failed("counting GPUs", e))?;
         let number = i32::try_from(ordinal).ok().filter(|number| *number < count);
-        let number =
-            number.ok_or_else(|| GpuError::Missing(format!("there is no GPU {ordinal}; there are {count}")))?;
+        let number = number
+            .ok_or_else(|| GpuError::Missing(format!("there is no GPU {ordinal}; the number of GPUs is {count}")))?;
         let device = result::device::get(number).map_err(|e| failed("opening the GPU", e))?;
-        let name = result::device::get_name(device).map_err(|e| failed("asking for the GPU's name", e))?;
-        // SAFETY: the device is one.
+        let name = result::device::get_name(device).map_err(|e| failed("querying the name of the GPU", e))?;
+        // SAFETY: the device handle is valid.
         let attribute = |which| unsafe { result::device::get_attribute(device, which) };
-        let of_card = |which| attribute(which).map(|n| n as u32).map_err(|e| failed("asking what the GPU can do", e));
-        let major = of_card(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
-        let minor = of_card(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
-        if of_card(Attribute::CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING)? == 0 {
-            let what = format!("{name} does not share its addresses with the machine, which kernels here rely on");
+        let query =
+            |which| attribute(which).map(|n| n as u32).map_err(|e| failed("querying the attributes of the GPU", e));
+        let major = query(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = query(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        if query(Attribute::CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING)? == 0 {
+            let what = format!("{name} does not support unified addressing, which the kernels need");
             return Err(GpuError::Unsupported(what));
         }
         let images = compiler::images((major, minor))?;
 
-        // SAFETY: the device is one; the context is given back when this is dropped.
+        // SAFETY: the device handle is valid; the context is released when `Cuda` is dropped.
         let context = unsafe { result::primary_ctx::retain(device) }.map_err(|e| failed("opening the GPU", e))?;
         let streams = [null_mut(); Stream::ALL.len()];
         let (modules, functions) = (Vec::new(), Mutex::default());
@@ -74,26 +75,26 @@ impl Cuda {
         cuda.enter()?;
         for stream in &mut cuda.streams {
             let made = result::stream::create(result::stream::StreamKind::NonBlocking);
-            *stream = made.map_err(|e| failed("making a stream", e))?;
+            *stream = made.map_err(|e| failed("creating a stream", e))?;
         }
         for image in images {
-            // SAFETY: it is a whole image, as the compiler made it.
+            // SAFETY: the bytes are a complete image from the compiler.
             let module = unsafe { result::module::load_data(image.as_ptr().cast()) };
             cuda.modules.push(module.map_err(|e| failed(&loading(), e))?);
         }
         Ok(cuda)
     }
 
-    /// Makes the calling thread one of those that use this card.
+    /// Makes this GPU's context current on the calling thread.
     fn enter(&self) -> Result<()> {
-        // SAFETY: the context lives as long as this does.
-        unsafe { result::ctx::set_current(self.context) }.map_err(|e| failed("using the GPU", e))
+        // SAFETY: the context lives as long as `self`.
+        unsafe { result::ctx::set_current(self.context) }.map_err(|e| failed("making the GPU current", e))
     }
 
-    /// Does something on this card.
-    fn ask<T>(&self, what: impl Display, ask: impl FnOnce() -> Result<T, DriverError>) -> Result<T> {
+    /// Calls a driver function with the context current; `what` names the operation in an error.
+    fn call<T>(&self, what: impl Display, function: impl FnOnce() -> Result<T, DriverError>) -> Result<T> {
         self.enter()?;
-        ask().map_err(|e| failed(&what.to_string(), e))
+        function().map_err(|e| failed(&what.to_string(), e))
     }
 
     fn stream(&self, stream: Stream) -> sys::CUstream {
@@ -105,11 +106,12 @@ impl Cuda {
         if let Some(function) = functions.get(kernel) {
             return Ok(*function as sys::CUfunction);
         }
-        let name = CString::new(kernel).expect("names have no zeros");
-        // SAFETY: the modules are loaded as long as this lives.
+        let name = CString::new(kernel).expect("kernel names have no NUL");
+        // SAFETY: the modules stay loaded as long as `self` lives.
         let find = |module: &sys::CUmodule| unsafe { result::module::get_function(*module, name.clone()) }.ok();
         let found = self.modules.iter().find_map(find);
-        let function = found.ok_or_else(|| GpuError::failed(format!("the kernel {kernel}"), "there is none"))?;
+        let function =
+            found.ok_or_else(|| GpuError::failed(format!("loading the kernel {kernel}"), "no module has it"))?;
         functions.insert(kernel, function as usize);
         Ok(function)
     }
@@ -117,7 +119,7 @@ impl Cuda {
 
 impl Driver for Cuda {
     fn info(&self) -> Result<GpuInfo> {
-        let (free, total) = self.ask("asking how much device memory is free", result::mem_get_info)?;
+        let (free, total) = self.call("querying free device memory", result::mem_get_info)?;
         let (free_bytes, total_bytes) = (free as u64, total as u64);
         Ok(GpuInfo { name: self.name.clone(), capability: self.capability, free_bytes, total_bytes })
     }
@@ -132,42 +134,42 @@ impl Driver for Cuda {
 
     fn allocate(&self, bytes: u64) -> Result<u64> {
         self.enter()?;
-        // SAFETY: whoever asked gives it back.
+        // SAFETY: the caller frees the memory.
         match unsafe { result::malloc_sync(bytes as usize) } {
             Ok(at) => Ok(at),
             Err(DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => {
                 Err(GpuError::OutOfMemory { bytes, free_bytes: self.info()?.free_bytes })
             }
-            Err(e) => Err(failed(&format!("taking {bytes} bytes of device memory"), e)),
+            Err(e) => Err(failed(&format!("allocating {bytes} bytes of device memory"), e)),
         }
     }
 
     unsafe fn free(&self, at: u64) {
         self.drain();
         // SAFETY: as the caller guarantees.
-        let _ = self.ask("giving device memory back", || unsafe { result::free_sync(at) });
+        let _ = self.call("freeing device memory", || unsafe { result::free_sync(at) });
     }
 
     fn allocate_host(&self, bytes: usize) -> Result<NonNull<u8>> {
-        let what = format!("taking {bytes} bytes of page-locked memory");
-        // As addresses are shared, it is at the same one for kernels.
+        let what = format!("allocating {bytes} bytes of page-locked memory");
+        // With unified addressing, kernels use the same address.
         let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
-        // SAFETY: whoever asked gives it back.
+        // SAFETY: the caller frees the memory.
         let take = || unsafe { result::malloc_host(bytes, flags) };
-        let at = self.ask(&what, take)?.cast::<u8>();
-        // SAFETY: so many bytes were taken.
+        let at = self.call(&what, take)?.cast::<u8>();
+        // SAFETY: the allocation has `bytes` bytes.
         unsafe { at.write_bytes(0, bytes) };
-        NonNull::new(at).ok_or_else(|| GpuError::failed(what, "there is none"))
+        NonNull::new(at).ok_or_else(|| GpuError::failed(what, "the driver returned no address"))
     }
 
     unsafe fn free_host(&self, at: NonNull<u8>) {
         // SAFETY: as the caller guarantees.
-        let _ = self.ask("giving memory back", || unsafe { result::free_host(at.as_ptr().cast()) });
+        let _ = self.call("freeing page-locked memory", || unsafe { result::free_host(at.as_ptr().cast()) });
     }
 
     unsafe fn register(&self, from: *const u8, bytes: usize) -> Result<()> {
         // SAFETY: as the caller guarantees.
-        self.ask("page-locking memory", || unsafe {
+        self.call("page-locking memory", || unsafe {
             let from = from.cast_mut().cast::<c_void>();
             sys::cuMemHostRegister_v2(from, bytes, sys::CU_MEMHOSTREGISTER_PORTABLE).result()
         })
@@ -175,30 +177,30 @@ impl Driver for Cuda {
 
     unsafe fn unregister(&self, from: *const u8) {
         // SAFETY: as the caller guarantees.
-        let let_go = || unsafe { sys::cuMemHostUnregister(from.cast_mut().cast()).result() };
-        let _ = self.ask("letting go of page-locked memory", let_go);
+        let unregister = || unsafe { sys::cuMemHostUnregister(from.cast_mut().cast()).result() };
+        let _ = self.call("unregistering page-locked memory", unregister);
     }
 
     fn create_event(&self) -> Result<EventHandle> {
         let create = || result::event::create(sys::CUevent_flags_enum::CU_EVENT_DEFAULT);
-        Ok(EventHandle(self.ask("making an event", create)? as usize))
+        Ok(EventHandle(self.call("creating an event", create)? as usize))
     }
 
     unsafe fn destroy_event(&self, event: EventHandle) {
         // SAFETY: as the caller guarantees.
-        let _ = self.ask("forgetting an event", || unsafe { result::event::destroy(raw(event)) });
+        let _ = self.call("destroying an event", || unsafe { result::event::destroy(raw(event)) });
     }
 
     fn record(&self, event: EventHandle, stream: Stream) -> Result<()> {
-        // SAFETY: events and streams live until nobody knows them.
-        self.ask("recording an event", || unsafe { result::event::record(raw(event), self.stream(stream)) })
+        // SAFETY: events and streams live as long as their handles are in use.
+        self.call("recording an event", || unsafe { result::event::record(raw(event), self.stream(stream)) })
     }
 
     fn wait_event(&self, stream: Stream, event: EventHandle) -> Result<()> {
         let flags = sys::CUevent_wait_flags_enum::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: as in `record`.
-        let hold = || unsafe { result::stream::wait_event(self.stream(stream), raw(event), flags) };
-        self.ask("letting a stream wait", hold)
+        let wait = || unsafe { result::stream::wait_event(self.stream(stream), raw(event), flags) };
+        self.call("waiting for an event on a stream", wait)
     }
 
     fn is_complete(&self, event: EventHandle) -> Result<bool> {
@@ -207,47 +209,47 @@ impl Driver for Cuda {
         match unsafe { result::event::query(raw(event)) } {
             Ok(()) => Ok(true),
             Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
-            Err(e) => Err(failed("the GPU", e)),
+            Err(e) => Err(failed("work on the GPU", e)),
         }
     }
 
     fn synchronise(&self, event: EventHandle) -> Result<()> {
         // SAFETY: as in `record`.
-        self.ask("the GPU", || unsafe { result::event::synchronize(raw(event)) })
+        self.call("work on the GPU", || unsafe { result::event::synchronize(raw(event)) })
     }
 
     fn elapsed(&self, from: EventHandle, to: EventHandle) -> Result<Duration> {
         // SAFETY: as in `record`.
-        let ms = self.ask("timing", || unsafe { result::event::elapsed(raw(from), raw(to)) })?;
+        let ms = self.call("timing with events", || unsafe { result::event::elapsed(raw(from), raw(to)) })?;
         Ok(Duration::from_secs_f64(f64::from(ms.max(0.0)) / 1e3))
     }
 
     fn drain(&self) {
-        let _ = self.ask("waiting for the GPU", result::ctx::synchronize);
+        let _ = self.call("waiting for the GPU", result::ctx::synchronize);
     }
 
     unsafe fn copy_in(&self, stream: Stream, from: *const u8, to: u64, bytes: usize) -> Result<()> {
         // SAFETY: as the caller guarantees.
-        self.ask(format_args!("copying {bytes} bytes to the GPU"), || unsafe {
+        self.call(format_args!("copying {bytes} bytes to the GPU"), || unsafe {
             sys::cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, self.stream(stream)).result()
         })
     }
 
     unsafe fn copy_out(&self, stream: Stream, from: u64, to: *mut u8, bytes: usize) -> Result<()> {
         // SAFETY: as the caller guarantees.
-        self.ask(format_args!("copying {bytes} bytes from the GPU"), || unsafe {
+        self.call(format_args!("copying {bytes} bytes from the GPU"), || unsafe {
             sys::cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, self.stream(stream)).result()
         })
     }
 
     unsafe fn launch(&self, stream: Stream, launch: &Launch) -> Result<()> {
-        assert!(launch.arguments.len() <= MAX_ARGUMENTS, "{} takes too much", launch.kernel);
+        assert!(launch.arguments.len() <= MAX_ARGUMENTS, "the kernel {} has too many arguments", launch.kernel);
         let function = self.function(launch.kernel)?;
         let [x, y]: [c_uint; 2] = launch.grid;
         let mut pointers = [null_mut::<c_void>(); MAX_ARGUMENTS];
         pointers.iter_mut().zip(launch.arguments).for_each(|(pointer, argument)| *pointer = argument.pointer());
         // SAFETY: as the caller guarantees; the driver copies the arguments before it returns.
-        self.ask(format_args!("the kernel {}", launch.kernel), || unsafe {
+        self.call(format_args!("the kernel {}", launch.kernel), || unsafe {
             result::launch_kernel(function, (x, y, 1), (launch.block, 1, 1), 0, self.stream(stream), &mut pointers)
         })
     }
@@ -257,7 +259,7 @@ impl Drop for Cuda {
     fn drop(&mut self) {
         self.drain();
         for module in &self.modules {
-            // SAFETY: nothing runs, and nobody has its functions any more.
+            // SAFETY: nothing runs, and its functions are not used any more.
             let _ = unsafe { result::module::unload(*module) };
         }
         for stream in self.streams.iter().filter(|stream| !stream.is_null()) {
@@ -269,10 +271,10 @@ impl Drop for Cuda {
     }
 }
 
-/// What is done when kernels are loaded, and by whom: a driver does not know what a compiler newer than it has made.
+/// Names the operation of loading kernels, with both versions: a driver cannot load the output of a newer compiler.
 fn loading() -> String {
     let mut driver = 0;
-    // SAFETY: there is room for a number.
+    // SAFETY: the pointer is to an integer.
     let driver = unsafe { sys::cuDriverGetVersion(&raw mut driver) }.result().ok().map(|()| driver);
     of_versions(compiler::version().ok(), driver)
 }
@@ -289,9 +291,12 @@ fn raw(event: EventHandle) -> sys::CUevent {
 }
 
 fn failed(what: &str, e: DriverError) -> GpuError {
-    let said = e.error_string().map(|text| text.to_string_lossy().into_owned());
+    let message = e.error_string().map(|text| text.to_string_lossy().into_owned());
     let name = e.error_name().map(|text| text.to_string_lossy().into_owned());
-    GpuError::failed(what, format!("{} ({})", said.unwrap_or_default(), name.unwrap_or_else(|_| format!("{:?}", e.0))))
+    GpuError::failed(
+        what,
+        format!("{} ({})", message.unwrap_or_default(), name.unwrap_or_else(|_| format!("{:?}", e.0))),
+    )
 }
 
 #[cfg(test)]
@@ -299,10 +304,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_does_not_load_is_said_with_both_versions() {
-        let said = "loading kernels compiled by NVRTC 13.0 with a driver for CUDA 12.8";
-        assert_eq!(of_versions(Some((13, 0)), Some(12080)), said);
-        let said = "loading kernels compiled by NVRTC of an unknown version with a driver of an unknown version";
-        assert_eq!(of_versions(None, None), said);
+    fn an_error_in_loading_names_both_versions() {
+        let message = "loading kernels compiled by NVRTC 13.0 with a driver for CUDA 12.8";
+        assert_eq!(of_versions(Some((13, 0)), Some(12080)), message);
+        let message = "loading kernels compiled by NVRTC of an unknown version with a driver of an unknown version";
+        assert_eq!(of_versions(None, None), message);
     }
 }

@@ -1,4 +1,4 @@
-//! The seam to a GPU: memory, copies, launches, and the order among them. It says `unsafe` where others have to take care.
+//! The seam to a GPU: memory, copies, launches, and their order. Methods whose callers have obligations are `unsafe`.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -7,36 +7,36 @@ use std::time::Duration;
 
 use crate::error::Result;
 
-/// What happens on one stream happens in the order asked for; two streams know of each other through events alone.
+/// A queue of work on the GPU. Work on one stream runs in order; two streams are ordered only by events.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stream {
-    /// Kernels, and the copies of what they need and give.
+    /// Kernels, and the copies of their inputs and outputs.
     Compute,
-    /// Experts from memory.
+    /// Copies of experts from main memory.
     CopyIn,
-    /// Experts to memory.
+    /// Copies of experts to main memory.
     CopyOut,
 }
 
 impl Stream {
-    /// All of them.
+    /// Every stream.
     pub const ALL: [Stream; 3] = [Stream::Compute, Stream::CopyIn, Stream::CopyOut];
 }
 
-/// A point in a stream, named before it is set. Made by [`Driver::create_event`].
+/// The handle of an event: a point in a stream. Created by [`Driver::create_event`], set by [`Driver::record`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct EventHandle(pub(crate) usize);
 
-/// What is known of a GPU.
+/// Name, compute capability and memory of a GPU.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct GpuInfo {
-    /// As its maker calls it.
+    /// Product name.
     pub name: String,
-    /// Its compute capability, major and minor.
+    /// Compute capability, major and minor.
     pub capability: (u32, u32),
-    /// Bytes of its memory that nobody uses.
+    /// Free bytes of its memory.
     pub free_bytes: u64,
-    /// Bytes of its memory.
+    /// Total bytes of its memory.
     pub total_bytes: u64,
 }
 
@@ -49,10 +49,10 @@ impl fmt::Display for GpuInfo {
     }
 }
 
-/// What a kernel is called with.
+/// An argument of a kernel.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Argument {
-    /// An address in the device's memory.
+    /// An address in device memory.
     Address(u64),
     /// A count of bytes.
     Bytes(u64),
@@ -63,7 +63,7 @@ pub enum Argument {
 }
 
 impl Argument {
-    /// Its value, as those who call kernels take it.
+    /// A pointer to the value, as launch functions take it.
     #[cfg(any(feature = "cuda", feature = "emulator"))]
     pub(crate) fn pointer(&self) -> *mut std::ffi::c_void {
         match self {
@@ -74,107 +74,106 @@ impl Argument {
     }
 }
 
-/// A kernel to be run.
+/// One start of a kernel.
 #[derive(Clone, Copy, Debug)]
 pub struct Launch<'a> {
-    /// Its name in the sources.
+    /// Name of the kernel in the sources.
     pub kernel: &'static str,
-    /// Blocks in both directions.
+    /// Number of blocks in x and y.
     pub grid: [u32; 2],
-    /// Threads of a block.
+    /// Threads per block.
     pub block: u32,
-    /// In the order that the kernel takes them.
+    /// Arguments, in the order of the kernel's parameters.
     pub arguments: &'a [Argument],
 }
 
-/// A GPU that memory can be had from, and that is told what to do.
+/// A GPU: its memory, streams, events, copies and launches.
 ///
-/// Copies and launches may only have begun when they return. One that fails while it runs is reported by the events
-/// behind it on its stream: by all of them, but on the streams of experts perhaps only by the next.
+/// Copies and launches may still be in flight when their methods return. One that fails while it runs is reported by the
+/// events after it on its stream: by all of them, but on the copy streams perhaps only by the next one.
 pub trait Driver: Send + Sync {
-    /// What it is, and how much of its memory is free now.
+    /// Name, compute capability, and total and free memory.
     fn info(&self) -> Result<GpuInfo>;
 
-    /// How much work it takes until its clocks are up, after it had nothing to do.
+    /// How long it has to work, after being idle, until its clocks are up.
     fn warm_up(&self) -> Duration;
 
-    /// Matrices with fewer bytes are multiplied with faster than inputs get there and outputs back.
+    /// Matrices with fewer bytes are multiplied faster on the CPU than inputs and outputs can be copied.
     fn min_matrix_bytes(&self) -> usize;
 
-    /// Takes some of the device's memory. What is in it is unspecified.
+    /// Allocates device memory. Its contents are unspecified.
     fn allocate(&self, bytes: u64) -> Result<u64>;
 
-    /// Gives memory back once all that was asked for is over.
+    /// Frees device memory, after all submitted work is complete.
     ///
     /// # Safety
-    /// It came from [`allocate`](Self::allocate), is given back once, and nothing that is asked for later uses it.
+    /// The address came from [`allocate`](Self::allocate), is freed once, and no work that is submitted later uses it.
     unsafe fn free(&self, at: u64);
 
-    /// Takes some page-locked memory of this machine, aligned to 256 bytes, all zeros. Kernels may use it at the same
-    /// address.
+    /// Allocates page-locked main memory, zeroed and aligned to 256 bytes. Kernels may use it at the same address.
     fn allocate_host(&self, bytes: usize) -> Result<NonNull<u8>>;
 
-    /// Gives page-locked memory back.
+    /// Frees page-locked memory.
     ///
     /// # Safety
-    /// It came from [`allocate_host`](Self::allocate_host), is given back once, and no copy and no kernel that uses it is under way.
+    /// It came from [`allocate_host`](Self::allocate_host), is freed once, and no copy or kernel in flight uses it.
     unsafe fn free_host(&self, at: NonNull<u8>);
 
-    /// Page-locks memory of this machine where it is, so that copies go there and back without a detour.
+    /// Page-locks existing main memory, so that copies access it directly.
     ///
     /// # Safety
-    /// The memory stays mapped until it is let go of, or at least nothing else comes to these addresses.
+    /// The memory stays mapped until it is unregistered, or at least nothing else is mapped at its addresses.
     unsafe fn register(&self, from: *const u8, bytes: usize) -> Result<()>;
 
-    /// Lets go of what was page-locked where it is.
+    /// Ends the page-locking of registered memory.
     ///
     /// # Safety
-    /// It was [registered](Self::register), and no copy that uses it is under way.
+    /// It was [registered](Self::register), and no copy in flight uses it.
     unsafe fn unregister(&self, from: *const u8);
 
-    /// A new event, which counts as over until it is recorded.
+    /// Creates an event, which counts as complete until it is recorded.
     fn create_event(&self) -> Result<EventHandle>;
 
-    /// Forgets an event.
+    /// Destroys an event.
     ///
     /// # Safety
-    /// Nobody uses it from now on.
+    /// The handle is not used any more.
     unsafe fn destroy_event(&self, event: EventHandle);
 
-    /// Sets the event behind all that was asked of the stream so far.
+    /// Records the event after all work submitted to the stream so far.
     fn record(&self, event: EventHandle, stream: Stream) -> Result<()>;
 
-    /// Lets the stream go on only when the event, as recorded last, is over.
+    /// Makes later work on the stream wait for the event, as recorded last.
     fn wait_event(&self, stream: Stream, event: EventHandle) -> Result<()>;
 
-    /// Whether all before the event is over. An error says that something there failed.
+    /// Whether all work before the event is complete. An error says that some of that work failed.
     fn is_complete(&self, event: EventHandle) -> Result<bool>;
 
-    /// Waits until all before the event is over. An error says that something there failed.
+    /// Waits until all work before the event is complete. An error says that some of that work failed.
     fn synchronise(&self, event: EventHandle) -> Result<()>;
 
-    /// The time between two events of one stream that are over.
+    /// The time between two complete events of one stream.
     fn elapsed(&self, from: EventHandle, to: EventHandle) -> Result<Duration>;
 
-    /// Waits until nothing is under way, however it went.
+    /// Waits until no work is in flight; failures are ignored.
     fn drain(&self);
 
     /// Copies from page-locked memory to the device.
     ///
     /// # Safety
-    /// There are so many bytes in both places, and nobody writes to those here until the copy is over.
+    /// Both places have `bytes` bytes, and the bytes at `from` are not written to until the copy is complete.
     unsafe fn copy_in(&self, stream: Stream, from: *const u8, to: u64, bytes: usize) -> Result<()>;
 
     /// Copies from the device to page-locked memory.
     ///
     /// # Safety
-    /// There are so many bytes in both places, and nobody uses those here until the copy is over.
+    /// Both places have `bytes` bytes, and the bytes at `to` are not accessed until the copy is complete.
     unsafe fn copy_out(&self, stream: Stream, from: u64, to: *mut u8, bytes: usize) -> Result<()>;
 
-    /// Runs a kernel.
+    /// Launches a kernel.
     ///
     /// # Safety
-    /// The arguments are those that the kernel takes, and what they name is there until it is over.
+    /// The arguments match the parameters of the kernel, and the memory that they name lives until it is complete.
     unsafe fn launch(&self, stream: Stream, launch: &Launch) -> Result<()>;
 }
 
@@ -183,13 +182,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn facts_are_a_line() {
-        let facts = GpuInfo {
+    fn info_displays_as_one_line() {
+        let info = GpuInfo {
             name: "Card".into(),
             capability: (8, 9),
             free_bytes: 15_960_000_000,
             total_bytes: 16_900_000_000,
         };
-        assert_eq!(facts.to_string(), "Card (compute capability 8.9, 16.0 of 16.9 GB free)");
+        assert_eq!(info.to_string(), "Card (compute capability 8.9, 16.0 of 16.9 GB free)");
     }
 }

@@ -1,7 +1,7 @@
-//! The double for tests: a GPU made of this machine's memory and of kernels compiled for its processor.
+//! The double for tests: a GPU emulated in main memory, with the kernels compiled for the CPU.
 //!
-//! Nothing happens when it is asked for. It happens when somebody waits, or now and then between, in an order among the
-//! streams that the seed decides and events allow: whoever forgets to wait for something gets wrong bytes for some seed.
+//! Submitted work is not executed at once. It is executed when a caller waits, or now and then in between, in an order
+//! among the streams that the seed decides and events allow: a caller that forgets to wait gets wrong bytes for some seed.
 #![allow(unsafe_code)]
 
 mod library;
@@ -16,20 +16,20 @@ use crate::error::{GpuError, Result};
 use library::Kernels;
 use streams::{QueuedOp, State, StreamOp};
 
-/// What can be made to fail.
+/// An operation that can be made to fail.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum EmulatorFault {
     /// Copies to the device.
     CopyIn,
     /// Copies from the device.
     CopyOut,
-    /// Kernels.
+    /// Kernel launches.
     Launch,
-    /// Taking memory of the device.
+    /// Allocations of device memory.
     Allocate,
 }
 
-/// A GPU that is none. The same seed and the same calls give the same.
+/// An emulated GPU. The same seed and the same calls give the same results and the same failures.
 pub struct Emulator {
     state: Mutex<State>,
     kernels: &'static Kernels,
@@ -38,58 +38,58 @@ pub struct Emulator {
 }
 
 impl Emulator {
-    /// With so much memory; nothing fails. It is an error if there is no C++ compiler.
+    /// An emulated GPU with `total_bytes` of memory, without faults. Fails if there is no C++ compiler.
     pub fn new(total_bytes: u64, seed: u64) -> Result<Self> {
         let kernels = library::kernels()?;
         Ok(Emulator { state: Mutex::new(State::new(seed)), kernels, total_bytes, min_matrix_bytes: 0 })
     }
 
-    /// One in so many of these fails, by chance: at once, or while it runs.
+    /// Makes one in `one_in` of these operations fail at random: when it is submitted, or while it runs.
     pub fn with_fault(self, fault: EmulatorFault, one_in: u64) -> Self {
         self.lock().failing[fault as usize] = one_in;
         self
     }
 
-    /// Slots cannot be page-locked where they are.
+    /// Refuses to page-lock existing memory.
     pub fn without_page_locking(self) -> Self {
         self.lock().refuses_to_register = true;
         self
     }
 
-    /// Streams do not wait for each other, as if nobody had asked them to.
+    /// Makes streams ignore the events that they should wait for.
     pub fn ignoring_events(self) -> Self {
         self.lock().ignores_events = true;
         self
     }
 
-    /// How long copies and launches are said to take.
+    /// Sets the emulated times of copies (latency and bandwidth) and launches.
     pub fn with_times(self, latency: Duration, bytes_per_s: f64, launch: Duration) -> Self {
         self.lock().set_times(latency, bytes_per_s, launch);
         self
     }
 
-    /// Smaller matrices are not worth the way; else all are.
+    /// Sets the size below which matrices stay on the CPU; 0 by default.
     pub fn with_min_matrix_bytes(self, min_matrix_bytes: usize) -> Self {
         Emulator { min_matrix_bytes, ..self }
     }
 
-    /// It is slow at first: until half of this time it was busy.
+    /// Makes it slow until it has worked for half of this time.
     pub fn with_warm_up(self, time: Duration) -> Self {
-        self.lock().waking = time;
+        self.lock().warm_up = time;
         self
     }
 
-    /// How many copies, launches and events were asked for that have not happened.
+    /// Number of copies, launches and event operations that were submitted and not executed.
     pub fn pending_ops(&self) -> usize {
         self.lock().pending_ops()
     }
 
-    /// How many launches there were so far.
+    /// Number of launches so far.
     pub fn launches(&self) -> u64 {
         self.lock().launches
     }
 
-    /// Bytes of its memory that are taken, and bytes here that are page-locked.
+    /// Bytes of device memory that are allocated, and bytes of main memory that are page-locked.
     pub fn allocated_bytes(&self) -> (u64, u64) {
         let state = self.lock();
         (state.device.bytes(), state.host.bytes() + state.registered.values().sum::<usize>() as u64)
@@ -99,14 +99,14 @@ impl Emulator {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn ask(&self, stream: Stream, act: StreamOp, fault: Option<EmulatorFault>) -> Result<()> {
+    fn submit(&self, stream: Stream, act: StreamOp, fault: Option<EmulatorFault>) -> Result<()> {
         let mut state = self.lock();
         let fails = fault.is_some_and(|fault| state.fails(fault));
         if fails && state.below(2) == 0 {
-            return Err(GpuError::failed(act.name(), "the emulator was told to fail"));
+            return Err(GpuError::failed(act.name(), "injected fault"));
         }
-        state.ask(stream, QueuedOp { act, fails });
-        // Meanwhile the device works, or does not.
+        state.submit(stream, QueuedOp { act, fails });
+        // The device may execute some work meanwhile.
         while state.below(3) == 0 && state.step(self.kernels) {}
         Ok(())
     }
@@ -119,7 +119,7 @@ impl Driver for Emulator {
     }
 
     fn warm_up(&self) -> Duration {
-        self.lock().waking
+        self.lock().warm_up
     }
 
     fn min_matrix_bytes(&self) -> usize {
@@ -142,19 +142,19 @@ impl Driver for Emulator {
 
     fn allocate_host(&self, bytes: usize) -> Result<NonNull<u8>> {
         let at = self.lock().host.allocate(bytes, 0);
-        NonNull::new(at as *mut u8).ok_or_else(|| GpuError::failed("taking page-locked memory", "there is none"))
+        NonNull::new(at as *mut u8).ok_or_else(|| GpuError::failed("allocating page-locked memory", "there is none"))
     }
 
     unsafe fn free_host(&self, at: NonNull<u8>) {
         let (mut state, at) = (self.lock(), at.as_ptr() as usize);
-        assert!(!state.is_used(at, state.host.len_of(at)), "memory was given back that a copy is yet to use");
+        assert!(!state.is_used(at, state.host.len_of(at)), "memory was freed that pending work uses");
         state.host.free(at);
     }
 
     unsafe fn register(&self, from: *const u8, bytes: usize) -> Result<()> {
         let mut state = self.lock();
         if state.refuses_to_register {
-            return Err(GpuError::failed("page-locking memory", "the emulator was told to refuse"));
+            return Err(GpuError::failed("page-locking memory", "injected fault"));
         }
         state.registered.insert(from as usize, bytes);
         Ok(())
@@ -162,8 +162,8 @@ impl Driver for Emulator {
 
     unsafe fn unregister(&self, from: *const u8) {
         let (mut state, from) = (self.lock(), from as usize);
-        let bytes = state.registered.remove(&from).expect("it was registered");
-        assert!(!state.is_used(from, bytes), "memory was let go of that a copy is yet to use");
+        let bytes = state.registered.remove(&from).expect("the memory was registered");
+        assert!(!state.is_used(from, bytes), "memory was unregistered that pending work uses");
     }
 
     fn create_event(&self) -> Result<EventHandle> {
@@ -174,12 +174,12 @@ impl Driver for Emulator {
 
     fn record(&self, event: EventHandle, stream: Stream) -> Result<()> {
         let recording = self.lock().recording(event.0);
-        self.ask(stream, StreamOp::Record(event.0, recording), None)
+        self.submit(stream, StreamOp::Record(event.0, recording), None)
     }
 
     fn wait_event(&self, stream: Stream, event: EventHandle) -> Result<()> {
         let recorded = self.lock().recorded(event.0);
-        self.ask(stream, StreamOp::WaitEvent(event.0, recorded), None)
+        self.submit(stream, StreamOp::WaitEvent(event.0, recorded), None)
     }
 
     fn is_complete(&self, event: EventHandle) -> Result<bool> {
@@ -191,7 +191,7 @@ impl Driver for Emulator {
     fn synchronise(&self, event: EventHandle) -> Result<()> {
         let mut state = self.lock();
         while !state.is_complete(event.0) {
-            assert!(state.step(self.kernels), "streams wait for each other in a circle");
+            assert!(state.step(self.kernels), "deadlock: streams wait for each other");
         }
         state.result(event.0)
     }
@@ -208,13 +208,13 @@ impl Driver for Emulator {
     unsafe fn copy_in(&self, stream: Stream, from: *const u8, to: u64, bytes: usize) -> Result<()> {
         let from = from as usize;
         self.lock().check_copy(from, to as usize, bytes)?;
-        self.ask(stream, StreamOp::Copy { from, to: to as usize, bytes }, Some(EmulatorFault::CopyIn))
+        self.submit(stream, StreamOp::Copy { from, to: to as usize, bytes }, Some(EmulatorFault::CopyIn))
     }
 
     unsafe fn copy_out(&self, stream: Stream, from: u64, to: *mut u8, bytes: usize) -> Result<()> {
         let to = to as usize;
         self.lock().check_copy(to, from as usize, bytes)?;
-        self.ask(stream, StreamOp::Copy { from: from as usize, to, bytes }, Some(EmulatorFault::CopyOut))
+        self.submit(stream, StreamOp::Copy { from: from as usize, to, bytes }, Some(EmulatorFault::CopyOut))
     }
 
     unsafe fn launch(&self, stream: Stream, launch: &Launch) -> Result<()> {
@@ -223,7 +223,7 @@ impl Driver for Emulator {
         state.check_launch(kernel, arguments)?;
         state.launches += 1;
         drop(state);
-        self.ask(
+        self.submit(
             stream,
             StreamOp::Launch { kernel, grid, block, arguments: arguments.to_vec() },
             Some(EmulatorFault::Launch),

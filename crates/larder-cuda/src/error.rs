@@ -1,47 +1,49 @@
+//! The error of this crate.
+
 use larder_model::ModelError;
 
-/// Why a GPU cannot do what it is asked for: one sentence.
+/// Why an operation on a GPU failed. Displays as one sentence.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum GpuError {
-    /// Something that has to be installed or plugged in is not there.
+    /// A driver, a library, a compiler or a GPU is missing.
     #[error("{0}")]
     Missing(String),
-    /// A piece of memory cannot be had.
-    #[error("{bytes} bytes do not fit into the {free_bytes} bytes of device memory that are free")]
+    /// An allocation of device memory failed.
+    #[error("cannot allocate {bytes} bytes of device memory: {free_bytes} bytes are free")]
     OutOfMemory {
-        /// How many were asked for.
+        /// Bytes requested.
         bytes: u64,
-        /// What there is.
+        /// Bytes free.
         free_bytes: u64,
     },
-    /// The device said no.
+    /// An operation of the driver or of a compiler failed.
     #[error("{what} failed: {cause}")]
     Failed {
-        /// What was tried.
+        /// The operation.
         what: String,
-        /// What the device said.
+        /// The message of the driver or compiler.
         cause: String,
     },
-    /// The kernels do not compile for this card.
+    /// The kernels do not compile for this GPU.
     #[error("the kernels in {file} cannot be compiled for compute capability {capability}: {cause}")]
     Kernels {
-        /// Which of the sources.
+        /// The source file.
         file: &'static str,
-        /// For which cards.
+        /// The compute capability of the GPU.
         capability: String,
-        /// What the compiler said.
+        /// The log of the compiler.
         cause: String,
     },
-    /// There is no kernel for it.
+    /// There is no kernel for this shape or number format, or arguments do not fit.
     #[error("{0}")]
     Unsupported(String),
 }
 
-/// The GPU's results.
+/// Results with [`GpuError`].
 pub type Result<T, E = GpuError> = std::result::Result<T, E>;
 
 impl GpuError {
-    /// That something failed, and what the device said.
+    /// An operation that failed, and the message of the driver or compiler.
     #[cfg(any(feature = "cuda", feature = "emulator"))]
     pub(crate) fn failed(what: impl Into<String>, cause: impl Into<String>) -> Self {
         GpuError::Failed { what: what.into(), cause: cause.into() }

@@ -1,4 +1,4 @@
-//! Computing experts: gate and up in one launch, what is between, down in another, whatever their number.
+//! Launches of expert kernels: gate and up in one, the activation function, down in another, for any number of experts.
 
 mod lists;
 
@@ -15,14 +15,14 @@ use crate::launches::{Launches, word};
 use crate::memory::{DeviceBuffer, Upload};
 use lists::{Addresses, Intermediates, Lists};
 
-/// Values that share a scale.
+/// Activations that share a scale.
 pub const BLOCK: usize = 32;
-/// The length of a block of activations.
+/// Size in bytes of a block of activations.
 pub const BLOCK_BYTES: usize = 48;
-/// Groups whose lists can be on their way to the device at once.
+/// Groups whose lists can be in flight to the device at once.
 const UPLOADS: usize = 4;
 
-/// Where activations are on the device, in each form that some weights take.
+/// Addresses of activations on the device, as floats and quantised.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct DeviceActivations {
     /// `[tokens, cols]`
@@ -32,7 +32,7 @@ pub struct DeviceActivations {
 }
 
 impl DeviceActivations {
-    /// Copies inputs to the device: the blocks, if there are any, and the values if they are wanted.
+    /// Copies inputs to the device: the blocks if there are any, and the values if `values` is set.
     pub fn send(upload: &mut Upload, inputs: &Inputs, values: bool) -> Result<Self> {
         let values: &[u8] = if values { bytemuck::cast_slice(inputs.all_values()) } else { &[] };
         let blocks = inputs.all_blocks();
@@ -44,21 +44,21 @@ impl DeviceActivations {
         Ok(DeviceActivations { blocks: base, values: base + blocks.len() as u64 })
     }
 
-    /// As weights of this part take them.
+    /// The address of the form that the weights of this part take.
     pub fn for_part(&self, part: &ExpertPart) -> u64 {
         if part.kind.is_float() { self.values } else { self.blocks }
     }
 }
 
-/// Experts to be computed together.
+/// Experts that are computed together.
 pub struct ExpertBatch<'a> {
-    /// Of each of them.
+    /// The layout of every expert.
     pub layout: &'a ExpertLayout,
-    /// Of each of them.
+    /// The activation function of every expert.
     pub act: Activation,
-    /// Where each begins on the device, and how many tokens it has.
+    /// By expert: its address on the device and its number of tokens.
     pub experts: &'a [(u64, usize)],
-    /// Of each token of each expert, one expert after the other, its row in the inputs.
+    /// By token of each expert, one expert after another: its row in the inputs.
     pub picks: &'a [u32],
     /// `[any, hidden]`
     pub x: DeviceActivations,
@@ -66,60 +66,60 @@ pub struct ExpertBatch<'a> {
     pub out: u64,
 }
 
-/// What computing takes on the device. Its buffers grow and stay.
+/// Launches the kernels of experts. Its buffers grow and are kept.
 pub struct ExpertKernels {
     launches: Launches,
     uploads: VecDeque<Upload>,
     lists: Lists,
-    /// `[tokens of all experts, inter]`, as are the other two.
+    /// `[tokens of all experts, inter]`, as are `up` and `blocks`.
     gate: DeviceBuffer,
     up: DeviceBuffer,
-    /// The gate as blocks.
+    /// The combined gate and up, quantised.
     blocks: DeviceBuffer,
 }
 
 impl ExpertKernels {
-    /// Without buffers yet.
+    /// Without buffers.
     pub fn new(driver: &Arc<dyn Driver>) -> Result<Self> {
-        let room = || DeviceBuffer::new(driver);
+        let buffer = || DeviceBuffer::new(driver);
         Ok(ExpertKernels {
             launches: Launches::new(driver),
             uploads: (0..UPLOADS).map(|_| Upload::new(driver)).collect::<Result<_>>()?,
             lists: Lists::default(),
-            gate: room(),
-            up: room(),
-            blocks: room(),
+            gate: buffer(),
+            up: buffer(),
+            blocks: buffer(),
         })
     }
 
-    /// Takes the memory for groups of so many experts with so many tokens together.
+    /// Allocates memory for groups of up to `experts` experts with `tokens` tokens in all.
     pub fn reserve(&mut self, layout: &ExpertLayout, experts: usize, tokens: usize) -> Result<()> {
         for upload in &mut self.uploads {
             upload.begin(Lists::bytes(experts, tokens))?;
         }
-        self.make_room(layout, tokens)
+        self.reserve_intermediates(layout, tokens)
     }
 
-    /// For what is between the products.
-    fn make_room(&mut self, layout: &ExpertLayout, tokens: usize) -> Result<()> {
+    /// Allocates memory for the results of gate and up.
+    fn reserve_intermediates(&mut self, layout: &ExpertLayout, tokens: usize) -> Result<()> {
         let values = tokens * layout.gate.rows;
         self.gate.ensure(4 * values)?;
         self.up.ensure(4 * values)?;
         self.blocks.ensure(if layout.down.kind.is_float() { 0 } else { values / BLOCK * BLOCK_BYTES })
     }
 
-    /// Brings a group's lists to the device, behind which it can be computed.
+    /// Copies the lists of a group to the device; [`compute`](Self::compute) can follow.
     pub fn send(&mut self, group: &ExpertBatch) -> Result<Addresses> {
-        self.make_room(group.layout, group.picks.len())?;
+        self.reserve_intermediates(group.layout, group.picks.len())?;
         let activations = DeviceActivations { values: self.gate.at(), blocks: self.blocks.at() };
         let between = Intermediates { gate: self.gate.at(), up: self.up.at(), activations };
-        let upload = self.uploads.front_mut().expect("there are some");
+        let upload = self.uploads.front_mut().expect("there are several uploads");
         let at = self.lists.send(group, &between, upload)?;
         self.uploads.rotate_left(1);
         Ok(at)
     }
 
-    /// Begins to compute the group whose lists were sent last.
+    /// Launches the kernels of the group whose lists were sent last.
     pub fn compute(&self, group: &ExpertBatch, at: &Addresses) -> Result<()> {
         let ExpertBatch { layout: ExpertLayout { gate, up, down, bias, .. }, act, experts, picks, .. } = *group;
         let (count, experts) = (word(picks.len() * gate.rows)?, word(experts.len())?);
@@ -127,13 +127,13 @@ impl ExpertKernels {
             return Ok(());
         }
         let ExpertKernels { launches, lists, .. } = self;
-        let most = group.experts.iter().map(|(_, tokens)| *tokens).max().unwrap_or(0);
+        let max_tokens = group.experts.iter().map(|(_, tokens)| *tokens).max().unwrap_or(0);
         launches.products(&lists.gate, at.gate)?;
         if up.kind != gate.kind {
             launches.products(&lists.up, at.up)?;
         }
         if bias.is_some() {
-            launches.add_biases(at.biases, 2 * experts, word(most * gate.rows)?)?;
+            launches.add_biases(at.biases, 2 * experts, word(max_tokens * gate.rows)?)?;
         }
         launches.combine(act, self.gate.at(), self.up.at(), count)?;
         if !down.kind.is_float() {
@@ -141,7 +141,7 @@ impl ExpertKernels {
         }
         launches.products(&lists.down, at.down)?;
         if bias.is_some() {
-            launches.add_biases(at.down_biases, experts, word(most * down.rows)?)?;
+            launches.add_biases(at.down_biases, experts, word(max_tokens * down.rows)?)?;
         }
         Ok(())
     }

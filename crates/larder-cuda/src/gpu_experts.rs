@@ -1,4 +1,4 @@
-//! Computes experts in a GPU's slots.
+//! Computes experts in the slots of the arena.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,27 +13,27 @@ use crate::error::{GpuError, Result};
 use crate::expert_kernels::{BLOCK, BLOCK_BYTES, DeviceActivations, ExpertBatch, ExpertKernels};
 use crate::memory::{DeviceBuffer, Download, StreamEvent, Upload};
 
-/// A layer's experts, computed in the slots where they are.
+/// Computes the experts of a layer in their slots on the device.
 pub struct GpuExperts {
     sync: Arc<ArenaSync>,
     experts: ExpertKernels,
-    /// `[tokens, hidden]`, or `[tokens · k, hidden]` where the routing weight scales the input.
+    /// `[tokens, hidden]`, or `[tokens · k, hidden]` if routing weights scale the inputs.
     inputs: Inputs,
     scaled: Vec<f32>,
     upload: Upload,
     x: DeviceActivations,
     hidden: usize,
-    /// `[places, hidden]`, in the order computed.
+    /// `[places, hidden]`, in the order in which they were computed.
     outputs: DeviceBuffer,
     download: Download,
-    /// The places `token · k + rank` that were computed since the call began.
+    /// The places `token · k + rank` that were submitted since the call began.
     places: Vec<u32>,
-    /// Of each place of the group at hand, its row in the inputs.
+    /// By place of the current group: its row in the inputs.
     picks: Vec<u32>,
-    /// Of each expert of the group at hand, where it is, and for how many tokens.
+    /// By expert of the current group: its address and its number of tokens.
     group: Vec<(u64, usize)>,
     clock: Clock,
-    /// What went wrong since the call began.
+    /// The first error since the call began.
     failed: Option<GpuError>,
 }
 
@@ -57,7 +57,7 @@ impl GpuExperts {
         })
     }
 
-    /// Takes all the memory that calls with so many tokens will need.
+    /// Allocates all memory that calls with up to `tokens` tokens need.
     fn reserve(&mut self, layout: &ExpertLayout, gate: &Gate, tokens: usize) -> Result<()> {
         let (places, hidden) = (tokens * gate.top_k, layout.gate.cols);
         let rows = if gate.scales_input { places } else { tokens };
@@ -98,12 +98,12 @@ impl GpuExperts {
         let (experts, picks) = (&self.group, &self.picks);
         let begun =
             self.clock.time(&mut self.experts, &ExpertBatch { layout, act: call.act, experts, picks, x: self.x, out });
-        // Also after an error: some of it may be under way.
-        self.sync.computes(group.iter().map(|(_, slot)| *slot))?;
+        // Also after an error: some kernels may be in flight.
+        self.sync.record_compute(group.iter().map(|(_, slot)| *slot))?;
         begun
     }
 
-    /// Notes the places of each expert, one expert after the other.
+    /// Collects the places of each expert, one expert after another.
     fn find_places(&mut self, call: &MoeCall, routed: &Routed, group: &[(ExpertId, usize)]) {
         let (k, done) = (call.gate.top_k as u32, self.places.len());
         self.group.clear();
@@ -127,9 +127,9 @@ impl DeviceExperts for GpuExperts {
         gate: &Gate,
         tokens: usize,
     ) -> larder_model::Result<()> {
-        let odd = layout.bias.iter().flatten().find(|bias| bias.kind != NumberFormat::F32);
-        if let Some(bias) = odd {
-            let what = format!("biases of experts are {} here, and the GPU has kernels for f32 alone", bias.kind);
+        let unsupported = layout.bias.iter().flatten().find(|bias| bias.kind != NumberFormat::F32);
+        if let Some(bias) = unsupported {
+            let what = format!("expert biases are {}, but the GPU kernels support only f32", bias.kind);
             return Err(GpuError::Unsupported(what).into());
         }
         Ok(self.reserve(layout, gate, tokens)?)
@@ -160,7 +160,7 @@ impl DeviceExperts for GpuExperts {
 
     fn finish(&mut self, put: &mut dyn FnMut(usize, &[f32])) -> larder_model::Result<()> {
         let failed = self.failed.take();
-        // Waits also after an error, as some of it may be under way.
+        // Waits also after an error: some kernels may be in flight.
         let outputs = self.download.fetch(self.outputs.at(), 4 * self.places.len() * self.hidden);
         if let Some(e) = failed {
             return Err(e.into());
@@ -173,7 +173,7 @@ impl DeviceExperts for GpuExperts {
     }
 }
 
-/// How much there is to compute: experts and their bytes, and tokens of each on average.
+/// The size of a group: number of experts, their bytes, and the average number of tokens per expert.
 #[derive(Clone, Copy)]
 struct Size {
     experts: usize,
@@ -187,14 +187,14 @@ impl Size {
         Size { experts, bytes: experts * group.layout.bytes, tokens: group.picks.len().div_ceil(experts.max(1)) }
     }
 
-    /// Whether one takes about as long for its bytes as the other.
-    fn is_like(self, other: Size) -> bool {
+    /// Whether two groups take about the same time per byte.
+    fn is_similar(self, other: Size) -> bool {
         let experts = self.experts <= 2 * other.experts && other.experts <= 2 * self.experts;
         experts && self.tokens.max(1).ilog2() == other.tokens.max(1).ilog2()
     }
 }
 
-/// Says how long a group takes, from one that was computed before.
+/// Estimates how long a group takes, from the time of an earlier one.
 struct Clock {
     begin: StreamEvent,
     end: StreamEvent,
@@ -202,7 +202,7 @@ struct Clock {
 }
 
 impl Clock {
-    /// Begins to compute a group. The time is that of kernels alone, without the lists that they wait for.
+    /// Submits a group. The time is that of the kernels alone, without the copy of their lists.
     fn time(&mut self, experts: &mut ExpertKernels, group: &ExpertBatch) -> Result<Option<Duration>> {
         let (lists, size) = (experts.send(group)?, Size::of(group));
         let took = self.begin(size)?;
@@ -211,8 +211,8 @@ impl Clock {
         Ok(took)
     }
 
-    /// Begins to time a group unless another is being timed. What was timed before says how long this one takes, if it
-    /// was alike.
+    /// Starts timing a group unless another is being timed. Returns an estimate for this group if the group timed before was
+    /// of similar size.
     fn begin(&mut self, size: Size) -> Result<Option<Duration>> {
         let Some(before) = self.running else {
             self.begin.record(Stream::Compute)?;
@@ -224,11 +224,11 @@ impl Clock {
         self.running = None;
         let took = self.end.since(&self.begin)?;
         self.begin.record(Stream::Compute)?;
-        let alike = before.is_like(size) && before.bytes > 0;
-        Ok(alike.then(|| took.mul_f64(size.bytes as f64 / before.bytes as f64)))
+        let similar = before.is_similar(size) && before.bytes > 0;
+        Ok(similar.then(|| took.mul_f64(size.bytes as f64 / before.bytes as f64)))
     }
 
-    /// The group is through.
+    /// Records the end of the group if it is being timed.
     fn end(&mut self, size: Size) -> Result<()> {
         if self.running.is_none() {
             self.end.record(Stream::Compute)?;

@@ -1,23 +1,23 @@
-//! Compiled kernels on disk, so that they are compiled once per machine.
+//! A cache of compiled kernels on disk, so that they are compiled once per machine.
 
 use std::path::{Path, PathBuf};
 use std::{fs, io, process};
 
 use xxhash_rust::xxh3::Xxh3Default;
 
-/// What decides what the compiler makes.
+/// The inputs of a compilation: the key of the cache.
 pub struct KernelKey<'a> {
     pub text: &'a str,
     pub options: &'a [String],
-    /// The compiler's version.
+    /// Version of the compiler, major and minor.
     pub compiler: (i32, i32),
 }
 
-/// A folder of images.
+/// A folder of compiled kernels (images), or none.
 pub struct KernelCache(Option<PathBuf>);
 
 impl KernelCache {
-    /// The user's, if there is a place for such things.
+    /// The folder in the user's cache directory, if that is known.
     #[cfg(feature = "cuda")]
     pub fn of_user() -> Self {
         let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
@@ -25,15 +25,15 @@ impl KernelCache {
         KernelCache(base.map(|base| base.join("larder").join("cuda")))
     }
 
-    /// The image of this recipe, made now if it was not before. Where nothing can be kept it is made each time.
-    pub fn get<E>(&self, recipe: &KernelKey, make: impl FnOnce() -> Result<Vec<u8>, E>) -> Result<Vec<u8>, E> {
-        let path = self.0.as_ref().map(|folder| folder.join(recipe.file_name()));
+    /// The image for this key, made by `make` if the cache does not have it. Without a folder it is made each time.
+    pub fn get<E>(&self, key: &KernelKey, make: impl FnOnce() -> Result<Vec<u8>, E>) -> Result<Vec<u8>, E> {
+        let path = self.0.as_ref().map(|folder| folder.join(key.file_name()));
         if let Some(image) = path.as_ref().and_then(|path| read(path)) {
             return Ok(image);
         }
         let image = make()?;
         if let Some(path) = path {
-            // Whoever cannot write compiles again next time.
+            // Without write access the kernels are compiled again next time.
             let _ = write(&path, &image);
         }
         Ok(image)
@@ -55,16 +55,16 @@ impl KernelKey<'_> {
     }
 }
 
-/// An image, unless it is not there or not whole.
+/// An image, unless it is missing or damaged.
 fn read(path: &Path) -> Option<Vec<u8>> {
     let mut image = fs::read(path).ok()?;
     let sum = image.split_off(image.len().checked_sub(8)?);
     (checksum(&image)[..] == sum[..]).then_some(image)
 }
 
-/// Nobody ever sees half of an image.
+/// Writes an image atomically: other processes see the whole image or none.
 fn write(path: &Path, image: &[u8]) -> io::Result<()> {
-    fs::create_dir_all(path.parent().expect("it is in a folder"))?;
+    fs::create_dir_all(path.parent().expect("the path has a folder"))?;
     let unfinished = path.with_extension(format!("{}.tmp", process::id()));
     fs::write(&unfinished, [image, &checksum(image)].concat())?;
     fs::rename(unfinished, path)
@@ -81,13 +81,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_image_is_made_once_for_each_recipe_and_again_where_it_is_damaged() {
+    fn an_image_is_made_once_per_key_and_again_if_damaged() {
         let folder = tempfile::tempdir().unwrap();
         let images = KernelCache(Some(folder.path().join("made").join("here")));
         let mut made = 0;
         let mut get = |text: &str, option: &str, compiler| {
-            let recipe = KernelKey { text, options: &[option.to_owned()], compiler };
-            let image = images.get(&recipe, || {
+            let key = KernelKey { text, options: &[option.to_owned()], compiler };
+            let image = images.get(&key, || {
                 made += 1;
                 Ok::<_, ()>(format!("{text} {option}").into_bytes())
             });
@@ -109,8 +109,8 @@ mod tests {
     }
 
     #[test]
-    fn without_a_place_images_are_made_each_time() {
-        let recipe = KernelKey { text: "", options: &[], compiler: (1, 0) };
-        assert_eq!(KernelCache(None).get(&recipe, || Err::<Vec<u8>, _>("no")), Err("no"));
+    fn without_a_folder_images_are_made_each_time() {
+        let key = KernelKey { text: "", options: &[], compiler: (1, 0) };
+        assert_eq!(KernelCache(None).get(&key, || Err::<Vec<u8>, _>("no")), Err("no"));
     }
 }

@@ -1,4 +1,4 @@
-//! The kernels by what they do: what they take, and how many threads.
+//! Kernel launches: arguments, and numbers of blocks and threads.
 #![allow(unsafe_code)]
 
 mod attention;
@@ -12,16 +12,16 @@ use crate::driver::{Argument, Driver, Launch, Stream};
 use crate::error::{GpuError, Result};
 pub use attention::{AttentionKernelArgs, RowCopy, TILE_QUERIES};
 
-/// Threads of a block that computes products or quantises: four warps, each with rows or values of its own.
+/// Warps of a block that computes products or quantises; each has rows or values of its own.
 const WARPS: u32 = 4;
-/// Threads of a block that has one value for each.
+/// Threads of a block with one value per thread.
 const THREADS: u32 = 256;
-/// Bytes that a thread brings at a time.
+/// Bytes that a thread copies at a time.
 const COPY_BYTES_PER_THREAD: u64 = 16;
-/// Blocks that bring bytes: with as many threads, enough is on its way to fill any link, and no more helps.
+/// The most blocks of a copy: with that many threads enough bytes are in flight to fill any link, and more do not help.
 const MAX_COPY_BLOCKS: u32 = 64;
 
-/// All that are called here.
+/// Every kernel that is launched here.
 #[cfg(all(test, feature = "cuda"))]
 pub const KERNELS: [&str; 28] = [
     "f32_matmul",
@@ -54,51 +54,51 @@ pub const KERNELS: [&str; 28] = [
     "copy_bytes",
 ];
 
-/// One product of a round, as kernels read it.
+/// The arguments of one product, as kernels read them.
 #[derive(Clone, Copy, Debug)]
 pub struct ProductKernelArgs {
-    /// Where the weights begin.
+    /// Address of the weights.
     pub weights: u64,
-    /// Where the inputs begin: floats or blocks, as the weights' kind takes them.
+    /// Address of the inputs: floats or quantised blocks, as the number format of the weights takes them.
     pub x: u64,
-    /// Where the rows of the inputs are named, or 0 for all of them in order.
+    /// Address of the list of input rows, or 0 for all rows in order.
     pub pick: u64,
     /// `[tokens, rows]`
     pub out: u64,
-    /// Outputs of each token.
+    /// Outputs per token.
     pub rows: u32,
-    /// Inputs of each token.
+    /// Inputs per token.
     pub cols: u32,
-    /// How many tokens take part.
+    /// Number of tokens.
     pub tokens: u32,
-    /// Whether rows are in groups of eight.
+    /// Whether rows are interleaved in groups of eight.
     pub interleaved: bool,
 }
 
-/// A bias, as the kernel reads it.
+/// The arguments of adding one bias, as the kernel reads them.
 #[derive(Clone, Copy, Debug)]
 pub struct BiasKernelArgs {
     /// `[cols]`
     pub bias: u64,
     /// `[tokens, cols]`
     pub out: u64,
-    /// Rows it is added to.
+    /// Number of rows that the bias is added to.
     pub tokens: u32,
-    /// Values of each.
+    /// Values per row.
     pub cols: u32,
 }
 
 impl BiasKernelArgs {
-    /// Its length for kernels.
+    /// Size of the struct in kernels.
     pub const BYTES: usize = 24;
 
-    /// For kernels.
+    /// The bytes of the struct in kernels.
     pub fn to_bytes(self) -> [u8; BiasKernelArgs::BYTES] {
         pack([self.bias, self.out], [self.tokens, self.cols])
     }
 }
 
-/// Products that one launch computes: all with weights of one kind.
+/// Products that one launch computes, all with weights in one number format.
 #[derive(Default)]
 pub struct ProductBatch {
     kind: Option<NumberFormat>,
@@ -106,26 +106,26 @@ pub struct ProductBatch {
 }
 
 impl ProductBatch {
-    /// The length of one product for kernels.
+    /// Size in kernels of the arguments of one product.
     pub const BYTES: usize = 56;
 
-    /// No products yet, all of this kind.
+    /// Empties the batch, for products with weights in this number format.
     pub fn begin(&mut self, kind: NumberFormat) {
         self.kind = Some(kind);
         self.products.clear();
     }
 
-    /// One more.
+    /// Adds a product.
     pub fn push(&mut self, product: ProductKernelArgs) {
         self.products.push(product);
     }
 
-    /// Their length for kernels.
+    /// Size of the list in kernels.
     pub fn bytes(&self) -> usize {
         self.products.len() * ProductBatch::BYTES
     }
 
-    /// For kernels, which find a product by the first of the launch's groups of rows that is its own.
+    /// Writes the list for kernels, which find a product by the number of its first group of rows within the launch.
     pub fn write(&self, out: &mut [u8]) {
         let mut first_group = 0;
         for (p, out) in self.products.iter().zip(out.chunks_exact_mut(ProductBatch::BYTES)) {
@@ -139,10 +139,10 @@ impl ProductBatch {
         self.products.iter().map(ProductKernelArgs::groups).sum()
     }
 
-    /// The kernel for one token per product, or for any number.
+    /// The kernel: for one token per product (`matvec`), or for any number (`matmul`).
     fn kernel(&self) -> Option<&'static str> {
-        let one = self.products.iter().all(|p| p.tokens <= 1);
-        Some(match (self.kind?, one) {
+        let matvec = self.products.iter().all(|p| p.tokens <= 1);
+        Some(match (self.kind?, matvec) {
             (NumberFormat::F32, _) => "f32_matmul",
             (NumberFormat::F16, _) => "f16_matmul",
             (NumberFormat::Bf16, _) => "bf16_matmul",
@@ -161,7 +161,7 @@ impl ProductBatch {
 }
 
 impl ProductKernelArgs {
-    /// With a matrix that begins there; all else is to be filled in.
+    /// A product with the matrix at address `weights`; inputs and outputs are to be filled in.
     pub fn with(part: &ExpertPart, weights: u64) -> Result<Self> {
         let interleaved = part.order == RowOrder::Rows8 && !part.kind.is_float();
         let (rows, cols) = (word(part.rows)?, word(part.cols)?);
@@ -173,21 +173,22 @@ impl ProductKernelArgs {
     }
 }
 
-/// A count as kernels take it.
+/// A count as a 32-bit argument of kernels.
 pub fn word(count: usize) -> Result<u32> {
-    u32::try_from(count).map_err(|_| GpuError::Unsupported(format!("{count} values are more than one launch can have")))
+    u32::try_from(count)
+        .map_err(|_| GpuError::Unsupported(format!("{count} values exceed the limit of 4294967295 per kernel launch")))
 }
 
-/// Calls kernels, on the stream for them.
+/// Launches kernels on the compute stream.
 pub struct Launches(Arc<dyn Driver>);
 
 impl Launches {
-    /// On this device.
+    /// Launches on this device.
     pub fn new(driver: &Arc<dyn Driver>) -> Self {
         Launches(driver.clone())
     }
 
-    /// Computes products, which were written to `list`.
+    /// Computes the products of a batch, whose list was written to address `list`.
     pub fn products(&self, round: &ProductBatch, list: u64) -> Result<()> {
         let (count, groups) = (round.products.len() as u32, round.groups());
         let Some(kernel) = round.kernel().filter(|_| groups > 0) else { return Ok(()) };
@@ -195,7 +196,7 @@ impl Launches {
         self.launch(kernel, [groups.div_ceil(WARPS), 1], 32 * WARPS, &arguments)
     }
 
-    /// Replaces `gate` by its combination with `up`, both of `count` values.
+    /// Applies the activation function: replaces `gate` by its combination with `up`, both of `count` values.
     pub fn combine(&self, act: Activation, gate: u64, up: u64, count: u32) -> Result<()> {
         let [gate, up, count_of] = [Argument::Address(gate), Argument::Address(up), Argument::Word(count)];
         let grid = [count.div_ceil(THREADS), 1];
@@ -212,25 +213,25 @@ impl Launches {
         self.launch(kernel, grid, THREADS, &[gate, up, count_of])
     }
 
-    /// Makes blocks of activations.
+    /// Quantises activations into `blocks` blocks.
     pub fn quantise(&self, x: u64, out: u64, blocks: u32) -> Result<()> {
         let arguments = [Argument::Address(x), Argument::Address(out), Argument::Word(blocks)];
         self.launch("quantise", [blocks.div_ceil(WARPS), 1], 32 * WARPS, &arguments)
     }
 
-    /// Adds biases, `count` of which were written to `list`; the largest is added to `most_values`.
-    pub fn add_biases(&self, list: u64, count: u32, most_values: u32) -> Result<()> {
-        self.launch("add_biases", [most_values.div_ceil(THREADS), count], THREADS, &[Argument::Address(list)])
+    /// Adds `count` biases, whose list was written to address `list`; the largest output has `max_values` values.
+    pub fn add_biases(&self, list: u64, count: u32, max_values: u32) -> Result<()> {
+        self.launch("add_biases", [max_values.div_ceil(THREADS), count], THREADS, &[Argument::Address(list)])
     }
 
-    /// Reads bytes and does nothing with them, but that each of `blocks` writes a word to `out`.
+    /// Reads bytes, to measure the bandwidth of memory; each of the `blocks` blocks writes a word to `out`.
     pub fn read_all(&self, from: u64, bytes: u64, out: u64, blocks: u32) -> Result<()> {
         let arguments = [Argument::Address(from), Argument::Bytes(bytes), Argument::Address(out)];
         self.launch("read_all", [blocks, 1], THREADS, &arguments)
     }
 
-    /// Copies bytes between the device and page-locked memory, without the engine that copies experts. Both addresses are
-    /// multiples of 16.
+    /// Copies bytes between the device and page-locked memory by a kernel, bypassing the copy engine that is used for
+    /// experts. Both addresses are multiples of 16.
     pub fn copy_bytes(&self, from: u64, to: u64, bytes: u64) -> Result<()> {
         let blocks = bytes.div_ceil(COPY_BYTES_PER_THREAD * u64::from(THREADS)).min(u64::from(MAX_COPY_BLOCKS));
         let arguments = [Argument::Address(from), Argument::Address(to), Argument::Bytes(bytes)];
@@ -239,13 +240,13 @@ impl Launches {
 
     fn launch(&self, kernel: &'static str, grid: [u32; 2], block: u32, arguments: &[Argument]) -> Result<()> {
         let launch = Launch { kernel, grid, block, arguments };
-        // SAFETY: these are the kernel's arguments. What they name belongs to buffers that wait for the device before
-        // they are given back.
+        // SAFETY: the arguments match the kernel's parameters. The memory that they name belongs to buffers that wait for
+        // the device before they are freed.
         unsafe { self.0.launch(Stream::Compute, &launch) }
     }
 }
 
-/// Addresses, then words, as a C compiler lays them out.
+/// Packs addresses, then words, as a C compiler lays them out.
 fn pack<const BYTES: usize, const ADDRESSES: usize, const WORDS: usize>(
     addresses: [u64; ADDRESSES],
     words: [u32; WORDS],
@@ -272,15 +273,15 @@ mod tests {
         let mut bytes = vec![0xAA; round.bytes()];
         round.write(&mut bytes);
         let words: Vec<u32> = bytes.as_chunks().0.iter().map(|b| u32::from_ne_bytes(*b)).collect();
-        assert_eq!(words[14 + 8..], [17, 64, 5, 1, 3, 0], "the second begins behind three groups");
+        assert_eq!(words[14 + 8..], [17, 64, 5, 1, 3, 0], "the second product begins after three groups");
         assert_eq!((words[13], bytes[8], bytes[56 + 24]), (0, 2, 4));
         assert_eq!((round.groups(), round.kernel()), (6, Some("q4_0_matmul")));
     }
 
     #[test]
-    fn a_count_that_kernels_cannot_have_is_refused() {
+    fn a_count_above_32_bits_is_an_error() {
         assert_eq!(word(7), Ok(7));
         let error = word(1 << 32).unwrap_err().to_string();
-        assert_eq!(error, "4294967296 values are more than one launch can have");
+        assert_eq!(error, "4294967296 values exceed the limit of 4294967295 per kernel launch");
     }
 }

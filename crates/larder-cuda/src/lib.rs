@@ -1,52 +1,100 @@
-//! The memory of a GPU as a tier for experts, and a place for resident weights, keys and values, with the products and the
-//! attention that they take.
+//! GPU memory as a tier for experts and as the place of resident weights and the KV cache, with the CUDA kernels that
+//! compute with them.
 //!
-//! Results have the bits of `larder-kernels`: it does not matter where something was computed.
+//! Results have the bits of `larder-kernels`, so it does not matter where something was computed. The crate never reads
+//! files and never decides which experts are in GPU memory: it copies and computes what the tiered cache and the model ask
+//! for. It links to no CUDA library; the driver and NVRTC are loaded at run time.
 //!
-//! # The way of bytes
+//! | type | what it is |
+//! |---|---|
+//! | [`Gpu`] | an open GPU, from which the others are made |
+//! | [`GpuLink`] | copies between slots in main memory and slots of the arena |
+//! | [`GpuExperts`] | computes experts in the slots of the arena |
+//! | [`GpuProducts`] | keeps resident weights and multiplies with them |
+//! | [`GpuAttention`] | keeps the KV cache and computes attention |
+//! | [`Driver`] | the seam to a GPU: memory, copies, launches, events |
 //!
-//! ```text
-//! slot in memory ──[stream In]──▶ slot of the arena ──[stream Out]──▶ slot in memory          (link)
-//!                                        │ weights
-//! inputs, lists ──[stream Compute]──▶ kernels ──[stream Compute]──▶ outputs                   (bench, products, attention)
+//! # Example
+//!
+//! A product on the emulator, which takes the place of a GPU in tests. With the feature `cuda`, `larder_cuda::open(0)`
+//! opens a real one.
+//!
+//! ```
+//! # #[cfg(feature = "emulator")]
+//! # fn run() -> Result<(), Box<dyn std::error::Error>> {
+//! use std::sync::Arc;
+//!
+//! use larder_core::{NumberFormat, RowOrder};
+//! use larder_cuda::{Emulator, Gpu, GpuError};
+//! use larder_kernels::{Inputs, WeightMatrix};
+//! use larder_model::{DeviceProduct, DeviceProducts};
+//!
+//! let driver = match Emulator::new(64 << 20, 1) {
+//!     Err(GpuError::Missing(_)) => return Ok(()), // no C++ compiler
+//!     driver => driver?,
+//! };
+//! let gpu = Gpu::with_driver(Arc::new(driver))?;
+//! let products = gpu.products(0)?;
+//!
+//! let bytes: Vec<u8> = [1.0f32, 2.0, 3.0, 4.0].iter().flat_map(|v| v.to_le_bytes()).collect();
+//! let matrix = WeightMatrix { kind: NumberFormat::F32, order: RowOrder::Plain, rows: 2, cols: 2, bytes: &bytes };
+//! let weights = products.upload(matrix)?;
+//! let mut x = Inputs::new();
+//! x.fill(&[1.0, -1.0], 2, false);
+//! let mut out = [0.0; 2];
+//! products.multiply(&x, &mut [DeviceProduct { weights, pick: None, out: &mut out }])?;
+//! assert_eq!(out, [-1.0, -1.0]);
+//! # Ok(())
+//! # }
+//! # #[cfg(feature = "emulator")]
+//! # run().unwrap();
 //! ```
 //!
-//! The arena is one allocation, cut into slots. Slots in memory are page-locked when they are first used; where that is
-//! refused, copies go through a few buffers that are. A copy into a slot waits until nobody computes with it and nobody
-//! copies out of it, a copy out until nobody computes with it and what goes in is there; each by an event, so that
-//! nothing else waits. Computing waits for nothing: an expert is computed only after its copy has come back.
+//! # Data flow
+//!
+//! ```text
+//! slot in memory ──[stream CopyIn]──▶ slot of the arena ──[stream CopyOut]──▶ slot in memory     (link)
+//!                                            │ weights
+//! inputs, lists ──[stream Compute]──▶ kernels ──[stream Compute]──▶ outputs                   (experts, products, attention)
+//! ```
+//!
+//! The arena is one allocation, cut into slots. Slots in main memory are page-locked when they are first used; where the
+//! driver refuses, copies go through a few page-locked staging buffers. A copy into a slot waits until no kernel computes
+//! with the slot and no copy out of it is in flight; a copy out waits until no kernel computes with the slot and the copy
+//! into it is complete. Each wait is on an event, so that nothing else is held up. Kernels wait for no copy: an expert is
+//! computed only after its copy has been reported complete.
 //!
 //! # The launches of a layer
 //!
-//! Of all experts at hand, for all tokens that chose them:
+//! For all resident experts of a layer, and all tokens routed to them:
 //!
 //! | | kernel | |
 //! |---|---|---|
-//! | 1 | `KIND_matvec`, `KIND_matmul` | gate and up (a launch each if their kinds differ) |
-//! | | `add_biases` | of both, if there are any |
-//! | 2 | `silu`, `gelu`, … | gate and up become one |
-//! | 3 | `quantise` | if down is quantised |
+//! | 1 | `KIND_matvec`, `KIND_matmul` | gate and up (one launch each if their number formats differ) |
+//! | | `add_biases` | biases of gate and up, if there are any |
+//! | 2 | `silu`, `gelu`, … | the activation function: gate and up are combined |
+//! | 3 | `quantise` | the result, if down is quantised |
 //! | 4 | `KIND_…` | down |
-//! | | `add_biases` | if there are any |
+//! | | `add_biases` | biases of down, if there are any |
 //!
-//! In front of them goes one copy of the lists of products, and once per call one of the inputs; one copy brings all
-//! outputs of a call back. Kernels make these copies up to some size, from and to page-locked memory: the engine that
-//! copies experts takes one after the other, and computing would wait for all of them.
+//! Before them go a copy of the lists of products and, once per call, a copy of the inputs; one copy brings all outputs
+//! of a call back. Up to 1 MiB, kernels make these copies, from and to page-locked memory: the copy engine works in order,
+//! so that computing would wait for all experts that are queued there.
 //!
-//! Attention is three launches over keys and values, which only ever come up: `scores_…`, `softmax`, `weighted_sum_…`. In front of
-//! them goes one copy of queries and of what they see, behind them one of what was mixed. New rows are copied up and put
-//! in their places by `copy_rows`.
+//! Attention is three launches over the KV cache, which is never copied back: `scores_…`, `softmax`, `weighted_sum_…`.
+//! Before them goes one copy of the queries and their visible positions, after them one of the outputs. New keys and values
+//! are copied to the device and put in place by `copy_rows`.
 //!
 //! # Memory
 //!
-//! The arena should take what is left when all else has its place: open, [`upload`](larder_model::DeviceProducts::upload)
-//! resident weights, [`reserve`](GpuExperts::reserve) for the longest call, and let the link allocate last. After that nothing
-//! is taken but for calls that are longer.
+//! The arena should take the memory that is left after everything else: open the GPU,
+//! [`upload`](larder_model::DeviceProducts::upload) resident weights, [`prepare`](larder_model::DeviceExperts::prepare) for
+//! the longest call, and let the link allocate last. After that, memory is allocated only for calls that are longer.
 //!
 //! # Without a GPU
 //!
-//! Everything but `cuda.rs` stands on the trait [`Driver`]. The feature `emulator` has another implementation, which runs
-//! the same kernels on the CPU, in every order of the streams that events allow.
+//! Everything except `cuda.rs` is built on the trait [`Driver`]. The feature `emulator` has a second implementation, which
+//! runs the same kernels on the CPU, in any order of the streams that events allow.
 
 mod arena_sync;
 mod attention;
@@ -87,43 +135,43 @@ pub use measure::Rates;
 pub use products::GpuProducts;
 pub use weight_allocator::resident_bytes;
 
-/// A GPU that is ready to be used.
+/// An open GPU.
 pub struct Gpu {
     driver: Arc<dyn Driver>,
     sync: Arc<ArenaSync>,
     copy_mode: CopyMode,
 }
 
-/// The GPU of this number. The first time on a machine this takes some seconds, as its kernels are compiled.
+/// Opens GPU number `ordinal`. The first time on a machine this takes some seconds, because the kernels are compiled.
 #[cfg(feature = "cuda")]
 pub fn open(ordinal: usize) -> Result<Gpu> {
     Gpu::with_driver(Arc::new(cuda::Cuda::open(ordinal)?))
 }
 
-/// The GPU of this number, which this build cannot use.
+/// Fails: this build has no GPU support.
 #[cfg(not(feature = "cuda"))]
 pub fn open(_: usize) -> Result<Gpu> {
-    Err(GpuError::Missing("this build has no support for GPUs: it was built without the feature 'cuda'".into()))
+    Err(GpuError::Missing("this build has no GPU support: it was built without the feature 'cuda'".into()))
 }
 
 impl Gpu {
-    /// One behind this driver.
+    /// A GPU behind a driver of the caller, for example the emulator.
     pub fn with_driver(driver: Arc<dyn Driver>) -> Result<Self> {
         let sync = Arc::new(ArenaSync::new(&driver)?);
         Ok(Gpu { driver, sync, copy_mode: CopyMode::default() })
     }
 
-    /// What it is, and how much of its memory is free now.
+    /// Name, compute capability, and total and free memory.
     pub fn info(&self) -> Result<GpuInfo> {
         self.driver.info()
     }
 
-    /// The way to its slots. There is one at a time.
+    /// The link over which experts are copied to and from the arena. There should be one at a time.
     pub fn link(&self) -> GpuLink {
         GpuLink::new(&self.driver, self.sync.clone(), self.copy_mode.clone())
     }
 
-    /// CopyMode copies between slots find their bytes in memory, as a sentence once it is printed.
+    /// How copies access slots in main memory: directly or through staging buffers. Displays as a sentence.
     pub fn copy_mode(&self) -> CopyMode {
         self.copy_mode.clone()
     }
@@ -133,19 +181,19 @@ impl Gpu {
         GpuExperts::new(&self.driver, self.sync.clone())
     }
 
-    /// Multiplies with matrices that it keeps. Takes so many bytes for them now, which [`resident_bytes`] says, and more
-    /// later only if they do not suffice.
+    /// Products with resident weights. Allocates `bytes` for the matrices now (see [`resident_bytes`]), and more later only
+    /// if that is not enough.
     pub fn products(&self, bytes: u64) -> Result<GpuProducts> {
         GpuProducts::new(&self.driver, bytes)
     }
 
-    /// Remembers keys and values, and attends to them.
+    /// The KV cache on the device, and attention over it.
     pub fn attention(&self) -> Result<GpuAttention> {
         GpuAttention::new(&self.driver)
     }
 
-    /// CopyMode fast it is, for experts of this layout, so many of which are computed together. Takes about half a second,
-    /// and for that long an eighth of the memory that is free.
+    /// Measures bandwidths and compute speed, with `experts` experts of this layout computed together. Takes about half a
+    /// second, and meanwhile an eighth of the free memory.
     pub fn measure(&self, layout: &ExpertLayout, act: Activation, experts: usize) -> Result<Rates> {
         measure::measure(&self.driver, layout, act, experts)
     }
@@ -155,15 +203,15 @@ impl Gpu {
 mod tests {
     #[cfg(feature = "cuda")]
     #[test]
-    fn what_is_missing_is_said() {
+    fn an_error_says_what_is_missing() {
         let error = super::open(usize::MAX).err().unwrap().to_string();
-        assert!(error.contains("there is no NVIDIA driver") || error.contains("there is no GPU 18446"), "{error}");
+        assert!(error.contains("no NVIDIA driver found") || error.contains("there is no GPU 18446"), "{error}");
     }
 
     #[cfg(not(feature = "cuda"))]
     #[test]
-    fn a_build_without_gpus_says_so() {
+    fn a_build_without_gpu_support_says_so() {
         let error = super::open(0).err().unwrap().to_string();
-        assert_eq!(error, "this build has no support for GPUs: it was built without the feature 'cuda'");
+        assert_eq!(error, "this build has no GPU support: it was built without the feature 'cuda'");
     }
 }

@@ -1,4 +1,4 @@
-//! Copies between slots in memory and those of the device, each way on a stream of its own.
+//! Copies between slots in main memory and slots of the arena, each direction on a stream of its own.
 #![allow(unsafe_code)]
 
 mod staging;
@@ -16,20 +16,21 @@ use staging::{CopyPath, PageLockedSlots};
 
 pub use staging::CopyMode;
 
-/// The way between memory and a GPU's arena.
+/// The link between main memory and the arena of a GPU.
 ///
-/// Whoever hands in slots keeps them mapped until the link is dropped, or uses their addresses for nothing else before.
+/// The caller keeps the slots that it passes in mapped until the link is dropped, or at least maps nothing else at their
+/// addresses before that.
 pub struct GpuLink {
     driver: Arc<dyn Driver>,
     sync: Arc<ArenaSync>,
     locked: PageLockedSlots,
-    /// CopyMode many were taken.
-    taken: u64,
-    /// Under way in and out, each in the order in which they will be over.
+    /// Number of transfers submitted so far.
+    submitted: u64,
+    /// Transfers in flight to and from the device, each list in order of completion.
     flights: [VecDeque<Flight>; 2],
-    /// Those that found no buffer, and all behind them.
+    /// Transfers that wait for a staging buffer, and all that were submitted after them.
     waiting: VecDeque<(u64, Transfer)>,
-    /// Those that could not be begun.
+    /// Transfers that could not be started.
     failed: VecDeque<TransferDone>,
     spare_events: Vec<CopyEvents>,
 }
@@ -37,7 +38,7 @@ pub struct GpuLink {
 struct Flight {
     number: u64,
     transfer: Transfer,
-    way: CopyPath,
+    path: CopyPath,
     events: CopyEvents,
 }
 
@@ -52,7 +53,7 @@ impl GpuLink {
             driver: driver.clone(),
             sync,
             locked: PageLockedSlots::new(driver, mode),
-            taken: 0,
+            submitted: 0,
             flights: Default::default(),
             waiting: VecDeque::new(),
             failed: VecDeque::new(),
@@ -60,11 +61,11 @@ impl GpuLink {
         }
     }
 
-    /// Begins what waits, as far as there are buffers. What cannot be begun comes back with its error.
+    /// Starts waiting transfers as far as there are staging buffers. One that cannot be started is returned with its error.
     fn begin_waiting(&mut self) {
         while let Some((number, mut transfer)) = self.waiting.pop_front() {
-            let mut way = match self.locked.way(&transfer) {
-                Ok(Some(way)) => way,
+            let mut path = match self.locked.path(&transfer) {
+                Ok(Some(path)) => path,
                 Ok(None) => {
                     self.waiting.push_front((number, transfer));
                     return;
@@ -74,21 +75,21 @@ impl GpuLink {
                     continue;
                 }
             };
-            match self.begin(&mut transfer, &mut way) {
+            match self.begin(&mut transfer, &mut path) {
                 Ok(events) => {
-                    let flight = Flight { number, transfer, way, events };
+                    let flight = Flight { number, transfer, path, events };
                     self.flights[flight.transfer.direction as usize].push_back(flight);
                 }
                 Err(e) => {
-                    self.driver.drain(); // The copy may have begun.
-                    self.locked.give_back(way);
+                    self.driver.drain(); // The copy may have started.
+                    self.locked.give_back(path);
                     self.failed.push_back(failed(transfer, e.to_string()));
                 }
             }
         }
     }
 
-    fn begin(&mut self, transfer: &mut Transfer, way: &mut CopyPath) -> Result<CopyEvents> {
+    fn begin(&mut self, transfer: &mut Transfer, path: &mut CopyPath) -> Result<CopyEvents> {
         let Transfer { direction, at, len, .. } = *transfer;
         let stream = stream(direction);
         let events = match self.spare_events.pop() {
@@ -96,18 +97,18 @@ impl GpuLink {
             None => CopyEvents { begin: StreamEvent::new(&self.driver)?, end: StreamEvent::new(&self.driver)? },
         };
         self.sync.wait_for_compute(stream, at)?;
-        // What goes the same way is in order anyway.
-        let other_way = &self.flights[1 - direction as usize];
-        if let Some(before) = other_way.iter().rev().find(|flight| flight.transfer.at == at) {
+        // Copies in the same direction are in order anyway.
+        let opposite = &self.flights[1 - direction as usize];
+        if let Some(before) = opposite.iter().rev().find(|flight| flight.transfer.at == at) {
             before.events.end.make_wait(stream)?;
         }
         events.begin.record(stream)?;
         if direction == Direction::ToDevice {
-            way.fill(transfer);
+            path.fill(transfer);
         }
-        let (here, there) = (way.address(transfer), self.sync.address(at));
-        // SAFETY: the slot, or the buffer, is this flight's until `end` is over, and has so many bytes, as has the device's
-        // slot.
+        let (here, there) = (path.address(transfer), self.sync.address(at));
+        // SAFETY: the slot, or the staging buffer, belongs to this flight until `end` is complete. It has `len` bytes, and
+        // so has the slot on the device.
         unsafe {
             match direction {
                 Direction::ToDevice => self.driver.copy_in(stream, here, there, len)?,
@@ -118,32 +119,33 @@ impl GpuLink {
         Ok(events)
     }
 
-    /// The way of the flight to be waited for: one that is over, else the one begun first.
+    /// The direction of the flight to wait for: one that is complete, else the one that was submitted first.
     fn next(&self) -> Option<usize> {
-        let number = |way: &usize| self.flights[*way].front().map_or(u64::MAX, |flight| flight.number);
-        let oldest = [0, 1].into_iter().min_by_key(number).filter(|way| !self.flights[*way].is_empty())?;
+        let number = |direction: &usize| self.flights[*direction].front().map_or(u64::MAX, |flight| flight.number);
+        let oldest = [0, 1].into_iter().min_by_key(number).filter(|direction| !self.flights[*direction].is_empty())?;
         Some(if !self.is_complete(oldest) && self.is_complete(1 - oldest) { 1 - oldest } else { oldest })
     }
 
-    /// Whether the first that goes this way is over, well or not.
-    fn is_complete(&self, way: usize) -> bool {
-        self.flights[way].front().is_some_and(|flight| flight.events.end.is_complete().unwrap_or(true))
+    /// Whether the first flight in this direction has ended, with or without an error.
+    fn is_complete(&self, direction: usize) -> bool {
+        self.flights[direction].front().is_some_and(|flight| flight.events.end.is_complete().unwrap_or(true))
     }
 
-    /// One that is over or waited for; those that waited for its buffer begin.
-    fn land_and_go_on(&mut self, way: usize) -> Option<TransferDone> {
-        let landed = self.land(way);
+    /// Completes the first flight in this direction, waiting for it if necessary, and starts transfers that wait for its
+    /// staging buffer.
+    fn complete_and_continue(&mut self, direction: usize) -> Option<TransferDone> {
+        let done = self.complete(direction);
         self.begin_waiting();
-        landed
+        done
     }
 
-    fn land(&mut self, way: usize) -> Option<TransferDone> {
-        let Flight { mut transfer, way, events, .. } = self.flights[way].pop_front()?;
+    fn complete(&mut self, direction: usize) -> Option<TransferDone> {
+        let Flight { mut transfer, path, events, .. } = self.flights[direction].pop_front()?;
         let took = events.end.synchronise().and_then(|()| events.end.since(&events.begin));
         if took.is_ok() {
-            way.empty(&mut transfer);
+            path.empty(&mut transfer);
         }
-        self.locked.give_back(way);
+        self.locked.give_back(path);
         self.spare_events.push(events);
         match took {
             Ok(took) => {
@@ -157,8 +159,8 @@ impl GpuLink {
 
 impl Device for GpuLink {
     fn allocate(&mut self, slots: usize, slot_bytes: usize) -> Result<(), DeviceError> {
-        let facts = self.driver.info();
-        let free_bytes = facts.map_or(0, |facts| facts.free_bytes);
+        let info = self.driver.info();
+        let free_bytes = info.map_or(0, |info| info.free_bytes);
         let refused = || DeviceError::OutOfMemory { slots, slot_bytes, free_bytes };
         let bytes = slots.checked_mul(slot_bytes).filter(|bytes| *bytes as u64 <= free_bytes).ok_or_else(refused)?;
         let arena = DeviceBuffer::of(&self.driver, bytes).map_err(|_| refused())?;
@@ -168,22 +170,22 @@ impl Device for GpuLink {
     }
 
     fn submit(&mut self, transfer: Transfer) {
-        self.taken += 1;
-        self.waiting.push_back((self.taken, transfer));
+        self.submitted += 1;
+        self.waiting.push_back((self.submitted, transfer));
         self.begin_waiting();
     }
 
     fn poll(&mut self) -> Option<TransferDone> {
         self.failed.pop_front().or_else(|| {
-            let over = [0, 1].into_iter().find(|way| self.is_complete(*way))?;
-            self.land_and_go_on(over)
+            let done = [0, 1].into_iter().find(|direction| self.is_complete(*direction))?;
+            self.complete_and_continue(done)
         })
     }
 
     fn wait(&mut self) -> Option<TransferDone> {
         self.failed.pop_front().or_else(|| {
             let next = self.next()?;
-            self.land_and_go_on(next)
+            self.complete_and_continue(next)
         })
     }
 

@@ -1,4 +1,4 @@
-//! How fast a GPU and the way to it are, measured in well under a second.
+//! Measures the speed of a GPU and of the link to it, in well under a second.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -14,70 +14,70 @@ use crate::expert_kernels::{BLOCK_BYTES, DeviceActivations, ExpertBatch, ExpertK
 use crate::launches::Launches;
 use crate::memory::{DeviceBuffer, PinnedBuffer, StreamEvent};
 
-/// Of the last so many runs the fastest counts.
+/// The fastest of the last runs counts; this is their number.
 const LAST: usize = 5;
-/// Runs of what takes next to no time.
+/// The most runs, for work that takes very little time.
 const MAX_RUNS: usize = 4000;
-/// Of the work that wakes a device so much is done again for each rate but the first, which may rest on other clocks.
+/// The part (1/n) of the warm-up work that is repeated for each rate but the first, which may depend on other clocks.
 const PART_OF_WARM_UP: u32 = 3;
-/// The longest copy.
+/// Bytes of the longest copy.
 const MAX_COPY_BYTES: usize = 64 << 20;
-/// What is read of the device's memory: more than its caches hold.
+/// Bytes of device memory that are read: more than its caches hold.
 const MAX_READ_BYTES: u64 = 256 << 20;
-/// Blocks that read it.
+/// Blocks of the kernel that reads them.
 const READERS: u32 = 2048;
-/// Of the memory that is free this part is used for a while.
+/// The part (1/n) of the free memory that is used during the measurement.
 const PART_OF_FREE: u64 = 8;
 
-/// Seconds per byte.
+/// Measured costs, in seconds per byte.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Rates {
     /// Copying from page-locked memory to the device.
     pub copy_in: f64,
     /// Copying from the device to page-locked memory.
     pub copy_out: f64,
-    /// Reading the device's own memory.
+    /// Reading device memory.
     pub read: f64,
     /// Computing experts for one token, several at a time.
     pub compute: f64,
 }
 
 impl Rates {
-    /// What a tiered cache starts from, where the CPU takes so many seconds per byte of an expert.
+    /// The initial costs of a tiered cache; `host` is the seconds per byte that the CPU takes to compute an expert.
     pub fn measured(&self, host: f64) -> MeasuredCosts {
         MeasuredCosts { copy: self.copy_in, host, device: self.compute }
     }
 }
 
-/// Measures all rates; those of computing and copying for experts like this one, so many at a time.
+/// Measures all rates; copying and computing with experts of this layout, computing with `experts` experts at a time.
 pub fn measure(driver: &Arc<dyn Driver>, layout: &ExpertLayout, act: Activation, experts: usize) -> Result<Rates> {
-    let room = driver.info()?.free_bytes / PART_OF_FREE;
+    let budget = driver.info()?.free_bytes / PART_OF_FREE;
     let mut timer = Timer { begin: StreamEvent::new(driver)?, end: StreamEvent::new(driver)?, least: driver.warm_up() };
-    let (copy_in, copy_out) = copies(driver, &mut timer, layout.bytes.min(MAX_COPY_BYTES).min(room as usize))?;
-    let read = read(driver, &timer, MAX_READ_BYTES.min(room))?;
-    let compute = compute(driver, &timer, layout, act, experts.clamp(1, (room as usize / layout.bytes).max(1)))?;
+    let (copy_in, copy_out) = copies(driver, &mut timer, layout.bytes.min(MAX_COPY_BYTES).min(budget as usize))?;
+    let read = read(driver, &timer, MAX_READ_BYTES.min(budget))?;
+    let compute = compute(driver, &timer, layout, act, experts.clamp(1, (budget as usize / layout.bytes).max(1)))?;
     Ok(Rates { copy_in, copy_out, read, compute })
 }
 
-/// Seconds per byte in and out.
+/// Seconds per byte to and from the device.
 fn copies(driver: &Arc<dyn Driver>, timer: &mut Timer, bytes: usize) -> Result<(f64, f64)> {
     let (there, mut here) = (DeviceBuffer::of(driver, bytes)?, PinnedBuffer::of(driver, bytes)?);
-    // SAFETY: both have so many bytes, and are waited for below.
+    // SAFETY: both buffers have `bytes` bytes, and the copy is waited for below.
     let copy_in = || unsafe { driver.copy_in(Stream::CopyIn, here.as_ptr(), there.at(), bytes) };
     let into = timer.per_byte(bytes, Stream::CopyIn, copy_in);
     timer.least /= PART_OF_WARM_UP;
     // SAFETY: as above.
     let copy_out = || unsafe { driver.copy_out(Stream::CopyOut, there.at(), here.as_mut_ptr(), bytes) };
     let out_of = timer.per_byte(bytes, Stream::CopyOut, copy_out);
-    // After an error one may be under way.
+    // After an error a copy may be in flight.
     driver.drain();
     Ok((into?, out_of?))
 }
 
 fn read(driver: &Arc<dyn Driver>, timer: &Timer, bytes: u64) -> Result<f64> {
-    let (room, out) = (DeviceBuffer::of(driver, bytes as usize)?, DeviceBuffer::of(driver, 4 * READERS as usize)?);
+    let (buffer, out) = (DeviceBuffer::of(driver, bytes as usize)?, DeviceBuffer::of(driver, 4 * READERS as usize)?);
     let launches = Launches::new(driver);
-    let read = || launches.read_all(room.at(), bytes, out.at(), READERS);
+    let read = || launches.read_all(buffer.at(), bytes, out.at(), READERS);
     timer.per_byte(bytes as usize, Stream::Compute, read)
 }
 
@@ -86,26 +86,26 @@ fn compute(driver: &Arc<dyn Driver>, timer: &Timer, layout: &ExpertLayout, act: 
     let data = DeviceBuffer::of(driver, n * layout.bytes)?;
     let x = DeviceBuffer::of(driver, 4 * hidden + hidden * BLOCK_BYTES)?;
     let out = DeviceBuffer::of(driver, 4 * n * hidden)?;
-    let mut bench = ExpertKernels::new(driver)?;
-    bench.reserve(layout, n, n)?;
+    let mut kernels = ExpertKernels::new(driver)?;
+    kernels.reserve(layout, n, n)?;
     let experts: Vec<(u64, usize)> = (0..n).map(|i| (data.at() + (i * layout.bytes) as u64, 1)).collect();
     let x = DeviceActivations { values: x.at(), blocks: x.at() };
     let group = ExpertBatch { layout, act, experts: &experts, picks: &vec![0; n], x, out: out.at() };
     timer.per_byte(n * layout.bytes, Stream::Compute, || {
-        let lists = bench.send(&group)?;
-        bench.compute(&group, &lists)
+        let lists = kernels.send(&group)?;
+        kernels.compute(&group, &lists)
     })
 }
 
 struct Timer {
     begin: StreamEvent,
     end: StreamEvent,
-    /// How long to work at least.
+    /// Least total time of the runs.
     least: Duration,
 }
 
 impl Timer {
-    /// The fastest of the last runs: at first the clocks of a device that idled are down.
+    /// Seconds per byte in the fastest of the last runs: the first runs find the clocks of an idle device down.
     fn per_byte(&self, bytes: usize, stream: Stream, mut ask: impl FnMut() -> Result<()>) -> Result<f64> {
         let (mut last, mut all) = ([Duration::MAX; LAST], Duration::ZERO);
         for run in 0..MAX_RUNS {

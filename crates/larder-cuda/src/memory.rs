@@ -1,4 +1,4 @@
-//! Memory of both sides, and events, that give themselves back.
+//! Owned buffers on the device and in main memory, owned events, and staged copies between the two.
 #![allow(unsafe_code)]
 
 use std::ops::{Deref, DerefMut};
@@ -11,48 +11,48 @@ use crate::driver::{Driver, EventHandle, Stream};
 use crate::error::Result;
 use crate::launches::Launches;
 
-/// What buffers grow by at least.
+/// Buffers grow by a multiple of this many bytes.
 const STEP: usize = 64 * 1024;
-/// The most that a kernel copies. A card copies one thing at a time each way, whatever the streams, and what kernels wait
-/// for would wait behind whole experts, of 3 to 25 MB. What is longer than this belongs to many tokens, where computing
-/// takes so long that the wait does not count.
+/// The longest copy that a kernel makes. The copy engine makes one copy at a time in each direction, whatever the stream, so
+/// inputs and outputs would queue behind whole experts, of 3 to 25 MB. Longer copies belong to many tokens, where
+/// computing takes so long that the wait does not matter.
 const MAX_KERNEL_COPY_BYTES: usize = 1 << 20;
-/// What a kernel copies begins at a multiple of this.
+/// Alignment of copies that a kernel makes.
 const ALIGN: u64 = 16;
 
-/// An event.
+/// An owned event.
 pub struct StreamEvent {
     driver: Arc<dyn Driver>,
     event: EventHandle,
 }
 
 impl StreamEvent {
-    /// One that counts as over until it is recorded.
+    /// An event that counts as complete until it is recorded.
     pub fn new(driver: &Arc<dyn Driver>) -> Result<Self> {
         Ok(StreamEvent { driver: driver.clone(), event: driver.create_event()? })
     }
 
-    /// Behind all that was asked of the stream so far.
+    /// Records the event after all work submitted to the stream so far.
     pub fn record(&self, stream: Stream) -> Result<()> {
         self.driver.record(self.event, stream)
     }
 
-    /// Lets a stream wait for it.
+    /// Makes later work on the stream wait for the event.
     pub fn make_wait(&self, stream: Stream) -> Result<()> {
         self.driver.wait_event(stream, self.event)
     }
 
-    /// Whether all before it is over.
+    /// Whether all work before the event is complete.
     pub fn is_complete(&self) -> Result<bool> {
         self.driver.is_complete(self.event)
     }
 
-    /// Waits until all before it is over.
+    /// Waits until all work before the event is complete.
     pub fn synchronise(&self) -> Result<()> {
         self.driver.synchronise(self.event)
     }
 
-    /// The time since an earlier one of the same stream; both are over.
+    /// The time since an earlier event of the same stream; both are complete.
     pub fn since(&self, earlier: &StreamEvent) -> Result<Duration> {
         self.driver.elapsed(earlier.event, self.event)
     }
@@ -60,12 +60,12 @@ impl StreamEvent {
 
 impl Drop for StreamEvent {
     fn drop(&mut self) {
-        // SAFETY: nobody else knows it.
+        // SAFETY: the handle is not shared.
         unsafe { self.driver.destroy_event(self.event) }
     }
 }
 
-/// Memory of the device. What is in it is lost when it grows.
+/// A buffer in device memory. Its contents are lost when it grows.
 pub struct DeviceBuffer {
     driver: Arc<dyn Driver>,
     at: u64,
@@ -73,30 +73,30 @@ pub struct DeviceBuffer {
 }
 
 impl DeviceBuffer {
-    /// None yet.
+    /// An empty buffer.
     pub fn new(driver: &Arc<dyn Driver>) -> Self {
         DeviceBuffer { driver: driver.clone(), at: 0, bytes: 0 }
     }
 
-    /// Exactly so much of it.
+    /// A buffer of exactly `bytes` bytes.
     pub fn of(driver: &Arc<dyn Driver>, bytes: usize) -> Result<Self> {
-        let mut room = DeviceBuffer::new(driver);
-        room.replace(bytes)?;
-        Ok(room)
+        let mut buffer = DeviceBuffer::new(driver);
+        buffer.replace(bytes)?;
+        Ok(buffer)
     }
 
-    /// Takes care that there are at least so many bytes.
+    /// Grows the buffer to at least `bytes` bytes.
     pub fn ensure(&mut self, bytes: usize) -> Result<()> {
         if bytes > self.bytes { self.replace(bytes.next_multiple_of(STEP)) } else { Ok(()) }
     }
 
-    /// Where it begins.
+    /// Address of the buffer.
     pub fn at(&self) -> u64 {
         self.at
     }
 
     fn replace(&mut self, bytes: usize) -> Result<()> {
-        self.give_back();
+        self.release();
         if bytes > 0 {
             self.at = self.driver.allocate(bytes as u64)?;
             self.bytes = bytes;
@@ -104,9 +104,9 @@ impl DeviceBuffer {
         Ok(())
     }
 
-    fn give_back(&mut self) {
+    fn release(&mut self) {
         if std::mem::take(&mut self.bytes) > 0 {
-            // SAFETY: it is this room's own, and from now on nobody's.
+            // SAFETY: this buffer owns the memory, and forgets it here.
             unsafe { self.driver.free(self.at) }
         }
     }
@@ -114,29 +114,29 @@ impl DeviceBuffer {
 
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
-        self.give_back();
+        self.release();
     }
 }
 
-/// Page-locked memory of this machine.
+/// A buffer in page-locked main memory.
 pub struct PinnedBuffer {
     driver: Arc<dyn Driver>,
     at: NonNull<u8>,
     bytes: usize,
 }
 
-// SAFETY: it is the only way to its bytes.
+// SAFETY: the buffer is the only access to its bytes.
 unsafe impl Send for PinnedBuffer {}
-// SAFETY: shared it only gives shared bytes.
+// SAFETY: a shared reference only gives shared access to the bytes.
 unsafe impl Sync for PinnedBuffer {}
 
 impl PinnedBuffer {
-    /// None yet.
+    /// An empty buffer.
     pub fn new(driver: &Arc<dyn Driver>) -> Self {
         PinnedBuffer { driver: driver.clone(), at: NonNull::<u128>::dangling().cast(), bytes: 0 }
     }
 
-    /// Exactly so much of it.
+    /// A buffer of exactly `bytes` bytes.
     pub fn of(driver: &Arc<dyn Driver>, bytes: usize) -> Result<Self> {
         let mut pinned = PinnedBuffer::new(driver);
         if bytes > 0 {
@@ -146,7 +146,7 @@ impl PinnedBuffer {
         Ok(pinned)
     }
 
-    /// Takes care that there are at least so many bytes. The caller guarantees that no copy uses it.
+    /// Grows the buffer to at least `bytes` bytes. The caller guarantees that no copy uses it.
     fn ensure(&mut self, bytes: usize) -> Result<()> {
         if bytes > self.bytes {
             *self = PinnedBuffer::of(&self.driver, bytes.next_multiple_of(STEP))?;
@@ -159,7 +159,7 @@ impl Deref for PinnedBuffer {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: so many bytes are there, zeros at first.
+        // SAFETY: the allocation has `bytes` bytes, which are initialised to zero.
         unsafe { slice::from_raw_parts(self.at.as_ptr(), self.bytes) }
     }
 }
@@ -174,13 +174,13 @@ impl DerefMut for PinnedBuffer {
 impl Drop for PinnedBuffer {
     fn drop(&mut self) {
         if self.bytes > 0 {
-            // SAFETY: its own; whoever copies waits before it lets go of it.
+            // SAFETY: this buffer owns the memory; its user waits for copies before dropping it.
             unsafe { self.driver.free_host(self.at) }
         }
     }
 }
 
-/// Bytes on their way to kernels: written here, then copied in front of them.
+/// A staged copy to the device: written in main memory, then copied before the kernels that read it.
 pub struct Upload {
     driver: Arc<dyn Driver>,
     host: PinnedBuffer,
@@ -190,13 +190,14 @@ pub struct Upload {
 }
 
 impl Upload {
-    /// Nothing yet.
+    /// Without buffers.
     pub fn new(driver: &Arc<dyn Driver>) -> Result<Self> {
         let (host, device, sent) = (PinnedBuffer::new(driver), DeviceBuffer::new(driver), StreamEvent::new(driver)?);
         Ok(Upload { driver: driver.clone(), host, device, sent, bytes: 0 })
     }
 
-    /// Where so many bytes will be on the device, and what to write them to here. Waits for what was sent before.
+    /// The address that `bytes` bytes will have on the device, and the staging memory to write them to. Waits for the copy
+    /// before.
     pub fn begin(&mut self, bytes: usize) -> Result<(u64, &mut [u8])> {
         self.sent.synchronise()?;
         self.host.ensure(bytes)?;
@@ -205,7 +206,7 @@ impl Upload {
         Ok((self.device.at(), &mut self.host[..bytes]))
     }
 
-    /// Copies them on the stream of the kernels.
+    /// Copies the staged bytes, on the compute stream.
     pub fn send(&mut self) -> Result<()> {
         if !is_kernel_copy(self.device.at(), self.bytes) {
             return self.send_to(self.device.at());
@@ -214,7 +215,7 @@ impl Upload {
         self.sent.record(Stream::Compute)
     }
 
-    /// Copies bytes, of which there may be many, to a place of the device that has room for them.
+    /// Copies `bytes` to address `to`, which has room for them.
     pub fn copy(&mut self, bytes: &[u8], to: u64) -> Result<()> {
         self.sent.synchronise()?;
         self.host.ensure(bytes.len())?;
@@ -227,7 +228,7 @@ impl Upload {
         if self.bytes == 0 {
             return Ok(());
         }
-        // SAFETY: the bytes are there, and are written again, or given back, only behind `sent`.
+        // SAFETY: both places have the bytes; the staging memory is written or freed only after `sent` is complete.
         unsafe { self.driver.copy_in(Stream::Compute, self.host.as_ptr(), to, self.bytes)? };
         self.sent.record(Stream::Compute)
     }
@@ -241,7 +242,7 @@ impl Drop for Upload {
     }
 }
 
-/// Bytes on their way from kernels.
+/// A staged copy from the device.
 pub struct Download {
     driver: Arc<dyn Driver>,
     host: PinnedBuffer,
@@ -249,19 +250,19 @@ pub struct Download {
 }
 
 impl Download {
-    /// Nothing yet.
+    /// Without a buffer.
     pub fn new(driver: &Arc<dyn Driver>) -> Result<Self> {
         let (host, arrived) = (PinnedBuffer::new(driver), StreamEvent::new(driver)?);
         Ok(Download { driver: driver.clone(), host, arrived })
     }
 
-    /// Takes care that there is room for so many bytes.
+    /// Grows the staging memory to at least `bytes` bytes.
     pub fn reserve(&mut self, bytes: usize) -> Result<()> {
-        self.host.ensure(bytes) // Whoever fetches waits, so no copy is under way.
+        self.host.ensure(bytes) // `fetch` waits, so no copy is in flight.
     }
 
-    /// Copies so many bytes of the device, which are there, behind what computes them, and waits for them. Waits for all
-    /// that is under way also after an error.
+    /// Copies `bytes` bytes from address `from`, after the kernels submitted so far, and waits for them. After an error it
+    /// waits for all work in flight.
     pub fn fetch(&mut self, from: u64, bytes: usize) -> Result<&[u8]> {
         let fetched = self.copy_and_wait(from, bytes);
         if fetched.is_err() {
@@ -275,7 +276,7 @@ impl Download {
         if is_kernel_copy(from, bytes) {
             Launches::new(&self.driver).copy_bytes(from, self.host.as_mut_ptr() as u64, bytes as u64)?;
         } else if bytes > 0 {
-            // SAFETY: there is room, and nobody looks at it before `arrived` is over.
+            // SAFETY: the staging memory has `bytes` bytes, and is not read before `arrived` is complete.
             unsafe { self.driver.copy_out(Stream::Compute, from, self.host.as_mut_ptr(), bytes)? };
         }
         self.arrived.record(Stream::Compute)?;
@@ -283,7 +284,7 @@ impl Download {
     }
 }
 
-/// Whether a kernel copies so many bytes from or to this place of the device.
+/// Whether a copy of `bytes` bytes from or to this address of the device is made by a kernel.
 fn is_kernel_copy(at: u64, bytes: usize) -> bool {
     (1..=MAX_KERNEL_COPY_BYTES).contains(&bytes) && at.is_multiple_of(ALIGN)
 }

@@ -1,4 +1,4 @@
-//! Multiplies with weights that stay in a GPU's memory.
+//! Products with resident weights in GPU memory.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -13,12 +13,12 @@ use crate::launches::{Launches, ProductBatch, ProductKernelArgs, word};
 use crate::memory::{DeviceBuffer, Download, Upload};
 use crate::weight_allocator::WeightAllocator;
 
-/// Bytes of a matrix that are copied at a time.
+/// Bytes of a matrix per staged copy.
 const PIECE: usize = 4 << 20;
 
-/// Matrices on the device, and what products with them take.
+/// Resident weights on the device, and products with them.
 pub struct GpuProducts {
-    least: usize,
+    min_bytes: usize,
     state: Mutex<State>,
 }
 
@@ -26,14 +26,14 @@ struct State {
     launches: Launches,
     resident: WeightAllocator,
     kept: Vec<Matrix>,
-    /// What brings matrices, one piece while the other is being copied.
+    /// Staging of matrices: one piece is written while the other is being copied.
     pieces: [Upload; 2],
     x: Upload,
     lists: Upload,
     out: DeviceBuffer,
     download: Download,
-    /// One for each kind.
-    rounds: [ProductBatch; NumberFormat::ALL.len()],
+    /// One batch per number format.
+    batches: [ProductBatch; NumberFormat::ALL.len()],
 }
 
 /// A matrix on the device.
@@ -54,9 +54,9 @@ impl GpuProducts {
             lists: upload()?,
             out: DeviceBuffer::new(driver),
             download: Download::new(driver)?,
-            rounds: Default::default(),
+            batches: Default::default(),
         };
-        Ok(GpuProducts { least: driver.min_matrix_bytes(), state: Mutex::new(state) })
+        Ok(GpuProducts { min_bytes: driver.min_matrix_bytes(), state: Mutex::new(state) })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -66,7 +66,7 @@ impl GpuProducts {
 
 impl DeviceProducts for GpuProducts {
     fn accepts(&self, bytes: usize) -> bool {
-        bytes >= self.least
+        bytes >= self.min_bytes
     }
 
     fn upload(&self, weights: WeightMatrix) -> larder_model::Result<usize> {
@@ -81,24 +81,24 @@ impl DeviceProducts for GpuProducts {
         Ok(state.kept.len() - 1)
     }
 
-    fn multiply(&self, x: &Inputs, round: &mut [DeviceProduct]) -> larder_model::Result<()> {
-        Ok(self.lock().multiply(x, round)?)
+    fn multiply(&self, x: &Inputs, products: &mut [DeviceProduct]) -> larder_model::Result<()> {
+        Ok(self.lock().multiply(x, products)?)
     }
 }
 
 impl State {
-    fn multiply(&mut self, x: &Inputs, round: &mut [DeviceProduct]) -> Result<()> {
-        self.check(x, round)?;
-        let widely = round.iter().any(|p| self.kept[p.weights].part.kind.is_float());
+    fn multiply(&mut self, x: &Inputs, products: &mut [DeviceProduct]) -> Result<()> {
+        self.check(x, products)?;
+        let widely = products.iter().any(|p| self.kept[p.weights].part.kind.is_float());
         let activations = DeviceActivations::send(&mut self.x, x, widely)?;
-        let values: usize = round.iter().map(|p| p.out.len()).sum();
+        let values: usize = products.iter().map(|p| p.out.len()).sum();
         self.out.ensure(4 * values)?;
 
-        let lists = self.send_lists(activations, x.tokens(), round)?;
+        let lists = self.send_lists(activations, x.tokens(), products)?;
         self.launch(lists)?;
 
         let mut outputs: &[f32] = bytemuck::cast_slice(self.download.fetch(self.out.at(), 4 * values)?);
-        for p in round {
+        for p in products {
             let (own, behind) = outputs.split_at(p.out.len());
             p.out.copy_from_slice(own);
             outputs = behind;
@@ -106,67 +106,68 @@ impl State {
         Ok(())
     }
 
-    /// Copies the lists of products to the device, those of one kind after those of the other, and says where they are.
-    fn send_lists(&mut self, x: DeviceActivations, all: usize, round: &[DeviceProduct]) -> Result<u64> {
-        // The picks lie in front: their addresses are part of the lists.
-        let picks: usize = round.iter().filter_map(|p| p.pick).map(size_of_val).sum();
+    /// Copies the lists of products to the device, one number format after another, and returns their address.
+    fn send_lists(&mut self, x: DeviceActivations, all: usize, products: &[DeviceProduct]) -> Result<u64> {
+        // The picks come first: the lists contain their addresses.
+        let picks: usize = products.iter().filter_map(|p| p.pick).map(size_of_val).sum();
         let lists = picks.next_multiple_of(16);
-        let (base, bytes) = self.lists.begin(lists + round.len() * ProductBatch::BYTES)?;
+        let (base, bytes) = self.lists.begin(lists + products.len() * ProductBatch::BYTES)?;
         let (mut end, mut out) = (0, self.out.at());
-        self.rounds.iter_mut().zip(NumberFormat::ALL).for_each(|(round, kind)| round.begin(kind));
-        for p in round {
+        self.batches.iter_mut().zip(NumberFormat::ALL).for_each(|(batch, kind)| batch.begin(kind));
+        for p in products {
             let Matrix { part, at } = &self.kept[p.weights];
             let tokens = word(p.pick.map_or(all, <[u32]>::len))?;
             let pick = p.pick.map_or(0, |_| base + end as u64);
             let product =
                 ProductKernelArgs { x: x.for_part(part), pick, out, tokens, ..ProductKernelArgs::with(part, *at)? };
-            let of_kind = self.rounds.iter_mut().zip(NumberFormat::ALL).find(|(_, kind)| *kind == part.kind);
-            of_kind.expect("every kind has a round").0.push(product);
+            let of_kind = self.batches.iter_mut().zip(NumberFormat::ALL).find(|(_, kind)| *kind == part.kind);
+            of_kind.expect("every number format has a batch").0.push(product);
             let chosen: &[u8] = bytemuck::cast_slice(p.pick.unwrap_or_default());
             bytes[end..][..chosen.len()].copy_from_slice(chosen);
             end += chosen.len();
             out += 4 * p.out.len() as u64;
         }
         let mut rest = &mut bytes[lists..];
-        for round in &self.rounds {
-            let (own, behind) = rest.split_at_mut(round.bytes());
-            round.write(own);
+        for batch in &self.batches {
+            let (own, behind) = rest.split_at_mut(batch.bytes());
+            batch.write(own);
             rest = behind;
         }
         self.lists.send()?;
         Ok(base + lists as u64)
     }
 
-    /// A launch for each kind, whose lists follow each other.
+    /// One launch per number format; the lists are consecutive.
     fn launch(&self, mut list: u64) -> Result<()> {
-        for round in &self.rounds {
-            self.launches.products(round, list)?;
-            list += round.bytes() as u64;
+        for batch in &self.batches {
+            self.launches.products(batch, list)?;
+            list += batch.bytes() as u64;
         }
         Ok(())
     }
 
-    /// That shapes fit, because nobody looks at them below.
-    fn check(&self, x: &Inputs, round: &[DeviceProduct]) -> Result<()> {
+    /// Checks the shapes, which the kernels rely on.
+    fn check(&self, x: &Inputs, products: &[DeviceProduct]) -> Result<()> {
         let quantised = x.all_blocks().len() / BLOCK_BYTES * BLOCK == x.all_values().len();
-        for p in round {
-            let matrix = self.kept.get(p.weights).ok_or_else(|| bad(format!("the GPU has no matrix {}", p.weights)))?;
+        for p in products {
+            let matrix =
+                self.kept.get(p.weights).ok_or_else(|| unsupported(format!("the GPU has no matrix {}", p.weights)))?;
             let ExpertPart { kind, rows, cols, .. } = matrix.part;
             let tokens = p.pick.map_or(x.tokens(), <[u32]>::len);
             let known = p.pick.is_none_or(|pick| pick.iter().all(|t| (*t as usize) < x.tokens()));
             if x.cols() != cols || p.out.len() != tokens * rows || !known {
-                return Err(bad(format!(
-                    "a product with {rows} x {cols} weights has inputs or outputs of another shape"
+                return Err(unsupported(format!(
+                    "inputs or outputs do not fit the shape of a product with {rows} x {cols} weights"
                 )));
             }
             if !kind.is_float() && !quantised {
-                return Err(bad(format!("weights in {kind} meet activations that are not quantised")));
+                return Err(unsupported(format!("weights in {kind} need quantised activations")));
             }
         }
         Ok(())
     }
 }
 
-fn bad(what: String) -> GpuError {
+fn unsupported(what: String) -> GpuError {
     GpuError::Unsupported(what)
 }

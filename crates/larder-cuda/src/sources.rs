@@ -1,17 +1,17 @@
-//! The kernels' sources, each as one text: where they are compiled there may be nothing to include.
+//! The sources of the kernels, each as one text, because NVRTC may have no files to include.
 
-/// What the kernels share.
+/// The common part of all sources.
 const COMMON: &str = include_str!("../kernels/common.cuh");
 
-/// One of the sources.
+/// One source file.
 #[derive(Clone, Copy)]
 pub struct KernelSource {
-    /// Its name in messages.
+    /// Name of the file in messages.
     pub file: &'static str,
     text: &'static str,
 }
 
-/// All of them. No two have kernels of one name.
+/// Every source. Names of kernels are unique across sources.
 pub const SOURCES: [KernelSource; 4] = [
     KernelSource { file: "blocks.cu", text: include_str!("../kernels/blocks.cu") },
     KernelSource { file: "floats.cu", text: include_str!("../kernels/floats.cu") },
@@ -20,7 +20,7 @@ pub const SOURCES: [KernelSource; 4] = [
 ];
 
 impl KernelSource {
-    /// With what it includes in the place of saying so.
+    /// The text with `#include "common.cuh"` replaced by the contents of that file.
     pub fn with_includes(&self) -> String {
         let common: String =
             COMMON.lines().filter(|line| *line != "#pragma once").map(|line| format!("{line}\n")).collect();
@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sources_are_whole() {
+    fn includes_are_expanded() {
         for source in &SOURCES {
             let text = source.with_includes();
             assert!(!text.contains("#include") && !text.contains("#pragma once"), "{}", source.file);

@@ -1,4 +1,4 @@
-//! Room for weights that stay: taken at once, as a driver rounds up whatever is taken.
+//! Device memory for resident weights: few large buffers, because the driver rounds up every allocation.
 
 use std::sync::Arc;
 
@@ -6,37 +6,37 @@ use crate::driver::Driver;
 use crate::error::Result;
 use crate::memory::DeviceBuffer;
 
-/// What matrices begin at a multiple of.
+/// Alignment of matrices in bytes.
 const ALIGN: u64 = 256;
-/// What is taken at least where matrices turn out to need more: the driver rounds to a few MiB.
+/// Least size of a further buffer if the first is too small: the driver rounds to a few MiB.
 const MORE: u64 = 16 << 20;
 
-/// Bytes that [`Gpu::products`](crate::Gpu::products) takes for matrices of these sizes.
+/// Bytes that [`Gpu::products`](crate::Gpu::products) needs for matrices of these sizes.
 pub fn resident_bytes(sizes: impl Iterator<Item = u64>) -> u64 {
     sizes.map(|bytes| bytes.next_multiple_of(ALIGN)).sum()
 }
 
-/// Rooms that are filled one after the other.
+/// A bump allocator: buffers that are filled one after another and never freed in part.
 pub struct WeightAllocator {
     driver: Arc<dyn Driver>,
-    rooms: Vec<DeviceBuffer>,
-    /// The part of the last room that is free.
+    buffers: Vec<DeviceBuffer>,
+    /// The free part of the last buffer: start and end address.
     free: (u64, u64),
 }
 
 impl WeightAllocator {
-    /// With a room of so many bytes.
+    /// With a first buffer of `bytes` bytes.
     pub fn new(driver: &Arc<dyn Driver>, bytes: u64) -> Result<Self> {
-        let mut resident = WeightAllocator { driver: driver.clone(), rooms: Vec::new(), free: (0, 0) };
-        resident.take(bytes)?;
-        Ok(resident)
+        let mut allocator = WeightAllocator { driver: driver.clone(), buffers: Vec::new(), free: (0, 0) };
+        allocator.take(bytes)?;
+        Ok(allocator)
     }
 
-    /// A place for so many bytes, in another room if the last is full.
+    /// The address of `bytes` bytes, in a new buffer if the last one is full.
     pub fn place(&mut self, bytes: u64) -> Result<u64> {
         let bytes = bytes.next_multiple_of(ALIGN);
         if bytes > self.free.1 - self.free.0 {
-            // Where no more than the matrix fits, that will do.
+            // If that much memory is not free, the size of the matrix is enough.
             self.take(bytes.max(MORE)).or_else(|_| self.take(bytes))?;
         }
         let at = self.free.0;
@@ -45,9 +45,9 @@ impl WeightAllocator {
     }
 
     fn take(&mut self, bytes: u64) -> Result<()> {
-        let room = DeviceBuffer::of(&self.driver, bytes as usize)?;
-        self.free = (room.at(), room.at() + bytes);
-        self.rooms.push(room);
+        let buffer = DeviceBuffer::of(&self.driver, bytes as usize)?;
+        self.free = (buffer.at(), buffer.at() + bytes);
+        self.buffers.push(buffer);
         Ok(())
     }
 }

@@ -1,8 +1,8 @@
-// The kernels on a CPU, for tests where there is no GPU: one warp at a time, its 32 lanes in turns.
+// The kernels on a CPU, for tests on machines without a GPU: one warp at a time, its 32 lanes as coroutines.
 //
-// A lane runs until it needs what others have: then the next one runs, and so on round. So the lanes of a warp meet
-// where they do on a GPU. Warps and blocks, of whose order nothing may be assumed, come one after the other. Each
-// thread of the CPU has a GPU of its own.
+// A lane runs until it needs a value of another lane; then the next lane runs, and so on in a circle. So the lanes of a
+// warp synchronise where they do on a GPU. Warps and blocks, whose order is unspecified, run one after another. Each
+// thread of the CPU has an emulated GPU of its own.
 //
 // c++ -std=c++20 -O2 -ffp-contract=off -shared -fPIC emulate.cpp
 #include <cmath>
@@ -23,17 +23,17 @@
 
 namespace emulator {
 
-[[noreturn]] void fail(const char *what) {
-    fprintf(stderr, "emulated GPU: %s\n", what);
+[[noreturn]] void fail(const char *message) {
+    fprintf(stderr, "emulated GPU: %s\n", message);
     abort();
 }
 
-// ---- Lanes, which have a stack each ----
+// ---- Lanes: coroutines with a stack each ----
 
-// A place in a program that has been left, and can be gone on from.
-struct Place {
+// The saved context of a suspended coroutine.
+struct Context {
 #ifdef SWITCH_BY_UCONTEXT
-    ucontext_t context;
+    ucontext_t ucontext;
 #else
     void *stack;
 #endif
@@ -41,20 +41,20 @@ struct Place {
 
 #ifdef SWITCH_BY_UCONTEXT
 
-void change(Place &from, Place &to) { swapcontext(&from.context, &to.context); }
+void switch_to(Context &from, Context &to) { swapcontext(&from.ucontext, &to.ucontext); }
 
-void prepare(Place &place, char *stack, size_t bytes, void (*entry)()) {
-    getcontext(&place.context);
-    place.context.uc_stack.ss_sp = stack;
-    place.context.uc_stack.ss_size = bytes;
-    place.context.uc_link = nullptr;
-    makecontext(&place.context, entry, 0);
+void prepare_context(Context &context, char *stack, size_t bytes, void (*entry)()) {
+    getcontext(&context.ucontext);
+    context.ucontext.uc_stack.ss_sp = stack;
+    context.ucontext.uc_stack.ss_size = bytes;
+    context.ucontext.uc_link = nullptr;
+    makecontext(&context.ucontext, entry, 0);
 }
 
 #else
 
-// Puts what a function must preserve on the stack, leaves the stack's address in *from, and takes the same from the
-// other stack. swapcontext would do so too, and call the system for the signal mask each time.
+// Pushes the callee-saved registers, stores the stack pointer in *from, and restores both from the other stack.
+// swapcontext would do so too, but with a system call for the signal mask each time.
 extern "C" void larder_switch(void **from, void *to) __asm__("larder_switch") __attribute__((visibility("hidden")));
 
 #if defined(__x86_64__)
@@ -113,15 +113,15 @@ larder_switch:
 )");
 #endif
 
-void change(Place &from, Place &to) { larder_switch(&from.stack, to.stack); }
+void switch_to(Context &from, Context &to) { larder_switch(&from.stack, to.stack); }
 
-// As if it had been left just before its first instruction.
-void prepare(Place &place, char *stack, size_t bytes, void (*entry)()) {
+// Makes the context of a coroutine that is suspended before its first instruction.
+void prepare_context(Context &context, char *stack, size_t bytes, void (*entry)()) {
     uintptr_t top = (uintptr_t)(stack + bytes) / 16 * 16;
     char *saved = (char *)(top - ABOVE - SAVED);
     memset(saved, 0, SAVED + ABOVE);
     memcpy(saved + RETURN_AT, &entry, sizeof entry);
-    place.stack = saved;
+    context.stack = saved;
 }
 
 #endif
@@ -135,14 +135,14 @@ struct Dim {
     unsigned x, y, z;
 };
 
-// What the lanes of a warp share, and the numbers that the running lane knows itself by.
+// The state of the warp that is running, and the indices of the running lane.
 struct Gpu {
     Dim grid, block, block_index, thread_index;
     void (*call)(void **);
     void **arguments;
-    Place caller, lanes[LANES_OF_WARP];
+    Context caller, lanes[LANES_OF_WARP];
     unsigned first, lane, ended;
-    // Two sets of values to be exchanged: a lane may be at the next exchange before others have read from this one.
+    // Two sets of exchanged values: a lane may reach the next exchange before others have read from this one.
     uint32_t values[2][LANES_OF_WARP];
     unsigned set;
     char *stacks;
@@ -153,22 +153,22 @@ thread_local Gpu gpu;
 // Frees the stacks when the thread ends.
 thread_local std::unique_ptr<char[]> stacks;
 
-void go_on_with(Gpu &gpu, unsigned lane) {
-    Place &from = gpu.lanes[gpu.lane];
+void resume_lane(Gpu &gpu, unsigned lane) {
+    Context &from = gpu.lanes[gpu.lane];
     gpu.lane = lane;
     gpu.thread_index.x = gpu.first + lane;
-    change(from, gpu.lanes[lane]);
+    switch_to(from, gpu.lanes[lane]);
 }
 
-// What a lane does from warp to warp.
+// The loop of a lane: runs the kernel for one warp after another.
 void lane_main() {
     Gpu &gpu = emulator::gpu;
     while (true) {
         gpu.call(gpu.arguments);
         gpu.ended++;
-        if (gpu.lane + 1 < LANES_OF_WARP) go_on_with(gpu, gpu.lane + 1);
-        else if (gpu.ended == LANES_OF_WARP) change(gpu.lanes[gpu.lane], gpu.caller);
-        else fail("some lanes of a warp wait for others that have ended");
+        if (gpu.lane + 1 < LANES_OF_WARP) resume_lane(gpu, gpu.lane + 1);
+        else if (gpu.ended == LANES_OF_WARP) switch_to(gpu.lanes[gpu.lane], gpu.caller);
+        else fail("some lanes of a warp wait for lanes that have ended");
     }
 }
 
@@ -176,16 +176,16 @@ void run_warp(Gpu &gpu, unsigned first) {
     gpu.first = first;
     gpu.lane = gpu.ended = 0;
     gpu.thread_index = {first, 0, 0};
-    change(gpu.caller, gpu.lanes[0]);
+    switch_to(gpu.caller, gpu.lanes[0]);
 }
 
 void run_grid(Gpu &gpu, unsigned grid_x, unsigned grid_y, unsigned block) {
-    if (block % LANES_OF_WARP != 0) fail("a block is no whole warps");
+    if (block % LANES_OF_WARP != 0) fail("the block size is not a multiple of the warp size");
     if (!gpu.stacks) {
         stacks.reset(new char[LANES_OF_WARP * STACK_BYTES]);
         gpu.stacks = stacks.get();
         for (unsigned i = 0; i < LANES_OF_WARP; i++) {
-            prepare(gpu.lanes[i], gpu.stacks + i * STACK_BYTES, STACK_BYTES, lane_main);
+            prepare_context(gpu.lanes[i], gpu.stacks + i * STACK_BYTES, STACK_BYTES, lane_main);
         }
     }
     gpu.grid = {grid_x, grid_y, 1};
@@ -198,15 +198,15 @@ void run_grid(Gpu &gpu, unsigned grid_x, unsigned grid_y, unsigned block) {
     }
 }
 
-// Shows the others a value, waits until all have shown theirs, and returns that of one of them.
+// Publishes a value, waits until every lane has published one, and returns the value of lane_wanted.
 template <typename T> T exchange(T value, unsigned lane_wanted) {
     static_assert(sizeof(T) == 4);
     Gpu &gpu = emulator::gpu;
-    if (gpu.ended) fail("a lane waits for others that have ended");
+    if (gpu.ended) fail("a lane waits for lanes that have ended");
     if (gpu.lane == 0) gpu.set ^= 1;
     uint32_t *values = gpu.values[gpu.set];
     memcpy(&values[gpu.lane], &value, 4);
-    go_on_with(gpu, (gpu.lane + 1) % LANES_OF_WARP);
+    resume_lane(gpu, (gpu.lane + 1) % LANES_OF_WARP);
     T wanted;
     memcpy(&wanted, &values[lane_wanted], 4);
     return wanted;
@@ -214,7 +214,7 @@ template <typename T> T exchange(T value, unsigned lane_wanted) {
 
 } // namespace emulator
 
-// ---- What the language and the toolkit have ----
+// ---- Keywords and functions of CUDA ----
 
 #define EMULATED
 #define __device__
@@ -263,7 +263,7 @@ template <typename T> T __shfl_xor_sync(unsigned, T value, int mask) {
     return emulator::exchange(value, emulator::gpu.lane ^ mask);
 }
 
-// Whoever would look beyond its part of the warp keeps its own.
+// A lane whose source would be outside its segment of the warp keeps its own value.
 template <typename T> T __shfl_down_sync(unsigned, T value, unsigned by, unsigned width) {
     unsigned lane = emulator::gpu.lane;
     return emulator::exchange(value, lane % width + by < width ? lane + by : lane);
@@ -300,18 +300,19 @@ struct Kernel {
 
 constexpr Kernel KERNELS[] = {
     KERNEL(q8_0_matvec), KERNEL(q8_0_matmul), KERNEL(q4_0_matvec), KERNEL(q4_0_matmul),
-    KERNEL(q4_k_matvec), KERNEL(q4_k_matmul), KERNEL(q5_k_matvec), KERNEL(q5_k_matmul), KERNEL(q6_k_matvec), KERNEL(q6_k_matmul),
+    KERNEL(q4_k_matvec), KERNEL(q4_k_matmul), KERNEL(q5_k_matvec), KERNEL(q5_k_matmul),
+    KERNEL(q6_k_matvec), KERNEL(q6_k_matmul),
     KERNEL(f32_matmul), KERNEL(f16_matmul), KERNEL(bf16_matmul),
     KERNEL(silu), KERNEL(relu), KERNEL(gelu), KERNEL(gelu_tanh), KERNEL(clamped_swiglu),
     KERNEL(quantise), KERNEL(add_biases), KERNEL(read_all),
-    KERNEL(scores_f32), KERNEL(scores_f16), KERNEL(softmax), KERNEL(weighted_sum_f32), KERNEL(weighted_sum_f16), KERNEL(copy_rows),
-    KERNEL(copy_bytes),
+    KERNEL(scores_f32), KERNEL(scores_f16), KERNEL(softmax), KERNEL(weighted_sum_f32), KERNEL(weighted_sum_f16),
+    KERNEL(copy_rows), KERNEL(copy_bytes),
 };
 
 } // namespace
 
-// Runs a kernel to its end: 0, or 1 if there is none of this name. The arguments are pointers to the arguments' values,
-// and addresses of the device are plain addresses.
+// Runs a kernel to its end. Returns 0, or 1 if no kernel has this name. `arguments` are pointers to the values of the
+// arguments; device addresses are plain addresses.
 extern "C" int larder_launch(const char *name, unsigned grid_x, unsigned grid_y, unsigned block, void **arguments) {
     for (const Kernel &kernel : KERNELS) {
         if (strcmp(kernel.name, name) != 0) continue;

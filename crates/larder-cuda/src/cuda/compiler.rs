@@ -1,4 +1,4 @@
-//! The kernels, compiled by NVRTC for the card that is there.
+//! Compiles the kernels with NVRTC for the GPU at hand.
 #![allow(unsafe_code)]
 
 use std::ffi::{CString, c_char, c_int};
@@ -11,15 +11,15 @@ use crate::error::{GpuError, Result};
 use crate::kernel_cache::{KernelCache, KernelKey};
 use crate::sources::{KernelSource, SOURCES};
 
-/// What to do where there is no library under any name that is looked for. That of CUDA 13 is not among them.
-const MISSING: &str = "NVIDIA's compiler of kernels is missing: neither libnvrtc.so nor libnvrtc.so.12 can be loaded. It is \
-                       in the CUDA toolkit, and in the package nvidia-cuda-nvrtc-cu12 on PyPI; LD_LIBRARY_PATH says where \
-                       it is. CUDA 13 calls it libnvrtc.so.13: a link named libnvrtc.so beside it makes it known, and it \
-                       needs a driver for CUDA 13";
+/// The error if NVRTC is missing. The name of its library in CUDA 13 is not among those that are tried.
+const MISSING: &str = "NVRTC, which compiles the kernels, is missing: neither libnvrtc.so nor libnvrtc.so.12 can be loaded. \
+                       Install the CUDA toolkit or the package nvidia-cuda-nvrtc-cu12 from PyPI, and set LD_LIBRARY_PATH \
+                       to its folder. With CUDA 13 the library is libnvrtc.so.13: make a link named libnvrtc.so beside \
+                       it; it needs a driver for CUDA 13";
 
 /// The images of all sources for a card, from the cache or compiled now.
 pub fn images(capability: (u32, u32)) -> Result<Vec<Vec<u8>>> {
-    // SAFETY: it only looks for the library.
+    // SAFETY: the call only tries to load the library.
     if !unsafe { sys::is_culib_present() } {
         return Err(GpuError::Missing(MISSING.into()));
     }
@@ -28,21 +28,21 @@ pub fn images(capability: (u32, u32)) -> Result<Vec<Vec<u8>>> {
     thread::scope(|scope| {
         let compile = |source: &'static KernelSource| scope.spawn(move || image(source, target, images));
         let threads: Vec<_> = SOURCES.iter().map(compile).collect();
-        threads.into_iter().map(|thread| thread.join().expect("compiling does not panic")).collect()
+        threads.into_iter().map(|thread| thread.join().expect("compilation does not panic")).collect()
     })
 }
 
-/// For which cards, and in which form.
+/// The target of a compilation: which GPUs, and whether the output is machine code.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Target {
     capability: (u32, u32),
     option: String,
-    /// Machine code for this very card; else what the driver has yet to compile.
+    /// Whether the output is machine code for this GPU; else it is PTX, which the driver compiles when it is loaded.
     is_machine_code: bool,
 }
 
 impl Target {
-    /// The card's own instructions, if the compiler knows them, else those of the newest card before it.
+    /// Machine code if the compiler supports this capability, else PTX for the newest older one that it supports.
     fn of(capability: (u32, u32), known: &[u32]) -> Result<Self> {
         let (major, minor) = capability;
         let wanted = 10 * major + minor;
@@ -52,7 +52,7 @@ impl Target {
         match known.iter().filter(|arch| **arch < wanted).max() {
             Some(arch) => Ok(Target { capability, option: format!("-arch=compute_{arch}"), is_machine_code: false }),
             None => Err(GpuError::Unsupported(format!(
-                "the GPU has compute capability {major}.{minor}, and the NVRTC that is installed compiles for {} and later only",
+                "the GPU has compute capability {major}.{minor}, but the installed NVRTC supports only {} and later",
                 known.iter().min().map_or("none".into(), |arch| format!("{}.{}", arch / 10, arch % 10)),
             ))),
         }
@@ -60,30 +60,31 @@ impl Target {
 }
 
 fn architectures() -> Result<Vec<u32>> {
-    let failed = |e: NvrtcError| GpuError::failed("asking NVRTC for the cards that it knows", format!("{:?}", e.0));
+    let failed =
+        |e: NvrtcError| GpuError::failed("querying the architectures that NVRTC supports", format!("{:?}", e.0));
     let mut count: c_int = 0;
-    // SAFETY: there is room for a number.
+    // SAFETY: the pointer is to an integer.
     unsafe { sys::nvrtcGetNumSupportedArchs(&raw mut count) }.result().map_err(failed)?;
     let mut known: Vec<c_int> = vec![0; count.max(0) as usize];
-    // SAFETY: there is room for as many as it said.
+    // SAFETY: the vector has the length that NVRTC returned.
     unsafe { sys::nvrtcGetSupportedArchs(known.as_mut_ptr()) }.result().map_err(failed)?;
     Ok(known.into_iter().map(|arch| arch as u32).collect())
 }
 
-/// The compiler's, major and minor.
+/// The version of NVRTC, major and minor.
 pub fn version() -> Result<(i32, i32)> {
     let (mut major, mut minor) = (0, 0);
-    // SAFETY: there is room for both.
-    let asked = unsafe { sys::nvrtcVersion(&raw mut major, &raw mut minor) }.result();
-    asked.map_err(|e| GpuError::failed("asking for NVRTC's version", format!("{:?}", e.0)))?;
+    // SAFETY: both pointers are to integers.
+    let queried = unsafe { sys::nvrtcVersion(&raw mut major, &raw mut minor) }.result();
+    queried.map_err(|e| GpuError::failed("querying the version of NVRTC", format!("{:?}", e.0)))?;
     Ok((major, minor))
 }
 
 fn image(source: &KernelSource, target: &Target, images: &KernelCache) -> Result<Vec<u8>> {
     let (text, options) =
         (source.with_includes(), [target.option.clone(), "--fmad=false".into(), "--std=c++17".into()]);
-    let recipe = KernelKey { text: &text, options: &options, compiler: version()? };
-    images.get(&recipe, || compile(source, &text, &options, target))
+    let key = KernelKey { text: &text, options: &options, compiler: version()? };
+    images.get(&key, || compile(source, &text, &options, target))
 }
 
 fn compile(source: &KernelSource, text: &str, options: &[String], target: &Target) -> Result<Vec<u8>> {
@@ -91,20 +92,20 @@ fn compile(source: &KernelSource, text: &str, options: &[String], target: &Targe
         let (major, minor) = target.capability;
         GpuError::Kernels { file: source.file, capability: format!("{major}.{minor}"), cause }
     };
-    let said = |e: NvrtcError| failed(format!("{:?}", e.0));
+    let error = |e: NvrtcError| failed(format!("{:?}", e.0));
     let c_string = |text: &str| CString::new(text).map_err(|e| failed(e.to_string()));
     let (text, name) = (c_string(text)?, c_string(source.file)?);
-    let program = Program(result::create_program(&text, Some(&name)).map_err(said)?);
+    let program = Program(result::create_program(&text, Some(&name)).map_err(error)?);
     // SAFETY: the program lives until the end of this function, and its text longer.
     let compiled = unsafe { result::compile_program(program.0, options) };
     compiled.map_err(|e| failed(program.log().unwrap_or_else(|| format!("{:?}", e.0))))?;
-    program.image(target.is_machine_code).map_err(said)
+    program.image(target.is_machine_code).map_err(error)
 }
 
 struct Program(sys::nvrtcProgram);
 
 impl Program {
-    /// What the compiler said.
+    /// The log of the compiler.
     fn log(&self) -> Option<String> {
         // SAFETY: the program lives.
         let log = unsafe { result::get_program_log(self.0) }.ok()?;
@@ -123,7 +124,7 @@ impl Program {
         // SAFETY: the program was compiled.
         unsafe { size(self.0, &raw mut bytes) }.result()?;
         let mut image = vec![0u8; bytes];
-        // SAFETY: there is room for as many bytes as it said.
+        // SAFETY: the vector has the length that NVRTC returned.
         unsafe { get(self.0, image.as_mut_ptr().cast()) }.result()?;
         Ok(image)
     }
@@ -131,7 +132,7 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // SAFETY: nobody uses it any more.
+        // SAFETY: the program is not used any more.
         let _ = unsafe { result::destroy_program(self.0) };
     }
 }
@@ -141,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_newest_instructions_that_the_card_and_the_compiler_know_are_chosen() {
+    fn the_newest_architecture_that_gpu_and_compiler_support_is_chosen() {
         let known = [75, 80, 86, 89, 90];
         let target = |capability| Target::of(capability, &known);
         assert_eq!(target((8, 9)).unwrap().option, "-arch=sm_89");
@@ -151,17 +152,16 @@ mod tests {
             Target { capability: (8, 7), option: "-arch=compute_86".into(), is_machine_code: false }
         );
         let error = target((6, 1)).unwrap_err().to_string();
-        let said =
-            "the GPU has compute capability 6.1, and the NVRTC that is installed compiles for 7.5 and later only";
-        assert_eq!(error, said);
+        let message = "the GPU has compute capability 6.1, but the installed NVRTC supports only 7.5 and later";
+        assert_eq!(error, message);
     }
 
-    /// Where NVRTC is installed this needs no GPU.
+    /// Needs NVRTC, but no GPU.
     #[test]
-    fn all_sources_compile_for_old_and_new_cards() {
-        // SAFETY: it only looks for the library.
+    fn all_sources_compile_for_old_and_new_architectures() {
+        // SAFETY: the call only tries to load the library.
         if !unsafe { sys::is_culib_present() } {
-            return println!("skipped: there is no NVRTC here");
+            return println!("skipped: NVRTC is not installed");
         }
         let known = architectures().unwrap();
         for arch in [known.iter().min(), known.iter().max()].into_iter().flatten() {

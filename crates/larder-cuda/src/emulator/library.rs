@@ -1,4 +1,4 @@
-//! The kernels, compiled for this machine's processor.
+//! The kernels, compiled for the CPU with the C++ compiler.
 #![allow(unsafe_code)]
 
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
@@ -18,42 +18,42 @@ const OPTIONS: [&str; 5] = ["-std=c++20", "-O2", "-ffp-contract=off", "-shared",
 
 type LaunchFn = unsafe extern "C" fn(*const c_char, c_uint, c_uint, c_uint, *mut *mut c_void) -> c_int;
 
-/// One at a time runs.
+/// The loaded kernels. One runs at a time.
 pub struct Kernels {
     launch: Mutex<LaunchFn>,
     _library: Library,
 }
 
-/// The kernels, compiled when they are first asked for.
+/// The kernels, compiled and loaded on first use.
 pub fn kernels() -> Result<&'static Kernels> {
     static KERNELS: OnceLock<Result<Kernels>> = OnceLock::new();
     KERNELS.get_or_init(|| load(&compile()?)).as_ref().map_err(Clone::clone)
 }
 
 impl Kernels {
-    /// Runs one to its end.
+    /// Runs a kernel to its end.
     pub fn launch(&self, kernel: &'static str, grid: [u32; 2], block: u32, arguments: &[Argument]) -> Result<()> {
-        let name = CString::new(kernel).expect("names have no zeros");
+        let name = CString::new(kernel).expect("kernel names have no NUL");
         let mut pointers: Vec<*mut c_void> = arguments.iter().map(Argument::pointer).collect();
         let launch = self.launch.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: the caller of `Driver::launch` guarantees arguments as the kernel takes them.
+        // SAFETY: the caller of `Driver::launch` guarantees that the arguments match the kernel's parameters.
         match unsafe { launch(name.as_ptr(), grid[0], grid[1], block, pointers.as_mut_ptr()) } {
             0 => Ok(()),
-            _ => Err(GpuError::failed(format!("the kernel {kernel}"), "there is none of this name")),
+            _ => Err(GpuError::failed(format!("the kernel {kernel}"), "no kernel has this name")),
         }
     }
 }
 
 fn load(path: &Path) -> Result<Kernels> {
     let failed = |e: libloading::Error| GpuError::failed(format!("loading {}", path.display()), e.to_string());
-    // SAFETY: it was compiled from the sources here, which do nothing when they are loaded.
+    // SAFETY: it was compiled from the sources of this crate, which execute nothing when loaded.
     let library = unsafe { Library::new(path) }.map_err(failed)?;
-    // SAFETY: the emulator defines it so.
+    // SAFETY: emulate.cpp defines the function with this signature.
     let launch: Symbol<LaunchFn> = unsafe { library.get(b"larder_launch\0") }.map_err(failed)?;
     Ok(Kernels { launch: Mutex::new(*launch), _library: library })
 }
 
-/// The path of the compiled kernels, which are kept beside the program for its next run.
+/// Compiles the kernels, unless that was done before, and returns the path of the library, beside the executable.
 fn compile() -> Result<PathBuf> {
     let failed = |e: io::Error| GpuError::failed("compiling the emulator", e.to_string());
     let compiler = env::var("CXX").unwrap_or_else(|_| "c++".into());
@@ -67,18 +67,18 @@ fn compile() -> Result<PathBuf> {
     let unfinished = folder.join(format!("{name}-{}.tmp", process::id()));
     let mut command = Command::new(&compiler);
     command.args(OPTIONS).arg("-o").arg(&unfinished).arg(format!("{SOURCES}/emulator/emulate.cpp"));
-    let said = command.output().map_err(|e| {
-        let what = "the GPU's emulator needs a C++ compiler with C++20 (CXX, or c++ in the path)";
+    let output = command.output().map_err(|e| {
+        let what = "the GPU emulator needs a C++20 compiler: set CXX, or install c++";
         GpuError::Missing(format!("{what}: {compiler}: {e}"))
     })?;
-    if !said.status.success() {
-        return Err(GpuError::failed("compiling the emulator", String::from_utf8_lossy(&said.stderr)));
+    if !output.status.success() {
+        return Err(GpuError::failed("compiling the emulator", String::from_utf8_lossy(&output.stderr)));
     }
     fs::rename(&unfinished, &path).map_err(failed)?;
     Ok(path)
 }
 
-/// Differs if any of the sources, the options, or the compiler's name does.
+/// A hash of the sources, the options and the name of the compiler.
 fn fingerprint(sources: &Path, compiler: &str) -> io::Result<u64> {
     let mut hash = Xxh3Default::new();
     let mut folders = vec![sources.to_owned()];

@@ -1,4 +1,4 @@
-//! What was asked of the streams and has not happened, and what events know.
+//! The queues of the streams, the state of events, memory, and the emulated clock.
 #![allow(unsafe_code)]
 
 use std::alloc::{Layout, alloc, dealloc};
@@ -10,14 +10,14 @@ use super::library::Kernels;
 use crate::driver::{Argument, Stream};
 use crate::error::{GpuError, Result};
 
-/// What memory from the device is aligned to.
+/// Alignment of allocations.
 const ALIGN: usize = 256;
-/// What a copy that failed leaves behind.
-const RUBBISH: u8 = 0x5A;
-/// How many times longer everything takes before it is awake.
-const ASLEEP: f64 = 4.0;
+/// The byte that a failed copy leaves in its target.
+const GARBAGE: u8 = 0x5A;
+/// Factor on all times before the device has warmed up.
+const COLD_FACTOR: f64 = 4.0;
 
-/// Something that a stream was asked for.
+/// An operation of a stream.
 pub enum StreamOp {
     Copy {
         from: usize,
@@ -30,9 +30,9 @@ pub enum StreamOp {
         block: u32,
         arguments: Vec<Argument>,
     },
-    /// An event, and its how manieth recording this is.
+    /// An event, and the number of this recording of it.
     Record(usize, u64),
-    /// An event, and the recording to be waited for.
+    /// An event, and the number of the recording to wait for.
     WaitEvent(usize, u64),
 }
 
@@ -47,8 +47,10 @@ impl StreamOp {
     }
 }
 
+/// An operation in a queue.
 pub struct QueuedOp {
     pub act: StreamOp,
+    /// Whether it was chosen to fail.
     pub fails: bool,
 }
 
@@ -56,35 +58,36 @@ pub struct QueuedOp {
 struct Queue {
     ops: VecDeque<QueuedOp>,
     clock_s: f64,
-    /// What went wrong and no event has told yet; on the stream of kernels all of them will.
+    /// A failure that no event has reported yet; on the compute stream every later event reports it.
     failure: Option<GpuError>,
 }
 
 #[derive(Default)]
 struct EventState {
-    asked: u64,
-    over: u64,
+    submitted: u64,
+    complete: u64,
     at_s: f64,
     failure: Option<GpuError>,
 }
 
+/// The state of the emulator.
 pub struct State {
     pub device: Allocations,
     pub host: Allocations,
-    /// Where memory was page-locked, and how much.
+    /// Page-locked existing memory: length by address.
     pub registered: BTreeMap<usize, usize>,
     pub failing: [u64; 4],
     pub refuses_to_register: bool,
     pub ignores_events: bool,
     pub launches: u64,
-    /// How much work it says that it takes until it is awake.
-    pub waking: Duration,
+    /// The reported warm-up time.
+    pub warm_up: Duration,
     worked_s: f64,
     latency_s: f64,
     s_per_byte: f64,
     launch_s: f64,
     queues: [Queue; 3],
-    marks: Vec<EventState>,
+    events: Vec<EventState>,
     random: u64,
 }
 
@@ -98,13 +101,13 @@ impl State {
             refuses_to_register: false,
             ignores_events: false,
             launches: 0,
-            waking: Duration::ZERO,
+            warm_up: Duration::ZERO,
             worked_s: 0.0,
             latency_s: 1e-6,
             s_per_byte: 1e-10,
             launch_s: 1e-6,
             queues: Default::default(),
-            marks: Vec::new(),
+            events: Vec::new(),
             random: seed,
         }
     }
@@ -120,20 +123,20 @@ impl State {
         one_in > 0 && self.below(one_in) == 0
     }
 
-    /// A copy is between what was page-locked and what was allocated.
+    /// Checks that a copy is between page-locked memory and device memory.
     pub fn check_copy(&self, here: usize, there: usize, bytes: usize) -> Result<()> {
         let registered = self.registered.range(..=here).next_back();
         let inside = registered.is_some_and(|(from, len)| here + bytes <= from + len);
         if !inside && !self.host.has(here, bytes) {
-            return Err(GpuError::failed(format!("copying {bytes} bytes"), "the memory here is not page-locked"));
+            return Err(GpuError::failed(format!("copying {bytes} bytes"), "the main memory is not page-locked"));
         }
         if !self.device.has(there, bytes) {
-            return Err(GpuError::failed(format!("copying {bytes} bytes"), "the device has no such memory"));
+            return Err(GpuError::failed(format!("copying {bytes} bytes"), "the device memory is not allocated"));
         }
         Ok(())
     }
 
-    /// What a kernel copies across the link is between the same.
+    /// Checks a copy that is made by a kernel in the same way.
     pub fn check_launch(&self, kernel: &str, arguments: &[Argument]) -> Result<()> {
         let [Argument::Address(from), Argument::Address(to), Argument::Bytes(bytes)] = *arguments else {
             return Ok(());
@@ -145,7 +148,7 @@ impl State {
         if self.device.has(from, bytes) { self.check_copy(to, from, bytes) } else { self.check_copy(from, to, bytes) }
     }
 
-    /// Whether a copy or a kernel is yet to use this memory.
+    /// Whether a pending copy or kernel uses this memory.
     pub fn is_used(&self, from: usize, bytes: usize) -> bool {
         let uses = |op: &QueuedOp| match op.act {
             StreamOp::Copy { from: a, to: b, bytes: len } => {
@@ -160,51 +163,51 @@ impl State {
         self.queues.iter().any(|queue| queue.ops.iter().any(uses))
     }
 
-    /// How much was asked for that has not happened.
+    /// Number of operations that were submitted and not executed.
     pub fn pending_ops(&self) -> usize {
         self.queues.iter().map(|queue| queue.ops.len()).sum()
     }
 
-    pub fn ask(&mut self, stream: Stream, op: QueuedOp) {
+    pub fn submit(&mut self, stream: Stream, op: QueuedOp) {
         self.queues[stream as usize].ops.push_back(op);
     }
 
     pub fn create_event(&mut self) -> usize {
-        self.marks.push(EventState::default());
-        self.marks.len() - 1
+        self.events.push(EventState::default());
+        self.events.len() - 1
     }
 
-    /// The number of the next recording.
+    /// Counts a recording of the event and returns its number.
     pub fn recording(&mut self, event: usize) -> u64 {
-        self.marks[event].asked += 1;
-        self.marks[event].asked
+        self.events[event].submitted += 1;
+        self.events[event].submitted
     }
 
-    /// The number of the last recording.
+    /// The number of the last recording that was submitted.
     pub fn recorded(&self, event: usize) -> u64 {
-        self.marks[event].asked
+        self.events[event].submitted
     }
 
     pub fn is_complete(&self, event: usize) -> bool {
-        self.marks[event].over == self.marks[event].asked
+        self.events[event].complete == self.events[event].submitted
     }
 
     pub fn result(&self, event: usize) -> Result<()> {
-        self.marks[event].failure.clone().map_or(Ok(()), Err)
+        self.events[event].failure.clone().map_or(Ok(()), Err)
     }
 
     pub fn elapsed(&self, from: usize, to: usize) -> Duration {
-        Duration::from_secs_f64((self.marks[to].at_s - self.marks[from].at_s).max(0.0))
+        Duration::from_secs_f64((self.events[to].at_s - self.events[from].at_s).max(0.0))
     }
 
-    /// Lets one thing happen on some stream; false if nothing can.
+    /// Executes one operation of some stream; false if no stream can proceed.
     pub fn step(&mut self, kernels: &Kernels) -> bool {
         let ready: Vec<usize> = (0..Stream::ALL.len()).filter(|stream| self.is_ready(*stream)).collect();
         if ready.is_empty() {
             return false;
         }
         let stream = ready[self.below(ready.len() as u64) as usize];
-        let op = self.queues[stream].ops.pop_front().expect("it is ready");
+        let op = self.queues[stream].ops.pop_front().expect("a ready stream has an operation");
         self.perform(stream, op, kernels);
         true
     }
@@ -213,7 +216,7 @@ impl State {
         match self.queues[stream].ops.front() {
             None => false,
             Some(QueuedOp { act: StreamOp::WaitEvent(event, recording), .. }) => {
-                self.ignores_events || self.marks[*event].over >= *recording
+                self.ignores_events || self.events[*event].complete >= *recording
             }
             Some(_) => true,
         }
@@ -224,18 +227,18 @@ impl State {
         let done = match op.act {
             StreamOp::Copy { from, to, bytes } => {
                 self.work(stream, self.latency_s + bytes as f64 * self.s_per_byte);
-                // SAFETY: both were checked when it was asked for, and whoever asked keeps them until it is over.
+                // SAFETY: both ranges were checked on submission, and the caller keeps them until the copy is complete.
                 unsafe {
                     match op.fails {
                         false => std::ptr::copy(from as *const u8, to as *mut u8, bytes),
-                        true => std::ptr::write_bytes(to as *mut u8, RUBBISH, bytes),
+                        true => std::ptr::write_bytes(to as *mut u8, GARBAGE, bytes),
                     }
                 }
                 Ok(())
             }
             StreamOp::Launch { kernel, grid, block, arguments } => {
                 self.work(stream, self.launch_s);
-                // Behind a failure no kernel runs: what it would read may not be there.
+                // After a failure no kernel runs: its inputs may be missing.
                 let runs = !op.fails && self.queues[stream].failure.is_none();
                 if runs { kernels.launch(kernel, grid, block, &arguments) } else { Ok(()) }
             }
@@ -245,20 +248,20 @@ impl State {
             }
             StreamOp::WaitEvent(event, _) => {
                 let clock_s = &mut self.queues[stream].clock_s;
-                *clock_s = clock_s.max(self.marks[event].at_s);
+                *clock_s = clock_s.max(self.events[event].at_s);
                 Ok(())
             }
         };
-        let told = GpuError::failed(what, "the emulator was told to fail");
-        let failure = if op.fails { Some(told) } else { done.err() };
+        let injected = GpuError::failed(what, "injected fault");
+        let failure = if op.fails { Some(injected) } else { done.err() };
         let queue = &mut self.queues[stream];
         queue.failure = queue.failure.take().or(failure);
     }
 
-    /// Takes its time, and more of it before half of the work is done that it says it takes to be awake.
+    /// Advances the clock of a stream; more slowly until half of the warm-up time has been worked.
     fn work(&mut self, stream: usize, seconds: f64) {
-        let sleeps = self.worked_s < self.waking.as_secs_f64() / 2.0;
-        let seconds = if sleeps { ASLEEP * seconds } else { seconds };
+        let cold = self.worked_s < self.warm_up.as_secs_f64() / 2.0;
+        let seconds = if cold { COLD_FACTOR * seconds } else { seconds };
         self.worked_s += seconds;
         self.queues[stream].clock_s += seconds;
     }
@@ -269,10 +272,10 @@ impl State {
         if stream != Stream::Compute as usize {
             queue.failure = None;
         }
-        self.marks[event] = EventState { asked: self.marks[event].asked, over: recording, at_s, failure };
+        self.events[event] = EventState { submitted: self.events[event].submitted, complete: recording, at_s, failure };
     }
 
-    /// The next random number below `limit`, which is at least 1: splitmix64.
+    /// The next random number below `limit`, which is at least 1 (SplitMix64).
     pub fn below(&mut self, limit: u64) -> u64 {
         self.random = self.random.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.random;
@@ -282,17 +285,17 @@ impl State {
     }
 }
 
-/// Pieces of memory, by where they begin.
+/// Allocations: length by address.
 #[derive(Default)]
 pub struct Allocations(BTreeMap<usize, usize>);
 
 impl Allocations {
-    /// A new piece, full of `filling`.
+    /// Allocates memory and fills it with `filling`.
     pub fn allocate(&mut self, bytes: usize, filling: u8) -> usize {
-        // SAFETY: the layout is not empty, and the bytes are there.
+        // SAFETY: the layout is not empty, and the allocation has `bytes` bytes.
         let at = unsafe {
             let at = alloc(layout(bytes));
-            assert!(!at.is_null(), "{bytes} bytes of memory");
+            assert!(!at.is_null(), "cannot allocate {bytes} bytes");
             at.write_bytes(filling, bytes);
             at as usize
         };
@@ -300,14 +303,14 @@ impl Allocations {
         at
     }
 
-    /// The length of a piece.
+    /// The length of an allocation.
     pub fn len_of(&self, at: usize) -> usize {
         self.0[&at]
     }
 
     pub fn free(&mut self, at: usize) {
-        let bytes = self.0.remove(&at).expect("a piece that was allocated");
-        // SAFETY: it was allocated with this layout, and is known to nobody any more.
+        let bytes = self.0.remove(&at).expect("the address was allocated");
+        // SAFETY: it was allocated with this layout, and is not used any more.
         unsafe { dealloc(at as *mut u8, layout(bytes)) }
     }
 
@@ -329,5 +332,5 @@ impl Drop for Allocations {
 }
 
 fn layout(bytes: usize) -> Layout {
-    Layout::from_size_align(bytes.max(1), ALIGN).expect("less than all addresses")
+    Layout::from_size_align(bytes.max(1), ALIGN).expect("the size fits the address space")
 }

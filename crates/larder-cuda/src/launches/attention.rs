@@ -1,4 +1,4 @@
-//! Attention, in three launches, and the copies of what it looks at.
+//! Launches of attention (scores, softmax, weighted sum) and of copies of KV rows.
 
 use std::ops::Range;
 
@@ -8,67 +8,67 @@ use super::{Launches, THREADS, WARPS, pack, word};
 use crate::driver::Argument;
 use crate::error::Result;
 
-/// Queries that kernels take together: the most that look at one head of keys.
+/// Queries of a tile: kernels read keys and values once for up to this many queries that share a key head.
 pub const TILE_QUERIES: usize = 4;
 
-/// Threads of a block that is a warp: few warps are spread over all processors.
+/// Threads of a block of one warp: a small number of warps is spread over all multiprocessors.
 const WARP: u32 = 32;
 
-/// Who looks at what, as kernels read it.
+/// The arguments of attention, as kernels read them.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionKernelArgs {
     /// `[queries, heads, key_width]`
     pub queries: u64,
-    /// Where the first head's first key begins.
+    /// Address of the first key of the first head.
     pub keys: u64,
-    /// Where the first head's first value begins.
+    /// Address of the first value of the first head.
     pub values: u64,
-    /// Bytes from one head's first key to the next head's.
-    pub key_head: u64,
-    /// Bytes from one head's first value to the next head's.
-    pub value_head: u64,
-    /// `[queries, 2]`: the first position that is seen, and the one behind the last.
+    /// Bytes from the first key of a head to that of the next head.
+    pub key_head_stride: u64,
+    /// Bytes from the first value of a head to that of the next head.
+    pub value_head_stride: u64,
+    /// `[queries, 2]`: the first visible position, and the end of the range.
     pub seen: u64,
     /// `[heads]`, or 0.
     pub sinks: u64,
-    /// `[few · TILE_QUERIES, stride]` for each launch.
+    /// `[tiles · TILE_QUERIES, score_stride]` for each launch.
     pub scores: u64,
-    /// `[few · TILE_QUERIES]` for each launch.
+    /// `[tiles · TILE_QUERIES]` for each launch: 1 / Σ e^(score − max).
     pub inverse_sums: u64,
     /// `[queries, heads, value_width]`
     pub out: u64,
-    /// Queries.
+    /// Number of queries.
     pub count: u32,
-    /// Query heads.
+    /// Number of query heads.
     pub heads: u32,
-    /// Query heads that look at one head of keys.
+    /// Query heads per key head.
     pub group: u32,
     /// Bytes from one key to the next.
-    pub key_row: u32,
+    pub key_row_stride: u32,
     /// Bytes from one value to the next.
-    pub value_row: u32,
-    /// Numbers of a key that count.
+    pub value_row_stride: u32,
+    /// Components of a key that are used.
     pub key_width: u32,
-    /// Numbers of a value that count.
+    /// Components of a value that are used.
     pub value_width: u32,
-    /// The most positions that any few see together.
-    pub stride: u32,
-    /// On the scores.
+    /// The most positions that a tile spans.
+    pub score_stride: u32,
+    /// Factor on the scores.
     pub scale: f32,
 }
 
 impl AttentionKernelArgs {
-    /// Its length for kernels.
+    /// Size of the struct in kernels.
     pub const BYTES: usize = 120;
 
-    /// For kernels.
+    /// The bytes of the struct in kernels.
     pub fn to_bytes(self) -> [u8; AttentionKernelArgs::BYTES] {
         let AttentionKernelArgs {
             queries,
             keys,
             values,
-            key_head,
-            value_head,
+            key_head_stride,
+            value_head_stride,
             seen,
             sinks,
             scores,
@@ -77,57 +77,69 @@ impl AttentionKernelArgs {
             ..
         } = self;
         let AttentionKernelArgs {
-            count, heads, group, key_row, value_row, key_width, value_width, stride, scale, ..
+            count,
+            heads,
+            group,
+            key_row_stride,
+            value_row_stride,
+            key_width,
+            value_width,
+            score_stride,
+            scale,
+            ..
         } = self;
-        let front = [queries, keys, values, key_head, value_head, seen, sinks, scores, inverse_sums, out];
+        let front = [queries, keys, values, key_head_stride, value_head_stride, seen, sinks, scores, inverse_sums, out];
         let scale = scale.to_bits();
-        pack(front, [count, heads, group, key_row, value_row, key_width, value_width, stride, scale, 0])
+        pack(
+            front,
+            [count, heads, group, key_row_stride, value_row_stride, key_width, value_width, score_stride, scale, 0],
+        )
     }
 }
 
-/// Rows that are copied; all strides are in bytes.
+/// A copy of KV rows; all strides are in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct RowCopy {
-    /// Where the first head's first row is.
+    /// Source address of the first row of the first head.
     pub from: u64,
-    /// From one head's first row to the next head's.
+    /// Source stride from head to head.
     pub from_head: usize,
-    /// From one row to the next.
+    /// Source stride from row to row.
     pub from_row: usize,
-    /// Where the first head's first row comes. One row follows the other there.
+    /// Target address of the first row of the first head. The target rows of a head have no gaps.
     pub to: u64,
-    /// From one head's first row to the next head's.
+    /// Target stride from head to head.
     pub to_head: usize,
-    /// Of one row.
+    /// Bytes of a row.
     pub bytes: usize,
-    /// Rows of each head.
+    /// Rows per head.
     pub count: usize,
-    /// Heads.
+    /// Number of heads.
     pub heads: usize,
 }
 
 impl Launches {
-    /// Some of the few of a look, which was written to `list`.
+    /// Attention for some tiles; the arguments were written to address `list`.
     pub fn attend(
         &self,
-        look: &AttentionKernelArgs,
+        args: &AttentionKernelArgs,
         [keys, values]: [NumberFormat; 2],
         list: u64,
-        few: Range<u32>,
+        tiles: Range<u32>,
     ) -> Result<()> {
-        let arguments = [Argument::Address(list), Argument::Word(few.start)];
-        let count = few.len() as u32;
-        let (scores, blend) = (
+        let arguments = [Argument::Address(list), Argument::Word(tiles.start)];
+        let count = tiles.len() as u32;
+        let (scores, weighted_sum) = (
             if keys == NumberFormat::F32 { "scores_f32" } else { "scores_f16" },
             if values == NumberFormat::F32 { "weighted_sum_f32" } else { "weighted_sum_f16" },
         );
-        let blocks = look.stride.div_ceil(ROW_GROUP as u32 * WARPS);
+        let blocks = args.score_stride.div_ceil(ROW_GROUP as u32 * WARPS);
         self.launch(scores, [blocks, count], 32 * WARPS, &arguments)?;
         self.launch("softmax", [TILE_QUERIES as u32, count], WARP, &arguments)?;
-        self.launch(blend, [look.value_width.div_ceil(WARP), count], WARP, &arguments)
+        self.launch(weighted_sum, [args.value_width.div_ceil(WARP), count], WARP, &arguments)
     }
 
-    /// Copies rows, in halves, which are the smallest numbers that there are.
+    /// Copies rows in units of two bytes, the size of the smallest float format.
     pub fn copy_rows(&self, rows: &RowCopy) -> Result<()> {
         let halves = |bytes: usize| Argument::Bytes(bytes as u64 / 2);
         let blocks = word((rows.bytes / 2 * rows.count).div_ceil(THREADS as usize))?;
@@ -152,13 +164,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn looks_are_written_as_kernels_read_them() {
-        let look = AttentionKernelArgs {
+    fn arguments_are_written_as_kernels_read_them() {
+        let args = AttentionKernelArgs {
             queries: 1,
             keys: 2,
             values: 3,
-            key_head: 4,
-            value_head: 5,
+            key_head_stride: 4,
+            value_head_stride: 5,
             seen: 6,
             sinks: 7,
             scores: 8,
@@ -167,14 +179,14 @@ mod tests {
             count: 11,
             heads: 12,
             group: 13,
-            key_row: 14,
-            value_row: 15,
+            key_row_stride: 14,
+            value_row_stride: 15,
             key_width: 16,
             value_width: 17,
-            stride: 18,
+            score_stride: 18,
             scale: 1.0,
         };
-        let words: Vec<u32> = look.to_bytes().as_chunks().0.iter().map(|b| u32::from_ne_bytes(*b)).collect();
+        let words: Vec<u32> = args.to_bytes().as_chunks().0.iter().map(|b| u32::from_ne_bytes(*b)).collect();
         let addresses: Vec<u32> = (1..11).flat_map(|at| [at, 0]).collect();
         assert_eq!(words[..20], addresses);
         assert_eq!(words[20..], [11, 12, 13, 14, 15, 16, 17, 18, 1.0f32.to_bits(), 0]);

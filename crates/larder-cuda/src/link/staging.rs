@@ -1,4 +1,4 @@
-//! Which memory copies use here: the slots themselves where they can be page-locked, else a few buffers that are.
+//! The main memory that copies use: slots themselves where they can be page-locked, else a few page-locked staging buffers.
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
@@ -12,35 +12,35 @@ use crate::driver::Driver;
 use crate::error::Result;
 use crate::memory::PinnedBuffer;
 
-/// As many copies can be under way where slots cannot be page-locked: two each way.
+/// Staging buffers, and so copies in flight, where slots cannot be page-locked: two per direction.
 const BUFFERS: usize = 4;
 
-/// CopyMode copies find their bytes, as a sentence.
+/// How copies access slots in main memory. Displays as a sentence.
 #[derive(Clone, Default)]
 pub struct CopyMode(Arc<OnceLock<String>>);
 
 impl fmt::Display for CopyMode {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         match self.0.get() {
-            None => f.write_str("slots in memory are page-locked and copied straight"),
+            None => f.write_str("slots in memory are page-locked and copied directly"),
             Some(cause) => write!(
                 f,
-                "slots in memory cannot be page-locked ({cause}), so copies go through {BUFFERS} buffers that are"
+                "slots in memory cannot be page-locked ({cause}), so copies go through {BUFFERS} staging buffers"
             ),
         }
     }
 }
 
-/// Where a copy's bytes are here.
+/// The main memory from or to which the driver copies.
 pub enum CopyPath {
-    /// In the slot itself.
+    /// The slot itself.
     Direct,
-    /// In a buffer.
+    /// A staging buffer.
     Staged(PinnedBuffer),
 }
 
 impl CopyPath {
-    /// Where a copy's bytes are.
+    /// The address for the driver.
     pub fn address(&mut self, transfer: &mut Transfer) -> *mut u8 {
         match self {
             CopyPath::Direct => transfer.slot.as_mut_ptr(),
@@ -48,14 +48,14 @@ impl CopyPath {
         }
     }
 
-    /// Before a copy in: brings the bytes to where it takes them from.
+    /// Before a copy to the device: fills the staging buffer, if there is one.
     pub fn fill(&mut self, transfer: &Transfer) {
         if let CopyPath::Staged(buffer) = self {
             buffer[..transfer.len].copy_from_slice(&transfer.slot[..transfer.len]);
         }
     }
 
-    /// After a copy: brings the bytes from where it put them, if it was one out.
+    /// After a copy from the device: empties the staging buffer, if there is one, into the slot.
     pub fn empty(&self, transfer: &mut Transfer) {
         if let (Direction::FromDevice, CopyPath::Staged(buffer)) = (transfer.direction, self) {
             transfer.slot[..transfer.len].copy_from_slice(&buffer[..transfer.len]);
@@ -63,16 +63,16 @@ impl CopyPath {
     }
 }
 
-/// Slots that were page-locked when they were first used, and buffers for the others.
+/// Slots that were page-locked on first use, and staging buffers for all others.
 pub struct PageLockedSlots {
     driver: Arc<dyn Driver>,
     mode: CopyMode,
     slot_bytes: usize,
-    /// By where they begin: how long they were then.
+    /// By address of a slot: its length when it was page-locked.
     slots: HashMap<usize, usize>,
-    /// Buffers that nobody uses.
+    /// Staging buffers that are free.
     buffers: Vec<PinnedBuffer>,
-    /// Buffers there are.
+    /// Staging buffers allocated so far.
     made: usize,
 }
 
@@ -82,13 +82,13 @@ impl PageLockedSlots {
         PageLockedSlots { driver: driver.clone(), mode, slot_bytes: 0, slots, buffers, made: 0 }
     }
 
-    /// The length of the longest copy.
+    /// Sets the length of the longest copy.
     pub fn set_slot_bytes(&mut self, bytes: usize) {
         self.slot_bytes = bytes;
     }
 
-    /// The way of a copy; `None` if it has to wait for a buffer.
-    pub fn way(&mut self, transfer: &Transfer) -> Result<Option<CopyPath>> {
+    /// The memory for a copy; `None` if it has to wait for a staging buffer.
+    pub fn path(&mut self, transfer: &Transfer) -> Result<Option<CopyPath>> {
         if self.is_locked(&transfer.slot, transfer.len) {
             return Ok(Some(CopyPath::Direct));
         }
@@ -99,9 +99,9 @@ impl PageLockedSlots {
         Ok(self.buffers.pop().map(CopyPath::Staged))
     }
 
-    /// A copy is over.
-    pub fn give_back(&mut self, way: CopyPath) {
-        if let CopyPath::Staged(buffer) = way {
+    /// Takes back the staging buffer of a copy that has ended.
+    pub fn give_back(&mut self, path: CopyPath) {
+        if let CopyPath::Staged(buffer) = path {
             self.buffers.push(buffer);
         }
     }
@@ -114,7 +114,7 @@ impl PageLockedSlots {
         if self.mode.0.get().is_some() {
             return false;
         }
-        // SAFETY: whoever hands in slots keeps them mapped, see `GpuLink`.
+        // SAFETY: the caller of `GpuLink` keeps the slots mapped.
         match unsafe { self.driver.register(from, bytes) } {
             Ok(()) => {
                 self.slots.insert(from as usize, bytes);

@@ -1,4 +1,4 @@
-//! Attention on a device has the bits of the processor's.
+//! Attention on the device has the bits of attention on the CPU.
 
 use std::ops::Range;
 use std::slice;
@@ -11,7 +11,7 @@ use larder_model::{DeviceAttention, DeviceKvShape, DeviceKvView};
 
 use crate::common::{Random, emulator, gpu};
 
-/// Rows in memory and on a device.
+/// The same KV rows in main memory and on a device.
 struct Rows {
     form: DeviceKvShape,
     data: Vec<u8>,
@@ -24,7 +24,7 @@ impl Rows {
         Rows { form, data: vec![0; form.bytes()], number: device.allocate(form).unwrap() }
     }
 
-    /// Random numbers at positions from `at` on, in both places.
+    /// Appends random rows from position `at` on, in both places.
     fn append(&mut self, device: &dyn DeviceAttention, random: &mut Random, at: usize, count: usize) {
         let DeviceKvShape { kind, heads, capacity: room, row_bytes: row } = self.form;
         let mut bytes = vec![0; count * heads * row];
@@ -36,29 +36,29 @@ impl Rows {
         }
     }
 
-    fn here(&self, width: usize) -> KvTensor<'_> {
+    fn on_host(&self, width: usize) -> KvTensor<'_> {
         let DeviceKvShape { kind, capacity: room, row_bytes: row, .. } = self.form;
         KvTensor { kind, data: &self.data, head_stride: room * row, row_stride: row, width }
     }
 
-    fn there(&self, width: usize) -> DeviceKvView {
+    fn on_device(&self, width: usize) -> DeviceKvView {
         DeviceKvView { block: self.number, width }
     }
 }
 
-/// Heads and widths, as some attention has them.
+/// The shape of an attention.
 struct Shape {
     heads: usize,
     kv_heads: usize,
     key: usize,
     value: usize,
-    /// Values are a part of the keys.
+    /// Values are a part of the keys, as in latent attention.
     latent: bool,
     sinks: bool,
     kind: NumberFormat,
 }
 
-/// Bits on the processor, and on the device.
+/// The output bits of the CPU and of the device.
 fn both(
     device: &dyn DeviceAttention,
     random: &mut Random,
@@ -71,8 +71,8 @@ fn both(
     let args = AttentionArgs {
         queries: &queries,
         heads,
-        keys: rows[0].here(key),
-        values: rows[1].here(value),
+        keys: rows[0].on_host(key),
+        values: rows[1].on_host(value),
         kv_heads,
         seen,
         scale: 0.37,
@@ -80,7 +80,7 @@ fn both(
     };
     let (mut wanted, mut found) = (vec![0.0; seen.len() * heads * value], vec![f32::NAN; seen.len() * heads * value]);
     attend(&ThreadPool::new(1, false).unwrap(), &args, &mut wanted);
-    device.attend(&args.with_kv(rows[0].there(key), rows[1].there(value)), &mut found).unwrap();
+    device.attend(&args.with_kv(rows[0].on_device(key), rows[1].on_device(value)), &mut found).unwrap();
     [wanted, found].map(|all| all.into_iter().map(f32::to_bits).collect())
 }
 
@@ -88,7 +88,7 @@ const fn shape(heads: usize, kv_heads: usize, key: usize, value: usize) -> Shape
     Shape { heads, kv_heads, key, value, latent: false, sinks: false, kind: NumberFormat::F32 }
 }
 
-/// Compares sequences of all shapes as they grow.
+/// Compares attention of all shapes over growing sequences.
 pub fn compare(gpu: &Gpu) {
     let device = gpu.attention().unwrap();
     let mut random = Random::new(5);
@@ -137,7 +137,7 @@ fn all_shapes_give_the_same_bits_as_they_grow() {
 }
 
 #[test]
-fn scores_of_many_queries_at_many_positions_come_in_groups() {
+fn many_queries_over_many_positions_are_split_into_launches() {
     let Some(emulator) = emulator(4) else { return };
     let emulator = Arc::new(emulator);
     let gpu = Gpu::with_driver(emulator.clone()).unwrap();
@@ -147,18 +147,18 @@ fn scores_of_many_queries_at_many_positions_come_in_groups() {
     let [mut keys, mut values] = [0; 2].map(|_| Rows::new(&device, NumberFormat::F16, 2, ROOM, 4));
     keys.append(&device, &mut random, 0, ROOM);
     values.append(&device, &mut random, 0, ROOM);
-    // Two see nearly everything, and scores take as much room for all: 41 MB.
+    // Two queries see nearly all positions, and every query takes as much memory for scores: 41 MB.
     let seen: Vec<Range<usize>> = (0..64).map(|i| if i % 63 == 0 { i..ROOM } else { 9 * i..10 * i }).collect();
     let before = emulator.launches();
     let [wanted, found] = both(&device, &mut random, &shape, [&keys, &values], &seen);
     assert!(wanted == found);
-    assert_eq!(emulator.launches() - before, 2 + 3 * 3, "what goes up and comes down, and three groups");
-    let (taken, _) = emulator.allocated_bytes();
-    assert!(taken < 25 << 20, "{taken} bytes");
+    assert_eq!(emulator.launches() - before, 2 + 3 * 3, "a copy in, a copy out, and three groups of three kernels");
+    let (allocated, _) = emulator.allocated_bytes();
+    assert!(allocated < 25 << 20, "{allocated} bytes");
 }
 
 #[test]
-fn what_is_remembered_can_be_copied_to_more_room() {
+fn kv_rows_can_be_copied_to_a_larger_block() {
     let Some(emulator) = emulator(6) else { return };
     let gpu = gpu(emulator);
     let device = gpu.attention().unwrap();
@@ -171,19 +171,19 @@ fn what_is_remembered_can_be_copied_to_more_room() {
         let (from, to) = (head * 10 * 32, head * 25 * 32);
         new.data[to..][..7 * 32].copy_from_slice(&old.data[from..][..7 * 32]);
     }
-    // The old rows go on without the new ones.
+    // The old block grows independently of the new one.
     old.append(&device, &mut random, 3, 4);
     new.append(&device, &mut random, 7, 18);
     for (rows, len) in [(&old, 10), (&new, 25)] {
         let [wanted, found] = both(&device, &mut random, &shape, [rows, rows], &[0..len, len - 1..len]);
         assert!(wanted == found, "{len}");
     }
-    let said = device.copy(new.number, old.number, 11).unwrap_err().to_string();
-    assert_eq!(said, "11 of 25 rows in f32 cannot be copied to 10 in f32");
+    let message = device.copy(new.number, old.number, 11).unwrap_err().to_string();
+    assert_eq!(message, "cannot copy 11 of 25 rows in f32 to a KV block of 10 rows in f32");
 }
 
 #[test]
-fn what_cannot_be_is_an_error() {
+fn arguments_that_do_not_fit_are_errors() {
     let Some(emulator) = emulator(7) else { return };
     let gpu = gpu(emulator);
     let device = gpu.attention().unwrap();
@@ -208,23 +208,26 @@ fn what_cannot_be_is_an_error() {
         attend(number, 4, 4, 16, 0..10, 15, None),
         attend(number, 4, 4, 16, 0..10, 16, Some(&[0.0; 3])),
     ] {
-        let said = wrong.unwrap_err().to_string();
-        assert!(said.starts_with("a look of 1 queries with ") && said.contains("does not fit"), "{said}");
+        let message = wrong.unwrap_err().to_string();
+        assert!(message.starts_with("attention of 1 queries with ") && message.contains("does not fit"), "{message}");
     }
     let said = attend(99, 4, 4, 16, 0..10, 16, None).unwrap_err().to_string();
-    assert_eq!(said, "the GPU has no rows 99");
+    assert_eq!(said, "the GPU has no KV block 99");
     let said = device.append(number, 9, &[0; 64]).unwrap_err().to_string();
-    assert_eq!(said, "64 bytes are no rows from position 9 on, of 10");
+    assert_eq!(said, "cannot append 64 bytes at position 9: rows are 2 x 16 bytes, with room for 10");
     assert!(device.append(number, 0, &[0; 33]).is_err());
     let form = DeviceKvShape { kind: NumberFormat::Q8_0, heads: 1, capacity: 1, row_bytes: 34 };
-    assert_eq!(device.allocate(form).unwrap_err().to_string(), "the GPU cannot remember 1 rows of 34 bytes in q8_0");
+    assert_eq!(
+        device.allocate(form).unwrap_err().to_string(),
+        "the GPU cannot keep a KV cache in q8_0 with 1 heads of 34 bytes per row"
+    );
     let said = device
         .allocate(DeviceKvShape { kind: NumberFormat::F32, heads: 1, capacity: 65 << 20, row_bytes: 4 })
         .unwrap_err();
-    assert!(said.to_string().starts_with("272629760 bytes do not fit into the 6"), "{said}");
+    assert!(said.to_string().starts_with("cannot allocate 272629760 bytes of device memory: 6"), "{said}");
 }
 
-/// Reads and looks until something fails; whether what came before was right.
+/// Appends and attends until an operation fails; checks all results before that.
 fn until_it_fails(emulator: &Arc<Emulator>, seed: u64) -> Result<(), String> {
     let gpu = Gpu::with_driver(emulator.clone()).map_err(|e| e.to_string())?;
     let (mut random, device) = (Random::new(seed), gpu.attention().map_err(|e| e.to_string())?);
@@ -258,8 +261,8 @@ fn until_it_fails(emulator: &Arc<Emulator>, seed: u64) -> Result<(), String> {
 }
 
 #[test]
-fn what_fails_is_an_error_and_nothing_stays_behind() {
-    // What is as little as this is copied by kernels.
+fn a_failure_is_an_error_and_leaks_no_memory() {
+    // Copies as short as these are made by kernels.
     for fault in [EmulatorFault::Launch, EmulatorFault::Allocate] {
         let mut failed = 0;
         for seed in 0..20 {

@@ -1,4 +1,4 @@
-//! The same with a GPU, where there is one.
+//! The same tests on a real GPU, if there is one.
 
 use larder_core::{ExpertLayout, NumberFormat};
 use larder_cuda::{Gpu, GpuError};
@@ -18,7 +18,7 @@ fn card() -> Option<Gpu> {
 }
 
 #[test]
-fn a_card_gives_the_same_bits() {
+fn a_gpu_gives_the_same_bits() {
     let Some(gpu) = card() else { return };
     products::compare(&gpu);
     attention::compare(&gpu);
@@ -27,17 +27,17 @@ fn a_card_gives_the_same_bits() {
 }
 
 #[test]
-fn a_card_keeps_the_order() {
+fn a_gpu_orders_copies_and_kernels() {
     let Some(gpu) = card() else { return };
     for seed in 0..200 {
         assert_eq!(link::play(&gpu, seed, false), 0);
-        assert!(order::all_right(&gpu, seed), "seed {seed}");
+        assert!(order::results_are_right(&gpu, seed), "seed {seed}");
     }
     println!("{}", gpu.copy_mode());
 }
 
 #[test]
-fn a_card_can_be_measured() {
+fn a_gpu_can_be_measured() {
     let Some(gpu) = card() else { return };
     let layout = ExpertLayout::new(2048, 1024, [NumberFormat::Q4_0; 3], false).unwrap();
     let start = std::time::Instant::now();

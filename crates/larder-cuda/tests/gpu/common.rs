@@ -1,4 +1,4 @@
-//! Experts of random numbers, and a GPU that is none.
+//! Random experts, layers to compute, and the emulated GPU.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use larder_store::reader::{Arena, Slot};
 
 pub const MEMORY: u64 = 64 << 20;
 
-/// A GPU, unless there is no compiler for it.
+/// The emulator, or `None` if there is no C++ compiler.
 pub fn emulator(seed: u64) -> Option<Emulator> {
     match Emulator::new(MEMORY, seed) {
         Ok(emulator) => Some(emulator),
@@ -26,7 +26,7 @@ pub fn gpu(emulator: Emulator) -> Gpu {
     Gpu::with_driver(Arc::new(emulator)).unwrap()
 }
 
-/// xorshift.
+/// A seeded random generator (xorshift).
 pub struct Random(u64);
 
 impl Random {
@@ -54,7 +54,7 @@ impl Random {
         (0..count).map(|_| self.float()).collect()
     }
 
-    /// Numbers of a kind: any, but with scales that are small.
+    /// Random weights in a number format, with small scales.
     pub fn weights(&mut self, kind: NumberFormat, out: &mut [u8]) {
         for block in out.chunks_exact_mut(kind.block_bytes()) {
             match BlockParts::of(kind) {
@@ -80,7 +80,7 @@ impl Random {
     }
 }
 
-/// Memory for experts, with these in it.
+/// Slots in main memory, filled with these experts.
 pub fn slots(layout: &ExpertLayout, experts: &[Vec<u8>]) -> Vec<Slot> {
     let (_, mut slots) = Arena::new(experts.len(), layout.bytes).unwrap();
     slots.iter_mut().zip(experts).for_each(|(slot, data)| slot.copy_from_slice(data));
@@ -98,7 +98,7 @@ pub fn wait_for_all(link: &mut dyn Device) -> Vec<TransferDone> {
     over
 }
 
-/// Brings experts to the device's slots of the same numbers.
+/// Copies experts to the slots of the same numbers on the device.
 pub fn upload_experts(link: &mut dyn Device, layout: &ExpertLayout, experts: &[Vec<u8>]) {
     link.allocate(experts.len(), layout.bytes).unwrap();
     for (at, slot) in slots(layout, experts).into_iter().enumerate() {
@@ -109,7 +109,7 @@ pub fn upload_experts(link: &mut dyn Device, layout: &ExpertLayout, experts: &[V
     }
 }
 
-/// A layer's call.
+/// A layer, its inputs and its routing.
 pub struct LayerCase {
     pub layout: ExpertLayout,
     pub gate: Gate,
@@ -120,7 +120,7 @@ pub struct LayerCase {
 }
 
 impl LayerCase {
-    /// Of `experts` experts each token chooses `k`, but some choose fewer.
+    /// Each token chooses `k` of `experts` experts; some choose fewer.
     pub fn new(
         random: &mut Random,
         layout: ExpertLayout,
@@ -147,7 +147,7 @@ impl LayerCase {
         MoeCall { layer: LayerIdx(0), gate: &self.gate, act: self.act, logits: &[], x: &self.x, tokens: self.tokens }
     }
 
-    /// What each place of these experts adds to the sum, by the CPU's kernels.
+    /// What each place of these experts adds to the sum, computed by the CPU kernels.
     pub fn by_cpu(&self, experts: &[(ExpertId, &[u8])]) -> Vec<Option<Vec<u32>>> {
         let call = self.call();
         let mut bench = ExpertWorkspace::new(Arc::new(ComputeContext::new(1, false).unwrap()));
@@ -163,7 +163,7 @@ impl LayerCase {
         places.collect()
     }
 
-    /// Begins to compute groups of experts in these slots.
+    /// Submits groups of experts in these slots.
     pub fn begin(&self, bench: &mut dyn DeviceExperts, groups: &[&[(ExpertId, usize)]]) {
         bench.prepare(&self.layout, self.act, &self.gate, self.call().tokens).unwrap();
         bench.begin(&self.call(), &self.routed, &self.layout);
@@ -172,19 +172,19 @@ impl LayerCase {
         }
     }
 
-    /// What each place adds to the sum that was computed on the device.
+    /// What each place that was computed on the device adds to the sum.
     pub fn finish(&self, bench: &mut dyn DeviceExperts) -> larder_model::Result<Vec<Option<Vec<u32>>>> {
         let mut places = vec![None; self.routed.ids.len()];
         bench.finish(&mut |place, y| {
             let weight = if self.gate.scales_input { 1.0 } else { self.routed.weights[place] };
             let added = y.iter().map(|y| (0.0 + weight * y).to_bits()).collect();
-            assert!(places[place].replace(added).is_none(), "each place once");
+            assert!(places[place].replace(added).is_none(), "place {place} was returned twice");
         })?;
         Ok(places)
     }
 }
 
-/// All of these, by number.
+/// Every expert with its number.
 pub fn numbered(experts: &[Vec<u8>]) -> Vec<(ExpertId, &[u8])> {
     experts.iter().enumerate().map(|(i, data)| (ExpertId(i as u16), data.as_slice())).collect()
 }

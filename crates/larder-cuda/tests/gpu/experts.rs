@@ -1,4 +1,4 @@
-//! Experts computed in a device's slots have the bits of those computed in memory.
+//! Experts computed in slots of the device have the bits of experts computed on the CPU.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use larder_model::{Activation, DeviceExperts};
 use crate::common::{LayerCase, Random, emulator, gpu, numbered, upload_experts};
 
 const CLAMPED: Activation = Activation::ClampedSwiglu { alpha: 1.702, limit: 0.8 };
-/// Gate, up, down; whether there are biases; hidden and inter; the activation.
+/// Number formats of gate, up and down; whether there are biases; hidden and inter; the activation.
 type Case = ([NumberFormat; 3], bool, (usize, usize), Activation);
 const CASES: [Case; 10] = [
     ([NumberFormat::Q4_0; 3], false, (96, 64), Activation::Silu),
@@ -28,7 +28,7 @@ fn layout(kinds: [NumberFormat; 3], bias: bool, (hidden, inter): (usize, usize))
     ExpertLayout::new(hidden, inter, kinds, bias).unwrap()
 }
 
-/// Computes each case on the device made for it and on the CPU.
+/// Computes each case on a device of its own and on the CPU.
 pub fn compare(mut device: impl FnMut(u64) -> Option<Gpu>) {
     for (case, (kinds, bias, shape, act)) in CASES.into_iter().enumerate() {
         for (tokens, scales_input, order) in [
@@ -52,19 +52,19 @@ pub fn compare(mut device: impl FnMut(u64) -> Option<Gpu>) {
             layer.begin(&mut bench, &[&[id(3), id(1)], &[id(0)], &[id(2), id(4)]]);
             let found = layer.finish(&mut bench).unwrap();
             assert!(found == layer.by_cpu(&numbered(&experts)), "{kinds:?}, {act:?}, {tokens} tokens, {order:?}");
-            assert!(found.iter().flatten().flatten().any(|bits| *bits != 0), "something was computed");
+            assert!(found.iter().flatten().flatten().any(|bits| *bits != 0), "all outputs are zero");
         }
     }
 }
 
 #[test]
-fn every_kind_bias_and_activation_gives_the_same_bits() {
+fn every_number_format_bias_and_activation_gives_the_same_bits() {
     compare(|seed| emulator(seed).map(gpu));
 }
 
 #[test]
-fn one_bench_serves_calls_of_any_size_and_each_group_of_a_call() {
-    // More than what the device does meanwhile.
+fn calls_of_any_size_and_any_number_of_groups_give_the_same_bits() {
+    // More than the device executes meanwhile.
     const EXPERTS: usize = 24;
     let Some(emulator) = emulator(3) else { return };
     let (mut random, gpu) = (Random::new(3), gpu(emulator));
@@ -74,7 +74,7 @@ fn one_bench_serves_calls_of_any_size_and_each_group_of_a_call() {
     upload_experts(&mut link, &layout, &experts);
     for tokens in [1, 40, 1, 20, 7, 1] {
         let layer = LayerCase::new(&mut random, layout.clone(), Activation::Silu, tokens, (2, EXPERTS), false);
-        // More groups than lists can be on their way, and some of the experts were not chosen.
+        // More groups than lists can be in flight, and some experts that no token chose.
         let groups: Vec<_> = (0..EXPERTS).map(|i| [(ExpertId(i as u16), i)]).collect();
         let groups: Vec<&[_]> = groups.iter().map(|group| &group[..]).collect();
         layer.begin(&mut bench, &groups);
@@ -83,8 +83,8 @@ fn one_bench_serves_calls_of_any_size_and_each_group_of_a_call() {
 }
 
 #[test]
-fn memory_is_taken_before_the_first_call() {
-    // Enough for each buffer to be more than the least.
+fn memory_is_allocated_before_the_first_call() {
+    // Enough for each buffer to exceed the least size.
     const TOKENS: usize = 300;
     for case in [0, 1, 5, 9] {
         let (kinds, bias, shape, act) = CASES[case];
@@ -97,16 +97,16 @@ fn memory_is_taken_before_the_first_call() {
         upload_experts(&mut link, &layout, &experts);
         let layer = LayerCase::new(&mut random, layout, act, TOKENS, (4, 8), case % 2 == 1);
         bench.prepare(&layer.layout, act, &layer.gate, TOKENS).unwrap();
-        let taken = emulator.allocated_bytes();
+        let allocated = emulator.allocated_bytes();
         let group: Vec<_> = (0..8).map(|i| (ExpertId(i), usize::from(i))).collect();
         layer.begin(&mut bench, &[&group]);
         layer.finish(&mut bench).unwrap();
-        assert_eq!(emulator.allocated_bytes(), taken, "{kinds:?}");
+        assert_eq!(emulator.allocated_bytes(), allocated, "{kinds:?}");
     }
 }
 
 #[test]
-fn only_what_was_computed_here_is_handed_out() {
+fn only_experts_of_this_call_are_returned() {
     let Some(emulator) = emulator(4) else { return };
     let (mut random, gpu) = (Random::new(4), gpu(emulator));
     let layout = layout([NumberFormat::Q8_0; 3], false, (32, 32));
@@ -122,7 +122,7 @@ fn only_what_was_computed_here_is_handed_out() {
 }
 
 #[test]
-fn a_layer_takes_four_launches_and_says_how_long_one_before_took() {
+fn a_layer_takes_four_launches_and_estimates_its_time_from_an_earlier_one() {
     let Some(emulator) = emulator(5) else { return };
     let launch = std::time::Duration::from_millis(3);
     let emulator = Arc::new(emulator.with_times(std::time::Duration::ZERO, 1e15, launch));
@@ -139,15 +139,15 @@ fn a_layer_takes_four_launches_and_says_how_long_one_before_took() {
         *took = bench.compute(&layer.call(), &layer.routed, &layer.layout, &group);
         layer.finish(&mut bench).unwrap();
     }
-    // Three more bring inputs and lists, and outputs back.
+    // Three more launches copy inputs, lists and outputs.
     assert_eq!(emulator.launches(), 4 * (4 + 3));
-    // Half as many experts: half of what the others took. A quarter is too few to know.
+    // Half as many experts: half the time. A quarter is too different for an estimate.
     let micros = took.map(|took| took.map(|took| (took.as_secs_f64() * 1e6).round() as u64));
     assert_eq!(micros, [None, Some(6000), Some(24000), None]);
 }
 
 #[test]
-fn what_fails_on_the_device_is_an_error_and_never_wrong_bytes() {
+fn a_failure_on_the_device_is_an_error_and_never_wrong_bits() {
     let (mut failed, mut passed) = (0, 0);
     for seed in 0..60 {
         let Some(emulator) = emulator(seed) else { return };
@@ -168,8 +168,8 @@ fn what_fails_on_the_device_is_an_error_and_never_wrong_bytes() {
             }
             Err(e) => {
                 failed += 1;
-                let said = e.to_string();
-                assert!(said.contains("the kernel ") && said.contains("told to fail"), "{said}");
+                let message = e.to_string();
+                assert!(message.contains("the kernel ") && message.contains("injected fault"), "{message}");
             }
         }
     }
@@ -177,23 +177,23 @@ fn what_fails_on_the_device_is_an_error_and_never_wrong_bytes() {
 }
 
 #[test]
-fn biases_without_kernels_are_refused() {
+fn biases_that_are_not_f32_are_an_error() {
     let Some(emulator) = emulator(6) else { return };
     let mut layout = layout([NumberFormat::Q8_0; 3], true, (32, 32));
     let (mut bench, gate) = (gpu(emulator).experts().unwrap(), Gate::softmax(4, 2, false));
     assert!(bench.prepare(&layout, Activation::Silu, &gate, 3).is_ok());
     layout.bias.as_mut().unwrap()[1].kind = NumberFormat::F16;
     let error = bench.prepare(&layout, Activation::Silu, &gate, 3).unwrap_err().to_string();
-    assert_eq!(error, "biases of experts are f16 here, and the GPU has kernels for f32 alone");
+    assert_eq!(error, "expert biases are f16, but the GPU kernels support only f32");
 }
 
 #[test]
-fn little_never_waits_for_whole_experts() {
+fn short_copies_bypass_the_copy_engine() {
     let Some(emulator) = emulator(7) else { return };
-    // The engine that copies is out of order, which only those who use it notice.
+    // The copy engine fails, so only copies that use it fail.
     let emulator = emulator.with_fault(EmulatorFault::CopyOut, 1);
     let (mut random, gpu) = (Random::new(7), gpu(emulator));
-    // A thousand tokens have 1 MB of outputs, but for the last.
+    // 1024 tokens have 1 MiB of outputs.
     let layout = layout([NumberFormat::Q8_0; 3], false, (256, 32));
     let experts = [random.expert(&layout)];
     let (mut link, mut bench) = (gpu.link(), gpu.experts().unwrap());

@@ -1,4 +1,4 @@
-//! Copies keep the order of what concerns one slot, and the bytes, whatever the streams do.
+//! Copies of one slot keep their order and their bytes, whatever the streams do.
 
 use std::sync::Arc;
 
@@ -13,11 +13,11 @@ const SLOTS: usize = 3;
 const IN_MEMORY: usize = 9;
 const BYTES: usize = 8192;
 
-/// What a naive model says of the device, and of memory.
+/// A naive model of the device and of main memory.
 struct Model {
-    /// What was last copied in and has not failed, by slot of the device; `None` if that is not known.
+    /// By slot of the device: the byte that was last copied in without an error; `None` if not known.
     there: Vec<Option<u8>>,
-    /// By slot in memory that is away: what it held, or is to hold if that is known.
+    /// By slot in main memory that is in flight: the byte that it held, or will hold if that is known.
     away: Vec<Option<(Direction, Option<u8>)>>,
     here: Vec<Slot>,
     number: u8,
@@ -42,7 +42,7 @@ impl Model {
     }
 
     fn landed(&mut self, over: TransferDone) {
-        let (direction, holds) = self.away[over.slot.index()].take().expect("it was under way");
+        let (direction, holds) = self.away[over.slot.index()].take().expect("the slot was in flight");
         assert_eq!((over.direction, over.tag, over.len), (direction, over.at as u64, BYTES));
         match over.result {
             Ok(_) => {
@@ -53,7 +53,7 @@ impl Model {
             Err(e) => {
                 let DeviceError::Copy { len, direction, at, cause } = &e else { panic!("{e}") };
                 assert_eq!((*len, *direction, *at), (BYTES, over.direction, over.at));
-                assert!(cause.contains("told to fail"), "{cause}");
+                assert!(cause.contains("injected fault"), "{cause}");
                 self.errors += 1;
             }
         }
@@ -61,7 +61,7 @@ impl Model {
     }
 }
 
-/// Copies at random; how many failed.
+/// Copies at random; returns the number of failures.
 pub fn play(gpu: &Gpu, seed: u64, faults: bool) -> usize {
     let (mut link, mut random) = (gpu.link(), Random::new(seed));
     link.allocate(SLOTS, BYTES).unwrap();
@@ -75,7 +75,7 @@ pub fn play(gpu: &Gpu, seed: u64, faults: bool) -> usize {
             _ => model.submit(&mut link, &mut random),
         }
         if faults {
-            // What a copy that fails leaves behind is anybody's guess.
+            // A failed copy leaves unspecified bytes.
             model.there.fill(None);
         }
         assert_eq!(link.in_flight() + model.here.len(), IN_MEMORY, "no slot is lost");
@@ -86,7 +86,7 @@ pub fn play(gpu: &Gpu, seed: u64, faults: bool) -> usize {
 }
 
 #[test]
-fn every_copy_brings_the_bytes_that_were_there_when_it_was_asked_for() {
+fn every_copy_has_the_bytes_of_the_time_of_its_submission() {
     for seed in 0..40 {
         let Some(emulator) = emulator(seed) else { return };
         assert_eq!(play(&gpu(emulator), seed, false), 0);
@@ -94,7 +94,7 @@ fn every_copy_brings_the_bytes_that_were_there_when_it_was_asked_for() {
 }
 
 #[test]
-fn so_it_does_through_buffers() {
+fn staged_copies_have_the_bytes_of_the_time_of_their_submission() {
     for seed in 0..40 {
         let Some(emulator) = emulator(seed) else { return };
         assert_eq!(play(&gpu(emulator.without_page_locking()), seed, false), 0);
@@ -116,7 +116,7 @@ fn copies_that_fail_come_back_with_their_slot() {
 }
 
 #[test]
-fn what_is_over_is_found_without_waiting_for_the_rest() {
+fn completed_copies_are_found_without_waiting_for_the_rest() {
     for refusing in [false, true] {
         let Some(mut emulator) = emulator(3) else { return };
         if refusing {
@@ -135,15 +135,15 @@ fn what_is_over_is_found_without_waiting_for_the_rest() {
                 Some(over) => tags.push((over.tag, over.result.unwrap()).0),
                 None => in_vain += 1,
             }
-            assert!(in_vain < 10_000, "nothing goes on by itself");
+            assert!(in_vain < 10_000, "the device makes no progress by itself");
         }
         assert_eq!(tags, (0..IN_MEMORY).map(|i| (i % SLOTS) as u64).collect::<Vec<_>>());
-        assert!(in_vain > 0, "not everything is over at once");
+        assert!(in_vain > 0, "no poll was in vain");
     }
 }
 
 #[test]
-fn how_copies_go_is_said() {
+fn the_copy_mode_is_a_sentence() {
     let expect = |emulator: Emulator, sentence: &str| {
         let gpu = gpu(emulator);
         let mut link = gpu.link();
@@ -154,17 +154,17 @@ fn how_copies_go_is_said() {
         assert_eq!(gpu.copy_mode().to_string(), sentence);
     };
     let Some(straight) = emulator(1) else { return };
-    expect(straight, "slots in memory are page-locked and copied straight");
+    expect(straight, "slots in memory are page-locked and copied directly");
     let Some(refusing) = emulator(1) else { return };
-    let sentence = "slots in memory cannot be page-locked (page-locking memory failed: the emulator was told to refuse), so \
-                    copies go through 4 buffers that are";
+    let sentence = "slots in memory cannot be page-locked (page-locking memory failed: injected fault), so copies go \
+                    through 4 staging buffers";
     expect(refusing.without_page_locking(), sentence);
 }
 
 #[test]
-fn what_does_not_fit_is_refused_with_the_numbers() {
+fn an_arena_that_does_not_fit_is_an_error_with_the_numbers() {
     let Some(small) = emulator(1) else { return };
-    let free = small_facts(&small);
+    let free = free_bytes(&small);
     let mut link = gpu(small).link();
     let slots = free as usize / 4096 + 1;
     let error = link.allocate(slots, 4096).unwrap_err();
@@ -175,12 +175,12 @@ fn what_does_not_fit_is_refused_with_the_numbers() {
     assert_eq!(error, DeviceError::OutOfMemory { slots: 2, slot_bytes: 4096, free_bytes: free });
 }
 
-fn small_facts(emulator: &Emulator) -> u64 {
+fn free_bytes(emulator: &Emulator) -> u64 {
     larder_cuda::Driver::info(emulator).unwrap().free_bytes
 }
 
 #[test]
-fn a_copy_says_how_long_the_link_was_busy() {
+fn a_copy_reports_its_time_on_the_link() {
     let Some(emulator) = emulator(1) else { return };
     let (latency, launch) = (std::time::Duration::from_micros(10), std::time::Duration::ZERO);
     let gpu = gpu(emulator.with_times(latency, 1e9, launch));
@@ -198,7 +198,7 @@ fn a_copy_says_how_long_the_link_was_busy() {
 }
 
 #[test]
-fn everything_is_given_back() {
+fn everything_is_freed() {
     for seed in 0..8 {
         let Some(emulator) = emulator(seed) else { return };
         let emulator = Arc::new(emulator);
@@ -206,7 +206,7 @@ fn everything_is_given_back() {
         let mut link = gpu.link();
         link.allocate(SLOTS, BYTES).unwrap();
         let (_, memory) = Arena::new(SLOTS, BYTES).unwrap();
-        // All are dropped while some are under way.
+        // Everything is dropped while copies are in flight.
         for (at, slot) in memory.into_iter().enumerate() {
             link.submit(transfer(Direction::ToDevice, slot, at));
         }

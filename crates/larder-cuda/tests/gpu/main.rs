@@ -1,4 +1,4 @@
-//! All but the driver, over a GPU that is none.
+//! Everything above the driver, on an emulated GPU.
 
 mod attention;
 #[cfg(feature = "cuda")]

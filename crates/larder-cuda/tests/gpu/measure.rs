@@ -1,4 +1,4 @@
-//! Rates are those of the device.
+//! Measured rates against the emulated times.
 
 use std::time::Duration;
 
@@ -14,11 +14,11 @@ fn rates_are_seconds_per_byte() {
     let gpu = gpu(emulator.with_times(latency, 1e10, launch));
     let layout = ExpertLayout::new(64, 64, [NumberFormat::Q8_0; 3], true).unwrap();
     let rates = gpu.measure(&layout, Activation::Silu, 4).unwrap();
-    let near = |rate: f64, wanted: f64| assert!((rate / wanted - 1.0).abs() < 0.01, "{rate} and not {wanted}");
+    let near = |rate: f64, wanted: f64| assert!((rate / wanted - 1.0).abs() < 0.01, "{rate} instead of {wanted}");
     near(rates.copy_in, 1e-10);
     near(rates.copy_out, 1e-10);
     near(rates.read, 2e-3 / (MEMORY / 8) as f64);
-    // Six kernels, and one that brings their lists.
+    // Six kernels, and one that copies their lists.
     near(rates.compute, 7.0 * 2e-3 / (4 * layout.bytes) as f64);
     assert_eq!(gpu.info().unwrap().free_bytes, MEMORY);
     let start = rates.measured(3e-11);
@@ -26,7 +26,7 @@ fn rates_are_seconds_per_byte() {
 }
 
 #[test]
-fn a_device_without_room_is_measured_with_what_it_has() {
+fn a_device_with_little_memory_is_measured_with_smaller_buffers() {
     let Some(emulator) = emulator(1) else { return };
     let layout = ExpertLayout::new(4096, 600, [NumberFormat::F32; 3], false).unwrap();
     let error = gpu(emulator).measure(&layout, Activation::Silu, 8);
@@ -34,17 +34,17 @@ fn a_device_without_room_is_measured_with_what_it_has() {
 }
 
 #[test]
-fn a_device_that_idled_is_measured_when_it_is_awake() {
+fn an_idle_device_is_measured_after_it_has_warmed_up() {
     let layout = ExpertLayout::new(64, 64, [NumberFormat::Q8_0; 3], false).unwrap();
-    let rates = |waking| {
+    let rates = |warm_up| {
         let emulator = emulator(2)?.with_times(Duration::from_millis(1), 1e10, Duration::from_millis(2));
-        Some(gpu(emulator.with_warm_up(waking)).measure(&layout, Activation::Silu, 4).unwrap())
+        Some(gpu(emulator.with_warm_up(warm_up)).measure(&layout, Activation::Silu, 4).unwrap())
     };
-    let Some(awake) = rates(Duration::ZERO) else { return };
-    let asleep = rates(Duration::from_millis(60)).unwrap();
-    let near = |a: f64, b: f64| assert!((a / b - 1.0).abs() < 1e-3, "{a} and not {b}");
-    near(asleep.copy_in, awake.copy_in);
-    near(asleep.copy_out, awake.copy_out);
-    near(asleep.read, awake.read);
-    near(asleep.compute, awake.compute);
+    let Some(warm) = rates(Duration::ZERO) else { return };
+    let cold = rates(Duration::from_millis(60)).unwrap();
+    let near = |a: f64, b: f64| assert!((a / b - 1.0).abs() < 1e-3, "{a} instead of {b}");
+    near(cold.copy_in, warm.copy_in);
+    near(cold.copy_out, warm.copy_out);
+    near(cold.read, warm.read);
+    near(cold.compute, warm.compute);
 }

@@ -1,4 +1,4 @@
-//! Copies wait for computing, and nothing of it is luck: without events the same comes out wrong.
+//! Copies wait for kernels. That is not by chance: without events the results are wrong.
 
 use larder_cache::tiers::{Device, Direction};
 use larder_core::{ExpertId, ExpertLayout, NumberFormat};
@@ -7,8 +7,9 @@ use larder_model::Activation;
 
 use crate::common::{LayerCase, Random, emulator, gpu, slots, transfer, upload_experts, wait_for_all};
 
-/// Lets experts change places while they are computed; whether all came out as if each had waited for the other.
-pub fn all_right(gpu: &Gpu, seed: u64) -> bool {
+/// Replaces experts while they are computed. Returns whether all results are as if each step had waited for the one
+/// before.
+pub fn results_are_right(gpu: &Gpu, seed: u64) -> bool {
     let mut random = Random::new(seed);
     let layout = ExpertLayout::new(64, 32, [NumberFormat::Q8_0; 3], false).unwrap();
     let mut there: Vec<_> = (0..2).map(|_| random.expert(&layout)).collect();
@@ -21,7 +22,7 @@ pub fn all_right(gpu: &Gpu, seed: u64) -> bool {
         let experts: Vec<_> = there.iter().enumerate().map(|(i, data)| (ExpertId(i as u16), data.as_slice())).collect();
         let wanted = layer.by_cpu(&experts);
         layer.begin(&mut bench, &[&[(ExpertId(0), 0)], &[(ExpertId(1), 1)]]);
-        // Who is there goes, and others come, before anything is waited for.
+        // Every expert is copied out and replaced before anything is waited for.
         let empty = slots(&layout, &[vec![0; layout.bytes], vec![0; layout.bytes]]);
         for (at, (out, slot)) in empty.into_iter().zip(slots(&layout, &next)).enumerate() {
             link.submit(transfer(Direction::FromDevice, out, at));
@@ -38,19 +39,19 @@ pub fn all_right(gpu: &Gpu, seed: u64) -> bool {
 }
 
 #[test]
-fn experts_change_places_only_after_they_were_computed() {
+fn experts_are_replaced_only_after_they_were_computed() {
     for seed in 0..30 {
         let Some(emulator) = emulator(seed) else { return };
-        assert!(all_right(&gpu(emulator), seed), "seed {seed}");
+        assert!(results_are_right(&gpu(emulator), seed), "seed {seed}");
     }
 }
 
 #[test]
-fn without_events_they_would_not() {
+fn without_events_results_are_wrong() {
     let mut wrong = 0;
     for seed in 0..30 {
         let Some(emulator) = emulator(seed) else { return };
-        wrong += usize::from(!all_right(&gpu(emulator.ignoring_events()), seed));
+        wrong += usize::from(!results_are_right(&gpu(emulator.ignoring_events()), seed));
     }
-    assert!(wrong > 10, "only {wrong} of 30 noticed");
+    assert!(wrong > 10, "only {wrong} of 30 were wrong");
 }

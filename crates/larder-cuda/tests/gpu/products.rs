@@ -1,4 +1,4 @@
-//! Products with weights on a device have the bits of those with weights in memory.
+//! Products with weights on the device have the bits of products on the CPU.
 
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ impl Matrix {
     }
 }
 
-/// Computes rounds on the device and on the CPU.
+/// Computes batches of products on the device and on the CPU.
 pub fn compare(gpu: &Gpu) {
     let mut random = Random::new(1);
     let device = gpu.products(0).unwrap();
@@ -67,17 +67,17 @@ pub fn compare(gpu: &Gpu) {
 }
 
 #[test]
-fn rounds_of_all_kinds_give_the_same_bits() {
+fn batches_of_all_number_formats_give_the_same_bits() {
     let Some(emulator) = emulator(1) else { return };
     compare(&gpu(emulator));
 }
 
 #[test]
-fn floats_meet_activations_as_they_are() {
+fn float_weights_take_unquantised_activations() {
     let Some(emulator) = emulator(2) else { return };
     let (mut random, gpu) = (Random::new(2), gpu(emulator));
     let device = gpu.products(0).unwrap();
-    // Longer than several pieces that are copied one after the other.
+    // Longer than several staged copies.
     const ROWS: usize = 8400;
     let matrix = Matrix::new(&mut random, NumberFormat::F32, RowOrder::Plain, ROWS);
     let weights = device.upload(matrix.stored()).unwrap();
@@ -91,7 +91,7 @@ fn floats_meet_activations_as_they_are() {
 }
 
 #[test]
-fn what_does_not_fit_is_an_error() {
+fn shapes_that_do_not_fit_are_errors() {
     let Some(emulator) = emulator(3) else { return };
     let (mut random, gpu) = (Random::new(3), gpu(emulator));
     let device = gpu.products(0).unwrap();
@@ -103,20 +103,20 @@ fn what_does_not_fit_is_an_error() {
         let mut out = vec![0.0; len];
         device.multiply(&x, &mut [DeviceProduct { weights, pick, out: &mut out }]).unwrap_err().to_string()
     };
-    assert_eq!(multiply(weights, None, 8), "weights in q8_0 meet activations that are not quantised");
+    assert_eq!(multiply(weights, None, 8), "weights in q8_0 need quantised activations");
     assert_eq!(multiply(9, None, 8), "the GPU has no matrix 9");
-    let shape = "a product with 8 x 512 weights has inputs or outputs of another shape";
+    let shape = "inputs or outputs do not fit the shape of a product with 8 x 512 weights";
     assert_eq!(multiply(weights, None, 9), shape);
     assert_eq!(multiply(weights, Some(&[1]), 8), shape);
     let huge = vec![0; 65 << 20];
     let rows = huge.len() / 4 / COLS;
     let huge = WeightMatrix { kind: NumberFormat::F32, order: RowOrder::Plain, rows, cols: COLS, bytes: &huge };
     let error = device.upload(huge).unwrap_err().to_string();
-    assert!(error.starts_with("68157440 bytes do not fit into the 50331648 "), "{error}");
+    assert!(error.starts_with("cannot allocate 68157440 bytes of device memory: 50331648 "), "{error}");
 }
 
 #[test]
-fn what_fails_on_the_device_is_an_error() {
+fn a_failure_on_the_device_is_an_error() {
     let mut failed = 0;
     for seed in 0..20 {
         let Some(emulator) = emulator(seed) else { return };
@@ -138,7 +138,7 @@ fn what_fails_on_the_device_is_an_error() {
 }
 
 #[test]
-fn matrices_share_the_room_that_was_taken_for_them() {
+fn matrices_share_the_memory_that_was_allocated_for_them() {
     let Some(emulator) = emulator(4) else { return };
     let emulator = Arc::new(emulator);
     let (mut random, gpu) = (Random::new(4), Gpu::with_driver(emulator.clone()).unwrap());
@@ -152,8 +152,8 @@ fn matrices_share_the_room_that_was_taken_for_them() {
     for matrix in &matrices {
         device.upload(matrix.stored()).unwrap();
     }
-    assert_eq!(emulator.allocated_bytes().0, taken, "it was enough");
-    // One that nobody counted, and another that fits behind it.
+    assert_eq!(emulator.allocated_bytes().0, taken, "the first allocation was enough");
+    // A matrix that was not counted, and another that fits after it.
     device.upload(matrices[0].stored()).unwrap();
     let more = emulator.allocated_bytes().0;
     assert!(more > taken);
@@ -174,7 +174,7 @@ fn matrices_share_the_room_that_was_taken_for_them() {
 }
 
 #[test]
-fn room_is_taken_as_long_as_there_is_some() {
+fn memory_is_allocated_as_long_as_it_lasts() {
     let Some(emulator) = emulator(5) else { return };
     let gpu = gpu(emulator);
     let error = gpu.products(MEMORY + 1).err().unwrap();
@@ -187,7 +187,7 @@ fn room_is_taken_as_long_as_there_is_some() {
 }
 
 #[test]
-fn what_is_not_worth_the_way_is_left() {
+fn small_matrices_stay_on_the_cpu() {
     let Some(emulator) = emulator(6) else { return };
     let device = gpu(emulator.with_min_matrix_bytes(1000)).products(0).unwrap();
     assert!(device.accepts(1000) && !device.accepts(999));

@@ -1,4 +1,4 @@
-//! What happens between products.
+//! Element-wise kernels, and the kernels that read and copy memory.
 
 use larder_cuda::{Argument, Driver, Launch, Stream};
 use larder_kernels::Inputs;
@@ -7,7 +7,7 @@ use larder_model::Activation;
 use crate::random_data::RandomData;
 use crate::{Aligned, BLOCK_BYTES, assert_same, emulator, input, launch, output, quantise, word};
 
-/// A bias as kernels read it.
+/// The arguments of adding a bias, as kernels read them.
 #[repr(C)]
 struct BiasKernelArgs {
     bias: *const f32,
@@ -38,7 +38,7 @@ fn activations_are_the_same_to_the_bit() {
         if act == clamped {
             arguments.extend([Argument::Float(1.702), Argument::Float(7.0)]);
         }
-        // SAFETY: there are so many values.
+        // SAFETY: both arrays have `COUNT` values.
         unsafe { launch(emulator, kernel, [COUNT.div_ceil(256), 1], 256, &arguments) };
         assert_same(&got, &want, kernel);
         let nan = gates.iter().position(|g| g.is_nan()).unwrap();
@@ -47,7 +47,7 @@ fn activations_are_the_same_to_the_bit() {
 }
 
 #[test]
-fn activations_become_the_same_integers() {
+fn activations_are_quantised_to_the_same_bits() {
     let Some(emulator) = &emulator(0) else { return };
     let noise = &mut RandomData(6);
     let mut x: Vec<f32> = (0..300).flat_map(|_| noise.activations(32)).collect();
@@ -66,7 +66,7 @@ fn activations_become_the_same_integers() {
         assert_same(&floats(got), &floats(want), format!("block {i}"));
         assert_eq!((&got[..32], &got[40..]), (&want[..32], &want[40..]), "block {i}");
     }
-    assert!(odd > 10, "{odd} blocks with something that is no number");
+    assert!(odd > 10, "only {odd} blocks with a value that is not finite");
 }
 
 #[test]
@@ -93,7 +93,7 @@ fn biases_are_added_to_every_token() {
             cols: cols as u32,
         })
         .collect();
-    // SAFETY: every pointer is to as much as the shapes say, and no product has more values than 2100.
+    // SAFETY: every pointer is to an array of the given shape, and no product has more than 2100 values.
     unsafe { launch(emulator, "add_biases", [2100usize.div_ceil(256), 4], 256, &[input(&list)]) };
     outputs.iter().zip(&want).for_each(|(got, want)| assert_same(got, want, "biases"));
 }
@@ -110,28 +110,29 @@ fn all_bytes_are_read() {
         let want = words.chain(tail.iter().map(|b| *b as u32)).fold(0, |all, word| all ^ word);
         let mut out = vec![0u32; 3];
         let arguments = [input(data.bytes()), Argument::Bytes(bytes as u64), output(&mut out)];
-        // SAFETY: there are so many bytes, and a word for each block.
+        // SAFETY: there are `bytes` bytes, and a word for each block.
         unsafe { launch(emulator, "read_all", [3, 1], 256, &arguments) };
         assert_eq!(out.iter().fold(0, |all, word| all ^ word), want, "{bytes} bytes");
     }
 }
 
 #[test]
-fn bytes_are_brought_across_the_link() {
-    const MOST: usize = 1 << 20;
-    let Some(emulator) = emulator(MOST as u64) else { return };
+fn bytes_are_copied_across_the_link() {
+    const MAX_BYTES: usize = 1 << 20;
+    let Some(emulator) = emulator(MAX_BYTES as u64) else { return };
     let noise = &mut RandomData(11);
-    let (here, there) = (emulator.allocate_host(MOST).unwrap().as_ptr(), emulator.allocate(MOST as u64).unwrap());
-    // SAFETY: so many bytes were taken, and kernels are over when they are looked at.
-    let here = unsafe { std::slice::from_raw_parts_mut(here, MOST) };
-    for (bytes, blocks) in [(1, 1), (15, 1), (16, 1), (4100, 2), (100_003, 3), (MOST, 64)] {
+    let (here, there) =
+        (emulator.allocate_host(MAX_BYTES).unwrap().as_ptr(), emulator.allocate(MAX_BYTES as u64).unwrap());
+    // SAFETY: `MAX_BYTES` bytes were allocated, and kernels are complete when the bytes are read.
+    let here = unsafe { std::slice::from_raw_parts_mut(here, MAX_BYTES) };
+    for (bytes, blocks) in [(1, 1), (15, 1), (16, 1), (4100, 2), (100_003, 3), (MAX_BYTES, 64)] {
         let data: Vec<u8> = (0..bytes).map(|_| noise.bits() as u8).collect();
         here.fill(7);
         here[..bytes].copy_from_slice(&data);
         let at = here.as_mut_ptr() as u64;
         for (from, to) in [(at, there), (there, at)] {
             let arguments = [Argument::Address(from), Argument::Address(to), Argument::Bytes(bytes as u64)];
-            // SAFETY: both have so many bytes.
+            // SAFETY: both places have `bytes` bytes.
             unsafe { launch(&emulator, "copy_bytes", [blocks, 1], 256, &arguments) };
             if from == at {
                 here.fill(8);
@@ -141,7 +142,7 @@ fn bytes_are_brought_across_the_link() {
     }
     let arguments = [Argument::Address(there), input(&[0u8; 64]), Argument::Bytes(64)];
     let launch = Launch { kernel: "copy_bytes", grid: [1, 1], block: 256, arguments: &arguments };
-    // SAFETY: it is refused.
+    // SAFETY: the launch is refused.
     let error = unsafe { emulator.launch(Stream::Compute, &launch) }.unwrap_err().to_string();
     assert!(error.contains("not page-locked"), "{error}");
 }

@@ -1,4 +1,4 @@
-//! The kernels, run on a CPU by their emulator, against the kernels for CPUs: the same bits.
+//! The CUDA kernels, run on the CPU by the emulator, give the bits of the CPU kernels.
 #![allow(unsafe_code)]
 
 mod elementwise;
@@ -9,30 +9,30 @@ use std::fmt::Display;
 
 use larder_cuda::{Argument, Driver, Emulator, GpuError, Launch, Stream};
 
-/// Of 32 activations: as many integers, the scale, the scale times their sum, and sums.
+/// Size of a block of 32 activations: 32 integers, the scale, the scale times their sum, and sums.
 const BLOCK_BYTES: usize = 48;
 
-/// Bytes that begin at a multiple of 16, as blocks and weights do.
+/// Bytes aligned to 16, as blocks and weights are.
 struct Aligned {
-    room: Vec<u128>,
+    words: Vec<u128>,
     bytes: usize,
 }
 
 impl Aligned {
     fn new(bytes: usize) -> Self {
-        Aligned { room: vec![0; bytes.div_ceil(16)], bytes }
+        Aligned { words: vec![0; bytes.div_ceil(16)], bytes }
     }
 
     fn bytes(&self) -> &[u8] {
-        &bytemuck::cast_slice(&self.room)[..self.bytes]
+        &bytemuck::cast_slice(&self.words)[..self.bytes]
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
-        &mut bytemuck::cast_slice_mut(&mut self.room)[..self.bytes]
+        &mut bytemuck::cast_slice_mut(&mut self.words)[..self.bytes]
     }
 }
 
-/// The emulator with so much memory, or none where nothing can compile it.
+/// The emulator with `bytes` of memory, or `None` if there is no C++ compiler.
 fn emulator(bytes: u64) -> Option<Emulator> {
     match Emulator::new(bytes, 1) {
         Ok(emulator) => Some(emulator),
@@ -47,14 +47,14 @@ fn emulator(bytes: u64) -> Option<Emulator> {
 /// Runs a kernel to its end.
 ///
 /// # Safety
-/// The arguments are those that the kernel takes.
+/// The arguments match the kernel's parameters.
 unsafe fn launch(emulator: &Emulator, kernel: &'static str, grid: [usize; 2], block: u32, arguments: &[Argument]) {
-    let over = emulator.create_event().unwrap();
+    let end = emulator.create_event().unwrap();
     let grid = grid.map(|blocks| blocks as u32);
-    // SAFETY: as the caller guarantees; and nothing is used any more when it is over.
+    // SAFETY: as the caller guarantees; the kernel is complete when this function returns.
     unsafe { emulator.launch(Stream::Compute, &Launch { kernel, grid, block, arguments }) }.unwrap();
-    emulator.record(over, Stream::Compute).unwrap();
-    emulator.synchronise(over).unwrap();
+    emulator.record(end, Stream::Compute).unwrap();
+    emulator.synchronise(end).unwrap();
 }
 
 fn input<T>(from: &[T]) -> Argument {
@@ -69,17 +69,17 @@ fn word(count: usize) -> Argument {
     Argument::Word(count as u32)
 }
 
-/// Activations as the kernel makes blocks of them.
+/// Activations, quantised by the kernel.
 fn quantise(emulator: &Emulator, x: &[f32]) -> Aligned {
     let blocks = x.len() / 32;
     let mut out = Aligned::new(blocks * BLOCK_BYTES);
     let arguments = [input(x), output(out.bytes_mut()), word(blocks)];
-    // SAFETY: there are so many values, and room for so many blocks.
+    // SAFETY: `x` has 32 values per block, and `out` has room for the blocks.
     unsafe { launch(emulator, "quantise", [blocks.div_ceil(4), 1], 128, &arguments) };
     out
 }
 
-/// The same bits, or neither is a number: which bits that has, processors do not agree on.
+/// Whether bits are equal or both values are NaN, whose bits differ between processors.
 fn same(a: f32, b: f32) -> bool {
     a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan()
 }
@@ -90,7 +90,7 @@ fn assert_same(got: &[f32], want: &[f32], what: impl Display) {
     let first = got.iter().zip(want).position(|(g, w)| !same(*g, *w));
     assert!(
         first.is_none(),
-        "{what}: {differ} of {} differ, the first at {first:?}: {:?} and not {:?}",
+        "{what}: {differ} of {} differ, the first at {first:?}: {:?} instead of {:?}",
         got.len(),
         first.map(|i| got[i]),
         first.map(|i| want[i])

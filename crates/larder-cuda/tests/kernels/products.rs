@@ -1,4 +1,4 @@
-//! Products, by one token and by many.
+//! Products with one token and with many.
 
 use larder_core::{NumberFormat, RowOrder};
 use larder_cuda::Emulator;
@@ -7,7 +7,7 @@ use larder_kernels::{Inputs, ThreadPool, WeightMatrix, products};
 use crate::random_data::RandomData;
 use crate::{Aligned, assert_same, emulator, input, launch, quantise, word};
 
-/// A product as kernels read it.
+/// The arguments of a product, as kernels read them.
 #[repr(C)]
 struct ProductKernelArgs {
     weights: *const u8,
@@ -21,7 +21,7 @@ struct ProductKernelArgs {
     first_group: u32,
 }
 
-/// A matrix, what it is multiplied with, and the result by the kernels for CPUs.
+/// A matrix, its inputs, and the result of the CPU kernels.
 struct Case {
     kind: NumberFormat,
     order: RowOrder,
@@ -68,7 +68,7 @@ impl Case {
     }
 }
 
-/// For one token, and for any number.
+/// The kernels for one token and for any number.
 fn kernels(kind: NumberFormat) -> [&'static str; 2] {
     match kind {
         NumberFormat::F32 => ["f32_matmul"; 2],
@@ -82,11 +82,11 @@ fn kernels(kind: NumberFormat) -> [&'static str; 2] {
     }
 }
 
-/// Computes all cases, which are of one kind, in one launch.
+/// Computes all cases, which have one number format, in one launch.
 fn check(emulator: &Emulator, kernel: &'static str, cases: &[Case]) {
     let inputs: Vec<Option<Aligned>> =
         cases.iter().map(|c| (!c.kind.is_float()).then(|| quantise(emulator, &c.x))).collect();
-    // One more than there is, which must stay as it is.
+    // One value more than the result, which must not change.
     let mut outputs: Vec<Vec<f32>> = cases.iter().map(|c| vec![-7.5; c.want.len() + 1]).collect();
     let mut first_group = 0;
     let mut round = Vec::new();
@@ -105,7 +105,7 @@ fn check(emulator: &Emulator, kernel: &'static str, cases: &[Case]) {
         first_group += case.rows.div_ceil(8);
     }
     let arguments = [input(&round), word(round.len()), word(first_group)];
-    // SAFETY: every pointer is to as much as the shapes say.
+    // SAFETY: every pointer is to an array of the given shape.
     unsafe { launch(emulator, kernel, [first_group.div_ceil(4), 1], 128, &arguments) };
     for (case, out) in cases.iter().zip(&outputs) {
         let Case { order, rows, cols, pick, .. } = case;
@@ -126,7 +126,7 @@ fn widths(kind: NumberFormat) -> &'static [usize] {
 
 const HEIGHTS: [usize; 8] = [1, 7, 8, 9, 16, 19, 33, 64];
 
-/// Every kind in both orders, many shapes, and products of different shapes in one launch.
+/// Every number format in both row orders, many shapes, and products of different shapes in one launch.
 #[test]
 fn products_are_the_same_to_the_bit() {
     let Some(emulator) = &emulator(0) else { return };
@@ -148,9 +148,9 @@ fn products_are_the_same_to_the_bit() {
     }
 }
 
-/// Each shape once by itself.
+/// Each shape in a launch of its own.
 #[test]
-fn no_shape_is_too_odd() {
+fn every_shape_gives_the_same_bits() {
     let Some(emulator) = &emulator(0) else { return };
     let noise = &mut RandomData(77);
     for kind in NumberFormat::ALL {
@@ -167,7 +167,7 @@ fn no_shape_is_too_odd() {
 }
 
 #[test]
-fn a_launch_ends_where_its_groups_end() {
+fn a_launch_without_groups_writes_nothing() {
     let Some(emulator) = &emulator(0) else { return };
     let mut out = [-7.5f32; 16];
     let product = ProductKernelArgs {
@@ -183,7 +183,7 @@ fn a_launch_ends_where_its_groups_end() {
     };
     for kernel in ["q8_0_matvec", "q8_0_matmul", "f32_matmul"] {
         let arguments = [input(std::slice::from_ref(&product)), word(1), word(0)];
-        // SAFETY: no group, so nothing is looked at.
+        // SAFETY: there is no group, so the pointers are not used.
         unsafe { launch(emulator, kernel, [1, 1], 128, &arguments) };
     }
     assert_eq!(out, [-7.5; 16]);

@@ -1,11 +1,11 @@
-//! Numbers and weights that look random, and are always the same.
+//! Seeded random numbers and weights.
 
 use larder_core::{BlockParts, NumberFormat, RowOrder, interleave};
 use larder_kernels::narrow;
 
 use crate::Aligned;
 
-/// Numbers that look random, and are always the same.
+/// A seeded stream of pseudo-random numbers (xorshift).
 pub struct RandomData(pub u64);
 
 impl RandomData {
@@ -25,7 +25,7 @@ impl RandomData {
         (self.bits() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
     }
 
-    /// Of very different sizes, with a stretch of zeros here and there, and seldom something that is no number.
+    /// Activations of very different magnitudes, with some runs of zeros and rarely a value that is not finite.
     pub fn activations(&mut self, n: usize) -> Vec<f32> {
         let mut values = Vec::with_capacity(n);
         while values.len() < n {
@@ -40,7 +40,7 @@ impl RandomData {
         values
     }
 
-    /// Stored weights with every bit at random, but for the scales, which are finite.
+    /// Stored weights: every bit is random, except in the scales, which are finite.
     pub fn weights(&mut self, kind: NumberFormat, order: RowOrder, rows: usize, cols: usize) -> Aligned {
         let mut stored = Aligned::new(kind.matrix_bytes(rows, cols).unwrap());
         let bytes = stored.bytes_mut();
@@ -62,7 +62,7 @@ impl RandomData {
         stored
     }
 
-    /// All sizes and signs, and what is no number.
+    /// Values of all magnitudes and signs, and NaN.
     pub fn all_sizes(&mut self, n: usize) -> Vec<f32> {
         let odd = [0.0, 1e-45, 1e-38, 1.0, 87.0, 88.0, 1e4, 1e19, 1e20, f32::MAX, f32::INFINITY];
         let mut values: Vec<f32> = odd.iter().flat_map(|v| [*v, -v]).chain([f32::NAN]).collect();
