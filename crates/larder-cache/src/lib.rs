@@ -1,11 +1,11 @@
 //! The expert cache: a fixed number of slots through which the experts of a model pass.
 //!
 //! - [`Ledger`]: which expert is in which slot, and which may be evicted. It moves no bytes, opens no file and reads no
-//! clock, so the replay of a trace runs the same state machine as the engine.
+//!   clock, so the replay of a trace runs the same state machine as the engine.
 //! - [`Cache`]: carries out the ledger's decisions. It submits reads to a reader of larder-store, checks the bytes, and
-//! hands each resident expert to the caller for computing.
+//!   hands each resident expert to the caller for computing.
 //! - [`tiers`]: the same with device memory as a second tier above main memory: [`TierLedger`](tiers::TierLedger),
-//! [`TieredCache`](tiers::TieredCache), and the trait [`Device`](tiers::Device).
+//!   [`TieredCache`](tiers::TieredCache), and the trait [`Device`](tiers::Device).
 //! - [`Traffic`] and [`CacheCounts`]: bytes, times, hits and misses so far.
 //!
 //! The crate computes nothing, and it chooses no victims and no experts: larder-policy does.

@@ -71,7 +71,7 @@ impl<'a> Panels<'a> {
 /// If the row is out of range, or a length does not fit the shape.
 pub fn widen_row(weights: WeightMatrix, row: usize, out: &mut [f32]) {
     weights.check();
-    assert!(row < weights.rows, "row {row} of {}", weights.rows);
+    assert!(row < weights.rows, "row {row} is out of range: the matrix has {} rows", weights.rows);
     let panel = weights.panels().get(row / ROW_GROUP);
     if !panel.interleaved {
         widen(weights.kind, panel.row(row % ROW_GROUP), out);

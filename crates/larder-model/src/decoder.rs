@@ -181,8 +181,8 @@ impl Decoder {
         self.stack.rope.as_ref().is_none_or(|rope| rope.same_angles(before, after))
     }
 
-    /// Computes `tokens`, which follow the tokens in `cache`, appends them to `cache`, and returns logits: `[tokens,
-    /// vocab]`, or `[1, vocab]`.
+    /// Computes `tokens`, which follow the tokens in `cache`, appends them to `cache`, and returns logits:
+    /// `[tokens, vocab]`, or `[1, vocab]`.
     ///
     /// `horizon` is the length of the whole sequence, on which the rotary positions of some models depend: for a prompt
     /// that is prefilled in chunks, the length of the whole prompt. After an error the contents of `cache` are

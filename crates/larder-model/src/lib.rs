@@ -41,7 +41,7 @@
 //! let geometry = blueprint(&config)?.geometry;
 //! let meta = |shape: &[usize]| TensorMeta {
 //!     kind: NumberFormat::F32,
-//!     order: RowOrder::Rows,
+//!     order: RowOrder::Plain,
 //!     bytes: shape.iter().product::<usize>() * 4,
 //!     shape: shape.to_vec(),
 //! };

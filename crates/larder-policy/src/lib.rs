@@ -5,10 +5,10 @@
 //! and measured.
 //!
 //! - [`eviction`]: the [`Eviction`](eviction::Eviction) trait, one policy per file, and
-//! [`EvictionSpec`](eviction::EvictionSpec), which parses `lru` or `lfru:half-life=8`. A policy is made for a
-//! [`CacheShape`](eviction::CacheShape).
+//!   [`EvictionSpec`](eviction::EvictionSpec), which parses `lru` or `lfru:half-life=8`. A policy is made for a
+//!   [`CacheShape`](eviction::CacheShape).
 //! - [`routing`]: the [`Router`](routing::Router) trait, one strategy per file, and
-//! [`RoutingSpec`](routing::RoutingSpec). [`routing::quality`] measures how far a choice is from the model's own.
+//!   [`RoutingSpec`](routing::RoutingSpec). [`routing::quality`] measures how far a choice is from the model's own.
 //! - [`spec`]: names with options, and the errors of both.
 //!
 //! ```

@@ -56,7 +56,7 @@ impl Shard<'_> {
 
     /// Opens the shard at `path` and checks its length.
     pub fn open(&self, path: &Path) -> Result<ReadAt> {
-        let file = ReadAt::open(path).map_err(|e| StoreError { message: format!("{} of {self}", e.message), ..e })?;
+        let file = ReadAt::open(path).map_err(|e| StoreError { message: format!("{self}: {}", e.message), ..e })?;
         if file.len() != self.file_bytes as u64 {
             let what = format!("{self} is {} bytes long, expected {}", file.len(), self.file_bytes);
             return Err(StoreError::malformed(path, what));

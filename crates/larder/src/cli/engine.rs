@@ -86,8 +86,9 @@ impl EngineFlags {
     }
 }
 
-/// A group of flags that a command does not take.
+/// A group of flags that a command does not take. It is no clap group, because a command may lack several.
 #[derive(Args, Clone, Copy, Default)]
+#[group(skip)]
 pub struct NoFlags {}
 
 impl From<NoFlags> for SizeFlags {
