@@ -21,7 +21,7 @@ const OLD: u16 = 600;
 /// The features of each expert, from past choices: the one function that training and use share.
 ///
 /// For each expert: whether it is chosen now and how often it was lately, less its popularity; how long ago it was
-/// last chosen; and the next use that the [`RoutingHistory`] predicts.
+/// last chosen; and the next use that the `RoutingHistory` predicts.
 pub struct Features {
     size: MoeSize,
     /// `[rows, experts]`: how often each is chosen in general, from 0 to 1.
