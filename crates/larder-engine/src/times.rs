@@ -4,7 +4,7 @@ use std::ops::{Add, AddAssign, Sub};
 use std::time::Duration;
 
 use larder_core::LayerIdx;
-use larder_model::{ComputeTime, Phase, Routed, Tap};
+use larder_model::{ComputeTime, Phase, PoolActivity, Routed, Tap};
 
 /// Time per phase of the forward passes so far.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -21,6 +21,8 @@ pub struct PhaseTimes {
     pub products: Duration,
     /// Part of the above: attention over the KV cache.
     pub attention: Duration,
+    /// Fork-joins and wake-ups of the thread pool.
+    pub pool: PoolActivity,
 }
 
 impl PhaseTimes {
@@ -52,6 +54,7 @@ impl Add for PhaseTimes {
             embed_and_head: self.embed_and_head + other.embed_and_head,
             products: self.products + other.products,
             attention: self.attention + other.attention,
+            pool: self.pool + other.pool,
         }
     }
 }
@@ -68,6 +71,7 @@ impl Sub for PhaseTimes {
             embed_and_head: self.embed_and_head - then.embed_and_head,
             products: self.products - then.products,
             attention: self.attention - then.attention,
+            pool: self.pool - then.pool,
         }
     }
 }
@@ -99,6 +103,7 @@ impl Tap for TimingTap<'_> {
     fn compute_time(&mut self, time: ComputeTime) {
         self.times.products += time.products;
         self.times.attention += time.attention;
+        self.times.pool = self.times.pool + time.pool;
         self.tap.compute_time(time);
     }
 }

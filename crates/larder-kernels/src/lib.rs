@@ -68,7 +68,7 @@ pub use kernel_set::instruction_set;
 pub use processors::performance_cores;
 pub use products::{Product, products};
 pub use tanh::tanh;
-pub use thread_pool::ThreadPool;
+pub use thread_pool::{PoolActivity, ThreadPool};
 pub use weights::{WeightMatrix, widen_row};
 
 #[cfg(test)]

@@ -3,6 +3,8 @@
 
 use std::cell::Cell;
 use std::io;
+use std::ops::{Add, Sub};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 
@@ -27,6 +29,33 @@ pub struct ThreadPool {
     /// Held during a run: there is one run at a time.
     run_lock: Mutex<()>,
     workers: Vec<JoinHandle<()>>,
+    fork_joins: AtomicU64,
+}
+
+/// What a pool has done so far. A rising number of wake-ups per fork-join says that threads fall asleep between the
+/// fork-joins of a token.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct PoolActivity {
+    /// Runs that were shared between threads.
+    pub fork_joins: u64,
+    /// Workers woken from sleep for them.
+    pub wakeups: u64,
+}
+
+impl Add for PoolActivity {
+    type Output = PoolActivity;
+
+    fn add(self, other: PoolActivity) -> PoolActivity {
+        PoolActivity { fork_joins: self.fork_joins + other.fork_joins, wakeups: self.wakeups + other.wakeups }
+    }
+}
+
+impl Sub for PoolActivity {
+    type Output = PoolActivity;
+
+    fn sub(self, earlier: PoolActivity) -> PoolActivity {
+        PoolActivity { fork_joins: self.fork_joins - earlier.fork_joins, wakeups: self.wakeups - earlier.wakeups }
+    }
 }
 
 impl ThreadPool {
@@ -65,12 +94,18 @@ impl ThreadPool {
 
     /// A pool without workers: tasks run on the caller's thread.
     pub fn single_threaded() -> ThreadPool {
-        ThreadPool { shared: None, run_lock: Mutex::new(()), workers: Vec::new() }
+        ThreadPool { shared: None, run_lock: Mutex::new(()), workers: Vec::new(), fork_joins: AtomicU64::new(0) }
     }
 
     /// Number of threads that work on a run, including the caller's.
     pub fn threads(&self) -> usize {
         self.workers.len() + 1
+    }
+
+    /// Fork-joins and wake-ups so far.
+    pub fn activity(&self) -> PoolActivity {
+        let wakeups = self.shared.as_ref().map_or(0, |shared| shared.wakeups());
+        PoolActivity { fork_joins: self.fork_joins.load(Relaxed), wakeups }
     }
 
     /// Calls `task` once with every number below `tasks`, in any order, on any of the threads, and returns when all
@@ -87,6 +122,7 @@ impl ThreadPool {
         };
         let guard = self.run_lock.lock().unwrap_or_else(PoisonError::into_inner);
         IN_TASK.set(true);
+        self.fork_joins.fetch_add(1, Relaxed);
         // SAFETY: one run at a time, because this thread holds the run lock.
         let outcome = unsafe { shared.run(tasks, task) };
         IN_TASK.set(false);

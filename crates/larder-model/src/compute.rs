@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use larder_kernels::{AttentionArgs, Inputs, Product, ThreadPool, attend, products};
+use larder_kernels::{AttentionArgs, Inputs, PoolActivity, Product, ThreadPool, attend, products};
 
 use crate::device::{DeviceAttention, DeviceProduct, DeviceProducts};
 use crate::error::Result;
@@ -44,6 +44,8 @@ pub struct ComputeTime {
     pub products: Duration,
     /// Attention over the KV cache.
     pub attention: Duration,
+    /// Fork-joins and wake-ups of the thread pool.
+    pub pool: PoolActivity,
 }
 
 impl Sub for ComputeTime {
@@ -51,7 +53,11 @@ impl Sub for ComputeTime {
 
     /// Time between two readings.
     fn sub(self, then: ComputeTime) -> ComputeTime {
-        ComputeTime { products: self.products - then.products, attention: self.attention - then.attention }
+        ComputeTime {
+            products: self.products - then.products,
+            attention: self.attention - then.attention,
+            pool: self.pool - then.pool,
+        }
     }
 }
 
@@ -81,7 +87,11 @@ impl ComputeContext {
     /// Kernel time so far, of all users.
     pub(crate) fn time(&self) -> ComputeTime {
         let read = |nanos: &AtomicU64| Duration::from_nanos(nanos.load(Relaxed));
-        ComputeTime { products: read(&self.clocks.products), attention: read(&self.clocks.attention) }
+        ComputeTime {
+            products: read(&self.clocks.products),
+            attention: read(&self.clocks.attention),
+            pool: self.pool.activity(),
+        }
     }
 
     /// Copies `x [tokens, cols]` into `inputs`; `quantised` if the weights to come are, so that `x` is rounded.

@@ -87,5 +87,6 @@ pub use double::{AttentionDouble, ProductsDouble};
 pub use error::{ModelError, Result};
 pub use expert_workspace::ExpertWorkspace;
 pub use experts::{AllResident, ExpertPath, MoeCall, Routed, distinct, route};
+pub use larder_kernels::PoolActivity;
 pub use nn::{Activation, KvCache, KvFormat};
 pub use tap::{Phase, Tap};

@@ -179,6 +179,8 @@ impl Totals {
             "seconds_other": s(time.saturating_sub(times.mixing + times.routing + times.experts)),
             "seconds_products": s(times.products),
             "seconds_attending": s(times.attention),
+            "fork_joins": times.pool.fork_joins,
+            "pool_wakeups": times.pool.wakeups,
             "cache": cache,
             "tiers": traffic.tiers.map(|tiers| tiers_json(&tiers, *time)),
         })

@@ -12,7 +12,7 @@ use std::any::Any;
 use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -59,6 +59,8 @@ pub struct PoolShared {
     caller_sleeps: AtomicBool,
     all_done: Condvar,
     shutdown: AtomicBool,
+    /// Workers woken from sleep so far. Written by the caller of `run` alone.
+    wakeups: AtomicU64,
 }
 
 // SAFETY: the job is the only part that is not Send and Sync by itself; it is written by the only run while no task is
@@ -84,6 +86,7 @@ impl PoolShared {
             caller_sleeps: AtomicBool::new(false),
             all_done: Condvar::new(),
             shutdown: AtomicBool::new(false),
+            wakeups: AtomicU64::new(0),
         }
     }
 
@@ -128,6 +131,11 @@ impl PoolShared {
         let _guard = self.sleep_lock();
         self.shutdown.store(true, SeqCst);
         self.work_ready.notify_all();
+    }
+
+    /// Workers woken from sleep so far.
+    pub fn wakeups(&self) -> u64 {
+        self.wakeups.load(Relaxed)
     }
 
     /// Claims and executes tasks until none is unclaimed.
@@ -176,6 +184,7 @@ impl PoolShared {
             // A sleeper that has counted itself holds the lock until it is asleep: from here on it gets the notification.
             drop(self.sleep_lock());
             (0..sleepers).for_each(|_| self.work_ready.notify_one());
+            self.wakeups.fetch_add(sleepers as u64, Relaxed);
         }
     }
 
