@@ -157,7 +157,9 @@ impl Sequence {
             return Ok(());
         }
         let (len, context) = (self.tokens.len() + more, self.context);
-        Err(ModelError::Request(format!("the sequence would have {len} tokens; the context is {context}")))
+        Err(ModelError::Request(format!(
+            "a sequence of {len} tokens does not fit into the context of {context} tokens"
+        )))
     }
 }
 

@@ -255,7 +255,7 @@ impl Decoder {
         let len = cache.len + tokens.len();
         if len > context {
             return Err(ModelError::Request(format!(
-                "the sequence would have {len} tokens; the model's context is {context}"
+                "a sequence of {len} tokens does not fit into the model's context of {context} tokens"
             )));
         }
         Ok(())

@@ -187,7 +187,7 @@ mod tests {
         assert!(error("").contains("names no server"));
         assert!(error("[[server]]\nname = \"a\"\n[[server]]\nname = \"a\"").contains("two servers named 'a'"));
         assert!(
-            error("[[server]]\nname = \"a\"\nstorage = \"-4 GB\"").contains("storage of 'a': '-4 GB' is not a number")
+            error("[[server]]\nname = \"a\"\nstorage = \"-4 GB\"").contains("storage of 'a': '-4 GB' is not a size")
         );
         assert!(
             error("[[server]]\nname = \"a\"\nuplink = \"9 Mbps\"")

@@ -161,7 +161,7 @@ impl PlanInputs<'_> {
             true => format!(" {} of GPU staging buffers,", print::bytes(self.gpu_buffer_bytes())),
         };
         format!(
-            "{} of resident weights,{context} {} of activations and {} of reserve",
+            "{} of resident weights,{context} {} for the process and activations and {} of reserve",
             print::bytes(self.resident_bytes),
             print::bytes(self.scratch_bytes() + self.process_bytes),
             print::bytes(self.reserve_bytes())
@@ -256,7 +256,7 @@ impl MemoryPlan {
             MemoryPlan::Slots { slots, scope } => slots_text(inputs, slots, scope),
         };
         let mut text = format!(
-            "plan: {} = {} resident weights + {} KV cache ({}) + {} activations + {} {held}",
+            "plan: {} = {} resident weights + {} KV cache ({}) + {} process and activations + {} {held}",
             print::bytes(self.total_bytes(inputs)),
             print::bytes(inputs.resident_bytes),
             print::bytes(inputs.kv_bytes()),

@@ -83,7 +83,7 @@ fn memory_that_a_device_lacks_is_an_error_and_so_is_what_fails() {
         });
         let error = error.expect("it does not fit");
         let said = error.to_string();
-        assert!(matches!(error, ModelError::Device(_)) && said.contains("do not fit into the"), "{said}");
+        assert!(matches!(error, ModelError::Device(_)) && said.contains("does not fit into the"), "{said}");
         assert!(read > least, "{read} tokens were read");
         drop(state);
         assert_eq!(device.used_bytes(), 0);

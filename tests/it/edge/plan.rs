@@ -155,7 +155,7 @@ fn two_models_share_the_storage() {
 fn what_cannot_be_planned_is_said_in_a_sentence() {
     let case = Case::new();
     for (from, to, why) in [
-        ("storage = \"4 MB\"", "storage = \"-4 MB\"", "storage of 'desk': '-4 MB' is not a number"),
+        ("storage = \"4 MB\"", "storage = \"-4 MB\"", "storage of 'desk': '-4 MB' is not a size"),
         ("100 Mbit/s", "100 Mbps", "uplink of 'desk': '100 Mbps' has the unknown unit 'Mbps'"),
         ("compute = \"50 GFLOP/s\"", "", "the topology lacks the compute of the device"),
         ("storage = \"4 MB\"", "", "the topology lacks the storage of 'desk'"),

@@ -122,7 +122,10 @@ impl<P: ExpertPath> RankProbe<'_, P> {
         let logits = self.decoder.forward(token, horizon, LogitsFor::Last, &mut state, self.experts, tap)?;
         match logits.len() > next as usize {
             true => Ok(loss(&logits, next)),
-            false => Err(ModelError::Request(format!("token id {next} is beyond the vocabulary of {}", logits.len()))),
+            false => Err(ModelError::Request(format!(
+                "token id {next} is out of range: the vocabulary has {} tokens",
+                logits.len()
+            ))),
         }
     }
 }

@@ -38,7 +38,9 @@ pub fn score<P: ExpertPath>(
         let logits = session.forward(read, read.len(), LogitsFor::All, tap)?;
         let vocab = logits.len() / read.len();
         if let Some(id) = follow.iter().find(|id| **id as usize >= vocab) {
-            return Err(ModelError::Request(format!("token id {id} is beyond the vocabulary of {vocab}")));
+            return Err(ModelError::Request(format!(
+                "token id {id} is out of range: the vocabulary has {vocab} tokens"
+            )));
         }
         let losses = logits.chunks_exact(vocab).zip(follow).map(|(row, id)| loss(row, *id));
         scored.nats += losses.sum::<f64>();
