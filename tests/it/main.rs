@@ -2,8 +2,10 @@
 
 mod cache;
 mod commands;
+mod counters;
 mod edge;
 mod model;
 mod serve;
 mod store;
 mod support;
+mod tidy;

@@ -1,10 +1,14 @@
-//! The `larder` command, for the tests to start. It counts allocations of at least `LARDER_COUNT_FROM` bytes, if that is
-//! set, and says at the end how many there were.
+//! The `larder` command, for the tests to start. With `LARDER_COUNT_FROM` it counts allocations of at least that size in bytes, and
+//! with `LARDER_COUNT_INSTRUCTIONS` the instructions of the whole process, and prints the counts at the end.
 #![allow(unsafe_code)]
+
+mod instructions;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering};
+
+use instructions::Instructions;
 
 struct Counting;
 
@@ -48,12 +52,16 @@ static ALLOCATOR: Counting = Counting;
 
 fn main() -> ExitCode {
     let from = std::env::var("LARDER_COUNT_FROM").ok().and_then(|n| n.parse().ok());
+    let instructions = std::env::var_os("LARDER_COUNT_INSTRUCTIONS").and_then(|_| Instructions::start());
     if let Some(from) = from {
         FROM.store(from, Ordering::Relaxed);
     }
     let code = larder::main();
     if from.is_some() {
-        eprintln!("large allocations: {}", COUNT.load(Ordering::Relaxed));
+        eprintln!("allocations: {}", COUNT.load(Ordering::Relaxed));
+    }
+    if let Some(count) = instructions.and_then(Instructions::count) {
+        eprintln!("instructions: {count}");
     }
     code
 }

@@ -202,7 +202,7 @@ fn g2_writing_more_tokens_allocates_nothing_of_an_experts_size() {
             let output = command.args(base).args(flags).env("LARDER_COUNT_FROM", expert.to_string()).output().unwrap();
             let said = String::from_utf8(output.stderr).unwrap();
             assert!(output.status.success(), "{said}");
-            said.lines().find_map(|l| l.strip_prefix("large allocations: ")).unwrap().parse().unwrap()
+            said.lines().find_map(|l| l.strip_prefix("allocations: ")).unwrap().parse().unwrap()
         };
         for flags in [&["--cache-experts", "2"][..], &["--cache-experts", "2", "--prefetch", "2"], &["--preload"]] {
             let few = count("5", flags);
