@@ -22,6 +22,9 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{CommandFactory, Parser};
 
+#[macro_use]
+mod stdout;
+
 mod advice;
 mod chat;
 mod cli;

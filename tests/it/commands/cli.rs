@@ -1,7 +1,7 @@
 //! What a person types and what comes back.
 
 use crate::support::reference::{Bars, Reference, with_config};
-use crate::support::{fixture, golden_models, larder, larder_ok, larder_refuses};
+use crate::support::{command, fixture, golden_models, larder, larder_ok, larder_refuses};
 
 fn text(path: &std::path::Path) -> &str {
     path.to_str().unwrap()
@@ -142,4 +142,23 @@ fn inspect_counts_what_is_there() {
     assert_eq!(json["geometry"]["experts"], config["num_experts"]);
     let table = larder_ok(&["inspect", text(&model)]);
     assert!(table.contains("olmoe") && table.contains("everything"), "{table}");
+}
+
+/// A reader that is gone ends the program quietly, a full disk with one sentence; neither is a panic.
+#[cfg(target_os = "linux")]
+#[test]
+fn standard_output_that_cannot_be_written_is_no_panic() {
+    let demo = fixture("../models/demo");
+    let write_to = |stdout: std::process::Stdio| {
+        let mut command = command();
+        command.args(["inspect", text(&demo), "--json"]).stdout(stdout).stderr(std::process::Stdio::piped());
+        let output = command.spawn().unwrap().wait_with_output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let (code, said) = write_to(full.into());
+    assert!(code == Some(1) && said.starts_with("error: cannot write to standard output: "), "{code:?} {said}");
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    assert_eq!(write_to(writer.into()), (Some(0), String::new()));
 }
