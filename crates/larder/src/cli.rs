@@ -25,7 +25,7 @@ mod size;
 pub mod train;
 
 pub use chat::ThinkingFlag;
-pub use engine::{EngineFlags, ScopeFlag, default_threads};
+pub use engine::{EngineFlags, ScopeFlag};
 pub use size::{ByteSize, byte_size};
 
 /// Headings of the help. A command lists them in the order in which its flags first use them.
@@ -33,12 +33,14 @@ pub mod heading {
     pub const MODEL: &str = "Model";
     pub const PROMPT: &str = "Prompt";
     pub const SAMPLING: &str = "Sampling";
+    #[cfg(any(feature = "serve", feature = "edge"))]
     pub const SERVER: &str = "Server";
     pub const TEXT: &str = "Text";
     pub const CACHE: &str = "Expert cache";
     pub const ROUTING: &str = "Routing";
     pub const PERFORMANCE: &str = "Performance";
     pub const DEVICE: &str = "Device";
+    #[cfg(feature = "edge")]
     pub const EDGE: &str = "Edge";
     pub const SPEED: &str = "Speed estimate";
     pub const HEAT: &str = "Heat map";

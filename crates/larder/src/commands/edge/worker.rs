@@ -36,7 +36,7 @@ pub fn run(args: &EdgeWorkerArgs) -> Result<()> {
     let geometry = &store.manifest().geometry;
     let cache = Cache::new(geometry, &shape, policies, slots, reader, Box::new(store.clone()));
     eprintln!("{reader_note}");
-    let threads = args.threads.unwrap_or_else(crate::cli::default_threads);
+    let threads = args.threads.unwrap_or_else(crate::cli::engine::default_threads);
     let compute =
         ComputeContext::new(threads, false).context("compute threads cannot be started; try fewer --threads")?;
     let host = ExpertHost::new(cache, Arc::new(ComputeContext { exact: args.exact, ..compute }));
