@@ -10,6 +10,11 @@ impl Rng {
         Rng(seed)
     }
 
+    /// Starts one of the independent sequences of a seed: different values of `stream` give different ones.
+    pub fn with_stream(seed: u64, stream: u64) -> Self {
+        Rng(Rng::new(seed).bits() ^ stream.wrapping_mul(0xd134_2543_de82_ef95))
+    }
+
     /// The next 64 random bits.
     pub fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -56,6 +61,19 @@ mod tests {
         let mut rng = Rng::new(4);
         let mean = (0..4000).map(|_| rng.unit()).sum::<f64>() / 4000.0;
         assert!((mean - 0.5).abs() < 0.02, "{mean}");
+    }
+
+    #[test]
+    fn the_numbers_are_those_published() {
+        let mut rng = Rng::new(0);
+        assert_eq!([rng.bits(), rng.bits()], [0xe220_a839_7b1d_cdaf, 0x6e78_9e6a_a1b9_65f4]);
+    }
+
+    #[test]
+    fn streams_of_a_seed_differ() {
+        let first = |seed, stream| Rng::with_stream(seed, stream).bits();
+        assert_eq!(first(1, 0), first(1, 0));
+        assert!(first(1, 0) != first(2, 0) && first(1, 0) != first(1, 1));
     }
 
     #[test]

@@ -28,7 +28,6 @@
 //! ```
 
 pub mod eviction;
-mod rng;
 pub mod routing;
 pub mod spec;
 

@@ -3,6 +3,8 @@
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
+use larder_core::Rng;
+
 use super::{Device, DeviceError, Direction, Transfer, TransferDone};
 use crate::ledger::SlotIndex;
 
@@ -73,7 +75,7 @@ pub struct DeviceDouble {
     polled: u64,
     /// One copy in this many fails, at random, by direction; 0 for none.
     failing: [u64; 2],
-    random: u64,
+    random: Rng,
     submitted: u64,
     /// The transfers in flight in order of submission, each with its completion time as a count of transfers.
     flights: Vec<(u64, Transfer)>,
@@ -90,7 +92,7 @@ impl DeviceDouble {
             racy: false,
             polled: 0,
             failing: [0, 0],
-            random: seed,
+            random: Rng::new(seed),
             submitted: 0,
             flights: Vec::new(),
         }
@@ -153,13 +155,9 @@ impl DeviceDouble {
         }
     }
 
-    /// The next random number below `limit`, which is at least 1: SplitMix64.
+    /// The next random number below `limit`, which is at least 1.
     fn below(&mut self, limit: u64) -> u64 {
-        self.random = self.random.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.random;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        (z ^ (z >> 31)) % limit
+        self.random.bits() % limit
     }
 }
 

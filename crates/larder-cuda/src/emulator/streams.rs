@@ -5,6 +5,8 @@ use std::alloc::{Layout, alloc, dealloc};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
+use larder_core::Rng;
+
 use super::EmulatorFault;
 use super::library::Kernels;
 use crate::driver::{Argument, Stream};
@@ -88,7 +90,7 @@ pub struct State {
     launch_s: f64,
     queues: [Queue; 3],
     events: Vec<EventState>,
-    random: u64,
+    random: Rng,
 }
 
 impl State {
@@ -108,7 +110,7 @@ impl State {
             launch_s: 1e-6,
             queues: Default::default(),
             events: Vec::new(),
-            random: seed,
+            random: Rng::new(seed),
         }
     }
 
@@ -275,13 +277,9 @@ impl State {
         self.events[event] = EventState { submitted: self.events[event].submitted, complete: recording, at_s, failure };
     }
 
-    /// The next random number below `limit`, which is at least 1 (SplitMix64).
+    /// The next random number below `limit`, which is at least 1.
     pub fn below(&mut self, limit: u64) -> u64 {
-        self.random = self.random.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.random;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        (z ^ (z >> 31)) % limit
+        self.random.bits() % limit
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::members::Members;
 use super::{Eviction, Key, Policy, SEED, per_pool, seed};
-use crate::rng::Rng;
+use larder_core::Rng;
 
 pub(super) const POLICY: Policy = Policy {
     name: "marking",
@@ -10,7 +10,7 @@ pub(super) const POLICY: Policy = Policy {
     knobs: &[SEED],
     make: |options, shape, _| {
         let members = || Members::new(shape.keys_per_pool());
-        Ok(per_pool(shape, |pool| Marking { members: members(), rng: Rng::new(seed(options), pool as u64) }))
+        Ok(per_pool(shape, |pool| Marking { members: members(), rng: Rng::with_stream(seed(options), pool as u64) }))
     },
 };
 

@@ -1,7 +1,7 @@
 //! A set of keys from which one is drawn, for the random policies.
 
 use super::Key;
-use crate::rng::Rng;
+use larder_core::Rng;
 
 /// Keys in two parts, the marked ones last.
 pub(super) struct Members {

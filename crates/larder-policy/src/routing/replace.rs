@@ -3,8 +3,8 @@
 use larder_core::Gate;
 
 use super::{PHASE, Ranking, RouterInput, Selector, Strategy, exceeds_top_k};
-use crate::rng::Rng;
 use crate::spec::{Domain, Knob};
+use larder_core::Rng;
 
 pub(super) const STRATEGY: Strategy = Strategy {
     name: "replace",
@@ -27,7 +27,7 @@ pub(super) const STRATEGY: Strategy = Strategy {
     make: |options, _| {
         let rank = options.required("k", options.count("k"))? as usize;
         let seed = options.count("seed").expect("it has a default");
-        Ok(Box::new(Replace { rank, rng: Rng::new(seed, 0) }))
+        Ok(Box::new(Replace { rank, rng: Rng::with_stream(seed, 0) }))
     },
 };
 

@@ -10,6 +10,7 @@ use std::{
     },
 };
 
+use larder_core::Rng;
 use rustix::io::Errno;
 
 use super::retry::Failures;
@@ -58,7 +59,7 @@ pub struct MemoryReader {
     overtaken_max: u64,
     faults: Vec<FaultPlan>,
     faults_injected: Arc<AtomicU64>,
-    random: u64,
+    random: Rng,
     submitted: u64,
     /// The reads in flight, each with the time of its completion as a count of submitted reads.
     pending: Vec<(u64, ReadRequest)>,
@@ -73,7 +74,7 @@ impl MemoryReader {
             overtaken_max: 0,
             faults: vec![],
             faults_injected: Arc::default(),
-            random: seed,
+            random: Rng::new(seed),
             submitted: 0,
             pending: vec![],
         }
@@ -135,13 +136,9 @@ impl MemoryReader {
         None
     }
 
-    /// The next random number below `limit`, which is at least 1: splitmix64.
+    /// The next random number below `limit`, which is at least 1.
     fn below(&mut self, limit: u64) -> u64 {
-        self.random = self.random.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.random;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        (z ^ (z >> 31)) % limit.max(1)
+        self.random.bits() % limit.max(1)
     }
 }
 

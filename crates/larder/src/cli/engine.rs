@@ -42,6 +42,7 @@ where
 }
 
 /// Of commands that record no trace.
+#[cfg(feature = "serve")]
 pub type UntracedFlags = EngineFlags<SizeFlags, RoutingFlags, NoFlags>;
 /// Of commands that choose the routing strategy themselves.
 pub type FixedRoutingFlags = EngineFlags<SizeFlags, NoFlags, NoFlags>;

@@ -4,7 +4,7 @@ use super::{
     Arrays, CROSSLAYER, Evictor, FEATURES, FLASHMOE, FLASHMOE_HIDDEN, FORMAT, Features, HEAD_HIDDEN, HORIZONS, MoeSize,
     SCALES, UsageFeatures, VERSION,
 };
-use crate::rng::Rng;
+use larder_core::Rng;
 
 /// A tensor's name and shape.
 type Shape = (&'static str, Vec<usize>);
@@ -13,7 +13,7 @@ const HIDDEN: usize = 12;
 
 /// Arrays of either form with random numbers.
 pub fn arrays(form: &str, size: MoeSize, seed: u64) -> Arrays {
-    let mut rng = Rng::new(seed, 0);
+    let mut rng = Rng::with_stream(seed, 0);
     let mut arrays = Arrays::default();
     let features = if form == CROSSLAYER { Features::hash() } else { UsageFeatures::hash() };
     for (key, value) in [

@@ -2,7 +2,7 @@
 
 use super::quality::{Quality, QualityMeter};
 use super::*;
-use crate::rng::Rng;
+use larder_core::Rng;
 
 /// Logits that are roughly normal, and half of the experts present.
 fn token(rng: &mut Rng, scale: f32) -> (Vec<f32>, BTreeSet<usize>) {
@@ -17,7 +17,7 @@ fn the_budget_is_kept_at_every_moment_and_spent_in_the_end() {
     for (measure, budget) in [("kl", 0.002), ("kl", 0.02), ("kl", 0.1), ("mass", 0.01), ("mass", 0.05)] {
         let mut router = router(&format!("prior:budget={budget},measure={measure}"));
         let (mut meter, mut total, mut residents) = (QualityMeter::default(), Quality::default(), 0);
-        let mut rng = Rng::new(3, 0);
+        let mut rng = Rng::with_stream(3, 0);
         for i in 0..4000 {
             // The cost of a λ changes half-way.
             let (logits, present) = token(&mut rng, if i < 2000 { 2.0 } else { 0.7 });
@@ -39,7 +39,7 @@ fn the_budget_is_kept_at_every_moment_and_spent_in_the_end() {
 fn each_layer_has_a_budget_of_its_own() {
     let gate = Gate::softmax(EXPERTS, TOP_K, true);
     let mut router = "prior:budget=0.02".parse::<RoutingSpec>().unwrap().make(2, None).unwrap();
-    let (mut rng, mut out) = (Rng::new(4, 0), vec![]);
+    let (mut rng, mut out) = (Rng::with_stream(4, 0), vec![]);
     for _ in 0..1000 {
         for (row, scale) in [(0, 3.0), (1, 0.3)] {
             let (logits, present) = token(&mut rng, scale);
