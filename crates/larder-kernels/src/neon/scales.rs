@@ -3,7 +3,7 @@
 
 use std::arch::aarch64::*;
 
-use super::load::Four;
+use super::load::FourBlocks;
 use super::tile::{Tile, TokenBlocks};
 
 /// The scales and minima of `q4_k` and `q5_k`.
