@@ -10,7 +10,7 @@ pub enum PlacementError {
     File {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it; continues a sentence that begins with the path.
+        /// The fault of the file; continues a sentence that begins with the path.
         reason: String,
     },
     /// The topology lacks a value or a machine that planning needs.

@@ -45,7 +45,7 @@ pub enum PolicyError {
     InvalidOptions {
         /// The spec as written.
         spec: String,
-        /// What is wrong with the options.
+        /// The fault of the options.
         problem: String,
     },
     /// An input is missing, or the model does not suit the strategy or policy.
@@ -53,7 +53,7 @@ pub enum PolicyError {
     Unsuitable {
         /// The name of the strategy or policy.
         name: &'static str,
-        /// What is missing or does not suit.
+        /// The input that is missing or unsuitable.
         problem: String,
     },
 }

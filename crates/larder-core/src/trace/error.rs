@@ -39,7 +39,7 @@ pub enum TraceError {
         "a pass of {tokens} tokens cannot be added to a trace of {rows} layers of {experts} experts: it has {what}"
     )]
     Misfit {
-        /// What is wrong with the pass.
+        /// The fault of the pass.
         what: &'static str,
         /// Tokens of the pass.
         tokens: usize,

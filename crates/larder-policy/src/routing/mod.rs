@@ -170,7 +170,7 @@ impl FromStr for RoutingSpec {
     fn from_str(spec: &str) -> Result<Self, PolicyError> {
         let (strategy, options) = SpecOptions::parse(spec, "routing strategy", STRATEGIES)?;
         let spec = RoutingSpec { strategy, options };
-        // What is wrong with the spec for any model is reported now.
+        // Faults of the spec that hold for any model are reported now.
         spec.make(1, Some(&[1.0]))?;
         Ok(spec)
     }

@@ -33,7 +33,7 @@ const OTHER_FILES: u64 = 256;
 /// Below this, the drive is no SSD or not local.
 const SLOW_BYTES_PER_SECOND: f64 = 500e6;
 
-/// What is read, with its name for the report.
+/// Files to read, with their name for the report.
 struct DiskUnderTest {
     pattern: ReadPattern,
     name: String,
