@@ -4,11 +4,12 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use larder_core::{CacheScope, ExpertId, ExpertLayout, Geometry, LayerIdx, Residency};
+use larder_core::{CacheScope, ExpertId, ExpertLayout, Geometry, LayerIdx, Residency, WantedExpert};
 use larder_policy::eviction::{CacheShape, Eviction};
 use larder_store::reader::{ReadCompletion, ReadRequest, Reader, Slot};
 use larder_store::{DATA_START, ExpertSource, Store, StoreError};
 
+use crate::chosen::ChosenExperts;
 use crate::ledger::{Ledger, SlotIndex, Wave};
 use crate::traffic::{BusyTime, Traffic};
 
@@ -88,6 +89,8 @@ pub type ComputeFn<'a> = &'a mut dyn FnMut(&ExpertLayout, &[(ExpertId, &[u8])]);
 /// Slots, the ledger over them, and the reader that fills them.
 pub struct Cache {
     ledger: Ledger,
+    /// The experts of the current visit.
+    chosen: ChosenExperts,
     /// The open wave of the current visit.
     wave: Wave,
     /// The result of the last visit.
@@ -138,6 +141,7 @@ impl Cache {
         }
         Cache {
             ledger: Ledger::new(shape, policies),
+            chosen: ChosenExperts::default(),
             wave: Wave::default(),
             visit: Visit::default(),
             slots: memory.into_iter().map(Some).collect(),
@@ -227,13 +231,15 @@ impl Cache {
     pub fn visit(
         &mut self,
         layer: LayerIdx,
-        wanted: &[ExpertId],
+        wanted: &[WantedExpert],
         logits: &[f32],
         compute: ComputeFn,
     ) -> Result<(), CacheError> {
         let row = self.row(layer);
-        let mut rest: Vec<usize> = wanted.iter().map(|e| e.index()).collect();
-        self.ledger.begin(row, &rest, logits);
+        self.chosen.set(wanted);
+        let choice = self.chosen.choice(row, logits);
+        self.ledger.begin(&choice);
+        let mut rest = choice.wanted.to_vec();
         self.ledger.residents_first(row, &mut rest);
         let mut wave = std::mem::take(&mut self.wave);
         self.visit.clear();

@@ -128,11 +128,31 @@ impl Ledger {
         self.pools.iter_mut().for_each(|pool| pool.policy.new_sequence());
     }
 
-    /// A layer has chosen: `wanted` are distinct and in order of rank, `logits` are those of its one token or empty.
-    /// Called before the waves for these experts.
-    pub fn begin(&mut self, row: usize, wanted: &[usize], logits: &[f32]) {
-        let pool = self.shape.pool(row);
-        self.pools[pool].policy.begin(&LayerChoice { row, wanted, logits });
+    /// A layer has chosen. Called before the waves for these experts.
+    pub fn begin(&mut self, choice: &LayerChoice) {
+        let pool = self.shape.pool(choice.row);
+        self.pools[pool].policy.begin(choice);
+    }
+
+    /// A whole visit whose reads complete at once, as in a replay; `then` gets each wave.
+    pub fn replay_visit(&mut self, choice: &LayerChoice, wave: &mut Wave, mut then: impl FnMut(&Wave)) {
+        let LayerChoice { row, wanted, .. } = *choice;
+        self.begin(choice);
+        let in_order: Vec<usize>;
+        let mut rest = wanted;
+        if rest.len() > self.capacity() {
+            let mut wanted = rest.to_vec();
+            self.residents_first(row, &mut wanted);
+            in_order = wanted;
+            rest = &in_order;
+        }
+        while !rest.is_empty() {
+            self.open(row, rest, wave);
+            wave.misses.iter().for_each(|(expert, _)| self.arrived(row, *expert));
+            self.close(row, wave);
+            then(wave);
+            rest = &rest[wave.len()..];
+        }
     }
 
     /// If not all of `wanted` fit at once, moves the residents to the front, before others take their slots.

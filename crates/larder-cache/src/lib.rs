@@ -12,14 +12,14 @@
 //!
 //! ```
 //! use larder_cache::{CacheScope, Ledger, Wave};
-//! use larder_policy::eviction::{CacheShape, EvictionSpec, PolicyInputs};
+//! use larder_policy::eviction::{CacheShape, EvictionSpec, LayerChoice, PolicyInputs};
 //!
 //! // One layer of eight experts, and slots for two of them.
 //! let shape = CacheShape { rows: 1, experts: 8, top_k: 2, slots: 2, scope: CacheScope::Layer, scratch: 0 };
 //! let policies = "lru".parse::<EvictionSpec>()?.make(&shape, &PolicyInputs::default())?;
 //! let (mut ledger, mut wave) = (Ledger::new(&shape, policies), Wave::default());
 //! for wanted in [[3, 5], [5, 6]] {
-//!     ledger.begin(0, &wanted, &[]);
+//!     ledger.begin(&LayerChoice { row: 0, wanted: &wanted, tokens: &[1, 1], logits: &[] });
 //!     ledger.open(0, &wanted, &mut wave);
 //!     // Here a cache reads each miss into the slot that the ledger assigned.
 //!     wave.misses.iter().for_each(|(expert, _slot)| ledger.arrived(0, *expert));
@@ -31,6 +31,7 @@
 //! ```
 
 mod cache;
+mod chosen;
 mod ledger;
 pub mod tiers;
 mod traffic;

@@ -21,7 +21,7 @@ use std::collections::VecDeque;
 use larder_core::{CacheScope, Geometry, Presence, Residency};
 use larder_policy::eviction::{CacheShape, Eviction, Key, LayerChoice};
 
-pub use cache::{TieredCache, TieredCompute, WantedExpert};
+pub use cache::{TieredCache, TieredCompute};
 pub use costs::{CostModel, MeasuredCosts, Side};
 pub use counts::{TierCounts, TierTraffic};
 pub use device::{Device, DeviceError, Direction, Transfer, TransferDone};
@@ -184,13 +184,13 @@ impl TierLedger {
         }
     }
 
-    /// A layer has chosen: `wanted` are distinct and in order of rank, `logits` are those of its one token or empty.
-    /// All of them are pinned in the tier that they are to be computed from until [`unpin`](Self::unpin), which the
+    /// A layer has chosen. All wanted experts are pinned in the tier that they are to be computed from until [`unpin`](Self::unpin), which the
     /// caller
     /// calls for each, computed or not.
-    pub fn begin(&mut self, row: usize, wanted: &[usize], logits: &[f32]) {
+    pub fn begin(&mut self, choice: &LayerChoice) {
+        let LayerChoice { row, wanted, .. } = *choice;
         let pool = self.pool(row);
-        self.policies[pool].begin(&LayerChoice { row, wanted, logits });
+        self.policies[pool].begin(choice);
         self.record.visit.clear();
         for &expert in wanted {
             let index = self.pair.index(row, expert);

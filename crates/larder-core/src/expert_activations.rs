@@ -56,12 +56,12 @@ pub enum ExpertActivationsError {
         trace_shape: [usize; 3],
     },
     /// The trace has no tokens to count.
-    #[error("the trace has no decode steps (passes of one token)")]
+    #[error("the trace has no generated tokens")]
     Nothing,
 }
 
 impl ExpertActivations {
-    /// Counts the choices of a trace of the model; with `decode_only`, only those of passes with one token.
+    /// Counts the choices of a trace of the model; with `decode_only`, only those of generated tokens.
     pub fn count(
         trace: &Trace,
         model: &str,
@@ -75,20 +75,15 @@ impl ExpertActivations {
             return Err(ExpertActivationsError::Foreign { model: model.to_owned(), model_shape, trace_shape });
         }
         let mut layers = vec![BTreeMap::<Vec<u16>, u64>::new(); trace.rows];
-        let (mut at, mut tokens) = (0, 0);
-        for pass in &trace.passes {
-            let pass = *pass as usize;
-            if pass == 1 || !decode_only {
-                tokens += pass as u64;
-                for token in at..at + pass {
-                    for (row, counts) in layers.iter_mut().enumerate() {
-                        let mut group = trace.chosen(token, row).to_vec();
-                        group.sort_unstable();
-                        *counts.entry(group).or_default() += 1;
-                    }
-                }
+        let counted = (0..trace.tokens()).filter(|token| !decode_only || trace.origins[*token].decode);
+        let mut tokens = 0;
+        for token in counted {
+            tokens += 1;
+            for (row, counts) in layers.iter_mut().enumerate() {
+                let mut group = trace.chosen(token, row).to_vec();
+                group.sort_unstable();
+                *counts.entry(group).or_default() += 1;
             }
-            at += pass;
         }
         if tokens == 0 {
             return Err(ExpertActivationsError::Nothing);
@@ -205,7 +200,8 @@ mod tests {
         let error = ExpertActivations::count(&trace(), "m", &other, 100, false).unwrap_err().to_string();
         assert!(error.contains("2 of 4 experts in 2 layers, and m chooses 2 of 8 in 2"), "{error}");
         let prompt = trace().select(0..1);
-        let only = Trace { ids: prompt.ids[..8].to_vec(), passes: vec![2], sequences: vec![2], ..prompt };
+        let (ids, origins) = (prompt.ids[..8].to_vec(), prompt.origins[..2].to_vec());
+        let only = Trace { ids, origins, passes: vec![2], sequences: vec![2], ..prompt };
         assert!(ExpertActivations::count(&only, "m", &geometry(), 100, true).is_err());
     }
 

@@ -12,6 +12,15 @@ pub struct LayerIdx(pub u16);
 #[serde(transparent)]
 pub struct ExpertId(pub u16);
 
+/// An expert that a layer wants in a step.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct WantedExpert {
+    /// The expert.
+    pub expert: ExpertId,
+    /// Number of tokens that chose it.
+    pub tokens: usize,
+}
+
 impl LayerIdx {
     /// The index into a slice over all layers.
     pub fn index(self) -> usize {

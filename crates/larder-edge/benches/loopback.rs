@@ -15,7 +15,7 @@ use larder_edge::{
     WorkerOptions, WorkerPool, serve,
 };
 use larder_engine::{Routing, StreamingPath};
-use larder_model::{Activation, ComputeContext, ExpertPath, MoeCall};
+use larder_model::{Activation, ComputeContext, ExpertPath, MoeCall, TokenOrigin};
 use larder_policy::eviction::{CacheShape, EvictionSpec, PolicyInputs};
 use larder_store::StoreError;
 use larder_store::reader::{Arena, MemoryReader};
@@ -117,7 +117,15 @@ fn measure(hidden: usize, format: Format) {
     let mut overheads = Vec::new();
     for round in 0..ROUNDS {
         let logits: Vec<f32> = (0..16).map(|e| ((e * 7 + round * 3) % 16) as f32).collect();
-        let call = MoeCall { layer: LAYER, gate: &gate, act: Activation::Silu, logits: &logits, x: &x, tokens: 1 };
+        let call = MoeCall {
+            layer: LAYER,
+            gate: &gate,
+            act: Activation::Silu,
+            logits: &logits,
+            x: &x,
+            tokens: 1,
+            origins: &[TokenOrigin::default()],
+        };
         let busy = edge.report().workers[0].seconds_busy;
         let start = Instant::now();
         edge.forward(&call, &mut out).expect("the worker replies");

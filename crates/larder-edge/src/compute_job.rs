@@ -69,7 +69,15 @@ impl ComputeJob {
 
     /// The job as a call of the compute kernels.
     pub fn call(&self) -> MoeCall<'_> {
-        MoeCall { layer: self.layer, gate: &self.gate, act: self.act, logits: &[], x: &self.x, tokens: self.states }
+        MoeCall {
+            layer: self.layer,
+            gate: &self.gate,
+            act: self.act,
+            logits: &[],
+            x: &self.x,
+            tokens: self.states,
+            origins: &[],
+        }
     }
 }
 

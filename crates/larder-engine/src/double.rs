@@ -75,7 +75,7 @@ impl DeviceExperts for DeviceExpertsDouble {
         if self.failing > 0 && self.random.bits().is_multiple_of(self.failing) {
             return Err(ModelError::Device(format!("{layer}: computing experts on the device failed: device lost")));
         }
-        let call = MoeCall { layer, gate: &gate, act, logits: &[], x: &x, tokens };
+        let call = MoeCall { layer, gate: &gate, act, logits: &[], x: &x, tokens, origins: &[] };
         self.workspace.begin(&call, &routed, &layout);
         for group in groups {
             let group: Vec<(ExpertId, Vec<u8>)> = group.into_iter().map(|(e, begun)| (e, begun.bytes())).collect();

@@ -2,28 +2,15 @@
 
 use std::time::{Duration, Instant};
 
-use larder_model::{ExpertPath, LogitsFor, ModelError};
+use larder_model::{ExpertPath, ModelError};
 
 use crate::sampler::{Sampler, SamplerError};
-use crate::session::{PREFILL_CHUNK, Session};
+use crate::session::Session;
 use crate::stop::StopMatcher;
 use crate::times::PhaseTimes;
+use crate::token_input::TokenInput;
 use crate::tokenizer::Tokenizer;
-
-/// The reason why a generation ended.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum FinishReason {
-    /// The model produced an end-of-text token.
-    EndOfText,
-    /// A stop string was found.
-    StopString,
-    /// The request's maximum of tokens is reached.
-    Length,
-    /// The context is full.
-    Context,
-    /// The listener cancelled.
-    Cancelled,
-}
+use crate::writer::{FinishReason, Writer};
 
 /// The result of a generation.
 #[derive(Debug)]
@@ -94,42 +81,33 @@ pub trait Listener<P> {
 pub fn generate<P: ExpertPath>(
     session: &mut Session<P>,
     tokenizer: &Tokenizer,
-    mut request: Request,
+    request: Request,
     listener: &mut dyn Listener<P>,
 ) -> Result<Generated, GenerateError> {
+    let Request { prompt, sampler, eos, stop, max_tokens } = request;
     let start = Instant::now();
-    let mut logits = forward(session, request.prompt, listener)?;
+    let mut logits = forward(session, &TokenInput::prompt(prompt), listener)?;
     let prefill_time = start.elapsed();
 
-    let mut text = tokenizer.detokenizer(true);
+    let mut writer = Writer::new(sampler, stop, tokenizer.detokenizer(true), eos, max_tokens);
     let mut ids = Vec::new();
     let finish = loop {
-        if ids.len() == request.max_tokens {
+        if writer.is_full() {
             break FinishReason::Length;
         }
-        let id = request.sampler.sample(&mut logits, session.tokens())?;
-        ids.push(id);
-        listener.token(id);
-        if request.eos.contains(&id) {
-            break FinishReason::EndOfText;
-        }
-        let piece = request.stop.push(&text.push(id));
-        if !piece.is_empty() && !listener.text(&piece) {
+        let token = writer.write(&mut logits, session.sequence())?;
+        ids.push(token.id);
+        listener.token(token.id);
+        if !token.piece.is_empty() && !listener.text(&token.piece) {
             break FinishReason::Cancelled;
         }
-        if request.stop.stopped().is_some() {
-            break FinishReason::StopString;
+        if let Some(finish) = token.finish {
+            break finish;
         }
-        if session.remaining() == 0 {
-            break FinishReason::Context;
-        }
-        if ids.len() < request.max_tokens {
-            logits = forward(session, &[id], listener)?;
-        }
+        logits = forward(session, &TokenInput::decode(&[token.id]), listener)?;
     };
-    if finish != FinishReason::Cancelled && finish != FinishReason::StopString {
-        let mut rest = request.stop.push(&text.finish());
-        rest.push_str(&request.stop.finish());
+    if finish != FinishReason::Cancelled {
+        let rest = writer.finish();
         if !rest.is_empty() {
             listener.text(&rest);
         }
@@ -139,12 +117,12 @@ pub fn generate<P: ExpertPath>(
 
 fn forward<P: ExpertPath>(
     session: &mut Session<P>,
-    tokens: &[u32],
+    input: &TokenInput,
     listener: &mut dyn Listener<P>,
 ) -> Result<Vec<f32>, ModelError> {
     let (start, before) = (Instant::now(), session.times());
-    let logits = session.forward(tokens, PREFILL_CHUNK, LogitsFor::Last, &mut ())?;
-    let step = StepStats { tokens: tokens.len(), time: start.elapsed(), times: session.times() - before };
+    let logits = session.forward(input, &mut ())?;
+    let step = StepStats { tokens: input.tokens.len(), time: start.elapsed(), times: session.times() - before };
     listener.step(&step, session.experts());
     Ok(logits)
 }

@@ -3,7 +3,8 @@
 //! - Text: [`Tokenizer`] and [`Detokenizer`], [`ChatTemplate`], [`StopMatcher`]; the files [`TokenizerConfig`] and
 //!   [`GenerationConfig`].
 //! - Generation: a [`Session`] is a [`Sequence`] (tokens with their KV cache) with a decoder and an expert path;
-//!   [`generate()`] runs prefill and decode, draws tokens with a [`Sampler`], and reports to a [`Listener`].
+//!   [`step()`] computes pending tokens of any number of sequences. [`generate()`] runs prefill and decode of one session;
+//!   a [`Writer`] draws tokens with a [`Sampler`] and turns them into text; a [`Listener`] is told.
 //! - Expert paths: [`StreamingPath`] takes experts from a cache in main memory, [`TieredPath`] from device memory and
 //!   main memory; both are a [`CachedPath`] and route by a [`Routing`]. A [`Recorder`] collects a trace of the routing.
 //!
@@ -30,6 +31,7 @@ mod detokenizer_steps;
 mod double;
 mod generate;
 mod generation_config;
+
 mod overlap;
 mod precheck;
 mod record;
@@ -38,14 +40,17 @@ mod routing;
 mod sampler;
 mod sequence;
 mod session;
+mod step;
 mod stop;
 mod streaming;
 mod template;
 mod tiered;
 mod times;
+mod token_input;
 mod tokenizer;
 mod tokenizer_config;
 mod utf8;
+mod writer;
 
 #[cfg(test)]
 mod reference;
@@ -53,18 +58,22 @@ mod reference;
 pub use cached_path::CachedPath;
 pub use detokenizer::Detokenizer;
 pub use double::DeviceExpertsDouble;
-pub use generate::{FinishReason, GenerateError, Generated, Listener, Request, StepStats, generate};
+pub use generate::{GenerateError, Generated, Listener, Request, StepStats, generate};
 pub use generation_config::GenerationConfig;
+
 pub use record::Recorder;
 pub use rng::Xoshiro256;
 pub use routing::Routing;
 pub use sampler::{Sampler, SamplerError, Sampling};
 pub use sequence::Sequence;
-pub use session::{PREFILL_CHUNK, Session};
+pub use session::Session;
+pub use step::{StepPart, step};
 pub use stop::{StopError, StopMatcher};
 pub use streaming::StreamingPath;
 pub use template::{ChatInput, ChatTemplate, Moment, TemplateError};
 pub use tiered::TieredPath;
 pub use times::PhaseTimes;
+pub use token_input::{PREFILL_CHUNK, TokenInput};
 pub use tokenizer::{EncodeError, Tokenizer};
 pub use tokenizer_config::{ConfigError, TokenizerConfig};
+pub use writer::{FinishReason, Writer, WrittenToken};

@@ -1,8 +1,10 @@
 //! Recording the routing of a run as a trace.
 
+use std::collections::BTreeMap;
+
 use half::f16;
-use larder_core::{Geometry, Trace, TraceError, TracePass};
-use larder_model::{MoeCall, Routed};
+use larder_core::{Geometry, Trace, TraceError, TracePass, TraceToken};
+use larder_model::{MoeCall, Routed, TokenOrigin, TokenPhase};
 
 /// Collects the choices of every MoE layer into a trace, pass by pass.
 pub struct Recorder {
@@ -11,6 +13,8 @@ pub struct Recorder {
     rows: Vec<Option<usize>>,
     with_logits: bool,
     starts_sequence: bool,
+    /// Numbers within the trace of the sequences so far.
+    sequences: BTreeMap<u64, u32>,
     /// The current pass: `[rows, tokens, k]`, and `[rows, tokens, experts]` if logits are recorded.
     ids: Vec<u16>,
     weights: Vec<f16>,
@@ -24,8 +28,8 @@ impl Recorder {
         let mut rows = vec![None; geometry.layers];
         geometry.moe_layers.iter().enumerate().for_each(|(row, layer)| rows[layer.index()] = Some(row));
         let trace = Trace::new(geometry.moe_layers.len(), geometry.experts, geometry.top_k);
-        let (ids, weights, logits) = Default::default();
-        Recorder { trace, rows, with_logits, starts_sequence: true, ids, weights, logits, failed: None }
+        let (sequences, ids, weights, logits) = Default::default();
+        Recorder { trace, rows, with_logits, starts_sequence: true, sequences, ids, weights, logits, failed: None }
     }
 
     /// The next pass begins a sequence.
@@ -47,20 +51,29 @@ impl Recorder {
             self.logits.extend_from_slice(call.logits);
         }
         if row + 1 == self.trace.rows {
-            self.finish_pass(call.tokens);
+            self.finish_pass(call.origins);
         }
     }
 
-    fn finish_pass(&mut self, tokens: usize) {
+    fn finish_pass(&mut self, origins: &[TokenOrigin]) {
+        let tokens = origins.len();
+        let origins: Vec<TraceToken> = origins.iter().map(|origin| self.number(origin)).collect();
         let Trace { rows, experts, top_k, .. } = self.trace;
         let ids = by_token(&self.ids, rows, tokens, top_k);
         let weights = by_token(&self.weights, rows, tokens, top_k);
         let logits = if self.with_logits { by_token(&self.logits, rows, tokens, experts) } else { vec![] };
         let starts_sequence = std::mem::take(&mut self.starts_sequence);
-        let pass = TracePass { ids: &ids, weights: &weights, logits: &logits, starts_sequence };
+        let pass = TracePass { ids: &ids, weights: &weights, logits: &logits, origins: &origins, starts_sequence };
         if let Err(error) = self.trace.push(&pass) {
             self.failed.get_or_insert(error);
         }
+    }
+
+    /// The origin of a token, with sequences numbered in the order in which they begin.
+    fn number(&mut self, origin: &TokenOrigin) -> TraceToken {
+        let next = self.sequences.len() as u32;
+        let sequence = *self.sequences.entry(origin.sequence).or_insert(next);
+        TraceToken { sequence, decode: origin.phase == TokenPhase::Decode }
     }
 
     /// Sets an entry of the trace's metadata.

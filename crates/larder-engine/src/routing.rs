@@ -1,7 +1,7 @@
 //! Choosing experts with a routing strategy, and measuring how far the choices are from the model's own.
 
 use larder_core::{ExpertId, Gate, Residency};
-use larder_model::{MoeCall, Routed, route};
+use larder_model::{MoeCall, Routed, TokenPhase, route};
 use larder_policy::routing::quality::{Quality, QualityMeter};
 use larder_policy::routing::{Router, RouterInput, RouterReport};
 
@@ -55,9 +55,10 @@ pub(crate) fn top_k_experts(gate: &Gate, logits: &[f32]) -> Vec<ExpertId> {
 
 impl Lossy {
     fn route(&mut self, call: &MoeCall, row: usize, residency: &dyn Residency) -> Routed {
-        let (gate, decode) = (call.gate, call.tokens == 1);
+        let gate = call.gate;
         let mut routed = Routed::default();
-        for logits in call.logits.chunks_exact(gate.experts) {
+        for (logits, origin) in call.logits.chunks_exact(gate.experts).zip(call.origins) {
+            let decode = origin.phase == TokenPhase::Decode;
             self.router.choose(&RouterInput { row, gate, logits, decode }, residency, &mut self.chosen);
             gate.weights(logits, &self.chosen, &mut self.weights);
             if decode {

@@ -1,46 +1,68 @@
 //! A sequence: its tokens, its KV cache, and the forward passes that extend both.
 
-use larder_model::{Decoder, ExpertPath, KvCache, LogitsFor, ModelError, Tap};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use larder_model::{Decoder, ExpertPath, KvCache, LogitsFor, ModelError, Span, Tap, TokenOrigin, TokenPhase};
+
+use crate::step::{StepPart, step};
 use crate::times::{PhaseTimes, TimingTap};
+use crate::token_input::TokenInput;
 
-/// Tokens and their KV cache. A sequence borrows decoder and experts only for a call, so that many sequences can take
-/// turns on them; the caller guarantees that it is always the same decoder.
+/// Tokens and their KV cache. Tokens that have been appended are pending until a [`step`] computes them.
+///
+/// A sequence borrows decoder and experts only for a call, so that many sequences can share them; the caller guarantees
+/// that it is always the same decoder.
 pub struct Sequence {
     cache: KvCache,
     tokens: Vec<u32>,
     context: usize,
+    /// Length of the sequence that the rotary positions in the cache were computed for.
     horizon: usize,
+    /// Announced length of the sequence; 0 for none.
     planned: usize,
+    /// Whether tokens were dropped since the last append.
     rewound: bool,
+    /// Pending tokens from this index on are generated, those before it are a prompt.
+    decode_from: usize,
+    /// Identifies the sequence in traces.
+    number: u64,
     times: PhaseTimes,
 }
+
+/// Numbers of sequences that are in use.
+static NEXT_NUMBER: AtomicU64 = AtomicU64::new(0);
 
 impl Sequence {
     /// An empty sequence for up to `context` tokens, or the model's context if that is less.
     pub fn new(decoder: &Decoder, context: usize) -> Self {
         let context = context.min(decoder.context());
-        let (tokens, times) = Default::default();
         Sequence {
             cache: decoder.new_kv_cache(context),
-            tokens,
+            tokens: Vec::new(),
             context,
             horizon: 0,
             planned: 0,
             rewound: false,
-            times,
+            decode_from: 0,
+            number: NEXT_NUMBER.fetch_add(1, Relaxed),
+            times: PhaseTimes::default(),
         }
     }
 
     /// Announces that the sequence will have `len` tokens. Rotary positions that depend on the length of the sequence
-    /// use `len` from the start, even if the tokens are computed in chunks.
+    /// use `len` from the start, even if the tokens are appended in several calls.
     pub fn plan_len(&mut self, len: usize) {
         self.planned = len;
     }
 
-    /// The tokens so far.
+    /// The tokens so far, pending ones included.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
+    }
+
+    /// Tokens that have been appended and not been computed yet.
+    pub fn pending(&self) -> usize {
+        self.tokens.len() - self.cache.len
     }
 
     /// Length of the common prefix with `prompt`, whose prefill can be skipped. Never includes the prompt's last token,
@@ -54,7 +76,7 @@ impl Sequence {
         self.context - self.tokens.len()
     }
 
-    /// Time per phase so far.
+    /// Time per phase of the steps of [`forward`](Self::forward) so far.
     pub fn times(&self) -> PhaseTimes {
         self.times
     }
@@ -65,54 +87,110 @@ impl Sequence {
     }
 
     /// Drops all tokens after the first `len`. The KV cache is truncated where the model allows it; otherwise it is
-    /// dropped, and the remaining tokens are computed again by the next [`forward`](Self::forward). Returns the number
-    /// of tokens that the KV cache still holds.
+    /// dropped, and the remaining tokens are pending again. Returns the number of tokens that the KV cache still holds.
     pub fn rewind(&mut self, decoder: &Decoder, len: usize) -> usize {
         if len >= self.tokens.len() {
             return self.cache.len;
         }
         self.tokens.truncate(len);
         (self.planned, self.rewound) = (0, true);
-        if !self.cache.truncate(len) {
+        if self.cache.len > len && !self.cache.truncate(len) {
             self.cache = decoder.new_kv_cache(self.context);
         }
+        self.decode_from = len;
         self.cache.len
     }
 
-    /// Appends and computes `tokens`, at most `chunk` per pass, and returns the logits of all of them or of the last
-    /// one.
-    ///
-    /// The chunk size does not change the logits. After an error the sequence is as before the call.
-    pub fn forward(
-        &mut self,
-        decoder: &Decoder,
-        experts: &mut dyn ExpertPath,
-        tokens: &[u32],
-        chunk: usize,
-        logits_for: LogitsFor,
-        tap: &mut dyn Tap,
-    ) -> Result<Vec<f32>, ModelError> {
+    /// Appends tokens, which are pending until steps compute them. If the longer sequence changes the rotary positions
+    /// of earlier tokens, those are pending again, too.
+    pub fn append(&mut self, decoder: &Decoder, tokens: &[u32], phase: TokenPhase) -> Result<(), ModelError> {
         self.check_room(tokens.len())?;
         let before = self.tokens.len();
-        let end = before + tokens.len();
-        let horizon = end.max(self.planned);
+        let horizon = (before + tokens.len()).max(self.planned);
         self.tokens.extend_from_slice(tokens);
         if self.cache.len > 0 && !self.kv_is_valid(decoder, horizon) {
             self.cache = decoder.new_kv_cache(self.context);
         }
         (self.horizon, self.rewound) = (horizon, false);
+        self.decode_from = match phase {
+            TokenPhase::Prefill => self.tokens.len(),
+            TokenPhase::Decode => before,
+        };
+        Ok(())
+    }
+
+    /// Appends and computes `input`, and returns the logits it asks for.
+    ///
+    /// After an error the sequence is as before the call.
+    pub fn forward(
+        &mut self,
+        decoder: &Decoder,
+        experts: &mut dyn ExpertPath,
+        input: &TokenInput,
+        tap: &mut dyn Tap,
+    ) -> Result<Vec<f32>, ModelError> {
+        let before = self.tokens.len();
+        self.append(decoder, input.tokens, input.phase)?;
         let mut logits = Vec::new();
-        let mut runner = Runner { decoder, experts, chunk };
-        // The first call usually has nothing to do. It computes all earlier tokens again if the KV cache was dropped,
-        // for instance because the longer sequence changes the angles of all positions.
-        let result = self
-            .advance(&mut runner, before, LogitsFor::Last, &mut (), &mut Vec::new())
-            .and_then(|()| self.advance(&mut runner, end, logits_for, tap, &mut logits));
-        if let Err(error) = result {
-            self.reset_to(decoder, before);
-            return Err(error);
+        while self.pending() > 0 {
+            let result = self.compute_next(decoder, experts, input, before, tap);
+            let new = result.inspect_err(|_| _ = self.rewind(decoder, before))?;
+            match logits.is_empty() {
+                true => logits = new,
+                false => logits.extend_from_slice(&new),
+            }
         }
         Ok(logits)
+    }
+
+    /// Computes one chunk of pending tokens. Tokens before `start`, which are pending again, are not observed and have
+    /// no logits.
+    fn compute_next(
+        &mut self,
+        decoder: &Decoder,
+        experts: &mut dyn ExpertPath,
+        input: &TokenInput,
+        start: usize,
+        tap: &mut dyn Tap,
+    ) -> Result<Vec<f32>, ModelError> {
+        let (mut times, chunk) = (self.times, input.chunk.max(1));
+        let again = start.saturating_sub(self.cache.len);
+        let (most, logits_for, tap): (_, _, &mut dyn Tap) = match again {
+            0 => (chunk, input.logits_for, tap),
+            _ => (chunk.min(again), LogitsFor::None, &mut ()),
+        };
+        let mut tap = TimingTap { times: &mut times, tap };
+        let mut logits = step(decoder, experts, &mut [StepPart { sequence: self, most, logits_for }], &mut tap)?;
+        self.times = times;
+        Ok(logits.pop().unwrap_or_default())
+    }
+
+    /// At most `most` of the pending tokens, as a span of a step.
+    pub(crate) fn next_span(&mut self, most: usize, logits_for: LogitsFor) -> Span<'_> {
+        let from = self.cache.len;
+        let end = self.tokens.len().min(from.saturating_add(most));
+        let (phase, end) = match from < self.decode_from {
+            true => (TokenPhase::Prefill, end.min(self.decode_from)),
+            false => (TokenPhase::Decode, end),
+        };
+        let logits_for = match logits_for {
+            LogitsFor::Last if end < self.tokens.len() => LogitsFor::None,
+            other => other,
+        };
+        Span {
+            tokens: &self.tokens[from..end],
+            cache: &mut self.cache,
+            horizon: self.horizon,
+            logits_for,
+            origin: TokenOrigin { sequence: self.number, phase },
+        }
+    }
+
+    /// After a failed step: drops what it has added to the KV cache, or the KV cache if that cannot be told apart.
+    pub(crate) fn discard_failed_step(&mut self, decoder: &Decoder) {
+        if !self.cache.discard_uncommitted() {
+            self.cache = decoder.new_kv_cache(self.context);
+        }
     }
 
     /// Whether the KV cache is valid for a sequence of `horizon` tokens.
@@ -121,35 +199,6 @@ impl Sequence {
             true => decoder.kv_valid_after_rewind(self.horizon, horizon),
             false => decoder.kv_valid_after_growth(self.horizon, horizon),
         }
-    }
-
-    /// Computes tokens up to `end`, and appends their logits.
-    fn advance(
-        &mut self,
-        runner: &mut Runner,
-        end: usize,
-        logits_for: LogitsFor,
-        tap: &mut dyn Tap,
-        logits: &mut Vec<f32>,
-    ) -> Result<(), ModelError> {
-        while self.cache.len < end {
-            let part = &self.tokens[self.cache.len..end.min(self.cache.len.saturating_add(runner.chunk.max(1)))];
-            let mut tap = TimingTap { times: &mut self.times, tap };
-            let new =
-                runner.decoder.forward(part, self.horizon, logits_for, &mut self.cache, runner.experts, &mut tap)?;
-            if logits_for == LogitsFor::Last {
-                logits.clear();
-            }
-            logits.extend_from_slice(&new);
-        }
-        Ok(())
-    }
-
-    /// Drops all tokens after the first `len`, and the KV cache, which the next call computes again.
-    fn reset_to(&mut self, decoder: &Decoder, len: usize) {
-        self.tokens.truncate(len);
-        self.cache = decoder.new_kv_cache(self.context);
-        self.horizon = len;
     }
 
     fn check_room(&self, more: usize) -> Result<(), ModelError> {
@@ -161,13 +210,6 @@ impl Sequence {
             "a sequence of {len} tokens does not fit into the context of {context} tokens"
         )))
     }
-}
-
-/// The decoder and experts of a call, and its chunk size.
-struct Runner<'a> {
-    decoder: &'a Decoder,
-    experts: &'a mut dyn ExpertPath,
-    chunk: usize,
 }
 
 fn common_prefix_len(held: &[u32], prompt: &[u32]) -> usize {

@@ -1,12 +1,10 @@
 //! A sequence together with its decoder and expert path.
 
-use larder_model::{Decoder, ExpertPath, LogitsFor, ModelError, Tap};
+use larder_model::{Decoder, ExpertPath, ModelError, Tap};
 
 use crate::sequence::Sequence;
 use crate::times::PhaseTimes;
-
-/// Tokens per prefill pass (default).
-pub const PREFILL_CHUNK: usize = 256;
+use crate::token_input::TokenInput;
 
 /// A sequence with exclusive use of a decoder and an expert path.
 pub struct Session<'m, P> {
@@ -34,6 +32,11 @@ impl<'m, P: ExpertPath> Session<'m, P> {
     /// Announces the final length of the sequence; see [`Sequence::plan_len`].
     pub fn plan_len(&mut self, len: usize) {
         self.sequence.plan_len(len);
+    }
+
+    /// The sequence.
+    pub fn sequence(&self) -> &Sequence {
+        &self.sequence
     }
 
     /// The tokens so far.
@@ -81,17 +84,8 @@ impl<'m, P: ExpertPath> Session<'m, P> {
         self.sequence.rewind(self.decoder, len)
     }
 
-    /// Appends and computes `tokens`, at most `chunk` per pass, and returns the logits of all of them or of the last
-    /// one.
-    ///
-    /// The chunk size does not change the logits. After an error the sequence is as before the call.
-    pub fn forward(
-        &mut self,
-        tokens: &[u32],
-        chunk: usize,
-        logits_for: LogitsFor,
-        tap: &mut dyn Tap,
-    ) -> Result<Vec<f32>, ModelError> {
-        self.sequence.forward(self.decoder, self.experts, tokens, chunk, logits_for, tap)
+    /// Appends and computes `input`, and returns the logits it asks for; see [`Sequence::forward`].
+    pub fn forward(&mut self, input: &TokenInput, tap: &mut dyn Tap) -> Result<Vec<f32>, ModelError> {
+        self.sequence.forward(self.decoder, self.experts, input, tap)
     }
 }

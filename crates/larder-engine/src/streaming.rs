@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use larder_cache::{Cache, Traffic, Visit};
-use larder_core::{ExpertId, Gate, LayerIdx, Presence, Residency};
-use larder_model::{ComputeContext, ExpertPath, ExpertWorkspace, ModelError, MoeCall, Routed, distinct};
+use larder_core::{ExpertId, Gate, LayerIdx, Presence, Residency, WantedExpert};
+use larder_model::{ComputeContext, ExpertPath, ExpertWorkspace, ModelError, MoeCall, Routed, wanted_experts};
 use larder_policy::eviction::{CacheShape, Eviction};
 
 use crate::cached_path::CachedPath;
@@ -39,7 +39,7 @@ impl StreamingPath {
     }
 
     /// Makes some of the call's experts resident and computes them. `wanted` is distinct and in order of first use.
-    pub fn compute(&mut self, call: &MoeCall, routed: &Routed, wanted: &[ExpertId]) -> Result<(), ModelError> {
+    pub fn compute(&mut self, call: &MoeCall, routed: &Routed, wanted: &[WantedExpert]) -> Result<(), ModelError> {
         let StreamingPath { cache, workspace, .. } = self;
         cache
             .visit(call.layer, wanted, call.logits_of_one(), &mut |layout, group| {
@@ -102,7 +102,7 @@ impl ExpertPath for StreamingPath {
     fn forward(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<Routed, ModelError> {
         let routed = self.route(call);
         self.begin(call, &routed);
-        self.compute(call, &routed, &distinct(&routed.ids, call.gate.experts))?;
+        self.compute(call, &routed, &wanted_experts(&routed.ids, call.gate.experts))?;
         self.workspace.sum(call, &routed, out);
         Ok(routed)
     }

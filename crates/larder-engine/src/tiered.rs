@@ -3,13 +3,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use larder_cache::tiers::{
-    CostModel, TierError, TierErrorCause, TierTraffic, TieredCache, TieredCompute, WantedExpert,
-};
+use larder_cache::tiers::{CostModel, TierError, TierErrorCause, TierTraffic, TieredCache, TieredCompute};
 use larder_cache::{SlotIndex, Traffic, Visit};
 use larder_core::{ExpertId, ExpertLayout, Gate, LayerIdx, Residency};
 use larder_model::{
-    ComputeContext, Decoder, DeviceExperts, ExpertPath, ExpertWorkspace, ModelError, MoeCall, Routed, distinct,
+    ComputeContext, Decoder, DeviceExperts, ExpertPath, ExpertWorkspace, ModelError, MoeCall, Routed, wanted_experts,
 };
 use larder_policy::eviction::{CacheShape, Eviction};
 
@@ -61,7 +59,7 @@ impl TieredPath {
         let TieredPath { cache, host, device, .. } = self;
         host.reserve_outputs(call, routed);
         let mut dispatch = ExpertDispatch { call, routed, host, device: device.as_mut(), started: [false; 2] };
-        let wanted = wanted(&routed.ids, call.gate.experts);
+        let wanted = wanted_experts(&routed.ids, call.gate.experts);
         let visited = cache.visit(call.layer, &wanted, call.logits_of_one(), &mut dispatch);
         let start = Instant::now();
         // Also after an error: the device must have finished with the slots before they are reused.
@@ -161,14 +159,6 @@ impl TieredCompute for ExpertDispatch<'_> {
     }
 }
 
-/// The distinct experts, in order of first use, each with the number of tokens that chose it.
-fn wanted(ids: &[ExpertId], experts: usize) -> Vec<WantedExpert> {
-    let mut tokens = vec![0; experts];
-    ids.iter().filter(|id| **id != ExpertId::NONE).for_each(|id| tokens[id.index()] += 1);
-    let wanted = |expert: ExpertId| WantedExpert { expert, tokens: tokens[expert.index()] };
-    distinct(ids, experts).into_iter().map(wanted).collect()
-}
-
 fn model_error(error: TierError) -> ModelError {
     match error.cause {
         TierErrorCause::Store(_) => ModelError::Expert(error.to_string()),
@@ -222,7 +212,7 @@ mod tests {
         let routed = Routed { ids: [0, 1].map(ExpertId).to_vec(), weights: vec![0.5, 0.25] };
         let gate = Gate::softmax(2, 2, false);
         let (layer, act, x) = (LayerIdx(0), Activation::Silu, [1.0; 8]);
-        let call = MoeCall { layer, gate: &gate, act, logits: &[], x: &x, tokens: 1 };
+        let call = MoeCall { layer, gate: &gate, act, logits: &[], x: &x, tokens: 1, origins: &[] };
         for (times, order) in [(0, &[][..]), (2, &["begin", "compute", "compute", "finish"])] {
             let mut host = ExpertWorkspace::new(Arc::new(ComputeContext::new(1, false).unwrap()));
             let mut device = CallRecorder::default();
@@ -242,12 +232,5 @@ mod tests {
             host.sum(&call, &routed, &mut out);
             assert_eq!(out, [if times > 0 { 0.75 } else { 0.0 }; 8]);
         }
-    }
-
-    #[test]
-    fn distinct_experts_carry_their_token_counts() {
-        let ids = [2, 0, 0, u16::MAX, 2, 1, 0, 2].map(ExpertId);
-        let got: Vec<_> = wanted(&ids, 4).iter().map(|w| (w.expert.0, w.tokens)).collect();
-        assert_eq!(got, [(2, 3), (0, 3), (1, 1)]);
     }
 }

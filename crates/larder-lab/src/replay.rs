@@ -155,29 +155,9 @@ pub(crate) fn replay_observed(
             ledger.new_sequence();
         }
         observer.visit(&request, &ledger);
-        visit_layer(&mut ledger, &request, &mut wave, |wave| observer.wave(&request, wave));
+        ledger.replay_visit(&request.choice(), &mut wave, |wave| observer.wave(&request, wave));
     }
     Ok(ledger.counts())
-}
-
-/// One visit, wave by wave; `then` gets each wave.
-pub(crate) fn visit_layer(ledger: &mut Ledger, request: &LayerRequest, wave: &mut Wave, mut then: impl FnMut(&Wave)) {
-    ledger.begin(request.row, request.wanted, request.logits);
-    let in_order: Vec<usize>;
-    let mut rest = request.wanted;
-    if rest.len() > ledger.capacity() {
-        let mut wanted = rest.to_vec();
-        ledger.residents_first(request.row, &mut wanted);
-        in_order = wanted;
-        rest = &in_order;
-    }
-    while !rest.is_empty() {
-        ledger.open(request.row, rest, wave);
-        wave.misses.iter().for_each(|(expert, _)| ledger.arrived(request.row, *expert));
-        ledger.close(request.row, wave);
-        then(wave);
-        rest = &rest[wave.len()..];
-    }
 }
 
 /// Collects a replay's counts.

@@ -1,10 +1,9 @@
 //! A trace as requests to the cache.
 
-use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
-use larder_core::{CacheScope, Trace};
-use larder_policy::eviction::{CacheShape, EvictionSpec, FutureUses, PolicyInputs};
+use larder_core::{CacheScope, Trace, TraceStep};
+use larder_policy::eviction::{CacheShape, EvictionSpec, FutureUses, LayerChoice, PolicyInputs};
 
 use crate::LabError;
 
@@ -16,6 +15,8 @@ pub struct Requests<'a> {
     pub(crate) tokens: u64,
     steps: Vec<PackedRequest<'a>>,
     wanted: Vec<usize>,
+    /// For each wanted expert, the number of tokens that chose it.
+    wanted_by: Vec<usize>,
     future: OnceLock<Arc<FutureUses>>,
 }
 
@@ -33,15 +34,25 @@ struct PackedRequest<'a> {
 pub(crate) struct LayerRequest<'a> {
     pub row: usize,
     pub wanted: &'a [usize],
+    /// For each wanted expert, the number of tokens that chose it.
+    pub tokens: &'a [usize],
     pub logits: &'a [f32],
     pub starts_sequence: bool,
+}
+
+impl<'a> LayerRequest<'a> {
+    /// The request as eviction policies see it.
+    pub fn choice(&self) -> LayerChoice<'a> {
+        let LayerRequest { row, wanted, tokens, logits, .. } = *self;
+        LayerChoice { row, wanted, tokens, logits }
+    }
 }
 
 impl<'a> Requests<'a> {
     /// The requests of all sequences in order. The caller guarantees that the trace passes its check.
     pub fn all(trace: &'a Trace) -> Self {
         let mut all = Requests::none(trace);
-        trace.steps().for_each(|step| all.push(step.row, &step.wanted, step.logits, step.starts_sequence));
+        trace.steps().for_each(|step| all.push(&step));
         all.tokens = trace.tokens() as u64;
         all
     }
@@ -56,18 +67,21 @@ impl<'a> Requests<'a> {
                 all.push(next);
             }
             let last = all.last_mut().expect("a trace begins with a sequence");
-            last.push(step.row, &step.wanted, step.logits, step.starts_sequence);
+            last.push(&step);
         }
         all
     }
 
     pub(crate) fn none(trace: &Trace) -> Self {
         let Trace { rows, experts, top_k, .. } = *trace;
-        Requests { rows, experts, top_k, tokens: 0, steps: Vec::new(), wanted: Vec::new(), future: OnceLock::new() }
+        let (steps, wanted, wanted_by) = Default::default();
+        Requests { rows, experts, top_k, tokens: 0, steps, wanted, wanted_by, future: OnceLock::new() }
     }
 
-    fn push(&mut self, row: usize, wanted: &[usize], logits: &'a [f32], starts_sequence: bool) {
-        self.wanted.extend_from_slice(wanted);
+    fn push(&mut self, step: &TraceStep<'a>) {
+        let TraceStep { row, logits, starts_sequence, .. } = *step;
+        self.wanted.extend_from_slice(&step.wanted);
+        self.wanted_by.extend_from_slice(&step.tokens);
         self.steps.push(PackedRequest { row: row as u32, starts_sequence, end: self.wanted.len(), logits });
     }
 
@@ -127,7 +141,8 @@ impl<'a> Requests<'a> {
         let starts = std::iter::once(0).chain(self.steps.iter().map(|step| step.end));
         self.steps.iter().zip(starts).map(|(step, start)| LayerRequest {
             row: step.row as usize,
-            wanted: &self.wanted[Range { start, end: step.end }],
+            wanted: &self.wanted[start..step.end],
+            tokens: &self.wanted_by[start..step.end],
             logits: step.logits,
             starts_sequence: step.starts_sequence,
         })

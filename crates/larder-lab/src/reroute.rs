@@ -5,12 +5,10 @@
 
 use larder_cache::{Ledger, Wave};
 use larder_core::{CacheScope, ExpertId, Gate, Trace, TracePass, UNUSED};
-use larder_policy::eviction::{EvictionSpec, PolicyInputs};
+use larder_policy::eviction::{EvictionSpec, LayerChoice, PolicyInputs};
 use larder_policy::routing::quality::{Quality, QualityMeter};
 use larder_policy::routing::{Router, RouterInput, RoutingSpec};
 
-use crate::replay::visit_layer;
-use crate::requests::LayerRequest;
 use crate::{InitialCache, LabError, Requests};
 
 /// The key of a trace's metadata for the gates of its rows, as JSON.
@@ -49,8 +47,8 @@ pub fn reroute(
         while token < range.end {
             let tokens = *passes.next().expect("sequences are whole passes") as usize;
             let ids = rerouter.pass(trace, token..token + tokens, &mut quality);
-            let starts_sequence = token == range.start;
-            new.push(&TracePass { ids: &ids, starts_sequence, ..TracePass::default() })?;
+            let (origins, starts_sequence) = (&trace.origins[token..token + tokens], token == range.start);
+            new.push(&TracePass { ids: &ids, origins, starts_sequence, ..TracePass::default() })?;
             token += tokens;
         }
     }
@@ -89,26 +87,30 @@ struct Rerouter<'a> {
 impl Rerouter<'_> {
     /// The choices `[tokens, rows, k]` of the tokens of one pass.
     fn pass(&mut self, trace: &Trace, tokens: std::ops::Range<usize>, quality: &mut Quality) -> Vec<u16> {
-        let (k, decode) = (trace.top_k, tokens.len() == 1);
+        let k = trace.top_k;
         let mut ids = vec![UNUSED; tokens.len() * trace.rows * k];
         for (row, gate) in self.gates.iter().enumerate() {
-            let mut wanted: Vec<usize> = Vec::new();
+            let (mut wanted, mut counts): (Vec<usize>, Vec<usize>) = Default::default();
             for (i, token) in tokens.clone().enumerate() {
-                let logits = trace.logits_of(token, row);
+                let (logits, decode) = (trace.logits_of(token, row), trace.origins[token].decode);
                 self.router.choose(&RouterInput { row, gate, logits, decode }, &self.ledger, &mut self.chosen);
                 if decode {
                     *quality += self.meter.measure(gate, logits, &self.chosen);
                 }
                 for (place, expert) in self.chosen.iter().enumerate() {
                     ids[(i * trace.rows + row) * k + place] = expert.0;
-                    if !wanted.contains(&expert.index()) {
-                        wanted.push(expert.index());
+                    match wanted.iter().position(|e| *e == expert.index()) {
+                        Some(known) => counts[known] += 1,
+                        None => {
+                            wanted.push(expert.index());
+                            counts.push(1);
+                        }
                     }
                 }
             }
-            let logits = if decode { trace.logits_of(tokens.start, row) } else { &[] };
-            let request = LayerRequest { row, wanted: &wanted, logits, starts_sequence: false };
-            visit_layer(&mut self.ledger, &request, &mut self.wave, |_| ());
+            let logits = if tokens.len() == 1 { trace.logits_of(tokens.start, row) } else { &[] };
+            let choice = LayerChoice { row, wanted: &wanted, tokens: &counts, logits };
+            self.ledger.replay_visit(&choice, &mut self.wave, |_| ());
         }
         ids
     }

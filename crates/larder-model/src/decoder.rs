@@ -1,4 +1,4 @@
-//! The forward pass: embedding, layers, final norm, output head. Prefill computes many tokens at once, decode one.
+//! The forward pass: embedding, layers, final norm, output head, in one step over some tokens of each of several sequences.
 
 use std::sync::Arc;
 
@@ -12,7 +12,8 @@ use crate::config::{Config, config_error};
 use crate::error::{ModelError, Result};
 use crate::experts::ExpertPath;
 use crate::matrix::{Linear, Matrix, with_f32};
-use crate::nn::{Activation, ForwardPass, KvCache, Mixer, Mlp, Moe, Norm, Rope};
+use crate::nn::{Activation, ForwardPass, KvCache, Mixer, Mlp, Moe, Norm, Rope, RopeTable, SpanPositions};
+use crate::step::{LayerStates, Span};
 use crate::tap::{Phase, PhaseClock, Tap};
 use crate::weights::WeightLoader;
 
@@ -86,15 +87,6 @@ impl Ffn {
     pub fn moe(moe: Moe) -> Self {
         Ffn::Moe(Box::new(moe))
     }
-}
-
-/// The positions for which logits are computed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum LogitsFor {
-    /// Every token of the pass.
-    All,
-    /// The last token only.
-    Last,
 }
 
 /// Everything about a model that follows from its config alone: geometry, tensors, memory per token.
@@ -181,55 +173,60 @@ impl Decoder {
         self.stack.rope.as_ref().is_none_or(|rope| rope.same_angles(before, after))
     }
 
-    /// Computes `tokens`, which follow the tokens in `cache`, appends them to `cache`, and returns logits:
-    /// `[tokens, vocab]`, or `[1, vocab]`.
+    /// Computes a step: the tokens of all `spans`, visiting each layer once. Appends them to their KV caches, and returns
+    /// the logits that the spans ask for, span after span: `[rows, vocab]`.
     ///
-    /// `horizon` is the length of the whole sequence, on which the rotary positions of some models depend: for a prompt
-    /// that is prefilled in chunks, the length of the whole prompt. After an error the contents of `cache` are
-    /// unspecified.
-    pub fn forward(
-        &self,
-        tokens: &[u32],
-        horizon: usize,
-        logits_for: LogitsFor,
-        cache: &mut KvCache,
-        experts: &mut dyn ExpertPath,
-        tap: &mut dyn Tap,
-    ) -> Result<Vec<f32>> {
-        self.check(tokens, cache)?;
+    /// After an error the contents of the KV caches after their first `len` tokens are unspecified; see
+    /// [`KvCache::discard_uncommitted`].
+    pub fn step(&self, spans: &mut [Span], experts: &mut dyn ExpertPath, tap: &mut dyn Tap) -> Result<Vec<f32>> {
+        self.check(spans)?;
         let stack = &self.stack;
         let (mut clock, before) = (PhaseClock::start(), stack.head.compute().time());
-        let pass = self.pass(cache.len, tokens.len(), horizon);
-        let mut x = self.embed(tokens)?; // [tokens, hidden]
+        let pass = self.pass(spans);
+        let mut x = self.embed(spans)?; // [tokens, hidden]
         clock.lap(Phase::EmbedAndHead, tap);
-        for (i, (layer, layer_kv)) in stack.layers.iter().zip(&mut cache.layers).enumerate() {
+        for (i, layer) in stack.layers.iter().enumerate() {
             report_hidden(tap, i, &x)?;
-            let mixed = layer.mixer.forward(&layer.mixer_norm.forward(&x)?, layer_kv, &pass)?;
+            let mut kv = LayerStates::new(spans, i);
+            let mixed = layer.mixer.forward(&layer.mixer_norm.forward(&x)?, &mut kv, &pass)?;
             x = self.add(x, mixed)?;
             clock.lap(Phase::Mixing, tap);
-            if tokens.len() == 1 && experts.wants_hints() {
+            if pass.tokens() == 1 && experts.wants_hints() {
                 self.hint_next_layer(i, &x, experts)?;
             }
             let normed = layer.ffn_norm.forward(&x)?;
             let y = match &layer.ffn {
                 Ffn::Dense(mlp) => mlp.forward(&normed)?,
-                Ffn::Moe(moe) => moe.forward(&normed, experts, tap, &mut clock)?,
+                Ffn::Moe(moe) => moe.forward(&normed, &pass.origins, experts, tap, &mut clock)?,
             };
             x = self.add(x, y)?;
             clock.lap(Phase::Experts, tap);
         }
-        cache.len += tokens.len();
-        let x = stack.norm.forward(&x)?;
-        report_hidden(tap, stack.layers.len(), &x)?;
-        let x = match logits_for {
-            LogitsFor::All => x,
-            LogitsFor::Last => x.narrow(0, tokens.len() - 1, 1)?,
-        };
-        let logits = (stack.head.forward(&x)? * stack.factors.logits)?; // [rows, vocab]
-        let logits = logits.flatten_all()?.to_vec1()?;
+        spans.iter_mut().for_each(|span| span.cache.len += span.tokens.len());
+        let logits = self.logits(x, spans, &pass, tap)?;
         clock.lap(Phase::EmbedAndHead, tap);
         tap.compute_time(stack.head.compute().time() - before);
         Ok(logits)
+    }
+
+    /// The logits `[rows, vocab]` that the spans ask for, from the last layer's output `x [tokens, hidden]`.
+    fn logits(&self, x: Tensor, spans: &[Span], pass: &ForwardPass, tap: &mut dyn Tap) -> Result<Vec<f32>> {
+        let stack = &self.stack;
+        let wanted = pass.spans.iter().zip(spans).map(|(at, span)| {
+            let rows = span.logits_for.count(at.tokens);
+            (at.first_row + at.tokens - rows, rows)
+        });
+        let x = match tap.wants_hidden() {
+            true => {
+                let x = stack.norm.forward(&x)?;
+                report_hidden(tap, stack.layers.len(), &x)?;
+                take_rows(x, wanted)?
+            }
+            false => take_rows(x, wanted)?.map(|x| stack.norm.forward(&x)).transpose()?,
+        };
+        let Some(x) = x else { return Ok(Vec::new()) };
+        let logits = scaled(stack.head.forward(&x)?, stack.factors.logits)?; // [rows, vocab]
+        Ok(logits.flatten_all()?.to_vec1()?)
     }
 
     /// Computes the next MoE layer's router logits from the current `x [1, hidden]`, as a prefetch hint.
@@ -242,38 +239,50 @@ impl Decoder {
         with_f32(&moe.router.forward(&norm.forward(x)?)?, |logits| experts.hint_next(moe.layer, &moe.gate, logits))
     }
 
-    fn check(&self, tokens: &[u32], cache: &KvCache) -> Result<()> {
+    fn check(&self, spans: &[Span]) -> Result<()> {
         let (vocab, context) = (self.stack.vocab, self.stack.context);
-        if tokens.is_empty() {
+        if spans.iter().any(|span| span.tokens.is_empty()) || spans.is_empty() {
             return Err(ModelError::Request("the request has no tokens".into()));
         }
-        if let Some(id) = tokens.iter().find(|id| **id as usize >= vocab) {
-            return Err(ModelError::Request(format!(
-                "token id {id} is out of range: the vocabulary has {vocab} tokens"
-            )));
-        }
-        let len = cache.len + tokens.len();
-        if len > context {
-            return Err(ModelError::Request(format!(
-                "a sequence of {len} tokens does not fit into the model's context of {context} tokens"
-            )));
+        for Span { tokens, cache, .. } in spans {
+            if let Some(id) = tokens.iter().find(|id| **id as usize >= vocab) {
+                return Err(ModelError::Request(format!(
+                    "token id {id} is out of range: the vocabulary has {vocab} tokens"
+                )));
+            }
+            let len = cache.len + tokens.len();
+            if len > context {
+                return Err(ModelError::Request(format!(
+                    "a sequence of {len} tokens does not fit into the model's context of {context} tokens"
+                )));
+            }
         }
         Ok(())
     }
 
-    fn pass(&self, start: usize, tokens: usize, horizon: usize) -> ForwardPass {
-        let horizon = horizon.max(start + tokens);
-        let rope = self.stack.rope.as_ref().map(|r| r.table(start, tokens, horizon));
-        ForwardPass { start, tokens, rope }
+    fn pass(&self, spans: &[Span]) -> ForwardPass {
+        let (mut positions, mut origins) = (Vec::with_capacity(spans.len()), Vec::new());
+        let mut rope = self.stack.rope.as_ref().map(|rope| (rope, RopeTable::default()));
+        for Span { tokens, cache, horizon, origin, .. } in spans {
+            let (start, tokens) = (cache.len, tokens.len());
+            positions.push(SpanPositions { start, tokens, first_row: origins.len() });
+            origins.resize(origins.len() + tokens, *origin);
+            if let Some((rope, table)) = &mut rope {
+                rope.extend(table, start..start + tokens, (*horizon).max(start + tokens));
+            }
+        }
+        ForwardPass { spans: positions, origins, rope: rope.map(|(_, table)| table) }
     }
 
-    fn embed(&self, tokens: &[u32]) -> Result<Tensor> {
+    fn embed(&self, spans: &[Span]) -> Result<Tensor> {
         let hidden = self.stack.geometry.hidden;
-        let mut x = vec![0.0; tokens.len() * hidden];
-        for (id, row) in tokens.iter().zip(x.chunks_exact_mut(hidden)) {
+        let tokens: usize = spans.iter().map(|span| span.tokens.len()).sum();
+        let mut x = vec![0.0; tokens * hidden];
+        let ids = spans.iter().flat_map(|span| span.tokens);
+        for (id, row) in ids.zip(x.chunks_exact_mut(hidden)) {
             self.stack.embed.row(*id as usize, row);
         }
-        let x = Tensor::from_vec(x, (tokens.len(), hidden), &Device::Cpu)?;
+        let x = Tensor::from_vec(x, (tokens, hidden), &Device::Cpu)?;
         scaled(x, self.stack.factors.embedding)
     }
 
@@ -284,6 +293,20 @@ impl Decoder {
 
 fn scaled(x: Tensor, by: f64) -> Result<Tensor> {
     if by == 1.0 { Ok(x) } else { Ok((x * by)?) }
+}
+
+/// Some rows of `x`, given as ranges of first row and count; `None` if there are none.
+fn take_rows(x: Tensor, ranges: impl Iterator<Item = (usize, usize)>) -> Result<Option<Tensor>> {
+    let ranges: Vec<_> = ranges.filter(|(_, count)| *count > 0).collect();
+    match ranges[..] {
+        [] => Ok(None),
+        [(0, all)] if all == x.dim(0)? => Ok(Some(x)),
+        [(first, count)] => Ok(Some(x.narrow(0, first, count)?)),
+        _ => {
+            let parts = ranges.iter().map(|(first, count)| x.narrow(0, *first, *count));
+            Ok(Some(Tensor::cat(&parts.collect::<candle_core::Result<Vec<_>>>()?, 0)?))
+        }
+    }
 }
 
 fn report_hidden(tap: &mut dyn Tap, stage: usize, x: &Tensor) -> Result<()> {

@@ -225,7 +225,7 @@ mod tests {
         for scales_input in [false, true] {
             let gate = Gate { scales_input, ..Gate::softmax(experts, k, false) };
             let act = Activation::Silu;
-            let call = MoeCall { layer: LayerIdx(0), gate: &gate, act, logits: &[], x: &x, tokens };
+            let call = MoeCall { layer: LayerIdx(0), gate: &gate, act, logits: &[], x: &x, tokens, origins: &[] };
             let mut workspace = ExpertWorkspace::new(Arc::new(ComputeContext::new(2, false).unwrap()));
             workspace.begin(&call, &routed, &layout);
             for group in [&[3, 1][..], &[0, 2, 4]] {

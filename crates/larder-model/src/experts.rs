@@ -3,12 +3,13 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
-use larder_core::{ExpertId, ExpertLayout, Gate, LayerIdx};
+use larder_core::{ExpertId, ExpertLayout, Gate, LayerIdx, WantedExpert};
 
 use crate::compute::ComputeContext;
 use crate::error::Result;
 use crate::expert_workspace::ExpertWorkspace;
 use crate::nn::Activation;
+use crate::step::TokenOrigin;
 
 /// The input of one MoE layer: router logits and hidden states of some tokens.
 pub struct MoeCall<'a> {
@@ -24,6 +25,9 @@ pub struct MoeCall<'a> {
     pub x: &'a [f32],
     /// Rows of `logits` and `x`.
     pub tokens: usize,
+    /// Sequence and phase of each token. Only routing and recording look at it; empty where experts are computed whose
+    /// routing is already known.
+    pub origins: &'a [TokenOrigin],
 }
 
 impl<'a> MoeCall<'a> {
@@ -95,8 +99,9 @@ impl<B: Deref<Target = [u8]>> ExpertPath for AllResident<B> {
         let layer = self.layers[call.layer.index()].as_ref().expect("the experts of every MoE layer have been set");
         let routed = route(call);
         self.workspace.begin(call, &routed, &layer.layout);
-        let wanted = distinct(&routed.ids, call.gate.experts);
-        let group: Vec<_> = wanted.iter().map(|e| (*e, &layer.experts[e.index()][..layer.layout.bytes])).collect();
+        let bytes = |e: ExpertId| &layer.experts[e.index()][..layer.layout.bytes];
+        let wanted = wanted_experts(&routed.ids, call.gate.experts);
+        let group: Vec<_> = wanted.iter().map(|w| (w.expert, bytes(w.expert))).collect();
         self.workspace.compute(call, &routed, &layer.layout, &group);
         self.workspace.sum(call, &routed, out);
         Ok(routed)
@@ -117,11 +122,20 @@ pub fn route(call: &MoeCall) -> Routed {
     routed
 }
 
-/// The distinct experts in `ids [tokens, k]`, in order of first use.
-pub fn distinct(ids: &[ExpertId], experts: usize) -> Vec<ExpertId> {
-    let mut seen = vec![false; experts];
-    let chosen = ids.iter().copied().filter(|id| *id != ExpertId::NONE);
-    chosen.filter(|id| !std::mem::replace(&mut seen[id.index()], true)).collect()
+/// The distinct experts in `ids [tokens, k]`, in order of first use, each with the number of tokens that chose it.
+pub fn wanted_experts(ids: &[ExpertId], experts: usize) -> Vec<WantedExpert> {
+    let mut places = vec![usize::MAX; experts];
+    let mut wanted: Vec<WantedExpert> = Vec::new();
+    for expert in ids.iter().copied().filter(|id| *id != ExpertId::NONE) {
+        match &mut places[expert.index()] {
+            place if *place == usize::MAX => {
+                *place = wanted.len();
+                wanted.push(WantedExpert { expert, tokens: 1 });
+            }
+            place => wanted[*place].tokens += 1,
+        }
+    }
+    wanted
 }
 
 #[cfg(test)]
@@ -129,8 +143,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn distinct_keeps_the_first_use_of_each_expert() {
+    fn wanted_experts_are_distinct_in_order_of_first_use_and_counted() {
         let ids = [3, 1, 1, u16::MAX, 0, 3, 2].map(ExpertId);
-        assert_eq!(distinct(&ids, 4), [3, 1, 0, 2].map(ExpertId));
+        let wanted: Vec<(u16, usize)> = wanted_experts(&ids, 4).iter().map(|w| (w.expert.0, w.tokens)).collect();
+        assert_eq!(wanted, [(3, 2), (1, 2), (0, 1), (2, 1)]);
     }
 }

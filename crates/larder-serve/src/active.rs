@@ -1,82 +1,88 @@
-//! A request that is being generated, one step at a time: pieces of prefill, then a token per step.
+//! A request that is being generated: its prompt is prefilled in pieces, then it decodes a token per step.
 
 use std::time::{Duration, Instant};
 
-use larder_engine::{Detokenizer, FinishReason, PREFILL_CHUNK, Sequence};
-use larder_model::LogitsFor;
+use larder_engine::{FinishReason, Sequence, StepPart, Writer};
+use larder_model::{Decoder, LogitsFor, TokenPhase};
+use tokio::sync::mpsc::Sender;
 
-use crate::engine::Engine;
 use crate::error::ApiError;
 use crate::job::{GenerationEvent, GenerationJob, GenerationSummary, SampledToken, TextDelta, TokenLogprob};
 use crate::model::ServedModel;
 
-/// Prompt tokens per prefill step while other requests are active.
-const SHARED_CHUNK: usize = 64;
-/// Events that a step may send: text, and the end. One more place is kept for the last event.
-const EVENTS_PER_STEP: usize = 3;
+/// Events that a turn may send: text, and the end. One more place is kept for the last event.
+const EVENTS_PER_TURN: usize = 3;
 
 /// A request with its sequence, from the start of prefill to the last token.
 pub struct ActiveRequest<'m> {
-    job: GenerationJob,
+    number: u64,
     sequence: Sequence,
     model: &'m ServedModel,
-    text: Option<Detokenizer<'m>>,
+    writer: Writer<'m>,
     /// Logits of the last token of the sequence; empty until prefill is complete.
     logits: Vec<f32>,
+    /// Number of likeliest tokens to report with each token; `None` for no log-probabilities.
+    logprobs: Option<usize>,
     /// Sampled tokens whose text has not been sent yet, if log-probabilities were requested.
     unsent: Vec<SampledToken>,
+    prompt_tokens: usize,
     cached_tokens: usize,
-    generated_tokens: usize,
+    received: Instant,
+    deadline: Instant,
     started: Instant,
     first_token: Option<Instant>,
+    events: Sender<GenerationEvent>,
+    failed: bool,
 }
 
-/// The work of one step.
+/// What a request does before a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum StepKind {
-    /// Prefill of this number of prompt tokens.
-    Prefill(usize),
-    /// One generated token.
-    Decode {
-        /// Time from the request to this token, if it is the request's first.
-        ttft: Option<Duration>,
-    },
-    /// None: the client has not yet taken the text that was sent.
+pub enum Turn {
+    /// It has tokens for the step: its prompt, or the token that it has generated now.
+    Ready(Option<NewToken>),
+    /// Nothing: the client has not yet taken the text that was sent.
     Stalled,
+    /// The request is complete, cancelled or failed.
+    Finished(Option<NewToken>),
 }
 
-/// A step's work, and whether the request goes on.
-pub enum StepOutcome {
-    /// The request needs further steps.
-    More(StepKind),
-    /// The request is complete, cancelled or failed.
-    Finished(StepKind),
+/// A token has been generated.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NewToken {
+    /// Time from the request to this token, if it is the request's first.
+    pub ttft: Option<Duration>,
 }
 
 impl<'m> ActiveRequest<'m> {
-    /// Starts `job` in a sequence whose KV cache may already hold the beginning of the prompt.
-    pub fn new(job: GenerationJob, mut sequence: Sequence, model: &'m ServedModel) -> Self {
-        let cached_tokens = sequence.tokens().len();
-        sequence.plan_len(job.prompt.len());
-        let (started, text) = (Instant::now(), Some(model.tokenizer.detokenizer(true)));
+    /// Starts `job`, whose prompt is in `sequence`. The KV cache of the sequence holds `cached_tokens` of it.
+    pub fn new(job: GenerationJob, sequence: Sequence, cached_tokens: usize, model: &'m ServedModel) -> Self {
+        let GenerationJob { number, prompt, sampler, stop, max_tokens, ignore_eos, logprobs, .. } = job;
+        let GenerationJob { received, deadline, events, .. } = job;
+        let eos = if ignore_eos { &[][..] } else { &model.generation.eos };
+        let writer = Writer::new(sampler, stop, model.tokenizer.detokenizer(true), eos, max_tokens);
         let (logits, unsent) = Default::default();
         ActiveRequest {
-            job,
+            number,
             sequence,
             model,
-            text,
+            writer,
             logits,
+            logprobs,
             unsent,
+            prompt_tokens: prompt.len(),
             cached_tokens,
-            generated_tokens: 0,
-            started,
+            received,
+            deadline,
+            started: Instant::now(),
             first_token: None,
+            events,
+            failed: false,
         }
     }
 
     /// The request's number.
     pub fn number(&self) -> u64 {
-        self.job.number
+        self.number
     }
 
     /// Time since it left the queue.
@@ -89,108 +95,100 @@ impl<'m> ActiveRequest<'m> {
         self.sequence
     }
 
-    /// Prefills a piece of the prompt or generates a token. `alone` if no other request is active.
-    pub fn step(&mut self, engine: &mut dyn Engine, alone: bool) -> StepOutcome {
-        if self.job.events.is_closed() {
-            return StepOutcome::Finished(StepKind::Stalled);
+    /// Whether tokens before the next one to generate are not computed yet: those of the prompt, or all if a failed step
+    /// has lost the KV cache.
+    pub fn is_prefilling(&self) -> bool {
+        self.logits.is_empty() || self.sequence.pending() > 1
+    }
+
+    /// Tokens that are not computed yet.
+    pub fn pending(&self) -> usize {
+        self.sequence.pending()
+    }
+
+    /// Prepares a step: generates the next token if the logits for it are there.
+    pub fn turn(&mut self, decoder: &Decoder) -> Turn {
+        if Instant::now() >= self.deadline {
+            self.fail(ApiError::timed_out((self.deadline - self.received).as_secs()));
         }
-        if Instant::now() >= self.job.deadline {
-            return self.fail(ApiError::timed_out((self.job.deadline - self.job.received).as_secs()));
+        if self.failed || self.events.is_closed() {
+            return Turn::Finished(None);
         }
         // The final event must fit as well.
-        if self.job.events.capacity() < EVENTS_PER_STEP {
-            return StepOutcome::More(StepKind::Stalled);
+        if self.events.capacity() < EVENTS_PER_TURN {
+            return Turn::Stalled;
         }
-        let read = self.sequence.tokens().len();
-        if read < self.job.prompt.len() {
-            let chunk = if alone { PREFILL_CHUNK } else { SHARED_CHUNK };
-            let end = self.job.prompt.len().min(read + chunk);
-            let part = self.job.prompt[read..end].to_vec();
-            return match self.forward(engine, &part) {
-                Ok(()) => StepOutcome::More(StepKind::Prefill(part.len())),
-                Err(error) => self.fail(error),
-            };
+        if self.sequence.pending() > 0 {
+            return Turn::Ready(None);
         }
-        self.decode(engine)
+        self.generate(decoder).unwrap_or_else(|error| {
+            self.fail(error);
+            Turn::Finished(None)
+        })
     }
 
-    fn decode(&mut self, engine: &mut dyn Engine) -> StepOutcome {
-        let before = self.job.logprobs.map(|top| (top, self.logits.clone()));
-        let id = match self.job.sampler.sample(&mut self.logits, self.sequence.tokens()) {
-            Ok(id) => id,
-            Err(error) => return self.fail(ApiError::engine_failed(error.to_string())),
-        };
-        self.generated_tokens += 1;
+    /// The request's part of a step of which it may use `most` tokens.
+    pub fn part(&mut self, most: usize) -> StepPart<'_> {
+        StepPart { sequence: &mut self.sequence, most, logits_for: LogitsFor::Last }
+    }
+
+    /// Takes the logits that a step has computed for it; none if tokens are pending still.
+    pub fn computed(&mut self, logits: Vec<f32>) {
+        self.logits = logits;
+    }
+
+    /// Ends the request with an error.
+    pub fn fail(&mut self, error: ApiError) {
+        let _ = self.events.try_send(GenerationEvent::Failed(error));
+        self.failed = true;
+    }
+
+    fn generate(&mut self, decoder: &Decoder) -> Result<Turn, ApiError> {
+        let before = self.logprobs.map(|top| (top, self.logits.clone()));
+        let failed = |error: &dyn std::error::Error| ApiError::engine_failed(error.to_string());
+        let token = self.writer.write(&mut self.logits, &self.sequence).map_err(|e| failed(&e))?;
         let now = Instant::now();
-        let ttft = self.first_token.is_none().then(|| now - self.job.received);
+        let ttft = self.first_token.is_none().then(|| now - self.received);
         self.first_token.get_or_insert(now);
-        let step = StepKind::Decode { ttft };
-        if !self.job.ignore_eos && self.model.generation.eos.contains(&id) {
-            return self.finish(FinishReason::EndOfText, step);
+        let new = Some(NewToken { ttft });
+        if let Some((top, logits)) = before.filter(|_| token.finish != Some(FinishReason::EndOfText)) {
+            self.unsent.push(self.logprobs(token.id, &logits, top));
         }
-        if let Some((top, logits)) = before {
-            self.unsent.push(self.logprobs(id, &logits, top));
+        if !token.piece.is_empty() {
+            self.send(token.piece);
         }
-        let text = self.text.as_mut().map(|text| text.push(id)).unwrap_or_default();
-        let piece = self.job.stop.push(&text);
-        if !piece.is_empty() {
-            self.send(piece);
+        if let Some(finish) = token.finish {
+            self.finish(finish);
+            return Ok(Turn::Finished(new));
         }
-        if self.job.stop.stopped().is_some() {
-            return self.finish(FinishReason::StopString, step);
-        }
-        if self.generated_tokens >= self.job.max_tokens {
-            return self.finish(FinishReason::Length, step);
-        }
-        if self.sequence.remaining() == 0 {
-            return self.finish(FinishReason::Context, step);
-        }
-        match self.forward(engine, &[id]) {
-            Ok(()) => StepOutcome::More(step),
-            Err(error) => self.fail(error),
-        }
+        self.sequence.append(decoder, &[token.id], TokenPhase::Decode).map_err(|e| failed(&e))?;
+        Ok(Turn::Ready(new))
     }
 
-    fn forward(&mut self, engine: &mut dyn Engine, tokens: &[u32]) -> Result<(), ApiError> {
-        let (decoder, experts) = engine.decoder_and_experts();
-        let read = self.sequence.forward(decoder, experts, tokens, PREFILL_CHUNK, LogitsFor::Last, &mut ());
-        self.logits = read.map_err(|error| ApiError::engine_failed(error.to_string()))?;
-        Ok(())
-    }
-
-    fn finish(&mut self, finish: FinishReason, step: StepKind) -> StepOutcome {
-        if finish != FinishReason::StopString {
-            let mut rest = self.text.take().map(|text| self.job.stop.push(&text.finish())).unwrap_or_default();
-            rest.push_str(&self.job.stop.finish());
-            // The last tokens may have no text, but their log-probabilities are sent.
-            if !rest.is_empty() || !self.unsent.is_empty() {
-                self.send(rest);
-            }
+    fn finish(&mut self, finish: FinishReason) {
+        let rest = self.writer.finish();
+        // The last tokens may have no text, but their log-probabilities are sent.
+        if finish != FinishReason::StopString && (!rest.is_empty() || !self.unsent.is_empty()) {
+            self.send(rest);
         }
         let now = Instant::now();
         let first = self.first_token.unwrap_or(now);
         let summary = GenerationSummary {
             finish,
-            prompt_tokens: self.job.prompt.len(),
+            prompt_tokens: self.prompt_tokens,
             cached_tokens: self.cached_tokens,
-            generated_tokens: self.generated_tokens,
-            queued: self.started - self.job.received,
+            generated_tokens: self.writer.written(),
+            queued: self.started - self.received,
             prefill: first - self.started,
             decode: now - first,
         };
         // The client may have disconnected.
-        let _ = self.job.events.try_send(GenerationEvent::Done(summary));
-        StepOutcome::Finished(step)
-    }
-
-    fn fail(&mut self, error: ApiError) -> StepOutcome {
-        let _ = self.job.events.try_send(GenerationEvent::Failed(error));
-        StepOutcome::Finished(StepKind::Stalled)
+        let _ = self.events.try_send(GenerationEvent::Done(summary));
     }
 
     fn send(&mut self, text: String) {
         let tokens = std::mem::take(&mut self.unsent);
-        let _ = self.job.events.try_send(GenerationEvent::Delta(TextDelta { text, tokens }));
+        let _ = self.events.try_send(GenerationEvent::Delta(TextDelta { text, tokens }));
     }
 
     fn logprobs(&self, id: u32, logits: &[f32], top: usize) -> SampledToken {

@@ -1,12 +1,15 @@
-//! The decode thread: active requests take turns, one token or one piece of prefill each.
+//! The decode thread: all active requests share each step, with one token or one piece of prefill each.
 
-use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use crate::active::{ActiveRequest, StepKind, StepOutcome};
+use larder_engine::{PREFILL_CHUNK, StepPart, step};
+use larder_model::TokenPhase;
+
+use crate::active::{ActiveRequest, Turn};
 use crate::engine::Engine;
-use crate::job::GenerationJob;
-use crate::live::RateMeter;
+use crate::error::ApiError;
+use crate::job::{GenerationEvent, GenerationJob};
+use crate::live::{RateMeter, StepWork};
 use crate::prefix_cache::PrefixCache;
 use crate::queue::{EngineCommand, NextTask};
 use crate::server::ServerState;
@@ -15,19 +18,23 @@ use crate::server::ServerState;
 const IDLE: Duration = Duration::from_millis(500);
 /// Pause when every active request waits for a slow client.
 const STALL: Duration = Duration::from_millis(2);
+/// Tokens of a step; the memory plan counts the activations of as many.
+const STEP_TOKENS: usize = PREFILL_CHUNK;
+/// Prompt tokens of a step that other requests decode in, so that those need not wait long.
+const SHARED_PROMPT_TOKENS: usize = 64;
 
 /// Generates until the queue is closed and all active requests are complete.
 pub fn run(shared: &ServerState, engine: Box<dyn Engine>) {
     let options = &shared.options;
     let prefix_cache = PrefixCache::new(options.sessions.max(options.parallel), shared.model.context);
-    DecodeLoop { shared, engine, prefix_cache, active: VecDeque::new(), rates: RateMeter::new() }.run();
+    DecodeLoop { shared, engine, prefix_cache, active: Vec::new(), rates: RateMeter::new() }.run();
 }
 
 struct DecodeLoop<'a> {
     shared: &'a ServerState,
     engine: Box<dyn Engine>,
     prefix_cache: PrefixCache,
-    active: VecDeque<ActiveRequest<'a>>,
+    active: Vec<ActiveRequest<'a>>,
     rates: RateMeter,
 }
 
@@ -35,12 +42,70 @@ impl DecodeLoop<'_> {
     fn run(&mut self) {
         while self.take_queued() {
             self.engine.record_visits(self.shared.live.has_listeners());
-            let mut moved = self.active.is_empty();
-            for _ in 0..self.active.len() {
-                moved |= self.turn();
-            }
-            if !moved {
+            if !self.active.is_empty() && !self.step() {
                 std::thread::sleep(STALL);
+            }
+        }
+    }
+
+    /// Makes a step of all requests that have tokens to compute; false if each of them waits for its client.
+    fn step(&mut self) -> bool {
+        let began = Instant::now();
+        let mut work = StepWork::default();
+        let ready = self.take_turns(&mut work);
+        if let Some(ready) = &ready {
+            self.compute(&shares(&self.active, ready), &mut work);
+        }
+        self.record_step(&work, began.elapsed());
+        ready.is_some()
+    }
+
+    /// Lets every request prepare the step, and drops those that are complete. Returns which of the others have tokens to
+    /// compute; `None` if nothing has happened.
+    fn take_turns(&mut self, work: &mut StepWork) -> Option<Vec<bool>> {
+        let (decoder, _) = self.engine.decoder_and_experts();
+        let (mut moved, mut ready) = (false, Vec::with_capacity(self.active.len()));
+        for mut request in std::mem::take(&mut self.active) {
+            let turn = request.turn(decoder);
+            moved |= turn != Turn::Stalled;
+            if let Turn::Ready(Some(token)) | Turn::Finished(Some(token)) = turn {
+                work.generated(request.number(), token.ttft);
+            }
+            match turn {
+                Turn::Finished(_) => {
+                    self.shared.metrics.lock().request_finished(request.age());
+                    self.prefix_cache.put_back(request.into_sequence());
+                }
+                Turn::Ready(_) | Turn::Stalled => {
+                    ready.push(turn != Turn::Stalled);
+                    self.active.push(request);
+                }
+            }
+        }
+        moved.then_some(ready)
+    }
+
+    /// Computes the step, of which each request may use its share of tokens. If it fails, the requests are tried one by
+    /// one, so that only those fail that the cause concerns.
+    fn compute(&mut self, shares: &[usize], work: &mut StepWork) {
+        let (decoder, experts) = self.engine.decoder_and_experts();
+        let in_step = self.active.iter_mut().zip(shares).filter(|(_, share)| **share > 0);
+        let mut requests: Vec<(&mut ActiveRequest, usize)> = in_step.map(|(r, share)| (r, *share)).collect();
+        if requests.is_empty() {
+            return;
+        }
+        for (request, share) in requests.iter().filter(|(request, _)| request.is_prefilling()) {
+            work.prefilled(request.number(), request.pending().min(*share));
+        }
+        let mut parts: Vec<StepPart> = requests.iter_mut().map(|(request, share)| request.part(*share)).collect();
+        if let Ok(logits) = step(decoder, experts, &mut parts, &mut ()) {
+            requests.into_iter().zip(logits).for_each(|((request, _), logits)| request.computed(logits));
+            return;
+        }
+        for (request, share) in requests {
+            match step(decoder, experts, &mut [request.part(share)], &mut ()) {
+                Ok(logits) => request.computed(logits.concat()),
+                Err(error) => request.fail(ApiError::engine_failed(error.to_string())),
             }
         }
     }
@@ -63,42 +128,30 @@ impl DecodeLoop<'_> {
             self.engine.new_sequence();
         }
         let (decoder, _) = self.engine.decoder_and_experts();
-        let sequence = self.prefix_cache.take(&job.prompt, decoder);
-        self.shared.metrics.lock().prompt_cached(sequence.tokens().len());
-        self.active.push_back(ActiveRequest::new(job, sequence, &self.shared.model));
-    }
-
-    /// Makes one step of the request at the front and moves it to the back; false if the step was stalled.
-    fn turn(&mut self) -> bool {
-        let Some(mut request) = self.active.pop_front() else { return false };
-        let began = Instant::now();
-        let (step, over) = match request.step(self.engine.as_mut(), self.active.is_empty()) {
-            StepOutcome::More(step) => (step, false),
-            StepOutcome::Finished(step) => (step, true),
-        };
-        self.record_step(&request, step, began.elapsed());
-        match over {
-            true => {
-                self.shared.metrics.lock().request_finished(request.age());
-                self.prefix_cache.put_back(request.into_sequence());
-            }
-            false => self.active.push_back(request),
+        let mut sequence = self.prefix_cache.take(&job.prompt, decoder);
+        let common = sequence.tokens().len();
+        let cached = common - sequence.pending();
+        if let Err(error) = sequence.append(decoder, &job.prompt[common..], TokenPhase::Prefill) {
+            let _ = job.events.try_send(GenerationEvent::Failed(ApiError::engine_failed(error.to_string())));
+            self.prefix_cache.put_back(sequence);
+            return;
         }
-        over || step != StepKind::Stalled
+        self.shared.metrics.lock().prompt_cached(cached);
+        self.active.push(ActiveRequest::new(job, sequence, cached, &self.shared.model));
     }
 
-    fn record_step(&mut self, request: &ActiveRequest, step: StepKind, took: Duration) {
-        if step == StepKind::Stalled {
+    fn record_step(&mut self, work: &StepWork, took: Duration) {
+        if work.is_empty() {
             return;
         }
         let status = self.engine.status();
-        let event = self.rates.step(step, took, &status);
+        let event = self.rates.step(work, took, &status);
         if self.shared.live.has_listeners() {
             let visits = self.engine.take_visits();
             let lengths = self.shared.queue.lengths();
-            self.shared.live.publish(event.json(&self.shared.model, request.number(), &status, &visits, lengths));
+            self.shared.live.publish(event.json(&self.shared.model, work, &status, &visits, lengths));
         }
-        self.shared.metrics.lock().step(step, &status);
+        self.shared.metrics.lock().step(work, &status);
     }
 
     fn execute(&mut self, command: EngineCommand) {
@@ -123,4 +176,29 @@ impl DecodeLoop<'_> {
         let lengths = self.shared.queue.lengths();
         self.rates.state(&self.shared.model, &self.engine.status(), &self.engine.resident_experts(), lengths)
     }
+}
+
+/// How many tokens of the step each request may use. Decoding needs one; what then remains of the step, or less if the
+/// decoding requests would have to wait too long, is divided among the prompts. Requests that came first go first.
+fn shares(active: &[ActiveRequest], ready: &[bool]) -> Vec<usize> {
+    let of = |prefilling: bool| {
+        let requests = active.iter().zip(ready);
+        requests.filter(move |(request, ready)| **ready && request.is_prefilling() == prefilling).count()
+    };
+    let (decoding, prompts) = (of(false).min(STEP_TOKENS), of(true));
+    let room = if decoding == 0 { STEP_TOKENS } else { SHARED_PROMPT_TOKENS.min(STEP_TOKENS - decoding) };
+    let (mut decoding, mut room, mut prompts) = (decoding, room, prompts);
+    let mut share = |request: &ActiveRequest| match request.is_prefilling() {
+        true => {
+            let share = request.pending().min(room.div_ceil(prompts));
+            (room, prompts) = (room - share, prompts - 1);
+            share
+        }
+        false => {
+            let share = decoding.min(1);
+            decoding -= share;
+            share
+        }
+    };
+    active.iter().zip(ready).map(|(request, ready)| if *ready { share(request) } else { 0 }).collect()
 }

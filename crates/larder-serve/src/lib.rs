@@ -1,8 +1,8 @@
 //! An OpenAI-compatible HTTP server with a chat page: several requests are generated concurrently on one decoder.
 //!
 //! A request is parsed and checked ([`request`]), tokenised (`prompt.rs`), and waits in a bounded queue (`queue.rs`). One
-//! thread owns the decoder (`decode.rs`): it takes requests from the queue, lets the active ones (`active.rs`) take turns,
-//! one token or one piece of prefill each, and sends their text to the HTTP handlers (`reply/`). Sequences whose requests
+//! thread owns the decoder (`decode.rs`): it takes requests from the queue, computes steps in which each active one
+//! (`active.rs`) has one token or one piece of prefill, and sends their text to the HTTP handlers (`reply/`). Sequences whose requests
 //! are over stay in the prefix cache (`prefix_cache.rs`), so that the next message of a chat skips the part of prefill
 //! that it shares with the last one. `page/` is the web page at `/`.
 //!

@@ -8,7 +8,6 @@ use larder_cache::Traffic;
 use serde_json::{Value, json};
 use tokio::sync::broadcast;
 
-use crate::active::StepKind;
 use crate::engine::{EngineStatus, LayerVisit};
 use crate::model::ServedModel;
 
@@ -51,6 +50,39 @@ impl LiveEvents {
     }
 }
 
+/// What a step did, over all requests.
+#[derive(Default, Debug)]
+pub struct StepWork {
+    /// Prompt tokens computed.
+    pub prompt_tokens: usize,
+    /// Tokens generated.
+    pub generated_tokens: usize,
+    /// Times from a request to its first token, of those that got it in this step.
+    pub ttft: Vec<Duration>,
+    /// Numbers of the requests that took part.
+    pub requests: Vec<u64>,
+}
+
+impl StepWork {
+    /// Notes a generated token of a request.
+    pub fn generated(&mut self, request: u64, ttft: Option<Duration>) {
+        self.generated_tokens += 1;
+        self.ttft.extend(ttft);
+        self.requests.push(request);
+    }
+
+    /// Notes prompt tokens of a request.
+    pub fn prefilled(&mut self, request: u64, tokens: usize) {
+        self.prompt_tokens += tokens;
+        self.requests.push(request);
+    }
+
+    /// Whether no token was computed.
+    pub fn is_empty(&self) -> bool {
+        self.requests.is_empty()
+    }
+}
+
 /// Computes rates over recent steps.
 pub struct RateMeter {
     start: Instant,
@@ -63,14 +95,12 @@ pub struct RateMeter {
 struct StepSample {
     at: Instant,
     took: Duration,
-    is_token: bool,
+    generated_tokens: usize,
     traffic: Traffic,
 }
 
 /// A step with its traffic and the rates after it.
 pub struct StepEvent {
-    kind: &'static str,
-    tokens: usize,
     traffic: Traffic,
     rates: Rates,
     at: Duration,
@@ -91,31 +121,26 @@ impl RateMeter {
     }
 
     /// Notes a step that took this time.
-    pub fn step(&mut self, step: StepKind, took: Duration, status: &EngineStatus) -> StepEvent {
-        let (kind, tokens) = match step {
-            StepKind::Prefill(tokens) => ("prompt", tokens),
-            StepKind::Decode { .. } => ("token", 1),
-            StepKind::Stalled => ("none", 0),
-        };
+    pub fn step(&mut self, work: &StepWork, took: Duration, status: &EngineStatus) -> StepEvent {
         let now = Instant::now();
         let total = status.traffic.unwrap_or_default();
         let traffic = total - std::mem::replace(&mut self.before, total);
-        self.recent.push_back(StepSample { at: now, took, is_token: kind == "token", traffic });
+        self.recent.push_back(StepSample { at: now, took, generated_tokens: work.generated_tokens, traffic });
         while self.recent.len() > STEPS || self.recent.front().is_some_and(|past| now - past.at > WINDOW) {
             self.recent.pop_front();
         }
         self.steps += 1;
         let (at, number) = (now - self.start, self.steps);
-        StepEvent { kind, tokens, traffic, rates: self.rates(now), at, number }
+        StepEvent { traffic, rates: self.rates(now), at, number }
     }
 
-    /// Per second of work: idle time does not count, and prefill does not count for tokens per second.
+    /// Per second of work: idle time does not count, and steps of prefill alone do not count for tokens per second.
     fn rates(&self, now: Instant) -> Rates {
         let (mut tokens, mut writing, mut working, mut traffic) =
             (0, Duration::ZERO, Duration::ZERO, Traffic::default());
         for past in self.recent.iter().filter(|past| now - past.at <= WINDOW) {
-            tokens += usize::from(past.is_token);
-            writing += past.took * u32::from(past.is_token);
+            tokens += past.generated_tokens;
+            writing += past.took * u32::from(past.generated_tokens > 0);
             working += past.took;
             traffic = traffic + past.traffic;
         }
@@ -174,7 +199,7 @@ impl StepEvent {
     pub fn json(
         &self,
         model: &ServedModel,
-        request: u64,
+        work: &StepWork,
         status: &EngineStatus,
         visits: &[LayerVisit],
         (queued, active): (usize, usize),
@@ -191,12 +216,18 @@ impl StepEvent {
             })
             .collect();
         let counts = self.traffic.counts;
+        let (kind, tokens) = match work.generated_tokens {
+            0 => ("prompt", work.prompt_tokens),
+            tokens => ("token", tokens),
+        };
         let mut event = json!({
             "step": self.number,
             "seconds": self.at.as_secs_f64(),
-            "kind": self.kind,
-            "tokens": self.tokens,
-            "request": request,
+            "kind": kind,
+            "tokens": tokens,
+            "prompt_tokens": work.prompt_tokens,
+            "request": work.requests.first(),
+            "requests": work.requests,
             "active": active,
             "queued": queued,
             "hits": counts.hits,
@@ -230,9 +261,9 @@ mod tests {
     fn rates_are_per_second_of_work() {
         let (mut meter, status) = (RateMeter::new(), EngineStatus::default());
         let ms = Duration::from_millis;
-        meter.step(StepKind::Prefill(100), ms(500), &status);
-        meter.step(StepKind::Decode { ttft: None }, ms(20), &status);
-        let event = meter.step(StepKind::Decode { ttft: None }, ms(20), &status);
+        meter.step(&StepWork { prompt_tokens: 100, ..StepWork::default() }, ms(500), &status);
+        meter.step(&StepWork { generated_tokens: 1, prompt_tokens: 9, ..StepWork::default() }, ms(20), &status);
+        let event = meter.step(&StepWork { generated_tokens: 2, ..StepWork::default() }, ms(40), &status);
         assert!((event.rates.tokens_per_second - 50.0).abs() < 1e-6, "{}", event.rates.tokens_per_second);
         let later = meter.rates(Instant::now() + 2 * WINDOW);
         assert_eq!((later.tokens_per_second, later.hit_rate), (0.0, None));

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use larder_cache::Traffic;
 
-use crate::active::StepKind;
 use crate::engine::EngineStatus;
+use crate::live::StepWork;
 
 /// Upper bounds of the TTFT histogram's buckets, in seconds.
 const BUCKETS: [f64; 12] = [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
@@ -52,15 +52,10 @@ impl Counters {
     }
 
     /// Counts a step of the engine.
-    pub fn step(&mut self, step: StepKind, status: &EngineStatus) {
-        match step {
-            StepKind::Prefill(tokens) => self.prefilled += tokens as u64,
-            StepKind::Decode { ttft } => {
-                self.generated += 1;
-                ttft.into_iter().for_each(|time| self.first_token(time));
-            }
-            StepKind::Stalled => {}
-        }
+    pub fn step(&mut self, work: &StepWork, status: &EngineStatus) {
+        self.prefilled += work.prompt_tokens as u64;
+        self.generated += work.generated_tokens as u64;
+        work.ttft.iter().for_each(|time| self.first_token(*time));
         self.status = status.clone();
     }
 
@@ -151,10 +146,13 @@ mod tests {
         let metrics = Metrics::default();
         let mut counts = metrics.lock();
         for millis in [20, 300, 90_000] {
-            let ttft = Some(Duration::from_millis(millis));
-            counts.step(StepKind::Decode { ttft }, &EngineStatus::default());
+            let mut work = StepWork::default();
+            work.generated(1, Some(Duration::from_millis(millis)));
+            counts.step(&work, &EngineStatus::default());
         }
-        counts.step(StepKind::Prefill(7), &EngineStatus::default());
+        let mut work = StepWork::default();
+        work.prefilled(1, 7);
+        counts.step(&work, &EngineStatus::default());
         counts.responded("/v1/models", 200);
         let text = counts.text((2, 1));
         for line in [

@@ -19,8 +19,8 @@ impl PrefixCache {
     }
 
     /// A sequence for `prompt`: the one with the longest common prefix if that is worth reusing, else a new one, else the
-    /// least recently used one. It is truncated to the common prefix, which is always shorter than the prompt. The caller
-    /// guarantees that fewer than `count` sequences are taken.
+    /// least recently used one. It is truncated to the common prefix, which is always shorter than the prompt; what the KV cache
+    /// could not keep of it is pending. The caller guarantees that fewer than `count` sequences are taken.
     pub fn take(&mut self, prompt: &[u32], decoder: &Decoder) -> Sequence {
         let shared: Vec<usize> = self.idle.iter().map(|sequence| sequence.common_prefix(prompt)).collect();
         let best = (0..self.idle.len()).max_by_key(|i| shared[*i]);
@@ -34,12 +34,7 @@ impl PrefixCache {
             }
             _ => self.idle.remove(0),
         };
-        let common = sequence.common_prefix(prompt);
-        let kept = sequence.rewind(decoder, common);
-        if kept < common {
-            // The lost part would be recomputed in one go; as part of the prompt it is prefilled in pieces.
-            sequence.rewind(decoder, 0);
-        }
+        sequence.rewind(decoder, sequence.common_prefix(prompt));
         sequence
     }
 

@@ -57,7 +57,9 @@ impl InferenceEngine {
         check_reader(&flags.performance.reader)?;
         // The GPU is opened first, because its driver allocates memory.
         let gpu = gpu::open(&flags.place.device)?;
-        let inputs = PlanInputs { sequences, ..plan_inputs(model, flags, context)? };
+        let inputs = plan_inputs(model, flags, context)?;
+        let chunk = inputs.context.saturating_mul(sequences).min(PREFILL_CHUNK);
+        let inputs = PlanInputs { sequences, chunk, ..inputs };
         let (context, chunk) = (inputs.context, inputs.chunk);
         let parts = match gpu {
             Some(gpu) => tiers::assemble(model, flags, inputs, &policy_inputs, gpu)?,

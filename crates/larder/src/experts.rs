@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use larder_cache::{Traffic, Visit};
 use larder_core::{Gate, LayerIdx};
 use larder_engine::{CachedPath, Recorder, Routing, StreamingPath, TieredPath};
-use larder_model::{AllResident, Decoder, ExpertPath, ModelError, MoeCall, Routed, distinct};
+use larder_model::{AllResident, Decoder, ExpertPath, ModelError, MoeCall, Routed, wanted_experts};
 use larder_policy::eviction::EvictionSpec;
 use larder_policy::routing::RoutingSpec;
 use larder_store::reader::Slot;
@@ -224,7 +224,8 @@ impl ExpertPath for EngineExperts {
             let visit = match self.cached() {
                 Some(cached) => cached.last_visit().clone(),
                 None => {
-                    let hits = distinct(&routed.ids, call.gate.experts).iter().map(|e| e.index()).collect();
+                    let wanted = wanted_experts(&routed.ids, call.gate.experts);
+                    let hits = wanted.iter().map(|w| w.expert.index()).collect();
                     Visit { hits, ..Visit::default() }
                 }
             };

@@ -79,7 +79,7 @@ impl PlanInputs<'_> {
         if self.on_gpu { 0 } else { self.kv_bytes() }
     }
 
-    /// Bytes of activations during prefill of a chunk.
+    /// Bytes of activations during a step, with logits for each sequence.
     pub fn scratch_bytes(&self) -> u64 {
         let g = &self.blueprint.geometry;
         let float = size_of::<f32>();
@@ -87,7 +87,7 @@ impl PlanInputs<'_> {
         // input of down, also quantised, then down's output before and after it is scattered.
         let stream = 12 * g.hidden * float;
         let expert = g.inter * (3 * float + 2) + 2 * g.hidden * float;
-        let logits = 3 * self.blueprint.vocab * float;
+        let logits = 3 * self.sequences * self.blueprint.vocab * float;
         (self.chunk * (stream + g.top_k * expert) + logits) as u64
     }
 

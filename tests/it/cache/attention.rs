@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use larder_engine::Session;
-use larder_model::{AllResident, AttentionDouble, Decoder, KvCache, KvFormat, LogitsFor, ModelError};
+use larder_engine::{Session, TokenInput};
+use larder_model::{AllResident, AttentionDouble, Decoder, KvCache, KvFormat, LogitsFor, ModelError, Span};
 
 use crate::support::rig::{TOKENS, model, read_and_write};
 use crate::support::{fixture, golden_models};
@@ -13,7 +13,12 @@ const ROOMY: usize = 1 << 30;
 /// Logits of all tokens, read in pieces.
 fn read(decoder: &Decoder, experts: &mut AllResident, state: &mut KvCache, tokens: &[u32], chunk: usize) -> Vec<f32> {
     let pieces = tokens.chunks(chunk);
-    pieces.flat_map(|piece| decoder.forward(piece, 40, LogitsFor::All, state, experts, &mut ()).unwrap()).collect()
+    pieces
+        .flat_map(|piece| {
+            let span = Span { horizon: 40, logits_for: LogitsFor::All, ..Span::new(piece, state) };
+            decoder.step(&mut [span], experts, &mut ()).unwrap()
+        })
+        .collect()
 }
 
 #[test]
@@ -79,7 +84,7 @@ fn memory_that_a_device_lacks_is_an_error_and_so_is_what_fails() {
         let (mut state, mut read) = (decoder.new_kv_cache(room), 0);
         let error = TOKENS.iter().cycle().take(200).find_map(|token| {
             read += 1;
-            decoder.forward(&[*token], 200, LogitsFor::All, &mut state, &mut experts, &mut ()).err()
+            decoder.step(&mut [Span::new(&[*token], &mut state)], &mut experts, &mut ()).err()
         });
         let error = error.expect("it does not fit");
         let said = error.to_string();
@@ -92,14 +97,14 @@ fn memory_that_a_device_lacks_is_an_error_and_so_is_what_fails() {
     let decoder = model.decoder_remembering(KvFormat::F32, Some(device));
     let (mut session, mut failures) = (Session::new(&decoder, &mut experts, 200), 0);
     for token in TOKENS {
-        while let Err(error) = session.forward(&[token], 20, LogitsFor::Last, &mut ()) {
+        while let Err(error) = session.forward(&TokenInput::decode(&[token]), &mut ()) {
             assert!(matches!(error, ModelError::Device(_)), "{error:?}");
             failures += 1;
             assert!(failures < 100);
         }
     }
     assert!(failures > 0);
-    let last = session.forward(&TOKENS[..1], 1, LogitsFor::Last, &mut ());
+    let last = session.forward(&TokenInput::decode(&TOKENS[..1]), &mut ());
     let vocab = decoder.vocab();
     assert!(last.is_err() || last.unwrap() == want[TOKENS.len() * vocab..][..vocab], "wrong after a failure");
 }

@@ -1,13 +1,12 @@
 //! Routing by the cache, and what is recorded of it.
 
 use larder_core::{CacheScope, Geometry};
-use larder_engine::{CachedPath, Recorder, Routing, Session, StreamingPath};
+use larder_engine::{CachedPath, Recorder, Routing, Session};
 use larder_lab::{GATES_KEY, InitialCache, replay, reroute};
-use larder_model::{ExpertPath, ModelError, MoeCall, Routed};
 use larder_policy::eviction::{CacheShape, EvictionSpec, POLICIES, PolicyInputs};
 use larder_policy::routing::RoutingSpec;
 
-use crate::support::rig::{Model, TOKENS, model, read_and_write};
+use crate::support::rig::{Model, Recorded, TOKENS, model, read_and_write};
 use crate::support::{fixture, golden_models};
 
 /// A strategy, if it suits the model.
@@ -55,20 +54,6 @@ fn a_bonus_for_what_is_in_memory_saves_reads_and_says_what_it_costs() {
     assert!(other.substituted > 0 && other.kept_mass() < 1.0 && other.mean_kl() > 0.0);
     // Fewer experts than the model has places for.
     assert!(misses("prune:h=1").1.substituted > 0);
-}
-
-/// A path that is written down.
-struct Recorded {
-    path: StreamingPath,
-    recorder: Recorder,
-}
-
-impl ExpertPath for Recorded {
-    fn forward(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<Routed, ModelError> {
-        let routed = self.path.forward(call, out)?;
-        self.recorder.record(call, &routed);
-        Ok(routed)
-    }
 }
 
 #[test]

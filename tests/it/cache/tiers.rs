@@ -7,8 +7,8 @@ use std::sync::atomic::Ordering;
 use larder_cache::Traffic;
 use larder_cache::tiers::{DeviceDouble, Direction, MeasuredCosts, TierShape, TierTraffic};
 use larder_core::{CacheScope, Presence};
-use larder_engine::{CachedPath, Routing, Session, TieredPath, Xoshiro256};
-use larder_model::{Decoder, ExpertPath, LogitsFor, ModelError, ProductsDouble};
+use larder_engine::{CachedPath, Routing, Session, TieredPath, TokenInput, Xoshiro256};
+use larder_model::{Decoder, ExpertPath, ModelError, ProductsDouble};
 use larder_policy::eviction::{EvictionSpec, PolicyInputs};
 use larder_policy::routing::RoutingSpec;
 use larder_store::reader::{FaultTarget, MemoryReader, ReadFault};
@@ -28,13 +28,13 @@ const BOTH: MeasuredCosts = MeasuredCosts { copy: 2e-10, host: 1e-10, device: 1e
 /// Logits of a prompt in pieces of five tokens, and of those that the model writes after it, which come as well.
 fn transcript<P: ExpertPath>(decoder: &Decoder, path: &mut P, prompt: &[u32], tokens: usize) -> (Vec<f32>, Vec<u32>) {
     let mut session = Session::new(decoder, path, 200);
-    let mut logits = session.forward(prompt, 5, LogitsFor::All, &mut ()).unwrap();
+    let mut logits = session.forward(&TokenInput::prompt(prompt).in_chunks(5).all_logits(), &mut ()).unwrap();
     let mut written = Vec::new();
     for _ in 0..tokens {
         let last = &logits[logits.len() - decoder.vocab()..];
         let best = (0..last.len()).max_by(|a, b| last[*a].total_cmp(&last[*b])).unwrap() as u32;
         written.push(best);
-        logits.extend(session.forward(&[best], 1, LogitsFor::Last, &mut ()).unwrap());
+        logits.extend(session.forward(&TokenInput::decode(&[best]), &mut ()).unwrap());
     }
     (logits, written)
 }
@@ -148,7 +148,7 @@ fn patiently(decoder: &Decoder, tiered: &mut TieredPath, is_right: impl Fn(&Mode
     let mut session = Session::new(decoder, tiered, 200);
     let mut failures = 0;
     loop {
-        match session.forward(&TOKENS, 4, LogitsFor::All, &mut ()) {
+        match session.forward(&TokenInput::prompt(&TOKENS).in_chunks(4).all_logits(), &mut ()) {
             Ok(logits) => return (logits, failures),
             Err(error) => {
                 assert!(is_right(&error), "{error:?}");
@@ -197,8 +197,9 @@ impl Failing {
 #[test]
 fn after_a_failure_there_is_an_error_or_the_right_result_and_the_next_sequence_is_right() {
     let model = model(&fixture("golden/olmoe"));
-    let want =
-        Session::new(&model.decoder, &mut model.resident(), 200).forward(&TOKENS, 4, LogitsFor::All, &mut ()).unwrap();
+    let want = Session::new(&model.decoder, &mut model.resident(), 200)
+        .forward(&TokenInput::prompt(&TOKENS).in_chunks(4).all_logits(), &mut ())
+        .unwrap();
     for failing in [Failing::CopiesIn, Failing::CopiesOut, Failing::Reads, Failing::Computing] {
         let (mut failures, mut failed_copies) = (0, 0);
         for which in 0..24 {
@@ -228,7 +229,7 @@ fn products_that_a_device_cannot_compute_are_an_error() {
     let mut session = Session::new(&decoder, &mut resident, 200);
     let (mut failures, mut successes) = (0, 0);
     for _ in 0..20 {
-        match session.forward(&TOKENS[..3], 3, LogitsFor::All, &mut ()) {
+        match session.forward(&TokenInput::prompt(&TOKENS[..3]).in_chunks(3).all_logits(), &mut ()) {
             Ok(logits) => {
                 assert!(logits == want[..logits.len()], "wrong after a failure");
                 session.rewind(0);

@@ -2,4 +2,5 @@
 
 mod gguf;
 mod golden;
+mod ragged;
 mod rewind;

@@ -1,7 +1,6 @@
 //! A sequence that goes back and takes another way is one that took it at once.
 
-use larder_engine::Session;
-use larder_model::LogitsFor;
+use larder_engine::{Session, TokenInput};
 
 use crate::support::golden_models;
 use crate::support::reference::load;
@@ -17,7 +16,7 @@ fn a_rewound_sequence_is_a_fresh_one() {
         let mut loaded = load(&folder, "config.json");
         let mut fresh = |tokens: &[u32]| {
             Session::new(&loaded.decoder, &mut loaded.experts, ROOM)
-                .forward(tokens, 5, LogitsFor::Last, &mut ())
+                .forward(&TokenInput::prompt(tokens).in_chunks(5), &mut ())
                 .unwrap()
         };
         let lens = [0, 1, 4, 7, 11];
@@ -26,14 +25,14 @@ fn a_rewound_sequence_is_a_fresh_one() {
         for (len, want) in lens.into_iter().zip(want) {
             let back = session.rewind(0);
             assert_eq!((back, session.tokens().len()), (0, 0));
-            session.forward(&FIRST, 5, LogitsFor::Last, &mut ()).unwrap();
-            session.forward(&OTHER[..1], 1, LogitsFor::Last, &mut ()).unwrap();
+            session.forward(&TokenInput::prompt(&FIRST).in_chunks(5), &mut ()).unwrap();
+            session.forward(&TokenInput::decode(&OTHER[..1]), &mut ()).unwrap();
             let remembered = session.rewind(len);
             assert!(remembered == len || remembered == 0, "{}: {remembered} of {len}", folder.display());
             assert_eq!(session.tokens(), &FIRST[..len]);
             kept += usize::from(remembered > 0);
             read_again += usize::from(remembered < len);
-            let got = session.forward(&OTHER, 3, LogitsFor::Last, &mut ()).unwrap();
+            let got = session.forward(&TokenInput::prompt(&OTHER).in_chunks(3), &mut ()).unwrap();
             assert_eq!(got, want, "{} from {len} on", folder.display());
         }
     }
@@ -49,10 +48,11 @@ fn positions_that_turn_otherwise_are_read_again() {
     let long: Vec<u32> = (0..at as u32 + 3).map(|i| i * 7 % 97).collect();
     let short = [&long[..4], &OTHER[..2]].concat();
     let room = long.len() + 8;
-    let want =
-        Session::new(&loaded.decoder, &mut loaded.experts, room).forward(&short, 99, LogitsFor::Last, &mut ()).unwrap();
+    let want = Session::new(&loaded.decoder, &mut loaded.experts, room)
+        .forward(&TokenInput::prompt(&short).in_chunks(99), &mut ())
+        .unwrap();
     let mut session = Session::new(&loaded.decoder, &mut loaded.experts, room);
-    session.forward(&long, 16, LogitsFor::Last, &mut ()).unwrap();
+    session.forward(&TokenInput::prompt(&long).in_chunks(16), &mut ()).unwrap();
     session.rewind(4);
-    assert_eq!(session.forward(&OTHER[..2], 16, LogitsFor::Last, &mut ()).unwrap(), want);
+    assert_eq!(session.forward(&TokenInput::prompt(&OTHER[..2]).in_chunks(16), &mut ()).unwrap(), want);
 }

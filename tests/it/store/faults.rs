@@ -3,8 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use larder_core::CacheScope;
-use larder_engine::Session;
-use larder_model::LogitsFor;
+use larder_engine::{Session, TokenInput};
 use larder_store::reader::{FaultTarget, ReadFault};
 
 use crate::support::rig::{TOKENS, model, read_and_write};
@@ -36,7 +35,9 @@ fn g1_latency_and_a_full_queue_change_no_bit() {
 fn g3_a_failure_ends_the_reading_and_the_session_goes_on() {
     let model = model(&fixture("golden/olmoe"));
     let mut resident = model.resident();
-    let want = Session::new(&model.decoder, &mut resident, 100).forward(&TOKENS, 4, LogitsFor::Last, &mut ()).unwrap();
+    let want = Session::new(&model.decoder, &mut resident, 100)
+        .forward(&TokenInput::prompt(&TOKENS).in_chunks(4), &mut ())
+        .unwrap();
     let mut happened = 0;
     let often = FaultTarget::OneIn(3);
     // A flipped bit is looked for when a shard is first read in a run, so it has to come then.
@@ -49,7 +50,7 @@ fn g3_a_failure_ends_the_reading_and_the_session_goes_on() {
         let mut session = Session::new(&model.decoder, &mut streaming, 100);
         let mut failures = 0;
         let got = loop {
-            match session.forward(&TOKENS, 4, LogitsFor::Last, &mut ()) {
+            match session.forward(&TokenInput::prompt(&TOKENS).in_chunks(4), &mut ()) {
                 Ok(logits) => break logits,
                 Err(error) => {
                     let said = error.to_string();

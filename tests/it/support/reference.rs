@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use larder::OpenModel;
 use larder_core::LayerIdx;
-use larder_engine::{Sampler, Sampling, Session};
-use larder_model::{AllResident, ComputeContext, Decoder, LogitsFor, Routed, Tap};
+use larder_engine::{Sampler, Sampling, Session, TokenInput};
+use larder_model::{AllResident, ComputeContext, Decoder, Routed, Tap};
 use larder_store::reader::Slot;
 use safetensors::SafeTensors;
 use serde_json::Value;
@@ -111,7 +111,7 @@ pub fn check(folder: &Path, config: &str) {
 
     let mut tap = Compare { name: &name, reference: &reference, bars: &bars };
     let mut session = Session::new(&loaded.decoder, &mut loaded.experts, ROOM);
-    let logits = session.forward(&tokens, usize::MAX, LogitsFor::All, &mut tap).unwrap();
+    let logits = session.forward(&TokenInput::prompt(&tokens).in_chunks(usize::MAX).all_logits(), &mut tap).unwrap();
     let worst = furthest(&logits, &reference.floats["full_logits"]);
     assert!(worst <= bars.logits, "{name}: logits are {worst:e} off");
 
@@ -123,14 +123,15 @@ fn check_writing(name: &str, reference: &Reference, loaded: &mut Loaded, bars: &
     let vocab = loaded.decoder.vocab();
     let mut session = Session::new(&loaded.decoder, &mut loaded.experts, ROOM);
     let mut sampler = Sampler::new(Sampling::default(), 0).unwrap();
-    let mut logits = session.forward(&reference.tokens("input_ids"), usize::MAX, LogitsFor::Last, &mut ()).unwrap();
+    let mut logits =
+        session.forward(&TokenInput::prompt(&reference.tokens("input_ids")).in_chunks(usize::MAX), &mut ()).unwrap();
     let mut got = Vec::new();
     for step in 0..want.len() {
         let worst = furthest(&logits, &reference.floats["decode_logits"][step * vocab..][..vocab]);
         assert!(worst <= bars.logits, "{name}: step {step}: logits are {worst:e} off");
         got.push(sampler.sample(&mut logits, session.tokens()).unwrap());
         if step + 1 < want.len() {
-            logits = session.forward(&got[step..], 1, LogitsFor::Last, &mut ()).unwrap();
+            logits = session.forward(&TokenInput::decode(&got[step..]), &mut ()).unwrap();
         }
     }
     assert_eq!(got, want, "{name}: greedy ids");
@@ -143,7 +144,7 @@ pub fn check_chunks(folder: &Path) {
     let tokens = reference.tokens("full_ids");
     let mut read = |chunk| {
         Session::new(&loaded.decoder, &mut loaded.experts, ROOM)
-            .forward(&tokens, chunk, LogitsFor::All, &mut ())
+            .forward(&TokenInput::prompt(&tokens).in_chunks(chunk).all_logits(), &mut ())
             .unwrap()
     };
     let whole = read(usize::MAX);

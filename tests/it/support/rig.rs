@@ -5,12 +5,12 @@ use std::sync::Arc;
 use larder_cache::Cache;
 use larder_cache::tiers::{DeviceDouble, HostTier, MeasuredCosts, TierShape, TieredCache};
 use larder_core::CacheScope;
-use larder_engine::{DeviceExpertsDouble, Routing, Session, StreamingPath, TieredPath};
+use larder_engine::{DeviceExpertsDouble, Recorder, Routing, Session, StreamingPath, TieredPath, TokenInput};
 use larder_model::{
-    AllResident, ComputeContext, Decoder, DeviceAttention, DeviceProducts, ExpertPath, LogitsFor, ModelError,
+    AllResident, ComputeContext, Decoder, DeviceAttention, DeviceProducts, ExpertPath, ModelError, MoeCall, Routed,
 };
 use larder_policy::eviction::{CacheShape, EvictionSpec, PolicyInputs};
-use larder_store::reader::{Arena, MemoryReader};
+use larder_store::reader::{Arena, MemoryReader, Reader, ShardFiles, Slot, open_reader};
 use larder_store::{ConvertOptions, ExpertSource, Source, Store, convert, open_source};
 
 pub const TOKENS: [u32; 12] = [5, 17, 3, 3, 60, 41, 8, 101, 7, 12, 90, 33];
@@ -75,14 +75,43 @@ impl Model {
         self.evicting("lru", &shape, prefetch, memory)
     }
 
+    /// The same with the reader of this name; `None` if it does not work here.
+    pub fn streaming_with(
+        &self,
+        reader: &str,
+        slots: usize,
+        scope: CacheScope,
+        prefetch: usize,
+    ) -> Option<StreamingPath> {
+        if reader == "memory" {
+            return Some(self.streaming(slots, scope, prefetch, self.memory()));
+        }
+        let shape = CacheShape::new(self.decoder.geometry(), slots, scope);
+        let (arena, pieces) = Arena::new(shape.total_slots(), self.slot_bytes()).unwrap();
+        let (paths, bytes) = self.store.shard_files();
+        let files = Arc::new(ShardFiles::new(paths.len(), bytes, move |shard| paths[shard].clone()).unwrap());
+        let (reader, _) = open_reader(reader, &files, &arena).ok()?;
+        Some(self.streaming_by(reader, "lru", &shape, prefetch, pieces))
+    }
+
     /// The same with any policy.
     pub fn evicting(&self, policy: &str, shape: &CacheShape, prefetch: usize, memory: MemoryReader) -> StreamingPath {
-        let geometry = self.decoder.geometry();
         let (_arena, pieces) = Arena::new(shape.total_slots(), self.slot_bytes()).unwrap();
+        self.streaming_by(Box::new(memory), policy, shape, prefetch, pieces)
+    }
+
+    fn streaming_by(
+        &self,
+        reader: Box<dyn Reader>,
+        policy: &str,
+        shape: &CacheShape,
+        prefetch: usize,
+        slots: Vec<Slot>,
+    ) -> StreamingPath {
         let policies = policy.parse::<EvictionSpec>().unwrap().make(shape, &PolicyInputs::default()).unwrap();
         // A store of its own, which has not found any shard good yet.
         let shards = Box::new(Arc::new(Store::open(self.store.path()).unwrap()));
-        let cache = Cache::new(geometry, shape, policies, pieces, Box::new(memory), shards);
+        let cache = Cache::new(self.decoder.geometry(), shape, policies, slots, reader, shards);
         StreamingPath::new(Routing::default(), cache, self.compute.clone(), prefetch)
     }
 
@@ -135,11 +164,25 @@ impl Model {
     }
 }
 
+/// A path that is written down.
+pub struct Recorded {
+    pub path: StreamingPath,
+    pub recorder: Recorder,
+}
+
+impl ExpertPath for Recorded {
+    fn forward(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<Routed, ModelError> {
+        let routed = self.path.forward(call, out)?;
+        self.recorder.record(call, &routed);
+        Ok(routed)
+    }
+}
+
 /// Logits of a prompt in pieces, and of as many tokens after it one by one.
 pub fn read_and_write<P: ExpertPath>(session: &mut Session<P>) -> Vec<f32> {
-    let mut logits = session.forward(&TOKENS, 5, LogitsFor::All, &mut ()).unwrap();
+    let mut logits = session.forward(&TokenInput::prompt(&TOKENS).in_chunks(5).all_logits(), &mut ()).unwrap();
     for token in TOKENS {
-        logits.extend(session.forward(&[token], 1, LogitsFor::Last, &mut ()).unwrap());
+        logits.extend(session.forward(&TokenInput::decode(&[token]), &mut ()).unwrap());
     }
     logits
 }

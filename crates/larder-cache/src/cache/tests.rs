@@ -69,7 +69,8 @@ fn cache_as(
 /// Visits experts and checks that each was handed over once with its own bytes.
 fn visit(cache: &mut Cache, layer: u16, wanted: &[u16]) -> Result<(), CacheError> {
     let layer = LayerIdx(layer);
-    let wanted: Vec<ExpertId> = wanted.iter().map(|e| ExpertId(*e)).collect();
+    let mut want: Vec<ExpertId> = wanted.iter().map(|e| ExpertId(*e)).collect();
+    let wanted: Vec<WantedExpert> = want.iter().map(|e| WantedExpert { expert: *e, tokens: 1 }).collect();
     let mut got = Vec::new();
     cache.visit(layer, &wanted, &[], &mut |layout, group| {
         for (expert, data) in group {
@@ -78,7 +79,6 @@ fn visit(cache: &mut Cache, layer: u16, wanted: &[u16]) -> Result<(), CacheError
             got.push(*expert);
         }
     })?;
-    let mut want = wanted;
     got.sort();
     want.sort();
     assert_eq!(got, want);

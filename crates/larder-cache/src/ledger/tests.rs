@@ -17,6 +17,11 @@ fn with(policy: &str, shape: &CacheShape, inputs: &PolicyInputs) -> Ledger {
     Ledger::new(shape, spec.make(shape, inputs).unwrap())
 }
 
+/// The choice of one token in a layer, whose logits are unknown.
+fn choice(row: usize, wanted: &[usize]) -> LayerChoice<'_> {
+    LayerChoice { row, wanted, tokens: &[1; 64][..wanted.len()], logits: &[] }
+}
+
 fn open(ledger: &mut Ledger, row: usize, wanted: &[usize]) -> Wave {
     let mut wave = Wave::default();
     ledger.open(row, wanted, &mut wave);
@@ -25,14 +30,7 @@ fn open(ledger: &mut Ledger, row: usize, wanted: &[usize]) -> Wave {
 
 /// Opens and closes waves until all of `wanted` are computed; every read succeeds.
 fn visit(ledger: &mut Ledger, layer: usize, wanted: &[usize]) {
-    ledger.begin(layer, wanted, &[]);
-    let mut rest = wanted;
-    while !rest.is_empty() {
-        let mut wave = open(ledger, layer, rest);
-        wave.misses.iter().for_each(|(e, _)| ledger.arrived(layer, *e));
-        ledger.close(layer, &mut wave);
-        rest = &rest[wave.len()..];
-    }
+    ledger.replay_visit(&choice(layer, wanted), &mut Wave::default(), |_| ());
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use larder_core::{ExpertId, ExpertLayout, Geometry, LayerIdx, Residency};
+use larder_core::{ExpertId, ExpertLayout, Geometry, LayerIdx, Residency, WantedExpert};
 use larder_policy::eviction::Eviction;
 
 use super::costs::Schedule;
@@ -12,16 +12,8 @@ use super::{
     TierTraffic,
 };
 use crate::cache::Visit;
+use crate::chosen::ChosenExperts;
 use crate::ledger::SlotIndex;
-
-/// A wanted expert of a layer.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct WantedExpert {
-    /// The expert.
-    pub expert: ExpertId,
-    /// Number of tokens that chose it.
-    pub tokens: usize,
-}
 
 /// Computes with experts of one layout, on either side.
 ///
@@ -40,6 +32,8 @@ pub trait TieredCompute {
 /// Two tiers of slots, the reader that fills the lower one, and the device that holds the upper one.
 pub struct TieredCache {
     pub(super) links: Links,
+    /// The experts of the current visit.
+    chosen: ChosenExperts,
     /// For each decoder layer, its index among those with experts (the MoE row).
     rows: Vec<Option<usize>>,
 }
@@ -61,7 +55,7 @@ impl TieredCache {
         }
         let tiers = TierLedger::new(shape, policies);
         let links = Links::new(geometry, tiers, host, device, CostModel::new(measured))?;
-        Ok(TieredCache { links, rows })
+        Ok(TieredCache { links, chosen: ChosenExperts::default(), rows })
     }
 
     /// Counts, bytes and times so far.
@@ -140,8 +134,8 @@ impl TieredCache {
         let row = self.row(layer);
         // Background copies may have completed since the last visit.
         while self.links.poll_copies().is_some() {}
-        let experts: Vec<usize> = wanted.iter().map(|w| w.expert.index()).collect();
-        self.links.tiers.begin(row, &experts, logits);
+        self.chosen.set(wanted);
+        self.links.tiers.begin(&self.chosen.choice(row, logits));
         let rest = wanted.to_vec();
         let (links, on_host, failed_promotions) = (&mut self.links, Vec::new(), Vec::new());
         let mut visit = LayerVisit { links, layer, row, rest, on_host, failed_promotions };

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use larder_core::{ExpertId, ExpertLayout, LayerIdx, NumberFormat};
+use larder_core::{ExpertId, ExpertLayout, LayerIdx, NumberFormat, WantedExpert};
 use larder_policy::eviction::{EvictionSpec, POLICIES, PolicyInputs};
 use larder_store::reader::{Arena, MemoryReader};
 use larder_store::{StoreError, StoreErrorKind};

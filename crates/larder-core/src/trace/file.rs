@@ -10,10 +10,12 @@ use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde_json::{Value, json};
 
-use super::{Trace, TraceError};
+use super::{Trace, TraceError, TraceToken};
 
 const FORMAT: &str = "larder-trace";
-const VERSION: &str = "1";
+const VERSION: &str = "2";
+/// The version without the origins of tokens, which is still read.
+const VERSION_WITHOUT_ORIGINS: &str = "1";
 /// Largest header that is read, in bytes; a trace has a much smaller one.
 const HEADER_MAX: u64 = 16 << 20;
 /// Metadata keys of the format, beside those of [`Trace::meta`].
@@ -64,10 +66,13 @@ impl Trace {
             let bytes = lengths.iter().flat_map(|n| n.to_le_bytes()).collect();
             tensors.push((name, "U32", vec![lengths.len()], bytes));
         }
+        let bytes = self.origins.iter().flat_map(|o| o.sequence.to_le_bytes()).collect();
+        tensors.push(("sequence_of", "U32", vec![tokens], bytes));
         tensors.push(("experts", "U16", places.clone(), self.ids.iter().flat_map(|id| id.to_le_bytes()).collect()));
         if !self.weights.is_empty() {
             tensors.push(("weights", "F16", places, self.weights.iter().flat_map(|w| w.to_le_bytes()).collect()));
         }
+        tensors.push(("decode", "U8", vec![tokens], self.origins.iter().map(|o| u8::from(o.decode)).collect()));
         let mut header = serde_json::Map::new();
         header.insert("__metadata__".into(), json!(self.metadata()));
         let mut end = 0;
@@ -142,10 +147,14 @@ impl Open {
             let why = format!("its metadata do not say 'format': '{FORMAT}'");
             return Err(TraceError::Foreign { path: self.path.clone(), why });
         }
-        match meta.get("version").map_or("none", String::as_str) {
-            VERSION => {}
-            other => return Err(self.malformed(format!("has version {other}; this larder reads version {VERSION}"))),
-        }
+        let has_origins = match meta.get("version").map_or("none", String::as_str) {
+            VERSION => true,
+            VERSION_WITHOUT_ORIGINS => false,
+            other => {
+                let known = format!("{VERSION_WITHOUT_ORIGINS} and {VERSION}");
+                return Err(self.malformed(format!("has version {other}; this larder reads versions {known}")));
+            }
+        };
         let experts = self.number(&meta, "experts")?;
         let places = self.shape("experts", 3)?;
         let (tokens, rows, top_k) = (places[0], places[1], places[2]);
@@ -168,7 +177,23 @@ impl Open {
         };
         let ids = self.read("experts", Dtype::U16, &places, u16::from_le_bytes)?;
         let (passes, sequences) = (lengths(self, "passes")?, lengths(self, "sequences")?);
-        Ok(Trace { rows, experts, top_k, ids, weights, logits, passes, sequences, meta })
+        let origins = match has_origins {
+            true => self.origins(tokens)?,
+            false if lengths_add_up(tokens, &passes, &sequences) => Trace::assumed_origins(&passes, &sequences),
+            // The check of the trace says what is wrong.
+            false => Vec::new(),
+        };
+        Ok(Trace { rows, experts, top_k, ids, weights, logits, origins, passes, sequences, meta })
+    }
+
+    fn origins(&mut self, tokens: usize) -> Result<Vec<TraceToken>, TraceError> {
+        let sequences = self.read("sequence_of", Dtype::U32, &[tokens], u32::from_le_bytes)?;
+        let decode = self.read("decode", Dtype::U8, &[tokens], |[flag]: [u8; 1]| flag)?;
+        if let Some(at) = decode.iter().position(|flag| *flag > 1) {
+            return Err(self.malformed(format!("has {} in 'decode' at token {at}, which must be 0 or 1", decode[at])));
+        }
+        let origin = |(sequence, flag)| TraceToken { sequence, decode: flag == 1 };
+        Ok(sequences.into_iter().zip(decode).map(origin).collect())
     }
 
     fn number(&self, meta: &BTreeMap<String, String>, key: &str) -> Result<usize, TraceError> {
@@ -215,4 +240,9 @@ impl Open {
         read.map_err(|source| TraceError::Io { path: self.path.clone(), doing: "reading", source })?;
         Ok(bytes.as_chunks().0.iter().map(|chunk| value(*chunk)).collect())
     }
+}
+
+/// Whether passes and sequences have as many tokens as the trace, so that tables of that size can be made from them.
+fn lengths_add_up(tokens: usize, passes: &[u32], sequences: &[u32]) -> bool {
+    [passes, sequences].iter().all(|lengths| lengths.iter().map(|n| u64::from(*n)).sum::<u64>() == tokens as u64)
 }

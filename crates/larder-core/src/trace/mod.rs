@@ -35,12 +35,25 @@ pub struct Trace {
     pub weights: Vec<f16>,
     /// Router logits `[tokens, rows, experts]`, or empty.
     pub logits: Vec<f32>,
-    /// Tokens of each forward pass; a prompt that is prefilled in one pass is one entry.
+    /// Sequence and phase of each token.
+    pub origins: Vec<TraceToken>,
+    /// Tokens of each forward pass (step); a prompt that is prefilled in one step is one entry. A step may hold tokens of
+    /// several sequences.
     pub passes: Vec<u32>,
-    /// Tokens of each sequence; each starts with a new pass.
+    /// Tokens of each stretch after which the eviction policies were told that something new begins: of each sequence, or
+    /// of several sequences that were generated together. Each starts with a new pass.
     pub sequences: Vec<u32>,
     /// Free text about the origin: model, command, seed.
     pub meta: BTreeMap<String, String>,
+}
+
+/// Where a token of a trace comes from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TraceToken {
+    /// Number of its sequence within the trace.
+    pub sequence: u32,
+    /// Whether the model generated it; else it is part of a prompt.
+    pub decode: bool,
 }
 
 /// The routing of one forward pass, to be added to a trace.
@@ -52,6 +65,9 @@ pub struct TracePass<'a> {
     pub weights: &'a [f16],
     /// Router logits `[tokens, rows, experts]`, or empty in every pass of a trace.
     pub logits: &'a [f32],
+    /// Sequence and phase of each token. Empty for a pass of one sequence, the only one since the last start; then a pass
+    /// of one token counts as generated.
+    pub origins: &'a [TraceToken],
     /// Whether it starts a new sequence.
     pub starts_sequence: bool,
 }
@@ -113,7 +129,22 @@ impl Trace {
             Some(last) if !pass.starts_sequence => *last += tokens,
             _ => self.sequences.push(tokens),
         }
+        match pass.origins {
+            [] => {
+                let only = TraceToken { sequence: self.sequences.len() as u32 - 1, decode: tokens == 1 };
+                self.origins.resize(self.origins.len() + tokens as usize, only);
+            }
+            origins => self.origins.extend_from_slice(origins),
+        }
         Ok(())
+    }
+
+    /// The origins of the tokens of a trace that says nothing of them: each stretch is a sequence of its own, and passes
+    /// of one token are generated.
+    pub(crate) fn assumed_origins(passes: &[u32], sequences: &[u32]) -> Vec<TraceToken> {
+        let decode = passes.iter().flat_map(|n| std::iter::repeat_n(*n == 1, *n as usize));
+        let sequence = (0..).zip(sequences).flat_map(|(i, n)| std::iter::repeat_n(i, *n as usize));
+        sequence.zip(decode).map(|(sequence, decode)| TraceToken { sequence, decode }).collect()
     }
 
     /// Number of tokens of a pass, or an error if it does not fit the trace.
@@ -130,6 +161,9 @@ impl Trace {
             return misfit("weights for some of its experts only");
         }
         let logits = if first { !pass.logits.is_empty() } else { !self.logits.is_empty() };
+        if !pass.origins.is_empty() && pass.origins.len() != tokens {
+            return misfit("origins for some of its tokens only");
+        }
         if pass.logits.len() != if logits { tokens * self.rows * self.experts } else { 0 } {
             return misfit("logits for some of its experts only");
         }
@@ -147,6 +181,8 @@ impl Trace {
         let first = self.is_empty();
         join(&mut self.weights, &other.weights, first);
         join(&mut self.logits, &other.logits, first);
+        let first = self.origins.iter().map(|o| o.sequence + 1).max().unwrap_or(0);
+        self.origins.extend(other.origins.iter().map(|o| TraceToken { sequence: o.sequence + first, ..*o }));
         self.ids.extend_from_slice(&other.ids);
         self.passes.extend_from_slice(&other.passes);
         self.sequences.extend_from_slice(&other.sequences);
@@ -170,6 +206,7 @@ impl Trace {
             ids: self.ids[cut(self.rows * self.top_k)].to_vec(),
             weights: self.weights.get(cut(self.rows * self.top_k)).unwrap_or_default().to_vec(),
             logits: self.logits.get(cut(self.rows * self.experts)).unwrap_or_default().to_vec(),
+            origins: renumbered(&self.origins[tokens.clone()]),
             passes: self.passes.iter().filter(inside).copied().collect(),
             sequences: self.sequences[sequences].to_vec(),
             meta: self.meta.clone(),
@@ -196,6 +233,7 @@ impl Trace {
         let places = tokens * self.rows * self.top_k;
         let sizes = [
             ("experts", self.ids.len(), places),
+            ("origins", self.origins.len(), tokens),
             ("weights", self.weights.len(), if self.weights.is_empty() { 0 } else { places }),
             ("logits", self.logits.len(), if self.logits.is_empty() { 0 } else { tokens * self.rows * self.experts }),
         ];
@@ -252,6 +290,16 @@ impl Trace {
         }
         Ok(())
     }
+}
+
+/// The same origins, with sequences numbered in the order in which they begin.
+fn renumbered(origins: &[TraceToken]) -> Vec<TraceToken> {
+    let mut numbers = BTreeMap::new();
+    let number = |origin: &TraceToken| {
+        let next = numbers.len() as u32;
+        TraceToken { sequence: *numbers.entry(origin.sequence).or_insert(next), ..*origin }
+    };
+    origins.iter().map(number).collect()
 }
 
 /// Appends `more`, or clears `all` if only one of the two has values.

@@ -9,6 +9,8 @@ pub struct TraceStep<'a> {
     pub row: usize,
     /// The needed experts, each once, token by token in order of rank.
     pub wanted: Vec<usize>,
+    /// For each of them, the number of tokens of the pass that chose it.
+    pub tokens: Vec<usize>,
     /// Router logits if the pass has one token and the trace holds logits, otherwise empty.
     pub logits: &'a [f32],
     /// Whether a sequence starts with this step.
@@ -26,22 +28,34 @@ pub struct Steps<'a> {
     sequence: usize,
     /// First token of the next sequence.
     next_sequence: usize,
-    /// Per expert, the last step that needed it.
-    seen: Vec<usize>,
+    /// Per expert, the last step that needed it, and its place among the wanted ones of that step.
+    seen: Vec<(usize, usize)>,
     step: usize,
 }
 
 impl<'a> Steps<'a> {
     pub(super) fn new(trace: &'a Trace) -> Self {
-        let seen = vec![0; trace.experts];
+        let seen = vec![(0, 0); trace.experts];
         Steps { trace, pass: 0, row: 0, token: 0, sequence: 0, next_sequence: 0, seen, step: 0 }
     }
 
-    fn wanted(&mut self, tokens: usize) -> Vec<usize> {
+    /// The distinct experts of the pass in the current row, and how many of its tokens chose each.
+    fn wanted(&mut self, tokens: usize) -> (Vec<usize>, Vec<usize>) {
         self.step += 1;
-        let chosen = (self.token..self.token + tokens).flat_map(|token| self.trace.chosen(token, self.row));
-        let (seen, step) = (&mut self.seen, self.step);
-        chosen.map(|id| *id as usize).filter(|id| std::mem::replace(&mut seen[*id], step) != step).collect()
+        let (mut wanted, mut counts) = (Vec::new(), Vec::new());
+        for token in self.token..self.token + tokens {
+            for expert in self.trace.chosen(token, self.row).iter().map(|id| *id as usize) {
+                match &mut self.seen[expert] {
+                    (step, place) if *step == self.step => counts[*place] += 1,
+                    seen => {
+                        *seen = (self.step, wanted.len());
+                        wanted.push(expert);
+                        counts.push(1);
+                    }
+                }
+            }
+        }
+        (wanted, counts)
     }
 
     fn begins_sequence(&mut self) -> bool {
@@ -61,7 +75,8 @@ impl<'a> Iterator for Steps<'a> {
         let tokens = *self.trace.passes.get(self.pass)? as usize;
         let starts_sequence = self.begins_sequence();
         let logits = if tokens == 1 { self.trace.logits_of(self.token, self.row) } else { &[] };
-        let step = TraceStep { row: self.row, wanted: self.wanted(tokens), logits, starts_sequence };
+        let (wanted, counts) = self.wanted(tokens);
+        let step = TraceStep { row: self.row, wanted, tokens: counts, logits, starts_sequence };
         self.row += 1;
         if self.row == self.trace.rows {
             self.row = 0;

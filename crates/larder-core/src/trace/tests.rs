@@ -21,6 +21,8 @@ fn error_of(result: Result<Trace, TraceError>) -> String {
 #[test]
 fn steps_need_each_expert_once_per_pass() {
     let trace = small();
+    let counts: Vec<_> = trace.steps().take(2).map(|s| s.tokens).collect();
+    assert_eq!(counts, [vec![1, 2, 1], vec![2, 1, 1]]);
     let steps: Vec<_> = trace.steps().map(|s| (s.row, s.wanted, s.starts_sequence)).collect();
     let want = [
         (0, vec![0, 1, 2], true),
@@ -83,6 +85,7 @@ fn contradictory_traces_are_refused() {
     assert!(broken(|t| t.passes[0] = 3).contains("'passes'"));
     assert!(broken(|t| t.sequences = vec![4, 0]).contains("'sequences'"));
     assert!(broken(|t| t.sequences = vec![1, 3]).contains("crosses the end"));
+    assert!(broken(|t| t.origins.truncate(1)).contains("'origins'"));
     assert!(broken(|t| t.weights = vec![half::f16::ONE]).contains("'weights'"));
     assert!(broken(|t| t.logits = vec![f32::NAN; 32]).contains("not finite"));
     assert!(broken(|t| t.experts = 1 << 30).contains("supports up to"));
@@ -160,6 +163,8 @@ fn half_precision_logits_are_read() {
     std::fs::write(&path, safetensors::serialize(views, Some(meta)).unwrap()).unwrap();
     let trace = Trace::read(&path).unwrap();
     assert_eq!((trace.logits, trace.ids), (vec![1.0, 2.0], vec![1]));
+    // Version 1 says nothing of origins.
+    assert_eq!(trace.origins, [TraceToken { sequence: 0, decode: true }]);
 }
 
 /// A trace of any shape, with passes of one and of several tokens.
@@ -169,7 +174,18 @@ fn any_trace() -> impl Strategy<Value = Trace> {
     (sizes, passes).prop_map(|((rows, experts, k, [weights, logits]), passes)| {
         let k = k.min(experts);
         let mut trace = Trace::new(rows, experts, k);
+        // Sequences that began before the current stretch, and up to three that began in it.
+        let (mut before, mut begun) = (0, 0);
         for (tokens, starts_sequence, seed) in passes {
+            if starts_sequence {
+                (before, begun) = (before + begun, 0);
+            }
+            let origin = |token: usize| {
+                let local = ((seed % 3) as u32 + token as u32).min(begun).min(2);
+                begun = begun.max(local + 1);
+                TraceToken { sequence: before + local, decode: seed % 5 > token as u64 }
+            };
+            let origins: Vec<_> = (0..tokens).map(origin).collect();
             let places = tokens * rows * k;
             let id = |place: usize| ((seed as usize / 7 + place / k * 3 + place % k) % experts) as u16;
             let weights: Vec<_> =
@@ -177,7 +193,8 @@ fn any_trace() -> impl Strategy<Value = Trace> {
             let logits: Vec<_> =
                 (0..if logits { tokens * rows * experts } else { 0 }).map(|i| i as f32 - 0.5).collect();
             let ids: Vec<_> = (0..places).map(id).collect();
-            trace.push(&TracePass { ids: &ids, weights: &weights, logits: &logits, starts_sequence }).unwrap();
+            let pass = TracePass { ids: &ids, weights: &weights, logits: &logits, origins: &origins, starts_sequence };
+            trace.push(&pass).unwrap();
         }
         trace
     })

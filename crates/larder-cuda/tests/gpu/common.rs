@@ -144,7 +144,15 @@ impl LayerCase {
     }
 
     pub fn call(&self) -> MoeCall<'_> {
-        MoeCall { layer: LayerIdx(0), gate: &self.gate, act: self.act, logits: &[], x: &self.x, tokens: self.tokens }
+        MoeCall {
+            layer: LayerIdx(0),
+            gate: &self.gate,
+            act: self.act,
+            logits: &[],
+            x: &self.x,
+            tokens: self.tokens,
+            origins: &[],
+        }
     }
 
     /// What each place of these experts adds to the sum, computed by the CPU kernels.

@@ -3,9 +3,9 @@
 use std::time::Instant;
 
 use larder_cache::Traffic;
-use larder_core::{ExpertId, Gate, LayerIdx};
+use larder_core::{ExpertId, Gate, LayerIdx, WantedExpert};
 use larder_engine::{CachedPath, StreamingPath};
-use larder_model::{ExpertPath, ModelError, MoeCall, Routed, distinct};
+use larder_model::{ExpertPath, ModelError, MoeCall, Routed, wanted_experts};
 
 use crate::client::latency_estimate::LatencyEstimate;
 use crate::client::layer_share::OutputSource;
@@ -55,11 +55,12 @@ impl Edge {
         let mut sources = vec![OutputSource::Local; routed.ids.len()];
         let mut exchange = LayerExchange::default();
         self.local.begin(call, &routed);
-        let mut rest = distinct(&routed.ids, call.gate.experts);
+        let mut rest = wanted_experts(&routed.ids, call.gate.experts);
         while !rest.is_empty() {
             let local = self.send(call, &routed, &rest, &mut exchange)?;
             self.compute(call, &routed, &local)?;
-            rest = self.pool.wait(call.tokens, &mut exchange, &mut sources);
+            let failed = self.pool.wait(call.tokens, &mut exchange, &mut sources);
+            rest.retain(|wanted| failed.contains(&wanted.expert));
         }
         self.sum(call, &routed, &sources, &exchange, out);
         Ok(routed)
@@ -70,17 +71,18 @@ impl Edge {
         &mut self,
         call: &MoeCall,
         routed: &Routed,
-        wanted: &[ExpertId],
+        wanted: &[WantedExpert],
         exchange: &mut LayerExchange,
-    ) -> Result<Vec<ExpertId>, ModelError> {
+    ) -> Result<Vec<WantedExpert>, ModelError> {
         let offers = self.pool.offers(call, wanted, exchange);
         let ssd = self.ssd.seconds(call.tokens, Instant::now()).unwrap_or(0.0);
         let mut free = if self.always_local.is_none() { self.local.free_slots(call.layer) } else { 0 };
         let (mut local, mut read) = (Vec::new(), 0);
         let mut remote: Vec<(usize, Vec<ExpertId>)> = Vec::new();
-        for (expert, offers) in wanted.iter().zip(offers) {
+        for (wanted, offers) in wanted.iter().zip(offers) {
+            let WantedExpert { expert, .. } = wanted;
             if self.local.is_resident(call.layer, *expert) {
-                local.push(*expert);
+                local.push(*wanted);
                 continue;
             }
             let is_stored = self.stored.contains(call.layer, *expert);
@@ -94,7 +96,7 @@ impl Edge {
                     None => remote.push((worker, vec![*expert])),
                 },
                 None if is_stored => {
-                    local.push(*expert);
+                    local.push(*wanted);
                     read += 1;
                     free = free.saturating_sub(1);
                 }
@@ -109,7 +111,7 @@ impl Edge {
     }
 
     /// Computes experts locally and measures the time of those that had to be read.
-    fn compute(&mut self, call: &MoeCall, routed: &Routed, local: &[ExpertId]) -> Result<(), ModelError> {
+    fn compute(&mut self, call: &MoeCall, routed: &Routed, local: &[WantedExpert]) -> Result<(), ModelError> {
         if local.is_empty() {
             return Ok(());
         }
@@ -167,9 +169,12 @@ impl ExpertPath for Edge {
         }
         let (hidden, experts) = (out.len() / call.tokens, call.gate.experts);
         let mut all = Routed::default();
-        let chunks = call.x.chunks(MAX_REQUEST_TOKENS * hidden).zip(call.logits.chunks(MAX_REQUEST_TOKENS * experts));
-        for ((x, logits), out) in chunks.zip(out.chunks_mut(MAX_REQUEST_TOKENS * hidden)) {
-            let routed = self.forward_chunk(&MoeCall { x, logits, tokens: x.len() / hidden, ..*call }, out)?;
+        for (i, out) in out.chunks_mut(MAX_REQUEST_TOKENS * hidden).enumerate() {
+            let (from, tokens) = (i * MAX_REQUEST_TOKENS, out.len() / hidden);
+            let x = &call.x[from * hidden..][..tokens * hidden];
+            let logits = &call.logits[from * experts..][..tokens * experts];
+            let origins = &call.origins[from..][..tokens];
+            let routed = self.forward_chunk(&MoeCall { x, logits, tokens, origins, ..*call }, out)?;
             all.ids.extend(routed.ids);
             all.weights.extend(routed.weights);
         }

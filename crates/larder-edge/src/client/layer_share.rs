@@ -150,7 +150,15 @@ mod tests {
     fn share(format: Format) -> (LayerShare, ComputeRequest) {
         let gate = Gate::softmax(8, 3, false);
         let x: Vec<f32> = (0..12).map(|i| i as f32).collect();
-        let call = MoeCall { layer: LayerIdx(1), gate: &gate, act: Activation::Silu, logits: &[], x: &x, tokens: 3 };
+        let call = MoeCall {
+            layer: LayerIdx(1),
+            gate: &gate,
+            act: Activation::Silu,
+            logits: &[],
+            x: &x,
+            tokens: 3,
+            origins: &[],
+        };
         // The first token begins with two experts of the share, the second has none, the third has two separate ones.
         let routed =
             Routed { ids: ids(&[4, 5, 0, 1, 2, u16::MAX, 5, 1, 4]), weights: (1..=9).map(|i| i as f32).collect() };

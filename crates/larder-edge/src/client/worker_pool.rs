@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use larder_core::ExpertId;
+use larder_core::{ExpertId, WantedExpert};
 use larder_model::{MoeCall, Routed};
 use prost::Message;
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
@@ -134,14 +134,14 @@ impl WorkerPool {
 
     /// For each of `wanted`, the workers that hold it, each with its estimated seconds, in order of preference. A worker
     /// that was not measured lately counts as 0 seconds, so that it is asked and measured.
-    pub fn offers(&self, call: &MoeCall, wanted: &[ExpertId], exchange: &LayerExchange) -> Vec<Vec<(usize, f64)>> {
+    pub fn offers(&self, call: &MoeCall, wanted: &[WantedExpert], exchange: &LayerExchange) -> Vec<Vec<(usize, f64)>> {
         let now = Instant::now();
         let mut offers = vec![vec![]; wanted.len()];
         for (i, (connection, estimate)) in self.connections.iter().zip(&self.estimates).enumerate() {
             let held = connection.state().held.clone();
             let Some(held) = held.filter(|_| !exchange.failed_workers.contains(&i)) else { continue };
             let cost = estimate.seconds(call.tokens, now).unwrap_or(0.0);
-            let held = offers.iter_mut().zip(wanted).filter(|(_, expert)| held.contains(call.layer, **expert));
+            let held = offers.iter_mut().zip(wanted).filter(|(_, wanted)| held.contains(call.layer, wanted.expert));
             held.for_each(|(offers, _)| offers.push((i, cost)));
         }
         offers

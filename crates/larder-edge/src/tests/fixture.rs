@@ -8,7 +8,7 @@ use std::time::Duration;
 use larder_cache::{Cache, CacheScope, Shards};
 use larder_core::{ExpertId, ExpertLayout, Gate, Geometry, LayerIdx, NumberFormat};
 use larder_engine::{Routing, StreamingPath};
-use larder_model::{Activation, AllResident, ComputeContext, ExpertPath, MoeCall};
+use larder_model::{Activation, AllResident, ComputeContext, ExpertPath, MoeCall, TokenOrigin};
 use larder_policy::eviction::{CacheShape, EvictionSpec, PolicyInputs};
 use larder_store::StoreError;
 use larder_store::reader::{Arena, MemoryReader};
@@ -228,7 +228,8 @@ pub fn outputs(path: &mut dyn ExpertPath, scales_input: bool) -> Result<Vec<Vec<
             let x: Vec<f32> = (0..tokens * HIDDEN).map(number).collect();
             let logits: Vec<f32> = (0..tokens * EXPERTS).map(|i| number(i * 3 + 1)).collect();
             let act = Activation::ClampedSwiglu { alpha: 1.7, limit: 7.0 };
-            let call = MoeCall { layer, gate: &gate, act, logits: &logits, x: &x, tokens };
+            let origins = vec![TokenOrigin::default(); tokens];
+            let call = MoeCall { layer, gate: &gate, act, logits: &logits, x: &x, tokens, origins: &origins };
             let mut out = vec![f32::NAN; tokens * HIDDEN];
             path.forward(&call, &mut out).map_err(|e| e.to_string())?;
             all.push(out.iter().map(|v| v.to_bits()).collect());

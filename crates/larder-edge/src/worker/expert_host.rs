@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use std::{io, thread};
 
 use larder_cache::Cache;
-use larder_model::{ComputeContext, ExpertWorkspace, distinct};
+use larder_model::{ComputeContext, ExpertWorkspace, wanted_experts};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::compute_job::ComputeJob;
@@ -48,7 +48,7 @@ impl ExpertHost {
         let start = Instant::now();
         let (call, ExpertHost { cache, bench }) = (job.call(), self);
         bench.begin(&call, &job.routed, cache.layout(job.layer));
-        let wanted = distinct(&job.routed.ids, job.gate.experts);
+        let wanted = wanted_experts(&job.routed.ids, job.gate.experts);
         cache
             .visit(job.layer, &wanted, &[], &mut |layout, group| bench.compute(&call, &job.routed, layout, group))
             .map_err(|e| e.to_string())?;

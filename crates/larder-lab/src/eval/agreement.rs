@@ -3,6 +3,7 @@
 use larder_cache::{CacheCounts, Ledger, Wave};
 use larder_core::{ExpertId, Gate, Geometry, LayerIdx};
 use larder_model::{Routed, Tap};
+use larder_policy::eviction::LayerChoice;
 use larder_policy::routing::quality::{Quality, QualityMeter};
 use larder_policy::routing::{Router, RouterInput};
 
@@ -61,14 +62,8 @@ impl<'a> ShadowRouting<'a> {
         self.router.choose(&RouterInput { row, gate, logits, decode: true }, &self.ledger, &mut self.chosen);
         self.qualities[row] += self.meter.measure(gate, logits, &self.chosen);
         let wanted: Vec<usize> = self.chosen.iter().map(|e| e.index()).collect();
-        self.ledger.begin(row, &wanted, logits);
-        let mut rest = &wanted[..];
-        while !rest.is_empty() {
-            self.ledger.open(row, rest, &mut self.wave);
-            self.wave.misses.iter().for_each(|(expert, _)| self.ledger.arrived(row, *expert));
-            self.ledger.close(row, &mut self.wave);
-            rest = &rest[self.wave.len()..];
-        }
+        let choice = LayerChoice { row, wanted: &wanted, tokens: &vec![1; wanted.len()], logits };
+        self.ledger.replay_visit(&choice, &mut self.wave, |_| ());
     }
 }
 

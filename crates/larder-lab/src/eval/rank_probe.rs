@@ -2,7 +2,7 @@
 
 use larder_core::{Gate, Geometry, LayerIdx};
 use larder_engine::PREFILL_CHUNK;
-use larder_model::{Decoder, ExpertPath, KvCache, LogitsFor, ModelError, Routed, Tap};
+use larder_model::{Decoder, ExpertPath, KvCache, LogitsFor, ModelError, Routed, Span, Tap, TokenOrigin, TokenPhase};
 use larder_policy::routing::Ranking;
 use serde::Serialize;
 
@@ -92,7 +92,8 @@ impl<P: ExpertPath> RankProbe<'_, P> {
             self.swaps.set(None);
             let end = position + 1;
             for piece in ids[state.len..*position].chunks(PREFILL_CHUNK) {
-                self.decoder.forward(piece, ids.len(), LogitsFor::Last, &mut state, self.experts, &mut ())?;
+                let span = Span { horizon: ids.len(), logits_for: LogitsFor::None, ..Span::new(piece, &mut state) };
+                self.decoder.step(&mut [span], self.experts, &mut ())?;
             }
             let mut seen = RouterLogits::new(self.decoder.geometry(), gates.len());
             let step = (&ids[*position..end], ids[end], ids.len());
@@ -119,7 +120,9 @@ impl<P: ExpertPath> RankProbe<'_, P> {
         tap: &mut dyn Tap,
     ) -> Result<f64, ModelError> {
         let mut state = state.clone();
-        let logits = self.decoder.forward(token, horizon, LogitsFor::Last, &mut state, self.experts, tap)?;
+        let origin = TokenOrigin { phase: TokenPhase::Decode, ..TokenOrigin::default() };
+        let span = Span { horizon, origin, ..Span::new(token, &mut state) };
+        let logits = self.decoder.step(&mut [span], self.experts, tap)?;
         match logits.len() > next as usize {
             true => Ok(loss(&logits, next)),
             false => Err(ModelError::Request(format!(

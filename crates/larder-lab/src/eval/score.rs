@@ -1,7 +1,7 @@
 //! The loss of a text.
 
-use larder_engine::{PREFILL_CHUNK, Session};
-use larder_model::{ExpertPath, LogitsFor, ModelError, Tap};
+use larder_engine::{PREFILL_CHUNK, Session, TokenInput};
+use larder_model::{ExpertPath, LogitsFor, ModelError, Tap, TokenPhase};
 
 use super::loss;
 
@@ -34,8 +34,11 @@ pub fn score<P: ExpertPath>(
     let mut scored = ChunkScore::default();
     let Some((_, next)) = chunk.split_first() else { return Ok(scored) };
     session.plan_len(next.len());
+    // The routing of a lossy strategy is only valid as in decode, one token at a time.
+    let phase = if step == 1 { TokenPhase::Decode } else { TokenPhase::Prefill };
     for (read, follow) in chunk[..next.len()].chunks(step.max(1)).zip(next.chunks(step.max(1))) {
-        let logits = session.forward(read, read.len(), LogitsFor::All, tap)?;
+        let input = TokenInput { tokens: read, phase, chunk: step.max(1), logits_for: LogitsFor::All };
+        let logits = session.forward(&input, tap)?;
         let vocab = logits.len() / read.len();
         if let Some(id) = follow.iter().find(|id| **id as usize >= vocab) {
             return Err(ModelError::Request(format!(

@@ -73,7 +73,7 @@ pub(super) fn read(path: &Path, options: &ImportOptions) -> Result<Trace, LabErr
             }
         }
         let starts_sequence = at == 0 || tokens[at - 1].sequence != tokens[at].sequence;
-        trace.push(&TracePass { ids: &ids, weights: &weights, logits: &[], starts_sequence })?;
+        trace.push(&TracePass { ids: &ids, weights: &weights, starts_sequence, ..TracePass::default() })?;
         at += pass.len();
     }
     trace.meta.insert("source".into(), path.file_name().unwrap_or_default().to_string_lossy().into_owned());

@@ -6,7 +6,7 @@ use std::io::Read;
 use std::path::{Component, Path, PathBuf};
 
 use half::f16;
-use larder_core::Trace;
+use larder_core::{Trace, TraceToken};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 
@@ -89,6 +89,7 @@ fn read_sequence(path: &Path, index: &Index) -> Result<Trace, LabError> {
     let sequence = Trace {
         ids,
         weights,
+        origins: vec![TraceToken { sequence: 0, decode: true }; tokens as usize],
         passes: vec![1; tokens as usize],
         sequences: vec![tokens],
         ..Trace::new(layers, index.experts, k)

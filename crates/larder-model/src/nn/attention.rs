@@ -5,9 +5,10 @@ use larder_core::SequenceMemory;
 use larder_kernels::AttentionArgs;
 
 use super::norm::rms;
-use super::{AttentionMask, ForwardPass, LayerKv, Mixer, Norm, Rotary};
+use super::{AttentionMask, ForwardPass, Mixer, Norm, Rotary};
 use crate::error::Result;
 use crate::matrix::{Linear, with_f32};
+use crate::step::LayerStates;
 
 /// Heads and widths of attention.
 #[derive(Clone, Copy)]
@@ -75,9 +76,9 @@ pub struct Attention {
 }
 
 impl Mixer for Attention {
-    fn forward(&self, x: &Tensor, layer_kv: &mut LayerKv, pass: &ForwardPass) -> Result<Tensor> {
+    fn forward(&self, x: &Tensor, states: &mut LayerStates, pass: &ForwardPass) -> Result<Tensor> {
         let AttentionShape { heads, kv_heads, head_dim } = self.shape;
-        let n = pass.tokens;
+        let n = pass.tokens();
         let [q, k, v] = Linear::forward_all([&self.q, &self.k, &self.v], x)?;
         let (q, gate) = self.part(q, n)?; // [n, heads · head_dim]
         let (q, k) = self.norm_whole(q, k)?;
@@ -85,24 +86,28 @@ impl Mixer for Attention {
 
         let q = self.scale_by_position(self.position(self.heads(q?, heads, true)?, pass)?, pass)?; // [n, heads, dim]
         let k = self.position(self.heads(k?, kv_heads, false)?, pass)?; // [n, kv, head_dim]
-        with_f32(&k, |k| layer_kv.keys.append(k, kv_heads, head_dim))??;
-        with_f32(&v?, |v| layer_kv.values.append(v, kv_heads, head_dim))??;
-
-        let seen = pass.visible_ranges(self.mask);
+        let v = v?;
         let mut mixed = vec![0.0; n * heads * head_dim]; // [n, heads, head_dim]
-        with_f32(&q, |q| {
-            let args = AttentionArgs {
-                queries: q,
-                heads,
-                keys: layer_kv.keys.view(head_dim),
-                values: layer_kv.values.view(head_dim),
-                kv_heads,
-                seen: &seen,
-                scale: self.scale as f32,
-                sinks: self.sinks.as_deref(),
-            };
-            self.o.compute().attend(&args, &mut mixed)
-        })??;
+        let (k_width, q_width) = (kv_heads * head_dim, heads * head_dim);
+        for (i, span) in pass.spans.iter().enumerate() {
+            let layer_kv = states.of(i);
+            with_f32(&k, |k| layer_kv.keys.append(span.rows(k, k_width), kv_heads, head_dim))??;
+            with_f32(&v, |v| layer_kv.values.append(span.rows(v, k_width), kv_heads, head_dim))??;
+            let seen = span.visible_ranges(self.mask);
+            with_f32(&q, |q| {
+                let args = AttentionArgs {
+                    queries: span.rows(q, q_width),
+                    heads,
+                    keys: layer_kv.keys.view(head_dim),
+                    values: layer_kv.values.view(head_dim),
+                    kv_heads,
+                    seen: &seen,
+                    scale: self.scale as f32,
+                    sinks: self.sinks.as_deref(),
+                };
+                self.o.compute().attend(&args, span.rows_mut(&mut mixed, q_width))
+            })??;
+        }
         let mixed = Tensor::from_vec(mixed, (n, heads * head_dim), &Device::Cpu)?;
         self.o.forward(&match gate {
             Some(gate) => (mixed * candle_nn::ops::sigmoid(&gate)?)?,
@@ -162,8 +167,8 @@ impl Attention {
 
     fn scale_by_position(&self, q: Tensor, pass: &ForwardPass) -> Result<Tensor> {
         let Some(AttentionTemperature { floor, scale }) = self.temperature else { return Ok(q) };
-        let at = |i| (((pass.start + i + 1) as f64 / floor).floor().ln_1p() * scale + 1.0) as f32;
-        let scales: Vec<f32> = (0..pass.tokens).map(at).collect();
-        Ok(q.broadcast_mul(&Tensor::from_vec(scales, (pass.tokens, 1, 1), &Device::Cpu)?)?)
+        let factor = |at| (((at + 1) as f64 / floor).floor().ln_1p() * scale + 1.0) as f32;
+        let scales: Vec<f32> = pass.positions().map(factor).collect();
+        Ok(q.broadcast_mul(&Tensor::from_vec(scales, (pass.tokens(), 1, 1), &Device::Cpu)?)?)
     }
 }

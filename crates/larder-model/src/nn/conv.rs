@@ -3,9 +3,10 @@
 use candle_core::{Device, Tensor};
 use larder_core::SequenceMemory;
 
-use super::{ForwardPass, LayerKv, Mixer};
+use super::{ForwardPass, Mixer};
 use crate::error::Result;
 use crate::matrix::{Linear, with_f32};
+use crate::step::LayerStates;
 use crate::weights::WeightLoader;
 
 /// A causal depthwise convolution.
@@ -62,12 +63,16 @@ pub struct ShortConv {
 }
 
 impl Mixer for ShortConv {
-    fn forward(&self, x: &Tensor, layer_kv: &mut LayerKv, _: &ForwardPass) -> Result<Tensor> {
+    fn forward(&self, x: &Tensor, states: &mut LayerStates, pass: &ForwardPass) -> Result<Tensor> {
         let (tokens, hidden) = x.dims2()?;
         let bcx = self.input.forward(x)?; // [tokens, 3 · hidden]
         let part = |at: usize| bcx.narrow(1, at * hidden, hidden);
         let gated = (part(0)? * part(2)?)?;
-        let conv = with_f32(&gated, |gated| self.conv.forward(gated, &mut layer_kv.window))?;
+        let conv = with_f32(&gated, |gated| {
+            let spans = pass.spans.iter().enumerate();
+            let each = spans.map(|(i, span)| self.conv.forward(span.rows(gated, hidden), &mut states.of(i).window));
+            each.collect::<Vec<_>>().concat()
+        })?;
         let conv = Tensor::from_vec(conv, (tokens, hidden), &Device::Cpu)?;
         self.output.forward(&(part(1)? * conv)?)
     }

@@ -7,6 +7,7 @@ use super::activation::{sigmoid, silu};
 use super::{CausalConv, ForwardPass, LayerKv, Mixer};
 use crate::error::Result;
 use crate::matrix::{Linear, with_f32};
+use crate::step::LayerStates;
 use crate::weights::WeightLoader;
 
 /// Heads and widths of the gated delta rule.
@@ -135,9 +136,9 @@ struct Ungrouped {
 }
 
 impl Mixer for GatedDeltaNet {
-    fn forward(&self, x: &Tensor, layer_kv: &mut LayerKv, pass: &ForwardPass) -> Result<Tensor> {
+    fn forward(&self, x: &Tensor, states: &mut LayerStates, pass: &ForwardPass) -> Result<Tensor> {
         let DeltaShape { k_heads, v_heads, k_dim, v_dim, .. } = self.shape;
-        let (n, mixed, values) = (pass.tokens, 2 * k_heads * k_dim + v_heads * v_dim, v_heads * v_dim);
+        let (n, mixed, values) = (pass.tokens(), 2 * k_heads * k_dim + v_heads * v_dim, v_heads * v_dim);
         let mut all = Ungrouped::default();
         let (qkvz, ba) = (self.qkvz.forward(x)?, self.ba.forward(x)?);
         with_f32(&qkvz, |qkvz| {
@@ -147,19 +148,24 @@ impl Mixer for GatedDeltaNet {
                 }
             })
         })??;
-        let mut qkv = self.conv.forward(&all.qkv, &mut layer_kv.window); // [n, mixed]
-        qkv.iter_mut().for_each(|v| *v = silu(*v));
-
-        layer_kv.recurrent.resize(v_heads * k_dim * v_dim, 0.0);
         let mut out = vec![0.0; n * values];
-        for (t, out) in out.chunks_exact_mut(values).enumerate() {
-            let token = TokenInputs {
-                qkv: &qkv[t * mixed..][..mixed],
-                z: &all.z[t * values..][..values],
-                beta: &all.beta[t * v_heads..][..v_heads],
-                g: &all.g[t * v_heads..][..v_heads],
-            };
-            self.step(&token, &mut layer_kv.recurrent, out);
+        for (i, span) in pass.spans.iter().enumerate() {
+            let LayerKv { window, recurrent, .. } = states.of(i);
+            let mut qkv = self.conv.forward(span.rows(&all.qkv, mixed), window); // [span tokens, mixed]
+            qkv.iter_mut().for_each(|v| *v = silu(*v));
+            recurrent.resize(v_heads * k_dim * v_dim, 0.0);
+            for (t, (qkv, out)) in
+                qkv.chunks_exact(mixed).zip(span.rows_mut(&mut out, values).chunks_exact_mut(values)).enumerate()
+            {
+                let row = span.first_row + t;
+                let token = TokenInputs {
+                    qkv,
+                    z: &all.z[row * values..][..values],
+                    beta: &all.beta[row * v_heads..][..v_heads],
+                    g: &all.g[row * v_heads..][..v_heads],
+                };
+                self.step(&token, recurrent, out);
+            }
         }
         self.output.forward(&Tensor::from_vec(out, (n, values), &Device::Cpu)?)
     }

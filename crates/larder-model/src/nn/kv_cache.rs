@@ -52,6 +52,14 @@ impl KvCache {
         self.layers.iter().map(LayerKv::bytes).sum()
     }
 
+    /// After a failed step: drops what layers hold beyond the first [`len`](Self::len) tokens. Returns whether the cache
+    /// is valid again; a recurrent state that has moved on cannot go back.
+    pub fn discard_uncommitted(&mut self) -> bool {
+        let len = self.len;
+        self.layers.iter_mut().for_each(|layer| layer.truncate(len));
+        self.layers.iter().all(LayerKv::can_truncate)
+    }
+
     /// Keeps the first `len` tokens, if that is possible, and returns whether it was; otherwise nothing changes. Rows
     /// of attention can be dropped; the windows and states of convolutions and recurrences exist only for the whole
     /// sequence.

@@ -4,9 +4,10 @@ use candle_core::{D, Device, Tensor};
 use larder_core::SequenceMemory;
 use larder_kernels::AttentionArgs;
 
-use super::{AttentionMask, ForwardPass, LayerKv, Mixer, Norm, Rotary};
+use super::{AttentionMask, ForwardPass, Mixer, Norm, Rotary};
 use crate::error::Result;
 use crate::matrix::{Linear, PlacedMatrix, with_f32};
+use crate::step::LayerStates;
 use crate::weights::WeightLoader;
 
 /// Heads and widths of latent attention.
@@ -85,7 +86,7 @@ impl LatentAttention {
             Query::Full(q) => q.forward(x)?,
             Query::Low(a, norm, b) => b.forward(&norm.forward(&a.forward(x)?)?)?,
         };
-        let q = q.reshape((pass.tokens, heads, nope + rope))?;
+        let q = q.reshape((pass.tokens(), heads, nope + rope))?;
         let latent = PlacedMatrix::forward_heads(&self.to_latent, &q.narrow(2, 0, nope)?)?; // [n, heads, kv_rank]
         let rotated = self.rotary.apply(&q.narrow(2, nope, rope)?.contiguous()?, pass)?;
         Ok(Tensor::cat(&[latent, rotated], D::Minus1)?)
@@ -102,25 +103,29 @@ impl LatentAttention {
 }
 
 impl Mixer for LatentAttention {
-    fn forward(&self, x: &Tensor, layer_kv: &mut LayerKv, pass: &ForwardPass) -> Result<Tensor> {
+    fn forward(&self, x: &Tensor, states: &mut LayerStates, pass: &ForwardPass) -> Result<Tensor> {
         let LatentShape { heads, kv_rank, rope, value, .. } = self.shape;
-        let n = pass.tokens;
-        with_f32(&self.key(x, pass)?, |k| layer_kv.keys.append(k, 1, kv_rank + rope))??;
-        let seen = pass.visible_ranges(AttentionMask::Causal);
+        let (n, width) = (pass.tokens(), kv_rank + rope);
+        let (key, query) = (self.key(x, pass)?, self.query(x, pass)?);
         let mut mixed = vec![0.0; n * heads * kv_rank]; // [n, heads, kv_rank]
-        with_f32(&self.query(x, pass)?, |q| {
-            let args = AttentionArgs {
-                queries: q,
-                heads,
-                keys: layer_kv.keys.view(kv_rank + rope),
-                values: layer_kv.keys.view(kv_rank),
-                kv_heads: 1,
-                seen: &seen,
-                scale: self.scale as f32,
-                sinks: None,
-            };
-            self.o.compute().attend(&args, &mut mixed)
-        })??;
+        for (i, span) in pass.spans.iter().enumerate() {
+            let layer_kv = states.of(i);
+            with_f32(&key, |k| layer_kv.keys.append(span.rows(k, width), 1, width))??;
+            let seen = span.visible_ranges(AttentionMask::Causal);
+            with_f32(&query, |q| {
+                let args = AttentionArgs {
+                    queries: span.rows(q, heads * width),
+                    heads,
+                    keys: layer_kv.keys.view(width),
+                    values: layer_kv.keys.view(kv_rank),
+                    kv_heads: 1,
+                    seen: &seen,
+                    scale: self.scale as f32,
+                    sinks: None,
+                };
+                self.o.compute().attend(&args, span.rows_mut(&mut mixed, heads * kv_rank))
+            })??;
+        }
         let mixed = Tensor::from_vec(mixed, (n, heads, kv_rank), &Device::Cpu)?;
         let mixed = PlacedMatrix::forward_heads(&self.to_value, &mixed)?; // [n, heads, value]
         self.o.forward(&mixed.reshape((n, heads * value))?)

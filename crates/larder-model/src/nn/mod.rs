@@ -23,21 +23,23 @@ pub use latent::{LatentAttention, LatentShape};
 pub use mlp::{Mlp, MlpNames};
 pub use moe::{Moe, SharedExpert};
 pub use norm::Norm;
-pub use pass::{AttentionMask, ForwardPass};
-pub use rope::{Rope, Rotary, attention_scale};
+pub use pass::{AttentionMask, ForwardPass, SpanPositions};
+pub use rope::{Rope, RopeTable, Rotary, attention_scale};
 
 use candle_core::Tensor;
 use larder_core::SequenceMemory;
 
 use crate::error::Result;
+use crate::step::LayerStates;
 
 /// Token mixing, the part of a layer that moves information between positions: attention, a convolution, a recurrence.
 pub trait Mixer: Send + Sync {
-    /// `x [tokens, hidden]` → `[tokens, hidden]`.
+    /// `x [tokens, hidden]` → `[tokens, hidden]`, for the tokens of all spans of a step.
     ///
-    /// The caller guarantees that `layer_kv` belongs to this layer and holds exactly the tokens before this pass. The
-    /// implementation appends the state that later passes need.
-    fn forward(&self, x: &Tensor, layer_kv: &mut LayerKv, pass: &ForwardPass) -> Result<Tensor>;
+    /// The caller guarantees that `states` belong to this layer and that each holds exactly the tokens before its span.
+    /// The implementation appends the state that later steps need, and mixes only within a span: its result for a span
+    /// depends on that span and its state alone, bit for bit, and not on how the sequence is divided into spans.
+    fn forward(&self, x: &Tensor, states: &mut LayerStates, pass: &ForwardPass) -> Result<Tensor>;
 
     /// Memory for the KV cache and recurrent state of a sequence.
     fn memory_need(&self) -> SequenceMemory;

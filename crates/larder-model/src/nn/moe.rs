@@ -7,6 +7,7 @@ use super::{Activation, Mlp};
 use crate::error::Result;
 use crate::experts::{ExpertPath, MoeCall};
 use crate::matrix::{Linear, with_f32};
+use crate::step::TokenOrigin;
 use crate::tap::{Phase, PhaseClock, Tap};
 
 /// An MoE layer without its routed experts: router, gate, shared expert. The routed experts are computed by an
@@ -33,10 +34,11 @@ pub struct SharedExpert {
 }
 
 impl Moe {
-    /// `x [tokens, hidden]` → same shape
+    /// `x [tokens, hidden]` → same shape; `origins` has one entry per token.
     pub(crate) fn forward(
         &self,
         x: &Tensor,
+        origins: &[TokenOrigin],
         experts: &mut dyn ExpertPath,
         tap: &mut dyn Tap,
         clock: &mut PhaseClock,
@@ -47,7 +49,7 @@ impl Moe {
         let mut out = vec![0.0; tokens * hidden];
         let routed = with_f32(&logits, |logits| {
             with_f32(x, |x| {
-                let call = MoeCall { layer: self.layer, gate: &self.gate, act: self.act, logits, x, tokens };
+                let call = MoeCall { layer: self.layer, gate: &self.gate, act: self.act, logits, x, tokens, origins };
                 experts.forward(&call, &mut out)
             })
         })???;

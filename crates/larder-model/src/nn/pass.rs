@@ -1,8 +1,9 @@
-//! One forward pass: its positions, rotations and attention masks.
+//! Positions, rotations and attention masks of one step over a ragged batch: some tokens of each of several sequences.
 
 use std::ops::Range;
 
 use super::rope::RopeTable;
+use crate::step::TokenOrigin;
 
 /// The earlier positions that a query attends to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,20 +27,53 @@ impl AttentionMask {
     }
 }
 
-/// Positions and rotations of one forward pass, shared by all layers.
+/// Positions and rotations of the tokens of one step, shared by all layers.
 pub struct ForwardPass {
+    /// The sequences of the step, in the order of their rows in every tensor of the step.
+    pub spans: Vec<SpanPositions>,
+    /// One per token of the step.
+    pub origins: Vec<TokenOrigin>,
+    /// Rotations of all tokens, if the model has any.
+    pub rope: Option<RopeTable>,
+}
+
+/// Positions of consecutive tokens of one sequence.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SpanPositions {
     /// Position of the first token.
     pub start: usize,
     /// Number of tokens.
     pub tokens: usize,
-    /// Rotations for these positions, if the model has any.
-    pub rope: Option<RopeTable>,
+    /// Row of the first token in the tensors of the step.
+    pub first_row: usize,
 }
 
 impl ForwardPass {
+    /// Tokens of all spans.
+    pub fn tokens(&self) -> usize {
+        self.origins.len()
+    }
+
+    /// The position of each token in its sequence.
+    pub fn positions(&self) -> impl Iterator<Item = usize> + '_ {
+        self.spans.iter().flat_map(|span| span.start..span.start + span.tokens)
+    }
+}
+
+impl SpanPositions {
     /// The range of positions that each token attends to, its own included.
     pub fn visible_ranges(&self, mask: AttentionMask) -> Vec<Range<usize>> {
         (self.start..self.start + self.tokens).map(|at| mask.first_visible(at)..at + 1).collect()
+    }
+
+    /// The part of `values [step tokens, width]` that belongs to this span.
+    pub fn rows<'a>(&self, values: &'a [f32], width: usize) -> &'a [f32] {
+        &values[self.first_row * width..][..self.tokens * width]
+    }
+
+    /// The part of `values [step tokens, width]` that belongs to this span, mutable.
+    pub fn rows_mut<'a>(&self, values: &'a mut [f32], width: usize) -> &'a mut [f32] {
+        &mut values[self.first_row * width..][..self.tokens * width]
     }
 }
 
@@ -66,7 +100,7 @@ mod tests {
                         (0..=i).filter(sees).collect()
                     })
                     .collect();
-                let seen = ForwardPass { start, tokens, rope: None }.visible_ranges(mask);
+                let seen = SpanPositions { start, tokens, first_row: 0 }.visible_ranges(mask);
                 let seen: Vec<Vec<usize>> = seen.into_iter().map(Iterator::collect).collect();
                 assert_eq!(seen, want, "{mask:?} at {start}+{tokens}");
             }

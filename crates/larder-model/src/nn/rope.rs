@@ -1,6 +1,7 @@
 //! Rotary positions (RoPE) with their scalings: linear, dynamic, yarn, longrope, llama3.
 
 use std::f64::consts::PI;
+use std::ops::Range;
 
 use candle_core::{Device, Tensor};
 
@@ -69,7 +70,8 @@ const SCALING_KEYS: &[&str] = &[
     "truncate",
 ];
 
-/// Cosines and sines for consecutive positions, `[positions, dim / 2]`.
+/// Cosines and sines of the tokens of a step, `[tokens, dim / 2]`.
+#[derive(Default)]
 pub struct RopeTable(Vec<(f32, f32)>);
 
 /// The part of a head that is rotated, and its layout.
@@ -192,11 +194,11 @@ impl Rope {
         }
     }
 
-    /// Angles for `tokens` positions from `start` on, in a sequence of `horizon` tokens.
-    pub fn table(&self, start: usize, tokens: usize, horizon: usize) -> RopeTable {
+    /// Appends the angles of `positions`, in a sequence of `horizon` tokens, to a table.
+    pub fn extend(&self, table: &mut RopeTable, positions: Range<usize>, horizon: usize) {
         let (frequencies, amplitude) = self.frequencies(horizon);
-        let angles = (start..start + tokens).flat_map(|p| frequencies.iter().map(move |f| (p as f32 * f) as f64));
-        RopeTable(angles.map(|a| ((a.cos() * amplitude) as f32, (a.sin() * amplitude) as f32)).collect())
+        let angles = positions.flat_map(|p| frequencies.iter().map(move |f| (p as f32 * f) as f64));
+        table.0.extend(angles.map(|a| ((a.cos() * amplitude) as f32, (a.sin() * amplitude) as f32)));
     }
 
     /// The frequencies `[dim / 2]`, and the factor on cosines and sines.

@@ -49,6 +49,8 @@ pub struct LayerChoice<'a> {
     pub row: usize,
     /// The wanted experts, each once, token by token in order of rank, best first.
     pub wanted: &'a [usize],
+    /// For each of them, the number of tokens of the step that chose it.
+    pub tokens: &'a [usize],
     /// The router logits if the choice was for one token and they are known, else empty.
     pub logits: &'a [f32],
 }

@@ -5,7 +5,8 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 use larder_cache::Traffic;
 use larder_engine::{
-    FinishReason, Listener, PREFILL_CHUNK, Request, Sampler, Session, StepStats, StopMatcher, Tokenizer, generate,
+    FinishReason, Listener, PREFILL_CHUNK, Request, Sampler, Session, StepStats, StopMatcher, TokenInput, Tokenizer,
+    generate,
 };
 use larder_model::LogitsFor;
 
@@ -192,7 +193,7 @@ impl<'a> ChatSequence<'a> {
             if interrupt.received() {
                 return Ok(None);
             }
-            self.session.forward(piece, PREFILL_CHUNK, LogitsFor::Last, &mut ())?;
+            self.session.forward(&TokenInput { logits_for: LogitsFor::None, ..TokenInput::prompt(piece) }, &mut ())?;
         }
         Ok(Some(last).filter(|_| !interrupt.received()))
     }

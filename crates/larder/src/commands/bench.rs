@@ -5,8 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use larder_cache::Traffic;
-use larder_engine::{PREFILL_CHUNK, PhaseTimes, Sampler, Sampling, Session, Xoshiro256};
-use larder_model::LogitsFor;
+use larder_engine::{PhaseTimes, Sampler, Sampling, Session, TokenInput, Xoshiro256};
 use larder_store::Store;
 use serde_json::{Value, json};
 
@@ -157,11 +156,11 @@ fn run_once(engine: &mut InferenceEngine, args: &BenchArgs, repeat: u64) -> Resu
 
     let mut session = engine.session();
     let mut meter = Meter::new(&session);
-    let mut logits = session.forward(&prompt, PREFILL_CHUNK, LogitsFor::Last, &mut ())?;
+    let mut logits = session.forward(&TokenInput::prompt(&prompt), &mut ())?;
     let prompt = meter.lap(&session, args.prompt);
     for _ in 0..args.tokens {
         let id = sampler.sample(&mut logits, session.tokens())?;
-        logits = session.forward(&[id], 1, LogitsFor::Last, &mut ())?;
+        logits = session.forward(&TokenInput::decode(&[id]), &mut ())?;
     }
     let decode = meter.lap(&session, args.tokens);
     Ok(BenchRun { prompt, decode, streaming: session.experts().traffic().is_some() })

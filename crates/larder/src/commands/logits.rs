@@ -6,8 +6,8 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use larder_core::LayerIdx;
-use larder_engine::{Sampler, Sampling};
-use larder_model::{LogitsFor, Routed, Tap};
+use larder_engine::{Sampler, Sampling, TokenInput};
+use larder_model::{Routed, Tap};
 use safetensors::tensor::{Dtype, View};
 
 use crate::cli::LogitsArgs;
@@ -29,7 +29,7 @@ pub fn run(args: &LogitsArgs) -> Result<()> {
     let mut session = engine.session();
 
     let mut recording = Recording::default();
-    let logits = session.forward(&tokens, args.chunk, LogitsFor::All, &mut recording)?;
+    let logits = session.forward(&TokenInput::prompt(&tokens).in_chunks(args.chunk).all_logits(), &mut recording)?;
     let mut last = logits[logits.len() - vocab..].to_vec();
     let mut out = recording.tensors(tokens.len(), top_k);
     out.insert("full_logits".into(), Out::f32(&[tokens.len(), vocab], &logits));
@@ -39,7 +39,7 @@ pub fn run(args: &LogitsArgs) -> Result<()> {
         let (mut ids, mut rows) = (Vec::new(), Vec::new());
         for i in 0..args.generate {
             if i > 0 {
-                last = session.forward(&ids[i - 1..], 1, LogitsFor::Last, &mut ())?;
+                last = session.forward(&TokenInput::decode(&ids[i - 1..]), &mut ())?;
             }
             rows.extend_from_slice(&last);
             ids.push(sampler.sample(&mut last, session.tokens())?);

@@ -27,7 +27,7 @@ fn an_expert_that_came_in_may_leave_when_the_wave_closes() {
     let visits: Vec<_> = [0, 1, 2, 0, 1].map(|e| (0, vec![e])).into();
     let mut ledger = with("belady", &shape(2, CacheScope::Layer, 1), &inputs(&visits));
     for (row, wanted) in &visits {
-        ledger.begin(*row, wanted, &[]);
+        ledger.begin(&choice(*row, wanted));
         let mut wave = open(&mut ledger, *row, wanted);
         assert!(wave.evicted.is_empty(), "there is a scratch slot");
         wave.misses.iter().for_each(|(e, _)| ledger.arrived(*row, *e));
@@ -106,7 +106,7 @@ proptest! {
             let prefetch = (*prefetch).then(|| ((row + 1) % LAYERS, wanted[0]));
             let prefetch = prefetch.filter(|(row, e)| ledger.prefetch(*row, *e).is_some());
             prefetches += usize::from(prefetch.is_some());
-            ledger.begin(*row, wanted, &[]);
+            ledger.begin(&choice(*row, wanted));
             let mut rest = &wanted[..];
             while !rest.is_empty() {
                 let mut wave = open(&mut ledger, *row, rest);

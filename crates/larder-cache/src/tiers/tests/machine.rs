@@ -36,7 +36,8 @@ impl Machine {
     fn begin(&mut self, row: usize, first: usize, count: usize) {
         if self.wanted.1.is_empty() {
             let experts: Vec<usize> = (first..first + count).map(|e| e % EXPERTS).collect();
-            self.tiers.begin(row, &experts, &[]);
+            let tokens = vec![1; experts.len()];
+            self.tiers.begin(&LayerChoice { row, wanted: &experts, tokens: &tokens, logits: &[] });
             self.wanted = (row, experts);
         }
     }

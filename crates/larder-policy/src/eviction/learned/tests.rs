@@ -124,7 +124,7 @@ fn pools_of_layers_share_one_network() {
         if nth == 30 {
             apart.iter_mut().chain(&mut together).for_each(|p| p.new_sequence());
         }
-        let choice = LayerChoice { row, wanted: &wanted, logits: &[] };
+        let choice = LayerChoice { row, wanted: &wanted, tokens: &vec![1; wanted.len()], logits: &[] };
         apart[row].begin(&choice);
         together[0].begin(&choice);
         let of_row = |key: Key| shape(CacheScope::Global).row_and_expert(0, key).0 == row;
@@ -157,7 +157,7 @@ proptest! {
             }
             row = (row + ahead) % SIZE.rows;
             let pool = shape.pool(row);
-            policies[pool].begin(&LayerChoice { row, wanted: &wanted, logits: &[] });
+            policies[pool].begin(&LayerChoice { row, wanted: &wanted, tokens: &vec![1; wanted.len()], logits: &[] });
             scorer.observe(row, &wanted);
             for key in wanted.iter().map(|expert| shape.key(row, *expert)) {
                 if inside[pool].contains(&key) {

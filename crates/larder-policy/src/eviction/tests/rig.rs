@@ -76,7 +76,7 @@ impl Rig {
         let keys: Vec<Key> = wanted.iter().map(|e| self.shape.key(row, *e)).collect();
         self.time[pool] += 1;
         self.row = row;
-        self.policies[pool].begin(&LayerChoice { row, wanted, logits: &[] });
+        self.policies[pool].begin(&LayerChoice { row, wanted, tokens: &vec![1; wanted.len()], logits: &[] });
         for key in &keys {
             if self.residents[pool].contains(key) {
                 self.policies[pool].touch(*key);

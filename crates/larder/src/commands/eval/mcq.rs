@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use larder_engine::TokenInput;
 use larder_lab::Interval;
 use larder_lab::eval::{McqPrompt, Question, mcq_preamble, read_questions, subject_of, wilson_interval};
-use larder_model::LogitsFor;
 use serde_json::{Value, json};
 
 use super::measure::{Measurement, Meter, bar, step_text, tokens_per_step, warn_if_all_fit};
@@ -137,7 +137,7 @@ fn sheet(
 fn ask(engine: &mut InferenceEngine, subject: &Subject, piece: usize, bar: &progress::Bar) -> Result<Score> {
     let mut right = 0;
     for (sheet, answer) in &subject.sheets {
-        let logits = engine.session().forward(&sheet.prompt, piece, LogitsFor::Last, &mut ())?;
+        let logits = engine.session().forward(&TokenInput::prompt(&sheet.prompt).in_chunks(piece), &mut ())?;
         bar.advance(sheet.prompt.len() as u64);
         right += usize::from(sheet.choose(&logits) == *answer);
     }

@@ -1,0 +1,91 @@
+//! Writing a text token by token: sample, detokenize, look for the end. The decode loop of a single generation and that of
+//! the server both take their tokens from here.
+
+use crate::detokenizer::Detokenizer;
+use crate::sampler::{Sampler, SamplerError};
+use crate::sequence::Sequence;
+use crate::stop::StopMatcher;
+
+/// The reason why a generation ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FinishReason {
+    /// The model produced an end-of-text token.
+    EndOfText,
+    /// A stop string was found.
+    StopString,
+    /// The request's maximum of tokens is reached.
+    Length,
+    /// The context is full.
+    Context,
+    /// The listener cancelled.
+    Cancelled,
+}
+
+/// Turns the logits of a sequence into the tokens and the text that follow it.
+pub struct Writer<'a> {
+    sampler: Sampler,
+    stop: StopMatcher,
+    /// Taken when the text ends.
+    text: Option<Detokenizer<'a>>,
+    eos: &'a [u32],
+    max_tokens: usize,
+    written: usize,
+}
+
+/// A token that was written.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct WrittenToken {
+    /// Its id.
+    pub id: u32,
+    /// The text that is complete with it, often empty.
+    pub piece: String,
+    /// Why the text ends with it, if it does; otherwise the token is to be appended to the sequence.
+    pub finish: Option<FinishReason>,
+}
+
+impl<'a> Writer<'a> {
+    /// A writer of at most `max_tokens` tokens, which ends with any of the tokens `eos` or a stop string.
+    pub fn new(sampler: Sampler, stop: StopMatcher, text: Detokenizer<'a>, eos: &'a [u32], max_tokens: usize) -> Self {
+        Writer { sampler, stop, text: Some(text), eos, max_tokens, written: 0 }
+    }
+
+    /// Whether the maximum of tokens is reached.
+    pub fn is_full(&self) -> bool {
+        self.written >= self.max_tokens
+    }
+
+    /// Tokens written so far, an end-of-text token included.
+    pub fn written(&self) -> usize {
+        self.written
+    }
+
+    /// Writes the next token. `logits` are those of the last token of `sequence`; they are changed.
+    pub fn write(&mut self, logits: &mut [f32], sequence: &Sequence) -> Result<WrittenToken, SamplerError> {
+        let id = self.sampler.sample(logits, sequence.tokens())?;
+        self.written += 1;
+        if self.eos.contains(&id) {
+            return Ok(WrittenToken { id, piece: String::new(), finish: Some(FinishReason::EndOfText) });
+        }
+        let text = self.text.as_mut().map(|text| text.push(id)).unwrap_or_default();
+        let piece = self.stop.push(&text);
+        let finish = match () {
+            _ if self.stop.stopped().is_some() => Some(FinishReason::StopString),
+            _ if self.is_full() => Some(FinishReason::Length),
+            _ if sequence.remaining() == 0 => Some(FinishReason::Context),
+            _ => None,
+        };
+        Ok(WrittenToken { id, piece, finish })
+    }
+
+    /// Ends the text and returns what was held back: an incomplete character, or the beginning of a stop string. Nothing
+    /// follows a stop string.
+    pub fn finish(&mut self) -> String {
+        let text = self.text.take().map(Detokenizer::finish).unwrap_or_default();
+        if self.stop.stopped().is_some() {
+            return String::new();
+        }
+        let mut rest = self.stop.push(&text);
+        rest.push_str(&self.stop.finish());
+        rest
+    }
+}

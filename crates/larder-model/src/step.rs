@@ -1,0 +1,89 @@
+//! The request of a step: some consecutive tokens of each of several sequences (a ragged batch).
+
+use crate::nn::{KvCache, LayerKv};
+
+/// Consecutive tokens of one sequence that a step computes.
+///
+/// A step of one span with many tokens is a piece of prefill, or the verification of draft tokens; spans of one token
+/// each are the decode step of several sequences; both may be mixed. The logits of a span do not depend on the other spans
+/// of the step, nor on the sizes of the spans that its sequence is divided into.
+pub struct Span<'a> {
+    /// The tokens, at least one; they follow the tokens in `cache`.
+    pub tokens: &'a [u32],
+    /// The KV cache of the sequence. The step appends the tokens to it.
+    pub cache: &'a mut KvCache,
+    /// Length of the whole sequence in tokens, on which the rotary positions of some models depend: for a prompt that is
+    /// prefilled in several steps, the length of the whole prompt.
+    pub horizon: usize,
+    /// The tokens whose logits are returned.
+    pub logits_for: LogitsFor,
+    /// Sequence and phase of the tokens.
+    pub origin: TokenOrigin,
+}
+
+impl<'a> Span<'a> {
+    /// A piece of prefill at the end of its sequence, which returns the logits of its last token.
+    pub fn new(tokens: &'a [u32], cache: &'a mut KvCache) -> Self {
+        let horizon = cache.len + tokens.len();
+        Span { tokens, cache, horizon, logits_for: LogitsFor::Last, origin: TokenOrigin::default() }
+    }
+}
+
+/// The tokens of a span for which logits are computed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LogitsFor {
+    /// Every token.
+    All,
+    /// The last token only.
+    Last,
+    /// No token: a piece of prefill that is not the last one.
+    None,
+}
+
+impl LogitsFor {
+    /// Number of tokens, of a span of `tokens`, for which logits are computed: always the last ones.
+    pub fn count(self, tokens: usize) -> usize {
+        match self {
+            LogitsFor::All => tokens,
+            LogitsFor::Last => tokens.min(1),
+            LogitsFor::None => 0,
+        }
+    }
+}
+
+/// Where a token of a step comes from.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct TokenOrigin {
+    /// Number of its sequence, for traces.
+    pub sequence: u64,
+    /// Prompt or generated text.
+    pub phase: TokenPhase,
+}
+
+/// The phase in which a token is computed. Routing strategies may treat the two differently.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum TokenPhase {
+    /// A token of a prompt.
+    #[default]
+    Prefill,
+    /// A token that the model generated, or that is evaluated as if it had been.
+    Decode,
+}
+
+/// The states of one decoder layer, one for each span of a step.
+pub struct LayerStates<'s, 'a> {
+    spans: &'s mut [Span<'a>],
+    layer: usize,
+}
+
+impl<'s, 'a> LayerStates<'s, 'a> {
+    /// The states of decoder layer `layer`.
+    pub(crate) fn new(spans: &'s mut [Span<'a>], layer: usize) -> Self {
+        LayerStates { spans, layer }
+    }
+
+    /// The state of a span, by its place in the step.
+    pub fn of(&mut self, span: usize) -> &mut LayerKv {
+        &mut self.spans[span].cache.layers[self.layer]
+    }
+}
