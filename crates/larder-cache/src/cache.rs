@@ -49,6 +49,7 @@ pub struct CacheError {
     /// The expert.
     pub expert: ExpertId,
     /// The failed read or check.
+    #[source]
     pub cause: StoreError,
 }
 

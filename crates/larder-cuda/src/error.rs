@@ -52,6 +52,6 @@ impl GpuError {
 
 impl From<GpuError> for ModelError {
     fn from(e: GpuError) -> Self {
-        ModelError::Device(e.to_string())
+        ModelError::Device(e.into())
     }
 }

@@ -73,7 +73,8 @@ impl DeviceExperts for DeviceExpertsDouble {
         let PendingCall { layer, gate, act, x, tokens, routed, layout, groups } =
             self.pending.take().expect("begin was called");
         if self.failing > 0 && self.random.bits().is_multiple_of(self.failing) {
-            return Err(ModelError::Device(format!("{layer}: computing experts on the device failed: device lost")));
+            let message = format!("{layer}: computing experts on the device failed: device lost");
+            return Err(ModelError::Device(message.into()));
         }
         let call = MoeCall { layer, gate: &gate, act, logits: &[], x: &x, tokens, origins: &[] };
         self.workspace.begin(&call, &routed, &layout);

@@ -7,6 +7,7 @@
 //!   a [`Writer`] draws tokens with a [`Sampler`] and turns them into text; a [`Listener`] is told.
 //! - Expert paths: [`StreamingPath`] takes experts from a cache in main memory, [`TieredPath`] from device memory and
 //!   main memory; both are a [`CachedPath`] and route by a [`Routing`]. A [`Recorder`] collects a trace of the routing.
+//! - Files beside a model for its policies: [`Calibration`] of the strategy `prior`, [`evictor_from_bytes`].
 //!
 //! This crate never opens a file (the files of a model arrive as bytes), never prints, and reads the clock only to
 //! measure and for the date that a chat template may show.
@@ -26,12 +27,13 @@
 //! ```
 
 mod cached_path;
+mod calibration;
 mod detokenizer;
 mod detokenizer_steps;
 mod double;
+mod evictor_file;
 mod generate;
 mod generation_config;
-
 mod overlap;
 mod precheck;
 mod record;
@@ -56,11 +58,12 @@ mod writer;
 mod reference;
 
 pub use cached_path::CachedPath;
+pub use calibration::Calibration;
 pub use detokenizer::Detokenizer;
 pub use double::DeviceExpertsDouble;
+pub use evictor_file::{EVICTOR_BYTES_MAX, EVICTOR_FILE, SidecarError, evictor_arrays, evictor_from_bytes};
 pub use generate::{GenerateError, Generated, Listener, Request, StepStats, generate};
 pub use generation_config::GenerationConfig;
-
 pub use record::Recorder;
 pub use rng::Xoshiro256;
 pub use routing::Routing;

@@ -45,7 +45,7 @@ impl StreamingPath {
             .visit(call.layer, wanted, call.logits_of_one(), &mut |layout, group| {
                 workspace.compute(call, routed, layout, group)
             })
-            .map_err(|e| ModelError::Expert(e.to_string()))
+            .map_err(|e| ModelError::Expert(e.into()))
     }
 
     /// The outputs of the computed experts.

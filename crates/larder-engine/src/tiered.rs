@@ -161,8 +161,8 @@ impl TieredCompute for ExpertDispatch<'_> {
 
 fn model_error(error: TierError) -> ModelError {
     match error.cause {
-        TierErrorCause::Store(_) => ModelError::Expert(error.to_string()),
-        TierErrorCause::Device(_) => ModelError::Device(error.to_string()),
+        TierErrorCause::Store(_) => ModelError::Expert(error.into()),
+        TierErrorCause::Device(_) => ModelError::Device(error.into()),
     }
 }
 

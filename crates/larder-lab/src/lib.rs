@@ -45,7 +45,7 @@ pub use lifetimes::{LifetimeStats, REFETCH_WITHIN};
 pub use machine_profile::{MachineProfile, ReplayLoad};
 pub use replay::{InitialCache, ReplayResult, RowCounts, SequenceCounts, replay, replay_requests};
 pub use requests::Requests;
-pub use reroute::{GATES_KEY, reroute};
+pub use reroute::reroute;
 pub use sweep::{ReplaySweep, SweepAxes, SweepCell, SweepProgress, eighths};
 pub use synthetic::SyntheticRouting;
 pub use train::{read_evictor, write_evictor};

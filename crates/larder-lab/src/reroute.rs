@@ -4,15 +4,12 @@
 //! enough to rank strategies, and no replacement for running the model.
 
 use larder_cache::{Ledger, Wave};
-use larder_core::{CacheScope, ExpertId, Gate, Trace, TracePass, UNUSED};
+use larder_core::{CacheScope, ExpertId, GATES_KEY, Gate, Trace, TracePass, UNUSED};
 use larder_policy::eviction::{EvictionSpec, LayerChoice, PolicyInputs};
 use larder_policy::routing::quality::{Quality, QualityMeter};
 use larder_policy::routing::{Router, RouterInput, RoutingSpec};
 
 use crate::{InitialCache, LabError, Requests};
-
-/// The key of a trace's metadata for the gates of its rows, as JSON.
-pub const GATES_KEY: &str = "gates";
 
 /// Makes every choice of a trace again with the strategy `routing`, which sees a cache of `slots` per layer. Returns the new
 /// trace, whose replay through the same cache gives the counts, and the quality of its choices.

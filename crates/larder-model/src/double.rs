@@ -89,7 +89,7 @@ impl DeviceProducts for ProductsDouble {
             let free = self.free_bytes - taken;
             let size = bytes.len();
             let message = format!("a matrix of {size} bytes does not fit into the {free} free bytes of the device");
-            return Err(ModelError::Device(message));
+            return Err(ModelError::Device(message.into()));
         }
         state.matrices.push(StoredMatrix { kind, order, rows, cols, bytes: bytes.to_vec() });
         Ok(state.matrices.len() - 1)

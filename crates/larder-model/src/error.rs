@@ -12,16 +12,19 @@ pub enum ModelError {
     /// The tokens do not fit the vocabulary or the context.
     #[error("{0}")]
     Request(String),
-    /// An expert could not be read or computed.
+    /// An expert could not be read or computed; the source is the error of the cache or of the device.
     #[error("{0}")]
-    Expert(String),
+    Expert(#[source] Cause),
     /// A device is out of memory, or a copy or computation on it failed.
     #[error("{0}")]
-    Device(String),
+    Device(#[source] Cause),
     /// A tensor operation failed: a bug, since shapes are checked at load.
     #[error("internal tensor error: {0}")]
     Tensor(#[from] candle_core::Error),
 }
+
+/// The error of a crate above this one, or a text.
+pub type Cause = Box<dyn std::error::Error + Send + Sync>;
 
 /// The result type of this crate.
 pub type Result<T, E = ModelError> = std::result::Result<T, E>;

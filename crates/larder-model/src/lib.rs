@@ -85,7 +85,7 @@ pub use compute::{ComputeContext, ComputeTime};
 pub use decoder::{Decoder, blueprint};
 pub use device::{DeviceAttention, DeviceExperts, DeviceKvShape, DeviceKvView, DeviceProduct, DeviceProducts};
 pub use double::{AttentionDouble, ProductsDouble};
-pub use error::{ModelError, Result};
+pub use error::{Cause, ModelError, Result};
 pub use expert_workspace::ExpertWorkspace;
 pub use experts::{AllResident, ExpertPath, MoeCall, Routed, route, wanted_experts};
 pub use larder_kernels::PoolActivity;

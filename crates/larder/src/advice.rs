@@ -4,11 +4,24 @@ use larder_store::{StoreError, StoreErrorKind};
 
 /// The error's message and, where there is a remedy, the advice.
 pub fn message(error: &anyhow::Error) -> String {
-    let text = format!("{error:#}");
+    let text = sentence(error);
     match error.chain().find_map(|e| e.downcast_ref::<StoreError>()).and_then(|e| advice(e.kind)) {
         Some(advice) => format!("{text}; {advice}"),
         None => text,
     }
+}
+
+/// The error and its causes, each once: some errors tell their cause in their own text.
+pub fn sentence(error: &anyhow::Error) -> String {
+    let mut text = error.to_string();
+    let mut last = text.clone();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !last.ends_with(&cause) {
+            text += &format!(": {cause}");
+        }
+        last = cause;
+    }
+    text
 }
 
 fn advice(fault: StoreErrorKind) -> Option<&'static str> {

@@ -1,14 +1,17 @@
 //! Starts a model as the flags and the memory allow, and prints the plan before anything is loaded.
 
+use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use larder_cache::{Cache, CacheScope};
 use larder_core::Gate;
-use larder_engine::{PREFILL_CHUNK, Recorder, Routing, Session, StreamingPath};
-use larder_lab::eval::Calibration;
+use larder_engine::{
+    Calibration, EVICTOR_BYTES_MAX, EVICTOR_FILE, PREFILL_CHUNK, Recorder, Routing, Session, StreamingPath,
+    evictor_from_bytes,
+};
 use larder_model::{AllResident, ComputeContext, Decoder, KvFormat};
 use larder_policy::eviction::{CacheShape, EvictionSpec, PolicyInputs};
 use larder_policy::routing::RoutingSpec;
@@ -260,7 +263,7 @@ fn new_recorder(to: &Path, decoder: &Decoder, flags: &EngineFlags) -> Result<(Pa
     recorder.set_meta("routing", flags.routing.strategy.to_string());
     if flags.record.logits {
         let gates: Vec<&Gate> = decoder.gates().collect();
-        recorder.set_meta(larder_lab::GATES_KEY, serde_json::to_string(&gates)?);
+        recorder.set_meta(larder_core::GATES_KEY, serde_json::to_string(&gates)?);
     }
     Ok((to.to_owned(), recorder))
 }
@@ -270,7 +273,7 @@ pub fn policy_inputs(eviction: &EvictionSpec, model: &OpenModel, evictor: Option
     if eviction.name() != "learned" {
         return Ok(PolicyInputs::default());
     }
-    let own = model.source().path().join("evictor.safetensors");
+    let own = model.source().path().join(EVICTOR_FILE);
     if evictor.is_none() && !own.exists() {
         bail!(
             "{}: not found, and --eviction learned needs trained weights; make them with `larder lab train` or name a file \
@@ -278,25 +281,35 @@ pub fn policy_inputs(eviction: &EvictionSpec, model: &OpenModel, evictor: Option
             own.display()
         );
     }
-    Ok(PolicyInputs {
-        evictor: Some(Arc::new(larder_lab::read_evictor(evictor.unwrap_or(&own))?)),
-        ..PolicyInputs::default()
-    })
+    let path = evictor.unwrap_or(&own);
+    let evictor =
+        evictor_from_bytes(&read_beside(path, EVICTOR_BYTES_MAX)?).map_err(|e| anyhow!("{} {e}", path.display()))?;
+    Ok(PolicyInputs { evictor: Some(Arc::new(evictor)), ..PolicyInputs::default() })
 }
 
-/// File of a store with the calibrated spread of its router logits.
-pub const CALIBRATION: &str = "calibration.json";
+/// Reads a regular file of at most `most` bytes.
+fn read_beside(path: &Path, most: u64) -> Result<Vec<u8>> {
+    let failed = || format!("{}: reading failed", path.display());
+    let about = fs::metadata(path).with_context(failed)?;
+    if !about.is_file() || about.len() > most {
+        bail!("{} is too large, or not a regular file", path.display());
+    }
+    fs::read(path).with_context(failed)
+}
 
 /// The calibrated spread of each layer's router logits, if the strategy needs it.
 pub fn deltas(spec: &RoutingSpec, model: &OpenModel) -> Result<Option<Vec<f32>>> {
     if !spec.needs_calibration() {
         return Ok(None);
     }
-    let path = model.source().path().join(CALIBRATION);
+    let path = model.source().path().join(Calibration::FILE);
     if !path.exists() {
         let store = model.source().path().display();
         bail!("{}: not found; make it with `larder eval calibrate -m {store} TEXT`", path.display());
     }
     let blueprint = &model.blueprint;
-    Ok(Some(Calibration::read(&path, &blueprint.model_type, &blueprint.geometry)?.delta))
+    let found = read_beside(&path, Calibration::BYTES_MAX)?;
+    let calibration = Calibration::from_bytes(&found, &blueprint.model_type, &blueprint.geometry)
+        .map_err(|e| anyhow!("{} {e}", path.display()))?;
+    Ok(Some(calibration.delta))
 }

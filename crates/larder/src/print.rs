@@ -1,5 +1,6 @@
 //! Numbers and tables as text.
 
+pub use larder_core::{format_bytes as bytes, size_down, size_up};
 use larder_engine::Routing;
 use larder_policy::routing::quality::Quality;
 use serde_json::{Value, json};
@@ -38,24 +39,6 @@ pub fn count(n: usize, one: &str, many: &str) -> String {
     format!("{n} {}", if n == 1 { one } else { many })
 }
 
-const UNITS: [&str; 5] = ["B", "kB", "MB", "GB", "TB"];
-
-/// Bytes with a decimal unit and about three digits.
-pub fn bytes(n: u64) -> String {
-    let mut value = n as f64;
-    let mut unit = 0;
-    while value >= 999.5 && unit + 1 < UNITS.len() {
-        value /= 1000.0;
-        unit += 1;
-    }
-    match (unit, value) {
-        (0, _) => format!("{n} B"),
-        (_, v) if v < 9.995 => format!("{v:.2} {}", UNITS[unit]),
-        (_, v) if v < 99.95 => format!("{v:.1} {}", UNITS[unit]),
-        (_, v) => format!("{v:.0} {}", UNITS[unit]),
-    }
-}
-
 /// A table; the first column is left-aligned, the others are right-aligned.
 pub fn table(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
@@ -92,53 +75,9 @@ pub fn columns(rows: &[Vec<String>]) -> String {
     out
 }
 
-/// The smallest size of three digits, as a flag takes it, that is at least `n` bytes.
-pub fn size_up(n: u64) -> String {
-    flag_size(n, u64::div_ceil)
-}
-
-/// The largest size of three digits, as a flag takes it, that is at most `n` bytes.
-pub fn size_down(n: u64) -> String {
-    flag_size(n, |n, step| n / step)
-}
-
-fn flag_size(n: u64, divide: fn(u64, u64) -> u64) -> String {
-    let fits = |(_, unit): &(usize, u64)| divide(n, *unit) < 1000;
-    let units = (0..UNITS.len()).map(|at| (at, 1000u64.pow(at as u32)));
-    let (at, unit) = units.clone().find(fits).unwrap_or((UNITS.len() - 1, 1000u64.pow(4)));
-    // Below 10 and 100, two and one decimals.
-    let decimals = match divide(n, unit) {
-        _ if at == 0 => 0,
-        whole if whole < 10 && divide(n, unit / 100) < 1000 => 2,
-        whole if whole < 100 && divide(n, unit / 10) < 1000 => 1,
-        _ => 0,
-    };
-    let step = unit / 10u64.pow(decimals);
-    let count = divide(n, step.max(1));
-    format!("{:.*}{}", decimals as usize, count as f64 / 10f64.powi(decimals as i32), UNITS[at])
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn units_never_round_to_a_thousand() {
-        let shown: Vec<_> = [0, 999, 999_499, 999_500, 1_234_567_890].into_iter().map(bytes).collect();
-        assert_eq!(shown, ["0 B", "999 B", "999 kB", "1.00 MB", "1.23 GB"]);
-    }
-
-    #[test]
-    fn suggested_sizes_are_large_or_small_enough() {
-        let (up, down) = (size_up(655_360), size_down(655_360));
-        assert_eq!((up.as_str(), down.as_str()), ("656kB", "655kB"));
-        assert_eq!((size_up(4_194_305), size_down(4_194_305)), ("4.20MB".into(), "4.19MB".into()));
-        assert_eq!((size_up(999_999), size_down(999_999)), ("1.00MB".into(), "999kB".into()));
-        for n in [0, 1, 999, 1000, 1024, 9_999_999, 99_960_000, 123_456_789_012] {
-            let of = |text: String| larder_core::parse_bytes(&text).unwrap();
-            assert!(of(size_up(n)) >= n && of(size_down(n)) <= n, "{n}: {} {}", size_up(n), size_down(n));
-        }
-    }
 
     #[test]
     fn columns_line_up() {

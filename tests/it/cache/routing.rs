@@ -1,8 +1,8 @@
 //! Routing by the cache, and what is recorded of it.
 
-use larder_core::{CacheScope, Geometry};
+use larder_core::{CacheScope, GATES_KEY, Geometry};
 use larder_engine::{CachedPath, Recorder, Routing, Session};
-use larder_lab::{GATES_KEY, InitialCache, replay, reroute};
+use larder_lab::{InitialCache, replay, reroute};
 use larder_policy::eviction::{CacheShape, EvictionSpec, POLICIES, PolicyInputs};
 use larder_policy::routing::RoutingSpec;
 

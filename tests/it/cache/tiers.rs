@@ -12,6 +12,7 @@ use larder_model::{Decoder, ExpertPath, ModelError, ProductsDouble};
 use larder_policy::eviction::{EvictionSpec, PolicyInputs};
 use larder_policy::routing::RoutingSpec;
 use larder_store::reader::{FaultTarget, MemoryReader, ReadFault};
+use larder_store::{StoreError, StoreErrorKind};
 
 use crate::support::rig::{Model, TOKENS, Tiers, model, open};
 use crate::support::{fixture, golden_models};
@@ -185,10 +186,11 @@ impl Failing {
     /// Whether the error says what it should.
     fn is_told_by(self, error: &ModelError) -> bool {
         let named = |said: &str| said.contains("layer ") && said.contains("expert ");
+        let said = error.to_string();
         match (self, error) {
-            (Failing::CopiesIn, ModelError::Device(said)) => named(said) && said.contains("into slot"),
-            (Failing::Reads, ModelError::Expert(said)) => named(said),
-            (Failing::Computing, ModelError::Device(said)) => said.contains("layer "),
+            (Failing::CopiesIn, ModelError::Device(_)) => named(&said) && said.contains("into slot"),
+            (Failing::Reads, ModelError::Expert(_)) => named(&said),
+            (Failing::Computing, ModelError::Device(_)) => said.contains("layer "),
             _ => false,
         }
     }
@@ -223,7 +225,7 @@ fn products_that_a_device_cannot_compute_are_an_error() {
     let model = model(&fixture("golden/deepseek_v2"));
     let want = transcript(&model.decoder, &mut model.resident(), &TOKENS, 0).0;
     let error = model.decoder_on(Arc::new(ProductsDouble::new(5000))).err().unwrap();
-    assert!(matches!(&error, ModelError::Device(said) if said.contains("does not fit")), "{error:?}");
+    assert!(matches!(&error, ModelError::Device(cause) if cause.to_string().contains("does not fit")), "{error:?}");
     let decoder = model.decoder_on(Arc::new(ProductsDouble::new(ROOMY).failing(50))).unwrap();
     let mut resident = model.resident();
     let mut session = Session::new(&decoder, &mut resident, 200);
@@ -306,7 +308,16 @@ fn a_flipped_bit_is_found_before_anybody_computes_with_it() {
     let memory: MemoryReader = model.memory().with_fault(FaultTarget::OneIn(1), ReadFault::Flipped(4321), 1);
     let faults = memory.faults_injected();
     let mut tiered = model.tiered(Tiers { memory, ..tiers(&model, shape, COPY, 0) });
-    let of_a_shard = |e: &ModelError| matches!(e, ModelError::Expert(said) if said.contains("checksum"));
+    let of_a_shard = |error: &ModelError| {
+        let said = error.to_string();
+        let named_once = matches!(error, ModelError::Expert(_)) && said.matches("checksum").count() == 1;
+        named_once && store_error(error).is_some_and(|found| found.kind == StoreErrorKind::Mismatch)
+    };
     let (_, failures) = patiently(&model.decoder, &mut tiered, of_a_shard);
     assert_eq!((failures, faults.load(Ordering::Relaxed)), (1, 1));
+}
+
+/// The error of the store among the sources of `error`: the command advises by its kind.
+fn store_error<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a StoreError> {
+    error.downcast_ref().or_else(|| store_error(error.source()?))
 }

@@ -24,6 +24,7 @@ pub struct TierError {
     /// The expert.
     pub expert: ExpertId,
     /// The failed read or copy.
+    #[source]
     pub cause: TierErrorCause,
 }
 
@@ -31,10 +32,10 @@ pub struct TierError {
 #[derive(Debug, thiserror::Error)]
 pub enum TierErrorCause {
     /// A read from the SSD, or the check of its bytes.
-    #[error(transparent)]
+    #[error("{0}")]
     Store(#[from] StoreError),
     /// A copy to the device.
-    #[error(transparent)]
+    #[error("{0}")]
     Device(#[from] DeviceError),
 }
 

@@ -17,6 +17,9 @@ pub use steps::{Steps, TraceStep};
 /// Marks an empty place among a token's experts, as a lossy routing strategy leaves it.
 pub const UNUSED: u16 = u16::MAX;
 
+/// The key of a trace's metadata for the gates of its rows, as JSON.
+pub const GATES_KEY: &str = "gates";
+
 /// Largest number of experts of a trace, over all rows; it bounds the tables that are allocated for one.
 pub const EXPERTS_MAX: usize = 1 << 20;
 

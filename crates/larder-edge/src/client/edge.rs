@@ -156,9 +156,8 @@ impl Edge {
         let troubles = report.workers.iter().filter_map(|w| Some(format!("{} {}", w.name, w.trouble.as_ref()?)));
         let troubles: Vec<String> = troubles.collect();
         let reason = if troubles.is_empty() { "no worker holds it".into() } else { troubles.join("; ") };
-        ModelError::Expert(format!(
-            "{layer}, {expert}: not stored on this machine, and no worker can compute it: {reason}"
-        ))
+        let what = format!("{layer}, {expert}: not stored on this machine, and no worker can compute it: {reason}");
+        ModelError::Expert(what.into())
     }
 }
 

@@ -1,65 +1,19 @@
 //! Calibration of the strategy `prior`: the spread of each layer's router logits.
 
-use std::fs;
 use std::path::Path;
 
 use larder_core::{ExpertId, Gate, Geometry, LayerIdx, Presence, Residency};
+use larder_engine::Calibration;
 use larder_model::{Routed, Tap};
 use larder_policy::routing::{Router, RouterInput, RoutingSpec};
-use serde::{Deserialize, Serialize};
 
 use super::agreement::MoeRows;
 use crate::LabError;
 use crate::export::write_atomically;
 
-/// Limit of a calibration file's size.
-const BYTES_MAX: u64 = 1 << 20;
-
-/// The spread Δ of each layer's router logits, measured on a text.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Calibration {
-    /// The model's `model_type`.
-    pub model_type: String,
-    /// Experts per layer.
-    pub experts: usize,
-    /// Name of the text.
-    pub text: String,
-    /// Number of tokens.
-    pub tokens: usize,
-    /// Δ by MoE row.
-    pub delta: Vec<f32>,
-}
-
-impl Calibration {
-    /// Reads a file of [`write`](Self::write) and checks that it is for a model of this type and geometry.
-    pub fn read(path: &Path, model_type: &str, geometry: &Geometry) -> Result<Self, LabError> {
-        let wrong = |why: String| LabError::malformed(path, why);
-        let bytes = fs::metadata(path).map_err(LabError::io(path, "opening"))?.len();
-        if bytes > BYTES_MAX {
-            return Err(wrong(format!("is too large for a calibration: {bytes} bytes")));
-        }
-        let text = fs::read(path).map_err(LabError::io(path, "reading"))?;
-        let found: Calibration = serde_json::from_slice(&text)
-            .map_err(|e| wrong(format!("was not written by `larder eval calibrate`: {e}")))?;
-        let (rows, experts) = (geometry.moe_layers.len(), geometry.experts);
-        if (found.model_type.as_str(), found.delta.len(), found.experts) != (model_type, rows, experts) {
-            return Err(wrong(format!(
-                "is for {} with {} layers of {} experts, but this model is {model_type} with {rows} of {experts}",
-                found.model_type,
-                found.delta.len(),
-                found.experts
-            )));
-        }
-        match found.delta.iter().all(|d| d.is_finite() && *d >= 0.0) {
-            true => Ok(found),
-            false => Err(wrong("holds an invalid Δ: it must be finite and at least 0".into())),
-        }
-    }
-
-    /// Writes the calibration as JSON, atomically.
-    pub fn write(&self, path: &Path) -> Result<(), LabError> {
-        write_atomically(path, |out| Ok(serde_json::to_writer_pretty(out, self)?))
-    }
+/// Writes a calibration as JSON, atomically.
+pub fn write_calibration(calibration: &Calibration, path: &Path) -> Result<(), LabError> {
+    write_atomically(path, |out| Ok(serde_json::to_writer_pretty(out, calibration)?))
 }
 
 /// A tap on a model that averages the spread of each layer's router logits, as `prior` does while it runs.
@@ -123,19 +77,13 @@ mod tests {
     }
 
     #[test]
-    fn a_calibration_is_read_for_its_model_only() {
+    fn a_calibration_is_written_whole() {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("calibration.json");
+        let path = dir.path().join(Calibration::FILE);
         let delta = vec![1.25, 3.5];
         let made = Calibration { model_type: "olmoe".into(), experts: 4, text: "a.txt".into(), tokens: 9, delta };
-        made.write(&path).unwrap();
-        assert_eq!(Calibration::read(&path, "olmoe", &geometry(4)).unwrap(), made);
-        let error = |kind, experts| Calibration::read(&path, kind, &geometry(experts)).unwrap_err().to_string();
-        assert!(error("olmoe", 5).contains("2 layers of 4 experts"));
-        assert!(error("mixtral", 4).contains("this model is mixtral"));
-        Calibration { delta: vec![1.0, -1.0], ..made }.write(&path).unwrap();
-        assert!(error("olmoe", 4).contains("invalid Δ"));
-        fs::write(&path, "{}").unwrap();
-        assert!(error("olmoe", 4).contains("larder eval calibrate"));
+        write_calibration(&made, &path).unwrap();
+        let bytes = std::fs::read(&path).unwrap();
+        assert_eq!(Calibration::from_bytes(&bytes, "olmoe", &geometry(4)).unwrap(), made);
     }
 }

@@ -18,7 +18,7 @@ mod text;
 mod tradeoffs;
 
 pub use agreement::{RoutingAgreement, ShadowRouting};
-pub use calibration::{Calibration, LogitSpread};
+pub use calibration::{LogitSpread, write_calibration};
 pub use forced_router::{ExpertSwap, ForcedRouter, SwapHandle};
 pub use gsm8k::{MathProblem, final_number, read_problems};
 pub use loss::loss;

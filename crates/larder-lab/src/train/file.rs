@@ -5,49 +5,30 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use larder_policy::eviction::learned::{Array, Arrays, Evictor, Numbers};
+use larder_engine::{EVICTOR_BYTES_MAX, evictor_arrays, evictor_from_bytes};
+use larder_policy::eviction::learned::{Arrays, Evictor, Numbers};
+use safetensors::Dtype;
 use safetensors::tensor::TensorView;
-use safetensors::{Dtype, SafeTensors};
 
 use crate::LabError;
 
-/// Limit of the file's size.
-const BYTES_MAX: u64 = 256 << 20;
-
 /// Reads and checks trained weights.
 pub fn read_evictor(path: &Path) -> Result<Evictor, LabError> {
-    let unusable = |why: String| LabError::malformed(path, format!("has no usable weights for eviction: {why}"));
-    Evictor::from_arrays(&read_arrays(path)?).map_err(|e| unusable(e.to_string()))
+    evictor_from_bytes(&read(path)?).map_err(|e| LabError::malformed(path, e.0))
 }
 
 /// The metadata of a weights file.
 pub fn evictor_metadata(path: &Path) -> Result<BTreeMap<String, String>, LabError> {
-    Ok(read_arrays(path)?.meta.into_iter().collect())
+    let arrays = evictor_arrays(&read(path)?).map_err(|e| LabError::malformed(path, e.0))?;
+    Ok(arrays.meta.into_iter().collect())
 }
 
-/// Reads the tensors and metadata of a weights file.
-pub(crate) fn read_arrays(path: &Path) -> Result<Arrays, LabError> {
-    let wrong = |why: String| LabError::malformed(path, why);
+fn read(path: &Path) -> Result<Vec<u8>, LabError> {
     let about = fs::metadata(path).map_err(LabError::io(path, "reading"))?;
-    if !about.is_file() || about.len() > BYTES_MAX {
-        return Err(wrong("is not a weights file: too large, or not a regular file".to_owned()));
+    if !about.is_file() || about.len() > EVICTOR_BYTES_MAX {
+        return Err(LabError::malformed(path, "is not a weights file: too large, or not a regular file"));
     }
-    let bytes = fs::read(path).map_err(LabError::io(path, "reading"))?;
-    let broken = |e| wrong(format!("is not a safetensors file ({e})"));
-    let (_, header) = SafeTensors::read_metadata(&bytes).map_err(broken)?;
-    let tensors = SafeTensors::deserialize(&bytes).map_err(broken)?;
-    let mut arrays = Arrays::default();
-    arrays.meta.extend(header.metadata().clone().unwrap_or_default());
-    for (name, tensor) in tensors.iter() {
-        let data = tensor.data();
-        let numbers = match tensor.dtype() {
-            Dtype::F32 => Numbers::F32(data.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect()),
-            Dtype::I8 => Numbers::I8(data.iter().map(|b| b.cast_signed()).collect()),
-            other => return Err(wrong(format!("holds '{name}' as {other:?}, but weights for eviction are F32 or I8"))),
-        };
-        arrays.all.insert(name.to_owned(), Array { shape: tensor.shape().to_vec(), numbers });
-    }
-    Ok(arrays)
+    fs::read(path).map_err(LabError::io(path, "reading"))
 }
 
 /// Writes trained weights, atomically.

@@ -78,7 +78,7 @@ impl DeviceAttention for AttentionDouble {
         if shape.bytes() > free {
             let size = shape.bytes();
             let message = format!("a KV block of {size} bytes does not fit into the {free} free bytes of the device");
-            return Err(ModelError::Device(message));
+            return Err(ModelError::Device(message.into()));
         }
         state.next_id += 1;
         let id = state.next_id;

@@ -1,13 +1,14 @@
 //! `larder eval calibrate`.
 
 use anyhow::{Result, bail};
-use larder_lab::eval::{Calibration, LogitSpread, step_tokens};
+use larder_engine::Calibration;
+use larder_lab::eval::{LogitSpread, step_tokens, write_calibration};
 use serde_json::json;
 
 use super::measure::{bar, read_all};
 use super::passage::Passage;
 use crate::cli::eval::CalibrateArgs;
-use crate::engine::{CALIBRATION, InferenceEngine};
+use crate::engine::InferenceEngine;
 use crate::open::OpenModel;
 
 /// Measures the spread of each layer's router logits and writes it into the store, or to --out.
@@ -15,7 +16,7 @@ pub fn run(args: &CalibrateArgs) -> Result<()> {
     let model = OpenModel::open(&args.model)?;
     let path = match (&args.out, model.store()) {
         (Some(path), _) => path.clone(),
-        (None, Some(_)) => model.source().path().join(CALIBRATION),
+        (None, Some(_)) => model.source().path().join(Calibration::FILE),
         (None, None) => bail!("{}: is not a store; name the file to write with --out", args.model.display()),
     };
     let passage = Passage::open(&model, &args.text)?;
@@ -26,7 +27,7 @@ pub fn run(args: &CalibrateArgs) -> Result<()> {
     let geometry = &model.blueprint.geometry;
     let model_type = model.blueprint.model_type.clone();
     let made = Calibration { model_type, experts: geometry.experts, text: passage.name.clone(), tokens, delta };
-    made.write(&path)?;
+    write_calibration(&made, &path)?;
     if args.json {
         println!("{}", json!({"file": path, "calibration": made}));
         return Ok(());
