@@ -18,6 +18,10 @@ const DEPENDENCIES: &[(&str, &[&str])] = &[
     ("larder-cuda", &["core", "kernels", "store", "cache", "model"]),
     ("larder-engine", &["core", "policy", "cache", "model"]),
     ("larder-lab", &["core", "policy", "cache", "model", "engine"]),
+    (
+        "larder-runtime",
+        &["core", "policy", "kernels", "store", "placement", "cache", "hub", "model", "cuda", "engine", "edge"],
+    ),
     ("larder-serve", &["core", "cache", "model", "engine"]),
     ("larder-edge", &["core", "cache", "model", "engine", "placement"]),
     (
@@ -29,10 +33,9 @@ const DEPENDENCIES: &[(&str, &[&str])] = &[
             "store",
             "placement",
             "cache",
-            "hub",
             "model",
-            "cuda",
             "engine",
+            "runtime",
             "lab",
             "serve",
             "edge",
@@ -65,7 +68,7 @@ const UNSAFE: &[&str] = &[
     "crates/larder-store/src/reader/arena.rs",
     "crates/larder-store/src/reader/registered_buffers.rs",
     "crates/larder-store/src/reader/uring.rs",
-    "crates/larder/src/mlock.rs",
+    "crates/larder-runtime/src/machine/lock.rs",
     "tests/src/instructions.rs",
     "tests/src/larder.rs",
 ];
@@ -110,7 +113,8 @@ impl Tree {
     fn read() -> Tree {
         let root = root();
         let mut files = BTreeMap::new();
-        for folder in ["crates", "tests/it", "tests/src", "benches", "docs", "README.md", "CONTRIBUTING.md"] {
+        for folder in ["crates", "examples", "tests/it", "tests/src", "benches", "docs", "README.md", "CONTRIBUTING.md"]
+        {
             collect(&root, &root.join(folder), &mut files);
         }
         Tree { files, dependencies: dependencies(&root) }

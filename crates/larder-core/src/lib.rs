@@ -57,7 +57,5 @@ pub use residency::{Presence, Residency};
 pub use rng::Rng;
 pub use row_order::{BlockParts, ROW_GROUP, RowOrder, UnknownRowOrder, deinterleave, interleave};
 pub use tensors::{TensorMeta, Tensors, TensorsError};
-pub use trace::{
-    EXPERTS_MAX, GATES_KEY, Steps, Trace, TraceError, TracePass, TraceStep, TraceToken, UNUSED,
-};
+pub use trace::{EXPERTS_MAX, GATES_KEY, Steps, Trace, TraceError, TracePass, TraceStep, TraceToken, UNUSED};
 pub use units::{format_bytes, parse_bytes, size_down, size_up};

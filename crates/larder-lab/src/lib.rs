@@ -43,7 +43,7 @@ pub use gap::{Interval, gap_advantage, gap_closed};
 pub use larder_core::Rng;
 pub use lifetimes::{LifetimeStats, REFETCH_WITHIN};
 pub use machine_profile::{MachineProfile, ReplayLoad};
-pub use replay::{InitialCache, ReplayResult, RowCounts, SequenceCounts, replay, replay_requests};
+pub use replay::{InitialCache, ReplayResult, RowCounts, SequenceCounts, replay, replay_policies, replay_requests};
 pub use requests::Requests;
 pub use reroute::reroute;
 pub use sweep::{ReplaySweep, SweepAxes, SweepCell, SweepProgress, eighths};

@@ -2,7 +2,7 @@
 
 use larder_cache::{CacheCounts, Ledger, Wave};
 use larder_core::{CacheScope, Trace};
-use larder_policy::eviction::{CacheShape, EvictionSpec, PolicyInputs};
+use larder_policy::eviction::{CacheShape, Eviction, EvictionSpec, PolicyInputs};
 
 use crate::lifetimes::{LifetimeStats, ResidencyTracker};
 use crate::requests::LayerRequest;
@@ -107,24 +107,31 @@ pub fn replay_requests(
     spec: &EvictionSpec,
     inputs: &PolicyInputs,
 ) -> Result<ReplayResult, LabError> {
+    let policies = spec.make(shape, &requests.policy_inputs(spec, inputs))?;
+    Ok(replay_policies(requests, shape, policies))
+}
+
+/// As [`replay_requests`], with policies that need not be in the table of names. The caller guarantees one for each pool
+/// of `shape`, which is of [`Requests::cache_shape`].
+pub fn replay_policies(requests: &Requests, shape: &CacheShape, policies: Vec<Box<dyn Eviction>>) -> ReplayResult {
     let mut tally = Tally {
         starts: Vec::new(),
         rows: vec![RowCounts::default(); shape.rows],
         tracker: ResidencyTracker::new(shape.rows, shape.experts),
     };
-    let counts = replay_observed(requests, shape, spec, inputs, &mut tally)?;
+    let counts = replay_observed(requests, shape, policies, &mut tally);
     tally.starts.push(counts);
     let sequence = |(from, to): (&CacheCounts, &CacheCounts)| {
         let passed = *to - *from;
         SequenceCounts { wanted: passed.wanted(), misses: passed.misses }
     };
-    Ok(ReplayResult {
+    ReplayResult {
         tokens: requests.tokens(),
         counts,
         rows: tally.rows,
         sequences: tally.starts.iter().zip(&tally.starts[1..]).map(sequence).collect(),
         lifetimes: tally.tracker.finish(),
-    })
+    }
 }
 
 /// Observes a replay.
@@ -143,11 +150,10 @@ pub(crate) trait Observer {
 pub(crate) fn replay_observed(
     requests: &Requests,
     shape: &CacheShape,
-    spec: &EvictionSpec,
-    inputs: &PolicyInputs,
+    policies: Vec<Box<dyn Eviction>>,
     observer: &mut impl Observer,
-) -> Result<CacheCounts, LabError> {
-    let mut ledger = Ledger::new(shape, spec.make(shape, &requests.policy_inputs(spec, inputs))?);
+) -> CacheCounts {
+    let mut ledger = Ledger::new(shape, policies);
     let mut wave = Wave::default();
     for request in requests.iter() {
         if request.starts_sequence {
@@ -157,7 +163,7 @@ pub(crate) fn replay_observed(
         observer.visit(&request, &ledger);
         ledger.replay_visit(&request.choice(), &mut wave, |wave| observer.wave(&request, wave));
     }
-    Ok(ledger.counts())
+    ledger.counts()
 }
 
 /// Collects a replay's counts.

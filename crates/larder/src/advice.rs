@@ -1,5 +1,6 @@
 //! Error messages, with advice where there is a remedy.
 
+use larder_runtime::sentence;
 use larder_store::{StoreError, StoreErrorKind};
 
 /// The error's message and, where there is a remedy, the advice.
@@ -9,19 +10,6 @@ pub fn message(error: &anyhow::Error) -> String {
         Some(advice) => format!("{text}; {advice}"),
         None => text,
     }
-}
-
-/// The error and its causes, each once: some errors tell their cause in their own text.
-pub fn sentence(error: &anyhow::Error) -> String {
-    let mut text = error.to_string();
-    let mut last = text.clone();
-    for cause in error.chain().skip(1).map(ToString::to_string) {
-        if !last.ends_with(&cause) {
-            text += &format!(": {cause}");
-        }
-        last = cause;
-    }
-    text
 }
 
 fn advice(fault: StoreErrorKind) -> Option<&'static str> {

@@ -6,7 +6,7 @@ use clap::{Args, Parser, Subcommand};
 use larder_core::NumberFormat;
 use larder_engine::Sampling;
 
-use crate::open::default_model;
+use crate::models::default_model;
 
 pub mod chat;
 pub mod device;
@@ -19,6 +19,7 @@ pub mod engine;
 pub mod eval;
 pub mod lab;
 pub mod machine;
+mod options;
 #[cfg(feature = "serve")]
 pub mod serve;
 mod size;

@@ -1,6 +1,6 @@
 //! Numbers and tables as text.
 
-pub use larder_core::{format_bytes as bytes, size_down, size_up};
+pub use larder_core::format_bytes as bytes;
 use larder_engine::Routing;
 use larder_policy::routing::quality::Quality;
 use serde_json::{Value, json};

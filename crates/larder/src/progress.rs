@@ -107,7 +107,6 @@ impl Bar {
     }
 
     /// Starts at `amount`, for continued work.
-    #[cfg(feature = "hub")]
     pub fn resume(&self, amount: u64) {
         match &self.kind {
             BarKind::Terminal(bar) => bar.set_position(amount),

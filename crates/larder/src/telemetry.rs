@@ -9,9 +9,8 @@ use anyhow::{Context, Result};
 use larder_cache::Traffic;
 use larder_cache::tiers::TierTraffic;
 use larder_engine::{PhaseTimes, StepStats};
+use larder_runtime::machine::memory;
 use serde_json::{Value, json};
-
-use crate::memory;
 
 /// The columns of the CSV file. The last three are deprecated names: in_flight_hits, demand_bytes and prefetch_bytes again.
 const COLUMNS: &str = "step,phase,tokens,seconds,attention,routing,experts,waiting,computing,other,hits,in_flight_hits,\

@@ -131,7 +131,8 @@ fn a_device_that_overwrites_what_is_computed_with_would_be_seen() {
 #[test]
 fn the_demo_model_writes_the_same_words() {
     let demo = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../models/demo");
-    let (text, model) = (larder::OpenModel::open(&demo).unwrap().text_codec().unwrap(), open(&demo));
+    let (text, model) =
+        (larder_runtime::OpenModel::open(&demo, &Default::default()).unwrap().text_codec().unwrap(), open(&demo));
     let prompt = text.tokenizer.encode("The old man looked at the door, and", false).unwrap();
     let want = transcript(&model.decoder, &mut model.resident(), &prompt, 24);
     let products = model.decoder_on(Arc::new(ProductsDouble::new(ROOMY))).unwrap();

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use larder::OpenModel;
 use larder_core::LayerIdx;
 use larder_engine::{Sampler, Sampling, Session, TokenInput};
 use larder_model::{AllResident, ComputeContext, Decoder, Routed, Tap};
+use larder_runtime::{ModelOptions, OpenModel};
 use larder_store::reader::Slot;
 use safetensors::SafeTensors;
 use serde_json::Value;
@@ -81,7 +81,8 @@ pub struct Loaded {
 /// Loads `folder` as it is, or with another config file in place of `config.json`.
 pub fn load(folder: &Path, config: &str) -> Loaded {
     let copy = with_config(folder, config);
-    let model = OpenModel::open(copy.path()).unwrap_or_else(|e| panic!("{} {config}: {e:#}", folder.display()));
+    let model = OpenModel::open(copy.path(), &ModelOptions::default())
+        .unwrap_or_else(|e| panic!("{} {config}: {e:#}", folder.display()));
     let compute = Arc::new(ComputeContext::new(2, false).unwrap());
     Loaded {
         decoder: model.decoder(&compute).unwrap_or_else(|e| panic!("{} {config}: {e:#}", folder.display())),

@@ -67,7 +67,8 @@ impl Heatmap {
         let window = window.clone();
         let CacheShape { slots, experts, .. } = *shape;
         let mut heat = Heatmap { name: spec.to_string(), slots, window, columns: Vec::new(), seen: 0, experts };
-        replay_observed(requests, shape, spec, inputs, &mut heat)?;
+        let policies = spec.make(shape, &requests.policy_inputs(spec, inputs))?;
+        replay_observed(requests, shape, policies, &mut heat);
         match heat.columns.is_empty() {
             true => {
                 let (from, has) = (heat.window.passes.start, heat.seen);

@@ -148,6 +148,13 @@ pub struct EvictionSpec {
     options: SpecOptions,
 }
 
+impl Default for EvictionSpec {
+    /// Evicts the least recently used expert.
+    fn default() -> Self {
+        "lru".parse().expect("lru is a policy")
+    }
+}
+
 impl EvictionSpec {
     /// The policy's name.
     pub fn name(&self) -> &'static str {

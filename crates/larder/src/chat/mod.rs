@@ -18,10 +18,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, anyhow, bail};
 use larder_engine::{FinishReason, Routing, StopMatcher};
+use larder_runtime::{InferenceEngine, OpenModel};
 
 use crate::cli::chat::ChatArgs;
-use crate::engine::InferenceEngine;
-use crate::open::OpenModel;
+use crate::models;
 use crate::{advice, print};
 
 use command::{ChatCommand, HELP};
@@ -39,10 +39,10 @@ pub fn run(args: ChatArgs) -> Result<()> {
     let interactive = output.terminal && std::io::stdin().is_terminal();
     let settings = Settings::new(&args, output.terminal)?;
     let stop = StopMatcher::new(args.stop.clone())?;
-    let model = OpenModel::open_to_run(&args.model, args.engine.no_store)?;
+    let model = models::open_to_run(&args.model, args.engine.no_store)?;
     let text = model.text_codec()?;
     let generation = model.generation()?;
-    let mut engine = InferenceEngine::start(&model, &args.engine, args.context)?;
+    let mut engine = InferenceEngine::start(&model, &args.engine.options(args.context))?;
     let context = args.context.min(model.blueprint.context);
     if text.template.is_none() {
         output.note("this model has no chat template: it continues your text instead of answering");

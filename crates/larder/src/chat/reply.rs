@@ -9,14 +9,13 @@ use larder_engine::{
     generate,
 };
 use larder_model::LogitsFor;
+use larder_runtime::{EngineExperts, TextCodec};
 
 use super::conversation::{Conversation, Message};
 use super::interrupt::Interrupt;
 use super::output::{Output, ReplyPrinter};
 use super::settings::Settings;
 use super::thinking::{TextPart, ThinkingSplitter};
-use crate::experts::EngineExperts;
-use crate::open::TextCodec;
 use crate::telemetry::Totals;
 
 /// The sequence of a conversation, with its KV cache.

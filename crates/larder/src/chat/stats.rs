@@ -1,8 +1,10 @@
 //! Statistics of a chat.
 
+use larder_runtime::machine::memory;
+
 use super::reply::Reply;
+use crate::print;
 use crate::telemetry::Totals;
-use crate::{memory, print};
 
 /// Sums over all answers.
 #[derive(Default)]

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 
 use super::{EngineFlags, SamplingFlags, at_least_one, heading};
-use crate::open::default_model;
+use crate::models::default_model;
 
 /// Chat with a model in the terminal
 #[derive(Args)]

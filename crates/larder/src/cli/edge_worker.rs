@@ -8,7 +8,7 @@ use larder_policy::eviction::EvictionSpec;
 
 use super::engine::parse_threads;
 use super::{ByteSize, at_least_one, byte_size, heading};
-use crate::open::default_model;
+use crate::models::default_model;
 
 /// Serve a share of a model's experts to clients
 #[derive(Args)]

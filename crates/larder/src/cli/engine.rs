@@ -4,10 +4,10 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use larder_cache::CacheScope;
-use larder_kernels::performance_cores;
 use larder_model::KvFormat;
 use larder_policy::eviction::EvictionSpec;
 use larder_policy::routing::RoutingSpec;
+use larder_runtime::THREADS_MAX;
 
 use super::device::DeviceFlags;
 #[cfg(feature = "edge")]
@@ -69,21 +69,6 @@ where
             performance: self.performance.clone(),
             place: self.place.clone().into(),
         }
-    }
-}
-
-impl EngineFlags {
-    /// Number of compute threads.
-    pub fn threads(&self) -> usize {
-        self.performance.threads.unwrap_or_else(default_threads)
-    }
-
-    /// Whether edge workers compute experts as well.
-    pub fn uses_edge(&self) -> bool {
-        #[cfg(feature = "edge")]
-        return self.place.edge.topology.is_some();
-        #[cfg(not(feature = "edge"))]
-        false
     }
 }
 
@@ -226,14 +211,6 @@ pub struct PlaceFlags {
     #[command(flatten)]
     pub edge: EdgeFlags,
 }
-
-/// The default number of compute threads: one for each performance core, up to a maximum.
-pub fn default_threads() -> usize {
-    performance_cores().min(THREADS_MAX)
-}
-
-/// More threads would mostly wait for each other.
-const THREADS_MAX: usize = 64;
 
 /// Parses a number of compute threads.
 pub fn parse_threads(text: &str) -> Result<usize, String> {

@@ -6,7 +6,7 @@ use clap::{Args, Subcommand, ValueEnum};
 
 use super::engine::{CpuOnlyFlags, FixedRoutingFlags};
 use super::{EngineFlags, at_least_one, heading};
-use crate::open::default_model;
+use crate::models::default_model;
 
 /// Evaluate a model, and what cache-aware routing costs it
 #[derive(Args)]

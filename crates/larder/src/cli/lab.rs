@@ -10,7 +10,7 @@ use larder_policy::eviction::EvictionSpec;
 use larder_policy::routing::RoutingSpec;
 
 use super::{ByteSize, ScopeFlag, at_least_one, byte_size, heading};
-use crate::open::default_model;
+use crate::models::default_model;
 
 /// Record, generate, replay and compare routing traces
 #[derive(Args)]

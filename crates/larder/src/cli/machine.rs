@@ -6,10 +6,10 @@ use clap::{Args, Subcommand};
 use clap_complete::Shell;
 
 use larder_policy::routing::RoutingSpec;
+use larder_runtime::models::HubName;
 
 use super::engine::FixedSizeFlags;
 use super::{at_least_one, heading};
-use crate::models::HubName;
 
 /// Check this machine and suggest improvements
 #[derive(Args)]

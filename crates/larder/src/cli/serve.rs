@@ -7,7 +7,7 @@ use clap::Args;
 
 use super::engine::UntracedFlags;
 use super::{ByteSize, at_least_one, byte_size, heading};
-use crate::open::default_model;
+use crate::models::default_model;
 
 /// Serve an OpenAI-compatible HTTP API and a chat page
 #[derive(Args)]

@@ -6,16 +6,15 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use larder_cache::Traffic;
 use larder_engine::{PhaseTimes, Sampler, Sampling, Session, TokenInput, Xoshiro256};
+use larder_runtime::machine::rates;
+use larder_runtime::{EngineExperts, InferenceEngine, OnGpu, OpenModel, slot_bytes};
 use larder_store::Store;
 use serde_json::{Value, json};
 
 use crate::cli::{BenchArgs, EngineFlags};
-use crate::engine::{InferenceEngine, slot_bytes};
-use crate::experts::EngineExperts;
-use crate::open::OpenModel;
+use crate::models;
+use crate::print;
 use crate::telemetry::Totals;
-use crate::tiers::OnGpu;
-use crate::{print, probe};
 
 /// Measures prefill and decode, and how near they come to what memory, SSD and GPU allow.
 pub fn run(args: &BenchArgs) -> Result<()> {
@@ -25,7 +24,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
              experts are in VRAM"
         );
     }
-    let model = OpenModel::open_to_run(&args.model, args.engine.no_store)?;
+    let model = models::open_to_run(&args.model, args.engine.no_store)?;
     let need = args.prompt.saturating_add(args.tokens);
     if need > model.blueprint.context {
         bail!(
@@ -34,7 +33,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         );
     }
     let limits = Limits::measure(&model, &args.engine)?;
-    let mut engine = InferenceEngine::start(&model, &args.engine, need)?;
+    let mut engine = InferenceEngine::start(&model, &args.engine.options(need))?;
     let limits = Limits { gpu: engine.gpu, ..limits };
     let mut series = vec![("as planned", measure(&mut engine, args)?)];
     if args.vs_resident {
@@ -67,10 +66,10 @@ struct Limits {
 
 impl Limits {
     fn measure(model: &OpenModel, flags: &EngineFlags) -> Result<Self> {
-        let ssd = |store: &Arc<Store>| probe::ssd_throughput(store, &flags.performance.reader).map(|(rate, _)| rate);
+        let ssd = |store: &Arc<Store>| rates::ssd_throughput(store, &flags.performance.reader).map(|(rate, _)| rate);
         let geometry = &model.blueprint.geometry;
         Ok(Limits {
-            memory: probe::memory_bandwidth(flags.threads()),
+            memory: rates::memory_bandwidth(flags.threads()),
             ssd: model.store().map(ssd).transpose()?,
             gpu: None,
             resident: model.resident_bytes_per_token()? as f64,

@@ -1,22 +1,23 @@
 //! `larder convert`.
 
 use anyhow::Result;
+use larder_runtime::machine::memory;
+use larder_runtime::{blueprint_of, models};
 use larder_store::{ConvertOptions, convert, open_source};
 use serde_json::json;
 
 use crate::cli::ConvertArgs;
-use crate::{memory, models, open, print, progress::StoreProgress};
+use crate::{models::notices, print, progress::StoreProgress};
 
 /// Converts a checkpoint or GGUF file to a store.
 pub fn run(args: &ConvertArgs) -> Result<()> {
     let options = ConvertOptions { experts: args.experts.0, resident: args.resident.0 };
     let report = match models::hub_name(&args.source) {
-        Some(name) => models::fetch(&name, &args.store, &options)?,
+        Some(name) => models::fetch(&name, &args.store, &options, &notices())?,
         None => {
             let source = open_source(&args.source)?;
             let progress = StoreProgress::new("converting");
-            let report =
-                convert(source.as_ref(), &open::blueprint_of(source.as_ref())?, &args.store, &options, &progress)?;
+            let report = convert(source.as_ref(), &blueprint_of(source.as_ref())?, &args.store, &options, &progress)?;
             progress.finish();
             report
         }

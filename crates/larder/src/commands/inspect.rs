@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 
 use anyhow::Result;
 use larder_core::{Geometry, TensorMeta};
+use larder_runtime::OpenModel;
 use larder_store::ExpertSource;
 use serde_json::json;
 
 use crate::cli::InspectArgs;
-use crate::open::OpenModel;
+use crate::models;
 use crate::print;
 
 /// Usual memory sizes, in GB.
@@ -16,7 +17,7 @@ const MEMORIES: [u64; 8] = [2, 4, 8, 12, 16, 24, 32, 64];
 
 /// Shows what a model consists of.
 pub fn run(args: &InspectArgs) -> Result<()> {
-    let model = OpenModel::open(&args.model)?;
+    let model = models::open(&args.model)?;
     let experts = model.experts()?;
     let found = Found::of(&model, experts.as_dyn());
     if args.json {

@@ -8,12 +8,13 @@ use anyhow::{Context, Result, bail};
 use larder_core::LayerIdx;
 use larder_engine::{Sampler, Sampling, TokenInput};
 use larder_model::{Routed, Tap};
+use larder_runtime::InferenceEngine;
+use larder_runtime::machine::memory;
 use safetensors::tensor::{Dtype, View};
 
 use crate::cli::LogitsArgs;
-use crate::engine::InferenceEngine;
-use crate::open::OpenModel;
-use crate::{memory, print};
+use crate::models;
+use crate::print;
 
 /// Maximum number of tokens in a file; each takes a row of logits as wide as the vocabulary.
 const TOKENS_MAX: usize = 1 << 20;
@@ -21,11 +22,11 @@ const TOKENS_MAX: usize = 1 << 20;
 /// Writes logits, routing and hidden states of given tokens to a safetensors file.
 pub fn run(args: &LogitsArgs) -> Result<()> {
     let tokens = read_tokens(&args.tokens)?;
-    let model = OpenModel::open(&args.model)?;
+    let model = models::open(&args.model)?;
     let (vocab, top_k) = (model.blueprint.vocab, model.blueprint.geometry.top_k);
     let context = tokens.len().saturating_add(args.generate);
     check_memory(context, vocab)?;
-    let mut engine = InferenceEngine::start(&model, &args.engine, context)?;
+    let mut engine = InferenceEngine::start(&model, &args.engine.options(context))?;
     let mut session = engine.session();
 
     let mut recording = Recording::default();

@@ -1,31 +1,32 @@
 //! `larder plan`.
 
 use anyhow::Result;
+use larder_runtime::gpu::{self, GpuParts};
+use larder_runtime::machine::rates;
+use larder_runtime::plan::{PlanInputs, decide, tiers};
+use larder_runtime::{OpenModel, Options, plan_inputs, tier_inputs};
 use serde_json::json;
 
 use crate::cli::PlanArgs;
-use crate::engine::plan_inputs;
-use crate::gpu::GpuParts;
-use crate::open::OpenModel;
-use crate::plan::{PlanInputs, decide, tiers};
-use crate::tiers::tier_inputs;
-use crate::{gpu, print, probe};
+use crate::models;
+use crate::print;
 
 /// Prints the memory plan and the speed limits that memory and SSD set.
 pub fn run(args: &PlanArgs) -> Result<()> {
-    let model = OpenModel::open(&args.model)?;
+    let model = models::open(&args.model)?;
     let geometry = &model.blueprint.geometry;
     // The GPU is opened first, because its driver allocates memory.
-    let gpu = gpu::open(&args.engine.place.device)?;
-    let inputs = plan_inputs(&model, &args.engine, args.context)?;
+    let gpu = gpu::open(&args.engine.place.device.options())?;
+    let options = args.engine.options(args.context);
+    let inputs = plan_inputs(&model, &options)?;
     if let Some(gpu) = gpu {
-        return on_gpu(args, &model, inputs, &gpu);
+        return on_gpu(args.json, &model, &options, inputs, &gpu);
     }
-    let plan = decide(&inputs, &args.engine)?;
+    let plan = decide(&inputs, &options)?;
 
     let threads = args.engine.threads();
-    let memory_bandwidth = probe::memory_bandwidth(threads);
-    let ssd = model.store().map(|store| probe::ssd_throughput(store, &args.engine.performance.reader)).transpose()?;
+    let memory_bandwidth = rates::memory_bandwidth(threads);
+    let ssd = model.store().map(|store| rates::ssd_throughput(store, &args.engine.performance.reader)).transpose()?;
     let per_token = inputs.slot_bytes * (geometry.top_k * geometry.moe_layers.len()) as u64;
     let bytes_per_token = (model.resident_bytes_per_token()? + per_token) as f64;
     let most = memory_bandwidth / bytes_per_token;
@@ -60,10 +61,10 @@ pub fn run(args: &PlanArgs) -> Result<()> {
 }
 
 /// With a GPU, prints the plan of both tiers. The speed depends on the hits in each; `larder bench` measures it.
-fn on_gpu(args: &PlanArgs, model: &OpenModel, inputs: PlanInputs, gpu: &GpuParts) -> Result<()> {
-    let (inputs, vram) = tier_inputs(model, &args.engine, inputs, gpu)?;
-    let plan = tiers::decide(&inputs, &vram, &args.engine)?;
-    match args.json {
+fn on_gpu(json: bool, model: &OpenModel, options: &Options, inputs: PlanInputs, gpu: &GpuParts) -> Result<()> {
+    let (inputs, vram) = tier_inputs(model, options, inputs, gpu)?;
+    let plan = tiers::decide(&inputs, &vram, options)?;
+    match json {
         true => println!("{}", plan.json(&inputs, &vram)),
         false => println!("{}", plan.describe(&inputs, &vram)),
     }

@@ -8,13 +8,13 @@ use larder_engine::{ChatInput, Listener, Request, Routing, Sampler, Sampling, St
 use larder_lab::report::{SpeedReport, SpeedSection, speed_page};
 use larder_policy::routing::RoutingSpec;
 use larder_policy::routing::quality::Quality;
+use larder_runtime::machine::memory;
+use larder_runtime::{EngineExperts, InferenceEngine, TextCodec};
 use serde_json::{Value, json};
 
 use crate::cli::machine::{ReportArgs, StoreArg};
-use crate::engine::InferenceEngine;
-use crate::experts::EngineExperts;
-use crate::open::{OpenModel, TextCodec};
-use crate::{doctor, memory, print, progress};
+use crate::models;
+use crate::{doctor, print, progress};
 
 /// Prompts of the runs, in turn.
 const PROMPTS: &[&str] = &[
@@ -94,7 +94,7 @@ struct RunResult {
 }
 
 fn measure(args: &ReportArgs, store: &StoreArg) -> Result<StoreRuns> {
-    let model = OpenModel::open(&store.store)?;
+    let model = models::open(&store.store)?;
     if model.store().is_none() {
         let path = store.store.display();
         bail!("{path}: is not a store, and only a store can be streamed; make one with `larder convert {path} STORE`");
@@ -106,7 +106,7 @@ fn measure(args: &ReportArgs, store: &StoreArg) -> Result<StoreRuns> {
     flags.size.experts = Some(slots);
     let prompts: Vec<Vec<u32>> = PROMPTS.iter().map(|prompt| tokens(&text, prompt)).collect::<Result<_>>()?;
     let longest = prompts.iter().map(Vec::len).max().unwrap_or_default();
-    let mut engine = InferenceEngine::start(&model, &flags, longest + args.tokens)?;
+    let mut engine = InferenceEngine::start(&model, &flags.options(longest + args.tokens))?;
     let mut strategies: Vec<StrategyRuns> = args.compare.iter().map(StrategyRuns::new).collect();
     // One run that is not counted, to open the shards and fill the slots.
     let bar = progress::count("measuring", "runs", (1 + args.runs * strategies.len()) as u64);

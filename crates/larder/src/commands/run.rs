@@ -6,21 +6,21 @@ use anyhow::{Result, bail};
 use larder_engine::{
     ChatInput, FinishReason, Generated, Listener, Request, Routing, Sampler, StepStats, StopMatcher, generate,
 };
+use larder_runtime::machine::memory;
+use larder_runtime::{EngineExperts, InferenceEngine, TextCodec};
 use serde_json::{Value, json};
 
 use crate::cli::RunArgs;
 use crate::commands::text_or_stdin;
-use crate::engine::InferenceEngine;
-use crate::experts::EngineExperts;
-use crate::open::{OpenModel, TextCodec};
+use crate::models;
+use crate::print;
 use crate::telemetry::{Telemetry, Totals};
-use crate::{memory, print};
 
 /// Generates text from a prompt.
 pub fn run(args: RunArgs) -> Result<()> {
     let sampler = Sampler::new(args.sampling.sampling(), args.sampling.seed)?;
     let stop = StopMatcher::new(args.stop.clone())?;
-    let model = OpenModel::open_to_run(&args.model, args.engine.no_store)?;
+    let model = models::open_to_run(&args.model, args.engine.no_store)?;
     let text = model.text_codec()?;
     let prompt = prompt(&args, &text)?;
     let generation = model.generation()?;
@@ -28,7 +28,7 @@ pub fn run(args: RunArgs) -> Result<()> {
 
     let mut telemetry = Telemetry::new(args.telemetry.as_deref())?;
     let context = args.context.unwrap_or(prompt.len().saturating_add(args.max_tokens));
-    let mut engine = InferenceEngine::start(&model, &args.engine, context)?;
+    let mut engine = InferenceEngine::start(&model, &args.engine.options(context))?;
     let plan = std::mem::take(&mut engine.plan);
     let mut session = engine.session();
     let request = Request { prompt: &prompt, sampler, eos, stop, max_tokens: args.max_tokens };

@@ -7,13 +7,13 @@ use larder_core::Presence;
 use larder_engine::Routing;
 use larder_model::{Decoder, ExpertPath};
 use larder_policy::routing::RoutingSpec;
+use larder_runtime::{InferenceEngine, OpenModel, Options, model_name};
 use larder_serve::{EngineStatus, LayerVisit, RoutingQuality, ServerOptions};
 use std::time::Duration;
 
 use super::listen;
 use crate::cli::serve::ServeArgs;
-use crate::engine::InferenceEngine;
-use crate::open::{OpenModel, model_name};
+use crate::models;
 
 /// Serves HTTP until a signal ends it.
 pub fn run(args: ServeArgs) -> Result<()> {
@@ -26,8 +26,9 @@ pub fn run(args: ServeArgs) -> Result<()> {
     let address = listener.local_addr()?;
     let options = options(&args);
     let flags = args.engine.full();
-    let model = OpenModel::open_to_run(&args.model, flags.no_store)?;
-    let mut engine = InferenceEngine::start_for_sequences(&model, &flags, args.context, options.sessions)?;
+    let model = models::open_to_run(&args.model, flags.no_store)?;
+    let mut engine =
+        InferenceEngine::start(&model, &Options { sequences: options.sessions, ..flags.options(args.context) })?;
     let served = served_model(&args, &model, &mut engine)?;
     if !options.is_local && options.api_key.is_none() {
         eprintln!("warning: {address} is reachable from other machines without a key; set --api-key to require one");

@@ -6,11 +6,11 @@ use serde_json::{Value, json};
 
 use crate::cli::TokenizeArgs;
 use crate::commands::text_or_stdin;
-use crate::open::OpenModel;
+use crate::models;
 
 /// Prints the tokens of a text or of chat messages as JSON.
 pub fn run(args: &TokenizeArgs) -> Result<()> {
-    let text = OpenModel::open(&args.model)?.text_codec()?;
+    let text = models::open(&args.model)?.text_codec()?;
     let (text_in, special) = match (&args.messages, &args.text) {
         (Some(file), _) => {
             let json = match file.to_str() {

@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use larder_engine::Xoshiro256;
+use larder_runtime::machine::memory;
+use larder_runtime::machine::rates::ReadPattern;
 use larder_store::reader::{Arena, is_android, open_reader};
 use larder_store::{MANIFEST_FILE, Store};
 use rustix::fs::statvfs;
@@ -16,8 +18,7 @@ use rustix::process::{Resource, getrlimit};
 use serde_json::{Value, json};
 
 use super::Finding;
-use crate::probe::ReadPattern;
-use crate::{memory, print};
+use crate::print;
 
 /// Queue depths to measure: reads in flight.
 const QUEUE_DEPTHS: [usize; 4] = [1, 4, 16, 64];

@@ -2,11 +2,12 @@
 
 use std::fs;
 
+use larder_runtime::machine::{group as control_group, memory, rates};
 use rustix::process::{Resource, getrlimit};
 use serde_json::json;
 
 use super::Finding;
-use crate::{memory, print, probe};
+use crate::print;
 
 /// The capability to lock any amount of memory, as a bit number.
 const CAP_IPC_LOCK: u32 = 14;
@@ -21,8 +22,11 @@ pub fn check() -> Vec<Finding> {
 
 fn size() -> Option<Finding> {
     let (total, available) = (memory::total()?, memory::available()?);
-    let found = format!("{}, {} available", print::bytes(total), print::bytes(available));
-    let numbers = json!({"total_bytes": total, "available_bytes": available});
+    let pressure = control_group::pressure();
+    let waiting = pressure.map(|share| format!(", tasks waited for it {} of the last 10 s", print::percent(share)));
+    let found =
+        format!("{}, {} available{}", print::bytes(total), print::bytes(available), waiting.unwrap_or_default());
+    let numbers = json!({"total_bytes": total, "available_bytes": available, "pressure": pressure});
     Some(Finding::new("memory", found, numbers).advise_if(
         available < total / 4,
         "most memory is in use, so fewer experts can stay in memory",
@@ -31,7 +35,7 @@ fn size() -> Option<Finding> {
 }
 
 fn group() -> Finding {
-    let (limit, total) = (memory::group_limit(), memory::total());
+    let (limit, total) = (control_group::limit(), memory::total());
     let numbers = json!({"limit_bytes": limit});
     let found = limit.map_or("no limit".into(), |limit| format!("at most {}", print::bytes(limit)));
     let tight = limit.zip(total).is_some_and(|(limit, total)| limit < total);
@@ -44,7 +48,7 @@ fn group() -> Finding {
 
 fn rate() -> Finding {
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let rate = probe::memory_bandwidth(threads);
+    let rate = rates::memory_bandwidth(threads);
     let found = format!("{}/s, read by {threads} threads", print::bytes(rate as u64));
     Finding::new("memory rate", found, json!({"bytes_per_second": rate, "threads": threads}))
 }

@@ -5,8 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-
-use super::{DOWNLOAD, HubName, download_of, is_complete};
+use larder_runtime::models::{DOWNLOAD, HubName, download_of, is_complete};
 
 /// Unit of the block counts of `stat`.
 const BLOCK_BYTES: u64 = 512;

@@ -1,46 +1,58 @@
-//! Models by name: downloads from the hub in the user's models folder, and stores made beside GGUF files.
+//! Opens models for the commands, with notices on standard error and bars for progress; the folder of downloaded models.
 
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 
 use anyhow::{Context, Result};
-use larder_store::{CONVERSION_STATE, MANIFEST_FILE};
+use larder_runtime::models::{self, HubName, no_folder};
+use larder_runtime::{ModelOptions, Notices, OpenModel, WorkProgress};
+use larder_store::{MANIFEST_FILE, StoreError, StoreErrorKind};
 
-mod gguf_store;
-#[cfg(feature = "hub")]
-mod hub;
+use crate::progress::{self, Bar};
+use crate::xdg;
+
 mod installed;
-mod name;
 
-pub use gguf_store::{is_gguf, store_for_gguf};
-#[cfg(feature = "hub")]
-pub use hub::fetch;
 pub use installed::{InstalledModel, installed, remove};
-pub use name::HubName;
 
-/// Suffix of a download's folder, beside the store that is made of it.
-const DOWNLOAD: &str = ".download";
+/// Path of the demo model in the repository.
+const DEMO: &str = "models/demo";
 
-/// Reads `path` as a name on the hub, if no file or folder of that path exists.
-pub fn hub_name(path: &Path) -> Option<HubName> {
-    match path.exists() {
-        true => None,
-        false => HubName::parse(path.to_str()?).ok(),
-    }
+/// The demo model: in the current folder or a parent of it, else in a parent of the program's folder.
+pub fn default_model() -> PathBuf {
+    let starts = [std::env::current_dir(), std::env::current_exe()];
+    let above = |start: &PathBuf| {
+        start.ancestors().map(|folder| folder.join(DEMO)).find(|demo| demo.join(MANIFEST_FILE).exists())
+    };
+    starts.iter().flatten().find_map(above).unwrap_or_else(|| DEMO.into())
 }
 
-/// The existing store of `model`, which is a path, a name or a GGUF file.
-pub fn store_of(model: &Path) -> Option<PathBuf> {
-    let store = match hub_name(model) {
-        Some(name) => store_path(&name).ok()?,
-        None if is_gguf(model) => gguf_store::store_path(model),
-        None => model.to_owned(),
-    };
-    store.is_dir().then_some(store)
+/// Opens a model as it is.
+pub fn open(path: &Path) -> Result<OpenModel> {
+    open_with(path, false)
+}
+
+/// As [`open`], but makes a store beside a GGUF file, unless `without_store`.
+pub fn open_to_run(path: &Path, without_store: bool) -> Result<OpenModel> {
+    open_with(path, !without_store)
+}
+
+fn open_with(path: &Path, store_for_gguf: bool) -> Result<OpenModel> {
+    if path == Path::new(DEMO) && !path.exists() {
+        let what = "is the demo model, which was not found; name a model with -m";
+        return Err(StoreError::new(StoreErrorKind::Missing, path, what).into());
+    }
+    OpenModel::open(path, &ModelOptions { models_folder: xdg::models(), store_for_gguf, notices: notices() })
+}
+
+/// Prints notices on standard error, and progress as bars.
+pub fn notices() -> Notices {
+    Notices::to(|notice| eprintln!("{notice}")).with_progress(Bars::default())
 }
 
 /// The models folder.
 pub fn folder() -> Result<PathBuf> {
-    crate::xdg::models().context("there is no models folder: set LARDER_MODELS or HOME")
+    xdg::models().with_context(no_folder)
 }
 
 /// Path of a model's store, which may not exist.
@@ -48,32 +60,33 @@ pub fn store_path(name: &HubName) -> Result<PathBuf> {
     Ok(folder()?.join(name.folder()))
 }
 
-/// The store of a model, downloaded if it does not exist.
-pub fn fetch_if_missing(name: &HubName) -> Result<PathBuf> {
-    let store = store_path(name)?;
-    if !is_complete(&store) {
-        fetch(name, &store, &larder_store::ConvertOptions::default())?;
+/// The existing store of `model`, which is a path, a name or a GGUF file.
+pub fn store_of(model: &Path) -> Option<PathBuf> {
+    models::store_of(model, xdg::models().as_deref())
+}
+
+/// A bar for the work that is being done.
+#[derive(Default)]
+struct Bars(Mutex<Option<Bar>>);
+
+impl Bars {
+    fn with(&self, act: impl FnOnce(&mut Option<Bar>)) {
+        act(&mut self.0.lock().unwrap_or_else(|e| e.into_inner()));
     }
-    Ok(store)
 }
 
-/// Whether a folder is a completely converted store.
-fn is_complete(store: &Path) -> bool {
-    store.join(MANIFEST_FILE).exists() && !store.join(CONVERSION_STATE).exists()
-}
+impl WorkProgress for Bars {
+    fn begin(&self, work: &str, bytes: u64, done: u64) {
+        let bar = progress::bar(work, bytes);
+        bar.resume(done);
+        self.with(|current| *current = Some(bar));
+    }
 
-/// The folder of the download from which `store` is made.
-fn download_of(store: &Path) -> PathBuf {
-    let mut name = store.as_os_str().to_owned();
-    name.push(DOWNLOAD);
-    name.into()
-}
+    fn advance(&self, bytes: u64) {
+        self.with(|bar| bar.iter().for_each(|bar| bar.advance(bytes)));
+    }
 
-/// Refuses to download, in builds without the hub.
-#[cfg(not(feature = "hub"))]
-pub fn fetch(name: &HubName, _: &Path, _: &larder_store::ConvertOptions) -> Result<larder_store::ConvertReport> {
-    anyhow::bail!(
-        "{name}: not found, neither as a file or folder nor among the downloaded models; this larder was built without \
-         downloads (build it with --features hub)"
-    )
+    fn end(&self) {
+        self.with(|bar| bar.take().iter().for_each(Bar::finish));
+    }
 }

@@ -5,18 +5,18 @@ use std::time::Duration;
 
 use anyhow::{Context, Error, Result, bail};
 use larder_cache::Cache;
-use larder_core::CacheScope;
+use larder_core::{CacheScope, size_down, size_up};
 use larder_edge::{ExpertHost, ExpertSet, Handshake, TlsCredentials, WorkerOptions};
 use larder_model::ComputeContext;
 use larder_policy::eviction::{CacheShape, PolicyInputs};
+use larder_runtime::edge::{self, LoadedPlacement};
+use larder_runtime::machine::memory;
+use larder_runtime::{Slots, model_name};
 use larder_store::{Source, Store};
 
 use crate::cli::edge_worker::EdgeWorkerArgs;
 use crate::commands::listen;
-use crate::edge::{self, LoadedPlacement};
-use crate::open::model_name;
-use crate::slots::Slots;
-use crate::{memory, print};
+use crate::print;
 
 /// Memory left for requests, answers and what the kernel allocates for the process.
 const RESERVE_BYTES: u64 = 256 << 20;
@@ -36,7 +36,7 @@ pub fn run(args: &EdgeWorkerArgs) -> Result<()> {
     let geometry = &store.manifest().geometry;
     let cache = Cache::new(geometry, &shape, policies, slots, reader, Box::new(store.clone()));
     eprintln!("{reader_note}");
-    let threads = args.threads.unwrap_or_else(crate::cli::engine::default_threads);
+    let threads = args.threads.unwrap_or_else(larder_runtime::default_threads);
     let compute =
         ComputeContext::new(threads, false).context("compute threads cannot be started; try fewer --threads")?;
     let host = ExpertHost::new(cache, Arc::new(ComputeContext { exact: args.exact, ..compute }));
@@ -92,17 +92,14 @@ fn shape(args: &EdgeWorkerArgs, store: &Store, held: &ExpertSet) -> Result<Cache
             Some(size) => bail!(
                 "--cache-mem {} is too small: at least {} is needed (one expert)",
                 print::bytes(size.0),
-                print::size_up(slot)
+                size_up(slot)
             ),
             None => bail!("not even one expert of {} fits into the available memory", print::bytes(slot)),
         }
     }
     if slots > most {
         let need = print::bytes(slots as u64 * slot);
-        bail!(
-            "{need} of cached experts do not fit into memory; --cache-mem {} fits",
-            print::size_down(most as u64 * slot)
-        );
+        bail!("{need} of cached experts do not fit into memory; --cache-mem {} fits", size_down(most as u64 * slot));
     }
     let total = held.count();
     eprintln!("plan: {} of cache for {slots} of {total} experts", print::bytes(slots as u64 * slot));

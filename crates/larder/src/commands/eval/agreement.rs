@@ -7,14 +7,14 @@ use larder_lab::eval::{RoutingAgreement, ShadowRouting, step_tokens};
 use larder_policy::eviction::{CacheShape, PolicyInputs};
 use larder_policy::routing::RoutingSpec;
 use larder_policy::routing::quality::Quality;
+use larder_runtime::{InferenceEngine, deltas};
 use serde_json::{Value, json};
 
 use super::measure::{bar, read_all, step_text};
 use super::passage::Passage;
 use crate::cli::EngineFlags;
 use crate::cli::eval::AgreementArgs;
-use crate::engine::{InferenceEngine, deltas};
-use crate::open::OpenModel;
+use crate::models;
 use crate::print;
 
 /// Agreement of each layer, and the miss rate that the strategy has or would have.
@@ -31,12 +31,12 @@ pub fn run(mut args: AgreementArgs) -> Result<()> {
     if spec.is_lossless() {
         bail!("the strategy original agrees with itself; name another with --routing, e.g. prior:lambda=0.2");
     }
-    let model = OpenModel::open(&args.model)?;
+    let model = models::open(&args.model)?;
     let passage = Passage::open(&model, &args.text)?;
     if !args.under_strategy {
         args.engine.routing.strategy = RoutingSpec::default();
     }
-    let mut engine = InferenceEngine::start(&model, &args.engine, passage.chunk)?;
+    let mut engine = InferenceEngine::start(&model, &args.engine.options(passage.chunk))?;
     let geometry = engine.decoder.geometry().clone();
     let gates: Vec<Gate> = engine.decoder.gates().cloned().collect();
     let piece = if args.under_strategy { 1 } else { step_tokens(engine.decoder.vocab()) };

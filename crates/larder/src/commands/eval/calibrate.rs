@@ -3,24 +3,24 @@
 use anyhow::{Result, bail};
 use larder_engine::Calibration;
 use larder_lab::eval::{LogitSpread, step_tokens, write_calibration};
+use larder_runtime::InferenceEngine;
 use serde_json::json;
 
 use super::measure::{bar, read_all};
 use super::passage::Passage;
 use crate::cli::eval::CalibrateArgs;
-use crate::engine::InferenceEngine;
-use crate::open::OpenModel;
+use crate::models;
 
 /// Measures the spread of each layer's router logits and writes it into the store, or to --out.
 pub fn run(args: &CalibrateArgs) -> Result<()> {
-    let model = OpenModel::open(&args.model)?;
+    let model = models::open(&args.model)?;
     let path = match (&args.out, model.store()) {
         (Some(path), _) => path.clone(),
         (None, Some(_)) => model.source().path().join(Calibration::FILE),
         (None, None) => bail!("{}: is not a store; name the file to write with --out", args.model.display()),
     };
     let passage = Passage::open(&model, &args.text)?;
-    let mut engine = InferenceEngine::start(&model, &args.engine.full(), passage.chunk)?;
+    let mut engine = InferenceEngine::start(&model, &args.engine.full().options(passage.chunk))?;
     let bar = bar(passage.tokens_read());
     let (delta, tokens) = measure(&mut engine, &passage, &bar)?;
     bar.finish();

@@ -5,13 +5,12 @@ use std::path::Path;
 use anyhow::{Result, bail};
 use larder_engine::{FinishReason, Listener, Request, Sampler, Sampling, StopMatcher, generate};
 use larder_lab::eval::{MathProblem, final_number, read_problems, wilson_interval};
+use larder_runtime::{EngineExperts, InferenceEngine, OpenModel, TextCodec};
 use serde_json::{Value, json};
 
 use super::measure::{Meter, warn_if_all_fit};
 use crate::cli::eval::Gsm8kArgs;
-use crate::engine::InferenceEngine;
-use crate::experts::EngineExperts;
-use crate::open::{OpenModel, TextCodec};
+use crate::models;
 use crate::progress;
 
 /// Stop string of a solution: the beginning of the next problem.
@@ -28,7 +27,7 @@ struct Solved {
 
 /// Generates solutions and compares the number at the end of each.
 pub fn run(args: &Gsm8kArgs) -> Result<()> {
-    let model = OpenModel::open(&args.model)?;
+    let model = models::open(&args.model)?;
     let text = model.text_codec()?;
     let mut asked = read_problems(&args.problems)?;
     asked.truncate(args.limit.unwrap_or(usize::MAX));
@@ -36,7 +35,7 @@ pub fn run(args: &Gsm8kArgs) -> Result<()> {
     let prompts: Vec<Vec<u32>> = asked.iter().map(|p| prompt(args, &shots, p, &model, &text)).collect::<Result<_>>()?;
     let longest = prompts.iter().map(Vec::len).max().unwrap_or(1);
     let eos = model.generation()?.eos;
-    let mut engine = InferenceEngine::start(&model, &args.engine, longest + args.max_tokens)?;
+    let mut engine = InferenceEngine::start(&model, &args.engine.options(longest + args.max_tokens))?;
     warn_if_all_fit(&engine, &args.engine);
     let bar = progress::count("solving", "problems", asked.len() as u64);
     let meter = Meter::new(&engine.experts);

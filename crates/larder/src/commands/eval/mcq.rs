@@ -6,12 +6,12 @@ use anyhow::{Context, Result, bail};
 use larder_engine::TokenInput;
 use larder_lab::Interval;
 use larder_lab::eval::{McqPrompt, Question, mcq_preamble, read_questions, subject_of, wilson_interval};
+use larder_runtime::{InferenceEngine, OpenModel, TextCodec};
 use serde_json::{Value, json};
 
 use super::measure::{Measurement, Meter, bar, step_text, tokens_per_step, warn_if_all_fit};
 use crate::cli::eval::McqArgs;
-use crate::engine::InferenceEngine;
-use crate::open::{OpenModel, TextCodec};
+use crate::models;
 use crate::{print, progress};
 
 /// The questions of one subject, as prompts with their right answers.
@@ -31,13 +31,13 @@ struct Score {
 
 /// Evaluates multiple-choice questions.
 pub fn run(args: &McqArgs) -> Result<()> {
-    let model = OpenModel::open(&args.model)?;
+    let model = models::open(&args.model)?;
     let text = model.text_codec()?;
     let files = files(&args.questions)?;
     let subjects: Vec<Subject> = files.iter().map(|file| prepare(args, file, &model, &text)).collect::<Result<_>>()?;
     let lengths = || subjects.iter().flat_map(|s| &s.sheets).map(|(sheet, _)| sheet.prompt.len());
     let piece = tokens_per_step(&args.step, &args.engine, model.blueprint.vocab);
-    let mut engine = InferenceEngine::start(&model, &args.engine, lengths().max().unwrap_or(1))?;
+    let mut engine = InferenceEngine::start(&model, &args.engine.options(lengths().max().unwrap_or(1)))?;
     warn_if_all_fit(&engine, &args.engine);
     let bar = bar(lengths().sum());
     let meter = Meter::new(&engine.experts);

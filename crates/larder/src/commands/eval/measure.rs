@@ -8,13 +8,12 @@ use larder_engine::{Routing, Session};
 use larder_lab::eval::{ChunkScore, score, step_tokens};
 use larder_model::{ModelError, Tap};
 use larder_policy::routing::quality::Quality;
+use larder_runtime::{EngineExperts, InferenceEngine};
 use serde_json::{Value, json};
 
 use super::passage::Passage;
 use crate::cli::EngineFlags;
 use crate::cli::eval::StepFlags;
-use crate::engine::InferenceEngine;
-use crate::experts::EngineExperts;
 use crate::print;
 use crate::progress::{self, Bar};
 

@@ -3,17 +3,17 @@
 use anyhow::{Result, bail};
 use larder_engine::Routing;
 use larder_lab::eval::{ForcedRouter, RankOptimality, RankProbe, SwapHandle};
+use larder_runtime::InferenceEngine;
 use serde_json::{Value, json};
 
 use super::passage::Passage;
 use crate::cli::eval::OptimalArgs;
-use crate::engine::InferenceEngine;
-use crate::open::OpenModel;
+use crate::models;
 use crate::{print, progress};
 
 /// Tries every expert at one rank and compares the losses.
 pub fn run(args: OptimalArgs) -> Result<()> {
-    let model = OpenModel::open(&args.model)?;
+    let model = models::open(&args.model)?;
     let geometry = &model.blueprint.geometry;
     if args.rank > geometry.top_k {
         bail!("--rank {} is beyond the {} experts per token of this model; use a lower one", args.rank, geometry.top_k);
@@ -25,7 +25,7 @@ pub fn run(args: OptimalArgs) -> Result<()> {
         );
     }
     let passage = Passage::open(&model, &args.text)?;
-    let mut engine = InferenceEngine::start(&model, &args.engine.full(), passage.chunk)?;
+    let mut engine = InferenceEngine::start(&model, &args.engine.full().options(passage.chunk))?;
     let swaps = SwapHandle::default();
     engine.experts.set_routing(Routing::lossy(Box::new(ForcedRouter::new(&swaps))));
     let positions = positions(&passage, args.samples);

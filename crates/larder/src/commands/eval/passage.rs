@@ -2,10 +2,10 @@
 
 use anyhow::{Result, bail};
 use larder_lab::eval::{chunks, read_text, read_token_ids, text_prefix};
+use larder_runtime::{OpenModel, TextCodec};
 use serde_json::{Value, json};
 
 use crate::cli::eval::TextFlags;
-use crate::open::{OpenModel, TextCodec};
 
 /// The tokens of a text, in chunks.
 pub struct Passage {

@@ -4,20 +4,20 @@ use std::f64::consts::LN_2;
 
 use anyhow::Result;
 use larder_lab::eval::{ChunkEstimate, perplexity};
+use larder_runtime::InferenceEngine;
 use serde_json::json;
 
 use super::measure::{Measurement, bar, read_all, step_text, tokens_per_step, warn_if_all_fit};
 use super::passage::Passage;
 use crate::cli::eval::PplArgs;
-use crate::engine::InferenceEngine;
-use crate::open::OpenModel;
+use crate::models;
 
 /// Measures the perplexity of a text.
 pub fn run(args: &PplArgs) -> Result<()> {
-    let model = OpenModel::open(&args.model)?;
+    let model = models::open(&args.model)?;
     let passage = Passage::open(&model, &args.text)?;
     let piece = tokens_per_step(&args.step, &args.engine, model.blueprint.vocab);
-    let mut engine = InferenceEngine::start(&model, &args.engine, passage.chunk)?;
+    let mut engine = InferenceEngine::start(&model, &args.engine.options(passage.chunk))?;
     warn_if_all_fit(&engine, &args.engine);
     let bar = bar(passage.tokens_read());
     let found = read_all(&mut engine, &passage, piece, &mut (), &bar)?;

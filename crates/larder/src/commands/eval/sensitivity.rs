@@ -3,14 +3,14 @@
 use anyhow::Result;
 use larder_lab::eval::{ChunkEstimate, ChunkScore, perplexity, perplexity_change, step_tokens};
 use larder_policy::routing::RoutingSpec;
+use larder_runtime::InferenceEngine;
 use serde_json::{Value, json};
 
 use super::measure::{bar, read_all, step_text};
 use super::passage::Passage;
 use super::ppl::shown;
 use crate::cli::eval::SensitivityArgs;
-use crate::engine::InferenceEngine;
-use crate::open::OpenModel;
+use crate::models;
 use crate::print;
 
 /// One rank: scores with the experts from this rank on dropped, and with the expert of this rank replaced.
@@ -23,11 +23,11 @@ struct Rank {
 /// Measures what each rank contributes. The probes do not depend on the cache, so texts are processed in whole chunks, with
 /// the probe in prefill too.
 pub fn run(args: &SensitivityArgs) -> Result<()> {
-    let model = OpenModel::open(&args.model)?;
+    let model = models::open(&args.model)?;
     let passage = Passage::open(&model, &args.text)?;
     let geometry = &model.blueprint.geometry;
     let top_k = geometry.top_k;
-    let mut engine = InferenceEngine::start(&model, &args.engine.full(), passage.chunk)?;
+    let mut engine = InferenceEngine::start(&model, &args.engine.full().options(passage.chunk))?;
     let piece = step_tokens(engine.decoder.vocab());
     let bar = bar(passage.tokens_read() * 2 * top_k);
     let mut probe = |spec: String| -> Result<Vec<ChunkScore>> {

@@ -10,20 +10,20 @@ use larder_lab::report::tradeoffs_page;
 use larder_lab::{InitialCache, replay};
 use larder_policy::eviction::{EvictionSpec, PolicyInputs};
 use larder_policy::routing::RouterReport;
+use larder_runtime::{InferenceEngine, OpenModel};
 
 use super::grid::{Trial, trials};
 use super::measure::{Meter, bar};
 use super::passage::Passage;
 use super::sensitivity::change_text;
 use crate::cli::eval::EvalSweepArgs;
-use crate::engine::InferenceEngine;
-use crate::open::OpenModel;
+use crate::models;
 use crate::print;
 use crate::progress::Bar;
 
 /// Measures perplexity and misses for many strategies and cache sizes.
 pub fn run(args: EvalSweepArgs) -> Result<()> {
-    let model = OpenModel::open(&args.model)?;
+    let model = models::open(&args.model)?;
     if model.store().is_none() {
         let path = args.model.display();
         bail!("{path}: is not a store, so there is no cache to vary; make one with `larder convert {path} STORE`");
@@ -34,14 +34,14 @@ pub fn run(args: EvalSweepArgs) -> Result<()> {
     let passage = Passage::open(&model, &args.text)?;
     let mut flags = args.engine.full();
     flags.size.experts = sizes.iter().copied().max();
-    let mut engine = InferenceEngine::start(&model, &flags, passage.chunk)?;
+    let mut engine = InferenceEngine::start(&model, &flags.options(passage.chunk))?;
     // Check all strategies against the model now, and not after hours of measuring.
     trials.iter().try_for_each(|trial| engine.experts.set_routing_strategy(&trial.spec, &engine.decoder, &model))?;
     let bar = bar(passage.tokens_read() * trials.len() * sizes.len());
     let (mut runs, mut optimum) = (Vec::new(), Vec::new());
     for slots in sizes {
         for trial in &trials {
-            engine.empty_cache(&model, &flags, slots)?;
+            engine.empty_cache(&model, slots)?;
             engine.experts.set_routing_strategy(&trial.spec, &engine.decoder, &model)?;
             let (run, trace) = once(&mut engine, &args, trial, slots, &passage, &bar)?;
             if trial.spec.is_lossless() {

@@ -2,17 +2,18 @@
 
 use anyhow::{Result, bail};
 use larder_core::ExpertActivations;
+use larder_runtime::model_name;
 use serde_json::json;
 
 use super::{load, summary};
 use crate::cli::lab::ActivationsArgs;
-use crate::open::{OpenModel, model_name};
+use crate::models;
 use crate::print;
 
 /// Counts which experts are used together.
 pub fn run(args: &ActivationsArgs) -> Result<()> {
     let trace = load(&args.input)?;
-    let model = OpenModel::open(&args.model)?;
+    let model = models::open(&args.model)?;
     let geometry = &model.blueprint.geometry;
     let experts = model.experts()?;
     // The largest expert of all layers, so that a placement always fits.

@@ -2,11 +2,11 @@
 
 use anyhow::{Result, bail};
 use larder_cache::CacheScope;
+use larder_core::{format_bytes, size_down};
 use serde_json::{Value, json};
 
 use super::{PlanInputs, check_fits, requested_slots, slots_text};
-use crate::cli::EngineFlags;
-use crate::print;
+use crate::options::{Options, Setting};
 
 /// Reserve of VRAM for the driver, the kernels, attention scores and other programs.
 const RESERVE_BYTES: u64 = 256 << 20;
@@ -47,19 +47,20 @@ impl Vram {
         self.resident_bytes + inputs.kv_bytes() + inputs.scratch_bytes()
     }
 
-    /// Bytes of VRAM that may be used: --vram-mem, or all but the reserve.
-    fn budget(&self, flags: &EngineFlags) -> Result<u64> {
+    /// Bytes of VRAM that may be used: as much as the options say, or all but the reserve.
+    fn budget(&self, options: &Options) -> Result<u64> {
         let most = self.free_bytes - self.reserve_bytes();
-        match flags.place.device.vram_mem {
-            Some(bytes) if bytes.0 > most => bail!(
-                "--vram-mem {} is more than the {} that are free on {}, less {} of reserve; use at most {}",
-                print::bytes(bytes.0),
-                print::bytes(self.free_bytes),
+        match options.device.vram_bytes {
+            Some(bytes) if bytes > most => bail!(
+                "{} {} is more than the {} that are free on {}, less {} of reserve; use at most {}",
+                Setting::VramMem,
+                format_bytes(bytes),
+                format_bytes(self.free_bytes),
                 self.name,
-                print::bytes(self.reserve_bytes()),
-                print::size_down(most)
+                format_bytes(self.reserve_bytes()),
+                size_down(most)
             ),
-            Some(bytes) => Ok(bytes.0),
+            Some(bytes) => Ok(bytes),
             None => Ok(most),
         }
     }
@@ -67,10 +68,10 @@ impl Vram {
     fn other_uses(&self, inputs: &PlanInputs) -> String {
         format!(
             "{} of resident weights, {} of KV cache ({}) and {} of activations",
-            print::bytes(self.resident_bytes),
-            print::bytes(inputs.kv_bytes()),
+            format_bytes(self.resident_bytes),
+            format_bytes(inputs.kv_bytes()),
             inputs.context_text(),
-            print::bytes(inputs.scratch_bytes()),
+            format_bytes(inputs.scratch_bytes()),
         )
     }
 }
@@ -84,11 +85,11 @@ pub fn pass_through_slots(inputs: &PlanInputs, ahead: usize) -> usize {
 
 /// Decides the plan, from the requested sizes and the available memory. In `inputs`, the resident weights are those that
 /// stay in main memory, the scratch slots are [`pass_through_slots`], and the KV cache is in VRAM.
-pub fn decide(inputs: &PlanInputs, vram: &Vram, flags: &EngineFlags) -> Result<TierPlan> {
-    let scope = flags.cache.scope.into();
-    let device = device_slots(inputs, vram, flags, scope)?;
+pub fn decide(inputs: &PlanInputs, vram: &Vram, options: &Options) -> Result<TierPlan> {
+    let scope = options.cache.scope;
+    let device = device_slots(inputs, vram, options, scope)?;
     let rest = inputs.slots_for(usize::MAX, scope) - device;
-    let host = match (requested_slots(inputs, flags), inputs.slot_budget()) {
+    let host = match (requested_slots(inputs, options), inputs.slot_budget()) {
         (Some(slots), _) => slots,
         (None, Some(budget)) => inputs.slots_in(budget, scope).min(rest),
         (None, None) => rest,
@@ -97,24 +98,24 @@ pub fn decide(inputs: &PlanInputs, vram: &Vram, flags: &EngineFlags) -> Result<T
     Ok(TierPlan { device_slots: device, host_slots: host, pass_through: inputs.scratch_slots, scope })
 }
 
-fn device_slots(inputs: &PlanInputs, vram: &Vram, flags: &EngineFlags, scope: CacheScope) -> Result<usize> {
-    let budget = vram.budget(flags)?;
+fn device_slots(inputs: &PlanInputs, vram: &Vram, options: &Options, scope: CacheScope) -> Result<usize> {
+    let budget = vram.budget(options)?;
     let available = budget.saturating_sub(vram.base_bytes(inputs));
     let fits = inputs.slots_in(available, scope);
-    let slots = flags.place.device.vram_experts.map_or(fits, |per_layer| inputs.slots_for(per_layer, scope));
+    let slots = options.device.vram_experts.map_or(fits, |per_layer| inputs.slots_for(per_layer, scope));
     let need = inputs.bytes_of_slots(slots.max(1), scope);
     if slots > 0 && need <= available {
         return Ok(slots);
     }
     let nearest = match inputs.per_layer(fits, scope) {
-        0 => "not even one expert per layer fits; try a shorter --context".into(),
-        n => format!("--vram-experts {n} fits"),
+        0 => format!("not even one expert per layer fits; try a shorter {}", Setting::Context),
+        n => format!("{} {n} fits", Setting::VramExperts),
     };
     bail!(
         "{} of experts do not fit beside {} into {} of memory of {}; {nearest}",
-        print::bytes(need),
+        format_bytes(need),
         vram.other_uses(inputs),
-        print::bytes(budget),
+        format_bytes(budget),
         vram.name,
     )
 }
@@ -134,34 +135,35 @@ impl TierPlan {
     pub fn describe(&self, inputs: &PlanInputs, vram: &Vram) -> String {
         let mut text = format!(
             "plan: {} on {} = {} resident weights + {} KV cache ({}) + {} activations + {} {}; {} free\n",
-            print::bytes(self.device_bytes(inputs, vram)),
+            format_bytes(self.device_bytes(inputs, vram)),
             vram.name,
-            print::bytes(vram.resident_bytes),
-            print::bytes(inputs.kv_bytes()),
+            format_bytes(vram.resident_bytes),
+            format_bytes(inputs.kv_bytes()),
             inputs.context_text(),
-            print::bytes(inputs.scratch_bytes()),
-            print::bytes(inputs.bytes_of_slots(self.device_slots, self.scope)),
+            format_bytes(inputs.scratch_bytes()),
+            format_bytes(inputs.bytes_of_slots(self.device_slots, self.scope)),
             slots_text(inputs, self.device_slots, self.scope),
-            print::bytes(vram.free_bytes),
+            format_bytes(vram.free_bytes),
         );
         let kept = match self.host_slots {
             0 => "no cached experts".into(),
             slots => format!(
                 "{} {}",
-                print::bytes(inputs.bytes_of_slots(slots, self.scope)),
+                format_bytes(inputs.bytes_of_slots(slots, self.scope)),
                 slots_text(inputs, slots, self.scope)
             ),
         };
         text += &format!(
-            "      {} of memory = {} resident weights + {} activations and staging buffers + {} for {} in transit + {kept}",
-            print::bytes(self.host_bytes(inputs)),
-            print::bytes(inputs.resident_bytes),
-            print::bytes(inputs.scratch_bytes() + inputs.gpu_buffer_bytes() + inputs.process_bytes),
-            print::bytes(self.pass_through as u64 * inputs.slot_bytes),
-            print::count(self.pass_through, "expert", "experts"),
+            "      {} of memory = {} resident weights + {} activations and staging buffers + {} for {} {} in transit + {kept}",
+            format_bytes(self.host_bytes(inputs)),
+            format_bytes(inputs.resident_bytes),
+            format_bytes(inputs.scratch_bytes() + inputs.gpu_buffer_bytes() + inputs.process_bytes),
+            format_bytes(self.pass_through as u64 * inputs.slot_bytes),
+            self.pass_through,
+            if self.pass_through == 1 { "expert" } else { "experts" },
         );
         if let Some(available) = inputs.available_bytes {
-            text += &format!("; {} available", print::bytes(available));
+            text += &format!("; {} available", format_bytes(available));
         }
         if self.thrashes(inputs) {
             text += "\n      warning: both tiers hold fewer experts than one token uses, so there will be almost no cache hits";
@@ -205,42 +207,40 @@ impl TierPlan {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::device::DeviceFlags;
-    use crate::cli::engine::PlaceFlags;
-    use crate::cli::{ByteSize, ScopeFlag};
-    use crate::plan::tests::{MEGA, beside_reserve, blueprint, flags, inputs};
+    use crate::options::{CacheSize, DeviceOptions};
+    use crate::plan::tests::{MEGA, beside_reserve, blueprint, inputs, options};
 
     fn vram(free: u64) -> Vram {
         Vram { name: "a GPU".into(), free_bytes: free, resident_bytes: MEGA }
     }
 
-    fn with_vram(vram_mem: Option<u64>, vram_experts: Option<usize>, flags: EngineFlags) -> EngineFlags {
-        let device = DeviceFlags { vram_mem: vram_mem.map(ByteSize), vram_experts, ..DeviceFlags::default() };
-        EngineFlags { place: PlaceFlags { device, ..flags.place }, ..flags }
+    fn with_vram(vram_bytes: Option<u64>, vram_experts: Option<usize>, options: Options) -> Options {
+        let device = DeviceOptions { vram_bytes, vram_experts, ..DeviceOptions::default() };
+        Options { device, ..options }
     }
 
     #[test]
-    fn both_tiers_are_filled_up_to_the_flags() {
+    fn both_tiers_are_filled_up_to_the_options() {
         let blueprint = blueprint();
         let inputs = |available| PlanInputs { scratch_slots: 4, on_gpu: true, ..inputs(&blueprint, available) };
-        let (layer, global) = (ScopeFlag::Layer, ScopeFlag::Global);
+        let (layer, global) = (CacheScope::Layer, CacheScope::Global);
         let (enough, tight) = (Some(beside_reserve(70 * MEGA)), Some(beside_reserve(25 * MEGA)));
         // 32 experts of 1 MiB; beside them in VRAM 1 MiB of weights, 1 MiB of KV cache, some activations, and an eighth in
         // reserve.
         let free = 24 * MEGA;
-        let decided = |available, flags: &EngineFlags| {
+        let decided = |available, options: &Options| {
             let TierPlan { device_slots, host_slots, pass_through, .. } =
-                decide(&inputs(available), &vram(free), flags).unwrap();
+                decide(&inputs(available), &vram(free), options).unwrap();
             (device_slots, host_slots, pass_through)
         };
-        assert_eq!(decided(enough, &flags(None, None, layer)), (4, 4, 4));
-        assert_eq!(decided(enough, &flags(None, None, global)), (18, 14, 4));
-        assert_eq!(decided(tight, &flags(None, None, layer)), (4, 2, 4));
-        assert_eq!(decided(None, &flags(Some(1), None, layer)), (4, 1, 4));
-        assert_eq!(decided(enough, &flags(None, Some(0), layer)), (4, 0, 4));
-        assert_eq!(decided(enough, &with_vram(Some(10 * MEGA), None, flags(None, None, layer))), (1, 7, 4));
-        assert_eq!(decided(enough, &with_vram(None, Some(3), flags(None, None, layer))), (3, 5, 4));
-        let all = decide(&inputs(enough), &vram(100 * MEGA), &flags(None, None, layer)).unwrap();
+        assert_eq!(decided(enough, &options(CacheSize::Available, layer)), (4, 4, 4));
+        assert_eq!(decided(enough, &options(CacheSize::Available, global)), (18, 14, 4));
+        assert_eq!(decided(tight, &options(CacheSize::Available, layer)), (4, 2, 4));
+        assert_eq!(decided(None, &options(CacheSize::ExpertsPerLayer(1), layer)), (4, 1, 4));
+        assert_eq!(decided(enough, &options(CacheSize::Bytes(0), layer)), (4, 0, 4));
+        assert_eq!(decided(enough, &with_vram(Some(10 * MEGA), None, options(CacheSize::Available, layer))), (1, 7, 4));
+        assert_eq!(decided(enough, &with_vram(None, Some(3), options(CacheSize::Available, layer))), (3, 5, 4));
+        let all = decide(&inputs(enough), &vram(100 * MEGA), &options(CacheSize::Available, layer)).unwrap();
         assert_eq!((all.device_slots, all.host_slots), (8, 0));
     }
 
@@ -249,8 +249,8 @@ mod tests {
         let blueprint = blueprint();
         let inputs =
             PlanInputs { scratch_slots: 4, on_gpu: true, ..inputs(&blueprint, Some(beside_reserve(60 * MEGA))) };
-        let none = || flags(None, None, ScopeFlag::Layer);
-        let text = |free, flags: &EngineFlags| decide(&inputs, &vram(free), flags).unwrap_err().to_string();
+        let none = || options(CacheSize::Available, CacheScope::Layer);
+        let text = |free, options: &Options| decide(&inputs, &vram(free), options).unwrap_err().to_string();
         let many = text(24 * MEGA, &with_vram(None, Some(7), none()));
         assert!(many.contains("29.4 MB of experts") && many.ends_with("--vram-experts 4 fits"), "{many}");
         assert!(text(2 * MEGA, &none()).contains("not even one expert per layer"));
@@ -266,7 +266,7 @@ mod tests {
         let blueprint = blueprint();
         let inputs =
             PlanInputs { scratch_slots: 4, on_gpu: true, ..inputs(&blueprint, Some(beside_reserve(60 * MEGA))) };
-        let plan = decide(&inputs, &vram(24 * MEGA), &flags(None, Some(0), ScopeFlag::Layer)).unwrap();
+        let plan = decide(&inputs, &vram(24 * MEGA), &options(CacheSize::Bytes(0), CacheScope::Layer)).unwrap();
         let text = plan.describe(&inputs, &vram(24 * MEGA));
         assert!(text.contains("16 of 32 experts (50 %, 4 per layer); 25.2 MB free"), "{text}");
         assert!(text.contains("1.05 MB resident weights + 1.05 MB KV cache (1024 tokens) + "), "{text}");

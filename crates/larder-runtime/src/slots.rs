@@ -4,10 +4,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
+use larder_core::format_bytes;
 use larder_store::Store;
 use larder_store::reader::{Arena, Reader, ShardFiles, Slot, open_reader};
 
-use crate::print;
+use crate::options::Setting;
 
 /// Empty slots and their reader.
 pub struct Slots {
@@ -27,8 +28,10 @@ impl Slots {
         let slot_bytes = store.manifest().experts.data_bytes;
         let (arena, slots) = Arena::new(total, slot_bytes).with_context(|| {
             format!(
-                "cannot allocate {total} slots of {}; try a smaller --cache-experts or --cache-mem",
-                print::bytes(slot_bytes as u64)
+                "cannot allocate {total} slots of {}; try a smaller {} or {}",
+                format_bytes(slot_bytes as u64),
+                Setting::CacheExperts,
+                Setting::CacheMem
             )
         })?;
         let (paths, bytes) = store.shard_files();

@@ -5,21 +5,21 @@ use std::time::Instant;
 
 use anyhow::{Result, bail};
 use larder_cache::tiers::{HostTier, MeasuredCosts, TierShape, TieredCache};
-use larder_core::{ExpertId, ExpertLayout, Gate, LayerIdx};
+use larder_core::{ExpertId, ExpertLayout, Gate, LayerIdx, format_bytes};
 use larder_engine::{Routing, TieredPath};
 use larder_model::{Activation, ComputeContext, ExpertWorkspace, MoeCall, Routed};
 use larder_policy::eviction::PolicyInputs;
 use larder_store::ExpertSource as _;
 use serde_json::json;
 
-use crate::cli::EngineFlags;
 use crate::engine::{EngineParts, new_compute, require_store};
 use crate::experts::AnyExpertPath;
 use crate::gpu::{GpuParts, GpuThroughput};
+use crate::notice::Notice;
 use crate::open::OpenModel;
+use crate::options::{Options, Setting};
 use crate::plan::PlanInputs;
 use crate::plan::tiers::{TierPlan, Vram, decide, pass_through_slots};
-use crate::print;
 use crate::slots::Slots;
 
 /// Alignment of resident matrices in VRAM, in bytes.
@@ -40,30 +40,30 @@ pub struct OnGpu {
 /// memory shows early.
 pub fn assemble(
     model: &OpenModel,
-    flags: &EngineFlags,
+    options: &Options,
     inputs: PlanInputs,
     policy_inputs: &PolicyInputs,
     gpu: GpuParts,
 ) -> Result<EngineParts> {
-    check(flags)?;
+    check(options)?;
     let store = require_store(model)?;
     store.require_all()?;
-    let (inputs, vram) = tier_inputs(model, flags, inputs, &gpu)?;
-    let plan = decide(&inputs, &vram, flags)?;
-    eprintln!("{}", plan.describe(&inputs, &vram));
+    let (inputs, vram) = tier_inputs(model, options, inputs, &gpu)?;
+    let plan = decide(&inputs, &vram, options)?;
+    model.notices().send(Notice::Plan(plan.describe(&inputs, &vram)));
     let mut report = plan.json(&inputs, &vram);
 
     let TierPlan { device_slots, host_slots, pass_through, scope } = plan;
     let geometry = &store.manifest().geometry;
     let shape = TierShape::new(geometry, scope, device_slots, host_slots, pass_through);
-    let policies = flags.cache.eviction.make(&shape.policy_shape(), policy_inputs)?;
+    let policies = options.cache.eviction.make(&shape.policy_shape(), policy_inputs)?;
     let Slots { slots, reader, reader_note, addresses } =
-        Slots::new(store, shape.host.total_slots(), &flags.performance.reader)?;
-    eprintln!("{reader_note}");
+        Slots::new(store, shape.host.total_slots(), &options.cache.reader)?;
+    model.notices().send(Notice::Reader(reader_note.clone()));
     report["reader"] = reader_note.into();
 
     let GpuParts { link, bench, products, attention, how, measure, .. } = gpu;
-    let compute = new_compute(flags, &inputs)?;
+    let compute = new_compute(options, &inputs)?;
     let compute = Arc::new(ComputeContext {
         device_products: Some(products(vram.resident_bytes)?),
         device_attention: Some(attention),
@@ -73,7 +73,7 @@ pub fn assemble(
     let throughput = measure(layout, geometry.top_k)?;
     let host = host_seconds_per_byte(&compute, layout, inputs.available_bytes);
     let measured = MeasuredCosts { copy: 1.0 / throughput.link_in, host, device: 1.0 / throughput.compute };
-    eprintln!("{}", throughput_text(&throughput, &measured));
+    model.notices().send(Notice::GpuThroughput(throughput_text(&throughput, &measured)));
     report["device"]["rates"] = json!({
         "bytes_per_second_in": throughput.link_in,
         "bytes_per_second_out": throughput.link_out,
@@ -84,7 +84,7 @@ pub fn assemble(
 
     let supply = HostTier { memory: slots, reader, shards: Box::new(store.clone()) };
     let cache = TieredCache::new(geometry, &shape, policies, supply, link, measured)?;
-    let tiered = TieredPath::new(Routing::default(), cache, compute.clone(), bench, flags.cache.prefetch);
+    let tiered = TieredPath::new(Routing::default(), cache, compute.clone(), bench, options.cache.prefetch);
     let gpu = Some(OnGpu { resident_bytes: vram.resident_bytes, throughput });
     Ok(EngineParts {
         path: AnyExpertPath::Tiered { tiered: Box::new(tiered), how },
@@ -98,7 +98,7 @@ pub fn assemble(
 /// The inputs of the memory plan with a GPU, for main memory and for VRAM.
 pub fn tier_inputs<'a>(
     model: &OpenModel,
-    flags: &EngineFlags,
+    options: &Options,
     inputs: PlanInputs<'a>,
     gpu: &GpuParts,
 ) -> Result<(PlanInputs<'a>, Vram)> {
@@ -108,19 +108,21 @@ pub fn tier_inputs<'a>(
         free_bytes: gpu.free,
         resident_bytes: on_device.iter().map(|bytes| bytes.next_multiple_of(RESIDENT_ALIGN)).sum(),
     };
-    let scratch_slots = pass_through_slots(&inputs, flags.cache.prefetch).max(flags.cache.scratch);
+    let scratch_slots = pass_through_slots(&inputs, options.cache.prefetch).max(options.cache.scratch);
     Ok((PlanInputs { resident_bytes: in_memory, scratch_slots, on_gpu: true, ..inputs }, vram))
 }
 
-/// Refuses flags that do not work with a GPU.
-fn check(flags: &EngineFlags) -> Result<()> {
+/// Refuses options that do not work with a GPU.
+fn check(options: &Options) -> Result<()> {
     let excluded = [
-        (flags.performance.exact, "--exact", "a GPU multiplies with activations rounded to 8 bits"),
-        (flags.place.preload, "--preload", "experts are copied to a GPU when they are first used"),
-        (flags.uses_edge(), "--edge", "experts are computed by either a GPU or edge workers"),
+        (options.compute.exact, Setting::Exact, "a GPU multiplies with activations rounded to 8 bits"),
+        (options.cache.preload, Setting::Preload, "experts are copied to a GPU when they are first used"),
+        (options.uses_edge(), Setting::Edge, "experts are computed by either a GPU or edge workers"),
     ];
     match excluded.into_iter().find(|(set, ..)| *set) {
-        Some((_, flag, why)) => bail!("{flag} does not work with --device: {why}; leave out one of them"),
+        Some((_, setting, why)) => {
+            bail!("{setting} does not work with {}: {why}; leave out one of them", Setting::Device)
+        }
         None => Ok(()),
     }
 }
@@ -153,7 +155,7 @@ fn host_seconds_per_byte(compute: &Arc<ComputeContext>, layout: &ExpertLayout, a
 }
 
 fn throughput_text(throughput: &GpuThroughput, measured: &MeasuredCosts) -> String {
-    let per_second = |rate: f64| print::bytes(rate as u64);
+    let per_second = |rate: f64| format_bytes(rate as u64);
     format!(
         "GPU: VRAM {}/s, copies to it {}/s and back {}/s; experts of one token at {}/s on the GPU, {}/s on the CPU",
         per_second(throughput.vram),

@@ -2,31 +2,31 @@
 
 use std::fs;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use larder_hub::{Hub, Repo};
 use larder_store::{ConvertOptions, ConvertReport, Source, convert, open_source};
 
-use super::{HubName, download_of};
+use super::{ConvertProgress, HubName, download_of};
+use crate::notice::{Notice, Notices};
 use crate::open::blueprint_of;
-use crate::progress::{self, Bar, StoreProgress};
 
 /// Downloads the model `name` and makes a store of it, or continues where this was interrupted.
-pub fn fetch(name: &HubName, store: &Path, options: &ConvertOptions) -> Result<ConvertReport> {
+pub fn fetch(name: &HubName, store: &Path, options: &ConvertOptions, notices: &Notices) -> Result<ConvertReport> {
     let hub = Hub::from_environment(|name| std::env::var(name).ok())?;
     let download = download_of(store);
-    eprintln!("downloading {name} to {}", store.display());
+    notices.send(Notice::Downloading { name: name.to_string(), store: store.to_owned() });
     let revision = name.revision.as_deref().unwrap_or("main");
-    let repo = Repo::open(hub, &name.repo, revision, &download, Arc::new(DownloadBars::default()))?;
+    let repo = Repo::open(hub, &name.repo, revision, &download, Arc::new(Downloads(notices.clone())))?;
     let report = match &name.file {
         None => make(&repo.checkpoint()?, store, options, &()),
         Some(file) => {
             let source = open_source(&repo.gguf(file)?)?;
-            let progress = StoreProgress::new("converting");
+            let progress = ConvertProgress(notices);
             let made = make(source.as_ref(), store, options, &progress);
-            progress.finish();
+            notices.end();
             made
         }
     }?;
@@ -43,34 +43,23 @@ fn make(
     Ok(convert(source, &blueprint_of(source)?, store, options, progress)?)
 }
 
-/// A progress bar for each file.
-#[derive(Default)]
-struct DownloadBars {
-    bar: Mutex<Option<Bar>>,
-}
+/// Passes the progress of each file on.
+struct Downloads(Notices);
 
-impl DownloadBars {
-    fn with(&self, act: impl FnOnce(&mut Option<Bar>)) {
-        act(&mut self.bar.lock().unwrap_or_else(|e| e.into_inner()));
-    }
-}
-
-impl larder_hub::DownloadProgress for DownloadBars {
+impl larder_hub::DownloadProgress for Downloads {
     fn begin(&self, file: &str, bytes: u64, done: u64) {
-        let bar = progress::bar(file, bytes);
-        bar.resume(done);
-        self.with(|current| *current = Some(bar));
+        self.0.begin(file, bytes, done);
     }
 
     fn advance(&self, bytes: u64) {
-        self.with(|bar| bar.iter().for_each(|bar| bar.advance(bytes)));
+        self.0.advance(bytes);
     }
 
     fn end(&self) {
-        self.with(|bar| bar.take().iter().for_each(Bar::finish));
+        self.0.end();
     }
 
     fn pause(&self, why: &str, pause: Duration) {
-        eprintln!("{why}; retrying in {:.0} s", pause.as_secs_f64());
+        self.0.send(Notice::DownloadPaused { reason: why.to_owned(), pause });
     }
 }

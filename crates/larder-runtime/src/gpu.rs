@@ -8,7 +8,7 @@ use larder_cache::tiers::Device;
 use larder_core::ExpertLayout;
 use larder_model::{DeviceAttention, DeviceExperts, DeviceProducts};
 
-use crate::cli::device::{DeviceFlag, DeviceFlags};
+use crate::options::{DeviceKind, DeviceOptions, Setting};
 
 /// An opened GPU, as the parts that an engine needs.
 pub struct GpuParts {
@@ -46,15 +46,18 @@ pub struct GpuThroughput {
     pub compute: f64,
 }
 
-/// Opens the GPU of the flags; `None` if the CPU computes.
-pub fn open(flags: &DeviceFlags) -> Result<Option<GpuParts>> {
-    if !flags.is_gpu() && (flags.vram_mem.is_some() || flags.vram_experts.is_some()) {
-        bail!("--vram-mem and --vram-experts apply to a GPU only; add --device cuda");
+/// Opens the GPU of the options; `None` if the CPU computes.
+pub fn open(options: &DeviceOptions) -> Result<Option<GpuParts>> {
+    if options.kind == DeviceKind::Cpu && (options.vram_bytes.is_some() || options.vram_experts.is_some()) {
+        let (bytes, experts, device) = (Setting::VramMem, Setting::VramExperts, Setting::Device);
+        bail!("{bytes} and {experts} apply to a GPU only; add {device} cuda");
     }
-    match flags.device {
-        DeviceFlag::Cpu => Ok(None),
+    match options.kind {
+        DeviceKind::Cpu => Ok(None),
         #[cfg(not(feature = "gpu"))]
-        DeviceFlag::Cuda => bail!("--device cuda: this larder was built without CUDA; build it with `--features cuda`"),
+        DeviceKind::Cuda => {
+            bail!("{} cuda: this larder was built without CUDA; build it with `--features cuda`", Setting::Device)
+        }
         #[cfg(feature = "gpu")]
         other => real::open(other).map(Some),
     }
@@ -67,13 +70,13 @@ mod real {
 
     use super::*;
 
-    pub fn open(flag: DeviceFlag) -> Result<GpuParts> {
-        let gpu = match flag {
+    pub fn open(kind: DeviceKind) -> Result<GpuParts> {
+        let gpu = match kind {
             #[cfg(feature = "emulator")]
-            DeviceFlag::Emulated => larder_cuda::Gpu::with_driver(Arc::new(emulator()?)),
+            DeviceKind::Emulated => larder_cuda::Gpu::with_driver(Arc::new(emulator()?)),
             _ => larder_cuda::open(0),
         };
-        let gpu = gpu.context("--device")?;
+        let gpu = gpu.context(Setting::Device)?;
         let facts = gpu.info()?;
         let (link, bench) = (Box::new(gpu.link()), Box::new(gpu.experts()?));
         let attention = Arc::new(gpu.attention()?);

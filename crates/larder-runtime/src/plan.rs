@@ -2,12 +2,11 @@
 
 use anyhow::{Result, bail};
 use larder_cache::{CacheScope, slot_count};
-use larder_core::Blueprint;
+use larder_core::{Blueprint, format_bytes, size_up};
 use larder_model::KvFormat;
 use serde_json::{Value, json};
 
-use crate::cli::EngineFlags;
-use crate::print;
+use crate::options::{CacheSize, Options, Setting};
 
 pub mod tiers;
 
@@ -157,62 +156,64 @@ impl PlanInputs<'_> {
 
     fn other_uses(&self) -> String {
         let context = match self.on_gpu {
-            false => format!(" {} of KV cache ({}),", print::bytes(self.kv_bytes()), self.context_text()),
-            true => format!(" {} of GPU staging buffers,", print::bytes(self.gpu_buffer_bytes())),
+            false => format!(" {} of KV cache ({}),", format_bytes(self.kv_bytes()), self.context_text()),
+            true => format!(" {} of GPU staging buffers,", format_bytes(self.gpu_buffer_bytes())),
         };
         format!(
             "{} of resident weights,{context} {} for the process and activations and {} of reserve",
-            print::bytes(self.resident_bytes),
-            print::bytes(self.scratch_bytes() + self.process_bytes),
-            print::bytes(self.reserve_bytes())
+            format_bytes(self.resident_bytes),
+            format_bytes(self.scratch_bytes() + self.process_bytes),
+            format_bytes(self.reserve_bytes())
         )
     }
 }
 
 /// Decides the plan, from the requested size of the cache and the available memory.
-pub fn decide(inputs: &PlanInputs, flags: &EngineFlags) -> Result<MemoryPlan> {
-    let scope = flags.cache.scope.into();
-    let slots = match (requested_slots(inputs, flags), inputs.slot_budget()) {
+pub fn decide(inputs: &PlanInputs, options: &Options) -> Result<MemoryPlan> {
+    let scope = options.cache.scope;
+    let slots = match (requested_slots(inputs, options), inputs.slot_budget()) {
         (Some(slots), _) => slots,
         (None, Some(budget)) if budget < inputs.all_expert_bytes() => inputs.slots_in(budget, scope),
         (None, _) => return Ok(MemoryPlan::AllResident),
     };
     if slots == 0 {
-        bail!("{}", no_slot(inputs, flags, scope));
+        bail!("{}", no_slot(inputs, options, scope));
     }
     check_fits(inputs, slots, scope)?;
     Ok(MemoryPlan::Slots { slots, scope })
 }
 
 /// Why there is not one slot, and what would be enough.
-fn no_slot(inputs: &PlanInputs, flags: &EngineFlags, scope: CacheScope) -> String {
+fn no_slot(inputs: &PlanInputs, options: &Options, scope: CacheScope) -> String {
     let least = inputs.bytes_of_slots(1, scope);
     let what = match scope {
         CacheScope::Layer => "one expert per layer",
         CacheScope::Global => "one expert",
     };
-    match flags.size.mem {
-        Some(size) => format!(
-            "--cache-mem {} is too small: at least {} is needed ({what})",
-            print::bytes(size.0),
-            print::size_up(least)
+    match options.cache.size {
+        CacheSize::Bytes(size) => format!(
+            "{} {} is too small: at least {} is needed ({what})",
+            Setting::CacheMem,
+            format_bytes(size),
+            size_up(least)
         ),
-        None => format!(
-            "not enough memory: {} available, and {what} needs {} beside {}; try a shorter --context",
-            print::bytes(inputs.available_bytes.unwrap_or_default()),
-            print::bytes(least),
-            inputs.other_uses()
+        _ => format!(
+            "not enough memory: {} available, and {what} needs {} beside {}; try a shorter {}",
+            format_bytes(inputs.available_bytes.unwrap_or_default()),
+            format_bytes(least),
+            inputs.other_uses(),
+            Setting::Context
         ),
     }
 }
 
-/// The number of slots that the flags request, if they do.
-fn requested_slots(inputs: &PlanInputs, flags: &EngineFlags) -> Option<usize> {
-    let scope = flags.cache.scope.into();
-    match (flags.size.experts, flags.size.mem) {
-        (Some(per_layer), _) => Some(inputs.slots_for(per_layer, scope)),
-        (None, Some(bytes)) => Some(inputs.slots_in(bytes.0, scope)),
-        (None, None) => None,
+/// The number of slots that the options request, if they do.
+fn requested_slots(inputs: &PlanInputs, options: &Options) -> Option<usize> {
+    let scope = options.cache.scope;
+    match options.cache.size {
+        CacheSize::Available => None,
+        CacheSize::ExpertsPerLayer(per_layer) => Some(inputs.slots_for(per_layer, scope)),
+        CacheSize::Bytes(bytes) => Some(inputs.slots_in(bytes, scope)),
     }
 }
 
@@ -224,14 +225,14 @@ fn check_fits(inputs: &PlanInputs, slots: usize, scope: CacheScope) -> Result<()
     }
     let fits = inputs.slots_in(budget, scope);
     let nearest = match inputs.per_layer(fits, scope) {
-        0 => "not even one expert per layer fits; try a shorter --context".into(),
-        n => format!("--cache-experts {n} fits"),
+        0 => format!("not even one expert per layer fits; try a shorter {}", Setting::Context),
+        n => format!("{} {n} fits", Setting::CacheExperts),
     };
     bail!(
         "{} of cached experts do not fit beside {} into the {} of available memory; {nearest}",
-        print::bytes(need),
+        format_bytes(need),
         inputs.other_uses(),
-        print::bytes(inputs.available_bytes.unwrap_or_default()),
+        format_bytes(inputs.available_bytes.unwrap_or_default()),
     )
 }
 
@@ -257,15 +258,15 @@ impl MemoryPlan {
         };
         let mut text = format!(
             "plan: {} = {} resident weights + {} KV cache ({}) + {} process and activations + {} {held}",
-            print::bytes(self.total_bytes(inputs)),
-            print::bytes(inputs.resident_bytes),
-            print::bytes(inputs.kv_bytes()),
+            format_bytes(self.total_bytes(inputs)),
+            format_bytes(inputs.resident_bytes),
+            format_bytes(inputs.kv_bytes()),
             inputs.context_text(),
-            print::bytes(inputs.scratch_bytes() + inputs.process_bytes),
-            print::bytes(self.expert_bytes(inputs)),
+            format_bytes(inputs.scratch_bytes() + inputs.process_bytes),
+            format_bytes(self.expert_bytes(inputs)),
         );
         if let Some(available) = inputs.available_bytes {
-            text += &format!("; {} available", print::bytes(available));
+            text += &format!("; {} available", format_bytes(available));
         }
         if let MemoryPlan::Slots { scope, .. } = *self {
             let floor = inputs.blueprint.geometry.top_k;
@@ -329,11 +330,8 @@ fn slots_text(inputs: &PlanInputs, slots: usize, scope: CacheScope) -> String {
 mod tests {
     use larder_core::{ExpertNames, Geometry, LayerIdx, SequenceMemory};
 
-    use clap::Parser;
-
     use super::*;
-    use crate::cli::engine::SizeFlags;
-    use crate::cli::{ByteSize, Cli, Command, ScopeFlag};
+    use crate::options::CacheOptions;
 
     pub const MEGA: u64 = 1 << 20;
 
@@ -355,12 +353,8 @@ mod tests {
         (bytes * RESERVE_DIVISOR).div_ceil(RESERVE_DIVISOR - 1)
     }
 
-    pub fn flags(cache_experts: Option<usize>, cache_mem: Option<u64>, scope: ScopeFlag) -> EngineFlags {
-        let Cli { command: Command::Plan(args) } = Cli::parse_from(["larder", "plan"]) else { unreachable!() };
-        let mut flags = args.engine;
-        flags.size = SizeFlags { experts: cache_experts, mem: cache_mem.map(ByteSize) };
-        flags.cache.scope = scope;
-        flags
+    pub fn options(size: CacheSize, scope: CacheScope) -> Options {
+        Options { cache: CacheOptions { size, scope, ..CacheOptions::default() }, ..Options::default() }
     }
 
     pub fn inputs(blueprint: &Blueprint, available: Option<u64>) -> PlanInputs<'_> {
@@ -380,32 +374,49 @@ mod tests {
     }
 
     #[test]
-    fn flags_go_before_the_available_memory() {
+    fn options_go_before_the_available_memory() {
         let blueprint = blueprint();
         let inputs = |available| inputs(&blueprint, available);
-        let (layer, global) = (ScopeFlag::Layer, ScopeFlag::Global);
+        let (layer, global) = (CacheScope::Layer, CacheScope::Global);
         let enough = Some(beside_reserve(40 * MEGA));
         let tight = Some(beside_reserve(12 * MEGA));
-        let none = flags(None, None, layer);
+        let none = options(CacheSize::Available, layer);
         assert_eq!(decide(&inputs(enough), &none).unwrap(), MemoryPlan::AllResident);
         assert_eq!(decide(&inputs(None), &none).unwrap(), MemoryPlan::AllResident);
         let slots = |slots, scope| MemoryPlan::Slots { slots, scope };
         assert_eq!(decide(&inputs(tight), &none).unwrap(), slots(2, CacheScope::Layer));
-        assert_eq!(decide(&inputs(tight), &flags(None, None, global)).unwrap(), slots(9, CacheScope::Global));
-        assert_eq!(decide(&inputs(enough), &flags(Some(3), None, layer)).unwrap(), slots(3, CacheScope::Layer));
-        assert_eq!(decide(&inputs(enough), &flags(Some(3), None, global)).unwrap(), slots(12, CacheScope::Global));
-        assert_eq!(decide(&inputs(enough), &flags(None, Some(8 * MEGA), layer)).unwrap(), slots(2, CacheScope::Layer));
-        let text = decide(&inputs(tight), &flags(Some(5), None, layer)).unwrap_err().to_string();
+        assert_eq!(
+            decide(&inputs(tight), &options(CacheSize::Available, global)).unwrap(),
+            slots(9, CacheScope::Global)
+        );
+        assert_eq!(
+            decide(&inputs(enough), &options(CacheSize::ExpertsPerLayer(3), layer)).unwrap(),
+            slots(3, CacheScope::Layer)
+        );
+        assert_eq!(
+            decide(&inputs(enough), &options(CacheSize::ExpertsPerLayer(3), global)).unwrap(),
+            slots(12, CacheScope::Global)
+        );
+        assert_eq!(
+            decide(&inputs(enough), &options(CacheSize::Bytes(8 * MEGA), layer)).unwrap(),
+            slots(2, CacheScope::Layer)
+        );
+        let text = decide(&inputs(tight), &options(CacheSize::ExpertsPerLayer(5), layer)).unwrap_err().to_string();
         assert!(text.ends_with("--cache-experts 2 fits"), "{text}");
         assert!(decide(&inputs(Some(MEGA)), &none).unwrap_err().to_string().contains("not enough memory"));
-        assert!(decide(&inputs(Some(MEGA)), &flags(Some(5), None, layer)).unwrap_err().to_string().contains("context"));
+        assert!(
+            decide(&inputs(Some(MEGA)), &options(CacheSize::ExpertsPerLayer(5), layer))
+                .unwrap_err()
+                .to_string()
+                .contains("context")
+        );
     }
 
     #[test]
     fn the_total_includes_everything() {
         let blueprint = blueprint();
         let inputs = PlanInputs { sequences: 2, ..inputs(&blueprint, Some(beside_reserve(40 * MEGA))) };
-        let plan = decide(&inputs, &flags(Some(1), None, ScopeFlag::Layer)).unwrap();
+        let plan = decide(&inputs, &options(CacheSize::ExpertsPerLayer(1), CacheScope::Layer)).unwrap();
         assert_eq!(plan.total_bytes(&inputs), 4 * MEGA + inputs.scratch_bytes() + 4 * MEGA);
         let text = plan.describe(&inputs);
         assert!(text.contains("experts per layer: at least 2") && text.contains("warning"), "{text}");

@@ -5,9 +5,11 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 use larder_store::{ConvertOptions, Source, Store, StoreError, StoreErrorKind, convert, open_source};
 
+use super::ConvertProgress;
 use super::is_complete;
+use crate::notice::{Notice, Notices};
 use crate::open::blueprint_of;
-use crate::progress::StoreProgress;
+use crate::options::Setting;
 
 /// Whether `path` is an existing GGUF file.
 pub fn is_gguf(path: &Path) -> bool {
@@ -15,23 +17,23 @@ pub fn is_gguf(path: &Path) -> bool {
 }
 
 /// The store beside the GGUF file `gguf`, which is made or completed if necessary; the file itself if it cannot be made.
-pub fn store_for_gguf(gguf: &Path) -> Result<PathBuf> {
+pub(crate) fn store_for_gguf(gguf: &Path, notices: &Notices) -> Result<PathBuf> {
     let source = open_source(gguf)?;
     let store = store_path(gguf);
     if is_complete(&store) {
         check_source(source.as_ref(), &store)?;
-        eprintln!("store: {}, made of {}", store.display(), gguf.display());
+        notices.send(Notice::StoreFound { store: store.clone(), gguf: gguf.to_owned() });
         return Ok(store);
     }
     let blueprint = blueprint_of(source.as_ref())?;
-    eprintln!("store: making {} once; use --no-store to run the file directly", store.display());
-    let progress = StoreProgress::new("converting");
+    notices.send(Notice::StoreBegun(store.clone()));
+    let progress = ConvertProgress(notices);
     let made = convert(source.as_ref(), &blueprint, &store, &ConvertOptions::default(), &progress);
-    progress.finish();
+    notices.end();
     match made {
         Ok(_) => Ok(store),
         Err(e) if matches!(e.kind, StoreErrorKind::Io | StoreErrorKind::NoSpace) => {
-            eprintln!("note: no store was made ({e}); the file is run directly");
+            notices.send(Notice::StoreRefused(e.to_string()));
             Ok(gguf.to_owned())
         }
         Err(e) => Err(e.into()),
@@ -53,7 +55,7 @@ fn check_source(source: &dyn Source, path: &Path) -> Result<()> {
     if store.manifest().source.files == source.files() {
         return Ok(());
     }
-    let what = "is a store that was made of another GGUF file; remove it, or use --no-store";
+    let what = format!("is a store that was made of another GGUF file; remove it, or use {}", Setting::NoStore);
     bail!(StoreError::new(StoreErrorKind::Taken, path, what))
 }
 

@@ -13,8 +13,10 @@ use larder_policy::routing::RoutingSpec;
 use larder_store::reader::Slot;
 use serde_json::{Value, json};
 
-use crate::engine::{deltas, policy_inputs};
+use crate::notice::{Notice, Notices};
 use crate::open::OpenModel;
+use crate::options::Setting;
+use crate::policies::{deltas, policy_inputs};
 
 /// A model's path to its experts, with the recorder of its trace.
 pub struct EngineExperts {
@@ -22,6 +24,7 @@ pub struct EngineExperts {
     recorder: Option<(PathBuf, Recorder)>,
     /// Recorded visits, while recording is on.
     visits: Option<Vec<(LayerIdx, Visit)>>,
+    notices: Notices,
 }
 
 /// Any of the paths from a model to its experts.
@@ -44,8 +47,8 @@ pub enum AnyExpertPath {
 
 impl EngineExperts {
     /// A path whose routing is recorded, if there is a recorder.
-    pub fn new(path: AnyExpertPath, recorder: Option<(PathBuf, Recorder)>) -> Self {
-        EngineExperts { path, recorder, visits: None }
+    pub(crate) fn new(path: AnyExpertPath, recorder: Option<(PathBuf, Recorder)>, notices: Notices) -> Self {
+        EngineExperts { path, recorder, visits: None, notices }
     }
 
     /// Allocates what the path needs for calls of up to `tokens` tokens; fails if the GPU cannot compute the model.
@@ -57,7 +60,7 @@ impl EngineExperts {
     }
 
     /// Replaces the path.
-    pub fn set_path(&mut self, path: AnyExpertPath) {
+    pub(crate) fn set_path(&mut self, path: AnyExpertPath) {
         self.path = path;
     }
 
@@ -67,7 +70,6 @@ impl EngineExperts {
     }
 
     /// Turns the recording of visits on or off.
-    #[cfg(feature = "serve")]
     pub fn record_visits(&mut self, on: bool) {
         match on {
             true => {
@@ -78,13 +80,11 @@ impl EngineExperts {
     }
 
     /// The visits since the last call.
-    #[cfg(feature = "serve")]
     pub fn take_visits(&mut self) -> Vec<(LayerIdx, Visit)> {
         self.visits.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
     /// Which experts are resident; `None` if all are in memory.
-    #[cfg(feature = "serve")]
     pub fn residency(&self) -> Option<&dyn larder_core::Residency> {
         self.cached().map(CachedPath::residency)
     }
@@ -130,7 +130,8 @@ impl EngineExperts {
             Some(cached) => cached.set_routing(routing),
             None if spec.is_lossless() => {}
             None => bail!(
-                "--routing {spec} needs a store, and {} is not one; make one with `larder convert`",
+                "{} {spec} needs a store, and {} is not one; make one with `larder convert`",
+                Setting::Routing,
                 model.source().path().display()
             ),
         }
@@ -168,7 +169,7 @@ impl EngineExperts {
         let mut trace = recorder.into_trace()?;
         trace.meta.insert("source".into(), note.into());
         trace.write(&path)?;
-        eprintln!("trace: {} tokens written to {}", trace.tokens(), path.display());
+        self.notices.send(Notice::TraceWritten { tokens: trace.tokens(), path });
         Ok(())
     }
 

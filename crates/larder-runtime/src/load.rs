@@ -9,19 +9,20 @@ use larder_model::{AllResident, ComputeContext};
 use larder_store::reader::{Arena, ReadRequest, ShardFiles, Slot, open_reader};
 use larder_store::{DATA_START, ExpertSource, Result as StoreResult, Store};
 
-use crate::progress::{self, Bar};
+use crate::notice::Notices;
+use crate::options::Setting;
 
 /// Threads that assemble experts: some wait for the SSD while others convert and check.
 const THREADS: usize = 4;
 
 /// Loads from a store's shards, at the speed of the SSD.
-pub fn from_store(store: &Arc<Store>, compute: &Arc<ComputeContext>) -> Result<AllResident<Slot>> {
+pub fn from_store(store: &Arc<Store>, compute: &Arc<ComputeContext>, notices: &Notices) -> Result<AllResident<Slot>> {
     let geometry = &store.manifest().geometry;
     let (arena, slots) = arena(store.as_ref(), geometry)?;
     let (paths, bytes) = store.shard_files();
     let files = Arc::new(ShardFiles::new(paths.len(), bytes, move |shard| paths[shard].clone())?);
     let (mut reader, _) = open_reader("auto", &files, &arena)?;
-    let bar = bar(slots.len(), arena.slot_bytes());
+    let work = LoadProgress::begin(notices, slots.len() as u64 * arena.slot_bytes() as u64);
     let expert = |shard: usize| {
         let layer = geometry.moe_layers[shard / geometry.experts];
         (layer, ExpertId((shard % geometry.experts) as u16), store.layout(layer))
@@ -42,10 +43,10 @@ pub fn from_store(store: &Arc<Store>, compute: &Arc<ComputeContext>) -> Result<A
         read.result.with_context(|| format!("{layer}, {id}"))?;
         store.check_expert(layer, id, &read.slot[..layout.bytes])?;
         layout.rearrange(&mut read.slot);
-        bar.advance(layout.bytes as u64);
+        work.0.advance(layout.bytes as u64);
         done.push(read.slot);
     }
-    bar.finish();
+    drop(work);
     Ok(resident(store.as_ref(), geometry, done, compute))
 }
 
@@ -54,9 +55,10 @@ pub fn from_source(
     experts: &dyn ExpertSource,
     geometry: &Geometry,
     compute: &Arc<ComputeContext>,
+    notices: &Notices,
 ) -> Result<AllResident<Slot>> {
     let (arena, slots) = arena(experts, geometry)?;
-    let bar = bar(slots.len(), arena.slot_bytes());
+    let work = LoadProgress::begin(notices, slots.len() as u64 * arena.slot_bytes() as u64);
     let rest = Mutex::new(slots.into_iter());
     let worker = || -> StoreResult<Vec<Slot>> {
         let mut done = Vec::new();
@@ -68,7 +70,7 @@ pub fn from_source(
             let id = ExpertId((slot.index() % geometry.experts) as u16);
             experts.read_expert(layer, id, &mut slot[..layout.bytes])?;
             layout.rearrange(&mut slot);
-            bar.advance(layout.bytes as u64);
+            work.0.advance(layout.bytes as u64);
             done.push(slot);
         }
     };
@@ -80,19 +82,33 @@ pub fn from_source(
         }
         Ok(done)
     })?;
-    bar.finish();
+    drop(work);
     Ok(resident(experts, geometry, done, compute))
 }
 
 /// A slot for every expert, in order of layers and experts.
 fn arena(experts: &dyn ExpertSource, geometry: &Geometry) -> Result<(Arena, Vec<Slot>)> {
     let largest = geometry.moe_layers.iter().map(|l| experts.layout(*l).bytes).max().unwrap_or_default();
-    Arena::new(geometry.expert_count(), largest)
-        .context("not enough memory for all experts; leave out --preload, or set --cache-mem")
+    Arena::new(geometry.expert_count(), largest).with_context(|| {
+        let (preload, mem) = (Setting::Preload, Setting::CacheMem);
+        format!("not enough memory for all experts; leave out {preload}, or set {mem}")
+    })
 }
 
-fn bar(slots: usize, bytes: usize) -> Bar {
-    progress::bar("loading experts", slots as u64 * bytes as u64)
+/// The progress of loading, which ends when this is dropped.
+struct LoadProgress<'a>(&'a Notices);
+
+impl<'a> LoadProgress<'a> {
+    fn begin(notices: &'a Notices, bytes: u64) -> Self {
+        notices.begin("loading experts", bytes, 0);
+        LoadProgress(notices)
+    }
+}
+
+impl Drop for LoadProgress<'_> {
+    fn drop(&mut self) {
+        self.0.end();
+    }
 }
 
 fn resident(

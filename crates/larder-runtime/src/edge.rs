@@ -14,28 +14,34 @@ use larder_engine::StreamingPath;
 use larder_placement::{PlacementFile, ServerEntry, Topology};
 use larder_store::{Source, Store};
 
-use crate::cli::EngineFlags;
+use crate::notice::{Notice, Notices};
 use crate::open::{OpenModel, model_name};
+use crate::options::{EdgeOptions, Setting};
 
-/// Adds the workers of `topology` to the path `local`. Connects to them and checks the handshake at once.
-pub fn connect(local: StreamingPath, store: &Arc<Store>, topology: &Path, flags: &EngineFlags) -> Result<Edge> {
-    let handshake = handshake(store, flags.performance.exact);
-    let own = match &flags.place.edge.placement {
+/// Adds the workers of a topology to the path `local`. Connects to them and checks the handshake at once.
+pub(crate) fn connect(
+    local: StreamingPath,
+    store: &Arc<Store>,
+    options: &EdgeOptions,
+    exact: bool,
+    notices: &Notices,
+) -> Result<Edge> {
+    let handshake = handshake(store, exact);
+    let own = match &options.placement {
         None => None,
         Some(path) => LoadedPlacement::read(path)?.device_experts(&model_name(store.path()), &handshake.geometry)?,
     };
     let stored = ExpertSet::from_fn(&handshake.geometry, |layer, expert| store.has(layer, expert));
-    let deadline = Duration::from_millis(flags.place.edge.deadline.max(1));
-    let options = ClientOptions { format: flags.place.edge.format.into(), deadline };
-    let pool = WorkerPool::connect(&machines(topology)?, handshake, options).map_err(Error::msg)?;
-    pool.status_lines().iter().for_each(|line| eprintln!("{line}"));
+    let client = ClientOptions { format: options.format, deadline: options.deadline.max(Duration::from_millis(1)) };
+    let pool = WorkerPool::connect(&machines(&options.topology)?, handshake, client).map_err(Error::msg)?;
+    pool.status_lines().into_iter().for_each(|line| notices.send(Notice::Worker(line)));
     Ok(Edge::new(local, pool, own, stored))
 }
 
 /// Refuses a model that is not a store.
-pub fn refuse_no_store<T>(model: &OpenModel) -> Result<T> {
+pub(crate) fn refuse_no_store<T>(model: &OpenModel) -> Result<T> {
     let path = model.source().path().display();
-    bail!("{path}: is not a store, and --edge needs one; make one with `larder convert {path} STORE`")
+    bail!("{path}: is not a store, and {} needs one; make one with `larder convert {path} STORE`", Setting::Edge)
 }
 
 /// What client and workers must agree on.

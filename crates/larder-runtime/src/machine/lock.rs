@@ -9,7 +9,9 @@ use rustix::mm::{MlockAllFlags, mlock, mlockall};
 use rustix::param::page_size;
 use rustix::process::{Resource, getrlimit};
 
-use crate::{memory, print};
+use larder_core::format_bytes;
+
+use super::memory;
 
 /// How much memory was locked.
 pub struct LockReport {
@@ -71,14 +73,14 @@ fn without_slots(map: Range<usize>, slots: &Range<usize>) -> [Range<usize>; 2] {
 impl LockReport {
     /// The result, in one line.
     pub fn describe(&self) -> String {
-        let bytes = print::bytes(self.bytes);
+        let bytes = format_bytes(self.bytes);
         match (&self.refused, getrlimit(Resource::Memlock).current) {
             (None, _) => format!("locked: {bytes} of memory"),
             (Some(cause), limit) => format!(
                 "locked: {bytes} of {} of memory, weights before experts; the rest may be swapped out ({cause}{}); to lock \
                  all, raise the limit with `ulimit -l unlimited` as root",
-                print::bytes(self.all),
-                limit.map(|limit| format!(", RLIMIT_MEMLOCK is {}", print::bytes(limit))).unwrap_or_default(),
+                format_bytes(self.all),
+                limit.map(|limit| format!(", RLIMIT_MEMLOCK is {}", format_bytes(limit))).unwrap_or_default(),
             ),
         }
     }

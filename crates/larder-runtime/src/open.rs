@@ -1,6 +1,6 @@
 //! Opens models: stores, checkpoint folders, GGUF files and names on the hub.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
@@ -14,22 +14,12 @@ use larder_store::{
 };
 use serde_json::Value;
 
+use crate::notice::Notices;
+use crate::options::ModelOptions;
 use crate::{load, models};
-
-/// Path of the demo model in the repository.
-const DEMO: &str = "models/demo";
 
 /// The embedding matrix, of which a token reads one row.
 const EMBEDDING: &str = "model.embed_tokens.weight";
-
-/// The demo model: in the current folder or a parent of it, else in a parent of the program's folder.
-pub fn default_model() -> PathBuf {
-    let starts = [std::env::current_dir(), std::env::current_exe()];
-    let above = |start: &PathBuf| {
-        start.ancestors().map(|folder| folder.join(DEMO)).find(|demo| demo.join(MANIFEST_FILE).exists())
-    };
-    starts.iter().flatten().find_map(above).unwrap_or_else(|| DEMO.into())
-}
 
 /// The default name of a model: that of its folder or file.
 pub fn model_name(path: &Path) -> String {
@@ -46,6 +36,7 @@ enum ModelForm {
 /// A model on disk with its config. Nothing is loaded yet.
 pub struct OpenModel {
     form: ModelForm,
+    notices: Notices,
     /// Architecture and sizes, from the config.
     pub blueprint: Blueprint,
 }
@@ -62,30 +53,21 @@ impl ModelForm {
 impl OpenModel {
     /// Opens a store (shards may be missing as long as they are not used), a checkpoint folder, a GGUF file, or a model by
     /// its name on the hub.
-    pub fn open(path: &Path) -> Result<Self> {
-        match models::hub_name(path) {
-            Some(name) if path != Path::new(DEMO) => Self::open_path(&models::fetch_if_missing(&name)?),
-            _ => Self::open_path(path),
-        }
+    pub fn open(path: &Path, options: &ModelOptions) -> Result<Self> {
+        let ModelOptions { models_folder, store_for_gguf, notices } = options;
+        let path = match models::hub_name(path) {
+            Some(name) => models::fetch_if_missing(&name, models_folder.as_deref(), notices)?,
+            None if *store_for_gguf && models::is_gguf(path) => models::store_for_gguf(path, notices)?,
+            None => path.to_owned(),
+        };
+        Self::open_path(&path, notices.clone())
     }
 
-    /// As [`Self::open`], but makes a store beside a GGUF file, unless `without_store`.
-    pub fn open_to_run(path: &Path, without_store: bool) -> Result<Self> {
-        match without_store || !models::is_gguf(path) {
-            true => Self::open(path),
-            false => Self::open_path(&models::store_for_gguf(path)?),
-        }
-    }
-
-    fn open_path(path: &Path) -> Result<Self> {
+    fn open_path(path: &Path, notices: Notices) -> Result<Self> {
         let form = match path.join(MANIFEST_FILE).exists() {
             true => ModelForm::Store(Arc::new(Store::open_partial(path)?)),
             false if path.join(CONVERSION_STATE).exists() => {
                 let what = "is a store whose conversion is not finished; run the same `larder convert` again";
-                return Err(StoreError::new(StoreErrorKind::Missing, path, what).into());
-            }
-            false if !path.exists() && path == Path::new(DEMO) => {
-                let what = "is the demo model, which was not found; name a model with -m";
                 return Err(StoreError::new(StoreErrorKind::Missing, path, what).into());
             }
             false => ModelForm::Source(open_source(path)?),
@@ -96,7 +78,12 @@ impl OpenModel {
             ModelForm::Store(store) => store.check(&blueprint)?,
             ModelForm::Source(source) => check_resident(source.as_ref(), &blueprint)?,
         }
-        Ok(OpenModel { form, blueprint })
+        Ok(OpenModel { form, notices, blueprint })
+    }
+
+    /// Where notices about this model go.
+    pub(crate) fn notices(&self) -> &Notices {
+        &self.notices
     }
 
     /// The model's tensors and sidecars.
@@ -174,8 +161,10 @@ impl OpenModel {
     /// Loads all experts into memory.
     pub fn all_resident(&self, compute: &Arc<ComputeContext>) -> Result<AllResident<Slot>> {
         match &self.form {
-            ModelForm::Store(store) => load::from_store(store, compute),
-            ModelForm::Source(_) => load::from_source(self.experts()?.as_dyn(), &self.blueprint.geometry, compute),
+            ModelForm::Store(store) => load::from_store(store, compute, &self.notices),
+            ModelForm::Source(_) => {
+                load::from_source(self.experts()?.as_dyn(), &self.blueprint.geometry, compute, &self.notices)
+            }
         }
     }
 

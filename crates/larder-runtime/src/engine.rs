@@ -1,0 +1,257 @@
+//! Starts a model as the flags and the memory allow, and prints the plan before anything is loaded.
+
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use larder_cache::{Cache, CacheScope};
+use larder_core::Gate;
+use larder_engine::{PREFILL_CHUNK, Recorder, Routing, Session, StreamingPath};
+use larder_model::{AllResident, ComputeContext, Decoder, KvFormat};
+use larder_policy::eviction::{CacheShape, PolicyInputs};
+use larder_store::Store;
+use larder_store::reader::check_reader;
+use serde_json::Value;
+
+use crate::experts::{AnyExpertPath, EngineExperts};
+use crate::machine::{lock, memory};
+use crate::notice::Notice;
+use crate::open::OpenModel;
+use crate::options::{Options, Setting, TraceOptions};
+use crate::plan::{MemoryPlan, PlanInputs, decide};
+use crate::policies::policy_inputs;
+use crate::slots::Slots;
+use crate::tiers::OnGpu;
+use crate::{gpu, tiers};
+
+/// A running model: a decoder with its experts.
+pub struct InferenceEngine {
+    /// The resident weights.
+    pub decoder: Decoder,
+    /// The path to the experts.
+    pub experts: EngineExperts,
+    /// The inputs that the eviction policy was made with.
+    pub policy_inputs: PolicyInputs,
+    compute: Arc<ComputeContext>,
+    options: Options,
+    /// The memory plan and the reader, as JSON.
+    pub plan: Value,
+    /// The resident weights and the throughput of the GPU, if one computes.
+    pub gpu: Option<OnGpu>,
+}
+
+impl InferenceEngine {
+    /// Starts a model: decides the memory plan and sends it as a notice, allocates the slots, loads the resident weights.
+    pub fn start(model: &OpenModel, options: &Options) -> Result<Self> {
+        let policy_inputs = policy_inputs(&options.cache.eviction, model, options.cache.evictor.as_deref())?;
+        check_reader(&options.cache.reader)?;
+        // The GPU is opened first, because its driver allocates memory.
+        let gpu = gpu::open(&options.device)?;
+        let inputs = plan_inputs(model, options)?;
+        let options = Options { context: inputs.context, ..options.clone() };
+        let chunk = inputs.chunk;
+        let parts = match gpu {
+            Some(gpu) => tiers::assemble(model, &options, inputs, &policy_inputs, gpu)?,
+            None => assemble(model, &options, &inputs, &policy_inputs)?,
+        };
+        let EngineParts { path, slots, compute, mut report, gpu } = parts;
+        let decoder = model.decoder(&compute)?;
+        let recorder = options.trace.as_ref().map(|to| new_recorder(to, &decoder, &options)).transpose()?;
+        let mut experts = EngineExperts::new(path, recorder, model.notices().clone());
+        experts.prepare(&decoder, chunk)?;
+        experts.set_routing_strategy(&options.routing, &decoder, model)?;
+        report["routing"] = options.routing.to_string().into();
+        if options.compute.mlock {
+            model.notices().send(Notice::Locked(lock::lock(slots)));
+        }
+        Ok(InferenceEngine { decoder, experts, policy_inputs, compute, options, plan: report, gpu })
+    }
+
+    /// A session with an empty sequence.
+    pub fn session(&mut self) -> Session<'_, EngineExperts> {
+        self.experts.new_sequence();
+        Session::new(&self.decoder, &mut self.experts, self.options.context)
+    }
+
+    /// Replaces the cache by an empty one of `slots` per layer, which must be no more than planned. On the CPU only.
+    pub fn empty_cache(&mut self, model: &OpenModel, slots: usize) -> Result<()> {
+        let store = require_store(model)?;
+        let scope = self.options.cache.scope;
+        let slots = match scope {
+            CacheScope::Layer => slots,
+            CacheScope::Global => slots * self.decoder.geometry().moe_layers.len(),
+        };
+        // The old slots are freed before new ones are allocated.
+        self.experts.set_path(AnyExpertPath::AllResident(Box::new(AllResident::new(0, self.compute.clone()))));
+        let StreamingParts { experts: local, .. } =
+            streaming_parts(store, slots, scope, &self.compute, &self.options, &self.policy_inputs)?;
+        self.experts.set_path(AnyExpertPath::Streaming(Box::new(local)));
+        Ok(())
+    }
+
+    /// Replaces the path to the experts by all experts in memory, regardless of the plan.
+    pub fn all_resident(&mut self, model: &OpenModel) -> Result<()> {
+        // The slots are freed before memory for all experts is allocated.
+        self.experts.set_path(AnyExpertPath::AllResident(Box::new(AllResident::new(0, self.compute.clone()))));
+        self.experts.set_path(AnyExpertPath::AllResident(Box::new(model.all_resident(&self.compute)?)));
+        Ok(())
+    }
+}
+
+/// The parts of an engine that exist before the resident weights are loaded.
+pub struct EngineParts {
+    /// The path to the experts.
+    pub path: AnyExpertPath,
+    /// Address range of its slots in main memory.
+    pub slots: Range<usize>,
+    /// Threads and devices that compute.
+    pub compute: Arc<ComputeContext>,
+    /// The memory plan and the reader, as JSON.
+    pub report: Value,
+    /// The resident weights and the throughput of the GPU, if one computes.
+    pub gpu: Option<OnGpu>,
+}
+
+/// Assembles an engine on the CPU. Slots are allocated before the weights are read, so that a lack of memory shows early.
+fn assemble(
+    model: &OpenModel,
+    options: &Options,
+    inputs: &PlanInputs,
+    policy_inputs: &PolicyInputs,
+) -> Result<EngineParts> {
+    let plan = decide(inputs, options)?;
+    if matches!(plan, MemoryPlan::Slots { .. }) {
+        require_store(model)?;
+    }
+    if let Some(store) = model.store().filter(|_| !options.uses_edge()) {
+        store.require_all()?;
+    }
+    model.notices().send(Notice::Plan(plan.describe(inputs)));
+    let compute = Arc::new(new_compute(options, inputs)?);
+    let mut report = plan.json(inputs);
+    let (path, slots) = match (plan, model.store()) {
+        (MemoryPlan::Slots { slots, scope }, Some(store)) => {
+            let StreamingParts { experts, reader_note, slots } =
+                streaming_parts(store, slots, scope, &compute, options, policy_inputs)?;
+            model.notices().send(Notice::Reader(reader_note.clone()));
+            report["reader"] = reader_note.into();
+            (with_edge(experts, store, model, options)?, slots)
+        }
+        // With a slot for every expert, the first token need not wait until all are loaded.
+        (MemoryPlan::AllResident, Some(store)) if !options.cache.preload => {
+            let all = inputs.blueprint.geometry.experts;
+            let StreamingParts { experts, reader_note, slots } =
+                streaming_parts(store, all, CacheScope::Layer, &compute, options, policy_inputs)?;
+            report["reader"] = reader_note.into();
+            (with_edge(experts, store, model, options)?, slots)
+        }
+        #[cfg(feature = "edge")]
+        (_, None) if options.uses_edge() => crate::edge::refuse_no_store(model)?,
+        _ => (AnyExpertPath::AllResident(Box::new(model.all_resident(&compute)?)), 0..0),
+    };
+    Ok(EngineParts { path, slots, compute, report, gpu: None })
+}
+
+/// The model's store; refuses a model that is not one, because its experts cannot be read one by one.
+pub fn require_store(model: &OpenModel) -> Result<&Arc<Store>> {
+    let Some(store) = model.store() else {
+        let path = model.source().path().display();
+        bail!(
+            "{path}: is not a store, and experts can be read one by one from a store only; make one with `larder convert {path} \
+             STORE`"
+        )
+    };
+    Ok(store)
+}
+
+/// The compute threads, with the number formats of the options.
+pub fn new_compute(options: &Options, inputs: &PlanInputs) -> Result<ComputeContext> {
+    let compute = ComputeContext::new(options.compute.threads, options.compute.pin)
+        .with_context(|| format!("compute threads cannot be started; try fewer {}", Setting::Threads))?;
+    Ok(ComputeContext { exact: options.compute.exact, kv_format: inputs.kv_format, ..compute })
+}
+
+/// The inputs of the memory plan on the CPU.
+pub fn plan_inputs<'a>(model: &'a OpenModel, options: &Options) -> Result<PlanInputs<'a>> {
+    let context = options.context.min(model.blueprint.context);
+    Ok(PlanInputs {
+        blueprint: &model.blueprint,
+        resident_bytes: model.bytes()?.0,
+        slot_bytes: slot_bytes(model)?,
+        scratch_slots: options.cache.scratch,
+        context,
+        sequences: options.sequences,
+        kv_format: kv_format_of(model, options)?,
+        chunk: context.saturating_mul(options.sequences).min(PREFILL_CHUNK),
+        process_bytes: memory::current().unwrap_or_default(),
+        available_bytes: memory::available(),
+        on_gpu: false,
+    })
+}
+
+/// The format of the KV cache: f16 costs no quality beside quantised weights; with float weights it stays exact.
+fn kv_format_of(model: &OpenModel, options: &Options) -> Result<KvFormat> {
+    let experts = model.experts()?;
+    let mut layers = model.blueprint.geometry.moe_layers.iter();
+    let quantised = layers.any(|l| !experts.as_dyn().layout(*l).gate.kind.is_float());
+    let default = if quantised && !options.compute.exact { KvFormat::F16 } else { KvFormat::F32 };
+    Ok(options.compute.kv.unwrap_or(default))
+}
+
+/// Bytes of the largest expert.
+pub fn slot_bytes(model: &OpenModel) -> Result<u64> {
+    let experts = model.experts()?;
+    let layouts = model.blueprint.geometry.moe_layers.iter().map(|l| experts.as_dyn().layout(*l));
+    Ok(layouts.map(|l| l.bytes).max().unwrap_or_default() as u64)
+}
+
+/// A path through slots in main memory.
+struct StreamingParts {
+    experts: StreamingPath,
+    /// The reader and how it reads, as text.
+    reader_note: String,
+    /// Address range of the slots.
+    slots: Range<usize>,
+}
+
+fn streaming_parts(
+    store: &Arc<Store>,
+    slots: usize,
+    scope: CacheScope,
+    compute: &Arc<ComputeContext>,
+    options: &Options,
+    policy_inputs: &PolicyInputs,
+) -> Result<StreamingParts> {
+    let shape =
+        CacheShape { scratch: options.cache.scratch, ..CacheShape::new(&store.manifest().geometry, slots, scope) };
+    let policies = options.cache.eviction.make(&shape, policy_inputs)?;
+    let Slots { slots: memory, reader, reader_note, addresses } =
+        Slots::new(store, shape.total_slots(), &options.cache.reader)?;
+    let geometry = &store.manifest().geometry;
+    let cache = Cache::new(geometry, &shape, policies, memory, reader, Box::new(store.clone()));
+    let experts = StreamingPath::new(Routing::default(), cache, compute.clone(), options.cache.prefetch);
+    Ok(StreamingParts { experts, reader_note, slots: addresses })
+}
+
+/// The path through slots, with edge workers if the options name a topology.
+fn with_edge(local: StreamingPath, store: &Arc<Store>, model: &OpenModel, options: &Options) -> Result<AnyExpertPath> {
+    #[cfg(feature = "edge")]
+    if let Some(edge) = &options.edge {
+        let edge = crate::edge::connect(local, store, edge, options.compute.exact, model.notices())?;
+        return Ok(AnyExpertPath::Edge(Box::new(edge)));
+    }
+    let _ = (store, model, options);
+    Ok(AnyExpertPath::Streaming(Box::new(local)))
+}
+
+/// A recorder of a trace, with the strategy and, for router logits, the gates as metadata.
+fn new_recorder(to: &TraceOptions, decoder: &Decoder, options: &Options) -> Result<(PathBuf, Recorder)> {
+    let mut recorder = Recorder::new(decoder.geometry(), to.logits);
+    recorder.set_meta("routing", options.routing.to_string());
+    if to.logits {
+        let gates: Vec<&Gate> = decoder.gates().collect();
+        recorder.set_meta(larder_core::GATES_KEY, serde_json::to_string(&gates)?);
+    }
+    Ok((to.path.clone(), recorder))
+}

@@ -1,0 +1,79 @@
+//! Makes a model ready to run: finds and opens it, plans its memory, and starts an engine of decoder and expert path.
+//!
+//! - [`OpenModel`] is a model on disk: a store, a checkpoint folder, a GGUF file, or a name on the hub ([`models`]).
+//! - [`Options`] say how it runs. [`plan`] decides from them and from the memory of the [`machine`] how many experts stay in
+//!   memory, before anything is loaded.
+//! - [`InferenceEngine`] is the running model; [`InferenceEngine::session`] generates with it.
+//! - [`Notices`] receive what is worth telling meanwhile: the plan, the reader, downloads. This crate prints nothing.
+//!
+//! The crate parses no flags, reads no configuration and computes nothing itself. Errors are one sentence that says what to
+//! do; they name an option by a [`Setting`]. [`sentence`] puts an error and its causes in one line.
+//!
+//! ```
+//! use std::path::Path;
+//!
+//! use larder_engine::{Listener, Request, Sampler, Sampling, StopMatcher, generate};
+//! use larder_runtime::{CacheOptions, CacheSize, EngineExperts, InferenceEngine, ModelOptions, Notices, OpenModel, Options};
+//!
+//! /// Prints the text as it is generated.
+//! struct Printer;
+//!
+//! impl Listener<EngineExperts> for Printer {
+//!     fn text(&mut self, piece: &str) -> bool {
+//!         print!("{piece}");
+//!         true // go on
+//!     }
+//! }
+//!
+//! // Notices (the memory plan, the reader) go to standard error, and half of the experts stay in memory.
+//! let model_options = ModelOptions { notices: Notices::to(|notice| eprintln!("{notice}")), ..Default::default() };
+//! let cache = CacheOptions { size: CacheSize::ExpertsPerLayer(16), ..Default::default() };
+//! let options = Options { context: 64, cache, ..Default::default() };
+//!
+//! let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/demo");
+//! let model = OpenModel::open(&demo, &model_options)?;
+//! let text = model.text_codec()?;
+//! let prompt = text.tokenizer.encode("The old man looked at the door, and", true)?;
+//! let eos = model.generation()?.eos;
+//! let mut engine = InferenceEngine::start(&model, &options)?;
+//!
+//! let sampler = Sampler::new(Sampling::default(), 0)?; // greedy
+//! let request = Request { prompt: &prompt, sampler, eos: &eos, stop: StopMatcher::new(vec![])?, max_tokens: 8 };
+//! let generated = generate(&mut engine.session(), &text.tokenizer, request, &mut Printer)?;
+//! assert_eq!(generated.ids.len(), 8);
+//! assert!(engine.experts.traffic().is_some_and(|traffic| traffic.counts.misses > 0));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod engine;
+mod experts;
+mod load;
+mod notice;
+mod open;
+mod options;
+mod policies;
+mod sentence;
+mod slots;
+mod tiers;
+
+#[cfg(feature = "edge")]
+pub mod edge;
+pub mod gpu;
+pub mod machine;
+pub mod models;
+pub mod plan;
+
+pub use engine::{InferenceEngine, plan_inputs, require_store, slot_bytes};
+pub use experts::{AnyExpertPath, EngineExperts};
+pub use notice::{Notice, Notices, WorkProgress};
+pub use open::{ModelExperts, OpenModel, TextCodec, blueprint_of, model_name};
+#[cfg(feature = "edge")]
+pub use options::EdgeOptions;
+pub use options::{
+    CacheOptions, CacheSize, ComputeOptions, DeviceKind, DeviceOptions, ModelOptions, Options, Setting, THREADS_MAX,
+    TraceOptions, default_threads,
+};
+pub use policies::{deltas, policy_inputs};
+pub use sentence::sentence;
+pub use slots::Slots;
+pub use tiers::{OnGpu, tier_inputs};

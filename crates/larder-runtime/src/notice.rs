@@ -1,0 +1,130 @@
+//! What the runtime reports while it opens, starts and runs a model. It prints nothing itself.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::machine::lock::LockReport;
+use crate::options::Setting;
+
+/// A fact worth a line for the user; [`fmt::Display`] is that line (of a plan, those lines).
+pub enum Notice {
+    /// The memory plan, as text; decided, and nothing loaded yet.
+    Plan(String),
+    /// The reader and how it reads.
+    Reader(String),
+    /// The measured throughput of a GPU and of the CPU.
+    GpuThroughput(String),
+    /// The state of the connection to an edge worker.
+    Worker(String),
+    /// How much memory is locked.
+    Locked(LockReport),
+    /// A store that was made of a GGUF file earlier is used.
+    StoreFound {
+        /// The store.
+        store: PathBuf,
+        /// The file.
+        gguf: PathBuf,
+    },
+    /// A store of a GGUF file is being made.
+    StoreBegun(PathBuf),
+    /// No store could be made of a GGUF file, so the file is run directly.
+    StoreRefused(String),
+    /// A model is being downloaded.
+    Downloading {
+        /// Its name on the hub.
+        name: String,
+        /// The store that is made of it.
+        store: PathBuf,
+    },
+    /// A download pauses before it is tried again.
+    DownloadPaused {
+        /// The failure.
+        reason: String,
+        /// Time until the next attempt.
+        pause: Duration,
+    },
+    /// The trace of the routing was written.
+    TraceWritten {
+        /// Tokens in the trace.
+        tokens: usize,
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+impl fmt::Display for Notice {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            Notice::Plan(text) | Notice::Reader(text) | Notice::GpuThroughput(text) | Notice::Worker(text) => {
+                f.write_str(text)
+            }
+            Notice::Locked(report) => f.write_str(&report.describe()),
+            Notice::StoreFound { store, gguf } => {
+                write!(f, "store: {}, made of {}", store.display(), gguf.display())
+            }
+            Notice::StoreBegun(store) => {
+                let no_store = Setting::NoStore;
+                write!(f, "store: making {} once; use {no_store} to run the file directly", store.display())
+            }
+            Notice::StoreRefused(why) => write!(f, "note: no store was made ({why}); the file is run directly"),
+            Notice::Downloading { name, store } => write!(f, "downloading {name} to {}", store.display()),
+            Notice::DownloadPaused { reason, pause } => {
+                write!(f, "{reason}; retrying in {:.0} s", pause.as_secs_f64())
+            }
+            Notice::TraceWritten { tokens, path } => {
+                write!(f, "trace: {tokens} tokens written to {}", path.display())
+            }
+        }
+    }
+}
+
+/// Shows the progress of long work, one piece of work at a time. Methods are called from several threads.
+pub trait WorkProgress: Send + Sync {
+    /// Work of `bytes` begins, of which `done` were done before.
+    fn begin(&self, work: &str, bytes: u64, done: u64);
+
+    /// Further `bytes` are done.
+    fn advance(&self, bytes: u64);
+
+    /// The work has ended, done or failed.
+    fn end(&self);
+}
+
+type Receiver = Arc<dyn Fn(&Notice) + Send + Sync>;
+
+/// Where notices and progress go; by default nowhere. Clones share the receivers.
+#[derive(Clone, Default)]
+pub struct Notices {
+    receiver: Option<Receiver>,
+    progress: Option<Arc<dyn WorkProgress>>,
+}
+
+impl Notices {
+    /// Calls `receiver` for each notice.
+    pub fn to(receiver: impl Fn(&Notice) + Send + Sync + 'static) -> Self {
+        Notices { receiver: Some(Arc::new(receiver)), progress: None }
+    }
+
+    /// The same notices, with the progress of loading, converting and downloading.
+    pub fn with_progress(self, progress: impl WorkProgress + 'static) -> Self {
+        Notices { progress: Some(Arc::new(progress)), ..self }
+    }
+
+    pub(crate) fn send(&self, notice: Notice) {
+        self.receiver.iter().for_each(|receiver| receiver(&notice));
+    }
+
+    pub(crate) fn begin(&self, work: &str, bytes: u64, done: u64) {
+        self.progress.iter().for_each(|progress| progress.begin(work, bytes, done));
+    }
+
+    pub(crate) fn advance(&self, bytes: u64) {
+        self.progress.iter().for_each(|progress| progress.advance(bytes));
+    }
+
+    pub(crate) fn end(&self) {
+        self.progress.iter().for_each(|progress| progress.end());
+    }
+}

@@ -1,0 +1,254 @@
+//! What a program chooses about a model and its engine, and how messages name it.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use larder_core::CacheScope;
+use larder_kernels::performance_cores;
+use larder_model::KvFormat;
+use larder_policy::eviction::EvictionSpec;
+use larder_policy::routing::RoutingSpec;
+
+use crate::notice::Notices;
+
+/// More threads would mostly wait for each other.
+pub const THREADS_MAX: usize = 64;
+
+/// How a model is found and opened.
+#[derive(Clone, Default)]
+pub struct ModelOptions {
+    /// Folder of downloaded models, for names on the Hugging Face hub; without it such names are refused.
+    pub models_folder: Option<PathBuf>,
+    /// Make a store beside a GGUF file the first time, so that its experts can be streamed.
+    pub store_for_gguf: bool,
+    /// Receives the notices of opening, starting and running this model.
+    pub notices: Notices,
+}
+
+/// How an engine runs a model.
+#[derive(Clone)]
+pub struct Options {
+    /// Context of each sequence in tokens; at most the model's.
+    pub context: usize,
+    /// Number of sequences with a KV cache at the same time.
+    pub sequences: usize,
+    /// Experts in main memory.
+    pub cache: CacheOptions,
+    /// How each token's experts are chosen.
+    pub routing: RoutingSpec,
+    /// Where the routing is recorded, if it is.
+    pub trace: Option<TraceOptions>,
+    /// Threads, precision and memory of the CPU.
+    pub compute: ComputeOptions,
+    /// A GPU.
+    pub device: DeviceOptions,
+    /// Edge workers that compute experts as well.
+    #[cfg(feature = "edge")]
+    pub edge: Option<EdgeOptions>,
+}
+
+impl Default for Options {
+    /// One sequence of 4096 tokens on the CPU, with all experts in memory if they fit and else as many as fit.
+    fn default() -> Self {
+        Options {
+            context: 4096,
+            sequences: 1,
+            cache: CacheOptions::default(),
+            routing: RoutingSpec::default(),
+            trace: None,
+            compute: ComputeOptions::default(),
+            device: DeviceOptions::default(),
+            #[cfg(feature = "edge")]
+            edge: None,
+        }
+    }
+}
+
+impl Options {
+    /// Whether edge workers compute experts as well.
+    pub fn uses_edge(&self) -> bool {
+        #[cfg(feature = "edge")]
+        return self.edge.is_some();
+        #[cfg(not(feature = "edge"))]
+        false
+    }
+}
+
+/// How many experts stay in main memory.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum CacheSize {
+    /// All if they fit, else as many as fit.
+    #[default]
+    Available,
+    /// This number of experts per layer.
+    ExpertsPerLayer(usize),
+    /// As many as fit into this number of bytes.
+    Bytes(u64),
+}
+
+/// The expert cache in main memory.
+#[derive(Clone)]
+pub struct CacheOptions {
+    /// How many experts stay in memory.
+    pub size: CacheSize,
+    /// Which experts share slots.
+    pub scope: CacheScope,
+    /// The eviction policy.
+    pub eviction: EvictionSpec,
+    /// Trained weights for the policy `learned`, instead of those in the model's folder.
+    pub evictor: Option<PathBuf>,
+    /// Extra slots for experts that pass through without displacing others.
+    pub scratch: usize,
+    /// Experts of the next layer to prefetch, by their predicted rank; 0 is off.
+    pub prefetch: usize,
+    /// Load all experts at start-up if they fit, instead of each when it is first used.
+    pub preload: bool,
+    /// How shards are read: `auto`, `uring` or `pread`.
+    pub reader: String,
+}
+
+impl Default for CacheOptions {
+    fn default() -> Self {
+        CacheOptions {
+            size: CacheSize::default(),
+            scope: CacheScope::Layer,
+            eviction: EvictionSpec::default(),
+            evictor: None,
+            scratch: 0,
+            prefetch: 0,
+            preload: false,
+            reader: "auto".into(),
+        }
+    }
+}
+
+/// Recording a trace of the routing.
+#[derive(Clone, Debug)]
+pub struct TraceOptions {
+    /// The file to write.
+    pub path: PathBuf,
+    /// Record the router logits too.
+    pub logits: bool,
+}
+
+/// How the CPU computes.
+#[derive(Clone, Debug)]
+pub struct ComputeOptions {
+    /// Compute threads, 1 to [`THREADS_MAX`].
+    pub threads: usize,
+    /// Pin each compute thread to a core of its own.
+    pub pin: bool,
+    /// Multiply quantised weights with f32 activations, not with activations rounded to 8 bits: slower.
+    pub exact: bool,
+    /// Number format of the KV cache; `None` is f16 if experts are quantised and [`Self::exact`] is off, else f32.
+    pub kv: Option<KvFormat>,
+    /// Lock the model's memory, so that the system does not swap it out.
+    pub mlock: bool,
+}
+
+impl Default for ComputeOptions {
+    fn default() -> Self {
+        ComputeOptions { threads: default_threads(), pin: false, exact: false, kv: None, mlock: false }
+    }
+}
+
+/// The default number of compute threads: one for each performance core, up to [`THREADS_MAX`].
+pub fn default_threads() -> usize {
+    performance_cores().min(THREADS_MAX)
+}
+
+/// What computes products and experts beside the CPU.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum DeviceKind {
+    /// Only the CPU.
+    #[default]
+    Cpu,
+    /// An NVIDIA GPU; needs the feature `cuda`.
+    Cuda,
+    /// The CPU as if it were a GPU, for tests.
+    #[cfg(feature = "emulator")]
+    Emulated,
+}
+
+/// A GPU, and how much of its memory is used.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct DeviceOptions {
+    /// The device.
+    pub kind: DeviceKind,
+    /// VRAM to use at most, in bytes; `None` is all that is free.
+    pub vram_bytes: Option<u64>,
+    /// Experts per layer in VRAM; `None` is as many as fit.
+    pub vram_experts: Option<usize>,
+}
+
+/// Experts on other machines.
+#[cfg(feature = "edge")]
+#[derive(Clone, Debug)]
+pub struct EdgeOptions {
+    /// Topology file that lists the workers.
+    pub topology: PathBuf,
+    /// Placement file with the experts that are always computed on this machine.
+    pub placement: Option<PathBuf>,
+    /// Number format on the network.
+    pub format: larder_edge::wire::Format,
+    /// How long to wait for a worker's answer for one token before another worker is asked.
+    pub deadline: std::time::Duration,
+}
+
+/// An option as errors and notices name it: by the flag of the `larder` command that sets it. The documentation of each
+/// says which field it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Setting {
+    /// [`Options::context`].
+    Context,
+    /// [`CacheSize::ExpertsPerLayer`].
+    CacheExperts,
+    /// [`CacheSize::Bytes`].
+    CacheMem,
+    /// [`CacheOptions::eviction`].
+    Eviction,
+    /// [`CacheOptions::evictor`].
+    Evictor,
+    /// [`CacheOptions::preload`].
+    Preload,
+    /// [`Options::routing`].
+    Routing,
+    /// [`ComputeOptions::threads`].
+    Threads,
+    /// [`ComputeOptions::exact`].
+    Exact,
+    /// [`DeviceOptions::kind`].
+    Device,
+    /// [`DeviceOptions::vram_bytes`].
+    VramMem,
+    /// [`DeviceOptions::vram_experts`].
+    VramExperts,
+    /// `Options::edge`.
+    Edge,
+    /// The contrary of [`ModelOptions::store_for_gguf`].
+    NoStore,
+    /// [`ModelOptions::models_folder`], which the command takes from the environment.
+    ModelsFolder,
+}
+
+impl fmt::Display for Setting {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(match self {
+            Setting::Context => "--context",
+            Setting::CacheExperts => "--cache-experts",
+            Setting::CacheMem => "--cache-mem",
+            Setting::Eviction => "--eviction",
+            Setting::Evictor => "--evictor",
+            Setting::Preload => "--preload",
+            Setting::Routing => "--routing",
+            Setting::Threads => "--threads",
+            Setting::Exact => "--exact",
+            Setting::Device => "--device",
+            Setting::VramMem => "--vram-mem",
+            Setting::VramExperts => "--vram-experts",
+            Setting::Edge => "--edge",
+            Setting::NoStore => "--no-store",
+            Setting::ModelsFolder => "LARDER_MODELS or HOME",
+        })
+    }
+}

@@ -1,0 +1,124 @@
+//! The flags, as the options of larder-runtime.
+
+use larder_runtime::{
+    CacheOptions, CacheSize, ComputeOptions, DeviceKind, DeviceOptions, Options, TraceOptions, default_threads,
+};
+
+use super::device::{DeviceFlag, DeviceFlags};
+use super::engine::{CacheFlags, EngineFlags, PerformanceFlags, PlaceFlags, RecordFlags, SizeFlags};
+
+impl EngineFlags {
+    /// Number of compute threads.
+    pub fn threads(&self) -> usize {
+        self.performance.threads.unwrap_or_else(default_threads)
+    }
+
+    /// The options for one sequence of up to `context` tokens.
+    pub fn options(&self, context: usize) -> Options {
+        let EngineFlags { size, cache, routing, record, performance, place, .. } = self;
+        Options {
+            context,
+            sequences: 1,
+            cache: cache_options(size, cache, place, performance),
+            routing: routing.strategy.clone(),
+            trace: trace_options(record),
+            compute: self.compute_options(),
+            device: place.device.options(),
+            #[cfg(feature = "edge")]
+            edge: place.edge.options(),
+        }
+    }
+
+    fn compute_options(&self) -> ComputeOptions {
+        let PerformanceFlags { pin, exact, kv, mlock, .. } = self.performance;
+        ComputeOptions { threads: self.threads(), pin, exact, kv: kv.map(Into::into), mlock }
+    }
+}
+
+fn cache_options(
+    size: &SizeFlags,
+    cache: &CacheFlags,
+    place: &PlaceFlags,
+    performance: &PerformanceFlags,
+) -> CacheOptions {
+    let size = match (size.experts, size.mem) {
+        (Some(per_layer), _) => CacheSize::ExpertsPerLayer(per_layer),
+        (None, Some(bytes)) => CacheSize::Bytes(bytes.0),
+        (None, None) => CacheSize::Available,
+    };
+    CacheOptions {
+        size,
+        scope: cache.scope.into(),
+        eviction: cache.eviction.clone(),
+        evictor: cache.evictor.clone(),
+        scratch: cache.scratch,
+        prefetch: cache.prefetch,
+        preload: place.preload,
+        reader: performance.reader.clone(),
+    }
+}
+
+fn trace_options(record: &RecordFlags) -> Option<TraceOptions> {
+    Some(TraceOptions { path: record.trace.clone()?, logits: record.logits })
+}
+
+impl DeviceFlags {
+    /// The device and how much of its memory is used.
+    pub fn options(&self) -> DeviceOptions {
+        let kind = match self.device {
+            DeviceFlag::Cpu => DeviceKind::Cpu,
+            DeviceFlag::Cuda => DeviceKind::Cuda,
+            #[cfg(feature = "emulator")]
+            DeviceFlag::Emulated => DeviceKind::Emulated,
+        };
+        DeviceOptions { kind, vram_bytes: self.vram_mem.map(|size| size.0), vram_experts: self.vram_experts }
+    }
+}
+
+#[cfg(feature = "edge")]
+impl super::edge_flags::EdgeFlags {
+    /// The edge workers, if there is a topology.
+    fn options(&self) -> Option<larder_runtime::EdgeOptions> {
+        Some(larder_runtime::EdgeOptions {
+            topology: self.topology.clone()?,
+            placement: self.placement.clone(),
+            format: self.format.into(),
+            deadline: std::time::Duration::from_millis(self.deadline),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    fn options_of(flags: &[&str]) -> Options {
+        let line = [&["larder", "plan"], flags].concat();
+        let Command::Plan(args) = Cli::parse_from(line).command else { panic!("plan was typed") };
+        args.engine.options(args.context)
+    }
+
+    #[test]
+    fn without_flags_the_options_are_the_defaults() {
+        let (found, default) = (options_of(&[]), Options::default());
+        assert_eq!((found.context, found.sequences), (default.context, default.sequences));
+        assert_eq!((found.cache.size, found.cache.scope), (default.cache.size, default.cache.scope));
+        assert_eq!(found.cache.eviction.to_string(), default.cache.eviction.to_string());
+        assert_eq!((&found.cache.reader, found.cache.prefetch), (&default.cache.reader, default.cache.prefetch));
+        assert_eq!(found.routing.to_string(), default.routing.to_string());
+        assert_eq!(found.device.kind, default.device.kind);
+        assert_eq!((found.compute.threads, found.compute.kv), (default.compute.threads, default.compute.kv));
+        assert!(found.trace.is_none() && !found.uses_edge());
+    }
+
+    #[test]
+    fn sizes_become_one_choice() {
+        assert_eq!(options_of(&["--cache-experts", "3"]).cache.size, CacheSize::ExpertsPerLayer(3));
+        assert_eq!(options_of(&["--cache-mem", "1M"]).cache.size, CacheSize::Bytes(1_000_000));
+        let device = options_of(&["--device", "cuda", "--vram-mem", "2k"]).device;
+        assert_eq!((device.kind, device.vram_bytes), (DeviceKind::Cuda, Some(2000)));
+    }
+}
