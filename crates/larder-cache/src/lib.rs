@@ -4,8 +4,8 @@
 //!   clock, so the replay of a trace runs the same state machine as the engine.
 //! - [`Cache`]: carries out the ledger's decisions. It submits reads to a reader of larder-store, checks the bytes, and
 //!   hands each resident expert to the caller for computing.
-//! - [`tiers`]: the same with device memory as a second tier above main memory: [`TierLedger`](tiers::TierLedger),
-//!   [`TieredCache`](tiers::TieredCache), and the trait [`Device`](tiers::Device).
+//! - [`two_tiers`]: the same with device memory as a second tier above main memory: [`TierLedger`](two_tiers::TierLedger),
+//!   [`TieredCache`](two_tiers::TieredCache), and the trait [`Device`](two_tiers::Device).
 //! - [`Traffic`] and [`CacheCounts`]: bytes, times, hits and misses so far.
 //!
 //! The crate computes nothing, and it chooses no victims and no experts: larder-policy does.
@@ -30,13 +30,15 @@
 //! # Ok::<(), larder_policy::PolicyError>(())
 //! ```
 
-mod cache;
-mod chosen;
-mod ledger;
-pub mod tiers;
+mod fill;
+mod one_tier;
+mod pools;
 mod traffic;
+pub mod two_tiers;
+mod visit;
 
-pub use cache::{Cache, CacheError, ComputeFn, Shards, Visit, slot_count};
+pub use fill::Shards;
 pub use larder_core::CacheScope;
-pub use ledger::{CacheCounts, Ledger, SlotIndex, Wave};
+pub use one_tier::{Cache, CacheCounts, CacheError, ComputeFn, Ledger, SlotIndex, Wave, slot_count};
 pub use traffic::Traffic;
+pub use visit::Visit;

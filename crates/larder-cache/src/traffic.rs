@@ -3,8 +3,8 @@
 use std::ops::{Add, Sub};
 use std::time::{Duration, Instant};
 
-use crate::ledger::CacheCounts;
-use crate::tiers::TierTraffic;
+use crate::one_tier::CacheCounts;
+use crate::two_tiers::TierTraffic;
 
 /// Traffic of a cache since it was made.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]

@@ -36,6 +36,7 @@ mod blueprint;
 mod cache_scope;
 mod expert;
 mod expert_activations;
+mod fieldwise;
 mod gate;
 mod ids;
 mod number_format;

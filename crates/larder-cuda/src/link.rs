@@ -6,7 +6,7 @@ mod staging;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use larder_cache::tiers::{Device, DeviceError, Direction, Transfer, TransferDone};
+use larder_cache::two_tiers::{Device, DeviceError, Direction, Transfer, TransferDone};
 
 use crate::arena_sync::ArenaSync;
 use crate::driver::{Driver, Stream};

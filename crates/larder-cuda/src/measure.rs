@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use larder_cache::tiers::MeasuredCosts;
+use larder_cache::two_tiers::MeasuredCosts;
 use larder_core::ExpertLayout;
 use larder_model::Activation;
 

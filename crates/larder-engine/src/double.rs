@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use larder_cache::tiers::{DeviceSlots, PendingCompute};
+use larder_cache::two_tiers::{DeviceSlots, PendingCompute};
 use larder_core::{ExpertId, ExpertLayout, Gate, LayerIdx};
 use larder_model::{Activation, ComputeContext, DeviceExperts, ExpertWorkspace, ModelError, MoeCall, Routed};
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use larder_cache::tiers::{CostModel, TierError, TierErrorCause, TierTraffic, TieredCache, TieredCompute};
+use larder_cache::two_tiers::{CostModel, TierError, TierErrorCause, TierTraffic, TieredCache, TieredCompute};
 use larder_cache::{SlotIndex, Traffic, Visit};
 use larder_core::{ExpertId, ExpertLayout, Gate, LayerIdx, Residency};
 use larder_model::{

@@ -1,6 +1,6 @@
 //! Time per phase of the forward pass.
 
-use std::ops::{Add, AddAssign, Sub};
+use std::ops::AddAssign;
 use std::time::Duration;
 
 use larder_core::LayerIdx;
@@ -25,6 +25,8 @@ pub struct PhaseTimes {
     pub pool: PoolActivity,
 }
 
+larder_core::fieldwise!(PhaseTimes { mixing, routing, experts, embed_and_head, products, attention, pool });
+
 impl PhaseTimes {
     /// The sum of all phases.
     pub fn total(&self) -> Duration {
@@ -39,39 +41,6 @@ impl AddAssign<(Phase, Duration)> for PhaseTimes {
             Phase::Routing => self.routing += time,
             Phase::Experts => self.experts += time,
             Phase::EmbedAndHead => self.embed_and_head += time,
-        }
-    }
-}
-
-impl Add for PhaseTimes {
-    type Output = PhaseTimes;
-
-    fn add(self, other: PhaseTimes) -> PhaseTimes {
-        PhaseTimes {
-            mixing: self.mixing + other.mixing,
-            routing: self.routing + other.routing,
-            experts: self.experts + other.experts,
-            embed_and_head: self.embed_and_head + other.embed_and_head,
-            products: self.products + other.products,
-            attention: self.attention + other.attention,
-            pool: self.pool + other.pool,
-        }
-    }
-}
-
-impl Sub for PhaseTimes {
-    type Output = PhaseTimes;
-
-    /// Time between two readings.
-    fn sub(self, then: PhaseTimes) -> PhaseTimes {
-        PhaseTimes {
-            mixing: self.mixing - then.mixing,
-            routing: self.routing - then.routing,
-            experts: self.experts - then.experts,
-            embed_and_head: self.embed_and_head - then.embed_and_head,
-            products: self.products - then.products,
-            attention: self.attention - then.attention,
-            pool: self.pool - then.pool,
         }
     }
 }

@@ -3,7 +3,6 @@
 
 use std::cell::Cell;
 use std::io;
-use std::ops::{Add, Sub};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
@@ -42,21 +41,7 @@ pub struct PoolActivity {
     pub wakeups: u64,
 }
 
-impl Add for PoolActivity {
-    type Output = PoolActivity;
-
-    fn add(self, other: PoolActivity) -> PoolActivity {
-        PoolActivity { fork_joins: self.fork_joins + other.fork_joins, wakeups: self.wakeups + other.wakeups }
-    }
-}
-
-impl Sub for PoolActivity {
-    type Output = PoolActivity;
-
-    fn sub(self, earlier: PoolActivity) -> PoolActivity {
-        PoolActivity { fork_joins: self.fork_joins - earlier.fork_joins, wakeups: self.wakeups - earlier.wakeups }
-    }
-}
+larder_core::fieldwise!(PoolActivity { fork_joins, wakeups });
 
 impl ThreadPool {
     /// A pool of `threads` threads (at least one), including the caller's.

@@ -1,7 +1,6 @@
 //! The context that products and attention are computed on, and the time they take.
 
 use std::io;
-use std::ops::Sub;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -48,18 +47,7 @@ pub struct ComputeTime {
     pub pool: PoolActivity,
 }
 
-impl Sub for ComputeTime {
-    type Output = ComputeTime;
-
-    /// Time between two readings.
-    fn sub(self, then: ComputeTime) -> ComputeTime {
-        ComputeTime {
-            products: self.products - then.products,
-            attention: self.attention - then.attention,
-            pool: self.pool - then.pool,
-        }
-    }
-}
+larder_core::fieldwise!(ComputeTime { products, attention, pool });
 
 impl ComputeContext {
     /// Products and attention on `threads` CPU threads, each pinned to a processor of its own if `pin`; activations are

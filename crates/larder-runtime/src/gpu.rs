@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
-use larder_cache::tiers::Device;
+use larder_cache::two_tiers::Device;
 use larder_core::ExpertLayout;
 use larder_model::{DeviceAttention, DeviceExperts, DeviceProducts};
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Result, bail};
-use larder_cache::tiers::{HostTier, MeasuredCosts, TierShape, TieredCache};
+use larder_cache::two_tiers::{HostTier, MeasuredCosts, TierShape, TieredCache};
 use larder_core::{ExpertId, ExpertLayout, Gate, LayerIdx, format_bytes};
 use larder_engine::{Routing, TieredPath};
 use larder_model::{Activation, ComputeContext, ExpertWorkspace, MoeCall, Routed};

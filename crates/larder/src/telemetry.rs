@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use larder_cache::Traffic;
-use larder_cache::tiers::TierTraffic;
+use larder_cache::two_tiers::TierTraffic;
 use larder_engine::{PhaseTimes, StepStats};
 use larder_runtime::machine::memory;
 use serde_json::{Value, json};

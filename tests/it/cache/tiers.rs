@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use larder_cache::Traffic;
-use larder_cache::tiers::{DeviceDouble, Direction, MeasuredCosts, TierShape, TierTraffic};
+use larder_cache::two_tiers::{DeviceDouble, Direction, MeasuredCosts, TierShape, TierTraffic};
 use larder_core::{CacheScope, Presence};
 use larder_engine::{CachedPath, Routing, Session, TieredPath, TokenInput, Xoshiro256};
 use larder_model::{Decoder, ExpertPath, ModelError, ProductsDouble};

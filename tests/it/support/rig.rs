@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use larder_cache::Cache;
-use larder_cache::tiers::{DeviceDouble, HostTier, MeasuredCosts, TierShape, TieredCache};
+use larder_cache::two_tiers::{DeviceDouble, HostTier, MeasuredCosts, TierShape, TieredCache};
 use larder_core::CacheScope;
 use larder_engine::{DeviceExpertsDouble, Recorder, Routing, Session, StreamingPath, TieredPath, TokenInput};
 use larder_model::{

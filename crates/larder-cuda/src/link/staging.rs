@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
-use larder_cache::tiers::{Direction, Transfer};
+use larder_cache::two_tiers::{Direction, Transfer};
 use larder_store::reader::Slot;
 
 use crate::driver::Driver;

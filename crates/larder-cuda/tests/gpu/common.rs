@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use larder_cache::tiers::{Device, Direction, Transfer, TransferDone};
+use larder_cache::two_tiers::{Device, Direction, Transfer, TransferDone};
 use larder_core::{BlockParts, ExpertId, ExpertLayout, Gate, LayerIdx, NumberFormat};
 use larder_cuda::{Emulator, Gpu};
 use larder_model::{Activation, ComputeContext, DeviceExperts, ExpertWorkspace, MoeCall, Routed};

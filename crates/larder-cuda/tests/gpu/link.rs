@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use larder_cache::tiers::{Device, DeviceError, Direction, TransferDone};
+use larder_cache::two_tiers::{Device, DeviceError, Direction, TransferDone};
 use larder_core::{ExpertLayout, NumberFormat};
 use larder_cuda::{Emulator, EmulatorFault, Gpu, GpuLink};
 use larder_store::reader::{Arena, Slot};
@@ -189,7 +189,7 @@ fn a_copy_reports_its_time_on_the_link() {
     let layout = ExpertLayout::new(32, 32, [NumberFormat::F32; 3], false).unwrap();
     let two = [vec![0; layout.bytes], vec![1; layout.bytes]];
     for slot in slots(&layout, &two) {
-        link.submit(larder_cache::tiers::Transfer { len: 4096, ..transfer(Direction::ToDevice, slot, 0) });
+        link.submit(larder_cache::two_tiers::Transfer { len: 4096, ..transfer(Direction::ToDevice, slot, 0) });
     }
     for over in wait_for_all(&mut link) {
         let took = over.result.unwrap().as_nanos();

@@ -1,6 +1,6 @@
 //! Copies wait for kernels. That is not by chance: without events the results are wrong.
 
-use larder_cache::tiers::{Device, Direction};
+use larder_cache::two_tiers::{Device, Direction};
 use larder_core::{ExpertId, ExpertLayout, NumberFormat};
 use larder_cuda::Gpu;
 use larder_model::Activation;

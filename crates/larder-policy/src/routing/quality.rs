@@ -1,7 +1,5 @@
 //! Routing quality: how far a choice is from the model's own, by the router's probabilities alone.
 
-use std::ops::{Add, AddAssign};
-
 use larder_core::{ExpertId, Gate};
 
 use super::Ranking;
@@ -20,6 +18,8 @@ pub struct Quality {
     /// The sum over all choices of the KL divergence, in nats.
     pub kl: f64,
 }
+
+larder_core::fieldwise!(Quality { choices, original_experts, substituted, kept, kl });
 
 impl Quality {
     /// The share of the model's own experts that were not chosen.
@@ -40,26 +40,6 @@ impl Quality {
     /// The mean KL divergence to the model's own choice, in nats.
     pub fn mean_kl(&self) -> f64 {
         self.kl / self.choices.max(1) as f64
-    }
-}
-
-impl Add for Quality {
-    type Output = Quality;
-
-    fn add(self, other: Quality) -> Quality {
-        Quality {
-            choices: self.choices + other.choices,
-            original_experts: self.original_experts + other.original_experts,
-            substituted: self.substituted + other.substituted,
-            kept: self.kept + other.kept,
-            kl: self.kl + other.kl,
-        }
-    }
-}
-
-impl AddAssign for Quality {
-    fn add_assign(&mut self, other: Quality) {
-        *self = *self + other;
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use larder_store::reader::Slot;
 
-use crate::ledger::SlotIndex;
+use crate::one_tier::SlotIndex;
 
 /// The direction of a transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -19,7 +19,7 @@ mod tier_pair;
 use std::collections::VecDeque;
 
 use larder_core::{CacheScope, Geometry, Presence, Residency};
-use larder_policy::eviction::{CacheShape, Eviction, Key, LayerChoice};
+use larder_policy::eviction::{CacheShape, Eviction, LayerChoice};
 
 pub use cache::{TieredCache, TieredCompute};
 pub use costs::{CostModel, MeasuredCosts, Side};
@@ -28,8 +28,9 @@ pub use device::{Device, DeviceError, Direction, Transfer, TransferDone};
 pub use double::{DeviceDouble, DeviceSlots, PendingCompute};
 pub use links::{HostTier, TierError, TierErrorCause};
 
-use crate::cache::Visit;
-use crate::ledger::SlotIndex;
+use crate::one_tier::SlotIndex;
+use crate::pools::PolicyPools;
+use crate::visit::Visit;
 use record::VisitRecord;
 use tier::TierState;
 use tier_pair::TierPair;
@@ -112,7 +113,7 @@ pub struct Demotion {
 /// first, as dropping them loses nothing.
 pub struct TierLedger {
     pair: TierPair,
-    policies: Vec<Box<dyn Eviction>>,
+    policies: PolicyPools,
     /// Experts prefetched into scratch slots and not wanted since, the oldest first.
     unused_prefetches: VecDeque<usize>,
     record: VisitRecord,
@@ -122,7 +123,6 @@ impl TierLedger {
     /// The caller guarantees one policy for each pool, made for [`TierShape::policy_shape`], at least one slot on the
     /// device for each pool, and one scratch slot.
     pub fn new(shape: &TierShape, policies: Vec<Box<dyn Eviction>>) -> Self {
-        assert_eq!(policies.len(), shape.host.pools(), "one policy per pool");
         assert!(
             shape.device.slots > 0 && shape.host.scratch > 0,
             "each pool has a device slot, and there is a scratch slot"
@@ -130,7 +130,7 @@ impl TierLedger {
         let experts = shape.host.rows * shape.host.experts;
         TierLedger {
             pair: TierPair::new(shape),
-            policies,
+            policies: PolicyPools::new(&shape.policy_shape(), policies),
             unused_prefetches: VecDeque::new(),
             record: VisitRecord::new(experts),
         }
@@ -158,19 +158,12 @@ impl TierLedger {
 
     /// Replaces the eviction policies, as [`Ledger::set_policies`](crate::Ledger::set_policies) does.
     pub fn set_policies(&mut self, policies: Vec<Box<dyn Eviction>>) {
-        assert_eq!(policies.len(), self.policies.len(), "one policy per pool");
-        for (policy, mut next) in self.policies.iter_mut().zip(policies) {
-            while let Some(key) = policy.victim(&|_| true) {
-                policy.forget(key);
-                next.admit(key);
-            }
-            *policy = next;
-        }
+        self.policies.replace(policies);
     }
 
     /// A new sequence begins, unrelated to the one before.
     pub fn new_sequence(&mut self) {
-        self.policies.iter_mut().for_each(|policy| policy.new_sequence());
+        self.policies.new_sequence();
     }
 
     /// The location of an expert.
@@ -189,8 +182,7 @@ impl TierLedger {
     /// calls for each, computed or not.
     pub fn begin(&mut self, choice: &LayerChoice) {
         let LayerChoice { row, wanted, .. } = *choice;
-        let pool = self.pool(row);
-        self.policies[pool].begin(choice);
+        self.policies.begin(choice);
         self.record.visit.clear();
         for &expert in wanted {
             let index = self.pair.index(row, expert);
@@ -199,7 +191,7 @@ impl TierLedger {
             self.record.wanted(index, expert, found);
             self.unused_prefetches.retain(|unused| *unused != index);
             if found != ExpertLocation::Absent {
-                self.policies[pool].touch(self.pair.host.shape.key(row, expert));
+                self.policies.touch(row, expert);
             }
         }
     }
@@ -390,8 +382,7 @@ impl TierLedger {
     fn admit(&mut self, row: usize, expert: usize, slot: SlotIndex) -> SlotIndex {
         let index = self.pair.index(row, expert);
         self.pair.host.begin_arrival(index, slot);
-        let pool = self.pool(row);
-        self.policies[pool].admit(self.pair.host.shape.key(row, expert));
+        self.policies.admit(row, expert);
         slot
     }
 
@@ -408,37 +399,21 @@ impl TierLedger {
         let (row, expert) = (index / shape.experts, index % shape.experts);
         self.record.removed(index);
         self.unused_prefetches.retain(|unused| *unused != index);
-        self.policies[shape.pool(row)].forget(shape.key(row, expert));
+        self.policies.forget(row, expert);
     }
 
     /// The worst-ranked expert of the row's pool among the `eligible` ones, when it stays in one of the tiers.
     fn worst(&mut self, row: usize, eligible: impl Fn(&TierPair, usize) -> bool) -> Option<usize> {
-        self.pick(row, eligible, |policy, evictable| policy.worst(evictable))
+        let pair = &self.pair;
+        let found = self.policies.worst(row, |row, expert| eligible(pair, pair.index(row, expert)));
+        found.map(|(row, expert)| pair.index(row, expert))
     }
 
     /// The victim of the row's pool among the `eligible` ones; the caller evicts it from both tiers.
     fn victim(&mut self, row: usize, eligible: impl Fn(&TierPair, usize) -> bool) -> Option<usize> {
-        self.pick(row, eligible, |policy, evictable| policy.victim(evictable))
-    }
-
-    fn pick(
-        &mut self,
-        row: usize,
-        eligible: impl Fn(&TierPair, usize) -> bool,
-        rank: impl FnOnce(&mut dyn Eviction, &dyn Fn(Key) -> bool) -> Option<Key>,
-    ) -> Option<usize> {
         let pair = &self.pair;
-        let shape = pair.host.shape;
-        let pool = shape.pool(row);
-        let index = |key| {
-            let (row, expert) = shape.row_and_expert(pool, key);
-            pair.index(row, expert)
-        };
-        rank(self.policies[pool].as_mut(), &|key| eligible(pair, index(key))).map(index)
-    }
-
-    fn pool(&self, row: usize) -> usize {
-        self.pair.host.shape.pool(row)
+        let found = self.policies.victim(row, |row, expert| eligible(pair, pair.index(row, expert)));
+        found.map(|(row, expert)| pair.index(row, expert))
     }
 }
 

@@ -1,6 +1,7 @@
 //! Tests of the cache of one tier: every expert once with its own bytes, faults, prefetches.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use larder_core::NumberFormat;

@@ -11,9 +11,8 @@ use super::{
     CostModel, Device, DeviceError, ExpertLocation, MeasuredCosts, PromoteFor, Side, TierError, TierLedger, TierShape,
     TierTraffic,
 };
-use crate::cache::Visit;
-use crate::chosen::ChosenExperts;
-use crate::ledger::SlotIndex;
+use crate::one_tier::SlotIndex;
+use crate::visit::{ChosenExperts, Visit};
 
 /// Computes with experts of one layout, on either side.
 ///
@@ -34,8 +33,6 @@ pub struct TieredCache {
     pub(super) links: Links,
     /// The experts of the current visit.
     chosen: ChosenExperts,
-    /// For each decoder layer, its index among those with experts (the MoE row).
-    rows: Vec<Option<usize>>,
 }
 
 impl TieredCache {
@@ -49,13 +46,9 @@ impl TieredCache {
         device: Box<dyn Device>,
         measured: MeasuredCosts,
     ) -> Result<Self, DeviceError> {
-        let mut rows = vec![None; geometry.layers];
-        for (row, layer) in geometry.moe_layers.iter().enumerate() {
-            rows[layer.index()] = Some(row);
-        }
         let tiers = TierLedger::new(shape, policies);
         let links = Links::new(geometry, tiers, host, device, CostModel::new(measured))?;
-        Ok(TieredCache { links, chosen: ChosenExperts::default(), rows })
+        Ok(TieredCache { links, chosen: ChosenExperts::default() })
     }
 
     /// Counts, bytes and times so far.
@@ -90,7 +83,7 @@ impl TieredCache {
 
     /// The MoE row of a layer: its index among those with experts. The caller guarantees that it has experts.
     pub fn row(&self, layer: LayerIdx) -> usize {
-        self.rows[layer.index()].expect("the layer has experts")
+        self.links.filler.row(layer)
     }
 
     /// A new sequence begins, unrelated to the one before.
@@ -100,7 +93,7 @@ impl TieredCache {
 
     /// The layout of the experts of `layer`.
     pub fn layout(&self, layer: LayerIdx) -> &ExpertLayout {
-        self.links.shards.layout(layer)
+        self.links.filler.layout(layer)
     }
 
     /// A hint: the experts that `layer` will probably want, likeliest first. The first `limit` that are in neither tier
@@ -114,7 +107,8 @@ impl TieredCache {
             .iter()
             .map(|e| (row, e.index()))
             .filter(|(row, e)| tiers.locate(*row, *e) == ExpertLocation::Absent);
-        self.links.prefetch_queue = absent.take(limit).collect();
+        let absent = absent.take(limit).collect();
+        self.links.filler.set_prefetch_queue(absent);
     }
 
     /// Hands each of `wanted` (distinct, in order of rank) to `compute` once: those on the device together and first,
@@ -219,7 +213,7 @@ impl LayerVisit<'_> {
 
     /// Begins to copy the experts in memory that are computed sooner on the device, and returns the others.
     fn assign_sides(&mut self) -> Vec<WantedExpert> {
-        let (row, bytes, keeps) = (self.row, self.links.bytes(self.row), self.links.tiers.has_host_cache());
+        let (row, bytes, keeps) = (self.row, self.links.filler.bytes(self.row), self.links.tiers.has_host_cache());
         let in_memory =
             |w: &WantedExpert| matches!(self.links.tiers.locate(row, w.expert.index()), ExpertLocation::Host(_));
         let candidates: Vec<WantedExpert> = self.rest.iter().copied().filter(in_memory).collect();
@@ -257,7 +251,7 @@ impl LayerVisit<'_> {
             return None;
         }
         let start = Instant::now();
-        let took = compute.device(self.links.shards.layout(self.layer), &group);
+        let took = compute.device(self.links.filler.layout(self.layer), &group);
         self.links.traffic.computed += start.elapsed();
         self.links.traffic.on_device += group.len() as u64;
         Some(DeviceBatch { experts, took })
@@ -268,12 +262,12 @@ impl LayerVisit<'_> {
             return false;
         }
         let bytes = |w: &WantedExpert| match self.links.tiers.locate(self.row, w.expert.index()) {
-            ExpertLocation::Host(at) => (w.expert, self.links.data(self.row, at)),
+            ExpertLocation::Host(at) => (w.expert, self.links.filler.data(self.row, at)),
             _ => unreachable!("a wanted expert in memory stays there"),
         };
         let group: Vec<_> = experts.iter().map(bytes).collect();
         let start = Instant::now();
-        let took = compute.host(self.links.shards.layout(self.layer), &group);
+        let took = compute.host(self.links.filler.layout(self.layer), &group);
         self.links.traffic.computed += start.elapsed();
         self.links.traffic.on_host += experts.len() as u64;
         self.on_host.extend(experts.iter().map(|w| w.expert.index()));
@@ -283,7 +277,7 @@ impl LayerVisit<'_> {
 
     fn finish(&mut self, side: Side, experts: &[WantedExpert], took: Option<Duration>) {
         if let Some(took) = took {
-            let bytes = self.links.bytes(self.row);
+            let bytes = self.links.filler.bytes(self.row);
             let sizes: Vec<_> = experts.iter().map(|w| (bytes, w.tokens)).collect();
             self.links.costs.computed(side, &sizes, took);
         }

@@ -2,6 +2,7 @@
 
 mod scratch;
 
+use larder_core::CacheScope;
 use larder_policy::eviction::{EvictionSpec, PolicyInputs};
 use proptest::prelude::*;
 

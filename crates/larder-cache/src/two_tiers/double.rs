@@ -6,7 +6,7 @@ use std::time::Duration;
 use larder_core::Rng;
 
 use super::{Device, DeviceError, Direction, Transfer, TransferDone};
-use crate::ledger::SlotIndex;
+use crate::one_tier::SlotIndex;
 
 /// The bytes that a failed copy leaves behind.
 const GARBAGE: u8 = 0xA5;

@@ -2,7 +2,7 @@
 
 use larder_policy::eviction::CacheShape;
 
-use crate::ledger::SlotIndex;
+use crate::one_tier::SlotIndex;
 
 /// The state of an expert in one tier.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -4,8 +4,10 @@
 mod counts;
 mod wave;
 
-use larder_core::{CacheScope, Presence, Residency};
-use larder_policy::eviction::{CacheShape, Eviction, Key, LayerChoice};
+use larder_core::{Presence, Residency};
+use larder_policy::eviction::{CacheShape, Eviction, LayerChoice};
+
+use crate::pools::PolicyPools;
 
 pub use counts::CacheCounts;
 pub use wave::{SlotIndex, Wave};
@@ -29,8 +31,7 @@ struct Entry {
     unused_prefetch: bool,
 }
 
-struct Pool {
-    policy: Box<dyn Eviction>,
+struct PoolSlots {
     free: Vec<u32>,
     /// Number of scratch slots that this pool holds.
     borrowed_scratch: usize,
@@ -42,7 +43,8 @@ struct Pool {
 pub struct Ledger {
     shape: CacheShape,
     entries: Vec<Entry>,
-    pools: Vec<Pool>,
+    policies: PolicyPools,
+    pools: Vec<PoolSlots>,
     /// Scratch slots that no pool holds; between waves these are all of them.
     scratch: Vec<u32>,
     counts: CacheCounts,
@@ -51,20 +53,16 @@ pub struct Ledger {
 impl Ledger {
     /// The caller guarantees one policy for each pool of `shape`, and at least one slot.
     pub fn new(shape: &CacheShape, policies: Vec<Box<dyn Eviction>>) -> Self {
-        assert_eq!(policies.len(), shape.pools(), "one policy per pool");
         assert!(shape.slots > 0, "a pool without slots");
         let descending = |from: usize, count: usize| (from as u32..(from + count) as u32).rev().collect();
-        let pool = |(p, policy)| Pool {
-            policy,
-            free: descending(p * shape.slots, shape.slots),
-            borrowed_scratch: 0,
-            prefetching: 0,
-        };
+        let pool =
+            |p| PoolSlots { free: descending(p * shape.slots, shape.slots), borrowed_scratch: 0, prefetching: 0 };
         let entry = Entry { state: State::Absent, pinned: false, seen: false, unused_prefetch: false };
         Ledger {
             shape: *shape,
             entries: vec![entry; shape.rows * shape.experts],
-            pools: policies.into_iter().enumerate().map(pool).collect(),
+            policies: PolicyPools::new(shape, policies),
+            pools: (0..shape.pools()).map(pool).collect(),
             scratch: descending(shape.pools() * shape.slots, shape.scratch),
             counts: CacheCounts::default(),
         }
@@ -113,25 +111,17 @@ impl Ledger {
     ///
     /// The caller guarantees one policy for each pool, and that no wave is open.
     pub fn set_policies(&mut self, policies: Vec<Box<dyn Eviction>>) {
-        assert_eq!(policies.len(), self.pools.len(), "one policy per pool");
-        for (pool, policy) in self.pools.iter_mut().zip(policies) {
-            let mut old = std::mem::replace(&mut pool.policy, policy);
-            while let Some(key) = old.victim(&|_| true) {
-                old.forget(key);
-                pool.policy.admit(key);
-            }
-        }
+        self.policies.replace(policies);
     }
 
     /// A new sequence begins, unrelated to the one before.
     pub fn new_sequence(&mut self) {
-        self.pools.iter_mut().for_each(|pool| pool.policy.new_sequence());
+        self.policies.new_sequence();
     }
 
     /// A layer has chosen. Called before the waves for these experts.
     pub fn begin(&mut self, choice: &LayerChoice) {
-        let pool = self.shape.pool(choice.row);
-        self.pools[pool].policy.begin(choice);
+        self.policies.begin(choice);
     }
 
     /// A whole visit whose reads complete at once, as in a replay; `then` gets each wave.
@@ -230,9 +220,8 @@ impl Ledger {
         let index = self.index(row, expert);
         let entry = &mut self.entries[index];
         (entry.state, entry.pinned, entry.unused_prefetch) = (State::Absent, false, false);
-        let key = self.shape.key(row, expert);
+        self.policies.forget(row, expert);
         let pool = &mut self.pools[self.shape.pool(row)];
-        pool.policy.forget(key);
         if pool.borrowed_scratch > 0 {
             pool.borrowed_scratch -= 1;
             self.scratch.push(slot);
@@ -276,13 +265,13 @@ impl Ledger {
         let index = self.index(row, expert);
         self.entries[index].state = state;
         self.entries[index].seen = true;
-        self.pools[self.shape.pool(row)].policy.admit(self.shape.key(row, expert));
+        self.policies.admit(row, expert);
     }
 
     fn touch(&mut self, row: usize, expert: usize) {
         let index = self.index(row, expert);
         self.counts.useful_prefetches += u64::from(std::mem::take(&mut self.entries[index].unused_prefetch));
-        self.pools[self.shape.pool(row)].policy.touch(self.shape.key(row, expert));
+        self.policies.touch(row, expert);
     }
 
     /// Ends a read and returns its slot.
@@ -312,25 +301,20 @@ impl Ledger {
 
     /// Evicts an expert of the row's pool and returns its slot; `None` if no expert is evictable.
     fn evict(&mut self, row: usize, evicted: &mut Vec<(usize, usize)>) -> Option<u32> {
-        let entries = &mut self.entries;
-        let first = match self.shape.scope {
-            CacheScope::Layer => row * self.shape.experts,
-            CacheScope::Global => 0,
-        };
-        let evictable = |key: Key| {
-            let entry = &entries[first + key.index()];
+        let (entries, experts) = (&self.entries, self.shape.experts);
+        let evictable = |row: usize, expert: usize| {
+            let entry = &entries[row * experts + expert];
             !entry.pinned && matches!(entry.state, State::Resident(_))
         };
-        let pool = self.shape.pool(row);
-        let policy = &mut self.pools[pool].policy;
-        let victim = policy.victim(&evictable)?;
-        let entry = &mut entries[first + victim.index()];
+        let (row, expert) = self.policies.victim(row, evictable)?;
+        let index = self.index(row, expert);
+        let entry = &mut self.entries[index];
         let State::Resident(slot) = entry.state else {
             unreachable!("only residents are evictable");
         };
         (entry.state, entry.unused_prefetch) = (State::Absent, false);
-        policy.forget(victim);
-        evicted.push(self.shape.row_and_expert(pool, victim));
+        self.policies.forget(row, expert);
+        evicted.push((row, expert));
         self.counts.evictions += 1;
         Some(slot)
     }

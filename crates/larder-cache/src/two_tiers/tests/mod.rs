@@ -17,7 +17,7 @@ use larder_store::reader::{Arena, MemoryReader};
 use larder_store::{StoreError, StoreErrorKind};
 
 use super::*;
-use crate::cache::Shards;
+use crate::fill::Shards;
 
 const LAYERS: usize = 3;
 const EXPERTS: usize = 6;
@@ -136,7 +136,7 @@ impl Fixture {
             let at = pair.index(row, expert);
             let right = |data: &[u8]| data.iter().all(|b| *b == at as u8 + 1);
             if let TierState::Resident(slot) = pair.host.state(at) {
-                assert!(right(links.data(row, slot)), "wrong bytes in memory");
+                assert!(right(links.filler.data(row, slot)), "wrong bytes in memory");
                 let unused = !links.tiers.has_host_cache() && links.tiers.unused_prefetches.contains(&at);
                 assert!(!pair.host.is_scratch(slot) || unused, "only an unused prefetch stays in a scratch slot");
             }

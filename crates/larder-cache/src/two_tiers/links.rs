@@ -1,19 +1,17 @@
 //! The I/O of two tiers: carries out the ledger's decisions with the reader and the device.
 
-use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use larder_core::{ExpertId, Geometry, LayerIdx};
 use larder_store::StoreError;
-use larder_store::reader::{ReadCompletion, ReadRequest, Reader, Slot};
+use larder_store::reader::{Reader, Slot};
 
 use super::{
     CostModel, Demotion, Device, DeviceError, Direction, PromoteFor, Promotion, TierLedger, TierTraffic, Transfer,
     TransferDone,
 };
-use crate::cache::Shards;
-use crate::ledger::SlotIndex;
-use crate::traffic::BusyTime;
+use crate::fill::{CompletedRead, Shards, SlotFiller};
+use crate::one_tier::SlotIndex;
 
 /// Why a visit failed.
 #[derive(Debug, thiserror::Error)]
@@ -55,22 +53,9 @@ pub(super) struct Links {
     pub tiers: TierLedger,
     pub costs: CostModel,
     pub traffic: TierTraffic,
-    pub shards: Box<dyn Shards>,
-    /// The decoder layers that have experts.
-    pub layers: Vec<LayerIdx>,
-    experts: usize,
     /// Declared before the slots, which it may have page-locked, so that it is dropped first.
     device: Box<dyn Device>,
-    /// The memory of each slot; `None` while a slot is with the reader or the device.
-    slots: Vec<Option<Slot>>,
-    reader: Box<dyn Reader>,
-    /// Reads that did not fit into the reader's queue.
-    waiting: VecDeque<ReadRequest>,
-    /// Number of demand reads in flight.
-    demand_reads: usize,
-    /// Hinted experts to prefetch: row and expert, likeliest first.
-    pub prefetch_queue: VecDeque<(usize, usize)>,
-    busy: BusyTime,
+    pub filler: SlotFiller,
     /// Bytes in flight to the device.
     queued_bytes: usize,
 }
@@ -99,32 +84,19 @@ impl Links {
         let shape = tiers.shape();
         assert_eq!(memory.len(), shape.host.total_slots(), "one memory slot for each slot of the shape");
         device.allocate(shape.device.total_slots(), memory[0].len())?;
-        Ok(Links {
-            tiers,
-            costs,
-            traffic: TierTraffic::default(),
-            shards,
-            layers: geometry.moe_layers.clone(),
-            experts: geometry.experts,
-            slots: memory.into_iter().map(Some).collect(),
-            reader,
-            device,
-            waiting: VecDeque::new(),
-            demand_reads: 0,
-            prefetch_queue: VecDeque::new(),
-            busy: BusyTime::default(),
-            queued_bytes: 0,
-        })
+        let filler = SlotFiller::new(geometry, memory, reader, shards);
+        Ok(Links { tiers, costs, traffic: TierTraffic::default(), device, filler, queued_bytes: 0 })
     }
 
     /// Counts, bytes and times so far.
     pub fn traffic(&self) -> TierTraffic {
-        TierTraffic { counts: self.tiers.counts(), read_busy: self.busy.total(), ..self.traffic }
-    }
-
-    /// Bytes of an expert of this row.
-    pub fn bytes(&self, row: usize) -> usize {
-        self.shards.layout(self.layers[row]).bytes
+        TierTraffic {
+            counts: self.tiers.counts(),
+            demand_bytes: self.filler.demand_bytes,
+            prefetch_bytes: self.filler.prefetch_bytes,
+            read_busy: self.filler.read_busy(),
+            ..self.traffic
+        }
     }
 
     /// Bytes in flight to the device.
@@ -137,12 +109,6 @@ impl Links {
         self.device.in_flight() == 0
     }
 
-    /// The bytes of an expert in memory.
-    pub fn data(&self, row: usize, at: SlotIndex) -> &[u8] {
-        let slot = self.slots[at].as_ref().expect("the slot of an expert in memory is with the cache");
-        &slot[..self.bytes(row)]
-    }
-
     /// Begins to read absent experts while there are slots; returns whether there were slots for all.
     pub fn read(&mut self, row: usize, experts: impl Iterator<Item = usize>) -> bool {
         let mut slots_for_all = true;
@@ -151,38 +117,19 @@ impl Links {
                 slots_for_all = false;
                 break;
             };
-            self.demand_reads += 1;
-            self.traffic.demand_bytes += self.bytes(row) as u64;
-            self.begin_read(row, expert, at, false);
+            self.filler.read(row, expert, at);
         }
-        self.submit_reads();
+        self.filler.submit();
         slots_for_all
     }
 
     /// Prefetches hinted experts while there are no demand reads.
     pub fn prefetch_if_idle(&mut self) {
-        while self.demand_reads == 0
-            && self.reader.in_flight() < self.reader.capacity()
-            && let Some((row, expert)) = self.prefetch_queue.pop_front()
-        {
-            let Some(at) = self.tiers.prefetch(row, expert) else { continue };
-            self.traffic.prefetch_bytes += self.bytes(row) as u64;
-            self.begin_read(row, expert, at, true);
-            self.submit_reads();
+        while let Some((row, expert)) = self.filler.next_prefetch() {
+            if let Some(at) = self.tiers.prefetch(row, expert) {
+                self.filler.prefetch(row, expert, at);
+            }
         }
-    }
-
-    fn begin_read(&mut self, row: usize, expert: usize, at: SlotIndex, prefetch: bool) {
-        let (len, offset) = (self.bytes(row), self.shards.data_start());
-        let slot = self.slots[at].take().expect("an assigned slot is with the cache");
-        let shard = row * self.experts + expert;
-        self.waiting.push_back(ReadRequest {
-            shard,
-            offset,
-            len,
-            slot,
-            tag: (shard as u64) << 1 | u64::from(prefetch),
-        });
     }
 
     /// Begins to copy an expert to the device, if there is a device slot for it.
@@ -192,7 +139,7 @@ impl Links {
         if let Some(Demotion { row, expert, to: memory }) = demotion {
             self.copy(Direction::FromDevice, (row, expert), memory, to, reason);
         }
-        self.queued_bytes += self.bytes(row);
+        self.queued_bytes += self.filler.bytes(row);
         self.copy(Direction::ToDevice, (row, expert), from, to, reason);
     }
 
@@ -204,16 +151,9 @@ impl Links {
         at: SlotIndex,
         reason: PromoteFor,
     ) {
-        let slot = self.slots[memory].take().expect("the slot of a copy is with the cache");
-        let tag = ((row * self.experts + expert) as u64) << 1 | u64::from(reason == PromoteFor::IdleLink);
-        self.device.submit(Transfer { direction, slot, at, len: self.bytes(row), tag });
-    }
-
-    fn submit_reads(&mut self) {
-        if !self.waiting.is_empty() {
-            self.reader.submit(&mut self.waiting);
-            self.busy.set(self.reader.in_flight() > 0);
-        }
+        let (slot, len) = (self.filler.take(memory), self.filler.bytes(row));
+        let tag = self.filler.number(row, expert) << 1 | u64::from(reason == PromoteFor::IdleLink);
+        self.device.submit(Transfer { direction, slot, at, len, tag });
     }
 
     /// A copy that has completed. Never waits.
@@ -223,41 +163,30 @@ impl Links {
 
     /// Waits for the next read or copy to complete. `None` if nothing is in flight.
     pub fn complete_one(&mut self) -> Option<Completed> {
-        self.submit_reads();
+        self.filler.submit();
         let start = Instant::now();
         // Copies first: each takes less time than a read, and a read that completes meanwhile would queue behind it
         // anyway.
         let copied = self.device.wait();
-        let read = if copied.is_none() { self.reader.wait() } else { None };
         self.traffic.waited += start.elapsed();
-        match (copied, read) {
-            (Some(copied), _) => Some(self.copied(copied)),
-            (None, Some(read)) => Some(self.arrived(read)),
-            (None, None) => None,
+        match copied {
+            Some(copied) => Some(self.copied(copied)),
+            None => self.filler.complete(&mut self.traffic.waited).map(|read| self.arrived(read)),
         }
     }
 
-    fn arrived(&mut self, ReadCompletion { slot, tag, result }: ReadCompletion) -> Completed {
-        let (row, expert) = self.expert_of(tag >> 1);
-        self.demand_reads -= usize::from(tag & 1 == 0);
-        self.busy.set(self.reader.in_flight() > 0);
-        let at = slot.index();
-        self.slots[at] = Some(slot);
-        let layer = self.layers[row];
-        let check = || self.shards.check(layer, ExpertId(expert as u16), self.data(row, at));
-        let result = result.and_then(|()| check()).map_err(TierErrorCause::from);
+    fn arrived(&mut self, CompletedRead { row, expert, result }: CompletedRead) -> Completed {
         match &result {
-            Ok(()) => self.tiers.arrived(row, expert),
+            Ok(_) => self.tiers.arrived(row, expert),
             Err(_) => self.tiers.read_failed(row, expert),
         }
-        Completed { row, expert, background: false, result }
+        Completed { row, expert, background: false, result: result.map(|_| ()).map_err(TierErrorCause::from) }
     }
 
     fn copied(&mut self, copied: TransferDone) -> Completed {
         let TransferDone { direction, slot, len, tag, result, .. } = copied;
-        let ((row, expert), background) = (self.expert_of(tag >> 1), tag & 1 == 1);
-        let at = slot.index();
-        self.slots[at] = Some(slot);
+        let ((row, expert), background) = (self.filler.expert_of(tag >> 1), tag & 1 == 1);
+        self.filler.put_back(slot);
         self.traffic.failed_copies += u64::from(result.is_err());
         let result = match direction {
             Direction::ToDevice => self.copied_in(row, expert, len, result),
@@ -298,16 +227,9 @@ impl Links {
         }
     }
 
-    fn expert_of(&self, tag: u64) -> (usize, usize) {
-        (tag as usize / self.experts, tag as usize % self.experts)
-    }
-
     /// Whether every slot in memory is in its place, or with the reader or the device.
     #[cfg(test)]
     pub fn is_whole(&self) -> bool {
-        let away = self.slots.iter().filter(|slot| slot.is_none()).count();
-        let here = self.slots.iter().enumerate().filter_map(|(at, slot)| Some((at, slot.as_ref()?)));
-        away == self.reader.in_flight() + self.waiting.len() + self.device.in_flight()
-            && here.into_iter().all(|(at, slot)| slot.index() == at)
+        self.filler.is_whole(self.device.in_flight())
     }
 }

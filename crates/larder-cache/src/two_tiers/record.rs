@@ -1,7 +1,7 @@
 //! The record of what visits find: counts, the last visit, and the past of each expert.
 
 use super::{ExpertLocation, TierCounts};
-use crate::cache::Visit;
+use crate::visit::Visit;
 
 /// Counts, the result of the last visit, and the past of each expert.
 pub(super) struct VisitRecord {

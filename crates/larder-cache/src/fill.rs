@@ -1,0 +1,213 @@
+//! Filling slots: reads of experts into slots in memory, on demand and as prefetches, and the check of what arrives. Both
+//! caches read this way; they differ in who is told that an expert has arrived.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use larder_core::{ExpertId, ExpertLayout, Geometry, LayerIdx};
+use larder_store::reader::{ReadCompletion, ReadRequest, Reader, Slot};
+use larder_store::{DATA_START, ExpertSource, Store, StoreError};
+
+use crate::one_tier::SlotIndex;
+use crate::traffic::BusyTime;
+
+/// What the cache needs to know of the store: where an expert's data are in its shard, and whether read bytes are
+/// valid.
+pub trait Shards: Send {
+    /// The layout of the experts of `layer`.
+    fn layout(&self, layer: LayerIdx) -> &ExpertLayout;
+
+    /// First byte of an expert's data in its shard.
+    fn data_start(&self) -> u64;
+
+    /// Checks an expert's data the first time they are read in a run.
+    fn check(&self, layer: LayerIdx, expert: ExpertId, data: &[u8]) -> Result<(), StoreError>;
+}
+
+impl Shards for Arc<Store> {
+    fn layout(&self, layer: LayerIdx) -> &ExpertLayout {
+        ExpertSource::layout(self.as_ref(), layer)
+    }
+
+    fn data_start(&self) -> u64 {
+        DATA_START as u64
+    }
+
+    fn check(&self, layer: LayerIdx, expert: ExpertId, data: &[u8]) -> Result<(), StoreError> {
+        self.check_expert(layer, expert, data)
+    }
+}
+
+/// The slots in memory, and the reader that fills them.
+pub(crate) struct SlotFiller {
+    shards: Box<dyn Shards>,
+    /// The decoder layers that have experts.
+    layers: Vec<LayerIdx>,
+    /// For each decoder layer, its index among those with experts (the MoE row).
+    rows: Vec<Option<usize>>,
+    experts: usize,
+    /// The memory of each slot; `None` while a slot is with the reader or a device.
+    slots: Vec<Option<Slot>>,
+    reader: Box<dyn Reader>,
+    /// Reads that did not fit into the reader's queue.
+    waiting: VecDeque<ReadRequest>,
+    /// Number of demand reads that have not completed.
+    demand_reads: usize,
+    /// Hinted experts to prefetch: row and expert, likeliest first.
+    prefetch_queue: VecDeque<(usize, usize)>,
+    /// Bytes of demand reads so far.
+    pub demand_bytes: u64,
+    /// Bytes of prefetches so far.
+    pub prefetch_bytes: u64,
+    busy: BusyTime,
+}
+
+/// A completed read.
+pub(crate) struct CompletedRead {
+    pub row: usize,
+    pub expert: usize,
+    /// The slot with the expert's bytes, or why they cannot be used.
+    pub result: Result<SlotIndex, StoreError>,
+}
+
+impl SlotFiller {
+    /// A filler of `memory`, whose slots are each large enough for every expert. Nothing is in flight.
+    pub fn new(geometry: &Geometry, memory: Vec<Slot>, reader: Box<dyn Reader>, shards: Box<dyn Shards>) -> Self {
+        let mut rows = vec![None; geometry.layers];
+        for (row, layer) in geometry.moe_layers.iter().enumerate() {
+            rows[layer.index()] = Some(row);
+        }
+        SlotFiller {
+            shards,
+            layers: geometry.moe_layers.clone(),
+            rows,
+            experts: geometry.experts,
+            slots: memory.into_iter().map(Some).collect(),
+            reader,
+            waiting: VecDeque::new(),
+            demand_reads: 0,
+            prefetch_queue: VecDeque::new(),
+            demand_bytes: 0,
+            prefetch_bytes: 0,
+            busy: BusyTime::default(),
+        }
+    }
+
+    /// The MoE row of a layer. The caller guarantees that it has experts.
+    pub fn row(&self, layer: LayerIdx) -> usize {
+        self.rows[layer.index()].expect("the layer has experts")
+    }
+
+    /// The layout of the experts of a layer.
+    pub fn layout(&self, layer: LayerIdx) -> &ExpertLayout {
+        self.shards.layout(layer)
+    }
+
+    /// The layout of the experts of a row.
+    pub fn layout_of_row(&self, row: usize) -> &ExpertLayout {
+        self.layout(self.layers[row])
+    }
+
+    /// Bytes of an expert of this row.
+    pub fn bytes(&self, row: usize) -> usize {
+        self.layout_of_row(row).bytes
+    }
+
+    /// The bytes of an expert of `row` in memory.
+    pub fn data(&self, row: usize, at: SlotIndex) -> &[u8] {
+        let slot = self.slots[at].as_ref().expect("the slot of an expert in memory is with the cache");
+        &slot[..self.bytes(row)]
+    }
+
+    /// Number of an expert among all, for tags.
+    pub fn number(&self, row: usize, expert: usize) -> u64 {
+        (row * self.experts + expert) as u64
+    }
+
+    /// Row and expert of a number.
+    pub fn expert_of(&self, number: u64) -> (usize, usize) {
+        (number as usize / self.experts, number as usize % self.experts)
+    }
+
+    /// Takes a slot out, for a device that copies into or out of it.
+    pub fn take(&mut self, at: SlotIndex) -> Slot {
+        self.slots[at].take().expect("an assigned slot is with the cache")
+    }
+
+    /// Puts a slot back, and returns its index.
+    pub fn put_back(&mut self, slot: Slot) -> SlotIndex {
+        let at = slot.index();
+        self.slots[at] = Some(slot);
+        at
+    }
+
+    /// Time in which reads were in flight.
+    pub fn read_busy(&self) -> Duration {
+        self.busy.total()
+    }
+
+    /// Replaces the experts to prefetch, likeliest first.
+    pub fn set_prefetch_queue(&mut self, experts: VecDeque<(usize, usize)>) {
+        self.prefetch_queue = experts;
+    }
+
+    /// The next expert to prefetch, if nothing better is to be read and the reader has room.
+    pub fn next_prefetch(&mut self) -> Option<(usize, usize)> {
+        let idle = self.demand_reads == 0 && self.reader.in_flight() < self.reader.capacity();
+        if idle { self.prefetch_queue.pop_front() } else { None }
+    }
+
+    /// Queues a demand read into the slot that was assigned to the expert.
+    pub fn read(&mut self, row: usize, expert: usize, at: SlotIndex) {
+        self.demand_reads += 1;
+        self.demand_bytes += self.bytes(row) as u64;
+        self.queue(row, expert, at, false);
+    }
+
+    /// Begins a prefetch into the slot that was assigned to the expert.
+    pub fn prefetch(&mut self, row: usize, expert: usize, at: SlotIndex) {
+        self.prefetch_bytes += self.bytes(row) as u64;
+        self.queue(row, expert, at, true);
+        self.submit();
+    }
+
+    fn queue(&mut self, row: usize, expert: usize, at: SlotIndex, prefetch: bool) {
+        let (len, offset, slot) = (self.bytes(row), self.shards.data_start(), self.take(at));
+        let number = self.number(row, expert);
+        let tag = number << 1 | u64::from(prefetch);
+        self.waiting.push_back(ReadRequest { shard: number as usize, offset, len, slot, tag });
+    }
+
+    /// Hands queued reads to the reader, as far as it has room.
+    pub fn submit(&mut self) {
+        if !self.waiting.is_empty() {
+            self.reader.submit(&mut self.waiting);
+            self.busy.set(self.reader.in_flight() > 0);
+        }
+    }
+
+    /// Waits for the next read to complete, keeping the reader's queue full, and checks its bytes. `None` if no read is
+    /// in flight. The time spent waiting is added to `waited`.
+    pub fn complete(&mut self, waited: &mut Duration) -> Option<CompletedRead> {
+        self.submit();
+        let start = Instant::now();
+        let read = self.reader.wait();
+        *waited += start.elapsed();
+        let ReadCompletion { slot, tag, result } = read?;
+        let (row, expert) = self.expert_of(tag >> 1);
+        self.demand_reads -= usize::from(tag & 1 == 0);
+        self.busy.set(self.reader.in_flight() > 0);
+        let at = self.put_back(slot);
+        let check = || self.shards.check(self.layers[row], ExpertId(expert as u16), self.data(row, at));
+        Some(CompletedRead { row, expert, result: result.and_then(|()| check()).map(|()| at) })
+    }
+
+    /// Whether every slot is in its place, or with the reader, except for `elsewhere` slots.
+    #[cfg(test)]
+    pub fn is_whole(&self, elsewhere: usize) -> bool {
+        let away = self.slots.iter().filter(|slot| slot.is_none()).count();
+        let mut here = self.slots.iter().enumerate().filter_map(|(at, slot)| Some((at, slot.as_ref()?)));
+        away == self.reader.in_flight() + self.waiting.len() + elsewhere && here.all(|(at, slot)| slot.index() == at)
+    }
+}

@@ -1,0 +1,7 @@
+//! One tier of slots, in main memory: the ledger over them, and the cache that fills them.
+
+mod cache;
+mod ledger;
+
+pub use cache::{Cache, CacheError, ComputeFn, slot_count};
+pub use ledger::{CacheCounts, Ledger, SlotIndex, Wave};
