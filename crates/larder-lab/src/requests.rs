@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use larder_core::{CacheScope, Trace, TraceStep};
-use larder_policy::eviction::{CacheShape, EvictionSpec, FutureUses, LayerChoice, PolicyInputs};
+use larder_policy::eviction::{CacheShape, EvictionSpec, FutureUses, LayerChoice, PolicyInputs, PolicyNeeds};
 
 use crate::LabError;
 
@@ -128,7 +128,7 @@ impl<'a> Requests<'a> {
 
     /// The inputs of a policy: the given ones and, for a policy that knows the future, these requests.
     pub fn policy_inputs(&self, spec: &EvictionSpec, inputs: &PolicyInputs) -> PolicyInputs {
-        if !spec.needs_future() {
+        if spec.needs() != PolicyNeeds::Future {
             return inputs.clone();
         }
         let future = self.future.get_or_init(|| {

@@ -4,7 +4,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use larder_core::{CacheScope, Trace};
-use larder_policy::eviction::{CacheShape, EvictionSpec, PolicyInputs};
+use larder_policy::eviction::{CacheShape, EvictionSpec, PolicyInputs, PolicyNeeds};
 use larder_policy::routing::RoutingSpec;
 use larder_policy::routing::quality::Quality;
 
@@ -123,7 +123,7 @@ impl<'a> ReplaySweep<'a> {
                 let plan = |policy, routing| CellPlan { slots, shape, policy, routing };
                 plans.extend(axes.policies.iter().map(|policy| plan(policy, None)));
                 for routing in axes.routings {
-                    let policies = axes.policies.iter().filter(|policy| !policy.needs_future());
+                    let policies = axes.policies.iter().filter(|policy| policy.needs() != PolicyNeeds::Future);
                     plans.extend(policies.map(|policy| plan(policy, Some(routing))));
                 }
             }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, bail};
 use larder_engine::{Calibration, EVICTOR_BYTES_MAX, EVICTOR_FILE, evictor_from_bytes};
-use larder_policy::eviction::{EvictionSpec, PolicyInputs};
+use larder_policy::eviction::{EvictionSpec, PolicyInputs, PolicyNeeds};
 use larder_policy::routing::RoutingSpec;
 
 use crate::open::OpenModel;
@@ -14,7 +14,7 @@ use crate::options::Setting;
 
 /// The inputs of an eviction policy: trained weights for `learned`.
 pub fn policy_inputs(eviction: &EvictionSpec, model: &OpenModel, evictor: Option<&Path>) -> Result<PolicyInputs> {
-    if eviction.name() != "learned" {
+    if eviction.needs() != PolicyNeeds::Evictor {
         return Ok(PolicyInputs::default());
     }
     let own = model.source().path().join(EVICTOR_FILE);

@@ -2,12 +2,13 @@
 
 use super::arrivals::Arrivals;
 use super::queues::Queues;
-use super::{CacheShape, Eviction, Key, LayerChoice, Policy, per_pool};
+use super::{CacheShape, Eviction, Key, LayerChoice, Policy, PolicyNeeds, per_pool};
 
 pub(super) const POLICY: Policy = Policy {
     name: "arc",
     about: "adaptive replacement: two lists, used once and used again, whose shares follow the misses",
     knobs: &[],
+    needs: PolicyNeeds::Nothing,
     make: |_, shape, _| Ok(per_pool(shape, |_| Arc::new(shape))),
 };
 

@@ -4,13 +4,14 @@ use std::cmp::Reverse;
 use std::sync::Arc;
 
 use super::heap::Heap;
-use super::{CacheShape, Eviction, FutureUses, Key, LayerChoice, NEVER, Policy, per_pool};
+use super::{CacheShape, Eviction, FutureUses, Key, LayerChoice, NEVER, Policy, PolicyNeeds, per_pool};
 use crate::PolicyError;
 
 pub(super) const POLICY: Policy = Policy {
     name: "belady",
     about: "the expert that is needed again last: the optimum, in replays only",
     knobs: &[],
+    needs: PolicyNeeds::Future,
     make: |_, shape, inputs| {
         let unsuitable = |problem: &str| PolicyError::Unsuitable { name: "belady", problem: problem.to_owned() };
         let future = inputs.future.as_ref();

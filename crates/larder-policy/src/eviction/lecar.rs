@@ -2,7 +2,7 @@
 
 use super::frequencies::Frequencies;
 use super::queues::Queues;
-use super::{CacheShape, Eviction, Key, LayerChoice, Policy, per_pool, seed};
+use super::{CacheShape, Eviction, Key, LayerChoice, Policy, PolicyNeeds, per_pool, seed};
 use crate::spec::{Domain, Knob};
 
 pub(super) const POLICY: Policy = Policy {
@@ -14,6 +14,7 @@ pub(super) const POLICY: Policy = Policy {
         domain: Domain::Count(1..=u32::MAX as u64),
         default: Some("3735928559"),
     }],
+    needs: PolicyNeeds::Nothing,
     make: |options, shape, _| Ok(per_pool(shape, |pool| Lecar::new(shape, seed(options) + pool as u64))),
 };
 

@@ -1,7 +1,7 @@
 //! LFRU: least frequently used, with uses that fade.
 
 use super::heap::Heap;
-use super::{CacheShape, Eviction, Key, LayerChoice, Policy, per_pool};
+use super::{CacheShape, Eviction, Key, LayerChoice, Policy, PolicyNeeds, per_pool};
 use crate::spec::{Domain, Knob};
 
 pub(super) const POLICY: Policy = Policy {
@@ -13,6 +13,7 @@ pub(super) const POLICY: Policy = Policy {
         domain: Domain::Number(0.01..=1e9),
         default: Some("16"),
     }],
+    needs: PolicyNeeds::Nothing,
     make: |options, shape, _| {
         let half_life = options.number("half-life").expect("it has a default");
         Ok(per_pool(shape, |_| Lfru::new(shape, half_life)))

@@ -1,12 +1,13 @@
 //! LFU: the expert used least often since it came in leaves first.
 
 use super::frequencies::Frequencies;
-use super::{Eviction, Key, Policy, per_pool};
+use super::{Eviction, Key, Policy, PolicyNeeds, per_pool};
 
 pub(super) const POLICY: Policy = Policy {
     name: "lfu",
     about: "least frequently used since it came in, and among equals least recently",
     knobs: &[],
+    needs: PolicyNeeds::Nothing,
     make: |_, shape, _| Ok(per_pool(shape, |_| Lfu(Frequencies::new(shape.keys_per_pool())))),
 };
 

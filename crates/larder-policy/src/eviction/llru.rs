@@ -1,12 +1,13 @@
 //! Layered LRU, which also counts when each layer's turn comes.
 
 use super::queues::Queues;
-use super::{CacheShape, Eviction, Key, LayerChoice, Policy, per_pool};
+use super::{CacheShape, Eviction, Key, LayerChoice, Policy, PolicyNeeds, per_pool};
 
 pub(super) const POLICY: Policy = Policy {
     name: "llru",
     about: "unused for most rounds through the layers, and among equals the layer whose turn comes last",
     knobs: &[],
+    needs: PolicyNeeds::Nothing,
     make: |_, shape, _| Ok(per_pool(shape, |_| Llru::new(shape))),
 };
 

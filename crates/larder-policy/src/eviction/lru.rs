@@ -1,12 +1,13 @@
 //! LRU: the expert that was not used for longest leaves first.
 
 use super::queues::Queues;
-use super::{Eviction, Key, Policy, per_pool};
+use super::{Eviction, Key, Policy, PolicyNeeds, per_pool};
 
 pub(super) const POLICY: Policy = Policy {
     name: "lru",
     about: "least recently used; of experts that came together, the best-ranked leaves first",
     knobs: &[],
+    needs: PolicyNeeds::Nothing,
     make: |_, shape, _| Ok(per_pool(shape, |_| Lru(Queues::new(shape.keys_per_pool(), 1)))),
 };
 

@@ -109,7 +109,20 @@ pub struct Policy {
     pub about: &'static str,
     /// Its options.
     pub knobs: &'static [Knob],
+    /// What it needs besides the shape of the cache.
+    pub needs: PolicyNeeds,
     make: Make,
+}
+
+/// What a policy needs besides the shape of the cache.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PolicyNeeds {
+    /// Nothing.
+    Nothing,
+    /// [`PolicyInputs::future`].
+    Future,
+    /// [`PolicyInputs::evictor`], and the router logits of each choice.
+    Evictor,
 }
 
 /// Makes one policy object for each pool.
@@ -161,9 +174,9 @@ impl EvictionSpec {
         self.policy.name
     }
 
-    /// Whether it needs [`PolicyInputs::future`].
-    pub fn needs_future(&self) -> bool {
-        self.policy.name == belady::POLICY.name
+    /// What it needs besides the shape of the cache.
+    pub fn needs(&self) -> PolicyNeeds {
+        self.policy.needs
     }
 
     /// One policy object for each pool of `shape`.

@@ -1,13 +1,14 @@
 //! Random eviction: the baseline that uses no history.
 
 use super::members::Members;
-use super::{Eviction, Key, Policy, SEED, per_pool, seed};
+use super::{Eviction, Key, Policy, PolicyNeeds, SEED, per_pool, seed};
 use larder_core::Rng;
 
 pub(super) const POLICY: Policy = Policy {
     name: "random",
     about: "a random expert",
     knobs: &[SEED],
+    needs: PolicyNeeds::Nothing,
     make: |options, shape, _| {
         let members = || Members::new(shape.keys_per_pool());
         Ok(per_pool(shape, |pool| Random { members: members(), rng: Rng::with_stream(seed(options), pool as u64) }))

@@ -2,12 +2,13 @@
 
 use super::arrivals::Arrivals;
 use super::queues::Queues;
-use super::{CacheShape, Eviction, Key, LayerChoice, Policy, per_pool};
+use super::{CacheShape, Eviction, Key, LayerChoice, Policy, PolicyNeeds, per_pool};
 
 pub(super) const POLICY: Policy = Policy {
     name: "s3fifo",
     about: "a small queue that most experts only pass, and a main one where each use delays eviction once",
     knobs: &[],
+    needs: PolicyNeeds::Nothing,
     make: |_, shape, _| Ok(per_pool(shape, |_| S3Fifo::new(shape))),
 };
 

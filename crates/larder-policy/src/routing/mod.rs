@@ -144,6 +144,27 @@ impl RoutingSpec {
         self.strategy.name == original::STRATEGY.name
     }
 
+    /// λ (cache bias), if the strategy has it as a fixed number; the model's own choice is λ = 0.
+    pub fn lambda(&self) -> Option<f64> {
+        match self.strategy.name {
+            name if name == original::STRATEGY.name => Some(0.0),
+            name if name == prior::STRATEGY.name => self.options.number("lambda"),
+            _ => None,
+        }
+    }
+
+    /// The strategy `prior` with this λ: with the other options of this spec if it is `prior`, but without a budget, which
+    /// would choose λ itself.
+    pub fn with_lambda(&self, lambda: &str) -> Result<RoutingSpec, PolicyError> {
+        let own = self.options.to_string();
+        let options = own.strip_prefix("prior:").unwrap_or_default().split(',');
+        let changed = |option: &str| ["lambda=", "budget="].iter().any(|name| option.starts_with(name));
+        let kept = options.filter(|option| !option.is_empty() && !changed(option));
+        let all: Vec<&str> = kept.collect();
+        let separator = if all.is_empty() { "" } else { "," };
+        format!("prior:lambda={lambda}{separator}{}", all.join(",")).parse()
+    }
+
     /// Whether [`make`](Self::make) needs calibrated Δ.
     pub fn needs_calibration(&self) -> bool {
         self.strategy.name == prior::STRATEGY.name && self.options.text("delta") == Some("calibrated")

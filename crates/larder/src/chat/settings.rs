@@ -77,7 +77,7 @@ impl Settings {
     pub fn with(&self, name: &str, value: &str) -> Result<Settings> {
         let mut new = self.clone();
         if name == "lambda" {
-            set_routing(&mut new, &with_lambda(&self.routing.to_string(), value))?;
+            new.routing = self.routing.with_lambda(value)?;
             return Ok(new);
         }
         let Some(row) = TABLE.iter().find(|row| row.name == name) else {
@@ -132,15 +132,6 @@ fn set_routing(settings: &mut Settings, value: &str) -> Result<()> {
 fn set_eviction(settings: &mut Settings, value: &str) -> Result<()> {
     settings.eviction = value.parse()?;
     Ok(())
-}
-
-/// The strategy `prior` with this λ and, if `routing` is `prior`, with its other options; without a budget, which would
-/// choose λ itself.
-fn with_lambda(routing: &str, lambda: &str) -> String {
-    let options = routing.strip_prefix("prior:").unwrap_or_default().split(',');
-    let others = options.filter(|o| !o.is_empty() && !o.starts_with("lambda=") && !o.starts_with("budget="));
-    let all: Vec<String> = std::iter::once(format!("lambda={lambda}")).chain(others.map(str::to_owned)).collect();
-    format!("prior:{}", all.join(","))
 }
 
 fn thinking_name(thinking: ThinkingFlag) -> &'static str {
@@ -216,7 +207,8 @@ mod tests {
 
     #[test]
     fn lambda_keeps_the_other_options() {
-        let routed = |lambda, before: &str| with_lambda(before, lambda).parse::<RoutingSpec>().unwrap().to_string();
+        let spec = |routing: &str| routing.parse::<RoutingSpec>().unwrap();
+        let routed = |lambda, before| spec(before).with_lambda(lambda).unwrap().to_string();
         assert_eq!(routed("0.3", "original"), "prior:lambda=0.3");
         assert_eq!(routed("0.3", "prior:lambda=0.1,j=2"), "prior:lambda=0.3,j=2");
         assert_eq!(routed("0.3", "prior:budget=0.1"), "prior:lambda=0.3");

@@ -98,8 +98,8 @@ impl larder_serve::Engine for Served {
             kept_mass: quality.kept_mass(),
             kl: quality.mean_kl(),
         });
-        let routing = self.routing.to_string();
-        EngineStatus { traffic: experts.traffic(), lambda: lambda(&routing), routing, quality }
+        let (routing, lambda) = (self.routing.to_string(), self.routing.lambda());
+        EngineStatus { traffic: experts.traffic(), lambda, routing, quality }
     }
 
     fn set_routing(&mut self, spec: &str) -> Result<(), String> {
@@ -127,13 +127,5 @@ impl larder_serve::Engine for Served {
         let there = |row, e: &usize| residency.is_none_or(|all| all.presence(row, *e) == Presence::Resident);
         let row = |row| (0..geometry.experts).filter(|e| there(row, e)).collect();
         (0..geometry.moe_layers.len()).map(row).collect()
-    }
-}
-
-/// λ of a strategy, if it has one; the model's own routing is the same as λ = 0.
-fn lambda(routing: &str) -> Option<f64> {
-    match routing {
-        "original" => Some(0.0),
-        other => other.strip_prefix("prior:")?.split(',').find_map(|o| o.strip_prefix("lambda="))?.parse().ok(),
     }
 }

@@ -3,13 +3,14 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{Evictor, MoeSize, Scorer};
-use crate::eviction::{CacheShape, Eviction, Key, LayerChoice, Policy, PolicyInputs};
+use crate::eviction::{CacheShape, Eviction, Key, LayerChoice, Policy, PolicyInputs, PolicyNeeds};
 use crate::spec::PolicyError;
 
 pub(in crate::eviction) const POLICY: Policy = Policy {
     name: "learned",
     about: "the expert that a trained network expects to be needed last, from the recent choices of all layers",
     knobs: &[],
+    needs: PolicyNeeds::Evictor,
     make: |_, shape, inputs| make(shape, inputs),
 };
 

@@ -8,7 +8,7 @@ use larder_lab::eval::{
 };
 use larder_lab::report::tradeoffs_page;
 use larder_lab::{InitialCache, replay};
-use larder_policy::eviction::{EvictionSpec, PolicyInputs};
+use larder_policy::eviction::{EvictionSpec, PolicyInputs, PolicyNeeds};
 use larder_policy::routing::RouterReport;
 use larder_runtime::{InferenceEngine, OpenModel};
 
@@ -98,7 +98,7 @@ fn once(
     passage: &Passage,
     bar: &Bar,
 ) -> Result<(RoutingRun, Trace)> {
-    let with_logits = args.engine.cache.eviction.name() == "learned";
+    let with_logits = args.engine.cache.eviction.needs() == PolicyNeeds::Evictor;
     let mut recorder = Recorder::new(engine.decoder.geometry(), with_logits);
     let meter = Meter::new(&engine.experts);
     let mut chunks: Vec<ChunkScore> = Vec::new();
