@@ -57,7 +57,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let requests = Requests::all(&trace);
     let lru: EvictionSpec = "lru".parse()?;
     println!("{} requests of {} tokens", requests.len(), requests.tokens());
-    for slots in [4, 8, 16, 24] {
+    for slots in [8, 12, 16, 24] {
         let shape = requests.cache_shape(slots, CacheScope::Layer, 0)?;
         let known = replay_policies(&requests, &shape, lru.make(&shape, &PolicyInputs::default())?);
         let own = replay_policies(&requests, &shape, Clock::for_pools(&shape));

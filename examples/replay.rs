@@ -15,7 +15,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let trace = Trace::read(&std::env::args_os().nth(1).map_or_else(recorded, PathBuf::from))?;
     println!("{} tokens through {} layers of {} experts", trace.tokens(), trace.rows, trace.experts);
     println!("misses, and in brackets the share of the gap from lru to belady that a policy closes");
-    for slots in [trace.experts.div_ceil(8), trace.experts.div_ceil(4), trace.experts.div_ceil(2)] {
+    for quarters in 1..4 {
+        let slots = (trace.experts * quarters).div_ceil(4);
         let run = |policy: &str| -> Result<ReplayResult, Box<dyn Error>> {
             let cache = (slots, CacheScope::Layer, 0); // slots per layer, one pool per layer, no scratch slots
             Ok(replay(&trace, cache, &policy.parse()?, &PolicyInputs::default(), InitialCache::Cold)?)

@@ -213,6 +213,11 @@ const RULES: &[Rule] = &[
         breach: |tree| tree.append("docs/adding-a-wheel.md", "# Adding a wheel\n"),
     },
     Rule {
+        name: "the runtime reports through notices and prints nothing",
+        breaches: prints_of_the_runtime,
+        breach: |tree| tree.append("crates/larder-runtime/src/new.rs", "//! New.\nfn f() { eprintln!(); }\n"),
+    },
+    Rule {
         name: "every crate is in ARCHITECTURE",
         breaches: crates_not_on_the_map,
         breach: |tree| tree.append("crates/larder-new/src/lib.rs", "//! A new crate.\n"),
@@ -306,6 +311,16 @@ fn unlisted_pages(tree: &Tree) -> Vec<String> {
         tree.files.keys().filter_map(|path| path.strip_prefix("docs/")).filter(|page| page.starts_with("adding-"));
     let listed = |page: &&str| TABLES.contains(page) || SEAMS.iter().any(|(seam, _)| seam == page);
     pages.filter(|page| !listed(page)).map(String::from).collect()
+}
+
+fn prints_of_the_runtime(tree: &Tree) -> Vec<String> {
+    let prints = |text: &str| {
+        let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+        let mut code = code.lines().filter(|line| !line.trim_start().starts_with("//"));
+        code.any(|line| ["print!", "println!"].iter().any(|name| line.contains(name)))
+    };
+    let sources = tree.rust().filter(|(path, _)| path.starts_with("crates/larder-runtime/src/"));
+    sources.filter(|(_, text)| prints(text)).map(|(path, _)| path.clone()).collect()
 }
 
 fn crates_not_on_the_map(tree: &Tree) -> Vec<String> {

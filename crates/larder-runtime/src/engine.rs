@@ -1,11 +1,11 @@
-//! Starts a model as the flags and the memory allow, and prints the plan before anything is loaded.
+//! Starts a model as the options and the memory allow, and reports the plan before anything is loaded.
 
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use larder_cache::{Cache, CacheScope};
+use larder_cache::{Cache, CacheScope, slot_count};
 use larder_core::Gate;
 use larder_engine::{PREFILL_CHUNK, Recorder, Routing, Session, StreamingPath};
 use larder_model::{AllResident, ComputeContext, Decoder, KvFormat};
@@ -15,6 +15,7 @@ use larder_store::reader::check_reader;
 use serde_json::Value;
 
 use crate::experts::{AnyExpertPath, EngineExperts};
+use crate::machine::budget::{MemoryBudget, MemoryUse, PlannedMemory};
 use crate::machine::{lock, memory};
 use crate::notice::Notice;
 use crate::open::OpenModel;
@@ -35,6 +36,7 @@ pub struct InferenceEngine {
     pub policy_inputs: PolicyInputs,
     compute: Arc<ComputeContext>,
     options: Options,
+    memory: PlannedMemory,
     /// The memory plan and the reader, as JSON.
     pub plan: Value,
     /// The resident weights and the throughput of the GPU, if one computes.
@@ -55,7 +57,10 @@ impl InferenceEngine {
             Some(gpu) => tiers::assemble(model, &options, inputs, &policy_inputs, gpu)?,
             None => assemble(model, &options, &inputs, &policy_inputs)?,
         };
-        let EngineParts { path, slots, compute, mut report, gpu } = parts;
+        let EngineParts { path, slots, compute, mut report, mut memory, gpu } = parts;
+        [MemoryUse::KvCache, MemoryUse::Workspaces, MemoryUse::ResidentWeights]
+            .into_iter()
+            .try_for_each(|part| memory.take(part))?;
         let decoder = model.decoder(&compute)?;
         let recorder = options.trace.as_ref().map(|to| new_recorder(to, &decoder, &options)).transpose()?;
         let mut experts = EngineExperts::new(path, recorder, model.notices().clone());
@@ -65,7 +70,12 @@ impl InferenceEngine {
         if options.compute.mlock {
             model.notices().send(Notice::Locked(lock::lock(slots)));
         }
-        Ok(InferenceEngine { decoder, experts, policy_inputs, compute, options, plan: report, gpu })
+        Ok(InferenceEngine { decoder, experts, policy_inputs, compute, options, memory, plan: report, gpu })
+    }
+
+    /// The memory ceiling that the plan printed, and what is taken of it.
+    pub fn memory(&self) -> &MemoryBudget {
+        self.memory.budget()
     }
 
     /// A session with an empty sequence.
@@ -84,6 +94,8 @@ impl InferenceEngine {
         };
         // The old slots are freed before new ones are allocated.
         self.experts.set_path(AnyExpertPath::AllResident(Box::new(AllResident::new(0, self.compute.clone()))));
+        let total = slot_count(&store.manifest().geometry, slots, scope) + self.options.cache.scratch;
+        self.memory.replace(MemoryUse::Experts, total as u64 * store.manifest().experts.data_bytes as u64)?;
         let StreamingParts { experts: local, .. } =
             streaming_parts(store, slots, scope, &self.compute, &self.options, &self.policy_inputs)?;
         self.experts.set_path(AnyExpertPath::Streaming(Box::new(local)));
@@ -94,13 +106,15 @@ impl InferenceEngine {
     pub fn all_resident(&mut self, model: &OpenModel) -> Result<()> {
         // The slots are freed before memory for all experts is allocated.
         self.experts.set_path(AnyExpertPath::AllResident(Box::new(AllResident::new(0, self.compute.clone()))));
+        let bytes = model.blueprint.geometry.expert_count() as u64 * slot_bytes(model)?;
+        self.memory.replace_beyond_plan(MemoryUse::Experts, bytes)?;
         self.experts.set_path(AnyExpertPath::AllResident(Box::new(model.all_resident(&self.compute)?)));
         Ok(())
     }
 }
 
 /// The parts of an engine that exist before the resident weights are loaded.
-pub struct EngineParts {
+pub(crate) struct EngineParts {
     /// The path to the experts.
     pub path: AnyExpertPath,
     /// Address range of its slots in main memory.
@@ -109,6 +123,8 @@ pub struct EngineParts {
     pub compute: Arc<ComputeContext>,
     /// The memory plan and the reader, as JSON.
     pub report: Value,
+    /// The budget, of which process and experts are taken.
+    pub memory: PlannedMemory,
     /// The resident weights and the throughput of the GPU, if one computes.
     pub gpu: Option<OnGpu>,
 }
@@ -130,6 +146,8 @@ fn assemble(
     model.notices().send(Notice::Plan(plan.describe(inputs)));
     let compute = Arc::new(new_compute(options, inputs)?);
     let mut report = plan.json(inputs);
+    let mut memory = PlannedMemory::new(plan.parts(inputs))?;
+    memory.take(MemoryUse::Experts)?;
     let (path, slots) = match (plan, model.store()) {
         (MemoryPlan::Slots { slots, scope }, Some(store)) => {
             let StreamingParts { experts, reader_note, slots } =
@@ -150,7 +168,7 @@ fn assemble(
         (_, None) if options.uses_edge() => crate::edge::refuse_no_store(model)?,
         _ => (AnyExpertPath::AllResident(Box::new(model.all_resident(&compute)?)), 0..0),
     };
-    Ok(EngineParts { path, slots, compute, report, gpu: None })
+    Ok(EngineParts { path, slots, compute, report, memory, gpu: None })
 }
 
 /// The model's store; refuses a model that is not one, because its experts cannot be read one by one.
@@ -185,6 +203,7 @@ pub fn plan_inputs<'a>(model: &'a OpenModel, options: &Options) -> Result<PlanIn
         kv_format: kv_format_of(model, options)?,
         chunk: context.saturating_mul(options.sequences).min(PREFILL_CHUNK),
         process_bytes: memory::current().unwrap_or_default(),
+        growth_bytes: memory::growth(options.compute.threads, false),
         available_bytes: memory::available(),
         on_gpu: false,
     })

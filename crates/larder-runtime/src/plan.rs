@@ -6,6 +6,7 @@ use larder_core::{Blueprint, format_bytes, size_up};
 use larder_model::KvFormat;
 use serde_json::{Value, json};
 
+use crate::machine::budget::MemoryUse;
 use crate::options::{CacheSize, Options, Setting};
 
 pub mod tiers;
@@ -16,6 +17,8 @@ const RESERVE_BYTES: u64 = 64 << 20;
 const RESERVE_BYTES_WITH_GPU: u64 = 512 << 20;
 /// Staging buffers through which weights are copied to a GPU.
 const UPLOAD_BUFFER_BYTES: u64 = 8 << 20;
+/// Slots are in huge pages where the system has them, so the last one may be larger than they.
+const HUGE_PAGE_BYTES: u64 = 2 << 20;
 /// The reserve is at most this fraction of the available memory, so that small control groups are usable.
 const RESERVE_DIVISOR: u64 = 8;
 
@@ -39,6 +42,8 @@ pub struct PlanInputs<'a> {
     pub chunk: usize,
     /// Memory of the process before anything is loaded, in bytes.
     pub process_bytes: u64,
+    /// Memory that code pages, stacks and the allocator will take beyond that, in bytes.
+    pub growth_bytes: u64,
     /// Available memory in bytes; `None` if unknown.
     pub available_bytes: Option<u64>,
     /// Whether a GPU computes: then the KV cache is in VRAM, and staging buffers in page-locked memory are needed.
@@ -95,15 +100,41 @@ impl PlanInputs<'_> {
         if self.on_gpu { self.scratch_bytes() + UPLOAD_BUFFER_BYTES } else { 0 }
     }
 
+    /// Bytes of the process without its model.
+    fn process_ceiling(&self) -> u64 {
+        self.process_bytes + self.growth_bytes
+    }
+
+    /// Bytes of the process and its workspaces in a plan with `cached` bytes of experts.
+    fn process_and_workspace_bytes(&self, cached: u64) -> u64 {
+        let parts = self.parts(cached);
+        let of_both = |(part, _): &&(MemoryUse, u64)| matches!(part, MemoryUse::Process | MemoryUse::Workspaces);
+        parts.iter().filter(of_both).map(|(_, bytes)| bytes).sum()
+    }
+
     /// Bytes of everything but cached experts.
     fn base_bytes(&self) -> u64 {
         let slots = self.scratch_slots as u64 * self.slot_bytes;
-        self.process_bytes
+        self.process_ceiling()
             + self.resident_bytes
             + self.host_kv_bytes()
             + self.scratch_bytes()
             + self.gpu_buffer_bytes()
             + slots
+    }
+
+    /// The parts of a plan with `cached` bytes of experts, by what they are for.
+    fn parts(&self, cached: u64) -> Vec<(MemoryUse, u64)> {
+        let experts = cached + self.scratch_slots as u64 * self.slot_bytes;
+        // Where less than that is left, the kernel gives small pages.
+        let rest_of_huge_page = (experts.next_multiple_of(HUGE_PAGE_BYTES) - experts).min(self.reserve_bytes());
+        vec![
+            (MemoryUse::Process, self.process_ceiling() + rest_of_huge_page),
+            (MemoryUse::ResidentWeights, self.resident_bytes),
+            (MemoryUse::KvCache, self.host_kv_bytes()),
+            (MemoryUse::Workspaces, self.scratch_bytes() + self.gpu_buffer_bytes()),
+            (MemoryUse::Experts, experts),
+        ]
     }
 
     /// Bytes that stay unused, as reserve.
@@ -162,7 +193,7 @@ impl PlanInputs<'_> {
         format!(
             "{} of resident weights,{context} {} for the process and activations and {} of reserve",
             format_bytes(self.resident_bytes),
-            format_bytes(self.scratch_bytes() + self.process_bytes),
+            format_bytes(self.scratch_bytes() + self.process_ceiling()),
             format_bytes(self.reserve_bytes())
         )
     }
@@ -247,7 +278,12 @@ impl MemoryPlan {
 
     /// Memory that the process will use, in bytes: the memory ceiling.
     pub fn total_bytes(&self, inputs: &PlanInputs) -> u64 {
-        inputs.base_bytes() + self.expert_bytes(inputs)
+        self.parts(inputs).iter().map(|(_, bytes)| bytes).sum()
+    }
+
+    /// The parts of that total, by what they are for.
+    pub fn parts(&self, inputs: &PlanInputs) -> Vec<(MemoryUse, u64)> {
+        inputs.parts(self.expert_bytes(inputs))
     }
 
     /// The plan as text of a few lines.
@@ -262,7 +298,7 @@ impl MemoryPlan {
             format_bytes(inputs.resident_bytes),
             format_bytes(inputs.kv_bytes()),
             inputs.context_text(),
-            format_bytes(inputs.scratch_bytes() + inputs.process_bytes),
+            format_bytes(inputs.process_and_workspace_bytes(self.expert_bytes(inputs))),
             format_bytes(self.expert_bytes(inputs)),
         );
         if let Some(available) = inputs.available_bytes {
@@ -292,7 +328,7 @@ impl MemoryPlan {
             "context_tokens": inputs.context,
             "sequences": inputs.sequences,
             "context_bytes": inputs.kv_bytes(),
-            "scratch_bytes": inputs.scratch_bytes() + inputs.process_bytes,
+            "scratch_bytes": inputs.process_and_workspace_bytes(self.expert_bytes(inputs)),
             "expert_bytes": inputs.slot_bytes,
             "slots": slots,
             "slot_bytes": self.expert_bytes(inputs),
@@ -368,6 +404,7 @@ mod tests {
             sequences: 1,
             chunk: 1,
             process_bytes: MEGA,
+            growth_bytes: 0,
             available_bytes: available,
             on_gpu: false,
         }
@@ -418,6 +455,8 @@ mod tests {
         let inputs = PlanInputs { sequences: 2, ..inputs(&blueprint, Some(beside_reserve(40 * MEGA))) };
         let plan = decide(&inputs, &options(CacheSize::ExpertsPerLayer(1), CacheScope::Layer)).unwrap();
         assert_eq!(plan.total_bytes(&inputs), 4 * MEGA + inputs.scratch_bytes() + 4 * MEGA);
+        let grown = PlanInputs { growth_bytes: 77, ..inputs };
+        assert_eq!(plan.total_bytes(&grown), plan.total_bytes(&inputs) + 77);
         let text = plan.describe(&inputs);
         assert!(text.contains("experts per layer: at least 2") && text.contains("warning"), "{text}");
     }

@@ -15,6 +15,8 @@ use serde_json::json;
 use crate::engine::{EngineParts, new_compute, require_store};
 use crate::experts::AnyExpertPath;
 use crate::gpu::{GpuParts, GpuThroughput};
+use crate::machine::budget::{MemoryUse, PlannedMemory};
+use crate::machine::memory;
 use crate::notice::Notice;
 use crate::open::OpenModel;
 use crate::options::{Options, Setting};
@@ -38,7 +40,7 @@ pub struct OnGpu {
 
 /// Assembles an engine with two tiers. The slots of both are allocated before the weights are read, so that a lack of
 /// memory shows early.
-pub fn assemble(
+pub(crate) fn assemble(
     model: &OpenModel,
     options: &Options,
     inputs: PlanInputs,
@@ -52,6 +54,8 @@ pub fn assemble(
     let plan = decide(&inputs, &vram, options)?;
     model.notices().send(Notice::Plan(plan.describe(&inputs, &vram)));
     let mut report = plan.json(&inputs, &vram);
+    let mut memory = PlannedMemory::new(plan.parts(&inputs))?;
+    memory.take(MemoryUse::Experts)?;
 
     let TierPlan { device_slots, host_slots, pass_through, scope } = plan;
     let geometry = &store.manifest().geometry;
@@ -91,6 +95,7 @@ pub fn assemble(
         slots: addresses,
         compute,
         report,
+        memory,
         gpu,
     })
 }
@@ -109,7 +114,16 @@ pub fn tier_inputs<'a>(
         resident_bytes: on_device.iter().map(|bytes| bytes.next_multiple_of(RESIDENT_ALIGN)).sum(),
     };
     let scratch_slots = pass_through_slots(&inputs, options.cache.prefetch).max(options.cache.scratch);
-    Ok((PlanInputs { resident_bytes: in_memory, scratch_slots, on_gpu: true, ..inputs }, vram))
+    Ok((
+        PlanInputs {
+            resident_bytes: in_memory,
+            scratch_slots,
+            growth_bytes: memory::growth(options.compute.threads, true),
+            on_gpu: true,
+            ..inputs
+        },
+        vram,
+    ))
 }
 
 /// Refuses options that do not work with a GPU.

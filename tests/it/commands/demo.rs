@@ -70,6 +70,30 @@ fn it_runs_in_little_memory_and_says_what_it_did() {
 }
 
 #[test]
+fn the_peak_stays_below_the_printed_ceiling() {
+    if std::env::var_os("LARDER_UNDER_TEST").is_some() {
+        println!("skipped: an emulator's memory is in the numbers");
+        return;
+    }
+    for flags in [
+        &["--cache-experts", "8"][..],
+        &["--cache-experts", "2", "--threads", "3"],
+        &["--cache-experts", "5", "--threads", "1", "--reader", "pread"],
+        &["--cache-experts", "9", "--cache-scope", "global", "--cache-scratch", "3", "--prefetch", "4"],
+        &["--cache-experts", "8", "--threads", "16", "--context", "2000", "--eviction", "learned"],
+        &["--kv", "f32", "--exact"],
+        &["--preload"],
+    ] {
+        let found = written(flags);
+        let (peak, ceiling) = (found["peak_bytes"].as_u64().unwrap(), found["plan"]["total_bytes"].as_u64().unwrap());
+        println!("{flags:?}: peak {peak} of {ceiling} bytes");
+        assert!(peak <= ceiling, "{flags:?}: {peak} bytes, and the plan has {ceiling}");
+        // The ceiling means something: most of it is used where the context is short and the cache is full.
+        assert!(flags.contains(&"--context") || peak * 10 > ceiling * 6, "{flags:?}: {peak} of {ceiling}");
+    }
+}
+
+#[test]
 fn a_prior_reads_less_and_says_what_it_cost() {
     let misses = |found: &Value| found["decode"]["cache"]["misses"].as_u64().unwrap();
     let plain = written(&["--cache-experts", "16"]);

@@ -4,6 +4,15 @@ use std::fs;
 
 use super::group;
 
+/// Code pages that are touched only while a model runs. Measured: 1.7 to 2.1 MB between the plan and the end of a run.
+const CODE_BYTES: u64 = 4 << 20;
+/// As [`CODE_BYTES`], with a GPU's driver and compiler of kernels.
+const CODE_BYTES_WITH_GPU: u64 = 64 << 20;
+/// Stack that a thread touches.
+const STACK_BYTES: u64 = 64 << 10;
+/// What the allocator holds beyond what was asked for.
+const ALLOCATOR_BYTES: u64 = 1 << 20;
+
 /// Memory that can be used without swapping, in bytes: the system's MemAvailable, within the limits of the control group.
 /// `None` if neither can be read.
 pub fn available() -> Option<u64> {
@@ -29,6 +38,28 @@ pub fn current() -> Option<u64> {
     meminfo(&fs::read_to_string("/proc/self/status").ok()?, "VmRSS:")
 }
 
+/// Memory that this process will take beyond [`current`] for pages of its code, the stacks of `threads`, and by its
+/// allocator, in bytes.
+pub fn growth(threads: usize, on_gpu: bool) -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let most = if on_gpu { CODE_BYTES_WITH_GPU } else { CODE_BYTES };
+    let untouched = meminfo(&status, "RssFile:").map(|touched| mapped_files(&maps).saturating_sub(touched));
+    most.min(untouched.unwrap_or(most)) + threads as u64 * STACK_BYTES + ALLOCATOR_BYTES
+}
+
+/// Bytes of files in the lines of `/proc/self/maps`.
+fn mapped_files(maps: &str) -> u64 {
+    let bytes = |line: &str| {
+        let mut fields = line.split_whitespace();
+        let (start, end) = fields.next()?.split_once('-')?;
+        let inode = fields.nth(3)?;
+        let range = (u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?);
+        (inode != "0").then(|| range.1.saturating_sub(range.0))
+    };
+    maps.lines().filter_map(bytes).fold(0, u64::saturating_add)
+}
+
 /// Locked memory of this process, in bytes.
 pub fn locked() -> Option<u64> {
     meminfo(&fs::read_to_string("/proc/self/status").ok()?, "VmLck:")
@@ -42,6 +73,15 @@ fn meminfo(text: &str, key: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_mappings_of_files_count_as_code() {
+        let maps = "1000-3000 r-xp 00002000 fe:00 247030   /usr/bin/larder\n\
+                    5000-7000 rw-p 00000000 00:00 0        [heap]\n\
+                    8000-9000 r--p 00000000 fe:00 11       /lib/libc.so\nnonsense\n";
+        assert_eq!(mapped_files(maps), 0x3000);
+        assert!(growth(2, false) >= 2 * STACK_BYTES + ALLOCATOR_BYTES);
+    }
 
     #[test]
     fn meminfo_is_in_kibibytes() {

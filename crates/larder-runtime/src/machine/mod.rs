@@ -1,5 +1,6 @@
 //! The machine that a model runs on: its memory and control groups, the locking of memory, and how fast memory and SSD are.
 
+pub mod budget;
 pub mod group;
 pub mod lock;
 pub mod memory;

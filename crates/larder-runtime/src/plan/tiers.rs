@@ -6,6 +6,7 @@ use larder_core::{format_bytes, size_down};
 use serde_json::{Value, json};
 
 use super::{PlanInputs, check_fits, requested_slots, slots_text};
+use crate::machine::budget::MemoryUse;
 use crate::options::{Options, Setting};
 
 /// Reserve of VRAM for the driver, the kernels, attention scores and other programs.
@@ -128,7 +129,17 @@ impl TierPlan {
 
     /// Main memory that will be used, in bytes.
     pub fn host_bytes(&self, inputs: &PlanInputs) -> u64 {
-        inputs.base_bytes() + inputs.bytes_of_slots(self.host_slots, self.scope)
+        self.parts(inputs).iter().map(|(_, bytes)| bytes).sum()
+    }
+
+    /// The parts of that main memory, by what they are for.
+    pub fn parts(&self, inputs: &PlanInputs) -> Vec<(MemoryUse, u64)> {
+        inputs.parts(self.host_expert_bytes(inputs))
+    }
+
+    /// Bytes of cached experts in main memory.
+    fn host_expert_bytes(&self, inputs: &PlanInputs) -> u64 {
+        inputs.bytes_of_slots(self.host_slots, self.scope)
     }
 
     /// The plan as text of a few lines.
@@ -157,7 +168,7 @@ impl TierPlan {
             "      {} of memory = {} resident weights + {} activations and staging buffers + {} for {} {} in transit + {kept}",
             format_bytes(self.host_bytes(inputs)),
             format_bytes(inputs.resident_bytes),
-            format_bytes(inputs.scratch_bytes() + inputs.gpu_buffer_bytes() + inputs.process_bytes),
+            format_bytes(inputs.process_and_workspace_bytes(self.host_expert_bytes(inputs))),
             format_bytes(self.pass_through as u64 * inputs.slot_bytes),
             self.pass_through,
             if self.pass_through == 1 { "expert" } else { "experts" },
@@ -178,7 +189,7 @@ impl TierPlan {
             "context_tokens": inputs.context,
             "sequences": inputs.sequences,
             "context_bytes": inputs.host_kv_bytes(),
-            "scratch_bytes": inputs.scratch_bytes() + inputs.gpu_buffer_bytes() + inputs.process_bytes,
+            "scratch_bytes": inputs.process_and_workspace_bytes(self.host_expert_bytes(inputs)),
             "expert_bytes": inputs.slot_bytes,
             "slots": self.host_slots,
             "passing_slots": self.pass_through,
