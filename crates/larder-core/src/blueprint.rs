@@ -1,6 +1,6 @@
 //! What a checkpoint holds: sizes, tensor names and shapes.
 
-use crate::{ExpertId, LayerIdx, NumberFormat, TensorMeta};
+use crate::{ExpertId, LayerIdx, NumberFormat, SequenceMemory, TensorMeta};
 
 /// The sizes of a model that decide how its experts are stored, cached and routed.
 #[derive(Clone, PartialEq, Eq, Debug, serde::Serialize, serde::Deserialize)]
@@ -25,32 +25,6 @@ impl Geometry {
     /// Number of experts in all layers together.
     pub fn expert_count(&self) -> usize {
         self.moe_layers.len() * self.experts
-    }
-}
-
-/// Memory that a sequence needs: KV cache and recurrent state.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct SequenceMemory {
-    /// Values of the KV cache per token.
-    pub values_per_token: usize,
-    /// Bytes of recurrent state, whatever the length of the sequence.
-    pub fixed_bytes: usize,
-}
-
-impl SequenceMemory {
-    /// Bytes for a sequence of `tokens` tokens with `value_bytes` bytes per value of the KV cache.
-    pub fn bytes(&self, tokens: usize, value_bytes: usize) -> u64 {
-        let values = (self.values_per_token as u64).saturating_mul(tokens as u64);
-        values.saturating_mul(value_bytes as u64).saturating_add(self.fixed_bytes as u64)
-    }
-}
-
-impl std::iter::Sum for SequenceMemory {
-    fn sum<I: Iterator<Item = Self>>(parts: I) -> Self {
-        parts.fold(Self::default(), |a, b| SequenceMemory {
-            values_per_token: a.values_per_token + b.values_per_token,
-            fixed_bytes: a.fixed_bytes + b.fixed_bytes,
-        })
     }
 }
 

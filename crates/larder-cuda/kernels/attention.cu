@@ -12,12 +12,10 @@ constexpr u32 PREFETCHED = 32;
 struct AttentionKernelArgs {
     // [queries, heads, key_width]
     const float *queries;
-    // [key heads, positions, components as stored]; the first key_width or value_width components are used
-    const u8 *keys;
-    const u8 *values;
-    // Bytes from the first row of a head to that of the next head.
-    u64 key_head_stride;
-    u64 value_head_stride;
+    // The pages [key heads, positions per page, components as stored], of which page i has the positions from
+    // i << page_shift on; the first key_width or value_width components are used
+    const u8 *const *key_pages;
+    const u8 *const *value_pages;
     // [queries, 2]: the first visible position, and the end of the range.
     const u32 *seen;
     // [heads], or null
@@ -42,9 +40,10 @@ struct AttentionKernelArgs {
     u32 value_width;
     u32 score_stride;
     float scale;
-    u32 unused;
+    // The binary logarithm of the positions per page.
+    u32 page_shift;
 };
-static_assert(sizeof(AttentionKernelArgs) == 120, "must match the layout in Rust");
+static_assert(sizeof(AttentionKernelArgs) == 104, "must match the layout in Rust");
 
 // Up to TILE_QUERIES pairs of query and head that share a key head. Pairs are counted query by query, and within a
 // query by head.
@@ -76,6 +75,12 @@ struct QueryTile {
     __device__ u32 start(u32 i) const { return args.seen[2 * query(i)]; }
     __device__ u32 end(u32 i) const { return args.seen[2 * query(i) + 1]; }
 
+    // The row of the tile's key head at a position.
+    __device__ const u8 *row(const u8 *const *pages, u32 position, u32 stride) const {
+        u32 shift = args.page_shift, in_page = position & ((1u << shift) - 1);
+        return pages[position >> shift] + (((u64)kv_head << shift) + in_page) * stride;
+    }
+
     // The scores of the tile.
     __device__ float *scores() const { return args.scores + (u64)blockIdx.y * TILE_QUERIES * args.score_stride; }
 };
@@ -87,13 +92,12 @@ template <typename Kind> __device__ void scores_of(const AttentionKernelArgs &ar
     u32 lane = threadIdx.x % LANES, width = args.key_width, body = width / LANES * LANES;
     u64 at = tile.from + (u64)group_of_warp() * GROUP;
     if (at >= tile.to) return;
-    const u8 *keys = args.keys + tile.kv_head * args.key_head_stride;
     const float *x[TILE_QUERIES];
     for (u32 t = 0; t < TILE_QUERIES; t++) x[t] = args.queries + tile.pair(min(t, tile.count - 1)) * width;
     float *scores = tile.scores() - tile.from;
     for (u32 pair = 0; pair < GROUP; pair += 2) {
         u64 wanted = at + threadIdx.x % WARP / LANES + pair;
-        const u8 *key = keys + min((u32)wanted, tile.to - 1) * (u64)args.key_row_stride;
+        const u8 *key = tile.row(args.key_pages, min((u32)wanted, tile.to - 1), args.key_row_stride);
         float sums[TILE_QUERIES] = {};
 #pragma unroll 4
         for (u32 i = lane; i < body; i += LANES) {
@@ -158,7 +162,6 @@ template <typename Kind> __device__ void weighted_sum_of(const AttentionKernelAr
     QueryTile tile(args, first_tile + blockIdx.y);
     u32 column = index_of_thread();
     if (column >= args.value_width) return;
-    const u8 *values = args.values + tile.kv_head * args.value_head_stride;
     const float *scores[TILE_QUERIES];
     u32 starts[TILE_QUERIES], ends[TILE_QUERIES], low = tile.from, high = tile.to;
     float sums[TILE_QUERIES] = {};
@@ -175,7 +178,8 @@ template <typename Kind> __device__ void weighted_sum_of(const AttentionKernelAr
         float prefetched[PREFETCHED];
 #pragma unroll
         for (u32 i = 0; i < PREFETCHED; i++) {
-            prefetched[i] = Kind::widen(values + (u64)min(at + i, tile.to - 1) * args.value_row_stride, column);
+            const u8 *value = tile.row(args.value_pages, min(at + i, tile.to - 1), args.value_row_stride);
+            prefetched[i] = Kind::widen(value, column);
         }
         if (low <= at && at + PREFETCHED <= high) { // Every query sees every position.
 #pragma unroll

@@ -5,7 +5,8 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use larder_core::NumberFormat;
-use larder_model::{DeviceAttention, DeviceKvShape, DeviceKvView};
+use larder_kernels::{AttentionArgs, AttentionTask};
+use larder_model::{DeviceAttention, DeviceKvView, KvPageShape};
 
 use crate::driver::Driver;
 use crate::error::{GpuError, Result};
@@ -22,8 +23,8 @@ const ALIGN: usize = 16;
 /// Memory for scores grows by a multiple of this many bytes.
 const STEP: usize = 1 << 20;
 
-/// The arguments of attention over blocks on the device.
-type Args<'a> = larder_kernels::AttentionArgs<'a, DeviceKvView>;
+/// Attention of one sequence over its pages on the device.
+type Task<'a> = AttentionTask<'a, DeviceKvView>;
 
 /// The KV cache on the device, and the buffers of attention.
 pub struct GpuAttention {
@@ -33,8 +34,8 @@ pub struct GpuAttention {
 
 struct State {
     launches: Launches,
-    blocks: HashMap<usize, KvBlock>,
-    /// Blocks allocated so far; the number of the next block is one higher.
+    pages: HashMap<usize, KvPage>,
+    /// Pages allocated so far; the number of the next page is one higher.
     numbers: usize,
     /// Staging of new rows: one is filled while the other is being copied.
     rows: [Upload; 2],
@@ -46,9 +47,18 @@ struct State {
 }
 
 /// Rows of keys or values on the device.
-struct KvBlock {
-    shape: DeviceKvShape,
+struct KvPage {
+    shape: KvPageShape,
     buffer: DeviceBuffer,
+}
+
+/// One task of a batch, with the places of its arrays in the batch's copies to and from the device.
+struct PlacedTask {
+    args: AttentionKernelArgs,
+    kinds: [NumberFormat; 2],
+    /// Of the arguments, in the copy to the device, in bytes.
+    at: usize,
+    tiles: usize,
 }
 
 impl GpuAttention {
@@ -56,7 +66,7 @@ impl GpuAttention {
         let upload = || Upload::new(driver);
         let state = State {
             launches: Launches::new(driver),
-            blocks: HashMap::new(),
+            pages: HashMap::new(),
             numbers: 0,
             rows: [upload()?, upload()?],
             turn: 0,
@@ -74,53 +84,57 @@ impl GpuAttention {
 }
 
 impl DeviceAttention for GpuAttention {
-    fn allocate(&self, shape: DeviceKvShape) -> larder_model::Result<usize> {
-        let DeviceKvShape { kind, heads, row_bytes: row, .. } = shape;
+    fn allocate(&self, shape: KvPageShape) -> larder_model::Result<usize> {
+        let KvPageShape { kind, heads, positions, row_bytes: row } = shape;
         if !matches!(kind, NumberFormat::F32 | NumberFormat::F16)
             || heads == 0
             || row == 0
+            || !positions.is_power_of_two()
             || !row.is_multiple_of(kind.block_bytes())
         {
-            let what = format!("the GPU cannot keep a KV cache in {kind} with {heads} heads of {row} bytes per row");
+            let what = format!(
+                "the GPU cannot keep a KV cache in {kind} with {heads} heads of {row} bytes per row and {positions} positions \
+                 per page"
+            );
             return Err(unsupported(what).into());
         }
         let buffer = DeviceBuffer::of(&self.driver, shape.bytes())?;
         let mut state = self.lock();
         state.numbers += 1;
         let number = state.numbers;
-        state.blocks.insert(number, KvBlock { shape, buffer });
+        state.pages.insert(number, KvPage { shape, buffer });
         Ok(number)
     }
 
-    fn free(&self, rows: usize) {
-        self.lock().blocks.remove(&rows);
+    fn free(&self, page: usize) {
+        self.lock().pages.remove(&page);
     }
 
-    fn append(&self, rows: usize, at: usize, bytes: &[u8]) -> larder_model::Result<()> {
-        Ok(self.lock().append(rows, at, bytes)?)
+    fn append(&self, page: usize, at: usize, bytes: &[u8]) -> larder_model::Result<()> {
+        Ok(self.lock().append(page, at, bytes)?)
     }
 
     fn copy(&self, from: usize, to: usize, len: usize) -> larder_model::Result<()> {
         Ok(self.lock().copy(from, to, len)?)
     }
 
-    fn attend(&self, args: &Args, out: &mut [f32]) -> larder_model::Result<()> {
-        Ok(self.lock().attend(args, out)?)
+    fn attend(&self, tasks: &mut [Task]) -> larder_model::Result<()> {
+        Ok(self.lock().attend(tasks)?)
     }
 }
 
 impl State {
-    fn block(&self, number: usize) -> Result<&KvBlock> {
-        self.blocks.get(&number).ok_or_else(|| unsupported(format!("the GPU has no KV block {number}")))
+    fn page(&self, number: usize) -> Result<&KvPage> {
+        self.pages.get(&number).ok_or_else(|| unsupported(format!("the GPU has no KV page {number}")))
     }
 
-    fn append(&mut self, rows: usize, at: usize, bytes: &[u8]) -> Result<()> {
-        let KvBlock { shape: DeviceKvShape { heads, capacity, row_bytes: row, .. }, buffer } = self.block(rows)?;
-        let (heads, capacity, row, base) = (*heads, *capacity, *row, buffer.at());
+    fn append(&mut self, page: usize, at: usize, bytes: &[u8]) -> Result<()> {
+        let KvPage { shape: KvPageShape { heads, positions, row_bytes: row, .. }, buffer } = self.page(page)?;
+        let (heads, positions, row, base) = (*heads, *positions, *row, buffer.at());
         let count = bytes.len() / (heads * row);
-        if !bytes.len().is_multiple_of(heads * row) || at + count > capacity {
+        if !bytes.len().is_multiple_of(heads * row) || at + count > positions {
             return Err(unsupported(format!(
-                "cannot append {} bytes at position {at}: rows are {heads} x {row} bytes, with room for {capacity}",
+                "cannot append {} bytes at row {at}: rows are {heads} x {row} bytes, with room for {positions}",
                 bytes.len()
             )));
         }
@@ -129,98 +143,143 @@ impl State {
         let (from, here) = upload.begin(bytes.len())?;
         here.copy_from_slice(bytes);
         upload.send()?;
-        let (to, to_head) = (base + (at * row) as u64, capacity * row);
+        let (to, to_head) = (base + (at * row) as u64, positions * row);
         let from_row = heads * row;
         self.launches.copy_rows(&RowCopy { from, from_head: row, from_row, to, to_head, bytes: row, count, heads })
     }
 
     fn copy(&self, from: usize, to: usize, count: usize) -> Result<()> {
-        let (from, to) = (self.block(from)?, self.block(to)?);
-        let (DeviceKvShape { kind, heads, capacity: room, row_bytes: row }, new) = (from.shape, to.shape);
-        if (DeviceKvShape { capacity: room, ..new }) != from.shape || count > room.min(new.capacity) {
-            let (room, there) = (from.shape.capacity, new.capacity);
-            return Err(unsupported(format!(
-                "cannot copy {count} of {room} rows in {kind} to a KV block of {there} rows in {}",
-                new.kind
-            )));
+        let (from, to) = (self.page(from)?, self.page(to)?);
+        let KvPageShape { heads, positions, row_bytes: row, .. } = from.shape;
+        if to.shape != from.shape || count > positions {
+            let (from, to) = (from.shape, to.shape);
+            return Err(unsupported(format!("cannot copy {count} rows from a KV page {from:?} to one {to:?}")));
         }
-        let (from_head, to_head, bytes) = (room * row, new.capacity * row, row);
-        let (from, to) = (from.buffer.at(), to.buffer.at());
-        self.launches.copy_rows(&RowCopy { from, from_head, from_row: row, to, to_head, bytes, count, heads })
+        let (head, from, to) = (positions * row, from.buffer.at(), to.buffer.at());
+        let copy = RowCopy { from, from_head: head, from_row: row, to, to_head: head, bytes: row, count, heads };
+        self.launches.copy_rows(&copy)
     }
 
-    fn attend(&mut self, args: &Args, out: &mut [f32]) -> Result<()> {
-        let [keys, values] = self.check(args, out)?;
-        if args.seen.is_empty() {
+    /// One copy to the device, the launches of each task, and one copy back.
+    fn attend(&mut self, tasks: &mut [Task]) -> Result<()> {
+        let (placed, outputs) = self.place(tasks)?;
+        let list = self.send(tasks, &placed)?;
+        for PlacedTask { args, kinds, at, tiles } in &placed {
+            let at_once = tiles_at_once(args.score_stride as usize).min(*tiles);
+            for first in (0..*tiles).step_by(at_once) {
+                let range = word(first)?..word(*tiles.min(&(first + at_once)))?;
+                self.launches.attend(args, *kinds, list + *at as u64, range)?;
+            }
+        }
+        if outputs == 0 {
             return Ok(());
         }
-        let (tiles, span) = tiles_and_span(args);
-        let at_once = (MAX_SCORE_BYTES / (4 * TILE_QUERIES * span)).clamp(1, MAX_TILES).min(tiles);
-        let scores = 4 * TILE_QUERIES * span * at_once;
-        self.scores.ensure((scores + 4 * TILE_QUERIES * at_once).next_multiple_of(STEP))?;
-        self.out.ensure(4 * out.len())?;
-        let (kernel_args, list) = self.send(args, span, self.scores.at() + scores as u64)?;
-        for first in (0..tiles).step_by(at_once) {
-            let range = word(first)?..word(tiles.min(first + at_once))?;
-            self.launches.attend(&kernel_args, [keys, values], list, range)?;
+        let mut found: &[f32] = bytemuck::cast_slice(self.download.fetch(self.out.at(), 4 * outputs)?);
+        for task in tasks {
+            let (own, rest) = found.split_at(task.out.len());
+            task.out.copy_from_slice(own);
+            found = rest;
         }
-        out.copy_from_slice(bytemuck::cast_slice(self.download.fetch(self.out.at(), 4 * out.len())?));
         Ok(())
     }
 
-    /// Copies kernel arguments, visible positions, sinks and queries to the device. Returns the arguments and their address.
-    fn send(&mut self, args: &Args, span: usize, inverse_sums: u64) -> Result<(AttentionKernelArgs, u64)> {
-        let (keys, values) = (self.block(args.keys.block)?, self.block(args.values.block)?);
-        let mut kernel_args = AttentionKernelArgs {
+    /// Checks the tasks, makes room for their scores and outputs, and places those that have queries. Also returns the
+    /// number of all outputs.
+    fn place(&mut self, tasks: &[Task]) -> Result<(Vec<PlacedTask>, usize)> {
+        let (mut placed, mut at, mut outputs) = (Vec::new(), 0, 0);
+        let (mut score_bytes, mut sum_bytes) = (0, 0);
+        for Task { args, out } in tasks {
+            let kinds = self.check(args, out)?;
+            if !args.seen.is_empty() {
+                let (tiles, span) = tiles_and_span(args);
+                let at_once = tiles_at_once(span).min(tiles);
+                score_bytes = score_bytes.max(4 * TILE_QUERIES * span * at_once);
+                sum_bytes = sum_bytes.max(4 * TILE_QUERIES * at_once);
+                // Offsets for now; `send` adds the addresses of the buffers.
+                let kernel_args = AttentionKernelArgs { out: 4 * outputs as u64, ..self.kernel_args(args, span)? };
+                placed.push(PlacedTask { args: kernel_args, kinds, at, tiles });
+                at += Arrays::of(args).bytes;
+            }
+            outputs += out.len();
+        }
+        self.scores.ensure((score_bytes + sum_bytes).next_multiple_of(STEP))?;
+        self.out.ensure(4 * outputs)?;
+        let (scores, out) = (self.scores.at(), self.out.at());
+        for PlacedTask { args, .. } in &mut placed {
+            (args.scores, args.inverse_sums, args.out) = (scores, scores + score_bytes as u64, out + args.out);
+        }
+        Ok((placed, outputs))
+    }
+
+    /// The arguments without the addresses of arrays.
+    fn kernel_args(&self, args: &AttentionArgs<DeviceKvView>, span: usize) -> Result<AttentionKernelArgs> {
+        let [keys, values] = [self.shape(&args.keys)?, self.shape(&args.values)?];
+        Ok(AttentionKernelArgs {
             queries: 0,
-            keys: keys.buffer.at(),
-            values: values.buffer.at(),
-            key_head_stride: (keys.shape.capacity * keys.shape.row_bytes) as u64,
-            value_head_stride: (values.shape.capacity * values.shape.row_bytes) as u64,
+            key_pages: 0,
+            value_pages: 0,
             seen: 0,
             sinks: 0,
-            scores: self.scores.at(),
-            inverse_sums,
-            out: self.out.at(),
+            scores: 0,
+            inverse_sums: 0,
+            out: 0,
             count: word(args.seen.len())?,
             heads: word(args.heads)?,
             group: word(args.heads / args.kv_heads)?,
-            key_row_stride: word(keys.shape.row_bytes)?,
-            value_row_stride: word(values.shape.row_bytes)?,
+            key_row_stride: word(keys.row_bytes)?,
+            value_row_stride: word(values.row_bytes)?,
             key_width: word(args.keys.width)?,
             value_width: word(args.values.width)?,
             score_stride: word(span)?,
             scale: args.scale,
-        };
-        let sinks = args.sinks.unwrap_or_default();
-        let sinks_at = (AttentionKernelArgs::BYTES + 8 * args.seen.len()).next_multiple_of(ALIGN);
-        let queries_at = (sinks_at + size_of_val(sinks)).next_multiple_of(ALIGN);
-        let (list, bytes) = self.args.begin(queries_at + size_of_val(args.queries))?;
-        kernel_args.seen = list + AttentionKernelArgs::BYTES as u64;
-        kernel_args.sinks = args.sinks.map_or(0, |_| list + sinks_at as u64);
-        kernel_args.queries = list + queries_at as u64;
-        bytes[..AttentionKernelArgs::BYTES].copy_from_slice(&kernel_args.to_bytes());
-        for (seen, out) in args.seen.iter().zip(bytes[AttentionKernelArgs::BYTES..].as_chunks_mut::<8>().0) {
-            *out = bytemuck::cast([word(seen.start)?, word(seen.end)?]);
+            page_shift: keys.positions.ilog2(),
+        })
+    }
+
+    /// Copies kernel arguments, visible positions, page tables, sinks and queries to the device, and returns their address.
+    fn send(&mut self, tasks: &[Task], placed: &[PlacedTask]) -> Result<u64> {
+        let State { args: upload, pages, .. } = self;
+        let tasks = tasks.iter().map(|task| &task.args).filter(|args| !args.seen.is_empty());
+        let total =
+            placed.last().map_or(0, |last| last.at) + tasks.clone().last().map_or(0, |args| Arrays::of(args).bytes);
+        let (list, mut bytes) = upload.begin(total)?;
+        for (args, placed) in tasks.zip(placed) {
+            let arrays = Arrays::of(args);
+            let (own, rest) = bytes.split_at_mut(arrays.bytes);
+            arrays.write(args, placed.args, list + placed.at as u64, pages, own)?;
+            bytes = rest;
         }
-        bytes[sinks_at..][..size_of_val(sinks)].copy_from_slice(bytemuck::cast_slice(sinks));
-        bytes[queries_at..].copy_from_slice(bytemuck::cast_slice(args.queries));
-        self.args.send()?;
-        Ok((kernel_args, list))
+        upload.send()?;
+        Ok(list)
+    }
+
+    /// The shape of the pages of a view.
+    fn shape(&self, view: &DeviceKvView) -> Result<KvPageShape> {
+        let first = view.pages.first().ok_or_else(|| unsupported("attention needs at least one KV page".into()))?;
+        let shape = self.page(*first)?.shape;
+        for id in &view.pages {
+            let other = self.page(*id)?.shape;
+            if other != shape {
+                return Err(unsupported(format!("a KV page {other:?} is among those of shape {shape:?}")));
+            }
+        }
+        Ok(shape)
     }
 
     /// Checks the shapes, which the kernels rely on. Returns the number formats of keys and values.
-    fn check(&self, args: &Args, out: &[f32]) -> Result<[NumberFormat; 2]> {
-        let (keys, values) = (self.block(args.keys.block)?.shape, self.block(args.values.block)?.shape);
-        let (count, end) = (args.seen.len(), args.seen.iter().map(|seen| seen.end).max().unwrap_or_default());
-        let fits = |shape: DeviceKvShape, width: usize| {
+    fn check(&self, args: &AttentionArgs<DeviceKvView>, out: &[f32]) -> Result<[NumberFormat; 2]> {
+        let [keys, values] = [self.shape(&args.keys)?, self.shape(&args.values)?];
+        let (count, visible) = (args.seen.len(), args.visible().unwrap_or_default());
+        let fits = |view: &DeviceKvView, shape: KvPageShape| {
+            let positions = view.first_page * shape.positions..(view.first_page + view.pages.len()) * shape.positions;
             shape.heads == args.kv_heads
-                && (1..=shape.row_bytes / shape.kind.block_bytes()).contains(&width)
-                && end <= shape.capacity
+                && (1..=shape.row_bytes / shape.kind.block_bytes()).contains(&view.width)
+                && (visible.is_empty() || positions.start <= visible.start && visible.end <= positions.end)
         };
         let all = args.heads.is_multiple_of(args.kv_heads)
-            && fits(keys, args.keys.width)
-            && fits(values, args.values.width)
+            && fits(&args.keys, keys)
+            && fits(&args.values, values)
+            && keys.positions == values.positions
             && args.queries.len() == count * args.heads * args.keys.width
             && out.len() == count * args.heads * args.values.width
             && args.sinks.is_none_or(|sinks| sinks.len() == args.heads)
@@ -228,7 +287,7 @@ impl State {
         match all {
             true => Ok([keys.kind, values.kind]),
             false => Err(unsupported(format!(
-                "attention of {count} queries with {} heads over {end} positions does not fit keys {keys:?}, values \
+                "attention of {count} queries with {} heads over positions {visible:?} does not fit keys {keys:?}, values \
                  {values:?} and {} outputs",
                 args.heads,
                 out.len(),
@@ -237,8 +296,65 @@ impl State {
     }
 }
 
+/// Where a task's arrays are, in bytes from its arguments, which come first and are followed by the visible positions.
+struct Arrays {
+    pages: [usize; 2],
+    sinks: usize,
+    queries: usize,
+    bytes: usize,
+}
+
+impl Arrays {
+    fn of(args: &AttentionArgs<DeviceKvView>) -> Self {
+        let mut end = AttentionKernelArgs::BYTES + 8 * args.seen.len();
+        let mut next = |bytes: usize| {
+            let at = end.next_multiple_of(ALIGN);
+            end = at + bytes;
+            at
+        };
+        let pages = [&args.keys, &args.values].map(|view| next(8 * (view.first_page + view.pages.len())));
+        let (sinks, queries) = (next(size_of_val(args.sinks.unwrap_or_default())), next(size_of_val(args.queries)));
+        Arrays { pages, sinks, queries, bytes: end.next_multiple_of(ALIGN) }
+    }
+
+    /// Writes the arguments and all arrays, which will be at address `list`.
+    fn write(
+        &self,
+        args: &AttentionArgs<DeviceKvView>,
+        mut kernel_args: AttentionKernelArgs,
+        list: u64,
+        pages: &HashMap<usize, KvPage>,
+        bytes: &mut [u8],
+    ) -> Result<()> {
+        let sinks = args.sinks.unwrap_or_default();
+        kernel_args.seen = list + AttentionKernelArgs::BYTES as u64;
+        [kernel_args.key_pages, kernel_args.value_pages] = self.pages.map(|at| list + at as u64);
+        kernel_args.sinks = args.sinks.map_or(0, |_| list + self.sinks as u64);
+        kernel_args.queries = list + self.queries as u64;
+        bytes[..AttentionKernelArgs::BYTES].copy_from_slice(&kernel_args.to_bytes());
+        for (seen, out) in args.seen.iter().zip(bytes[AttentionKernelArgs::BYTES..].as_chunks_mut::<8>().0) {
+            *out = bytemuck::cast([word(seen.start)?, word(seen.end)?]);
+        }
+        for (view, at) in [&args.keys, &args.values].into_iter().zip(self.pages) {
+            let table = bytes[at..].as_chunks_mut::<8>().0;
+            table[..view.first_page].fill([0; 8]);
+            for (id, out) in view.pages.iter().zip(&mut table[view.first_page..]) {
+                *out = pages[id].buffer.at().to_ne_bytes();
+            }
+        }
+        bytes[self.sinks..][..size_of_val(sinks)].copy_from_slice(bytemuck::cast_slice(sinks));
+        bytes[self.queries..][..size_of_val(args.queries)].copy_from_slice(bytemuck::cast_slice(args.queries));
+        Ok(())
+    }
+}
+
+/// The most tiles of one launch if a tile has scores for `span` positions.
+fn tiles_at_once(span: usize) -> usize {
+    (MAX_SCORE_BYTES / (4 * TILE_QUERIES * span)).clamp(1, MAX_TILES)
+}
+
 /// The number of tiles of [`TILE_QUERIES`] queries, over all key heads, and the most positions that one tile spans.
-fn tiles_and_span(args: &Args) -> (usize, usize) {
+fn tiles_and_span(args: &AttentionArgs<DeviceKvView>) -> (usize, usize) {
     let group = args.heads / args.kv_heads;
     let pairs = args.seen.len() * group;
     let span = |first: usize| {

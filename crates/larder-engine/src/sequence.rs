@@ -37,7 +37,7 @@ impl Sequence {
     pub fn new(decoder: &Decoder, context: usize) -> Self {
         let context = context.min(decoder.context());
         Sequence {
-            cache: decoder.new_kv_cache(context),
+            cache: decoder.new_kv_cache(),
             tokens: Vec::new(),
             context,
             horizon: 0,
@@ -86,18 +86,15 @@ impl Sequence {
         self.cache.bytes()
     }
 
-    /// Drops all tokens after the first `len`. The KV cache is truncated where the model allows it; otherwise it is
-    /// dropped, and the remaining tokens are pending again. Returns the number of tokens that the KV cache still holds.
-    pub fn rewind(&mut self, decoder: &Decoder, len: usize) -> usize {
-        if len >= self.tokens.len() {
-            return self.cache.len;
+    /// Drops all tokens after the first `len`. The KV cache keeps those of them that it can; the others are pending again.
+    /// Returns the number of tokens that the KV cache still holds.
+    pub fn rewind(&mut self, len: usize) -> usize {
+        if len < self.tokens.len() {
+            self.tokens.truncate(len);
+            (self.planned, self.rewound) = (0, true);
+            self.cache.truncate(len);
+            self.decode_from = len;
         }
-        self.tokens.truncate(len);
-        (self.planned, self.rewound) = (0, true);
-        if self.cache.len > len && !self.cache.truncate(len) {
-            self.cache = decoder.new_kv_cache(self.context);
-        }
-        self.decode_from = len;
         self.cache.len
     }
 
@@ -109,7 +106,7 @@ impl Sequence {
         let horizon = (before + tokens.len()).max(self.planned);
         self.tokens.extend_from_slice(tokens);
         if self.cache.len > 0 && !self.kv_is_valid(decoder, horizon) {
-            self.cache = decoder.new_kv_cache(self.context);
+            self.cache = decoder.new_kv_cache();
         }
         (self.horizon, self.rewound) = (horizon, false);
         self.decode_from = match phase {
@@ -134,7 +131,7 @@ impl Sequence {
         let mut logits = Vec::new();
         while self.pending() > 0 {
             let result = self.compute_next(decoder, experts, input, before, tap);
-            let new = result.inspect_err(|_| _ = self.rewind(decoder, before))?;
+            let new = result.inspect_err(|_| _ = self.rewind(before))?;
             match logits.is_empty() {
                 true => logits = new,
                 false => logits.extend_from_slice(&new),
@@ -186,11 +183,9 @@ impl Sequence {
         }
     }
 
-    /// After a failed step: drops what it has added to the KV cache, or the KV cache if that cannot be told apart.
-    pub(crate) fn discard_failed_step(&mut self, decoder: &Decoder) {
-        if !self.cache.discard_uncommitted() {
-            self.cache = decoder.new_kv_cache(self.context);
-        }
+    /// After a failed step: drops what it has added to the KV cache.
+    pub(crate) fn discard_failed_step(&mut self) {
+        self.cache.truncate(self.cache.len);
     }
 
     /// Whether the KV cache is valid for a sequence of `horizon` tokens.

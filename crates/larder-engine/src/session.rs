@@ -81,7 +81,7 @@ impl<'m, P: ExpertPath> Session<'m, P> {
 
     /// Drops all tokens after the first `len`; see [`Sequence::rewind`].
     pub fn rewind(&mut self, len: usize) -> usize {
-        self.sequence.rewind(self.decoder, len)
+        self.sequence.rewind(len)
     }
 
     /// Appends and computes `input`, and returns the logits it asks for; see [`Sequence::forward`].

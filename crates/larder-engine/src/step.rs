@@ -42,7 +42,7 @@ pub fn step(
             Ok(rows.into_iter().map(take).collect())
         }
         Err(error) => {
-            parts.iter_mut().for_each(|part| part.sequence.discard_failed_step(decoder));
+            parts.iter_mut().for_each(|part| part.sequence.discard_failed_step());
             Err(error)
         }
     }

@@ -12,7 +12,7 @@
 //! | [`WeightMatrix`] | a matrix as stored, with its number format and row order |
 //! | [`Inputs`] | activations, as f32 and quantised to 8 bits |
 //! | [`Product`], [`products()`] | matrix products, many in one fork-join |
-//! | [`AttentionArgs`], [`attend`] | attention of queries over keys and values in f32, f16 or bf16 |
+//! | [`AttentionTask`], [`attend`] | attention of queries over pages of keys and values in f32, f16 or bf16, many sequences in one fork-join |
 //! | [`ThreadPool`] | the threads that share the tasks of one fork-join |
 //!
 //! # Example
@@ -59,7 +59,7 @@ mod eight_rows;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 
-pub use attention::{AttentionArgs, KvTensor, attend};
+pub use attention::{AttentionArgs, AttentionTask, KvPages, KvTensor, attend};
 pub use erf::erf;
 pub use exp::exp;
 pub use formats::{narrow, widen};

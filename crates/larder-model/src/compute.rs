@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use larder_kernels::{AttentionArgs, Inputs, PoolActivity, Product, ThreadPool, attend, products};
+use larder_core::CheckpointPolicy;
+use larder_kernels::{AttentionTask, Inputs, PoolActivity, Product, ThreadPool, attend, products};
 
 use crate::device::{DeviceAttention, DeviceProduct, DeviceProducts};
 use crate::error::Result;
-use crate::nn::{KvFormat, KvLocation, KvView};
+use crate::nn::{KvFormat, KvPool, KvView};
 
 /// Where and how a model's products and attention are computed: threads, devices, precision.
 pub struct ComputeContext {
@@ -25,6 +26,10 @@ pub struct ComputeContext {
     pub device_attention: Option<Arc<dyn DeviceAttention>>,
     /// Number format of the KV cache.
     pub kv_format: KvFormat,
+    /// The most bytes of the KV caches and recurrent states of all sequences of a decoder; `None` for no limit.
+    pub kv_limit_bytes: Option<usize>,
+    /// When checkpoints of recurrent states are taken.
+    pub kv_checkpoints: CheckpointPolicy,
     /// Time spent in products and attention.
     pub clocks: ComputeClocks,
 }
@@ -68,8 +73,15 @@ impl ComputeContext {
             device_products: None,
             device_attention: None,
             kv_format: KvFormat::F32,
+            kv_limit_bytes: None,
+            kv_checkpoints: CheckpointPolicy::default(),
             clocks: ComputeClocks::default(),
         }
+    }
+
+    /// The pool for the KV caches of a decoder.
+    pub(crate) fn new_kv_pool(&self) -> Arc<KvPool> {
+        KvPool::new(self.kv_format, self.kv_checkpoints, self.kv_limit_bytes, self.device_attention.clone())
     }
 
     /// Kernel time so far, of all users.
@@ -102,19 +114,28 @@ impl ComputeContext {
         timed(&self.clocks.products, || device.multiply(x, batch))
     }
 
-    /// Attention over the KV cache, on the CPU or the device, wherever the rows are stored.
-    pub(crate) fn attend(&self, args: &AttentionArgs<KvView>, out: &mut [f32]) -> Result<()> {
-        timed(&self.clocks.attention, || match (args.keys.location(), args.values.location()) {
-            (KvLocation::Host(keys), KvLocation::Host(values)) => {
-                attend(&self.pool, &args.with_kv(keys, values), out);
+    /// Attention of a batch of sequences over their KV caches, on the CPU or the device, wherever the rows are stored.
+    pub(crate) fn attend(&self, tasks: &mut [AttentionTask<KvView>]) -> Result<()> {
+        timed(&self.clocks.attention, || match &self.device_attention {
+            None => {
+                attend(&self.pool, &mut located(tasks, KvView::on_host));
                 Ok(())
             }
-            (KvLocation::Device(device, keys), KvLocation::Device(_, values)) => {
-                device.attend(&args.with_kv(keys, values), out)
-            }
-            _ => unreachable!("keys and values of a layer are stored in the same place"),
+            Some(device) => device.attend(&mut located(tasks, KvView::on_device)),
         })
     }
+}
+
+/// The same tasks over the memory of their rows.
+fn located<'a, T>(
+    tasks: &'a mut [AttentionTask<KvView<'_>>],
+    locate: impl Fn(KvView<'a>) -> T,
+) -> Vec<AttentionTask<'a, T>> {
+    let one = |task: &'a mut AttentionTask<KvView<'_>>| AttentionTask {
+        args: task.args.with_kv(locate(task.args.keys), locate(task.args.values)),
+        out: &mut *task.out,
+    };
+    tasks.iter_mut().map(one).collect()
 }
 
 fn timed<R>(nanos: &AtomicU64, work: impl FnOnce() -> R) -> R {

@@ -12,7 +12,7 @@ use crate::config::{Config, config_error};
 use crate::error::{ModelError, Result};
 use crate::experts::ExpertPath;
 use crate::matrix::{Linear, Matrix, with_f32};
-use crate::nn::{Activation, ForwardPass, KvCache, Mixer, Mlp, Moe, Norm, Rope, RopeTable, SpanPositions};
+use crate::nn::{Activation, ForwardPass, KvCache, KvPool, Mixer, Mlp, Moe, Norm, Rope, RopeTable, SpanPositions};
 use crate::step::{LayerStates, Span};
 use crate::tap::{Phase, PhaseClock, Tap};
 use crate::weights::WeightLoader;
@@ -20,6 +20,7 @@ use crate::weights::WeightLoader;
 /// A model that has been built from its config, with its resident weights.
 pub struct Decoder {
     stack: Stack,
+    kv_pool: Arc<KvPool>,
 }
 
 /// The parts of a decoder, as an architecture in [`arch`] builds them.
@@ -121,7 +122,8 @@ impl Decoder {
     /// are computed on `compute`.
     pub fn load(config: &Value, tensors: &dyn Tensors, compute: Arc<ComputeContext>) -> Result<Self> {
         let (_, stack) = build(config, &mut WeightLoader::load(tensors, compute))?;
-        Ok(Decoder { stack })
+        let kv_pool = stack.head.compute().new_kv_pool();
+        Ok(Decoder { stack, kv_pool })
     }
 
     /// Sizes of the expert part.
@@ -152,10 +154,14 @@ impl Decoder {
         self.stack.context
     }
 
-    /// An empty KV cache. Its memory is allocated for `tokens` tokens at the first append, and grows if there are more.
-    pub fn new_kv_cache(&self, tokens: usize) -> KvCache {
-        let compute = self.stack.head.compute();
-        KvCache::new(self.stack.layers.len(), tokens, compute.kv_format, compute.device_attention.as_ref())
+    /// An empty KV cache. Its memory grows with the tokens.
+    pub fn new_kv_cache(&self) -> KvCache {
+        KvCache::new(self.stack.layers.len(), &self.kv_pool)
+    }
+
+    /// The memory of the KV caches of all sequences.
+    pub fn kv_pool(&self) -> &KvPool {
+        &self.kv_pool
     }
 
     /// Whether a KV cache computed for a sequence of `before` tokens is valid when the sequence grows to `after`
@@ -176,8 +182,8 @@ impl Decoder {
     /// Computes a step: the tokens of all `spans`, visiting each layer once. Appends them to their KV caches, and returns
     /// the logits that the spans ask for, span after span: `[rows, vocab]`.
     ///
-    /// After an error the contents of the KV caches after their first `len` tokens are unspecified; see
-    /// [`KvCache::discard_uncommitted`].
+    /// After an error the contents of the KV caches after their first `len` tokens are unspecified; truncating
+    /// each to its `len` makes it valid again.
     pub fn step(&self, spans: &mut [Span], experts: &mut dyn ExpertPath, tap: &mut dyn Tap) -> Result<Vec<f32>> {
         self.check(spans)?;
         let stack = &self.stack;

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use larder_core::{ExpertId, ExpertLayout, Gate, NumberFormat};
-use larder_kernels::{AttentionArgs, Inputs, WeightMatrix};
+use larder_kernels::{AttentionTask, Inputs, WeightMatrix};
 
 use crate::error::Result;
 use crate::experts::{MoeCall, Routed};
@@ -60,51 +60,61 @@ pub struct DeviceProduct<'a> {
     pub out: &'a mut [f32],
 }
 
-/// KV cache blocks in a device's memory, and attention over them.
+/// Pages of KV caches in a device's memory, and attention over them.
 pub trait DeviceAttention: Send + Sync {
-    /// Allocates a block of rows, and returns its id. Its contents are unspecified.
-    fn allocate(&self, shape: DeviceKvShape) -> Result<usize>;
+    /// Allocates a page, and returns its id. Its contents are unspecified.
+    fn allocate(&self, shape: KvPageShape) -> Result<usize>;
 
-    /// Frees a block. The caller guarantees that the id is not used again.
-    fn free(&self, block: usize);
+    /// Frees a page. The caller guarantees that the id is not used again.
+    fn free(&self, page: usize);
 
-    /// Writes `bytes [n, heads, row]` to the block, from position `at` on. May return before the copy is done;
-    /// operations on one block keep the order of their calls.
-    fn append(&self, block: usize, at: usize, bytes: &[u8]) -> Result<()>;
+    /// Writes `bytes [n, heads, row]` to the page, from row `at` of each head on. May return before the copy is done;
+    /// operations on one page keep the order of their calls.
+    fn append(&self, page: usize, at: usize, bytes: &[u8]) -> Result<()>;
 
-    /// Copies each head's first `len` positions to another block with the same heads and number format and enough
-    /// capacity. May return before the copy is done, as [`append`](Self::append).
+    /// Copies each head's first `len` rows to another page of the same shape. May return before the copy is done, as
+    /// [`append`](Self::append).
     fn copy(&self, from: usize, to: usize, len: usize) -> Result<()>;
 
-    /// As [`larder_kernels::attend`], and waits for the result. Arguments that do not fit are an error, not a panic.
-    fn attend(&self, args: &AttentionArgs<DeviceKvView>, out: &mut [f32]) -> Result<()>;
+    /// As [`larder_kernels::attend`], and waits for the results. Arguments that do not fit are an error, not a panic.
+    fn attend(&self, tasks: &mut [AttentionTask<DeviceKvView>]) -> Result<()>;
 }
 
-/// Shape of a block `[heads, capacity, row]`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct DeviceKvShape {
+/// Shape of a page `[heads, positions, row]`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct KvPageShape {
     /// Number format of the rows.
     pub kind: NumberFormat,
     /// Rows per position.
     pub heads: usize,
-    /// Positions that fit into the block.
-    pub capacity: usize,
+    /// Positions of the page.
+    pub positions: usize,
     /// Bytes of one row.
     pub row_bytes: usize,
 }
 
-impl DeviceKvShape {
-    /// Bytes of the whole block.
+impl KvPageShape {
+    /// Bytes of the whole page.
     pub fn bytes(&self) -> usize {
-        self.heads * self.capacity * self.row_bytes
+        self.heads * self.positions * self.row_bytes
+    }
+
+    /// Copies each head's first `count` rows from one page in main memory to another.
+    pub(crate) fn copy_rows(&self, from: &[u8], to: &mut [u8], count: usize) {
+        let (head, used) = (self.positions * self.row_bytes, count * self.row_bytes);
+        for (from, to) in from.chunks_exact(head).zip(to.chunks_exact_mut(head)) {
+            to[..used].copy_from_slice(&from[..used]);
+        }
     }
 }
 
-/// The rows of a block, or the first `width` numbers of each row.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// The rows of a sequence on a device, or the first `width` numbers of each row.
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DeviceKvView {
-    /// Id of the block, from [`DeviceAttention::allocate`].
-    pub block: usize,
+    /// Number of the first page that is stored: it has the positions from `first_page · positions of a page` on.
+    pub first_page: usize,
+    /// Ids of the pages, from [`DeviceAttention::allocate`]. All have the same shape.
+    pub pages: Vec<usize>,
     /// Numbers per row that are used.
     pub width: usize,
 }

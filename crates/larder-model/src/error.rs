@@ -12,6 +12,9 @@ pub enum ModelError {
     /// The tokens do not fit the vocabulary or the context.
     #[error("{0}")]
     Request(String),
+    /// All memory for KV caches is in use.
+    #[error("{0}")]
+    KvCacheFull(String),
     /// An expert could not be read or computed; the source is the error of the cache or of the device.
     #[error("{0}")]
     Expert(#[source] Cause),

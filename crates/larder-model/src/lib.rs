@@ -58,7 +58,7 @@
 //! }
 //!
 //! let prompt = [7, 8, 9];
-//! let mut cache = decoder.new_kv_cache(64);
+//! let mut cache = decoder.new_kv_cache();
 //! let logits = decoder.step(&mut [Span::new(&prompt, &mut cache)], &mut experts, &mut ())?;
 //! assert_eq!((logits.len(), cache.len), (50, 3));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -83,12 +83,12 @@ mod weights;
 pub use arch::model_types;
 pub use compute::{ComputeContext, ComputeTime};
 pub use decoder::{Decoder, blueprint};
-pub use device::{DeviceAttention, DeviceExperts, DeviceKvShape, DeviceKvView, DeviceProduct, DeviceProducts};
+pub use device::{DeviceAttention, DeviceExperts, DeviceKvView, DeviceProduct, DeviceProducts, KvPageShape};
 pub use double::{AttentionDouble, ProductsDouble};
 pub use error::{Cause, ModelError, Result};
 pub use expert_workspace::ExpertWorkspace;
 pub use experts::{AllResident, ExpertPath, MoeCall, Routed, route, wanted_experts};
 pub use larder_kernels::PoolActivity;
-pub use nn::{Activation, KvCache, KvFormat};
+pub use nn::{Activation, KvCache, KvFormat, KvPool, KvUsage};
 pub use step::{LogitsFor, Span, TokenOrigin, TokenPhase};
 pub use tap::{Phase, Tap};

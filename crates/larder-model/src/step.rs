@@ -83,7 +83,12 @@ impl<'s, 'a> LayerStates<'s, 'a> {
     }
 
     /// The state of a span, by its place in the step.
-    pub fn of(&mut self, span: usize) -> &mut LayerKv {
+    pub fn of(&self, span: usize) -> &LayerKv {
+        &self.spans[span].cache.layers[self.layer]
+    }
+
+    /// The state of a span, mutable.
+    pub fn of_mut(&mut self, span: usize) -> &mut LayerKv {
         &mut self.spans[span].cache.layers[self.layer]
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use larder_cache::{Cache, CacheScope, slot_count};
-use larder_core::Gate;
+use larder_core::{CheckpointPolicy, Gate};
 use larder_engine::{PREFILL_CHUNK, Recorder, Routing, Session, StreamingPath};
 use larder_model::{AllResident, ComputeContext, Decoder, KvFormat};
 use larder_policy::eviction::{CacheShape, PolicyInputs};
@@ -187,7 +187,9 @@ pub fn require_store(model: &OpenModel) -> Result<&Arc<Store>> {
 pub fn new_compute(options: &Options, inputs: &PlanInputs) -> Result<ComputeContext> {
     let compute = ComputeContext::new(options.compute.threads, options.compute.pin)
         .with_context(|| format!("compute threads cannot be started; try fewer {}", Setting::Threads))?;
-    Ok(ComputeContext { exact: options.compute.exact, kv_format: inputs.kv_format, ..compute })
+    let kv_limit_bytes = Some(usize::try_from(inputs.kv_bytes()).unwrap_or(usize::MAX));
+    let (kv_format, kv_checkpoints) = (inputs.kv_format, inputs.kv_checkpoints);
+    Ok(ComputeContext { exact: options.compute.exact, kv_format, kv_limit_bytes, kv_checkpoints, ..compute })
 }
 
 /// The inputs of the memory plan on the CPU.
@@ -201,6 +203,7 @@ pub fn plan_inputs<'a>(model: &'a OpenModel, options: &Options) -> Result<PlanIn
         context,
         sequences: options.sequences,
         kv_format: kv_format_of(model, options)?,
+        kv_checkpoints: CheckpointPolicy::default(),
         chunk: context.saturating_mul(options.sequences).min(PREFILL_CHUNK),
         process_bytes: memory::current().unwrap_or_default(),
         growth_bytes: memory::growth(options.compute.threads, false),

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 use larder_cache::{CacheScope, slot_count};
-use larder_core::{Blueprint, format_bytes, size_up};
+use larder_core::{Blueprint, CheckpointPolicy, format_bytes, size_up};
 use larder_model::KvFormat;
 use serde_json::{Value, json};
 
@@ -38,6 +38,8 @@ pub struct PlanInputs<'a> {
     pub sequences: usize,
     /// Number format of the KV cache.
     pub kv_format: KvFormat,
+    /// When checkpoints of recurrent states are taken.
+    pub kv_checkpoints: CheckpointPolicy,
     /// Tokens per prefill step.
     pub chunk: usize,
     /// Memory of the process before anything is loaded, in bytes.
@@ -73,14 +75,26 @@ impl PlanInputs<'_> {
         self.blueprint.geometry.expert_count() as u64 * self.slot_bytes
     }
 
-    /// Bytes of the KV caches of all sequences.
+    /// The most bytes of the KV caches and recurrent states of all sequences.
     pub fn kv_bytes(&self) -> u64 {
-        self.sequences as u64 * self.blueprint.sequence_memory.bytes(self.context, self.kv_format.bytes())
+        self.page_bytes().saturating_add(self.recurrent_bytes())
     }
 
-    /// Bytes of KV cache in main memory: none with a GPU.
+    /// The most bytes of the keys and values of all sequences, in whole pages.
+    fn page_bytes(&self) -> u64 {
+        let one = self.blueprint.sequence_memory.kv_bytes(self.context, self.kv_format.kind());
+        one.saturating_mul(self.sequences as u64)
+    }
+
+    /// The most bytes of the recurrent states of all sequences, with their checkpoints.
+    fn recurrent_bytes(&self) -> u64 {
+        let one = self.blueprint.sequence_memory.recurrent_bytes(self.context, &self.kv_checkpoints);
+        one.saturating_mul(self.sequences as u64)
+    }
+
+    /// Bytes of KV cache in main memory: with a GPU only recurrent states.
     fn host_kv_bytes(&self) -> u64 {
-        if self.on_gpu { 0 } else { self.kv_bytes() }
+        if self.on_gpu { self.recurrent_bytes() } else { self.kv_bytes() }
     }
 
     /// Bytes of activations during a step, with logits for each sequence.
@@ -380,7 +394,7 @@ mod tests {
             resident: vec![],
             vocab: 8,
             context: 100,
-            sequence_memory: SequenceMemory { values_per_token: 1 << 9, fixed_bytes: 0 },
+            sequence_memory: SequenceMemory::rows(1, 1 << 9),
         }
     }
 
@@ -401,6 +415,7 @@ mod tests {
             slot_bytes: MEGA,
             scratch_slots: 0,
             context: 1024,
+            kv_checkpoints: CheckpointPolicy::default(),
             sequences: 1,
             chunk: 1,
             process_bytes: MEGA,

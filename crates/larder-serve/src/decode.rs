@@ -164,8 +164,7 @@ impl DecodeLoop<'_> {
                 let routed = self.engine.set_routing(&spec);
                 if routed.is_ok() {
                     // KV caches depend on the experts that were chosen, so those of the old strategy do not fit.
-                    let (decoder, _) = self.engine.decoder_and_experts();
-                    self.prefix_cache.clear(decoder);
+                    self.prefix_cache.clear();
                 }
                 let _ = to.send(routed.map(|()| self.state()));
             }

@@ -34,7 +34,7 @@ impl PrefixCache {
             }
             _ => self.idle.remove(0),
         };
-        sequence.rewind(decoder, sequence.common_prefix(prompt));
+        sequence.rewind(sequence.common_prefix(prompt));
         sequence
     }
 
@@ -44,9 +44,9 @@ impl PrefixCache {
     }
 
     /// Clears the KV caches of all idle sequences.
-    pub fn clear(&mut self, decoder: &Decoder) {
+    pub fn clear(&mut self) {
         for sequence in &mut self.idle {
-            sequence.rewind(decoder, 0);
+            sequence.rewind(0);
         }
     }
 }

@@ -2,6 +2,7 @@
 
 mod attention;
 mod gpu;
+mod kv;
 mod routing;
 mod streaming;
 mod tiers;

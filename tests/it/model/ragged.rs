@@ -86,7 +86,7 @@ fn guess(decoder: &Decoder, experts: &mut dyn ExpertPath, sequence: &mut Sequenc
     let checked = sequence.forward(decoder, experts, &TokenInput::decode(some).all_logits(), &mut ()).unwrap();
     assert_eq!(checked.len(), some.len() * decoder.vocab());
     let back = text.len().saturating_sub(rng.below(3));
-    sequence.rewind(decoder, back);
+    sequence.rewind(back);
     sequence.plan_len(text.len());
     sequence.append(decoder, &text[back..], TokenPhase::Decode).unwrap();
 }

@@ -150,7 +150,8 @@ impl Model {
         .unwrap()
     }
 
-    fn decoder_by(&self, compute: ComputeContext) -> Result<Decoder, ModelError> {
+    /// The decoder again, on a context of its own.
+    pub fn decoder_by(&self, compute: ComputeContext) -> Result<Decoder, ModelError> {
         Decoder::load(self.store.config(), self.store.as_ref(), Arc::new(compute))
     }
 

@@ -19,14 +19,10 @@ const WARP: u32 = 32;
 pub struct AttentionKernelArgs {
     /// `[queries, heads, key_width]`
     pub queries: u64,
-    /// Address of the first key of the first head.
-    pub keys: u64,
-    /// Address of the first value of the first head.
-    pub values: u64,
-    /// Bytes from the first key of a head to that of the next head.
-    pub key_head_stride: u64,
-    /// Bytes from the first value of a head to that of the next head.
-    pub value_head_stride: u64,
+    /// Address of the table of the addresses of the pages of keys.
+    pub key_pages: u64,
+    /// Address of the table of the addresses of the pages of values.
+    pub value_pages: u64,
     /// `[queries, 2]`: the first visible position, and the end of the range.
     pub seen: u64,
     /// `[heads]`, or 0.
@@ -55,45 +51,23 @@ pub struct AttentionKernelArgs {
     pub score_stride: u32,
     /// Factor on the scores.
     pub scale: f32,
+    /// The binary logarithm of the positions per page.
+    pub page_shift: u32,
 }
 
 impl AttentionKernelArgs {
     /// Size of the struct in kernels.
-    pub const BYTES: usize = 120;
+    pub const BYTES: usize = 104;
 
     /// The bytes of the struct in kernels.
     pub fn to_bytes(self) -> [u8; AttentionKernelArgs::BYTES] {
-        let AttentionKernelArgs {
-            queries,
-            keys,
-            values,
-            key_head_stride,
-            value_head_stride,
-            seen,
-            sinks,
-            scores,
-            inverse_sums,
-            out,
-            ..
-        } = self;
-        let AttentionKernelArgs {
-            count,
-            heads,
-            group,
-            key_row_stride,
-            value_row_stride,
-            key_width,
-            value_width,
-            score_stride,
-            scale,
-            ..
-        } = self;
-        let front = [queries, keys, values, key_head_stride, value_head_stride, seen, sinks, scores, inverse_sums, out];
-        let scale = scale.to_bits();
-        pack(
-            front,
-            [count, heads, group, key_row_stride, value_row_stride, key_width, value_width, score_stride, scale, 0],
-        )
+        let AttentionKernelArgs { queries, key_pages, value_pages, seen, sinks, scores, inverse_sums, out, .. } = self;
+        let AttentionKernelArgs { count, heads, group, key_row_stride, value_row_stride, .. } = self;
+        let AttentionKernelArgs { key_width, value_width, score_stride, scale, page_shift, .. } = self;
+        let front = [queries, key_pages, value_pages, seen, sinks, scores, inverse_sums, out];
+        let (rows, scale) = ([key_row_stride, value_row_stride], scale.to_bits());
+        let [key_row, value_row] = rows;
+        pack(front, [count, heads, group, key_row, value_row, key_width, value_width, score_stride, scale, page_shift])
     }
 }
 
@@ -167,28 +141,27 @@ mod tests {
     fn arguments_are_written_as_kernels_read_them() {
         let args = AttentionKernelArgs {
             queries: 1,
-            keys: 2,
-            values: 3,
-            key_head_stride: 4,
-            value_head_stride: 5,
-            seen: 6,
-            sinks: 7,
-            scores: 8,
-            inverse_sums: 9,
-            out: 10,
-            count: 11,
-            heads: 12,
-            group: 13,
-            key_row_stride: 14,
-            value_row_stride: 15,
-            key_width: 16,
-            value_width: 17,
-            score_stride: 18,
+            key_pages: 2,
+            value_pages: 3,
+            seen: 4,
+            sinks: 5,
+            scores: 6,
+            inverse_sums: 7,
+            out: 8,
+            count: 9,
+            heads: 10,
+            group: 11,
+            key_row_stride: 12,
+            value_row_stride: 13,
+            key_width: 14,
+            value_width: 15,
+            score_stride: 16,
             scale: 1.0,
+            page_shift: 6,
         };
         let words: Vec<u32> = args.to_bytes().as_chunks().0.iter().map(|b| u32::from_ne_bytes(*b)).collect();
-        let addresses: Vec<u32> = (1..11).flat_map(|at| [at, 0]).collect();
-        assert_eq!(words[..20], addresses);
-        assert_eq!(words[20..], [11, 12, 13, 14, 15, 16, 17, 18, 1.0f32.to_bits(), 0]);
+        let addresses: Vec<u32> = (1..9).flat_map(|at| [at, 0]).collect();
+        assert_eq!(words[..16], addresses);
+        assert_eq!(words[16..], [9, 10, 11, 12, 13, 14, 15, 16, 1.0f32.to_bits(), 6]);
     }
 }

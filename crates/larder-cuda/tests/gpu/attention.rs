@@ -6,43 +6,63 @@ use std::sync::Arc;
 
 use larder_core::NumberFormat;
 use larder_cuda::{Emulator, EmulatorFault, Gpu};
-use larder_kernels::{AttentionArgs, KvTensor, ThreadPool, attend, narrow};
-use larder_model::{DeviceAttention, DeviceKvShape, DeviceKvView};
+use larder_kernels::{AttentionArgs, AttentionTask, KvTensor, ThreadPool, attend, narrow};
+use larder_model::{DeviceAttention, DeviceKvView, KvPageShape};
 
 use crate::common::{Random, emulator, gpu};
 
+/// Positions per page.
+const PAGE: usize = 16;
+
 /// The same KV rows in main memory and on a device.
 struct Rows {
-    form: DeviceKvShape,
-    data: Vec<u8>,
-    number: usize,
+    form: KvPageShape,
+    pages: Vec<Vec<u8>>,
+    ids: Vec<usize>,
+    len: usize,
 }
 
 impl Rows {
-    fn new(device: &dyn DeviceAttention, kind: NumberFormat, heads: usize, room: usize, width: usize) -> Self {
-        let form = DeviceKvShape { kind, heads, capacity: room, row_bytes: width * kind.block_bytes() };
-        Rows { form, data: vec![0; form.bytes()], number: device.allocate(form).unwrap() }
+    fn new(kind: NumberFormat, heads: usize, width: usize) -> Self {
+        let form = KvPageShape { kind, heads, positions: PAGE, row_bytes: width * kind.block_bytes() };
+        Rows { form, pages: Vec::new(), ids: Vec::new(), len: 0 }
     }
 
-    /// Appends random rows from position `at` on, in both places.
-    fn append(&mut self, device: &dyn DeviceAttention, random: &mut Random, at: usize, count: usize) {
-        let DeviceKvShape { kind, heads, capacity: room, row_bytes: row } = self.form;
-        let mut bytes = vec![0; count * heads * row];
-        narrow(kind, &random.floats(bytes.len() / kind.block_bytes()), &mut bytes);
-        device.append(self.number, at, &bytes).unwrap();
-        for (i, row_bytes) in bytes.chunks_exact(row).enumerate() {
-            let (token, head) = (i / heads, i % heads);
-            self.data[(head * room + at + token) * row..][..row].copy_from_slice(row_bytes);
+    /// Appends random rows in both places.
+    fn append(&mut self, device: &dyn DeviceAttention, random: &mut Random, mut count: usize) {
+        let KvPageShape { kind, heads, row_bytes: row, .. } = self.form;
+        while count > 0 {
+            let at = self.len % PAGE;
+            if at == 0 {
+                self.pages.push(vec![0; self.form.bytes()]);
+                self.ids.push(device.allocate(self.form).unwrap());
+            }
+            let now = count.min(PAGE - at);
+            let mut bytes = vec![0; now * heads * row];
+            narrow(kind, &random.floats(bytes.len() / kind.block_bytes()), &mut bytes);
+            device.append(*self.ids.last().unwrap(), at, &bytes).unwrap();
+            for (i, row_bytes) in bytes.chunks_exact(row).enumerate() {
+                let (token, head) = (i / heads, i % heads);
+                self.pages.last_mut().unwrap()[(head * PAGE + at + token) * row..][..row].copy_from_slice(row_bytes);
+            }
+            self.len += now;
+            count -= now;
         }
     }
 
     fn on_host(&self, width: usize) -> KvTensor<'_> {
-        let DeviceKvShape { kind, capacity: room, row_bytes: row, .. } = self.form;
-        KvTensor { kind, data: &self.data, head_stride: room * row, row_stride: row, width }
+        let KvPageShape { kind, positions, row_bytes, .. } = self.form;
+        KvTensor { kind, pages: &self.pages, page_len: positions, row_bytes, width }
     }
 
-    fn on_device(&self, width: usize) -> DeviceKvView {
-        DeviceKvView { block: self.number, width }
+    /// Without the pages that have no position from `from` on.
+    fn on_device(&self, width: usize, from: usize) -> DeviceKvView {
+        let first_page = from / PAGE;
+        DeviceKvView { first_page, pages: self.ids[first_page..].to_vec(), width }
+    }
+
+    fn free(&self, device: &dyn DeviceAttention) {
+        self.ids.iter().for_each(|id| device.free(*id));
     }
 }
 
@@ -58,30 +78,47 @@ struct Shape {
     kind: NumberFormat,
 }
 
-/// The output bits of the CPU and of the device.
-fn both(
-    device: &dyn DeviceAttention,
-    random: &mut Random,
-    shape: &Shape,
-    rows: [&Rows; 2],
-    seen: &[Range<usize>],
-) -> [Vec<u32>; 2] {
-    let Shape { heads, kv_heads, key, value, .. } = *shape;
-    let (queries, sinks) = (random.floats(seen.len() * heads * key), random.floats(heads));
-    let args = AttentionArgs {
-        queries: &queries,
-        heads,
-        keys: rows[0].on_host(key),
-        values: rows[1].on_host(value),
-        kv_heads,
-        seen,
-        scale: 0.37,
-        sinks: shape.sinks.then_some(&sinks[..]),
-    };
-    let (mut wanted, mut found) = (vec![0.0; seen.len() * heads * value], vec![f32::NAN; seen.len() * heads * value]);
-    attend(&ThreadPool::new(1, false).unwrap(), &args, &mut wanted);
-    device.attend(&args.with_kv(rows[0].on_device(key), rows[1].on_device(value)), &mut found).unwrap();
-    [wanted, found].map(|all| all.into_iter().map(f32::to_bits).collect())
+/// Queries of one sequence.
+struct Queries {
+    queries: Vec<f32>,
+    sinks: Vec<f32>,
+    seen: Vec<Range<usize>>,
+}
+
+impl Queries {
+    fn new(random: &mut Random, shape: &Shape, seen: Vec<Range<usize>>) -> Self {
+        let (queries, sinks) = (random.floats(seen.len() * shape.heads * shape.key), random.floats(shape.heads));
+        Queries { queries, sinks, seen }
+    }
+
+    fn args<T>(&self, shape: &Shape, [keys, values]: [T; 2]) -> AttentionArgs<'_, T> {
+        let Queries { queries, sinks, seen } = self;
+        let Shape { heads, kv_heads, .. } = *shape;
+        let sinks = shape.sinks.then_some(&sinks[..]);
+        AttentionArgs { queries, heads, keys, values, kv_heads, seen, scale: 0.37, sinks }
+    }
+
+    fn outputs(&self, shape: &Shape) -> Vec<f32> {
+        vec![f32::NAN; self.seen.len() * shape.heads * shape.value]
+    }
+}
+
+/// The output bits of the CPU and of the device for a batch of sequences.
+fn both(device: &dyn DeviceAttention, shape: &Shape, batch: &[(Queries, [&Rows; 2])]) -> [Vec<u32>; 2] {
+    let Shape { key, value, .. } = *shape;
+    let outs = || batch.iter().map(|(queries, _)| queries.outputs(shape)).collect::<Vec<_>>();
+    let (mut wanted, mut found) = (outs(), outs());
+    for ((queries, [keys, values]), out) in batch.iter().zip(&mut wanted) {
+        let args = queries.args(shape, [keys.on_host(key), values.on_host(value)]);
+        attend(&ThreadPool::new(1, false).unwrap(), &mut [AttentionTask { args, out }]);
+    }
+    let tasks = batch.iter().zip(&mut found).map(|((queries, [keys, values]), out)| {
+        let from = queries.seen.iter().map(|seen| seen.start).min().unwrap_or(0);
+        let args = queries.args(shape, [keys.on_device(key, from), values.on_device(value, from)]);
+        AttentionTask { args, out }
+    });
+    device.attend(&mut tasks.collect::<Vec<_>>()).unwrap();
+    [wanted, found].map(|all| all.into_iter().flatten().map(f32::to_bits).collect())
 }
 
 const fn shape(heads: usize, kv_heads: usize, key: usize, value: usize) -> Shape {
@@ -103,28 +140,24 @@ pub fn compare(gpu: &Gpu) {
     for shape in shapes.into_iter().flat_map(|s| [NumberFormat::F32, NumberFormat::F16].map(|kind| Shape { kind, ..s }))
     {
         let Shape { kv_heads, key, value, latent, kind, .. } = shape;
-        let mut keys = Rows::new(&device, kind, kv_heads, 150, key);
-        let mut values = Rows::new(&device, kind, kv_heads, 140, value);
-        let mut len = 0;
+        let mut sequences = [0; 2].map(|_| [key, value].map(|width| Rows::new(kind, kv_heads, width)));
         for (step, count) in [1, 5, 1, 33, 1, 1, 60, 7, 1].into_iter().enumerate() {
-            keys.append(&device, &mut random, len, count);
-            values.append(&device, &mut random, len, count);
             let first = |at: usize| match step % 3 {
                 0 => 0,
                 1 => at.saturating_sub(4),
                 _ => at / 16 * 16,
             };
-            let seen: Vec<Range<usize>> = (len..len + count).map(|at| first(at)..at + 1).collect();
-            len += count;
-            let rows = [&keys, if latent { &keys } else { &values }];
-            let [wanted, found] = both(&device, &mut random, &shape, rows, &seen);
-            assert!(
-                wanted == found,
-                "{kind}, {kv_heads} heads of {key} and {value}, {count} more than {}",
-                len - count
-            );
+            let mut batch = Vec::new();
+            for (rows, count) in sequences.iter_mut().zip([count, 60 / count]) {
+                let len = rows[0].len;
+                rows.iter_mut().for_each(|rows| rows.append(&device, &mut random, count));
+                let seen = (len..len + count).map(|at| first(at)..at + 1).collect();
+                batch.push((Queries::new(&mut random, &shape, seen), [&rows[0], &rows[usize::from(!latent)]]));
+            }
+            let [wanted, found] = both(&device, &shape, &batch);
+            assert!(wanted == found, "{kind}, {kv_heads} heads of {key} and {value}, step {step}");
         }
-        [keys, values].iter().for_each(|rows| device.free(rows.number));
+        sequences.iter().flatten().for_each(|rows| rows.free(&device));
     }
 }
 
@@ -143,14 +176,15 @@ fn many_queries_over_many_positions_are_split_into_launches() {
     let gpu = Gpu::with_driver(emulator.clone()).unwrap();
     let device = gpu.attention().unwrap();
     let (mut random, shape) = (Random::new(4), Shape { kind: NumberFormat::F16, ..shape(4, 2, 4, 4) });
-    const ROOM: usize = 40_000;
-    let [mut keys, mut values] = [0; 2].map(|_| Rows::new(&device, NumberFormat::F16, 2, ROOM, 4));
-    keys.append(&device, &mut random, 0, ROOM);
-    values.append(&device, &mut random, 0, ROOM);
+    const LEN: usize = 40_000;
+    let [mut keys, mut values] = [0; 2].map(|_| Rows::new(NumberFormat::F16, 2, 4));
+    keys.append(&device, &mut random, LEN);
+    values.append(&device, &mut random, LEN);
     // Two queries see nearly all positions, and every query takes as much memory for scores: 41 MB.
-    let seen: Vec<Range<usize>> = (0..64).map(|i| if i % 63 == 0 { i..ROOM } else { 9 * i..10 * i }).collect();
+    let seen = (0..64).map(|i| if i % 63 == 0 { i..LEN } else { 9 * i..10 * i }).collect();
     let before = emulator.launches();
-    let [wanted, found] = both(&device, &mut random, &shape, [&keys, &values], &seen);
+    let queries = Queries::new(&mut random, &shape, seen);
+    let [wanted, found] = both(&device, &shape, &[(queries, [&keys, &values])]);
     assert!(wanted == found);
     assert_eq!(emulator.launches() - before, 2 + 3 * 3, "a copy in, a copy out, and three groups of three kernels");
     let (allocated, _) = emulator.allocated_bytes();
@@ -158,28 +192,29 @@ fn many_queries_over_many_positions_are_split_into_launches() {
 }
 
 #[test]
-fn kv_rows_can_be_copied_to_a_larger_block() {
+fn kv_rows_can_be_copied_to_another_page() {
     let Some(emulator) = emulator(6) else { return };
     let gpu = gpu(emulator);
     let device = gpu.attention().unwrap();
     let (mut random, shape) = (Random::new(6), shape(6, 3, 8, 8));
-    let mut old = Rows::new(&device, NumberFormat::F32, 3, 10, 8);
-    old.append(&device, &mut random, 0, 10);
-    let mut new = Rows::new(&device, NumberFormat::F32, 3, 25, 8);
-    device.copy(old.number, new.number, 7).unwrap();
-    for head in 0..3 {
-        let (from, to) = (head * 10 * 32, head * 25 * 32);
-        new.data[to..][..7 * 32].copy_from_slice(&old.data[from..][..7 * 32]);
+    let mut old = Rows::new(NumberFormat::F32, 3, 8);
+    old.append(&device, &mut random, PAGE + 10);
+    let copy = device.allocate(old.form).unwrap();
+    device.copy(old.ids[1], copy, 7).unwrap();
+    let mut new = Rows { form: old.form, pages: old.pages.clone(), ids: vec![old.ids[0], copy], len: PAGE + 7 };
+    // The copied page is filled independently of the new one.
+    old.append(&device, &mut random, 4);
+    new.append(&device, &mut random, 18);
+    for rows in [&old, &new] {
+        let queries = Queries::new(&mut random, &shape, vec![0..rows.len, rows.len - 1..rows.len]);
+        let [wanted, found] = both(&device, &shape, &[(queries, [rows, rows])]);
+        assert!(wanted == found, "{}", rows.len);
     }
-    // The old block grows independently of the new one.
-    old.append(&device, &mut random, 3, 4);
-    new.append(&device, &mut random, 7, 18);
-    for (rows, len) in [(&old, 10), (&new, 25)] {
-        let [wanted, found] = both(&device, &mut random, &shape, [rows, rows], &[0..len, len - 1..len]);
-        assert!(wanted == found, "{len}");
+    let other = device.allocate(KvPageShape { heads: 2, ..old.form }).unwrap();
+    for wrong in [device.copy(copy, old.ids[0], PAGE + 1), device.copy(copy, other, 1)] {
+        let message = wrong.unwrap_err().to_string();
+        assert!(message.starts_with("cannot copy ") && message.contains("rows from a KV page"), "{message}");
     }
-    let message = device.copy(new.number, old.number, 11).unwrap_err().to_string();
-    assert_eq!(message, "cannot copy 11 of 25 rows in f32 to a KV block of 10 rows in f32");
 }
 
 #[test]
@@ -188,22 +223,22 @@ fn arguments_that_do_not_fit_are_errors() {
     let gpu = gpu(emulator);
     let device = gpu.attention().unwrap();
     let mut random = Random::new(7);
-    let mut rows = Rows::new(&device, NumberFormat::F32, 2, 10, 4);
-    rows.append(&device, &mut random, 0, 10);
+    let mut rows = Rows::new(NumberFormat::F32, 2, 4);
+    rows.append(&device, &mut random, 10);
     let attend = |number, heads, width, queries: usize, seen: Range<usize>, out: usize, sinks: Option<&[f32]>| {
-        let (queries, table) = (vec![0.0; queries], DeviceKvView { block: number, width });
-        let (keys, values, seen) = (table, table, &[seen][..]);
+        let (queries, table) = (vec![0.0; queries], DeviceKvView { first_page: 0, pages: vec![number], width });
+        let (keys, values, seen) = (table.clone(), table, &[seen][..]);
         let args = AttentionArgs { queries: &queries, heads, keys, values, kv_heads: 2, seen, scale: 1.0, sinks };
-        device.attend(&args, &mut vec![0.0; out])
+        device.attend(&mut [AttentionTask { args, out: &mut vec![0.0; out] }])
     };
-    let number = rows.number;
+    let number = rows.ids[0];
     attend(number, 4, 4, 16, 0..10, 16, Some(&[0.0; 4])).unwrap();
     for wrong in [
         attend(number, 3, 4, 12, 0..10, 12, None),
         attend(number, 4, 5, 20, 0..10, 20, None),
         attend(number, 4, 0, 0, 0..10, 0, None),
         attend(number, 4, 4, 15, 0..10, 16, None),
-        attend(number, 4, 4, 16, 0..11, 16, None),
+        attend(number, 4, 4, 16, 0..17, 16, None),
         attend(number, 4, 4, 16, 4..4, 16, None),
         attend(number, 4, 4, 16, 0..10, 15, None),
         attend(number, 4, 4, 16, 0..10, 16, Some(&[0.0; 3])),
@@ -212,49 +247,40 @@ fn arguments_that_do_not_fit_are_errors() {
         assert!(message.starts_with("attention of 1 queries with ") && message.contains("does not fit"), "{message}");
     }
     let said = attend(99, 4, 4, 16, 0..10, 16, None).unwrap_err().to_string();
-    assert_eq!(said, "the GPU has no KV block 99");
-    let said = device.append(number, 9, &[0; 64]).unwrap_err().to_string();
-    assert_eq!(said, "cannot append 64 bytes at position 9: rows are 2 x 16 bytes, with room for 10");
+    assert_eq!(said, "the GPU has no KV page 99");
+    let said = device.append(number, 15, &[0; 64]).unwrap_err().to_string();
+    assert_eq!(said, "cannot append 64 bytes at row 15: rows are 2 x 16 bytes, with room for 16");
     assert!(device.append(number, 0, &[0; 33]).is_err());
-    let form = DeviceKvShape { kind: NumberFormat::Q8_0, heads: 1, capacity: 1, row_bytes: 34 };
-    assert_eq!(
-        device.allocate(form).unwrap_err().to_string(),
-        "the GPU cannot keep a KV cache in q8_0 with 1 heads of 34 bytes per row"
-    );
-    let said = device
-        .allocate(DeviceKvShape { kind: NumberFormat::F32, heads: 1, capacity: 65 << 20, row_bytes: 4 })
-        .unwrap_err();
-    assert!(said.to_string().starts_with("cannot allocate 272629760 bytes of device memory: 6"), "{said}");
+    let form = KvPageShape { kind: NumberFormat::Q8_0, heads: 1, positions: 16, row_bytes: 34 };
+    let refused = |form| device.allocate(form).unwrap_err().to_string();
+    let q8_0 = "the GPU cannot keep a KV cache in q8_0 with 1 heads of 34 bytes per row and 16 positions per page";
+    assert_eq!(refused(form), q8_0);
+    let form = KvPageShape { kind: NumberFormat::F32, heads: 1, positions: 64 << 20, row_bytes: 4 };
+    assert!(refused(KvPageShape { positions: 24, ..form }).ends_with("24 positions per page"));
+    assert!(refused(form).starts_with("cannot allocate 268435456 bytes of device memory: 6"), "{}", refused(form));
 }
 
 /// Appends and attends until an operation fails; checks all results before that.
 fn until_it_fails(emulator: &Arc<Emulator>, seed: u64) -> Result<(), String> {
     let gpu = Gpu::with_driver(emulator.clone()).map_err(|e| e.to_string())?;
     let (mut random, device) = (Random::new(seed), gpu.attention().map_err(|e| e.to_string())?);
-    let form = DeviceKvShape { kind: NumberFormat::F16, heads: 1, capacity: 64, row_bytes: 16 };
+    let form = KvPageShape { kind: NumberFormat::F16, heads: 1, positions: 64, row_bytes: 16 };
     let number = device.allocate(form).map_err(|e| e.to_string())?;
-    let (queries, mut data, mut out) = (random.floats(16), vec![0; form.bytes()], vec![0.0; 16]);
+    let (queries, mut pages, mut out) = (random.floats(16), vec![vec![0; form.bytes()]], vec![0.0; 16]);
     for at in 0..8 {
-        narrow(NumberFormat::F16, &random.floats(8), &mut data[at * 16..][..16]);
-        device.append(number, at, &data[at * 16..][..16]).map_err(|e| e.to_string())?;
-        let table =
-            KvTensor { kind: NumberFormat::F16, data: &data, head_stride: data.len(), row_stride: 16, width: 8 };
+        let row = &mut pages[0][at * 16..][..16];
+        narrow(NumberFormat::F16, &random.floats(8), row);
+        device.append(number, at, row).map_err(|e| e.to_string())?;
+        let table = KvTensor { kind: NumberFormat::F16, pages: &pages, page_len: 64, row_bytes: 16, width: 8 };
         let (seen, sinks) = (0..at + 1, None);
         let seen = slice::from_ref(&seen);
-        let args = AttentionArgs {
-            queries: &queries,
-            heads: 2,
-            keys: table,
-            values: table,
-            kv_heads: 1,
-            seen,
-            scale: 1.0,
-            sinks,
-        };
-        let there = DeviceKvView { block: number, width: 8 };
-        device.attend(&args.with_kv(there, there), &mut out).map_err(|e| e.to_string())?;
+        let (keys, values) = (table, table);
+        let args = AttentionArgs { queries: &queries, heads: 2, keys, values, kv_heads: 1, seen, scale: 1.0, sinks };
+        let there = DeviceKvView { first_page: 0, pages: vec![number], width: 8 };
+        let task = AttentionTask { args: args.with_kv(there.clone(), there), out: &mut out };
+        device.attend(&mut [task]).map_err(|e| e.to_string())?;
         let mut wanted = vec![0.0; 16];
-        attend(&ThreadPool::new(1, false).unwrap(), &args, &mut wanted);
+        attend(&ThreadPool::new(1, false).unwrap(), &mut [AttentionTask { args, out: &mut wanted }]);
         assert_eq!(out, wanted, "seed {seed}");
     }
     Ok(())

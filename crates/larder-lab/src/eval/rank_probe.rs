@@ -87,7 +87,7 @@ impl<P: ExpertPath> RankProbe<'_, P> {
     ) -> Result<Vec<RankOptimality>, ModelError> {
         let gates: Vec<&Gate> = self.decoder.gates().collect();
         let mut found = vec![RankOptimality::default(); gates.len()];
-        let mut state = self.decoder.new_kv_cache(ids.len());
+        let mut state = self.decoder.new_kv_cache();
         for position in at {
             self.swaps.set(None);
             let end = position + 1;

@@ -1,17 +1,18 @@
 //! Double of a device that stores the KV cache and computes attention.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use larder_kernels::{AttentionArgs, KvTensor, ThreadPool, attend};
+use larder_kernels::{AttentionTask, KvPages, KvTensor, ThreadPool, attend};
 
-use crate::device::{DeviceAttention, DeviceKvShape, DeviceKvView};
+use crate::device::{DeviceAttention, DeviceKvView, KvPageShape};
 use crate::error::{ModelError, Result};
 
 /// Fills fresh memory: as floats these bytes are NaN, so a read of unwritten rows shows.
 const UNWRITTEN: u8 = 0xFF;
 
-/// Double of [`DeviceAttention`]: stores blocks in vectors, and computes attention with the CPU kernels.
+/// Double of [`DeviceAttention`]: stores pages in vectors, and computes attention with the CPU kernels.
 #[derive(Default)]
 pub struct AttentionDouble {
     total_bytes: usize,
@@ -22,7 +23,7 @@ pub struct AttentionDouble {
 
 #[derive(Default)]
 struct Inner {
-    blocks: BTreeMap<usize, (DeviceKvShape, Vec<u8>)>,
+    pages: BTreeMap<usize, (KvPageShape, Vec<u8>)>,
     next_id: usize,
     calls: u64,
     copies: u64,
@@ -30,12 +31,39 @@ struct Inner {
 
 impl Inner {
     fn used_bytes(&self) -> usize {
-        self.blocks.values().map(|(_, data)| data.len()).sum()
+        self.pages.values().map(|(_, data)| data.len()).sum()
     }
 
-    fn table(&self, of: DeviceKvView) -> KvTensor<'_> {
-        let (DeviceKvShape { kind, capacity, row_bytes, .. }, data) = &self.blocks[&of.block];
-        KvTensor { kind: *kind, data, head_stride: capacity * row_bytes, row_stride: *row_bytes, width: of.width }
+    /// The pages of a view.
+    fn stored<'a>(&'a self, view: &DeviceKvView) -> StoredPages<'a> {
+        let pages: Vec<_> = view.pages.iter().map(|id| &self.pages[id]).collect();
+        let shape = pages.first().expect("a view has pages").0;
+        assert!(pages.iter().all(|page| page.0 == shape), "pages of a view have one shape");
+        StoredPages { shape, first: view.first_page, bytes: pages.into_iter().map(|page| &page.1[..]).collect() }
+    }
+}
+
+/// The pages of one view.
+struct StoredPages<'a> {
+    shape: KvPageShape,
+    first: usize,
+    bytes: Vec<&'a [u8]>,
+}
+
+impl StoredPages<'_> {
+    fn tensor(&self, width: usize) -> KvTensor<'_> {
+        let KvPageShape { kind, positions, row_bytes, .. } = self.shape;
+        KvTensor { kind, pages: self, page_len: positions, row_bytes, width }
+    }
+}
+
+impl KvPages for StoredPages<'_> {
+    fn stored(&self) -> Range<usize> {
+        self.first..self.first + self.bytes.len()
+    }
+
+    fn page(&self, index: usize) -> &[u8] {
+        self.bytes[index - self.first]
     }
 }
 
@@ -51,7 +79,7 @@ impl AttentionDouble {
         self
     }
 
-    /// Bytes of all allocated blocks.
+    /// Bytes of all allocated pages.
     pub fn used_bytes(&self) -> usize {
         self.lock().used_bytes()
     }
@@ -61,7 +89,7 @@ impl AttentionDouble {
         self.lock().calls
     }
 
-    /// Number of copies between blocks so far.
+    /// Number of copies between pages so far.
     pub fn copies(&self) -> u64 {
         self.lock().copies
     }
@@ -72,31 +100,31 @@ impl AttentionDouble {
 }
 
 impl DeviceAttention for AttentionDouble {
-    fn allocate(&self, shape: DeviceKvShape) -> Result<usize> {
+    fn allocate(&self, shape: KvPageShape) -> Result<usize> {
         let mut state = self.lock();
         let free = self.total_bytes - state.used_bytes();
         if shape.bytes() > free {
             let size = shape.bytes();
-            let message = format!("a KV block of {size} bytes does not fit into the {free} free bytes of the device");
+            let message = format!("a KV page of {size} bytes does not fit into the {free} free bytes of the device");
             return Err(ModelError::Device(message.into()));
         }
         state.next_id += 1;
         let id = state.next_id;
-        state.blocks.insert(id, (shape, vec![UNWRITTEN; shape.bytes()]));
+        state.pages.insert(id, (shape, vec![UNWRITTEN; shape.bytes()]));
         Ok(id)
     }
 
-    fn free(&self, block: usize) {
-        self.lock().blocks.remove(&block).expect("the block is allocated");
+    fn free(&self, page: usize) {
+        self.lock().pages.remove(&page).expect("the page is allocated");
     }
 
-    fn append(&self, block: usize, at: usize, bytes: &[u8]) -> Result<()> {
+    fn append(&self, page: usize, at: usize, bytes: &[u8]) -> Result<()> {
         let mut state = self.lock();
-        let (DeviceKvShape { heads, capacity, row_bytes, .. }, data) =
-            state.blocks.get_mut(&block).expect("the block is allocated");
-        for (at, token) in (at..).zip(bytes.chunks_exact(*heads * *row_bytes)) {
-            for (head, new) in token.chunks_exact(*row_bytes).enumerate() {
-                data[(head * *capacity + at) * *row_bytes..][..*row_bytes].copy_from_slice(new);
+        let (shape, data) = state.pages.get_mut(&page).expect("the page is allocated");
+        let KvPageShape { heads, positions, row_bytes, .. } = *shape;
+        for (at, token) in (at..).zip(bytes.chunks_exact(heads * row_bytes)) {
+            for (head, new) in token.chunks_exact(row_bytes).enumerate() {
+                data[(head * positions + at) * row_bytes..][..row_bytes].copy_from_slice(new);
             }
         }
         Ok(())
@@ -105,23 +133,25 @@ impl DeviceAttention for AttentionDouble {
     fn copy(&self, from: usize, to: usize, len: usize) -> Result<()> {
         let mut state = self.lock();
         state.copies += 1;
-        let (old, data) = state.blocks[&from].clone();
-        let (new, into) = state.blocks.get_mut(&to).expect("the block is allocated");
-        for head in 0..old.heads {
-            let used = &data[head * old.capacity * old.row_bytes..][..len * old.row_bytes];
-            into[head * new.capacity * new.row_bytes..][..used.len()].copy_from_slice(used);
-        }
+        let (shape, data) = state.pages[&from].clone();
+        let (other, into) = state.pages.get_mut(&to).expect("the page is allocated");
+        assert_eq!(*other, shape);
+        shape.copy_rows(&data, into, len);
         Ok(())
     }
 
-    fn attend(&self, args: &AttentionArgs<DeviceKvView>, out: &mut [f32]) -> Result<()> {
+    fn attend(&self, tasks: &mut [AttentionTask<DeviceKvView>]) -> Result<()> {
         let mut state = self.lock();
         state.calls += 1;
         if self.failing > 0 && state.calls.is_multiple_of(self.failing) {
-            out.fill(f32::NAN);
+            tasks.iter_mut().for_each(|task| task.out.fill(f32::NAN));
             return Err(ModelError::Device("attention on the device failed: device lost".into()));
         }
-        attend(&ThreadPool::single_threaded(), &args.with_kv(state.table(args.keys), state.table(args.values)), out);
+        for AttentionTask { args, out } in tasks {
+            let (keys, values) = (state.stored(&args.keys), state.stored(&args.values));
+            let args = args.with_kv(keys.tensor(args.keys.width), values.tensor(args.values.width));
+            attend(&ThreadPool::single_threaded(), &mut [AttentionTask { args, out }]);
+        }
         Ok(())
     }
 }

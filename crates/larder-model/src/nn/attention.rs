@@ -2,7 +2,7 @@
 
 use candle_core::{Device, Tensor};
 use larder_core::SequenceMemory;
-use larder_kernels::AttentionArgs;
+use larder_kernels::{AttentionArgs, AttentionTask};
 
 use super::norm::rms;
 use super::{AttentionMask, ForwardPass, Mixer, Norm, Rotary};
@@ -90,24 +90,28 @@ impl Mixer for Attention {
         let mut mixed = vec![0.0; n * heads * head_dim]; // [n, heads, head_dim]
         let (k_width, q_width) = (kv_heads * head_dim, heads * head_dim);
         for (i, span) in pass.spans.iter().enumerate() {
-            let layer_kv = states.of(i);
+            let layer_kv = states.of_mut(i);
             with_f32(&k, |k| layer_kv.keys.append(span.rows(k, k_width), kv_heads, head_dim))??;
             with_f32(&v, |v| layer_kv.values.append(span.rows(v, k_width), kv_heads, head_dim))??;
-            let seen = span.visible_ranges(self.mask);
-            with_f32(&q, |q| {
+        }
+        let seen = pass.visible_ranges(self.mask);
+        with_f32(&q, |q| {
+            let tasks = pass.split(&mut mixed, q_width).zip(&seen).enumerate().map(|(i, ((span, out), seen))| {
                 let args = AttentionArgs {
                     queries: span.rows(q, q_width),
                     heads,
-                    keys: layer_kv.keys.view(head_dim),
-                    values: layer_kv.values.view(head_dim),
+                    keys: states.of(i).keys.view(head_dim),
+                    values: states.of(i).values.view(head_dim),
                     kv_heads,
-                    seen: &seen,
+                    seen,
                     scale: self.scale as f32,
                     sinks: self.sinks.as_deref(),
                 };
-                self.o.compute().attend(&args, span.rows_mut(&mut mixed, q_width))
-            })??;
-        }
+                AttentionTask { args, out }
+            });
+            self.o.compute().attend(&mut tasks.collect::<Vec<_>>())
+        })??;
+        (0..pass.spans.len()).for_each(|i| states.of_mut(i).release_unseen(self.mask));
         let mixed = Tensor::from_vec(mixed, (n, heads * head_dim), &Device::Cpu)?;
         self.o.forward(&match gate {
             Some(gate) => (mixed * candle_nn::ops::sigmoid(&gate)?)?,
@@ -117,7 +121,8 @@ impl Mixer for Attention {
 
     fn memory_need(&self) -> SequenceMemory {
         let AttentionShape { kv_heads, head_dim, .. } = self.shape;
-        SequenceMemory { values_per_token: 2 * kv_heads * head_dim, fixed_bytes: 0 }
+        let rows = SequenceMemory::rows(kv_heads, head_dim);
+        rows + rows
     }
 }
 

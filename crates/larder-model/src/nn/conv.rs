@@ -3,7 +3,7 @@
 use candle_core::{Device, Tensor};
 use larder_core::SequenceMemory;
 
-use super::{ForwardPass, Mixer};
+use super::{ForwardPass, Mixer, StateLens};
 use crate::error::Result;
 use crate::matrix::{Linear, with_f32};
 use crate::step::LayerStates;
@@ -28,26 +28,24 @@ impl CausalConv {
         Ok(CausalConv { kernel, bias, channels, width })
     }
 
-    /// Bytes of the window that is kept between passes.
-    pub fn window_bytes(&self) -> usize {
-        (self.width - 1) * self.channels * size_of::<f32>()
+    /// Values of the window that is kept between passes.
+    pub fn window_len(&self) -> usize {
+        (self.width - 1) * self.channels
     }
 
     /// `x [tokens, channels]` → same shape. `window` holds the last `width - 1` inputs before `x`, and is updated.
-    pub fn forward(&self, x: &[f32], window: &mut Vec<f32>) -> Vec<f32> {
-        let before = (self.width - 1) * self.channels;
-        window.resize(before, 0.0);
-        window.extend_from_slice(x);
+    pub fn forward(&self, x: &[f32], window: &mut [f32]) -> Vec<f32> {
+        let inputs = [window, x].concat();
         let mut out = vec![0.0; x.len()];
         for (t, out) in out.chunks_exact_mut(self.channels).enumerate() {
             for (c, out) in out.iter_mut().enumerate() {
                 let start = self.bias.as_ref().map_or(0.0, |b| b[c]);
                 let kernel = &self.kernel[c * self.width..][..self.width];
                 *out =
-                    kernel.iter().enumerate().fold(start, |sum, (i, k)| sum + k * window[(t + i) * self.channels + c]);
+                    kernel.iter().enumerate().fold(start, |sum, (i, k)| sum + k * inputs[(t + i) * self.channels + c]);
             }
         }
-        window.drain(..x.len());
+        window.copy_from_slice(&inputs[x.len()..]);
         out
     }
 }
@@ -68,17 +66,28 @@ impl Mixer for ShortConv {
         let bcx = self.input.forward(x)?; // [tokens, 3 · hidden]
         let part = |at: usize| bcx.narrow(1, at * hidden, hidden);
         let gated = (part(0)? * part(2)?)?;
-        let conv = with_f32(&gated, |gated| {
-            let spans = pass.spans.iter().enumerate();
-            let each = spans.map(|(i, span)| self.conv.forward(span.rows(gated, hidden), &mut states.of(i).window));
-            each.collect::<Vec<_>>().concat()
-        })?;
+        let mut conv = Vec::with_capacity(tokens * hidden);
+        with_f32(&gated, |gated| {
+            pass.spans.iter().enumerate().try_for_each(|(i, span)| {
+                let gated = span.rows(gated, hidden);
+                states.of_mut(i).recurrent.advance(span.tokens, self.state_lens(), |state, piece| {
+                    let gated = &gated[piece.start * hidden..piece.end * hidden];
+                    conv.extend(self.conv.forward(gated, &mut state.window));
+                })
+            })
+        })??;
         let conv = Tensor::from_vec(conv, (tokens, hidden), &Device::Cpu)?;
         self.output.forward(&(part(1)? * conv)?)
     }
 
     fn memory_need(&self) -> SequenceMemory {
-        SequenceMemory { values_per_token: 0, fixed_bytes: self.conv.window_bytes() }
+        SequenceMemory::state(self.state_lens().bytes())
+    }
+}
+
+impl ShortConv {
+    fn state_lens(&self) -> StateLens {
+        StateLens { window: self.conv.window_len(), recurrence: 0 }
     }
 }
 
@@ -95,10 +104,10 @@ mod tests {
             width: 3,
         };
         let x: Vec<f32> = (0..14).map(|i| (i as f32).cos()).collect();
-        let whole = conv.forward(&x, &mut Vec::new());
+        let whole = conv.forward(&x, &mut [0.0; 4]);
         // The first output depends on the first input only: the kernel's last weight, plus the bias.
         assert_eq!(whole[0], 2.0f32.mul_add(x[0], 0.1));
-        let mut window = Vec::new();
+        let mut window = [0.0; 4];
         let parts: Vec<f32> = [0..2, 2..8, 8..14].into_iter().flat_map(|r| conv.forward(&x[r], &mut window)).collect();
         assert_eq!(whole, parts);
     }

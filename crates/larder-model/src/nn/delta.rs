@@ -4,7 +4,7 @@ use candle_core::{Device, Tensor};
 use larder_core::SequenceMemory;
 
 use super::activation::{sigmoid, silu};
-use super::{CausalConv, ForwardPass, LayerKv, Mixer};
+use super::{CausalConv, ForwardPass, Mixer, StateLens};
 use crate::error::Result;
 use crate::matrix::{Linear, with_f32};
 use crate::step::LayerStates;
@@ -64,6 +64,11 @@ impl GatedDeltaNet {
             eps: eps as f32,
             output: weights.linear(&name("out_proj"), hidden, values, false)?,
         })
+    }
+
+    fn state_lens(&self) -> StateLens {
+        let DeltaShape { v_heads, k_dim, v_dim, .. } = self.shape;
+        StateLens { window: self.conv.window_len(), recurrence: v_heads * k_dim * v_dim }
     }
 
     /// Splits one token's rows of the two input products, which are grouped by key head, into queries, keys, values and
@@ -150,32 +155,27 @@ impl Mixer for GatedDeltaNet {
         })??;
         let mut out = vec![0.0; n * values];
         for (i, span) in pass.spans.iter().enumerate() {
-            let LayerKv { window, recurrent, .. } = states.of(i);
-            let mut qkv = self.conv.forward(span.rows(&all.qkv, mixed), window); // [span tokens, mixed]
-            qkv.iter_mut().for_each(|v| *v = silu(*v));
-            recurrent.resize(v_heads * k_dim * v_dim, 0.0);
-            for (t, (qkv, out)) in
-                qkv.chunks_exact(mixed).zip(span.rows_mut(&mut out, values).chunks_exact_mut(values)).enumerate()
-            {
-                let row = span.first_row + t;
-                let token = TokenInputs {
-                    qkv,
-                    z: &all.z[row * values..][..values],
-                    beta: &all.beta[row * v_heads..][..v_heads],
-                    g: &all.g[row * v_heads..][..v_heads],
-                };
-                self.step(&token, recurrent, out);
-            }
+            let span_qkv = span.rows(&all.qkv, mixed);
+            states.of_mut(i).recurrent.advance(span.tokens, self.state_lens(), |state, piece| {
+                let mut qkv = self.conv.forward(&span_qkv[piece.start * mixed..piece.end * mixed], &mut state.window);
+                qkv.iter_mut().for_each(|v| *v = silu(*v));
+                for (t, qkv) in piece.zip(qkv.chunks_exact(mixed)) {
+                    let row = span.first_row + t;
+                    let token = TokenInputs {
+                        qkv,
+                        z: &all.z[row * values..][..values],
+                        beta: &all.beta[row * v_heads..][..v_heads],
+                        g: &all.g[row * v_heads..][..v_heads],
+                    };
+                    self.step(&token, &mut state.recurrence, &mut out[row * values..][..values]);
+                }
+            })?;
         }
         self.output.forward(&Tensor::from_vec(out, (n, values), &Device::Cpu)?)
     }
 
     fn memory_need(&self) -> SequenceMemory {
-        let DeltaShape { v_heads, k_dim, v_dim, .. } = self.shape;
-        SequenceMemory {
-            values_per_token: 0,
-            fixed_bytes: v_heads * k_dim * v_dim * size_of::<f32>() + self.conv.window_bytes(),
-        }
+        SequenceMemory::state(self.state_lens().bytes())
     }
 }
 

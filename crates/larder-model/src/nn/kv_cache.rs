@@ -2,10 +2,13 @@
 
 use std::sync::Arc;
 
-use larder_core::NumberFormat;
+use larder_core::{KV_PAGE_TOKENS, NumberFormat};
+use larder_kernels::narrow;
 
-use super::KvRows;
-use crate::device::DeviceAttention;
+use super::{AttentionMask, KvPool, KvRows, RecurrentState};
+
+/// Positions behind a sliding window that are stored, so that a sequence can be rewound by a few tokens.
+const REWIND_POSITIONS: usize = 2 * KV_PAGE_TOKENS;
 
 /// Number format of the keys and values in a KV cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -17,9 +20,14 @@ pub enum KvFormat {
 }
 
 impl KvFormat {
-    /// Bytes of a number.
-    pub fn bytes(self) -> usize {
-        self.kind().block_bytes()
+    /// Bytes of a row of `width` values.
+    pub fn row_bytes(self, width: usize) -> usize {
+        width * self.kind().block_bytes()
+    }
+
+    /// Writes one row.
+    pub(super) fn store(self, values: &[f32], row: &mut [u8]) {
+        narrow(self.kind(), values, row);
     }
 
     /// The number format of one number.
@@ -32,6 +40,8 @@ impl KvFormat {
 }
 
 /// The state of one sequence: the KV cache of attention layers, the recurrent state of the others.
+///
+/// Clones share memory until one of them appends.
 #[derive(Clone)]
 pub struct KvCache {
     /// Tokens computed so far.
@@ -41,38 +51,34 @@ pub struct KvCache {
 }
 
 impl KvCache {
-    /// An empty cache for `layers` layers. The first append allocates rows for `tokens` tokens, on `device` if there is
-    /// one.
-    pub fn new(layers: usize, tokens: usize, format: KvFormat, device: Option<&Arc<dyn DeviceAttention>>) -> Self {
-        KvCache { len: 0, layers: (0..layers).map(|_| LayerKv::new(tokens, format, device)).collect() }
+    /// An empty cache for `layers` layers, whose memory grows with the tokens.
+    pub fn new(layers: usize, pool: &Arc<KvPool>) -> Self {
+        KvCache { len: 0, layers: (0..layers).map(|_| LayerKv::new(pool)).collect() }
     }
 
-    /// Bytes allocated, in main memory and on a device.
+    /// Bytes in main memory and on a device; memory that is shared with others counts in full.
     pub fn bytes(&self) -> usize {
         self.layers.iter().map(LayerKv::bytes).sum()
     }
 
-    /// After a failed step: drops what layers hold beyond the first [`len`](Self::len) tokens. Returns whether the cache
-    /// is valid again; a recurrent state that has moved on cannot go back.
-    pub fn discard_uncommitted(&mut self) -> bool {
-        let len = self.len;
-        self.layers.iter_mut().for_each(|layer| layer.truncate(len));
-        self.layers.iter().all(LayerKv::can_truncate)
+    /// Keeps the first `len` tokens, or as many of them as is possible, and returns their number: the caller computes the
+    /// others again. Rows of attention can always be dropped, but those behind a sliding window may have been given back;
+    /// convolutions and recurrences can go back to a checkpoint.
+    pub fn truncate(&mut self, len: usize) -> usize {
+        let mut keep = len.min(self.len);
+        while let Some(less) = self.layers.iter().map(|layer| layer.keepable(keep)).find(|kept| *kept < keep) {
+            keep = less;
+        }
+        self.len = keep;
+        self.layers.iter_mut().for_each(|layer| layer.truncate(keep));
+        keep
     }
 
-    /// Keeps the first `len` tokens, if that is possible, and returns whether it was; otherwise nothing changes. Rows
-    /// of attention can be dropped; the windows and states of convolutions and recurrences exist only for the whole
-    /// sequence.
-    pub fn truncate(&mut self, len: usize) -> bool {
-        if len >= self.len {
-            return len == self.len;
-        }
-        let possible = self.layers.iter().all(LayerKv::can_truncate);
-        if possible {
-            self.len = len;
-            self.layers.iter_mut().for_each(|layer| layer.truncate(len));
-        }
-        possible
+    /// A cache of the first `len` tokens, or of as many of them as is possible, which shares memory with this one.
+    pub fn fork(&self, len: usize) -> KvCache {
+        let mut fork = self.clone();
+        fork.truncate(len);
+        fork
     }
 }
 
@@ -83,47 +89,43 @@ pub struct LayerKv {
     pub keys: KvRows,
     /// Values of attention.
     pub values: KvRows,
-    /// The last inputs of a causal convolution, oldest first: `[width - 1, channels]`.
-    pub window: Vec<f32>,
-    /// The state of a recurrence.
-    pub recurrent: Vec<f32>,
+    /// The state of convolutions and recurrences.
+    pub recurrent: RecurrentState,
+    /// Why rows have been given back.
+    mask: AttentionMask,
 }
 
 impl LayerKv {
-    /// An empty state; the first append allocates rows for `tokens` tokens.
-    pub fn new(tokens: usize, format: KvFormat, device: Option<&Arc<dyn DeviceAttention>>) -> Self {
-        let rows = || KvRows::new(tokens, format, device);
-        LayerKv { keys: rows(), values: rows(), window: Vec::new(), recurrent: Vec::new() }
+    /// An empty state.
+    pub fn new(pool: &Arc<KvPool>) -> Self {
+        let rows = || KvRows::new(pool);
+        LayerKv { keys: rows(), values: rows(), recurrent: RecurrentState::new(pool), mask: AttentionMask::Causal }
     }
 
-    /// Whether the state consists of one row per token.
-    fn can_truncate(&self) -> bool {
-        self.window.is_empty() && self.recurrent.is_empty()
+    /// Gives the pages back that no later query with this mask sees, save a few for the sake of rewinding.
+    pub fn release_unseen(&mut self, mask: AttentionMask) {
+        self.mask = mask;
+        let unseen = mask.first_visible(self.keys.len()).saturating_sub(REWIND_POSITIONS);
+        self.keys.release_before(unseen);
+        self.values.release_before(unseen);
+    }
+
+    /// How many of the first `len` tokens can be kept.
+    fn keepable(&self, len: usize) -> usize {
+        let seen = self.mask.first_visible(len);
+        if self.keys.first_position() > seen { 0 } else { self.recurrent.keepable(len) }
     }
 
     fn truncate(&mut self, len: usize) {
         self.keys.truncate(len);
         self.values.truncate(len);
+        self.recurrent.truncate(len);
     }
 
     fn bytes(&self) -> usize {
-        self.keys.bytes() + self.values.bytes() + (self.window.len() + self.recurrent.len()) * size_of::<f32>()
+        self.keys.bytes() + self.values.bytes() + self.recurrent.bytes()
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_attention_layers_can_be_truncated() {
-        let mut cache = KvCache::new(2, 4, KvFormat::F32, None);
-        cache.layers.iter_mut().for_each(|layer| layer.keys.append(&[1.0, 2.0, 3.0], 1, 1).unwrap());
-        cache.len = 3;
-        assert!(!cache.truncate(4) && cache.truncate(3) && cache.truncate(1));
-        assert_eq!((cache.len, cache.layers[1].keys.len(), cache.layers[1].values.len()), (1, 1, 0));
-        cache.layers[0].window = vec![0.5];
-        assert!(!cache.truncate(0));
-        assert_eq!(cache.len, 1);
-    }
-}
+mod tests;

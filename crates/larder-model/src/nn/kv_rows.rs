@@ -1,44 +1,28 @@
-//! Growing rows of keys or values, in main memory or in a block of a device.
+//! Growing rows of keys or values, in pages that sequences share until one of them writes.
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use larder_core::NumberFormat;
-use larder_kernels::{KvTensor, narrow};
+use larder_core::KV_PAGE_TOKENS;
+use larder_kernels::{KvPages, KvTensor};
 
-use super::KvFormat;
-use crate::device::{DeviceAttention, DeviceKvShape, DeviceKvView};
+use super::KvPool;
+use super::kv_pool::{KvPage, page_shape};
+use crate::device::{DeviceKvView, KvPageShape};
 use crate::error::Result;
 
-/// Keys or values `[heads, positions, width]`, which grow by positions. The rows of a head are contiguous.
+/// Keys or values `[heads, positions, width]`, which grow by positions. Pages at the front can be given back.
+///
+/// Clones share pages. An append to a shared page copies that page; full pages are never copied.
 #[derive(Clone)]
 pub struct KvRows {
-    kind: NumberFormat,
-    storage: Storage,
-    heads: usize,
-    /// Bytes of one row.
-    row_bytes: usize,
-    /// Positions that fit.
-    capacity: usize,
+    pool: Arc<KvPool>,
+    /// Of every page; `None` before the first append.
+    shape: Option<KvPageShape>,
+    /// Number of the first page that is stored.
+    first_page: usize,
+    pages: Vec<Arc<KvPage>>,
     len: usize,
-}
-
-#[derive(Clone)]
-enum Storage {
-    Host(Vec<u8>),
-    /// Clones share the block until one of them appends.
-    Device(Arc<dyn DeviceAttention>, Option<Arc<DeviceBlock>>),
-}
-
-/// A block of device memory, freed when its last owner is dropped.
-struct DeviceBlock {
-    device: Arc<dyn DeviceAttention>,
-    id: usize,
-}
-
-impl Drop for DeviceBlock {
-    fn drop(&mut self) {
-        self.device.free(self.id);
-    }
 }
 
 /// All rows, or the first `width` numbers of each row.
@@ -48,177 +32,125 @@ pub struct KvView<'a> {
     width: usize,
 }
 
-/// The memory in which the rows of a view are stored.
-pub enum KvLocation<'a> {
-    /// In main memory.
-    Host(KvTensor<'a>),
-    /// On a device.
-    Device(&'a dyn DeviceAttention, DeviceKvView),
-}
-
 impl KvRows {
-    /// No rows yet; later rows are stored on `device` if there is one. The first append allocates `capacity` positions.
-    pub fn new(capacity: usize, format: KvFormat, device: Option<&Arc<dyn DeviceAttention>>) -> Self {
-        let storage = match device {
-            Some(device) => Storage::Device(device.clone(), None),
-            None => Storage::Host(Vec::new()),
-        };
-        KvRows { kind: format.kind(), storage, heads: 0, row_bytes: 0, capacity, len: 0 }
+    /// No rows yet, and no memory.
+    pub fn new(pool: &Arc<KvPool>) -> Self {
+        KvRows { pool: pool.clone(), shape: None, first_page: 0, pages: Vec::new(), len: 0 }
     }
 
-    /// Positions stored.
+    /// Positions appended, those given back included.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Keeps the first `len` positions and drops the others; the memory stays allocated.
+    /// The first position that is stored.
+    pub fn first_position(&self) -> usize {
+        self.first_page * KV_PAGE_TOKENS
+    }
+
+    /// Bytes of the pages, shared ones included.
+    pub fn bytes(&self) -> usize {
+        self.shape.map_or(0, |shape| shape.bytes()) * self.pages.len()
+    }
+
+    /// Keeps the positions before `len` and gives the pages of the others back. The caller guarantees that `len` is not
+    /// before the first position stored, or 0.
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
-    }
-
-    /// Bytes allocated.
-    pub fn bytes(&self) -> usize {
-        match &self.storage {
-            Storage::Host(data) => data.len(),
-            Storage::Device(_, None) => 0,
-            Storage::Device(_, Some(_)) => self.heads * self.capacity * self.row_bytes,
+        if self.len == 0 {
+            self.first_page = 0;
         }
+        self.pages.truncate(self.len.div_ceil(KV_PAGE_TOKENS) - self.first_page);
     }
 
-    /// Appends `new [n, heads, width]`. Memory is allocated at the first call, for `capacity` positions, and again only
-    /// if there are more.
+    /// Gives the pages back that hold only positions before `position`.
+    pub fn release_before(&mut self, position: usize) {
+        let pages = (position / KV_PAGE_TOKENS).saturating_sub(self.first_page).min(self.pages.len());
+        self.pages.drain(..pages);
+        self.first_page += pages;
+    }
+
+    /// Appends `new [n, heads, width]`.
     pub fn append(&mut self, new: &[f32], heads: usize, width: usize) -> Result<()> {
-        let (need, row) = (self.len + new.len() / (heads * width), width * self.kind.block_bytes());
-        if self.bytes() == 0 {
-            (self.heads, self.row_bytes) = (heads, row);
-            self.grow(self.capacity.max(need))?;
-        } else if need > self.capacity {
-            self.grow(need.next_power_of_two())?;
+        let shape = page_shape(self.pool.format(), heads, width);
+        debug_assert!(new.len().is_multiple_of(heads * width), "rows are whole");
+        debug_assert!(self.shape.is_none_or(|earlier| earlier == shape), "the rows of a layer have one shape");
+        self.shape = Some(shape);
+        let mut rest = new;
+        while !rest.is_empty() {
+            let at = self.len % KV_PAGE_TOKENS;
+            let count = (rest.len() / (heads * width)).min(KV_PAGE_TOKENS - at);
+            self.make_writable(shape, at)?;
+            let (now, later) = rest.split_at(count * heads * width);
+            self.write(shape, at, now, width)?;
+            self.len += count;
+            rest = later;
         }
-        debug_assert_eq!((self.heads, self.row_bytes), (heads, row));
-        match &mut self.storage {
-            Storage::Host(data) => {
-                for (at, token) in (self.len..).zip(new.chunks_exact(heads * width)) {
-                    for (head, values) in token.chunks_exact(width).enumerate() {
-                        narrow(self.kind, values, &mut data[(head * self.capacity + at) * row..][..row]);
-                    }
-                }
-            }
-            Storage::Device(..) => self.append_on_device(new)?,
-        }
-        self.len = need;
         Ok(())
     }
 
-    fn append_on_device(&mut self, new: &[f32]) -> Result<()> {
-        if let Storage::Device(_, Some(block)) = &self.storage
-            && Arc::strong_count(block) > 1
-        {
-            self.grow(self.capacity)?;
+    /// Makes the page of the next position, of which `used` positions are in use, one that only this sequence has.
+    fn make_writable(&mut self, shape: KvPageShape, used: usize) -> Result<()> {
+        if used == 0 {
+            self.pages.push(Arc::new(self.pool.page(shape)?));
+            return Ok(());
         }
-        let mut bytes = vec![0; new.len() * self.kind.block_bytes()]; // [n, heads, row]
-        narrow(self.kind, new, &mut bytes);
-        match &self.storage {
-            Storage::Device(device, Some(block)) => device.append(block.id, self.len, &bytes),
-            _ => unreachable!("a block was allocated on the device"),
+        let last = self.pages.last_mut().expect("a page that is partly used is stored");
+        if Arc::get_mut(last).is_none() {
+            let mut page = self.pool.page(shape)?;
+            match self.pool.device() {
+                Some(device) => device.copy(last.device_id(), page.device_id(), used)?,
+                None => shape.copy_rows(last.host(), page.host_mut(), used),
+            }
+            *last = Arc::new(page);
         }
+        Ok(())
+    }
+
+    /// Writes `new [n, heads, width]` to the last page, from row `at` on.
+    fn write(&mut self, shape: KvPageShape, at: usize, new: &[f32], width: usize) -> Result<()> {
+        let (format, page) = (self.pool.format(), self.pages.last_mut().expect("a page was added"));
+        let KvPageShape { heads, positions, row_bytes: row, .. } = shape;
+        if let Some(device) = self.pool.device() {
+            let mut bytes = vec![0; new.len() / width * row]; // [n, heads, row]
+            new.chunks_exact(width).zip(bytes.chunks_exact_mut(row)).for_each(|(new, row)| format.store(new, row));
+            return device.append(page.device_id(), at, &bytes);
+        }
+        let data = Arc::get_mut(page).expect("the page was made writable").host_mut();
+        for (i, new) in new.chunks_exact(width).enumerate() {
+            let (at, head) = (at + i / heads, i % heads);
+            format.store(new, &mut data[(head * positions + at) * row..][..row]);
+        }
+        Ok(())
     }
 
     /// All rows, or the first `width` numbers of each row.
     pub fn view(&self, width: usize) -> KvView<'_> {
         KvView { rows: self, width }
     }
+}
 
-    /// Allocates memory for `capacity` positions, and copies the stored rows there.
-    fn grow(&mut self, capacity: usize) -> Result<()> {
-        let KvRows { kind, heads, row_bytes: row, len, .. } = *self;
-        match &mut self.storage {
-            Storage::Host(data) => {
-                let mut new = vec![0; heads * capacity * row];
-                if len > 0 {
-                    for (old, new) in data.chunks_exact(self.capacity * row).zip(new.chunks_exact_mut(capacity * row)) {
-                        new[..len * row].copy_from_slice(&old[..len * row]);
-                    }
-                }
-                *data = new;
-            }
-            Storage::Device(device, block) => {
-                let id = device.allocate(DeviceKvShape { kind, heads, capacity, row_bytes: row })?;
-                let new = DeviceBlock { device: device.clone(), id };
-                if let Some(old) = block.as_ref().filter(|_| len > 0) {
-                    device.copy(old.id, id, len)?;
-                }
-                *block = Some(Arc::new(new));
-            }
-        }
-        self.capacity = capacity;
-        Ok(())
+impl KvPages for KvRows {
+    fn stored(&self) -> Range<usize> {
+        self.first_page..self.first_page + self.pages.len()
+    }
+
+    fn page(&self, index: usize) -> &[u8] {
+        self.pages[index - self.first_page].host()
     }
 }
 
 impl<'a> KvView<'a> {
-    /// The memory of the rows. The caller guarantees that at least one row has been appended.
-    pub fn location(self) -> KvLocation<'a> {
-        let KvView { rows, width } = self;
-        match &rows.storage {
-            Storage::Host(data) => KvLocation::Host(KvTensor {
-                kind: rows.kind,
-                data,
-                head_stride: rows.capacity * rows.row_bytes,
-                row_stride: rows.row_bytes,
-                width,
-            }),
-            Storage::Device(device, block) => {
-                let block = block.as_ref().expect("rows were appended").id;
-                KvLocation::Device(device.as_ref(), DeviceKvView { block, width })
-            }
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::double::AttentionDouble;
-
-    #[test]
-    fn clones_on_a_device_share_memory_until_one_appends() {
-        let double = Arc::new(AttentionDouble::new(120));
-        let device: Arc<dyn DeviceAttention> = double.clone();
-        let mut first = KvRows::new(4, KvFormat::F32, Some(&device));
-        assert_eq!((first.bytes(), double.used_bytes()), (0, 0));
-        first.append(&[1.0, 2.0, 3.0], 1, 3).unwrap();
-        let mut second = first.clone();
-        assert_eq!((first.bytes(), double.used_bytes(), double.copies()), (48, 48, 0));
-        second.append(&[4.0, 5.0, 6.0], 1, 3).unwrap();
-        assert_eq!((double.used_bytes(), double.copies()), (96, 1));
-        first.append(&[7.0, 8.0, 9.0], 1, 3).unwrap();
-        assert_eq!(double.copies(), 1, "the block has a single owner again");
-        let third = first.clone();
-        assert!(first.append(&[0.0; 3], 1, 3).is_err(), "a third block does not fit");
-        drop((second, third));
-        first.append(&[0.0; 3], 1, 3).unwrap();
-        assert_eq!((first.len(), double.used_bytes()), (3, 48));
-        drop(first);
-        assert_eq!(double.used_bytes(), 0);
+    /// The rows in main memory. The caller guarantees that rows were appended, and to a pool without a device.
+    pub fn on_host(self) -> KvTensor<'a> {
+        let KvPageShape { kind, positions: page_len, row_bytes, .. } = self.rows.shape.expect("rows were appended");
+        KvTensor { kind, pages: self.rows, page_len, row_bytes, width: self.width }
     }
 
-    #[test]
-    fn rows_survive_growth() {
-        for (capacity, format) in [0, 1, 7, 100].into_iter().flat_map(|r| [(r, KvFormat::F32), (r, KvFormat::F16)]) {
-            let mut rows = KvRows::new(capacity, format, None);
-            for i in 0..100 {
-                let value = |head: usize| [i as f32, head as f32, 0.5];
-                rows.append(&[value(0), value(1)].concat(), 2, 3).unwrap();
-                let KvLocation::Host(table) = rows.view(2).location() else { panic!("the rows are in main memory") };
-                for (head, at) in (0..2).flat_map(|head| (0..=i).map(move |at| (head, at))) {
-                    let from = head * table.head_stride + at * table.row_stride;
-                    let mut kept = [0.0; 2];
-                    let bytes = 2 * table.kind.block_bytes();
-                    larder_kernels::widen(table.kind, &table.data[from..][..bytes], &mut kept);
-                    assert_eq!(kept, [at as f32, head as f32]);
-                }
-            }
-        }
+    /// The rows on the device of their pool.
+    pub fn on_device(self) -> DeviceKvView {
+        let KvRows { first_page, pages, .. } = self.rows;
+        let pages = pages.iter().map(|page| page.device_id()).collect();
+        DeviceKvView { first_page: *first_page, pages, width: self.width }
     }
 }

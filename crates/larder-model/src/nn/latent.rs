@@ -2,7 +2,7 @@
 
 use candle_core::{D, Device, Tensor};
 use larder_core::SequenceMemory;
-use larder_kernels::AttentionArgs;
+use larder_kernels::{AttentionArgs, AttentionTask};
 
 use super::{AttentionMask, ForwardPass, Mixer, Norm, Rotary};
 use crate::error::Result;
@@ -109,23 +109,26 @@ impl Mixer for LatentAttention {
         let (key, query) = (self.key(x, pass)?, self.query(x, pass)?);
         let mut mixed = vec![0.0; n * heads * kv_rank]; // [n, heads, kv_rank]
         for (i, span) in pass.spans.iter().enumerate() {
-            let layer_kv = states.of(i);
-            with_f32(&key, |k| layer_kv.keys.append(span.rows(k, width), 1, width))??;
-            let seen = span.visible_ranges(AttentionMask::Causal);
-            with_f32(&query, |q| {
+            with_f32(&key, |k| states.of_mut(i).keys.append(span.rows(k, width), 1, width))??;
+        }
+        let seen = pass.visible_ranges(AttentionMask::Causal);
+        with_f32(&query, |q| {
+            let spans = pass.split(&mut mixed, heads * kv_rank).zip(&seen).enumerate();
+            let tasks = spans.map(|(i, ((span, out), seen))| {
                 let args = AttentionArgs {
                     queries: span.rows(q, heads * width),
                     heads,
-                    keys: layer_kv.keys.view(width),
-                    values: layer_kv.keys.view(kv_rank),
+                    keys: states.of(i).keys.view(width),
+                    values: states.of(i).keys.view(kv_rank),
                     kv_heads: 1,
-                    seen: &seen,
+                    seen,
                     scale: self.scale as f32,
                     sinks: None,
                 };
-                self.o.compute().attend(&args, span.rows_mut(&mut mixed, heads * kv_rank))
-            })??;
-        }
+                AttentionTask { args, out }
+            });
+            self.o.compute().attend(&mut tasks.collect::<Vec<_>>())
+        })??;
         let mixed = Tensor::from_vec(mixed, (n, heads, kv_rank), &Device::Cpu)?;
         let mixed = PlacedMatrix::forward_heads(&self.to_value, &mixed)?; // [n, heads, value]
         self.o.forward(&mixed.reshape((n, heads * value))?)
@@ -133,6 +136,6 @@ impl Mixer for LatentAttention {
 
     fn memory_need(&self) -> SequenceMemory {
         let LatentShape { kv_rank, rope, .. } = self.shape;
-        SequenceMemory { values_per_token: kv_rank + rope, fixed_bytes: 0 }
+        SequenceMemory::rows(1, kv_rank + rope)
     }
 }

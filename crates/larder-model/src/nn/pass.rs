@@ -54,6 +54,24 @@ impl ForwardPass {
         self.origins.len()
     }
 
+    /// For each span, the range of positions that each of its tokens attends to, its own included.
+    pub fn visible_ranges(&self, mask: AttentionMask) -> Vec<Vec<Range<usize>>> {
+        self.spans.iter().map(|span| span.visible_ranges(mask)).collect()
+    }
+
+    /// Each span with its part of `values [step tokens, width]`.
+    pub fn split<'a>(
+        &'a self,
+        values: &'a mut [f32],
+        width: usize,
+    ) -> impl Iterator<Item = (&'a SpanPositions, &'a mut [f32])> {
+        self.spans.iter().scan(values, move |rest, span| {
+            let (own, others) = std::mem::take(rest).split_at_mut(span.tokens * width);
+            *rest = others;
+            Some((span, own))
+        })
+    }
+
     /// The position of each token in its sequence.
     pub fn positions(&self) -> impl Iterator<Item = usize> + '_ {
         self.spans.iter().flat_map(|span| span.start..span.start + span.tokens)
@@ -69,11 +87,6 @@ impl SpanPositions {
     /// The part of `values [step tokens, width]` that belongs to this span.
     pub fn rows<'a>(&self, values: &'a [f32], width: usize) -> &'a [f32] {
         &values[self.first_row * width..][..self.tokens * width]
-    }
-
-    /// The part of `values [step tokens, width]` that belongs to this span, mutable.
-    pub fn rows_mut<'a>(&self, values: &'a mut [f32], width: usize) -> &'a mut [f32] {
-        &mut values[self.first_row * width..][..self.tokens * width]
     }
 }
 

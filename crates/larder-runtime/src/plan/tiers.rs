@@ -45,7 +45,7 @@ impl Vram {
 
     /// Bytes of VRAM for everything but experts.
     fn base_bytes(&self, inputs: &PlanInputs) -> u64 {
-        self.resident_bytes + inputs.kv_bytes() + inputs.scratch_bytes()
+        self.resident_bytes + inputs.page_bytes() + inputs.scratch_bytes()
     }
 
     /// Bytes of VRAM that may be used: as much as the options say, or all but the reserve.
@@ -70,7 +70,7 @@ impl Vram {
         format!(
             "{} of resident weights, {} of KV cache ({}) and {} of activations",
             format_bytes(self.resident_bytes),
-            format_bytes(inputs.kv_bytes()),
+            format_bytes(inputs.page_bytes()),
             inputs.context_text(),
             format_bytes(inputs.scratch_bytes()),
         )
@@ -149,7 +149,7 @@ impl TierPlan {
             format_bytes(self.device_bytes(inputs, vram)),
             vram.name,
             format_bytes(vram.resident_bytes),
-            format_bytes(inputs.kv_bytes()),
+            format_bytes(inputs.page_bytes()),
             inputs.context_text(),
             format_bytes(inputs.scratch_bytes()),
             format_bytes(inputs.bytes_of_slots(self.device_slots, self.scope)),
@@ -200,7 +200,7 @@ impl TierPlan {
                 "name": vram.name,
                 "free_bytes": vram.free_bytes,
                 "resident_bytes": vram.resident_bytes,
-                "context_bytes": inputs.kv_bytes(),
+                "context_bytes": inputs.page_bytes(),
                 "scratch_bytes": inputs.scratch_bytes(),
                 "slots": self.device_slots,
                 "slot_bytes": inputs.bytes_of_slots(self.device_slots, self.scope),

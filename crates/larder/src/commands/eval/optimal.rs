@@ -3,7 +3,7 @@
 use anyhow::{Result, bail};
 use larder_engine::Routing;
 use larder_lab::eval::{ForcedRouter, RankOptimality, RankProbe, SwapHandle};
-use larder_runtime::InferenceEngine;
+use larder_runtime::{InferenceEngine, Options};
 use serde_json::{Value, json};
 
 use super::passage::Passage;
@@ -25,7 +25,9 @@ pub fn run(args: OptimalArgs) -> Result<()> {
         );
     }
     let passage = Passage::open(&model, &args.text)?;
-    let mut engine = InferenceEngine::start(&model, &args.engine.full().options(passage.chunk))?;
+    // The sequence so far, and its continuation by one token with another expert.
+    let options = Options { sequences: 2, ..args.engine.full().options(passage.chunk) };
+    let mut engine = InferenceEngine::start(&model, &options)?;
     let swaps = SwapHandle::default();
     engine.experts.set_routing(Routing::lossy(Box::new(ForcedRouter::new(&swaps))));
     let positions = positions(&passage, args.samples);

@@ -1,0 +1,133 @@
+//! The memory of one sequence: its KV cache, its recurrent state, and the checkpoints of that.
+
+use crate::NumberFormat;
+
+/// Positions per page of a KV cache, a multiple of eight.
+pub const KV_PAGE_TOKENS: usize = 64;
+
+/// When copies of a recurrent state are kept, to which a sequence can be rewound.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CheckpointPolicy {
+    /// Tokens from one checkpoint to the next; at least one.
+    pub every: usize,
+    /// The most checkpoints of a sequence; 0 for none.
+    pub most: usize,
+}
+
+impl Default for CheckpointPolicy {
+    fn default() -> Self {
+        CheckpointPolicy { every: 256, most: 4 }
+    }
+}
+
+impl CheckpointPolicy {
+    /// The first position after `at` at which a checkpoint is taken; `usize::MAX` if none is.
+    pub fn next(&self, at: usize) -> usize {
+        if self.most == 0 { usize::MAX } else { (at + 1).next_multiple_of(self.every.max(1)) }
+    }
+
+    /// The most checkpoints that a sequence of `tokens` tokens has.
+    pub fn count(&self, tokens: usize) -> usize {
+        self.most.min(tokens / self.every.max(1))
+    }
+
+    /// The one of too many checkpoints at ascending positions that is dropped: never the newest, and of the others the one
+    /// whose absence costs least, as a share of the distance back to it. So their distances grow with their age, and a
+    /// sequence can be rewound both by little and by much.
+    pub fn superfluous(&self, at: &[usize]) -> Option<usize> {
+        if at.len() <= self.most {
+            return None;
+        }
+        let end = *at.last()? + self.every;
+        let before = |i: usize| if i == 0 { 0 } else { at[i - 1] };
+        let cost = |i: usize| (at[i + 1] - before(i)) as f64 / (end - before(i)) as f64;
+        let cheapest = (0..at.len() - 1).min_by(|a, b| cost(*a).total_cmp(&cost(*b)));
+        Some(cheapest.unwrap_or(0))
+    }
+}
+
+/// Memory that a sequence needs: KV cache and recurrent state.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct SequenceMemory {
+    /// Values of the KV cache per token.
+    pub values_per_token: usize,
+    /// The same if each row is padded to whole blocks of 32 values, as block formats store it.
+    pub padded_values_per_token: usize,
+    /// Bytes of recurrent state, whatever the length of the sequence.
+    pub state_bytes: usize,
+}
+
+impl SequenceMemory {
+    /// One KV row of `width` values for each of `heads` heads per token.
+    pub fn rows(heads: usize, width: usize) -> Self {
+        let padded_values_per_token = heads * width.next_multiple_of(NumberFormat::Q8_0.block_len());
+        SequenceMemory { values_per_token: heads * width, padded_values_per_token, state_bytes: 0 }
+    }
+
+    /// A recurrent state of `state_bytes` bytes.
+    pub fn state(state_bytes: usize) -> Self {
+        SequenceMemory { state_bytes, ..SequenceMemory::default() }
+    }
+
+    /// Bytes of the KV cache of a sequence of `tokens` tokens, in whole pages, if its rows are in `kind`.
+    pub fn kv_bytes(&self, tokens: usize, kind: NumberFormat) -> u64 {
+        let values = if kind.is_float() { self.values_per_token } else { self.padded_values_per_token };
+        let token_bytes = ((values / kind.block_len()) as u64).saturating_mul(kind.block_bytes() as u64);
+        let positions = (tokens.div_ceil(KV_PAGE_TOKENS) as u64).saturating_mul(KV_PAGE_TOKENS as u64);
+        positions.saturating_mul(token_bytes)
+    }
+
+    /// Bytes of the recurrent state of a sequence of `tokens` tokens, with all its checkpoints.
+    pub fn recurrent_bytes(&self, tokens: usize, checkpoints: &CheckpointPolicy) -> u64 {
+        (1 + checkpoints.count(tokens) as u64).saturating_mul(self.state_bytes as u64)
+    }
+}
+
+impl std::ops::Add for SequenceMemory {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        SequenceMemory {
+            values_per_token: self.values_per_token + other.values_per_token,
+            padded_values_per_token: self.padded_values_per_token + other.padded_values_per_token,
+            state_bytes: self.state_bytes + other.state_bytes,
+        }
+    }
+}
+
+impl std::iter::Sum for SequenceMemory {
+    fn sum<I: Iterator<Item = Self>>(parts: I) -> Self {
+        parts.fold(Self::default(), |sum, part| sum + part)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sequence_takes_whole_pages_and_its_checkpoints() {
+        let memory = SequenceMemory::rows(2, 48);
+        assert_eq!(memory.kv_bytes(64, NumberFormat::F16), 64 * 2 * 48 * 2);
+        assert_eq!(memory.kv_bytes(65, NumberFormat::F32), 128 * 2 * 48 * 4);
+        assert_eq!(memory.kv_bytes(1, NumberFormat::Q8_0), 64 * 2 * 2 * 34, "48 values are two blocks");
+        let state = SequenceMemory::state(100);
+        let bytes = |tokens| state.recurrent_bytes(tokens, &CheckpointPolicy::default());
+        assert_eq!([255, 256, 1023, 4000].map(bytes), [100, 200, 400, 500]);
+    }
+
+    #[test]
+    fn checkpoints_are_dense_near_the_end() {
+        let (policy, mut at) = (CheckpointPolicy { every: 10, most: 4 }, Vec::new());
+        for position in (10..=1000).step_by(10) {
+            at.push(position);
+            if let Some(i) = policy.superfluous(&at) {
+                at.remove(i);
+            }
+            assert!(at.len() <= 4 && at.last() == Some(&position));
+        }
+        assert!(at[3] - at[2] <= 20 && at[0] > 0 && at[0] < 900, "{at:?}");
+        assert_eq!(CheckpointPolicy { every: 10, most: 0 }.superfluous(&[10]), Some(0));
+        assert_eq!([0, 9, 10, 19].map(|at| policy.next(at)), [10, 10, 20, 20]);
+    }
+}

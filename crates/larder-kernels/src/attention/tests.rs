@@ -1,0 +1,163 @@
+//! Attention against its definition, and the same bits whatever the pages, batches and threads.
+
+use super::*;
+use crate::formats::{narrow, widen};
+
+fn values(len: usize, seed: f32) -> Vec<f32> {
+    (0..len).map(|i| ((i as f32 + seed) * 0.731).sin()).collect()
+}
+
+/// Keys or values `[heads, positions, width]` as stored in pages, and the values that they stand for.
+struct Stored {
+    kind: NumberFormat,
+    pages: Vec<Vec<u8>>,
+    page_len: usize,
+    row_bytes: usize,
+    plain: Vec<f32>,
+}
+
+impl Stored {
+    fn new(kind: NumberFormat, [heads, positions, width]: [usize; 3], page_len: usize, seed: f32) -> Self {
+        let row_bytes = width * kind.block_bytes();
+        let values = values(heads * positions * width, seed);
+        let mut plain = vec![0.0; values.len()];
+        // What no position has is NaN, so that its use shows.
+        let mut pages = vec![vec![0xff; heads * page_len * row_bytes]; positions.div_ceil(page_len)];
+        for (i, (values, plain)) in values.chunks(width).zip(plain.chunks_mut(width)).enumerate() {
+            let (head, at) = (i / positions, i % positions);
+            let row = &mut pages[at / page_len][(head * page_len + at % page_len) * row_bytes..][..row_bytes];
+            narrow(kind, values, row);
+            widen(kind, row, plain);
+        }
+        Stored { kind, pages, page_len, row_bytes, plain }
+    }
+
+    fn tensor(&self, width: usize) -> KvTensor<'_> {
+        let Stored { kind, ref pages, page_len, row_bytes, .. } = *self;
+        KvTensor { kind, pages, page_len, row_bytes, width }
+    }
+}
+
+#[test]
+fn matches_the_definition() {
+    for (heads, kv_heads, key, value, queries, start) in
+        [(4, 2, 8, 8, 1, 0), (4, 1, 24, 16, 1, 40), (6, 3, 16, 5, 3, 7), (2, 2, 128, 128, 37, 20), (1, 1, 1, 1, 2, 0)]
+    {
+        let positions = start + queries;
+        let q = values(queries * heads * key, 0.1);
+        let sinks = values(heads, 0.4);
+        let seen: Vec<Range<usize>> = (start..positions).map(|at| at / 3..at + 1).collect();
+        for (sinks, kind) in
+            [None, Some(&sinks[..])].into_iter().flat_map(|s| [(s, NumberFormat::F32), (s, NumberFormat::F16)])
+        {
+            let k = Stored::new(kind, [kv_heads, positions, key], 16, 0.2);
+            let v = Stored::new(kind, [kv_heads, positions, value], 8, 0.3);
+            let (keys, values, seen) = (k.tensor(key), v.tensor(value), &seen[..]);
+            let args = AttentionArgs { queries: &q, heads, keys, values, kv_heads, seen, scale: 0.7, sinks };
+            let mut out = vec![f32::NAN; queries * heads * value];
+            attend(&ThreadPool::new(2, false).unwrap(), &mut [AttentionTask { args, out: &mut out }]);
+            for (i, h) in (0..queries).flat_map(|i| (0..heads).map(move |h| (i, h))) {
+                let kv = h / (heads / kv_heads);
+                let q = &q[(i * heads + h) * key..][..key];
+                let score = |at: usize| {
+                    let k = &k.plain[(kv * positions + at) * key..][..key];
+                    (q.iter().zip(k).map(|(a, b)| *a as f64 * *b as f64).sum::<f64>() * 0.7).exp()
+                };
+                let total = seen[i].clone().map(score).sum::<f64>() + sinks.map_or(0.0, |s| (s[h] as f64).exp());
+                for j in 0..value {
+                    let v = |at: usize| v.plain[(kv * positions + at) * value + j] as f64;
+                    let exact: f64 = seen[i].clone().map(|at| score(at) / total * v(at)).sum();
+                    let got = out[(i * heads + h) * value + j];
+                    assert!((got as f64 - exact).abs() < 1e-5, "query {i}, head {h}: {got} instead of {exact}");
+                }
+            }
+        }
+    }
+}
+
+/// Sequences of different lengths, as a batch has them.
+struct Batch {
+    q: Vec<f32>,
+    kv: [Stored; 2],
+    /// The positions of the queries.
+    queries: Range<usize>,
+}
+
+const HEADS: usize = 6;
+const KV_HEADS: usize = 3;
+const WIDTH: usize = 33;
+
+impl Batch {
+    fn new(kind: NumberFormat, positions: usize, queries: usize, page_len: usize) -> Self {
+        let kv = [0.2, 0.3].map(|seed| Stored::new(kind, [KV_HEADS, positions, WIDTH], page_len, seed));
+        Batch { q: values(positions * HEADS * WIDTH, 0.1), kv, queries: positions - queries..positions }
+    }
+
+    fn seen(&self, queries: Range<usize>) -> Vec<Range<usize>> {
+        queries.map(|at| at / 5..at + 1).collect()
+    }
+
+    /// Values are a part of the rows, as in latent attention.
+    fn args<'a>(&'a self, queries: Range<usize>, seen: &'a [Range<usize>]) -> AttentionArgs<'a> {
+        AttentionArgs {
+            queries: &self.q[queries.start * HEADS * WIDTH..queries.end * HEADS * WIDTH],
+            heads: HEADS,
+            keys: self.kv[0].tensor(WIDTH),
+            values: self.kv[1].tensor(WIDTH - 4),
+            kv_heads: KV_HEADS,
+            seen,
+            scale: 0.2,
+            sinks: None,
+        }
+    }
+
+    fn alone(&self, threads: usize, queries: Range<usize>) -> Vec<f32> {
+        let seen = self.seen(queries.clone());
+        let mut out = vec![0.0; queries.len() * HEADS * (WIDTH - 4)];
+        let task = AttentionTask { args: self.args(queries, &seen), out: &mut out };
+        attend(&ThreadPool::new(threads, false).unwrap(), &mut [task]);
+        out
+    }
+}
+
+#[test]
+fn threads_pieces_and_pages_change_no_bit() {
+    for kind in [NumberFormat::F32, NumberFormat::F16] {
+        let batch = Batch::new(kind, 170, 170, 64);
+        let whole = batch.alone(1, 0..170);
+        assert_eq!(batch.alone(4, 0..170), whole);
+        let pieces: Vec<f32> = (0..170).flat_map(|i| batch.alone(2, i..i + 1)).collect();
+        assert_eq!(pieces, whole);
+        for page_len in [8, 24, 176] {
+            assert_eq!(Batch::new(kind, 170, 170, page_len).alone(2, 0..170), whole, "pages of {page_len}");
+        }
+    }
+}
+
+#[test]
+fn the_rest_of_a_batch_changes_no_bit() {
+    for kind in [NumberFormat::F32, NumberFormat::F16] {
+        let batch = [(1, 1), (130, 1), (64, 37), (65, 0), (70, 2)]
+            .map(|(positions, queries)| Batch::new(kind, positions, queries, 16));
+        let want: Vec<Vec<f32>> = batch.iter().map(|one| one.alone(1, one.queries.clone())).collect();
+        let seen: Vec<_> = batch.iter().map(|one| one.seen(one.queries.clone())).collect();
+        for threads in 1..4 {
+            let mut outs: Vec<Vec<f32>> = want.iter().map(|want| vec![f32::NAN; want.len()]).collect();
+            let tasks = batch.iter().zip(&seen).zip(&mut outs);
+            let mut tasks: Vec<AttentionTask> = tasks
+                .map(|((one, seen), out)| AttentionTask { args: one.args(one.queries.clone(), seen), out })
+                .collect();
+            attend(&ThreadPool::new(threads, false).unwrap(), &mut tasks);
+            assert_eq!(outs, want);
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "too few rows")]
+fn positions_beyond_the_pages_are_refused() {
+    let batch = Batch::new(NumberFormat::F32, 64, 1, 64);
+    let mut out = vec![0.0; HEADS * (WIDTH - 4)];
+    let task = AttentionTask { args: batch.args(63..64, &[3..65]), out: &mut out };
+    attend(&ThreadPool::single_threaded(), &mut [task]);
+}

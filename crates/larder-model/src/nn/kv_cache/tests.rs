@@ -1,0 +1,282 @@
+//! Caches that are opened, extended, forked, truncated and closed at random, compared with plain vectors.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use larder_core::{CheckpointPolicy, Rng};
+use larder_kernels::KvPages;
+
+use super::*;
+use crate::nn::{KvUsage, StateLens};
+
+const POLICY: CheckpointPolicy = CheckpointPolicy { every: 50, most: 3 };
+
+/// What a layer of the test is made of.
+#[derive(Clone, Copy)]
+enum Kind {
+    /// Keys and values of this many heads and widths.
+    Attention {
+        heads: usize,
+        widths: [usize; 2],
+        mask: AttentionMask,
+    },
+    /// Keys only.
+    Latent {
+        width: usize,
+    },
+    Recurrent(StateLens),
+}
+
+const LAYERS: [Kind; 5] = [
+    Kind::Attention { heads: 2, widths: [3, 4], mask: AttentionMask::Causal },
+    Kind::Attention { heads: 1, widths: [4, 4], mask: AttentionMask::SlidingWindow(70) },
+    Kind::Recurrent(StateLens { window: 1, recurrence: 2 }),
+    Kind::Latent { width: 5 },
+    Kind::Attention { heads: 2, widths: [2, 2], mask: AttentionMask::Chunked(150) },
+];
+
+/// The value of a token in a row.
+fn value(token: u32, part: usize, head: usize, column: usize) -> f32 {
+    ((token as usize * 31 + part * 7 + head * 5 + column * 3) % 101) as f32
+}
+
+fn rows(tokens: &[u32], part: usize, heads: usize, width: usize) -> Vec<f32> {
+    let of = |token: u32| (0..heads).flat_map(move |h| (0..width).map(move |c| value(token, part, h, c)));
+    tokens.iter().flat_map(|token| of(*token)).collect()
+}
+
+/// Appends tokens to a cache, as a forward pass does.
+fn append(cache: &mut KvCache, tokens: &[u32]) {
+    for (layer, kind) in cache.layers.iter_mut().zip(LAYERS) {
+        match kind {
+            Kind::Attention { heads, widths, mask } => {
+                layer.keys.append(&rows(tokens, 0, heads, widths[0]), heads, widths[0]).unwrap();
+                layer.values.append(&rows(tokens, 1, heads, widths[1]), heads, widths[1]).unwrap();
+                layer.release_unseen(mask);
+            }
+            Kind::Latent { width } => layer.keys.append(&rows(tokens, 0, 1, width), 1, width).unwrap(),
+            Kind::Recurrent(lens) => {
+                let step = |state: &mut crate::nn::recurrent::StateValues, piece: std::ops::Range<usize>| {
+                    for token in &tokens[piece] {
+                        state.window[0] = *token as f32;
+                        state.recurrence[0] += 1.0;
+                        state.recurrence[1] = (state.recurrence[1] * 3.0 + *token as f32) % 1009.0;
+                    }
+                };
+                layer.recurrent.advance(tokens.len(), lens, step).unwrap();
+            }
+        }
+    }
+    cache.len += tokens.len();
+}
+
+/// A sequence in plain vectors. A page or a state is a number; what is shared has the same number in several sequences.
+#[derive(Clone, Default)]
+struct Naive {
+    tokens: Vec<u32>,
+    /// By layer and part, the page of each index; `None` if it was given back.
+    pages: BTreeMap<(usize, usize), Vec<Option<usize>>>,
+    state: Option<usize>,
+    /// Positions and states.
+    checkpoints: Vec<(usize, usize)>,
+}
+
+impl Naive {
+    fn append(&mut self, token: u32, others: &BTreeSet<usize>, next: &mut usize) {
+        let at = self.tokens.len();
+        self.tokens.push(token);
+        let mut fresh = || {
+            *next += 1;
+            *next
+        };
+        for (i, kind) in LAYERS.iter().enumerate() {
+            let parts = match kind {
+                Kind::Attention { .. } => 0..2,
+                Kind::Latent { .. } => 0..1,
+                Kind::Recurrent(_) => 0..0,
+            };
+            for part in parts {
+                let pages = self.pages.entry((i, part)).or_default();
+                if at % KV_PAGE_TOKENS == 0 {
+                    pages.push(Some(fresh()));
+                }
+                let last = pages.last_mut().unwrap();
+                if others.contains(&last.unwrap()) {
+                    *last = Some(fresh());
+                }
+            }
+        }
+        let shared = |id: usize| others.contains(&id) || self.checkpoints.iter().any(|(_, state)| *state == id);
+        let state = self.state.filter(|id| !shared(*id)).unwrap_or_else(fresh);
+        self.state = Some(state);
+        if (at + 1) % POLICY.every == 0 {
+            self.checkpoints.push((at + 1, state));
+            let at: Vec<usize> = self.checkpoints.iter().map(|(at, _)| *at).collect();
+            POLICY.superfluous(&at).map(|i| self.checkpoints.remove(i));
+        }
+    }
+
+    /// Gives pages back, after a pass.
+    fn release(&mut self) {
+        for ((i, _), pages) in &mut self.pages {
+            let Kind::Attention { mask, .. } = LAYERS[*i] else { continue };
+            let first = mask.first_visible(self.tokens.len()).saturating_sub(REWIND_POSITIONS) / KV_PAGE_TOKENS;
+            pages.iter_mut().take(first).for_each(|page| *page = None);
+        }
+    }
+
+    /// How many of the first `len` tokens can be kept.
+    fn keepable(&self, len: usize) -> usize {
+        if len >= self.tokens.len() {
+            return self.tokens.len();
+        }
+        let keep = self.checkpoints.iter().map(|(at, _)| *at).filter(|at| *at <= len).max().unwrap_or(0);
+        let all_there = self.pages.iter().all(|((i, _), pages)| {
+            let Kind::Attention { mask, .. } = LAYERS[*i] else { return true };
+            let first = mask.first_visible(keep) / KV_PAGE_TOKENS;
+            pages[first..].iter().all(Option::is_some)
+        });
+        if all_there { keep } else { 0 }
+    }
+
+    fn truncate(&mut self, len: usize) -> usize {
+        let keep = self.keepable(len);
+        if keep < self.tokens.len() {
+            self.tokens.truncate(keep);
+            self.pages.values_mut().for_each(|pages| pages.truncate(keep.div_ceil(KV_PAGE_TOKENS)));
+            self.checkpoints.retain(|(at, _)| *at <= keep);
+            self.state = self.checkpoints.last().map(|(_, state)| *state);
+        }
+        keep
+    }
+
+    fn ids(&self) -> BTreeSet<usize> {
+        self.page_ids().chain(self.state).chain(self.checkpoints.iter().map(|(_, state)| *state)).collect()
+    }
+
+    fn page_ids(&self) -> impl Iterator<Item = usize> {
+        self.pages.values().flatten().filter_map(|page| *page)
+    }
+
+    /// Compares a cache with this sequence, every value that is still stored.
+    fn check(&self, cache: &KvCache, format: KvFormat) {
+        assert_eq!(cache.len, self.tokens.len());
+        for (i, (layer, kind)) in cache.layers.iter().zip(LAYERS).enumerate() {
+            match kind {
+                Kind::Attention { heads, widths, .. } => {
+                    self.check_rows(i, 0, &layer.keys, format, [heads, widths[0]]);
+                    self.check_rows(i, 1, &layer.values, format, [heads, widths[1]]);
+                }
+                Kind::Latent { width } => self.check_rows(i, 0, &layer.keys, format, [1, width]),
+                Kind::Recurrent(lens) => self.check_state(layer, lens),
+            }
+        }
+    }
+
+    fn check_rows(&self, layer: usize, part: usize, rows: &KvRows, format: KvFormat, [heads, width]: [usize; 2]) {
+        let pages = self.pages.get(&(layer, part)).map_or(&[][..], |pages| pages);
+        let first = pages.iter().take_while(|page| page.is_none()).count();
+        assert_eq!((rows.len(), rows.stored()), (self.tokens.len(), first..pages.len()));
+        let row_bytes = format.row_bytes(width);
+        let mut wanted = vec![0; row_bytes];
+        for at in rows.first_position()..self.tokens.len() {
+            for head in 0..heads {
+                let from = (head * KV_PAGE_TOKENS + at % KV_PAGE_TOKENS) * row_bytes;
+                let values: Vec<f32> = (0..width).map(|c| value(self.tokens[at], part, head, c)).collect();
+                format.store(&values, &mut wanted);
+                let found = &rows.page(at / KV_PAGE_TOKENS)[from..][..row_bytes];
+                assert_eq!(found, wanted, "layer {layer}, position {at}, head {head}");
+            }
+        }
+    }
+
+    fn check_state(&self, layer: &LayerKv, lens: StateLens) {
+        let mut state = layer.recurrent.clone();
+        let mut found = Vec::new();
+        state.advance(1, lens, |state, _| found = [&state.window[..], &state.recurrence].concat()).unwrap();
+        let sum = self.tokens.iter().fold(0.0, |sum, token| (sum * 3.0 + *token as f32) % 1009.0);
+        let last = self.tokens.last().map_or(0.0, |token| *token as f32);
+        assert_eq!(found, [last, self.tokens.len() as f32, sum]);
+    }
+}
+
+/// Everything that all sequences together use.
+fn usage(all: &[(KvCache, Naive)], format: KvFormat) -> KvUsage {
+    let mut bytes = BTreeMap::new();
+    let mut states = BTreeSet::new();
+    for (_, naive) in all {
+        for ((i, part), pages) in &naive.pages {
+            let size = match LAYERS[*i] {
+                Kind::Attention { heads, widths, .. } => heads * format.row_bytes(widths[*part]),
+                Kind::Latent { width } => format.row_bytes(width),
+                Kind::Recurrent(_) => unreachable!("recurrent layers have no pages"),
+            };
+            bytes.extend(pages.iter().filter_map(|page| *page).map(|id| (id, size * KV_PAGE_TOKENS)));
+        }
+        states.extend(naive.state.into_iter().chain(naive.checkpoints.iter().map(|(_, state)| *state)));
+    }
+    KvUsage { pages: bytes.len(), page_bytes: bytes.values().sum(), state_bytes: states.len() * 12 }
+}
+
+/// The numbers of pages and states of all sequences but one.
+fn ids_but(all: &[(KvCache, Naive)], but: usize) -> BTreeSet<usize> {
+    all.iter().enumerate().filter(|(i, _)| *i != but).flat_map(|(_, (_, naive))| naive.ids()).collect()
+}
+
+#[test]
+fn a_thousand_sequences_are_those_in_plain_vectors() {
+    for (seed, format) in [(1, KvFormat::F32), (2, KvFormat::F16)] {
+        let (mut rng, mut next, mut opened) = (Rng::new(seed), 0, 0);
+        let mut below = |end: usize| rng.below(end);
+        let pool = KvPool::new(format, POLICY, None, None);
+        let mut all: Vec<(KvCache, Naive)> = Vec::new();
+        let (mut kept, mut partly, mut lost) = (0, 0, 0);
+        while opened < 1000 {
+            let (which, what) = (below(all.len().max(1)), below(10));
+            match what {
+                0 if all.len() < 12 => {
+                    all.push((KvCache::new(LAYERS.len(), &pool), Naive::default()));
+                    opened += 1;
+                }
+                1 | 2 if !all.is_empty() && all.len() < 12 => {
+                    let len = below(all[which].0.len + 2);
+                    let mut naive = all[which].1.clone();
+                    let fork = all[which].0.fork(len);
+                    assert_eq!(fork.len, naive.truncate(len));
+                    all.push((fork, naive));
+                    opened += 1;
+                }
+                3 if !all.is_empty() => drop(all.swap_remove(which)),
+                4 | 5 if !all.is_empty() => {
+                    let (cache, naive) = &mut all[which];
+                    let back = [3, 40, 700][below(3)];
+                    let len = cache.len.saturating_sub(below(back));
+                    let keep = cache.truncate(len);
+                    assert_eq!(keep, naive.truncate(len));
+                    kept += usize::from(keep == len && len > 0);
+                    partly += usize::from(0 < keep && keep < len);
+                    lost += usize::from(keep == 0 && len > 0);
+                }
+                _ if !all.is_empty() => {
+                    let others = ids_but(&all, which);
+                    let (cache, naive) = &mut all[which];
+                    let most = [3, 60, 200][below(3)];
+                    let count = 1 + below(most);
+                    let tokens: Vec<u32> = (0..count).map(|_| below(1000) as u32).collect();
+                    append(cache, &tokens);
+                    tokens.iter().for_each(|token| naive.append(*token, &others, &mut next));
+                    naive.release();
+                }
+                _ => {}
+            }
+            assert_eq!(pool.usage(), usage(&all, format), "seed {seed}, {opened} opened");
+            let changed = which.min(all.len().saturating_sub(1));
+            for (cache, naive) in all.get(changed).into_iter().chain(all.last()) {
+                naive.check(cache, format);
+            }
+        }
+        assert!(kept > 20 && partly > 20 && lost > 20, "{kept} kept, {partly} partly, {lost} lost");
+        all.iter().for_each(|(cache, naive)| naive.check(cache, format));
+        drop(all);
+        assert_eq!(pool.usage(), KvUsage::default());
+    }
+}

@@ -1,0 +1,278 @@
+//! The memory of KV caches and recurrent states: one pool for all sequences of a decoder.
+
+use std::collections::HashMap;
+use std::mem;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use larder_core::{CheckpointPolicy, KV_PAGE_TOKENS};
+
+use super::KvFormat;
+use crate::device::{DeviceAttention, KvPageShape};
+use crate::error::{ModelError, Result};
+
+/// Hands out pages of [`KV_PAGE_TOKENS`] positions of one layer's keys or values, and counts the bytes of recurrent states.
+/// Pages that are given back are used again.
+pub struct KvPool {
+    format: KvFormat,
+    checkpoints: CheckpointPolicy,
+    limit_bytes: usize,
+    /// Where pages are; `None` for main memory. Recurrent states are always in main memory.
+    device: Option<Arc<dyn DeviceAttention>>,
+    state: Mutex<PoolState>,
+}
+
+#[derive(Default)]
+struct PoolState {
+    usage: KvUsage,
+    /// Memory of pages that no sequence has, by shape.
+    free: HashMap<KvPageShape, Vec<PageMemory>>,
+    free_bytes: usize,
+}
+
+/// What the sequences of a pool use.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct KvUsage {
+    /// Pages of keys and values; a page that several sequences share counts once.
+    pub pages: usize,
+    /// Bytes of these pages.
+    pub page_bytes: usize,
+    /// Bytes of recurrent states and their checkpoints.
+    pub state_bytes: usize,
+}
+
+impl KvUsage {
+    /// Bytes of pages and states.
+    pub fn bytes(&self) -> usize {
+        self.page_bytes + self.state_bytes
+    }
+}
+
+/// `[heads, KV_PAGE_TOKENS, row]`
+enum PageMemory {
+    Host(Box<[u8]>),
+    /// The id of a page of the pool's device.
+    Device(usize),
+}
+
+impl KvPool {
+    /// A pool of up to `limit_bytes` bytes, `None` for no limit, with pages on `device` if there is one.
+    pub fn new(
+        format: KvFormat,
+        checkpoints: CheckpointPolicy,
+        limit_bytes: Option<usize>,
+        device: Option<Arc<dyn DeviceAttention>>,
+    ) -> Arc<Self> {
+        let limit_bytes = limit_bytes.unwrap_or(usize::MAX);
+        Arc::new(KvPool { format, checkpoints, limit_bytes, device, state: Mutex::default() })
+    }
+
+    /// What the sequences use now.
+    pub fn usage(&self) -> KvUsage {
+        self.lock().usage
+    }
+
+    /// The most bytes that sequences can use, with the memory of pages that were given back; `None` for no limit.
+    pub fn limit_bytes(&self) -> Option<usize> {
+        Some(self.limit_bytes).filter(|limit| *limit < usize::MAX)
+    }
+
+    /// When checkpoints of recurrent states are taken.
+    pub fn checkpoints(&self) -> CheckpointPolicy {
+        self.checkpoints
+    }
+
+    pub(super) fn format(&self) -> KvFormat {
+        self.format
+    }
+
+    pub(super) fn device(&self) -> Option<&Arc<dyn DeviceAttention>> {
+        self.device.as_ref()
+    }
+
+    /// A page, whose contents are unspecified.
+    pub(super) fn page(self: &Arc<Self>, shape: KvPageShape) -> Result<KvPage> {
+        let mut state = self.lock();
+        let memory = match state.free.get_mut(&shape).and_then(Vec::pop) {
+            Some(memory) => {
+                state.free_bytes -= shape.bytes();
+                memory
+            }
+            None => self.allocate(&mut state, shape)?,
+        };
+        state.usage.pages += 1;
+        state.usage.page_bytes += shape.bytes();
+        Ok(KvPage { shape, memory, pool: self.clone() })
+    }
+
+    fn allocate(&self, state: &mut PoolState, shape: KvPageShape) -> Result<PageMemory> {
+        self.make_room(state, shape.bytes())?;
+        let Some(device) = &self.device else {
+            return Ok(PageMemory::Host(vec![0; shape.bytes()].into_boxed_slice()));
+        };
+        let id = match device.allocate(shape) {
+            Err(_) if state.free_bytes > 0 => {
+                self.free_unused(state);
+                device.allocate(shape)
+            }
+            result => result,
+        };
+        Ok(PageMemory::Device(id?))
+    }
+
+    /// Counts `bytes` bytes of a recurrent state, until the result is dropped.
+    pub(super) fn reserve(self: &Arc<Self>, bytes: usize) -> Result<StateBytes> {
+        let mut state = self.lock();
+        self.make_room(&mut state, bytes)?;
+        state.usage.state_bytes += bytes;
+        Ok(StateBytes { bytes, pool: self.clone() })
+    }
+
+    /// Checks that `bytes` more fit below the limit, if need be without the pages that nothing uses.
+    fn make_room(&self, state: &mut PoolState, bytes: usize) -> Result<()> {
+        let used = state.usage.bytes();
+        if used.saturating_add(bytes) > self.limit_bytes {
+            let limit = self.limit_bytes;
+            return Err(ModelError::KvCacheFull(format!(
+                "the KV cache is full: {used} of {limit} bytes are in use, and {bytes} more are needed; end another sequence, \
+                 or allow for more or longer ones"
+            )));
+        }
+        if used + state.free_bytes + bytes > self.limit_bytes {
+            self.free_unused(state);
+        }
+        Ok(())
+    }
+
+    fn free_unused(&self, state: &mut PoolState) {
+        state.free_bytes = 0;
+        for memory in mem::take(&mut state.free).into_values().flatten() {
+            if let (PageMemory::Device(id), Some(device)) = (memory, &self.device) {
+                device.free(id);
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, PoolState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for KvPool {
+    fn drop(&mut self) {
+        let mut state = mem::take(&mut *self.lock());
+        self.free_unused(&mut state);
+    }
+}
+
+/// A page of keys or values. The last owner gives it back.
+pub(super) struct KvPage {
+    shape: KvPageShape,
+    memory: PageMemory,
+    pool: Arc<KvPool>,
+}
+
+impl KvPage {
+    /// The bytes of a page in main memory.
+    pub fn host(&self) -> &[u8] {
+        match &self.memory {
+            PageMemory::Host(bytes) => bytes,
+            PageMemory::Device(_) => unreachable!("the pages of a pool with a device are on the device"),
+        }
+    }
+
+    /// As [`host`](Self::host).
+    pub fn host_mut(&mut self) -> &mut [u8] {
+        match &mut self.memory {
+            PageMemory::Host(bytes) => bytes,
+            PageMemory::Device(_) => unreachable!("the pages of a pool with a device are on the device"),
+        }
+    }
+
+    /// The id of a page on the device.
+    pub fn device_id(&self) -> usize {
+        match self.memory {
+            PageMemory::Device(id) => id,
+            PageMemory::Host(_) => unreachable!("the pages of a pool without a device are in main memory"),
+        }
+    }
+}
+
+impl Drop for KvPage {
+    fn drop(&mut self) {
+        let memory = mem::replace(&mut self.memory, PageMemory::Host(Box::default()));
+        let (mut state, bytes) = (self.pool.lock(), self.shape.bytes());
+        state.usage.pages -= 1;
+        state.usage.page_bytes -= bytes;
+        state.free_bytes += bytes;
+        state.free.entry(self.shape).or_default().push(memory);
+    }
+}
+
+/// Counted bytes of a recurrent state.
+pub(super) struct StateBytes {
+    bytes: usize,
+    pool: Arc<KvPool>,
+}
+
+impl StateBytes {
+    pub fn count(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for StateBytes {
+    fn drop(&mut self) {
+        self.pool.lock().usage.state_bytes -= self.bytes;
+    }
+}
+
+/// The shape of the pages of rows of `width` values for each of `heads` heads.
+pub(super) fn page_shape(format: KvFormat, heads: usize, width: usize) -> KvPageShape {
+    KvPageShape { kind: format.kind(), heads, positions: KV_PAGE_TOKENS, row_bytes: format.row_bytes(width) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::double::AttentionDouble;
+
+    fn pool(limit: usize, device: Option<Arc<dyn DeviceAttention>>) -> Arc<KvPool> {
+        KvPool::new(KvFormat::F16, CheckpointPolicy::default(), Some(limit), device)
+    }
+
+    #[test]
+    fn pages_are_used_again_and_refused_beyond_the_limit() {
+        let [small, large] = [1, 2].map(|heads| page_shape(KvFormat::F16, heads, 8));
+        assert_eq!((small.bytes(), large.bytes()), (1024, 2048));
+        let double = Arc::new(AttentionDouble::new(4096));
+        for device in [None, Some(double.clone() as Arc<dyn DeviceAttention>)] {
+            let pool = pool(3 * 1024 + 100, device);
+            let mut pages: Vec<KvPage> = (0..3).map(|_| pool.page(small).unwrap()).collect();
+            let error = pool.page(small).err().expect("the pool is full").to_string();
+            assert!(error.starts_with("the KV cache is full: 3072 of 3172 bytes are in use, and 1024 more"), "{error}");
+            assert!(pool.reserve(101).is_err());
+            let state = pool.reserve(100).unwrap();
+            assert_eq!(pool.usage(), KvUsage { pages: 3, page_bytes: 3072, state_bytes: 100 });
+            pages.pop();
+            pages.push(pool.page(small).unwrap());
+            drop((state, pages));
+            // The free pages make room for one of another shape.
+            let large = pool.page(large).unwrap();
+            assert_eq!(pool.usage(), KvUsage { pages: 1, page_bytes: 2048, state_bytes: 0 });
+            drop((large, pool));
+            assert_eq!(double.used_bytes(), 0);
+        }
+    }
+
+    #[test]
+    fn a_device_without_room_gets_unused_pages_back_first() {
+        let double = Arc::new(AttentionDouble::new(2048));
+        let pool = pool(usize::MAX, Some(double.clone()));
+        drop(pool.page(page_shape(KvFormat::F16, 1, 8)).unwrap());
+        assert_eq!(double.used_bytes(), 1024);
+        let large = pool.page(page_shape(KvFormat::F16, 2, 8)).unwrap();
+        assert_eq!(double.used_bytes(), 2048);
+        assert!(matches!(pool.page(page_shape(KvFormat::F16, 1, 8)), Err(ModelError::Device(_))));
+        drop(large);
+    }
+}
