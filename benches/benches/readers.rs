@@ -66,7 +66,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     (0..FILES).try_for_each(|file| write_random(&path(dir.path(), file), file as u64))?;
 
     let folder = dir.path().to_owned();
-    let files = ShardFiles::new(FILES, (DATA_START + DATA_BYTES) as u64, move |file| path(&folder, file))?;
+    let files = ShardFiles::new(FILES, move |file| (path(&folder, file), (DATA_START + DATA_BYTES) as u64))?;
     let files = Arc::new(files);
     for name in READERS {
         eprintln!("{}", open_reader(name, &files, &Arena::new(1, DATA_BYTES)?.0)?.1);

@@ -1,6 +1,6 @@
 //! What a checkpoint holds: sizes, tensor names and shapes.
 
-use crate::{ExpertId, LayerIdx, NumberFormat, SequenceMemory, TensorMeta};
+use crate::{ExpertId, LayerIdx, NumberFormat, PerMatrix, SequenceMemory, TensorMeta};
 
 /// The sizes of a model that decide how its experts are stored, cached and routed.
 #[derive(Clone, PartialEq, Eq, Debug, serde::Serialize, serde::Deserialize)]
@@ -29,7 +29,7 @@ impl Geometry {
 }
 
 /// A tensor that a model needs besides its experts.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, serde::Serialize)]
 pub struct TensorSpec {
     /// Its name in the checkpoint.
     pub name: String,
@@ -40,6 +40,9 @@ pub struct TensorSpec {
     /// Whether the product is taken per head, with parts of the weight transposed. Quantised blocks cannot be
     /// transposed and become f16 when the tensor is loaded.
     pub by_head: bool,
+    /// Whether only single rows of it are read, by row index, and never the whole: an embedding that is not the output
+    /// head too.
+    pub by_row: bool,
 }
 
 impl TensorSpec {
@@ -53,7 +56,7 @@ impl TensorSpec {
 }
 
 /// Which rows of the source matrix belong to a slice.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize)]
 pub enum RowPick {
     /// All rows.
     All,
@@ -68,7 +71,7 @@ pub enum RowPick {
 }
 
 /// Where a checkpoint stores one matrix or bias of one expert.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, serde::Serialize)]
 pub struct TensorSlice {
     /// Tensor name; `{l}` stands for the layer and `{e}` for the expert.
     pub name: String,
@@ -98,28 +101,24 @@ impl TensorSlice {
 }
 
 /// Where a checkpoint stores the parts of an expert.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, serde::Serialize)]
 pub struct ExpertNames {
-    /// `[inter, hidden]`
-    pub gate: TensorSlice,
-    /// `[inter, hidden]`
-    pub up: TensorSlice,
-    /// `[hidden, inter]`
-    pub down: TensorSlice,
-    /// Biases of gate, up and down.
-    pub bias: Option<[TensorSlice; 3]>,
+    /// Gate, up and down; experts of two matrices, `down(act(up(x)))`, have no gate.
+    pub matrices: PerMatrix<TensorSlice>,
+    /// Biases of the matrices.
+    pub bias: Option<PerMatrix<TensorSlice>>,
 }
 
 impl ExpertNames {
     /// Three tensors per expert below `prefix`, named `gate`, `up` and `down`; the usual form.
     pub fn separate(prefix: &str, gate: &str, up: &str, down: &str) -> Self {
         let own = |part: &str| TensorSlice::whole(format!("{prefix}.{{e}}.{part}.weight"));
-        ExpertNames { gate: own(gate), up: own(up), down: own(down), bias: None }
+        ExpertNames { matrices: [gate, up, down].map(own).into(), bias: None }
     }
 }
 
 /// What a model's config says about its tensors; everything that conversion needs to know about an architecture.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, serde::Serialize)]
 pub struct Blueprint {
     /// The config's `model_type`.
     pub model_type: String,
@@ -134,5 +133,6 @@ pub struct Blueprint {
     /// Longest sequence, in tokens.
     pub context: usize,
     /// Memory per sequence.
+    #[serde(skip)] // says nothing of what is stored
     pub sequence_memory: SequenceMemory,
 }

@@ -1,11 +1,15 @@
 //! The byte layout of one expert.
 
-use crate::{NumberFormat, RowOrder, interleave};
+use std::ops::Range;
+
+use crate::{NumberFormat, PerMatrix, RowOrder, interleave};
 
 /// Each matrix of an expert begins at a multiple of this many bytes.
 pub const PART_ALIGN: usize = 64;
 /// Alignment and granularity of an expert's data in bytes, so that they can be read with direct I/O.
 pub const SHARD_ALIGN: usize = 4096;
+/// Number of segments of an expert, see [`ExpertLayout::segments`].
+pub const SEGMENTS: usize = 2;
 
 /// One matrix, or one bias vector as a matrix of one row, inside an expert's bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -38,14 +42,14 @@ impl ExpertPart {
 /// This is the order of use, so that computing can begin before the last byte has been read.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ExpertLayout {
-    /// `[inter, hidden]`
-    pub gate: ExpertPart,
+    /// `[inter, hidden]`; `None` in experts of two matrices, which compute `down(act(up(x)))`.
+    pub gate: Option<ExpertPart>,
     /// `[inter, hidden]`
     pub up: ExpertPart,
     /// `[hidden, inter]`
     pub down: ExpertPart,
-    /// Biases of gate, up and down, as f32 rows.
-    pub bias: Option<[ExpertPart; 3]>,
+    /// Biases of the matrices, as f32 rows.
+    pub bias: Option<PerMatrix<ExpertPart>>,
     /// Length of all data in bytes, padded to [`SHARD_ALIGN`].
     pub bytes: usize,
 }
@@ -74,8 +78,14 @@ pub enum LayoutError {
 }
 
 impl ExpertLayout {
-    /// Lays out an expert. `kinds` are the formats of gate, up and down.
-    pub fn new(hidden: usize, inter: usize, kinds: [NumberFormat; 3], bias: bool) -> Result<Self, LayoutError> {
+    /// Lays out an expert. `kinds` are the formats of its matrices: gate, up and down, or up and down.
+    pub fn new(
+        hidden: usize,
+        inter: usize,
+        kinds: impl Into<PerMatrix<NumberFormat>>,
+        bias: bool,
+    ) -> Result<Self, LayoutError> {
+        let PerMatrix { gate, up, down } = kinds.into();
         let overflow = || LayoutError::Overflow { hidden, inter };
         let mut end = 0usize;
         let mut part = |what, kind: NumberFormat, rows: usize, cols: usize| {
@@ -91,24 +101,47 @@ impl ExpertLayout {
                 .ok_or_else(overflow)?;
             Ok(ExpertPart { kind, order: RowOrder::Plain, rows, cols, offset, bytes })
         };
-        let gate = part("gate", kinds[0], inter, hidden)?;
-        let up = part("up", kinds[1], inter, hidden)?;
-        let down = part("down", kinds[2], hidden, inter)?;
+        let gate = gate.map(|kind| part("gate", kind, inter, hidden)).transpose()?;
+        let up = part("up", up, inter, hidden)?;
+        let down = part("down", down, hidden, inter)?;
         let bias = match bias {
-            true => Some([
-                part("gate bias", NumberFormat::F32, 1, inter)?,
-                part("up bias", NumberFormat::F32, 1, inter)?,
-                part("down bias", NumberFormat::F32, 1, hidden)?,
-            ]),
+            true => Some(PerMatrix {
+                gate: gate.map(|_| part("gate bias", NumberFormat::F32, 1, inter)).transpose()?,
+                up: part("up bias", NumberFormat::F32, 1, inter)?,
+                down: part("down bias", NumberFormat::F32, 1, hidden)?,
+            }),
             false => None,
         };
         let bytes = end.checked_next_multiple_of(SHARD_ALIGN).ok_or_else(overflow)?;
         Ok(ExpertLayout { gate, up, down, bias, bytes })
     }
 
+    /// Number formats of the matrices.
+    pub fn kinds(&self) -> PerMatrix<NumberFormat> {
+        PerMatrix { gate: self.gate.map(|gate| gate.kind), up: self.up.kind, down: self.down.kind }
+    }
+
+    /// The two byte ranges that have a checksum each: gate and up with the padding behind them, then the rest.
+    ///
+    /// The first is enough to compute up to the activation. Together they are the whole data. The boundary is a multiple
+    /// of [`PART_ALIGN`], not of [`SHARD_ALIGN`]: with direct I/O, the read that ends at the next page holds the first.
+    pub fn segments(&self) -> [Range<usize>; SEGMENTS] {
+        [0..self.down.offset, self.down.offset..self.bytes]
+    }
+
+    /// Whether the input of gate or up has to be quantised for a product.
+    pub fn quantises_input(&self) -> bool {
+        self.inputs().any(|part| !part.kind.is_float())
+    }
+
+    /// The matrices that are multiplied with the input: gate, if there is one, and up.
+    pub fn inputs(&self) -> impl Iterator<Item = &ExpertPart> {
+        self.gate.iter().chain([&self.up])
+    }
+
     /// This layout with the rows of quantised matrices in `order`.
     pub fn in_order(mut self, order: RowOrder) -> Self {
-        for part in [&mut self.gate, &mut self.up, &mut self.down] {
+        for part in self.gate.iter_mut().chain([&mut self.up, &mut self.down]) {
             part.order = if part.kind.is_float() { RowOrder::Plain } else { order };
         }
         self
@@ -116,7 +149,7 @@ impl ExpertLayout {
 
     /// Row order of its quantised matrices.
     pub fn order(&self) -> RowOrder {
-        let mut orders = [&self.gate, &self.up, &self.down].into_iter().map(|part| part.order);
+        let mut orders = self.matrices().map(|part| part.order);
         orders.find(|order| *order != RowOrder::Plain).unwrap_or_default()
     }
 
@@ -124,7 +157,7 @@ impl ExpertLayout {
     /// new layout.
     pub fn rearrange(&self, data: &mut [u8]) -> Self {
         let best = self.clone().in_order(RowOrder::Rows8);
-        for (part, now) in [&self.gate, &self.up, &self.down].into_iter().zip([&best.gate, &best.up, &best.down]) {
+        for (part, now) in self.matrices().zip(best.matrices()) {
             if part.order != now.order {
                 interleave(part.kind, part.rows, part.cols, &mut data[part.offset..part.offset + part.bytes]);
             }
@@ -132,10 +165,18 @@ impl ExpertLayout {
         best
     }
 
+    fn matrices(&self) -> impl Iterator<Item = &ExpertPart> {
+        self.inputs().chain([&self.down])
+    }
+
     /// All parts with their tensor names in a shard, by ascending offset.
     pub fn parts(&self) -> impl Iterator<Item = (&'static str, &ExpertPart)> {
-        let bias = self.bias.iter().flat_map(|b| ["gate_bias", "up_bias", "down_bias"].into_iter().zip(b));
-        [("gate", &self.gate), ("up", &self.up), ("down", &self.down)].into_iter().chain(bias)
+        let bias = self.bias.iter().flat_map(|bias| {
+            let gate = bias.gate.iter().map(|gate| ("gate_bias", gate));
+            gate.chain([("up_bias", &bias.up), ("down_bias", &bias.down)])
+        });
+        let gate = self.gate.iter().map(|gate| ("gate", gate));
+        gate.chain([("up", &self.up), ("down", &self.down)]).chain(bias)
     }
 }
 
@@ -155,6 +196,30 @@ mod tests {
         }
         assert_eq!(layout.bytes % SHARD_ALIGN, 0);
         assert!(layout.bytes >= end);
+    }
+
+    #[test]
+    fn segments_cover_all_data_and_the_first_holds_what_the_input_needs() {
+        for layout in [
+            ExpertLayout::new(96, 32, [NumberFormat::Q8_0, NumberFormat::Q4_0, NumberFormat::Bf16], true).unwrap(),
+            ExpertLayout::new(96, 32, [NumberFormat::Q8_0, NumberFormat::F16], false).unwrap(),
+        ] {
+            let [first, second] = layout.segments();
+            assert_eq!((first.start, first.end, second.end), (0, second.start, layout.bytes));
+            assert!(layout.inputs().all(|part| part.offset + part.bytes <= first.end));
+            let after = layout.parts().filter(|(_, part)| part.offset >= second.start);
+            assert_eq!(after.count(), if layout.bias.is_some() { 4 } else { 1 });
+        }
+    }
+
+    #[test]
+    fn experts_of_two_matrices_have_no_gate() {
+        let layout = ExpertLayout::new(96, 32, [NumberFormat::F16, NumberFormat::Q4_0], true).unwrap();
+        let names: Vec<_> = layout.parts().map(|(name, _)| name).collect();
+        assert_eq!(names, ["up", "down", "up_bias", "down_bias"]);
+        assert_eq!((layout.up.offset, layout.up.rows, layout.down.rows), (0, 32, 96));
+        assert_eq!(layout.kinds(), [NumberFormat::F16, NumberFormat::Q4_0].into());
+        assert!(!layout.quantises_input() && layout.clone().in_order(RowOrder::Rows8).down.order == RowOrder::Rows8);
     }
 
     #[test]

@@ -7,7 +7,7 @@
 //! - [`LayerIdx`], [`ExpertId`]: ids.
 //! - [`NumberFormat`], [`RowOrder`], [`TensorMeta`], [`Tensors`]: how weights are encoded, and how tensors are read by
 //!   name.
-//! - [`ExpertLayout`]: where gate, up and down lie in the bytes of one expert.
+//! - [`ExpertLayout`], [`PerMatrix`]: where gate, up and down lie in the bytes of one expert.
 //! - [`Blueprint`], [`Geometry`]: what a config says about a model's tensors and sizes.
 //! - [`Gate`]: from router logits to experts and their weights.
 //! - [`CacheScope`], [`Residency`]: what routing and eviction share with the cache.
@@ -40,6 +40,7 @@ mod fieldwise;
 mod gate;
 mod ids;
 mod number_format;
+mod per_matrix;
 mod residency;
 mod rng;
 mod row_order;
@@ -50,15 +51,16 @@ mod units;
 
 pub use blueprint::{Blueprint, ExpertNames, Geometry, RowPick, TensorSlice, TensorSpec};
 pub use cache_scope::CacheScope;
-pub use expert::{ExpertLayout, ExpertPart, LayoutError, PART_ALIGN, SHARD_ALIGN};
+pub use expert::{ExpertLayout, ExpertPart, LayoutError, PART_ALIGN, SEGMENTS, SHARD_ALIGN};
 pub use expert_activations::{Coactivation, ExpertActivations, ExpertActivationsError};
 pub use gate::{ExpertGroups, Gate, GateError, GroupRank, Renorm, Score, Weighting};
 pub use ids::{ExpertId, LayerIdx, WantedExpert};
 pub use number_format::{NumberFormat, UnknownNumberFormat};
+pub use per_matrix::PerMatrix;
 pub use residency::{Presence, Residency};
 pub use rng::Rng;
 pub use row_order::{BlockParts, ROW_GROUP, RowOrder, UnknownRowOrder, deinterleave, interleave};
 pub use sequence_memory::{CheckpointPolicy, KV_PAGE_TOKENS, SequenceMemory};
-pub use tensors::{TensorMeta, Tensors, TensorsError};
+pub use tensors::{TensorMeta, TensorRows, Tensors, TensorsError};
 pub use trace::{EXPERTS_MAX, GATES_KEY, Steps, Trace, TraceError, TracePass, TraceStep, TraceToken, UNUSED};
 pub use units::{format_bytes, parse_bytes, size_down, size_up};

@@ -1,4 +1,6 @@
-//! The trait that reads tensors by name.
+//! The traits that read tensors by name and by row.
+
+use std::sync::Arc;
 
 use crate::{NumberFormat, RowOrder};
 
@@ -30,6 +32,18 @@ impl TensorMeta {
 #[error("{0}")]
 pub struct TensorsError(pub String);
 
+/// The rows of a matrix, read one by one.
+pub trait TensorRows: Send + Sync {
+    /// Number format and shape, `[rows, cols]`, in plain row order.
+    fn meta(&self) -> &TensorMeta;
+
+    /// Reads a row. A row that does not exist is an error.
+    ///
+    /// The caller guarantees that `into` has the length of a row; the implementation fills all of it, or fails with an
+    /// error that names the file.
+    fn read_row(&self, row: usize, into: &mut [u8]) -> Result<(), TensorsError>;
+}
+
 /// Reads tensors by name; implemented by checkpoints, GGUF files and stores.
 pub trait Tensors {
     /// The tensor called `name`, or `None` if there is none. Costs no I/O.
@@ -40,4 +54,9 @@ pub trait Tensors {
     /// The caller guarantees that the range lies inside the tensor; the implementation fills all of `into`, or fails
     /// with an error that names file and offset.
     fn read(&self, name: &str, offset: usize, into: &mut [u8]) -> Result<(), TensorsError>;
+
+    /// The rows of the matrix `name`, if it is stored so that single rows can be read cheaply.
+    fn rows(&self, _name: &str) -> Option<Arc<dyn TensorRows>> {
+        None
+    }
 }

@@ -10,7 +10,7 @@ use larder_kernels::Inputs;
 use larder_model::Activation;
 
 use crate::driver::Driver;
-use crate::error::Result;
+use crate::error::{GpuError, Result};
 use crate::launches::{Launches, word};
 use crate::memory::{DeviceBuffer, Upload};
 use lists::{Addresses, Intermediates, Lists};
@@ -102,7 +102,7 @@ impl ExpertKernels {
 
     /// Allocates memory for the results of gate and up.
     fn reserve_intermediates(&mut self, layout: &ExpertLayout, tokens: usize) -> Result<()> {
-        let values = tokens * layout.gate.rows;
+        let values = tokens * layout.up.rows;
         self.gate.ensure(4 * values)?;
         self.up.ensure(4 * values)?;
         self.blocks.ensure(if layout.down.kind.is_float() { 0 } else { values / BLOCK * BLOCK_BYTES })
@@ -121,7 +121,8 @@ impl ExpertKernels {
 
     /// Launches the kernels of the group whose lists were sent last.
     pub fn compute(&self, group: &ExpertBatch, at: &Addresses) -> Result<()> {
-        let ExpertBatch { layout: ExpertLayout { gate, up, down, bias, .. }, act, experts, picks, .. } = *group;
+        let ExpertBatch { layout: ExpertLayout { up, down, bias, .. }, act, experts, picks, .. } = *group;
+        let gate = gate_of(group.layout)?;
         let (count, experts) = (word(picks.len() * gate.rows)?, word(experts.len())?);
         if count == 0 {
             return Ok(());
@@ -145,4 +146,10 @@ impl ExpertKernels {
         }
         Ok(())
     }
+}
+
+/// The gate matrix of a layout; an error for experts of two matrices, which the kernels do not compute.
+pub fn gate_of(layout: &ExpertLayout) -> Result<&ExpertPart> {
+    let without = || GpuError::Unsupported("experts without a gate matrix are computed on the CPU only".into());
+    layout.gate.as_ref().ok_or_else(without)
 }

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use larder_core::{ExpertId, ExpertLayout, Gate, NumberFormat};
+use larder_core::{ExpertId, ExpertLayout, Gate, NumberFormat, PerMatrix};
 use larder_kernels::Inputs;
 use larder_model::{Activation, DeviceExperts, MoeCall, Routed};
 
 use crate::arena_sync::ArenaSync;
 use crate::driver::{Driver, Stream};
 use crate::error::{GpuError, Result};
-use crate::expert_kernels::{BLOCK, BLOCK_BYTES, DeviceActivations, ExpertBatch, ExpertKernels};
+use crate::expert_kernels::{BLOCK, BLOCK_BYTES, DeviceActivations, ExpertBatch, ExpertKernels, gate_of};
 use crate::memory::{DeviceBuffer, Download, StreamEvent, Upload};
 
 /// Computes the experts of a layer in their slots on the device.
@@ -59,7 +59,7 @@ impl GpuExperts {
 
     /// Allocates all memory that calls with up to `tokens` tokens need.
     fn reserve(&mut self, layout: &ExpertLayout, gate: &Gate, tokens: usize) -> Result<()> {
-        let (places, hidden) = (tokens * gate.top_k, layout.gate.cols);
+        let (places, hidden) = (tokens * gate.top_k, layout.up.cols);
         let rows = if gate.scales_input { places } else { tokens };
         self.upload.begin(rows * hidden * size_of::<f32>() + rows * hidden / BLOCK * BLOCK_BYTES)?;
         self.outputs.ensure(places * hidden * size_of::<f32>())?;
@@ -70,8 +70,8 @@ impl GpuExperts {
     fn take_inputs(&mut self, call: &MoeCall, routed: &Routed, layout: &ExpertLayout) -> Result<()> {
         self.hidden = call.x.len() / call.tokens;
         self.places.clear();
-        let quantise = !layout.gate.kind.is_float() || !layout.up.kind.is_float();
-        let widely = layout.gate.kind.is_float() || layout.up.kind.is_float();
+        let quantise = layout.quantises_input();
+        let widely = layout.inputs().any(|part| part.kind.is_float());
         let mut x = call.x;
         if call.gate.scales_input {
             self.scaled.clear();
@@ -127,7 +127,8 @@ impl DeviceExperts for GpuExperts {
         gate: &Gate,
         tokens: usize,
     ) -> larder_model::Result<()> {
-        let unsupported = layout.bias.iter().flatten().find(|bias| bias.kind != NumberFormat::F32);
+        gate_of(layout)?;
+        let unsupported = layout.bias.iter().flat_map(PerMatrix::iter).find(|bias| bias.kind != NumberFormat::F32);
         if let Some(bias) = unsupported {
             let what = format!("expert biases are {}, but the GPU kernels support only f32", bias.kind);
             return Err(GpuError::Unsupported(what).into());

@@ -82,7 +82,7 @@ fn read(driver: &Arc<dyn Driver>, timer: &Timer, bytes: u64) -> Result<f64> {
 }
 
 fn compute(driver: &Arc<dyn Driver>, timer: &Timer, layout: &ExpertLayout, act: Activation, n: usize) -> Result<f64> {
-    let hidden = layout.gate.cols;
+    let hidden = layout.up.cols;
     let data = DeviceBuffer::of(driver, n * layout.bytes)?;
     let x = DeviceBuffer::of(driver, 4 * hidden + hidden * BLOCK_BYTES)?;
     let out = DeviceBuffer::of(driver, 4 * n * hidden)?;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use larder_core::{ExpertId, ExpertLayout, ExpertPart};
+use larder_core::{ExpertId, ExpertLayout, ExpertPart, PerMatrix};
 use larder_kernels::{Inputs, Product, WeightMatrix};
 
 use crate::compute::ComputeContext;
@@ -41,7 +41,7 @@ impl ExpertWorkspace {
     /// Starts a call: copies its inputs. `layout` is the layout of the call's experts.
     pub fn begin(&mut self, call: &MoeCall, routed: &Routed, layout: &ExpertLayout) {
         let hidden = call.x.len() / call.tokens;
-        let quantise = !layout.gate.kind.is_float() || !layout.up.kind.is_float();
+        let quantise = layout.quantises_input();
         if call.gate.scales_input {
             let k = call.gate.top_k;
             self.down.clear();
@@ -65,26 +65,36 @@ impl ExpertWorkspace {
     pub fn compute(&mut self, call: &MoeCall, routed: &Routed, layout: &ExpertLayout, group: &[(ExpertId, &[u8])]) {
         let counts = self.find_places(call, routed, group);
         let total = self.places.len();
-        let inter = layout.gate.rows;
-        self.gate.resize(total * inter, 0.0);
+        let inter = layout.up.rows;
+        let gated = if layout.gate.is_some() { total * inter } else { 0 };
+        self.gate.resize(gated, 0.0);
         self.up.resize(total * inter, 0.0);
 
         let (mut gates, mut ups, mut picks) = (&mut self.gate[..], &mut self.up[..], &self.picks[..]);
         let mut batch = Vec::with_capacity(2 * group.len());
         for ((_, data), n) in group.iter().zip(&counts) {
-            let (pick, gate, up) =
-                (front(&mut picks, *n), front_mut(&mut gates, n * inter), front_mut(&mut ups, n * inter));
-            batch.push(Product { weights: weights(&layout.gate, data), x: &self.x, pick: Some(pick), out: gate });
-            batch.push(Product { weights: weights(&layout.up, data), x: &self.x, pick: Some(pick), out: up });
+            let pick = Some(front(&mut picks, *n));
+            if let Some(gate) = &layout.gate {
+                let out = front_mut(&mut gates, n * inter);
+                batch.push(Product { weights: weights(gate, data), x: &self.x, pick, out });
+            }
+            let out = front_mut(&mut ups, n * inter);
+            batch.push(Product { weights: weights(&layout.up, data), x: &self.x, pick, out });
         }
         self.compute.multiply(&mut batch);
 
-        if let Some([gate, up, _]) = &layout.bias {
-            add_biases(gate, group, &counts, &mut self.gate);
+        if let Some(PerMatrix { gate, up, .. }) = &layout.bias {
+            gate.iter().for_each(|gate| add_biases(gate, group, &counts, &mut self.gate));
             add_biases(up, group, &counts, &mut self.up);
         }
-        call.act.combine(&mut self.gate, &self.up);
-        self.compute.fill(&mut self.inner, &self.gate, inter, !layout.down.kind.is_float());
+        let inner = if layout.gate.is_some() {
+            call.act.combine(&mut self.gate, &self.up);
+            &self.gate
+        } else {
+            call.act.apply(&mut self.up);
+            &self.up
+        };
+        self.compute.fill(&mut self.inner, inner, inter, !layout.down.kind.is_float());
 
         let hidden = layout.down.rows;
         self.down.resize(total * hidden, 0.0);
@@ -97,7 +107,7 @@ impl ExpertWorkspace {
             batch.push(Product { weights: weights(&layout.down, data), x: &self.inner, pick: Some(pick), out });
         }
         self.compute.multiply(&mut batch);
-        if let Some([.., down]) = &layout.bias {
+        if let Some(PerMatrix { down, .. }) = &layout.bias {
             add_biases(down, group, &counts, &mut self.down);
         }
         for (place, y) in self.places.iter().zip(self.down.chunks_exact(hidden)) {
@@ -206,17 +216,31 @@ mod tests {
             let w = floats(part);
             w.chunks_exact(part.cols).map(|row| row.iter().zip(x).map(|(a, b)| a * b).sum()).collect()
         };
-        let [gate_bias, up_bias, down_bias] = layout.bias.as_ref().map(|b| b.each_ref().map(floats)).unwrap();
+        let bias = layout.bias.as_ref().map(|b| b.as_ref().map(floats)).unwrap();
         let add = |v: Vec<f32>, b: &[f32]| -> Vec<f32> { v.iter().zip(b).map(|(a, b)| a + b).collect() };
-        let mut gate = add(product(&layout.gate, x), &gate_bias);
-        act.combine(&mut gate, &add(product(&layout.up, x), &up_bias));
-        add(product(&layout.down, &gate), &down_bias)
+        let mut inner = add(product(&layout.up, x), &bias.up);
+        match &layout.gate {
+            Some(gate) => {
+                let up = std::mem::replace(&mut inner, add(product(gate, x), &bias.gate.unwrap()));
+                act.combine(&mut inner, &up);
+            }
+            None => act.apply(&mut inner),
+        }
+        add(product(&layout.down, &inner), &bias.down)
     }
 
     #[test]
     fn groups_and_batches_follow_the_definition() {
-        let (hidden, inter, experts, k, tokens) = (24, 16, 5, 2, 7);
-        let layout = ExpertLayout::new(hidden, inter, [NumberFormat::F32; 3], true).unwrap();
+        check(ExpertLayout::new(24, 16, [NumberFormat::F32; 3], true).unwrap());
+    }
+
+    #[test]
+    fn experts_of_two_matrices_follow_the_definition() {
+        check(ExpertLayout::new(24, 16, [NumberFormat::F32; 2], true).unwrap());
+    }
+
+    fn check(layout: ExpertLayout) {
+        let (hidden, experts, k, tokens) = (layout.up.cols, 5, 2, 7);
         let data: Vec<Vec<u8>> = (0..experts).map(|e| expert(&layout, e)).collect();
         let x: Vec<f32> = (0..tokens * hidden).map(|i| (i as f32 * 0.3).cos()).collect();
         let ids: Vec<ExpertId> = (0..tokens * k).map(|i| ExpertId(((i / k * 3 + i % k) % experts) as u16)).collect();

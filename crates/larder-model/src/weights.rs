@@ -131,7 +131,8 @@ impl<'a> WeightLoader<'a> {
     }
 
     fn bytes(&mut self, name: &str, shape: &[usize], product: bool) -> Result<Option<(TensorMeta, Bytes)>> {
-        self.requested.push(TensorSpec { name: name.to_owned(), shape: shape.to_vec(), product, by_head: false });
+        let spec = TensorSpec { name: name.to_owned(), shape: shape.to_vec(), product, by_head: false, by_row: false };
+        self.requested.push(spec);
         let Some(source) = self.source else { return Ok(None) };
         let meta = check_shape(source, name, shape)?.clone();
         if !product && !meta.kind.is_float() {

@@ -95,7 +95,7 @@ impl InferenceEngine {
         // The old slots are freed before new ones are allocated.
         self.experts.set_path(AnyExpertPath::AllResident(Box::new(AllResident::new(0, self.compute.clone()))));
         let total = slot_count(&store.manifest().geometry, slots, scope) + self.options.cache.scratch;
-        self.memory.replace(MemoryUse::Experts, total as u64 * store.manifest().experts.data_bytes as u64)?;
+        self.memory.replace(MemoryUse::Experts, total as u64 * slot_bytes(model)?)?;
         let StreamingParts { experts: local, .. } =
             streaming_parts(store, slots, scope, &self.compute, &self.options, &self.policy_inputs)?;
         self.experts.set_path(AnyExpertPath::Streaming(Box::new(local)));
@@ -216,7 +216,7 @@ pub fn plan_inputs<'a>(model: &'a OpenModel, options: &Options) -> Result<PlanIn
 fn kv_format_of(model: &OpenModel, options: &Options) -> Result<KvFormat> {
     let experts = model.experts()?;
     let mut layers = model.blueprint.geometry.moe_layers.iter();
-    let quantised = layers.any(|l| !experts.as_dyn().layout(*l).gate.kind.is_float());
+    let quantised = layers.any(|l| !experts.as_dyn().layout(*l).up.kind.is_float());
     let default = if quantised && !options.compute.exact { KvFormat::F16 } else { KvFormat::F32 };
     Ok(options.compute.kv.unwrap_or(default))
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use anyhow::{Context, Result};
 use larder_core::{ExpertId, Geometry, RowOrder};
 use larder_model::{AllResident, ComputeContext};
-use larder_store::reader::{Arena, ReadRequest, ShardFiles, Slot, open_reader};
+use larder_store::reader::{Arena, ReadRequest, Slot, open_reader};
 use larder_store::{DATA_START, ExpertSource, Result as StoreResult, Store};
 
 use crate::notice::Notices;
@@ -19,8 +19,7 @@ const THREADS: usize = 4;
 pub fn from_store(store: &Arc<Store>, compute: &Arc<ComputeContext>, notices: &Notices) -> Result<AllResident<Slot>> {
     let geometry = &store.manifest().geometry;
     let (arena, slots) = arena(store.as_ref(), geometry)?;
-    let (paths, bytes) = store.shard_files();
-    let files = Arc::new(ShardFiles::new(paths.len(), bytes, move |shard| paths[shard].clone())?);
+    let files = Arc::new(store.shard_files()?);
     let (mut reader, _) = open_reader("auto", &files, &arena)?;
     let work = LoadProgress::begin(notices, slots.len() as u64 * arena.slot_bytes() as u64);
     let expert = |shard: usize| {

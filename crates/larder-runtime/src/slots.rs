@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use larder_core::format_bytes;
 use larder_store::Store;
-use larder_store::reader::{Arena, Reader, ShardFiles, Slot, open_reader};
+use larder_store::reader::{Arena, Reader, Slot, open_reader};
 
 use crate::options::Setting;
 
@@ -25,7 +25,7 @@ pub struct Slots {
 impl Slots {
     /// Allocates `total` slots and opens the reader named `reader`.
     pub fn new(store: &Arc<Store>, total: usize, reader: &str) -> Result<Self> {
-        let slot_bytes = store.manifest().experts.data_bytes;
+        let slot_bytes = store.manifest().slot_bytes();
         let (arena, slots) = Arena::new(total, slot_bytes).with_context(|| {
             format!(
                 "cannot allocate {total} slots of {}; try a smaller {} or {}",
@@ -34,8 +34,7 @@ impl Slots {
                 Setting::CacheMem
             )
         })?;
-        let (paths, bytes) = store.shard_files();
-        let files = Arc::new(ShardFiles::new(paths.len(), bytes, move |shard| paths[shard].clone())?);
+        let files = Arc::new(store.shard_files()?);
         let (reader, reader_note) = open_reader(reader, &files, &arena)?;
         Ok(Slots { slots, reader, reader_note, addresses: arena.range() })
     }

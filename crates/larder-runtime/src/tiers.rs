@@ -146,7 +146,7 @@ fn host_seconds_per_byte(compute: &Arc<ComputeContext>, layout: &ExpertLayout, a
     let most = available.map_or(PROBE_BYTES, |bytes| PROBE_BYTES.min(bytes as usize / 8));
     // Valid numbers in any format, none of them extreme. Zeros would all map to one page.
     let experts = vec![0x3C; (most / layout.bytes).max(2) * layout.bytes];
-    let x = vec![1.0; layout.gate.cols];
+    let x = vec![1.0; layout.up.cols];
     let gate = Gate::softmax(1, 1, false);
     let call =
         MoeCall { layer: LayerIdx(0), gate: &gate, act: Activation::Silu, logits: &[], x: &x, tokens: 1, origins: &[] };

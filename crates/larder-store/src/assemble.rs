@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use larder_core::{Blueprint, ExpertId, ExpertLayout, ExpertNames, Geometry, LayerIdx, NumberFormat, TensorSlice};
+use larder_core::{
+    Blueprint, ExpertId, ExpertLayout, ExpertNames, Geometry, LayerIdx, NumberFormat, PerMatrix, TensorSlice,
+};
 
 use crate::{
     error::{Result, StoreError, StoreErrorKind},
@@ -102,15 +104,18 @@ impl<'a> Assembler<'a> {
 
     /// The slices of an expert with their shapes, in the order of [`ExpertLayout::parts`].
     fn slices(&self) -> impl Iterator<Item = (&TensorSlice, PartShape)> {
-        let Geometry { hidden, inter, bias, .. } = self.geometry;
-        let biases = self.names.bias.iter().filter(move |_| bias).flatten();
-        let lengths = [inter, inter, hidden].map(PartShape::Vector);
-        let matrices = [
-            (&self.names.gate, PartShape::Matrix(inter, hidden)),
-            (&self.names.up, PartShape::Matrix(inter, hidden)),
-            (&self.names.down, PartShape::Matrix(hidden, inter)),
-        ];
-        matrices.into_iter().chain(biases.zip(lengths))
+        let Geometry { bias, .. } = self.geometry;
+        let matrices = self.names.matrices.named();
+        let matrices = matrices.map(|(name, slice)| (slice, self.matrix_shape(name)));
+        let biases = self.names.bias.iter().filter(move |_| bias).flat_map(PerMatrix::named);
+        matrices.chain(biases.map(|(name, slice)| match self.matrix_shape(name) {
+            PartShape::Matrix(rows, _) | PartShape::Vector(rows) => (slice, PartShape::Vector(rows)),
+        }))
+    }
+
+    fn matrix_shape(&self, name: &str) -> PartShape {
+        let Geometry { hidden, inter, .. } = self.geometry;
+        if name == "down" { PartShape::Matrix(hidden, inter) } else { PartShape::Matrix(inter, hidden) }
     }
 
     fn expert_ref(&self, layer: LayerIdx, expert: ExpertId) -> ExpertRef {
@@ -122,12 +127,12 @@ impl<'a> Assembler<'a> {
         let first = self.check_expert(layer, ExpertId(0), wanted)?;
         for e in 1..self.geometry.experts {
             let kinds = self.check_expert(layer, ExpertId(e as u16), wanted)?;
-            if let Some(i) = (0..kinds.len()).find(|i| kinds[*i] != first[*i]) {
+            if let Some(((name, of_first), (_, of_other))) =
+                first.named().zip(kinds.named()).find(|((_, a), (_, b))| a != b)
+            {
                 let what = format!(
-                    "the experts of {layer} are stored in different formats: {} of expert 0 as {}, of expert {e} as {}",
-                    ["gate", "up", "down"][i],
-                    first[i],
-                    kinds[i]
+                    "the experts of {layer} are stored in different formats: {name} of expert 0 as {of_first}, of expert \
+                     {e} as {of_other}"
                 );
                 return Err(StoreError::new(StoreErrorKind::Mismatch, self.source.path(), what));
             }
@@ -137,16 +142,18 @@ impl<'a> Assembler<'a> {
             .map_err(|e| StoreError::new(StoreErrorKind::Unsupported, self.source.path(), e.to_string()))
     }
 
-    /// The number formats of gate, up and down of one expert.
+    /// The number formats of one expert's matrices.
     fn check_expert(
         &mut self,
         layer: LayerIdx,
         expert: ExpertId,
         wanted: Option<NumberFormat>,
-    ) -> Result<[NumberFormat; 3]> {
-        let mut kinds = [NumberFormat::F32; 3];
+    ) -> Result<PerMatrix<NumberFormat>> {
+        let parts = self.names.matrices.named().map(|(name, _)| name);
+        let mut parts = parts.collect::<Vec<_>>().into_iter();
+        let mut kinds = vec![];
         let mut notes = Vec::new();
-        for (i, (piece, shape)) in self.slices().enumerate() {
+        for (piece, shape) in self.slices() {
             let found = LocatedSlice::locate(self.source, piece, self.expert_ref(layer, expert), shape)?;
             match shape {
                 PartShape::Vector(_) => {
@@ -154,9 +161,9 @@ impl<'a> Assembler<'a> {
                 }
                 PartShape::Matrix(_, cols) => {
                     let (kind, fallback) = choose_format(self.source, &found.name, found.kind, wanted, cols)?;
-                    kinds[i] = kind;
+                    let part = parts.next().unwrap_or_default();
+                    kinds.push(kind);
                     if let Some(wanted) = wanted.filter(|_| fallback) {
-                        let part = ["gate", "up", "down"][i];
                         notes.push(format!(
                             "{part} is stored as {kind}: its rows of {cols} values are not whole blocks of {wanted}"
                         ));
@@ -166,7 +173,8 @@ impl<'a> Assembler<'a> {
         }
         notes.retain(|note| !self.notes.contains(note));
         self.notes.append(&mut notes);
-        Ok(kinds)
+        let mut kinds = kinds.into_iter();
+        Ok(self.names.matrices.as_ref().map(|_| kinds.next().expect("each matrix has a format")))
     }
 }
 

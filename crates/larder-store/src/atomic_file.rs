@@ -8,7 +8,7 @@ use std::{
 };
 
 use crate::{
-    direct::{AlignedBuffer, set_direct},
+    direct::set_direct,
     error::{Result, StoreError},
 };
 
@@ -38,8 +38,8 @@ impl AtomicFile {
         self.file.write_all_at(bytes, offset).map_err(|e| StoreError::io(&self.path, "writing", e))
     }
 
-    /// Writes the whole file with direct I/O where the file system supports it.
-    pub fn write_direct(&self, bytes: &AlignedBuffer) -> Result<()> {
+    /// Writes the whole file, the beginning of an [`AlignedBuffer`], with direct I/O where the file system supports it.
+    pub fn write_direct(&self, bytes: &[u8]) -> Result<()> {
         if set_direct(&self.file, true) {
             match self.file.write_all_at(bytes, 0) {
                 Err(e) if e.kind() == io::ErrorKind::InvalidInput => set_direct(&self.file, false),
@@ -89,6 +89,7 @@ pub(crate) fn temp_path(path: &Path) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::direct::AlignedBuffer;
 
     #[test]
     fn a_file_appears_only_when_published() {

@@ -59,6 +59,11 @@ impl ReadAt {
         let _ = rustix::fs::fadvise(&self.file, 0, None, rustix::fs::Advice::WillNeed);
     }
 
+    /// Tells the kernel that reads will be short and scattered, so that it reads nothing ahead (`POSIX_FADV_RANDOM`).
+    pub fn advise_random(&self) {
+        let _ = rustix::fs::fadvise(&self.file, 0, None, rustix::fs::Advice::Random);
+    }
+
     /// Fills `into` from byte `offset` on, or fails with an error that names the offset.
     pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<()> {
         let direct = self.direct.get().and_then(Option::as_ref).filter(|_| into.len() >= WORTHWHILE_BYTES);

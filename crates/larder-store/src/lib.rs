@@ -7,7 +7,8 @@
 //! - [`Source`], [`open_source`]: a checkpoint folder ([`Checkpoint`]) or a GGUF file ([`Gguf`]), as tensors by name.
 //! - [`convert`]: from a source to a store, resumable. [`Assembler`] reads single experts from a source.
 //! - [`Store`], [`Manifest`]: an open store, and its `larder.json`.
-//! - [`verify`]: checks every byte of a store.
+//! - [`RowTable`]: a matrix of a store whose rows are read one by one.
+//! - [`verify`]: checks every byte of a store. [`upgrade`]: brings a store of an earlier format to the current one.
 //! - [`ExpertSource`]: reads one expert at a time, from a store or a source.
 //! - [`reader`]: reads many experts at a time into the slots of an [`Arena`](reader::Arena), by io_uring or pread.
 //! - [`StoreError`]: what was wrong, and in which file.
@@ -35,13 +36,16 @@ mod convert;
 mod describe;
 mod direct;
 mod error;
+mod expert_set;
 mod expert_source;
 mod file;
+mod identity;
 mod manifest;
 mod parallel;
 mod quantize;
 pub mod reader;
 mod resident;
+mod row_table;
 mod safetensors;
 mod shard;
 mod source;
@@ -49,6 +53,7 @@ mod store;
 mod tensor_slice;
 #[cfg(test)]
 mod testing;
+mod upgrade;
 mod verify;
 
 pub use assemble::Assembler;
@@ -56,16 +61,20 @@ pub use convert::{CONVERSION_STATE, ConvertOptions, ConvertReport, Progress, con
 pub use error::{Result, StoreError, StoreErrorKind};
 pub use expert_source::ExpertSource;
 pub use file::{ReadAt, read_small};
+pub use identity::identity;
 pub use manifest::{
-    ExpertFiles, FORMAT_VERSION, MANIFEST_FILE, Manifest, Provenance, RESIDENT_FILE, ResidentFile, SidecarFile,
+    ExpertChecksums, ExpertClass, ExpertFiles, FORMAT_VERSION, MANIFEST_FILE, Manifest, Provenance, RESIDENT_FILE,
+    ResidentFile, SidecarFile,
 };
 pub use quantize::{ValueOutOfRange, can_encode, decode_floats, encode};
 pub use resident::check_resident;
+pub use row_table::{RowTable, TableFile};
 pub use safetensors::{Dtype, SafetensorsHeader, TensorEntry};
-pub use shard::{DATA_START, checksum_of, shard_path};
+pub use shard::{DATA_START, RECORD_ALIGN, checksum_of, shard_path};
 pub use source::{
     Checkpoint, Gguf, IncomingFiles, SIDECARS, Source, SourceFile, is_bare_file_name, open_source, require_tensor,
 };
 pub use store::Store;
 pub use tensor_slice::AssemblyBuffers;
+pub use upgrade::{UPGRADE_STATE, UpgradeReport, upgrade};
 pub use verify::{VerifyReport, verify};

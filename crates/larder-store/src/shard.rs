@@ -5,20 +5,32 @@
 
 use std::path::{Path, PathBuf};
 
-use larder_core::{ExpertId, ExpertLayout, LayerIdx, SHARD_ALIGN, TensorMeta};
+use larder_core::{ExpertId, ExpertLayout, LayerIdx, SEGMENTS, SHARD_ALIGN, TensorMeta};
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::{
     describe::{describe, stored_shape},
     error::{Result, StoreError, StoreErrorKind},
     file::ReadAt,
+    manifest::ExpertChecksums,
     safetensors::{HeaderWriter, SafetensorsHeader, dtype_of},
 };
 
 /// The first byte of the data in every shard.
 pub const DATA_START: usize = SHARD_ALIGN;
 
-const CHECKSUM: &str = "xxh3_128";
+/// In the file, the data of an expert are padded with zeros to a multiple of this many bytes.
+pub const RECORD_ALIGN: usize = 64 << 10;
+
+/// Folder of the experts that a model computes with.
+pub const EXPERTS: &str = "experts";
+/// Folder of the second, smaller copies of the experts.
+pub const SMALL_EXPERTS: &str = "experts-small";
+
+/// Key of the checksum of all data, in shards of format 1.
+const WHOLE: &str = "xxh3_128";
+/// Keys of the checksums of the segments.
+const BY_SEGMENT: [&str; SEGMENTS] = ["xxh3_128.0", "xxh3_128.1"];
 
 /// The expected properties of a shard.
 #[derive(Clone, Copy)]
@@ -29,18 +41,21 @@ pub struct Shard<'a> {
     pub expert: ExpertId,
     /// Layout of the data.
     pub layout: &'a ExpertLayout,
-    /// Length of the file in bytes, the same for all shards of a store.
+    /// Length of the file in bytes, the same for all shards of a class.
     pub file_bytes: usize,
 }
 
 impl Shard<'_> {
-    /// The header of a shard whose data have `checksum`: [`DATA_START`] bytes.
-    pub fn header(&self, checksum: &str) -> Vec<u8> {
+    /// The header of a shard whose data have `checksums`: [`DATA_START`] bytes.
+    pub fn header(&self, checksums: &ExpertChecksums) -> Vec<u8> {
         let mut header = HeaderWriter::default();
         header.describe("layer", self.layer.0.to_string());
         header.describe("expert", self.expert.0.to_string());
         header.describe("layout", self.layout.order().name());
-        header.describe(CHECKSUM, checksum);
+        match checksums {
+            ExpertChecksums::Segments(each) => BY_SEGMENT.iter().zip(each).for_each(|(key, c)| header.describe(key, c)),
+            ExpertChecksums::Whole(checksum) => header.describe(WHOLE, checksum),
+        }
         for (name, part) in self.layout.parts() {
             let shape = vec![part.rows, part.cols];
             header.describe(name, describe(part.kind, &shape));
@@ -64,29 +79,50 @@ impl Shard<'_> {
         Ok(file)
     }
 
-    /// Checks that the header of `file` is that of data with `checksum`.
-    pub fn check_header(&self, file: &ReadAt, checksum: &str) -> Result<()> {
+    /// Checks that the header of `file` is that of data with `checksums`.
+    pub fn check_header(&self, file: &ReadAt, checksums: &ExpertChecksums) -> Result<()> {
         let got = file.read_vec(0, DATA_START as u64)?;
-        let want = self.header(checksum);
+        let want = self.header(checksums);
         let Some(at) = got.iter().zip(&want).position(|(g, w)| g != w) else { return Ok(()) };
-        let header = SafetensorsHeader::read(file)?;
+        let what = format!("the header of {self} is damaged: it differs at byte {at}");
+        let damaged = StoreError::new(StoreErrorKind::Mismatch, file.path(), what);
+        let Ok(header) = SafetensorsHeader::read(file) else { return Err(damaged) };
         let found = |key| header.metadata.get(key).map_or("?", String::as_str);
         if found("layer") != self.layer.0.to_string() || found("expert") != self.expert.0.to_string() {
             let what = format!("holds layer {}, expert {} instead of {self}", found("layer"), found("expert"));
             return Err(StoreError::new(StoreErrorKind::Mismatch, file.path(), what));
         }
-        let what = format!("the header of {self} is damaged: it differs at byte {at}");
-        Err(StoreError::new(StoreErrorKind::Mismatch, file.path(), what))
+        Err(damaged)
     }
 
-    /// Checks the data, which are the bytes of the layout, against `checksum`.
-    pub fn check_data(&self, path: &Path, data: &[u8], checksum: &str) -> Result<()> {
-        let got = checksum_of(data);
+    /// Checks the data, which are the bytes of the layout, against `checksums`.
+    pub fn check_data(&self, path: &Path, data: &[u8], checksums: &ExpertChecksums) -> Result<()> {
+        match checksums {
+            ExpertChecksums::Whole(checksum) => self.check_bytes(path, "the data", 0, data, checksum),
+            ExpertChecksums::Segments(_) => {
+                let mut ranges = self.layout.segments().into_iter().enumerate();
+                ranges.try_for_each(|(i, range)| self.check_segment(path, i, &data[range], checksums))
+            }
+        }
+    }
+
+    /// Checks the bytes of one segment against `checksums`, which must be those of segments.
+    pub fn check_segment(&self, path: &Path, segment: usize, bytes: &[u8], checksums: &ExpertChecksums) -> Result<()> {
+        let ExpertChecksums::Segments(each) = checksums else {
+            let what = "has checksums of whole experts only, as in store format 1; run `larder store upgrade`";
+            return Err(StoreError::new(StoreErrorKind::Unsupported, path, what));
+        };
+        let start = self.layout.segments()[segment].start;
+        self.check_bytes(path, &format!("segment {segment}"), start, bytes, &each[segment])
+    }
+
+    fn check_bytes(&self, path: &Path, what: &str, start: usize, bytes: &[u8], checksum: &str) -> Result<()> {
+        let got = checksum_of(bytes);
         if got == checksum {
             return Ok(());
         }
-        let what =
-            format!("the data of {self}, {} bytes at {DATA_START}, have checksum {got}, not {checksum}", data.len());
+        let (len, at) = (bytes.len(), DATA_START + start);
+        let what = format!("{what} of {self}, {len} bytes at {at}, have checksum {got}, not {checksum}");
         Err(StoreError::new(StoreErrorKind::Mismatch, path, what))
     }
 
@@ -105,17 +141,18 @@ impl Shard<'_> {
         }
     }
 
-    /// Checks the whole shard against the checksum in its own header, which is returned. `data` receives all bytes
+    /// Checks the whole shard against the checksums in its own header, which are returned. `data` receives all bytes
     /// after the header.
-    pub fn check_by_itself(&self, path: &Path, data: &mut [u8]) -> Result<String> {
+    pub fn check_by_itself(&self, path: &Path, data: &mut [u8]) -> Result<ExpertChecksums> {
         let file = self.open(path)?;
-        let checksum = SafetensorsHeader::read(&file)?.metadata.remove(CHECKSUM).unwrap_or_default();
-        self.check_header(&file, &checksum)?;
+        let mut metadata = SafetensorsHeader::read(&file)?.metadata;
+        let checksums = ExpertChecksums::Segments(BY_SEGMENT.map(|key| metadata.remove(key).unwrap_or_default()));
+        self.check_header(&file, &checksums)?;
         file.read(DATA_START as u64, data)?;
         let (expert, tail) = data.split_at(self.layout.bytes);
-        self.check_data(path, expert, &checksum)?;
+        self.check_data(path, expert, &checksums)?;
         self.check_tail(path, tail)?;
-        Ok(checksum)
+        Ok(checksums)
     }
 }
 
@@ -130,14 +167,19 @@ pub fn checksum_of(bytes: &[u8]) -> String {
     format!("{:032x}", xxh3_128(bytes))
 }
 
-/// The folder of a layer's shards, relative to the store.
-pub fn layer_folder(layer: LayerIdx) -> PathBuf {
-    PathBuf::from(format!("experts/L{:03}", layer.0))
+/// The folder of a layer's shards in the set `set`, relative to the store.
+pub fn layer_folder(set: &str, layer: LayerIdx) -> PathBuf {
+    PathBuf::from(format!("{set}/L{:03}", layer.0))
 }
 
-/// The path of a shard, relative to the store.
+/// The path of a shard of the set `set`, relative to the store.
+pub fn shard_path_in(set: &str, layer: LayerIdx, expert: ExpertId) -> PathBuf {
+    layer_folder(set, layer).join(format!("E{:03}.safetensors", expert.0))
+}
+
+/// The path of the shard that the model computes with, relative to the store.
 pub fn shard_path(layer: LayerIdx, expert: ExpertId) -> PathBuf {
-    layer_folder(layer).join(format!("E{:03}.safetensors", expert.0))
+    shard_path_in(EXPERTS, layer, expert)
 }
 
 #[cfg(test)]
@@ -152,7 +194,7 @@ mod tests {
         let shard = Shard { layer: LayerIdx(7), expert: ExpertId(42), layout: &layout, file_bytes };
         let mut data = vec![0; file_bytes - DATA_START];
         data[..layout.bytes].iter_mut().enumerate().for_each(|(i, b)| *b = i as u8);
-        let mut bytes = shard.header(&checksum_of(&data[..layout.bytes]));
+        let mut bytes = shard.header(&ExpertChecksums::of_segments(&layout, &data[..layout.bytes]));
         bytes.extend(data);
         let path = dir.join("shard");
         std::fs::write(&path, bytes).unwrap();

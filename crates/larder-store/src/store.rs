@@ -1,22 +1,24 @@
 //! Opens a finished store.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     path::{Path, PathBuf},
-    sync::atomic::{AtomicBool, Ordering},
+    sync::Arc,
 };
 
-use larder_core::{Blueprint, ExpertId, ExpertLayout, LayerIdx, TensorMeta, Tensors, TensorsError};
+use larder_core::{Blueprint, ExpertId, ExpertLayout, LayerIdx, TensorMeta, TensorRows, Tensors, TensorsError};
 use serde_json::Value;
-use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{
     error::{Result, StoreError, StoreErrorKind},
+    expert_set::ExpertSet,
     expert_source::ExpertSource,
-    file::{ReadAt, read_small},
+    file::read_small,
     manifest::{Manifest, RESIDENT_FILE},
+    reader::ShardFiles,
     resident::{ResidentTensors, check_resident},
-    shard::{DATA_START, Shard, checksum_of, shard_path},
+    row_table::RowTable,
+    shard::{EXPERTS, SMALL_EXPERTS, Shard, checksum_of},
     source::{SIDECAR_LIMIT, Source, SourceFile},
 };
 
@@ -24,13 +26,12 @@ use crate::{
 pub struct Store {
     path: PathBuf,
     manifest: Manifest,
-    layouts: BTreeMap<LayerIdx, ExpertLayout>,
+    hash: String,
+    experts: ExpertSet,
+    small_experts: Option<ExpertSet>,
     resident: ResidentTensors,
-    /// Per shard, layer by layer: whether header and checksum were verified in this run.
-    checked: Vec<AtomicBool>,
-    /// Shards that do not exist.
-    missing: BTreeSet<(LayerIdx, ExpertId)>,
-    fingerprint: u64,
+    /// Row tables by the name of their tensor.
+    tables: BTreeMap<String, Arc<RowTable>>,
 }
 
 impl Store {
@@ -44,48 +45,58 @@ impl Store {
 
     /// Opens a store in which shards may be missing, as on a worker that holds only some experts.
     pub fn open_partial(path: &Path) -> Result<Self> {
-        let (manifest, bytes) = Manifest::read(path)?;
+        let (manifest, hash) = Manifest::read(path)?;
         let resident_path = path.join(RESIDENT_FILE);
         let (resident, found) = ResidentTensors::open(&resident_path)?;
         if found != manifest.resident {
             let what = "does not match the manifest: its header or length differs";
             return Err(StoreError::new(StoreErrorKind::Mismatch, &resident_path, what));
         }
-        let layouts = manifest.layouts().map_err(|what| StoreError::malformed(path, what))?;
-        let checked = (0..manifest.geometry.expert_count()).map(|_| AtomicBool::new(false)).collect();
-        let fingerprint = xxh3_64(&bytes);
-        let missing = BTreeSet::new();
-        let mut store = Store { path: path.to_owned(), manifest, layouts, resident, checked, missing, fingerprint };
-        let missing = |shard: Shard| {
-            let path = store.shard_path(&shard);
-            match shard.open(&path) {
-                Err(_) if !path.exists() => Some(Ok((shard.layer, shard.expert))),
-                opened => opened.err().map(Err),
+        let experts = ExpertSet::open(path, EXPERTS, &manifest.experts, &manifest.geometry)?;
+        let small = manifest.small_experts.as_ref();
+        let small = small.map(|files| ExpertSet::open(path, SMALL_EXPERTS, files, &manifest.geometry));
+        let mut tables = BTreeMap::new();
+        for table in &manifest.tables {
+            if resident.meta(&table.name).is_some() {
+                let what = format!("lists '{}' as a table, which {RESIDENT_FILE} holds too", table.name);
+                return Err(StoreError::new(StoreErrorKind::Mismatch, path, what));
             }
-        };
-        store.missing = store.shards().filter_map(missing).collect::<Result<_>>()?;
-        Ok(store)
+            tables.insert(table.name.clone(), Arc::new(RowTable::open(path, table)?));
+        }
+        let (path, small_experts) = (path.to_owned(), small.transpose()?);
+        Ok(Store { path, manifest, hash, experts, small_experts, resident, tables })
     }
 
     /// Whether the shard of an expert exists.
     pub fn has(&self, layer: LayerIdx, expert: ExpertId) -> bool {
-        self.layouts.contains_key(&layer) && !self.missing.contains(&(layer, expert))
+        self.experts.has(layer, expert)
     }
 
     /// Checks that no shard is missing.
     pub fn require_all(&self) -> Result<()> {
-        match self.missing.first() {
-            Some((layer, expert)) => {
-                let shard = self.shard(*layer, *expert);
-                shard.open(&self.shard_path(&shard)).map(drop)
-            }
-            None => Ok(()),
-        }
+        self.experts.require_all()?;
+        self.small_experts.as_ref().map_or(Ok(()), ExpertSet::require_all)
     }
 
     /// The manifest of the store.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
+    }
+
+    /// Identifies the whole content of the store: the manifest's checksum over itself, which covers the checksums of all
+    /// files.
+    pub fn hash(&self) -> &str {
+        &self.hash
+    }
+
+    /// The second, smaller copies of all experts, if the store has them.
+    pub fn small_experts(&self) -> Option<&dyn ExpertSource> {
+        self.small_experts.as_ref().map(|set| set as &dyn ExpertSource)
+    }
+
+    /// The matrix `name` as rows that are read one by one, if it is stored so.
+    pub fn row_table(&self, name: &str) -> Option<&Arc<RowTable>> {
+        self.tables.get(name)
     }
 
     /// Checks that the store holds the model that `blueprint` describes.
@@ -94,71 +105,61 @@ impl Store {
             let what = format!("holds {:?}, but its config describes {:?}", self.manifest.geometry, blueprint.geometry);
             return Err(StoreError::new(StoreErrorKind::Mismatch, &self.path, what));
         }
+        if self.experts.has_gates() != blueprint.experts.matrices.gate.is_some() {
+            let what = "holds experts with another number of matrices than its config describes";
+            return Err(StoreError::new(StoreErrorKind::Mismatch, &self.path, what));
+        }
         check_resident(self, blueprint)
     }
 
     /// Checks an expert's data and the header of its shard, the first time it is called for the expert in a run.
     pub fn check_expert(&self, layer: LayerIdx, expert: ExpertId, data: &[u8]) -> Result<()> {
-        let (checksum, checked) = self.record(layer, expert);
-        if checked.load(Ordering::Relaxed) {
-            return Ok(());
-        }
-        let shard = self.shard(layer, expert);
-        let path = self.shard_path(&shard);
-        shard.check_header(&shard.open(&path)?, checksum)?;
-        shard.check_data(&path, data, checksum)?;
-        checked.store(true, Ordering::Relaxed);
-        Ok(())
+        self.experts.check_expert(layer, expert, data)
     }
 
-    /// The file of every expert, layer by layer, and their common length in bytes.
-    pub fn shard_files(&self) -> (Vec<PathBuf>, u64) {
-        (self.shards().map(|s| self.shard_path(&s)).collect(), self.manifest.experts.file_bytes as u64)
+    /// Checks the bytes of one segment of an expert (see [`ExpertLayout::segments`]) and the header of its shard, the
+    /// first time it is called for that segment in a run. Stores of format 1 have no checksums of segments: the error
+    /// has the kind [`StoreErrorKind::Unsupported`].
+    pub fn check_segment(&self, layer: LayerIdx, expert: ExpertId, segment: usize, bytes: &[u8]) -> Result<()> {
+        self.experts.check_segment(layer, expert, segment, bytes)
     }
 
-    /// All shards, layer by layer.
-    pub(crate) fn shards(&self) -> impl Iterator<Item = Shard<'_>> {
-        let experts = self.manifest.geometry.experts;
-        self.layouts.keys().flat_map(move |layer| (0..experts).map(|e| self.shard(*layer, ExpertId(e as u16))))
+    /// The shards of all experts, layer by layer, for a reader.
+    pub fn shard_files(&self) -> Result<ShardFiles> {
+        let files: Vec<_> = self.experts.shards().map(|s| (self.experts.path(&s), s.file_bytes as u64)).collect();
+        ShardFiles::new(files.len(), move |shard| files[shard].clone())
     }
 
-    pub(crate) fn shard_path(&self, shard: &Shard) -> PathBuf {
-        self.path.join(shard_path(shard.layer, shard.expert))
-    }
-
-    fn shard(&self, layer: LayerIdx, expert: ExpertId) -> Shard<'_> {
-        Shard { layer, expert, layout: self.layout(layer), file_bytes: self.manifest.experts.file_bytes }
-    }
-
-    /// The checksum of a shard, and whether it was verified.
-    fn record(&self, layer: LayerIdx, expert: ExpertId) -> (&str, &AtomicBool) {
-        let row = self.layouts.range(..layer).count();
-        let checksum = &self.manifest.experts.checksums[row][expert.index()];
-        (checksum, &self.checked[row * self.manifest.geometry.experts + expert.index()])
+    /// The path of every shard, layer by layer.
+    pub fn shard_paths(&self) -> Vec<PathBuf> {
+        self.experts.shards().map(|s: Shard| self.experts.path(&s)).collect()
     }
 }
 
 impl ExpertSource for Store {
     fn layout(&self, layer: LayerIdx) -> &ExpertLayout {
-        &self.layouts[&layer]
+        self.experts.layout(layer)
     }
 
     fn read_expert(&self, layer: LayerIdx, expert: ExpertId, into: &mut [u8]) -> Result<()> {
-        let shard = self.shard(layer, expert);
-        assert_eq!(into.len(), shard.layout.bytes, "the buffer must have the layout's length");
-        let file: ReadAt = shard.open(&self.shard_path(&shard))?;
-        file.read(DATA_START as u64, into)?;
-        self.check_expert(layer, expert, into)
+        self.experts.read_expert(layer, expert, into)
     }
 }
 
 impl Tensors for Store {
     fn meta(&self, name: &str) -> Option<&TensorMeta> {
-        self.resident.meta(name)
+        self.resident.meta(name).or_else(|| self.tables.get(name).map(|table| table.meta()))
+    }
+
+    fn rows(&self, name: &str) -> Option<Arc<dyn TensorRows>> {
+        self.tables.get(name).map(|table| table.clone() as Arc<dyn TensorRows>)
     }
 
     fn read(&self, name: &str, offset: usize, into: &mut [u8]) -> Result<(), TensorsError> {
-        self.resident.read(name, offset, into)
+        match self.tables.get(name) {
+            Some(table) => Ok(table.read(offset, into)?),
+            None => self.resident.read(name, offset, into),
+        }
     }
 }
 
@@ -168,7 +169,7 @@ impl Source for Store {
     }
 
     fn names(&self) -> Vec<&str> {
-        self.resident.names()
+        self.resident.names().into_iter().chain(self.tables.keys().map(String::as_str)).collect()
     }
 
     fn sidecar(&self, name: &str) -> Result<Option<Vec<u8>>> {
@@ -192,7 +193,7 @@ impl Source for Store {
     }
 
     fn fingerprint(&self) -> u64 {
-        self.fingerprint
+        xxhash_rust::xxh3::xxh3_64(self.hash.as_bytes())
     }
 
     fn advise_will_need(&self) {

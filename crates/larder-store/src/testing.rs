@@ -1,12 +1,17 @@
 //! A tiny model for tests, in every form in which checkpoints store experts.
 
-use std::path::Path;
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
 
 use larder_core::{
-    Blueprint, ExpertId, ExpertNames, Geometry, LayerIdx, NumberFormat, RowPick, TensorSlice, TensorSpec,
+    Blueprint, ExpertId, ExpertNames, Geometry, LayerIdx, NumberFormat, PerMatrix, RowPick, TensorSlice, TensorSpec,
 };
 
 use crate::{
+    convert::ConvertOptions,
     describe::stored_shape,
     quantize::encode,
     safetensors::{HeaderWriter, dtype_of},
@@ -30,27 +35,37 @@ pub enum ExpertForm {
     TransposedTurns,
     /// `[experts, 2 * inter, hidden]`, gate and up rows alternating.
     Turns,
+    /// Two tensors per expert: up and down, no gate.
+    TwoMatrices,
 }
 
-pub const FORMS: [ExpertForm; 5] = [
+pub const FORMS: [ExpertForm; 6] = [
     ExpertForm::Separate,
     ExpertForm::Halves,
     ExpertForm::TransposedHalves,
     ExpertForm::TransposedTurns,
     ExpertForm::Turns,
+    ExpertForm::TwoMatrices,
 ];
 
-/// The tiny model: experts in one form, of width `inter`, all in one number format.
+/// The tiny model: experts in one form, of width `inter`, all in one number format unless the experts of the last layer
+/// have their own.
 #[derive(Clone, Copy)]
 pub struct Tiny {
     pub form: ExpertForm,
     pub inter: usize,
     pub kind: NumberFormat,
+    pub last_kind: Option<NumberFormat>,
 }
 
 impl Tiny {
     pub fn new(form: ExpertForm) -> Self {
-        Tiny { form, inter: 32, kind: NumberFormat::Bf16 }
+        Tiny { form, inter: 32, kind: NumberFormat::Bf16, last_kind: None }
+    }
+
+    /// Index of the first part that an expert has, as [`part`](Self::part) counts them.
+    pub fn first_part(&self) -> usize {
+        usize::from(self.form == ExpertForm::TwoMatrices)
     }
 
     pub fn bias(&self) -> bool {
@@ -60,9 +75,11 @@ impl Tiny {
     pub fn blueprint(&self) -> Blueprint {
         let stacked = |name: &str, transposed, pick| TensorSlice::stacked(format!("l.{{l}}.{name}"), transposed, pick);
         let fused = |transposed, [gate, up]: [RowPick; 2]| ExpertNames {
-            gate: stacked("gate_up", transposed, gate),
-            up: stacked("gate_up", transposed, up),
-            down: stacked("down", transposed, RowPick::All),
+            matrices: PerMatrix {
+                gate: Some(stacked("gate_up", transposed, gate)),
+                up: stacked("gate_up", transposed, up),
+                down: stacked("down", transposed, RowPick::All),
+            },
             bias: None,
         };
         let (halves, turns) = ([RowPick::FirstHalf, RowPick::SecondHalf], [RowPick::Even, RowPick::Odd]);
@@ -72,17 +89,22 @@ impl Tiny {
             ExpertForm::TransposedHalves => fused(true, halves),
             ExpertForm::TransposedTurns => fused(true, turns),
             ExpertForm::Turns => fused(false, turns),
+            ExpertForm::TwoMatrices => {
+                let names = ExpertNames::separate("l.{l}", "gate", "up", "down");
+                ExpertNames { matrices: PerMatrix { gate: None, ..names.matrices }, ..names }
+            }
         };
         if self.bias() {
             let bias = |name, pick| stacked(name, false, pick);
-            experts.bias =
-                Some([bias("gate_up_b", RowPick::Even), bias("gate_up_b", RowPick::Odd), bias("down_b", RowPick::All)]);
+            let all = [bias("gate_up_b", RowPick::Even), bias("gate_up_b", RowPick::Odd), bias("down_b", RowPick::All)];
+            experts.bias = Some(all.into());
         }
         let spec = |name: &str, shape: &[usize], product| TensorSpec {
             name: name.into(),
             shape: shape.into(),
             product,
             by_head: false,
+            by_row: name == "embed",
         };
         Blueprint {
             model_type: "tiny".into(),
@@ -137,7 +159,7 @@ impl Tiny {
         ];
         for layer in LAYERS {
             match self.form {
-                ExpertForm::Separate => self.separate(layer, &mut all),
+                ExpertForm::Separate | ExpertForm::TwoMatrices => self.separate(layer, &mut all),
                 _ => self.stacked(layer, &mut all),
             }
         }
@@ -148,7 +170,7 @@ impl Tiny {
         for e in 0..EXPERTS {
             let expert = ExpertId(e as u16);
             let shapes = [("gate", [self.inter, HIDDEN]), ("up", [self.inter, HIDDEN]), ("down", [HIDDEN, self.inter])];
-            for (i, (name, shape)) in shapes.into_iter().enumerate() {
+            for (i, (name, shape)) in shapes.into_iter().enumerate().skip(self.first_part()) {
                 all.push((format!("l.{}.{e}.{name}.weight", layer.0), shape.to_vec(), self.part(layer, expert, i)));
             }
         }
@@ -189,7 +211,9 @@ impl Tiny {
 
     /// Writes the checkpoint folder.
     pub fn write(&self, folder: &Path) {
-        write_checkpoint(folder, self.kind, &self.tensors());
+        let last = format!("l.{}.", LAYERS[1].0);
+        let kind = |name: &str| self.last_kind.filter(|_| name.starts_with(&last)).unwrap_or(self.kind);
+        write_checkpoint(folder, kind, &self.tensors());
     }
 }
 
@@ -204,14 +228,19 @@ pub fn bytes_as(kind: NumberFormat, values: &[f32]) -> Vec<u8> {
     bytes
 }
 
-/// Writes a checkpoint folder with the given tensors, all in one float format.
-pub fn write_checkpoint(folder: &Path, kind: NumberFormat, tensors: &[(String, Vec<usize>, Vec<f32>)]) {
+/// Writes a checkpoint folder with the given tensors, each in the float format that `kind` gives for its name.
+pub fn write_checkpoint(
+    folder: &Path,
+    kind: impl Fn(&str) -> NumberFormat,
+    tensors: &[(String, Vec<usize>, Vec<f32>)],
+) {
     std::fs::create_dir_all(folder).unwrap();
     std::fs::write(folder.join("config.json"), r#"{"model_type":"tiny","b":1,"a":2.5}"#).unwrap();
     std::fs::write(folder.join("tokenizer.json"), r#"{"a":1}"#).unwrap();
     let mut header = HeaderWriter::default();
     let mut data = vec![];
     for (name, shape, values) in tensors {
+        let kind = kind(name);
         let meta = TensorMeta::new(kind, shape.clone()).unwrap();
         header.push(name, dtype_of(kind), &stored_shape(&meta), meta.bytes);
         data.extend(bytes_as(kind, values));
@@ -223,11 +252,40 @@ pub fn write_checkpoint(folder: &Path, kind: NumberFormat, tensors: &[(String, V
 
 /// Converts the tiny model to a store in `folder/store`; returns its path.
 pub fn small_store(folder: &Path, form: ExpertForm) -> std::path::PathBuf {
-    let tiny = Tiny::new(form);
+    let options = ConvertOptions { experts: Some(NumberFormat::Q8_0), ..ConvertOptions::default() };
+    store_of(folder, &Tiny::new(form), &options)
+}
+
+/// Converts a tiny model to a store in `folder/store`; returns its path.
+pub fn store_of(folder: &Path, tiny: &Tiny, options: &ConvertOptions) -> std::path::PathBuf {
     tiny.write(&folder.join("source"));
     let source = crate::source::Checkpoint::open(&folder.join("source")).unwrap();
     let target = folder.join("store");
-    let options = crate::convert::ConvertOptions { experts: Some(NumberFormat::Q8_0), resident: None };
-    crate::convert::convert(&source, &tiny.blueprint(), &target, &options, &()).unwrap();
+    crate::convert::convert(&source, &tiny.blueprint(), &target, options, &()).unwrap();
     target
+}
+
+/// All files below `root` with their contents.
+pub fn files(root: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut found = BTreeMap::new();
+    let mut folders = vec![root.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap().map(|e| e.unwrap().path()) {
+            match entry.is_dir() {
+                true => folders.push(entry),
+                false => drop(found.insert(entry.strip_prefix(root).unwrap().to_owned(), fs::read(&entry).unwrap())),
+            }
+        }
+    }
+    found
+}
+
+/// Replaces text in the manifest of a store and seals it again, as the author of a store could have done.
+pub fn edit_manifest(store: &Path, from: &str, to: &str) {
+    let path = store.join(crate::manifest::MANIFEST_FILE);
+    let text = std::fs::read_to_string(&path).unwrap();
+    assert!(text.contains(from), "{from}");
+    let (body, _) = text.rsplit_once(",\n  \"checksum\"").unwrap();
+    let edited = body.replacen(from, to, 1) + "\n}";
+    std::fs::write(path, crate::manifest::seal(&edited)).unwrap();
 }

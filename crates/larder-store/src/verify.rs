@@ -7,16 +7,18 @@ use std::{
     sync::Mutex,
 };
 
-use larder_core::{ExpertId, ExpertLayout, LayerIdx};
+use larder_core::ExpertId;
 
 use crate::{
     convert::Progress,
     error::{Result, StoreError, StoreErrorKind},
+    expert_set::ExpertSet,
     file::read_small,
-    manifest::{MANIFEST_FILE, Manifest, RESIDENT_FILE},
+    manifest::{ExpertChecksums, ExpertFiles, MANIFEST_FILE, Manifest, RESIDENT_FILE},
     parallel::parallel,
     resident::ResidentTensors,
-    shard::{DATA_START, Shard, checksum_of, layer_folder, shard_path},
+    row_table::{RowTable, TABLES, TableFile},
+    shard::{DATA_START, EXPERTS, SMALL_EXPERTS, Shard, checksum_of, layer_folder, shard_path_in},
 };
 
 /// Largest number of problems and of unknown files that are listed; further problems are only counted.
@@ -63,19 +65,24 @@ impl VerifyReport {
 /// Fails only if there is no valid manifest; all other problems are in the report.
 pub fn verify(path: &Path, progress: &dyn Progress) -> Result<VerifyReport> {
     let (manifest, _) = Manifest::read(path)?;
-    let layouts = manifest.layouts().map_err(|what| StoreError::malformed(path, what))?;
-    let shards: Vec<(Shard, &str)> = shards(&manifest, &layouts).collect();
-    let file_bytes = manifest.experts.file_bytes as u64;
-    progress.begin(manifest.resident.bytes + file_bytes * shards.len() as u64);
+    let sets = expert_files(&manifest).map(|(name, files)| ExpertSet::listed(path, name, files, &manifest.geometry));
+    let sets = sets.collect::<Result<Vec<_>>>()?;
+    let shards = sets.iter().flat_map(|set| set.shards_with_checksums().map(move |(shard, sums)| (set, shard, sums)));
+    let shards: Vec<(&ExpertSet, Shard, &ExpertChecksums)> = shards.collect();
+    progress.begin(store_bytes(&manifest));
     let report = Mutex::new(VerifyReport::default());
     let note = |bytes, outcome| report.lock().expect("no thread panics while it holds the lock").note(bytes, outcome);
     note(manifest.resident.bytes, check_resident(path, &manifest, progress));
+    for table in &manifest.tables {
+        note(table.file_bytes() as u64, check_table(path, table, progress));
+    }
     for sidecar in &manifest.sidecars {
         note(sidecar.bytes, check_sidecar(&path.join(&sidecar.name), sidecar.bytes, &sidecar.checksum));
     }
     parallel(THREADS, shards.len(), Vec::new, |data, i| {
-        let (shard, checksum) = &shards[i];
-        note(file_bytes, check_shard(path, shard, checksum, data));
+        let (set, shard, checksums) = &shards[i];
+        let file_bytes = shard.file_bytes as u64;
+        note(file_bytes, check_shard(&set.path(shard), shard, checksums, data));
         progress.advance(file_bytes);
         Ok(())
     })?;
@@ -85,29 +92,33 @@ pub fn verify(path: &Path, progress: &dyn Progress) -> Result<VerifyReport> {
     Ok(report)
 }
 
-fn shards<'a>(
-    manifest: &'a Manifest,
-    layouts: &'a std::collections::BTreeMap<LayerIdx, ExpertLayout>,
-) -> impl Iterator<Item = (Shard<'a>, &'a str)> {
-    let file_bytes = manifest.experts.file_bytes;
-    layouts.iter().zip(&manifest.experts.checksums).flat_map(move |((layer, layout), checksums)| {
-        checksums.iter().enumerate().map(move |(e, checksum)| {
-            (Shard { layer: *layer, expert: ExpertId(e as u16), layout, file_bytes }, checksum.as_str())
-        })
-    })
+/// The sets of shards of a store, by the name of their folder.
+fn expert_files(manifest: &Manifest) -> impl Iterator<Item = (&'static str, &ExpertFiles)> {
+    let small = manifest.small_experts.iter().map(|files| (SMALL_EXPERTS, files));
+    std::iter::once((EXPERTS, &manifest.experts)).chain(small)
 }
 
-fn check_shard(store: &Path, shard: &Shard, checksum: &str, data: &mut Vec<u8>) -> Result<()> {
-    let path = store.join(shard_path(shard.layer, shard.expert));
-    let file = shard.open(&path)?;
+/// Bytes of all files that a verification reads, without sidecars.
+fn store_bytes(manifest: &Manifest) -> u64 {
+    let shards = expert_files(manifest).filter_map(|(_, files)| files.total_bytes());
+    let tables = manifest.tables.iter().map(|table| table.file_bytes() as u64);
+    shards.chain(tables).fold(manifest.resident.bytes, u64::saturating_add)
+}
+
+fn check_shard(path: &Path, shard: &Shard, checksums: &ExpertChecksums, data: &mut Vec<u8>) -> Result<()> {
+    let file = shard.open(path)?;
     file.use_direct_io();
-    shard.check_header(&file, checksum)?;
+    shard.check_header(&file, checksums)?;
     // The file has this length, so the allocation is bounded by a real file.
     data.resize(shard.file_bytes - DATA_START, 0);
     file.read(DATA_START as u64, data)?;
     let (expert, tail) = data.split_at(shard.layout.bytes);
-    shard.check_data(&path, expert, checksum)?;
-    shard.check_tail(&path, tail)
+    shard.check_data(path, expert, checksums)?;
+    shard.check_tail(path, tail)
+}
+
+fn check_table(store: &Path, table: &TableFile, progress: &dyn Progress) -> Result<()> {
+    RowTable::open(store, table)?.check(progress)
 }
 
 fn check_resident(store: &Path, manifest: &Manifest, progress: &dyn Progress) -> Result<()> {
@@ -133,14 +144,21 @@ fn check_sidecar(path: &Path, bytes: u64, checksum: &str) -> Result<()> {
 fn unknown_files(store: &Path, manifest: &Manifest) -> Vec<PathBuf> {
     let geometry = &manifest.geometry;
     let mut known: BTreeSet<PathBuf> =
-        [MANIFEST_FILE, RESIDENT_FILE, "experts"].into_iter().chain(OPTIONAL).map(PathBuf::from).collect();
+        [MANIFEST_FILE, RESIDENT_FILE].into_iter().chain(OPTIONAL).map(PathBuf::from).collect();
+    let mut folders = vec![PathBuf::new()];
     known.extend(manifest.sidecars.iter().map(|s| PathBuf::from(&s.name)));
-    known.extend(geometry.moe_layers.iter().map(|layer| layer_folder(*layer)));
-    for layer in &geometry.moe_layers {
-        known.extend((0..geometry.experts).map(|e| shard_path(*layer, ExpertId(e as u16))));
+    for (set, _) in expert_files(manifest) {
+        folders.push(set.into());
+        for layer in &geometry.moe_layers {
+            folders.push(layer_folder(set, *layer));
+            known.extend((0..geometry.experts).map(|e| shard_path_in(set, *layer, ExpertId(e as u16))));
+        }
     }
-    let folders = known.iter().filter(|p| p.extension().is_none() && p.starts_with("experts")).cloned();
-    let folders: Vec<PathBuf> = std::iter::once(PathBuf::new()).chain(folders).collect();
+    if !manifest.tables.is_empty() {
+        folders.push(TABLES.into());
+        known.extend(manifest.tables.iter().map(TableFile::path));
+    }
+    known.extend(folders.iter().cloned());
     let listed = folders.iter().flat_map(|folder| {
         let entries = fs::read_dir(store.join(folder)).into_iter().flatten().flatten();
         entries.map(|e| folder.join(e.file_name()))

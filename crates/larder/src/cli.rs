@@ -62,6 +62,8 @@ pub enum Command {
     Convert(ConvertArgs),
     /// Check every byte of a store against its checksums
     Verify(VerifyArgs),
+    /// Maintain a store
+    Store(StoreArgs),
     /// Show what a model consists of and how many of its experts fit in how much memory
     Inspect(InspectArgs),
     /// Generate text from a prompt
@@ -112,6 +114,9 @@ pub struct ConvertArgs {
     /// Number format of the resident weight matrices: f32, f16, bf16, q8_0, q4_0, or keep
     #[arg(long, default_value = "keep", value_name = "FORMAT", value_parser = parse_stored_as)]
     pub resident: StoredAs,
+    /// Also write a second, smaller copy of every expert: f16, bf16, q8_0 or q4_0
+    #[arg(long, value_name = "FORMAT", value_parser = parse_written)]
+    pub small_copy: Option<NumberFormat>,
     /// Print the report as JSON
     #[arg(long)]
     pub json: bool,
@@ -124,17 +129,17 @@ pub struct StoredAs(pub Option<NumberFormat>);
 fn parse_stored_as(text: &str) -> Result<StoredAs, String> {
     match text {
         "keep" => Ok(StoredAs(None)),
-        other => match other.parse::<NumberFormat>() {
-            Ok(
-                kind @ (NumberFormat::F32
-                | NumberFormat::F16
-                | NumberFormat::Bf16
-                | NumberFormat::Q8_0
-                | NumberFormat::Q4_0),
-            ) => Ok(StoredAs(Some(kind))),
-            _ => Err("must be f32, f16, bf16, q8_0, q4_0 or keep".into()),
-        },
+        other => {
+            let kind = parse_written(other).map_err(|_| "must be f32, f16, bf16, q8_0, q4_0 or keep")?;
+            Ok(StoredAs(Some(kind)))
+        }
     }
+}
+
+/// Parses a number format that larder writes.
+fn parse_written(text: &str) -> Result<NumberFormat, String> {
+    let kind = text.parse::<NumberFormat>().ok().filter(|kind| larder_store::can_encode(*kind));
+    kind.ok_or_else(|| "must be f32, f16, bf16, q8_0 or q4_0".into())
 }
 
 /// Check every byte of a store against its checksums
@@ -143,6 +148,29 @@ pub struct VerifyArgs {
     /// Folder of the store
     pub store: PathBuf,
     /// Print the result as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Maintain a store
+#[derive(Args)]
+pub struct StoreArgs {
+    #[command(subcommand)]
+    pub command: StoreCommand,
+}
+
+#[derive(Subcommand)]
+pub enum StoreCommand {
+    /// Bring a store of an earlier format to the current one, in place
+    Upgrade(UpgradeArgs),
+}
+
+/// Bring a store of an earlier format to the current one, in place
+#[derive(Args)]
+pub struct UpgradeArgs {
+    /// Folder of the store; an interrupted upgrade is done again
+    pub store: PathBuf,
+    /// Print the report as JSON
     #[arg(long)]
     pub json: bool,
 }

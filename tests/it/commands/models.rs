@@ -35,6 +35,14 @@ fn a_gguf_file_gets_a_store_once() {
         assert!(told.contains(said) && told.contains(text(&store)), "{told}");
     }
     larder_ok(&["verify", text(&store)]);
+    // Other weights under the same name, of the same length.
+    let good = std::fs::read(&gguf).unwrap();
+    let mut other = good.clone();
+    *other.last_mut().unwrap() ^= 1;
+    std::fs::write(&gguf, other).unwrap();
+    assert!(larder_refuses(&run(text(&gguf), &[])).contains("made of another GGUF file"));
+    std::fs::write(&gguf, good).unwrap();
+    larder_ok(&run(text(&gguf), &[]));
     let mut longer = std::fs::read(&gguf).unwrap();
     longer.extend([0; 32]);
     std::fs::write(&gguf, longer).unwrap();

@@ -7,18 +7,18 @@ use std::time::Duration;
 
 use crate::support::{command, fixture, golden_models, larder, larder_ok, larder_refuses};
 
-fn text(path: &Path) -> &str {
+pub fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-fn convert(source: &Path, store: &Path, flags: &[&str]) {
+pub fn convert(source: &Path, store: &Path, flags: &[&str]) {
     let mut args = vec!["convert", text(source), text(store)];
     args.extend_from_slice(flags);
     larder_ok(&args);
 }
 
 /// Everything in a folder, by relative name.
-fn contents(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+pub fn contents(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let mut all = BTreeMap::new();
     let mut open = vec![folder.to_owned()];
     while let Some(dir) = open.pop() {
@@ -37,7 +37,7 @@ fn logits(model: &Path, out: &Path) -> Vec<u8> {
     logits_with(model, out, &[])
 }
 
-fn logits_with(model: &Path, out: &Path, flags: &[&str]) -> Vec<u8> {
+pub fn logits_with(model: &Path, out: &Path, flags: &[&str]) -> Vec<u8> {
     let tokens = out.with_extension("json");
     std::fs::write(&tokens, "[5, 17, 3, 3, 60, 41, 8]").unwrap();
     let base = ["logits", "-m", text(model), "--tokens", text(&tokens), "--out", text(out), "--generate", "5"];
@@ -146,8 +146,7 @@ fn damage_is_found_and_named() {
     larder_ok(&run);
 
     let manifest = store.join("larder.json");
-    let newer = std::fs::read_to_string(&manifest).unwrap().replacen("\"format\":1", "\"format\":2", 1);
-    let newer = newer.replacen("\"format\": 1", "\"format\": 2", 1);
+    let newer = std::fs::read_to_string(&manifest).unwrap().replacen("\"format\": 2", "\"format\": 3", 1);
     std::fs::write(&manifest, newer).unwrap();
     assert!(larder_refuses(&run).contains("newer"), "{}", larder_refuses(&run));
 }

@@ -1,8 +1,8 @@
 //! The lists that kernels read for a group: its products, its biases, and the input row of each token.
 
-use larder_core::{ExpertLayout, ExpertPart};
+use larder_core::{ExpertLayout, ExpertPart, PerMatrix};
 
-use super::{BLOCK, BLOCK_BYTES, DeviceActivations, ExpertBatch};
+use super::{BLOCK, BLOCK_BYTES, DeviceActivations, ExpertBatch, gate_of};
 use crate::error::Result;
 use crate::launches::{BiasKernelArgs, ProductBatch, ProductKernelArgs, word};
 use crate::memory::Upload;
@@ -70,7 +70,8 @@ impl Lists {
 
     /// Fills the lists. `pick` is the address of the picks on the device.
     fn fill(&mut self, group: &ExpertBatch, between: &Intermediates, mut pick: u64) -> Result<()> {
-        let ExpertLayout { gate, up, down, bias, .. } = group.layout;
+        let ExpertLayout { up, down, bias, .. } = group.layout;
+        let gate = gate_of(group.layout)?;
         let (inter, hidden) = (gate.rows, down.rows);
         let inner_row = if down.kind.is_float() { 4 * inter } else { inter / BLOCK * BLOCK_BYTES };
         self.gate.begin(gate.kind);
@@ -92,7 +93,7 @@ impl Lists {
             let with_up = if up.kind == gate.kind { &mut self.gate } else { &mut self.up };
             with_up.push(product(up, group.x.for_part(up), pick, up_out)?);
             self.down.push(product(down, offset(inner, inner_row), 0, out)?);
-            if let Some([of_gate, of_up, of_down]) = bias {
+            if let Some(PerMatrix { gate: Some(of_gate), up: of_up, down: of_down }) = bias {
                 let bias = |part: &ExpertPart, out| -> Result<BiasKernelArgs> {
                     Ok(BiasKernelArgs { bias: data + part.offset as u64, out, tokens, cols: word(part.cols)? })
                 };

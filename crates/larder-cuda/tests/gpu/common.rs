@@ -130,7 +130,7 @@ impl LayerCase {
         scales_input: bool,
     ) -> Self {
         let gate = Gate { scales_input, ..Gate::softmax(experts, k, false) };
-        let x = random.floats(tokens * layout.gate.cols);
+        let x = random.floats(tokens * layout.up.cols);
         let mut routed = Routed::default();
         for token in 0..tokens {
             let first = random.below(experts);

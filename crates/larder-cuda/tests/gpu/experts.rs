@@ -177,12 +177,21 @@ fn a_failure_on_the_device_is_an_error_and_never_wrong_bits() {
 }
 
 #[test]
+fn experts_of_two_matrices_are_an_error() {
+    let Some(emulator) = emulator(6) else { return };
+    let layout = ExpertLayout::new(32, 32, [NumberFormat::Q8_0; 2], false).unwrap();
+    let (mut bench, gate) = (gpu(emulator).experts().unwrap(), Gate::softmax(4, 2, false));
+    let error = bench.prepare(&layout, Activation::Silu, &gate, 3).unwrap_err().to_string();
+    assert_eq!(error, "experts without a gate matrix are computed on the CPU only");
+}
+
+#[test]
 fn biases_that_are_not_f32_are_an_error() {
     let Some(emulator) = emulator(6) else { return };
     let mut layout = layout([NumberFormat::Q8_0; 3], true, (32, 32));
     let (mut bench, gate) = (gpu(emulator).experts().unwrap(), Gate::softmax(4, 2, false));
     assert!(bench.prepare(&layout, Activation::Silu, &gate, 3).is_ok());
-    layout.bias.as_mut().unwrap()[1].kind = NumberFormat::F16;
+    layout.bias.as_mut().unwrap().up.kind = NumberFormat::F16;
     let error = bench.prepare(&layout, Activation::Silu, &gate, 3).unwrap_err().to_string();
     assert_eq!(error, "expert biases are f16, but the GPU kernels support only f32");
 }

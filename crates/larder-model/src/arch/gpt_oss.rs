@@ -5,7 +5,7 @@
 //! x += Σ_k weight · expert(rms(x))          top k of the logits, softmax over the chosen; clamped SwiGLU, biases
 //! ```
 
-use larder_core::{ExpertNames, Gate, Geometry, LayerIdx, RowPick, Score, TensorSlice, Weighting};
+use larder_core::{ExpertNames, Gate, Geometry, LayerIdx, PerMatrix, RowPick, Score, TensorSlice, Weighting};
 
 use super::common::{AttentionBias, Basics, Defaults, layer_types};
 use crate::config::Config;
@@ -50,14 +50,16 @@ fn names() -> ExpertNames {
         TensorSlice::stacked(format!("model.layers.{{l}}.mlp.experts.{name}"), transposed, pick)
     };
     ExpertNames {
-        gate: piece("gate_up_proj", true, RowPick::Even),
-        up: piece("gate_up_proj", true, RowPick::Odd),
-        down: piece("down_proj", true, RowPick::All),
-        bias: Some([
-            piece("gate_up_proj_bias", false, RowPick::Even),
-            piece("gate_up_proj_bias", false, RowPick::Odd),
-            piece("down_proj_bias", false, RowPick::All),
-        ]),
+        matrices: PerMatrix {
+            gate: Some(piece("gate_up_proj", true, RowPick::Even)),
+            up: piece("gate_up_proj", true, RowPick::Odd),
+            down: piece("down_proj", true, RowPick::All),
+        },
+        bias: Some(PerMatrix {
+            gate: Some(piece("gate_up_proj_bias", false, RowPick::Even)),
+            up: piece("gate_up_proj_bias", false, RowPick::Odd),
+            down: piece("down_proj_bias", false, RowPick::All),
+        }),
     }
 }
 

@@ -8,7 +8,7 @@
 //! logits = head(rms(x)) / logits_scaling
 //! ```
 
-use larder_core::{ExpertNames, Gate, RowPick, Score, TensorSlice, Weighting};
+use larder_core::{ExpertNames, Gate, PerMatrix, RowPick, Score, TensorSlice, Weighting};
 
 use super::common::{AttentionBias, Basics, Defaults};
 use crate::config::Config;
@@ -38,9 +38,11 @@ pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
         TensorSlice::stacked(format!("model.layers.{{l}}.block_sparse_moe.{name}.weight"), false, pick)
     };
     let names = ExpertNames {
-        gate: piece("input_linear", RowPick::FirstHalf),
-        up: piece("input_linear", RowPick::SecondHalf),
-        down: piece("output_linear", RowPick::All),
+        matrices: PerMatrix {
+            gate: Some(piece("input_linear", RowPick::FirstHalf)),
+            up: piece("input_linear", RowPick::SecondHalf),
+            down: piece("output_linear", RowPick::All),
+        },
         bias: None,
     };
     let stack = basics.stack(weights, rope, geometry, names, |weights, layer| {

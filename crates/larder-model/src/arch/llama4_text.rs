@@ -7,7 +7,7 @@
 //! x += mlp(rms(x))                          instead, in dense layers
 //! ```
 
-use larder_core::{ExpertNames, Gate, RowPick, Score, TensorSlice, Weighting};
+use larder_core::{ExpertNames, Gate, PerMatrix, RowPick, Score, TensorSlice, Weighting};
 
 use super::common::{AttentionBias, Basics, Defaults, layer_types};
 use crate::config::{Config, config_error};
@@ -65,9 +65,11 @@ fn names() -> ExpertNames {
     let piece =
         |name: &str, pick| TensorSlice::stacked(format!("model.layers.{{l}}.feed_forward.experts.{name}"), true, pick);
     ExpertNames {
-        gate: piece("gate_up_proj", RowPick::FirstHalf),
-        up: piece("gate_up_proj", RowPick::SecondHalf),
-        down: piece("down_proj", RowPick::All),
+        matrices: PerMatrix {
+            gate: Some(piece("gate_up_proj", RowPick::FirstHalf)),
+            up: piece("gate_up_proj", RowPick::SecondHalf),
+            down: piece("down_proj", RowPick::All),
+        },
         bias: None,
     }
 }

@@ -45,6 +45,24 @@ impl Activation {
         })
     }
 
+    /// Replaces each value by its activation, for experts without a gate: [`combine`](Self::combine) with an `up` that has
+    /// no effect.
+    pub fn apply(self, values: &mut [f32]) {
+        let each = |values: &mut [f32], f: fn(f32) -> f32| values.iter_mut().for_each(|v| *v = f(*v));
+        match self {
+            Activation::Silu => each(values, silu),
+            Activation::Gelu => each(values, gelu),
+            Activation::GeluTanh => each(values, gelu_tanh),
+            Activation::Relu => each(values, relu),
+            Activation::ClampedSwiglu { alpha, limit } => {
+                for v in values {
+                    let clamped = if *v > limit { limit } else { *v };
+                    *v = clamped * sigmoid(alpha * clamped);
+                }
+            }
+        }
+    }
+
     /// Replaces `gate` by the combination with `up`.
     pub fn combine(self, gate: &mut [f32], up: &[f32]) {
         let each = |gate: &mut [f32], f: fn(f32) -> f32| gate.iter_mut().zip(up).for_each(|(g, u)| *g = f(*g) * u);
@@ -52,7 +70,7 @@ impl Activation {
             Activation::Silu => each(gate, silu),
             Activation::Gelu => each(gate, gelu),
             Activation::GeluTanh => each(gate, gelu_tanh),
-            Activation::Relu => each(gate, |g| if g < 0.0 { 0.0 } else { g }),
+            Activation::Relu => each(gate, relu),
             Activation::ClampedSwiglu { alpha, limit } => {
                 for (g, u) in gate.iter_mut().zip(up) {
                     let gate = if *g > limit { limit } else { *g };
@@ -72,6 +90,10 @@ pub fn sigmoid(x: f32) -> f32 {
 /// `x · sigmoid(x)`
 pub fn silu(x: f32) -> f32 {
     x * sigmoid(x)
+}
+
+fn relu(x: f32) -> f32 {
+    if x < 0.0 { 0.0 } else { x }
 }
 
 fn gelu(x: f32) -> f32 {
@@ -101,5 +123,18 @@ mod tests {
         let clamped = Activation::ClampedSwiglu { alpha: 1.702, limit: 7.0 };
         assert!((at(clamped, 100.0, -100.0) - -6.0 * 7.0 * sigmoid(1.702 * 7.0)).abs() < 1e-4);
         assert!(Activation::named("tanh").is_err());
+    }
+
+    #[test]
+    fn an_activation_alone_is_one_with_a_neutral_up() {
+        let clamped = Activation::ClampedSwiglu { alpha: 1.702, limit: 7.0 };
+        let plain = [Activation::Silu, Activation::Gelu, Activation::GeluTanh, Activation::Relu];
+        for (act, neutral) in plain.into_iter().map(|act| (act, 1.0)).chain([(clamped, 0.0)]) {
+            let mut alone: Vec<f32> = (-40..40).map(|i| i as f32 * 0.3).collect();
+            let mut combined = alone.clone();
+            act.apply(&mut alone);
+            act.combine(&mut combined, &[neutral; 80]);
+            assert_eq!(alone, combined, "{act:?}");
+        }
     }
 }

@@ -62,18 +62,17 @@ pub struct ReadPattern {
 }
 
 impl ReadPattern {
-    /// One read for every expert of a store.
+    /// One read for every expert of a store, as long as the smallest expert.
     pub fn of_store(store: &Arc<Store>) -> Result<Self> {
-        let (paths, bytes) = store.shard_files();
-        let locations = (0..paths.len()).map(|shard| (shard, DATA_START as u64)).collect();
-        let files = Arc::new(ShardFiles::new(paths.len(), bytes, move |shard| paths[shard].clone())?);
-        Ok(ReadPattern { files, len: store.manifest().experts.data_bytes, locations })
+        let files = Arc::new(store.shard_files()?);
+        let locations = (0..files.shards()).map(|shard| (shard, DATA_START as u64)).collect();
+        Ok(ReadPattern { files, len: store.manifest().experts.smallest_bytes(), locations })
     }
 
     /// One file, in reads of `len` bytes.
     pub fn of_file(path: PathBuf, bytes: u64, len: usize) -> Result<Self> {
         let locations = (0..bytes / len as u64).map(|i| (0, i * len as u64)).collect();
-        Ok(ReadPattern { files: Arc::new(ShardFiles::new(1, bytes, move |_| path.clone())?), len, locations })
+        Ok(ReadPattern { files: Arc::new(ShardFiles::new(1, move |_| (path.clone(), bytes))?), len, locations })
     }
 
     /// Bytes per second of at most `count` reads, `depth` of them in flight; no read is started after `time_limit`. Also

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
-use larder_store::{ConvertOptions, Source, Store, StoreError, StoreErrorKind, convert, open_source};
+use larder_store::{ConvertOptions, Source, Store, StoreError, StoreErrorKind, convert, identity, open_source};
 
 use super::ConvertProgress;
 use super::is_complete;
@@ -49,10 +49,17 @@ pub fn store_path(gguf: &Path) -> PathBuf {
     gguf.with_file_name(format!("{}.larder", whole.unwrap_or(&stem)))
 }
 
-/// Refuses a store that was made of another file of the same name.
+/// Refuses a store that was made of another file of the same name. Names and lengths are compared first, and then the
+/// content, if the store says of what content it was made.
 fn check_source(source: &dyn Source, path: &Path) -> Result<()> {
     let store = Store::open(path)?;
-    if store.manifest().source.files == source.files() {
+    let made_of = &store.manifest().source;
+    let same = made_of.files == source.files()
+        && match &made_of.identity {
+            Some(made_of) => identity(source)?.is_none_or(|found| found == *made_of),
+            None => true,
+        };
+    if same {
         return Ok(());
     }
     let what = format!("is a store that was made of another GGUF file; remove it, or use {}", Setting::NoStore);

@@ -28,7 +28,7 @@ fn check(tiny: &Tiny, wanted: Option<NumberFormat>) {
             assembler.assemble(layer, expert, &mut got, &mut scratch).unwrap();
             let mut want = vec![0; layout.bytes];
             for (i, (_, part)) in layout.parts().enumerate() {
-                let values = bytes_as(part.kind, &tiny.part(layer, expert, i));
+                let values = bytes_as(part.kind, &tiny.part(layer, expert, i + tiny.first_part()));
                 want[part.offset..part.offset + part.bytes].copy_from_slice(&values);
             }
             assert!(got == want, "{:?} from {} as {wanted:?}, {layer}, {expert}", tiny.form, tiny.kind);
@@ -61,7 +61,7 @@ fn rows_that_are_not_whole_blocks_fall_back_to_f16_with_a_note() {
     check(&tiny, Some(NumberFormat::Q8_0));
     let (_dir, source) = open(&tiny);
     let assembler = Assembler::new(&source, &tiny.blueprint(), Some(NumberFormat::Q8_0)).unwrap();
-    assert_eq!(assembler.layout(LAYERS[0]).gate.kind, NumberFormat::Q8_0);
+    assert_eq!(assembler.layout(LAYERS[0]).gate.unwrap().kind, NumberFormat::Q8_0);
     assert_eq!(assembler.layout(LAYERS[0]).down.kind, NumberFormat::F16);
     assert_eq!(assembler.notes(), ["down is stored as f16: its rows of 80 values are not whole blocks of q8_0"]);
 }
@@ -105,7 +105,7 @@ fn values_out_of_range_are_named() {
     let mut tensors = tiny.tensors();
     let up = tensors.iter_mut().find(|(name, ..)| name == "l.3.2.up.weight").unwrap();
     up.2[HIDDEN + 1] = 1e38;
-    write_checkpoint(dir.path(), NumberFormat::F32, &tensors);
+    write_checkpoint(dir.path(), |_| NumberFormat::F32, &tensors);
     let source = Checkpoint::open(dir.path()).unwrap();
     let assembler = Assembler::new(&source, &tiny.blueprint(), Some(NumberFormat::F16)).unwrap();
     let mut data = vec![0; assembler.layout(LAYERS[1]).bytes];

@@ -3,32 +3,35 @@
 //! The order of writing makes it resumable. `convert.json` is written first and identifies source and options; every
 //! other file is written atomically; `larder.json` is written last and makes the folder a store.
 
+mod shards;
 mod target;
 
 use std::{
-    path::Path,
+    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
-use larder_core::{Blueprint, ExpertId, LayerIdx, NumberFormat, RowOrder};
-use xxhash_rust::xxh3::xxh3_64;
+use larder_core::{Blueprint, ExpertId, LayerIdx, NumberFormat};
 
 use crate::{
-    assemble::Assembler,
-    atomic_file::{AtomicFile, sync_folder, write_atomically},
+    atomic_file::{sync_folder, write_atomically},
     direct::AlignedBuffer,
     error::Result,
+    identity::identity,
     manifest::{
-        ExpertFiles, FORMAT_VERSION, MANIFEST_FILE, Manifest, Provenance, RESIDENT_FILE, ResidentFile, SidecarFile,
+        ExpertChecksums, FORMAT_VERSION, MANIFEST_FILE, Manifest, Provenance, RESIDENT_FILE, ResidentFile, SidecarFile,
     },
     parallel::parallel,
     resident,
-    shard::{DATA_START, Shard, checksum_of, layer_folder, shard_path},
+    row_table::{self, TABLES, TableFile, TablePlan},
+    shard::{EXPERTS, SMALL_EXPERTS, checksum_of, layer_folder},
     source::{SIDECARS, Source},
     tensor_slice::AssemblyBuffers,
 };
+use shards::ShardWriter;
 pub use target::CONVERSION_STATE;
 use target::{ConversionState, Target};
+pub(crate) use target::{check_space, lock};
 
 /// Threads that each read, convert and write one expert at a time.
 const THREADS: usize = 3;
@@ -42,6 +45,8 @@ pub struct ConvertOptions {
     pub experts: Option<NumberFormat>,
     /// Number format of the resident weights of products; `None` keeps the source's.
     pub resident: Option<NumberFormat>,
+    /// Number format of a second, smaller copy of every expert; `None` makes none.
+    pub small_experts: Option<NumberFormat>,
 }
 
 /// Receives the progress of long work.
@@ -86,11 +91,14 @@ pub fn convert(
     progress: &dyn Progress,
 ) -> Result<ConvertReport> {
     let started = Instant::now();
-    let assembler = Assembler::new(source, blueprint, options.experts)?;
+    let experts = ShardWriter::new(EXPERTS, source, blueprint, options.experts)?;
+    let small = options.small_experts.map(|kind| ShardWriter::new(SMALL_EXPERTS, source, blueprint, Some(kind)));
+    let sets = std::iter::once(experts).chain(small.transpose()?).collect();
     let resident = resident::ResidentPlan::new(source, blueprint, options.resident)?;
-    let data_bytes = assembler.layouts().values().map(|l| l.bytes).max().unwrap_or_default();
-    let conversion = Conversion { source, blueprint, options, progress, assembler, resident, data_bytes };
-    let mut report = conversion.report();
+    let (tables, table_notes) = row_table::plans(source, blueprint, options.resident)?;
+    let identity = identity(source)?;
+    let conversion = Conversion { source, blueprint, options, progress, sets, resident, tables, identity };
+    let mut report = conversion.report(&table_notes);
     let state = ConversionState::new(conversion.fingerprint(), options);
     if let Some(target) = Target::prepare(target, &state, &conversion.files())? {
         source.use_direct_io();
@@ -106,24 +114,33 @@ struct Conversion<'a> {
     blueprint: &'a Blueprint,
     options: &'a ConvertOptions,
     progress: &'a dyn Progress,
-    assembler: Assembler<'a>,
+    /// The experts, and their smaller copies if there are any.
+    sets: Vec<ShardWriter<'a>>,
     resident: resident::ResidentPlan,
-    /// Bytes of the largest expert.
-    data_bytes: usize,
+    tables: Vec<TablePlan>,
+    identity: Option<String>,
 }
 
 /// One unit of work of a conversion.
 enum Task {
     /// The resident weights.
     Resident,
-    /// An expert by its index.
+    /// A row table by its index.
+    Table(usize),
+    /// An expert by its index, in all sets.
     Expert(usize),
 }
 
 /// Result of a task.
 enum TaskOutcome {
     Resident(ResidentFile),
-    Expert { number: usize, checksum: String, resumed: bool },
+    Table(usize, TableFile),
+    /// `checksums` has an entry for each set.
+    Expert {
+        number: usize,
+        checksums: Vec<ExpertChecksums>,
+        resumed: bool,
+    },
 }
 
 /// Buffers of one conversion thread.
@@ -132,44 +149,54 @@ struct ThreadBuffers {
     scratch: AssemblyBuffers,
 }
 
+/// Everything that the tasks wrote.
+struct Written {
+    resident: ResidentFile,
+    tables: Vec<TableFile>,
+    /// For each set, the checksums of all experts.
+    checksums: Vec<Vec<ExpertChecksums>>,
+    /// Number of experts that were there.
+    resumed: usize,
+}
+
 impl Conversion<'_> {
-    fn report(&self) -> ConvertReport {
+    fn report(&self, table_notes: &[String]) -> ConvertReport {
+        let mut notes = self.sets[0].assembler.notes().to_vec();
+        if let Some(small) = self.sets.get(1) {
+            notes.extend(small.assembler.notes().iter().map(|note| format!("small copy: {note}")));
+        }
+        notes.extend(self.resident.notes.iter().chain(table_notes).cloned());
         ConvertReport {
             source_bytes: self.source.files().iter().map(|f| f.bytes).sum(),
             store_bytes: self.store_bytes(),
             experts: self.blueprint.geometry.expert_count(),
             resumed: 0,
-            notes: [self.assembler.notes(), &self.resident.notes].concat(),
+            notes,
             took: Duration::ZERO,
         }
-    }
-
-    fn file_bytes(&self) -> usize {
-        self.data_bytes + DATA_START
-    }
-
-    /// The row order in which products are fastest; float formats have only one.
-    fn order(&self) -> RowOrder {
-        let layouts = self.assembler.layouts().values();
-        layouts.map(|l| l.clone().in_order(RowOrder::Rows8).order()).find(|o| *o != RowOrder::Plain).unwrap_or_default()
     }
 
     fn store_bytes(&self) -> u64 {
         self.files().iter().map(|(_, bytes)| bytes).sum()
     }
 
-    /// Fingerprint of everything that decides what is written.
-    fn fingerprint(&self) -> u64 {
-        xxh3_64(format!("{:x} {:?}", self.source.fingerprint(), self.blueprint).as_bytes())
+    /// Fingerprint of everything that decides what is written: the source's headers and content, and the blueprint.
+    fn fingerprint(&self) -> String {
+        fingerprint(self.source, self.identity.as_deref(), self.blueprint)
     }
 
     /// Every large file of the store with its length in bytes.
-    fn files(&self) -> Vec<(std::path::PathBuf, u64)> {
-        let shards = (0..self.blueprint.geometry.expert_count()).map(|i| {
-            let (layer, expert) = self.expert_at(i);
-            (shard_path(layer, expert), self.file_bytes() as u64)
+    fn files(&self) -> Vec<(PathBuf, u64)> {
+        let experts = 0..self.blueprint.geometry.expert_count();
+        let shards = self.sets.iter().flat_map(|set| {
+            experts.clone().map(|i| {
+                let (layer, expert) = self.expert_at(i);
+                set.file(layer, expert)
+            })
         });
-        std::iter::once((RESIDENT_FILE.into(), self.resident.file_bytes() as u64)).chain(shards).collect()
+        let tables = self.tables.iter().map(|plan| (plan.table.path(), plan.table.file_bytes() as u64));
+        let resident = (RESIDENT_FILE.into(), self.resident.file_bytes() as u64);
+        std::iter::once(resident).chain(tables).chain(shards).collect()
     }
 
     /// The expert with index `i`: layer by layer, the order in which checkpoints usually store them.
@@ -180,25 +207,35 @@ impl Conversion<'_> {
 
     /// Writes all files that do not exist yet; returns the number of experts that did.
     fn write(&self, target: &Target) -> Result<usize> {
-        for layer in &self.blueprint.geometry.moe_layers {
-            target.create_folder(&layer_folder(*layer))?;
-        }
+        let folders = self.folders();
+        folders.iter().try_for_each(|folder| target.create_folder(folder))?;
         let sidecars = self.write_sidecars(target)?;
-        let threads = (IN_FLIGHT_BYTES / self.file_bytes()).clamp(1, THREADS);
-        let buffers =
-            || ThreadBuffers { file: AlignedBuffer::new(self.file_bytes()), scratch: AssemblyBuffers::default() };
+        let largest = self.sets.iter().map(ShardWriter::largest_file_bytes).max().unwrap_or_default();
+        let threads = (IN_FLIGHT_BYTES / largest).clamp(1, THREADS);
+        let buffers = || ThreadBuffers { file: AlignedBuffer::new(largest), scratch: AssemblyBuffers::default() };
         let tasks = self.tasks();
         let done = parallel(threads, tasks.len(), buffers, |buffers, i| match tasks[i] {
             Task::Resident => self.write_resident(target),
+            Task::Table(i) => self.write_table(target, i),
             Task::Expert(expert) => self.write_expert(target, expert, buffers),
         })?;
-        let (resident, checksums, resumed) = self.collect_outcomes(done);
-        target.sync(&self.blueprint.geometry.moe_layers)?;
-        let manifest = self.manifest(sidecars, resident, checksums);
-        write_atomically(&target.path().join(MANIFEST_FILE), &manifest.to_bytes())?;
+        let written = self.collect_outcomes(done);
+        let resumed = written.resumed;
+        target.sync(&folders)?;
+        write_atomically(&target.path().join(MANIFEST_FILE), &self.manifest(sidecars, written).to_bytes())?;
         sync_folder(target.path())?;
         target.finish()?;
         Ok(resumed)
+    }
+
+    /// The folders of the store, parents after their children.
+    fn folders(&self) -> Vec<PathBuf> {
+        let layers = &self.blueprint.geometry.moe_layers;
+        let sets = self.sets.iter().flat_map(|set| {
+            let layers = layers.iter().map(|layer| layer_folder(set.name, *layer));
+            layers.chain([PathBuf::from(set.name)])
+        });
+        sets.chain((!self.tables.is_empty()).then(|| PathBuf::from(TABLES))).collect()
     }
 
     /// The tasks in order of work. The resident weights take longest, so they come first. While the model is still
@@ -207,15 +244,16 @@ impl Conversion<'_> {
         let experts = 0..self.blueprint.geometry.expert_count();
         let rank = |i: &usize| {
             let (layer, expert) = self.expert_at(*i);
-            self.assembler.download_rank(layer, expert)
+            self.sets[0].assembler.download_rank(layer, expert)
         };
         let mut experts: Vec<_> = experts.map(|i| (rank(&i), i)).collect();
         experts.sort_unstable();
         let downloading = experts.iter().any(|(rank, _)| rank.is_some());
         let experts = experts.into_iter().map(|(_, i)| Task::Expert(i));
+        let others = std::iter::once(Task::Resident).chain((0..self.tables.len()).map(Task::Table));
         match downloading {
-            false => std::iter::once(Task::Resident).chain(experts).collect(),
-            true => experts.chain(std::iter::once(Task::Resident)).collect(),
+            false => others.chain(experts).collect(),
+            true => experts.chain(others).collect(),
         }
     }
 
@@ -241,6 +279,17 @@ impl Conversion<'_> {
         resident::write(self.source, &self.resident, &path, self.progress).map(TaskOutcome::Resident)
     }
 
+    fn write_table(&self, target: &Target, i: usize) -> Result<TaskOutcome> {
+        let plan = &self.tables[i];
+        let path = target.path().join(plan.table.path());
+        let found = if target.is_resumed() { row_table::check_written(plan, &path).ok() } else { None };
+        if let Some(written) = found {
+            self.progress.advance(written.file_bytes() as u64);
+            return Ok(TaskOutcome::Table(i, written));
+        }
+        row_table::write(self.source, plan, &path, self.progress).map(|table| TaskOutcome::Table(i, table))
+    }
+
     fn write_expert(
         &self,
         target: &Target,
@@ -248,83 +297,75 @@ impl Conversion<'_> {
         ThreadBuffers { file, scratch }: &mut ThreadBuffers,
     ) -> Result<TaskOutcome> {
         let (layer, expert) = self.expert_at(i);
-        let layout = &self.assembler.layouts()[&layer];
-        let written = layout.clone().in_order(self.order());
-        let shard = Shard { layer, expert, layout: &written, file_bytes: self.file_bytes() };
-        let path = target.path().join(shard_path(layer, expert));
-        let (header, data) = file.split_at_mut(DATA_START);
-        // A shard that exists and is damaged is written again.
-        let found = if target.is_resumed() { shard.check_by_itself(&path, data).ok() } else { None };
-        let resumed = found.is_some();
-        let checksum = match found {
-            Some(checksum) => checksum,
-            None => {
-                let (data, tail) = data.split_at_mut(layout.bytes);
-                self.assembler.assemble(layer, expert, data, scratch)?;
-                layout.rearrange(data);
-                tail.fill(0);
-                let checksum = checksum_of(data);
-                header.copy_from_slice(&shard.header(&checksum));
-                let atomic_file = AtomicFile::create(&path)?;
-                atomic_file.write_direct(file)?;
-                atomic_file.publish()?;
-                checksum
-            }
-        };
-        if self.assembler.download_rank(layer, expert).is_some() {
-            // The shard must be durable before the source may delete the bytes it was made of.
-            sync_folder(&target.path().join(layer_folder(layer)))?;
-            self.assembler.release(layer, expert)?;
+        let mut checksums = vec![];
+        let mut resumed = true;
+        for set in &self.sets {
+            let (written, was_there) = set.write(target, layer, expert, file, scratch)?;
+            checksums.push(written);
+            resumed &= was_there;
+            self.progress.advance(set.file_bytes(layer) as u64);
         }
-        self.progress.advance(self.file_bytes() as u64);
-        Ok(TaskOutcome::Expert { number: i, checksum, resumed })
+        let assembler = &self.sets[0].assembler;
+        if assembler.download_rank(layer, expert).is_some() {
+            // The shards must be durable before the source may delete the bytes they were made of.
+            self.sets.iter().try_for_each(|set| set.sync(target, layer))?;
+            assembler.release(layer, expert)?;
+        }
+        Ok(TaskOutcome::Expert { number: i, checksums, resumed })
     }
 
-    fn collect_outcomes(&self, done: Vec<TaskOutcome>) -> (ResidentFile, Vec<Vec<String>>, usize) {
-        let mut resident = ResidentFile { bytes: 0, header_checksum: String::new() };
-        let mut all = vec![String::new(); self.blueprint.geometry.expert_count()];
-        let mut count = 0;
+    fn collect_outcomes(&self, done: Vec<TaskOutcome>) -> Written {
+        let none = ExpertChecksums::Segments(Default::default());
+        let experts = self.blueprint.geometry.expert_count();
+        let mut written = Written {
+            resident: ResidentFile { bytes: 0, header_checksum: String::new() },
+            tables: self.tables.iter().map(|plan| plan.table.clone()).collect(),
+            checksums: vec![vec![none; experts]; self.sets.len()],
+            resumed: 0,
+        };
         for done in done {
             match done {
-                TaskOutcome::Resident(file) => resident = file,
-                TaskOutcome::Expert { number, checksum, resumed } => {
-                    all[number] = checksum;
-                    count += usize::from(resumed);
+                TaskOutcome::Resident(file) => written.resident = file,
+                TaskOutcome::Table(i, table) => written.tables[i] = table,
+                TaskOutcome::Expert { number, checksums, resumed } => {
+                    written.checksums.iter_mut().zip(checksums).for_each(|(all, one)| all[number] = one);
+                    written.resumed += usize::from(resumed);
                 }
             }
         }
-        (resident, all.chunks(self.blueprint.geometry.experts).map(<[_]>::to_vec).collect(), count)
+        written
     }
 
-    fn manifest(&self, sidecars: Vec<SidecarFile>, resident: ResidentFile, checksums: Vec<Vec<String>>) -> Manifest {
-        let mut kinds: Vec<_> =
-            self.assembler.layouts().values().map(|l| [l.gate.kind, l.up.kind, l.down.kind]).collect();
-        if kinds.iter().all(|k| *k == kinds[0]) {
-            kinds.truncate(1);
-        }
+    fn manifest(&self, sidecars: Vec<SidecarFile>, written: Written) -> Manifest {
+        let Written { resident, tables, checksums, .. } = written;
         let named = |kind: Option<NumberFormat>| kind.map_or("keep", NumberFormat::name).to_owned();
+        let mut sets = self.sets.iter().zip(checksums).map(|(set, checksums)| set.files(checksums));
         Manifest {
             format: FORMAT_VERSION,
             larder: env!("CARGO_PKG_VERSION").to_owned(),
             model_type: self.blueprint.model_type.clone(),
             geometry: self.blueprint.geometry.clone(),
-            experts: ExpertFiles {
-                layout: self.order(),
-                kinds,
-                data_bytes: self.data_bytes,
-                file_bytes: self.file_bytes(),
-                checksums,
-            },
+            experts: sets.next().expect("there is a set of experts"),
+            small_experts: sets.next(),
             resident,
+            tables,
             sidecars,
             source: Provenance {
                 files: self.source.files(),
+                identity: self.identity.clone(),
                 experts: named(self.options.experts),
                 resident: named(self.options.resident),
+                small_experts: self.options.small_experts.map(|kind| kind.name().to_owned()),
             },
             config: self.source.config().clone(),
         }
     }
+}
+
+/// Digest of a source and its blueprint. `identity` is that of the source.
+fn fingerprint(source: &dyn Source, identity: Option<&str>, blueprint: &Blueprint) -> String {
+    let all = (source.fingerprint(), identity, source.files(), blueprint);
+    checksum_of(&serde_json::to_vec(&all).expect("text and numbers serialize as JSON"))
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use larder_core::{LayerIdx, NumberFormat};
+use larder_core::NumberFormat;
 use rustix::fs::{FlockOperation, flock, statvfs};
 use serde::{Deserialize, Serialize};
 
@@ -16,7 +16,6 @@ use crate::{
     error::{Result, StoreError, StoreErrorKind},
     file::read_small,
     manifest::MANIFEST_FILE,
-    shard::layer_folder,
 };
 
 /// Name of the file that marks an unfinished conversion.
@@ -32,15 +31,17 @@ pub(super) struct ConversionState {
     fingerprint: String,
     experts: Option<NumberFormat>,
     resident: Option<NumberFormat>,
+    small_experts: Option<NumberFormat>,
 }
 
 impl ConversionState {
-    pub fn new(fingerprint: u64, options: &ConvertOptions) -> Self {
+    pub fn new(fingerprint: String, options: &ConvertOptions) -> Self {
         ConversionState {
             larder: env!("CARGO_PKG_VERSION").to_owned(),
-            fingerprint: format!("{fingerprint:016x}"),
+            fingerprint,
             experts: options.experts,
             resident: options.resident,
+            small_experts: options.small_experts,
         }
     }
 }
@@ -81,8 +82,8 @@ impl Target {
             (true, Some(true)) => target.finish().map(|()| None),
             (true, _) => taken("already holds a store; remove it or choose another target"),
             (false, Some(false)) => taken(
-                "holds an unfinished conversion of another model or with other options; remove the folder or choose \
-                 another target",
+                "holds an unfinished conversion of another model, of a source that has changed since, or with other options; \
+                 remove the folder or choose another target",
             ),
             (false, same_conversion) => {
                 if same_conversion.is_none() {
@@ -113,12 +114,9 @@ impl Target {
         fs::create_dir_all(&path).map_err(|e| StoreError::io(&path, "creating the folder", e))
     }
 
-    /// Makes the file names of all shards durable.
-    pub fn sync(&self, layers: &[LayerIdx]) -> Result<()> {
-        for layer in layers {
-            sync_folder(&self.path.join(layer_folder(*layer)))?;
-        }
-        sync_folder(&self.path.join("experts"))?;
+    /// Makes the names of all files in `folders` durable.
+    pub fn sync(&self, folders: &[PathBuf]) -> Result<()> {
+        folders.iter().try_for_each(|folder| sync_folder(&self.path.join(folder)))?;
         sync_folder(&self.path)
     }
 
@@ -130,7 +128,8 @@ impl Target {
     }
 }
 
-fn lock(path: &Path) -> Result<File> {
+/// Locks a folder against other programs that write to it, while the result lives.
+pub(crate) fn lock(path: &Path) -> Result<File> {
     let folder = File::open(path).map_err(|e| StoreError::io(path, "opening", e))?;
     flock(&folder, FlockOperation::NonBlockingLockExclusive).map_err(|e| match e {
         rustix::io::Errno::WOULDBLOCK => {
@@ -155,8 +154,8 @@ fn check_empty(path: &Path) -> Result<()> {
     }
 }
 
-/// Checks that the file system has space for the files.
-fn check_space(path: &Path, files: &[(PathBuf, u64)]) -> Result<()> {
+/// Checks that the file system has space for the files, which have these lengths in the end.
+pub(crate) fn check_space(path: &Path, files: &[(PathBuf, u64)]) -> Result<()> {
     let existing = |name: &Path| fs::metadata(path.join(name)).map_or(0, |m| m.len());
     let needed: u64 = files.iter().map(|(name, bytes)| bytes.saturating_sub(existing(name))).sum();
     let stat = statvfs(path).map_err(|e| StoreError::io(path, "querying free space", e.into()))?;

@@ -23,9 +23,9 @@ const DESCRIPTORS_RESERVED: u64 = 256;
 
 /// The shards of a model by index, opened on demand; the least recently used is closed when too many are open.
 pub struct ShardFiles {
-    path: Box<dyn Fn(usize) -> PathBuf + Send + Sync>,
+    /// Path and length of a shard.
+    file: Box<dyn Fn(usize) -> (PathBuf, u64) + Send + Sync>,
     shards: usize,
-    file_bytes: u64,
     /// A shard that exists.
     first: usize,
     /// Why direct I/O is not used; `None` if it is.
@@ -43,25 +43,20 @@ pub(super) struct OpenFile {
 }
 
 impl ShardFiles {
-    /// `shards` files of `file_bytes` each; `path` returns the path of a shard.
+    /// `shards` files; `file` returns the path of a shard and its length in bytes.
     ///
     /// Opens the first shard that exists and reads from it, to find out whether the file system supports direct I/O.
-    pub fn new(
-        shards: usize,
-        file_bytes: u64,
-        path: impl Fn(usize) -> PathBuf + Send + Sync + 'static,
-    ) -> Result<Self> {
+    pub fn new(shards: usize, file: impl Fn(usize) -> (PathBuf, u64) + Send + Sync + 'static) -> Result<Self> {
         let mut files = ShardFiles {
-            path: Box::new(path),
+            file: Box::new(file),
             shards,
-            file_bytes,
             first: 0,
             not_direct: None,
             open_max: open_max(shards),
             open_files: Mutex::new(OpenFiles::new(shards)),
         };
         files.first = (0..shards).find(|shard| files.path(*shard).exists()).unwrap_or_default();
-        let path = files.checked_path(files.first)?;
+        let (path, _) = files.checked(files.first)?;
         let file = File::open(&path).map_err(|e| StoreError::io(&path, "opening", e))?;
         files.not_direct = probe_direct(&file).err();
         files.get(files.first)?;
@@ -98,7 +93,7 @@ impl ShardFiles {
 
     /// Path of a shard.
     pub(super) fn path(&self, shard: usize) -> PathBuf {
-        (self.path)(shard)
+        (self.file)(shard).0
     }
 
     /// Opens a shard, or returns it if it is open. It stays open while it is held.
@@ -107,21 +102,22 @@ impl ShardFiles {
         if let Some(file) = open_files.touch(shard) {
             return Ok(file);
         }
-        let path = self.checked_path(shard)?;
+        let (path, bytes) = self.checked(shard)?;
         while open_files.open.len() >= self.open_max && open_files.close_one() {}
-        let file = self.open(&path, &mut open_files)?;
+        let file = self.open(&path, bytes, &mut open_files)?;
         Ok(open_files.insert(shard, file))
     }
 
-    fn checked_path(&self, shard: usize) -> Result<PathBuf> {
+    /// Path and length of a shard that exists in the model.
+    fn checked(&self, shard: usize) -> Result<(PathBuf, u64)> {
         if shard < self.shards {
-            return Ok(self.path(shard));
+            return Ok((self.file)(shard));
         }
         let what = format!("there is no shard {shard}; the model has {}", self.shards);
         Err(StoreError::new(StoreErrorKind::Missing, Path::new(""), what))
     }
 
-    fn open(&self, path: &Path, open_files: &mut OpenFiles) -> Result<File> {
+    fn open(&self, path: &Path, bytes: u64, open_files: &mut OpenFiles) -> Result<File> {
         let failed = |e| StoreError::io(path, "opening", e);
         let file = loop {
             match File::open(path) {
@@ -131,8 +127,8 @@ impl ShardFiles {
             }
         };
         let len = file.metadata().map_err(failed)?.len();
-        if len != self.file_bytes {
-            return Err(StoreError::malformed(path, format!("is {len} bytes long, expected {}", self.file_bytes)));
+        if len != bytes {
+            return Err(StoreError::malformed(path, format!("is {len} bytes long, expected {bytes}")));
         }
         if self.is_direct() && !set_direct(&file, true) {
             return Err(failed(io::Error::other("direct I/O is refused, although another shard supports it")));
@@ -222,7 +218,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         (0..count).for_each(|i| std::fs::write(dir.path().join(i.to_string()), vec![i as u8; 4096]).unwrap());
         let folder = dir.path().to_owned();
-        let mut files = ShardFiles::new(count, 4096, move |i| folder.join(i.to_string())).unwrap();
+        let mut files = ShardFiles::new(count, move |i| (folder.join(i.to_string()), 4096)).unwrap();
         files.open_max = open_max;
         (dir, files)
     }
@@ -279,9 +275,9 @@ mod tests {
         std::fs::remove_file(dir.path().join("0")).unwrap();
         let folder = dir.path().to_owned();
         std::fs::write(dir.path().join("1"), [0; 4096]).unwrap();
-        assert_eq!(ShardFiles::new(3, 4096, move |i| folder.join(i.to_string())).unwrap().first(), 1);
-        assert!(ShardFiles::new(0, 4096, |_| PathBuf::new()).is_err());
+        assert_eq!(ShardFiles::new(3, move |i| (folder.join(i.to_string()), 4096)).unwrap().first(), 1);
+        assert!(ShardFiles::new(0, |_| (PathBuf::new(), 4096)).is_err());
         let folder = dir.path().to_owned();
-        assert!(ShardFiles::new(1, 8192, move |i| folder.join(i.to_string())).is_err());
+        assert!(ShardFiles::new(1, move |i| (folder.join(i.to_string()), 8192)).is_err());
     }
 }

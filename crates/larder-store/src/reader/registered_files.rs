@@ -51,7 +51,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         (0..3).for_each(|shard| std::fs::write(dir.path().join(shard.to_string()), [0; 4096]).unwrap());
         let folder = dir.path().to_owned();
-        let files = ShardFiles::new(3, 4096, move |shard| folder.join(shard.to_string())).unwrap();
+        let files = ShardFiles::new(3, move |shard| (folder.join(shard.to_string()), 4096)).unwrap();
         let mut registered = RegisteredFiles::register(&ring, 2).unwrap();
         let number =
             |registered: &mut RegisteredFiles, file| registered.number(&ring, file).unwrap().map(|number| number.0);

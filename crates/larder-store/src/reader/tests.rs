@@ -39,7 +39,7 @@ impl Shards {
 
     fn files(&self) -> Arc<ShardFiles> {
         let folder = self.dir.path().to_owned();
-        Arc::new(ShardFiles::new(SHARDS, SHARD_BYTES as u64, move |s| folder.join(s.to_string())).unwrap())
+        Arc::new(ShardFiles::new(SHARDS, move |s| (folder.join(s.to_string()), SHARD_BYTES as u64)).unwrap())
     }
 
     /// Opens a reader by name; prints why and returns `None` where io_uring is not available.
@@ -297,7 +297,7 @@ fn read_many(count: usize, open_max: usize) {
     rustix::fs::syncfs(std::fs::File::open(dir.path()).unwrap()).unwrap();
     for name in ["uring", "pread"] {
         let folder = dir.path().to_owned();
-        let files = Arc::new(ShardFiles::new(count, SHARD_ALIGN as u64, move |s| path(&folder, s)).unwrap());
+        let files = Arc::new(ShardFiles::new(count, move |s| (path(&folder, s), SHARD_ALIGN as u64)).unwrap());
         assert_eq!(files.open_max(), open_max);
         let (arena, slots) = Arena::new(200, SHARD_ALIGN).unwrap();
         let Ok((mut reader, how)) = open_reader(name, &files, &arena) else { continue };

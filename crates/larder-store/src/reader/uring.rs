@@ -276,7 +276,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("shard");
         std::fs::write(&path, [[1; SHARD_ALIGN], [2; SHARD_ALIGN]].concat()).unwrap();
-        let files = Arc::new(ShardFiles::new(1, 2 * SHARD_ALIGN as u64, move |_| path.clone()).unwrap());
+        let files = Arc::new(ShardFiles::new(1, move |_| (path.clone(), 2 * SHARD_ALIGN as u64)).unwrap());
         let (arena, slots) = Arena::new(3, 2 * SHARD_ALIGN).unwrap();
         match Uring::open(&files, &arena) {
             Ok(uring) => Some((dir, slots, uring)),

@@ -7,6 +7,7 @@ mod plan;
 mod read;
 mod write;
 
+pub(crate) use plan::choose_stored;
 pub use plan::{PlannedTensor, ResidentPlan, check_resident};
 pub use read::ResidentTensors;
 pub(crate) use write::{check_written, write};

@@ -8,6 +8,7 @@ use super::{ALIGN, DATA_ALIGN, line};
 use crate::{
     describe::stored_shape,
     error::{Result, StoreError, StoreErrorKind},
+    row_table,
     safetensors::{HeaderWriter, dtype_of},
     source::{Source, require_tensor},
     tensor_slice::{check_shape, choose_format},
@@ -37,7 +38,8 @@ pub struct ResidentPlan {
 
 /// Checks that a source has every resident tensor of the blueprint, in the required shape and a supported format.
 pub fn check_resident(source: &dyn Source, blueprint: &Blueprint) -> Result<()> {
-    ResidentPlan::new(source, blueprint, None).map(drop)
+    ResidentPlan::new(source, blueprint, None)?;
+    row_table::plans(source, blueprint, None).map(drop)
 }
 
 impl ResidentPlan {
@@ -46,22 +48,14 @@ impl ResidentPlan {
     pub fn new(source: &dyn Source, blueprint: &Blueprint, wanted: Option<NumberFormat>) -> Result<Self> {
         let mut plan = ResidentPlan { items: vec![], notes: vec![] };
         check_missing(source, &blueprint.resident)?;
-        for spec in unique(&blueprint.resident) {
+        for spec in unique(&blueprint.resident).into_iter().filter(|spec| !spec.by_row) {
             plan.add(source, spec, wanted.filter(|_| spec.product))?;
         }
         Ok(plan)
     }
 
     fn add(&mut self, source: &dyn Source, spec: &TensorSpec, wanted: Option<NumberFormat>) -> Result<()> {
-        let from = require_tensor(source, &spec.name)?;
-        check_shape(source, &spec.name, &from.shape, &spec.shape)?;
-        let cols = spec.shape.last().copied().unwrap_or(1);
-        let (kind, fallback) = choose_format(source, &spec.name, from.kind, wanted, cols)?;
-        if let Some(wanted) = wanted.filter(|_| fallback) {
-            let name = &spec.name;
-            let why = format!("its rows of {cols} values are not whole blocks of {wanted}");
-            self.notes.push(format!("{name} is stored as {kind}: {why}"));
-        }
+        let (from, kind) = choose_stored(source, spec, wanted, &mut self.notes)?;
         let too_large = || {
             let what = format!("tensor '{}' with shape {:?} is too large to address", spec.name, spec.shape);
             StoreError::new(StoreErrorKind::Unsupported, source.path(), what)
@@ -72,7 +66,7 @@ impl ResidentPlan {
         let end = self.items.last().map_or(0, |last| last.offset + last.meta.bytes);
         let offset = end.checked_next_multiple_of(ALIGN).ok_or_else(too_large)?;
         offset.checked_add(meta.bytes).filter(|end| *end < isize::MAX as usize).ok_or_else(too_large)?;
-        self.items.push(PlannedTensor { name: spec.name.clone(), from: from.kind, meta, offset });
+        self.items.push(PlannedTensor { name: spec.name.clone(), from, meta, offset });
         Ok(())
     }
 
@@ -96,6 +90,24 @@ impl ResidentPlan {
     pub fn file_bytes(&self) -> usize {
         self.header_bytes() + self.items.last().map_or(0, |last| last.offset + last.meta.bytes)
     }
+}
+
+/// The format of a tensor in the source and the one that it is stored in. A format that was not the wanted one is noted.
+pub(crate) fn choose_stored(
+    source: &dyn Source,
+    spec: &TensorSpec,
+    wanted: Option<NumberFormat>,
+    notes: &mut Vec<String>,
+) -> Result<(NumberFormat, NumberFormat)> {
+    let from = require_tensor(source, &spec.name)?;
+    check_shape(source, &spec.name, &from.shape, &spec.shape)?;
+    let cols = spec.shape.last().copied().unwrap_or(1);
+    let (kind, fallback) = choose_format(source, &spec.name, from.kind, wanted, cols)?;
+    if let Some(wanted) = wanted.filter(|_| fallback) {
+        let why = format!("its rows of {cols} values are not whole blocks of {wanted}");
+        notes.push(format!("{} is stored as {kind}: {why}", spec.name));
+    }
+    Ok((from.kind, kind))
 }
 
 /// Checks that all tensors exist; the error names the first missing one and counts the others.

@@ -13,7 +13,7 @@ use crate::{
     error::{Result, StoreError, StoreErrorKind},
     file::{ReadAt, read_small},
     safetensors::{SafetensorsHeader, kind_of},
-    source::{IncomingFiles, SIDECAR_LIMIT, Source, SourceFile},
+    source::{IncomingFiles, SIDECAR_LIMIT, SIDECARS, Source, SourceFile},
 };
 
 const CONFIG_LIMIT: u64 = 16 << 20;
@@ -76,6 +76,11 @@ impl Checkpoint {
         let config = read_small(&config_path, CONFIG_LIMIT)?
             .ok_or_else(|| StoreError::new(StoreErrorKind::Missing, path, "has no config.json"))?;
         fingerprint.update(&config);
+        for name in SIDECARS {
+            let bytes = read_small(&path.join(name), SIDECAR_LIMIT)?.unwrap_or_default();
+            fingerprint.update(&(bytes.len() as u64).to_le_bytes());
+            fingerprint.update(&bytes);
+        }
         let config = parse_json(&config_path, &config)?;
         let map = match &incoming {
             Some(_) => read_map(path, |_| true)?,
@@ -121,7 +126,6 @@ impl Checkpoint {
                 (WeightFile::Local(file), bytes, json)
             }
         };
-        fingerprint.update(name.as_bytes());
         fingerprint.update(&bytes.to_le_bytes());
         fingerprint.update(&json);
         for (tensor, entry) in SafetensorsHeader::parse(&path, bytes, &json)?.tensors {

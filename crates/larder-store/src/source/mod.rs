@@ -15,6 +15,8 @@ mod incoming;
 
 pub use checkpoint::{Checkpoint, is_bare_file_name};
 pub use gguf::Gguf;
+#[cfg(test)]
+pub(crate) use gguf::GgufBuilder;
 pub use incoming::IncomingFiles;
 
 /// The files that are copied unchanged with a model, in the order in which a store lists them.
@@ -85,7 +87,8 @@ pub trait Source: Tensors + Send + Sync {
     /// The files that hold the weights.
     fn files(&self) -> Vec<SourceFile>;
 
-    /// A hash of file names, lengths and headers, which changes if the weights may have changed.
+    /// A hash of the lengths and headers of the files of weights and of all other files that are used. It does not depend on
+    /// the weights themselves; [`identity`](crate::identity) does.
     fn fingerprint(&self) -> u64;
 }
 

@@ -5,8 +5,9 @@ use std::fs;
 use super::*;
 use crate::{
     manifest::MANIFEST_FILE,
+    shard::{DATA_START, shard_path},
     source::SIDECARS,
-    testing::{ExpertForm, LAYERS, small_store},
+    testing::{ExpertForm, LAYERS, edit_manifest, small_store},
 };
 
 fn store() -> (tempfile::TempDir, PathBuf) {
@@ -25,12 +26,6 @@ fn refusal(path: &Path) -> StoreError {
     Store::open(path).err().expect("refused")
 }
 
-fn edit(path: &Path, from: &str, to: &str) {
-    let text = fs::read_to_string(path.join(MANIFEST_FILE)).unwrap();
-    assert!(text.contains(from), "{from}");
-    fs::write(path.join(MANIFEST_FILE), text.replacen(from, to, 1)).unwrap();
-}
-
 #[test]
 fn the_error_for_a_damaged_expert_names_file_and_offset() {
     let (_dir, path) = store();
@@ -41,7 +36,7 @@ fn the_error_for_a_damaged_expert_names_file_and_offset() {
     let error = store.read_expert(layer, expert, &mut data).unwrap_err();
     assert_eq!(error.kind, StoreErrorKind::Mismatch);
     let message = error.to_string();
-    assert!(message.contains("L003/E002.safetensors: the data of layer 3, expert 2,"), "{message}");
+    assert!(message.contains("L003/E002.safetensors: segment 0 of layer 3, expert 2,"), "{message}");
     assert!(message.contains("bytes at 4096, have checksum"), "{message}");
     flip(&path.join(shard_path(layer, expert)), DATA_START + 77);
     flip(&path.join(shard_path(layer, expert)), 300);
@@ -125,12 +120,12 @@ fn a_manifest_that_contradicts_the_files_is_refused() {
         ("\"config\"", "\"more\": 1, \"config\""),
     ] {
         let (_dir, path) = store();
-        edit(&path, from, to);
+        edit_manifest(&path, from, to);
         let fault = refusal(&path).kind;
         assert!(matches!(fault, StoreErrorKind::Malformed | StoreErrorKind::Mismatch), "{from} -> {to}: {fault:?}");
     }
     let (_dir, path) = store();
-    edit(&path, "\"format\": 1", "\"format\": 7");
+    edit_manifest(&path, "\"format\": 2", "\"format\": 7");
     assert_eq!(refusal(&path).kind, StoreErrorKind::Newer);
 }
 
@@ -152,4 +147,76 @@ fn a_damaged_sidecar_is_refused() {
     flip(&path.join(SIDECARS[0]), 3);
     let store = Store::open(&path).unwrap();
     assert_eq!(store.sidecar(SIDECARS[0]).unwrap_err().kind, StoreErrorKind::Mismatch);
+}
+
+#[test]
+fn a_segment_is_checked_as_soon_as_its_bytes_are_there() {
+    for form in [ExpertForm::TransposedTurns, ExpertForm::TwoMatrices] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = small_store(dir.path(), form);
+        let (layer, expert) = (LAYERS[1], ExpertId(2));
+        let whole = fs::read(path.join(shard_path(layer, expert))).unwrap();
+        let data = &whole[DATA_START..];
+        for at in [0, 1] {
+            let store = Store::open(&path).unwrap();
+            let layout = store.layout(layer).clone();
+            let segments = layout.segments();
+            let mut bad = data[segments[at].clone()].to_vec();
+            *bad.last_mut().unwrap() ^= 1;
+            let error = store.check_segment(layer, expert, at, &bad).unwrap_err();
+            assert!(error.message.contains(&format!("segment {at} of layer 3, expert 2")), "{error}");
+            // The other segment is not affected, and the right bytes are accepted after a failure.
+            for i in [1 - at, at] {
+                store.check_segment(layer, expert, i, &data[segments[i].clone()]).unwrap();
+            }
+            // Each is checked once in a run, and both together are the expert.
+            store.check_segment(layer, expert, at, &bad).unwrap();
+            let checked_by_segment = vec![0; layout.bytes];
+            let header_and_segments = store.check_expert(layer, expert, &checked_by_segment);
+            header_and_segments.unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_header_is_checked_with_the_first_segment() {
+    let (_dir, path) = store();
+    let (layer, expert) = (LAYERS[0], ExpertId(1));
+    let shard = path.join(shard_path(layer, expert));
+    let whole = fs::read(&shard).unwrap();
+    let store = Store::open(&path).unwrap();
+    flip(&shard, 400);
+    let segment = whole[DATA_START..][store.layout(layer).segments()[0].clone()].to_vec();
+    assert!(store.check_segment(layer, expert, 0, &segment).unwrap_err().message.contains("header"));
+    flip(&shard, 400);
+    store.check_segment(layer, expert, 0, &segment).unwrap();
+}
+
+#[test]
+fn a_hash_identifies_the_content_and_a_changed_manifest_is_refused() {
+    let (_dir, path) = store();
+    let (_other_dir, other) = store();
+    let hash = Store::open(&path).unwrap().hash().to_owned();
+    assert_eq!(hash, Store::open(&other).unwrap().hash());
+    edit_manifest(&other, "\"model_type\": \"tiny\"", "\"model_type\": \"tony\"");
+    assert_ne!(hash, Store::open(&other).unwrap().hash());
+    let manifest = path.join(MANIFEST_FILE);
+    let text = fs::read_to_string(&manifest).unwrap();
+    fs::write(&manifest, text.replacen("tiny", "tony", 1)).unwrap();
+    assert!(refusal(&path).message.contains("does not match its own checksum"));
+}
+
+#[test]
+fn tables_that_contradict_the_store_are_refused() {
+    let (_dir, path) = store();
+    let table = path.join("tables/embed.safetensors");
+    fs::rename(&table, path.join("tables/head.safetensors")).unwrap();
+    assert_eq!(refusal(&path).kind, StoreErrorKind::Io);
+    edit_manifest(&path, "\"name\": \"embed\"", "\"name\": \"head\"");
+    assert!(refusal(&path).message.contains("lists 'head' as a table, which resident.safetensors holds too"));
+    for (from, to) in [("\"rows\": 7", "\"rows\": 8"), ("\"rows\": 7", "\"rows\": 9007199254740991")] {
+        let (_dir, path) = store();
+        edit_manifest(&path, from, to);
+        assert_eq!(refusal(&path).kind, StoreErrorKind::Malformed, "{to}");
+    }
 }

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use super::*;
+use crate::shard::shard_path;
 use crate::testing::{ExpertForm, LAYERS, small_store};
 
 fn store() -> (tempfile::TempDir, PathBuf) {
@@ -16,13 +17,14 @@ fn a_complete_store_is_good() {
     let (_dir, path) = store();
     let report = verify(&path, &()).unwrap();
     assert!(report.is_good() && report.unknown.is_empty(), "{report:?}");
-    assert_eq!(report.files, 6 + 1 + 1);
+    assert_eq!(report.files, 6 + 1 + 1 + 1);
 }
 
 #[test]
 fn a_changed_byte_in_any_file_is_found() {
     let (_dir, path) = store();
-    for name in [PathBuf::from(RESIDENT_FILE), shard_path(LAYERS[1], ExpertId(2)), "tokenizer.json".into()] {
+    let table = PathBuf::from("tables/embed.safetensors");
+    for name in [PathBuf::from(RESIDENT_FILE), table, shard_path(LAYERS[1], ExpertId(2)), "tokenizer.json".into()] {
         let good = fs::read(path.join(&name)).unwrap();
         for at in (0..good.len()).step_by(1 + good.len() / 40).chain([good.len() - 1]) {
             let mut bad = good.clone();

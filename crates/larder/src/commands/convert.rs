@@ -11,7 +11,7 @@ use crate::{models::notices, print, progress::StoreProgress};
 
 /// Converts a checkpoint or GGUF file to a store.
 pub fn run(args: &ConvertArgs) -> Result<()> {
-    let options = ConvertOptions { experts: args.experts.0, resident: args.resident.0 };
+    let options = ConvertOptions { experts: args.experts.0, resident: args.resident.0, small_experts: args.small_copy };
     let report = match models::hub_name(&args.source) {
         Some(name) => models::fetch(&name, &args.store, &options, &notices())?,
         None => {

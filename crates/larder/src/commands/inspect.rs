@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::Result;
-use larder_core::{Geometry, TensorMeta};
+use larder_core::{Geometry, NumberFormat, PerMatrix, TensorMeta};
 use larder_runtime::OpenModel;
 use larder_store::ExpertSource;
 use serde_json::json;
@@ -39,13 +39,28 @@ struct Found {
     resident: BTreeMap<&'static str, u64>,
     expert_bytes: usize,
     expert_kinds: Vec<String>,
+    /// Format of the store; `None` for another form of model.
+    store_format: Option<u64>,
+    /// Number formats and bytes of the largest of the smaller copies of the experts, if there are any.
+    small_copy: Option<(Vec<String>, usize)>,
+    /// Bytes of the matrices whose rows are read one by one, by name.
+    tables: BTreeMap<String, u64>,
+}
+
+/// The number formats of an expert's matrices.
+fn kinds_text(kinds: &PerMatrix<NumberFormat>) -> String {
+    kinds.named().map(|(matrix, kind)| format!("{matrix} {kind}")).collect::<Vec<_>>().join(", ")
 }
 
 impl Found {
     fn of(model: &OpenModel, experts: &dyn ExpertSource) -> Self {
         let blueprint = &model.blueprint;
         let mut resident = BTreeMap::new();
-        let metas = blueprint.resident.iter().filter_map(|t| model.source().meta(&t.name));
+        let manifest = model.store().map(|store| store.manifest());
+        let tables = manifest.iter().flat_map(|manifest| &manifest.tables);
+        let tables: BTreeMap<_, _> = tables.map(|t| (t.name.clone(), t.meta().bytes as u64)).collect();
+        let in_memory = blueprint.resident.iter().filter(|t| !tables.contains_key(&t.name));
+        let metas = in_memory.filter_map(|t| model.source().meta(&t.name));
         for TensorMeta { kind, bytes, .. } in metas {
             *resident.entry(kind.name()).or_default() += *bytes as u64;
         }
@@ -53,12 +68,15 @@ impl Found {
         let mut expert_kinds: Vec<String> = Vec::new();
         let mut expert_bytes = 0;
         for layout in layouts {
-            let kinds = format!("gate {}, up {}, down {}", layout.gate.kind, layout.up.kind, layout.down.kind);
+            let kinds = kinds_text(&layout.kinds());
             if !expert_kinds.contains(&kinds) {
                 expert_kinds.push(kinds);
             }
             expert_bytes = expert_bytes.max(layout.bytes);
         }
+        let small_copy = manifest.and_then(|manifest| manifest.small_experts.as_ref());
+        let small_copy = small_copy
+            .map(|files| (files.classes.iter().map(|class| kinds_text(&class.kinds)).collect(), files.largest_bytes()));
         Found {
             model_type: blueprint.model_type.clone(),
             form: if model.store().is_some() { "store" } else { "not converted" },
@@ -68,6 +86,9 @@ impl Found {
             resident,
             expert_bytes,
             expert_kinds,
+            store_format: manifest.map(|manifest| manifest.format),
+            small_copy,
+            tables,
         }
     }
 
@@ -89,8 +110,12 @@ impl Found {
         let resident: Vec<String> = self.resident.iter().map(|(k, b)| format!("{k} {}", print::bytes(*b))).collect();
         let row = |name: &str, value: String| vec![format!("{name:<12}{value}")];
         let per_token = (self.token_experts() * self.expert_bytes) as u64;
-        vec![
-            row("model", format!("{} ({})", self.model_type, self.form)),
+        let form = match self.store_format {
+            Some(format) => format!("store, format {format}"),
+            None => self.form.to_owned(),
+        };
+        let mut facts = vec![
+            row("model", format!("{} ({form})", self.model_type)),
             row("layers", format!("{}, {} of them with experts", g.layers, g.moe_layers.len())),
             row("experts", format!("{} per layer, {} per token, {} in all", g.experts, g.top_k, g.expert_count())),
             row("widths", format!("hidden {}, expert {}, vocabulary {}", g.hidden, g.inter, self.vocab)),
@@ -99,7 +124,15 @@ impl Found {
             row("one expert", format!("{} ({})", print::bytes(self.expert_bytes as u64), self.expert_kinds.join("; "))),
             row("all experts", print::bytes(self.experts_bytes())),
             row("per token", format!("{} of experts", print::bytes(per_token))),
-        ]
+        ];
+        for (name, bytes) in &self.tables {
+            facts.push(row("table", format!("{} ({name}), read row by row", print::bytes(*bytes))));
+        }
+        if let Some((kinds, bytes)) = &self.small_copy {
+            let (bytes, kinds) = (print::bytes(*bytes as u64), kinds.join("; "));
+            facts.push(row("small copy", format!("{bytes} ({kinds}) of every expert; not used yet")));
+        }
+        facts
     }
 
     /// Number of experts that fit into `memory` bytes beside the resident weights; `None` if those do not fit.
@@ -138,6 +171,10 @@ impl Found {
         json!({
             "model_type": self.model_type,
             "store": self.form == "store",
+            "store_format": self.store_format,
+            "tables": self.tables,
+            "small_copy_kinds": self.small_copy.as_ref().map(|(kinds, _)| kinds),
+            "small_copy_expert_bytes": self.small_copy.as_ref().map(|(_, bytes)| bytes),
             "geometry": self.geometry,
             "vocab": self.vocab,
             "context": self.context,

@@ -23,6 +23,7 @@ mod report;
 mod run;
 #[cfg(feature = "serve")]
 mod serve;
+mod store;
 mod tokenize;
 mod verify;
 
@@ -31,6 +32,7 @@ pub fn run(command: Command) -> Result<()> {
     match command {
         Command::Convert(args) => convert::run(&args),
         Command::Verify(args) => verify::run(&args),
+        Command::Store(args) => store::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Run(args) => run::run(args),
         Command::Chat(args) => chat::run(*args),

@@ -54,7 +54,7 @@ pub fn check(path: Option<&Path>) -> Result<Vec<Finding>> {
 fn subject(path: &Path) -> Result<DiskUnderTest> {
     if path.join(MANIFEST_FILE).exists() {
         let store = Arc::new(Store::open(path)?);
-        let (shards, name) = (Some(store.shard_files().0.len()), path.display().to_string());
+        let (shards, name) = (Some(store.manifest().geometry.expert_count()), path.display().to_string());
         return Ok(DiskUnderTest { pattern: ReadPattern::of_store(&store)?, name, shards, _file: None });
     }
     let kind = fs::metadata(path).with_context(|| path.display().to_string())?;

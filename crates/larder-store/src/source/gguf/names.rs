@@ -169,7 +169,7 @@ fn find_experts(path: &Path, tensors: &[GgufTensor]) -> Result<ExpertNames> {
     })?;
     if !part.contains("_exps.") {
         let own = |matrix: &str| TensorSlice::whole(format!("blk.{{l}}.ffn_{matrix}.{{e}}.weight"));
-        return Ok(ExpertNames { gate: own("gate"), up: own("up"), down: own("down"), bias: None });
+        return Ok(ExpertNames { matrices: ["gate", "up", "down"].map(own).into(), bias: None });
     }
     let has = |suffix: &str| tensors.iter().any(|t| t.name.ends_with(suffix));
     let piece = |tensor: &str, pick| TensorSlice::stacked(format!("blk.{{l}}.ffn_{tensor}"), false, pick);
@@ -178,8 +178,8 @@ fn find_experts(path: &Path, tensors: &[GgufTensor]) -> Result<ExpertNames> {
         false => (piece("gate_exps.weight", RowPick::All), piece("up_exps.weight", RowPick::All)),
     };
     let bias = has(".ffn_gate_exps.bias")
-        .then(|| ["gate_exps.bias", "up_exps.bias", "down_exps.bias"].map(|t| piece(t, RowPick::All)));
-    Ok(ExpertNames { gate, up, down: piece("down_exps.weight", RowPick::All), bias })
+        .then(|| ["gate_exps.bias", "up_exps.bias", "down_exps.bias"].map(|t| piece(t, RowPick::All)).into());
+    Ok(ExpertNames { matrices: [gate, up, piece("down_exps.weight", RowPick::All)].into(), bias })
 }
 
 #[cfg(test)]

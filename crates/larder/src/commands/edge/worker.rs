@@ -82,7 +82,7 @@ fn held(args: &EdgeWorkerArgs, store: &Store, handshake: &Handshake) -> Result<E
 /// The shape of the cache: one pool for all experts of this worker, with a slot for each if they fit.
 fn shape(args: &EdgeWorkerArgs, store: &Store, held: &ExpertSet) -> Result<CacheShape> {
     let manifest = store.manifest();
-    let slot = manifest.experts.data_bytes as u64;
+    let slot = manifest.slot_bytes() as u64;
     let available = memory::available().map(|bytes| bytes.saturating_sub(RESERVE_BYTES));
     let fit = |bytes: u64| usize::try_from(bytes / slot.max(1)).unwrap_or(usize::MAX);
     let (requested, most) = (args.cache_mem.map(|size| fit(size.0)), available.map_or(usize::MAX, fit));

@@ -119,11 +119,11 @@ impl GgufBuilder {
         out
     }
 
-    pub fn header(&self) -> Result<GgufHeader> {
+    pub(in crate::source::gguf) fn header(&self) -> Result<GgufHeader> {
         header(&self.bytes())
     }
 
-    pub fn metadata(&self) -> Metadata {
+    pub(in crate::source::gguf) fn metadata(&self) -> Metadata {
         self.header().expect("a valid header").metadata
     }
 

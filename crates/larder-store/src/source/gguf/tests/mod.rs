@@ -6,3 +6,5 @@ mod hostile;
 mod models;
 mod parts;
 mod tokens;
+
+pub use builder::GgufBuilder;

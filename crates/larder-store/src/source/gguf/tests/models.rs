@@ -75,8 +75,9 @@ fn mixtral_gets_the_config_of_the_hub_and_keeps_its_expert_names() {
         })
     );
     let experts = source.expert_names().unwrap();
-    assert!(experts.gate.stacked && experts.gate.pick == RowPick::All && experts.bias.is_none());
-    let down = experts.down.tensor_name(LayerIdx(0), ExpertId(1));
+    let gate = experts.matrices.gate.unwrap();
+    assert!(gate.stacked && gate.pick == RowPick::All && experts.bias.is_none());
+    let down = experts.matrices.down.tensor_name(LayerIdx(0), ExpertId(1));
     assert_eq!(source.meta(&down).unwrap().shape, [2, 8, 4]);
     assert!(source.names().contains(&down.as_str()));
 }
@@ -85,16 +86,17 @@ fn mixtral_gets_the_config_of_the_hub_and_keeps_its_expert_names() {
 fn old_files_with_a_tensor_per_expert_are_read() {
     let source = mixtral(false).open().unwrap();
     let experts = source.expert_names().unwrap();
-    assert!(!experts.up.stacked);
-    assert_eq!(floats(&source, &experts.up.tensor_name(LayerIdx(0), ExpertId(1)))[0], 700.0);
+    assert!(!experts.matrices.up.stacked);
+    assert_eq!(floats(&source, &experts.matrices.up.tensor_name(LayerIdx(0), ExpertId(1)))[0], 700.0);
 }
 
 #[test]
 fn gate_and_up_can_be_one_tensor() {
     let file = mixtral(true).counting("blk.0.ffn_gate_up_exps.weight", &[8, 8, 2], 0);
     let experts = file.open().unwrap().expert_names().unwrap();
-    assert_eq!(experts.gate.name, "blk.{l}.ffn_gate_up_exps.weight");
-    assert_eq!((experts.gate.pick, experts.up.pick), (RowPick::FirstHalf, RowPick::SecondHalf));
+    let gate = experts.matrices.gate.unwrap();
+    assert_eq!(gate.name, "blk.{l}.ffn_gate_up_exps.weight");
+    assert_eq!((gate.pick, experts.matrices.up.pick), (RowPick::FirstHalf, RowPick::SecondHalf));
 }
 
 #[test]

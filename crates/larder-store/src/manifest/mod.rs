@@ -1,0 +1,198 @@
+//! The manifest `larder.json`: what a store holds. It is written last, so a folder without it is not a store.
+
+use std::{collections::BTreeSet, path::Path};
+
+use larder_core::Geometry;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::{
+    convert::CONVERSION_STATE,
+    error::{Result, StoreError, StoreErrorKind},
+    file::read_small,
+    row_table::TableFile,
+    shard::checksum_of,
+    source::{SIDECARS, SourceFile},
+    upgrade::UPGRADE_STATE,
+};
+
+mod experts;
+mod seal;
+mod v1;
+
+pub use experts::{ExpertChecksums, ExpertClass, ExpertFiles};
+#[cfg(test)]
+pub(crate) use seal::seal;
+
+/// File name of the manifest.
+pub const MANIFEST_FILE: &str = "larder.json";
+/// File name of the resident weights.
+pub const RESIDENT_FILE: &str = "resident.safetensors";
+/// The store format that this version writes, and the newest that it reads.
+pub const FORMAT_VERSION: u64 = 2;
+
+const MANIFEST_LIMIT: u64 = 64 << 20;
+
+/// The content of a store.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Manifest {
+    /// Version of the store format.
+    pub format: u64,
+    /// Version of the larder that wrote it.
+    pub larder: String,
+    /// The config's `model_type`.
+    pub model_type: String,
+    /// Sizes of the model.
+    pub geometry: Geometry,
+    /// Layout, lengths and checksums of the shards.
+    pub experts: ExpertFiles,
+    /// The same for a second, smaller copy of every expert, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub small_experts: Option<ExpertFiles>,
+    /// The file of resident weights.
+    pub resident: ResidentFile,
+    /// Matrices whose rows are read one by one.
+    pub tables: Vec<TableFile>,
+    /// Files that are copied unchanged.
+    pub sidecars: Vec<SidecarFile>,
+    /// The source it was converted from.
+    pub source: Provenance,
+    /// The model's config, verbatim.
+    pub config: Value,
+}
+
+/// The file of resident tensors.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ResidentFile {
+    /// Length in bytes.
+    pub bytes: u64,
+    /// Checksum of its header, which holds a checksum of every tensor.
+    pub header_checksum: String,
+}
+
+/// A file that is copied unchanged, such as the tokenizer.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SidecarFile {
+    /// File name, one of [`SIDECARS`].
+    pub name: String,
+    /// Length in bytes.
+    pub bytes: u64,
+    /// Checksum of the content.
+    pub checksum: String,
+}
+
+/// What a store was converted from: names, lengths and content, no paths and no times, so that equal input gives equal
+/// stores.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Provenance {
+    /// The source's files.
+    pub files: Vec<SourceFile>,
+    /// Digest of the source's content, see [`identity`](crate::identity); unknown in stores of format 1, and of models
+    /// that were converted while they were downloaded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub identity: Option<String>,
+    /// Requested number format of the experts, or `keep`.
+    pub experts: String,
+    /// Requested number format of the resident weights, or `keep`.
+    pub resident: String,
+    /// Requested number format of the small copy of the experts, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub small_experts: Option<String>,
+}
+
+impl Manifest {
+    /// Reads and checks the manifest of the store at `store`; also returns its hash, see [`Store::hash`](crate::Store).
+    pub fn read(store: &Path) -> Result<(Self, String)> {
+        let (manifest, hash) = Self::read_any(store)?;
+        if manifest.format < FORMAT_VERSION && store.join(UPGRADE_STATE).exists() {
+            let what = "is a store whose upgrade was not finished; run `larder store upgrade` again to resume it";
+            return Err(StoreError::new(StoreErrorKind::Missing, store, what));
+        }
+        Ok((manifest, hash))
+    }
+
+    /// As [`read`](Self::read), also if an upgrade was interrupted.
+    pub(crate) fn read_any(store: &Path) -> Result<(Self, String)> {
+        #[derive(Deserialize)]
+        struct Version {
+            format: u64,
+        }
+        let path = store.join(MANIFEST_FILE);
+        let bytes = read_small(&path, MANIFEST_LIMIT)?.ok_or_else(|| no_manifest(store))?;
+        let broken = |e: serde_json::Error| StoreError::malformed(&path, format!("is not a valid manifest: {e}"));
+        let Version { format } = serde_json::from_slice(&bytes).map_err(broken)?;
+        if format > FORMAT_VERSION {
+            let what = format!("has store format {format} of a newer larder; this one reads up to {FORMAT_VERSION}");
+            return Err(StoreError::new(StoreErrorKind::Newer, &path, what));
+        }
+        let malformed = |what: String| StoreError::malformed(&path, what);
+        let (manifest, hash) = match format {
+            0 | 1 => {
+                let manifest: v1::ManifestV1 = serde_json::from_slice(&bytes).map_err(broken)?;
+                (manifest.into_manifest().map_err(malformed)?, checksum_of(&bytes))
+            }
+            _ => {
+                let (json, hash) = seal::unseal(&bytes).map_err(|what| malformed(what.to_owned()))?;
+                (serde_json::from_slice::<Manifest>(&json).map_err(broken)?, hash)
+            }
+        };
+        manifest.check().map_err(malformed)?;
+        Ok((manifest, hash))
+    }
+
+    /// The bytes of the file; equal manifests give equal bytes.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        seal::seal(&serde_json::to_string_pretty(self).expect("text and numbers serialize as JSON"))
+    }
+
+    /// Identifies model, number formats and data of the experts; clients and workers compare it.
+    pub fn experts_fingerprint(&self) -> String {
+        let identity = serde_json::to_vec(&(&self.model_type, &self.geometry, &self.experts));
+        checksum_of(&identity.expect("text and numbers serialize as JSON"))
+    }
+
+    /// Bytes of a slot that holds any expert of the store.
+    pub fn slot_bytes(&self) -> usize {
+        self.experts.largest_bytes()
+    }
+
+    /// The checks that need only the manifest.
+    fn check(&self) -> Result<(), String> {
+        let Geometry { layers, ref moe_layers, experts, top_k, hidden, inter, .. } = self.geometry;
+        if !moe_layers.is_sorted_by(|a, b| a < b) || moe_layers.last().is_some_and(|l| l.index() >= layers) {
+            return Err(format!("lists MoE layers that are not in ascending order or not below {layers}"));
+        }
+        if moe_layers.is_empty() || hidden == 0 || inter == 0 || top_k == 0 || top_k > experts {
+            return Err("describes a model without experts".to_owned());
+        }
+        for files in [Some(&self.experts), self.small_experts.as_ref()].into_iter().flatten() {
+            files.check(&self.geometry, self.format)?;
+        }
+        let mut names = BTreeSet::new();
+        for table in &self.tables {
+            table.check()?;
+            if !names.insert(&table.name) {
+                return Err(format!("lists the table '{}' twice", table.name));
+            }
+        }
+        match self.sidecars.iter().find(|s| !SIDECARS.contains(&s.name.as_str())) {
+            Some(sidecar) => Err(format!("lists the file '{}', which is not a sidecar of a store", sidecar.name)),
+            None => Ok(()),
+        }
+    }
+}
+
+fn no_manifest(store: &Path) -> StoreError {
+    let what = match store.join(CONVERSION_STATE).exists() {
+        true => "is not a complete store: its conversion was not finished; run the same conversion again to resume it",
+        false => "is not a store: it has no larder.json",
+    };
+    StoreError::new(StoreErrorKind::Missing, store, what)
+}
+
+#[cfg(test)]
+mod tests;

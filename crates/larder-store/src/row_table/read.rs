@@ -1,0 +1,150 @@
+//! Reads rows of a table.
+
+use std::{
+    path::Path,
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+use larder_core::TensorMeta;
+use xxhash_rust::xxh3::xxh3_128;
+
+use super::{CHECKSUM_BYTES, TableFile};
+use crate::{
+    convert::Progress,
+    error::{Result, StoreError, StoreErrorKind},
+    file::ReadAt,
+    shard::{DATA_START, checksum_of},
+};
+
+/// An open row table.
+pub struct RowTable {
+    file: ReadAt,
+    table: TableFile,
+    meta: TensorMeta,
+    /// The checksums of all blocks.
+    checksums: Vec<u8>,
+    /// Per block, whether it was verified in this run.
+    verified: Vec<AtomicBool>,
+}
+
+impl RowTable {
+    /// Opens a table of the store at `store`: checks its length, its header and the checksums of its blocks.
+    ///
+    /// The caller guarantees that `table` passed [`TableFile::check`].
+    pub fn open(store: &Path, table: &TableFile) -> Result<Self> {
+        let path = store.join(table.path());
+        let (opened, found) = Self::open_unlisted(&path, table)?;
+        if found != table.checksum {
+            let what = "does not match the manifest: the checksums of its rows differ";
+            return Err(StoreError::new(StoreErrorKind::Mismatch, &path, what));
+        }
+        Ok(opened)
+    }
+
+    /// As [`open`](Self::open), also returns the checksum that the manifest should have.
+    pub(super) fn open_unlisted(path: &Path, table: &TableFile) -> Result<(Self, String)> {
+        let file = ReadAt::open(path)?;
+        if file.len() != table.file_bytes() as u64 {
+            let what = format!("is {} bytes long, expected {}", file.len(), table.file_bytes());
+            return Err(StoreError::malformed(path, what));
+        }
+        if file.read_vec(0, DATA_START as u64)? != table.header() {
+            let what = "does not match the manifest: its header differs";
+            return Err(StoreError::new(StoreErrorKind::Mismatch, path, what));
+        }
+        file.advise_random();
+        let checksums = file.read_vec(table.checksums_start() as u64, table.checksums_bytes() as u64)?;
+        let found = checksum_of(&checksums);
+        let verified = (0..table.blocks()).map(|_| AtomicBool::new(false)).collect();
+        Ok((RowTable { file, meta: table.meta(), table: table.clone(), checksums, verified }, found))
+    }
+
+    /// Number format and shape, `[rows, cols]`.
+    pub fn meta(&self) -> &TensorMeta {
+        &self.meta
+    }
+
+    /// Bytes of a row.
+    pub fn row_bytes(&self) -> usize {
+        self.table.row_bytes()
+    }
+
+    /// Reads row `row`, whose length `into` must have.
+    pub fn read_row(&self, row: usize, into: &mut [u8]) -> Result<()> {
+        let bytes = self.row_bytes();
+        assert_eq!(into.len(), bytes, "the buffer must have the length of a row");
+        if row >= self.table.rows {
+            let what = format!("has no row {row}; it has {}", self.table.rows);
+            return Err(StoreError::new(StoreErrorKind::Missing, self.file.path(), what));
+        }
+        self.read(row * bytes, into)
+    }
+
+    /// Reads several rows, one after the other.
+    pub fn read_rows(&self, rows: &[usize], into: &mut [u8]) -> Result<()> {
+        assert_eq!(into.len(), rows.len() * self.row_bytes(), "the buffer must have the length of the rows");
+        rows.iter().zip(into.chunks_exact_mut(self.row_bytes())).try_for_each(|(row, into)| self.read_row(*row, into))
+    }
+
+    /// Reads bytes of the matrix from byte `offset` on.
+    ///
+    /// The caller guarantees that the range lies inside the matrix.
+    pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<()> {
+        let block_bytes = self.table.block_rows * self.row_bytes();
+        let (mut at, mut rest) = (offset, into);
+        while !rest.is_empty() {
+            let (block, within) = (at / block_bytes, at % block_bytes);
+            let (piece, after) = rest.split_at_mut(rest.len().min(block_bytes - within));
+            if self.verified[block].load(Ordering::Relaxed) {
+                self.file.read((DATA_START + at) as u64, piece)?;
+            } else {
+                piece.copy_from_slice(&self.verified_block(block)?[within..][..piece.len()]);
+            }
+            at += piece.len();
+            rest = after;
+        }
+        Ok(())
+    }
+
+    /// Reads a block and compares it with its checksum.
+    fn verified_block(&self, block: usize) -> Result<Vec<u8>> {
+        let block_bytes = self.table.block_rows * self.row_bytes();
+        let start = block * block_bytes;
+        let len = block_bytes.min(self.meta.bytes - start);
+        let bytes = self.file.read_vec((DATA_START + start) as u64, len as u64)?;
+        if xxh3_128(&bytes).to_be_bytes() != self.checksums[block * CHECKSUM_BYTES..][..CHECKSUM_BYTES] {
+            let first = block * self.table.block_rows;
+            let at = DATA_START + start;
+            let what = format!("rows {first} and following, {len} bytes at {at}, do not match their checksum");
+            return Err(StoreError::new(StoreErrorKind::Mismatch, self.file.path(), what));
+        }
+        self.verified[block].store(true, Ordering::Relaxed);
+        Ok(bytes)
+    }
+
+    /// Reads everything and compares it with the checksums.
+    pub(crate) fn check(&self, progress: &dyn Progress) -> Result<()> {
+        for block in 0..self.table.blocks() {
+            progress.advance(self.verified_block(block)?.len() as u64);
+        }
+        let end = DATA_START + self.meta.bytes;
+        let pad = self.file.read_vec(end as u64, (self.table.checksums_start() - end) as u64)?;
+        match pad.iter().position(|b| *b != 0) {
+            None => Ok(()),
+            Some(at) => {
+                let what = format!("the padding is not zero at byte {}", end + at);
+                Err(StoreError::new(StoreErrorKind::Mismatch, self.file.path(), what))
+            }
+        }
+    }
+}
+
+impl larder_core::TensorRows for RowTable {
+    fn meta(&self) -> &TensorMeta {
+        &self.meta
+    }
+
+    fn read_row(&self, row: usize, into: &mut [u8]) -> Result<(), larder_core::TensorsError> {
+        Ok(RowTable::read_row(self, row, into)?)
+    }
+}
