@@ -9,9 +9,10 @@ use serde_json::Value;
 use crate::arch;
 use crate::compute::ComputeContext;
 use crate::config::{Config, config_error};
+use crate::embedding::EmbeddingRows;
 use crate::error::{ModelError, Result};
 use crate::experts::ExpertPath;
-use crate::matrix::{Linear, Matrix, with_f32};
+use crate::matrix::{Linear, with_f32};
 use crate::nn::{Activation, ForwardPass, KvCache, KvPool, Mixer, Mlp, Moe, Norm, Rope, RopeTable, SpanPositions};
 use crate::step::{LayerStates, Span};
 use crate::tap::{Phase, PhaseClock, Tap};
@@ -34,7 +35,7 @@ pub struct Stack {
     /// Names of the experts' tensors in a checkpoint.
     pub experts: ExpertNames,
     /// `[vocab, hidden]`
-    pub embed: Matrix,
+    pub embed: Box<dyn EmbeddingRows>,
     /// Decoder layers, first to last.
     pub layers: Vec<Layer>,
     /// Final norm, before the output head.
@@ -282,13 +283,10 @@ impl Decoder {
 
     fn embed(&self, spans: &[Span]) -> Result<Tensor> {
         let hidden = self.stack.geometry.hidden;
-        let tokens: usize = spans.iter().map(|span| span.tokens.len()).sum();
-        let mut x = vec![0.0; tokens * hidden];
-        let ids = spans.iter().flat_map(|span| span.tokens);
-        for (id, row) in ids.zip(x.chunks_exact_mut(hidden)) {
-            self.stack.embed.row(*id as usize, row);
-        }
-        let x = Tensor::from_vec(x, (tokens, hidden), &Device::Cpu)?;
+        let tokens: Vec<u32> = spans.iter().flat_map(|span| span.tokens).copied().collect();
+        let mut x = vec![0.0; tokens.len() * hidden];
+        self.stack.embed.fill(&tokens, &mut x)?;
+        let x = Tensor::from_vec(x, (tokens.len(), hidden), &Device::Cpu)?;
         scaled(x, self.stack.factors.embedding)
     }
 

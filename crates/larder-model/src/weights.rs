@@ -7,6 +7,7 @@ use larder_core::{NumberFormat, RowOrder, TensorMeta, TensorSpec, Tensors, inter
 
 use crate::bytes::Bytes;
 use crate::compute::ComputeContext;
+use crate::embedding::{CachedRows, EmbeddingRows};
 use crate::error::{ModelError, Result};
 use crate::matrix::{Linear, Matrix, PlacedMatrix};
 
@@ -49,6 +50,23 @@ impl<'a> WeightLoader<'a> {
                 self.compute.clone(),
             )),
         }
+    }
+
+    /// A matrix of which only single rows are used. It stays on the SSD if the source can read single rows of it.
+    pub fn rows(&mut self, name: &str, rows: usize, cols: usize) -> Result<Box<dyn EmbeddingRows>> {
+        let stored = self.source.and_then(|source| Some((source, source.rows(name)?)));
+        let found: Box<dyn EmbeddingRows> = match stored {
+            Some((source, stored)) => {
+                self.request(name, &[rows, cols], true);
+                check_shape(source, name, &[rows, cols])?;
+                Box::new(CachedRows::new(stored))
+            }
+            None => Box::new(self.matrix(name, rows, cols)?),
+        };
+        if let Some(spec) = self.requested.last_mut() {
+            spec.by_row = true;
+        }
+        Ok(found)
     }
 
     /// `prefix.weight [rows, cols]`, and `prefix.bias [rows]` if `bias`.
@@ -130,9 +148,13 @@ impl<'a> WeightLoader<'a> {
         Ok(Some(values))
     }
 
+    fn request(&mut self, name: &str, shape: &[usize], product: bool) {
+        let (name, shape) = (name.to_owned(), shape.to_vec());
+        self.requested.push(TensorSpec { name, shape, product, by_head: false, by_row: false });
+    }
+
     fn bytes(&mut self, name: &str, shape: &[usize], product: bool) -> Result<Option<(TensorMeta, Bytes)>> {
-        let spec = TensorSpec { name: name.to_owned(), shape: shape.to_vec(), product, by_head: false, by_row: false };
-        self.requested.push(spec);
+        self.request(name, shape, product);
         let Some(source) = self.source else { return Ok(None) };
         let meta = check_shape(source, name, shape)?.clone();
         if !product && !meta.kind.is_float() {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use larder_core::{Blueprint, TensorSpec};
 use larder_engine::{ChatTemplate, GenerationConfig, Tokenizer, TokenizerConfig};
-use larder_model::{AllResident, ComputeContext, Decoder};
+use larder_model::{AllResident, ComputeContext, Decoder, embedding_cache_bytes};
 use larder_store::reader::Slot;
 use larder_store::{
     Assembler, CONVERSION_STATE, ExpertSource, MANIFEST_FILE, Source, Store, StoreError, StoreErrorKind,
@@ -123,9 +123,9 @@ impl OpenModel {
     /// Bytes of the resident weights that every token reads: all of them but the embedding, unless it is the output head
     /// too.
     pub fn resident_bytes_per_token(&self) -> Result<u64> {
-        let embedding = self.source().meta(EMBEDDING).filter(|_| self.has_own_head());
+        let by_row = self.blueprint.resident.iter().filter(|t| t.by_row).map(|t| self.resident_bytes(t));
         let (resident, _) = self.bytes()?;
-        Ok(resident - embedding.map_or(0, |m| m.bytes as u64))
+        Ok(resident - by_row.sum::<u64>())
     }
 
     /// Bytes of each resident matrix that goes to a device, and the total of those that stay in memory: small tensors, and
@@ -141,8 +141,11 @@ impl OpenModel {
         Ok((on_device, in_memory))
     }
 
-    /// Bytes of a resident weight after loading.
+    /// Bytes of a resident weight after loading; of a matrix that stays on the SSD, those of its cache.
     fn resident_bytes(&self, spec: &TensorSpec) -> u64 {
+        if let Some(rows) = self.source().rows(&spec.name).filter(|_| spec.by_row) {
+            return embedding_cache_bytes(rows.meta()) as u64;
+        }
         self.source().meta(&spec.name).map_or(0, |stored| spec.loaded_bytes(stored) as u64)
     }
 

@@ -4,6 +4,7 @@ use larder_core::{ExpertNames, Gate, Geometry, LayerIdx};
 
 use crate::config::{Config, config_error};
 use crate::decoder::{Factors, Ffn, Layer, Stack};
+use crate::embedding::EmbeddingRows;
 use crate::error::Result;
 use crate::matrix::{Linear, Matrix};
 use crate::nn::{
@@ -86,13 +87,23 @@ impl Basics {
         })
     }
 
-    /// The output head: weights of its own, or those of the embedding.
-    fn head(&self, weights: &mut WeightLoader, embed: &Matrix) -> Result<Linear> {
+    /// The embedding; also as a matrix if the output head uses it.
+    fn embedding(&self, weights: &mut WeightLoader) -> Result<(Box<dyn EmbeddingRows>, Option<Matrix>)> {
+        let name = "model.embed_tokens.weight";
         if !self.tied {
-            return weights.linear("lm_head", self.vocab, self.hidden, self.head_bias);
+            return Ok((weights.rows(name, self.vocab, self.hidden)?, None));
         }
+        let embed = weights.matrix(name, self.vocab, self.hidden)?;
+        Ok((Box::new(embed.clone()), Some(embed)))
+    }
+
+    /// The output head: weights of its own, or those of the embedding.
+    fn head(&self, weights: &mut WeightLoader, tied: Option<Matrix>) -> Result<Linear> {
+        let Some(embed) = tied else {
+            return weights.linear("lm_head", self.vocab, self.hidden, self.head_bias);
+        };
         let bias = if self.head_bias { Some(weights.tensor("lm_head.bias", &[self.vocab])?) } else { None };
-        Linear::new(embed.clone(), bias)
+        Linear::new(embed, bias)
     }
 
     pub fn geometry(&self, moe_layers: Vec<usize>, experts: usize, top_k: usize, inter: usize) -> Result<Geometry> {
@@ -200,10 +211,10 @@ impl Basics {
         mut build_layer: impl FnMut(&mut WeightLoader, usize) -> Result<Layer>,
         norm: impl FnOnce(&mut WeightLoader) -> Result<Norm>,
     ) -> Result<Stack> {
-        let embed = weights.matrix("model.embed_tokens.weight", self.vocab, self.hidden)?;
+        let (embed, tied) = self.embedding(weights)?;
         let layers = (0..self.layers).map(|layer| build_layer(weights, layer)).collect::<Result<_>>()?;
         let norm = norm(weights)?;
-        let head = self.head(weights, &embed)?;
+        let head = self.head(weights, tied)?;
         Ok(Stack {
             vocab: self.vocab,
             context: self.context,
