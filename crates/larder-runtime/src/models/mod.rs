@@ -41,7 +41,7 @@ pub fn store_of(model: &Path, folder: Option<&Path>) -> Option<PathBuf> {
 
 /// The store of a model in the models `folder`, downloaded if it does not exist.
 pub(crate) fn fetch_if_missing(name: &HubName, folder: Option<&Path>, notices: &Notices) -> Result<PathBuf> {
-    let folder = folder.with_context(|| no_folder())?;
+    let folder = folder.with_context(no_folder)?;
     let store = folder.join(name.folder());
     if !is_complete(&store) {
         fetch(name, &store, &ConvertOptions::default(), notices)?;
