@@ -45,25 +45,25 @@ const DEPENDENCIES: &[(&str, &[&str])] = &[
 
 /// Files and folders that may hold `unsafe`.
 const UNSAFE: &[&str] = &[
-    "crates/larder-cuda/src/cuda.rs",
+    "crates/larder-cuda/src/cuda/mod.rs",
     "crates/larder-cuda/src/cuda/compiler.rs",
     "crates/larder-cuda/src/driver.rs",
-    "crates/larder-cuda/src/emulator.rs",
+    "crates/larder-cuda/src/emulator/mod.rs",
     "crates/larder-cuda/src/emulator/library.rs",
     "crates/larder-cuda/src/emulator/streams.rs",
-    "crates/larder-cuda/src/launches.rs",
-    "crates/larder-cuda/src/link.rs",
+    "crates/larder-cuda/src/launches/mod.rs",
+    "crates/larder-cuda/src/link/mod.rs",
     "crates/larder-cuda/src/link/staging.rs",
     "crates/larder-cuda/src/measure.rs",
     "crates/larder-cuda/src/memory.rs",
     "crates/larder-cuda/tests/kernels/",
-    "crates/larder-kernels/src/attention.rs",
+    "crates/larder-kernels/src/attention/mod.rs",
     "crates/larder-kernels/src/avx2/",
     "crates/larder-kernels/src/disjoint.rs",
     "crates/larder-kernels/src/inputs.rs",
     "crates/larder-kernels/src/neon/",
-    "crates/larder-kernels/src/products.rs",
-    "crates/larder-kernels/src/thread_pool.rs",
+    "crates/larder-kernels/src/products/mod.rs",
+    "crates/larder-kernels/src/thread_pool/mod.rs",
     "crates/larder-kernels/src/thread_pool/shared.rs",
     "crates/larder-store/src/reader/arena.rs",
     "crates/larder-store/src/reader/registered_buffers.rs",
@@ -196,6 +196,11 @@ const RULES: &[Rule] = &[
         breach: |tree| tree.append("crates/larder-core/src/new.rs", "pub mod other;\n"),
     },
     Rule {
+        name: "a module with files of its own is `name/mod.rs`, not `name.rs` beside a folder `name`",
+        breaches: modules_beside_their_folder,
+        breach: |tree| tree.append("crates/larder-core/src/trace.rs", "//! Traces.\n"),
+    },
+    Rule {
         name: "no file is longer than 500 lines",
         breaches: long_files,
         breach: |tree| tree.append("crates/larder-core/src/lib.rs", &"\n".repeat(MOST_LINES)),
@@ -283,6 +288,14 @@ fn unlisted_unsafe(tree: &Tree) -> Vec<String> {
 
 fn files_without_front_comment(tree: &Tree) -> Vec<String> {
     tree.rust().filter(|(_, text)| !text.starts_with("//!")).map(|(path, _)| path.clone()).collect()
+}
+
+fn modules_beside_their_folder(tree: &Tree) -> Vec<String> {
+    let beside = |path: &&String| {
+        let folder = format!("{}/", path.trim_end_matches(".rs"));
+        tree.files.keys().any(|other| other.starts_with(&folder) && other.ends_with(".rs"))
+    };
+    tree.rust().map(|(path, _)| path).filter(beside).cloned().collect()
 }
 
 fn long_files(tree: &Tree) -> Vec<String> {

@@ -93,7 +93,7 @@
 //!
 //! # Without a GPU
 //!
-//! Everything except `cuda.rs` is built on the trait [`Driver`]. The feature `emulator` has a second implementation, which
+//! Everything except `cuda/` is built on the trait [`Driver`]. The feature `emulator` has a second implementation, which
 //! runs the same kernels on the CPU, in any order of the streams that events allow.
 
 mod arena_sync;
