@@ -6,10 +6,10 @@ use larder_model::{ExpertPath, ModelError};
 
 use crate::sampler::{Sampler, SamplerError};
 use crate::session::Session;
-use crate::stop::StopMatcher;
+use crate::text::StopMatcher;
+use crate::text::Tokenizer;
 use crate::times::PhaseTimes;
 use crate::token_input::TokenInput;
-use crate::tokenizer::Tokenizer;
 use crate::writer::{FinishReason, Writer};
 
 /// The result of a generation.

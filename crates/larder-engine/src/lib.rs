@@ -26,57 +26,34 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod cached_path;
 mod calibration;
-mod detokenizer;
-mod detokenizer_steps;
-mod double;
 mod evictor_file;
 mod generate;
-mod generation_config;
-mod overlap;
-mod precheck;
-mod record;
+mod paths;
 mod rng;
-mod routing;
 mod sampler;
 mod sequence;
 mod session;
 mod step;
-mod stop;
-mod streaming;
 mod template;
-mod tiered;
+mod text;
 mod times;
 mod token_input;
-mod tokenizer;
-mod tokenizer_config;
-mod utf8;
 mod writer;
 
-#[cfg(test)]
-mod reference;
-
-pub use cached_path::CachedPath;
 pub use calibration::Calibration;
-pub use detokenizer::Detokenizer;
-pub use double::DeviceExpertsDouble;
 pub use evictor_file::{EVICTOR_BYTES_MAX, EVICTOR_FILE, SidecarError, evictor_arrays, evictor_from_bytes};
 pub use generate::{GenerateError, Generated, Listener, Request, StepStats, generate};
-pub use generation_config::GenerationConfig;
-pub use record::Recorder;
+pub use paths::{CachedPath, DeviceExpertsDouble, Recorder, Routing, StreamingPath, TieredPath};
 pub use rng::Xoshiro256;
-pub use routing::Routing;
 pub use sampler::{Sampler, SamplerError, Sampling};
 pub use sequence::Sequence;
 pub use session::Session;
 pub use step::{StepPart, step};
-pub use stop::{StopError, StopMatcher};
-pub use streaming::StreamingPath;
 pub use template::{ChatInput, ChatTemplate, Moment, TemplateError};
-pub use tiered::TieredPath;
+pub use text::{
+    ConfigError, Detokenizer, EncodeError, GenerationConfig, StopError, StopMatcher, Tokenizer, TokenizerConfig,
+};
 pub use times::PhaseTimes;
 pub use token_input::{PREFILL_CHUNK, TokenInput};
-pub use tokenizer::{EncodeError, Tokenizer};
-pub use tokenizer_config::{ConfigError, TokenizerConfig};
 pub use writer::{FinishReason, Writer, WrittenToken};

@@ -1,10 +1,10 @@
 //! Writing a text token by token: sample, detokenize, look for the end. The decode loop of a single generation and that of
 //! the server both take their tokens from here.
 
-use crate::detokenizer::Detokenizer;
 use crate::sampler::{Sampler, SamplerError};
 use crate::sequence::Sequence;
-use crate::stop::StopMatcher;
+use crate::text::Detokenizer;
+use crate::text::StopMatcher;
 
 /// The reason why a generation ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

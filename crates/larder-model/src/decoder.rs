@@ -3,17 +3,17 @@
 use std::sync::Arc;
 
 use candle_core::{Device, Tensor};
-use larder_core::{Blueprint, ExpertNames, Gate, Geometry, LayerIdx, Tensors};
+use larder_core::{Blueprint, Gate, Geometry, LayerIdx, Tensors};
 use serde_json::Value;
 
 use crate::arch;
 use crate::compute::ComputeContext;
 use crate::config::{Config, config_error};
-use crate::embedding::EmbeddingRows;
 use crate::error::{ModelError, Result};
 use crate::experts::ExpertPath;
-use crate::matrix::{Linear, with_f32};
-use crate::nn::{Activation, ForwardPass, KvCache, KvPool, Mixer, Mlp, Moe, Norm, Rope, RopeTable, SpanPositions};
+use crate::matrix::with_f32;
+use crate::nn::{Activation, ForwardPass, KvCache, KvPool, Rope, RopeTable, SpanPositions};
+use crate::stack::{Ffn, Stack};
 use crate::step::{LayerStates, Span};
 use crate::tap::{Phase, PhaseClock, Tap};
 use crate::weights::WeightLoader;
@@ -22,73 +22,6 @@ use crate::weights::WeightLoader;
 pub struct Decoder {
     stack: Stack,
     kv_pool: Arc<KvPool>,
-}
-
-/// The parts of a decoder, as an architecture in [`arch`] builds them.
-pub struct Stack {
-    /// Tokens in the vocabulary.
-    pub vocab: usize,
-    /// Longest sequence, in tokens.
-    pub context: usize,
-    /// Sizes of the expert part.
-    pub geometry: Geometry,
-    /// Names of the experts' tensors in a checkpoint.
-    pub experts: ExpertNames,
-    /// `[vocab, hidden]`
-    pub embed: Box<dyn EmbeddingRows>,
-    /// Decoder layers, first to last.
-    pub layers: Vec<Layer>,
-    /// Final norm, before the output head.
-    pub norm: Norm,
-    /// `[vocab, hidden]`
-    pub head: Linear,
-    /// Rotary positions, if any layer uses them.
-    pub rope: Option<Rope>,
-    /// Constant factors; 1 in most models.
-    pub factors: Factors,
-}
-
-/// Constant factors of the forward pass; Granite has them.
-pub struct Factors {
-    /// On the embedding.
-    pub embedding: f64,
-    /// On the output of the mixer and of the feed-forward part, before the residual addition.
-    pub residual: f64,
-    /// On the logits.
-    pub logits: f64,
-}
-
-impl Default for Factors {
-    fn default() -> Self {
-        Factors { embedding: 1.0, residual: 1.0, logits: 1.0 }
-    }
-}
-
-/// One decoder layer.
-pub struct Layer {
-    /// Norm before the mixer.
-    pub mixer_norm: Norm,
-    /// Token mixing: attention, convolution or recurrence.
-    pub mixer: Box<dyn Mixer>,
-    /// Norm before the feed-forward part.
-    pub ffn_norm: Norm,
-    /// Feed-forward part: dense MLP or experts.
-    pub ffn: Ffn,
-}
-
-/// The feed-forward part of a layer.
-pub enum Ffn {
-    /// One MLP, the same for every token.
-    Dense(Mlp),
-    /// Router and experts.
-    Moe(Box<Moe>),
-}
-
-impl Ffn {
-    /// A feed-forward part with experts.
-    pub fn moe(moe: Moe) -> Self {
-        Ffn::Moe(Box::new(moe))
-    }
 }
 
 /// Everything about a model that follows from its config alone: geometry, tensors, memory per token.

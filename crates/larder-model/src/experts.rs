@@ -1,13 +1,8 @@
-//! The interface between a model and its experts, and the path with all experts in memory.
+//! The interface between a model and its experts.
 
-use std::ops::Deref;
-use std::sync::Arc;
+use larder_core::{ExpertId, Gate, LayerIdx, WantedExpert};
 
-use larder_core::{ExpertId, ExpertLayout, Gate, LayerIdx, WantedExpert};
-
-use crate::compute::ComputeContext;
 use crate::error::Result;
-use crate::expert_workspace::ExpertWorkspace;
 use crate::nn::Activation;
 use crate::step::TokenOrigin;
 
@@ -65,46 +60,6 @@ pub trait ExpertPath {
     /// for single tokens (decode). A hint changes latency, never results.
     fn hint_next(&mut self, layer: LayerIdx, gate: &Gate, logits: &[f32]) {
         let _ = (layer, gate, logits);
-    }
-}
-
-/// All experts in memory, with the model's own choice: the reference for every other path.
-///
-/// `B` owns the bytes of one expert.
-pub struct AllResident<B = Vec<u8>> {
-    layers: Vec<Option<ResidentLayer<B>>>,
-    workspace: ExpertWorkspace,
-}
-
-struct ResidentLayer<B> {
-    layout: ExpertLayout,
-    experts: Vec<B>,
-}
-
-impl<B: Deref<Target = [u8]>> AllResident<B> {
-    /// A path for `layers` decoder layers, still without experts; they are computed on `compute`.
-    pub fn new(layers: usize, compute: Arc<ComputeContext>) -> Self {
-        AllResident { layers: (0..layers).map(|_| None).collect(), workspace: ExpertWorkspace::new(compute) }
-    }
-
-    /// Sets the experts of a layer, each in the given `layout`. Bytes after the layout's end are ignored.
-    pub fn set(&mut self, layer: LayerIdx, layout: ExpertLayout, experts: Vec<B>) {
-        debug_assert!(experts.iter().all(|e| e.len() >= layout.bytes));
-        self.layers[layer.index()] = Some(ResidentLayer { layout, experts });
-    }
-}
-
-impl<B: Deref<Target = [u8]>> ExpertPath for AllResident<B> {
-    fn forward(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<Routed> {
-        let layer = self.layers[call.layer.index()].as_ref().expect("the experts of every MoE layer have been set");
-        let routed = route(call);
-        self.workspace.begin(call, &routed, &layer.layout);
-        let bytes = |e: ExpertId| &layer.experts[e.index()][..layer.layout.bytes];
-        let wanted = wanted_experts(&routed.ids, call.gate.experts);
-        let group: Vec<_> = wanted.iter().map(|w| (w.expert, bytes(w.expert))).collect();
-        self.workspace.compute(call, &routed, &layer.layout, &group);
-        self.workspace.sum(call, &routed, out);
-        Ok(routed)
     }
 }
 

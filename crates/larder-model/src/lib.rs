@@ -64,6 +64,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod all_resident;
 mod arch;
 mod bytes;
 mod compute;
@@ -77,10 +78,12 @@ mod expert_workspace;
 mod experts;
 mod matrix;
 mod nn;
+mod stack;
 mod step;
 mod tap;
 mod weights;
 
+pub use all_resident::AllResident;
 pub use arch::model_types;
 pub use compute::{ComputeContext, ComputeTime};
 pub use decoder::{Decoder, blueprint};
@@ -89,7 +92,7 @@ pub use double::{AttentionDouble, ProductsDouble};
 pub use embedding::{EmbeddingRows, embedding_cache_bytes};
 pub use error::{Cause, ModelError, Result};
 pub use expert_workspace::ExpertWorkspace;
-pub use experts::{AllResident, ExpertPath, MoeCall, Routed, route, wanted_experts};
+pub use experts::{ExpertPath, MoeCall, Routed, route, wanted_experts};
 pub use larder_kernels::PoolActivity;
 pub use nn::{Activation, KvCache, KvFormat, KvPool, KvUsage};
 pub use step::{LogitsFor, Span, TokenOrigin, TokenPhase};

@@ -18,7 +18,7 @@ pub use error::TemplateError;
 pub use input::ChatInput;
 pub use moment::Moment;
 
-use crate::tokenizer_config::TokenizerConfig;
+use crate::text::TokenizerConfig;
 
 /// Maximum length of a template.
 const MAX_SOURCE_BYTES: usize = 1 << 20;

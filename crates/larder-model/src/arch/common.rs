@@ -3,13 +3,13 @@
 use larder_core::{ExpertNames, Gate, Geometry, LayerIdx};
 
 use crate::config::{Config, config_error};
-use crate::decoder::{Factors, Ffn, Layer, Stack};
 use crate::embedding::EmbeddingRows;
 use crate::error::Result;
 use crate::matrix::{Linear, Matrix};
 use crate::nn::{
     Activation, Attention, AttentionMask, AttentionShape, Mixer, Mlp, MlpNames, Moe, Norm, QkNorm, Rope, Rotary,
 };
+use crate::stack::{Factors, Ffn, Layer, Stack};
 use crate::weights::WeightLoader;
 
 /// Upper limit of layers, far above any model: each layer costs memory before a tensor is read.

@@ -10,9 +10,9 @@ use larder_core::{ExpertGroups, ExpertNames, Gate, GroupRank, Renorm, Weighting}
 
 use super::common::{Basics, Defaults};
 use crate::config::{Config, config_error};
-use crate::decoder::{Ffn, Stack};
 use crate::error::Result;
 use crate::nn::{LatentAttention, LatentShape, Moe, Rope, Rotary, SharedExpert, attention_scale};
+use crate::stack::{Ffn, Stack};
 use crate::weights::WeightLoader;
 
 pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {

@@ -11,9 +11,9 @@ use larder_core::{ExpertGroups, Gate, GroupRank, Renorm, Score, Weighting};
 
 use super::deepseek_v2::{FfnDefaults, build_with};
 use crate::config::{Config, config_error};
-use crate::decoder::Stack;
 use crate::error::Result;
 use crate::nn::Rotary;
+use crate::stack::Stack;
 use crate::weights::WeightLoader;
 
 pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {

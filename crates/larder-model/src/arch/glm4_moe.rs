@@ -12,9 +12,9 @@ use super::common::{AttentionBias, Basics, Defaults};
 use super::deepseek_v2::{FfnDefaults, FfnParts};
 use super::deepseek_v3::{GateDefaults, parse_gate, with_bias};
 use crate::config::Config;
-use crate::decoder::{Ffn, Stack};
 use crate::error::Result;
 use crate::nn::{Attention, QkNorm, Rope};
+use crate::stack::{Ffn, Stack};
 use crate::weights::WeightLoader;
 
 pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {

@@ -9,9 +9,9 @@ use larder_core::{ExpertNames, Gate, Geometry, LayerIdx, PerMatrix, RowPick, Sco
 
 use super::common::{AttentionBias, Basics, Defaults, layer_types};
 use crate::config::Config;
-use crate::decoder::{Ffn, Stack};
 use crate::error::Result;
 use crate::nn::{Activation, Attention, AttentionMask, Moe, Rope};
+use crate::stack::{Ffn, Stack};
 use crate::weights::WeightLoader;
 
 pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {

@@ -12,9 +12,9 @@ use larder_core::{ExpertNames, Gate, PerMatrix, RowPick, Score, TensorSlice, Wei
 
 use super::common::{AttentionBias, Basics, Defaults};
 use crate::config::Config;
-use crate::decoder::{Factors, Ffn, Stack};
 use crate::error::Result;
 use crate::nn::{Attention, Rope};
+use crate::stack::{Factors, Ffn, Stack};
 use crate::weights::WeightLoader;
 
 pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {

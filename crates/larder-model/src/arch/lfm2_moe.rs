@@ -11,9 +11,9 @@ use larder_core::{ExpertNames, Gate, Renorm, Score, Weighting};
 
 use super::common::{AttentionBias, Basics, Defaults, layer_types};
 use crate::config::{Config, config_error};
-use crate::decoder::{Ffn, Layer, Stack};
 use crate::error::Result;
 use crate::nn::{Activation, Attention, CausalConv, Mixer, Mlp, MlpNames, Norm, QkNorm, Rope, Rotary, ShortConv};
+use crate::stack::{Ffn, Layer, Stack};
 use crate::weights::WeightLoader;
 
 pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {

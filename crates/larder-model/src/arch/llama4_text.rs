@@ -11,9 +11,9 @@ use larder_core::{ExpertNames, Gate, PerMatrix, RowPick, Score, TensorSlice, Wei
 
 use super::common::{AttentionBias, Basics, Defaults, layer_types};
 use crate::config::{Config, config_error};
-use crate::decoder::{Ffn, Stack};
 use crate::error::Result;
 use crate::nn::{Attention, AttentionMask, AttentionTemperature, Moe, QkNorm, Rope, Rotary, SharedExpert};
+use crate::stack::{Ffn, Stack};
 use crate::weights::WeightLoader;
 
 pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {

@@ -5,8 +5,8 @@
 //! addition.
 
 use crate::config::{Config, config_error};
-use crate::decoder::Stack;
 use crate::error::Result;
+use crate::stack::Stack;
 use crate::weights::WeightLoader;
 
 mod common;

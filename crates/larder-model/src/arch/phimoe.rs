@@ -9,9 +9,9 @@ use larder_core::{ExpertNames, Gate, Score, Weighting};
 
 use super::common::{AttentionBias, Basics, Defaults, sliding_window};
 use crate::config::Config;
-use crate::decoder::{Ffn, Layer, Stack};
 use crate::error::Result;
 use crate::nn::{Attention, Norm, Rope};
+use crate::stack::{Ffn, Layer, Stack};
 use crate::weights::WeightLoader;
 
 pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {

@@ -10,9 +10,9 @@ use larder_core::{ExpertNames, Gate};
 
 use super::common::{AttentionBias, Basics, Defaults, sliding_window, sparse_layers};
 use crate::config::Config;
-use crate::decoder::{Ffn, Stack};
 use crate::error::Result;
 use crate::nn::{Attention, Rope};
+use crate::stack::{Ffn, Stack};
 use crate::weights::WeightLoader;
 
 pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {

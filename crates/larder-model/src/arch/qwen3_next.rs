@@ -12,9 +12,9 @@ use larder_core::{ExpertNames, Gate};
 use super::common::{AttentionBias, Basics, Defaults, layer_types, sparse_layers};
 use super::qwen2_moe::with_shared;
 use crate::config::{Config, config_error};
-use crate::decoder::{Ffn, Layer, Stack};
 use crate::error::Result;
 use crate::nn::{Activation, Attention, DeltaShape, GatedDeltaNet, Mixer, Norm, QkNorm, Rope, Rotary};
+use crate::stack::{Ffn, Layer, Stack};
 use crate::weights::WeightLoader;
 
 pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use tokenizers::{AddedToken, Model, ModelWrapper};
 
-use crate::{
+use super::{
     detokenizer::Detokenizer,
     detokenizer_steps::{self, DetokenizerStep},
     precheck::TokenizerPrecheck,

@@ -11,8 +11,8 @@ use larder_model::{
 };
 use larder_policy::eviction::{CacheShape, Eviction};
 
-use crate::cached_path::CachedPath;
-use crate::routing::{Routing, top_k_experts};
+use crate::paths::cached_path::CachedPath;
+use crate::paths::routing::{Routing, top_k_experts};
 
 /// Routes, visits the cache, computes each expert on the CPU or the device, whichever is done sooner, and sums in rank
 /// order.

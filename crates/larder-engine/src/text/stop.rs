@@ -1,6 +1,6 @@
 //! Stop strings.
 
-use crate::overlap::overlap;
+use crate::text::overlap::overlap;
 
 /// Ends streamed text at the first of several stop strings.
 ///

@@ -5,7 +5,7 @@ use larder_core::Residency;
 use larder_model::ExpertPath;
 use larder_policy::eviction::{CacheShape, Eviction};
 
-use crate::routing::Routing;
+use crate::paths::routing::Routing;
 
 /// An expert path with a cache: statistics, residency, and policies that can be exchanged.
 pub trait CachedPath: ExpertPath {

@@ -2,10 +2,8 @@
 
 use serde_json::{Map, Value};
 
-use crate::{
-    sampler::Sampling,
-    tokenizer_config::{ConfigError, json_object},
-};
+use super::tokenizer_config::{ConfigError, json_object};
+use crate::sampler::Sampling;
 
 const FILE: &str = "generation_config.json";
 const MODEL_FILE: &str = "config.json";

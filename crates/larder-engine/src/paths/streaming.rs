@@ -7,8 +7,8 @@ use larder_core::{ExpertId, Gate, LayerIdx, Presence, Residency, WantedExpert};
 use larder_model::{ComputeContext, ExpertPath, ExpertWorkspace, ModelError, MoeCall, Routed, wanted_experts};
 use larder_policy::eviction::{CacheShape, Eviction};
 
-use crate::cached_path::CachedPath;
-use crate::routing::{Routing, top_k_experts};
+use crate::paths::cached_path::CachedPath;
+use crate::paths::routing::{Routing, top_k_experts};
 
 /// Routes, visits the cache, computes each expert as soon as it is resident, and sums in rank order.
 pub struct StreamingPath {

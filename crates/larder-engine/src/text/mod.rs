@@ -1,0 +1,20 @@
+//! Text on both sides of the model: tokenizers, detokenizers, stop strings, and the files that configure them.
+
+mod detokenizer;
+mod detokenizer_steps;
+mod generation_config;
+mod overlap;
+mod precheck;
+mod stop;
+mod tokenizer;
+mod tokenizer_config;
+mod utf8;
+
+#[cfg(test)]
+mod reference;
+
+pub use detokenizer::Detokenizer;
+pub use generation_config::GenerationConfig;
+pub use stop::{StopError, StopMatcher};
+pub use tokenizer::{EncodeError, Tokenizer};
+pub use tokenizer_config::{ConfigError, TokenizerConfig};

@@ -1,0 +1,74 @@
+//! The parts of a decoder: what an architecture builds, and what the forward pass runs through.
+
+use larder_core::{ExpertNames, Geometry};
+
+use crate::embedding::EmbeddingRows;
+use crate::matrix::Linear;
+use crate::nn::{Mixer, Mlp, Moe, Norm, Rope};
+
+/// The parts of a decoder, as an architecture in [`arch`](crate::arch) builds them.
+pub struct Stack {
+    /// Tokens in the vocabulary.
+    pub vocab: usize,
+    /// Longest sequence, in tokens.
+    pub context: usize,
+    /// Sizes of the expert part.
+    pub geometry: Geometry,
+    /// Names of the experts' tensors in a checkpoint.
+    pub experts: ExpertNames,
+    /// `[vocab, hidden]`
+    pub embed: Box<dyn EmbeddingRows>,
+    /// Decoder layers, first to last.
+    pub layers: Vec<Layer>,
+    /// Final norm, before the output head.
+    pub norm: Norm,
+    /// `[vocab, hidden]`
+    pub head: Linear,
+    /// Rotary positions, if any layer uses them.
+    pub rope: Option<Rope>,
+    /// Constant factors; 1 in most models.
+    pub factors: Factors,
+}
+
+/// Constant factors of the forward pass; Granite has them.
+pub struct Factors {
+    /// On the embedding.
+    pub embedding: f64,
+    /// On the output of the mixer and of the feed-forward part, before the residual addition.
+    pub residual: f64,
+    /// On the logits.
+    pub logits: f64,
+}
+
+impl Default for Factors {
+    fn default() -> Self {
+        Factors { embedding: 1.0, residual: 1.0, logits: 1.0 }
+    }
+}
+
+/// One decoder layer.
+pub struct Layer {
+    /// Norm before the mixer.
+    pub mixer_norm: Norm,
+    /// Token mixing: attention, convolution or recurrence.
+    pub mixer: Box<dyn Mixer>,
+    /// Norm before the feed-forward part.
+    pub ffn_norm: Norm,
+    /// Feed-forward part: dense MLP or experts.
+    pub ffn: Ffn,
+}
+
+/// The feed-forward part of a layer.
+pub enum Ffn {
+    /// One MLP, the same for every token.
+    Dense(Mlp),
+    /// Router and experts.
+    Moe(Box<Moe>),
+}
+
+impl Ffn {
+    /// A feed-forward part with experts.
+    pub fn moe(moe: Moe) -> Self {
+        Ffn::Moe(Box::new(moe))
+    }
+}
