@@ -56,18 +56,20 @@ def check_expert(path):
     tensors, metadata = opened(path)
     start, where = ranges(path)
     parts = [name for name in where if not name.startswith(PAD_PREFIX)]
-    require(parts in (MATRICES, MATRICES + BIASES), path, f"holds {parts} instead of {MATRICES}, optionally with {BIASES}")
+    forms = [names for cut in (0, 1) for names in (MATRICES[cut:], MATRICES[cut:] + BIASES[cut:])]
+    require(parts in forms, path, f"holds {parts} instead of {MATRICES}, without gate or with biases")
     require(start == DATA_START, path, f"its data begin at byte {start}, not {DATA_START}")
     for name in parts:
         begin = where[name][0]
         require(begin % PART_ALIGN == 0, path, f"'{name}' begins at byte {begin}, not a multiple of {PART_ALIGN}")
     require(metadata, path, "carries no metadata")
-    for name in MATRICES:
+    matrices = [name for name in parts if name in MATRICES]
+    for name in matrices:
         dtype, shape = tensors[name]
         described = dtype != "U8" or any(name in text for pair in metadata.items() for text in pair)
         require(described, path, f"'{name}' is quantised, but the metadata do not name its format")
         require(dtype == "U8" or len(shape) == 2, path, f"'{name}' has shape {shape}, which is not a matrix")
-    return path.stat().st_size, "/".join(tensors[name][0] for name in MATRICES)
+    return path.stat().st_size, "/".join(tensors[name][0] for name in matrices)
 
 
 def expected_shards(store):
@@ -80,23 +82,34 @@ def expected_shards(store):
     return {f"L{layer:03}/E{expert:03}.safetensors" for layer in layers for expert in range(experts)}
 
 
-def check(store):
-    """Checks the store and returns a summary; raises Wrong at the first fault."""
+def check_set(store, folder):
+    """Checks a folder of shards and returns a summary."""
     wanted = expected_shards(store)
-    folder = store / "experts"
     found = {str(path.relative_to(folder)) for path in folder.glob("*/*")}
     missing, unknown = len(wanted - found), len(found - wanted)
     require(found == wanted, folder, f"{missing} shards are missing and {unknown} files are unknown")
     sizes, kinds = {}, set()
     for name in sorted(wanted):
         size, kind = check_expert(folder / name)
-        sizes.setdefault(size, name)
+        layer = name.split("/")[0]
+        require(sizes.setdefault(layer, size) == size, folder / name, f"has {size} bytes, others of its layer {sizes[layer]}")
         kinds.add(kind)
-    require(len(sizes) == 1, folder, f"shards differ in length: {', '.join(f'{n} has {s}' for s, n in sizes.items())}")
+    lengths = " or ".join(str(size) for size in sorted(set(sizes.values())))
+    return f"{len(wanted)} shards of {lengths} bytes ({', '.join(sorted(kinds))})"
+
+
+def check(store):
+    """Checks the store and returns a summary; raises Wrong at the first fault."""
+    summary = check_set(store, store / "experts")
+    if (store / "experts-small").is_dir():
+        summary += ", smaller copies: " + check_set(store, store / "experts-small")
     resident, _ = opened(store / "resident.safetensors")
     require(resident, store / "resident.safetensors", "holds no tensor")
-    summary = f"{len(wanted)} shards of {next(iter(sizes))} bytes ({', '.join(sorted(kinds))})"
-    return f"{summary}, {len(resident)} resident tensors"
+    tables = sorted((store / "tables").glob("*.safetensors"))
+    for table in tables:
+        names = set(opened(table)[0])
+        require({table.stem, "_checksums"} <= names, table, f"holds {sorted(names)}")
+    return f"{summary}, {len(resident)} resident tensors, {len(tables)} tables"
 
 
 def main():

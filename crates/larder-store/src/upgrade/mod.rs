@@ -81,13 +81,13 @@ impl Upgrade {
         Ok(Upgrade { set, classes, experts: geometry.experts })
     }
 
-    /// Each shard with the length that it will have, and the index of its expert, layer by layer.
+    /// Every shard with the length that it will have, layer by layer.
     fn shards(&self) -> impl Iterator<Item = Shard<'_>> {
         let file_bytes = |i: usize| self.classes[i / self.experts].file_bytes;
         self.set.shards().enumerate().map(move |(i, shard)| Shard { file_bytes: file_bytes(i), ..shard })
     }
 
-    /// Every shard with the length that it will have.
+    /// Path and future length of every shard.
     fn files(&self) -> Vec<(std::path::PathBuf, u64)> {
         self.shards().map(|shard| (self.set.path(&shard), shard.file_bytes as u64)).collect()
     }
