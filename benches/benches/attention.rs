@@ -6,7 +6,9 @@
 use std::time::{Duration, Instant};
 
 use larder_core::{KV_PAGE_TOKENS, NumberFormat};
-use larder_kernels::{AttentionArgs, AttentionTask, KvTensor, ThreadPool, attend, instruction_set, narrow};
+use larder_kernels::{
+    AttentionArgs, AttentionTask, KvTensor, ThreadPool, attend, instruction_set, narrow, quantise_row,
+};
 
 /// Keys and values of all layers together: more than a cache holds, so that most reads are from memory.
 const KV_BYTES: usize = 64 << 20;
@@ -38,7 +40,7 @@ fn main() {
     for shape in &SHAPES {
         for (queries, positions) in PASSES {
             println!("{}, {queries} queries at {positions}", shape.name);
-            for kind in [NumberFormat::F32, NumberFormat::F16] {
+            for kind in [NumberFormat::F32, NumberFormat::F16, NumberFormat::Q8_0] {
                 for page_len in [KV_PAGE_TOKENS / 4, KV_PAGE_TOKENS, 4 * KV_PAGE_TOKENS, positions] {
                     let (time, rate) = measure(&pool, shape, kind, page_len, queries, positions);
                     println!("  {kind:5} pages of {page_len:5} {time:10.1} {rate:8.2}");
@@ -51,8 +53,11 @@ fn main() {
 /// The pages of one layer.
 fn pages(kind: NumberFormat, positions: usize, page_len: usize, values: usize) -> Vec<Vec<u8>> {
     let noise: Vec<f32> = (0..page_len * values).map(|i| ((i % 9973) as f32 * 0.731).sin()).collect();
-    let mut page = vec![0; noise.len() * kind.block_bytes()];
-    narrow(kind, &noise, &mut page);
+    let mut page = vec![0; noise.len() / kind.block_len() * kind.block_bytes()];
+    match kind {
+        NumberFormat::Q8_0 => quantise_row(&noise, &mut page),
+        _ => narrow(kind, &noise, &mut page),
+    }
     vec![page; positions.div_ceil(page_len)]
 }
 
@@ -66,7 +71,7 @@ fn measure(
     positions: usize,
 ) -> (f64, f64) {
     let Shape { heads, kv_heads, key, value, .. } = *shape;
-    let row = |width: usize| width * kind.block_bytes();
+    let row = |width: usize| width / kind.block_len() * kind.block_bytes();
     let layer_bytes = positions * kv_heads * (row(key) + row(value));
     let layer = |width| pages(kind, positions, page_len, kv_heads * width);
     let layers: Vec<_> = (0..KV_BYTES.div_ceil(layer_bytes)).map(|_| (layer(key), layer(value))).collect();

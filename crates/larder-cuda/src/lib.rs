@@ -81,9 +81,9 @@
 //! of a call back. Up to 1 MiB, kernels make these copies, from and to page-locked memory: the copy engine works in order,
 //! so that computing would wait for all experts that are queued there.
 //!
-//! Attention is three launches over the KV cache, which is never copied back: `scores_…`, `softmax`, `weighted_sum_…`.
-//! Before them goes one copy of the queries and their visible positions, after them one of the outputs. New keys and values
-//! are copied to the device and put in place by `copy_rows`.
+//! Attention is three launches per sequence over the pages of its KV cache, which are never copied back: `scores_…`, `softmax`,
+//! `weighted_sum_…`. Before those of a batch goes one copy of all queries, their visible positions and the tables of pages, after
+//! them one of the outputs. New keys and values are copied to the device and put in their page by `copy_rows`.
 //!
 //! # Memory
 //!

@@ -37,6 +37,38 @@ pub fn narrow(kind: NumberFormat, values: &[f32], bytes: &mut [u8]) {
     }
 }
 
+/// Stores a row of values as `q8_0`, the last block filled up with zeros. The scale is rounded to f16 before values are divided by
+/// it; a block with a value that is not finite becomes NaN.
+///
+/// # Panics
+/// If `bytes` is not exactly the blocks that hold `values`.
+pub fn quantise_row(values: &[f32], bytes: &mut [u8]) {
+    let (blocks, rest) = bytes.as_chunks_mut::<34>();
+    assert!(
+        rest.is_empty() && blocks.len() == values.len().div_ceil(32),
+        "stored row does not fit {} values",
+        values.len()
+    );
+    for (values, block) in values.chunks(32).zip(blocks) {
+        let amax = values.iter().fold(0.0, |m: f32, v| if v.is_nan() { f32::INFINITY } else { m.max(v.abs()) });
+        let d = if amax.is_finite() { f16::from_f32(amax / 127.0).min(f16::MAX) } else { f16::NAN };
+        let inverse = if d.to_f32() > 0.0 { 1.0 / d.to_f32() } else { 0.0 };
+        block.fill(0);
+        block[..2].copy_from_slice(&d.to_le_bytes());
+        for (q, v) in block[2..].iter_mut().zip(values) {
+            *q = (v * inverse).round_ties_even().clamp(-127.0, 127.0) as i8 as u8;
+        }
+    }
+}
+
+/// Widens the first `out.len()` values of a row in `q8_0`.
+pub fn widen_q8_0(row: &[u8], out: &mut [f32]) {
+    for (block, out) in row.as_chunks::<34>().0.iter().zip(out.chunks_mut(32)) {
+        let d = half([block[0], block[1]]);
+        out.iter_mut().zip(&block[2..]).for_each(|(o, q)| *o = d * (*q as i8) as f32);
+    }
+}
+
 fn store<const B: usize>(values: &[f32], bytes: &mut [u8], one: impl Fn(f32) -> [u8; B]) {
     values.iter().zip(bytes.as_chunks_mut::<B>().0).for_each(|(v, b)| *b = one(*v));
 }
@@ -201,6 +233,31 @@ mod tests {
             for (g, w) in got.iter().zip(&want) {
                 assert!((g - w).abs() <= 1e-6, "{kind}: {g} is not {w}");
             }
+        }
+    }
+
+    #[test]
+    fn quantised_rows_are_near_and_padded() {
+        for (len, size) in [(1, 1.0), (32, 1e-3), (40, 3.0), (100, 1e4), (64, 1e9)] {
+            let mut values: Vec<f32> = noise(len).iter().map(|v| v * size).collect();
+            let mut row = vec![0xff; len.div_ceil(32) * 34];
+            quantise_row(&values, &mut row);
+            let mut padded = vec![f32::NAN; len.next_multiple_of(32)];
+            widen(NumberFormat::Q8_0, &row, &mut padded);
+            let mut found = vec![f32::NAN; len];
+            widen_q8_0(&row, &mut found);
+            assert_eq!(found, padded[..len]);
+            assert!(padded[len..].iter().all(|v| *v == 0.0));
+            for (block, found) in values.chunks(32).zip(found.chunks(32)) {
+                // Half a step, and what the rounding of the scale leaves beyond the largest integer.
+                let amax = block.iter().fold(0.0, |m: f32, v| m.max(v.abs()));
+                let bound = amax / 254.0 * 1.13 + (amax - 127.0 * 65504.0).max(0.0) + 1e-7;
+                assert!(block.iter().zip(found).all(|(v, f)| (v - f).abs() <= bound), "{len} of {size}");
+            }
+            values[0] = f32::INFINITY;
+            quantise_row(&values, &mut row);
+            widen_q8_0(&row, &mut found);
+            assert!(found[..len.min(32)].iter().all(|v| v.is_nan()));
         }
     }
 

@@ -12,7 +12,7 @@
 //! | [`WeightMatrix`] | a matrix as stored, with its number format and row order |
 //! | [`Inputs`] | activations, as f32 and quantised to 8 bits |
 //! | [`Product`], [`products()`] | matrix products, many in one fork-join |
-//! | [`AttentionTask`], [`attend`] | attention of queries over pages of keys and values in f32, f16 or bf16, many sequences in one fork-join |
+//! | [`AttentionTask`], [`attend`] | attention of queries over pages of keys and values in f32, f16, bf16 or q8_0, many sequences in one fork-join |
 //! | [`ThreadPool`] | the threads that share the tasks of one fork-join |
 //!
 //! # Example
@@ -62,7 +62,7 @@ mod neon;
 pub use attention::{AttentionArgs, AttentionTask, KvPages, KvTensor, attend};
 pub use erf::erf;
 pub use exp::exp;
-pub use formats::{narrow, widen};
+pub use formats::{narrow, quantise_row, widen};
 pub use inputs::Inputs;
 pub use kernel_set::instruction_set;
 pub use processors::performance_cores;

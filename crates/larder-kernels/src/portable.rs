@@ -17,14 +17,14 @@ use larder_core::NumberFormat;
 
 use crate::attention::StridedRows;
 use crate::dot::dot_of;
-use crate::formats::{half, q4_0_quants, q4_k_quants, q5_k_quants, q6_k_quants, scale_min};
+use crate::formats::{half, q4_0_quants, q4_k_quants, q5_k_quants, q6_k_quants, scale_min, widen_q8_0};
 use crate::inputs::{BLOCK, Block};
 use crate::kernel_set::{KernelSet, Sums};
 use crate::weights::Panel;
 
 /// The portable kernels.
 pub fn set() -> Option<KernelSet> {
-    Some(KernelSet { name: "portable", blocks, floats, weighted_sum, quantise })
+    Some(KernelSet { name: "portable", blocks, floats, weighted_sum, widen_q8_0, quantise })
 }
 
 fn blocks(panels: &[Panel], x: &[&[Block]], out: &mut [Sums]) {

@@ -217,6 +217,8 @@ pub enum Setting {
     Threads,
     /// [`ComputeOptions::exact`].
     Exact,
+    /// [`ComputeOptions::kv`] in q8_0.
+    Kv,
     /// [`DeviceOptions::kind`].
     Device,
     /// [`DeviceOptions::vram_bytes`].
@@ -243,6 +245,7 @@ impl fmt::Display for Setting {
             Setting::Routing => "--routing",
             Setting::Threads => "--threads",
             Setting::Exact => "--exact",
+            Setting::Kv => "--kv q8_0",
             Setting::Device => "--device",
             Setting::VramMem => "--vram-mem",
             Setting::VramExperts => "--vram-experts",

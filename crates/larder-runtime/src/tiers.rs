@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use larder_cache::two_tiers::{HostTier, MeasuredCosts, TierShape, TieredCache};
 use larder_core::{ExpertId, ExpertLayout, Gate, LayerIdx, format_bytes};
 use larder_engine::{Routing, TieredPath};
-use larder_model::{Activation, ComputeContext, ExpertWorkspace, MoeCall, Routed};
+use larder_model::{Activation, ComputeContext, ExpertWorkspace, KvFormat, MoeCall, Routed};
 use larder_policy::eviction::PolicyInputs;
 use larder_store::ExpertSource as _;
 use serde_json::json;
@@ -130,6 +130,7 @@ pub fn tier_inputs<'a>(
 fn check(options: &Options) -> Result<()> {
     let excluded = [
         (options.compute.exact, Setting::Exact, "a GPU multiplies with activations rounded to 8 bits"),
+        (options.compute.kv == Some(KvFormat::Q8_0), Setting::Kv, "a GPU keeps keys and values in f32 or f16"),
         (options.cache.preload, Setting::Preload, "experts are copied to a GPU when they are first used"),
         (options.uses_edge(), Setting::Edge, "experts are computed by either a GPU or edge workers"),
     ];

@@ -2,7 +2,7 @@
 
 use larder_core::CheckpointPolicy;
 use larder_engine::{Session, TokenInput};
-use larder_model::{AllResident, ComputeContext, Decoder, KvCache, KvUsage, ModelError, Span};
+use larder_model::{AllResident, ComputeContext, Decoder, KvCache, KvFormat, KvUsage, LogitsFor, ModelError, Span};
 use larder_store::Source;
 
 use crate::support::rig::{Model, model};
@@ -151,4 +151,36 @@ fn an_error_of_the_limit_says_what_is_in_use() {
     let error = session.forward(&TokenInput::prompt(&tokens(64, 1)).in_chunks(64), &mut ()).unwrap_err().to_string();
     assert!(error.starts_with("the KV cache is full: ") && error.contains(" of 10000 bytes are in use"), "{error}");
     assert_eq!(decoder.kv_pool().usage(), KvUsage::default(), "what failed is given back");
+}
+
+#[test]
+fn eight_bit_rows_stay_near_and_pieces_change_no_bit() {
+    let long = tokens(150, 1);
+    for folder in golden_models() {
+        let model = model(&folder);
+        let mut experts = model.resident();
+        let mut logits = |kv_format, threads, piece: usize| {
+            let compute = ComputeContext { kv_format, ..ComputeContext::new(threads, false).unwrap() };
+            let (decoder, mut all) = (model.decoder_by(compute).unwrap(), Vec::new());
+            let mut cache = decoder.new_kv_cache();
+            for piece in long.chunks(piece) {
+                let span = Span { horizon: 150, logits_for: LogitsFor::All, ..Span::new(piece, &mut cache) };
+                all.extend(decoder.step(&mut [span], &mut experts, &mut ()).unwrap());
+            }
+            all
+        };
+        let exact = logits(KvFormat::F32, 2, 150);
+        let [f16, q8_0] = [KvFormat::F16, KvFormat::Q8_0].map(|format| logits(format, 2, 150));
+        for (threads, piece) in [(1, 1), (3, 37)] {
+            assert!(logits(KvFormat::Q8_0, threads, piece) == q8_0, "{} in pieces of {piece}", folder.display());
+        }
+        // A router that is nearly undecided may choose another expert, so the largest difference says little.
+        let [f16, q8_0] = [f16, q8_0].map(|rounded| {
+            let mut differences: Vec<f32> = exact.iter().zip(&rounded).map(|(a, b)| (a - b).abs()).collect();
+            differences.sort_by(f32::total_cmp);
+            [differences[differences.len() / 2], differences[differences.len() - 1]]
+        });
+        println!("{}: median and largest difference of a logit: f16 {f16:?}, q8_0 {q8_0:?}", folder.display());
+        assert!(f16[0] < q8_0[0] && q8_0[0] < 0.1 && f16[1] < 0.1, "{}", folder.display());
+    }
 }

@@ -27,7 +27,7 @@ impl KvPages for Vec<Vec<u8>> {
 /// Keys or values `[heads, positions, width]` in pages. The rows of a head are contiguous within a page.
 #[derive(Clone, Copy)]
 pub struct KvTensor<'a> {
-    /// Number format: f32, f16 or bf16.
+    /// Number format: f32, f16, bf16 or q8_0. Attention is defined on the values that the rows stand for, in f32.
     pub kind: NumberFormat,
     /// Where the rows are stored.
     pub pages: &'a dyn KvPages,
@@ -54,14 +54,24 @@ impl<'a> KvTensor<'a> {
         (start / len..end.div_ceil(len)).map(move |page| start.max(page * len)..end.min((page + 1) * len))
     }
 
-    /// Bytes of a row that are used.
-    fn used_bytes(&self) -> usize {
-        self.width * self.kind.block_bytes()
+    /// The positions in parts that lie in one page each and, in `q8_0`, have at most [`ROW_GROUP`] positions, so that they can
+    /// be widened.
+    pub(super) fn parts(&self, positions: Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
+        let most = if self.kind.is_float() { self.page_len } else { ROW_GROUP };
+        let split =
+            move |page: Range<usize>| page.clone().step_by(most).map(move |start| start..page.end.min(start + most));
+        self.by_page(positions).flat_map(split)
+    }
+
+    /// Bytes of a row that are used; blocks are whole.
+    pub(super) fn used_bytes(&self) -> usize {
+        self.width.div_ceil(self.kind.block_len()) * self.kind.block_bytes()
     }
 
     pub(super) fn check(&self, heads: usize, positions: Range<usize>) {
         let KvTensor { kind, pages, page_len, row_bytes, width } = *self;
-        assert!(kind.is_float(), "keys and values must be in a float format, not {kind}");
+        let known = kind.is_float() || kind == NumberFormat::Q8_0;
+        assert!(known, "keys and values must be in a float format or q8_0, not {kind}");
         assert!(page_len > 0 && page_len.is_multiple_of(ROW_GROUP), "a page cannot have {page_len} positions");
         assert!(
             width > 0 && self.used_bytes() <= row_bytes,

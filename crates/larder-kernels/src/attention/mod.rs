@@ -23,8 +23,17 @@ pub use kv_tensor::{AttentionArgs, AttentionTask, KvPages, KvTensor};
 /// Units of work per thread, so that other threads can take over the share of a thread that is delayed.
 const UNITS_PER_THREAD: usize = 4;
 
+/// Buffers of a thread, which grow as needed.
+#[derive(Default)]
+struct Scratch {
+    /// `[queries of a tile, positions]`
+    scores: Vec<f32>,
+    /// `[ROW_GROUP, width]`: rows in `q8_0`, widened.
+    widened: Vec<f32>,
+}
+
 thread_local! {
-    static SCORES: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+    static SCRATCH: RefCell<Scratch> = const { RefCell::new(Scratch { scores: Vec::new(), widened: Vec::new() }) };
 }
 
 /// Attention for a batch of sequences, in one fork-join. Into `out [queries, heads, values.width]` of each: for each query
@@ -46,7 +55,7 @@ pub fn attend(pool: &ThreadPool, tasks: &mut [AttentionTask]) {
         let tiles = pairs.div_ceil(tile_len);
         let first = unit % tiles * tile_len;
         let tile = QueryTile { args, set, kv_head: unit / tiles, first, count: tile_len.min(pairs - first) };
-        SCORES.with_borrow_mut(|scores| tile.attend(scores, &out));
+        SCRATCH.with_borrow_mut(|scratch| tile.attend(scratch, &out));
     });
 }
 
@@ -75,11 +84,7 @@ impl AttentionTask<'_> {
         let Some(visible) = args.visible() else { return };
         args.keys.check(args.kv_heads, visible.clone());
         args.values.check(args.kv_heads, visible);
-        assert_eq!(
-            args.keys.row_bytes,
-            args.keys.width * args.keys.kind.block_bytes(),
-            "there must be no gaps between keys"
-        );
+        assert_eq!(args.keys.row_bytes, args.keys.used_bytes(), "there must be no gaps between keys");
     }
 }
 
@@ -146,11 +151,12 @@ impl QueryTile<'_> {
         start..ends(|seen| seen.end).max().expect("a tile has queries")
     }
 
-    fn attend(&self, scores: &mut Vec<f32>, out: &Disjoint<f32>) {
+    fn attend(&self, scratch: &mut Scratch, out: &Disjoint<f32>) {
         let AttentionArgs { values, heads, sinks, .. } = *self.args;
         let visible = self.visible();
         let width = visible.len();
-        self.score(visible.clone(), scores);
+        self.score(visible.clone(), scratch);
+        let Scratch { scores, widened } = scratch;
         let mut sums: [&mut [f32]; MAX_TOKENS] = Default::default();
         let mut inverses = [0.0; MAX_TOKENS];
         for (i, scores) in scores.chunks_exact_mut(width).take(self.count).enumerate() {
@@ -161,17 +167,16 @@ impl QueryTile<'_> {
             sums[i] = unsafe { out.slice((query * heads + head) * values.width, values.width) };
             sums[i].fill(0.0);
         }
-        for page in values.by_page(visible.clone()) {
+        for part in values.parts(visible.clone()) {
+            let stored = StridedRows::of(&values, self.kv_head, part.clone());
+            let rows = stored.as_floats(self.set, values.width, widened);
             for (i, sums) in sums.iter_mut().take(self.count).enumerate() {
                 let seen = self.seen(i);
-                let seen = page.start.max(seen.start)..page.end.min(seen.end);
-                if seen.is_empty() {
-                    continue;
+                let seen = part.start.max(seen.start)..part.end.min(seen.end);
+                if !seen.is_empty() {
+                    let factors = &scores[i * width..][seen.start - visible.start..seen.end - visible.start];
+                    (self.set.weighted_sum)(rows.from(seen.start - part.start), factors, sums);
                 }
-                let factors = &scores[i * width..][seen.start - visible.start..seen.end - visible.start];
-                let bytes = values.rows(self.kv_head, seen);
-                let rows = StridedRows { kind: values.kind, bytes, row_bytes: values.row_bytes };
-                (self.set.weighted_sum)(rows, factors, sums);
             }
         }
         for (sums, inverse) in sums.iter_mut().zip(inverses).take(self.count) {
@@ -180,7 +185,7 @@ impl QueryTile<'_> {
     }
 
     /// The scores of every query with the keys at the positions `visible`: `[count, visible]`.
-    fn score(&self, visible: Range<usize>, scores: &mut Vec<f32>) {
+    fn score(&self, visible: Range<usize>, Scratch { scores, widened }: &mut Scratch) {
         let AttentionArgs { queries, keys, heads, scale, .. } = *self.args;
         let width = visible.len();
         scores.resize(scores.len().max(self.count * width), 0.0);
@@ -196,9 +201,10 @@ impl QueryTile<'_> {
             let mut groups = page.chunks(group).peekable();
             while let Some(bytes) = groups.next() {
                 let next = groups.peek().or(pages.peek()).map_or(&[][..], |next| &next[..next.len().min(bytes.len())]);
-                let KvTensor { kind, width: blocks, row_bytes, .. } = keys;
-                let rows = bytes.len() / row_bytes;
-                let panel = Panel { kind, blocks, rows, row_bytes, interleaved: false, bytes, next };
+                let rows = bytes.len() / keys.row_bytes;
+                let stored = StridedRows { kind: keys.kind, bytes, row_bytes: keys.row_bytes };
+                let StridedRows { kind, bytes, row_bytes } = stored.as_floats(self.set, keys.width, widened);
+                let panel = Panel { kind, blocks: keys.width, rows, row_bytes, interleaved: false, bytes, next };
                 (self.set.floats)(&[panel], &x[..self.count], sums);
                 for (scores, sums) in scores.chunks_exact_mut(width).zip(&*sums) {
                     let scores = &mut scores[column..column + rows];
@@ -210,13 +216,44 @@ impl QueryTile<'_> {
     }
 }
 
-/// Rows of floats at equal distances.
+/// Rows at equal distances.
+#[derive(Clone, Copy)]
 pub(crate) struct StridedRows<'a> {
     pub kind: NumberFormat,
     /// Up to the last byte that is used.
     pub bytes: &'a [u8],
     /// Bytes from one row to the next.
     pub row_bytes: usize,
+}
+
+impl<'a> StridedRows<'a> {
+    /// The rows at these positions of a head, which are in one page.
+    fn of(tensor: &KvTensor<'a>, head: usize, positions: Range<usize>) -> Self {
+        StridedRows { kind: tensor.kind, bytes: tensor.rows(head, positions), row_bytes: tensor.row_bytes }
+    }
+
+    /// The rows without the first `count`.
+    fn from(self, count: usize) -> Self {
+        StridedRows { bytes: &self.bytes[count * self.row_bytes..], ..self }
+    }
+
+    /// The same rows in a float format: those in `q8_0`, of which there are at most [`ROW_GROUP`], are widened into
+    /// `widened`.
+    fn as_floats<'b>(self, set: &KernelSet, width: usize, widened: &'b mut Vec<f32>) -> StridedRows<'b>
+    where
+        'a: 'b,
+    {
+        if self.kind.is_float() {
+            return self;
+        }
+        widened.resize(widened.len().max(ROW_GROUP * width), 0.0);
+        let rows = self.bytes.chunks(self.row_bytes);
+        let widened = &mut widened[..rows.len() * width];
+        rows.zip(widened.chunks_exact_mut(width)).for_each(|(row, out)| (set.widen_q8_0)(row, out));
+        // SAFETY: the bytes of initialised floats, on processors whose floats are stored as the format f32 is.
+        let bytes = unsafe { std::slice::from_raw_parts(widened.as_ptr().cast(), size_of_val(widened)) };
+        StridedRows { kind: NumberFormat::F32, bytes, row_bytes: width * size_of::<f32>() }
+    }
 }
 
 /// Replaces scores by `e^(score - max)`, and returns the factor that makes them sum to one.

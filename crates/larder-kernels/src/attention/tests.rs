@@ -1,7 +1,9 @@
 //! Attention against its definition, and the same bits whatever the pages, batches and threads.
 
 use super::*;
-use crate::formats::{narrow, widen};
+use crate::formats::{narrow, quantise_row, widen, widen_q8_0};
+
+const KINDS: [NumberFormat; 3] = [NumberFormat::F32, NumberFormat::F16, NumberFormat::Q8_0];
 
 fn values(len: usize, seed: f32) -> Vec<f32> {
     (0..len).map(|i| ((i as f32 + seed) * 0.731).sin()).collect()
@@ -18,7 +20,7 @@ struct Stored {
 
 impl Stored {
     fn new(kind: NumberFormat, [heads, positions, width]: [usize; 3], page_len: usize, seed: f32) -> Self {
-        let row_bytes = width * kind.block_bytes();
+        let row_bytes = width.div_ceil(kind.block_len()) * kind.block_bytes();
         let values = values(heads * positions * width, seed);
         let mut plain = vec![0.0; values.len()];
         // What no position has is NaN, so that its use shows.
@@ -26,8 +28,13 @@ impl Stored {
         for (i, (values, plain)) in values.chunks(width).zip(plain.chunks_mut(width)).enumerate() {
             let (head, at) = (i / positions, i % positions);
             let row = &mut pages[at / page_len][(head * page_len + at % page_len) * row_bytes..][..row_bytes];
-            narrow(kind, values, row);
-            widen(kind, row, plain);
+            if kind.is_float() {
+                narrow(kind, values, row);
+                widen(kind, row, plain);
+            } else {
+                quantise_row(values, row);
+                widen_q8_0(row, plain);
+            }
         }
         Stored { kind, pages, page_len, row_bytes, plain }
     }
@@ -47,9 +54,7 @@ fn matches_the_definition() {
         let q = values(queries * heads * key, 0.1);
         let sinks = values(heads, 0.4);
         let seen: Vec<Range<usize>> = (start..positions).map(|at| at / 3..at + 1).collect();
-        for (sinks, kind) in
-            [None, Some(&sinks[..])].into_iter().flat_map(|s| [(s, NumberFormat::F32), (s, NumberFormat::F16)])
-        {
+        for (sinks, kind) in [None, Some(&sinks[..])].into_iter().flat_map(|s| KINDS.map(|kind| (s, kind))) {
             let k = Stored::new(kind, [kv_heads, positions, key], 16, 0.2);
             let v = Stored::new(kind, [kv_heads, positions, value], 8, 0.3);
             let (keys, values, seen) = (k.tensor(key), v.tensor(value), &seen[..]);
@@ -122,7 +127,7 @@ impl Batch {
 
 #[test]
 fn threads_pieces_and_pages_change_no_bit() {
-    for kind in [NumberFormat::F32, NumberFormat::F16] {
+    for kind in KINDS {
         let batch = Batch::new(kind, 170, 170, 64);
         let whole = batch.alone(1, 0..170);
         assert_eq!(batch.alone(4, 0..170), whole);
@@ -136,7 +141,7 @@ fn threads_pieces_and_pages_change_no_bit() {
 
 #[test]
 fn the_rest_of_a_batch_changes_no_bit() {
-    for kind in [NumberFormat::F32, NumberFormat::F16] {
+    for kind in KINDS {
         let batch = [(1, 1), (130, 1), (64, 37), (65, 0), (70, 2)]
             .map(|(positions, queries)| Batch::new(kind, positions, queries, 16));
         let want: Vec<Vec<f32>> = batch.iter().map(|one| one.alone(1, one.queries.clone())).collect();
@@ -157,7 +162,7 @@ fn the_rest_of_a_batch_changes_no_bit() {
 #[should_panic(expected = "too few rows")]
 fn positions_beyond_the_pages_are_refused() {
     let batch = Batch::new(NumberFormat::F32, 64, 1, 64);
-    let mut out = vec![0.0; HEADS * (WIDTH - 4)];
-    let task = AttentionTask { args: batch.args(63..64, &[3..65]), out: &mut out };
+    let (mut out, seen) = (vec![0.0; HEADS * (WIDTH - 4)], 3..65);
+    let task = AttentionTask { args: batch.args(63..64, std::slice::from_ref(&seen)), out: &mut out };
     attend(&ThreadPool::single_threaded(), &mut [task]);
 }

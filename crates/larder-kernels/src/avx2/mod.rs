@@ -9,6 +9,7 @@ mod quantise;
 mod scales;
 mod tile;
 mod weighted_sum;
+mod widen;
 
 use std::arch::is_x86_feature_detected;
 
@@ -23,7 +24,7 @@ use crate::weights::Panel;
 /// The kernels, if this processor can run them.
 pub fn set() -> Option<KernelSet> {
     let able = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c");
-    able.then_some(KernelSet { name: "avx2", blocks, floats, weighted_sum, quantise })
+    able.then_some(KernelSet { name: "avx2", blocks, floats, weighted_sum, widen_q8_0, quantise })
 }
 
 fn blocks(panels: &[Panel], x: &[&[Block]], out: &mut [Sums]) {
@@ -80,6 +81,17 @@ fn weighted_sum(rows: StridedRows, factors: &[f32], out: &mut [f32]) {
             _ => weighted_sum::rows::<{ floats::BF16 }>(rows, factors, out),
         }
     }
+}
+
+fn widen_q8_0(row: &[u8], out: &mut [f32]) {
+    let (blocks, whole) = (row.as_chunks::<34>().0, out.len() / BLOCK);
+    assert!(out.len().div_ceil(BLOCK) <= blocks.len(), "the row is shorter than the output");
+    let (body, tail) = out.as_chunks_mut::<BLOCK>();
+    for (block, out) in blocks.iter().zip(body) {
+        // SAFETY: as above.
+        unsafe { widen::q8_0(block, out) };
+    }
+    crate::formats::widen_q8_0(blocks[whole..].as_flattened(), tail);
 }
 
 fn quantise(x: &[f32], out: &mut [Block]) {

@@ -29,6 +29,8 @@ pub struct KernelSet {
     pub(crate) floats: fn(&[Panel], &[&[f32]], &mut [Sums]),
     /// Adds rows of floats, each times its factor, to the output, one row after the other.
     pub(crate) weighted_sum: fn(StridedRows, &[f32], &mut [f32]),
+    /// Widens the first values of a row in `q8_0`.
+    pub(crate) widen_q8_0: fn(&[u8], &mut [f32]),
     /// Quantises activations, 32 to a block.
     pub(crate) quantise: fn(&[f32], &mut [Block]),
 }

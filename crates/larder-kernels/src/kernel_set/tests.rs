@@ -125,6 +125,20 @@ proptest! {
     }
 
     #[test]
+    fn every_set_widens_to_the_same_bits(seed: u64, width in 1..=SIZES) {
+        let row = Noise::new(seed).weights(NumberFormat::Q8_0, 1, width.next_multiple_of(32));
+        let widened = |set: &KernelSet| {
+            let mut out = vec![0.0f32; width];
+            (set.widen_q8_0)(&row, &mut out);
+            out.iter().map(|v| v.to_bits()).collect::<Vec<_>>()
+        };
+        let want = widened(&portable::set().unwrap());
+        for set in KernelSet::all() {
+            prop_assert_eq!(widened(&set), want.clone(), "{}", set.name);
+        }
+    }
+
+    #[test]
     fn every_set_quantises_to_the_same_bits(seed: u64, blocks in 1..9usize, size in -44i32..38) {
         let mut noise = Noise::new(seed);
         let scale = 10f64.powi(size);

@@ -23,6 +23,7 @@ use larder_core::NumberFormat;
 use self::dots::{Dot, Sdot, Smull};
 use crate::attention::StridedRows;
 use crate::eight_rows::check;
+use crate::formats::widen_q8_0;
 use crate::inputs::{BLOCK, Block};
 use crate::kernel_set::{KernelSet, Sums};
 use crate::weights::Panel;
@@ -30,12 +31,19 @@ use crate::weights::Panel;
 /// The kernels that use dot products of bytes, if this processor has them.
 pub fn with_dot_products() -> Option<KernelSet> {
     let able = is_aarch64_feature_detected!("dotprod");
-    able.then_some(KernelSet { name: "neon+dotprod", blocks: blocks::<Sdot>, floats, weighted_sum, quantise })
+    able.then_some(KernelSet {
+        name: "neon+dotprod",
+        blocks: blocks::<Sdot>,
+        floats,
+        weighted_sum,
+        widen_q8_0,
+        quantise,
+    })
 }
 
 /// The kernels that every 64-bit Arm processor can run.
 pub fn set() -> Option<KernelSet> {
-    Some(KernelSet { name: "neon", blocks: blocks::<Smull>, floats, weighted_sum, quantise })
+    Some(KernelSet { name: "neon", blocks: blocks::<Smull>, floats, weighted_sum, widen_q8_0, quantise })
 }
 
 /// For processors that have the instructions of `D`.

@@ -234,6 +234,9 @@ pub enum KvFlag {
     F32,
     /// Half the memory, rounded
     F16,
+    /// A quarter of the memory, rounded to eight bits: changes the text
+    #[value(name = "q8_0")]
+    Q8_0,
 }
 
 impl From<KvFlag> for KvFormat {
@@ -241,6 +244,7 @@ impl From<KvFlag> for KvFormat {
         match flag {
             KvFlag::F32 => KvFormat::F32,
             KvFlag::F16 => KvFormat::F16,
+            KvFlag::Q8_0 => KvFormat::Q8_0,
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use larder_core::{KV_PAGE_TOKENS, NumberFormat};
-use larder_kernels::narrow;
+use larder_kernels::{narrow, quantise_row};
 
 use super::{AttentionMask, KvPool, KvRows, RecurrentState};
 
@@ -17,17 +17,23 @@ pub enum KvFormat {
     F32,
     /// Rounded to half the bytes.
     F16,
+    /// Rounded to eight bits in blocks of 32, each with a scale; rows are padded to whole blocks. Attention is that of the
+    /// rounded values in f32.
+    Q8_0,
 }
 
 impl KvFormat {
     /// Bytes of a row of `width` values.
     pub fn row_bytes(self, width: usize) -> usize {
-        width * self.kind().block_bytes()
+        width.div_ceil(self.kind().block_len()) * self.kind().block_bytes()
     }
 
     /// Writes one row.
     pub(super) fn store(self, values: &[f32], row: &mut [u8]) {
-        narrow(self.kind(), values, row);
+        match self {
+            KvFormat::Q8_0 => quantise_row(values, row),
+            KvFormat::F32 | KvFormat::F16 => narrow(self.kind(), values, row),
+        }
     }
 
     /// The number format of one number.
@@ -35,6 +41,7 @@ impl KvFormat {
         match self {
             KvFormat::F32 => NumberFormat::F32,
             KvFormat::F16 => NumberFormat::F16,
+            KvFormat::Q8_0 => NumberFormat::Q8_0,
         }
     }
 }

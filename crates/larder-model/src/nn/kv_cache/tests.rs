@@ -224,7 +224,7 @@ fn ids_but(all: &[(KvCache, Naive)], but: usize) -> BTreeSet<usize> {
 
 #[test]
 fn a_thousand_sequences_are_those_in_plain_vectors() {
-    for (seed, format) in [(1, KvFormat::F32), (2, KvFormat::F16)] {
+    for (seed, format) in [(1, KvFormat::F32), (2, KvFormat::F16), (3, KvFormat::Q8_0)] {
         let (mut rng, mut next, mut opened) = (Rng::new(seed), 0, 0);
         let mut below = |end: usize| rng.below(end);
         let pool = KvPool::new(format, POLICY, None, None);
