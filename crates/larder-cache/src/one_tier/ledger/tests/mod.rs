@@ -31,7 +31,14 @@ fn open(ledger: &mut Ledger, row: usize, wanted: &[usize]) -> Wave {
 
 /// Opens and closes waves until all of `wanted` are computed; every read succeeds.
 fn visit(ledger: &mut Ledger, layer: usize, wanted: &[usize]) {
-    ledger.replay_visit(&choice(layer, wanted), &mut Wave::default(), |_| ());
+    ledger.begin(&choice(layer, wanted));
+    let mut rest = wanted;
+    while !rest.is_empty() {
+        let mut wave = open(ledger, layer, rest);
+        wave.misses.iter().for_each(|(e, _)| ledger.arrived(layer, *e));
+        ledger.close(layer, &mut wave);
+        rest = &rest[wave.len()..];
+    }
 }
 
 #[test]
