@@ -169,13 +169,13 @@ impl QueryTile<'_> {
         }
         for part in values.parts(visible.clone()) {
             let stored = StridedRows::of(&values, self.kv_head, part.clone());
-            let rows = stored.as_floats(self.set, values.width, widened);
+            let rows = stored.in_floats(self.set, values.width, widened);
             for (i, sums) in sums.iter_mut().take(self.count).enumerate() {
                 let seen = self.seen(i);
                 let seen = part.start.max(seen.start)..part.end.min(seen.end);
                 if !seen.is_empty() {
                     let factors = &scores[i * width..][seen.start - visible.start..seen.end - visible.start];
-                    (self.set.weighted_sum)(rows.from(seen.start - part.start), factors, sums);
+                    (self.set.weighted_sum)(rows.skip(seen.start - part.start), factors, sums);
                 }
             }
         }
@@ -203,7 +203,7 @@ impl QueryTile<'_> {
                 let next = groups.peek().or(pages.peek()).map_or(&[][..], |next| &next[..next.len().min(bytes.len())]);
                 let rows = bytes.len() / keys.row_bytes;
                 let stored = StridedRows { kind: keys.kind, bytes, row_bytes: keys.row_bytes };
-                let StridedRows { kind, bytes, row_bytes } = stored.as_floats(self.set, keys.width, widened);
+                let StridedRows { kind, bytes, row_bytes } = stored.in_floats(self.set, keys.width, widened);
                 let panel = Panel { kind, blocks: keys.width, rows, row_bytes, interleaved: false, bytes, next };
                 (self.set.floats)(&[panel], &x[..self.count], sums);
                 for (scores, sums) in scores.chunks_exact_mut(width).zip(&*sums) {
@@ -233,13 +233,13 @@ impl<'a> StridedRows<'a> {
     }
 
     /// The rows without the first `count`.
-    fn from(self, count: usize) -> Self {
+    fn skip(self, count: usize) -> Self {
         StridedRows { bytes: &self.bytes[count * self.row_bytes..], ..self }
     }
 
     /// The same rows in a float format: those in `q8_0`, of which there are at most [`ROW_GROUP`], are widened into
     /// `widened`.
-    fn as_floats<'b>(self, set: &KernelSet, width: usize, widened: &'b mut Vec<f32>) -> StridedRows<'b>
+    fn in_floats<'b>(self, set: &KernelSet, width: usize, widened: &'b mut Vec<f32>) -> StridedRows<'b>
     where
         'a: 'b,
     {
