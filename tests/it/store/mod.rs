@@ -2,4 +2,5 @@
 
 mod convert;
 mod faults;
+mod formats;
 mod hostile;

@@ -1,0 +1,265 @@
+//! Store formats: stores of earlier formats, upgrades, experts of several sizes, row tables, a reader written from the
+//! specification.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use larder_core::{ExpertId, LayerIdx, NumberFormat, Tensors};
+use larder_store::{ExpertSource, Gguf, Source, Store, encode};
+
+use super::convert::{contents, convert, logits_with, text};
+use crate::support::{command, fixture, larder_ok, larder_refuses};
+
+const OLD: [&str; 2] = ["v1-uniform", "v1-mixed"];
+
+fn copied(from: &Path, to: &Path) {
+    for (name, bytes) in contents(from) {
+        let path = to.join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, bytes).unwrap();
+    }
+}
+
+/// The logits that the program wrote that also wrote the store.
+fn recorded(name: &str) -> Vec<u8> {
+    std::fs::read(fixture("stores").join(format!("{name}.logits.safetensors"))).unwrap()
+}
+
+/// The golden phimoe with the experts of layer 1 cut to bf16, so that its layers have experts of two sizes.
+fn mixed_checkpoint(folder: &Path) {
+    let golden = fixture("golden/phimoe");
+    std::fs::create_dir_all(folder).unwrap();
+    for name in ["config.json", "tokenizer.json", "tokenizer_config.json"] {
+        std::fs::copy(golden.join(name), folder.join(name)).unwrap();
+    }
+    let bytes = std::fs::read(golden.join("model.safetensors")).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let cut = |name: &str, data: &[u8]| match name.contains("layers.1.") && name.contains(".experts.") {
+        true => (safetensors::Dtype::BF16, data.as_chunks::<4>().0.iter().flat_map(|v| [v[2], v[3]]).collect()),
+        false => (safetensors::Dtype::F32, data.to_vec()),
+    };
+    let tensors: Vec<_> = file.iter().map(|(name, t)| (name, t.shape().to_vec(), cut(name, t.data()))).collect();
+    let views = tensors.iter().map(|(name, shape, (dtype, data))| {
+        (*name, safetensors::tensor::TensorView::new(*dtype, shape.clone(), data).unwrap())
+    });
+    std::fs::write(folder.join("model.safetensors"), safetensors::serialize(views, None).unwrap()).unwrap();
+}
+
+#[test]
+fn stores_of_format_1_and_their_upgrades_give_the_recorded_bits() {
+    for name in OLD {
+        let dir = tempfile::tempdir().unwrap();
+        let (store, out) = (dir.path().join("store"), dir.path().join("out"));
+        copied(&fixture("stores").join(name), &store);
+        for streamed in [&[][..], &["--cache-experts", "2"], &["--cache-experts", "1", "--reader", "pread"]] {
+            assert!(logits_with(&store, &out, streamed) == recorded(name), "{name} {streamed:?}");
+        }
+        larder_ok(&["verify", text(&store)]);
+        assert!(larder_ok(&["store", "upgrade", text(&store)]).contains("store format 2 instead of 1, 12 shards"));
+        larder_ok(&["verify", text(&store)]);
+        for streamed in [&[][..], &["--cache-experts", "2"], &["--cache-experts", "1", "--reader", "pread"]] {
+            assert!(logits_with(&store, &out, streamed) == recorded(name), "upgraded {name} {streamed:?}");
+        }
+        assert!(larder_ok(&["store", "upgrade", text(&store)]).contains("has store format 2 already"));
+    }
+}
+
+#[test]
+fn an_upgraded_store_has_the_shards_of_a_new_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let (checkpoint, new, old) = (dir.path().join("checkpoint"), dir.path().join("new"), dir.path().join("old"));
+    mixed_checkpoint(&checkpoint);
+    convert(&checkpoint, &new, &[]);
+    copied(&fixture("stores/v1-mixed"), &old);
+    larder_ok(&["store", "upgrade", text(&old)]);
+    let (new, old) = (contents(&new), contents(&old));
+    let shards: Vec<&PathBuf> = new.keys().filter(|name| name.starts_with("experts")).collect();
+    assert_eq!(shards.len(), 12);
+    assert!(shards.iter().all(|shard| new[*shard] == old[*shard]));
+}
+
+#[test]
+fn experts_of_several_sizes_stream_with_the_bits_of_the_checkpoint() {
+    let dir = tempfile::tempdir().unwrap();
+    let (checkpoint, store) = (dir.path().join("checkpoint"), dir.path().join("store"));
+    mixed_checkpoint(&checkpoint);
+    convert(&checkpoint, &store, &[]);
+    larder_ok(&["verify", text(&store)]);
+    let opened = Store::open(&store).unwrap();
+    assert!(opened.layout(LayerIdx(0)).bytes > opened.layout(LayerIdx(1)).bytes);
+    assert_eq!(opened.manifest().experts.classes.len(), 2);
+    let want = logits_with(&checkpoint, &dir.path().join("want"), &[]);
+    for flags in
+        ["--preload", "--cache-experts 1", "--cache-experts 3 --prefetch 2", "--cache-experts 4 --cache-scope global"]
+    {
+        let flags: Vec<&str> = flags.split(' ').collect();
+        assert!(logits_with(&store, &dir.path().join("got"), &flags) == want, "{flags:?}");
+    }
+}
+
+/// A GGUF file whose `down` matrices are q4_0 in layer 0 and f16 in layer 1, as files named after a mix of formats have
+/// them: the new data are appended, and the tensor's entry points to them.
+fn mixed_gguf(path: &Path) {
+    let golden = fixture("fixtures/gguf/tiny-olmoe-q4_0.gguf");
+    let mut bytes = std::fs::read(&golden).unwrap();
+    let source = Gguf::open(&golden).unwrap();
+    let name = source.expert_names().unwrap().matrices.down.tensor_name(LayerIdx(1), ExpertId(0));
+    let meta = source.meta(&name).unwrap();
+    assert_eq!(meta.kind, NumberFormat::Q4_0);
+    let mut stored = vec![0; meta.bytes];
+    source.read(&name, 0, &mut stored).unwrap();
+    let find = |bytes: &[u8], what: &[u8]| bytes.windows(what.len()).position(|window| window == what).unwrap();
+    // Behind its name, a tensor has the number of its dimensions, the dimensions, the number of its type and the offset.
+    let kind = find(&bytes, name.as_bytes()) + name.len() + 4 + 8 * meta.shape.len();
+    let offset = kind + 4;
+    assert_eq!(bytes[kind..offset], 2u32.to_le_bytes());
+    let old = u64::from_le_bytes(bytes[offset..][..8].try_into().unwrap());
+    let data_start = find(&bytes, &stored) - old as usize;
+    let values: Vec<f32> =
+        (0..meta.shape.iter().product()).map(|i: usize| (i * 37 % 101) as f32 * 0.01 - 0.5).collect();
+    let mut larger = vec![0; 2 * values.len()];
+    encode(NumberFormat::F16, &values, &mut larger).unwrap();
+    let end = (bytes.len() - data_start).next_multiple_of(32);
+    bytes.resize(data_start + end, 0);
+    bytes.extend(larger);
+    bytes[kind..offset].copy_from_slice(&1u32.to_le_bytes());
+    bytes[offset..][..8].copy_from_slice(&(end as u64).to_le_bytes());
+    std::fs::write(path, bytes).unwrap();
+}
+
+#[test]
+fn a_gguf_file_of_mixed_formats_streams_with_its_own_bits() {
+    let dir = tempfile::tempdir().unwrap();
+    let (gguf, store) = (dir.path().join("mixed.gguf"), dir.path().join("store"));
+    mixed_gguf(&gguf);
+    convert(&gguf, &store, &[]);
+    larder_ok(&["verify", text(&store)]);
+    let opened = Store::open(&store).unwrap();
+    let layouts = opened.manifest().geometry.moe_layers.iter().map(|layer| opened.layout(*layer));
+    let kinds: Vec<_> = layouts.map(|layout| layout.down.kind).collect();
+    assert_eq!(kinds, [NumberFormat::Q4_0, NumberFormat::F16]);
+    assert!(opened.layout(LayerIdx(1)).bytes > opened.layout(LayerIdx(0)).bytes);
+    let want = logits_with(&gguf, &dir.path().join("want"), &[]);
+    for flags in ["--preload", "--cache-experts 2", "--cache-experts 3 --cache-scope global --prefetch 1"] {
+        let flags: Vec<&str> = flags.split(' ').collect();
+        assert!(logits_with(&store, &dir.path().join("got"), &flags) == want, "{flags:?}");
+    }
+}
+
+#[test]
+fn the_embedding_is_read_row_by_row_where_the_head_has_its_own_weights() {
+    let dir = tempfile::tempdir().unwrap();
+    for (model, resident, table) in
+        [("phimoe", "keep", true), ("qwen2_moe", "q8_0", true), ("gpt_oss", "f16", true), ("mixtral", "keep", false)]
+    {
+        let (source, store) = (fixture("golden").join(model), dir.path().join(model));
+        convert(&source, &store, &["--resident", resident]);
+        assert_eq!(store.join("tables/model.embed_tokens.weight.safetensors").exists(), table, "{model}");
+        let shown = larder_ok(&["inspect", text(&store)]);
+        assert_eq!(shown.contains("(model.embed_tokens.weight), read row by row"), table, "{shown}");
+    }
+    // A damaged row is an error when it is first read, and verified beforehand by none but verify.
+    let store = dir.path().join("phimoe");
+    let table = store.join("tables/model.embed_tokens.weight.safetensors");
+    let mut bytes = std::fs::read(&table).unwrap();
+    bytes[5000] ^= 1;
+    std::fs::write(&table, bytes).unwrap();
+    let tokens = dir.path().join("tokens.json");
+    std::fs::write(&tokens, "[5, 17]").unwrap();
+    let run = ["logits", "-m", text(&store), "--tokens", text(&tokens), "--out", "/dev/null"];
+    let said = larder_refuses(&run);
+    assert!(said.contains("model.embed_tokens.weight.safetensors: rows 0 and following"), "{said}");
+    larder_refuses(&["verify", text(&store)]);
+}
+
+#[test]
+fn a_small_copy_is_written_shown_and_verified() {
+    let dir = tempfile::tempdir().unwrap();
+    let (with, without) = (dir.path().join("with"), dir.path().join("without"));
+    let source = fixture("golden/mixtral");
+    convert(&source, &with, &["--experts", "q8_0", "--small-copy", "q4_0"]);
+    convert(&source, &without, &["--experts", "q8_0"]);
+    larder_ok(&["verify", text(&with)]);
+    let shown = larder_ok(&["inspect", text(&with)]);
+    assert!(shown.contains("(gate q4_0, up q4_0, down q4_0) of every expert; not used yet"), "{shown}");
+    assert!(!larder_ok(&["inspect", text(&without)]).contains("small copy"));
+    let out = dir.path().join("out");
+    let streamed = ["--cache-experts", "2"];
+    assert!(logits_with(&with, &out, &streamed) == logits_with(&without, &out, &streamed));
+}
+
+#[test]
+fn a_killed_upgrade_ends_as_an_undisturbed_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let (undisturbed, store) = (dir.path().join("undisturbed"), dir.path().join("store"));
+    copied(&fixture("stores/v1-mixed"), &undisturbed);
+    larder_ok(&["store", "upgrade", text(&undisturbed)]);
+    let want = contents(&undisturbed);
+    let mut killed = 0;
+    for round in 0..30 {
+        copied(&fixture("stores/v1-mixed"), &store);
+        let args = ["store", "upgrade", text(&store)];
+        let mut child = command().args(args).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        std::thread::sleep(Duration::from_micros(700 * (round + 1)));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        if store.join("upgrade.json").exists() {
+            killed += 1;
+            let format_1 = !std::fs::read_to_string(store.join("larder.json")).unwrap().contains("\"format\": 2");
+            if format_1 {
+                assert!(larder_refuses(&["inspect", text(&store)]).contains("upgrade was not finished"));
+            }
+        }
+        larder_ok(&args);
+        assert!(contents(&store) == want, "round {round}: the store differs");
+        std::fs::remove_dir_all(&store).unwrap();
+    }
+    println!("{killed} upgrades were stopped half way");
+}
+
+/// A reader that was written from docs/store.md alone, where Python has what it needs; `LARDER_PYTHON` names an
+/// interpreter.
+#[test]
+fn a_second_reader_reads_every_form_of_store() {
+    let python = std::env::var("LARDER_PYTHON").unwrap_or_else(|_| "python3".into());
+    let there = Command::new(&python).args(["-c", "import xxhash, numpy"]).output();
+    if !there.is_ok_and(|o| o.status.success()) {
+        println!("skipped: {python} has no numpy or xxhash package");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let script = fixture("../scripts/check/read_store.py");
+    let read = |store: &Path, layer: &str| {
+        let output = Command::new(&python).args([text(&script), text(store), layer, "0"]).output().unwrap();
+        (
+            output.status.success(),
+            String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr),
+        )
+    };
+    let mixed = dir.path().join("mixed-checkpoint");
+    mixed_checkpoint(&mixed);
+    let golden = |name: &str| fixture("golden").join(name);
+    for (i, (source, layer, flags)) in [
+        (golden("gpt_oss"), "1", "--experts keep"),
+        (golden("olmoe"), "1", "--experts q8_0 --resident q8_0 --small-copy q4_0"),
+        (golden("qwen3_moe"), "1", "--experts q4_0 --resident q8_0"),
+        (golden("mixtral"), "0", "--experts bf16"),
+        (mixed, "1", "--experts keep"),
+        (fixture("fixtures/gguf/tiny-qwen3moe-q4_k.gguf"), "0", "--experts keep"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let store = dir.path().join(i.to_string());
+        convert(&source, &store, &flags.split(' ').collect::<Vec<_>>());
+        let (good, said) = read(&store, layer);
+        assert!(good && said.contains("experts up: "), "{}: {said}", source.display());
+        let shard = store.join(format!("experts/L00{layer}/E000.safetensors"));
+        let mut bytes = std::fs::read(&shard).unwrap();
+        bytes[4096 + 1000] ^= 1;
+        std::fs::write(&shard, bytes).unwrap();
+        let (good, said) = read(&store, layer);
+        assert!(!good && said.contains("segment 0 does not match its checksum"), "{said}");
+    }
+}
