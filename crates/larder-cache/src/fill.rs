@@ -1,5 +1,5 @@
 //! Filling slots: reads of experts into slots in memory, on demand and as prefetches, and the check of what arrives. Both
-//! caches read this way; they differ in who is told that an expert has arrived.
+//! caches read this way; each tells a ledger of its own that an expert has arrived.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -29,17 +29,17 @@ pub fn step(
 ) -> Result<Vec<Vec<f32>>, ModelError> {
     let mut spans: Vec<Span> =
         parts.iter_mut().map(|part| part.sequence.next_span(part.most, part.logits_for)).collect();
-    let rows: Vec<usize> = spans.iter().map(|span| span.logits_for.count(span.tokens.len())).collect();
     match decoder.step(&mut spans, experts, tap) {
-        Ok(logits) if rows.len() == 1 => Ok(vec![logits]),
+        Ok(logits) if spans.len() == 1 => Ok(vec![logits]),
         Ok(logits) => {
             let mut rest = &logits[..];
-            let take = |rows: usize| {
+            let take = |span: &Span| {
+                let rows = span.logits_for.count(span.tokens.len());
                 let (own, others) = rest.split_at(rows * decoder.vocab());
                 rest = others;
                 own.to_vec()
             };
-            Ok(rows.into_iter().map(take).collect())
+            Ok(spans.iter().map(take).collect())
         }
         Err(error) => {
             parts.iter_mut().for_each(|part| part.sequence.discard_failed_step());

@@ -216,10 +216,15 @@ impl Decoder {
 
     fn embed(&self, spans: &[Span]) -> Result<Tensor> {
         let hidden = self.stack.geometry.hidden;
-        let tokens: Vec<u32> = spans.iter().flat_map(|span| span.tokens).copied().collect();
-        let mut x = vec![0.0; tokens.len() * hidden];
-        self.stack.embed.fill(&tokens, &mut x)?;
-        let x = Tensor::from_vec(x, (tokens.len(), hidden), &Device::Cpu)?;
+        let tokens = spans.iter().map(|span| span.tokens.len()).sum::<usize>();
+        let mut x = vec![0.0; tokens * hidden];
+        let mut rest = &mut x[..];
+        for span in spans {
+            let (own, others) = rest.split_at_mut(span.tokens.len() * hidden);
+            self.stack.embed.fill(span.tokens, own)?;
+            rest = others;
+        }
+        let x = Tensor::from_vec(x, (tokens, hidden), &Device::Cpu)?;
         scaled(x, self.stack.factors.embedding)
     }
 

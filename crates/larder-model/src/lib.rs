@@ -18,7 +18,7 @@
 //! use std::sync::Arc;
 //!
 //! use larder_core::{ExpertLayout, NumberFormat, RowOrder, TensorMeta, Tensors, TensorsError};
-//! use larder_model::{AllResident, ComputeContext, Decoder, LogitsFor, blueprint};
+//! use larder_model::{AllResident, ComputeContext, Decoder, Span, blueprint};
 //!
 //! struct Zeros(BTreeMap<String, TensorMeta>);
 //!

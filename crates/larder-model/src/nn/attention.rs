@@ -96,14 +96,14 @@ impl Mixer for Attention {
         }
         let seen = pass.visible_ranges(self.mask);
         with_f32(&q, |q| {
-            let tasks = pass.split(&mut mixed, q_width).zip(&seen).enumerate().map(|(i, ((span, out), seen))| {
+            let tasks = pass.split(&mut mixed, q_width).enumerate().map(|(i, (span, out))| {
                 let args = AttentionArgs {
                     queries: span.rows(q, q_width),
                     heads,
                     keys: states.of(i).keys.view(head_dim),
                     values: states.of(i).values.view(head_dim),
                     kv_heads,
-                    seen,
+                    seen: span.rows(&seen, 1),
                     scale: self.scale as f32,
                     sinks: self.sinks.as_deref(),
                 };

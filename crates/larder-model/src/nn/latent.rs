@@ -113,15 +113,15 @@ impl Mixer for LatentAttention {
         }
         let seen = pass.visible_ranges(AttentionMask::Causal);
         with_f32(&query, |q| {
-            let spans = pass.split(&mut mixed, heads * kv_rank).zip(&seen).enumerate();
-            let tasks = spans.map(|(i, ((span, out), seen))| {
+            let spans = pass.split(&mut mixed, heads * kv_rank).enumerate();
+            let tasks = spans.map(|(i, (span, out))| {
                 let args = AttentionArgs {
                     queries: span.rows(q, heads * width),
                     heads,
                     keys: states.of(i).keys.view(width),
                     values: states.of(i).keys.view(kv_rank),
                     kv_heads: 1,
-                    seen,
+                    seen: span.rows(&seen, 1),
                     scale: self.scale as f32,
                     sinks: None,
                 };

@@ -54,9 +54,9 @@ impl ForwardPass {
         self.origins.len()
     }
 
-    /// For each span, the range of positions that each of its tokens attends to, its own included.
-    pub fn visible_ranges(&self, mask: AttentionMask) -> Vec<Vec<Range<usize>>> {
-        self.spans.iter().map(|span| span.visible_ranges(mask)).collect()
+    /// The range of positions that each token attends to, its own included, for the tokens of all spans.
+    pub fn visible_ranges(&self, mask: AttentionMask) -> Vec<Range<usize>> {
+        self.positions().map(|at| mask.first_visible(at)..at + 1).collect()
     }
 
     /// Each span with its part of `values [step tokens, width]`.
@@ -79,13 +79,8 @@ impl ForwardPass {
 }
 
 impl SpanPositions {
-    /// The range of positions that each token attends to, its own included.
-    pub fn visible_ranges(&self, mask: AttentionMask) -> Vec<Range<usize>> {
-        (self.start..self.start + self.tokens).map(|at| mask.first_visible(at)..at + 1).collect()
-    }
-
     /// The part of `values [step tokens, width]` that belongs to this span.
-    pub fn rows<'a>(&self, values: &'a [f32], width: usize) -> &'a [f32] {
+    pub fn rows<'a, T>(&self, values: &'a [T], width: usize) -> &'a [T] {
         &values[self.first_row * width..][..self.tokens * width]
     }
 }
@@ -113,7 +108,9 @@ mod tests {
                         (0..=i).filter(sees).collect()
                     })
                     .collect();
-                let seen = SpanPositions { start, tokens, first_row: 0 }.visible_ranges(mask);
+                let spans = vec![SpanPositions { start, tokens, first_row: 0 }];
+                let pass = ForwardPass { spans, origins: vec![TokenOrigin::default(); tokens], rope: None };
+                let seen = pass.visible_ranges(mask);
                 let seen: Vec<Vec<usize>> = seen.into_iter().map(Iterator::collect).collect();
                 assert_eq!(seen, want, "{mask:?} at {start}+{tokens}");
             }

@@ -11,7 +11,6 @@ use serde_json::Value;
 
 use crate::{
     error::{Result, StoreError, StoreErrorKind},
-    expert_set::ExpertSet,
     expert_source::ExpertSource,
     file::read_small,
     manifest::{Manifest, RESIDENT_FILE},
@@ -19,6 +18,7 @@ use crate::{
     resident::{ResidentTensors, check_resident},
     row_table::RowTable,
     shard::{EXPERTS, SMALL_EXPERTS, Shard, checksum_of},
+    shard_set::ShardSet,
     source::{SIDECAR_LIMIT, Source, SourceFile},
 };
 
@@ -27,8 +27,8 @@ pub struct Store {
     path: PathBuf,
     manifest: Manifest,
     hash: String,
-    experts: ExpertSet,
-    small_experts: Option<ExpertSet>,
+    experts: ShardSet,
+    small_experts: Option<ShardSet>,
     resident: ResidentTensors,
     /// Row tables by the name of their tensor.
     tables: BTreeMap<String, Arc<RowTable>>,
@@ -52,9 +52,9 @@ impl Store {
             let what = "does not match the manifest: its header or length differs";
             return Err(StoreError::new(StoreErrorKind::Mismatch, &resident_path, what));
         }
-        let experts = ExpertSet::open(path, EXPERTS, &manifest.experts, &manifest.geometry)?;
+        let experts = ShardSet::open(path, EXPERTS, &manifest.experts, &manifest.geometry)?;
         let small = manifest.small_experts.as_ref();
-        let small = small.map(|files| ExpertSet::open(path, SMALL_EXPERTS, files, &manifest.geometry));
+        let small = small.map(|files| ShardSet::open(path, SMALL_EXPERTS, files, &manifest.geometry));
         let mut tables = BTreeMap::new();
         for table in &manifest.tables {
             if resident.meta(&table.name).is_some() {
@@ -75,7 +75,7 @@ impl Store {
     /// Checks that no shard is missing.
     pub fn require_all(&self) -> Result<()> {
         self.experts.require_all()?;
-        self.small_experts.as_ref().map_or(Ok(()), ExpertSet::require_all)
+        self.small_experts.as_ref().map_or(Ok(()), ShardSet::require_all)
     }
 
     /// The manifest of the store.

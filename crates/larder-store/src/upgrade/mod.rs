@@ -10,11 +10,11 @@ use crate::{
     atomic_file::{sync_folder, write_atomically},
     convert::{Progress, check_space, lock},
     error::{Result, StoreError},
-    expert_set::ExpertSet,
     file::ReadAt,
     manifest::{ExpertChecksums, ExpertClass, ExpertFiles, FORMAT_VERSION, MANIFEST_FILE, Manifest},
     parallel::parallel,
     shard::{DATA_START, EXPERTS, Shard},
+    shard_set::ShardSet,
 };
 
 /// Name of the file that marks an unfinished upgrade.
@@ -64,7 +64,7 @@ pub fn upgrade(store: &Path, progress: &dyn Progress) -> Result<UpgradeReport> {
 
 struct Upgrade {
     /// The shards as the manifest of format 1 describes them.
-    set: ExpertSet,
+    set: ShardSet,
     /// The class of each MoE row in the current format.
     classes: Vec<ExpertClass>,
     /// Experts per MoE layer.
@@ -74,7 +74,7 @@ struct Upgrade {
 impl Upgrade {
     fn of(store: &Path, manifest: &Manifest) -> Result<Self> {
         let (files, geometry) = (&manifest.experts, &manifest.geometry);
-        let set = ExpertSet::listed(store, EXPERTS, files, geometry)?;
+        let set = ShardSet::listed(store, EXPERTS, files, geometry)?;
         let layouts = files.layouts(geometry).map_err(|what| StoreError::malformed(store, what))?;
         let too_large = || StoreError::malformed(store, "has experts that are too large to address");
         let classes = layouts.values().map(ExpertClass::of).collect::<Option<_>>().ok_or_else(too_large)?;

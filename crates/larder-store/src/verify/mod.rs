@@ -12,13 +12,13 @@ use larder_core::ExpertId;
 use crate::{
     convert::Progress,
     error::{Result, StoreError, StoreErrorKind},
-    expert_set::ExpertSet,
     file::read_small,
     manifest::{ExpertChecksums, ExpertFiles, MANIFEST_FILE, Manifest, RESIDENT_FILE},
     parallel::parallel,
     resident::ResidentTensors,
     row_table::{RowTable, TABLES, TableFile},
     shard::{DATA_START, EXPERTS, SMALL_EXPERTS, Shard, checksum_of, layer_folder, shard_path_in},
+    shard_set::ShardSet,
 };
 
 /// Largest number of problems and of unknown files that are listed; further problems are only counted.
@@ -65,10 +65,10 @@ impl VerifyReport {
 /// Fails only if there is no valid manifest; all other problems are in the report.
 pub fn verify(path: &Path, progress: &dyn Progress) -> Result<VerifyReport> {
     let (manifest, _) = Manifest::read(path)?;
-    let sets = expert_files(&manifest).map(|(name, files)| ExpertSet::listed(path, name, files, &manifest.geometry));
+    let sets = expert_files(&manifest).map(|(name, files)| ShardSet::listed(path, name, files, &manifest.geometry));
     let sets = sets.collect::<Result<Vec<_>>>()?;
     let shards = sets.iter().flat_map(|set| set.shards_with_checksums().map(move |(shard, sums)| (set, shard, sums)));
-    let shards: Vec<(&ExpertSet, Shard, &ExpertChecksums)> = shards.collect();
+    let shards: Vec<(&ShardSet, Shard, &ExpertChecksums)> = shards.collect();
     progress.begin(store_bytes(&manifest));
     let report = Mutex::new(VerifyReport::default());
     let note = |bytes, outcome| report.lock().expect("no thread panics while it holds the lock").note(bytes, outcome);

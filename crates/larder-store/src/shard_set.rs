@@ -21,7 +21,7 @@ const HEADER: u8 = 1 << SEGMENTS;
 const ALL: u8 = (HEADER << 1) - 1;
 
 /// A set of shards, each checked when it is first read.
-pub struct ExpertSet {
+pub struct ShardSet {
     store: PathBuf,
     /// Folder of the set.
     name: &'static str,
@@ -34,7 +34,7 @@ pub struct ExpertSet {
     missing: BTreeSet<(LayerIdx, ExpertId)>,
 }
 
-impl ExpertSet {
+impl ShardSet {
     /// The set `name` of the store at `store`. Lengths of the shards are checked, and shards may be missing.
     pub fn open(store: &Path, name: &'static str, files: &ExpertFiles, geometry: &Geometry) -> Result<Self> {
         let mut set = Self::listed(store, name, files, geometry)?;
@@ -54,7 +54,7 @@ impl ExpertSet {
         let layouts = files.layouts(geometry).map_err(|what| StoreError::malformed(store, what))?;
         let checked = (0..geometry.expert_count()).map(|_| AtomicU8::new(0)).collect();
         let (store, files, experts) = (store.to_owned(), files.clone(), geometry.experts);
-        Ok(ExpertSet { store, name, files, layouts, experts, checked, missing: BTreeSet::new() })
+        Ok(ShardSet { store, name, files, layouts, experts, checked, missing: BTreeSet::new() })
     }
 
     /// Whether the shard of an expert exists.
@@ -144,7 +144,7 @@ impl ExpertSet {
     }
 }
 
-impl ExpertSource for ExpertSet {
+impl ExpertSource for ShardSet {
     fn layout(&self, layer: LayerIdx) -> &ExpertLayout {
         &self.layouts[&layer]
     }
