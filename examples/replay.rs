@@ -12,7 +12,7 @@ const POLICIES: [&str; 4] = ["lru", "lfu", "lfru:half-life=32", "s3fifo"];
 
 fn main() -> Result<(), Box<dyn Error>> {
     let recorded = || concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/traces/gpt-oss-slice.safetensors").into();
-    let trace = Trace::read(&std::env::args_os().nth(1).map_or_else(recorded, PathBuf::from))?;
+    let trace = Trace::read(std::env::args_os().nth(1).map_or_else(recorded, PathBuf::from))?;
     println!("{} tokens through {} layers of {} experts", trace.tokens(), trace.rows, trace.experts);
     println!("misses, and in brackets the share of the gap from lru to belady that a policy closes");
     for quarters in 1..4 {

@@ -240,8 +240,8 @@ impl State {
     fn send(&mut self, tasks: &[Task], placed: &[PlacedTask]) -> Result<u64> {
         let State { args: upload, pages, .. } = self;
         let tasks = tasks.iter().map(|task| &task.args).filter(|args| !args.seen.is_empty());
-        let total =
-            placed.last().map_or(0, |last| last.at) + tasks.clone().last().map_or(0, |args| Arrays::of(args).bytes);
+        let total = placed.last().map_or(0, |last| last.at)
+            + tasks.clone().next_back().map_or(0, |args| Arrays::of(args).bytes);
         let (list, mut bytes) = upload.begin(total)?;
         for (args, placed) in tasks.zip(placed) {
             let arrays = Arrays::of(args);

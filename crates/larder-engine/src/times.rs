@@ -72,7 +72,7 @@ impl Tap for TimingTap<'_> {
     fn compute_time(&mut self, time: ComputeTime) {
         self.times.products += time.products;
         self.times.attention += time.attention;
-        self.times.pool = self.times.pool + time.pool;
+        self.times.pool += time.pool;
         self.tap.compute_time(time);
     }
 }

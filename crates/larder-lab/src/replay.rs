@@ -69,7 +69,7 @@ impl ReplayResult {
     /// Adds the counts of another replay, whose sequences come after these.
     pub fn add(&mut self, other: &ReplayResult) {
         self.tokens += other.tokens;
-        self.counts = self.counts + other.counts;
+        self.counts += other.counts;
         self.rows.resize(self.rows.len().max(other.rows.len()), RowCounts::default());
         for (sum, row) in self.rows.iter_mut().zip(&other.rows) {
             sum.hits += row.hits;

@@ -49,8 +49,10 @@ impl CachedRows {
 
     fn with_capacity(rows: Arc<dyn TensorRows>, capacity: usize) -> Self {
         let meta = rows.meta();
-        let row_bytes = meta.bytes / meta.shape.first().copied().unwrap_or(1).max(1);
-        let cache = RowCache { row_bytes, capacity, bytes: vec![], places: BTreeMap::new(), uses: vec![], clock: 0 };
+        let all = meta.shape.first().copied().unwrap_or(1).max(1);
+        let (row_bytes, capacity) = (meta.bytes / all, capacity.min(all));
+        let bytes = Vec::with_capacity(capacity * row_bytes);
+        let cache = RowCache { row_bytes, capacity, bytes, places: BTreeMap::new(), uses: vec![], clock: 0 };
         CachedRows { rows, cache: Mutex::new(cache) }
     }
 }
@@ -72,7 +74,7 @@ struct RowCache {
     row_bytes: usize,
     /// Largest number of rows.
     capacity: usize,
-    /// `[places, row_bytes]`; grows with the first uses.
+    /// `[places, row_bytes]`; grows with the first uses, inside the memory that was reserved for it.
     bytes: Vec<u8>,
     /// The place of each cached token.
     places: BTreeMap<u32, usize>,

@@ -74,7 +74,7 @@ impl Telemetry {
         };
         totals.tokens += step.tokens;
         totals.time += step.time;
-        totals.times = totals.times + step.times;
+        totals.times += step.times;
         totals.traffic = totals.traffic + passed;
         if let Some((_, file)) = &mut self.file {
             let line = csv_line(self.steps, phase, step, &passed);

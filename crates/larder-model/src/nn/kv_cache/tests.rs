@@ -96,7 +96,7 @@ impl Naive {
             };
             for part in parts {
                 let pages = self.pages.entry((i, part)).or_default();
-                if at % KV_PAGE_TOKENS == 0 {
+                if at.is_multiple_of(KV_PAGE_TOKENS) {
                     pages.push(Some(fresh()));
                 }
                 let last = pages.last_mut().unwrap();
@@ -108,7 +108,7 @@ impl Naive {
         let shared = |id: usize| others.contains(&id) || self.checkpoints.iter().any(|(_, state)| *state == id);
         let state = self.state.filter(|id| !shared(*id)).unwrap_or_else(fresh);
         self.state = Some(state);
-        if (at + 1) % POLICY.every == 0 {
+        if (at + 1).is_multiple_of(POLICY.every) {
             self.checkpoints.push((at + 1, state));
             let at: Vec<usize> = self.checkpoints.iter().map(|(at, _)| *at).collect();
             POLICY.superfluous(&at).map(|i| self.checkpoints.remove(i));
