@@ -228,10 +228,17 @@ impl Gate {
         }
     }
 
-    /// The experts of the `top_k` largest values, in descending order; the lower index wins a tie.
+    /// The experts of the `top_k` largest values, in descending order; the lower index wins a tie, NaN comes last.
     pub fn choose(&self, values: &[f32], out: &mut Vec<ExpertId>) {
+        let key = |e: &ExpertId| if values[e.index()].is_nan() { f32::NEG_INFINITY } else { values[e.index()] };
+        let descending = |a: &ExpertId, b: &ExpertId| key(b).total_cmp(&key(a)).then(a.cmp(b));
         out.clear();
-        out.extend(best(values, self.top_k).into_iter().map(|i| ExpertId(i as u16)));
+        out.extend((0..values.len()).map(|i| ExpertId(i as u16)));
+        if self.top_k < out.len() {
+            out.select_nth_unstable_by(self.top_k, descending);
+            out.truncate(self.top_k);
+        }
+        out.sort_unstable_by(descending);
     }
 
     /// The weights of `chosen`, in the same order, from the unmodified logits.
@@ -239,10 +246,9 @@ impl Gate {
         let logit = |e: &ExpertId| logits[e.index()];
         match self.weighting {
             Weighting::Score { renorm, scale } => {
-                let mut scores = Vec::with_capacity(logits.len());
-                self.scores(logits, &mut scores);
-                out.clear();
-                out.extend(chosen.iter().map(|e| scores[e.index()]));
+                self.scores(logits, out);
+                chosen.iter().for_each(|e| out.push(out[e.index()]));
+                out.drain(..logits.len());
                 let sum: f32 = out.iter().sum();
                 let divisor = match renorm {
                     Renorm::No => 1.0,
@@ -353,19 +359,6 @@ fn softmax(values: &mut [f32]) {
     values.iter_mut().for_each(|v| *v /= sum);
 }
 
-/// The indices of the `k` largest values in descending order; the lower index wins a tie, NaN comes last.
-fn best(values: &[f32], k: usize) -> Vec<usize> {
-    let key = |i: &usize| if values[*i].is_nan() { f32::NEG_INFINITY } else { values[*i] };
-    let mut order: Vec<usize> = (0..values.len()).collect();
-    let descending = |a: &usize, b: &usize| key(b).total_cmp(&key(a)).then(a.cmp(b));
-    if k < order.len() {
-        order.select_nth_unstable_by(k, descending);
-        order.truncate(k);
-    }
-    order.sort_unstable_by(descending);
-    order
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -444,7 +437,9 @@ mod tests {
 
     #[test]
     fn ties_go_to_the_lower_index_and_nan_comes_last() {
-        assert_eq!(best(&[1.0, 2.0, 2.0, f32::NAN], 4), [1, 2, 0, 3]);
+        let mut chosen = Vec::new();
+        Gate::softmax(4, 4, false).choose(&[1.0, 2.0, 2.0, f32::NAN], &mut chosen);
+        assert_eq!(chosen, [1, 2, 0, 3].map(ExpertId));
     }
 
     #[test]

@@ -138,8 +138,8 @@ impl Sampler {
         if self.sampling.temperature == 0.0 {
             return Ok(best as u32);
         }
-        self.weigh(logits, logits[best]);
-        self.keep_top_k();
+        self.collect_top_k(logits);
+        self.weigh(logits[best]);
         self.keep_top_p();
         self.keep_min_p();
         Ok(self.draw())
@@ -175,50 +175,79 @@ impl Sampler {
         }
     }
 
-    fn weigh(&mut self, logits: &[f32], best: f32) {
-        let temperature = f64::from(self.sampling.temperature);
-        let weight = |logit: f32| ((f64::from(logit) - f64::from(best)) / temperature).exp();
-        let candidate = |(id, &logit): (usize, &f32)| Candidate { id: id as u32, logit, weight: weight(logit) };
+    /// Makes candidates of all tokens or, with top-k, of the best ones, sorted.
+    fn collect_top_k(&mut self, logits: &[f32]) {
+        let candidate = |(id, &logit): (usize, &f32)| Candidate { id: id as u32, logit, weight: 0.0 };
+        let (k, all) = (self.sampling.top_k, logits.iter().enumerate().map(candidate));
         self.candidates.clear();
-        self.candidates.extend(logits.iter().enumerate().map(candidate));
-    }
-
-    fn keep_top_k(&mut self) {
-        let k = self.sampling.top_k;
-        if k == 0 || k >= self.candidates.len() {
-            return;
+        if k == 0 || k >= logits.len() {
+            return self.candidates.extend(all);
         }
-        let (_, last, _) = self.candidates.select_nth_unstable_by(k - 1, by_rank);
-        let least = last.logit;
-        self.candidates.retain(|candidate| candidate.logit >= least);
+        // The best so far are kept beside new ones until there are twice as many.
+        let (mut least, mut limit) = (f32::NEG_INFINITY, 2 * k);
+        for candidate in all {
+            if candidate.logit < least {
+                continue;
+            }
+            self.candidates.push(candidate);
+            if self.candidates.len() > limit {
+                least = self.keep_best(k);
+                limit = 2 * self.candidates.len();
+            }
+        }
+        self.keep_best(k);
         self.candidates.sort_unstable_by(by_rank);
     }
 
-    /// Sorts only as many candidates as needed: few tokens usually hold most of the probability.
+    /// Keeps the best `k` candidates and those equal to the last of them, whose logit is returned.
+    fn keep_best(&mut self, k: usize) -> f32 {
+        let (_, last, _) = self.candidates.select_nth_unstable_by(k - 1, by_rank);
+        let least = last.logit;
+        self.candidates.retain(|candidate| candidate.logit >= least);
+        least
+    }
+
+    fn weigh(&mut self, best: f32) {
+        let temperature = f64::from(self.sampling.temperature);
+        for Candidate { logit, weight, .. } in &mut self.candidates {
+            *weight = ((f64::from(*logit) - f64::from(best)) / temperature).exp();
+        }
+    }
+
     fn keep_top_p(&mut self) {
         if self.sampling.top_p == 1.0 {
             return;
         }
         let enough = f64::from(self.sampling.top_p) * self.candidates.iter().map(|c| c.weight).sum::<f64>();
-        let mut sorted = 256;
-        loop {
-            let part = sorted_front(&mut self.candidates, sorted);
-            let mut before = 0.0;
-            let reached = part.iter().position(|candidate| {
-                let full = before >= enough;
-                before += candidate.weight;
-                full
-            });
-            let keep = reached.unwrap_or(part.len());
-            if keep < part.len() || part.len() == self.candidates.len() {
-                return self.candidates.truncate(keep);
+        self.keep_heavy(enough);
+        self.candidates.sort_unstable_by(by_rank);
+        let mut before = 0.0;
+        let reached = self.candidates.iter().position(|candidate| {
+            let full = before >= enough;
+            before += candidate.weight;
+            full
+        });
+        self.candidates.truncate(reached.unwrap_or(self.candidates.len()));
+    }
+
+    /// Drops light candidates that are not needed for a weight of `enough`, so that few are left to be sorted: few tokens
+    /// usually hold most of the probability.
+    fn keep_heavy(&mut self, enough: f64) {
+        // More than enough by what the order of a sum can change.
+        let enough = enough * (1.0 + 1e-9);
+        for least in [1e-1, 1e-2, 1e-3, 1e-4, 1e-6] {
+            let heavy = |candidate: &Candidate| candidate.weight >= least;
+            if self.candidates.iter().filter(|c| heavy(c)).map(|c| c.weight).sum::<f64>() >= enough {
+                return self.candidates.retain(heavy);
             }
-            sorted *= 8;
         }
     }
 
     fn keep_min_p(&mut self) {
         let least = f64::from(self.sampling.min_p);
+        if least == 0.0 {
+            return;
+        }
         self.candidates.retain(|candidate| candidate.weight >= least);
     }
 
@@ -245,16 +274,6 @@ fn most_likely(logits: &[f32]) -> Option<usize> {
 /// Higher logits first, then lower ids.
 fn by_rank(a: &Candidate, b: &Candidate) -> Ordering {
     b.logit.total_cmp(&a.logit).then(a.id.cmp(&b.id))
-}
-
-/// Moves the `count` best candidates to the front, sorted.
-fn sorted_front(candidates: &mut [Candidate], count: usize) -> &[Candidate] {
-    if count < candidates.len() {
-        candidates.select_nth_unstable_by(count, by_rank);
-    }
-    let front = count.min(candidates.len());
-    candidates[..front].sort_unstable_by(by_rank);
-    &candidates[..front]
 }
 
 #[cfg(test)]

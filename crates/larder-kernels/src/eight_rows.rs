@@ -12,7 +12,12 @@ pub struct EightRows<const INTERLEAVED: bool>([*const u8; ROW_GROUP]);
 impl<const INTERLEAVED: bool> EightRows<INTERLEAVED> {
     #[inline]
     pub fn of(panel: &Panel) -> Self {
-        EightRows(std::array::from_fn(|r| panel.bytes[r.min(panel.rows - 1) * panel.row_bytes..].as_ptr()))
+        match INTERLEAVED {
+            true => EightRows([panel.bytes.as_ptr(); ROW_GROUP]),
+            false => {
+                EightRows(std::array::from_fn(|r| panel.bytes[r.min(panel.rows - 1) * panel.row_bytes..].as_ptr()))
+            }
+        }
     }
 
     /// The block at `index` of all rows.

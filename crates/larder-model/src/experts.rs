@@ -65,22 +65,41 @@ pub trait ExpertPath {
 
 /// The model's own top k for every token of a call.
 pub fn route(call: &MoeCall) -> Routed {
-    let mut routed = Routed::default();
-    let (mut values, mut ids, mut weights) = (Vec::new(), Vec::new(), Vec::new());
-    for logits in call.logits.chunks_exact(call.gate.experts) {
+    let (mut routed, mut values) = (Routed::default(), Vec::new());
+    let mut route_one = |logits: &[f32], ids: &mut Vec<ExpertId>, weights: &mut Vec<f32>| {
         call.gate.selection_scores(logits, &mut values);
-        call.gate.choose(&values, &mut ids);
-        call.gate.weights(logits, &ids, &mut weights);
+        call.gate.choose(&values, ids);
+        call.gate.weights(logits, ids, weights);
+    };
+    if call.tokens == 1 {
+        route_one(call.logits, &mut routed.ids, &mut routed.weights);
+        return routed;
+    }
+    let (mut ids, mut weights) = (Vec::new(), Vec::new());
+    for logits in call.logits.chunks_exact(call.gate.experts) {
+        route_one(logits, &mut ids, &mut weights);
         routed.ids.extend_from_slice(&ids);
         routed.weights.extend_from_slice(&weights);
     }
     routed
 }
 
+/// Choices among which [`wanted_experts`] finds a repeated expert by looking at all.
+const FEW: usize = 32;
+
 /// The distinct experts in `ids [tokens, k]`, in order of first use, each with the number of tokens that chose it.
 pub fn wanted_experts(ids: &[ExpertId], experts: usize) -> Vec<WantedExpert> {
+    let mut wanted: Vec<WantedExpert> = Vec::with_capacity(ids.len().min(experts));
+    if ids.len() <= FEW {
+        for expert in ids.iter().copied().filter(|id| *id != ExpertId::NONE) {
+            match wanted.iter_mut().find(|w| w.expert == expert) {
+                Some(earlier) => earlier.tokens += 1,
+                None => wanted.push(WantedExpert { expert, tokens: 1 }),
+            }
+        }
+        return wanted;
+    }
     let mut places = vec![usize::MAX; experts];
-    let mut wanted: Vec<WantedExpert> = Vec::new();
     for expert in ids.iter().copied().filter(|id| *id != ExpertId::NONE) {
         match &mut places[expert.index()] {
             place if *place == usize::MAX => {
@@ -102,5 +121,9 @@ mod tests {
         let ids = [3, 1, 1, u16::MAX, 0, 3, 2].map(ExpertId);
         let wanted: Vec<(u16, usize)> = wanted_experts(&ids, 4).iter().map(|w| (w.expert.0, w.tokens)).collect();
         assert_eq!(wanted, [(3, 2), (1, 2), (0, 1), (2, 1)]);
+        let many: Vec<ExpertId> = ids.iter().cycle().take(ids.len() * 10).copied().collect();
+        let wanted_of_many: Vec<(u16, usize)> =
+            wanted_experts(&many, 4).iter().map(|w| (w.expert.0, w.tokens)).collect();
+        assert_eq!(wanted_of_many, wanted.iter().map(|(e, n)| (*e, n * 10)).collect::<Vec<_>>());
     }
 }

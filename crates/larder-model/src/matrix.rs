@@ -185,10 +185,11 @@ impl Linear {
                 batch.multiply()
             })
         })??;
-        let mut outs = outs.into_iter();
-        let finished = linears.map(|l| l.finish(outs.next().expect("one output per product"), tokens));
-        let all: Vec<Tensor> = finished.into_iter().collect::<Result<_>>()?;
-        Ok(all.try_into().expect("one tensor per product"))
+        let mut all = [const { None }; N];
+        for ((place, linear), out) in all.iter_mut().zip(linears).zip(outs) {
+            *place = Some(linear.finish(out, tokens)?);
+        }
+        Ok(all.map(|y| y.expect("one tensor per product")))
     }
 
     fn finish(&self, out: Vec<f32>, tokens: usize) -> Result<Tensor> {

@@ -2,6 +2,7 @@
 
 use std::f64::consts::PI;
 use std::ops::Range;
+use std::sync::OnceLock;
 
 use candle_core::{Device, Tensor};
 
@@ -19,7 +20,12 @@ pub struct Rope {
     dim: usize,
     theta: f64,
     scaling: Scaling,
+    /// Computed at first use, where they do not depend on the length of the sequence.
+    fixed: OnceLock<Frequencies>,
 }
+
+/// Frequencies `[dim / 2]`, and the factor on cosines and sines.
+type Frequencies = (Vec<f32>, f64);
 
 #[derive(Clone, Debug, PartialEq)]
 enum Scaling {
@@ -140,7 +146,7 @@ impl Rope {
             let what = format!("rope_theta {theta} with {dim} of {head_dim} values of a head rotated is out of range");
             return Err(config_error(what));
         }
-        let rope = Rope { dim, theta, scaling };
+        let rope = Rope { dim, theta, scaling, fixed: OnceLock::new() };
         rope.check()?;
         Ok((rope, Rotary { dim, interleaved: false }))
     }
@@ -151,7 +157,7 @@ impl Rope {
         let (beta_fast, beta_slow, truncate, amplitude) = (32.0, 1.0, false, log_scale(factor, 1.0));
         let mscale_all_dim = None;
         let yarn = Yarn { factor, trained, beta_fast, beta_slow, truncate, amplitude, mscale_all_dim };
-        Rope { scaling: Scaling::Yarn(yarn), ..self }
+        Rope { scaling: Scaling::Yarn(yarn), fixed: OnceLock::new(), ..self }
     }
 
     fn check(&self) -> Result<()> {
@@ -196,13 +202,19 @@ impl Rope {
 
     /// Appends the angles of `positions`, in a sequence of `horizon` tokens, to a table.
     pub fn extend(&self, table: &mut RopeTable, positions: Range<usize>, horizon: usize) {
-        let (frequencies, amplitude) = self.frequencies(horizon);
+        let of_horizon;
+        let (frequencies, amplitude) = match self.scaling {
+            Scaling::Dynamic { .. } | Scaling::Long(_) => {
+                of_horizon = self.frequencies(horizon);
+                &of_horizon
+            }
+            _ => self.fixed.get_or_init(|| self.frequencies(horizon)),
+        };
         let angles = positions.flat_map(|p| frequencies.iter().map(move |f| (p as f32 * f) as f64));
         table.0.extend(angles.map(|a| ((a.cos() * amplitude) as f32, (a.sin() * amplitude) as f32)));
     }
 
-    /// The frequencies `[dim / 2]`, and the factor on cosines and sines.
-    fn frequencies(&self, horizon: usize) -> (Vec<f32>, f64) {
+    fn frequencies(&self, horizon: usize) -> Frequencies {
         let plain = |theta: f64| (0..self.dim / 2).map(move |i| theta.powf(-2.0 * i as f64 / self.dim as f64));
         let (frequencies, amplitude): (Vec<f64>, f64) = match &self.scaling {
             Scaling::None => (plain(self.theta).collect(), 1.0),
