@@ -2,9 +2,9 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Output, Stdio};
 
-use crate::support::{command, fixture, larder_ok};
+use crate::support::{Signal, command, fixture, larder_ok, signal};
 
 fn text(path: &Path) -> &str {
     path.to_str().unwrap()
@@ -184,8 +184,7 @@ fn eviction_changes_and_the_text_does_not() {
 }
 
 fn interrupt(child: &Child) {
-    let sent = Command::new("kill").args(["-INT", &child.id().to_string()]).status().expect("kill starts");
-    assert!(sent.success());
+    signal(child, Signal::INT);
 }
 
 /// A chat that has begun to answer, and its output.

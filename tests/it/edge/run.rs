@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::support::{command, fixture, golden_models, larder, larder_ok, larder_refuses};
+use crate::support::{Signal, command, fixture, golden_models, larder, larder_ok, larder_refuses, signal};
 
 /// A worker, ended when it is dropped.
 pub struct Worker {
@@ -45,9 +45,8 @@ impl Worker {
         Worker { child, name, address }
     }
 
-    fn signal(&self, name: &str) {
-        let id = self.child.id().to_string();
-        assert!(std::process::Command::new("kill").args([name, &id]).status().unwrap().success());
+    fn signal(&self, which: Signal) {
+        signal(&self.child, which);
     }
 
     /// The most memory that it had.
@@ -249,13 +248,13 @@ fn disturbed(model: &Path, flags: &[&str], disturb: impl FnOnce()) -> (Output, D
 fn a_worker_that_is_killed_or_stopped_in_the_middle_changes_nothing() {
     let place = Place::new();
     let want = text(&demo(), TOKENS, &["--preload"]);
-    for signal in ["-KILL", "-STOP"] {
+    for signal in [Signal::KILL, Signal::STOP] {
         let (workers, topology) = three(&place);
         let flags = ["--edge", &topology, "--edge-deadline", "300", "--cache-experts", "4"];
         let (output, _) = disturbed(&demo(), &flags, || workers[0].signal(signal));
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{said}");
-        assert_eq!(String::from_utf8_lossy(&output.stdout), want, "{signal} {said}");
+        assert_eq!(String::from_utf8_lossy(&output.stdout), want, "{signal:?} {said}");
     }
 }
 
@@ -264,7 +263,7 @@ fn where_the_ssd_cannot_help_another_worker_goes_on() {
     let place = Place::new();
     let thin = place.thin(&demo());
     let want = text(&demo(), TOKENS, &["--preload"]);
-    for signal in ["-KILL", "-STOP"] {
+    for signal in [Signal::KILL, Signal::STOP] {
         let workers = [Worker::start("near", &demo(), &[]), Worker::start("far", &demo(), &[])];
         // So that the near one is asked until it is gone.
         let (far, delay) = slow(workers[1].address);
@@ -274,8 +273,8 @@ fn where_the_ssd_cannot_help_another_worker_goes_on() {
         let (output, _) = disturbed(&thin, &flags, || workers[0].signal(signal));
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{said}");
-        assert_eq!(String::from_utf8_lossy(&output.stdout), want, "{signal} {said}");
-        assert!(said.contains("rerouted after a failure; near "), "{signal} {said}");
+        assert_eq!(String::from_utf8_lossy(&output.stdout), want, "{signal:?} {said}");
+        assert!(said.contains("rerouted after a failure; near "), "{signal:?} {said}");
     }
 }
 
@@ -283,7 +282,7 @@ fn where_the_ssd_cannot_help_another_worker_goes_on() {
 fn without_anybody_left_it_ends_with_a_sentence_in_time() {
     let place = Place::new();
     let thin = place.thin(&demo());
-    for signal in ["-KILL", "-STOP"] {
+    for signal in [Signal::KILL, Signal::STOP] {
         let (workers, topology) = three(&place);
         let flags = ["--edge", &topology, "--edge-deadline", "300", "--cache-experts", "4"];
         let (output, took) = disturbed(&thin, &flags, || workers.iter().for_each(|worker| worker.signal(signal)));

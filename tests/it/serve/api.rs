@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::support::reference::Reference;
-use crate::support::{fixture, golden_models, larder_ok, larder_refuses};
+use crate::support::{Signal, fixture, golden_models, larder_ok, larder_refuses, signal};
 
 /// A server, ended when it is dropped.
 pub struct Server {
@@ -381,8 +381,7 @@ fn told_to_end_it_completes_what_runs() {
     let mut running = server.begin("/v1/completions", &body);
     running.read_line(&mut String::new()).unwrap();
     server.wait_for_active(1);
-    let pid = server.child.id().to_string();
-    assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+    signal(&server.child, Signal::TERM);
     let mut rest = String::new();
     running.read_to_string(&mut rest).unwrap();
     assert!(rest.contains("data: [DONE]") && rest.contains("\"finish_reason\":\"length\""), "{rest}");

@@ -4,7 +4,9 @@ pub mod reference;
 pub mod rig;
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output};
+
+pub use rustix::process::Signal;
 
 /// A file or folder below `tests/`.
 pub fn fixture(name: &str) -> PathBuf {
@@ -22,6 +24,12 @@ pub fn folders(path: &Path) -> Vec<PathBuf> {
     let mut all: Vec<PathBuf> = entries.map(|e| e.unwrap().path()).filter(|p| p.is_dir()).collect();
     all.sort();
     all
+}
+
+/// Sends a signal to a process that a test has started.
+pub fn signal(child: &Child, signal: Signal) {
+    rustix::process::kill_process(rustix::process::Pid::from_child(child), signal)
+        .expect("the child is not yet reaped");
 }
 
 /// What `LARDER_UNDER_TEST` names, such as an emulator and a binary for another processor.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
@@ -34,6 +34,7 @@ pub enum ScriptedReply {
 pub struct RecordedRequest {
     pub path: String,
     pub range: Option<String>,
+    /// Address and port that were connected to.
     pub host: String,
     pub token: Option<String>,
 }
@@ -41,7 +42,10 @@ pub struct RecordedRequest {
 type Script = Box<dyn Fn(&RecordedRequest, usize) -> ScriptedReply + Send + Sync>;
 
 pub struct FakeHub {
-    port: u16,
+    /// Where the hub listens.
+    hub: SocketAddr,
+    /// Where it redirects to for large files: another port, and so another origin.
+    pub cdn: SocketAddr,
     shared: Arc<Shared>,
 }
 
@@ -50,27 +54,36 @@ struct Shared {
     token: Option<String>,
     /// Called with the request and the number of earlier requests for its path.
     script: Script,
+    cdn: SocketAddr,
     log: Mutex<Vec<RecordedRequest>>,
 }
 
 impl FakeHub {
     pub fn start(files: BTreeMap<String, Vec<u8>>, token: Option<&str>, script: Script) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = listener.local_addr().unwrap().port();
-        let shared = Arc::new(Shared { files, token: token.map(str::to_owned), script, log: Mutex::new(vec![]) });
-        let serving = shared.clone();
-        thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
-                let shared = serving.clone();
-                // A client that disconnects early is not an error of the server.
-                thread::spawn(move || drop(shared.serve(&stream, port)));
-            }
+        let [hub, cdn] = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+        let [hub_address, cdn_address] = [&hub, &cdn].map(|listener| listener.local_addr().unwrap());
+        let shared = Arc::new(Shared {
+            files,
+            token: token.map(str::to_owned),
+            script,
+            cdn: cdn_address,
+            log: Mutex::new(vec![]),
         });
-        FakeHub { port, shared }
+        for listener in [hub, cdn] {
+            let serving = shared.clone();
+            thread::spawn(move || {
+                for stream in listener.incoming().flatten() {
+                    let shared = serving.clone();
+                    // A client that disconnects early is not an error of the server.
+                    thread::spawn(move || drop(shared.serve(&stream)));
+                }
+            });
+        }
+        FakeHub { hub: hub_address, cdn: cdn_address, shared }
     }
 
     pub fn endpoint(&self) -> String {
-        format!("http://127.0.0.1:{}", self.port)
+        format!("http://{}", self.hub)
     }
 
     pub fn log(&self) -> Vec<RecordedRequest> {
@@ -85,7 +98,7 @@ impl FakeHub {
 }
 
 impl Shared {
-    fn serve(&self, stream: &TcpStream, port: u16) -> std::io::Result<()> {
+    fn serve(&self, stream: &TcpStream) -> std::io::Result<()> {
         let request = read_request(stream)?;
         let before = {
             let mut log = self.log.lock().unwrap();
@@ -108,7 +121,7 @@ impl Shared {
             _ => match path.strip_prefix(&format!("/o/n/resolve/{COMMIT}/")) {
                 Some(name) if self.files.contains_key(name) && is_large(name) => {
                     let (etag, bytes) = (sha256(&self.files[name]), self.files[name].len());
-                    let to = format!("Location: http://localhost:{port}/cdn/{name}\r\n");
+                    let to = format!("Location: http://{}/cdn/{name}\r\n", self.cdn);
                     let extra = format!("{to}X-Linked-Etag: \"{etag}\"\r\nX-Linked-Size: {bytes}\r\n");
                     respond(stream, 302, &extra, b"Found")
                 }
