@@ -23,7 +23,17 @@ fn every_finding_has_the_same_shape() {
         assert!(finding["found"].is_string() && finding["numbers"].is_object(), "{finding}");
     }
     let of = |id: &str| all.iter().find(|f| f["id"] == id).unwrap_or_else(|| panic!("{id}"));
-    for id in ["processor", "threads", "cgroup", "memory rate", "memlock", "open files", "io_uring", "direct I/O"] {
+    for id in [
+        "processor",
+        "threads",
+        "cgroup",
+        "memory rate",
+        "memlock",
+        "open files",
+        "io_uring",
+        "direct I/O",
+        "queue depth",
+    ] {
         of(id);
     }
     let rates = of("SSD rate")["numbers"]["rates"].as_array().unwrap();
@@ -44,6 +54,8 @@ fn a_folder_is_left_as_it_was() {
     let table = larder_ok(&["doctor", "-m", dir.path().to_str().unwrap()]);
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
     assert!(table.contains("a temporary file in") && table.contains("SSD rate"), "{table}");
+    let last = table.lines().last().unwrap();
+    assert!(last.starts_with("All is well: ") || last.contains(" found something to improve: "), "{last}");
 }
 
 #[test]

@@ -33,6 +33,8 @@ const SLOT_BYTES_MAX: u64 = 1 << 30;
 const OTHER_FILES: u64 = 256;
 /// Below this, the drive is no SSD or not local.
 const SLOW_BYTES_PER_SECOND: f64 = 500e6;
+/// A rate that is lower by this factor with more reads in flight is an anomaly.
+const COLLAPSE: f64 = 3.0;
 
 /// Files to read, with their name for the report.
 struct DiskUnderTest {
@@ -47,7 +49,9 @@ pub fn check(path: Option<&Path>) -> Result<Vec<Finding>> {
     let files = getrlimit(Resource::Nofile);
     let subject = subject(path.unwrap_or(Path::new(".")))?;
     let mut all = vec![open_files(files.maximum, subject.shards), ring(&subject.pattern)?, direct(&subject)];
-    all.push(rates(&subject)?);
+    let rates = measure(&subject.pattern)?;
+    all.push(throughput(subject.pattern.len, &rates));
+    all.push(queue_depth(&rates));
     Ok(all)
 }
 
@@ -134,28 +138,54 @@ fn direct(subject: &DiskUnderTest) -> Finding {
     )
 }
 
-fn rates(subject: &DiskUnderTest) -> Result<Finding> {
-    let pattern = &subject.pattern;
+/// Bytes per second with this many reads in flight.
+#[derive(Clone, Copy)]
+struct DepthRate {
+    depth: usize,
+    rate: f64,
+}
+
+fn measure(pattern: &ReadPattern) -> Result<Vec<DepthRate>> {
     let free = memory::available().map_or(SLOT_BYTES_MAX, |bytes| bytes / 4).min(SLOT_BYTES_MAX);
-    let mut rates: Vec<(usize, f64)> = Vec::new();
-    for depth in QUEUE_DEPTHS {
-        if depth > 1 && depth as u64 * pattern.len as u64 > free {
-            break;
-        }
-        rates.push((depth, pattern.throughput("auto", depth, TIME_PER_DEPTH, usize::MAX)?.0));
-    }
-    let best = rates.iter().map(|(_, rate)| *rate).fold(0.0, f64::max);
+    let fits = |depth: &usize| *depth == 1 || *depth as u64 * pattern.len as u64 <= free;
+    let measure =
+        |depth| Ok(DepthRate { depth, rate: pattern.throughput("auto", depth, TIME_PER_DEPTH, usize::MAX)?.0 });
+    QUEUE_DEPTHS.into_iter().take_while(fits).map(measure).collect()
+}
+
+fn throughput(read_bytes: usize, rates: &[DepthRate]) -> Finding {
+    let best = rates.iter().map(|at| at.rate).fold(0.0, f64::max);
     let shown: Vec<String> =
-        rates.iter().map(|(depth, rate)| format!("{depth}: {}/s", print::bytes(*rate as u64))).collect();
-    let found = format!("{} per read; by queue depth: {}", print::bytes(pattern.len as u64), shown.join(", "));
-    let rows: Vec<Value> =
-        rates.iter().map(|(depth, rate)| json!({"depth": depth, "bytes_per_second": rate})).collect();
-    let numbers = json!({"read_bytes": pattern.len, "rates": rows});
-    Ok(Finding::new("SSD rate", found, numbers).advise_if(
+        rates.iter().map(|at| format!("{}: {}/s", at.depth, print::bytes(at.rate as u64))).collect();
+    let found = format!("{} per read; by queue depth: {}", print::bytes(read_bytes as u64), shown.join(", "));
+    let rows: Vec<Value> = rates.iter().map(|at| json!({"depth": at.depth, "bytes_per_second": at.rate})).collect();
+    Finding::new("SSD rate", found, json!({"read_bytes": read_bytes, "rates": rows})).advise_if(
         best < SLOW_BYTES_PER_SECOND,
         format!("at {}/s, reading experts takes most of the time", print::bytes(best as u64)),
         "move the store to a local NVMe SSD, or keep more experts in memory (--cache-mem)",
-    ))
+    )
+}
+
+/// A drive should not become slower with more reads in flight.
+fn queue_depth(rates: &[DepthRate]) -> Finding {
+    let best = rates.iter().copied().reduce(|a, b| if b.rate > a.rate { b } else { a });
+    let best = best.expect("a queue depth of 1 is always measured");
+    let worst =
+        rates.iter().filter(|at| at.depth > best.depth).copied().reduce(|a, b| if b.rate < a.rate { b } else { a });
+    let worst = worst.filter(|at| at.rate * COLLAPSE < best.rate);
+    let numbers = json!({"best_depth": best.depth, "slow_depth": worst.map(|at| at.depth)});
+    let finding = Finding::new("queue depth", format!("fastest with {} reads in flight", best.depth), numbers);
+    let Some(worst) = worst else { return finding };
+    let (slow, fast) = (print::bytes(worst.rate as u64), print::bytes(best.rate as u64));
+    finding.advise_if(
+        true,
+        format!(
+            "with {} reads in flight the drive gives {slow}/s, and {fast}/s with {}: prompts, which want many experts at once, \
+             suffer; virtual disks with a quota and drives without memory of their own do this",
+            worst.depth, best.depth
+        ),
+        "compare --reader pread, which has fewer reads in flight, and the same command later: another program may have read too",
+    )
 }
 
 #[cfg(test)]
@@ -169,6 +199,22 @@ mod tests {
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
         assert_eq!(subject._file.as_ref().unwrap().metadata().unwrap().len(), FILE_BYTES);
         assert!(subject.pattern.throughput("pread", 2, Duration::ZERO, 3).unwrap().0 > 0.0);
+    }
+
+    #[test]
+    fn a_rate_that_collapses_with_more_reads_in_flight_is_reported() {
+        let rates = |all: [f64; 4]| -> Vec<DepthRate> {
+            QUEUE_DEPTHS.into_iter().zip(all).map(|(depth, rate)| DepthRate { depth, rate }).collect()
+        };
+        assert!(queue_depth(&rates([1e9, 2.4e9, 2.5e9, 1.9e9])).advice.is_none());
+        let found = queue_depth(&rates([1e9, 2e9, 1.9e9, 0.2e9]));
+        assert_eq!(found.numbers["slow_depth"], 64);
+        let means = found.advice.unwrap().means;
+        assert!(
+            means.contains("64 reads") && means.contains("200 MB/s") && means.contains("2.00 GB/s with 4"),
+            "{means}"
+        );
+        assert!(queue_depth(&rates([1e9; 4])[..1]).advice.is_none());
     }
 
     #[test]

@@ -84,12 +84,35 @@ pub fn run(args: &DoctorArgs) -> Result<()> {
     for (finding, advice) in findings.iter().filter_map(|f| Some((f, f.advice.as_ref()?))) {
         println!("\n{}: {}\n  {}", finding.id, advice.means, advice.fix);
     }
+    println!("\n{}", conclusion(&findings));
     Ok(())
+}
+
+/// One line: all is well, or which findings could be better.
+fn conclusion(findings: &[Finding]) -> String {
+    let bad: Vec<&str> = findings.iter().filter(|finding| finding.advice.is_some()).map(|finding| finding.id).collect();
+    match bad[..] {
+        [] => format!("All is well: {} checks, nothing to improve.", findings.len()),
+        _ => format!("{} of {} checks found something to improve: {}.", bad.len(), findings.len(), bad.join(", ")),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_conclusion_names_what_could_be_better() {
+        let finding = |id, bad| Finding::new(id, "", json!({})).advise_if(bad, "slow", "do it");
+        assert_eq!(
+            conclusion(&[finding("a", false), finding("b", false)]),
+            "All is well: 2 checks, nothing to improve."
+        );
+        assert_eq!(
+            conclusion(&[finding("a", true), finding("b", false), finding("c", true)]),
+            "2 of 3 checks found something to improve: a, c."
+        );
+    }
 
     #[test]
     fn only_bad_findings_have_advice() {

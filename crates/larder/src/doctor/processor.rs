@@ -7,20 +7,43 @@ use serde_json::json;
 
 use super::Finding;
 
+/// A longer name of a CPU is cut.
+const NAME_CHARS_MAX: usize = 80;
+
 pub fn check() -> Vec<Finding> {
-    vec![instructions(), threads()]
+    [instructions(), threads()].into_iter().chain(load()).collect()
 }
 
 fn instructions() -> Finding {
     let features = features();
     let kernels = instruction_set();
     let list = if features.is_empty() { "no relevant features".to_owned() } else { features.join(" ") };
-    let numbers = json!({"kernels": kernels, "features": features});
-    Finding::new("processor", format!("{kernels} kernels; the CPU has {list}"), numbers).advise_if(
+    let name = name();
+    let numbers = json!({"name": name, "kernels": kernels, "features": features});
+    let name = name.unwrap_or_else(|| "the CPU".into());
+    Finding::new("processor", format!("{name}: {kernels} kernels; it has {list}"), numbers).advise_if(
         kernels == "portable",
         "larder has no SIMD kernels for this CPU, so products take several times as long",
         "in a virtual machine, pass the host's CPU through (qemu: -cpu host)",
     )
+}
+
+/// The name that the system gives the CPU or, on boards and phones, the machine.
+fn name() -> Option<String> {
+    let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let of_board = || fs::read_to_string("/proc/device-tree/model").ok();
+    let name = named(&info).map(str::to_owned).or_else(of_board)?;
+    let printable: String = name.chars().filter(|c| !c.is_control()).take(NAME_CHARS_MAX).collect();
+    Some(printable.trim().to_owned()).filter(|name| !name.is_empty())
+}
+
+/// The name in the text of `/proc/cpuinfo`.
+fn named(info: &str) -> Option<&str> {
+    let value = |key: &str| {
+        let lines = info.lines().filter_map(|line| line.split_once(':'));
+        lines.filter(|(k, _)| k.trim() == key).map(|(_, value)| value.trim()).find(|value| !value.is_empty())
+    };
+    value("model name").or_else(|| value("Hardware")).or_else(|| value("Model"))
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -67,6 +90,19 @@ fn threads() -> Finding {
     )
 }
 
+/// How many tasks wanted a CPU in the last minute; other programs make every rate lower.
+fn load() -> Option<Finding> {
+    let load: f64 = fs::read_to_string("/proc/loadavg").ok()?.split_whitespace().next()?.parse().ok()?;
+    let cpus = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let found = format!("{load:.1} tasks wanted a CPU on average in the last minute");
+    let finding = Finding::new("load", found, json!({"tasks": load, "cpus": cpus}));
+    Some(finding.advise_if(
+        load > cpus as f64,
+        "other programs compete for the CPUs, so what is measured here, and tokens per second, are lower than they could be",
+        "`ps aux --sort=-pcpu | head` shows the programs",
+    ))
+}
+
 /// Counts the CPUs in a list such as `0-3,8`.
 fn listed(list: &str) -> Option<usize> {
     let part = |part: &str| {
@@ -80,6 +116,13 @@ fn listed(list: &str) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_cpu_is_named_where_the_system_knows_it() {
+        assert_eq!(named("processor\t: 0\nmodel name\t: Some CPU @ 2.0GHz\n"), Some("Some CPU @ 2.0GHz"));
+        assert_eq!(named("processor\t: 0\nHardware\t: Board 5\n"), Some("Board 5"));
+        assert_eq!(named("processor : 0\nmodel name :\n"), None);
+    }
 
     #[test]
     fn lists_of_cpus_are_counted() {
