@@ -71,6 +71,7 @@ fn work(hidden: usize) {
         in_flight: 8,
         connections: 4,
         request_timeout: Duration::from_secs(10),
+        unused_timeout: larder_edge::UNUSED_TIMEOUT,
         tls: None,
     };
     let host = ExpertHost::new(cache(&geometry(hidden)), compute());

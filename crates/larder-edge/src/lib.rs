@@ -50,4 +50,4 @@ pub use compute_job::{ComputeJob, InvalidRequest};
 pub use expert_set::ExpertSet;
 pub use handshake::{Handshake, MAX_REQUEST_TOKENS, PROTOCOL_VERSION};
 pub use tls::TlsCredentials;
-pub use worker::{ExpertHost, JobResult, WorkerOptions, serve, serve_until};
+pub use worker::{ExpertHost, JobResult, UNUSED_TIMEOUT, WorkerOptions, serve, serve_until};

@@ -27,11 +27,6 @@ impl CoalescedStream {
         CoalescedStream { stream, buffer: Vec::new(), flush_deferred: false }
     }
 
-    /// The wrapped stream.
-    pub fn stream(&self) -> &TcpStream {
-        &self.stream
-    }
-
     fn poll_send(&mut self, context: &mut Context) -> Poll<io::Result<()>> {
         while !self.buffer.is_empty() {
             let sent = ready!(Pin::new(&mut self.stream).poll_write(context, &self.buffer))?;

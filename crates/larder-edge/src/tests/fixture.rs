@@ -18,8 +18,8 @@ use tonic::{Request, Response, Status};
 use crate::wire::experts_server::{Experts, ExpertsServer};
 use crate::wire::{ComputeReply, ComputeRequest, DescribeRequest, Description, Format};
 use crate::{
-    ClientOptions, ComputeJob, Edge, ExpertHost, ExpertSet, Handshake, PROTOCOL_VERSION, TlsCredentials, WorkerAddress,
-    WorkerAddresses, WorkerOptions, WorkerPool, serve_until,
+    ClientOptions, ComputeJob, Edge, ExpertHost, ExpertSet, Handshake, PROTOCOL_VERSION, TlsCredentials,
+    UNUSED_TIMEOUT, WorkerAddress, WorkerAddresses, WorkerOptions, WorkerPool, serve_until,
 };
 
 pub const HIDDEN: usize = 24;
@@ -118,6 +118,7 @@ pub fn worker_options() -> WorkerOptions {
         name: "worker".into(),
         in_flight: 4,
         connections: 8,
+        unused_timeout: UNUSED_TIMEOUT,
         request_timeout: Duration::from_secs(5),
         tls: None,
     }

@@ -4,6 +4,12 @@ use std::time::Duration;
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use tonic::Code;
+use tonic::transport::Channel;
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_client::HealthClient;
+use tonic_reflection::pb::v1::ServerReflectionRequest;
+use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
+use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 
 use super::fixture::*;
 use crate::wire::experts_client::ExpertsClient;
@@ -76,5 +82,46 @@ fn requests_beyond_the_limits_are_refused() {
             }
         }
         assert!(answered > 0);
+    });
+}
+
+#[test]
+fn a_client_that_only_answers_pings_gives_its_place_up() {
+    let options = WorkerOptions { connections: 1, unused_timeout: Duration::from_millis(300), ..worker_options() };
+    let worker = worker_with(options, handshake(), experts_where(|_| true));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let describe = async |client: &mut ExpertsClient<Channel>| {
+            let reply = tokio::time::timeout(Duration::from_secs(5), client.describe(DescribeRequest {})).await;
+            reply.expect("there is a place in time").unwrap()
+        };
+        let mut first = ExpertsClient::connect(worker.address.clone()).await.unwrap();
+        describe(&mut first).await;
+        // The only place is taken by a client that does nothing, on a connection that is alive.
+        let mut second = ExpertsClient::connect(worker.address.clone()).await.unwrap();
+        describe(&mut second).await;
+        // A client that comes back connects again by itself.
+        describe(&mut first).await;
+    });
+}
+
+#[test]
+fn health_and_reflection_are_limited_too() {
+    let worker = worker(experts_where(|_| true));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let channel = Channel::from_shared(worker.address.clone()).unwrap().connect().await.unwrap();
+        let mut health = HealthClient::new(channel.clone());
+        let check = |service: String| HealthCheckRequest { service };
+        health.check(check(String::new())).await.unwrap();
+        assert_eq!(health.check(check("x".repeat(8192))).await.unwrap_err().code(), Code::OutOfRange);
+        let mut reflection = ServerReflectionClient::new(channel);
+        let long = ServerReflectionRequest {
+            host: "x".repeat(8192),
+            message_request: Some(MessageRequest::ListServices(String::new())),
+        };
+        let mut replies = reflection.server_reflection_info(tokio_stream::once(long)).await.unwrap().into_inner();
+        // The service ends the stream without an answer.
+        assert!(!matches!(replies.message().await, Ok(Some(_))));
     });
 }

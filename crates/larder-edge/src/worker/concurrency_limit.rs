@@ -1,4 +1,5 @@
-//! A limit of concurrent requests. Further requests are refused at once, before their body is read.
+//! A limit of concurrent requests. Further requests are refused at once, before their body is read. A stream counts until its
+//! answer begins.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -11,6 +12,8 @@ use tonic::Status;
 use tonic::body::Body;
 use tonic::server::NamedService;
 use tower_service::Service;
+
+use super::connections::ConnectionUse;
 
 /// A service with a limited number of concurrent requests.
 #[derive(Clone)]
@@ -46,10 +49,11 @@ where
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         match self.permits.clone().try_acquire_owned() {
             Ok(permit) => {
+                let running = ConnectionUse::of(&request).map(ConnectionUse::begin);
                 let response = self.inner.call(request);
                 Box::pin(async move {
                     let response = response.await;
-                    drop(permit);
+                    drop((permit, running));
                     response
                 })
             }

@@ -22,6 +22,7 @@ use crate::handshake::Handshake;
 use crate::tls::TlsCredentials;
 use crate::wire::experts_server::ExpertsServer;
 use busy_flag::BusyFlag;
+use concurrency_limit::ConcurrencyLimited;
 use service::WorkerService;
 
 /// The descriptor set for gRPC reflection.
@@ -32,6 +33,13 @@ const MAX_STREAMS: u32 = 16;
 const MAX_HEADER_BYTES: u32 = 16 << 10;
 /// Interval and timeout of the HTTP/2 keep-alive pings on silent connections.
 const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(20), Duration::from_secs(10));
+
+/// Concurrent requests for health and for reflection, each.
+const PROBES: usize = 16;
+/// Most bytes of such a request.
+const PROBE_BYTES: usize = 4 << 10;
+/// Usual time without a request after which a connection is closed. A client that comes back connects again.
+pub const UNUSED_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Options of a worker.
 #[derive(Clone, Debug)]
@@ -44,6 +52,8 @@ pub struct WorkerOptions {
     pub connections: usize,
     /// Timeout of a request.
     pub request_timeout: Duration,
+    /// Time without a request after which a connection is closed, so that another client gets its place.
+    pub unused_timeout: Duration,
     /// Certificate, key and the authority of permitted clients, for encrypted connections.
     pub tls: Option<TlsCredentials>,
 }
@@ -94,7 +104,7 @@ async fn run_server(
     listener.set_nonblocking(true)?;
     let listener = tokio::net::TcpListener::from_std(listener)?;
     let (request_bytes, reply_bytes) = (handshake.request_bytes(), handshake.reply_bytes());
-    let WorkerOptions { ref name, in_flight, connections, request_timeout, ref tls } = *options;
+    let WorkerOptions { ref name, in_flight, connections, request_timeout, unused_timeout, ref tls } = *options;
     let busy = Arc::new(BusyFlag::default());
     tokio::spawn(busy.clone().spin_when_idle());
     let service = WorkerService {
@@ -112,7 +122,9 @@ async fn run_server(
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(DESCRIPTION)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-        .build_v1()?;
+        .build_v1()?
+        .max_decoding_message_size(PROBE_BYTES);
+    let healthy = healthy.max_decoding_message_size(PROBE_BYTES);
     let window = u32::try_from(request_bytes).unwrap_or(u32::MAX).clamp(1 << 16, (1 << 31) - 1);
     let mut server = Server::builder()
         .timeout(request_timeout)
@@ -132,11 +144,12 @@ async fn run_server(
             () = queue.closed() => {}
         }
     };
+    let incoming = connections::accept_connections(listener, connections, unused_timeout);
     server
-        .add_service(concurrency_limit::ConcurrencyLimited::new(experts, in_flight))
-        .add_service(healthy)
-        .add_service(reflection)
-        .serve_with_incoming_shutdown(connections::accept_connections(listener, connections), shutdown)
+        .add_service(ConcurrencyLimited::new(experts, in_flight))
+        .add_service(ConcurrencyLimited::new(healthy, PROBES))
+        .add_service(ConcurrencyLimited::new(reflection, PROBES))
+        .serve_with_incoming_shutdown(incoming, shutdown)
         .await?;
     Ok(())
 }

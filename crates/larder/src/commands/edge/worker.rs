@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Error, Result, bail};
 use larder_cache::Cache;
 use larder_core::{CacheScope, size_down, size_up};
-use larder_edge::{ExpertHost, ExpertSet, Handshake, TlsCredentials, WorkerOptions};
+use larder_edge::{ExpertHost, ExpertSet, Handshake, TlsCredentials, UNUSED_TIMEOUT, WorkerOptions};
 use larder_model::ComputeContext;
 use larder_policy::eviction::{CacheShape, PolicyInputs};
 use larder_runtime::edge::{self, LoadedPlacement};
@@ -50,8 +50,8 @@ pub fn run(args: &EdgeWorkerArgs) -> Result<()> {
     let scheme = if tls.is_some() { "https" } else { "http" };
     eprintln!("serving {} experts of {} as {name} on {scheme}://{address}", held.count(), model_name(store.path()));
     let EdgeWorkerArgs { in_flight, connections, timeout, .. } = *args;
-    let options =
-        WorkerOptions { name, in_flight, connections, request_timeout: Duration::from_secs(timeout.max(1)), tls };
+    let request_timeout = Duration::from_secs(timeout.max(1));
+    let options = WorkerOptions { name, in_flight, connections, request_timeout, unused_timeout: UNUSED_TIMEOUT, tls };
     Ok(larder_edge::serve(listener, options, handshake, held, host)?)
 }
 
