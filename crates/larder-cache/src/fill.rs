@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use larder_core::{ExpertId, ExpertLayout, Geometry, LayerIdx};
+use larder_core::{ExpertId, ExpertKey, ExpertLayout, Geometry, LayerIdx, MoeRow};
 use larder_store::reader::{ReadCompletion, ReadRequest, Reader, Slot};
 use larder_store::{DATA_START, ExpertSource, Store, StoreError};
 
@@ -44,8 +44,8 @@ pub(crate) struct SlotFiller {
     shards: Box<dyn Shards>,
     /// The decoder layers that have experts.
     layers: Vec<LayerIdx>,
-    /// For each decoder layer, its index among those with experts (the MoE row).
-    rows: Vec<Option<usize>>,
+    /// For each decoder layer, its MoE row.
+    rows: Vec<Option<MoeRow>>,
     experts: usize,
     /// The memory of each slot; `None` while a slot is with the reader or a device.
     slots: Vec<Option<Slot>>,
@@ -54,8 +54,8 @@ pub(crate) struct SlotFiller {
     waiting: VecDeque<ReadRequest>,
     /// Number of demand reads that have not completed.
     demand_reads: usize,
-    /// Hinted experts to prefetch: row and expert, likeliest first.
-    prefetch_queue: VecDeque<(usize, usize)>,
+    /// Hinted experts to prefetch, likeliest first.
+    prefetch_queue: VecDeque<ExpertKey>,
     /// Bytes of demand reads so far.
     pub demand_bytes: u64,
     /// Bytes of prefetches so far.
@@ -65,8 +65,7 @@ pub(crate) struct SlotFiller {
 
 /// A completed read.
 pub(crate) struct CompletedRead {
-    pub row: usize,
-    pub expert: usize,
+    pub expert: ExpertKey,
     /// The slot with the expert's bytes, or why they cannot be used.
     pub result: Result<SlotIndex, StoreError>,
 }
@@ -74,14 +73,10 @@ pub(crate) struct CompletedRead {
 impl SlotFiller {
     /// A filler of `memory`, whose slots are each large enough for every expert. Nothing is in flight.
     pub fn new(geometry: &Geometry, memory: Vec<Slot>, reader: Box<dyn Reader>, shards: Box<dyn Shards>) -> Self {
-        let mut rows = vec![None; geometry.layers];
-        for (row, layer) in geometry.moe_layers.iter().enumerate() {
-            rows[layer.index()] = Some(row);
-        }
         SlotFiller {
             shards,
             layers: geometry.moe_layers.clone(),
-            rows,
+            rows: geometry.moe_rows(),
             experts: geometry.experts,
             slots: memory.into_iter().map(Some).collect(),
             reader,
@@ -95,7 +90,7 @@ impl SlotFiller {
     }
 
     /// The MoE row of a layer. The caller guarantees that it has experts.
-    pub fn row(&self, layer: LayerIdx) -> usize {
+    pub fn row(&self, layer: LayerIdx) -> MoeRow {
         self.rows[layer.index()].expect("the layer has experts")
     }
 
@@ -105,29 +100,29 @@ impl SlotFiller {
     }
 
     /// The layout of the experts of a row.
-    pub fn layout_of_row(&self, row: usize) -> &ExpertLayout {
-        self.layout(self.layers[row])
+    pub fn layout_of_row(&self, row: MoeRow) -> &ExpertLayout {
+        self.layout(self.layers[row.index()])
     }
 
     /// Bytes of an expert of this row.
-    pub fn bytes(&self, row: usize) -> usize {
+    pub fn bytes(&self, row: MoeRow) -> usize {
         self.layout_of_row(row).bytes
     }
 
     /// The bytes of an expert of `row` in memory.
-    pub fn data(&self, row: usize, at: SlotIndex) -> &[u8] {
+    pub fn data(&self, row: MoeRow, at: SlotIndex) -> &[u8] {
         let slot = self.slots[at].as_ref().expect("the slot of an expert in memory is with the cache");
         &slot[..self.bytes(row)]
     }
 
     /// Number of an expert among all, for tags.
-    pub fn number(&self, row: usize, expert: usize) -> u64 {
-        (row * self.experts + expert) as u64
+    pub fn number(&self, expert: ExpertKey) -> u64 {
+        expert.index(self.experts) as u64
     }
 
-    /// Row and expert of a number.
-    pub fn expert_of(&self, number: u64) -> (usize, usize) {
-        (number as usize / self.experts, number as usize % self.experts)
+    /// The expert of a number.
+    pub fn expert_of(&self, number: u64) -> ExpertKey {
+        ExpertKey::from_index(number as usize, self.experts)
     }
 
     /// Takes a slot out, for a device that copies into or out of it.
@@ -148,33 +143,33 @@ impl SlotFiller {
     }
 
     /// Replaces the experts to prefetch, likeliest first.
-    pub fn set_prefetch_queue(&mut self, experts: VecDeque<(usize, usize)>) {
+    pub fn set_prefetch_queue(&mut self, experts: VecDeque<ExpertKey>) {
         self.prefetch_queue = experts;
     }
 
     /// The next expert to prefetch, if nothing better is to be read and the reader has room.
-    pub fn next_prefetch(&mut self) -> Option<(usize, usize)> {
+    pub fn next_prefetch(&mut self) -> Option<ExpertKey> {
         let idle = self.demand_reads == 0 && self.reader.in_flight() < self.reader.capacity();
         if idle { self.prefetch_queue.pop_front() } else { None }
     }
 
     /// Queues a demand read into the slot that was assigned to the expert.
-    pub fn read(&mut self, row: usize, expert: usize, at: SlotIndex) {
+    pub fn read(&mut self, expert: ExpertKey, at: SlotIndex) {
         self.demand_reads += 1;
-        self.demand_bytes += self.bytes(row) as u64;
-        self.queue(row, expert, at, false);
+        self.demand_bytes += self.bytes(expert.row) as u64;
+        self.queue(expert, at, false);
     }
 
     /// Begins a prefetch into the slot that was assigned to the expert.
-    pub fn prefetch(&mut self, row: usize, expert: usize, at: SlotIndex) {
-        self.prefetch_bytes += self.bytes(row) as u64;
-        self.queue(row, expert, at, true);
+    pub fn prefetch(&mut self, expert: ExpertKey, at: SlotIndex) {
+        self.prefetch_bytes += self.bytes(expert.row) as u64;
+        self.queue(expert, at, true);
         self.submit();
     }
 
-    fn queue(&mut self, row: usize, expert: usize, at: SlotIndex, prefetch: bool) {
-        let (len, offset, slot) = (self.bytes(row), self.shards.data_start(), self.take(at));
-        let number = self.number(row, expert);
+    fn queue(&mut self, expert: ExpertKey, at: SlotIndex, prefetch: bool) {
+        let (len, offset, slot) = (self.bytes(expert.row), self.shards.data_start(), self.take(at));
+        let number = self.number(expert);
         let tag = number << 1 | u64::from(prefetch);
         self.waiting.push_back(ReadRequest { shard: number as usize, offset, len, slot, tag });
     }
@@ -195,12 +190,13 @@ impl SlotFiller {
         let read = self.reader.wait();
         *waited += start.elapsed();
         let ReadCompletion { slot, tag, result } = read?;
-        let (row, expert) = self.expert_of(tag >> 1);
+        let expert = self.expert_of(tag >> 1);
         self.demand_reads -= usize::from(tag & 1 == 0);
         self.busy.set(self.reader.in_flight() > 0);
         let at = self.put_back(slot);
-        let check = || self.shards.check(self.layers[row], ExpertId(expert as u16), self.data(row, at));
-        Some(CompletedRead { row, expert, result: result.and_then(|()| check()).map(|()| at) })
+        let ExpertKey { row, expert: id } = expert;
+        let check = || self.shards.check(self.layers[row.index()], id, self.data(row, at));
+        Some(CompletedRead { expert, result: result.and_then(|()| check()).map(|()| at) })
     }
 
     /// Whether every slot is in its place, or with the reader, except for `elsewhere` slots.

@@ -12,6 +12,7 @@
 //!
 //! ```
 //! use larder_cache::{CacheScope, Ledger, Wave};
+//! use larder_core::MoeRow;
 //! use larder_policy::eviction::{CacheShape, EvictionSpec, LayerChoice, PolicyInputs};
 //!
 //! // One layer of eight experts, and slots for two of them.
@@ -19,11 +20,11 @@
 //! let policies = "lru".parse::<EvictionSpec>()?.make(&shape, &PolicyInputs::default())?;
 //! let (mut ledger, mut wave) = (Ledger::new(&shape, policies), Wave::default());
 //! for wanted in [[3, 5], [5, 6]] {
-//!     ledger.begin(&LayerChoice { row: 0, wanted: &wanted, tokens: &[1, 1], logits: &[] });
-//!     ledger.open(0, &wanted, &mut wave);
+//!     ledger.begin(&LayerChoice { row: MoeRow(0), wanted: &wanted, tokens: &[1, 1], logits: &[] });
+//!     ledger.open(MoeRow(0), &wanted, &mut wave);
 //!     // Here a cache reads each miss into the slot that the ledger assigned.
-//!     wave.misses.iter().for_each(|(expert, _slot)| ledger.arrived(0, *expert));
-//!     ledger.close(0, &mut wave);
+//!     wave.misses.iter().for_each(|(expert, _slot)| ledger.arrived(MoeRow(0).expert(*expert)));
+//!     ledger.close(MoeRow(0), &mut wave);
 //! }
 //! let counts = ledger.counts();
 //! assert_eq!((counts.hits, counts.misses, counts.evictions), (1, 3, 1));

@@ -1,8 +1,9 @@
 //! The eviction policies of a cache, one for each pool of slots.
 
+use larder_core::{ExpertKey, MoeRow};
 use larder_policy::eviction::{CacheShape, Eviction, Key, LayerChoice};
 
-/// One policy per pool, addressed by row and expert.
+/// One policy per pool, addressed by the experts that it ranks.
 pub(crate) struct PolicyPools {
     shape: CacheShape,
     policies: Vec<Box<dyn Eviction>>,
@@ -39,50 +40,47 @@ impl PolicyPools {
     }
 
     /// An expert has come into its pool.
-    pub fn admit(&mut self, row: usize, expert: usize) {
-        let key = self.shape.key(row, expert);
-        self.of(row).admit(key);
+    pub fn admit(&mut self, expert: ExpertKey) {
+        let key = self.shape.key(expert);
+        self.of(expert.row).admit(key);
     }
 
     /// An expert is used again.
-    pub fn touch(&mut self, row: usize, expert: usize) {
-        let key = self.shape.key(row, expert);
-        self.of(row).touch(key);
+    pub fn touch(&mut self, expert: ExpertKey) {
+        let key = self.shape.key(expert);
+        self.of(expert.row).touch(key);
     }
 
     /// An expert has left its pool.
-    pub fn forget(&mut self, row: usize, expert: usize) {
-        let key = self.shape.key(row, expert);
-        self.of(row).forget(key);
+    pub fn forget(&mut self, expert: ExpertKey) {
+        let key = self.shape.key(expert);
+        self.of(expert.row).forget(key);
     }
 
-    /// The victim in the pool of `row` among the experts (row and expert) that `evictable` allows.
-    pub fn victim(&mut self, row: usize, evictable: impl Fn(usize, usize) -> bool) -> Option<(usize, usize)> {
+    /// The victim in the pool of `row` among the experts that `evictable` allows.
+    pub fn victim(&mut self, row: MoeRow, evictable: impl Fn(ExpertKey) -> bool) -> Option<ExpertKey> {
         self.pick(row, evictable, |policy, evictable| policy.victim(evictable))
     }
 
     /// The worst-ranked expert in the pool of `row` among those that `eligible` allows, when it is not going to leave.
-    pub fn worst(&mut self, row: usize, eligible: impl Fn(usize, usize) -> bool) -> Option<(usize, usize)> {
+    pub fn worst(&mut self, row: MoeRow, eligible: impl Fn(ExpertKey) -> bool) -> Option<ExpertKey> {
         self.pick(row, eligible, |policy, eligible| policy.worst(eligible))
     }
 
     fn pick(
         &mut self,
-        row: usize,
-        eligible: impl Fn(usize, usize) -> bool,
+        row: MoeRow,
+        eligible: impl Fn(ExpertKey) -> bool,
         rank: impl FnOnce(&mut dyn Eviction, &dyn Fn(Key) -> bool) -> Option<Key>,
-    ) -> Option<(usize, usize)> {
+    ) -> Option<ExpertKey> {
         let shape = self.shape;
         let pool = shape.pool(row);
-        let eligible = |key| {
-            let (row, expert) = shape.row_and_expert(pool, key);
-            eligible(row, expert)
-        };
-        rank(self.of(row), &eligible).map(|key| shape.row_and_expert(pool, key))
+        let eligible = |key| eligible(shape.expert(pool, key));
+        rank(self.of(row), &eligible).map(|key| shape.expert(pool, key))
     }
 
     /// The policy of a row's pool.
-    fn of(&mut self, row: usize) -> &mut dyn Eviction {
+    fn of(&mut self, row: MoeRow) -> &mut dyn Eviction {
         self.policies[self.shape.pool(row)].as_mut()
     }
 }

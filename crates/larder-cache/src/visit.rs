@@ -1,6 +1,6 @@
 //! A layer's visit to the cache: what it wants, and what it finds.
 
-use larder_core::WantedExpert;
+use larder_core::{ExpertKey, MoeRow, WantedExpert};
 use larder_policy::eviction::LayerChoice;
 
 use crate::one_tier::Wave;
@@ -14,8 +14,8 @@ pub struct Visit {
     pub in_flight: Vec<usize>,
     /// Experts that had to be read.
     pub misses: Vec<usize>,
-    /// Row and expert of those that were evicted.
-    pub evicted: Vec<(usize, usize)>,
+    /// Experts of any layer that were evicted.
+    pub evicted: Vec<ExpertKey>,
 }
 
 impl Visit {
@@ -53,7 +53,7 @@ impl ChosenExperts {
     }
 
     /// The choice of a layer; `logits` are those of its one token or empty.
-    pub fn choice<'a>(&'a self, row: usize, logits: &'a [f32]) -> LayerChoice<'a> {
+    pub fn choice<'a>(&'a self, row: MoeRow, logits: &'a [f32]) -> LayerChoice<'a> {
         LayerChoice { row, wanted: &self.wanted, tokens: &self.tokens, logits }
     }
 }

@@ -1,6 +1,6 @@
 //! What a checkpoint holds: sizes, tensor names and shapes.
 
-use crate::{ExpertId, LayerIdx, NumberFormat, PerMatrix, SequenceMemory, TensorMeta};
+use crate::{ExpertId, LayerIdx, MoeRow, NumberFormat, PerMatrix, SequenceMemory, TensorMeta};
 
 /// The sizes of a model that decide how its experts are stored, cached and routed.
 #[derive(Clone, PartialEq, Eq, Debug, serde::Serialize, serde::Deserialize)]
@@ -25,6 +25,15 @@ impl Geometry {
     /// Number of experts in all layers together.
     pub fn expert_count(&self) -> usize {
         self.moe_layers.len() * self.experts
+    }
+
+    /// For each decoder layer, its MoE row, if it has experts.
+    pub fn moe_rows(&self) -> Vec<Option<MoeRow>> {
+        let mut rows = vec![None; self.layers];
+        for (row, layer) in self.moe_layers.iter().enumerate() {
+            rows[layer.index()] = Some(MoeRow(row));
+        }
+        rows
     }
 }
 

@@ -4,7 +4,7 @@
 //! This crate holds no weights, starts no threads and measures no time. The only files it opens are those of a
 //! [`Trace`] and of [`ExpertActivations`].
 //!
-//! - [`LayerIdx`], [`ExpertId`]: ids.
+//! - [`LayerIdx`], [`MoeRow`], [`ExpertId`], [`ExpertKey`]: ids.
 //! - [`NumberFormat`], [`RowOrder`], [`TensorMeta`], [`Tensors`]: how weights are encoded, and how tensors are read by
 //!   name.
 //! - [`ExpertLayout`], [`PerMatrix`]: where gate, up and down lie in the bytes of one expert.
@@ -54,7 +54,7 @@ pub use cache_scope::CacheScope;
 pub use expert::{ExpertLayout, ExpertPart, LayoutError, PART_ALIGN, SEGMENTS, SHARD_ALIGN};
 pub use expert_activations::{Coactivation, ExpertActivations, ExpertActivationsError};
 pub use gate::{ExpertGroups, Gate, GateError, GroupRank, Renorm, Score, Weighting};
-pub use ids::{ExpertId, LayerIdx, WantedExpert};
+pub use ids::{ExpertId, ExpertKey, LayerIdx, MoeRow, WantedExpert};
 pub use number_format::{NumberFormat, UnknownNumberFormat};
 pub use per_matrix::PerMatrix;
 pub use residency::{Presence, Residency};

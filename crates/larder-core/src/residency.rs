@@ -1,5 +1,7 @@
 //! Where experts are, as routing strategies see it.
 
+use crate::ExpertKey;
+
 /// Where an expert's bytes are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Presence {
@@ -13,15 +15,13 @@ pub enum Presence {
 
 /// What a routing strategy may see of the cache.
 pub trait Residency {
-    /// Where an expert of MoE row `row` is; rows count the layers that have experts, from 0.
-    ///
-    /// The caller guarantees that row and expert exist.
-    fn presence(&self, row: usize, expert: usize) -> Presence;
+    /// Where an expert is. The caller guarantees that it exists.
+    fn presence(&self, expert: ExpertKey) -> Presence;
 }
 
 /// Every expert is resident.
 impl Residency for () {
-    fn presence(&self, _: usize, _: usize) -> Presence {
+    fn presence(&self, _: ExpertKey) -> Presence {
         Presence::Resident
     }
 }

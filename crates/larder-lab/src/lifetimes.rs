@@ -1,6 +1,7 @@
 //! How long experts stay in the cache.
 
 use larder_cache::Wave;
+use larder_core::MoeRow;
 
 /// A miss at most this many passes after the expert's eviction counts as a re-fetch.
 pub const REFETCH_WITHIN: u32 = 5;
@@ -42,7 +43,7 @@ pub(crate) struct ResidencyTracker {
     experts: usize,
     /// The current pass.
     now: u32,
-    last_row: usize,
+    last_row: MoeRow,
     /// The pass in which each resident expert was inserted, or [`NEVER`].
     inserted: Vec<u32>,
     /// The pass of each expert's last eviction, or [`NEVER`].
@@ -56,7 +57,7 @@ impl ResidencyTracker {
         ResidencyTracker {
             experts,
             now: 0,
-            last_row: 0,
+            last_row: MoeRow(0),
             inserted: never.clone(),
             evicted: never,
             lifetimes: LifetimeStats::default(),
@@ -64,22 +65,22 @@ impl ResidencyTracker {
     }
 
     /// Notes that a layer is visited; a row that is not after the last one begins a new pass.
-    pub fn visit(&mut self, row: usize) {
+    pub fn visit(&mut self, row: MoeRow) {
         self.now += u32::from(row <= self.last_row);
         self.last_row = row;
     }
 
     /// Notes the misses and evictions of a wave of that layer.
-    pub fn wave(&mut self, row: usize, wave: &Wave) {
+    pub fn wave(&mut self, row: MoeRow, wave: &Wave) {
         for (expert, _) in &wave.misses {
-            let at = row * self.experts + expert;
+            let at = row.expert(*expert).index(self.experts);
             self.inserted[at] = self.now;
             self.lifetimes.stays += 1;
             let evicted = self.evicted[at];
             self.lifetimes.refetches += u64::from(evicted != NEVER && self.now - evicted <= REFETCH_WITHIN);
         }
-        for (row, expert) in &wave.evicted {
-            self.evict(row * self.experts + expert);
+        for expert in &wave.evicted {
+            self.evict(expert.index(self.experts));
         }
     }
 
@@ -104,23 +105,25 @@ impl ResidencyTracker {
 
 #[cfg(test)]
 mod tests {
+    use larder_core::ExpertKey;
+
     use super::*;
 
-    fn wave(misses: &[usize], evicted: &[(usize, usize)]) -> Wave {
+    fn wave(misses: &[usize], evicted: &[ExpertKey]) -> Wave {
         Wave { misses: misses.iter().map(|e| (*e, 0)).collect(), evicted: evicted.to_vec(), ..Wave::default() }
     }
 
     #[test]
     fn stays_are_counted_in_passes_and_quick_returns_as_refetches() {
         let mut tracker = ResidencyTracker::new(2, 4);
-        tracker.visit(0); // pass 1
-        tracker.wave(0, &wave(&[0, 1], &[]));
-        tracker.visit(1);
-        tracker.wave(1, &wave(&[3], &[(0, 1)])); // 1 is evicted in the pass in which it was inserted
-        (0..3).for_each(|_| tracker.visit(0)); // passes 2 to 4
-        tracker.wave(0, &wave(&[1], &[(0, 0)])); // 1 is back after 3 passes, 0 is evicted after 3
-        (0..6).for_each(|_| tracker.visit(0)); // passes 5 to 10
-        tracker.wave(0, &wave(&[0], &[])); // 0 is back after 6 passes
+        tracker.visit(MoeRow(0)); // pass 1
+        tracker.wave(MoeRow(0), &wave(&[0, 1], &[]));
+        tracker.visit(MoeRow(1));
+        tracker.wave(MoeRow(1), &wave(&[3], &[MoeRow(0).expert(1)])); // 1 is evicted in the pass in which it was inserted
+        (0..3).for_each(|_| tracker.visit(MoeRow(0))); // passes 2 to 4
+        tracker.wave(MoeRow(0), &wave(&[1], &[MoeRow(0).expert(0)])); // 1 is back after 3 passes, 0 is evicted after 3
+        (0..6).for_each(|_| tracker.visit(MoeRow(0))); // passes 5 to 10
+        tracker.wave(MoeRow(0), &wave(&[0], &[])); // 0 is back after 6 passes
         let lifetimes = tracker.finish();
         assert_eq!((lifetimes.stays, lifetimes.refetches), (5, 1));
         assert_eq!(lifetimes.length_counts, [1, 0, 1]);

@@ -185,8 +185,8 @@ impl Observer for Tally {
 
     fn wave(&mut self, request: &LayerRequest, wave: &Wave) {
         self.tracker.wave(request.row, wave);
-        self.rows[request.row].hits += wave.hits.len() as u64;
-        self.rows[request.row].misses += wave.misses.len() as u64;
+        self.rows[request.row.index()].hits += wave.hits.len() as u64;
+        self.rows[request.row.index()].misses += wave.misses.len() as u64;
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use larder_core::{CacheScope, Trace, TraceStep};
+use larder_core::{CacheScope, MoeRow, Trace, TraceStep};
 use larder_policy::eviction::{CacheShape, EvictionSpec, FutureUses, LayerChoice, PolicyInputs, PolicyNeeds};
 
 use crate::LabError;
@@ -32,7 +32,7 @@ struct PackedRequest<'a> {
 /// One layer's request as it is replayed.
 #[derive(Clone, Copy)]
 pub(crate) struct LayerRequest<'a> {
-    pub row: usize,
+    pub row: MoeRow,
     pub wanted: &'a [usize],
     /// For each wanted expert, the number of tokens that chose it.
     pub tokens: &'a [usize],
@@ -82,7 +82,7 @@ impl<'a> Requests<'a> {
         let TraceStep { row, logits, starts_sequence, .. } = *step;
         self.wanted.extend_from_slice(&step.wanted);
         self.wanted_by.extend_from_slice(&step.tokens);
-        self.steps.push(PackedRequest { row: row as u32, starts_sequence, end: self.wanted.len(), logits });
+        self.steps.push(PackedRequest { row: row.index() as u32, starts_sequence, end: self.wanted.len(), logits });
     }
 
     /// Number of requested experts.
@@ -140,7 +140,7 @@ impl<'a> Requests<'a> {
     pub(crate) fn iter(&self) -> impl Iterator<Item = LayerRequest<'_>> {
         let starts = std::iter::once(0).chain(self.steps.iter().map(|step| step.end));
         self.steps.iter().zip(starts).map(|(step, start)| LayerRequest {
-            row: step.row as usize,
+            row: MoeRow(step.row as usize),
             wanted: &self.wanted[start..step.end],
             tokens: &self.wanted_by[start..step.end],
             logits: step.logits,

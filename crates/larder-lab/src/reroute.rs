@@ -4,7 +4,7 @@
 //! enough to rank strategies, and no replacement for running the model.
 
 use larder_cache::{Ledger, Wave};
-use larder_core::{CacheScope, ExpertId, GATES_KEY, Gate, Trace, TracePass, UNUSED};
+use larder_core::{CacheScope, ExpertId, GATES_KEY, Gate, MoeRow, Trace, TracePass, UNUSED};
 use larder_policy::eviction::{EvictionSpec, LayerChoice, PolicyInputs};
 use larder_policy::routing::quality::{Quality, QualityMeter};
 use larder_policy::routing::{Router, RouterInput, RoutingSpec};
@@ -90,7 +90,11 @@ impl Rerouter<'_> {
             let (mut wanted, mut counts): (Vec<usize>, Vec<usize>) = Default::default();
             for (i, token) in tokens.clone().enumerate() {
                 let (logits, decode) = (trace.logits_of(token, row), trace.origins[token].decode);
-                self.router.choose(&RouterInput { row, gate, logits, decode }, &self.ledger, &mut self.chosen);
+                self.router.choose(
+                    &RouterInput { row: MoeRow(row), gate, logits, decode },
+                    &self.ledger,
+                    &mut self.chosen,
+                );
                 if decode {
                     *quality += self.meter.measure(gate, logits, &self.chosen);
                 }
@@ -106,7 +110,7 @@ impl Rerouter<'_> {
                 }
             }
             let logits = if tokens.len() == 1 { trace.logits_of(tokens.start, row) } else { &[] };
-            let choice = LayerChoice { row, wanted: &wanted, tokens: &counts, logits };
+            let choice = LayerChoice { row: MoeRow(row), wanted: &wanted, tokens: &counts, logits };
             self.ledger.replay_visit(&choice, &mut self.wave, |_| ());
         }
         ids

@@ -12,14 +12,14 @@
 //! - [`spec`]: names with options, and the errors of both.
 //!
 //! ```
-//! use larder_core::CacheScope;
+//! use larder_core::{CacheScope, MoeRow};
 //! use larder_policy::eviction::{CacheShape, EvictionSpec, PolicyInputs};
 //!
 //! // One layer of eight experts, and slots for two of them.
 //! let shape = CacheShape { rows: 1, experts: 8, top_k: 2, slots: 2, scope: CacheScope::Layer, scratch: 0 };
 //! let spec: EvictionSpec = "lru".parse()?;
 //! let mut pools = spec.make(&shape, &PolicyInputs::default())?;
-//! let (first, second) = (shape.key(0, 3), shape.key(0, 5));
+//! let (first, second) = (shape.key(MoeRow(0).expert(3)), shape.key(MoeRow(0).expert(5)));
 //! pools[0].admit(first);
 //! pools[0].admit(second);
 //! pools[0].touch(first);

@@ -1,6 +1,7 @@
 //! The engine as the server sees it: a trait that the command implements.
 
 use larder_cache::{Traffic, Visit};
+use larder_core::MoeRow;
 use larder_model::{Decoder, ExpertPath};
 
 /// A decoder with its experts: what the decode thread drives.
@@ -30,8 +31,8 @@ pub trait Engine: Send {
 /// One layer's visit to the cache.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LayerVisit {
-    /// The MoE row: the layer's index among those with experts.
-    pub row: usize,
+    /// The layer.
+    pub row: MoeRow,
     /// Its hits, misses and evictions.
     pub visit: Visit,
 }

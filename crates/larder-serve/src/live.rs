@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use larder_cache::Traffic;
+use larder_core::MoeRow;
 use serde_json::{Value, json};
 use tokio::sync::broadcast;
 
@@ -204,11 +205,12 @@ impl StepEvent {
         visits: &[LayerVisit],
         (queued, active): (usize, usize),
     ) -> Value {
-        let layer = |row: usize| model.layers.get(row).copied().unwrap_or(row);
+        let layer = |row: MoeRow| model.layers.get(row.index()).copied().unwrap_or(row.index());
         let layers: Vec<Value> = visits
             .iter()
             .map(|LayerVisit { row, visit }| {
-                let evicted: Vec<[usize; 2]> = visit.evicted.iter().map(|(row, e)| [layer(*row), *e]).collect();
+                let evicted: Vec<[usize; 2]> =
+                    visit.evicted.iter().map(|key| [layer(key.row), key.expert.index()]).collect();
                 json!({
                     "layer": layer(*row), "hit": visit.hits, "awaited": visit.in_flight, "miss": visit.misses,
                     "evicted": evicted,

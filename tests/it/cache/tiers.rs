@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use larder_cache::Traffic;
 use larder_cache::two_tiers::{DeviceDouble, Direction, MeasuredCosts, TierShape, TierTraffic};
-use larder_core::{CacheScope, Presence};
+use larder_core::{CacheScope, MoeRow, Presence};
 use larder_engine::{CachedPath, Routing, Session, TieredPath, TokenInput, Xoshiro256};
 use larder_model::{Decoder, ExpertPath, ModelError, ProductsDouble};
 use larder_policy::eviction::{EvictionSpec, PolicyInputs};
@@ -259,8 +259,8 @@ fn a_prior_sees_who_is_in_either_tier() {
         let router = spec.parse::<RoutingSpec>().unwrap().make(geometry.moe_layers.len(), None).unwrap();
         tiered.set_routing(Routing::lossy(router));
         transcript(&model.decoder, &mut tiered, &TOKENS, 0);
-        for row in 0..geometry.moe_layers.len() {
-            let there = |e: &usize| tiered.residency().presence(row, *e) == Presence::Resident;
+        for row in (0..geometry.moe_layers.len()).map(MoeRow) {
+            let there = |e: &usize| tiered.residency().presence(row.expert(*e)) == Presence::Resident;
             assert!((0..geometry.experts).filter(there).count() >= k);
         }
         let before = of_tiers(&tiered);

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use larder_core::{ExpertId, ExpertLayout, Geometry, LayerIdx, Residency, WantedExpert};
+use larder_core::{ExpertId, ExpertKey, ExpertLayout, Geometry, LayerIdx, MoeRow, Residency, WantedExpert};
 use larder_policy::eviction::Eviction;
 
 use super::costs::Schedule;
@@ -82,7 +82,7 @@ impl TieredCache {
     }
 
     /// The MoE row of a layer: its index among those with experts. The caller guarantees that it has experts.
-    pub fn row(&self, layer: LayerIdx) -> usize {
+    pub fn row(&self, layer: LayerIdx) -> MoeRow {
         self.links.filler.row(layer)
     }
 
@@ -103,10 +103,7 @@ impl TieredCache {
     /// have not begun.
     pub fn hint(&mut self, layer: LayerIdx, experts: &[ExpertId], limit: usize) {
         let (row, tiers) = (self.row(layer), &self.links.tiers);
-        let absent = experts
-            .iter()
-            .map(|e| (row, e.index()))
-            .filter(|(row, e)| tiers.locate(*row, *e) == ExpertLocation::Absent);
+        let absent = experts.iter().map(|e| row.key(*e)).filter(|e| tiers.locate(*e) == ExpertLocation::Absent);
         let absent = absent.take(limit).collect();
         self.links.filler.set_prefetch_queue(absent);
     }
@@ -146,13 +143,13 @@ impl TieredCache {
 struct LayerVisit<'a> {
     links: &'a mut Links,
     layer: LayerIdx,
-    row: usize,
+    row: MoeRow,
     /// Experts that are not computed yet.
     rest: Vec<WantedExpert>,
     /// Experts computed on the CPU.
-    on_host: Vec<usize>,
+    on_host: Vec<ExpertId>,
     /// Experts for which a background promotion has failed in this visit.
-    failed_promotions: Vec<usize>,
+    failed_promotions: Vec<ExpertId>,
 }
 
 /// The experts given to the device, and the time that took if it is known by now.
@@ -190,23 +187,21 @@ impl LayerVisit<'_> {
     /// The failure of a wanted expert is an error, except of a background copy where memory keeps experts: the bytes in
     /// memory are as good.
     fn check_failure(&mut self, completed: Completed) -> Result<(), TierError> {
-        let Completed { row, expert, background, result } = completed;
-        let wanted = row == self.row && self.rest.iter().any(|w| w.expert.index() == expert);
+        let Completed { expert: ExpertKey { row, expert }, background, result } = completed;
+        let wanted = row == self.row && self.rest.iter().any(|w| w.expert == expert);
         match result {
             Err(_) if wanted && background && self.links.tiers.has_host_cache() => self.failed_promotions.push(expert),
-            Err(cause) if wanted => {
-                return Err(TierError { layer: self.layer, expert: ExpertId(expert as u16), cause });
-            }
+            Err(cause) if wanted => return Err(TierError { layer: self.layer, expert, cause }),
             _ => {}
         }
         Ok(())
     }
 
     fn begin_reads(&mut self) {
-        let tiers = &self.links.tiers;
-        let experts = self.rest.iter().map(|w| w.expert.index());
-        let absent: Vec<usize> = experts.filter(|e| tiers.locate(self.row, *e) == ExpertLocation::Absent).collect();
-        if self.links.read(self.row, absent.into_iter()) {
+        let (tiers, row) = (&self.links.tiers, self.row);
+        let experts = self.rest.iter().map(|w| row.key(w.expert));
+        let absent: Vec<ExpertKey> = experts.filter(|e| tiers.locate(*e) == ExpertLocation::Absent).collect();
+        if self.links.read(&absent) {
             self.links.prefetch_if_idle();
         }
     }
@@ -215,11 +210,11 @@ impl LayerVisit<'_> {
     fn assign_sides(&mut self) -> Vec<WantedExpert> {
         let (row, bytes, keeps) = (self.row, self.links.filler.bytes(self.row), self.links.tiers.has_host_cache());
         let in_memory =
-            |w: &WantedExpert| matches!(self.links.tiers.locate(row, w.expert.index()), ExpertLocation::Host(_));
+            |w: &WantedExpert| matches!(self.links.tiers.locate(row.key(w.expert)), ExpertLocation::Host(_));
         let candidates: Vec<WantedExpert> = self.rest.iter().copied().filter(in_memory).collect();
         let queued_bytes = self.links.queued_bytes();
         let mut schedule = Schedule::new(&mut self.links.costs, queued_bytes);
-        let side = |w: &WantedExpert| match self.failed_promotions.contains(&w.expert.index()) {
+        let side = |w: &WantedExpert| match self.failed_promotions.contains(&w.expert) {
             true => Side::Host,
             // An expert in a scratch slot would have to be read again if it did not go to the device.
             false if !keeps => Side::Device,
@@ -230,7 +225,7 @@ impl LayerVisit<'_> {
         for (wanted, side) in candidates.into_iter().zip(sides) {
             match side {
                 Side::Host => on_host.push(wanted),
-                Side::Device => self.links.promote(row, wanted.expert.index(), PromoteFor::Demand),
+                Side::Device => self.links.promote(row.key(wanted.expert), PromoteFor::Demand),
             }
         }
         on_host
@@ -242,7 +237,7 @@ impl LayerVisit<'_> {
     fn launch_on_device(&mut self, compute: &mut dyn TieredCompute) -> Option<DeviceBatch> {
         let (mut group, mut experts) = (Vec::new(), Vec::new());
         for wanted in &self.rest {
-            if let ExpertLocation::Device(slot) = self.links.tiers.locate(self.row, wanted.expert.index()) {
+            if let ExpertLocation::Device(slot) = self.links.tiers.locate(self.row.key(wanted.expert)) {
                 group.push((wanted.expert, slot));
                 experts.push(*wanted);
             }
@@ -261,7 +256,7 @@ impl LayerVisit<'_> {
         if experts.is_empty() {
             return false;
         }
-        let bytes = |w: &WantedExpert| match self.links.tiers.locate(self.row, w.expert.index()) {
+        let bytes = |w: &WantedExpert| match self.links.tiers.locate(self.row.key(w.expert)) {
             ExpertLocation::Host(at) => (w.expert, self.links.filler.data(self.row, at)),
             _ => unreachable!("a wanted expert in memory stays there"),
         };
@@ -270,7 +265,7 @@ impl LayerVisit<'_> {
         let took = compute.host(self.links.filler.layout(self.layer), &group);
         self.links.traffic.computed += start.elapsed();
         self.links.traffic.on_host += experts.len() as u64;
-        self.on_host.extend(experts.iter().map(|w| w.expert.index()));
+        self.on_host.extend(experts.iter().map(|w| w.expert));
         self.finish(Side::Host, experts, took);
         true
     }
@@ -281,7 +276,7 @@ impl LayerVisit<'_> {
             let sizes: Vec<_> = experts.iter().map(|w| (bytes, w.tokens)).collect();
             self.links.costs.computed(side, &sizes, took);
         }
-        experts.iter().for_each(|w| self.links.tiers.unpin(self.row, w.expert.index()));
+        experts.iter().for_each(|w| self.links.tiers.unpin(self.row.key(w.expert)));
         self.rest.retain(|w| !experts.contains(w));
     }
 
@@ -292,7 +287,7 @@ impl LayerVisit<'_> {
         // No expert is wanted any more, so a failure concerns no visit.
         while self.links.poll_copies().is_some() {}
         if let (Some(best), true) = (self.on_host.first(), self.links.link_idles()) {
-            self.links.promote(self.row, *best, PromoteFor::IdleLink);
+            self.links.promote(self.row.key(*best), PromoteFor::IdleLink);
         }
     }
 
@@ -300,10 +295,10 @@ impl LayerVisit<'_> {
     fn abort(&mut self) {
         let row = self.row;
         let is_moving =
-            |links: &Links, w: &WantedExpert| links.tiers.locate(row, w.expert.index()) == ExpertLocation::InFlight;
+            |links: &Links, w: &WantedExpert| links.tiers.locate(row.key(w.expert)) == ExpertLocation::InFlight;
         while self.rest.iter().any(|w| is_moving(self.links, w)) {
             self.links.complete_one().expect("a wanted expert is in flight");
         }
-        self.rest.drain(..).for_each(|w| self.links.tiers.unpin(row, w.expert.index()));
+        self.rest.drain(..).for_each(|w| self.links.tiers.unpin(row.key(w.expert)));
     }
 }

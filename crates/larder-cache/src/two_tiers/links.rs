@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use larder_core::{ExpertId, Geometry, LayerIdx};
+use larder_core::{ExpertId, ExpertKey, Geometry, LayerIdx};
 use larder_store::StoreError;
 use larder_store::reader::{Reader, Slot};
 
@@ -64,8 +64,7 @@ type CopyResult = Result<Duration, DeviceError>;
 
 /// A completed read or copy.
 pub(super) struct Completed {
-    pub row: usize,
-    pub expert: usize,
+    pub expert: ExpertKey,
     /// Whether it was a background copy, begun for no wanted expert.
     pub background: bool,
     pub result: Result<(), TierErrorCause>,
@@ -110,14 +109,14 @@ impl Links {
     }
 
     /// Begins to read absent experts while there are slots; returns whether there were slots for all.
-    pub fn read(&mut self, row: usize, experts: impl Iterator<Item = usize>) -> bool {
+    pub fn read(&mut self, experts: &[ExpertKey]) -> bool {
         let mut slots_for_all = true;
         for expert in experts {
-            let Some(at) = self.tiers.read(row, expert) else {
+            let Some(at) = self.tiers.read(*expert) else {
                 slots_for_all = false;
                 break;
             };
-            self.filler.read(row, expert, at);
+            self.filler.read(*expert, at);
         }
         self.filler.submit();
         slots_for_all
@@ -125,34 +124,27 @@ impl Links {
 
     /// Prefetches hinted experts while there are no demand reads.
     pub fn prefetch_if_idle(&mut self) {
-        while let Some((row, expert)) = self.filler.next_prefetch() {
-            if let Some(at) = self.tiers.prefetch(row, expert) {
-                self.filler.prefetch(row, expert, at);
+        while let Some(expert) = self.filler.next_prefetch() {
+            if let Some(at) = self.tiers.prefetch(expert) {
+                self.filler.prefetch(expert, at);
             }
         }
     }
 
     /// Begins to copy an expert to the device, if there is a device slot for it.
-    pub fn promote(&mut self, row: usize, expert: usize, reason: PromoteFor) {
-        let Some(Promotion { from, to, demotion }) = self.tiers.promote(row, expert, reason) else { return };
+    pub fn promote(&mut self, expert: ExpertKey, reason: PromoteFor) {
+        let Some(Promotion { from, to, demotion }) = self.tiers.promote(expert, reason) else { return };
         // The device keeps the order of operations on one slot, so both copies may begin at once.
-        if let Some(Demotion { row, expert, to: memory }) = demotion {
-            self.copy(Direction::FromDevice, (row, expert), memory, to, reason);
+        if let Some(Demotion { expert, to: memory }) = demotion {
+            self.copy(Direction::FromDevice, expert, memory, to, reason);
         }
-        self.queued_bytes += self.filler.bytes(row);
-        self.copy(Direction::ToDevice, (row, expert), from, to, reason);
+        self.queued_bytes += self.filler.bytes(expert.row);
+        self.copy(Direction::ToDevice, expert, from, to, reason);
     }
 
-    fn copy(
-        &mut self,
-        direction: Direction,
-        (row, expert): (usize, usize),
-        memory: SlotIndex,
-        at: SlotIndex,
-        reason: PromoteFor,
-    ) {
-        let (slot, len) = (self.filler.take(memory), self.filler.bytes(row));
-        let tag = self.filler.number(row, expert) << 1 | u64::from(reason == PromoteFor::IdleLink);
+    fn copy(&mut self, direction: Direction, expert: ExpertKey, memory: SlotIndex, at: SlotIndex, reason: PromoteFor) {
+        let (slot, len) = (self.filler.take(memory), self.filler.bytes(expert.row));
+        let tag = self.filler.number(expert) << 1 | u64::from(reason == PromoteFor::IdleLink);
         self.device.submit(Transfer { direction, slot, at, len, tag });
     }
 
@@ -175,55 +167,55 @@ impl Links {
         }
     }
 
-    fn arrived(&mut self, CompletedRead { row, expert, result }: CompletedRead) -> Completed {
+    fn arrived(&mut self, CompletedRead { expert, result }: CompletedRead) -> Completed {
         match &result {
-            Ok(_) => self.tiers.arrived(row, expert),
-            Err(_) => self.tiers.read_failed(row, expert),
+            Ok(_) => self.tiers.arrived(expert),
+            Err(_) => self.tiers.read_failed(expert),
         }
-        Completed { row, expert, background: false, result: result.map(|_| ()).map_err(TierErrorCause::from) }
+        Completed { expert, background: false, result: result.map(|_| ()).map_err(TierErrorCause::from) }
     }
 
     fn copied(&mut self, copied: TransferDone) -> Completed {
         let TransferDone { direction, slot, len, tag, result, .. } = copied;
-        let ((row, expert), background) = (self.filler.expert_of(tag >> 1), tag & 1 == 1);
+        let (expert, background) = (self.filler.expert_of(tag >> 1), tag & 1 == 1);
         self.filler.put_back(slot);
         self.traffic.failed_copies += u64::from(result.is_err());
         let result = match direction {
-            Direction::ToDevice => self.copied_in(row, expert, len, result),
+            Direction::ToDevice => self.copied_in(expert, len, result),
             Direction::FromDevice => {
-                self.copied_out(row, expert, len, result);
+                self.copied_out(expert, len, result);
                 Ok(())
             }
         };
-        Completed { row, expert, background, result: result.map_err(TierErrorCause::from) }
+        Completed { expert, background, result: result.map_err(TierErrorCause::from) }
     }
 
-    fn copied_in(&mut self, row: usize, expert: usize, len: usize, result: CopyResult) -> Result<(), DeviceError> {
+    fn copied_in(&mut self, expert: ExpertKey, len: usize, result: CopyResult) -> Result<(), DeviceError> {
         self.queued_bytes -= len;
         match result {
             Ok(took) => {
                 self.costs.copied(len, took);
                 self.traffic.to_device_bytes += len as u64;
                 self.traffic.to_device_busy += took;
-                self.tiers.promoted(row, expert);
+                self.tiers.promoted(expert);
                 Ok(())
             }
             Err(e) => {
-                self.tiers.promotion_failed(row, expert);
+                self.tiers.promotion_failed(expert);
                 Err(e)
             }
         }
     }
 
     /// A failed copy to memory is not an error: the expert has to be read again when it is wanted.
-    fn copied_out(&mut self, row: usize, expert: usize, len: usize, result: CopyResult) {
+    fn copied_out(&mut self, expert: ExpertKey, len: usize, result: CopyResult) {
         match result {
             Ok(took) => {
                 self.traffic.from_device_bytes += len as u64;
                 self.traffic.from_device_busy += took;
-                self.tiers.demoted(row, expert);
+                self.tiers.demoted(expert);
             }
-            Err(_) => self.tiers.demotion_failed(row, expert),
+            Err(_) => self.tiers.demotion_failed(expert),
         }
     }
 

@@ -18,7 +18,7 @@ mod tier_pair;
 
 use std::collections::VecDeque;
 
-use larder_core::{CacheScope, Geometry, Presence, Residency};
+use larder_core::{CacheScope, ExpertKey, Geometry, MoeRow, Presence, Residency};
 use larder_policy::eviction::{CacheShape, Eviction, LayerChoice};
 
 pub use cache::{TieredCache, TieredCompute};
@@ -99,10 +99,8 @@ pub struct Promotion {
 /// An expert is copied from the device to memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Demotion {
-    /// Index of its layer among those with experts (the MoE row).
-    pub row: usize,
     /// The expert.
-    pub expert: usize,
+    pub expert: ExpertKey,
     /// Its host slot.
     pub to: SlotIndex,
 }
@@ -167,8 +165,8 @@ impl TierLedger {
     }
 
     /// The location of an expert.
-    pub fn locate(&self, row: usize, expert: usize) -> ExpertLocation {
-        let index = self.pair.index(row, expert);
+    pub fn locate(&self, expert: ExpertKey) -> ExpertLocation {
+        let index = self.pair.index(expert);
         match (self.pair.device.state(index), self.pair.host.state(index)) {
             (TierState::Resident(slot), _) => ExpertLocation::Device(slot),
             (TierState::Absent, TierState::Resident(slot)) => ExpertLocation::Host(slot),
@@ -184,37 +182,38 @@ impl TierLedger {
         let LayerChoice { row, wanted, .. } = *choice;
         self.policies.begin(choice);
         self.record.visit.clear();
-        for &expert in wanted {
-            let index = self.pair.index(row, expert);
+        for &id in wanted {
+            let expert = row.expert(id);
+            let index = self.pair.index(expert);
             self.pair.pinned[index] = true;
-            let found = self.locate(row, expert);
-            self.record.wanted(index, expert, found);
+            let found = self.locate(expert);
+            self.record.wanted(index, id, found);
             self.unused_prefetches.retain(|unused| *unused != index);
             if found != ExpertLocation::Absent {
-                self.policies.touch(row, expert);
+                self.policies.touch(expert);
             }
         }
     }
 
     /// A host slot to read an absent expert into, if there is one now. The caller reports
     /// [`arrived`](Self::arrived) or [`read_failed`](Self::read_failed).
-    pub fn read(&mut self, row: usize, expert: usize) -> Option<SlotIndex> {
-        let free = self.pair.host.take_free(row).or_else(|| self.find_scratch_slot());
-        let slot = free.or_else(|| self.drop_host_copy(row))?;
-        self.record.read_begins(self.pair.index(row, expert), false);
-        Some(self.admit(row, expert, slot))
+    pub fn read(&mut self, expert: ExpertKey) -> Option<SlotIndex> {
+        let free = self.pair.host.take_free(expert.row).or_else(|| self.find_scratch_slot());
+        let slot = free.or_else(|| self.drop_host_copy(expert.row))?;
+        self.record.read_begins(self.pair.index(expert), false);
+        Some(self.admit(expert, slot))
     }
 
     /// A host slot to prefetch an expert into, if it is absent and there is such a slot. The caller reports the read
     /// like a
     /// demand read.
-    pub fn prefetch(&mut self, row: usize, expert: usize) -> Option<SlotIndex> {
-        let index = self.pair.index(row, expert);
-        if self.locate(row, expert) != ExpertLocation::Absent || self.pair.pinned[index] {
+    pub fn prefetch(&mut self, expert: ExpertKey) -> Option<SlotIndex> {
+        let index = self.pair.index(expert);
+        if self.locate(expert) != ExpertLocation::Absent || self.pair.pinned[index] {
             return None;
         }
         let slot = match self.has_host_cache() {
-            true => self.find_host_slot(row, index)?,
+            true => self.find_host_slot(expert.row, index)?,
             false => {
                 let slot = self.find_scratch_slot()?;
                 self.unused_prefetches.push_back(index);
@@ -222,20 +221,20 @@ impl TierLedger {
             }
         };
         self.record.read_begins(index, true);
-        Some(self.admit(row, expert, slot))
+        Some(self.admit(expert, slot))
     }
 
     /// A read has succeeded.
-    pub fn arrived(&mut self, row: usize, expert: usize) {
-        let index = self.pair.index(row, expert);
+    pub fn arrived(&mut self, expert: ExpertKey) {
+        let index = self.pair.index(expert);
         self.pair.host.mark_resident(index);
     }
 
     /// A read has failed: the slot is free again.
-    pub fn read_failed(&mut self, row: usize, expert: usize) {
-        let index = self.pair.index(row, expert);
+    pub fn read_failed(&mut self, expert: ExpertKey) {
+        let index = self.pair.index(expert);
         let slot = self.pair.host.remove(index);
-        self.pair.host.release(row, slot);
+        self.pair.host.release(expert.row, slot);
         self.forget(index);
     }
 
@@ -243,14 +242,14 @@ impl TierLedger {
     /// expert
     /// out first, and reports [`promoted`](Self::promoted) or [`promotion_failed`](Self::promotion_failed),
     /// and [`demoted`](Self::demoted) or [`demotion_failed`](Self::demotion_failed).
-    pub fn promote(&mut self, row: usize, expert: usize, reason: PromoteFor) -> Option<Promotion> {
-        let ExpertLocation::Host(from) = self.locate(row, expert) else { return None };
-        let index = self.pair.index(row, expert);
-        let (to, victim) = match self.pair.device.take_free(row) {
+    pub fn promote(&mut self, expert: ExpertKey, reason: PromoteFor) -> Option<Promotion> {
+        let ExpertLocation::Host(from) = self.locate(expert) else { return None };
+        let index = self.pair.index(expert);
+        let (to, victim) = match self.pair.device.take_free(expert.row) {
             Some(free) => (free, None),
             None => {
                 let runs = reason == PromoteFor::IdleLink;
-                let victim = self.worst(row, |s, n| s.can_leave_device(n) || (runs && n == index))?;
+                let victim = self.worst(expert.row, |s, n| s.can_leave_device(n) || (runs && n == index))?;
                 if victim == index {
                     return None;
                 }
@@ -260,42 +259,42 @@ impl TierLedger {
         self.pair.device.begin_arrival(index, to);
         self.pair.host.begin_copy(index).expect("the expert is in memory");
         self.record.counts.promotions += 1;
-        let demotion = victim.and_then(|victim| self.demote(row, victim));
+        let demotion = victim.and_then(|victim| self.demote(expert.row, victim));
         Some(Promotion { from, to, demotion })
     }
 
     /// An expert has been copied to the device.
-    pub fn promoted(&mut self, row: usize, expert: usize) {
-        let index = self.pair.index(row, expert);
+    pub fn promoted(&mut self, expert: ExpertKey) {
+        let index = self.pair.index(expert);
         self.pair.device.mark_resident(index);
         self.pair.host.mark_resident(index);
     }
 
     /// A copy to the device has failed: the expert is in memory as before.
-    pub fn promotion_failed(&mut self, row: usize, expert: usize) {
-        let index = self.pair.index(row, expert);
+    pub fn promotion_failed(&mut self, expert: ExpertKey) {
+        let index = self.pair.index(expert);
         let slot = self.pair.device.remove(index);
-        self.pair.device.release(row, slot);
+        self.pair.device.release(expert.row, slot);
         self.pair.host.mark_resident(index);
     }
 
     /// An expert has been copied out of the device.
-    pub fn demoted(&mut self, row: usize, expert: usize) {
-        let index = self.pair.index(row, expert);
+    pub fn demoted(&mut self, expert: ExpertKey) {
+        let index = self.pair.index(expert);
         self.pair.host.mark_resident(index);
     }
 
     /// A copy out of the device has failed: the expert is on the SSD only.
-    pub fn demotion_failed(&mut self, row: usize, expert: usize) {
-        let index = self.pair.index(row, expert);
+    pub fn demotion_failed(&mut self, expert: ExpertKey) {
+        let index = self.pair.index(expert);
         self.remove_from_host(index);
     }
 
     /// A wanted expert has been computed or given up. If it is in a scratch slot, it takes the slot of an expert in
     /// memory
     /// that ranks worse, or leaves. The caller guarantees that it is not in flight.
-    pub fn unpin(&mut self, row: usize, expert: usize) {
-        let index = self.pair.index(row, expert);
+    pub fn unpin(&mut self, expert: ExpertKey) {
+        let index = self.pair.index(expert);
         self.pair.pinned[index] = false;
         let TierState::Resident(slot) = self.pair.host.state(index) else { return };
         if !self.pair.host.is_scratch(slot) {
@@ -304,12 +303,12 @@ impl TierLedger {
         if !self.has_host_cache() {
             return self.remove_from_host(index);
         }
-        if let Some(free) = self.pair.host.take_free(row) {
+        if let Some(free) = self.pair.host.take_free(expert.row) {
             self.pair.host.swap_scratch(slot, free);
-            return self.pair.host.release(row, free);
+            return self.pair.host.release(expert.row, free);
         }
-        let copy = self.worst(row, |s, n| s.has_redundant_copy(n) || (n == index && s.device.is_resident(n)));
-        let leaves = copy.or_else(|| self.victim(row, |s, n| s.can_leave_host(n) || n == index));
+        let copy = self.worst(expert.row, |s, n| s.has_redundant_copy(n) || (n == index && s.device.is_resident(n)));
+        let leaves = copy.or_else(|| self.victim(expert.row, |s, n| s.can_leave_host(n) || n == index));
         let leaves = leaves.expect("at least the expert itself can leave");
         if leaves != index {
             let TierState::Resident(instead) = self.pair.host.state(leaves) else { unreachable!("no copy uses it") };
@@ -319,7 +318,7 @@ impl TierLedger {
     }
 
     /// Demotes an expert that has left the device: it is still in memory, is to be copied there, or is evicted.
-    fn demote(&mut self, row: usize, victim: usize) -> Option<Demotion> {
+    fn demote(&mut self, row: MoeRow, victim: usize) -> Option<Demotion> {
         if self.pair.host.is_resident(victim) {
             self.record.counts.free_demotions += 1;
             return None;
@@ -330,12 +329,11 @@ impl TierLedger {
         };
         self.record.counts.demotions += 1;
         self.pair.host.begin_arrival(victim, to);
-        let experts = self.pair.host.shape.experts;
-        Some(Demotion { row: victim / experts, expert: victim % experts, to })
+        Some(Demotion { expert: self.pair.expert(victim), to })
     }
 
     /// A host slot for an expert that is in no tier; `None` if it ranks worst itself.
-    fn find_host_slot(&mut self, row: usize, index: usize) -> Option<SlotIndex> {
+    fn find_host_slot(&mut self, row: MoeRow, index: usize) -> Option<SlotIndex> {
         if !self.has_host_cache() {
             return None;
         }
@@ -363,7 +361,7 @@ impl TierLedger {
     }
 
     /// Frees the host slot of an expert of the row's pool that is on the device as well, if there is one.
-    fn drop_host_copy(&mut self, row: usize) -> Option<SlotIndex> {
+    fn drop_host_copy(&mut self, row: MoeRow) -> Option<SlotIndex> {
         let copy = self.worst(row, TierPair::has_redundant_copy)?;
         Some(self.pair.host.remove(copy))
     }
@@ -371,55 +369,51 @@ impl TierLedger {
     /// Frees an expert's host slot.
     fn remove_from_host(&mut self, index: usize) {
         let slot = self.pair.host.remove(index);
-        let row = index / self.pair.host.shape.experts;
-        self.pair.host.release(row, slot);
+        self.pair.host.release(self.pair.expert(index).row, slot);
         if self.pair.device.state(index) == TierState::Absent {
             self.evict(index);
         }
     }
 
     /// An absent expert is assigned a host slot.
-    fn admit(&mut self, row: usize, expert: usize, slot: SlotIndex) -> SlotIndex {
-        let index = self.pair.index(row, expert);
+    fn admit(&mut self, expert: ExpertKey, slot: SlotIndex) -> SlotIndex {
+        let index = self.pair.index(expert);
         self.pair.host.begin_arrival(index, slot);
-        self.policies.admit(row, expert);
+        self.policies.admit(expert);
         slot
     }
 
     /// An expert has left both tiers.
     fn evict(&mut self, index: usize) {
-        let experts = self.pair.host.shape.experts;
-        self.record.evicted(index / experts, index % experts);
+        self.record.evicted(self.pair.expert(index));
         self.forget(index);
     }
 
     /// An expert is in no tier any more, or its read has failed.
     fn forget(&mut self, index: usize) {
-        let shape = self.pair.host.shape;
-        let (row, expert) = (index / shape.experts, index % shape.experts);
         self.record.removed(index);
         self.unused_prefetches.retain(|unused| *unused != index);
-        self.policies.forget(row, expert);
+        self.policies.forget(self.pair.expert(index));
     }
 
     /// The worst-ranked expert of the row's pool among the `eligible` ones, when it stays in one of the tiers.
-    fn worst(&mut self, row: usize, eligible: impl Fn(&TierPair, usize) -> bool) -> Option<usize> {
+    fn worst(&mut self, row: MoeRow, eligible: impl Fn(&TierPair, usize) -> bool) -> Option<usize> {
         let pair = &self.pair;
-        let found = self.policies.worst(row, |row, expert| eligible(pair, pair.index(row, expert)));
-        found.map(|(row, expert)| pair.index(row, expert))
+        let found = self.policies.worst(row, |expert| eligible(pair, pair.index(expert)));
+        found.map(|expert| pair.index(expert))
     }
 
     /// The victim of the row's pool among the `eligible` ones; the caller evicts it from both tiers.
-    fn victim(&mut self, row: usize, eligible: impl Fn(&TierPair, usize) -> bool) -> Option<usize> {
+    fn victim(&mut self, row: MoeRow, eligible: impl Fn(&TierPair, usize) -> bool) -> Option<usize> {
         let pair = &self.pair;
-        let found = self.policies.victim(row, |row, expert| eligible(pair, pair.index(row, expert)));
-        found.map(|(row, expert)| pair.index(row, expert))
+        let found = self.policies.victim(row, |expert| eligible(pair, pair.index(expert)));
+        found.map(|expert| pair.index(expert))
     }
 }
 
 impl Residency for TierLedger {
-    fn presence(&self, row: usize, expert: usize) -> Presence {
-        match self.locate(row, expert) {
+    fn presence(&self, expert: ExpertKey) -> Presence {
+        match self.locate(expert) {
             ExpertLocation::Device(_) | ExpertLocation::Host(_) => Presence::Resident,
             ExpertLocation::InFlight => Presence::InFlight,
             ExpertLocation::Absent => Presence::Absent,

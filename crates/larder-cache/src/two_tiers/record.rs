@@ -1,5 +1,7 @@
 //! The record of what visits find: counts, the last visit, and the past of each expert.
 
+use larder_core::ExpertKey;
+
 use super::{ExpertLocation, TierCounts};
 use crate::visit::Visit;
 
@@ -44,9 +46,9 @@ impl VisitRecord {
     }
 
     /// An expert has left both tiers.
-    pub fn evicted(&mut self, row: usize, expert: usize) {
+    pub fn evicted(&mut self, expert: ExpertKey) {
         self.counts.evictions += 1;
-        self.visit.evicted.push((row, expert));
+        self.visit.evicted.push(expert);
     }
 
     /// An expert is in no tier any more: if it was an unused prefetch, it was in vain.

@@ -1,5 +1,6 @@
 //! The table of one tier: which expert is in which of its slots.
 
+use larder_core::MoeRow;
 use larder_policy::eviction::CacheShape;
 
 use crate::one_tier::SlotIndex;
@@ -41,11 +42,6 @@ impl Tier {
         }
     }
 
-    /// An expert's dense index among all of the tier.
-    pub fn index(&self, row: usize, expert: usize) -> usize {
-        row * self.shape.experts + expert
-    }
-
     /// The state of an expert.
     pub fn state(&self, index: usize) -> TierState {
         self.states[index]
@@ -57,7 +53,7 @@ impl Tier {
     }
 
     /// Takes a free slot of a row's pool.
-    pub fn take_free(&mut self, row: usize) -> Option<SlotIndex> {
+    pub fn take_free(&mut self, row: MoeRow) -> Option<SlotIndex> {
         self.free[self.shape.pool(row)].pop()
     }
 
@@ -99,7 +95,7 @@ impl Tier {
     }
 
     /// Frees the slot of an expert of `row`.
-    pub fn release(&mut self, row: usize, slot: SlotIndex) {
+    pub fn release(&mut self, row: MoeRow, slot: SlotIndex) {
         match self.scratch[slot] {
             true => self.free_scratch.push(slot),
             false => self.free[self.shape.pool(row)].push(slot),
@@ -114,6 +110,8 @@ impl Tier {
     /// Whether every slot is free or holds one expert, and each pool has its number of slots.
     #[cfg(test)]
     pub fn is_whole(&self) -> bool {
+        use larder_core::ExpertKey;
+
         let mut owned = vec![0; self.scratch.len()];
         let mut of_pool = vec![0; self.shape.pools()];
         for (pool, free) in self.free.iter().enumerate() {
@@ -126,7 +124,8 @@ impl Tier {
         for (index, state) in self.states.iter().enumerate() {
             if let TierState::InFlight(slot) | TierState::Resident(slot) = *state {
                 owned[slot] += 1;
-                of_pool[self.shape.pool(index / self.shape.experts)] += usize::from(!self.scratch[slot]);
+                let row = ExpertKey::from_index(index, self.shape.experts).row;
+                of_pool[self.shape.pool(row)] += usize::from(!self.scratch[slot]);
             }
         }
         owned.iter().all(|n| *n == 1) && of_pool.iter().all(|n| *n == self.shape.slots)

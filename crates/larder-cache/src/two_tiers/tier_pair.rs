@@ -1,5 +1,7 @@
 //! The tables of both tiers side by side, and which experts may leave each.
 
+use larder_core::ExpertKey;
+
 use super::TierShape;
 use super::tier::{Tier, TierState};
 
@@ -21,8 +23,13 @@ impl TierPair {
     }
 
     /// An expert's dense index among all.
-    pub fn index(&self, row: usize, expert: usize) -> usize {
-        self.host.index(row, expert)
+    pub fn index(&self, expert: ExpertKey) -> usize {
+        expert.index(self.host.shape.experts)
+    }
+
+    /// The expert at a dense index.
+    pub fn expert(&self, index: usize) -> ExpertKey {
+        ExpertKey::from_index(index, self.host.shape.experts)
     }
 
     /// Whether an expert is on the device and not pinned.

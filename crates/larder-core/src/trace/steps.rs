@@ -1,12 +1,13 @@
 //! The steps of a trace: which experts each pass needs in each row.
 
 use super::Trace;
+use crate::MoeRow;
 
 /// The experts that one forward pass needs in one MoE row.
 #[derive(Clone, PartialEq, Debug)]
 pub struct TraceStep<'a> {
-    /// MoE row.
-    pub row: usize,
+    /// The layer.
+    pub row: MoeRow,
     /// The needed experts, each once, token by token in order of rank.
     pub wanted: Vec<usize>,
     /// For each of them, the number of tokens of the pass that chose it.
@@ -76,7 +77,7 @@ impl<'a> Iterator for Steps<'a> {
         let starts_sequence = self.begins_sequence();
         let logits = if tokens == 1 { self.trace.logits_of(self.token, self.row) } else { &[] };
         let (wanted, counts) = self.wanted(tokens);
-        let step = TraceStep { row: self.row, wanted, tokens: counts, logits, starts_sequence };
+        let step = TraceStep { row: MoeRow(self.row), wanted, tokens: counts, logits, starts_sequence };
         self.row += 1;
         if self.row == self.trace.rows {
             self.row = 0;

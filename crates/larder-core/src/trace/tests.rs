@@ -23,7 +23,7 @@ fn steps_need_each_expert_once_per_pass() {
     let trace = small();
     let counts: Vec<_> = trace.steps().take(2).map(|s| s.tokens).collect();
     assert_eq!(counts, [vec![1, 2, 1], vec![1, 2, 1]]);
-    let steps: Vec<_> = trace.steps().map(|s| (s.row, s.wanted, s.starts_sequence)).collect();
+    let steps: Vec<_> = trace.steps().map(|s| (s.row.index(), s.wanted, s.starts_sequence)).collect();
     let want = [
         (0, vec![0, 1, 2], true),
         (1, vec![2, 3, 0], false),

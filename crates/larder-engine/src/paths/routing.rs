@@ -1,6 +1,6 @@
 //! Choosing experts with a routing strategy, and measuring how far the choices are from the model's own.
 
-use larder_core::{ExpertId, Gate, Residency};
+use larder_core::{ExpertId, Gate, MoeRow, Residency};
 use larder_model::{MoeCall, Routed, TokenPhase, route};
 use larder_policy::routing::quality::{Quality, QualityMeter};
 use larder_policy::routing::{Router, RouterInput, RouterReport};
@@ -26,8 +26,8 @@ impl Routing {
         Routing { lossy: Some(Lossy { router, meter, quality, chosen, weights }) }
     }
 
-    /// Chooses the experts and weights of every token of a call; `row` is the layer's MoE row.
-    pub fn route(&mut self, call: &MoeCall, row: usize, residency: &dyn Residency) -> Routed {
+    /// Chooses the experts and weights of every token of a call to the layer of `row`.
+    pub fn route(&mut self, call: &MoeCall, row: MoeRow, residency: &dyn Residency) -> Routed {
         match &mut self.lossy {
             None => route(call),
             Some(lossy) => lossy.route(call, row, residency),
@@ -54,7 +54,7 @@ pub(crate) fn top_k_experts(gate: &Gate, logits: &[f32]) -> Vec<ExpertId> {
 }
 
 impl Lossy {
-    fn route(&mut self, call: &MoeCall, row: usize, residency: &dyn Residency) -> Routed {
+    fn route(&mut self, call: &MoeCall, row: MoeRow, residency: &dyn Residency) -> Routed {
         let gate = call.gate;
         let mut routed = Routed::default();
         for (logits, origin) in call.logits.chunks_exact(gate.experts).zip(call.origins) {

@@ -55,7 +55,7 @@ impl StreamingPath {
 
     /// Whether an expert is resident.
     pub fn is_resident(&self, layer: LayerIdx, expert: ExpertId) -> bool {
-        self.cache.residency().presence(self.cache.row(layer), expert.index()) == Presence::Resident
+        self.cache.residency().presence(self.cache.row(layer).key(expert)) == Presence::Resident
     }
 
     /// Slots into which experts of a layer can be read without an eviction.

@@ -1,7 +1,7 @@
 //! Agreement of a routing strategy with the model's own choice of experts.
 
 use larder_cache::{CacheCounts, Ledger, Wave};
-use larder_core::{ExpertId, Gate, Geometry, LayerIdx};
+use larder_core::{ExpertId, Gate, Geometry, LayerIdx, MoeRow};
 use larder_model::{Routed, Tap};
 use larder_policy::eviction::LayerChoice;
 use larder_policy::routing::quality::{Quality, QualityMeter};
@@ -51,16 +51,16 @@ impl<'a> ShadowRouting<'a> {
     fn simulate(&mut self, tokens: usize) {
         for token in 0..tokens {
             for row in 0..self.gates.len() {
-                self.choose(row, token);
+                self.choose(MoeRow(row), token);
             }
         }
     }
 
-    fn choose(&mut self, row: usize, token: usize) {
-        let gate = self.gates[row];
-        let logits = &self.logits[row][token * gate.experts..][..gate.experts];
+    fn choose(&mut self, row: MoeRow, token: usize) {
+        let gate = self.gates[row.index()];
+        let logits = &self.logits[row.index()][token * gate.experts..][..gate.experts];
         self.router.choose(&RouterInput { row, gate, logits, decode: true }, &self.ledger, &mut self.chosen);
-        self.qualities[row] += self.meter.measure(gate, logits, &self.chosen);
+        self.qualities[row.index()] += self.meter.measure(gate, logits, &self.chosen);
         let wanted: Vec<usize> = self.chosen.iter().map(|e| e.index()).collect();
         let choice = LayerChoice { row, wanted: &wanted, tokens: &vec![1; wanted.len()], logits };
         self.ledger.replay_visit(&choice, &mut self.wave, |_| ());
@@ -70,6 +70,7 @@ impl<'a> ShadowRouting<'a> {
 impl Tap for ShadowRouting<'_> {
     fn routed(&mut self, layer: LayerIdx, logits: &[f32], _: &Routed) {
         let Some(row) = self.rows.of(layer) else { return };
+        let row = row.index();
         self.logits[row].clear();
         self.logits[row].extend_from_slice(logits);
         if row + 1 == self.gates.len() {
@@ -102,6 +103,7 @@ impl<'a> RoutingAgreement<'a> {
 impl Tap for RoutingAgreement<'_> {
     fn routed(&mut self, layer: LayerIdx, logits: &[f32], routed: &Routed) {
         let Some(row) = self.rows.of(layer) else { return };
+        let row = row.index();
         let gate = self.gates[row];
         for (logits, ids) in logits.chunks_exact(gate.experts).zip(routed.ids.chunks_exact(gate.top_k)) {
             let used = ids.iter().position(|id| *id == ExpertId::NONE).unwrap_or(ids.len());
@@ -111,16 +113,14 @@ impl Tap for RoutingAgreement<'_> {
 }
 
 /// The MoE row of each decoder layer, if it has experts.
-pub(super) struct MoeRows(Vec<Option<usize>>);
+pub(super) struct MoeRows(Vec<Option<MoeRow>>);
 
 impl MoeRows {
     pub fn new(geometry: &Geometry) -> Self {
-        let mut rows = vec![None; geometry.layers];
-        geometry.moe_layers.iter().enumerate().for_each(|(row, layer)| rows[layer.index()] = Some(row));
-        MoeRows(rows)
+        MoeRows(geometry.moe_rows())
     }
 
-    pub fn of(&self, layer: LayerIdx) -> Option<usize> {
+    pub fn of(&self, layer: LayerIdx) -> Option<MoeRow> {
         self.0.get(layer.index()).copied().flatten()
     }
 }

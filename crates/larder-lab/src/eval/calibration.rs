@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use larder_core::{ExpertId, Gate, Geometry, LayerIdx, Presence, Residency};
+use larder_core::{ExpertId, ExpertKey, Gate, Geometry, LayerIdx, Presence, Residency};
 use larder_engine::Calibration;
 use larder_model::{Routed, Tap};
 use larder_policy::routing::{Router, RouterInput, RoutingSpec};
@@ -28,7 +28,7 @@ pub struct LogitSpread<'a> {
 struct EmptyCache;
 
 impl Residency for EmptyCache {
-    fn presence(&self, _: usize, _: usize) -> Presence {
+    fn presence(&self, _: ExpertKey) -> Presence {
         Presence::Absent
     }
 }
@@ -50,7 +50,7 @@ impl<'a> LogitSpread<'a> {
 impl Tap for LogitSpread<'_> {
     fn routed(&mut self, layer: LayerIdx, logits: &[f32], _: &Routed) {
         let Some(row) = self.rows.of(layer) else { return };
-        let gate = self.gates[row];
+        let gate = self.gates[row.index()];
         for logits in logits.chunks_exact(gate.experts) {
             self.router.choose(&RouterInput { row, gate, logits, decode: true }, &EmptyCache, &mut self.chosen);
         }

@@ -2,19 +2,17 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use larder_core::{ExpertId, Gate, Residency};
+use larder_core::{ExpertId, ExpertKey, Gate, Residency};
 use larder_policy::routing::{Ranking, Router, RouterInput, RouterReport};
 use larder_policy::spec::PolicyError;
 
 /// The replacement of the expert at one rank of one layer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ExpertSwap {
-    /// The MoE row.
-    pub row: usize,
     /// The rank to replace, 1 being the best.
     pub rank: usize,
-    /// The expert to choose instead, which must not be chosen at another rank.
-    pub expert: usize,
+    /// The expert of that layer to choose instead, which must not be chosen at another rank.
+    pub expert: ExpertKey,
 }
 
 /// A shared handle that controls a [`ForcedRouter`].
@@ -53,10 +51,10 @@ impl Router for ForcedRouter {
     fn choose(&mut self, ask: &RouterInput, _: &dyn Residency, out: &mut Vec<ExpertId>) {
         let ranking = &mut self.ranking;
         ranking.rank(ask.gate, ask.logits);
-        let swap = self.swaps.get().filter(|swap| swap.row == ask.row);
+        let swap = self.swaps.get().filter(|swap| swap.expert.row == ask.row);
         for rank in 0..ask.gate.top_k {
             match swap {
-                Some(swap) if swap.rank == rank + 1 => ranking.mark(swap.expert),
+                Some(swap) if swap.rank == rank + 1 => ranking.mark(swap.expert.expert.index()),
                 _ => ranking.mark(ranking.at(rank)),
             }
         }

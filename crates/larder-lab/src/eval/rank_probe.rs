@@ -1,6 +1,6 @@
 //! How good the router's expert at one rank is: every other expert is tried in its place.
 
-use larder_core::{Gate, Geometry, LayerIdx};
+use larder_core::{Gate, Geometry, LayerIdx, MoeRow};
 use larder_engine::PREFILL_CHUNK;
 use larder_model::{Decoder, ExpertPath, KvCache, LogitsFor, ModelError, Routed, Span, Tap, TokenOrigin, TokenPhase};
 use larder_policy::routing::Ranking;
@@ -101,7 +101,7 @@ impl<P: ExpertPath> RankProbe<'_, P> {
             for (row, gate) in gates.iter().enumerate() {
                 let mut others = Vec::new();
                 for expert in candidates(gate, &seen.logits[row]) {
-                    self.swaps.set(Some(ExpertSwap { row, rank: self.rank, expert }));
+                    self.swaps.set(Some(ExpertSwap { rank: self.rank, expert: MoeRow(row).expert(expert) }));
                     others.push(self.pass(step, &state, &mut ())?);
                     on_pass();
                 }
@@ -155,7 +155,7 @@ impl RouterLogits {
 impl Tap for RouterLogits {
     fn routed(&mut self, layer: LayerIdx, logits: &[f32], _: &Routed) {
         if let Some(row) = self.rows.of(layer) {
-            self.logits[row] = logits.to_vec();
+            self.logits[row.index()] = logits.to_vec();
         }
     }
 }

@@ -20,8 +20,8 @@ pub fn oracle_general(trace: &Trace, path: &Path) -> Result<u64, LabError> {
     let mut requests: Vec<(u32, usize)> = Vec::new();
     let mut pass = 0;
     for step in trace.steps() {
-        requests.extend(step.wanted.iter().map(|expert| (pass, step.row * trace.experts + expert)));
-        pass += u32::from(step.row + 1 == trace.rows);
+        requests.extend(step.wanted.iter().map(|expert| (pass, step.row.expert(*expert).index(trace.experts))));
+        pass += u32::from(step.row.index() + 1 == trace.rows);
     }
     let next = next_uses(&requests, trace.rows * trace.experts);
     write_atomically(path, |out| {

@@ -4,8 +4,7 @@ use std::fmt::Write;
 use std::ops::Range;
 
 use larder_cache::{Ledger, Wave};
-use larder_core::Presence;
-use larder_core::Residency;
+use larder_core::{MoeRow, Presence, Residency};
 use larder_policy::eviction::{CacheShape, EvictionSpec, PolicyInputs};
 
 use super::html::escape;
@@ -16,8 +15,8 @@ use crate::{LabError, Requests};
 /// The part of a replay to draw.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct HeatmapWindow {
-    /// The MoE row.
-    pub row: usize,
+    /// The layer.
+    pub row: MoeRow,
     /// Forward passes, counted from the start of the requests.
     pub passes: Range<usize>,
 }
@@ -57,11 +56,11 @@ impl Heatmap {
         inputs: &PolicyInputs,
         window: &HeatmapWindow,
     ) -> Result<Self, LabError> {
-        if window.row >= shape.rows {
+        if window.row.index() >= shape.rows {
             let rows = shape.rows;
             return Err(LabError::InvalidInput(format!(
                 "layer {} does not exist: the trace has {rows} layers",
-                window.row
+                window.row.index()
             )));
         }
         let window = window.clone();
@@ -104,7 +103,7 @@ impl Heatmap {
             bottom + 36.0,
             right + 10.0,
             escape(&self.name),
-            self.window.row,
+            self.window.row.index(),
             self.slots
         );
         let spot = |out: &mut String, column: usize, count: usize, expert: usize, class: &str| {
@@ -157,7 +156,7 @@ impl Observer for Heatmap {
             return;
         }
         if self.window.passes.contains(&self.seen) {
-            let spot = |expert| match ledger.presence(request.row, expert) {
+            let spot = |expert| match ledger.presence(request.row.expert(expert)) {
                 Presence::Absent | Presence::InFlight => CellState::Absent,
                 Presence::Resident => CellState::Resident,
             };
@@ -174,7 +173,8 @@ impl Observer for Heatmap {
             wave.hits.iter().for_each(|(expert, _)| column.states[*expert] = CellState::Hit);
             wave.misses.iter().for_each(|(expert, _)| column.states[*expert] = CellState::Miss);
         }
-        wave.evicted.iter().filter(|(r, _)| *r == row).for_each(|(_, expert)| column.evicted[*expert] = true);
+        let of_row = wave.evicted.iter().filter(|expert| expert.row == row);
+        of_row.for_each(|expert| column.evicted[expert.expert.index()] = true);
     }
 }
 
@@ -196,7 +196,7 @@ mod tests {
             &shape,
             &"lru".parse().unwrap(),
             &PolicyInputs::default(),
-            &HeatmapWindow { row, passes },
+            &HeatmapWindow { row: MoeRow(row), passes },
         )
     }
 

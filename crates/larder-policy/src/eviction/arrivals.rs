@@ -20,7 +20,7 @@ impl<M: Copy> Arrivals<M> {
         self.waiting.clear();
         self.arrived = 0;
         for expert in choice.wanted {
-            let key = shape.key(choice.row, *expert);
+            let key = shape.key(choice.row.expert(*expert));
             if let Some(note) = lookup(key) {
                 self.waiting.push((key, note));
             }

@@ -1,6 +1,6 @@
 //! The shape of the cache that a policy is made for: rows, experts, slots and scope, and the key of each expert.
 
-use larder_core::{CacheScope, Geometry};
+use larder_core::{CacheScope, ExpertKey, Geometry, MoeRow};
 
 use super::Key;
 
@@ -50,26 +50,26 @@ impl CacheShape {
     }
 
     /// The pool that a row's experts are in.
-    pub fn pool(&self, row: usize) -> usize {
+    pub fn pool(&self, row: MoeRow) -> usize {
         match self.scope {
-            CacheScope::Layer => row,
+            CacheScope::Layer => row.index(),
             CacheScope::Global => 0,
         }
     }
 
     /// An expert's key in its pool.
-    pub fn key(&self, row: usize, expert: usize) -> Key {
+    pub fn key(&self, expert: ExpertKey) -> Key {
         match self.scope {
-            CacheScope::Layer => Key(expert as u32),
-            CacheScope::Global => Key((row * self.experts + expert) as u32),
+            CacheScope::Layer => Key(u32::from(expert.expert.0)),
+            CacheScope::Global => Key(expert.index(self.experts) as u32),
         }
     }
 
-    /// The row and expert of a pool's key.
-    pub fn row_and_expert(&self, pool: usize, key: Key) -> (usize, usize) {
+    /// The expert of a pool's key.
+    pub fn expert(&self, pool: usize, key: Key) -> ExpertKey {
         match self.scope {
-            CacheScope::Layer => (pool, key.index()),
-            CacheScope::Global => (key.index() / self.experts, key.index() % self.experts),
+            CacheScope::Layer => MoeRow(pool).expert(key.index()),
+            CacheScope::Global => ExpertKey::from_index(key.index(), self.experts),
         }
     }
 }
@@ -85,9 +85,9 @@ mod tests {
             let mut all: Vec<_> = (0..shape.pools())
                 .flat_map(|p| (0..shape.keys_per_pool()).map(move |k| (p, Key(k as u32))))
                 .map(|(p, key)| {
-                    let (row, expert) = shape.row_and_expert(p, key);
-                    assert_eq!((shape.pool(row), shape.key(row, expert)), (p, key));
-                    (row, expert)
+                    let expert = shape.expert(p, key);
+                    assert_eq!((shape.pool(expert.row), shape.key(expert)), (p, key));
+                    expert
                 })
                 .collect();
             all.dedup();

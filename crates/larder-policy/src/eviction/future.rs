@@ -1,6 +1,6 @@
 //! The future of a replayed trace, for Belady's rule.
 
-use larder_core::CacheScope;
+use larder_core::{CacheScope, MoeRow};
 
 use super::{CacheShape, Key};
 
@@ -20,12 +20,12 @@ pub struct FutureUses {
 
 impl FutureUses {
     /// From the row and the wanted experts of each step, in order. The caller guarantees that all of them exist.
-    pub fn new<W: AsRef<[usize]>>(rows: usize, experts: usize, steps: impl IntoIterator<Item = (usize, W)>) -> Self {
+    pub fn new<W: AsRef<[usize]>>(rows: usize, experts: usize, steps: impl IntoIterator<Item = (MoeRow, W)>) -> Self {
         let mut future = FutureUses { experts, visits: vec![Vec::new(); rows], uses: vec![Vec::new(); rows * experts] };
         for (step, (row, wanted)) in steps.into_iter().enumerate() {
-            future.visits[row].push(step as u32);
+            future.visits[row.index()].push(step as u32);
             for expert in wanted.as_ref() {
-                future.uses[row * experts + expert].push(step as u32);
+                future.uses[row.expert(*expert).index(experts)].push(step as u32);
             }
         }
         future
@@ -46,7 +46,6 @@ impl FutureUses {
 
     /// The steps in which a pool's key is wanted.
     pub(super) fn uses(&self, shape: &CacheShape, pool: usize, key: Key) -> &[u32] {
-        let (row, expert) = shape.row_and_expert(pool, key);
-        &self.uses[row * self.experts + expert]
+        &self.uses[shape.expert(pool, key).index(self.experts)]
     }
 }

@@ -93,7 +93,7 @@ impl Eviction for Lecar {
     fn begin(&mut self, choice: &LayerChoice) {
         for expert in choice.wanted {
             self.requests += 1;
-            self.look_up(self.shape.key(choice.row, *expert));
+            self.look_up(self.shape.key(choice.row.expert(*expert)));
         }
     }
 

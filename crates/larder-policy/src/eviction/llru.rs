@@ -65,7 +65,7 @@ impl Llru {
 impl Eviction for Llru {
     fn begin(&mut self, choice: &LayerChoice) {
         self.now += 1;
-        self.row = choice.row % self.rows;
+        self.row = choice.row.index() % self.rows;
     }
 
     fn admit(&mut self, key: Key) {

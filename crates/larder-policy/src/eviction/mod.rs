@@ -25,6 +25,8 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use larder_core::MoeRow;
+
 pub use cache_shape::CacheShape;
 pub use future::{FutureUses, NEVER};
 pub use learned::Evictor;
@@ -45,8 +47,8 @@ impl Key {
 /// One layer's choice.
 #[derive(Clone, Copy, Debug)]
 pub struct LayerChoice<'a> {
-    /// Index of the layer among those with experts (the MoE row).
-    pub row: usize,
+    /// The layer.
+    pub row: MoeRow,
     /// The wanted experts, each once, token by token in order of rank, best first.
     pub wanted: &'a [usize],
     /// For each of them, the number of tokens of the step that chose it.

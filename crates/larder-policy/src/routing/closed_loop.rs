@@ -1,6 +1,6 @@
 //! The prior whose λ follows from a budget.
 
-use larder_core::Gate;
+use larder_core::{Gate, MoeRow};
 
 use super::budget::Account;
 use super::prior::Prior;
@@ -30,13 +30,13 @@ impl Selector for ClosedLoop {
         self.prior.gate_error(gate)
     }
 
-    fn observe(&mut self, row: usize, gate: &Gate, ranking: &Ranking) {
+    fn observe(&mut self, row: MoeRow, gate: &Gate, ranking: &Ranking) {
         self.prior.observe(row, gate, ranking);
     }
 
     fn select(&mut self, input: &RouterInput, ranking: &mut Ranking, present: &dyn Fn(usize) -> bool) {
         input.gate.probabilities(input.logits, &mut self.shares);
-        let account = &mut self.accounts[input.row];
+        let account = &mut self.accounts[input.row.index()];
         let mut lambda = account.open();
         for _ in 0..=HALVINGS {
             ranking.clear();

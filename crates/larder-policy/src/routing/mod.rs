@@ -19,7 +19,7 @@ mod replace;
 use std::fmt;
 use std::str::FromStr;
 
-use larder_core::{ExpertId, Gate, Presence, Residency};
+use larder_core::{ExpertId, Gate, MoeRow, Presence, Residency};
 
 pub use ranking::Ranking;
 
@@ -28,8 +28,8 @@ use crate::spec::{Domain, Knob, Named, PolicyError, SpecOptions};
 /// The input of a routing choice: one token of one layer.
 #[derive(Clone, Copy)]
 pub struct RouterInput<'a> {
-    /// Index of the layer among those with experts (the MoE row).
-    pub row: usize,
+    /// The layer.
+    pub row: MoeRow,
     /// The layer's gate, which turns logits into a choice.
     pub gate: &'a Gate,
     /// One router logit per expert.
@@ -71,7 +71,7 @@ trait Selector: Send {
     }
 
     /// Sees every token of every phase, whether or not [`select`](Selector::select) follows.
-    fn observe(&mut self, row: usize, gate: &Gate, ranking: &Ranking) {
+    fn observe(&mut self, row: MoeRow, gate: &Gate, ranking: &Ranking) {
         let _ = (row, gate, ranking);
     }
 
@@ -225,7 +225,7 @@ impl Router for StrategyRouter {
         self.ranking.rank(input.gate, input.logits);
         self.selector.observe(input.row, input.gate, &self.ranking);
         if input.decode || self.all {
-            let present = |expert: usize| residency.presence(input.row, expert) != Presence::Absent;
+            let present = |expert: usize| residency.presence(input.row.expert(expert)) != Presence::Absent;
             self.selector.select(input, &mut self.ranking, &present);
         } else {
             self.ranking.mark_first(input.gate.top_k);

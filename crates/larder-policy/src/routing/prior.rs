@@ -1,6 +1,6 @@
 //! The strategy `prior`: a bonus for resident experts.
 
-use larder_core::{Gate, Score};
+use larder_core::{Gate, MoeRow, Score};
 
 use super::budget::Account;
 use super::closed_loop::ClosedLoop;
@@ -101,9 +101,9 @@ impl Prior {
     }
 
     /// Adds a token to its row's mean spread.
-    pub fn observe(&mut self, row: usize, gate: &Gate, ranking: &Ranking) {
+    pub fn observe(&mut self, row: MoeRow, gate: &Gate, ranking: &Ranking) {
         let spread = spread(gate, ranking);
-        let (tokens, mean) = &mut self.seen[row];
+        let (tokens, mean) = &mut self.seen[row.index()];
         *tokens += 1;
         *mean += (spread - *mean) / *tokens as f64;
     }
@@ -111,9 +111,9 @@ impl Prior {
     /// Marks the `top_k` best after a bonus of λ·Δ for present experts and the first J.
     pub fn select(&mut self, input: &RouterInput, lambda: f64, ranking: &mut Ranking, present: &dyn Fn(usize) -> bool) {
         let delta = match &self.delta {
-            DeltaSource::Running => self.seen[input.row].1,
+            DeltaSource::Running => self.seen[input.row.index()].1,
             DeltaSource::Token => spread(input.gate, ranking),
-            DeltaSource::Calibrated(deltas) => deltas[input.row],
+            DeltaSource::Calibrated(deltas) => deltas[input.row.index()],
         };
         let bonus = lambda * delta;
         self.keys.clear();
@@ -176,7 +176,7 @@ impl Selector for FixedLambda {
         self.prior.gate_error(gate)
     }
 
-    fn observe(&mut self, row: usize, gate: &Gate, ranking: &Ranking) {
+    fn observe(&mut self, row: MoeRow, gate: &Gate, ranking: &Ranking) {
         self.prior.observe(row, gate, ranking);
     }
 

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use anyhow::{Result, bail};
-use larder_core::Presence;
+use larder_core::{LayerIdx, MoeRow, Presence};
 use larder_engine::Routing;
 use larder_model::{Decoder, ExpertPath};
 use larder_policy::routing::RoutingSpec;
@@ -115,17 +115,18 @@ impl larder_serve::Engine for Served {
     }
 
     fn take_visits(&mut self) -> Vec<LayerVisit> {
-        let layers = &self.engine.decoder.geometry().moe_layers;
+        let rows = self.engine.decoder.geometry().moe_rows();
         let visits = self.engine.experts.take_visits().into_iter();
-        let visit = |(layer, visit)| Some(LayerVisit { row: layers.iter().position(|l| *l == layer)?, visit });
+        let visit = |(layer, visit): (LayerIdx, _)| Some(LayerVisit { row: rows[layer.index()]?, visit });
         visits.filter_map(visit).collect()
     }
 
     fn resident_experts(&self) -> Vec<Vec<usize>> {
         let geometry = self.engine.decoder.geometry();
         let residency = self.engine.experts.residency();
-        let there = |row, e: &usize| residency.is_none_or(|all| all.presence(row, *e) == Presence::Resident);
+        let there =
+            |row: MoeRow, e: &usize| residency.is_none_or(|all| all.presence(row.expert(*e)) == Presence::Resident);
         let row = |row| (0..geometry.experts).filter(|e| there(row, e)).collect();
-        (0..geometry.moe_layers.len()).map(row).collect()
+        (0..geometry.moe_layers.len()).map(MoeRow).map(row).collect()
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use larder_core::{CacheScope, ExpertId, ExpertLayout, Geometry, LayerIdx, Residency, WantedExpert};
+use larder_core::{CacheScope, ExpertId, ExpertKey, ExpertLayout, Geometry, LayerIdx, MoeRow, Residency, WantedExpert};
 use larder_policy::eviction::{CacheShape, Eviction};
 use larder_store::StoreError;
 use larder_store::reader::{Reader, Slot};
@@ -109,7 +109,7 @@ impl Cache {
     }
 
     /// The MoE row of a layer: its index among those with experts. The caller guarantees that it has experts.
-    pub fn row(&self, layer: LayerIdx) -> usize {
+    pub fn row(&self, layer: LayerIdx) -> MoeRow {
         self.filler.row(layer)
     }
 
@@ -133,7 +133,7 @@ impl Cache {
     /// when the SSD would otherwise be idle. A new hint discards prefetches of the previous one that have not begun.
     pub fn hint(&mut self, layer: LayerIdx, experts: &[ExpertId], limit: usize) {
         let row = self.row(layer);
-        let absent = experts.iter().map(|e| (row, e.index())).filter(|(row, e)| self.ledger.is_absent(*row, *e));
+        let absent = experts.iter().map(|e| row.key(*e)).filter(|e| self.ledger.is_absent(*e));
         let absent = absent.take(limit).collect();
         self.filler.set_prefetch_queue(absent);
     }
@@ -175,8 +175,8 @@ impl Cache {
         outcome
     }
 
-    fn serve_wave(&mut self, layer: LayerIdx, row: usize, wave: &Wave, compute: ComputeFn) -> Result<(), CacheError> {
-        wave.misses.iter().for_each(|(expert, at)| self.filler.read(row, *expert, *at));
+    fn serve_wave(&mut self, layer: LayerIdx, row: MoeRow, wave: &Wave, compute: ComputeFn) -> Result<(), CacheError> {
+        wave.misses.iter().for_each(|(expert, at)| self.filler.read(row.expert(*expert), *at));
         self.filler.submit();
         self.prefetch_if_idle();
         self.compute_group(row, &wave.hits, compute);
@@ -184,16 +184,16 @@ impl Cache {
         let mut first_error = None;
         while outstanding > 0 {
             let completed = self.complete_read();
-            if completed.row != row || !wave.covers(completed.expert) {
+            let ExpertKey { row: of, expert } = completed.expert;
+            if of != row || !wave.covers(expert.index()) {
                 continue;
             }
             outstanding -= 1;
             self.prefetch_if_idle();
             match completed.result {
-                Ok(at) if first_error.is_none() => self.compute_group(row, &[(completed.expert, at)], compute),
+                Ok(at) if first_error.is_none() => self.compute_group(row, &[(expert.index(), at)], compute),
                 Ok(_) => {}
                 Err(cause) => {
-                    let expert = ExpertId(completed.expert as u16);
                     first_error.get_or_insert(CacheError { layer, expert, cause });
                 }
             }
@@ -203,9 +203,9 @@ impl Cache {
 
     /// Prefetches hinted experts while there are no demand reads.
     fn prefetch_if_idle(&mut self) {
-        while let Some((row, expert)) = self.filler.next_prefetch() {
-            if let Some(at) = self.ledger.prefetch(row, expert) {
-                self.filler.prefetch(row, expert, at);
+        while let Some(expert) = self.filler.next_prefetch() {
+            if let Some(at) = self.ledger.prefetch(expert) {
+                self.filler.prefetch(expert, at);
             }
         }
     }
@@ -214,13 +214,13 @@ impl Cache {
     fn complete_read(&mut self) -> CompletedRead {
         let completed = self.filler.complete(&mut self.waited).expect("a read is in flight");
         match &completed.result {
-            Ok(_) => self.ledger.arrived(completed.row, completed.expert),
-            Err(_) => self.ledger.failed(completed.row, completed.expert),
+            Ok(_) => self.ledger.arrived(completed.expert),
+            Err(_) => self.ledger.failed(completed.expert),
         }
         completed
     }
 
-    fn compute_group(&mut self, row: usize, experts: &[(usize, SlotIndex)], compute: ComputeFn) {
+    fn compute_group(&mut self, row: MoeRow, experts: &[(usize, SlotIndex)], compute: ComputeFn) {
         if experts.is_empty() {
             return;
         }

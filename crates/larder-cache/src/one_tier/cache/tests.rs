@@ -151,7 +151,7 @@ fn the_last_visit_is_reported() {
     let (mut cache, _) = cache(2, CacheScope::Layer, |memory| memory);
     visit(&mut cache, 1, &[0, 1]).unwrap();
     visit(&mut cache, 1, &[1, 3]).unwrap();
-    let expected = Visit { hits: vec![1], in_flight: vec![], misses: vec![3], evicted: vec![(1, 0)] };
+    let expected = Visit { hits: vec![1], in_flight: vec![], misses: vec![3], evicted: vec![MoeRow(1).expert(0)] };
     assert_eq!(cache.last_visit(), &expected);
     visit(&mut cache, 1, &[0, 4, 5]).unwrap();
     assert_eq!(cache.last_visit().misses, [0, 4, 5]);

@@ -4,7 +4,7 @@
 mod counts;
 mod wave;
 
-use larder_core::{Presence, Residency};
+use larder_core::{ExpertKey, MoeRow, Presence, Residency};
 use larder_policy::eviction::{CacheShape, Eviction, LayerChoice};
 
 use crate::pools::PolicyPools;
@@ -84,23 +84,23 @@ impl Ledger {
     }
 
     /// Whether an expert is resident.
-    pub fn is_resident(&self, row: usize, expert: usize) -> bool {
-        self.presence(row, expert) == Presence::Resident
+    pub fn is_resident(&self, expert: ExpertKey) -> bool {
+        self.presence(expert) == Presence::Resident
     }
 
     /// Whether an expert is neither resident nor in flight.
-    pub fn is_absent(&self, row: usize, expert: usize) -> bool {
-        self.presence(row, expert) == Presence::Absent
+    pub fn is_absent(&self, expert: ExpertKey) -> bool {
+        self.presence(expert) == Presence::Absent
     }
 
     /// Free slots of a row's pool: never used, or left by a failed read.
-    pub fn free_slots(&self, row: usize) -> usize {
+    pub fn free_slots(&self, row: MoeRow) -> usize {
         self.pools[self.shape.pool(row)].free.len()
     }
 
     /// The slot that an expert is being read into, if it is in flight.
-    pub fn in_flight(&self, row: usize, expert: usize) -> Option<SlotIndex> {
-        match self.entries[self.index(row, expert)].state {
+    pub fn in_flight(&self, expert: ExpertKey) -> Option<SlotIndex> {
+        match self.entries[self.index(expert)].state {
             State::Reading(slot) | State::Prefetching(slot) => Some(slot as usize),
             State::Absent | State::Resident(_) => None,
         }
@@ -138,7 +138,7 @@ impl Ledger {
         }
         while !rest.is_empty() {
             self.open(row, rest, wave);
-            wave.misses.iter().for_each(|(expert, _)| self.arrived(row, *expert));
+            wave.misses.iter().for_each(|(expert, _)| self.arrived(row.expert(*expert)));
             self.close(row, wave);
             then(wave);
             rest = &rest[wave.len()..];
@@ -146,9 +146,9 @@ impl Ledger {
     }
 
     /// If not all of `wanted` fit at once, moves the residents to the front, before others take their slots.
-    pub fn residents_first(&self, row: usize, wanted: &mut [usize]) {
+    pub fn residents_first(&self, row: MoeRow, wanted: &mut [usize]) {
         if wanted.len() > self.capacity() {
-            wanted.sort_by_key(|e| !self.is_resident(row, *e));
+            wanted.sort_by_key(|e| !self.is_resident(row.expert(*e)));
         }
     }
 
@@ -162,10 +162,10 @@ impl Ledger {
     ///
     /// The caller guarantees that no wave is open, reports each miss and each expert in flight by
     /// [`arrived`](Self::arrived) or [`failed`](Self::failed), and then closes the wave.
-    pub fn open(&mut self, row: usize, wanted: &[usize], wave: &mut Wave) {
+    pub fn open(&mut self, row: MoeRow, wanted: &[usize], wave: &mut Wave) {
         wave.clear();
         let wanted = &wanted[..self.fitting(row, wanted)];
-        let first = self.index(row, 0);
+        let first = row.index() * self.shape.experts;
         for expert in wanted {
             self.entries[first + expert].pinned = true;
         }
@@ -173,12 +173,12 @@ impl Ledger {
             match self.entries[first + expert].state {
                 State::Resident(slot) => {
                     self.counts.hits += 1;
-                    self.touch(row, expert);
+                    self.touch(row.expert(expert));
                     wave.hits.push((expert, slot as usize));
                 }
                 State::Reading(slot) | State::Prefetching(slot) => {
                     self.counts.in_flight_hits += 1;
-                    self.touch(row, expert);
+                    self.touch(row.expert(expert));
                     wave.in_flight.push((expert, slot as usize));
                 }
                 State::Absent => {
@@ -186,7 +186,7 @@ impl Ledger {
                     let slot = slot.expect("the wave fits, so an expert is not pinned");
                     self.counts.misses += 1;
                     self.counts.rereads += u64::from(self.entries[first + expert].seen);
-                    self.admit(row, expert, State::Reading(slot));
+                    self.admit(row.expert(expert), State::Reading(slot));
                     wave.misses.push((expert, slot as usize));
                 }
             }
@@ -194,34 +194,34 @@ impl Ledger {
     }
 
     /// A slot to prefetch an absent expert into, if there is one. The caller reports the read like a miss.
-    pub fn prefetch(&mut self, row: usize, expert: usize) -> Option<SlotIndex> {
-        if !self.is_absent(row, expert) {
+    pub fn prefetch(&mut self, expert: ExpertKey) -> Option<SlotIndex> {
+        if !self.is_absent(expert) {
             return None;
         }
-        let slot = self.find_slot(row, false, &mut Vec::new())?;
+        let slot = self.find_slot(expert.row, false, &mut Vec::new())?;
         self.counts.prefetches += 1;
-        self.admit(row, expert, State::Prefetching(slot));
-        let index = self.index(row, expert);
+        self.admit(expert, State::Prefetching(slot));
+        let index = self.index(expert);
         self.entries[index].unused_prefetch = true;
-        self.pools[self.shape.pool(row)].prefetching += 1;
+        self.pools[self.shape.pool(expert.row)].prefetching += 1;
         Some(slot as usize)
     }
 
     /// A read has succeeded: the expert is resident.
-    pub fn arrived(&mut self, row: usize, expert: usize) {
-        let slot = self.end_read(row, expert);
-        let index = self.index(row, expert);
+    pub fn arrived(&mut self, expert: ExpertKey) {
+        let slot = self.end_read(expert);
+        let index = self.index(expert);
         self.entries[index].state = State::Resident(slot);
     }
 
     /// A read has failed: the slot is free again.
-    pub fn failed(&mut self, row: usize, expert: usize) {
-        let slot = self.end_read(row, expert);
-        let index = self.index(row, expert);
+    pub fn failed(&mut self, expert: ExpertKey) {
+        let slot = self.end_read(expert);
+        let index = self.index(expert);
         let entry = &mut self.entries[index];
         (entry.state, entry.pinned, entry.unused_prefetch) = (State::Absent, false, false);
-        self.policies.forget(row, expert);
-        let pool = &mut self.pools[self.shape.pool(row)];
+        self.policies.forget(expert);
+        let pool = &mut self.pools[self.shape.pool(expert.row)];
         if pool.borrowed_scratch > 0 {
             pool.borrowed_scratch -= 1;
             self.scratch.push(slot);
@@ -231,8 +231,8 @@ impl Ledger {
     }
 
     /// Closes a wave: unpins its experts. For each scratch slot that it took, an expert is evicted, possibly its own.
-    pub fn close(&mut self, row: usize, wave: &mut Wave) {
-        let first = self.index(row, 0);
+    pub fn close(&mut self, row: MoeRow, wave: &mut Wave) {
+        let first = row.index() * self.shape.experts;
         for expert in wave.experts() {
             self.entries[first + expert].pinned = false;
         }
@@ -245,7 +245,7 @@ impl Ledger {
     }
 
     /// How many of the first of `wanted` fit at once, beside prefetches in flight that are not among them.
-    fn fitting(&self, row: usize, wanted: &[usize]) -> usize {
+    fn fitting(&self, row: MoeRow, wanted: &[usize]) -> usize {
         let prefetching = self.pools[self.shape.pool(row)].prefetching;
         if prefetching == 0 {
             return wanted.len().min(self.capacity());
@@ -253,7 +253,7 @@ impl Ledger {
         let mut others = prefetching;
         let mut fits = 0;
         for (i, expert) in wanted.iter().enumerate() {
-            others -= usize::from(self.in_flight(row, *expert).is_some());
+            others -= usize::from(self.in_flight(row.expert(*expert)).is_some());
             if i + 1 + others <= self.capacity() {
                 fits = i + 1;
             }
@@ -261,25 +261,25 @@ impl Ledger {
         fits
     }
 
-    fn admit(&mut self, row: usize, expert: usize, state: State) {
-        let index = self.index(row, expert);
+    fn admit(&mut self, expert: ExpertKey, state: State) {
+        let index = self.index(expert);
         self.entries[index].state = state;
         self.entries[index].seen = true;
-        self.policies.admit(row, expert);
+        self.policies.admit(expert);
     }
 
-    fn touch(&mut self, row: usize, expert: usize) {
-        let index = self.index(row, expert);
+    fn touch(&mut self, expert: ExpertKey) {
+        let index = self.index(expert);
         self.counts.useful_prefetches += u64::from(std::mem::take(&mut self.entries[index].unused_prefetch));
-        self.policies.touch(row, expert);
+        self.policies.touch(expert);
     }
 
     /// Ends a read and returns its slot.
-    fn end_read(&mut self, row: usize, expert: usize) -> u32 {
-        match self.entries[self.index(row, expert)].state {
+    fn end_read(&mut self, expert: ExpertKey) -> u32 {
+        match self.entries[self.index(expert)].state {
             State::Reading(slot) => slot,
             State::Prefetching(slot) => {
-                self.pools[self.shape.pool(row)].prefetching -= 1;
+                self.pools[self.shape.pool(expert.row)].prefetching -= 1;
                 slot
             }
             State::Absent | State::Resident(_) => unreachable!("only an expert in flight can be reported"),
@@ -287,7 +287,7 @@ impl Ledger {
     }
 
     /// A free slot, else a scratch slot if allowed, else that of a victim; `None` if no expert is evictable.
-    fn find_slot(&mut self, row: usize, scratch: bool, evicted: &mut Vec<(usize, usize)>) -> Option<u32> {
+    fn find_slot(&mut self, row: MoeRow, scratch: bool, evicted: &mut Vec<ExpertKey>) -> Option<u32> {
         let pool = &mut self.pools[self.shape.pool(row)];
         if let Some(slot) = pool.free.pop() {
             return Some(slot);
@@ -300,33 +300,33 @@ impl Ledger {
     }
 
     /// Evicts an expert of the row's pool and returns its slot; `None` if no expert is evictable.
-    fn evict(&mut self, row: usize, evicted: &mut Vec<(usize, usize)>) -> Option<u32> {
+    fn evict(&mut self, row: MoeRow, evicted: &mut Vec<ExpertKey>) -> Option<u32> {
         let (entries, experts) = (&self.entries, self.shape.experts);
-        let evictable = |row: usize, expert: usize| {
-            let entry = &entries[row * experts + expert];
+        let evictable = |expert: ExpertKey| {
+            let entry = &entries[expert.index(experts)];
             !entry.pinned && matches!(entry.state, State::Resident(_))
         };
-        let (row, expert) = self.policies.victim(row, evictable)?;
-        let index = self.index(row, expert);
+        let expert = self.policies.victim(row, evictable)?;
+        let index = self.index(expert);
         let entry = &mut self.entries[index];
         let State::Resident(slot) = entry.state else {
             unreachable!("only residents are evictable");
         };
         (entry.state, entry.unused_prefetch) = (State::Absent, false);
-        self.policies.forget(row, expert);
-        evicted.push((row, expert));
+        self.policies.forget(expert);
+        evicted.push(expert);
         self.counts.evictions += 1;
         Some(slot)
     }
 
-    fn index(&self, row: usize, expert: usize) -> usize {
-        row * self.shape.experts + expert
+    fn index(&self, expert: ExpertKey) -> usize {
+        expert.index(self.shape.experts)
     }
 }
 
 impl Residency for Ledger {
-    fn presence(&self, row: usize, expert: usize) -> Presence {
-        match self.entries[self.index(row, expert)].state {
+    fn presence(&self, expert: ExpertKey) -> Presence {
+        match self.entries[self.index(expert)].state {
             State::Absent => Presence::Absent,
             State::Reading(_) | State::Prefetching(_) => Presence::InFlight,
             State::Resident(_) => Presence::Resident,

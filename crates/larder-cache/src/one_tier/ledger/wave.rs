@@ -1,5 +1,7 @@
 //! A wave: wanted experts that are resident at once.
 
+use larder_core::ExpertKey;
+
 /// Index of a slot, counted over all pools.
 pub type SlotIndex = usize;
 
@@ -12,8 +14,8 @@ pub struct Wave {
     pub in_flight: Vec<(usize, SlotIndex)>,
     /// Experts that have to be read, in the order wanted, and the slots assigned to them.
     pub misses: Vec<(usize, SlotIndex)>,
-    /// Row and expert of those that were evicted when the wave was opened or closed.
-    pub evicted: Vec<(usize, usize)>,
+    /// Experts of any layer that were evicted when the wave was opened or closed.
+    pub evicted: Vec<ExpertKey>,
 }
 
 impl Wave {

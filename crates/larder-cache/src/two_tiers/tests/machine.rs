@@ -6,8 +6,8 @@ use super::*;
 
 /// An operation in flight, and the bytes that it brings, as the index of their expert.
 enum Flight {
-    Read { row: usize, expert: usize, to: SlotIndex },
-    In { row: usize, expert: usize, to: SlotIndex, bytes: usize },
+    Read { expert: ExpertKey, to: SlotIndex },
+    In { expert: ExpertKey, to: SlotIndex, bytes: usize },
     Out { demotion: Demotion, bytes: usize },
 }
 
@@ -18,7 +18,7 @@ struct Machine {
     host: Vec<Option<usize>>,
     flights: Vec<Flight>,
     /// The row of the current visit, and its experts that are still wanted.
-    wanted: (usize, Vec<usize>),
+    wanted: (MoeRow, Vec<usize>),
 }
 
 impl Machine {
@@ -29,11 +29,11 @@ impl Machine {
             device: vec![None; shape.device.total_slots()],
             host: vec![None; shape.host.total_slots()],
             flights: Vec::new(),
-            wanted: (0, Vec::new()),
+            wanted: (MoeRow(0), Vec::new()),
         }
     }
 
-    fn begin(&mut self, row: usize, first: usize, count: usize) {
+    fn begin(&mut self, row: MoeRow, first: usize, count: usize) {
         if self.wanted.1.is_empty() {
             let experts: Vec<usize> = (first..first + count).map(|e| e % EXPERTS).collect();
             let tokens = vec![1; experts.len()];
@@ -43,24 +43,24 @@ impl Machine {
     }
 
     fn read(&mut self, which: usize) {
-        let Some((row, expert)) = self.pick(which) else { return };
-        if self.tiers.locate(row, expert) == ExpertLocation::Absent
-            && let Some(to) = self.tiers.read(row, expert)
+        let Some(expert) = self.pick(which) else { return };
+        if self.tiers.locate(expert) == ExpertLocation::Absent
+            && let Some(to) = self.tiers.read(expert)
         {
             self.host[to] = None;
-            self.flights.push(Flight::Read { row, expert, to });
+            self.flights.push(Flight::Read { expert, to });
         }
     }
 
-    fn prefetch(&mut self, row: usize, expert: usize) {
-        if let Some(to) = self.tiers.prefetch(row, expert) {
+    fn prefetch(&mut self, expert: ExpertKey) {
+        if let Some(to) = self.tiers.prefetch(expert) {
             self.host[to] = None;
-            self.flights.push(Flight::Read { row, expert, to });
+            self.flights.push(Flight::Read { expert, to });
         }
     }
 
-    fn promote(&mut self, row: usize, expert: usize, reason: PromoteFor) {
-        let Some(Promotion { from, to, demotion }) = self.tiers.promote(row, expert, reason) else { return };
+    fn promote(&mut self, expert: ExpertKey, reason: PromoteFor) {
+        let Some(Promotion { from, to, demotion }) = self.tiers.promote(expert, reason) else { return };
         if let Some(demotion) = demotion {
             let bytes = self.device[to].expect("a demoted expert was on the device");
             self.host[demotion.to] = None;
@@ -68,7 +68,7 @@ impl Machine {
         }
         self.device[to] = None;
         let bytes = self.host[from].expect("a promoted expert was in memory");
-        self.flights.push(Flight::In { row, expert, to, bytes });
+        self.flights.push(Flight::In { expert, to, bytes });
     }
 
     fn land(&mut self, which: usize, well: bool) {
@@ -76,50 +76,50 @@ impl Machine {
             return;
         }
         match (self.flights.remove(which % self.flights.len()), well) {
-            (Flight::Read { row, expert, to }, true) => {
-                self.host[to] = Some(row * EXPERTS + expert);
-                self.tiers.arrived(row, expert);
+            (Flight::Read { expert, to }, true) => {
+                self.host[to] = Some(expert.index(EXPERTS));
+                self.tiers.arrived(expert);
             }
-            (Flight::Read { row, expert, .. }, false) => self.tiers.read_failed(row, expert),
-            (Flight::In { row, expert, to, bytes }, true) => {
+            (Flight::Read { expert, .. }, false) => self.tiers.read_failed(expert),
+            (Flight::In { expert, to, bytes }, true) => {
                 self.device[to] = Some(bytes);
-                self.tiers.promoted(row, expert);
+                self.tiers.promoted(expert);
             }
-            (Flight::In { row, expert, .. }, false) => self.tiers.promotion_failed(row, expert),
-            (Flight::Out { demotion: Demotion { row, expert, to }, bytes }, true) => {
+            (Flight::In { expert, .. }, false) => self.tiers.promotion_failed(expert),
+            (Flight::Out { demotion: Demotion { expert, to }, bytes }, true) => {
                 self.host[to] = Some(bytes);
-                self.tiers.demoted(row, expert);
+                self.tiers.demoted(expert);
             }
-            (Flight::Out { demotion: Demotion { row, expert, .. }, .. }, false) => {
-                self.tiers.demotion_failed(row, expert);
+            (Flight::Out { demotion: Demotion { expert, .. }, .. }, false) => {
+                self.tiers.demotion_failed(expert);
             }
         }
     }
 
     fn finish(&mut self, which: usize) {
-        let Some((row, expert)) = self.pick(which) else { return };
-        if self.tiers.locate(row, expert) != ExpertLocation::InFlight {
-            self.tiers.unpin(row, expert);
-            self.wanted.1.retain(|e| *e != expert);
+        let Some(expert) = self.pick(which) else { return };
+        if self.tiers.locate(expert) != ExpertLocation::InFlight {
+            self.tiers.unpin(expert);
+            self.wanted.1.retain(|e| *e != expert.expert.index());
         }
     }
 
-    fn pick(&self, which: usize) -> Option<(usize, usize)> {
+    fn pick(&self, which: usize) -> Option<ExpertKey> {
         let (row, wanted) = &self.wanted;
-        Some((*row, *wanted.get(which % wanted.len().max(1))?))
+        Some(row.expert(*wanted.get(which % wanted.len().max(1))?))
     }
 
     /// Wanted experts that are not absent: only a failure or the end of computing may change that.
     fn computable(&self) -> Vec<usize> {
         let (row, wanted) = &self.wanted;
-        let there = |e: &&usize| !matches!(self.tiers.locate(*row, **e), ExpertLocation::Absent);
+        let there = |e: &&usize| !matches!(self.tiers.locate(row.expert(**e)), ExpertLocation::Absent);
         wanted.iter().filter(there).copied().collect()
     }
 
     fn check(&self) {
         assert!(self.tiers.pair.host.is_whole() && self.tiers.pair.device.is_whole());
         for at in 0..LAYERS * EXPERTS {
-            match self.tiers.locate(at / EXPERTS, at % EXPERTS) {
+            match self.tiers.locate(ExpertKey::from_index(at, EXPERTS)) {
                 ExpertLocation::Device(slot) => assert_eq!(self.device[slot], Some(at)),
                 ExpertLocation::Host(slot) => assert_eq!(self.host[slot], Some(at)),
                 ExpertLocation::InFlight | ExpertLocation::Absent => {}
@@ -145,16 +145,16 @@ proptest! {
         for (step, row, which, well) in steps {
             let before = machine.computable();
             match step {
-                0 => machine.begin(row, which, 1 + row * 2),
+                0 => machine.begin(MoeRow(row), which, 1 + row * 2),
                 1 => machine.read(which),
                 2 => {
-                    if let Some((row, expert)) = machine.pick(which) {
-                        machine.promote(row, expert, PromoteFor::Demand);
+                    if let Some(expert) = machine.pick(which) {
+                        machine.promote(expert, PromoteFor::Demand);
                     }
                 }
-                3 => machine.promote(row, which, PromoteFor::IdleLink),
+                3 => machine.promote(MoeRow(row).expert(which), PromoteFor::IdleLink),
                 4 => machine.finish(which),
-                5 => machine.prefetch(row, which),
+                5 => machine.prefetch(MoeRow(row).expert(which)),
                 _ => machine.land(which, well || step > 6),
             }
             machine.check();
@@ -166,9 +166,9 @@ proptest! {
         while !machine.flights.is_empty() {
             machine.land(0, true);
         }
-        while let Some((row, expert)) = machine.pick(0) {
+        while let Some(expert) = machine.pick(0) {
             machine.finish(0);
-            prop_assert!(machine.tiers.locate(row, expert) != ExpertLocation::InFlight);
+            prop_assert!(machine.tiers.locate(expert) != ExpertLocation::InFlight);
         }
         machine.check();
         for at in 0..LAYERS * EXPERTS {

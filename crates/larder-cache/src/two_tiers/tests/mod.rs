@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use larder_core::{ExpertId, ExpertLayout, LayerIdx, NumberFormat, WantedExpert};
+use larder_core::{ExpertId, ExpertLayout, LayerIdx, MoeRow, NumberFormat, WantedExpert};
 use larder_policy::eviction::{EvictionSpec, POLICIES, PolicyInputs};
 use larder_store::reader::{Arena, MemoryReader};
 use larder_store::{StoreError, StoreErrorKind};
@@ -114,8 +114,9 @@ impl Fixture {
         assert_eq!(computed.len(), total, "each expert once");
         assert!(computed.iter().all(|e| wanted.iter().any(|w| w.expert == *e)), "only wanted experts");
         assert!(outcome.is_err() || total == wanted.len(), "all wanted experts");
-        let moves =
-            |w: &WantedExpert| self.cache.residency().presence(layer.index(), w.expert.index()) == Presence::InFlight;
+        let moves = |w: &WantedExpert| {
+            self.cache.residency().presence(self.cache.row(layer).key(w.expert)) == Presence::InFlight
+        };
         assert!(outcome.is_ok() || !wanted.iter().any(moves), "an error leaves nothing in flight");
         self.check();
         outcome
@@ -132,8 +133,8 @@ impl Fixture {
         let pair = &links.tiers.pair;
         assert!(links.is_whole() && pair.host.is_whole() && pair.device.is_whole());
         assert!(pair.pinned.iter().all(|pinned| !pinned), "no expert is pinned");
-        for (row, expert) in (0..LAYERS).flat_map(|row| (0..EXPERTS).map(move |e| (row, e))) {
-            let at = pair.index(row, expert);
+        for at in 0..LAYERS * EXPERTS {
+            let row = pair.expert(at).row;
             let right = |data: &[u8]| data.iter().all(|b| *b == at as u8 + 1);
             if let TierState::Resident(slot) = pair.host.state(at) {
                 assert!(right(links.filler.data(row, slot)), "wrong bytes in memory");
@@ -151,12 +152,12 @@ impl Fixture {
     }
 
     fn is_on_device(&self, row: usize, expert: usize) -> bool {
-        matches!(self.cache.links.tiers.locate(row, expert), ExpertLocation::Device(_))
+        matches!(self.cache.links.tiers.locate(MoeRow(row).expert(expert)), ExpertLocation::Device(_))
     }
 
     fn is_in_memory(&self, row: usize, expert: usize) -> bool {
         let pair = &self.cache.links.tiers.pair;
-        pair.host.is_resident(pair.index(row, expert))
+        pair.host.is_resident(pair.index(MoeRow(row).expert(expert)))
     }
 }
 
@@ -360,7 +361,7 @@ fn policies_change_and_no_expert_is_lost() {
         |fixture: &mut Fixture| (0..30u16).for_each(|i| fixture.visit(i % 3, &[i % 6, (i + 2) % 6], 1).unwrap());
     round(&mut fixture);
     let there = |fixture: &Fixture| -> Vec<ExpertLocation> {
-        (0..LAYERS * EXPERTS).map(|at| fixture.cache.links.tiers.locate(at / EXPERTS, at % EXPERTS)).collect()
+        (0..LAYERS * EXPERTS).map(|at| fixture.cache.links.tiers.locate(ExpertKey::from_index(at, EXPERTS))).collect()
     };
     let before = there(&fixture);
     let arc = "arc".parse::<EvictionSpec>().unwrap().make(&shape.policy_shape(), &PolicyInputs::default()).unwrap();

@@ -94,8 +94,9 @@ fn a_visit_reports_hits_misses_and_evictions() {
     let found = fixture.cache.last_visit();
     assert_eq!((&found.hits[..], &found.misses[..]), (&[1, 0][..], &[2][..]), "in the order wanted");
     assert_eq!(found.evicted.len(), 1, "three experts, two slots: {found:?}");
-    let (row, left) = found.evicted[0];
-    assert!(row == 0 && !fixture.is_on_device(0, left) && !fixture.is_in_memory(0, left));
+    let ExpertKey { row, expert: left } = found.evicted[0];
+    let left = left.index();
+    assert!(row == MoeRow(0) && !fixture.is_on_device(0, left) && !fixture.is_in_memory(0, left));
 }
 
 #[test]

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use larder_core::{ExpertKey, MoeRow};
+
 use super::arrays::Arrays;
 use super::features::{FEATURES, Features, HORIZONS, SCALES, mass};
 use super::math::{exp, round_i16, sigmoid_all, silu_all};
@@ -245,9 +247,10 @@ impl Crosslayer {
     }
 
     /// For each horizon, the chance that an expert is needed within it, as of its row's last choice.
-    fn chances(&self, row: usize, expert: usize) -> Lanes {
+    fn chances(&self, key: ExpertKey) -> Lanes {
+        let (row, expert) = (key.row.index(), key.expert.index());
         let CrosslayerWeights { size, hidden, emit, outputs, head, head_bias, head_out, .. } = &*self.weights;
-        let cell = row * size.experts + expert;
+        let cell = key.index(size.experts);
         let output = &outputs[cell];
         let active = &self.quantised[row * hidden..(row + 1) * hidden];
         let mut logits = output.bias;
@@ -268,7 +271,8 @@ impl Crosslayer {
 }
 
 impl Scorer for Crosslayer {
-    fn observe(&mut self, row: usize, wanted: &[usize]) {
+    fn observe(&mut self, row: MoeRow, wanted: &[usize]) {
+        let row = row.index();
         self.features.observe(row, wanted);
         self.gather(row, wanted);
         self.keep(row);
@@ -279,10 +283,10 @@ impl Scorer for Crosslayer {
         self.begin();
     }
 
-    fn worth(&mut self, row: usize, expert: usize, steps: usize) -> f32 {
+    fn worth(&mut self, expert: ExpertKey, steps: usize) -> f32 {
         let MoeSize { rows, experts, .. } = self.weights.size;
-        let cell = row * experts + expert;
-        let chances = self.chances[cell].unwrap_or_else(|| self.chances(row, expert));
+        let cell = expert.index(experts);
+        let chances = self.chances[cell].unwrap_or_else(|| self.chances(expert));
         self.chances[cell] = Some(chances);
         let wait = steps as f32 / rows as f32;
         let rate = |i: usize| {

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use larder_core::{ExpertKey, MoeRow};
+
 use super::arrays::Arrays;
 use super::math::silu_all;
 use super::{EvictorError, MoeSize, Scorer};
@@ -110,7 +112,8 @@ impl Flashmoe {
 }
 
 impl Scorer for Flashmoe {
-    fn observe(&mut self, row: usize, wanted: &[usize]) {
+    fn observe(&mut self, row: MoeRow, wanted: &[usize]) {
+        let row = row.index();
         self.scores.observe(row, wanted);
         let experts = self.weights.size.experts;
         self.from.resize(2 * experts, 0.0);
@@ -134,9 +137,9 @@ impl Scorer for Flashmoe {
         self.scores.new_sequence();
     }
 
-    fn worth(&mut self, row: usize, expert: usize, steps: usize) -> f32 {
+    fn worth(&mut self, expert: ExpertKey, steps: usize) -> f32 {
         let MoeSize { rows, experts, .. } = self.weights.size;
-        -(self.distance[row * experts + expert] + steps as f32 / rows as f32)
+        -(self.distance[expert.index(experts)] + steps as f32 / rows as f32)
     }
 }
 

@@ -20,6 +20,8 @@ pub(super) mod testing;
 #[cfg(test)]
 mod tests;
 
+use larder_core::{ExpertKey, MoeRow};
+
 use super::CacheShape;
 
 pub use arrays::{Array, Arrays, Numbers};
@@ -57,7 +59,7 @@ impl std::fmt::Display for MoeSize {
 /// A network with its state.
 trait Scorer: Send {
     /// A row has chosen. Rows come in order, token by token.
-    fn observe(&mut self, row: usize, wanted: &[usize]);
+    fn observe(&mut self, row: MoeRow, wanted: &[usize]);
 
     /// A new sequence begins, unrelated to the one before.
     fn new_sequence(&mut self);
@@ -67,7 +69,7 @@ trait Scorer: Send {
     /// number of rows. Worths of all rows can be compared. Between two choices of its row, an expert is worth at least
     /// as
     /// much after fewer steps.
-    fn worth(&mut self, row: usize, expert: usize, steps: usize) -> f32;
+    fn worth(&mut self, expert: ExpertKey, steps: usize) -> f32;
 }
 
 /// The FNV-1a hash.

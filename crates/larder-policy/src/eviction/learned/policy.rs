@@ -2,6 +2,8 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use larder_core::MoeRow;
+
 use super::{Evictor, MoeSize, Scorer};
 use crate::eviction::{CacheShape, Eviction, Key, LayerChoice, Policy, PolicyInputs, PolicyNeeds};
 use crate::spec::PolicyError;
@@ -21,7 +23,7 @@ fn make(shape: &CacheShape, inputs: &PolicyInputs) -> Result<Vec<Box<dyn Evictio
     if theirs != ours {
         return Err(wrong(format!("has weights for a model of {theirs}, but this model has {ours}")));
     }
-    let shared = Arc::new(Mutex::new(Shared { scorer: evictor.scorer(), row: 0, jumps: 0, sequences: 0 }));
+    let shared = Arc::new(Mutex::new(Shared { scorer: evictor.scorer(), row: MoeRow(0), jumps: 0, sequences: 0 }));
     let pool = |pool| Box::new(Learned::new(*shape, pool, shared.clone())) as Box<dyn Eviction>;
     Ok((0..shape.pools()).map(pool).collect())
 }
@@ -30,7 +32,7 @@ fn make(shape: &CacheShape, inputs: &PolicyInputs) -> Result<Vec<Box<dyn Evictio
 struct Shared {
     scorer: Box<dyn Scorer>,
     /// The row of the latest choice.
-    row: usize,
+    row: MoeRow,
     /// How often a row other than the next one chose, or the past was forgotten.
     jumps: u64,
     /// Number of sequences that the scorer has begun.
@@ -78,21 +80,21 @@ impl Learned {
 impl Shared {
     /// The worth of a key now.
     fn weigh(&mut self, shape: &CacheShape, pool: usize, key: Key) -> f32 {
-        let (row, expert) = shape.row_and_expert(pool, key);
+        let expert = shape.expert(pool, key);
         let rows = shape.rows;
-        let steps = (row + 2 * rows - self.row - 1) % rows + 1;
-        self.scorer.worth(row, expert, steps)
+        let steps = (expert.row.index() + 2 * rows - self.row.index() - 1) % rows + 1;
+        self.scorer.worth(expert, steps)
     }
 }
 
 impl Eviction for Learned {
     fn begin(&mut self, choice: &LayerChoice) {
         let mut shared = Self::shared(&self.shared);
-        shared.jumps += u64::from(choice.row != (shared.row + 1) % self.shape.rows);
+        shared.jumps += u64::from(choice.row.index() != (shared.row.index() + 1) % self.shape.rows);
         shared.row = choice.row;
         shared.scorer.observe(choice.row, choice.wanted);
         for expert in 0..self.shape.experts {
-            let place = self.place[self.shape.key(choice.row, expert).index()];
+            let place = self.place[self.shape.key(choice.row.expert(expert)).index()];
             if place != OUT {
                 self.least[place as usize] = UNKNOWN;
             }

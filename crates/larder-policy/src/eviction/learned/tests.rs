@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use larder_core::CacheScope;
+use larder_core::{CacheScope, MoeRow};
 use proptest::prelude::*;
 
 use super::testing::{arrays, evictor};
@@ -16,8 +16,8 @@ fn shape(scope: CacheScope) -> CacheShape {
 }
 
 /// The choices of sixty steps, row by row.
-fn choices() -> impl Iterator<Item = (usize, [usize; 2])> {
-    (0..60).map(|step| (step % SIZE.rows, [step * 7 % 5, 5 - step * 7 % 5 / 2]))
+fn choices() -> impl Iterator<Item = (MoeRow, [usize; 2])> {
+    (0..60).map(|step| (MoeRow(step % SIZE.rows), [step * 7 % 5, 5 - step * 7 % 5 / 2]))
 }
 
 #[test]
@@ -62,13 +62,13 @@ fn weights_of_another_format_are_refused() {
 }
 
 /// The hidden layer from its definition, in double precision, over all choices so far.
-fn hidden(weights: &Arrays, past: &[(usize, [usize; 2])], popularity: &[f32], hidden: usize) -> Vec<f64> {
+fn hidden(weights: &Arrays, past: &[(MoeRow, [usize; 2])], popularity: &[f32], hidden: usize) -> Vec<f64> {
     let (wholes, scales) = weights.quantised("gather", &[SIZE.rows, SCALES, SIZE.experts, hidden]).unwrap();
-    let row_now = past.last().unwrap().0;
+    let row_now = past.last().unwrap().0.index();
     let bias = &weights.floats("gather_bias", &[SIZE.rows, hidden]).unwrap()[row_now * hidden..][..hidden];
     let mut sum: Vec<f64> = bias.iter().map(|b| f64::from(*b)).collect();
     for row in 0..SIZE.rows {
-        let mine: Vec<_> = past.iter().filter(|(r, _)| *r == row).collect();
+        let mine: Vec<_> = past.iter().filter(|(r, _)| r.index() == row).collect();
         for scale in 0..SCALES {
             for expert in 0..SIZE.experts {
                 let usual = f64::from(popularity[row * SIZE.experts + expert]);
@@ -112,9 +112,9 @@ fn pools_of_layers_share_one_network() {
     let mut apart = spec.make(&shape(CacheScope::Layer), &inputs).unwrap();
     let mut together = spec.make(&shape(CacheScope::Global), &inputs).unwrap();
     let all = |policies: &mut Vec<Box<dyn crate::eviction::Eviction>>, scope| {
-        for row in 0..SIZE.rows {
+        for row in (0..SIZE.rows).map(MoeRow) {
             for expert in 0..SIZE.experts {
-                policies[shape(scope).pool(row)].admit(shape(scope).key(row, expert));
+                policies[shape(scope).pool(row)].admit(shape(scope).key(row.expert(expert)));
             }
         }
     };
@@ -125,11 +125,11 @@ fn pools_of_layers_share_one_network() {
             apart.iter_mut().chain(&mut together).for_each(|p| p.new_sequence());
         }
         let choice = LayerChoice { row, wanted: &wanted, tokens: &vec![1; wanted.len()], logits: &[] };
-        apart[row].begin(&choice);
+        apart[row.index()].begin(&choice);
         together[0].begin(&choice);
-        let of_row = |key: Key| shape(CacheScope::Global).row_and_expert(0, key).0 == row;
-        let found = together[0].victim(&of_row).map(|key| shape(CacheScope::Global).row_and_expert(0, key).1);
-        assert_eq!(apart[row].victim(&|_| true).map(|key| key.index()), found);
+        let of_row = |key: Key| shape(CacheScope::Global).expert(0, key).row == row;
+        let found = together[0].victim(&of_row).map(|key| shape(CacheScope::Global).expert(0, key).expert.index());
+        assert_eq!(apart[row.index()].victim(&|_| true).map(|key| key.index()), found);
     }
 }
 
@@ -149,17 +149,17 @@ proptest! {
         let inputs = PolicyInputs { evictor: Some(evictor), ..PolicyInputs::default() };
         let mut policies = "learned".parse::<EvictionSpec>().unwrap().make(&shape, &inputs).unwrap();
         let mut inside = vec![Vec::<Key>::new(); shape.pools()];
-        let mut row = SIZE.rows - 1;
+        let mut row = MoeRow(SIZE.rows - 1);
         for (ahead, wanted, event) in steps {
             if event == 0 {
                 policies.iter_mut().for_each(|policy| policy.new_sequence());
                 scorer.new_sequence();
             }
-            row = (row + ahead) % SIZE.rows;
+            row = MoeRow((row.index() + ahead) % SIZE.rows);
             let pool = shape.pool(row);
             policies[pool].begin(&LayerChoice { row, wanted: &wanted, tokens: &vec![1; wanted.len()], logits: &[] });
             scorer.observe(row, &wanted);
-            for key in wanted.iter().map(|expert| shape.key(row, *expert)) {
+            for key in wanted.iter().map(|expert| shape.key(row.expert(*expert))) {
                 if inside[pool].contains(&key) {
                     policies[pool].touch(key);
                     continue;
@@ -172,8 +172,9 @@ proptest! {
                 let may_leave = |other: Key| other != key;
                 let victim = policies[pool].victim(&may_leave).unwrap();
                 let mut worth = |key: Key| {
-                    let (of, expert) = shape.row_and_expert(pool, key);
-                    scorer.worth(of, expert, (of + 2 * SIZE.rows - row - 1) % SIZE.rows + 1)
+                    let expert = shape.expert(pool, key);
+                    let ahead = expert.row.index() + 2 * SIZE.rows - row.index() - 1;
+                    scorer.worth(expert, ahead % SIZE.rows + 1)
                 };
                 let least = inside[pool].iter().filter(|k| may_leave(**k)).map(|k| worth(*k)).fold(f32::INFINITY, f32::min);
                 prop_assert_eq!(worth(victim), least);

@@ -209,7 +209,7 @@ proptest! {
             let mut naive = naive(name, slots);
             for (i, key) in requests.iter().enumerate() {
                 let misses = rig.misses;
-                rig.serve(0, &[*key]);
+                rig.serve(MoeRow(0), &[*key]);
                 prop_assert_eq!(naive.request(*key), rig.misses == misses, "{} at request {}", name, i);
                 if query_worst && name != "s3fifo" {
                     rig.check_worst();

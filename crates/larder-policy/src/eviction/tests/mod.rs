@@ -6,7 +6,7 @@ mod orders;
 mod rig;
 mod theorems;
 
-use larder_core::CacheScope;
+use larder_core::{CacheScope, ExpertKey};
 use proptest::prelude::*;
 
 use super::*;
@@ -15,23 +15,23 @@ use rig::{EXPERTS, ROWS, Rig, groups, shape};
 /// What may happen to a pool.
 #[derive(Clone, Debug)]
 enum Event {
-    Choice(usize, Vec<usize>),
-    Prefetch(usize, usize),
-    Failure(usize, usize),
+    Choice(MoeRow, Vec<usize>),
+    Prefetch(ExpertKey),
+    Failure(ExpertKey),
     NewSequence,
 }
 
 fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
         8 => groups(4).prop_map(|(row, wanted)| Event::Choice(row, wanted)),
-        1 => (0..ROWS, 0..EXPERTS).prop_map(|(row, e)| Event::Prefetch(row, e)),
-        1 => (0..ROWS, 0..EXPERTS).prop_map(|(row, e)| Event::Failure(row, e)),
+        1 => (0..ROWS, 0..EXPERTS).prop_map(|(row, e)| Event::Prefetch(MoeRow(row).expert(e))),
+        1 => (0..ROWS, 0..EXPERTS).prop_map(|(row, e)| Event::Failure(MoeRow(row).expert(e))),
         1 => Just(Event::NewSequence),
     ]
 }
 
 /// Victims in order; the rig checks each of them.
-fn play(policy: &Policy, shape: &CacheShape, events: &[Event]) -> Vec<(usize, usize)> {
+fn play(policy: &Policy, shape: &CacheShape, events: &[Event]) -> Vec<ExpertKey> {
     let choices = events.iter().filter_map(|e| match e {
         Event::Choice(row, wanted) => Some((*row, wanted.clone())),
         _ => None,
@@ -41,8 +41,8 @@ fn play(policy: &Policy, shape: &CacheShape, events: &[Event]) -> Vec<(usize, us
     for event in events {
         match event {
             Event::Choice(row, wanted) => rig.serve(*row, wanted),
-            Event::Prefetch(row, expert) => rig.prefetch(*row, *expert),
-            Event::Failure(row, expert) => rig.fail(*row, *expert),
+            Event::Prefetch(expert) => rig.prefetch(*expert),
+            Event::Failure(expert) => rig.fail(*expert),
             Event::NewSequence => rig.policies.iter_mut().for_each(|p| p.new_sequence()),
         }
         rig.check_refusal();
@@ -70,7 +70,7 @@ proptest! {
 #[test]
 fn seeds_change_the_victims_of_random_policies() {
     let shape = shape(6, CacheScope::Global);
-    let choices: Vec<_> = (0..300usize).map(|i| (i % ROWS, vec![(i * i + i / 7) % EXPERTS])).collect();
+    let choices: Vec<_> = (0..300usize).map(|i| (MoeRow(i % ROWS), vec![(i * i + i / 7) % EXPERTS])).collect();
     let victims = |spec: &str| {
         let mut rig = Rig::new(spec, &shape, Arc::new(FutureUses::new(ROWS, EXPERTS, choices.clone())));
         choices.iter().for_each(|(row, wanted)| rig.serve(*row, wanted));
@@ -87,7 +87,7 @@ fn specs_that_cannot_be_made_are_refused() {
         let spec: EvictionSpec = spec.parse()?;
         spec.make(&shape(4, CacheScope::Layer), &inputs).map(|_| ())
     };
-    let of_another_size = FutureUses::new(ROWS + 1, EXPERTS, [(0, [0])]);
+    let of_another_size = FutureUses::new(ROWS + 1, EXPERTS, [(MoeRow(0), [0])]);
     let message = |spec: &str, inputs: PolicyInputs| error(spec, inputs).unwrap_err().to_string();
     assert!(message("belady", PolicyInputs::default()).contains("needs the future requests"));
     let inputs = PolicyInputs { future: Some(Arc::new(of_another_size)), ..PolicyInputs::default() };

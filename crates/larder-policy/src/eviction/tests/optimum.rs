@@ -1,12 +1,12 @@
 //! Belady's rule against a search over all possible evictions.
 
-use larder_core::CacheScope;
+use larder_core::{CacheScope, MoeRow};
 use proptest::prelude::*;
 
 use super::rig::{EXPERTS, ROWS, Rig, groups, shape};
 use super::*;
 
-type Choices = Vec<(usize, Vec<usize>)>;
+type Choices = Vec<(MoeRow, Vec<usize>)>;
 
 fn misses(spec: &str, shape: &CacheShape, choices: &Choices) -> usize {
     let mut rig = Rig::new(spec, shape, Arc::new(FutureUses::new(ROWS, EXPERTS, choices.clone())));
@@ -15,9 +15,9 @@ fn misses(spec: &str, shape: &CacheShape, choices: &Choices) -> usize {
 }
 
 /// The least number of misses from `residents` on, a set of keys as bits, by trying every set that could stay.
-fn least(shape: &CacheShape, choices: &[(usize, Vec<usize>)], residents: u32) -> usize {
+fn least(shape: &CacheShape, choices: &[(MoeRow, Vec<usize>)], residents: u32) -> usize {
     let Some(((row, wanted), rest)) = choices.split_first() else { return 0 };
-    let wanted: u32 = wanted.iter().map(|e| 1 << shape.key(*row, *e).0).sum();
+    let wanted: u32 = wanted.iter().map(|e| 1 << shape.key(row.expert(*e)).0).sum();
     let others = residents & !wanted;
     let missed = (wanted & !residents).count_ones() as usize;
     let room = shape.slots - wanted.count_ones() as usize;

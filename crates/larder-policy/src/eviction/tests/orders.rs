@@ -1,6 +1,6 @@
 //! Policies that order the residents, against that order computed from the whole history.
 
-use larder_core::CacheScope;
+use larder_core::{CacheScope, MoeRow};
 use proptest::prelude::*;
 
 use super::rig::{Rig, Use, VictimCheck, groups, no_future, shape};
@@ -36,7 +36,7 @@ fn llru(rig: &Rig, pool: usize, key: Key) -> Vec<f64> {
     let rows = rig.shape.keys_per_pool() / rig.shape.experts;
     let then = uses(rig, pool, key).next_back().unwrap().1.time;
     let rounds = (rig.time[pool] - then) / rows;
-    let distance = (rig.shape.row_and_expert(pool, key).0 + rows - rig.row % rows) % rows;
+    let distance = (rig.shape.expert(pool, key).row.index() + rows - rig.row.index() % rows) % rows;
     vec![-(rounds as f64), -(distance as f64), last(rig, pool, key) as f64]
 }
 
@@ -79,7 +79,7 @@ proptest! {
             for ((row, wanted), prefetch) in &choices {
                 rig.serve(*row, wanted);
                 if *prefetch {
-                    rig.prefetch((row + 1) % 3, wanted[0]);
+                    rig.prefetch(MoeRow((row.index() + 1) % 3).expert(wanted[0]));
                 }
             }
         }
@@ -108,7 +108,7 @@ proptest! {
 fn every_evictable_key_may_be_drawn() {
     let mut rig = Rig::new("random:seed=5", &shape(6, CacheScope::Layer), no_future());
     for expert in 0..6 {
-        rig.serve(0, &[expert]);
+        rig.serve(MoeRow(0), &[expert]);
     }
     let mut drawn = [0; 6];
     for _ in 0..4000 {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use larder_core::CacheScope;
+use larder_core::{CacheScope, ExpertKey, MoeRow};
 use proptest::prelude::*;
 
 use super::*;
@@ -15,14 +15,14 @@ pub fn shape(slots: usize, scope: CacheScope) -> CacheShape {
 }
 
 /// A row and up to `most` of its experts.
-pub fn groups(most: usize) -> impl Strategy<Value = (usize, Vec<usize>)> {
+pub fn groups(most: usize) -> impl Strategy<Value = (MoeRow, Vec<usize>)> {
     let experts: Vec<usize> = (0..EXPERTS).collect();
-    (0..ROWS, prop::sample::subsequence(experts, 1..=most).prop_shuffle())
+    ((0..ROWS).prop_map(MoeRow), prop::sample::subsequence(experts, 1..=most).prop_shuffle())
 }
 
 /// A future for policies that need none.
 pub fn no_future() -> Arc<FutureUses> {
-    Arc::new(FutureUses::new(0, 0, std::iter::empty::<(usize, [usize; 0])>()))
+    Arc::new(FutureUses::new(0, 0, std::iter::empty::<(MoeRow, [usize; 0])>()))
 }
 
 /// A key of a pool was used.
@@ -44,8 +44,8 @@ pub struct Rig {
     /// Number of choices of each pool.
     pub time: Vec<usize>,
     /// The row of the latest choice.
-    pub row: usize,
-    pub victims: Vec<(usize, usize)>,
+    pub row: MoeRow,
+    pub victims: Vec<ExpertKey>,
     pub misses: usize,
     /// Asserts that a victim is the right one among the evictable keys.
     pub victim_check: Option<VictimCheck>,
@@ -63,7 +63,7 @@ impl Rig {
             residents: vec![BTreeSet::new(); shape.pools()],
             uses: Vec::new(),
             time: vec![0; shape.pools()],
-            row: 0,
+            row: MoeRow(0),
             victims: Vec::new(),
             misses: 0,
             victim_check: None,
@@ -71,9 +71,9 @@ impl Rig {
     }
 
     /// A layer chooses; the caller guarantees that all of `wanted` fit.
-    pub fn serve(&mut self, row: usize, wanted: &[usize]) {
+    pub fn serve(&mut self, row: MoeRow, wanted: &[usize]) {
         let pool = self.shape.pool(row);
-        let keys: Vec<Key> = wanted.iter().map(|e| self.shape.key(row, *e)).collect();
+        let keys: Vec<Key> = wanted.iter().map(|e| self.shape.key(row.expert(*e))).collect();
         self.time[pool] += 1;
         self.row = row;
         self.policies[pool].begin(&LayerChoice { row, wanted, tokens: &vec![1; wanted.len()], logits: &[] });
@@ -89,16 +89,16 @@ impl Rig {
     }
 
     /// An expert comes in that no layer chose.
-    pub fn prefetch(&mut self, row: usize, expert: usize) {
-        let (pool, key) = (self.shape.pool(row), self.shape.key(row, expert));
+    pub fn prefetch(&mut self, expert: ExpertKey) {
+        let (pool, key) = (self.shape.pool(expert.row), self.shape.key(expert));
         if !self.residents[pool].contains(&key) {
             self.admit(pool, key, &[]);
         }
     }
 
     /// An expert leaves without being evicted, as after a failed read.
-    pub fn fail(&mut self, row: usize, expert: usize) {
-        let (pool, key) = (self.shape.pool(row), self.shape.key(row, expert));
+    pub fn fail(&mut self, expert: ExpertKey) {
+        let (pool, key) = (self.shape.pool(expert.row), self.shape.key(expert));
         if self.residents[pool].remove(&key) {
             self.policies[pool].forget(key);
         }
@@ -141,7 +141,7 @@ impl Rig {
         }
         self.policies[pool].forget(victim);
         self.residents[pool].remove(&victim);
-        self.victims.push(self.shape.row_and_expert(pool, victim));
+        self.victims.push(self.shape.expert(pool, victim));
     }
 
     fn used(&mut self, pool: usize, key: Key, came: bool) {

@@ -10,7 +10,7 @@ const LAYERS: usize = 4;
 /// Misses of `rounds` rounds in which each layer asks for one expert, given by `page`.
 fn misses(name: &str, shape: &CacheShape, rounds: usize, page: impl Fn(usize, usize) -> usize) -> usize {
     let requests = (0..rounds).flat_map(|round| (0..LAYERS).map(move |row| (round, row)));
-    let requests: Vec<_> = requests.map(|(round, row)| (row, [page(round, row)])).collect();
+    let requests: Vec<_> = requests.map(|(round, row)| (MoeRow(row), [page(round, row)])).collect();
     let future = Arc::new(FutureUses::new(LAYERS, shape.experts, requests.iter().copied()));
     let mut rig = Rig::new(name, shape, future);
     requests.iter().for_each(|(row, wanted)| rig.serve(*row, wanted));

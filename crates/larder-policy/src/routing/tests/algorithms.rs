@@ -117,12 +117,12 @@ fn no_bonus_at_all_is_not_a_bonus_of_zero() {
 fn an_expert_in_flight_counts_as_present() {
     struct OnItsWay;
     impl Residency for OnItsWay {
-        fn presence(&self, row: usize, expert: usize) -> Presence {
-            if (row, expert) == (0, 3) { Presence::InFlight } else { Presence::Absent }
+        fn presence(&self, expert: ExpertKey) -> Presence {
+            if expert == MoeRow(0).expert(3) { Presence::InFlight } else { Presence::Absent }
         }
     }
     let (gate, logits, mut out) = (raw(2), stairs(3.0), vec![]);
-    let input = RouterInput { row: 0, gate: &gate, logits: &logits, decode: true };
+    let input = RouterInput { row: MoeRow(0), gate: &gate, logits: &logits, decode: true };
     router("prior:lambda=1").choose(&input, &OnItsWay, &mut out);
     assert_eq!(ids(out), [0, 3]);
 }
@@ -130,7 +130,7 @@ fn an_expert_in_flight_counts_as_present() {
 #[test]
 fn prefill_only_with_phase_all() {
     let (gate, logits, mut out) = (raw(2), stairs(3.0), vec![]);
-    let input = RouterInput { row: 0, gate: &gate, logits: &logits, decode: false };
+    let input = RouterInput { row: MoeRow(0), gate: &gate, logits: &logits, decode: false };
     for (spec, want) in [("max-rank:m=4", [0, 1]), ("max-rank:m=4,phase=all", [0, 3])] {
         router(spec).choose(&input, &Residents(BTreeSet::from([3])), &mut out);
         assert_eq!(ids(out.clone()), want, "{spec}");

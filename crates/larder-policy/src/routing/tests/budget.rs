@@ -43,7 +43,7 @@ fn each_layer_has_a_budget_of_its_own() {
     for _ in 0..1000 {
         for (row, scale) in [(0, 3.0), (1, 0.3)] {
             let (logits, present) = token(&mut rng, scale);
-            let input = RouterInput { row, gate: &gate, logits: &logits, decode: true };
+            let input = RouterInput { row: MoeRow(row), gate: &gate, logits: &logits, decode: true };
             router.choose(&input, &Residents(present), &mut out);
         }
     }

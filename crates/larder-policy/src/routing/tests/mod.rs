@@ -6,6 +6,7 @@ mod gates;
 
 use std::collections::BTreeSet;
 
+use larder_core::ExpertKey;
 use proptest::prelude::{Just, any, prop, prop_assert, prop_assert_eq, prop_oneof, proptest};
 use proptest::strategy::Strategy as Values;
 
@@ -16,8 +17,8 @@ use gates::{EXPERTS, TOP_K, gate, gates, logits};
 struct Residents(BTreeSet<usize>);
 
 impl Residency for Residents {
-    fn presence(&self, _: usize, expert: usize) -> Presence {
-        if self.0.contains(&expert) { Presence::Resident } else { Presence::Absent }
+    fn presence(&self, expert: ExpertKey) -> Presence {
+        if self.0.contains(&expert.expert.index()) { Presence::Resident } else { Presence::Absent }
     }
 }
 
@@ -31,7 +32,7 @@ fn router(spec: &str) -> Box<dyn Router> {
 
 fn choose_with(router: &mut dyn Router, gate: &Gate, logits: &[f32], present: &BTreeSet<usize>) -> Vec<ExpertId> {
     let mut out = vec![ExpertId(999)];
-    let input = RouterInput { row: 0, gate, logits, decode: true };
+    let input = RouterInput { row: MoeRow(0), gate, logits, decode: true };
     router.supports(gate).unwrap();
     router.choose(&input, &Residents(present.clone()), &mut out);
     out
@@ -114,7 +115,7 @@ proptest! {
         }
         for spec in STRATEGIES.iter().flat_map(|s| examples(s.name, gate)).filter(|s| !s.contains("phase=all")) {
             let mut out = vec![];
-            let input = RouterInput { row: 0, gate, logits: &logits, decode: false };
+            let input = RouterInput { row: MoeRow(0), gate, logits: &logits, decode: false };
             router(&spec).choose(&input, &Residents(present.clone()), &mut out);
             prop_assert_eq!(&out, &own, "{} in prefill", spec);
         }

@@ -1,7 +1,7 @@
 //! Heat maps of the report pages.
 
 use anyhow::{Result, bail};
-use larder_core::{CacheScope, Trace};
+use larder_core::{CacheScope, MoeRow, Trace};
 use larder_lab::Requests;
 use larder_lab::report::{Heatmap, HeatmapWindow};
 use larder_policy::eviction::PolicyInputs;
@@ -26,7 +26,7 @@ pub fn draw(flags: &HeatFlags, trace: &Trace, inputs: &PolicyInputs) -> Result<V
         let from = (all / 2).min(all.saturating_sub(PASSES));
         from..all.min(from + PASSES)
     });
-    let window = HeatmapWindow { row: flags.heat_layer.unwrap_or(trace.rows / 2), passes };
+    let window = HeatmapWindow { row: MoeRow(flags.heat_layer.unwrap_or(trace.rows / 2)), passes };
     let heats = flags.heat_eviction.iter().map(|spec| Heatmap::replay(&requests, &shape, spec, inputs, &window));
     Ok(heats.collect::<Result<_, _>>()?)
 }

@@ -20,12 +20,16 @@ fn with(policy: &str, shape: &CacheShape, inputs: &PolicyInputs) -> Ledger {
 
 /// The choice of one token in a layer, whose logits are unknown.
 fn choice(row: usize, wanted: &[usize]) -> LayerChoice<'_> {
-    LayerChoice { row, wanted, tokens: &[1; 64][..wanted.len()], logits: &[] }
+    LayerChoice { row: MoeRow(row), wanted, tokens: &[1; 64][..wanted.len()], logits: &[] }
+}
+
+fn key(row: usize, expert: usize) -> ExpertKey {
+    MoeRow(row).expert(expert)
 }
 
 fn open(ledger: &mut Ledger, row: usize, wanted: &[usize]) -> Wave {
     let mut wave = Wave::default();
-    ledger.open(row, wanted, &mut wave);
+    ledger.open(MoeRow(row), wanted, &mut wave);
     wave
 }
 
@@ -35,8 +39,8 @@ fn visit(ledger: &mut Ledger, layer: usize, wanted: &[usize]) {
     let mut rest = wanted;
     while !rest.is_empty() {
         let mut wave = open(ledger, layer, rest);
-        wave.misses.iter().for_each(|(e, _)| ledger.arrived(layer, *e));
-        ledger.close(layer, &mut wave);
+        wave.misses.iter().for_each(|(e, _)| ledger.arrived(key(layer, *e)));
+        ledger.close(MoeRow(layer), &mut wave);
         rest = &rest[wave.len()..];
     }
 }
@@ -47,8 +51,8 @@ fn the_best_ranked_of_those_that_came_together_leaves_first() {
     visit(&mut ledger, 0, &[3, 1]);
     visit(&mut ledger, 0, &[5, 6]);
     visit(&mut ledger, 0, &[7]);
-    assert!(!ledger.is_resident(0, 3));
-    assert!(ledger.is_resident(0, 1));
+    assert!(!ledger.is_resident(key(0, 3)));
+    assert!(ledger.is_resident(key(0, 1)));
     assert_eq!(ledger.counts(), CacheCounts { misses: 5, evictions: 1, ..CacheCounts::default() });
 }
 
@@ -56,10 +60,10 @@ fn the_best_ranked_of_those_that_came_together_leaves_first() {
 fn a_failed_read_leaves_nothing_behind() {
     let mut ledger = lru(1, 4, 2, CacheScope::Layer);
     let mut wave = open(&mut ledger, 0, &[0, 1]);
-    ledger.arrived(0, 0);
-    ledger.failed(0, 1);
-    ledger.close(0, &mut wave);
-    assert!(ledger.is_resident(0, 0) && !ledger.is_resident(0, 1));
+    ledger.arrived(key(0, 0));
+    ledger.failed(key(0, 1));
+    ledger.close(MoeRow(0), &mut wave);
+    assert!(ledger.is_resident(key(0, 0)) && !ledger.is_resident(key(0, 1)));
     visit(&mut ledger, 0, &[2]);
     assert_eq!(ledger.counts().evictions, 0, "the slot of the failed read is free");
     visit(&mut ledger, 0, &[1]);
@@ -78,7 +82,7 @@ fn policies_change_and_no_expert_is_lost() {
     for (before, after) in names.iter().flat_map(|b| names.iter().map(move |a| (b, a))) {
         let mut ledger = Ledger::new(&shape, make(before));
         steps(&mut ledger, 0);
-        let there = |l: &Ledger| (0..16).filter(|i| l.is_resident(i / 8, i % 8)).collect::<Vec<_>>();
+        let there = |l: &Ledger| (0..16).filter(|i| l.is_resident(key(i / 8, i % 8))).collect::<Vec<_>>();
         let residents = there(&ledger);
         ledger.set_policies(make(after));
         assert_eq!(there(&ledger), residents, "{before} to {after}");
@@ -103,7 +107,7 @@ fn layers_share_slots_only_in_global_scope() {
         let mut ledger = lru(2, 4, 2, scope);
         visit(&mut ledger, 0, &[0, 1]);
         visit(&mut ledger, 1, &[0, 1]);
-        assert_eq!(ledger.is_resident(0, 0), kept, "{scope:?}");
+        assert_eq!(ledger.is_resident(key(0, 0)), kept, "{scope:?}");
     }
 }
 
@@ -111,18 +115,18 @@ fn layers_share_slots_only_in_global_scope() {
 fn a_prefetch_holds_its_slot_until_its_read_ends() {
     let mut ledger = lru(1, 8, 3, CacheScope::Layer);
     visit(&mut ledger, 0, &[0, 1]);
-    assert!(ledger.prefetch(0, 0).is_none(), "it is resident");
-    let slot = ledger.prefetch(0, 5).unwrap();
-    assert!(ledger.prefetch(0, 5).is_none(), "it is being read");
+    assert!(ledger.prefetch(key(0, 0)).is_none(), "it is resident");
+    let slot = ledger.prefetch(key(0, 5)).unwrap();
+    assert!(ledger.prefetch(key(0, 5)).is_none(), "it is being read");
     let mut wave = open(&mut ledger, 0, &[1, 2, 3]);
     assert_eq!(wave.len(), 2, "one slot of three is being read into");
-    wave.misses.iter().for_each(|(e, _)| ledger.arrived(0, *e));
-    ledger.close(0, &mut wave);
+    wave.misses.iter().for_each(|(e, _)| ledger.arrived(key(0, *e)));
+    ledger.close(MoeRow(0), &mut wave);
     let mut wave = open(&mut ledger, 0, &[5, 3]);
     assert_eq!((wave.in_flight.as_slice(), wave.misses.len()), (&[(5, slot)][..], 1));
-    ledger.arrived(0, 3);
-    ledger.arrived(0, 5);
-    ledger.close(0, &mut wave);
+    ledger.arrived(key(0, 3));
+    ledger.arrived(key(0, 5));
+    ledger.close(MoeRow(0), &mut wave);
     let counts = ledger.counts();
     assert_eq!((counts.in_flight_hits, counts.prefetches, counts.useful_prefetches), (1, 1, 1));
     visit(&mut ledger, 0, &[5]);
@@ -132,10 +136,10 @@ fn a_prefetch_holds_its_slot_until_its_read_ends() {
 #[test]
 fn when_prefetches_hold_all_slots_no_expert_fits() {
     let mut ledger = lru(1, 8, 2, CacheScope::Layer);
-    let slots = [ledger.prefetch(0, 0).unwrap(), ledger.prefetch(0, 1).unwrap()];
-    assert!(ledger.prefetch(0, 2).is_none(), "a prefetch never takes the slot of a read in flight");
+    let slots = [ledger.prefetch(key(0, 0)).unwrap(), ledger.prefetch(key(0, 1)).unwrap()];
+    assert!(ledger.prefetch(key(0, 2)).is_none(), "a prefetch never takes the slot of a read in flight");
     assert!(open(&mut ledger, 0, &[2]).is_empty());
-    ledger.failed(0, 1);
+    ledger.failed(key(0, 1));
     let wave = open(&mut ledger, 0, &[2, 0]);
     assert_eq!(wave.misses, [(2, slots[1])]);
     assert_eq!(wave.in_flight, [(0, slots[0])]);
@@ -204,7 +208,7 @@ proptest! {
             for l in 0..LAYERS {
                 for e in 0..EXPERTS {
                     let there = naive.pools.iter().any(|p| p.contains(&(l, e)));
-                    prop_assert_eq!(ledger.is_resident(l, e), there);
+                    prop_assert_eq!(ledger.is_resident(key(l, e)), there);
                 }
             }
         }

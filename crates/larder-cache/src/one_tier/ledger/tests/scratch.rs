@@ -12,7 +12,7 @@ fn shape(slots: usize, scope: CacheScope, scratch: usize) -> CacheShape {
 }
 
 fn inputs(visits: &[(usize, Vec<usize>)]) -> PolicyInputs {
-    let future = FutureUses::new(LAYERS, EXPERTS, visits.iter().cloned());
+    let future = FutureUses::new(LAYERS, EXPERTS, visits.iter().map(|(row, wanted)| (MoeRow(*row), wanted)));
     PolicyInputs { future: Some(Arc::new(future)), ..PolicyInputs::default() }
 }
 
@@ -30,9 +30,9 @@ fn an_expert_that_came_in_may_leave_when_the_wave_closes() {
         ledger.begin(&choice(*row, wanted));
         let mut wave = open(&mut ledger, *row, wanted);
         assert!(wave.evicted.is_empty(), "there is a scratch slot");
-        wave.misses.iter().for_each(|(e, _)| ledger.arrived(*row, *e));
-        ledger.close(*row, &mut wave);
-        assert_eq!(wave.evicted, if wanted == &[2] { vec![(0, 2)] } else { vec![] });
+        wave.misses.iter().for_each(|(e, _)| ledger.arrived(key(*row, *e)));
+        ledger.close(MoeRow(*row), &mut wave);
+        assert_eq!(wave.evicted, if wanted == &[2] { vec![key(0, 2)] } else { vec![] });
     }
     assert_eq!(ledger.counts(), CacheCounts { hits: 2, misses: 3, evictions: 1, ..CacheCounts::default() });
 }
@@ -43,15 +43,15 @@ fn more_fit_together_with_scratch_slots_but_no_more_stay() {
     assert_eq!(ledger.capacity(), 5);
     let mut wave = open(&mut ledger, 1, &[0, 1, 2, 3, 4, 5]);
     assert_eq!(wave.len(), 5);
-    wave.misses.iter().for_each(|(e, _)| ledger.arrived(1, *e));
-    ledger.close(1, &mut wave);
-    assert_eq!(wave.evicted, [(1, 0), (1, 1), (1, 2)]);
+    wave.misses.iter().for_each(|(e, _)| ledger.arrived(key(1, *e)));
+    ledger.close(MoeRow(1), &mut wave);
+    assert_eq!(wave.evicted, [0, 1, 2].map(|e| key(1, e)));
 }
 
 /// The least number of misses from `residents` on, a set of keys as bits, by trying every set that could stay.
 fn least(shape: &CacheShape, visits: &[(usize, Vec<usize>)], residents: u32) -> u64 {
     let Some(((row, wanted), rest)) = visits.split_first() else { return 0 };
-    let wanted: u32 = wanted.iter().map(|e| 1 << shape.key(*row, *e).0).sum();
+    let wanted: u32 = wanted.iter().map(|e| 1 << shape.key(key(*row, *e)).0).sum();
     let there = residents | wanted;
     let missed = u64::from((wanted & !residents).count_ones());
     let most = there.count_ones().min(shape.slots as u32);
@@ -104,7 +104,7 @@ proptest! {
         let (mut read, mut prefetches) = (0, 0);
         for ((row, wanted), failing, prefetch) in &visits {
             let prefetch = (*prefetch).then(|| ((row + 1) % LAYERS, wanted[0]));
-            let prefetch = prefetch.filter(|(row, e)| ledger.prefetch(*row, *e).is_some());
+            let prefetch = prefetch.filter(|(row, e)| ledger.prefetch(key(*row, *e)).is_some());
             prefetches += usize::from(prefetch.is_some());
             ledger.begin(&choice(*row, wanted));
             let mut rest = &wanted[..];
@@ -115,15 +115,15 @@ proptest! {
                 }
                 read += wave.misses.len();
                 for (expert, _) in wave.misses.iter().chain(&wave.in_flight) {
-                    if *expert % 4 == *failing { ledger.failed(*row, *expert) } else { ledger.arrived(*row, *expert) }
+                    if *expert % 4 == *failing { ledger.failed(key(*row, *expert)) } else { ledger.arrived(key(*row, *expert)) }
                 }
                 check(&ledger, &shape, shape.total_slots());
-                ledger.close(*row, &mut wave);
-                prop_assert!(wave.evicted.iter().all(|(row, e)| ledger.is_absent(*row, *e)));
+                ledger.close(MoeRow(*row), &mut wave);
+                prop_assert!(wave.evicted.iter().all(|e| ledger.is_absent(*e)));
                 rest = &rest[wave.len()..];
             }
-            if let Some((row, expert)) = prefetch.filter(|(row, e)| ledger.in_flight(*row, *e).is_some()) {
-                ledger.arrived(row, expert);
+            if let Some((row, expert)) = prefetch.filter(|(row, e)| ledger.in_flight(key(*row, *e)).is_some()) {
+                ledger.arrived(key(row, expert));
             }
             check(&ledger, &shape, shape.slots);
         }
@@ -139,10 +139,10 @@ fn check(ledger: &Ledger, shape: &CacheShape, most: usize) {
     for row in 0..LAYERS {
         for expert in 0..EXPERTS {
             if let State::Resident(slot) | State::Reading(slot) | State::Prefetching(slot) =
-                ledger.entries[ledger.index(row, expert)].state
+                ledger.entries[ledger.index(key(row, expert))].state
             {
                 assert!(taken.insert(slot) && (slot as usize) < shape.total_slots());
-                held[shape.pool(row)] += 1;
+                held[shape.pool(MoeRow(row))] += 1;
             }
         }
     }
