@@ -20,11 +20,11 @@ use std::{
 
 use larder_store::{
     DATA_START,
-    reader::{Arena, ReadRequest, Reader, ShardFiles, Slot, open_reader},
+    reader::{Arena, ReadRequest, Reader, ReaderSpec, ShardFiles, Slot},
 };
 use rustix::time::{ClockId, clock_gettime};
 
-const READERS: [&str; 2] = ["uring", "pread"];
+const READERS: [ReaderSpec; 2] = [ReaderSpec::URING, ReaderSpec::PREAD];
 const READ_BYTES: [usize; 4] = [512 << 10, 1 << 20, 2 << 20, 4 << 20];
 const IN_FLIGHT: [usize; 4] = [1, 2, 8, 16];
 const RUNS: usize = 3;
@@ -68,8 +68,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let folder = dir.path().to_owned();
     let files = ShardFiles::new(FILES, move |file| (path(&folder, file), (DATA_START + DATA_BYTES) as u64))?;
     let files = Arc::new(files);
-    for name in READERS {
-        eprintln!("{}", open_reader(name, &files, &Arena::new(1, DATA_BYTES)?.0)?.1);
+    for reader in READERS {
+        eprintln!("{}", reader.open(&files, &Arena::new(1, DATA_BYTES)?.0)?.1);
     }
     let mut work = Work { files, reads: 0 };
     let rows = measure_all(&mut work)?;
@@ -104,9 +104,9 @@ fn measure_all(work: &mut Work) -> Result<Vec<Row>, Box<dyn Error>> {
         for in_flight in IN_FLIGHT {
             let mut costs = READERS.map(|_| vec![]);
             for _ in 0..RUNS {
-                for (name, costs) in READERS.iter().zip(&mut costs) {
-                    let cost = work.measure(name, read_bytes, in_flight)?;
-                    println!("{name},{read_bytes},{in_flight},{:.3},{:.4}", cost.gb_per_s, cost.cpu_s_per_gb);
+                for (reader, costs) in READERS.iter().zip(&mut costs) {
+                    let cost = work.measure(reader, read_bytes, in_flight)?;
+                    println!("{reader},{read_bytes},{in_flight},{:.3},{:.4}", cost.gb_per_s, cost.cpu_s_per_gb);
                     costs.push(cost);
                 }
             }
@@ -118,11 +118,11 @@ fn measure_all(work: &mut Work) -> Result<Vec<Row>, Box<dyn Error>> {
 }
 
 impl Work {
-    fn measure(&mut self, name: &str, len: usize, in_flight: usize) -> Result<Cost, Box<dyn Error>> {
+    fn measure(&mut self, reader: &ReaderSpec, len: usize, in_flight: usize) -> Result<Cost, Box<dyn Error>> {
         let (arena, mut slots) = Arena::new(in_flight, len)?;
         // The memory is there before the clock runs.
         slots.iter_mut().for_each(|slot| slot.fill(0));
-        let (mut reader, _) = open_reader(name, &self.files, &arena)?;
+        let (mut reader, _) = reader.open(&self.files, &arena)?;
         let (start, cpu) = (Instant::now(), cpu_seconds());
         self.read(&mut *reader, &mut slots, len, MEASURED_BYTES / len)?;
         let (cpu, wall) = (cpu_seconds() - cpu, start.elapsed().as_secs_f64());

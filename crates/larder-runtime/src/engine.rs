@@ -11,7 +11,6 @@ use larder_engine::{PREFILL_CHUNK, Recorder, Routing, Session, StreamingPath};
 use larder_model::{AllResident, ComputeContext, Decoder, KvFormat};
 use larder_policy::eviction::{CacheShape, PolicyInputs};
 use larder_store::Store;
-use larder_store::reader::check_reader;
 use serde_json::Value;
 
 use crate::experts::{AnyExpertPath, EngineExperts};
@@ -47,7 +46,6 @@ impl InferenceEngine {
     /// Starts a model: decides the memory plan and sends it as a notice, allocates the slots, loads the resident weights.
     pub fn start(model: &OpenModel, options: &Options) -> Result<Self> {
         let policy_inputs = policy_inputs(&options.cache.eviction, model, options.cache.evictor.as_deref())?;
-        check_reader(&options.cache.reader)?;
         // The GPU is opened first, because its driver allocates memory.
         let gpu = gpu::open(&options.device)?;
         let inputs = plan_inputs(model, options)?;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use anyhow::{Context, Result};
 use larder_core::{ExpertId, Geometry, RowOrder};
 use larder_model::{AllResident, ComputeContext};
-use larder_store::reader::{Arena, ReadRequest, Slot, open_reader};
+use larder_store::reader::{Arena, ReadRequest, ReaderSpec, Slot};
 use larder_store::{DATA_START, ExpertSource, Result as StoreResult, Store};
 
 use crate::notice::Notices;
@@ -20,7 +20,7 @@ pub fn from_store(store: &Arc<Store>, compute: &Arc<ComputeContext>, notices: &N
     let geometry = &store.manifest().geometry;
     let (arena, slots) = arena(store.as_ref(), geometry)?;
     let files = Arc::new(store.shard_files()?);
-    let (mut reader, _) = open_reader("auto", &files, &arena)?;
+    let (mut reader, _) = ReaderSpec::AUTO.open(&files, &arena)?;
     let work = LoadProgress::begin(notices, slots.len() as u64 * arena.slot_bytes() as u64);
     let expert = |shard: usize| {
         let layer = geometry.moe_layers[shard / geometry.experts];

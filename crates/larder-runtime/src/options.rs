@@ -8,6 +8,7 @@ use larder_kernels::performance_cores;
 use larder_model::KvFormat;
 use larder_policy::eviction::EvictionSpec;
 use larder_policy::routing::RoutingSpec;
+use larder_store::reader::ReaderSpec;
 
 use crate::notice::Notices;
 
@@ -82,7 +83,7 @@ pub enum CacheSize {
     Available,
     /// This number of experts per layer.
     ExpertsPerLayer(usize),
-    /// As many as fit into this number of bytes.
+    /// As many experts as fit into this number of bytes.
     Bytes(u64),
 }
 
@@ -103,8 +104,8 @@ pub struct CacheOptions {
     pub prefetch: usize,
     /// Load all experts at start-up if they fit, instead of each when it is first used.
     pub preload: bool,
-    /// How shards are read: `auto`, `uring` or `pread`.
-    pub reader: String,
+    /// How shards are read.
+    pub reader: ReaderSpec,
 }
 
 impl Default for CacheOptions {
@@ -117,7 +118,7 @@ impl Default for CacheOptions {
             scratch: 0,
             prefetch: 0,
             preload: false,
-            reader: "auto".into(),
+            reader: ReaderSpec::default(),
         }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use larder_core::format_bytes;
 use larder_store::Store;
-use larder_store::reader::{Arena, Reader, Slot, open_reader};
+use larder_store::reader::{Arena, Reader, ReaderSpec, Slot};
 
 use crate::options::Setting;
 
@@ -23,8 +23,8 @@ pub struct Slots {
 }
 
 impl Slots {
-    /// Allocates `total` slots and opens the reader named `reader`.
-    pub fn new(store: &Arc<Store>, total: usize, reader: &str) -> Result<Self> {
+    /// Allocates `total` slots and opens the reader.
+    pub fn new(store: &Arc<Store>, total: usize, reader: &ReaderSpec) -> Result<Self> {
         let slot_bytes = store.manifest().slot_bytes();
         let (arena, slots) = Arena::new(total, slot_bytes).with_context(|| {
             format!(
@@ -35,7 +35,7 @@ impl Slots {
             )
         })?;
         let files = Arc::new(store.shard_files()?);
-        let (reader, reader_note) = open_reader(reader, &files, &arena)?;
+        let (reader, reader_note) = reader.open(&files, &arena)?;
         Ok(Slots { slots, reader, reader_note, addresses: arena.range() })
     }
 }

@@ -120,9 +120,8 @@ fn impossible_caches_are_refused() {
     assert_eq!(run(&["--cache-mem", "lots"]).status.code(), Some(2));
     // A misspelt name is an error even where nothing streams and the flag would have no effect.
     for cache in [&["--cache-experts", "2"][..], &[]] {
-        for (flags, code) in [(["--eviction", "psychic"], 2), (["--routing", "nearest"], 2), (["--reader", "tape"], 1)]
-        {
-            assert_eq!(run(&[cache, &flags].concat()).status.code(), Some(code), "{cache:?} {flags:?}");
+        for flags in [["--eviction", "psychic"], ["--routing", "nearest"], ["--reader", "tape"]] {
+            assert_eq!(run(&[cache, &flags].concat()).status.code(), Some(2), "{cache:?} {flags:?}");
         }
     }
     let most = usize::MAX.to_string();

@@ -10,7 +10,7 @@ use larder_model::{
     AllResident, ComputeContext, Decoder, DeviceAttention, DeviceProducts, ExpertPath, ModelError, MoeCall, Routed,
 };
 use larder_policy::eviction::{CacheShape, EvictionSpec, PolicyInputs};
-use larder_store::reader::{Arena, MemoryReader, Reader, Slot, open_reader};
+use larder_store::reader::{Arena, MemoryReader, Reader, ReaderSpec, Slot};
 use larder_store::{ConvertOptions, ExpertSource, Source, Store, convert, open_source};
 
 pub const TOKENS: [u32; 12] = [5, 17, 3, 3, 60, 41, 8, 101, 7, 12, 90, 33];
@@ -89,7 +89,7 @@ impl Model {
         let shape = CacheShape::new(self.decoder.geometry(), slots, scope);
         let (arena, pieces) = Arena::new(shape.total_slots(), self.slot_bytes()).unwrap();
         let files = Arc::new(self.store.shard_files().unwrap());
-        let (reader, _) = open_reader(reader, &files, &arena).ok()?;
+        let (reader, _) = reader.parse::<ReaderSpec>().unwrap().open(&files, &arena).ok()?;
         Some(self.streaming_by(reader, "lru", &shape, prefetch, pieces))
     }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use larder_store::reader::{Arena, ReadRequest, ShardFiles, open_reader};
+use larder_store::reader::{Arena, ReadRequest, ReaderSpec, ShardFiles};
 use larder_store::{DATA_START, Store};
 
 /// Time limit of a probe.
@@ -46,7 +46,7 @@ fn sum(buffer: &[u64]) -> u64 {
 }
 
 /// Bytes per second of reading experts from all over a store, and the reader as text.
-pub fn ssd_throughput(store: &Arc<Store>, reader: &str) -> Result<(f64, String)> {
+pub fn ssd_throughput(store: &Arc<Store>, reader: &ReaderSpec) -> Result<(f64, String)> {
     let pattern = ReadPattern::of_store(store)?;
     pattern.throughput(reader, IN_FLIGHT, PROBE_TIME, pattern.locations.len())
 }
@@ -77,10 +77,16 @@ impl ReadPattern {
 
     /// Bytes per second of at most `count` reads, `depth` of them in flight; no read is started after `time_limit`. Also
     /// returns the reader as text.
-    pub fn throughput(&self, reader: &str, depth: usize, time_limit: Duration, count: usize) -> Result<(f64, String)> {
+    pub fn throughput(
+        &self,
+        reader: &ReaderSpec,
+        depth: usize,
+        time_limit: Duration,
+        count: usize,
+    ) -> Result<(f64, String)> {
         let (arena, slots) =
             Arena::new(depth, self.len).context("not enough memory for the slots of the measurement")?;
-        let (mut reader, how) = open_reader(reader, &self.files, &arena)?;
+        let (mut reader, how) = reader.open(&self.files, &arena)?;
         let mut next = self.scattered().take(count);
         let mut request =
             |slot| next.next().map(|(shard, offset)| ReadRequest { shard, offset, len: self.len, slot, tag: 0 });

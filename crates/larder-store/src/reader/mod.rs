@@ -3,9 +3,11 @@
 //! A slot moves into the request and comes back with the completion, so nothing else can access its bytes while the
 //! kernel writes to them.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{collections::VecDeque, fmt, str::FromStr, sync::Arc};
 
-use crate::error::{Result, StoreError, StoreErrorKind};
+use crate::error::Result;
+#[cfg(not(target_os = "linux"))]
+use crate::error::{StoreError, StoreErrorKind};
 
 mod arena;
 mod files;
@@ -72,8 +74,9 @@ pub trait Reader: Send {
     fn in_flight(&self) -> usize;
 }
 
-/// A reader that can be chosen by name.
-pub struct ReaderChoice {
+/// A reader that can be chosen by name. A setting is parsed into one of these once, and opened wherever slots are.
+#[derive(Clone, Copy, Debug)]
+pub struct ReaderSpec {
     /// Name of the reader.
     pub name: &'static str,
     /// What it does, as part of a sentence.
@@ -85,29 +88,57 @@ pub struct ReaderChoice {
 pub type Opened = (Box<dyn Reader>, String);
 
 /// All readers that can be chosen by name.
-pub const READERS: &[ReaderChoice] = &[
-    ReaderChoice { name: "auto", about: "uring where available, else pread", open: open_auto },
-    ReaderChoice { name: "uring", about: "io_uring (Linux)", open: open_uring },
-    ReaderChoice { name: "pread", about: "blocking reads on a few threads", open: open_pread },
-];
+pub const READERS: &[ReaderSpec] = &[ReaderSpec::AUTO, ReaderSpec::URING, ReaderSpec::PREAD];
 
-/// Opens the reader of that name, for reads of `files` into slots of `arena`.
-pub fn open_reader(choice: &str, files: &Arc<ShardFiles>, arena: &Arena) -> Result<Opened> {
-    (find(choice)?.open)(files, arena)
+impl ReaderSpec {
+    /// The best reader that works here.
+    pub const AUTO: ReaderSpec =
+        ReaderSpec { name: "auto", about: "uring where available, else pread", open: open_auto };
+    /// io_uring, or an error where it is not available.
+    pub const URING: ReaderSpec = ReaderSpec { name: "uring", about: "io_uring (Linux)", open: open_uring };
+    /// Blocking reads.
+    pub const PREAD: ReaderSpec =
+        ReaderSpec { name: "pread", about: "blocking reads on a few threads", open: open_pread };
+
+    /// Opens it for reads of `files` into slots of `arena`.
+    pub fn open(&self, files: &Arc<ShardFiles>, arena: &Arena) -> Result<Opened> {
+        (self.open)(files, arena)
+    }
 }
 
-/// Checks that there is a reader of that name.
-pub fn check_reader(choice: &str) -> Result<()> {
-    find(choice).map(drop)
+impl Default for ReaderSpec {
+    fn default() -> Self {
+        ReaderSpec::AUTO
+    }
 }
 
-fn find(choice: &str) -> Result<&'static ReaderChoice> {
-    READERS.iter().find(|row| row.name == choice).ok_or_else(|| {
+/// Prints the name, which parses to the same reader.
+impl fmt::Display for ReaderSpec {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+impl FromStr for ReaderSpec {
+    type Err = UnknownReader;
+
+    fn from_str(name: &str) -> std::result::Result<Self, UnknownReader> {
+        READERS.iter().find(|row| row.name == name).copied().ok_or_else(|| UnknownReader(name.to_owned()))
+    }
+}
+
+/// There is no reader of this name.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct UnknownReader(pub String);
+
+impl fmt::Display for UnknownReader {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         let names: Vec<_> = READERS.iter().map(|row| row.name).collect();
-        let what = format!("unknown reader {choice:?}; available: {}", names.join(", "));
-        StoreError { kind: StoreErrorKind::Unsupported, path: Default::default(), message: what }
-    })
+        write!(f, "unknown reader {:?}; available: {}", self.0, names.join(", "))
+    }
 }
+
+impl std::error::Error for UnknownReader {}
 
 fn open_auto(files: &Arc<ShardFiles>, arena: &Arena) -> Result<Opened> {
     open_uring(files, arena).or_else(|refused| {

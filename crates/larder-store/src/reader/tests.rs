@@ -47,7 +47,7 @@ impl Shards {
         if name == "memory" {
             return Some(Box::new(MemoryReader::new(self.bytes.clone(), 5).overtaken(6).capacity(5)));
         }
-        match open_reader(name, &self.files(), arena) {
+        match named(name).open(&self.files(), arena) {
             Ok((reader, _)) => Some(reader),
             Err(e) if name == "uring" => {
                 println!("uring is not tested: {e}");
@@ -56,6 +56,10 @@ impl Shards {
             Err(e) => panic!("{name}: {e}"),
         }
     }
+}
+
+fn named(name: &str) -> ReaderSpec {
+    name.parse().unwrap()
 }
 
 /// Pseudorandom reads: tag, shard, offset and length.
@@ -75,9 +79,12 @@ fn requests(count: usize) -> impl Iterator<Item = (u64, usize, u64, usize)> {
 fn every_reader_of_the_table_is_tested() {
     assert!(READERS.iter().all(|row| NAMES.contains(&row.name) && !row.about.is_empty()));
     let (shards, (arena, _)) = (Shards::new(), Arena::new(1, SHARD_ALIGN).unwrap());
-    let error = open_reader("mmap", &shards.files(), &arena).err().unwrap();
+    let error = "mmap".parse::<ReaderSpec>().unwrap_err();
     assert_eq!(error.to_string(), r#"unknown reader "mmap"; available: auto, uring, pread"#);
-    let (reader, how) = open_reader("auto", &shards.files(), &arena).unwrap();
+    for row in READERS {
+        assert_eq!(named(&row.to_string()).name, row.name);
+    }
+    let (reader, how) = ReaderSpec::default().open(&shards.files(), &arena).unwrap();
     println!("{how}");
     assert!(how.starts_with(reader.name()));
 }
@@ -300,7 +307,7 @@ fn read_many(count: usize, open_max: usize) {
         let files = Arc::new(ShardFiles::new(count, move |s| (path(&folder, s), SHARD_ALIGN as u64)).unwrap());
         assert_eq!(files.open_max(), open_max);
         let (arena, slots) = Arena::new(200, SHARD_ALIGN).unwrap();
-        let Ok((mut reader, how)) = open_reader(name, &files, &arena) else { continue };
+        let Ok((mut reader, how)) = named(name).open(&files, &arena) else { continue };
         println!("{how}");
         let read = |shard: usize, slot| ReadRequest { shard, offset: 0, len: SHARD_ALIGN, slot, tag: shard as u64 };
         let mut reads: VecDeque<_> = slots.into_iter().enumerate().map(|(s, slot)| read(s, slot)).collect();

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use larder_policy::eviction::EvictionSpec;
+use larder_store::reader::ReaderSpec;
 
 use super::engine::parse_threads;
 use super::{ByteSize, at_least_one, byte_size, heading};
@@ -35,8 +36,8 @@ pub struct EdgeWorkerArgs {
     #[arg(long, value_name = "POLICY", default_value = "lru", help_heading = heading::CACHE)]
     pub eviction: EvictionSpec,
     /// How shards are read: auto, uring or pread
-    #[arg(long, value_name = "READER", default_value = "auto", help_heading = heading::PERFORMANCE)]
-    pub reader: String,
+    #[arg(long, value_name = "READER", default_value_t, help_heading = heading::PERFORMANCE)]
+    pub reader: ReaderSpec,
     /// Compute threads (default: all performance cores)
     #[arg(long, value_name = "N", value_parser = parse_threads, help_heading = heading::PERFORMANCE)]
     pub threads: Option<usize>,

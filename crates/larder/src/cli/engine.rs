@@ -8,6 +8,7 @@ use larder_model::KvFormat;
 use larder_policy::eviction::EvictionSpec;
 use larder_policy::routing::RoutingSpec;
 use larder_runtime::THREADS_MAX;
+use larder_store::reader::ReaderSpec;
 
 use super::device::DeviceFlags;
 #[cfg(feature = "edge")]
@@ -180,8 +181,8 @@ pub struct RecordFlags {
 #[command(next_help_heading = heading::PERFORMANCE)]
 pub struct PerformanceFlags {
     /// How shards are read: auto, uring or pread
-    #[arg(long, value_name = "READER", default_value = "auto")]
-    pub reader: String,
+    #[arg(long, value_name = "READER", default_value_t)]
+    pub reader: ReaderSpec,
     /// Compute threads (default: all performance cores)
     #[arg(long, value_name = "N", value_parser = parse_threads)]
     pub threads: Option<usize>,

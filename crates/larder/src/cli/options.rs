@@ -54,7 +54,7 @@ fn cache_options(
         scratch: cache.scratch,
         prefetch: cache.prefetch,
         preload: place.preload,
-        reader: performance.reader.clone(),
+        reader: performance.reader,
     }
 }
 
@@ -107,7 +107,10 @@ mod tests {
         assert_eq!((found.context, found.sequences), (default.context, default.sequences));
         assert_eq!((found.cache.size, found.cache.scope), (default.cache.size, default.cache.scope));
         assert_eq!(found.cache.eviction.to_string(), default.cache.eviction.to_string());
-        assert_eq!((&found.cache.reader, found.cache.prefetch), (&default.cache.reader, default.cache.prefetch));
+        assert_eq!(
+            (found.cache.reader.name, found.cache.prefetch),
+            (default.cache.reader.name, default.cache.prefetch)
+        );
         assert_eq!(found.routing.to_string(), default.routing.to_string());
         assert_eq!(found.device.kind, default.device.kind);
         assert_eq!((found.compute.threads, found.compute.kv), (default.compute.threads, default.compute.kv));

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 use larder_engine::Xoshiro256;
 use larder_runtime::machine::memory;
 use larder_runtime::machine::rates::ReadPattern;
-use larder_store::reader::{Arena, is_android, open_reader};
+use larder_store::reader::{Arena, ReaderSpec, is_android};
 use larder_store::{MANIFEST_FILE, Store};
 use rustix::fs::statvfs;
 use rustix::process::{Resource, getrlimit};
@@ -113,7 +113,7 @@ fn open_files(limit: Option<u64>, shards: Option<usize>) -> Finding {
 
 fn ring(pattern: &ReadPattern) -> Result<Finding> {
     let (arena, _slots) = Arena::new(1, EXPERT_BYTES).context("not enough memory for one slot")?;
-    let opened = open_reader("uring", &pattern.files, &arena).map(|(_, how)| how);
+    let opened = ReaderSpec::URING.open(&pattern.files, &arena).map(|(_, how)| how);
     let works = opened.is_ok();
     let found = opened.unwrap_or_else(|refused| refused.message);
     let disabled = fs::read_to_string("/proc/sys/kernel/io_uring_disabled").unwrap_or_default();
@@ -148,8 +148,9 @@ struct DepthRate {
 fn measure(pattern: &ReadPattern) -> Result<Vec<DepthRate>> {
     let free = memory::available().map_or(SLOT_BYTES_MAX, |bytes| bytes / 4).min(SLOT_BYTES_MAX);
     let fits = |depth: &usize| *depth == 1 || *depth as u64 * pattern.len as u64 <= free;
-    let measure =
-        |depth| Ok(DepthRate { depth, rate: pattern.throughput("auto", depth, TIME_PER_DEPTH, usize::MAX)?.0 });
+    let measure = |depth| {
+        Ok(DepthRate { depth, rate: pattern.throughput(&ReaderSpec::AUTO, depth, TIME_PER_DEPTH, usize::MAX)?.0 })
+    };
     QUEUE_DEPTHS.into_iter().take_while(fits).map(measure).collect()
 }
 
@@ -198,7 +199,7 @@ mod tests {
         let subject = subject(dir.path()).unwrap();
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
         assert_eq!(subject._file.as_ref().unwrap().metadata().unwrap().len(), FILE_BYTES);
-        assert!(subject.pattern.throughput("pread", 2, Duration::ZERO, 3).unwrap().0 > 0.0);
+        assert!(subject.pattern.throughput(&ReaderSpec::PREAD, 2, Duration::ZERO, 3).unwrap().0 > 0.0);
     }
 
     #[test]
