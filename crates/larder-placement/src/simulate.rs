@@ -95,8 +95,8 @@ pub fn sweeps(base: &Scenario) -> Vec<Sweep> {
 pub struct PlacementOutcome {
     /// Seconds per token.
     pub seconds: f64,
-    /// Seconds per token with split inference, where the hidden state leaves the device once. Only for `u-shaped`,
-    /// which places whole layers.
+    /// Seconds per token with split inference, where the hidden state leaves the device once. Only for an algorithm that
+    /// places whole layers.
     pub split_inference_seconds: Option<f64>,
     /// Number of layers with experts that a token passes.
     pub layers: f64,
@@ -104,16 +104,16 @@ pub struct PlacementOutcome {
     pub cloud: f64,
 }
 
-/// The latency of a placement by this algorithm. With `u-shaped`, only models that the servers hold as a whole count.
+/// The latency of a placement by this algorithm. If it places whole layers, only models that the servers hold as a whole
+/// count.
 pub fn outcome(problem: &Problem, algorithm: &Algorithm, placement: &Placement) -> PlacementOutcome {
-    let layers_only = algorithm.name == "u-shaped";
-    let found = match layers_only {
+    let found = match algorithm.whole_layers {
         true => latency(problem, &u_shaped::usable(problem, placement)),
         false => latency(problem, placement),
     };
     PlacementOutcome {
         seconds: found.total(),
-        split_inference_seconds: layers_only.then(|| u_shaped::split_inference_seconds(problem, placement)),
+        split_inference_seconds: algorithm.whole_layers.then(|| u_shaped::split_inference_seconds(problem, placement)),
         layers: problem.layers_per_token(),
         cloud: found.served.cloud / found.served.total(),
     }

@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::path::Path;
 
+use larder_policy::routing::ORIGINAL;
 use larder_policy::routing::quality::Quality;
 use serde::{Deserialize, Serialize};
 
@@ -144,7 +145,7 @@ impl Tradeoffs {
 
     /// The row of the model's own routing at a size.
     pub fn original(&self, slots: usize) -> Option<&Tradeoff> {
-        self.rows.iter().find(|row| row.slots == slots && row.routing == "original")
+        self.rows.iter().find(|row| row.slots == slots && row.routing == ORIGINAL)
     }
 
     /// The best rows within one, five and ten times the limit of perplexity.
@@ -171,7 +172,7 @@ fn sizes(rows: &[Tradeoff]) -> Vec<usize> {
 }
 
 fn row(run: &RoutingRun, all: &[RoutingRun], setup: &TradeoffSetup, wanted: f64) -> Tradeoff {
-    let base = all.iter().find(|other| other.slots == run.slots && other.routing == "original").unwrap_or(run);
+    let base = all.iter().find(|other| other.slots == run.slots && other.routing == ORIGINAL).unwrap_or(run);
     let loss = perplexity_change(&run.chunks, &base.chunks);
     Tradeoff {
         routing: run.routing.clone(),

@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use larder_policy::eviction::{BELADY, LRU};
+
 use super::chart::{BoxPlot, Chart, Line, Style};
 use super::heatmap::Heatmap;
 use super::html::{END, begin, escape, table};
@@ -136,13 +138,13 @@ fn lines(report: &SweepReport, scope: &str, value: &dyn Fn(&SweepRow) -> Option<
 }
 
 fn is_baseline(policy: &str) -> bool {
-    matches!(policy, "lru" | "belady")
+    [LRU, BELADY].contains(&policy)
 }
 
 fn style(policy: &str) -> Style {
     match policy {
-        "lru" => Style::Strong,
-        "belady" => Style::Dashed,
+        LRU => Style::Strong,
+        BELADY => Style::Dashed,
         _ => Style::Plain,
     }
 }
@@ -161,12 +163,12 @@ fn spread(report: &SweepReport, scope: &str) -> Option<String> {
     let capacities = report.capacities();
     let quarter = report.trace.experts / 4;
     let slots = capacities.iter().copied().min_by_key(|c| c.abs_diff(quarter))?;
-    let belady = report.row("belady", scope, slots)?;
+    let belady = report.row(BELADY, scope, slots)?;
     if belady.sequence_misses.len() < 4 {
         return None;
     }
     let group = |(i, policy): (usize, &str)| {
-        let row = report.row(policy, scope, slots).filter(|_| policy != "belady")?;
+        let row = report.row(policy, scope, slots).filter(|_| policy != BELADY)?;
         let pairs = row.sequence_misses.iter().zip(&belady.sequence_misses);
         let ratios = pairs.filter(|(_, b)| **b > 0).map(|(m, b)| *m as f64 / *b as f64).collect();
         Some((policy.to_owned(), color(report, i), ratios))

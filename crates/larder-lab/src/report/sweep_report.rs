@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use larder_core::Trace;
+use larder_policy::eviction::{BELADY, LRU};
 use larder_policy::routing::quality::Quality;
 use serde::{Deserialize, Serialize};
 
@@ -167,7 +168,7 @@ fn row(cell: &SweepCell, all: &[SweepCell], profile: Option<&MachineProfile>) ->
         all.iter().find(same).map(|c| &c.replayed)
     };
     let replayed = &cell.replayed;
-    let (lru, belady) = (reference("lru"), reference("belady"));
+    let (lru, belady) = (reference(LRU), reference(BELADY));
     let misses = |all: &[SequenceCounts]| all.iter().map(|s| s.misses).collect();
     let quality = cell.rerouted.as_ref().map(|(_, quality)| quality);
     let load = ReplayLoad { tokens: replayed.tokens, wanted: replayed.counts.wanted(), misses: replayed.counts.misses };

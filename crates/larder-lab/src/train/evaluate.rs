@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use larder_core::{CacheScope, Trace};
 use larder_policy::eviction::learned::Evictor;
-use larder_policy::eviction::{EvictionSpec, PolicyInputs};
+use larder_policy::eviction::{BELADY, EvictionSpec, LRU, PolicyInputs};
 
 use crate::{InitialCache, Interval, LabError, ReplaySweep, SweepAxes, SweepCell, gap_advantage, gap_closed};
 
@@ -52,7 +52,7 @@ pub fn evaluate_evictor(
             ReplaySweep::new(trace, &axes, &PolicyInputs { evictor, ..PolicyInputs::default() }, start)?
                 .run(threads, &|_| {})
         };
-        let [lru, belady] = [cells(&named("lru")?, None)?, cells(&named("belady")?, None)?];
+        let [lru, belady] = [cells(&named(LRU)?, None)?, cells(&named(BELADY)?, None)?];
         let ours = cells(&named("learned")?, Some(evictor.clone()))?;
         let baselines: Vec<_> =
             baselines.iter().map(|r| cells(&r.policy, r.evictor.clone())).collect::<Result<_, _>>()?;

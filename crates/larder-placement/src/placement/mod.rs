@@ -58,6 +58,10 @@ pub struct Algorithm {
     pub name: &'static str,
     /// Its description in a few words.
     pub about: &'static str,
+    /// Whether it places whole layers, so that a server can only be used for models that it holds completely.
+    pub whole_layers: bool,
+    /// Whether it is slow and gives the result of another algorithm: for comparisons with the paper.
+    pub reference: bool,
     place: fn(&Problem, u64) -> Placement,
 }
 
@@ -73,32 +77,50 @@ pub const ALGORITHMS: [Algorithm; 7] = [
     Algorithm {
         name: "accelerated",
         about: "one server after the other, each as a knapsack solved by size of experts (the paper's Algorithm 3)",
+        whole_layers: false,
+        reference: false,
         place: |problem, _| successive::place(problem, &accelerated::solve),
     },
     Algorithm {
         name: "dp",
         about: "one server after the other, each as a knapsack solved expert by expert (Algorithm 2)",
+        whole_layers: false,
+        reference: true,
         place: |problem, _| successive::place(problem, &dp::solve),
     },
     Algorithm {
         name: "greedy",
         about: "one expert after the other, the one with the largest gain per byte (Algorithm 1)",
+        whole_layers: false,
+        reference: false,
         place: |problem, _| greedy::place(problem, greedy::Score::PerByte),
     },
     Algorithm {
         name: "greedy-gain",
         about: "one expert after the other, the one with the largest gain",
+        whole_layers: false,
+        reference: false,
         place: |problem, _| greedy::place(problem, greedy::Score::Gain),
     },
     Algorithm {
         name: "lfu",
         about: "each server on its own, the experts that its users need most often",
+        whole_layers: false,
+        reference: false,
         place: |problem, _| lfu::place(problem),
     },
-    Algorithm { name: "random", about: "random experts, as many as fit", place: random::place },
+    Algorithm {
+        name: "random",
+        about: "random experts, as many as fit",
+        whole_layers: false,
+        reference: false,
+        place: random::place,
+    },
     Algorithm {
         name: "u-shaped",
         about: "each server on its own, whole layers of the models that its users run most",
+        whole_layers: true,
+        reference: false,
         place: |problem, _| u_shaped::place(problem),
     },
 ];

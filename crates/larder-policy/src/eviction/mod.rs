@@ -156,6 +156,12 @@ pub const POLICIES: &[Policy] = &[
     learned::POLICY,
 ];
 
+/// Name of the policy that others are compared with.
+pub const LRU: &str = lru::POLICY.name;
+
+/// Name of the best possible policy, which only a replay can use.
+pub const BELADY: &str = belady::POLICY.name;
+
 /// A policy and its options.
 #[derive(Clone)]
 pub struct EvictionSpec {
@@ -166,7 +172,7 @@ pub struct EvictionSpec {
 impl Default for EvictionSpec {
     /// Evicts the least recently used expert.
     fn default() -> Self {
-        "lru".parse().expect("lru is a policy")
+        LRU.parse().expect("it is in the table and needs no options")
     }
 }
 

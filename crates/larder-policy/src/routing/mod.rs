@@ -126,6 +126,9 @@ pub const STRATEGIES: &[Strategy] = &[
     drop::STRATEGY,
 ];
 
+/// Name of the model's own choice, which other strategies are compared with.
+pub const ORIGINAL: &str = original::STRATEGY.name;
+
 /// A strategy and its options.
 #[derive(Clone)]
 pub struct RoutingSpec {
@@ -141,13 +144,13 @@ impl RoutingSpec {
 
     /// Whether every choice is the model's own.
     pub fn is_lossless(&self) -> bool {
-        self.strategy.name == original::STRATEGY.name
+        self.strategy.name == ORIGINAL
     }
 
     /// λ (cache bias), if the strategy has it as a fixed number; the model's own choice is λ = 0.
     pub fn lambda(&self) -> Option<f64> {
         match self.strategy.name {
-            name if name == original::STRATEGY.name => Some(0.0),
+            ORIGINAL => Some(0.0),
             name if name == prior::STRATEGY.name => self.options.number("lambda"),
             _ => None,
         }
@@ -181,7 +184,7 @@ impl RoutingSpec {
 /// The model's own choice.
 impl Default for RoutingSpec {
     fn default() -> Self {
-        original::STRATEGY.name.parse().expect("it is in the table and needs no options")
+        ORIGINAL.parse().expect("it is in the table and needs no options")
     }
 }
 

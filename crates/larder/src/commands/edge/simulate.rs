@@ -88,11 +88,10 @@ fn files(out: &Path) -> Result<(PathBuf, PathBuf)> {
     Ok((out.join("report.html"), out.join("runs.csv")))
 }
 
-/// The algorithms to run in a sweep. `dp` is slow and gives the same result as `accelerated`, so it runs only where both
-/// can be compared with the paper.
+/// The algorithms to run in a sweep: reference algorithms only where they can be compared with the paper.
 fn algorithms(sweep: &Sweep) -> Vec<(usize, &'static Algorithm)> {
     const ALL: &[Algorithm] = &ALGORITHMS;
-    ALL.iter().enumerate().filter(|(_, a)| sweep.name == report::PAPER_SWEEP || a.name != "dp").collect()
+    ALL.iter().enumerate().filter(|(_, a)| sweep.name == report::PAPER_SWEEP || !a.reference).collect()
 }
 
 fn all_runs(args: &SimulateArgs, sweeps: &[Sweep]) -> Result<Vec<SimulationRun>> {
