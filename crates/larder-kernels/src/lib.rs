@@ -38,7 +38,9 @@
 
 mod affinity;
 mod attention;
+mod block;
 mod disjoint;
+mod dispatch;
 mod dot;
 mod erf;
 mod exp;
@@ -48,6 +50,7 @@ mod kernel_set;
 mod portable;
 mod processors;
 mod products;
+mod strided_rows;
 mod tanh;
 mod thread_pool;
 mod weights;
@@ -60,11 +63,11 @@ mod eight_rows;
 mod neon;
 
 pub use attention::{AttentionArgs, AttentionTask, KvPages, KvTensor, attend};
+pub use dispatch::instruction_set;
 pub use erf::erf;
 pub use exp::exp;
 pub use formats::{narrow, quantise_row, widen};
 pub use inputs::Inputs;
-pub use kernel_set::instruction_set;
 pub use processors::performance_cores;
 pub use products::{Product, products};
 pub use tanh::tanh;

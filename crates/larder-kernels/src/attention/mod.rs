@@ -11,8 +11,10 @@ use std::ops::Range;
 use larder_core::{NumberFormat, ROW_GROUP};
 
 use crate::disjoint::Disjoint;
+use crate::dispatch;
 use crate::exp::exp;
 use crate::kernel_set::{KernelSet, MAX_TOKENS, Sums};
+use crate::strided_rows::StridedRows;
 use crate::thread_pool::ThreadPool;
 use crate::weights::Panel;
 
@@ -49,7 +51,7 @@ pub fn attend(pool: &ThreadPool, tasks: &mut [AttentionTask]) {
     let work: usize = tasks.iter().map(|task| task.args.kv_heads * task.pairs()).sum();
     let tile_len = (work / (UNITS_PER_THREAD * pool.threads())).clamp(1, MAX_TOKENS);
     let units = tasks.iter().map(|task| task.units(tile_len)).sum();
-    let (set, all) = (KernelSet::best(), SharedTasks::new(tasks));
+    let (set, all) = (dispatch::best(), SharedTasks::new(tasks));
     pool.run(units, &|unit| {
         let (args, pairs, unit, out) = all.find(unit, tile_len);
         let tiles = pairs.div_ceil(tile_len);
@@ -216,25 +218,10 @@ impl QueryTile<'_> {
     }
 }
 
-/// Rows at equal distances.
-#[derive(Clone, Copy)]
-pub(crate) struct StridedRows<'a> {
-    pub kind: NumberFormat,
-    /// Up to the last byte that is used.
-    pub bytes: &'a [u8],
-    /// Bytes from one row to the next.
-    pub row_bytes: usize,
-}
-
 impl<'a> StridedRows<'a> {
     /// The rows at these positions of a head, which are in one page.
     fn of(tensor: &KvTensor<'a>, head: usize, positions: Range<usize>) -> Self {
         StridedRows { kind: tensor.kind, bytes: tensor.rows(head, positions), row_bytes: tensor.row_bytes }
-    }
-
-    /// The rows without the first `count`.
-    fn skip(self, count: usize) -> Self {
-        StridedRows { bytes: &self.bytes[count * self.row_bytes..], ..self }
     }
 
     /// The same rows in a float format: those in `q8_0`, of which there are at most [`ROW_GROUP`], are widened into

@@ -11,11 +11,12 @@ use std::arch::x86_64::*;
 
 use larder_core::{NumberFormat, ROW_GROUP};
 
+use super::block_format::{BlockFormat, nibbles};
 use super::groups::{Q4K, Q5K, Q6K};
 use super::load::prefetch;
 use super::tile::{Tile, widened};
+use crate::block::{BLOCK, Block};
 use crate::eight_rows::{EightBlocks, EightRows};
-use crate::inputs::{BLOCK, Block};
 use crate::kernel_set::Sums;
 use crate::weights::Panel;
 
@@ -81,21 +82,6 @@ unsafe fn rows<K: BlockFormat, const INTERLEAVED: bool, const P: usize, const N:
     tiles.map(|tile| tile.sums)
 }
 
-/// A block format.
-pub trait BlockFormat {
-    const KIND: NumberFormat;
-
-    /// Adds the products of a block of every row with the blocks of each token from number `at` on.
-    ///
-    /// # Safety
-    /// The blocks are of this format, and the tokens have these blocks.
-    unsafe fn add<const INTERLEAVED: bool, const N: usize>(
-        block: EightBlocks<INTERLEAVED>,
-        at: usize,
-        tile: &mut Tile<N>,
-    );
-}
-
 struct Q8_0;
 
 impl BlockFormat for Q8_0 {
@@ -152,15 +138,4 @@ impl BlockFormat for Q4_0 {
         }
         tile.add(x, dots, d);
     }
-}
-
-/// The low (0) or the high (1) half of every byte.
-#[target_feature(enable = "avx2")]
-#[inline]
-pub fn nibbles<const K: usize>(mut w: [__m256i; K], half: usize) -> [__m256i; K] {
-    for w in &mut w {
-        let half = if half == 0 { *w } else { _mm256_srli_epi16::<4>(*w) };
-        *w = _mm256_and_si256(half, _mm256_set1_epi8(15));
-    }
-    w
 }

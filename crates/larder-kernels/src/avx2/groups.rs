@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 
 use larder_core::NumberFormat;
 
-use super::blocks::{BlockFormat, nibbles};
+use super::block_format::{BlockFormat, nibbles};
 use super::scales::{HalfScales, Minima};
 use super::tile::{Tile, TokenBlocks, sum, widened};
 use crate::eight_rows::EightBlocks;

@@ -1,6 +1,7 @@
 //! Kernels for processors with AVX2 and F16C.
 #![allow(unsafe_code)]
 
+mod block_format;
 mod blocks;
 mod floats;
 mod groups;
@@ -15,10 +16,10 @@ use std::arch::is_x86_feature_detected;
 
 use larder_core::NumberFormat;
 
-use crate::attention::StridedRows;
+use crate::block::{BLOCK, Block};
 use crate::eight_rows::check;
-use crate::inputs::{BLOCK, Block};
 use crate::kernel_set::{KernelSet, Sums};
+use crate::strided_rows::StridedRows;
 use crate::weights::Panel;
 
 /// The kernels, if this processor can run them.

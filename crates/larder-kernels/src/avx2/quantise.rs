@@ -3,7 +3,7 @@
 
 use std::arch::x86_64::*;
 
-use crate::inputs::{BLOCK, Block};
+use crate::block::{BLOCK, Block};
 
 #[target_feature(enable = "avx2")]
 pub fn block(x: &[f32; BLOCK]) -> Block {

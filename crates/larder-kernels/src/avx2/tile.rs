@@ -4,7 +4,7 @@
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-use crate::inputs::Block;
+use crate::block::Block;
 
 /// `N` tokens, and for each the running sums of eight rows.
 #[derive(Clone, Copy)]

@@ -8,12 +8,13 @@ use std::arch::aarch64::*;
 
 use larder_core::{NumberFormat, ROW_GROUP};
 
+use super::block_format::{BlockFormat, nibbles};
 use super::dots::Dot;
 use super::groups::{Q4K, Q5K, Q6K};
-use super::load::{FourBlocks, Runs, prefetch};
+use super::load::{FourBlocks, prefetch};
 use super::tile::Tile;
+use crate::block::{BLOCK, Block};
 use crate::eight_rows::EightRows;
-use crate::inputs::{BLOCK, Block};
 use crate::kernel_set::Sums;
 use crate::weights::Panel;
 
@@ -84,21 +85,6 @@ unsafe fn rows<K: BlockFormat, D: Dot, const INTERLEAVED: bool, const N: usize>(
     [first.sums, second.sums]
 }
 
-/// A block format.
-pub trait BlockFormat {
-    const KIND: NumberFormat;
-
-    /// Adds the products of a block of every row with the blocks of each token from number `at` on.
-    ///
-    /// # Safety
-    /// The blocks are of this format, the tokens have these blocks, and the processor has the instructions of `D`.
-    unsafe fn add<D: Dot, const INTERLEAVED: bool, const N: usize>(
-        block: FourBlocks<INTERLEAVED>,
-        at: usize,
-        tile: &mut Tile<N>,
-    );
-}
-
 struct Q8_0;
 
 impl BlockFormat for Q8_0 {
@@ -137,11 +123,4 @@ impl BlockFormat for Q4_0 {
             tile.add(x, dots, block.half(0));
         }
     }
-}
-
-/// The low (0) or the high (1) half of every byte.
-#[target_feature(enable = "neon")]
-#[inline]
-pub fn nibbles(w: Runs, half: usize) -> Runs {
-    w.map(|w| if half == 0 { vandq_u8(w, vdupq_n_u8(15)) } else { vshrq_n_u8::<4>(w) })
 }

@@ -5,7 +5,7 @@ use std::arch::aarch64::*;
 
 use larder_core::NumberFormat;
 
-use super::blocks::{BlockFormat, nibbles};
+use super::block_format::{BlockFormat, nibbles};
 use super::dots::Dot;
 use super::load::{FourBlocks, Runs};
 use super::scales::{Minima, signed};

@@ -6,6 +6,7 @@
 //! They were checked by emulation (`scripts/check/cross.sh test`), and never timed.
 #![allow(unsafe_code)]
 
+mod block_format;
 mod blocks;
 mod dots;
 mod floats;
@@ -21,11 +22,11 @@ use std::arch::is_aarch64_feature_detected;
 use larder_core::NumberFormat;
 
 use self::dots::{Dot, Sdot, Smull};
-use crate::attention::StridedRows;
+use crate::block::{BLOCK, Block};
 use crate::eight_rows::check;
 use crate::formats::widen_q8_0;
-use crate::inputs::{BLOCK, Block};
 use crate::kernel_set::{KernelSet, Sums};
+use crate::strided_rows::StridedRows;
 use crate::weights::Panel;
 
 /// The kernels that use dot products of bytes, if this processor has them.

@@ -3,7 +3,7 @@
 
 use std::arch::aarch64::*;
 
-use crate::inputs::{BLOCK, Block};
+use crate::block::{BLOCK, Block};
 
 #[target_feature(enable = "neon")]
 pub fn block(x: &[f32; BLOCK]) -> Block {

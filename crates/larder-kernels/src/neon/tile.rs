@@ -3,7 +3,7 @@
 
 use std::arch::aarch64::*;
 
-use crate::inputs::Block;
+use crate::block::Block;
 
 /// `N` tokens, and for each the running sums of four rows.
 #[derive(Clone, Copy)]

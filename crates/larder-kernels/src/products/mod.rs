@@ -7,6 +7,7 @@ use std::ops::Range;
 use larder_core::ROW_GROUP;
 
 use crate::disjoint::Disjoint;
+use crate::dispatch;
 use crate::dot::dot;
 use crate::inputs::Inputs;
 use crate::kernel_set::{KernelSet, MAX_PANELS, MAX_TOKENS, Sums};
@@ -49,7 +50,7 @@ pub fn products(pool: &ThreadPool, products: &mut [Product]) {
     let work: usize = products.iter().map(Product::work).sum();
     let share = MIN_TASK_WORK.max(work / (pool.threads() * TASKS_PER_THREAD));
     let tasks = products.iter().map(|p| p.tasks(share)).sum();
-    let (set, all) = (KernelSet::best(), SharedProducts::new(products));
+    let (set, all) = (dispatch::best(), SharedProducts::new(products));
     pool.run(tasks, &|task| {
         let (product, task, out) = all.find(task, share);
         let panels = product.panels_per_task(share);

@@ -4,7 +4,10 @@ use larder_core::{NumberFormat, RowOrder};
 use proptest::prelude::*;
 
 use super::*;
-use crate::inputs::{BLOCK, Inputs};
+use crate::block::{BLOCK, Block};
+use crate::inputs::Inputs;
+use crate::kernel_set::{MAX_PANELS, MAX_TOKENS, Sums};
+use crate::strided_rows::StridedRows;
 use crate::testing::{Noise, ordered};
 use crate::weights::{WeightMatrix, widen_row};
 
@@ -58,7 +61,7 @@ proptest! {
         x.fill(&noise.values(tokens * cols), cols, !kind.is_float());
         let weights = WeightMatrix { kind, order: RowOrder::Plain, rows, cols, bytes: &plain };
         let want = product(&portable::set().unwrap(), weights, &x);
-        for set in KernelSet::all() {
+        for set in all() {
             for order in RowOrder::ALL {
                 let bytes = ordered(kind, order, rows, cols, &plain);
                 let got = product(&set, WeightMatrix { order, bytes: &bytes[1..], ..weights }, &x);
@@ -119,7 +122,7 @@ proptest! {
             out.iter().map(|v| v.to_bits()).collect::<Vec<_>>()
         };
         let want = summed(&portable::set().unwrap());
-        for set in KernelSet::all() {
+        for set in all() {
             prop_assert_eq!(summed(&set), want.clone(), "{} {}", set.name, kind);
         }
     }
@@ -133,7 +136,7 @@ proptest! {
             out.iter().map(|v| v.to_bits()).collect::<Vec<_>>()
         };
         let want = widened(&portable::set().unwrap());
-        for set in KernelSet::all() {
+        for set in all() {
             prop_assert_eq!(widened(&set), want.clone(), "{}", set.name);
         }
     }
@@ -157,7 +160,7 @@ proptest! {
             out.iter().map(|b| (b.q, scale(b.d), scale(b.d_sum), b.sum8, b.halves)).collect::<Vec<_>>()
         };
         let want = quantised(&portable::set().unwrap());
-        for set in KernelSet::all() {
+        for set in all() {
             prop_assert_eq!(quantised(&set), want.clone(), "{}", set.name);
         }
     }
@@ -181,7 +184,7 @@ fn sums_of_integers_never_overflow() {
                 x.fill(&vec![sign; BATCH * cols], cols, true);
                 let weights = WeightMatrix { kind, order: RowOrder::Plain, rows, cols, bytes: &plain };
                 let want = product(&portable::set().unwrap(), weights, &x);
-                for set in KernelSet::all() {
+                for set in all() {
                     for order in RowOrder::ALL {
                         let bytes = ordered(kind, order, rows, cols, &plain);
                         let got = product(&set, WeightMatrix { order, bytes: &bytes[1..], ..weights }, &x);
@@ -204,7 +207,7 @@ fn non_finite_activations_reach_every_result_of_their_token_and_no_other() {
             values[cols + noise.below(cols)] = odd;
             let mut x = Inputs::new();
             x.fill(&values, cols, !kind.is_float());
-            for set in KernelSet::all() {
+            for set in all() {
                 let out =
                     product(&set, WeightMatrix { kind, order: RowOrder::Plain, rows: 9, cols, bytes: &plain }, &x);
                 assert!(out[1].iter().all(|v| !v.is_finite()), "{} {kind} {odd}", set.name);

@@ -1,12 +1,9 @@
-//! The kernels of each instruction set, and the choice between them.
-
-use std::sync::OnceLock;
+//! The kernels of an instruction set.
 
 use larder_core::ROW_GROUP;
 
-use crate::attention::StridedRows;
-use crate::inputs::Block;
-use crate::portable;
+use crate::block::Block;
+use crate::strided_rows::StridedRows;
 use crate::weights::Panel;
 
 /// The most tokens that a kernel takes in one call.
@@ -19,7 +16,7 @@ pub const MAX_PANELS: usize = 2;
 /// The results of a panel for one token; those beyond the rows of the panel are unspecified.
 pub type Sums = [f32; ROW_GROUP];
 
-/// The kernels of one instruction set. All sets give the bits of [`portable`].
+/// The kernels of one instruction set. All sets give the bits of [`portable`](crate::portable).
 #[derive(Clone, Copy)]
 pub struct KernelSet {
     pub(crate) name: &'static str,
@@ -35,39 +32,9 @@ pub struct KernelSet {
     pub(crate) quantise: fn(&[f32], &mut [Block]),
 }
 
-/// The name of the instruction set whose kernels are used on this processor: `avx2`, `neon+dotprod`, `neon` or `portable`.
-pub fn instruction_set() -> &'static str {
-    KernelSet::best().name
-}
-
-/// One row for each instruction set, the best first: its kernels, if this processor can run them.
-const TABLE: &[fn() -> Option<KernelSet>] = &[
-    #[cfg(target_arch = "x86_64")]
-    crate::avx2::set,
-    #[cfg(target_arch = "aarch64")]
-    crate::neon::with_dot_products,
-    #[cfg(target_arch = "aarch64")]
-    crate::neon::set,
-    portable::set,
-];
-
 impl KernelSet {
-    /// The sets that this processor can run, the best first.
-    pub fn all() -> impl Iterator<Item = KernelSet> {
-        TABLE.iter().filter_map(|set| set())
-    }
-
-    /// The best set that this processor can run, chosen once.
-    pub fn best() -> &'static KernelSet {
-        static BEST: OnceLock<KernelSet> = OnceLock::new();
-        BEST.get_or_init(|| KernelSet::all().next().expect("every processor runs the portable kernels"))
-    }
-
     /// Quantises activations, 32 to a block.
     pub fn quantise(&self, x: &[f32], out: &mut [Block]) {
         (self.quantise)(x, out);
     }
 }
-
-#[cfg(test)]
-mod tests;
