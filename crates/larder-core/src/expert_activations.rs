@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{EXPERTS_MAX, Geometry, Trace};
+use crate::{EXPERTS_MAX, Geometry, Trace, write_atomically};
 
 const VERSION: u32 = 1;
 
@@ -111,9 +112,7 @@ impl ExpertActivations {
             why: format!("cannot be written: {e}"),
         };
         let text = serde_json::to_string(self).expect("names and numbers serialize as JSON");
-        let mut temp = path.as_os_str().to_owned();
-        temp.push(".tmp");
-        fs::write(&temp, text + "\n").and_then(|()| fs::rename(&temp, path)).map_err(wrong)
+        write_atomically(path, |out| writeln!(out, "{text}")).map_err(wrong)
     }
 
     fn check(&self) -> Result<(), String> {

@@ -1,8 +1,8 @@
 //! Types that all crates of larder share: ids of layers and experts, number formats, the byte layout of an expert, the
 //! gate that turns router logits into experts and weights, the description of a checkpoint, and routing traces.
 //!
-//! This crate holds no weights, starts no threads and measures no time. The only files it opens are those of a
-//! [`Trace`] and of [`ExpertActivations`].
+//! This crate holds no weights, starts no threads and measures no time. The only files that it opens itself are those
+//! of a [`Trace`] and of [`ExpertActivations`]; [`write_atomically`] writes files for others.
 //!
 //! - [`LayerIdx`], [`MoeRow`], [`ExpertId`], [`ExpertKey`]: ids.
 //! - [`NumberFormat`], [`RowOrder`], [`TensorMeta`], [`Tensors`]: how weights are encoded, and how tensors are read by
@@ -32,8 +32,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod atomic_file;
 mod blueprint;
-mod cache_scope;
 mod expert;
 mod expert_activations;
 mod fieldwise;
@@ -49,15 +49,15 @@ mod tensors;
 mod trace;
 mod units;
 
+pub use atomic_file::{temp_path, write_atomically};
 pub use blueprint::{Blueprint, ExpertNames, Geometry, RowPick, TensorSlice, TensorSpec};
-pub use cache_scope::CacheScope;
 pub use expert::{ExpertLayout, ExpertPart, LayoutError, PART_ALIGN, SEGMENTS, SHARD_ALIGN};
 pub use expert_activations::{Coactivation, ExpertActivations, ExpertActivationsError};
 pub use gate::{ExpertGroups, Gate, GateError, GroupRank, Renorm, Score, Weighting};
 pub use ids::{ExpertId, ExpertKey, LayerIdx, MoeRow, WantedExpert};
 pub use number_format::{NumberFormat, UnknownNumberFormat};
 pub use per_matrix::PerMatrix;
-pub use residency::{Presence, Residency};
+pub use residency::{CacheScope, Presence, Residency};
 pub use rng::Rng;
 pub use row_order::{BlockParts, ROW_GROUP, RowOrder, UnknownRowOrder, deinterleave, interleave};
 pub use sequence_memory::{CheckpointPolicy, KV_PAGE_TOKENS, SequenceMemory};

@@ -1,6 +1,26 @@
-//! Where experts are, as routing strategies see it.
+//! What routing and eviction share with the cache: its scope, and where experts are.
+
+use std::fmt;
 
 use crate::ExpertKey;
+
+/// Which experts share one pool of slots.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum CacheScope {
+    /// A pool per layer.
+    Layer,
+    /// One pool for all layers.
+    Global,
+}
+
+impl fmt::Display for CacheScope {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(match self {
+            CacheScope::Layer => "layer",
+            CacheScope::Global => "global",
+        })
+    }
+}
 
 /// Where an expert's bytes are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

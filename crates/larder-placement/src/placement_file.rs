@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::Write;
 use std::path::Path;
 
+use larder_core::write_atomically;
 use serde::{Deserialize, Serialize};
 
 use crate::PlacementError;
@@ -86,15 +88,13 @@ impl PlacementFile {
         Ok(file)
     }
 
-    /// Writes the file atomically: to a temporary name first, then renamed.
+    /// Writes the file atomically: it appears whole or not at all.
     pub fn write(&self, path: &Path) -> Result<(), PlacementError> {
         let error = |e: std::io::Error| PlacementError::File {
             path: path.to_owned(),
             reason: format!("cannot be written: {e}"),
         };
-        let mut temp = path.as_os_str().to_owned();
-        temp.push(".tmp");
-        fs::write(&temp, self.to_toml()).and_then(|()| fs::rename(&temp, path)).map_err(error)
+        write_atomically(path, |out| out.write_all(self.to_toml().as_bytes())).map_err(error)
     }
 
     /// The text of the file.

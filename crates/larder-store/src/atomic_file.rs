@@ -7,12 +7,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
+pub(crate) use larder_core::temp_path;
+
 use crate::{
     direct::set_direct,
     error::{Result, StoreError},
 };
 
-/// A file under a temporary name, which is removed on drop unless it is published.
+/// A file that is written in pieces, at offsets, or with direct I/O, under a temporary name, which is removed on drop unless it is published.
 pub(crate) struct AtomicFile {
     file: File,
     temp: PathBuf,
@@ -69,21 +71,12 @@ impl Drop for AtomicFile {
 
 /// Writes a small file atomically.
 pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
-    let mut atomic_file = AtomicFile::create(path)?;
-    atomic_file.write(bytes)?;
-    atomic_file.publish()
+    larder_core::write_atomically(path, |out| out.write_all(bytes)).map_err(|e| StoreError::io(path, "writing", e))
 }
 
 /// Makes the file names of a folder durable.
 pub(crate) fn sync_folder(path: &Path) -> Result<()> {
     File::open(path).and_then(|folder| folder.sync_all()).map_err(|e| StoreError::io(path, "syncing", e))
-}
-
-/// The temporary name of a file.
-pub(crate) fn temp_path(path: &Path) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(".tmp");
-    name.into()
 }
 
 #[cfg(test)]

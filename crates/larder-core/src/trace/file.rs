@@ -1,8 +1,8 @@
 //! The file format of a trace: safetensors, so that other programs can open it too.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use half::f16;
@@ -11,6 +11,7 @@ use safetensors::tensor::{Metadata, TensorInfo};
 use serde_json::{Value, json};
 
 use super::{Trace, TraceError, TraceToken};
+use crate::write_atomically;
 
 const FORMAT: &str = "larder-trace";
 const VERSION: &str = "2";
@@ -37,21 +38,8 @@ impl Trace {
     pub fn write(&self, path: impl AsRef<Path>) -> Result<(), TraceError> {
         self.check()?;
         let path = path.as_ref();
-        let mut temp = path.as_os_str().to_owned();
-        temp.push(".tmp");
-        let temp = PathBuf::from(temp);
-        let io = |doing| move |source| TraceError::Io { path: path.to_owned(), doing, source };
-        let written = File::create(&temp).and_then(|file| {
-            let mut out = BufWriter::new(file);
-            self.write_to(&mut out)?;
-            out.into_inner().map_err(|e| e.into_error())?.sync_all()
-        });
-        written.map_err(io("writing")).and_then(|()| fs::rename(&temp, path).map_err(io("renaming"))).inspect_err(
-            |_| {
-                // If this fails, the next attempt overwrites the file.
-                let _ = fs::remove_file(&temp);
-            },
-        )
+        let io = |source| TraceError::Io { path: path.to_owned(), doing: "writing", source };
+        write_atomically(path, |out| self.write_to(out)).map_err(io)
     }
 
     fn write_to(&self, out: &mut impl Write) -> std::io::Result<()> {

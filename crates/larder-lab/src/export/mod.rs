@@ -2,9 +2,9 @@
 
 mod oracle;
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use larder_core::Trace;
 
@@ -36,22 +36,10 @@ pub fn trace_csv(trace: &Trace, path: &Path) -> Result<(), LabError> {
     })
 }
 
-/// Writes a file atomically: under a temporary name that is renamed at the end.
+/// Writes a file atomically: it appears whole or not at all.
 pub(crate) fn write_atomically(
     path: &Path,
     write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
 ) -> Result<(), LabError> {
-    let mut temp = path.as_os_str().to_owned();
-    temp.push(".tmp");
-    let temp = PathBuf::from(temp);
-    let written = File::create(&temp).and_then(|file| {
-        let mut out = BufWriter::new(file);
-        write(&mut out)?;
-        out.into_inner().map_err(|e| e.into_error())?.sync_all()?;
-        fs::rename(&temp, path)
-    });
-    written.map_err(LabError::io(path, "writing")).inspect_err(|_| {
-        // A temporary file that remains is overwritten by the next attempt.
-        let _ = fs::remove_file(&temp);
-    })
+    larder_core::write_atomically(path, write).map_err(LabError::io(path, "writing"))
 }

@@ -1,9 +1,9 @@
 //! Files of trained weights, in the safetensors format.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs::{self, File};
+use std::fs;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use larder_engine::{EVICTOR_BYTES_MAX, evictor_arrays, evictor_from_bytes};
 use larder_policy::eviction::learned::{Arrays, Evictor, Numbers};
@@ -11,6 +11,7 @@ use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 
 use crate::LabError;
+use crate::export::write_atomically;
 
 /// Reads and checks trained weights.
 pub fn read_evictor(path: &Path) -> Result<Evictor, LabError> {
@@ -47,12 +48,5 @@ pub fn write_evictor(path: &Path, arrays: &Arrays) -> Result<(), LabError> {
     let views = views.collect::<Result<Vec<_>, _>>().map_err(wrong)?;
     let meta: HashMap<String, String> = arrays.meta.clone().into_iter().collect();
     let bytes = safetensors::serialize(views, Some(meta)).map_err(wrong)?;
-    let mut temp = path.as_os_str().to_owned();
-    temp.push(".tmp");
-    let temp = PathBuf::from(temp);
-    let written = File::create(&temp).and_then(|mut file| file.write_all(&bytes).and_then(|()| file.sync_all()));
-    written.and_then(|()| fs::rename(&temp, path)).map_err(LabError::io(path, "writing")).inspect_err(|_| {
-        // A temporary file that remains is overwritten by the next attempt.
-        let _ = fs::remove_file(&temp);
-    })
+    write_atomically(path, |out| out.write_all(&bytes))
 }
