@@ -34,6 +34,8 @@
 mod fill;
 mod one_tier;
 mod pools;
+#[cfg(test)]
+mod testing;
 mod traffic;
 pub mod two_tiers;
 mod visit;

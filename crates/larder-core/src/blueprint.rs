@@ -22,6 +22,12 @@ pub struct Geometry {
 }
 
 impl Geometry {
+    /// With the narrowest experts that every number format can hold, for tests of what does not compute with them.
+    pub fn narrow(layers: usize, moe_layers: impl IntoIterator<Item = u16>, experts: usize, top_k: usize) -> Self {
+        let moe_layers = moe_layers.into_iter().map(LayerIdx).collect();
+        Geometry { layers, moe_layers, experts, top_k, hidden: 8, inter: 8, bias: false }
+    }
+
     /// Number of experts in all layers together.
     pub fn expert_count(&self) -> usize {
         self.moe_layers.len() * self.experts

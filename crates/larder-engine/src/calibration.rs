@@ -48,14 +48,7 @@ impl Calibration {
 
 #[cfg(test)]
 mod tests {
-    use larder_core::LayerIdx;
-
     use super::*;
-
-    fn geometry(experts: usize) -> Geometry {
-        let moe_layers = vec![LayerIdx(0), LayerIdx(2)];
-        Geometry { layers: 3, moe_layers, experts, top_k: 1, hidden: 8, inter: 8, bias: false }
-    }
 
     #[test]
     fn a_calibration_is_read_for_its_model_only() {
@@ -63,9 +56,12 @@ mod tests {
             |delta| Calibration { model_type: "olmoe".into(), experts: 4, text: "a.txt".into(), tokens: 9, delta };
         let file = |delta| serde_json::to_vec(&made(delta)).unwrap();
         let good = file(vec![1.25, 3.5]);
-        assert_eq!(Calibration::from_bytes(&good, "olmoe", &geometry(4)).unwrap(), made(vec![1.25, 3.5]));
+        assert_eq!(
+            Calibration::from_bytes(&good, "olmoe", &Geometry::narrow(3, [0, 2], 4, 1)).unwrap(),
+            made(vec![1.25, 3.5])
+        );
         let error = |bytes: &[u8], kind, experts| {
-            Calibration::from_bytes(bytes, kind, &geometry(experts)).unwrap_err().to_string()
+            Calibration::from_bytes(bytes, kind, &Geometry::narrow(3, [0, 2], experts, 1)).unwrap_err().to_string()
         };
         assert!(error(&good, "olmoe", 5).contains("2 layers of 4 experts"));
         assert!(error(&good, "mixtral", 4).contains("this model is mixtral"));

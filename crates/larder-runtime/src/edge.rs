@@ -132,8 +132,7 @@ mod tests {
     }
 
     fn geometry() -> Geometry {
-        let moe_layers = vec![LayerIdx(1)];
-        Geometry { layers: 2, moe_layers, experts: 4, top_k: 2, hidden: 8, inter: 8, bias: false }
+        Geometry::narrow(2, [1], 4, 2)
     }
 
     #[test]

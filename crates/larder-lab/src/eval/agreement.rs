@@ -134,8 +134,7 @@ mod tests {
     use super::*;
 
     fn geometry() -> Geometry {
-        let moe_layers = vec![LayerIdx(1), LayerIdx(2)];
-        Geometry { layers: 3, moe_layers, experts: 4, top_k: 1, hidden: 8, inter: 8, bias: false }
+        Geometry::narrow(3, [1, 2], 4, 1)
     }
 
     /// Two tokens in one pass: both prefer expert 0, by a wide and by a narrow margin.

@@ -61,15 +61,10 @@ impl Tap for LogitSpread<'_> {
 mod tests {
     use super::*;
 
-    fn geometry(experts: usize) -> Geometry {
-        let moe_layers = vec![LayerIdx(0), LayerIdx(2)];
-        Geometry { layers: 3, moe_layers, experts, top_k: 1, hidden: 8, inter: 8, bias: false }
-    }
-
     #[test]
     fn the_spread_is_the_mean_of_each_layer() {
         let gate = Gate::softmax(3, 1, false);
-        let mut spread = LogitSpread::new(&geometry(3), vec![&gate; 2]);
+        let mut spread = LogitSpread::new(&Geometry::narrow(3, [0, 2], 3, 1), vec![&gate; 2]);
         spread.routed(LayerIdx(0), &[1.0, 3.0, 0.0, 1.0, 2.0, 2.0], &Routed::default());
         spread.routed(LayerIdx(2), &[-1.0, 4.0, 0.0], &Routed::default());
         let delta = spread.delta();
@@ -84,6 +79,6 @@ mod tests {
         let made = Calibration { model_type: "olmoe".into(), experts: 4, text: "a.txt".into(), tokens: 9, delta };
         write_calibration(&made, &path).unwrap();
         let bytes = std::fs::read(&path).unwrap();
-        assert_eq!(Calibration::from_bytes(&bytes, "olmoe", &geometry(4)).unwrap(), made);
+        assert_eq!(Calibration::from_bytes(&bytes, "olmoe", &Geometry::narrow(3, [0, 2], 4, 1)).unwrap(), made);
     }
 }

@@ -378,7 +378,7 @@ fn slots_text(inputs: &PlanInputs, slots: usize, scope: CacheScope) -> String {
 
 #[cfg(test)]
 mod tests {
-    use larder_core::{ExpertNames, Geometry, LayerIdx, SequenceMemory};
+    use larder_core::{ExpertNames, Geometry, SequenceMemory};
 
     use super::*;
     use crate::options::CacheOptions;
@@ -386,10 +386,9 @@ mod tests {
     pub const MEGA: u64 = 1 << 20;
 
     pub fn blueprint() -> Blueprint {
-        let moe_layers = (0..4).map(LayerIdx).collect();
         Blueprint {
             model_type: "olmoe".into(),
-            geometry: Geometry { layers: 4, moe_layers, experts: 8, top_k: 2, hidden: 8, inter: 8, bias: false },
+            geometry: Geometry::narrow(4, 0..4, 8, 2),
             experts: ExpertNames::separate("experts", "gate", "up", "down"),
             resident: vec![],
             vocab: 8,

@@ -1,49 +1,13 @@
 //! Tests of the cache of one tier: every expert once with its own bytes, faults, prefetches.
 
-use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use larder_core::NumberFormat;
 use larder_policy::eviction::{EvictionSpec, PolicyInputs};
-use larder_store::StoreErrorKind;
 use larder_store::reader::{Arena, FaultTarget, MemoryReader, ReadFault};
 use proptest::prelude::*;
 
 use super::*;
-
-const LAYERS: usize = 3;
-const EXPERTS: usize = 6;
-const START: u64 = 4096;
-
-/// Shards in which every byte of an expert is its own number.
-struct NumberedShards(ExpertLayout);
-
-fn fill_byte(layer: LayerIdx, expert: ExpertId) -> u8 {
-    (layer.index() * EXPERTS + expert.index()) as u8 + 1
-}
-
-impl Shards for NumberedShards {
-    fn layout(&self, _: LayerIdx) -> &ExpertLayout {
-        &self.0
-    }
-
-    fn data_start(&self) -> u64 {
-        START
-    }
-
-    fn check(&self, layer: LayerIdx, expert: ExpertId, data: &[u8]) -> Result<(), StoreError> {
-        match data.iter().all(|b| *b == fill_byte(layer, expert)) {
-            true => Ok(()),
-            false => Err(StoreError::new(StoreErrorKind::Mismatch, Path::new("shard"), "does not match its checksum")),
-        }
-    }
-}
-
-fn geometry() -> Geometry {
-    let moe_layers = (0..LAYERS as u16).map(LayerIdx).collect();
-    Geometry { layers: LAYERS, moe_layers, experts: EXPERTS, top_k: 2, hidden: 8, inter: 8, bias: false }
-}
+use crate::testing::{EXPERTS, LAYERS, NumberedShards, fill_byte, geometry, layout, numbered_reader};
 
 fn cache(
     slots: usize,
@@ -57,14 +21,11 @@ fn cache_as(
     shape: &CacheShape,
     prepare: impl FnOnce(MemoryReader) -> MemoryReader,
 ) -> (Cache, std::sync::Arc<AtomicU64>) {
-    let layout = ExpertLayout::new(8, 8, [NumberFormat::F32; 3], false).unwrap();
-    let shard = |i: usize| [vec![0; START as usize], vec![i as u8 + 1; layout.bytes]].concat();
-    let shards = (0..LAYERS * EXPERTS).map(shard).collect::<Vec<_>>();
-    let memory = prepare(MemoryReader::new(Arc::new(shards), 7));
+    let memory = prepare(numbered_reader());
     let faults = memory.faults_injected();
-    let (_arena, pieces) = Arena::new(shape.total_slots(), layout.bytes).unwrap();
+    let (_arena, pieces) = Arena::new(shape.total_slots(), layout().bytes).unwrap();
     let lru = "lru".parse::<EvictionSpec>().unwrap().make(shape, &PolicyInputs::default()).unwrap();
-    (Cache::new(&geometry(), shape, lru, pieces, Box::new(memory), Box::new(NumberedShards(layout))), faults)
+    (Cache::new(&geometry(), shape, lru, pieces, Box::new(memory), Box::new(NumberedShards::new())), faults)
 }
 
 /// Visits experts and checks that each was handed over once with its own bytes.

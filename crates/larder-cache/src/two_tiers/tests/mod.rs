@@ -7,21 +7,15 @@ mod order;
 mod prefetch;
 mod victims;
 
-use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
-use larder_core::{ExpertId, ExpertLayout, LayerIdx, MoeRow, NumberFormat, WantedExpert};
+use larder_core::{ExpertId, ExpertLayout, LayerIdx, MoeRow, WantedExpert};
 use larder_policy::eviction::{EvictionSpec, POLICIES, PolicyInputs};
 use larder_store::reader::{Arena, MemoryReader};
-use larder_store::{StoreError, StoreErrorKind};
 
 use super::*;
-use crate::fill::Shards;
+use crate::testing::{EXPERTS, LAYERS, NumberedShards, fill_byte, geometry, layout, numbered_reader};
 
-const LAYERS: usize = 3;
-const EXPERTS: usize = 6;
-const START: u64 = 4096;
 const SLOT: usize = 4096;
 const ROOMY: u64 = 1 << 30;
 
@@ -29,39 +23,6 @@ const ROOMY: u64 = 1 << 30;
 const COPY: MeasuredCosts = MeasuredCosts { copy: 0.0, host: 1.0, device: 0.0 };
 /// The CPU costs nothing, so it computes.
 const HOST: MeasuredCosts = MeasuredCosts { copy: 1.0, host: 0.0, device: 1.0 };
-
-/// Shards in which every byte of an expert is its own number.
-struct NumberedShards(ExpertLayout);
-
-fn fill_byte(layer: LayerIdx, expert: ExpertId) -> u8 {
-    (layer.index() * EXPERTS + expert.index()) as u8 + 1
-}
-
-impl Shards for NumberedShards {
-    fn layout(&self, _: LayerIdx) -> &ExpertLayout {
-        &self.0
-    }
-
-    fn data_start(&self) -> u64 {
-        START
-    }
-
-    fn check(&self, layer: LayerIdx, expert: ExpertId, data: &[u8]) -> Result<(), StoreError> {
-        match data.iter().all(|b| *b == fill_byte(layer, expert)) {
-            true => Ok(()),
-            false => Err(StoreError::new(StoreErrorKind::Mismatch, Path::new("shard"), "does not match its checksum")),
-        }
-    }
-}
-
-fn geometry() -> Geometry {
-    let moe_layers = (0..LAYERS as u16).map(LayerIdx).collect();
-    Geometry { layers: LAYERS, moe_layers, experts: EXPERTS, top_k: 2, hidden: 8, inter: 8, bias: false }
-}
-
-fn layout() -> ExpertLayout {
-    ExpertLayout::new(8, 8, [NumberFormat::F32; 3], false).unwrap()
-}
 
 fn shape(scope: CacheScope, device: usize, host: usize) -> TierShape {
     TierShape::new(&geometry(), scope, device, host, 2)
@@ -87,16 +48,14 @@ impl Fixture {
         prepare: impl FnOnce(MemoryReader) -> MemoryReader,
         equip: impl FnOnce(DeviceDouble) -> D,
     ) -> Result<Self, DeviceError> {
-        let shard = |i: usize| [vec![0; START as usize], vec![i as u8 + 1; layout().bytes]].concat();
-        let shards = (0..LAYERS * EXPERTS).map(shard).collect::<Vec<_>>();
-        let reader = Box::new(prepare(MemoryReader::new(Arc::new(shards), 7)));
+        let reader = Box::new(prepare(numbered_reader()));
         let (_, memory) = Arena::new(shape.host.total_slots(), SLOT).unwrap();
         let device = DeviceDouble::new(ROOMY, 11);
         let slots = device.slots();
         let device = equip(device);
         let policies =
             policy.parse::<EvictionSpec>().unwrap().make(&shape.policy_shape(), &PolicyInputs::default()).unwrap();
-        let host_tier = HostTier { memory, reader, shards: Box::new(NumberedShards(layout())) };
+        let host_tier = HostTier { memory, reader, shards: Box::new(NumberedShards::new()) };
         let cache = TieredCache::new(&geometry(), shape, policies, host_tier, Box::new(device), measured)?;
         Ok(Fixture { cache, slots, takes: [None; 2] })
     }

@@ -1,6 +1,6 @@
 //! Tests of order: the device starts computing before the link starts further copies.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::*;
 

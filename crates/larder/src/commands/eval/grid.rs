@@ -79,9 +79,11 @@ mod tests {
     use super::*;
 
     fn specs(grid: &GridFlags, experts: usize, top_k: usize) -> Vec<String> {
-        let moe_layers = vec![larder_core::LayerIdx(0)];
-        let geometry = Geometry { layers: 1, moe_layers, experts, top_k, hidden: 8, inter: 8, bias: false };
-        trials(grid, &geometry).unwrap().iter().map(|trial| trial.spec.to_string()).collect()
+        trials(grid, &Geometry::narrow(1, [0], experts, top_k))
+            .unwrap()
+            .iter()
+            .map(|trial| trial.spec.to_string())
+            .collect()
     }
 
     #[test]

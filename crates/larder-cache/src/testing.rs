@@ -1,0 +1,60 @@
+//! A small model for the tests of both caches, whose experts are recognised by their bytes.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use larder_core::{ExpertId, ExpertLayout, Geometry, LayerIdx, NumberFormat};
+use larder_store::reader::MemoryReader;
+use larder_store::{StoreError, StoreErrorKind};
+
+use crate::fill::Shards;
+
+pub const LAYERS: usize = 3;
+pub const EXPERTS: usize = 6;
+/// First byte of an expert's data in its shard.
+const START: u64 = 4096;
+
+pub fn geometry() -> Geometry {
+    Geometry::narrow(LAYERS, 0..LAYERS as u16, EXPERTS, 2)
+}
+
+pub fn layout() -> ExpertLayout {
+    ExpertLayout::new(8, 8, [NumberFormat::F32; 3], false).unwrap()
+}
+
+/// The value of every byte of an expert: its number among all, from 1.
+pub fn fill_byte(layer: LayerIdx, expert: ExpertId) -> u8 {
+    (layer.index() * EXPERTS + expert.index()) as u8 + 1
+}
+
+/// A reader of shards in which every byte of an expert is its [`fill_byte`].
+pub fn numbered_reader() -> MemoryReader {
+    let shard = |i: usize| [vec![0; START as usize], vec![i as u8 + 1; layout().bytes]].concat();
+    MemoryReader::new(Arc::new((0..LAYERS * EXPERTS).map(shard).collect()), 7)
+}
+
+/// What the cache needs to know of these shards.
+pub struct NumberedShards(ExpertLayout);
+
+impl NumberedShards {
+    pub fn new() -> Self {
+        NumberedShards(layout())
+    }
+}
+
+impl Shards for NumberedShards {
+    fn layout(&self, _: LayerIdx) -> &ExpertLayout {
+        &self.0
+    }
+
+    fn data_start(&self) -> u64 {
+        START
+    }
+
+    fn check(&self, layer: LayerIdx, expert: ExpertId, data: &[u8]) -> Result<(), StoreError> {
+        match data.iter().all(|b| *b == fill_byte(layer, expert)) {
+            true => Ok(()),
+            false => Err(StoreError::new(StoreErrorKind::Mismatch, Path::new("shard"), "does not match its checksum")),
+        }
+    }
+}
