@@ -40,14 +40,17 @@ mod spin_wait;
 #[cfg(test)]
 mod tests;
 mod tls;
-pub mod wire;
 mod worker;
 mod write_coalescing;
 
-pub use client::addresses::{WorkerAddress, WorkerAddresses};
-pub use client::{ClientOptions, Edge, EdgeReport, WorkerPool, WorkerReport};
+pub use client::{ClientOptions, Edge, EdgeReport, WorkerAddress, WorkerAddresses, WorkerPool, WorkerReport};
 pub use compute_job::{ComputeJob, InvalidRequest};
 pub use expert_set::ExpertSet;
 pub use handshake::{Handshake, MAX_REQUEST_TOKENS, PROTOCOL_VERSION};
 pub use tls::TlsCredentials;
 pub use worker::{ExpertHost, JobResult, UNUSED_TIMEOUT, WorkerOptions, serve, serve_until};
+
+/// The gRPC messages, client and server, generated from `proto/experts.proto`.
+pub mod wire {
+    tonic::include_proto!("larder.edge.v1");
+}

@@ -20,7 +20,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod error;
+use std::path::PathBuf;
+
 mod latency;
 mod library;
 mod machine_cost;
@@ -35,7 +36,6 @@ pub mod simulate;
 mod topology;
 mod units;
 
-pub use error::PlacementError;
 pub use latency::{Latency, Served, latency};
 pub use library::{Library, ModelProfile};
 pub use machine_cost::{Cost, NetworkLink, ServingMode};
@@ -46,3 +46,22 @@ pub use problem::{Demand, ExpertGroup, Problem, Server, Site, User};
 pub use radio::Radio;
 pub use scenario::Scenario;
 pub use topology::{DeviceEntry, ServerEntry, TlsFiles, Topology};
+
+/// A topology, statistics or a scenario for which no placement can be computed.
+#[derive(Debug, thiserror::Error)]
+pub enum PlacementError {
+    /// A file cannot be read or written, or its content is invalid.
+    #[error("{} {reason}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// The fault of the file; continues a sentence that begins with the path.
+        reason: String,
+    },
+    /// The topology lacks a value or a machine that planning needs.
+    #[error("{0}")]
+    Topology(String),
+    /// The request exceeds a limit or contradicts itself.
+    #[error("{0}")]
+    Invalid(String),
+}

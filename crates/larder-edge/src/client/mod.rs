@@ -1,6 +1,5 @@
 //! The client: runs the model and asks workers for experts.
 
-pub mod addresses;
 mod edge;
 mod event_loop;
 mod latency_estimate;
@@ -11,4 +10,5 @@ mod worker_pool;
 
 pub use edge::Edge;
 pub use report::{EdgeReport, WorkerReport};
+pub use worker_connection::{WorkerAddress, WorkerAddresses};
 pub use worker_pool::{ClientOptions, WorkerPool};

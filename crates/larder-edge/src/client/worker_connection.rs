@@ -14,13 +14,30 @@ use tokio::sync::mpsc::UnboundedSender;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Code, Request, Status};
 
-use crate::client::addresses::WorkerAddress;
 use crate::expert_set::ExpertSet;
 use crate::handshake::Handshake;
 use crate::tls::TlsCredentials;
 use crate::wire::experts_client::ExpertsClient;
 use crate::wire::{ComputeReply, ComputeRequest, DescribeRequest};
 use crate::write_coalescing::CoalescedStream;
+
+/// The workers of a client, in order of preference: the order decides between workers with equal estimates.
+#[derive(Clone, Debug, Default)]
+pub struct WorkerAddresses {
+    /// The workers, the preferred one first.
+    pub workers: Vec<WorkerAddress>,
+    /// Certificates for addresses that begin with `https://`.
+    pub tls: TlsCredentials,
+}
+
+/// Name and address of a worker.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct WorkerAddress {
+    /// The worker's name in the topology.
+    pub name: String,
+    /// URL with scheme `http://` or `https://` and the port.
+    pub address: String,
+}
 
 /// Timeout of connecting and of the handshake.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);

@@ -8,12 +8,11 @@ use larder_model::{MoeCall, Routed};
 use prost::Message;
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 
-use crate::client::addresses::WorkerAddresses;
 use crate::client::event_loop::EventLoop;
 use crate::client::latency_estimate::LatencyEstimate;
 use crate::client::layer_share::{LayerShare, OutputSource};
 use crate::client::report::{EdgeReport, WorkerReport};
-use crate::client::worker_connection::{WorkerConnection, WorkerReply};
+use crate::client::worker_connection::{WorkerAddresses, WorkerConnection, WorkerReply};
 use crate::handshake::Handshake;
 use crate::spin_wait::SpinWait;
 use crate::wire::Format;

@@ -3,7 +3,6 @@
 mod detokenizer;
 mod detokenizer_steps;
 mod generation_config;
-mod overlap;
 mod precheck;
 mod stop;
 mod tokenizer;

@@ -1,7 +1,5 @@
 //! Stop strings.
 
-use crate::text::overlap::overlap;
-
 /// Ends streamed text at the first of several stop strings.
 ///
 /// The output is all text before the earliest position at which a stop string begins, independent of how the text is
@@ -94,6 +92,13 @@ impl StopMatcher {
     }
 }
 
+/// Length in bytes of the longest suffix of `text` that is a proper prefix of `needle`. This part of the text is held
+/// back until it is known whether `needle` follows.
+pub(crate) fn overlap(text: &str, needle: &str) -> usize {
+    let longest = text.len().min(needle.len().saturating_sub(1));
+    (1..=longest).rev().find(|&bytes| text.as_bytes()[text.len() - bytes..] == needle.as_bytes()[..bytes]).unwrap_or(0)
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -147,5 +152,14 @@ mod tests {
             prop_assert_eq!(out, &text[..cut.unwrap_or(text.len())]);
             prop_assert_eq!(matcher.stopped().is_some(), cut.is_some());
         }
+    }
+
+    #[test]
+    fn the_longest_proper_prefix_counts() {
+        assert_eq!(overlap("xaba", "abab"), 3);
+        assert_eq!(overlap("xab", "ab"), 0);
+        assert_eq!(overlap("aa", "aaa"), 2);
+        assert_eq!(overlap("", "a"), 0);
+        assert_eq!(overlap("é", "éa"), 2);
     }
 }

@@ -10,7 +10,6 @@ mod quantise;
 mod scales;
 mod tile;
 mod weighted_sum;
-mod widen;
 
 use std::arch::is_x86_feature_detected;
 
@@ -90,7 +89,7 @@ fn widen_q8_0(row: &[u8], out: &mut [f32]) {
     let (body, tail) = out.as_chunks_mut::<BLOCK>();
     for (block, out) in blocks.iter().zip(body) {
         // SAFETY: as above.
-        unsafe { widen::q8_0(block, out) };
+        unsafe { floats::widen_q8_0(block, out) };
     }
     crate::formats::widen_q8_0(blocks[whole..].as_flattened(), tail);
 }

@@ -1,6 +1,6 @@
 //! Sources: models as they were published, in any supported form, as tensors by name.
 
-use std::path::Path;
+use std::{ops::Range, path::Path, sync::Arc};
 
 use larder_core::{ExpertNames, TensorMeta, Tensors};
 
@@ -11,13 +11,11 @@ use crate::{
 
 mod checkpoint;
 mod gguf;
-mod incoming;
 
 pub use checkpoint::{Checkpoint, is_bare_file_name};
 pub use gguf::Gguf;
 #[cfg(test)]
 pub(crate) use gguf::GgufBuilder;
-pub use incoming::IncomingFiles;
 
 /// The files that are copied unchanged with a model, in the order in which a store lists them.
 pub const SIDECARS: [&str; 4] =
@@ -116,4 +114,16 @@ pub fn open_source(path: &Path) -> Result<Box<dyn Source>> {
         Some("gguf") => Ok(Box::new(Gguf::open(path)?)),
         _ => Err(StoreError::new(StoreErrorKind::Unsupported, path, "is neither a model folder nor a .gguf file")),
     }
+}
+
+/// The weight files of a checkpoint that is still being downloaded, file by file, while earlier files are converted.
+pub trait IncomingFiles: Send + Sync {
+    /// Length of the file `name` in bytes, and the JSON of its header; both are known before the data.
+    fn header(&self, name: &str) -> Result<(u64, Vec<u8>)>;
+
+    /// Waits until the bytes `range` of the file `name` are on disk, and returns the file.
+    fn file(&self, name: &str, range: Range<u64>) -> Result<Arc<ReadAt>>;
+
+    /// Says that this conversion does not need the bytes `range` of the file `name` again.
+    fn release(&self, name: &str, range: Range<u64>) -> Result<()>;
 }

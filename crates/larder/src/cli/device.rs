@@ -2,8 +2,7 @@
 
 use clap::{Args, ValueEnum};
 
-use super::size::{ByteSize, byte_size};
-use super::{at_least_one, heading};
+use super::{ByteSize, at_least_one, byte_size, heading};
 
 /// Where products and experts are computed.
 #[derive(Args, Clone, Default)]

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
-use larder_core::NumberFormat;
+use larder_core::{NumberFormat, parse_bytes};
 use larder_engine::Sampling;
 
 use crate::models::default_model;
@@ -22,12 +22,10 @@ pub mod machine;
 mod options;
 #[cfg(feature = "serve")]
 pub mod serve;
-mod size;
 pub mod train;
 
 pub use chat::ThinkingFlag;
 pub use engine::{EngineFlags, ScopeFlag};
-pub use size::{ByteSize, byte_size};
 
 /// Headings of the help. A command lists them in the order in which its flags first use them.
 pub mod heading {
@@ -46,6 +44,15 @@ pub mod heading {
     pub const SPEED: &str = "Speed estimate";
     pub const HEAT: &str = "Heat map";
     pub const OUTPUT: &str = "Output";
+}
+
+/// A size in bytes, as typed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ByteSize(pub u64);
+
+/// Parses a size in bytes, with a unit or without.
+pub fn byte_size(text: &str) -> Result<ByteSize, String> {
+    parse_bytes(text).map(ByteSize)
 }
 
 /// Runs Mixture-of-Experts language models that are larger than memory
