@@ -75,8 +75,15 @@ fn work(hidden: usize) {
         tls: None,
     };
     let host = ExpertHost::new(cache(&geometry(hidden)), compute());
-    serve(listener, options, handshake(hidden), ExpertSet::from_fn(&geometry(hidden), |_, _| true), host)
-        .expect("the worker runs until it is killed");
+    serve(
+        listener,
+        options,
+        handshake(hidden),
+        ExpertSet::from_fn(&geometry(hidden), |_, _| true),
+        host,
+        std::future::pending(),
+    )
+    .expect("the worker runs until it is killed");
 }
 
 /// A worker process, killed when it is dropped.

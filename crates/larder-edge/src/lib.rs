@@ -48,7 +48,7 @@ pub use compute_job::{ComputeJob, InvalidRequest};
 pub use expert_set::ExpertSet;
 pub use handshake::{Handshake, MAX_REQUEST_TOKENS, PROTOCOL_VERSION};
 pub use tls::TlsCredentials;
-pub use worker::{ExpertHost, JobResult, UNUSED_TIMEOUT, WorkerOptions, serve, serve_until};
+pub use worker::{ExpertHost, JobResult, UNUSED_TIMEOUT, WorkerOptions, serve};
 
 /// The gRPC messages, client and server, generated from `proto/experts.proto`.
 pub mod wire {

@@ -1,5 +1,6 @@
 //! The server: options, threads and shutdown.
 
+use std::future::Future;
 use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -73,13 +74,19 @@ impl ServerOptions {
     }
 }
 
-/// Serves `model` on `listener` until SIGINT or SIGTERM; active requests are then completed.
-pub fn serve(
+/// Serves `model` on `listener` until `signal` is ready; active requests are then completed, unless it is ready a second
+/// time. `signal` waits for the next signal that is to end the process; it is an error where there are none, and then the
+/// server runs until the process is killed.
+pub fn serve<S>(
     listener: TcpListener,
     options: ServerOptions,
     model: ServedModel,
     engine: Box<dyn Engine>,
-) -> io::Result<()> {
+    signal: impl Fn() -> S + Send + 'static,
+) -> io::Result<()>
+where
+    S: Future<Output = io::Result<()>> + Send + 'static,
+{
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(HTTP_THREADS)
         .max_blocking_threads(TOKENIZER_THREADS + 2)
@@ -105,7 +112,7 @@ pub fn serve(
     runtime.block_on(async {
         listener.set_nonblocking(true)?;
         let listener = tokio::net::TcpListener::from_std(listener)?;
-        tokio::spawn(close_on_signal(app.clone()));
+        tokio::spawn(close_on_signal(app.clone(), signal));
         let end = async {
             // The sender is dropped, not used: the error means that the decode thread has ended.
             let _ = ended.await;
@@ -130,7 +137,10 @@ impl Drop for CloseOnDrop {
 }
 
 /// The first signal shuts down once active requests are complete, the second at once.
-async fn close_on_signal(app: App) {
+async fn close_on_signal<S>(app: App, signal: impl Fn() -> S + Send)
+where
+    S: Future<Output = io::Result<()>> + Send + 'static,
+{
     if signal().await.is_err() {
         return;
     }
@@ -143,20 +153,4 @@ async fn close_on_signal(app: App) {
     if signal().await.is_ok() {
         std::process::exit(130);
     }
-}
-
-#[cfg(unix)]
-async fn signal() -> io::Result<()> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
-    tokio::select! {
-        _ = interrupt.recv() => {}
-        _ = terminate.recv() => {}
-    }
-    Ok(())
-}
-
-#[cfg(not(unix))]
-async fn signal() -> io::Result<()> {
-    tokio::signal::ctrl_c().await
 }

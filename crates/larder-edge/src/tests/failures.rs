@@ -108,7 +108,7 @@ fn a_worker_that_comes_back_is_asked_again() {
         let end = async {
             let _ = ended.await;
         };
-        crate::serve_until(listener, worker_options(), handshake(), experts_where(|_| true), host(), end).unwrap();
+        crate::serve(listener, worker_options(), handshake(), experts_where(|_| true), host(), end).unwrap();
     });
     let start = Instant::now();
     let outputs = loop {

@@ -19,7 +19,7 @@ use crate::wire::experts_server::{Experts, ExpertsServer};
 use crate::wire::{ComputeReply, ComputeRequest, DescribeRequest, Description, Format};
 use crate::{
     ClientOptions, ComputeJob, Edge, ExpertHost, ExpertSet, Handshake, PROTOCOL_VERSION, TlsCredentials,
-    UNUSED_TIMEOUT, WorkerAddress, WorkerAddresses, WorkerOptions, WorkerPool, serve_until,
+    UNUSED_TIMEOUT, WorkerAddress, WorkerAddresses, WorkerOptions, WorkerPool, serve,
 };
 
 pub const HIDDEN: usize = 24;
@@ -135,7 +135,7 @@ pub fn worker_with(options: WorkerOptions, handshake: Handshake, held: ExpertSet
         let end = async {
             let _ = ended.await;
         };
-        serve_until(listener, options, handshake, held, host(), end).unwrap();
+        serve(listener, options, handshake, held, host(), end).unwrap();
     })
 }
 

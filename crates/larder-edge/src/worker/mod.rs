@@ -58,25 +58,8 @@ pub struct WorkerOptions {
     pub tls: Option<TlsCredentials>,
 }
 
-/// Serves the experts `held` of `host` on `listener` until the process receives an interrupt or termination signal, then
-/// completes the requests in progress.
-pub fn serve(
-    listener: TcpListener,
-    options: WorkerOptions,
-    handshake: Handshake,
-    held: ExpertSet,
-    host: ExpertHost,
-) -> io::Result<()> {
-    serve_until(listener, options, handshake, held, host, async {
-        // Without a signal handler the process runs until it is killed.
-        if signal().await.is_err() {
-            std::future::pending().await
-        }
-    })
-}
-
 /// Serves the experts `held` of `host` on `listener` until `end`, then completes the requests in progress.
-pub fn serve_until(
+pub fn serve(
     listener: TcpListener,
     options: WorkerOptions,
     handshake: Handshake,
@@ -164,20 +147,4 @@ fn server_tls(tls: &TlsCredentials) -> ServerTlsConfig {
         Some(ca) => config.client_ca_root(Certificate::from_pem(ca)),
         None => config,
     }
-}
-
-#[cfg(unix)]
-async fn signal() -> io::Result<()> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
-    tokio::select! {
-        _ = interrupt.recv() => {}
-        _ = terminate.recv() => {}
-    }
-    Ok(())
-}
-
-#[cfg(not(unix))]
-async fn signal() -> io::Result<()> {
-    tokio::signal::ctrl_c().await
 }

@@ -23,6 +23,8 @@ mod report;
 mod run;
 #[cfg(feature = "serve")]
 mod serve;
+#[cfg(any(feature = "serve", feature = "edge"))]
+mod signal;
 mod store;
 mod tokenize;
 mod verify;

@@ -12,6 +12,7 @@ use larder_serve::{EngineStatus, LayerVisit, RoutingQuality, ServerOptions};
 use std::time::Duration;
 
 use super::listen;
+use super::signal::signal;
 use crate::cli::serve::ServeArgs;
 use crate::models;
 
@@ -35,7 +36,8 @@ pub fn run(args: ServeArgs) -> Result<()> {
     }
     eprintln!("serving {} on http://{address}", served.name);
     let routing = flags.routing.strategy;
-    Ok(larder_serve::serve(listener, options, served, Box::new(Served { engine, model, routing }))?)
+    let engine = Box::new(Served { engine, model, routing });
+    Ok(larder_serve::serve(listener, options, served, engine, signal)?)
 }
 
 fn options(args: &ServeArgs) -> ServerOptions {

@@ -16,6 +16,7 @@ use larder_store::{Source, Store};
 
 use crate::cli::edge_worker::EdgeWorkerArgs;
 use crate::commands::listen;
+use crate::commands::signal::signal;
 use crate::print;
 
 /// Memory left for requests, answers and what the kernel allocates for the process.
@@ -52,7 +53,12 @@ pub fn run(args: &EdgeWorkerArgs) -> Result<()> {
     let EdgeWorkerArgs { in_flight, connections, timeout, .. } = *args;
     let request_timeout = Duration::from_secs(timeout.max(1));
     let options = WorkerOptions { name, in_flight, connections, request_timeout, unused_timeout: UNUSED_TIMEOUT, tls };
-    Ok(larder_edge::serve(listener, options, handshake, held, host)?)
+    Ok(larder_edge::serve(listener, options, handshake, held, host, async {
+        // Without a signal handler the process runs until it is killed.
+        if signal().await.is_err() {
+            std::future::pending().await
+        }
+    })?)
 }
 
 fn tls(args: &EdgeWorkerArgs) -> Result<Option<TlsCredentials>> {
