@@ -31,6 +31,7 @@
 //! # Ok::<(), larder_policy::PolicyError>(())
 //! ```
 
+mod expert_cache;
 mod fill;
 mod one_tier;
 mod pools;
@@ -40,6 +41,7 @@ mod traffic;
 pub mod two_tiers;
 mod visit;
 
+pub use expert_cache::ExpertCache;
 pub use fill::Shards;
 pub use larder_core::CacheScope;
 pub use one_tier::{Cache, CacheCounts, CacheError, ComputeFn, Ledger, SlotIndex, Wave, slot_count};

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use larder_core::{ExpertId, ExpertKey, ExpertLayout, Geometry, LayerIdx, MoeRow, Residency, WantedExpert};
-use larder_policy::eviction::Eviction;
+use larder_policy::eviction::{CacheShape, Eviction};
 
 use super::costs::Schedule;
 use super::links::{Completed, HostTier, Links};
@@ -11,6 +11,7 @@ use super::{
     CostModel, Device, DeviceError, ExpertLocation, MeasuredCosts, PromoteFor, Side, TierError, TierLedger, TierShape,
     TierTraffic,
 };
+use crate::expert_cache::ExpertCache;
 use crate::one_tier::SlotIndex;
 use crate::visit::{ChosenExperts, Visit};
 
@@ -61,53 +62,6 @@ impl TieredCache {
         &self.links.costs
     }
 
-    /// The result of the last visit: hits are in either tier, evicted experts have left both.
-    pub fn last_visit(&self) -> &Visit {
-        self.links.tiers.last_visit()
-    }
-
-    /// The residency of experts, for routing.
-    pub fn residency(&self) -> &dyn Residency {
-        &self.links.tiers
-    }
-
-    /// The slots of both tiers.
-    pub fn shape(&self) -> TierShape {
-        self.links.tiers.shape()
-    }
-
-    /// Replaces the eviction policies, one for each pool.
-    pub fn set_policies(&mut self, policies: Vec<Box<dyn Eviction>>) {
-        self.links.tiers.set_policies(policies);
-    }
-
-    /// The MoE row of a layer: its index among those with experts. The caller guarantees that it has experts.
-    pub fn row(&self, layer: LayerIdx) -> MoeRow {
-        self.links.filler.row(layer)
-    }
-
-    /// A new sequence begins, unrelated to the one before.
-    pub fn new_sequence(&mut self) {
-        self.links.tiers.new_sequence();
-    }
-
-    /// The layout of the experts of `layer`.
-    pub fn layout(&self, layer: LayerIdx) -> &ExpertLayout {
-        self.links.filler.layout(layer)
-    }
-
-    /// A hint: the experts that `layer` will probably want, likeliest first. The first `limit` that are in neither tier
-    /// are
-    /// prefetched into memory when the SSD would otherwise be idle. A new hint discards prefetches of the previous one
-    /// that
-    /// have not begun.
-    pub fn hint(&mut self, layer: LayerIdx, experts: &[ExpertId], limit: usize) {
-        let (row, tiers) = (self.row(layer), &self.links.tiers);
-        let absent = experts.iter().map(|e| row.key(*e)).filter(|e| tiers.locate(*e) == ExpertLocation::Absent);
-        let absent = absent.take(limit).collect();
-        self.links.filler.set_prefetch_queue(absent);
-    }
-
     /// Hands each of `wanted` (distinct, in order of rank) to `compute` once: those on the device together and first,
     /// the
     /// others where and when they can be computed soonest. Each is read at most once. `logits` are the router logits if
@@ -136,6 +90,43 @@ impl TieredCache {
             Err(_) => visit.abort(),
         }
         outcome
+    }
+}
+
+impl ExpertCache for TieredCache {
+    fn last_visit(&self) -> &Visit {
+        self.links.tiers.last_visit()
+    }
+
+    fn residency(&self) -> &dyn Residency {
+        &self.links.tiers
+    }
+
+    fn policy_shape(&self) -> CacheShape {
+        self.links.tiers.shape().policy_shape()
+    }
+
+    fn set_policies(&mut self, policies: Vec<Box<dyn Eviction>>) {
+        self.links.tiers.set_policies(policies);
+    }
+
+    fn new_sequence(&mut self) {
+        self.links.tiers.new_sequence();
+    }
+
+    fn row(&self, layer: LayerIdx) -> MoeRow {
+        self.links.filler.row(layer)
+    }
+
+    fn layout(&self, layer: LayerIdx) -> &ExpertLayout {
+        self.links.filler.layout(layer)
+    }
+
+    fn hint(&mut self, layer: LayerIdx, experts: &[ExpertId], limit: usize) {
+        let (row, tiers) = (self.row(layer), &self.links.tiers);
+        let absent = experts.iter().map(|e| row.key(*e)).filter(|e| tiers.locate(*e) == ExpertLocation::Absent);
+        let absent = absent.take(limit).collect();
+        self.links.filler.set_prefetch_queue(absent);
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use std::{io, thread};
 
-use larder_cache::Cache;
+use larder_cache::{Cache, ExpertCache};
 use larder_model::{ComputeContext, ExpertWorkspace, wanted_experts};
 use tokio::sync::{mpsc, oneshot};
 

@@ -1,6 +1,6 @@
 //! The interface that all expert paths with a cache share.
 
-use larder_cache::{Traffic, Visit};
+use larder_cache::{ExpertCache, Traffic, Visit};
 use larder_core::Residency;
 use larder_model::ExpertPath;
 use larder_policy::eviction::{CacheShape, Eviction};
@@ -9,14 +9,14 @@ use crate::paths::routing::Routing;
 
 /// An expert path with a cache: statistics, residency, and policies that can be exchanged.
 pub trait CachedPath: ExpertPath {
+    /// The cache.
+    fn cache(&self) -> &dyn ExpertCache;
+
+    /// The cache, to be changed between steps.
+    fn cache_mut(&mut self) -> &mut dyn ExpertCache;
+
     /// Hits, misses, bytes and times so far.
     fn traffic(&self) -> Traffic;
-
-    /// The cache's results for the last computed layer.
-    fn last_visit(&self) -> &Visit;
-
-    /// The residency of all experts.
-    fn residency(&self) -> &dyn Residency;
 
     /// The routing strategy.
     fn routing(&self) -> &Routing;
@@ -24,12 +24,28 @@ pub trait CachedPath: ExpertPath {
     /// Replaces the routing strategy from the next layer on.
     fn set_routing(&mut self, routing: Routing);
 
+    /// The cache's results for the last computed layer.
+    fn last_visit(&self) -> &Visit {
+        self.cache().last_visit()
+    }
+
+    /// The residency of all experts.
+    fn residency(&self) -> &dyn Residency {
+        self.cache().residency()
+    }
+
     /// The cache shape that eviction policies are built for.
-    fn cache_shape(&self) -> CacheShape;
+    fn cache_shape(&self) -> CacheShape {
+        self.cache().policy_shape()
+    }
 
     /// Replaces the eviction policies, one per pool.
-    fn set_policies(&mut self, policies: Vec<Box<dyn Eviction>>);
+    fn set_policies(&mut self, policies: Vec<Box<dyn Eviction>>) {
+        self.cache_mut().set_policies(policies);
+    }
 
     /// Tells the policies that a new sequence begins, unrelated to the tokens before.
-    fn new_sequence(&mut self);
+    fn new_sequence(&mut self) {
+        self.cache_mut().new_sequence();
+    }
 }

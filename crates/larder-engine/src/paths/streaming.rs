@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
-use larder_cache::{Cache, Traffic, Visit};
-use larder_core::{ExpertId, Gate, LayerIdx, Presence, Residency, WantedExpert};
+use larder_cache::{Cache, ExpertCache, Traffic};
+use larder_core::{ExpertId, Gate, LayerIdx, Presence, WantedExpert};
 use larder_model::{ComputeContext, ExpertPath, ExpertWorkspace, ModelError, MoeCall, Routed, wanted_experts};
-use larder_policy::eviction::{CacheShape, Eviction};
 
 use crate::paths::cached_path::CachedPath;
 use crate::paths::routing::{Routing, top_k_experts};
@@ -65,16 +64,16 @@ impl StreamingPath {
 }
 
 impl CachedPath for StreamingPath {
+    fn cache(&self) -> &dyn ExpertCache {
+        &self.cache
+    }
+
+    fn cache_mut(&mut self) -> &mut dyn ExpertCache {
+        &mut self.cache
+    }
+
     fn traffic(&self) -> Traffic {
         self.cache.traffic()
-    }
-
-    fn last_visit(&self) -> &Visit {
-        self.cache.last_visit()
-    }
-
-    fn residency(&self) -> &dyn Residency {
-        self.cache.residency()
     }
 
     fn routing(&self) -> &Routing {
@@ -83,18 +82,6 @@ impl CachedPath for StreamingPath {
 
     fn set_routing(&mut self, routing: Routing) {
         self.routing = routing;
-    }
-
-    fn cache_shape(&self) -> CacheShape {
-        *self.cache.shape()
-    }
-
-    fn set_policies(&mut self, policies: Vec<Box<dyn Eviction>>) {
-        self.cache.set_policies(policies);
-    }
-
-    fn new_sequence(&mut self) {
-        self.cache.new_sequence();
     }
 }
 

@@ -4,12 +4,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use larder_cache::two_tiers::{CostModel, TierError, TierErrorCause, TierTraffic, TieredCache, TieredCompute};
-use larder_cache::{SlotIndex, Traffic, Visit};
-use larder_core::{ExpertId, ExpertLayout, Gate, LayerIdx, Residency};
+use larder_cache::{ExpertCache, SlotIndex, Traffic};
+use larder_core::{ExpertId, ExpertLayout, Gate, LayerIdx};
 use larder_model::{
     ComputeContext, Decoder, DeviceExperts, ExpertPath, ExpertWorkspace, ModelError, MoeCall, Routed, wanted_experts,
 };
-use larder_policy::eviction::{CacheShape, Eviction};
 
 use crate::paths::cached_path::CachedPath;
 use crate::paths::routing::{Routing, top_k_experts};
@@ -71,17 +70,17 @@ impl TieredPath {
 }
 
 impl CachedPath for TieredPath {
+    fn cache(&self) -> &dyn ExpertCache {
+        &self.cache
+    }
+
+    fn cache_mut(&mut self) -> &mut dyn ExpertCache {
+        &mut self.cache
+    }
+
     fn traffic(&self) -> Traffic {
         let traffic = self.cache.traffic();
         TierTraffic { computed: traffic.computed + self.finishing, ..traffic }.into()
-    }
-
-    fn last_visit(&self) -> &Visit {
-        self.cache.last_visit()
-    }
-
-    fn residency(&self) -> &dyn Residency {
-        self.cache.residency()
     }
 
     fn routing(&self) -> &Routing {
@@ -90,18 +89,6 @@ impl CachedPath for TieredPath {
 
     fn set_routing(&mut self, routing: Routing) {
         self.routing = routing;
-    }
-
-    fn cache_shape(&self) -> CacheShape {
-        self.cache.shape().policy_shape()
-    }
-
-    fn set_policies(&mut self, policies: Vec<Box<dyn Eviction>>) {
-        self.cache.set_policies(policies);
-    }
-
-    fn new_sequence(&mut self) {
-        self.cache.new_sequence();
     }
 }
 

@@ -7,6 +7,7 @@ use larder_policy::eviction::{CacheShape, Eviction};
 use larder_store::StoreError;
 use larder_store::reader::{Reader, Slot};
 
+use crate::expert_cache::ExpertCache;
 use crate::fill::{CompletedRead, Shards, SlotFiller};
 use crate::one_tier::ledger::{Ledger, SlotIndex, Wave};
 use crate::traffic::Traffic;
@@ -88,54 +89,9 @@ impl Cache {
         }
     }
 
-    /// The result of the last visit.
-    pub fn last_visit(&self) -> &Visit {
-        &self.visit
-    }
-
-    /// The residency of experts, for routing.
-    pub fn residency(&self) -> &dyn Residency {
-        &self.ledger
-    }
-
-    /// The shape that the policies were made for.
-    pub fn shape(&self) -> &CacheShape {
-        self.ledger.shape()
-    }
-
-    /// Replaces the eviction policies, one for each pool.
-    pub fn set_policies(&mut self, policies: Vec<Box<dyn Eviction>>) {
-        self.ledger.set_policies(policies);
-    }
-
-    /// The MoE row of a layer: its index among those with experts. The caller guarantees that it has experts.
-    pub fn row(&self, layer: LayerIdx) -> MoeRow {
-        self.filler.row(layer)
-    }
-
     /// Slots into which experts of `layer` can be read without an eviction.
     pub fn free_slots(&self, layer: LayerIdx) -> usize {
         self.ledger.free_slots(self.row(layer))
-    }
-
-    /// A new sequence begins, unrelated to the one before.
-    pub fn new_sequence(&mut self) {
-        self.ledger.new_sequence();
-    }
-
-    /// The layout of the experts of `layer`.
-    pub fn layout(&self, layer: LayerIdx) -> &ExpertLayout {
-        self.filler.layout(layer)
-    }
-
-    /// A hint: the experts that `layer` will probably want, likeliest first. The first `limit` absent ones are
-    /// prefetched
-    /// when the SSD would otherwise be idle. A new hint discards prefetches of the previous one that have not begun.
-    pub fn hint(&mut self, layer: LayerIdx, experts: &[ExpertId], limit: usize) {
-        let row = self.row(layer);
-        let absent = experts.iter().map(|e| row.key(*e)).filter(|e| self.ledger.is_absent(*e));
-        let absent = absent.take(limit).collect();
-        self.filler.set_prefetch_queue(absent);
     }
 
     /// Hands each of `wanted` (distinct, in order of rank) to `compute` once: the resident ones first and together, the
@@ -228,6 +184,43 @@ impl Cache {
         let group: Vec<_> = experts.iter().map(|(e, at)| (ExpertId(*e as u16), self.filler.data(row, *at))).collect();
         compute(self.filler.layout_of_row(row), &group);
         self.computed += start.elapsed();
+    }
+}
+
+impl ExpertCache for Cache {
+    fn last_visit(&self) -> &Visit {
+        &self.visit
+    }
+
+    fn residency(&self) -> &dyn Residency {
+        &self.ledger
+    }
+
+    fn policy_shape(&self) -> CacheShape {
+        *self.ledger.shape()
+    }
+
+    fn set_policies(&mut self, policies: Vec<Box<dyn Eviction>>) {
+        self.ledger.set_policies(policies);
+    }
+
+    fn new_sequence(&mut self) {
+        self.ledger.new_sequence();
+    }
+
+    fn row(&self, layer: LayerIdx) -> MoeRow {
+        self.filler.row(layer)
+    }
+
+    fn layout(&self, layer: LayerIdx) -> &ExpertLayout {
+        self.filler.layout(layer)
+    }
+
+    fn hint(&mut self, layer: LayerIdx, experts: &[ExpertId], limit: usize) {
+        let row = self.row(layer);
+        let absent = experts.iter().map(|e| row.key(*e)).filter(|e| self.ledger.is_absent(*e));
+        let absent = absent.take(limit).collect();
+        self.filler.set_prefetch_queue(absent);
     }
 }
 

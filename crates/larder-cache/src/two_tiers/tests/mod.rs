@@ -14,6 +14,7 @@ use larder_policy::eviction::{EvictionSpec, POLICIES, PolicyInputs};
 use larder_store::reader::{Arena, MemoryReader};
 
 use super::*;
+use crate::expert_cache::ExpertCache;
 use crate::testing::{EXPERTS, LAYERS, NumberedShards, fill_byte, geometry, layout, numbered_reader};
 
 const SLOT: usize = 4096;
