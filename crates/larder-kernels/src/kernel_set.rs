@@ -1,9 +1,8 @@
-//! The kernels of an instruction set.
+//! The kernels of an instruction set, and the rows that they take.
 
-use larder_core::ROW_GROUP;
+use larder_core::{NumberFormat, ROW_GROUP};
 
 use crate::block::Block;
-use crate::strided_rows::StridedRows;
 use crate::weights::Panel;
 
 /// The most tokens that a kernel takes in one call.
@@ -15,6 +14,23 @@ pub const MAX_PANELS: usize = 2;
 
 /// The results of a panel for one token; those beyond the rows of the panel are unspecified.
 pub type Sums = [f32; ROW_GROUP];
+
+/// Rows at equal distances.
+#[derive(Clone, Copy)]
+pub struct StridedRows<'a> {
+    pub kind: NumberFormat,
+    /// Up to the last byte that is used.
+    pub bytes: &'a [u8],
+    /// Bytes from one row to the next.
+    pub row_bytes: usize,
+}
+
+impl StridedRows<'_> {
+    /// The rows without the first `count`.
+    pub fn skip(self, count: usize) -> Self {
+        StridedRows { bytes: &self.bytes[count * self.row_bytes..], ..self }
+    }
+}
 
 /// The kernels of one instruction set. All sets give the bits of [`portable`](crate::portable).
 #[derive(Clone, Copy)]

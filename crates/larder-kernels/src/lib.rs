@@ -50,7 +50,6 @@ mod kernel_set;
 mod portable;
 mod processors;
 mod products;
-mod strided_rows;
 mod tanh;
 mod thread_pool;
 mod weights;

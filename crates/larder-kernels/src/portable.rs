@@ -18,8 +18,7 @@ use larder_core::NumberFormat;
 use crate::block::{BLOCK, Block};
 use crate::dot::dot_of;
 use crate::formats::{half, q4_0_quants, q4_k_quants, q5_k_quants, q6_k_quants, scale_min, widen_q8_0};
-use crate::kernel_set::{KernelSet, Sums};
-use crate::strided_rows::StridedRows;
+use crate::kernel_set::{KernelSet, StridedRows, Sums};
 use crate::weights::Panel;
 
 /// The portable kernels.

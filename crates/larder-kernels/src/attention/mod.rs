@@ -13,8 +13,7 @@ use larder_core::{NumberFormat, ROW_GROUP};
 use crate::disjoint::Disjoint;
 use crate::dispatch;
 use crate::exp::exp;
-use crate::kernel_set::{KernelSet, MAX_TOKENS, Sums};
-use crate::strided_rows::StridedRows;
+use crate::kernel_set::{KernelSet, MAX_TOKENS, StridedRows, Sums};
 use crate::thread_pool::ThreadPool;
 use crate::weights::Panel;
 

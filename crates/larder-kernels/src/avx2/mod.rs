@@ -17,8 +17,7 @@ use larder_core::NumberFormat;
 
 use crate::block::{BLOCK, Block};
 use crate::eight_rows::check;
-use crate::kernel_set::{KernelSet, Sums};
-use crate::strided_rows::StridedRows;
+use crate::kernel_set::{KernelSet, StridedRows, Sums};
 use crate::weights::Panel;
 
 /// The kernels, if this processor can run them.

@@ -4,7 +4,7 @@
 use std::arch::x86_64::*;
 
 use super::floats::{eight, one};
-use crate::strided_rows::StridedRows;
+use crate::kernel_set::StridedRows;
 
 /// Adds `factors[i] · rows[i]` to `out`, one row after the other, in strips of columns that fit the registers.
 ///

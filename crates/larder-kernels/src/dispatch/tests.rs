@@ -6,8 +6,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::block::{BLOCK, Block};
 use crate::inputs::Inputs;
-use crate::kernel_set::{MAX_PANELS, MAX_TOKENS, Sums};
-use crate::strided_rows::StridedRows;
+use crate::kernel_set::{MAX_PANELS, MAX_TOKENS, StridedRows, Sums};
 use crate::testing::{Noise, ordered};
 use crate::weights::{WeightMatrix, widen_row};
 

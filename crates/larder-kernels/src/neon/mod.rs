@@ -25,8 +25,7 @@ use self::dots::{Dot, Sdot, Smull};
 use crate::block::{BLOCK, Block};
 use crate::eight_rows::check;
 use crate::formats::widen_q8_0;
-use crate::kernel_set::{KernelSet, Sums};
-use crate::strided_rows::StridedRows;
+use crate::kernel_set::{KernelSet, StridedRows, Sums};
 use crate::weights::Panel;
 
 /// The kernels that use dot products of bytes, if this processor has them.

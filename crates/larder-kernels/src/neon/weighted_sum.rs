@@ -4,7 +4,7 @@
 use std::arch::aarch64::*;
 
 use super::floats::{four, one};
-use crate::strided_rows::StridedRows;
+use crate::kernel_set::StridedRows;
 
 /// Columns that are summed at once; their sums leave enough registers for the values that are added.
 const STRIP: usize = 64;

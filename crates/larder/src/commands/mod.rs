@@ -23,8 +23,6 @@ mod report;
 mod run;
 #[cfg(feature = "serve")]
 mod serve;
-#[cfg(any(feature = "serve", feature = "edge"))]
-mod signal;
 mod store;
 mod tokenize;
 mod verify;
@@ -75,4 +73,22 @@ fn listen(address: SocketAddr, flag: &str) -> Result<TcpListener> {
         }
         _ => anyhow::anyhow!("cannot listen on {address}: {error}"),
     })
+}
+
+/// Waits for the next interrupt or termination signal.
+#[cfg(all(unix, any(feature = "serve", feature = "edge")))]
+async fn signal() -> std::io::Result<()> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    tokio::select! {
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
+    }
+    Ok(())
+}
+
+/// Waits for the next interrupt.
+#[cfg(all(not(unix), any(feature = "serve", feature = "edge")))]
+async fn signal() -> std::io::Result<()> {
+    tokio::signal::ctrl_c().await
 }

@@ -11,8 +11,7 @@ use larder_runtime::{InferenceEngine, OpenModel, Options, model_name};
 use larder_serve::{EngineStatus, LayerVisit, RoutingQuality, ServerOptions};
 use std::time::Duration;
 
-use super::listen;
-use super::signal::signal;
+use super::{listen, signal};
 use crate::cli::serve::ServeArgs;
 use crate::models;
 

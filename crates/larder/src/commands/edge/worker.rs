@@ -15,8 +15,7 @@ use larder_runtime::{Slots, model_name};
 use larder_store::{Source, Store};
 
 use crate::cli::edge_worker::EdgeWorkerArgs;
-use crate::commands::listen;
-use crate::commands::signal::signal;
+use crate::commands::{listen, signal};
 use crate::print;
 
 /// Memory left for requests, answers and what the kernel allocates for the process.
