@@ -1,23 +1,65 @@
-//! Files that appear whole or not at all.
+//! Output files: written whole or not at all, and only where a regular file may be.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter};
 use std::path::{Path, PathBuf};
 
-/// Writes a file under a temporary name, makes its content durable, and renames it. After an error the file at `path` is
-/// as it was, and nothing is left beside it.
+/// Symbolic links that are followed from one to the next.
+const LINKS_MAX: usize = 40;
+
+/// Writes a file under a temporary name, makes its content durable, and renames it. A symbolic link is followed, and the file
+/// that it leads to is replaced, with its permissions kept. After an error the file is as it was, and nothing is left
+/// beside it. What is neither absent nor a regular file (a device, a named pipe, a folder) is refused.
 pub fn write_atomically(path: &Path, write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) -> io::Result<()> {
-    let temp = temp_path(path);
-    let written = File::create(&temp).and_then(|file| {
+    let (path, existing) = output_file(path)?;
+    let temp = temp_path(&path);
+    let written = create_new(&temp).and_then(|file| {
         let mut out = BufWriter::new(file);
         write(&mut out)?;
-        out.into_inner().map_err(|e| e.into_error())?.sync_all()?;
-        fs::rename(&temp, path)
+        let file = out.into_inner().map_err(|e| e.into_error())?;
+        if let Some(existing) = existing {
+            file.set_permissions(existing.permissions())?;
+        }
+        file.sync_all()?;
+        fs::rename(&temp, &path)
     });
     written.inspect_err(|_| {
-        // A temporary file that remains is overwritten by the next attempt.
+        // A temporary file that remains is removed by the next attempt.
         let _ = fs::remove_file(&temp);
     })
+}
+
+/// The file that writing to `path` replaces, links followed, and its metadata if it exists. An error if anything but a regular
+/// file is there.
+pub fn output_file(path: &Path) -> io::Result<(PathBuf, Option<fs::Metadata>)> {
+    let mut path = path.to_owned();
+    for _ in 0..LINKS_MAX {
+        let found = match fs::symlink_metadata(&path) {
+            Ok(found) => found,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok((path, None)),
+            Err(e) => return Err(e),
+        };
+        if found.is_file() {
+            return Ok((path, Some(found)));
+        }
+        if !found.is_symlink() {
+            let what = if found.is_dir() { "a folder" } else { "a device, a pipe or a socket" };
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("is {what} and not a file; name a file")));
+        }
+        // A relative target begins at the folder of the link.
+        let target = fs::read_link(&path)?;
+        path = path.parent().unwrap_or(Path::new("")).join(target);
+    }
+    Err(io::Error::new(io::ErrorKind::InvalidInput, "is a symbolic link that leads to itself; name a file"))
+}
+
+/// A new file, instead of what an interrupted attempt left.
+fn create_new(path: &Path) -> io::Result<File> {
+    match fs::remove_file(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+        _ => {}
+    }
+    File::create_new(path)
 }
 
 /// The temporary name of a file that is being written.
@@ -32,6 +74,12 @@ mod tests {
     use std::io::Write;
 
     use super::*;
+
+    fn names(dir: &Path) -> Vec<PathBuf> {
+        let mut names: Vec<_> = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect();
+        names.sort();
+        names
+    }
 
     #[test]
     fn a_file_is_replaced_whole_or_not_at_all() {
@@ -49,9 +97,46 @@ mod tests {
         assert_eq!(fs::read(&path).unwrap(), b"second");
         let folder = dir.path().join("folder");
         fs::create_dir(&folder).unwrap();
-        write_atomically(&folder, |out| out.write_all(b"third")).unwrap_err();
-        let mut left: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
-        left.sort();
-        assert_eq!(left, [path, folder], "no temporary file is left");
+        let refused = write_atomically(&folder, |out| out.write_all(b"third")).unwrap_err();
+        assert!(refused.to_string().contains("is a folder"), "{refused}");
+        assert_eq!(names(dir.path()), [path, folder], "no temporary file is left");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn links_are_followed_and_devices_refused() {
+        use std::os::unix::fs::{FileTypeExt, PermissionsExt, symlink};
+        use std::os::unix::net::UnixListener;
+
+        let dir = tempfile::tempdir().unwrap();
+        let [file, link, dangling, socket, circle] =
+            ["file", "link", "dangling", "socket", "circle"].map(|name| dir.path().join(name));
+        fs::write(&file, "old").unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).unwrap();
+        symlink("file", &link).unwrap();
+        write_atomically(&link, |out| out.write_all(b"new")).unwrap();
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(fs::read(&file).unwrap(), b"new");
+        assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o640);
+        symlink("absent", &dangling).unwrap();
+        write_atomically(&dangling, |out| out.write_all(b"there")).unwrap();
+        assert_eq!(fs::read(dir.path().join("absent")).unwrap(), b"there");
+
+        let _listener = UnixListener::bind(&socket).unwrap();
+        symlink("circle", &circle).unwrap();
+        for path in [&socket, &circle, Path::new("/dev/null")] {
+            let refused = write_atomically(path, |out| out.write_all(b"x")).unwrap_err();
+            assert_eq!(refused.kind(), io::ErrorKind::InvalidInput, "{}: {refused}", path.display());
+        }
+        assert!(fs::symlink_metadata("/dev/null").unwrap().file_type().is_char_device());
+        assert!(fs::symlink_metadata(&socket).unwrap().file_type().is_socket());
+
+        // A link with the temporary name is replaced and not written through.
+        let victim = dir.path().join("victim");
+        fs::write(&victim, "whole").unwrap();
+        symlink(&victim, temp_path(&file)).unwrap();
+        write_atomically(&file, |out| out.write_all(b"newer")).unwrap();
+        assert_eq!((fs::read(&victim).unwrap(), fs::read(&file).unwrap()), (b"whole".to_vec(), b"newer".to_vec()));
+        assert!(!names(dir.path()).contains(&temp_path(&file)));
     }
 }

@@ -8,7 +8,7 @@
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::{CommandFactory, Parser};
+use clap::{CommandFactory, FromArgMatches};
 
 #[macro_use]
 mod stdout;
@@ -20,6 +20,7 @@ mod commands;
 mod config;
 mod doctor;
 mod models;
+mod output;
 mod print;
 mod progress;
 mod telemetry;
@@ -42,5 +43,8 @@ fn run() -> Result<()> {
     let typed: Vec<_> = std::env::args_os().collect();
     let matches = cli::Cli::command().get_matches_from(&typed);
     let line = config::apply(typed, &matches)?;
-    commands::run(cli::Cli::parse_from(line).command)
+    let matches = cli::Cli::command().get_matches_from(line);
+    let cli = cli::Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    output::check_all(&matches)?;
+    commands::run(cli.command)
 }

@@ -1,7 +1,6 @@
 //! Saves a conversation to a file, atomically, and loads it.
 
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use larder_store::read_small;
@@ -9,30 +8,20 @@ use serde_json::{Value, json};
 
 use super::conversation::Conversation;
 use super::settings::Settings;
+use crate::output;
 
 /// Name and version of the format.
 const FORMAT: &str = "larder-chat-1";
 /// Maximum size of a file.
 const FILE_BYTES: u64 = 64 << 20;
 
-/// Saves to `path`; an existing file is replaced only after the new one is complete.
+/// Saves to `path`. A saved chat is replaced once the new one is complete; any other file is refused.
 pub fn save(path: &Path, conversation: &Conversation, settings: &Settings) -> Result<()> {
-    let json = json!({"format": FORMAT, "messages": conversation.json(), "settings": settings.json()});
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(format!(".{}.part", std::process::id()));
-    let beside = PathBuf::from(beside);
-    let written = write(&beside, &format!("{json:#}\n")).and_then(|()| std::fs::rename(&beside, path));
-    if written.is_err() {
-        // The error is reported; a temporary file that cannot be removed matters less.
-        let _ = std::fs::remove_file(&beside);
+    if path.exists() && load(path, settings).is_err() {
+        bail!("{} exists and is not a saved chat; name another file", path.display());
     }
-    written.with_context(|| path.display().to_string())
-}
-
-fn write(path: &Path, text: &str) -> std::io::Result<()> {
-    let mut file = std::fs::File::options().write(true).create_new(true).open(path)?;
-    file.write_all(text.as_bytes())?;
-    file.sync_all()
+    let json = json!({"format": FORMAT, "messages": conversation.json(), "settings": settings.json()});
+    output::write(path, format!("{json:#}\n"))
 }
 
 /// Reads what [`save`] wrote.

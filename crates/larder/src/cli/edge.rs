@@ -8,6 +8,7 @@ use larder_placement::{Algorithm, ServingMode, WireFormat, algorithm};
 use super::at_least_one;
 #[cfg(feature = "edge")]
 use super::edge_worker::EdgeWorkerArgs;
+use super::output::{OutputFile, ReplaceFlag};
 
 /// Run a model's experts on several machines
 #[derive(Args)]
@@ -52,10 +53,12 @@ pub struct EdgePlanArgs {
     pub seed: u64,
     /// Write the placement to FILE, for the workers and for `larder run --edge`
     #[arg(short, long, value_name = "FILE")]
-    pub out: Option<PathBuf>,
+    pub out: Option<OutputFile>,
     /// Print the numbers as JSON
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    pub replace: ReplaceFlag,
 }
 
 fn parse_algorithm(name: &str) -> Result<&'static Algorithm, String> {
@@ -105,6 +108,8 @@ pub struct SimulateArgs {
     /// Report page to write, with a CSV file of the same name beside it; a path without .html is a folder for both
     #[arg(short, long, value_name = "PATH")]
     pub out: PathBuf,
+    #[command(flatten)]
+    pub replace: ReplaceFlag,
     /// Random seed
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub seed: u64,

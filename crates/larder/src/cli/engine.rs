@@ -13,6 +13,7 @@ use larder_store::reader::ReaderSpec;
 use super::device::DeviceFlags;
 #[cfg(feature = "edge")]
 use super::edge_flags::EdgeFlags;
+use super::output::{OutputFile, ReplaceFlag};
 use super::{ByteSize, at_least_one, byte_size, heading};
 
 /// How the engine runs. A command that does not take a group of these flags, because it sets those values itself, has
@@ -170,10 +171,12 @@ pub struct RoutingFlags {
 pub struct RecordFlags {
     /// Record each token's experts to FILE, for `larder lab`
     #[arg(long = "trace", value_name = "FILE", id = "trace")]
-    pub trace: Option<PathBuf>,
+    pub trace: Option<OutputFile>,
     /// With --trace: record the router logits too
     #[arg(long = "trace-logits", id = "trace_logits", requires = "trace")]
     pub logits: bool,
+    #[command(flatten)]
+    pub replace: ReplaceFlag,
 }
 
 /// How fast, and with how much precision.

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 
 use super::engine::{CpuOnlyFlags, FixedRoutingFlags};
+use super::output::{OutputFile, ReplaceFlag};
 use super::{EngineFlags, at_least_one, heading};
 use crate::models::default_model;
 
@@ -209,12 +210,14 @@ pub struct CalibrateArgs {
     pub text: TextFlags,
     /// File to write (default: calibration.json in the store, where --routing looks for it)
     #[arg(short, long, value_name = "FILE", help_heading = heading::OUTPUT)]
-    pub out: Option<PathBuf>,
+    pub out: Option<OutputFile>,
     #[command(flatten)]
     pub engine: FixedRoutingFlags,
     /// Print the numbers as JSON
     #[arg(long, help_heading = heading::OUTPUT)]
     pub json: bool,
+    #[command(flatten)]
+    pub replace: ReplaceFlag,
 }
 
 /// Measure perplexity and cache misses for many routing strategies and cache sizes, one token per step
@@ -237,13 +240,15 @@ pub struct EvalSweepArgs {
     pub engine: CpuOnlyFlags,
     /// Write all numbers to FILE (CSV), one line per strategy and size
     #[arg(long, value_name = "FILE", help_heading = heading::OUTPUT)]
-    pub csv: Option<PathBuf>,
+    pub csv: Option<OutputFile>,
     /// Write a page with plots to FILE (HTML)
     #[arg(long, value_name = "FILE", help_heading = heading::OUTPUT)]
-    pub html: Option<PathBuf>,
+    pub html: Option<OutputFile>,
     /// Print all numbers as JSON
     #[arg(long, help_heading = heading::OUTPUT)]
     pub json: bool,
+    #[command(flatten)]
+    pub replace: ReplaceFlag,
 }
 
 fn parse_share(text: &str) -> Result<f64, String> {

@@ -9,6 +9,7 @@ use larder_lab::MachineProfile;
 use larder_policy::eviction::EvictionSpec;
 use larder_policy::routing::RoutingSpec;
 
+use super::output::{OutputFile, ReplaceFlag};
 use super::{ByteSize, ScopeFlag, at_least_one, byte_size, heading};
 use crate::models::default_model;
 
@@ -48,7 +49,7 @@ pub struct ImportArgs {
     pub source: PathBuf,
     /// Trace file to write
     #[arg(short, long, value_name = "FILE")]
-    pub out: PathBuf,
+    pub out: OutputFile,
     /// Experts per layer (default for CSV: the highest that occurs, plus 1)
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub experts: Option<usize>,
@@ -58,6 +59,8 @@ pub struct ImportArgs {
     /// Print a summary as JSON
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    pub replace: ReplaceFlag,
 }
 
 /// Export a trace for other programs
@@ -67,10 +70,12 @@ pub struct ExportArgs {
     pub input: TraceFlags,
     /// File to write
     #[arg(short, long, value_name = "FILE")]
-    pub out: PathBuf,
+    pub out: OutputFile,
     /// Format of the file
     #[arg(long, value_name = "FORMAT", default_value = "csv")]
     pub to: ExportFormat,
+    #[command(flatten)]
+    pub replace: ReplaceFlag,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
@@ -91,7 +96,7 @@ pub struct ActivationsArgs {
     pub model: PathBuf,
     /// File to write
     #[arg(short, long, value_name = "FILE")]
-    pub out: PathBuf,
+    pub out: OutputFile,
     /// Model name in the topology and the placement (default: name of the folder or file)
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
@@ -101,6 +106,8 @@ pub struct ActivationsArgs {
     /// Print the counts as JSON
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    pub replace: ReplaceFlag,
 }
 
 /// Generate a random trace: in each layer the j-th most popular expert has a probability proportional to 1/(j+h)^a
@@ -108,7 +115,7 @@ pub struct ActivationsArgs {
 pub struct SynthArgs {
     /// Trace file to write
     #[arg(short, long, value_name = "FILE")]
-    pub out: PathBuf,
+    pub out: OutputFile,
     /// Number of MoE layers
     #[arg(long, value_name = "N", default_value_t = 24)]
     pub layers: usize,
@@ -136,6 +143,8 @@ pub struct SynthArgs {
     /// Random seed; the same seed gives the same trace
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub seed: u64,
+    #[command(flatten)]
+    pub replace: ReplaceFlag,
 }
 
 /// The traces to use.
@@ -268,15 +277,17 @@ pub struct LabSweepArgs {
     pub threads: Option<usize>,
     /// Write all numbers to FILE (CSV), one line per policy and cache size
     #[arg(long, value_name = "FILE", help_heading = heading::OUTPUT)]
-    pub csv: Option<PathBuf>,
+    pub csv: Option<OutputFile>,
     /// Write a page with plots to FILE (HTML)
     #[arg(long, value_name = "FILE", help_heading = heading::OUTPUT)]
-    pub html: Option<PathBuf>,
+    pub html: Option<OutputFile>,
     #[command(flatten)]
     pub heat: HeatFlags,
     /// Print all numbers as JSON, the input of `larder lab report`
     #[arg(long, help_heading = heading::OUTPUT)]
     pub json: bool,
+    #[command(flatten)]
+    pub replace: ReplaceFlag,
 }
 
 /// Which experts share cache slots.
@@ -308,12 +319,14 @@ pub struct LabReportArgs {
     pub sweep: PathBuf,
     /// Page to write (HTML)
     #[arg(short, long, value_name = "FILE")]
-    pub out: PathBuf,
+    pub out: OutputFile,
     /// Trace of the sweep, for a heat map of one of its layers
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
     #[command(flatten)]
     pub heat: HeatFlags,
+    #[command(flatten)]
+    pub replace: ReplaceFlag,
 }
 
 /// The part of a trace that is drawn as a heat map.

@@ -9,6 +9,7 @@ use larder_policy::routing::RoutingSpec;
 use larder_runtime::models::HubName;
 
 use super::engine::FixedSizeFlags;
+use super::output::{OutputFile, ReplaceFlag};
 use super::{at_least_one, heading};
 
 /// Check this machine and suggest improvements
@@ -47,10 +48,12 @@ pub struct ReportArgs {
     pub engine: FixedSizeFlags,
     /// Write a page with box plots to FILE (HTML)
     #[arg(long, value_name = "FILE", help_heading = heading::OUTPUT)]
-    pub html: Option<PathBuf>,
+    pub html: Option<OutputFile>,
     /// Print every run as JSON
     #[arg(long, help_heading = heading::OUTPUT)]
     pub json: bool,
+    #[command(flatten)]
+    pub replace: ReplaceFlag,
 }
 
 /// A store and the size of its cache.

@@ -20,12 +20,14 @@ pub mod eval;
 pub mod lab;
 pub mod machine;
 mod options;
+pub mod output;
 #[cfg(feature = "serve")]
 pub mod serve;
 pub mod train;
 
 pub use chat::ThinkingFlag;
 pub use engine::{EngineFlags, ScopeFlag};
+use output::OutputFile;
 
 /// Headings of the help. A command lists them in the order in which its flags first use them.
 pub mod heading {
@@ -225,7 +227,7 @@ pub struct RunArgs {
     pub engine: EngineFlags,
     /// Write times and cache counters of each token to FILE (CSV)
     #[arg(long, value_name = "FILE", help_heading = heading::OUTPUT)]
-    pub telemetry: Option<PathBuf>,
+    pub telemetry: Option<OutputFile>,
     /// Print one JSON object instead of the text
     #[arg(long, help_heading = heading::OUTPUT)]
     pub json: bool,
@@ -330,7 +332,7 @@ pub struct LogitsArgs {
     pub engine: EngineFlags,
     /// Safetensors file to write
     #[arg(long, value_name = "FILE", help_heading = heading::OUTPUT)]
-    pub out: PathBuf,
+    pub out: OutputFile,
 }
 
 /// Parses a number of at least 1.

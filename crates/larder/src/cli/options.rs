@@ -59,7 +59,7 @@ fn cache_options(
 }
 
 fn trace_options(record: &RecordFlags) -> Option<TraceOptions> {
-    Some(TraceOptions { path: record.trace.clone()?, logits: record.logits })
+    Some(TraceOptions { path: record.trace.clone()?.0, logits: record.logits })
 }
 
 impl DeviceFlags {

@@ -7,6 +7,7 @@ use larder_lab::train::NetworkKind;
 
 use super::at_least_one;
 use super::lab::TraceFlags;
+use super::output::{OutputFile, ReplaceFlag};
 
 /// Train weights for the eviction policy learned
 #[derive(Args)]
@@ -18,7 +19,7 @@ pub struct TrainArgs {
     pub form: FormFlag,
     /// Weights file to write
     #[arg(short, long, value_name = "FILE")]
-    pub out: PathBuf,
+    pub out: OutputFile,
     /// Number of validation sequences, to choose the best epoch (default: 1/8 of all); with 0 the last epoch is used
     #[arg(long, value_name = "N")]
     pub choose: Option<usize>,
@@ -34,6 +35,8 @@ pub struct TrainArgs {
     /// Random seed of the split and the initial weights
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub seed: u64,
+    #[command(flatten)]
+    pub replace: ReplaceFlag,
 }
 
 /// Compare trained weights with lru, belady and other policies, on the same sequences

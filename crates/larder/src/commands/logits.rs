@@ -13,8 +13,7 @@ use larder_runtime::machine::memory;
 use safetensors::tensor::{Dtype, View};
 
 use crate::cli::LogitsArgs;
-use crate::models;
-use crate::print;
+use crate::{models, output, print};
 
 /// Maximum number of tokens in a file; each takes a row of logits as wide as the vocabulary.
 const TOKENS_MAX: usize = 1 << 20;
@@ -50,7 +49,7 @@ pub fn run(args: &LogitsArgs) -> Result<()> {
         out.insert("decode_logits".into(), Out::f32(&[written.len(), vocab], &rows));
     }
     let bytes = safetensors::serialize(&out, None).context("the tensors cannot be serialized")?;
-    std::fs::write(&args.out, bytes).with_context(|| args.out.display().to_string())
+    output::write(&args.out, bytes)
 }
 
 fn read_tokens(path: &Path) -> Result<Vec<u32>> {

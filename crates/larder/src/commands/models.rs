@@ -1,13 +1,11 @@
 //! `larder models`.
 
-use std::io::{BufRead, IsTerminal, Write};
-
 use anyhow::{Result, bail};
 use serde_json::json;
 
 use crate::cli::machine::{ListModelsArgs, ModelsArgs, ModelsCommand, RemoveModelArgs};
 use crate::models::{self, InstalledModel};
-use crate::print;
+use crate::{output, print};
 
 /// Lists, locates and removes downloaded models.
 pub fn run(args: &ModelsArgs) -> Result<()> {
@@ -46,24 +44,15 @@ fn remove(RemoveModelArgs { name, yes }: &RemoveModelArgs) -> Result<()> {
         bail!("{name} is not in {}; `larder models list` shows what is", folder.display());
     };
     if !yes
-        && !confirmed(&format!("remove {name}, {} in {}?", print::bytes(installed.bytes), installed.path.display()))?
+        && !output::confirmed(&format!(
+            "remove {name}, {} in {}?",
+            print::bytes(installed.bytes),
+            installed.path.display()
+        ))?
     {
-        bail!("{name} was not removed");
+        bail!("{name} was not removed; confirm on a terminal, or add --yes");
     }
     models::remove(&installed.path)?;
     println!("removed {name}, {}", print::bytes(installed.bytes));
     Ok(())
-}
-
-/// Asks a question on the terminal; refuses if there is none.
-fn confirmed(question: &str) -> Result<bool> {
-    let input = std::io::stdin();
-    if !input.is_terminal() {
-        bail!("standard input is no terminal, so removal cannot be confirmed; use --yes");
-    }
-    eprint!("{question} [y/N] ");
-    std::io::stderr().flush()?;
-    let mut answer = String::new();
-    input.lock().read_line(&mut answer)?;
-    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
 }

@@ -1,9 +1,8 @@
 //! `larder report`: compares routing strategies on this machine, as a report to share.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use larder_engine::{ChatInput, Listener, Request, Routing, Sampler, Sampling, StopMatcher, generate};
 use larder_lab::report::{SpeedReport, SpeedSection, speed_page};
 use larder_policy::routing::RoutingSpec;
@@ -13,8 +12,7 @@ use larder_runtime::{EngineExperts, InferenceEngine, TextCodec};
 use serde_json::{Value, json};
 
 use crate::cli::machine::{ReportArgs, StoreArg};
-use crate::models;
-use crate::{doctor, print, progress};
+use crate::{doctor, models, output, print, progress};
 
 /// Prompts of the runs, in turn.
 const PROMPTS: &[&str] = &[
@@ -60,8 +58,8 @@ pub fn run(args: &ReportArgs) -> Result<()> {
     Ok(())
 }
 
-fn write(path: &PathBuf, page: &str) -> Result<()> {
-    fs::write(path, page).with_context(|| path.display().to_string())?;
+fn write(path: &Path, page: &str) -> Result<()> {
+    output::write(path, page)?;
     eprintln!("page: {}", path.display());
     Ok(())
 }

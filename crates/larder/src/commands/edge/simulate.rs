@@ -12,7 +12,7 @@ use serde_json::json;
 
 use super::report::{self, PlacementComparison};
 use crate::cli::edge::SimulateArgs;
-use crate::{print, progress};
+use crate::{output, print, progress};
 
 /// One algorithm on one network.
 #[derive(Clone, Debug)]
@@ -32,10 +32,13 @@ pub struct SimulationRun {
 pub fn run(args: &SimulateArgs) -> Result<()> {
     let sweeps = chosen(args)?;
     let (page, csv) = files(&args.out)?;
+    for file in [&page, &csv] {
+        output::check(file, args.replace.force)?;
+    }
     let runs = all_runs(args, &sweeps)?;
-    std::fs::write(&csv, report::csv(&sweeps, &runs)).with_context(|| csv.display().to_string())?;
+    output::write(&csv, report::csv(&sweeps, &runs))?;
     let text = report::page(args.seed, args.repeats, &sweeps, &runs);
-    std::fs::write(&page, text).with_context(|| page.display().to_string())?;
+    output::write(&page, text)?;
     let found = report::comparisons(&sweeps, &runs);
     if args.json {
         println!(

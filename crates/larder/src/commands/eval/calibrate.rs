@@ -15,7 +15,7 @@ use crate::models;
 pub fn run(args: &CalibrateArgs) -> Result<()> {
     let model = models::open(&args.model)?;
     let path = match (&args.out, model.store()) {
-        (Some(path), _) => path.clone(),
+        (Some(path), _) => path.0.clone(),
         (None, Some(_)) => model.source().path().join(Calibration::FILE),
         (None, None) => bail!("{}: is not a store; name the file to write with --out", args.model.display()),
     };

@@ -1,6 +1,6 @@
 //! `larder eval sweep`.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use larder_core::Trace;
 use larder_engine::{Recorder, Session};
 use larder_lab::eval::{
@@ -17,9 +17,8 @@ use super::measure::{Meter, bar};
 use super::passage::Passage;
 use super::sensitivity::change_text;
 use crate::cli::eval::EvalSweepArgs;
-use crate::models;
-use crate::print;
 use crate::progress::Bar;
+use crate::{models, output, print};
 
 /// Measures perplexity and misses for many strategies and cache sizes.
 pub fn run(args: EvalSweepArgs) -> Result<()> {
@@ -150,7 +149,7 @@ fn print_report(args: &EvalSweepArgs, found: &Tradeoffs) -> Result<()> {
         tradeoffs_csv(found, path)?;
     }
     if let Some(path) = &args.html {
-        std::fs::write(path, tradeoffs_page(found)).with_context(|| path.display().to_string())?;
+        output::write(path, tradeoffs_page(found))?;
     }
     if args.json {
         println!("{}", found.to_json());

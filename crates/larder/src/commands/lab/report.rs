@@ -1,11 +1,12 @@
 //! `larder lab report`.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use larder_lab::report::{SweepReport, sweep_page};
 use larder_policy::eviction::PolicyInputs;
 
 use super::{heat, read};
 use crate::cli::lab::LabReportArgs;
+use crate::output;
 
 /// Writes the report page of a sweep.
 pub fn run(args: &LabReportArgs) -> Result<()> {
@@ -28,7 +29,7 @@ pub fn run(args: &LabReportArgs) -> Result<()> {
         }
         None => Vec::new(),
     };
-    std::fs::write(&args.out, sweep_page(&outcome, &heats)).with_context(|| args.out.display().to_string())?;
+    output::write(&args.out, sweep_page(&outcome, &heats))?;
     println!("{}: {} results", args.out.display(), outcome.rows.len());
     Ok(())
 }

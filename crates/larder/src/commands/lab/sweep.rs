@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use anyhow::{Context, Error, Result, bail};
+use anyhow::{Error, Result, bail};
 use larder_core::Trace;
 use larder_lab::report::{SweepReport, sweep_csv, sweep_page};
 use larder_lab::{InitialCache, ReplaySweep, Requests, SweepAxes, SweepCell, eighths};
@@ -10,7 +10,7 @@ use larder_policy::eviction::{EvictionSpec, POLICIES, PolicyInputs};
 
 use super::{heat, load, policy_inputs, start, summary};
 use crate::cli::lab::LabSweepArgs;
-use crate::{print, progress};
+use crate::{output, print, progress};
 
 /// Compares eviction policies over many cache sizes.
 pub fn run(args: &LabSweepArgs) -> Result<()> {
@@ -28,7 +28,7 @@ pub fn run(args: &LabSweepArgs) -> Result<()> {
     }
     if let Some(path) = &args.html {
         let heats = heat::draw(&args.heat, &trace, &inputs)?;
-        std::fs::write(path, sweep_page(&outcome, &heats)).with_context(|| path.display().to_string())?;
+        output::write(path, sweep_page(&outcome, &heats))?;
     }
     if args.json {
         println!("{}", outcome.to_json());
