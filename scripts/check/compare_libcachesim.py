@@ -48,7 +48,7 @@ def larder(command, *args):
 def flatten(command, trace, folder):
     """The trace as a single layer in which each step wants one expert."""
     wide, narrow, flat = folder / "wide.csv", folder / "narrow.csv", folder / "flat.safetensors"
-    larder(command, "export", trace, "-o", wide)
+    larder(command, "export", trace, "-o", wide, "--force")
     with open(wide, newline="") as source:
         choices = [(int(row["layer"]), int(row["expert"])) for row in csv.DictReader(source)]
     experts = 1 + max(expert for _, expert in choices)
@@ -56,7 +56,7 @@ def flatten(command, trace, folder):
         target.write("token,layer,expert\n")
         target.writelines(f"{i},0,{layer * experts + expert}\n" for i, (layer, expert) in enumerate(choices))
     objects = experts * (1 + max(layer for layer, _ in choices))
-    larder(command, "import", narrow, "-o", flat, "--experts", objects)
+    larder(command, "import", narrow, "-o", flat, "--force", "--experts", objects)
     return flat, len(choices), objects
 
 
@@ -92,7 +92,7 @@ def compare(command, trace, sizes, folder):
     """Prints the comparison of one trace and returns the number of policies and sizes that differ."""
     flat, count, objects = flatten(command, trace, folder)
     stream = folder / "flat.oracleGeneral"
-    larder(command, "export", flat, "-o", stream, "--to", "oracle-general")
+    larder(command, "export", flat, "-o", stream, "--force", "--to", "oracle-general")
     sizes = sizes or sorted({max(1, objects * eighth // 8) for eighth in range(1, 8)})
     print(f"\n{trace}: {count} requests of {objects} objects")
     print(f"{'policy':<8}{'size':>6}{'larder':>10}{'libcachesim':>13}{'difference':>12}{'M/s':>8}{'M/s':>8}{'ratio':>7}")
@@ -120,7 +120,7 @@ def main():
         traces = args.traces
         if not traces:
             traces = [folder / "drawn.safetensors"]
-            larder(args.larder, "synth", "-o", traces[0])
+            larder(args.larder, "synth", "-o", traces[0], "--force")
         differ = sum(compare(args.larder, trace, args.sizes, folder) for trace in traces)
     print(f"\n{differ} of them differ" if differ else "\nall equal")
     sys.exit(1 if differ else 0)

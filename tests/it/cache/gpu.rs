@@ -71,8 +71,20 @@ fn logits_of_golden_models_are_those_of_the_processor() {
             let out = folder.path().join(format!("{model}-{name}"));
             let (tokens, out_name) = (tokens.to_str().unwrap(), out.to_str().unwrap());
             let store = store.to_str().unwrap();
-            let base =
-                ["logits", "-m", store, "--tokens", tokens, "--out", out_name, "--generate", "4", "--chunk", "3"];
+            let base = [
+                "logits",
+                "-m",
+                store,
+                "--tokens",
+                tokens,
+                "--out",
+                out_name,
+                "--force",
+                "--generate",
+                "4",
+                "--chunk",
+                "3",
+            ];
             larder_ok(&[&base[..], flags].concat());
             std::fs::read(out).unwrap()
         };

@@ -21,7 +21,7 @@ fn store_of(model: &Path, dir: &Path) -> std::path::PathBuf {
 fn logits(store: &Path, dir: &Path, flags: &[&str]) -> Vec<u8> {
     let (tokens, out) = (dir.join("tokens.json"), dir.join("out"));
     std::fs::write(&tokens, "[5, 17, 3, 3, 60, 41, 8, 101, 7, 12, 90, 33]").unwrap();
-    let base = ["logits", "-m", text(store), "--tokens", text(&tokens), "--out", text(&out), "--chunk", "8"];
+    let base = ["logits", "-m", text(store), "--tokens", text(&tokens), "--out", text(&out), "--force", "--chunk", "8"];
     larder_ok(&[&base[..], &["--generate", "200"], flags].concat());
     std::fs::read(&out).unwrap()
 }
@@ -162,7 +162,7 @@ fn telemetry_has_a_line_for_each_step_and_adds_up() {
     let store = store_of(&fixture("golden/olmoe"), dir.path());
     let file = dir.path().join("telemetry.csv");
     let base = ["run", "-m", text(&store), "-p", "the ducks", "-n", "20", "--ignore-eos", "--json"];
-    let flags = ["--cache-experts", "2", "--telemetry", text(&file)];
+    let flags = ["--cache-experts", "2", "--force", "--telemetry", text(&file)];
     let json: Value = serde_json::from_str(&larder_ok(&[&base[..], &flags].concat())).unwrap();
     let csv = std::fs::read_to_string(&file).unwrap();
     let mut lines = csv.lines().map(|line| line.split(',').collect::<Vec<_>>());

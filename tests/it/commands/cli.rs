@@ -1,9 +1,11 @@
 //! What a person types and what comes back.
 
+use std::path::Path;
+
 use crate::support::reference::{Bars, Reference, with_config};
 use crate::support::{command, fixture, golden_models, larder, larder_ok, larder_refuses};
 
-fn text(path: &std::path::Path) -> &str {
+fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
@@ -29,7 +31,7 @@ fn logits_are_those_of_transformers() {
     for model in golden_models() {
         let reference = Reference::read(&model);
         std::fs::write(&tokens, format!("{:?}", reference.tokens("full_ids"))).unwrap();
-        larder_ok(&["logits", "-m", text(&model), "--tokens", text(&tokens), "--out", text(&out)]);
+        larder_ok(&["logits", "-m", text(&model), "--tokens", text(&tokens), "--out", text(&out), "--force"]);
         let bytes = std::fs::read(&out).unwrap();
         let found = safetensors::SafeTensors::deserialize(&bytes).unwrap();
         let found = found.tensor("full_logits").unwrap().data().as_chunks::<4>().0;
@@ -101,7 +103,8 @@ fn bad_requests_are_refused_in_one_sentence() {
     let dir = tempfile::tempdir().unwrap();
     let tokens = dir.path().join("tokens.json");
     let model = fixture("golden/olmoe");
-    let logits = ["logits", "-m", text(&model), "--tokens", text(&tokens), "--out", "/dev/null"];
+    let out = dir.path().join("out.safetensors");
+    let logits = ["logits", "-m", text(&model), "--tokens", text(&tokens), "--out", text(&out), "--force"];
     for (content, word) in [
         ("[1, 99999999]", "vocabulary"),
         ("[]", "no tokens"),
@@ -161,4 +164,37 @@ fn standard_output_that_cannot_be_written_is_no_panic() {
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
     assert_eq!(write_to(writer.into()), (Some(0), String::new()));
+}
+
+#[test]
+fn output_files_are_replaced_only_with_force() {
+    let dir = tempfile::tempdir().unwrap();
+    let (trace, link) = (dir.path().join("trace.safetensors"), dir.path().join("link"));
+    let run = |to: &Path, more: &[&str]| {
+        let model = fixture("golden/olmoe");
+        let args = ["run", "-m", text(&model), "-p", "x", "-n", "1", "--trace", text(to)];
+        larder(&[&args[..], more].concat())
+    };
+    let refused = |to: &Path, more: &[&str]| {
+        let output = run(to, more);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && output.stdout.is_empty(), "{said}");
+        said
+    };
+    assert!(run(&trace, &[]).status.success());
+    let before = std::fs::read(&trace).unwrap();
+    std::fs::write(&trace, "mine").unwrap();
+    assert!(refused(&trace, &[]).contains("add --force to replace it"));
+    assert_eq!(std::fs::read(&trace).unwrap(), b"mine");
+    std::os::unix::fs::symlink("trace.safetensors", &link).unwrap();
+    assert!(run(&link, &["--force"]).status.success());
+    assert_eq!(std::fs::read(&trace).unwrap(), before);
+    assert!(std::fs::symlink_metadata(&link).unwrap().is_symlink());
+    // A device, a named pipe and a folder stay what they are, and none is waited for.
+    let pipe = dir.path().join("pipe");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR).unwrap();
+    for place in [Path::new("/dev/null"), &pipe, dir.path()] {
+        assert!(refused(place, &["--force"]).contains("not a file"), "{}", place.display());
+    }
+    assert!(refused(&dir.path().join("none/trace"), &[]).contains("create it first"));
 }

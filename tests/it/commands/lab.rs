@@ -102,7 +102,7 @@ fn a_drawn_trace_goes_through_every_command() {
     );
 
     let sizes = ["--to", "oracle-general", "--sequences", "1..3"];
-    let said = larder_ok(&[&["lab", "export", text(&trace), "-o", text(&csv)][..], &sizes].concat());
+    let said = larder_ok(&[&["lab", "export", text(&trace), "-o", text(&csv), "--force"][..], &sizes].concat());
     assert!(said.contains("480 requests of 24 objects"), "{said}");
     assert_eq!(std::fs::metadata(&csv).unwrap().len(), 480 * 24);
 }
@@ -182,7 +182,7 @@ fn what_cannot_be_replayed_is_refused_in_one_sentence() {
     let bytes = std::fs::read(&trace).unwrap();
     std::fs::write(&short, &bytes[..bytes.len() / 2]).unwrap();
     assert!(larder_refuses(&["lab", "replay", text(&short)]).contains("short.safetensors"));
-    assert!(larder_refuses(&["lab", "report", text(&trace), "-o", text(&other)]).contains("sweep --json"));
-    assert!(larder_refuses(&["lab", "import", text(dir.path()), "-o", text(&other)]).contains("index.json"));
+    assert!(larder_refuses(&["lab", "report", text(&trace), "-o", text(&other), "--force"]).contains("sweep --json"));
+    assert!(larder_refuses(&["lab", "import", text(dir.path()), "-o", text(&other), "--force"]).contains("index.json"));
     assert_eq!(larder(&["lab", "replay", text(&trace), "--eviction", "psychic"]).status.code(), Some(2));
 }

@@ -16,7 +16,7 @@ fn every_strategy_has_all_its_runs() {
     let (store, page) = (dir.path().join("store"), dir.path().join("page.html"));
     larder_ok(&["convert", text(&fixture("golden/olmoe")), text(&store)]);
     let wanted = format!("{}=3", text(&store));
-    let args = ["report", &wanted, text(&store), "-r", "3", "-n", "6", "--html", text(&page)];
+    let args = ["report", &wanted, text(&store), "-r", "3", "-n", "6", "--html", text(&page), "--force"];
     let json: Value = serde_json::from_str(&larder_ok(&[&args[..], &["--json"]].concat())).unwrap();
     assert!(json["facts"].as_array().unwrap().iter().any(|fact| fact["what"] == "processor"));
     let stores = json["stores"].as_array().unwrap();

@@ -51,8 +51,8 @@ impl Case {
         let case = Case { dir: tempfile::tempdir().unwrap() };
         std::fs::write(case.at("topology.toml"), TOPOLOGY).unwrap();
         let (trace, out) = (case.text("trace.safetensors"), case.text("demo.json"));
-        larder_ok(&["run", "-m", demo(), "-p", "Once upon a time", "-n", "60", "--trace", &trace]);
-        larder_ok(&["lab", "activations", &trace, "-m", demo(), "-o", &out]);
+        larder_ok(&["run", "-m", demo(), "-p", "Once upon a time", "-n", "60", "--trace", &trace, "--force"]);
+        larder_ok(&["lab", "activations", &trace, "-m", demo(), "-o", &out, "--force"]);
         case
     }
 
@@ -91,7 +91,7 @@ fn number(plan: &Value, path: &str) -> f64 {
 fn a_trace_becomes_a_placement_that_fits() {
     let case = Case::new();
     let out = case.text("placement.toml");
-    let plan = case.plan(&["-o", &out]);
+    let plan = case.plan(&["-o", &out, "--force"]);
     let file = PlacementFile::read(Path::new(&out)).unwrap();
     let geometry = ExpertActivations::read(&case.at("demo.json")).unwrap().geometry;
     let Geometry { layers, experts, .. } = geometry;
@@ -139,7 +139,7 @@ fn two_models_share_the_storage() {
     let plan = ["edge", "plan", &topology, "--activations", &one, &two];
     let out = case.text("both.toml");
     let counts = |share: &str| {
-        larder_ok(&[&plan[..], &["--share", share, "-o", &out]].concat());
+        larder_ok(&[&plan[..], &["--share", share, "-o", &out, "--force"]].concat());
         let file = PlacementFile::read(Path::new(&out)).unwrap();
         ["demo", "two"].map(|model| file.server.values().map(|models| models[model].count()).sum::<usize>())
     };

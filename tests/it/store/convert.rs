@@ -40,7 +40,8 @@ fn logits(model: &Path, out: &Path) -> Vec<u8> {
 pub fn logits_with(model: &Path, out: &Path, flags: &[&str]) -> Vec<u8> {
     let tokens = out.with_extension("json");
     std::fs::write(&tokens, "[5, 17, 3, 3, 60, 41, 8]").unwrap();
-    let base = ["logits", "-m", text(model), "--tokens", text(&tokens), "--out", text(out), "--generate", "5"];
+    let base =
+        ["logits", "-m", text(model), "--tokens", text(&tokens), "--out", text(out), "--force", "--generate", "5"];
     larder_ok(&[&base[..], flags].concat());
     std::fs::read(out).unwrap()
 }
@@ -128,7 +129,8 @@ fn damage_is_found_and_named() {
     let whole = std::fs::read(&shard).unwrap();
     let tokens = dir.path().join("tokens.json");
     std::fs::write(&tokens, "[5, 17, 3]").unwrap();
-    let run = ["logits", "-m", text(&store), "--tokens", text(&tokens), "--out", "/dev/null", "--preload"];
+    let out = dir.path().join("out.safetensors");
+    let run = ["logits", "-m", text(&store), "--tokens", text(&tokens), "--out", text(&out), "--force", "--preload"];
 
     let mut flipped = whole.clone();
     flipped[4096 + 77] ^= 4;

@@ -167,7 +167,8 @@ fn the_embedding_is_read_row_by_row_where_the_head_has_its_own_weights() {
     std::fs::write(&table, bytes).unwrap();
     let tokens = dir.path().join("tokens.json");
     std::fs::write(&tokens, "[5, 17]").unwrap();
-    let run = ["logits", "-m", text(&store), "--tokens", text(&tokens), "--out", "/dev/null"];
+    let out = dir.path().join("out.safetensors");
+    let run = ["logits", "-m", text(&store), "--tokens", text(&tokens), "--out", text(&out), "--force"];
     let said = larder_refuses(&run);
     assert!(said.contains("model.embed_tokens.weight.safetensors: rows 0 and following"), "{said}");
     larder_refuses(&["verify", text(&store)]);

@@ -58,7 +58,7 @@ fn checkpoints_are_refused_in_one_sentence() {
     let tokens = out.path().join("tokens.json");
     std::fs::write(&tokens, "[1, 2, 3]").unwrap();
     let (tokens, out) = (tokens.to_str().unwrap(), out.path().join("out"));
-    check_models("checkpoint/", &["logits", "--tokens", tokens, "--out", out.to_str().unwrap(), "--model"]);
+    check_models("checkpoint/", &["logits", "--tokens", tokens, "--out", out.to_str().unwrap(), "--force", "--model"]);
 }
 
 #[test]
