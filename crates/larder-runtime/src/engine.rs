@@ -46,6 +46,7 @@ impl InferenceEngine {
     /// Starts a model: decides the memory plan and sends it as a notice, allocates the slots, loads the resident weights.
     pub fn start(model: &OpenModel, options: &Options) -> Result<Self> {
         let policy_inputs = policy_inputs(&options.cache.eviction, model, options.cache.evictor.as_deref())?;
+        model.store().iter().for_each(|store| store.set_check_reads(options.cache.check_reads));
         // The GPU is opened first, because its driver allocates memory.
         let gpu = gpu::open(&options.device)?;
         let inputs = plan_inputs(model, options)?;

@@ -8,6 +8,7 @@ use larder_kernels::performance_cores;
 use larder_model::KvFormat;
 use larder_policy::eviction::EvictionSpec;
 use larder_policy::routing::RoutingSpec;
+use larder_store::CheckReads;
 use larder_store::reader::ReaderSpec;
 
 use crate::notice::Notices;
@@ -106,6 +107,8 @@ pub struct CacheOptions {
     pub preload: bool,
     /// How shards are read.
     pub reader: ReaderSpec,
+    /// Which reads are compared with their checksums.
+    pub check_reads: CheckReads,
 }
 
 impl Default for CacheOptions {
@@ -119,6 +122,7 @@ impl Default for CacheOptions {
             prefetch: 0,
             preload: false,
             reader: ReaderSpec::default(),
+            check_reads: CheckReads::default(),
         }
     }
 }

@@ -32,6 +32,7 @@
 
 mod assemble;
 mod atomic_file;
+mod check_reads;
 mod convert;
 mod describe;
 mod direct;
@@ -57,6 +58,7 @@ mod upgrade;
 mod verify;
 
 pub use assemble::Assembler;
+pub use check_reads::CheckReads;
 pub use convert::{CONVERSION_STATE, ConvertOptions, ConvertReport, Progress, convert};
 pub use error::{Result, StoreError, StoreErrorKind};
 pub use expert_source::ExpertSource;

@@ -167,6 +167,11 @@ pub fn checksum_of(bytes: &[u8]) -> String {
     format!("{:032x}", xxh3_128(bytes))
 }
 
+/// Whether `checksum` is that of `bytes`; allocates nothing.
+pub fn is_checksum_of(checksum: &str, bytes: &[u8]) -> bool {
+    checksum.len() == 32 && u128::from_str_radix(checksum, 16) == Ok(xxh3_128(bytes))
+}
+
 /// The folder of a layer's shards in the set `set`, relative to the store.
 pub fn layer_folder(set: &str, layer: LayerIdx) -> PathBuf {
     PathBuf::from(format!("{set}/L{:03}", layer.0))

@@ -413,3 +413,33 @@ fn a_port_that_is_taken_is_said() {
     let said = larder_refuses(&["serve", "-m", model.to_str().unwrap(), "--port", &port]);
     assert!(said.contains(&port), "{said}");
 }
+
+/// Bytes that were right once and are wrong when they are read again.
+#[test]
+fn wrong_bytes_fail_a_request_and_not_the_server() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = dir.path().join("store");
+    larder_ok(&["convert", fixture("golden/olmoe").to_str().unwrap(), store.to_str().unwrap()]);
+    let server = Server::start(&store, &["--cache-experts", "3"]);
+    let ask = || server.post("/v1/completions", asked("How many loaves", 20));
+    let want = ask().json()["choices"][0]["text"].clone();
+    let shards: Vec<_> =
+        ["L000", "L001"].iter().flat_map(|l| std::fs::read_dir(store.join("experts").join(l)).unwrap()).collect();
+    let shards: Vec<_> = shards.into_iter().map(|entry| entry.unwrap().path()).collect();
+    let flip = || {
+        for shard in &shards {
+            let mut bytes = std::fs::read(shard).unwrap();
+            bytes[4096 + 100] ^= 1;
+            std::fs::write(shard, bytes).unwrap();
+        }
+    };
+    flip();
+    for _ in 0..2 {
+        let refused = ask();
+        assert_eq!(refused.status, 500);
+        let said = refused.error();
+        assert!(said.contains("expert ") && said.contains("have checksum") && said.lines().count() == 1, "{said}");
+    }
+    flip();
+    assert_eq!(ask().json()["choices"][0]["text"], want);
+}

@@ -40,9 +40,12 @@ fn g3_a_failure_ends_the_reading_and_the_session_goes_on() {
         .unwrap();
     let mut happened = 0;
     let often = FaultTarget::OneIn(3);
-    // A flipped bit is looked for when a shard is first read in a run, so it has to come then.
-    let first = (0..12).map(|shard| (ReadFault::Flipped(4321), FaultTarget::Shard(shard), 1));
-    let faults = [(ReadFault::Gone, often, 4), (ReadFault::Short(5000), often, 4)].into_iter().chain(first);
+    let flipped =
+        |target: fn(usize) -> FaultTarget| (0..12).map(move |shard| (ReadFault::Flipped(4321), target(shard), 1));
+    let faults = [(ReadFault::Gone, often, 4), (ReadFault::Short(5000), often, 4), (ReadFault::Flipped(77), often, 4)]
+        .into_iter()
+        .chain(flipped(FaultTarget::Shard))
+        .chain(flipped(FaultTarget::Again));
     for (i, (fault, when, times)) in faults.enumerate() {
         let memory = model.memory().overtaken(2).with_fault(when, fault, times);
         let faults = memory.faults_injected();
@@ -66,4 +69,54 @@ fn g3_a_failure_ends_the_reading_and_the_session_goes_on() {
         assert!(got == want, "{fault:?}: the text is wrong after a failure");
     }
     assert!(happened >= 10, "only {happened} failures happened");
+}
+
+/// A disk that returns the right bytes of an expert once, and then wrong ones without an error.
+#[test]
+fn wrong_bytes_of_a_later_read_end_the_run_and_name_the_expert() {
+    let model = model(&fixture("golden/olmoe"));
+    let mut resident = model.resident();
+    let want = read_and_write(&mut Session::new(&model.decoder, &mut resident, 100));
+    let geometry = model.decoder.geometry();
+    let (layer, experts) = (geometry.moe_layers[1], geometry.experts);
+    let mut refused = 0;
+    for prefetch in [0, 2] {
+        for expert in 0..experts {
+            let target = FaultTarget::Again(experts + expert);
+            let memory = model.memory().with_fault(target, ReadFault::Flipped(99), u64::MAX);
+            let faults = memory.faults_injected();
+            // One slot: nearly every read is a second one.
+            let mut streaming = model.streaming(1, CacheScope::Layer, prefetch, memory);
+            let mut session = Session::new(&model.decoder, &mut streaming, 100);
+            let mut outcome = session.forward(&TokenInput::prompt(&TOKENS).in_chunks(1).all_logits(), &mut ());
+            if let Ok(logits) = &outcome {
+                assert!(logits[..] == want[..logits.len()], "expert {expert}: computed with wrong bytes");
+                outcome = session.forward(&TokenInput::prompt(&TOKENS).in_chunks(1), &mut ());
+            }
+            let Err(error) = outcome else {
+                assert!(faults.load(Ordering::Relaxed) == 0 || prefetch > 0, "expert {expert}: a fault was overlooked");
+                continue;
+            };
+            let said = error.to_string();
+            assert!(said.contains(&format!("{layer}, expert {expert}:")) && said.contains("have checksum"), "{said}");
+            refused += 1;
+        }
+    }
+    assert!(refused >= experts, "only {refused} runs met a fault");
+}
+
+/// What `--check-reads first` gives up.
+#[test]
+fn wrong_bytes_of_a_later_read_pass_if_only_first_reads_are_checked() {
+    let model = model(&fixture("golden/olmoe"));
+    let mut resident = model.resident();
+    let want = read_and_write(&mut Session::new(&model.decoder, &mut resident, 100));
+    let mut differ = 0;
+    for shard in 0..2 * model.decoder.geometry().experts {
+        let memory = model.memory().with_fault(FaultTarget::Again(shard), ReadFault::Flipped(99), u64::MAX);
+        let mut streaming = model.hardly_checked(memory);
+        let got = read_and_write(&mut Session::new(&model.decoder, &mut streaming, 100));
+        differ += usize::from(got != want);
+    }
+    assert!(differ > 0, "no fault changed the logits");
 }

@@ -11,7 +11,7 @@ use larder_model::{
 };
 use larder_policy::eviction::{CacheShape, EvictionSpec, PolicyInputs};
 use larder_store::reader::{Arena, MemoryReader, Reader, ReaderSpec, Slot};
-use larder_store::{ConvertOptions, ExpertSource, Source, Store, convert, open_source};
+use larder_store::{CheckReads, ConvertOptions, ExpertSource, Source, Store, convert, open_source};
 
 pub const TOKENS: [u32; 12] = [5, 17, 3, 3, 60, 41, 8, 101, 7, 12, 90, 33];
 
@@ -90,17 +90,32 @@ impl Model {
         let (arena, pieces) = Arena::new(shape.total_slots(), self.slot_bytes()).unwrap();
         let files = Arc::new(self.store.shard_files().unwrap());
         let (reader, _) = reader.parse::<ReaderSpec>().unwrap().open(&files, &arena).ok()?;
-        Some(self.streaming_by(reader, "lru", &shape, prefetch, pieces))
+        Some(self.streaming_over(self.own_store(), reader, "lru", &shape, prefetch, pieces))
     }
 
     /// The same with any policy.
     pub fn evicting(&self, policy: &str, shape: &CacheShape, prefetch: usize, memory: MemoryReader) -> StreamingPath {
         let (_arena, pieces) = Arena::new(shape.total_slots(), self.slot_bytes()).unwrap();
-        self.streaming_by(Box::new(memory), policy, shape, prefetch, pieces)
+        self.streaming_over(self.own_store(), Box::new(memory), policy, shape, prefetch, pieces)
     }
 
-    fn streaming_by(
+    /// One slot per layer, and only first reads are checked.
+    pub fn hardly_checked(&self, memory: MemoryReader) -> StreamingPath {
+        let shape = CacheShape::new(self.decoder.geometry(), 1, CacheScope::Layer);
+        let (_arena, pieces) = Arena::new(shape.total_slots(), self.slot_bytes()).unwrap();
+        let store = self.own_store();
+        store.set_check_reads(CheckReads::First);
+        self.streaming_over(store, Box::new(memory), "lru", &shape, 0, pieces)
+    }
+
+    /// A store of its own, which has not found any shard good yet.
+    fn own_store(&self) -> Arc<Store> {
+        Arc::new(Store::open(self.store.path()).unwrap())
+    }
+
+    fn streaming_over(
         &self,
+        store: Arc<Store>,
         reader: Box<dyn Reader>,
         policy: &str,
         shape: &CacheShape,
@@ -108,8 +123,7 @@ impl Model {
         slots: Vec<Slot>,
     ) -> StreamingPath {
         let policies = policy.parse::<EvictionSpec>().unwrap().make(shape, &PolicyInputs::default()).unwrap();
-        // A store of its own, which has not found any shard good yet.
-        let shards = Box::new(Arc::new(Store::open(self.store.path()).unwrap()));
+        let shards = Box::new(store);
         let cache = Cache::new(self.decoder.geometry(), shape, policies, slots, reader, shards);
         StreamingPath::new(Routing::default(), cache, self.compute.clone(), prefetch)
     }
@@ -120,7 +134,7 @@ impl Model {
         let (slots, policies) = (device.slots(), shape.policy_shape());
         let policies = "lru".parse::<EvictionSpec>().unwrap().make(&policies, &PolicyInputs::default()).unwrap();
         let (_arena, pieces) = Arena::new(shape.host.total_slots(), self.slot_bytes()).unwrap();
-        let shards = Box::new(Arc::new(Store::open(self.store.path()).unwrap()));
+        let shards = Box::new(self.own_store());
         let supply = HostTier { memory: pieces, reader: Box::new(memory), shards };
         let geometry = self.decoder.geometry();
         let cache = TieredCache::new(geometry, &shape, policies, supply, Box::new(device), measured).unwrap();

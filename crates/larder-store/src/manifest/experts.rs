@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use larder_core::{ExpertLayout, Geometry, LayerIdx, NumberFormat, PerMatrix, RowOrder, SEGMENTS};
 use serde::{Deserialize, Serialize};
 
-use crate::shard::{DATA_START, RECORD_ALIGN, checksum_of};
+use crate::shard::{DATA_START, RECORD_ALIGN, checksum_of, is_checksum_of};
 
 /// A set of shards: one for each expert of each MoE layer.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -56,6 +56,16 @@ impl ExpertChecksums {
     /// The checksums of the segments of `data`, which has this layout.
     pub fn of_segments(layout: &ExpertLayout, data: &[u8]) -> Self {
         ExpertChecksums::Segments(layout.segments().map(|range| checksum_of(&data[range])))
+    }
+
+    /// Whether these are the checksums of `data`, which has this layout.
+    pub(crate) fn are_of(&self, layout: &ExpertLayout, data: &[u8]) -> bool {
+        match self {
+            ExpertChecksums::Whole(checksum) => is_checksum_of(checksum, data),
+            ExpertChecksums::Segments(each) => {
+                layout.segments().into_iter().zip(each).all(|(range, checksum)| is_checksum_of(checksum, &data[range]))
+            }
+        }
     }
 }
 

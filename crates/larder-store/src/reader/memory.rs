@@ -1,7 +1,7 @@
 //! Test double of a reader: shards in memory, with seeded latency and faults.
 
 use std::{
-    collections::VecDeque,
+    collections::{BTreeSet, VecDeque},
     io,
     path::PathBuf,
     sync::{
@@ -37,6 +37,8 @@ pub enum ReadFault {
 pub enum FaultTarget {
     /// Attempts to read this shard.
     Shard(usize),
+    /// Attempts to read this shard after the first.
+    Again(usize),
     /// One in this number of attempts, at random.
     OneIn(u32),
 }
@@ -59,6 +61,8 @@ pub struct MemoryReader {
     overtaken_max: u64,
     faults: Vec<FaultPlan>,
     faults_injected: Arc<AtomicU64>,
+    /// Shards that were attempted to be read.
+    attempted: BTreeSet<usize>,
     random: Rng,
     submitted: u64,
     /// The reads in flight, each with the time of its completion as a count of submitted reads.
@@ -74,6 +78,7 @@ impl MemoryReader {
             overtaken_max: 0,
             faults: vec![],
             faults_injected: Arc::default(),
+            attempted: BTreeSet::new(),
             random: Rng::new(seed),
             submitted: 0,
             pending: vec![],
@@ -121,10 +126,12 @@ impl MemoryReader {
     }
 
     fn fault(&mut self, shard: usize) -> Option<ReadFault> {
+        let again = !self.attempted.insert(shard);
         for at in 0..self.faults.len() {
             let FaultPlan { target, fault, times } = self.faults[at];
             let hits = match target {
                 FaultTarget::Shard(of) => of == shard,
+                FaultTarget::Again(of) => of == shard && again,
                 FaultTarget::OneIn(count) => self.below(count.into()) == 0,
             };
             if hits && times > 0 {

@@ -10,6 +10,7 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use super::{CHECKSUM_BYTES, TableFile};
 use crate::{
+    check_reads::{CheckReads, ReadChecks},
     convert::Progress,
     error::{Result, StoreError, StoreErrorKind},
     file::ReadAt,
@@ -25,6 +26,7 @@ pub struct RowTable {
     checksums: Vec<u8>,
     /// Per block, whether it was verified in this run.
     verified: Vec<AtomicBool>,
+    checks: ReadChecks,
 }
 
 impl RowTable {
@@ -56,7 +58,13 @@ impl RowTable {
         let checksums = file.read_vec(table.checksums_start() as u64, table.checksums_bytes() as u64)?;
         let found = checksum_of(&checksums);
         let verified = (0..table.blocks()).map(|_| AtomicBool::new(false)).collect();
-        Ok((RowTable { file, meta: table.meta(), table: table.clone(), checksums, verified }, found))
+        let (meta, table, checks) = (table.meta(), table.clone(), ReadChecks::new());
+        Ok((RowTable { file, meta, table, checksums, verified, checks }, found))
+    }
+
+    /// Which reads are checked from now on.
+    pub fn set_checks(&self, checks: CheckReads) {
+        self.checks.set(checks);
     }
 
     /// Number format and shape, `[rows, cols]`.
@@ -86,7 +94,7 @@ impl RowTable {
         rows.iter().zip(into.chunks_exact_mut(self.row_bytes())).try_for_each(|(row, into)| self.read_row(*row, into))
     }
 
-    /// Reads bytes of the matrix from byte `offset` on.
+    /// Reads bytes of the matrix from byte `offset` on. A block that is checked is read as a whole, see [`CheckReads`].
     ///
     /// The caller guarantees that the range lies inside the matrix.
     pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<()> {
@@ -95,7 +103,7 @@ impl RowTable {
         while !rest.is_empty() {
             let (block, within) = (at / block_bytes, at % block_bytes);
             let (piece, after) = rest.split_at_mut(rest.len().min(block_bytes - within));
-            if self.verified[block].load(Ordering::Relaxed) {
+            if self.verified[block].load(Ordering::Relaxed) && !self.checks.again() {
                 self.file.read((DATA_START + at) as u64, piece)?;
             } else {
                 piece.copy_from_slice(&self.verified_block(block)?[within..][..piece.len()]);

@@ -6,6 +6,7 @@ use larder_core::{Blueprint, NumberFormat, TensorSpec, Tensors};
 
 use super::*;
 use crate::{
+    check_reads::CheckReads,
     error::{Result, StoreErrorKind},
     quantize::encode,
     shard::{DATA_START, checksum_of},
@@ -135,6 +136,29 @@ fn a_changed_byte_is_found_by_the_rows_of_its_block_and_no_others() {
     }
     fs::remove_file(fixture.path()).unwrap();
     assert_eq!(fixture.open().err().unwrap().kind, StoreErrorKind::Io);
+}
+
+#[test]
+fn every_read_of_a_row_is_checked_unless_only_the_first_is() {
+    let fixture = Fixture::new(1000, None);
+    let table = fixture.open().unwrap();
+    let row_bytes = 4 * COLS;
+    let read = |row| table.read_row(row, &mut vec![0; row_bytes]);
+    read(0).unwrap();
+    read(999).unwrap();
+    let mut bad = fs::read(fixture.path()).unwrap();
+    bad[DATA_START + 3 * row_bytes] ^= 1;
+    // In place, as the file is open.
+    fs::write(fixture.path(), &bad).unwrap();
+    assert!(read(0).unwrap_err().message.contains("rows 0 and following"));
+    read(999).unwrap();
+    table.set_checks(CheckReads::First);
+    read(3).unwrap();
+    table.set_checks(CheckReads::All);
+    assert_eq!(read(3).unwrap_err().kind, StoreErrorKind::Mismatch);
+    bad[DATA_START + 3 * row_bytes] ^= 1;
+    fs::write(fixture.path(), bad).unwrap();
+    read(3).unwrap();
 }
 
 #[test]

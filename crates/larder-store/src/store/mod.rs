@@ -10,6 +10,7 @@ use larder_core::{Blueprint, ExpertId, ExpertLayout, LayerIdx, TensorMeta, Tenso
 use serde_json::Value;
 
 use crate::{
+    check_reads::CheckReads,
     error::{Result, StoreError, StoreErrorKind},
     expert_source::ExpertSource,
     file::read_small,
@@ -36,7 +37,7 @@ pub struct Store {
 
 impl Store {
     /// Opens the store in the folder `path`. Every file must exist with the right length; data are checked when they
-    /// are first read.
+    /// are read.
     pub fn open(path: &Path) -> Result<Self> {
         let store = Store::open_partial(path)?;
         store.require_all()?;
@@ -112,13 +113,21 @@ impl Store {
         check_resident(self, blueprint)
     }
 
-    /// Checks an expert's data and the header of its shard, the first time it is called for the expert in a run.
+    /// Which reads of experts and of row tables are checked from now on; all by default. Resident tensors are read once, and
+    /// always checked.
+    pub fn set_check_reads(&self, checks: CheckReads) {
+        self.experts.set_checks(checks);
+        self.small_experts.iter().for_each(|set| set.set_checks(checks));
+        self.tables.values().for_each(|table| table.set_checks(checks));
+    }
+
+    /// Checks an expert's data, if they are to be checked, and the header of its shard the first time it is called for the
+    /// expert in a run.
     pub fn check_expert(&self, layer: LayerIdx, expert: ExpertId, data: &[u8]) -> Result<()> {
         self.experts.check_expert(layer, expert, data)
     }
 
-    /// Checks the bytes of one segment of an expert (see [`ExpertLayout::segments`]) and the header of its shard, the
-    /// first time it is called for that segment in a run. Stores of format 1 have no checksums of segments: the error
+    /// As [`check_expert`](Self::check_expert) for one segment of an expert (see [`ExpertLayout::segments`]). Stores of format 1 have no checksums of segments: the error
     /// has the kind [`StoreErrorKind::Unsupported`].
     pub fn check_segment(&self, layer: LayerIdx, expert: ExpertId, segment: usize, bytes: &[u8]) -> Result<()> {
         self.experts.check_segment(layer, expert, segment, bytes)

@@ -7,7 +7,7 @@ use crate::{
     manifest::MANIFEST_FILE,
     shard::{DATA_START, shard_path},
     source::SIDECARS,
-    testing::{ExpertForm, LAYERS, edit_manifest, small_store},
+    testing::{ExpertForm, LAYERS, Tiny, edit_manifest, small_store, store_of},
 };
 
 fn store() -> (tempfile::TempDir, PathBuf) {
@@ -57,19 +57,59 @@ fn a_store_can_be_opened_with_missing_shards() {
 }
 
 #[test]
-fn checksums_are_verified_once_and_lengths_always() {
+fn checksums_are_verified_at_every_read_unless_only_the_first_is_checked() {
     let (_dir, path) = store();
     let store = Store::open(&path).unwrap();
     let (layer, expert) = (LAYERS[0], ExpertId(1));
     let mut data = vec![0; store.layout(layer).bytes];
     store.read_expert(layer, expert, &mut data).unwrap();
+    let good = data.clone();
     let shard = path.join(shard_path(layer, expert));
     flip(&shard, DATA_START);
+    for _ in 0..2 {
+        let error = store.read_expert(layer, expert, &mut data).unwrap_err();
+        assert!(error.message.contains("layer 1, expert 1"), "{error}");
+    }
+    store.set_check_reads(CheckReads::First);
     store.read_expert(layer, expert, &mut data).unwrap();
+    assert!(data != good);
+    store.set_check_reads(CheckReads::All);
+    store.read_expert(layer, expert, &mut data).unwrap_err();
+    flip(&shard, DATA_START);
+    store.read_expert(layer, expert, &mut data).unwrap();
+    assert!(data == good);
+}
+
+#[test]
+fn lengths_are_checked_at_every_read() {
+    let (_dir, path) = store();
+    let store = Store::open(&path).unwrap();
+    store.set_check_reads(CheckReads::First);
+    let (layer, expert) = (LAYERS[0], ExpertId(1));
+    let mut data = vec![0; store.layout(layer).bytes];
+    store.read_expert(layer, expert, &mut data).unwrap();
+    let shard = path.join(shard_path(layer, expert));
     fs::OpenOptions::new().write(true).open(&shard).unwrap().set_len(DATA_START as u64 + 1).unwrap();
     assert_eq!(store.read_expert(layer, expert, &mut data).unwrap_err().kind, StoreErrorKind::Malformed);
     fs::remove_file(&shard).unwrap();
     assert!(store.read_expert(layer, expert, &mut data).unwrap_err().message.starts_with("layer 1, expert 1: "));
+}
+
+#[test]
+fn small_copies_are_checked_at_every_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let small_experts = Some(larder_core::NumberFormat::Q4_0);
+    let options = crate::convert::ConvertOptions { small_experts, ..Default::default() };
+    let path = store_of(dir.path(), &Tiny::new(ExpertForm::Separate), &options);
+    let store = Store::open(&path).unwrap();
+    let (layer, expert) = (LAYERS[1], ExpertId(0));
+    let small = store.small_experts().unwrap();
+    let mut data = vec![0; small.layout(layer).bytes];
+    small.read_expert(layer, expert, &mut data).unwrap();
+    flip(&path.join(crate::shard::shard_path_in(SMALL_EXPERTS, layer, expert)), DATA_START + 9);
+    assert!(small.read_expert(layer, expert, &mut data).unwrap_err().message.contains("layer 3, expert 0"));
+    store.set_check_reads(CheckReads::First);
+    small.read_expert(layer, expert, &mut data).unwrap();
 }
 
 #[test]
@@ -133,7 +173,7 @@ fn a_manifest_that_contradicts_the_files_is_refused() {
 fn the_config_must_match_the_stored_model() {
     let (_dir, path) = store();
     let store = Store::open(&path).unwrap();
-    let mut blueprint = crate::testing::Tiny::new(ExpertForm::Separate).blueprint();
+    let mut blueprint = Tiny::new(ExpertForm::Separate).blueprint();
     store.check(&blueprint).unwrap();
     blueprint.resident[0].shape = vec![6];
     assert!(store.check(&blueprint).unwrap_err().message.contains("tensor 'norm' has shape [5]"));
@@ -159,6 +199,7 @@ fn a_segment_is_checked_as_soon_as_its_bytes_are_there() {
         let data = &whole[DATA_START..];
         for at in [0, 1] {
             let store = Store::open(&path).unwrap();
+            store.set_check_reads(CheckReads::First);
             let layout = store.layout(layer).clone();
             let segments = layout.segments();
             let mut bad = data[segments[at].clone()].to_vec();
@@ -169,11 +210,14 @@ fn a_segment_is_checked_as_soon_as_its_bytes_are_there() {
             for i in [1 - at, at] {
                 store.check_segment(layer, expert, i, &data[segments[i].clone()]).unwrap();
             }
-            // Each is checked once in a run, and both together are the expert.
+            // Each is checked once in a run if only first reads are, and both together are the expert.
             store.check_segment(layer, expert, at, &bad).unwrap();
             let checked_by_segment = vec![0; layout.bytes];
             let header_and_segments = store.check_expert(layer, expert, &checked_by_segment);
             header_and_segments.unwrap();
+            store.set_check_reads(CheckReads::All);
+            assert_eq!(store.check_segment(layer, expert, at, &bad).unwrap_err().message, error.message);
+            assert!(store.check_expert(layer, expert, &checked_by_segment).is_err());
         }
     }
 }

@@ -8,6 +8,7 @@ use larder_model::KvFormat;
 use larder_policy::eviction::EvictionSpec;
 use larder_policy::routing::RoutingSpec;
 use larder_runtime::THREADS_MAX;
+use larder_store::CheckReads;
 use larder_store::reader::ReaderSpec;
 
 use super::device::DeviceFlags;
@@ -186,6 +187,10 @@ pub struct PerformanceFlags {
     /// How shards are read: auto, uring or pread
     #[arg(long, value_name = "READER", default_value_t)]
     pub reader: ReaderSpec,
+    /// Which reads are compared with their checksums: all, or only the first of each expert, which overlooks bytes that the
+    /// disk returns wrong later
+    #[arg(long, value_name = "READS", default_value = "all")]
+    pub check_reads: CheckReads,
     /// Compute threads (default: all performance cores)
     #[arg(long, value_name = "N", value_parser = parse_threads)]
     pub threads: Option<usize>,

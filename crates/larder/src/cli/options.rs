@@ -55,6 +55,7 @@ fn cache_options(
         prefetch: cache.prefetch,
         preload: place.preload,
         reader: performance.reader,
+        check_reads: performance.check_reads,
     }
 }
 
@@ -111,6 +112,7 @@ mod tests {
             (found.cache.reader.name, found.cache.prefetch),
             (default.cache.reader.name, default.cache.prefetch)
         );
+        assert_eq!(found.cache.check_reads, default.cache.check_reads);
         assert_eq!(found.routing.to_string(), default.routing.to_string());
         assert_eq!(found.device.kind, default.device.kind);
         assert_eq!((found.compute.threads, found.compute.kv), (default.compute.threads, default.compute.kv));
