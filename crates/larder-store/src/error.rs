@@ -59,9 +59,13 @@ impl StoreError {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => StoreErrorKind::NoSpace,
             _ => StoreErrorKind::Io,
         };
-        let reason = error.to_string();
-        let reason = reason.split(" (os error").next().unwrap_or_default().to_lowercase();
-        Self::new(kind, path, format!("{doing} failed: {reason}"))
+        let text = error.to_string();
+        let reason = text.split(" (os error").next().unwrap_or_default().to_lowercase();
+        let remedy = match error.kind() {
+            io::ErrorKind::FileTooLarge => "; raise the limit of file sizes (`ulimit -f`), or use another file system",
+            _ => "",
+        };
+        Self::new(kind, path, format!("{doing} failed: {reason}{remedy}"))
     }
 }
 

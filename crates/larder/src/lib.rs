@@ -6,9 +6,13 @@
 //! crate.
 
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::{CommandFactory, FromArgMatches};
+use signal_hook::consts::SIGXFSZ;
+use signal_hook::flag;
 
 #[macro_use]
 mod stdout;
@@ -38,8 +42,15 @@ pub fn main() -> ExitCode {
     }
 }
 
+/// Makes a write beyond the limit of file sizes fail instead of ending the program by a signal.
+fn report_large_files_as_errors() -> Result<()> {
+    let seen = Arc::new(AtomicBool::new(false));
+    flag::register(SIGXFSZ, seen).map(drop).context("the handler of SIGXFSZ cannot be registered")
+}
+
 /// Runs the command line; the parser itself reports wrong usage and ends the program.
 fn run() -> Result<()> {
+    report_large_files_as_errors()?;
     let typed: Vec<_> = std::env::args_os().collect();
     let matches = cli::Cli::command().get_matches_from(&typed);
     let line = config::apply(typed, &matches)?;

@@ -207,6 +207,77 @@ fn a_full_disk_is_said_and_nothing_is_lost() {
     assert_eq!(std::fs::read_dir(&disk.0).unwrap().count(), 0, "something was left behind");
 }
 
+/// Runs the command, which must fail, where files may have so many blocks of 512 bytes; returns its error.
+pub fn limited(blocks: u32, args: &[&str]) -> String {
+    let command = command();
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    let words = words.map(|word| word.to_str().unwrap()).chain(args.iter().copied());
+    let line: Vec<_> = words.map(|word| format!("'{word}'")).collect();
+    let line = format!("ulimit -f {blocks}; exec {}", line.join(" "));
+    let output = Command::new("sh").args(["-c", &line]).output().unwrap();
+    // A program that a signal ends has no exit code.
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    String::from_utf8(output.stderr).unwrap()
+}
+
+#[test]
+fn a_limit_of_file_sizes_is_an_error_and_the_conversion_is_resumed() {
+    let dir = tempfile::tempdir().unwrap();
+    let (model, store, whole) = (fixture("golden/olmoe"), dir.path().join("store"), dir.path().join("whole"));
+    convert(&model, &whole, &[]);
+    let args = ["convert", text(&model), text(&store)];
+    for blocks in [16, 100, 130] {
+        let said = limited(blocks, &args);
+        assert!(said.starts_with("error: ") && said.lines().count() == 1, "{said}");
+        assert!(said.contains("writing failed: file too large; raise the limit of file sizes"), "{said}");
+        let left = contents(&store);
+        assert!(left.keys().all(|name| name.extension().is_none_or(|e| e != "tmp")), "{:?}", left.keys());
+        assert!(!left.contains_key(Path::new("larder.json")));
+    }
+    larder_ok(&args);
+    assert!(contents(&store) == contents(&whole));
+}
+
+#[test]
+fn two_conversions_at_once_make_one_store() {
+    let dir = tempfile::tempdir().unwrap();
+    let (model, whole) = (fixture("golden/qwen2_moe"), dir.path().join("whole"));
+    convert(&model, &whole, &[]);
+    let want = contents(&whole);
+    for round in 0..10 {
+        let store = dir.path().join(format!("store{round}"));
+        let start = || {
+            let args = ["convert", text(&model), text(&store)];
+            command().args(args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+        };
+        let ends = [start(), start()].map(|child| child.wait_with_output().unwrap());
+        assert!(contents(&store) == want, "round {round}");
+        let refused: Vec<_> = ends.iter().filter(|end| !end.status.success()).collect();
+        assert_eq!(refused.len(), 1, "round {round}: {ends:?}");
+        let said = String::from_utf8_lossy(&refused[0].stderr);
+        let reasons = ["is being written by another conversion", "already holds a store", "was removed by another"];
+        assert!(reasons.iter().any(|reason| said.contains(reason)), "{said}");
+    }
+}
+
+#[test]
+fn a_store_is_not_made_inside_its_source() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = dir.path().join("source");
+    super::formats::copied(&fixture("golden/olmoe"), &source);
+    let before = contents(&source);
+    for target in [source.clone(), source.join("store"), source.join("a/b")] {
+        let said = larder_refuses(&["convert", text(&source), text(&target)]);
+        assert!(said.contains("lies inside its source"), "{said}");
+    }
+    assert!(contents(&source) == before);
+    let gguf = dir.path().join("m.gguf");
+    std::fs::copy(fixture("fixtures/gguf/tiny-olmoe-q4_0.gguf"), &gguf).unwrap();
+    larder_refuses(&["convert", text(&gguf), text(&gguf)]);
+    larder_refuses(&["convert", text(&gguf), text(&gguf.join("store"))]);
+    assert!(gguf.is_file());
+}
+
 #[test]
 fn a_read_only_target_is_said() {
     let dir = tempfile::tempdir().unwrap();

@@ -13,7 +13,7 @@ use crate::support::{command, fixture, larder_ok, larder_refuses};
 
 const OLD: [&str; 2] = ["v1-uniform", "v1-mixed"];
 
-fn copied(from: &Path, to: &Path) {
+pub fn copied(from: &Path, to: &Path) {
     for (name, bytes) in contents(from) {
         let path = to.join(name);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -27,7 +27,7 @@ fn recorded(name: &str) -> Vec<u8> {
 }
 
 /// The golden phimoe with the experts of layer 1 cut to bf16, so that its layers have experts of two sizes.
-fn mixed_checkpoint(folder: &Path) {
+pub fn mixed_checkpoint(folder: &Path) {
     let golden = fixture("golden/phimoe");
     std::fs::create_dir_all(folder).unwrap();
     for name in ["config.json", "tokenizer.json", "tokenizer_config.json"] {

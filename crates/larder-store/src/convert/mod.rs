@@ -91,6 +91,7 @@ pub fn convert(
     progress: &dyn Progress,
 ) -> Result<ConvertReport> {
     let started = Instant::now();
+    target::check_outside(source.path(), target)?;
     let experts = ShardWriter::new(EXPERTS, source, blueprint, options.experts)?;
     let small = options.small_experts.map(|kind| ShardWriter::new(SMALL_EXPERTS, source, blueprint, Some(kind)));
     let sets = std::iter::once(experts).chain(small.transpose()?).collect();

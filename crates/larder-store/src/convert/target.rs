@@ -3,6 +3,7 @@
 use std::{
     fs::{self, File},
     io,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
 };
 
@@ -57,21 +58,18 @@ impl Target {
     /// Locks and checks the folder. Returns `None` if nothing is left to do, because an earlier attempt was stopped
     /// right after its last step. `files` are the files to be written and their lengths.
     pub fn prepare(path: &Path, state: &ConversionState, files: &[(PathBuf, u64)]) -> Result<Option<Self>> {
-        let fresh = !path.exists();
-        fs::create_dir_all(path).map_err(|e| match e.kind() {
-            io::ErrorKind::AlreadyExists => StoreError::new(StoreErrorKind::Taken, path, "is a file, not a folder"),
-            _ => StoreError::io(path, "creating the folder", e),
-        })?;
-        let prepared = Self::take(path, state, files);
-        if fresh && prepared.is_err() {
-            // Succeeds only if nothing was written.
+        let created = create_folder(path)?;
+        let locked = lock_existing(path)?;
+        let lock = locked.try_clone().map_err(|e| StoreError::io(path, "locking", e))?;
+        let prepared = Self::take(path, lock, state, files);
+        if created && prepared.is_err() {
+            // Still locked, and removed only if nothing was written to it.
             let _ = fs::remove_dir(path);
         }
         prepared
     }
 
-    fn take(path: &Path, state: &ConversionState, files: &[(PathBuf, u64)]) -> Result<Option<Self>> {
-        let lock = lock(path)?;
+    fn take(path: &Path, lock: File, state: &ConversionState, files: &[(PathBuf, u64)]) -> Result<Option<Self>> {
         let found = read_small(&path.join(CONVERSION_STATE), STATE_LIMIT)?;
         let same_conversion = found
             .as_ref()
@@ -125,6 +123,55 @@ impl Target {
         let path = self.path.join(CONVERSION_STATE);
         fs::remove_file(&path).map_err(|e| StoreError::io(&path, "removing", e))?;
         sync_folder(&self.path)
+    }
+}
+
+/// Creates a folder and those above it; returns whether it did not exist.
+fn create_folder(path: &Path) -> Result<bool> {
+    let failed = |e: io::Error| match e.kind() {
+        io::ErrorKind::AlreadyExists | io::ErrorKind::NotADirectory => {
+            StoreError::new(StoreErrorKind::Taken, path, "is a file, not a folder")
+        }
+        _ => StoreError::io(path, "creating the folder", e),
+    };
+    if let Some(parent) = path.parent() {
+        fs::create_dir_all(parent).map_err(failed)?;
+    }
+    match fs::create_dir(path) {
+        Ok(()) => Ok(true),
+        Err(_) if path.is_dir() => Ok(false),
+        Err(e) => Err(failed(e)),
+    }
+}
+
+/// Locks the folder at `path`, which another conversion that created it may just have removed again.
+fn lock_existing(path: &Path) -> Result<File> {
+    let folder = lock(path)?;
+    match is_at(&folder, path) {
+        true => Ok(folder),
+        false => Err(StoreError::new(StoreErrorKind::Taken, path, "was removed by another conversion; try again")),
+    }
+}
+
+/// Whether `path` leads to the open `folder`.
+pub(super) fn is_at(folder: &File, path: &Path) -> bool {
+    let id = |m: fs::Metadata| (m.dev(), m.ino());
+    matches!((folder.metadata().map(id), fs::metadata(path).map(id)), (Ok(open), Ok(there)) if open == there)
+}
+
+/// Refuses a target inside the folder of its own source, or that folder itself.
+pub(super) fn check_outside(source: &Path, target: &Path) -> Result<()> {
+    let id = |path: &Path| fs::metadata(path).ok().filter(fs::Metadata::is_dir).map(|m| (m.dev(), m.ino()));
+    let Some(of_source) = id(source) else { return Ok(()) };
+    // What does not exist yet cannot lead out of the part that does.
+    let existing = target.ancestors().map(|above| if above.as_os_str().is_empty() { Path::new(".") } else { above });
+    let existing = existing.into_iter().find_map(|above| above.canonicalize().ok()).unwrap_or_default();
+    match existing.ancestors().any(|above| id(above) == Some(of_source)) {
+        true => {
+            let what = format!("lies inside its source {}; choose a folder elsewhere", source.display());
+            Err(StoreError::new(StoreErrorKind::Taken, target, what))
+        }
+        false => Ok(()),
     }
 }
 
