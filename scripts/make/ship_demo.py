@@ -187,6 +187,7 @@ def main() -> None:
     shutil.copytree(store, SHIPPED)
     shutil.copy(evictor, SHIPPED)
     shutil.copy(calibration, SHIPPED)
+    subprocess.run([str(args.larder), "store", "seal", str(SHIPPED)], check=True)
     (SHIPPED / "larder.toml").write_text(CONFIG)
     cut = held_out.encode()[:HELD_OUT_BYTES].decode(errors="ignore")
     (SHIPPED / "held-out.txt").write_text(cut[: cut.rfind("\n\n")] + "\n")

@@ -12,28 +12,40 @@ use larder_policy::routing::RoutingSpec;
 use crate::open::OpenModel;
 use crate::options::Setting;
 
-/// The inputs of an eviction policy: trained weights for `learned`.
+/// The inputs of an eviction policy: trained weights for `learned`, from the file `evictor` or else from the model's folder.
 pub fn policy_inputs(eviction: &EvictionSpec, model: &OpenModel, evictor: Option<&Path>) -> Result<PolicyInputs> {
     if eviction.needs() != PolicyNeeds::Evictor {
         return Ok(PolicyInputs::default());
     }
     let own = model.source().path().join(EVICTOR_FILE);
-    if evictor.is_none() && !own.exists() {
+    let found = match evictor {
+        Some(file) => Some(read_file(file, EVICTOR_BYTES_MAX)?),
+        None => own_sidecar(model, EVICTOR_FILE, EVICTOR_BYTES_MAX)?,
+    };
+    let Some(found) = found else {
         bail!(
             "{}: not found, and {} learned needs trained weights; make them with `larder lab train` or name a file with {}",
             own.display(),
             Setting::Eviction,
             Setting::Evictor
         );
-    }
-    let path = evictor.unwrap_or(&own);
-    let evictor =
-        evictor_from_bytes(&read_beside(path, EVICTOR_BYTES_MAX)?).map_err(|e| anyhow!("{} {e}", path.display()))?;
+    };
+    let evictor = evictor_from_bytes(&found).map_err(|e| anyhow!("{} {e}", evictor.unwrap_or(&own).display()))?;
     Ok(PolicyInputs { evictor: Some(Arc::new(evictor)), ..PolicyInputs::default() })
 }
 
+/// A file in the model's folder that was written after it; that of a store must have been made for this store.
+fn own_sidecar(model: &OpenModel, name: &str, most: u64) -> Result<Option<Vec<u8>>> {
+    let path = model.source().path().join(name);
+    match model.store() {
+        Some(store) => Ok(store.added_sidecar(name, most)?),
+        None if path.exists() => read_file(&path, most).map(Some),
+        None => Ok(None),
+    }
+}
+
 /// Reads a regular file of at most `most` bytes.
-fn read_beside(path: &Path, most: u64) -> Result<Vec<u8>> {
+fn read_file(path: &Path, most: u64) -> Result<Vec<u8>> {
     let failed = || format!("{}: reading failed", path.display());
     let about = fs::metadata(path).with_context(failed)?;
     if !about.is_file() || about.len() > most {
@@ -48,12 +60,11 @@ pub fn deltas(spec: &RoutingSpec, model: &OpenModel) -> Result<Option<Vec<f32>>>
         return Ok(None);
     }
     let path = model.source().path().join(Calibration::FILE);
-    if !path.exists() {
+    let Some(found) = own_sidecar(model, Calibration::FILE, Calibration::BYTES_MAX)? else {
         let store = model.source().path().display();
         bail!("{}: not found; make it with `larder eval calibrate -m {store} TEXT`", path.display());
-    }
+    };
     let blueprint = &model.blueprint;
-    let found = read_beside(&path, Calibration::BYTES_MAX)?;
     let calibration = Calibration::from_bytes(&found, &blueprint.model_type, &blueprint.geometry)
         .map_err(|e| anyhow!("{} {e}", path.display()))?;
     Ok(Some(calibration.delta))

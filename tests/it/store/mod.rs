@@ -1,6 +1,7 @@
-//! Stores: conversion, hostile files, failing disks.
+//! Stores: conversion, hostile files, failing disks, deliberate changes.
 
 mod convert;
+mod edits;
 mod faults;
 mod formats;
 mod hostile;

@@ -21,8 +21,7 @@ mod seal;
 mod v1;
 
 pub use experts::{ExpertChecksums, ExpertClass, ExpertFiles};
-#[cfg(test)]
-pub(crate) use seal::seal;
+pub(crate) use seal::{seal, unseal};
 
 /// File name of the manifest.
 pub const MANIFEST_FILE: &str = "larder.json";
@@ -136,7 +135,7 @@ impl Manifest {
                 (manifest.into_manifest().map_err(malformed)?, checksum_of(&bytes))
             }
             _ => {
-                let (json, hash) = seal::unseal(&bytes).map_err(|what| malformed(what.to_owned()))?;
+                let (json, hash) = unseal(&bytes).map_err(|what| malformed(what.to_owned()))?;
                 (serde_json::from_slice::<Manifest>(&json).map_err(broken)?, hash)
             }
         };
@@ -146,7 +145,12 @@ impl Manifest {
 
     /// The bytes of the file; equal manifests give equal bytes.
     pub fn to_bytes(&self) -> Vec<u8> {
-        seal::seal(&serde_json::to_string_pretty(self).expect("text and numbers serialize as JSON"))
+        seal(&serde_json::to_string_pretty(self).expect("text and numbers serialize as JSON"))
+    }
+
+    /// The hash of the store whose manifest has these bytes, which [`to_bytes`](Self::to_bytes) gave.
+    pub(crate) fn hash_of(bytes: &[u8]) -> String {
+        unseal(bytes).expect("the bytes of a manifest are sealed").1
     }
 
     /// Identifies model, number formats and data of the experts; clients and workers compare it.

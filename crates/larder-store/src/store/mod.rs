@@ -106,6 +106,11 @@ impl Store {
             let what = format!("holds {:?}, but its config describes {:?}", self.manifest.geometry, blueprint.geometry);
             return Err(StoreError::new(StoreErrorKind::Mismatch, &self.path, what));
         }
+        self.check_tensors(blueprint)
+    }
+
+    /// Checks that the store holds the tensors that `blueprint` describes.
+    pub(crate) fn check_tensors(&self, blueprint: &Blueprint) -> Result<()> {
         if self.experts.has_gates() != blueprint.experts.matrices.gate.is_some() {
             let what = "holds experts with another number of matrices than its config describes";
             return Err(StoreError::new(StoreErrorKind::Mismatch, &self.path, what));

@@ -15,6 +15,7 @@ use crate::{
     parallel::parallel,
     shard::{DATA_START, EXPERTS, Shard},
     shard_set::ShardSet,
+    sidecars::reseal,
 };
 
 /// Name of the file that marks an unfinished upgrade.
@@ -42,7 +43,7 @@ pub struct UpgradeReport {
 /// resident weights: only a new conversion makes a row table of it.
 pub fn upgrade(store: &Path, progress: &dyn Progress) -> Result<UpgradeReport> {
     let _lock = lock(store)?;
-    let (manifest, _) = Manifest::read_any(store)?;
+    let (manifest, hash) = Manifest::read_any(store)?;
     let before = manifest.experts.total_bytes().unwrap_or_default();
     let from = manifest.format;
     let mut report = UpgradeReport { from, to: FORMAT_VERSION, shards: 0, bytes: [before; 2] };
@@ -52,7 +53,7 @@ pub fn upgrade(store: &Path, progress: &dyn Progress) -> Result<UpgradeReport> {
         let experts = upgrade.experts(&manifest, progress)?;
         report.shards = manifest.geometry.expert_count();
         report.bytes[1] = experts.total_bytes().unwrap_or_default();
-        upgrade.write(store, &Manifest { format: FORMAT_VERSION, experts, ..manifest })?;
+        upgrade.write(store, &hash, &Manifest { format: FORMAT_VERSION, experts, ..manifest })?;
     }
     let state = store.join(UPGRADE_STATE);
     if state.exists() {
@@ -126,8 +127,9 @@ impl Upgrade {
         Ok(files)
     }
 
-    /// Writes headers and padding of all shards, then the manifest.
-    fn write(&self, store: &Path, manifest: &Manifest) -> Result<()> {
+    /// Writes headers and padding of all shards, the seals of sidecars that belong to the store by its hash `before`, and then
+    /// the manifest.
+    fn write(&self, store: &Path, before: &str, manifest: &Manifest) -> Result<()> {
         write_atomically(&store.join(UPGRADE_STATE), b"{}\n")?;
         sync_folder(store)?;
         let shards: Vec<_> = self.shards().zip(manifest.experts.checksums.iter().flatten()).collect();
@@ -140,7 +142,9 @@ impl Upgrade {
                 write_around(&self.set.path(shard), shard, &shard.header(checksums))
             },
         )?;
-        write_atomically(&store.join(MANIFEST_FILE), &manifest.to_bytes())?;
+        let bytes = manifest.to_bytes();
+        reseal(store, before, &Manifest::hash_of(&bytes))?;
+        write_atomically(&store.join(MANIFEST_FILE), &bytes)?;
         sync_folder(store)
     }
 }

@@ -19,13 +19,14 @@ use crate::{
     row_table::{RowTable, TABLES, TableFile},
     shard::{DATA_START, EXPERTS, SMALL_EXPERTS, Shard, checksum_of, layer_folder, shard_path_in},
     shard_set::ShardSet,
+    sidecars::{self, ADDED_SIDECARS, seal_path},
 };
 
 /// Largest number of problems and of unknown files that are listed; further problems are only counted.
 const LISTED: usize = 100;
 const THREADS: usize = 2;
-/// Files that a store may have without listing them in the manifest.
-const OPTIONAL: [&str; 2] = ["evictor.safetensors", "calibration.json"];
+/// A file that a store may have without listing it in the manifest.
+const SETTINGS: &str = "larder.toml";
 
 /// Result of a verification.
 #[derive(Debug, Default)]
@@ -64,7 +65,7 @@ impl VerifyReport {
 ///
 /// Fails only if there is no valid manifest; all other problems are in the report.
 pub fn verify(path: &Path, progress: &dyn Progress) -> Result<VerifyReport> {
-    let (manifest, _) = Manifest::read(path)?;
+    let (manifest, hash) = Manifest::read(path)?;
     let sets = expert_files(&manifest).map(|(name, files)| ShardSet::listed(path, name, files, &manifest.geometry));
     let sets = sets.collect::<Result<Vec<_>>>()?;
     let shards = sets.iter().flat_map(|set| set.shards_with_checksums().map(move |(shard, sums)| (set, shard, sums)));
@@ -78,6 +79,13 @@ pub fn verify(path: &Path, progress: &dyn Progress) -> Result<VerifyReport> {
     }
     for sidecar in &manifest.sidecars {
         note(sidecar.bytes, check_sidecar(&path.join(&sidecar.name), sidecar.bytes, &sidecar.checksum));
+    }
+    for name in ADDED_SIDECARS {
+        match sidecars::check(path, &hash, name) {
+            Ok(None) => {}
+            Ok(Some(bytes)) => note(bytes, Ok(())),
+            Err(problem) => note(0, Err(problem)),
+        }
     }
     parallel(THREADS, shards.len(), Vec::new, |data, i| {
         let (set, shard, checksums) = &shards[i];
@@ -144,7 +152,8 @@ fn check_sidecar(path: &Path, bytes: u64, checksum: &str) -> Result<()> {
 fn unknown_files(store: &Path, manifest: &Manifest) -> Vec<PathBuf> {
     let geometry = &manifest.geometry;
     let mut known: BTreeSet<PathBuf> =
-        [MANIFEST_FILE, RESIDENT_FILE].into_iter().chain(OPTIONAL).map(PathBuf::from).collect();
+        [MANIFEST_FILE, RESIDENT_FILE, SETTINGS].into_iter().chain(ADDED_SIDECARS).map(PathBuf::from).collect();
+    known.extend(ADDED_SIDECARS.map(|name| seal_path(Path::new(name))));
     let mut folders = vec![PathBuf::new()];
     known.extend(manifest.sidecars.iter().map(|s| PathBuf::from(&s.name)));
     for (set, _) in expert_files(manifest) {

@@ -172,6 +172,10 @@ pub struct StoreArgs {
 pub enum StoreCommand {
     /// Bring a store of an earlier format to the current one, in place
     Upgrade(UpgradeArgs),
+    /// Change the config of a store, as in `larder store set STORE rope_theta=500000`
+    Set(SetArgs),
+    /// Accept evictor.safetensors and calibration.json that were copied into a store
+    Seal(SealArgs),
 }
 
 /// Bring a store of an earlier format to the current one, in place
@@ -180,6 +184,43 @@ pub struct UpgradeArgs {
     /// Folder of the store; an interrupted upgrade is done again
     pub store: PathBuf,
     /// Print the report as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Change the config of a store, as in `larder store set STORE rope_theta=500000`
+#[derive(Args)]
+pub struct SetArgs {
+    /// Folder of the store
+    pub store: PathBuf,
+    /// Key of the config, with dots between nested keys, and its new value as JSON or plain text; refused where it
+    /// contradicts the tensors
+    #[arg(value_name = "KEY=VALUE", required = true, value_parser = parse_assignment)]
+    pub changes: Vec<Assignment>,
+    /// Print the changes as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `KEY=VALUE`.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Assignment {
+    pub key: String,
+    pub value: serde_json::Value,
+}
+
+fn parse_assignment(text: &str) -> Result<Assignment, String> {
+    let (key, value) = text.split_once('=').filter(|(key, _)| !key.is_empty()).ok_or("must be KEY=VALUE")?;
+    let value = serde_json::from_str(value).unwrap_or_else(|_| value.into());
+    Ok(Assignment { key: key.to_owned(), value })
+}
+
+/// Accept evictor.safetensors and calibration.json that were copied into a store
+#[derive(Args)]
+pub struct SealArgs {
+    /// Folder of the store
+    pub store: PathBuf,
+    /// Print the names as JSON
     #[arg(long)]
     pub json: bool,
 }

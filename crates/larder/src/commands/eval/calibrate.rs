@@ -4,6 +4,7 @@ use anyhow::{Result, bail};
 use larder_engine::Calibration;
 use larder_lab::eval::{LogitSpread, step_tokens, write_calibration};
 use larder_runtime::InferenceEngine;
+use larder_store::seal_if_in_store;
 use serde_json::json;
 
 use super::measure::{bar, read_all};
@@ -28,6 +29,7 @@ pub fn run(args: &CalibrateArgs) -> Result<()> {
     let model_type = model.blueprint.model_type.clone();
     let made = Calibration { model_type, experts: geometry.experts, text: passage.name.clone(), tokens, delta };
     write_calibration(&made, &path)?;
+    seal_if_in_store(&path)?;
     if args.json {
         println!("{}", json!({"file": path, "calibration": made}));
         return Ok(());

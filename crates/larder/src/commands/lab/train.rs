@@ -4,6 +4,7 @@ use anyhow::{Context, Result, bail};
 use larder_core::Trace;
 use larder_lab::train::{Split, TrainingConfig, TrainingProgress, subset, train};
 use larder_lab::{read_evictor, write_evictor};
+use larder_store::seal_if_in_store;
 
 use super::{judge, load, summary};
 use crate::cli::train::TrainArgs;
@@ -30,6 +31,7 @@ pub fn run(args: &TrainArgs) -> Result<()> {
     note("judged_by", ranges_text(&split.test));
     trace.meta.get("source").into_iter().for_each(|source| drop(note("source", source.clone())));
     write_evictor(&args.out, &arrays)?;
+    seal_if_in_store(&args.out)?;
     let bytes = std::fs::metadata(&args.out).with_context(|| args.out.display().to_string())?.len();
     println!("{}: {}", args.out.display(), print::bytes(bytes));
     if split.test.is_empty() {
