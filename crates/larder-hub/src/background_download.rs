@@ -13,9 +13,10 @@ use crate::DownloadProgress;
 use crate::client::Hub;
 use crate::download::{self, DownloadRequest};
 use crate::errors::error;
-use crate::listing::RemoteFile;
+use crate::listing::{Checksum, RemoteFile};
 use crate::released_ranges::ReleasedRanges;
 use crate::repo::encoded;
+use crate::samples::{self, Samples};
 
 /// Bytes of the first request for a header; most headers are shorter.
 const FIRST_READ_BYTES: u64 = 64 << 10;
@@ -40,6 +41,8 @@ struct Shared {
 
 struct State {
     files: Vec<FileState>,
+    /// For each file that has been on disk, the samples of its tensors.
+    samples: Vec<Option<Samples>>,
     released: Vec<ReleasedRanges>,
     headers: Vec<Option<Vec<u8>>>,
     /// Files that a caller waits for.
@@ -65,6 +68,7 @@ impl BackgroundDownload {
     ) -> Result<Self> {
         let mut state = State {
             files: vec![],
+            samples: vec![],
             released: vec![],
             headers: vec![],
             requested: BTreeSet::new(),
@@ -73,9 +77,12 @@ impl BackgroundDownload {
         for file in &files {
             let path = folder.join(&file.name);
             let whole = std::fs::metadata(&path).is_ok_and(|m| m.len() == file.bytes);
-            state.released.push(ReleasedRanges::load(&path)?);
+            let mut released = ReleasedRanges::load(&path)?;
+            let whole = whole.then(|| samples::taken_or_known(&path, &mut released)).transpose()?.flatten();
+            state.released.push(released);
             state.headers.push(None);
-            state.files.push(if whole { FileState::Ready(opened(&path)?) } else { FileState::Absent });
+            state.files.push(if whole.is_some() { FileState::Ready(opened(&path)?) } else { FileState::Absent });
+            state.samples.push(whole);
         }
         let by_name = files.iter().enumerate().map(|(i, f)| (f.name.clone(), i)).collect();
         let shared = Arc::new(Shared {
@@ -136,17 +143,20 @@ impl Shared {
             };
             let header = state.headers[next].clone();
             drop(state);
-            let outcome = match self.fetch(next, header) {
-                Ok(file) => FileState::Ready(file),
+            let outcome = self.fetch(next, header);
+            state = self.lock();
+            state.files[next] = match outcome {
+                Ok((file, samples)) => {
+                    state.samples[next] = Some(samples);
+                    FileState::Ready(file)
+                }
                 Err(e) => FileState::Failed(e.kind, e.to_string()),
             };
-            state = self.lock();
-            state.files[next] = outcome;
             self.changed.notify_all();
         }
     }
 
-    fn fetch(&self, i: usize, header: Option<Vec<u8>>) -> Result<Arc<ReadAt>> {
+    fn fetch(&self, i: usize, header: Option<Vec<u8>>) -> Result<(Arc<ReadAt>, Samples)> {
         let path = self.folder.join(&self.files[i].name);
         let url = self.url(i);
         let (remote, progress, stop) = (&self.files[i], self.progress.as_ref(), &self.stop);
@@ -159,7 +169,28 @@ impl Shared {
                 "has another header than the hub sent before the download",
             ));
         }
-        Ok(file)
+        // Before any byte of the file can be released.
+        let samples = samples::take(&path)?;
+        Ok((file, samples))
+    }
+
+    /// Waits until file `i` is on disk.
+    fn arrived<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        i: usize,
+    ) -> (MutexGuard<'a, State>, Result<Arc<ReadAt>>) {
+        state.requested.insert(i);
+        self.changed.notify_all();
+        let outcome = loop {
+            match &state.files[i] {
+                FileState::Ready(file) => break Ok(file.clone()),
+                FileState::Failed(fault, what) => break Err(error(*fault, what)),
+                FileState::Absent => state = self.wait(state),
+            }
+        };
+        state.requested.remove(&i);
+        (state, outcome)
     }
 
     /// Requests the header of a file that is not downloaded yet.
@@ -217,17 +248,28 @@ impl IncomingFiles for BackgroundDownload {
             state.released[i].forget()?;
             state.files[i] = FileState::Absent;
         }
-        state.requested.insert(i);
-        self.0.changed.notify_all();
-        let outcome = loop {
-            match &state.files[i] {
-                FileState::Ready(file) => break Ok(file.clone()),
-                FileState::Failed(fault, what) => break Err(error(*fault, what)),
-                FileState::Absent => state = self.0.wait(state),
-            }
-        };
-        state.requested.remove(&i);
-        outcome
+        self.0.arrived(state, i).1
+    }
+
+    fn checksum(&self, name: &str) -> Result<String> {
+        let file = &self.0.files[self.0.index(name)?];
+        Ok(match &file.checksum {
+            Checksum::Sha256(checksum) | Checksum::GitBlob(checksum) => checksum.clone(),
+            // The address names the commit.
+            Checksum::Unknown => self.0.base.clone(),
+        })
+    }
+
+    fn sampled(&self, name: &str, tensor: &str) -> Result<String> {
+        let i = self.0.index(name)?;
+        let mut state = self.0.lock();
+        if state.samples[i].is_none() {
+            let (after, arrived) = self.0.arrived(state, i);
+            arrived?;
+            state = after;
+        }
+        let sampled = state.samples[i].as_ref().and_then(|samples| samples.get(tensor)).cloned();
+        sampled.ok_or_else(|| error(StoreErrorKind::Missing, format!("{name} has no tensor '{tensor}'")))
     }
 
     fn release(&self, name: &str, range: Range<u64>) -> Result<()> {

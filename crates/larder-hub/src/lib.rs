@@ -39,6 +39,7 @@ mod errors;
 mod listing;
 mod released_ranges;
 mod repo;
+mod samples;
 
 #[cfg(test)]
 mod tests;

@@ -41,6 +41,11 @@ impl ReleasedRanges {
         Ok(released)
     }
 
+    /// Whether no bytes were released.
+    pub fn is_empty(&self) -> bool {
+        self.ranges.is_empty()
+    }
+
     /// Whether some bytes of `range` may be released.
     pub fn touches(&self, range: &Range<u64>) -> bool {
         self.ranges.range(..range.end).next_back().is_some_and(|(_, end)| *end > range.start)

@@ -24,6 +24,8 @@ const MAX_SMALL_FILE_BYTES: u64 = 256 << 20;
 const MAX_LISTING_BYTES: u64 = 64 << 20;
 /// Name of the file that records the commit of a download.
 const COMMIT_FILE: &str = "commit";
+/// Its name until it is complete.
+const COMMIT_TEMP: &str = "commit.tmp";
 /// Most GGUF files that an error lists.
 const MAX_NAMES_SHOWN: usize = 6;
 
@@ -58,7 +60,8 @@ impl Repo {
             hub.with_retries(progress.as_ref(), || read_all(&url, hub.get(&url, None)?.body, MAX_LISTING_BYTES))?;
         let listing = Listing::parse(name, &json)?;
         if resumed.is_none() {
-            fs::write(&pinned, &listing.commit).map_err(|e| StoreError::io(&pinned, "writing", e))?;
+            check_unused(folder)?;
+            pin(folder, &listing.commit)?;
         }
         let (name, folder) = (name.to_owned(), folder.to_owned());
         Ok(Repo { hub: Arc::new(hub), name, listing, folder, progress, _lock: lock })
@@ -173,6 +176,28 @@ fn read_all(url: &str, body: impl Read, limit: u64) -> Result<Vec<u8>, HubError>
         )),
         false => Ok(bytes),
     }
+}
+
+/// Refuses a download folder with files of an unknown commit: they are known by name and length only, and could be taken for
+/// those of another commit.
+fn check_unused(folder: &Path) -> Result<()> {
+    let entries = fs::read_dir(folder).map_err(|e| StoreError::io(folder, "listing", e))?;
+    let names = entries.flatten().map(|entry| entry.file_name());
+    match names.into_iter().find(|name| name != COMMIT_FILE && name != COMMIT_TEMP) {
+        Some(name) => {
+            let name = name.to_string_lossy();
+            let what = format!("holds '{name}', but no record of the commit that it belongs to; remove the folder");
+            Err(StoreError::new(StoreErrorKind::Taken, folder, what))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Records the commit, at once or not at all.
+fn pin(folder: &Path, commit: &str) -> Result<()> {
+    let (path, temp) = (folder.join(COMMIT_FILE), folder.join(COMMIT_TEMP));
+    let written = fs::write(&temp, commit).and_then(|()| fs::rename(&temp, &path));
+    written.map_err(|e| StoreError::io(&path, "writing", e))
 }
 
 fn lock(folder: &Path) -> Result<File> {

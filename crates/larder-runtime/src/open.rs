@@ -54,10 +54,10 @@ impl OpenModel {
     /// Opens a store (shards may be missing as long as they are not used), a checkpoint folder, a GGUF file, or a model by
     /// its name on the hub.
     pub fn open(path: &Path, options: &ModelOptions) -> Result<Self> {
-        let ModelOptions { models_folder, store_for_gguf, notices } = options;
+        let ModelOptions { models_folder, store_for_gguf, notices, .. } = options;
         let path = match models::hub_name(path) {
             Some(name) => models::fetch_if_missing(&name, models_folder.as_deref(), notices)?,
-            None if *store_for_gguf && models::is_gguf(path) => models::store_for_gguf(path, notices)?,
+            None if *store_for_gguf && models::is_gguf(path) => models::store_for_gguf(path, options)?,
             None => path.to_owned(),
         };
         Self::open_path(&path, notices.clone())

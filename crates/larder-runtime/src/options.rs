@@ -21,6 +21,9 @@ pub const THREADS_MAX: usize = 64;
 pub struct ModelOptions {
     /// Folder of downloaded models, for names on the Hugging Face hub; without it such names are refused.
     pub models_folder: Option<PathBuf>,
+    /// The user's cache folder, where it is noted which content GGUF files have; without it their samples are read at each
+    /// start.
+    pub cache_folder: Option<PathBuf>,
     /// Make a store beside a GGUF file the first time, so that its experts can be streamed.
     pub store_for_gguf: bool,
     /// Receives the notices of opening, starting and running this model.

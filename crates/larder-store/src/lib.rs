@@ -43,6 +43,7 @@ mod file;
 mod identity;
 mod manifest;
 mod parallel;
+mod provenance;
 mod quantize;
 pub mod reader;
 mod resident;
@@ -62,15 +63,16 @@ mod verify;
 pub use assemble::Assembler;
 pub use check_reads::CheckReads;
 pub use convert::{CONVERSION_STATE, ConvertOptions, ConvertReport, Progress, convert};
-pub use edit::set_config;
+pub use edit::{record_source, set_config};
 pub use error::{Result, StoreError, StoreErrorKind};
 pub use expert_source::ExpertSource;
 pub use file::{ReadAt, read_small};
-pub use identity::identity;
+pub use identity::{identity, samples_of_file};
 pub use manifest::{
     ExpertChecksums, ExpertClass, ExpertFiles, FORMAT_VERSION, MANIFEST_FILE, Manifest, Provenance, RESIDENT_FILE,
     ResidentFile, SidecarFile,
 };
+pub use provenance::is_made_of;
 pub use quantize::{ValueOutOfRange, can_encode, decode_floats, encode};
 pub use resident::check_resident;
 pub use row_table::{RowTable, TableFile};

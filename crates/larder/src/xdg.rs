@@ -13,6 +13,11 @@ pub fn state() -> Option<PathBuf> {
     xdg_dir(std::env::var_os("XDG_STATE_HOME"), std::env::var_os("HOME"), ".local/state")
 }
 
+/// The folder of larder's cache, whose content can be removed at any time.
+pub fn cache() -> Option<PathBuf> {
+    xdg_dir(std::env::var_os("XDG_CACHE_HOME"), std::env::var_os("HOME"), ".cache")
+}
+
 /// The folder of downloaded models: `LARDER_MODELS`, or `models` in the user's data folder.
 pub fn models() -> Option<PathBuf> {
     let named = std::env::var_os("LARDER_MODELS").map(PathBuf::from).filter(|path| !path.as_os_str().is_empty());

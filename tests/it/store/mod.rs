@@ -5,3 +5,4 @@ mod edits;
 mod faults;
 mod formats;
 mod hostile;
+mod identity;

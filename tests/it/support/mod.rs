@@ -47,6 +47,7 @@ pub fn command() -> Command {
     for name in ["XDG_CONFIG_HOME", "XDG_STATE_HOME"] {
         command.env(name, fixture("nobody"));
     }
+    command.env("XDG_CACHE_HOME", concat!(env!("CARGO_TARGET_TMPDIR"), "/cache"));
     command
 }
 

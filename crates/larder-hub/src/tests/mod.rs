@@ -70,20 +70,8 @@ fn fetch(endpoint: &str, token: Option<&str>, dir: &Path) -> Result<()> {
     make(&repo.checkpoint()?, &dir.join("store"))
 }
 
-/// Every file of the store at `root` with its content. The manifest comes without the identity of the source, which is
-/// unknown while a model is being downloaded, and without the checksum that depends on it.
+/// Every file of the store at `root` with its content.
 fn tree(root: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
-    let mut found = files_below(root);
-    if let Some(bytes) = found.get_mut(Path::new("larder.json")) {
-        let mut manifest: serde_json::Value = serde_json::from_slice(bytes).unwrap();
-        manifest["source"].as_object_mut().unwrap().shift_remove("identity");
-        assert!(manifest.as_object_mut().unwrap().shift_remove("checksum").is_some());
-        *bytes = manifest.to_string().into_bytes();
-    }
-    found
-}
-
-fn files_below(root: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let mut found = BTreeMap::new();
     let mut folders = vec![root.to_owned()];
     while let Some(folder) = folders.pop() {
@@ -320,6 +308,72 @@ fn a_lost_shard_makes_its_file_download_again() {
     fs::remove_file(store.join(&lost)).unwrap();
     fetch(&server.endpoint(), None, dir2.path()).unwrap();
     assert!(tree(&store) == whole);
+}
+
+/// Stops a download with a conversion at its last file.
+fn stopped(dir: &Path) {
+    let last = format!("/cdn/{}", shard(SHARDS));
+    let refuse = move |request: &RecordedRequest, _: usize| match request.path == last && request.range.is_none() {
+        true => ScriptedReply::Status(403, ""),
+        false => ScriptedReply::Normal,
+    };
+    let server = FakeHub::start(files(), None, Box::new(refuse));
+    fetch(&server.endpoint(), None, dir).unwrap_err();
+    assert!(dir.join("store/convert.json").exists() && !dir.join("store/larder.json").exists());
+}
+
+#[test]
+fn a_conversion_is_not_resumed_with_other_weights_of_the_same_headers() {
+    let mut retrained = files();
+    let weights = retrained.get_mut(&shard(1)).unwrap();
+    let end = weights.len();
+    weights[end - 100..].iter_mut().for_each(|byte| *byte ^= 1);
+    let server = FakeHub::start(retrained, None, Box::new(|_, _| ScriptedReply::Normal));
+    let dir = tempfile::tempdir().unwrap();
+    stopped(dir.path());
+    // The download was removed, and the branch has moved since.
+    fs::remove_dir_all(dir.path().join("download")).unwrap();
+    let error = fetch(&server.endpoint(), None, dir.path()).unwrap_err().to_string();
+    assert!(error.contains("of a source that has changed since"), "{error}");
+    // The same weights again.
+    let server = FakeHub::start(files(), None, Box::new(|_, _| ScriptedReply::Normal));
+    fs::remove_dir_all(dir.path().join("download")).unwrap();
+    fetch(&server.endpoint(), None, dir.path()).unwrap();
+    assert_expected(&dir.path().join("store"));
+}
+
+#[test]
+fn files_of_an_unknown_commit_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    stopped(dir.path());
+    let server = FakeHub::start(files(), None, Box::new(|_, _| ScriptedReply::Normal));
+    let commit = dir.path().join("download/commit");
+    for lost in [None, Some("")] {
+        fs::remove_file(&commit).unwrap();
+        lost.into_iter().for_each(|text| fs::write(&commit, text).unwrap());
+        let error = fetch(&server.endpoint(), None, dir.path()).unwrap_err().to_string();
+        assert!(error.contains("no record of the commit"), "{error}");
+        fs::write(&commit, fake_hub::COMMIT).unwrap();
+    }
+    fetch(&server.endpoint(), None, dir.path()).unwrap();
+    assert_expected(&dir.path().join("store"));
+}
+
+#[test]
+fn lost_or_damaged_samples_do_not_change_the_store() {
+    for damage in ["", "0123456789abcdef\n{}", "\u{fffd}"] {
+        let dir = tempfile::tempdir().unwrap();
+        stopped(dir.path());
+        let samples = dir.path().join("download").join(format!("{}.samples", shard(1)));
+        assert!(samples.exists());
+        match damage {
+            "" => fs::remove_file(&samples).unwrap(),
+            damage => fs::write(&samples, damage).unwrap(),
+        }
+        let server = FakeHub::start(files(), None, Box::new(|_, _| ScriptedReply::Normal));
+        fetch(&server.endpoint(), None, dir.path()).unwrap();
+        assert_expected(&dir.path().join("store"));
+    }
 }
 
 /// The process that the test below kills; does nothing without its environment variables.

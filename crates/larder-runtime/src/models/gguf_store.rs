@@ -3,13 +3,15 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
-use larder_store::{ConvertOptions, Source, Store, StoreError, StoreErrorKind, convert, identity, open_source};
+use larder_store::{
+    ConvertOptions, Source, Store, StoreError, StoreErrorKind, convert, identity, is_made_of, open_source,
+};
 
-use super::ConvertProgress;
-use super::is_complete;
-use crate::notice::{Notice, Notices};
+use super::known_content::KnownContent;
+use super::{ConvertProgress, is_complete};
+use crate::notice::Notice;
 use crate::open::blueprint_of;
-use crate::options::Setting;
+use crate::options::{ModelOptions, Setting};
 
 /// Whether `path` is an existing GGUF file.
 pub fn is_gguf(path: &Path) -> bool {
@@ -17,11 +19,12 @@ pub fn is_gguf(path: &Path) -> bool {
 }
 
 /// The store beside the GGUF file `gguf`, which is made or completed if necessary; the file itself if it cannot be made.
-pub(crate) fn store_for_gguf(gguf: &Path, notices: &Notices) -> Result<PathBuf> {
+pub(crate) fn store_for_gguf(gguf: &Path, options: &ModelOptions) -> Result<PathBuf> {
+    let ModelOptions { cache_folder, notices, .. } = options;
     let source = open_source(gguf)?;
     let store = store_path(gguf);
     if is_complete(&store) {
-        check_source(source.as_ref(), &store)?;
+        check_source(source.as_ref(), &store, cache_folder.as_deref())?;
         notices.send(Notice::StoreFound { store: store.clone(), gguf: gguf.to_owned() });
         return Ok(store);
     }
@@ -50,20 +53,36 @@ pub fn store_path(gguf: &Path) -> PathBuf {
 }
 
 /// Refuses a store that was made of another file of the same name. Names and lengths are compared first, and then the
-/// content, if the store says of what content it was made.
-fn check_source(source: &dyn Source, path: &Path) -> Result<()> {
+/// content, unless `cache` knows it.
+fn check_source(source: &dyn Source, path: &Path, cache: Option<&Path>) -> Result<()> {
     let store = Store::open(path)?;
     let made_of = &store.manifest().source;
-    let same = made_of.files == source.files()
-        && match &made_of.identity {
-            Some(made_of) => identity(source)?.is_none_or(|found| found == *made_of),
-            None => true,
-        };
+    let same = made_of.files == source.files() && {
+        // A store without an identity of its source is known by its own hash.
+        let content = made_of.identity.as_deref().unwrap_or(store.hash());
+        let known = KnownContent::of(source, content, cache);
+        known.is_recorded() || {
+            let same = has_content_of(source, &store)?;
+            if same {
+                known.record();
+            }
+            same
+        }
+    };
     if same {
         return Ok(());
     }
     let what = format!("is a store that was made of another GGUF file; remove it, or use {}", Setting::NoStore);
     bail!(StoreError::new(StoreErrorKind::Taken, path, what))
+}
+
+/// Whether the store was made of the content that `source` has now.
+fn has_content_of(source: &dyn Source, store: &Store) -> Result<bool> {
+    let blueprint = blueprint_of(source)?;
+    match &store.manifest().source.identity {
+        Some(made_of) => Ok(identity(source, &blueprint)? == *made_of),
+        None => Ok(is_made_of(store, source, &blueprint)?),
+    }
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use larder_store::{CONVERSION_STATE, ConvertOptions, MANIFEST_FILE};
 mod gguf_store;
 #[cfg(feature = "hub")]
 mod hub;
+mod known_content;
 mod name;
 
 pub(crate) use gguf_store::{is_gguf, store_for_gguf};

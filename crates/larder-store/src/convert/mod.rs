@@ -17,7 +17,7 @@ use crate::{
     atomic_file::{sync_folder, write_atomically},
     direct::AlignedBuffer,
     error::Result,
-    identity::identity,
+    identity::{check_unchanged, identity},
     manifest::{
         ExpertChecksums, FORMAT_VERSION, MANIFEST_FILE, Manifest, Provenance, RESIDENT_FILE, ResidentFile, SidecarFile,
     },
@@ -97,8 +97,11 @@ pub fn convert(
     let sets = std::iter::once(experts).chain(small.transpose()?).collect();
     let resident = resident::ResidentPlan::new(source, blueprint, options.resident)?;
     let (tables, table_notes) = row_table::plans(source, blueprint, options.resident)?;
-    let identity = identity(source)?;
-    let conversion = Conversion { source, blueprint, options, progress, sets, resident, tables, identity };
+    let content = match source.published() {
+        Some(published) => published,
+        None => identity(source, blueprint)?,
+    };
+    let conversion = Conversion { source, blueprint, options, progress, sets, resident, tables, content };
     let mut report = conversion.report(&table_notes);
     let state = ConversionState::new(conversion.fingerprint(), options);
     if let Some(target) = Target::prepare(target, &state, &conversion.files())? {
@@ -119,7 +122,8 @@ struct Conversion<'a> {
     sets: Vec<ShardWriter<'a>>,
     resident: resident::ResidentPlan,
     tables: Vec<TablePlan>,
-    identity: Option<String>,
+    /// Identity of the source when the conversion began; while it is being downloaded, the digest of its published checksums.
+    content: String,
 }
 
 /// One unit of work of a conversion.
@@ -183,7 +187,7 @@ impl Conversion<'_> {
 
     /// Fingerprint of everything that decides what is written: the source's headers and content, and the blueprint.
     fn fingerprint(&self) -> String {
-        fingerprint(self.source, self.identity.as_deref(), self.blueprint)
+        fingerprint(self.source, &self.content, self.blueprint)
     }
 
     /// Every large file of the store with its length in bytes.
@@ -223,10 +227,20 @@ impl Conversion<'_> {
         let written = self.collect_outcomes(done);
         let resumed = written.resumed;
         target.sync(&folders)?;
-        write_atomically(&target.path().join(MANIFEST_FILE), &self.manifest(sidecars, written).to_bytes())?;
+        let manifest = self.manifest(self.final_identity()?, sidecars, written);
+        write_atomically(&target.path().join(MANIFEST_FILE), &manifest.to_bytes())?;
         sync_folder(target.path())?;
         target.finish()?;
         Ok(resumed)
+    }
+
+    /// The identity of the source, which must still be the one that the conversion began with.
+    fn final_identity(&self) -> Result<String> {
+        let now = identity(self.source, self.blueprint)?;
+        if self.source.published().is_none() {
+            check_unchanged(self.source, &self.content, &now)?;
+        }
+        Ok(now)
     }
 
     /// The folders of the store, parents after their children.
@@ -337,7 +351,7 @@ impl Conversion<'_> {
         written
     }
 
-    fn manifest(&self, sidecars: Vec<SidecarFile>, written: Written) -> Manifest {
+    fn manifest(&self, identity: String, sidecars: Vec<SidecarFile>, written: Written) -> Manifest {
         let Written { resident, tables, checksums, .. } = written;
         let named = |kind: Option<NumberFormat>| kind.map_or("keep", NumberFormat::name).to_owned();
         let mut sets = self.sets.iter().zip(checksums).map(|(set, checksums)| set.files(checksums));
@@ -353,7 +367,7 @@ impl Conversion<'_> {
             sidecars,
             source: Provenance {
                 files: self.source.files(),
-                identity: self.identity.clone(),
+                identity: Some(identity),
                 experts: named(self.options.experts),
                 resident: named(self.options.resident),
                 small_experts: self.options.small_experts.map(|kind| kind.name().to_owned()),
@@ -363,9 +377,9 @@ impl Conversion<'_> {
     }
 }
 
-/// Digest of a source and its blueprint. `identity` is that of the source.
-fn fingerprint(source: &dyn Source, identity: Option<&str>, blueprint: &Blueprint) -> String {
-    let all = (source.fingerprint(), identity, source.files(), blueprint);
+/// Digest of a source, its content and its blueprint.
+fn fingerprint(source: &dyn Source, content: &str, blueprint: &Blueprint) -> String {
+    let all = (source.fingerprint(), content, source.files(), blueprint);
     checksum_of(&serde_json::to_vec(&all).expect("text and numbers serialize as JSON"))
 }
 

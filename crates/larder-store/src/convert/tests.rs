@@ -51,8 +51,8 @@ impl Fixture {
 
     /// The bytes of `convert.json` of a conversion of this source.
     fn state(&self, options: &ConvertOptions) -> Vec<u8> {
-        let identity = identity(&self.source).unwrap();
-        let fingerprint = fingerprint(&self.source, identity.as_deref(), &self.tiny.blueprint());
+        let blueprint = self.tiny.blueprint();
+        let fingerprint = fingerprint(&self.source, &identity(&self.source, &blueprint).unwrap(), &blueprint);
         serde_json::to_vec(&ConversionState::new(fingerprint, options)).unwrap()
     }
 }
@@ -264,6 +264,49 @@ fn a_folder_that_was_replaced_while_it_was_locked_is_not_used() {
     };
     let held = locked_elsewhere();
     assert!(!target::is_at(&held, &path) && target::is_at(&held, &moved));
+}
+
+#[test]
+fn equal_sources_give_equal_stores_at_any_time_and_place() {
+    let fixture = Fixture::new(ExpertForm::Halves);
+    fixture.convert("first", None, None).unwrap();
+    let copy = fixture.path("elsewhere/under/another/name");
+    fixture.tiny.write(&copy);
+    let old = std::time::SystemTime::now() - std::time::Duration::from_secs(100_000);
+    fs::File::options().write(true).open(copy.join("model.safetensors")).unwrap().set_modified(old).unwrap();
+    let source = Checkpoint::open(&copy).unwrap();
+    let target = fixture.path("second");
+    convert(&source, &fixture.tiny.blueprint(), &target, &ConvertOptions::default(), &()).unwrap();
+    assert!(files(&fixture.path("first")) == files(&target));
+    let identity = Store::open(&target).unwrap().manifest().source.identity.clone();
+    assert_eq!(identity.unwrap(), super::identity(&source, &fixture.tiny.blueprint()).unwrap());
+}
+
+#[test]
+fn a_source_that_changes_while_it_is_converted_is_refused() {
+    /// Changes the weights, in place and with their old time, once half of the work is done.
+    struct Changing(std::sync::Mutex<Option<PathBuf>>);
+
+    impl Progress for Changing {
+        fn begin(&self, _: u64) {}
+
+        fn advance(&self, _: u64) {
+            let Some(path) = self.0.lock().unwrap().take() else { return };
+            let mut bytes = fs::read(&path).unwrap();
+            *bytes.last_mut().unwrap() ^= 1;
+            fs::write(&path, bytes).unwrap();
+        }
+    }
+
+    let fixture = Fixture::new(ExpertForm::Separate);
+    let changing = Changing(std::sync::Mutex::new(Some(fixture.path("source/model.safetensors"))));
+    let (blueprint, target) = (fixture.tiny.blueprint(), fixture.path("store"));
+    let error = convert(&fixture.source, &blueprint, &target, &ConvertOptions::default(), &changing).unwrap_err();
+    assert!(error.message.contains("has changed while it was converted"), "{error}");
+    assert!(!target.join(MANIFEST_FILE).exists());
+    // What is there was partly made of the source as it was, so it is not completed with the source as it is.
+    let error = fixture.convert("store", None, None).unwrap_err();
+    assert!(error.message.contains("of a source that has changed since"), "{error}");
 }
 
 #[test]

@@ -90,8 +90,8 @@ pub struct SidecarFile {
 pub struct Provenance {
     /// The source's files.
     pub files: Vec<SourceFile>,
-    /// Digest of the source's content, see [`identity`](crate::identity); unknown in stores of format 1, and of models
-    /// that were converted while they were downloaded.
+    /// Digest of the source's content, see [`identity`](crate::identity); absent in stores of format 1, and in upgraded ones
+    /// whose source was not named.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identity: Option<String>,
     /// Requested number format of the experts, or `keep`.

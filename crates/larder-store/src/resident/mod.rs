@@ -10,7 +10,7 @@ mod write;
 pub(crate) use plan::choose_stored;
 pub use plan::{PlannedTensor, ResidentPlan, check_resident};
 pub use read::ResidentTensors;
-pub(crate) use write::{check_written, write};
+pub(crate) use write::{TensorEncoder, check_written, write};
 
 use larder_core::TensorMeta;
 

@@ -23,20 +23,23 @@ pub(crate) fn write(
     path: &Path,
     progress: &dyn Progress,
 ) -> Result<ResidentFile> {
-    let mut writer =
-        Writer { source, progress, atomic_file: AtomicFile::create(path)?, raw: vec![], values: vec![], out: vec![] };
+    let mut file = AtomicFile::create(path)?;
+    let mut encoder = TensorEncoder::new(source);
     let header_bytes = plan.header_bytes();
-    writer.atomic_file.write(&vec![0; header_bytes])?;
+    file.write(&vec![0; header_bytes])?;
     let mut end = 0;
     let mut checksums = Vec::with_capacity(plan.items.len());
     for item in &plan.items {
-        writer.atomic_file.write(&vec![0; item.offset - end])?;
-        checksums.push(writer.item(item)?);
+        file.write(&vec![0; item.offset - end])?;
+        checksums.push(encoder.encode(item, &mut |bytes| {
+            progress.advance(bytes.len() as u64);
+            file.write(bytes)
+        })?);
         end = item.offset + item.meta.bytes;
     }
     let header = plan.header(checksums.iter().map(String::as_str));
-    writer.atomic_file.write_at(&header, 0)?;
-    writer.atomic_file.publish()?;
+    file.write_at(&header, 0)?;
+    file.publish()?;
     Ok(ResidentFile { bytes: (header_bytes + end) as u64, header_checksum: checksum_of(&header) })
 }
 
@@ -51,18 +54,26 @@ pub(crate) fn check_written(plan: &ResidentPlan, path: &Path) -> Result<Resident
     Ok(written)
 }
 
-struct Writer<'a> {
+/// Reads tensors and converts them, a few megabytes at a time.
+pub(crate) struct TensorEncoder<'a> {
     source: &'a dyn Source,
-    progress: &'a dyn Progress,
-    atomic_file: AtomicFile,
     raw: Vec<u8>,
     values: Vec<f32>,
     out: Vec<u8>,
 }
 
-impl Writer<'_> {
-    /// Writes one tensor and returns its checksum.
-    fn item(&mut self, PlannedTensor { name, from, meta, .. }: &PlannedTensor) -> Result<String> {
+impl<'a> TensorEncoder<'a> {
+    /// An encoder of tensors of `source`.
+    pub fn new(source: &'a dyn Source) -> Self {
+        TensorEncoder { source, raw: vec![], values: vec![], out: vec![] }
+    }
+
+    /// Converts one tensor, hands its bytes to `sink` piece by piece, and returns their checksum.
+    pub fn encode(
+        &mut self,
+        PlannedTensor { name, from, meta, .. }: &PlannedTensor,
+        sink: &mut dyn FnMut(&[u8]) -> Result<()>,
+    ) -> Result<String> {
         let mut checksum = Xxh3::new();
         // Rows are whole blocks in both formats, so the tensor can be split between any two blocks.
         let block = from.block_len().max(meta.kind.block_len());
@@ -83,8 +94,7 @@ impl Writer<'_> {
                 interleave(meta.kind, count / cols, cols, &mut self.out);
             }
             checksum.update(&self.out);
-            self.atomic_file.write(&self.out)?;
-            self.progress.advance(self.out.len() as u64);
+            sink(&self.out)?;
         }
         Ok(format!("{:032x}", checksum.digest128()))
     }

@@ -13,6 +13,7 @@ use crate::{
     error::{Result, StoreError, StoreErrorKind},
     file::{ReadAt, read_small},
     safetensors::{SafetensorsHeader, kind_of},
+    shard::checksum_of,
     source::{IncomingFiles, SIDECAR_LIMIT, SIDECARS, Source, SourceFile},
 };
 
@@ -27,6 +28,8 @@ pub struct Checkpoint {
     config: Value,
     files: Vec<WeightFile>,
     incoming: Option<Box<dyn IncomingFiles>>,
+    /// Digest of the checksums of the files that are being downloaded.
+    published: Option<String>,
     tensors: BTreeMap<String, TensorLocation>,
     fingerprint: u64,
 }
@@ -87,13 +90,14 @@ impl Checkpoint {
             None => weight_map(path)?,
         };
         let (path, files, tensors) = (path.to_owned(), vec![], BTreeMap::new());
-        let mut checkpoint = Checkpoint { path, config, files, incoming, tensors, fingerprint: 0 };
+        let mut checkpoint = Checkpoint { path, config, files, incoming, published: None, tensors, fingerprint: 0 };
         match map {
             Some(map) => checkpoint.add_indexed(&map, &mut fingerprint)?,
             None if checkpoint.incoming.is_some() => checkpoint.add_file(SINGLE, &mut fingerprint, |_| true)?,
             None => checkpoint.add_file(&single_file(&checkpoint.path)?, &mut fingerprint, |_| true)?,
         }
         checkpoint.fingerprint = fingerprint.digest();
+        checkpoint.published = checkpoint.incoming.as_deref().map(|i| published(&checkpoint.files, i)).transpose()?;
         Ok(checkpoint)
     }
 
@@ -201,6 +205,17 @@ impl Source for Checkpoint {
         matches!(self.files[location.file], WeightFile::Incoming(_)).then_some(location.file)
     }
 
+    fn sampled_on_arrival(&self, name: &str) -> Result<Option<String>> {
+        match (&self.files[self.location(name)?.file], &self.incoming) {
+            (WeightFile::Incoming(file), Some(incoming)) => incoming.sampled(&file.name, name).map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    fn published(&self) -> Option<String> {
+        self.published.clone()
+    }
+
     fn release(&self, name: &str, offset: usize, bytes: usize) -> Result<()> {
         let location = self.location(name)?;
         let start = location.start + offset as u64;
@@ -233,6 +248,13 @@ impl WeightFile {
             WeightFile::Incoming(file) => file.clone(),
         }
     }
+}
+
+/// Digest of the names and checksums under which `files` are published.
+fn published(files: &[WeightFile], incoming: &dyn IncomingFiles) -> Result<String> {
+    let names = files.iter().map(|file| file.described().name);
+    let all = names.map(|name| Ok((incoming.checksum(&name)?, name))).collect::<Result<Vec<_>>>()?;
+    Ok(checksum_of(&serde_json::to_vec(&all).expect("text serializes as JSON")))
 }
 
 /// The map of the index from tensors to files; `None` if the model is in one file.

@@ -82,6 +82,18 @@ pub trait Source: Tensors + Send + Sync {
         Ok(())
     }
 
+    /// The digest of samples of the tensor `name` that was taken when its file arrived, after waiting for that; `None` if the
+    /// tensor is on disk and can be read. See [`identity`](crate::identity).
+    fn sampled_on_arrival(&self, _name: &str) -> Result<Option<String>> {
+        Ok(None)
+    }
+
+    /// A digest of the checksums under which the files are published, while they are being downloaded; `None` if they are on
+    /// disk. It stands for their content until they have arrived.
+    fn published(&self) -> Option<String> {
+        None
+    }
+
     /// The files that hold the weights.
     fn files(&self) -> Vec<SourceFile>;
 
@@ -120,6 +132,13 @@ pub fn open_source(path: &Path) -> Result<Box<dyn Source>> {
 pub trait IncomingFiles: Send + Sync {
     /// Length of the file `name` in bytes, and the JSON of its header; both are known before the data.
     fn header(&self, name: &str) -> Result<(u64, Vec<u8>)>;
+
+    /// The checksum under which the file `name` is published, or else the revision that it belongs to.
+    fn checksum(&self, name: &str) -> Result<String>;
+
+    /// The digest of samples of the tensor `tensor` in the file `name`, as [`samples_of_file`](crate::samples_of_file) gives
+    /// it. Waits until the file is on disk, unless it was before; its bytes may have been released since.
+    fn sampled(&self, name: &str, tensor: &str) -> Result<String>;
 
     /// Waits until the bytes `range` of the file `name` are on disk, and returns the file.
     fn file(&self, name: &str, range: Range<u64>) -> Result<Arc<ReadAt>>;

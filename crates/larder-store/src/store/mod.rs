@@ -90,6 +90,11 @@ impl Store {
         &self.hash
     }
 
+    /// The checksum of a resident tensor; `None` if `resident.safetensors` does not hold it.
+    pub(crate) fn resident_checksum(&self, name: &str) -> Option<&str> {
+        self.resident.checksum(name)
+    }
+
     /// The second, smaller copies of all experts, if the store has them.
     pub fn small_experts(&self) -> Option<&dyn ExpertSource> {
         self.small_experts.as_ref().map(|set| set as &dyn ExpertSource)

@@ -183,6 +183,10 @@ pub enum StoreCommand {
 pub struct UpgradeArgs {
     /// Folder of the store; an interrupted upgrade is done again
     pub store: PathBuf,
+    /// Checkpoint folder or .gguf file that the store was made of: compare it and record its content, if the store does not
+    /// say of what it was made
+    #[arg(long, value_name = "SOURCE")]
+    pub source: Option<PathBuf>,
     /// Print the report as JSON
     #[arg(long)]
     pub json: bool,

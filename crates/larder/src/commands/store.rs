@@ -1,7 +1,10 @@
 //! `larder store`.
 
+use std::path::Path;
+
 use anyhow::{Context, Result, bail};
-use larder_store::{Source, Store, UpgradeReport, seal_sidecars, set_config, upgrade};
+use larder_runtime::blueprint_of;
+use larder_store::{Source, Store, UpgradeReport, open_source, record_source, seal_sidecars, set_config, upgrade};
 use serde_json::{Value, json};
 
 use crate::cli::{Assignment, SealArgs, SetArgs, StoreArgs, StoreCommand, UpgradeArgs};
@@ -16,14 +19,20 @@ pub fn run(args: &StoreArgs) -> Result<()> {
     }
 }
 
-/// Brings a store of an earlier format to the current one.
+/// Brings a store of an earlier format to the current one, and records its source.
 fn run_upgrade(args: &UpgradeArgs) -> Result<()> {
     let progress = StoreProgress::new("upgrading");
     let UpgradeReport { from, to, shards, bytes: [before, after] } = upgrade(&args.store, &progress)?;
     progress.finish();
+    let recorded = args.source.as_deref().map(|source| record(&args.store, source)).transpose()?;
     let store = args.store.display();
     if args.json {
-        println!("{}", json!({ "from": from, "to": to, "shards": shards, "bytes_before": before, "bytes": after }));
+        let source = recorded.map(|new| if new { "recorded" } else { "known" });
+        let bytes_before = before;
+        println!(
+            "{}",
+            json!({ "from": from, "to": to, "shards": shards, "bytes_before": bytes_before, "bytes": after, "source": source })
+        );
         return Ok(());
     }
     if from == to {
@@ -32,7 +41,17 @@ fn run_upgrade(args: &UpgradeArgs) -> Result<()> {
         let (before, after) = (print::bytes(before), print::bytes(after));
         println!("{store}: store format {to} instead of {from}, {shards} shards of {after} in all instead of {before}");
     }
+    match recorded {
+        Some(true) => println!("{store}: its source is recorded"),
+        Some(false) => println!("{store}: its source was recorded before, and is the same"),
+        None => {}
+    }
     Ok(())
+}
+
+fn record(store: &Path, source: &Path) -> Result<bool> {
+    let source = open_source(source)?;
+    Ok(record_source(store, source.as_ref(), &blueprint_of(source.as_ref())?)?)
 }
 
 /// Changes keys of the config.

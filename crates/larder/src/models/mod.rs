@@ -42,7 +42,8 @@ fn open_with(path: &Path, store_for_gguf: bool) -> Result<OpenModel> {
         let what = "is the demo model, which was not found; name a model with -m";
         return Err(StoreError::new(StoreErrorKind::Missing, path, what).into());
     }
-    OpenModel::open(path, &ModelOptions { models_folder: xdg::models(), store_for_gguf, notices: notices() })
+    let (models_folder, cache_folder) = (xdg::models(), xdg::cache());
+    OpenModel::open(path, &ModelOptions { models_folder, cache_folder, store_for_gguf, notices: notices() })
 }
 
 /// Prints notices on standard error, and progress as bars.
