@@ -4,6 +4,8 @@ use std::{error::Error as _, fmt};
 
 use minijinja::{Error, ErrorKind};
 
+use super::{MAX_BYTES, budget::Budget};
+
 /// The reason why a chat could not be rendered.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum TemplateError {
@@ -26,12 +28,17 @@ pub enum TemplateError {
         /// The engine's message.
         what: String,
     },
-    /// Rendering took too many steps.
-    #[error("the chat template exceeded its limit of steps; it may have an endless loop")]
-    TooSlow,
-    /// The rendered text is too long.
-    #[error("the chat template rendered more than {limit} bytes")]
-    TooLong {
+    /// Rendering took too many steps, or too long.
+    #[error("the chat template takes too long, in line {line}; it may have an endless loop")]
+    TooSlow {
+        /// Line, from 1; 0 if unknown.
+        line: usize,
+    },
+    /// The template made too many or too large values, the rendered text among them.
+    #[error("the chat template makes more than {} MiB of text and values, in line {line}", limit >> 20)]
+    TooLarge {
+        /// Line, from 1; 0 if unknown.
+        line: usize,
         /// The limit in bytes.
         limit: usize,
     },
@@ -62,14 +69,18 @@ impl TemplateError {
         TemplateError::Syntax { line: error.line().unwrap_or(0), what: describe(&error) }
     }
 
-    pub(super) fn from_render(error: Error) -> Self {
+    pub(super) fn from_render(error: Error, budget: &Budget) -> Self {
+        let line = error.line().unwrap_or(0);
+        if budget.is_out_of_memory() {
+            return TemplateError::TooLarge { line, limit: MAX_BYTES };
+        }
+        if budget.is_out_of_time() || error.kind() == ErrorKind::OutOfFuel {
+            return TemplateError::TooSlow { line };
+        }
         if let Some(Raised(message)) = cause(&error) {
             return TemplateError::Raised(message.clone());
         }
-        if error.kind() == ErrorKind::OutOfFuel {
-            return TemplateError::TooSlow;
-        }
-        TemplateError::Failed { line: error.line().unwrap_or(0), what: describe(&error) }
+        TemplateError::Failed { line, what: describe(&error) }
     }
 }
 

@@ -1,41 +1,53 @@
 //! Chat templates: from messages to the text that a model was trained on.
 //!
-//! Templates are untrusted input. A template has no access to files or the clock; its steps, recursion depth and output
-//! length are limited.
+//! Templates are untrusted input. A template has no access to files or the clock. What it may take is limited: its length
+//! and nesting when it is opened ([`compile`]), and its steps, the depth of its calls, the bytes of all values that it
+//! makes, and its time when it is rendered ([`budget`]). The engine parses and runs it, but not the operations that
+//! can grow a value or read a large one: [`rewrite`] replaces them by this crate's own, which ask the budget first. So a
+//! rendering ends by itself, and no thread is ever left behind.
 
+mod budget;
+mod compile;
 mod error;
+mod filters;
+mod format;
 mod functions;
 mod input;
+mod methods;
 mod moment;
+mod operators;
 mod python;
+mod rewrite;
 mod tags;
+mod writer;
 
-use std::{io, thread};
+use std::{sync::Arc, thread, time::Duration};
 
-use minijinja::{Environment, Value};
+use minijinja::{AutoEscape, Value, machinery};
 
 pub use error::TemplateError;
 pub use input::ChatInput;
 pub use moment::Moment;
 
+use self::budget::Budget;
 use crate::text::TokenizerConfig;
 
-/// Maximum length of a template.
-const MAX_SOURCE_BYTES: usize = 1 << 20;
-/// Maximum length of the rendered text.
-const MAX_OUTPUT_BYTES: usize = 64 << 20;
+/// What the values of one rendering may take in bytes, dropped ones included.
+const MAX_BYTES: usize = 128 << 20;
+/// What one rendering may take in time. Usual are 1 to 20 ms.
+const MAX_TIME: Duration = Duration::from_secs(2);
 /// Maximum number of steps of the template engine; a few hundred per message are usual.
 const MAX_STEPS: u64 = 2_000_000;
-/// Stack for values nested as deep as the steps allow: dropping such a value takes a stack frame per level.
+/// Stack for the deepest syntax tree within the limits of [`compile`], which takes a quarter of it.
 const STACK_BYTES: usize = 256 << 20;
 /// Maximum nesting of macros and loops.
 const MAX_RECURSION: usize = 100;
 
-/// A model's compiled chat template.
+/// A model's chat template.
 #[derive(Clone, Debug)]
 pub struct ChatTemplate {
-    environment: Environment<'static>,
-    names: Vec<String>,
+    /// The templates by name, each of which compiles.
+    sources: Vec<(String, String)>,
     special: Vec<(String, String)>,
 }
 
@@ -53,71 +65,68 @@ impl ChatTemplate {
         if sources.is_empty() {
             return Ok(None);
         }
-        let mut environment = functions::environment();
-        environment.set_fuel(Some(MAX_STEPS));
-        environment.set_recursion_limit(MAX_RECURSION);
-        let mut names = Vec::new();
+        let mut checked = Vec::new();
         for (name, source) in sources {
-            if source.len() > MAX_SOURCE_BYTES {
-                return Err(TemplateError::Source { bytes: source.len(), limit: MAX_SOURCE_BYTES });
-            }
+            compile::check_length(&source)?;
             let source = tags::without_generation(&source);
-            environment.add_template_owned(name.clone(), source).map_err(TemplateError::from_syntax)?;
-            names.push(name);
+            on_large_stack(|| compile::compile(&name, &source).map(drop))?;
+            checked.push((name, source));
         }
-        Ok(Some(ChatTemplate { environment, names, special: config.special.clone() }))
+        Ok(Some(ChatTemplate { sources: checked, special: config.special.clone() }))
     }
 
     /// Renders the prompt text of a chat.
     pub fn render(&self, input: &ChatInput) -> Result<String, TemplateError> {
-        let no_thread = |what: String| TemplateError::Failed { line: 0, what };
-        thread::scope(|scope| {
-            let thread = thread::Builder::new().stack_size(STACK_BYTES);
-            let rendering = thread.spawn_scoped(scope, || self.render_here(input));
-            let rendering = rendering.map_err(|error| no_thread(format!("cannot start its thread: {error}")))?;
-            rendering.join().unwrap_or_else(|_| Err(no_thread("the template engine panicked".into())))
+        on_large_stack(|| self.render_here(input))
+    }
+
+    /// Compiles and renders: an environment, whose functions know the budget, lives as long as a rendering.
+    fn render_here(&self, input: &ChatInput) -> Result<String, TemplateError> {
+        let (name, source) = self.source_for(input)?;
+        let compiled = compile::compile(name, source)?;
+        let budget = Arc::new(Budget::new(MAX_BYTES, MAX_TIME));
+        let mut environment = functions::environment(&budget);
+        environment.set_fuel(Some(MAX_STEPS));
+        environment.set_recursion_limit(MAX_RECURSION);
+        let context = Value::from_pairs(input.variables(&self.special)?);
+        let mut text = String::new();
+        let mut output = machinery::make_string_output(&mut text);
+        let rendered = machinery::eval(
+            &environment,
+            &compiled.instructions,
+            context,
+            &compiled.blocks,
+            &mut output,
+            AutoEscape::None,
+        );
+        match rendered {
+            Ok(_) => {}
+            Err(error) => return Err(TemplateError::from_render(error, &budget)),
+        }
+        Ok(text)
+    }
+
+    fn source_for(&self, input: &ChatInput) -> Result<&(String, String), TemplateError> {
+        let find = |name: &&str| self.sources.iter().find(|(own, _)| own == name);
+        let wanted = if input.tools.is_some() { ["tool_use", "default"].as_slice() } else { &["default"] };
+        wanted.iter().find_map(find).ok_or_else(|| {
+            let names: Vec<&str> = self.sources.iter().map(|(name, _)| name.as_str()).collect();
+            TemplateError::NoDefault { names: names.join(", ") }
         })
     }
-
-    fn render_here(&self, input: &ChatInput) -> Result<String, TemplateError> {
-        let name = self.name_for(input)?;
-        let template = self.environment.get_template(name).map_err(TemplateError::from_render)?;
-        let context = Value::from_pairs(input.variables(&self.special)?);
-        let mut output = Limited { bytes: Vec::new(), full: false };
-        match template.render_captured_to(context, &mut output) {
-            Err(_) if output.full => Err(TemplateError::TooLong { limit: MAX_OUTPUT_BYTES }),
-            Err(error) => Err(TemplateError::from_render(error)),
-            Ok(_) => String::from_utf8(output.bytes).map_err(|_| TemplateError::NotText),
-        }
-    }
-
-    fn name_for(&self, input: &ChatInput) -> Result<&str, TemplateError> {
-        let has = |name: &&str| self.names.iter().any(|own| own == name);
-        let wanted = if input.tools.is_some() { ["tool_use", "default"].as_slice() } else { &["default"] };
-        wanted.iter().copied().find(has).ok_or_else(|| TemplateError::NoDefault { names: self.names.join(", ") })
-    }
 }
 
-/// Collects the output up to its maximum length.
-struct Limited {
-    bytes: Vec<u8>,
-    full: bool,
+/// The result of `work` on a thread with a stack of [`STACK_BYTES`], of which only what is used becomes memory.
+fn on_large_stack<T: Send>(work: impl FnOnce() -> Result<T, TemplateError> + Send) -> Result<T, TemplateError> {
+    let no_thread = |what: String| TemplateError::Failed { line: 0, what };
+    thread::scope(|scope| {
+        let thread = thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, work);
+        let thread = thread.map_err(|error| no_thread(format!("cannot start its thread: {error}")))?;
+        thread.join().unwrap_or_else(|_| Err(no_thread("the template engine panicked".into())))
+    })
 }
 
-impl io::Write for Limited {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.bytes.len() + bytes.len() > MAX_OUTPUT_BYTES {
-            self.full = true;
-            return Err(io::ErrorKind::FileTooLarge.into());
-        }
-        self.bytes.extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
+#[cfg(test)]
+mod hostile_tests;
 #[cfg(test)]
 mod tests;
