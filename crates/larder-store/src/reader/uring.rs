@@ -26,6 +26,11 @@ use crate::error::{Result, StoreError, StoreErrorKind};
 
 /// Reads in flight; the kernel splits large ones, so the queue of the SSD is deeper.
 const CAPACITY: usize = 64;
+/// Failed calls of `io_uring_enter` in a row, a millisecond apart, after which the ring is given up.
+const ENTER_FAILURES_MAX: u32 = 1000;
+
+/// Submits what is queued, and waits for a number of completions: `io_uring_enter`.
+type Enter = fn(&IoUring, usize) -> io::Result<usize>;
 
 /// A ring, and the reads in flight.
 pub(super) struct Uring {
@@ -38,10 +43,19 @@ pub(super) struct Uring {
     free: Vec<usize>,
     /// Completed reads that were not returned yet.
     completed: VecDeque<ReadCompletion>,
+    enter: Enter,
+    /// Calls of `enter` that failed since the last that did not.
+    enter_failures: u32,
+    /// Why the ring was given up. Then nothing is queued or submitted any more.
+    broken: Option<String>,
+    /// Number of entries that were ever queued.
+    queued: u64,
 }
 
 struct Operation {
     read: ReadRequest,
+    /// Position among all entries that were queued.
+    queued: u64,
     file: Arc<OpenFile>,
     failures: Failures,
 }
@@ -72,6 +86,10 @@ impl Uring {
             operations,
             free,
             completed: VecDeque::new(),
+            enter: |ring, wanted| ring.submit_and_wait(wanted),
+            enter_failures: 0,
+            broken: None,
+            queued: 0,
         };
         reader.probe().map_err(|e| unsupported(format!("the first read by io_uring failed: {e}")))?;
         Ok(reader)
@@ -103,9 +121,10 @@ impl Uring {
             Err(error) => {
                 self.completed.push_back(ReadCompletion { slot: read.slot, tag: read.tag, result: Err(error) })
             }
+            Ok(_) if self.broken.is_some() => self.fail(read),
             Ok(file) => {
                 let place = self.free.pop().expect("fewer reads are in flight than there are places");
-                self.operations[place] = Some(Operation { read, file, failures: Failures::default() });
+                self.operations[place] = Some(Operation { read, queued: 0, file, failures: Failures::default() });
                 self.queue(place);
             }
         }
@@ -113,6 +132,8 @@ impl Uring {
 
     fn queue(&mut self, place: usize) {
         let operation = self.operations[place].as_mut().expect("the place holds an operation");
+        self.queued += 1;
+        operation.queued = self.queued;
         let buffer = buffer(&mut self.registered_buffers, &self.ring, &operation.read.slot);
         let new = buffer.is_some_and(|(_, new)| new);
         let buffer = buffer.map(|(number, _)| number);
@@ -125,7 +146,7 @@ impl Uring {
         queued.expect("the ring has an entry per place");
         if new {
             // Registering a slot takes as long as reading it: this read must not wait for the next registration.
-            let _ = self.ring.submit();
+            let _ = (self.enter)(&self.ring, 0);
         }
     }
 
@@ -141,9 +162,32 @@ impl Uring {
         let operation = self.operations[place].as_mut().expect("an entry completes only once");
         let got = usize::try_from(result).map_err(|_| io::Error::from_raw_os_error(-result));
         let path = || self.files.path(operation.read.shard);
-        let Some(result) = operation.read.outcome(path, got, &mut operation.failures) else { return self.queue(place) };
+        match operation.read.outcome(path, got, &mut operation.failures) {
+            None if self.broken.is_none() => self.queue(place),
+            None => {
+                let read = self.take(place);
+                self.fail(read);
+            }
+            Some(result) => {
+                let read = self.take(place);
+                self.completed.push_back(ReadCompletion { slot: read.slot, tag: read.tag, result });
+            }
+        }
+    }
+
+    /// The read at `place`, which is free then.
+    fn take(&mut self, place: usize) -> ReadRequest {
         let Operation { read, .. } = self.operations[place].take().expect("the place holds an operation");
         self.free.push(place);
+        read
+    }
+
+    /// Completes a read that the broken ring cannot do.
+    fn fail(&mut self, read: ReadRequest) {
+        let why = self.broken.as_deref().unwrap_or_default();
+        let what =
+            format!("reading {} bytes at {} failed: {why}; the reader pread does without it", read.len, read.offset);
+        let result = Err(StoreError::new(StoreErrorKind::Io, &self.files.path(read.shard), what));
         self.completed.push_back(ReadCompletion { slot: read.slot, tag: read.tag, result });
     }
 
@@ -151,11 +195,35 @@ impl Uring {
         self.free.len() < self.operations.len()
     }
 
-    /// Waits in the kernel for a completion. With the entries made here, the call can fail only for lack of memory or
-    /// by an interruption. Entries that it did not take are still queued, and the next call submits them again.
-    fn enter(&self) {
-        if self.ring.submit_and_wait(1).is_err() {
-            thread::sleep(Duration::from_millis(1));
+    /// Waits in the kernel for a completion. The call may fail for lack of memory or by an interruption; entries that it
+    /// did not take are still queued, and the next call submits them again. If it keeps failing, the ring is given up.
+    fn wait_in_kernel(&mut self) {
+        // The completions of a broken ring's reads arrive without a call.
+        let entered = if self.broken.is_some() { Err(None) } else { (self.enter)(&self.ring, 1).map_err(Some) };
+        match entered {
+            Ok(_) => self.enter_failures = 0,
+            Err(Some(error)) if self.enter_failures == ENTER_FAILURES_MAX => self.give_up(error),
+            Err(_) => {
+                self.enter_failures = (self.enter_failures + 1).min(ENTER_FAILURES_MAX);
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+
+    /// Fails the reads that the kernel did not take, which are the last that were queued. The others are in flight: the
+    /// kernel still writes to their slots, and completes them.
+    fn give_up(&mut self, error: io::Error) {
+        self.broken = Some(format!("{}, again and again", system_error("io_uring_enter", error)));
+        let mut submission = self.ring.submission();
+        submission.sync();
+        let not_taken = submission.len() as u64;
+        drop(submission);
+        for place in 0..self.operations.len() {
+            let is_queued = |operation: &Operation| operation.queued + not_taken > self.queued;
+            if self.operations[place].as_ref().is_some_and(is_queued) {
+                let read = self.take(place);
+                self.fail(read);
+            }
         }
     }
 }
@@ -176,7 +244,9 @@ impl Reader for Uring {
             self.start(read);
         }
         // Entries that the kernel does not take now stay queued and are submitted by the next wait.
-        let _ = self.ring.submit();
+        if self.broken.is_none() {
+            let _ = (self.enter)(&self.ring, 0);
+        }
     }
 
     fn wait(&mut self) -> Option<ReadCompletion> {
@@ -188,7 +258,7 @@ impl Reader for Uring {
             if !self.has_operations() {
                 return None;
             }
-            self.enter();
+            self.wait_in_kernel();
         }
     }
 
@@ -268,6 +338,8 @@ fn unsupported(what: String) -> StoreError {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
 
     /// A shard of two pages, the first of ones and the second of twos, and a ring that reads it; `None` without
@@ -307,6 +379,44 @@ mod tests {
         let slot = read(&mut uring, 0, front).join(back);
         assert!(slot[..SHARD_ALIGN].iter().all(|b| *b == 1) && slot[SHARD_ALIGN..].iter().all(|b| *b == 2));
         assert!(slots.iter().all(|slot| slot.iter().all(|b| *b == 0)));
+    }
+
+    #[test]
+    fn a_call_that_keeps_failing_ends_the_reads() {
+        let Some((_dir, mut slots, mut uring)) = uring() else { return };
+        uring.enter = |_, _| Err(Errno::PERM.into());
+        let request = |slot| ReadRequest { shard: 0, offset: 0, len: SHARD_ALIGN, slot, tag: 7 };
+        let started = Instant::now();
+        uring.submit(&mut slots.drain(..2).map(request).collect());
+        for _ in 0..2 {
+            let done = uring.wait().unwrap();
+            let error = done.result.unwrap_err().to_string();
+            assert!(error.contains("io_uring_enter failed") && error.contains("pread") && done.tag == 7, "{error}");
+            assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
+        }
+        assert!(uring.wait().is_none() && uring.in_flight() == 0);
+        // From now on reads fail at once.
+        uring.submit(&mut slots.drain(..).map(request).collect());
+        let done = uring.wait().unwrap();
+        assert!(done.result.is_err() && done.slot.iter().all(|byte| *byte == 0));
+    }
+
+    #[test]
+    fn reads_in_flight_complete_although_calls_fail() {
+        let Some((_dir, mut slots, mut uring)) = uring() else { return };
+        uring.enter = |ring, wanted| if wanted == 0 { ring.submit() } else { Err(Errno::PERM.into()) };
+        assert!(read(&mut uring, 0, slots.remove(0))[..SHARD_ALIGN].iter().all(|b| *b == 1));
+    }
+
+    #[test]
+    fn dropping_ends_although_calls_fail() {
+        let Some((_dir, mut slots, mut uring)) = uring() else { return };
+        uring.enter = |_, _| Err(Errno::PERM.into());
+        let read = ReadRequest { shard: 0, offset: 0, len: SHARD_ALIGN, slot: slots.remove(0), tag: 0 };
+        uring.submit(&mut VecDeque::from([read]));
+        let started = Instant::now();
+        drop(uring);
+        assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
     }
 
     #[test]
