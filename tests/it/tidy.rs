@@ -99,6 +99,14 @@ const SEAMS: &[(&str, &[&str])] = &[
     ("adding-an-eviction-policy.md", &["Eviction"]),
 ];
 
+/// Files that open files for reading by themselves: the function that all others use, and what reads `/proc` and `/sys`.
+const OPENERS: &[&str] = &[
+    "crates/larder-core/src/regular_file.rs",
+    "crates/larder-kernels/src/processors.rs",
+    "crates/larder-runtime/src/machine/",
+    "crates/larder/src/doctor/",
+];
+
 const MOST_LINES: usize = 500;
 
 /// The sources as text, and the dependencies between crates.
@@ -223,6 +231,11 @@ const RULES: &[Rule] = &[
         breach: |tree| tree.append("crates/larder-runtime/src/new.rs", "//! New.\nfn f() { eprintln!(); }\n"),
     },
     Rule {
+        name: "files are opened for reading by larder_core's functions, which pipes do not stop",
+        breaches: openers,
+        breach: |tree| tree.append("crates/larder-lab/src/new.rs", "//! New.\nfn f() { std::fs::read(path); }\n"),
+    },
+    Rule {
         name: "every crate is in ARCHITECTURE",
         breaches: crates_not_on_the_map,
         breach: |tree| tree.append("crates/larder-new/src/lib.rs", "//! A new crate.\n"),
@@ -334,6 +347,21 @@ fn prints_of_the_runtime(tree: &Tree) -> Vec<String> {
     };
     let sources = tree.rust().filter(|(path, _)| path.starts_with("crates/larder-runtime/src/"));
     sources.filter(|(_, text)| prints(text)).map(|(path, _)| path.clone()).collect()
+}
+
+fn openers(tree: &Tree) -> Vec<String> {
+    const CALLS: [&str; 4] = ["File::open(", "fs::read(", "fs::read_to_string(", "OpenOptions::new()"];
+    let is_test =
+        |path: &str| ["/tests", "tests.rs", "testing.rs", "reference.rs"].iter().any(|part| path.contains(part));
+    let is_listed = |path: &str| OPENERS.iter().any(|listed| path.starts_with(listed));
+    let sources = tree.rust().filter(|(path, _)| path.starts_with("crates/") && !is_test(path) && !is_listed(path));
+    let mut found = Vec::new();
+    for (path, text) in sources {
+        let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+        let opens = |line: &str| CALLS.iter().any(|call| line.contains(call)) && !line.contains("open_regular_with(");
+        found.extend(code.lines().filter(|line| opens(line)).map(|line| format!("{path}: {}", line.trim())));
+    }
+    found
 }
 
 fn crates_not_on_the_map(tree: &Tree) -> Vec<String> {

@@ -7,9 +7,11 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{EXPERTS_MAX, Geometry, Trace, write_atomically};
+use crate::{EXPERTS_MAX, Geometry, Trace, read_regular, write_atomically};
 
 const VERSION: u32 = 1;
+/// Maximum length of a file.
+const BYTES_MAX: u64 = 256 << 20;
 
 /// Experts of one layer that a token chose together, ascending, and the number of tokens that did.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -98,7 +100,7 @@ impl ExpertActivations {
     /// Reads a file and checks all of it.
     pub fn read(path: &Path) -> Result<Self, ExpertActivationsError> {
         let wrong = |why: String| ExpertActivationsError::File { path: path.to_owned(), why };
-        let bytes = fs::read(path).map_err(|e| wrong(format!("cannot be read: {e}")))?;
+        let bytes = read_regular(path, BYTES_MAX).map_err(|e| wrong(format!("cannot be read: {e}")))?;
         let all: ExpertActivations = serde_json::from_slice(&bytes)
             .map_err(|e| wrong(format!("is not what `larder lab activations` writes: {e}")))?;
         all.check().map_err(wrong)?;

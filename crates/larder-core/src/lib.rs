@@ -2,7 +2,8 @@
 //! gate that turns router logits into experts and weights, the description of a checkpoint, and routing traces.
 //!
 //! This crate holds no weights, starts no threads and measures no time. The only files that it opens itself are those
-//! of a [`Trace`] and of [`ExpertActivations`]; [`write_atomically`] writes files for others.
+//! of a [`Trace`] and of [`ExpertActivations`]; the other crates open theirs with [`open_regular`] and write them with
+//! [`write_atomically`].
 //!
 //! - [`LayerIdx`], [`MoeRow`], [`ExpertId`], [`ExpertKey`]: ids.
 //! - [`NumberFormat`], [`RowOrder`], [`TensorMeta`], [`Tensors`]: how weights are encoded, and how tensors are read by
@@ -41,6 +42,8 @@ mod gate;
 mod ids;
 mod number_format;
 mod per_matrix;
+mod printable;
+mod regular_file;
 mod residency;
 mod rng;
 mod row_order;
@@ -57,6 +60,8 @@ pub use gate::{ExpertGroups, Gate, GateError, GroupRank, Renorm, Score, Weightin
 pub use ids::{ExpertId, ExpertKey, LayerIdx, MoeRow, WantedExpert};
 pub use number_format::{NumberFormat, UnknownNumberFormat};
 pub use per_matrix::PerMatrix;
+pub use printable::{PRINTABLE_CHARS, printable};
+pub use regular_file::{open_folder, open_regular, open_regular_with, read_regular, read_regular_text};
 pub use residency::{CacheScope, Presence, Residency};
 pub use rng::Rng;
 pub use row_order::{BlockParts, ROW_GROUP, RowOrder, UnknownRowOrder, deinterleave, interleave};

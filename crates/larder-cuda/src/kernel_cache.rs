@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::{fs, io, process};
 
+use larder_core::read_regular;
 use xxhash_rust::xxh3::Xxh3Default;
 
 /// The inputs of a compilation: the key of the cache.
@@ -55,9 +56,12 @@ impl KernelKey<'_> {
     }
 }
 
+/// Maximum length of an image.
+const IMAGE_BYTES: u64 = 256 << 20;
+
 /// An image, unless it is missing or damaged.
 fn read(path: &Path) -> Option<Vec<u8>> {
-    let mut image = fs::read(path).ok()?;
+    let mut image = read_regular(path, IMAGE_BYTES).ok()?;
     let sum = image.split_off(image.len().checked_sub(8)?);
     (checksum(&image)[..] == sum[..]).then_some(image)
 }

@@ -3,6 +3,11 @@
 use std::io;
 use std::path::Path;
 
+use larder_core::read_regular;
+
+/// Maximum length of a PEM file.
+const PEM_BYTES: u64 = 16 << 20;
+
 /// The certificate that one side of a TLS connection presents, and the authority that it trusts.
 #[derive(Clone, Default)]
 pub struct TlsCredentials {
@@ -17,7 +22,7 @@ impl TlsCredentials {
     pub fn read(ca: Option<&Path>, cert: Option<&Path>, key: Option<&Path>) -> Result<Self, String> {
         let read = |path: &Path| -> Result<Vec<u8>, String> {
             let error = |e: io::Error| format!("{}: cannot be read: {e}", path.display());
-            let bytes = std::fs::read(path).map_err(error)?;
+            let bytes = read_regular(path, PEM_BYTES).map_err(error)?;
             match bytes.windows(11).any(|at| at == b"-----BEGIN ") {
                 true => Ok(bytes),
                 false => Err(format!("{}: is not a PEM file", path.display())),

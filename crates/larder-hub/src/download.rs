@@ -6,6 +6,7 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use larder_core::open_regular_with;
 use larder_store::{Result, StoreError, StoreErrorKind};
 
 use crate::DownloadProgress;
@@ -58,7 +59,7 @@ impl<'a> PartialFile<'a> {
         let mut name = path.as_os_str().to_owned();
         name.push(".part");
         let path = PathBuf::from(name);
-        let opened = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
+        let opened = open_regular_with(OpenOptions::new().read(true).write(true).create(true).truncate(false), &path);
         let file = opened.map_err(|e| StoreError::io(&path, "opening", e))?;
         let mut part =
             PartialFile { request, path, file, received: 0, verifier: ChecksumVerifier::new(request.remote) };

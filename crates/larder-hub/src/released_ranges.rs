@@ -6,7 +6,11 @@ use std::io::Write;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use larder_core::{open_regular_with, read_regular_text};
 use larder_store::{Result, StoreError};
+
+/// Maximum length of a record: a line for each of 2 million tensors.
+const RECORD_BYTES: u64 = 64 << 20;
 
 /// The ranges of a file whose bytes may be released.
 pub struct ReleasedRanges {
@@ -26,7 +30,7 @@ impl ReleasedRanges {
             released.forget()?;
             return Ok(released);
         }
-        let text = match fs::read_to_string(&released.record) {
+        let text = match read_regular_text(&released.record, RECORD_BYTES) {
             Ok(text) => text,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(released),
             Err(e) => return Err(StoreError::io(&released.record, "reading", e)),
@@ -57,10 +61,10 @@ impl ReleasedRanges {
             return Ok(());
         }
         let io = |e| StoreError::io(&self.record, "writing", e);
-        let mut record = OpenOptions::new().create(true).append(true).open(&self.record).map_err(io)?;
+        let mut record = open_regular_with(OpenOptions::new().create(true).append(true), &self.record).map_err(io)?;
         writeln!(record, "{} {}", range.start, range.end).and_then(|()| record.sync_data()).map_err(io)?;
         self.ranges.insert(range.start, range.end);
-        let file = OpenOptions::new().write(true).open(&self.path);
+        let file = open_regular_with(OpenOptions::new().write(true), &self.path);
         punch(&file.map_err(|e| StoreError::io(&self.path, "opening", e))?, &range);
         Ok(())
     }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use larder_core::{open_folder, read_regular_text};
 use larder_store::{Checkpoint, Result, SIDECARS, StoreError, StoreErrorKind, is_bare_file_name};
 use rustix::fs::{FlockOperation, flock};
 
@@ -26,6 +27,8 @@ const MAX_LISTING_BYTES: u64 = 64 << 20;
 const COMMIT_FILE: &str = "commit";
 /// Its name until it is complete.
 const COMMIT_TEMP: &str = "commit.tmp";
+/// Maximum length of that file.
+const COMMIT_BYTES: u64 = 1 << 10;
 /// Most GGUF files that an error lists.
 const MAX_NAMES_SHOWN: usize = 6;
 
@@ -52,8 +55,9 @@ impl Repo {
         fs::create_dir_all(folder).map_err(|e| StoreError::io(folder, "creating the folder", e))?;
         let lock = lock(folder)?;
         let pinned = folder.join(COMMIT_FILE);
-        let resumed =
-            fs::read_to_string(&pinned).ok().filter(|c| !c.is_empty() && c.bytes().all(|b| b.is_ascii_hexdigit()));
+        let resumed = read_regular_text(&pinned, COMMIT_BYTES)
+            .ok()
+            .filter(|c| !c.is_empty() && c.bytes().all(|b| b.is_ascii_hexdigit()));
         let revision = resumed.as_deref().unwrap_or(revision);
         let url = format!("{}/api/models/{name}/revision/{}?blobs=true", hub.endpoint(), encoded(revision));
         let json =
@@ -195,13 +199,12 @@ fn check_unused(folder: &Path) -> Result<()> {
 
 /// Records the commit, at once or not at all.
 fn pin(folder: &Path, commit: &str) -> Result<()> {
-    let (path, temp) = (folder.join(COMMIT_FILE), folder.join(COMMIT_TEMP));
-    let written = fs::write(&temp, commit).and_then(|()| fs::rename(&temp, &path));
-    written.map_err(|e| StoreError::io(&path, "writing", e))
+    let path = folder.join(COMMIT_FILE);
+    write_atomically(&path, |out| out.write_all(commit.as_bytes())).map_err(|e| StoreError::io(&path, "writing", e))
 }
 
 fn lock(folder: &Path) -> Result<File> {
-    let file = File::open(folder).map_err(|e| StoreError::io(folder, "opening", e))?;
+    let file = open_folder(folder).map_err(|e| StoreError::io(folder, "opening", e))?;
     flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|e| match e {
         rustix::io::Errno::WOULDBLOCK => {
             StoreError::new(StoreErrorKind::Taken, folder, "is in use by another download")

@@ -5,12 +5,14 @@ use std::fs;
 use std::io::Write;
 use std::path::Path;
 
-use larder_core::write_atomically;
+use larder_core::{read_regular_text, write_atomically};
 use serde::{Deserialize, Serialize};
 
 use crate::PlacementError;
 
 const VERSION: u32 = 1;
+/// Maximum length of a file.
+const BYTES_MAX: u64 = 64 << 20;
 
 /// The experts that each server and the device hold.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -61,7 +63,7 @@ impl PlacementFile {
     /// Reads and checks a placement file.
     pub fn read(path: &Path) -> Result<Self, PlacementError> {
         let error = |reason: String| PlacementError::File { path: path.to_owned(), reason };
-        let text = fs::read_to_string(path).map_err(|e| error(format!("cannot be read: {e}")))?;
+        let text = read_regular_text(path, BYTES_MAX).map_err(|e| error(format!("cannot be read: {e}")))?;
         PlacementFile::parse(&text).map_err(error)
     }
 

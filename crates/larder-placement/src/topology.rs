@@ -3,10 +3,13 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use larder_core::parse_bytes;
+use larder_core::{parse_bytes, read_regular_text};
 use serde::Deserialize;
 
 use crate::{PlacementError, units};
+
+/// Maximum length of a file.
+const BYTES_MAX: u64 = 16 << 20;
 
 /// The client device and its servers.
 #[derive(Clone, PartialEq, Debug)]
@@ -100,7 +103,7 @@ impl Topology {
     /// Reads and checks a topology file.
     pub fn read(path: &Path) -> Result<Self, PlacementError> {
         let error = |reason: String| PlacementError::File { path: path.to_owned(), reason };
-        let text = std::fs::read_to_string(path).map_err(|e| error(format!("cannot be read: {e}")))?;
+        let text = read_regular_text(path, BYTES_MAX).map_err(|e| error(format!("cannot be read: {e}")))?;
         Topology::parse(&text).map_err(error)
     }
 

@@ -1,10 +1,10 @@
 //! What policies need from the files of a model: trained weights of evictors, calibrations of routing strategies.
 
-use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, bail};
+use larder_core::read_regular;
 use larder_engine::{Calibration, EVICTOR_BYTES_MAX, EVICTOR_FILE, evictor_from_bytes};
 use larder_policy::eviction::{EvictionSpec, PolicyInputs, PolicyNeeds};
 use larder_policy::routing::RoutingSpec;
@@ -46,12 +46,7 @@ fn own_sidecar(model: &OpenModel, name: &str, most: u64) -> Result<Option<Vec<u8
 
 /// Reads a regular file of at most `most` bytes.
 fn read_file(path: &Path, most: u64) -> Result<Vec<u8>> {
-    let failed = || format!("{}: reading failed", path.display());
-    let about = fs::metadata(path).with_context(failed)?;
-    if !about.is_file() || about.len() > most {
-        bail!("{} is too large, or not a regular file", path.display());
-    }
-    fs::read(path).with_context(failed)
+    read_regular(path, most).with_context(|| format!("{}: reading failed", path.display()))
 }
 
 /// The calibrated spread of each layer's router logits, if the strategy needs it.

@@ -1,13 +1,14 @@
 //! Atomic writes: files that appear whole or not at all.
 
 use std::{
-    fs::{self, File},
+    fs::{self, File, OpenOptions},
     io::{self, Write},
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
 };
 
 pub(crate) use larder_core::temp_path;
+use larder_core::{open_folder, open_regular_with};
 
 use crate::{
     direct::set_direct,
@@ -26,7 +27,9 @@ impl AtomicFile {
     /// Creates the temporary file for `path`, overwriting one that an earlier attempt left.
     pub fn create(path: &Path) -> Result<Self> {
         let temp = temp_path(path);
-        let file = File::create(&temp).map_err(|e| StoreError::io(&temp, "creating", e))?;
+        // The folder may be a stranger's, and hold a pipe of this name.
+        let created = open_regular_with(OpenOptions::new().write(true).create(true).truncate(true), &temp);
+        let file = created.map_err(|e| StoreError::io(&temp, "creating", e))?;
         Ok(AtomicFile { file, temp, path: path.to_owned(), published: false })
     }
 
@@ -76,7 +79,7 @@ pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
 
 /// Makes the file names of a folder durable.
 pub(crate) fn sync_folder(path: &Path) -> Result<()> {
-    File::open(path).and_then(|folder| folder.sync_all()).map_err(|e| StoreError::io(path, "syncing", e))
+    open_folder(path).and_then(|folder| folder.sync_all()).map_err(|e| StoreError::io(path, "syncing", e))
 }
 
 #[cfg(test)]

@@ -2,6 +2,8 @@
 
 use std::{cell::RefCell, fs::File, io, os::unix::fs::FileExt, path::Path};
 
+use larder_core::open_regular;
+
 /// Shorter reads gain nothing from direct I/O.
 pub(crate) const WORTHWHILE_BYTES: usize = 256 << 10;
 /// Bytes per read.
@@ -17,7 +19,7 @@ pub(crate) struct DirectFile(File);
 impl DirectFile {
     /// Opens `path`; `None` where direct I/O is not available.
     pub fn open(path: &Path) -> Option<Self> {
-        let file = File::open(path).ok()?;
+        let file = open_regular(path).ok()?;
         set_direct(&file, true).then_some(DirectFile(file))
     }
 

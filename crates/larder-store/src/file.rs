@@ -8,6 +8,8 @@ use std::{
     sync::OnceLock,
 };
 
+use larder_core::open_regular;
+
 use crate::{
     direct::{DirectFile, WORTHWHILE_BYTES},
     error::{Result, StoreError, StoreErrorKind},
@@ -26,11 +28,11 @@ pub struct ReadAt {
 impl ReadAt {
     /// Opens `path`, which must be a regular file.
     pub fn open(path: &Path) -> Result<Self> {
-        let file = File::open(path).map_err(|e| StoreError::io(path, "opening", e))?;
+        let file = open_regular(path).map_err(|e| match e.kind() {
+            io::ErrorKind::InvalidInput => StoreError::new(StoreErrorKind::Unsupported, path, e.to_string()),
+            _ => StoreError::io(path, "opening", e),
+        })?;
         let meta = file.metadata().map_err(|e| StoreError::io(path, "opening", e))?;
-        if !meta.is_file() {
-            return Err(StoreError::new(StoreErrorKind::Unsupported, path, "is not a regular file"));
-        }
         Ok(ReadAt { file, path: path.to_owned(), len: meta.len(), direct: OnceLock::new() })
     }
 

@@ -1,4 +1,4 @@
-//! Stores: conversion, hostile files, failing disks, deliberate changes.
+//! Stores: conversion, hostile files, pipes in the place of files, failing disks, deliberate changes.
 
 mod convert;
 mod edits;
@@ -6,3 +6,4 @@ mod faults;
 mod formats;
 mod hostile;
 mod identity;
+mod pipes;

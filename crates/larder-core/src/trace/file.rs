@@ -11,7 +11,7 @@ use safetensors::tensor::{Metadata, TensorInfo};
 use serde_json::{Value, json};
 
 use super::{Trace, TraceError, TraceToken};
-use crate::write_atomically;
+use crate::{open_regular, write_atomically};
 
 const FORMAT: &str = "larder-trace";
 const VERSION: &str = "2";
@@ -98,11 +98,8 @@ impl Open {
     fn new(path: &Path) -> Result<Self, TraceError> {
         let io = |source| TraceError::Io { path: path.to_owned(), doing: "reading", source };
         let foreign = |why: String| TraceError::Foreign { path: path.to_owned(), why };
-        let mut file = File::open(path).map_err(io)?;
+        let mut file = open_regular(path).map_err(io)?;
         let about = file.metadata().map_err(io)?;
-        if !about.is_file() {
-            return Err(foreign("it is not a regular file".into()));
-        }
         let mut length = [0; 8];
         if about.len() < 8 {
             return Err(foreign(format!("it is {} bytes long", about.len())));

@@ -7,6 +7,7 @@ use std::process::Command;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::{env, fs, io, process};
 
+use larder_core::read_regular;
 use libloading::{Library, Symbol};
 use xxhash_rust::xxh3::Xxh3Default;
 
@@ -14,6 +15,8 @@ use crate::driver::Argument;
 use crate::error::{GpuError, Result};
 
 const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/kernels");
+/// Maximum length of a source file.
+const SOURCE_BYTES: u64 = 1 << 20;
 const OPTIONS: [&str; 5] = ["-std=c++20", "-O2", "-ffp-contract=off", "-shared", "-fPIC"];
 
 type LaunchFn = unsafe extern "C" fn(*const c_char, c_uint, c_uint, c_uint, *mut *mut c_void) -> c_int;
@@ -90,7 +93,7 @@ fn fingerprint(sources: &Path, compiler: &str) -> io::Result<u64> {
                 folders.push(path);
             } else {
                 hash.update(path.as_os_str().as_encoded_bytes());
-                hash.update(&fs::read(path)?);
+                hash.update(&read_regular(&path, SOURCE_BYTES)?);
             }
         }
     }

@@ -2,14 +2,18 @@
 
 use std::path::Path;
 
+use larder_core::read_regular;
+
 use crate::LabError;
 
 /// Upper bound of the mean bytes of text per token.
 const BYTES_PER_TOKEN: usize = 64;
+/// Maximum length of a file. A text is tokenised as a whole.
+const BYTES_MAX: u64 = 64 << 20;
 
 /// Reads a file of UTF-8 text, unchanged.
 pub fn read_text(path: &Path) -> Result<String, LabError> {
-    let bytes = std::fs::read(path).map_err(LabError::io(path, "reading"))?;
+    let bytes = read_regular(path, BYTES_MAX).map_err(LabError::io(path, "reading"))?;
     let text = String::from_utf8(bytes).map_err(|e| {
         let at = e.utf8_error().valid_up_to();
         LabError::malformed(path, format!("is not UTF-8 text: byte {at} is invalid"))
@@ -22,7 +26,7 @@ pub fn read_text(path: &Path) -> Result<String, LabError> {
 
 /// Reads a JSON array of token ids.
 pub fn read_token_ids(path: &Path) -> Result<Vec<u32>, LabError> {
-    let bytes = std::fs::read(path).map_err(LabError::io(path, "reading"))?;
+    let bytes = read_regular(path, BYTES_MAX).map_err(LabError::io(path, "reading"))?;
     serde_json::from_slice(&bytes)
         .map_err(|e| LabError::malformed(path, format!("is not a JSON array of token ids: {e}")))
 }

@@ -7,7 +7,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
 use half::f16;
-use larder_core::{Trace, TracePass, UNUSED};
+use larder_core::{Trace, TracePass, UNUSED, open_regular};
 
 use super::ImportOptions;
 use crate::LabError;
@@ -157,7 +157,7 @@ struct Lines<'a> {
 
 impl<'a> Lines<'a> {
     fn new(path: &'a Path) -> Result<Self, LabError> {
-        let file = File::open(path).map_err(LabError::io(path, "opening"))?;
+        let file = open_regular(path).map_err(LabError::io(path, "opening"))?;
         Ok(Lines { path, file: BufReader::new(file), number: 0 })
     }
 

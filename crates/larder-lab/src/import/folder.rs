@@ -1,12 +1,11 @@
 //! A folder of routing traces in the format published for gpt-oss: `index.json`, and for each sequence a safetensors file
 //! with `expert_ids [tokens, layers, k]` and optionally `weights`.
 
-use std::fs::{self, File};
-use std::io::Read;
+use std::fs;
 use std::path::{Component, Path, PathBuf};
 
 use half::f16;
-use larder_core::{Trace, TraceToken};
+use larder_core::{Trace, TraceToken, read_regular};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 
@@ -57,14 +56,7 @@ pub(super) fn read(folder: &Path, options: &ImportOptions) -> Result<Trace, LabE
 }
 
 fn bytes(path: &Path, limit: u64) -> Result<Vec<u8>, LabError> {
-    let file = File::open(path).map_err(LabError::io(path, "opening"))?;
-    let about = file.metadata().map_err(LabError::io(path, "opening"))?;
-    if !about.is_file() || about.len() > limit {
-        return Err(LabError::malformed(path, format!("is not a file of at most {limit} bytes")));
-    }
-    let mut bytes = Vec::with_capacity(about.len() as usize);
-    file.take(about.len()).read_to_end(&mut bytes).map_err(LabError::io(path, "reading"))?;
-    Ok(bytes)
+    read_regular(path, limit).map_err(LabError::io(path, "reading"))
 }
 
 fn read_sequence(path: &Path, index: &Index) -> Result<Trace, LabError> {

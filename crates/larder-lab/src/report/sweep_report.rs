@@ -3,12 +3,15 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use larder_core::Trace;
+use larder_core::{Trace, read_regular};
 use larder_policy::eviction::{BELADY, LRU};
 use larder_policy::routing::quality::Quality;
 use serde::{Deserialize, Serialize};
 
 use crate::{InitialCache, Interval, LabError, MachineProfile, ReplayLoad, SequenceCounts, SweepCell, gap_closed};
+
+/// Maximum length of a file.
+const BYTES_MAX: u64 = 256 << 20;
 
 /// Size and origin of a trace.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -115,7 +118,7 @@ impl SweepReport {
 
     /// Reads a file with the output of [`to_json`](Self::to_json).
     pub fn read(path: &Path) -> Result<Self, LabError> {
-        let text = std::fs::read(path).map_err(LabError::io(path, "reading"))?;
+        let text = read_regular(path, BYTES_MAX).map_err(LabError::io(path, "reading"))?;
         let report: SweepReport = serde_json::from_slice(&text)
             .map_err(|e| LabError::malformed(path, format!("is not the output of 'larder lab sweep --json': {e}")))?;
         match report.rows.is_empty() {

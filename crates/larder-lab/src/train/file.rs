@@ -5,6 +5,7 @@ use std::fs;
 use std::io::Write;
 use std::path::Path;
 
+use larder_core::read_regular;
 use larder_engine::{EVICTOR_BYTES_MAX, evictor_arrays, evictor_from_bytes};
 use larder_policy::eviction::learned::{Arrays, Evictor, Numbers};
 use safetensors::Dtype;
@@ -25,11 +26,7 @@ pub fn evictor_metadata(path: &Path) -> Result<BTreeMap<String, String>, LabErro
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, LabError> {
-    let about = fs::metadata(path).map_err(LabError::io(path, "reading"))?;
-    if !about.is_file() || about.len() > EVICTOR_BYTES_MAX {
-        return Err(LabError::malformed(path, "is not a weights file: too large, or not a regular file"));
-    }
-    fs::read(path).map_err(LabError::io(path, "reading"))
+    read_regular(path, EVICTOR_BYTES_MAX).map_err(LabError::io(path, "reading"))
 }
 
 /// Writes trained weights, atomically.

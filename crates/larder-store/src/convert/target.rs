@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use larder_core::NumberFormat;
+use larder_core::{NumberFormat, open_folder};
 use rustix::fs::{FlockOperation, flock, statvfs};
 use serde::{Deserialize, Serialize};
 
@@ -177,7 +177,7 @@ pub(super) fn check_outside(source: &Path, target: &Path) -> Result<()> {
 
 /// Locks a folder against other programs that write to it, while the result lives.
 pub(crate) fn lock(path: &Path) -> Result<File> {
-    let folder = File::open(path).map_err(|e| StoreError::io(path, "opening", e))?;
+    let folder = open_folder(path).map_err(|e| StoreError::io(path, "opening", e))?;
     flock(&folder, FlockOperation::NonBlockingLockExclusive).map_err(|e| match e {
         rustix::io::Errno::WOULDBLOCK => {
             StoreError::new(StoreErrorKind::Taken, path, "is being written by another conversion")

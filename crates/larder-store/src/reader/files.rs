@@ -8,6 +8,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
+use larder_core::open_regular;
 use rustix::{
     io::Errno,
     process::{Resource, Rlimit, getrlimit, setrlimit},
@@ -57,7 +58,7 @@ impl ShardFiles {
         };
         files.first = (0..shards).find(|shard| files.path(*shard).exists()).unwrap_or_default();
         let (path, _) = files.checked(files.first)?;
-        let file = File::open(&path).map_err(|e| StoreError::io(&path, "opening", e))?;
+        let file = open_regular(&path).map_err(|e| StoreError::io(&path, "opening", e))?;
         files.not_direct = probe_direct(&file).err();
         files.get(files.first)?;
         Ok(files)
@@ -120,7 +121,7 @@ impl ShardFiles {
     fn open(&self, path: &Path, bytes: u64, open_files: &mut OpenFiles) -> Result<File> {
         let failed = |e| StoreError::io(path, "opening", e);
         let file = loop {
-            match File::open(path) {
+            match open_regular(path) {
                 // The rest of the process uses more descriptors than were reserved for it.
                 Err(e) if Errno::from_io_error(&e) == Some(Errno::MFILE) && open_files.close_one() => {}
                 result => break result.map_err(failed)?,

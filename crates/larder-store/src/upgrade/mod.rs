@@ -6,6 +6,8 @@
 
 use std::{fs, fs::OpenOptions, os::unix::fs::FileExt, path::Path};
 
+use larder_core::open_regular_with;
+
 use crate::{
     atomic_file::{sync_folder, write_atomically},
     convert::{Progress, check_space, lock},
@@ -152,7 +154,7 @@ impl Upgrade {
 /// Writes the header of a shard and sets its length, with zeros behind the data, and makes both durable.
 fn write_around(path: &Path, shard: &Shard, header: &[u8]) -> Result<()> {
     let failed = |e| StoreError::io(path, "writing", e);
-    let file = OpenOptions::new().write(true).open(path).map_err(failed)?;
+    let file = open_regular_with(OpenOptions::new().write(true), path).map_err(failed)?;
     file.set_len((DATA_START + shard.layout.bytes) as u64).map_err(failed)?;
     file.set_len(shard.file_bytes as u64).map_err(failed)?;
     file.write_all_at(header, 0).map_err(failed)?;

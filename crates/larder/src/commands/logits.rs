@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use larder_core::LayerIdx;
+use larder_core::{LayerIdx, read_regular_text};
 use larder_engine::{Sampler, Sampling, TokenInput};
 use larder_model::{Routed, Tap};
 use larder_runtime::InferenceEngine;
@@ -17,6 +17,8 @@ use crate::{models, output, print};
 
 /// Maximum number of tokens in a file; each takes a row of logits as wide as the vocabulary.
 const TOKENS_MAX: usize = 1 << 20;
+/// Maximum length of their file.
+const TOKEN_FILE_BYTES: u64 = 16 << 20;
 
 /// Writes logits, routing and hidden states of given tokens to a safetensors file.
 pub fn run(args: &LogitsArgs) -> Result<()> {
@@ -53,7 +55,7 @@ pub fn run(args: &LogitsArgs) -> Result<()> {
 }
 
 fn read_tokens(path: &Path) -> Result<Vec<u32>> {
-    let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+    let text = read_regular_text(path, TOKEN_FILE_BYTES).with_context(|| path.display().to_string())?;
     let tokens: Vec<u32> = serde_json::from_str(&text)
         .with_context(|| format!("{}: must be a JSON array of token ids", path.display()))?;
     match tokens.len() {
