@@ -52,7 +52,8 @@ pub use session::Session;
 pub use step::{StepPart, step};
 pub use template::{ChatInput, ChatTemplate, Moment, TemplateError};
 pub use text::{
-    ConfigError, Detokenizer, EncodeError, GenerationConfig, StopError, StopMatcher, Tokenizer, TokenizerConfig,
+    ConfigError, Detokenizer, EncodeError, GenerationConfig, StopError, StopMatcher, TOKENISING_BYTES, Tokenizer,
+    TokenizerConfig,
 };
 pub use times::PhaseTimes;
 pub use token_input::{PREFILL_CHUNK, TokenInput};

@@ -1,13 +1,13 @@
 //! One model on the hub: the files that are needed, and their download.
 
 use std::fs::{self, File};
-use std::io::Read;
+use std::io::{Read, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use larder_core::{open_folder, read_regular_text};
+use larder_core::{open_folder, read_regular_text, write_atomically};
 use larder_store::{Checkpoint, Result, SIDECARS, StoreError, StoreErrorKind, is_bare_file_name};
 use rustix::fs::{FlockOperation, flock};
 

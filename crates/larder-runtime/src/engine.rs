@@ -205,7 +205,7 @@ pub fn plan_inputs<'a>(model: &'a OpenModel, options: &Options) -> Result<PlanIn
         kv_checkpoints: CheckpointPolicy::default(),
         chunk: context.saturating_mul(options.sequences).min(PREFILL_CHUNK),
         process_bytes: memory::current().unwrap_or_default(),
-        growth_bytes: memory::growth(options.compute.threads, false),
+        growth_bytes: memory::growth(options.compute.threads, false) + options.tokenising_bytes(),
         available_bytes: memory::available(),
         on_gpu: false,
     })

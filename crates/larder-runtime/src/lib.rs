@@ -66,7 +66,7 @@ pub mod plan;
 pub use engine::{InferenceEngine, plan_inputs, require_store, slot_bytes};
 pub use experts::{AnyExpertPath, EngineExperts};
 pub use notice::{Notice, Notices, WorkProgress};
-pub use open::{ModelExperts, OpenModel, TextCodec, blueprint_of, model_name};
+pub use open::{ModelExperts, OpenModel, TextCodec, blueprint_of, check_sidecars, model_name};
 #[cfg(feature = "edge")]
 pub use options::EdgeOptions;
 pub use options::{

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use larder_core::{Blueprint, TensorSpec};
 use larder_engine::{ChatTemplate, GenerationConfig, Tokenizer, TokenizerConfig};
 use larder_model::{AllResident, ComputeContext, Decoder, embedding_cache_bytes};
@@ -12,7 +12,6 @@ use larder_store::{
     Assembler, CONVERSION_STATE, ExpertSource, MANIFEST_FILE, Source, Store, StoreError, StoreErrorKind,
     check_resident, open_source,
 };
-use serde_json::Value;
 
 use crate::notice::Notices;
 use crate::options::ModelOptions;
@@ -173,29 +172,42 @@ impl OpenModel {
 
     /// The tokenizer and the chat template.
     pub fn text_codec(&self) -> Result<TextCodec> {
-        let source = self.source();
-        let path = source.path();
-        let Some(json) = source.sidecar("tokenizer.json")? else {
-            bail!("{}: has no tokenizer.json, which is needed for text", path.display());
-        };
-        let config = match source.sidecar("tokenizer_config.json")? {
-            Some(bytes) => TokenizerConfig::from_bytes(&bytes).with_context(|| display(path))?,
-            None => TokenizerConfig::default(),
-        };
-        let jinja = source.sidecar("chat_template.jinja")?;
-        Ok(TextCodec {
-            tokenizer: Tokenizer::from_bytes(&json, &config).with_context(|| display(path))?,
-            template: ChatTemplate::new(jinja.as_deref(), &config).with_context(|| display(path))?,
-        })
+        let path = self.source().path();
+        text_codec_of(self.source())?
+            .with_context(|| format!("{}: has no tokenizer.json, which is needed for text", path.display()))
     }
 
     /// The recommended sampling parameters and the end-of-text tokens.
     pub fn generation(&self) -> Result<GenerationConfig> {
-        let bytes = self.source().sidecar("generation_config.json")?;
-        let config: &Value = self.source().config();
-        GenerationConfig::from_bytes(bytes.as_deref(), config.to_string().as_bytes())
-            .with_context(|| display(self.source().path()))
+        generation_of(self.source())
     }
+}
+
+/// The tokenizer and the chat template of a source; `None` without a tokenizer.
+fn text_codec_of(source: &dyn Source) -> Result<Option<TextCodec>> {
+    let path = source.path();
+    let Some(json) = source.sidecar("tokenizer.json")? else { return Ok(None) };
+    let config = match source.sidecar("tokenizer_config.json")? {
+        Some(bytes) => TokenizerConfig::from_bytes(&bytes).with_context(|| display(path))?,
+        None => TokenizerConfig::default(),
+    };
+    let jinja = source.sidecar("chat_template.jinja")?;
+    Ok(Some(TextCodec {
+        tokenizer: Tokenizer::from_bytes(&json, &config).with_context(|| display(path))?,
+        template: ChatTemplate::new(jinja.as_deref(), &config).with_context(|| display(path))?,
+    }))
+}
+
+fn generation_of(source: &dyn Source) -> Result<GenerationConfig> {
+    let bytes = source.sidecar("generation_config.json")?;
+    GenerationConfig::from_bytes(bytes.as_deref(), source.config().to_string().as_bytes())
+        .with_context(|| display(source.path()))
+}
+
+/// Checks what a conversion would copy unread: a store is not made of files that a run refuses.
+pub fn check_sidecars(source: &dyn Source) -> Result<()> {
+    text_codec_of(source)?;
+    generation_of(source).map(drop)
 }
 
 /// The architecture from a source's config, with the source's own names of expert tensors.

@@ -37,6 +37,9 @@ pub struct Options {
     pub context: usize,
     /// Number of sequences with a KV cache at the same time.
     pub sequences: usize,
+    /// Bytes of the texts that are tokenised at the same time while the engine runs: the memory plan counts what that takes. 0
+    /// if prompts are tokenised before.
+    pub prompt_bytes: usize,
     /// Experts in main memory.
     pub cache: CacheOptions,
     /// How each token's experts are chosen.
@@ -58,6 +61,7 @@ impl Default for Options {
         Options {
             context: 4096,
             sequences: 1,
+            prompt_bytes: 0,
             cache: CacheOptions::default(),
             routing: RoutingSpec::default(),
             trace: None,
@@ -70,6 +74,11 @@ impl Default for Options {
 }
 
 impl Options {
+    /// Bytes of memory that tokenising takes while the engine runs.
+    pub(crate) fn tokenising_bytes(&self) -> u64 {
+        (self.prompt_bytes as u64).saturating_mul(larder_engine::TOKENISING_BYTES as u64)
+    }
+
     /// Whether edge workers compute experts as well.
     pub fn uses_edge(&self) -> bool {
         #[cfg(feature = "edge")]

@@ -118,7 +118,7 @@ pub fn tier_inputs<'a>(
         PlanInputs {
             resident_bytes: in_memory,
             scratch_slots,
-            growth_bytes: memory::growth(options.compute.threads, true),
+            growth_bytes: memory::growth(options.compute.threads, true) + options.tokenising_bytes(),
             on_gpu: true,
             ..inputs
         },

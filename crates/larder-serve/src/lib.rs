@@ -45,4 +45,4 @@ mod server;
 pub use engine::{Engine, EngineStatus, LayerVisit, RoutingQuality};
 pub use error::ApiError;
 pub use model::ServedModel;
-pub use server::{ServerOptions, serve};
+pub use server::{ServerOptions, TOKENIZER_THREADS, serve};

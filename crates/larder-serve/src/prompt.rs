@@ -22,9 +22,11 @@ impl ServedModel {
     /// Applies the chat template and tokenises.
     pub fn chat(&self, request: &ChatRequest) -> Result<ChatPrompt> {
         let chat = match &self.template {
-            Some(template) => ChatPrompt { tokens: self.encode(&render(template, request)?, false)?, stop: vec![] },
+            Some(template) => {
+                ChatPrompt { tokens: self.encode(&render(template, request)?, false, "messages")?, stop: vec![] }
+            }
             None => ChatPrompt {
-                tokens: self.encode(&plain_dialogue(request)?, true)?,
+                tokens: self.encode(&plain_dialogue(request)?, true, "messages")?,
                 stop: vec![format!("\n{}:", name_of("user"))],
             },
         };
@@ -35,7 +37,7 @@ impl ServedModel {
     /// Tokenises the prompt of a completion.
     pub fn prompt(&self, prompt: &Prompt) -> Result<Vec<u32>> {
         let tokens = match prompt {
-            Prompt::Text(text) => self.encode(text, true)?,
+            Prompt::Text(text) => self.encode(text, true, "prompt")?,
             Prompt::Tokens(tokens) => tokens.clone(),
         };
         if let Some(id) = tokens.iter().find(|id| **id as usize >= self.vocab) {
@@ -46,7 +48,18 @@ impl ServedModel {
         Ok(tokens)
     }
 
-    fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>> {
+    /// Tokenises a text, unless it is certainly too long for the context.
+    fn encode(&self, text: &str, special: bool, param: &str) -> Result<Vec<u32>> {
+        let most = self.tokenizer.longest_text(self.context);
+        if text.len() > most {
+            let message = format!(
+                "This model's maximum context length is {} tokens, at most {most} bytes of text, and the prompt alone has {} \
+                 bytes.",
+                self.context,
+                text.len()
+            );
+            return Err(ApiError::invalid_field(param, "context_length_exceeded", message));
+        }
         self.tokenizer.encode(text, special).map_err(|error| ApiError::bad_request(format!("{error}.")))
     }
 

@@ -19,7 +19,7 @@ use crate::{connection, decode, http};
 /// Threads for HTTP; nearly all work is on the decode thread.
 const HTTP_THREADS: usize = 2;
 /// Threads that parse and tokenise requests.
-const TOKENIZER_THREADS: usize = 2;
+pub const TOKENIZER_THREADS: usize = 2;
 /// Bytes of request bodies in memory, over all connections.
 const BODIES_BYTES_MAX: usize = 64 << 20;
 

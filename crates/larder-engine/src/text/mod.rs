@@ -3,6 +3,7 @@
 mod detokenizer;
 mod detokenizer_steps;
 mod generation_config;
+mod growth;
 mod precheck;
 mod stop;
 mod tokenizer;
@@ -15,5 +16,5 @@ mod reference;
 pub use detokenizer::Detokenizer;
 pub use generation_config::GenerationConfig;
 pub use stop::{StopError, StopMatcher};
-pub use tokenizer::{EncodeError, Tokenizer};
+pub use tokenizer::{EncodeError, TOKENISING_BYTES, Tokenizer};
 pub use tokenizer_config::{ConfigError, TokenizerConfig};

@@ -3,21 +3,17 @@
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::growth::{self, ModelSettings};
+
 /// The parts of a `tokenizer.json` that are checked before the `tokenizers` crate reads the file, because it panics on
 /// some broken files.
 #[derive(Deserialize)]
 pub(crate) struct TokenizerPrecheck {
     pub(crate) decoder: Option<Value>,
     normalizer: Option<Value>,
+    pre_tokenizer: Option<Value>,
     post_processor: Option<Value>,
-    #[serde(rename = "model")]
-    _model: ModelPart,
-}
-
-#[derive(Deserialize)]
-struct ModelPart {
-    #[serde(rename = "vocab")]
-    _vocab: serde::de::IgnoredAny,
+    model: ModelSettings,
 }
 
 impl TokenizerPrecheck {
@@ -28,7 +24,12 @@ impl TokenizerPrecheck {
         if outline.normalizer.as_ref().is_some_and(is_precompiled) {
             return Err("has a Precompiled normalizer, which is not supported".into());
         }
-        match outline.post_processor.as_ref().and_then(unlisted) {
+        let [normalizer, pre_tokenizer, post_processor, decoder] =
+            [&outline.normalizer, &outline.pre_tokenizer, &outline.post_processor, &outline.decoder]
+                .map(Option::as_ref);
+        growth::check(normalizer, pre_tokenizer, post_processor, decoder)?;
+        growth::check_model(&outline.model)?;
+        match post_processor.and_then(unlisted) {
             Some(token) => {
                 Err(format!("has a post_processor that adds {token}, which is missing from its special_tokens"))
             }

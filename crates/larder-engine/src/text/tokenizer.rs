@@ -12,11 +12,22 @@ use super::{
 };
 
 const FILE: &str = "tokenizer.json";
+/// Maximum length of the file; those of published models have up to 35 MB.
+const MAX_FILE_BYTES: usize = 64 << 20;
+/// Maximum length of a token: a lattice of pieces looks them up at each position of a text.
+const MAX_TOKEN_BYTES: usize = 4096;
+/// Bytes of a token that count for the longest text of a context.
+const TOKEN_BYTES: usize = 32;
+/// Bytes of memory that tokenising takes for each byte of a text; 122 were measured, for 8 MiB of English and the demo
+/// model's tokenizer.
+pub const TOKENISING_BYTES: usize = 128;
 
 /// Encodes and decodes text as transformers does with the same files.
 #[derive(Clone, Debug)]
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
+    /// Length of the longest token in bytes, as the vocabulary spells it.
+    longest_token: usize,
     steps: Vec<DetokenizerStep>,
 }
 
@@ -34,6 +45,9 @@ impl Tokenizer {
     /// A tokenizer from the bytes of a `tokenizer.json`, with the tokens and options of the `tokenizer_config.json`.
     pub fn from_bytes(json: &[u8], config: &TokenizerConfig) -> Result<Self, ConfigError> {
         let wrong = |what: String| ConfigError::new(FILE, what);
+        if json.len() > MAX_FILE_BYTES {
+            return Err(wrong(format!("is {} bytes long; at most {MAX_FILE_BYTES} are supported", json.len())));
+        }
         let precheck = TokenizerPrecheck::read(json).map_err(wrong)?;
         let mut inner = tokenizers::Tokenizer::from_bytes(json)
             .map_err(|error| wrong(format!("is not a valid tokenizer file: {error}")))?;
@@ -47,7 +61,13 @@ impl Tokenizer {
         if config.clean_up && (!is_bpe || config.clean_up_bpe_too) {
             steps.extend(detokenizer_steps::clean_up());
         }
-        Ok(Tokenizer { inner, steps })
+        let longest_token = inner.get_vocab(true).keys().map(String::len).max().unwrap_or_default();
+        if longest_token > MAX_TOKEN_BYTES {
+            return Err(wrong(format!(
+                "has a token of {longest_token} bytes; at most {MAX_TOKEN_BYTES} are supported"
+            )));
+        }
+        Ok(Tokenizer { inner, longest_token, steps })
     }
 
     /// The token ids of `text`; with `add_special`, special tokens such as BOS are added.
@@ -56,6 +76,24 @@ impl Tokenizer {
             Ok(encoding) => Ok(encoding.get_ids().to_vec()),
             Err(error) => Err(EncodeError { bytes: text.len(), what: error.to_string() }),
         }
+    }
+
+    /// As [`encode`](Self::encode), for a context of that many tokens: a text that is too long for it is an error before
+    /// it takes memory, see [`longest_text`](Self::longest_text).
+    pub fn encode_for(&self, context: usize, text: &str, add_special: bool) -> Result<Vec<u32>, EncodeError> {
+        let most = self.longest_text(context);
+        if text.len() > most {
+            let what = format!("the context of {context} tokens holds at most {most} bytes");
+            return Err(EncodeError { bytes: text.len(), what });
+        }
+        self.encode(text, add_special)
+    }
+
+    /// Bytes of the longest text that is tokenised for a context of that many tokens: as many of the longest token of
+    /// the vocabulary, of which 32 count. Longer tokens are runs of one character, and texts of only such
+    /// are not worth the memory.
+    pub fn longest_text(&self, context: usize) -> usize {
+        context.saturating_mul(self.longest_token.clamp(1, TOKEN_BYTES))
     }
 
     /// The text of `ids`. Ids outside the vocabulary add nothing.
@@ -163,6 +201,25 @@ pub(crate) mod tests {
         assert_eq!(tokenizer.decode(&[1, 5, 5, 4, 3], true), "a a b");
         assert_eq!(tokenizer.decode(&[], true), "");
         assert_eq!(tokenizer.vocab_size(), 13);
+    }
+
+    #[test]
+    fn a_text_that_no_context_holds_is_not_tokenised() {
+        let tokenizer = sentence_piece();
+        // The longest tokens, such as <0xC3>, have six bytes.
+        assert_eq!(tokenizer.longest_text(10), 60);
+        assert_eq!(tokenizer.encode_for(10, &"a".repeat(60), false).unwrap().len(), 60);
+        let error = tokenizer.encode_for(10, &"a".repeat(61), false).unwrap_err();
+        assert!(error.to_string().contains("at most 60 bytes"), "{error}");
+    }
+
+    #[test]
+    fn long_tokens_and_files_are_refused() {
+        let refused = |json: &[u8]| Tokenizer::from_bytes(json, &TokenizerConfig::default()).unwrap_err().to_string();
+        let mut json: Value = serde_json::from_slice(&sentence_piece_json()).unwrap();
+        json["model"]["vocab"]["x".repeat(MAX_TOKEN_BYTES + 1)] = json!(13);
+        assert!(refused(json.to_string().as_bytes()).contains("has a token of 4097 bytes"));
+        assert!(refused(&vec![b' '; MAX_FILE_BYTES + 1]).contains("bytes long"));
     }
 
     #[test]

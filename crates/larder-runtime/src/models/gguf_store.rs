@@ -10,7 +10,7 @@ use larder_store::{
 use super::known_content::KnownContent;
 use super::{ConvertProgress, is_complete};
 use crate::notice::Notice;
-use crate::open::blueprint_of;
+use crate::open::{blueprint_of, check_sidecars};
 use crate::options::{ModelOptions, Setting};
 
 /// Whether `path` is an existing GGUF file.
@@ -29,6 +29,7 @@ pub(crate) fn store_for_gguf(gguf: &Path, options: &ModelOptions) -> Result<Path
         return Ok(store);
     }
     let blueprint = blueprint_of(source.as_ref())?;
+    check_sidecars(source.as_ref())?;
     notices.send(Notice::StoreBegun(store.clone()));
     let progress = ConvertProgress(notices);
     let made = convert(source.as_ref(), &blueprint, &store, &ConvertOptions::default(), &progress);

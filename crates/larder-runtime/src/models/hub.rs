@@ -11,7 +11,7 @@ use larder_store::{ConvertOptions, ConvertReport, Source, convert, open_source};
 
 use super::{ConvertProgress, HubName, download_of};
 use crate::notice::{Notice, Notices};
-use crate::open::blueprint_of;
+use crate::open::{blueprint_of, check_sidecars};
 
 /// Downloads the model `name` and makes a store of it, or continues where this was interrupted.
 pub fn fetch(name: &HubName, store: &Path, options: &ConvertOptions, notices: &Notices) -> Result<ConvertReport> {
@@ -40,6 +40,7 @@ fn make(
     options: &ConvertOptions,
     progress: &dyn larder_store::Progress,
 ) -> Result<ConvertReport> {
+    check_sidecars(source)?;
     Ok(convert(source, &blueprint_of(source)?, store, options, progress)?)
 }
 

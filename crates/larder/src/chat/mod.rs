@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, anyhow, bail};
 use larder_engine::{FinishReason, Routing, StopMatcher};
-use larder_runtime::{InferenceEngine, OpenModel};
+use larder_runtime::{InferenceEngine, OpenModel, Options};
 
 use crate::cli::chat::ChatArgs;
 use crate::models;
@@ -42,8 +42,10 @@ pub fn run(args: ChatArgs) -> Result<()> {
     let model = models::open_to_run(&args.model, args.engine.no_store)?;
     let text = model.text_codec()?;
     let generation = model.generation()?;
-    let mut engine = InferenceEngine::start(&model, &args.engine.options(args.context))?;
     let context = args.context.min(model.blueprint.context);
+    let prompt_bytes = text.tokenizer.longest_text(context);
+    let options = Options { prompt_bytes, ..args.engine.options(args.context) };
+    let mut engine = InferenceEngine::start(&model, &options)?;
     if text.template.is_none() {
         output.note("this model has no chat template: it continues your text instead of answering");
     }

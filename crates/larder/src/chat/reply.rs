@@ -135,6 +135,10 @@ impl<'a> ChatSequence<'a> {
         let mut dropped = 0;
         loop {
             let prompt_text = shorter.text(self.text.template.as_ref())?;
+            if prompt_text.len() > self.text.tokenizer.longest_text(self.context) && shorter.drop_oldest() {
+                dropped += 1;
+                continue;
+            }
             let tokens = self.tokens(&prompt_text)?;
             let fits = tokens.len().saturating_add(answer) <= self.context;
             // The last turn alone may use the whole context.
@@ -162,13 +166,13 @@ impl<'a> ChatSequence<'a> {
         if let Some((tokens, rest)) =
             self.transcript.as_ref().and_then(|(t, s)| Some((t, prompt_text.strip_prefix(s.as_str())?)))
         {
-            let new = tokenizer.encode(rest, false)?;
+            let new = tokenizer.encode_for(self.context, rest, false)?;
             // Only a special token guarantees that the tokenizer would split the text here too.
             if new.first().is_some_and(|id| plain || tokenizer.decode(&[*id], true).is_empty()) {
                 return Ok([tokens.as_slice(), &new].concat());
             }
         }
-        let tokens = tokenizer.encode(prompt_text, plain)?;
+        let tokens = tokenizer.encode_for(self.context, prompt_text, plain)?;
         if tokens.is_empty() {
             bail!("the message is empty, and this model has no BOS token; write some text");
         }

@@ -19,6 +19,7 @@ impl EngineFlags {
         Options {
             context,
             sequences: 1,
+            prompt_bytes: 0,
             cache: cache_options(size, cache, place, performance),
             routing: routing.strategy.clone(),
             trace: trace_options(record),

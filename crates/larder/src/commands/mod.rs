@@ -4,10 +4,10 @@ use std::io::Read;
 #[cfg(any(feature = "serve", feature = "edge"))]
 use std::net::{SocketAddr, TcpListener};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 use crate::cli::Command;
-use crate::{chat, config, doctor};
+use crate::{chat, config, doctor, print};
 
 mod bench;
 mod completions;
@@ -54,14 +54,18 @@ pub fn run(command: Command) -> Result<()> {
     }
 }
 
-/// `text`, or for `-` the text on standard input.
-fn text_or_stdin(text: &str) -> Result<String> {
+/// `text`, or for `-` the text on standard input, which is read up to `limit` bytes.
+fn text_or_stdin(text: &str, limit: usize) -> Result<String> {
     if text != "-" {
         return Ok(text.to_owned());
     }
-    let mut all = String::new();
-    std::io::stdin().read_to_string(&mut all).context("standard input is not UTF-8 text")?;
-    Ok(all)
+    let mut all = Vec::new();
+    let read = std::io::stdin().lock().take((limit as u64).saturating_add(1)).read_to_end(&mut all);
+    read.context("reading standard input failed")?;
+    if all.len() > limit {
+        bail!("standard input is longer than {}, the most that is read here; shorten it", print::bytes(limit as u64));
+    }
+    String::from_utf8(all).ok().context("standard input is not UTF-8 text")
 }
 
 /// Binds a port; `flag` is the flag to change if it is in use.

@@ -22,7 +22,7 @@ pub fn run(args: RunArgs) -> Result<()> {
     let stop = StopMatcher::new(args.stop.clone())?;
     let model = models::open_to_run(&args.model, args.engine.no_store)?;
     let text = model.text_codec()?;
-    let prompt = prompt(&args, &text)?;
+    let prompt = prompt(&args, &text, model.blueprint.context)?;
     let generation = model.generation()?;
     let eos: &[u32] = if args.ignore_eos { &[] } else { &generation.eos };
 
@@ -89,17 +89,17 @@ fn print_now(piece: &str) -> std::io::Result<()> {
     out.flush()
 }
 
-fn prompt(args: &RunArgs, text: &TextCodec) -> Result<Vec<u32>> {
-    let prompt = text_or_stdin(&args.prompt)?;
+fn prompt(args: &RunArgs, text: &TextCodec, context: usize) -> Result<Vec<u32>> {
+    let prompt = text_or_stdin(&args.prompt, text.tokenizer.longest_text(context))?;
     let ids = match args.chat || args.system.is_some() {
-        false => text.tokenizer.encode(&prompt, true)?,
+        false => text.tokenizer.encode_for(context, &prompt, true)?,
         true => {
             let Some(template) = &text.template else {
                 bail!("the model has no chat template; leave out --chat and --system")
             };
             let system = args.system.iter().map(|s| json!({"role": "system", "content": s}));
             let messages: Vec<_> = system.chain([json!({"role": "user", "content": prompt})]).collect();
-            text.tokenizer.encode(&template.render(&ChatInput::new(&messages))?, false)?
+            text.tokenizer.encode_for(context, &template.render(&ChatInput::new(&messages))?, false)?
         }
     };
     if ids.is_empty() {

@@ -7,8 +7,8 @@ use larder_core::{LayerIdx, MoeRow, Presence};
 use larder_engine::Routing;
 use larder_model::{Decoder, ExpertPath};
 use larder_policy::routing::RoutingSpec;
-use larder_runtime::{InferenceEngine, OpenModel, Options, model_name};
-use larder_serve::{EngineStatus, LayerVisit, RoutingQuality, ServerOptions};
+use larder_runtime::{InferenceEngine, OpenModel, Options, TextCodec, model_name};
+use larder_serve::{EngineStatus, LayerVisit, RoutingQuality, ServerOptions, TOKENIZER_THREADS};
 use std::time::Duration;
 
 use super::{listen, signal};
@@ -27,9 +27,12 @@ pub fn run(args: ServeArgs) -> Result<()> {
     let options = options(&args);
     let flags = args.engine.full();
     let model = models::open_to_run(&args.model, flags.no_store)?;
-    let mut engine =
-        InferenceEngine::start(&model, &Options { sequences: options.sessions, ..flags.options(args.context) })?;
-    let served = served_model(&args, &model, &mut engine)?;
+    let text = model.text_codec()?;
+    let context = args.context.min(model.blueprint.context);
+    let prompt_bytes = text.tokenizer.longest_text(context).saturating_mul(TOKENIZER_THREADS);
+    let engine_options = Options { sequences: options.sessions, prompt_bytes, ..flags.options(args.context) };
+    let mut engine = InferenceEngine::start(&model, &engine_options)?;
+    let served = served_model(&args, &model, text, &mut engine)?;
     if !options.is_local && options.api_key.is_none() {
         eprintln!("warning: {address} is reachable from other machines without a key; set --api-key to require one");
     }
@@ -56,9 +59,9 @@ fn options(args: &ServeArgs) -> ServerOptions {
 fn served_model(
     args: &ServeArgs,
     model: &OpenModel,
+    text: TextCodec,
     engine: &mut InferenceEngine,
 ) -> Result<larder_serve::ServedModel> {
-    let text = model.text_codec()?;
     let geometry = &model.blueprint.geometry;
     let mut names = args.alias.iter().cloned();
     Ok(larder_serve::ServedModel {

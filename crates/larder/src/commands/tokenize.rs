@@ -1,6 +1,7 @@
 //! `larder tokenize`.
 
 use anyhow::{Context, Result, bail};
+use larder_core::read_regular_text;
 use larder_engine::ChatInput;
 use serde_json::{Value, json};
 
@@ -8,14 +9,17 @@ use crate::cli::TokenizeArgs;
 use crate::commands::text_or_stdin;
 use crate::models;
 
+/// Maximum length of a text or of a file with messages.
+const TEXT_BYTES: usize = 16 << 20;
+
 /// Prints the tokens of a text or of chat messages as JSON.
 pub fn run(args: &TokenizeArgs) -> Result<()> {
     let text = models::open(&args.model)?.text_codec()?;
     let (text_in, special) = match (&args.messages, &args.text) {
         (Some(file), _) => {
             let json = match file.to_str() {
-                Some("-") => text_or_stdin("-")?,
-                _ => std::fs::read_to_string(file).with_context(|| file.display().to_string())?,
+                Some("-" | "/dev/stdin") => text_or_stdin("-", TEXT_BYTES)?,
+                _ => read_regular_text(file, TEXT_BYTES as u64).with_context(|| file.display().to_string())?,
             };
             let messages: Vec<Value> = serde_json::from_str(&json)
                 .with_context(|| format!("{}: must be a JSON array of messages", file.display()))?;
@@ -26,7 +30,7 @@ pub fn run(args: &TokenizeArgs) -> Result<()> {
             input.add_generation_prompt = !args.no_generation_prompt;
             (template.render(&input)?, false)
         }
-        (None, Some(text)) => (text_or_stdin(text)?, !args.no_special),
+        (None, Some(text)) => (text_or_stdin(text, TEXT_BYTES)?, !args.no_special),
         (None, None) => bail!("there is no text to tokenize"),
     };
     let ids = text.tokenizer.encode(&text_in, special)?;

@@ -100,9 +100,10 @@ fn prompt(
     model: &OpenModel,
     text: &TextCodec,
 ) -> Result<Vec<u32>> {
+    let context = model.blueprint.context;
     let examples: String = shots.iter().map(MathProblem::example_text).collect();
-    let ids = text.tokenizer.encode(&format!("{examples}{}", problem.prompt_text()), true)?;
-    let (need, context) = (ids.len() + args.max_tokens, model.blueprint.context);
+    let ids = text.tokenizer.encode_for(context, &format!("{examples}{}", problem.prompt_text()), true)?;
+    let need = ids.len() + args.max_tokens;
     match need > context {
         true => bail!(
             "{} examples, a problem and {} tokens for its solution take {need} tokens, and the model's context is \

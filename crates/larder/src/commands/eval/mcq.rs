@@ -124,6 +124,9 @@ fn sheet(
     for first in 0..=shots.len() {
         let examples: String = shots[first..].iter().map(Question::example_text).collect();
         let prompt = format!("{}{examples}{}", mcq_preamble(name), question.prompt_text());
+        if prompt.len() > text.tokenizer.longest_text(model.blueprint.context) {
+            continue;
+        }
         let Some(sheet) = McqPrompt::new(&prompt, |text_of| text.tokenizer.encode(text_of, true))? else {
             bail!("the model's tokenizer does not give the letters A to D different tokens");
         };
