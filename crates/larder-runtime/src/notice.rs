@@ -1,9 +1,11 @@
 //! What the runtime reports while it opens, starts and runs a model. It prints nothing itself.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+
+use larder_core::printable;
 
 use crate::machine::lock::LockReport;
 use crate::options::Setting;
@@ -54,6 +56,10 @@ pub enum Notice {
     },
 }
 
+fn shown(path: &Path) -> String {
+    printable(&path.to_string_lossy())
+}
+
 impl fmt::Display for Notice {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         match self {
@@ -62,19 +68,21 @@ impl fmt::Display for Notice {
             }
             Notice::Locked(report) => f.write_str(&report.describe()),
             Notice::StoreFound { store, gguf } => {
-                write!(f, "store: {}, made of {}", store.display(), gguf.display())
+                write!(f, "store: {}, made of {}", shown(store), shown(gguf))
             }
             Notice::StoreBegun(store) => {
                 let no_store = Setting::NoStore;
-                write!(f, "store: making {} once; use {no_store} to run the file directly", store.display())
+                write!(f, "store: making {} once; use {no_store} to run the file directly", shown(store))
             }
-            Notice::StoreRefused(why) => write!(f, "note: no store was made ({why}); the file is run directly"),
-            Notice::Downloading { name, store } => write!(f, "downloading {name} to {}", store.display()),
+            Notice::StoreRefused(why) => {
+                write!(f, "note: no store was made ({}); the file is run directly", printable(why))
+            }
+            Notice::Downloading { name, store } => write!(f, "downloading {} to {}", printable(name), shown(store)),
             Notice::DownloadPaused { reason, pause } => {
-                write!(f, "{reason}; retrying in {:.0} s", pause.as_secs_f64())
+                write!(f, "{}; retrying in {:.0} s", printable(reason), pause.as_secs_f64())
             }
             Notice::TraceWritten { tokens, path } => {
-                write!(f, "trace: {tokens} tokens written to {}", path.display())
+                write!(f, "trace: {tokens} tokens written to {}", shown(path))
             }
         }
     }

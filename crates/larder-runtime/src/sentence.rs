@@ -1,6 +1,9 @@
 //! Errors as text.
 
-/// The error and its causes in one line, each once: some errors tell their cause in their own text.
+use larder_core::printable;
+
+/// The error and its causes in one line, each once: some errors tell their cause in their own text. What strangers' files
+/// have put into it is [`printable`].
 pub fn sentence(error: &anyhow::Error) -> String {
     let mut text = error.to_string();
     let mut last = text.clone();
@@ -10,7 +13,7 @@ pub fn sentence(error: &anyhow::Error) -> String {
         }
         last = cause;
     }
-    text
+    printable(&text)
 }
 
 #[cfg(test)]
@@ -19,6 +22,12 @@ mod tests {
     use larder_store::{StoreError, StoreErrorKind};
 
     use super::*;
+
+    #[test]
+    fn what_a_file_says_stays_on_its_line() {
+        let error = anyhow::anyhow!("tensor '\x1b[31mred\n' is missing");
+        assert_eq!(sentence(&error), "tensor '\\u{1b}[31mred\\n' is missing");
+    }
 
     #[test]
     fn a_cause_that_was_told_is_not_repeated() {

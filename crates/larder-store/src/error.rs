@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use larder_core::TensorsError;
+use larder_core::{TensorsError, printable};
 
 /// Kinds of errors; the command-line program adds advice by kind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -72,9 +72,9 @@ impl StoreError {
 impl fmt::Display for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         if self.path.as_os_str().is_empty() {
-            return f.write_str(&self.message);
+            return f.write_str(&printable(&self.message));
         }
-        write!(f, "{}: {}", self.path.display(), self.message)
+        write!(f, "{}: {}", printable(&self.path.to_string_lossy()), printable(&self.message))
     }
 }
 

@@ -1,6 +1,7 @@
 //! Numbers and tables as text.
 
 pub use larder_core::format_bytes as bytes;
+use larder_core::printable;
 use larder_engine::Routing;
 use larder_policy::routing::quality::Quality;
 use serde_json::{Value, json};
@@ -41,6 +42,7 @@ pub fn count(n: usize, one: &str, many: &str) -> String {
 
 /// A table; the first column is left-aligned, the others are right-aligned.
 pub fn table(rows: &[Vec<String>]) -> String {
+    let rows = &printable_cells(rows);
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |c: usize| rows.iter().filter_map(|r| r.get(c)).map(|cell| cell.chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..columns).map(width).collect();
@@ -62,6 +64,7 @@ pub fn table(rows: &[Vec<String>]) -> String {
 
 /// A table with left-aligned columns.
 pub fn columns(rows: &[Vec<String>]) -> String {
+    let rows = &printable_cells(rows);
     let count = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |c: usize| rows.iter().filter_map(|r| r.get(c)).map(|cell| cell.chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..count).map(width).collect();
@@ -75,6 +78,11 @@ pub fn columns(rows: &[Vec<String>]) -> String {
     out
 }
 
+/// Cells may have names that a model's files give.
+fn printable_cells(rows: &[Vec<String>]) -> Vec<Vec<String>> {
+    rows.iter().map(|row| row.iter().map(|cell| printable(cell)).collect()).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -83,6 +91,7 @@ mod tests {
     fn columns_line_up() {
         let rows = [vec!["a".into(), "1".into()], vec!["long".into(), "1000".into()]];
         assert_eq!(table(&rows), "a        1\nlong  1000\n");
+        assert_eq!(table(&[vec!["\x1b[2J".into(), "a\nb".into()]]), "\\u{1b}[2J  a\\nb\n");
         assert_eq!(columns(&rows), "a     1\nlong  1000\n");
     }
 }

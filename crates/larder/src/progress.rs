@@ -5,6 +5,7 @@ use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use larder_core::printable;
 
 use crate::print;
 
@@ -68,11 +69,13 @@ pub fn count(what: &str, items: &'static str, total: u64) -> Bar {
 }
 
 fn begin(what: &str, unit: Unit, total: u64) -> Bar {
+    // The name of a file on the hub, for example.
+    let what = printable(what);
     let kind = match std::io::stderr().is_terminal() {
-        true => BarKind::Terminal(terminal(what, unit, total)),
+        true => BarKind::Terminal(terminal(&what, unit, total)),
         false => BarKind::Plain(Mutex::new(PlainLines { done: 0, next: QUIET_TIME })),
     };
-    Bar { what: what.to_owned(), unit, total, start: Instant::now(), kind }
+    Bar { what, unit, total, start: Instant::now(), kind }
 }
 
 fn terminal(what: &str, unit: Unit, total: u64) -> ProgressBar {

@@ -7,3 +7,4 @@ mod formats;
 mod hostile;
 mod identity;
 mod pipes;
+mod strangers;

@@ -1,8 +1,9 @@
 //! `larder convert`.
 
 use anyhow::Result;
+use larder_core::printable;
 use larder_runtime::machine::memory;
-use larder_runtime::{blueprint_of, models};
+use larder_runtime::{blueprint_of, check_sidecars, models};
 use larder_store::{ConvertOptions, convert, open_source};
 use serde_json::json;
 
@@ -16,6 +17,7 @@ pub fn run(args: &ConvertArgs) -> Result<()> {
         Some(name) => models::fetch(&name, &args.store, &options, &notices())?,
         None => {
             let source = open_source(&args.source)?;
+            check_sidecars(source.as_ref())?;
             let progress = StoreProgress::new("converting");
             let report = convert(source.as_ref(), &blueprint_of(source.as_ref())?, &args.store, &options, &progress)?;
             progress.finish();
@@ -38,7 +40,7 @@ pub fn run(args: &ConvertArgs) -> Result<()> {
         return Ok(());
     }
     for note in &report.notes {
-        eprintln!("note: {note}");
+        eprintln!("note: {}", printable(note));
     }
     if report.resumed > 0 {
         eprintln!("{} of {} experts were already converted", report.resumed, report.experts);

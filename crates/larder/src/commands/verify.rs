@@ -1,6 +1,7 @@
 //! `larder verify`.
 
 use anyhow::{Result, bail};
+use larder_core::printable;
 use larder_store::verify;
 use serde_json::json;
 
@@ -30,7 +31,7 @@ pub fn run(args: &VerifyArgs) -> Result<()> {
             println!("{problem}");
         }
         for file in &report.unknown {
-            eprintln!("note: {} is not part of the store", file.display());
+            eprintln!("note: {} is not part of the store", printable(&file.to_string_lossy()));
         }
     }
     if !report.is_good() {
