@@ -1,7 +1,6 @@
 //! Statistics of a trace: how often experts are chosen, and which of them by the same token.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 

@@ -1,7 +1,6 @@
 //! The placement file: which machine holds which experts, as TOML.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::io::Write;
 use std::path::Path;
 

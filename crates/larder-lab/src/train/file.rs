@@ -1,7 +1,6 @@
 //! Files of trained weights, in the safetensors format.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs;
 use std::io::Write;
 use std::path::Path;
 
