@@ -122,6 +122,19 @@ fn a_damaged_or_unwritable_cache_changes_nothing() {
 }
 
 #[test]
+fn a_file_that_was_renamed_with_its_store_is_the_same() {
+    let mut model = Swapped::new();
+    let want = model.runs();
+    let renamed = model.dir.path().join("renamed.gguf");
+    fs::rename(&model.gguf, &renamed).unwrap();
+    fs::rename(model.gguf.with_extension("larder"), renamed.with_extension("larder")).unwrap();
+    model.gguf = renamed;
+    assert_eq!(model.runs(), want);
+    fs::write(&model.gguf, model.other()).unwrap();
+    model.is_refused();
+}
+
+#[test]
 fn a_store_beside_a_file_says_nothing_of_paths_and_times() {
     let (one, two) = (Swapped::new(), Swapped::new());
     one.runs();

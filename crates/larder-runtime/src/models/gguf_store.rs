@@ -53,12 +53,12 @@ pub fn store_path(gguf: &Path) -> PathBuf {
     gguf.with_file_name(format!("{}.larder", whole.unwrap_or(&stem)))
 }
 
-/// Refuses a store that was made of another file of the same name. Names and lengths are compared first, and then the
-/// content, unless `cache` knows it.
+/// Refuses a store that was made of another file. The content is compared, unless `cache` knows it; of a store without the
+/// identity of its source names and lengths come first.
 fn check_source(source: &dyn Source, path: &Path, cache: Option<&Path>) -> Result<()> {
     let store = Store::open(path)?;
     let made_of = &store.manifest().source;
-    let same = made_of.files == source.files() && {
+    let same = (made_of.identity.is_some() || made_of.files == source.files()) && {
         // A store without an identity of its source is known by its own hash.
         let content = made_of.identity.as_deref().unwrap_or(store.hash());
         let known = KnownContent::of(source, content, cache);

@@ -2,7 +2,10 @@
 
 use std::{
     path::Path,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use larder_core::TensorMeta;
@@ -27,6 +30,8 @@ pub struct RowTable {
     /// Per block, whether it was verified in this run.
     verified: Vec<AtomicBool>,
     checks: ReadChecks,
+    /// The block that is being checked.
+    buffer: Mutex<Vec<u8>>,
 }
 
 impl RowTable {
@@ -59,7 +64,7 @@ impl RowTable {
         let found = checksum_of(&checksums);
         let verified = (0..table.blocks()).map(|_| AtomicBool::new(false)).collect();
         let (meta, table, checks) = (table.meta(), table.clone(), ReadChecks::new());
-        Ok((RowTable { file, meta, table, checksums, verified, checks }, found))
+        Ok((RowTable { file, meta, table, checksums, verified, checks, buffer: Mutex::default() }, found))
     }
 
     /// Which reads are checked from now on.
@@ -106,7 +111,8 @@ impl RowTable {
             if self.verified[block].load(Ordering::Relaxed) && !self.checks.again() {
                 self.file.read((DATA_START + at) as u64, piece)?;
             } else {
-                piece.copy_from_slice(&self.verified_block(block)?[within..][..piece.len()]);
+                let mut buffer = self.buffer.lock().unwrap_or_else(PoisonError::into_inner);
+                piece.copy_from_slice(&self.verified_block(block, &mut buffer)?[within..][..piece.len()]);
             }
             at += piece.len();
             rest = after;
@@ -114,13 +120,16 @@ impl RowTable {
         Ok(())
     }
 
-    /// Reads a block and compares it with its checksum.
-    fn verified_block(&self, block: usize) -> Result<Vec<u8>> {
+    /// Reads a block into `buffer` and compares it with its checksum; returns its bytes.
+    fn verified_block<'a>(&self, block: usize, buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
         let block_bytes = self.table.block_rows * self.row_bytes();
         let start = block * block_bytes;
         let len = block_bytes.min(self.meta.bytes - start);
-        let bytes = self.file.read_vec((DATA_START + start) as u64, len as u64)?;
-        if xxh3_128(&bytes).to_be_bytes() != self.checksums[block * CHECKSUM_BYTES..][..CHECKSUM_BYTES] {
+        // The file had this length when it was opened, so the allocation is bounded by a real file.
+        buffer.resize(len, 0);
+        let bytes = buffer.as_mut_slice();
+        self.file.read((DATA_START + start) as u64, bytes)?;
+        if xxh3_128(bytes).to_be_bytes() != self.checksums[block * CHECKSUM_BYTES..][..CHECKSUM_BYTES] {
             let first = block * self.table.block_rows;
             let at = DATA_START + start;
             let what = format!("rows {first} and following, {len} bytes at {at}, do not match their checksum");
@@ -132,8 +141,9 @@ impl RowTable {
 
     /// Reads everything and compares it with the checksums.
     pub(crate) fn check(&self, progress: &dyn Progress) -> Result<()> {
+        let mut buffer = vec![];
         for block in 0..self.table.blocks() {
-            progress.advance(self.verified_block(block)?.len() as u64);
+            progress.advance(self.verified_block(block, &mut buffer)?.len() as u64);
         }
         let end = DATA_START + self.meta.bytes;
         let pad = self.file.read_vec(end as u64, (self.table.checksums_start() - end) as u64)?;
