@@ -358,7 +358,11 @@ fn openers(tree: &Tree) -> Vec<String> {
     let mut found = Vec::new();
     for (path, text) in sources {
         let code = text.split("#[cfg(test)]").next().unwrap_or_default();
-        let opens = |line: &str| CALLS.iter().any(|call| line.contains(call)) && !line.contains("open_regular_with(");
+        let calls = |line: &str, call: &str| {
+            let before = line.split(call).next().and_then(|before| before.chars().next_back());
+            line.contains(call) && !before.is_some_and(char::is_alphanumeric)
+        };
+        let opens = |line: &str| CALLS.iter().any(|call| calls(line, call)) && !line.contains("open_regular_with(");
         found.extend(code.lines().filter(|line| opens(line)).map(|line| format!("{path}: {}", line.trim())));
     }
     found

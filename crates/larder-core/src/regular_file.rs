@@ -27,7 +27,7 @@ pub fn open_regular_with(options: &mut OpenOptions, path: &Path) -> io::Result<F
         let what = if kind.is_dir() { "is a folder, not a regular file" } else { "is not a regular file" };
         return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
     }
-    // io_uring would take the flag for a wish to fail instead of waiting for the disk.
+    // With the flag, io_uring would fail instead of waiting for the disk.
     fcntl_setfl(&file, fcntl_getfl(&file)? - OFlags::NONBLOCK)?;
     Ok(file)
 }

@@ -58,7 +58,7 @@ pub(super) fn call(
         }
         "join" => {
             let (values,): (&Value,) = from_args(args)?;
-            join(budget, values, text, |item| Ok(item))
+            join(budget, values, text, Ok)
         }
         "format" => {
             check_format(budget, text, args, '{')?;

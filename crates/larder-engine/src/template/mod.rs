@@ -77,14 +77,18 @@ impl ChatTemplate {
 
     /// Renders the prompt text of a chat.
     pub fn render(&self, input: &ChatInput) -> Result<String, TemplateError> {
-        on_large_stack(|| self.render_here(input))
+        self.render_within(input, MAX_TIME)
+    }
+
+    fn render_within(&self, input: &ChatInput, time: Duration) -> Result<String, TemplateError> {
+        on_large_stack(|| self.render_here(input, time))
     }
 
     /// Compiles and renders: an environment, whose functions know the budget, lives as long as a rendering.
-    fn render_here(&self, input: &ChatInput) -> Result<String, TemplateError> {
+    fn render_here(&self, input: &ChatInput, time: Duration) -> Result<String, TemplateError> {
         let (name, source) = self.source_for(input)?;
         let compiled = compile::compile(name, source)?;
-        let budget = Arc::new(Budget::new(MAX_BYTES, MAX_TIME));
+        let budget = Arc::new(Budget::new(MAX_BYTES, time));
         let mut environment = functions::environment(&budget);
         environment.set_fuel(Some(MAX_STEPS));
         environment.set_recursion_limit(MAX_RECURSION);

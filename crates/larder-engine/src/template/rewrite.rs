@@ -211,10 +211,7 @@ fn expression<'a>(node: &Expr<'a>) -> Expr<'a> {
             filter(names::SLICE, expression(&e.expr), bounds.into(), span)
         }
         Expr::UnaryOp(e) => {
-            let op = match e.op {
-                UnaryOpKind::Not => UnaryOpKind::Not,
-                UnaryOpKind::Neg => UnaryOpKind::Neg,
-            };
+            let op = if matches!(e.op, UnaryOpKind::Not) { UnaryOpKind::Not } else { UnaryOpKind::Neg };
             Expr::UnaryOp(with(e, ast::UnaryOp { op, expr: expression(&e.expr) }))
         }
         Expr::BinOp(e) => binary(e),

@@ -28,7 +28,8 @@ impl<'a> Writer<'a> {
     }
 
     pub(super) fn push(&mut self, c: char) -> Result<(), Error> {
-        self.push_str(c.encode_utf8(&mut [0; 4]))
+        self.text.push(c);
+        if self.text.len() - self.taken > STEP_BYTES { self.take() } else { Ok(()) }
     }
 
     /// The text.
