@@ -104,7 +104,11 @@ fn a_killed_conversion_ends_as_an_undisturbed_one() {
     for round in 0..30 {
         let args = ["convert", text(&model), text(&store), "--experts", "q8_0"];
         let mut child = command().args(args).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        std::thread::sleep(Duration::from_micros(700 * (round + 1)));
+        // From the moment at which it begins to write, however long starting takes on this machine.
+        while !store.exists() && child.try_wait().unwrap().is_none() {
+            std::hint::spin_loop();
+        }
+        std::thread::sleep(Duration::from_micros(150 * round));
         child.kill().unwrap();
         child.wait().unwrap();
         if store.exists() && !store.join("larder.json").exists() {
