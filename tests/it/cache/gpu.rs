@@ -137,6 +137,7 @@ fn what_cannot_be_is_refused_before_anything_is_loaded() {
     }
     let refused = |flags: &[&str]| refused(&[&["--device", "emulated"], flags].concat());
     assert!(refused(&["--exact"]).starts_with("error: --exact does not work with --device"));
+    assert!(refused(&["--kv", "q8_0"]).starts_with("error: --kv q8_0 does not work with --device"));
     assert!(refused(&["--preload"]).starts_with("error: --preload does not work with --device"));
     assert!(refused(&["--vram-mem", "2G"]).contains("more than the 1.07 GB that are free on emulator"));
     let said = refused(&["--vram-mem", "1M"]);
