@@ -96,7 +96,7 @@ pub enum CacheSize {
     Available,
     /// This number of experts per layer.
     ExpertsPerLayer(usize),
-    /// As many experts as fit into this number of bytes.
+    /// The number of experts that fit into this number of bytes.
     Bytes(u64),
 }
 

@@ -108,7 +108,7 @@ fn a_damaged_or_unwritable_cache_changes_nothing() {
         assert_eq!(model.runs(), want);
         assert_eq!(fs::read(entry).unwrap(), good, "it is found again and remembered");
     }
-    // What is remembered of one content does not hold for another.
+    // A cache entry for one content does not hold for another.
     let claimed = String::from_utf8(good.clone()).unwrap();
     let (_, files) = claimed.split_once('\n').unwrap();
     fs::write(entry, format!("00000000000000000000000000000000\n{files}")).unwrap();

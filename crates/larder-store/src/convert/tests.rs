@@ -304,7 +304,7 @@ fn a_source_that_changes_while_it_is_converted_is_refused() {
     let error = convert(&fixture.source, &blueprint, &target, &ConvertOptions::default(), &changing).unwrap_err();
     assert!(error.message.contains("has changed while it was converted"), "{error}");
     assert!(!target.join(MANIFEST_FILE).exists());
-    // What is there was partly made of the source as it was, so it is not completed with the source as it is.
+    // The unfinished store was partly made of the source before its change, so the conversion is not resumed.
     let error = fixture.convert("store", None, None).unwrap_err();
     assert!(error.message.contains("of a source that has changed since"), "{error}");
 }
