@@ -25,7 +25,7 @@ if [ ! -e "$root/bin/sh" ]; then
 fi
 
 cargo fetch --locked --quiet
-mkdir -p "$root/larder" "$root/opt/rust" "$root/root/.cargo/registry"
+mkdir -p "$root/larder" "$root/opt/rust" "$root/home/.cargo/registry"
 git archive HEAD | tar -x -C "$root/larder"
 
 # The mounts are gone with the process that made them.
@@ -33,12 +33,12 @@ export root toolchain="$(rustc --print sysroot)" registry="${CARGO_HOME:-$HOME/.
 unshare --mount --propagation private bash -euo pipefail <<'INSIDE'
 mount --bind "$toolchain" "$root/opt/rust"
 mount -o remount,bind,ro "$root/opt/rust"
-mount --bind "$registry" "$root/root/.cargo/registry"
+mount --bind "$registry" "$root/home/.cargo/registry"
 mount -t proc proc "$root/proc"
 mount --rbind /dev "$root/dev"
 mount --bind /sys "$root/sys"
 in_bare() {
-    chroot "$root" /usr/bin/env -i HOME=/root PATH=/opt/rust/bin:/usr/sbin:/usr/bin:/sbin:/bin CARGO_NET_OFFLINE=true \
+    chroot "$root" /usr/bin/env -i HOME=/home PATH=/opt/rust/bin:/usr/sbin:/usr/bin:/sbin:/bin CARGO_NET_OFFLINE=true \
         sh -ec 'cd /larder; start=$(date +%s); "$@"; echo "bare.sh: took $(($(date +%s) - start)) s: $*"' sh "$@" </dev/null
 }
 in_bare cargo run --release -- run -p "The old man looked at the door, and" -n 40
