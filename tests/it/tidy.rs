@@ -45,6 +45,7 @@ const DEPENDENCIES: &[(&str, &[&str])] = &[
 
 /// Files and folders that may hold `unsafe`.
 const UNSAFE: &[&str] = &[
+    "crates/larder-core/src/freed_memory.rs",
     "crates/larder-cuda/src/cuda/mod.rs",
     "crates/larder-cuda/src/cuda/compiler.rs",
     "crates/larder-cuda/src/driver.rs",

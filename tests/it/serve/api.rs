@@ -414,6 +414,27 @@ fn a_port_that_is_taken_is_said() {
     assert!(said.contains(&port), "{said}");
 }
 
+/// Tokenising takes over a hundred bytes for each byte of a text; what the allocator keeps of them would stay with the server.
+#[test]
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+fn memory_of_a_long_prompt_is_given_back() {
+    let server = Server::start(&fixture("golden/gpt_oss"), &["--context", "100000"]);
+    let status = || std::fs::read_to_string(format!("/proc/{}/status", server.child.id())).unwrap();
+    let mib = |name: &str| {
+        let status = status();
+        let line = status.lines().find_map(|line| line.strip_prefix(name)).expect("the kernel says it");
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() >> 10
+    };
+    for _ in 0..2 {
+        let said = server.post("/v1/completions", json!({"prompt": "hello wor ".repeat(140_000)})).error();
+        assert!(said.contains("the prompt alone has"), "{said}");
+    }
+    let (peak, now) = (mib("VmHWM:"), mib("VmRSS:"));
+    println!("peak {peak} MiB, afterwards {now} MiB");
+    assert!(peak > 150, "the prompt took only {peak} MiB: is the test vacuous?");
+    assert!(now < 100, "{now} MiB of {peak} are still taken");
+}
+
 /// Bytes that were right once and are wrong when they are read again.
 #[test]
 fn wrong_bytes_fail_a_request_and_not_the_server() {

@@ -64,6 +64,13 @@ fn names_in_errors_are_escaped() {
     let model = model.to_str().unwrap();
     assert!(said(&larder(&["run", "-m", model, "--chat", "-p", "Hi"])).contains("backwards"));
 
+    let gguf = std::fs::read(fixture("fixtures/gguf/tiny-olmoe-q4_0.gguf")).unwrap();
+    let (old, new): (&[u8], &[u8]) = (b"blk.0.attn_q.weight", b"\x1b[2J\x1b[31m\nerror: ab");
+    let at = gguf.windows(old.len()).position(|bytes| bytes == old).expect("the file has this tensor");
+    let file = dir.path().join("named.gguf");
+    std::fs::write(&file, [&gguf[..at], new, &gguf[at + new.len()..]].concat()).unwrap();
+    assert!(said(&larder(&[Path::new("inspect"), &file])).contains("\\u{1b}[2J"));
+
     let missing = dir.path().join(NAME);
     assert!(said(&larder(&[Path::new("inspect"), &missing])).contains("\\u{1b}"));
     let long = dir.path().join("x".repeat(250)).join("y".repeat(250)).join("z".repeat(250)).join("n".repeat(250));

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 
+use larder_core::give_back_freed_memory;
 use tokenizers::{AddedToken, Model, ModelWrapper};
 
 use super::{
@@ -21,6 +22,9 @@ const TOKEN_BYTES: usize = 32;
 /// Bytes of memory that tokenising takes for each byte of a text; 122 were measured, for 8 MiB of English and the demo
 /// model's tokenizer.
 pub const TOKENISING_BYTES: usize = 128;
+
+/// Length of texts after which freed memory is given back: tokenising them took 32 MiB or more.
+const LARGE_TEXT_BYTES: usize = 256 << 10;
 
 /// Encodes and decodes text as transformers does with the same files.
 #[derive(Clone, Debug)]
@@ -72,10 +76,14 @@ impl Tokenizer {
 
     /// The token ids of `text`; with `add_special`, special tokens such as BOS are added.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, EncodeError> {
-        match self.inner.encode_fast(text, add_special) {
+        let ids = match self.inner.encode_fast(text, add_special) {
             Ok(encoding) => Ok(encoding.get_ids().to_vec()),
             Err(error) => Err(EncodeError { bytes: text.len(), what: error.to_string() }),
+        };
+        if text.len() >= LARGE_TEXT_BYTES {
+            give_back_freed_memory();
         }
+        ids
     }
 
     /// As [`encode`](Self::encode), for a context of that many tokens: a text that is too long for it is an error before

@@ -102,7 +102,8 @@ fn measure(args: &ReportArgs, store: &StoreArg) -> Result<StoreRuns> {
     let slots = store.slots.or(args.engine.size.experts).unwrap_or(experts.div_ceil(2)).min(experts);
     let mut flags = args.engine.full();
     flags.size.experts = Some(slots);
-    let prompts: Vec<Vec<u32>> = PROMPTS.iter().map(|prompt| tokens(&text, prompt)).collect::<Result<_>>()?;
+    let prompts: Vec<Vec<u32>> =
+        PROMPTS.iter().map(|prompt| tokens(&text, model.blueprint.context, prompt)).collect::<Result<_>>()?;
     let longest = prompts.iter().map(Vec::len).max().unwrap_or_default();
     let mut engine = InferenceEngine::start(&model, &flags.options(longest + args.tokens))?;
     let mut strategies: Vec<StrategyRuns> = args.compare.iter().map(StrategyRuns::new).collect();
@@ -127,14 +128,14 @@ fn measure(args: &ReportArgs, store: &StoreArg) -> Result<StoreRuns> {
     Ok(StoreRuns { name, slots, experts, eviction, plan: engine.plan, peak: memory::peak(), strategies })
 }
 
-/// Tokens of a prompt, in the chat template if the model has one.
-fn tokens(text: &TextCodec, prompt: &str) -> Result<Vec<u32>> {
+/// Tokens of a prompt for a context of that many, in the chat template if the model has one.
+fn tokens(text: &TextCodec, context: usize, prompt: &str) -> Result<Vec<u32>> {
     match &text.template {
         Some(template) => {
             let messages = [json!({"role": "user", "content": prompt})];
-            Ok(text.tokenizer.encode(&template.render(&ChatInput::new(&messages))?, false)?)
+            Ok(text.tokenizer.encode_for(context, &template.render(&ChatInput::new(&messages))?, false)?)
         }
-        None => Ok(text.tokenizer.encode(prompt, true)?),
+        None => Ok(text.tokenizer.encode_for(context, prompt, true)?),
     }
 }
 
