@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::{fs, io, process};
 
 use larder_core::read_regular;
-use xxhash_rust::xxh3::Xxh3Default;
+use twox_hash::{XxHash3_64, XxHash3_128};
 
 /// The inputs of a compilation: the key of the cache.
 pub struct KernelKey<'a> {
@@ -43,16 +43,16 @@ impl KernelCache {
 
 impl KernelKey<'_> {
     fn file_name(&self) -> String {
-        let mut hash = Xxh3Default::new();
+        let mut hash = XxHash3_128::new();
         let mut add = |bytes: &[u8]| {
-            hash.update(&(bytes.len() as u64).to_le_bytes());
-            hash.update(bytes);
+            hash.write(&(bytes.len() as u64).to_le_bytes());
+            hash.write(bytes);
         };
         add(self.text.as_bytes());
         self.options.iter().for_each(|option| add(option.as_bytes()));
         let (major, minor) = self.compiler;
         add(format!("{major}.{minor}").as_bytes());
-        format!("{:032x}.image", hash.digest128())
+        format!("{:032x}.image", hash.finish_128())
     }
 }
 
@@ -75,9 +75,7 @@ fn write(path: &Path, image: &[u8]) -> io::Result<()> {
 }
 
 fn checksum(image: &[u8]) -> [u8; 8] {
-    let mut hash = Xxh3Default::new();
-    hash.update(image);
-    hash.digest().to_le_bytes()
+    XxHash3_64::oneshot(image).to_le_bytes()
 }
 
 #[cfg(test)]

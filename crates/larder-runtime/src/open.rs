@@ -155,7 +155,8 @@ impl OpenModel {
 
     /// Loads the decoder with the resident weights.
     pub fn decoder(&self, compute: &Arc<ComputeContext>) -> Result<Decoder> {
-        self.source().advise_will_need();
+        // Each weight is read once: copies in the page cache would take memory that the plan does not count.
+        self.source().use_direct_io();
         Decoder::load(self.source().config(), self.source(), compute.clone())
             .with_context(|| display(self.source().path()))
     }

@@ -56,11 +56,6 @@ impl ReadAt {
         self.direct.get_or_init(|| DirectFile::open(&self.path));
     }
 
-    /// Tells the kernel that the whole file will be read soon (`POSIX_FADV_WILLNEED`).
-    pub fn advise_will_need(&self) {
-        let _ = rustix::fs::fadvise(&self.file, 0, None, rustix::fs::Advice::WillNeed);
-    }
-
     /// Tells the kernel that reads will be short and scattered, so that it reads nothing ahead (`POSIX_FADV_RANDOM`).
     pub fn advise_random(&self) {
         let _ = rustix::fs::fadvise(&self.file, 0, None, rustix::fs::Advice::Random);
@@ -104,4 +99,54 @@ pub fn read_small(path: &Path, limit: u64) -> Result<Option<Vec<u8>>> {
         return Err(StoreError::malformed(path, format!("is {} bytes long; the limit is {limit}", file.len())));
     }
     file.read_vec(0, file.len()).map(Some)
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use std::io::IoSliceMut;
+
+    use rustix::{
+        fs::{Advice, fadvise},
+        io::{Errno, ReadWriteFlags, preadv2},
+    };
+
+    use super::*;
+
+    /// A file of two large reads on a disk, which the page cache does not have if it can be dropped.
+    fn uncached(dir: &Path, name: &str) -> PathBuf {
+        let path = dir.join(name);
+        std::fs::write(&path, vec![7; 2 * WORTHWHILE_BYTES]).unwrap();
+        let file = open_regular(&path).unwrap();
+        file.sync_all().unwrap();
+        fadvise(&file, 0, None, Advice::DontNeed).unwrap();
+        path
+    }
+
+    /// Whether the page cache has the first bytes of a file. To be asked once: asking makes the kernel read them.
+    fn is_cached(path: &Path) -> bool {
+        let file = open_regular(path).unwrap();
+        match preadv2(&file, &mut [IoSliceMut::new(&mut [0; 512])], 0, ReadWriteFlags::NOWAIT) {
+            Ok(got) => got == 512,
+            Err(Errno::AGAIN) => false,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    #[test]
+    fn direct_reads_leave_nothing_in_the_page_cache() {
+        // The folder of the build is on a disk; the one for temporary files may be memory.
+        let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        let path = uncached(dir.path(), "weights");
+        let weights = ReadAt::open(&path).unwrap();
+        weights.use_direct_io();
+        if is_cached(&uncached(dir.path(), "other")) || weights.direct.get().is_some_and(Option::is_none) {
+            return println!("skipped: this file system has no direct I/O, or cannot drop its cache");
+        }
+        let mut bytes = vec![0; 2 * WORTHWHILE_BYTES];
+        weights.read(0, &mut bytes).unwrap();
+        assert!(bytes.iter().all(|b| *b == 7) && !is_cached(&path));
+        let path = uncached(dir.path(), "buffered");
+        ReadAt::open(&path).unwrap().read(0, &mut bytes).unwrap();
+        assert!(is_cached(&path), "a buffered read leaves them there, so the test sees the difference");
+    }
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use larder_core::{Blueprint, ExpertId, PerMatrix};
-use xxhash_rust::xxh3::Xxh3;
+use twox_hash::XxHash3_128;
 
 use crate::{
     error::{Result, StoreError, StoreErrorKind},
@@ -29,13 +29,13 @@ const THREADS: usize = 8;
 pub fn identity(source: &dyn Source, blueprint: &Blueprint) -> Result<String> {
     let names: Vec<String> = used_tensors(source, blueprint).into_iter().collect();
     let samples = parallel(THREADS, names.len(), || (), |(), i| tensor_samples(source, &names[i]))?;
-    let mut digest = Xxh3::new();
-    digest.update(&source.fingerprint().to_le_bytes());
+    let mut digest = XxHash3_128::new();
+    digest.write(&source.fingerprint().to_le_bytes());
     for (name, samples) in names.iter().zip(samples) {
-        digest.update(name.as_bytes());
-        digest.update(samples.as_bytes());
+        digest.write(name.as_bytes());
+        digest.write(samples.as_bytes());
     }
-    Ok(format!("{:032x}", digest.digest128()))
+    Ok(format!("{:032x}", digest.finish_128()))
 }
 
 /// The digest of the samples of the tensor `name`.
@@ -63,13 +63,13 @@ fn used_tensors(source: &dyn Source, blueprint: &Blueprint) -> BTreeSet<String> 
 
 /// Digest of the samples of a tensor of `bytes` bytes, as 32 hex digits. `read` fills a buffer from an offset in the tensor.
 fn sampled(bytes: usize, read: impl Fn(usize, &mut [u8]) -> Result<()>) -> Result<String> {
-    let mut digest = Xxh3::new();
+    let mut digest = XxHash3_128::new();
     let mut sample = [0; SAMPLE_BYTES];
     for (offset, len) in samples(bytes) {
         read(offset, &mut sample[..len])?;
-        digest.update(&sample[..len]);
+        digest.write(&sample[..len]);
     }
-    Ok(format!("{:032x}", digest.digest128()))
+    Ok(format!("{:032x}", digest.finish_128()))
 }
 
 /// The digest of the samples of each tensor of a safetensors file, from which [`identity`] is made.

@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use larder_core::{ExpertId, ExpertLayout, LayerIdx, SEGMENTS, SHARD_ALIGN, TensorMeta};
-use xxhash_rust::xxh3::xxh3_128;
+use twox_hash::XxHash3_128;
 
 use crate::{
     describe::{describe, stored_shape},
@@ -164,12 +164,17 @@ impl std::fmt::Display for Shard<'_> {
 
 /// The checksum of a store: xxh3-128 in hex.
 pub fn checksum_of(bytes: &[u8]) -> String {
-    format!("{:032x}", xxh3_128(bytes))
+    format!("{:032x}", XxHash3_128::oneshot(bytes))
+}
+
+/// Whether a text has the form of a checksum.
+pub fn is_checksum(text: &str) -> bool {
+    text.len() == 32 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
 }
 
 /// Whether `checksum` is that of `bytes`; allocates nothing.
 pub fn is_checksum_of(checksum: &str, bytes: &[u8]) -> bool {
-    checksum.len() == 32 && u128::from_str_radix(checksum, 16) == Ok(xxh3_128(bytes))
+    checksum.len() == 32 && u128::from_str_radix(checksum, 16) == Ok(XxHash3_128::oneshot(bytes))
 }
 
 /// The folder of a layer's shards in the set `set`, relative to the store.

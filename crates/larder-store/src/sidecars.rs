@@ -3,16 +3,12 @@
 //! They are not in the manifest, because they may be replaced. Beside each lies its seal, `NAME.seal`: the hash of the store
 //! that it was made for, and its own length and checksum.
 
-use std::path::{Path, PathBuf};
-
-use serde::{Deserialize, Serialize};
+use std::path::Path;
 
 use crate::{
-    atomic_file::write_atomically,
     error::{Result, StoreError, StoreErrorKind},
     file::read_small,
-    manifest::{MANIFEST_FILE, Manifest, seal, unseal},
-    shard::checksum_of,
+    manifest::{MANIFEST_FILE, Manifest, Seal},
     source::Source,
     store::Store,
 };
@@ -22,40 +18,6 @@ pub const ADDED_SIDECARS: [&str; 2] = ["evictor.safetensors", "calibration.json"
 
 /// Largest sidecar of these, in bytes.
 const LIMIT: u64 = 256 << 20;
-/// Largest seal in bytes.
-const SEAL_LIMIT: u64 = 4096;
-
-/// What a sidecar is, and which store it was made for.
-#[derive(PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Seal {
-    /// Hash of the store.
-    store: String,
-    /// Length in bytes.
-    bytes: u64,
-    /// Checksum of the content.
-    content: String,
-}
-
-impl Seal {
-    fn of(store: &str, content: &[u8]) -> Self {
-        Seal { store: store.to_owned(), bytes: content.len() as u64, content: checksum_of(content) }
-    }
-
-    fn write(&self, sidecar: &Path) -> Result<()> {
-        let json = serde_json::to_string_pretty(self).expect("text and numbers serialize as JSON");
-        write_atomically(&seal_path(sidecar), &seal(&json))
-    }
-
-    /// The seal of a sidecar; `None` if it has none.
-    fn read(sidecar: &Path) -> Result<Option<Self>> {
-        let path = seal_path(sidecar);
-        let Some(bytes) = read_small(&path, SEAL_LIMIT)? else { return Ok(None) };
-        let damaged = |what: String| StoreError::malformed(&path, format!("is not a valid seal: it {what}"));
-        let (json, _) = unseal(&bytes).map_err(|what| damaged(what.to_owned()))?;
-        serde_json::from_slice(&json).map(Some).map_err(|e| damaged(format!("is not as expected: {e}")))
-    }
-}
 
 impl Store {
     /// The content of one of [`ADDED_SIDECARS`], of at most `limit` bytes; `None` if the store has none. One that was
@@ -105,12 +67,14 @@ pub fn seal_if_in_store(path: &Path) -> Result<()> {
     }
 }
 
-/// Accepts the sidecars that lie in the store at `store`, whatever they were made for; returns their names.
+/// Accepts the sidecars that lie in the store at `store`, whatever they were made for, and the manifest of a store of format 1,
+/// which has no checksum of its own; returns their names.
 pub fn seal_sidecars(store: &Path) -> Result<Vec<&'static str>> {
-    let (_, hash) = Manifest::read(store)?;
+    let hash = Manifest::accept(store)?;
     let sealed = ADDED_SIDECARS.into_iter().map(|name| Ok((name, seal_one(store, &hash, name)?)));
     let sealed = sealed.collect::<Result<Vec<_>>>()?;
-    Ok(sealed.into_iter().filter_map(|(name, there)| there.then_some(name)).collect())
+    let manifest = Seal::read(&store.join(MANIFEST_FILE))?.map(|_| MANIFEST_FILE);
+    Ok(manifest.into_iter().chain(sealed.into_iter().filter_map(|(name, there)| there.then_some(name))).collect())
 }
 
 /// Seals a sidecar for the store with this hash; returns whether there is one.
@@ -132,18 +96,12 @@ pub(crate) fn reseal(store: &Path, before: &str, after: &str) -> Result<()> {
     Ok(())
 }
 
-/// The path of the seal of a sidecar.
-pub(crate) fn seal_path(sidecar: &Path) -> PathBuf {
-    let mut name = sidecar.as_os_str().to_owned();
-    name.push(".seal");
-    name.into()
-}
-
 #[cfg(test)]
 mod tests {
     use std::fs;
 
     use super::*;
+    use crate::manifest::seal_path;
     use crate::testing::{ExpertForm, small_store};
 
     const NAME: &str = "calibration.json";
@@ -195,6 +153,35 @@ mod tests {
             fs::write(&file, good).unwrap();
         }
         store.added_sidecar(NAME, 100).unwrap().unwrap();
+    }
+
+    #[test]
+    fn a_sealed_manifest_of_format_1_does_not_open_after_a_change() {
+        let dir = tempfile::tempdir().unwrap();
+        let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/stores/v1-uniform");
+        let path = dir.path().join(MANIFEST_FILE);
+        let good = fs::read(from.join(MANIFEST_FILE)).unwrap();
+        fs::write(&path, &good).unwrap();
+        let at = good.windows(12).position(|w| w == b"\"rope_theta\"").unwrap() + 14;
+        let mut changed = good.clone();
+        changed[at] ^= 2;
+        fs::write(&path, &changed).unwrap();
+        assert!(Manifest::read(dir.path()).is_ok(), "without a seal nothing can be compared");
+        fs::write(&path, &good).unwrap();
+        assert_eq!(seal_sidecars(dir.path()).unwrap(), [MANIFEST_FILE]);
+        Manifest::read(dir.path()).unwrap();
+        for at in 0..good.len() {
+            let mut bad = good.clone();
+            bad[at] ^= 1;
+            fs::write(&path, bad).unwrap();
+            assert!(Manifest::read(dir.path()).is_err(), "byte {at}");
+        }
+        // A change on purpose.
+        fs::write(&path, &changed).unwrap();
+        let error = Manifest::read(dir.path()).unwrap_err().to_string();
+        assert!(error.contains("larder store seal"), "{error}");
+        seal_sidecars(dir.path()).unwrap();
+        Manifest::read(dir.path()).unwrap();
     }
 
     #[test]

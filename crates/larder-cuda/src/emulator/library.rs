@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
+use std::hash::Hasher;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -9,7 +10,7 @@ use std::{env, fs, io, process};
 
 use larder_core::read_regular;
 use libloading::{Library, Symbol};
-use xxhash_rust::xxh3::Xxh3Default;
+use twox_hash::XxHash3_64;
 
 use crate::driver::Argument;
 use crate::error::{GpuError, Result};
@@ -83,7 +84,7 @@ fn compile() -> Result<PathBuf> {
 
 /// A hash of the sources, the options and the name of the compiler.
 fn fingerprint(sources: &Path, compiler: &str) -> io::Result<u64> {
-    let mut hash = Xxh3Default::new();
+    let mut hash = XxHash3_64::new();
     let mut folders = vec![sources.to_owned()];
     while let Some(folder) = folders.pop() {
         let mut entries: Vec<PathBuf> = fs::read_dir(folder)?.map(|e| Ok(e?.path())).collect::<io::Result<_>>()?;
@@ -92,12 +93,12 @@ fn fingerprint(sources: &Path, compiler: &str) -> io::Result<u64> {
             if path.is_dir() {
                 folders.push(path);
             } else {
-                hash.update(path.as_os_str().as_encoded_bytes());
-                hash.update(&read_regular(&path, SOURCE_BYTES)?);
+                hash.write(path.as_os_str().as_encoded_bytes());
+                hash.write(&read_regular(&path, SOURCE_BYTES)?);
             }
         }
     }
-    hash.update(compiler.as_bytes());
-    OPTIONS.iter().for_each(|option| hash.update(option.as_bytes()));
-    Ok(hash.digest())
+    hash.write(compiler.as_bytes());
+    OPTIONS.iter().for_each(|option| hash.write(option.as_bytes()));
+    Ok(hash.finish())
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use larder_core::{ExpertLayout, Geometry, LayerIdx, NumberFormat, PerMatrix, RowOrder, SEGMENTS};
 use serde::{Deserialize, Serialize};
 
-use crate::shard::{DATA_START, RECORD_ALIGN, checksum_of, is_checksum_of};
+use crate::shard::{DATA_START, RECORD_ALIGN, checksum_of, is_checksum, is_checksum_of};
 
 /// A set of shards: one for each expert of each MoE layer.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -56,6 +56,13 @@ impl ExpertChecksums {
     /// The checksums of the segments of `data`, which has this layout.
     pub fn of_segments(layout: &ExpertLayout, data: &[u8]) -> Self {
         ExpertChecksums::Segments(layout.segments().map(|range| checksum_of(&data[range])))
+    }
+
+    fn are_checksums(&self) -> bool {
+        match self {
+            ExpertChecksums::Whole(checksum) => is_checksum(checksum),
+            ExpertChecksums::Segments(each) => each.iter().all(|checksum| is_checksum(checksum)),
+        }
     }
 
     /// Whether these are the checksums of `data`, which has this layout.
@@ -110,6 +117,9 @@ impl ExpertFiles {
         let counts = self.checksums.iter().map(Vec::len);
         if self.checksums.len() != rows || counts.clone().any(|n| n != experts) {
             return Err(format!("does not have a checksum for each of {rows} x {experts} experts"));
+        }
+        if !self.checksums.iter().flatten().all(ExpertChecksums::are_checksums) {
+            return Err("has a checksum of an expert that is not 32 hexadecimal digits".to_owned());
         }
         if self.layers.len() != rows || self.classes.is_empty() || self.classes.len() > rows {
             let (classes, layers) = (self.classes.len(), self.layers.len());

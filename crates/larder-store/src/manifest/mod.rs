@@ -11,17 +11,19 @@ use crate::{
     error::{Result, StoreError, StoreErrorKind},
     file::read_small,
     row_table::TableFile,
-    shard::checksum_of,
+    shard::{checksum_of, is_checksum},
     source::{SIDECARS, SourceFile},
     upgrade::UPGRADE_STATE,
 };
 
 mod experts;
 mod seal;
+mod seal_file;
 mod v1;
 
 pub use experts::{ExpertChecksums, ExpertClass, ExpertFiles};
 pub(crate) use seal::{seal, unseal};
+pub(crate) use seal_file::{Seal, seal_path};
 
 /// File name of the manifest.
 pub const MANIFEST_FILE: &str = "larder.json";
@@ -116,6 +118,32 @@ impl Manifest {
 
     /// As [`read`](Self::read), also if an upgrade was interrupted.
     pub(crate) fn read_any(store: &Path) -> Result<(Self, String)> {
+        let (manifest, hash) = Self::read_unsealed(store)?;
+        let path = store.join(MANIFEST_FILE);
+        // Format 1 has no checksum in the manifest, but may have one beside it.
+        let sealed = if manifest.format < 2 { Seal::read(&path)? } else { None };
+        if sealed.is_some_and(|sealed| sealed.content != hash) {
+            let what = format!(
+                "does not match its checksum in {MANIFEST_FILE}.seal; restore it, or accept it as it is with `larder store seal {}`",
+                store.display()
+            );
+            return Err(StoreError::new(StoreErrorKind::Mismatch, &path, what));
+        }
+        Ok((manifest, hash))
+    }
+
+    /// Accepts the manifest of a store as it is, and returns its hash; that of a store of format 1 gets a seal.
+    pub(crate) fn accept(store: &Path) -> Result<String> {
+        let (manifest, hash) = Self::read_unsealed(store)?;
+        if manifest.format < 2 {
+            let path = store.join(MANIFEST_FILE);
+            let bytes = read_small(&path, MANIFEST_LIMIT)?.ok_or_else(|| no_manifest(store))?;
+            Seal::of(&checksum_of(&bytes), &bytes).write(&path)?;
+        }
+        Ok(hash)
+    }
+
+    fn read_unsealed(store: &Path) -> Result<(Self, String)> {
         #[derive(Deserialize)]
         struct Version {
             format: u64,
@@ -182,6 +210,10 @@ impl Manifest {
             if !names.insert(&table.name) {
                 return Err(format!("lists the table '{}' twice", table.name));
             }
+        }
+        let files = self.tables.iter().map(|t| &t.checksum).chain(self.sidecars.iter().map(|s| &s.checksum));
+        if let Some(text) = files.chain([&self.resident.header_checksum]).find(|text| !is_checksum(text)) {
+            return Err(format!("has the checksum '{text}', which is not 32 hexadecimal digits"));
         }
         match self.sidecars.iter().find(|s| !SIDECARS.contains(&s.name.as_str())) {
             Some(sidecar) => Err(format!("lists the file '{}', which is not a sidecar of a store", sidecar.name)),

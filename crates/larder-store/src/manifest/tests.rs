@@ -4,6 +4,11 @@ use larder_core::{ExpertLayout, LayerIdx, NumberFormat, RowOrder};
 
 use super::*;
 
+/// A text that could be a checksum.
+fn sum() -> String {
+    "0123456789abcdef".repeat(2)
+}
+
 fn manifest() -> Manifest {
     let geometry = Geometry {
         layers: 3,
@@ -15,7 +20,7 @@ fn manifest() -> Manifest {
         bias: false,
     };
     let layout = ExpertLayout::new(64, 32, [NumberFormat::F16; 3], false).unwrap();
-    let sums = |name: &str| ExpertChecksums::Segments([format!("{name}0"), format!("{name}1")]);
+    let sums = |name: &str| ExpertChecksums::Segments([name.repeat(32), sum()]);
     Manifest {
         format: FORMAT_VERSION,
         larder: "0".into(),
@@ -28,9 +33,9 @@ fn manifest() -> Manifest {
             checksums: vec![vec![sums("a"), sums("b")], vec![sums("c"), sums("d")]],
         },
         small_experts: None,
-        resident: ResidentFile { bytes: 0, header_checksum: String::new() },
-        tables: vec![TableFile::new("embed", NumberFormat::F16, 7, 64).unwrap()],
-        sidecars: vec![],
+        resident: ResidentFile { bytes: 0, header_checksum: sum() },
+        tables: vec![TableFile { checksum: sum(), ..TableFile::new("embed", NumberFormat::F16, 7, 64).unwrap() }],
+        sidecars: vec![SidecarFile { name: "tokenizer.json".into(), bytes: 0, checksum: sum() }],
         source: Provenance {
             files: vec![],
             identity: Some("id".into()),
@@ -79,7 +84,7 @@ fn a_newer_format_is_distinguished_from_a_broken_one() {
 #[test]
 fn contradictory_manifests_are_refused() {
     type Change = fn(&mut Manifest);
-    let changes: [(&str, Change); 26] = [
+    let changes: [(&str, Change); 30] = [
         ("layer beyond", |m| m.geometry.layers = 2),
         ("layers out of order", |m| m.geometry.moe_layers.reverse()),
         ("more experts", |m| m.geometry.experts = usize::MAX),
@@ -103,7 +108,13 @@ fn contradictory_manifests_are_refused() {
         ("class out of range", |m| m.experts.layers[1] = 1),
         ("huge class", |m| m.experts.layers[1] = usize::MAX),
         ("fewer layers", |m| m.experts.layers = vec![0]),
-        ("whole checksums", |m| m.experts.checksums[0][1] = ExpertChecksums::Whole("a".into())),
+        ("whole checksums", |m| m.experts.checksums[0][1] = ExpertChecksums::Whole(sum())),
+        ("a text instead of a checksum", |m| {
+            m.experts.checksums[0][1] = ExpertChecksums::Segments(["f".repeat(5000), sum()]);
+        }),
+        ("a table's checksum", |m| m.tables[0].checksum.push('0')),
+        ("a checksum in capitals", |m| m.resident.header_checksum = "A".repeat(32)),
+        ("a sidecar's checksum", |m| m.sidecars[0].checksum.clear()),
         ("table twice", |m| m.tables.push(m.tables[0].clone())),
         ("table elsewhere", |m| m.tables[0].name = "../embed".into()),
         ("table of no rows", |m| m.tables[0].rows = 0),
@@ -115,7 +126,7 @@ fn contradictory_manifests_are_refused() {
             m.small_experts.as_mut().unwrap().classes[0].data_bytes = 1 << 60;
         }),
         ("sidecar", |m| {
-            m.sidecars = vec![SidecarFile { name: "../x".into(), bytes: 0, checksum: String::new() }];
+            m.sidecars = vec![SidecarFile { name: "../x".into(), bytes: 0, checksum: sum() }];
         }),
     ];
     for (name, change) in changes {

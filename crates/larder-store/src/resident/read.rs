@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, path::Path};
 
 use larder_core::{TensorMeta, Tensors, TensorsError};
-use xxhash_rust::xxh3::Xxh3;
+use twox_hash::XxHash3_128;
 
 use super::{ALIGN, CHUNK_BYTES, parse_line};
 use crate::{
@@ -51,9 +51,9 @@ impl ResidentTensors {
         Ok((resident, written))
     }
 
-    /// Tells the kernel that the whole file will be read soon.
-    pub fn advise_will_need(&self) {
-        self.file.advise_will_need();
+    /// Reads large tensors past the page cache from now on.
+    pub fn use_direct_io(&self) {
+        self.file.use_direct_io();
     }
 
     /// All tensor names, sorted.
@@ -70,14 +70,14 @@ impl ResidentTensors {
     pub(crate) fn check(&self, progress: &dyn Progress) -> Result<()> {
         let mut buffer = vec![0; CHUNK_BYTES];
         for (name, tensor) in &self.tensors {
-            let mut checksum = Xxh3::new();
+            let mut checksum = XxHash3_128::new();
             for offset in (0..tensor.meta.bytes).step_by(CHUNK_BYTES) {
                 let piece = &mut buffer[..CHUNK_BYTES.min(tensor.meta.bytes - offset)];
                 self.file.read(tensor.start + offset as u64, piece)?;
-                checksum.update(piece);
+                checksum.write(piece);
                 progress.advance(piece.len() as u64);
             }
-            self.compare(name, tensor, checksum.digest128())?;
+            self.compare(name, tensor, checksum.finish_128())?;
         }
         for (start, bytes) in &self.pads {
             if let Some(at) = self.file.read_vec(*start, *bytes as u64)?.iter().position(|b| *b != 0) {
@@ -109,7 +109,7 @@ impl Tensors for ResidentTensors {
         let tensor = self.tensors.get(name).ok_or_else(missing)?;
         self.file.read(tensor.start + offset as u64, into)?;
         if into.len() == tensor.meta.bytes {
-            self.compare(name, tensor, xxhash_rust::xxh3::xxh3_128(into))?;
+            self.compare(name, tensor, XxHash3_128::oneshot(into))?;
         }
         Ok(())
     }

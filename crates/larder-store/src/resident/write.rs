@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use larder_core::{ROW_GROUP, RowOrder, interleave};
-use xxhash_rust::xxh3::Xxh3;
+use twox_hash::XxHash3_128;
 
 use super::{CHUNK_BYTES, PlannedTensor, ResidentPlan, ResidentTensors};
 use crate::{
@@ -74,7 +74,7 @@ impl<'a> TensorEncoder<'a> {
         PlannedTensor { name, from, meta, .. }: &PlannedTensor,
         sink: &mut dyn FnMut(&[u8]) -> Result<()>,
     ) -> Result<String> {
-        let mut checksum = Xxh3::new();
+        let mut checksum = XxHash3_128::new();
         // Rows are whole blocks in both formats, so the tensor can be split between any two blocks.
         let block = from.block_len().max(meta.kind.block_len());
         // If rows are interleaved, it can be split only between groups of rows.
@@ -93,9 +93,9 @@ impl<'a> TensorEncoder<'a> {
             if meta.order != RowOrder::Plain {
                 interleave(meta.kind, count / cols, cols, &mut self.out);
             }
-            checksum.update(&self.out);
+            checksum.write(&self.out);
             sink(&self.out)?;
         }
-        Ok(format!("{:032x}", checksum.digest128()))
+        Ok(format!("{:032x}", checksum.finish_128()))
     }
 }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use larder_core::TensorMeta;
-use xxhash_rust::xxh3::xxh3_128;
+use twox_hash::XxHash3_128;
 
 use super::{CHECKSUM_BYTES, TableFile};
 use crate::{
@@ -129,7 +129,7 @@ impl RowTable {
         buffer.resize(len, 0);
         let bytes = buffer.as_mut_slice();
         self.file.read((DATA_START + start) as u64, bytes)?;
-        if xxh3_128(bytes).to_be_bytes() != self.checksums[block * CHECKSUM_BYTES..][..CHECKSUM_BYTES] {
+        if XxHash3_128::oneshot(bytes).to_be_bytes() != self.checksums[block * CHECKSUM_BYTES..][..CHECKSUM_BYTES] {
             let first = block * self.table.block_rows;
             let at = DATA_START + start;
             let what = format!("rows {first} and following, {len} bytes at {at}, do not match their checksum");

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use larder_core::{Blueprint, NumberFormat};
-use xxhash_rust::xxh3::xxh3_128;
+use twox_hash::XxHash3_128;
 
 use super::{RowTable, TableFile};
 use crate::{
@@ -68,7 +68,7 @@ pub(crate) fn write(source: &dyn Source, plan: &TablePlan, path: &Path, progress
         source.read(&table.name, first * from_row, &mut raw)?;
         out.resize(rows * table.row_bytes(), 0);
         convert(source, &table.name, (*from, &raw), (table.kind, &mut out), &mut values)?;
-        checksums.extend(xxh3_128(&out).to_be_bytes());
+        checksums.extend(XxHash3_128::oneshot(&out).to_be_bytes());
         file.write(&out)?;
         progress.advance(out.len() as u64);
     }

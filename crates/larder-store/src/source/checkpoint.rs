@@ -2,12 +2,13 @@
 
 use std::{
     collections::BTreeMap,
+    hash::Hasher,
     path::{Component, Path, PathBuf},
 };
 
 use larder_core::{RowOrder, TensorMeta, Tensors, TensorsError};
 use serde_json::Value;
-use xxhash_rust::xxh3::Xxh3;
+use twox_hash::XxHash3_64;
 
 use crate::{
     error::{Result, StoreError, StoreErrorKind},
@@ -74,15 +75,15 @@ impl Checkpoint {
     }
 
     fn load(path: &Path, incoming: Option<Box<dyn IncomingFiles>>) -> Result<Self> {
-        let mut fingerprint = Xxh3::new();
+        let mut fingerprint = XxHash3_64::new();
         let config_path = path.join("config.json");
         let config = read_small(&config_path, CONFIG_LIMIT)?
             .ok_or_else(|| StoreError::new(StoreErrorKind::Missing, path, "has no config.json"))?;
-        fingerprint.update(&config);
+        fingerprint.write(&config);
         for name in SIDECARS {
             let bytes = read_small(&path.join(name), SIDECAR_LIMIT)?.unwrap_or_default();
-            fingerprint.update(&(bytes.len() as u64).to_le_bytes());
-            fingerprint.update(&bytes);
+            fingerprint.write(&(bytes.len() as u64).to_le_bytes());
+            fingerprint.write(&bytes);
         }
         let config = parse_json(&config_path, &config)?;
         let map = match &incoming {
@@ -96,12 +97,12 @@ impl Checkpoint {
             None if checkpoint.incoming.is_some() => checkpoint.add_file(SINGLE, &mut fingerprint, |_| true)?,
             None => checkpoint.add_file(&single_file(&checkpoint.path)?, &mut fingerprint, |_| true)?,
         }
-        checkpoint.fingerprint = fingerprint.digest();
+        checkpoint.fingerprint = fingerprint.finish();
         checkpoint.published = checkpoint.incoming.as_deref().map(|i| published(&checkpoint.files, i)).transpose()?;
         Ok(checkpoint)
     }
 
-    fn add_indexed(&mut self, map: &BTreeMap<String, String>, fingerprint: &mut Xxh3) -> Result<()> {
+    fn add_indexed(&mut self, map: &BTreeMap<String, String>, fingerprint: &mut XxHash3_64) -> Result<()> {
         let mut shards: Vec<&str> = map.values().map(String::as_str).collect();
         shards.sort_unstable();
         shards.dedup();
@@ -117,7 +118,7 @@ impl Checkpoint {
         }
     }
 
-    fn add_file(&mut self, name: &str, fingerprint: &mut Xxh3, wanted: impl Fn(&str) -> bool) -> Result<()> {
+    fn add_file(&mut self, name: &str, fingerprint: &mut XxHash3_64, wanted: impl Fn(&str) -> bool) -> Result<()> {
         let path = self.path.join(name);
         let (file, bytes, json) = match &self.incoming {
             Some(incoming) => {
@@ -130,8 +131,8 @@ impl Checkpoint {
                 (WeightFile::Local(file), bytes, json)
             }
         };
-        fingerprint.update(&bytes.to_le_bytes());
-        fingerprint.update(&json);
+        fingerprint.write(&bytes.to_le_bytes());
+        fingerprint.write(&json);
         for (tensor, entry) in SafetensorsHeader::parse(&path, bytes, &json)?.tensors {
             if wanted(&tensor) {
                 let meta = kind_of(entry.dtype).ok_or_else(|| format!("{:?}", entry.dtype));

@@ -69,9 +69,6 @@ pub trait Source: Tensors + Send + Sync {
     /// Announces that all data will be read once, so that reads can bypass the page cache.
     fn use_direct_io(&self) {}
 
-    /// Announces that all tensors will be read soon, so that the kernel can read ahead.
-    fn advise_will_need(&self) {}
-
     /// The position of a tensor in the order of download; `None` if it is on disk. Lower ranks arrive earlier.
     fn download_rank(&self, _name: &str) -> Option<usize> {
         None

@@ -212,11 +212,12 @@ impl Source for Store {
     }
 
     fn fingerprint(&self) -> u64 {
-        xxhash_rust::xxh3::xxh3_64(self.hash.as_bytes())
+        twox_hash::XxHash3_64::oneshot(self.hash.as_bytes())
     }
 
-    fn advise_will_need(&self) {
-        self.resident.advise_will_need();
+    /// Applies to the resident weights, which are read once.
+    fn use_direct_io(&self) {
+        self.resident.use_direct_io();
     }
 }
 

@@ -13,7 +13,7 @@ use crate::{
     convert::{Progress, check_space, lock},
     error::{Result, StoreError},
     file::ReadAt,
-    manifest::{ExpertChecksums, ExpertClass, ExpertFiles, FORMAT_VERSION, MANIFEST_FILE, Manifest},
+    manifest::{ExpertChecksums, ExpertClass, ExpertFiles, FORMAT_VERSION, MANIFEST_FILE, Manifest, seal_path},
     parallel::parallel,
     shard::{DATA_START, EXPERTS, Shard},
     shard_set::ShardSet,
@@ -57,10 +57,12 @@ pub fn upgrade(store: &Path, progress: &dyn Progress) -> Result<UpgradeReport> {
         report.bytes[1] = experts.total_bytes().unwrap_or_default();
         upgrade.write(store, &hash, &Manifest { format: FORMAT_VERSION, experts, ..manifest })?;
     }
-    let state = store.join(UPGRADE_STATE);
-    if state.exists() {
-        fs::remove_file(&state).map_err(|e| StoreError::io(&state, "removing", e))?;
-        sync_folder(store)?;
+    // The new manifest carries its checksum in itself.
+    for done in [seal_path(&store.join(MANIFEST_FILE)), store.join(UPGRADE_STATE)] {
+        if done.exists() {
+            fs::remove_file(&done).map_err(|e| StoreError::io(&done, "removing", e))?;
+            sync_folder(store)?;
+        }
     }
     Ok(report)
 }

@@ -13,13 +13,13 @@ use crate::{
     convert::Progress,
     error::{Result, StoreError, StoreErrorKind},
     file::read_small,
-    manifest::{ExpertChecksums, ExpertFiles, MANIFEST_FILE, Manifest, RESIDENT_FILE},
+    manifest::{ExpertChecksums, ExpertFiles, MANIFEST_FILE, Manifest, RESIDENT_FILE, Seal, seal_path},
     parallel::parallel,
     resident::ResidentTensors,
     row_table::{RowTable, TABLES, TableFile},
     shard::{DATA_START, EXPERTS, SMALL_EXPERTS, Shard, checksum_of, layer_folder, shard_path_in},
     shard_set::ShardSet,
-    sidecars::{self, ADDED_SIDECARS, seal_path},
+    sidecars::{self, ADDED_SIDECARS},
 };
 
 /// Largest number of problems and of unknown files that are listed; further problems are only counted.
@@ -41,6 +41,8 @@ pub struct VerifyReport {
     pub problem_count: usize,
     /// The first 100 files that do not belong to the store.
     pub unknown: Vec<PathBuf>,
+    /// Whether changes of the manifest itself would go unnoticed: format 1 has no checksum in it, and this store none beside it.
+    pub manifest_unchecked: bool,
 }
 
 impl VerifyReport {
@@ -97,6 +99,7 @@ pub fn verify(path: &Path, progress: &dyn Progress) -> Result<VerifyReport> {
     let mut report = report.into_inner().expect("no thread panicked while it held the lock");
     report.problems.sort_by(|a, b| a.path.cmp(&b.path));
     report.unknown = unknown_files(path, &manifest);
+    report.manifest_unchecked = manifest.format < 2 && Seal::read(&path.join(MANIFEST_FILE))?.is_none();
     Ok(report)
 }
 
@@ -153,7 +156,7 @@ fn unknown_files(store: &Path, manifest: &Manifest) -> Vec<PathBuf> {
     let geometry = &manifest.geometry;
     let mut known: BTreeSet<PathBuf> =
         [MANIFEST_FILE, RESIDENT_FILE, SETTINGS].into_iter().chain(ADDED_SIDECARS).map(PathBuf::from).collect();
-    known.extend(ADDED_SIDECARS.map(|name| seal_path(Path::new(name))));
+    known.extend(ADDED_SIDECARS.into_iter().chain([MANIFEST_FILE]).map(|name| seal_path(Path::new(name))));
     let mut folders = vec![PathBuf::new()];
     known.extend(manifest.sidecars.iter().map(|s| PathBuf::from(&s.name)));
     for (set, _) in expert_files(manifest) {

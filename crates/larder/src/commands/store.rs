@@ -105,7 +105,7 @@ fn assign(config: &mut Value, Assignment { key, value }: &Assignment) -> Result<
     Ok(old)
 }
 
-/// Accepts sidecars that were copied into a store.
+/// Accepts sidecars that were copied into a store, and the manifest of format 1.
 fn run_seal(args: &SealArgs) -> Result<()> {
     let sealed = seal_sidecars(&args.store)?;
     if args.json {

@@ -1,9 +1,9 @@
 //! A GGUF file as a source: tensors, config and tokenizer in the form of the Hugging Face hub.
 
-use std::path::Path;
+use std::{hash::Hasher, path::Path};
 
 use larder_core::{ExpertNames, TensorMeta, Tensors, TensorsError};
-use xxhash_rust::xxh3::Xxh3Default;
+use twox_hash::XxHash3_64;
 
 use self::{
     architectures::Architecture,
@@ -87,17 +87,17 @@ impl Gguf {
 }
 
 fn fingerprint(files: &[ReadAt], header_bytes: &[u64]) -> Result<u64> {
-    let mut hash = Xxh3Default::new();
+    let mut hash = XxHash3_64::new();
     for (file, header_bytes) in files.iter().zip(header_bytes) {
-        hash.update(&file.len().to_le_bytes());
+        hash.write(&file.len().to_le_bytes());
         let mut at = 0;
         while at < *header_bytes {
             let chunk = file.read_vec(at, (header_bytes - at).min(1 << 20))?;
-            hash.update(&chunk);
+            hash.write(&chunk);
             at += chunk.len() as u64;
         }
     }
-    Ok(hash.digest())
+    Ok(hash.finish())
 }
 
 impl Tensors for Gguf {
