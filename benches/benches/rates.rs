@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use candle_core::quantized::k_quants::{self, GgmlType};
 use candle_core::quantized::{k_quants::BlockQ4_0, k_quants::BlockQ4K, k_quants::BlockQ8_0};
-use larder_core::{BlockParts, NumberFormat, RowOrder};
+use larder_core::{NumberFormat, RowOrder};
 use larder_kernels::{Inputs, Product, ThreadPool, WeightMatrix, instruction_set, products};
 
 const ROWS: usize = 2048;
@@ -56,7 +56,7 @@ fn scatter(i: u64) -> u64 {
 
 /// Any bits are valid blocks, but sums should stay numbers.
 fn with_small_scales(kind: NumberFormat, mut bytes: Vec<u8>) -> Vec<u8> {
-    match BlockParts::of(kind) {
+    match kind.parts() {
         // Neither in plain nor in interleaved order is a byte a scale's upper one and large.
         Some(_) => bytes.iter_mut().for_each(|b| *b &= 0x3f),
         None => bytes.chunks_exact_mut(4).for_each(|v| v.copy_from_slice(&0x3c00_3c00u32.to_le_bytes())),

@@ -2,66 +2,116 @@
 
 use std::{fmt, str::FromStr};
 
-/// How the values of a tensor are encoded.
-///
-/// The block formats are those of GGUF, byte for byte: a row is a sequence of blocks, and a block holds
-/// [`block_len`](NumberFormat::block_len) consecutive values of that row.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum NumberFormat {
+use crate::BlockParts;
+
+/// One row per format: its documentation, its variant, and a [`Row`] of the table.
+macro_rules! formats {
+    ($($(#[doc = $doc:literal])* $variant:ident = $row:expr;)*) => {
+        /// How the values of a tensor are encoded.
+        ///
+        /// The block formats are those of GGUF, byte for byte: a row is a sequence of blocks, and a block holds
+        /// [`block_len`](NumberFormat::block_len) consecutive values of that row.
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+        pub enum NumberFormat {
+            $($(#[doc = $doc])* $variant,)*
+        }
+
+        impl NumberFormat {
+            /// Every format, in the order of the table in `docs/store.md`.
+            pub const ALL: [NumberFormat; [$(NumberFormat::$variant),*].len()] = [$(NumberFormat::$variant),*];
+
+            #[inline]
+            const fn row(self) -> Row {
+                match self {
+                    $(NumberFormat::$variant => $row,)*
+                }
+            }
+        }
+    };
+}
+
+formats! {
     /// IEEE single precision, 32 bits.
-    F32,
+    F32 = float("f32", 4);
     /// IEEE half precision, 16 bits.
-    F16,
+    F16 = float("f16", 2);
     /// bfloat16: the upper 16 bits of an `F32`.
-    Bf16,
+    Bf16 = float("bf16", 2);
     /// 32 values: f16 scale, 32 signed bytes.
-    Q8_0,
+    Q8_0 = block("q8_0", 32, scales_first(1, 2, 8));
     /// 32 values: f16 scale, 16 bytes of nibbles with an offset of 8 (the low nibbles are the first half).
-    Q4_0,
+    Q4_0 = block("q4_0", 32, scales_first(1, 2, 4));
+    /// 32 values: f16 scale, f16 minimum, nibbles without an offset.
+    Q4_1 = block("q4_1", 32, scales_first(2, 2, 4));
+    /// 32 values: as `Q4_0` with a fifth bit, and an offset of 16.
+    Q5_0 = block("q5_0", 32, scales_first(1, 2, 5));
+    /// 32 values: as `Q4_1` with a fifth bit.
+    Q5_1 = block("q5_1", 32, scales_first(2, 2, 5));
+    /// 32 values: f16 scale, nibbles that choose among sixteen integers, closer together near zero.
+    Iq4Nl = block("iq4_nl", 32, scales_first(1, 2, 4));
+    /// 32 values: one byte with the exponent of a power of two, nibbles that are floats of four bits.
+    Mxfp4 = block("mxfp4", 32, scales_first(1, 1, 4));
+    /// 256 values: sixteen 2-bit groups with 4-bit scales and minima.
+    Q2K = block("q2_k", 256, scales_last(2, 2, 20));
+    /// 256 values: sixteen 3-bit groups with 6-bit scales.
+    Q3K = block("q3_k", 256, scales_last(1, 2, 27));
     /// 256 values: eight 4-bit groups with 6-bit scales and minima.
-    Q4K,
+    Q4K = block("q4_k", 256, scales_first(2, 2, 35));
     /// 256 values: as `Q4K` with a fifth bit.
-    Q5K,
+    Q5K = block("q5_k", 256, scales_first(2, 2, 43));
     /// 256 values: sixteen 6-bit groups with 8-bit scales.
-    Q6K,
+    Q6K = block("q6_k", 256, scales_last(1, 2, 52));
+    /// 256 values: eight groups of nibbles as in `Iq4Nl`, with 6-bit scales.
+    Iq4Xs = block("iq4_xs", 256, scales_first(2, 2, 33));
+}
+
+/// What the table knows of a format.
+struct Row {
+    name: &'static str,
+    block_len: usize,
+    block_bytes: usize,
+    parts: Option<BlockParts>,
+}
+
+const fn float(name: &'static str, bytes: usize) -> Row {
+    Row { name, block_len: 1, block_bytes: bytes, parts: None }
+}
+
+const fn block(name: &'static str, values: usize, parts: BlockParts) -> Row {
+    Row { name, block_len: values, block_bytes: parts.scales * parts.scale_bytes + 4 * parts.fours, parts: Some(parts) }
+}
+
+/// A block that begins with its scales.
+const fn scales_first(scales: usize, scale_bytes: usize, fours: usize) -> BlockParts {
+    BlockParts { scales, scale_bytes, scales_at: 0, fours, fours_at: scales * scale_bytes }
+}
+
+/// A block that ends with its scales.
+const fn scales_last(scales: usize, scale_bytes: usize, fours: usize) -> BlockParts {
+    BlockParts { scales, scale_bytes, scales_at: 4 * fours, fours, fours_at: 0 }
 }
 
 impl NumberFormat {
-    /// Every format, in the order of the table in `docs/store.md`.
-    pub const ALL: [NumberFormat; 8] = [
-        NumberFormat::F32,
-        NumberFormat::F16,
-        NumberFormat::Bf16,
-        NumberFormat::Q8_0,
-        NumberFormat::Q4_0,
-        NumberFormat::Q4K,
-        NumberFormat::Q5K,
-        NumberFormat::Q6K,
-    ];
-
     /// Values per block; 1 for the plain floats.
+    #[inline]
     pub const fn block_len(self) -> usize {
-        match self {
-            NumberFormat::F32 | NumberFormat::F16 | NumberFormat::Bf16 => 1,
-            NumberFormat::Q8_0 | NumberFormat::Q4_0 => 32,
-            NumberFormat::Q4K | NumberFormat::Q5K | NumberFormat::Q6K => 256,
-        }
+        self.row().block_len
     }
 
     /// Bytes per block.
+    #[inline]
     pub const fn block_bytes(self) -> usize {
-        match self {
-            NumberFormat::F32 => 4,
-            NumberFormat::F16 | NumberFormat::Bf16 => 2,
-            NumberFormat::Q8_0 => 34,
-            NumberFormat::Q4_0 => 18,
-            NumberFormat::Q4K => 144,
-            NumberFormat::Q5K => 176,
-            NumberFormat::Q6K => 210,
-        }
+        self.row().block_bytes
+    }
+
+    /// Where the parts of a block are; `None` for the plain floats.
+    #[inline]
+    pub const fn parts(self) -> Option<BlockParts> {
+        self.row().parts
     }
 
     /// Whether each value is stored by itself, so that a tensor can be split and transposed anywhere.
+    #[inline]
     pub const fn is_float(self) -> bool {
         self.block_len() == 1
     }
@@ -78,16 +128,13 @@ impl NumberFormat {
 
     /// The name used in flags, manifests and messages.
     pub const fn name(self) -> &'static str {
-        match self {
-            NumberFormat::F32 => "f32",
-            NumberFormat::F16 => "f16",
-            NumberFormat::Bf16 => "bf16",
-            NumberFormat::Q8_0 => "q8_0",
-            NumberFormat::Q4_0 => "q4_0",
-            NumberFormat::Q4K => "q4_k",
-            NumberFormat::Q5K => "q5_k",
-            NumberFormat::Q6K => "q6_k",
-        }
+        self.row().name
+    }
+
+    /// The names of the formats that `chosen` accepts, for messages: `f32, f16, bf16`.
+    pub fn names(chosen: impl Fn(NumberFormat) -> bool) -> String {
+        let names: Vec<_> = NumberFormat::ALL.into_iter().filter(|k| chosen(*k)).map(NumberFormat::name).collect();
+        names.join(", ")
     }
 }
 
@@ -99,7 +146,7 @@ impl fmt::Display for NumberFormat {
 
 /// The error for a name that is not a [`NumberFormat`].
 #[derive(Debug, thiserror::Error)]
-#[error("unknown number format '{0}'; available: f32, f16, bf16, q8_0, q4_0, q4_k, q5_k, q6_k")]
+#[error("unknown number format '{0}'; available: {known}", known = NumberFormat::names(|_| true))]
 pub struct UnknownNumberFormat(pub String);
 
 impl FromStr for NumberFormat {
@@ -133,7 +180,19 @@ mod tests {
         for kind in NumberFormat::ALL {
             assert_eq!(kind.name().parse::<NumberFormat>().unwrap(), kind);
         }
-        assert!("q3_k".parse::<NumberFormat>().is_err());
+        let error = "q9_k".parse::<NumberFormat>().unwrap_err().to_string();
+        assert!(error.starts_with("unknown number format 'q9_k'; available: f32, f16, bf16, q8_0, "), "{error}");
+        assert!(error.ends_with(", q6_k, iq4_xs"), "{error}");
+    }
+
+    /// The sizes that GGUF's definition gives.
+    #[test]
+    fn blocks_have_the_sizes_of_gguf() {
+        let sizes = NumberFormat::ALL.map(|k| (k.block_len(), k.block_bytes()));
+        let small = [(32, 34), (32, 18), (32, 20), (32, 22), (32, 24), (32, 18), (32, 17)];
+        let large = [(256, 84), (256, 110), (256, 144), (256, 176), (256, 210), (256, 136)];
+        assert_eq!(sizes[..3], [(1, 4), (1, 2), (1, 2)]);
+        assert_eq!((&sizes[3..10], &sizes[10..]), (&small[..], &large[..]));
     }
 
     #[test]

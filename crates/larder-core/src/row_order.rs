@@ -15,8 +15,8 @@ pub enum RowOrder {
     /// Rows in groups of [`ROW_GROUP`]. Within a group, the eight rows' blocks at each block position are stored as
     /// one:
     ///
-    /// 1. each f16 of the block ([`BlockParts::halves`]: the scale, then the scale of minima where there is one), for
-    ///    row 0 to row 7;
+    /// 1. each scale of the block ([`BlockParts::scales`], of one or two bytes: the scale, then the minimum or the scale
+    ///    of minima where there is one), for row 0 to row 7;
     /// 2. each run of four of the other bytes, in their own order, for row 0 to row 7.
     ///
     /// One load of 32 bytes then gives the same few columns of all eight rows. The last `rows % 8` rows are stored in
@@ -78,13 +78,15 @@ impl<'de> serde::Deserialize<'de> for RowOrder {
 /// Number of rows that [`RowOrder::Rows8`] interleaves.
 pub const ROW_GROUP: usize = 8;
 
-/// The parts of a block: its f16 scales, and the other bytes in runs of four.
+/// The parts of a block: its scales, and the other bytes in runs of four.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BlockParts {
-    /// Number of f16 values.
-    pub halves: usize,
-    /// Offset of the first f16 in the block.
-    pub halves_at: usize,
+    /// Number of scales.
+    pub scales: usize,
+    /// Bytes of a scale: 2 (an f16, or bits that belong to several scales) or 1 (an exponent).
+    pub scale_bytes: usize,
+    /// Offset of the first scale in the block.
+    pub scales_at: usize,
     /// Number of runs of four bytes.
     pub fours: usize,
     /// Offset of the first run in the block.
@@ -92,24 +94,25 @@ pub struct BlockParts {
 }
 
 impl BlockParts {
-    /// The parts of a block format; `None` for float formats.
-    pub const fn of(kind: NumberFormat) -> Option<BlockParts> {
-        let (halves, halves_at, fours_at) = match kind {
-            NumberFormat::F32 | NumberFormat::F16 | NumberFormat::Bf16 => return None,
-            NumberFormat::Q8_0 | NumberFormat::Q4_0 => (1, 0, 2),
-            NumberFormat::Q4K | NumberFormat::Q5K => (2, 0, 4),
-            NumberFormat::Q6K => (1, 208, 0),
-        };
-        Some(BlockParts { halves, halves_at, fours: (kind.block_bytes() - 2 * halves) / 4, fours_at })
+    /// Offset of scale `i` of a row in the interleaved block of its group.
+    #[inline]
+    pub const fn interleaved_scale(self, i: usize, row: usize) -> usize {
+        self.scale_bytes * (ROW_GROUP * i + row)
+    }
+
+    /// Offset of run `i` of a row in the interleaved block of its group.
+    #[inline]
+    pub const fn interleaved_four(self, i: usize, row: usize) -> usize {
+        self.interleaved_scale(self.scales, 0) + 4 * (ROW_GROUP * i + row)
     }
 
     /// For a row of a group: each piece's offset in the row's own block, its offset in the interleaved block of the
     /// group, and its length, in bytes.
     fn pieces(self, row: usize) -> impl Iterator<Item = (usize, usize, usize)> {
-        let halves = (0..self.halves).map(move |i| (self.halves_at + 2 * i, 2 * (ROW_GROUP * i + row), 2));
-        let fours_at = 2 * ROW_GROUP * self.halves;
-        let fours = (0..self.fours).map(move |i| (self.fours_at + 4 * i, fours_at + 4 * (ROW_GROUP * i + row), 4));
-        halves.chain(fours)
+        let bytes = self.scale_bytes;
+        let scales = (0..self.scales).map(move |i| (self.scales_at + bytes * i, self.interleaved_scale(i, row), bytes));
+        let fours = (0..self.fours).map(move |i| (self.fours_at + 4 * i, self.interleaved_four(i, row), 4));
+        scales.chain(fours)
     }
 
     /// Copies one row's block out of the interleaved block of its group.
@@ -150,7 +153,7 @@ fn rearrange(
     step: impl Fn(&mut [u8], &[u8], (usize, usize), (usize, usize)),
 ) {
     assert_eq!(kind.matrix_bytes(rows, cols), Some(bytes.len()), "bytes do not fit {rows} rows of {cols} {kind}");
-    let Some(parts) = BlockParts::of(kind) else { return };
+    let Some(parts) = kind.parts() else { return };
     let row_bytes = bytes.len() / rows.max(1);
     if rows < ROW_GROUP || row_bytes == 0 {
         return;
@@ -221,10 +224,21 @@ mod tests {
         assert_eq!(bytes[144..], bytes.clone()[..144]);
     }
 
+    /// Its scale is one byte.
+    #[test]
+    fn an_mxfp4_group_starts_with_eight_exponents() {
+        let mut bytes: Vec<u8> = (0..8).flat_map(|r| (0..17).map(move |i| r * 17 + i)).collect();
+        interleave(NumberFormat::Mxfp4, 8, 32, &mut bytes);
+        let exponents: Vec<u8> = (0..8).map(|r| r * 17).collect();
+        assert_eq!(bytes[..8], exponents);
+        let first: Vec<u8> = (0..8).flat_map(|r| (1..5).map(move |i| r * 17 + i)).collect();
+        assert_eq!(bytes[8..40], first);
+    }
+
     #[test]
     fn a_block_can_be_picked_from_its_group() {
         for kind in NumberFormat::ALL {
-            let Some(parts) = BlockParts::of(kind) else { continue };
+            let Some(parts) = kind.parts() else { continue };
             let len = kind.block_bytes();
             let plain = pattern(ROW_GROUP * len);
             let mut mixed = plain.clone();

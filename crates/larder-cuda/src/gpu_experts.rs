@@ -11,6 +11,7 @@ use crate::arena_sync::ArenaSync;
 use crate::driver::{Driver, Stream};
 use crate::error::{GpuError, Result};
 use crate::expert_kernels::{BLOCK, BLOCK_BYTES, DeviceActivations, ExpertBatch, ExpertKernels, gate_of};
+use crate::launches::check_kind;
 use crate::memory::{DeviceBuffer, Download, StreamEvent, Upload};
 
 /// Computes the experts of a layer in their slots on the device.
@@ -128,6 +129,7 @@ impl DeviceExperts for GpuExperts {
         tokens: usize,
     ) -> larder_model::Result<()> {
         gate_of(layout)?;
+        layout.kinds().iter().try_for_each(|kind| check_kind(*kind))?;
         let unsupported = layout.bias.iter().flat_map(PerMatrix::iter).find(|bias| bias.kind != NumberFormat::F32);
         if let Some(bias) = unsupported {
             let what = format!("expert biases are {}, but the GPU kernels support only f32", bias.kind);

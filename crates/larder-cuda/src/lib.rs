@@ -130,6 +130,7 @@ pub use driver::{Argument, Driver, EventHandle, GpuInfo, Launch, Stream};
 pub use emulator::{Emulator, EmulatorFault};
 pub use error::{GpuError, Result};
 pub use gpu_experts::GpuExperts;
+pub use launches::check_kind;
 pub use link::{CopyMode, GpuLink};
 pub use measure::Rates;
 pub use products::GpuProducts;

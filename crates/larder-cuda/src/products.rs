@@ -9,7 +9,7 @@ use larder_model::{DeviceProduct, DeviceProducts};
 use crate::driver::Driver;
 use crate::error::{GpuError, Result};
 use crate::expert_kernels::{BLOCK, BLOCK_BYTES, DeviceActivations};
-use crate::launches::{Launches, ProductBatch, ProductKernelArgs, word};
+use crate::launches::{Launches, ProductBatch, ProductKernelArgs, check_kind, word};
 use crate::memory::{DeviceBuffer, Download, Upload};
 use crate::weight_allocator::WeightAllocator;
 
@@ -71,6 +71,7 @@ impl DeviceProducts for GpuProducts {
 
     fn upload(&self, weights: WeightMatrix) -> larder_model::Result<usize> {
         let WeightMatrix { kind, order, rows, cols, bytes } = weights;
+        check_kind(kind)?;
         let part = ExpertPart { kind, order, rows, cols, offset: 0, bytes: bytes.len() };
         let mut state = self.lock();
         let at = state.resident.place(bytes.len() as u64)?;

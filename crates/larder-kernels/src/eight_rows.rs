@@ -23,7 +23,7 @@ impl<const INTERLEAVED: bool> EightRows<INTERLEAVED> {
     /// The block at `index` of all rows.
     #[inline]
     pub fn block(&self, kind: NumberFormat, index: usize) -> EightBlocks<'_, INTERLEAVED> {
-        let parts = BlockParts::of(kind).expect("kernels for block formats get block formats");
+        let parts = kind.parts().expect("kernels for block formats get block formats");
         let at = index * kind.block_bytes() * if INTERLEAVED { ROW_GROUP } else { 1 };
         EightBlocks { rows: &self.0, at, parts }
     }
@@ -38,13 +38,13 @@ pub struct EightBlocks<'a, const INTERLEAVED: bool> {
 }
 
 impl<const INTERLEAVED: bool> EightBlocks<'_, INTERLEAVED> {
-    /// The address of the f16 number `i` in the block of row `row`. If the rows are interleaved, the same number of the
-    /// next rows follows.
+    /// The address of scale `i` in the block of row `row`. If the rows are interleaved, the same scale of the next rows
+    /// follows.
     #[inline]
-    pub fn half_at(self, i: usize, row: usize) -> *const u8 {
+    pub fn scale_at(self, i: usize, row: usize) -> *const u8 {
         match INTERLEAVED {
-            true => self.rows[0].wrapping_add(self.at + 2 * (ROW_GROUP * i + row)),
-            false => self.rows[row].wrapping_add(self.at + self.parts.halves_at + 2 * i),
+            true => self.rows[0].wrapping_add(self.at + self.parts.interleaved_scale(i, row)),
+            false => self.rows[row].wrapping_add(self.at + self.parts.scales_at + self.parts.scale_bytes * i),
         }
     }
 
@@ -53,7 +53,7 @@ impl<const INTERLEAVED: bool> EightBlocks<'_, INTERLEAVED> {
     #[inline]
     pub fn four_at(self, i: usize, row: usize) -> *const u8 {
         match INTERLEAVED {
-            true => self.rows[0].wrapping_add(self.at + 2 * ROW_GROUP * self.parts.halves + 4 * (ROW_GROUP * i + row)),
+            true => self.rows[0].wrapping_add(self.at + self.parts.interleaved_four(i, row)),
             false => self.rows[row].wrapping_add(self.at + self.parts.fours_at + 4 * i),
         }
     }

@@ -1,6 +1,6 @@
 //! Seeded random numbers and weights for tests.
 
-use larder_core::{BlockParts, NumberFormat, RowOrder, interleave};
+use larder_core::{NumberFormat, RowOrder, interleave};
 
 /// A seeded stream of pseudo-random numbers (xorshift).
 pub struct Noise(u64);
@@ -40,14 +40,23 @@ impl Noise {
             }
             _ => (0..kind.matrix_bytes(rows, cols).unwrap()).map(|_| self.bits() as u8).collect(),
         };
-        if let Some(parts) = BlockParts::of(kind) {
-            for block in bytes.chunks_exact_mut(kind.block_bytes()) {
-                for half in block[parts.halves_at..][..2 * parts.halves].chunks_exact_mut(2) {
-                    half.copy_from_slice(&f16_bytes(self.value() / 16.0));
-                }
+        set_scales(kind, &mut bytes, || self.value() / 16.0);
+        bytes
+    }
+}
+
+/// Sets the scales of block formats that are floats; of an exponent, the power of two that is not above the value.
+pub fn set_scales(kind: NumberFormat, bytes: &mut [u8], mut scale: impl FnMut() -> f32) {
+    let Some(parts) = kind.parts() else { return };
+    // The second two bytes of iq4_xs are bits of integer scales.
+    let floats = if kind == NumberFormat::Iq4Xs { 1 } else { parts.scales };
+    for block in bytes.chunks_exact_mut(kind.block_bytes()) {
+        for bytes in block[parts.scales_at..][..parts.scale_bytes * floats].chunks_exact_mut(parts.scale_bytes) {
+            match bytes {
+                [exponent] => *exponent = (scale().to_bits() >> 23) as u8 + 1,
+                _ => bytes.copy_from_slice(&f16_bytes(scale())),
             }
         }
-        bytes
     }
 }
 

@@ -1,11 +1,19 @@
 //! Weight matrices as stored, and their rows as f32.
 
-use larder_core::{BlockParts, NumberFormat, ROW_GROUP, RowOrder};
+use larder_core::{NumberFormat, ROW_GROUP, RowOrder};
 
 use crate::formats::widen;
 
 /// Size of the largest block format.
-const MAX_BLOCK_BYTES: usize = NumberFormat::Q6K.block_bytes();
+const MAX_BLOCK_BYTES: usize = {
+    let (mut most, mut i) = (0, 0);
+    while i < NumberFormat::ALL.len() {
+        let bytes = NumberFormat::ALL[i].block_bytes();
+        most = if bytes > most { bytes } else { most };
+        i += 1;
+    }
+    most
+};
 
 /// A weight matrix `[rows, cols]` as stored.
 #[derive(Clone, Copy)]
@@ -119,7 +127,7 @@ impl<'a> Panel<'a> {
         if !self.interleaved {
             return take(&self.row(row)[index * len..][..len]);
         }
-        let parts = BlockParts::of(self.kind).expect("only blocks are interleaved");
+        let parts = self.kind.parts().expect("only blocks are interleaved");
         let mut block = [0; MAX_BLOCK_BYTES];
         parts.pick(&self.bytes[index * len * ROW_GROUP..][..len * ROW_GROUP], row, &mut block[..len]);
         take(&block[..len])

@@ -34,7 +34,7 @@ fn limit(kind: NumberFormat) -> Option<f32> {
         NumberFormat::Bf16 => Some(f32::from_bits(0x7f7f_8000)),
         NumberFormat::Q8_0 => Some(HALF * 127.0),
         NumberFormat::Q4_0 => Some(HALF * 8.0),
-        NumberFormat::Q4K | NumberFormat::Q5K | NumberFormat::Q6K => None,
+        _ => None,
     }
 }
 
@@ -51,9 +51,7 @@ pub fn encode(kind: NumberFormat, values: &[f32], out: &mut [u8]) -> Result<(), 
         NumberFormat::Bf16 => out.as_chunks_mut().0.iter_mut().zip(values).for_each(|(o, v)| *o = bf16_bytes(*v)),
         NumberFormat::Q8_0 => blocks(values, out, q8_0),
         NumberFormat::Q4_0 => blocks(values, out, q4_0),
-        NumberFormat::Q4K | NumberFormat::Q5K | NumberFormat::Q6K => {
-            unreachable!("check() rejects formats that cannot be written")
-        }
+        _ => unreachable!("check() rejects formats that cannot be written"),
     }
     Ok(())
 }

@@ -141,23 +141,32 @@ impl ProductBatch {
 
     /// The kernel: for one token per product (`matvec`), or for any number (`matmul`).
     fn kernel(&self) -> Option<&'static str> {
-        let matvec = self.products.iter().all(|p| p.tokens <= 1);
-        Some(match (self.kind?, matvec) {
-            (NumberFormat::F32, _) => "f32_matmul",
-            (NumberFormat::F16, _) => "f16_matmul",
-            (NumberFormat::Bf16, _) => "bf16_matmul",
-            (NumberFormat::Q8_0, true) => "q8_0_matvec",
-            (NumberFormat::Q8_0, false) => "q8_0_matmul",
-            (NumberFormat::Q4_0, true) => "q4_0_matvec",
-            (NumberFormat::Q4_0, false) => "q4_0_matmul",
-            (NumberFormat::Q4K, true) => "q4_k_matvec",
-            (NumberFormat::Q4K, false) => "q4_k_matmul",
-            (NumberFormat::Q5K, true) => "q5_k_matvec",
-            (NumberFormat::Q5K, false) => "q5_k_matmul",
-            (NumberFormat::Q6K, true) => "q6_k_matvec",
-            (NumberFormat::Q6K, false) => "q6_k_matmul",
-        })
+        let [matvec, matmul] = kernels(self.kind?)?;
+        Some(if self.products.iter().all(|p| p.tokens <= 1) { matvec } else { matmul })
     }
+}
+
+/// The kernels for a number format, for one token per product and for any number; `None` if there are none.
+pub fn kernels(kind: NumberFormat) -> Option<[&'static str; 2]> {
+    Some(match kind {
+        NumberFormat::F32 => ["f32_matmul"; 2],
+        NumberFormat::F16 => ["f16_matmul"; 2],
+        NumberFormat::Bf16 => ["bf16_matmul"; 2],
+        NumberFormat::Q8_0 => ["q8_0_matvec", "q8_0_matmul"],
+        NumberFormat::Q4_0 => ["q4_0_matvec", "q4_0_matmul"],
+        NumberFormat::Q4K => ["q4_k_matvec", "q4_k_matmul"],
+        NumberFormat::Q5K => ["q5_k_matvec", "q5_k_matmul"],
+        NumberFormat::Q6K => ["q6_k_matvec", "q6_k_matmul"],
+        _ => return None,
+    })
+}
+
+/// Refuses a number format for which there are no kernels.
+pub fn check_kind(kind: NumberFormat) -> Result<()> {
+    kernels(kind).map(drop).ok_or_else(|| {
+        let known = NumberFormat::names(|k| kernels(k).is_some());
+        GpuError::Unsupported(format!("the GPU has no kernels for weights in {kind}; it has them for {known}"))
+    })
 }
 
 impl ProductKernelArgs {

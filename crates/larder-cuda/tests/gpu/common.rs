@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use larder_cache::two_tiers::{Device, Direction, Transfer, TransferDone};
-use larder_core::{BlockParts, ExpertId, ExpertLayout, Gate, LayerIdx, NumberFormat};
+use larder_core::{ExpertId, ExpertLayout, Gate, LayerIdx, NumberFormat};
 use larder_cuda::{Emulator, Gpu};
 use larder_model::{Activation, ComputeContext, DeviceExperts, ExpertWorkspace, MoeCall, Routed};
 use larder_store::reader::{Arena, Slot};
@@ -57,14 +57,14 @@ impl Random {
     /// Random weights in a number format, with small scales.
     pub fn weights(&mut self, kind: NumberFormat, out: &mut [u8]) {
         for block in out.chunks_exact_mut(kind.block_bytes()) {
-            match BlockParts::of(kind) {
+            match kind.parts() {
                 None => larder_kernels::narrow(kind, &[self.float()], block),
                 Some(parts) => {
                     block.iter_mut().for_each(|byte| *byte = self.next() as u8);
-                    for i in 0..parts.halves {
+                    for i in 0..parts.scales {
                         let sign = if self.below(4) == 0 { 0x8000 } else { 0 };
                         let half = (0x1400 + self.below(0x1000) as u16) | sign;
-                        block[parts.halves_at + 2 * i..][..2].copy_from_slice(&half.to_le_bytes());
+                        block[parts.scales_at + 2 * i..][..2].copy_from_slice(&half.to_le_bytes());
                     }
                 }
             }

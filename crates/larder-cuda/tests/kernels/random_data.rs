@@ -1,6 +1,6 @@
 //! Seeded random numbers and weights.
 
-use larder_core::{BlockParts, NumberFormat, RowOrder, interleave};
+use larder_core::{NumberFormat, RowOrder, interleave};
 use larder_kernels::narrow;
 
 use crate::Aligned;
@@ -44,10 +44,10 @@ impl RandomData {
     pub fn weights(&mut self, kind: NumberFormat, order: RowOrder, rows: usize, cols: usize) -> Aligned {
         let mut stored = Aligned::new(kind.matrix_bytes(rows, cols).unwrap());
         let bytes = stored.bytes_mut();
-        if let Some(parts) = BlockParts::of(kind) {
+        if let Some(parts) = kind.parts() {
             bytes.iter_mut().for_each(|b| *b = self.bits() as u8);
             for block in bytes.chunks_exact_mut(kind.block_bytes()) {
-                for half in block[parts.halves_at..][..2 * parts.halves].chunks_exact_mut(2) {
+                for half in block[parts.scales_at..][..2 * parts.scales].chunks_exact_mut(2) {
                     let size = self.one_of(&[1.0, 0.05, 1e-6]);
                     narrow(NumberFormat::F16, &[self.value() * size], half);
                 }

@@ -1,7 +1,8 @@
 //! Attention against its definition, and the same bits whatever the pages, batches and threads.
 
 use super::*;
-use crate::formats::{narrow, quantise_row, widen, widen_q8_0};
+use crate::formats::q8_0::{quantise_row, widen_q8_0};
+use crate::formats::{narrow, widen};
 
 const KINDS: [NumberFormat; 3] = [NumberFormat::F32, NumberFormat::F16, NumberFormat::Q8_0];
 

@@ -20,6 +20,12 @@ use crate::eight_rows::{EightBlocks, EightRows};
 use crate::kernel_set::Sums;
 use crate::weights::Panel;
 
+/// Whether there are kernels for a format.
+pub fn knows(kind: NumberFormat) -> bool {
+    use NumberFormat::{Q4_0, Q4K, Q5K, Q6K, Q8_0};
+    matches!(kind, Q8_0 | Q4_0 | Q4K | Q5K | Q6K)
+}
+
 /// Products of `P` panels with `N` tokens: `out [panels, tokens]`.
 ///
 /// # Safety
@@ -53,9 +59,7 @@ unsafe fn by_kind<const INTERLEAVED: bool, const P: usize, const N: usize>(
             NumberFormat::Q4K => rows::<Q4K, INTERLEAVED, P, N>(panels, x),
             NumberFormat::Q5K => rows::<Q5K, INTERLEAVED, P, N>(panels, x),
             NumberFormat::Q6K => rows::<Q6K, INTERLEAVED, P, N>(panels, x),
-            NumberFormat::F32 | NumberFormat::F16 | NumberFormat::Bf16 => {
-                unreachable!("float formats have kernels of their own")
-            }
+            _ => unreachable!("the caller has asked whether there are kernels"),
         }
     }
 }

@@ -18,9 +18,9 @@ impl<const INTERLEAVED: bool> EightBlocks<'_, INTERLEAVED> {
         // SAFETY: inside the blocks, as the caller guarantees.
         let bits = unsafe {
             if INTERLEAVED {
-                _mm_loadu_si128(self.half_at(i, 0).cast())
+                _mm_loadu_si128(self.scale_at(i, 0).cast())
             } else {
-                let one = |r: usize| self.half_at(i, r).cast::<i16>().read_unaligned();
+                let one = |r: usize| self.scale_at(i, r).cast::<i16>().read_unaligned();
                 _mm_setr_epi16(one(0), one(1), one(2), one(3), one(4), one(5), one(6), one(7))
             }
         };

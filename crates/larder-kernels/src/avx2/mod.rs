@@ -18,6 +18,7 @@ use larder_core::NumberFormat;
 use crate::block::{BLOCK, Block};
 use crate::eight_rows::check;
 use crate::kernel_set::{KernelSet, StridedRows, Sums};
+use crate::portable;
 use crate::weights::Panel;
 
 /// The kernels, if this processor can run them.
@@ -27,6 +28,9 @@ pub fn set() -> Option<KernelSet> {
 }
 
 fn blocks(panels: &[Panel], x: &[&[Block]], out: &mut [Sums]) {
+    if !blocks::knows(panels[0].kind) {
+        return portable::blocks(panels, x, out);
+    }
     check(panels, x.iter().map(|x| x.len() * BLOCK), out);
     // SAFETY: `set` hands out this function only on processors that have the features, and `check` has checked lengths.
     unsafe {
@@ -60,9 +64,7 @@ fn floats(panels: &[Panel], x: &[&[f32]], out: &mut [Sums]) {
                 NumberFormat::F32 => floats::panel::<{ floats::F32 }>(*panel, x, out),
                 NumberFormat::F16 => floats::panel::<{ floats::F16 }>(*panel, x, out),
                 NumberFormat::Bf16 => floats::panel::<{ floats::BF16 }>(*panel, x, out),
-                NumberFormat::Q8_0 | NumberFormat::Q4_0 | NumberFormat::Q4K | NumberFormat::Q5K | NumberFormat::Q6K => {
-                    unreachable!("block formats have kernels of their own")
-                }
+                _ => unreachable!("block formats have kernels of their own"),
             }
         }
     }
@@ -90,7 +92,7 @@ fn widen_q8_0(row: &[u8], out: &mut [f32]) {
         // SAFETY: as above.
         unsafe { floats::widen_q8_0(block, out) };
     }
-    crate::formats::widen_q8_0(blocks[whole..].as_flattened(), tail);
+    crate::formats::q8_0::widen_q8_0(blocks[whole..].as_flattened(), tail);
 }
 
 fn quantise(x: &[f32], out: &mut [Block]) {

@@ -7,7 +7,7 @@ use super::*;
 use crate::block::{BLOCK, Block};
 use crate::inputs::Inputs;
 use crate::kernel_set::{MAX_PANELS, MAX_TOKENS, StridedRows, Sums};
-use crate::testing::{Noise, ordered};
+use crate::testing::{Noise, ordered, set_scales};
 use crate::weights::{WeightMatrix, widen_row};
 
 /// Products of every panel of a matrix with all tokens: `[tokens][rows]`.
@@ -172,12 +172,7 @@ fn sums_of_integers_never_overflow() {
         let (rows, cols) = (8, 256);
         for fill in [0x00, 0xff, 0x7f, 0x80] {
             let mut plain = vec![fill; kind.matrix_bytes(rows, cols).unwrap()];
-            let parts = larder_core::BlockParts::of(kind).unwrap();
-            for block in plain.chunks_exact_mut(kind.block_bytes()) {
-                for half in block[parts.halves_at..][..2 * parts.halves].chunks_exact_mut(2) {
-                    half.copy_from_slice(&0x3c00u16.to_le_bytes());
-                }
-            }
+            set_scales(kind, &mut plain, || 1.0);
             for sign in [1.0, -1.0] {
                 let mut x = Inputs::new();
                 x.fill(&vec![sign; BATCH * cols], cols, true);

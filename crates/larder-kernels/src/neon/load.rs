@@ -26,7 +26,7 @@ impl<const INTERLEAVED: bool> FourBlocks<'_, INTERLEAVED> {
     #[target_feature(enable = "neon")]
     #[inline]
     pub unsafe fn half(self, i: usize) -> float32x4_t {
-        let at = |r: usize| self.rows.half_at(i, self.first + r).cast::<u16>();
+        let at = |r: usize| self.rows.scale_at(i, self.first + r).cast::<u16>();
         // SAFETY: inside the blocks, as the caller guarantees.
         unsafe {
             if INTERLEAVED {

@@ -24,8 +24,9 @@ use larder_core::NumberFormat;
 use self::dots::{Dot, Sdot, Smull};
 use crate::block::{BLOCK, Block};
 use crate::eight_rows::check;
-use crate::formats::widen_q8_0;
+use crate::formats::q8_0::widen_q8_0;
 use crate::kernel_set::{KernelSet, StridedRows, Sums};
+use crate::portable;
 use crate::weights::Panel;
 
 /// The kernels that use dot products of bytes, if this processor has them.
@@ -48,6 +49,9 @@ pub fn set() -> Option<KernelSet> {
 
 /// For processors that have the instructions of `D`.
 fn blocks<D: Dot>(panels: &[Panel], x: &[&[Block]], out: &mut [Sums]) {
+    if !blocks::knows(panels[0].kind) {
+        return portable::blocks(panels, x, out);
+    }
     check(panels, x.iter().map(|x| x.len() * BLOCK), out);
     for (panel, out) in panels.iter().zip(out.chunks_mut(x.len())) {
         let mut panel = *panel;
@@ -76,9 +80,7 @@ fn floats(panels: &[Panel], x: &[&[f32]], out: &mut [Sums]) {
                 NumberFormat::F32 => floats::panel::<{ floats::F32 }>(panel, x, out),
                 NumberFormat::F16 => floats::panel::<{ floats::F16 }>(panel, x, out),
                 NumberFormat::Bf16 => floats::panel::<{ floats::BF16 }>(panel, x, out),
-                NumberFormat::Q8_0 | NumberFormat::Q4_0 | NumberFormat::Q4K | NumberFormat::Q5K | NumberFormat::Q6K => {
-                    unreachable!("block formats have kernels of their own")
-                }
+                _ => unreachable!("block formats have kernels of their own"),
             }
         }
     }

@@ -17,7 +17,7 @@ pub struct Minima {
 }
 
 impl Minima {
-    /// Unpacks the scales and minima of a block; see [`scale_min`](crate::formats::scale_min) for the packing.
+    /// Unpacks the scales and minima of a block; see [`scale_min`](crate::formats::q4_k::scale_min) for the packing.
     ///
     /// # Safety
     /// The block is `q4_k` or `q5_k`.

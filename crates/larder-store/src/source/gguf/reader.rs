@@ -191,10 +191,10 @@ fn read_entry(cursor: &mut Cursor) -> Result<GgufTensor> {
 }
 
 /// The names of GGUF's tensor types by number; an empty name is an unused or removed type.
-const TYPES: [&str; 41] = [
+const TYPES: [&str; 43] = [
     "F32", "F16", "Q4_0", "Q4_1", "", "", "Q5_0", "Q5_1", "Q8_0", "Q8_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
     "Q8_K", "IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ4_NL", "IQ3_S", "IQ2_S", "IQ4_XS", "I8", "I16", "I32", "I64",
-    "F64", "IQ1_M", "BF16", "", "", "", "TQ1_0", "TQ2_0", "", "", "", "MXFP4", "NVFP4",
+    "F64", "IQ1_M", "BF16", "", "", "", "TQ1_0", "TQ2_0", "", "", "", "MXFP4", "NVFP4", "Q1_0", "Q2_0",
 ];
 
 fn read_kind(cursor: &mut Cursor, tensor: &str) -> Result<NumberFormat> {
@@ -202,8 +202,8 @@ fn read_kind(cursor: &mut Cursor, tensor: &str) -> Result<NumberFormat> {
     let name = TYPES.get(number as usize).copied().filter(|n| !n.is_empty());
     name.and_then(|n| n.parse().ok()).ok_or_else(|| {
         let name = name.map_or_else(|| format!("the unknown type {number}"), |n| format!("type {n}"));
-        let supported = "F32, F16, BF16, Q8_0, Q4_0, Q4_K, Q5_K and Q6_K are supported";
-        let what = format!("has the tensor '{tensor}' of {name}; {supported}");
+        let supported = NumberFormat::names(|_| true).to_uppercase();
+        let what = format!("has the tensor '{tensor}' of {name}; supported: {supported}");
         StoreError::new(StoreErrorKind::Unsupported, cursor.file().path(), what)
     })
 }

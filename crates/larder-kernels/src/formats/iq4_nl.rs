@@ -1,0 +1,31 @@
+//! `iq4_nl`: 32 values; an f16 scale, and nibbles that are indices of [`LEVELS`].
+
+use larder_core::NumberFormat;
+
+use super::{BlockFormat, half, integer_dot, nibbles, sized};
+use crate::block::Block;
+
+/// What the sixteen nibbles stand for.
+pub const LEVELS: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+
+pub struct Iq4Nl;
+
+impl BlockFormat for Iq4Nl {
+    const KIND: NumberFormat = NumberFormat::Iq4Nl;
+
+    fn widen(block: &[u8], out: &mut [f32]) {
+        let d = half(block, 0);
+        for (o, q) in out.iter_mut().zip(quants(sized(block))) {
+            *o = d * q as f32;
+        }
+    }
+
+    fn add(block: &[u8], x: &[Block], sum: f32) -> f32 {
+        sum + integer_dot(&quants(sized(block)), &x[0].q) as f32 * (half(block, 0) * x[0].d)
+    }
+}
+
+/// The integers of a block, −127 to 113.
+fn quants(block: &[u8; 18]) -> [i8; 32] {
+    nibbles(&block[2..]).map(|q| LEVELS[q as usize])
+}

@@ -1,0 +1,28 @@
+//! `q4_0`: 32 values; an f16 scale, and nibbles with an offset of 8.
+
+use larder_core::NumberFormat;
+
+use super::{BlockFormat, half, integer_dot, nibbles, sized};
+use crate::block::Block;
+
+pub struct Q4_0;
+
+impl BlockFormat for Q4_0 {
+    const KIND: NumberFormat = NumberFormat::Q4_0;
+
+    fn widen(block: &[u8], out: &mut [f32]) {
+        let d = half(block, 0);
+        for (o, q) in out.iter_mut().zip(quants(sized(block))) {
+            *o = d * q as f32;
+        }
+    }
+
+    fn add(block: &[u8], x: &[Block], sum: f32) -> f32 {
+        sum + integer_dot(&quants(sized(block)), &x[0].q) as f32 * (half(block, 0) * x[0].d)
+    }
+}
+
+/// The integers of a block, −8 to 7.
+fn quants(block: &[u8; 18]) -> [i8; 32] {
+    nibbles(&block[2..]).map(|q| q as i8 - 8)
+}

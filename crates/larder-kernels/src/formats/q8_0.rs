@@ -1,0 +1,58 @@
+//! `q8_0`: 32 values; an f16 scale, and 32 signed bytes.
+
+use half::f16;
+use larder_core::NumberFormat;
+
+use super::{BlockFormat, half, integer_dot, sized};
+use crate::block::Block;
+
+pub struct Q8_0;
+
+impl BlockFormat for Q8_0 {
+    const KIND: NumberFormat = NumberFormat::Q8_0;
+
+    fn widen(block: &[u8], out: &mut [f32]) {
+        let block: &[u8; 34] = sized(block);
+        let d = half(block, 0);
+        for (o, q) in out.iter_mut().zip(&block[2..]) {
+            *o = d * (*q as i8) as f32;
+        }
+    }
+
+    fn add(block: &[u8], x: &[Block], sum: f32) -> f32 {
+        let block: &[u8; 34] = sized(block);
+        let q: [i8; 32] = std::array::from_fn(|i| block[2 + i] as i8);
+        sum + integer_dot(&q, &x[0].q) as f32 * (half(block, 0) * x[0].d)
+    }
+}
+
+/// Stores a row of values as `q8_0`, the last block filled up with zeros. The scale is rounded to f16 before values are divided by
+/// it; a block with a value that is not finite becomes NaN.
+///
+/// # Panics
+/// If `bytes` is not exactly the blocks that hold `values`.
+pub fn quantise_row(values: &[f32], bytes: &mut [u8]) {
+    let (blocks, rest) = bytes.as_chunks_mut::<34>();
+    assert!(
+        rest.is_empty() && blocks.len() == values.len().div_ceil(32),
+        "stored row does not fit {} values",
+        values.len()
+    );
+    for (values, block) in values.chunks(32).zip(blocks) {
+        let amax = values.iter().fold(0.0, |m: f32, v| if v.is_nan() { f32::INFINITY } else { m.max(v.abs()) });
+        let d = if amax.is_finite() { f16::from_f32(amax / 127.0).min(f16::MAX) } else { f16::NAN };
+        let inverse = if d.to_f32() > 0.0 { 1.0 / d.to_f32() } else { 0.0 };
+        block.fill(0);
+        block[..2].copy_from_slice(&d.to_le_bytes());
+        for (q, v) in block[2..].iter_mut().zip(values) {
+            *q = (v * inverse).round_ties_even().clamp(-127.0, 127.0) as i8 as u8;
+        }
+    }
+}
+
+/// Widens the first `out.len()` values of a row in `q8_0`.
+pub fn widen_q8_0(row: &[u8], out: &mut [f32]) {
+    for (block, out) in row.as_chunks::<34>().0.iter().zip(out.chunks_mut(32)) {
+        Q8_0::widen(block, out);
+    }
+}
