@@ -60,6 +60,16 @@ pub fn set_scales(kind: NumberFormat, bytes: &mut [u8], mut scale: impl FnMut() 
     }
 }
 
+/// Bytes of blocks and their values, as the Python package gguf has them; see `tests/blocks/README.md`.
+pub fn blocks_with_values(kind: NumberFormat) -> (Vec<u8>, Vec<f32>) {
+    let path = format!("{}/tests/blocks/{kind}.bin", env!("CARGO_MANIFEST_DIR"));
+    let file = std::fs::read(path).unwrap();
+    let blocks = file.len() / (kind.block_bytes() + 4 * kind.block_len());
+    let (bytes, values) = file.split_at(blocks * kind.block_bytes());
+    assert_eq!((blocks, values.len()), (16, 16 * 4 * kind.block_len()));
+    (bytes.to_vec(), values.as_chunks().0.iter().map(|v| f32::from_le_bytes(*v)).collect())
+}
+
 /// Without the processor's conversion instruction, which Miri does not support.
 fn f16_bytes(value: f32) -> [u8; 2] {
     half::f16::from_f32_const(value).to_le_bytes()

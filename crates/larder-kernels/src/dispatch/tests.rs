@@ -7,7 +7,7 @@ use super::*;
 use crate::block::{BLOCK, Block};
 use crate::inputs::Inputs;
 use crate::kernel_set::{MAX_PANELS, MAX_TOKENS, StridedRows, Sums};
-use crate::testing::{Noise, ordered, set_scales};
+use crate::testing::{Noise, blocks_with_values, ordered, set_scales};
 use crate::weights::{WeightMatrix, widen_row};
 
 /// Products of every panel of a matrix with all tokens: `[tokens][rows]`.
@@ -206,6 +206,30 @@ fn non_finite_activations_reach_every_result_of_their_token_and_no_other() {
                     product(&set, WeightMatrix { kind, order: RowOrder::Plain, rows: 9, cols, bytes: &plain }, &x);
                 assert!(out[1].iter().all(|v| !v.is_finite()), "{} {kind} {odd}", set.name);
                 assert!(out[0].iter().chain(&out[2]).all(|v| v.is_finite()), "{} {kind} {odd}", set.name);
+            }
+        }
+    }
+}
+
+/// Scales that are zero, subnormal, infinite or NaN. Which NaN a result is depends on the instruction set.
+#[test]
+fn odd_scales_give_the_same_in_every_set() {
+    for kind in NumberFormat::ALL.into_iter().filter(|k| !k.is_float()) {
+        let (plain, _) = blocks_with_values(kind);
+        let (rows, cols) = (16, kind.block_len());
+        let mut x = Inputs::new();
+        x.fill(&Noise::new(9).values(3 * cols), cols, true);
+        let weights = WeightMatrix { kind, order: RowOrder::Plain, rows, cols, bytes: &plain };
+        let all_bits = |out: Vec<Vec<f32>>| -> Vec<_> {
+            out.iter().flatten().map(|v| if v.is_nan() { None } else { Some(v.to_bits()) }).collect()
+        };
+        let want = all_bits(product(&portable::set().unwrap(), weights, &x));
+        assert!(want.iter().any(Option::is_some));
+        for set in all() {
+            for order in RowOrder::ALL {
+                let bytes = ordered(kind, order, rows, cols, &plain);
+                let got = product(&set, WeightMatrix { order, bytes: &bytes[1..], ..weights }, &x);
+                assert_eq!(all_bits(got), want, "{} {kind} {order}", set.name);
             }
         }
     }

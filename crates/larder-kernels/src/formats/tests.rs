@@ -5,6 +5,7 @@ use candle_core::{Device, Tensor};
 
 use super::q8_0::{quantise_row, widen_q8_0};
 use super::*;
+use crate::testing::blocks_with_values;
 
 fn noise(n: usize) -> Vec<f32> {
     let mut state = 0x9e37_79b9_7f4a_7c15u64;
@@ -36,6 +37,21 @@ fn block_formats_agree_with_candle() {
         widen(kind, &bytes, &mut got);
         for (g, w) in got.iter().zip(&want) {
             assert!((g - w).abs() <= 1e-6, "{kind}: {g} is not {w}");
+        }
+    }
+}
+
+/// To the bit, with scales that are zero, subnormal, infinite and NaN; any NaN stands for another.
+#[test]
+fn block_formats_have_the_bits_of_the_gguf_package() {
+    let bits =
+        |values: &[f32]| values.iter().map(|v| if v.is_nan() { None } else { Some(v.to_bits()) }).collect::<Vec<_>>();
+    for kind in NumberFormat::ALL.into_iter().filter(|k| !k.is_float()) {
+        let (bytes, want) = blocks_with_values(kind);
+        let mut got = vec![0.0; want.len()];
+        widen(kind, &bytes, &mut got);
+        for (i, (got, want)) in got.chunks(kind.block_len()).zip(want.chunks(kind.block_len())).enumerate() {
+            assert_eq!(bits(got), bits(want), "{kind}, block {i}");
         }
     }
 }
