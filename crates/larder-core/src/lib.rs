@@ -41,6 +41,7 @@ mod fieldwise;
 mod freed_memory;
 mod gate;
 mod ids;
+mod levels;
 mod number_format;
 mod per_matrix;
 mod printable;
@@ -60,6 +61,7 @@ pub use expert_activations::{Coactivation, ExpertActivations, ExpertActivationsE
 pub use freed_memory::give_back_freed_memory;
 pub use gate::{ExpertGroups, Gate, GateError, GroupRank, Renorm, Score, Weighting};
 pub use ids::{ExpertId, ExpertKey, LayerIdx, MoeRow, WantedExpert};
+pub use levels::{IQ4_NL_LEVELS, MXFP4_LEVELS, mxfp4_scale};
 pub use number_format::{NumberFormat, UnknownNumberFormat};
 pub use per_matrix::PerMatrix;
 pub use printable::{PRINTABLE_CHARS, printable};

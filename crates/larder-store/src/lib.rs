@@ -73,7 +73,7 @@ pub use manifest::{
     ResidentFile, SidecarFile,
 };
 pub use provenance::is_made_of;
-pub use quantize::{ValueOutOfRange, can_encode, decode_floats, encode};
+pub use quantize::{ValueOutOfRange, decode_floats, encode};
 pub use resident::check_resident;
 pub use row_table::{RowTable, TableFile};
 pub use safetensors::{Dtype, SafetensorsHeader, TensorEntry};

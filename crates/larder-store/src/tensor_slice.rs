@@ -223,12 +223,23 @@ pub(crate) fn choose_format(
         Some(kind) if !from.is_float() => refuse(format!(
             "tensor '{name}' is already quantised as {from} and cannot be converted to {kind}; keep its format"
         )),
-        Some(kind) if !crate::quantize::can_encode(kind) => {
-            refuse(format!("tensor '{name}' is stored as {from}; larder cannot quantise to {kind}, only keep it"))
-        }
-        Some(kind) if kind.row_bytes(cols).is_none() => Ok((NumberFormat::F16, true)),
+        Some(kind) if kind.row_bytes(cols).is_none() => Ok((for_other_rows(kind, cols), true)),
         Some(kind) => Ok((kind, false)),
     }
+}
+
+/// What rows of `cols` values, which are not whole blocks of `kind`, are stored as instead: in blocks of 32 with at least as many
+/// bits, as llama.cpp does, or as f16.
+fn for_other_rows(kind: NumberFormat, cols: usize) -> NumberFormat {
+    let smaller_blocks = match kind {
+        NumberFormat::Q2K | NumberFormat::Q3K => NumberFormat::Q4_0,
+        NumberFormat::Iq4Xs => NumberFormat::Iq4Nl,
+        NumberFormat::Q4K => NumberFormat::Q5_0,
+        NumberFormat::Q5K => NumberFormat::Q5_1,
+        NumberFormat::Q6K => NumberFormat::Q8_0,
+        _ => NumberFormat::F16,
+    };
+    if smaller_blocks.row_bytes(cols).is_some() { smaller_blocks } else { NumberFormat::F16 }
 }
 
 /// Columns of a stored matrix that become rows of the result.

@@ -1,12 +1,9 @@
-//! `iq4_nl`: 32 values; an f16 scale, and nibbles that are indices of [`LEVELS`].
+//! `iq4_nl`: 32 values; an f16 scale, and nibbles that are indices of [`IQ4_NL_LEVELS`].
 
-use larder_core::NumberFormat;
+use larder_core::{IQ4_NL_LEVELS, NumberFormat};
 
 use super::{BlockFormat, half, integer_dot, nibbles, sized};
 use crate::block::Block;
-
-/// What the sixteen nibbles stand for.
-pub const LEVELS: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
 pub struct Iq4Nl;
 
@@ -27,5 +24,5 @@ impl BlockFormat for Iq4Nl {
 
 /// The integers of a block, −127 to 113.
 fn quants(block: &[u8; 18]) -> [i8; 32] {
-    nibbles(&block[2..]).map(|q| LEVELS[q as usize])
+    nibbles(&block[2..]).map(|q| IQ4_NL_LEVELS[q as usize])
 }

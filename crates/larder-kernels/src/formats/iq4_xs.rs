@@ -1,9 +1,8 @@
 //! `iq4_xs`: 256 values in groups of 32; the f16 scale of the scales, two bytes with the high two bits of the eight 6-bit scales,
 //! four with their low four bits, and nibbles as in `iq4_nl`. The offset of the scales is 32.
 
-use larder_core::NumberFormat;
+use larder_core::{IQ4_NL_LEVELS, NumberFormat};
 
-use super::iq4_nl::LEVELS;
 use super::{BlockFormat, half, integer_dot, nibbles, sized};
 use crate::block::Block;
 
@@ -44,5 +43,5 @@ fn scale(block: &[u8; 136], g: usize) -> i32 {
 
 /// The integers of group `g`, −127 to 113.
 fn quants(block: &[u8; 136], g: usize) -> [i8; 32] {
-    nibbles(&block[8 + 16 * g..][..16]).map(|q| LEVELS[q as usize])
+    nibbles(&block[8 + 16 * g..][..16]).map(|q| IQ4_NL_LEVELS[q as usize])
 }

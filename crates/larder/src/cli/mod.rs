@@ -117,14 +117,14 @@ pub struct ConvertArgs {
     pub source: PathBuf,
     /// Folder of the new store; an interrupted conversion continues where it stopped
     pub store: PathBuf,
-    /// Number format of the experts: f32, f16, bf16, q8_0, q4_0, or keep
+    /// Number format of the experts, such as q8_0, q4_k or mxfp4, or keep
     #[arg(long, default_value = "keep", value_name = "FORMAT", value_parser = parse_stored_as)]
     pub experts: StoredAs,
-    /// Number format of the resident weight matrices: f32, f16, bf16, q8_0, q4_0, or keep
+    /// Number format of the resident weight matrices, or keep
     #[arg(long, default_value = "keep", value_name = "FORMAT", value_parser = parse_stored_as)]
     pub resident: StoredAs,
-    /// Also write a second, smaller copy of every expert: f16, bf16, q8_0 or q4_0
-    #[arg(long, value_name = "FORMAT", value_parser = parse_written)]
+    /// Also write a second, smaller copy of every expert, in this format
+    #[arg(long, value_name = "FORMAT")]
     pub small_copy: Option<NumberFormat>,
     /// Print the report as JSON
     #[arg(long)]
@@ -138,17 +138,11 @@ pub struct StoredAs(pub Option<NumberFormat>);
 fn parse_stored_as(text: &str) -> Result<StoredAs, String> {
     match text {
         "keep" => Ok(StoredAs(None)),
-        other => {
-            let kind = parse_written(other).map_err(|_| "must be f32, f16, bf16, q8_0, q4_0 or keep")?;
-            Ok(StoredAs(Some(kind)))
-        }
+        other => match other.parse() {
+            Ok(kind) => Ok(StoredAs(Some(kind))),
+            Err(_) => Err(format!("must be keep, {}", NumberFormat::names(|_| true))),
+        },
     }
-}
-
-/// Parses a number format that larder writes.
-fn parse_written(text: &str) -> Result<NumberFormat, String> {
-    let kind = text.parse::<NumberFormat>().ok().filter(|kind| larder_store::can_encode(*kind));
-    kind.ok_or_else(|| "must be f32, f16, bf16, q8_0 or q4_0".into())
 }
 
 /// Check every byte of a store against its checksums

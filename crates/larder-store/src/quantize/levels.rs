@@ -1,0 +1,65 @@
+//! Block formats whose nibbles stand for levels at unequal distances.
+
+use larder_core::{IQ4_NL_LEVELS, MXFP4_LEVELS, mxfp4_scale};
+
+use super::blocks32::{pack_nibbles, put_half};
+use super::k_quants::integer_scales;
+use super::search::{self, Group, inverse};
+use super::{BLOCK, magnitude};
+
+/// Values per block of `iq4_xs`.
+const SUPER: usize = 256;
+
+pub fn iq4_nl(values: &[f32; BLOCK], out: &mut [u8; 18]) {
+    let id = inverse(put_half(out, 0, iq4_scale(Group::new(values, search::spread(values)), values)));
+    pack_nibbles(&values.map(|v| iq4_code(v * id)), &mut out[2..]);
+}
+
+pub fn iq4_xs(values: &[f32; SUPER], out: &mut [u8; 136]) {
+    let (scales, d) = integer_scales::<8>(values, -32.0, out, iq4_scale);
+    out[2..8].fill(0);
+    for (g, (values, scale)) in values.as_chunks::<BLOCK>().0.iter().zip(scales).enumerate() {
+        let (id, scale) = (inverse(d * f32::from(scale)), (scale + 32) as u8);
+        out[2 + g / 4] |= (scale >> 4) << (2 * (g % 4));
+        out[4 + g / 2] |= (scale & 15) << (4 * (g % 2));
+        pack_nibbles(&values.map(|v| iq4_code(v * id)), &mut out[8 + 16 * g..][..16]);
+    }
+}
+
+/// The best scale of a group. The value of largest magnitude comes near one end of the levels or the other.
+fn iq4_scale(group: Group, values: &[f32]) -> f32 {
+    let inverse = inverse(search::extreme(values));
+    let ends = [IQ4_NL_LEVELS[0], IQ4_NL_LEVELS[15]].map(f32::from);
+    let inverses = ends.into_iter().flat_map(|end| (-10..=10).map(move |step| (end + 2.0 * step as f32) * inverse));
+    search::scale(group, inverses, |v| f32::from(IQ4_NL_LEVELS[usize::from(iq4_code(v))]))
+}
+
+/// The nibble whose level is nearest.
+fn iq4_code(value: f32) -> u8 {
+    IQ4_NL_LEVELS.windows(2).map(|pair| u8::from(value > (f32::from(pair[0]) + f32::from(pair[1])) / 2.0)).sum()
+}
+
+/// The scale is a power of two: that with which the largest magnitude is within the levels or up to a third above them, or twice as
+/// much.
+pub fn mxfp4(values: &[f32; BLOCK], out: &mut [u8; 17]) {
+    let largest = values.iter().fold(0, |m, v| m.max(magnitude(*v)));
+    let low = ((largest >> 23) - 2).max(0) as u8;
+    // From exponent 253 on, the largest level is infinite.
+    let high = (low + 1).min(252);
+    let [low_error, high_error] = [low, high].map(|exponent| mxfp4_error(values, mxfp4_scale(exponent)));
+    out[0] = if high_error < low_error { high } else { low };
+    let d = mxfp4_scale(out[0]);
+    pack_nibbles(&values.map(|v| mxfp4_code(v / d)), &mut out[1..]);
+}
+
+/// The weighted error with a scale. In f64, because scales may be subnormal.
+fn mxfp4_error(values: &[f32; BLOCK], d: f32) -> f64 {
+    let error = |v: f32| f64::from(v) - f64::from(d) * f64::from(MXFP4_LEVELS[usize::from(mxfp4_code(v / d))]);
+    values.iter().map(|v| error(*v).powi(2)).sum()
+}
+
+/// The nibble whose level is nearest.
+fn mxfp4_code(value: f32) -> u8 {
+    let size: u8 = [0.5, 1.5, 2.5, 3.5, 5.0, 7.0, 10.0].iter().map(|middle| u8::from(value.abs() > *middle)).sum();
+    if value < 0.0 && size > 0 { size | 8 } else { size }
+}

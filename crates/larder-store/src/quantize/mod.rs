@@ -1,0 +1,134 @@
+//! Conversion between f32 values and number formats. Block formats are written as precisely as llama.cpp's quantiser writes them without
+//! an importance matrix, or more precisely.
+
+mod blocks32;
+mod k_quants;
+mod levels;
+mod search;
+
+use half::{f16, slice::HalfFloatSliceExt};
+use larder_core::NumberFormat;
+
+/// Values per step of a float conversion. Steps go through a buffer on the stack, so that bytes need no alignment.
+const STEP: usize = 512;
+/// Values per block of the formats without groups.
+const BLOCK: usize = 32;
+
+/// The error for a value that is out of range for a number format.
+#[derive(Clone, Copy, PartialEq, Debug, thiserror::Error)]
+#[error("the value {value}, which is out of range for {kind}")]
+pub struct ValueOutOfRange {
+    /// The value that is out of range.
+    pub value: f32,
+    /// The number format.
+    pub kind: NumberFormat,
+}
+
+/// The smallest magnitude that is out of range for `kind`.
+fn limit(kind: NumberFormat) -> f32 {
+    // From here on f16 rounds to infinity; the quantised formats store their scale as f16.
+    const HALF: f32 = 65520.0;
+    match kind {
+        NumberFormat::F32 | NumberFormat::Mxfp4 => f32::INFINITY,
+        NumberFormat::Bf16 => f32::from_bits(0x7f7f_8000),
+        NumberFormat::Q8_0 => HALF * 127.0,
+        NumberFormat::Q4_0 => HALF * 8.0,
+        // Scales that were searched for are never above the largest magnitude.
+        _ => HALF,
+    }
+}
+
+/// Writes `values` to `out` in the format `kind`.
+///
+/// The caller guarantees whole blocks of values, and an output of exactly their length.
+pub fn encode(kind: NumberFormat, values: &[f32], out: &mut [u8]) -> Result<(), ValueOutOfRange> {
+    assert_eq!(kind.row_bytes(values.len()), Some(out.len()), "the output must hold exactly the blocks of {kind}");
+    check(kind, values)?;
+    match kind {
+        NumberFormat::F32 => out.as_chunks_mut().0.iter_mut().zip(values).for_each(|(o, v)| *o = v.to_le_bytes()),
+        NumberFormat::F16 => encode_f16(values, out),
+        NumberFormat::Bf16 => out.as_chunks_mut().0.iter_mut().zip(values).for_each(|(o, v)| *o = bf16_bytes(*v)),
+        NumberFormat::Q8_0 => blocks(values, out, blocks32::q8_0),
+        NumberFormat::Q4_0 => blocks(values, out, blocks32::q4_0),
+        NumberFormat::Q4_1 => blocks(values, out, blocks32::q4_1),
+        NumberFormat::Q5_0 => blocks(values, out, blocks32::q5_0),
+        NumberFormat::Q5_1 => blocks(values, out, blocks32::q5_1),
+        NumberFormat::Iq4Nl => blocks(values, out, levels::iq4_nl),
+        NumberFormat::Mxfp4 => blocks(values, out, levels::mxfp4),
+        NumberFormat::Q2K => blocks(values, out, k_quants::q2_k),
+        NumberFormat::Q3K => blocks(values, out, k_quants::q3_k),
+        NumberFormat::Q4K => blocks(values, out, k_quants::q4_k),
+        NumberFormat::Q5K => blocks(values, out, k_quants::q5_k),
+        NumberFormat::Q6K => blocks(values, out, k_quants::q6_k),
+        NumberFormat::Iq4Xs => blocks(values, out, levels::iq4_xs),
+    }
+    Ok(())
+}
+
+/// Reads values of the float format `kind` from `bytes`.
+///
+/// The caller guarantees a float format and exactly the bytes of `out.len()` values.
+pub fn decode_floats(kind: NumberFormat, bytes: &[u8], out: &mut [f32]) {
+    assert!(
+        kind.is_float() && kind.row_bytes(out.len()) == Some(bytes.len()),
+        "the bytes must be {kind} values for the whole output"
+    );
+    match kind {
+        NumberFormat::F16 => decode_f16(bytes, out),
+        NumberFormat::Bf16 => out
+            .iter_mut()
+            .zip(bytes.as_chunks().0)
+            .for_each(|(o, b)| *o = f32::from_bits(u32::from(u16::from_le_bytes(*b)) << 16)),
+        _ => out.iter_mut().zip(bytes.as_chunks().0).for_each(|(o, b)| *o = f32::from_le_bytes(*b)),
+    }
+}
+
+fn check(kind: NumberFormat, values: &[f32]) -> Result<(), ValueOutOfRange> {
+    let limit = limit(kind);
+    let fits = |bits: i32| bits < limit.to_bits() as i32;
+    if fits(values.iter().fold(0, |m, v| m.max(magnitude(*v)))) {
+        return Ok(());
+    }
+    let value = values.iter().copied().find(|v| !fits(magnitude(*v))).expect("the largest magnitude is out of range");
+    Err(ValueOutOfRange { value, kind })
+}
+
+/// Bits that order like the magnitude of the value, with NaN above all. The maximum of integers compiles to SIMD code,
+/// that of floats does not.
+fn magnitude(value: f32) -> i32 {
+    (value.to_bits() & 0x7fff_ffff) as i32
+}
+
+fn encode_f16(values: &[f32], out: &mut [u8]) {
+    let mut halves = [f16::ZERO; STEP];
+    for (values, out) in values.chunks(STEP).zip(out.chunks_mut(2 * STEP)) {
+        let halves = &mut halves[..values.len()];
+        halves.convert_from_f32_slice(values);
+        out.as_chunks_mut().0.iter_mut().zip(halves).for_each(|(o, h)| *o = h.to_le_bytes());
+    }
+}
+
+fn decode_f16(bytes: &[u8], out: &mut [f32]) {
+    let mut halves = [f16::ZERO; STEP];
+    for (bytes, out) in bytes.chunks(2 * STEP).zip(out.chunks_mut(STEP)) {
+        let halves = &mut halves[..out.len()];
+        halves.iter_mut().zip(bytes.as_chunks().0).for_each(|(h, b)| *h = f16::from_le_bytes(*b));
+        halves.convert_to_f32_slice(out);
+    }
+}
+
+/// Rounds to nearest, ties to even. The caller has rejected values that round to infinity.
+fn bf16_bytes(value: f32) -> [u8; 2] {
+    let bits = value.to_bits();
+    let rounded = bits + 0x7fff + ((bits >> 16) & 1);
+    ((rounded >> 16) as u16).to_le_bytes()
+}
+
+fn blocks<const V: usize, const N: usize>(values: &[f32], out: &mut [u8], block: impl Fn(&[f32; V], &mut [u8; N])) {
+    for (values, out) in values.as_chunks().0.iter().zip(out.as_chunks_mut().0) {
+        block(values, out);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,140 @@
+//! Scales by weighted least squares.
+//!
+//! A scale decides to which integers values are rounded, and the integers decide which scale is best. So some scales are tried, each is
+//! replaced by the best one for its integers, and the one with the least error is kept. Sums are over eight lanes, whose additions
+//! compile to SIMD code and have one order on every machine.
+
+const LANES: usize = 8;
+
+/// Rounds of improving the best of the scales that were tried.
+const IMPROVEMENTS: usize = 4;
+
+/// Values of a group that have a scale, and what their errors weigh: large values more than small ones, because they matter more to
+/// a product.
+#[derive(Clone, Copy)]
+pub struct Group<'a> {
+    /// A multiple of eight.
+    values: &'a [f32],
+    /// Root mean square of the values of the block.
+    spread: f32,
+}
+
+impl<'a> Group<'a> {
+    /// A group of a block.
+    pub fn new(values: &'a [f32], spread: f32) -> Self {
+        Group { values, spread }
+    }
+
+    fn weight(&self, value: f32) -> f32 {
+        self.spread + value.abs()
+    }
+
+    /// The sums of `K` terms over all values, and their weights.
+    fn sums<const K: usize>(&self, terms: impl Fn(f32, f32) -> [f32; K]) -> [f32; K] {
+        let mut sums = [[0.0; LANES]; K];
+        for values in self.values.as_chunks::<LANES>().0 {
+            for (lane, value) in values.iter().enumerate() {
+                let terms = terms(*value, self.weight(*value));
+                for (sums, term) in sums.iter_mut().zip(terms) {
+                    sums[lane] += term;
+                }
+            }
+        }
+        sums.map(|lanes| lanes.iter().sum())
+    }
+}
+
+/// The root mean square of values, whose number is a multiple of eight.
+pub fn spread(values: &[f32]) -> f32 {
+    let [squares] = Group::new(values, 0.0).sums(|v, _| [v * v]);
+    (squares / values.len() as f32).sqrt()
+}
+
+/// The value of largest magnitude.
+pub fn extreme(values: &[f32]) -> f32 {
+    values.iter().fold(0.0, |most: f32, v| if v.abs() > most.abs() { *v } else { most })
+}
+
+/// 1 / d, and 0 for 0.
+pub fn inverse(d: f32) -> f32 {
+    if d == 0.0 { 0.0 } else { 1.0 / d }
+}
+
+/// The scale with which the levels `nearest(value / scale)` are best, from the inverses of scales to try.
+pub fn scale(group: Group, inverses: impl Iterator<Item = f32>, nearest: impl Fn(f32) -> f32) -> f32 {
+    // The error is the sum of the squared values less the gain.
+    let improved = |inverse: f32| {
+        let [xl, ll] = group.sums(|x, w| {
+            let l = nearest(x * inverse);
+            [w * x * l, w * l * l]
+        });
+        if ll > 0.0 { (xl / ll * xl, xl / ll) } else { (0.0, 0.0) }
+    };
+    let mut best = (0.0, 0.0);
+    for tried in inverses.map(improved) {
+        best = if tried.0 > best.0 { tried } else { best };
+    }
+    for _ in 0..IMPROVEMENTS {
+        let next = improved(inverse(best.1));
+        if next.0.is_nan() || next.0 <= best.0 {
+            break;
+        }
+        best = next;
+    }
+    best.1
+}
+
+/// The scale, and a minimum of zero or less if `below` is set, with which `round((value − minimum) / scale)`, from 0 to `most`, are
+/// best.
+pub fn scale_and_minimum(group: Group, most: f32, below: bool) -> (f32, f32) {
+    let bound = |a: f32, b: f32| if below { a.min(0.0) + b } else { a + b };
+    let low = bound(group.values.iter().fold(f32::INFINITY, |m, v| m.min(*v)), 0.0);
+    let high = group.values.iter().fold(f32::NEG_INFINITY, |m, v| m.max(*v));
+    if high <= low {
+        return (0.0, low);
+    }
+    let [weights, xs] = group.sums(|x, w| [w, w * x]);
+    let improved = |inverse: f32, low: f32| {
+        let [ls, lls, xls] = group.sums(|x, w| {
+            let l = rounded((x - low) * inverse, 0.0, most);
+            [w * l, w * l * l, w * x * l]
+        });
+        let determinant = weights * lls - ls * ls;
+        let scale = (weights * xls - xs * ls) / determinant;
+        let low = (lls * xs - ls * xls) / determinant;
+        match (determinant > 0.0 && scale > 0.0, below && low > 0.0) {
+            (true, false) => (scale * xls + low * xs, scale, low),
+            (_, _) if lls > 0.0 => (xls / lls * xls, xls / lls, 0.0),
+            _ => (0.0, 0.0, 0.0),
+        }
+    };
+    let mut best = (f32::NEG_INFINITY, (high - low) / most, low);
+    for step in -10..=10 {
+        let tried = improved((most + 0.1 * step as f32) / (high - low), low);
+        best = if tried.0 > best.0 { tried } else { best };
+    }
+    for _ in 0..IMPROVEMENTS {
+        let next = improved(inverse(best.1), best.2);
+        if next.0.is_nan() || next.0 <= best.0 {
+            break;
+        }
+        best = next;
+    }
+    (best.1, best.2)
+}
+
+/// 1.5 · 2^23: added to a small value, it leaves no bits for the fraction, and the low byte is that of the rounded value.
+pub const SHIFT: f32 = 12_582_912.0;
+
+/// The nearest integer of a magnitude below 2^22, between two bounds. Compiles to SIMD code on every instruction set.
+pub fn rounded(value: f32, least: f32, most: f32) -> f32 {
+    let value = if value > least { value } else { least };
+    let value = if value < most { value } else { most };
+    (value + SHIFT) - SHIFT
+}
+
+/// The inverses of scales with which the value of largest magnitude is near `level`, by less than one.
+pub fn around(values: &[f32], level: f32) -> impl Iterator<Item = f32> {
+    let inverse = inverse(extreme(values));
+    (-9..=9).map(move |step| (level + 0.1 * step as f32) * inverse)
+}

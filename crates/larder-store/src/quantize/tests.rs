@@ -1,0 +1,175 @@
+//! Encoded bytes against the reference implementation, and the errors of what was encoded.
+
+use super::blocks32::{codes, floor, round_half_away};
+use super::*;
+
+fn encoded(kind: NumberFormat, values: &[f32]) -> Vec<u8> {
+    let mut out = vec![0; kind.row_bytes(values.len()).unwrap()];
+    encode(kind, values, &mut out).unwrap();
+    out
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// The values of the golden bytes: two blocks, the second with a tie for the largest magnitude.
+fn golden_values() -> Vec<f32> {
+    let mut values: Vec<f32> = (0..64i32).map(|i| ((i * 37 + 11) % 101 - 50) as f32 * 0.03125 * 1.1).collect();
+    values[40] = -3.5;
+    values[50] = 3.5;
+    values
+}
+
+#[test]
+fn blocks_equal_those_of_the_gguf_package() {
+    assert_eq!(hex(&encoded(NumberFormat::Q8_0, &golden_values())), GOLDEN_Q8_0);
+    assert_eq!(hex(&encoded(NumberFormat::Q4_0, &golden_values())), GOLDEN_Q4_0);
+    assert_eq!(hex(&encoded(NumberFormat::Bf16, &golden_values()[..8])), GOLDEN_BF16);
+    assert_eq!(hex(&encoded(NumberFormat::F16, &golden_values()[..8])), GOLDEN_F16);
+}
+
+#[test]
+fn zeros_and_single_values_are_encoded_exactly() {
+    assert_eq!(encoded(NumberFormat::Q8_0, &[0.0; 32]), [0; 34]);
+    let mut values = [0.0; 32];
+    values[31] = 1.0;
+    let q4 = encoded(NumberFormat::Q4_0, &values);
+    assert_eq!((f16::from_le_bytes([q4[0], q4[1]]).to_f32(), q4[17]), (-0.125, 0x08));
+}
+
+#[test]
+fn rounding_equals_that_of_the_standard_library() {
+    for v in [0.49999997f32, 0.5, 1.5, 2.5, -0.5, -0.49999997, -2.5, 126.5, -126.99999, 0.0] {
+        assert_eq!(round_half_away(v), v.round(), "{v}");
+        assert_eq!(codes(&[v; BLOCK], f32::round), [v.round() as i8 as u8; BLOCK], "{v}");
+        assert_eq!(floor(v), v.floor(), "{v}");
+    }
+}
+
+#[test]
+fn floats_round_trip() {
+    let values: Vec<f32> = (0..2000).map(|i| (i as f32 - 1000.0) * 0.0078125).collect();
+    for kind in [NumberFormat::F32, NumberFormat::F16, NumberFormat::Bf16] {
+        let bytes = encoded(kind, &values);
+        let mut back = vec![0.0; values.len()];
+        decode_floats(kind, &bytes, &mut back);
+        for (v, b) in values.iter().zip(&back) {
+            assert!((v - b).abs() <= v.abs() / 256.0, "{kind}: {v} became {b}");
+        }
+        assert_eq!(encoded(kind, &back), bytes);
+    }
+}
+
+#[test]
+fn values_out_of_range_are_refused() {
+    for kind in NumberFormat::ALL {
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let mut values = [1.0; 256];
+            values[47] = bad;
+            let mut out = vec![0; kind.row_bytes(256).unwrap()];
+            assert!(encode(kind, &values, &mut out).is_err(), "{kind} {bad}");
+        }
+    }
+    let mut out = [0; 4];
+    assert_eq!(encode(NumberFormat::F16, &[1.0, 65520.0], &mut out).unwrap_err().value, 65520.0);
+    assert!(encode(NumberFormat::F16, &[1.0, 65519.0], &mut out).is_ok());
+    assert!(encode(NumberFormat::Bf16, &[1.0, f32::MAX], &mut out).is_err());
+}
+
+const GOLDEN_Q8_0: &str = concat!(
+    "ee229dfb59b61472d02e8be947a50361be1c7ad73593f14fac0a68c62481df3d9af80e272adb0937e715c5f481d2002e",
+    "de0c3beb19c97f25d60432e2103eef1dcdfb29d9",
+);
+
+const GOLDEN_Q4_0: &str = "e032f258be1379df359bf147ac0268ce248a0037ab56f9ab5689b46790c578ab5689bc67";
+
+const GOLDEN_BF16: &str = "acbf8dbd9a3f7fbf8d3ec63f27bf1e3f";
+
+const GOLDEN_F16: &str = "5dbd66acd03cfabb6634303e3ab9f338";
+
+/// The root mean square of the errors that ggml's quantiser makes on [`noise`], by `scripts/check/quantise_errors.py` with llama.cpp of
+/// October 2026.
+const REFERENCE_ERRORS: [(NumberFormat, f64); 13] = [
+    (NumberFormat::Q8_0, 0.005224),
+    (NumberFormat::Q4_0, 0.083836),
+    (NumberFormat::Q4_1, 0.076786),
+    (NumberFormat::Q5_0, 0.041445),
+    (NumberFormat::Q5_1, 0.037224),
+    (NumberFormat::Iq4Nl, 0.075179),
+    (NumberFormat::Mxfp4, 0.116230),
+    (NumberFormat::Q2K, 0.290313),
+    (NumberFormat::Q3K, 0.148299),
+    (NumberFormat::Q4K, 0.069865),
+    (NumberFormat::Q5K, 0.035619),
+    (NumberFormat::Q6K, 0.017452),
+    (NumberFormat::Iq4Xs, 0.075793),
+];
+
+/// Nearly Gaussian values with standard deviation 1, the same bits as in the script.
+fn noise() -> Vec<f32> {
+    let mut state = 1u64;
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 48) as i32
+    };
+    (0..16384).map(|_| ((0..12).map(|_| next()).sum::<i32>() - 12 * 32768) as f32 / 65536.0).collect()
+}
+
+fn decoded(kind: NumberFormat, bytes: &[u8], count: usize) -> Vec<f32> {
+    let mut values = vec![0.0; count];
+    larder_kernels::widen(kind, bytes, &mut values);
+    values
+}
+
+fn error(values: &[f32], decoded: &[f32]) -> f64 {
+    let squares = values.iter().zip(decoded).map(|(v, d)| (f64::from(*v) - f64::from(*d)).powi(2));
+    (squares.sum::<f64>() / values.len() as f64).sqrt()
+}
+
+#[test]
+fn errors_are_not_above_those_of_the_reference() {
+    let values = noise();
+    let covered = REFERENCE_ERRORS.map(|(kind, _)| kind);
+    assert!(NumberFormat::ALL.iter().all(|kind| kind.is_float() || covered.contains(kind)));
+    for (kind, reference) in REFERENCE_ERRORS {
+        let found = error(&values, &decoded(kind, &encoded(kind, &values), values.len()));
+        println!("{kind}: {found:.6}, {:.4} of the reference", found / reference);
+        assert!(found <= 1.01 * reference, "{kind}: {found}, but the reference has {reference}");
+        assert!(found > 0.5 * reference, "{kind}: {found} is too good to be true");
+    }
+}
+
+/// Blocks of one value, of zeros, of the least and the largest magnitudes: finite, and near where the format can be.
+#[test]
+fn odd_blocks_are_encoded() {
+    for kind in NumberFormat::ALL.into_iter().filter(|k| !k.is_float()) {
+        let mut single = [0.0; 256];
+        single[77] = -3.0;
+        let mut mixed = [1e-30; 256];
+        mixed[200] = 60000.0;
+        for values in
+            [[0.0; 256], [1.0; 256], [-1.0; 256], single, mixed, [1e-45; 256], [65519.0; 256], [-65519.0; 256]]
+        {
+            let got = decoded(kind, &encoded(kind, &values), 256);
+            let most = values.iter().fold(0.0, |m: f32, v| m.max(v.abs()));
+            for (g, v) in got.iter().zip(&values) {
+                assert!((g - v).abs() <= most * 0.34 + 1e-7, "{kind}: {v} became {g}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_mxfp4_can_hold_is_kept_exactly() {
+    for exponent in [0, 1, 2, 100, 127, 200, 252] {
+        let mut block = [0x5a; 17];
+        (1..17u8).for_each(|i| block[usize::from(i)] = 15 - i | i.wrapping_mul(77) << 4);
+        (block[0], block[1]) = (exponent, 0x7f);
+        let values = decoded(NumberFormat::Mxfp4, &block, 32);
+        let again = decoded(NumberFormat::Mxfp4, &encoded(NumberFormat::Mxfp4, &values), 32);
+        assert_eq!(again, values, "exponent {exponent}");
+    }
+    let largest = encoded(NumberFormat::Mxfp4, &[f32::MAX; 32]);
+    assert!(decoded(NumberFormat::Mxfp4, &largest, 32).iter().all(|v| v.is_finite()));
+}
