@@ -24,6 +24,9 @@ pub struct Block {
 }
 
 impl Block {
+    /// A block of zeros.
+    pub const ZERO: Block = Block { q: [0; BLOCK], d: 0.0, d_sum: 0.0, sum8: 0, halves: [0; 2] };
+
     /// A block of these integers, with their sums.
     #[inline]
     pub fn new(q: [i8; BLOCK], d: f32) -> Block {

@@ -4,7 +4,7 @@
 //! The crate works on borrowed bytes. It never reads files, never copies or converts a weight matrix as a whole, and
 //! allocates nothing per product.
 //!
-//! `portable.rs` defines every result to the bit. The SIMD kernels (AVX2, NEON) are chosen at run time and give the same
+//! `portable.rs` defines every result to the bit. The SIMD kernels (AVX2, AVX-512, NEON) are chosen at run time and give the same
 //! bits, so a result depends neither on the machine, nor on the number of threads, nor on what else is in the batch.
 //!
 //! | type or function | what it is |
@@ -50,14 +50,15 @@ mod kernel_set;
 mod portable;
 mod processors;
 mod products;
+mod simd;
 mod tanh;
 mod thread_pool;
 mod weights;
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-mod eight_rows;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 

@@ -24,6 +24,10 @@ pub use kv_tensor::{AttentionArgs, AttentionTask, KvPages, KvTensor};
 /// Units of work per thread, so that other threads can take over the share of a thread that is delayed.
 const UNITS_PER_THREAD: usize = 4;
 
+/// The most queries of a tile.
+const TILE: usize = 16;
+const _: () = assert!(TILE <= MAX_TOKENS);
+
 /// Buffers of a thread, which grow as needed.
 #[derive(Default)]
 struct Scratch {
@@ -48,7 +52,7 @@ pub fn attend(pool: &ThreadPool, tasks: &mut [AttentionTask]) {
     tasks.iter().for_each(AttentionTask::check);
     // The queries that share a key head are split over units.
     let work: usize = tasks.iter().map(|task| task.args.kv_heads * task.pairs()).sum();
-    let tile_len = (work / (UNITS_PER_THREAD * pool.threads())).clamp(1, MAX_TOKENS);
+    let tile_len = (work / (UNITS_PER_THREAD * pool.threads())).clamp(1, TILE);
     let units = tasks.iter().map(|task| task.units(tile_len)).sum();
     let (set, all) = (dispatch::best(), SharedTasks::new(tasks));
     pool.run(units, &|unit| {
@@ -122,7 +126,7 @@ impl<'a, 'b> SharedTasks<'a, 'b> {
     }
 }
 
-/// Up to [`MAX_TOKENS`] of the queries that share a key head: keys and values are read once for the whole tile.
+/// Up to [`TILE`] of the queries that share a key head: keys and values are read once for the whole tile.
 struct QueryTile<'a> {
     args: &'a AttentionArgs<'a>,
     set: &'a KernelSet,
@@ -158,8 +162,8 @@ impl QueryTile<'_> {
         let width = visible.len();
         self.score(visible.clone(), scratch);
         let Scratch { scores, widened } = scratch;
-        let mut sums: [&mut [f32]; MAX_TOKENS] = Default::default();
-        let mut inverses = [0.0; MAX_TOKENS];
+        let mut sums: [&mut [f32]; TILE] = Default::default();
+        let mut inverses = [0.0; TILE];
         for (i, scores) in scores.chunks_exact_mut(width).take(self.count).enumerate() {
             let ((query, head), seen) = (self.query_and_head(i), self.seen(i));
             let scores = &mut scores[seen.start - visible.start..seen.end - visible.start];
@@ -190,12 +194,12 @@ impl QueryTile<'_> {
         let AttentionArgs { queries, keys, heads, scale, .. } = *self.args;
         let width = visible.len();
         scores.resize(scores.len().max(self.count * width), 0.0);
-        let mut x = [&[][..]; MAX_TOKENS];
+        let mut x = [&[][..]; TILE];
         for (i, x) in x.iter_mut().take(self.count).enumerate() {
             let (query, head) = self.query_and_head(i);
             *x = &queries[(query * heads + head) * keys.width..][..keys.width];
         }
-        let (mut sums, group) = ([Sums::default(); MAX_TOKENS], ROW_GROUP * keys.row_bytes);
+        let (mut sums, group) = ([Sums::default(); TILE], ROW_GROUP * keys.row_bytes);
         let sums = &mut sums[..self.count];
         let (mut column, mut pages) = (0, keys.by_page(visible).map(|page| keys.rows(self.kv_head, page)).peekable());
         while let Some(page) = pages.next() {
@@ -245,11 +249,18 @@ impl<'a> StridedRows<'a> {
 /// Replaces scores by `e^(score - max)`, and returns the factor that makes them sum to one.
 #[cfg(target_arch = "x86_64")]
 fn softmax(scores: &mut [f32], sink: Option<f32>) -> f32 {
+    #[target_feature(enable = "avx512f")]
+    fn with_avx512(scores: &mut [f32], sink: Option<f32>) -> f32 {
+        softmax_in_lanes(scores, sink)
+    }
     #[target_feature(enable = "avx2")]
     fn with_avx2(scores: &mut [f32], sink: Option<f32>) -> f32 {
         softmax_in_lanes(scores, sink)
     }
-    if std::arch::is_x86_feature_detected!("avx2") {
+    if std::arch::is_x86_feature_detected!("avx512f") {
+        // SAFETY: the processor has the feature that the function is compiled for.
+        unsafe { with_avx512(scores, sink) }
+    } else if std::arch::is_x86_feature_detected!("avx2") {
         // SAFETY: the processor has the feature that the function is compiled for.
         unsafe { with_avx2(scores, sink) }
     } else {

@@ -3,7 +3,7 @@
 
 use std::arch::x86_64::*;
 
-use super::load::prefetch;
+use super::primitives::prefetch;
 use crate::dot::LANES;
 use crate::kernel_set::Sums;
 use crate::weights::Panel;

@@ -1,58 +1,28 @@
 //! Kernels for processors with AVX2 and F16C.
 #![allow(unsafe_code)]
 
-mod block_format;
-mod blocks;
 mod floats;
-mod groups;
-mod load;
+mod primitives;
 mod quantise;
-mod scales;
-mod tile;
 mod weighted_sum;
-
-use std::arch::is_x86_feature_detected;
 
 use larder_core::NumberFormat;
 
+use self::primitives::Avx2;
 use crate::block::{BLOCK, Block};
-use crate::eight_rows::check;
 use crate::kernel_set::{KernelSet, StridedRows, Sums};
-use crate::portable;
+use crate::simd::blocks::check;
+use crate::simd::products::products;
 use crate::weights::Panel;
 
 /// The kernels, if this processor can run them.
 pub fn set() -> Option<KernelSet> {
-    let able = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c");
-    able.then_some(KernelSet { name: "avx2", blocks, floats, weighted_sum, widen_q8_0, quantise })
+    Avx2::detect()?;
+    Some(KernelSet { name: "avx2", blocks, floats, weighted_sum, widen_q8_0, quantise })
 }
 
 fn blocks(panels: &[Panel], x: &[&[Block]], out: &mut [Sums]) {
-    if !blocks::knows(panels[0].kind) {
-        return portable::blocks(panels, x, out);
-    }
-    check(panels, x.iter().map(|x| x.len() * BLOCK), out);
-    // SAFETY: `set` hands out this function only on processors that have the features, and `check` has checked lengths.
-    unsafe {
-        if let ([p, q], [a]) = (panels, x)
-            && p.interleaved == q.interleaved
-        {
-            return blocks::tile([p, q], [a], out);
-        }
-        for (panel, out) in panels.iter().zip(out.chunks_mut(x.len())) {
-            let mut panel = *panel;
-            for (x, out) in x.chunks(4).zip(out.chunks_mut(4)) {
-                match *x {
-                    [a] => blocks::tile([&panel], [a], out),
-                    [a, b] => blocks::tile([&panel], [a, b], out),
-                    [a, b, c] => blocks::tile([&panel], [a, b, c], out),
-                    [a, b, c, d] => blocks::tile([&panel], [a, b, c, d], out),
-                    _ => unreachable!("chunks of one to four"),
-                }
-                panel.next = &[];
-            }
-        }
-    }
+    products(Avx2::detect().expect("the set was chosen because the processor has it"), panels, x, out);
 }
 
 fn floats(panels: &[Panel], x: &[&[f32]], out: &mut [Sums]) {

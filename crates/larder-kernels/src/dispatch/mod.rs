@@ -5,13 +5,15 @@ use std::sync::OnceLock;
 use crate::kernel_set::KernelSet;
 use crate::portable;
 
-/// The name of the instruction set whose kernels are used on this processor: `avx2`, `neon+dotprod`, `neon` or `portable`.
+/// The name of the instruction set whose kernels are used on this processor: `avx512`, `avx2`, `neon+dotprod`, `neon` or `portable`.
 pub fn instruction_set() -> &'static str {
     best().name
 }
 
 /// One row for each instruction set, the best first: its kernels, if this processor can run them.
 const TABLE: &[fn() -> Option<KernelSet>] = &[
+    #[cfg(target_arch = "x86_64")]
+    crate::avx512::set,
     #[cfg(target_arch = "x86_64")]
     crate::avx2::set,
     #[cfg(target_arch = "aarch64")]

@@ -1,7 +1,7 @@
 //! Number formats: dequantised (widened) to f32, and the product of a block with activations in portable Rust.
 //!
 //! A block format is one file of this folder and one row of [`TABLE`]. Everything here is a definition: `widen` is what the exact
-//! product is measured against, and the products in SIMD give the bits of [`BlockFormat::add`].
+//! product is measured against, and the products in SIMD ([`BlockFormat::add_rows`]) give the bits of [`BlockFormat::add`].
 
 pub mod iq4_nl;
 pub mod iq4_xs;
@@ -21,6 +21,9 @@ use half::{bf16, f16};
 use larder_core::NumberFormat;
 
 use crate::block::Block;
+use crate::simd::Simd;
+use crate::simd::blocks::Blocks;
+use crate::simd::tile::Tile;
 
 /// A block format in portable Rust.
 pub trait BlockFormat {
@@ -33,24 +36,51 @@ pub trait BlockFormat {
     /// Adds the product of a block with its blocks of activations to a row's sum, as the table in
     /// [`portable`](crate::portable) says. The lengths are those of the format.
     fn add(block: &[u8], x: &[Block], sum: f32) -> f32;
+
+    /// As [`add`](BlockFormat::add), for the same block of several rows, and with several tokens: to the bit what `add`
+    /// computes for each row and token. Must be `#[inline(always)]`, and so must what it calls.
+    fn add_rows<S: Simd, const INTERLEAVED: bool, const N: usize, const G: usize>(
+        block: Blocks<S, INTERLEAVED>,
+        tile: &mut Tile<S, N, G>,
+    );
 }
 
 /// One row for each block format.
-const TABLE: &[Definition] = &[
-    Definition::of::<q8_0::Q8_0>(),
-    Definition::of::<q4_0::Q4_0>(),
-    Definition::of::<q4_1::Q4_1>(),
-    Definition::of::<q5_0::Q5_0>(),
-    Definition::of::<q5_1::Q5_1>(),
-    Definition::of::<iq4_nl::Iq4Nl>(),
-    Definition::of::<mxfp4::Mxfp4>(),
-    Definition::of::<q2_k::Q2K>(),
-    Definition::of::<q3_k::Q3K>(),
-    Definition::of::<q4_k::Q4K>(),
-    Definition::of::<q5_k::Q5K>(),
-    Definition::of::<q6_k::Q6K>(),
-    Definition::of::<iq4_xs::Iq4Xs>(),
-];
+macro_rules! table {
+    ($($format:path,)*) => {
+        const TABLE: &[Definition] = &[$(Definition::of::<$format>()),*];
+
+        /// Runs a task with a block format, by its name.
+        pub fn with_format(kind: NumberFormat, task: impl FormatTask) {
+            match kind {
+                $(<$format>::KIND => task.run::<$format>(),)*
+                _ => unreachable!("every block format has a row, and floats have kernels of their own"),
+            }
+        }
+    };
+}
+
+table! {
+    q8_0::Q8_0,
+    q4_0::Q4_0,
+    q4_1::Q4_1,
+    q5_0::Q5_0,
+    q5_1::Q5_1,
+    iq4_nl::Iq4Nl,
+    mxfp4::Mxfp4,
+    q2_k::Q2K,
+    q3_k::Q3K,
+    q4_k::Q4K,
+    q5_k::Q5K,
+    q6_k::Q6K,
+    iq4_xs::Iq4Xs,
+}
+
+/// What [`with_format`] runs.
+pub trait FormatTask {
+    /// With the format's type.
+    fn run<F: BlockFormat>(self);
+}
 
 /// The functions of a [`BlockFormat`].
 pub struct Definition {

@@ -5,6 +5,10 @@ use larder_core::NumberFormat;
 
 use super::{BlockFormat, bit_pairs, half, half_dots, sized};
 use crate::block::Block;
+use crate::simd::Simd;
+use crate::simd::blocks::{Blocks, high, low};
+use crate::simd::integers::HalfScaled;
+use crate::simd::tile::Tile;
 
 pub struct Q2K;
 
@@ -36,9 +40,55 @@ impl BlockFormat for Q2K {
         }
         sum
     }
+
+    #[inline(always)]
+    fn add_rows<S: Simd, const INTERLEAVED: bool, const N: usize, const G: usize>(
+        block: Blocks<S, INTERLEAVED>,
+        tile: &mut Tile<S, N, G>,
+    ) {
+        let head = Head::of(block);
+        add_group(block, &head, 0, tile);
+        add_group(block, &head, 1, tile);
+        add_group(block, &head, 2, tile);
+        add_group(block, &head, 3, tile);
+        add_group(block, &head, 4, tile);
+        add_group(block, &head, 5, tile);
+        add_group(block, &head, 6, tile);
+        add_group(block, &head, 7, tile);
+    }
 }
 
 /// The integers of a block, 0 to 3.
 fn quants(block: &[u8; 84]) -> [i8; 256] {
     bit_pairs(&block[16..80])
+}
+
+/// The scales and minima of the groups, and what they are multiplied by.
+struct Head<S: Simd> {
+    packed: [S::Bytes; 4],
+    d: S::Floats,
+    dmin: S::Floats,
+}
+
+impl<S: Simd> Head<S> {
+    #[inline(always)]
+    fn of<const INTERLEAVED: bool>(block: Blocks<S, INTERLEAVED>) -> Self {
+        Head { packed: block.runs(0), d: block.half(0), dmin: block.half(1) }
+    }
+}
+
+#[inline(always)]
+fn add_group<S: Simd, const INTERLEAVED: bool, const N: usize, const G: usize>(
+    block: Blocks<S, INTERLEAVED>,
+    head: &Head<S>,
+    g: usize,
+    tile: &mut Tile<S, N, G>,
+) {
+    let (simd, packed, at) = (block.simd, head.packed[g / 2], 2 * (g % 2));
+    let mut w = block.eight_runs(4 + 8 * (g / 4));
+    for w in &mut w {
+        *w = simd.bits(*w, -2 * (g as i32 % 4), 0x0303_0303);
+    }
+    let w = HalfScaled::<S, 3, 0>(w, simd.half_scales(low(simd, packed), at));
+    tile.add_above_halves(g, &w, head.d, simd.half_scales(high(simd, packed), at), head.dmin);
 }

@@ -6,6 +6,10 @@ use larder_core::NumberFormat;
 use super::q6_k::{add_sixteens, widen_sixteens};
 use super::{BlockFormat, bit_pairs, half, sized};
 use crate::block::Block;
+use crate::simd::Simd;
+use crate::simd::blocks::{Blocks, high, low};
+use crate::simd::integers::HalfScaled;
+use crate::simd::tile::Tile;
 
 pub struct Q3K;
 
@@ -20,6 +24,22 @@ impl BlockFormat for Q3K {
     fn add(block: &[u8], x: &[Block], sum: f32) -> f32 {
         let block: &[u8; 110] = sized(block);
         add_sixteens(half(block, 108), &scales(&block[96..108]), &quants(block), x, sum)
+    }
+
+    #[inline(always)]
+    fn add_rows<S: Simd, const INTERLEAVED: bool, const N: usize, const G: usize>(
+        block: Blocks<S, INTERLEAVED>,
+        tile: &mut Tile<S, N, G>,
+    ) {
+        let head = Head::of(block);
+        add_group(block, &head, 0, tile);
+        add_group(block, &head, 1, tile);
+        add_group(block, &head, 2, tile);
+        add_group(block, &head, 3, tile);
+        add_group(block, &head, 4, tile);
+        add_group(block, &head, 5, tile);
+        add_group(block, &head, 6, tile);
+        add_group(block, &head, 7, tile);
     }
 }
 
@@ -41,4 +61,41 @@ fn scales(packed: &[u8]) -> [i8; 16] {
         let (low, high) = (packed[g % 8] >> (4 * (g / 8)) & 15, packed[8 + g % 4] >> (2 * (g / 4)) & 3);
         (low | high << 4) as i8 - 32
     })
+}
+
+/// The scales, and their scale.
+struct Head<S: Simd> {
+    /// A byte for each of four groups of sixteen.
+    scales: [S::Bytes; 4],
+    d: S::Floats,
+}
+
+impl<S: Simd> Head<S> {
+    #[inline(always)]
+    fn of<const INTERLEAVED: bool>(block: Blocks<S, INTERLEAVED>) -> Self {
+        let (simd, [_, a, b, c]) = (block.simd, block.runs(23));
+        let mut scales = [low(simd, a), low(simd, b), high(simd, a), high(simd, b)];
+        for i in 0..4 {
+            let top = simd.bits(c, 4 - 2 * i as i32, 0x3030_3030);
+            scales[i] = simd.minus(simd.or(scales[i], top), 32);
+        }
+        Head { scales, d: block.half(0) }
+    }
+}
+
+#[inline(always)]
+fn add_group<S: Simd, const INTERLEAVED: bool, const N: usize, const G: usize>(
+    block: Blocks<S, INTERLEAVED>,
+    head: &Head<S>,
+    g: usize,
+    tile: &mut Tile<S, N, G>,
+) {
+    let simd = block.simd;
+    let (mut w, thirds) = (block.eight_runs(8 + 8 * (g / 4)), block.eight_runs(0));
+    for k in 0..8 {
+        let low = simd.bits(w[k], -2 * (g as i32 % 4), 0x0303_0303);
+        w[k] = simd.or(low, simd.bits(thirds[k], 2 - g as i32, 0x0404_0404));
+    }
+    let scales = simd.half_scales(head.scales[g / 2], 2 * (g % 2));
+    tile.add(g, &HalfScaled::<S, 7, 4>(w, scales), head.d);
 }

@@ -4,6 +4,10 @@ use larder_core::NumberFormat;
 
 use super::{BlockFormat, half, integer_dot, nibbles, sized};
 use crate::block::Block;
+use crate::simd::Simd;
+use crate::simd::blocks::{Blocks, row_nibbles};
+use crate::simd::integers::Unsigned;
+use crate::simd::tile::Tile;
 
 pub struct Q4_0;
 
@@ -19,6 +23,15 @@ impl BlockFormat for Q4_0 {
 
     fn add(block: &[u8], x: &[Block], sum: f32) -> f32 {
         sum + integer_dot(&quants(sized(block)), &x[0].q) as f32 * (half(block, 0) * x[0].d)
+    }
+
+    #[inline(always)]
+    fn add_rows<S: Simd, const INTERLEAVED: bool, const N: usize, const G: usize>(
+        block: Blocks<S, INTERLEAVED>,
+        tile: &mut Tile<S, N, G>,
+    ) {
+        let w = row_nibbles(block.simd, block.runs(0));
+        tile.add(0, &Unsigned::<S, 15, 8>(w), block.half(0));
     }
 }
 

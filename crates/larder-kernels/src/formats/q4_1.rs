@@ -4,6 +4,10 @@ use larder_core::NumberFormat;
 
 use super::{BlockFormat, half, integer_dot, nibbles, sized};
 use crate::block::Block;
+use crate::simd::Simd;
+use crate::simd::blocks::{Blocks, row_nibbles};
+use crate::simd::integers::Unsigned;
+use crate::simd::tile::Tile;
 
 pub struct Q4_1;
 
@@ -16,6 +20,15 @@ impl BlockFormat for Q4_1 {
 
     fn add(block: &[u8], x: &[Block], sum: f32) -> f32 {
         add_above(block, &quants(sized(block)), &x[0], sum)
+    }
+
+    #[inline(always)]
+    fn add_rows<S: Simd, const INTERLEAVED: bool, const N: usize, const G: usize>(
+        block: Blocks<S, INTERLEAVED>,
+        tile: &mut Tile<S, N, G>,
+    ) {
+        let w = row_nibbles(block.simd, block.runs(0));
+        tile.add_above(0, &Unsigned::<S, 15, 0>(w), block.half(0), negative(block.simd, block.half(1)));
     }
 }
 
@@ -36,4 +49,10 @@ pub fn widen_above(block: &[u8], quants: &[i8; 32], out: &mut [f32]) {
 pub fn add_above(block: &[u8], quants: &[i8; 32], x: &Block, sum: f32) -> f32 {
     let (d, min) = (half(block, 0), half(block, 2));
     sum + (integer_dot(quants, &x.q) as f32 * (d * x.d) + min * x.d_sum)
+}
+
+/// Minima that are added and not subtracted.
+#[inline(always)]
+pub fn negative<S: Simd>(simd: S, minima: S::Floats) -> S::Floats {
+    simd.mul(minima, simd.splat(-1.0))
 }

@@ -5,6 +5,10 @@ use larder_core::NumberFormat;
 
 use super::{BlockFormat, half, integer_dot, sized};
 use crate::block::Block;
+use crate::simd::Simd;
+use crate::simd::blocks::{Blocks, high, low};
+use crate::simd::integers::Scaled;
+use crate::simd::tile::Tile;
 
 pub struct Q4K;
 
@@ -17,6 +21,22 @@ impl BlockFormat for Q4K {
 
     fn add(block: &[u8], x: &[Block], sum: f32) -> f32 {
         add_with_minima(block, &quants(sized(block)), x, sum)
+    }
+
+    #[inline(always)]
+    fn add_rows<S: Simd, const INTERLEAVED: bool, const N: usize, const G: usize>(
+        block: Blocks<S, INTERLEAVED>,
+        tile: &mut Tile<S, N, G>,
+    ) {
+        let head = Minima::of(block);
+        add_group(block, &head, 0, tile);
+        add_group(block, &head, 1, tile);
+        add_group(block, &head, 2, tile);
+        add_group(block, &head, 3, tile);
+        add_group(block, &head, 4, tile);
+        add_group(block, &head, 5, tile);
+        add_group(block, &head, 6, tile);
+        add_group(block, &head, 7, tile);
     }
 }
 
@@ -65,5 +85,59 @@ pub fn scale_min(packed: &[u8], g: usize) -> (u8, u8) {
     match g {
         0..4 => (packed[g] & 63, packed[g + 4] & 63),
         _ => ((packed[g + 4] & 15) | (packed[g - 4] >> 6 << 4), (packed[g + 4] >> 4) | (packed[g] >> 6 << 4)),
+    }
+}
+
+#[inline(always)]
+fn add_group<S: Simd, const INTERLEAVED: bool, const N: usize, const G: usize>(
+    block: Blocks<S, INTERLEAVED>,
+    head: &Minima<S>,
+    g: usize,
+    tile: &mut Tile<S, N, G>,
+) {
+    let (scale, min) = head.group(block.simd, g);
+    let w = Scaled::<S, 15>(group_nibbles(block, 3 + 8 * (g / 2), g), scale);
+    tile.add_above(g, &w, head.d, min);
+}
+
+/// The nibbles of group `g`, whose bytes, which it shares with another group, are the runs from number `first` on.
+#[inline(always)]
+pub fn group_nibbles<S: Simd, const INTERLEAVED: bool>(
+    block: Blocks<S, INTERLEAVED>,
+    first: usize,
+    g: usize,
+) -> [S::Bytes; 8] {
+    let mut w = block.eight_runs(first);
+    for w in &mut w {
+        *w = if g % 2 == 0 { low(block.simd, *w) } else { high(block.simd, *w) };
+    }
+    w
+}
+
+/// The scales and minima of a block.
+pub struct Minima<S: Simd> {
+    /// The scale of the scales.
+    pub d: S::Floats,
+    dmin: S::Floats,
+    /// A byte for each of the first and the last four groups.
+    scales: [S::Bytes; 2],
+    minima: [S::Bytes; 2],
+}
+
+impl<S: Simd> Minima<S> {
+    /// Unpacks them; see [`scale_min`] for the packing.
+    #[inline(always)]
+    pub fn of<const INTERLEAVED: bool>(block: Blocks<S, INTERLEAVED>) -> Self {
+        let (simd, [a, b, c, _]) = (block.simd, block.runs(0));
+        let scales = [simd.bits(a, 0, 0x3f3f_3f3f), simd.or(low(simd, c), simd.bits(a, -2, 0x3030_3030))];
+        let minima = [simd.bits(b, 0, 0x3f3f_3f3f), simd.or(high(simd, c), simd.bits(b, -2, 0x3030_3030))];
+        Minima { d: block.half(0), dmin: block.half(1), scales, minima }
+    }
+
+    /// A group's scale, and its minimum.
+    #[inline(always)]
+    pub fn group(&self, simd: S, g: usize) -> (S::Scale, S::Floats) {
+        let min = simd.byte(self.minima[g / 4], g % 4);
+        (simd.small_scale(self.scales[g / 4], g % 4), simd.mul(self.dmin, min))
     }
 }

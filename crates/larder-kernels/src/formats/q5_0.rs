@@ -4,6 +4,10 @@ use larder_core::NumberFormat;
 
 use super::{BlockFormat, half, integer_dot, nibbles, sized};
 use crate::block::Block;
+use crate::simd::Simd;
+use crate::simd::blocks::{Blocks, row_nibbles};
+use crate::simd::integers::Unsigned;
+use crate::simd::tile::Tile;
 
 pub struct Q5_0;
 
@@ -20,6 +24,14 @@ impl BlockFormat for Q5_0 {
     fn add(block: &[u8], x: &[Block], sum: f32) -> f32 {
         sum + integer_dot(&quants(sized(block)), &x[0].q) as f32 * (half(block, 0) * x[0].d)
     }
+
+    #[inline(always)]
+    fn add_rows<S: Simd, const INTERLEAVED: bool, const N: usize, const G: usize>(
+        block: Blocks<S, INTERLEAVED>,
+        tile: &mut Tile<S, N, G>,
+    ) {
+        tile.add(0, &Unsigned::<S, 31, 16>(five_bits(block)), block.half(0));
+    }
 }
 
 /// The integers of a block, −16 to 15.
@@ -32,4 +44,15 @@ pub fn with_fifths(bytes: &[u8]) -> [i8; 32] {
     let fifths = u32::from_le_bytes(*sized(&bytes[..4]));
     let low = nibbles(&bytes[4..]);
     std::array::from_fn(|i| (low[i] | (fifths >> i & 1) as u8 * 16) as i8)
+}
+
+/// The integers of blocks whose other bytes than scales are as [`with_fifths`] has them.
+#[inline(always)]
+pub fn five_bits<S: Simd, const INTERLEAVED: bool>(block: Blocks<S, INTERLEAVED>) -> [S::Bytes; 8] {
+    let (simd, fifths) = (block.simd, block.run(0));
+    let mut w = row_nibbles(simd, block.runs(1));
+    for k in 0..8 {
+        w[k] = simd.or(w[k], simd.sixteens(fifths, k));
+    }
+    w
 }

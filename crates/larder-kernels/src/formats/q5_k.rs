@@ -2,9 +2,13 @@
 
 use larder_core::NumberFormat;
 
-use super::q4_k::{add_with_minima, grouped_nibbles, widen_with_minima};
+use super::q4_k::{Minima, add_with_minima, group_nibbles, grouped_nibbles, widen_with_minima};
 use super::{BlockFormat, sized};
 use crate::block::Block;
+use crate::simd::Simd;
+use crate::simd::blocks::Blocks;
+use crate::simd::integers::Scaled;
+use crate::simd::tile::Tile;
 
 pub struct Q5K;
 
@@ -18,6 +22,22 @@ impl BlockFormat for Q5K {
     fn add(block: &[u8], x: &[Block], sum: f32) -> f32 {
         add_with_minima(block, &quants(sized(block)), x, sum)
     }
+
+    #[inline(always)]
+    fn add_rows<S: Simd, const INTERLEAVED: bool, const N: usize, const G: usize>(
+        block: Blocks<S, INTERLEAVED>,
+        tile: &mut Tile<S, N, G>,
+    ) {
+        let head = Minima::of(block);
+        add_group(block, &head, 0, tile);
+        add_group(block, &head, 1, tile);
+        add_group(block, &head, 2, tile);
+        add_group(block, &head, 3, tile);
+        add_group(block, &head, 4, tile);
+        add_group(block, &head, 5, tile);
+        add_group(block, &head, 6, tile);
+        add_group(block, &head, 7, tile);
+    }
 }
 
 /// The integers of a block, 0 to 31: bit `g` of 32 bytes is the fifth bit of group `g`.
@@ -29,4 +49,19 @@ fn quants(block: &[u8; 176]) -> [i8; 256] {
         }
     }
     quants
+}
+
+#[inline(always)]
+fn add_group<S: Simd, const INTERLEAVED: bool, const N: usize, const G: usize>(
+    block: Blocks<S, INTERLEAVED>,
+    head: &Minima<S>,
+    g: usize,
+    tile: &mut Tile<S, N, G>,
+) {
+    let (simd, (scale, min)) = (block.simd, head.group(block.simd, g));
+    let (mut w, fifths) = (group_nibbles(block, 11 + 8 * (g / 2), g), block.eight_runs(3));
+    for k in 0..8 {
+        w[k] = simd.or(w[k], simd.bits(fifths[k], 4 - g as i32, 0x1010_1010));
+    }
+    tile.add_above(g, &Scaled::<S, 31>(w, scale), head.d, min);
 }

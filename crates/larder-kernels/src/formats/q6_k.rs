@@ -5,6 +5,10 @@ use larder_core::NumberFormat;
 
 use super::{BlockFormat, half, half_dots, sized};
 use crate::block::Block;
+use crate::simd::Simd;
+use crate::simd::blocks::{Blocks, high, low};
+use crate::simd::integers::HalfScaled;
+use crate::simd::tile::Tile;
 
 pub struct Q6K;
 
@@ -19,6 +23,22 @@ impl BlockFormat for Q6K {
     fn add(block: &[u8], x: &[Block], sum: f32) -> f32 {
         let block: &[u8; 210] = sized(block);
         add_sixteens(half(block, 208), &scales(block), &quants(block), x, sum)
+    }
+
+    #[inline(always)]
+    fn add_rows<S: Simd, const INTERLEAVED: bool, const N: usize, const G: usize>(
+        block: Blocks<S, INTERLEAVED>,
+        tile: &mut Tile<S, N, G>,
+    ) {
+        let head = Head::of(block);
+        add_group(block, &head, 0, tile);
+        add_group(block, &head, 1, tile);
+        add_group(block, &head, 2, tile);
+        add_group(block, &head, 3, tile);
+        add_group(block, &head, 4, tile);
+        add_group(block, &head, 5, tile);
+        add_group(block, &head, 6, tile);
+        add_group(block, &head, 7, tile);
     }
 }
 
@@ -62,4 +82,35 @@ fn quants(block: &[u8; 210]) -> [i8; 256] {
         }
     }
     quants
+}
+
+/// The packed scales, and the scale of the scales.
+struct Head<S: Simd> {
+    scales: [S::Bytes; 4],
+    d: S::Floats,
+}
+
+impl<S: Simd> Head<S> {
+    #[inline(always)]
+    fn of<const INTERLEAVED: bool>(block: Blocks<S, INTERLEAVED>) -> Self {
+        Head { scales: block.runs(48), d: block.half(0) }
+    }
+}
+
+#[inline(always)]
+fn add_group<S: Simd, const INTERLEAVED: bool, const N: usize, const G: usize>(
+    block: Blocks<S, INTERLEAVED>,
+    head: &Head<S>,
+    g: usize,
+    tile: &mut Tile<S, N, G>,
+) {
+    let (simd, half, run) = (block.simd, g / 4, g % 4);
+    // Two runs share the bytes of their low bits, and four those of their high ones.
+    let (mut w, tops) = (block.eight_runs(16 * half + 8 * (run % 2)), block.eight_runs(32 + 8 * half));
+    for k in 0..8 {
+        let low = if run < 2 { low(simd, w[k]) } else { high(simd, w[k]) };
+        w[k] = simd.or(low, simd.bits(tops[k], 4 - 2 * run as i32, 0x3030_3030));
+    }
+    let scales = simd.half_scales(head.scales[g / 2], 2 * (g % 2));
+    tile.add(g, &HalfScaled::<S, 63, 32>(w, scales), head.d);
 }

@@ -5,6 +5,10 @@ use larder_core::NumberFormat;
 
 use super::{BlockFormat, half, integer_dot, sized};
 use crate::block::Block;
+use crate::simd::Simd;
+use crate::simd::blocks::Blocks;
+use crate::simd::integers::Signed;
+use crate::simd::tile::Tile;
 
 pub struct Q8_0;
 
@@ -23,6 +27,18 @@ impl BlockFormat for Q8_0 {
         let block: &[u8; 34] = sized(block);
         let q: [i8; 32] = std::array::from_fn(|i| block[2 + i] as i8);
         sum + integer_dot(&q, &x[0].q) as f32 * (half(block, 0) * x[0].d)
+    }
+
+    #[inline(always)]
+    fn add_rows<S: Simd, const INTERLEAVED: bool, const N: usize, const G: usize>(
+        block: Blocks<S, INTERLEAVED>,
+        tile: &mut Tile<S, N, G>,
+    ) {
+        let [a, b, c, d, e, f, g, h] = block.eight_runs(0);
+        let s = block.simd;
+        let w =
+            [s.signed(a), s.signed(b), s.signed(c), s.signed(d), s.signed(e), s.signed(f), s.signed(g), s.signed(h)];
+        tile.add(0, &Signed(w), block.half(0));
     }
 }
 

@@ -2,50 +2,69 @@
 #![allow(unsafe_code)]
 
 use std::arch::aarch64::*;
-use std::arch::asm;
+use std::arch::{asm, is_aarch64_feature_detected};
 
-use super::load::Runs;
-use super::tile::TokenBlocks;
+use crate::simd::tile::TokenBlocks;
 
-/// A way to sum products of bytes.
-pub trait Dot {
-    /// For each token the sums of four rows: `start` plus the products of the weights with the activations from number
-    /// `16 · first` on. The sum of `FIT` products of a weight and an activation fits 16 bits.
-    ///
-    /// # Safety
-    /// The processor has the instructions.
-    unsafe fn dot<const FIT: usize, const S: usize, const N: usize>(
-        w: [Runs; S],
-        x: TokenBlocks<N>,
+/// A way to sum products of bytes. A value of the type shows that this processor has the instructions.
+pub trait Dot: Copy {
+    /// Adds to the sums of each token the products of `len` (4 or 8) runs of weights from number `first` on with the
+    /// activations that belong to them. Sums of `fit` products of a weight and an activation fit 16 bits.
+    fn add<const N: usize>(
+        self,
+        sums: [int32x4_t; N],
+        w: &[uint8x16_t; 8],
         first: usize,
-        start: [i32; N],
+        len: usize,
+        fit: usize,
+        x: TokenBlocks<N>,
     ) -> [int32x4_t; N];
 }
 
 /// With dot products of four bytes: optional in ARMv8.2, always present from ARMv8.4 on.
-pub struct Sdot;
+#[derive(Clone, Copy)]
+pub struct Sdot(());
+
+impl Sdot {
+    /// If the processor has the instruction.
+    pub fn detect() -> Option<Self> {
+        is_aarch64_feature_detected!("dotprod").then_some(Sdot(()))
+    }
+}
 
 impl Dot for Sdot {
-    #[target_feature(enable = "neon")]
-    #[inline]
-    unsafe fn dot<const FIT: usize, const S: usize, const N: usize>(
-        w: [Runs; S],
-        x: TokenBlocks<N>,
+    #[inline(always)]
+    fn add<const N: usize>(
+        self,
+        mut sums: [int32x4_t; N],
+        w: &[uint8x16_t; 8],
         first: usize,
-        start: [i32; N],
+        len: usize,
+        _: usize,
+        x: TokenBlocks<N>,
     ) -> [int32x4_t; N] {
-        let mut sums = start.map(|start| vdupq_n_s32(start));
-        for (s, [a, b, c, d]) in (first..).zip(w) {
-            let x = x.sixteen(s);
-            // SAFETY: the processor has the instruction, as the caller guarantees.
-            unsafe {
-                sdot::<0, N>(&mut sums, a, x);
-                sdot::<1, N>(&mut sums, b, x);
-                sdot::<2, N>(&mut sums, c, x);
-                sdot::<3, N>(&mut sums, d, x);
+        // SAFETY: every processor has NEON, and this one has the instruction, as `self` shows. Sixteen activations are read.
+        unsafe {
+            for k in (first..first + len).step_by(4) {
+                let mut q = [vdupq_n_s8(0); N];
+                for t in 0..N {
+                    q[t] = vld1q_s8(x.0[t].q[4 * k..][..16].as_ptr());
+                }
+                for t in 0..N {
+                    sums[t] = sdot::<0>(sums[t], w[k], q[t]);
+                }
+                for t in 0..N {
+                    sums[t] = sdot::<1>(sums[t], w[k + 1], q[t]);
+                }
+                for t in 0..N {
+                    sums[t] = sdot::<2>(sums[t], w[k + 2], q[t]);
+                }
+                for t in 0..N {
+                    sums[t] = sdot::<3>(sums[t], w[k + 3], q[t]);
+                }
             }
+            sums
         }
-        sums
     }
 }
 
@@ -53,54 +72,53 @@ impl Dot for Sdot {
 ///
 /// # Safety
 /// The processor has the instruction.
-#[target_feature(enable = "neon")]
-#[inline]
-unsafe fn sdot<const I: usize, const N: usize>(sums: &mut [int32x4_t; N], w: uint8x16_t, x: [int8x16_t; N]) {
-    for (sum, x) in sums.iter_mut().zip(x) {
-        // SAFETY: as the caller guarantees.
-        unsafe {
-            asm!(
-                ".arch_extension dotprod",
-                "sdot {sum:v}.4s, {w:v}.16b, {x:v}.4b[{i}]",
-                sum = inout(vreg) *sum, w = in(vreg) w, x = in(vreg) x, i = const I,
-                options(pure, nomem, nostack, preserves_flags),
-            );
-        }
+#[inline(always)]
+unsafe fn sdot<const I: usize>(mut sum: int32x4_t, w: uint8x16_t, x: int8x16_t) -> int32x4_t {
+    // SAFETY: as the caller guarantees.
+    unsafe {
+        asm!(
+            ".arch_extension dotprod",
+            "sdot {sum:v}.4s, {w:v}.16b, {x:v}.4b[{i}]",
+            sum = inout(vreg) sum, w = in(vreg) w, x = in(vreg) x, i = const I,
+            options(pure, nomem, nostack, preserves_flags),
+        );
     }
+    sum
 }
 
 /// With widening multiplications to 16 bits, which every processor has.
+#[derive(Clone, Copy)]
 pub struct Smull;
 
 impl Dot for Smull {
-    // A call would pass the weights through memory.
     #[inline(always)]
-    unsafe fn dot<const FIT: usize, const S: usize, const N: usize>(
-        w: [Runs; S],
-        x: TokenBlocks<N>,
+    fn add<const N: usize>(
+        self,
+        mut sums: [int32x4_t; N],
+        w: &[uint8x16_t; 8],
         first: usize,
-        start: [i32; N],
+        len: usize,
+        fit: usize,
+        x: TokenBlocks<N>,
     ) -> [int32x4_t; N] {
         // SAFETY: every processor has NEON.
         unsafe {
-            let mut sums = [[vdupq_n_s32(0); 2]; N];
-            for (k, w) in (4 * first..).step_by(FIT).zip(w.as_flattened().chunks_exact(FIT)) {
-                for (t, [low, high]) in sums.iter_mut().enumerate() {
+            for t in 0..N {
+                let mut pairs = [vdupq_n_s32(0); 2];
+                for k in (first..first + len).step_by(fit) {
                     let mut products = [vdupq_n_s16(0); 2];
-                    for (k, w) in (k..).zip(w) {
-                        let (w, x) = (vreinterpretq_s8_u8(*w), x.four(t, k));
+                    for run in k..(k + fit).min(first + len) {
+                        let x = vreinterpretq_s8_s32(vdupq_n_s32(x.four(t, run)));
+                        let w = vreinterpretq_s8_u8(w[run]);
                         products[0] = vmlal_s8(products[0], vget_low_s8(w), vget_low_s8(x));
                         products[1] = vmlal_high_s8(products[1], w, x);
                     }
-                    *low = vpadalq_s16(*low, products[0]);
-                    *high = vpadalq_s16(*high, products[1]);
+                    pairs[0] = vpadalq_s16(pairs[0], products[0]);
+                    pairs[1] = vpadalq_s16(pairs[1], products[1]);
                 }
+                sums[t] = vaddq_s32(sums[t], vpaddq_s32(pairs[0], pairs[1]));
             }
-            let mut out = start.map(|start| vdupq_n_s32(start));
-            for (out, [low, high]) in out.iter_mut().zip(sums) {
-                *out = vaddq_s32(*out, vpaddq_s32(low, high));
-            }
-            out
+            sums
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use std::arch::aarch64::*;
 
-use super::load::widen;
+use super::primitives::widen;
 use crate::dot::LANES;
 use crate::kernel_set::Sums;
 use crate::weights::Panel;

@@ -6,69 +6,42 @@
 //! They were checked by emulation (`scripts/check/cross.sh test`), and never timed.
 #![allow(unsafe_code)]
 
-mod block_format;
-mod blocks;
 mod dots;
 mod floats;
-mod groups;
-mod load;
+mod primitives;
 mod quantise;
-mod scales;
-mod tile;
 mod weighted_sum;
-
-use std::arch::is_aarch64_feature_detected;
 
 use larder_core::NumberFormat;
 
-use self::dots::{Dot, Sdot, Smull};
+use self::dots::{Sdot, Smull};
+use self::primitives::Neon;
 use crate::block::{BLOCK, Block};
-use crate::eight_rows::check;
 use crate::formats::q8_0::widen_q8_0;
 use crate::kernel_set::{KernelSet, StridedRows, Sums};
-use crate::portable;
+use crate::simd::blocks::check;
+use crate::simd::products::products;
 use crate::weights::Panel;
 
 /// The kernels that use dot products of bytes, if this processor has them.
 pub fn with_dot_products() -> Option<KernelSet> {
-    let able = is_aarch64_feature_detected!("dotprod");
-    able.then_some(KernelSet {
-        name: "neon+dotprod",
-        blocks: blocks::<Sdot>,
-        floats,
-        weighted_sum,
-        widen_q8_0,
-        quantise,
-    })
+    Sdot::detect()?;
+    let blocks = blocks_with_dot_products;
+    Some(KernelSet { name: "neon+dotprod", blocks, floats, weighted_sum, widen_q8_0, quantise })
 }
 
 /// The kernels that every 64-bit Arm processor can run.
 pub fn set() -> Option<KernelSet> {
-    Some(KernelSet { name: "neon", blocks: blocks::<Smull>, floats, weighted_sum, widen_q8_0, quantise })
+    Some(KernelSet { name: "neon", blocks, floats, weighted_sum, widen_q8_0, quantise })
 }
 
-/// For processors that have the instructions of `D`.
-fn blocks<D: Dot>(panels: &[Panel], x: &[&[Block]], out: &mut [Sums]) {
-    if !blocks::knows(panels[0].kind) {
-        return portable::blocks(panels, x, out);
-    }
-    check(panels, x.iter().map(|x| x.len() * BLOCK), out);
-    for (panel, out) in panels.iter().zip(out.chunks_mut(x.len())) {
-        let mut panel = *panel;
-        for (x, out) in x.chunks(4).zip(out.chunks_mut(4)) {
-            // SAFETY: a set hands out this function only on processors that can run it; `check` has checked lengths.
-            unsafe {
-                match *x {
-                    [a] => blocks::tile::<D, 1>(&panel, [a], out),
-                    [a, b] => blocks::tile::<D, 2>(&panel, [a, b], out),
-                    [a, b, c] => blocks::tile::<D, 3>(&panel, [a, b, c], out),
-                    [a, b, c, d] => blocks::tile::<D, 4>(&panel, [a, b, c, d], out),
-                    _ => unreachable!("chunks of one to four"),
-                }
-            }
-            panel.next = &[];
-        }
-    }
+fn blocks_with_dot_products(panels: &[Panel], x: &[&[Block]], out: &mut [Sums]) {
+    let simd = Neon(Sdot::detect().expect("the set was chosen because the processor has them"));
+    products(simd, panels, x, out);
+}
+
+fn blocks(panels: &[Panel], x: &[&[Block]], out: &mut [Sums]) {
+    products(Neon(Smull), panels, x, out);
 }
 
 fn floats(panels: &[Panel], x: &[&[f32]], out: &mut [Sums]) {

@@ -21,9 +21,6 @@ const MIN_TASK_WORK: usize = 16 * 1024;
 /// Tasks per thread, so that other threads can take over the share of a thread that is delayed.
 const TASKS_PER_THREAD: usize = 8;
 
-/// Tokens that a task computes before it goes on, so that they and the weights stay in the L2 cache.
-const TOKENS_PER_PASS: usize = 64;
-
 /// One product: `out[t, r] = Σ_c weights[r, c] · x[t, c]`.
 pub struct Product<'a> {
     /// `[rows, cols]`
@@ -80,8 +77,7 @@ impl Product<'_> {
 
     fn panels_per_task(&self, share: usize) -> usize {
         let panel_work = ROW_GROUP * self.weights.panels().row_bytes * self.tokens();
-        let panels = (share / panel_work.max(1)).max(1);
-        if self.tokens() == 1 { panels.next_multiple_of(MAX_PANELS) } else { panels }
+        (share / panel_work.max(1)).max(1).next_multiple_of(MAX_PANELS)
     }
 
     fn tasks(&self, share: usize) -> usize {
@@ -98,20 +94,19 @@ impl Product<'_> {
             return self.compute_widened(panels, out);
         }
         let stored = self.weights.panels();
-        if tokens == 1 {
-            // Reads weights in several places at a time.
-            let step = panels.len().div_ceil(MAX_PANELS);
+        // Reads weights in several places at a time.
+        let step = panels.len().div_ceil(MAX_PANELS);
+        for near in (0..tokens).step_by(MAX_TOKENS) {
+            let tokens = near..tokens.min(near + MAX_TOKENS);
             for first in panels.start..panels.start + step {
                 let these: [_; MAX_PANELS] = std::array::from_fn(|i| (first + i * step).min(panels.end - 1));
-                let count = (first..panels.end).step_by(step).len();
-                self.tile::<1>(set, &stored, &these[..count], 0..1, out);
-            }
-            return;
-        }
-        for near in (0..tokens).step_by(TOKENS_PER_PASS) {
-            for index in panels.clone() {
-                for first in (near..tokens.min(near + TOKENS_PER_PASS)).step_by(MAX_TOKENS) {
-                    self.tile::<MAX_TOKENS>(set, &stored, &[index], first..tokens.min(first + MAX_TOKENS), out);
+                let these = &these[..(first..panels.end).step_by(step).len()];
+                // The fewer, the fewer sums are cleared.
+                match tokens.len() {
+                    1 => self.tile::<1>(set, &stored, these, tokens.clone(), out),
+                    2..=4 => self.tile::<4>(set, &stored, these, tokens.clone(), out),
+                    5..=16 => self.tile::<16>(set, &stored, these, tokens.clone(), out),
+                    _ => self.tile::<MAX_TOKENS>(set, &stored, these, tokens.clone(), out),
                 }
             }
         }

@@ -54,6 +54,8 @@ fn features() -> Vec<&'static str> {
         ("f16c", is_x86_feature_detected!("f16c")),
         ("avxvnni", is_x86_feature_detected!("avxvnni")),
         ("avx512f", is_x86_feature_detected!("avx512f")),
+        ("avx512bw", is_x86_feature_detected!("avx512bw")),
+        ("avx512vl", is_x86_feature_detected!("avx512vl")),
         ("avx512vnni", is_x86_feature_detected!("avx512vnni")),
     ];
     all.into_iter().filter(|(_, has)| *has).map(|(name, _)| name).collect()

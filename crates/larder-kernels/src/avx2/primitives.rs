@@ -1,0 +1,481 @@
+//! The primitives of AVX2: eight rows in the lanes of a register.
+//!
+//! One instruction multiplies unsigned with signed bytes and adds pairs, so signed weights either have an offset, which is
+//! subtracted by way of the sums of the activations, or pass their sign to the activations. Sums of pairs stay in 16 bits as
+//! long as they cannot overflow; the step to 32 bits multiplies by the scale where that is an integer.
+#![allow(unsafe_code)]
+
+use std::arch::asm;
+use std::arch::is_x86_feature_detected;
+use std::arch::x86_64::*;
+
+use larder_core::ROW_GROUP;
+
+use crate::simd::blocks::Blocks;
+use crate::simd::tile::TokenBlocks;
+use crate::simd::{Simd, Task};
+
+/// Shows that this processor has AVX2 and F16C, which is why every block of `unsafe` here is sound that has no other reason.
+#[derive(Clone, Copy)]
+pub struct Avx2(());
+
+impl Avx2 {
+    /// If the processor has the instructions.
+    pub fn detect() -> Option<Self> {
+        (is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c")).then_some(Avx2(()))
+    }
+
+    /// Sums of pairs of products of `len` runs from number `first` on, in 16 bits.
+    #[inline(always)]
+    fn pairs<const N: usize>(self, w: &[__m256i; 8], first: usize, len: usize, x: TokenBlocks<N>) -> [__m256i; N] {
+        // SAFETY: see `Avx2`.
+        unsafe {
+            let mut pairs = [_mm256_setzero_si256(); N];
+            for k in first..first + len {
+                for t in 0..N {
+                    let products = _mm256_maddubs_epi16(w[k], _mm256_set1_epi32(x.four(t, k)));
+                    pairs[t] = _mm256_add_epi16(pairs[t], products);
+                    if N > 1 {
+                        pairs[t] = in_turn(pairs[t]);
+                    }
+                }
+            }
+            pairs
+        }
+    }
+
+    /// The dot products of `len` runs from number `first` on, whose bytes are at most `MAX`, each sum of pairs times the
+    /// factor in both halves of its lane.
+    #[inline(always)]
+    fn scaled<const MAX: u8, const N: usize>(
+        self,
+        w: &[__m256i; 8],
+        first: usize,
+        len: usize,
+        factors: __m256i,
+        x: TokenBlocks<N>,
+    ) -> [__m256i; N] {
+        let fit = fitting(MAX).min(len);
+        // SAFETY: see `Avx2`.
+        unsafe {
+            let mut sums = [_mm256_setzero_si256(); N];
+            let mut k = first;
+            while k < first + len {
+                let pairs = self.pairs(w, k, fit, x);
+                for t in 0..N {
+                    sums[t] = _mm256_add_epi32(sums[t], _mm256_madd_epi16(pairs[t], factors));
+                }
+                k += fit;
+            }
+            sums
+        }
+    }
+
+    /// The sums of both halves of a block of each token, each times its scale.
+    #[inline(always)]
+    fn halves<const N: usize>(self, scales: &HalfScales, x: TokenBlocks<N>) -> [__m256i; N] {
+        // SAFETY: see `Avx2`.
+        unsafe {
+            let mut sums = [_mm256_setzero_si256(); N];
+            for t in 0..N {
+                sums[t] = _mm256_madd_epi16(scales.both, _mm256_set1_epi32(x.halves(t)));
+            }
+            sums
+        }
+    }
+
+    #[inline(always)]
+    fn floats<const N: usize>(self, integers: [__m256i; N]) -> [__m256; N] {
+        // SAFETY: see `Avx2`.
+        unsafe {
+            let mut floats = [_mm256_setzero_ps(); N];
+            for t in 0..N {
+                floats[t] = _mm256_cvtepi32_ps(integers[t]);
+            }
+            floats
+        }
+    }
+
+    /// The bytes at these indices of every lane.
+    #[inline(always)]
+    fn arrange(self, bytes: __m256i, [a, b, c, d]: [i32; 4]) -> __m256i {
+        // SAFETY: see `Avx2`.
+        unsafe {
+            let lane =
+                _mm256_setr_epi32(0, 0x0404_0404, 0x0808_0808, 0x0c0c_0c0c, 0, 0x0404_0404, 0x0808_0808, 0x0c0c_0c0c);
+            let places = _mm256_set1_epi32(a | b << 8 | c << 16 | d << 24);
+            _mm256_shuffle_epi8(bytes, _mm256_add_epi8(places, lane))
+        }
+    }
+
+    /// The signed bytes at two indices of every lane, as the 16-bit halves of the lane.
+    #[inline(always)]
+    fn wide(self, bytes: __m256i, a: usize, b: usize) -> __m256i {
+        // SAFETY: see `Avx2`. A byte goes to the upper half of 16 bits; the shift right extends its sign.
+        unsafe { _mm256_srai_epi16::<8>(self.arrange(bytes, [NONE, a as i32, NONE, b as i32])) }
+    }
+}
+
+/// Keeps the compiler from reordering the steps of several sums so that one sum comes after the other: in turns, the
+/// processor always has an instruction that does not wait for a result.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn in_turn(mut sum: __m256i) -> __m256i {
+    if !cfg!(miri) {
+        // SAFETY: the assembly has no instructions.
+        unsafe { asm!("/* {} */", inout(ymm_reg) sum, options(nomem, nostack, preserves_flags)) };
+    }
+    sum
+}
+
+/// The index that yields a zero byte.
+const NONE: i32 = 0x80;
+
+/// Runs of bytes of at most `max` whose products with activations, added in pairs, fit 16 bits: a power of two.
+const fn fitting(max: u8) -> usize {
+    match i16::MAX as usize / (2 * 127 * max as usize) {
+        8.. => 8,
+        4..8 => 4,
+        2..4 => 2,
+        _ => 1,
+    }
+}
+
+/// The scales of the two halves of a block of 32.
+#[derive(Clone, Copy)]
+pub struct HalfScales {
+    /// The first, in both 16-bit halves of each lane.
+    first: __m256i,
+    /// The second, in both.
+    second: __m256i,
+    /// The first and the second.
+    both: __m256i,
+}
+
+impl Simd for Avx2 {
+    const LANES: usize = ROW_GROUP;
+    const TOKENS: usize = 4;
+    type Bytes = __m256i;
+    type Signed = __m256i;
+    type Floats = __m256;
+    /// In both 16-bit halves of each lane.
+    type Scale = __m256i;
+    type HalfScales = HalfScales;
+
+    fn run<T: Task<Self>>(self, task: T) {
+        #[target_feature(enable = "avx2,f16c")]
+        fn compiled<T: Task<Avx2>>(simd: Avx2, task: T) {
+            task.run(simd);
+        }
+        // SAFETY: see `Avx2`.
+        unsafe { compiled(self, task) }
+    }
+
+    #[inline(always)]
+    fn half<const INTERLEAVED: bool>(self, blocks: Blocks<Self, INTERLEAVED>, i: usize) -> __m256 {
+        // SAFETY: the blocks have the scale, of two bytes, as `Blocks::half` checks.
+        unsafe {
+            let mut bits = [0u16; ROW_GROUP];
+            if INTERLEAVED {
+                bits = blocks.scale_at(i, 0).cast::<[u16; ROW_GROUP]>().read_unaligned();
+            } else {
+                for r in 0..ROW_GROUP {
+                    bits[r] = blocks.scale_at(i, r).cast::<u16>().read_unaligned();
+                }
+            }
+            _mm256_cvtph_ps(_mm_loadu_si128(bits.as_ptr().cast()))
+        }
+    }
+
+    #[inline(always)]
+    fn raw_scale<const INTERLEAVED: bool>(self, blocks: Blocks<Self, INTERLEAVED>, i: usize) -> __m256i {
+        // SAFETY: the blocks have the scale, as `Blocks::raw_scale` checks.
+        unsafe {
+            if blocks.scale_bytes() == 2 {
+                if INTERLEAVED {
+                    return _mm256_cvtepu16_epi32(_mm_loadu_si128(blocks.scale_at(i, 0).cast()));
+                }
+                let mut wide = [0; ROW_GROUP];
+                for r in 0..ROW_GROUP {
+                    wide[r] = u32::from(blocks.scale_at(i, r).cast::<u16>().read_unaligned());
+                }
+                return _mm256_loadu_si256(wide.as_ptr().cast());
+            }
+            if INTERLEAVED {
+                return _mm256_cvtepu8_epi32(_mm_loadl_epi64(blocks.scale_at(i, 0).cast()));
+            }
+            let mut wide = [0; ROW_GROUP];
+            for r in 0..ROW_GROUP {
+                wide[r] = u32::from(blocks.scale_at(i, r).read());
+            }
+            _mm256_loadu_si256(wide.as_ptr().cast())
+        }
+    }
+
+    #[inline(always)]
+    fn run_of_four<const INTERLEAVED: bool>(self, blocks: Blocks<Self, INTERLEAVED>, i: usize) -> __m256i {
+        // SAFETY: the blocks have the run, as `Blocks::run` checks.
+        unsafe {
+            if INTERLEAVED {
+                return _mm256_loadu_si256(blocks.run_at(i, 0).cast());
+            }
+            let mut rows = [0u32; ROW_GROUP];
+            for r in 0..ROW_GROUP {
+                rows[r] = blocks.run_at(i, r).cast::<u32>().read_unaligned();
+            }
+            _mm256_loadu_si256(rows.as_ptr().cast())
+        }
+    }
+
+    #[inline(always)]
+    fn four_runs<const INTERLEAVED: bool>(self, blocks: Blocks<Self, INTERLEAVED>, first: usize) -> [__m256i; 4] {
+        // SAFETY: the blocks have four runs there, as `Blocks::runs` checks.
+        unsafe {
+            if INTERLEAVED {
+                let at = blocks.run_at(first, 0).cast::<__m256i>();
+                let mut runs = [_mm256_setzero_si256(); 4];
+                for (i, run) in runs.iter_mut().enumerate() {
+                    *run = _mm256_loadu_si256(at.wrapping_add(i));
+                }
+                return runs;
+            }
+            let mut rows = [_mm_setzero_si128(); ROW_GROUP];
+            for (r, row) in rows.iter_mut().enumerate() {
+                *row = _mm_loadu_si128(blocks.run_at(first, r).cast());
+            }
+            let (a, b) = (_mm256_set_m128i(rows[4], rows[0]), _mm256_set_m128i(rows[5], rows[1]));
+            let (c, d) = (_mm256_set_m128i(rows[6], rows[2]), _mm256_set_m128i(rows[7], rows[3]));
+            let (ab, cd) = (_mm256_unpacklo_epi32(a, b), _mm256_unpacklo_epi32(c, d));
+            let (ab_high, cd_high) = (_mm256_unpackhi_epi32(a, b), _mm256_unpackhi_epi32(c, d));
+            [
+                _mm256_unpacklo_epi64(ab, cd),
+                _mm256_unpackhi_epi64(ab, cd),
+                _mm256_unpacklo_epi64(ab_high, cd_high),
+                _mm256_unpackhi_epi64(ab_high, cd_high),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn bits(self, bytes: __m256i, left: i32, mask: u32) -> __m256i {
+        // SAFETY: see `Avx2`.
+        unsafe {
+            let shifted = match left {
+                0 => bytes,
+                1.. => _mm256_sllv_epi32(bytes, _mm256_set1_epi32(left)),
+                _ => _mm256_srlv_epi32(bytes, _mm256_set1_epi32(-left)),
+            };
+            _mm256_and_si256(shifted, _mm256_set1_epi32(mask.cast_signed()))
+        }
+    }
+
+    #[inline(always)]
+    fn or(self, a: __m256i, b: __m256i) -> __m256i {
+        // SAFETY: see `Avx2`.
+        unsafe { _mm256_or_si256(a, b) }
+    }
+
+    #[inline(always)]
+    fn minus(self, bytes: __m256i, offset: u8) -> __m256i {
+        // SAFETY: see `Avx2`.
+        unsafe { _mm256_sub_epi8(bytes, _mm256_set1_epi8(offset.cast_signed())) }
+    }
+
+    #[inline(always)]
+    fn sixteens(self, bits: __m256i, k: usize) -> __m256i {
+        // SAFETY: see `Avx2`.
+        unsafe {
+            let byte = (k / 2) as i32;
+            let four = self.arrange(bits, [byte; 4]);
+            // Each byte keeps one of the four bits.
+            let each = _mm256_set1_epi32(if k.is_multiple_of(2) { 0x0804_0201 } else { 0x8040_2010_u32.cast_signed() });
+            let set = _mm256_cmpeq_epi8(_mm256_and_si256(four, each), each);
+            _mm256_and_si256(set, _mm256_set1_epi8(16))
+        }
+    }
+
+    #[inline(always)]
+    fn look_up(self, table: &[u8; 16], indices: __m256i) -> __m256i {
+        // SAFETY: see `Avx2`; the table has 16 bytes.
+        unsafe {
+            let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
+            _mm256_shuffle_epi8(table, indices)
+        }
+    }
+
+    #[inline(always)]
+    fn look_up_signed(self, table: &[i8; 16], indices: __m256i) -> __m256i {
+        // SAFETY: see `Avx2`; the table has 16 bytes.
+        unsafe {
+            let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
+            _mm256_shuffle_epi8(table, indices)
+        }
+    }
+
+    #[inline(always)]
+    fn signed(self, bytes: __m256i) -> __m256i {
+        bytes
+    }
+
+    #[inline(always)]
+    fn scale(self, bytes: __m256i, at: usize) -> __m256i {
+        self.wide(bytes, at, at)
+    }
+
+    #[inline(always)]
+    fn small_scale(self, bytes: __m256i, at: usize) -> __m256i {
+        self.arrange(bytes, [at as i32, NONE, at as i32, NONE])
+    }
+
+    #[inline(always)]
+    fn half_scales(self, bytes: __m256i, at: usize) -> HalfScales {
+        let (first, second) = (self.wide(bytes, at, at), self.wide(bytes, at + 1, at + 1));
+        HalfScales { first, second, both: self.wide(bytes, at, at + 1) }
+    }
+
+    #[inline(always)]
+    fn byte(self, bytes: __m256i, at: usize) -> __m256 {
+        // SAFETY: see `Avx2`.
+        unsafe { _mm256_cvtepi32_ps(self.arrange(bytes, [at as i32, NONE, NONE, NONE])) }
+    }
+
+    #[inline(always)]
+    fn powers(self, exponents: __m256i) -> __m256 {
+        // SAFETY: see `Avx2`.
+        unsafe {
+            let normal = _mm256_slli_epi32::<23>(_mm256_sub_epi32(exponents, _mm256_set1_epi32(1)));
+            let subnormal = _mm256_sllv_epi32(_mm256_set1_epi32(0x0020_0000), exponents);
+            let is_normal = _mm256_cmpgt_epi32(exponents, _mm256_set1_epi32(1));
+            _mm256_castsi256_ps(_mm256_blendv_epi8(subnormal, normal, is_normal))
+        }
+    }
+
+    #[inline(always)]
+    fn dots<const MAX: u8, const OFFSET: i16, const N: usize>(
+        self,
+        w: &[__m256i; 8],
+        x: TokenBlocks<N>,
+    ) -> [__m256; N] {
+        // SAFETY: see `Avx2`.
+        unsafe {
+            let mut dots = self.scaled::<MAX, N>(w, 0, 8, _mm256_set1_epi16(1), x);
+            for t in 0..N {
+                let above = match OFFSET {
+                    0 => continue,
+                    8 => _mm256_set1_epi32(x.0[t].sum8),
+                    _ => _mm256_madd_epi16(_mm256_set1_epi16(OFFSET), _mm256_set1_epi32(x.halves(t))),
+                };
+                dots[t] = _mm256_sub_epi32(dots[t], above);
+            }
+            self.floats(dots)
+        }
+    }
+
+    #[inline(always)]
+    fn signed_dots<const N: usize>(self, w: &[__m256i; 8], x: TokenBlocks<N>) -> [__m256; N] {
+        // SAFETY: see `Avx2`.
+        unsafe { self.signed_scaled_dots(w, _mm256_set1_epi16(1), x) }
+    }
+
+    #[inline(always)]
+    fn scaled_dots<const MAX: u8, const N: usize>(
+        self,
+        w: &[__m256i; 8],
+        scale: __m256i,
+        x: TokenBlocks<N>,
+    ) -> [__m256; N] {
+        self.floats(self.scaled::<MAX, N>(w, 0, 8, scale, x))
+    }
+
+    #[inline(always)]
+    fn signed_scaled_dots<const N: usize>(self, w: &[__m256i; 8], scale: __m256i, x: TokenBlocks<N>) -> [__m256; N] {
+        // SAFETY: see `Avx2`.
+        unsafe {
+            let mut dots = [_mm256_setzero_si256(); N];
+            for k in 0..8 {
+                let size = _mm256_abs_epi8(w[k]);
+                for t in 0..N {
+                    // 2 · 128 · 127 fits 16 bits, and twice as much does not.
+                    let x = _mm256_sign_epi8(_mm256_set1_epi32(x.four(t, k)), w[k]);
+                    let pairs = _mm256_maddubs_epi16(size, x);
+                    dots[t] = _mm256_add_epi32(dots[t], _mm256_madd_epi16(pairs, scale));
+                }
+            }
+            self.floats(dots)
+        }
+    }
+
+    #[inline(always)]
+    fn half_scaled_dots<const MAX: u8, const OFFSET: i16, const N: usize>(
+        self,
+        w: &[__m256i; 8],
+        scales: HalfScales,
+        x: TokenBlocks<N>,
+    ) -> [__m256; N] {
+        let first = self.scaled::<MAX, N>(w, 0, 4, scales.first, x);
+        let second = self.scaled::<MAX, N>(w, 4, 4, scales.second, x);
+        let above = self.halves(&scales, x);
+        // SAFETY: see `Avx2`.
+        unsafe {
+            let mut dots = first;
+            for t in 0..N {
+                dots[t] = _mm256_add_epi32(first[t], second[t]);
+                if OFFSET != 0 {
+                    let above = _mm256_sllv_epi32(above[t], _mm256_set1_epi32(OFFSET.ilog2().cast_signed()));
+                    dots[t] = _mm256_sub_epi32(dots[t], above);
+                }
+            }
+            self.floats(dots)
+        }
+    }
+
+    #[inline(always)]
+    fn scaled_halves<const N: usize>(self, scales: HalfScales, x: TokenBlocks<N>) -> [__m256; N] {
+        self.floats(self.halves(&scales, x))
+    }
+
+    #[inline(always)]
+    fn splat(self, value: f32) -> __m256 {
+        // SAFETY: see `Avx2`.
+        unsafe { _mm256_set1_ps(value) }
+    }
+
+    #[inline(always)]
+    fn add(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: see `Avx2`.
+        unsafe { _mm256_add_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn sub(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: see `Avx2`.
+        unsafe { _mm256_sub_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn mul(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: see `Avx2`.
+        unsafe { _mm256_mul_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn store(self, floats: __m256, out: &mut [f32]) {
+        let out = &mut out[..ROW_GROUP];
+        // SAFETY: see `Avx2`; eight values.
+        unsafe { _mm256_storeu_ps(out.as_mut_ptr(), floats) };
+    }
+
+    #[inline(always)]
+    fn prefetch(self, bytes: *const u8, len: usize) {
+        prefetch(bytes, len);
+    }
+}
+
+/// Prefetches bytes into the cache; the hardware prefetcher does not cross the end of a row or a page.
+#[inline(always)]
+pub fn prefetch(bytes: *const u8, len: usize) {
+    for line in (0..len).step_by(64) {
+        // SAFETY: a prefetch reads nothing, so any address will do.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(bytes.wrapping_add(line).cast()) };
+    }
+}

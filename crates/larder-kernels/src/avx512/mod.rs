@@ -1,0 +1,73 @@
+//! Kernels for processors with AVX-512 F, BW, VL and VNNI.
+#![allow(unsafe_code)]
+
+mod floats;
+mod primitives;
+mod quantise;
+mod weighted_sum;
+
+use larder_core::NumberFormat;
+
+use self::primitives::Avx512;
+use crate::block::{BLOCK, Block};
+use crate::kernel_set::{KernelSet, StridedRows, Sums};
+use crate::simd::blocks::check;
+use crate::simd::products::products;
+use crate::weights::Panel;
+
+/// The kernels, if this processor can run them.
+pub fn set() -> Option<KernelSet> {
+    Avx512::detect()?;
+    Some(KernelSet { name: "avx512", blocks, floats, weighted_sum, widen_q8_0, quantise })
+}
+
+fn blocks(panels: &[Panel], x: &[&[Block]], out: &mut [Sums]) {
+    products(Avx512::detect().expect("the set was chosen because the processor has it"), panels, x, out);
+}
+
+fn floats(panels: &[Panel], x: &[&[f32]], out: &mut [Sums]) {
+    check(panels, x.iter().map(|x| x.len()), out);
+    for (panel, out) in panels.iter().zip(out.chunks_mut(x.len())) {
+        // SAFETY: `set` hands out this function only on processors that have the features; `check` has checked lengths.
+        unsafe {
+            match panel.kind {
+                NumberFormat::F32 => floats::panel::<{ floats::F32 }>(*panel, x, out),
+                NumberFormat::F16 => floats::panel::<{ floats::F16 }>(*panel, x, out),
+                NumberFormat::Bf16 => floats::panel::<{ floats::BF16 }>(*panel, x, out),
+                _ => unreachable!("block formats have kernels of their own"),
+            }
+        }
+    }
+}
+
+fn weighted_sum(rows: StridedRows, factors: &[f32], out: &mut [f32]) {
+    assert!(!factors.is_empty(), "there are no rows");
+    let end = (factors.len() - 1) * rows.row_bytes + out.len() * rows.kind.block_bytes();
+    assert!(end <= rows.bytes.len(), "rows are shorter than the output");
+    // SAFETY: as above; the rows have as many values as the output.
+    unsafe {
+        match rows.kind {
+            NumberFormat::F32 => weighted_sum::rows::<{ floats::F32 }>(rows, factors, out),
+            NumberFormat::F16 => weighted_sum::rows::<{ floats::F16 }>(rows, factors, out),
+            _ => weighted_sum::rows::<{ floats::BF16 }>(rows, factors, out),
+        }
+    }
+}
+
+fn widen_q8_0(row: &[u8], out: &mut [f32]) {
+    let (blocks, whole) = (row.as_chunks::<34>().0, out.len() / BLOCK);
+    assert!(out.len().div_ceil(BLOCK) <= blocks.len(), "the row is shorter than the output");
+    let (body, tail) = out.as_chunks_mut::<BLOCK>();
+    for (block, out) in blocks.iter().zip(body) {
+        // SAFETY: as above.
+        unsafe { floats::widen_q8_0(block, out) };
+    }
+    crate::formats::q8_0::widen_q8_0(blocks[whole..].as_flattened(), tail);
+}
+
+fn quantise(x: &[f32], out: &mut [Block]) {
+    for (x, out) in x.as_chunks::<BLOCK>().0.iter().zip(out) {
+        // SAFETY: as above.
+        *out = unsafe { quantise::block(x) };
+    }
+}

@@ -1,0 +1,152 @@
+//! Products with quantised weights, written once for all instruction sets.
+//!
+//! A format's decoding (in `formats/`) is generic over [`Simd`], the primitives of an instruction set: every lane of 32 bits
+//! of a vector belongs to a row, and a load brings four consecutive bytes of each row, which are multiplied with the same
+//! four activations in all lanes. So nothing is summed across lanes, and the order of additions is the definition's.
+//!
+//! All functions on the way from [`Simd::run`] to an instruction are `#[inline(always)]`, so that they are compiled for the
+//! instruction set, and free of closures, which would not be.
+
+pub mod blocks;
+pub mod integers;
+pub mod products;
+pub mod tile;
+
+use self::blocks::Blocks;
+use self::tile::TokenBlocks;
+
+/// What [`Simd::run`] compiles for an instruction set.
+pub trait Task<S> {
+    /// Must be `#[inline(always)]`.
+    fn run(self, simd: S);
+}
+
+/// The primitives of an instruction set. A value of the type shows that this processor has the instructions.
+///
+/// Sums of integers are exact, and every operation on floats is rounded by itself.
+pub trait Simd: Copy {
+    /// Lanes of a vector: rows that are computed at a time. Those of two panels if there are more than in one.
+    const LANES: usize;
+    /// Tokens that are computed at a time while their sums are in registers: 4 or 8.
+    const TOKENS: usize;
+
+    /// Four bytes of each row.
+    type Bytes: Copy;
+    /// Four signed bytes of each row, in the form in which the set multiplies them.
+    type Signed: Copy;
+    /// An f32 of each row.
+    type Floats: Copy;
+    /// An integer of each row that a dot product is multiplied by, −128 to 127.
+    type Scale: Copy;
+    /// Two of them: for the first and for the second half of a block of 32.
+    type HalfScales: Copy;
+
+    /// Runs a task, compiled for this instruction set.
+    fn run<T: Task<Self>>(self, task: T);
+
+    /// Scale `i` of every block, an f16, as f32.
+    fn half<const INTERLEAVED: bool>(self, blocks: Blocks<Self, INTERLEAVED>, i: usize) -> Self::Floats;
+
+    /// Scale `i` of every block, of one or two bytes, above which the lanes are zero.
+    fn raw_scale<const INTERLEAVED: bool>(self, blocks: Blocks<Self, INTERLEAVED>, i: usize) -> Self::Bytes;
+
+    /// Run `i` of four bytes of every block.
+    fn run_of_four<const INTERLEAVED: bool>(self, blocks: Blocks<Self, INTERLEAVED>, i: usize) -> Self::Bytes;
+
+    /// Four runs of four bytes of every block, from number `first` on.
+    fn four_runs<const INTERLEAVED: bool>(self, blocks: Blocks<Self, INTERLEAVED>, first: usize) -> [Self::Bytes; 4];
+
+    /// Every lane, an integer of 32 bits, shifted left by `left`, or right if that is negative; of that the bits of `mask`.
+    fn bits(self, bytes: Self::Bytes, left: i32, mask: u32) -> Self::Bytes;
+
+    /// Bitwise or.
+    fn or(self, a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
+
+    /// Every byte minus `offset`, modulo 256.
+    fn minus(self, bytes: Self::Bytes, offset: u8) -> Self::Bytes;
+
+    /// Bits `4 · k` to `4 · k + 3` of every lane: in each of its bytes the value 16 times the bit.
+    fn sixteens(self, bits: Self::Bytes, k: usize) -> Self::Bytes;
+
+    /// The entries of a table at the indices in the bytes, 0 to 15.
+    fn look_up(self, table: &[u8; 16], indices: Self::Bytes) -> Self::Bytes;
+
+    /// As [`look_up`](Simd::look_up), signed.
+    fn look_up_signed(self, table: &[i8; 16], indices: Self::Bytes) -> Self::Signed;
+
+    /// Bytes as signed integers.
+    fn signed(self, bytes: Self::Bytes) -> Self::Signed;
+
+    /// The signed byte at index `at` (0 to 3) of each lane.
+    fn scale(self, bytes: Self::Bytes, at: usize) -> Self::Scale;
+
+    /// As [`scale`](Simd::scale), if no byte is above 127.
+    #[inline(always)]
+    fn small_scale(self, bytes: Self::Bytes, at: usize) -> Self::Scale {
+        self.scale(bytes, at)
+    }
+
+    /// The signed bytes at the indices `at` and `at + 1` of each lane.
+    fn half_scales(self, bytes: Self::Bytes, at: usize) -> Self::HalfScales;
+
+    /// The unsigned byte at index `at` (0 to 3) of each lane.
+    fn byte(self, bytes: Self::Bytes, at: usize) -> Self::Floats;
+
+    /// The powers of two with these exponents, as [`mxfp4_scale`](larder_core::mxfp4_scale) defines them.
+    fn powers(self, exponents: Self::Bytes) -> Self::Floats;
+
+    /// The dot products of weights, which are the bytes (at most `MAX`) minus `OFFSET`, with a block of each token.
+    fn dots<const MAX: u8, const OFFSET: i16, const N: usize>(
+        self,
+        w: &[Self::Bytes; 8],
+        x: TokenBlocks<N>,
+    ) -> [Self::Floats; N];
+
+    /// The dot products of signed weights with a block of each token.
+    fn signed_dots<const N: usize>(self, w: &[Self::Signed; 8], x: TokenBlocks<N>) -> [Self::Floats; N];
+
+    /// As [`dots`](Simd::dots) without an offset, times a scale. The products are below 2²⁴.
+    fn scaled_dots<const MAX: u8, const N: usize>(
+        self,
+        w: &[Self::Bytes; 8],
+        scale: Self::Scale,
+        x: TokenBlocks<N>,
+    ) -> [Self::Floats; N];
+
+    /// As [`signed_dots`](Simd::signed_dots), times a scale. The products are below 2²⁴.
+    fn signed_scaled_dots<const N: usize>(
+        self,
+        w: &[Self::Signed; 8],
+        scale: Self::Scale,
+        x: TokenBlocks<N>,
+    ) -> [Self::Floats; N];
+
+    /// As [`dots`](Simd::dots), for each half of the block times its scale. The sums of both products are below 2²⁴.
+    fn half_scaled_dots<const MAX: u8, const OFFSET: i16, const N: usize>(
+        self,
+        w: &[Self::Bytes; 8],
+        scales: Self::HalfScales,
+        x: TokenBlocks<N>,
+    ) -> [Self::Floats; N];
+
+    /// The sums of both halves of a block of each token, each times its scale. Their sums are below 2²⁴.
+    fn scaled_halves<const N: usize>(self, scales: Self::HalfScales, x: TokenBlocks<N>) -> [Self::Floats; N];
+
+    /// The same value in all lanes.
+    fn splat(self, value: f32) -> Self::Floats;
+
+    /// Sums.
+    fn add(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+
+    /// Differences.
+    fn sub(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+
+    /// Products.
+    fn mul(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+
+    /// Stores the lanes.
+    fn store(self, floats: Self::Floats, out: &mut [f32]);
+
+    /// Prefetches bytes into the cache; the hardware prefetcher does not cross the end of a row or a page.
+    fn prefetch(self, bytes: *const u8, len: usize);
+}

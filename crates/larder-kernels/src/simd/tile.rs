@@ -1,0 +1,137 @@
+//! The running sums of some tokens times the rows of a vector's lanes.
+#![allow(unsafe_code)]
+
+use super::Simd;
+use super::integers::Integers;
+use crate::block::{BLOCK, Block};
+
+/// Up to `G` groups of `N` tokens, and for each token the running sums of all lanes.
+///
+/// A block's integers are decoded once for all groups. The sums of one group are in registers.
+#[derive(Clone, Copy)]
+pub struct Tile<'a, S: Simd, const N: usize, const G: usize> {
+    simd: S,
+    x: &'a [[&'a [Block]; N]; G],
+    /// Number of groups, from 1 to `G`.
+    groups: usize,
+    /// The first block of activations that belongs to the current block of weights, and how many do.
+    at: usize,
+    each: usize,
+    sums: [[S::Floats; N]; G],
+}
+
+impl<'a, S: Simd, const N: usize, const G: usize> Tile<'a, S, N, G> {
+    #[inline(always)]
+    pub fn new(simd: S, x: &'a [[&'a [Block]; N]; G], groups: usize) -> Self {
+        assert!(0 < groups && groups <= G, "a tile has one to {G} groups");
+        Tile { simd, x, groups, at: 0, each: 0, sums: [[simd.splat(0.0); N]; G] }
+    }
+
+    /// Goes on to `each` blocks of activations from number `at` on.
+    ///
+    /// # Safety
+    /// All tokens of the groups have these blocks.
+    #[inline(always)]
+    pub unsafe fn go_to(&mut self, at: usize, each: usize) {
+        (self.at, self.each) = (at, each);
+    }
+
+    /// Stores the sums of token `t` of the tile.
+    #[inline(always)]
+    pub fn store(&self, t: usize, lanes: &mut [f32]) {
+        self.simd.store(self.sums[t / N][t % N], lanes);
+    }
+
+    /// Adds `dots · (d · e)`, where `dots` are the products of the integers with block `i` of the activations and `e` is
+    /// its scale.
+    #[inline(always)]
+    pub fn add(&mut self, i: usize, w: &impl Integers<S>, d: S::Floats) {
+        let simd = self.simd;
+        for group in 0..self.groups() {
+            let x = self.tokens(group, i);
+            let dots = w.dots(simd, x);
+            for t in 0..N {
+                let scaled = simd.mul(dots[t], simd.mul(d, simd.splat(x.0[t].d)));
+                self.sums[group][t] = simd.add(self.sums[group][t], scaled);
+            }
+        }
+    }
+
+    /// Adds `dots · (d · e) − min · (e · s)`, as [`add`](Tile::add), where `s` is the sum of the activations.
+    #[inline(always)]
+    pub fn add_above(&mut self, i: usize, w: &impl Integers<S>, d: S::Floats, min: S::Floats) {
+        let simd = self.simd;
+        for group in 0..self.groups() {
+            let x = self.tokens(group, i);
+            let dots = w.dots(simd, x);
+            for t in 0..N {
+                let scaled = simd.mul(dots[t], simd.mul(d, simd.splat(x.0[t].d)));
+                let offset = simd.mul(min, simd.splat(x.0[t].d_sum));
+                self.sums[group][t] = simd.add(self.sums[group][t], simd.sub(scaled, offset));
+            }
+        }
+    }
+
+    /// Adds `dots · (d · e) − below · (dmin · e)`, as [`add`](Tile::add), where `below` is the sum of each half of the
+    /// activations times its minimum.
+    #[inline(always)]
+    pub fn add_above_halves(
+        &mut self,
+        i: usize,
+        w: &impl Integers<S>,
+        d: S::Floats,
+        minima: S::HalfScales,
+        dmin: S::Floats,
+    ) {
+        let simd = self.simd;
+        for group in 0..self.groups() {
+            let x = self.tokens(group, i);
+            let (dots, below) = (w.dots(simd, x), simd.scaled_halves(minima, x));
+            for t in 0..N {
+                let e = simd.splat(x.0[t].d);
+                let (scaled, below) = (simd.mul(dots[t], simd.mul(d, e)), simd.mul(below[t], simd.mul(dmin, e)));
+                self.sums[group][t] = simd.add(self.sums[group][t], simd.sub(scaled, below));
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn groups(&self) -> usize {
+        if G == 1 { 1 } else { self.groups }
+    }
+
+    /// Block `i` of the current block of each token of a group.
+    #[inline(always)]
+    fn tokens(&self, group: usize, i: usize) -> TokenBlocks<'a, N> {
+        assert!(i < self.each, "the current block has fewer blocks of {BLOCK} values");
+        let x = &self.x[group];
+        let mut blocks = [&Block::ZERO; N];
+        for t in 0..N {
+            // SAFETY: the tokens have `each` blocks from `at` on, as `go_to` requires.
+            blocks[t] = unsafe { x[t].get_unchecked(self.at + i) };
+        }
+        TokenBlocks(blocks)
+    }
+}
+
+/// One block of activations of each token.
+#[derive(Clone, Copy)]
+pub struct TokenBlocks<'a, const N: usize>(pub [&'a Block; N]);
+
+impl<const N: usize> TokenBlocks<'_, N> {
+    /// Activations `4 · k` and the next three of a token, as the bytes of an integer.
+    #[inline(always)]
+    pub fn four(&self, t: usize, k: usize) -> i32 {
+        let q = &self.0[t].q[4 * k..4 * k + 4];
+        // SAFETY: four bytes.
+        unsafe { q.as_ptr().cast::<i32>().read_unaligned() }
+    }
+
+    /// The sums of both halves of a token's block, as the 16-bit halves of an integer.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    pub fn halves(&self, t: usize) -> i32 {
+        // SAFETY: four bytes.
+        unsafe { self.0[t].halves.as_ptr().cast::<i32>().read_unaligned() }
+    }
+}
