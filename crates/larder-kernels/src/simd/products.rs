@@ -14,7 +14,7 @@ use crate::kernel_set::Sums;
 use crate::weights::Panel;
 
 /// Groups of tokens for which a block is decoded once.
-const GROUPS: usize = 8;
+const GROUPS: usize = 4;
 
 /// Products of one or two panels with some tokens: `out [panels, tokens]`.
 ///
@@ -81,7 +81,8 @@ fn by_tokens<S: Simd, F: BlockFormat, const INTERLEAVED: bool, const VECTORS: us
         } else if const { INTERLEAVED && S::TOKENS == 4 } && left == 3 {
             tile::<S, F, INTERLEAVED, VECTORS, 3, 1>(simd, rest, out)
         } else if const { INTERLEAVED && S::TOKENS == 8 } && left <= 4 {
-            tile::<S, F, INTERLEAVED, VECTORS, 4, 1>(simd, rest, out)
+            // Not one, because the compiler would mix the groups of a large block, which do not fit the registers.
+            tile::<S, F, INTERLEAVED, VECTORS, 4, 2>(simd, rest, out)
         } else if const { S::TOKENS == 8 } {
             tile::<S, F, INTERLEAVED, VECTORS, 8, GROUPS>(simd, rest, out)
         } else {
