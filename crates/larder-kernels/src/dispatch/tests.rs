@@ -234,3 +234,39 @@ fn odd_scales_give_the_same_in_every_set() {
         }
     }
 }
+
+/// Billions of multiplications and additions per second of one call: two panels of 2,048 columns, in the cache.
+fn rate(set: &KernelSet, kind: NumberFormat, tokens: usize) -> f64 {
+    let (rows, cols) = (2 * larder_core::ROW_GROUP, 2048);
+    let mut noise = Noise::new(9);
+    let plain = noise.weights(kind, rows, cols);
+    let bytes = ordered(kind, RowOrder::best(kind), rows, cols, &plain);
+    let weights = WeightMatrix { kind, order: RowOrder::best(kind), rows, cols, bytes: &bytes[1..] };
+    let mut x = Inputs::new();
+    x.fill(&noise.values(tokens * cols), cols, true);
+    let x: Vec<_> = (0..tokens).map(|t| x.blocks(t)).collect();
+    let panels = [weights.panels().get(0), weights.panels().get(1)];
+    let mut sums = vec![Sums::default(); 2 * tokens];
+    let once = |_| {
+        let start = std::time::Instant::now();
+        (set.blocks)(&panels, &x, &mut sums);
+        start.elapsed().as_secs_f64()
+    };
+    let best = (0..2000 / tokens + 20).map(once).fold(f64::MAX, f64::min);
+    2.0 * (rows * cols * tokens) as f64 / best / 1e9
+}
+
+#[test]
+#[ignore = "measures: prints the rate of every set"]
+fn every_set_is_faster_than_the_definition() {
+    println!("{:8}{}", "", all().map(|set| format!("{:>24}", set.name)).collect::<String>());
+    for kind in NumberFormat::ALL.into_iter().filter(|kind| !kind.is_float()) {
+        let rates: Vec<_> = all().map(|set| [1, 4, 16, 64].map(|tokens| rate(&set, kind, tokens))).collect();
+        let cells = rates.iter().map(|rates| rates.map(|rate| format!("{rate:6.1}")).concat());
+        println!("{:8}{}", kind.name(), cells.collect::<String>());
+        let definition = rates.last().expect("the definition is a set");
+        for rates in &rates[..rates.len() - 1] {
+            assert!(rates.iter().zip(definition).all(|(rate, slow)| rate > slow), "{kind}: {rates:?}");
+        }
+    }
+}
