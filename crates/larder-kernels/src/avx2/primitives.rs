@@ -4,6 +4,8 @@
 //! subtracted by way of the sums of the activations, or pass their sign to the activations. Sums of pairs stay in 16 bits as
 //! long as they cannot overflow; the step to 32 bits multiplies by the scale where that is an integer.
 #![allow(unsafe_code)]
+// The number of a token, a row or a run is the index of several arrays.
+#![allow(clippy::needless_range_loop)]
 
 use std::arch::asm;
 use std::arch::is_x86_feature_detected;

@@ -4,6 +4,8 @@
 //! raised by 128 to be unsigned. What offset weights have is subtracted from the start, by way of the sums of the
 //! activations. Integer scales are multiplied as floats, which is exact below 2²⁴.
 #![allow(unsafe_code)]
+// The number of a token, a row or a run is the index of several arrays.
+#![allow(clippy::needless_range_loop)]
 
 use std::arch::is_x86_feature_detected;
 use std::arch::x86_64::*;

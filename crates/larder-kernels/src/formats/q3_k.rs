@@ -1,5 +1,7 @@
 //! `q3_k`: 256 values in groups of sixteen; 32 bytes with the third bits, 64 with the other two, sixteen 6-bit scales in twelve
 //! bytes, and the f16 scale of the scales. The offset of the values is 4, that of the scales 32.
+// The number of a token, a row or a run is the index of several arrays.
+#![allow(clippy::needless_range_loop)]
 
 use larder_core::NumberFormat;
 

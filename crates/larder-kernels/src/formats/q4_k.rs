@@ -109,7 +109,7 @@ pub fn group_nibbles<S: Simd, const INTERLEAVED: bool>(
 ) -> [S::Bytes; 8] {
     let mut w = block.eight_runs(first);
     for w in &mut w {
-        *w = if g % 2 == 0 { low(block.simd, *w) } else { high(block.simd, *w) };
+        *w = if g.is_multiple_of(2) { low(block.simd, *w) } else { high(block.simd, *w) };
     }
     w
 }

@@ -1,4 +1,6 @@
 //! `q5_0`: 32 values; an f16 scale, four bytes with the fifth bit of each value, and nibbles. The offset is 16.
+// The number of a token, a row or a run is the index of several arrays.
+#![allow(clippy::needless_range_loop)]
 
 use larder_core::NumberFormat;
 
@@ -43,7 +45,7 @@ fn quants(block: &[u8; 22]) -> [i8; 32] {
 pub fn with_fifths(bytes: &[u8]) -> [i8; 32] {
     let fifths = u32::from_le_bytes(*sized(&bytes[..4]));
     let low = nibbles(&bytes[4..]);
-    std::array::from_fn(|i| (low[i] | (fifths >> i & 1) as u8 * 16) as i8)
+    std::array::from_fn(|i| (low[i] | ((fifths >> i & 1) as u8 * 16)) as i8)
 }
 
 /// The integers of blocks whose other bytes than scales are as [`with_fifths`] has them.

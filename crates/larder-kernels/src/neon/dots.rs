@@ -1,5 +1,7 @@
 //! Sums of products of bytes, with the instructions in which processors differ.
 #![allow(unsafe_code)]
+// The number of a token, a row or a run is the index of several arrays.
+#![allow(clippy::needless_range_loop)]
 
 use std::arch::aarch64::*;
 use std::arch::{asm, is_aarch64_feature_detected};

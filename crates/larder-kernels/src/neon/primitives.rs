@@ -3,6 +3,8 @@
 //! Bytes are multiplied as signed ones, so signed weights need nothing, and unsigned ones stay below 128. An offset of the
 //! weights is subtracted by way of the sums of the activations.
 #![allow(unsafe_code)]
+// The number of a token, a row or a run is the index of several arrays.
+#![allow(clippy::needless_range_loop)]
 
 use std::arch::aarch64::*;
 use std::arch::asm;

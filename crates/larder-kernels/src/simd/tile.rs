@@ -1,5 +1,7 @@
 //! The running sums of some tokens times the rows of a vector's lanes.
 #![allow(unsafe_code)]
+// The number of a token, a row or a run is the index of several arrays.
+#![allow(clippy::needless_range_loop)]
 
 use super::Simd;
 use super::integers::Integers;
