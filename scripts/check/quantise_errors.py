@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Prints the error that ggml's quantiser makes on Gaussian noise, which the test of larder's own quantiser compares with.
 
-Needs Python 3.10 or newer, gguf 0.19, numpy, and a build of ggml as a shared library (libggml-base.so, as llama.cpp builds it):
+Needs Python 3.10 or newer, gguf 0.19, numpy, and a build of ggml as a shared library (libggml-base.so, as llama.cpp
+builds it):
 
     python scripts/check/quantise_errors.py LIBRARY
 
-The noise is that of `crates/larder-store/src/quantize/tests.rs`: 16384 values, each the sum of twelve numbers of a linear congruential
-generator, so that both have the same bits.
+The noise is that of `crates/larder-store/src/quantize/tests.rs`: 16384 values, each the sum of twelve numbers of a
+linear congruential generator, so that both have the same bits.
 """
 
 import ctypes

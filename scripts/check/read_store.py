@@ -22,7 +22,13 @@ except ImportError:
 
 PAGE, RECORD, ALIGN, TABLE_BLOCK = 4096, 65536, 64, 65536
 BLOCKS = {"f32": (1, 4), "f16": (1, 2), "bf16": (1, 2), "q8_0": (32, 34), "q4_0": (32, 18),
-          "q4_k": (256, 144), "q5_k": (256, 176), "q6_k": (256, 210)}
+          "q4_1": (32, 20), "q5_0": (32, 22), "q5_1": (32, 24), "iq4_nl": (32, 18), "mxfp4": (32, 17),
+          "q2_k": (256, 84), "q3_k": (256, 110), "q4_k": (256, 144), "q5_k": (256, 176), "q6_k": (256, 210), "iq4_xs": (256, 136)}
+# Number and bytes of the scales at the start of a block.
+SCALES = {"q8_0": (1, 2), "q4_0": (1, 2), "q4_1": (2, 2), "q5_0": (1, 2), "q5_1": (2, 2), "iq4_nl": (1, 2),
+          "mxfp4": (1, 1)}
+LEVELS = {"iq4_nl": [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113],
+          "mxfp4": [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]}
 DTYPES = {"f32": "F32", "f16": "F16", "bf16": "BF16"}
 
 
@@ -81,15 +87,18 @@ def rows_of(data, kind, rows, cols, order):
         values, size = BLOCKS[kind]
         for first in range(0, rows - 7, 8):
             blocks = np.frombuffer(data, np.uint8)[first * width:][:8 * width].reshape(cols // values, 8 * size)
-            scales, rest = blocks[:, :16].reshape(-1, 8, 2), blocks[:, 16:].reshape(-1, (size - 2) // 4, 8, 4)
-            rest = rest.transpose(0, 2, 1, 3).reshape(-1, 8, size - 2)
+            count, scale = SCALES[kind]
+            head = count * scale
+            scales = blocks[:, :8 * head].reshape(-1, count, 8, scale).transpose(0, 2, 1, 3).reshape(-1, 8, head)
+            rest = blocks[:, 8 * head:].reshape(-1, (size - head) // 4, 8, 4)
+            rest = rest.transpose(0, 2, 1, 3).reshape(-1, 8, size - head)
             all_rows[first:first + 8] = np.concatenate([scales, rest], 2).transpose(1, 0, 2).reshape(8, width)
     return all_rows
 
 
 def values_of(data, kind, rows, cols, order):
-    """The values of a matrix, for the formats that larder writes; None for the others."""
-    if kind not in (*DTYPES, "q8_0", "q4_0"):
+    """The values of a matrix, for formats with blocks of at most 32 values; None for the others."""
+    if kind not in (*DTYPES, *SCALES):
         return None
     raw = rows_of(data, kind, rows, cols, order)
     if kind in ("f32", "f16"):
@@ -97,12 +106,22 @@ def values_of(data, kind, rows, cols, order):
     if kind == "bf16":
         return (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
     blocks = raw.reshape(rows, cols // 32, -1)
-    scale, codes = blocks[..., :2].copy().view("<f2").astype(np.float32), blocks[..., 2:]
-    if kind == "q4_0":
-        codes = np.concatenate([codes & 15, codes >> 4], 2).astype(np.float32) - 8
+    head = SCALES[kind][0] * SCALES[kind][1]
+    if kind == "mxfp4":
+        scales = np.ldexp(np.float32(1), blocks[..., :1].astype(np.int32) - 128)
     else:
-        codes = codes.copy().view(np.int8).astype(np.float32)
-    return (scale * codes).reshape(rows, cols)
+        scales = blocks[..., :head].copy().view("<f2").astype(np.float32)
+    if kind == "q8_0":
+        codes = blocks[..., head:].copy().view(np.int8)
+    else:
+        codes = np.concatenate([blocks[..., -16:] & 15, blocks[..., -16:] >> 4], 2)
+        if kind in ("q5_0", "q5_1"):
+            codes |= np.unpackbits(blocks[..., head:head + 4], axis=2, bitorder="little") << 4
+        if kind in LEVELS:
+            codes = np.array(LEVELS[kind], np.float32)[codes]
+    codes = codes.astype(np.float32) - {"q4_0": 8, "q5_0": 16}.get(kind, 0)
+    least = scales[..., 1:] if kind in ("q4_1", "q5_1") else np.float32(0)
+    return (scales[..., :1] * codes + least).reshape(rows, cols)
 
 
 def read_shard(path, manifest, files, row, expert):

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Writes blocks of each block format with the values that the Python package gguf gives them, for the tests of larder-kernels.
+"""Writes blocks of each block format with the values that the Python package gguf gives them, for the tests of
+larder-kernels.
 
 Needs Python 3.10 or newer, gguf 0.19 and numpy. Run by hand:
 
     python scripts/make/make_blocks.py [OUT]
 
-Each file has the bytes of some blocks and, behind them, all their values as f32. Blocks are random bits; some have scales that are
-zero, subnormal, infinite or NaN. It gives the same bytes every time.
+Each file has the bytes of some blocks and, behind them, all their values as f32. Blocks are random bits; some have
+scales that are zero, subnormal, infinite or NaN. It gives the same bytes every time.
 """
 
 import random

@@ -6,8 +6,8 @@ pub const IQ4_NL_LEVELS: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1
 /// Twice what the sixteen nibbles of `mxfp4` stand for, so that they are integers.
 pub const MXFP4_LEVELS: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
-/// The scale that belongs to [`MXFP4_LEVELS`]: 2^(exponent − 128); the two smallest are subnormal. The standard's NaN, 255, is
-/// 2^127, as it is to ggml.
+/// The scale that belongs to [`MXFP4_LEVELS`]: 2^(exponent − 128); the two smallest are subnormal. The standard's NaN,
+/// 255, is 2^127, as it is to ggml.
 #[inline]
 pub const fn mxfp4_scale(exponent: u8) -> f32 {
     f32::from_bits(match exponent {

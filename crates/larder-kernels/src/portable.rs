@@ -1,9 +1,9 @@
-//! The definition of every product, in portable Rust. All other instruction sets give the same bits: multiplications and
-//! additions of f32 are the ones written here, in this order, and never fused; sums of integers are exact.
+//! The definition of every product, in portable Rust. All other instruction sets give the same bits: multiplications
+//! and additions of f32 are the ones written here, in this order, and never fused; sums of integers are exact.
 //!
-//! For quantised weights, the result of a row is one f32 to which the blocks of 32 values are added in order. `d` is the
-//! scale of the weights and `q` their integers; `e` is the scale of the activations, `x` their integers, and `s = Σ x`. Sums
-//! with an index are over the first or the second half of the block:
+//! For quantised weights, the result of a row is one f32 to which the blocks of 32 values are added in order. `d` is
+//! the scale of the weights and `q` their integers; `e` is the scale of the activations, `x` their integers, and `s = Σ
+//! x`. Sums with an index are over the first or the second half of the block:
 //!
 //! | format | added for a block of 32 |
 //! |---|---|
@@ -14,7 +14,8 @@
 //! | `q3_k`, `q6_k` | `(scale₀ · Σ₀ q·x + scale₁ · Σ₁ q·x) · (d · e)` |
 //! | `q2_k` | `(scale₀ · Σ₀ q·x + scale₁ · Σ₁ q·x) · (d · e) − (min₀ · s₀ + min₁ · s₁) · (dmin · e)` |
 //!
-//! The expressions in brackets of integers are integers, exact and below 2^24, so that their conversion to f32 is exact as well.
+//! The expressions in brackets of integers are integers, exact and below 2^24, so that their conversion to f32 is exact
+//! as well.
 //!
 //! For floats it is [`dot`](crate::dot::dot) of the widened row.
 

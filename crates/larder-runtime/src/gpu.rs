@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use larder_cache::two_tiers::Device;
-use larder_core::ExpertLayout;
+use larder_core::{ExpertLayout, NumberFormat};
 use larder_model::{DeviceAttention, DeviceExperts, DeviceProducts};
 
 use crate::options::{DeviceKind, DeviceOptions, Setting};
@@ -26,6 +26,8 @@ pub struct GpuParts {
     pub attention: Arc<dyn DeviceAttention>,
     /// How memory is copied to the GPU, for the footer; known after the first copies.
     pub how: Box<dyn Display + Send>,
+    /// Refuses a number format for which it has no kernels.
+    pub check_kind: fn(NumberFormat) -> Result<()>,
     /// Measures its throughput with experts of one layout, of which the given number are computed together.
     pub measure: Measure,
 }
@@ -98,7 +100,8 @@ mod real {
             })
         };
         let (name, free) = (facts.name, facts.free_bytes);
-        Ok(GpuParts { name, free, link, bench, products, attention, how, measure: Box::new(measure) })
+        let check_kind = |kind| larder_cuda::check_kind(kind).context(Setting::Device);
+        Ok(GpuParts { name, free, link, bench, products, attention, how, check_kind, measure: Box::new(measure) })
     }
 
     /// An emulated GPU with 1 GiB of memory, which is not allocated until it is used.

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use larder_core::{Blueprint, TensorSpec};
+use larder_core::{Blueprint, NumberFormat, TensorSpec};
 use larder_engine::{ChatTemplate, GenerationConfig, Tokenizer, TokenizerConfig};
 use larder_model::{AllResident, ComputeContext, Decoder, embedding_cache_bytes};
 use larder_store::reader::Slot;
@@ -131,13 +131,25 @@ impl OpenModel {
     /// the embedding even if it is the output head too.
     pub fn resident_on_device(&self) -> Result<(Vec<u64>, u64)> {
         let (all, _) = self.bytes()?;
-        let own_head = self.has_own_head();
-        let on_device = |t: &&TensorSpec| t.product && (t.name != EMBEDDING || !own_head);
-        let on_device: Vec<u64> =
-            self.blueprint.resident.iter().filter(on_device).map(|t| self.resident_bytes(t)).collect();
-        let kept = if own_head { 0 } else { self.source().meta(EMBEDDING).map_or(0, |m| m.bytes as u64) };
+        let on_device: Vec<u64> = self.device_weights().map(|t| self.resident_bytes(t)).collect();
+        let kept = if self.has_own_head() { 0 } else { self.source().meta(EMBEDDING).map_or(0, |m| m.bytes as u64) };
         let in_memory = all - on_device.iter().sum::<u64>() + kept;
         Ok((on_device, in_memory))
+    }
+
+    /// The number formats of experts and resident weights that a device would compute with.
+    pub fn kinds_on_device(&self) -> Result<Vec<NumberFormat>> {
+        let experts = self.experts()?;
+        let layouts = self.blueprint.geometry.moe_layers.iter().map(|layer| experts.as_dyn().layout(*layer).kinds());
+        let mut kinds: Vec<_> = layouts.flat_map(|kinds| kinds.iter().copied().collect::<Vec<_>>()).collect();
+        kinds.extend(self.device_weights().filter_map(|t| self.source().meta(&t.name)).map(|meta| meta.kind));
+        Ok(kinds)
+    }
+
+    /// The resident weights that a device keeps.
+    fn device_weights(&self) -> impl Iterator<Item = &TensorSpec> {
+        let own_head = self.has_own_head();
+        self.blueprint.resident.iter().filter(move |t| t.product && (t.name != EMBEDDING || !own_head))
     }
 
     /// Bytes of a resident weight after loading; of a matrix that stays on the SSD, those of its cache.

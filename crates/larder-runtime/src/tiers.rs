@@ -107,6 +107,7 @@ pub fn tier_inputs<'a>(
     inputs: PlanInputs<'a>,
     gpu: &GpuParts,
 ) -> Result<(PlanInputs<'a>, Vram)> {
+    model.kinds_on_device()?.into_iter().try_for_each(gpu.check_kind)?;
     let (on_device, in_memory) = model.resident_on_device()?;
     let vram = Vram {
         name: gpu.name.clone(),

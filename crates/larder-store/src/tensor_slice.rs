@@ -228,8 +228,8 @@ pub(crate) fn choose_format(
     }
 }
 
-/// What rows of `cols` values, which are not whole blocks of `kind`, are stored as instead: in blocks of 32 with at least as many
-/// bits, as llama.cpp does, or as f16.
+/// What rows of `cols` values, which are not whole blocks of `kind`, are stored as instead: in blocks of 32 with at
+/// least as many bits, as llama.cpp does, or as f16.
 fn for_other_rows(kind: NumberFormat, cols: usize) -> NumberFormat {
     let smaller_blocks = match kind {
         NumberFormat::Q2K | NumberFormat::Q3K => NumberFormat::Q4_0,

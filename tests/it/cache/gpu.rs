@@ -94,6 +94,23 @@ fn logits_of_golden_models_are_those_of_the_processor() {
     }
 }
 
+/// Said by the plan, before anything is loaded.
+#[test]
+fn number_formats_without_kernels_are_refused() {
+    if no_emulator() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let store = folder.path().join("store");
+    let (store, golden) = (store.to_str().unwrap(), fixture("golden/olmoe"));
+    larder_ok(&["convert", golden.to_str().unwrap(), store, "--experts", "mxfp4"]);
+    for command in [&["plan"][..], &["run", "-p", "a", "-n", "1"]] {
+        let said = larder_refuses(&[command, &["-m", store, "--device", "emulated"]].concat());
+        let why = "the GPU has no kernels for weights in mxfp4; it has them for f32, f16, bf16, q8_0, q4_0, q4_k";
+        assert!(said.contains(why), "{said}");
+    }
+}
+
 #[test]
 fn routing_by_what_is_there_sees_both_tiers() {
     if no_emulator() {

@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use larder_core::{ExpertId, LayerIdx, NumberFormat, Tensors};
-use larder_store::{ExpertSource, Gguf, Source, Store, encode};
+use larder_core::{LayerIdx, NumberFormat};
+use larder_store::{ExpertSource, Store, encode};
 
 use super::convert::{contents, convert, logits_with, text};
+use super::number_formats::PatchedGguf;
 use crate::support::{command, fixture, larder_ok, larder_refuses};
 
 const OLD: [&str; 2] = ["v1-uniform", "v1-mixed"];
@@ -99,33 +100,16 @@ fn experts_of_several_sizes_stream_with_the_bits_of_the_checkpoint() {
 }
 
 /// A GGUF file whose `down` matrices are q4_0 in layer 0 and f16 in layer 1, as files named after a mix of formats have
-/// them: the new data are appended, and the tensor's entry points to them.
+/// them.
 fn mixed_gguf(path: &Path) {
-    let golden = fixture("fixtures/gguf/tiny-olmoe-q4_0.gguf");
-    let mut bytes = std::fs::read(&golden).unwrap();
-    let source = Gguf::open(&golden).unwrap();
-    let name = source.expert_names().unwrap().matrices.down.tensor_name(LayerIdx(1), ExpertId(0));
-    let meta = source.meta(&name).unwrap();
-    assert_eq!(meta.kind, NumberFormat::Q4_0);
-    let mut stored = vec![0; meta.bytes];
-    source.read(&name, 0, &mut stored).unwrap();
-    let find = |bytes: &[u8], what: &[u8]| bytes.windows(what.len()).position(|window| window == what).unwrap();
-    // Behind its name, a tensor has the number of its dimensions, the dimensions, the number of its type and the offset.
-    let kind = find(&bytes, name.as_bytes()) + name.len() + 4 + 8 * meta.shape.len();
-    let offset = kind + 4;
-    assert_eq!(bytes[kind..offset], 2u32.to_le_bytes());
-    let old = u64::from_le_bytes(bytes[offset..][..8].try_into().unwrap());
-    let data_start = find(&bytes, &stored) - old as usize;
-    let values: Vec<f32> =
-        (0..meta.shape.iter().product()).map(|i: usize| (i * 37 % 101) as f32 * 0.01 - 0.5).collect();
+    let mut gguf = PatchedGguf::of("tiny-olmoe-q4_0.gguf");
+    let down = gguf.matrices(LayerIdx(1)).remove(2);
+    let (count, _) = gguf.size(&down);
+    let values: Vec<f32> = (0..count).map(|i| (i * 37 % 101) as f32 * 0.01 - 0.5).collect();
     let mut larger = vec![0; 2 * values.len()];
     encode(NumberFormat::F16, &values, &mut larger).unwrap();
-    let end = (bytes.len() - data_start).next_multiple_of(32);
-    bytes.resize(data_start + end, 0);
-    bytes.extend(larger);
-    bytes[kind..offset].copy_from_slice(&1u32.to_le_bytes());
-    bytes[offset..][..8].copy_from_slice(&(end as u64).to_le_bytes());
-    std::fs::write(path, bytes).unwrap();
+    gguf.replace(&down, 1, &larger);
+    gguf.write(path);
 }
 
 #[test]
@@ -246,6 +230,8 @@ fn a_second_reader_reads_every_form_of_store() {
         (golden("olmoe"), "1", "--experts q8_0 --resident q8_0 --small-copy q4_0"),
         (golden("qwen3_moe"), "1", "--experts q4_0 --resident q8_0"),
         (golden("mixtral"), "0", "--experts bf16"),
+        (golden("mixtral"), "0", "--experts mxfp4"),
+        (golden("mixtral"), "0", "--experts q5_1"),
         (mixed, "1", "--experts keep"),
         (fixture("fixtures/gguf/tiny-qwen3moe-q4_k.gguf"), "0", "--experts keep"),
     ]

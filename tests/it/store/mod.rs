@@ -6,5 +6,6 @@ mod faults;
 mod formats;
 mod hostile;
 mod identity;
+mod number_formats;
 mod pipes;
 mod strangers;

@@ -1,5 +1,5 @@
-//! `iq4_xs`: 256 values in groups of 32; the f16 scale of the scales, two bytes with the high two bits of the eight 6-bit scales,
-//! four with their low four bits, and nibbles as in `iq4_nl`. The offset of the scales is 32.
+//! `iq4_xs`: 256 values in groups of 32; the f16 scale of the scales, two bytes with the high two bits of the eight
+//! 6-bit scales, four with their low four bits, and nibbles as in `iq4_nl`. The offset of the scales is 32.
 
 use larder_core::{IQ4_NL_LEVELS, NumberFormat};
 

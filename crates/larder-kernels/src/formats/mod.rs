@@ -1,7 +1,8 @@
 //! Number formats: dequantised (widened) to f32, and the product of a block with activations in portable Rust.
 //!
-//! A block format is one file of this folder and one row of [`TABLE`]. Everything here is a definition: `widen` is what the exact
-//! product is measured against, and the products in SIMD ([`BlockFormat::add_rows`]) give the bits of [`BlockFormat::add`].
+//! A block format is one file of this folder and one row of [`TABLE`]. Everything here is a definition: `widen` is what
+//! the exact product is measured against, and the products in SIMD ([`BlockFormat::add_rows`]) give the bits of
+//! [`BlockFormat::add`].
 
 pub mod iq4_nl;
 pub mod iq4_xs;

@@ -1,5 +1,5 @@
-//! `mxfp4`: 32 values; one byte with the exponent of their scale, and nibbles that are floats of four bits (a sign, two bits of
-//! exponent, one of mantissa). [`MXFP4_LEVELS`] has twice what they stand for, so that they are integers.
+//! `mxfp4`: 32 values; one byte with the exponent of their scale, and nibbles that are floats of four bits (a sign, two
+//! bits of exponent, one of mantissa). [`MXFP4_LEVELS`] has twice what they stand for, so that they are integers.
 
 use larder_core::{MXFP4_LEVELS, NumberFormat, mxfp4_scale};
 

@@ -1,5 +1,5 @@
-//! `q2_k`: 256 values in groups of sixteen; for each group a byte with a 4-bit scale and, above it, a 4-bit minimum; 64 bytes
-//! of values; the f16 scale of the scales and that of the minima.
+//! `q2_k`: 256 values in groups of sixteen; for each group a byte with a 4-bit scale and, above it, a 4-bit minimum; 64
+//! bytes of values; the f16 scale of the scales and that of the minima.
 
 use larder_core::NumberFormat;
 

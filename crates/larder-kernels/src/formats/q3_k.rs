@@ -1,5 +1,5 @@
-//! `q3_k`: 256 values in groups of sixteen; 32 bytes with the third bits, 64 with the other two, sixteen 6-bit scales in twelve
-//! bytes, and the f16 scale of the scales. The offset of the values is 4, that of the scales 32.
+//! `q3_k`: 256 values in groups of sixteen; 32 bytes with the third bits, 64 with the other two, sixteen 6-bit scales
+//! in twelve bytes, and the f16 scale of the scales. The offset of the values is 4, that of the scales 32.
 // The number of a token, a row or a run is the index of several arrays.
 #![allow(clippy::needless_range_loop)]
 
@@ -56,8 +56,9 @@ fn quants(block: &[u8; 110]) -> [i8; 256] {
     quants
 }
 
-/// The scales of the sixteen groups, −32 to 31. The low nibbles of eight bytes are the low bits of the first eight scales, the
-/// high nibbles those of the last eight; four more bytes hold the high bits, of scale `g` from bit `2 · (g / 4)` of byte `g % 4`.
+/// The scales of the sixteen groups, −32 to 31. The low nibbles of eight bytes are the low bits of the first eight
+/// scales, the high nibbles those of the last eight; four more bytes hold the high bits, of scale `g` from bit `2 · (g
+/// / 4)` of byte `g % 4`.
 fn scales(packed: &[u8]) -> [i8; 16] {
     std::array::from_fn(|g| {
         let (low, high) = (packed[g % 8] >> (4 * (g / 8)) & 15, packed[8 + g % 4] >> (2 * (g / 4)) & 3);

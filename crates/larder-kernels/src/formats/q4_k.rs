@@ -1,5 +1,5 @@
-//! `q4_k`: 256 values in groups of 32; the f16 scale of the scales and that of the minima, twelve bytes with 6-bit scales and
-//! minima, and nibbles.
+//! `q4_k`: 256 values in groups of 32; the f16 scale of the scales and that of the minima, twelve bytes with 6-bit
+//! scales and minima, and nibbles.
 
 use larder_core::NumberFormat;
 

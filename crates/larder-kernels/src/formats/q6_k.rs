@@ -1,5 +1,5 @@
-//! `q6_k`: 256 values in groups of sixteen; 128 bytes with their low nibbles, 64 with the other two bits, sixteen signed bytes of
-//! scales, and the f16 scale of the scales. The offset is 32.
+//! `q6_k`: 256 values in groups of sixteen; 128 bytes with their low nibbles, 64 with the other two bits, sixteen
+//! signed bytes of scales, and the f16 scale of the scales. The offset is 32.
 
 use larder_core::NumberFormat;
 

@@ -42,8 +42,8 @@ impl BlockFormat for Q8_0 {
     }
 }
 
-/// Stores a row of values as `q8_0`, the last block filled up with zeros. The scale is rounded to f16 before values are divided by
-/// it; a block with a value that is not finite becomes NaN.
+/// Stores a row of values as `q8_0`, the last block filled up with zeros. The scale is rounded to f16 before values are
+/// divided by it; a block with a value that is not finite becomes NaN.
 ///
 /// # Panics
 /// If `bytes` is not exactly the blocks that hold `values`.

@@ -63,8 +63,8 @@ struct Minima<const GROUPS: usize> {
     codes: [u8; SUPER],
 }
 
-/// Integers from 0 to `most`, scales and minima from 0 to `most_scale`. Stores the scale of the scales and that of the minima at the
-/// start of `out`.
+/// Integers from 0 to `most`, scales and minima from 0 to `most_scale`. Stores the scale of the scales and that of the
+/// minima at the start of `out`.
 fn with_minima<const GROUPS: usize>(
     values: &[f32; SUPER],
     most: f32,
@@ -92,8 +92,8 @@ fn with_minima<const GROUPS: usize>(
     minima
 }
 
-/// Integers from `−most` to `most − 1`, scales from `least_scale` to `−least_scale − 1`. Stores the scale of the scales at the start of
-/// `out`.
+/// Integers from `−most` to `most − 1`, scales from `least_scale` to `−least_scale − 1`. Stores the scale of the scales
+/// at the start of `out`.
 fn with_scales<const GROUPS: usize>(
     values: &[f32; SUPER],
     most: f32,
@@ -114,8 +114,8 @@ fn with_scales<const GROUPS: usize>(
     (scales, codes)
 }
 
-/// The scales that `find` gives to the groups as integers from `least` to `−least − 1`, and the scale of these scales, which is stored
-/// at the start of `out`.
+/// The scales that `find` gives to the groups as integers from `least` to `−least − 1`, and the scale of these scales,
+/// which is stored at the start of `out`.
 pub fn integer_scales<const GROUPS: usize>(
     values: &[f32; SUPER],
     least: f32,
@@ -148,8 +148,9 @@ fn pack_grouped_nibbles(codes: &[u8; SUPER], out: &mut [u8]) {
     }
 }
 
-/// Stores eight scales and minima of six bits in twelve bytes: those of the first four groups in the low bits of four bytes each; of the
-/// others the low nibbles together in four more bytes, and the two high bits above those of the first groups.
+/// Stores eight scales and minima of six bits in twelve bytes: those of the first four groups in the low bits of four
+/// bytes each; of the others the low nibbles together in four more bytes, and the two high bits above those of the
+/// first groups.
 fn pack_sixes(scales: &[(u8, u8); 8], out: &mut [u8]) {
     for g in 0..4 {
         let ((scale, min), (later_scale, later_min)) = (scales[g], scales[g + 4]);

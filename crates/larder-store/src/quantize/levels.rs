@@ -39,8 +39,8 @@ fn iq4_code(value: f32) -> u8 {
     IQ4_NL_LEVELS.windows(2).map(|pair| u8::from(value > (f32::from(pair[0]) + f32::from(pair[1])) / 2.0)).sum()
 }
 
-/// The scale is a power of two: that with which the largest magnitude is within the levels or up to a third above them, or twice as
-/// much.
+/// The scale is a power of two: that with which the largest magnitude is within the levels or up to a third above them,
+/// or twice as much.
 pub fn mxfp4(values: &[f32; BLOCK], out: &mut [u8; 17]) {
     let largest = values.iter().fold(0, |m, v| m.max(magnitude(*v)));
     let low = ((largest >> 23) - 2).max(0) as u8;

@@ -1,5 +1,5 @@
-//! Conversion between f32 values and number formats. Block formats are written as precisely as llama.cpp's quantiser writes them without
-//! an importance matrix, or more precisely.
+//! Conversion between f32 values and number formats. Block formats are written as precisely as llama.cpp's quantiser
+//! writes them without an importance matrix, or more precisely.
 
 mod blocks32;
 mod k_quants;
@@ -30,11 +30,12 @@ fn limit(kind: NumberFormat) -> f32 {
     const HALF: f32 = 65520.0;
     match kind {
         NumberFormat::F32 | NumberFormat::Mxfp4 => f32::INFINITY,
+        NumberFormat::F16 => HALF,
         NumberFormat::Bf16 => f32::from_bits(0x7f7f_8000),
         NumberFormat::Q8_0 => HALF * 127.0,
         NumberFormat::Q4_0 => HALF * 8.0,
-        // Scales that were searched for are never above the largest magnitude.
-        _ => HALF,
+        // Scales and minima that were searched for are below twice the largest magnitude.
+        _ => HALF / 2.0,
     }
 }
 

@@ -1,16 +1,16 @@
 //! Scales by weighted least squares.
 //!
-//! A scale decides to which integers values are rounded, and the integers decide which scale is best. So some scales are tried, each is
-//! replaced by the best one for its integers, and the one with the least error is kept. Sums are over eight lanes, whose additions
-//! compile to SIMD code and have one order on every machine.
+//! A scale decides to which integers values are rounded, and the integers decide which scale is best. So some scales
+//! are tried, each is replaced by the best one for its integers, and the one with the least error is kept. Sums are
+//! over eight lanes, whose additions compile to SIMD code and have one order on every machine.
 
 const LANES: usize = 8;
 
 /// Rounds of improving the best of the scales that were tried.
 const IMPROVEMENTS: usize = 4;
 
-/// Values of a group that have a scale, and what their errors weigh: large values more than small ones, because they matter more to
-/// a product.
+/// Values of a group that have a scale, and what their errors weigh: large values more than small ones, because they
+/// matter more to a product.
 #[derive(Clone, Copy)]
 pub struct Group<'a> {
     /// A multiple of eight.
@@ -84,11 +84,10 @@ pub fn scale(group: Group, inverses: impl Iterator<Item = f32>, nearest: impl Fn
     best.1
 }
 
-/// The scale, and a minimum of zero or less if `below` is set, with which `round((value − minimum) / scale)`, from 0 to `most`, are
-/// best.
+/// The scale, and a minimum of zero or less if `below` is set, with which `round((value − minimum) / scale)`, from 0 to
+/// `most`, are best.
 pub fn scale_and_minimum(group: Group, most: f32, below: bool) -> (f32, f32) {
-    let bound = |a: f32, b: f32| if below { a.min(0.0) + b } else { a + b };
-    let low = bound(group.values.iter().fold(f32::INFINITY, |m, v| m.min(*v)), 0.0);
+    let low = group.values.iter().fold(if below { 0.0 } else { f32::INFINITY }, |m: f32, v| m.min(*v));
     let high = group.values.iter().fold(f32::NEG_INFINITY, |m, v| m.max(*v));
     if high <= low {
         return (0.0, low);

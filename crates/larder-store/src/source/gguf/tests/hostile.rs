@@ -84,6 +84,26 @@ fn unsupported_types_are_named() {
 }
 
 #[test]
+fn rows_and_data_that_are_not_whole_blocks_are_refused() {
+    for (kind, name, values) in [
+        (3, "q4_1", 32),
+        (6, "q5_0", 32),
+        (7, "q5_1", 32),
+        (10, "q2_k", 256),
+        (11, "q3_k", 256),
+        (20, "iq4_nl", 32),
+        (23, "iq4_xs", 256),
+        (39, "mxfp4", 32),
+    ] {
+        let claim = |dims: &[u64]| GgufBuilder::new().claim(b"t", dims, kind, 0);
+        refused(&claim(&[values / 2, 4]), &format!("which is invalid for {name}"));
+        refused(&claim(&[values + 1, 2]), &format!("which is invalid for {name}"));
+        // No data follow.
+        refused(&claim(&[values, 2]), "ends before the end of its tensor 't' of");
+    }
+}
+
+#[test]
 fn invalid_offsets_are_refused() {
     let two = |second| GgufBuilder::new().counting("a", &[16], 0).claim(b"b", &[4], F32, second);
     refused(&two(32), "the overlapping tensors 'a' and 'b'");

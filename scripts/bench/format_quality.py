@@ -1,0 +1,152 @@
+#!/usr/bin/env python3
+"""Measures what each number format of the experts costs the demo model in quality, and prints a Markdown table.
+
+Needs Python 3.10 or newer, numpy, safetensors, and larder (default: target/release/larder).
+
+    python scripts/bench/format_quality.py [--larder LARDER] [--tokens N] [KIND …]
+
+The demo model's rows have 192 and 128 values, which are not whole blocks of 256. So a checkpoint in f32 is made of the
+shipped store (models/demo, in q8_0) whose hidden and inner sizes are filled up with zeros to 256; norm weights and
+epsilon are scaled so that it computes the same. Its experts are converted to each format, the resident weights stay
+f32. Perplexity is on models/demo/held-out.txt in chunks of 512 tokens; KL is the mean divergence of the next token's
+distribution from that of the f32 experts, over the first chunks.
+"""
+
+import argparse
+import json
+import math
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+ROOT = Path(__file__).parent.parent.parent
+sys.path.insert(0, str(ROOT / "scripts" / "check"))
+import read_store  # noqa: E402
+
+DEMO = ROOT / "models" / "demo"
+KINDS = "f32 bf16 q8_0 q6_k q5_k q5_1 q5_0 q4_1 q4_k iq4_nl q4_0 iq4_xs mxfp4 q3_k q2_k".split()
+SIZE, CHUNK, KL_CHUNKS = 256, 512, 8
+
+
+def run(*args, text=None):
+    result = subprocess.run([str(a) for a in args], input=text, capture_output=True, text=True)
+    if result.returncode:
+        sys.exit(f"{' '.join(map(str, args))}: {result.stderr}")
+    return result.stdout
+
+
+def resident_of(store):
+    """The resident weights as f32, by name."""
+    path = store / "resident.safetensors"
+    file = path.read_bytes()
+    tensors, metadata, _ = read_store.header_of(file, path)
+    for name, description in metadata.items():
+        kind, shape, *order, _ = description.split()
+        shape = [int(size) for size in shape.split("x")]
+        _, _, begin, _ = tensors[name]
+        rows, cols = (1, *shape) if len(shape) == 1 else shape
+        data = file[begin:begin + rows * read_store.row_bytes(kind, cols)]
+        yield name, read_store.values_of(data, kind, rows, cols, *(order or ["rows"])).reshape(shape)
+
+
+def experts_of(store, manifest):
+    """The matrices of all experts as f32, by name."""
+    files, geometry = manifest["experts"], manifest["geometry"]
+    for row, layer in enumerate(geometry["moe_layers"]):
+        for expert in range(geometry["experts"]):
+            path = store / "experts" / f"L{layer:03}" / f"E{expert:03}.safetensors"
+            data, parts = read_store.read_shard(path, manifest, files, row, expert)
+            for name, kind, rows, cols, offset in parts:
+                part = data[offset:][:rows * read_store.row_bytes(kind, cols)]
+                values = read_store.values_of(part, kind, rows, cols, files["layout"])
+                yield f"model.layers.{layer}.mlp.experts.{expert}.{name}_proj.weight", values
+
+
+def padded(name, values, hidden):
+    """Filled up with zeros, norm weights scaled."""
+    if name.endswith(("q_norm.weight", "k_norm.weight")):
+        return values
+    if values.ndim == 1:
+        values = values * math.sqrt(hidden / SIZE)
+    grow = [0] * values.ndim
+    if ".experts." in name:
+        grow = [SIZE - size for size in values.shape]
+    elif "o_proj" in name:
+        grow[0] = SIZE - hidden
+    else:
+        grow[-1] = SIZE - hidden
+    return np.pad(values.astype(np.float32), [(0, more) for more in grow])
+
+
+def make_checkpoint(larder, folder):
+    """The demo model in f32."""
+    store = folder / "store"
+    shutil.copytree(DEMO, store)
+    if json.loads((store / "larder.json").read_text())["format"] == 1:
+        run(larder, "store", "upgrade", store)
+    manifest = json.loads((store / "larder.json").read_text())
+    config, checkpoint = manifest["config"], folder / "checkpoint"
+    hidden = config["hidden_size"]
+    checkpoint.mkdir()
+    tensors = dict(resident_of(store)) | dict(experts_of(store, manifest))
+    tensors = {name: padded(name, values, hidden) for name, values in tensors.items()}
+    save_file(tensors, checkpoint / "model.safetensors")
+    config |= {
+        "hidden_size": SIZE,
+        "intermediate_size": SIZE,
+        "head_dim": hidden // config["num_attention_heads"],
+        "rms_norm_eps": config["rms_norm_eps"] * hidden / SIZE,
+    }
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        shutil.copy(store / name, checkpoint / name)
+    return checkpoint
+
+
+def distributions(larder, store, folder):
+    """Logarithms of the next token's probabilities, for the first chunks of the text."""
+    ids = json.loads(run(larder, "tokenize", "-m", store, "-", text=(DEMO / "held-out.txt").read_text()))["ids"]
+    found = []
+    for chunk in range(KL_CHUNKS):
+        (folder / "ids.json").write_text(json.dumps(ids[chunk * CHUNK:][:CHUNK]))
+        out = folder / "logits.safetensors"
+        run(larder, "logits", "-m", store, "--tokens", folder / "ids.json", "--out", out, "--force", "--preload")
+        logits = load_file(out)["full_logits"].astype(np.float64)
+        found.append(logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True))
+    return np.concatenate(found)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--larder", default=ROOT / "target" / "release" / "larder")
+    parser.add_argument("--tokens", type=int, help="use only the first N tokens for perplexity")
+    parser.add_argument("kinds", nargs="*", metavar="KIND")
+    args = parser.parse_args()
+    larder, reference, base = args.larder, None, None
+    limit = ["--tokens", args.tokens] if args.tokens else []
+    print("| experts | bits per value | perplexity | | KL |\n|---|---:|---:|---:|---:|")
+    with tempfile.TemporaryDirectory() as folder:
+        folder = Path(folder)
+        checkpoint = make_checkpoint(larder, folder)
+        for kind in dict.fromkeys(["f32", *(args.kinds or KINDS)]):
+            store = folder / kind
+            run(larder, "convert", checkpoint, store, "--experts", kind)
+            text = DEMO / "held-out.txt"
+            flags = ["-m", store, "--chunk", CHUNK, "--preload", "--json", *limit]
+            found = json.loads(run(larder, "eval", "ppl", text, *flags))
+            perplexity, logs = found["perplexity"], distributions(larder, store, folder)
+            reference, base = (logs, perplexity) if reference is None else (reference, base)
+            kl = (np.exp(reference) * (reference - logs)).sum(-1).mean()
+            values, size = read_store.BLOCKS[kind]
+            bits, more = 8 * size / values, 100 * (perplexity / base - 1)
+            print(f"| {kind} | {bits:g} | {perplexity:.2f} | {more:+.2f} % | {kl:.5f} |", flush=True)
+            shutil.rmtree(store)
+
+
+if __name__ == "__main__":
+    main()
