@@ -29,6 +29,14 @@ impl Bytes {
     }
 }
 
+impl From<&[u8]> for Bytes {
+    fn from(bytes: &[u8]) -> Self {
+        let mut copy = Bytes::zeroed(bytes.len());
+        copy.copy_from_slice(bytes);
+        copy
+    }
+}
+
 impl Deref for Bytes {
     type Target = [u8];
 

@@ -124,6 +124,15 @@ impl<'a> WeightLoader<'a> {
         Ok(split)
     }
 
+    /// One matrix `[rows, cols]` per head of a tensor `[heads, rows, cols]`, in its stored number format.
+    pub fn heads(&mut self, name: &str, shape: [usize; 3]) -> Result<Vec<PlacedMatrix>> {
+        let Some((meta, all)) = self.bytes(name, &shape, true)? else { return Ok(vec![]) };
+        let [heads, rows, cols] = shape;
+        let head = TensorMeta { shape: vec![rows, cols], bytes: meta.bytes / heads, ..meta };
+        let matrix = |bytes: &[u8]| self.arranged(&head, rows, cols, Bytes::from(bytes)).place();
+        all.chunks_exact(head.bytes).map(matrix).collect()
+    }
+
     /// A matrix from f32 values, stored as `kind`.
     fn floats(&self, kind: NumberFormat, rows: usize, cols: usize, values: &[f32]) -> Matrix {
         let mut bytes = Bytes::zeroed(values.len() * kind.block_bytes());

@@ -33,6 +33,8 @@ pub enum Notice {
     StoreBegun(PathBuf),
     /// No store could be made of a GGUF file, so the file is run directly.
     StoreRefused(String),
+    /// What of a model is not used, or not kept as it is.
+    Model(String),
     /// A model is being downloaded.
     Downloading {
         /// Its name on the hub.
@@ -77,6 +79,7 @@ impl fmt::Display for Notice {
             Notice::StoreRefused(why) => {
                 write!(f, "note: no store was made ({}); the file is run directly", printable(why))
             }
+            Notice::Model(note) => write!(f, "note: {}", printable(note)),
             Notice::Downloading { name, store } => write!(f, "downloading {} to {}", printable(name), shown(store)),
             Notice::DownloadPaused { reason, pause } => {
                 write!(f, "{}; retrying in {:.0} s", printable(reason), pause.as_secs_f64())

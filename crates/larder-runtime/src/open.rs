@@ -13,7 +13,7 @@ use larder_store::{
     check_resident, open_source,
 };
 
-use crate::notice::Notices;
+use crate::notice::{Notice, Notices};
 use crate::options::ModelOptions;
 use crate::{load, models};
 
@@ -76,6 +76,9 @@ impl OpenModel {
         match &form {
             ModelForm::Store(store) => store.check(&blueprint)?,
             ModelForm::Source(source) => check_resident(source.as_ref(), &blueprint)?,
+        }
+        if let ModelForm::Source(source) = &form {
+            source.notes().into_iter().for_each(|note| notices.send(Notice::Model(note)));
         }
         Ok(OpenModel { form, notices, blueprint })
     }

@@ -2,8 +2,11 @@
 
 use std::path::Path;
 
+use serde_json::Value;
+
+use crate::support::checkpoint::{NamedTensor, tensors, with_tensors};
 use crate::support::reference::{check, check_chunks};
-use crate::support::{folders, golden_models};
+use crate::support::{fixture, folders, golden_models};
 
 #[test]
 fn every_model_type_has_a_golden_model() {
@@ -24,6 +27,38 @@ fn golden_models_match_transformers() {
 #[test]
 fn reading_in_pieces_changes_nothing() {
     golden_models().iter().for_each(|folder| check_chunks(folder));
+}
+
+/// The golden model of `name` with each `kv_b_proj` in two halves by head, the first transposed, as GGUF files have it.
+fn split_kv_b(name: &str, folder: &Path) {
+    let golden = fixture("golden").join(name);
+    let config: Value = serde_json::from_slice(&std::fs::read(golden.join("config.json")).unwrap()).unwrap();
+    let size = |key: &str| config[key].as_u64().unwrap() as usize;
+    let [heads, key, value, rank] = ["num_attention_heads", "qk_nope_head_dim", "v_head_dim", "kv_lora_rank"].map(size);
+    let mut all = tensors(&golden);
+    let whole: Vec<_> = all.extract_if(.., |t| t.name.ends_with("kv_b_proj.weight")).collect();
+    assert!(!whole.is_empty());
+    for tensor in whole {
+        let (mut keys, mut values) = (vec![], vec![]);
+        for head in tensor.values().chunks_exact((key + value) * rank) {
+            let (first, second) = head.split_at(key * rank);
+            keys.extend((0..rank).flat_map(|c| first[c..].iter().step_by(rank)));
+            values.extend_from_slice(second);
+        }
+        let half = |name: &str| tensor.name.replace("kv_b_proj", name);
+        all.push(NamedTensor::f32(half("k_b_proj"), &[heads, rank, key], &keys));
+        all.push(NamedTensor::f32(half("v_b_proj"), &[heads, value, rank], &values));
+    }
+    with_tensors(&golden, folder, &all, |config| config["split_kv_b"] = true.into());
+}
+
+#[test]
+fn the_halves_of_kv_b_give_the_logits_of_the_whole() {
+    for name in ["deepseek_v2", "deepseek_v3"] {
+        let dir = tempfile::tempdir().unwrap();
+        split_kv_b(name, dir.path());
+        check(dir.path(), "config.json");
+    }
 }
 
 /// Opt-in: larger references in a folder of their own.

@@ -1,5 +1,6 @@
 //! What the tests share.
 
+pub mod checkpoint;
 pub mod reference;
 pub mod rig;
 

@@ -43,6 +43,7 @@ pub fn build_with(
         nope: config.size_or(&["qk_nope_head_dim"], 128)?,
         rope: config.size_or(&["qk_rope_head_dim"], 64)?,
         value: config.size_or(&["v_head_dim"], 128)?,
+        split_kv_b: config.flag_or("split_kv_b", false)?,
     };
     let (rope, halves) = Rope::parse(config, shape.rope, 1e4, basics.context, None)?;
     let rotary = rotary(halves, config)?;

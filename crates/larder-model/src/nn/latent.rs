@@ -27,6 +27,8 @@ pub struct LatentShape {
     pub rope: usize,
     /// Width of a head's value.
     pub value: usize,
+    /// Whether the weights hold the two halves of `kv_b_proj` by head, the first transposed, and not the whole.
+    pub split_kv_b: bool,
 }
 
 /// Multi-head latent attention: the KV cache holds one vector of `kv_rank + rope` numbers per token.
@@ -74,7 +76,13 @@ impl LatentAttention {
         };
         let kv_a = weights.linear(&name("kv_a_proj_with_mqa"), kv_rank + rope, hidden, bias)?;
         let kv_norm = Norm::rms(weights, &name("kv_a_layernorm"), kv_rank, NORM_EPS)?;
-        let [to_latent, to_value] = weights.split_heads(&name("kv_b_proj.weight"), heads, [nope, value], kv_rank)?;
+        let [to_latent, to_value] = match shape.split_kv_b {
+            true => [
+                weights.heads(&name("k_b_proj.weight"), [heads, kv_rank, nope])?,
+                weights.heads(&name("v_b_proj.weight"), [heads, value, kv_rank])?,
+            ],
+            false => weights.split_heads(&name("kv_b_proj.weight"), heads, [nope, value], kv_rank)?,
+        };
         let o = weights.linear(&name("o_proj"), hidden, heads * value, bias)?;
         Ok(LatentAttention { shape, q, kv_a, kv_norm, to_latent, to_value, o, rotary, scale })
     }

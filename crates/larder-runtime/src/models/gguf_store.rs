@@ -35,7 +35,10 @@ pub(crate) fn store_for_gguf(gguf: &Path, options: &ModelOptions) -> Result<Path
     let made = convert(source.as_ref(), &blueprint, &store, &ConvertOptions::default(), &progress);
     notices.end();
     match made {
-        Ok(_) => Ok(store),
+        Ok(report) => {
+            report.notes.into_iter().for_each(|note| notices.send(Notice::Model(note)));
+            Ok(store)
+        }
         Err(e) if matches!(e.kind, StoreErrorKind::Io | StoreErrorKind::NoSpace) => {
             notices.send(Notice::StoreRefused(e.to_string()));
             Ok(gguf.to_owned())

@@ -16,7 +16,7 @@ pub(crate) use gguf_store::{is_gguf, store_for_gguf};
 pub use hub::fetch;
 pub use name::HubName;
 
-use crate::notice::Notices;
+use crate::notice::{Notice, Notices};
 use crate::options::Setting;
 
 /// Suffix of a download's folder, beside the store that is made of it.
@@ -45,7 +45,8 @@ pub(crate) fn fetch_if_missing(name: &HubName, folder: Option<&Path>, notices: &
     let folder = folder.with_context(no_folder)?;
     let store = folder.join(name.folder());
     if !is_complete(&store) {
-        fetch(name, &store, &ConvertOptions::default(), notices)?;
+        let report = fetch(name, &store, &ConvertOptions::default(), notices)?;
+        report.notes.into_iter().for_each(|note| notices.send(Notice::Model(note)));
     }
     Ok(store)
 }

@@ -76,7 +76,7 @@ pub struct ConvertReport {
     pub experts: usize,
     /// Number of experts that an earlier, interrupted conversion had finished.
     pub resumed: usize,
-    /// One sentence for each part that is not stored in the requested format.
+    /// One sentence for each part that is not used, or not stored in the requested format.
     pub notes: Vec<String>,
     /// Elapsed time.
     pub took: Duration,
@@ -166,7 +166,8 @@ struct Written {
 
 impl Conversion<'_> {
     fn report(&self, table_notes: &[String]) -> ConvertReport {
-        let mut notes = self.sets[0].assembler.notes().to_vec();
+        let mut notes = self.source.notes();
+        notes.extend(self.sets[0].assembler.notes().iter().cloned());
         if let Some(small) = self.sets.get(1) {
             notes.extend(small.assembler.notes().iter().map(|note| format!("small copy: {note}")));
         }

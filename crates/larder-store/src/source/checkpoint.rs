@@ -15,7 +15,7 @@ use crate::{
     file::{ReadAt, read_small},
     safetensors::{SafetensorsHeader, kind_of},
     shard::checksum_of,
-    source::{IncomingFiles, SIDECAR_LIMIT, SIDECARS, Source, SourceFile},
+    source::{IncomingFiles, SIDECAR_LIMIT, SIDECARS, Source, SourceFile, prediction_note},
 };
 
 const CONFIG_LIMIT: u64 = 16 << 20;
@@ -193,6 +193,11 @@ impl Source for Checkpoint {
         read_small(&self.path.join(name), SIDECAR_LIMIT)
     }
 
+    fn notes(&self) -> Vec<String> {
+        let layers = self.config["num_hidden_layers"].as_u64().unwrap_or(u64::MAX);
+        prediction_note(self.tensors.keys().filter(|name| is_prediction(name, layers)).count()).into_iter().collect()
+    }
+
     fn path(&self) -> &Path {
         &self.path
     }
@@ -249,6 +254,12 @@ impl WeightFile {
             WeightFile::Incoming(file) => file.clone(),
         }
     }
+}
+
+/// Whether a tensor belongs to a block for multi-token prediction: `mtp.…`, or a layer behind the last of `layers`.
+fn is_prediction(name: &str, layers: u64) -> bool {
+    let layer = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
+    name.starts_with("mtp.") || layer.is_some_and(|(layer, _)| layer.parse().is_ok_and(|layer: u64| layer >= layers))
 }
 
 /// Digest of the names and checksums under which `files` are published.
@@ -379,6 +390,16 @@ mod tests {
         let before = checkpoint.fingerprint();
         write_weights(&dir.path().join("2.safetensors"), &[("b", Dtype::F32, 3)]);
         assert_ne!(Checkpoint::open(dir.path()).unwrap().fingerprint(), before);
+    }
+
+    #[test]
+    fn tensors_for_multi_token_prediction_are_noted() {
+        let dir = folder();
+        let names = ["model.layers.0.a", "model.layers.1.a", "model.layers.2.eh_proj.weight", "mtp.norm.weight"];
+        write_weights(&dir.path().join("model.safetensors"), &names.map(|name| (name, Dtype::F16, 0)));
+        std::fs::write(dir.path().join("config.json"), r#"{"model_type":"x","num_hidden_layers":2}"#).unwrap();
+        let notes = Checkpoint::open(dir.path()).unwrap().notes();
+        assert_eq!(notes, ["2 tensors for multi-token prediction are not used"]);
     }
 
     #[test]

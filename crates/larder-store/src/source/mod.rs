@@ -63,6 +63,11 @@ pub trait Source: Tensors + Send + Sync {
     /// The bytes of one of [`SIDECARS`], or `None` if the model has none.
     fn sidecar(&self, name: &str) -> Result<Option<Vec<u8>>>;
 
+    /// What of the model is not used, a sentence each.
+    fn notes(&self) -> Vec<String> {
+        vec![]
+    }
+
     /// Path of the file or folder.
     fn path(&self) -> &Path;
 
@@ -111,6 +116,15 @@ pub fn require_tensor<'a>(source: &'a dyn Source, name: &str) -> Result<&'a Tens
         }
         None => StoreError::new(StoreErrorKind::Missing, source.path(), format!("has no tensor '{name}'")),
     })
+}
+
+/// The note about `tensors` tensors for multi-token prediction; `None` if there are none.
+fn prediction_note(tensors: usize) -> Option<String> {
+    match tensors {
+        0 => None,
+        1 => Some("a tensor for multi-token prediction is not used".into()),
+        n => Some(format!("{n} tensors for multi-token prediction are not used")),
+    }
 }
 
 /// Opens a checkpoint folder or a GGUF file.

@@ -111,6 +111,9 @@ const LATENT: &[Rename] = &[
     ("attn_kv_a_mqa.weight", "self_attn.kv_a_proj_with_mqa.weight", Same),
     ("attn_kv_a_norm.weight", "self_attn.kv_a_layernorm.weight", Same),
     ("attn_kv_b.weight", "self_attn.kv_b_proj.weight", Same),
+    // The two halves of kv_b_proj by head, [heads, rank, key] and [heads, value, rank]; the hub has no names for them.
+    ("attn_k_b.weight", "self_attn.k_b_proj.weight", Same),
+    ("attn_v_b.weight", "self_attn.v_b_proj.weight", Same),
 ];
 
 const ROUTER: &[Rename] = &[("ffn_gate_inp.weight", "mlp.gate.weight", Same)];

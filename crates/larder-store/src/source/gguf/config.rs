@@ -162,6 +162,7 @@ fn deepseek(hp: &Hyperparameters) -> Result<Keys> {
         "num_key_value_heads": hp.heads()?,
         "q_lora_rank": hp.opt_uint("attention.q_lora_rank")?,
         "kv_lora_rank": hp.uint("attention.kv_lora_rank")?,
+        "split_kv_b": hp.has("model.layers.0.self_attn.k_b_proj.weight").then_some(true),
         "qk_nope_head_dim": hp.metadata.need("attention.key_length", plain)?,
         "qk_rope_head_dim": rotated,
         "v_head_dim": hp.uint_or("attention.value_length_mla", hp.uint("attention.value_length")?)?,

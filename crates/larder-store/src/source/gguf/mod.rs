@@ -11,7 +11,7 @@ use self::{
     names::{HubNames, HubTensor},
     parts::GgufParts,
 };
-use super::{Source, SourceFile};
+use super::{Source, SourceFile, prediction_note};
 use crate::{
     error::{Result, StoreError, StoreErrorKind},
     file::ReadAt,
@@ -136,6 +136,10 @@ impl Source for Gguf {
             _ => return Ok(None),
         };
         Ok(Some(json.to_string().into_bytes()))
+    }
+
+    fn notes(&self) -> Vec<String> {
+        prediction_note(self.names.unused).into_iter().collect()
     }
 
     fn path(&self) -> &Path {

@@ -43,6 +43,8 @@ pub(super) struct HubNames {
     pub tensors: HashMap<String, HubTensor>,
     pub order: Vec<String>,
     pub experts: ExpertNames,
+    /// Number of tensors behind the last layer, which are for multi-token prediction and do not affect the next token.
+    pub unused: usize,
 }
 
 impl HubNames {
@@ -56,13 +58,17 @@ impl HubNames {
             let what = format!("says it has {layers} layers, but its last block is blk.{last}");
             return Err(StoreError::new(StoreErrorKind::Mismatch, path, what));
         }
-        let mut names = HubNames { tensors: HashMap::new(), order: Vec::new(), experts };
+        let mut names = HubNames { tensors: HashMap::new(), order: Vec::new(), experts, unused: 0 };
+        // Some files hold kv_b_proj twice: whole, and as its two halves.
         let whole = tensors.iter().any(|t| t.name.ends_with(".attn_kv_b.weight"));
         for entry in tensors {
             if whole && is_half(&entry.name) {
                 continue;
             }
-            let Some((name, remap)) = architecture.name_of(path, &entry.name, layers)? else { continue };
+            let Some((name, remap)) = architecture.name_of(path, &entry.name, layers)? else {
+                names.unused += 1;
+                continue;
+            };
             let tensor = remap.hub_tensor(metadata, entry)?;
             if names.tensors.insert(name.clone(), tensor).is_some() {
                 return Err(StoreError::malformed(path, format!("has two tensors for '{name}'")));
@@ -80,8 +86,7 @@ impl Architecture {
             groups.iter().copied().flatten().find(|(gguf, ..)| *gguf == name).map(|(_, hub, remap)| (*hub, *remap))
         };
         let found = match split_layer(name) {
-            // Blocks after the last layer are for multi-token prediction and do not affect the next token.
-            Some((layer, _)) if layer >= layers => return Ok(None),
+            Some((layer, _)) if layer >= layers => return Ok(None), // for multi-token prediction
             Some((_, part)) if is_expert(part) => Some((name.to_owned(), Remap::Same)),
             Some((layer, part)) => {
                 find(self.layer, part).map(|(hub, remap)| (format!("model.layers.{layer}.{hub}"), remap))
@@ -89,13 +94,7 @@ impl Architecture {
             None => find(&[self.outer], name).map(|(hub, remap)| (hub.to_owned(), remap)),
         };
         found.map(Some).ok_or_else(|| {
-            let what = match is_half(name) {
-                true => format!(
-                    "has '{name}': attention split for llama.cpp, from which kv_b_proj cannot be recovered; \
-                     convert the original checkpoint instead"
-                ),
-                false => format!("has the tensor '{name}', which is unknown for the architecture '{}'", self.arch),
-            };
+            let what = format!("has the tensor '{name}', which is unknown for the architecture '{}'", self.arch);
             StoreError::new(StoreErrorKind::Unsupported, path, what)
         })
     }
@@ -205,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_split_and_superfluous_tensors() {
+    fn unknown_and_superfluous_tensors() {
         let name = |arch: &str, tensor: &str| {
             Architecture::of(arch).unwrap().name_of(Path::new("m.gguf"), tensor, 2).map(|n| n.map(|(name, _)| name))
         };
@@ -214,7 +213,5 @@ mod tests {
         let unknown = name("olmoe", "blk.0.attn_q.bias").unwrap_err().to_string();
         assert!(unknown.contains("'blk.0.attn_q.bias', which is unknown for the architecture 'olmoe'"), "{unknown}");
         assert!(name("llama", "rope_freqs.weight").is_err());
-        let split = name("deepseek2", "blk.0.attn_k_b.weight").unwrap_err().to_string();
-        assert!(split.contains("kv_b_proj cannot be recovered"), "{split}");
     }
 }

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::builder::GgufBuilder;
+use super::builder::{GgufBuilder, Q8_0};
 
 /// One layer of `arch` with an embedding, experts, and the tensors `parts`.
 fn layer(arch: &str, parts: &[&str]) -> GgufBuilder {
@@ -97,6 +97,8 @@ fn glm_ignores_blocks_for_multi_token_prediction() {
             "n_routed_experts": 4, "n_group": 1, "routed_scaling_factor": 1.0,
         }),
     );
+    use crate::source::Source;
+    assert_eq!(two.open().unwrap().notes(), ["a tensor for multi-token prediction is not used"]);
     let softmax = two.uint("glm4moe.expert_gating_func", 1);
     assert!(softmax.open().err().unwrap().message.contains("gating function 1"));
 }
@@ -134,8 +136,29 @@ fn deepseek_version_follows_from_the_gating_function() {
         }),
     );
     has(&second["rope_scaling"], json!({ "mscale": 0.707, "mscale_all_dim": 0.707 }));
+    assert!(second.get("split_kv_b").is_none(), "the whole kv_b_proj is preferred to its halves");
     let third = file.uint("deepseek2.expert_gating_func", 2).uint("deepseek2.attention.q_lora_rank", 24);
     has(&config(&third), json!({ "model_type": "deepseek_v3", "topk_method": "noaux_tc", "q_lora_rank": 24 }));
+}
+
+#[test]
+fn the_halves_of_kv_b_keep_their_form_and_format() {
+    use larder_core::{NumberFormat, Tensors};
+    let file = layer("deepseek2", &[])
+        .uint("deepseek2.attention.key_length", 40)
+        .uint("deepseek2.attention.value_length", 32)
+        .uint("deepseek2.attention.key_length_mla", 40)
+        .uint("deepseek2.attention.value_length_mla", 3)
+        .uint("deepseek2.attention.kv_lora_rank", 32)
+        .uint("deepseek2.rope.dimension_count", 8)
+        .uint("deepseek2.expert_shared_count", 2)
+        .tensor("blk.0.attn_k_b.weight", &[32, 32, 2], Q8_0, &[1; 2 * 32 * 34])
+        .counting("blk.0.attn_v_b.weight", &[32, 3, 2], 0);
+    has(&config(&file), json!({ "split_kv_b": true, "qk_nope_head_dim": 32, "v_head_dim": 3 }));
+    let source = file.open().unwrap();
+    let keys = source.meta("model.layers.0.self_attn.k_b_proj.weight").unwrap();
+    assert_eq!((keys.kind, &keys.shape[..]), (NumberFormat::Q8_0, &[2, 32, 32][..]));
+    assert_eq!(source.meta("model.layers.0.self_attn.v_b_proj.weight").unwrap().shape, [2, 3, 32]);
 }
 
 #[test]
