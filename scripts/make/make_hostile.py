@@ -17,7 +17,7 @@ from pathlib import Path
 
 from hostile import folders, ggufs, shards
 
-LIMIT_BYTES = 200_000
+LIMIT_BYTES = 300_000
 
 
 def write(target, content):

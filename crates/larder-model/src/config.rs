@@ -240,11 +240,6 @@ impl<'a> Config<'a> {
         for (key, value) in self.keys {
             let neutral = self.prefix.is_empty() && NEUTRAL_KEYS.contains(&key.as_str());
             let off = value.is_null() || *value == Value::Bool(false);
-            if key == "quantization_config" && self.prefix.is_empty() && !off {
-                return Err(config_error(
-                    "quantization_config: the checkpoint is quantised; larder reads F32, F16 and BF16 checkpoints",
-                ));
-            }
             if !self.used.contains(key) && !neutral && !off {
                 let message = format!("{}{key} is not supported and might change the result", self.prefix);
                 return Err(config_error(message));
@@ -273,7 +268,6 @@ mod tests {
             check(json!({"attention_flavour": "x"})).unwrap_err(),
             "config.json: attention_flavour is not supported and might change the result"
         );
-        assert!(check(json!({"quantization_config": {"bits": 4}})).unwrap_err().contains("quantised"));
     }
 
     #[test]

@@ -52,6 +52,7 @@ mod notice;
 mod open;
 mod options;
 mod policies;
+mod rounding;
 mod sentence;
 mod slots;
 mod tiers;
@@ -74,6 +75,7 @@ pub use options::{
     TraceOptions, default_threads,
 };
 pub use policies::{deltas, policy_inputs};
+pub use rounding::rounding_error;
 pub use sentence::sentence;
 pub use slots::Slots;
 pub use tiers::{OnGpu, tier_inputs};

@@ -40,7 +40,7 @@ pub fn identity(source: &dyn Source, blueprint: &Blueprint) -> Result<String> {
 
 /// The digest of the samples of the tensor `name`.
 fn tensor_samples(source: &dyn Source, name: &str) -> Result<String> {
-    if let Some(taken) = source.sampled_on_arrival(name)? {
+    if let Some(taken) = source.samples(name)? {
         return Ok(taken);
     }
     sampled(require_tensor(source, name)?.bytes, |offset, into| Ok(source.read(name, offset, into)?))
@@ -62,7 +62,7 @@ fn used_tensors(source: &dyn Source, blueprint: &Blueprint) -> BTreeSet<String> 
 }
 
 /// Digest of the samples of a tensor of `bytes` bytes, as 32 hex digits. `read` fills a buffer from an offset in the tensor.
-fn sampled(bytes: usize, read: impl Fn(usize, &mut [u8]) -> Result<()>) -> Result<String> {
+pub(crate) fn sampled(bytes: usize, read: impl Fn(usize, &mut [u8]) -> Result<()>) -> Result<String> {
     let mut digest = XxHash3_128::new();
     let mut sample = [0; SAMPLE_BYTES];
     for (offset, len) in samples(bytes) {

@@ -80,7 +80,8 @@ pub use safetensors::{Dtype, SafetensorsHeader, TensorEntry};
 pub use shard::{DATA_START, RECORD_ALIGN, checksum_of, shard_path};
 pub use sidecars::{ADDED_SIDECARS, seal_if_in_store, seal_sidecars};
 pub use source::{
-    Checkpoint, Gguf, IncomingFiles, SIDECARS, Source, SourceFile, is_bare_file_name, open_source, require_tensor,
+    Checkpoint, Gguf, IncomingFiles, SIDECARS, Source, SourceFile, is_bare_file_name, open_source, plain,
+    require_tensor,
 };
 pub use store::Store;
 pub use tensor_slice::AssemblyBuffers;

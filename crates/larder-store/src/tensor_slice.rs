@@ -5,7 +5,7 @@ use larder_core::{ExpertId, LayerIdx, NumberFormat, RowPick, TensorSlice};
 use crate::{
     error::{Result, StoreError, StoreErrorKind},
     quantize::{decode_floats, encode},
-    source::{Source, require_tensor},
+    source::{Source, require_tensor, view_for},
 };
 
 /// Bytes of a tensor that are read and converted at a time.
@@ -40,7 +40,7 @@ pub struct AssemblyBuffers {
     values: Vec<f32>,
     /// The last transposed matrix that was read; gate and up may share it.
     slab: Vec<u8>,
-    slab_source: Option<(String, usize)>,
+    slab_source: Option<(String, usize, NumberFormat)>,
 }
 
 /// A matrix that was found in a source, with its shape checked.
@@ -62,14 +62,17 @@ pub struct LocatedSlice<'a> {
 }
 
 impl<'a> LocatedSlice<'a> {
-    /// Looks up `piece` and checks the tensor's shape against `shape`.
+    /// Looks up `piece`, which will be stored as `wanted` (`None` keeps its format), and checks the tensor's shape against
+    /// `shape`.
     pub fn locate(
         source: &'a dyn Source,
         piece: &TensorSlice,
         expert_ref: ExpertRef,
         shape: PartShape,
+        wanted: Option<NumberFormat>,
     ) -> Result<Self> {
         let name = piece.tensor_name(expert_ref.layer, expert_ref.expert);
+        let source = view_for(source, &name, wanted);
         let meta = require_tensor(source, &name)?;
         let fused = |rows: usize| if piece.pick == RowPick::All { rows } else { rows.saturating_mul(2) };
         let (rows, cols) = match shape {
@@ -160,7 +163,7 @@ impl<'a> LocatedSlice<'a> {
     }
 
     fn read_slab(&self, scratch: &mut AssemblyBuffers) -> Result<()> {
-        let this = Some((self.name.clone(), self.offset));
+        let this = Some((self.name.clone(), self.offset, self.kind));
         if scratch.slab_source == this {
             return Ok(());
         }

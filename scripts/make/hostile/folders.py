@@ -1,6 +1,7 @@
 """Checkpoint folders with an invalid config, index or tensor."""
 
 import json
+import struct
 
 from hostile.base import CONFIG, Case, bf16, numbers, safetensors, tensors
 
@@ -134,7 +135,68 @@ def index_cases():
     }
 
 
+FP8 = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
+MXFP4 = {"quant_method": "mxfp4"}
+
+
+def packed(form, **weights):
+    """The config of compressed-tensors for weights stored as `form`."""
+    spec = {"num_bits": 4, "type": "int", "symmetric": True} | weights
+    groups = {"group_0": {"targets": ["Linear"], "weights": spec}}
+    return {"quant_method": "compressed-tensors", "format": form, "config_groups": groups}
+
+
+def quantised(config, changes):
+    """The folder with this quantization_config and these tensors; a tensor that is None is left out."""
+    changed = tensors() | changes
+    kept = {k: v for k, v in changed.items() if v is not None}
+    return folder(config=text(CONFIG | {"quantization_config": config}), weights=safetensors(kept))
+
+
+def fp8(scale=("F32", [1, 1], struct.pack("<f", 0.01)), weights=bytes(range(0x30, 0x38)), config=FP8, suffix="_scale_inv"):
+    return quantised(config, {UP: ("F8_E4M3", [2, 4], weights), UP + suffix: scale})
+
+
+def int4(codes, scales, config=packed("pack-quantized"), more=None):
+    return quantised(config, {UP: None, UP + "_packed": codes, UP + "_scale": scales} | (more or {}))
+
+
+def quantised_cases():
+    codes, scales = ("I32", [2, 4], bytes(32)), ("BF16", [2, 1], bytes(4))
+    blocks = "model.layers.0.mlp.experts.gate_up_proj_blocks"
+    infinite = struct.pack("<f", float("inf"))
+    return {
+        "quantised-fp8": ("valid", "nothing is wrong with it", fp8()),
+        "quantised-fp8-no-scale": ("missing", "no scale for the weights in FP8", fp8(scale=None)),
+        "quantised-fp8-scale-shape": (
+            "mismatch", "six scales for one block", fp8(scale=("F32", [2, 3], bytes(24))),
+        ),
+        "quantised-fp8-scale-infinite": ("malformed", "the scale is infinite", fp8(scale=("F32", [1, 1], infinite))),
+        "quantised-fp8-scale-integer": ("unsupported", "the scale is I64", fp8(scale=("I64", [1, 1], bytes(8)))),
+        "quantised-fp8-nan": ("malformed", "a weight is NaN", fp8(weights=b"\x7f" * 8)),
+        "quantised-fp8-block-zero": ("malformed", "blocks of no rows", fp8(config=FP8 | {"weight_block_size": [0, 128]})),
+        "quantised-fp8-e5m2": ("unsupported", "another format of eight bits", fp8(config=FP8 | {"fmt": "e5m2"})),
+        "quantised-mxfp4-nothing": ("missing", "no tensor is in MXFP4", quantised(MXFP4, {})),
+        "quantised-mxfp4-flat": ("mismatch", "blocks of one dimension", quantised(MXFP4, {blocks: ("U8", [32], bytes(32))})),
+        "quantised-mxfp4-no-scales": (
+            "missing", "blocks without scales", quantised(MXFP4, {blocks: ("U8", [1, 1, 2, 16], bytes(32))}),
+        ),
+        "quantised-int4-wrong-shape": ("mismatch", "the config says 4 columns, 32 are packed", int4(codes, scales)),
+        "quantised-int4-no-groups": ("mismatch", "rows without scales", int4(codes, ("BF16", [2, 0], b""))),
+        "quantised-int4-zero-points": (
+            "unsupported", "zero points", int4(codes, scales, more={UP + "_zero_point": ("I32", [1], bytes(4))}),
+        ),
+        "quantised-int4-asymmetric": (
+            "unsupported", "zero points in the config", int4(codes, scales, packed("pack-quantized", symmetric=False)),
+        ),
+        "quantised-int8": ("unsupported", "integers of eight bits", int4(codes, scales, packed("int-quantized"))),
+        "quantised-nvfp4": ("unsupported", "NVFP4", int4(codes, scales, packed("nvfp4-pack-quantized", type="float"))),
+        "quantised-by-nothing": ("unsupported", "no method is named", quantised({"bits": 4}, {})),
+        "quantised-by-a-list": ("unsupported", "the config of the quantisation is a list", quantised([1], {})),
+    }
+
+
 def cases():
     made = {"valid": ("valid", "nothing is wrong with it", folder())}
-    made |= config_cases() | tensor_cases() | index_cases()
+    made |= config_cases() | tensor_cases() | index_cases() | quantised_cases()
     return {f"checkpoint/{name}": Case(*case) for name, case in made.items()}

@@ -81,13 +81,13 @@ fn quantised_stores_stay_near_the_checkpoint() {
     }
 }
 
-fn full_logits(bytes: &[u8]) -> Vec<f32> {
+pub fn full_logits(bytes: &[u8]) -> Vec<f32> {
     let file = safetensors::SafeTensors::deserialize(bytes).unwrap();
     let view = file.tensor("full_logits").unwrap();
     view.data().as_chunks::<4>().0.iter().map(|w| f32::from_le_bytes(*w)).collect()
 }
 
-fn relative_error(got: &[f32], want: &[f32]) -> f32 {
+pub fn relative_error(got: &[f32], want: &[f32]) -> f32 {
     let off: f32 = got.iter().zip(want).map(|(g, w)| (g - w) * (g - w)).sum();
     (off / want.iter().map(|w| w * w).sum::<f32>()).sqrt()
 }

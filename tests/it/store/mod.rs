@@ -8,4 +8,5 @@ mod hostile;
 mod identity;
 mod number_formats;
 mod pipes;
+mod quantised;
 mod strangers;

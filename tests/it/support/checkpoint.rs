@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use larder_core::NumberFormat;
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde_json::Value;
 
@@ -20,10 +21,17 @@ impl NamedTensor {
         NamedTensor { name: name.into(), dtype: Dtype::F32, shape: shape.to_vec(), data }
     }
 
-    /// The values of a tensor of dtype F32.
+    /// The values of a tensor of floats.
     pub fn values(&self) -> Vec<f32> {
-        assert_eq!(self.dtype, Dtype::F32, "{}", self.name);
-        self.data.as_chunks::<4>().0.iter().map(|v| f32::from_le_bytes(*v)).collect()
+        let kind = match self.dtype {
+            Dtype::F32 => NumberFormat::F32,
+            Dtype::F16 => NumberFormat::F16,
+            Dtype::BF16 => NumberFormat::Bf16,
+            other => panic!("{} has dtype {other:?}", self.name),
+        };
+        let mut values = vec![0.0; self.shape.iter().product()];
+        larder_store::decode_floats(kind, &self.data, &mut values);
+        values
     }
 }
 

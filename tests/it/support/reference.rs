@@ -83,7 +83,8 @@ pub fn load(folder: &Path, config: &str) -> Loaded {
     let copy = with_config(folder, config);
     let model = OpenModel::open(copy.path(), &ModelOptions::default())
         .unwrap_or_else(|e| panic!("{} {config}: {e:#}", folder.display()));
-    let compute = Arc::new(ComputeContext::new(2, false).unwrap());
+    // Activations beside quantised weights are not rounded, as transformers does not round them.
+    let compute = Arc::new(ComputeContext { exact: true, ..ComputeContext::new(2, false).unwrap() });
     Loaded {
         decoder: model.decoder(&compute).unwrap_or_else(|e| panic!("{} {config}: {e:#}", folder.display())),
         experts: model.all_resident(&compute).unwrap(),

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use larder_hub::{Hub, Repo};
-use larder_store::{ConvertOptions, ConvertReport, Source, convert, open_source};
+use larder_store::{ConvertOptions, ConvertReport, Source, convert, open_source, plain};
 
 use super::{ConvertProgress, HubName, download_of};
 use crate::notice::{Notice, Notices};
@@ -21,7 +21,7 @@ pub fn fetch(name: &HubName, store: &Path, options: &ConvertOptions, notices: &N
     let revision = name.revision.as_deref().unwrap_or("main");
     let repo = Repo::open(hub, &name.repo, revision, &download, Arc::new(Downloads(notices.clone())))?;
     let report = match &name.file {
-        None => make(&repo.checkpoint()?, store, options, &()),
+        None => make(plain(repo.checkpoint()?)?.as_ref(), store, options, &()),
         Some(file) => {
             let source = open_source(&repo.gguf(file)?)?;
             let progress = ConvertProgress(notices);

@@ -81,7 +81,8 @@ impl<'a> Assembler<'a> {
         for ((_, part), (piece, shape)) in layout.parts().zip(self.slices()) {
             into[end..part.offset].fill(0);
             end = part.offset + part.bytes;
-            let found = LocatedSlice::locate(self.source, piece, self.expert_ref(layer, expert), shape)?;
+            let found =
+                LocatedSlice::locate(self.source, piece, self.expert_ref(layer, expert), shape, Some(part.kind))?;
             found.fill(part.kind, &mut into[part.offset..end], scratch)?;
         }
         into[end..].fill(0);
@@ -96,7 +97,7 @@ impl<'a> Assembler<'a> {
     /// Tells the source that the bytes of an expert are no longer needed.
     pub(crate) fn release(&self, layer: LayerIdx, expert: ExpertId) -> Result<()> {
         for (piece, shape) in self.slices() {
-            let found = LocatedSlice::locate(self.source, piece, self.expert_ref(layer, expert), shape)?;
+            let found = LocatedSlice::locate(self.source, piece, self.expert_ref(layer, expert), shape, None)?;
             self.source.release(&found.name, found.offset, found.bytes)?;
         }
         Ok(())
@@ -154,7 +155,7 @@ impl<'a> Assembler<'a> {
         let mut kinds = vec![];
         let mut notes = Vec::new();
         for (piece, shape) in self.slices() {
-            let found = LocatedSlice::locate(self.source, piece, self.expert_ref(layer, expert), shape)?;
+            let found = LocatedSlice::locate(self.source, piece, self.expert_ref(layer, expert), shape, wanted)?;
             match shape {
                 PartShape::Vector(_) => {
                     choose_format(self.source, &found.name, found.kind, Some(NumberFormat::F32), 1)?;

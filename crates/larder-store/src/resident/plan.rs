@@ -10,7 +10,7 @@ use crate::{
     error::{Result, StoreError, StoreErrorKind},
     row_table,
     safetensors::{HeaderWriter, dtype_of},
-    source::{Source, require_tensor},
+    source::{Source, require_tensor, view_for},
     tensor_slice::{check_shape, choose_format},
 };
 
@@ -99,7 +99,7 @@ pub(crate) fn choose_stored(
     wanted: Option<NumberFormat>,
     notes: &mut Vec<String>,
 ) -> Result<(NumberFormat, NumberFormat)> {
-    let from = require_tensor(source, &spec.name)?;
+    let from = require_tensor(view_for(source, &spec.name, wanted), &spec.name)?;
     check_shape(source, &spec.name, &from.shape, &spec.shape)?;
     let cols = spec.shape.last().copied().unwrap_or(1);
     let (kind, fallback) = choose_format(source, &spec.name, from.kind, wanted, cols)?;

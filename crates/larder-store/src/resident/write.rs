@@ -12,7 +12,7 @@ use crate::{
     error::{Result, StoreError, StoreErrorKind},
     manifest::ResidentFile,
     shard::checksum_of,
-    source::Source,
+    source::{Source, view_for},
     tensor_slice::convert,
 };
 
@@ -74,6 +74,7 @@ impl<'a> TensorEncoder<'a> {
         PlannedTensor { name, from, meta, .. }: &PlannedTensor,
         sink: &mut dyn FnMut(&[u8]) -> Result<()>,
     ) -> Result<String> {
+        let source = view_for(self.source, name, Some(*from));
         let mut checksum = XxHash3_128::new();
         // Rows are whole blocks in both formats, so the tensor can be split between any two blocks.
         let block = from.block_len().max(meta.kind.block_len());
@@ -87,9 +88,9 @@ impl<'a> TensorEncoder<'a> {
             let bytes_as =
                 |kind: larder_core::NumberFormat, n: usize| kind.row_bytes(n).expect("steps must be whole blocks");
             self.raw.resize(bytes_as(*from, count), 0);
-            self.source.read(name, bytes_as(*from, begin), &mut self.raw)?;
+            source.read(name, bytes_as(*from, begin), &mut self.raw)?;
             self.out.resize(bytes_as(meta.kind, count), 0);
-            convert(self.source, name, (*from, &self.raw), (meta.kind, &mut self.out), &mut self.values)?;
+            convert(source, name, (*from, &self.raw), (meta.kind, &mut self.out), &mut self.values)?;
             if meta.order != RowOrder::Plain {
                 interleave(meta.kind, count / cols, cols, &mut self.out);
             }

@@ -12,7 +12,7 @@ use crate::{
     error::{Result, StoreError, StoreErrorKind},
     resident::choose_stored,
     shard::{DATA_START, checksum_of},
-    source::Source,
+    source::{Source, view_for},
     tensor_slice::convert,
 };
 
@@ -57,6 +57,7 @@ pub(crate) fn check_written(plan: &TablePlan, path: &Path) -> Result<TableFile> 
 /// Writes the table at `path` atomically, a block at a time.
 pub(crate) fn write(source: &dyn Source, plan: &TablePlan, path: &Path, progress: &dyn Progress) -> Result<TableFile> {
     let TablePlan { from, table } = plan;
+    let source = view_for(source, &table.name, Some(*from));
     let from_row = from.row_bytes(table.cols).expect("formats are chosen so that rows are whole blocks");
     let (mut raw, mut out, mut values) = (vec![], vec![], vec![]);
     let mut checksums = Vec::with_capacity(table.checksums_bytes());

@@ -13,7 +13,7 @@ use twox_hash::XxHash3_64;
 use crate::{
     error::{Result, StoreError, StoreErrorKind},
     file::{ReadAt, read_small},
-    safetensors::{SafetensorsHeader, kind_of},
+    safetensors::{SafetensorsHeader, TensorEntry, kind_of},
     shard::checksum_of,
     source::{IncomingFiles, SIDECAR_LIMIT, SIDECARS, Source, SourceFile, prediction_note},
 };
@@ -45,7 +45,7 @@ enum WeightFile {
 /// File and offset of a tensor.
 struct TensorLocation {
     file: usize,
-    start: u64,
+    stored: TensorEntry,
     /// Format and shape, or the name of a dtype that is not supported.
     meta: Result<TensorMeta, String>,
 }
@@ -139,10 +139,10 @@ impl Checkpoint {
                 let meta = meta.map(|kind| TensorMeta {
                     kind,
                     order: RowOrder::Plain,
-                    shape: entry.shape,
+                    shape: entry.shape.clone(),
                     bytes: entry.bytes,
                 });
-                self.tensors.insert(tensor, TensorLocation { file: self.files.len(), start: entry.start, meta });
+                self.tensors.insert(tensor, TensorLocation { file: self.files.len(), stored: entry, meta });
             }
         }
         self.files.push(file);
@@ -151,6 +151,16 @@ impl Checkpoint {
 }
 
 impl Checkpoint {
+    /// The tensor `name` as it is stored, of any dtype; `None` if there is none.
+    pub(super) fn find(&self, name: &str) -> Option<&TensorEntry> {
+        self.tensors.get(name).map(|location| &location.stored)
+    }
+
+    /// The tensor `name` as it is stored, of any dtype, which must exist.
+    pub(super) fn stored(&self, name: &str) -> Result<&TensorEntry> {
+        self.location(name).map(|location| &location.stored)
+    }
+
     fn location(&self, name: &str) -> Result<&TensorLocation> {
         let missing = || StoreError::new(StoreErrorKind::Missing, &self.path, format!("has no tensor '{name}'"));
         self.tensors.get(name).ok_or_else(missing)
@@ -164,7 +174,7 @@ impl Tensors for Checkpoint {
 
     fn read(&self, name: &str, offset: usize, into: &mut [u8]) -> Result<(), TensorsError> {
         let location = self.location(name)?;
-        let start = location.start + offset as u64;
+        let start = location.stored.start + offset as u64;
         match (&self.files[location.file], &self.incoming) {
             (WeightFile::Local(file), _) => file.read(start, into)?,
             (WeightFile::Incoming(file), incoming) => {
@@ -211,7 +221,7 @@ impl Source for Checkpoint {
         matches!(self.files[location.file], WeightFile::Incoming(_)).then_some(location.file)
     }
 
-    fn sampled_on_arrival(&self, name: &str) -> Result<Option<String>> {
+    fn samples(&self, name: &str) -> Result<Option<String>> {
         match (&self.files[self.location(name)?.file], &self.incoming) {
             (WeightFile::Incoming(file), Some(incoming)) => incoming.sampled(&file.name, name).map(Some),
             _ => Ok(None),
@@ -224,7 +234,7 @@ impl Source for Checkpoint {
 
     fn release(&self, name: &str, offset: usize, bytes: usize) -> Result<()> {
         let location = self.location(name)?;
-        let start = location.start + offset as u64;
+        let start = location.stored.start + offset as u64;
         match (&self.files[location.file], &self.incoming) {
             (WeightFile::Incoming(file), Some(incoming)) => incoming.release(&file.name, start..start + bytes as u64),
             _ => Ok(()),

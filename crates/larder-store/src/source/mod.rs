@@ -2,7 +2,7 @@
 
 use std::{ops::Range, path::Path, sync::Arc};
 
-use larder_core::{ExpertNames, TensorMeta, Tensors};
+use larder_core::{ExpertNames, NumberFormat, TensorMeta, Tensors};
 
 use crate::{
     error::{Result, StoreError, StoreErrorKind},
@@ -11,11 +11,13 @@ use crate::{
 
 mod checkpoint;
 mod gguf;
+mod quantised;
 
 pub use checkpoint::{Checkpoint, is_bare_file_name};
 pub use gguf::Gguf;
 #[cfg(test)]
 pub(crate) use gguf::GgufBuilder;
+pub use quantised::plain;
 
 /// The files that are copied unchanged with a model, in the order in which a store lists them.
 pub const SIDECARS: [&str; 4] =
@@ -60,6 +62,12 @@ pub trait Source: Tensors + Send + Sync {
         None
     }
 
+    /// The same model with each tensor that is converted from a quantised form widened to f32, from which it can be rounded
+    /// to any format; `None` if there are no such tensors.
+    fn as_floats(&self) -> Option<&dyn Source> {
+        None
+    }
+
     /// The bytes of one of [`SIDECARS`], or `None` if the model has none.
     fn sidecar(&self, name: &str) -> Result<Option<Vec<u8>>>;
 
@@ -84,9 +92,10 @@ pub trait Source: Tensors + Send + Sync {
         Ok(())
     }
 
-    /// The digest of samples of the tensor `name` that was taken when its file arrived, after waiting for that; `None` if the
-    /// tensor is on disk and can be read. See [`identity`](crate::identity).
-    fn sampled_on_arrival(&self, _name: &str) -> Result<Option<String>> {
+    /// The digest of samples of the tensor `name`, where they are not simply read: of a tensor that is being downloaded they
+    /// were taken when its file arrived, after waiting for that, and of one that is stored in another form they are those of
+    /// that form. See [`identity`](crate::identity).
+    fn samples(&self, _name: &str) -> Result<Option<String>> {
         Ok(None)
     }
 
@@ -118,6 +127,16 @@ pub fn require_tensor<'a>(source: &'a dyn Source, name: &str) -> Result<&'a Tens
     })
 }
 
+/// The view of `source` in which the tensor `name` can be stored as `wanted`, where `None` keeps its format: as floats, if it
+/// would have to be rounded from a quantised form.
+pub(crate) fn view_for<'a>(source: &'a dyn Source, name: &str, wanted: Option<NumberFormat>) -> &'a dyn Source {
+    let kept = source.meta(name).map(|meta| meta.kind);
+    match source.as_floats() {
+        Some(floats) if wanted.is_some() && wanted != kept => floats,
+        _ => source,
+    }
+}
+
 /// The note about `tensors` tensors for multi-token prediction; `None` if there are none.
 fn prediction_note(tensors: usize) -> Option<String> {
     match tensors {
@@ -131,7 +150,7 @@ fn prediction_note(tensors: usize) -> Option<String> {
 pub fn open_source(path: &Path) -> Result<Box<dyn Source>> {
     let meta = std::fs::metadata(path).map_err(|e| StoreError::io(path, "opening", e))?;
     if meta.is_dir() {
-        return Ok(Box::new(Checkpoint::open(path)?));
+        return plain(Checkpoint::open(path)?);
     }
     match path.extension().and_then(|e| e.to_str()) {
         Some("gguf") => Ok(Box::new(Gguf::open(path)?)),
