@@ -71,7 +71,7 @@ pub(crate) struct CompletedRead {
 }
 
 impl SlotFiller {
-    /// A filler of `memory`, whose slots are each large enough for every expert. Nothing is in flight.
+    /// A filler of `memory`, whose slots are each large enough for every expert that is read into it. Nothing is in flight.
     pub fn new(geometry: &Geometry, memory: Vec<Slot>, reader: Box<dyn Reader>, shards: Box<dyn Shards>) -> Self {
         SlotFiller {
             shards,

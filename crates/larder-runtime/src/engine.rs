@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use larder_cache::{Cache, CacheScope, slot_count};
+use larder_cache::{Cache, CacheScope};
 use larder_core::{CheckpointPolicy, Gate};
 use larder_engine::{PREFILL_CHUNK, Recorder, Routing, Session, StreamingPath};
 use larder_model::{AllResident, ComputeContext, Decoder, KvFormat};
@@ -19,9 +19,9 @@ use crate::machine::{lock, memory};
 use crate::notice::Notice;
 use crate::open::OpenModel;
 use crate::options::{Options, Setting, TraceOptions};
-use crate::plan::{MemoryPlan, PlanInputs, decide};
+use crate::plan::{ExpertSizes, MemoryPlan, PlanInputs, decide};
 use crate::policies::policy_inputs;
-use crate::slots::Slots;
+use crate::slots::{self, Slots};
 use crate::tiers::OnGpu;
 use crate::{gpu, tiers};
 
@@ -93,8 +93,8 @@ impl InferenceEngine {
         };
         // The old slots are freed before new ones are allocated.
         self.experts.set_path(AnyExpertPath::AllResident(Box::new(AllResident::new(0, self.compute.clone()))));
-        let total = slot_count(&store.manifest().geometry, slots, scope) + self.options.cache.scratch;
-        self.memory.replace(MemoryUse::Experts, total as u64 * slot_bytes(model)?)?;
+        let sizes = slots::sizes(store, &cache_shape(store, slots, scope, &self.options));
+        self.memory.replace(MemoryUse::Experts, sizes.iter().map(|bytes| *bytes as u64).sum())?;
         let StreamingParts { experts: local, .. } =
             streaming_parts(store, slots, scope, &self.compute, &self.options, &self.policy_inputs)?;
         self.experts.set_path(AnyExpertPath::Streaming(Box::new(local)));
@@ -105,7 +105,7 @@ impl InferenceEngine {
     pub fn all_resident(&mut self, model: &OpenModel) -> Result<()> {
         // The slots are freed before memory for all experts is allocated.
         self.experts.set_path(AnyExpertPath::AllResident(Box::new(AllResident::new(0, self.compute.clone()))));
-        let bytes = model.blueprint.geometry.expert_count() as u64 * slot_bytes(model)?;
+        let bytes = model.blueprint.geometry.experts as u64 * expert_sizes(model)?.one_per_layer();
         self.memory.replace_beyond_plan(MemoryUse::Experts, bytes)?;
         self.experts.set_path(AnyExpertPath::AllResident(Box::new(model.all_resident(&self.compute)?)));
         Ok(())
@@ -197,7 +197,7 @@ pub fn plan_inputs<'a>(model: &'a OpenModel, options: &Options) -> Result<PlanIn
     Ok(PlanInputs {
         blueprint: &model.blueprint,
         resident_bytes: model.bytes()?.0,
-        slot_bytes: slot_bytes(model)?,
+        expert_sizes: expert_sizes(model)?,
         scratch_slots: options.cache.scratch,
         context,
         sequences: options.sequences,
@@ -220,11 +220,15 @@ fn kv_format_of(model: &OpenModel, options: &Options) -> Result<KvFormat> {
     Ok(options.compute.kv.unwrap_or(default))
 }
 
-/// Bytes of the largest expert.
-pub fn slot_bytes(model: &OpenModel) -> Result<u64> {
+/// The sizes of the experts of each layer.
+pub fn expert_sizes(model: &OpenModel) -> Result<ExpertSizes> {
     let experts = model.experts()?;
     let layouts = model.blueprint.geometry.moe_layers.iter().map(|l| experts.as_dyn().layout(*l));
-    Ok(layouts.map(|l| l.bytes).max().unwrap_or_default() as u64)
+    Ok(ExpertSizes::new(layouts.map(|l| l.bytes as u64)))
+}
+
+fn cache_shape(store: &Store, slots: usize, scope: CacheScope, options: &Options) -> CacheShape {
+    CacheShape { scratch: options.cache.scratch, ..CacheShape::new(&store.manifest().geometry, slots, scope) }
 }
 
 /// A path through slots in main memory.
@@ -244,11 +248,9 @@ fn streaming_parts(
     options: &Options,
     policy_inputs: &PolicyInputs,
 ) -> Result<StreamingParts> {
-    let shape =
-        CacheShape { scratch: options.cache.scratch, ..CacheShape::new(&store.manifest().geometry, slots, scope) };
+    let shape = cache_shape(store, slots, scope, options);
     let policies = options.cache.eviction.make(&shape, policy_inputs)?;
-    let Slots { slots: memory, reader, reader_note, addresses } =
-        Slots::new(store, shape.total_slots(), &options.cache.reader)?;
+    let Slots { slots: memory, reader, reader_note, addresses } = Slots::new(store, &shape, &options.cache.reader)?;
     let geometry = &store.manifest().geometry;
     let cache = Cache::new(geometry, &shape, policies, memory, reader, Box::new(store.clone()));
     let experts = StreamingPath::new(Routing::default(), cache, compute.clone(), options.cache.prefetch);

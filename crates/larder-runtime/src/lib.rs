@@ -64,7 +64,7 @@ pub mod machine;
 pub mod models;
 pub mod plan;
 
-pub use engine::{InferenceEngine, plan_inputs, require_store, slot_bytes};
+pub use engine::{InferenceEngine, expert_sizes, plan_inputs, require_store};
 pub use experts::{AnyExpertPath, EngineExperts};
 pub use notice::{Notice, Notices, WorkProgress};
 pub use open::{ModelExperts, OpenModel, TextCodec, blueprint_of, check_sidecars, model_name};

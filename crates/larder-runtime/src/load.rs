@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result};
-use larder_core::{ExpertId, Geometry, RowOrder};
+use larder_core::{ExpertId, Geometry, LayerIdx, RowOrder};
 use larder_model::{AllResident, ComputeContext};
 use larder_store::reader::{Arena, ReadRequest, ReaderSpec, Slot};
 use larder_store::{DATA_START, ExpertSource, Result as StoreResult, Store};
@@ -21,7 +21,7 @@ pub fn from_store(store: &Arc<Store>, compute: &Arc<ComputeContext>, notices: &N
     let (arena, slots) = arena(store.as_ref(), geometry)?;
     let files = Arc::new(store.shard_files()?);
     let (mut reader, _) = ReaderSpec::AUTO.open(&files, &arena)?;
-    let work = LoadProgress::begin(notices, slots.len() as u64 * arena.slot_bytes() as u64);
+    let work = LoadProgress::begin(notices, arena.bytes() as u64);
     let expert = |shard: usize| {
         let layer = geometry.moe_layers[shard / geometry.experts];
         (layer, ExpertId((shard % geometry.experts) as u16), store.layout(layer))
@@ -57,7 +57,7 @@ pub fn from_source(
     notices: &Notices,
 ) -> Result<AllResident<Slot>> {
     let (arena, slots) = arena(experts, geometry)?;
-    let work = LoadProgress::begin(notices, slots.len() as u64 * arena.slot_bytes() as u64);
+    let work = LoadProgress::begin(notices, arena.bytes() as u64);
     let rest = Mutex::new(slots.into_iter());
     let worker = || -> StoreResult<Vec<Slot>> {
         let mut done = Vec::new();
@@ -87,8 +87,9 @@ pub fn from_source(
 
 /// A slot for every expert, in order of layers and experts.
 fn arena(experts: &dyn ExpertSource, geometry: &Geometry) -> Result<(Arena, Vec<Slot>)> {
-    let largest = geometry.moe_layers.iter().map(|l| experts.layout(*l).bytes).max().unwrap_or_default();
-    Arena::new(geometry.expert_count(), largest).with_context(|| {
+    let of_layer = |layer: &LayerIdx| std::iter::repeat_n(experts.layout(*layer).bytes, geometry.experts);
+    let sizes: Vec<usize> = geometry.moe_layers.iter().flat_map(of_layer).collect();
+    Arena::with_sizes(&sizes).with_context(|| {
         let (preload, mem) = (Setting::Preload, Setting::CacheMem);
         format!("not enough memory for all experts; leave out {preload}, or set {mem}")
     })

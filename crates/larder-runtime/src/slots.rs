@@ -4,15 +4,16 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use larder_core::format_bytes;
-use larder_store::Store;
+use larder_core::{CacheScope, format_bytes};
+use larder_policy::eviction::CacheShape;
 use larder_store::reader::{Arena, Reader, ReaderSpec, Slot};
+use larder_store::{ExpertSource, Store};
 
 use crate::options::Setting;
 
 /// Empty slots and their reader.
 pub struct Slots {
-    /// The slots; each can hold any expert of the store.
+    /// The slots.
     pub slots: Vec<Slot>,
     /// Reads shards into the slots.
     pub reader: Box<dyn Reader>,
@@ -23,13 +24,22 @@ pub struct Slots {
 }
 
 impl Slots {
-    /// Allocates `total` slots and opens the reader.
-    pub fn new(store: &Arc<Store>, total: usize, reader: &ReaderSpec) -> Result<Self> {
-        let slot_bytes = store.manifest().slot_bytes();
-        let (arena, slots) = Arena::new(total, slot_bytes).with_context(|| {
+    /// Allocates the slots of a cache of this shape and opens the reader.
+    pub fn new(store: &Arc<Store>, shape: &CacheShape, reader: &ReaderSpec) -> Result<Self> {
+        Self::of_sizes(store, &sizes(store, shape), reader)
+    }
+
+    /// Allocates `total` slots, each of which holds any expert of the store, and opens the reader.
+    pub(crate) fn for_any_expert(store: &Arc<Store>, total: usize, reader: &ReaderSpec) -> Result<Self> {
+        Self::of_sizes(store, &vec![store.manifest().slot_bytes(); total], reader)
+    }
+
+    fn of_sizes(store: &Arc<Store>, sizes: &[usize], reader: &ReaderSpec) -> Result<Self> {
+        let (arena, slots) = Arena::with_sizes(sizes).with_context(|| {
             format!(
-                "cannot allocate {total} slots of {}; try a smaller {} or {}",
-                format_bytes(slot_bytes as u64),
+                "cannot allocate {} slots of {} in all; try a smaller {} or {}",
+                sizes.len(),
+                format_bytes(sizes.iter().map(|bytes| *bytes as u64).sum()),
                 Setting::CacheExperts,
                 Setting::CacheMem
             )
@@ -37,5 +47,22 @@ impl Slots {
         let files = Arc::new(store.shard_files()?);
         let (reader, reader_note) = reader.open(&files, &arena)?;
         Ok(Slots { slots, reader, reader_note, addresses: arena.range() })
+    }
+}
+
+/// Whether a slot of such a cache only ever holds experts of one layer, so that it can have their size: not if layers share
+/// slots, be it all of them or scratch slots.
+pub(crate) fn belong_to_layers(scope: CacheScope, scratch: usize) -> bool {
+    scope == CacheScope::Layer && scratch == 0
+}
+
+/// The size of each slot of a cache of this shape.
+pub(crate) fn sizes(store: &Store, shape: &CacheShape) -> Vec<usize> {
+    match belong_to_layers(shape.scope, shape.scratch) {
+        true => {
+            let layers = &store.manifest().geometry.moe_layers;
+            layers.iter().flat_map(|layer| std::iter::repeat_n(store.layout(*layer).bytes, shape.slots)).collect()
+        }
+        false => vec![store.manifest().slot_bytes(); shape.total_slots()],
     }
 }

@@ -62,7 +62,7 @@ pub(crate) fn assemble(
     let shape = TierShape::new(geometry, scope, device_slots, host_slots, pass_through);
     let policies = options.cache.eviction.make(&shape.policy_shape(), policy_inputs)?;
     let Slots { slots, reader, reader_note, addresses } =
-        Slots::new(store, shape.host.total_slots(), &options.cache.reader)?;
+        Slots::for_any_expert(store, shape.host.total_slots(), &options.cache.reader)?;
     model.notices().send(Notice::Reader(reader_note.clone()));
     report["reader"] = reader_note.into();
 

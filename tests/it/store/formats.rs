@@ -99,6 +99,35 @@ fn experts_of_several_sizes_stream_with_the_bits_of_the_checkpoint() {
     }
 }
 
+#[test]
+fn slots_have_the_size_of_their_layers_experts() {
+    let dir = tempfile::tempdir().unwrap();
+    let (checkpoint, store) = (dir.path().join("checkpoint"), dir.path().join("store"));
+    mixed_checkpoint(&checkpoint);
+    convert(&checkpoint, &store, &[]);
+    let opened = Store::open(&store).unwrap();
+    let bytes: Vec<u64> = [0, 1].map(|layer| opened.layout(LayerIdx(layer)).bytes as u64).into();
+    assert!(bytes[0] > bytes[1]);
+    // Room for three experts of each layer, and for two if all slots had the size of the largest.
+    let room = 3 * (bytes[0] + bytes[1]);
+    assert!(room < 3 * 2 * bytes[0]);
+    let room = format!("{room}");
+    let plan = |flags: &[&str]| -> serde_json::Value {
+        let base = ["plan", "-m", text(&store), "--cache-mem", &room, "--json"];
+        serde_json::from_str(&larder_ok(&[&base[..], flags].concat())).unwrap()
+    };
+    let own = plan(&[]);
+    assert_eq!((&own["slots"], own["slot_bytes"].to_string()), (&3.into(), room.clone()), "{own}");
+    assert_eq!(own["expert_classes"][1]["bytes"], bytes[1]);
+    assert_eq!(plan(&["--cache-scratch", "1"])["slots"], 2, "scratch slots pass between layers");
+    let want = logits_with(&checkpoint, &dir.path().join("want"), &[]);
+    let streamed = ["--cache-mem", &room, "--prefetch", "2"];
+    for flags in [&streamed[..], &[&streamed[..], &["--cache-scratch", "2"]].concat()] {
+        assert!(logits_with(&store, &dir.path().join("got"), flags) == want, "{flags:?}");
+    }
+    assert!(larder_ok(&["inspect", text(&store)]).contains(" in 1 layer, "));
+}
+
 /// A GGUF file whose `down` matrices are q4_0 in layer 0 and f16 in layer 1, as files named after a mix of formats have
 /// them.
 fn mixed_gguf(path: &Path) {

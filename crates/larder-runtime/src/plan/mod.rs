@@ -8,8 +8,12 @@ use serde_json::{Value, json};
 
 use crate::machine::budget::MemoryUse;
 use crate::options::{CacheSize, Options, Setting};
+use crate::slots::belong_to_layers;
 
+mod expert_sizes;
 pub mod tiers;
+
+pub use expert_sizes::ExpertSizes;
 
 /// Reserve for kernel allocations on behalf of the process and for unforeseen needs.
 const RESERVE_BYTES: u64 = 64 << 20;
@@ -28,8 +32,8 @@ pub struct PlanInputs<'a> {
     pub blueprint: &'a Blueprint,
     /// Bytes of the resident weights.
     pub resident_bytes: u64,
-    /// Bytes of the largest expert.
-    pub slot_bytes: u64,
+    /// Sizes of the experts.
+    pub expert_sizes: ExpertSizes,
     /// Scratch slots, beside those that are planned.
     pub scratch_slots: usize,
     /// Context size in tokens.
@@ -71,8 +75,21 @@ impl PlanInputs<'_> {
         self.blueprint.geometry.moe_layers.len().max(1)
     }
 
+    /// Whether a slot has the size of the experts of its layer; else each has that of the largest expert.
+    fn slots_belong_to_layers(&self, scope: CacheScope) -> bool {
+        !self.on_gpu && belong_to_layers(scope, self.scratch_slots)
+    }
+
+    /// Bytes of a slot in every layer, together.
+    fn slot_per_layer_bytes(&self) -> u64 {
+        match self.slots_belong_to_layers(CacheScope::Layer) {
+            true => self.expert_sizes.one_per_layer(),
+            false => self.layers() as u64 * self.expert_sizes.largest(),
+        }
+    }
+
     fn all_expert_bytes(&self) -> u64 {
-        self.blueprint.geometry.expert_count() as u64 * self.slot_bytes
+        self.bytes_of_slots(self.blueprint.geometry.experts, CacheScope::Layer)
     }
 
     /// The most bytes of the KV caches and recurrent states of all sequences.
@@ -128,7 +145,7 @@ impl PlanInputs<'_> {
 
     /// Bytes of everything but cached experts.
     fn base_bytes(&self) -> u64 {
-        let slots = self.scratch_slots as u64 * self.slot_bytes;
+        let slots = self.scratch_slots as u64 * self.expert_sizes.largest();
         self.process_ceiling()
             + self.resident_bytes
             + self.host_kv_bytes()
@@ -139,7 +156,7 @@ impl PlanInputs<'_> {
 
     /// The parts of a plan with `cached` bytes of experts, by what they are for.
     fn parts(&self, cached: u64) -> Vec<(MemoryUse, u64)> {
-        let experts = cached + self.scratch_slots as u64 * self.slot_bytes;
+        let experts = cached + self.scratch_slots as u64 * self.expert_sizes.largest();
         // Where less than that is left, the kernel gives small pages.
         let rest_of_huge_page = (experts.next_multiple_of(HUGE_PAGE_BYTES) - experts).min(self.reserve_bytes());
         vec![
@@ -164,11 +181,12 @@ impl PlanInputs<'_> {
 
     /// Slots that fit into `bytes`: per layer or, in global scope, in total.
     fn slots_in(&self, bytes: u64, scope: CacheScope) -> usize {
-        let total = bytes / self.slot_bytes.max(1);
-        match scope {
-            CacheScope::Layer => (total / self.layers() as u64).min(self.blueprint.geometry.experts as u64) as usize,
-            CacheScope::Global => total.min(self.blueprint.geometry.expert_count() as u64) as usize,
-        }
+        let geometry = &self.blueprint.geometry;
+        let (each, most) = match scope {
+            CacheScope::Layer => (self.slot_per_layer_bytes(), geometry.experts),
+            CacheScope::Global => (self.expert_sizes.largest(), geometry.expert_count()),
+        };
+        (bytes / each.max(1)).min(most as u64) as usize
     }
 
     /// Slots for `per_layer` experts of each layer: per layer or, in global scope, in total.
@@ -189,7 +207,11 @@ impl PlanInputs<'_> {
     }
 
     fn bytes_of_slots(&self, slots: usize, scope: CacheScope) -> u64 {
-        slot_count(&self.blueprint.geometry, slots, scope) as u64 * self.slot_bytes
+        slots as u64
+            * match scope {
+                CacheScope::Layer => self.slot_per_layer_bytes(),
+                CacheScope::Global => self.expert_sizes.largest(),
+            }
     }
 
     fn context_text(&self) -> String {
@@ -324,6 +346,15 @@ impl MemoryPlan {
             if let Some(budget) = inputs.slot_budget() {
                 text += &format!(", at most {}, which fit", inputs.per_layer(inputs.slots_in(budget, scope), scope));
             }
+            if let Some(classes) = inputs.expert_sizes.classes_text() {
+                text += &match inputs.slots_belong_to_layers(scope) {
+                    true => format!("\n      slots: {classes}"),
+                    false => format!(
+                        "\n      slots: {} each, that of the largest expert ({classes})",
+                        format_bytes(inputs.expert_sizes.largest())
+                    ),
+                };
+            }
             if self.thrashes(inputs) {
                 text += "\n      warning: fewer slots than one token uses, so there will be almost no cache hits";
             }
@@ -343,7 +374,8 @@ impl MemoryPlan {
             "sequences": inputs.sequences,
             "context_bytes": inputs.kv_bytes(),
             "scratch_bytes": inputs.process_and_workspace_bytes(self.expert_bytes(inputs)),
-            "expert_bytes": inputs.slot_bytes,
+            "expert_bytes": inputs.expert_sizes.largest(),
+            "expert_classes": inputs.expert_sizes.classes().iter().map(|(bytes, layers)| json!({ "bytes": bytes, "layers": layers })).collect::<Vec<_>>(),
             "slots": slots,
             "slot_bytes": self.expert_bytes(inputs),
             "total_bytes": self.total_bytes(inputs),
@@ -377,101 +409,4 @@ fn slots_text(inputs: &PlanInputs, slots: usize, scope: CacheScope) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use larder_core::{ExpertNames, Geometry, SequenceMemory};
-
-    use super::*;
-    use crate::options::CacheOptions;
-
-    pub const MEGA: u64 = 1 << 20;
-
-    pub fn blueprint() -> Blueprint {
-        Blueprint {
-            model_type: "olmoe".into(),
-            geometry: Geometry::narrow(4, 0..4, 8, 2),
-            experts: ExpertNames::separate("experts", "gate", "up", "down"),
-            resident: vec![],
-            vocab: 8,
-            context: 100,
-            sequence_memory: SequenceMemory::rows(1, 1 << 9),
-        }
-    }
-
-    /// The available memory of which `bytes` are left beside the reserve.
-    pub fn beside_reserve(bytes: u64) -> u64 {
-        (bytes * RESERVE_DIVISOR).div_ceil(RESERVE_DIVISOR - 1)
-    }
-
-    pub fn options(size: CacheSize, scope: CacheScope) -> Options {
-        Options { cache: CacheOptions { size, scope, ..CacheOptions::default() }, ..Options::default() }
-    }
-
-    pub fn inputs(blueprint: &Blueprint, available: Option<u64>) -> PlanInputs<'_> {
-        PlanInputs {
-            blueprint,
-            kv_format: KvFormat::F16,
-            resident_bytes: MEGA,
-            slot_bytes: MEGA,
-            scratch_slots: 0,
-            context: 1024,
-            kv_checkpoints: CheckpointPolicy::default(),
-            sequences: 1,
-            chunk: 1,
-            process_bytes: MEGA,
-            growth_bytes: 0,
-            available_bytes: available,
-            on_gpu: false,
-        }
-    }
-
-    #[test]
-    fn options_go_before_the_available_memory() {
-        let blueprint = blueprint();
-        let inputs = |available| inputs(&blueprint, available);
-        let (layer, global) = (CacheScope::Layer, CacheScope::Global);
-        let enough = Some(beside_reserve(40 * MEGA));
-        let tight = Some(beside_reserve(12 * MEGA));
-        let none = options(CacheSize::Available, layer);
-        assert_eq!(decide(&inputs(enough), &none).unwrap(), MemoryPlan::AllResident);
-        assert_eq!(decide(&inputs(None), &none).unwrap(), MemoryPlan::AllResident);
-        let slots = |slots, scope| MemoryPlan::Slots { slots, scope };
-        assert_eq!(decide(&inputs(tight), &none).unwrap(), slots(2, CacheScope::Layer));
-        assert_eq!(
-            decide(&inputs(tight), &options(CacheSize::Available, global)).unwrap(),
-            slots(9, CacheScope::Global)
-        );
-        assert_eq!(
-            decide(&inputs(enough), &options(CacheSize::ExpertsPerLayer(3), layer)).unwrap(),
-            slots(3, CacheScope::Layer)
-        );
-        assert_eq!(
-            decide(&inputs(enough), &options(CacheSize::ExpertsPerLayer(3), global)).unwrap(),
-            slots(12, CacheScope::Global)
-        );
-        assert_eq!(
-            decide(&inputs(enough), &options(CacheSize::Bytes(8 * MEGA), layer)).unwrap(),
-            slots(2, CacheScope::Layer)
-        );
-        let text = decide(&inputs(tight), &options(CacheSize::ExpertsPerLayer(5), layer)).unwrap_err().to_string();
-        assert!(text.ends_with("--cache-experts 2 fits"), "{text}");
-        assert!(decide(&inputs(Some(MEGA)), &none).unwrap_err().to_string().contains("not enough memory"));
-        assert!(
-            decide(&inputs(Some(MEGA)), &options(CacheSize::ExpertsPerLayer(5), layer))
-                .unwrap_err()
-                .to_string()
-                .contains("context")
-        );
-    }
-
-    #[test]
-    fn the_total_includes_everything() {
-        let blueprint = blueprint();
-        let inputs = PlanInputs { sequences: 2, ..inputs(&blueprint, Some(beside_reserve(40 * MEGA))) };
-        let plan = decide(&inputs, &options(CacheSize::ExpertsPerLayer(1), CacheScope::Layer)).unwrap();
-        assert_eq!(plan.total_bytes(&inputs), 4 * MEGA + inputs.scratch_bytes() + 4 * MEGA);
-        let grown = PlanInputs { growth_bytes: 77, ..inputs };
-        assert_eq!(plan.total_bytes(&grown), plan.total_bytes(&inputs) + 77);
-        let text = plan.describe(&inputs);
-        assert!(text.contains("experts per layer: at least 2") && text.contains("warning"), "{text}");
-    }
-}
+mod tests;

@@ -169,7 +169,7 @@ impl TierPlan {
             format_bytes(self.host_bytes(inputs)),
             format_bytes(inputs.resident_bytes),
             format_bytes(inputs.process_and_workspace_bytes(self.host_expert_bytes(inputs))),
-            format_bytes(self.pass_through as u64 * inputs.slot_bytes),
+            format_bytes(self.pass_through as u64 * inputs.expert_sizes.largest()),
             self.pass_through,
             if self.pass_through == 1 { "expert" } else { "experts" },
         );
@@ -190,7 +190,7 @@ impl TierPlan {
             "sequences": inputs.sequences,
             "context_bytes": inputs.host_kv_bytes(),
             "scratch_bytes": inputs.process_and_workspace_bytes(self.host_expert_bytes(inputs)),
-            "expert_bytes": inputs.slot_bytes,
+            "expert_bytes": inputs.expert_sizes.largest(),
             "slots": self.host_slots,
             "passing_slots": self.pass_through,
             "slot_bytes": inputs.bytes_of_slots(self.host_slots, self.scope),

@@ -1,4 +1,4 @@
-//! The memory that experts are read into: one anonymous mapping, divided into slots of one size.
+//! The memory that experts are read into: one anonymous mapping, divided into slots.
 //!
 //! The mapping is shared by handles that each own a disjoint part of it, which the borrow checker cannot express; hence
 //! the `unsafe` in this file, which callers do not need.
@@ -24,8 +24,8 @@ pub(super) const SLOT_BYTES_MAX: usize = 1 << 30;
 pub struct Arena {
     map: Arc<MmapMut>,
     first: NonNull<u8>,
-    slots: usize,
-    slot_bytes: usize,
+    /// Offset of each slot from the first, ascending, and the end of the last.
+    starts: Arc<[usize]>,
 }
 
 // SAFETY: `first` is only used to compute addresses; the bytes behind it are accessed only through slots.
@@ -34,64 +34,63 @@ unsafe impl Send for Arena {}
 unsafe impl Sync for Arena {}
 
 impl Arena {
-    /// Maps `slots` slots of `slot_bytes` zero bytes and returns the only handle to each, in order.
-    ///
-    /// `slot_bytes` must be a multiple of [`SHARD_ALIGN`] and at most 1 GiB. The system provides
-    /// memory when it is first touched.
+    /// Maps `slots` slots of `slot_bytes` zero bytes each, as [`with_sizes`](Self::with_sizes) does.
     pub fn new(slots: usize, slot_bytes: usize) -> io::Result<(Arena, Vec<Slot>)> {
-        let invalid = |what: String| io::Error::new(io::ErrorKind::InvalidInput, what);
-        if slot_bytes == 0 || !slot_bytes.is_multiple_of(SHARD_ALIGN) {
-            return Err(invalid(format!(
-                "a slot of {slot_bytes} bytes is invalid: its length must be a multiple of {SHARD_ALIGN}"
-            )));
+        // Before memory for a list of the sizes is taken.
+        slots.checked_mul(slot_bytes.max(SHARD_ALIGN)).filter(|b| *b <= isize::MAX as usize).ok_or_else(too_many)?;
+        Self::with_sizes(&vec![slot_bytes; slots])
+    }
+
+    /// Maps a slot of zero bytes for each of `sizes`, and returns the only handle to each, in order.
+    ///
+    /// Sizes must be multiples of [`SHARD_ALIGN`] and at most 1 GiB. The system provides memory when it is first touched.
+    pub fn with_sizes(sizes: &[usize]) -> io::Result<(Arena, Vec<Slot>)> {
+        let mut starts = Vec::with_capacity(sizes.len() + 1);
+        let mut end = 0usize;
+        for bytes in sizes {
+            check_size(*bytes)?;
+            starts.push(end);
+            end = end.checked_add(*bytes).ok_or_else(too_many)?;
         }
-        if slot_bytes > SLOT_BYTES_MAX {
-            return Err(invalid(format!("a slot of {slot_bytes} bytes is too large: the limit is {SLOT_BYTES_MAX}")));
-        }
-        let bytes = slots.checked_mul(slot_bytes).and_then(|b| b.checked_add(ARENA_ALIGN));
-        let bytes = bytes.filter(|b| isize::try_from(*b).is_ok());
-        let bytes =
-            bytes.ok_or_else(|| invalid(format!("{slots} slots of {slot_bytes} bytes exceed the address space")))?;
+        starts.push(end);
+        let bytes = end.checked_add(ARENA_ALIGN).filter(|b| isize::try_from(*b).is_ok()).ok_or_else(too_many)?;
         let mut map = MmapMut::map_anon(bytes)?;
         ask_for_huge_pages(&map);
         let before = map.as_ptr().align_offset(ARENA_ALIGN);
         let first = NonNull::from(&mut map[before..]).cast::<u8>();
-        let arena = Arena { map: Arc::new(map), first, slots, slot_bytes };
-        let slots = (0..slots).map(|index| arena.slot(index)).collect();
+        let arena = Arena { map: Arc::new(map), first, starts: starts.into() };
+        let slots = (0..sizes.len()).map(|index| arena.slot(index)).collect();
         Ok((arena, slots))
     }
 
     /// Number of slots.
     pub fn slots(&self) -> usize {
-        self.slots
+        self.starts.len() - 1
     }
 
-    /// Length of a slot in bytes.
-    pub fn slot_bytes(&self) -> usize {
-        self.slot_bytes
+    /// Bytes of all slots together.
+    pub fn bytes(&self) -> usize {
+        self.starts[self.slots()]
     }
 
     /// The address range of all slots.
     pub fn range(&self) -> Range<usize> {
         let first = self.first.as_ptr() as usize;
-        first..first + self.slots * self.slot_bytes
+        first..first + self.bytes()
     }
 
     /// Address and length of a slot.
-    #[cfg(target_os = "linux")]
     pub(super) fn slot_memory(&self, index: usize) -> (NonNull<u8>, usize) {
-        (self.address(index), self.slot_bytes)
+        assert!(index < self.slots(), "the index must be that of a slot of the arena");
+        let (start, end) = (self.starts[index], self.starts[index + 1]);
+        // SAFETY: the mapping holds the bytes up to the end of the last slot behind `first`, checked in `with_sizes`.
+        (unsafe { self.first.add(start) }, end - start)
     }
 
-    fn address(&self, index: usize) -> NonNull<u8> {
-        assert!(index < self.slots, "the index must be that of a slot of the arena");
-        // SAFETY: the mapping holds `slots * slot_bytes` bytes behind `first`, checked for overflow in `new`.
-        unsafe { self.first.add(index * self.slot_bytes) }
-    }
-
-    /// Makes the handle of a slot. Called once per slot, only by `new`.
+    /// Makes the handle of a slot. Called once per slot, only by `with_sizes`.
     fn slot(&self, index: usize) -> Slot {
-        Slot { map: self.map.clone(), start: self.address(index), bytes: self.slot_bytes, index }
+        let (start, bytes) = self.slot_memory(index);
+        Slot { map: self.map.clone(), start, bytes, index }
     }
 
     /// Whether no slot and no other handle to the arena exists.
@@ -104,9 +103,29 @@ impl Arena {
     #[cfg(test)]
     pub(super) fn total_slots(&self) -> &[u8] {
         assert!(self.has_no_slots(), "no handle to a slot may be left");
-        // SAFETY: within the mapping, as in `address`; no slot is left that could write to it.
-        unsafe { std::slice::from_raw_parts(self.first.as_ptr(), self.slots * self.slot_bytes) }
+        // SAFETY: within the mapping, as in `slot_memory`; no slot is left that could write to it.
+        unsafe { std::slice::from_raw_parts(self.first.as_ptr(), self.bytes()) }
     }
+}
+
+fn check_size(slot_bytes: usize) -> io::Result<()> {
+    if slot_bytes == 0 || !slot_bytes.is_multiple_of(SHARD_ALIGN) {
+        return Err(invalid(format!(
+            "a slot of {slot_bytes} bytes is invalid: its length must be a multiple of {SHARD_ALIGN}"
+        )));
+    }
+    if slot_bytes > SLOT_BYTES_MAX {
+        return Err(invalid(format!("a slot of {slot_bytes} bytes is too large: the limit is {SLOT_BYTES_MAX}")));
+    }
+    Ok(())
+}
+
+fn too_many() -> io::Error {
+    invalid("the slots exceed the address space".into())
+}
+
+fn invalid(what: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, what)
 }
 
 /// The only handle to the bytes of one slot, or of a part of one. Their address is fixed while the handle lives, also
@@ -205,6 +224,24 @@ mod tests {
         for slot in &slots {
             assert_eq!(slot.as_ptr(), addresses[slot.index()]);
             assert!(slot.iter().all(|b| *b == slot.index() as u8 + 1));
+        }
+    }
+
+    #[test]
+    fn slots_of_different_sizes_are_disjoint_and_in_order() {
+        let sizes = [8192, 4096, 4096, 12 << 10];
+        let (arena, mut slots) = Arena::with_sizes(&sizes).unwrap();
+        assert_eq!((arena.slots(), arena.bytes()), (4, 28 << 10));
+        slots.iter_mut().enumerate().for_each(|(i, slot)| slot.fill(i as u8 + 1));
+        let mut end = arena.range().start;
+        for (i, (slot, bytes)) in slots.iter().zip(sizes).enumerate() {
+            assert_eq!((slot.as_ptr() as usize, slot.len(), slot.index()), (end, bytes, i));
+            assert!(slot.iter().all(|b| *b == i as u8 + 1));
+            end += bytes;
+        }
+        assert_eq!(end, arena.range().end);
+        for sizes in [&[4096, 0][..], &[4096, 100], &[SLOT_BYTES_MAX + SHARD_ALIGN]] {
+            assert!(Arena::with_sizes(sizes).is_err(), "{sizes:?}");
         }
     }
 

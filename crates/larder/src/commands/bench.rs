@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use larder_cache::Traffic;
 use larder_engine::{PhaseTimes, Sampler, Sampling, Session, TokenInput, Xoshiro256};
 use larder_runtime::machine::rates;
-use larder_runtime::{EngineExperts, InferenceEngine, OnGpu, OpenModel, slot_bytes};
+use larder_runtime::{EngineExperts, InferenceEngine, OnGpu, OpenModel, expert_sizes};
 use larder_store::Store;
 use serde_json::{Value, json};
 
@@ -58,7 +58,7 @@ struct Limits {
     gpu: Option<OnGpu>,
     /// Bytes of the resident weights that every token reads.
     resident: f64,
-    /// Bytes of one expert.
+    /// Bytes of one expert, on average over the layers.
     expert: f64,
     /// Number of experts that every token uses, over all layers.
     experts: f64,
@@ -73,7 +73,7 @@ impl Limits {
             ssd: model.store().map(ssd).transpose()?,
             gpu: None,
             resident: model.resident_bytes_per_token()? as f64,
-            expert: slot_bytes(model)? as f64,
+            expert: expert_sizes(model)?.mean() as f64,
             experts: (geometry.top_k * geometry.moe_layers.len()) as f64,
         })
     }

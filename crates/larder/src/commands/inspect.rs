@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use anyhow::Result;
 use larder_core::{Geometry, NumberFormat, PerMatrix, TensorMeta};
 use larder_runtime::OpenModel;
+use larder_runtime::plan::ExpertSizes;
 use larder_store::ExpertSource;
 use serde_json::json;
 
@@ -37,7 +38,7 @@ struct Found {
     vocab: usize,
     context: usize,
     resident: BTreeMap<&'static str, u64>,
-    expert_bytes: usize,
+    expert_sizes: ExpertSizes,
     expert_kinds: Vec<String>,
     /// Format of the store; `None` for another form of model.
     store_format: Option<u64>,
@@ -64,15 +65,13 @@ impl Found {
         for TensorMeta { kind, bytes, .. } in metas {
             *resident.entry(kind.name()).or_default() += *bytes as u64;
         }
-        let layouts = blueprint.geometry.moe_layers.iter().map(|l| experts.layout(*l));
+        let layouts = || blueprint.geometry.moe_layers.iter().map(|l| experts.layout(*l));
         let mut expert_kinds: Vec<String> = Vec::new();
-        let mut expert_bytes = 0;
-        for layout in layouts {
+        for layout in layouts() {
             let kinds = kinds_text(&layout.kinds());
             if !expert_kinds.contains(&kinds) {
                 expert_kinds.push(kinds);
             }
-            expert_bytes = expert_bytes.max(layout.bytes);
         }
         let small_copy = manifest.and_then(|manifest| manifest.small_experts.as_ref());
         let small_copy = small_copy
@@ -84,7 +83,7 @@ impl Found {
             vocab: blueprint.vocab,
             context: blueprint.context,
             resident,
-            expert_bytes,
+            expert_sizes: ExpertSizes::new(layouts().map(|layout| layout.bytes as u64)),
             expert_kinds,
             store_format: manifest.map(|manifest| manifest.format),
             small_copy,
@@ -97,7 +96,7 @@ impl Found {
     }
 
     fn experts_bytes(&self) -> u64 {
-        (self.geometry.expert_count() * self.expert_bytes) as u64
+        self.expert_sizes.one_per_layer() * self.geometry.experts as u64
     }
 
     /// Number of experts that one token uses, over all layers.
@@ -109,7 +108,7 @@ impl Found {
         let g = &self.geometry;
         let resident: Vec<String> = self.resident.iter().map(|(k, b)| format!("{k} {}", print::bytes(*b))).collect();
         let row = |name: &str, value: String| vec![format!("{name:<12}{value}")];
-        let per_token = (self.token_experts() * self.expert_bytes) as u64;
+        let per_token = self.expert_sizes.one_per_layer() * g.top_k as u64;
         let form = match self.store_format {
             Some(format) => format!("store, format {format}"),
             None => self.form.to_owned(),
@@ -121,7 +120,7 @@ impl Found {
             row("widths", format!("hidden {}, expert {}, vocabulary {}", g.hidden, g.inter, self.vocab)),
             row("context", format!("{} tokens", self.context)),
             row("resident", format!("{} ({})", print::bytes(self.resident_bytes()), resident.join(", "))),
-            row("one expert", format!("{} ({})", print::bytes(self.expert_bytes as u64), self.expert_kinds.join("; "))),
+            row("one expert", format!("{} ({})", self.expert_text(), self.expert_kinds.join("; "))),
             row("all experts", print::bytes(self.experts_bytes())),
             row("per token", format!("{} of experts", print::bytes(per_token))),
         ];
@@ -135,10 +134,14 @@ impl Found {
         facts
     }
 
+    fn expert_text(&self) -> String {
+        self.expert_sizes.classes_text().unwrap_or_else(|| print::bytes(self.expert_sizes.largest()))
+    }
+
     /// Number of experts that fit into `memory` bytes beside the resident weights; `None` if those do not fit.
     fn fit(&self, memory: u64) -> Option<usize> {
         let available = memory.checked_sub(self.resident_bytes())?;
-        Some(((available / self.expert_bytes.max(1) as u64) as usize).min(self.geometry.expert_count()))
+        Some(((available / self.expert_sizes.mean().max(1)) as usize).min(self.geometry.expert_count()))
     }
 
     fn fits(&self) -> Vec<Vec<String>> {
@@ -180,7 +183,7 @@ impl Found {
             "context": self.context,
             "resident_bytes": self.resident_bytes(),
             "resident_bytes_by_kind": self.resident,
-            "expert_bytes": self.expert_bytes,
+            "expert_bytes": self.expert_sizes.largest(),
             "expert_kinds": self.expert_kinds,
             "experts_bytes": self.experts_bytes(),
             "token_experts": self.token_experts(),

@@ -27,7 +27,7 @@ pub fn run(args: &PlanArgs) -> Result<()> {
     let threads = args.engine.threads();
     let memory_bandwidth = rates::memory_bandwidth(threads);
     let ssd = model.store().map(|store| rates::ssd_throughput(store, &args.engine.performance.reader)).transpose()?;
-    let per_token = inputs.slot_bytes * (geometry.top_k * geometry.moe_layers.len()) as u64;
+    let per_token = inputs.expert_sizes.one_per_layer() * geometry.top_k as u64;
     let bytes_per_token = (model.resident_bytes_per_token()? + per_token) as f64;
     let most = memory_bandwidth / bytes_per_token;
     let least = ssd.as_ref().map(|(rate, _)| most.min(rate / per_token.max(1) as f64));
@@ -49,7 +49,11 @@ pub fn run(args: &PlanArgs) -> Result<()> {
     );
     match (&ssd, least) {
         (Some((rate, how)), Some(least)) => {
-            println!("SSD: {}/s in reads of {} ({how})", print::bytes(*rate as u64), print::bytes(inputs.slot_bytes));
+            println!(
+                "SSD: {}/s in reads of {} ({how})",
+                print::bytes(*rate as u64),
+                print::bytes(inputs.expert_sizes.largest())
+            );
             println!(
                 "about {least:.1} tokens/s if no expert is in memory, by the SSD ({} per token)",
                 print::bytes(per_token)

@@ -50,7 +50,8 @@ pub fn slot_count(geometry: &Geometry, slots: usize, scope: CacheScope) -> usize
 
 impl Cache {
     /// A cache of this shape, with one of `policies` for each pool, over `memory`, which holds exactly
-    /// [`total_slots`](CacheShape::total_slots) slots, each large enough for every expert.
+    /// [`total_slots`](CacheShape::total_slots) slots, each large enough for every expert that may be in it:
+    /// pool by pool, then the scratch slots.
     pub fn new(
         geometry: &Geometry,
         shape: &CacheShape,

@@ -32,7 +32,7 @@ pub fn run(args: &EdgeWorkerArgs) -> Result<()> {
     let held = held(args, &store, &handshake)?;
     let shape = shape(args, &store, &held)?;
     let policies = args.eviction.make(&shape, &PolicyInputs::default())?;
-    let Slots { slots, reader, reader_note, .. } = Slots::new(&store, shape.total_slots(), &args.reader)?;
+    let Slots { slots, reader, reader_note, .. } = Slots::new(&store, &shape, &args.reader)?;
     let geometry = &store.manifest().geometry;
     let cache = Cache::new(geometry, &shape, policies, slots, reader, Box::new(store.clone()));
     eprintln!("{reader_note}");

@@ -1,0 +1,120 @@
+//! Tests of the plan without a GPU.
+
+use larder_core::{ExpertNames, Geometry, SequenceMemory};
+
+use super::*;
+use crate::options::CacheOptions;
+
+pub const MEGA: u64 = 1 << 20;
+
+pub fn blueprint() -> Blueprint {
+    Blueprint {
+        model_type: "olmoe".into(),
+        geometry: Geometry::narrow(4, 0..4, 8, 2),
+        experts: ExpertNames::separate("experts", "gate", "up", "down"),
+        resident: vec![],
+        vocab: 8,
+        context: 100,
+        sequence_memory: SequenceMemory::rows(1, 1 << 9),
+    }
+}
+
+/// The available memory of which `bytes` are left beside the reserve.
+pub fn beside_reserve(bytes: u64) -> u64 {
+    (bytes * RESERVE_DIVISOR).div_ceil(RESERVE_DIVISOR - 1)
+}
+
+pub fn options(size: CacheSize, scope: CacheScope) -> Options {
+    Options { cache: CacheOptions { size, scope, ..CacheOptions::default() }, ..Options::default() }
+}
+
+pub fn inputs(blueprint: &Blueprint, available: Option<u64>) -> PlanInputs<'_> {
+    PlanInputs {
+        blueprint,
+        kv_format: KvFormat::F16,
+        resident_bytes: MEGA,
+        expert_sizes: ExpertSizes::new([MEGA; 4]),
+        scratch_slots: 0,
+        context: 1024,
+        kv_checkpoints: CheckpointPolicy::default(),
+        sequences: 1,
+        chunk: 1,
+        process_bytes: MEGA,
+        growth_bytes: 0,
+        available_bytes: available,
+        on_gpu: false,
+    }
+}
+
+#[test]
+fn options_go_before_the_available_memory() {
+    let blueprint = blueprint();
+    let inputs = |available| inputs(&blueprint, available);
+    let (layer, global) = (CacheScope::Layer, CacheScope::Global);
+    let enough = Some(beside_reserve(40 * MEGA));
+    let tight = Some(beside_reserve(12 * MEGA));
+    let none = options(CacheSize::Available, layer);
+    assert_eq!(decide(&inputs(enough), &none).unwrap(), MemoryPlan::AllResident);
+    assert_eq!(decide(&inputs(None), &none).unwrap(), MemoryPlan::AllResident);
+    let slots = |slots, scope| MemoryPlan::Slots { slots, scope };
+    assert_eq!(decide(&inputs(tight), &none).unwrap(), slots(2, CacheScope::Layer));
+    assert_eq!(decide(&inputs(tight), &options(CacheSize::Available, global)).unwrap(), slots(9, CacheScope::Global));
+    assert_eq!(
+        decide(&inputs(enough), &options(CacheSize::ExpertsPerLayer(3), layer)).unwrap(),
+        slots(3, CacheScope::Layer)
+    );
+    assert_eq!(
+        decide(&inputs(enough), &options(CacheSize::ExpertsPerLayer(3), global)).unwrap(),
+        slots(12, CacheScope::Global)
+    );
+    assert_eq!(
+        decide(&inputs(enough), &options(CacheSize::Bytes(8 * MEGA), layer)).unwrap(),
+        slots(2, CacheScope::Layer)
+    );
+    let text = decide(&inputs(tight), &options(CacheSize::ExpertsPerLayer(5), layer)).unwrap_err().to_string();
+    assert!(text.ends_with("--cache-experts 2 fits"), "{text}");
+    assert!(decide(&inputs(Some(MEGA)), &none).unwrap_err().to_string().contains("not enough memory"));
+    assert!(
+        decide(&inputs(Some(MEGA)), &options(CacheSize::ExpertsPerLayer(5), layer))
+            .unwrap_err()
+            .to_string()
+            .contains("context")
+    );
+}
+
+#[test]
+fn slots_have_the_size_of_their_layer_unless_layers_share_them() {
+    let blueprint = blueprint();
+    // Experts of layer 0 are three times as large as the others.
+    let expert_sizes = ExpertSizes::new([3 * MEGA, MEGA, MEGA, MEGA]);
+    let available = Some(beside_reserve(40 * MEGA));
+    let classes = PlanInputs { expert_sizes, ..inputs(&blueprint, available) };
+    let slots = |inputs: &PlanInputs, scope| match decide(inputs, &options(CacheSize::Bytes(24 * MEGA), scope)) {
+        Ok(plan @ MemoryPlan::Slots { slots, .. }) => (slots, plan.expert_bytes(inputs)),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(slots(&classes, CacheScope::Layer), (4, 24 * MEGA));
+    assert_eq!(slots(&classes, CacheScope::Global), (8, 24 * MEGA));
+    let scratch = PlanInputs { scratch_slots: 1, expert_sizes: classes.expert_sizes.clone(), ..classes };
+    assert_eq!(slots(&scratch, CacheScope::Layer), (2, 24 * MEGA));
+    let classes = PlanInputs { scratch_slots: 0, ..scratch };
+    let text = |scope| {
+        let plan = decide(&classes, &options(CacheSize::ExpertsPerLayer(1), scope)).unwrap();
+        plan.describe(&classes)
+    };
+    assert!(text(CacheScope::Layer).contains("slots: 3.15 MB in 1 layer, 1.05 MB in 3"), "{}", text(CacheScope::Layer));
+    assert!(text(CacheScope::Global).contains("slots: 3.15 MB each, that of the largest expert"));
+    assert_eq!(MemoryPlan::AllResident.expert_bytes(&classes), 8 * 6 * MEGA);
+}
+
+#[test]
+fn the_total_includes_everything() {
+    let blueprint = blueprint();
+    let inputs = PlanInputs { sequences: 2, ..inputs(&blueprint, Some(beside_reserve(40 * MEGA))) };
+    let plan = decide(&inputs, &options(CacheSize::ExpertsPerLayer(1), CacheScope::Layer)).unwrap();
+    assert_eq!(plan.total_bytes(&inputs), 4 * MEGA + inputs.scratch_bytes() + 4 * MEGA);
+    let grown = PlanInputs { growth_bytes: 77, expert_sizes: inputs.expert_sizes.clone(), ..inputs };
+    assert_eq!(plan.total_bytes(&grown), plan.total_bytes(&inputs) + 77);
+    let text = plan.describe(&inputs);
+    assert!(text.contains("experts per layer: at least 2") && text.contains("warning"), "{text}");
+}
