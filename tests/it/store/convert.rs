@@ -176,7 +176,7 @@ fn bad_targets_are_refused() {
     larder_refuses(&["convert", text(&model), text(&file)]);
     assert_eq!(std::fs::read(&file).unwrap(), b"mine");
     larder_refuses(&["convert", text(&model), "/proc/larder-store"]);
-    assert_eq!(larder(&["convert", text(&model), text(&store), "--experts", "q3_k"]).status.code(), Some(2));
+    assert_eq!(larder(&["convert", text(&model), text(&store), "--experts", "q9_k"]).status.code(), Some(2));
 }
 
 /// A file system of a few kilobytes, unmounted when dropped; `None` where mounting is not allowed.

@@ -165,7 +165,7 @@ fn odd_blocks_are_encoded() {
 fn what_mxfp4_can_hold_is_kept_exactly() {
     for exponent in [0, 1, 2, 100, 127, 200, 252] {
         let mut block = [0x5a; 17];
-        (1..17u8).for_each(|i| block[usize::from(i)] = 15 - i | i.wrapping_mul(77) << 4);
+        (1..17u8).for_each(|i| block[usize::from(i)] = (15 - i) | i.wrapping_mul(77) << 4);
         (block[0], block[1]) = (exponent, 0x7f);
         let values = decoded(NumberFormat::Mxfp4, &block, 32);
         let again = decoded(NumberFormat::Mxfp4, &encoded(NumberFormat::Mxfp4, &values), 32);
