@@ -9,7 +9,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 seconds=${1:?usage: fuzz.sh SECONDS [TARGET...]}
 shift
-[ $# -gt 0 ] || set -- templates tokenizers manifests requests edge_requests gguf safetensors
+[ $# -gt 0 ] || set -- templates tokenizers manifests requests edge_requests gguf safetensors quantised
 work=$(realpath -m "${LARDER_FUZZ:-target/fuzz}")
 export CARGO_TARGET_DIR=$work/build
 
@@ -36,6 +36,15 @@ seeds() {
         manifests) seed "$corpus" tests/stores/*/larder.json models/demo/larder.json ;;
         requests) seed "$corpus" tests/fuzz/requests/*.json ;;
         gguf) seed "$corpus" tests/fixtures/gguf/*.gguf tests/hostile/gguf/* ;;
+        quantised)
+            # The first byte chooses the method.
+            for file in tests/hostile/checkpoint/quantised*/model.safetensors; do
+                for method in 0 1 2 3; do
+                    { printf "\\x0$method" && cat "$file"; } >"$work/quantised"
+                    seed "$corpus" "$work/quantised"
+                done
+            done
+            ;;
         safetensors) seed "$corpus" tests/hostile/safetensors/* tests/stores/*/resident.safetensors ;;
     esac
 }

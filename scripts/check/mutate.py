@@ -169,7 +169,7 @@ def kinds(larder, base):
     run = ["run", "-m", "@", "-p", "Hi there", "-n", "3", "--seed", "1", "--cache-experts", "4"]
     tokens = base / "tokens.json"
     tokens.write_text("[1, 2, 3, 4]")
-    for model in sorted((tests / "golden").iterdir()):
+    for model in [*sorted((tests / "golden").iterdir()), tests / "fixtures/quantised/gpt_oss_mxfp4"]:
         if not model.is_dir():
             continue
         files = [f.name for f in sorted(model.iterdir()) if not f.name.startswith("reference")] + ["config.json"]
@@ -255,6 +255,7 @@ def main():
     parser.add_argument("--kind")
     parser.add_argument("--keep", default="mutations", help="folder for the files of findings")
     args = parser.parse_args()
+    sys.setrecursionlimit(20_000)  # nested JSON
     counts, codes, findings = collections.Counter(), collections.Counter(), 0
     with tempfile.TemporaryDirectory() as base:
         samples = [k for k in kinds(args.larder, Path(base)) if args.kind in (None, k.name)]
