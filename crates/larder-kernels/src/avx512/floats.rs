@@ -48,7 +48,7 @@ unsafe fn tiles<const KIND: u8, const R: usize, const N: usize>(panel: &Panel, x
         let mut sums = [[_mm512_setzero_ps(); R]; N];
         for c in (0..body).step_by(LANES) {
             if prefetches {
-                // As many bytes as are read here, of rows that lie one after the other.
+                // The next panel lies behind this one; a step prefetches as many bytes of it as it reads.
                 let next = panel.next.as_ptr().wrapping_add(first * panel.row_bytes + 2 * R * c);
                 for line in (0..2 * R * LANES).step_by(64) {
                     _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(line).cast());
