@@ -4,6 +4,17 @@
 //! the exact product is measured against, and the products in SIMD ([`BlockFormat::add_rows`]) give the bits of
 //! [`BlockFormat::add`].
 
+/// Calls a format's function for each of the eight groups of 32 values of a block of 256. The number of the group is a
+/// constant in each call, as the shifts of instruction sets need it.
+macro_rules! add_each_group {
+    ($add:ident($block:expr, $head:expr, $tile:expr)) => {
+        add_each_group!($add, $block, $head, $tile, 0 1 2 3 4 5 6 7)
+    };
+    ($add:ident, $block:expr, $head:expr, $tile:expr, $($group:literal)*) => {
+        $($add($block, $head, $group, $tile);)*
+    };
+}
+
 pub mod iq4_nl;
 pub mod iq4_xs;
 pub mod mxfp4;

@@ -47,14 +47,7 @@ impl BlockFormat for Q2K {
         tile: &mut Tile<S, N, G>,
     ) {
         let head = Head::of(block);
-        add_group(block, &head, 0, tile);
-        add_group(block, &head, 1, tile);
-        add_group(block, &head, 2, tile);
-        add_group(block, &head, 3, tile);
-        add_group(block, &head, 4, tile);
-        add_group(block, &head, 5, tile);
-        add_group(block, &head, 6, tile);
-        add_group(block, &head, 7, tile);
+        add_each_group!(add_group(block, &head, tile));
     }
 }
 
