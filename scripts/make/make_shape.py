@@ -9,9 +9,13 @@ Requirements: Python 3.10, `pip install gguf==0.19.0 numpy==2.4.6 safetensors==0
 Properties of the files:
 
 * Weights. Blocks are drawn in their quantised form, so nothing is ever quantised: a random scale, and numbers that are
-  symmetric about zero (Q4_0 never draws -8, Q8_0 never -128, Q4_K has a minimum that is half of its range). Uniform
-  Q4_0 nibbles would have a mean of half a step, and that alone would pull all tokens in one direction. Standard deviations
+  symmetric about zero. Q4_0 never draws -8, Q8_0 never -128; formats with a minimum (Q4_1, Q5_1, Q2_K, Q4_K, Q5_K) have one
+  of half their range; the others whose quants are not symmetric have scales of both signs. Uniform Q4_0 nibbles would have
+  a mean of half a step, and that alone would pull all tokens in one direction. Standard deviations
   depend on the width of the input, so that hidden states keep their size through all layers and logits stay near 1 to 2.
+* Formats. All matrices have the format of --kind, the output head Q6_K; with mxfp4 only the experts, the others and the
+  head Q8_0. Rows that are not whole blocks of 256 values take a format with blocks of 32. Both as llama-quantize does,
+  except that it gives some attention and down matrices more bits, too.
 * Reuse: the share of a token's experts, per layer, that the previous token used too. It follows from the text before a
   token, not from its id, so it holds for any text, random ids included, and adjacent tokens share more than distant ones:
     - 32 values of the residual stream (`CONSTANT`) are equal for all tokens and are never written by a layer. The
@@ -34,6 +38,7 @@ Properties of the files:
 """
 
 import argparse
+import dataclasses
 import os
 import sys
 import time
@@ -44,6 +49,7 @@ import numpy as np
 from gguf import GGMLQuantizationType as Q
 from safetensors.numpy import save_file
 
+from shapes.formats import MIXES
 from shapes.forward import Shape
 from shapes.model import Maker
 
@@ -58,10 +64,12 @@ SHAPES = {
     "tiny-qwen2moe": Shape("qwen2moe", 1, 96, 2, 2, 48, 32, 3, 2, 272, 256, 1e4, 1e-6, "qwen2", shared=32, dense=64),
     "tiny-qwen3moe": Shape("qwen3moe", 1, 256, 2, 1, 16, 32, 2, 1, 264, 256, 1e4, 1e-6, "qwen2", dense=64, tied=True),
     "tiny-mixtral": Shape("llama", 2, 96, 4, 2, 24, 32, 3, 2, 272, 256, 1e4, 1e-5, "gpt-2"),
+    "tiny-olmoe-256": Shape("olmoe", 2, 256, 8, 8, 32, 256, 16, 4, 1024, 2048, 1e4, 1e-5, "olmo"),
+    "tiny-olmoe-224": Shape("olmoe", 2, 224, 7, 7, 32, 224, 16, 4, 1024, 2048, 1e4, 1e-5, "olmo"),
 }
 FIXTURE_TOKENS = 24
 FIXTURES = {"tiny-olmoe": "q4_0", "tiny-qwen2moe": "q8_0", "tiny-qwen3moe": "q4_k", "tiny-mixtral": "q4_0"}
-KINDS = {"q4_0": (Q.Q4_0, 2), "q8_0": (Q.Q8_0, 7), "q4_k": (Q.Q4_K, 14)}  # with llama.cpp's number of the file type
+FIXTURE_FALLBACK = {Q.Q4_K: Q.Q8_0}  # for rows that are not whole blocks of 256
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
@@ -135,13 +143,12 @@ def metadata(writer, name, shape, file_type, rng):
     writer.add_chat_template(CHAT_TEMPLATE)
 
 
-def write(name, kind_name, seed, reuse, out):
+def write(name, shape, mix, seed, reuse, out):
     started = time.monotonic()
-    shape, (kind, file_type) = SHAPES[name], KINDS[kind_name]
-    maker = Maker(shape, kind, seed, reuse)
+    maker = Maker(shape, mix, seed, reuse)
     part = out.with_name(out.name + ".part")
     writer = gguf.GGUFWriter(part, shape.arch)
-    metadata(writer, name, shape, file_type, np.random.Generator(np.random.SFC64(seed + 1)))
+    metadata(writer, name, shape, mix.file_type, np.random.Generator(np.random.SFC64(seed + 1)))
     tensors = list(maker.tensors())
     for tensor, dims, tensor_kind in tensors:
         length, size = gguf.GGML_QUANT_SIZES[tensor_kind]
@@ -169,7 +176,8 @@ def write(name, kind_name, seed, reuse, out):
 def write_fixture(name, kind, folder):
     """Writes a tiny shape, and beside it the logits that numpy computes in float64 from the same blocks."""
     out = folder / f"{name}-{kind}.gguf"
-    maker = write(name, kind, 0, 0.43, out)
+    mix = dataclasses.replace(MIXES[kind], fallback=FIXTURE_FALLBACK)
+    maker = write(name, SHAPES[name], mix, 0, 0.43, out)
     ids = maker.ids[:FIXTURE_TOKENS].astype(np.int32)
     logits = np.ascontiguousarray(maker.logits[:FIXTURE_TOKENS], dtype=np.float32)
     save_file({"ids": ids, "full_logits": logits}, out.with_suffix(".safetensors"))
@@ -200,7 +208,8 @@ def report(maker):
 def main():
     parser = argparse.ArgumentParser(description="GGUF files with random weights in the shapes of real models")
     parser.add_argument("shape", nargs="?", choices=sorted(SHAPES))
-    parser.add_argument("--kind", choices=sorted(KINDS), default="q4_0")
+    parser.add_argument("--kind", choices=sorted(MIXES), default="q4_0")
+    parser.add_argument("--layers", type=int, metavar="N", help="write only the first N layers, for a quick comparison")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--reuse", type=float, default=0.43, help="share of experts in common with the previous token (default: %(default)s)")
     parser.add_argument("--out", type=Path, help="output file (default: SHAPE-KIND.gguf)")
@@ -213,7 +222,12 @@ def main():
         return
     if not args.shape:
         parser.error("a shape or --tiny FOLDER is required")
-    write(args.shape, args.kind, args.seed, args.reuse, args.out or Path(f"{args.shape}-{args.kind}.gguf"))
+    shape = SHAPES[args.shape]
+    if args.layers is not None:
+        if not 1 <= args.layers <= shape.layers:
+            parser.error(f"--layers must be from 1 to {shape.layers}")
+        shape = dataclasses.replace(shape, layers=args.layers)
+    write(args.shape, shape, MIXES[args.kind], args.seed, args.reuse, args.out or Path(f"{args.shape}-{args.kind}.gguf"))
 
 
 if __name__ == "__main__":

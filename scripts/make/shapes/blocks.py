@@ -4,18 +4,7 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Q
 
-def kind_for(kind, cols):
-    """The format for rows of `cols`: Q4_K and Q6_K need multiples of 256; like llama.cpp, others fall back to a larger one."""
-    return Q.Q8_0 if kind in (Q.Q4_K, Q.Q6_K) and cols % 256 else kind
-
-
-def pack_scales(low, high, mins_low, mins_high):
-    """Packs eight 6-bit scales and eight 6-bit minima into the twelve bytes of Q4_K. Arguments are [n, 4]."""
-    out = np.empty((len(low), 12), np.uint8)
-    out[:, 0:4] = low | (high >> 4) << 6
-    out[:, 4:8] = mins_low | (mins_high >> 4) << 6
-    out[:, 8:12] = high & 15 | (mins_high & 15) << 4
-    return out
+from shapes.formats import FILLED, LARGE, MXFP4_RMS, SMALL, put, scale_table
 
 
 def without_minus_eight(words):
@@ -31,69 +20,95 @@ class Matrix:
     """[rows, cols] of random numbers with standard deviation `std`, as blocks of bytes [rows, blocks, bytes]."""
 
     def __init__(self, rng, rows, cols, kind, std):
-        self.kind, self.std, self.shape = kind_for(kind, cols), std, (rows, cols)
-        length, size = gguf.GGML_QUANT_SIZES[self.kind]
+        self.kind, self.std, self.shape = kind, std, (rows, cols)
+        length, size = gguf.GGML_QUANT_SIZES[kind]
         total = rows * cols // length * size
         words = rng.bit_generator.random_raw(total // 8 + 1)
-        self.blocks = blocks = words.view(np.uint8)[:total].reshape(rows, cols // length, size)
-        spread = rng.random(blocks.shape[:2], np.float32) * 0.5 + 0.75
-        if self.kind == Q.Q4_0:
+        self.blocks = words.view(np.uint8)[:total].reshape(rows, cols // length, size)
+        spread = rng.random(self.blocks.shape[:2], np.float32) * 0.5 + 0.75
+        if kind == Q.Q4_0:
             without_minus_eight(words)
-            self._half(0, spread * (std / 4.18))  # 4.18: standard deviation of -7..7, drawn as above
-        elif self.kind == Q.Q8_0:
-            np.putmask(blocks, blocks == 0x80, 0)
-            self._half(0, spread * (std / 73.4))
-        elif self.kind == Q.Q4_K:
-            scales = rng.integers(32, 64, (4096, 8), np.uint8)
-            packed = pack_scales(scales[:, :4], scales[:, 4:], scales[:, :4], scales[:, 4:])
-            blocks[:, :, 4:16] = packed[rng.integers(0, 4096, blocks.shape[:2])]
-            step = np.full_like(spread, std / (4.61 * 48.4))
-            self._half(0, step)
-            self._half(2, step * 7.5)
-        else:  # Q6_K: scales of both signs cancel the offset of half a step
-            sign = rng.integers(0, 2, (*blocks.shape[:2], 16), np.int8) * 2 - 1
-            blocks[:, :, 192:208] = (rng.integers(32, 64, sign.shape, np.int8) * sign).view(np.uint8)
-            self._half(208, spread * (std / (18.5 * 48.4)))
+        elif kind == Q.Q8_0:
+            np.putmask(self.blocks, self.blocks == 0x80, 0)
+        if kind == Q.MXFP4:
+            self._draw_exponents(spread)
+        elif kind in SMALL:
+            self._draw_small(SMALL[kind], spread, rng)
+        else:
+            self._draw_large(LARGE[kind], rng)
+
+    def _draw_exponents(self, uniform):
+        """Two neighbouring powers of two, as often as the standard deviation needs. `uniform` is from 0.75 to 1.25."""
+        step = self.std / MXFP4_RMS
+        low = int(np.floor(np.log2(step)))
+        larger = ((step / 2.0**low) ** 2 - 1) / 3
+        self.blocks[:, :, 0] = 128 + low + (uniform < 0.75 + 0.5 * larger)
+
+    def _draw_small(self, form, spread, rng):
+        step = spread * (self.std / form.rms)
+        if form.signed:
+            np.negative(step, out=step, where=rng.integers(0, 2, step.shape, bool))
+        self._half(0, step)
+        if form.minimum:
+            self._half(2, step * form.minimum)
+
+    def _draw_large(self, form, rng):
+        table = scale_table(form, rng)
+        self.blocks[:, :, form.scales.start : form.scales.stop] = table[rng.integers(0, len(table), self.blocks.shape[:2])]
+        step = np.full(self.blocks.shape[:2], self.std / form.rms, np.float32)
+        self._half(form.step, step)
+        if form.minimum:
+            at, size = form.minimum_step
+            self._half(at, step * size)
 
     def _half(self, at, values):
         self.blocks[:, :, at : at + 2] = np.ascontiguousarray(values, np.float16)[..., None].view(np.uint8)
 
     def clear_rows(self, rows):
         """Sets these rows to zero."""
-        at = {Q.Q6_K: [208, 209], Q.Q4_K: [0, 1, 2, 3]}.get(self.kind, [0, 1])
-        for byte in at:
+        if self.kind == Q.MXFP4:  # no scale means zero, but all quants may
+            zeros = range(1, 17)
+        elif self.kind in SMALL:
+            zeros = range(4 if SMALL[self.kind].minimum else 2)
+        else:
+            form = LARGE[self.kind]
+            starts = [form.step, *form.minimum_step[:1]]
+            zeros = [byte for start in starts for byte in (start, start + 1)]
+        for byte in zeros:
             self.blocks[rows, :, byte] = 0
         return self
 
     def fill_columns(self, rows, columns, value):
-        """Sets whole runs of 32 columns to `value`, which may be 0, in these rows."""
+        """Sets whole runs of 32 columns to `value`, or close to it in blocks of 256, in these rows."""
         for start in range(columns.start, columns.stop, 32):
-            if self.kind == Q.Q4_K:
-                self._fill_group(rows, start, value)
-                continue
-            block, ones = start // 32, {Q.Q4_0: 0x99, Q.Q8_0: 1}[self.kind]
-            self.blocks[rows, block, 0:2] = np.array([value], np.float16).view(np.uint8)
-            self.blocks[rows, block, 2:] = ones
+            if self.kind in LARGE:
+                self._fill_group(LARGE[self.kind], rows, start, value)
+            else:
+                self._fill_block(SMALL[self.kind], rows, start // 32, value)
         return self
 
-    def _fill_group(self, rows, start, value):
-        """Fills one of the eight groups of a Q4_K block: scale as needed, no minimum, all numbers 15."""
-        block, group = start // 256, start % 256 // 32
-        step = float(self.blocks[0, block, 0:2].copy().view(np.float16)[0])
-        scale = round(value / (15 * step)) if value else 0
-        assert 0 <= scale < 64, f"{value} is too large for a matrix with standard deviation {self.std}"
+    def _fill_block(self, form, rows, block, value):
+        """Fills a block of 32 with equal quants. A minimum alone is the value."""
+        byte, number = FILLED.get(self.kind, (0xFF, form.largest))
+        halves = [0, value] if form.minimum else [value / number]
+        self.blocks[rows, block, 0 : 2 * len(halves)] = np.array(halves, np.float16).view(np.uint8)
+        self.blocks[rows, block, 2 * len(halves) :] = byte
+
+    def _fill_group(self, form, rows, start, value):
+        """Fills 32 values of a block of 256: scale as needed, no minimum, all quants with all bits set."""
+        block, run = start // 256, start % 256 // 32
         part = self.blocks[rows, block]
-        if group < 4:
-            part[:, 4 + group] = part[:, 4 + group] & 0xC0 | scale
-            part[:, 8 + group] &= 0xC0
-        else:
-            j = group - 4
-            part[:, 4 + j] = part[:, 4 + j] & 0x3F | scale >> 4 << 6
-            part[:, 8 + j] &= 0x3F
-            part[:, 12 + j] = scale & 15
-        half = 16 + group // 2 * 32
-        low, high = (0x0F, 0xF0) if group % 2 == 0 else (0xF0, 0x0F)
-        part[:, half : half + 32] = part[:, half : half + 32] & high | low
+        step = float(self.blocks[0, block, form.step : form.step + 2].copy().view(np.float16)[0])
+        scale = round(value / (form.largest * step)) if value else 0
+        bits = sum(bits for _, _, bits in form.scale(0)) - form.signed
+        assert 0 <= scale < 1 << bits, f"{value} is too large for a matrix with standard deviation {self.std}"
+        each = 32 // form.group
+        for group in range(run * each, run * each + each):
+            put(part, form.scale(group), scale + form.bias)
+            if form.minimum:
+                put(part, form.minimum(group), 0)
+        for where, bits in form.quants(run):
+            part[:, where.start : where.stop] |= np.uint8(bits)
         self.blocks[rows, block] = part
 
     def floats(self):

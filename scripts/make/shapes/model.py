@@ -4,7 +4,7 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Q
 
-from shapes.blocks import Matrix, kind_for
+from shapes.blocks import Matrix
 from shapes.forward import attend, norm, rotation, shared_with, silu, softmax, top
 
 CONSTANT = 32  # values at the start of the residual stream that are equal for all tokens
@@ -17,11 +17,11 @@ TOKENS = 128  # length of the checked text
 
 
 class Maker:
-    def __init__(self, shape, kind, seed, reuse):
-        self.shape, self.kind, self.reuse = shape, kind, reuse
+    def __init__(self, shape, mix, seed, reuse):
+        self.shape, self.mix, self.reuse = shape, mix, reuse
         self.rng = np.random.Generator(np.random.SFC64(seed))
         self.tiny = shape.hidden < 512
-        slow = max(32, shape.hidden // 4)
+        slow = max(32, shape.hidden // 4 // 32 * 32)
         self.slow = slice(shape.hidden - slow, shape.hidden)
         self.measured, self.used, self.logits = [], [], None
         self.expert_std = None
@@ -31,7 +31,8 @@ class Maker:
     def tensors(self):
         """(name, shape, kind) of all tensors, in the order of `make`."""
         s, f32 = self.shape, Q.F32
-        kind = lambda cols: kind_for(self.kind, cols)
+        kind = lambda cols: self.mix.fit(self.mix.rest, cols)
+        experts = lambda cols: self.mix.fit(self.mix.experts, cols)
         width, kv_width = s.heads * s.head_dim, s.kv_heads * s.head_dim
         yield "token_embd.weight", (s.vocab, s.hidden), kind(s.hidden)
         for layer in range(s.layers):
@@ -49,9 +50,9 @@ class Maker:
             yield b + "attn_output.weight", (s.hidden, width), kind(width)
             yield b + "ffn_norm.weight", (s.hidden,), f32
             yield b + "ffn_gate_inp.weight", (s.experts, s.hidden), f32
-            yield b + "ffn_gate_exps.weight", (s.experts, s.inter, s.hidden), kind(s.hidden)
-            yield b + "ffn_up_exps.weight", (s.experts, s.inter, s.hidden), kind(s.hidden)
-            yield b + "ffn_down_exps.weight", (s.experts, s.hidden, s.inter), kind(s.inter)
+            yield b + "ffn_gate_exps.weight", (s.experts, s.inter, s.hidden), experts(s.hidden)
+            yield b + "ffn_up_exps.weight", (s.experts, s.inter, s.hidden), experts(s.hidden)
+            yield b + "ffn_down_exps.weight", (s.experts, s.hidden, s.inter), experts(s.inter)
             if s.shared:
                 yield b + "ffn_gate_inp_shexp.weight", (s.hidden,), f32
                 yield b + "ffn_gate_shexp.weight", (s.shared, s.hidden), kind(s.hidden)
@@ -62,16 +63,19 @@ class Maker:
             yield "output.weight", (s.vocab, s.hidden), self.output_kind()
 
     def output_kind(self):
-        return kind_for(Q.Q6_K, self.shape.hidden) if not self.tiny else kind_for(self.kind, self.shape.hidden)
+        return self.mix.fit(self.mix.rest if self.tiny else self.mix.head(), self.shape.hidden)
 
     def matrix(self, rows, cols, gain=1.0, kind=None):
-        return Matrix(self.rng, rows, cols, kind or self.kind, gain / np.sqrt(cols))
+        return self.draw(rows, cols, gain / np.sqrt(cols), kind)
+
+    def draw(self, rows, cols, std, kind=None):
+        return Matrix(self.rng, rows, cols, self.mix.fit(kind or self.mix.rest, cols), std)
 
     def make(self):
         """The bytes of all tensors; runs the forward pass of the check along the way."""
         s = self.shape
         std = 1.5 / np.sqrt(s.hidden) if s.tied else EMBEDDING_STD
-        embedding = Matrix(self.rng, s.vocab, s.hidden, self.kind, std)
+        embedding = self.draw(s.vocab, s.hidden, std)
         embedding.fill_columns(slice(None), range(CONSTANT), std)
         embedding.fill_columns(slice(None), range(self.slow.start, self.slow.stop), 0)
         yield embedding.bytes()
@@ -110,7 +114,7 @@ class Maker:
         moving = np.concatenate([first[averaging], second[averaging]])
         parts = {}
         for part, heads in (("q", s.heads), ("k", s.kv_heads)):
-            m = Matrix(self.rng, heads * s.head_dim, s.hidden, self.kind, std)
+            m = self.draw(heads * s.head_dim, s.hidden, std)
             rows = lambda within: (np.arange(heads)[:, None] * s.head_dim + within).ravel()
             m.fill_columns(rows(moving), range(CONSTANT), 2 * std).fill_columns(rows(still), range(CONSTANT), 0)
             yield m.bytes()
@@ -132,7 +136,7 @@ class Maker:
                 yield scale
                 parts[part] = norm(heads, scale, s.eps).reshape(len(x), -1)
         out = self.matrix(s.hidden, s.heads * s.head_dim)
-        fast = Matrix(self.rng, self.slow.start, s.heads * s.head_dim, self.kind, 0.25 * out.std)
+        fast = self.draw(self.slow.start, s.heads * s.head_dim, 0.25 * out.std)
         out.blocks[: self.slow.start] = fast.blocks
         out.clear_rows(slice(0, CONSTANT))
         yield out.bytes()
@@ -173,12 +177,12 @@ class Maker:
         if s.arch in ("llama", "qwen3moe"):
             chosen /= chosen.sum(-1, keepdims=True)
         exact = self.tiny or layer == 0
-        gate = self.matrix(s.experts * s.inter, s.hidden)
+        gate = self.matrix(s.experts * s.inter, s.hidden, kind=self.mix.experts)
         yield gate.bytes()
-        up = self.matrix(s.experts * s.inter, s.hidden)
+        up = self.matrix(s.experts * s.inter, s.hidden, kind=self.mix.experts)
         yield up.bytes()
         # Weights that are not normalised sum to well below 1; 1.5 keeps both kinds of model in one range.
-        down = self.matrix(s.experts * s.hidden, s.inter, 1.5)
+        down = self.matrix(s.experts * s.hidden, s.inter, 1.5, self.mix.experts)
         rows = np.arange(s.experts)[:, None] * s.hidden
         unwritten = np.r_[0:CONSTANT, self.slow.start : s.hidden]
         down.clear_rows((rows + unwritten).ravel())
