@@ -49,6 +49,8 @@ pub(crate) struct SlotFiller {
     experts: usize,
     /// The memory of each slot; `None` while a slot is with the reader or a device.
     slots: Vec<Option<Slot>>,
+    /// For each piece of memory, the index of the slot that it is the memory of.
+    places: Vec<SlotIndex>,
     reader: Box<dyn Reader>,
     /// Reads that did not fit into the reader's queue.
     waiting: VecDeque<ReadRequest>,
@@ -66,8 +68,10 @@ pub(crate) struct SlotFiller {
 /// A completed read.
 pub(crate) struct CompletedRead {
     pub expert: ExpertKey,
-    /// The slot with the expert's bytes, or why they cannot be used.
-    pub result: Result<SlotIndex, StoreError>,
+    /// The slot of the read.
+    pub at: SlotIndex,
+    /// Whether the expert's bytes are in the slot, or why they cannot be used.
+    pub result: Result<(), StoreError>,
 }
 
 impl SlotFiller {
@@ -78,6 +82,7 @@ impl SlotFiller {
             layers: geometry.moe_layers.clone(),
             rows: geometry.moe_rows(),
             experts: geometry.experts,
+            places: (0..memory.len()).collect(),
             slots: memory.into_iter().map(Some).collect(),
             reader,
             waiting: VecDeque::new(),
@@ -132,9 +137,23 @@ impl SlotFiller {
 
     /// Puts a slot back, and returns its index.
     pub fn put_back(&mut self, slot: Slot) -> SlotIndex {
-        let at = slot.index();
+        let at = self.places[slot.index()];
         self.slots[at] = Some(slot);
         at
+    }
+
+    /// Moves the bytes of an expert of `row` from one slot to another. Slots of the same size exchange their memory, so
+    /// nothing is copied.
+    pub fn move_expert(&mut self, row: MoeRow, from: SlotIndex, to: SlotIndex) {
+        let (source, mut target) = (self.take(from), self.take(to));
+        if source.len() == target.len() {
+            (self.places[source.index()], self.places[target.index()]) = (to, from);
+        } else {
+            let bytes = self.bytes(row);
+            target[..bytes].copy_from_slice(&source[..bytes]);
+        }
+        self.put_back(source);
+        self.put_back(target);
     }
 
     /// Time in which reads were in flight.
@@ -182,6 +201,11 @@ impl SlotFiller {
         }
     }
 
+    /// Whether reads wait for room in the reader's queue.
+    pub fn has_waiting_reads(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
     /// Waits for the next read to complete, keeping the reader's queue full, and checks its bytes. `None` if no read is
     /// in flight. The time spent waiting is added to `waited`.
     pub fn complete(&mut self, waited: &mut Duration) -> Option<CompletedRead> {
@@ -189,14 +213,23 @@ impl SlotFiller {
         let start = Instant::now();
         let read = self.reader.wait();
         *waited += start.elapsed();
-        let ReadCompletion { slot, tag, result } = read?;
+        read.map(|read| self.completed(read))
+    }
+
+    /// The next completed read, whose bytes are checked; `None` if none has completed yet.
+    pub fn poll(&mut self) -> Option<CompletedRead> {
+        let read = self.reader.poll()?;
+        Some(self.completed(read))
+    }
+
+    fn completed(&mut self, ReadCompletion { slot, tag, result }: ReadCompletion) -> CompletedRead {
         let expert = self.expert_of(tag >> 1);
         self.demand_reads -= usize::from(tag & 1 == 0);
         self.busy.set(self.reader.in_flight() > 0);
         let at = self.put_back(slot);
         let ExpertKey { row, expert: id } = expert;
         let check = || self.shards.check(self.layers[row.index()], id, self.data(row, at));
-        Some(CompletedRead { expert, result: result.and_then(|()| check()).map(|()| at) })
+        CompletedRead { expert, at, result: result.and_then(|()| check()) }
     }
 
     /// Whether every slot is in its place, or with the reader, except for `elsewhere` slots.
@@ -204,6 +237,7 @@ impl SlotFiller {
     pub fn is_whole(&self, elsewhere: usize) -> bool {
         let away = self.slots.iter().filter(|slot| slot.is_none()).count();
         let mut here = self.slots.iter().enumerate().filter_map(|(at, slot)| Some((at, slot.as_ref()?)));
-        away == self.reader.in_flight() + self.waiting.len() + elsewhere && here.all(|(at, slot)| slot.index() == at)
+        away == self.reader.in_flight() + self.waiting.len() + elsewhere
+            && here.all(|(at, slot)| self.places[slot.index()] == at)
     }
 }

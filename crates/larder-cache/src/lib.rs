@@ -11,20 +11,20 @@
 //! The crate computes nothing, and it chooses no victims and no experts: larder-policy does.
 //!
 //! ```
-//! use larder_cache::{CacheScope, Ledger, Wave};
+//! use larder_cache::{SlotAssignment, CacheScope, Ledger};
 //! use larder_core::MoeRow;
 //! use larder_policy::eviction::{CacheShape, EvictionSpec, LayerChoice, PolicyInputs};
 //!
 //! // One layer of eight experts, and slots for two of them.
 //! let shape = CacheShape { rows: 1, experts: 8, top_k: 2, slots: 2, scope: CacheScope::Layer, scratch: 0 };
 //! let policies = "lru".parse::<EvictionSpec>()?.make(&shape, &PolicyInputs::default())?;
-//! let (mut ledger, mut wave) = (Ledger::new(&shape, policies), Wave::default());
+//! let (mut ledger, mut assignment) = (Ledger::new(&shape, policies), SlotAssignment::default());
 //! for wanted in [[3, 5], [5, 6]] {
 //!     ledger.begin(&LayerChoice { row: MoeRow(0), wanted: &wanted, tokens: &[1, 1], logits: &[] });
-//!     ledger.open(MoeRow(0), &wanted, &mut wave);
+//!     ledger.open(MoeRow(0), &wanted, &mut assignment);
 //!     // Here a cache reads each miss into the slot that the ledger assigned.
-//!     wave.misses.iter().for_each(|(expert, _slot)| ledger.arrived(MoeRow(0).expert(*expert)));
-//!     ledger.close(MoeRow(0), &mut wave);
+//!     assignment.reads_into_slots().for_each(|(expert, _slot)| ledger.arrived(MoeRow(0).expert(expert)));
+//!     ledger.close(MoeRow(0), &mut assignment);
 //! }
 //! let counts = ledger.counts();
 //! assert_eq!((counts.hits, counts.misses, counts.evictions), (1, 3, 1));
@@ -44,6 +44,8 @@ mod visit;
 pub use expert_cache::ExpertCache;
 pub use fill::Shards;
 pub use larder_core::CacheScope;
-pub use one_tier::{Cache, CacheCounts, CacheError, ComputeFn, Ledger, SlotIndex, Wave, slot_count};
-pub use traffic::Traffic;
+pub use one_tier::{
+    Cache, CacheCounts, CacheError, ComputeFn, Ledger, SlotAssignment, SlotIndex, pass_through_slots, slot_count,
+};
+pub use traffic::{ReadsAhead, Traffic};
 pub use visit::Visit;

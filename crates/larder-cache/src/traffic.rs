@@ -13,7 +13,7 @@ pub struct Traffic {
     pub counts: CacheCounts,
     /// Bytes of demand reads.
     pub demand_bytes: u64,
-    /// Bytes of prefetches.
+    /// Bytes of prefetches, and of reads ahead in a prefill.
     pub prefetch_bytes: u64,
     /// Time in which nothing could be computed because no expert had arrived.
     pub waited: Duration,
@@ -21,9 +21,24 @@ pub struct Traffic {
     pub computed: Duration,
     /// Time in which reads were in flight, as seen by the cache.
     pub read_busy: Duration,
+    /// Reads ahead of a layer's visit.
+    pub reads_ahead: ReadsAhead,
     /// The traffic by tier, if there are two tiers.
     pub tiers: Option<TierTraffic>,
 }
+
+/// Counts of experts that were read ahead of their layer's visit in a prefill. They are misses as any others, read earlier.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct ReadsAhead {
+    /// Reads that have begun.
+    pub begun: u64,
+    /// Experts that their layer wanted.
+    pub used: u64,
+    /// Experts that it did not want.
+    pub unused: u64,
+}
+
+larder_core::fieldwise!(ReadsAhead { begun, used, unused });
 
 impl Traffic {
     /// All bytes read.
@@ -48,6 +63,7 @@ impl Add for Traffic {
             waited: self.waited + other.waited,
             computed: self.computed + other.computed,
             read_busy: self.read_busy + other.read_busy,
+            reads_ahead: self.reads_ahead + other.reads_ahead,
             tiers: either(self.tiers, other.tiers, |a, b| a + b),
         }
     }
@@ -65,6 +81,7 @@ impl Sub for Traffic {
             waited: self.waited - then.waited,
             computed: self.computed - then.computed,
             read_busy: self.read_busy - then.read_busy,
+            reads_ahead: self.reads_ahead - then.reads_ahead,
             tiers: either(self.tiers, then.tiers, |a, b| a - b),
         }
     }

@@ -3,7 +3,7 @@
 use larder_core::{ExpertKey, MoeRow, WantedExpert};
 use larder_policy::eviction::LayerChoice;
 
-use crate::one_tier::Wave;
+use crate::one_tier::SlotAssignment;
 
 /// The result of a visit; experts are in the order wanted.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
@@ -19,20 +19,20 @@ pub struct Visit {
 }
 
 impl Visit {
+    /// Sets it to what an assignment says, and keeps its allocations.
+    pub(crate) fn set(&mut self, assignment: &SlotAssignment) {
+        self.clear();
+        self.hits.extend(assignment.hits.iter().map(|(expert, _)| expert));
+        self.in_flight.extend(assignment.in_flight.iter().map(|(expert, _)| expert));
+        self.misses.extend(assignment.misses.iter().map(|(expert, _)| expert));
+        self.evicted.extend_from_slice(&assignment.evicted);
+    }
+
     pub(crate) fn clear(&mut self) {
         self.hits.clear();
         self.in_flight.clear();
         self.misses.clear();
         self.evicted.clear();
-    }
-
-    pub(crate) fn add(&mut self, wave: &Wave) {
-        let kinds =
-            [(&mut self.hits, &wave.hits), (&mut self.in_flight, &wave.in_flight), (&mut self.misses, &wave.misses)];
-        for (all, new) in kinds {
-            all.extend(new.iter().map(|(expert, _)| expert));
-        }
-        self.evicted.extend_from_slice(&wave.evicted);
     }
 }
 
@@ -41,6 +41,8 @@ impl Visit {
 pub struct ChosenExperts {
     wanted: Vec<usize>,
     tokens: Vec<usize>,
+    /// For each expert of the layer, its entry in `tokens`; of use for the wanted ones only.
+    tokens_by_expert: Vec<usize>,
 }
 
 impl ChosenExperts {
@@ -50,6 +52,14 @@ impl ChosenExperts {
         self.wanted.extend(wanted.iter().map(|w| w.expert.index()));
         self.tokens.clear();
         self.tokens.extend(wanted.iter().map(|w| w.tokens));
+        let experts = self.wanted.iter().max().map_or(0, |last| last + 1);
+        self.tokens_by_expert.resize(self.tokens_by_expert.len().max(experts), 0);
+        wanted.iter().for_each(|w| self.tokens_by_expert[w.expert.index()] = w.tokens);
+    }
+
+    /// The number of tokens that chose a wanted expert.
+    pub fn tokens_of(&self, expert: usize) -> usize {
+        self.tokens_by_expert[expert]
     }
 
     /// The choice of a layer; `logits` are those of its one token or empty.

@@ -1,6 +1,6 @@
 //! How long experts stay in the cache.
 
-use larder_cache::Wave;
+use larder_cache::SlotAssignment;
 use larder_core::MoeRow;
 
 /// A miss at most this many passes after the expert's eviction counts as a re-fetch.
@@ -70,16 +70,16 @@ impl ResidencyTracker {
         self.last_row = row;
     }
 
-    /// Notes the misses and evictions of a wave of that layer.
-    pub fn wave(&mut self, row: MoeRow, wave: &Wave) {
-        for (expert, _) in &wave.misses {
-            let at = row.expert(*expert).index(self.experts);
+    /// Notes which experts came into slots and which were evicted in a visit of that layer.
+    pub fn assigned(&mut self, row: MoeRow, assignment: &SlotAssignment) {
+        for (expert, _) in assignment.reads_into_slots() {
+            let at = row.expert(expert).index(self.experts);
             self.inserted[at] = self.now;
             self.lifetimes.stays += 1;
             let evicted = self.evicted[at];
             self.lifetimes.refetches += u64::from(evicted != NEVER && self.now - evicted <= REFETCH_WITHIN);
         }
-        for expert in &wave.evicted {
+        for expert in &assignment.evicted {
             self.evict(expert.index(self.experts));
         }
     }
@@ -109,21 +109,22 @@ mod tests {
 
     use super::*;
 
-    fn wave(misses: &[usize], evicted: &[ExpertKey]) -> Wave {
-        Wave { misses: misses.iter().map(|e| (*e, 0)).collect(), evicted: evicted.to_vec(), ..Wave::default() }
+    fn assignment(misses: &[usize], evicted: &[ExpertKey]) -> SlotAssignment {
+        let misses = misses.iter().map(|e| (*e, Some(0))).collect();
+        SlotAssignment { misses, evicted: evicted.to_vec(), ..SlotAssignment::default() }
     }
 
     #[test]
     fn stays_are_counted_in_passes_and_quick_returns_as_refetches() {
         let mut tracker = ResidencyTracker::new(2, 4);
         tracker.visit(MoeRow(0)); // pass 1
-        tracker.wave(MoeRow(0), &wave(&[0, 1], &[]));
+        tracker.assigned(MoeRow(0), &assignment(&[0, 1], &[]));
         tracker.visit(MoeRow(1));
-        tracker.wave(MoeRow(1), &wave(&[3], &[MoeRow(0).expert(1)])); // 1 is evicted in the pass in which it was inserted
+        tracker.assigned(MoeRow(1), &assignment(&[3], &[MoeRow(0).expert(1)])); // 1 is evicted in the pass in which it was inserted
         (0..3).for_each(|_| tracker.visit(MoeRow(0))); // passes 2 to 4
-        tracker.wave(MoeRow(0), &wave(&[1], &[MoeRow(0).expert(0)])); // 1 is back after 3 passes, 0 is evicted after 3
+        tracker.assigned(MoeRow(0), &assignment(&[1], &[MoeRow(0).expert(0)])); // 1 is back after 3 passes, 0 is evicted after 3
         (0..6).for_each(|_| tracker.visit(MoeRow(0))); // passes 5 to 10
-        tracker.wave(MoeRow(0), &wave(&[0], &[])); // 0 is back after 6 passes
+        tracker.assigned(MoeRow(0), &assignment(&[0], &[])); // 0 is back after 6 passes
         let lifetimes = tracker.finish();
         assert_eq!((lifetimes.stays, lifetimes.refetches), (5, 1));
         assert_eq!(lifetimes.length_counts, [1, 0, 1]);

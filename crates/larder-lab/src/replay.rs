@@ -1,6 +1,6 @@
 //! Replays: a trace through the ledger and an eviction policy, without bytes or clocks.
 
-use larder_cache::{CacheCounts, Ledger, Wave};
+use larder_cache::{CacheCounts, Ledger, SlotAssignment};
 use larder_core::{CacheScope, Trace};
 use larder_policy::eviction::{CacheShape, Eviction, EvictionSpec, PolicyInputs};
 
@@ -142,8 +142,8 @@ pub(crate) trait Observer {
     /// A layer's visit begins; nothing has been read or evicted for it yet.
     fn visit(&mut self, request: &LayerRequest, ledger: &Ledger);
 
-    /// A wave of the visit is over.
-    fn wave(&mut self, request: &LayerRequest, wave: &Wave);
+    /// The visit is over.
+    fn visited(&mut self, request: &LayerRequest, assignment: &SlotAssignment);
 }
 
 /// Runs requests through the ledger in the order of the engine's calls.
@@ -154,14 +154,15 @@ pub(crate) fn replay_observed(
     observer: &mut impl Observer,
 ) -> CacheCounts {
     let mut ledger = Ledger::new(shape, policies);
-    let mut wave = Wave::default();
+    let mut assignment = SlotAssignment::default();
     for request in requests.iter() {
         if request.starts_sequence {
             observer.sequence(&ledger);
             ledger.new_sequence();
         }
         observer.visit(&request, &ledger);
-        ledger.replay_visit(&request.choice(), &mut wave, |wave| observer.wave(&request, wave));
+        ledger.replay_visit(&request.choice(), &mut assignment);
+        observer.visited(&request, &assignment);
     }
     ledger.counts()
 }
@@ -183,10 +184,10 @@ impl Observer for Tally {
         self.tracker.visit(request.row);
     }
 
-    fn wave(&mut self, request: &LayerRequest, wave: &Wave) {
-        self.tracker.wave(request.row, wave);
-        self.rows[request.row.index()].hits += wave.hits.len() as u64;
-        self.rows[request.row.index()].misses += wave.misses.len() as u64;
+    fn visited(&mut self, request: &LayerRequest, assignment: &SlotAssignment) {
+        self.tracker.assigned(request.row, assignment);
+        self.rows[request.row.index()].hits += assignment.hits.len() as u64;
+        self.rows[request.row.index()].misses += assignment.misses.len() as u64;
     }
 }
 
@@ -224,13 +225,13 @@ mod tests {
     }
 
     #[test]
-    fn more_experts_than_slots_come_in_waves() {
+    fn of_more_experts_than_slots_the_last_used_stay() {
         let mut trace = Trace::new(1, 4, 3);
         trace.push(&TracePass { ids: &[0, 1, 2], ..TracePass::default() }).unwrap();
         let spec = "lru".parse().unwrap();
         let all =
             replay(&trace, (1, CacheScope::Layer, 0), &spec, &PolicyInputs::default(), InitialCache::Cold).unwrap();
-        assert_eq!((all.counts.misses, all.counts.evictions, all.tokens), (3, 2, 1));
+        assert_eq!((all.counts.misses, all.counts.evictions, all.tokens), (3, 0, 1));
     }
 
     #[test]

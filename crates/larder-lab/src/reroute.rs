@@ -3,8 +3,9 @@
 //! The logits stay as they were recorded, while in a model each choice changes the input of later layers. That is good
 //! enough to rank strategies, and no replacement for running the model.
 
-use larder_cache::{Ledger, Wave};
+use larder_cache::{Ledger, SlotAssignment};
 use larder_core::{CacheScope, ExpertId, GATES_KEY, Gate, MoeRow, Trace, TracePass, UNUSED};
+use larder_model::wanted_experts;
 use larder_policy::eviction::{EvictionSpec, LayerChoice, PolicyInputs};
 use larder_policy::routing::quality::{Quality, QualityMeter};
 use larder_policy::routing::{Router, RouterInput, RoutingSpec};
@@ -27,8 +28,8 @@ pub fn reroute(
         let router = routing.make(trace.rows, None)?;
         gates.iter().try_for_each(|gate| router.supports(gate))?;
         let ledger = Ledger::new(&shape, eviction.make(&shape, inputs)?);
-        let (meter, wave, chosen) = Default::default();
-        Ok(Rerouter { gates: &gates, router, ledger, meter, wave, chosen })
+        let (meter, assignment, chosen) = Default::default();
+        Ok(Rerouter { gates: &gates, router, ledger, meter, assignment, chosen })
     };
     let mut rerouter = fresh()?;
     let mut new = Trace::new(trace.rows, trace.experts, trace.top_k);
@@ -77,7 +78,7 @@ struct Rerouter<'a> {
     router: Box<dyn Router>,
     ledger: Ledger,
     meter: QualityMeter,
-    wave: Wave,
+    assignment: SlotAssignment,
     chosen: Vec<ExpertId>,
 }
 
@@ -87,7 +88,7 @@ impl Rerouter<'_> {
         let k = trace.top_k;
         let mut ids = vec![UNUSED; tokens.len() * trace.rows * k];
         for (row, gate) in self.gates.iter().enumerate() {
-            let (mut wanted, mut counts): (Vec<usize>, Vec<usize>) = Default::default();
+            let mut all = Vec::new();
             for (i, token) in tokens.clone().enumerate() {
                 let (logits, decode) = (trace.logits_of(token, row), trace.origins[token].decode);
                 self.router.choose(
@@ -100,18 +101,14 @@ impl Rerouter<'_> {
                 }
                 for (place, expert) in self.chosen.iter().enumerate() {
                     ids[(i * trace.rows + row) * k + place] = expert.0;
-                    match wanted.iter().position(|e| *e == expert.index()) {
-                        Some(known) => counts[known] += 1,
-                        None => {
-                            wanted.push(expert.index());
-                            counts.push(1);
-                        }
-                    }
                 }
+                all.extend_from_slice(&self.chosen);
             }
+            let wanted = wanted_experts(&all, gate.experts);
+            let (wanted, counts): (Vec<_>, Vec<_>) = wanted.iter().map(|w| (w.expert.index(), w.tokens)).unzip();
             let logits = if tokens.len() == 1 { trace.logits_of(tokens.start, row) } else { &[] };
             let choice = LayerChoice { row: MoeRow(row), wanted: &wanted, tokens: &counts, logits };
-            self.ledger.replay_visit(&choice, &mut self.wave, |_| ());
+            self.ledger.replay_visit(&choice, &mut self.assignment);
         }
         ids
     }

@@ -131,7 +131,7 @@ impl Decoder {
             let mixed = layer.mixer.forward(&layer.mixer_norm.forward(&x)?, &mut kv, &pass)?;
             x = self.add(x, mixed)?;
             clock.lap(Phase::Mixing, tap);
-            if pass.tokens() == 1 && experts.wants_hints() {
+            if experts.wants_hints(pass.tokens()) {
                 self.hint_next_layer(i, &x, experts)?;
             }
             let normed = layer.ffn_norm.forward(&x)?;
@@ -169,7 +169,7 @@ impl Decoder {
         Ok(logits.flatten_all()?.to_vec1()?)
     }
 
-    /// Computes the next MoE layer's router logits from the current `x [1, hidden]`, as a prefetch hint.
+    /// Computes the next MoE layer's router logits from the current `x [tokens, hidden]`, as a hint.
     fn hint_next_layer(&self, layer: usize, x: &Tensor, experts: &mut dyn ExpertPath) -> Result<()> {
         let next = self.stack.layers[layer + 1..].iter().find_map(|l| match &l.ffn {
             Ffn::Moe(moe) => Some((&l.ffn_norm, moe)),

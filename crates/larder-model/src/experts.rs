@@ -50,14 +50,15 @@ pub trait ExpertPath {
     /// unspecified and the path stays usable.
     fn forward(&mut self, call: &MoeCall, out: &mut [f32]) -> Result<Routed>;
 
-    /// Whether [`hint_next`](Self::hint_next) shall be called.
-    fn wants_hints(&self) -> bool {
+    /// Whether [`hint_next`](Self::hint_next) shall be called in a step of `tokens` tokens.
+    fn wants_hints(&self, tokens: usize) -> bool {
+        let _ = tokens;
         false
     }
 
-    /// A prefetch hint: the router logits of the next MoE layer, `layer`, computed from the hidden state before the
-    /// current layer's experts have been added. Comes before [`forward`](Self::forward) of the current layer, and only
-    /// for single tokens (decode). A hint changes latency, never results.
+    /// A hint: the router logits `[tokens, experts]` of the next MoE layer, `layer`, computed from the hidden states before
+    /// the current layer's experts have been added. Comes before [`forward`](Self::forward) of the current layer. A hint
+    /// changes latency, never results.
     fn hint_next(&mut self, layer: LayerIdx, gate: &Gate, logits: &[f32]) {
         let _ = (layer, gate, logits);
     }
@@ -87,20 +88,22 @@ pub fn route(call: &MoeCall) -> Routed {
 /// Choices among which [`wanted_experts`] finds a repeated expert by looking at all.
 const FEW: usize = 32;
 
-/// The distinct experts in `ids [tokens, k]`, in order of first use, each with the number of tokens that chose it.
+/// The distinct experts in `ids [tokens, k]`, in order of last use, each with the number of tokens that chose it. The experts
+/// of one token are in order of rank.
 pub fn wanted_experts(ids: &[ExpertId], experts: usize) -> Vec<WantedExpert> {
     let mut wanted: Vec<WantedExpert> = Vec::with_capacity(ids.len().min(experts));
     if ids.len() <= FEW {
-        for expert in ids.iter().copied().filter(|id| *id != ExpertId::NONE) {
+        for expert in ids.iter().rev().copied().filter(|id| *id != ExpertId::NONE) {
             match wanted.iter_mut().find(|w| w.expert == expert) {
-                Some(earlier) => earlier.tokens += 1,
+                Some(later) => later.tokens += 1,
                 None => wanted.push(WantedExpert { expert, tokens: 1 }),
             }
         }
+        wanted.reverse();
         return wanted;
     }
     let mut places = vec![usize::MAX; experts];
-    for expert in ids.iter().copied().filter(|id| *id != ExpertId::NONE) {
+    for expert in ids.iter().rev().copied().filter(|id| *id != ExpertId::NONE) {
         match &mut places[expert.index()] {
             place if *place == usize::MAX => {
                 *place = wanted.len();
@@ -109,6 +112,7 @@ pub fn wanted_experts(ids: &[ExpertId], experts: usize) -> Vec<WantedExpert> {
             place => wanted[*place].tokens += 1,
         }
     }
+    wanted.reverse();
     wanted
 }
 
@@ -117,10 +121,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn wanted_experts_are_distinct_in_order_of_first_use_and_counted() {
+    fn wanted_experts_are_distinct_in_order_of_last_use_and_counted() {
         let ids = [3, 1, 1, u16::MAX, 0, 3, 2].map(ExpertId);
         let wanted: Vec<(u16, usize)> = wanted_experts(&ids, 4).iter().map(|w| (w.expert.0, w.tokens)).collect();
-        assert_eq!(wanted, [(3, 2), (1, 2), (0, 1), (2, 1)]);
+        assert_eq!(wanted, [(1, 2), (0, 1), (3, 2), (2, 1)]);
         let many: Vec<ExpertId> = ids.iter().cycle().take(ids.len() * 10).copied().collect();
         let wanted_of_many: Vec<(u16, usize)> =
             wanted_experts(&many, 4).iter().map(|w| (w.expert.0, w.tokens)).collect();

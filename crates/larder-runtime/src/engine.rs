@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use larder_cache::{Cache, CacheScope};
+use larder_cache::{Cache, CacheScope, pass_through_slots};
 use larder_core::{CheckpointPolicy, Gate};
 use larder_engine::{PREFILL_CHUNK, Recorder, Routing, Session, StreamingPath};
 use larder_model::{AllResident, ComputeContext, Decoder, KvFormat};
@@ -93,7 +93,8 @@ impl InferenceEngine {
         };
         // The old slots are freed before new ones are allocated.
         self.experts.set_path(AnyExpertPath::AllResident(Box::new(AllResident::new(0, self.compute.clone()))));
-        let sizes = slots::sizes(store, &cache_shape(store, slots, scope, &self.options));
+        let shape = cache_shape(store, slots, scope, &self.options);
+        let sizes = slots::sizes(store, &shape, pass_through_slots(&shape));
         self.memory.replace(MemoryUse::Experts, sizes.iter().map(|bytes| *bytes as u64).sum())?;
         let StreamingParts { experts: local, .. } =
             streaming_parts(store, slots, scope, &self.compute, &self.options, &self.policy_inputs)?;
@@ -250,7 +251,8 @@ fn streaming_parts(
 ) -> Result<StreamingParts> {
     let shape = cache_shape(store, slots, scope, options);
     let policies = options.cache.eviction.make(&shape, policy_inputs)?;
-    let Slots { slots: memory, reader, reader_note, addresses } = Slots::new(store, &shape, &options.cache.reader)?;
+    let Slots { slots: memory, reader, reader_note, addresses } =
+        Slots::new(store, &shape, pass_through_slots(&shape), &options.cache.reader)?;
     let geometry = &store.manifest().geometry;
     let cache = Cache::new(geometry, &shape, policies, memory, reader, Box::new(store.clone()));
     let experts = StreamingPath::new(Routing::default(), cache, compute.clone(), options.cache.prefetch);

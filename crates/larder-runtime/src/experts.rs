@@ -235,8 +235,8 @@ impl ExpertPath for EngineExperts {
         Ok(routed)
     }
 
-    fn wants_hints(&self) -> bool {
-        self.path().wants_hints()
+    fn wants_hints(&self, tokens: usize) -> bool {
+        self.path().wants_hints(tokens)
     }
 
     fn hint_next(&mut self, layer: LayerIdx, gate: &Gate, logits: &[f32]) {

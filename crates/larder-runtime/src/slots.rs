@@ -24,9 +24,9 @@ pub struct Slots {
 }
 
 impl Slots {
-    /// Allocates the slots of a cache of this shape and opens the reader.
-    pub fn new(store: &Arc<Store>, shape: &CacheShape, reader: &ReaderSpec) -> Result<Self> {
-        Self::of_sizes(store, &sizes(store, shape), reader)
+    /// Allocates the slots of a cache of this shape, then `pass_through` slots for any expert, and opens the reader.
+    pub fn new(store: &Arc<Store>, shape: &CacheShape, pass_through: usize, reader: &ReaderSpec) -> Result<Self> {
+        Self::of_sizes(store, &sizes(store, shape, pass_through), reader)
     }
 
     /// Allocates `total` slots, each of which holds any expert of the store, and opens the reader.
@@ -56,13 +56,15 @@ pub(crate) fn belong_to_layers(scope: CacheScope, scratch: usize) -> bool {
     scope == CacheScope::Layer && scratch == 0
 }
 
-/// The size of each slot of a cache of this shape.
-pub(crate) fn sizes(store: &Store, shape: &CacheShape) -> Vec<usize> {
-    match belong_to_layers(shape.scope, shape.scratch) {
+/// The size of each slot of a cache of this shape, and of each of its pass-through slots.
+pub(crate) fn sizes(store: &Store, shape: &CacheShape, pass_through: usize) -> Vec<usize> {
+    let mut sizes = match belong_to_layers(shape.scope, shape.scratch) {
         true => {
             let layers = &store.manifest().geometry.moe_layers;
             layers.iter().flat_map(|layer| std::iter::repeat_n(store.layout(*layer).bytes, shape.slots)).collect()
         }
         false => vec![store.manifest().slot_bytes(); shape.total_slots()],
-    }
+    };
+    sizes.resize(sizes.len() + pass_through, store.manifest().slot_bytes());
+    sizes
 }

@@ -80,7 +80,7 @@ fn g1_is_not_vacuous() {
     assert!(cache(&["--preload"]).is_null(), "everything is there, so nothing streams");
     assert_eq!(count(&cache(&[]), "evictions"), 0, "everything fits");
     let tight = cache(&["--cache-experts", "2"]);
-    assert!(count(&tight, "evictions") > 20 && count(&tight, "rereads") > 20, "{tight}");
+    assert!(count(&tight, "evictions") > 0 && count(&tight, "rereads") > 20, "{tight}");
     assert!(count(&tight, "hits") > 20 && count(&tight, "demand_bytes") > 0, "{tight}");
     let roomy = cache(&["--cache-experts", "6"]);
     assert_eq!((count(&roomy, "evictions"), count(&roomy, "rereads")), (0, 0), "{roomy}");

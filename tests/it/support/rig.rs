@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use larder_cache::Cache;
 use larder_cache::two_tiers::{DeviceDouble, HostTier, MeasuredCosts, TierShape, TieredCache};
+use larder_cache::{Cache, pass_through_slots};
 use larder_core::CacheScope;
 use larder_engine::{DeviceExpertsDouble, Recorder, Routing, Session, StreamingPath, TieredPath, TokenInput};
 use larder_model::{
@@ -87,7 +87,7 @@ impl Model {
             return Some(self.streaming(slots, scope, prefetch, self.memory()));
         }
         let shape = CacheShape::new(self.decoder.geometry(), slots, scope);
-        let (arena, pieces) = Arena::new(shape.total_slots(), self.slot_bytes()).unwrap();
+        let (arena, pieces) = Arena::new(shape.total_slots() + pass_through_slots(&shape), self.slot_bytes()).unwrap();
         let files = Arc::new(self.store.shard_files().unwrap());
         let (reader, _) = reader.parse::<ReaderSpec>().unwrap().open(&files, &arena).ok()?;
         Some(self.streaming_over(self.own_store(), reader, "lru", &shape, prefetch, pieces))
@@ -95,14 +95,14 @@ impl Model {
 
     /// The same with any policy.
     pub fn evicting(&self, policy: &str, shape: &CacheShape, prefetch: usize, memory: MemoryReader) -> StreamingPath {
-        let (_arena, pieces) = Arena::new(shape.total_slots(), self.slot_bytes()).unwrap();
+        let (_arena, pieces) = Arena::new(shape.total_slots() + pass_through_slots(shape), self.slot_bytes()).unwrap();
         self.streaming_over(self.own_store(), Box::new(memory), policy, shape, prefetch, pieces)
     }
 
     /// One slot per layer, and only first reads are checked.
     pub fn hardly_checked(&self, memory: MemoryReader) -> StreamingPath {
         let shape = CacheShape::new(self.decoder.geometry(), 1, CacheScope::Layer);
-        let (_arena, pieces) = Arena::new(shape.total_slots(), self.slot_bytes()).unwrap();
+        let (_arena, pieces) = Arena::new(shape.total_slots() + pass_through_slots(&shape), self.slot_bytes()).unwrap();
         let store = self.own_store();
         store.set_check_reads(CheckReads::First);
         self.streaming_over(store, Box::new(memory), "lru", &shape, 0, pieces)

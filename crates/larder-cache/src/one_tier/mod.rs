@@ -3,5 +3,5 @@
 mod cache;
 mod ledger;
 
-pub use cache::{Cache, CacheError, ComputeFn, slot_count};
-pub use ledger::{CacheCounts, Ledger, SlotIndex, Wave};
+pub use cache::{Cache, CacheError, ComputeFn, pass_through_slots, slot_count};
+pub use ledger::{CacheCounts, Ledger, SlotAssignment, SlotIndex};

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::one_tier::CacheCounts;
-use crate::traffic::Traffic;
+use crate::traffic::{ReadsAhead, Traffic};
 
 /// Counts of a tier ledger since it was made.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -123,6 +123,7 @@ impl From<TierTraffic> for Traffic {
             waited: tiers.waited,
             computed: tiers.computed,
             read_busy: tiers.read_busy,
+            reads_ahead: ReadsAhead::default(),
             tiers: Some(tiers),
         }
     }

@@ -167,12 +167,12 @@ impl Links {
         }
     }
 
-    fn arrived(&mut self, CompletedRead { expert, result }: CompletedRead) -> Completed {
+    fn arrived(&mut self, CompletedRead { expert, result, .. }: CompletedRead) -> Completed {
         match &result {
-            Ok(_) => self.tiers.arrived(expert),
+            Ok(()) => self.tiers.arrived(expert),
             Err(_) => self.tiers.read_failed(expert),
         }
-        Completed { expert, background: false, result: result.map(|_| ()).map_err(TierErrorCause::from) }
+        Completed { expert, background: false, result: result.map_err(TierErrorCause::from) }
     }
 
     fn copied(&mut self, copied: TransferDone) -> Completed {

@@ -8,7 +8,7 @@ use crate::MoeRow;
 pub struct TraceStep<'a> {
     /// The layer.
     pub row: MoeRow,
-    /// The needed experts, each once, token by token in order of rank.
+    /// The needed experts, each once, in order of last use: token by token, and those of one token in order of rank.
     pub wanted: Vec<usize>,
     /// For each of them, the number of tokens of the pass that chose it.
     pub tokens: Vec<usize>,
@@ -44,8 +44,8 @@ impl<'a> Steps<'a> {
     fn wanted(&mut self, tokens: usize) -> (Vec<usize>, Vec<usize>) {
         self.step += 1;
         let (mut wanted, mut counts) = (Vec::new(), Vec::new());
-        for token in self.token..self.token + tokens {
-            for expert in self.trace.chosen(token, self.row).iter().map(|id| *id as usize) {
+        for token in (self.token..self.token + tokens).rev() {
+            for expert in self.trace.chosen(token, self.row).iter().rev().map(|id| *id as usize) {
                 match &mut self.seen[expert] {
                     (step, place) if *step == self.step => counts[*place] += 1,
                     seen => {
@@ -56,6 +56,8 @@ impl<'a> Steps<'a> {
                 }
             }
         }
+        wanted.reverse();
+        counts.reverse();
         (wanted, counts)
     }
 

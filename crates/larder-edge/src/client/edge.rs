@@ -180,8 +180,9 @@ impl ExpertPath for Edge {
         Ok(all)
     }
 
-    fn wants_hints(&self) -> bool {
-        self.local.wants_hints()
+    fn wants_hints(&self, tokens: usize) -> bool {
+        // What workers will compute need not be read ahead.
+        tokens == 1 && self.local.wants_hints(tokens)
     }
 
     fn hint_next(&mut self, layer: LayerIdx, gate: &Gate, logits: &[f32]) {

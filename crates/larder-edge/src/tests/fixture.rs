@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use larder_cache::{Cache, CacheScope, Shards};
+use larder_cache::{Cache, CacheScope, Shards, pass_through_slots};
 use larder_core::{ExpertId, ExpertLayout, Gate, Geometry, LayerIdx, NumberFormat};
 use larder_engine::{Routing, StreamingPath};
 use larder_model::{Activation, AllResident, ComputeContext, ExpertPath, MoeCall, TokenOrigin};
@@ -72,7 +72,7 @@ fn experts() -> Vec<Vec<u8>> {
 fn cache(slots: usize) -> Cache {
     let shape = CacheShape::new(&geometry(), slots, CacheScope::Global);
     let policies = "lru".parse::<EvictionSpec>().unwrap().make(&shape, &PolicyInputs::default()).unwrap();
-    let (_arena, memory) = Arena::new(shape.total_slots(), layout().bytes).unwrap();
+    let (_arena, memory) = Arena::new(shape.total_slots() + pass_through_slots(&shape), layout().bytes).unwrap();
     let reader = Box::new(MemoryReader::new(Arc::new(experts()), 3));
     Cache::new(&geometry(), &shape, policies, memory, reader, Box::new(PlainShards(layout())))
 }

@@ -1,5 +1,6 @@
 //! The expert path of a model that is larger than memory: experts stream from the SSD through a cache.
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 
 use larder_cache::{Cache, ExpertCache, Traffic};
@@ -8,6 +9,10 @@ use larder_model::{ComputeContext, ExpertPath, ExpertWorkspace, ModelError, MoeC
 
 use crate::paths::cached_path::CachedPath;
 use crate::paths::routing::{Routing, top_k_experts};
+
+/// The fewest tokens of a step whose experts are read ahead. Fewer do not say well enough which experts the next layer will
+/// want.
+const READ_AHEAD_TOKENS: usize = 8;
 
 /// Routes, visits the cache, computes each expert as soon as it is resident, and sums in rank order.
 pub struct StreamingPath {
@@ -94,11 +99,26 @@ impl ExpertPath for StreamingPath {
         Ok(routed)
     }
 
-    fn wants_hints(&self) -> bool {
-        self.prefetch > 0
+    fn wants_hints(&self, tokens: usize) -> bool {
+        match tokens {
+            1 => self.prefetch > 0,
+            many => many >= READ_AHEAD_TOKENS,
+        }
     }
 
     fn hint_next(&mut self, layer: LayerIdx, gate: &Gate, logits: &[f32]) {
-        self.cache.hint(layer, &top_k_experts(gate, logits), self.prefetch);
+        match logits.len() / gate.experts {
+            1 => self.cache.hint(layer, &top_k_experts(gate, logits), self.prefetch),
+            _ => self.cache.read_ahead(layer, likely_experts(gate, logits)),
+        }
     }
+}
+
+/// The experts that the top k of these router logits `[tokens, experts]` name, those of most tokens first.
+fn likely_experts(gate: &Gate, logits: &[f32]) -> impl Iterator<Item = ExpertId> {
+    let chosen: Vec<ExpertId> =
+        logits.chunks_exact(gate.experts).flat_map(|logits| top_k_experts(gate, logits)).collect();
+    let mut likely = wanted_experts(&chosen, gate.experts);
+    likely.sort_by_key(|expert| Reverse(expert.tokens));
+    likely.into_iter().map(|wanted| wanted.expert)
 }

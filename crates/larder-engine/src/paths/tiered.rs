@@ -100,8 +100,8 @@ impl ExpertPath for TieredPath {
         Ok(routed)
     }
 
-    fn wants_hints(&self) -> bool {
-        self.prefetch > 0
+    fn wants_hints(&self, tokens: usize) -> bool {
+        tokens == 1 && self.prefetch > 0
     }
 
     fn hint_next(&mut self, layer: LayerIdx, gate: &Gate, logits: &[f32]) {

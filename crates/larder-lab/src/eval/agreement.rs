@@ -1,6 +1,6 @@
 //! Agreement of a routing strategy with the model's own choice of experts.
 
-use larder_cache::{CacheCounts, Ledger, Wave};
+use larder_cache::{CacheCounts, Ledger, SlotAssignment};
 use larder_core::{ExpertId, Gate, Geometry, LayerIdx, MoeRow};
 use larder_model::{Routed, Tap};
 use larder_policy::eviction::LayerChoice;
@@ -14,7 +14,7 @@ pub struct ShadowRouting<'a> {
     rows: MoeRows,
     router: Box<dyn Router>,
     ledger: Ledger,
-    wave: Wave,
+    assignment: SlotAssignment,
     meter: QualityMeter,
     qualities: Vec<Quality>,
     chosen: Vec<ExpertId>,
@@ -27,9 +27,9 @@ impl<'a> ShadowRouting<'a> {
     /// them and that the ledger has this geometry.
     pub fn new(geometry: &Geometry, gates: Vec<&'a Gate>, router: Box<dyn Router>, ledger: Ledger) -> Self {
         let (count, rows) = (gates.len(), MoeRows::new(geometry));
-        let (wave, meter, chosen) = Default::default();
+        let (assignment, meter, chosen) = Default::default();
         let (qualities, logits) = (vec![Quality::default(); count], vec![Vec::new(); count]);
-        ShadowRouting { gates, rows, router, ledger, wave, meter, qualities, chosen, logits }
+        ShadowRouting { gates, rows, router, ledger, assignment, meter, qualities, chosen, logits }
     }
 
     /// Begins a new sequence in the simulated cache.
@@ -63,7 +63,7 @@ impl<'a> ShadowRouting<'a> {
         self.qualities[row.index()] += self.meter.measure(gate, logits, &self.chosen);
         let wanted: Vec<usize> = self.chosen.iter().map(|e| e.index()).collect();
         let choice = LayerChoice { row, wanted: &wanted, tokens: &vec![1; wanted.len()], logits };
-        self.ledger.replay_visit(&choice, &mut self.wave, |_| ());
+        self.ledger.replay_visit(&choice, &mut self.assignment);
     }
 }
 

@@ -24,8 +24,8 @@ impl<P: ExpertPath> ExpertPath for RecordingPath<'_, P> {
         Ok(routed)
     }
 
-    fn wants_hints(&self) -> bool {
-        self.path.wants_hints()
+    fn wants_hints(&self, tokens: usize) -> bool {
+        self.path.wants_hints(tokens)
     }
 
     fn hint_next(&mut self, layer: LayerIdx, gate: &Gate, logits: &[f32]) {

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::ops::Range;
 
-use larder_cache::{Ledger, Wave};
+use larder_cache::{Ledger, SlotAssignment};
 use larder_core::{MoeRow, Presence, Residency};
 use larder_policy::eviction::{CacheShape, EvictionSpec, PolicyInputs};
 
@@ -166,14 +166,14 @@ impl Observer for Heatmap {
         self.seen += 1;
     }
 
-    fn wave(&mut self, request: &LayerRequest, wave: &Wave) {
+    fn visited(&mut self, request: &LayerRequest, assignment: &SlotAssignment) {
         let row = self.window.row;
         let Some(column) = self.current() else { return };
         if request.row == row {
-            wave.hits.iter().for_each(|(expert, _)| column.states[*expert] = CellState::Hit);
-            wave.misses.iter().for_each(|(expert, _)| column.states[*expert] = CellState::Miss);
+            assignment.hits.iter().for_each(|(expert, _)| column.states[*expert] = CellState::Hit);
+            assignment.misses.iter().for_each(|(expert, _)| column.states[*expert] = CellState::Miss);
         }
-        let of_row = wave.evicted.iter().filter(|expert| expert.row == row);
+        let of_row = assignment.evicted.iter().filter(|expert| expert.row == row);
         of_row.for_each(|expert| column.evicted[expert.expert.index()] = true);
     }
 }

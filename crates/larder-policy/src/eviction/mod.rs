@@ -49,7 +49,8 @@ impl Key {
 pub struct LayerChoice<'a> {
     /// The layer.
     pub row: MoeRow,
-    /// The wanted experts, each once, token by token in order of rank, best first.
+    /// The wanted experts, each once, in order of last use: token by token, and those of one token in order of rank, best
+    /// first.
     pub wanted: &'a [usize],
     /// For each of them, the number of tokens of the step that chose it.
     pub tokens: &'a [usize],

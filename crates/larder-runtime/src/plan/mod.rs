@@ -1,9 +1,10 @@
 //! The memory plan: how many experts stay in memory, decided before anything is loaded.
 
 use anyhow::{Result, bail};
-use larder_cache::{CacheScope, slot_count};
+use larder_cache::{CacheScope, pass_through_slots, slot_count};
 use larder_core::{Blueprint, CheckpointPolicy, format_bytes, size_up};
 use larder_model::KvFormat;
+use larder_policy::eviction::CacheShape;
 use serde_json::{Value, json};
 
 use crate::machine::budget::MemoryUse;
@@ -186,7 +187,17 @@ impl PlanInputs<'_> {
             CacheScope::Layer => (self.slot_per_layer_bytes(), geometry.experts),
             CacheScope::Global => (self.expert_sizes.largest(), geometry.expert_count()),
         };
-        (bytes / each.max(1)).min(most as u64) as usize
+        let without_others = (bytes / each.max(1)).min(most as u64) as usize;
+        let fits = |slots: &usize| self.bytes_of_slots(*slots, scope) <= bytes;
+        (0..=without_others).rev().find(fits).unwrap_or(0)
+    }
+
+    /// Pass-through slots beside `slots`. With a GPU they are the scratch slots.
+    fn pass_through_slots(&self, slots: usize, scope: CacheScope) -> usize {
+        match self.on_gpu {
+            true => 0,
+            false => pass_through_slots(&CacheShape::new(&self.blueprint.geometry, slots, scope)),
+        }
     }
 
     /// Slots for `per_layer` experts of each layer: per layer or, in global scope, in total.
@@ -206,12 +217,14 @@ impl PlanInputs<'_> {
         }
     }
 
+    /// Bytes of `slots` and their pass-through slots.
     fn bytes_of_slots(&self, slots: usize, scope: CacheScope) -> u64 {
-        slots as u64
-            * match scope {
-                CacheScope::Layer => self.slot_per_layer_bytes(),
-                CacheScope::Global => self.expert_sizes.largest(),
-            }
+        let each = match scope {
+            CacheScope::Layer => self.slot_per_layer_bytes(),
+            CacheScope::Global => self.expert_sizes.largest(),
+        };
+        let pass_through = self.pass_through_slots(slots, scope) as u64;
+        slots as u64 * each + pass_through * self.expert_sizes.largest()
     }
 
     fn context_text(&self) -> String {
@@ -377,12 +390,20 @@ impl MemoryPlan {
             "expert_bytes": inputs.expert_sizes.largest(),
             "expert_classes": inputs.expert_sizes.classes().iter().map(|(bytes, layers)| json!({ "bytes": bytes, "layers": layers })).collect::<Vec<_>>(),
             "slots": slots,
+            "pass_through_slots": self.pass_through_slots(inputs),
             "slot_bytes": self.expert_bytes(inputs),
             "total_bytes": self.total_bytes(inputs),
             "available_bytes": inputs.available_bytes,
             "floor_experts_per_layer": inputs.blueprint.geometry.top_k,
             "ceiling_experts_per_layer": inputs.slot_budget().map(|budget| inputs.slots_in(budget, CacheScope::Layer)),
         })
+    }
+
+    fn pass_through_slots(&self, inputs: &PlanInputs) -> usize {
+        match *self {
+            MemoryPlan::AllResident => 0,
+            MemoryPlan::Slots { slots, scope } => inputs.pass_through_slots(slots, scope),
+        }
     }
 
     /// Whether there are fewer slots than one token uses.
@@ -405,7 +426,11 @@ fn slots_text(inputs: &PlanInputs, slots: usize, scope: CacheScope) -> String {
         CacheScope::Layer => format!("{slots} per layer"),
         CacheScope::Global => "shared by all layers".into(),
     };
-    format!("slots for {total} of {all} experts ({share:.0} %, {division})")
+    let through = match inputs.pass_through_slots(slots, scope) {
+        0 => String::new(),
+        some => format!(", and {some} through which others pass"),
+    };
+    format!("slots for {total} of {all} experts ({share:.0} %, {division}){through}")
 }
 
 #[cfg(test)]

@@ -67,6 +67,9 @@ pub trait Reader: Send {
     /// read that cannot be started is taken too, and completes with its error.
     fn submit(&mut self, reads: &mut VecDeque<ReadRequest>);
 
+    /// The next completed read, without waiting: `None` if none has completed yet, or none is in flight.
+    fn poll(&mut self) -> Option<ReadCompletion>;
+
     /// Blocks until a read completes and returns it; `None` if nothing is in flight.
     fn wait(&mut self) -> Option<ReadCompletion>;
 

@@ -75,6 +75,12 @@ impl Reader for Pread {
         self.queue.push(reads.drain(..taken));
     }
 
+    fn poll(&mut self) -> Option<ReadCompletion> {
+        let done = self.done.try_recv().ok()?;
+        self.in_flight -= 1;
+        Some(done)
+    }
+
     fn wait(&mut self) -> Option<ReadCompletion> {
         if self.in_flight == 0 {
             return None;

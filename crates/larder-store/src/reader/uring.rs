@@ -249,10 +249,16 @@ impl Reader for Uring {
         }
     }
 
+    fn poll(&mut self) -> Option<ReadCompletion> {
+        if self.completed.is_empty() {
+            self.reap();
+        }
+        self.completed.pop_front()
+    }
+
     fn wait(&mut self) -> Option<ReadCompletion> {
         loop {
-            self.reap();
-            if let Some(done) = self.completed.pop_front() {
+            if let Some(done) = self.poll() {
                 return Some(done);
             }
             if !self.has_operations() {

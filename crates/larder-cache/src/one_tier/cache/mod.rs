@@ -1,5 +1,9 @@
 //! The cache of one tier: carries out the ledger's decisions with a reader and slots in memory.
 
+mod layer_visit;
+mod pass_through;
+
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use larder_core::{CacheScope, ExpertId, ExpertKey, ExpertLayout, Geometry, LayerIdx, MoeRow, Residency, WantedExpert};
@@ -8,9 +12,11 @@ use larder_store::StoreError;
 use larder_store::reader::{Reader, Slot};
 
 use crate::expert_cache::ExpertCache;
-use crate::fill::{CompletedRead, Shards, SlotFiller};
-use crate::one_tier::ledger::{Ledger, SlotIndex, Wave};
-use crate::traffic::Traffic;
+use crate::fill::{Shards, SlotFiller};
+use crate::one_tier::cache::layer_visit::LayerVisit;
+use crate::one_tier::cache::pass_through::PassThrough;
+use crate::one_tier::ledger::{Ledger, SlotAssignment, SlotIndex};
+use crate::traffic::{ReadsAhead, Traffic};
 use crate::visit::{ChosenExperts, Visit};
 
 /// Why an expert is not available.
@@ -34,24 +40,44 @@ pub struct Cache {
     ledger: Ledger,
     /// The experts of the current visit.
     chosen: ChosenExperts,
-    /// The open wave of the current visit.
-    wave: Wave,
+    /// What the ledger has assigned to them.
+    assignment: SlotAssignment,
     /// The result of the last visit.
     visit: Visit,
     filler: SlotFiller,
+    pass_through: PassThrough,
+    /// Experts of the next layer to read ahead of its visit, likeliest first.
+    ahead: VecDeque<ExpertKey>,
     waited: Duration,
     computed: Duration,
+    reads_ahead: ReadsAhead,
 }
 
-/// Slots that a cache without scratch slots needs.
+/// The most pass-through slots: experts of a few megabytes each, whose reads keep an SSD busy while a layer's attention is
+/// computed.
+const PASS_THROUGH_SLOTS_MAX: usize = 16;
+/// Of how many slots one more is a pass-through slot.
+const SLOTS_PER_PASS_THROUGH_SLOT: usize = 16;
+
+/// Pass-through slots that a cache of this shape has beside its own slots: none if every expert has a slot, else at least
+/// one.
+pub fn pass_through_slots(shape: &CacheShape) -> usize {
+    match shape.slots >= shape.keys_per_pool() {
+        true => 0,
+        false => (shape.total_slots() / SLOTS_PER_PASS_THROUGH_SLOT).clamp(1, PASS_THROUGH_SLOTS_MAX),
+    }
+}
+
+/// Slots of a cache of this shape, without pass-through slots.
 pub fn slot_count(geometry: &Geometry, slots: usize, scope: CacheScope) -> usize {
     CacheShape::new(geometry, slots, scope).total_slots()
 }
 
 impl Cache {
-    /// A cache of this shape, with one of `policies` for each pool, over `memory`, which holds exactly
-    /// [`total_slots`](CacheShape::total_slots) slots, each large enough for every expert that may be in it:
-    /// pool by pool, then the scratch slots.
+    /// A cache of this shape, with one of `policies` for each pool, over `memory`, which holds
+    /// [`total_slots`](CacheShape::total_slots) slots, each large enough for every expert that may be in it: pool by
+    /// pool, then the scratch slots; and behind them pass-through slots, each large enough for every expert. At least one
+    /// of these is needed if a layer may want more experts than fit into its pool.
     pub fn new(
         geometry: &Geometry,
         shape: &CacheShape,
@@ -60,7 +86,9 @@ impl Cache {
         reader: Box<dyn Reader>,
         shards: Box<dyn Shards>,
     ) -> Self {
-        assert_eq!(memory.len(), shape.total_slots(), "one memory slot for each slot of the shape");
+        let own = shape.total_slots();
+        assert!(memory.len() >= own, "one memory slot for each slot of the shape");
+        assert!(memory.len() > own || shape.slots >= geometry.experts, "experts that do not fit can pass through");
         assert_eq!(
             (shape.rows, shape.experts),
             (geometry.moe_layers.len(), geometry.experts),
@@ -69,11 +97,14 @@ impl Cache {
         Cache {
             ledger: Ledger::new(shape, policies),
             chosen: ChosenExperts::default(),
-            wave: Wave::default(),
+            assignment: SlotAssignment::default(),
             visit: Visit::default(),
+            pass_through: PassThrough::new(own, memory.len()),
             filler: SlotFiller::new(geometry, memory, reader, shards),
+            ahead: VecDeque::new(),
             waited: Duration::ZERO,
             computed: Duration::ZERO,
+            reads_ahead: ReadsAhead::default(),
         }
     }
 
@@ -86,6 +117,7 @@ impl Cache {
             waited: self.waited,
             computed: self.computed,
             read_busy: self.filler.read_busy(),
+            reads_ahead: self.reads_ahead,
             tiers: None,
         }
     }
@@ -95,9 +127,8 @@ impl Cache {
         self.ledger.free_slots(self.row(layer))
     }
 
-    /// Hands each of `wanted` (distinct, in order of rank) to `compute` once: the resident ones first and together, the
-    /// others as they arrive. Each is read at most once; if not all fit into the slots at once, there are several
-    /// waves.
+    /// Hands each of `wanted` (distinct, in order of last use) to `compute` once: the resident ones first, the others as
+    /// they arrive. Each is read at most once, however few slots there are.
     /// `logits` are the router logits if the layer chose for one token, else empty.
     ///
     /// On an error the cache stays usable: no wanted expert is in flight and no slot is lost.
@@ -112,50 +143,24 @@ impl Cache {
         self.chosen.set(wanted);
         let choice = self.chosen.choice(row, logits);
         self.ledger.begin(&choice);
-        let mut rest = choice.wanted.to_vec();
-        self.ledger.residents_first(row, &mut rest);
-        let mut wave = std::mem::take(&mut self.wave);
-        self.visit.clear();
-        let mut outcome = Ok(());
-        while outcome.is_ok() && !rest.is_empty() {
-            self.ledger.open(row, &rest, &mut wave);
-            if wave.is_empty() {
-                self.complete_read();
-                continue;
-            }
-            outcome = self.serve_wave(layer, row, &wave, compute);
-            self.ledger.close(row, &mut wave);
-            self.visit.add(&wave);
-            rest.retain(|e| !wave.covers(*e));
-        }
-        self.wave = wave;
+        let mut assignment = std::mem::take(&mut self.assignment);
+        self.ledger.open(row, choice.wanted, &mut assignment);
+        self.ahead.retain(|expert| expert.row != row);
+        let unwanted = self.pass_through.discard(|expert| expert.row == row && assignment.misses(expert.expert));
+        self.reads_ahead.unused += unwanted as u64;
+        let outcome = LayerVisit::new(self, layer, row, &assignment).serve(compute);
+        self.ledger.close(row, &mut assignment);
+        self.visit.set(&assignment);
+        self.assignment = assignment;
         outcome
     }
 
-    fn serve_wave(&mut self, layer: LayerIdx, row: MoeRow, wave: &Wave, compute: ComputeFn) -> Result<(), CacheError> {
-        wave.misses.iter().for_each(|(expert, at)| self.filler.read(row.expert(*expert), *at));
-        self.filler.submit();
-        self.prefetch_if_idle();
-        self.compute_group(row, &wave.hits, compute);
-        let mut outstanding = wave.misses.len() + wave.in_flight.len();
-        let mut first_error = None;
-        while outstanding > 0 {
-            let completed = self.complete_read();
-            let ExpertKey { row: of, expert } = completed.expert;
-            if of != row || !wave.covers(expert.index()) {
-                continue;
-            }
-            outstanding -= 1;
-            self.prefetch_if_idle();
-            match completed.result {
-                Ok(at) if first_error.is_none() => self.compute_group(row, &[(expert.index(), at)], compute),
-                Ok(_) => {}
-                Err(cause) => {
-                    first_error.get_or_insert(CacheError { layer, expert, cause });
-                }
-            }
-        }
-        first_error.map_or(Ok(()), Err)
+    /// The experts, of all that `layer` will probably want, that are read ahead of its visit, likeliest first. They wait in
+    /// pass-through slots, so nothing is evicted for them. Their reads begin when those of the layer before have.
+    pub fn read_ahead(&mut self, layer: LayerIdx, experts: impl IntoIterator<Item = ExpertId>) {
+        let row = self.row(layer);
+        self.ahead.clear();
+        self.ahead.extend(experts.into_iter().map(|e| row.key(e)));
     }
 
     /// Prefetches hinted experts while there are no demand reads.
@@ -167,20 +172,22 @@ impl Cache {
         }
     }
 
-    /// Waits for the next read to complete, and tells the ledger. The caller guarantees a read in flight.
-    fn complete_read(&mut self) -> CompletedRead {
-        let completed = self.filler.complete(&mut self.waited).expect("a read is in flight");
-        match &completed.result {
-            Ok(_) => self.ledger.arrived(completed.expert),
-            Err(_) => self.ledger.failed(completed.expert),
+    /// Begins the reads ahead that find a pass-through slot.
+    fn begin_reads_ahead(&mut self) {
+        while let Some(expert) = self.ahead.pop_front() {
+            if !self.ledger.is_absent(expert) || self.pass_through.holds(expert) {
+                continue;
+            }
+            let Some(at) = self.pass_through.take(expert) else {
+                self.ahead.push_front(expert);
+                return;
+            };
+            self.reads_ahead.begun += 1;
+            self.filler.prefetch(expert, at);
         }
-        completed
     }
 
     fn compute_group(&mut self, row: MoeRow, experts: &[(usize, SlotIndex)], compute: ComputeFn) {
-        if experts.is_empty() {
-            return;
-        }
         let start = Instant::now();
         let group: Vec<_> = experts.iter().map(|(e, at)| (ExpertId(*e as u16), self.filler.data(row, *at))).collect();
         compute(self.filler.layout_of_row(row), &group);

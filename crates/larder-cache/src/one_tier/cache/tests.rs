@@ -2,12 +2,16 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use larder_core::Presence;
 use larder_policy::eviction::{EvictionSpec, PolicyInputs};
 use larder_store::reader::{Arena, FaultTarget, MemoryReader, ReadFault};
 use proptest::prelude::*;
 
 use super::*;
 use crate::testing::{EXPERTS, LAYERS, NumberedShards, fill_byte, geometry, layout, numbered_reader};
+
+/// Pass-through slots: fewer than the experts that do not fit.
+const PASS_THROUGH: usize = 2;
 
 fn cache(
     slots: usize,
@@ -23,7 +27,7 @@ fn cache_as(
 ) -> (Cache, std::sync::Arc<AtomicU64>) {
     let memory = prepare(numbered_reader());
     let faults = memory.faults_injected();
-    let (_arena, pieces) = Arena::new(shape.total_slots(), layout().bytes).unwrap();
+    let (_arena, pieces) = Arena::new(shape.total_slots() + PASS_THROUGH, layout().bytes).unwrap();
     let lru = "lru".parse::<EvictionSpec>().unwrap().make(shape, &PolicyInputs::default()).unwrap();
     (Cache::new(&geometry(), shape, lru, pieces, Box::new(memory), Box::new(NumberedShards::new())), faults)
 }
@@ -57,6 +61,7 @@ proptest! {
         overtaken in 0u64..5,
         prefetches in 0u16..4,
         scratch in 0usize..3,
+        ahead in any::<bool>(),
     ) {
         let scope = if global { CacheScope::Global } else { CacheScope::Layer };
         let shape = CacheShape { scratch, ..CacheShape::new(&geometry(), slots, scope) };
@@ -68,14 +73,20 @@ proptest! {
                 _ => (i as u16 % LAYERS as u16, i as u16),
             };
             let expected: Vec<_> = (0..prefetches).map(|g| ExpertId((first + g) % EXPERTS as u16)).collect();
-            cache.hint(LayerIdx(next), &expected, usize::from(prefetches));
+            match ahead {
+                true => cache.read_ahead(LayerIdx(next), expected),
+                false => cache.hint(LayerIdx(next), &expected, usize::from(prefetches)),
+            }
             visit(&mut cache, *layer, wanted).unwrap();
         }
-        let Traffic { counts, demand_bytes, prefetch_bytes, .. } = cache.traffic();
+        let Traffic { counts, demand_bytes, prefetch_bytes, reads_ahead, .. } = cache.traffic();
         let wanted: usize = visits.iter().map(|(_, w)| w.len()).sum();
         prop_assert_eq!(counts.wanted(), wanted as u64);
-        prop_assert_eq!((demand_bytes, prefetch_bytes), (counts.misses * 4096, counts.prefetches * 4096));
-        prop_assert!(prefetches > 0 || counts.prefetches + counts.in_flight_hits == 0);
+        prop_assert_eq!(demand_bytes, (counts.misses - reads_ahead.used) * 4096);
+        prop_assert_eq!(prefetch_bytes, (counts.prefetches + reads_ahead.begun) * 4096);
+        prop_assert!(reads_ahead.begun >= reads_ahead.used + reads_ahead.unused);
+        prop_assert!(prefetches > 0 || counts.prefetches + counts.in_flight_hits + reads_ahead.begun == 0);
+        prop_assert!(cache.filler.is_whole(0));
     }
 }
 
@@ -153,4 +164,56 @@ fn a_flipped_bit_is_read_again_the_next_time() {
         cache(2, CacheScope::Global, |m| m.with_fault(FaultTarget::Shard(3), ReadFault::Flipped(77), 1));
     assert!(visit(&mut cache, 0, &[3]).unwrap_err().to_string().contains("checksum"));
     visit(&mut cache, 0, &[3]).unwrap();
+}
+
+#[test]
+fn an_expert_is_read_ahead_once_and_stays_if_it_would_have_stayed() {
+    let (mut cache, _) = cache(2, CacheScope::Layer, |m| m);
+    for round in 0..20u16 {
+        let mut plain = self::cache(2, CacheScope::Layer, |m| m).0;
+        let next = [round % 6, (round + 1) % 6, (round + 3) % 6];
+        cache.read_ahead(LayerIdx(1), next.map(ExpertId));
+        visit(&mut cache, 0, &[round % 5, 5]).unwrap();
+        visit(&mut cache, 1, &next).unwrap();
+        visit(&mut plain, 1, &next).unwrap();
+        let residents = |cache: &Cache| {
+            (0..6)
+                .filter(|e| cache.residency().presence(MoeRow(1).expert(*e)) == Presence::Resident)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(residents(&cache), residents(&plain), "the last two stay, whichever was read ahead");
+    }
+    let Traffic { counts, demand_bytes, prefetch_bytes, reads_ahead, .. } = cache.traffic();
+    assert!(reads_ahead.used > 20 && reads_ahead.unused == 0, "{reads_ahead:?}");
+    assert_eq!(demand_bytes + prefetch_bytes, counts.misses * 4096);
+}
+
+#[test]
+fn an_expert_that_cannot_be_read_ahead_is_an_error_only_when_it_is_wanted() {
+    let broken = EXPERTS + 4; // layer 1, expert 4
+    let prepare = |m: MemoryReader| m.with_fault(FaultTarget::Shard(broken), ReadFault::Gone, u64::MAX);
+    let (mut cache, faults) = cache(2, CacheScope::Layer, prepare);
+    for round in 0..40u16 {
+        cache.read_ahead(LayerIdx(1), [4, round % 4].map(ExpertId));
+        visit(&mut cache, 0, &[round % 3, 5, 4]).unwrap();
+        match round % 2 {
+            0 => visit(&mut cache, 1, &[round % 4, 5, (round + 1) % 4]).unwrap(),
+            _ => assert_eq!(visit(&mut cache, 1, &[5, 4, 0, 1]).unwrap_err().expert, ExpertId(4)),
+        }
+    }
+    assert!(faults.load(Ordering::Relaxed) > 20);
+    visit(&mut cache, 1, &[0, 1, 2, 3, 5]).unwrap();
+    while cache.filler.complete(&mut Duration::default()).is_some() {}
+    assert!(cache.filler.is_whole(0), "no slot was lost");
+}
+
+#[test]
+fn hits_are_computed_before_other_experts_are_read_into_their_slots() {
+    for round in 0..40u16 {
+        let (mut cache, _) = cache(3, CacheScope::Layer, |m| m.overtaken(2));
+        visit(&mut cache, 1, &[0, 1, 2]).unwrap();
+        // All three are wanted again, in an order in which some of them give their slots up.
+        visit(&mut cache, 1, &[round % 3, 3, (round + 1) % 3, 4, (round + 2) % 3, 5]).unwrap();
+        assert_eq!(cache.traffic().counts.hits, 3);
+    }
 }

@@ -1,16 +1,16 @@
 //! The ledger: which expert is in which slot, in which state. A state machine without bytes, files or clocks, which
 //! replay runs too.
 
+mod assignment;
 mod counts;
-mod wave;
 
 use larder_core::{ExpertKey, MoeRow, Presence, Residency};
 use larder_policy::eviction::{CacheShape, Eviction, LayerChoice};
 
 use crate::pools::PolicyPools;
 
+pub use assignment::{SlotAssignment, SlotIndex};
 pub use counts::CacheCounts;
-pub use wave::{SlotIndex, Wave};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
@@ -26,6 +26,8 @@ enum State {
 struct Entry {
     state: State,
     pinned: bool,
+    /// Wanted by the open visit, and its place is decided.
+    placed: bool,
     seen: bool,
     /// Prefetched and not wanted since.
     unused_prefetch: bool,
@@ -35,8 +37,6 @@ struct PoolSlots {
     free: Vec<u32>,
     /// Number of scratch slots that this pool holds.
     borrowed_scratch: usize,
-    /// Number of slots that prefetches are being read into.
-    prefetching: usize,
 }
 
 /// The state of every expert of every row, and the slots that they share.
@@ -45,7 +45,7 @@ pub struct Ledger {
     entries: Vec<Entry>,
     policies: PolicyPools,
     pools: Vec<PoolSlots>,
-    /// Scratch slots that no pool holds; between waves these are all of them.
+    /// Scratch slots that no pool holds; between visits these are all of them.
     scratch: Vec<u32>,
     counts: CacheCounts,
 }
@@ -55,9 +55,8 @@ impl Ledger {
     pub fn new(shape: &CacheShape, policies: Vec<Box<dyn Eviction>>) -> Self {
         assert!(shape.slots > 0, "a pool without slots");
         let descending = |from: usize, count: usize| (from as u32..(from + count) as u32).rev().collect();
-        let pool =
-            |p| PoolSlots { free: descending(p * shape.slots, shape.slots), borrowed_scratch: 0, prefetching: 0 };
-        let entry = Entry { state: State::Absent, pinned: false, seen: false, unused_prefetch: false };
+        let pool = |p| PoolSlots { free: descending(p * shape.slots, shape.slots), borrowed_scratch: 0 };
+        let entry = Entry { state: State::Absent, pinned: false, placed: false, seen: false, unused_prefetch: false };
         Ledger {
             shape: *shape,
             entries: vec![entry; shape.rows * shape.experts],
@@ -66,11 +65,6 @@ impl Ledger {
             scratch: descending(shape.pools() * shape.slots, shape.scratch),
             counts: CacheCounts::default(),
         }
-    }
-
-    /// The most experts of one layer that can be resident at once.
-    pub fn capacity(&self) -> usize {
-        self.shape.slots + self.shape.scratch
     }
 
     /// The shape that it was made for.
@@ -109,7 +103,7 @@ impl Ledger {
     /// Replaces the eviction policies. The new ones are told of the residents in the order in which the old ones would
     /// have evicted them.
     ///
-    /// The caller guarantees one policy for each pool, and that no wave is open.
+    /// The caller guarantees one policy for each pool, and that no visit is open.
     pub fn set_policies(&mut self, policies: Vec<Box<dyn Eviction>>) {
         self.policies.replace(policies);
     }
@@ -119,52 +113,32 @@ impl Ledger {
         self.policies.new_sequence();
     }
 
-    /// A layer has chosen. Called before the waves for these experts.
+    /// A layer has chosen. Called before the visit for these experts opens.
     pub fn begin(&mut self, choice: &LayerChoice) {
         self.policies.begin(choice);
     }
 
-    /// A whole visit whose reads complete at once, as in a replay; `then` gets each wave.
-    pub fn replay_visit(&mut self, choice: &LayerChoice, wave: &mut Wave, mut then: impl FnMut(&Wave)) {
-        let LayerChoice { row, wanted, .. } = *choice;
+    /// A whole visit whose reads complete at once, as in a replay.
+    pub fn replay_visit(&mut self, choice: &LayerChoice, assignment: &mut SlotAssignment) {
+        let row = choice.row;
         self.begin(choice);
-        let in_order: Vec<usize>;
-        let mut rest = wanted;
-        if rest.len() > self.capacity() {
-            let mut wanted = rest.to_vec();
-            self.residents_first(row, &mut wanted);
-            in_order = wanted;
-            rest = &in_order;
-        }
-        while !rest.is_empty() {
-            self.open(row, rest, wave);
-            wave.misses.iter().for_each(|(expert, _)| self.arrived(row.expert(*expert)));
-            self.close(row, wave);
-            then(wave);
-            rest = &rest[wave.len()..];
-        }
+        self.open(row, choice.wanted, assignment);
+        assignment.reads_into_slots().for_each(|(expert, _)| self.arrived(row.expert(expert)));
+        self.close(row, assignment);
     }
 
-    /// If not all of `wanted` fit at once, moves the residents to the front, before others take their slots.
-    pub fn residents_first(&self, row: MoeRow, wanted: &mut [usize]) {
-        if wanted.len() > self.capacity() {
-            wanted.sort_by_key(|e| !self.is_resident(row.expert(*e)));
-        }
-    }
-
-    /// Opens a wave: pins the first of `wanted` (distinct, in order of rank) that fit at once, assigns slots to the
-    /// absent
-    /// ones, and writes all of them to `wave`. The policy is told in this order. The wave is empty only if prefetches
-    /// are
-    /// being read into all slots.
+    /// Opens a visit: pins all of `wanted` (distinct, in order of last use), assigns slots to the absent ones, and writes
+    /// this to `assignment`. The policy is told in this order.
     ///
-    /// A miss gets a free slot, else a scratch slot, else that of a victim.
+    /// A miss gets a free slot, else a scratch slot, else that of a victim. If all other experts of the pool are wanted
+    /// too, the policy names the victim among those of `wanted` that came before the miss, and the miss itself: one that
+    /// has a slot gives it up after it has been used, one that would have been read passes through a slot of the caller's.
     ///
-    /// The caller guarantees that no wave is open, reports each miss and each expert in flight by
-    /// [`arrived`](Self::arrived) or [`failed`](Self::failed), and then closes the wave.
-    pub fn open(&mut self, row: MoeRow, wanted: &[usize], wave: &mut Wave) {
-        wave.clear();
-        let wanted = &wanted[..self.fitting(row, wanted)];
+    /// The caller guarantees that no visit is open, reports each miss that has a slot and each expert in flight by
+    /// [`arrived`](Self::arrived) or [`failed`](Self::failed), and then closes the visit. It uses a hit before it reads
+    /// another expert into its slot.
+    pub fn open(&mut self, row: MoeRow, wanted: &[usize], assignment: &mut SlotAssignment) {
+        assignment.clear();
         let first = row.index() * self.shape.experts;
         for expert in wanted {
             self.entries[first + expert].pinned = true;
@@ -174,28 +148,23 @@ impl Ledger {
                 State::Resident(slot) => {
                     self.counts.hits += 1;
                     self.touch(row.expert(expert));
-                    wave.hits.push((expert, slot as usize));
+                    assignment.hits.push((expert, slot as usize));
                 }
                 State::Reading(slot) | State::Prefetching(slot) => {
                     self.counts.in_flight_hits += 1;
                     self.touch(row.expert(expert));
-                    wave.in_flight.push((expert, slot as usize));
+                    assignment.in_flight.push((expert, slot as usize));
                 }
-                State::Absent => {
-                    let slot = self.find_slot(row, true, &mut wave.evicted);
-                    let slot = slot.expect("the wave fits, so an expert is not pinned");
-                    self.counts.misses += 1;
-                    self.counts.rereads += u64::from(self.entries[first + expert].seen);
-                    self.admit(row.expert(expert), State::Reading(slot));
-                    wave.misses.push((expert, slot as usize));
-                }
+                State::Absent => self.assign_miss(row.expert(expert), assignment),
             }
+            self.entries[first + expert].placed = true;
         }
     }
 
-    /// A slot to prefetch an absent expert into, if there is one. The caller reports the read like a miss.
+    /// A slot to prefetch an absent expert into, if there is one and the open visit does not want the expert, which reads it
+    /// itself. The caller reports the read like a miss.
     pub fn prefetch(&mut self, expert: ExpertKey) -> Option<SlotIndex> {
-        if !self.is_absent(expert) {
+        if !self.is_absent(expert) || self.entries[self.index(expert)].pinned {
             return None;
         }
         let slot = self.find_slot(expert.row, false, &mut Vec::new())?;
@@ -203,7 +172,6 @@ impl Ledger {
         self.admit(expert, State::Prefetching(slot));
         let index = self.index(expert);
         self.entries[index].unused_prefetch = true;
-        self.pools[self.shape.pool(expert.row)].prefetching += 1;
         Some(slot as usize)
     }
 
@@ -230,35 +198,68 @@ impl Ledger {
         }
     }
 
-    /// Closes a wave: unpins its experts. For each scratch slot that it took, an expert is evicted, possibly its own.
-    pub fn close(&mut self, row: MoeRow, wave: &mut Wave) {
+    /// Closes a visit: unpins its experts. For each scratch slot that it took, an expert is evicted, possibly its own.
+    pub fn close(&mut self, row: MoeRow, assignment: &mut SlotAssignment) {
         let first = row.index() * self.shape.experts;
-        for expert in wave.experts() {
-            self.entries[first + expert].pinned = false;
+        for expert in assignment.experts() {
+            let entry = &mut self.entries[first + expert];
+            (entry.pinned, entry.placed) = (false, false);
         }
         let pool = self.shape.pool(row);
         while self.pools[pool].borrowed_scratch > 0 {
-            let slot = self.evict(row, &mut wave.evicted).expect("prefetches never take scratch slots");
+            let slot = self.evict(row, &mut assignment.evicted).expect("prefetches never take scratch slots");
             self.pools[pool].borrowed_scratch -= 1;
             self.scratch.push(slot);
         }
     }
 
-    /// How many of the first of `wanted` fit at once, beside prefetches in flight that are not among them.
-    fn fitting(&self, row: MoeRow, wanted: &[usize]) -> usize {
-        let prefetching = self.pools[self.shape.pool(row)].prefetching;
-        if prefetching == 0 {
-            return wanted.len().min(self.capacity());
-        }
-        let mut others = prefetching;
-        let mut fits = 0;
-        for (i, expert) in wanted.iter().enumerate() {
-            others -= usize::from(self.in_flight(row.expert(*expert)).is_some());
-            if i + 1 + others <= self.capacity() {
-                fits = i + 1;
+    /// Finds a slot for an absent expert that is wanted, or decides that it passes through.
+    fn assign_miss(&mut self, expert: ExpertKey, assignment: &mut SlotAssignment) {
+        self.counts.misses += 1;
+        let index = self.index(expert);
+        self.counts.rereads += u64::from(std::mem::replace(&mut self.entries[index].seen, true));
+        let slot = match self.find_slot(expert.row, true, &mut assignment.evicted) {
+            Some(slot) => {
+                self.admit(expert, State::Reading(slot));
+                Some(slot)
             }
+            None => self.displace(expert, assignment),
+        };
+        assignment.misses.push((expert.expert.index(), slot.map(|slot| slot as usize)));
+    }
+
+    /// Gives a wanted expert the slot of one that was wanted before it, as the policy decides; `None` if it keeps none
+    /// itself.
+    fn displace(&mut self, expert: ExpertKey, assignment: &mut SlotAssignment) -> Option<u32> {
+        self.policies.admit(expert);
+        let (entries, experts) = (&self.entries, self.shape.experts);
+        let may_go = |key: ExpertKey| {
+            let entry = &entries[key.index(experts)];
+            key == expert || (entry.placed && matches!(entry.state, State::Resident(_) | State::Reading(_)))
+        };
+        let victim = self.policies.victim(expert.row, may_go).expect("the expert itself may go");
+        self.policies.forget(victim);
+        if victim == expert {
+            return None;
         }
-        fits
+        let index = self.index(victim);
+        let slot = match self.entries[index].state {
+            State::Resident(slot) => {
+                self.counts.evictions += 1;
+                assignment.evicted.push(victim);
+                slot
+            }
+            State::Reading(slot) => {
+                assignment.pass_through(victim.expert.index());
+                slot
+            }
+            State::Absent | State::Prefetching(_) => unreachable!("such an expert may not go"),
+        };
+        let entry = &mut self.entries[index];
+        (entry.state, entry.unused_prefetch) = (State::Absent, false);
+        let index = self.index(expert);
+        self.entries[index].state = State::Reading(slot);
+        Some(slot)
     }
 
     fn admit(&mut self, expert: ExpertKey, state: State) {
@@ -277,11 +278,7 @@ impl Ledger {
     /// Ends a read and returns its slot.
     fn end_read(&mut self, expert: ExpertKey) -> u32 {
         match self.entries[self.index(expert)].state {
-            State::Reading(slot) => slot,
-            State::Prefetching(slot) => {
-                self.pools[self.shape.pool(expert.row)].prefetching -= 1;
-                slot
-            }
+            State::Reading(slot) | State::Prefetching(slot) => slot,
             State::Absent | State::Resident(_) => unreachable!("only an expert in flight can be reported"),
         }
     }

@@ -21,6 +21,9 @@ use crate::print;
 /// Memory left for requests, answers and what the kernel allocates for the process.
 const RESERVE_BYTES: u64 = 256 << 20;
 
+/// A job wants few experts, so few have to pass through at once.
+const PASS_THROUGH_SLOTS: usize = 1;
+
 /// Serves a share of the experts until a signal ends it. Of the store only the shards of these experts are needed.
 pub fn run(args: &EdgeWorkerArgs) -> Result<()> {
     let tls = tls(args)?;
@@ -32,7 +35,7 @@ pub fn run(args: &EdgeWorkerArgs) -> Result<()> {
     let held = held(args, &store, &handshake)?;
     let shape = shape(args, &store, &held)?;
     let policies = args.eviction.make(&shape, &PolicyInputs::default())?;
-    let Slots { slots, reader, reader_note, .. } = Slots::new(&store, &shape, &args.reader)?;
+    let Slots { slots, reader, reader_note, .. } = Slots::new(&store, &shape, PASS_THROUGH_SLOTS, &args.reader)?;
     let geometry = &store.manifest().geometry;
     let cache = Cache::new(geometry, &shape, policies, slots, reader, Box::new(store.clone()));
     eprintln!("{reader_note}");
@@ -89,24 +92,26 @@ fn shape(args: &EdgeWorkerArgs, store: &Store, held: &ExpertSet) -> Result<Cache
     let manifest = store.manifest();
     let slot = manifest.slot_bytes() as u64;
     let available = memory::available().map(|bytes| bytes.saturating_sub(RESERVE_BYTES));
-    let fit = |bytes: u64| usize::try_from(bytes / slot.max(1)).unwrap_or(usize::MAX);
+    let bytes_of = |slots: usize| (slots + PASS_THROUGH_SLOTS) as u64 * slot;
+    let fit =
+        |bytes: u64| usize::try_from(bytes / slot.max(1)).unwrap_or(usize::MAX).saturating_sub(PASS_THROUGH_SLOTS);
     let (requested, most) = (args.cache_mem.map(|size| fit(size.0)), available.map_or(usize::MAX, fit));
     let slots = held.count().min(requested.unwrap_or(most));
     if slots == 0 {
         match args.cache_mem {
             Some(size) => bail!(
-                "--cache-mem {} is too small: at least {} is needed (one expert)",
+                "--cache-mem {} is too small: at least {} is needed (one expert, and another that passes through)",
                 print::bytes(size.0),
-                size_up(slot)
+                size_up(bytes_of(1))
             ),
-            None => bail!("not even one expert of {} fits into the available memory", print::bytes(slot)),
+            None => bail!("not even two experts of {} fit into the available memory", print::bytes(slot)),
         }
     }
     if slots > most {
-        let need = print::bytes(slots as u64 * slot);
-        bail!("{need} of cached experts do not fit into memory; --cache-mem {} fits", size_down(most as u64 * slot));
+        let need = print::bytes(bytes_of(slots));
+        bail!("{need} of cached experts do not fit into memory; --cache-mem {} fits", size_down(bytes_of(most)));
     }
     let total = held.count();
-    eprintln!("plan: {} of cache for {slots} of {total} experts", print::bytes(slots as u64 * slot));
+    eprintln!("plan: {} of cache for {slots} of {total} experts", print::bytes(bytes_of(slots)));
     Ok(CacheShape::new(&manifest.geometry, slots, CacheScope::Global))
 }

@@ -27,22 +27,22 @@ fn key(row: usize, expert: usize) -> ExpertKey {
     MoeRow(row).expert(expert)
 }
 
-fn open(ledger: &mut Ledger, row: usize, wanted: &[usize]) -> Wave {
-    let mut wave = Wave::default();
-    ledger.open(MoeRow(row), wanted, &mut wave);
-    wave
+fn open(ledger: &mut Ledger, row: usize, wanted: &[usize]) -> SlotAssignment {
+    let mut assignment = SlotAssignment::default();
+    ledger.open(MoeRow(row), wanted, &mut assignment);
+    assignment
 }
 
-/// Opens and closes waves until all of `wanted` are computed; every read succeeds.
-fn visit(ledger: &mut Ledger, layer: usize, wanted: &[usize]) {
-    ledger.begin(&choice(layer, wanted));
-    let mut rest = wanted;
-    while !rest.is_empty() {
-        let mut wave = open(ledger, layer, rest);
-        wave.misses.iter().for_each(|(e, _)| ledger.arrived(key(layer, *e)));
-        ledger.close(MoeRow(layer), &mut wave);
-        rest = &rest[wave.len()..];
-    }
+/// Reports all reads into slots as succeeded, and closes the visit.
+fn finish(ledger: &mut Ledger, row: usize, mut assignment: SlotAssignment) -> SlotAssignment {
+    assignment.reads_into_slots().for_each(|(e, _)| ledger.arrived(key(row, e)));
+    ledger.close(MoeRow(row), &mut assignment);
+    assignment
+}
+
+/// A whole visit; every read succeeds.
+fn visit(ledger: &mut Ledger, row: usize, wanted: &[usize]) {
+    ledger.replay_visit(&choice(row, wanted), &mut SlotAssignment::default());
 }
 
 #[test]
@@ -59,10 +59,10 @@ fn the_best_ranked_of_those_that_came_together_leaves_first() {
 #[test]
 fn a_failed_read_leaves_nothing_behind() {
     let mut ledger = lru(1, 4, 2, CacheScope::Layer);
-    let mut wave = open(&mut ledger, 0, &[0, 1]);
+    let mut assignment = open(&mut ledger, 0, &[0, 1]);
     ledger.arrived(key(0, 0));
     ledger.failed(key(0, 1));
-    ledger.close(MoeRow(0), &mut wave);
+    ledger.close(MoeRow(0), &mut assignment);
     assert!(ledger.is_resident(key(0, 0)) && !ledger.is_resident(key(0, 1)));
     visit(&mut ledger, 0, &[2]);
     assert_eq!(ledger.counts().evictions, 0, "the slot of the failed read is free");
@@ -118,15 +118,13 @@ fn a_prefetch_holds_its_slot_until_its_read_ends() {
     assert!(ledger.prefetch(key(0, 0)).is_none(), "it is resident");
     let slot = ledger.prefetch(key(0, 5)).unwrap();
     assert!(ledger.prefetch(key(0, 5)).is_none(), "it is being read");
-    let mut wave = open(&mut ledger, 0, &[1, 2, 3]);
-    assert_eq!(wave.len(), 2, "one slot of three is being read into");
-    wave.misses.iter().for_each(|(e, _)| ledger.arrived(key(0, *e)));
-    ledger.close(MoeRow(0), &mut wave);
-    let mut wave = open(&mut ledger, 0, &[5, 3]);
-    assert_eq!((wave.in_flight.as_slice(), wave.misses.len()), (&[(5, slot)][..], 1));
-    ledger.arrived(key(0, 3));
+    let assignment = open(&mut ledger, 0, &[1, 2, 3]);
+    assert_eq!(assignment.reads_into_slots().count(), 2, "one of the three slots is being read into");
+    finish(&mut ledger, 0, assignment);
+    let mut assignment = open(&mut ledger, 0, &[5, 3]);
+    assert_eq!(assignment.in_flight.as_slice(), &[(5, slot)][..]);
     ledger.arrived(key(0, 5));
-    ledger.close(MoeRow(0), &mut wave);
+    ledger.close(MoeRow(0), &mut assignment);
     let counts = ledger.counts();
     assert_eq!((counts.in_flight_hits, counts.prefetches, counts.useful_prefetches), (1, 1, 1));
     visit(&mut ledger, 0, &[5]);
@@ -134,15 +132,44 @@ fn a_prefetch_holds_its_slot_until_its_read_ends() {
 }
 
 #[test]
-fn when_prefetches_hold_all_slots_no_expert_fits() {
+fn when_prefetches_hold_all_slots_experts_pass_through() {
     let mut ledger = lru(1, 8, 2, CacheScope::Layer);
     let slots = [ledger.prefetch(key(0, 0)).unwrap(), ledger.prefetch(key(0, 1)).unwrap()];
     assert!(ledger.prefetch(key(0, 2)).is_none(), "a prefetch never takes the slot of a read in flight");
-    assert!(open(&mut ledger, 0, &[2]).is_empty());
+    let assignment = open(&mut ledger, 0, &[2]);
+    assert_eq!(assignment.misses, [(2, None)]);
+    finish(&mut ledger, 0, assignment);
     ledger.failed(key(0, 1));
-    let wave = open(&mut ledger, 0, &[2, 0]);
-    assert_eq!(wave.misses, [(2, slots[1])]);
-    assert_eq!(wave.in_flight, [(0, slots[0])]);
+    let assignment = open(&mut ledger, 0, &[2, 0]);
+    assert_eq!(assignment.misses, [(2, Some(slots[1]))]);
+    assert_eq!(assignment.in_flight, [(0, slots[0])]);
+}
+
+#[test]
+fn an_expert_that_the_open_visit_wants_is_not_prefetched() {
+    let mut ledger = lru(1, 8, 1, CacheScope::Layer);
+    ledger.prefetch(key(0, 5)).unwrap();
+    let assignment = open(&mut ledger, 0, &[2, 3]);
+    ledger.arrived(key(0, 5));
+    assert!(ledger.prefetch(key(0, 2)).is_none(), "it passes through");
+    finish(&mut ledger, 0, assignment);
+    assert!(ledger.prefetch(key(0, 2)).is_some());
+}
+
+#[test]
+fn of_more_experts_than_slots_the_last_used_stay_and_the_others_pass_through() {
+    let mut ledger = lru(1, 8, 3, CacheScope::Layer);
+    visit(&mut ledger, 0, &[0, 1, 2]);
+    let assignment = open(&mut ledger, 0, &[2, 4, 0, 5, 6, 1, 7]);
+    let stay = |expert| assignment.reads_into_slots().any(|(e, _)| e == expert);
+    assert_eq!(assignment.hits.iter().map(|(e, _)| *e).collect::<Vec<_>>(), [2, 0, 1]);
+    assert_eq!([4, 5, 6, 7].map(stay), [false, false, true, true]);
+    assert_eq!(assignment.evicted, [key(0, 2), key(0, 0)], "1 is wanted after them");
+    finish(&mut ledger, 0, assignment);
+    assert_eq!(
+        [6, 1, 7, 0, 2, 4, 5].map(|e| ledger.is_resident(key(0, e))),
+        [true, true, true, false, false, false, false]
+    );
 }
 
 /// The ledger under LRU as a list of residents per pool, oldest first.
@@ -156,24 +183,24 @@ struct Naive {
 
 impl Naive {
     fn visit(&mut self, layer: usize, wanted: &[usize]) {
-        for wave in wanted.chunks(self.slots) {
-            let slots = self.slots;
-            let pool = &mut self.pools[if self.scope == CacheScope::Layer { layer } else { 0 }];
-            for e in wave {
-                if let Some(at) = pool.iter().position(|r| *r == (layer, *e)) {
-                    pool.remove(at);
-                    self.counts.hits += 1;
-                } else {
-                    self.counts.misses += 1;
-                    self.counts.rereads += u64::from(!self.seen.insert((layer, *e)));
-                    if pool.len() == slots {
-                        let pinned = |r: &(usize, usize)| r.0 == layer && wave.contains(&r.1);
-                        let out = pool.iter().position(|r| !pinned(r)).unwrap();
-                        pool.remove(out);
-                        self.counts.evictions += 1;
-                    }
-                }
+        let pool = &mut self.pools[if self.scope == CacheScope::Layer { layer } else { 0 }];
+        let residents = pool.clone();
+        for (i, e) in wanted.iter().enumerate() {
+            if let Some(at) = pool.iter().position(|r| *r == (layer, *e)) {
+                pool.remove(at);
                 pool.push((layer, *e));
+                self.counts.hits += 1;
+                continue;
+            }
+            self.counts.misses += 1;
+            self.counts.rereads += u64::from(!self.seen.insert((layer, *e)));
+            pool.push((layer, *e));
+            if pool.len() > self.slots {
+                let wants = |experts: &[usize], r: &(usize, usize)| r.0 == layer && experts.contains(&r.1);
+                let out = pool.iter().position(|r| !wants(wanted, r));
+                let out = out.or_else(|| pool.iter().position(|r| wants(&wanted[..=i], r))).unwrap();
+                let out = pool.remove(out);
+                self.counts.evictions += u64::from(residents.contains(&out));
             }
         }
     }

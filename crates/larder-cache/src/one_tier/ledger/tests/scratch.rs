@@ -23,16 +23,15 @@ fn misses(policy: &str, shape: &CacheShape, visits: &[(usize, Vec<usize>)]) -> u
 }
 
 #[test]
-fn an_expert_that_came_in_may_leave_when_the_wave_closes() {
+fn an_expert_that_came_in_may_leave_when_the_visit_closes() {
     let visits: Vec<_> = [0, 1, 2, 0, 1].map(|e| (0, vec![e])).into();
     let mut ledger = with("belady", &shape(2, CacheScope::Layer, 1), &inputs(&visits));
     for (row, wanted) in &visits {
         ledger.begin(&choice(*row, wanted));
-        let mut wave = open(&mut ledger, *row, wanted);
-        assert!(wave.evicted.is_empty(), "there is a scratch slot");
-        wave.misses.iter().for_each(|(e, _)| ledger.arrived(key(*row, *e)));
-        ledger.close(MoeRow(*row), &mut wave);
-        assert_eq!(wave.evicted, if wanted == &[2] { vec![key(0, 2)] } else { vec![] });
+        let assignment = open(&mut ledger, *row, wanted);
+        assert!(assignment.evicted.is_empty(), "there is a scratch slot");
+        let assignment = finish(&mut ledger, *row, assignment);
+        assert_eq!(assignment.evicted, if wanted == &[2] { vec![key(0, 2)] } else { vec![] });
     }
     assert_eq!(ledger.counts(), CacheCounts { hits: 2, misses: 3, evictions: 1, ..CacheCounts::default() });
 }
@@ -40,12 +39,10 @@ fn an_expert_that_came_in_may_leave_when_the_wave_closes() {
 #[test]
 fn more_fit_together_with_scratch_slots_but_no_more_stay() {
     let mut ledger = with("lru", &shape(2, CacheScope::Layer, 3), &PolicyInputs::default());
-    assert_eq!(ledger.capacity(), 5);
-    let mut wave = open(&mut ledger, 1, &[0, 1, 2, 3, 4, 5]);
-    assert_eq!(wave.len(), 5);
-    wave.misses.iter().for_each(|(e, _)| ledger.arrived(key(1, *e)));
-    ledger.close(MoeRow(1), &mut wave);
-    assert_eq!(wave.evicted, [0, 1, 2].map(|e| key(1, e)));
+    let assignment = open(&mut ledger, 1, &[0, 1, 2, 3, 4, 5]);
+    assert_eq!(assignment.reads_into_slots().count(), 5);
+    let assignment = finish(&mut ledger, 1, assignment);
+    assert_eq!(assignment.evicted, [1, 2, 3].map(|e| key(1, e)));
 }
 
 /// The least number of misses from `residents` on, a set of keys as bits, by trying every set that could stay.
@@ -87,7 +84,7 @@ proptest! {
         }
     }
 
-    /// Waves, prefetches and failures under every policy: no slot is lost or assigned twice, and no pool exceeds its
+    /// Visits, prefetches and failures under every policy: no slot is lost or assigned twice, and no pool exceeds its
     /// slots.
     #[test]
     fn slots_are_conserved(
@@ -107,21 +104,14 @@ proptest! {
             let prefetch = prefetch.filter(|(row, e)| ledger.prefetch(key(*row, *e)).is_some());
             prefetches += usize::from(prefetch.is_some());
             ledger.begin(&choice(*row, wanted));
-            let mut rest = &wanted[..];
-            while !rest.is_empty() {
-                let mut wave = open(&mut ledger, *row, rest);
-                if wave.is_empty() {
-                    break;
-                }
-                read += wave.misses.len();
-                for (expert, _) in wave.misses.iter().chain(&wave.in_flight) {
-                    if *expert % 4 == *failing { ledger.failed(key(*row, *expert)) } else { ledger.arrived(key(*row, *expert)) }
-                }
-                check(&ledger, &shape, shape.total_slots());
-                ledger.close(MoeRow(*row), &mut wave);
-                prop_assert!(wave.evicted.iter().all(|e| ledger.is_absent(*e)));
-                rest = &rest[wave.len()..];
+            let mut assignment = open(&mut ledger, *row, wanted);
+            read += assignment.misses.len();
+            for (expert, _) in assignment.reads_into_slots().chain(assignment.in_flight.iter().copied()) {
+                if expert % 4 == *failing { ledger.failed(key(*row, expert)) } else { ledger.arrived(key(*row, expert)) }
             }
+            check(&ledger, &shape, shape.total_slots());
+            ledger.close(MoeRow(*row), &mut assignment);
+            prop_assert!(assignment.evicted.iter().all(|e| ledger.is_absent(*e)));
             if let Some((row, expert)) = prefetch.filter(|(row, e)| ledger.in_flight(key(*row, *e)).is_some()) {
                 ledger.arrived(key(row, expert));
             }

@@ -1,0 +1,218 @@
+//! The visit of one layer: its reads begin, what is resident is computed, then what arrives.
+//!
+//! Reads never wait for the computation of other experts, except that a slot is read into after its hit has been computed.
+//! A miss that does not stay is read into a pass-through slot, which the next one gets when it has been computed. So any
+//! number of experts is read once, through few slots and without a pause.
+
+use std::collections::VecDeque;
+
+use larder_core::{ExpertKey, LayerIdx, MoeRow};
+
+use super::{Cache, CacheError, ComputeFn};
+use crate::fill::CompletedRead;
+use crate::one_tier::ledger::{SlotAssignment, SlotIndex};
+
+/// Rows of activations, of all experts together, that are computed before completed reads are looked at again: a few
+/// milliseconds of work, and enough for all threads.
+const GROUP_ROWS: usize = 64;
+
+/// A visit in progress.
+pub(super) struct LayerVisit<'a> {
+    cache: &'a mut Cache,
+    layer: LayerIdx,
+    row: MoeRow,
+    assignment: &'a SlotAssignment,
+    /// Misses whose slots are those of hits that have not been computed.
+    blocked: Vec<(usize, SlotIndex)>,
+    /// Misses without a slot that have not found a pass-through slot.
+    passing: VecDeque<usize>,
+    /// Experts that have arrived and have not been computed, and where they are.
+    arrived: VecDeque<(usize, SlotIndex)>,
+    /// Number of misses and experts in flight that have been neither computed nor given up.
+    outstanding: usize,
+    error: Option<CacheError>,
+}
+
+impl<'a> LayerVisit<'a> {
+    /// The visit of what the ledger has opened as `assignment`.
+    pub fn new(cache: &'a mut Cache, layer: LayerIdx, row: MoeRow, assignment: &'a SlotAssignment) -> Self {
+        let outstanding = assignment.misses.len() + assignment.in_flight.len();
+        let (blocked, passing, arrived) = Default::default();
+        LayerVisit { cache, layer, row, assignment, blocked, passing, arrived, outstanding, error: None }
+    }
+
+    /// Computes every expert once. After an error no wanted expert is in flight.
+    pub fn serve(mut self, compute: ComputeFn) -> Result<(), CacheError> {
+        self.begin_reads();
+        self.compute_hits(compute);
+        loop {
+            self.poll();
+            if self.error.is_some() {
+                self.give_up();
+            }
+            match (self.outstanding, self.arrived.is_empty()) {
+                (0, _) => break,
+                (_, false) => self.compute_arrived(compute),
+                (_, true) => {
+                    let read = self.cache.filler.complete(&mut self.cache.waited).expect("a read is in flight");
+                    self.end_read(read);
+                }
+            }
+        }
+        self.error.map_or(Ok(()), Err)
+    }
+
+    /// Queues the reads of all misses that have not been read ahead, each as soon as it has a slot.
+    fn begin_reads(&mut self) {
+        let (cache, assignment) = (&mut *self.cache, self.assignment);
+        for &(expert, slot) in &assignment.misses {
+            let key = self.row.expert(expert);
+            if cache.pass_through.holds(key) {
+                cache.reads_ahead.used += 1;
+                self.arrived.extend(cache.pass_through.arrived(key).map(|at| (expert, at)));
+                continue;
+            }
+            match slot {
+                None => self.passing.push_back(expert),
+                Some(at) if is_of_hit(assignment, at) => self.blocked.push((expert, at)),
+                Some(at) => cache.filler.read(key, at),
+            }
+        }
+    }
+
+    /// Begins the reads that have found a slot, then those for the next layer.
+    fn continue_reads(&mut self) {
+        let cache = &mut *self.cache;
+        while let Some(expert) = self.passing.front()
+            && let Some(at) = cache.pass_through.take(self.row.expert(*expert))
+        {
+            cache.filler.read(self.row.expert(*expert), at);
+            self.passing.pop_front();
+        }
+        cache.filler.submit();
+        cache.prefetch_if_idle();
+        if self.passing.is_empty() && self.blocked.is_empty() && !cache.filler.has_waiting_reads() {
+            cache.begin_reads_ahead();
+        }
+    }
+
+    /// Takes note of all reads that have completed, and keeps the SSD busy.
+    fn poll(&mut self) {
+        while let Some(read) = self.cache.filler.poll() {
+            self.end_read(read);
+        }
+        self.continue_reads();
+    }
+
+    fn end_read(&mut self, CompletedRead { expert: key, at, result }: CompletedRead) {
+        let expert = key.expert.index();
+        let cache = &mut *self.cache;
+        let wanted = match cache.pass_through.owns(at) {
+            true => cache.pass_through.end_read(at, result.is_ok()) && key.row == self.row,
+            false => {
+                match &result {
+                    Ok(()) => cache.ledger.arrived(key),
+                    Err(_) => cache.ledger.failed(key),
+                }
+                key.row == self.row && self.assignment.experts().any(|wanted| wanted == expert)
+            }
+        };
+        match result {
+            Ok(()) if wanted => self.arrived.push_back((expert, at)),
+            Err(cause) if wanted => {
+                if cache.pass_through.owns(at) {
+                    self.leave_slot(key);
+                }
+                self.outstanding -= 1;
+                let (layer, expert) = (self.layer, key.expert);
+                self.error.get_or_insert(CacheError { layer, expert, cause });
+            }
+            _ => {}
+        }
+    }
+
+    /// Computes the hits: first those whose slots are needed, then the others.
+    fn compute_hits(&mut self, compute: ComputeFn) {
+        let needed = |at: SlotIndex| self.assignment.misses.iter().any(|(_, slot)| *slot == Some(at));
+        let (leaving, staying): (Vec<_>, Vec<_>) = self.assignment.hits.iter().partition(|(_, at)| needed(*at));
+        for hits in [leaving, staying] {
+            self.poll();
+            let mut rest = &hits[..];
+            while !rest.is_empty() {
+                let (group, others) = rest.split_at(self.group_len(rest.iter().map(|(expert, _)| *expert)));
+                self.cache.compute_group(self.row, group, compute);
+                self.poll();
+                rest = others;
+            }
+            for (expert, at) in self.blocked.drain(..) {
+                self.cache.filler.read(self.row.expert(expert), at);
+            }
+        }
+    }
+
+    /// Computes a group of the experts that have arrived. Those that stay leave their pass-through slots before, the
+    /// others after.
+    fn compute_arrived(&mut self, compute: ComputeFn) {
+        let len = self.group_len(self.arrived.iter().map(|(expert, _)| *expert));
+        let mut group: Vec<_> = self.arrived.drain(..len).collect();
+        let cache = &mut *self.cache;
+        for (expert, at) in &mut group {
+            if cache.pass_through.owns(*at)
+                && let Some(slot) = slot_of(self.assignment, *expert)
+            {
+                cache.filler.move_expert(self.row, *at, slot);
+                cache.ledger.arrived(self.row.expert(*expert));
+                cache.pass_through.release(*at);
+                *at = slot;
+            }
+        }
+        cache.compute_group(self.row, &group, compute);
+        for (_, at) in &group {
+            if self.cache.pass_through.owns(*at) {
+                self.cache.pass_through.release(*at);
+            }
+        }
+        self.outstanding -= group.len();
+    }
+
+    /// How many of the first of `experts` are computed together.
+    fn group_len(&self, experts: impl Iterator<Item = usize>) -> usize {
+        let mut rows = 0;
+        let full = |expert: usize| {
+            let before = rows;
+            rows += self.cache.chosen.tokens_of(expert);
+            before < GROUP_ROWS
+        };
+        experts.map(full).take_while(|fits| *fits).count()
+    }
+
+    /// After an error: gives up all reads that have not begun, and all experts that have arrived.
+    fn give_up(&mut self) {
+        self.outstanding -= self.passing.len() + self.blocked.len() + self.arrived.len();
+        self.passing.clear();
+        for (expert, _) in std::mem::take(&mut self.blocked) {
+            self.leave_slot(self.row.expert(expert));
+        }
+        for (expert, at) in std::mem::take(&mut self.arrived) {
+            if self.cache.pass_through.owns(at) {
+                self.cache.pass_through.release(at);
+                self.leave_slot(self.row.expert(expert));
+            }
+        }
+    }
+
+    /// Tells the ledger that the slot of a miss, if it has one, is not read into.
+    fn leave_slot(&mut self, key: ExpertKey) {
+        if slot_of(self.assignment, key.expert.index()).is_some() {
+            self.cache.ledger.failed(key);
+        }
+    }
+}
+
+fn is_of_hit(assignment: &SlotAssignment, at: SlotIndex) -> bool {
+    assignment.hits.iter().any(|(_, hit)| *hit == at)
+}
+
+fn slot_of(assignment: &SlotAssignment, expert: usize) -> Option<SlotIndex> {
+    assignment.reads_into_slots().find_map(|(miss, slot)| (miss == expert).then_some(slot))
+}
