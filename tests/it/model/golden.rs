@@ -61,6 +61,39 @@ fn the_halves_of_kv_b_give_the_logits_of_the_whole() {
     }
 }
 
+/// The golden qwen3_next with each `in_proj_qkvz` in two tensors that are not grouped by key head, as GGUF files have it.
+fn split_qkvz(folder: &Path) {
+    let golden = fixture("golden/qwen3_next");
+    let config: Value = serde_json::from_slice(&std::fs::read(golden.join("config.json")).unwrap()).unwrap();
+    let size = |key: &str| config[key].as_u64().unwrap() as usize;
+    let (heads, key, hidden) = (size("linear_num_key_heads"), size("linear_key_head_dim"), size("hidden_size"));
+    let values = size("linear_num_value_heads") / heads * size("linear_value_head_dim");
+    let mut all = tensors(&golden);
+    let whole: Vec<_> = all.extract_if(.., |t| t.name.ends_with("in_proj_qkvz.weight")).collect();
+    assert!(!whole.is_empty());
+    for tensor in whole {
+        let part = |from: usize, rows: usize| -> Vec<f32> {
+            let groups = tensor.values();
+            let groups = groups.chunks_exact(2 * (key + values) * hidden);
+            groups.flat_map(|group| group[from * hidden..][..rows * hidden].to_vec()).collect()
+        };
+        let qkv = [part(0, key), part(key, key), part(2 * key, values)].concat();
+        let z = part(2 * key + values, values);
+        for (name, rows) in [("in_proj_qkv", qkv), ("in_proj_z", z)] {
+            let name = tensor.name.replace("in_proj_qkvz", name);
+            all.push(NamedTensor::f32(name, &[rows.len() / hidden, hidden], &rows));
+        }
+    }
+    with_tensors(&golden, folder, &all, |config| config["split_qkvz"] = true.into());
+}
+
+#[test]
+fn the_split_inputs_of_the_delta_rule_give_the_logits_of_the_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    split_qkvz(dir.path());
+    check(dir.path(), "config.json");
+}
+
 /// Opt-in: larger references in a folder of their own.
 #[test]
 fn references_match_transformers() {

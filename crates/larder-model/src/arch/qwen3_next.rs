@@ -93,6 +93,7 @@ fn delta_shape(config: &mut Config) -> Result<DeltaShape> {
         k_dim: config.size(&["linear_key_head_dim"])?,
         v_dim: config.size(&["linear_value_head_dim"])?,
         conv: config.size_or(&["linear_conv_kernel_dim"], 4)?,
+        split_qkvz: config.flag_or("split_qkvz", false)?,
     };
     if !shape.v_heads.is_multiple_of(shape.k_heads) {
         let DeltaShape { k_heads, v_heads, .. } = shape;

@@ -23,19 +23,30 @@ pub struct DeltaShape {
     pub v_dim: usize,
     /// Width of the convolution.
     pub conv: usize,
+    /// Whether queries, keys and values are stored apart from the output gates, in the order of the heads, as in GGUF.
+    /// Otherwise one product has them all, grouped by key head.
+    pub split_qkvz: bool,
 }
 
 /// Gated DeltaNet: a recurrent state `[k_dim, v_dim]` per head, which decays and is corrected with each token.
 pub struct GatedDeltaNet {
     shape: DeltaShape,
-    qkvz: Linear, // [2 · k_heads · k_dim + 2 · v_heads · v_dim, hidden], grouped by key head
-    ba: Linear,   // [2 · v_heads, hidden], grouped by key head
+    input: Input,
+    ba: Linear, // [2 · v_heads, hidden], grouped by key head
     conv: CausalConv,
     decay: Vec<f32>,   // [v_heads], e^A_log
     dt_bias: Vec<f32>, // [v_heads]
     norm: Vec<f32>,    // [v_dim]
     eps: f32,
     output: Linear, // [hidden, v_heads · v_dim]
+}
+
+/// The product of queries, keys, values and output gates.
+enum Input {
+    /// `[2 · k_heads · k_dim + 2 · v_heads · v_dim, hidden]`, grouped by key head.
+    Grouped(Linear),
+    /// `qkv [2 · k_heads · k_dim + v_heads · v_dim, hidden]` and `z [v_heads · v_dim, hidden]`.
+    Split { qkv: Linear, z: Linear },
 }
 
 /// Inputs of the recurrence for one token.
@@ -49,13 +60,18 @@ struct TokenInputs<'a> {
 impl GatedDeltaNet {
     /// Loads the tensors below `prefix`.
     pub fn new(weights: &mut WeightLoader, prefix: &str, hidden: usize, shape: DeltaShape, eps: f64) -> Result<Self> {
-        let DeltaShape { k_heads, v_heads, k_dim, v_dim, conv } = shape;
+        let DeltaShape { k_heads, v_heads, k_dim, v_dim, conv, split_qkvz } = shape;
         let name = |part: &str| format!("{prefix}.{part}");
         let (keys, values) = (k_heads * k_dim, v_heads * v_dim);
         let decay = weights.vector(&name("A_log"), &[v_heads])?.into_iter().map(f32::exp).collect();
+        let mut linear = |part: &str, rows| weights.linear(&name(part), rows, hidden, false);
+        let input = match split_qkvz {
+            true => Input::Split { qkv: linear("in_proj_qkv", 2 * keys + values)?, z: linear("in_proj_z", values)? },
+            false => Input::Grouped(linear("in_proj_qkvz", 2 * keys + 2 * values)?),
+        };
         Ok(GatedDeltaNet {
             shape,
-            qkvz: weights.linear(&name("in_proj_qkvz"), 2 * keys + 2 * values, hidden, false)?,
+            input,
             ba: weights.linear(&name("in_proj_ba"), 2 * v_heads, hidden, false)?,
             conv: CausalConv::new(weights, &name("conv1d"), 2 * keys + values, conv, false)?,
             decay,
@@ -71,9 +87,30 @@ impl GatedDeltaNet {
         StateLens { window: self.conv.window_len(), recurrence: v_heads * k_dim * v_dim }
     }
 
-    /// Splits one token's rows of the two input products, which are grouped by key head, into queries, keys, values and
-    /// gates of all heads.
-    fn ungroup(&self, qkvz: &[f32], ba: &[f32], out: &mut Ungrouped) {
+    /// Queries, keys, values and gates of all heads, for the tokens of `x [n, hidden]`.
+    fn inputs(&self, x: &Tensor) -> Result<Inputs> {
+        let DeltaShape { k_heads, v_heads, k_dim, v_dim, .. } = self.shape;
+        let mut inputs = Inputs::default();
+        match &self.input {
+            Input::Grouped(qkvz) => {
+                let width = 2 * k_heads * k_dim + 2 * v_heads * v_dim;
+                with_f32(&qkvz.forward(x)?, |qkvz| {
+                    qkvz.chunks_exact(width).for_each(|token| self.ungroup(token, &mut inputs))
+                })?;
+            }
+            Input::Split { qkv, z } => {
+                inputs.qkv = with_f32(&qkv.forward(x)?, <[f32]>::to_vec)?;
+                inputs.z = with_f32(&z.forward(x)?, <[f32]>::to_vec)?;
+            }
+        }
+        with_f32(&self.ba.forward(x)?, |ba| {
+            ba.chunks_exact(2 * v_heads).for_each(|token| self.update_and_decay(token, &mut inputs))
+        })?;
+        Ok(inputs)
+    }
+
+    /// Splits one token's row, which is grouped by key head, into queries, keys, values and output gates of all heads.
+    fn ungroup(&self, qkvz: &[f32], out: &mut Inputs) {
         let DeltaShape { k_heads, v_heads, k_dim, v_dim, .. } = self.shape;
         let per = v_heads / k_heads;
         let groups = qkvz.chunks_exact(2 * k_dim + 2 * per * v_dim);
@@ -88,6 +125,11 @@ impl GatedDeltaNet {
             out.qkv.extend_from_slice(v);
             out.z.extend_from_slice(z);
         }
+    }
+
+    /// The strength of the update and the decay of each value head, from one token's row, grouped by key head.
+    fn update_and_decay(&self, ba: &[f32], out: &mut Inputs) {
+        let per = self.shape.v_heads / self.shape.k_heads;
         for (head, ba) in ba.chunks_exact(2 * per).enumerate() {
             for (i, (b, a)) in ba[..per].iter().zip(&ba[per..]).enumerate() {
                 let at = head * per + i;
@@ -132,8 +174,9 @@ impl GatedDeltaNet {
     }
 }
 
+/// Inputs of the recurrence for all tokens of a step, one token after the other as in [`TokenInputs`].
 #[derive(Default)]
-struct Ungrouped {
+struct Inputs {
     qkv: Vec<f32>,
     z: Vec<f32>,
     beta: Vec<f32>,
@@ -144,15 +187,7 @@ impl Mixer for GatedDeltaNet {
     fn forward(&self, x: &Tensor, states: &mut LayerStates, pass: &ForwardPass) -> Result<Tensor> {
         let DeltaShape { k_heads, v_heads, k_dim, v_dim, .. } = self.shape;
         let (n, mixed, values) = (pass.tokens(), 2 * k_heads * k_dim + v_heads * v_dim, v_heads * v_dim);
-        let mut all = Ungrouped::default();
-        let (qkvz, ba) = (self.qkvz.forward(x)?, self.ba.forward(x)?);
-        with_f32(&qkvz, |qkvz| {
-            with_f32(&ba, |ba| {
-                for (qkvz, ba) in qkvz.chunks_exact(qkvz.len() / n).zip(ba.chunks_exact(2 * v_heads)) {
-                    self.ungroup(qkvz, ba, &mut all);
-                }
-            })
-        })??;
+        let all = self.inputs(x)?;
         let mut out = vec![0.0; n * values];
         for (i, span) in pass.spans.iter().enumerate() {
             let span_qkv = span.rows(&all.qkv, mixed);
