@@ -236,7 +236,8 @@ impl Rope {
             Scaling::Llama3 { factor, low, high, trained } => {
                 let scale = |f: f64| {
                     let turns = trained * f / (2.0 * PI);
-                    let smooth = ((turns - low) / (high - low)).clamp(0.0, 1.0);
+                    // Llama 4 Scout has no ramp: low equals high.
+                    let smooth = if turns >= *high { 1.0 } else { ((turns - low) / (high - low)).clamp(0.0, 1.0) };
                     (1.0 - smooth) * f / factor + smooth * f
                 };
                 (plain(self.theta).map(scale).collect(), 1.0)
@@ -286,10 +287,8 @@ impl Scaling {
             "longrope" | "su" => Scaling::Long(Long::parse(config, context, trained)?),
             "llama3" => {
                 let (low, high) = (config.number("low_freq_factor")?, config.number("high_freq_factor")?);
-                if high <= low {
-                    return Err(config_error(format!(
-                        "rope high_freq_factor is {high}, not above low_freq_factor {low}"
-                    )));
+                if high < low {
+                    return Err(config_error(format!("rope high_freq_factor is {high}, below low_freq_factor {low}")));
                 }
                 Scaling::Llama3 { factor: factor(config)?, low, high, trained: trained as f64 }
             }
@@ -412,6 +411,24 @@ mod tests {
         let plain = parse(json!({})).unwrap();
         assert_eq!(rope.frequencies(4096), plain.frequencies(1));
         assert!(rope.frequencies(8192).0[1] < plain.frequencies(1).0[1]);
+    }
+
+    #[test]
+    fn llama3_scaling_divides_long_wavelengths_also_without_a_ramp() {
+        let rope = |low: f64, high: f64| {
+            let scaling = json!({
+                "rope_type": "llama3", "factor": 16.0, "low_freq_factor": low, "high_freq_factor": high,
+                "original_max_position_embeddings": 1024
+            });
+            parse(json!({ "rope_scaling": scaling })).map(|rope| rope.frequencies(1).0)
+        };
+        let plain = parse(json!({})).unwrap().frequencies(1).0; // 1, 0.1, 0.01, 0.001: 163, 16.3, 1.63 and 0.163 turns
+        let step = rope(1.0, 1.0).unwrap();
+        assert_eq!(step, [plain[0], plain[1], plain[2], plain[3] / 16.0]);
+        let ramp = rope(1.0, 4.0).unwrap();
+        assert_eq!([ramp[0], ramp[1], ramp[3]], [step[0], step[1], step[3]]);
+        assert!(ramp[2] > plain[2] / 16.0 && ramp[2] < plain[2]);
+        assert!(rope(4.0, 1.0).is_err());
     }
 
     #[test]
