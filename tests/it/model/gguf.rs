@@ -1,7 +1,9 @@
-//! GGUF files against an independent forward pass over the very same blocks, and against the stores made of them.
+//! GGUF files against an independent forward pass over the very same weights, and against the stores made of them.
 
 use std::path::{Path, PathBuf};
 
+use larder_core::{LayerIdx, NumberFormat};
+use larder_store::{ExpertSource, Store};
 use safetensors::SafeTensors;
 
 use crate::support::{fixture, larder_ok};
@@ -22,15 +24,15 @@ fn floats(file: &SafeTensors, name: &str) -> Vec<f32> {
     file.tensor(name).unwrap().data().as_chunks::<4>().0.iter().map(|w| f32::from_le_bytes(*w)).collect()
 }
 
-fn ids(file: &SafeTensors) -> Vec<i32> {
-    file.tensor("ids").unwrap().data().as_chunks::<4>().0.iter().map(|w| i32::from_le_bytes(*w)).collect()
+fn ids(file: &SafeTensors, name: &str) -> Vec<i32> {
+    file.tensor(name).unwrap().data().as_chunks::<4>().0.iter().map(|w| i32::from_le_bytes(*w)).collect()
 }
 
 /// Logits for the tokens of the file beside `gguf`, as bytes of a safetensors file.
 fn logits(model: &Path, gguf: &Path, out: &Path) -> Vec<u8> {
     let expected = std::fs::read(gguf.with_extension("safetensors")).unwrap();
     let tokens = out.with_extension("json");
-    let ids = ids(&SafeTensors::deserialize(&expected).unwrap());
+    let ids = ids(&SafeTensors::deserialize(&expected).unwrap(), "ids");
     std::fs::write(&tokens, serde_json::to_string(&ids).unwrap()).unwrap();
     larder_ok(&["logits", "-m", text(model), "--tokens", text(&tokens), "--out", text(out), "--force", "--exact"]);
     std::fs::read(out).unwrap()
@@ -47,6 +49,47 @@ fn logits_match_an_independent_forward_pass() {
         assert_eq!(got.len(), want.len());
         let worst = got.iter().zip(&want).map(|(g, w)| (g - w).abs()).fold(0.0, f32::max);
         assert!(worst <= 1e-3, "{}: logits are {worst:e} off", gguf.display());
+    }
+}
+
+/// The index of the largest value.
+fn largest(logits: &[f32]) -> i32 {
+    let at = (0..logits.len()).max_by(|a, b| logits[*a].total_cmp(&logits[*b]));
+    at.expect("a vocabulary") as i32
+}
+
+/// The files that llama.cpp's converter made of checkpoints, with the greedy text of transformers.
+#[test]
+fn greedy_text_is_that_of_transformers() {
+    let mut compared = 0;
+    for gguf in files() {
+        let want = std::fs::read(gguf.with_extension("safetensors")).unwrap();
+        let want = SafeTensors::deserialize(&want).unwrap();
+        if want.tensor("generated_ids").is_err() {
+            continue;
+        }
+        let (all, generated) = (ids(&want, "ids"), ids(&want, "generated_ids"));
+        assert!(all.ends_with(&generated) && generated.len() >= 12);
+        let dir = tempfile::tempdir().unwrap();
+        let got = logits(&gguf, &gguf, &dir.path().join("out"));
+        let got = floats(&SafeTensors::deserialize(&got).unwrap(), "full_logits");
+        // Each token of the greedy text follows from the logits of the token before it.
+        let rows = got.chunks_exact(got.len() / all.len()).skip(all.len() - generated.len() - 1);
+        let chosen: Vec<i32> = rows.map(largest).take(generated.len()).collect();
+        assert_eq!(chosen, generated, "{}", gguf.display());
+        compared += 1;
+    }
+    assert!(compared >= 4);
+}
+
+#[test]
+fn mxfp4_is_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = dir.path().join("store");
+    larder_ok(&["convert", text(&fixture("fixtures/gguf/tiny-gpt-oss-mxfp4.gguf")), text(&store)]);
+    let store = Store::open(&store).unwrap();
+    for layer in 0..4 {
+        assert_eq!(store.layout(LayerIdx(layer)).kinds(), [NumberFormat::Mxfp4; 3].into());
     }
 }
 

@@ -1,6 +1,6 @@
 //! Tensor names of each architecture, in GGUF and on the Hugging Face hub.
 
-use super::names::Remap::{self, AsChannels, AsRow, KeyRows, QueryRows, Same};
+use super::names::Remap::{self, AsChannels, AsRow, KeyRows, NegatedExp, OnePlus, QueryRows, RopeFactors, Same};
 
 /// A tensor's name in GGUF, its name on the hub, and how its data are mapped. Names in layers are relative to `blk.N.`
 /// and `model.layers.N.`.
@@ -28,7 +28,7 @@ impl Architecture {
     }
 }
 
-const ARCHITECTURES: [Architecture; 10] = [
+const ARCHITECTURES: [Architecture; 13] = [
     Architecture { arch: "llama", outer: OUTER, layer: &[NORMS, ROTATED, OUTPUT, MIXTRAL_ROUTER] },
     Architecture {
         arch: "qwen2moe",
@@ -59,6 +59,17 @@ const ARCHITECTURES: [Architecture; 10] = [
         layer: &[NORMS, ATTENTION, OUTPUT, ROUTER, ERNIE_ROUTER_BIAS, SHARED_EXPERTS, DENSE],
     },
     Architecture { arch: "lfm2moe", outer: LFM_OUTER, layer: &[LFM_LAYER] },
+    Architecture {
+        arch: "phimoe",
+        outer: PHI_OUTER,
+        layer: &[NORMS, NORM_BIAS, ATTENTION, OUTPUT, ATTENTION_BIAS, OUTPUT_BIAS, MIXTRAL_ROUTER],
+    },
+    Architecture {
+        arch: "qwen3next",
+        outer: QWEN3_NEXT_OUTER,
+        layer: &[QWEN3_NEXT_NORMS, ATTENTION, OUTPUT, DELTA_RULE, ROUTER, SHARED_EXPERT],
+    },
+    Architecture { arch: "llama4", outer: LLAMA4_OUTER, layer: &[NORMS, ATTENTION, OUTPUT, LLAMA4_FFN] },
 ];
 
 const OUTER: &[Rename] = &[
@@ -67,14 +78,47 @@ const OUTER: &[Rename] = &[
     ("output.weight", "lm_head.weight", Same),
 ];
 
+const PHI_OUTER: &[Rename] = &[
+    ("token_embd.weight", "model.embed_tokens.weight", Same),
+    ("output_norm.weight", "model.norm.weight", Same),
+    ("output_norm.bias", "model.norm.bias", Same),
+    ("output.weight", "lm_head.weight", Same),
+    ("output.bias", "lm_head.bias", Same),
+    ("rope_factors_long.weight", "rope_scaling.long_factor", RopeFactors),
+    ("rope_factors_short.weight", "rope_scaling.short_factor", RopeFactors),
+];
+
+const LLAMA4_OUTER: &[Rename] = &[
+    ("token_embd.weight", "model.embed_tokens.weight", Same),
+    ("output_norm.weight", "model.norm.weight", Same),
+    ("output.weight", "lm_head.weight", Same),
+    ("rope_freqs.weight", "rope_scaling", RopeFactors),
+];
+
+const QWEN3_NEXT_OUTER: &[Rename] = &[
+    ("token_embd.weight", "model.embed_tokens.weight", Same),
+    ("output_norm.weight", "model.norm.weight", OnePlus),
+    ("output.weight", "lm_head.weight", Same),
+];
+
 const NORMS: &[Rename] = &[
     ("attn_norm.weight", "input_layernorm.weight", Same),
     ("ffn_norm.weight", "post_attention_layernorm.weight", Same),
 ];
 
+const NORM_BIAS: &[Rename] =
+    &[("attn_norm.bias", "input_layernorm.bias", Same), ("ffn_norm.bias", "post_attention_layernorm.bias", Same)];
+
 const POST_NORMS: &[Rename] = &[
     ("attn_norm.weight", "input_layernorm.weight", Same),
     ("post_attention_norm.weight", "post_attention_layernorm.weight", Same),
+];
+
+const QWEN3_NEXT_NORMS: &[Rename] = &[
+    ("attn_norm.weight", "input_layernorm.weight", OnePlus),
+    ("post_attention_norm.weight", "post_attention_layernorm.weight", OnePlus),
+    ("attn_q_norm.weight", "self_attn.q_norm.weight", OnePlus),
+    ("attn_k_norm.weight", "self_attn.k_norm.weight", OnePlus),
 ];
 
 const ATTENTION: &[Rename] = &[
@@ -116,6 +160,20 @@ const LATENT: &[Rename] = &[
     ("attn_v_b.weight", "self_attn.v_b_proj.weight", Same),
 ];
 
+const DELTA_RULE: &[Rename] = &[
+    // Queries, keys and values of all heads, and apart from them the output gates; the hub has no names for these.
+    ("attn_qkv.weight", "linear_attn.in_proj_qkv.weight", Same),
+    ("attn_gate.weight", "linear_attn.in_proj_z.weight", Same),
+    // Older files hold both as the hub does, grouped by key head.
+    ("ssm_in.weight", "linear_attn.in_proj_qkvz.weight", Same),
+    ("ssm_ba.weight", "linear_attn.in_proj_ba.weight", Same),
+    ("ssm_conv1d.weight", "linear_attn.conv1d.weight", AsChannels),
+    ("ssm_dt.bias", "linear_attn.dt_bias", Same),
+    ("ssm_a", "linear_attn.A_log", NegatedExp),
+    ("ssm_norm.weight", "linear_attn.norm.weight", Same),
+    ("ssm_out.weight", "linear_attn.out_proj.weight", Same),
+];
+
 const ROUTER: &[Rename] = &[("ffn_gate_inp.weight", "mlp.gate.weight", Same)];
 
 const MIXTRAL_ROUTER: &[Rename] = &[("ffn_gate_inp.weight", "block_sparse_moe.gate.weight", Same)];
@@ -149,6 +207,16 @@ const DENSE: &[Rename] = &[
     ("ffn_gate.weight", "mlp.gate_proj.weight", Same),
     ("ffn_up.weight", "mlp.up_proj.weight", Same),
     ("ffn_down.weight", "mlp.down_proj.weight", Same),
+];
+
+const LLAMA4_FFN: &[Rename] = &[
+    ("ffn_gate_inp.weight", "feed_forward.router.weight", Same),
+    ("ffn_gate_shexp.weight", "feed_forward.shared_expert.gate_proj.weight", Same),
+    ("ffn_up_shexp.weight", "feed_forward.shared_expert.up_proj.weight", Same),
+    ("ffn_down_shexp.weight", "feed_forward.shared_expert.down_proj.weight", Same),
+    ("ffn_gate.weight", "feed_forward.gate_proj.weight", Same),
+    ("ffn_up.weight", "feed_forward.up_proj.weight", Same),
+    ("ffn_down.weight", "feed_forward.down_proj.weight", Same),
 ];
 
 const LFM_OUTER: &[Rename] = &[

@@ -10,6 +10,7 @@ use super::{
     hyperparameters::{Hyperparameters, Keys, keys},
     metadata::Metadata,
     names::HubTensor,
+    rope_factors::RopeFactors,
 };
 use crate::error::{Result, StoreError};
 
@@ -17,9 +18,16 @@ use crate::error::{Result, StoreError};
 const SOFTMAX_SCORES: u64 = 1;
 const SIGMOID_SCORES: u64 = 2;
 
+/// Experts of Llama 4 Maverick, by which GGUF files tell that its queries and keys are not normalised.
+const MAVERICK_EXPERTS: u64 = 128;
+
 /// The config of the model of a file; `tensors` have the names of the hub.
-pub(super) fn hub_config(metadata: &Metadata, tensors: &HashMap<String, HubTensor>) -> Result<Value> {
-    let hp = Hyperparameters::of(metadata, tensors);
+pub(super) fn hub_config(
+    metadata: &Metadata,
+    tensors: &HashMap<String, HubTensor>,
+    rope_factors: &RopeFactors,
+) -> Result<Value> {
+    let hp = Hyperparameters::of(metadata, tensors, rope_factors);
     let arch = metadata.architecture()?;
     let own = match arch {
         "llama" => mixtral(&hp)?,
@@ -32,6 +40,9 @@ pub(super) fn hub_config(metadata: &Metadata, tensors: &HashMap<String, HubTenso
         "deepseek2" => deepseek(&hp)?,
         "ernie4_5-moe" => ernie(&hp)?,
         "lfm2moe" => lfm2_moe(&hp)?,
+        "phimoe" => phimoe(&hp)?,
+        "qwen3next" => qwen3_next(&hp)?,
+        "llama4" => llama4(&hp)?,
         other => return Err(hp.unsupported(format!("has the architecture '{other}', which is not supported"))),
     };
     let mut config = hp.common()?;
@@ -63,6 +74,7 @@ fn qwen2_moe(hp: &Hyperparameters) -> Result<Keys> {
 }
 
 fn qwen3_moe(hp: &Hyperparameters) -> Result<Keys> {
+    hp.whole_heads_rotate()?;
     let mut own = hp.qwen("qwen3_moe", true)?;
     own.insert("head_dim".into(), hp.head_dim()?.into());
     own.insert("attention_bias".into(), false.into());
@@ -223,5 +235,80 @@ fn lfm2_moe(hp: &Hyperparameters) -> Result<Keys> {
         "use_expert_bias": true,
         "routed_scaling_factor": hp.scale()?,
         "hidden_act": null,
+    })))
+}
+
+fn phimoe(hp: &Hyperparameters) -> Result<Keys> {
+    hp.usual_head_dim()?;
+    Ok(keys(json!({
+        "model_type": "phimoe",
+        "intermediate_size": hp.expert_width()?,
+        "num_local_experts": hp.uint("expert_count")?,
+        "num_experts_per_tok": hp.uint("expert_used_count")?,
+        "sliding_window": hp.opt_uint("attention.sliding_window")?.filter(|w| *w > 0),
+        "attention_bias": hp.has("model.layers.0.self_attn.q_proj.bias"),
+        "lm_head_bias": hp.has("lm_head.bias"),
+    })))
+}
+
+fn qwen3_next(hp: &Hyperparameters) -> Result<Keys> {
+    let (head_dim, values) = (hp.head_dim()?, hp.uint("ssm.time_step_rank")?);
+    let value_width = hp.uint("ssm.inner_size")?.checked_div(values).filter(|w| *w > 0);
+    let linear = linear_layers(hp)?;
+    let first = linear.iter().position(|linear| *linear).unwrap_or(0);
+    let kind = |linear: &bool| if *linear { "linear_attention" } else { "full_attention" };
+    let mut own = hp.qwen("qwen3_next", true)?;
+    own.extend(keys(json!({
+        "head_dim": head_dim,
+        "partial_rotary_factor": hp.uint_or("rope.dimension_count", head_dim)? as f64 / head_dim as f64,
+        "attention_bias": false,
+        "use_sliding_window": null,
+        "shared_expert_intermediate_size":
+            hp.uint_or("expert_shared_feed_forward_length", hp.uint("feed_forward_length")?)?,
+        "layer_types": linear.iter().map(kind).collect::<Vec<_>>(),
+        "linear_conv_kernel_dim": hp.uint("ssm.conv_kernel")?,
+        "linear_num_key_heads": hp.uint("ssm.group_count")?,
+        "linear_key_head_dim": hp.uint("ssm.state_size")?,
+        "linear_num_value_heads": values,
+        "linear_value_head_dim": hp.metadata.need("ssm.inner_size of whole heads", value_width)?,
+        "split_qkvz": hp.has(&format!("model.layers.{first}.linear_attn.in_proj_qkv.weight")).then_some(true),
+    })));
+    Ok(own)
+}
+
+/// For each layer, whether it has linear attention.
+fn linear_layers(hp: &Hyperparameters) -> Result<Vec<bool>> {
+    let layers = hp.layers()?;
+    let every = hp.uint_or("full_attention_interval", 4)?;
+    match hp.metadata.flags(&hp.key("attention.recurrent_layers")?)? {
+        Some(given) => Ok(given.iter().take(layers as usize).copied().collect()),
+        None if every == 0 => Err(hp.unsupported("has 0 as its interval of layers with full attention")),
+        None => Ok((0..layers).map(|layer| !(layer + 1).is_multiple_of(every)).collect()),
+    }
+}
+
+/// The chunks and the temperature have no keys in GGUF: llama.cpp runs all Llama 4 with those of the published models.
+fn llama4(hp: &Hyperparameters) -> Result<Keys> {
+    hp.whole_heads_rotate()?;
+    hp.scores_are(SIGMOID_SCORES)?;
+    if hp.opt_uint("attention.sliding_window")? == Some(0) {
+        return Err(hp.unsupported("has full attention in all layers, which Llama 4 with experts does not have"));
+    }
+    let experts = hp.uint("expert_count")?;
+    Ok(keys(json!({
+        "model_type": "llama4_text",
+        "head_dim": hp.head_dim()?,
+        "intermediate_size": hp.uint("expert_feed_forward_length")?,
+        "intermediate_size_mlp": hp.uint("feed_forward_length")?,
+        "num_local_experts": experts,
+        "num_experts_per_tok": hp.uint("expert_used_count")?,
+        "interleave_moe_layer_step": hp.uint("interleave_moe_layer_step")?,
+        "no_rope_layer_interval": 4,
+        "use_qk_norm": experts != MAVERICK_EXPERTS,
+        "attention_chunk_size": 8192,
+        "attn_temperature_tuning": true,
+        "floor_scale": 8192,
+        "attn_scale": 0.1,
+        "attention_bias": false,
     })))
 }

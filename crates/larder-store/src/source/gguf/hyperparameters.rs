@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use serde_json::{Map, Value, json};
 
-use super::{metadata::Metadata, names::HubTensor};
+use super::{metadata::Metadata, names::HubTensor, reader::shortest, rope_factors::RopeFactors};
 use crate::error::{Result, StoreError, StoreErrorKind};
 
 /// Keys and values of a config.
@@ -16,6 +16,24 @@ pub(super) fn keys(value: Value) -> Keys {
         Value::Object(keys) => keys,
         _ => Keys::new(),
     }
+}
+
+/// Factor on the cosines and sines of Phi-3.5-MoE (`short_mscale` and `long_mscale`). GGUF has no key for it: under
+/// `rope.scaling.attn_factor`, llama.cpp's converter writes what other longrope models derive from their context.
+const PHI_AMPLITUDE: f64 = 1.243163121016122;
+
+/// The `rope_scaling` that divides frequencies by the first list in sequences up to `original` tokens, and by the second
+/// in longer ones.
+fn longrope([short, long]: [&[f32]; 2], original: u64, amplitude: f64) -> Value {
+    let list = |factors: &[f32]| factors.iter().map(|f| shortest(*f)).collect::<Vec<_>>();
+    json!({
+        "rope_type": "longrope",
+        "short_factor": list(short),
+        "long_factor": list(long),
+        "short_mscale": amplitude,
+        "long_mscale": amplitude,
+        "original_max_position_embeddings": original,
+    })
 }
 
 /// Number of the file's blocks that are decoder layers; the others are for multi-token prediction.
@@ -35,11 +53,12 @@ pub(super) fn layer_count(metadata: &Metadata) -> Result<u64> {
 pub(super) struct Hyperparameters<'a> {
     pub metadata: &'a Metadata,
     tensors: &'a HashMap<String, HubTensor>,
+    rope_factors: &'a RopeFactors,
 }
 
 impl<'a> Hyperparameters<'a> {
-    pub fn of(metadata: &'a Metadata, tensors: &'a HashMap<String, HubTensor>) -> Self {
-        Hyperparameters { metadata, tensors }
+    pub fn of(metadata: &'a Metadata, tensors: &'a HashMap<String, HubTensor>, rope_factors: &'a RopeFactors) -> Self {
+        Hyperparameters { metadata, tensors, rope_factors }
     }
 
     pub fn layers(&self) -> Result<u64> {
@@ -88,7 +107,6 @@ impl<'a> Hyperparameters<'a> {
     }
 
     pub fn qwen(&self, model_type: &str, normalised: bool) -> Result<Keys> {
-        self.whole_heads_rotate()?;
         let (dense, used) = (self.uint("feed_forward_length")?, self.uint("expert_used_count")?);
         let width = match self.opt_uint("expert_feed_forward_length")?.filter(|w| *w > 0) {
             Some(width) => width,
@@ -113,12 +131,33 @@ impl<'a> Hyperparameters<'a> {
             some => some,
         };
         let factor = factor.filter(|f| *f != 0.0).unwrap_or(1.0);
+        match self.divided_frequencies()? {
+            Some(_) if factor != 1.0 => return Err(self.unsupported("scales RoPE both by a factor and by tensors")),
+            Some(divided) => return Ok(divided),
+            None => {}
+        }
         match self.metadata.text(&self.key("rope.scaling.type")?)?.unwrap_or("linear") {
             "none" => Ok(Value::Null),
             "linear" if factor == 1.0 => Ok(Value::Null),
             "linear" => Ok(json!({ "rope_type": "linear", "factor": factor })),
             "yarn" => self.yarn(factor),
             other => Err(self.unsupported(format!("uses the RoPE scaling '{other}', which is not supported"))),
+        }
+    }
+
+    /// RoPE whose frequencies are divided by tensors of the file: one list of divisors, or one for sequences up to the
+    /// original context and one for longer sequences.
+    fn divided_frequencies(&self) -> Result<Option<Value>> {
+        let factors = |name: &str| self.rope_factors.of(name);
+        let context = self.uint("context_length")?;
+        if let Some(all) = factors("rope_freqs.weight") {
+            return Ok(Some(longrope([all, all], context, 1.0)));
+        }
+        let original = self.uint_or("rope.scaling.original_context_length", context)?;
+        match [factors("rope_factors_short.weight"), factors("rope_factors_long.weight")] {
+            [Some(short), Some(long)] => Ok(Some(longrope([short, long], original, PHI_AMPLITUDE))),
+            [None, None] => Ok(None),
+            _ => Err(self.unsupported("has only one of the tensors 'rope_factors_long' and 'rope_factors_short'")),
         }
     }
 

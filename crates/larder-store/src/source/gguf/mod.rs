@@ -10,6 +10,7 @@ use self::{
     metadata::Metadata,
     names::{HubNames, HubTensor},
     parts::GgufParts,
+    rope_factors::RopeFactors,
 };
 use super::{Source, SourceFile, prediction_note};
 use crate::{
@@ -26,6 +27,8 @@ mod names;
 mod parts;
 mod pretokenizer;
 mod reader;
+mod rope_factors;
+mod stored;
 mod tokenizer;
 
 #[cfg(test)]
@@ -59,7 +62,8 @@ impl Gguf {
             StoreError::new(StoreErrorKind::Unsupported, path, what)
         })?;
         let names = HubNames::of(architecture, &metadata, &tensors, hyperparameters::layer_count(&metadata)?)?;
-        let config = config::hub_config(&metadata, &names.tensors)?;
+        let rope_factors = RopeFactors::read(path, &files, &names.rope_factors)?;
+        let config = config::hub_config(&metadata, &names.tensors, &rope_factors)?;
         let fingerprint = fingerprint(&files, &header_bytes)?;
         Ok(Gguf { files, metadata, names, config, fingerprint })
     }
@@ -67,22 +71,6 @@ impl Gguf {
     fn tensor(&self, name: &str) -> Result<&HubTensor> {
         let tensor = self.names.tensors.get(name);
         tensor.ok_or_else(|| StoreError::new(StoreErrorKind::Missing, self.path(), format!("has no tensor '{name}'")))
-    }
-
-    /// Reads bytes of a tensor whose rows are stored in another order, row by row.
-    fn read_rows(&self, tensor: &HubTensor, head_rows: usize, offset: usize, into: &mut [u8]) -> Result<()> {
-        let rows = tensor.meta.shape.first().copied().unwrap_or(1);
-        let row_bytes = tensor.meta.bytes / rows;
-        let (mut at, mut rest) = (offset, into);
-        while !rest.is_empty() {
-            let (row, within) = (at / row_bytes, at % row_bytes);
-            let (piece, after) = rest.split_at_mut(rest.len().min(row_bytes - within));
-            let stored = names::stored_row(row, head_rows) * row_bytes + within;
-            self.files[tensor.file].read(tensor.offset + stored as u64, piece)?;
-            at += piece.len();
-            rest = after;
-        }
-        Ok(())
     }
 }
 
@@ -106,10 +94,7 @@ impl Tensors for Gguf {
     }
 
     fn read(&self, name: &str, offset: usize, into: &mut [u8]) -> Result<(), TensorsError> {
-        let read = self.tensor(name).and_then(|tensor| match tensor.head_rows {
-            None => self.files[tensor.file].read(tensor.offset + offset as u64, into),
-            Some(head_rows) => self.read_rows(tensor, head_rows, offset, into),
-        });
+        let read = self.tensor(name).and_then(|tensor| tensor.read(&self.files[tensor.file], offset, into));
         read.map_err(|e| TensorsError(format!("{e} (tensor '{name}')")))
     }
 }

@@ -2,12 +2,13 @@
 
 use std::{collections::HashMap, path::Path};
 
-use larder_core::{ExpertNames, RowPick, TensorMeta, TensorSlice};
+use larder_core::{ExpertNames, NumberFormat, RowPick, TensorMeta, TensorSlice};
 
 use super::{
     architectures::{Architecture, Rename},
     metadata::Metadata,
     reader::GgufTensor,
+    stored::{Stored, ValueChange},
 };
 use crate::error::{Result, StoreError, StoreErrorKind};
 
@@ -24,6 +25,12 @@ pub(super) enum Remap {
     QueryRows,
     /// The rows of each key head are permuted.
     KeyRows,
+    /// GGUF has 1 + w where the hub has w: norms whose weights are added to 1.
+    OnePlus,
+    /// GGUF has -e^w where the hub has w: the decay of a recurrent state.
+    NegatedExp,
+    /// The hub has the values in the config: divisors of RoPE's frequencies.
+    RopeFactors,
 }
 
 /// A tensor in the form of the hub.
@@ -34,8 +41,7 @@ pub(super) struct HubTensor {
     pub file: usize,
     /// Offset of its first byte in that file.
     pub offset: u64,
-    /// Rows per head, if the rows of each head are permuted.
-    pub head_rows: Option<usize>,
+    pub stored: Stored,
 }
 
 /// All tensors by their names on the hub, and these names in the order of the file.
@@ -43,6 +49,8 @@ pub(super) struct HubNames {
     pub tensors: HashMap<String, HubTensor>,
     pub order: Vec<String>,
     pub experts: ExpertNames,
+    /// Tensors of divisors of RoPE's frequencies, which the hub has in the config.
+    pub rope_factors: Vec<GgufTensor>,
     /// Number of tensors behind the last layer, which are for multi-token prediction and do not affect the next token.
     pub unused: usize,
 }
@@ -58,7 +66,8 @@ impl HubNames {
             let what = format!("says it has {layers} layers, but its last block is blk.{last}");
             return Err(StoreError::new(StoreErrorKind::Mismatch, path, what));
         }
-        let mut names = HubNames { tensors: HashMap::new(), order: Vec::new(), experts, unused: 0 };
+        let mut names =
+            HubNames { tensors: HashMap::new(), order: Vec::new(), experts, rope_factors: Vec::new(), unused: 0 };
         // Some files hold kv_b_proj twice: whole, and as its two halves.
         let whole = tensors.iter().any(|t| t.name.ends_with(".attn_kv_b.weight"));
         for entry in tensors {
@@ -69,6 +78,10 @@ impl HubNames {
                 names.unused += 1;
                 continue;
             };
+            if remap == Remap::RopeFactors {
+                names.rope_factors.push(entry.clone());
+                continue;
+            }
             let tensor = remap.hub_tensor(metadata, entry)?;
             if names.tensors.insert(name.clone(), tensor).is_some() {
                 return Err(StoreError::malformed(path, format!("has two tensors for '{name}'")));
@@ -103,14 +116,18 @@ impl Architecture {
 impl Remap {
     fn hub_tensor(self, metadata: &Metadata, entry: &GgufTensor) -> Result<HubTensor> {
         let GgufTensor { meta, file, offset, .. } = entry;
-        let mut tensor = HubTensor { meta: meta.clone(), file: *file, offset: *offset, head_rows: None };
+        let mut tensor = HubTensor { meta: meta.clone(), file: *file, offset: *offset, stored: Stored::Same };
         match (self, meta.shape.as_slice()) {
             (Remap::AsRow, [n]) => tensor.meta.shape = vec![1, *n],
             (Remap::AsChannels, [channels, width]) => tensor.meta.shape = vec![*channels, 1, *width],
-            (Remap::QueryRows, [rows, ..]) => tensor.head_rows = Some(head_rows(metadata, entry, *rows, "head_count")?),
-            (Remap::KeyRows, [rows, ..]) => {
-                tensor.head_rows = Some(head_rows(metadata, entry, *rows, "head_count_kv")?)
+            (Remap::QueryRows, [rows, ..]) => {
+                tensor.stored = Stored::HeadRows(head_rows(metadata, entry, *rows, "head_count")?)
             }
+            (Remap::KeyRows, [rows, ..]) => {
+                tensor.stored = Stored::HeadRows(head_rows(metadata, entry, *rows, "head_count_kv")?)
+            }
+            (Remap::OnePlus, _) => tensor.stored = changed_values(metadata, entry, ValueChange::OnePlus)?,
+            (Remap::NegatedExp, _) => tensor.stored = changed_values(metadata, entry, ValueChange::NegatedExp)?,
             _ => {}
         }
         Ok(tensor)
@@ -134,11 +151,14 @@ fn head_rows(metadata: &Metadata, entry: &GgufTensor, rows: usize, key: &str) ->
     })
 }
 
-/// The row of the file that holds row `row` of the hub, where GGUF interleaves the two halves of a head.
-pub(super) fn stored_row(row: usize, head_rows: usize) -> usize {
-    let (head, within) = (row / head_rows, row % head_rows);
-    let (half, pair) = (within / (head_rows / 2), within % (head_rows / 2));
-    head * head_rows + 2 * pair + half
+fn changed_values(metadata: &Metadata, entry: &GgufTensor, change: ValueChange) -> Result<Stored> {
+    match entry.meta.kind {
+        NumberFormat::F32 => Ok(Stored::Values(change)),
+        other => {
+            let what = format!("has the tensor '{}' in {other}; it must be in f32", entry.name);
+            Err(StoreError::new(StoreErrorKind::Unsupported, metadata.path(), what))
+        }
+    }
 }
 
 /// Splits `blk.7.attn_q.weight` into 7 and the rest.
@@ -184,12 +204,6 @@ fn find_experts(path: &Path, tensors: &[GgufTensor]) -> Result<ExpertNames> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn rows_of_a_head_are_deinterleaved_into_halves() {
-        let order: Vec<usize> = (0..8).map(|r| stored_row(r, 4)).collect();
-        assert_eq!(order, [0, 2, 1, 3, 4, 6, 5, 7]);
-    }
 
     #[test]
     fn expert_tensors_are_recognised() {

@@ -162,7 +162,7 @@ fn read_int(cursor: &mut Cursor, tag: u32, key: &str) -> Result<i128> {
 }
 
 /// The `f64` with the shortest decimal form of this `f32`: 0.00001 stays 0.00001.
-fn shortest(value: f32) -> f64 {
+pub(super) fn shortest(value: f32) -> f64 {
     value.to_string().parse().unwrap_or(f64::from(value))
 }
 

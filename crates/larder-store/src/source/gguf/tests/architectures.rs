@@ -2,7 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::builder::{GgufBuilder, Q8_0};
+use super::builder::{F32, GgufBuilder, Q8_0};
+use crate::source::Source;
 
 /// One layer of `arch` with an embedding, experts, and the tensors `parts`.
 fn layer(arch: &str, parts: &[&str]) -> GgufBuilder {
@@ -26,7 +27,6 @@ fn layer(arch: &str, parts: &[&str]) -> GgufBuilder {
 }
 
 fn config(file: &GgufBuilder) -> Value {
-    use crate::source::Source;
     file.open().unwrap().config().clone()
 }
 
@@ -97,7 +97,6 @@ fn glm_ignores_blocks_for_multi_token_prediction() {
             "n_routed_experts": 4, "n_group": 1, "routed_scaling_factor": 1.0,
         }),
     );
-    use crate::source::Source;
     assert_eq!(two.open().unwrap().notes(), ["a tensor for multi-token prediction is not used"]);
     let softmax = two.uint("glm4moe.expert_gating_func", 1);
     assert!(softmax.open().err().unwrap().message.contains("gating function 1"));
@@ -180,4 +179,132 @@ fn lfm_layer_types_follow_from_the_head_counts() {
     use larder_core::Tensors;
     let source = file.open().unwrap();
     assert_eq!(source.meta("model.layers.0.conv.conv.weight").unwrap().shape, [8, 1, 3]);
+}
+
+#[test]
+fn phimoe_has_the_divisors_of_its_tensors_in_the_config() {
+    let floats = |values: &[f32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
+    let plain = layer("phimoe", &["attn_q.bias", "attn_norm.bias"])
+        .uint("phimoe.attention.sliding_window", 64)
+        .text("phimoe.rope.scaling.type", "longrope")
+        .float("phimoe.rope.scaling.attn_factor", 1.19)
+        .uint("phimoe.rope.scaling.original_context_length", 16);
+    let error = plain.open().err().unwrap().message;
+    assert!(error.contains("uses the RoPE scaling 'longrope'"), "{error}");
+    let long = plain.tensor("rope_factors_long.weight", &[2], F32, &floats(&[1.3, 32.0]));
+    assert!(long.open().err().unwrap().message.contains("only one of the tensors"));
+    let both = long.clone().tensor("rope_factors_short.weight", &[2], F32, &floats(&[1.0, 1.02]));
+    has(
+        &config(&both),
+        json!({
+            "model_type": "phimoe", "sliding_window": 64, "attention_bias": true, "lm_head_bias": false,
+            "rope_scaling": {
+                "rope_type": "longrope", "short_factor": [1.0, 1.02], "long_factor": [1.3, 32.0],
+                "short_mscale": 1.243163121016122, "long_mscale": 1.243163121016122,
+                "original_max_position_embeddings": 16,
+            },
+        }),
+    );
+    assert!(!both.open().unwrap().names().iter().any(|name| name.contains("rope")), "the config has these values");
+    let what = |file: GgufBuilder| file.open().err().unwrap().message;
+    assert!(what(both.float("phimoe.rope.scaling.factor", 2.0)).contains("both by a factor and by tensors"));
+    let other =
+        |dims: &[u64], kind, bytes: &[u8]| what(long.clone().tensor("rope_factors_short.weight", dims, kind, bytes));
+    assert!(other(&[2], F32, &floats(&[1.0, f32::NAN])).contains("values in the tensor 'rope_factors_short.weight'"));
+    assert!(other(&[2], F32, &floats(&[1.0, 0.0])).contains("that are not positive"));
+    assert!(other(&[32], Q8_0, &[0; 34]).contains("32 values in q8_0; RoPE needs at most 4096 in f32"));
+    assert!(other(&[8192], F32, &[0; 4 * 8192]).contains("8192 values in f32"));
+}
+
+fn qwen3_next() -> GgufBuilder {
+    layer("qwen3next", &[])
+        .uint("qwen3next.attention.key_length", 16)
+        .uint("qwen3next.rope.dimension_count", 4)
+        .uint("qwen3next.ssm.conv_kernel", 4)
+        .uint("qwen3next.ssm.state_size", 8)
+        .uint("qwen3next.ssm.group_count", 2)
+        .uint("qwen3next.ssm.time_step_rank", 4)
+        .uint("qwen3next.ssm.inner_size", 48)
+}
+
+#[test]
+fn qwen3_next_has_the_heads_of_its_delta_rule() {
+    let file = qwen3_next().counting("blk.0.attn_qkv.weight", &[8, 80], 0).counting("blk.0.ssm_ba.weight", &[8, 8], 0);
+    has(
+        &config(&file),
+        json!({
+            "model_type": "qwen3_next", "partial_rotary_factor": 0.25, "norm_topk_prob": true, "split_qkvz": true,
+            "layer_types": ["linear_attention"], "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+            "linear_key_head_dim": 8, "linear_value_head_dim": 12, "shared_expert_intermediate_size": 12,
+            "use_sliding_window": null,
+        }),
+    );
+    let older = qwen3_next().counting("blk.0.ssm_in.weight", &[8, 128], 0);
+    has(&config(&older), json!({ "split_qkvz": null }));
+    let listed = qwen3_next().list("qwen3next.attention.recurrent_layers", 7, 2, &[0, 1]);
+    has(&config(&listed), json!({ "layer_types": ["full_attention"] }));
+    has(
+        &config(&qwen3_next().uint("qwen3next.full_attention_interval", 1)),
+        json!({ "layer_types": ["full_attention"] }),
+    );
+    let what = |file: GgufBuilder| file.open().err().unwrap().message;
+    assert!(what(qwen3_next().uint("qwen3next.full_attention_interval", 0)).contains("0 as its interval of layers"));
+    let mut headless = qwen3_next();
+    headless.entries.retain(|entry| !entry.windows(9).any(|w| w == b"time_step"));
+    assert!(what(headless.uint("qwen3next.ssm.time_step_rank", 0)).contains("ssm.inner_size of whole heads"));
+}
+
+#[test]
+fn llama4_has_the_chunks_and_the_temperature_of_the_published_models() {
+    let file = || layer("llama4", &[]).uint("llama4.interleave_moe_layer_step", 1);
+    has(
+        &config(&file()),
+        json!({
+            "model_type": "llama4_text", "intermediate_size": 4, "intermediate_size_mlp": 12, "use_qk_norm": true,
+            "attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1, "rope_scaling": null,
+        }),
+    );
+    let divided = config(&file().counting("rope_freqs.weight", &[2], 1));
+    let divisors = json!([1.0, 2.0]);
+    has(
+        &divided["rope_scaling"],
+        json!({ "short_factor": divisors, "long_factor": divisors, "short_mscale": 1.0, "long_mscale": 1.0 }),
+    );
+    assert_eq!(divided["rope_scaling"]["original_max_position_embeddings"], divided["max_position_embeddings"]);
+    let dense = file().uint("llama4.attention.sliding_window", 0);
+    assert!(dense.open().err().unwrap().message.contains("full attention in all layers"));
+    let mut maverick = file();
+    maverick.entries.retain(|entry| !entry.windows(12).any(|w| w == b"expert_count"));
+    has(&config(&maverick.uint("llama4.expert_count", 128)), json!({ "use_qk_norm": false }));
+}
+
+#[test]
+fn values_that_the_converter_changed_are_those_of_the_hub() {
+    use larder_core::Tensors;
+    let bytes = |values: &[f32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
+    let logs = [-0.7f32, 0.0, 0.4, 2.7];
+    let file = qwen3_next().tensor("blk.0.attn_norm.weight", &[2], F32, &bytes(&[1.25, 0.5])).tensor(
+        "blk.0.ssm_a",
+        &[4],
+        F32,
+        &bytes(&logs.map(|w| -w.exp())),
+    );
+    let source = file.open().unwrap();
+    let mut norm = [0; 8];
+    source.read("model.layers.0.input_layernorm.weight", 0, &mut norm).unwrap();
+    assert_eq!(norm.to_vec(), bytes(&[0.25, -0.5]));
+    // A read of any range gives the bytes of that range.
+    for (from, len) in [(0, 1), (3, 2), (5, 3), (7, 1), (2, 6)] {
+        let mut part = vec![0; len];
+        source.read("model.layers.0.input_layernorm.weight", from, &mut part).unwrap();
+        assert_eq!(part, norm[from..from + len]);
+    }
+    let mut decay = [0; 16];
+    source.read("model.layers.0.linear_attn.A_log", 0, &mut decay).unwrap();
+    for (got, want) in decay.as_chunks::<4>().0.iter().zip(logs) {
+        assert!((f32::from_le_bytes(*got) - want).abs() < 3e-7);
+    }
+    let quantised = qwen3_next().tensor("blk.0.attn_norm.weight", &[32], Q8_0, &[0; 34]);
+    let error = quantised.open().err().unwrap().message;
+    assert_eq!(error, "has the tensor 'blk.0.attn_norm.weight' in q8_0; it must be in f32");
 }

@@ -155,6 +155,10 @@ fn the_fixtures_have_the_tensors_of_their_architectures() {
         ("tiny-olmoe-q4_0.gguf", "olmoe", NumberFormat::Q4_0, "model.layers.1.self_attn.q_norm.weight"),
         ("tiny-qwen2moe-q8_0.gguf", "qwen2_moe", NumberFormat::Q8_0, "model.layers.0.self_attn.k_proj.bias"),
         ("tiny-qwen3moe-q4_k.gguf", "qwen3_moe", NumberFormat::Q4K, "model.layers.0.self_attn.k_norm.weight"),
+        ("tiny-phimoe-f32.gguf", "phimoe", NumberFormat::F32, "model.layers.1.post_attention_layernorm.bias"),
+        ("tiny-qwen3-next-f32.gguf", "qwen3_next", NumberFormat::F32, "model.layers.2.linear_attn.in_proj_z.weight"),
+        ("tiny-llama4-text-f32.gguf", "llama4_text", NumberFormat::F32, "model.layers.1.feed_forward.router.weight"),
+        ("tiny-gpt-oss-mxfp4.gguf", "gpt_oss", NumberFormat::Bf16, "model.layers.3.self_attn.sinks"),
     ];
     for (file, model_type, kind, own) in rows {
         let source = fixture(file);
