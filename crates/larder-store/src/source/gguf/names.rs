@@ -66,6 +66,10 @@ impl HubNames {
             let what = format!("says it has {layers} layers, but its last block is blk.{last}");
             return Err(StoreError::new(StoreErrorKind::Mismatch, path, what));
         }
+        if layers > tensors.len() as u64 {
+            let what = format!("says it has {layers} layers, but has only {} tensors", tensors.len());
+            return Err(StoreError::new(StoreErrorKind::Mismatch, path, what));
+        }
         let mut names =
             HubNames { tensors: HashMap::new(), order: Vec::new(), experts, rope_factors: Vec::new(), unused: 0 };
         // Some files hold kv_b_proj twice: whole, and as its two halves.

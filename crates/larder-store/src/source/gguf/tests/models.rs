@@ -132,6 +132,12 @@ fn missing_layers_are_refused() {
         let error = file.open().err().unwrap().message;
         assert_eq!(error, format!("says it has {blocks} layers, but its last block is blk.0"));
     }
+    // Lists with an entry per layer would take all memory.
+    let file = GgufBuilder::new()
+        .text("general.architecture", "gpt-oss")
+        .uint("gpt-oss.block_count", 4_000_000_001)
+        .counting("blk.4000000000.ffn_gate_exps.weight", &[8, 4, 2], 0);
+    assert_eq!(file.open().err().unwrap().message, "says it has 4000000001 layers, but has only 1 tensors");
 }
 
 #[test]
