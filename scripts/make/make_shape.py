@@ -33,6 +33,8 @@ Properties of the files:
   of the first layer's magnitude, because dequantising every expert would take longer than writing the file. The script
   prints the measured reuse, fails if a logit is not finite or if tokens do not differ in their experts, and only then
   renames the file to its final name. A text that repeats tokens shares more.
+* gpt-oss. Sinks take about a quarter of the attention, and gate and up are larger than in the other shapes, so that some
+  values reach the limit of the activation. YaRN's ramp is not rounded, as in the model's own code; llama.cpp rounds it.
 * Vocabulary. Byte-level BPE of the real size: 256 bytes, pairs of letters, pairs with a leading space, words of two
   pairs, each with its merge; then the special tokens of a chat. Any text can be encoded, and is decoded unchanged.
 """
@@ -60,15 +62,25 @@ SHAPES = {
     ),
     "qwen3-30b-a3b": Shape("qwen3moe", 48, 2048, 32, 4, 128, 768, 128, 8, 151936, 40960, 1e6, 1e-6, "qwen2", dense=6144),
     "mixtral-8x7b": Shape("llama", 32, 4096, 32, 8, 128, 14336, 8, 2, 32000, 32768, 1e6, 1e-5, "gpt-2"),
+    "gpt-oss-20b": Shape(
+        "gpt-oss", 24, 2880, 64, 8, 64, 2880, 32, 4, 201088, 131072, 150000.0, 1e-5, "gpt-4o", window=128, yarn=32
+    ),
     "tiny-olmoe": Shape("olmoe", 2, 96, 6, 6, 16, 32, 4, 2, 272, 256, 1e4, 1e-5, "olmo"),
     "tiny-qwen2moe": Shape("qwen2moe", 1, 96, 2, 2, 48, 32, 3, 2, 272, 256, 1e4, 1e-6, "qwen2", shared=32, dense=64),
     "tiny-qwen3moe": Shape("qwen3moe", 1, 256, 2, 1, 16, 32, 2, 1, 264, 256, 1e4, 1e-6, "qwen2", dense=64, tied=True),
     "tiny-mixtral": Shape("llama", 2, 96, 4, 2, 24, 32, 3, 2, 272, 256, 1e4, 1e-5, "gpt-2"),
+    "tiny-gpt-oss-96": Shape("gpt-oss", 2, 96, 4, 2, 32, 64, 4, 2, 272, 8192, 150000.0, 1e-5, "gpt-4o", window=6, yarn=32),
     "tiny-olmoe-256": Shape("olmoe", 2, 256, 8, 8, 32, 256, 16, 4, 1024, 2048, 1e4, 1e-5, "olmo"),
     "tiny-olmoe-224": Shape("olmoe", 2, 224, 7, 7, 32, 224, 16, 4, 1024, 2048, 1e4, 1e-5, "olmo"),
 }
 FIXTURE_TOKENS = 24
-FIXTURES = {"tiny-olmoe": "q4_0", "tiny-qwen2moe": "q8_0", "tiny-qwen3moe": "q4_k", "tiny-mixtral": "q4_0"}
+FIXTURES = {
+    "tiny-olmoe": "q4_0",
+    "tiny-qwen2moe": "q8_0",
+    "tiny-qwen3moe": "q4_k",
+    "tiny-mixtral": "q4_0",
+    "tiny-gpt-oss-96": "mxfp4",
+}
 FIXTURE_FALLBACK = {Q.Q4_K: Q.Q8_0}  # for rows that are not whole blocks of 256
 
 CHAT_TEMPLATE = (
@@ -127,6 +139,12 @@ def metadata(writer, name, shape, file_type, rng):
     writer.add_expert_count(s.experts)
     writer.add_expert_used_count(s.top_k)
     writer.add_expert_feed_forward_length(s.inter)
+    if s.window:
+        writer.add_sliding_window(s.window)
+    if s.yarn:
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(s.yarn)
+        writer.add_rope_scaling_orig_ctx_len(s.context // s.yarn)
     if s.shared:
         writer.add_expert_shared_feed_forward_length(s.shared)
     tokens, merges = vocabulary(s.vocab, rng)

@@ -26,6 +26,8 @@ class Shape:
     shared: int = 0
     dense: int = 0  # feed_forward_length, if it is not the width of an expert
     tied: bool = False
+    window: int = 0  # positions that every second layer sees, from the first layer on; 0 if all layers see all
+    yarn: int = 0  # factor by which YaRN has stretched the context, or 0
 
 
 def norm(x, weight, eps):
@@ -41,10 +43,31 @@ def silu(x):
     return x / (1 + np.exp(-x))
 
 
+def clamped_swiglu(gate, up):
+    """The activation of gpt-oss."""
+    gate, up = np.minimum(gate, 7), np.clip(up, -7, 7)
+    return gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
+
+
+def stretched(theta, shape):
+    """Angles with YaRN: slow pairs turn slower by its factor, fast ones as before, with a ramp between them."""
+    turns = lambda n: shape.head_dim * np.log(shape.context / shape.yarn / (2 * np.pi * n)) / (2 * np.log(shape.theta))
+    low, high = max(turns(32), 0), min(turns(1), shape.head_dim - 1)
+    ramp = np.clip((np.arange(len(theta)) - low) / max(high - low, 0.001), 0, 1)
+    return theta * (1 - ramp) + theta / shape.yarn * ramp
+
+
+def amplitude(shape):
+    """The factor on cosines and sines."""
+    return 1 + 0.1 * np.log(shape.yarn) if shape.yarn else 1.0
+
+
 def rotation(shape):
     """Angle per position of each rotary pair, and the rows of a head that form the pairs."""
     half = shape.head_dim // 2
     theta = shape.theta ** (-np.arange(half) / half)
+    if shape.yarn:
+        theta = stretched(theta, shape)
     if shape.arch == "llama":  # GGUF interleaves the halves of a head in this architecture
         return theta, np.arange(0, 2 * half, 2), np.arange(1, 2 * half, 2)
     return theta, np.arange(half), np.arange(half) + half
@@ -54,21 +77,34 @@ def rotate(x, shape):
     """x: [tokens, heads, head_dim]"""
     theta, first, second = rotation(shape)
     angle = np.arange(len(x))[:, None] * theta
-    cos, sin = np.cos(angle)[:, None], np.sin(angle)[:, None]
+    cos, sin = np.cos(angle)[:, None] * amplitude(shape), np.sin(angle)[:, None] * amplitude(shape)
     out = np.empty_like(x)
     out[..., first] = x[..., first] * cos - x[..., second] * sin
     out[..., second] = x[..., first] * sin + x[..., second] * cos
     return out
 
 
-def attend(q, k, v, shape):
+def attention_scores(q, k, shape, window):
+    """[heads, tokens, tokens]; `window` is the number of positions that a token sees, 0 for all."""
     q = rotate(q.reshape(len(q), -1, shape.head_dim), shape)
     k = rotate(k.reshape(len(k), -1, shape.head_dim), shape)
-    group = shape.heads // shape.kv_heads
-    k, v = (np.repeat(t.reshape(len(t), -1, shape.head_dim), group, 1) for t in (k, v))
+    k = np.repeat(k, shape.heads // shape.kv_heads, 1)
     scores = np.einsum("thd,shd->hts", q, k) / np.sqrt(shape.head_dim)
     scores += np.triu(np.full(scores.shape[1:], -np.inf), 1)
-    return np.einsum("hts,shd->thd", softmax(scores), v).reshape(len(q), -1)
+    if window:
+        scores += np.tril(np.full(scores.shape[1:], -np.inf), -window)
+    return scores
+
+
+def attend(scores, v, shape, sinks=None):
+    """Values weighted by softmax; `sinks` [heads] are scores of a position that has no value."""
+    v = np.repeat(v.reshape(len(v), -1, shape.head_dim), shape.heads // shape.kv_heads, 1)
+    if sinks is not None:
+        column = np.broadcast_to(sinks.astype(np.float64)[:, None, None], (*scores.shape[:2], 1))
+        weights = softmax(np.concatenate([scores, column], -1))[..., :-1]
+    else:
+        weights = softmax(scores)
+    return np.einsum("hts,shd->thd", weights, v).reshape(len(v), -1)
 
 
 def top(logits, k):

@@ -5,7 +5,9 @@ import numpy as np
 from gguf import GGMLQuantizationType as Q
 
 from shapes.blocks import Matrix
-from shapes.forward import attend, norm, rotation, shared_with, silu, softmax, top
+from shapes.forward import (
+    amplitude, attend, attention_scores, clamped_swiglu, norm, rotation, shared_with, silu, softmax, top,
+)
 
 CONSTANT = 32  # values at the start of the residual stream that are equal for all tokens
 EMBEDDING_STD = 1.0
@@ -14,6 +16,7 @@ KNEE, FAR = 3.0, 3000.0  # the range of distances where it does
 NOISE = 0.3  # standard deviation of the token-dependent part of queries and keys
 ROUTER_STD = 1.5  # standard deviation of router logits
 TOKENS = 128  # length of the checked text
+GPT_OSS_GAIN = 2.5  # of gate and up, so that some values reach the limit of the activation
 
 
 class Maker:
@@ -40,19 +43,28 @@ class Maker:
             yield b + "attn_norm.weight", (s.hidden,), f32
             for part, rows in (("q", width), ("k", kv_width), ("v", kv_width)):
                 yield f"{b}attn_{part}.weight", (rows, s.hidden), kind(s.hidden)
-            if s.arch == "qwen2moe":
+            if s.arch in ("qwen2moe", "gpt-oss"):
                 for part, rows in (("q", width), ("k", kv_width), ("v", kv_width)):
                     yield f"{b}attn_{part}.bias", (rows,), f32
             if s.arch in ("olmoe", "qwen3moe"):
                 per_head = s.arch == "qwen3moe"
                 yield b + "attn_q_norm.weight", (s.head_dim if per_head else width,), f32
                 yield b + "attn_k_norm.weight", (s.head_dim if per_head else kv_width,), f32
+            if s.arch == "gpt-oss":
+                yield b + "attn_sinks.weight", (s.heads,), f32
             yield b + "attn_output.weight", (s.hidden, width), kind(width)
-            yield b + "ffn_norm.weight", (s.hidden,), f32
+            if s.arch == "gpt-oss":
+                yield b + "attn_output.bias", (s.hidden,), f32
+            yield b + ("post_attention_norm" if s.arch == "gpt-oss" else "ffn_norm") + ".weight", (s.hidden,), f32
             yield b + "ffn_gate_inp.weight", (s.experts, s.hidden), f32
+            if s.arch == "gpt-oss":
+                yield b + "ffn_gate_inp.bias", (s.experts,), f32
             yield b + "ffn_gate_exps.weight", (s.experts, s.inter, s.hidden), experts(s.hidden)
             yield b + "ffn_up_exps.weight", (s.experts, s.inter, s.hidden), experts(s.hidden)
             yield b + "ffn_down_exps.weight", (s.experts, s.hidden, s.inter), experts(s.inter)
+            if s.arch == "gpt-oss":
+                for part, rows in (("gate", s.inter), ("up", s.inter), ("down", s.hidden)):
+                    yield f"{b}ffn_{part}_exps.bias", (s.experts, rows), f32
             if s.shared:
                 yield b + "ffn_gate_inp_shexp.weight", (s.hidden,), f32
                 yield b + "ffn_gate_shexp.weight", (s.shared, s.hidden), kind(s.hidden)
@@ -83,7 +95,7 @@ class Maker:
         picked = embedding.blocks[ids].reshape(len(ids), -1)
         x = gguf.quants.dequantize(picked, embedding.kind).astype(np.float64)
         for layer in range(s.layers):
-            x = yield from self.attention(x)
+            x = yield from self.attention(x, layer)
             x = yield from self.mixture(x, layer)
         weight = self.hiding_constant()
         yield weight
@@ -97,13 +109,13 @@ class Maker:
         weight[:CONSTANT] = 0
         return weight
 
-    def attention(self, x):
+    def attention(self, x, layer):
         s = self.shape
         half = s.head_dim // 2
         theta, first, second = rotation(s)
         averaging = (theta >= 1 / FAR) & (theta <= 1 / KNEE)
         per_fold = half / np.log(s.theta)  # rotary pairs per factor of e in distance
-        constant = np.sqrt(SHARPNESS / per_fold * np.sqrt(s.head_dim) / 2)
+        constant = np.sqrt(SHARPNESS / per_fold * np.sqrt(s.head_dim) / 2) / amplitude(s)
         std = NOISE / np.sqrt(s.hidden)
         weight = np.ones(s.hidden, np.float32)
         size = np.sqrt((x * x).mean(-1) + s.eps).mean()
@@ -122,9 +134,9 @@ class Maker:
         values = self.matrix(s.kv_heads * s.head_dim, s.hidden).fill_columns(slice(None), range(CONSTANT), 0)
         yield values.bytes()
         parts["v"] = n @ values.floats().T
-        if s.arch == "qwen2moe":
+        if s.arch in ("qwen2moe", "gpt-oss"):
             for part in "qkv":
-                bias = (self.rng.standard_normal(parts[part].shape[1]) * 0.02).astype(np.float32)
+                bias = self.bias(0.02, parts[part].shape[1])
                 yield bias
                 parts[part] = parts[part] + bias
         if s.arch in ("olmoe", "qwen3moe"):
@@ -135,15 +147,31 @@ class Maker:
                 scale = np.full(heads.shape[-1], gain, np.float32)
                 yield scale
                 parts[part] = norm(heads, scale, s.eps).reshape(len(x), -1)
+        scores = attention_scores(parts["q"], parts["k"], s, 0 if layer % 2 else s.window)
+        sinks = None
+        if s.arch == "gpt-oss":
+            # About a quarter of a head's attention: its sum is e times a sink on average.
+            sums = np.log(np.exp(scores - scores.max()).sum(-1)).mean(-1) + scores.max()
+            sinks = (sums - 1 + self.bias(0.5, s.heads)).astype(np.float32)
+            yield sinks
         out = self.matrix(s.hidden, s.heads * s.head_dim)
         fast = self.draw(self.slow.start, s.heads * s.head_dim, 0.25 * out.std)
         out.blocks[: self.slow.start] = fast.blocks
         out.clear_rows(slice(0, CONSTANT))
         yield out.bytes()
-        return x + attend(parts["q"], parts["k"], parts["v"], s) @ out.floats().T
+        x = x + attend(scores, parts["v"], s, sinks) @ out.floats().T
+        if s.arch == "gpt-oss":
+            bias = self.bias(0.02, s.hidden)
+            bias[:CONSTANT] = 0
+            yield bias
+            x = x + bias
+        return x
 
-    def router(self, n):
-        """A router that gives the requested reuse of experts between adjacent tokens on these hidden states."""
+    def bias(self, std, *shape):
+        return (self.rng.standard_normal(shape) * std).astype(np.float32)
+
+    def router(self, n, bias):
+        """A router that, with its bias, gives the requested reuse of experts between adjacent tokens on these hidden states."""
         s = self.shape
         rows = self.rng.standard_normal((s.experts, s.hidden))
         rows[:, :CONSTANT] = 0
@@ -153,7 +181,7 @@ class Maker:
             w[:, self.slow] *= slow
             return (w * (ROUTER_STD / (n @ w.T).std())).astype(np.float32)
 
-        share = lambda slow: shared_with(top(n @ weighed(slow).T, s.top_k), 1)
+        share = lambda slow: shared_with(top(n @ weighed(slow).T + bias, s.top_k), 1)
         low, high = 0.0, 1.0
         while share(high) < self.reuse and high < 256:
             high *= 2
@@ -167,28 +195,37 @@ class Maker:
         weight = self.hiding_constant()
         yield weight
         n = norm(x, weight, s.eps)
-        router = self.router(n)
+        bias = self.bias(0.2, s.experts) if s.arch == "gpt-oss" else 0
+        router = self.router(n, bias)
         yield router
-        logits = n @ router.T
+        if s.arch == "gpt-oss":
+            yield bias
+        logits = n @ router.T + bias
         ids = top(logits, s.top_k)
         self.measured.append([shared_with(ids, lag) for lag in (1, 4, 16)])
         self.used.append(ids)
         chosen = np.take_along_axis(softmax(logits), ids, -1)
-        if s.arch in ("llama", "qwen3moe"):
+        if s.arch in ("llama", "qwen3moe", "gpt-oss"):
             chosen /= chosen.sum(-1, keepdims=True)
         exact = self.tiny or layer == 0
-        gate = self.matrix(s.experts * s.inter, s.hidden, kind=self.mix.experts)
+        wide, narrow = (GPT_OSS_GAIN, 0.15) if s.arch == "gpt-oss" else (1.0, 1.5)
+        gate = self.matrix(s.experts * s.inter, s.hidden, wide, self.mix.experts)
         yield gate.bytes()
-        up = self.matrix(s.experts * s.inter, s.hidden, kind=self.mix.experts)
+        up = self.matrix(s.experts * s.inter, s.hidden, wide, self.mix.experts)
         yield up.bytes()
         # Weights that are not normalised sum to well below 1; 1.5 keeps both kinds of model in one range.
-        down = self.matrix(s.experts * s.hidden, s.inter, 1.5, self.mix.experts)
+        down = self.matrix(s.experts * s.hidden, s.inter, narrow, self.mix.experts)
         rows = np.arange(s.experts)[:, None] * s.hidden
         unwritten = np.r_[0:CONSTANT, self.slow.start : s.hidden]
         down.clear_rows((rows + unwritten).ravel())
         yield down.bytes()
+        biases = None
+        if s.arch == "gpt-oss":
+            biases = [self.bias(std, s.experts, m.shape[0] // s.experts) for std, m in ((1, gate), (1, up), (0.1, down))]
+            biases[2][:, unwritten] = 0
+            yield from biases
         if exact:
-            out = self.experts(n, ids, chosen, gate, up, down)
+            out = self.experts(n, ids, chosen, (gate, up, down), biases)
             self.expert_std = out[:, CONSTANT : self.slow.start].std()
         else:
             out = self.rng.standard_normal(x.shape) * self.expert_std
@@ -198,14 +235,23 @@ class Maker:
             out = out + (yield from self.shared_expert(n, unwritten))
         return x + out
 
-    def experts(self, n, ids, weights, gate, up, down):
+    def experts(self, n, ids, weights, matrices, biases):
         out = np.zeros_like(n)
         for expert in np.unique(ids):
             tokens, rank = np.nonzero(ids == expert)
-            part = lambda m, rows: gguf.quants.dequantize(m.bytes()[expert * rows : (expert + 1) * rows], m.kind)
-            g, u = (n[tokens] @ part(m, self.shape.inter).T for m in (gate, up))
-            out[tokens] += weights[tokens, rank][:, None] * (silu(g) * u @ part(down, self.shape.hidden).T)
+            floats = [self.part(m, expert) for m in matrices]
+            if biases:
+                g, u = (n[tokens] @ w.T + b[expert] for w, b in zip(floats[:2], biases))
+                y = clamped_swiglu(g, u) @ floats[2].T + biases[2][expert]
+            else:
+                g, u = (n[tokens] @ w.T for w in floats[:2])
+                y = silu(g) * u @ floats[2].T
+            out[tokens] += weights[tokens, rank][:, None] * y
         return out
+
+    def part(self, matrix, expert):
+        rows = matrix.shape[0] // self.shape.experts
+        return gguf.quants.dequantize(matrix.bytes()[expert * rows : (expert + 1) * rows], matrix.kind)
 
     def shared_expert(self, n, unwritten):
         s = self.shape

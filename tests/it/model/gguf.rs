@@ -16,7 +16,7 @@ fn files() -> Vec<PathBuf> {
     let entries = std::fs::read_dir(fixture("fixtures/gguf")).unwrap().map(|e| e.unwrap().path());
     let mut files: Vec<PathBuf> = entries.filter(|p| p.extension().is_some_and(|e| e == "gguf")).collect();
     files.sort();
-    assert!(files.len() >= 4);
+    assert!(files.len() >= 5);
     files
 }
 

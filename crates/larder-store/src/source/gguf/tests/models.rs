@@ -157,6 +157,7 @@ fn heads_that_do_not_divide_the_rows_are_refused() {
 #[test]
 fn the_fixtures_have_the_tensors_of_their_architectures() {
     let rows = [
+        ("tiny-gpt-oss-96-mxfp4.gguf", "gpt_oss", NumberFormat::Q8_0, "model.layers.1.self_attn.sinks"),
         ("tiny-mixtral-q4_0.gguf", "mixtral", NumberFormat::Q4_0, "model.layers.1.block_sparse_moe.gate.weight"),
         ("tiny-olmoe-q4_0.gguf", "olmoe", NumberFormat::Q4_0, "model.layers.1.self_attn.q_norm.weight"),
         ("tiny-qwen2moe-q8_0.gguf", "qwen2_moe", NumberFormat::Q8_0, "model.layers.0.self_attn.k_proj.bias"),
