@@ -83,13 +83,18 @@ def padded(name, values, hidden):
     return np.pad(values.astype(np.float32), [(0, more) for more in grow])
 
 
-def make_checkpoint(larder, folder):
-    """The demo model in f32."""
+def demo_store(larder, folder):
+    """A copy of the shipped store in the current format, and its manifest."""
     store = folder / "store"
     shutil.copytree(DEMO, store)
     if json.loads((store / "larder.json").read_text())["format"] == 1:
         run(larder, "store", "upgrade", store)
-    manifest = json.loads((store / "larder.json").read_text())
+    return store, json.loads((store / "larder.json").read_text())
+
+
+def make_checkpoint(larder, folder):
+    """The demo model in f32."""
+    store, manifest = demo_store(larder, folder)
     config, checkpoint = manifest["config"], folder / "checkpoint"
     hidden = config["hidden_size"]
     checkpoint.mkdir()
