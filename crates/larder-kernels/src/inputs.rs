@@ -59,6 +59,11 @@ impl Inputs {
         });
     }
 
+    /// Bytes of `values` activations, in floats and quantised.
+    pub const fn bytes(values: usize) -> usize {
+        values * size_of::<f32>() + values.div_ceil(BLOCK) * size_of::<Block>()
+    }
+
     /// Values per token.
     pub fn cols(&self) -> usize {
         self.cols

@@ -1,32 +1,48 @@
 //! Computing experts on the CPU, several at a time: one batch of products for gate and up, one for down.
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use larder_core::{ExpertId, ExpertLayout, ExpertPart, PerMatrix};
+use larder_core::{ExpertId, ExpertLayout, ExpertPart, Geometry, PerMatrix, StepMemory};
 use larder_kernels::{Inputs, Product, WeightMatrix};
 
 use crate::compute::ComputeContext;
 use crate::experts::{MoeCall, Routed};
+
+/// The most rows of inputs, one for each token of an expert, that are computed at a time: enough for all experts of a few
+/// tokens, and so many times the tokens for which a kernel decodes a weight once that more would not be faster.
+pub const PART_ROWS: usize = 256;
 
 /// Computes the experts of MoE calls, one call after the other. Its buffers are kept from call to call.
 pub struct ExpertWorkspace {
     compute: Arc<ComputeContext>,
     /// `[tokens, hidden]`, or `[tokens · k, hidden]` where the routing weight scales the input.
     x: Inputs,
-    /// `[rows, inter]` after the activation.
+    /// `[rows of a part, inter]` after the activation.
     inner: Inputs,
+    /// `[rows of a part, inter]`, as `up`.
     gate: Vec<f32>,
     up: Vec<f32>,
+    /// `[rows of a part, hidden]`
     down: Vec<f32>,
     /// `[tokens, k, hidden]`: kept separately until all are computed, so that the sum does not depend on the order in
     /// which experts arrive.
     outputs: Vec<f32>,
-    /// The places `token · k + rank` of the current experts, one expert after the other.
+    /// The places `token · k + rank` of the call, by expert.
     places: Vec<u32>,
-    /// For each place, its row in `x`.
+    /// For each expert the end of its places; they begin where those of the expert before end.
+    ends: Vec<u32>,
+    /// For each row of a part, its row in `x`.
     picks: Vec<u32>,
     /// 0, 1, 2, …
     rows: Vec<u32>,
+}
+
+/// Rows of a part that one expert computes.
+struct ExpertRows<'a> {
+    data: &'a [u8],
+    /// Where in [`ExpertWorkspace::places`] their places are; at least one.
+    at: Range<usize>,
 }
 
 impl ExpertWorkspace {
@@ -34,25 +50,39 @@ impl ExpertWorkspace {
     pub fn new(compute: Arc<ComputeContext>) -> Self {
         let (x, inner) = (Inputs::new(), Inputs::new());
         let (gate, up, down, outputs) = Default::default();
-        let (places, picks, rows) = Default::default();
-        ExpertWorkspace { compute, x, inner, gate, up, down, outputs, places, picks, rows }
+        let (places, ends, picks, rows) = Default::default();
+        ExpertWorkspace { compute, x, inner, gate, up, down, outputs, places, ends, picks, rows }
     }
 
-    /// Starts a call: copies its inputs. `layout` is the layout of the call's experts.
+    /// The most bytes of the buffers; `scales_input` if the routing weight scales the input.
+    pub fn memory(geometry: &Geometry, scales_input: bool) -> StepMemory {
+        let Geometry { hidden, inter, top_k, experts, .. } = *geometry;
+        let (float, place) = (size_of::<f32>(), size_of::<u32>());
+        let copies = if scales_input { top_k } else { 1 };
+        let row = (2 * inter + hidden) * float + Inputs::bytes(inter) + 2 * place;
+        StepMemory {
+            bytes_per_token: copies * Inputs::bytes(hidden) + top_k * (hidden * float + place),
+            fixed_bytes: PART_ROWS * row + experts * place,
+        }
+    }
+
+    /// Starts a call: copies its inputs, and sorts its places by expert. `layout` is the layout of the call's experts.
     pub fn begin(&mut self, call: &MoeCall, routed: &Routed, layout: &ExpertLayout) {
         let hidden = call.x.len() / call.tokens;
         let quantise = layout.quantises_input();
+        self.reserve_outputs(call, routed);
         if call.gate.scales_input {
             let k = call.gate.top_k;
-            self.down.clear();
-            for (place, weight) in routed.weights.iter().enumerate() {
-                self.down.extend(call.x[place / k * hidden..][..hidden].iter().map(|v| v * weight));
+            // No output is there yet, so their memory has room for the scaled inputs.
+            for ((place, weight), scaled) in (0..).zip(&routed.weights).zip(self.outputs.chunks_exact_mut(hidden)) {
+                let x = &call.x[place / k * hidden..][..hidden];
+                scaled.iter_mut().zip(x).for_each(|(scaled, x)| *scaled = x * weight);
             }
-            self.compute.fill(&mut self.x, &self.down, hidden, quantise);
+            self.compute.fill(&mut self.x, &self.outputs, hidden, quantise);
         } else {
             self.compute.fill(&mut self.x, call.x, hidden, quantise);
         }
-        self.reserve_outputs(call, routed);
+        self.sort_places(routed);
     }
 
     /// Reserves the outputs of a call. Enough, without [`begin`](Self::begin), for a call whose experts are all
@@ -61,31 +91,70 @@ impl ExpertWorkspace {
         self.outputs.resize(routed.ids.len() * (call.x.len() / call.tokens), 0.0);
     }
 
-    /// Computes some of the call's experts, given with their bytes, for all tokens that chose them.
+    /// Computes some of the call's experts, given with their bytes, for all tokens that chose them. `routed` is what the
+    /// call was begun with.
     pub fn compute(&mut self, call: &MoeCall, routed: &Routed, layout: &ExpertLayout, group: &[(ExpertId, &[u8])]) {
-        let counts = self.find_places(call, routed, group);
-        let total = self.places.len();
+        self.compute_in_parts(call, routed, layout, group, &mut || {});
+    }
+
+    /// As [`compute`](Self::compute), in parts of at most [`PART_ROWS`] rows. `between` is called after each part but the
+    /// last, so that a caller can start reads meanwhile; the experts of one token are one part. Parts change no bit.
+    pub fn compute_in_parts(
+        &mut self,
+        call: &MoeCall,
+        routed: &Routed,
+        layout: &ExpertLayout,
+        group: &[(ExpertId, &[u8])],
+        between: &mut dyn FnMut(),
+    ) {
+        debug_assert_eq!(self.places.len(), choices(routed).count(), "the call was begun with another choice");
+        let (mut part, mut rows) = (Vec::with_capacity(group.len()), 0);
+        for (expert, data) in group {
+            let mut at = self.places_of(*expert);
+            while !at.is_empty() {
+                let take = at.len().min(PART_ROWS);
+                if rows + take > PART_ROWS {
+                    self.compute_part(call, layout, &part);
+                    between();
+                    (part, rows) = (Vec::with_capacity(group.len()), 0);
+                }
+                part.push(ExpertRows { data, at: at.start..at.start + take });
+                (rows, at.start) = (rows + take, at.start + take);
+            }
+        }
+        if rows > 0 {
+            self.compute_part(call, layout, &part);
+        }
+    }
+
+    /// Computes the rows of a part, in one batch of products for gate and up and one for down.
+    fn compute_part(&mut self, call: &MoeCall, layout: &ExpertLayout, part: &[ExpertRows]) {
+        let k = call.gate.top_k as u32;
+        let row_of = |place: &u32| if call.gate.scales_input { *place } else { place / k };
+        self.picks.clear();
+        self.picks.extend(part.iter().flat_map(|rows| &self.places[rows.at.clone()]).map(row_of));
+        let total = self.picks.len();
         let inter = layout.up.rows;
         let gated = if layout.gate.is_some() { total * inter } else { 0 };
         self.gate.resize(gated, 0.0);
         self.up.resize(total * inter, 0.0);
 
         let (mut gates, mut ups, mut picks) = (&mut self.gate[..], &mut self.up[..], &self.picks[..]);
-        let mut batch = Vec::with_capacity(2 * group.len());
-        for ((_, data), n) in group.iter().zip(&counts) {
-            let pick = Some(front(&mut picks, *n));
+        let mut batch = Vec::with_capacity(2 * part.len());
+        for ExpertRows { data, at } in part {
+            let pick = Some(front(&mut picks, at.len()));
             if let Some(gate) = &layout.gate {
-                let out = front_mut(&mut gates, n * inter);
+                let out = front_mut(&mut gates, at.len() * inter);
                 batch.push(Product { weights: weights(gate, data), x: &self.x, pick, out });
             }
-            let out = front_mut(&mut ups, n * inter);
+            let out = front_mut(&mut ups, at.len() * inter);
             batch.push(Product { weights: weights(&layout.up, data), x: &self.x, pick, out });
         }
         self.compute.multiply(&mut batch);
 
         if let Some(PerMatrix { gate, up, .. }) = &layout.bias {
-            gate.iter().for_each(|gate| add_biases(gate, group, &counts, &mut self.gate));
-            add_biases(up, group, &counts, &mut self.up);
+            gate.iter().for_each(|gate| add_biases(gate, part, &mut self.gate));
+            add_biases(up, part, &mut self.up);
         }
         let inner = if layout.gate.is_some() {
             call.act.combine(&mut self.gate, &self.up);
@@ -95,22 +164,27 @@ impl ExpertWorkspace {
             &self.up
         };
         self.compute.fill(&mut self.inner, inner, inter, !layout.down.kind.is_float());
+        self.compute_down(layout, part, total);
+    }
 
+    /// The last product of the rows of a part, whose inputs are in `inner`, and their outputs at their places.
+    fn compute_down(&mut self, layout: &ExpertLayout, part: &[ExpertRows], total: usize) {
         let hidden = layout.down.rows;
         self.down.resize(total * hidden, 0.0);
         self.rows.clear();
         self.rows.extend(0..total as u32);
         let (mut downs, mut rows) = (&mut self.down[..], &self.rows[..]);
-        let mut batch = Vec::with_capacity(group.len());
-        for ((_, data), n) in group.iter().zip(&counts) {
-            let (pick, out) = (front(&mut rows, *n), front_mut(&mut downs, n * hidden));
+        let mut batch = Vec::with_capacity(part.len());
+        for ExpertRows { data, at } in part {
+            let (pick, out) = (front(&mut rows, at.len()), front_mut(&mut downs, at.len() * hidden));
             batch.push(Product { weights: weights(&layout.down, data), x: &self.inner, pick: Some(pick), out });
         }
         self.compute.multiply(&mut batch);
         if let Some(PerMatrix { down, .. }) = &layout.bias {
-            add_biases(down, group, &counts, &mut self.down);
+            add_biases(down, part, &mut self.down);
         }
-        for (place, y) in self.places.iter().zip(self.down.chunks_exact(hidden)) {
+        let places = part.iter().flat_map(|rows| &self.places[rows.at.clone()]);
+        for (place, y) in places.zip(self.down.chunks_exact(hidden)) {
             self.outputs[*place as usize * hidden..][..hidden].copy_from_slice(y);
         }
     }
@@ -141,22 +215,34 @@ impl ExpertWorkspace {
         out.iter_mut().zip(output).for_each(|(o, y)| *o += weight * y);
     }
 
-    /// Lists the places of each expert, one expert after the other, and returns the number of places per expert.
-    fn find_places(&mut self, call: &MoeCall, routed: &Routed, group: &[(ExpertId, &[u8])]) -> Vec<usize> {
-        let k = call.gate.top_k as u32;
+    /// Sorts the places of a call by expert, in one pass to count and one to write.
+    fn sort_places(&mut self, routed: &Routed) {
+        let experts = choices(routed).map(|(_, id)| id.index() + 1).max().unwrap_or(0);
+        self.ends.clear();
+        self.ends.resize(experts + 1, 0);
+        choices(routed).for_each(|(_, id)| self.ends[id.index() + 1] += 1);
+        (0..experts).for_each(|expert| self.ends[expert + 1] += self.ends[expert]);
         self.places.clear();
-        let counts = group.iter().map(|(expert, _)| {
-            let before = self.places.len();
-            let places = (0..).zip(&routed.ids).filter(|(_, id)| *id == expert);
-            self.places.extend(places.map(|(place, _)| place));
-            self.places.len() - before
-        });
-        let counts = counts.collect();
-        let row = |place: &u32| if call.gate.scales_input { *place } else { place / k };
-        self.picks.clear();
-        self.picks.extend(self.places.iter().map(row));
-        counts
+        self.places.resize(self.ends[experts] as usize, 0);
+        for (place, id) in choices(routed) {
+            // Until all places are written this is the next place of the expert, and then the end.
+            let next = &mut self.ends[id.index()];
+            self.places[*next as usize] = place;
+            *next += 1;
+        }
     }
+
+    /// Where the places of an expert are; empty if no token of the call chose it.
+    fn places_of(&self, expert: ExpertId) -> Range<usize> {
+        let end = |index: usize| self.ends.get(index).map_or(self.places.len(), |end| *end as usize);
+        let start = expert.index().checked_sub(1).map_or(0, end);
+        start..end(expert.index())
+    }
+}
+
+/// The places of a call that have an expert, with the expert.
+fn choices(routed: &Routed) -> impl Iterator<Item = (u32, ExpertId)> {
+    (0..).zip(routed.ids.iter().copied()).filter(|(_, id)| *id != ExpertId::NONE)
 }
 
 fn weights<'a>(part: &ExpertPart, data: &'a [u8]) -> WeightMatrix<'a> {
@@ -164,12 +250,12 @@ fn weights<'a>(part: &ExpertPart, data: &'a [u8]) -> WeightMatrix<'a> {
 }
 
 /// Adds each expert's bias to its rows of `out`.
-fn add_biases(part: &ExpertPart, group: &[(ExpertId, &[u8])], counts: &[usize], mut out: &mut [f32]) {
-    let mut bias = vec![0.0; part.cols];
-    for ((_, data), n) in group.iter().zip(counts) {
-        larder_kernels::widen(part.kind, part.of(data), &mut bias);
-        for row in front_mut(&mut out, n * part.cols).chunks_exact_mut(part.cols) {
-            row.iter_mut().zip(&bias).for_each(|(o, b)| *o += b);
+fn add_biases(bias: &ExpertPart, part: &[ExpertRows], mut out: &mut [f32]) {
+    let mut values = vec![0.0; bias.cols];
+    for ExpertRows { data, at } in part {
+        larder_kernels::widen(bias.kind, bias.of(data), &mut values);
+        for row in front_mut(&mut out, at.len() * bias.cols).chunks_exact_mut(bias.cols) {
+            row.iter_mut().zip(&values).for_each(|(o, b)| *o += b);
         }
     }
 }
@@ -201,8 +287,14 @@ mod tests {
         for (_, part) in layout.parts() {
             let values =
                 (0..part.rows * part.cols).map(|i| ((i * 31 + seed * 17 + part.offset) % 97) as f32 / 97.0 - 0.5);
-            let bytes: Vec<u8> = values.flat_map(f32::to_le_bytes).collect();
-            data[part.offset..][..part.bytes].copy_from_slice(&bytes);
+            let (values, bytes) = (values.collect::<Vec<f32>>(), &mut data[part.offset..][..part.bytes]);
+            match part.kind {
+                NumberFormat::Q8_0 => {
+                    let rows = values.chunks(part.cols).zip(bytes.chunks_mut(part.bytes / part.rows));
+                    rows.for_each(|(values, row)| larder_kernels::quantise_row(values, row));
+                }
+                kind => larder_kernels::narrow(kind, &values, bytes),
+            }
         }
         data
     }
@@ -237,6 +329,72 @@ mod tests {
     #[test]
     fn experts_of_two_matrices_follow_the_definition() {
         check(ExpertLayout::new(24, 16, [NumberFormat::F32; 2], true).unwrap());
+    }
+
+    /// Outputs and number of parts of a call of `tokens` tokens, of which all chose expert 0 and some other. The experts
+    /// are computed `at_once` at a time.
+    fn computed(layout: &ExpertLayout, tokens: usize, at_once: usize) -> (Vec<f32>, usize) {
+        let (hidden, experts, k) = (layout.up.cols, 9, 3);
+        let data: Vec<Vec<u8>> = (0..experts).map(|e| expert(layout, e)).collect();
+        let x: Vec<f32> = (0..tokens * hidden).map(|i| (i as f32 * 0.3).cos()).collect();
+        let second = |token: usize| ExpertId((1 + token * 5 % 7) as u16);
+        let ids =
+            (0..tokens).flat_map(|t| [ExpertId(0), second(t), if t % 4 == 0 { ExpertId(8) } else { ExpertId::NONE }]);
+        let routed = Routed { ids: ids.collect(), weights: (0..tokens * k).map(|i| 0.1 + i as f32 * 0.01).collect() };
+        let gate = Gate::softmax(experts, k, false);
+        let act = Activation::Silu;
+        let call = MoeCall { layer: LayerIdx(0), gate: &gate, act, logits: &[], x: &x, tokens, origins: &[] };
+        let mut workspace = ExpertWorkspace::new(Arc::new(ComputeContext::new(2, false).unwrap()));
+        workspace.begin(&call, &routed, layout);
+        let group: Vec<_> = data.iter().enumerate().map(|(e, data)| (ExpertId(e as u16), data.as_slice())).collect();
+        let mut parts = 0;
+        for group in group.chunks(at_once) {
+            workspace.compute_in_parts(&call, &routed, layout, group, &mut || parts += 1);
+            parts += 1;
+        }
+        assert!(workspace.up.len() <= PART_ROWS * layout.up.rows && workspace.down.len() <= PART_ROWS * hidden);
+        let mut out = vec![f32::NAN; tokens * hidden];
+        workspace.sum(&call, &routed, &mut out);
+        (out, parts)
+    }
+
+    #[test]
+    fn parts_are_bounded_and_change_no_bit() {
+        for kind in [NumberFormat::F32, NumberFormat::Q8_0] {
+            let layout = ExpertLayout::new(64, 32, [kind; 3], kind.is_float()).unwrap();
+            // One expert has all 700 tokens, the others 100 or 175 of them.
+            let (together, parts) = computed(&layout, 700, 9);
+            let (one_by_one, _) = computed(&layout, 700, 1);
+            assert_eq!(together, one_by_one);
+            assert_eq!(parts, 3 + 3 + 2, "{kind}: 256, 256, 188 rows; 100 and 100 three times; 100; 175");
+            // The rows of a token depend on no other token.
+            let (few, parts) = computed(&layout, 20, 9);
+            assert_eq!((&few[..], parts), (&together[..few.len()], 1));
+        }
+    }
+
+    #[test]
+    fn decode_is_one_part() {
+        let layout = ExpertLayout::new(64, 32, [NumberFormat::F32; 3], false).unwrap();
+        for tokens in [1, 2, 64] {
+            assert_eq!(computed(&layout, tokens, 9).1, 1, "{tokens} tokens");
+        }
+    }
+
+    #[test]
+    fn places_are_sorted_by_expert() {
+        let mut workspace = ExpertWorkspace::new(Arc::new(ComputeContext::single_threaded()));
+        for (ids, want) in [
+            (&[2, 0, 2, u16::MAX, 5, 2][..], &[(0, &[1][..]), (1, &[]), (2, &[0, 2, 5]), (5, &[4]), (6, &[])][..]),
+            (&[u16::MAX], &[(0, &[]), (3, &[])]),
+            (&[], &[(0, &[])]),
+        ] {
+            let ids: Vec<ExpertId> = ids.iter().map(|id| ExpertId(*id)).collect();
+            workspace.sort_places(&Routed { weights: vec![0.0; ids.len()], ids });
+            for (expert, places) in want {
+                assert_eq!(&workspace.places[workspace.places_of(ExpertId(*expert))], *places, "expert {expert}");
+            }
+        }
     }
 
     fn check(layout: ExpertLayout) {

@@ -91,7 +91,7 @@ pub use device::{DeviceAttention, DeviceExperts, DeviceKvView, DeviceProduct, De
 pub use double::{AttentionDouble, ProductsDouble};
 pub use embedding::{EmbeddingRows, embedding_cache_bytes};
 pub use error::{Cause, ModelError, Result};
-pub use expert_workspace::ExpertWorkspace;
+pub use expert_workspace::{ExpertWorkspace, PART_ROWS};
 pub use experts::{ExpertPath, MoeCall, Routed, route, wanted_experts};
 pub use larder_kernels::PoolActivity;
 pub use nn::{Activation, KvCache, KvFormat, KvPool, KvUsage};
