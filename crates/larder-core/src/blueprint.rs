@@ -1,6 +1,6 @@
 //! What a checkpoint holds: sizes, tensor names and shapes.
 
-use crate::{ExpertId, LayerIdx, MoeRow, NumberFormat, PerMatrix, SequenceMemory, TensorMeta};
+use crate::{ExpertId, LayerIdx, MoeRow, NumberFormat, PerMatrix, SequenceMemory, StepMemory, TensorMeta};
 
 /// The sizes of a model that decide how its experts are stored, cached and routed.
 #[derive(Clone, PartialEq, Eq, Debug, serde::Serialize, serde::Deserialize)]
@@ -150,4 +150,7 @@ pub struct Blueprint {
     /// Memory per sequence.
     #[serde(skip)] // says nothing of what is stored
     pub sequence_memory: SequenceMemory,
+    /// Memory of the activations of a step.
+    #[serde(skip)] // as above
+    pub step_memory: StepMemory,
 }

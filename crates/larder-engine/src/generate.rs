@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use larder_model::{ExpertPath, ModelError};
+use larder_model::{ExpertPath, ModelError, Tap};
 
 use crate::sampler::{Sampler, SamplerError};
 use crate::session::Session;
@@ -71,6 +71,12 @@ pub trait Listener<P> {
         let _ = id;
     }
 
+    /// Whether the generation shall go on. Asked before each layer of a pass over the prompt, which may take long.
+    /// Returning `false` cancels the generation.
+    fn wants_more(&mut self) -> bool {
+        true
+    }
+
     /// A step is done; `experts` is the expert path that it used.
     fn step(&mut self, step: &StepStats, experts: &P) {
         let _ = (step, experts);
@@ -86,7 +92,12 @@ pub fn generate<P: ExpertPath>(
 ) -> Result<Generated, GenerateError> {
     let Request { prompt, sampler, eos, stop, max_tokens } = request;
     let start = Instant::now();
-    let mut logits = forward(session, &TokenInput::prompt(prompt), listener)?;
+    let (outcome, step) = forward(session, &TokenInput::prompt(prompt), &mut WhileWanted(&mut *listener));
+    let mut logits = match outcome {
+        Err(ModelError::Cancelled) => return Ok(Generated::cancelled(start.elapsed())),
+        other => other?,
+    };
+    listener.step(&step, session.experts());
     let prefill_time = start.elapsed();
 
     let mut writer = Writer::new(sampler, stop, tokenizer.detokenizer(true), eos, max_tokens);
@@ -104,7 +115,9 @@ pub fn generate<P: ExpertPath>(
         if let Some(finish) = token.finish {
             break finish;
         }
-        logits = forward(session, &TokenInput::decode(&[token.id]), listener)?;
+        let (outcome, step) = forward(session, &TokenInput::decode(&[token.id]), &mut ());
+        logits = outcome?;
+        listener.step(&step, session.experts());
     };
     if finish != FinishReason::Cancelled {
         let rest = writer.finish();
@@ -115,14 +128,29 @@ pub fn generate<P: ExpertPath>(
     Ok(Generated { ids, finish, prefill_time, decode_time: start.elapsed() - prefill_time })
 }
 
+impl Generated {
+    /// A generation that was cancelled during a prefill of `prefill_time`. The session is as before it.
+    fn cancelled(prefill_time: Duration) -> Self {
+        Generated { ids: Vec::new(), finish: FinishReason::Cancelled, prefill_time, decode_time: Duration::ZERO }
+    }
+}
+
+/// Ends a pass when a listener wants no more of it.
+struct WhileWanted<'a, P>(&'a mut dyn Listener<P>);
+
+impl<P> Tap for WhileWanted<'_, P> {
+    fn wants_more(&mut self) -> bool {
+        self.0.wants_more()
+    }
+}
+
+/// Computes `input`, and how long that took.
 fn forward<P: ExpertPath>(
     session: &mut Session<P>,
     input: &TokenInput,
-    listener: &mut dyn Listener<P>,
-) -> Result<Vec<f32>, ModelError> {
+    tap: &mut dyn Tap,
+) -> (Result<Vec<f32>, ModelError>, StepStats) {
     let (start, before) = (Instant::now(), session.times());
-    let logits = session.forward(input, &mut ())?;
-    let step = StepStats { tokens: input.tokens.len(), time: start.elapsed(), times: session.times() - before };
-    listener.step(&step, session.experts());
-    Ok(logits)
+    let logits = session.forward(input, tap);
+    (logits, StepStats { tokens: input.tokens.len(), time: start.elapsed(), times: session.times() - before })
 }

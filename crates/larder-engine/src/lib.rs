@@ -56,5 +56,5 @@ pub use text::{
     TokenizerConfig,
 };
 pub use times::PhaseTimes;
-pub use token_input::{PREFILL_CHUNK, TokenInput};
+pub use token_input::{PREFILL_TOKENS, TokenInput};
 pub use writer::{FinishReason, Writer, WrittenToken};

@@ -6,7 +6,7 @@ use larder_model::{Decoder, ExpertPath, KvCache, LogitsFor, ModelError, Span, Ta
 
 use crate::step::{StepPart, step};
 use crate::times::{PhaseTimes, TimingTap};
-use crate::token_input::TokenInput;
+use crate::token_input::{PREFILL_TOKENS, TokenInput};
 
 /// Tokens and their KV cache. Tokens that have been appended are pending until a [`step`] computes them.
 ///
@@ -16,6 +16,8 @@ pub struct Sequence {
     cache: KvCache,
     tokens: Vec<u32>,
     context: usize,
+    /// Tokens of a prompt that are computed in one step.
+    prefill_tokens: usize,
     /// Length of the sequence that the rotary positions in the cache were computed for.
     horizon: usize,
     /// Announced length of the sequence; 0 for none.
@@ -40,6 +42,7 @@ impl Sequence {
             cache: decoder.new_kv_cache(),
             tokens: Vec::new(),
             context,
+            prefill_tokens: PREFILL_TOKENS,
             horizon: 0,
             planned: 0,
             rewound: false,
@@ -47,6 +50,16 @@ impl Sequence {
             number: NEXT_NUMBER.fetch_add(1, Relaxed),
             times: PhaseTimes::default(),
         }
+    }
+
+    /// The same sequence, of whose prompts at most `tokens` tokens are computed in one step, as the memory plan counts.
+    pub fn with_prefill_tokens(self, tokens: usize) -> Self {
+        Sequence { prefill_tokens: tokens.max(1), ..self }
+    }
+
+    /// Tokens of a prompt that are computed in one step.
+    pub fn prefill_tokens(&self) -> usize {
+        self.prefill_tokens
     }
 
     /// Announces that the sequence will have `len` tokens. Rotary positions that depend on the length of the sequence
@@ -116,6 +129,23 @@ impl Sequence {
         Ok(())
     }
 
+    /// Appends tokens whose states in the KV cache are drawn from `seed` and not computed; see
+    /// [`Decoder::fill_kv_cache`]. No token may be pending.
+    ///
+    /// After an error the sequence is as before the call.
+    pub fn append_made_up(&mut self, decoder: &Decoder, tokens: &[u32], seed: u64) -> Result<(), ModelError> {
+        self.check_room(tokens.len())?;
+        if self.pending() > 0 {
+            return Err(ModelError::Request("tokens before those that are made up are not computed yet".into()));
+        }
+        let filled = decoder.fill_kv_cache(&mut self.cache, tokens.len(), seed);
+        filled.inspect_err(|_| self.discard_failed_step())?;
+        self.tokens.extend_from_slice(tokens);
+        self.horizon = self.tokens.len().max(self.planned);
+        self.decode_from = self.tokens.len();
+        Ok(())
+    }
+
     /// Appends and computes `input`, and returns the logits it asks for.
     ///
     /// After an error the sequence is as before the call.
@@ -150,11 +180,12 @@ impl Sequence {
         start: usize,
         tap: &mut dyn Tap,
     ) -> Result<Vec<f32>, ModelError> {
-        let (mut times, chunk) = (self.times, input.chunk.max(1));
+        let (mut times, chunk) = (self.times, input.chunk.unwrap_or(self.prefill_tokens).max(1));
         let again = start.saturating_sub(self.cache.len);
+        let mut unobserved = Unobserved(&mut *tap);
         let (most, logits_for, tap): (_, _, &mut dyn Tap) = match again {
             0 => (chunk, input.logits_for, tap),
-            _ => (chunk.min(again), LogitsFor::None, &mut ()),
+            _ => (chunk.min(again), LogitsFor::None, &mut unobserved),
         };
         let mut tap = TimingTap { times: &mut times, tap };
         let mut logits = step(decoder, experts, &mut [StepPart { sequence: self, most, logits_for }], &mut tap)?;
@@ -204,6 +235,15 @@ impl Sequence {
         Err(ModelError::Request(format!(
             "a sequence of {len} tokens does not fit into the context of {context} tokens"
         )))
+    }
+}
+
+/// Observes nothing, but ends a pass when another tap wants no more of it.
+struct Unobserved<'a>(&'a mut dyn Tap);
+
+impl Tap for Unobserved<'_> {
+    fn wants_more(&mut self) -> bool {
+        self.0.wants_more()
     }
 }
 

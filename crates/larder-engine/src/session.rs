@@ -29,6 +29,17 @@ impl<'m, P: ExpertPath> Session<'m, P> {
         self.sequence
     }
 
+    /// The same session, of whose prompts at most `tokens` tokens are computed in one step; see
+    /// [`Sequence::with_prefill_tokens`].
+    pub fn with_prefill_tokens(self, tokens: usize) -> Self {
+        Session { sequence: self.sequence.with_prefill_tokens(tokens), ..self }
+    }
+
+    /// Tokens of a prompt that are computed in one step.
+    pub fn prefill_tokens(&self) -> usize {
+        self.sequence.prefill_tokens()
+    }
+
     /// Announces the final length of the sequence; see [`Sequence::plan_len`].
     pub fn plan_len(&mut self, len: usize) {
         self.sequence.plan_len(len);
@@ -82,6 +93,11 @@ impl<'m, P: ExpertPath> Session<'m, P> {
     /// Drops all tokens after the first `len`; see [`Sequence::rewind`].
     pub fn rewind(&mut self, len: usize) -> usize {
         self.sequence.rewind(len)
+    }
+
+    /// Appends tokens that are not computed; see [`Sequence::append_made_up`].
+    pub fn append_made_up(&mut self, tokens: &[u32], seed: u64) -> Result<(), ModelError> {
+        self.sequence.append_made_up(self.decoder, tokens, seed)
     }
 
     /// Appends and computes `input`, and returns the logits it asks for; see [`Sequence::forward`].

@@ -52,6 +52,10 @@ pub(crate) struct TimingTap<'a> {
 }
 
 impl Tap for TimingTap<'_> {
+    fn wants_more(&mut self) -> bool {
+        self.tap.wants_more()
+    }
+
     fn wants_hidden(&self) -> bool {
         self.tap.wants_hidden()
     }

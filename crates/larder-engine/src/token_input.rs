@@ -2,8 +2,8 @@
 
 use larder_model::{LogitsFor, TokenPhase};
 
-/// Tokens per prefill step (default), and the most tokens of a step over several sequences.
-pub const PREFILL_CHUNK: usize = 256;
+/// Tokens per prefill step of a sequence without a memory plan, which else decides.
+pub const PREFILL_TOKENS: usize = 256;
 
 /// Tokens to append to a sequence.
 #[derive(Clone, Copy, Debug)]
@@ -12,8 +12,9 @@ pub struct TokenInput<'a> {
     pub tokens: &'a [u32],
     /// Prompt or generated text.
     pub phase: TokenPhase,
-    /// The most tokens that are computed in one step. The sizes of steps change no logits.
-    pub chunk: usize,
+    /// The most tokens that are computed in one step; `None` for those of the sequence. The sizes of steps change no
+    /// logits.
+    pub chunk: Option<usize>,
     /// The tokens whose logits are returned.
     pub logits_for: LogitsFor,
 }
@@ -21,7 +22,7 @@ pub struct TokenInput<'a> {
 impl<'a> TokenInput<'a> {
     /// A prompt; returns the logits of its last token.
     pub fn prompt(tokens: &'a [u32]) -> Self {
-        TokenInput { tokens, phase: TokenPhase::Prefill, chunk: PREFILL_CHUNK, logits_for: LogitsFor::Last }
+        TokenInput { tokens, phase: TokenPhase::Prefill, chunk: None, logits_for: LogitsFor::Last }
     }
 
     /// Generated or draft tokens; returns the logits of the last one.
@@ -31,7 +32,7 @@ impl<'a> TokenInput<'a> {
 
     /// The same tokens, at most `chunk` in a step.
     pub fn in_chunks(self, chunk: usize) -> Self {
-        TokenInput { chunk, ..self }
+        TokenInput { chunk: Some(chunk), ..self }
     }
 
     /// The same tokens; returns the logits of all of them.

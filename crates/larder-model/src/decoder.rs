@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use candle_core::{Device, Tensor};
-use larder_core::{Blueprint, Gate, Geometry, LayerIdx, Tensors};
+use larder_core::{Blueprint, Gate, Geometry, LayerIdx, Rng, Tensors};
 use serde_json::Value;
 
 use crate::arch;
@@ -12,7 +12,7 @@ use crate::config::{Config, config_error};
 use crate::error::{ModelError, Result};
 use crate::experts::ExpertPath;
 use crate::matrix::with_f32;
-use crate::nn::{Activation, ForwardPass, KvCache, KvPool, Rope, RopeTable, SpanPositions};
+use crate::nn::{Activation, ForwardPass, KvCache, KvPool, Rope, RopeTable, SpanPositions, step_memory};
 use crate::stack::{Ffn, Stack};
 use crate::step::{LayerStates, Span};
 use crate::tap::{Phase, PhaseClock, Tap};
@@ -28,6 +28,7 @@ pub struct Decoder {
 pub fn blueprint(config: &Value) -> Result<Blueprint> {
     let mut weights = WeightLoader::list();
     let (model_type, stack) = build(config, &mut weights)?;
+    let step_memory = step_memory(&stack);
     Ok(Blueprint {
         model_type: model_type.to_owned(),
         geometry: stack.geometry,
@@ -36,6 +37,7 @@ pub fn blueprint(config: &Value) -> Result<Blueprint> {
         vocab: stack.vocab,
         context: stack.context,
         sequence_memory: stack.layers.iter().map(|l| l.mixer.memory_need()).sum(),
+        step_memory,
     })
 }
 
@@ -93,6 +95,19 @@ impl Decoder {
         KvCache::new(self.stack.layers.len(), &self.kv_pool)
     }
 
+    /// Appends the states of `tokens` tokens that were not computed to a KV cache: values drawn from `seed`. Attention
+    /// over them takes the time that it takes over computed ones, so this measures decode behind a long context.
+    ///
+    /// After an error the KV cache is as after an error of [`step`](Self::step).
+    pub fn fill_kv_cache(&self, cache: &mut KvCache, tokens: usize, seed: u64) -> Result<()> {
+        self.check_len(cache.len.saturating_add(tokens))?;
+        for (i, (layer, state)) in self.stack.layers.iter().zip(&mut cache.layers).enumerate() {
+            layer.mixer.fill(state, tokens, &mut Rng::with_stream(seed, i as u64))?;
+        }
+        cache.len += tokens;
+        Ok(())
+    }
+
     /// The memory of the KV caches of all sequences.
     pub fn kv_pool(&self) -> &KvPool {
         &self.kv_pool
@@ -126,6 +141,9 @@ impl Decoder {
         let mut x = self.embed(spans)?; // [tokens, hidden]
         clock.lap(Phase::EmbedAndHead, tap);
         for (i, layer) in stack.layers.iter().enumerate() {
+            if !tap.wants_more() {
+                return Err(ModelError::Cancelled);
+            }
             report_hidden(tap, i, &x)?;
             let mut kv = LayerStates::new(spans, i);
             let mixed = layer.mixer.forward(&layer.mixer_norm.forward(&x)?, &mut kv, &pass)?;
@@ -180,7 +198,7 @@ impl Decoder {
     }
 
     fn check(&self, spans: &[Span]) -> Result<()> {
-        let (vocab, context) = (self.stack.vocab, self.stack.context);
+        let vocab = self.stack.vocab;
         if spans.iter().any(|span| span.tokens.is_empty()) || spans.is_empty() {
             return Err(ModelError::Request("the request has no tokens".into()));
         }
@@ -190,14 +208,18 @@ impl Decoder {
                     "token id {id} is out of range: the vocabulary has {vocab} tokens"
                 )));
             }
-            let len = cache.len + tokens.len();
-            if len > context {
-                return Err(ModelError::Request(format!(
-                    "a sequence of {len} tokens does not fit into the model's context of {context} tokens"
-                )));
-            }
+            self.check_len(cache.len + tokens.len())?;
         }
         Ok(())
+    }
+
+    fn check_len(&self, len: usize) -> Result<()> {
+        match self.stack.context {
+            context if len > context => Err(ModelError::Request(format!(
+                "a sequence of {len} tokens does not fit into the model's context of {context} tokens"
+            ))),
+            _ => Ok(()),
+        }
     }
 
     fn pass(&self, spans: &[Span]) -> ForwardPass {

@@ -21,6 +21,9 @@ pub enum ModelError {
     /// A device is out of memory, or a copy or computation on it failed.
     #[error("{0}")]
     Device(#[source] Cause),
+    /// The observer of the pass wanted no more of it.
+    #[error("cancelled")]
+    Cancelled,
     /// A tensor operation failed: a bug, since shapes are checked at load.
     #[error("internal tensor error: {0}")]
     Tensor(#[from] candle_core::Error),

@@ -165,6 +165,11 @@ impl Linear {
         &self.matrix.compute
     }
 
+    /// Width of the input.
+    pub fn input_width(&self) -> usize {
+        self.matrix.cols
+    }
+
     /// `x [tokens, in]` → `[tokens, out]`
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let [y] = Linear::forward_all([self], x)?;

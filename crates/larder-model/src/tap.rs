@@ -22,6 +22,12 @@ pub enum Phase {
 
 /// Observer of a forward pass. Methods that are not overridden cost nothing.
 pub trait Tap {
+    /// Whether the pass shall go on. Asked before each layer; if not, the pass ends with
+    /// [`ModelError::Cancelled`](crate::ModelError::Cancelled).
+    fn wants_more(&mut self) -> bool {
+        true
+    }
+
     /// Whether [`hidden`](Tap::hidden) shall be called.
     fn wants_hidden(&self) -> bool {
         false

@@ -3,11 +3,12 @@
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use larder_cache::{Cache, CacheScope, pass_through_slots};
 use larder_core::{CheckpointPolicy, Gate};
-use larder_engine::{PREFILL_CHUNK, Recorder, Routing, Session, StreamingPath};
+use larder_engine::{Recorder, Routing, Session, StreamingPath};
 use larder_model::{AllResident, ComputeContext, Decoder, KvFormat};
 use larder_policy::eviction::{CacheShape, PolicyInputs};
 use larder_store::Store;
@@ -19,7 +20,7 @@ use crate::machine::{lock, memory};
 use crate::notice::Notice;
 use crate::open::OpenModel;
 use crate::options::{Options, Setting, TraceOptions};
-use crate::plan::{ExpertSizes, MemoryPlan, PlanInputs, decide};
+use crate::plan::{ExpertSizes, LEAST_TOKENS, MemoryPlan, PlanInputs, decide, prefill_tokens};
 use crate::policies::policy_inputs;
 use crate::slots::{self, Slots};
 use crate::tiers::OnGpu;
@@ -33,6 +34,12 @@ pub struct InferenceEngine {
     pub experts: EngineExperts,
     /// The inputs that the eviction policy was made with.
     pub policy_inputs: PolicyInputs,
+    /// The most tokens of a step, by the memory plan: prompts are computed in pieces of as many.
+    pub prefill_tokens: usize,
+    /// Time that loading the resident weights took.
+    pub load_time: Duration,
+    /// Slots in main memory that read from a store, by the memory plan; `None` if there are none or others as well.
+    planned_slots: Option<(usize, CacheScope)>,
     compute: Arc<ComputeContext>,
     options: Options,
     memory: PlannedMemory,
@@ -51,25 +58,38 @@ impl InferenceEngine {
         let gpu = gpu::open(&options.device)?;
         let inputs = plan_inputs(model, options)?;
         let options = Options { context: inputs.context, ..options.clone() };
-        let chunk = inputs.chunk;
         let parts = match gpu {
             Some(gpu) => tiers::assemble(model, &options, inputs, &policy_inputs, gpu)?,
             None => assemble(model, &options, &inputs, &policy_inputs)?,
         };
-        let EngineParts { path, slots, compute, mut report, mut memory, gpu } = parts;
+        let EngineParts { path, slots, compute, mut report, mut memory, prefill_tokens, planned_slots, gpu } = parts;
         [MemoryUse::KvCache, MemoryUse::Workspaces, MemoryUse::ResidentWeights]
             .into_iter()
             .try_for_each(|part| memory.take(part))?;
+        let start = Instant::now();
         let decoder = model.decoder(&compute)?;
+        let load_time = start.elapsed();
         let recorder = options.trace.as_ref().map(|to| new_recorder(to, &decoder, &options)).transpose()?;
         let mut experts = EngineExperts::new(path, recorder, model.notices().clone());
-        experts.prepare(&decoder, chunk)?;
+        experts.prepare(&decoder, prefill_tokens)?;
         experts.set_routing_strategy(&options.routing, &decoder, model)?;
         report["routing"] = options.routing.to_string().into();
         if options.compute.mlock {
             model.notices().send(Notice::Locked(lock::lock(slots)));
         }
-        Ok(InferenceEngine { decoder, experts, policy_inputs, compute, options, memory, plan: report, gpu })
+        Ok(InferenceEngine {
+            decoder,
+            experts,
+            policy_inputs,
+            prefill_tokens,
+            load_time,
+            planned_slots,
+            compute,
+            options,
+            memory,
+            plan: report,
+            gpu,
+        })
     }
 
     /// The memory ceiling that the plan printed, and what is taken of it.
@@ -80,26 +100,43 @@ impl InferenceEngine {
     /// A session with an empty sequence.
     pub fn session(&mut self) -> Session<'_, EngineExperts> {
         self.experts.new_sequence();
-        Session::new(&self.decoder, &mut self.experts, self.options.context)
+        let session = Session::new(&self.decoder, &mut self.experts, self.options.context);
+        session.with_prefill_tokens(self.prefill_tokens)
     }
 
     /// Replaces the cache by an empty one of `slots` per layer, which must be no more than planned. On the CPU only.
     pub fn empty_cache(&mut self, model: &OpenModel, slots: usize) -> Result<()> {
-        let store = require_store(model)?;
-        let scope = self.options.cache.scope;
-        let slots = match scope {
+        let slots = match self.options.cache.scope {
             CacheScope::Layer => slots,
             CacheScope::Global => slots * self.decoder.geometry().moe_layers.len(),
         };
+        self.replace_cache(model, slots, self.options.cache.scope).map(drop)
+    }
+
+    /// Replaces the cache by an empty one of the same size, in memory that was not touched yet, as at the start. False,
+    /// and nothing is done, unless experts are read from a store into main memory alone.
+    pub fn restart_cache(&mut self, model: &OpenModel) -> Result<bool> {
+        let Some((slots, scope)) = self.planned_slots else { return Ok(false) };
+        let addresses = self.replace_cache(model, slots, scope)?;
+        self.experts.set_routing_strategy(&self.options.routing, &self.decoder, model)?;
+        if self.options.compute.mlock {
+            model.notices().send(Notice::Locked(lock::lock(addresses)));
+        }
+        Ok(true)
+    }
+
+    /// Replaces the cache by an empty one, and returns the address range of its slots.
+    fn replace_cache(&mut self, model: &OpenModel, slots: usize, scope: CacheScope) -> Result<Range<usize>> {
+        let store = require_store(model)?;
         // The old slots are freed before new ones are allocated.
         self.experts.set_path(AnyExpertPath::AllResident(Box::new(AllResident::new(0, self.compute.clone()))));
         let shape = cache_shape(store, slots, scope, &self.options);
         let sizes = slots::sizes(store, &shape, pass_through_slots(&shape));
         self.memory.replace(MemoryUse::Experts, sizes.iter().map(|bytes| *bytes as u64).sum())?;
-        let StreamingParts { experts: local, .. } =
+        let StreamingParts { experts, slots, .. } =
             streaming_parts(store, slots, scope, &self.compute, &self.options, &self.policy_inputs)?;
-        self.experts.set_path(AnyExpertPath::Streaming(Box::new(local)));
-        Ok(())
+        self.experts.set_path(AnyExpertPath::Streaming(Box::new(experts)));
+        Ok(slots)
     }
 
     /// Replaces the path to the experts by all experts in memory, regardless of the plan.
@@ -125,6 +162,10 @@ pub(crate) struct EngineParts {
     pub report: Value,
     /// The budget, of which process and experts are taken.
     pub memory: PlannedMemory,
+    /// The most tokens of a step.
+    pub prefill_tokens: usize,
+    /// Slots in main memory that read from a store; `None` if there are none or others as well.
+    pub planned_slots: Option<(usize, CacheScope)>,
     /// The resident weights and the throughput of the GPU, if one computes.
     pub gpu: Option<OnGpu>,
 }
@@ -168,7 +209,15 @@ fn assemble(
         (_, None) if options.uses_edge() => crate::edge::refuse_no_store(model)?,
         _ => (AnyExpertPath::AllResident(Box::new(model.all_resident(&compute)?)), 0..0),
     };
-    Ok(EngineParts { path, slots, compute, report, memory, gpu: None })
+    let planned_slots = match (&path, plan) {
+        (AnyExpertPath::Streaming(_), MemoryPlan::Slots { slots, scope }) => Some((slots, scope)),
+        (AnyExpertPath::Streaming(_), MemoryPlan::AllResident) => {
+            Some((inputs.blueprint.geometry.experts, CacheScope::Layer))
+        }
+        _ => None,
+    };
+    let prefill_tokens = inputs.prefill_tokens;
+    Ok(EngineParts { path, slots, compute, report, memory, prefill_tokens, planned_slots, gpu: None })
 }
 
 /// The model's store; refuses a model that is not one, because its experts cannot be read one by one.
@@ -195,7 +244,7 @@ pub fn new_compute(options: &Options, inputs: &PlanInputs) -> Result<ComputeCont
 /// The inputs of the memory plan on the CPU.
 pub fn plan_inputs<'a>(model: &'a OpenModel, options: &Options) -> Result<PlanInputs<'a>> {
     let context = options.context.min(model.blueprint.context);
-    Ok(PlanInputs {
+    let inputs = PlanInputs {
         blueprint: &model.blueprint,
         resident_bytes: model.bytes()?.0,
         expert_sizes: expert_sizes(model)?,
@@ -204,12 +253,14 @@ pub fn plan_inputs<'a>(model: &'a OpenModel, options: &Options) -> Result<PlanIn
         sequences: options.sequences,
         kv_format: kv_format_of(model, options)?,
         kv_checkpoints: CheckpointPolicy::default(),
-        chunk: context.saturating_mul(options.sequences).min(PREFILL_CHUNK),
+        prefill_tokens: context.saturating_mul(options.sequences).min(LEAST_TOKENS),
+        threads: options.compute.threads,
         process_bytes: memory::current().unwrap_or_default(),
         growth_bytes: memory::growth(options.compute.threads, false) + options.tokenising_bytes(),
         available_bytes: memory::available(),
         on_gpu: false,
-    })
+    };
+    Ok(PlanInputs { prefill_tokens: prefill_tokens(&inputs, options), ..inputs })
 }
 
 /// The format of the KV cache: f16 costs no quality beside quantised weights; with float weights it stays exact.

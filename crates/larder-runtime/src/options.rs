@@ -40,6 +40,8 @@ pub struct Options {
     /// Bytes of the texts that are tokenised at the same time while the engine runs: the memory plan counts what that takes. 0
     /// if prompts are tokenised before.
     pub prompt_bytes: usize,
+    /// Tokens of a prompt that are computed in one step; `None` lets the memory plan decide.
+    pub prefill_tokens: Option<usize>,
     /// Experts in main memory.
     pub cache: CacheOptions,
     /// How each token's experts are chosen.
@@ -62,6 +64,7 @@ impl Default for Options {
             context: 4096,
             sequences: 1,
             prompt_bytes: 0,
+            prefill_tokens: None,
             cache: CacheOptions::default(),
             routing: RoutingSpec::default(),
             trace: None,

@@ -29,6 +29,9 @@ const RESIDENT_ALIGN: u64 = 256;
 /// Bytes of experts that are computed to measure the CPU: more than its caches hold.
 const PROBE_BYTES: usize = 128 << 20;
 
+/// Tokens of a step with a GPU, unless the options say more: scores of attention and staging buffers in VRAM grow with them.
+const GPU_TOKENS: usize = 256;
+
 /// The resident weights on a GPU, and its throughput.
 #[derive(Clone, Copy, Debug)]
 pub struct OnGpu {
@@ -96,6 +99,8 @@ pub(crate) fn assemble(
         compute,
         report,
         memory,
+        prefill_tokens: inputs.prefill_tokens,
+        planned_slots: None,
         gpu,
     })
 }
@@ -120,6 +125,9 @@ pub fn tier_inputs<'a>(
             resident_bytes: in_memory,
             scratch_slots,
             growth_bytes: memory::growth(options.compute.threads, true) + options.tokenising_bytes(),
+            prefill_tokens: options
+                .prefill_tokens
+                .map_or(inputs.prefill_tokens.min(GPU_TOKENS), |_| inputs.prefill_tokens),
             on_gpu: true,
             ..inputs
         },

@@ -35,6 +35,19 @@ pub struct ActiveRequest<'m> {
     failed: bool,
 }
 
+/// Tells whether the answer to a request is still wanted, while a step computes.
+pub struct ClientWatch {
+    events: Sender<GenerationEvent>,
+    deadline: Instant,
+}
+
+impl ClientWatch {
+    /// Whether the client is connected, and the request's time has not run out.
+    pub fn is_wanted(&self) -> bool {
+        !self.events.is_closed() && Instant::now() < self.deadline
+    }
+}
+
 /// What a request does before a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Turn {
@@ -104,6 +117,11 @@ impl<'m> ActiveRequest<'m> {
     /// Tokens that are not computed yet.
     pub fn pending(&self) -> usize {
         self.sequence.pending()
+    }
+
+    /// Tells whether the answer is still wanted, while the request itself takes part in a step.
+    pub fn watch(&self) -> ClientWatch {
+        ClientWatch { events: self.events.clone(), deadline: self.deadline }
     }
 
     /// Prepares a step: generates the next token if the logits for it are there.

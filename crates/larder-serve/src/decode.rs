@@ -1,11 +1,12 @@
 //! The decode thread: all active requests share each step, with one token or one piece of prefill each.
 
+use std::iter;
 use std::time::{Duration, Instant};
 
-use larder_engine::{PREFILL_CHUNK, StepPart, step};
-use larder_model::TokenPhase;
+use larder_engine::{StepPart, step};
+use larder_model::{ModelError, Tap, TokenPhase};
 
-use crate::active::{ActiveRequest, Turn};
+use crate::active::{ActiveRequest, ClientWatch, Turn};
 use crate::engine::Engine;
 use crate::error::ApiError;
 use crate::job::{GenerationEvent, GenerationJob};
@@ -18,8 +19,6 @@ use crate::server::ServerState;
 const IDLE: Duration = Duration::from_millis(500);
 /// Pause when every active request waits for a slow client.
 const STALL: Duration = Duration::from_millis(2);
-/// Tokens of a step; the memory plan counts the activations of as many.
-const STEP_TOKENS: usize = PREFILL_CHUNK;
 /// Prompt tokens of a step that other requests decode in, so that those need not wait long.
 const SHARED_PROMPT_TOKENS: usize = 64;
 
@@ -54,7 +53,7 @@ impl DecodeLoop<'_> {
         let mut work = StepWork::default();
         let ready = self.take_turns(&mut work);
         if let Some(ready) = &ready {
-            self.compute(&shares(&self.active, ready), &mut work);
+            self.compute(&shares(&self.active, ready, self.engine.step_tokens()), &mut work);
         }
         self.record_step(&work, began.elapsed());
         ready.is_some()
@@ -97,16 +96,20 @@ impl DecodeLoop<'_> {
         for (request, share) in requests.iter().filter(|(request, _)| request.is_prefilling()) {
             work.prefilled(request.number(), request.pending().min(*share));
         }
+        let mut tap = WhileWanted::of(requests.iter().map(|(request, _)| &**request));
         let mut parts: Vec<StepPart> = requests.iter_mut().map(|(request, share)| request.part(*share)).collect();
-        if let Ok(logits) = step(decoder, experts, &mut parts, &mut ()) {
-            requests.into_iter().zip(logits).for_each(|((request, _), logits)| request.computed(logits));
-            return;
-        }
-        for (request, share) in requests {
-            match step(decoder, experts, &mut [request.part(share)], &mut ()) {
-                Ok(logits) => request.computed(logits.concat()),
-                Err(error) => request.fail(ApiError::engine_failed(error.to_string())),
-            }
+        match step(decoder, experts, &mut parts, &mut tap) {
+            Ok(logits) => requests.into_iter().zip(logits).for_each(|((request, _), logits)| request.computed(logits)),
+            // The next turn ends the requests.
+            Err(ModelError::Cancelled) => {}
+            Err(_) => requests.into_iter().for_each(|(request, share)| {
+                let mut tap = WhileWanted::of(iter::once(&*request));
+                match step(decoder, experts, &mut [request.part(share)], &mut tap) {
+                    Ok(logits) => request.computed(logits.concat()),
+                    Err(ModelError::Cancelled) => {}
+                    Err(error) => request.fail(ApiError::engine_failed(error.to_string())),
+                }
+            }),
         }
     }
 
@@ -177,15 +180,34 @@ impl DecodeLoop<'_> {
     }
 }
 
-/// How many tokens of the step each request may use. Decoding needs one; what then remains of the step, or less if the
+/// Ends a step with prompts at the next layer once none of its requests is wanted any more.
+struct WhileWanted(Vec<ClientWatch>);
+
+impl WhileWanted {
+    fn of<'a, 'm: 'a>(requests: impl Iterator<Item = &'a ActiveRequest<'m>> + Clone) -> Self {
+        // A token of each takes no time worth the effort.
+        match requests.clone().any(ActiveRequest::is_prefilling) {
+            true => WhileWanted(requests.map(ActiveRequest::watch).collect()),
+            false => WhileWanted(Vec::new()),
+        }
+    }
+}
+
+impl Tap for WhileWanted {
+    fn wants_more(&mut self) -> bool {
+        self.0.is_empty() || self.0.iter().any(ClientWatch::is_wanted)
+    }
+}
+
+/// How many of the `most` tokens of the step each request may use. Decoding needs one; what then remains of the step, or less if the
 /// decoding requests would have to wait too long, is divided among the prompts. Requests that came first go first.
-fn shares(active: &[ActiveRequest], ready: &[bool]) -> Vec<usize> {
+fn shares(active: &[ActiveRequest], ready: &[bool], most: usize) -> Vec<usize> {
     let of = |prefilling: bool| {
         let requests = active.iter().zip(ready);
         requests.filter(move |(request, ready)| **ready && request.is_prefilling() == prefilling).count()
     };
-    let (decoding, prompts) = (of(false).min(STEP_TOKENS), of(true));
-    let room = if decoding == 0 { STEP_TOKENS } else { SHARED_PROMPT_TOKENS.min(STEP_TOKENS - decoding) };
+    let (decoding, prompts) = (of(false).min(most), of(true));
+    let room = if decoding == 0 { most } else { SHARED_PROMPT_TOKENS.min(most - decoding) };
     let (mut decoding, mut room, mut prompts) = (decoding, room, prompts);
     let mut share = |request: &ActiveRequest| match request.is_prefilling() {
         true => {

@@ -9,6 +9,9 @@ pub trait Engine: Send {
     /// The decoder, and the path that its experts are read and computed on.
     fn decoder_and_experts(&mut self) -> (&Decoder, &mut dyn ExpertPath);
 
+    /// The most tokens of a step, at least one: the memory plan counts the activations of as many.
+    fn step_tokens(&self) -> usize;
+
     /// Tells eviction and routing that the next tokens are unrelated to the last ones.
     fn new_sequence(&mut self);
 

@@ -11,19 +11,12 @@ fn demo() -> PathBuf {
 }
 
 fn written(flags: &[&str]) -> Value {
+    written_after("The old man looked at the door, and", flags)
+}
+
+fn written_after(prompt: &str, flags: &[&str]) -> Value {
     let demo = demo();
-    let base = [
-        "run",
-        "-m",
-        demo.to_str().unwrap(),
-        "-p",
-        "The old man looked at the door, and",
-        "-n",
-        "48",
-        "--temperature",
-        "0",
-        "--json",
-    ];
+    let base = ["run", "-m", demo.to_str().unwrap(), "-p", prompt, "-n", "48", "--temperature", "0", "--json"];
     serde_json::from_str(&larder_ok(&[&base[..], flags].concat())).unwrap()
 }
 
@@ -90,6 +83,25 @@ fn the_peak_stays_below_the_printed_ceiling() {
         assert!(peak <= ceiling, "{flags:?}: {peak} bytes, and the plan has {ceiling}");
         // The ceiling means something: most of it is used where the context is short and the cache is full.
         assert!(flags.contains(&"--context") || peak * 10 > ceiling * 6, "{flags:?}: {peak} of {ceiling}");
+    }
+}
+
+#[test]
+fn the_peak_of_a_long_prompt_stays_below_the_printed_ceiling() {
+    if std::env::var_os("LARDER_UNDER_TEST").is_some() {
+        println!("skipped: an emulator's memory is in the numbers");
+        return;
+    }
+    let prompt = "The old man looked at the door, and it was open. ".repeat(80);
+    for flags in [&["--cache-experts", "8"][..], &["--cache-experts", "16", "--prefill-tokens", "900"], &["--preload"]]
+    {
+        let found = written_after(&prompt, flags);
+        let number = |value: &Value| value.as_u64().unwrap();
+        let (peak, ceiling) = (number(&found["peak_bytes"]), number(&found["plan"]["total_bytes"]));
+        println!("{flags:?}: {} tokens, peak {peak} of {ceiling} bytes", found["prompt_tokens"]);
+        assert!(number(&found["prompt_tokens"]) > 900, "{}", found["prompt_tokens"]);
+        assert!(peak <= ceiling, "{flags:?}: {peak} bytes, and the plan has {ceiling}");
+        assert!(peak * 10 > ceiling * 6, "{flags:?}: {peak} of {ceiling}");
     }
 }
 

@@ -2,5 +2,6 @@
 
 mod gguf;
 mod golden;
+mod pieces;
 mod ragged;
 mod rewind;

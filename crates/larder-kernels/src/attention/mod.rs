@@ -41,6 +41,12 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = const { RefCell::new(Scratch { scores: Vec::new(), widened: Vec::new() }) };
 }
 
+/// Bytes of the buffers of one thread for queries that see up to `positions` positions, of keys and values up to `width`
+/// wide; whatever the number of queries.
+pub fn attention_scratch_bytes(positions: usize, width: usize) -> usize {
+    TILE.saturating_mul(positions).saturating_add(ROW_GROUP * width).saturating_mul(size_of::<f32>())
+}
+
 /// Attention for a batch of sequences, in one fork-join. Into `out [queries, heads, values.width]` of each: for each query
 /// and head the sum of the values, weighted by the softmax of `scale · (query · key)`.
 ///

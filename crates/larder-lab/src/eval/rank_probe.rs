@@ -1,7 +1,6 @@
 //! How good the router's expert at one rank is: every other expert is tried in its place.
 
 use larder_core::{Gate, Geometry, LayerIdx, MoeRow};
-use larder_engine::PREFILL_CHUNK;
 use larder_model::{Decoder, ExpertPath, KvCache, LogitsFor, ModelError, Routed, Span, Tap, TokenOrigin, TokenPhase};
 use larder_policy::routing::Ranking;
 use serde::Serialize;
@@ -70,6 +69,8 @@ pub struct RankProbe<'a, P> {
     pub swaps: SwapHandle,
     /// The rank to try, 1 being the best.
     pub rank: usize,
+    /// Tokens before a position that are computed in one step, at least one.
+    pub prefill_tokens: usize,
 }
 
 impl<P: ExpertPath> RankProbe<'_, P> {
@@ -91,7 +92,7 @@ impl<P: ExpertPath> RankProbe<'_, P> {
         for position in at {
             self.swaps.set(None);
             let end = position + 1;
-            for piece in ids[state.len..*position].chunks(PREFILL_CHUNK) {
+            for piece in ids[state.len..*position].chunks(self.prefill_tokens) {
                 let span = Span { horizon: ids.len(), logits_for: LogitsFor::None, ..Span::new(piece, &mut state) };
                 self.decoder.step(&mut [span], self.experts, &mut ())?;
             }

@@ -1,6 +1,6 @@
 //! The loss of a text.
 
-use larder_engine::{PREFILL_CHUNK, Session, TokenInput};
+use larder_engine::{Session, TokenInput};
 use larder_model::{ExpertPath, LogitsFor, ModelError, Tap, TokenPhase};
 
 use super::loss;
@@ -17,9 +17,10 @@ pub struct ChunkScore {
     pub nats: f64,
 }
 
-/// Tokens per step for texts that need not be computed token by token; each token has a row of `vocab` logits.
-pub fn step_tokens(vocab: usize) -> usize {
-    (LOGITS_BYTES / (vocab.max(1) * size_of::<f32>())).clamp(8, PREFILL_CHUNK)
+/// Tokens per step for texts that need not be computed token by token, at most `most`; each token has a row of `vocab`
+/// logits.
+pub fn step_tokens(vocab: usize, most: usize) -> usize {
+    (LOGITS_BYTES / (vocab.max(1) * size_of::<f32>())).max(8).min(most)
 }
 
 /// Computes a chunk in an empty sequence, `step` tokens at a time, and sums the losses of all tokens but the first.
@@ -37,7 +38,7 @@ pub fn score<P: ExpertPath>(
     // The routing of a lossy strategy is only valid as in decode, one token at a time.
     let phase = if step == 1 { TokenPhase::Decode } else { TokenPhase::Prefill };
     for (read, follow) in chunk[..next.len()].chunks(step.max(1)).zip(next.chunks(step.max(1))) {
-        let input = TokenInput { tokens: read, phase, chunk: step.max(1), logits_for: LogitsFor::All };
+        let input = TokenInput { tokens: read, phase, chunk: Some(step.max(1)), logits_for: LogitsFor::All };
         let logits = session.forward(&input, tap)?;
         let vocab = logits.len() / read.len();
         if let Some(id) = follow.iter().find(|id| **id as usize >= vocab) {
@@ -62,8 +63,8 @@ mod tests {
 
     #[test]
     fn steps_shrink_as_vocabularies_grow() {
-        assert_eq!(step_tokens(288), PREFILL_CHUNK);
-        assert_eq!(step_tokens(151_936), 55);
-        assert_eq!(step_tokens(usize::MAX / 8), 8);
+        assert_eq!([4096, 100, 3].map(|most| step_tokens(288, most)), [4096, 100, 3]);
+        assert_eq!(step_tokens(151_936, 4096), 55);
+        assert_eq!([256, 5].map(|most| step_tokens(usize::MAX / 8, most)), [8, 5]);
     }
 }

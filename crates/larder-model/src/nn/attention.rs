@@ -1,11 +1,11 @@
 //! Softmax attention with grouped queries, QK norm, sinks, masks, output gate.
 
 use candle_core::{Device, Tensor};
-use larder_core::SequenceMemory;
+use larder_core::{KV_PAGE_TOKENS, Rng, SequenceMemory};
 use larder_kernels::{AttentionArgs, AttentionTask};
 
 use super::norm::rms;
-use super::{AttentionMask, ForwardPass, Mixer, Norm, Rotary};
+use super::{AttentionMask, ForwardPass, LayerKv, Mixer, Norm, Rotary, TokenScratch, made_up};
 use crate::error::Result;
 use crate::matrix::{Linear, with_f32};
 use crate::step::LayerStates;
@@ -123,6 +123,25 @@ impl Mixer for Attention {
         let AttentionShape { kv_heads, head_dim, .. } = self.shape;
         let rows = SequenceMemory::rows(kv_heads, head_dim);
         rows + rows
+    }
+
+    fn fill(&self, state: &mut LayerKv, tokens: usize, rng: &mut Rng) -> Result<()> {
+        let AttentionShape { kv_heads, head_dim, .. } = self.shape;
+        for start in (0..tokens).step_by(KV_PAGE_TOKENS) {
+            let values = KV_PAGE_TOKENS.min(tokens - start) * kv_heads * head_dim;
+            state.keys.append(&made_up(values, rng), kv_heads, head_dim)?;
+            state.values.append(&made_up(values, rng), kv_heads, head_dim)?;
+            state.release_unseen(self.mask);
+        }
+        Ok(())
+    }
+
+    fn scratch(&self, hidden: usize) -> TokenScratch {
+        let AttentionShape { heads, kv_heads, head_dim } = self.shape;
+        let (q, kv) = (heads * head_dim, kv_heads * head_dim);
+        // Queries and what attention makes of them; with an output gate also that, its sigmoid and their product.
+        let queries = if self.output_gate { 5 * q } else { 2 * q };
+        TokenScratch { floats: 2 * hidden + queries + 3 * kv, input: hidden.max(q) }
     }
 }
 

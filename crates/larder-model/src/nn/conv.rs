@@ -1,9 +1,9 @@
 //! Causal convolutions: the depthwise kernel, and LFM2's gated short convolution.
 
 use candle_core::{Device, Tensor};
-use larder_core::SequenceMemory;
+use larder_core::{Rng, SequenceMemory};
 
-use super::{ForwardPass, Mixer, StateLens};
+use super::{ForwardPass, LayerKv, Mixer, StateLens, TokenScratch};
 use crate::error::Result;
 use crate::matrix::{Linear, with_f32};
 use crate::step::LayerStates;
@@ -82,6 +82,16 @@ impl Mixer for ShortConv {
 
     fn memory_need(&self) -> SequenceMemory {
         SequenceMemory::state(self.state_lens().bytes())
+    }
+
+    fn fill(&self, state: &mut LayerKv, tokens: usize, rng: &mut Rng) -> Result<()> {
+        state.recurrent.fill(tokens, self.state_lens(), rng)
+    }
+
+    fn scratch(&self, hidden: usize) -> TokenScratch {
+        // Input and output; the three parts of the product; the gated one beside its two factors; the convolved one with
+        // its input and window, gated again.
+        TokenScratch { floats: (2 + 3 + 3 + 3) * hidden, input: hidden }
     }
 }
 

@@ -1,10 +1,10 @@
 //! Gated DeltaNet, the linear attention of Qwen3-Next.
 
 use candle_core::{Device, Tensor};
-use larder_core::SequenceMemory;
+use larder_core::{Rng, SequenceMemory};
 
 use super::activation::{sigmoid, silu};
-use super::{CausalConv, ForwardPass, Mixer, StateLens};
+use super::{CausalConv, ForwardPass, LayerKv, Mixer, StateLens, TokenScratch};
 use crate::error::Result;
 use crate::matrix::{Linear, with_f32};
 use crate::step::LayerStates;
@@ -211,6 +211,19 @@ impl Mixer for GatedDeltaNet {
 
     fn memory_need(&self) -> SequenceMemory {
         SequenceMemory::state(self.state_lens().bytes())
+    }
+
+    fn fill(&self, state: &mut LayerKv, tokens: usize, rng: &mut Rng) -> Result<()> {
+        state.recurrent.fill(tokens, self.state_lens(), rng)
+    }
+
+    fn scratch(&self, hidden: usize) -> TokenScratch {
+        let DeltaShape { k_heads, v_heads, k_dim, v_dim, .. } = self.shape;
+        let (keys, values) = (k_heads * k_dim, v_heads * v_dim);
+        let (products, ungrouped) = (2 * keys + 2 * values + 2 * v_heads, 2 * keys + 2 * values + 2 * v_heads);
+        // The convolution's input with its window and its output, at most the whole step at once.
+        let convolved = 2 * (2 * keys + values);
+        TokenScratch { floats: 2 * hidden + products + ungrouped + convolved + values, input: hidden.max(values) }
     }
 }
 

@@ -1,10 +1,10 @@
 //! Multi-head latent attention (MLA) of the DeepSeek family.
 
 use candle_core::{D, Device, Tensor};
-use larder_core::SequenceMemory;
+use larder_core::{KV_PAGE_TOKENS, Rng, SequenceMemory};
 use larder_kernels::{AttentionArgs, AttentionTask};
 
-use super::{AttentionMask, ForwardPass, Mixer, Norm, Rotary};
+use super::{AttentionMask, ForwardPass, LayerKv, Mixer, Norm, Rotary, TokenScratch, made_up};
 use crate::error::Result;
 use crate::matrix::{Linear, PlacedMatrix, with_f32};
 use crate::step::LayerStates;
@@ -145,5 +145,29 @@ impl Mixer for LatentAttention {
     fn memory_need(&self) -> SequenceMemory {
         let LatentShape { kv_rank, rope, .. } = self.shape;
         SequenceMemory::rows(1, kv_rank + rope)
+    }
+
+    fn fill(&self, state: &mut LayerKv, tokens: usize, rng: &mut Rng) -> Result<()> {
+        let width = self.shape.kv_rank + self.shape.rope;
+        (0..tokens).step_by(KV_PAGE_TOKENS).try_for_each(|start| {
+            let rows = KV_PAGE_TOKENS.min(tokens - start);
+            state.keys.append(&made_up(rows * width, rng), 1, width)
+        })
+    }
+
+    fn scratch(&self, hidden: usize) -> TokenScratch {
+        let LatentShape { heads, q_rank, kv_rank, nope, rope, value, .. } = self.shape;
+        let (q, width) = (nope + rope, kv_rank + rope);
+        // Per head: its query, the part of it in the latent space twice, since heads and tokens change places; then all
+        // parts and their concatenation; then the latent result beside the value, likewise twice.
+        let latent = q + nope + 2 * kv_rank;
+        let whole = q + kv_rank + 2 * rope + width;
+        let result = width + kv_rank + 2 * value;
+        // One number more is the row of a head in the input.
+        let per_head = 1 + latent.max(whole).max(result);
+        TokenScratch {
+            floats: 2 * hidden + 2 * q_rank.unwrap_or(0) + 3 * width + heads * per_head,
+            input: hidden.max(heads * nope.max(kv_rank).max(value)).max(q_rank.unwrap_or(0)),
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use candle_core::{Device, Tensor};
 
-use super::Activation;
+use super::{Activation, TokenScratch};
 use crate::error::Result;
 use crate::matrix::{Linear, with_f32};
 use crate::weights::WeightLoader;
@@ -56,5 +56,11 @@ impl Mlp {
         let mut combined = with_f32(&gate, <[f32]>::to_vec)?;
         with_f32(&up, |up| self.act.combine(&mut combined, up))?;
         self.down.forward(&Tensor::from_vec(combined, gate.dims(), &Device::Cpu)?)
+    }
+
+    /// What [`forward`](Self::forward) allocates per token, with its input, its output, and their sum.
+    pub fn scratch(&self, hidden: usize) -> TokenScratch {
+        let inter = self.down.input_width();
+        TokenScratch { floats: 3 * hidden + 3 * inter, input: hidden.max(inter) }
     }
 }

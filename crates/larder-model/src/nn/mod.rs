@@ -14,6 +14,7 @@ mod norm;
 mod pass;
 mod recurrent;
 mod rope;
+mod scratch;
 
 pub use activation::Activation;
 pub use attention::{Attention, AttentionShape, AttentionTemperature, QkNorm};
@@ -29,9 +30,11 @@ pub use norm::Norm;
 pub use pass::{AttentionMask, ForwardPass, SpanPositions};
 pub use recurrent::{RecurrentState, StateLens};
 pub use rope::{Rope, RopeTable, Rotary, attention_scale};
+pub use scratch::TokenScratch;
+pub(crate) use scratch::step_memory;
 
 use candle_core::Tensor;
-use larder_core::SequenceMemory;
+use larder_core::{Rng, SequenceMemory};
 
 use crate::error::Result;
 use crate::step::LayerStates;
@@ -47,4 +50,16 @@ pub trait Mixer: Send + Sync {
 
     /// Memory for the KV cache and recurrent state of a sequence.
     fn memory_need(&self) -> SequenceMemory;
+
+    /// Appends the state of `tokens` tokens that were not computed: values of `rng` of a plausible size.
+    fn fill(&self, state: &mut LayerKv, tokens: usize, rng: &mut Rng) -> Result<()>;
+
+    /// What [`forward`](Self::forward) allocates per token, the norm before it included, in a model whose residual stream
+    /// is `hidden` wide.
+    fn scratch(&self, hidden: usize) -> TokenScratch;
+}
+
+/// Values from -1 to 1, in the place of those that a layer keeps of a token.
+fn made_up(count: usize, rng: &mut Rng) -> Vec<f32> {
+    (0..count).map(|_| (2.0 * rng.unit() - 1.0) as f32).collect()
 }

@@ -3,7 +3,7 @@
 use candle_core::{Device, Tensor};
 use larder_core::{Gate, LayerIdx};
 
-use super::{Activation, Mlp};
+use super::{Activation, Mlp, TokenScratch};
 use crate::error::Result;
 use crate::experts::{ExpertPath, MoeCall};
 use crate::matrix::{Linear, with_f32};
@@ -59,6 +59,15 @@ impl Moe {
             Some(shared) => Ok((out + shared.forward(x)?)?),
             None => Ok(out),
         }
+    }
+
+    /// What [`forward`](Self::forward) allocates per token, the norm before it included; the buffers of the
+    /// [`ExpertPath`] are not.
+    pub fn scratch(&self, hidden: usize) -> TokenScratch {
+        let shared = self.shared.as_ref().map(|shared| shared.mlp.scratch(hidden)).unwrap_or_default();
+        // Input, output and their sum; logits; per expert of a token the choice with its weight, twice while it is made.
+        let own = 3 * hidden + self.gate.experts + 4 * self.gate.top_k;
+        TokenScratch { floats: own + shared.floats, input: hidden.max(shared.input) }
     }
 }
 

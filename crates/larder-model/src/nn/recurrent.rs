@@ -3,8 +3,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::KvPool;
+use larder_core::Rng;
+
 use super::kv_pool::StateBytes;
+use super::{KvPool, made_up};
 use crate::error::Result;
 
 /// What a layer without attention carries from token to token. Clones share states until one of them advances.
@@ -82,6 +84,14 @@ impl RecurrentState {
             }
         }
         Ok(())
+    }
+
+    /// Takes in `tokens` tokens that were not computed: at each checkpoint and at the end the state has values of `rng`.
+    pub fn fill(&mut self, tokens: usize, lens: StateLens, rng: &mut Rng) -> Result<()> {
+        self.advance(tokens, lens, |values, _| {
+            values.window = made_up(lens.window, rng);
+            values.recurrence = made_up(lens.recurrence, rng);
+        })
     }
 
     /// Tokens that the state has taken in.

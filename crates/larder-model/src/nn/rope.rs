@@ -173,6 +173,11 @@ impl Rope {
         Ok(())
     }
 
+    /// Bytes of the cosines and sines of one position.
+    pub fn bytes_per_position(&self) -> usize {
+        self.dim / 2 * size_of::<(f32, f32)>()
+    }
+
     /// The longest sequence, in tokens: `context` of the config, or more where scaling extends it. Dynamic scaling
     /// grows with the sequence and has no limit of its own.
     pub fn max_context(&self, context: usize) -> usize {

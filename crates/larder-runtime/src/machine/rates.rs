@@ -7,13 +7,19 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use larder_core::SHARD_ALIGN;
 use larder_store::reader::{Arena, ReadRequest, ReaderSpec, ShardFiles};
 use larder_store::{DATA_START, Store};
+
+use super::memory;
 
 /// Time limit of a probe.
 const PROBE_TIME: Duration = Duration::from_millis(1500);
 /// Bytes that all threads together read: more than the caches of a CPU.
 const MEMORY_BYTES: usize = 512 << 20;
+/// Bytes that are touched to measure how fast memory is cleared, and those of a slot of them.
+const CLEARED_BYTES: usize = 256 << 20;
+const CLEARED_SLOT_BYTES: usize = 4 << 20;
 /// Reads in flight: enough to keep an SSD busy at the size of an expert.
 const IN_FLIGHT: usize = 8;
 
@@ -43,6 +49,18 @@ fn sum(buffer: &[u64]) -> u64 {
         }
     }
     lanes.iter().fold(0, |a, b| a.wrapping_add(*b))
+}
+
+/// Bytes per second at which the system provides and clears memory like that of slots, when it is first touched.
+pub fn clearing_rate() -> Result<f64> {
+    let most = memory::available().map_or(CLEARED_BYTES, |bytes| CLEARED_BYTES.min((bytes / 8) as usize));
+    let count = (most / CLEARED_SLOT_BYTES).max(1);
+    let (_arena, mut slots) =
+        Arena::new(count, CLEARED_SLOT_BYTES).context("not enough memory for the slots of the measurement")?;
+    let start = Instant::now();
+    slots.iter_mut().for_each(|slot| slot.iter_mut().step_by(SHARD_ALIGN).for_each(|byte| *byte = 1));
+    black_box(&slots);
+    Ok((count * CLEARED_SLOT_BYTES) as f64 / start.elapsed().as_secs_f64())
 }
 
 /// Bytes per second of reading experts from all over a store, and the reader as text.

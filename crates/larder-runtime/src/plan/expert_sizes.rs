@@ -12,6 +12,11 @@ impl ExpertSizes {
         ExpertSizes(layers.into_iter().collect())
     }
 
+    /// Bytes of one expert of each layer that has experts, in order.
+    pub fn by_row(&self) -> &[u64] {
+        &self.0
+    }
+
     /// Bytes of the largest expert.
     pub fn largest(&self) -> u64 {
         self.0.iter().copied().max().unwrap_or_default()

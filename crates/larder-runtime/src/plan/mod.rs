@@ -3,6 +3,7 @@
 use anyhow::{Result, bail};
 use larder_cache::{CacheScope, pass_through_slots, slot_count};
 use larder_core::{Blueprint, CheckpointPolicy, format_bytes, size_up};
+use larder_kernels::attention_scratch_bytes;
 use larder_model::KvFormat;
 use larder_policy::eviction::CacheShape;
 use serde_json::{Value, json};
@@ -12,9 +13,11 @@ use crate::options::{CacheSize, Options, Setting};
 use crate::slots::belong_to_layers;
 
 mod expert_sizes;
+mod prefill;
 pub mod tiers;
 
 pub use expert_sizes::ExpertSizes;
+pub(crate) use prefill::{LEAST_TOKENS, prefill_tokens};
 
 /// Reserve for kernel allocations on behalf of the process and for unforeseen needs.
 const RESERVE_BYTES: u64 = 64 << 20;
@@ -45,8 +48,10 @@ pub struct PlanInputs<'a> {
     pub kv_format: KvFormat,
     /// When checkpoints of recurrent states are taken.
     pub kv_checkpoints: CheckpointPolicy,
-    /// Tokens per prefill step.
-    pub chunk: usize,
+    /// The most tokens of a step, and so of a piece of a prompt.
+    pub prefill_tokens: usize,
+    /// Compute threads.
+    pub threads: usize,
     /// Memory of the process before anything is loaded, in bytes.
     pub process_bytes: u64,
     /// Memory that code pages, stacks and the allocator will take beyond that, in bytes.
@@ -115,16 +120,14 @@ impl PlanInputs<'_> {
         if self.on_gpu { self.recurrent_bytes() } else { self.kv_bytes() }
     }
 
-    /// Bytes of activations during a step, with logits for each sequence.
+    /// Bytes of activations during a step, with the scores of attention and the logits of each sequence.
     pub fn scratch_bytes(&self) -> u64 {
-        let g = &self.blueprint.geometry;
-        let float = size_of::<f32>();
-        // Per token: the hidden state and the buffers of attention and norms. Per expert of a token: gate, up and the
-        // input of down, also quantised, then down's output before and after it is scattered.
-        let stream = 12 * g.hidden * float;
-        let expert = g.inter * (3 * float + 2) + 2 * g.hidden * float;
-        let logits = 3 * self.sequences * self.blueprint.vocab * float;
-        (self.chunk * (stream + g.top_k * expert) + logits) as u64
+        // Rows of no other format are widened.
+        let width = if self.kv_format == KvFormat::Q8_0 { self.blueprint.sequence_memory.values_per_token } else { 0 };
+        let scores = attention_scratch_bytes(self.context, width);
+        let logits = (3 * self.sequences).saturating_mul(self.blueprint.vocab).saturating_mul(size_of::<f32>());
+        let fixed = scores.saturating_mul(self.threads).saturating_add(logits) as u64;
+        self.blueprint.step_memory.bytes(self.prefill_tokens).saturating_add(fixed)
     }
 
     /// Bytes of staging buffers between memory and a GPU.
@@ -353,6 +356,7 @@ impl MemoryPlan {
         if let Some(available) = inputs.available_bytes {
             text += &format!("; {} available", format_bytes(available));
         }
+        text += &prefill_text(inputs);
         if let MemoryPlan::Slots { scope, .. } = *self {
             let floor = inputs.blueprint.geometry.top_k;
             text += &format!("\n      experts per layer: at least {floor}, which one token uses");
@@ -387,6 +391,7 @@ impl MemoryPlan {
             "sequences": inputs.sequences,
             "context_bytes": inputs.kv_bytes(),
             "scratch_bytes": inputs.process_and_workspace_bytes(self.expert_bytes(inputs)),
+            "prefill_tokens": inputs.prefill_tokens,
             "expert_bytes": inputs.expert_sizes.largest(),
             "expert_classes": inputs.expert_sizes.classes().iter().map(|(bytes, layers)| json!({ "bytes": bytes, "layers": layers })).collect::<Vec<_>>(),
             "slots": slots,
@@ -415,6 +420,11 @@ impl MemoryPlan {
             MemoryPlan::Slots { slots, scope: CacheScope::Global } => slots < top_k * inputs.layers(),
         }
     }
+}
+
+/// The size of the pieces of a prompt, as a line of its own.
+fn prefill_text(inputs: &PlanInputs) -> String {
+    format!("\n      prefill: pieces of up to {} tokens", inputs.prefill_tokens)
 }
 
 /// How many experts `slots` hold, as text.

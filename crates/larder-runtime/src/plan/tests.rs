@@ -1,6 +1,6 @@
 //! Tests of the plan without a GPU.
 
-use larder_core::{ExpertNames, Geometry, SequenceMemory};
+use larder_core::{ExpertNames, Geometry, SequenceMemory, StepMemory};
 
 use super::*;
 use crate::options::CacheOptions;
@@ -16,6 +16,7 @@ pub fn blueprint() -> Blueprint {
         vocab: 8,
         context: 100,
         sequence_memory: SequenceMemory::rows(1, 1 << 9),
+        step_memory: StepMemory { bytes_per_token: 700, fixed_bytes: 0 },
     }
 }
 
@@ -38,7 +39,8 @@ pub fn inputs(blueprint: &Blueprint, available: Option<u64>) -> PlanInputs<'_> {
         context: 1024,
         kv_checkpoints: CheckpointPolicy::default(),
         sequences: 1,
-        chunk: 1,
+        prefill_tokens: 1,
+        threads: 1,
         process_bytes: MEGA,
         growth_bytes: 0,
         available_bytes: available,
@@ -122,4 +124,18 @@ fn the_total_includes_everything() {
     assert_eq!(plan.total_bytes(&grown), plan.total_bytes(&inputs) + 77);
     let text = plan.describe(&inputs);
     assert!(text.contains("experts per layer: at least 2") && text.contains("warning"), "{text}");
+    assert!(text.contains("prefill: pieces of up to 1 tokens"), "{text}");
+    assert_eq!(plan.json(&inputs)["prefill_tokens"], 1);
+}
+
+#[test]
+fn scratch_counts_the_tokens_of_a_step_and_the_scores_of_each_thread() {
+    let blueprint = blueprint();
+    let bytes = |prefill_tokens, threads, context| {
+        let inputs = PlanInputs { prefill_tokens, threads, context, ..inputs(&blueprint, None) };
+        inputs.scratch_bytes()
+    };
+    assert_eq!(bytes(300, 1, 64) - bytes(100, 1, 64), 200 * 700);
+    assert_eq!(bytes(1, 3, 1000) - bytes(1, 3, 0), 3 * 16 * 4 * 1000);
+    assert_eq!(bytes(usize::MAX, usize::MAX, usize::MAX), u64::MAX);
 }

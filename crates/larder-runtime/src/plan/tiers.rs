@@ -5,7 +5,7 @@ use larder_cache::CacheScope;
 use larder_core::{format_bytes, size_down};
 use serde_json::{Value, json};
 
-use super::{PlanInputs, check_fits, requested_slots, slots_text};
+use super::{PlanInputs, check_fits, prefill_text, requested_slots, slots_text};
 use crate::machine::budget::MemoryUse;
 use crate::options::{Options, Setting};
 
@@ -176,6 +176,7 @@ impl TierPlan {
         if let Some(available) = inputs.available_bytes {
             text += &format!("; {} available", format_bytes(available));
         }
+        text += &prefill_text(inputs);
         if self.thrashes(inputs) {
             text += "\n      warning: both tiers hold fewer experts than one token uses, so there will be almost no cache hits";
         }
@@ -190,6 +191,7 @@ impl TierPlan {
             "sequences": inputs.sequences,
             "context_bytes": inputs.host_kv_bytes(),
             "scratch_bytes": inputs.process_and_workspace_bytes(self.host_expert_bytes(inputs)),
+            "prefill_tokens": inputs.prefill_tokens,
             "expert_bytes": inputs.expert_sizes.largest(),
             "slots": self.host_slots,
             "passing_slots": self.pass_through,

@@ -5,10 +5,9 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 use larder_cache::Traffic;
 use larder_engine::{
-    FinishReason, Listener, PREFILL_CHUNK, Request, Sampler, Session, StepStats, StopMatcher, TokenInput, Tokenizer,
-    generate,
+    FinishReason, Listener, Request, Sampler, Session, StepStats, StopMatcher, TokenInput, Tokenizer, generate,
 };
-use larder_model::LogitsFor;
+use larder_model::{LogitsFor, ModelError, Tap};
 use larder_runtime::{EngineExperts, TextCodec};
 
 use super::conversation::{Conversation, Message};
@@ -81,10 +80,9 @@ impl<'a> ChatSequence<'a> {
         let reused = self.rewind_to(&tokens);
         let before = self.traffic();
         let start = Instant::now();
-        let Some(last) = self.prefill_chunks(&tokens[self.session.tokens().len()..], interrupt)? else {
+        let Some(last) = self.prefill_pieces(&tokens[self.session.tokens().len()..], interrupt)? else {
             return Ok(None);
         };
-        self.answers += 1;
         let ahead = start.elapsed();
         let tokenizer = &self.text.tokenizer;
         let mut writer = ReplyWriter {
@@ -103,6 +101,10 @@ impl<'a> ChatSequence<'a> {
             max_tokens: settings.max_tokens.unwrap_or(usize::MAX),
         };
         let made = generate(&mut self.session, tokenizer, request, &mut writer)?;
+        if made.finish == FinishReason::Cancelled && made.ids.is_empty() {
+            return Ok(None);
+        }
+        self.answers += 1;
         writer.finish();
         let ReplyWriter { message, closed, after_prompt, .. } = writer;
         let after_prompt = after_prompt.unwrap_or_default();
@@ -189,16 +191,28 @@ impl<'a> ChatSequence<'a> {
         reused
     }
 
-    /// Prefills all but the last chunk of `tokens`, and returns that; `None` if interrupted.
-    fn prefill_chunks<'t>(&mut self, tokens: &'t [u32], interrupt: &Interrupt) -> Result<Option<&'t [u32]>> {
-        let (ahead, last) = tokens.split_at((tokens.len() - 1) / PREFILL_CHUNK * PREFILL_CHUNK);
-        for piece in ahead.chunks(PREFILL_CHUNK) {
-            if interrupt.received() {
-                return Ok(None);
-            }
-            self.session.forward(&TokenInput { logits_for: LogitsFor::None, ..TokenInput::prompt(piece) }, &mut ())?;
+    /// Prefills all but the last piece of `tokens`, and returns that; `None` if interrupted. The pieces before stay in the KV
+    /// cache.
+    fn prefill_pieces<'t>(&mut self, tokens: &'t [u32], interrupt: &Interrupt) -> Result<Option<&'t [u32]>> {
+        let size = self.session.prefill_tokens();
+        let (ahead, last) = tokens.split_at((tokens.len() - 1) / size * size);
+        for piece in ahead.chunks(size) {
+            let input = TokenInput { logits_for: LogitsFor::None, ..TokenInput::prompt(piece) };
+            match self.session.forward(&input, &mut UntilInterrupt(interrupt)) {
+                Err(ModelError::Cancelled) => return Ok(None),
+                other => other?,
+            };
         }
         Ok(Some(last).filter(|_| !interrupt.received()))
+    }
+}
+
+/// Ends a pass at the next layer after an interrupt.
+struct UntilInterrupt<'a>(&'a Interrupt);
+
+impl Tap for UntilInterrupt<'_> {
+    fn wants_more(&mut self) -> bool {
+        !self.0.received()
     }
 }
 
@@ -254,6 +268,10 @@ impl<W: std::io::Write> Listener<EngineExperts> for ReplyWriter<'_, W> {
         let parts = self.splitter.text(piece);
         self.show(parts);
         !self.closed && !self.interrupt.received()
+    }
+
+    fn wants_more(&mut self) -> bool {
+        !self.interrupt.received()
     }
 
     fn step(&mut self, _: &StepStats, experts: &EngineExperts) {

@@ -360,10 +360,10 @@ pub struct LogitsArgs {
     /// JSON file with an array of token ids
     #[arg(long, value_name = "FILE", help_heading = heading::PROMPT)]
     pub tokens: PathBuf,
-    /// Tokens per prefill step
-    #[arg(long, default_value_t = larder_engine::PREFILL_CHUNK, value_name = "N", value_parser = at_least_one)]
-    #[arg(help_heading = heading::PROMPT)]
-    pub chunk: usize,
+    /// Tokens per prefill step: the earlier name of --prefill-tokens
+    #[arg(long, value_name = "N", value_parser = at_least_one, help_heading = heading::PROMPT, hide = true)]
+    #[arg(conflicts_with = "prefill_tokens")]
+    pub chunk: Option<usize>,
     /// Generate N more tokens greedily, past the end-of-text token
     #[arg(long, default_value_t = 0, value_name = "N", help_heading = heading::PROMPT)]
     pub generate: usize,

@@ -20,6 +20,7 @@ impl EngineFlags {
             context,
             sequences: 1,
             prompt_bytes: 0,
+            prefill_tokens: performance.prefill_tokens,
             cache: cache_options(size, cache, place, performance),
             routing: routing.strategy.clone(),
             trace: trace_options(record),

@@ -8,8 +8,8 @@ use anyhow::{Context, Result, bail};
 use larder_core::{LayerIdx, read_regular_text};
 use larder_engine::{Sampler, Sampling, TokenInput};
 use larder_model::{Routed, Tap};
-use larder_runtime::InferenceEngine;
 use larder_runtime::machine::memory;
+use larder_runtime::{InferenceEngine, Options};
 use safetensors::tensor::{Dtype, View};
 
 use crate::cli::LogitsArgs;
@@ -27,11 +27,13 @@ pub fn run(args: &LogitsArgs) -> Result<()> {
     let (vocab, top_k) = (model.blueprint.vocab, model.blueprint.geometry.top_k);
     let context = tokens.len().saturating_add(args.generate);
     check_memory(context, vocab)?;
-    let mut engine = InferenceEngine::start(&model, &args.engine.options(context))?;
+    let options = args.engine.options(context);
+    let options = Options { prefill_tokens: args.chunk.or(options.prefill_tokens), ..options };
+    let mut engine = InferenceEngine::start(&model, &options)?;
     let mut session = engine.session();
 
     let mut recording = Recording::default();
-    let logits = session.forward(&TokenInput::prompt(&tokens).in_chunks(args.chunk).all_logits(), &mut recording)?;
+    let logits = session.forward(&TokenInput::prompt(&tokens).all_logits(), &mut recording)?;
     let mut last = logits[logits.len() - vocab..].to_vec();
     let mut out = recording.tensors(tokens.len(), top_k);
     out.insert("full_logits".into(), Out::f32(&[tokens.len(), vocab], &logits));

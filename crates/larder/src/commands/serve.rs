@@ -91,6 +91,10 @@ impl larder_serve::Engine for Served {
         (&self.engine.decoder, &mut self.engine.experts)
     }
 
+    fn step_tokens(&self) -> usize {
+        self.engine.prefill_tokens
+    }
+
     fn new_sequence(&mut self) {
         self.engine.experts.new_sequence();
     }

@@ -39,7 +39,7 @@ pub fn run(mut args: AgreementArgs) -> Result<()> {
     let mut engine = InferenceEngine::start(&model, &args.engine.options(passage.chunk))?;
     let geometry = engine.decoder.geometry().clone();
     let gates: Vec<Gate> = engine.decoder.gates().cloned().collect();
-    let piece = if args.under_strategy { 1 } else { step_tokens(engine.decoder.vocab()) };
+    let piece = if args.under_strategy { 1 } else { step_tokens(engine.decoder.vocab(), engine.prefill_tokens) };
     let bar = bar(passage.tokens_read());
     let found = match args.under_strategy {
         true => {

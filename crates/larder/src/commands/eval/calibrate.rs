@@ -42,7 +42,7 @@ pub fn run(args: &CalibrateArgs) -> Result<()> {
 }
 
 fn measure(engine: &mut InferenceEngine, passage: &Passage, bar: &crate::progress::Bar) -> Result<(Vec<f32>, usize)> {
-    let piece = step_tokens(engine.decoder.vocab());
+    let piece = step_tokens(engine.decoder.vocab(), engine.prefill_tokens);
     let InferenceEngine { decoder, .. } = engine;
     let gates: Vec<_> = decoder.gates().cloned().collect();
     let mut spread = LogitSpread::new(&decoder.geometry().clone(), gates.iter().collect());

@@ -36,8 +36,8 @@ pub fn run(args: &McqArgs) -> Result<()> {
     let files = files(&args.questions)?;
     let subjects: Vec<Subject> = files.iter().map(|file| prepare(args, file, &model, &text)).collect::<Result<_>>()?;
     let lengths = || subjects.iter().flat_map(|s| &s.sheets).map(|(sheet, _)| sheet.prompt.len());
-    let piece = tokens_per_step(&args.step, &args.engine, model.blueprint.vocab);
     let mut engine = InferenceEngine::start(&model, &args.engine.options(lengths().max().unwrap_or(1)))?;
+    let piece = tokens_per_step(&args.step, &args.engine, engine.prefill_tokens);
     warn_if_all_fit(&engine, &args.engine);
     let bar = bar(lengths().sum());
     let meter = Meter::new(&engine.experts);

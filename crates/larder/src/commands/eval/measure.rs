@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use larder_cache::Traffic;
 use larder_engine::{Routing, Session};
-use larder_lab::eval::{ChunkScore, score, step_tokens};
+use larder_lab::eval::{ChunkScore, score};
 use larder_model::{ModelError, Tap};
 use larder_policy::routing::quality::Quality;
 use larder_runtime::{EngineExperts, InferenceEngine};
@@ -17,11 +17,11 @@ use crate::cli::eval::StepFlags;
 use crate::print;
 use crate::progress::{self, Bar};
 
-/// Tokens per step: one if routing depends on the cache or with --one-by-one, else as many as a step takes.
-pub fn tokens_per_step(step: &StepFlags, flags: &EngineFlags, vocab: usize) -> usize {
+/// Tokens per step: one if routing depends on the cache or with --one-by-one, else `most`.
+pub fn tokens_per_step(step: &StepFlags, flags: &EngineFlags, most: usize) -> usize {
     match step.one_by_one || !flags.routing.strategy.is_lossless() {
         true => 1,
-        false => step_tokens(vocab),
+        false => most,
     }
 }
 

@@ -31,7 +31,8 @@ pub fn run(args: OptimalArgs) -> Result<()> {
     let swaps = SwapHandle::default();
     engine.experts.set_routing(Routing::lossy(Box::new(ForcedRouter::new(&swaps))));
     let positions = positions(&passage, args.samples);
-    let mut probe = RankProbe { decoder: &engine.decoder, experts: &mut engine.experts, swaps, rank: args.rank };
+    let InferenceEngine { decoder, experts, prefill_tokens, .. } = &mut engine;
+    let mut probe = RankProbe { decoder, experts, swaps, rank: args.rank, prefill_tokens: *prefill_tokens };
     let bar = progress::count("trying", "experts", probe.passes(positions.iter().map(Vec::len).sum()) as u64);
     let mut found: Vec<RankOptimality> = Vec::new();
     for (chunk, at) in passage.chunks().zip(&positions).filter(|(_, at)| !at.is_empty()) {

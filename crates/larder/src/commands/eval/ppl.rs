@@ -3,7 +3,7 @@
 use std::f64::consts::LN_2;
 
 use anyhow::Result;
-use larder_lab::eval::{ChunkEstimate, perplexity};
+use larder_lab::eval::{ChunkEstimate, perplexity, step_tokens};
 use larder_runtime::InferenceEngine;
 use serde_json::json;
 
@@ -16,8 +16,9 @@ use crate::models;
 pub fn run(args: &PplArgs) -> Result<()> {
     let model = models::open(&args.model)?;
     let passage = Passage::open(&model, &args.text)?;
-    let piece = tokens_per_step(&args.step, &args.engine, model.blueprint.vocab);
     let mut engine = InferenceEngine::start(&model, &args.engine.options(passage.chunk))?;
+    let most = step_tokens(model.blueprint.vocab, engine.prefill_tokens);
+    let piece = tokens_per_step(&args.step, &args.engine, most);
     warn_if_all_fit(&engine, &args.engine);
     let bar = bar(passage.tokens_read());
     let found = read_all(&mut engine, &passage, piece, &mut (), &bar)?;

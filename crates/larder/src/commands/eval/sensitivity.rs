@@ -28,7 +28,7 @@ pub fn run(args: &SensitivityArgs) -> Result<()> {
     let geometry = &model.blueprint.geometry;
     let top_k = geometry.top_k;
     let mut engine = InferenceEngine::start(&model, &args.engine.full().options(passage.chunk))?;
-    let piece = step_tokens(engine.decoder.vocab());
+    let piece = step_tokens(engine.decoder.vocab(), engine.prefill_tokens);
     let bar = bar(passage.tokens_read() * 2 * top_k);
     let mut probe = |spec: String| -> Result<Vec<ChunkScore>> {
         engine.experts.set_routing_strategy(&spec.parse::<RoutingSpec>()?, &engine.decoder, &model)?;

@@ -1,0 +1,79 @@
+//! What the activations of a step take, from which the memory plan decides how many tokens a piece of prefill has.
+
+use larder_core::{Geometry, StepMemory};
+use larder_kernels::Inputs;
+
+use crate::expert_workspace::ExpertWorkspace;
+use crate::stack::{Ffn, Stack};
+
+/// Bytes per token of what all layers share: position and range of positions seen per token, its origin.
+const POSITION_BYTES: usize = 64;
+
+/// What computing one part of a layer takes per token of the step.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct TokenScratch {
+    /// The most activations that exist at the same time, in numbers of f32; the part's input and output included.
+    pub floats: usize,
+    /// Width of the widest input of a product, which is copied and quantised.
+    pub input: usize,
+}
+
+impl TokenScratch {
+    /// Enough for either of two parts, which are computed one after the other.
+    pub fn max(self, other: Self) -> Self {
+        TokenScratch { floats: self.floats.max(other.floats), input: self.input.max(other.input) }
+    }
+}
+
+/// The memory of the activations of a step of this model. What layers allocate is freed at their end; the inputs of
+/// products and the expert workspace are kept.
+pub(crate) fn step_memory(stack: &Stack) -> StepMemory {
+    let Geometry { hidden, .. } = stack.geometry;
+    let parts = stack.layers.iter().flat_map(|layer| [layer.mixer.scratch(hidden), ffn_scratch(&layer.ffn, hidden)]);
+    let most = parts.fold(TokenScratch::default(), TokenScratch::max);
+    let scales_input = stack.layers.iter().any(|layer| match &layer.ffn {
+        Ffn::Moe(moe) => moe.gate.scales_input,
+        Ffn::Dense(_) => false,
+    });
+    let experts = ExpertWorkspace::memory(&stack.geometry, scales_input);
+    let rotations = stack.rope.as_ref().map_or(0, |rope| rope.bytes_per_position());
+    // The residual stream exists beside every part.
+    let layer = (hidden + most.floats) * size_of::<f32>();
+    let shared = Inputs::bytes(most.input) + rotations + POSITION_BYTES;
+    StepMemory { bytes_per_token: layer + shared + experts.bytes_per_token, fixed_bytes: experts.fixed_bytes }
+}
+
+fn ffn_scratch(ffn: &Ffn, hidden: usize) -> TokenScratch {
+    match ffn {
+        Ffn::Dense(mlp) => mlp.scratch(hidden),
+        Ffn::Moe(moe) => moe.scratch(hidden),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::decoder::blueprint;
+    use crate::expert_workspace::PART_ROWS;
+
+    /// The memory of a step of a small OLMoE with one value of its config changed.
+    fn with(key: &str, value: usize) -> StepMemory {
+        let text = include_str!("../../../../tests/golden/olmoe/config.json");
+        let mut config: Value = serde_json::from_str(text).unwrap();
+        config[key] = json!(value);
+        blueprint(&config).unwrap().step_memory
+    }
+
+    #[test]
+    fn a_token_takes_an_output_for_each_of_its_experts_and_no_inner_activations() {
+        let (two, three) = (with("num_experts_per_tok", 2), with("num_experts_per_tok", 3));
+        let per_expert = three.bytes_per_token - two.bytes_per_token;
+        assert!((4 * 32..4 * 32 + 32).contains(&per_expert), "{per_expert} bytes for an output of 32 numbers");
+        let (narrow, wide) = (with("intermediate_size", 32), with("intermediate_size", 3200));
+        assert_eq!(narrow.bytes_per_token, wide.bytes_per_token);
+        // Gate, up, and what becomes of them: in floats, and quantised in 48 bytes for 32 values.
+        assert_eq!(wide.fixed_bytes - narrow.fixed_bytes, PART_ROWS * (99 * 32 * 3 * 4 + 99 * 48));
+    }
+}

@@ -1,0 +1,102 @@
+//! Pieces of a prompt: cancelled, of the size that the memory plan counts, and made up instead of computed.
+
+use larder_engine::{Session, TokenInput};
+use larder_model::{ModelError, Tap};
+use serde_json::Value;
+
+use crate::support::reference::load;
+use crate::support::{golden_models, larder_ok};
+
+const ROOM: usize = 2048;
+
+fn tokens(count: usize) -> Vec<u32> {
+    (0..count as u32).map(|i| i * 7 % 97).collect()
+}
+
+/// Ends a pass after some layers.
+struct After(usize);
+
+impl Tap for After {
+    fn wants_more(&mut self) -> bool {
+        self.0 = self.0.saturating_sub(1);
+        self.0 > 0
+    }
+}
+
+#[test]
+fn a_cancelled_piece_leaves_the_sequence_as_it_was() {
+    for folder in golden_models() {
+        let mut loaded = load(&folder, "config.json");
+        let (before, prompt) = (tokens(270), tokens(31));
+        let mut session = Session::new(&loaded.decoder, &mut loaded.experts, ROOM).with_prefill_tokens(300);
+        session.forward(&TokenInput::prompt(&before), &mut ()).unwrap();
+        for layers in [1, 2] {
+            let error = session.forward(&TokenInput::prompt(&prompt), &mut After(layers)).unwrap_err();
+            assert!(matches!(error, ModelError::Cancelled), "{}: {error}", folder.display());
+            assert_eq!(session.tokens(), before);
+        }
+        let got = session.forward(&TokenInput::prompt(&prompt), &mut ()).unwrap();
+        let want = Session::new(&loaded.decoder, &mut loaded.experts, ROOM)
+            .forward(&TokenInput::prompt(&[before, prompt].concat()).in_chunks(64), &mut ())
+            .unwrap();
+        assert_eq!(got, want, "{}", folder.display());
+    }
+}
+
+#[test]
+fn decode_behind_a_made_up_context_is_that_of_its_seed() {
+    for folder in golden_models() {
+        let mut loaded = load(&folder, "config.json");
+        let name = folder.display();
+        let mut behind = |depth: usize, seed: u64| {
+            let mut session = Session::new(&loaded.decoder, &mut loaded.experts, ROOM);
+            session.plan_len(depth + 2);
+            session.append_made_up(&tokens(depth), seed).unwrap();
+            let bytes = session.kv_bytes();
+            let logits = session.forward(&TokenInput::prompt(&[5]), &mut ()).unwrap();
+            assert_eq!(session.tokens().len(), depth + 1, "{name}");
+            assert!(logits.iter().all(|logit| logit.is_finite()), "{name}");
+            (logits, bytes, session.rewind(depth))
+        };
+        let (logits, bytes, kept) = behind(700, 1);
+        assert_eq!(behind(700, 1), (logits.clone(), bytes, kept), "{name}");
+        assert!(behind(700, 2).0 != logits && behind(300, 1).0 != logits, "{name}");
+        assert!(kept >= 512, "{name}: checkpoints are made up too, and {kept} tokens are kept");
+
+        let mut session = Session::new(&loaded.decoder, &mut loaded.experts, ROOM);
+        session.forward(&TokenInput::prompt(&tokens(700)), &mut ()).unwrap();
+        assert_eq!(session.kv_bytes(), bytes, "{name}: as much memory as a computed context");
+        assert!(session.append_made_up(&tokens(ROOM), 0).is_err());
+        assert_eq!(session.tokens().len(), 700);
+    }
+}
+
+/// The activations of the plan and the peak of memory of a run with pieces of `size` tokens.
+fn planned_and_peak(model: &str, prompt: &str, size: &str) -> (f64, f64, u64) {
+    let args = ["run", "-m", model, "-p", prompt, "-n", "1", "--json", "--threads", "1", "--prefill-tokens", size];
+    let found: Value = serde_json::from_str(&larder_ok(&args)).unwrap();
+    let number = |value: &Value| value.as_f64().unwrap();
+    let plan = &found["plan"];
+    assert!(number(&found["peak_bytes"]) <= number(&plan["total_bytes"]), "{model}: beyond the ceiling: {found}");
+    (number(&plan["scratch_bytes"]), number(&found["peak_bytes"]), plan["prefill_tokens"].as_u64().unwrap())
+}
+
+#[test]
+fn the_plan_counts_the_activations_of_a_piece() {
+    if std::env::var_os("LARDER_UNDER_TEST").is_some() {
+        println!("skipped: an emulator's memory is in the numbers");
+        return;
+    }
+    let prompt = "a b c d e f g h ".repeat(220);
+    for folder in golden_models() {
+        let model = folder.to_str().unwrap();
+        let (planned_small, peak_small, small) = planned_and_peak(model, &prompt, "64");
+        let (planned_large, peak_large, large) = planned_and_peak(model, &prompt, "1536");
+        assert_eq!((small, large), (64, 1536), "{model}");
+        let (planned, took) = (planned_large - planned_small, peak_large - peak_small);
+        println!("{model}: {took} of {planned} bytes");
+        // What the allocator keeps is noise of a megabyte.
+        assert!(took <= planned + 1e6, "{model}: {took} bytes, and the plan has {planned}");
+        assert!(took >= 0.25 * planned - 1e6, "{model}: {took} bytes of {planned}: the plan wastes memory");
+    }
+}
