@@ -84,7 +84,7 @@ def measured(command, limit, device, env):
 
 
 def larder(args, limit, device):
-    command = [args.larder, "bench", "-m", args.store, "-p", "1", "-n", str(args.tokens), "--repeats", "2"]
+    command = [args.larder, "bench", "-m", args.store, "-p", "1", "-n", str(args.tokens), "--repeats", "2", "--first-token", "off"]
     command += ["--threads", str(args.threads), "--json", *args.larder_flags.split()]
     out, row = measured(command, limit, device, os.environ)
     found = json.loads(out)

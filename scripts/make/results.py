@@ -211,7 +211,8 @@ def speed(lab: Lab, page: Page) -> None:
         for size in (4, 8, 16, 24, 32):
             for name, flags in settings.items():
                 key = f"speed-{name.split(':')[0]}-{size}-{round_}"
-                found[name, size, round_] = lab.json(key, "bench", "-m", MODEL, "-p", 64, "-n", 128, "-r", 1, "--cache-experts", size, *flags)
+                found[name, size, round_] = lab.json(key, "bench", "-m", MODEL, "-p", 64, "-n", 128, "-r", 1, "--first-token", "off",
+                                                    "--cache-experts", size, *flags)
     rate = lambda run: run["decode"]["tokens"] / run["decode"]["seconds"]
     pick = lambda name, size: sorted(rate(found[name, size, r]["series"][0]["runs"][0]) for r in range(3))
     lines = {name: [(s, pick(name, s)[1]) for s in (4, 8, 16, 24, 32)] for name in settings}

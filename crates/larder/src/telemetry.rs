@@ -147,6 +147,11 @@ impl Totals {
         self.tokens as f64 / self.time.as_secs_f64().max(1e-9)
     }
 
+    /// Bytes read per second.
+    pub fn read_rate(&self) -> f64 {
+        self.traffic.bytes() as f64 / self.time.as_secs_f64().max(1e-9)
+    }
+
     /// The totals as JSON; `streaming` says whether there is a cache.
     pub fn json(&self, streaming: bool) -> Value {
         let s = |time: Duration| time.as_secs_f64();
@@ -164,6 +169,7 @@ impl Totals {
                 "hit_rate": traffic.hit_rate(),
                 "demand_bytes": traffic.demand_bytes,
                 "prefetch_bytes": traffic.prefetch_bytes,
+                "read_bytes_per_second": self.read_rate(),
                 "seconds_waiting": s(traffic.waited),
                 "seconds_computing": s(traffic.computed),
                 "device_busy": s(traffic.read_busy) / s(*time).max(1e-9),

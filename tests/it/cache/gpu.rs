@@ -134,7 +134,7 @@ fn plan_and_bench_name_both_memories() {
     let plan = larder_ok(&[&["plan", "-m", &demo, "--json"][..], &sizes].concat());
     let plan: Value = serde_json::from_str(&plan).unwrap();
     assert_eq!((&plan["device"]["slots"], &plan["slots"]), (&8.into(), &16.into()));
-    let bench = ["bench", "-m", &demo, "--json", "-p", "4", "-n", "4", "-r", "1"];
+    let bench = ["bench", "-m", &demo, "--json", "-p", "4", "-n", "4", "-r", "1", "--first-token", "off"];
     let bench: Value = serde_json::from_str(&larder_ok(&[&bench[..], &sizes].concat())).unwrap();
     let limits = &bench["limits"]["gpu"];
     for rate in ["vram_bytes_per_second", "to_gpu_bytes_per_second", "from_gpu_bytes_per_second"] {

@@ -125,8 +125,10 @@ fn impossible_caches_are_refused() {
         }
     }
     let most = usize::MAX.to_string();
-    let said = larder_refuses(&["bench", "-m", text(&store), "-p", &most, "-n", "1"]);
-    assert!(said.contains("context"), "{said}");
+    for flags in [["-p", &most], ["--depth", &most], ["--first-token", &most]] {
+        let said = larder_refuses(&[&["bench", "-m", text(&store), "-n", "1"][..], &flags].concat());
+        assert!(said.contains("context") && said.contains("lower --"), "{said}");
+    }
     assert_eq!(run(&["--cache-experts", &most, "--cache-scope", "global"]).status.code(), Some(0));
     assert_eq!(run(&["--cache-mem", "1k"]).status.code(), Some(1));
     let said = larder_refuses(&["run", "-m", text(&fixture("golden/olmoe")), "-p", "a", "--cache-experts", "2"]);
@@ -146,7 +148,7 @@ fn plan_and_bench_measure_what_they_print() {
     assert!(least > 0.0 && least <= most && rate(&plan["memory_bytes_per_second"]) > 1e8, "{plan}");
 
     let flags = ["-p", "8", "-n", "12", "--repeats", "2", "--cache-experts", "2", "--vs-resident", "--json"];
-    let bench = json(&[&["bench", "-m", text(&store)][..], &flags].concat());
+    let bench = json(&[&["bench", "-m", text(&store), "--first-token", "3,40"][..], &flags].concat());
     let series = bench["series"].as_array().unwrap();
     assert_eq!(series.len(), 2);
     let run = &series[0]["runs"][1]["decode"];
@@ -154,6 +156,48 @@ fn plan_and_bench_measure_what_they_print() {
     assert_eq!(wanted, 12 * 2 * 3, "twelve tokens, two layers, three experts: {bench}");
     assert!(run["cache"]["demand_bytes"].as_u64().unwrap() > 0 && rate(&run["seconds"]) > 0.0);
     assert!(series[1]["runs"][0]["decode"]["cache"].is_null());
+
+    let first = bench["first_tokens"].as_array().unwrap();
+    let shapes: Vec<(u64, bool)> =
+        first.iter().map(|row| (row["tokens"].as_u64().unwrap(), row["cold"].as_bool().unwrap())).collect();
+    assert_eq!(shapes, [(3, true), (3, false), (40, true), (40, false)]);
+    for row in first {
+        let (missing, read) = (&row["missing_expert_bytes"], &row["prompt"]["cache"]["demand_bytes"]);
+        assert!(missing.as_u64().unwrap() <= read.as_u64().unwrap(), "each missing expert is read: {row}");
+        assert!(!row["cold"].as_bool().unwrap() || missing.as_u64().unwrap() > 0, "no slot has an expert: {row}");
+        assert_eq!(row["seconds_loading"].is_null(), row["limit"]["seconds_loading"].is_null());
+        assert!(rate(&row["seconds"]) > 0.0 && rate(&row["limit"]["seconds"]) > 0.0, "{row}");
+    }
+}
+
+#[test]
+fn bench_decodes_behind_a_context_that_is_not_prefilled() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = store_of(&fixture("golden/olmoe"), dir.path());
+    let flags = ["--depth", "300", "-p", "2", "-n", "4", "-r", "1", "--cache-experts", "2", "--json"];
+    let bench: Value =
+        serde_json::from_str(&larder_ok(&[&["bench", "-m", text(&store)][..], &flags].concat())).unwrap();
+    assert_eq!((&bench["depth"], &bench["plan"]["context_tokens"]), (&300.into(), &306.into()));
+    let run = &bench["series"][0]["runs"][0];
+    assert_eq!((&run["prompt"]["tokens"], &run["decode"]["tokens"]), (&2.into(), &4.into()));
+    assert_eq!(bench["first_tokens"], serde_json::json!([]));
+}
+
+#[test]
+fn pieces_are_as_the_plan_says_and_read_each_expert_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = store_of(&fixture("golden/olmoe"), dir.path());
+    let prompt = "the ducks ".repeat(200);
+    let found = |flags: &[&str]| -> Value {
+        let base =
+            ["run", "-m", text(&store), "-p", &prompt, "-n", "4", "--ignore-eos", "--json", "--cache-experts", "2"];
+        serde_json::from_str(&larder_ok(&[&base[..], flags].concat())).unwrap()
+    };
+    let reads = |found: &Value| found["prompt"]["cache"]["misses"].as_u64().unwrap();
+    let (whole, small) = (found(&["--prefill-tokens", "1000"]), found(&["--prefill-tokens", "32"]));
+    assert_eq!(small["plan"]["prefill_tokens"], 32);
+    assert_eq!(whole["ids"], small["ids"], "the size of the pieces changes no word");
+    assert!(reads(&whole) * 4 < reads(&small), "{} and {} reads", reads(&whole), reads(&small));
 }
 
 #[test]

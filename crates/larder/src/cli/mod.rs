@@ -300,6 +300,13 @@ pub struct BenchArgs {
     /// Number of tokens to generate
     #[arg(short = 'n', long, default_value_t = 32, value_name = "N", value_parser = at_least_one)]
     pub tokens: usize,
+    /// Measure behind a context of N tokens, whose KV cache has made-up values: nothing is prefilled for it
+    #[arg(short, long, default_value_t = 0, value_name = "N")]
+    pub depth: usize,
+    /// Lengths of the prompts whose first token is timed, or off (default: those of 32, 512 and 3968 tokens that fit the
+    /// context; off with --depth)
+    #[arg(long, value_name = "N,…|off", value_parser = parse_lengths)]
+    pub first_token: Option<PromptLengths>,
     /// Number of runs. The first starts with an empty cache (cold); the median of the others (warm) is shown
     #[arg(short, long, default_value_t = 3, value_name = "N", value_parser = at_least_one)]
     pub repeats: usize,
@@ -311,6 +318,17 @@ pub struct BenchArgs {
     /// Print every run as JSON
     #[arg(long, help_heading = heading::OUTPUT)]
     pub json: bool,
+}
+
+/// Lengths of prompts in tokens.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PromptLengths(pub Vec<usize>);
+
+fn parse_lengths(text: &str) -> Result<PromptLengths, String> {
+    match text {
+        "off" => Ok(PromptLengths(Vec::new())),
+        _ => text.split(',').map(at_least_one).collect::<Result<_, _>>().map(PromptLengths),
+    }
 }
 
 /// How tokens are sampled.

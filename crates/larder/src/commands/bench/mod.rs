@@ -1,20 +1,21 @@
 //! `larder bench`: prefill and decode speed, next to the limits of the machine.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use larder_cache::Traffic;
 use larder_engine::{PhaseTimes, Sampler, Sampling, Session, TokenInput, Xoshiro256};
-use larder_runtime::machine::rates;
-use larder_runtime::{EngineExperts, InferenceEngine, OnGpu, OpenModel, expert_sizes};
-use larder_store::Store;
+use larder_runtime::{EngineExperts, InferenceEngine};
 use serde_json::{Value, json};
 
-use crate::cli::{BenchArgs, EngineFlags};
+use self::limits::Limits;
+use crate::cli::BenchArgs;
 use crate::models;
 use crate::print;
 use crate::telemetry::Totals;
+
+mod first_token;
+mod limits;
 
 /// Measures prefill and decode, and how near they come to what memory, SSD and GPU allow.
 pub fn run(args: &BenchArgs) -> Result<()> {
@@ -25,17 +26,18 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         );
     }
     let model = models::open_to_run(&args.model, args.engine.no_store)?;
-    let need = args.prompt.saturating_add(args.tokens);
-    if need > model.blueprint.context {
-        bail!(
-            "{need} tokens do not fit into the model's context of {}; lower --prompt or --tokens",
-            model.blueprint.context
-        );
+    let most = model.blueprint.context;
+    let need = args.depth.saturating_add(args.prompt).saturating_add(args.tokens);
+    if need > most {
+        bail!("{need} tokens do not fit into the model's context of {most}; lower --depth, --prompt or --tokens");
     }
-    let limits = Limits::measure(&model, &args.engine)?;
-    let mut engine = InferenceEngine::start(&model, &args.engine.options(need))?;
-    let limits = Limits { gpu: engine.gpu, ..limits };
+    let first_prompts = first_token::prompts(args, most)?;
+    let context = first_prompts.iter().copied().chain([need]).max().unwrap_or(need);
+    let mut limits = Limits::measure(&model, &args.engine)?;
+    let mut engine = InferenceEngine::start(&model, &args.engine.options(context))?;
+    limits.gpu = engine.gpu;
     let mut series = vec![("as planned", measure(&mut engine, args)?)];
+    let first_tokens = first_token::measure(&mut engine, &model, &first_prompts, &limits)?;
     if args.vs_resident {
         engine.all_resident(&model)?;
         series.push(("all in memory", measure(&mut engine, args)?));
@@ -43,96 +45,20 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     if args.json {
         let rows: Vec<Value> =
             series.iter().map(|(name, runs)| json!({"name": name, "runs": rows(runs, &limits)})).collect();
-        println!("{}", json!({"limits": limits.json(), "plan": engine.plan, "series": rows}));
+        let first_tokens: Vec<Value> = first_tokens.iter().map(first_token::FirstToken::json).collect();
+        let (limits, plan) = (limits.json(), &engine.plan);
+        println!(
+            "{}",
+            json!({"limits": limits, "plan": plan, "depth": args.depth, "series": rows, "first_tokens": first_tokens})
+        );
         return Ok(());
     }
     println!("{}", limits.describe());
     print!("{}", print::table(&table(&series, &limits)));
+    if !first_tokens.is_empty() {
+        print!("\n{}", print::table(&first_token::table(&first_tokens)));
+    }
     Ok(())
-}
-
-/// Throughput of the machine in bytes per second, measured in this run.
-struct Limits {
-    memory: f64,
-    ssd: Option<f64>,
-    gpu: Option<OnGpu>,
-    /// Bytes of the resident weights that every token reads.
-    resident: f64,
-    /// Bytes of one expert, on average over the layers.
-    expert: f64,
-    /// Number of experts that every token uses, over all layers.
-    experts: f64,
-}
-
-impl Limits {
-    fn measure(model: &OpenModel, flags: &EngineFlags) -> Result<Self> {
-        let ssd = |store: &Arc<Store>| rates::ssd_throughput(store, &flags.performance.reader).map(|(rate, _)| rate);
-        let geometry = &model.blueprint.geometry;
-        Ok(Limits {
-            memory: rates::memory_bandwidth(flags.threads()),
-            ssd: model.store().map(ssd).transpose()?,
-            gpu: None,
-            resident: model.resident_bytes_per_token()? as f64,
-            expert: expert_sizes(model)?.mean() as f64,
-            experts: (geometry.top_k * geometry.moe_layers.len()) as f64,
-        })
-    }
-
-    /// Bytes that every token reads, from any tier.
-    fn bytes_per_token(&self) -> f64 {
-        self.resident + self.experts * self.expert
-    }
-
-    /// The shortest time in seconds that decode could have taken on each link, by the link's name.
-    fn least_seconds(&self, run: &BenchRun) -> Vec<(&'static str, f64)> {
-        let Totals { tokens, traffic, .. } = run.decode;
-        let ssd = self.ssd.map(|rate| ("SSD", traffic.bytes() as f64 / rate));
-        let (Some(gpu), Some(tiers)) = (self.gpu, traffic.tiers) else {
-            let memory = tokens as f64 * self.bytes_per_token() / self.memory;
-            return [("memory", memory)].into_iter().chain(ssd).collect();
-        };
-        let on_gpu = tokens as f64 * gpu.resident_bytes as f64 + tiers.on_device as f64 * self.expert;
-        let here = [
-            ("VRAM", on_gpu / gpu.throughput.vram),
-            ("to the GPU", tiers.to_device_bytes as f64 / gpu.throughput.link_in),
-            ("from the GPU", tiers.from_device_bytes as f64 / gpu.throughput.link_out),
-            ("memory", tiers.on_host as f64 * self.expert / self.memory),
-        ];
-        here.into_iter().chain(ssd).collect()
-    }
-
-    /// The link with the longest of these times: the bottleneck.
-    fn slowest(&self, run: &BenchRun) -> (&'static str, f64) {
-        let least = self.least_seconds(run);
-        least.into_iter().max_by(|a, b| a.1.total_cmp(&b.1)).expect("memory is always measured")
-    }
-
-    fn describe(&self) -> String {
-        let per_second = |rate: f64| format!("{}/s", print::bytes(rate as u64));
-        let mut text = format!("limits: memory {}", per_second(self.memory));
-        if let Some(OnGpu { throughput, .. }) = self.gpu {
-            let [vram, to, from] = [throughput.vram, throughput.link_in, throughput.link_out].map(per_second);
-            text += &format!(", VRAM {vram}, to the GPU {to}, from the GPU {from}");
-        }
-        if let Some(rate) = self.ssd {
-            text += &format!(", SSD {} in reads of one expert", per_second(rate));
-        }
-        text
-    }
-
-    fn json(&self) -> Value {
-        json!({
-            "memory_bytes_per_second": self.memory,
-            "ssd_bytes_per_second": self.ssd,
-            "bytes_touched_per_token": self.bytes_per_token(),
-            "gpu": self.gpu.map(|gpu| json!({
-                "vram_bytes_per_second": gpu.throughput.vram,
-                "to_gpu_bytes_per_second": gpu.throughput.link_in,
-                "from_gpu_bytes_per_second": gpu.throughput.link_out,
-                "resident_bytes": gpu.resident_bytes,
-            })),
-        })
-    }
 }
 
 /// One run.
@@ -149,11 +75,16 @@ fn measure(engine: &mut InferenceEngine, args: &BenchArgs) -> Result<Vec<BenchRu
 
 fn run_once(engine: &mut InferenceEngine, args: &BenchArgs, repeat: u64) -> Result<BenchRun> {
     let mut rng = Xoshiro256::new(repeat);
-    let vocab = engine.decoder.vocab() as u64;
-    let prompt: Vec<u32> = (0..args.prompt).map(|_| (rng.bits() % vocab) as u32).collect();
+    let vocab = engine.decoder.vocab();
+    let prompt = random_tokens(args.prompt, vocab, &mut rng);
     let mut sampler = Sampler::new(Sampling::default(), 0)?;
 
     let mut session = engine.session();
+    if args.depth > 0 {
+        // Rotary positions that depend on the length of the sequence are those of the whole from the start.
+        session.plan_len(args.depth + args.prompt + args.tokens);
+        session.append_made_up(&random_tokens(args.depth, vocab, &mut rng), repeat)?;
+    }
     let mut meter = Meter::new(&session);
     let mut logits = session.forward(&TokenInput::prompt(&prompt), &mut ())?;
     let prompt = meter.lap(&session, args.prompt);
@@ -163,6 +94,10 @@ fn run_once(engine: &mut InferenceEngine, args: &BenchArgs, repeat: u64) -> Resu
     }
     let decode = meter.lap(&session, args.tokens);
     Ok(BenchRun { prompt, decode, streaming: session.experts().traffic().is_some() })
+}
+
+fn random_tokens(count: usize, vocab: usize, rng: &mut Xoshiro256) -> Vec<u32> {
+    (0..count).map(|_| (rng.bits() % vocab as u64) as u32).collect()
 }
 
 /// Measures laps: time and traffic since the last one.
@@ -198,8 +133,9 @@ fn rows(runs: &[BenchRun], limits: &Limits) -> Vec<Value> {
 
 fn table(series: &[(&str, Vec<BenchRun>)], limits: &Limits) -> Vec<Vec<String>> {
     let heading = ["", "prefill/s", "decode/s", "min", "max", "hits", "read/token", "of limit"];
+    let reads = ["SSD in prefill", "in decode"];
     let shares = ["attention", "routing", "experts", "waiting", "other", "in matmul", "in attention", "overhead"];
-    let mut rows = vec![heading.into_iter().chain(shares).map(str::to_owned).collect()];
+    let mut rows = vec![heading.into_iter().chain(reads).chain(shares).map(str::to_owned).collect()];
     let percent = |share: f64| format!("{:.0} %", 100.0 * share);
     for (name, runs) in series.iter().flat_map(|(name, runs)| cold_and_warm(name, runs)) {
         let rates: Vec<f64> = runs.iter().map(|r| r.decode.rate()).collect();
@@ -218,6 +154,8 @@ fn table(series: &[(&str, Vec<BenchRun>)], limits: &Limits) -> Vec<Vec<String>> 
             of_cache(percent(traffic.hit_rate())),
             of_cache(print::bytes(traffic.bytes() / tokens as u64)),
             format!("{} ({slowest})", percent(least / time.as_secs_f64())),
+            of_cache(read_rate(&median.prompt)),
+            of_cache(read_rate(&median.decode)),
             share(times.mixing),
             share(times.routing),
             share(times.experts.saturating_sub(traffic.waited)),
@@ -229,6 +167,11 @@ fn table(series: &[(&str, Vec<BenchRun>)], limits: &Limits) -> Vec<Vec<String>> 
         ]);
     }
     rows
+}
+
+/// Bytes read per second of a phase, as text.
+fn read_rate(phase: &Totals) -> String {
+    format!("{}/s", print::bytes(phase.read_rate() as u64))
 }
 
 /// Splits runs with a cache into the first, whose slots were empty, and the others.
