@@ -4,8 +4,10 @@
 use super::{PlanInputs, requested_slots};
 use crate::options::Options;
 
-/// Fewer tokens would read more than their activations save.
+/// Fewer tokens would read more than their activations save, however short memory is.
 pub(crate) const LEAST_TOKENS: usize = 128;
+/// At least as many where memory allows: in small models they take more than the share of small slots.
+const USUAL_TOKENS: usize = 256;
 /// More tokens want hardly fewer reads: nearly every expert is wanted by some.
 const MOST_TOKENS: usize = 4096;
 /// Activations take at most this fraction of the memory of the slots.
@@ -14,7 +16,7 @@ const SHARE_DIVISOR: u64 = 8;
 const MULTIPLE: usize = 64;
 
 /// The tokens of a piece: as many as the options say, else as many as an eighth of the memory of the slots has room for,
-/// within the constants above and the contexts of all sequences. `inputs` has the least number of tokens.
+/// or the usual number if that is more, within the constants above and the contexts of all sequences. `inputs` has the least number of tokens.
 pub(crate) fn prefill_tokens(inputs: &PlanInputs, options: &Options) -> usize {
     let longest = inputs.context.saturating_mul(inputs.sequences).max(1);
     if let Some(tokens) = options.prefill_tokens {
@@ -22,7 +24,7 @@ pub(crate) fn prefill_tokens(inputs: &PlanInputs, options: &Options) -> usize {
     }
     let memory = &inputs.blueprint.step_memory;
     let least = memory.bytes(inputs.prefill_tokens);
-    let share = slot_bytes(inputs, options) / SHARE_DIVISOR;
+    let share = (slot_bytes(inputs, options) / SHARE_DIVISOR).max(memory.bytes(USUAL_TOKENS));
     let more = share.saturating_sub(least).min(spare_bytes(inputs, options));
     let tokens = memory.tokens_in(least.saturating_add(more)).min(MOST_TOKENS) / MULTIPLE * MULTIPLE;
     tokens.max(LEAST_TOKENS).min(longest)
@@ -88,6 +90,8 @@ mod tests {
         assert_eq!(tokens(available(20 * MEGA), 8192, &small), 1024, "8 slots");
         let two = options(CacheSize::Bytes(2 * MEGA), Global);
         assert_eq!(tokens(available(20 * MEGA), 8192, &two), 256, "2 slots");
+        let one = options(CacheSize::Bytes(MEGA), Global);
+        assert_eq!(tokens(available(20 * MEGA), 8192, &one), 256, "an eighth of 1 slot would be 128 tokens");
     }
 
     #[test]

@@ -195,7 +195,7 @@ pub struct PerformanceFlags {
     #[arg(long, value_name = "N", value_parser = parse_threads)]
     pub threads: Option<usize>,
     /// Tokens of a prompt that are computed at a time: more read less and take more memory (default: as many as an eighth of
-    /// the memory for experts has room for, 128 to 4096)
+    /// the memory for experts has room for, 256 to 4096, or 128 where memory is short)
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub prefill_tokens: Option<usize>,
     /// Pin each compute thread to a core of its own
