@@ -94,19 +94,6 @@ impl ExpertWorkspace {
     /// Computes some of the call's experts, given with their bytes, for all tokens that chose them. `routed` is what the
     /// call was begun with.
     pub fn compute(&mut self, call: &MoeCall, routed: &Routed, layout: &ExpertLayout, group: &[(ExpertId, &[u8])]) {
-        self.compute_in_parts(call, routed, layout, group, &mut || {});
-    }
-
-    /// As [`compute`](Self::compute), in parts of at most [`PART_ROWS`] rows. `between` is called after each part but the
-    /// last, so that a caller can start reads meanwhile; the experts of one token are one part. Parts change no bit.
-    pub fn compute_in_parts(
-        &mut self,
-        call: &MoeCall,
-        routed: &Routed,
-        layout: &ExpertLayout,
-        group: &[(ExpertId, &[u8])],
-        between: &mut dyn FnMut(),
-    ) {
         debug_assert_eq!(self.places.len(), choices(routed).count(), "the call was begun with another choice");
         let (mut part, mut rows) = (Vec::with_capacity(group.len()), 0);
         for (expert, data) in group {
@@ -115,7 +102,6 @@ impl ExpertWorkspace {
                 let take = at.len().min(PART_ROWS);
                 if rows + take > PART_ROWS {
                     self.compute_part(call, layout, &part);
-                    between();
                     (part, rows) = (Vec::with_capacity(group.len()), 0);
                 }
                 part.push(ExpertRows { data, at: at.start..at.start + take });
@@ -331,9 +317,9 @@ mod tests {
         check(ExpertLayout::new(24, 16, [NumberFormat::F32; 2], true).unwrap());
     }
 
-    /// Outputs and number of parts of a call of `tokens` tokens, of which all chose expert 0 and some other. The experts
+    /// Outputs of a call of `tokens` tokens, of which all chose expert 0 and some other. The experts
     /// are computed `at_once` at a time.
-    fn computed(layout: &ExpertLayout, tokens: usize, at_once: usize) -> (Vec<f32>, usize) {
+    fn computed(layout: &ExpertLayout, tokens: usize, at_once: usize) -> Vec<f32> {
         let (hidden, experts, k) = (layout.up.cols, 9, 3);
         let data: Vec<Vec<u8>> = (0..experts).map(|e| expert(layout, e)).collect();
         let x: Vec<f32> = (0..tokens * hidden).map(|i| (i as f32 * 0.3).cos()).collect();
@@ -347,15 +333,13 @@ mod tests {
         let mut workspace = ExpertWorkspace::new(Arc::new(ComputeContext::new(2, false).unwrap()));
         workspace.begin(&call, &routed, layout);
         let group: Vec<_> = data.iter().enumerate().map(|(e, data)| (ExpertId(e as u16), data.as_slice())).collect();
-        let mut parts = 0;
         for group in group.chunks(at_once) {
-            workspace.compute_in_parts(&call, &routed, layout, group, &mut || parts += 1);
-            parts += 1;
+            workspace.compute(&call, &routed, layout, group);
         }
         assert!(workspace.up.len() <= PART_ROWS * layout.up.rows && workspace.down.len() <= PART_ROWS * hidden);
         let mut out = vec![f32::NAN; tokens * hidden];
         workspace.sum(&call, &routed, &mut out);
-        (out, parts)
+        out
     }
 
     #[test]
@@ -363,21 +347,11 @@ mod tests {
         for kind in [NumberFormat::F32, NumberFormat::Q8_0] {
             let layout = ExpertLayout::new(64, 32, [kind; 3], kind.is_float()).unwrap();
             // One expert has all 700 tokens, the others 100 or 175 of them.
-            let (together, parts) = computed(&layout, 700, 9);
-            let (one_by_one, _) = computed(&layout, 700, 1);
-            assert_eq!(together, one_by_one);
-            assert_eq!(parts, 3 + 3 + 2, "{kind}: 256, 256, 188 rows; 100 and 100 three times; 100; 175");
+            let together = computed(&layout, 700, 9);
+            assert_eq!(together, computed(&layout, 700, 1), "{kind}");
             // The rows of a token depend on no other token.
-            let (few, parts) = computed(&layout, 20, 9);
-            assert_eq!((&few[..], parts), (&together[..few.len()], 1));
-        }
-    }
-
-    #[test]
-    fn decode_is_one_part() {
-        let layout = ExpertLayout::new(64, 32, [NumberFormat::F32; 3], false).unwrap();
-        for tokens in [1, 2, 64] {
-            assert_eq!(computed(&layout, tokens, 9).1, 1, "{tokens} tokens");
+            let few = computed(&layout, 20, 9);
+            assert_eq!(few, together[..few.len()], "{kind}");
         }
     }
 

@@ -87,7 +87,7 @@ mod tests {
         assert_eq!(tokens(available(20 * MEGA), 100, &automatic), 100, "never beyond the context");
         assert_eq!(tokens(None, 8192, &automatic), 4096, "all experts are 32 MiB");
         let small = options(CacheSize::ExpertsPerLayer(2), Layer);
-        assert_eq!(tokens(available(20 * MEGA), 8192, &small), 1024, "8 slots");
+        assert_eq!(tokens(available(20 * MEGA), 8192, &small), 1152, "8 slots and one that experts pass through");
         let two = options(CacheSize::Bytes(2 * MEGA), Global);
         assert_eq!(tokens(available(20 * MEGA), 8192, &two), 256, "2 slots");
         let one = options(CacheSize::Bytes(MEGA), Global);
@@ -101,7 +101,7 @@ mod tests {
         let all = options(CacheSize::Available, Layer);
         let found = [32, 33, 34].map(|mega| tokens(left(mega * MEGA + MEGA / 2), 4096, &all));
         assert_eq!(found, [576, 1600, 2624], "what is left of 32 MiB, within an eighth of them");
-        for (bytes, wanted) in [(32 * MEGA, CacheSize::Available), (16 * MEGA, CacheSize::ExpertsPerLayer(4))] {
+        for (bytes, wanted) in [(32 * MEGA, CacheSize::Available), (17 * MEGA, CacheSize::ExpertsPerLayer(4))] {
             let available = left(bytes + MEGA / 2);
             let (options, blueprint) = (options(wanted, Layer), with_activations());
             let planned = |tokens| {
