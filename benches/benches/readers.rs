@@ -69,7 +69,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let files = ShardFiles::new(FILES, move |file| (path(&folder, file), (DATA_START + DATA_BYTES) as u64))?;
     let files = Arc::new(files);
     for reader in READERS {
-        eprintln!("{}", reader.open(&files, &Arena::new(1, DATA_BYTES)?.0)?.1);
+        eprintln!("{}", reader.open_unpaced(&files, &Arena::new(1, DATA_BYTES)?.0)?.1);
     }
     let mut work = Work { files, reads: 0 };
     let rows = measure_all(&mut work)?;
@@ -122,7 +122,7 @@ impl Work {
         let (arena, mut slots) = Arena::new(in_flight, len)?;
         // The memory is there before the clock runs.
         slots.iter_mut().for_each(|slot| slot.fill(0));
-        let (mut reader, _) = reader.open(&self.files, &arena)?;
+        let (mut reader, _) = reader.open_unpaced(&self.files, &arena)?;
         let (start, cpu) = (Instant::now(), cpu_seconds());
         self.read(&mut *reader, &mut slots, len, MEASURED_BYTES / len)?;
         let (cpu, wall) = (cpu_seconds() - cpu, start.elapsed().as_secs_f64());

@@ -3,15 +3,16 @@
 //! A slot moves into the request and comes back with the completion, so nothing else can access its bytes while the
 //! kernel writes to them.
 
-use std::{collections::VecDeque, fmt, str::FromStr, sync::Arc};
+use std::{collections::VecDeque, fmt, path::Path, str::FromStr, sync::Arc};
 
-use crate::error::Result;
 #[cfg(not(target_os = "linux"))]
-use crate::error::{StoreError, StoreErrorKind};
+use crate::error::StoreErrorKind;
+use crate::error::{Result, StoreError};
 
 mod arena;
 mod files;
 mod memory;
+mod paced;
 mod pread;
 #[cfg(target_os = "linux")]
 mod registered_buffers;
@@ -20,10 +21,12 @@ mod registered_files;
 mod retry;
 #[cfg(target_os = "linux")]
 mod uring;
+mod window;
 
 pub use arena::{Arena, Slot};
 pub use files::ShardFiles;
 pub use memory::{FaultPlan, FaultTarget, MemoryReader, ReadFault};
+pub use paced::PacedReader;
 
 /// A request to read bytes of one shard to the beginning of a slot. Two requests can fill one slot if each has a part
 /// of it, see [`Slot::split_at`].
@@ -60,11 +63,12 @@ pub trait Reader: Send {
     /// The name in [`READERS`].
     fn name(&self) -> &'static str;
 
-    /// Largest number of reads in flight; at least 1.
+    /// Largest number of reads that were submitted and not returned; at least 1. How many of them the SSD works on at a
+    /// time is for the reader to decide.
     fn capacity(&self) -> usize;
 
-    /// Takes reads from the front of `reads`, up to the capacity, and starts all of them at once. The others stay. A
-    /// read that cannot be started is taken too, and completes with its error.
+    /// Takes reads from the front of `reads`, up to the capacity, and starts them at once, or each as soon as the reader
+    /// thinks right. The others stay. A read that cannot be started is taken too, and completes with its error.
     fn submit(&mut self, reads: &mut VecDeque<ReadRequest>);
 
     /// The next completed read, without waiting: `None` if none has completed yet, or none is in flight.
@@ -103,8 +107,22 @@ impl ReaderSpec {
     pub const PREAD: ReaderSpec =
         ReaderSpec { name: "pread", about: "blocking reads on a few threads", open: open_pread };
 
-    /// Opens it for reads of `files` into slots of `arena`.
+    /// Opens it for reads of `files` into slots of `arena`. The bytes in flight are bounded by a window that follows the
+    /// rate of the SSD.
     pub fn open(&self, files: &Arc<ShardFiles>, arena: &Arena) -> Result<Opened> {
+        let (reader, how) = self.open_paced(files, arena)?;
+        Ok((Box::new(reader), how))
+    }
+
+    /// As [`open`](Self::open), with access to the window.
+    pub fn open_paced(&self, files: &Arc<ShardFiles>, arena: &Arena) -> Result<(PacedReader, String)> {
+        let (reader, how) = self.open_unpaced(files, arena)?;
+        let failed = |e| StoreError::io(Path::new(""), "starting a reader thread", e);
+        Ok((PacedReader::new(reader).map_err(failed)?, how))
+    }
+
+    /// Opens it without a window: all submitted reads are in flight, up to the capacity. For measurements.
+    pub fn open_unpaced(&self, files: &Arc<ShardFiles>, arena: &Arena) -> Result<Opened> {
         (self.open)(files, arena)
     }
 }
@@ -160,7 +178,8 @@ pub fn is_android() -> bool {
 #[cfg(target_os = "linux")]
 fn open_uring(files: &Arc<ShardFiles>, arena: &Arena) -> Result<Opened> {
     let reader = uring::Uring::open(files, arena)?;
-    let how = format!("uring: {} reads in flight, {}, {}", reader.capacity(), reader.registered(), files.read_mode());
+    let how =
+        format!("uring: up to {} reads in flight, {}, {}", reader.capacity(), reader.registered(), files.read_mode());
     Ok((Box::new(reader), how))
 }
 

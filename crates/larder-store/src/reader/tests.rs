@@ -16,7 +16,10 @@ const SHARDS: usize = 12;
 /// Shards end within a page, unlike real ones, to show that readers do not depend on whole pages.
 const SHARD_BYTES: usize = 300 * 1024 + 100;
 const SLOT_BYTES: usize = 300 * 1024 + SHARD_ALIGN;
-const NAMES: [&str; 4] = ["auto", "uring", "pread", "memory"];
+const NAMES: [&str; 8] =
+    ["auto", "uring", "pread", "memory", "unpaced uring", "unpaced pread", "narrow uring", "narrow memory"];
+/// A window of a few reads.
+const NARROW_BYTES: u64 = 1 << 20;
 
 /// Shards on disk, and the same bytes in memory.
 struct Shards {
@@ -42,14 +45,23 @@ impl Shards {
         Arc::new(ShardFiles::new(SHARDS, move |s| (folder.join(s.to_string()), SHARD_BYTES as u64)).unwrap())
     }
 
-    /// Opens a reader by name; prints why and returns `None` where io_uring is not available.
+    /// Opens a reader by name: without a window, or with a narrow one that holds most reads back, if the name says so.
+    /// Prints why and returns `None` where io_uring is not available.
     fn reader(&self, name: &str, arena: &Arena) -> Option<Box<dyn Reader>> {
+        if let Some(name) = name.strip_prefix("narrow ") {
+            let reader = if name == "memory" { name.to_owned() } else { format!("unpaced {name}") };
+            return Some(Box::new(PacedReader::with_window(self.reader(&reader, arena)?, NARROW_BYTES)));
+        }
         if name == "memory" {
             return Some(Box::new(MemoryReader::new(self.bytes.clone(), 5).overtaken(6).capacity(5)));
         }
-        match named(name).open(&self.files(), arena) {
+        let opened = match name.strip_prefix("unpaced ") {
+            Some(name) => named(name).open_unpaced(&self.files(), arena),
+            None => named(name).open(&self.files(), arena),
+        };
+        match opened {
             Ok((reader, _)) => Some(reader),
-            Err(e) if name == "uring" => {
+            Err(e) if name.ends_with("uring") => {
                 println!("uring is not tested: {e}");
                 None
             }
@@ -106,7 +118,7 @@ fn each_read_completes_once_with_the_bytes_of_the_file() {
             reader.submit(&mut reads);
             assert!(reader.in_flight() <= reader.capacity(), "{name}");
             full |= !reads.is_empty();
-            let done = reader.wait().unwrap();
+            let done = reader.poll().or_else(|| reader.wait()).unwrap();
             done.result.unwrap();
             let (tag, shard, offset, len) = requests[done.tag as usize];
             assert_eq!((done.tag, std::mem::replace(&mut seen[tag as usize], true)), (tag, false), "{name}");
@@ -114,7 +126,30 @@ fn each_read_completes_once_with_the_bytes_of_the_file() {
             slots.push(done.slot);
         }
         assert!(full && reads.is_empty() && seen.iter().all(|s| *s), "{name}");
-        assert!(reader.wait().is_none() && reader.in_flight() == 0, "{name}");
+        assert!(reader.poll().is_none() && reader.wait().is_none() && reader.in_flight() == 0, "{name}");
+    }
+}
+
+#[test]
+fn reads_complete_without_a_wait_for_them() {
+    let shards = Shards::new();
+    for name in NAMES {
+        let (arena, slots) = Arena::new(12, SLOT_BYTES).unwrap();
+        let Some(mut reader) = shards.reader(name, &arena) else { continue };
+        let read = |slot: Slot| ReadRequest { shard: slot.index(), offset: 0, len: SHARD_BYTES, slot, tag: 0 };
+        let mut reads: VecDeque<_> = slots.into_iter().map(read).collect();
+        let start = std::time::Instant::now();
+        let mut done = 0;
+        while done < 12 {
+            reader.submit(&mut reads);
+            while let Some(read) = reader.poll() {
+                read.result.unwrap();
+                assert!(read.slot[..SHARD_BYTES] == shards.bytes[read.slot.index()], "{name}");
+                done += 1;
+            }
+            assert!(start.elapsed() < Duration::from_secs(60), "{name}: {done} of 12");
+        }
+        assert_eq!(reader.in_flight(), 0, "{name}");
     }
 }
 
@@ -182,7 +217,7 @@ fn error_of(reader: &mut dyn Reader, slot: &mut Vec<Slot>, offset: u64, len: usi
 
 #[test]
 fn errors_name_the_file_offset_and_length() {
-    for name in ["uring", "pread"] {
+    for name in ["uring", "pread", "unpaced uring", "narrow uring"] {
         let shards = Shards::new();
         let (arena, mut slot) = Arena::new(1, SLOT_BYTES).unwrap();
         let Some(mut reader) = shards.reader(name, &arena) else { continue };
