@@ -2,25 +2,28 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use anyhow::{Context, Result};
 use larder_core::{ExpertId, Geometry, LayerIdx, RowOrder};
 use larder_model::{AllResident, ComputeContext};
-use larder_store::reader::{Arena, ReadRequest, ReaderSpec, Slot};
+use larder_store::reader::{Arena, ReadRequest, Reader, ReaderSpec, Slot, TouchPace};
 use larder_store::{DATA_START, ExpertSource, Result as StoreResult, Store};
 
-use crate::notice::Notices;
+use crate::notice::{Notice, Notices, PreloadRates};
 use crate::options::Setting;
 
 /// Threads that assemble experts: some wait for the SSD while others convert and check.
 const THREADS: usize = 4;
 
-/// Loads from a store's shards, at the speed of the SSD.
+/// Loads from a store's shards, at the rate of the SSD or of the system's clearing of memory, whichever is lower.
 pub fn from_store(store: &Arc<Store>, compute: &Arc<ComputeContext>, notices: &Notices) -> Result<AllResident<Slot>> {
     let geometry = &store.manifest().geometry;
     let (arena, slots) = arena(store.as_ref(), geometry)?;
     let files = Arc::new(store.shard_files()?);
-    let (mut reader, _) = ReaderSpec::AUTO.open(&files, &arena)?;
+    let (mut reader, _) = ReaderSpec::AUTO.open_paced(&files, &arena)?;
+    arena.touch_ahead(TouchPace::AheadOfReads);
+    let start = Instant::now();
     let work = LoadProgress::begin(notices, arena.bytes() as u64);
     let expert = |shard: usize| {
         let layer = geometry.moe_layers[shard / geometry.experts];
@@ -39,6 +42,7 @@ pub fn from_store(store: &Arc<Store>, compute: &Arc<ComputeContext>, notices: &N
         reader.submit(&mut waiting);
         let Some(mut read) = reader.wait() else { break };
         let (layer, id, layout) = expert(read.tag as usize);
+        arena.reads_reached(read.slot.index());
         read.result.with_context(|| format!("{layer}, {id}"))?;
         store.check_expert(layer, id, &read.slot[..layout.bytes])?;
         layout.rearrange(&mut read.slot);
@@ -46,6 +50,8 @@ pub fn from_store(store: &Arc<Store>, compute: &Arc<ComputeContext>, notices: &N
         done.push(read.slot);
     }
     drop(work);
+    let (bytes, time, clearing) = (arena.bytes() as u64, start.elapsed(), arena.touched().rate());
+    notices.send(Notice::Preloaded(PreloadRates { bytes, time, ssd: reader.mean_rate(), clearing }));
     Ok(resident(store.as_ref(), geometry, done, compute))
 }
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use larder_core::printable;
+use larder_core::{format_bytes, printable};
 
 use crate::machine::lock::LockReport;
 use crate::options::Setting;
@@ -20,6 +20,8 @@ pub enum Notice {
     GpuThroughput(String),
     /// The state of the connection to an edge worker.
     Worker(String),
+    /// All experts were loaded from a store.
+    Preloaded(PreloadRates),
     /// How much memory is locked.
     Locked(LockReport),
     /// A store that was made of a GGUF file earlier is used.
@@ -58,6 +60,31 @@ pub enum Notice {
     },
 }
 
+/// What loading all experts took, and what bounds it.
+#[derive(Clone, Copy, Debug)]
+pub struct PreloadRates {
+    /// Bytes of the experts.
+    pub bytes: u64,
+    /// Time of the loading.
+    pub time: Duration,
+    /// Bytes per second of the SSD while as many reads as it likes were in flight; `None` if that was too short to tell.
+    pub ssd: Option<f64>,
+    /// Bytes per second at which the system cleared memory ahead of the reads; `None` if it did not.
+    pub clearing: Option<f64>,
+}
+
+impl fmt::Display for PreloadRates {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let PreloadRates { bytes, time, ssd, clearing } = *self;
+        let seconds = time.as_secs_f64();
+        let per_second = |rate: f64| format!("{}/s", format_bytes(rate as u64));
+        let rate = per_second(bytes as f64 / seconds.max(1e-9));
+        write!(f, "preload: {} in {seconds:.2} s ({rate})", format_bytes(bytes))?;
+        ssd.iter().try_for_each(|rate| write!(f, ", SSD {}", per_second(*rate)))?;
+        clearing.iter().try_for_each(|rate| write!(f, ", memory cleared at {}", per_second(*rate)))
+    }
+}
+
 fn shown(path: &Path) -> String {
     printable(&path.to_string_lossy())
 }
@@ -68,6 +95,7 @@ impl fmt::Display for Notice {
             Notice::Plan(text) | Notice::Reader(text) | Notice::GpuThroughput(text) | Notice::Worker(text) => {
                 f.write_str(text)
             }
+            Notice::Preloaded(rates) => rates.fmt(f),
             Notice::Locked(report) => f.write_str(&report.describe()),
             Notice::StoreFound { store, gguf } => {
                 write!(f, "store: {}, made of {}", shown(store), shown(gguf))
@@ -137,5 +165,19 @@ impl Notices {
 
     pub(crate) fn end(&self) {
         self.progress.iter().for_each(|progress| progress.end());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_preload_names_the_rates_that_are_known() {
+        let rates = PreloadRates { bytes: 3_000_000_000, time: Duration::from_secs(2), ssd: None, clearing: None };
+        assert_eq!(rates.to_string(), "preload: 3.00 GB in 2.00 s (1.50 GB/s)");
+        let rates = PreloadRates { ssd: Some(2e9), clearing: Some(1.5e9), ..rates };
+        let both = "preload: 3.00 GB in 2.00 s (1.50 GB/s), SSD 2.00 GB/s, memory cleared at 1.50 GB/s";
+        assert_eq!(Notice::Preloaded(rates).to_string(), both);
     }
 }

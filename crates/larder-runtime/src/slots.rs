@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use larder_core::{CacheScope, format_bytes};
 use larder_policy::eviction::CacheShape;
-use larder_store::reader::{Arena, Reader, ReaderSpec, Slot};
+use larder_store::reader::{Arena, Reader, ReaderSpec, Slot, TouchPace};
 use larder_store::{ExpertSource, Store};
 
 use crate::options::Setting;
@@ -24,7 +24,8 @@ pub struct Slots {
 }
 
 impl Slots {
-    /// Allocates the slots of a cache of this shape, then `pass_through` slots for any expert, and opens the reader.
+    /// Allocates the slots of a cache of this shape, then `pass_through` slots for any expert, and opens the reader. Their
+    /// memory, which the plan counts, is touched in the background from now on.
     pub fn new(store: &Arc<Store>, shape: &CacheShape, pass_through: usize, reader: &ReaderSpec) -> Result<Self> {
         Self::of_sizes(store, &sizes(store, shape, pass_through), reader)
     }
@@ -46,6 +47,7 @@ impl Slots {
         })?;
         let files = Arc::new(store.shard_files()?);
         let (reader, reader_note) = reader.open(&files, &arena)?;
+        arena.touch_ahead(TouchPace::Background);
         Ok(Slots { slots, reader, reader_note, addresses: arena.range() })
     }
 }

@@ -290,3 +290,19 @@ fn memory_is_locked_or_it_is_said_why_not() {
     assert!(output.status.success(), "{said}");
     assert!(said.lines().any(|line| line.starts_with("locked: ")), "{said}");
 }
+
+#[test]
+fn a_preload_tells_how_fast_it_was() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = store_of(&fixture("golden/olmoe"), dir.path());
+    let base = ["run", "-m", text(&store), "-p", "a", "-n", "2", "--ignore-eos", "--mlock"];
+    let said = |flags: &[&str]| {
+        let output = larder(&[&base[..], flags].concat());
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success(), "{said}");
+        said.lines().find(|line| line.starts_with("preload: ")).map(str::to_owned)
+    };
+    let preload = said(&["--preload"]).unwrap();
+    assert!(preload.contains("B in ") && preload.contains("/s)"), "{preload}");
+    assert_eq!(said(&["--cache-experts", "2"]), None);
+}

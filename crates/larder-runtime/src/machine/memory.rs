@@ -10,6 +10,8 @@ const CODE_BYTES: u64 = 4 << 20;
 const CODE_BYTES_WITH_GPU: u64 = 64 << 20;
 /// Stack that a thread touches.
 const STACK_BYTES: u64 = 64 << 10;
+/// Threads beside those that compute: one paces reads, one touches memory ahead of them.
+const OTHER_THREADS: usize = 2;
 /// What the allocator holds beyond what was asked for.
 const ALLOCATOR_BYTES: u64 = 1 << 20;
 
@@ -38,14 +40,14 @@ pub fn current() -> Option<u64> {
     meminfo(&fs::read_to_string("/proc/self/status").ok()?, "VmRSS:")
 }
 
-/// Memory that this process will take beyond [`current`] for pages of its code, the stacks of `threads`, and by its
-/// allocator, in bytes.
+/// Memory that this process will take beyond [`current`] for pages of its code, the stacks of `threads` and of the reader's,
+/// and by its allocator, in bytes.
 pub fn growth(threads: usize, on_gpu: bool) -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let most = if on_gpu { CODE_BYTES_WITH_GPU } else { CODE_BYTES };
     let untouched = meminfo(&status, "RssFile:").map(|touched| mapped_files(&maps).saturating_sub(touched));
-    most.min(untouched.unwrap_or(most)) + threads as u64 * STACK_BYTES + ALLOCATOR_BYTES
+    most.min(untouched.unwrap_or(most)) + (threads + OTHER_THREADS) as u64 * STACK_BYTES + ALLOCATOR_BYTES
 }
 
 /// Bytes of files in the lines of `/proc/self/maps`.

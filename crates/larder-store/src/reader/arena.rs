@@ -8,11 +8,13 @@ use std::{
     io,
     ops::{Deref, DerefMut, Range},
     ptr::NonNull,
-    sync::Arc,
+    sync::{Arc, OnceLock},
 };
 
 use larder_core::SHARD_ALIGN;
 use memmap2::MmapMut;
+
+use super::touch::{TouchPace, Touched, Toucher};
 
 /// Alignment of the first slot in bytes: a huge page.
 const ARENA_ALIGN: usize = 2 << 20;
@@ -22,10 +24,17 @@ pub(super) const SLOT_BYTES_MAX: usize = 1 << 30;
 /// The mapping that holds all slots. It gives no access to bytes; those belong to the slots.
 #[derive(Clone)]
 pub struct Arena {
-    map: Arc<MmapMut>,
+    map: Arc<Mapping>,
     first: NonNull<u8>,
     /// Offset of each slot from the first, ascending, and the end of the last.
     starts: Arc<[usize]>,
+}
+
+/// The memory of an arena, and the thread that touches it ahead of the reads.
+struct Mapping {
+    /// Declared before `_map`, and so dropped before it: the thread has ended when the memory is unmapped.
+    toucher: OnceLock<Toucher>,
+    _map: MmapMut,
 }
 
 // SAFETY: `first` is only used to compute addresses; the bytes behind it are accessed only through slots.
@@ -58,7 +67,8 @@ impl Arena {
         ask_for_huge_pages(&map);
         let before = map.as_ptr().align_offset(ARENA_ALIGN);
         let first = NonNull::from(&mut map[before..]).cast::<u8>();
-        let arena = Arena { map: Arc::new(map), first, starts: starts.into() };
+        let arena =
+            Arena { map: Arc::new(Mapping { toucher: OnceLock::new(), _map: map }), first, starts: starts.into() };
         let slots = (0..sizes.len()).map(|index| arena.slot(index)).collect();
         Ok((arena, slots))
     }
@@ -77,6 +87,42 @@ impl Arena {
     pub fn range(&self) -> Range<usize> {
         let first = self.first.as_ptr() as usize;
         first..first + self.bytes()
+    }
+
+    /// Starts a thread that touches the slots in order, so that reads need not wait until the system has cleared their
+    /// memory. It ends when all is touched, when the system refuses, or when the last slot and handle of the arena are
+    /// dropped. Slots can be used meanwhile. Only the first call has an effect; systems without the call (Linux before
+    /// 5.14, others) touch memory when it is first used.
+    pub fn touch_ahead(&self, pace: TouchPace) {
+        if self.bytes() == 0 || self.map.toucher.get().is_some() {
+            return;
+        }
+        let first = self.first.as_ptr() as usize;
+        // SAFETY: the bytes from `at` on, `bytes` of them, are within the slots; the mapping outlives the thread, because
+        // `Mapping` drops the `Toucher`, which joins it, before it unmaps the memory.
+        let touch = move |at, bytes| unsafe { populate(first + at, bytes) };
+        if let Ok(toucher) = Toucher::start(self.bytes(), pace, touch) {
+            // If another call was faster, its thread goes on and this one ends.
+            let _ = self.map.toucher.set(toucher);
+        }
+    }
+
+    /// Tells the thread of [`touch_ahead`](Self::touch_ahead) that reads have reached a slot.
+    pub fn reads_reached(&self, slot: usize) {
+        if let (Some(toucher), Some(end)) = (self.map.toucher.get(), self.starts.get(slot.saturating_add(1))) {
+            toucher.reads_reached(*end as u64);
+        }
+    }
+
+    /// What the thread of [`touch_ahead`](Self::touch_ahead) has touched so far.
+    pub fn touched(&self) -> Touched {
+        self.map.toucher.get().map(Toucher::touched).unwrap_or_default()
+    }
+
+    /// Touches all slots and waits until that is done. Fails where the system has no such call, or no memory.
+    pub fn touch(&self) -> io::Result<()> {
+        // SAFETY: the slots are mapped while `self` lives.
+        unsafe { populate(self.range().start, self.bytes()) }
     }
 
     /// Address and length of a slot.
@@ -131,7 +177,7 @@ fn invalid(what: String) -> io::Error {
 /// The only handle to the bytes of one slot, or of a part of one. Their address is fixed while the handle lives, also
 /// when the handle moves.
 pub struct Slot {
-    map: Arc<MmapMut>,
+    map: Arc<Mapping>,
     start: NonNull<u8>,
     bytes: usize,
     index: usize,
@@ -199,6 +245,24 @@ impl DerefMut for Slot {
     }
 }
 
+/// Makes the system provide the pages of a range. Their bytes do not change, also if the kernel or a thread writes to them
+/// at the same time.
+///
+/// # Safety
+///
+/// The range must be mapped and stay so during the call, by nothing but a writable private mapping.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+unsafe fn populate(address: usize, bytes: usize) -> io::Result<()> {
+    let start = std::ptr::with_exposed_provenance_mut(address);
+    // SAFETY: by the contract of this function; the advice neither frees memory nor changes what is in it.
+    unsafe { rustix::mm::madvise(start, bytes, rustix::mm::Advice::LinuxPopulateWrite) }.map_err(io::Error::from)
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+unsafe fn populate(_: usize, _: usize) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
 /// Requests huge pages, which save TLB misses. Without them the slots work the same.
 #[cfg(target_os = "linux")]
 fn ask_for_huge_pages(map: &MmapMut) {
@@ -253,6 +317,36 @@ mod tests {
         assert!(!arena.has_no_slots());
         slots.pop();
         assert!(arena.has_no_slots());
+    }
+
+    #[test]
+    fn touching_ahead_changes_no_byte_and_ends_with_the_arena() {
+        for pace in [TouchPace::Background, TouchPace::AheadOfReads] {
+            let (arena, mut slots) = Arena::new(64, 1 << 20).unwrap();
+            arena.touch_ahead(pace);
+            arena.touch_ahead(pace);
+            // While the thread touches the same memory.
+            slots.iter_mut().enumerate().for_each(|(i, slot)| slot.fill(i as u8 + 1));
+            arena.reads_reached(63);
+            arena.reads_reached(usize::MAX - 1);
+            while arena.touched().bytes < 64 << 20 && arena.touch().is_ok() {
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
+            assert!(slots.iter().all(|slot| slot.iter().all(|b| *b == slot.index() as u8 + 1)));
+            drop(slots);
+            assert!(arena.has_no_slots(), "the thread holds no slot");
+        }
+        let (arena, slots) = Arena::new(0, 4096).unwrap();
+        arena.touch_ahead(TouchPace::Background);
+        assert_eq!((arena.touched(), slots.len()), (Touched::default(), 0));
+    }
+
+    #[test]
+    fn an_arena_that_is_dropped_is_not_touched_to_its_end() {
+        // Far more than any machine has.
+        let Ok((arena, slots)) = Arena::new(1 << 16, SLOT_BYTES_MAX) else { return println!("no address space") };
+        arena.touch_ahead(TouchPace::AheadOfReads);
+        drop((arena, slots));
     }
 
     #[test]

@@ -19,6 +19,7 @@ mod registered_buffers;
 #[cfg(target_os = "linux")]
 mod registered_files;
 mod retry;
+mod touch;
 #[cfg(target_os = "linux")]
 mod uring;
 mod window;
@@ -27,6 +28,7 @@ pub use arena::{Arena, Slot};
 pub use files::ShardFiles;
 pub use memory::{FaultPlan, FaultTarget, MemoryReader, ReadFault};
 pub use paced::PacedReader;
+pub use touch::{TouchPace, Touched};
 
 /// A request to read bytes of one shard to the beginning of a slot. Two requests can fill one slot if each has a part
 /// of it, see [`Slot::split_at`].
