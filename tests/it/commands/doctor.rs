@@ -33,13 +33,17 @@ fn every_finding_has_the_same_shape() {
         "io_uring",
         "direct I/O",
         "queue depth",
+        "read window",
     ] {
         of(id);
     }
     let rates = of("SSD rate")["numbers"]["rates"].as_array().unwrap();
     let depths: Vec<&Value> = rates.iter().map(|rate| &rate["depth"]).collect();
-    assert_eq!(depths, [1, 4, 16, 64]);
+    assert_eq!(depths, [1, 2, 4, 8, 16, 32, 64]);
     assert!(rates.iter().all(|rate| rate["bytes_per_second"].as_f64().unwrap() > 0.0));
+    let window = &of("read window")["numbers"];
+    assert!(window["window_bytes"].as_u64().unwrap() > 0 && window["reads"].as_u64().unwrap() > 0, "{window}");
+    assert!(window["bytes_per_second"].as_f64().unwrap() > 0.0, "{window}");
     assert_eq!(
         of("open files")["numbers"]["shards"],
         std::fs::read_dir(store.join("experts"))

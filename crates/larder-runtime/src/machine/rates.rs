@@ -1,4 +1,5 @@
-//! Measures how fast memory and SSD can be read, in the way in which the engine reads them.
+//! Measures how fast memory and SSD can be read, in the way in which the engine reads them, and how fast the system clears
+//! memory.
 
 use std::collections::VecDeque;
 use std::hint::black_box;
@@ -8,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use larder_core::SHARD_ALIGN;
-use larder_store::reader::{Arena, ReadRequest, ReaderSpec, ShardFiles};
+use larder_store::reader::{Arena, ReadRequest, Reader, ReaderSpec, ShardFiles, Slot};
 use larder_store::{DATA_START, Store};
 
 use super::memory;
@@ -69,6 +70,15 @@ pub fn ssd_throughput(store: &Arc<Store>, reader: &ReaderSpec) -> Result<(f64, S
     pattern.throughput(reader, IN_FLIGHT, PROBE_TIME, pattern.locations.len())
 }
 
+/// A rate with the window that gave it.
+#[derive(Clone, Copy, Debug)]
+pub struct PacedRate {
+    /// Bytes per second.
+    pub rate: f64,
+    /// Bytes that the window allows in flight.
+    pub window_bytes: u64,
+}
+
 /// Reads of one length, from files of one length.
 pub struct ReadPattern {
     /// The files to read.
@@ -93,8 +103,8 @@ impl ReadPattern {
         Ok(ReadPattern { files: Arc::new(ShardFiles::new(1, move |_| (path.clone(), bytes))?), len, locations })
     }
 
-    /// Bytes per second of at most `count` reads, `depth` of them in flight; no read is started after `time_limit`. Also
-    /// returns the reader as text.
+    /// Bytes per second of at most `count` reads, `depth` of them in flight whatever the SSD likes; no read is started after
+    /// `time_limit`. Also returns the reader as text.
     pub fn throughput(
         &self,
         reader: &ReaderSpec,
@@ -102,9 +112,30 @@ impl ReadPattern {
         time_limit: Duration,
         count: usize,
     ) -> Result<(f64, String)> {
+        let (arena, slots) = self.touched_slots(depth)?;
+        let (mut reader, how) = reader.open_unpaced(&self.files, &arena)?;
+        Ok((self.read(&mut *reader, slots, time_limit, count)?, how))
+    }
+
+    /// What the window of the engine's reader makes of `queued` reads at a time within `time_limit`.
+    pub fn paced(&self, reader: &ReaderSpec, queued: usize, time_limit: Duration) -> Result<PacedRate> {
+        let (arena, slots) = self.touched_slots(queued)?;
+        let (mut reader, _) = reader.open_paced(&self.files, &arena)?;
+        let rate = self.read(&mut reader, slots, time_limit, usize::MAX)?;
+        Ok(PacedRate { rate, window_bytes: reader.window_bytes() })
+    }
+
+    /// Slots whose memory is there already, so that its clearing is not measured.
+    fn touched_slots(&self, count: usize) -> Result<(Arena, Vec<Slot>)> {
         let (arena, slots) =
-            Arena::new(depth, self.len).context("not enough memory for the slots of the measurement")?;
-        let (mut reader, how) = reader.open(&self.files, &arena)?;
+            Arena::new(count, self.len).context("not enough memory for the slots of the measurement")?;
+        // Where the system cannot, the first reads do it.
+        let _ = arena.touch();
+        Ok((arena, slots))
+    }
+
+    /// Bytes per second of at most `count` reads into `slots`.
+    fn read(&self, reader: &mut dyn Reader, slots: Vec<Slot>, time_limit: Duration, count: usize) -> Result<f64> {
         let mut next = self.scattered().take(count);
         let mut request =
             |slot| next.next().map(|(shard, offset)| ReadRequest { shard, offset, len: self.len, slot, tag: 0 });
@@ -119,7 +150,7 @@ impl ReadPattern {
                 waiting.extend(request(read.slot));
             }
         }
-        Ok((done as f64 / start.elapsed().as_secs_f64(), how))
+        Ok(done as f64 / start.elapsed().as_secs_f64())
     }
 
     /// All locations, far from each other, over and over. A stride that is coprime to the count visits each of them before

@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use larder_engine::Xoshiro256;
 use larder_runtime::machine::memory;
-use larder_runtime::machine::rates::ReadPattern;
+use larder_runtime::machine::rates::{PacedRate, ReadPattern};
 use larder_store::reader::{Arena, ReaderSpec, is_android};
 use larder_store::{MANIFEST_FILE, Store};
 use rustix::fs::statvfs;
@@ -21,9 +21,11 @@ use super::Finding;
 use crate::print;
 
 /// Queue depths to measure: reads in flight.
-const QUEUE_DEPTHS: [usize; 4] = [1, 4, 16, 64];
+const QUEUE_DEPTHS: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
 /// Time to measure each depth.
-const TIME_PER_DEPTH: Duration = Duration::from_millis(700);
+const TIME_PER_DEPTH: Duration = Duration::from_millis(500);
+/// Time in which the engine's reader finds its window.
+const TIME_FOR_WINDOW: Duration = Duration::from_secs(2);
 /// Without a store, a temporary file of this size is read, in reads of the size of a typical expert.
 const FILE_BYTES: u64 = 256 << 20;
 const EXPERT_BYTES: usize = 4 << 20;
@@ -52,6 +54,8 @@ pub fn check(path: Option<&Path>) -> Result<Vec<Finding>> {
     let rates = measure(&subject.pattern)?;
     all.push(throughput(subject.pattern.len, &rates));
     all.push(queue_depth(&rates));
+    let queued = rates.iter().map(|at| at.depth).max().unwrap_or(1);
+    all.push(read_window(subject.pattern.len, subject.pattern.paced(&ReaderSpec::AUTO, queued, TIME_FOR_WINDOW)?));
     Ok(all)
 }
 
@@ -181,12 +185,26 @@ fn queue_depth(rates: &[DepthRate]) -> Finding {
     finding.advise_if(
         true,
         format!(
-            "with {} reads in flight the drive gives {slow}/s, and {fast}/s with {}: prompts, which want many experts at once, \
-             suffer; virtual disks with a quota and drives without memory of their own do this",
+            "with {} reads in flight the drive gives {slow}/s, and {fast}/s with {}; virtual disks with a quota and drives \
+             without memory of their own do this. The bytes in flight are bounded (see read window), but other programs that \
+             read much at once slow this drive down",
             worst.depth, best.depth
         ),
-        "compare --reader pread, which has fewer reads in flight, and the same command later: another program may have read too",
+        "compare the same command later: another program may have read too; or move the store to another drive",
     )
+}
+
+/// The bytes in flight that the engine's reader settles on.
+fn read_window(read_bytes: usize, PacedRate { rate, window_bytes }: PacedRate) -> Finding {
+    let reads = (window_bytes / read_bytes.max(1) as u64).max(1);
+    let found = format!(
+        "{} in flight, {reads} such {}, at {}/s",
+        print::bytes(window_bytes),
+        if reads == 1 { "read" } else { "reads" },
+        print::bytes(rate as u64)
+    );
+    let numbers = json!({"window_bytes": window_bytes, "reads": reads, "bytes_per_second": rate});
+    Finding::new("read window", found, numbers)
 }
 
 #[cfg(test)]
@@ -204,18 +222,34 @@ mod tests {
 
     #[test]
     fn a_rate_that_collapses_with_more_reads_in_flight_is_reported() {
-        let rates = |all: [f64; 4]| -> Vec<DepthRate> {
+        let rates = |all: [f64; 7]| -> Vec<DepthRate> {
             QUEUE_DEPTHS.into_iter().zip(all).map(|(depth, rate)| DepthRate { depth, rate }).collect()
         };
-        assert!(queue_depth(&rates([1e9, 2.4e9, 2.5e9, 1.9e9])).advice.is_none());
-        let found = queue_depth(&rates([1e9, 2e9, 1.9e9, 0.2e9]));
+        assert!(queue_depth(&rates([1e9, 2e9, 2.4e9, 2.4e9, 2.5e9, 2e9, 1.9e9])).advice.is_none());
+        let found = queue_depth(&rates([1e9, 1.5e9, 2e9, 1.9e9, 1.9e9, 1e9, 0.2e9]));
         assert_eq!(found.numbers["slow_depth"], 64);
         let means = found.advice.unwrap().means;
         assert!(
             means.contains("64 reads") && means.contains("200 MB/s") && means.contains("2.00 GB/s with 4"),
             "{means}"
         );
-        assert!(queue_depth(&rates([1e9; 4])[..1]).advice.is_none());
+        assert!(queue_depth(&rates([1e9; 7])[..1]).advice.is_none());
+    }
+
+    #[test]
+    fn the_window_is_told_in_bytes_and_reads() {
+        let of = |window_bytes| read_window(4_000_000, PacedRate { rate: 2.5e9, window_bytes });
+        assert_eq!(of(24_000_000).found, "24.0 MB in flight, 6 such reads, at 2.50 GB/s");
+        assert_eq!(of(2_000_000).found, "2.00 MB in flight, 1 such read, at 2.50 GB/s");
+        assert_eq!(of(24_000_000).numbers["reads"], 6);
+    }
+
+    #[test]
+    fn a_window_is_found_on_a_real_disk() {
+        let dir = tempfile::tempdir().unwrap();
+        let subject = subject(dir.path()).unwrap();
+        let paced = subject.pattern.paced(&ReaderSpec::AUTO, 16, Duration::from_millis(200)).unwrap();
+        assert!(paced.rate > 0.0 && paced.window_bytes > 0);
     }
 
     #[test]
