@@ -13,21 +13,22 @@ use crate::support::command;
 const SHORT: usize = 32;
 const LONG: usize = 96;
 
-/// Counter, value per generated token, relative tolerance. Allocations differed by less than one per token between runs.
+/// Counter, value per generated token, relative tolerance. Experts that arrive together are computed together, so allocations
+/// and instructions depend a little on when reads complete.
 /// Instructions were counted with callgrind (`scripts/check/instructions.sh`); no machine with a hardware counter has
 /// confirmed them, so their tolerance is wide.
 const RECORDED: &[(&str, f64, f64)] = &[
     ("expert reads", 18.890625, 0.0),
     ("bytes read", 1547520.0, 0.0),
     ("evictions", 18.890625, 0.0),
-    ("allocations", 870.9375, 0.01),
+    ("allocations", 885.0, 0.03),
     ("instructions, avx2", 4436285.0, 0.05),
 ];
 
-/// Fork-joins per token with two threads.
-const FORK_JOINS: f64 = 55.3125;
+/// The most fork-joins per token with two threads: those of experts that arrive one by one. There were 55 to 59.
+const FORK_JOINS: f64 = 76.40625;
 
-/// On one thread with reads in order, everything but time is the same in each run.
+/// On one thread with reads in order, reads and evictions are the same in each run.
 const DETERMINISTIC: &[&str] = &["--threads", "1", "--reader", "pread"];
 
 /// One run's counters, from its JSON and from the allocator of the command under test.
@@ -106,6 +107,6 @@ fn a_pool_of_two_wakes_at_most_once_per_fork_join() {
     println!("per token on two threads: {counters:?}");
     let of = |name: &str| counters.iter().find(|(counter, _)| *counter == name).unwrap().1;
     let (fork_joins, wakeups) = (of("fork-joins"), of("pool wake-ups"));
-    assert_eq!(fork_joins, FORK_JOINS, "fork-joins per token");
+    assert!((FORK_JOINS / 2.0..=FORK_JOINS).contains(&fork_joins), "{fork_joins} fork-joins per token");
     assert!(wakeups <= fork_joins, "{wakeups} wake-ups for {fork_joins} fork-joins");
 }

@@ -10,7 +10,7 @@ use crate::compute::ComputeContext;
 use crate::experts::{MoeCall, Routed};
 
 /// The most rows of inputs, one for each token of an expert, that are computed at a time: enough for all experts of a few
-/// tokens, and so many times the tokens for which a kernel decodes a weight once that more would not be faster.
+/// tokens, and several times the tokens for which a kernel decodes a weight once, so that more would not be faster.
 pub const PART_ROWS: usize = 256;
 
 /// Computes the experts of MoE calls, one call after the other. Its buffers are kept from call to call.

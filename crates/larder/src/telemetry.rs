@@ -166,6 +166,8 @@ impl Totals {
                 "rereads": counts.rereads,
                 "prefetches": counts.prefetches,
                 "useful_prefetches": counts.useful_prefetches,
+                "reads_ahead": traffic.reads_ahead.begun,
+                "useful_reads_ahead": traffic.reads_ahead.used,
                 "hit_rate": traffic.hit_rate(),
                 "demand_bytes": traffic.demand_bytes,
                 "prefetch_bytes": traffic.prefetch_bytes,
