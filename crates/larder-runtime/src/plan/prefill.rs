@@ -16,7 +16,8 @@ const SHARE_DIVISOR: u64 = 8;
 const MULTIPLE: usize = 64;
 
 /// The tokens of a piece: as many as the options say, else as many as an eighth of the memory of the slots has room for,
-/// or the usual number if that is more, within the constants above and the contexts of all sequences. `inputs` has the least number of tokens.
+/// or the usual number if that is more, within the constants above and the contexts of all sequences. `inputs` has the least
+/// number of tokens.
 pub(crate) fn prefill_tokens(inputs: &PlanInputs, options: &Options) -> usize {
     let longest = inputs.context.saturating_mul(inputs.sequences).max(1);
     if let Some(tokens) = options.prefill_tokens {
@@ -96,7 +97,7 @@ mod tests {
 
     #[test]
     fn pieces_displace_nothing_that_must_be_in_memory() {
-        // What is left for slots beside the smallest pieces, 1 MiB of weights, 4 MiB of KV cache and the scores.
+        // Memory left for slots beside the smallest pieces, 1 MiB of weights, 4 MiB of KV cache and the scores.
         let left = |bytes| Some(beside_reserve(bytes + 5 * MEGA + MEGA / 8 + MEGA / 4));
         let all = options(CacheSize::Available, Layer);
         let found = [32, 33, 34].map(|mega| tokens(left(mega * MEGA + MEGA / 2), 4096, &all));

@@ -31,7 +31,7 @@ pub enum TouchPace {
     AheadOfReads,
 }
 
-/// What was touched, and in which time.
+/// Bytes of an arena that were touched, and the time that took.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Touched {
     /// Bytes.
@@ -101,7 +101,7 @@ impl Toucher {
         }
     }
 
-    /// What has been touched so far.
+    /// Bytes and time of touching so far.
     pub fn touched(&self) -> Touched {
         let Progress { touched, busy_nanos, .. } = &*self.progress;
         let busy = Duration::from_nanos(busy_nanos.load(Ordering::Relaxed));

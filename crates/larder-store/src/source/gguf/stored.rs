@@ -7,7 +7,7 @@ use super::names::HubTensor;
 /// Bytes of a 32-bit float.
 const FLOAT: usize = size_of::<f32>();
 
-/// What was done to the data of a tensor when the file was made.
+/// The change that a converter made to the data of a tensor when it wrote the file.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) enum Stored {
     /// Nothing.
