@@ -17,11 +17,11 @@ use crate::{
     shard::{DATA_START, Shard, shard_path_in},
 };
 
-/// The bit that says that the header was checked; the bits below are those of the segments.
-const HEADER: u8 = 1 << SEGMENTS;
-const ALL: u8 = (HEADER << 1) - 1;
+/// The bits of all segments.
+const ALL: u8 = (1 << SEGMENTS) - 1;
 
-/// A set of shards. Headers are checked when a shard is first read, data as [`ReadChecks`] say.
+/// A set of shards. Their data are checked as [`ReadChecks`] say. Their headers are for other programs: experts are found by
+/// the manifest alone, and only [`verify`](crate::verify) reads headers.
 pub struct ShardSet {
     store: PathBuf,
     /// Folder of the set.
@@ -86,17 +86,29 @@ impl ShardSet {
         self.checks.set(checks);
     }
 
-    /// Checks an expert's data, and the header of its shard the first time it is called for the expert in a run.
+    /// Number of parts of an expert that are checked on their own: its segments, or the whole in stores of format 1.
+    pub fn check_parts(&self) -> usize {
+        match self.files.checksums.first().and_then(|row| row.first()) {
+            Some(ExpertChecksums::Segments(_)) => SEGMENTS,
+            _ => 1,
+        }
+    }
+
+    /// Checks one of the [`check_parts`](Self::check_parts) of an expert, given with all its data.
+    pub fn check_part(&self, layer: LayerIdx, expert: ExpertId, part: usize, data: &[u8]) -> Result<()> {
+        match self.check_parts() {
+            1 => self.check_expert(layer, expert, data),
+            _ => self.check_segment(layer, expert, part, &data[self.layouts[&layer].segments()[part].clone()]),
+        }
+    }
+
+    /// Checks an expert's data.
     pub fn check_expert(&self, layer: LayerIdx, expert: ExpertId, data: &[u8]) -> Result<()> {
         let (checksums, checked) = self.record(layer, expert);
-        let before = checked.load(Ordering::Relaxed);
-        if before == ALL && !self.checks.again() {
+        if checked.load(Ordering::Relaxed) == ALL && !self.checks.again() {
             return Ok(());
         }
         let shard = self.shard(layer, expert);
-        if before & HEADER == 0 {
-            shard.check_header(&shard.open(&self.path(&shard))?, checksums)?;
-        }
         // Reads that are as expected, which is nearly all, need no memory for a path.
         if !checksums.are_of(shard.layout, data) {
             shard.check_data(&self.path(&shard), data, checksums)?;
@@ -105,22 +117,20 @@ impl ShardSet {
         Ok(())
     }
 
-    /// Checks one segment, and the header of its shard the first time it is called for the expert in a run.
+    /// Checks one segment.
     pub fn check_segment(&self, layer: LayerIdx, expert: ExpertId, segment: usize, bytes: &[u8]) -> Result<()> {
         let (checksums, checked) = self.record(layer, expert);
-        let (before, bit) = (checked.load(Ordering::Relaxed), 1u8 << segment);
-        assert!(bit < HEADER, "an expert has {SEGMENTS} segments");
-        if before & bit != 0 && !self.checks.again() {
+        let bit = 1u8 << segment;
+        assert!(bit <= ALL, "an expert has {SEGMENTS} segments");
+        if checked.load(Ordering::Relaxed) & bit != 0 && !self.checks.again() {
             return Ok(());
         }
         let shard = self.shard(layer, expert);
         assert_eq!(bytes.len(), shard.layout.segments()[segment].len(), "the bytes must be those of the segment");
-        let path = self.path(&shard);
-        if before & HEADER == 0 {
-            shard.check_header(&shard.open(&path)?, checksums)?;
+        if !checksums.is_of_segment(segment, bytes) {
+            shard.check_segment(&self.path(&shard), segment, bytes, checksums)?;
         }
-        shard.check_segment(&path, segment, bytes, checksums)?;
-        checked.fetch_or(bit | HEADER, Ordering::Relaxed);
+        checked.fetch_or(bit, Ordering::Relaxed);
         Ok(())
     }
 

@@ -65,7 +65,15 @@ impl ExpertChecksums {
         }
     }
 
-    /// Whether these are the checksums of `data`, which has this layout.
+    /// Whether these are checksums of segments, and that of `segment` is the checksum of `bytes`; allocates nothing.
+    pub(crate) fn is_of_segment(&self, segment: usize, bytes: &[u8]) -> bool {
+        match self {
+            ExpertChecksums::Whole(_) => false,
+            ExpertChecksums::Segments(each) => is_checksum_of(&each[segment], bytes),
+        }
+    }
+
+    /// Whether these are the checksums of `data`, which has this layout; allocates nothing.
     pub(crate) fn are_of(&self, layout: &ExpertLayout, data: &[u8]) -> bool {
         match self {
             ExpertChecksums::Whole(checksum) => is_checksum_of(checksum, data),

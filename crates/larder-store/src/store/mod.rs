@@ -137,6 +137,16 @@ impl Store {
         self.experts.check_expert(layer, expert, data)
     }
 
+    /// Number of parts of an expert that are checked on their own, so that several threads can share a check.
+    pub fn check_parts(&self) -> usize {
+        self.experts.check_parts()
+    }
+
+    /// Checks one of the [`check_parts`](Self::check_parts) of an expert, given with all its data.
+    pub fn check_part(&self, layer: LayerIdx, expert: ExpertId, part: usize, data: &[u8]) -> Result<()> {
+        self.experts.check_part(layer, expert, part, data)
+    }
+
     /// As [`check_expert`](Self::check_expert) for one segment of an expert (see [`ExpertLayout::segments`]). Stores of format 1 have no checksums of segments: the error
     /// has the kind [`StoreErrorKind::Unsupported`].
     pub fn check_segment(&self, layer: LayerIdx, expert: ExpertId, segment: usize, bytes: &[u8]) -> Result<()> {

@@ -213,8 +213,7 @@ fn a_segment_is_checked_as_soon_as_its_bytes_are_there() {
             // Each is checked once in a run if only first reads are, and both together are the expert.
             store.check_segment(layer, expert, at, &bad).unwrap();
             let checked_by_segment = vec![0; layout.bytes];
-            let header_and_segments = store.check_expert(layer, expert, &checked_by_segment);
-            header_and_segments.unwrap();
+            store.check_expert(layer, expert, &checked_by_segment).unwrap();
             store.set_check_reads(CheckReads::All);
             assert_eq!(store.check_segment(layer, expert, at, &bad).unwrap_err().message, error.message);
             assert!(store.check_expert(layer, expert, &checked_by_segment).is_err());
@@ -223,17 +222,32 @@ fn a_segment_is_checked_as_soon_as_its_bytes_are_there() {
 }
 
 #[test]
-fn a_header_is_checked_with_the_first_segment() {
+fn the_parts_of_a_check_cover_every_byte_of_an_expert() {
     let (_dir, path) = store();
     let (layer, expert) = (LAYERS[0], ExpertId(1));
-    let shard = path.join(shard_path(layer, expert));
-    let whole = fs::read(&shard).unwrap();
+    let whole = fs::read(path.join(shard_path(layer, expert))).unwrap();
     let store = Store::open(&path).unwrap();
-    flip(&shard, 400);
-    let segment = whole[DATA_START..][store.layout(layer).segments()[0].clone()].to_vec();
-    assert!(store.check_segment(layer, expert, 0, &segment).unwrap_err().message.contains("header"));
-    flip(&shard, 400);
-    store.check_segment(layer, expert, 0, &segment).unwrap();
+    let data = &whole[DATA_START..][..store.layout(layer).bytes];
+    let check = |data: &[u8]| (0..store.check_parts()).try_for_each(|i| store.check_part(layer, expert, i, data));
+    assert!(store.check_parts() > 1, "threads can share a check");
+    check(data).unwrap();
+    for at in [0, data.len() / 2, data.len() - 1] {
+        let mut bad = data.to_vec();
+        bad[at] ^= 1;
+        let error = check(&bad).unwrap_err();
+        assert_eq!(error.message, store.check_expert(layer, expert, &bad).unwrap_err().message);
+    }
+}
+
+#[test]
+fn experts_are_read_without_their_headers_which_are_verified_apart() {
+    let (_dir, path) = store();
+    let (layer, expert) = (LAYERS[0], ExpertId(1));
+    flip(&path.join(shard_path(layer, expert)), 400);
+    let store = Store::open(&path).unwrap();
+    store.read_expert(layer, expert, &mut vec![0; store.layout(layer).bytes]).unwrap();
+    let report = crate::verify(&path, &()).unwrap();
+    assert!(report.problems[0].message.contains("the header of layer"), "{:?}", report.problems);
 }
 
 #[test]
