@@ -2,10 +2,10 @@
 //! caches read this way; each tells a ledger of its own that an expert has arrived.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use larder_core::{ExpertId, ExpertKey, ExpertLayout, Geometry, LayerIdx, MoeRow};
+use larder_core::{ExpertId, ExpertKey, ExpertLayout, Geometry, LayerIdx, MoeRow, TaskThreads};
 use larder_store::reader::{ReadCompletion, ReadRequest, Reader, Slot};
 use larder_store::{DATA_START, ExpertSource, Store, StoreError};
 
@@ -14,15 +14,20 @@ use crate::traffic::BusyTime;
 
 /// What the cache needs to know of the store: where an expert's data are in its shard, and whether read bytes are
 /// valid.
-pub trait Shards: Send {
+pub trait Shards: Send + Sync {
     /// The layout of the experts of `layer`.
     fn layout(&self, layer: LayerIdx) -> &ExpertLayout;
 
     /// First byte of an expert's data in its shard.
     fn data_start(&self) -> u64;
 
-    /// Checks an expert's data the first time they are read in a run.
-    fn check(&self, layer: LayerIdx, expert: ExpertId, data: &[u8]) -> Result<(), StoreError>;
+    /// Number of parts of an expert that can be checked at the same time; at least 1.
+    fn check_parts(&self) -> usize {
+        1
+    }
+
+    /// Checks one of the [`check_parts`](Self::check_parts) of an expert that was read, given with all its data.
+    fn check(&self, layer: LayerIdx, expert: ExpertId, part: usize, data: &[u8]) -> Result<(), StoreError>;
 }
 
 impl Shards for Arc<Store> {
@@ -34,9 +39,25 @@ impl Shards for Arc<Store> {
         DATA_START as u64
     }
 
-    fn check(&self, layer: LayerIdx, expert: ExpertId, data: &[u8]) -> Result<(), StoreError> {
-        self.check_expert(layer, expert, data)
+    fn check_parts(&self) -> usize {
+        self.as_ref().check_parts()
     }
+
+    fn check(&self, layer: LayerIdx, expert: ExpertId, part: usize, data: &[u8]) -> Result<(), StoreError> {
+        self.check_part(layer, expert, part, data)
+    }
+}
+
+/// The memory of a cache, and what fills it.
+pub struct SlotSupply {
+    /// The slots, each large enough for every expert that is read into it.
+    pub memory: Vec<Slot>,
+    /// The reader that fills the slots.
+    pub reader: Box<dyn Reader>,
+    /// Knows the layout of experts and checks their bytes.
+    pub shards: Box<dyn Shards>,
+    /// The threads that share the checks.
+    pub threads: Arc<dyn TaskThreads>,
 }
 
 /// The slots in memory, and the reader that fills them.
@@ -52,6 +73,7 @@ pub(crate) struct SlotFiller {
     /// For each piece of memory, the index of the slot that it is the memory of.
     places: Vec<SlotIndex>,
     reader: Box<dyn Reader>,
+    threads: Arc<dyn TaskThreads>,
     /// Reads that did not fit into the reader's queue.
     waiting: VecDeque<ReadRequest>,
     /// Number of demand reads that have not completed.
@@ -62,6 +84,10 @@ pub(crate) struct SlotFiller {
     pub demand_bytes: u64,
     /// Bytes of prefetches so far.
     pub prefetch_bytes: u64,
+    /// Time in which the threads compared bytes that were read with their checksums.
+    pub checked: Duration,
+    /// Time that this thread spent on handing reads to the reader and on taking completions from it, without waiting.
+    pub submitting: Duration,
     busy: BusyTime,
 }
 
@@ -75,10 +101,12 @@ pub(crate) struct CompletedRead {
 }
 
 impl SlotFiller {
-    /// A filler of `memory`, whose slots are each large enough for every expert that is read into it. Nothing is in flight.
-    pub fn new(geometry: &Geometry, memory: Vec<Slot>, reader: Box<dyn Reader>, shards: Box<dyn Shards>) -> Self {
+    /// A filler of the slots of `supply`. Nothing is in flight.
+    pub fn new(geometry: &Geometry, supply: SlotSupply) -> Self {
+        let SlotSupply { memory, reader, shards, threads } = supply;
         SlotFiller {
             shards,
+            threads,
             layers: geometry.moe_layers.clone(),
             rows: geometry.moe_rows(),
             experts: geometry.experts,
@@ -90,6 +118,8 @@ impl SlotFiller {
             prefetch_queue: VecDeque::new(),
             demand_bytes: 0,
             prefetch_bytes: 0,
+            checked: Duration::ZERO,
+            submitting: Duration::ZERO,
             busy: BusyTime::default(),
         }
     }
@@ -196,7 +226,9 @@ impl SlotFiller {
     /// Hands queued reads to the reader, as far as it has room.
     pub fn submit(&mut self) {
         if !self.waiting.is_empty() {
+            let start = Instant::now();
             self.reader.submit(&mut self.waiting);
+            self.submitting += start.elapsed();
             self.busy.set(self.reader.in_flight() > 0);
         }
     }
@@ -206,30 +238,72 @@ impl SlotFiller {
         !self.waiting.is_empty()
     }
 
-    /// Waits for the next read to complete, keeping the reader's queue full, and checks its bytes. `None` if no read is
-    /// in flight. The time spent waiting is added to `waited`.
-    pub fn complete(&mut self, waited: &mut Duration) -> Option<CompletedRead> {
+    /// Waits until a read completes, keeping the reader's queue full, and adds it and all others that have completed by then
+    /// to `reads`, with their bytes checked. Adds none if no read is in flight. The time spent waiting is added to `waited`.
+    pub fn complete(&mut self, waited: &mut Duration, reads: &mut Vec<CompletedRead>) {
         self.submit();
         let start = Instant::now();
-        let read = self.reader.wait();
+        let first = self.reader.wait();
         *waited += start.elapsed();
-        read.map(|read| self.completed(read))
+        if let Some(first) = first {
+            let first = self.completed(first);
+            reads.push(first);
+            self.poll_unchecked(reads);
+            self.check(reads);
+        }
     }
 
-    /// The next completed read, whose bytes are checked; `None` if none has completed yet.
-    pub fn poll(&mut self) -> Option<CompletedRead> {
-        let read = self.reader.poll()?;
-        Some(self.completed(read))
+    /// Adds all reads that have completed to `reads`, with their bytes checked.
+    pub fn poll(&mut self, reads: &mut Vec<CompletedRead>) {
+        self.poll_unchecked(reads);
+        self.check(reads);
+    }
+
+    fn poll_unchecked(&mut self, reads: &mut Vec<CompletedRead>) {
+        let start = Instant::now();
+        while let Some(read) = self.reader.poll() {
+            let read = self.completed(read);
+            reads.push(read);
+        }
+        self.submitting += start.elapsed();
     }
 
     fn completed(&mut self, ReadCompletion { slot, tag, result }: ReadCompletion) -> CompletedRead {
-        let expert = self.expert_of(tag >> 1);
         self.demand_reads -= usize::from(tag & 1 == 0);
         self.busy.set(self.reader.in_flight() > 0);
-        let at = self.put_back(slot);
-        let ExpertKey { row, expert: id } = expert;
-        let check = || self.shards.check(self.layers[row.index()], id, self.data(row, at));
-        CompletedRead { expert, at, result: result.and_then(|()| check()) }
+        CompletedRead { expert: self.expert_of(tag >> 1), at: self.put_back(slot), result }
+    }
+
+    /// Checks the bytes of `reads`, shared between all threads.
+    fn check(&mut self, reads: &mut [CompletedRead]) {
+        if reads.is_empty() {
+            return;
+        }
+        let start = Instant::now();
+        let (parts, failures) = (self.shards.check_parts(), Mutex::new(Vec::new()));
+        // The reader stays with this thread.
+        let SlotFiller { shards, layers, slots, threads, .. } = &*self;
+        threads.run(reads.len() * parts, &|task| {
+            let (read, part) = (task / parts, task % parts);
+            let CompletedRead { expert: ExpertKey { row, expert }, at, ref result } = reads[read];
+            let layer = layers[row.index()];
+            let data = &slots[at].as_ref().expect("a completed read gave its slot back")[..shards.layout(layer).bytes];
+            if result.is_ok()
+                && let Err(e) = shards.check(layer, expert, part, data)
+            {
+                failures.lock().unwrap_or_else(PoisonError::into_inner).push((read, e));
+            }
+        });
+        for (read, e) in failures.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            reads[read].result = Err(e);
+        }
+        self.checked += start.elapsed();
+    }
+
+    /// Reads that have neither completed nor failed.
+    #[cfg(test)]
+    pub fn reads_in_flight(&self) -> usize {
+        self.reader.in_flight() + self.waiting.len()
     }
 
     /// Whether every slot is in its place, or with the reader, except for `elsewhere` slots.

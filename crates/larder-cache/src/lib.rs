@@ -42,7 +42,7 @@ pub mod two_tiers;
 mod visit;
 
 pub use expert_cache::ExpertCache;
-pub use fill::Shards;
+pub use fill::{Shards, SlotSupply};
 pub use larder_core::CacheScope;
 pub use one_tier::{
     Cache, CacheCounts, CacheError, ComputeFn, Ledger, SlotAssignment, SlotIndex, pass_through_slots, slot_count,

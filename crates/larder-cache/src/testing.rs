@@ -3,11 +3,11 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use larder_core::{ExpertId, ExpertLayout, Geometry, LayerIdx, NumberFormat};
-use larder_store::reader::MemoryReader;
+use larder_core::{CallerThread, ExpertId, ExpertLayout, Geometry, LayerIdx, NumberFormat};
+use larder_store::reader::{MemoryReader, Slot};
 use larder_store::{StoreError, StoreErrorKind};
 
-use crate::fill::Shards;
+use crate::fill::{Shards, SlotSupply};
 
 pub const LAYERS: usize = 3;
 pub const EXPERTS: usize = 6;
@@ -34,12 +34,18 @@ pub fn numbered_reader() -> MemoryReader {
 }
 
 /// What the cache needs to know of these shards.
-pub struct NumberedShards(ExpertLayout);
+struct NumberedShards(ExpertLayout);
 
 impl NumberedShards {
-    pub fn new() -> Self {
+    fn new() -> Self {
         NumberedShards(layout())
     }
+}
+
+/// These shards in `memory`, checked on the caller's thread.
+pub fn supply(memory: Vec<Slot>, reader: MemoryReader) -> SlotSupply {
+    let (reader, shards) = (Box::new(reader), Box::new(NumberedShards::new()));
+    SlotSupply { memory, reader, shards, threads: Arc::new(CallerThread) }
 }
 
 impl Shards for NumberedShards {
@@ -51,8 +57,13 @@ impl Shards for NumberedShards {
         START
     }
 
-    fn check(&self, layer: LayerIdx, expert: ExpertId, data: &[u8]) -> Result<(), StoreError> {
-        match data.iter().all(|b| *b == fill_byte(layer, expert)) {
+    fn check_parts(&self) -> usize {
+        2
+    }
+
+    fn check(&self, layer: LayerIdx, expert: ExpertId, part: usize, data: &[u8]) -> Result<(), StoreError> {
+        let half = data.len() / 2;
+        match data[part * half..][..half].iter().all(|b| *b == fill_byte(layer, expert)) {
             true => Ok(()),
             false => Err(StoreError::new(StoreErrorKind::Mismatch, Path::new("shard"), "does not match its checksum")),
         }

@@ -19,6 +19,11 @@ pub struct Traffic {
     pub waited: Duration,
     /// Time spent computing experts.
     pub computed: Duration,
+    /// Time in which the threads compared bytes that were read with their checksums.
+    pub checked: Duration,
+    /// Time that the visiting thread spent on handing reads to the reader and on taking completions from it, without
+    /// waiting.
+    pub submitting: Duration,
     /// Time in which reads were in flight, as seen by the cache.
     pub read_busy: Duration,
     /// Reads ahead of a layer's visit.
@@ -62,6 +67,8 @@ impl Add for Traffic {
             prefetch_bytes: self.prefetch_bytes + other.prefetch_bytes,
             waited: self.waited + other.waited,
             computed: self.computed + other.computed,
+            checked: self.checked + other.checked,
+            submitting: self.submitting + other.submitting,
             read_busy: self.read_busy + other.read_busy,
             reads_ahead: self.reads_ahead + other.reads_ahead,
             tiers: either(self.tiers, other.tiers, |a, b| a + b),
@@ -80,6 +87,8 @@ impl Sub for Traffic {
             prefetch_bytes: self.prefetch_bytes - then.prefetch_bytes,
             waited: self.waited - then.waited,
             computed: self.computed - then.computed,
+            checked: self.checked - then.checked,
+            submitting: self.submitting - then.submitting,
             read_busy: self.read_busy - then.read_busy,
             reads_ahead: self.reads_ahead - then.reads_ahead,
             tiers: either(self.tiers, then.tiers, |a, b| a - b),

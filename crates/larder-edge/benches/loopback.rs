@@ -7,8 +7,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use larder_cache::{Cache, CacheScope, Shards};
-use larder_core::{ExpertId, ExpertLayout, Gate, Geometry, LayerIdx, NumberFormat};
+use larder_cache::{Cache, CacheScope, Shards, SlotSupply};
+use larder_core::{CallerThread, ExpertId, ExpertLayout, Gate, Geometry, LayerIdx, NumberFormat};
 use larder_edge::wire::Format;
 use larder_edge::{
     ClientOptions, Edge, ExpertHost, ExpertSet, Handshake, TlsCredentials, WorkerAddress, WorkerAddresses,
@@ -36,7 +36,7 @@ impl Shards for Small {
         0
     }
 
-    fn check(&self, _: LayerIdx, _: ExpertId, _: &[u8]) -> Result<(), StoreError> {
+    fn check(&self, _: LayerIdx, _: ExpertId, _: usize, _: &[u8]) -> Result<(), StoreError> {
         Ok(())
     }
 }
@@ -52,7 +52,9 @@ fn cache(geometry: &Geometry) -> Cache {
     let policies = "lru".parse::<EvictionSpec>().and_then(|spec| spec.make(&shape, &PolicyInputs::default()));
     let (_arena, slots) = Arena::new(shape.total_slots(), layout.bytes).expect("memory for the slots");
     let reader = MemoryReader::new(Arc::new(vec![vec![0; layout.bytes]; geometry.experts]), 1);
-    Cache::new(geometry, &shape, policies.expect("lru is a policy"), slots, Box::new(reader), Box::new(Small(layout)))
+    let (reader, shards) = (Box::new(reader), Box::new(Small(layout)));
+    let supply = SlotSupply { memory: slots, reader, shards, threads: Arc::new(CallerThread) };
+    Cache::new(geometry, &shape, policies.expect("lru is a policy"), supply)
 }
 
 fn handshake(hidden: usize) -> Handshake {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use larder_core::CheckpointPolicy;
+use larder_core::{CheckpointPolicy, TaskThreads};
 use larder_kernels::{AttentionTask, Inputs, PoolActivity, Product, ThreadPool, attend, products};
 
 use crate::device::{DeviceAttention, DeviceProduct, DeviceProducts};
@@ -123,6 +123,12 @@ impl ComputeContext {
             }
             Some(device) => device.attend(&mut located(tasks, KvView::on_device)),
         })
+    }
+}
+
+impl TaskThreads for ComputeContext {
+    fn run(&self, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
+        self.pool.run(tasks, task);
     }
 }
 

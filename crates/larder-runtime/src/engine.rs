@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use larder_cache::{Cache, CacheScope, pass_through_slots};
+use larder_cache::{Cache, CacheScope, SlotSupply, pass_through_slots};
 use larder_core::{CheckpointPolicy, Gate};
 use larder_engine::{Recorder, Routing, Session, StreamingPath};
 use larder_model::{AllResident, ComputeContext, Decoder, KvFormat};
@@ -305,7 +305,8 @@ fn streaming_parts(
     let Slots { slots: memory, reader, reader_note, addresses } =
         Slots::new(store, &shape, pass_through_slots(&shape), &options.cache.reader)?;
     let geometry = &store.manifest().geometry;
-    let cache = Cache::new(geometry, &shape, policies, memory, reader, Box::new(store.clone()));
+    let supply = SlotSupply { memory, reader, shards: Box::new(store.clone()), threads: compute.clone() };
+    let cache = Cache::new(geometry, &shape, policies, supply);
     let experts = StreamingPath::new(Routing::default(), cache, compute.clone(), options.cache.prefetch);
     Ok(StreamingParts { experts, reader_note, slots: addresses })
 }

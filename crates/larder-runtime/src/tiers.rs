@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Result, bail};
-use larder_cache::two_tiers::{HostTier, MeasuredCosts, TierShape, TieredCache};
+use larder_cache::SlotSupply;
+use larder_cache::two_tiers::{MeasuredCosts, TierShape, TieredCache};
 use larder_core::{ExpertId, ExpertLayout, Gate, LayerIdx, format_bytes};
 use larder_engine::{Routing, TieredPath};
 use larder_model::{Activation, ComputeContext, ExpertWorkspace, KvFormat, MoeCall, Routed};
@@ -89,7 +90,7 @@ pub(crate) fn assemble(
         "expert_bytes_per_second_on_processor": 1.0 / host,
     });
 
-    let supply = HostTier { memory: slots, reader, shards: Box::new(store.clone()) };
+    let supply = SlotSupply { memory: slots, reader, shards: Box::new(store.clone()), threads: compute.clone() };
     let cache = TieredCache::new(geometry, &shape, policies, supply, link, measured)?;
     let tiered = TieredPath::new(Routing::default(), cache, compute.clone(), bench, options.cache.prefetch);
     let gpu = Some(OnGpu { resident_bytes: vram.resident_bytes, throughput });

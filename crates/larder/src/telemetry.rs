@@ -174,6 +174,8 @@ impl Totals {
                 "read_bytes_per_second": self.read_rate(),
                 "seconds_waiting": s(traffic.waited),
                 "seconds_computing": s(traffic.computed),
+                "seconds_checking": s(traffic.checked),
+                "seconds_submitting": s(traffic.submitting),
                 "device_busy": s(traffic.read_busy) / s(*time).max(1e-9),
             }))
         });

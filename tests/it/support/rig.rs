@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use larder_cache::two_tiers::{DeviceDouble, HostTier, MeasuredCosts, TierShape, TieredCache};
-use larder_cache::{Cache, pass_through_slots};
+use larder_cache::two_tiers::{DeviceDouble, MeasuredCosts, TierShape, TieredCache};
+use larder_cache::{Cache, SlotSupply, pass_through_slots};
 use larder_core::CacheScope;
 use larder_engine::{DeviceExpertsDouble, Recorder, Routing, Session, StreamingPath, TieredPath, TokenInput};
 use larder_model::{
@@ -113,6 +113,10 @@ impl Model {
         Arc::new(Store::open(self.store.path()).unwrap())
     }
 
+    fn supply(&self, store: Arc<Store>, reader: Box<dyn Reader>, memory: Vec<Slot>) -> SlotSupply {
+        SlotSupply { memory, reader, shards: Box::new(store), threads: self.compute.clone() }
+    }
+
     fn streaming_over(
         &self,
         store: Arc<Store>,
@@ -123,8 +127,8 @@ impl Model {
         slots: Vec<Slot>,
     ) -> StreamingPath {
         let policies = policy.parse::<EvictionSpec>().unwrap().make(shape, &PolicyInputs::default()).unwrap();
-        let shards = Box::new(store);
-        let cache = Cache::new(self.decoder.geometry(), shape, policies, slots, reader, shards);
+        let supply = self.supply(store, reader, slots);
+        let cache = Cache::new(self.decoder.geometry(), shape, policies, supply);
         StreamingPath::new(Routing::default(), cache, self.compute.clone(), prefetch)
     }
 
@@ -134,8 +138,7 @@ impl Model {
         let (slots, policies) = (device.slots(), shape.policy_shape());
         let policies = "lru".parse::<EvictionSpec>().unwrap().make(&policies, &PolicyInputs::default()).unwrap();
         let (_arena, pieces) = Arena::new(shape.host.total_slots(), self.slot_bytes()).unwrap();
-        let shards = Box::new(self.own_store());
-        let supply = HostTier { memory: pieces, reader: Box::new(memory), shards };
+        let supply = self.supply(self.own_store(), Box::new(memory), pieces);
         let geometry = self.decoder.geometry();
         let cache = TieredCache::new(geometry, &shape, policies, supply, Box::new(device), measured).unwrap();
         let bench = DeviceExpertsDouble::new(slots, self.compute.clone(), 3).failing(failing);

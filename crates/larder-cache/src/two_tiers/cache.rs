@@ -6,12 +6,13 @@ use larder_core::{ExpertId, ExpertKey, ExpertLayout, Geometry, LayerIdx, MoeRow,
 use larder_policy::eviction::{CacheShape, Eviction};
 
 use super::costs::Schedule;
-use super::links::{Completed, HostTier, Links};
+use super::links::{Completed, Links};
 use super::{
     CostModel, Device, DeviceError, ExpertLocation, MeasuredCosts, PromoteFor, Side, TierError, TierLedger, TierShape,
     TierTraffic,
 };
 use crate::expert_cache::ExpertCache;
+use crate::fill::SlotSupply;
 use crate::one_tier::SlotIndex;
 use crate::visit::{ChosenExperts, Visit};
 
@@ -37,13 +38,14 @@ pub struct TieredCache {
 }
 
 impl TieredCache {
-    /// A cache of this shape, with one of `policies` (made for [`TierShape::policy_shape`]) for each pool. The device's
-    /// slots are allocated here, which is the only thing that can fail.
+    /// A cache of this shape, with one of `policies` (made for [`TierShape::policy_shape`]) for each pool, over exactly the
+    /// slots of [`TierShape::host`] in memory. The device's slots are allocated here, which is the only thing that can
+    /// fail.
     pub fn new(
         geometry: &Geometry,
         shape: &TierShape,
         policies: Vec<Box<dyn Eviction>>,
-        host: HostTier,
+        host: SlotSupply,
         device: Box<dyn Device>,
         measured: MeasuredCosts,
     ) -> Result<Self, DeviceError> {

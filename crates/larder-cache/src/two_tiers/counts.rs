@@ -83,6 +83,10 @@ pub struct TierTraffic {
     /// Time spent computing experts; of work that the device does concurrently, only the time in which the caller
     /// waited for it.
     pub computed: Duration,
+    /// Time in which bytes that were read were compared with their checksums.
+    pub checked: Duration,
+    /// Time of handing reads to the reader and taking completions from it, without waiting.
+    pub submitting: Duration,
 }
 
 larder_core::fieldwise!(TierTraffic {
@@ -98,7 +102,9 @@ larder_core::fieldwise!(TierTraffic {
     from_device_busy,
     failed_copies,
     waited,
-    computed
+    computed,
+    checked,
+    submitting
 });
 
 /// Both tiers seen as one cache: a hit in either tier is a hit, and an expert that leaves both is evicted.
@@ -122,6 +128,8 @@ impl From<TierTraffic> for Traffic {
             prefetch_bytes: tiers.prefetch_bytes,
             waited: tiers.waited,
             computed: tiers.computed,
+            checked: tiers.checked,
+            submitting: tiers.submitting,
             read_busy: tiers.read_busy,
             reads_ahead: ReadsAhead::default(),
             tiers: Some(tiers),

@@ -1,16 +1,16 @@
 //! The I/O of two tiers: carries out the ledger's decisions with the reader and the device.
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use larder_core::{ExpertId, ExpertKey, Geometry, LayerIdx};
 use larder_store::StoreError;
-use larder_store::reader::{Reader, Slot};
 
 use super::{
     CostModel, Demotion, Device, DeviceError, Direction, PromoteFor, Promotion, TierLedger, TierTraffic, Transfer,
     TransferDone,
 };
-use crate::fill::{CompletedRead, Shards, SlotFiller};
+use crate::fill::{CompletedRead, SlotFiller, SlotSupply};
 use crate::one_tier::SlotIndex;
 
 /// Why a visit failed.
@@ -37,17 +37,6 @@ pub enum TierErrorCause {
     Device(#[from] DeviceError),
 }
 
-/// The lower tier: its memory, and the reader that fills it.
-pub struct HostTier {
-    /// Exactly the slots of [`TierShape::host`](super::TierShape::host), in order, each large enough for every
-    /// expert.
-    pub memory: Vec<Slot>,
-    /// The reader that fills the slots.
-    pub reader: Box<dyn Reader>,
-    /// Knows the layout of experts and checks their bytes.
-    pub shards: Box<dyn Shards>,
-}
-
 /// The slots in memory, with the reader and the device that move bytes into and out of them.
 pub(super) struct Links {
     pub tiers: TierLedger,
@@ -56,6 +45,8 @@ pub(super) struct Links {
     /// Declared before the slots, which it may have page-locked, so that it is dropped first.
     device: Box<dyn Device>,
     pub filler: SlotFiller,
+    /// Reads that have completed, and of which the ledger does not know yet.
+    completed: VecDeque<CompletedRead>,
     /// Bytes in flight to the device.
     queued_bytes: usize,
 }
@@ -75,16 +66,15 @@ impl Links {
     pub fn new(
         geometry: &Geometry,
         tiers: TierLedger,
-        host: HostTier,
+        host: SlotSupply,
         mut device: Box<dyn Device>,
         costs: CostModel,
     ) -> Result<Self, DeviceError> {
-        let HostTier { memory, reader, shards } = host;
         let shape = tiers.shape();
-        assert_eq!(memory.len(), shape.host.total_slots(), "one memory slot for each slot of the shape");
-        device.allocate(shape.device.total_slots(), memory[0].len())?;
-        let filler = SlotFiller::new(geometry, memory, reader, shards);
-        Ok(Links { tiers, costs, traffic: TierTraffic::default(), device, filler, queued_bytes: 0 })
+        assert_eq!(host.memory.len(), shape.host.total_slots(), "one memory slot for each slot of the shape");
+        device.allocate(shape.device.total_slots(), host.memory[0].len())?;
+        let (traffic, completed) = Default::default();
+        Ok(Links { tiers, costs, traffic, device, filler: SlotFiller::new(geometry, host), completed, queued_bytes: 0 })
     }
 
     /// Counts, bytes and times so far.
@@ -94,6 +84,8 @@ impl Links {
             demand_bytes: self.filler.demand_bytes,
             prefetch_bytes: self.filler.prefetch_bytes,
             read_busy: self.filler.read_busy(),
+            checked: self.filler.checked,
+            submitting: self.filler.submitting,
             ..self.traffic
         }
     }
@@ -153,7 +145,7 @@ impl Links {
         self.device.poll().map(|copied| self.copied(copied))
     }
 
-    /// Waits for the next read or copy to complete. `None` if nothing is in flight.
+    /// The next completed read or copy, waiting for it if necessary. `None` if nothing is in flight.
     pub fn complete_one(&mut self) -> Option<Completed> {
         self.filler.submit();
         let start = Instant::now();
@@ -163,8 +155,17 @@ impl Links {
         self.traffic.waited += start.elapsed();
         match copied {
             Some(copied) => Some(self.copied(copied)),
-            None => self.filler.complete(&mut self.traffic.waited).map(|read| self.arrived(read)),
+            None => self.completed_read().map(|read| self.arrived(read)),
         }
+    }
+
+    fn completed_read(&mut self) -> Option<CompletedRead> {
+        if self.completed.is_empty() {
+            let mut reads = Vec::new();
+            self.filler.complete(&mut self.traffic.waited, &mut reads);
+            self.completed.extend(reads);
+        }
+        self.completed.pop_front()
     }
 
     fn arrived(&mut self, CompletedRead { expert, result, .. }: CompletedRead) -> Completed {

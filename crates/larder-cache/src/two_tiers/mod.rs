@@ -26,7 +26,7 @@ pub use costs::{CostModel, MeasuredCosts, Side};
 pub use counts::{TierCounts, TierTraffic};
 pub use device::{Device, DeviceError, Direction, Transfer, TransferDone};
 pub use double::{DeviceDouble, DeviceSlots, PendingCompute};
-pub use links::{HostTier, TierError, TierErrorCause};
+pub use links::{TierError, TierErrorCause};
 
 use crate::one_tier::SlotIndex;
 use crate::pools::PolicyPools;

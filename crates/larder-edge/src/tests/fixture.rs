@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use larder_cache::{Cache, CacheScope, Shards, pass_through_slots};
-use larder_core::{ExpertId, ExpertLayout, Gate, Geometry, LayerIdx, NumberFormat};
+use larder_cache::{Cache, CacheScope, Shards, SlotSupply, pass_through_slots};
+use larder_core::{CallerThread, ExpertId, ExpertLayout, Gate, Geometry, LayerIdx, NumberFormat};
 use larder_engine::{Routing, StreamingPath};
 use larder_model::{Activation, AllResident, ComputeContext, ExpertPath, MoeCall, TokenOrigin};
 use larder_policy::eviction::{CacheShape, EvictionSpec, PolicyInputs};
@@ -53,7 +53,7 @@ impl Shards for PlainShards {
         0
     }
 
-    fn check(&self, _: LayerIdx, _: ExpertId, _: &[u8]) -> Result<(), StoreError> {
+    fn check(&self, _: LayerIdx, _: ExpertId, _: usize, _: &[u8]) -> Result<(), StoreError> {
         Ok(())
     }
 }
@@ -73,8 +73,9 @@ fn cache(slots: usize) -> Cache {
     let shape = CacheShape::new(&geometry(), slots, CacheScope::Global);
     let policies = "lru".parse::<EvictionSpec>().unwrap().make(&shape, &PolicyInputs::default()).unwrap();
     let (_arena, memory) = Arena::new(shape.total_slots() + pass_through_slots(&shape), layout().bytes).unwrap();
-    let reader = Box::new(MemoryReader::new(Arc::new(experts()), 3));
-    Cache::new(&geometry(), &shape, policies, memory, reader, Box::new(PlainShards(layout())))
+    let (reader, shards) = (Box::new(MemoryReader::new(Arc::new(experts()), 3)), Box::new(PlainShards(layout())));
+    let supply = SlotSupply { memory, reader, shards, threads: Arc::new(CallerThread) };
+    Cache::new(&geometry(), &shape, policies, supply)
 }
 
 fn compute() -> Arc<ComputeContext> {

@@ -39,8 +39,7 @@ fn the_error_for_a_damaged_expert_names_file_and_offset() {
     assert!(message.contains("L003/E002.safetensors: segment 0 of layer 3, expert 2,"), "{message}");
     assert!(message.contains("bytes at 4096, have checksum"), "{message}");
     flip(&path.join(shard_path(layer, expert)), DATA_START + 77);
-    flip(&path.join(shard_path(layer, expert)), 300);
-    assert!(store.read_expert(layer, expert, &mut data).unwrap_err().message.contains("layer 3, expert 2"));
+    store.read_expert(layer, expert, &mut data).unwrap();
 }
 
 #[test]

@@ -54,8 +54,10 @@ impl<'a> LayerVisit<'a> {
                 (0, _) => break,
                 (_, false) => self.compute_arrived(compute),
                 (_, true) => {
-                    let read = self.cache.filler.complete(&mut self.cache.waited).expect("a read is in flight");
-                    self.end_read(read);
+                    let cache = &mut *self.cache;
+                    cache.filler.complete(&mut cache.waited, &mut cache.completed);
+                    assert!(!cache.completed.is_empty(), "a read is in flight");
+                    self.end_reads();
                 }
             }
         }
@@ -98,10 +100,15 @@ impl<'a> LayerVisit<'a> {
 
     /// Takes note of all reads that have completed, and keeps the SSD busy.
     fn poll(&mut self) {
-        while let Some(read) = self.cache.filler.poll() {
-            self.end_read(read);
-        }
+        self.cache.filler.poll(&mut self.cache.completed);
+        self.end_reads();
         self.continue_reads();
+    }
+
+    fn end_reads(&mut self) {
+        let mut completed = std::mem::take(&mut self.cache.completed);
+        completed.drain(..).for_each(|read| self.end_read(read));
+        self.cache.completed = completed;
     }
 
     fn end_read(&mut self, CompletedRead { expert: key, at, result }: CompletedRead) {

@@ -9,10 +9,9 @@ use std::time::{Duration, Instant};
 use larder_core::{CacheScope, ExpertId, ExpertKey, ExpertLayout, Geometry, LayerIdx, MoeRow, Residency, WantedExpert};
 use larder_policy::eviction::{CacheShape, Eviction};
 use larder_store::StoreError;
-use larder_store::reader::{Reader, Slot};
 
 use crate::expert_cache::ExpertCache;
-use crate::fill::{Shards, SlotFiller};
+use crate::fill::{CompletedRead, SlotFiller, SlotSupply};
 use crate::one_tier::cache::layer_visit::LayerVisit;
 use crate::one_tier::cache::pass_through::PassThrough;
 use crate::one_tier::ledger::{Ledger, SlotAssignment, SlotIndex};
@@ -46,6 +45,8 @@ pub struct Cache {
     visit: Visit,
     filler: SlotFiller,
     pass_through: PassThrough,
+    /// Empty between visits.
+    completed: Vec<CompletedRead>,
     /// Experts of the next layer to read ahead of its visit, likeliest first.
     ahead: VecDeque<ExpertKey>,
     waited: Duration,
@@ -74,21 +75,14 @@ pub fn slot_count(geometry: &Geometry, slots: usize, scope: CacheScope) -> usize
 }
 
 impl Cache {
-    /// A cache of this shape, with one of `policies` for each pool, over `memory`, which holds
+    /// A cache of this shape, with one of `policies` for each pool. The memory of `supply` holds
     /// [`total_slots`](CacheShape::total_slots) slots, each large enough for every expert that may be in it: pool by
     /// pool, then the scratch slots; and behind them pass-through slots, each large enough for every expert. At least one
     /// of these is needed if a layer may want more experts than fit into its pool.
-    pub fn new(
-        geometry: &Geometry,
-        shape: &CacheShape,
-        policies: Vec<Box<dyn Eviction>>,
-        memory: Vec<Slot>,
-        reader: Box<dyn Reader>,
-        shards: Box<dyn Shards>,
-    ) -> Self {
-        let own = shape.total_slots();
-        assert!(memory.len() >= own, "one memory slot for each slot of the shape");
-        assert!(memory.len() > own || shape.slots >= geometry.experts, "experts that do not fit can pass through");
+    pub fn new(geometry: &Geometry, shape: &CacheShape, policies: Vec<Box<dyn Eviction>>, supply: SlotSupply) -> Self {
+        let (own, slots) = (shape.total_slots(), supply.memory.len());
+        assert!(slots >= own, "one memory slot for each slot of the shape");
+        assert!(slots > own || shape.slots >= geometry.experts, "experts that do not fit can pass through");
         assert_eq!(
             (shape.rows, shape.experts),
             (geometry.moe_layers.len(), geometry.experts),
@@ -99,8 +93,9 @@ impl Cache {
             chosen: ChosenExperts::default(),
             assignment: SlotAssignment::default(),
             visit: Visit::default(),
-            pass_through: PassThrough::new(own, memory.len()),
-            filler: SlotFiller::new(geometry, memory, reader, shards),
+            pass_through: PassThrough::new(own, slots),
+            filler: SlotFiller::new(geometry, supply),
+            completed: Vec::new(),
             ahead: VecDeque::new(),
             waited: Duration::ZERO,
             computed: Duration::ZERO,
@@ -116,6 +111,8 @@ impl Cache {
             prefetch_bytes: self.filler.prefetch_bytes,
             waited: self.waited,
             computed: self.computed,
+            checked: self.filler.checked,
+            submitting: self.filler.submitting,
             read_busy: self.filler.read_busy(),
             reads_ahead: self.reads_ahead,
             tiers: None,

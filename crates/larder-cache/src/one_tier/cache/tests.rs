@@ -8,7 +8,7 @@ use larder_store::reader::{Arena, FaultTarget, MemoryReader, ReadFault};
 use proptest::prelude::*;
 
 use super::*;
-use crate::testing::{EXPERTS, LAYERS, NumberedShards, fill_byte, geometry, layout, numbered_reader};
+use crate::testing::{EXPERTS, LAYERS, fill_byte, geometry, layout, numbered_reader, supply};
 
 /// Pass-through slots: fewer than the experts that do not fit.
 const PASS_THROUGH: usize = 2;
@@ -29,7 +29,7 @@ fn cache_as(
     let faults = memory.faults_injected();
     let (_arena, pieces) = Arena::new(shape.total_slots() + PASS_THROUGH, layout().bytes).unwrap();
     let lru = "lru".parse::<EvictionSpec>().unwrap().make(shape, &PolicyInputs::default()).unwrap();
-    (Cache::new(&geometry(), shape, lru, pieces, Box::new(memory), Box::new(NumberedShards::new())), faults)
+    (Cache::new(&geometry(), shape, lru, supply(pieces, memory)), faults)
 }
 
 /// Visits experts and checks that each was handed over once with its own bytes.
@@ -203,7 +203,10 @@ fn an_expert_that_cannot_be_read_ahead_is_an_error_only_when_it_is_wanted() {
     }
     assert!(faults.load(Ordering::Relaxed) > 20);
     visit(&mut cache, 1, &[0, 1, 2, 3, 5]).unwrap();
-    while cache.filler.complete(&mut Duration::default()).is_some() {}
+    let mut reads = vec![];
+    while cache.filler.reads_in_flight() > 0 {
+        cache.filler.complete(&mut Duration::default(), &mut reads);
+    }
     assert!(cache.filler.is_whole(0), "no slot was lost");
 }
 

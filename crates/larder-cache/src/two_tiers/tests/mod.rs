@@ -15,7 +15,7 @@ use larder_store::reader::{Arena, MemoryReader};
 
 use super::*;
 use crate::expert_cache::ExpertCache;
-use crate::testing::{EXPERTS, LAYERS, NumberedShards, fill_byte, geometry, layout, numbered_reader};
+use crate::testing::{EXPERTS, LAYERS, fill_byte, geometry, layout, numbered_reader, supply};
 
 const SLOT: usize = 4096;
 const ROOMY: u64 = 1 << 30;
@@ -49,15 +49,15 @@ impl Fixture {
         prepare: impl FnOnce(MemoryReader) -> MemoryReader,
         equip: impl FnOnce(DeviceDouble) -> D,
     ) -> Result<Self, DeviceError> {
-        let reader = Box::new(prepare(numbered_reader()));
+        let reader = prepare(numbered_reader());
         let (_, memory) = Arena::new(shape.host.total_slots(), SLOT).unwrap();
         let device = DeviceDouble::new(ROOMY, 11);
         let slots = device.slots();
         let device = equip(device);
         let policies =
             policy.parse::<EvictionSpec>().unwrap().make(&shape.policy_shape(), &PolicyInputs::default()).unwrap();
-        let host_tier = HostTier { memory, reader, shards: Box::new(NumberedShards::new()) };
-        let cache = TieredCache::new(&geometry(), shape, policies, host_tier, Box::new(device), measured)?;
+        let host = supply(memory, reader);
+        let cache = TieredCache::new(&geometry(), shape, policies, host, Box::new(device), measured)?;
         Ok(Fixture { cache, slots, takes: [None; 2] })
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Error, Result, bail};
-use larder_cache::Cache;
+use larder_cache::{Cache, SlotSupply};
 use larder_core::{CacheScope, size_down, size_up};
 use larder_edge::{ExpertHost, ExpertSet, Handshake, TlsCredentials, UNUSED_TIMEOUT, WorkerOptions};
 use larder_model::ComputeContext;
@@ -37,12 +37,13 @@ pub fn run(args: &EdgeWorkerArgs) -> Result<()> {
     let policies = args.eviction.make(&shape, &PolicyInputs::default())?;
     let Slots { slots, reader, reader_note, .. } = Slots::new(&store, &shape, PASS_THROUGH_SLOTS, &args.reader)?;
     let geometry = &store.manifest().geometry;
-    let cache = Cache::new(geometry, &shape, policies, slots, reader, Box::new(store.clone()));
     eprintln!("{reader_note}");
     let threads = args.threads.unwrap_or_else(larder_runtime::default_threads);
     let compute =
         ComputeContext::new(threads, false).context("compute threads cannot be started; try fewer --threads")?;
-    let host = ExpertHost::new(cache, Arc::new(ComputeContext { exact: args.exact, ..compute }));
+    let compute = Arc::new(ComputeContext { exact: args.exact, ..compute });
+    let supply = SlotSupply { memory: slots, reader, shards: Box::new(store.clone()), threads: compute.clone() };
+    let host = ExpertHost::new(Cache::new(geometry, &shape, policies, supply), compute);
     if tls.is_none() && !address.ip().is_loopback() {
         eprintln!(
             "warning: connections to {address} are neither encrypted nor authenticated; set --cert, --key and --client-ca to \
