@@ -92,7 +92,7 @@ fn measure_one(
     let untouched = slot_bytes.saturating_sub(bytes_of(&|row, e| resident[row][e]));
     let read = limits.ssd.map_or(0.0, |rate| missing_bytes as f64 / rate);
     let clear = missing_bytes.min(untouched) as f64 / limits.clearing;
-    let compute = prompt.time.saturating_sub(prompt.traffic.waited).as_secs_f64();
+    let compute = (prompt.times.products + prompt.times.attention).as_secs_f64();
     let least_load = limits.ssd.map_or(load, |rate| model_resident_bytes(model) / rate);
     Ok(FirstToken {
         load: cold.then_some((load, least_load)),
@@ -178,7 +178,9 @@ impl FirstToken {
         let Totals { tokens, time, traffic, .. } = self.prompt;
         let (slowest, least) = self.limit();
         let of_cache = |text: String| if self.streaming { text } else { "-".into() };
-        let busy = 100.0 * traffic.read_busy.as_secs_f64() / time.max(Duration::from_nanos(1)).as_secs_f64();
+        let share = |part: Duration| {
+            of_cache(format!("{:.1} %", 100.0 * part.as_secs_f64() / time.max(Duration::from_nanos(1)).as_secs_f64()))
+        };
         let [_, (_, clearing), (_, computing)] = self.least;
         vec![
             format!("{tokens} tokens, {}", if self.load.is_some() { "cold" } else { "warm" }),
@@ -192,7 +194,9 @@ impl FirstToken {
             of_cache(print::bytes(traffic.bytes())),
             of_cache(print::bytes(self.missing_bytes)),
             of_cache(read_rate(&self.prompt)),
-            of_cache(format!("{busy:.0} %")),
+            share(traffic.read_busy),
+            share(traffic.checked),
+            share(traffic.submitting),
         ]
     }
 }
@@ -212,6 +216,8 @@ pub fn table(all: &[FirstToken]) -> Vec<Vec<String>> {
         "missing",
         "SSD",
         "SSD busy",
+        "checking",
+        "submitting",
     ];
     let heading = heading.map(str::to_owned).to_vec();
     std::iter::once(heading).chain(all.iter().map(FirstToken::cells)).collect()
@@ -243,6 +249,6 @@ mod tests {
         let json = warm.json();
         assert_eq!((&json["limit"]["bound_by"], &json["seconds_loading"]), (&"reading".into(), &Value::Null));
         assert_eq!(json["prompt"]["cache"]["read_bytes_per_second"], 1e9);
-        assert!(table(&[cold, warm]).iter().all(|row| row.len() == 12));
+        assert!(table(&[cold, warm]).iter().all(|row| row.len() == 14));
     }
 }
