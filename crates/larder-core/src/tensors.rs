@@ -44,8 +44,8 @@ pub trait TensorRows: Send + Sync {
     fn read_row(&self, row: usize, into: &mut [u8]) -> Result<(), TensorsError>;
 }
 
-/// Reads tensors by name; implemented by checkpoints, GGUF files and stores.
-pub trait Tensors {
+/// Reads tensors by name, from several threads at a time; implemented by checkpoints, GGUF files and stores.
+pub trait Tensors: Sync {
     /// The tensor called `name`, or `None` if there is none. Costs no I/O.
     fn meta(&self, name: &str) -> Option<&TensorMeta>;
 

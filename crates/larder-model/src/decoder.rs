@@ -1,6 +1,7 @@
 //! The forward pass: embedding, layers, final norm, output head, in one step over some tokens of each of several sequences.
 
 use std::sync::Arc;
+use std::thread;
 
 use candle_core::{Device, Tensor};
 use larder_core::{Blueprint, Gate, Geometry, LayerIdx, Rng, Tensors};
@@ -13,6 +14,7 @@ use crate::error::{ModelError, Result};
 use crate::experts::ExpertPath;
 use crate::matrix::with_f32;
 use crate::nn::{Activation, ForwardPass, KvCache, KvPool, Rope, RopeTable, SpanPositions, step_memory};
+use crate::read_ahead::ReadAhead;
 use crate::stack::{Ffn, Stack};
 use crate::step::{LayerStates, Span};
 use crate::tap::{Phase, PhaseClock, Tap};
@@ -57,7 +59,14 @@ impl Decoder {
     /// Builds the model that `config` describes and loads its resident weights from `tensors`. Products and attention
     /// are computed on `compute`.
     pub fn load(config: &Value, tensors: &dyn Tensors, compute: Arc<ComputeContext>) -> Result<Self> {
-        let (_, stack) = build(config, &mut WeightLoader::load(tensors, compute))?;
+        let mut list = WeightLoader::list();
+        build(config, &mut list)?;
+        let requests = list.requested();
+        let ahead = ReadAhead::new(tensors, &requests);
+        let (_, stack) = thread::scope(|scope| {
+            let _reading = ahead.begin(scope);
+            build(config, &mut WeightLoader::load(tensors, &ahead, compute))
+        })?;
         let kv_pool = stack.head.compute().new_kv_pool();
         Ok(Decoder { stack, kv_pool })
     }

@@ -78,6 +78,7 @@ mod expert_workspace;
 mod experts;
 mod matrix;
 mod nn;
+mod read_ahead;
 mod stack;
 mod step;
 mod tap;

@@ -10,6 +10,7 @@ use crate::compute::ComputeContext;
 use crate::embedding::{CachedRows, EmbeddingRows};
 use crate::error::{ModelError, Result};
 use crate::matrix::{Linear, Matrix, PlacedMatrix};
+use crate::read_ahead::ReadAhead;
 
 /// Hands out the resident weights that an architecture requests by name and shape.
 ///
@@ -17,19 +18,25 @@ use crate::matrix::{Linear, Matrix, PlacedMatrix};
 /// and only the list of requests is used.
 pub struct WeightLoader<'a> {
     source: Option<&'a dyn Tensors>,
+    ahead: Option<&'a ReadAhead<'a>>,
     compute: Arc<ComputeContext>,
     requested: Vec<TensorSpec>,
 }
 
 impl<'a> WeightLoader<'a> {
-    /// Loads from `source`; products with the weights are computed on `compute`.
-    pub fn load(source: &'a dyn Tensors, compute: Arc<ComputeContext>) -> Self {
-        WeightLoader { source: Some(source), compute, requested: Vec::new() }
+    /// Loads from `source`, from which `ahead` reads; products with the weights are computed on `compute`.
+    pub fn load(source: &'a dyn Tensors, ahead: &'a ReadAhead<'a>, compute: Arc<ComputeContext>) -> Self {
+        WeightLoader { source: Some(source), ahead: Some(ahead), compute, requested: Vec::new() }
     }
 
     /// Loads nothing and only records requests; see [`requested`](Self::requested).
     pub fn list() -> Self {
-        WeightLoader { source: None, compute: Arc::new(ComputeContext::single_threaded()), requested: Vec::new() }
+        WeightLoader {
+            source: None,
+            ahead: None,
+            compute: Arc::new(ComputeContext::single_threaded()),
+            requested: Vec::new(),
+        }
     }
 
     /// Every tensor asked for so far.
@@ -171,6 +178,9 @@ impl<'a> WeightLoader<'a> {
                 "tensor {name} is stored as {}; f32, f16 or bf16 is needed",
                 meta.kind
             )));
+        }
+        if let Some(read) = self.ahead.and_then(|ahead| ahead.take(name)) {
+            return Ok(Some((meta, read?)));
         }
         let mut bytes = Bytes::zeroed(meta.bytes);
         source.read(name, 0, &mut bytes)?;

@@ -8,8 +8,9 @@ use larder_core::open_regular;
 pub(crate) const WORTHWHILE_BYTES: usize = 256 << 10;
 /// Bytes per read.
 const CHUNK_BYTES: usize = 1 << 20;
-/// Threads that share a long range.
+/// Threads that share a range of [`SHARED_BYTES`] or more; to start them for less costs more than they save.
 const THREADS: usize = 4;
+const SHARED_BYTES: usize = 8 << 20;
 
 thread_local! {
     static CHUNK: RefCell<Option<AlignedBuffer>> = const { RefCell::new(None) };
@@ -27,7 +28,7 @@ impl DirectFile {
 
     /// Fills `into` from byte `offset` on; long ranges by a few threads, because one read at a time leaves an SSD half idle.
     pub fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
-        if into.len() < 2 * WORTHWHILE_BYTES {
+        if into.len() < SHARED_BYTES {
             return self.read_in_turn(offset, into);
         }
         let share = into.len().div_ceil(THREADS).next_multiple_of(WORTHWHILE_BYTES);
@@ -119,12 +120,14 @@ mod tests {
     fn direct_reads_give_the_same_bytes_at_any_offset() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
-        let bytes: Vec<u8> = (0..3 * CHUNK_BYTES + 70_000).map(|i| (i * 7 + i / 251) as u8).collect();
+        let bytes: Vec<u8> = (0..SHARED_BYTES + 3 * CHUNK_BYTES + 70_000).map(|i| (i * 7 + i / 251) as u8).collect();
         std::fs::write(&path, &bytes).unwrap();
         let Some(file) = DirectFile::open(&path) else { return };
         for (from, to) in [
             (0, bytes.len()),
             (1, bytes.len()),
+            (77, SHARED_BYTES + 77),
+            (5, SHARED_BYTES),
             (4095, 4097),
             (5000, CHUNK_BYTES + 5001),
             (8192, 12288),

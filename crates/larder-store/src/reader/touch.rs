@@ -14,9 +14,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Bytes that are touched at a time: some milliseconds, after which the thread can be stopped. Another thread that maps or
-/// unmaps memory waits as long.
-const STEP_BYTES: usize = 8 << 20;
+/// Bytes that are touched at a time: one huge page. Another thread that maps or unmaps memory waits as long, as each that
+/// loads a tensor does several times.
+const STEP_BYTES: usize = 2 << 20;
 /// Bytes by which touching is ahead of the reads, where it is bounded.
 const AHEAD_BYTES: u64 = 256 << 20;
 /// Niceness of a thread that touches memory which nothing waits for.
