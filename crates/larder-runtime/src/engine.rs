@@ -12,6 +12,7 @@ use larder_engine::{Recorder, Routing, Session, StreamingPath};
 use larder_model::{AllResident, ComputeContext, Decoder, KvFormat};
 use larder_policy::eviction::{CacheShape, PolicyInputs};
 use larder_store::Store;
+use larder_store::reader::{Arena, TouchPace};
 use serde_json::Value;
 
 use crate::experts::{AnyExpertPath, EngineExperts};
@@ -69,13 +70,15 @@ impl InferenceEngine {
         let start = Instant::now();
         let decoder = model.decoder(&compute)?;
         let load_time = start.elapsed();
+        // Not before: loading would wait for the thread at every allocation.
+        slots.iter().for_each(|slots| slots.touch_ahead(TouchPace::Background));
         let recorder = options.trace.as_ref().map(|to| new_recorder(to, &decoder, &options)).transpose()?;
         let mut experts = EngineExperts::new(path, recorder, model.notices().clone());
         experts.prepare(&decoder, prefill_tokens)?;
         experts.set_routing_strategy(&options.routing, &decoder, model)?;
         report["routing"] = options.routing.to_string().into();
         if options.compute.mlock {
-            model.notices().send(Notice::Locked(lock::lock(slots)));
+            model.notices().send(Notice::Locked(lock::lock(slots.map_or(0..0, |slots| slots.range()))));
         }
         Ok(InferenceEngine {
             decoder,
@@ -125,7 +128,7 @@ impl InferenceEngine {
         Ok(true)
     }
 
-    /// Replaces the cache by an empty one, and returns the address range of its slots.
+    /// Replaces the cache by an empty one, whose memory is touched from now on, and returns the address range of its slots.
     fn replace_cache(&mut self, model: &OpenModel, slots: usize, scope: CacheScope) -> Result<Range<usize>> {
         let store = require_store(model)?;
         // The old slots are freed before new ones are allocated.
@@ -136,7 +139,8 @@ impl InferenceEngine {
         let StreamingParts { experts, slots, .. } =
             streaming_parts(store, slots, scope, &self.compute, &self.options, &self.policy_inputs)?;
         self.experts.set_path(AnyExpertPath::Streaming(Box::new(experts)));
-        Ok(slots)
+        slots.touch_ahead(TouchPace::Background);
+        Ok(slots.range())
     }
 
     /// Replaces the path to the experts by all experts in memory, regardless of the plan.
@@ -154,8 +158,8 @@ impl InferenceEngine {
 pub(crate) struct EngineParts {
     /// The path to the experts.
     pub path: AnyExpertPath,
-    /// Address range of its slots in main memory.
-    pub slots: Range<usize>,
+    /// The memory of its slots, if it has any.
+    pub slots: Option<Arena>,
     /// Threads and devices that compute.
     pub compute: Arc<ComputeContext>,
     /// The memory plan and the reader, as JSON.
@@ -195,7 +199,7 @@ fn assemble(
                 streaming_parts(store, slots, scope, &compute, options, policy_inputs)?;
             model.notices().send(Notice::Reader(reader_note.clone()));
             report["reader"] = reader_note.into();
-            (with_edge(experts, store, model, options)?, slots)
+            (with_edge(experts, store, model, options)?, Some(slots))
         }
         // With a slot for every expert, the first token need not wait until all are loaded.
         (MemoryPlan::AllResident, Some(store)) if !options.cache.preload => {
@@ -203,11 +207,11 @@ fn assemble(
             let StreamingParts { experts, reader_note, slots } =
                 streaming_parts(store, all, CacheScope::Layer, &compute, options, policy_inputs)?;
             report["reader"] = reader_note.into();
-            (with_edge(experts, store, model, options)?, slots)
+            (with_edge(experts, store, model, options)?, Some(slots))
         }
         #[cfg(feature = "edge")]
         (_, None) if options.uses_edge() => crate::edge::refuse_no_store(model)?,
-        _ => (AnyExpertPath::AllResident(Box::new(model.all_resident(&compute)?)), 0..0),
+        _ => (AnyExpertPath::AllResident(Box::new(model.all_resident(&compute)?)), None),
     };
     let planned_slots = match (&path, plan) {
         (AnyExpertPath::Streaming(_), MemoryPlan::Slots { slots, scope }) => Some((slots, scope)),
@@ -288,8 +292,8 @@ struct StreamingParts {
     experts: StreamingPath,
     /// The reader and how it reads, as text.
     reader_note: String,
-    /// Address range of the slots.
-    slots: Range<usize>,
+    /// The memory of the slots.
+    slots: Arena,
 }
 
 fn streaming_parts(
@@ -302,13 +306,13 @@ fn streaming_parts(
 ) -> Result<StreamingParts> {
     let shape = cache_shape(store, slots, scope, options);
     let policies = options.cache.eviction.make(&shape, policy_inputs)?;
-    let Slots { slots: memory, reader, reader_note, addresses } =
+    let Slots { slots: memory, reader, reader_note, arena } =
         Slots::new(store, &shape, pass_through_slots(&shape), &options.cache.reader)?;
     let geometry = &store.manifest().geometry;
     let supply = SlotSupply { memory, reader, shards: Box::new(store.clone()), threads: compute.clone() };
     let cache = Cache::new(geometry, &shape, policies, supply);
     let experts = StreamingPath::new(Routing::default(), cache, compute.clone(), options.cache.prefetch);
-    Ok(StreamingParts { experts, reader_note, slots: addresses })
+    Ok(StreamingParts { experts, reader_note, slots: arena })
 }
 
 /// The path through slots, with edge workers if the options name a topology.

@@ -1,12 +1,11 @@
 //! Slots for the experts of a store, with a reader that fills them.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use larder_core::{CacheScope, format_bytes};
 use larder_policy::eviction::CacheShape;
-use larder_store::reader::{Arena, Reader, ReaderSpec, Slot, TouchPace};
+use larder_store::reader::{Arena, Reader, ReaderSpec, Slot};
 use larder_store::{ExpertSource, Store};
 
 use crate::options::Setting;
@@ -19,13 +18,13 @@ pub struct Slots {
     pub reader: Box<dyn Reader>,
     /// The reader and how it reads, as text.
     pub reader_note: String,
-    /// Address range of the slots.
-    pub addresses: Range<usize>,
+    /// The memory of the slots.
+    pub arena: Arena,
 }
 
 impl Slots {
     /// Allocates the slots of a cache of this shape, then `pass_through` slots for any expert, and opens the reader. Their
-    /// memory, which the plan counts, is touched in the background from now on.
+    /// memory, which the plan counts, is touched when they are first used, or ahead of that by [`Arena::touch_ahead`].
     pub fn new(store: &Arc<Store>, shape: &CacheShape, pass_through: usize, reader: &ReaderSpec) -> Result<Self> {
         Self::of_sizes(store, &sizes(store, shape, pass_through), reader)
     }
@@ -47,8 +46,7 @@ impl Slots {
         })?;
         let files = Arc::new(store.shard_files()?);
         let (reader, reader_note) = reader.open(&files, &arena)?;
-        arena.touch_ahead(TouchPace::Background);
-        Ok(Slots { slots, reader, reader_note, addresses: arena.range() })
+        Ok(Slots { slots, reader, reader_note, arena })
     }
 }
 

@@ -65,7 +65,7 @@ pub(crate) fn assemble(
     let geometry = &store.manifest().geometry;
     let shape = TierShape::new(geometry, scope, device_slots, host_slots, pass_through);
     let policies = options.cache.eviction.make(&shape.policy_shape(), policy_inputs)?;
-    let Slots { slots, reader, reader_note, addresses } =
+    let Slots { slots, reader, reader_note, arena } =
         Slots::for_any_expert(store, shape.host.total_slots(), &options.cache.reader)?;
     model.notices().send(Notice::Reader(reader_note.clone()));
     report["reader"] = reader_note.into();
@@ -96,7 +96,7 @@ pub(crate) fn assemble(
     let gpu = Some(OnGpu { resident_bytes: vram.resident_bytes, throughput });
     Ok(EngineParts {
         path: AnyExpertPath::Tiered { tiered: Box::new(tiered), how },
-        slots: addresses,
+        slots: Some(arena),
         compute,
         report,
         memory,

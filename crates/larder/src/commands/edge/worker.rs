@@ -12,6 +12,7 @@ use larder_policy::eviction::{CacheShape, PolicyInputs};
 use larder_runtime::edge::{self, LoadedPlacement};
 use larder_runtime::machine::memory;
 use larder_runtime::{Slots, model_name};
+use larder_store::reader::TouchPace;
 use larder_store::{Source, Store};
 
 use crate::cli::edge_worker::EdgeWorkerArgs;
@@ -35,7 +36,8 @@ pub fn run(args: &EdgeWorkerArgs) -> Result<()> {
     let held = held(args, &store, &handshake)?;
     let shape = shape(args, &store, &held)?;
     let policies = args.eviction.make(&shape, &PolicyInputs::default())?;
-    let Slots { slots, reader, reader_note, .. } = Slots::new(&store, &shape, PASS_THROUGH_SLOTS, &args.reader)?;
+    let Slots { slots, reader, reader_note, arena } = Slots::new(&store, &shape, PASS_THROUGH_SLOTS, &args.reader)?;
+    arena.touch_ahead(TouchPace::Background);
     let geometry = &store.manifest().geometry;
     eprintln!("{reader_note}");
     let threads = args.threads.unwrap_or_else(larder_runtime::default_threads);
