@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use crate::error::{ModelError, Result};
 
 /// Keys without effect on the result of inference: training, sampling defaults, bookkeeping, and keys of the hub.
-const NEUTRAL_KEYS: &[&str] = &[
+pub const NEUTRAL_KEYS: &[&str] = &[
     "_attn_implementation",
     "_attn_implementation_autoset",
     "_commit_hash",
@@ -41,6 +41,8 @@ const NEUTRAL_KEYS: &[&str] = &[
     "max_length",
     "min_length",
     "model_type",
+    "mtp_num_hidden_layers",
+    "mtp_use_dedicated_embeddings",
     "no_repeat_ngram_size",
     "num_beam_groups",
     "num_beams",

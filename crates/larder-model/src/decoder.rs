@@ -18,6 +18,7 @@ use crate::read_ahead::ReadAhead;
 use crate::stack::{Ffn, Stack};
 use crate::step::{LayerStates, Span};
 use crate::tap::{Phase, PhaseClock, Tap};
+use crate::text_config::text_config;
 use crate::weights::WeightLoader;
 
 /// A model that has been built from its config, with its resident weights.
@@ -44,7 +45,8 @@ pub fn blueprint(config: &Value) -> Result<Blueprint> {
 }
 
 fn build(config: &Value, weights: &mut WeightLoader) -> Result<(&'static str, Stack)> {
-    let mut c = Config::new(config)?;
+    let config = text_config(config)?;
+    let mut c = Config::new(&config)?;
     let name = c.opt_text("model_type")?.ok_or_else(|| config_error("model_type is missing"))?;
     let arch = arch::find(name)?;
     let mut stack = (arch.build)(&mut c, weights)?;

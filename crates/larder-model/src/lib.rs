@@ -82,6 +82,7 @@ mod read_ahead;
 mod stack;
 mod step;
 mod tap;
+mod text_config;
 mod weights;
 
 pub use all_resident::AllResident;

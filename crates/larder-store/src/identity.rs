@@ -10,7 +10,7 @@ use crate::{
     file::ReadAt,
     parallel::parallel,
     safetensors::SafetensorsHeader,
-    source::{Source, require_tensor},
+    source::{Source, expert_names, require_tensor},
 };
 
 /// Bytes of a sample.
@@ -48,7 +48,7 @@ fn tensor_samples(source: &dyn Source, name: &str) -> Result<String> {
 
 /// The names of all tensors that the model needs.
 fn used_tensors(source: &dyn Source, blueprint: &Blueprint) -> BTreeSet<String> {
-    let names = source.expert_names().unwrap_or_else(|| blueprint.experts.clone());
+    let names = expert_names(source, blueprint);
     let biases = names.bias.iter().filter(|_| blueprint.geometry.bias).flat_map(PerMatrix::named);
     let slices: Vec<_> = names.matrices.named().chain(biases).map(|(_, slice)| slice).collect();
     let mut used: BTreeSet<String> = blueprint.resident.iter().map(|spec| spec.name.clone()).collect();

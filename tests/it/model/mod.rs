@@ -1,5 +1,6 @@
 //! Models: every architecture against transformers, GGUF files, sequences that go back.
 
+mod forms;
 mod gguf;
 mod golden;
 mod pieces;

@@ -19,9 +19,10 @@ pub struct Bars {
 }
 
 impl Bars {
-    /// The recurrence of qwen3_next adds up more rounding.
+    /// The recurrence of the delta rule adds up more rounding.
     pub fn of(model_type: &str) -> Self {
-        Bars { logits: if model_type == "qwen3_next" { 5e-3 } else { 1e-3 }, weights: 1e-4 }
+        let recurrent = ["qwen3_next", "qwen3_5_moe"].contains(&model_type);
+        Bars { logits: if recurrent { 5e-3 } else { 1e-3 }, weights: 1e-4 }
     }
 }
 

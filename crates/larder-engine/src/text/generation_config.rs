@@ -37,7 +37,8 @@ impl GenerationConfig {
             None => Self::default(),
         };
         let model = Keys { file: MODEL_FILE, json: json_object(MODEL_FILE, config)? };
-        let text = match model.json.get("text_config") {
+        let thinker = model.json.get("thinker_config").and_then(Value::as_object).unwrap_or(&model.json);
+        let text = match thinker.get("text_config") {
             Some(Value::Object(text)) => Keys { file: MODEL_FILE, json: text.clone() },
             _ => Keys { file: MODEL_FILE, json: Map::new() },
         };

@@ -5,7 +5,7 @@
 //! addition.
 
 use crate::config::{Config, config_error};
-use crate::error::Result;
+use crate::error::{ModelError, Result};
 use crate::stack::Stack;
 use crate::weights::WeightLoader;
 
@@ -50,6 +50,9 @@ const ARCHS: &[Arch] = &[
     Arch { model_type: "qwen3_next", build: qwen3_next::build },
 ];
 
+/// Other values of `model_type`, each with the architecture that it is: names of the text part of multimodal models.
+const ALIASES: &[(&str, &str)] = &[("kimi_k2", "deepseek_v3")];
+
 /// The `model_type` of every supported architecture.
 pub fn model_types() -> impl Iterator<Item = &'static str> {
     ARCHS.iter().map(|a| a.model_type)
@@ -57,8 +60,57 @@ pub fn model_types() -> impl Iterator<Item = &'static str> {
 
 /// The architecture of a `model_type`.
 pub fn find(model_type: &str) -> Result<&'static Arch> {
-    ARCHS.iter().find(|a| a.model_type == model_type).ok_or_else(|| {
-        let known: Vec<_> = model_types().collect();
-        config_error(format!("model_type '{model_type}' is not supported; supported are {}", known.join(", ")))
-    })
+    let alias = ALIASES.iter().find(|(alias, _)| *alias == model_type);
+    let own = alias.map_or(model_type, |(_, own)| own);
+    ARCHS.iter().find(|a| a.model_type == own).ok_or_else(|| unknown(model_type))
+}
+
+fn unknown(model_type: &str) -> ModelError {
+    let known: Vec<_> = model_types().collect();
+    let aliases = ALIASES.iter().map(|(alias, _)| *alias);
+    let nearest = known.iter().copied().chain(aliases).min_by_key(|name| edits(model_type, name));
+    let nearest = nearest.expect("there are architectures");
+    let known = known.join(", ");
+    let shown: String = model_type.chars().take(NAME_CHARS_MAX).collect();
+    config_error(format!("model_type '{shown}' is not supported; the nearest name is {nearest}; supported are {known}"))
+}
+
+/// Characters of a name that are compared and shown.
+const NAME_CHARS_MAX: usize = 60;
+
+/// The number of characters to insert, delete or replace to make one name of the other.
+fn edits(a: &str, b: &str) -> usize {
+    let mut row: Vec<usize> = (0..=b.chars().count()).collect();
+    for (i, x) in a.chars().take(NAME_CHARS_MAX).enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
+        for (j, y) in b.chars().enumerate() {
+            let replaced = diagonal + usize::from(x != y);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
+        }
+    }
+    row[b.chars().count()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_type_is_refused_with_the_nearest_known_one() {
+        let refusal = |name: &str| find(name).err().expect("refused").to_string();
+        let message = refusal("qwen3moe");
+        assert!(message.contains("'qwen3moe' is not supported; the nearest name is qwen3_moe; supported"), "{message}");
+        assert!(message.contains("deepseek_v2, deepseek_v3,"), "{message}");
+        assert!(refusal(&"x".repeat(1 << 20)).len() < 1000);
+        assert_eq!((edits("", "abc"), edits("abc", ""), edits("abcd", "xbd")), (3, 3, 2));
+    }
+
+    #[test]
+    fn aliases_name_architectures() {
+        for (alias, own) in ALIASES {
+            assert_eq!(find(alias).unwrap().model_type, *own);
+            assert!(model_types().all(|known| known != *alias));
+        }
+    }
 }

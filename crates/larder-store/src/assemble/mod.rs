@@ -9,7 +9,7 @@ use larder_core::{
 use crate::{
     error::{Result, StoreError, StoreErrorKind},
     expert_source::ExpertSource,
-    source::Source,
+    source::{Source, expert_names},
     tensor_slice::{AssemblyBuffers, ExpertRef, LocatedSlice, PartShape, choose_format},
 };
 
@@ -30,7 +30,7 @@ impl<'a> Assembler<'a> {
     /// the experts; `None` keeps that of the source.
     pub fn new(source: &'a dyn Source, blueprint: &Blueprint, wanted: Option<NumberFormat>) -> Result<Self> {
         let geometry = blueprint.geometry.clone();
-        let names = source.expert_names().unwrap_or_else(|| blueprint.experts.clone());
+        let names = expert_names(source, blueprint);
         if geometry.experts == 0 || geometry.experts > MAX_EXPERTS {
             let what = format!("has {} experts per layer; 1 to {MAX_EXPERTS} are supported", geometry.experts);
             return Err(StoreError::new(StoreErrorKind::Unsupported, source.path(), what));

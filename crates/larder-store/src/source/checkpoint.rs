@@ -15,7 +15,10 @@ use crate::{
     file::{ReadAt, read_small},
     safetensors::{SafetensorsHeader, TensorEntry, kind_of},
     shard::checksum_of,
-    source::{IncomingFiles, SIDECAR_LIMIT, SIDECARS, Source, SourceFile, prediction_note},
+    source::{
+        IncomingFiles, SIDECAR_LIMIT, SIDECARS, Source, SourceFile, prediction_note,
+        text_names::{TextNames, is_of_other_inputs, other_inputs_note},
+    },
 };
 
 const CONFIG_LIMIT: u64 = 16 << 20;
@@ -31,6 +34,7 @@ pub struct Checkpoint {
     incoming: Option<Box<dyn IncomingFiles>>,
     /// Digest of the checksums of the files that are being downloaded.
     published: Option<String>,
+    /// By their names in a model of text.
     tensors: BTreeMap<String, TensorLocation>,
     fingerprint: u64,
 }
@@ -45,6 +49,8 @@ enum WeightFile {
 /// File and offset of a tensor.
 struct TensorLocation {
     file: usize,
+    /// Its name in the file.
+    name: String,
     stored: TensorEntry,
     /// Format and shape, or the name of a dtype that is not supported.
     meta: Result<TensorMeta, String>,
@@ -97,9 +103,23 @@ impl Checkpoint {
             None if checkpoint.incoming.is_some() => checkpoint.add_file(SINGLE, &mut fingerprint, |_| true)?,
             None => checkpoint.add_file(&single_file(&checkpoint.path)?, &mut fingerprint, |_| true)?,
         }
+        checkpoint.take_usual_names()?;
         checkpoint.fingerprint = fingerprint.finish();
         checkpoint.published = checkpoint.incoming.as_deref().map(|i| published(&checkpoint.files, i)).transpose()?;
         Ok(checkpoint)
+    }
+
+    /// Gives the tensors of a multimodal model's text decoder the names that they have in a model of text.
+    fn take_usual_names(&mut self) -> Result<()> {
+        let Some(names) = TextNames::of(self.tensors.keys().map(String::as_str)) else { return Ok(()) };
+        for (stored, location) in std::mem::take(&mut self.tensors) {
+            let usual = names.usual(&stored);
+            if let Some(other) = self.tensors.insert(usual, location) {
+                let what = format!("has the tensors '{}' and '{stored}', which are the same one", other.name);
+                return Err(StoreError::malformed(&self.path, what));
+            }
+        }
+        Ok(())
     }
 
     fn add_indexed(&mut self, map: &BTreeMap<String, String>, fingerprint: &mut XxHash3_64) -> Result<()> {
@@ -142,7 +162,8 @@ impl Checkpoint {
                     shape: entry.shape.clone(),
                     bytes: entry.bytes,
                 });
-                self.tensors.insert(tensor, TensorLocation { file: self.files.len(), stored: entry, meta });
+                let location = TensorLocation { file: self.files.len(), name: tensor.clone(), stored: entry, meta };
+                self.tensors.insert(tensor, location);
             }
         }
         self.files.push(file);
@@ -204,8 +225,10 @@ impl Source for Checkpoint {
     }
 
     fn notes(&self) -> Vec<String> {
-        let layers = self.config["num_hidden_layers"].as_u64().unwrap_or(u64::MAX);
-        prediction_note(self.tensors.keys().filter(|name| is_prediction(name, layers)).count()).into_iter().collect()
+        let layers = text_value(&self.config, "num_hidden_layers").as_u64().unwrap_or(u64::MAX);
+        let count = |wanted: &dyn Fn(&str) -> bool| self.tensors.keys().filter(|name| wanted(name)).count();
+        let other_inputs = other_inputs_note(count(&is_of_other_inputs));
+        other_inputs.into_iter().chain(prediction_note(count(&|name| is_prediction(name, layers)))).collect()
     }
 
     fn path(&self) -> &Path {
@@ -222,8 +245,9 @@ impl Source for Checkpoint {
     }
 
     fn samples(&self, name: &str) -> Result<Option<String>> {
-        match (&self.files[self.location(name)?.file], &self.incoming) {
-            (WeightFile::Incoming(file), Some(incoming)) => incoming.sampled(&file.name, name).map(Some),
+        let location = self.location(name)?;
+        match (&self.files[location.file], &self.incoming) {
+            (WeightFile::Incoming(file), Some(incoming)) => incoming.sampled(&file.name, &location.name).map(Some),
             _ => Ok(None),
         }
     }
@@ -264,6 +288,12 @@ impl WeightFile {
             WeightFile::Incoming(file) => file.clone(),
         }
     }
+}
+
+/// The value of a key in the part of a config that describes the text decoder, which may be the whole.
+pub(super) fn text_value<'a>(config: &'a Value, key: &str) -> &'a Value {
+    let nests = [&config["thinker_config"]["text_config"], &config["text_config"], config];
+    nests.into_iter().map(|nest| &nest[key]).find(|value| !value.is_null()).unwrap_or(&Value::Null)
 }
 
 /// Whether a tensor belongs to a block for multi-token prediction: `mtp.…`, or a layer behind the last of `layers`.

@@ -10,10 +10,13 @@ use crate::{
 };
 
 mod checkpoint;
+mod expert_names;
 mod gguf;
 mod quantised;
+mod text_names;
 
 pub use checkpoint::{Checkpoint, is_bare_file_name};
+pub(crate) use expert_names::expert_names;
 pub use gguf::Gguf;
 #[cfg(test)]
 pub(crate) use gguf::GgufBuilder;

@@ -10,7 +10,7 @@ use std::{collections::BTreeMap, ops::Range, path::Path, sync::Arc};
 use larder_core::{ExpertNames, NumberFormat, TensorMeta, Tensors, TensorsError};
 use serde_json::Value;
 
-use super::{Checkpoint, Source, SourceFile};
+use super::{Checkpoint, Source, SourceFile, checkpoint::text_value};
 use crate::{
     error::{Result, StoreError, StoreErrorKind},
     identity::sampled,
@@ -96,8 +96,10 @@ impl PackedTensor {
 
 /// `checkpoint` with plain tensors under plain names, however its config says that they are quantised.
 pub fn plain(checkpoint: Checkpoint) -> Result<Box<dyn Source>> {
-    let quantised = checkpoint.config().get(KEY).filter(|value| !value.is_null() && **value != Value::Bool(false));
-    let Some(quantised) = quantised else { return Ok(Box::new(checkpoint)) };
+    let quantised = text_value(checkpoint.config(), KEY);
+    if quantised.is_null() || *quantised == Value::Bool(false) {
+        return Ok(Box::new(checkpoint));
+    }
     let name = quantised["quant_method"].as_str().unwrap_or_default();
     let method = METHODS.iter().find(|method| method.name == name).ok_or_else(|| {
         let known: Vec<_> = METHODS.iter().map(|method| method.name).collect();
@@ -114,6 +116,15 @@ pub fn plain(checkpoint: Checkpoint) -> Result<Box<dyn Source>> {
         return Err(StoreError::new(StoreErrorKind::Missing, checkpoint.path(), what));
     }
     Ok(Box::new(QuantisedCheckpoint::new(checkpoint, found)))
+}
+
+/// Removes [`KEY`] from a config and from those that are nested in it.
+fn remove_key(config: &mut Value) {
+    let Some(config) = config.as_object_mut() else { return };
+    config.remove(KEY);
+    for nest in ["thinker_config", "text_config"] {
+        config.get_mut(nest).into_iter().for_each(remove_key);
+    }
 }
 
 /// A quantised checkpoint, seen in one of the two ways.
@@ -135,7 +146,7 @@ struct QuantisedModel {
 impl QuantisedCheckpoint {
     fn new(stored: Checkpoint, found: Found) -> Self {
         let mut config = stored.config().clone();
-        config.as_object_mut().map(|config| config.remove(KEY));
+        remove_key(&mut config);
         let parts: std::collections::BTreeSet<&str> =
             found.tensors.values().flat_map(|tensor| tensor.encoding.parts()).collect();
         let others = stored.names().into_iter().filter(|name| !parts.contains(name)).map(str::to_owned);

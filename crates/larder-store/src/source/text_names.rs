@@ -1,0 +1,90 @@
+//! Names of a multimodal checkpoint's tensors: those of its text decoder as in a model of text, and which are of other parts.
+
+/// Prefixes of the text decoder's tensors and of its output head, where they are not `model.` and `lm_head.`.
+const PREFIXES: [(&str, &str); 3] = [
+    ("model.language_model.", "lm_head."),
+    ("language_model.model.", "language_model.lm_head."),
+    ("thinker.model.", "thinker.lm_head."),
+];
+
+/// What the first two parts of a tensor's name contain if it belongs to images, video, speech or other sound.
+const OTHER_PARTS: [&str; 8] = ["visual", "vision", "video", "audio", "projector", "talker", "code2wav", "vit_"];
+
+/// The prefixes under which a checkpoint has its text decoder.
+#[derive(Clone, Copy)]
+pub(super) struct TextNames {
+    layers: &'static str,
+    head: &'static str,
+}
+
+impl TextNames {
+    /// Finds the prefixes of a checkpoint with tensors of these names; `None` if they are the usual ones.
+    pub fn of<'a>(names: impl Iterator<Item = &'a str> + Clone) -> Option<Self> {
+        let has = |start: &str| names.clone().any(|name| name.starts_with(start));
+        if has("model.layers.") {
+            return None;
+        }
+        let found = PREFIXES.into_iter().find(|(layers, _)| has(layers));
+        found.map(|(layers, head)| TextNames { layers, head })
+    }
+
+    /// The name that a model of text has for the tensor `stored`.
+    pub fn usual(&self, stored: &str) -> String {
+        match (stored.strip_prefix(self.layers), stored.strip_prefix(self.head)) {
+            (Some(rest), _) => format!("model.{rest}"),
+            (None, Some(rest)) => format!("lm_head.{rest}"),
+            (None, None) => stored.to_owned(),
+        }
+    }
+}
+
+/// Whether the tensor belongs to images, video, speech or other sound.
+pub(super) fn is_of_other_inputs(name: &str) -> bool {
+    let mut first = name.split('.').take(2);
+    first.any(|part| OTHER_PARTS.iter().any(|other| part.contains(other)))
+}
+
+/// The note about `tensors` tensors of other parts than the text decoder; `None` if there are none.
+pub(super) fn other_inputs_note(tensors: usize) -> Option<String> {
+    match tensors {
+        0 => None,
+        1 => Some("runs as a model of text: a tensor for images, video or audio is not used".into()),
+        n => Some(format!("runs as a model of text: {n} tensors for images, video or audio are not used")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prefixes_are_found_and_replaced() {
+        let usual = |names: [&'static str; 3]| {
+            let found = TextNames::of(names.into_iter());
+            names.map(|name| found.map_or(name.to_owned(), |found| found.usual(name)))
+        };
+        let want = ["model.layers.0.a", "lm_head.weight", "model.visual.a"];
+        assert_eq!(usual(want), want);
+        assert_eq!(usual(["model.language_model.layers.0.a", "lm_head.weight", "model.visual.a"]), want);
+        let nested = ["language_model.model.layers.0.a", "language_model.lm_head.weight", "model.visual.a"];
+        assert_eq!(usual(nested), want);
+        assert_eq!(usual(["thinker.model.layers.0.a", "thinker.lm_head.weight", "model.visual.a"]), want);
+    }
+
+    #[test]
+    fn tensors_of_other_inputs_are_recognised() {
+        for name in [
+            "model.visual.blocks.0.attn.qkv.weight",
+            "vision_tower.a",
+            "mm_projector.proj.0.weight",
+            "thinker.audio_tower.conv1.weight",
+            "talker.model.layers.0.a",
+            "vit_large_projector.weight",
+        ] {
+            assert!(is_of_other_inputs(name), "{name}");
+        }
+        for name in ["model.layers.0.audio.weight", "lm_head.weight", "model.norm.weight", "mtp.layers.0.a"] {
+            assert!(!is_of_other_inputs(name), "{name}");
+        }
+    }
+}
