@@ -45,6 +45,23 @@ CONFIGS = {
         "linear_conv_kernel_dim": 4, "linear_key_head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
         "linear_value_head_dim": 8,
     },
+    "qwen3_5_moe": {
+        **sets.SMALL, "num_hidden_layers": 3, "head_dim": 8, "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "linear_conv_kernel_dim": 4, "linear_key_head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 6,
+        "linear_value_head_dim": 8,
+        "rope_parameters": {"mrope_interleaved": True, "mrope_section": [1, 1, 0], "partial_rotary_factor": 0.5,
+                            "rope_theta": 10000, "rope_type": "default"},
+    },
+    "minimax_m2": {
+        **sets.SMALL, "head_dim": 12, "rotary_dim": 8, "intermediate_size": 24, "num_local_experts": 6,
+        "num_experts_per_tok": 2, "attn_type_list": [1, 1],
+    },
+    "hy_v3": {
+        **sets.SMALL, "num_hidden_layers": 3, "head_dim": 12, "intermediate_size": 40, "moe_intermediate_size": 16,
+        "num_experts": 6, "num_experts_per_tok": 2, "num_shared_experts": 2,
+    },
     "llama4_text": {
         **sets.SMALL, "num_hidden_layers": 4, "head_dim": 12, "intermediate_size": 24, "intermediate_size_mlp": 40,
         "num_local_experts": 5, "num_experts_per_tok": 2, "interleave_moe_layer_step": 2, "attention_chunk_size": 8192,
@@ -53,11 +70,13 @@ CONFIGS = {
                          "original_max_position_embeddings": 32},
     },
 }
-SEEDS = {"phimoe": 300_000, "qwen3_next": 301_000, "llama4_text": 302_000}
+SEEDS = {"phimoe": 300_000, "qwen3_next": 301_000, "llama4_text": 302_000, "qwen3_5_moe": 303_000,
+         "minimax_m2": 304_000, "hy_v3": 305_000}
 
 # Names of architectures where llama.cpp knows another spelling than transformers, and pre-tokenizers of the tiny tokenizers.
 SPELLINGS = {"PhimoeForCausalLM": "PhiMoEForCausalLM"}
-PRE_TOKENIZERS = {"phimoe": "gpt-2", "qwen3_next": "qwen2", "llama4_text": "qwen2", "gpt_oss": "qwen2"}
+PRE_TOKENIZERS = {"phimoe": "gpt-2", "qwen3_next": "qwen2", "llama4_text": "qwen2", "gpt_oss": "qwen2",
+                  "qwen3_5_moe_text": "qwen35", "minimax_m2": "minimax-m2", "hy_v3": "qwen2"}
 
 
 def load_converter(llama):
@@ -78,7 +97,7 @@ def convert(llama, folder, out):
     base.TextModel.get_vocab_base_pre = lambda self, tokenizer: PRE_TOKENIZERS[model_type]
     if model_type == "phimoe":
         model.set_vocab = base.TextModel._set_vocab_gpt2
-    if model_type == "qwen3_next":
+    if model_type in ("qwen3_next", "qwen3_5_moe_text"):
         model.no_mtp = not has_prediction_block(folder)
     types = base.gguf.LlamaFileType
     file_type = {"float32": types.ALL_F32, "bfloat16": types.MOSTLY_BF16}[config["torch_dtype"]]
@@ -100,7 +119,7 @@ def add_tokenizer(folder, model_type):
 
 
 def add_prediction_block(folder):
-    """Adds a block for multi-token prediction to a Qwen3-Next: a copy of layer 1 and the parts around it."""
+    """Adds a block for multi-token prediction to a Qwen3-Next or Qwen3.5: a copy of layer 1 and the parts around it."""
     file = folder / "model.safetensors"
     weights = st.load_file(file)
     layer, hidden = "model.layers.1.", weights["model.norm.weight"].shape[0]
@@ -140,7 +159,7 @@ def main():
             with tempfile.TemporaryDirectory() as scratch:
                 folder = Path(scratch) / name
                 make_golden.build(sets.Spec(name, name, "representable in GGUF", config, seed=SEEDS[name]), folder)
-                if name == "qwen3_next":
+                if name in ("qwen3_next", "qwen3_5_moe"):
                     add_prediction_block(folder)
                 write(args.llama, folder, out / f"tiny-{name.replace('_', '-')}-f32.gguf")
     if "gpt_oss".startswith(args.only):

@@ -41,12 +41,16 @@ pub const NEUTRAL_KEYS: &[&str] = &[
     "max_length",
     "min_length",
     "model_type",
+    "mtp_layer_types",
+    "mtp_mlp_layer_types",
     "mtp_num_hidden_layers",
+    "mtp_transformer_layers",
     "mtp_use_dedicated_embeddings",
     "no_repeat_ngram_size",
     "num_beam_groups",
     "num_beams",
     "num_mtp_layers",
+    "num_mtp_modules",
     "num_nextn_predict_layers",
     "num_return_sequences",
     "output_attentions",
@@ -154,7 +158,8 @@ impl<'a> Config<'a> {
         Ok(self.opt_count(names)?.unwrap_or(default))
     }
 
-    fn opt_count(&mut self, names: &[&str]) -> Result<Option<usize>> {
+    /// A count that may be zero, or `None`.
+    pub fn opt_count(&mut self, names: &[&str]) -> Result<Option<usize>> {
         let Some(v) = self.get(names) else { return Ok(None) };
         match v.as_u64() {
             Some(n) if n <= MAX_SIZE => Ok(Some(n as usize)),

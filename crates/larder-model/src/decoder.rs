@@ -45,7 +45,7 @@ pub fn blueprint(config: &Value) -> Result<Blueprint> {
 }
 
 fn build(config: &Value, weights: &mut WeightLoader) -> Result<(&'static str, Stack)> {
-    let config = text_config(config)?;
+    let config = arch::with_defaults(text_config(config)?);
     let mut c = Config::new(&config)?;
     let name = c.opt_text("model_type")?.ok_or_else(|| config_error("model_type is missing"))?;
     let arch = arch::find(name)?;

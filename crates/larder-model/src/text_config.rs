@@ -19,6 +19,8 @@ const OTHER_KEYS: &[&str] = &[
     "ignore_index",
     "multimodal_projector_bias",
     "position_id_per_seconds",
+    "projection_hidden_size",
+    "projection_layer_norm_eps",
     "projector_bias",
     "projector_hidden_act",
     "spatial_merge_size",

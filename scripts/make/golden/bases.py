@@ -124,6 +124,36 @@ BASES = {
         "decoder_sparse_step": 1, "mlp_only_layers": [], "num_experts": 16, "num_experts_per_tok": 4,
         "norm_topk_prob": True, "router_aux_loss_coef": 0.001,
     }),
+    "qwen3_5_moe": ("Qwen3_5MoeForCausalLM", {
+        "model_type": "qwen3_5_moe_text",
+        "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
+        "moe_intermediate_size": 24, "shared_expert_intermediate_size": 32, "num_experts": 16,
+        "num_experts_per_tok": 4, "max_position_embeddings": 262144, "rms_norm_eps": 1e-6, "attention_bias": False,
+        "attn_output_gate": True, "full_attention_interval": 4, "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+        "linear_value_head_dim": 16, "mamba_ssm_dtype": "float32", "mlp_only_layers": [], "mtp_num_hidden_layers": 0,
+        "router_aux_loss_coef": 0.001,
+        "rope_parameters": {"mrope_interleaved": True, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.25,
+                            "rope_theta": 10000000, "rope_type": "default"},
+    }),
+    "minimax_m2": ("MiniMaxM2ForCausalLM", {
+        "hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 6,
+        "num_key_value_heads": 2, "head_dim": 16, "rotary_dim": 8, "max_position_embeddings": 196608,
+        "rms_norm_eps": 1e-6, "rope_theta": 5000000, "num_local_experts": 16, "num_experts_per_tok": 4,
+        "scoring_func": "sigmoid", "use_routing_bias": True, "use_qk_norm": True, "qk_norm_type": "per_layer",
+        "attn_type_list": [1, 1, 1], "mlp_intermediate_size": 96, "num_mtp_modules": 0, "mtp_transformer_layers": 1,
+        "shared_intermediate_size": 0, "router_aux_loss_coef": 0.001, "router_jitter_noise": 0.0,
+        "sliding_window": None,
+    }),
+    "hy_v3": ("HYV3ForCausalLM", {
+        "hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32, "num_hidden_layers": 3,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 24, "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5, "attention_bias": False, "mlp_bias": False, "num_experts": 16,
+        "num_experts_per_tok": 4, "num_shared_experts": 1, "router_scaling_factor": 2.826,
+        "enable_moe_fp32_combine": False, "first_k_dense_replace": 1, "qk_norm": True, "route_norm": True,
+        "moe_router_use_sigmoid": True, "moe_router_enable_expert_bias": True,
+        "rope_parameters": {"rope_theta": 11158840.0, "rope_type": "default"},
+    }),
     "llama4_text": ("Llama4ForCausalLM", {
         "hidden_size": 64, "intermediate_size": 48, "intermediate_size_mlp": 96, "num_hidden_layers": 4,
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 131072,
@@ -133,6 +163,48 @@ BASES = {
         "attention_bias": False, "router_aux_loss_coef": 0.001, "router_jitter_noise": 0.0,
     }),
 }
+
+# Multimodal models, whose text part alone is run: (architecture, keys beside the text config, keys of the text config). Their other parts are as small as transformers allows. make_multimodal.py writes variants; they have no golden model.
+VISION = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "patch_size": 4, "out_hidden_size": 64}
+VL_TEXT = {
+    "vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 24, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 24, "max_position_embeddings": 262144,
+    "rms_norm_eps": 1e-6, "num_experts": 8, "num_experts_per_tok": 3, "decoder_sparse_step": 1, "mlp_only_layers": [],
+    "rope_parameters": {"rope_type": "default", "rope_theta": 5e6, "mrope_section": [4, 4, 4], "mrope_interleaved": True},
+}
+MULTIMODAL = {
+    "qwen3_vl_moe": (
+        "Qwen3VLMoeForConditionalGeneration",
+        {"vision_config": {**VISION, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]}},
+        VL_TEXT,
+    ),
+    "glm4v_moe": (
+        "Glm4vMoeForConditionalGeneration",
+        {"vision_config": {**VISION, "image_size": 16}},
+        {"vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 24,
+         "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 65536,
+         "n_routed_experts": 8, "num_experts_per_tok": 3, "first_k_dense_replace": 1,
+         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1],
+                             "partial_rotary_factor": 0.5}},
+    ),
+    "kimi_k25": (
+        "Kimi_K25ForConditionalGeneration",
+        {"vision_config": {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1,
+                           "pos_emb_height": 4, "pos_emb_width": 4},
+         "tie_word_embeddings": False, "projection_hidden_size": 32},
+        {"model_type": "deepseek_v3", "vocab_size": 320, "hidden_size": 64, "intermediate_size": 96,
+         "moe_intermediate_size": 32, "num_hidden_layers": 3, **MLA, "n_routed_experts": 16, "num_experts_per_tok": 4,
+         "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 2.5},
+    ),
+    "qwen3_omni_moe": (
+        "Qwen3OmniMoeThinkerForConditionalGeneration",
+        {"vision_config": {**VISION, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
+         "audio_config": {"d_model": 32, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 32,
+                          "output_dim": 64, "downsample_hidden_size": 16, "num_mel_bins": 16}},
+        {**VL_TEXT, "norm_topk_prob": False},
+    ),
+}
+
 
 def hub_config(model_type, vocab, ids, overrides, dtype):
     """The contents of config.json. `ids` are bos, eos and pad of the tokenizer."""

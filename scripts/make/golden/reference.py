@@ -41,7 +41,9 @@ class Probe:
         return hook
 
     def keep_router(self, layer):
-        def hook(module, _args, out):
+        def hook(module, args, out):
+            # Some routers are given the bias of the choice, and do not hold it.
+            object.__setattr__(module, "given_bias", args[1] if len(args) > 1 else None)
             if self.config.model_type == "llama4_text":
                 scores, logits = out
                 ids = logits.topk(module.top_k, dim=-1).indices
@@ -77,6 +79,8 @@ def selection_margin(config, router, logits):
 def deciding_values(config, router, logits):
     """The values that the router sorts (or logits of equal order), and the number of experts that rank a group."""
     kind = config.model_type
+    if router.given_bias is not None:
+        return logits.sigmoid() + router.given_bias.double(), 1
     if kind in ("deepseek_v3", "glm4_moe"):
         return logits.sigmoid() + router.e_score_correction_bias.double(), 2
     if kind == "ernie4_5_moe":

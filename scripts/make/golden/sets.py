@@ -141,6 +141,31 @@ GOLDEN_CONFIGS = {
                           "original_max_position_embeddings": 32}},
         {"dtype": "bfloat16"},
     ),
+    "qwen3_5_moe": (
+        "linear attention first and last, one key head for two value heads, 3 taps, attention biases, half rotary, bf16",
+        {**SMALL, "num_hidden_layers": 3, "num_key_value_heads": 1, "head_dim": 8, "moe_intermediate_size": 16,
+         "shared_expert_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2,
+         "layer_types": ["linear_attention", "full_attention", "linear_attention"], "linear_conv_kernel_dim": 3,
+         "linear_key_head_dim": 8, "linear_num_key_heads": 1, "linear_num_value_heads": 2,
+         "linear_value_head_dim": 12, "attention_bias": True,
+         "rope_parameters": {"mrope_interleaved": True, "mrope_section": [1, 1, 0], "partial_rotary_factor": 0.5,
+                             "rope_theta": 10000, "rope_type": "default"}},
+        {"dtype": "bfloat16"},
+    ),
+    "minimax_m2": (
+        "multi-query, tied, 7 experts top-3, 6 of 12 values of a head rotated, bf16 with f32 biases",
+        {**SMALL, "num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 12, "rotary_dim": 6,
+         "intermediate_size": 20, "num_local_experts": 7, "num_experts_per_tok": 3, "attn_type_list": [1, 1],
+         "tie_word_embeddings": True},
+        {"dtype": "bfloat16"},
+    ),
+    "hy_v3": (
+        "two shared experts, attention biases, tied, the middle layer dense, 6 experts top-2, scale 1.5",
+        {**SMALL, "num_hidden_layers": 3, "head_dim": 10, "intermediate_size": 40, "moe_intermediate_size": 16,
+         "num_experts": 6, "num_experts_per_tok": 2, "num_shared_experts": 2, "attention_bias": True,
+         "tie_word_embeddings": True, "router_scaling_factor": 1.5, "mlp_layer_types": ["sparse", "dense", "sparse"]},
+        {},
+    ),
 }
 
 

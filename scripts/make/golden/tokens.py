@@ -92,7 +92,8 @@ FAMILIES = {
 
 FAMILY_OF = {
     "mixtral": "inst", "phimoe": "inst", "deepseek_v2": "inst", "deepseek_v3": "inst", "ernie4_5_moe": "inst",
-    "qwen2_moe": "chatml", "qwen3_moe": "chatml", "qwen3_next": "chatml", "glm4_moe": "chatml", "olmoe": "chatml",
+    "qwen2_moe": "chatml", "qwen3_moe": "chatml", "qwen3_next": "chatml", "qwen3_5_moe": "chatml",
+    "minimax_m2": "chatml", "hy_v3": "chatml", "glm4_moe": "chatml", "olmoe": "chatml",
     "granitemoe": "chatml", "lfm2_moe": "chatml", "gpt_oss": "harmony", "llama4_text": "harmony",
 }
 

@@ -43,7 +43,7 @@ def embedding_std(config):
 
 
 def zero_centred(config, name):
-    return config.model_type == "qwen3_next" and not name.endswith("linear_attn.norm.weight")
+    return config.model_type in ("qwen3_next", "qwen3_5_moe_text") and not name.endswith("linear_attn.norm.weight")
 
 
 def fan_in(config, name, shape):

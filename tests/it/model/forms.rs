@@ -96,9 +96,8 @@ fn multimodal_checkpoints_run_as_models_of_text() {
     let inside = ["model.language_model.", "lm_head."];
     let outside = ["language_model.model.", "language_model.lm_head."];
     let thinker = ["thinker.model.", "thinker.lm_head."];
-    let cases: [([&str; 2], &dyn Fn(Value) -> Value); 5] =
-        [(usual, &text), (inside, &text), (outside, &text), (thinker, &omni), (inside, &|config| config)];
-    for (prefixes, nest) in cases {
+    let nests: [&dyn Fn(Value) -> Value; 5] = [&text, &text, &text, &omni, &|config| config];
+    for (prefixes, nest) in [usual, inside, outside, thinker, inside].into_iter().zip(nests) {
         let dir = tempfile::tempdir().unwrap();
         nested(dir.path(), prefixes, nest);
         check(dir.path(), "config.json");

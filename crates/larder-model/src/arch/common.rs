@@ -264,6 +264,15 @@ pub fn layer_types<'a>(config: &mut Config<'a>, layers: usize, known: &[&str]) -
     }
 }
 
+/// The layers with experts by the config's `mlp_layer_types`, if it has them.
+pub fn mlp_layer_types(config: &mut Config, layers: usize) -> Result<Option<Vec<usize>>> {
+    let Some(types) = config.opt_texts("mlp_layer_types")? else { return Ok(None) };
+    if types.len() != layers || types.iter().any(|kind| !["dense", "sparse"].contains(kind)) {
+        return Err(config_error(format!("mlp_layer_types must be 'dense' or 'sparse' for each of {layers} layers")));
+    }
+    Ok(Some((0..layers).filter(|layer| types[*layer] == "sparse").collect()))
+}
+
 /// The layers with experts, by the config keys of the Qwen family.
 pub fn sparse_layers(config: &mut Config, layers: usize) -> Result<Vec<usize>> {
     let step = config.size_or(&["decoder_sparse_step"], 1)?;

@@ -4,6 +4,10 @@
 //! head of the file shows the shape of one block: `x [tokens, hidden]` flows from top to bottom, `+=` is the residual
 //! addition.
 
+use std::borrow::Cow;
+
+use serde_json::Value;
+
 use crate::config::{Config, config_error};
 use crate::error::{ModelError, Result};
 use crate::stack::Stack;
@@ -16,12 +20,15 @@ mod ernie4_5_moe;
 mod glm4_moe;
 mod gpt_oss;
 mod granitemoe;
+mod hy_v3;
 mod lfm2_moe;
 mod llama4_text;
+mod minimax_m2;
 mod mixtral;
 mod olmoe;
 mod phimoe;
 mod qwen2_moe;
+mod qwen3_5_moe;
 mod qwen3_moe;
 mod qwen3_next;
 
@@ -40,18 +47,43 @@ const ARCHS: &[Arch] = &[
     Arch { model_type: "glm4_moe", build: glm4_moe::build },
     Arch { model_type: "gpt_oss", build: gpt_oss::build },
     Arch { model_type: "granitemoe", build: granitemoe::build },
+    Arch { model_type: "hy_v3", build: hy_v3::build },
     Arch { model_type: "lfm2_moe", build: lfm2_moe::build },
     Arch { model_type: "llama4_text", build: llama4_text::build },
+    Arch { model_type: "minimax_m2", build: minimax_m2::build },
     Arch { model_type: "mixtral", build: mixtral::build },
     Arch { model_type: "olmoe", build: olmoe::build },
     Arch { model_type: "phimoe", build: phimoe::build },
     Arch { model_type: "qwen2_moe", build: qwen2_moe::build },
+    Arch { model_type: "qwen3_5_moe", build: qwen3_5_moe::build },
     Arch { model_type: "qwen3_moe", build: qwen3_moe::build },
     Arch { model_type: "qwen3_next", build: qwen3_next::build },
 ];
 
-/// Other values of `model_type`, each with the architecture that it is: names of the text part of multimodal models.
-const ALIASES: &[(&str, &str)] = &[("kimi_k2", "deepseek_v3")];
+/// Another `model_type` of an architecture: a row of [`ALIASES`].
+struct Alias {
+    model_type: &'static str,
+    /// The `model_type` in [`ARCHS`].
+    of: &'static str,
+    /// Flags that it has where its config does not say.
+    defaults: &'static [(&'static str, bool)],
+    /// Flags that it has whatever its config says.
+    fixed: &'static [(&'static str, bool)],
+}
+
+/// The text parts of multimodal models, and models that differ from an architecture in flags only.
+const ALIASES: &[Alias] = &[
+    Alias { model_type: "glm4v_moe_text", of: "glm4_moe", defaults: &[("attention_bias", true)], fixed: &[] },
+    Alias { model_type: "kimi_k2", of: "deepseek_v3", defaults: &[], fixed: &[] },
+    Alias { model_type: "qwen3_5_moe_text", of: "qwen3_5_moe", defaults: &[], fixed: &[] },
+    Alias { model_type: "qwen3_omni_moe_text", of: "qwen3_moe", defaults: &[("norm_topk_prob", true)], fixed: &[] },
+    Alias {
+        model_type: "qwen3_vl_moe_text",
+        of: "qwen3_moe",
+        defaults: &[],
+        fixed: &[("norm_topk_prob", true), ("use_sliding_window", false)],
+    },
+];
 
 /// The `model_type` of every supported architecture.
 pub fn model_types() -> impl Iterator<Item = &'static str> {
@@ -60,14 +92,29 @@ pub fn model_types() -> impl Iterator<Item = &'static str> {
 
 /// The architecture of a `model_type`.
 pub fn find(model_type: &str) -> Result<&'static Arch> {
-    let alias = ALIASES.iter().find(|(alias, _)| *alias == model_type);
-    let own = alias.map_or(model_type, |(_, own)| own);
+    let own = alias(model_type).map_or(model_type, |alias| alias.of);
     ARCHS.iter().find(|a| a.model_type == own).ok_or_else(|| unknown(model_type))
+}
+
+fn alias(model_type: &str) -> Option<&'static Alias> {
+    ALIASES.iter().find(|alias| alias.model_type == model_type)
+}
+
+/// `config` with the flags in which its `model_type` differs from the architecture that it is.
+pub fn with_defaults(config: Cow<Value>) -> Cow<Value> {
+    let Some(alias) = config["model_type"].as_str().and_then(alias) else { return config };
+    let mut config = config.into_owned();
+    for (key, value) in alias.defaults {
+        let given = &mut config[*key];
+        *given = if given.is_null() { Value::Bool(*value) } else { given.take() };
+    }
+    alias.fixed.iter().for_each(|(key, value)| config[*key] = Value::Bool(*value));
+    Cow::Owned(config)
 }
 
 fn unknown(model_type: &str) -> ModelError {
     let known: Vec<_> = model_types().collect();
-    let aliases = ALIASES.iter().map(|(alias, _)| *alias);
+    let aliases = ALIASES.iter().map(|alias| alias.model_type);
     let nearest = known.iter().copied().chain(aliases).min_by_key(|name| edits(model_type, name));
     let nearest = nearest.expect("there are architectures");
     let known = known.join(", ");
@@ -108,9 +155,19 @@ mod tests {
 
     #[test]
     fn aliases_name_architectures() {
-        for (alias, own) in ALIASES {
-            assert_eq!(find(alias).unwrap().model_type, *own);
-            assert!(model_types().all(|known| known != *alias));
+        for alias in ALIASES {
+            assert_eq!(find(alias.model_type).unwrap().model_type, alias.of);
+            assert!(model_types().all(|known| known != alias.model_type));
         }
+    }
+
+    #[test]
+    fn aliases_have_flags_of_their_own() {
+        let flags = |config: Value| with_defaults(Cow::Owned(config)).into_owned();
+        let omni = serde_json::json!({"model_type": "qwen3_omni_moe_text", "norm_topk_prob": false});
+        assert_eq!(flags(omni.clone()), omni);
+        assert_eq!(flags(serde_json::json!({"model_type": "glm4v_moe_text"}))["attention_bias"], true);
+        let vl = flags(serde_json::json!({"model_type": "qwen3_vl_moe_text", "norm_topk_prob": false}));
+        assert_eq!((&vl["norm_topk_prob"], &vl["use_sliding_window"]), (&Value::Bool(true), &Value::Bool(false)));
     }
 }

@@ -13,31 +13,62 @@ use super::common::{AttentionBias, Basics, Defaults, layer_types, sparse_layers}
 use super::qwen2_moe::with_shared;
 use crate::config::{Config, config_error};
 use crate::error::Result;
-use crate::nn::{Activation, Attention, DeltaShape, GatedDeltaNet, Mixer, Norm, QkNorm, Rope, Rotary};
+use crate::nn::{Activation, Attention, DeltaForm, DeltaShape, GatedDeltaNet, Mixer, Norm, QkNorm, Rope, Rotary};
 use crate::stack::{Ffn, Layer, Stack};
 use crate::weights::WeightLoader;
 
 pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
+    let split = config.flag_or("split_qkvz", false)?;
+    let form = if split { DeltaForm::SplitGates } else { DeltaForm::Grouped };
+    let ffn = |config: &mut Config, layers| {
+        let experts = config.size(&["num_experts", "num_local_experts"])?;
+        let top_k = config.size_or(&["num_experts_per_tok"], 10)?;
+        Ok(FfnParts {
+            gate: Gate::softmax(experts, top_k, config.flag_or("norm_topk_prob", true)?).checked()?,
+            sparse: sparse_layers(config, layers)?,
+            dense_width: config.size_or(&["intermediate_size"], 5632)?,
+            inter: config.size(&["moe_intermediate_size"])?,
+            shared_width: config.size(&["shared_expert_intermediate_size"])?,
+        })
+    };
+    build_with(config, weights, form, ffn)
+}
+
+/// The parts behind the mixers.
+pub struct FfnParts {
+    pub gate: Gate,
+    /// Layers with experts.
+    pub sparse: Vec<usize>,
+    /// Width of the MLP of the other layers.
+    pub dense_width: usize,
+    /// Width of an expert.
+    pub inter: usize,
+    pub shared_width: usize,
+}
+
+/// The architecture, with the form in which the delta rule's products are stored, and the keys of the other parts, which are
+/// read for the number of layers.
+pub fn build_with(
+    config: &mut Config,
+    weights: &mut WeightLoader,
+    form: DeltaForm,
+    ffn: impl FnOnce(&mut Config, usize) -> Result<FfnParts>,
+) -> Result<Stack> {
     let basics = Basics::parse(
         config,
         "rms_norm_eps",
         Defaults { eps: 1e-6, kv_heads: Some(2), head_dim: Some(256), ..Defaults::COMMON },
     )?;
     if basics.act != Activation::Silu {
-        return Err(config_error("hidden_act must be silu for qwen3_next"));
+        return Err(config_error("hidden_act must be silu for this model"));
     }
     let (rope, rotary) = Rope::parse(config, basics.head_dim, 1e4, basics.context, Some(0.25))?;
     let linear = linear_layers(config, basics.layers)?;
-    let delta = delta_shape(config)?;
+    let delta = delta_shape(config, form)?;
     let bias = AttentionBias::all(config.flag_or("attention_bias", false)?);
-    let experts = config.size(&["num_experts", "num_local_experts"])?;
-    let top_k = config.size_or(&["num_experts_per_tok"], 10)?;
-    let gate = Gate::softmax(experts, top_k, config.flag_or("norm_topk_prob", true)?).checked()?;
-    let sparse = sparse_layers(config, basics.layers)?;
-    let dense_width = config.size_or(&["intermediate_size"], 5632)?;
-    let inter = config.size(&["moe_intermediate_size"])?;
-    let shared_width = config.size(&["shared_expert_intermediate_size"])?;
+    let FfnParts { gate, sparse, dense_width, inter, shared_width } = ffn(config, basics.layers)?;
 
+    let (experts, top_k) = (gate.experts, gate.top_k);
     let geometry = basics.geometry(sparse.clone(), experts, top_k, inter)?;
     let names = ExpertNames::separate("model.layers.{l}.mlp.experts", "gate_proj", "up_proj", "down_proj");
     let norm = |weights: &mut WeightLoader| Norm::rms_plus_one(weights, "model.norm", basics.hidden, basics.eps);
@@ -86,14 +117,15 @@ fn attention(
     Ok(Attention { norm, output_gate: true, ..plain })
 }
 
-fn delta_shape(config: &mut Config) -> Result<DeltaShape> {
+fn delta_shape(config: &mut Config, form: DeltaForm) -> Result<DeltaShape> {
     let shape = DeltaShape {
-        k_heads: config.size(&["linear_num_key_heads"])?,
-        v_heads: config.size(&["linear_num_value_heads"])?,
-        k_dim: config.size(&["linear_key_head_dim"])?,
-        v_dim: config.size(&["linear_value_head_dim"])?,
+        k_heads: config.size_or(&["linear_num_key_heads"], 16)?,
+        v_heads: config.size_or(&["linear_num_value_heads"], 32)?,
+        k_dim: config.size_or(&["linear_key_head_dim"], 128)?,
+        v_dim: config.size_or(&["linear_value_head_dim"], 128)?,
         conv: config.size_or(&["linear_conv_kernel_dim"], 4)?,
-        split_qkvz: config.flag_or("split_qkvz", false)?,
+        form,
+        tiled: config.flag_or("tiled_value_heads", false)?,
     };
     if !shape.v_heads.is_multiple_of(shape.k_heads) {
         let DeltaShape { k_heads, v_heads, .. } = shape;

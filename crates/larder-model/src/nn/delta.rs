@@ -23,16 +23,28 @@ pub struct DeltaShape {
     pub v_dim: usize,
     /// Width of the convolution.
     pub conv: usize,
-    /// Whether queries, keys and values are stored apart from the output gates, in the order of the heads, as in GGUF.
-    /// Otherwise one product has them all, grouped by key head.
-    pub split_qkvz: bool,
+    /// How the products of the input are stored.
+    pub form: DeltaForm,
+    /// Value head `h` uses key head `h % k_heads`, as in GGUF, and not `h / (v_heads / k_heads)`.
+    pub tiled: bool,
+}
+
+/// How the products of the input are stored.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DeltaForm {
+    /// One has queries, keys, values and output gates, and another the strengths and decays, both grouped by key head.
+    Grouped,
+    /// As `Grouped`, but the output gates are apart, and they and the others in the order of the heads, as in GGUF.
+    SplitGates,
+    /// As `SplitGates`, with strengths and decays apart too, in the order of the heads.
+    Separate,
 }
 
 /// Gated DeltaNet: a recurrent state `[k_dim, v_dim]` per head, which decays and is corrected with each token.
 pub struct GatedDeltaNet {
     shape: DeltaShape,
     input: Input,
-    ba: Linear, // [2 · v_heads, hidden], grouped by key head
+    rates: Rates,
     conv: CausalConv,
     decay: Vec<f32>,   // [v_heads], e^A_log
     dt_bias: Vec<f32>, // [v_heads]
@@ -49,6 +61,14 @@ enum Input {
     Split { qkv: Linear, z: Linear },
 }
 
+/// The products of the strength of the update and of the decay.
+enum Rates {
+    /// `[2 · v_heads, hidden]`, grouped by key head.
+    Grouped(Linear),
+    /// `[v_heads, hidden]` each.
+    Separate { strength: Linear, decay: Linear },
+}
+
 /// Inputs of the recurrence for one token.
 struct TokenInputs<'a> {
     qkv: &'a [f32],  // queries, keys, values of all heads
@@ -60,19 +80,25 @@ struct TokenInputs<'a> {
 impl GatedDeltaNet {
     /// Loads the tensors below `prefix`.
     pub fn new(weights: &mut WeightLoader, prefix: &str, hidden: usize, shape: DeltaShape, eps: f64) -> Result<Self> {
-        let DeltaShape { k_heads, v_heads, k_dim, v_dim, conv, split_qkvz } = shape;
+        let DeltaShape { k_heads, v_heads, k_dim, v_dim, conv, form, .. } = shape;
         let name = |part: &str| format!("{prefix}.{part}");
         let (keys, values) = (k_heads * k_dim, v_heads * v_dim);
         let decay = weights.vector(&name("A_log"), &[v_heads])?.into_iter().map(f32::exp).collect();
         let mut linear = |part: &str, rows| weights.linear(&name(part), rows, hidden, false);
-        let input = match split_qkvz {
-            true => Input::Split { qkv: linear("in_proj_qkv", 2 * keys + values)?, z: linear("in_proj_z", values)? },
-            false => Input::Grouped(linear("in_proj_qkvz", 2 * keys + 2 * values)?),
+        let input = match form {
+            DeltaForm::Grouped => Input::Grouped(linear("in_proj_qkvz", 2 * keys + 2 * values)?),
+            _ => Input::Split { qkv: linear("in_proj_qkv", 2 * keys + values)?, z: linear("in_proj_z", values)? },
+        };
+        let rates = match form {
+            DeltaForm::Separate => {
+                Rates::Separate { strength: linear("in_proj_b", v_heads)?, decay: linear("in_proj_a", v_heads)? }
+            }
+            _ => Rates::Grouped(linear("in_proj_ba", 2 * v_heads)?),
         };
         Ok(GatedDeltaNet {
             shape,
             input,
-            ba: weights.linear(&name("in_proj_ba"), 2 * v_heads, hidden, false)?,
+            rates,
             conv: CausalConv::new(weights, &name("conv1d"), 2 * keys + values, conv, false)?,
             decay,
             dt_bias: weights.vector(&name("dt_bias"), &[v_heads])?,
@@ -103,9 +129,18 @@ impl GatedDeltaNet {
                 inputs.z = with_f32(&z.forward(x)?, <[f32]>::to_vec)?;
             }
         }
-        with_f32(&self.ba.forward(x)?, |ba| {
-            ba.chunks_exact(2 * v_heads).for_each(|token| self.update_and_decay(token, &mut inputs))
-        })?;
+        match &self.rates {
+            Rates::Grouped(both) => with_f32(&both.forward(x)?, |both| {
+                both.chunks_exact(2 * v_heads).for_each(|token| self.grouped_rates(token, &mut inputs))
+            })?,
+            Rates::Separate { strength, decay } => {
+                let [strength, decay] = Linear::forward_all([strength, decay], x)?;
+                with_f32(&strength, |all| inputs.beta.extend(all.iter().map(|b| sigmoid(*b))))?;
+                with_f32(&decay, |all| {
+                    inputs.g.extend(all.iter().enumerate().map(|(i, a)| self.log_decay(i % v_heads, *a)))
+                })?;
+            }
+        }
         Ok(inputs)
     }
 
@@ -128,15 +163,20 @@ impl GatedDeltaNet {
     }
 
     /// The strength of the update and the decay of each value head, from one token's row, grouped by key head.
-    fn update_and_decay(&self, ba: &[f32], out: &mut Inputs) {
+    fn grouped_rates(&self, ba: &[f32], out: &mut Inputs) {
         let per = self.shape.v_heads / self.shape.k_heads;
         for (head, ba) in ba.chunks_exact(2 * per).enumerate() {
             for (i, (b, a)) in ba[..per].iter().zip(&ba[per..]).enumerate() {
                 let at = head * per + i;
                 out.beta.push(sigmoid(*b));
-                out.g.push(-self.decay[at] * softplus(a + self.dt_bias[at]));
+                out.g.push(self.log_decay(at, *a));
             }
         }
+    }
+
+    /// The logarithm of the decay of value head `head`, from its product.
+    fn log_decay(&self, head: usize, a: f32) -> f32 {
+        -self.decay[head] * softplus(a + self.dt_bias[head])
     }
 
     /// Updates the recurrent state `[v_heads, k_dim, v_dim]` with one token, and reads the output: `out [v_heads,
@@ -146,7 +186,7 @@ impl GatedDeltaNet {
         let (q, rest) = token.qkv.split_at(k_heads * k_dim);
         let (k, v) = rest.split_at(k_heads * k_dim);
         for head in 0..v_heads {
-            let of_key = head / (v_heads / k_heads) * k_dim;
+            let of_key = if self.shape.tiled { head % k_heads } else { head / (v_heads / k_heads) } * k_dim;
             let q = unit(&q[of_key..][..k_dim], 1.0 / (k_dim as f32).sqrt());
             let k = unit(&k[of_key..][..k_dim], 1.0);
             let v = &v[head * v_dim..][..v_dim];

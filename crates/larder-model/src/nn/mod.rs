@@ -19,7 +19,7 @@ mod scratch;
 pub use activation::Activation;
 pub use attention::{Attention, AttentionShape, AttentionTemperature, QkNorm};
 pub use conv::{CausalConv, ShortConv};
-pub use delta::{DeltaShape, GatedDeltaNet};
+pub use delta::{DeltaForm, DeltaShape, GatedDeltaNet};
 pub use kv_cache::{KvCache, KvFormat, LayerKv};
 pub use kv_pool::{KvPool, KvUsage};
 pub use kv_rows::{KvRows, KvView};

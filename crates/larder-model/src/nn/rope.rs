@@ -70,6 +70,9 @@ const SCALING_KEYS: &[&str] = &[
     "low_freq_factor",
     "mscale",
     "mscale_all_dim",
+    // Sections of a head that rotate by the position in a picture; all of them have the same position in text.
+    "mrope_interleaved",
+    "mrope_section",
     "original_max_position_embeddings",
     "short_factor",
     "short_mscale",
@@ -285,7 +288,7 @@ impl Scaling {
         let inner_trained = config.opt_size(&["original_max_position_embeddings"])?;
         let trained = outer_trained.or(inner_trained).unwrap_or(context);
         Ok(match kind {
-            "default" => Scaling::None,
+            "default" | "mrope" => Scaling::None,
             "linear" => Scaling::Linear { factor: factor(config)? },
             "dynamic" => Scaling::Dynamic { factor: factor(config)?, trained: context as f64 },
             "yarn" => Scaling::Yarn(Yarn::parse(config, context, trained as f64)?),

@@ -28,7 +28,7 @@ impl Architecture {
     }
 }
 
-const ARCHITECTURES: [Architecture; 13] = [
+const ARCHITECTURES: &[Architecture] = &[
     Architecture { arch: "llama", outer: OUTER, layer: &[NORMS, ROTATED, OUTPUT, MIXTRAL_ROUTER] },
     Architecture {
         arch: "qwen2moe",
@@ -69,6 +69,17 @@ const ARCHITECTURES: [Architecture; 13] = [
         outer: QWEN3_NEXT_OUTER,
         layer: &[QWEN3_NEXT_NORMS, ATTENTION, OUTPUT, DELTA_RULE, ROUTER, SHARED_EXPERT],
     },
+    Architecture {
+        arch: "qwen35moe",
+        outer: QWEN3_NEXT_OUTER,
+        layer: &[QWEN3_NEXT_NORMS, ATTENTION, OUTPUT, DELTA_RULE, DELTA_RATES, ROUTER, SHARED_EXPERT],
+    },
+    Architecture {
+        arch: "minimax-m2",
+        outer: OUTER,
+        layer: &[NORMS, ATTENTION, OUTPUT, HEAD_NORMS, MIXTRAL_ROUTER, MINIMAX_ROUTER_BIAS],
+    },
+    Architecture { arch: "hy_v3", outer: OUTER, layer: &[NORMS, ATTENTION, OUTPUT, HEAD_NORMS, HY_V3_PARTS, DENSE] },
     Architecture { arch: "llama4", outer: LLAMA4_OUTER, layer: &[NORMS, ATTENTION, OUTPUT, LLAMA4_FFN] },
 ];
 
@@ -174,6 +185,12 @@ const DELTA_RULE: &[Rename] = &[
     ("ssm_out.weight", "linear_attn.out_proj.weight", Same),
 ];
 
+/// The strengths and decays of the delta rule, where they are apart.
+const DELTA_RATES: &[Rename] = &[
+    ("ssm_beta.weight", "linear_attn.in_proj_b.weight", Same),
+    ("ssm_alpha.weight", "linear_attn.in_proj_a.weight", Same),
+];
+
 const ROUTER: &[Rename] = &[("ffn_gate_inp.weight", "mlp.gate.weight", Same)];
 
 const MIXTRAL_ROUTER: &[Rename] = &[("ffn_gate_inp.weight", "block_sparse_moe.gate.weight", Same)];
@@ -187,6 +204,17 @@ const GPT_OSS_PARTS: &[Rename] = &[
 ];
 
 const ROUTER_BIAS: &[Rename] = &[("exp_probs_b.bias", "mlp.gate.e_score_correction_bias", Same)];
+
+const MINIMAX_ROUTER_BIAS: &[Rename] = &[("exp_probs_b.bias", "block_sparse_moe.e_score_correction_bias", Same)];
+
+const HY_V3_PARTS: &[Rename] = &[
+    ("ffn_gate_inp.weight", "mlp.router.gate.weight", Same),
+    ("exp_probs_b", "mlp.expert_bias", Same),
+    ("exp_probs_b.bias", "mlp.expert_bias", Same),
+    ("ffn_gate_shexp.weight", "mlp.shared_mlp.gate_proj.weight", Same),
+    ("ffn_up_shexp.weight", "mlp.shared_mlp.up_proj.weight", Same),
+    ("ffn_down_shexp.weight", "mlp.shared_mlp.down_proj.weight", Same),
+];
 
 const ERNIE_ROUTER_BIAS: &[Rename] = &[("exp_probs_b.bias", "mlp.moe_statics.e_score_correction_bias", AsRow)];
 

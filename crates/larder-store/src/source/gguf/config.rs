@@ -42,6 +42,9 @@ pub(super) fn hub_config(
         "lfm2moe" => lfm2_moe(&hp)?,
         "phimoe" => phimoe(&hp)?,
         "qwen3next" => qwen3_next(&hp)?,
+        "qwen35moe" => qwen35_moe(&hp)?,
+        "minimax-m2" => minimax_m2(&hp)?,
+        "hy_v3" => hy_v3(&hp)?,
         "llama4" => llama4(&hp)?,
         other => return Err(hp.unsupported(format!("has the architecture '{other}', which is not supported"))),
     };
@@ -252,28 +255,84 @@ fn phimoe(hp: &Hyperparameters) -> Result<Keys> {
 }
 
 fn qwen3_next(hp: &Hyperparameters) -> Result<Keys> {
-    let (head_dim, values) = (hp.head_dim()?, hp.uint("ssm.time_step_rank")?);
-    let value_width = hp.uint("ssm.inner_size")?.checked_div(values).filter(|w| *w > 0);
-    let linear = linear_layers(hp)?;
-    let first = linear.iter().position(|linear| *linear).unwrap_or(0);
-    let kind = |linear: &bool| if *linear { "linear_attention" } else { "full_attention" };
+    let first = linear_layers(hp)?.iter().position(|linear| *linear).unwrap_or(0);
     let mut own = hp.qwen("qwen3_next", true)?;
+    own.extend(gated_delta(hp)?);
     own.extend(keys(json!({
-        "head_dim": head_dim,
-        "partial_rotary_factor": hp.uint_or("rope.dimension_count", head_dim)? as f64 / head_dim as f64,
-        "attention_bias": false,
         "use_sliding_window": null,
         "shared_expert_intermediate_size":
             hp.uint_or("expert_shared_feed_forward_length", hp.uint("feed_forward_length")?)?,
-        "layer_types": linear.iter().map(kind).collect::<Vec<_>>(),
+        "split_qkvz": hp.has(&format!("model.layers.{first}.linear_attn.in_proj_qkv.weight")).then_some(true),
+    })));
+    Ok(own)
+}
+
+fn qwen35_moe(hp: &Hyperparameters) -> Result<Keys> {
+    let width = hp.expert_width()?;
+    let mut own = gated_delta(hp)?;
+    own.extend(keys(json!({
+        "model_type": "qwen3_5_moe_text",
+        "num_experts": hp.uint("expert_count")?,
+        "num_experts_per_tok": hp.uint("expert_used_count")?,
+        "moe_intermediate_size": width,
+        "shared_expert_intermediate_size": hp.uint_or("expert_shared_feed_forward_length", width)?,
+        "tiled_value_heads": true,
+    })));
+    Ok(own)
+}
+
+/// The keys of the mixers of Qwen3-Next and its successors.
+fn gated_delta(hp: &Hyperparameters) -> Result<Keys> {
+    let (head_dim, values) = (hp.head_dim()?, hp.uint("ssm.time_step_rank")?);
+    let value_width = hp.uint("ssm.inner_size")?.checked_div(values).filter(|w| *w > 0);
+    let kind = |linear: &bool| if *linear { "linear_attention" } else { "full_attention" };
+    Ok(keys(json!({
+        "head_dim": head_dim,
+        "partial_rotary_factor": hp.uint_or("rope.dimension_count", head_dim)? as f64 / head_dim as f64,
+        "attention_bias": false,
+        "layer_types": linear_layers(hp)?.iter().map(kind).collect::<Vec<_>>(),
         "linear_conv_kernel_dim": hp.uint("ssm.conv_kernel")?,
         "linear_num_key_heads": hp.uint("ssm.group_count")?,
         "linear_key_head_dim": hp.uint("ssm.state_size")?,
         "linear_num_value_heads": values,
         "linear_value_head_dim": hp.metadata.need("ssm.inner_size of whole heads", value_width)?,
-        "split_qkvz": hp.has(&format!("model.layers.{first}.linear_attn.in_proj_qkv.weight")).then_some(true),
-    })));
-    Ok(own)
+    })))
+}
+
+fn minimax_m2(hp: &Hyperparameters) -> Result<Keys> {
+    hp.scores_are(SIGMOID_SCORES)?;
+    let head_dim = hp.head_dim()?;
+    Ok(keys(json!({
+        "model_type": "minimax_m2",
+        "head_dim": head_dim,
+        "rotary_dim": hp.uint_or("rope.dimension_count", head_dim)?,
+        "intermediate_size": hp.expert_width()?,
+        "num_local_experts": hp.uint("expert_count")?,
+        "num_experts_per_tok": hp.uint("expert_used_count")?,
+    })))
+}
+
+fn hy_v3(hp: &Hyperparameters) -> Result<Keys> {
+    hp.scores_are(SIGMOID_SCORES)?;
+    hp.whole_heads_rotate()?;
+    let width = hp.uint("expert_feed_forward_length")?;
+    let shared = hp.uint_or("expert_shared_feed_forward_length", width)?;
+    let shared = shared.checked_div(width).filter(|count| count * width == shared);
+    let dense = |layer| hp.has(&format!("model.layers.{layer}.mlp.gate_proj.weight"));
+    let kind = |layer| if dense(layer) { "dense" } else { "sparse" };
+    Ok(keys(json!({
+        "model_type": "hy_v3",
+        "head_dim": hp.head_dim()?,
+        "intermediate_size": hp.uint("feed_forward_length")?,
+        "moe_intermediate_size": width,
+        "num_shared_experts": hp.metadata.need("shared experts as wide as whole experts", shared)?,
+        "num_experts": hp.uint("expert_count")?,
+        "num_experts_per_tok": hp.uint("expert_used_count")?,
+        "mlp_layer_types": (0..hp.layers()?).map(kind).collect::<Vec<_>>(),
+        "route_norm": hp.flag_or("expert_weights_norm", false)?,
+        "router_scaling_factor": hp.scale()?,
+        "attention_bias": false,
+    })))
 }
 
 /// For each layer, whether it has linear attention.

@@ -38,6 +38,7 @@ const PRE_TOKENIZERS: &[PreTokenizer] = &[
         ..PLAIN
     },
     PreTokenizer { names: &["qwen2"], steps: &[At(ONE_DIGIT)], nfc: true, ..PLAIN },
+    PreTokenizer { names: &["qwen35"], steps: &[At(ONE_DIGIT_AND_MARKS)], nfc: true, ..PLAIN },
     PreTokenizer { names: &["stablelm2", "hunyuan", "deepseek-r1-qwen"], steps: &[At(ONE_DIGIT)], ..PLAIN },
     PreTokenizer {
         names: &["llama-bpe", "llama3", "llama-v3", "falcon3", "lfm2"],
@@ -47,7 +48,7 @@ const PRE_TOKENIZERS: &[PreTokenizer] = &[
         ..PLAIN
     },
     PreTokenizer { names: &["glm4", "chatglm-bpe", "dbrx", "smaug-bpe"], steps: &[At(THREE_DIGITS)], ..PLAIN },
-    PreTokenizer { names: &["gpt-4o", "llama4"], steps: &[At(CASED)], ..PLAIN },
+    PreTokenizer { names: &["gpt-4o", "llama4", "minimax-m2"], steps: &[At(CASED)], ..PLAIN },
     PreTokenizer {
         names: &["deepseek-llm"],
         steps: &[
@@ -100,6 +101,9 @@ const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]
 
 const ONE_DIGIT: &str =
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// [`ONE_DIGIT`] with combining marks as parts of words.
+const ONE_DIGIT_AND_MARKS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 const THREE_DIGITS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 

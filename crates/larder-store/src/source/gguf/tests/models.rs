@@ -165,6 +165,19 @@ fn the_fixtures_have_the_tensors_of_their_architectures() {
         ("tiny-phimoe-f32.gguf", "phimoe", NumberFormat::F32, "model.layers.1.post_attention_layernorm.bias"),
         ("tiny-qwen3-next-f32.gguf", "qwen3_next", NumberFormat::F32, "model.layers.2.linear_attn.in_proj_z.weight"),
         ("tiny-llama4-text-f32.gguf", "llama4_text", NumberFormat::F32, "model.layers.1.feed_forward.router.weight"),
+        (
+            "tiny-qwen3-5-moe-f32.gguf",
+            "qwen3_5_moe_text",
+            NumberFormat::F32,
+            "model.layers.2.linear_attn.in_proj_b.weight",
+        ),
+        (
+            "tiny-minimax-m2-f32.gguf",
+            "minimax_m2",
+            NumberFormat::F32,
+            "model.layers.1.block_sparse_moe.e_score_correction_bias",
+        ),
+        ("tiny-hy-v3-f32.gguf", "hy_v3", NumberFormat::F32, "model.layers.2.mlp.expert_bias"),
         ("tiny-gpt-oss-mxfp4.gguf", "gpt_oss", NumberFormat::Bf16, "model.layers.3.self_attn.sinks"),
     ];
     for (file, model_type, kind, own) in rows {

@@ -1,0 +1,42 @@
+//! Qwen3.5-MoE, also Qwen3.6: Qwen3-Next with the delta rule's products stored apart, and experts in every layer.
+//!
+//! ```text
+//! x += gated_delta_net(rms(x))              linear attention; three of four layers
+//! x += sigmoid(gate) · attention(rms(x))    the others: QK norm per head, RoPE on a quarter of each head, output gate
+//! x += Σ_k weight · expert(y) + sigmoid(gate(y)) · shared(y)      y = rms(x); softmax, top k, renormalised
+//! ```
+
+use larder_core::Gate;
+
+use super::qwen3_next::{FfnParts, build_with};
+use crate::config::{Config, config_error};
+use crate::error::Result;
+use crate::nn::DeltaForm;
+use crate::stack::Stack;
+use crate::weights::WeightLoader;
+
+pub fn build(config: &mut Config, weights: &mut WeightLoader) -> Result<Stack> {
+    if !config.flag_or("attn_output_gate", true)? {
+        return Err(config_error("attn_output_gate must be true for qwen3_5_moe"));
+    }
+    // The reference computes in f32, has experts in every layer and renormalises always, whatever these say.
+    config.ignore(&[
+        "mamba_ssm_dtype",
+        "mlp_only_layers",
+        "decoder_sparse_step",
+        "intermediate_size",
+        "norm_topk_prob",
+    ]);
+    let ffn = |config: &mut Config, layers| {
+        let experts = config.size_or(&["num_experts", "num_local_experts"], 256)?;
+        let top_k = config.size_or(&["num_experts_per_tok"], 8)?;
+        Ok(FfnParts {
+            gate: Gate::softmax(experts, top_k, true).checked()?,
+            sparse: (0..layers).collect(),
+            dense_width: 1, // of no layer
+            inter: config.size_or(&["moe_intermediate_size"], 512)?,
+            shared_width: config.size_or(&["shared_expert_intermediate_size"], 512)?,
+        })
+    };
+    build_with(config, weights, DeltaForm::Separate, ffn)
+}
